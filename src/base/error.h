@@ -1,0 +1,49 @@
+// The three ways a run can end badly. apps/ turns them into exit statuses; libraries only throw.
+#pragma once
+
+#include <fmt/core.h>
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace echelon {
+
+// The request is wrong: the message names the field, the value and what would be legal. Exit status 2.
+struct RequestError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// It failed while running: disk full, damaged file read half-way, out of memory. Exit status 3.
+struct RunError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// A peer was lost, disagreed on a collective, or did not arrive in time. Thrown on every rank. Exit status 3.
+struct CommError : RunError {
+  using RunError::RunError;
+};
+
+// A broken invariant of ours: a bug. Exit status 3.
+struct InvariantError : std::logic_error {
+  using std::logic_error::logic_error;
+};
+
+// Throws RequestError with a formatted message: refuse("--tp {}: {} heads do not divide; legal: {}", ...).
+template <class... Args>
+[[noreturn]] void refuse(fmt::format_string<Args...> form, Args&&... args) {
+  throw RequestError(fmt::format(form, std::forward<Args>(args)...));
+}
+
+// Throws RunError with a formatted message.
+template <class... Args>
+[[noreturn]] void fail(fmt::format_string<Args...> form, Args&&... args) {
+  throw RunError(fmt::format(form, std::forward<Args>(args)...));
+}
+
+// Throws InvariantError when `holds` is false. Cheap enough to stay on in release builds.
+inline void check(bool holds, const char* what) {
+  if (!holds) throw InvariantError(std::string("internal error: ") + what);
+}
+
+}  // namespace echelon

@@ -1,0 +1,69 @@
+#include "base/philox.h"
+
+#include <Random123/philox.h>
+
+#include <cmath>
+#include <numbers>
+
+namespace echelon {
+namespace {
+
+double to_unit(std::uint32_t high, std::uint32_t low) {
+  const std::uint64_t bits = (std::uint64_t{high} << 32 | low) >> 11;
+  return static_cast<double>(bits) * 0x1.0p-53;
+}
+
+std::array<double, 2> normal_pair(const std::array<std::uint32_t, 4>& w) {
+  const double radius = std::sqrt(-2.0 * std::log(1.0 - to_unit(w[0], w[1])));
+  const double angle = 2.0 * std::numbers::pi * to_unit(w[2], w[3]);
+  return {radius * std::cos(angle), radius * std::sin(angle)};
+}
+
+}  // namespace
+
+Philox::Philox(std::uint64_t seed, Stream stream, std::uint64_t substream)
+    : seed_(seed), stream_(static_cast<std::uint32_t>(stream)), substream_(substream) {}
+
+std::array<std::uint32_t, 4> Philox::words(std::uint64_t index) const {
+  // Key = seed; counter = (index, substream). The stream is folded into the seed's high word.
+  const r123::Philox4x32::key_type key{
+      {static_cast<std::uint32_t>(seed_), static_cast<std::uint32_t>(seed_ >> 32) ^ (stream_ * 0x9E3779B9u)}};
+  const r123::Philox4x32::ctr_type counter{
+      {static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(index >> 32),
+       static_cast<std::uint32_t>(substream_), static_cast<std::uint32_t>(substream_ >> 32)}};
+  const auto block = r123::Philox4x32{}(counter, key);
+  return {block[0], block[1], block[2], block[3]};
+}
+
+double Philox::uniform(std::uint64_t index) const {
+  const auto w = words(index);
+  return to_unit(w[0], w[1]);
+}
+
+std::uint64_t Philox::below(std::uint64_t index, std::uint64_t bound) const {
+  const auto w = words(index);
+  const std::uint64_t bits = std::uint64_t{w[0]} << 32 | w[1];
+  __extension__ using Wide = unsigned __int128;
+  return static_cast<std::uint64_t>(static_cast<Wide>(bits) * bound >> 64);
+}
+
+double Philox::normal(std::uint64_t index) const { return normal_pair(words(index / 2))[index % 2]; }
+
+void Philox::fill_normal(std::uint64_t first, std::uint64_t count, double* out) const {
+  std::uint64_t i = 0;
+  if (first % 2 == 1 && count > 0) out[i++] = normal(first);
+  for (; i + 1 < count; i += 2) {
+    const auto pair = normal_pair(words((first + i) / 2));
+    out[i] = pair[0];
+    out[i + 1] = pair[1];
+  }
+  if (i < count) out[i] = normal(first + i);
+}
+
+std::uint64_t name_hash(const char* text) {
+  std::uint64_t hash = 0xcbf29ce484222325ull;
+  for (; *text != '\0'; ++text) hash = (hash ^ static_cast<unsigned char>(*text)) * 0x100000001b3ull;
+  return hash;
+}
+
+}  // namespace echelon

@@ -1,0 +1,36 @@
+#include "base/units.h"
+
+#include <fmt/core.h>
+
+#include <array>
+
+namespace echelon {
+
+std::string format_bytes(double bytes) {
+  static constexpr std::array names{"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  std::size_t unit = 0;
+  while (bytes >= 1024.0 && unit + 1 < names.size()) {
+    bytes /= 1024.0;
+    ++unit;
+  }
+  return unit == 0 ? fmt::format("{:.0f} B", bytes) : fmt::format("{:.2f} {}", bytes, names[unit]);
+}
+
+std::string format_count(double count) {
+  if (count >= 1e12) return fmt::format("{:.2f}T", count / 1e12);
+  if (count >= 1e9) return fmt::format("{:.2f}B", count / 1e9);
+  if (count >= 1e6) return fmt::format("{:.1f}M", count / 1e6);
+  if (count >= 1e4) return fmt::format("{:.1f}K", count / 1e3);
+  return fmt::format("{:.0f}", count);
+}
+
+std::string format_seconds(double seconds) {
+  if (seconds < 0.001) return fmt::format("{:.0f}us", seconds * 1e6);
+  if (seconds < 1.0) return fmt::format("{:.0f}ms", seconds * 1e3);
+  if (seconds < 60.0) return fmt::format("{:.1f}s", seconds);
+  const auto whole = static_cast<std::int64_t>(seconds + 0.5);
+  if (whole < 3600) return fmt::format("{}m{:02}s", whole / 60, whole % 60);
+  return fmt::format("{}h{:02}m", whole / 3600, whole % 3600 / 60);
+}
+
+}  // namespace echelon
