@@ -1,0 +1,36 @@
+// Where a rank's parameters lie in its flat buffers, and how those are cut into gradient buckets. Read by the
+// trainer's parameter store and data parallelism, and by the memory and traffic predictions.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "spec/model_spec.h"
+
+namespace echelon {
+
+// First everything that is cut over tp, group by group (embedding, each block, head), so that what a backward
+// pass has finished lies in one piece; then everything that each tp rank holds whole: few elements, whose
+// gradients need one more sum under sequence parallelism.
+struct FlatLayout {
+  std::vector<std::int64_t> offsets;  // of each parameter, in the order of the groups
+  std::vector<Range> cut_ranges;      // of each group
+  Range whole_range;
+  std::int64_t size() const { return whole_range.end; }
+};
+
+// The parameters in layer groups: embedding, each block, head.
+std::vector<std::vector<ParamSpec>> layer_groups(const ModelSpec& model);
+
+FlatLayout flat_layout(const std::vector<std::vector<ParamSpec>>& groups, int tp, int index);
+
+// Elements that rank `index` of `tp` holds of a parameter.
+std::int64_t local_numel(const ParamSpec& spec, int tp, int index);
+
+// Gradient buckets in the order in which the backward pass completes them (last group first, the whole
+// parameters at the end): each at least `bucket_elements` long, but for the last of the cut ranges and the
+// whole range.
+std::vector<Range> gradient_buckets(const FlatLayout& layout, std::int64_t bucket_elements);
+inline constexpr std::int64_t default_bucket_bytes = std::int64_t{25} << 20;
+
+}  // namespace echelon

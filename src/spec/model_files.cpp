@@ -1,0 +1,222 @@
+// Models as TOML text, the presets among them, and the search for what --model names.
+#ifndef TOML_HEADER_ONLY
+#define TOML_HEADER_ONLY 1
+#endif
+#include <fmt/format.h>
+#include <toml++/toml.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+
+#include "base/error.h"
+#include "spec/embedded.h"
+#include "spec/model_spec.h"
+
+namespace echelon {
+
+namespace {
+
+constexpr const char* toml_keys[] = {"name",         "family",     "num_layers", "hidden",        "num_heads",
+                                     "num_kv_heads", "head_dim",   "mlp_hidden", "vocab",         "max_seq",
+                                     "norm_eps",     "rope_theta", "init_std",   "tied_embedding"};
+
+// Names that the program will know, but does not yet.
+constexpr const char* mixture_of_experts[] = {"mixtral-8x7b", "mixtral-8x22b", "mixtral-tiny", "deepseek-v3",
+                                              "deepseek-tiny"};
+
+std::string shown(const toml::node& node) {
+  std::ostringstream text;
+  text << toml::node_view<const toml::node>(&node);
+  std::string line = text.str();  // a table has several lines
+  std::replace(line.begin(), line.end(), '\n', ' ');
+  return line.size() > 60 ? line.substr(0, 57) + "..." : line;
+}
+
+// Typed access to a flat TOML table; every error names the file, the key, the value and what is legal.
+class Reader {
+ public:
+  Reader(const toml::table& table, const std::string& where) : table_(table), where_(where) {}
+
+  bool has(const char* key) const { return table_.contains(key); }
+
+  std::int64_t integer(const char* key) const {
+    const toml::node& node = required(key);
+    if (!node.is_integer()) wrong(key, node, "a whole number");
+    return node.as_integer()->get();
+  }
+  std::int64_t integer_or(const char* key, std::int64_t otherwise) const {
+    return has(key) ? integer(key) : otherwise;
+  }
+  double real_or(const char* key, double otherwise) const {
+    if (!has(key)) return otherwise;
+    const toml::node& node = required(key);
+    if (node.is_integer()) return static_cast<double>(node.as_integer()->get());
+    if (!node.is_floating_point()) wrong(key, node, "a number");
+    return node.as_floating_point()->get();
+  }
+  bool boolean_or(const char* key, bool otherwise) const {
+    if (!has(key)) return otherwise;
+    const toml::node& node = required(key);
+    if (!node.is_boolean()) wrong(key, node, "true or false");
+    return node.as_boolean()->get();
+  }
+  std::string text(const char* key, const char* legal) const {
+    const toml::node& node = required(key);
+    if (!node.is_string()) wrong(key, node, legal);
+    return node.as_string()->get();
+  }
+
+  void refuse_unknown_keys() const {
+    for (const auto& [key, value] : table_) {
+      const bool known = std::any_of(std::begin(toml_keys), std::end(toml_keys),
+                                     [&k = key](const char* legal) { return k.str() == legal; });
+      if (!known) {
+        refuse("{}: unknown key {} = {}; a model has {}", where_, key.str(), shown(value),
+               fmt::join(toml_keys, ", "));
+      }
+    }
+  }
+
+ private:
+  const toml::node& required(const char* key) const {
+    const toml::node* node = table_.get(key);
+    if (node == nullptr) refuse("{}: the key {} is missing", where_, key);
+    return *node;
+  }
+  [[noreturn]] void wrong(const char* key, const toml::node& node, const char* legal) const {
+    refuse("{}: {} = {} is not legal: give {}", where_, key, shown(node), legal);
+  }
+
+  const toml::table& table_;
+  const std::string& where_;
+};
+
+std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    const auto code = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (code < 0x20 || code == 0x7f) {
+      out += fmt::format("\\u{:04x}", code);
+    } else {
+      out += c;
+    }
+  }
+  return out + '"';
+}
+
+std::string read_text(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (!file.is_open() || file.bad()) refuse("--model {}: the file cannot be read", path.string());
+  return text;
+}
+
+}  // namespace
+
+ModelSpec model_from_toml(const std::string& text, const std::string& where) {
+  toml::table table;
+  try {
+    table = toml::parse(text);
+  } catch (const toml::parse_error& error) {
+    refuse("{}, line {}: not TOML: {}", where, error.source().begin.line, error.description());
+  }
+  const Reader reader(table, where);
+  reader.refuse_unknown_keys();
+  ModelSpec m;
+  m.name = reader.has("name") ? reader.text("name", "a text") : std::filesystem::path(where).stem().string();
+  const char* families = "\"gpt2\" or \"llama\"";
+  const std::string family = reader.text("family", families);
+  if (family != "gpt2" && family != "llama")
+    refuse("{}: family = \"{}\" is not legal: give {}", where, family, families);
+  m.family = family == "gpt2" ? Family::gpt2 : Family::llama;
+  m.num_layers = reader.integer("num_layers");
+  m.hidden = reader.integer("hidden");
+  m.num_heads = reader.integer("num_heads");
+  m.num_kv_heads = reader.integer_or("num_kv_heads", m.num_heads);
+  if (reader.has("head_dim")) {
+    m.head_dim = reader.integer("head_dim");
+  } else if (m.num_heads < 1 || m.hidden % m.num_heads != 0) {
+    refuse("{}: num_heads = {} does not divide hidden = {}; give a divisor, or head_dim", where, m.num_heads,
+           m.hidden);
+  } else {
+    m.head_dim = m.hidden / m.num_heads;
+  }
+  m.mlp_hidden = reader.integer("mlp_hidden");
+  m.vocab = reader.integer("vocab");
+  m.max_seq = reader.integer("max_seq");
+  m.tied_embedding = reader.boolean_or("tied_embedding", m.family == Family::gpt2);
+  m.norm_eps = reader.real_or("norm_eps", m.norm_eps);
+  if (m.family == Family::gpt2 && reader.has("rope_theta")) {
+    refuse("{}: rope_theta is not legal for the gpt2 family, whose positions are learned", where);
+  }
+  m.rope_theta = reader.real_or("rope_theta", m.rope_theta);
+  m.init_std = reader.real_or("init_std", m.init_std);
+  try {
+    validate(m);
+  } catch (const RequestError& error) {
+    refuse("{}: {}", where, error.what());
+  }
+  return m;
+}
+
+std::string to_toml(const ModelSpec& m) {
+  const bool gpt2 = m.family == Family::gpt2;
+  std::string text = fmt::format("name = {}\nfamily = \"{}\"\n", quoted(m.name), gpt2 ? "gpt2" : "llama");
+  const auto line = [&text](const char* key, const auto& value) {
+    text += fmt::format("{} = {}\n", key, value);
+  };
+  line("num_layers", m.num_layers);
+  line("hidden", m.hidden);
+  line("num_heads", m.num_heads);
+  line("num_kv_heads", m.num_kv_heads);
+  line("head_dim", m.head_dim);
+  line("mlp_hidden", m.mlp_hidden);
+  line("vocab", m.vocab);
+  line("max_seq", m.max_seq);
+  line("tied_embedding", m.tied_embedding);
+  line("norm_eps", m.norm_eps);
+  if (!gpt2) line("rope_theta", m.rope_theta);
+  line("init_std", m.init_std);
+  return text;
+}
+
+std::vector<std::string> model_preset_names() {
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < num_embedded_models; ++i) names.emplace_back(embedded_models[i].name);
+  return names;
+}
+
+ModelSpec load_model(const std::string& name_or_path) {
+  for (std::size_t i = 0; i < num_embedded_models; ++i) {
+    const EmbeddedFile& file = embedded_models[i];
+    if (name_or_path == file.name)
+      return model_from_toml(file.text, fmt::format("configs/models/{}.toml", file.name));
+  }
+  for (const char* name : mixture_of_experts) {
+    if (name_or_path == name) refuse("--model {}: mixture-of-experts models are not supported yet", name);
+  }
+  std::error_code error;
+  const std::filesystem::path path(name_or_path);
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  if (std::filesystem::is_directory(status)) {
+    const std::filesystem::path config = path / "config.json";
+    if (!std::filesystem::exists(config, error))
+      refuse("--model {}: the directory has no config.json", name_or_path);
+    return model_from_hugging_face(read_text(config), config.string());
+  }
+  if (std::filesystem::is_regular_file(status)) {
+    const std::string text = read_text(path);
+    return path.extension() == ".json" ? model_from_hugging_face(text, name_or_path)
+                                       : model_from_toml(text, name_or_path);
+  }
+  refuse("--model {}: neither a preset nor a file or directory; the presets are {}", name_or_path,
+         fmt::join(model_preset_names(), ", "));
+}
+
+}  // namespace echelon

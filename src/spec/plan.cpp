@@ -1,0 +1,160 @@
+#include "spec/plan.h"
+
+#include <fmt/format.h>
+#include <toml++/toml.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "base/error.h"
+
+namespace echelon {
+namespace {
+
+// Every tp in 1..heads that divides the heads and fits the key/value heads, as "1, 2, 4".
+std::string legal_tp(const ModelSpec& model) {
+  std::string legal;
+  for (std::int64_t tp = 1; tp <= model.num_heads; ++tp) {
+    const bool kv_fits = model.num_kv_heads % tp == 0 || tp % model.num_kv_heads == 0;
+    if (model.num_heads % tp == 0 && kv_fits) legal += fmt::format("{}{}", legal.empty() ? "" : ", ", tp);
+  }
+  return legal;
+}
+
+void at_least_one(const char* flag, std::int64_t value) {
+  if (value < 1) refuse("{} {}: must be at least 1", flag, value);
+}
+
+}  // namespace
+
+DType parse_dtype(const std::string& text, const std::string& field) {
+  if (text == "f32") return DType::f32;
+  if (text == "f64") return DType::f64;
+  if (text == "bf16")
+    refuse("{} bf16: training in bf16 is not built yet; legal: f32, f64 (reference kernels)", field);
+  refuse("{} {}: no such type; legal: f32, f64 (reference kernels)", field, text);
+}
+
+void validate(const Plan& plan) {
+  validate(plan.model);
+  validate(plan.mesh);
+  const ModelSpec& model = plan.model;
+  at_least_one("--global-batch", plan.global_batch);
+  at_least_one("--micro-batch", plan.micro_batch);
+  at_least_one("--seq-len", plan.seq_len);
+  for (Axis axis : {Axis::pp, Axis::cp})
+    if (plan.mesh.size(axis) > 1)
+      refuse("--{} {}: this axis is not built yet; legal: 1", axis_name(axis), plan.mesh.size(axis));
+  if (plan.mesh.ep > 1) refuse("--ep {}: this axis is not built yet; legal: 1", plan.mesh.ep);
+  const int tp = plan.mesh.size(Axis::tp), dp = plan.mesh.size(Axis::dp);
+  if (model.num_heads % tp != 0)
+    refuse("--tp {}: the {} heads of {} do not divide; legal: {}", tp, model.num_heads, model.name,
+           legal_tp(model));
+  if (model.num_kv_heads % tp != 0 && tp % model.num_kv_heads != 0)
+    refuse("--tp {}: the {} key/value heads of {} neither divide by it nor into it; legal: {}", tp,
+           model.num_kv_heads, model.name, legal_tp(model));
+  if (model.vocab < tp) refuse("--tp {}: {} has a vocabulary of only {}", tp, model.name, model.vocab);
+  if (model.mlp_hidden < tp) refuse("--tp {}: {} has an MLP of only {}", tp, model.name, model.mlp_hidden);
+  if (plan.global_batch < dp)
+    refuse(
+        "--dp {}: the global batch has only {} sequences, so some ranks would have none; legal: --dp up to "
+        "{}, or --global-batch of at least {}",
+        dp, plan.global_batch, plan.global_batch, dp);
+  if (plan.seq_len > model.max_seq)
+    refuse("--seq-len {}: {} has positions for at most {}", plan.seq_len, model.name, model.max_seq);
+  const std::int64_t smallest = plan.global_batch / dp % plan.micro_batch;  // of the last, smaller microbatch
+  const std::int64_t least_rows = (smallest > 0 ? smallest : plan.micro_batch) * plan.seq_len;
+  if (plan.shards_sequence() && least_rows < tp)
+    refuse(
+        "--sp on: a microbatch of {} tokens cannot be cut over --tp {}; use a longer --seq-len or --sp off",
+        least_rows, tp);
+}
+
+Range dp_samples(const Plan& plan, int dp_rank) {
+  return split_range(plan.global_batch, plan.mesh.size(Axis::dp), dp_rank);
+}
+
+std::vector<Range> microbatches(const Plan& plan, int dp_rank) {
+  const Range samples = dp_samples(plan, dp_rank);
+  std::vector<Range> batches;
+  for (std::int64_t begin = samples.begin; begin < samples.end; begin += plan.micro_batch)
+    batches.push_back({begin, std::min(begin + plan.micro_batch, samples.end)});
+  return batches;
+}
+
+std::string to_toml(const Plan& plan) {
+  toml::table mesh;
+  for (Axis axis : all_axes) mesh.insert(axis_name(axis), plan.mesh.size(axis));
+  mesh.insert("ep", plan.mesh.ep);
+  const toml::table table{{"model", toml::parse(to_toml(plan.model))},
+                          {"mesh", mesh},
+                          {"sp", plan.sequence_parallel},
+                          {"global-batch", plan.global_batch},
+                          {"micro-batch", plan.micro_batch},
+                          {"seq-len", plan.seq_len},
+                          {"dtype", dtype_name(plan.dtype)}};
+  std::ostringstream out;
+  out << table << "\n";
+  return out.str();
+}
+
+namespace {
+
+template <class T>
+T value_at(const toml::table& table, const char* key, const std::string& where, T fallback) {
+  const toml::node* node = table.get(key);
+  if (node == nullptr) return fallback;
+  const auto value = node->value_exact<T>();
+  if (!value) refuse("{}: {} has the wrong type", where, key);
+  return *value;
+}
+
+}  // namespace
+
+Plan plan_from_toml(const std::string& text, const std::string& where) {
+  toml::table table;
+  try {
+    table = toml::parse(text);
+  } catch (const toml::parse_error& error) {
+    refuse("{}: line {}: {}", where, error.source().begin.line, error.description());
+  }
+  static constexpr std::array known{"model", "mesh", "sp", "global-batch", "micro-batch", "seq-len", "dtype"};
+  for (const auto& [key, node] : table)
+    if (std::find(known.begin(), known.end(), std::string_view(key.str())) == known.end())
+      refuse("{}: unknown key \"{}\"; legal: {}", where, key.str(), fmt::join(known, ", "));
+  Plan plan;
+  if (const toml::table* model = table["model"].as_table()) {
+    std::ostringstream out;
+    out << *model;
+    plan.model = model_from_toml(out.str(), where + ": [model]");
+  } else {
+    const auto name = value_at<std::string>(table, "model", where, "");
+    if (name.empty()) refuse("{}: model is missing: a table or the name of a preset", where);
+    plan.model = load_model(name);
+  }
+  if (const toml::table* mesh = table["mesh"].as_table()) {
+    for (const auto& [key, node] : *mesh) {
+      const auto size = node.value_exact<std::int64_t>();
+      if (!size || *size < 1 || *size > 1'000'000)
+        refuse("{}: mesh.{} must be a whole number from 1 on", where, key.str());
+      bool found = key.str() == "ep";
+      if (found) plan.mesh.ep = static_cast<int>(*size);
+      for (Axis axis : all_axes)
+        if (key.str() == axis_name(axis)) {
+          plan.mesh.set(axis, static_cast<int>(*size));
+          found = true;
+        }
+      if (!found) refuse("{}: mesh.{} is no axis; legal: pp, dp, cp, tp, ep", where, key.str());
+    }
+  }
+  plan.sequence_parallel = value_at<bool>(table, "sp", where, plan.mesh.size(Axis::tp) > 1);
+  plan.global_batch = value_at<std::int64_t>(table, "global-batch", where, 1);
+  plan.micro_batch = value_at<std::int64_t>(table, "micro-batch", where, 1);
+  plan.seq_len =
+      value_at<std::int64_t>(table, "seq-len", where, std::min<std::int64_t>(plan.model.max_seq, 1024));
+  const auto dtype = value_at<std::string>(table, "dtype", where, "f32");
+  plan.dtype = parse_dtype(dtype, where + ": dtype");
+  return plan;
+}
+
+}  // namespace echelon

@@ -1,0 +1,44 @@
+// What is to be run, as data: model, mesh, batch, precision. `train` and `verify` take it from flags or a
+// TOML file; the memory and traffic predictions and the trainer itself read the same struct.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/split.h"
+#include "spec/dtype.h"
+#include "spec/mesh.h"
+#include "spec/model_spec.h"
+
+namespace echelon {
+
+// Tokens whose logits exist at once in the output layer: large enough for the matrix product, small enough to
+// be little memory.
+inline constexpr std::int64_t logits_chunk_rows = 512;
+
+struct Plan {
+  ModelSpec model;
+  Mesh mesh;
+  bool sequence_parallel = false;  // effective only where tp > 1
+  std::int64_t global_batch = 1;   // sequences of one step, over all data-parallel ranks
+  std::int64_t micro_batch = 1;    // sequences of one microbatch; the last one of a rank may be smaller
+  std::int64_t seq_len = 1;
+  DType dtype = DType::f32;  // f64 runs on the reference kernels
+
+  bool shards_sequence() const { return sequence_parallel && mesh.size(Axis::tp) > 1; }
+};
+
+// Throws RequestError naming the flag, the value and the legal values when this plan cannot be run exactly.
+void validate(const Plan& plan);
+
+// Sequences of the global batch that data-parallel rank `dp_rank` computes: sample numbers [begin, end).
+Range dp_samples(const Plan& plan, int dp_rank);
+
+// Samples of each microbatch of that rank, in order.
+std::vector<Range> microbatches(const Plan& plan, int dp_rank);
+
+Plan plan_from_toml(const std::string& text, const std::string& where);
+std::string to_toml(const Plan& plan);
+
+}  // namespace echelon

@@ -1,0 +1,48 @@
+// Bytes that one rank sends, by mesh axis and verb: predicted by plan/traffic, measured by comm/recording.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+
+#include "spec/mesh.h"
+
+namespace echelon {
+
+enum class Verb { all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send, recv, barrier };
+inline constexpr std::array<Verb, 8> all_verbs{Verb::all_reduce, Verb::all_gather, Verb::reduce_scatter,
+                                               Verb::all_to_all, Verb::broadcast,  Verb::send,
+                                               Verb::recv,       Verb::barrier};
+const char* verb_name(Verb verb);
+
+struct VerbTraffic {
+  std::int64_t calls = 0;
+  std::int64_t bytes = 0;  // sent by this rank
+  bool operator==(const VerbTraffic&) const = default;
+};
+
+struct Traffic {
+  std::array<std::array<VerbTraffic, all_verbs.size()>, all_axes.size()> cells{};
+  VerbTraffic& at(Axis axis, Verb verb) {
+    return cells[static_cast<std::size_t>(axis)][static_cast<std::size_t>(verb)];
+  }
+  const VerbTraffic& at(Axis axis, Verb verb) const {
+    return cells[static_cast<std::size_t>(axis)][static_cast<std::size_t>(verb)];
+  }
+  std::int64_t bytes(Axis axis) const;
+  bool operator==(const Traffic&) const = default;
+};
+
+// Bytes that rank `rank` of a group of n sends, where counts[i] elements belong to rank i (n =
+// counts.size()).
+//   all_gather      own part to n-1 others                      (n-1) counts[rank]
+//   reduce_scatter  each other rank's part of its own buffer    total - counts[rank]
+//   all_reduce      reduce_scatter + all_gather, even cut       2 (n-1)/n of the buffer
+// These are the volumes of the ring algorithms, and the least possible.
+std::int64_t bytes_sent(Verb verb, std::span<const std::int64_t> counts, int rank,
+                        std::int64_t element_bytes);
+
+// The same for an all_reduce of `count` elements over `n` ranks, cut by split_range.
+std::int64_t all_reduce_bytes_sent(std::int64_t count, int n, int rank, std::int64_t element_bytes);
+
+}  // namespace echelon

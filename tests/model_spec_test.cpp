@@ -1,0 +1,428 @@
+#include "spec/model_spec.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "base/error.h"
+
+namespace echelon {
+namespace {
+
+void expect_same(const ModelSpec& a, const ModelSpec& b) {
+  EXPECT_EQ(a.name, b.name);
+  EXPECT_EQ(a.family, b.family);
+  EXPECT_EQ(a.num_layers, b.num_layers);
+  EXPECT_EQ(a.hidden, b.hidden);
+  EXPECT_EQ(a.num_heads, b.num_heads);
+  EXPECT_EQ(a.num_kv_heads, b.num_kv_heads);
+  EXPECT_EQ(a.head_dim, b.head_dim);
+  EXPECT_EQ(a.mlp_hidden, b.mlp_hidden);
+  EXPECT_EQ(a.vocab, b.vocab);
+  EXPECT_EQ(a.max_seq, b.max_seq);
+  EXPECT_EQ(a.tied_embedding, b.tied_embedding);
+  EXPECT_EQ(a.norm_eps, b.norm_eps);
+  EXPECT_EQ(a.rope_theta, b.rope_theta);
+  EXPECT_EQ(a.init_std, b.init_std);
+}
+
+// The refusal must be one line that has all the given words.
+template <class Act>
+void expect_refusal(const Act& act, const std::vector<std::string>& words) {
+  try {
+    act();
+  } catch (const RequestError& error) {
+    const std::string message = error.what();
+    for (const std::string& word : words)
+      EXPECT_NE(message.find(word), std::string::npos) << word << " in: " << message;
+    EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+    return;
+  }
+  ADD_FAILURE() << "not refused: " << (words.empty() ? "" : words[0]);
+}
+
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+  const auto at = text.find(from);
+  EXPECT_NE(at, std::string::npos) << from;
+  return text.replace(at, from.size(), to);
+}
+
+TEST(ModelSpec, PublishedCountsAreExact) {
+  const std::map<std::string, std::int64_t> published{
+      {"gpt2-124m", 124439808},       {"gpt2-350m", 354823168},    {"gpt2-774m", 774030080},
+      {"gpt2-1.5b", 1557611200},      {"llama-2-7b", 6738415616},  {"llama-2-13b", 13015864320},
+      {"llama-2-70b", 68976648192},   {"llama-3-8b", 8030261248},  {"llama-3-70b", 70553706496},
+      {"llama-3-405b", 405853388800}, {"gpt3-175b", 174604259328}, {"gpt2-tiny", 578624},
+      {"llama-tiny", 402624},         {"llama-42m", 58073600}};
+  std::set<std::string> names;
+  for (const std::string& name : model_preset_names()) names.insert(name);
+  for (const auto& [name, count] : published) {
+    EXPECT_EQ(num_parameters(load_model(name)), count) << name;
+    EXPECT_TRUE(names.contains(name)) << name;
+  }
+}
+
+TEST(ModelSpec, TinyModelsAreAsDocumented) {
+  const ModelSpec gpt2 = load_model("gpt2-tiny"), llama = load_model("llama-tiny");
+  EXPECT_EQ(gpt2.family, Family::gpt2);
+  EXPECT_EQ(gpt2.vocab, 257);
+  EXPECT_EQ(gpt2.num_layers, 6);
+  EXPECT_EQ(gpt2.hidden, 64);
+  EXPECT_EQ(gpt2.num_heads, 4);
+  EXPECT_EQ(gpt2.max_seq, 4096);
+  EXPECT_EQ(llama.family, Family::llama);
+  EXPECT_EQ(llama.num_layers, 8);
+  EXPECT_EQ(llama.num_kv_heads, 2);
+  EXPECT_EQ(llama.head_dim, 16);
+  EXPECT_EQ(llama.mlp_hidden, 176);
+  EXPECT_FALSE(llama.tied_embedding);
+}
+
+TEST(ModelSpec, ParametersOfEveryPresetAreConsistent) {
+  for (const std::string& preset : model_preset_names()) {
+    const ModelSpec m = load_model(preset);
+    EXPECT_EQ(m.name, preset);
+    std::int64_t sum = 0, multiplying = 0;
+    std::set<std::string> names;
+    for (const ParamSpec& p : all_parameters(m)) {
+      EXPECT_TRUE(names.insert(p.name).second) << p.name;
+      sum += p.numel();
+      if (p.multiplies) multiplying += p.numel();
+      const bool vector = p.shape.size() == 1;
+      EXPECT_EQ(p.decay, !vector) << p.name;
+      EXPECT_EQ(p.init != Init::normal, vector) << p.name;
+      EXPECT_TRUE(p.init != Init::ones || p.name.ends_with("weight")) << p.name;
+      EXPECT_FALSE(vector && p.multiplies) << p.name;
+      if (p.shard_dim < 0) {
+        EXPECT_TRUE(p.pieces.empty());
+        EXPECT_TRUE(p.rows_are_sequence_sharded) << p.name;
+        continue;
+      }
+      EXPECT_FALSE(p.rows_are_sequence_sharded) << p.name;
+      std::int64_t length = 0;
+      for (const Piece& piece : p.pieces) {
+        length += piece.length;
+        EXPECT_EQ(piece.length % piece.unit, 0) << p.name;
+      }
+      EXPECT_EQ(length, p.shape[static_cast<std::size_t>(p.shard_dim)]) << p.name;
+    }
+    EXPECT_EQ(sum, num_parameters(m));
+    EXPECT_EQ(multiplying, num_multiplying_parameters(m));
+  }
+}
+
+struct Expected {
+  const char* name;
+  std::vector<std::int64_t> shape;
+  int shard_dim;
+  std::vector<std::int64_t> units;
+};
+
+void expect_parameters(const std::vector<ParamSpec>& list, const std::vector<Expected>& expected) {
+  ASSERT_EQ(list.size(), expected.size());
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    EXPECT_EQ(list[i].name, expected[i].name);
+    EXPECT_EQ(list[i].shape, expected[i].shape) << expected[i].name;
+    EXPECT_EQ(list[i].shard_dim, expected[i].shard_dim) << expected[i].name;
+    std::vector<std::int64_t> units;
+    for (const Piece& piece : list[i].pieces) units.push_back(piece.unit);
+    EXPECT_EQ(units, expected[i].units) << expected[i].name;
+  }
+}
+
+TEST(ModelSpec, Gpt2NamesShapesAndCuts) {
+  ModelSpec m = load_model("gpt2-tiny");
+  expect_parameters(embedding_parameters(m), {{"transformer.wte.weight", {257, 64}, 0, {1}},
+                                              {"transformer.wpe.weight", {4096, 64}, -1, {}}});
+  expect_parameters(block_parameters(m, 5),
+                    {{"transformer.h.5.ln_1.weight", {64}, -1, {}},
+                     {"transformer.h.5.ln_1.bias", {64}, -1, {}},
+                     {"transformer.h.5.attn.c_attn.weight", {64, 192}, 1, {16, 16, 16}},
+                     {"transformer.h.5.attn.c_attn.bias", {192}, 0, {16, 16, 16}},
+                     {"transformer.h.5.attn.c_proj.weight", {64, 64}, 0, {16}},
+                     {"transformer.h.5.attn.c_proj.bias", {64}, -1, {}},
+                     {"transformer.h.5.ln_2.weight", {64}, -1, {}},
+                     {"transformer.h.5.ln_2.bias", {64}, -1, {}},
+                     {"transformer.h.5.mlp.c_fc.weight", {64, 256}, 1, {1}},
+                     {"transformer.h.5.mlp.c_fc.bias", {256}, 0, {1}},
+                     {"transformer.h.5.mlp.c_proj.weight", {256, 64}, 0, {1}},
+                     {"transformer.h.5.mlp.c_proj.bias", {64}, -1, {}}});
+  expect_parameters(head_parameters(m),
+                    {{"transformer.ln_f.weight", {64}, -1, {}}, {"transformer.ln_f.bias", {64}, -1, {}}});
+  m.tied_embedding = false;
+  EXPECT_EQ(head_parameters(m).back().name, "lm_head.weight");
+  EXPECT_FALSE(embedding_parameters(m)[0].multiplies);
+}
+
+TEST(ModelSpec, LlamaNamesShapesAndCuts) {
+  const ModelSpec m = load_model("llama-tiny");
+  expect_parameters(embedding_parameters(m), {{"model.embed_tokens.weight", {257, 64}, 0, {1}}});
+  expect_parameters(block_parameters(m, 0), {{"model.layers.0.input_layernorm.weight", {64}, -1, {}},
+                                             {"model.layers.0.self_attn.q_proj.weight", {64, 64}, 0, {16}},
+                                             {"model.layers.0.self_attn.k_proj.weight", {32, 64}, 0, {16}},
+                                             {"model.layers.0.self_attn.v_proj.weight", {32, 64}, 0, {16}},
+                                             {"model.layers.0.self_attn.o_proj.weight", {64, 64}, 1, {16}},
+                                             {"model.layers.0.post_attention_layernorm.weight", {64}, -1, {}},
+                                             {"model.layers.0.mlp.gate_proj.weight", {176, 64}, 0, {1}},
+                                             {"model.layers.0.mlp.up_proj.weight", {176, 64}, 0, {1}},
+                                             {"model.layers.0.mlp.down_proj.weight", {64, 176}, 1, {1}}});
+  expect_parameters(head_parameters(m),
+                    {{"model.norm.weight", {64}, -1, {}}, {"lm_head.weight", {257, 64}, 0, {1}}});
+}
+
+TEST(ModelSpec, ResidualOutputsStartSmaller) {
+  for (const char* name : {"gpt2-tiny", "llama-tiny"}) {
+    const ModelSpec m = load_model(name);
+    const double small = 0.02 / std::sqrt(2.0 * static_cast<double>(m.num_layers));
+    for (const ParamSpec& p : block_parameters(m, 1)) {
+      if (p.init != Init::normal) continue;
+      const bool residual = p.name.find("c_proj") != std::string::npos ||
+                            p.name.find("o_proj") != std::string::npos ||
+                            p.name.find("down_proj") != std::string::npos;
+      EXPECT_DOUBLE_EQ(p.init_std, residual ? small : 0.02) << p.name;
+    }
+  }
+}
+
+TEST(ModelSpec, FlopsCountTheOutputMatrixButNotTheLookup) {
+  const ModelSpec m = load_model("gpt2-124m");
+  const std::int64_t multiplying =
+      12LL * 12 * 768 * 768 + 50257LL * 768;  // 12 C^2 a layer, and the tied output
+  EXPECT_EQ(num_multiplying_parameters(m), multiplying);
+  EXPECT_DOUBLE_EQ(model_flops_per_token(m, 1024),
+                   6.0 * static_cast<double>(multiplying) + 12.0 * 12 * 768 * 1024 / 2);
+  ModelSpec untied = m;
+  untied.tied_embedding = false;
+  EXPECT_EQ(num_multiplying_parameters(untied), multiplying);
+  EXPECT_EQ(num_parameters(untied), num_parameters(m) + 50257LL * 768);
+}
+
+TEST(ModelToml, RoundTrip) {
+  for (const std::string& name : model_preset_names()) {
+    const ModelSpec m = load_model(name);
+    expect_same(model_from_toml(to_toml(m), "elsewhere.toml"), m);
+  }
+  ModelSpec odd = load_model("llama-tiny");
+  odd.name = "a \"quoted\" \\ name\n\x7f";
+  odd.head_dim = 24;
+  odd.norm_eps = 1.0 / 3.0e5;
+  odd.rope_theta = 1e6 + 0.1;
+  odd.tied_embedding = true;
+  expect_same(model_from_toml(to_toml(odd), "x"), odd);
+}
+
+const char* small_llama = R"(
+family = "llama"
+num_layers = 2
+hidden = 64
+num_heads = 4
+mlp_hidden = 128
+vocab = 257
+max_seq = 256
+)";
+
+TEST(ModelToml, DefaultsAndFileName) {
+  const ModelSpec m = model_from_toml(small_llama, "some/dir/my-model.toml");
+  EXPECT_EQ(m.name, "my-model");
+  EXPECT_EQ(m.num_kv_heads, 4);
+  EXPECT_EQ(m.head_dim, 16);
+  EXPECT_FALSE(m.tied_embedding);
+  EXPECT_TRUE(model_from_toml(replaced(small_llama, "llama", "gpt2"), "m.toml").tied_embedding);
+}
+
+TEST(ModelToml, EveryMistakeIsNamed) {
+  const auto refused = [](const std::string& from, const std::string& to, std::vector<std::string> words) {
+    words.push_back("m.toml");
+    expect_refusal([&] { model_from_toml(replaced(small_llama, from, to), "m.toml"); }, words);
+  };
+  refused("vocab", "vocabulary", {"vocabulary", "257", "num_kv_heads"});
+  refused("vocab = 257", "", {"vocab", "missing"});
+  refused("\"llama\"", "\"bert\"", {"family", "bert", "gpt2", "llama"});
+  refused("\"llama\"", "3", {"family", "3", "gpt2"});
+  refused("num_layers = 2", "num_layers = 2.5", {"num_layers", "2.5", "whole number"});
+  refused("num_layers = 2", "num_layers = \"two\"", {"num_layers", "two", "whole number"});
+  refused("num_layers = 2", "num_layers = 0", {"num_layers", "0", "1 to"});
+  refused("vocab = 257", "vocab = -5", {"vocab", "-5", "1 to"});
+  refused("vocab = 257", "vocab = 99999999999", {"vocab", "99999999999", "2147483647"});
+  refused("num_heads = 4", "num_heads = 5", {"num_heads", "5", "64"});
+  refused("num_heads = 4", "num_heads = 0", {"num_heads", "0"});
+  refused("num_heads = 4", "num_heads = 4\nnum_kv_heads = 3", {"num_kv_heads", "3", "num_heads", "4"});
+  refused("num_heads = 4", "num_heads = 4\nnum_kv_heads = 8", {"num_kv_heads", "8"});
+  refused("num_heads = 4", "num_heads = 4\nhead_dim = 15", {"head_dim", "15", "even"});
+  refused("vocab = 257", "vocab = 257\nnorm_eps = -1.0", {"norm_eps", "-1"});
+  refused("vocab = 257", "vocab = 257\nnorm_eps = nan", {"norm_eps", "nan"});
+  refused("vocab = 257", "vocab = 257\nrope_theta = inf", {"rope_theta", "inf"});
+  refused("vocab = 257", "vocab = 257\ninit_std = \"x\"", {"init_std", "x", "a number"});
+  refused("vocab = 257", "vocab = 257\ntied_embedding = 1", {"tied_embedding", "1", "true or false"});
+  refused("vocab = 257", "vocab = 257\nname = 7", {"name", "7"});
+  refused("vocab = 257", "vocab = 257\nvocab = 258", {"line 8"});
+  refused("vocab = 257", "vocab = = 257", {"line 7", "TOML"});
+  refused("vocab = 257", "vocab = 257\n[more]\nx = [1, 2]", {"more"});
+  refused("hidden = 64\nnum_heads = 4\nmlp_hidden = 128",
+          "hidden = 2000000000\nnum_heads = 4\nmlp_hidden = 2000000000", {"parameters"});
+
+  const std::string gpt2 = replaced(small_llama, "llama", "gpt2");
+  const auto refused_gpt2 = [&](const std::string& extra, const std::vector<std::string>& words) {
+    expect_refusal([&] { model_from_toml(gpt2 + extra, "m.toml"); }, words);
+  };
+  refused_gpt2("num_kv_heads = 2", {"num_kv_heads", "2", "gpt2", "give 4"});
+  refused_gpt2("head_dim = 32", {"head_dim", "32", "hidden = 64"});
+  refused_gpt2("rope_theta = 10000.0", {"rope_theta", "gpt2"});
+}
+
+class ModelFiles : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    directory_ = std::filesystem::temp_directory_path() / fmt::format("echelon-model-{}", ::getpid());
+    std::filesystem::create_directories(directory_);
+  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
+  std::string write(const std::string& name, const std::string& text) {
+    std::ofstream(directory_ / name) << text;
+    return (directory_ / name).string();
+  }
+  std::filesystem::path directory_;
+};
+
+const char* llama_json =
+    R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+  "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 8192,
+  "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "pretraining_tp": 1,
+  "rms_norm_eps": 1e-05, "rope_scaling": null, "rope_theta": 500000.0, "tie_word_embeddings": false,
+  "attention_bias": false, "attention_dropout": 0.0, "torch_dtype": "bfloat16", "vocab_size": 128256})";
+
+const char* gpt2_json = R"({"activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"],
+  "attn_pdrop": 0.1, "bos_token_id": 50256, "embd_pdrop": 0.1, "initializer_range": 0.02,
+  "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12,
+  "n_positions": 1024, "resid_pdrop": 0.1, "task_specific_params": {"text-generation": {"do_sample": true}},
+  "vocab_size": 50257})";
+
+const char* mistral_json = R"({"model_type": "mistral", "hidden_act": "silu", "hidden_size": 4096,
+  "intermediate_size": 14336, "max_position_embeddings": 32768, "num_attention_heads": 32, "num_hidden_layers": 32,
+  "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "sliding_window": null,
+  "tie_word_embeddings": false, "vocab_size": 32768})";
+
+TEST_F(ModelFiles, LoadsWhatModelNames) {
+  const ModelSpec toml = load_model(write("mine.toml", small_llama));
+  EXPECT_EQ(toml.name, "mine");
+  write("config.json", gpt2_json);
+  ModelSpec from_directory = load_model(directory_.string());
+  EXPECT_EQ(from_directory.name, directory_.filename().string());
+  from_directory.name = "gpt2-124m";
+  expect_same(from_directory, load_model("gpt2-124m"));
+  EXPECT_EQ(num_parameters(load_model((directory_ / "config.json").string())), 124439808);
+}
+
+TEST_F(ModelFiles, RefusesWhatItCannotLoad) {
+  expect_refusal([] { load_model("no-such-model"); }, {"no-such-model", "gpt2-124m", "llama-3-8b"});
+  expect_refusal([] { load_model(""); }, {"preset"});
+  expect_refusal([this] { load_model(directory_.string()); }, {"config.json"});
+  for (const char* name : {"mixtral-8x7b", "mixtral-8x22b", "mixtral-tiny", "deepseek-v3", "deepseek-tiny"}) {
+    expect_refusal([&] { load_model(name); }, {name, "mixture-of-experts", "not supported yet"});
+  }
+}
+
+TEST(ModelHuggingFace, Llama) {
+  ModelSpec m = model_from_hugging_face(llama_json, "/models/Meta-Llama-3-8B/config.json");
+  EXPECT_EQ(m.name, "Meta-Llama-3-8B");
+  m.name = "llama-3-8b";
+  expect_same(m, load_model("llama-3-8b"));
+  EXPECT_EQ(model_from_hugging_face(llama_json, "config.json").name, "llama");
+  // What transformers assumes of an older config.
+  const std::string older = R"({"model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008,
+    "num_attention_heads": 32, "num_hidden_layers": 32, "max_position_embeddings": 2048, "vocab_size": 32000})";
+  m = model_from_hugging_face(older, "a/config.json");
+  EXPECT_EQ(num_parameters(m), 6738415616);
+  EXPECT_EQ(m.rope_theta, 10000.0);
+  EXPECT_EQ(m.norm_eps, 1e-6);
+  EXPECT_EQ(m.num_kv_heads, 32);
+  EXPECT_EQ(m.init_std, 0.02);
+  // transformers 5
+  m = model_from_hugging_face(
+      replaced(llama_json, "\"rope_theta\": 500000.0",
+               R"("rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"})"),
+      "a/config.json");
+  EXPECT_EQ(m.rope_theta, 500000.0);
+  // heads x head_dim need not be the hidden size (Mistral Nemo).
+  m = model_from_hugging_face(
+      replaced(llama_json, "\"hidden_size\": 4096", "\"hidden_size\": 5120, \"head_dim\": 128"),
+      "a/config.json");
+  EXPECT_EQ(m.attention_width(), 4096);
+  EXPECT_EQ(m.hidden, 5120);
+}
+
+TEST(ModelHuggingFace, Mistral) {
+  const ModelSpec m = model_from_hugging_face(mistral_json, "x/config.json");
+  EXPECT_EQ(num_parameters(m), 7248023552);  // Mistral-7B-v0.3
+  EXPECT_EQ(m.rope_theta, 1e6);
+  EXPECT_EQ(
+      num_parameters(model_from_hugging_face(
+          replaced(mistral_json, "\"sliding_window\": null", "\"sliding_window\": 32768"), "x/config.json")),
+      7248023552);
+}
+
+TEST(ModelHuggingFace, RefusesWhatWouldComputeSomethingElse) {
+  const auto refused = [](const std::string& base, const std::string& from, const std::string& to,
+                          std::vector<std::string> words) {
+    words.push_back("x/config.json");
+    expect_refusal([&] { model_from_hugging_face(replaced(base, from, to), "x/config.json"); }, words);
+  };
+  const std::string llama = llama_json, gpt2 = gpt2_json, mistral = mistral_json;
+  refused(llama, "\"rope_scaling\": null", R"("rope_scaling": {"rope_type": "llama3", "factor": 8.0})",
+          {"rope_scaling", "llama3", "null"});
+  refused(llama, "\"rope_theta\": 500000.0", R"("rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn"})",
+          {"rope_type", "yarn", "default"});
+  refused(llama, "\"rope_theta\": 500000.0", R"("rope_parameters": 3)", {"rope_parameters", "3"});
+  refused(llama, "\"rope_theta\": 500000.0", R"("partial_rotary_factor": 0.5)",
+          {"partial_rotary_factor", "0.5"});
+  refused(llama, "\"attention_bias\": false", "\"attention_bias\": true",
+          {"attention_bias", "true", "false"});
+  refused(llama, "\"attention_bias\": false", "\"mlp_bias\": true", {"mlp_bias", "true"});
+  refused(llama, "\"attention_dropout\": 0.0", "\"attention_dropout\": 0.1", {"attention_dropout", "0.1"});
+  refused(llama, "silu", "gelu", {"hidden_act", "gelu", "silu"});
+  refused(llama, "\"pretraining_tp\": 1", R"("quantization_config": {"bits": 4})",
+          {"quantization_config", "bits"});
+  refused(llama, "\"pretraining_tp\": 1", R"("layer_types": ["full_attention", "sliding_attention"])",
+          {"layer_types"});
+  refused(gpt2, "gelu_new", "relu", {"activation_function", "relu", "gelu_new", "gelu_pytorch_tanh"});
+  refused(gpt2, "gelu_new", "gelu", {"activation_function"});  // the exact form by erf
+  refused(gpt2, "\"n_ctx\": 1024", "\"scale_attn_by_inverse_layer_idx\": true",
+          {"scale_attn_by_inverse_layer_idx"});
+  refused(gpt2, "\"n_ctx\": 1024", "\"scale_attn_weights\": false", {"scale_attn_weights", "only true"});
+  refused(gpt2, "\"n_ctx\": 1024", "\"add_cross_attention\": true", {"add_cross_attention"});
+  refused(mistral, "\"sliding_window\": null", "\"sliding_window\": 4096",
+          {"sliding_window", "4096", "32768"});
+  refused(mistral, "\"sliding_window\": null", "\"x\": 0", {"sliding_window", "missing"});
+  refused(mistral, "\"num_key_value_heads\": 8", "\"x\": 0", {"num_key_value_heads", "missing"});
+  for (const char* type : {"mixtral", "deepseek_v3", "qwen2", "bert"}) {
+    refused(llama, "\"model_type\": \"llama\"", fmt::format("\"model_type\": \"{}\"", type),
+            {"model_type", type});
+  }
+  refused(llama, "\"model_type\": \"llama\"", "\"model_type\": \"mixtral\"", {"mixture-of-experts"});
+  refused(llama, "\"model_type\": \"llama\",", "", {"model_type", "missing"});
+  refused(llama, "\"hidden_size\": 4096,", "", {"hidden_size", "missing"});
+  refused(llama, "\"hidden_size\": 4096", "\"hidden_size\": \"big\"", {"hidden_size", "big", "whole number"});
+  refused(llama, "\"hidden_size\": 4096", "\"hidden_size\": 4096.5", {"hidden_size", "4096.5"});
+  refused(llama, "\"hidden_size\": 4096", "\"hidden_size\": 18446744073709551615",
+          {"hidden_size", "whole number"});
+  refused(llama, "\"hidden_size\": 4096", "\"hidden_size\": -4096", {"hidden_size", "-4096"});
+  refused(llama, "\"hidden_size\": 4096", "\"hidden_size\": 4095", {"hidden_size", "4095", "32"});
+  refused(llama, "\"num_key_value_heads\": 8", "\"num_key_value_heads\": 7", {"num_kv_heads", "7", "32"});
+  refused(llama, "1e-05", "\"tiny\"", {"rms_norm_eps", "tiny"});
+  refused(llama, "\"tie_word_embeddings\": false", "\"tie_word_embeddings\": 0",
+          {"tie_word_embeddings", "true or false"});
+  refused(llama, "{\"arch", "\"arch", {"not JSON"});
+  expect_refusal([] { model_from_hugging_face("[1, 2]", "x/config.json"); },
+                 {"x/config.json", "not a JSON object"});
+  expect_refusal([] { model_from_hugging_face("", "x/config.json"); }, {"not JSON"});
+}
+
+}  // namespace
+}  // namespace echelon
