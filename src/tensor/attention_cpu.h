@@ -1,0 +1,23 @@
+// Causal attention in tiles (FlashAttention-2: Dao 2023, https://arxiv.org/abs/2307.08691): a tile of scores
+// at a time, never a T x T matrix. Products by oneDNN, softmax by fused passes. f32.
+#pragma once
+
+#include <cstdint>
+
+#include "tensor/kernels.h"
+
+namespace echelon {
+
+// Floats of scratch that each thread needs.
+std::int64_t attention_scratch_per_thread();
+
+// As Kernels::attention and Kernels::attention_backward, shapes already checked. `scratch` holds
+// threads * attention_scratch_per_thread() floats. The bits do not depend on
+// `threads`.
+void attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape,
+                       const Tensor& out, const Tensor& lse, const Tensor& scratch, int threads);
+void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                        const Tensor& dout, const Tensor& lse, const AttentionShape& shape, const Tensor& dq,
+                        const Tensor& dk, const Tensor& dv, const Tensor& scratch, int threads);
+
+}  // namespace echelon

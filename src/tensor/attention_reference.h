@@ -1,0 +1,21 @@
+// Causal attention in plain loops: the part of the reference kernels that is more than a line of arithmetic.
+#pragma once
+
+#include "tensor/kernels.h"
+
+namespace echelon {
+
+// As Kernels::attention and Kernels::attention_backward, for F = float or double. A query that sees no key
+// (q_offset negative, as for a block of keys that lies later in the sequence) gives 0 and lse = -infinity.
+template <class F>
+void reference_attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape,
+                         const Tensor& out, const Tensor& lse);
+
+// `out` and `lse` may come from more keys than k holds (the other blocks of a ring): the result is then these
+// keys' part of dq, and their dk and dv.
+template <class F>
+void reference_attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                                  const Tensor& dout, const Tensor& lse, const AttentionShape& shape,
+                                  const Tensor& dq, const Tensor& dk, const Tensor& dv);
+
+}  // namespace echelon

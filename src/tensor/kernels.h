@@ -1,0 +1,149 @@
+// The mathematics of one rank on one device: the seam between layers and machines. kernels_reference.cpp is
+// plain loops in any float type; kernels_cpu.cpp is oneDNN and SIMD in f32. Every tensor of one call has the
+// same float dtype.
+//
+// Shapes: rows N = B*T (tokens of a microbatch in (B, T) order), columns as named. "+=" means accumulates
+// into the output. Outputs are allocated by the caller. A broken shape is an InvariantError.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "tensor/tensor.h"
+
+namespace echelon {
+
+enum class Transpose : bool { no, yes };
+
+// Causal attention of H query heads over H_kv key/value heads (H % H_kv == 0; query head h reads kv head h /
+// (H/H_kv)). q is (B*Tq, H*D), k and v are (B*Tk, Hkv*D), each possibly a column range of a wider matrix.
+// Query t of a sequence stands at position q_offset + t; it sees keys 0 .. q_offset + t. The offset may be
+// negative: a query that sees no key has out = 0 and lse = -inf.
+struct AttentionShape {
+  std::int64_t batch = 1, q_len = 0, kv_len = 0;
+  std::int64_t num_heads = 1, num_kv_heads = 1, head_dim = 0;
+  std::int64_t q_offset = 0;
+  // Rows between the first keys of two sequences of the batch; 0 means kv_len (a key/value cache has more).
+  std::int64_t kv_batch_stride = 0;
+  double scale = 1.0;  // of q.k before the softmax
+};
+
+struct AdamWStep {
+  double lr = 0, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0;
+  std::int64_t step = 1;      // 1 for the first: bias corrections are 1 - beta^step
+  double gradient_scale = 1;  // clipping: the gradient used is gradient_scale * g
+};
+
+class Kernels {
+ public:
+  virtual ~Kernels() = default;
+
+  // c = op(a) op(b), or c += when accumulate. op(a) is (M, K), op(b) is (K, N), c is (M, N). Row strides
+  // allowed.
+  virtual void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& c,
+                      bool accumulate) = 0;
+
+  virtual void fill(const Tensor& x, double value) = 0;
+  virtual void copy(const Tensor& from,
+                    const Tensor& to) = 0;                 // same rows and cols; row strides allowed on both
+  virtual void add(const Tensor& x, const Tensor& y) = 0;  // y += x
+  virtual void scale(const Tensor& x, double factor) = 0;
+  // sum of squares in double precision, grouped the same way whatever the number of threads.
+  virtual double sum_squares(const Tensor& x) = 0;
+  virtual bool all_finite(const Tensor& x) = 0;
+
+  // y (N, C) += bias (C), on every row.
+  virtual void add_bias(const Tensor& bias, const Tensor& y) = 0;
+  // out = x + y + bias (C; may be undefined: none). out may be x or y.
+  virtual void residual(const Tensor& x, const Tensor& y, const Tensor& bias, const Tensor& out) = 0;
+  // dbias (C) += column sums of dy (N, C).
+  virtual void bias_gradient(const Tensor& dy, const Tensor& dbias) = 0;
+
+  // LayerNorm (Ba 2016): y = (x - mean) rstd w + b. stats (N, 2) = mean, rstd of each row, kept for the
+  // backward pass.
+  virtual void layer_norm(const Tensor& x, const Tensor& w, const Tensor& b, double eps, const Tensor& y,
+                          const Tensor& stats) = 0;
+  // The same y again from saved stats.
+  virtual void layer_norm_again(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& stats,
+                                const Tensor& y) = 0;
+  // dx, dw and db += (dx already holds the residual branch's gradient).
+  virtual void layer_norm_backward_input(const Tensor& dy, const Tensor& x, const Tensor& w,
+                                         const Tensor& stats, const Tensor& dx) = 0;
+  virtual void layer_norm_backward_weight(const Tensor& dy, const Tensor& x, const Tensor& stats,
+                                          const Tensor& dw, const Tensor& db) = 0;
+
+  // RMSNorm (Zhang & Sennrich 2019): y = x rstd w. stats (N, 1) = rstd. dx and dw += as above.
+  virtual void rms_norm(const Tensor& x, const Tensor& w, double eps, const Tensor& y,
+                        const Tensor& stats) = 0;
+  virtual void rms_norm_again(const Tensor& x, const Tensor& w, const Tensor& stats, const Tensor& y) = 0;
+  virtual void rms_norm_backward_input(const Tensor& dy, const Tensor& x, const Tensor& w,
+                                       const Tensor& stats, const Tensor& dx) = 0;
+  virtual void rms_norm_backward_weight(const Tensor& dy, const Tensor& x, const Tensor& stats,
+                                        const Tensor& dw) = 0;
+
+  // GELU, tanh form (Hendrycks 2016; GPT-2's gelu_new). h += bias (when defined), y = gelu(h). y may be h
+  // when the biased h is not needed again.
+  virtual void gelu(const Tensor& h, const Tensor& bias, const Tensor& y) = 0;
+  // In place, for the backward pass: on entry h (biased) and dy; on exit h holds y = gelu(h) and dy holds dh.
+  virtual void gelu_backward(const Tensor& h, const Tensor& dy) = 0;
+
+  // SwiGLU (Shazeer 2020): gate_up (N, 2F) = [gate | up], y (N, F) = silu(gate) * up.
+  virtual void swiglu(const Tensor& gate_up, const Tensor& y) = 0;
+  // In place: on entry gate_up and dy (N, F); on exit gate_up holds its gradient and dy holds y.
+  virtual void swiglu_backward(const Tensor& gate_up, const Tensor& dy) = 0;
+
+  // RoPE (Su 2021), the half-split form of Llama: x (N, heads*D), row stride allowed; element i of a head
+  // pairs with i + D/2. Row r of the (B, T) tokens stands at position first_position + r % seq_len. inverse =
+  // the backward pass.
+  virtual void rope(const Tensor& x, std::int64_t head_dim, std::int64_t seq_len, std::int64_t first_position,
+                    double theta, bool inverse) = 0;
+
+  // out (B*Tq, H*D); lse (B*H*Tq): natural log of the sum of exponentials of each row. No T x T matrix is
+  // stored.
+  virtual void attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape,
+                         const Tensor& out, const Tensor& lse) = 0;
+  // dq, dk, dv are overwritten. dout may have no aliasing with them.
+  virtual void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                                  const Tensor& dout, const Tensor& lse, const AttentionShape& shape,
+                                  const Tensor& dq, const Tensor& dk, const Tensor& dv) = 0;
+
+  // y (N, C) = rows of table (V_local, C) for ids (N, i32) in [first_id, first_id + V_local), zero for other
+  // ids.
+  virtual void embedding(const Tensor& ids, const Tensor& table, std::int64_t first_id, const Tensor& y) = 0;
+  // dtable += ; rows whose ids lie elsewhere are skipped. Added in row order.
+  virtual void embedding_backward(const Tensor& ids, const Tensor& dy, std::int64_t first_id,
+                                  const Tensor& dtable) = 0;
+
+  // Cross-entropy over vocabulary columns [first_id, first_id + V_local), in two steps so that only N-sized
+  // vectors need to travel between ranks. Targets (N, i32) below zero are ignored. Step 1: max (N) = row
+  // maxima of logits (N, V_local).
+  virtual void row_max(const Tensor& logits, const Tensor& max) = 0;
+  // Step 2: logits become exp(logits - max); sum (N) = their row sums; target (N) = logit - max at the
+  // target, 0 when the target is ignored or another rank holds it.
+  virtual void exp_sum(const Tensor& logits, const Tensor& max, const Tensor& targets, std::int64_t first_id,
+                       const Tensor& sum, const Tensor& target) = 0;
+  // Step 3: on entry p = exp(logits - max) of step 2 and the *global* sum (N) for the same max; on exit the
+  // gradient of the loss with respect to the logits: loss_scale * (p / sum - [column is target]), zero for
+  // ignored rows.
+  virtual void cross_entropy_backward(const Tensor& p, const Tensor& sum, const Tensor& targets,
+                                      std::int64_t first_id, double loss_scale) = 0;
+
+  // Decoupled weight decay (Loshchilov & Hutter 2019): p, m, v updated in place from g, one pass.
+  virtual void adamw(const Tensor& p, const Tensor& g, const Tensor& m, const Tensor& v,
+                     const AdamWStep& step) = 0;
+};
+
+// Plain loops, f32 and f64: the yardstick. One thread.
+std::unique_ptr<Kernels> make_reference_kernels();
+// oneDNN and SIMD, f32; `threads` compute threads (OpenMP) for the calling rank. Scratch memory comes from
+// the arena (category other). Must be made, used and destroyed by one thread.
+std::unique_ptr<Kernels> make_cpu_kernels(Arena& arena, int threads);
+// What it takes from the arena for `threads` threads, at most.
+std::int64_t cpu_kernels_scratch_bytes(int threads);
+
+// The kernels that a dtype runs on: f32 on the CPU kernels, f64 on the reference kernels.
+std::unique_ptr<Kernels> make_kernels(Arena& arena, DType dtype, int threads);
+std::int64_t kernel_scratch_bytes(DType dtype, int threads);
+
+}  // namespace echelon

@@ -1,0 +1,453 @@
+// The fast kernels of one rank: oneDNN products, SIMD passes, OpenMP threads; f32 only. What each element of
+// a result is made of, and in which order it is added, depends on the shapes alone and never on the number of
+// threads.
+#include <omp.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <memory>
+
+#include "base/error.h"
+#include "base/split.h"
+#include "tensor/attention_cpu.h"
+#include "tensor/kernels.h"
+#include "tensor/matmul_onednn.h"
+#include "tensor/reference_view.h"
+#include "tensor/rope_angles.h"
+#include "tensor/simd.h"
+#include "tensor/thread_team.h"
+
+namespace echelon {
+namespace {
+
+using Rows = Matrix<float>;
+
+// Column sums: groups of rows summed side by side, and columns of one strip.
+constexpr std::int64_t most_groups = 32, strip = 2048;
+constexpr std::int64_t column_sums_size = most_groups * 2 * strip;
+
+bool contiguous(const Rows& x) { return x.stride == x.cols || x.rows <= 1; }
+
+// Column of the local vocabulary part that an id stands in, -1 when it is ignored or held elsewhere.
+std::int64_t local_column(std::int32_t id, std::int64_t first_id, std::int64_t columns) {
+  return id >= 0 && id >= first_id && id < first_id + columns ? id - first_id : -1;
+}
+
+void check_attention(const AttentionShape& s, const Rows& q, const Rows& out, const Rows& k, const Rows& v) {
+  check(s.batch >= 0 && s.q_len >= 0 && s.kv_len >= 0 && s.head_dim > 0, "attention: a size is negative");
+  check(s.num_kv_heads > 0 && s.num_heads > 0 && s.num_heads % s.num_kv_heads == 0,
+        "attention: query heads do not divide over key/value heads");
+  check(s.kv_batch_stride == 0 || s.kv_batch_stride >= s.kv_len,
+        "attention: kv_batch_stride is below kv_len");
+  check(q.rows == s.batch * s.q_len && q.cols == s.num_heads * s.head_dim, "attention: shape of q or dq");
+  check_same(q, out, "attention: shape of out or its gradient");
+  // A cache may hold more rows after the last sequence's keys.
+  const std::int64_t stride = s.kv_batch_stride > 0 ? s.kv_batch_stride : s.kv_len;
+  const std::int64_t rows = s.batch == 0 ? 0 : (s.batch - 1) * stride + s.kv_len;
+  for (const Rows& x : {k, v})
+    check(x.rows >= rows && x.cols == s.num_kv_heads * s.head_dim, "attention: shape of k, v or a gradient");
+}
+
+class CpuKernels final : public Kernels {
+ public:
+  CpuKernels(Arena& arena, int threads) : arena_(arena), team_(threads) {
+    check(threads >= 1, "CPU kernels need at least one thread");
+    // Every region names its number of threads; oneDNN called outside of one must not open its own.
+    omp_set_num_threads(1);
+  }
+
+  void matmul(const Tensor& ta, Transpose turn_a, const Tensor& tb, Transpose turn_b, const Tensor& tc,
+              bool accumulate) override {
+    const Rows a(ta), b(tb), c(tc);
+    const bool across_a = turn_a == Transpose::yes, across_b = turn_b == Transpose::yes;
+    const std::int64_t k = across_a ? a.rows : a.cols;
+    check((across_a ? a.cols : a.rows) == c.rows, "matmul: rows of a and c differ");
+    check((across_b ? b.cols : b.rows) == k, "matmul: inner dimensions of a and b differ");
+    check((across_b ? b.rows : b.cols) == c.cols, "matmul: columns of b and c differ");
+    multiply({.ta = turn_a,
+              .tb = turn_b,
+              .m = c.rows,
+              .n = c.cols,
+              .k = k,
+              .a = a.data,
+              .a_stride = a.stride,
+              .b = b.data,
+              .b_stride = b.stride,
+              .beta = accumulate ? 1.0f : 0.0f,
+              .c = c.data,
+              .c_stride = c.stride},
+             team_.threads());
+  }
+
+  void fill(const Tensor& tx, double value) override {
+    const Rows x(tx);
+    team_.each_span(x, contiguous(x), [&](float* at, std::int64_t, std::int64_t, std::int64_t n) {
+      std::fill_n(at, n, static_cast<float>(value));
+    });
+  }
+
+  void copy(const Tensor& from, const Tensor& to) override {
+    const Rows x(from), y(to);
+    check_same(x, y, "copy: shapes differ");
+    team_.each_span(x, contiguous(x) && contiguous(y),
+                    [&](float* at, std::int64_t row, std::int64_t col, std::int64_t n) {
+                      std::copy_n(at, n, y[row] + col);
+                    });
+  }
+
+  void add(const Tensor& tx, const Tensor& ty) override {
+    const Rows x(tx), y(ty);
+    check_same(x, y, "add: shapes differ");
+    team_.each_span(x, contiguous(x) && contiguous(y),
+                    [&](float* at, std::int64_t row, std::int64_t col, std::int64_t n) {
+                      pass_.add(at, y[row] + col, n);
+                    });
+  }
+
+  void scale(const Tensor& tx, double factor) override {
+    const Rows x(tx);
+    team_.each_span(x, contiguous(x), [&](float* at, std::int64_t, std::int64_t, std::int64_t n) {
+      pass_.scale(at, static_cast<float>(factor), n);
+    });
+  }
+
+  double sum_squares(const Tensor& tx) override {
+    const Rows x(tx);
+    std::array<double, 256> sums{};
+    const std::int64_t groups = std::ssize(sums);
+    team_.each_row(groups, x.rows * x.cols / groups, [&](std::int64_t g) {
+      double& sum = sums[static_cast<std::size_t>(g)];
+      if (contiguous(x)) {
+        const Range part = split_range(x.rows * x.cols, groups, g);
+        sum = pass_.sum_squares(x.data + part.begin, part.size());
+      } else {
+        const Range part = split_range(x.rows, groups, g);
+        for (std::int64_t i = part.begin; i < part.end; ++i) sum += pass_.sum_squares(x[i], x.cols);
+      }
+    });
+    double total = 0;
+    for (double sum : sums) total += sum;
+    return total;
+  }
+
+  bool all_finite(const Tensor& tx) override {
+    const Rows x(tx);
+    std::atomic<bool> finite = true;
+    team_.each_span(x, contiguous(x), [&](float* at, std::int64_t, std::int64_t, std::int64_t n) {
+      if (!pass_.all_finite(at, n)) finite.store(false, std::memory_order_relaxed);
+    });
+    return finite;
+  }
+
+  void add_bias(const Tensor& tbias, const Tensor& ty) override {
+    const Rows y(ty);
+    const float* bias = flat<float>(tbias, y.cols);
+    team_.each_row(y.rows, y.cols, [&](std::int64_t i) { pass_.add(bias, y[i], y.cols); });
+  }
+
+  void residual(const Tensor& tx, const Tensor& ty, const Tensor& tbias, const Tensor& tout) override {
+    const Rows x(tx), y(ty), out(tout);
+    check_same(x, out, "residual: shapes differ"), check_same(y, out, "residual: shapes differ");
+    const float* bias = tbias.defined() ? flat<float>(tbias, out.cols) : nullptr;
+    team_.each_row(out.rows, out.cols,
+                   [&](std::int64_t i) { pass_.residual(x[i], y[i], bias, out[i], out.cols); });
+  }
+
+  void bias_gradient(const Tensor& tdy, const Tensor& tdbias) override {
+    const Rows dy(tdy);
+    float* total = flat<float>(tdbias, dy.cols);
+    add_column_sums(dy.rows, dy.cols, total, nullptr,
+                    [&](std::int64_t i, std::int64_t at, std::int64_t n, float* sum, float*) {
+                      pass_.add(dy[i] + at, sum, n);
+                    });
+  }
+
+  void layer_norm(const Tensor& tx, const Tensor& tw, const Tensor& tb, double eps, const Tensor& ty,
+                  const Tensor& tstats) override {
+    const Rows x(tx), y(ty);
+    check_same(x, y, "layer_norm: shapes differ");
+    const float *w = flat<float>(tw, x.cols), *b = flat<float>(tb, x.cols);
+    float* stats = flat<float>(tstats, 2 * x.rows);
+    team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
+      pass_.layer_norm(x[i], w, b, static_cast<float>(eps), y[i], stats + 2 * i, x.cols);
+    });
+  }
+
+  void layer_norm_again(const Tensor& tx, const Tensor& tw, const Tensor& tb, const Tensor& tstats,
+                        const Tensor& ty) override {
+    const Rows x(tx), y(ty);
+    check_same(x, y, "layer_norm: shapes differ");
+    const float *w = flat<float>(tw, x.cols), *b = flat<float>(tb, x.cols),
+                *stats = flat<float>(tstats, 2 * x.rows);
+    team_.each_row(x.rows, x.cols,
+                   [&](std::int64_t i) { pass_.layer_norm_again(x[i], w, b, stats + 2 * i, y[i], x.cols); });
+  }
+
+  void layer_norm_backward_input(const Tensor& tdy, const Tensor& tx, const Tensor& tw, const Tensor& tstats,
+                                 const Tensor& tdx) override {
+    const Rows dy(tdy), x(tx), dx(tdx);
+    check_same(dy, x, "layer_norm_backward_input: shapes differ");
+    check_same(dx, x, "layer_norm_backward_input: shapes differ");
+    const float *w = flat<float>(tw, x.cols), *stats = flat<float>(tstats, 2 * x.rows);
+    team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
+      pass_.layer_norm_dx(dy[i], x[i], w, stats + 2 * i, dx[i], x.cols);
+    });
+  }
+
+  void layer_norm_backward_weight(const Tensor& tdy, const Tensor& tx, const Tensor& tstats,
+                                  const Tensor& tdw, const Tensor& tdb) override {
+    const Rows dy(tdy), x(tx);
+    check_same(dy, x, "layer_norm_backward_weight: shapes differ");
+    const float* stats = flat<float>(tstats, 2 * x.rows);
+    add_column_sums(x.rows, x.cols, flat<float>(tdw, x.cols), flat<float>(tdb, x.cols),
+                    [&](std::int64_t i, std::int64_t at, std::int64_t n, float* dw, float* db) {
+                      pass_.layer_norm_dw(dy[i] + at, x[i] + at, stats + 2 * i, dw, db, n);
+                    });
+  }
+
+  void rms_norm(const Tensor& tx, const Tensor& tw, double eps, const Tensor& ty,
+                const Tensor& tstats) override {
+    const Rows x(tx), y(ty);
+    check_same(x, y, "rms_norm: shapes differ");
+    const float* w = flat<float>(tw, x.cols);
+    float* stats = flat<float>(tstats, x.rows);
+    team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
+      pass_.rms_norm(x[i], w, static_cast<float>(eps), y[i], stats + i, x.cols);
+    });
+  }
+
+  void rms_norm_again(const Tensor& tx, const Tensor& tw, const Tensor& tstats, const Tensor& ty) override {
+    const Rows x(tx), y(ty);
+    check_same(x, y, "rms_norm: shapes differ");
+    const float *w = flat<float>(tw, x.cols), *stats = flat<float>(tstats, x.rows);
+    team_.each_row(x.rows, x.cols,
+                   [&](std::int64_t i) { pass_.rms_norm_again(x[i], w, stats + i, y[i], x.cols); });
+  }
+
+  void rms_norm_backward_input(const Tensor& tdy, const Tensor& tx, const Tensor& tw, const Tensor& tstats,
+                               const Tensor& tdx) override {
+    const Rows dy(tdy), x(tx), dx(tdx);
+    check_same(dy, x, "rms_norm_backward_input: shapes differ");
+    check_same(dx, x, "rms_norm_backward_input: shapes differ");
+    const float *w = flat<float>(tw, x.cols), *stats = flat<float>(tstats, x.rows);
+    team_.each_row(x.rows, x.cols,
+                   [&](std::int64_t i) { pass_.rms_norm_dx(dy[i], x[i], w, stats + i, dx[i], x.cols); });
+  }
+
+  void rms_norm_backward_weight(const Tensor& tdy, const Tensor& tx, const Tensor& tstats,
+                                const Tensor& tdw) override {
+    const Rows dy(tdy), x(tx);
+    check_same(dy, x, "rms_norm_backward_weight: shapes differ");
+    const float* stats = flat<float>(tstats, x.rows);
+    add_column_sums(x.rows, x.cols, flat<float>(tdw, x.cols), nullptr,
+                    [&](std::int64_t i, std::int64_t at, std::int64_t n, float* dw, float*) {
+                      pass_.rms_norm_dw(dy[i] + at, x[i] + at, stats + i, dw, n);
+                    });
+  }
+
+  void gelu(const Tensor& th, const Tensor& tbias, const Tensor& ty) override {
+    const Rows h(th), y(ty);
+    check_same(h, y, "gelu: shapes differ");
+    const float* bias = tbias.defined() ? flat<float>(tbias, h.cols) : nullptr;
+    team_.each_row(h.rows, h.cols, [&](std::int64_t i) { pass_.gelu(h[i], bias, y[i], h.cols); });
+  }
+
+  void gelu_backward(const Tensor& th, const Tensor& tdy) override {
+    const Rows h(th), dy(tdy);
+    check_same(h, dy, "gelu_backward: shapes differ");
+    team_.each_row(h.rows, h.cols, [&](std::int64_t i) { pass_.gelu_backward(h[i], dy[i], h.cols); });
+  }
+
+  void swiglu(const Tensor& gate_up, const Tensor& ty) override {
+    const Rows x(gate_up), y(ty);
+    check(x.rows == y.rows && x.cols == 2 * y.cols, "swiglu: gate_up is not twice as wide as y");
+    team_.each_row(x.rows, x.cols, [&](std::int64_t i) { pass_.swiglu(x[i], x[i] + y.cols, y[i], y.cols); });
+  }
+
+  void swiglu_backward(const Tensor& gate_up, const Tensor& tdy) override {
+    const Rows x(gate_up), dy(tdy);
+    check(x.rows == dy.rows && x.cols == 2 * dy.cols, "swiglu_backward: gate_up is not twice as wide as dy");
+    team_.each_row(x.rows, x.cols,
+                   [&](std::int64_t i) { pass_.swiglu_backward(x[i], x[i] + dy.cols, dy[i], dy.cols); });
+  }
+
+  void rope(const Tensor& tx, std::int64_t head_dim, std::int64_t seq_len, std::int64_t first_position,
+            double theta, bool inverse) override {
+    const Rows x(tx);
+    check(head_dim > 0 && head_dim % 2 == 0 && x.cols % head_dim == 0,
+          "rope: columns are not heads of even size");
+    check(seq_len > 0 && x.rows % seq_len == 0, "rope: rows are not whole sequences");
+    const std::int64_t half = head_dim / 2;
+    constexpr std::int64_t block = 64, width = RopeAngles::most_pairs;
+    const std::int64_t blocks = (x.rows + block - 1) / block;
+    team_.each_row(blocks * ((half + width - 1) / width), block * x.cols, [&](std::int64_t part) {
+      const std::int64_t first_pair = part / blocks * width, pairs = std::min(width, half - first_pair);
+      const std::int64_t begin = part % blocks * block, end = std::min(begin + block, x.rows);
+      RopeAngles angles(theta, head_dim, first_pair, pairs);
+      for (std::int64_t i = begin; i < end; ++i) {
+        angles.move_to(first_position + i % seq_len);
+        for (float* head = x[i] + first_pair; head < x[i] + x.cols; head += head_dim)
+          pass_.rotate(head, head + half, angles.cosine(), angles.sine(), inverse ? -1.0f : 1.0f, pairs);
+      }
+    });
+  }
+
+  void attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape,
+                 const Tensor& out, const Tensor& lse) override {
+    check_attention(shape, Rows(q), Rows(out), Rows(k), Rows(v));
+    flat<float>(lse, shape.batch * shape.num_heads * shape.q_len);
+    attention_forward(q, k, v, shape, out, lse,
+                      kept(tiles_, team_.threads() * attention_scratch_per_thread()), team_.threads());
+  }
+
+  void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                          const Tensor& dout, const Tensor& lse, const AttentionShape& shape,
+                          const Tensor& dq, const Tensor& dk, const Tensor& dv) override {
+    check_attention(shape, Rows(q), Rows(out), Rows(k), Rows(v));
+    check_attention(shape, Rows(dq), Rows(dout), Rows(dk), Rows(dv));
+    flat<float>(lse, shape.batch * shape.num_heads * shape.q_len);
+    echelon::attention_backward(q, k, v, out, dout, lse, shape, dq, dk, dv,
+                                kept(tiles_, team_.threads() * attention_scratch_per_thread()),
+                                team_.threads());
+  }
+
+  void embedding(const Tensor& tids, const Tensor& ttable, std::int64_t first_id, const Tensor& ty) override {
+    const Rows table(ttable), y(ty);
+    check(table.cols == y.cols, "embedding: widths of the table and y differ");
+    const std::int32_t* ids = flat<std::int32_t>(tids, y.rows);
+    team_.each_row(y.rows, y.cols, [&](std::int64_t i) {
+      const std::int64_t row = local_column(ids[i], first_id, table.rows);
+      if (row >= 0)
+        std::copy_n(table[row], y.cols, y[i]);
+      else
+        std::fill_n(y[i], y.cols, 0.0f);
+    });
+  }
+
+  void embedding_backward(const Tensor& tids, const Tensor& tdy, std::int64_t first_id,
+                          const Tensor& tdtable) override {
+    const Rows dy(tdy), dtable(tdtable);
+    check(dtable.cols == dy.cols, "embedding_backward: widths of the table and dy differ");
+    const std::int32_t* ids = flat<std::int32_t>(tids, dy.rows);
+    // Each thread takes a range of columns, so that the rows of an id are added in order.
+    constexpr std::int64_t width = 64;
+    team_.each_row((dy.cols + width - 1) / width, dy.rows * width, [&](std::int64_t block) {
+      const std::int64_t begin = block * width, count = std::min(width, dy.cols - begin);
+      for (std::int64_t i = 0; i < dy.rows; ++i) {
+        const std::int64_t row = local_column(ids[i], first_id, dtable.rows);
+        if (row >= 0) pass_.add(dy[i] + begin, dtable[row] + begin, count);
+      }
+    });
+  }
+
+  void row_max(const Tensor& tlogits, const Tensor& tmax) override {
+    const Rows logits(tlogits);
+    float* max = flat<float>(tmax, logits.rows);
+    team_.each_row(logits.rows, logits.cols,
+                   [&](std::int64_t i) { max[i] = pass_.max(logits[i], logits.cols); });
+  }
+
+  void exp_sum(const Tensor& tlogits, const Tensor& tmax, const Tensor& ttargets, std::int64_t first_id,
+               const Tensor& tsum, const Tensor& ttarget) override {
+    const Rows logits(tlogits);
+    const float* max = flat<float>(tmax, logits.rows);
+    const std::int32_t* targets = flat<std::int32_t>(ttargets, logits.rows);
+    float *sum = flat<float>(tsum, logits.rows), *target = flat<float>(ttarget, logits.rows);
+    team_.each_row(logits.rows, logits.cols, [&](std::int64_t i) {
+      const std::int64_t column = local_column(targets[i], first_id, logits.cols);
+      target[i] = column >= 0 ? logits[i][column] - max[i] : 0.0f;
+      sum[i] = pass_.exp_sum(logits[i], max[i], logits.cols);
+    });
+  }
+
+  void cross_entropy_backward(const Tensor& tp, const Tensor& tsum, const Tensor& ttargets,
+                              std::int64_t first_id, double loss_scale) override {
+    const Rows p(tp);
+    const float* sum = flat<float>(tsum, p.rows);
+    const std::int32_t* targets = flat<std::int32_t>(ttargets, p.rows);
+    const float weight = static_cast<float>(loss_scale);
+    team_.each_row(p.rows, p.cols, [&](std::int64_t i) {
+      if (targets[i] < 0) {
+        std::fill_n(p[i], p.cols, 0.0f);
+        return;
+      }
+      const std::int64_t column = local_column(targets[i], first_id, p.cols);
+      const float at_target = column >= 0 ? weight * (p[i][column] / sum[i] - 1.0f) : 0.0f;
+      pass_.scale(p[i], weight / sum[i], p.cols);
+      if (column >= 0) p[i][column] = at_target;
+    });
+  }
+
+  void adamw(const Tensor& tp, const Tensor& tg, const Tensor& tm, const Tensor& tv,
+             const AdamWStep& step) override {
+    const std::int64_t count = tp.numel();
+    flat<float>(tp, count);
+    const Rows p(tp);
+    const float* g = flat<float>(tg, count);
+    float *m = flat<float>(tm, count), *v = flat<float>(tv, count);
+    check(step.step >= 1, "adamw: steps count from 1");
+    const double t = static_cast<double>(step.step);
+    const auto f32 = [](double x) { return static_cast<float>(x); };
+    const AdamWFactors factors{.beta1 = f32(step.beta1),
+                               .one_minus_beta1 = f32(1 - step.beta1),
+                               .beta2 = f32(step.beta2),
+                               .one_minus_beta2 = f32(1 - step.beta2),
+                               .gradient_scale = f32(step.gradient_scale),
+                               .decay = f32(1 - step.lr * step.weight_decay),
+                               .rate = f32(step.lr / (1 - std::pow(step.beta1, t))),
+                               .root_scale = f32(1 / std::sqrt(1 - std::pow(step.beta2, t))),
+                               .eps = f32(step.eps)};
+    team_.each_span(p, true, [&](float* at, std::int64_t, std::int64_t first, std::int64_t n) {
+      pass_.adamw(at, g + first, m + first, v + first, factors, n);
+    });
+  }
+
+ private:
+  // first (cols) += column sums of row_term, second likewise when not null. Groups of rows are summed side by
+  // side and then added in order; there are as many groups as the rows ask for, whatever the number of
+  // threads.
+  template <class RowTerm>  // row_term(row, first column, columns, sum_first, sum_second)
+  void add_column_sums(std::int64_t rows, std::int64_t cols, float* first, float* second,
+                       const RowTerm& row_term) {
+    const std::int64_t groups = std::clamp<std::int64_t>(rows / 64, 1, most_groups);
+    float* sums = kept(column_sums_, column_sums_size).data<float>();
+    for (std::int64_t begin = 0; begin < cols; begin += strip) {
+      const std::int64_t count = std::min(strip, cols - begin), width = second == nullptr ? count : 2 * count;
+      team_.each_row(groups, rows / groups * count, [&](std::int64_t g) {
+        float* sum = sums + g * width;
+        std::fill_n(sum, width, 0.0f);
+        const Range part = split_range(rows, groups, g);
+        for (std::int64_t i = part.begin; i < part.end; ++i)
+          row_term(i, begin, count, sum, sum + width - count);
+      });
+      for (std::int64_t g = 1; g < groups; ++g) pass_.add(sums + g * width, sums, width);
+      pass_.add(sums, first + begin, count);
+      if (second != nullptr) pass_.add(sums + count, second + begin, count);
+    }
+  }
+
+  // Scratch, allocated when first needed and kept.
+  const Tensor& kept(Tensor& scratch, std::int64_t floats) {
+    if (!scratch.defined()) scratch = Tensor(arena_, MemoryCategory::other, DType::f32, {floats});
+    return scratch;
+  }
+
+  const Simd& pass_ = simd();
+  Arena& arena_;
+  const ThreadTeam team_;
+  Tensor tiles_, column_sums_;
+};
+
+}  // namespace
+
+std::unique_ptr<Kernels> make_cpu_kernels(Arena& arena, int threads) {
+  return std::make_unique<CpuKernels>(arena, threads);
+}
+
+std::int64_t cpu_kernels_scratch_bytes(int threads) {
+  return 4 * (threads * attention_scratch_per_thread() + column_sums_size);
+}
+
+}  // namespace echelon

@@ -1,0 +1,489 @@
+// Plain loops in f32 and f64, one thread, no vendor library: the yardstick that every faster kernel and every
+// mesh is measured against. Sums run in index order in the element type, so a rerun agrees to the last bit.
+// What kernels.h says is accumulated ("+=") is first summed on its own and then added once: the sum of one
+// microbatch does not depend on what the output held before.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "base/error.h"
+#include "tensor/attention_reference.h"
+#include "tensor/kernels.h"
+#include "tensor/reference_view.h"
+
+namespace echelon {
+namespace {
+
+template <class F>
+F gelu_tanh_argument(F x) {
+  constexpr F c = F(0.797884560802865355879892119868763737);  // sqrt(2 / pi)
+  return c * (x + F(0.044715) * x * x * x);
+}
+
+template <class F>
+F gelu_of(F x) {
+  return F(0.5) * x * (1 + std::tanh(gelu_tanh_argument(x)));
+}
+
+template <class F>
+F gelu_slope(F x) {
+  constexpr F c = F(0.797884560802865355879892119868763737);
+  const F tanh = std::tanh(gelu_tanh_argument(x));
+  return F(0.5) * (1 + tanh) + F(0.5) * x * (1 - tanh * tanh) * c * (1 + 3 * F(0.044715) * x * x);
+}
+
+template <class F>
+F sigmoid(F x) {
+  return 1 / (1 + std::exp(-x));
+}
+
+// Column of the local vocabulary part that row's target stands in, -1 when it is ignored or held elsewhere.
+std::int64_t local_column(std::int32_t id, std::int64_t first_id, std::int64_t columns) {
+  const std::int64_t column = id - first_id;
+  return column >= 0 && column < columns ? column : -1;
+}
+
+// op(b) is copied in panels of a few columns, so that the inner loop is contiguous whatever the transposes,
+// and one order of summation (k ascending) serves all four cases.
+template <class F>
+void matmul_of(const Tensor& ta, bool a_transposed, const Tensor& tb, bool b_transposed, const Tensor& tc,
+               bool accumulate) {
+  constexpr std::int64_t width = 16;  // as many running sums as fit in registers
+  const Matrix<F> a(ta), b(tb), c(tc);
+  const std::int64_t m = c.rows, n = c.cols, depth = a_transposed ? a.rows : a.cols;
+  check((a_transposed ? a.cols : a.rows) == m, "matmul: rows of a and c differ");
+  check((b_transposed ? b.cols : b.rows) == depth, "matmul: inner dimensions of a and b differ");
+  check((b_transposed ? b.rows : b.cols) == n, "matmul: columns of b and c differ");
+  std::vector<F> panel(static_cast<std::size_t>(depth * width));
+  for (std::int64_t begin = 0; begin < n; begin += width) {
+    const std::int64_t used = std::min(width, n - begin);
+    for (std::int64_t k = 0; k < depth; ++k)
+      for (std::int64_t j = 0; j < used; ++j)
+        panel[static_cast<std::size_t>(k * width + j)] = b_transposed ? b[begin + j][k] : b[k][begin + j];
+    for (std::int64_t i = 0; i < m; ++i) {
+      std::array<F, width> sum{};
+      for (std::int64_t k = 0; k < depth; ++k) {
+        const F factor = a_transposed ? a[k][i] : a[i][k];
+        const F* line = panel.data() + k * width;
+        for (std::size_t j = 0; j < width; ++j) sum[j] += factor * line[j];
+      }
+      for (std::int64_t j = 0; j < used; ++j) {
+        F& out = c[i][begin + j];
+        out = accumulate ? out + sum[static_cast<std::size_t>(j)] : sum[static_cast<std::size_t>(j)];
+      }
+    }
+  }
+}
+
+// total (C) += sum over rows of term(row, column).
+template <class F, class Term>
+void add_column_sums(std::int64_t rows, std::int64_t cols, F* total, const Term& term) {
+  for (std::int64_t j = 0; j < cols; ++j) {
+    F sum = 0;
+    for (std::int64_t i = 0; i < rows; ++i) sum += term(i, j);
+    total[j] += sum;
+  }
+}
+
+class ReferenceKernels final : public Kernels {
+ public:
+  void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& c,
+              bool accumulate) override {
+    with_float_type(c, [&]<class F>(F) {
+      matmul_of<F>(a, ta == Transpose::yes, b, tb == Transpose::yes, c, accumulate);
+    });
+  }
+
+  void fill(const Tensor& tx, double value) override {
+    with_float_type(tx, [&]<class F>(F) {
+      const Matrix<F> x(tx);
+      for (std::int64_t i = 0; i < x.rows; ++i) std::fill_n(x[i], x.cols, F(value));
+    });
+  }
+
+  void copy(const Tensor& from, const Tensor& to) override {
+    with_float_type(to, [&]<class F>(F) {
+      const Matrix<F> x(from), y(to);
+      check_same(x, y, "copy: shapes differ");
+      for (std::int64_t i = 0; i < x.rows; ++i) std::copy_n(x[i], x.cols, y[i]);
+    });
+  }
+
+  void add(const Tensor& tx, const Tensor& ty) override {
+    with_float_type(ty, [&]<class F>(F) {
+      const Matrix<F> x(tx), y(ty);
+      check_same(x, y, "add: shapes differ");
+      for (std::int64_t i = 0; i < x.rows; ++i)
+        for (std::int64_t j = 0; j < x.cols; ++j) y[i][j] += x[i][j];
+    });
+  }
+
+  void scale(const Tensor& tx, double factor) override {
+    with_float_type(tx, [&]<class F>(F) {
+      const Matrix<F> x(tx);
+      for (std::int64_t i = 0; i < x.rows; ++i)
+        for (std::int64_t j = 0; j < x.cols; ++j) x[i][j] *= F(factor);
+    });
+  }
+
+  double sum_squares(const Tensor& tx) override {
+    double sum = 0;
+    with_float_type(tx, [&]<class F>(F) {
+      const Matrix<F> x(tx);
+      for (std::int64_t i = 0; i < x.rows; ++i)
+        for (std::int64_t j = 0; j < x.cols; ++j) sum += double{x[i][j]} * double{x[i][j]};
+    });
+    return sum;
+  }
+
+  bool all_finite(const Tensor& tx) override {
+    bool finite = true;
+    with_float_type(tx, [&]<class F>(F) {
+      const Matrix<F> x(tx);
+      for (std::int64_t i = 0; i < x.rows && finite; ++i)
+        finite = std::all_of(x[i], x[i] + x.cols, [](F value) { return std::isfinite(value); });
+    });
+    return finite;
+  }
+
+  void add_bias(const Tensor& tbias, const Tensor& ty) override {
+    with_float_type(ty, [&]<class F>(F) {
+      const Matrix<F> y(ty);
+      const F* bias = flat<F>(tbias, y.cols);
+      for (std::int64_t i = 0; i < y.rows; ++i)
+        for (std::int64_t j = 0; j < y.cols; ++j) y[i][j] += bias[j];
+    });
+  }
+
+  void residual(const Tensor& tx, const Tensor& ty, const Tensor& tbias, const Tensor& tout) override {
+    with_float_type(tout, [&]<class F>(F) {
+      const Matrix<F> x(tx), y(ty), out(tout);
+      check_same(x, out, "residual: shapes differ");
+      check_same(y, out, "residual: shapes differ");
+      const F* bias = tbias.defined() ? flat<F>(tbias, out.cols) : nullptr;
+      for (std::int64_t i = 0; i < out.rows; ++i)
+        for (std::int64_t j = 0; j < out.cols; ++j) {
+          const F sum = x[i][j] + y[i][j];
+          out[i][j] = bias == nullptr ? sum : sum + bias[j];
+        }
+    });
+  }
+
+  void bias_gradient(const Tensor& tdy, const Tensor& tdbias) override {
+    with_float_type(tdy, [&]<class F>(F) {
+      const Matrix<F> dy(tdy);
+      add_column_sums(dy.rows, dy.cols, flat<F>(tdbias, dy.cols),
+                      [&](std::int64_t i, std::int64_t j) { return dy[i][j]; });
+    });
+  }
+
+  void layer_norm(const Tensor& tx, const Tensor& w, const Tensor& b, double eps, const Tensor& y,
+                  const Tensor& tstats) override {
+    with_float_type(tx, [&]<class F>(F) {
+      const Matrix<F> x(tx);
+      F* stats = flat<F>(tstats, 2 * x.rows);
+      const F columns = static_cast<F>(x.cols);
+      for (std::int64_t i = 0; i < x.rows; ++i) {
+        F mean = 0, variance = 0;
+        for (std::int64_t j = 0; j < x.cols; ++j) mean += x[i][j];
+        mean /= columns;
+        for (std::int64_t j = 0; j < x.cols; ++j) variance += (x[i][j] - mean) * (x[i][j] - mean);
+        stats[2 * i] = mean;
+        stats[2 * i + 1] = 1 / std::sqrt(variance / columns + F(eps));
+      }
+    });
+    layer_norm_again(tx, w, b, tstats, y);
+  }
+
+  void layer_norm_again(const Tensor& tx, const Tensor& tw, const Tensor& tb, const Tensor& tstats,
+                        const Tensor& ty) override {
+    with_float_type(tx, [&]<class F>(F) {
+      const Matrix<F> x(tx), y(ty);
+      check_same(x, y, "layer_norm: shapes differ");
+      const F *w = flat<F>(tw, x.cols), *b = flat<F>(tb, x.cols), *stats = flat<F>(tstats, 2 * x.rows);
+      for (std::int64_t i = 0; i < x.rows; ++i)
+        for (std::int64_t j = 0; j < x.cols; ++j)
+          y[i][j] = (x[i][j] - stats[2 * i]) * stats[2 * i + 1] * w[j] + b[j];
+    });
+  }
+
+  // With n = (x - mean) rstd and g = dy w: dx = rstd (g - mean(g) - n mean(g n)).
+  void layer_norm_backward_input(const Tensor& tdy, const Tensor& tx, const Tensor& tw, const Tensor& tstats,
+                                 const Tensor& tdx) override {
+    with_float_type(tx, [&]<class F>(F) {
+      const Matrix<F> dy(tdy), x(tx), dx(tdx);
+      check_same(dy, x, "layer_norm_backward_input: shapes differ");
+      check_same(dx, x, "layer_norm_backward_input: shapes differ");
+      const F *w = flat<F>(tw, x.cols), *stats = flat<F>(tstats, 2 * x.rows);
+      const F columns = static_cast<F>(x.cols);
+      for (std::int64_t i = 0; i < x.rows; ++i) {
+        const F mean = stats[2 * i], rstd = stats[2 * i + 1];
+        F mean_g = 0, mean_gn = 0;
+        for (std::int64_t j = 0; j < x.cols; ++j) {
+          mean_g += dy[i][j] * w[j];
+          mean_gn += dy[i][j] * w[j] * (x[i][j] - mean) * rstd;
+        }
+        mean_g /= columns;
+        mean_gn /= columns;
+        for (std::int64_t j = 0; j < x.cols; ++j)
+          dx[i][j] += rstd * (dy[i][j] * w[j] - mean_g - (x[i][j] - mean) * rstd * mean_gn);
+      }
+    });
+  }
+
+  void layer_norm_backward_weight(const Tensor& tdy, const Tensor& tx, const Tensor& tstats, const Tensor& dw,
+                                  const Tensor& db) override {
+    with_float_type(tx, [&]<class F>(F) {
+      const Matrix<F> dy(tdy), x(tx);
+      check_same(dy, x, "layer_norm_backward_weight: shapes differ");
+      const F* stats = flat<F>(tstats, 2 * x.rows);
+      add_column_sums(x.rows, x.cols, flat<F>(dw, x.cols), [&](std::int64_t i, std::int64_t j) {
+        return dy[i][j] * (x[i][j] - stats[2 * i]) * stats[2 * i + 1];
+      });
+    });
+    bias_gradient(tdy, db);
+  }
+
+  void rms_norm(const Tensor& tx, const Tensor& w, double eps, const Tensor& y,
+                const Tensor& tstats) override {
+    with_float_type(tx, [&]<class F>(F) {
+      const Matrix<F> x(tx);
+      F* rstd = flat<F>(tstats, x.rows);
+      for (std::int64_t i = 0; i < x.rows; ++i) {
+        F squares = 0;
+        for (std::int64_t j = 0; j < x.cols; ++j) squares += x[i][j] * x[i][j];
+        rstd[i] = 1 / std::sqrt(squares / static_cast<F>(x.cols) + F(eps));
+      }
+    });
+    rms_norm_again(tx, w, tstats, y);
+  }
+
+  void rms_norm_again(const Tensor& tx, const Tensor& tw, const Tensor& tstats, const Tensor& ty) override {
+    with_float_type(tx, [&]<class F>(F) {
+      const Matrix<F> x(tx), y(ty);
+      check_same(x, y, "rms_norm: shapes differ");
+      const F *w = flat<F>(tw, x.cols), *rstd = flat<F>(tstats, x.rows);
+      for (std::int64_t i = 0; i < x.rows; ++i)
+        for (std::int64_t j = 0; j < x.cols; ++j) y[i][j] = x[i][j] * rstd[i] * w[j];
+    });
+  }
+
+  // With n = x rstd and g = dy w: dx = rstd (g - n mean(g n)).
+  void rms_norm_backward_input(const Tensor& tdy, const Tensor& tx, const Tensor& tw, const Tensor& tstats,
+                               const Tensor& tdx) override {
+    with_float_type(tx, [&]<class F>(F) {
+      const Matrix<F> dy(tdy), x(tx), dx(tdx);
+      check_same(dy, x, "rms_norm_backward_input: shapes differ");
+      check_same(dx, x, "rms_norm_backward_input: shapes differ");
+      const F *w = flat<F>(tw, x.cols), *rstd = flat<F>(tstats, x.rows);
+      for (std::int64_t i = 0; i < x.rows; ++i) {
+        F mean_gn = 0;
+        for (std::int64_t j = 0; j < x.cols; ++j) mean_gn += dy[i][j] * w[j] * x[i][j] * rstd[i];
+        mean_gn /= static_cast<F>(x.cols);
+        for (std::int64_t j = 0; j < x.cols; ++j)
+          dx[i][j] += rstd[i] * (dy[i][j] * w[j] - x[i][j] * rstd[i] * mean_gn);
+      }
+    });
+  }
+
+  void rms_norm_backward_weight(const Tensor& tdy, const Tensor& tx, const Tensor& tstats,
+                                const Tensor& dw) override {
+    with_float_type(tx, [&]<class F>(F) {
+      const Matrix<F> dy(tdy), x(tx);
+      check_same(dy, x, "rms_norm_backward_weight: shapes differ");
+      const F* rstd = flat<F>(tstats, x.rows);
+      add_column_sums(x.rows, x.cols, flat<F>(dw, x.cols),
+                      [&](std::int64_t i, std::int64_t j) { return dy[i][j] * x[i][j] * rstd[i]; });
+    });
+  }
+
+  void gelu(const Tensor& th, const Tensor& bias, const Tensor& ty) override {
+    if (bias.defined()) add_bias(bias, th);
+    with_float_type(th, [&]<class F>(F) {
+      const Matrix<F> h(th), y(ty);
+      check_same(h, y, "gelu: shapes differ");
+      for (std::int64_t i = 0; i < h.rows; ++i)
+        for (std::int64_t j = 0; j < h.cols; ++j) y[i][j] = gelu_of(h[i][j]);
+    });
+  }
+
+  void gelu_backward(const Tensor& th, const Tensor& tdy) override {
+    with_float_type(th, [&]<class F>(F) {
+      const Matrix<F> h(th), dy(tdy);
+      check_same(h, dy, "gelu_backward: shapes differ");
+      for (std::int64_t i = 0; i < h.rows; ++i)
+        for (std::int64_t j = 0; j < h.cols; ++j) {
+          dy[i][j] *= gelu_slope(h[i][j]);
+          h[i][j] = gelu_of(h[i][j]);
+        }
+    });
+  }
+
+  void swiglu(const Tensor& gate_up, const Tensor& ty) override {
+    with_float_type(ty, [&]<class F>(F) {
+      const Matrix<F> x(gate_up), y(ty);
+      check(x.rows == y.rows && x.cols == 2 * y.cols, "swiglu: gate_up is not twice as wide as y");
+      for (std::int64_t i = 0; i < y.rows; ++i)
+        for (std::int64_t j = 0; j < y.cols; ++j) y[i][j] = x[i][j] * sigmoid(x[i][j]) * x[i][y.cols + j];
+    });
+  }
+
+  void swiglu_backward(const Tensor& gate_up, const Tensor& tdy) override {
+    with_float_type(tdy, [&]<class F>(F) {
+      const Matrix<F> x(gate_up), dy(tdy);
+      check(x.rows == dy.rows && x.cols == 2 * dy.cols,
+            "swiglu_backward: gate_up is not twice as wide as dy");
+      for (std::int64_t i = 0; i < dy.rows; ++i)
+        for (std::int64_t j = 0; j < dy.cols; ++j) {
+          const F gate = x[i][j], up = x[i][dy.cols + j], d = dy[i][j], open = sigmoid(gate);
+          x[i][j] = d * up * open * (1 + gate * (1 - open));
+          x[i][dy.cols + j] = d * gate * open;
+          dy[i][j] = gate * open * up;
+        }
+    });
+  }
+
+  // Angles are made in double: in f32 the angle of a late position is off by more than the arithmetic that
+  // follows.
+  void rope(const Tensor& tx, std::int64_t head_dim, std::int64_t seq_len, std::int64_t first_position,
+            double theta, bool inverse) override {
+    with_float_type(tx, [&]<class F>(F) {
+      const Matrix<F> x(tx);
+      check(head_dim > 0 && head_dim % 2 == 0 && x.cols % head_dim == 0,
+            "rope: columns are not heads of even size");
+      check(seq_len > 0 && x.rows % seq_len == 0, "rope: rows are not whole sequences");
+      const std::int64_t half = head_dim / 2;
+      for (std::int64_t pair = 0; pair < half; ++pair) {
+        const double frequency =
+            std::pow(theta, -2.0 * static_cast<double>(pair) / static_cast<double>(head_dim));
+        for (std::int64_t r = 0; r < x.rows; ++r) {
+          const double angle = static_cast<double>(first_position + r % seq_len) * frequency;
+          const F c = F(std::cos(angle)), s = F(inverse ? -std::sin(angle) : std::sin(angle));
+          for (std::int64_t j = pair; j < x.cols; j += head_dim) {
+            const F low = x[r][j], high = x[r][j + half];
+            x[r][j] = low * c - high * s;
+            x[r][j + half] = high * c + low * s;
+          }
+        }
+      }
+    });
+  }
+
+  void attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape,
+                 const Tensor& out, const Tensor& lse) override {
+    with_float_type(out, [&]<class F>(F) { reference_attention<F>(q, k, v, shape, out, lse); });
+  }
+
+  void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                          const Tensor& dout, const Tensor& lse, const AttentionShape& shape,
+                          const Tensor& dq, const Tensor& dk, const Tensor& dv) override {
+    with_float_type(out, [&]<class F>(F) {
+      reference_attention_backward<F>(q, k, v, out, dout, lse, shape, dq, dk, dv);
+    });
+  }
+
+  void embedding(const Tensor& tids, const Tensor& ttable, std::int64_t first_id, const Tensor& ty) override {
+    with_float_type(ty, [&]<class F>(F) {
+      const Matrix<F> table(ttable), y(ty);
+      check(table.cols == y.cols, "embedding: widths of the table and y differ");
+      const std::int32_t* ids = flat<std::int32_t>(tids, y.rows);
+      for (std::int64_t i = 0; i < y.rows; ++i) {
+        const std::int64_t row = local_column(ids[i], first_id, table.rows);
+        if (row >= 0)
+          std::copy_n(table[row], y.cols, y[i]);
+        else
+          std::fill_n(y[i], y.cols, F(0));
+      }
+    });
+  }
+
+  void embedding_backward(const Tensor& tids, const Tensor& tdy, std::int64_t first_id,
+                          const Tensor& tdtable) override {
+    with_float_type(tdy, [&]<class F>(F) {
+      const Matrix<F> dy(tdy), dtable(tdtable);
+      check(dtable.cols == dy.cols, "embedding_backward: widths of the table and dy differ");
+      const std::int32_t* ids = flat<std::int32_t>(tids, dy.rows);
+      for (std::int64_t i = 0; i < dy.rows; ++i) {
+        const std::int64_t row = local_column(ids[i], first_id, dtable.rows);
+        if (row < 0) continue;
+        for (std::int64_t j = 0; j < dy.cols; ++j) dtable[row][j] += dy[i][j];
+      }
+    });
+  }
+
+  void row_max(const Tensor& tlogits, const Tensor& tmax) override {
+    with_float_type(tlogits, [&]<class F>(F) {
+      const Matrix<F> logits(tlogits);
+      F* max = flat<F>(tmax, logits.rows);
+      for (std::int64_t i = 0; i < logits.rows; ++i) {
+        max[i] = -std::numeric_limits<F>::infinity();
+        for (std::int64_t j = 0; j < logits.cols; ++j) max[i] = std::max(max[i], logits[i][j]);
+      }
+    });
+  }
+
+  void exp_sum(const Tensor& tlogits, const Tensor& tmax, const Tensor& ttargets, std::int64_t first_id,
+               const Tensor& tsum, const Tensor& ttarget) override {
+    with_float_type(tlogits, [&]<class F>(F) {
+      const Matrix<F> logits(tlogits);
+      const F* max = flat<F>(tmax, logits.rows);
+      const std::int32_t* targets = flat<std::int32_t>(ttargets, logits.rows);
+      F *sum = flat<F>(tsum, logits.rows), *target = flat<F>(ttarget, logits.rows);
+      for (std::int64_t i = 0; i < logits.rows; ++i) {
+        const std::int64_t column = local_column(targets[i], first_id, logits.cols);
+        target[i] = column >= 0 ? logits[i][column] - max[i] : F(0);
+        sum[i] = 0;
+        for (std::int64_t j = 0; j < logits.cols; ++j)
+          sum[i] += logits[i][j] = std::exp(logits[i][j] - max[i]);
+      }
+    });
+  }
+
+  void cross_entropy_backward(const Tensor& tp, const Tensor& tsum, const Tensor& ttargets,
+                              std::int64_t first_id, double loss_scale) override {
+    with_float_type(tp, [&]<class F>(F) {
+      const Matrix<F> p(tp);
+      const F* sum = flat<F>(tsum, p.rows);
+      const std::int32_t* targets = flat<std::int32_t>(ttargets, p.rows);
+      for (std::int64_t i = 0; i < p.rows; ++i) {
+        if (targets[i] < 0) {
+          std::fill_n(p[i], p.cols, F(0));
+          continue;
+        }
+        const std::int64_t column = local_column(targets[i], first_id, p.cols);
+        for (std::int64_t j = 0; j < p.cols; ++j)
+          p[i][j] = F(loss_scale) * (p[i][j] / sum[i] - (j == column ? F(1) : F(0)));
+      }
+    });
+  }
+
+  void adamw(const Tensor& tp, const Tensor& tg, const Tensor& tm, const Tensor& tv,
+             const AdamWStep& step) override {
+    with_float_type(tp, [&]<class F>(F) {
+      const std::int64_t count = tp.numel();
+      F *p = flat<F>(tp, count), *m = flat<F>(tm, count), *v = flat<F>(tv, count);
+      const F* gradient = flat<F>(tg, count);
+      check(step.step >= 1, "adamw: steps count from 1");
+      const double t = static_cast<double>(step.step);
+      const F beta1 = F(step.beta1), rest1 = F(1 - step.beta1), correction1 = F(1 - std::pow(step.beta1, t));
+      const F beta2 = F(step.beta2), rest2 = F(1 - step.beta2), correction2 = F(1 - std::pow(step.beta2, t));
+      const F scale = F(step.gradient_scale), lr = F(step.lr), eps = F(step.eps),
+              keep = F(1 - step.lr * step.weight_decay);
+      for (std::int64_t i = 0; i < count; ++i) {
+        const F g = scale * gradient[i];
+        m[i] = beta1 * m[i] + rest1 * g;
+        v[i] = beta2 * v[i] + rest2 * g * g;
+        p[i] = keep * p[i] - lr * (m[i] / correction1) / (std::sqrt(v[i] / correction2) + eps);
+      }
+    });
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Kernels> make_reference_kernels() { return std::make_unique<ReferenceKernels>(); }
+
+}  // namespace echelon

@@ -1,0 +1,15 @@
+// Chosen by CMake where the CPU kernels are not built (ECHELON_CPU_KERNELS=OFF).
+#include "base/error.h"
+#include "tensor/kernels.h"
+
+namespace echelon {
+
+std::unique_ptr<Kernels> make_cpu_kernels(Arena&, int) {
+  refuse(
+      "--dtype f32: this build has no CPU kernels (ECHELON_CPU_KERNELS=OFF); legal: f64, on the reference "
+      "kernels");
+}
+
+std::int64_t cpu_kernels_scratch_bytes(int) { return 0; }
+
+}  // namespace echelon

@@ -1,0 +1,46 @@
+// How the reference kernels look at tensors: typed rows, checked once per call.
+#pragma once
+
+#include <cstdint>
+
+#include "base/error.h"
+#include "tensor/tensor.h"
+
+namespace echelon {
+
+// A tensor as a matrix (leading dimensions folded into rows), m[row][column]. Rows may be further apart than
+// they are long. Throws InvariantError when the tensor is undefined or its elements are not F.
+template <class F>
+struct Matrix {
+  explicit Matrix(const Tensor& t)
+      : data(t.data<F>()), rows(t.rows()), cols(t.cols()), stride(t.row_stride()) {
+    check(t.defined() || t.numel() == 0, "kernel called with an undefined tensor");
+  }
+  F* operator[](std::int64_t row) const { return data + row * stride; }
+
+  F* data;
+  std::int64_t rows, cols, stride;
+};
+
+template <class F>
+void check_same(const Matrix<F>& x, const Matrix<F>& y, const char* what) {
+  check(x.rows == y.rows && x.cols == y.cols, what);
+}
+
+// The `count` elements of a contiguous tensor of any shape.
+template <class T>
+T* flat(const Tensor& t, std::int64_t count) {
+  check(t.defined() || t.numel() == 0, "kernel called with an undefined tensor");
+  check(t.contiguous() && t.numel() == count, "kernel called with a vector of the wrong length");
+  return t.data<T>();
+}
+
+// Calls body(float{}) or body(double{}) after the tensor's dtype.
+template <class Body>
+void with_float_type(const Tensor& t, const Body& body) {
+  if (t.dtype() == DType::f32) return body(float{});
+  if (t.dtype() == DType::f64) return body(double{});
+  throw InvariantError("internal error: kernel called with an integer tensor where floats belong");
+}
+
+}  // namespace echelon

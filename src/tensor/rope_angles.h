@@ -1,0 +1,70 @@
+// Cosines and sines of RoPE (Su 2021), position after position, without a table of positions.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+
+namespace echelon {
+
+// For up to 64 pairs of a head. In double, because in f32 the angle of a late position is off by more than
+// the arithmetic that follows. From one position to the next by a turn; exactly anew at every multiple of 64,
+// so that a position's numbers depend on the position alone.
+class RopeAngles {
+ public:
+  static constexpr std::int64_t most_pairs = 64;
+
+  // Pairs [first_pair, first_pair + pairs) of a head of head_dim elements; pair i turns by theta^(-2i /
+  // head_dim) a position.
+  RopeAngles(double theta, std::int64_t head_dim, std::int64_t first_pair, std::int64_t pairs)
+      : pairs_(pairs) {
+    for (std::int64_t i = 0; i < pairs; ++i) {
+      const double exponent = -2.0 * static_cast<double>(first_pair + i) / static_cast<double>(head_dim);
+      frequency_[at(i)] = std::pow(theta, exponent);
+      step_cosine_[at(i)] = std::cos(frequency_[at(i)]);
+      step_sine_[at(i)] = std::sin(frequency_[at(i)]);
+    }
+  }
+
+  void move_to(std::int64_t position) {
+    if (position == position_) return;
+    if (position < position_ || position / anew != position_ / anew || position_ < 0)
+      start_at(position / anew * anew);
+    while (position_ < position) next();
+    for (std::int64_t i = 0; i < pairs_; ++i) {
+      cosine_f32_[at(i)] = static_cast<float>(cosine_[at(i)]);
+      sine_f32_[at(i)] = static_cast<float>(sine_[at(i)]);
+    }
+  }
+  const float* cosine() const { return cosine_f32_.data(); }
+  const float* sine() const { return sine_f32_.data(); }
+
+ private:
+  static constexpr std::int64_t anew = 64;
+  template <class F>
+  using Row = std::array<F, most_pairs>;
+  static std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+  void start_at(std::int64_t position) {
+    position_ = position;
+    for (std::int64_t i = 0; i < pairs_; ++i) {
+      const double angle = static_cast<double>(position) * frequency_[at(i)];
+      cosine_[at(i)] = std::cos(angle);
+      sine_[at(i)] = std::sin(angle);
+    }
+  }
+  void next() {
+    ++position_;
+    for (std::int64_t i = 0; i < pairs_; ++i) {
+      const double c = cosine_[at(i)], s = sine_[at(i)];
+      cosine_[at(i)] = c * step_cosine_[at(i)] - s * step_sine_[at(i)];
+      sine_[at(i)] = s * step_cosine_[at(i)] + c * step_sine_[at(i)];
+    }
+  }
+
+  std::int64_t pairs_, position_ = -1;
+  Row<double> frequency_, step_cosine_, step_sine_, cosine_, sine_;
+  Row<float> cosine_f32_, sine_f32_;
+};
+
+}  // namespace echelon

@@ -1,0 +1,86 @@
+#include "tensor/tensor.h"
+
+#include <functional>
+#include <numeric>
+#include <type_traits>
+
+#include "base/error.h"
+
+namespace echelon {
+
+static std::int64_t product(const std::vector<std::int64_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>());
+}
+
+Tensor::Tensor(Arena& arena, MemoryCategory category, DType dtype, std::vector<std::int64_t> shape)
+    : dtype_(dtype), shape_(std::move(shape)), row_stride_(shape_.empty() ? 1 : shape_.back()) {
+  owner_ = arena.allocate(static_cast<std::size_t>(product(shape_) * element_bytes(dtype)), category);
+  data_ = owner_->data;
+}
+
+Tensor Tensor::view_of(void* data, DType dtype, std::vector<std::int64_t> shape) {
+  Tensor t;
+  t.data_ = static_cast<std::byte*>(data);
+  t.dtype_ = dtype;
+  t.shape_ = std::move(shape);
+  t.row_stride_ = t.shape_.empty() ? 1 : t.shape_.back();
+  return t;
+}
+
+std::int64_t Tensor::numel() const { return product(shape_); }
+
+std::int64_t Tensor::cols() const { return shape_.empty() ? 1 : shape_.back(); }
+
+std::int64_t Tensor::rows() const {
+  std::int64_t count = 1;
+  for (std::size_t i = 0; i + 1 < shape_.size(); ++i) count *= shape_[i];
+  return count;
+}
+
+template <class T>
+T* Tensor::data() const {
+  constexpr DType wanted = std::is_same_v<T, float>    ? DType::f32
+                           : std::is_same_v<T, double> ? DType::f64
+                                                       : DType::i32;
+  check(dtype_ == wanted, "tensor read as another dtype than it has");
+  return reinterpret_cast<T*>(data_);
+}
+template float* Tensor::data<float>() const;
+template double* Tensor::data<double>() const;
+template std::int32_t* Tensor::data<std::int32_t>() const;
+
+Tensor Tensor::row_range(std::int64_t begin, std::int64_t end) const {
+  check(0 <= begin && begin <= end && end <= rows(), "row range lies outside the tensor");
+  Tensor t = *this;
+  t.shape_ = {end - begin, cols()};
+  t.data_ += begin * row_stride_ * element_bytes(dtype_);
+  return t;
+}
+
+Tensor Tensor::column_range(std::int64_t begin, std::int64_t end) const {
+  check(shape_.size() == 2 && 0 <= begin && begin <= end && end <= cols(),
+        "column range lies outside the matrix");
+  Tensor t = *this;
+  t.shape_[1] = end - begin;
+  t.data_ += begin * element_bytes(dtype_);
+  return t;
+}
+
+Tensor Tensor::reshape(std::vector<std::int64_t> shape) const {
+  check(contiguous() && product(shape) == numel(), "reshape needs a contiguous tensor of the same size");
+  Tensor t = *this;
+  t.shape_ = std::move(shape);
+  t.row_stride_ = t.cols();
+  return t;
+}
+
+Tensor Tensor::flat_range(std::int64_t begin, std::int64_t end) const {
+  check(contiguous() && 0 <= begin && begin <= end && end <= numel(), "flat range lies outside the tensor");
+  Tensor t = *this;
+  t.shape_ = {end - begin};
+  t.row_stride_ = end - begin;
+  t.data_ += begin * element_bytes(dtype_);
+  return t;
+}
+
+}  // namespace echelon

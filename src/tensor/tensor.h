@@ -1,0 +1,58 @@
+// A typed view of memory that it may share. No gradient, no graph.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "spec/dtype.h"
+#include "tensor/arena.h"
+
+namespace echelon {
+
+// Row-major. The innermost dimension is contiguous; a 2-D view may have rows further apart than its columns
+// (a column range of a wider matrix). Copying a Tensor copies the view, never the data.
+class Tensor {
+ public:
+  Tensor() = default;  // empty: defined() is false
+  // Allocates from the arena, contents undefined.
+  Tensor(Arena& arena, MemoryCategory category, DType dtype, std::vector<std::int64_t> shape);
+  // A view of memory that the caller keeps alive.
+  static Tensor view_of(void* data, DType dtype, std::vector<std::int64_t> shape);
+
+  bool defined() const { return data_ != nullptr; }
+  DType dtype() const { return dtype_; }
+  const std::vector<std::int64_t>& shape() const { return shape_; }
+  std::int64_t dim(int i) const { return shape_[static_cast<std::size_t>(i)]; }
+  std::int64_t numel() const;
+  std::int64_t bytes() const { return numel() * element_bytes(dtype_); }
+  // 2-D: rows() x cols(), rows row_stride() elements apart. Other shapes: the leading dimensions folded into
+  // rows.
+  std::int64_t rows() const;
+  std::int64_t cols() const;
+  std::int64_t row_stride() const { return row_stride_; }
+  bool contiguous() const { return row_stride_ == cols() || rows() <= 1; }
+
+  // T must be float, double or std::int32_t and match dtype() (checked).
+  template <class T>
+  T* data() const;
+  void* raw() const { return data_; }
+
+  Tensor row_range(std::int64_t begin,
+                   std::int64_t end) const;  // 2-D or folded: rows [begin, end), 2-D result
+  Tensor column_range(std::int64_t begin, std::int64_t end) const;  // 2-D
+  Tensor reshape(std::vector<std::int64_t> shape) const;            // contiguous only
+  // Elements [begin, end) of a contiguous tensor as a 1-D view.
+  Tensor flat_range(std::int64_t begin, std::int64_t end) const;
+  Tensor flat() const { return flat_range(0, numel()); }
+
+ private:
+  std::shared_ptr<Block> owner_;
+  std::byte* data_ = nullptr;
+  DType dtype_ = DType::f32;
+  std::vector<std::int64_t> shape_;
+  std::int64_t row_stride_ = 0;
+};
+
+}  // namespace echelon

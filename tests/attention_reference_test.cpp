@@ -1,0 +1,200 @@
+#include "tensor/attention_reference.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "base/error.h"
+#include "tensor_checks.h"
+
+namespace echelon {
+namespace {
+
+using namespace checks;
+
+constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+
+struct Problem {
+  Arena arena;
+  AttentionShape shape;
+  std::int64_t stride, kv_rows;
+  Tensor q, k, v, out, lse, dout, dq, dk, dv;
+
+  explicit Problem(const AttentionShape& s) : shape(s) {
+    stride = s.kv_batch_stride > 0 ? s.kv_batch_stride : s.kv_len;
+    kv_rows = (s.batch - 1) * stride + s.kv_len;
+    const std::int64_t q_rows = s.batch * s.q_len, width = s.num_heads * s.head_dim,
+                       kv_width = s.num_kv_heads * s.head_dim;
+    q = random_strided(arena, q_rows, width, 1);
+    k = random_strided(arena, kv_rows, kv_width, 2);
+    v = random_strided(arena, kv_rows, kv_width, 3);
+    dout = random_strided(arena, q_rows, width, 4);
+    // Rows between two sequences are not keys: whoever reads them gets nan.
+    for_each_gap([&](std::int64_t row) {
+      for (std::int64_t j = 0; j < kv_width; ++j) at(k, row, j) = at(v, row, j) = nan;
+    });
+    out = constant(arena, {q_rows, width}, nan);
+    lse = constant(arena, {s.batch * s.num_heads * s.q_len}, nan);
+    dq = constant(arena, {q_rows, width}, nan);
+    dk = constant(arena, {kv_rows, kv_width}, nan);
+    dv = constant(arena, {kv_rows, kv_width}, nan);
+  }
+
+  template <class Body>
+  void for_each_gap(const Body& body) const {
+    for (std::int64_t row = 0; row < kv_rows; ++row)
+      if (row % stride >= shape.kv_len) body(row);
+  }
+
+  void forward() { reference_attention<double>(q, k, v, shape, out, lse); }
+  void backward() { reference_attention_backward<double>(q, k, v, out, dout, lse, shape, dq, dk, dv); }
+};
+
+// softmax(scale Q K^T + mask) V of one head of one sequence with the whole matrix at hand; the mask is
+// -infinity.
+void expect_matches_full_matrix(const Problem& problem) {
+  const AttentionShape& s = problem.shape;
+  const double tolerance = 16 * epsilon * std::sqrt(static_cast<double>(s.kv_len * s.head_dim));
+  for (std::int64_t b = 0; b < s.batch; ++b)
+    for (std::int64_t h = 0; h < s.num_heads; ++h) {
+      const std::int64_t kv_head = h * s.num_kv_heads / s.num_heads;
+      std::vector<std::vector<double>> matrix(static_cast<std::size_t>(s.q_len));
+      for (std::int64_t t = 0; t < s.q_len; ++t) {
+        auto& line = matrix[static_cast<std::size_t>(t)];
+        long double sum = 0;
+        for (std::int64_t j = 0; j < s.kv_len; ++j) {
+          double score = j <= s.q_offset + t ? 0 : -std::numeric_limits<double>::infinity();
+          for (std::int64_t d = 0; d < s.head_dim; ++d)
+            score += s.scale * at(problem.q, b * s.q_len + t, h * s.head_dim + d) *
+                     at(problem.k, b * problem.stride + j, kv_head * s.head_dim + d);
+          line.push_back(std::exp(score));
+          sum += line.back();
+        }
+        EXPECT_NEAR(problem.lse.data<double>()[(b * s.num_heads + h) * s.q_len + t],
+                    std::log(static_cast<double>(sum)), tolerance);
+        for (std::int64_t d = 0; d < s.head_dim; ++d) {
+          long double mean = 0;
+          for (std::int64_t j = 0; j < s.kv_len; ++j)
+            if (line[static_cast<std::size_t>(j)] > 0)
+              mean += line[static_cast<std::size_t>(j)] / sum *
+                      at(problem.v, b * problem.stride + j, kv_head * s.head_dim + d);
+          EXPECT_NEAR(at(problem.out, b * s.q_len + t, h * s.head_dim + d), static_cast<double>(mean),
+                      tolerance)
+              << "sequence " << b << " head " << h << " query " << t << " element " << d;
+        }
+      }
+    }
+}
+
+std::vector<AttentionShape> shapes() {
+  return {
+      {.batch = 1, .q_len = 1, .kv_len = 1, .num_heads = 1, .num_kv_heads = 1, .head_dim = 1},
+      {.batch = 2, .q_len = 5, .kv_len = 5, .num_heads = 2, .num_kv_heads = 2, .head_dim = 3, .scale = 0.6},
+      // grouped queries
+      {.batch = 2, .q_len = 4, .kv_len = 4, .num_heads = 6, .num_kv_heads = 2, .head_dim = 2, .scale = 0.7},
+      // later queries over a cache with room left
+      {.batch = 2,
+       .q_len = 2,
+       .kv_len = 5,
+       .num_heads = 2,
+       .num_kv_heads = 1,
+       .head_dim = 4,
+       .q_offset = 3,
+       .kv_batch_stride = 8,
+       .scale = 0.5},
+      // all keys stand before all queries
+      {.batch = 1, .q_len = 3, .kv_len = 4, .num_heads = 1, .num_kv_heads = 1, .head_dim = 2, .q_offset = 9},
+  };
+}
+
+class AttentionReference : public ::testing::TestWithParam<AttentionShape> {};
+INSTANTIATE_TEST_SUITE_P(Shapes, AttentionReference, ::testing::ValuesIn(shapes()));
+
+TEST_P(AttentionReference, MatchesTheFullMatrix) {
+  Problem problem(GetParam());
+  problem.forward();
+  expect_matches_full_matrix(problem);
+}
+
+TEST_P(AttentionReference, GradientsMatchDifferences) {
+  Problem problem(GetParam());
+  problem.forward();
+  problem.backward();
+  const auto loss = [&] {
+    problem.forward();
+    return inner(problem.out, problem.dout);
+  };
+  expect_gradient(problem.q, problem.dq, loss, "dq");
+  // Rows between two sequences stay as they were, and no difference is taken there.
+  problem.for_each_gap([&](std::int64_t row) {
+    EXPECT_TRUE(std::isnan(at(problem.dk, row)) && std::isnan(at(problem.dv, row)));
+  });
+  for (std::int64_t b = 0; b < problem.shape.batch; ++b) {
+    const std::int64_t first = b * problem.stride, last = first + problem.shape.kv_len;
+    expect_gradient(problem.k.row_range(first, last), problem.dk.row_range(first, last), loss, "dk");
+    expect_gradient(problem.v.row_range(first, last), problem.dv.row_range(first, last), loss, "dv");
+  }
+}
+
+// What ring attention rests on: keys in two blocks, their results joined through lse, are the whole; and each
+// block's backward pass with the joined out and lse gives its part of the gradients. Here the second block
+// starts after the first queries, which see none of it.
+TEST(AttentionReference, BlocksOfKeysJoinThroughLse) {
+  const std::int64_t cut = 2, length = 6;
+  Problem whole(
+      {.batch = 1, .q_len = length, .kv_len = length, .num_heads = 2, .num_kv_heads = 1, .head_dim = 3});
+  whole.forward();
+  whole.backward();
+
+  Arena& arena = whole.arena;
+  const Tensor out = constant(arena, whole.out.shape(), 0), dq_sum = constant(arena, whole.dq.shape(), 0);
+  for (std::int64_t begin : {std::int64_t{0}, cut}) {
+    AttentionShape shape = whole.shape;
+    const std::int64_t end = begin == 0 ? cut : length;
+    shape.kv_len = end - begin;
+    shape.q_offset = -begin;
+    const Tensor k = whole.k.row_range(begin, end), v = whole.v.row_range(begin, end);
+    const Tensor part = constant(arena, out.shape(), nan), lse = constant(arena, whole.lse.shape(), nan);
+    reference_attention<double>(whole.q, k, v, shape, part, lse);
+    for_each(out, [&](std::int64_t t, std::int64_t j) {
+      const std::int64_t index = j / shape.head_dim * length + t;
+      at(out, t, j) += std::exp(lse.data<double>()[index] - whole.lse.data<double>()[index]) * at(part, t, j);
+    });
+    EXPECT_EQ(std::isinf(lse.data<double>()[0]), begin > 0);
+
+    const Tensor dq = constant(arena, out.shape(), nan), dk = constant(arena, k.shape(), nan),
+                 dv = constant(arena, v.shape(), nan);
+    reference_attention_backward<double>(whole.q, k, v, whole.out, whole.dout, whole.lse, shape, dq, dk, dv);
+    for_each(dq, [&](std::int64_t t, std::int64_t j) { at(dq_sum, t, j) += at(dq, t, j); });
+    expect_near(dk, whole.dk.row_range(begin, end), 32 * epsilon);
+    expect_near(dv, whole.dv.row_range(begin, end), 32 * epsilon);
+  }
+  expect_near(out, whole.out, 32 * epsilon);
+  expect_near(dq_sum, whole.dq, 32 * epsilon);
+}
+
+TEST(AttentionReference, SurvivesScoresThatOverflowExp) {
+  Problem problem({.batch = 1, .q_len = 3, .kv_len = 3, .head_dim = 2, .scale = 1e4});
+  problem.forward();
+  for_each(problem.out,
+           [&](std::int64_t i, std::int64_t j) { EXPECT_TRUE(std::isfinite(at(problem.out, i, j))); });
+}
+
+TEST(AttentionReference, RefusesBrokenShapes) {
+  Problem problem({.batch = 1, .q_len = 2, .kv_len = 2, .num_heads = 2, .num_kv_heads = 2, .head_dim = 2});
+  problem.shape.num_heads = 3;
+  EXPECT_THROW(problem.forward(), InvariantError);  // 3 heads over 2 key/value heads
+  problem.shape.num_heads = 2;
+  problem.shape.kv_len = 3;
+  EXPECT_THROW(problem.forward(), InvariantError);  // more keys than rows
+  problem.shape.kv_len = 2;
+  problem.shape.kv_batch_stride = 1;
+  EXPECT_THROW(problem.forward(), InvariantError);
+  problem.shape.kv_batch_stride = 0;
+  EXPECT_NO_THROW(problem.forward());
+}
+
+}  // namespace
+}  // namespace echelon

@@ -1,0 +1,427 @@
+// Every fast kernel against the reference in f64, on one thread and on several: the difference is bounded by
+// c eps(f32) sqrt(length of the longest sum), and the bits do not depend on the number of threads.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "base/error.h"
+#include "base/philox.h"
+#include "tensor/kernels.h"
+
+namespace echelon {
+namespace {
+
+constexpr double eps = std::numeric_limits<float>::epsilon();
+constexpr float frame_value = 7.0f;
+
+// The same numbers three times: f64 for the reference, f32 for the kernels on one thread and on several.
+struct Operand {
+  Tensor exact, one, several;
+};
+
+struct Size {
+  std::int64_t rows, cols;
+};
+// Rows and columns around the widths of vectors; the last ones are large enough for threads and for groups of
+// rows.
+const std::vector<Size> sizes{{1, 1}, {3, 7}, {7, 64}, {2, 100}, {70, 257}, {200, 100}};
+
+class KernelsCpu : public ::testing::Test {
+ protected:
+  Arena arena;
+  std::unique_ptr<Kernels> reference = make_reference_kernels();
+  std::unique_ptr<Kernels> one = make_cpu_kernels(arena, 1), several = make_cpu_kernels(arena, 3);
+  std::uint64_t draws = 0;
+
+  // Normal numbers, `scale` times; a strided operand is a column range of a wider matrix filled with
+  // frame_value.
+  Operand random(std::int64_t rows, std::int64_t cols, bool strided = false, double scale = 1.0) {
+    const Philox numbers(11, Stream::test, draws++);
+    std::vector<double> values(static_cast<std::size_t>(rows * cols));
+    numbers.fill_normal(0, values.size(), values.data());
+    const auto make = [&]<class F>(DType dtype, F) {
+      Tensor whole(arena, MemoryCategory::other, dtype, {rows, cols + (strided ? 5 : 0)});
+      std::fill_n(whole.data<F>(), whole.numel(), F(frame_value));
+      const Tensor t = strided ? whole.column_range(2, 2 + cols) : whole;
+      for (std::int64_t i = 0; i < rows; ++i)
+        for (std::int64_t j = 0; j < cols; ++j)
+          t.data<F>()[i * t.row_stride() + j] =
+              static_cast<float>(scale * values[static_cast<std::size_t>(i * cols + j)]);
+      return t;
+    };
+    return {make(DType::f64, double()), make(DType::f32, float()), make(DType::f32, float())};
+  }
+  Operand vector(std::int64_t n) { return flatten(random(1, n)); }
+  static Operand flatten(const Operand& x) { return {x.exact.flat(), x.one.flat(), x.several.flat()}; }
+  static Operand columns(const Operand& x, std::int64_t begin, std::int64_t end) {
+    return {x.exact.column_range(begin, end), x.one.column_range(begin, end),
+            x.several.column_range(begin, end)};
+  }
+
+  Tensor ids(const std::vector<std::int32_t>& values) {
+    Tensor t(arena, MemoryCategory::other, DType::i32, {static_cast<std::int64_t>(values.size())});
+    std::copy(values.begin(), values.end(), t.data<std::int32_t>());
+    return t;
+  }
+
+  // call(kernels, of): of(operand) is the operand's tensor for these kernels.
+  template <class Call>
+  void run(const Call& call) {
+    call(*reference, [](const Operand& x) { return x.exact; });
+    call(*one, [](const Operand& x) { return x.one; });
+    call(*several, [](const Operand& x) { return x.several; });
+  }
+
+  static void expect_close(const Operand& x, std::int64_t length, double c, const char* what) {
+    double largest = 1;
+    const auto each = [&](const auto& body) {
+      for (std::int64_t i = 0; i < x.one.rows(); ++i)
+        for (std::int64_t j = 0; j < x.one.cols(); ++j)
+          body(x.exact.data<double>()[i * x.exact.row_stride() + j],
+               x.one.data<float>()[i * x.one.row_stride() + j],
+               x.several.data<float>()[i * x.several.row_stride() + j], i, j);
+    };
+    each([&](double exact, float, float, auto, auto) {
+      if (std::isfinite(exact)) largest = std::max(largest, std::abs(exact));
+    });
+    const double tolerance = c * eps * std::sqrt(static_cast<double>(length)) * largest;
+    std::int64_t wrong = 0, different = 0, row = -1, col = -1;
+    each([&](double exact, float a, float b, std::int64_t i, std::int64_t j) {
+      if (!(static_cast<double>(a) == exact || std::abs(static_cast<double>(a) - exact) <= tolerance)) {
+        ++wrong;
+        row = i, col = j;
+      }
+      if (std::memcmp(&a, &b, sizeof(a)) != 0) ++different;
+    });
+    if (wrong > 0) {
+      ADD_FAILURE() << what << " " << x.one.rows() << " x " << x.one.cols() << ": " << wrong
+                    << " elements off by more than " << tolerance << ", the last at " << row << ", " << col
+                    << ": " << x.exact.data<double>()[row * x.exact.row_stride() + col] << " expected, not "
+                    << x.one.data<float>()[row * x.one.row_stride() + col];
+    }
+    EXPECT_EQ(different, 0) << what << " " << x.one.rows() << " x " << x.one.cols()
+                            << ": threads change the bits";
+    if (x.one.row_stride() != x.one.cols()) {
+      for (std::int64_t i = 0; i < x.one.rows(); ++i) {
+        const float* first = x.one.data<float>() + i * x.one.row_stride();
+        for (std::int64_t j : {std::int64_t{-2}, std::int64_t{-1}, x.one.cols(), x.one.cols() + 2})
+          EXPECT_EQ(first[j], frame_value) << what << ": written outside of row " << i;
+      }
+    }
+  }
+};
+
+TEST_F(KernelsCpu, Matmul) {
+  const std::vector<std::vector<std::int64_t>> shapes{
+      {1, 1, 1},     {7, 100, 257},  {70, 257, 64},  {257, 130, 100}, {2, 1100, 65}, {1, 600, 300},
+      {600, 1, 300}, {300, 17, 900}, {65, 64, 2000}, {400, 300, 70},  {3, 2, 0}};
+  for (const auto& s : shapes)
+    for (bool ta : {false, true})
+      for (bool tb : {false, true})
+        for (bool strided : {false, true}) {
+          const Operand a = random(ta ? s[2] : s[0], ta ? s[0] : s[2], strided);
+          const Operand b = random(tb ? s[1] : s[2], tb ? s[2] : s[1], strided),
+                        c = random(s[0], s[1], strided);
+          run([&](Kernels& k, auto of) {
+            const Transpose turn_a = ta ? Transpose::yes : Transpose::no,
+                            turn_b = tb ? Transpose::yes : Transpose::no;
+            k.matmul(of(a), turn_a, of(b), turn_b, of(c), strided);
+          });
+          expect_close(c, s[2] + 1, 1, "matmul");
+        }
+}
+
+TEST_F(KernelsCpu, MatmulBitsDoNotDependOnThreads) {
+  const std::vector<std::vector<std::int64_t>> shapes{
+      {300, 17, 3000}, {64, 64, 4096}, {130, 768, 1500}, {1, 768, 768}, {770, 129, 900}};
+  for (const auto& s : shapes)
+    for (bool tb : {false, true}) {
+      const Operand a = random(s[0], s[2]), b = random(tb ? s[1] : s[2], tb ? s[2] : s[1]),
+                    c = random(s[0], s[1]);
+      const Transpose turn = tb ? Transpose::yes : Transpose::no;
+      one->matmul(a.one, Transpose::no, b.one, turn, c.one, false);
+      for (int threads : {2, 4}) {
+        make_cpu_kernels(arena, threads)->matmul(a.one, Transpose::no, b.one, turn, c.several, false);
+        EXPECT_EQ(std::memcmp(c.one.raw(), c.several.raw(), static_cast<std::size_t>(c.one.bytes())), 0)
+            << s[0] << " " << s[1] << " " << s[2] << " on " << threads;
+      }
+    }
+}
+
+TEST_F(KernelsCpu, ElementPasses) {
+  for (const auto& [rows, cols] : sizes)
+    for (bool strided : {false, true}) {
+      const Operand x = random(rows, cols, strided), y = random(rows, cols, strided),
+                    z = random(rows, cols, strided);
+      const Operand bias = vector(cols), sum = vector(cols);
+      run([&](Kernels& k, auto of) {
+        k.add(of(x), of(y));
+        k.scale(of(y), 0.7);
+        k.add_bias(of(bias), of(y));
+        k.copy(of(y), of(z));
+        k.residual(of(x), of(z), of(bias), of(z));
+        k.bias_gradient(of(z), of(sum));
+      });
+      expect_close(y, 1, 4, "add, scale, add_bias");
+      expect_close(z, 1, 4, "copy, residual");
+      expect_close(sum, rows, 4, "bias_gradient");
+      run([&](Kernels& k, auto of) {
+        k.residual(of(x), of(y), Tensor(), of(y));
+        k.fill(of(x), 2.5);
+      });
+      expect_close(y, 1, 4, "residual without bias");
+      expect_close(x, 1, 0, "fill");
+    }
+}
+
+TEST_F(KernelsCpu, SumSquaresAndAllFinite) {
+  for (const auto& [rows, cols] : sizes)
+    for (bool strided : {false, true}) {
+      const Operand x = random(rows, cols, strided);
+      const double exact = reference->sum_squares(x.exact), sum = one->sum_squares(x.one);
+      EXPECT_NEAR(sum, exact, 1e-12 * exact);
+      EXPECT_EQ(sum, several->sum_squares(x.several));
+      for (float bad : {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
+                        std::numeric_limits<float>::quiet_NaN()})
+        for (std::int64_t i : {std::int64_t{0}, rows - 1}) {
+          EXPECT_TRUE(several->all_finite(x.several));
+          float& element = x.several.data<float>()[i * x.several.row_stride() + cols - 1];
+          const float before = element;
+          element = bad;
+          EXPECT_FALSE(several->all_finite(x.several));
+          EXPECT_FALSE(one->all_finite(x.several));
+          element = before;
+        }
+    }
+}
+
+TEST_F(KernelsCpu, LayerNorm) {
+  for (const auto& [rows, cols] : sizes)
+    for (bool strided : {false, true}) {
+      const Operand x = random(rows, cols, strided), dy = random(rows, cols, strided),
+                    dx = random(rows, cols, strided);
+      const Operand y = random(rows, cols, strided), again = random(rows, cols, strided),
+                    stats = random(rows, 2);
+      const Operand w = vector(cols), b = vector(cols), dw = vector(cols), db = vector(cols);
+      run([&](Kernels& k, auto of) {
+        k.layer_norm(of(x), of(w), of(b), 1e-2, of(y), of(stats));
+        k.layer_norm_again(of(x), of(w), of(b), of(stats), of(again));
+        k.layer_norm_backward_input(of(dy), of(x), of(w), of(stats), of(dx));
+        k.layer_norm_backward_weight(of(dy), of(x), of(stats), of(dw), of(db));
+      });
+      expect_close(y, cols, 8, "layer_norm"), expect_close(again, cols, 8, "layer_norm_again");
+      expect_close(stats, cols, 8, "layer_norm stats"),
+          expect_close(dx, cols, 8, "layer_norm_backward_input");
+      expect_close(dw, rows, 8, "layer_norm dw"), expect_close(db, rows, 8, "layer_norm db");
+    }
+}
+
+TEST_F(KernelsCpu, RmsNorm) {
+  for (const auto& [rows, cols] : sizes)
+    for (bool strided : {false, true}) {
+      const Operand x = random(rows, cols, strided), dy = random(rows, cols, strided),
+                    dx = random(rows, cols, strided);
+      const Operand y = random(rows, cols, strided), again = random(rows, cols, strided),
+                    stats = random(rows, 1);
+      const Operand w = vector(cols), dw = vector(cols);
+      run([&](Kernels& k, auto of) {
+        k.rms_norm(of(x), of(w), 1e-2, of(y), of(stats));
+        k.rms_norm_again(of(x), of(w), of(stats), of(again));
+        k.rms_norm_backward_input(of(dy), of(x), of(w), of(stats), of(dx));
+        k.rms_norm_backward_weight(of(dy), of(x), of(stats), of(dw));
+      });
+      expect_close(y, cols, 8, "rms_norm"), expect_close(again, cols, 8, "rms_norm_again");
+      expect_close(stats, cols, 8, "rms_norm stats"), expect_close(dx, cols, 8, "rms_norm_backward_input");
+      expect_close(dw, rows, 8, "rms_norm dw");
+    }
+}
+
+TEST_F(KernelsCpu, Gates) {
+  for (const auto& [rows, cols] : sizes)
+    for (double scale : {1.0, 30.0})  // 30: both tails of the sigmoid
+      for (bool strided : {false, true}) {
+        const Operand h = random(rows, cols, strided, scale), dy = random(rows, cols, strided),
+                      bias = vector(cols);
+        const Operand y = random(rows, cols, strided), in_place = random(rows, cols, strided, scale);
+        run([&](Kernels& k, auto of) {
+          k.gelu(of(h), of(bias), of(y));
+          k.gelu_backward(of(h), of(dy));
+          k.gelu(of(in_place), Tensor(), of(in_place));
+        });
+        expect_close(y, 1, 8, "gelu"), expect_close(in_place, 1, 8, "gelu in place");
+        expect_close(h, 1, 8, "gelu_backward y"), expect_close(dy, 1, 16 * scale, "gelu_backward dh");
+        const Operand gate_up = random(rows, 2 * cols, strided, scale), z = random(rows, cols, strided);
+        const Operand dz = random(rows, cols, strided);
+        run([&](Kernels& k, auto of) {
+          k.swiglu(of(gate_up), of(z));
+          k.swiglu_backward(of(gate_up), of(dz));
+        });
+        expect_close(z, 1, 8, "swiglu"), expect_close(dz, 1, 8, "swiglu_backward y");
+        expect_close(gate_up, 1, 8 * scale, "swiglu_backward");
+      }
+}
+
+TEST_F(KernelsCpu, Rope) {
+  for (std::int64_t head_dim : {2, 6, 64, 100})
+    for (bool strided : {false, true}) {
+      const Operand x = random(2 * 35, 4 * head_dim, strided);
+      run([&](Kernels& k, auto of) {
+        k.rope(of(x), head_dim, 35, 1000, 1e4, false);
+        k.rope(of(x), head_dim, 70, 3, 1e4, true);
+        k.rope(of(x), head_dim, 70, 3, 1e4, true);
+      });
+      expect_close(x, 1, 8, "rope");
+    }
+}
+
+TEST_F(KernelsCpu, Embedding) {
+  for (const auto& [rows, cols] : sizes) {
+    std::vector<std::int32_t> values;
+    for (std::int64_t i = 0; i < rows; ++i) values.push_back(static_cast<std::int32_t>(i * i % 17 - 1));
+    const Tensor tokens = ids(values);
+    const Operand table = random(9, cols), y = random(rows, cols, true), dtable = random(9, cols);
+    const Operand dy = random(rows, cols);
+    run([&](Kernels& k, auto of) {
+      k.embedding(tokens, of(table), 3, of(y));
+      k.embedding_backward(tokens, of(dy), 3, of(dtable));
+    });
+    expect_close(y, 1, 0, "embedding"), expect_close(dtable, rows, 2, "embedding_backward");
+  }
+}
+
+TEST_F(KernelsCpu, CrossEntropy) {
+  for (const auto& [rows, cols] : sizes)
+    for (bool strided : {false, true}) {
+      std::vector<std::int32_t> values;  // some ignored, some held elsewhere
+      for (std::int64_t i = 0; i < rows; ++i)
+        values.push_back(static_cast<std::int32_t>(i * 31 % (cols + 4) - 1));
+      const Tensor targets = ids(values);
+      const Operand p = random(rows, cols, strided, 10.0), max = vector(rows), sum = vector(rows),
+                    target = vector(rows);
+      run([&](Kernels& k, auto of) {
+        k.row_max(of(p), of(max));
+        k.exp_sum(of(p), of(max), targets, 1, of(sum), of(target));
+      });
+      expect_close(max, 1, 0, "row_max"), expect_close(p, 1, 8, "exp_sum p");
+      expect_close(sum, cols, 4, "exp_sum"), expect_close(target, 1, 2, "exp_sum target");
+      run([&](Kernels& k, auto of) { k.cross_entropy_backward(of(p), of(sum), targets, 1, 0.25); });
+      expect_close(p, cols, 4, "cross_entropy_backward");
+    }
+}
+
+TEST_F(KernelsCpu, AdamW) {
+  for (std::int64_t n : {1, 7, 100, 40001}) {
+    const Operand p = vector(n), g = vector(n), m = vector(n), v = vector(n);
+    const auto positive = [](double x) { return std::abs(x); };
+    std::transform(v.exact.data<double>(), v.exact.data<double>() + n, v.exact.data<double>(), positive);
+    for (const Tensor& t : {v.one, v.several})
+      std::transform(t.data<float>(), t.data<float>() + n, t.data<float>(),
+                     [](float x) { return std::abs(x); });
+    const AdamWStep step{.lr = 1e-1,
+                         .beta1 = 0.9,
+                         .beta2 = 0.99,
+                         .eps = 1e-5,
+                         .weight_decay = 0.1,
+                         .step = 3,
+                         .gradient_scale = 0.5};
+    run([&](Kernels& k, auto of) { k.adamw(of(p), of(g), of(m), of(v), step); });
+    expect_close(p, 1, 16, "adamw p"), expect_close(m, 1, 4, "adamw m"), expect_close(v, 1, 4, "adamw v");
+  }
+}
+
+TEST_F(KernelsCpu, Attention) {
+  const std::vector<AttentionShape> shapes{
+      {.batch = 1, .q_len = 1, .kv_len = 1, .num_heads = 1, .num_kv_heads = 1, .head_dim = 7},
+      {.batch = 2, .q_len = 70, .kv_len = 70, .num_heads = 4, .num_kv_heads = 2, .head_dim = 64},
+      {.batch = 1, .q_len = 257, .kv_len = 257, .num_heads = 3, .num_kv_heads = 1, .head_dim = 20},
+      {.batch = 1, .q_len = 600, .kv_len = 600, .num_heads = 2, .num_kv_heads = 1, .head_dim = 16},
+      // a token after a cache, and a block of tokens after a cache that has more room
+      {.batch = 3,
+       .q_len = 1,
+       .kv_len = 100,
+       .num_heads = 2,
+       .num_kv_heads = 2,
+       .head_dim = 64,
+       .q_offset = 99},
+      {.batch = 2,
+       .q_len = 33,
+       .kv_len = 100,
+       .num_heads = 4,
+       .num_kv_heads = 2,
+       .head_dim = 20,
+       .q_offset = 67,
+       .kv_batch_stride = 130},
+      // a block of a ring: sees every key; keys that nobody sees; queries that see nothing
+      {.batch = 1,
+       .q_len = 130,
+       .kv_len = 700,
+       .num_heads = 2,
+       .num_kv_heads = 2,
+       .head_dim = 16,
+       .q_offset = 900},
+      {.batch = 2,
+       .q_len = 40,
+       .kv_len = 600,
+       .num_heads = 2,
+       .num_kv_heads = 2,
+       .head_dim = 16,
+       .q_offset = 5},
+      {.batch = 1,
+       .q_len = 300,
+       .kv_len = 100,
+       .num_heads = 1,
+       .num_kv_heads = 1,
+       .head_dim = 16,
+       .q_offset = -140}};
+  for (AttentionShape s : shapes) {
+    s.scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
+    const std::int64_t c = s.num_heads * s.head_dim, kv = s.num_kv_heads * s.head_dim, n = s.batch * s.q_len;
+    const std::int64_t rows = s.kv_batch_stride > 0 ? s.batch * s.kv_batch_stride : s.batch * s.kv_len;
+    const Operand q = random(n, c, true), keys_values = random(rows, 2 * kv), out = random(n, c, true);
+    const Operand k = columns(keys_values, 0, kv), v = columns(keys_values, kv, 2 * kv);
+    const Operand lse = vector(s.batch * s.num_heads * s.q_len), dout = random(n, c), dq = random(n, c, true);
+    const Operand dkv = random(rows, 2 * kv), dk = columns(dkv, 0, kv), dv = columns(dkv, kv, 2 * kv);
+    run([&](Kernels& kernels, auto of) {
+      kernels.attention(of(q), of(k), of(v), s, of(out), of(lse));
+      kernels.attention_backward(of(q), of(k), of(v), of(out), of(dout), of(lse), s, of(dq), of(dk), of(dv));
+    });
+    expect_close(out, s.kv_len, 4, "attention"), expect_close(lse, s.kv_len, 4, "attention lse");
+    expect_close(dq, s.kv_len, 8, "attention dq"), expect_close(dkv, s.q_len, 8, "attention dk, dv");
+  }
+}
+
+TEST_F(KernelsCpu, ScratchIsAllocatedOnce) {
+  const Operand x = random(200, 64), w = vector(64), dw = vector(64), db = vector(64), stats = random(200, 2);
+  const Operand q = random(200, 64), lse = vector(200), d1 = random(200, 64), d2 = random(200, 64),
+                d3 = random(200, 64);
+  const AttentionShape s{.batch = 1, .q_len = 200, .kv_len = 200, .head_dim = 64};
+  const auto step = [&] {
+    several->layer_norm_backward_weight(x.one, x.one, stats.one, dw.one, db.one);
+    several->rope(x.one, 64, 200, 0, 1e4, false);
+    several->attention(q.one, q.one, q.one, s, x.one, lse.one);
+    several->attention_backward(q.one, q.one, q.one, x.one, x.one, lse.one, s, d1.one, d2.one, d3.one);
+  };
+  step();
+  const std::int64_t before = arena.system_allocations();
+  const Memory live = arena.live();
+  step();
+  EXPECT_EQ(arena.system_allocations(), before);
+  EXPECT_EQ(arena.live(), live);
+}
+
+TEST_F(KernelsCpu, OtherTypesAndShapesAreRefused) {
+  const Operand x = random(4, 8), y = random(4, 9);
+  EXPECT_THROW(one->scale(x.exact, 2), InvariantError);
+  EXPECT_THROW(one->add(x.one, y.one), InvariantError);
+  EXPECT_THROW(one->matmul(x.one, Transpose::no, y.one, Transpose::no, y.one, false), InvariantError);
+  EXPECT_THROW(one->fill(Tensor(), 1), InvariantError);
+}
+
+}  // namespace
+}  // namespace echelon

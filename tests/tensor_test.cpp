@@ -1,0 +1,230 @@
+#include "tensor/tensor.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+
+namespace echelon {
+namespace {
+
+using Shape = std::vector<std::int64_t>;
+
+// 0, 1, 2, ... as a tensor over memory that lives as long as the test.
+struct Counted {
+  std::vector<float> values;
+  Tensor tensor;
+  explicit Counted(const Shape& shape) {
+    std::int64_t count = 1;
+    for (std::int64_t extent : shape) count *= extent;
+    values.resize(static_cast<std::size_t>(count));
+    std::iota(values.begin(), values.end(), 0.0f);
+    tensor = Tensor::view_of(values.data(), DType::f32, shape);
+  }
+};
+
+float at(const Tensor& t, std::int64_t i, std::int64_t j) { return t.data<float>()[i * t.row_stride() + j]; }
+
+TEST(Tensor, ElementSizesAndNames) {
+  EXPECT_EQ(element_bytes(DType::f32), 4);
+  EXPECT_EQ(element_bytes(DType::f64), 8);
+  EXPECT_EQ(element_bytes(DType::i32), 4);
+  EXPECT_STREQ(dtype_name(DType::f64), "f64");
+}
+
+TEST(Tensor, DefaultIsUndefinedAndAllocatedIsNot) {
+  EXPECT_FALSE(Tensor().defined());
+  Arena arena;
+  EXPECT_TRUE(Tensor(arena, MemoryCategory::other, DType::f32, {3}).defined());
+  // An empty part (a rank that holds none of a parameter) is a tensor all the same.
+  const Tensor empty(arena, MemoryCategory::other, DType::f32, {0, 4});
+  EXPECT_TRUE(empty.defined());
+  EXPECT_EQ(empty.numel(), 0);
+  EXPECT_EQ(empty.rows(), 0);
+}
+
+TEST(Tensor, FoldsLeadingDimensionsIntoRows) {
+  const Counted t({2, 3, 4});
+  EXPECT_EQ(t.tensor.numel(), 24);
+  EXPECT_EQ(t.tensor.bytes(), 96);
+  EXPECT_EQ(t.tensor.rows(), 6);
+  EXPECT_EQ(t.tensor.cols(), 4);
+  EXPECT_EQ(t.tensor.dim(1), 3);
+  EXPECT_TRUE(t.tensor.contiguous());
+  const Counted line({5});
+  EXPECT_EQ(line.tensor.rows(), 1);
+  EXPECT_EQ(line.tensor.cols(), 5);
+}
+
+TEST(Tensor, RowRangeIsAMatrixOverTheSameMemory) {
+  const Counted t({2, 3, 4});
+  const Tensor rows = t.tensor.row_range(2, 5);
+  EXPECT_EQ(rows.shape(), (Shape{3, 4}));
+  EXPECT_TRUE(rows.contiguous());
+  EXPECT_EQ(at(rows, 0, 0), 8);
+  EXPECT_EQ(at(rows, 2, 3), 19);
+  rows.data<float>()[0] = -1;
+  EXPECT_EQ(t.values[8], -1);
+  EXPECT_EQ(t.tensor.row_range(6, 6).numel(), 0);
+}
+
+TEST(Tensor, ColumnRangeKeepsTheRowStride) {
+  const Counted t({3, 5});
+  const Tensor columns = t.tensor.column_range(1, 3);
+  EXPECT_EQ(columns.shape(), (Shape{3, 2}));
+  EXPECT_EQ(columns.row_stride(), 5);
+  EXPECT_FALSE(columns.contiguous());
+  EXPECT_EQ(at(columns, 2, 1), 12);
+  // Ranges of ranges.
+  const Tensor inner = columns.row_range(1, 3).column_range(1, 2);
+  EXPECT_EQ(inner.shape(), (Shape{2, 1}));
+  EXPECT_EQ(at(inner, 0, 0), 7);
+  EXPECT_EQ(at(inner, 1, 0), 12);
+  // All columns, or one row, leave no gap.
+  EXPECT_TRUE(t.tensor.column_range(0, 5).contiguous());
+  EXPECT_TRUE(columns.row_range(1, 2).contiguous());
+}
+
+TEST(Tensor, ReshapeAndFlatRangeNeedContiguousMemory) {
+  const Counted t({3, 4});
+  const Tensor folded = t.tensor.reshape({2, 3, 2});
+  EXPECT_EQ(folded.rows(), 6);
+  EXPECT_EQ(at(folded, 5, 1), 11);
+  EXPECT_EQ(at(t.tensor.flat_range(5, 9), 0, 3), 8);
+  EXPECT_EQ(t.tensor.flat().shape(), (Shape{12}));
+  // One row of a wider matrix has no gap, and must not inherit the matrix's stride.
+  const Tensor row = t.tensor.row_range(1, 2).column_range(1, 3).reshape({2, 1});
+  EXPECT_EQ(at(row, 1, 0), 6);
+
+  const Tensor columns = t.tensor.column_range(0, 2);
+  EXPECT_THROW(columns.reshape({6}), InvariantError);
+  EXPECT_THROW(columns.flat(), InvariantError);
+  EXPECT_THROW(t.tensor.reshape({5, 2}), InvariantError);
+}
+
+TEST(Tensor, RangesOutsideAreInvariantErrors) {
+  const Counted t({3, 4});
+  EXPECT_THROW(t.tensor.row_range(0, 4), InvariantError);
+  EXPECT_THROW(t.tensor.row_range(-1, 2), InvariantError);
+  EXPECT_THROW(t.tensor.row_range(2, 1), InvariantError);
+  EXPECT_THROW(t.tensor.column_range(3, 5), InvariantError);
+  EXPECT_THROW(t.tensor.flat_range(0, 13), InvariantError);
+  EXPECT_THROW(t.tensor.reshape({2, 3, 2}).column_range(0, 1), InvariantError);  // 2-D only
+}
+
+TEST(Tensor, DataChecksTheDType) {
+  const Counted t({2});
+  EXPECT_NO_THROW(t.tensor.data<float>());
+  EXPECT_THROW(t.tensor.data<double>(), InvariantError);
+  EXPECT_THROW(t.tensor.data<std::int32_t>(), InvariantError);
+}
+
+TEST(Tensor, ViewsKeepTheMemoryAlive) {
+  Arena arena;
+  Tensor view;
+  {
+    const Tensor t(arena, MemoryCategory::activations, DType::f64, {4, 4});
+    view = t.row_range(1, 2).column_range(0, 2);
+  }
+  EXPECT_EQ(arena.live()[MemoryCategory::activations], 128);
+  view = Tensor();
+  EXPECT_EQ(arena.live().total(), 0);
+}
+
+TEST(Arena, AccountsBytesByCategoryAndRemembersThePeak) {
+  Arena arena;
+  const Tensor parameters(arena, MemoryCategory::parameters, DType::f32, {10});
+  {
+    const Tensor activations(arena, MemoryCategory::activations, DType::f32, {25});
+    EXPECT_EQ(arena.live()[MemoryCategory::parameters], 40);
+    EXPECT_EQ(arena.live()[MemoryCategory::activations], 100);
+    EXPECT_EQ(arena.live().total(), 140);
+  }
+  // More in another category, less in total: the peak is the moment above.
+  const Tensor gradients(arena, MemoryCategory::gradients, DType::f32, {20});
+  EXPECT_EQ(arena.live().total(), 120);
+  EXPECT_EQ(arena.peak().total(), 140);
+  EXPECT_EQ(arena.peak()[MemoryCategory::activations], 100);
+  EXPECT_EQ(arena.peak()[MemoryCategory::gradients], 0);
+  arena.reset_peak();
+  EXPECT_EQ(arena.peak(), arena.live());
+}
+
+TEST(Arena, BlocksAreAlignedAndApart) {
+  Arena arena;
+  const auto one = arena.allocate(1, MemoryCategory::other), two = arena.allocate(100, MemoryCategory::other),
+             none = arena.allocate(0, MemoryCategory::other);
+  for (const auto& block : {one, two, none}) {
+    ASSERT_NE(block->data, nullptr);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(block->data) % 64, 0u);
+  }
+  EXPECT_EQ(arena.live().total(), 101);
+  EXPECT_GE(arena.held_bytes(), 101u);
+}
+
+// A training step allocates the same sizes in the same order, several at once.
+void one_step(Arena& arena) {
+  std::vector<Tensor> stash;
+  for (std::int64_t microbatch = 0; microbatch < 4; ++microbatch) {
+    const Tensor scratch(arena, MemoryCategory::other, DType::f32, {1000 + 37 * microbatch});
+    for (std::int64_t layer = 0; layer < 3; ++layer)
+      stash.emplace_back(arena, MemoryCategory::activations, DType::f32, Shape{64, 16 + layer});
+    if (microbatch > 1) stash.erase(stash.begin());
+  }
+}
+
+TEST(Arena, ARepeatedPatternAsksTheSystemForNothing) {
+  Arena arena;
+  one_step(arena);
+  const std::int64_t allocations = arena.system_allocations();
+  const std::size_t held = arena.held_bytes();
+  EXPECT_GT(allocations, 0);
+  EXPECT_EQ(arena.live().total(), 0);
+  for (int step = 0; step < 5; ++step) one_step(arena);
+  EXPECT_EQ(arena.system_allocations(), allocations);
+  EXPECT_EQ(arena.held_bytes(), held);
+}
+
+TEST(Arena, ReuseCountsWhatWasAskedNotWhatIsHeld) {
+  Arena arena;
+  arena.allocate(1024, MemoryCategory::other).reset();
+  const auto smaller = arena.allocate(1000, MemoryCategory::other);
+  EXPECT_EQ(arena.system_allocations(), 1);
+  EXPECT_EQ(arena.live().total(), 1000);
+  EXPECT_EQ(arena.held_bytes(), 1024u);
+}
+
+TEST(Arena, AMuchLargerBlockIsNotSpentOnASmallRequest) {
+  Arena arena;
+  arena.allocate(1 << 20, MemoryCategory::other).reset();
+  const auto small = arena.allocate(64, MemoryCategory::other);
+  const auto large = arena.allocate(1 << 20, MemoryCategory::other);
+  EXPECT_EQ(arena.system_allocations(), 2);
+}
+
+TEST(Arena, TheLimitThrowsAndLeavesTheAccountWhole) {
+  Arena arena(1000);
+  const Tensor kept(arena, MemoryCategory::parameters, DType::f32, {150});
+  const Memory before = arena.live();
+  try {
+    const Tensor refused(arena, MemoryCategory::activations, DType::f32, {101});
+    FAIL() << "1004 bytes fitted into 1000";
+  } catch (const RunError& error) {
+    EXPECT_NE(std::string(error.what()).find("activations"), std::string::npos) << error.what();
+  }
+  EXPECT_EQ(arena.live(), before);
+  EXPECT_EQ(arena.peak(), before);
+  EXPECT_EQ(arena.system_allocations(), 1);
+  // Exactly the limit fits, and so does the same again after it was given back.
+  for (int i = 0; i < 2; ++i) {
+    const Tensor fits(arena, MemoryCategory::activations, DType::f32, {100});
+    EXPECT_EQ(arena.live().total(), 1000);
+  }
+}
+
+}  // namespace
+}  // namespace echelon
