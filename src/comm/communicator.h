@@ -1,0 +1,81 @@
+// One group of ranks along one mesh axis, and the eight verbs. The seam between Echelon and what moves the
+// bytes.
+//
+// Laws. Every rank of the group calls the same collectives in the same order. A send posts and returns; each
+// directed pair of ranks is one in-order channel. Sums are taken in the order of group ranks, whatever the
+// order of arrival. Buffers handed to a verb must stay untouched until its Pending has been waited for (it
+// keeps the views alive). A rank that disagrees on verb, counts or dtype, throws, or does not arrive before
+// the deadline makes every rank of the job throw CommError; nothing hangs.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "spec/traffic.h"
+#include "tensor/tensor.h"
+
+namespace echelon {
+
+enum class ReduceOp { sum, max };
+
+// What a backend knows of one operation under way.
+class Operation {
+ public:
+  virtual ~Operation() = default;
+  // Does what can be done without waiting; true when finished.
+  virtual bool progress() = 0;
+  // Waits until finished. CommError on abort, mismatch or time-out.
+  virtual void wait() = 0;
+};
+
+// Handle on an operation under way. A default-constructed one is finished.
+class Pending {
+ public:
+  Pending() = default;
+  explicit Pending(std::shared_ptr<Operation> operation) : operation_(std::move(operation)) {}
+  // Lets the operation advance between two pieces of computation; true when finished.
+  bool progress() {
+    if (operation_ && operation_->progress()) operation_.reset();
+    return operation_ == nullptr;
+  }
+  void wait() {
+    if (operation_) operation_->wait();
+    operation_.reset();
+  }
+
+ private:
+  std::shared_ptr<Operation> operation_;
+};
+
+// Tensors are contiguous and of any dtype (sums: f32, f64, i32); only the element count matters, not the
+// shape.
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  virtual int rank() const = 0;  // in the group
+  virtual int size() const = 0;
+
+  // In place. `x` has the same element count on every rank.
+  [[nodiscard]] virtual Pending all_reduce(const Tensor& x, ReduceOp op = ReduceOp::sum) = 0;
+  // in: counts[rank()] elements; out: sum of counts, in rank order. `in` may be its own place inside `out`.
+  [[nodiscard]] virtual Pending all_gather(const Tensor& in, const Tensor& out,
+                                           std::span<const std::int64_t> counts) = 0;
+  // in: sum of counts elements (clobbered never); out: counts[rank()], the sum over ranks of their part for
+  // me.
+  [[nodiscard]] virtual Pending reduce_scatter(const Tensor& in, const Tensor& out,
+                                               std::span<const std::int64_t> counts) = 0;
+  // in: send_counts[i] elements for rank i, in rank order; out: recv_counts[i] elements from rank i, in rank
+  // order.
+  [[nodiscard]] virtual Pending all_to_all(const Tensor& in, std::span<const std::int64_t> send_counts,
+                                           const Tensor& out, std::span<const std::int64_t> recv_counts) = 0;
+  [[nodiscard]] virtual Pending broadcast(const Tensor& x, int root) = 0;
+  // The message is copied or handed over before send's Pending finishes; a send never waits for its receive.
+  [[nodiscard]] virtual Pending send(const Tensor& x, int to) = 0;
+  [[nodiscard]] virtual Pending recv(const Tensor& x, int from) = 0;
+  [[nodiscard]] virtual Pending barrier() = 0;
+};
+
+}  // namespace echelon

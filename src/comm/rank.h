@@ -1,0 +1,53 @@
+// All that one rank needs: where it stands in the mesh, its device, and its communicators. Built once and
+// passed down.
+#pragma once
+
+#include <array>
+#include <memory>
+
+#include "comm/communicator.h"
+#include "comm/threads.h"
+#include "spec/mesh.h"
+#include "spec/traffic.h"
+#include "tensor/kernels.h"
+
+namespace echelon {
+
+class Rank {
+ public:
+  // Joins the groups of every axis in `world`. `arena` and `kernels` belong to this rank's thread and outlive
+  // it.
+  Rank(ThreadWorld& world, const Mesh& mesh, int index, DType dtype, Arena& arena, Kernels& kernels);
+
+  const Mesh& mesh() const { return mesh_; }
+  int index() const { return index_; }
+  int coordinate(Axis axis) const { return mesh_.coordinate(index_, axis); }
+  int size(Axis axis) const { return mesh_.size(axis); }
+  DType dtype() const { return dtype_; }
+  Arena& arena() const { return arena_; }
+  Kernels& kernels() const { return kernels_; }
+
+  // Ranks that differ along one axis only.
+  Communicator& along(Axis axis) const { return *axes_[static_cast<std::size_t>(axis)]; }
+  // Blocks of `replicas` neighbouring ranks of the tp group: those that hold the same key/value head.
+  Communicator& tp_replicas(int replicas) const;
+  // What this rank has sent so far.
+  const Traffic& traffic() const { return *traffic_; }
+
+  Tensor activation(std::vector<std::int64_t> shape) const {
+    return {arena_, MemoryCategory::activations, dtype_, std::move(shape)};
+  }
+
+ private:
+  ThreadWorld& world_;
+  Mesh mesh_;
+  int index_;
+  DType dtype_;
+  Arena& arena_;
+  Kernels& kernels_;
+  std::unique_ptr<Traffic> traffic_;
+  std::array<std::unique_ptr<Communicator>, all_axes.size()> axes_;
+  mutable std::unique_ptr<Communicator> replicas_;  // joined at first use
+};
+
+}  // namespace echelon

@@ -1,0 +1,235 @@
+#include "comm/thread_job.h"
+
+#include <fmt/ranges.h>
+#include <hwy/cache_control.h>
+
+#include <algorithm>
+#include <thread>
+
+namespace echelon {
+
+using Clock = std::chrono::steady_clock;
+
+namespace {
+// Shorter than putting a thread to sleep and waking it.
+constexpr std::chrono::microseconds spin_time{20};
+}  // namespace
+
+ThreadJob::ThreadJob(int num_ranks, std::chrono::milliseconds timeout)
+    : timeout_(timeout), may_spin_(static_cast<unsigned>(num_ranks) <= std::thread::hardware_concurrency()) {
+  if (num_ranks < 1) refuse("number of thread ranks {}: at least 1 is needed", num_ranks);
+  for (int rank = 0; rank < num_ranks; ++rank) ranks_.emplace_back();
+}
+
+Group& ThreadJob::group(const std::string& name, const std::vector<int>& ranks) {
+  const std::lock_guard lock(mutex_);
+  Group& group = groups_[{name, ranks}];
+  if (group.ranks.empty()) {
+    group.name = name;
+    group.ranks = ranks;
+    group.next.assign(ranks.size(), 1);
+  }
+  return group;
+}
+
+// ---- waking and waiting
+
+void ThreadJob::wake(RankState& rank) {
+  rank.events.fetch_add(1, std::memory_order_release);
+  if (rank.sleeping) rank.changed.notify_one();
+}
+
+void ThreadJob::wake(const Group& group) {
+  for (int rank : group.ranks) wake(state(rank));
+}
+
+void ThreadJob::wake_all() {
+  for (RankState& rank : ranks_) wake(rank);
+}
+
+void ThreadJob::wait(int rank, Task& task) {
+  RankState& self = state(rank);
+  std::optional<Clock::time_point> deadline;
+  for (;;) {
+    const std::uint32_t seen = self.events.load(std::memory_order_acquire);
+    if (task.finished()) return;
+    throw_if_aborted(rank);
+    if (task.advance(true)) continue;
+    // Not ready. Others may be waiting for something that is.
+    if (std::any_of(self.tasks.begin(), self.tasks.end(),
+                    [](const auto& other) { return other->advance(true); }))
+      continue;
+    const auto now = Clock::now();
+    if (!deadline) deadline = now + timeout_;
+    if (may_spin_)
+      while (self.events.load(std::memory_order_acquire) == seen && Clock::now() < now + spin_time)
+        for (int i = 0; i < 16; ++i) hwy::Pause();
+    sleep(rank, task, seen, *deadline);
+  }
+}
+
+void ThreadJob::sleep(int rank, Task& task, std::uint32_t seen, Clock::time_point& deadline) {
+  RankState& self = state(rank);
+  std::unique_lock lock(mutex_);
+  self.sleeping = true;
+  self.waiting = &task;
+  const bool changed = self.changed.wait_until(
+      lock, deadline, [&] { return self.events.load(std::memory_order_relaxed) != seen; });
+  self.sleeping = false;
+  self.waiting = nullptr;
+  if (changed || aborted()) return;
+  // When nobody is missing, a thread is at work on it and only slow: no reason to give up.
+  if (task.missing().empty())
+    deadline = Clock::now() + timeout_;
+  else
+    fail_locked(lock, rank, explain_wait(rank, task));
+}
+
+bool ThreadJob::progress(int rank, Task& task) {
+  if (task.finished()) return true;
+  throw_if_aborted(rank);
+  task.advance(false);
+  return task.finished();
+}
+
+void ThreadJob::forget_finished(RankState& rank) {
+  std::erase_if(rank.tasks, [](const auto& task) { return task->finished(); });
+}
+
+void ThreadJob::drop(int rank, const std::shared_ptr<Task>& task) {
+  task->dropped = true;
+  if (!task->finished()) {
+    // The exception that unwinds may free the tensors next, so nobody may go on using them.
+    if (std::uncaught_exceptions() > 0) {
+      const std::string name = [&] {
+        const std::lock_guard lock(mutex_);
+        return task->name();
+      }();
+      abort(rank, fmt::format("rank {} left {} because of an exception", rank, name));
+    }
+    if (aborted()) quiesce(rank);
+  }
+  forget_finished(state(rank));
+}
+
+void ThreadJob::finish_dropped(int rank, const Group& group) {
+  RankState& self = state(rank);
+  forget_finished(self);
+  const std::vector<std::shared_ptr<Task>> tasks = self.tasks;
+  for (const auto& task : tasks) {
+    if (!task->dropped || &task->group() != &group) continue;
+    if (std::uncaught_exceptions() > 0) return drop(rank, task);
+    try {
+      wait(rank, *task);
+    } catch (const CommError&) {
+      return;  // called by a destructor; every later call of the rank says it again
+    }
+  }
+  forget_finished(self);
+}
+
+// ---- failing
+
+void ThreadJob::abort_locked(int origin, const std::string& why) {
+  if (aborted()) return;
+  why_ = why;
+  origin_ = origin;
+  aborted_.store(true, std::memory_order_release);
+  wake_all();
+}
+
+void ThreadJob::abort(int origin, const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  abort_locked(origin, why);
+}
+
+void ThreadJob::fail_locked(std::unique_lock<std::mutex>& lock, int rank, const std::string& why) {
+  abort_locked(rank, why);
+  lock.unlock();
+  throw_if_aborted(rank);
+  throw InvariantError("internal error: an abort was lost");
+}
+
+void ThreadJob::fail(int rank, const std::string& why) {
+  std::unique_lock lock(mutex_);
+  fail_locked(lock, rank, why);
+}
+
+int ThreadJob::origin() {
+  const std::lock_guard lock(mutex_);
+  return origin_;
+}
+
+void ThreadJob::throw_if_aborted(int rank) {
+  if (!aborted()) return;
+  quiesce(rank);
+  const std::lock_guard lock(mutex_);
+  if (origin_ == rank) throw CommError(why_);
+  throw EchoError(why_);
+}
+
+void ThreadJob::quiesce(int rank) {
+  // No thread starts on a collective of an aborted job, and those at work stop after their piece.
+  RankState& self = state(rank);
+  std::unique_lock lock(mutex_);
+  self.sleeping = true;
+  self.changed.wait(lock, [&] {
+    return std::none_of(self.tasks.begin(), self.tasks.end(),
+                        [](const auto& task) { return task->in_use(); });
+  });
+  self.sleeping = false;
+  lock.unlock();
+  self.tasks.clear();
+}
+
+// "rank 3 (waiting in dp collective 4, barrier)": where the missing are tells which of them is at fault.
+std::string ThreadJob::explain_wait(int rank, const Task& task) {
+  std::vector<std::string> missing;
+  for (int other : task.missing()) {
+    const Task* const waiting = state(other).waiting;
+    missing.push_back(
+        fmt::format("rank {} ({})", other, waiting ? "waiting in " + waiting->name() : "not waiting"));
+  }
+  return fmt::format("{}: rank {} waited {} ms for {}", task.name(), rank, timeout_.count(),
+                     fmt::join(missing, ", "));
+}
+
+void ThreadJob::leave(int rank) {
+  RankState& self = state(rank);
+  {
+    std::unique_lock lock(mutex_);
+    self.left = any_left_ = true;
+    for (auto& [key, group] : groups_) {
+      const auto at = std::find(group.ranks.begin(), group.ranks.end(), rank);
+      if (at == group.ranks.end()) continue;
+      const auto me = static_cast<std::size_t>(at - group.ranks.begin());
+      for (const auto& collective : group.open)
+        if (!collective->calls[me])
+          fail_locked(lock, rank,
+                      fmt::format("{} collective {}: rank {} has finished, but {}", group.name,
+                                  collective->number, rank, list_calls(group, *collective)));
+      for (const auto& [ends, channel] : group.channels) {
+        if (ends.first != static_cast<int>(me)) continue;
+        for (const auto& m : channel.open)
+          if (!m->sent)
+            fail_locked(
+                lock, rank,
+                fmt::format("{} message {}: rank {} has finished, but rank {} waits for it", group.name,
+                            m->number, rank, group.ranks[static_cast<std::size_t>(ends.second)]));
+      }
+    }
+  }
+  while (!self.tasks.empty()) {
+    const std::shared_ptr<Task> task = self.tasks.back();
+    wait(rank, *task);
+    forget_finished(self);
+  }
+}
+
+void ThreadJob::restart() {
+  const std::lock_guard lock(mutex_);
+  any_left_ = false;
+  for (RankState& rank : ranks_) rank.left = false;
+}
+
+}  // namespace echelon

@@ -1,0 +1,179 @@
+// The shared state behind ThreadWorld: who has called what, and one lock over it.
+//
+// A collective is ready when its last rank has called it. From then on any thread may do any piece of it, as
+// all buffers lie in shared memory: a rank that waits does its own part first, then what others have left
+// undone. So a wait depends on calls only, never on whether a peer is computing, waits for something else or
+// has dropped its Pending.
+//
+// Tensors stay with the rank that passed them (an arena belongs to one thread); others see raw pointers, and
+// only between "ready" and "finished", or until the job is aborted and the rank has seen them let go
+// (quiesce).
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "comm/thread_movement.h"
+#include "comm/threads.h"
+
+namespace echelon {
+
+// Thrown on the ranks that only learn of a failure, so that run_ranks can tell it from its cause.
+struct EchoError : CommError {
+  using CommError::CommError;
+};
+
+struct Collective {
+  Collective(std::uint64_t its_number, std::size_t n) : number(its_number), calls(n) {}
+  const std::uint64_t number;
+  std::vector<std::optional<Call>> calls;  // by group rank
+  int num_called = 0;
+  // Set by the last caller.
+  std::optional<Movement> movement;
+  std::int64_t piece_length = 0;                         // elements
+  std::vector<std::int64_t> num_pieces;                  // by part
+  std::unique_ptr<std::atomic<std::int64_t>[]> claimed;  // pieces taken, by part; may run past num_pieces
+  std::int64_t unfinished_pieces = 0;
+  int active = 0;  // threads at work on it
+  std::atomic<bool> ready{false}, finished{false};
+};
+
+struct MessageBuffer {
+  std::unique_ptr<std::byte[]> data;
+  std::int64_t capacity = 0;
+};
+
+// One message: filled in from both ends, in either order.
+struct Message {
+  std::uint64_t number = 0;
+  bool sent = false, expected = false;
+  DType sent_dtype{}, expected_dtype{};
+  std::int64_t sent_count = 0, expected_count = 0;
+  MessageBuffer buffer;              // the copy, when the send came first
+  std::byte* destination = nullptr;  // the receiver's tensor, when the receive came first
+  bool active = false;               // the sender writes to `destination`
+  std::atomic<bool> delivered{false};
+};
+
+struct Channel {
+  std::uint64_t next_sent = 1, next_expected = 1;
+  std::deque<std::shared_ptr<Message>> open;  // known to one end only, in order
+  std::vector<MessageBuffer> spare;           // used again, so that a steady state allocates nothing
+};
+
+struct Group {
+  std::string name;
+  std::vector<int> ranks;                           // world ranks in group order
+  std::vector<std::uint64_t> next;                  // number of each rank's next collective
+  std::deque<std::shared_ptr<Collective>> open;     // called by some, not by all
+  std::map<std::pair<int, int>, Channel> channels;  // by group ranks (from, to)
+  int size() const { return static_cast<int>(ranks.size()); }
+};
+
+// One operation that a rank has under way. Used by the thread of that rank, except where marked.
+class Task {
+ public:
+  explicit Task(Group& group) : group_(group) {}
+  virtual ~Task() = default;
+  virtual bool finished() const = 0;
+  // Does work that is ready, `all` of it or about one rank's share; false when there was none.
+  virtual bool advance(bool all) = 0;
+  // Under the lock, by any thread: whether another thread may touch the tensors; what it is; whom it waits
+  // for.
+  virtual bool in_use() const = 0;
+  virtual std::string name() const = 0;
+  virtual std::vector<int> missing() const = 0;  // world ranks
+
+  Group& group() const { return group_; }
+  bool dropped = false;  // its Pending is gone
+
+ private:
+  Group& group_;
+};
+
+class ThreadJob {
+ public:
+  ThreadJob(int num_ranks, std::chrono::milliseconds timeout);
+
+  int num_ranks() const { return static_cast<int>(ranks_.size()); }
+  Group& group(const std::string& name, const std::vector<int>& ranks);
+
+  // By group rank `me`, arguments checked. Null when already finished.
+  std::shared_ptr<Task> call(Group& group, int me, Call call, const Tensor& in, const Tensor& out);
+  void send(Group& group, int me, int to, const Tensor& x);
+  std::shared_ptr<Task> receive(Group& group, int me, int from, const Tensor& x);
+
+  // By the thread of world rank `rank`, about its own task.
+  void wait(int rank, Task& task);
+  bool progress(int rank, Task& task);
+  void drop(int rank, const std::shared_ptr<Task>& task);
+  void finish_dropped(int rank, const Group& group);
+
+  // The first call wins. `origin`: the rank at fault, or -1.
+  void abort(int origin, const std::string& why);
+  [[noreturn]] void fail(int rank, const std::string& why);
+  bool aborted() const { return aborted_.load(std::memory_order_acquire); }
+  int origin();
+  // Throws when the job is aborted, after other threads have let go of the rank's tensors.
+  void throw_if_aborted(int rank);
+  // The rank calls nothing more: what waits for it fails at once, and what it has under way is finished.
+  void leave(int rank);
+  void quiesce(int rank);
+  void restart();
+
+ private:
+  friend class CollectiveTask;
+  friend class ReceiveTask;
+
+  struct alignas(64) RankState {
+    std::vector<std::shared_ptr<Task>> tasks;  // of its thread alone
+    std::atomic<std::uint32_t> events{0};      // changes, under the lock, when there is something to look at
+    std::condition_variable changed;
+    bool sleeping = false, left = false;
+    const Task* waiting = nullptr;
+  };
+
+  RankState& state(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
+  // All below: under the lock, except where a lock is not needed.
+  void abort_locked(int origin, const std::string& why);
+  [[noreturn]] void fail_locked(std::unique_lock<std::mutex>& lock, int rank, const std::string& why);
+  void wake(RankState& rank);
+  void wake_all();
+  void wake(const Group& group);
+  std::string list_calls(const Group& group, const Collective& collective) const;
+  std::string explain_wait(int rank, const Task& task);
+  void make_ready(Group& group, Collective& collective);
+  bool work(Group& group, Collective& collective, int part, bool all);  // takes the lock
+  Message& message(Channel& channel, std::uint64_t number);
+  void check_message(std::unique_lock<std::mutex>& lock, Group& group, int rank, int from, int to,
+                     const Message& m);
+  void forget_finished(RankState& rank);
+  void sleep(int rank, Task& task, std::uint32_t seen, std::chrono::steady_clock::time_point& deadline);
+
+  const std::chrono::milliseconds timeout_;
+  const bool may_spin_;
+  std::deque<RankState> ranks_;
+  std::mutex mutex_;
+  std::map<std::pair<std::string, std::vector<int>>, Group> groups_;
+  bool any_left_ = false;
+  std::string why_;
+  int origin_ = -1;
+  std::atomic<bool> aborted_{false};
+};
+
+struct ThreadWorld::State {
+  State(int num_ranks, std::chrono::milliseconds timeout) : job(num_ranks, timeout) {}
+  ThreadJob job;
+};
+
+}  // namespace echelon

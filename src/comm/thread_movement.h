@@ -1,0 +1,60 @@
+// What a collective of thread ranks moves, cut into parts: pure data movement in shared memory, no threads,
+// no locks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.h"
+
+namespace echelon {
+
+// What one rank asked of a collective. Raw pointers: the views are kept alive, and given back, by the rank
+// itself.
+struct Call {
+  Verb verb = Verb::barrier;
+  ReduceOp op = ReduceOp::sum;
+  DType dtype = DType::f32;
+  int root = 0;                        // broadcast
+  std::vector<std::int64_t> counts{};  // one per rank; all_reduce and broadcast: one in all; barrier: none
+  std::vector<std::int64_t> recv_counts{};  // all_to_all
+  const std::byte* in = nullptr;
+  std::byte* out = nullptr;
+};
+
+// "all_gather of [64, 64] f32"
+std::string describe(const Call& call);
+
+// Whether the calls of group ranks a_rank and b_rank can belong to one collective.
+bool agree(const Call& a, int a_rank, const Call& b, int b_rank);
+
+// The work of one collective, cut into one part per rank; any thread may do any range of any part, and
+// different ranges never touch the same destination bytes.
+class Movement {
+ public:
+  // One call per group rank, all of them in agreement.
+  explicit Movement(std::vector<Call> calls);
+
+  int num_parts() const { return static_cast<int>(calls_.size()); }
+  DType dtype() const { return calls_[0].dtype; }
+  std::int64_t part_length(int part) const;      // elements
+  std::int64_t bytes() const { return bytes_; }  // of all parts together
+  void run(int part, std::int64_t begin, std::int64_t end) const;
+
+ private:
+  std::int64_t count(int rank) const { return calls_[0].counts[static_cast<std::size_t>(rank)]; }
+  std::int64_t part_begin(int part) const;  // all_reduce, broadcast
+  void exchange(int part, std::int64_t begin, std::int64_t end) const;
+
+  std::vector<Call> calls_;
+  std::vector<const std::byte*> ins_;
+  std::vector<std::byte*> outs_;            // broadcast: without the root's
+  std::vector<std::int64_t> offsets_;       // all_gather, reduce_scatter: where each rank's elements begin
+  std::vector<std::int64_t> send_offsets_;  // all_to_all: [to * n + from], in the buffer of `from`
+  std::int64_t bytes_ = 0;
+  bool stream_ = false;
+};
+
+}  // namespace echelon
