@@ -1,0 +1,13 @@
+#pragma once
+
+namespace echelon {
+
+// Errors planted on purpose, so that tests can show that `verify` catches each of them. No flag reaches
+// these.
+struct Faults {
+  bool forget_norm_reduction = false;  // sequence parallelism without the all_reduce of norm gradients
+  double loss_scale = 1.0;             // the gradient of the loss is this much too large
+  int vocabulary_shift = 0;  // ranks after the first believe that their vocabulary rows start this much later
+};
+
+}  // namespace echelon

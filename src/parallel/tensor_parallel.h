@@ -1,0 +1,53 @@
+// Tensor parallelism (Shoeybi et al. 2019, Megatron-LM, https://arxiv.org/abs/1909.08053): the matrix
+// products of attention and MLP are cut over the tp group, the first by columns, the second by rows, with
+// nothing to exchange between them.
+//
+//   residual --enter--> R  [column-parallel: Y = X A_r]  [heads or activation]  [row-parallel: Z_r = Y B_r]
+//   P --leave--> residual
+//
+// enter and leave are rows of the conjugate table: I -> R and P -> I (one all_reduce in backward, one in
+// forward), or S(0) -> R and P -> S(0) under sequence parallelism. Attention and MLP each enter and leave
+// once a layer. Bytes sent per rank, layer and direction: 2 x 2(t-1)/t x N x C elements.
+#pragma once
+
+#include "parallel/redistribute.h"
+#include "parallel/sequence_parallel.h"
+
+namespace echelon {
+
+class TensorParallel {
+ public:
+  TensorParallel(const Rank& rank, bool sequence_parallel)
+      : rank_(&rank), sequence_parallel_(sequence_parallel && rank.size(Axis::tp) > 1) {}
+
+  int size() const { return rank_->size(Axis::tp); }
+  int index() const { return rank_->coordinate(Axis::tp); }
+  bool sequence_parallel() const { return sequence_parallel_; }
+  // Rows of an N-row residual stream that this rank holds.
+  Range rows_here(std::int64_t rows) const {
+    return residual_rows(sequence_parallel_, rows, size(), index());
+  }
+
+  // Residual stream (rows_here, C) to a whole (N, C) input of column-parallel products, and its gradient
+  // back.
+  InFlight enter(const Tensor& x, std::int64_t rows) const { return move(x, residual(), replicated, rows); }
+  InFlight enter_backward(const Tensor& dx, std::int64_t rows) const {
+    return move(dx, partial, residual(), rows);
+  }
+  // Partial sums (N, C) of row-parallel products to the residual stream, and its gradient back.
+  InFlight leave(const Tensor& x, std::int64_t rows) const { return move(x, partial, residual(), rows); }
+  InFlight leave_backward(const Tensor& dx, std::int64_t rows) const {
+    return move(dx, residual(), replicated, rows);
+  }
+
+ private:
+  Placement residual() const { return residual_placement(sequence_parallel_); }
+  InFlight move(const Tensor& x, const Placement& from, const Placement& to, std::int64_t rows) const {
+    return redistribute(*rank_, Axis::tp, x, from, to, {rows, x.cols()});
+  }
+
+  const Rank* rank_;
+  bool sequence_parallel_;
+};
+
+}  // namespace echelon
