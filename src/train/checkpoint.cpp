@@ -1,0 +1,225 @@
+#include "train/checkpoint.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "base/error.h"
+#include "train/safetensors.h"
+
+namespace echelon {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr const char* format_name = "echelon-checkpoint-1";
+constexpr const char* manifest_name = "checkpoint.json";
+
+struct StoredFile {
+  const char* name;
+  std::vector<std::pair<const char*, ParameterTensor>> tensors;  // suffix of the parameter's name
+};
+const std::vector<StoredFile>& stored_files() {
+  static const std::vector<StoredFile> files{
+      {"model.safetensors", {{"", ParameterTensor::value}}},
+      {"optimizer.safetensors",
+       {{".exp_avg", ParameterTensor::exp_avg}, {".exp_avg_sq", ParameterTensor::exp_avg_sq}}}};
+  return files;
+}
+
+StoredType stored_type(DType dtype) { return dtype == DType::f64 ? StoredType::f64 : StoredType::f32; }
+
+std::string step_name(std::int64_t step) { return fmt::format("step-{:08}", step); }
+
+bool is_step_name(const std::string& name) {
+  return name.size() >= 13 && name.starts_with("step-") &&
+         std::all_of(name.begin() + 5, name.end(), [](char c) { return c >= '0' && c <= '9'; });
+}
+
+void sync_directory(const fs::path& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY);
+  const bool synced = fd >= 0 && ::fsync(fd) == 0;
+  const int error = errno;
+  if (fd >= 0) ::close(fd);
+  if (!synced) fail("{}: cannot be flushed to disk: {}", path.string(), std::strerror(error));
+}
+
+std::string hex(std::uint64_t value) { return fmt::format("{:016x}", value); }
+
+std::string read_text(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  text << in.rdbuf();
+  if (!in) refuse("{}: cannot be read", path.string());
+  return text.str();
+}
+
+// Writes one file of the checkpoint; on rank 0 only `writer` is made, the gathers are collective.
+json write_tensors(const Rank& rank, const ParameterStore& parameters, const StoredFile& file,
+                   const fs::path& directory) {
+  std::unique_ptr<SafetensorsWriter> writer;
+  if (rank.index() == 0) {
+    std::vector<StoredTensor> declared;
+    for (const Parameter& p : parameters.all())
+      for (const auto& [suffix, which] : file.tensors)
+        declared.push_back({p.spec.name + suffix, stored_type(rank.dtype()), p.spec.shape});
+    writer = std::make_unique<SafetensorsWriter>((directory / file.name).string(), declared,
+                                                 std::map<std::string, std::string>{{"format", "pt"}});
+  }
+  for (const Parameter& p : parameters.all())
+    for (const auto& [suffix, which] : file.tensors) {
+      const Tensor logical = gather_logical(rank, p, which);
+      if (writer)
+        writer->write(p.spec.name + suffix, logical.raw(), static_cast<std::size_t>(logical.bytes()));
+    }
+  json checksums = json::object();
+  if (writer) {
+    writer->finish();
+    for (std::size_t i = 0; i < writer->tensors().size(); ++i)
+      checksums[writer->tensors()[i].name] = hex(writer->checksums()[i]);
+  }
+  return checksums;
+}
+
+template <class T>
+T field(const json& manifest, const char* name, const std::string& where) {
+  try {
+    return manifest.at(name).get<T>();
+  } catch (const json::exception&) {
+    refuse("{}: damaged: \"{}\" is missing or of the wrong type", where, name);
+  }
+}
+
+json read_manifest(const fs::path& path) {
+  const std::string where = (path / manifest_name).string();
+  if (!fs::is_regular_file(path / manifest_name))
+    refuse("{}: there is no checkpoint here ({} is missing)", path.string(), manifest_name);
+  const json manifest = json::parse(read_text(path / manifest_name), nullptr, false);
+  if (!manifest.is_object()) refuse("{}: damaged: not a JSON object", where);
+  if (field<std::string>(manifest, "format", where) != format_name)
+    refuse("{}: format \"{}\" is not one that this version reads; legal: \"{}\"", where,
+           field<std::string>(manifest, "format", where), format_name);
+  return manifest;
+}
+
+}  // namespace
+
+std::vector<std::string> list_checkpoints(const std::string& directory) {
+  std::vector<std::pair<std::int64_t, std::string>> found;
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(directory, none)) {
+    const std::string name = entry.path().filename().string();
+    if (is_step_name(name) && name.size() <= 5 + 18 && fs::exists(entry.path() / manifest_name, none))
+      found.emplace_back(std::stoll(name.substr(5)), entry.path().string());
+  }
+  std::sort(found.begin(), found.end());
+  std::vector<std::string> paths;
+  for (auto& [step, path] : found) paths.push_back(std::move(path));
+  return paths;
+}
+
+CheckpointInfo read_checkpoint_info(const std::string& path) {
+  fs::path at = path;
+  if (!fs::exists(at)) refuse("{}: no such checkpoint", path);
+  if (!fs::exists(at / manifest_name)) {
+    const std::vector<std::string> steps = list_checkpoints(path);
+    if (steps.empty())
+      refuse("{}: holds no checkpoint (no step-... directory with a {})", path, manifest_name);
+    at = steps.back();
+  }
+  const json manifest = read_manifest(at);
+  const std::string where = (at / manifest_name).string();
+  CheckpointInfo info;
+  info.path = at.string();
+  info.step = field<std::int64_t>(manifest, "step", where);
+  info.seed = field<std::uint64_t>(manifest, "seed", where);
+  info.tokens = field<std::int64_t>(manifest, "tokens", where);
+  info.dtype = parse_dtype(field<std::string>(manifest, "dtype", where), where + ": dtype");
+  info.model = model_from_toml(field<std::string>(manifest, "model", where), where + ": model");
+  if (info.step < 0) refuse("{}: damaged: step {}", where, info.step);
+  return info;
+}
+
+std::string save_checkpoint(const Rank& rank, const ParameterStore& parameters, const std::string& directory,
+                            const CheckpointInfo& info) {
+  const fs::path whole = fs::path(directory) / step_name(info.step);
+  const fs::path unfinished =
+      fs::path(directory) / fmt::format(".{}.unfinished-{}", step_name(info.step), ::getpid());
+  // Other data-parallel ranks hold the same and go on.
+  if (rank.coordinate(Axis::dp) != 0) return whole.string();
+  const bool writes = rank.index() == 0;
+  std::error_code error;
+  try {
+    if (writes) {
+      fs::create_directories(unfinished, error);
+      if (error) fail("{}: cannot be made: {}", unfinished.string(), error.message());
+    }
+    json checksums = json::object();
+    for (const StoredFile& file : stored_files())
+      checksums[file.name] = write_tensors(rank, parameters, file, unfinished);
+    if (!writes) return whole.string();
+    const json manifest{{"format", format_name},
+                        {"step", info.step},
+                        {"seed", info.seed},
+                        {"tokens", info.tokens},
+                        {"dtype", dtype_name(rank.dtype())},
+                        {"model", to_toml(info.model)},
+                        {"checksums", checksums}};
+    write_file_atomically((unfinished / manifest_name).string(), manifest.dump(1) + "\n");
+    sync_directory(unfinished);
+    if (fs::exists(whole)) refuse("{}: exists already and is left as it is", whole.string());
+    fs::rename(unfinished, whole, error);
+    if (error) fail("{}: cannot be given its name: {}", whole.string(), error.message());
+    sync_directory(directory);
+  } catch (...) {
+    if (writes) fs::remove_all(unfinished, error);
+    throw;
+  }
+  return whole.string();
+}
+
+void load_checkpoint(const Rank& rank, const ParameterStore& parameters, const CheckpointInfo& info,
+                     bool values_only) {
+  const json manifest = read_manifest(info.path);
+  const std::string where = (fs::path(info.path) / manifest_name).string();
+  const auto checksums =
+      field<std::map<std::string, std::map<std::string, std::string>>>(manifest, "checksums", where);
+  for (const StoredFile& file : stored_files()) {
+    if (values_only && &file != &stored_files().front()) continue;
+    const SafetensorsFile stored((fs::path(info.path) / file.name).string());
+    for (const Parameter& p : parameters.all())
+      for (const auto& [suffix, which] : file.tensors) {
+        const std::string name = p.spec.name + suffix;
+        const StoredTensor& tensor = stored.at(name);
+        if (tensor.shape != p.spec.shape)
+          refuse("{}: {} has shape ({}) where the model has ({})", stored.path(), name,
+                 fmt::join(tensor.shape, ", "), fmt::join(p.spec.shape, ", "));
+        if (tensor.type != stored_type(rank.dtype()))
+          refuse("{}: {} is {}; this run needs --dtype {}", stored.path(), name,
+                 stored_type_name(tensor.type), dtype_name(rank.dtype()));
+        const auto file_sums = checksums.find(file.name);
+        if (file_sums == checksums.end() || !file_sums->second.contains(name))
+          refuse("{}: damaged: no checksum of {}", where, name);
+        const std::string& expected = file_sums->second.at(name);
+        char* end = nullptr;
+        const std::uint64_t sum = std::strtoull(expected.c_str(), &end, 16);
+        if (expected.size() != 16 || *end != '\0')
+          refuse("{}: damaged: the checksum of {} is \"{}\"", where, name, expected);
+        stored.check_bytes(tensor, sum);
+        Tensor logical(rank.arena(), MemoryCategory::other, rank.dtype(), p.spec.shape);
+        std::memcpy(logical.raw(), stored.bytes(tensor).data(), stored.bytes(tensor).size());
+        scatter_logical(rank, logical, p, which);
+      }
+  }
+}
+
+}  // namespace echelon

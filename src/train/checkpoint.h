@@ -1,0 +1,46 @@
+// Checkpoints hold logical tensors, so that one saved on any mesh loads on any other.
+//
+//   DIR/step-00000100/model.safetensors       parameters under their Hugging Face names
+//                     optimizer.safetensors   NAME.exp_avg, NAME.exp_avg_sq
+//                     checkpoint.json         written last: step, seed, model, dtype, XXH3-64 of every tensor
+//
+// A checkpoint is written under a temporary name, flushed, and renamed: it exists whole or not at all.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "train/parameters.h"
+
+namespace echelon {
+
+struct CheckpointInfo {
+  std::string path;         // DIR/step-...
+  std::int64_t step = 0;    // steps done
+  std::uint64_t seed = 0;   // of initial values and data order
+  std::int64_t tokens = 0;  // trained on so far
+  DType dtype = DType::f32;
+  ModelSpec model;
+};
+
+// The checkpoints of a directory by step; empty when it does not exist or holds none. Unfinished ones do not
+// count.
+std::vector<std::string> list_checkpoints(const std::string& directory);
+
+// Reads checkpoint.json of a step directory, or of the last step when `path` is the directory above.
+// RequestError when there is none or it is damaged or foreign.
+CheckpointInfo read_checkpoint_info(const std::string& path);
+
+// Collective over the mesh; rank 0 writes. RunError (disk full, ...) leaves the earlier checkpoints
+// untouched. Returns the path.
+std::string save_checkpoint(const Rank& rank, const ParameterStore& parameters, const std::string& directory,
+                            const CheckpointInfo& info);
+
+// Fills parameters, and the moments unless `values_only`. Every rank reads what it holds. RequestError naming
+// the tensor when one is missing, of another shape or damaged; nothing is changed in the checkpoint.
+void load_checkpoint(const Rank& rank, const ParameterStore& parameters, const CheckpointInfo& info,
+                     bool values_only);
+
+}  // namespace echelon

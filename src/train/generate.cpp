@@ -1,0 +1,100 @@
+#include "train/generate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "base/error.h"
+#include "base/philox.h"
+
+namespace echelon {
+namespace {
+
+template <class T>
+std::vector<double> to_doubles(const Tensor& t) {
+  return {t.data<T>(), t.data<T>() + t.numel()};
+}
+
+std::vector<double> gather_logits(const Rank& rank, const ModelSpec& model, const Tensor& local) {
+  std::vector<std::int64_t> counts;
+  for (int i = 0; i < rank.size(Axis::tp); ++i)
+    counts.push_back(split_range(model.vocab, rank.size(Axis::tp), i).size());
+  const Tensor all = rank.activation({model.vocab});
+  rank.along(Axis::tp).all_gather(local.flat(), all, counts).wait();
+  return rank.dtype() == DType::f64 ? to_doubles<double>(all) : to_doubles<float>(all);
+}
+
+std::int32_t choose(const std::vector<double>& logits, const GenerateOptions& options, double uniform) {
+  std::vector<std::int32_t> order(logits.size());
+  std::iota(order.begin(), order.end(), 0);
+  const auto likelier = [&](std::int32_t a, std::int32_t b) {
+    const double la = logits[static_cast<std::size_t>(a)], lb = logits[static_cast<std::size_t>(b)];
+    return la != lb ? la > lb : a < b;
+  };
+  const auto vocab = static_cast<std::int64_t>(order.size());
+  const std::int64_t kept = options.temperature == 0 ? 1
+                            : options.top_k > 0      ? std::min(options.top_k, vocab)
+                                                     : vocab;
+  std::partial_sort(order.begin(), order.begin() + kept, order.end(), likelier);
+  if (kept == 1) return order[0];
+  const double best = logits[static_cast<std::size_t>(order[0])];
+  std::vector<double> cumulative;
+  double sum = 0;
+  for (std::int64_t i = 0; i < kept; ++i) {
+    sum += std::exp((logits[static_cast<std::size_t>(order[static_cast<std::size_t>(i)])] - best) /
+                    options.temperature);
+    cumulative.push_back(sum);
+  }
+  const auto chosen = std::upper_bound(cumulative.begin(), cumulative.end() - 1, uniform * sum);
+  return order[static_cast<std::size_t>(chosen - cumulative.begin())];
+}
+
+}  // namespace
+
+void validate(const GenerateOptions& o) {
+  if (o.max_tokens < 1) refuse("--max-tokens {}: must be at least 1", o.max_tokens);
+  if (!(o.temperature >= 0) || !std::isfinite(o.temperature))
+    refuse("--temperature {}: must be a number of at least 0 (0: always the most likely token)",
+           o.temperature);
+  if (o.top_k < 0) refuse("--top-k {}: must be at least 0 (0: all tokens)", o.top_k);
+}
+
+std::vector<std::int32_t> generate(const Rank& rank, const Plan& plan, const ParameterStore& parameters,
+                                   const std::vector<std::int32_t>& prompt, const GenerateOptions& options,
+                                   const std::function<void(std::int32_t)>& on_token) {
+  validate(options);
+  check(!prompt.empty(), "generation starts from at least one token");
+  const auto prompt_length = static_cast<std::int64_t>(prompt.size());
+  const std::int64_t positions = prompt_length + options.max_tokens;
+  if (positions > plan.model.max_seq)
+    refuse("--max-tokens {}: with a prompt of {} tokens that makes {}, and {} has positions for {}",
+           options.max_tokens, prompt_length, positions, plan.model.name, plan.model.max_seq);
+  for (std::int32_t token : prompt)
+    if (token < 0 || token >= plan.model.vocab)
+      refuse("prompt: token {} is outside the vocabulary of {}, 0 to {}", token, plan.model.name,
+             plan.model.vocab - 1);
+  // One token cannot be cut over the tp group, so the residual stream is whole here.
+  Plan whole_rows = plan;
+  whole_rows.sequence_parallel = false;
+  const Stage stage(rank, whole_rows, parameters, {});
+  const std::vector<Tensor> caches = stage.make_caches(positions);
+  const Philox random(options.seed, Stream::sampling, 0);
+  std::vector<std::int32_t> fresh = prompt, text;
+  std::int64_t position = 0;
+  while (static_cast<std::int64_t>(text.size()) < options.max_tokens) {
+    const auto count = static_cast<std::int64_t>(fresh.size());
+    const Tensor ids(rank.arena(), MemoryCategory::other, DType::i32, {count});
+    std::copy(fresh.begin(), fresh.end(), ids.data<std::int32_t>());
+    const std::vector<double> logits =
+        gather_logits(rank, plan.model, stage.next_logits(ids, position, caches));
+    position += count;
+    const std::int32_t next = choose(logits, options, random.uniform(static_cast<std::uint64_t>(position)));
+    if (next == options.stop_token) break;
+    text.push_back(next);
+    if (on_token) on_token(next);
+    fresh = {next};
+  }
+  return text;
+}
+
+}  // namespace echelon

@@ -1,0 +1,31 @@
+// Sampling text from a model: keys and values of earlier tokens are kept, so each new token costs one pass
+// over one row.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "train/stage.h"
+
+namespace echelon {
+
+struct GenerateOptions {
+  std::int64_t max_tokens = 256;
+  double temperature = 0.8;  // 0: the most likely token
+  std::int64_t top_k = 40;   // sample among the k most likely; 0: all
+  std::uint64_t seed = 1;
+  std::int32_t stop_token = -1;  // ends the text; negative: none
+};
+
+// Throws RequestError naming the flag.
+void validate(const GenerateOptions& options);
+
+// The tokens after `prompt` (not empty). `plan` and `parameters` are those of the run, on any dp x tp mesh;
+// every rank of a tp group calls this and gets the same tokens. `on_token` is called for each token as it
+// comes. RequestError when the prompt and max_tokens exceed the model's positions.
+std::vector<std::int32_t> generate(const Rank& rank, const Plan& plan, const ParameterStore& parameters,
+                                   const std::vector<std::int32_t>& prompt, const GenerateOptions& options,
+                                   const std::function<void(std::int32_t)>& on_token = {});
+
+}  // namespace echelon

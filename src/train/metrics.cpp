@@ -1,0 +1,90 @@
+#include "train/metrics.h"
+
+#include <fmt/core.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/units.h"
+
+namespace echelon {
+namespace {
+
+using nlohmann::ordered_json;
+
+ordered_json as_json(const Memory& memory) {
+  ordered_json object{{"total", memory.total()}};
+  for (MemoryCategory c : all_memory_categories) object[memory_category_name(c)] = memory[c];
+  return object;
+}
+
+ordered_json as_json(const Traffic& traffic) {
+  ordered_json object = ordered_json::object();
+  for (Axis axis : all_axes) {
+    ordered_json verbs = ordered_json::object();
+    for (Verb verb : all_verbs)
+      if (traffic.at(axis, verb).calls > 0) verbs[verb_name(verb)] = traffic.at(axis, verb).bytes;
+    object[axis_name(axis)] = verbs;
+  }
+  return object;
+}
+
+}  // namespace
+
+std::string to_json(const StepRecord& r) {
+  return ordered_json{{"step", r.step},
+                      {"loss", r.loss},
+                      {"grad_norm", r.grad_norm},
+                      {"lr", r.lr},
+                      {"tokens", r.tokens},
+                      {"tokens_per_second", r.tokens_per_second},
+                      {"mfu", r.mfu},
+                      {"step_seconds", r.step_seconds}}
+      .dump();
+}
+
+std::string to_json(const TrainSummary& s) {
+  ordered_json object{
+      {"steps", s.steps},
+      {"last_step", s.last_step},
+      {"final_loss", s.final_loss},
+      {"tokens_per_second", s.tokens_per_second},
+      {"mfu", s.mfu},
+      {"ranks", s.ranks},
+      {"params", s.num_params},
+      {"memory_bytes",
+       {{"predicted", as_json(s.predicted_memory)}, {"measured", as_json(s.measured_memory)}}},
+      {"traffic_bytes",
+       {{"predicted", as_json(s.predicted_traffic)}, {"measured", as_json(s.measured_traffic)}}},
+      {"step_seconds", {{"predicted", s.predicted_step_seconds}, {"measured", s.step_seconds}}}};
+  if (s.validation_loss >= 0) object["validation_loss"] = s.validation_loss;
+  if (!s.checkpoint.empty()) object["checkpoint"] = s.checkpoint;
+  return object.dump();
+}
+
+std::string memory_table(const Memory& predicted, const Memory& measured) {
+  std::string table = fmt::format("  {:<16}{:>14}{:>14}\n", "memory, rank 0", "predicted", "measured");
+  const auto row = [&](const char* name, std::int64_t a, std::int64_t b) {
+    table += fmt::format("  {:<16}{:>14}{:>14}\n", name, format_bytes(static_cast<double>(a)),
+                         format_bytes(static_cast<double>(b)));
+  };
+  for (MemoryCategory c : all_memory_categories)
+    if (predicted[c] != 0 || measured[c] != 0) row(memory_category_name(c), predicted[c], measured[c]);
+  row("total", predicted.total(), measured.total());
+  return table;
+}
+
+std::string traffic_table(const Traffic& predicted, const Traffic& measured) {
+  std::string table;
+  for (Axis axis : all_axes)
+    for (Verb verb : all_verbs) {
+      const VerbTraffic &a = predicted.at(axis, verb), &b = measured.at(axis, verb);
+      if (a.calls == 0 && b.calls == 0) continue;
+      table += fmt::format(
+          "  {:<16}{:>14}{:>14}{:>8} calls\n", fmt::format("{} {}", axis_name(axis), verb_name(verb)),
+          format_bytes(static_cast<double>(a.bytes)), format_bytes(static_cast<double>(b.bytes)), b.calls);
+    }
+  if (table.empty()) return table;
+  return fmt::format("  {:<16}{:>14}{:>14}\n", "sent in a step", "predicted", "measured") + table;
+}
+
+}  // namespace echelon

@@ -1,0 +1,42 @@
+// What a run measured, in the forms that command-line.md promises to programs.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "spec/memory.h"
+#include "spec/plan.h"
+#include "spec/traffic.h"
+
+namespace echelon {
+
+struct StepRecord {
+  std::int64_t step = 0;  // counts from 1
+  double loss = 0, grad_norm = 0, lr = 0;
+  std::int64_t tokens = 0;  // of this step, over all ranks
+  double tokens_per_second = 0, mfu = 0, step_seconds = 0;
+};
+
+struct TrainSummary {
+  std::int64_t steps = 0;      // done by this run
+  std::int64_t last_step = 0;  // counts from 1; a resumed run continues the count
+  double final_loss = 0;
+  double tokens_per_second = 0, mfu = 0;  // from the median step
+  double step_seconds = 0, predicted_step_seconds = 0;
+  int ranks = 1;
+  std::int64_t num_params = 0;
+  Memory predicted_memory, measured_memory;     // peak of rank 0, whose parts are the largest
+  Traffic predicted_traffic, measured_traffic;  // what rank 0 sends in one step
+  double validation_loss = -1;                  // < 0: none
+  std::string checkpoint;                       // the last one written
+};
+
+std::string to_json(const StepRecord& record);
+std::string to_json(const TrainSummary& summary);
+
+// {"parameters": n, ..., "total": n} and {"tp": {"all_reduce": bytes, ...}, ...}, for people: one aligned
+// table each.
+std::string memory_table(const Memory& predicted, const Memory& measured);
+std::string traffic_table(const Traffic& predicted, const Traffic& measured);
+
+}  // namespace echelon

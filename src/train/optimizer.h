@@ -1,0 +1,39 @@
+// AdamW with decoupled weight decay (Loshchilov & Hutter 2019), global-norm clipping, and the learning-rate
+// schedule.
+#pragma once
+
+#include <vector>
+
+#include "train/parameters.h"
+
+namespace echelon {
+
+struct OptimizerOptions {
+  double lr = 1e-3;
+  double min_lr = 1e-4;
+  std::int64_t warmup_steps = 10;
+  std::int64_t total_steps = 100;  // where the cosine reaches min_lr
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;
+  double weight_decay = 0.1;
+  double clip = 1.0;  // of the global gradient norm; 0: none
+};
+
+// Throws RequestError naming the flag.
+void validate(const OptimizerOptions& options);
+
+// Linear warm-up to lr over warmup_steps, then a cosine to min_lr at total_steps, then min_lr. `step` counts
+// from 0.
+double learning_rate(const OptimizerOptions& options, std::int64_t step);
+
+// Euclidean norm of the gradients of all logical elements, each counted once on any mesh. Collective over tp.
+// Squares are added in double precision per parameter, then in the order of parameters.
+double global_gradient_norm(const Rank& rank, const ParameterStore& parameters);
+
+// What the gradients are multiplied by so that their norm is at most `clip`.
+double clip_factor(double norm, double clip);
+
+// One step on everything that this rank holds. `step` counts from 0. Norms and biases do not decay.
+void adamw_step(const Rank& rank, const ParameterStore& parameters, const OptimizerOptions& options,
+                std::int64_t step, double gradient_scale);
+
+}  // namespace echelon

@@ -1,0 +1,69 @@
+// A whole training run on thread ranks: data, steps, evaluation, checkpoints, log. What `echelon train` does,
+// without its printing.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "spec/plan.h"
+#include "train/generate.h"
+#include "train/metrics.h"
+#include "train/optimizer.h"
+#include "train/tokens.h"
+
+namespace echelon {
+
+// How thread ranks are run.
+struct RunOptions {
+  int threads_per_rank = 1;
+  std::chrono::milliseconds timeout{300'000};  // of any wait for another rank
+};
+
+struct TrainRequest {
+  Plan plan;
+  OptimizerOptions optimizer;  // total_steps = the last step of the run
+  RunOptions run;
+  std::uint64_t seed = 1;
+  double validation_fraction = 0.05;
+  std::int64_t eval_every = 0;       // steps; 0: at the end only
+  std::int64_t eval_samples = 16;    // sequences, at most as many as the validation part has
+  std::string checkpoint_directory;  // empty: none
+  std::int64_t save_every = 0;       // steps; 0: at the end only
+  bool resume = false;
+  std::string log_path;            // JSON lines; empty: none
+  std::int64_t sample_tokens = 0;  // of text generated at the end; 0: none
+  GenerateOptions generate;
+};
+
+struct StartInfo {
+  std::int64_t train_tokens = 0, validation_tokens = 0, num_files = 0;
+  std::int64_t num_params = 0, first_step = 0;
+  Memory predicted_memory;
+  double peak_flops = 0;  // of all compute threads together, measured by a short matrix product
+  double predicted_step_seconds = 0;
+  std::string resumed_from;
+};
+
+// Called on rank 0's thread. Any may be empty.
+struct TrainObserver {
+  std::function<void(const StartInfo&)> on_start;
+  std::function<void(const StepRecord&)> on_step;
+  std::function<void(std::int64_t step, double validation_loss)> on_evaluation;
+  std::function<void(const std::string& path)> on_checkpoint;
+  std::function<void(const std::vector<std::int32_t>& prompt, const std::vector<std::int32_t>& text)>
+      on_sample;
+};
+
+// Everything that can be refused is refused before any rank starts.
+TrainSummary train(const TrainRequest& request, const TokenData& data, const TrainObserver& observer);
+
+// FLOP/s of `threads` compute threads together on a square matrix product of this dtype, best of a few tries.
+double measure_matmul_flops(DType dtype, int threads);
+
+// Cores that this process may use.
+int available_cores();
+
+}  // namespace echelon

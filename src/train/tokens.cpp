@@ -1,0 +1,281 @@
+#include "train/tokens.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <optional>
+#include <set>
+#include <system_error>
+#include <utility>
+
+#include <sys/stat.h>
+
+#include "base/error.h"
+#include "train/atomic_file.h"
+
+namespace echelon {
+
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "token files are little-endian");
+
+constexpr std::int32_t magic_u16 = 20240520, version_u16 = 1;
+constexpr std::int32_t magic_u32 = 20240801, version_u32 = 7;
+constexpr std::size_t header_ints = 256, header_bytes = header_ints * 4;
+
+struct TokenHeader {
+  int width = 2;
+  std::int64_t count = 0;
+};
+
+std::int32_t header_word(std::span<const std::byte> bytes, std::size_t i) {
+  std::int32_t word = 0;
+  std::memcpy(&word, bytes.data() + 4 * i, 4);
+  return word;
+}
+
+// Nothing when the file does not begin with one of the magic numbers.
+std::optional<TokenHeader> token_header(const MappedFile& file) {
+  const std::span<const std::byte> bytes = file.bytes();
+  const char* path = file.path().c_str();
+  if (bytes.size() < 4) return {};
+  const std::int32_t magic = header_word(bytes, 0);
+  if (magic != magic_u16 && magic != magic_u32) return {};
+  if (bytes.size() < header_bytes) {
+    refuse("--data {}: truncated token file: {} bytes, its header alone has {}", path, bytes.size(),
+           header_bytes);
+  }
+  const std::int32_t version = magic == magic_u16 ? version_u16 : version_u32;
+  if (header_word(bytes, 1) != version) {
+    refuse("--data {}: token file of version {}; with magic {} only version {} is known", path,
+           header_word(bytes, 1), magic, version);
+  }
+  const TokenHeader header{magic == magic_u16 ? 2 : 4, header_word(bytes, 2)};
+  if (header.count < 0) refuse("--data {}: token file with a count of {} tokens", path, header.count);
+  const std::size_t expected = header_bytes + static_cast<std::size_t>(header.count * header.width);
+  if (bytes.size() != expected) {
+    refuse("--data {}: {} token file: {} bytes, but {} tokens of {} bytes make {}", path,
+           bytes.size() < expected ? "truncated" : "damaged", bytes.size(), header.count, header.width,
+           expected);
+  }
+  return header;
+}
+
+template <class Id>
+void check_ids(const MappedFile& file, std::int64_t count, std::int64_t vocab) {
+  const std::byte* first = file.bytes().data() + header_bytes;
+  const auto id_at = [first](std::int64_t i) {
+    Id id = 0;
+    std::memcpy(&id, first + static_cast<std::size_t>(i) * sizeof(Id), sizeof(Id));
+    return id;
+  };
+  Id largest = 0;  // a loop without a branch runs at the speed of memory
+  for (std::int64_t i = 0; i < count; ++i) largest = std::max(largest, id_at(i));
+  if (static_cast<std::int64_t>(largest) < vocab) return;
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (static_cast<std::int64_t>(id_at(i)) >= vocab) {
+      refuse("--data {}: token {} is id {}, and the model's vocabulary ends at {}", file.path(), i, id_at(i),
+             vocab - 1);
+    }
+  }
+}
+
+template <class Id>
+void copy_ids(const std::byte* from, std::int64_t count, std::int32_t* out) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    Id id = 0;
+    std::memcpy(&id, from + static_cast<std::size_t>(i) * sizeof(Id), sizeof(Id));
+    out[i] = static_cast<std::int32_t>(id);
+  }
+}
+
+struct Candidate {
+  std::string path;
+  bool link = false;           // a symbolic link found in a directory
+  bool named_by_user = false;  // rather than found in a directory
+};
+
+using FileId = std::pair<dev_t, ino_t>;
+
+FileId file_id(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) refuse("--data {}: {}", path, std::strerror(errno));
+  return {status.st_dev, status.st_ino};
+}
+
+void list_directory(const std::string& directory, std::vector<Candidate>& out) {
+  namespace fs = std::filesystem;
+  std::vector<Candidate> found;
+  try {
+    for (const fs::directory_entry& entry : fs::recursive_directory_iterator(directory)) {
+      std::error_code gone;  // a link that leads nowhere is no regular file
+      if (entry.is_regular_file(gone)) found.push_back({entry.path().string(), entry.is_symlink(), false});
+    }
+  } catch (const fs::filesystem_error& error) {
+    refuse("--data {}: {}: {}", directory, error.path1().string(), error.code().message());
+  }
+  if (found.empty()) refuse("--data {}: the directory holds no files", directory);
+  // By bytes, so that the order is the same everywhere.
+  std::sort(found.begin(), found.end(),
+            [](const Candidate& a, const Candidate& b) { return a.path < b.path; });
+  out.insert(out.end(), found.begin(), found.end());
+}
+
+// All files of --data in their final order.
+std::vector<Candidate> list_files(const std::vector<std::string>& paths) {
+  namespace fs = std::filesystem;
+  if (paths.empty()) refuse("--data: no path is given; give text files, directories or token files");
+  std::vector<Candidate> all;
+  for (const std::string& path : paths) {
+    std::error_code error;
+    const fs::file_status status = fs::status(path, error);
+    if (status.type() == fs::file_type::not_found) refuse("--data {}: no such file or directory", path);
+    if (status.type() == fs::file_type::none) refuse("--data {}: {}", path, error.message());
+    if (status.type() == fs::file_type::directory) {
+      list_directory(path, all);
+    } else {
+      all.push_back({path, false, true});
+    }
+  }
+  std::set<FileId> seen;
+  for (const Candidate& file : all) {
+    if (!file.link) seen.insert(file_id(file.path));
+  }
+  std::erase_if(
+      all, [&seen](const Candidate& file) { return file.link && !seen.insert(file_id(file.path)).second; });
+  return all;
+}
+
+}  // namespace
+
+TokenData::TokenData(const std::vector<std::string>& paths, std::int64_t vocab) {
+  for (const Candidate& file : list_files(paths)) add_file(file.path, file.named_by_user, vocab);
+  if (parts_.empty()) refuse("--data {}: nothing but empty files", paths.front());
+}
+
+void TokenData::add_file(const std::string& path, bool named_by_user, std::int64_t vocab) {
+  Part part{MappedFile(path, "--data"), size_, 0, 1};
+  const std::int64_t bytes = static_cast<std::int64_t>(part.file.bytes().size());
+  const std::optional<TokenHeader> header = token_header(part.file);
+  if (!header && named_by_user && path.ends_with(".bin")) {
+    refuse("--data {}: not a token file: it begins with neither {} nor {} (llm.c); rename it if it is text",
+           path, magic_u16, magic_u32);
+  }
+  if (bytes == 0 || (header && header->count == 0)) return;
+  const Kind kind = header ? Kind::tokens : Kind::text;
+  if (!parts_.empty() && kind != kind_) {
+    const std::string& first = parts_.front().file.path();
+    refuse("--data {} is a token file and {} is text: all files must be of one kind", header ? path : first,
+           header ? first : path);
+  }
+  kind_ = kind;
+  if (!header) {
+    if (vocab < bytes_vocab) {
+      refuse("--data {}: text needs a vocabulary of {} (bytes and end of text); the model's is {}", path,
+             bytes_vocab, vocab);
+    }
+    part.count = bytes + 1;
+  } else {
+    part.width = header->width;
+    part.count = header->count;
+    part.width == 2 ? check_ids<std::uint16_t>(part.file, part.count, vocab)
+                    : check_ids<std::uint32_t>(part.file, part.count, vocab);
+  }
+  size_ += part.count;
+  parts_.push_back(std::move(part));
+}
+
+std::int32_t TokenData::token(std::int64_t i) const {
+  std::int32_t id = 0;
+  copy(i, 1, &id);
+  return id;
+}
+
+void TokenData::copy(std::int64_t begin, std::int64_t count, std::int32_t* out) const {
+  check(begin >= 0 && count >= 0 && begin <= size_ && count <= size_ - begin, "tokens outside the data");
+  if (count == 0) return;
+  auto part = std::upper_bound(parts_.begin(), parts_.end(), begin,
+                               [](std::int64_t at, const Part& p) { return at < p.begin; });
+  for (--part; count > 0; ++part) {
+    const std::int64_t first = begin - part->begin, here = std::min(count, part->count - first);
+    const std::byte* data = part->file.bytes().data();
+    if (part->width == 2) {
+      copy_ids<std::uint16_t>(data + header_bytes + 2 * first, here, out);
+    } else if (part->width == 4) {
+      copy_ids<std::uint32_t>(data + header_bytes + 4 * first, here, out);
+    } else {
+      const bool to_the_end = first + here == part->count;
+      copy_ids<std::uint8_t>(data + first, here - (to_the_end ? 1 : 0), out);
+      if (to_the_end) out[here - 1] = end_of_text;
+    }
+    begin += here;
+    count -= here;
+    out += here;
+  }
+}
+
+void write_token_file(const std::string& path, std::span<const std::int32_t> tokens, int width) {
+  if (width != 2 && width != 4) refuse("{}: token ids of {} bytes; legal: 2 or 4", path, width);
+  constexpr std::size_t most = std::numeric_limits<std::int32_t>::max();
+  if (tokens.size() > most) refuse("{}: {} tokens; a token file holds at most {}", path, tokens.size(), most);
+  const std::int32_t largest = width == 2 ? 65535 : std::numeric_limits<std::int32_t>::max();
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i] < 0 || tokens[i] > largest) {
+      refuse("{}: token {} is id {}; {} bytes hold 0 to {}", path, i, tokens[i], width, largest);
+    }
+  }
+  std::array<std::int32_t, header_ints> header{};
+  header[0] = width == 2 ? magic_u16 : magic_u32;
+  header[1] = width == 2 ? version_u16 : version_u32;
+  header[2] = static_cast<std::int32_t>(tokens.size());
+  AtomicFile file(path);
+  file.write(header.data(), header_bytes);
+  for (const std::int32_t id : tokens) file.write(&id, static_cast<std::size_t>(width));  // its low bytes
+  file.commit();
+}
+
+Split split_tokens(std::int64_t num_tokens, double validation_fraction, std::int64_t seq_len) {
+  if (!(validation_fraction >= 0 && validation_fraction < 1)) {
+    refuse("validation fraction {} is not legal: give a number from 0 to below 1", validation_fraction);
+  }
+  if (seq_len < 1) refuse("--seq-len {} is not legal: give a whole number of at least 1", seq_len);
+  // Written without seq_len + 1, which can overflow.
+  if (num_tokens <= seq_len) {
+    refuse("--data: text of {} tokens is shorter than one sequence of {} + 1", num_tokens, seq_len);
+  }
+  auto held_out =
+      static_cast<std::int64_t>(std::floor(static_cast<double>(num_tokens) * validation_fraction));
+  if (held_out <= seq_len) held_out = 0;
+  const std::int64_t cut = num_tokens - held_out;
+  if (cut <= seq_len) {
+    refuse(
+        "--data: text of {} tokens, {} of them left for training after a validation fraction of {}, is "
+        "shorter than "
+        "one sequence of {} + 1",
+        num_tokens, cut, validation_fraction, seq_len);
+  }
+  return {{0, cut}, {cut, num_tokens}};
+}
+
+std::int64_t Sampler::start(std::int64_t step, std::int64_t index, std::int64_t seq_len) const {
+  const std::int64_t num_starts = range_.size() - seq_len;  // the last token is a target only
+  check(seq_len > 0 && num_starts > 0, "the sampler's range is shorter than one sequence");
+  const Philox random(seed_, Stream::data_order, static_cast<std::uint64_t>(step));
+  const std::uint64_t at =
+      random.below(static_cast<std::uint64_t>(index), static_cast<std::uint64_t>(num_starts));
+  return range_.begin + static_cast<std::int64_t>(at);
+}
+
+void Sampler::sample(std::int64_t step, std::int64_t index, std::int64_t seq_len, std::int32_t* tokens,
+                     std::int32_t* targets) const {
+  const std::int64_t first = start(step, index, seq_len);
+  data_->copy(first, seq_len, tokens);
+  std::copy(tokens + 1, tokens + seq_len, targets);
+  data_->copy(first + seq_len, 1, targets + seq_len - 1);
+}
+
+}  // namespace echelon

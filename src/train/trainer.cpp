@@ -1,0 +1,100 @@
+#include "train/trainer.h"
+
+#include <cmath>
+
+#include "base/error.h"
+#include "parallel/sequence_parallel.h"
+
+namespace echelon {
+
+Trainer::Trainer(const Rank& rank, const Plan& plan, const OptimizerOptions& optimizer, std::uint64_t seed,
+                 const Faults& faults)
+    : rank_(rank),
+      plan_(plan),
+      optimizer_(optimizer),
+      faults_(faults),
+      parameters_(rank, layer_groups(plan.model), seed),
+      stage_(rank_, plan_, parameters_, faults) {}
+
+Microbatch Trainer::load(std::int64_t step, Range samples, const SampleSource& source) {
+  Microbatch microbatch;
+  microbatch.batch = samples.size();
+  microbatch.seq_len = plan_.seq_len;
+  microbatch.tokens = Tensor(rank_.arena(), MemoryCategory::activations, DType::i32, {microbatch.rows()});
+  microbatch.targets = Tensor(rank_.arena(), MemoryCategory::activations, DType::i32, {microbatch.rows()});
+  for (std::int64_t i = 0; i < samples.size(); ++i)
+    source(step, samples.begin + i, microbatch.tokens.data<std::int32_t>() + i * plan_.seq_len,
+           microbatch.targets.data<std::int32_t>() + i * plan_.seq_len);
+  return microbatch;
+}
+
+// Ranks that share a key/value head each saw their own query heads only, so its gradient is the sum over
+// them.
+void Trainer::finish_group(int group, DataParallel& data_parallel) {
+  const int tp = rank_.size(Axis::tp);
+  for (const Parameter& p : parameters_.all()) {
+    const int replicas = tp_replicas(p.spec, tp);
+    if (p.group == group && p.spec.shard_dim >= 0 && replicas > 1)
+      rank_.tp_replicas(replicas).all_reduce(p.gradient).wait();
+  }
+  data_parallel.ready_from(parameters_.layout().cut_ranges[static_cast<std::size_t>(group)].begin);
+}
+
+double Trainer::compute_gradients(std::int64_t step, const SampleSource& samples) {
+  rank_.kernels().fill(parameters_.gradients(), 0.0);
+  const std::int64_t bucket_elements = default_bucket_bytes / element_bytes(rank_.dtype());
+  DataParallel data_parallel(rank_, parameters_.gradients(),
+                             gradient_buckets(parameters_.layout(), bucket_elements));
+  // The mean over all target tokens of the global batch, whatever the mesh: not a mean of means.
+  const auto targets = static_cast<double>(plan_.global_batch * plan_.seq_len);
+  const std::vector<Range> batches = microbatches(plan_, rank_.coordinate(Axis::dp));
+  double loss_sum = 0;
+  for (std::size_t i = 0; i < batches.size(); ++i) {
+    const bool last = i + 1 == batches.size();
+    const Microbatch microbatch = load(step, batches[i], samples);
+    Stage::Saved saved;
+    stage_.forward(microbatch, saved);
+    loss_sum += stage_.backward(microbatch, faults_.loss_scale / targets, saved, [&](int group) {
+      if (last) finish_group(group, data_parallel);
+    });
+  }
+  const Range whole = parameters_.layout().whole_range;
+  const Tensor whole_gradients = parameters_.gradients().flat_range(whole.begin, whole.end);
+  if (plan_.shards_sequence() && !faults_.forget_norm_reduction)
+    reduce_sequence_sharded_gradients(rank_, whole_gradients);
+  data_parallel.finish();
+
+  const Tensor loss(rank_.arena(), MemoryCategory::other, DType::f64, {1});
+  *loss.data<double>() = loss_sum;
+  rank_.along(Axis::dp).all_reduce(loss).wait();
+  return *loss.data<double>() / targets;
+}
+
+Trainer::Applied Trainer::apply_gradients(std::int64_t step) {
+  Applied applied;
+  applied.gradient_norm = global_gradient_norm(rank_, parameters_);
+  applied.learning_rate = learning_rate(optimizer_, step);
+  if (!std::isfinite(applied.gradient_norm)) {
+    for (const Parameter& p : parameters_.all())
+      if (!rank_.kernels().all_finite(p.gradient))
+        fail("step {}: the gradient of {} is not finite (learning rate {}); nothing was updated", step,
+             p.spec.name, applied.learning_rate);
+    fail("step {}: the gradient norm overflows (learning rate {}); nothing was updated", step,
+         applied.learning_rate);
+  }
+  adamw_step(rank_, parameters_, optimizer_, step, clip_factor(applied.gradient_norm, optimizer_.clip));
+  return applied;
+}
+
+double Trainer::evaluate(std::int64_t num_samples, const SampleSource& samples) {
+  const Range mine = split_range(num_samples, rank_.size(Axis::dp), rank_.coordinate(Axis::dp));
+  const Tensor loss(rank_.arena(), MemoryCategory::other, DType::f64, {1});
+  double& sum = *loss.data<double>();
+  sum = 0;
+  for (std::int64_t begin = mine.begin; begin < mine.end; begin += plan_.micro_batch)
+    sum += stage_.evaluate(load(0, {begin, std::min(begin + plan_.micro_batch, mine.end)}, samples));
+  rank_.along(Axis::dp).all_reduce(loss).wait();
+  return sum / static_cast<double>(num_samples * plan_.seq_len);
+}
+
+}  // namespace echelon

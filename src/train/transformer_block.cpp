@@ -1,0 +1,212 @@
+#include "train/transformer_block.h"
+
+#include <fmt/core.h>
+
+#include <utility>
+
+namespace echelon {
+
+TransformerBlock::TransformerBlock(const Rank& rank, const ModelSpec& model, const ParameterStore& parameters,
+                                   std::int64_t layer, TensorParallel tensor_parallel)
+    : rank_(&rank), tensor_parallel_(tensor_parallel) {
+  const int tp = rank.size(Axis::tp);
+  const std::int64_t heads = model.num_heads / tp;
+  // With fewer key/value heads than ranks, neighbouring ranks hold the same one.
+  const std::int64_t kv_heads = model.num_kv_heads >= tp ? model.num_kv_heads / tp : 1;
+  if (model.family == Family::gpt2) {
+    const std::string at = fmt::format("transformer.h.{}.", layer);
+    const auto weight = [&](const char* name) { return parameters.weight(at + name); };
+    norm1_ = Norm(weight("ln_1.weight"), weight("ln_1.bias"), model.norm_eps);
+    norm2_ = Norm(weight("ln_2.weight"), weight("ln_2.bias"), model.norm_eps);
+    attention_in_ = Linear(weight("attn.c_attn.weight"), weight("attn.c_attn.bias"), WeightOrder::in_out);
+    attention_out_ = Linear(weight("attn.c_proj.weight"), {}, WeightOrder::in_out);
+    attention_out_bias_ = weight("attn.c_proj.bias");
+    attention_ = Attention(heads, kv_heads, model.head_dim, 0.0);
+    mlp_ = Mlp(Linear(weight("mlp.c_fc.weight"), weight("mlp.c_fc.bias"), WeightOrder::in_out),
+               Linear(weight("mlp.c_proj.weight"), {}, WeightOrder::in_out), Activation::gelu);
+    mlp_out_bias_ = weight("mlp.c_proj.bias");
+  } else {
+    const std::string at = fmt::format("model.layers.{}.", layer);
+    const auto weight = [&](const char* name) { return parameters.weight(at + name); };
+    norm1_ = Norm(weight("input_layernorm.weight"), {}, model.norm_eps);
+    norm2_ = Norm(weight("post_attention_layernorm.weight"), {}, model.norm_eps);
+    attention_in_ = Linear(parameters.stacked({at + "self_attn.q_proj.weight", at + "self_attn.k_proj.weight",
+                                               at + "self_attn.v_proj.weight"}),
+                           {}, WeightOrder::out_in);
+    attention_out_ = Linear(weight("self_attn.o_proj.weight"), {}, WeightOrder::out_in);
+    attention_ = Attention(heads, kv_heads, model.head_dim, model.rope_theta);
+    mlp_ = Mlp(Linear(parameters.stacked({at + "mlp.gate_proj.weight", at + "mlp.up_proj.weight"}), {},
+                      WeightOrder::out_in),
+               Linear(weight("mlp.down_proj.weight"), {}, WeightOrder::out_in), Activation::swiglu);
+  }
+}
+
+Tensor TransformerBlock::run_forward(const Tensor& x, std::int64_t rows, const AttentionCore& core,
+                                     Saved* saved) const {
+  Kernels& kernels = rank_->kernels();
+  const std::int64_t here = x.rows(), width = x.cols();
+  const bool keep_normed = tensor_parallel_.sequence_parallel();
+
+  const Tensor stats1 = rank_->activation({here, norm1_.stats_width()});
+  Tensor normed = rank_->activation({here, width});
+  norm1_.forward(kernels, x, normed, stats1);
+  normed = tensor_parallel_.enter(normed, rows).get();
+  const Tensor qkv = rank_->activation({rows, attention_.qkv_width()});
+  attention_in_.forward(kernels, normed, qkv);
+  if (saved && keep_normed) saved->normed1 = normed;
+  normed = Tensor();
+  if (attention_in_.bias().defined()) kernels.add_bias(attention_in_.bias(), qkv);
+  Tensor attended = rank_->activation({rows, attention_.width()});
+  const Tensor lse = rank_->activation({rows * attention_.num_heads()});
+  core(qkv, attended, lse);
+  Tensor projected = rank_->activation({rows, width});
+  attention_out_.forward(kernels, attended, projected);
+  if (saved) {
+    saved->x = x;
+    saved->stats1 = stats1;
+    saved->qkv = qkv;
+    saved->attended = attended;
+    saved->lse = lse;
+  }
+  attended = Tensor();
+  const Tensor middle = tensor_parallel_.leave(projected, rows).get();
+  projected = Tensor();
+  kernels.residual(x, middle, attention_out_bias_.value, middle);
+
+  const Tensor stats2 = rank_->activation({here, norm2_.stats_width()});
+  normed = rank_->activation({here, width});
+  norm2_.forward(kernels, middle, normed, stats2);
+  normed = tensor_parallel_.enter(normed, rows).get();
+  const Tensor hidden = rank_->activation({rows, mlp_.hidden_width()});
+  mlp_.in().forward(kernels, normed, hidden);
+  if (saved && keep_normed) saved->normed2 = normed;
+  normed = Tensor();
+  Tensor activated = rank_->activation({rows, mlp_.activated_width()});
+  mlp_.activate(kernels, hidden, activated);
+  if (saved) {
+    saved->middle = middle;
+    saved->stats2 = stats2;
+    saved->hidden = hidden;
+  }
+  projected = rank_->activation({rows, width});
+  mlp_.out().forward(kernels, activated, projected);
+  activated = Tensor();
+  const Tensor out = tensor_parallel_.leave(projected, rows).get();
+  kernels.residual(middle, out, mlp_out_bias_.value, out);
+  return out;
+}
+
+Tensor TransformerBlock::forward(const Microbatch& microbatch, const Tensor& x, Saved& saved) const {
+  return run_forward(
+      x, microbatch.rows(),
+      [&](const Tensor& qkv, const Tensor& out, const Tensor& lse) {
+        attention_.forward(rank_->kernels(), microbatch.batch, microbatch.seq_len, qkv, out, lse);
+      },
+      &saved);
+}
+
+Tensor TransformerBlock::forward_cached(std::int64_t position, const Tensor& x, const Tensor& cache) const {
+  return run_forward(
+      x, x.rows(),
+      [&](const Tensor& qkv, const Tensor& out, const Tensor& lse) {
+        attention_.forward_cached(rank_->kernels(), position, qkv, cache, out, lse);
+      },
+      nullptr);
+}
+
+Tensor TransformerBlock::normed_again(const Norm& norm, const Tensor& saved_whole, const Tensor& x,
+                                      const Tensor& stats) const {
+  if (saved_whole.defined()) return saved_whole;
+  const Tensor normed = rank_->activation({x.rows(), x.cols()});
+  norm.forward_again(rank_->kernels(), x, stats, normed);
+  return normed;
+}
+
+Tensor TransformerBlock::backward_input(const Microbatch& microbatch, const Tensor& dy, Saved& saved) const {
+  return run_backward(microbatch, dy, saved, Weights::deferred);
+}
+
+void TransformerBlock::backward_weight(Saved& saved) {
+  for (auto& gradient : saved.deferred) {
+    gradient();
+    gradient = nullptr;  // lets go of its tensors
+  }
+  saved.deferred.clear();
+}
+
+Tensor TransformerBlock::backward(const Microbatch& microbatch, const Tensor& dy, Saved& saved) const {
+  return run_backward(microbatch, dy, saved, Weights::now);
+}
+
+Tensor TransformerBlock::run_backward(const Microbatch& microbatch, const Tensor& dy, Saved& saved,
+                                      Weights when) const {
+  Kernels& kernels = rank_->kernels();
+  const std::int64_t rows = microbatch.rows(), width = dy.cols();
+  const auto weight_gradient = [&](std::function<void()> gradient) {
+    if (when == Weights::now)
+      gradient();
+    else
+      saved.deferred.push_back(std::move(gradient));
+  };
+  // The residual branch's gradient. A deferred weight gradient still reads dy, so it then needs a copy to add
+  // to.
+  const auto branch = [&](const Tensor& d) {
+    if (when == Weights::now) return d;
+    const Tensor own = rank_->activation({d.rows(), d.cols()});
+    kernels.copy(d, own);
+    return own;
+  };
+
+  // MLP.
+  Tensor d_projected = tensor_parallel_.leave_backward(dy, rows).get();
+  if (mlp_out_bias_.defined()) kernels.bias_gradient(dy, mlp_out_bias_.gradient);
+  Tensor d_activated = rank_->activation({rows, mlp_.activated_width()});
+  mlp_.out().backward_input(kernels, d_projected, d_activated);
+  Mlp::Gradients mlp = mlp_.activate_backward(kernels, saved.hidden, d_activated);
+  saved.hidden = d_activated = Tensor();
+  weight_gradient(
+      [&k = kernels, out = mlp_.out(), x = mlp.activated, d = d_projected] { out.backward_weight(k, x, d); });
+  mlp.activated = d_projected = Tensor();
+  Tensor d_normed = rank_->activation({rows, width});
+  mlp_.in().backward_input(kernels, mlp.d_hidden, d_normed);
+  // The sum over tp is under way while the weight gradient is computed.
+  InFlight entering = tensor_parallel_.enter_backward(std::exchange(d_normed, {}), rows);
+  weight_gradient(
+      [&k = kernels, in = mlp_.in(), d = mlp.d_hidden,
+       x = normed_again(norm2_, saved.normed2, saved.middle, saved.stats2)] { in.backward_weight(k, x, d); });
+  mlp.d_hidden = saved.normed2 = Tensor();
+  d_normed = entering.get();
+  Tensor d_middle = branch(dy);
+  norm2_.backward_weight(kernels, d_normed, saved.middle, saved.stats2);
+  norm2_.backward_input(kernels, d_normed, saved.middle, saved.stats2, d_middle);
+  saved.middle = saved.stats2 = d_normed = Tensor();
+
+  // Attention.
+  d_projected = tensor_parallel_.leave_backward(d_middle, rows).get();
+  if (attention_out_bias_.defined()) kernels.bias_gradient(d_middle, attention_out_bias_.gradient);
+  Tensor d_attended = rank_->activation({rows, attention_.width()});
+  attention_out_.backward_input(kernels, d_projected, d_attended);
+  weight_gradient([&k = kernels, out = attention_out_, x = saved.attended, d = d_projected] {
+    out.backward_weight(k, x, d);
+  });
+  d_projected = Tensor();
+  Tensor d_qkv = rank_->activation({rows, attention_.qkv_width()});
+  attention_.backward(kernels, microbatch.batch, microbatch.seq_len, saved.qkv, saved.attended, d_attended,
+                      saved.lse, d_qkv);
+  saved.qkv = saved.attended = saved.lse = d_attended = Tensor();
+  d_normed = rank_->activation({rows, width});
+  attention_in_.backward_input(kernels, d_qkv, d_normed);
+  entering = tensor_parallel_.enter_backward(std::exchange(d_normed, {}), rows);
+  weight_gradient(
+      [&k = kernels, in = attention_in_, d = d_qkv,
+       x = normed_again(norm1_, saved.normed1, saved.x, saved.stats1)] { in.backward_weight(k, x, d); });
+  saved.normed1 = d_qkv = Tensor();
+  d_normed = entering.get();
+  Tensor dx = branch(d_middle);
+  norm1_.backward_weight(kernels, d_normed, saved.x, saved.stats1);
+  norm1_.backward_input(kernels, d_normed, saved.x, saved.stats1, dx);
+  saved.x = saved.stats1 = Tensor();
+  return dx;
+}
+
+}  // namespace echelon

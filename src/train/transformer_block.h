@@ -1,0 +1,69 @@
+// One transformer layer: x + attention(norm(x)), then + mlp(norm(.)), in GPT-2's and Llama's form, cut over
+// tp. No tape: what forward saves is a value handed in, so any number of microbatches can be in flight.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "layer/attention.h"
+#include "layer/mlp.h"
+#include "layer/norm.h"
+#include "parallel/tensor_parallel.h"
+#include "spec/model_spec.h"
+#include "train/microbatch.h"
+#include "train/parameters.h"
+
+namespace echelon {
+
+class TransformerBlock {
+ public:
+  // What forward keeps for the backward pass of one microbatch. N rows of tokens, R <= N of them in the
+  // residual stream here.
+  struct Saved {
+    Tensor x, stats1;  // (R, C), (R, 1 or 2)
+    Tensor normed1,
+        normed2;            // (N, C), kept under sequence parallelism only: elsewhere they are computed again
+    Tensor qkv, attended;   // (N, (H + 2 Hkv) D), (N, H D)
+    Tensor lse;             // (B*H*T)
+    Tensor middle, stats2;  // (R, C), (R, 1 or 2): the residual stream after attention
+    Tensor hidden;          // (N, F or 2F)
+    // Weight gradients that backward_input left for backward_weight.
+    std::vector<std::function<void()>> deferred;
+  };
+
+  TransformerBlock(const Rank& rank, const ModelSpec& model, const ParameterStore& parameters,
+                   std::int64_t layer, TensorParallel tensor_parallel);
+
+  Tensor forward(const Microbatch& microbatch, const Tensor& x, Saved& saved) const;
+  // dy is the gradient of forward's result; returns the gradient of x. Leaves the weights' gradients in
+  // saved.deferred.
+  Tensor backward_input(const Microbatch& microbatch, const Tensor& dy, Saved& saved) const;
+  static void backward_weight(Saved& saved);
+  // Both at once: weight gradients are taken as soon as their inputs exist, so that these can go. dy may be
+  // overwritten.
+  Tensor backward(const Microbatch& microbatch, const Tensor& dy, Saved& saved) const;
+
+  // Without gradients. One sequence: new tokens at [position, position + rows), keys and values kept in
+  // cache.
+  Tensor forward_cached(std::int64_t position, const Tensor& x, const Tensor& cache) const;
+  std::int64_t cache_width() const { return 2 * attention_.kv_width(); }
+
+ private:
+  enum class Weights { now, deferred };
+  using AttentionCore = std::function<void(const Tensor& qkv, const Tensor& out, const Tensor& lse)>;
+  Tensor run_forward(const Tensor& x, std::int64_t rows, const AttentionCore& core, Saved* saved) const;
+  Tensor run_backward(const Microbatch& microbatch, const Tensor& dy, Saved& saved, Weights when) const;
+  // The norm's output over all N rows: the saved one, or computed again.
+  Tensor normed_again(const Norm& norm, const Tensor& saved_whole, const Tensor& x,
+                      const Tensor& stats) const;
+
+  const Rank* rank_;
+  TensorParallel tensor_parallel_;
+  Norm norm1_, norm2_;
+  Linear attention_in_, attention_out_;
+  Attention attention_;
+  Mlp mlp_;
+  Weight attention_out_bias_, mlp_out_bias_;  // added after the row-parallel sums; undefined for Llama
+};
+
+}  // namespace echelon

@@ -1,0 +1,299 @@
+#include "train/verify.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/philox.h"
+
+namespace echelon {
+namespace {
+
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+template <class T>
+void to_doubles(const Tensor& t, double* out) {
+  std::copy(t.data<T>(), t.data<T>() + t.numel(), out);
+}
+Tensor as_doubles(const Rank& rank, const Tensor& t) {
+  Tensor out(rank.arena(), MemoryCategory::other, DType::f64, {t.numel()});
+  if (t.dtype() == DType::f64)
+    to_doubles<double>(t, out.data<double>());
+  else
+    to_doubles<float>(t, out.data<double>());
+  return out;
+}
+
+double max_magnitude(const Tensor& t) {
+  double largest = 0;
+  for (std::int64_t i = 0; i < t.numel(); ++i) largest = std::max(largest, std::abs(t.data<double>()[i]));
+  return largest;
+}
+
+double relative(double difference, double magnitude) {
+  if (std::isnan(difference)) return infinity;
+  return difference == 0 ? 0 : magnitude == 0 ? infinity : difference / magnitude;
+}
+
+// The one-rank run, on the thread of the mesh's rank 0.
+struct Reference {
+  explicit Reference(const VerifyRequest& request)
+      : plan(request.plan),
+        world(1, request.run.timeout),
+        kernels(make_kernels(arena, plan.dtype, request.run.threads_per_rank)) {
+    plan.mesh = Mesh{};
+    plan.sequence_parallel = false;
+    rank = std::make_unique<Rank>(world, plan.mesh, 0, plan.dtype, arena, *kernels);
+    trainer = std::make_unique<Trainer>(*rank, plan, request.optimizer, request.seed);
+  }
+  Plan plan;
+  ThreadWorld world;
+  Arena arena;
+  std::unique_ptr<Kernels> kernels;
+  std::unique_ptr<Rank> rank;
+  std::unique_ptr<Trainer> trainer;
+};
+
+// Zero biases would hide a bias that is added twice, and norms of one a weight that is left out.
+void perturb_constants(const Rank& rank, const ParameterStore& parameters, std::uint64_t seed) {
+  for (const Parameter& p : parameters.all()) {
+    if (p.spec.init == Init::normal) continue;
+    const Philox random(seed, Stream::test, name_hash(p.spec.name.c_str()));
+    for_each_run(p.spec, rank.size(Axis::tp), rank.coordinate(Axis::tp),
+                 [&](std::int64_t logical, std::int64_t local, std::int64_t count) {
+                   for (std::int64_t i = 0; i < count; ++i) {
+                     const double noise = 0.05 * random.normal(static_cast<std::uint64_t>(logical + i));
+                     if (rank.dtype() == DType::f64)
+                       p.value.data<double>()[local + i] += noise;
+                     else
+                       p.value.data<float>()[local + i] += static_cast<float>(noise);
+                   }
+                 });
+  }
+}
+
+class Comparison {
+ public:
+  Comparison(const VerifyRequest& request, const Rank& rank, VerifyReport& report)
+      : request_(request),
+        rank_(rank),
+        report_(report),
+        trainer_(rank, request.plan, request.optimizer, request.seed, request.faults) {
+    perturb_constants(rank, trainer_.parameters(), request.seed);
+    if (leads()) {
+      reference_ = std::make_unique<Reference>(request);
+      perturb_constants(*reference_->rank, reference_->trainer->parameters(), request.seed);
+    }
+    for (const Parameter& p : trainer_.parameters().all()) {
+      tolerances_.emplace_back(rank.arena(), MemoryCategory::other, DType::f64, p.spec.shape);
+      std::fill_n(tolerances_.back().data<double>(), p.spec.numel(), 0.0);
+    }
+  }
+
+  // False when what was found cannot be stepped on: a gradient that is not a number.
+  bool step(std::int64_t step) {
+    double expected = 0;
+    if (leads()) expected = reference_->trainer->compute_gradients(step, request_.samples);
+    const double loss = trainer_.compute_gradients(step, request_.samples);
+    const std::vector<double> gradient_sizes = compare_gradients(step);
+    if (leads()) compare_loss(step, expected, loss);
+    if (!finite_) return false;
+    double clip = 1;
+    if (leads()) {
+      const Trainer::Applied applied = reference_->trainer->apply_gradients(step);
+      clip = clip_factor(applied.gradient_norm, request_.optimizer.clip);
+    }
+    trainer_.apply_gradients(step);
+    compare_parameters(step, gradient_sizes, clip);
+    return true;
+  }
+
+ private:
+  bool leads() const { return rank_.index() == 0; }
+  std::size_t count() const { return trainer_.parameters().all().size(); }
+  const Parameter& at(std::size_t i) const { return trainer_.parameters().all()[i]; }
+
+  // From rank 0 to everyone.
+  void share(const Tensor& t) const {
+    if (rank_.coordinate(Axis::dp) == 0) rank_.along(Axis::tp).broadcast(t, 0).wait();
+    rank_.along(Axis::dp).broadcast(t, 0).wait();
+  }
+  // The reference's logical tensor, in double precision, on every rank.
+  Tensor reference_tensor(std::size_t i, ParameterTensor which) const {
+    Tensor t = leads()
+                   ? as_doubles(rank_, tensor_of(reference_->trainer->parameters().all()[i], which).flat())
+                   : Tensor(rank_.arena(), MemoryCategory::other, DType::f64, {at(i).spec.numel()});
+    share(t);
+    return t;
+  }
+
+  struct Worst {
+    double difference = 0;  // max |a - b|
+    double share = 0;       // max |a - b| / tolerance, where a tolerance is given
+  };
+  // Over what every rank holds of the tensor, replicas included.
+  Worst worst_difference(std::size_t i, ParameterTensor which, const Tensor& expected,
+                         const double* tolerance) const {
+    const Tensor local = as_doubles(rank_, tensor_of(at(i), which).flat());
+    const Tensor worst(rank_.arena(), MemoryCategory::other, DType::f64, {2});
+    double* w = worst.data<double>();
+    w[0] = w[1] = 0;
+    for_each_run(
+        at(i).spec, rank_.size(Axis::tp), rank_.coordinate(Axis::tp),
+        [&](std::int64_t logical, std::int64_t begin, std::int64_t n) {
+          for (std::int64_t k = 0; k < n; ++k) {
+            double d = std::abs(expected.data<double>()[logical + k] - local.data<double>()[begin + k]);
+            if (std::isnan(d)) d = infinity;
+            w[0] = std::max(w[0], d);
+            if (tolerance != nullptr && d > 0)
+              w[1] = std::max(w[1], tolerance[logical + k] > 0 ? d / tolerance[logical + k] : infinity);
+          }
+        });
+    for (Axis axis : {Axis::tp, Axis::dp}) rank_.along(axis).all_reduce(worst, ReduceOp::max).wait();
+    return {w[0], w[1]};
+  }
+
+  void found(std::int64_t step, const std::string& tensor, const char* kind, double rel_diff) {
+    report_.pass = false;
+    if (!report_.first_difference) report_.first_difference = Difference{step, tensor, kind, rel_diff};
+  }
+
+  std::vector<double> compare_gradients(std::int64_t step) {
+    std::vector<double> sizes;
+    for (std::size_t i = 0; i < count(); ++i) {
+      const Tensor expected = reference_tensor(i, ParameterTensor::gradient);
+      const Worst worst = worst_difference(i, ParameterTensor::gradient, expected, nullptr);
+      sizes.push_back(max_magnitude(expected));
+      finite_ &= std::isfinite(worst.difference);
+      if (!leads()) continue;
+      const double rel = relative(worst.difference, sizes.back());
+      report_.bitwise &= worst.difference == 0;
+      report_.grad_max_rel_diff = std::max(report_.grad_max_rel_diff, rel);
+      if (!(rel <= report_.bound)) found(step, at(i).spec.name, "grad", rel);
+    }
+    return sizes;
+  }
+
+  void compare_loss(std::int64_t step, double expected, double loss) {
+    report_.reference_losses.push_back(expected);
+    report_.mesh_losses.push_back(loss);
+    const double rel = relative(std::abs(expected - loss), std::abs(expected));
+    report_.bitwise &= expected == loss;
+    report_.loss_max_rel_diff = std::max(report_.loss_max_rel_diff, rel);
+    if (!(rel <= report_.bound)) found(step, "loss", "loss", rel);
+  }
+
+  void compare_parameters(std::int64_t step, const std::vector<double>& gradient_sizes, double clip) {
+    const double lr = learning_rate(request_.optimizer, step);
+    const double correction = 1.0 - std::pow(request_.optimizer.beta2, static_cast<double>(step + 1));
+    const double epsilon = rank_.dtype() == DType::f64 ? 0x1p-52 : 0x1p-23;
+    for (std::size_t i = 0; i < count(); ++i) {
+      const Tensor expected = reference_tensor(i, ParameterTensor::value);
+      double* tolerance = tolerances_[i].data<double>();
+      const Tensor squares = reference_tensor(i, ParameterTensor::exp_avg_sq);
+      const double gradient_error = verify_bound(request_.plan) * gradient_sizes[i] * clip;
+      for (std::int64_t k = 0; k < expected.numel(); ++k) {
+        const double scale = std::sqrt(squares.data<double>()[k] / correction) + request_.optimizer.eps;
+        tolerance[k] += 4 * lr * std::min(1.0, gradient_error / scale) +
+                        4 * epsilon * std::abs(expected.data<double>()[k]);
+      }
+      const Worst worst = worst_difference(i, ParameterTensor::value, expected, tolerance);
+      if (!leads()) continue;
+      const double rel = relative(worst.difference, max_magnitude(expected));
+      report_.bitwise &= worst.difference == 0;
+      report_.param_max_rel_diff = std::max(report_.param_max_rel_diff, rel);
+      report_.param_worst = std::max(report_.param_worst, worst.share);
+      if (!(worst.share <= 1)) found(step, at(i).spec.name, "param", rel);
+    }
+  }
+
+  const VerifyRequest& request_;
+  const Rank& rank_;
+  VerifyReport& report_;
+  Trainer trainer_;
+  std::unique_ptr<Reference> reference_;  // on rank 0
+  bool finite_ = true;                    // agreed by all ranks
+  std::vector<Tensor> tolerances_;        // of each parameter's elements, grown step by step
+};
+
+SampleSource random_tokens(const Plan& plan, std::uint64_t seed) {
+  return [seed, vocab = static_cast<std::uint64_t>(plan.model.vocab), seq_len = plan.seq_len](
+             std::int64_t step, std::int64_t sample, std::int32_t* tokens, std::int32_t* targets) {
+    const Philox random(seed, Stream::test, static_cast<std::uint64_t>(step));
+    const auto token = [&](std::int64_t t) {
+      const auto place = static_cast<std::uint64_t>(sample) << 32 | static_cast<std::uint64_t>(t);
+      return static_cast<std::int32_t>(random.below(place, vocab));
+    };
+    for (std::int64_t t = 0; t < seq_len; ++t) {
+      tokens[t] = token(t);
+      targets[t] = token(t + 1);
+    }
+  };
+}
+
+}  // namespace
+
+double verify_bound(const Plan& plan) {
+  const ModelSpec& m = plan.model;
+  const std::int64_t longest =
+      std::max({m.hidden, m.attention_width(), m.mlp_hidden, m.vocab, plan.global_batch * plan.seq_len});
+  const double epsilon = plan.dtype == DType::f64 ? 0x1p-53 : 0x1p-24;
+  return 4.0 * static_cast<double>(m.num_layers + 1) * epsilon * std::sqrt(static_cast<double>(longest));
+}
+
+VerifyReport verify(const VerifyRequest& given) {
+  VerifyRequest request = given;
+  validate(request.plan);
+  validate(request.optimizer);
+  if (request.steps < 1) refuse("--steps {}: must be at least 1", request.steps);
+  if (!request.samples) request.samples = random_tokens(request.plan, request.seed);
+  VerifyReport report;
+  report.steps = request.steps;
+  report.bound = verify_bound(request.plan);
+  ThreadWorld world(request.plan.mesh.num_ranks(), request.run.timeout);
+  run_ranks(world, [&](int index) {
+    Arena arena;
+    const auto kernels = make_kernels(arena, request.plan.dtype, request.run.threads_per_rank);
+    const Rank rank(world, request.plan.mesh, index, request.plan.dtype, arena, *kernels);
+    VerifyReport unused;  // only rank 0 reports
+    Comparison comparison(request, rank, index == 0 ? report : unused);
+    for (std::int64_t step = 0; step < request.steps; ++step)
+      if (!comparison.step(step)) break;
+  });
+  return report;
+}
+
+std::string to_json(const VerifyReport& r, const Plan& plan) {
+  using nlohmann::ordered_json;
+  // JSON has no infinity: what cannot be compared at all is as different as can be.
+  const auto number = [](double value) {
+    return std::isfinite(value) ? value : std::numeric_limits<double>::max();
+  };
+  ordered_json first = nullptr;
+  if (r.first_difference)
+    first = {{"step", r.first_difference->step},
+             {"tensor", r.first_difference->tensor},
+             {"kind", r.first_difference->kind},
+             {"rel_diff", number(r.first_difference->rel_diff)}};
+  ordered_json mesh = ordered_json::object();
+  for (Axis axis : all_axes) mesh[axis_name(axis)] = plan.mesh.size(axis);
+  mesh["ep"] = plan.mesh.ep;
+  return ordered_json{{"pass", r.pass},
+                      {"ranks", plan.mesh.num_ranks()},
+                      {"steps", r.steps},
+                      {"bitwise", r.bitwise},
+                      {"loss_max_rel_diff", number(r.loss_max_rel_diff)},
+                      {"grad_max_rel_diff", number(r.grad_max_rel_diff)},
+                      {"param_max_rel_diff", number(r.param_max_rel_diff)},
+                      {"bound", r.bound},
+                      {"param_worst_over_allowed", number(r.param_worst)},
+                      {"first_difference", first},
+                      {"mesh", mesh},
+                      {"reference_losses", r.reference_losses},
+                      {"mesh_losses", r.mesh_losses}}
+      .dump();
+}
+
+}  // namespace echelon

@@ -1,0 +1,59 @@
+// The differential oracle: one rank and the mesh side by side for a few steps, from the same weights and
+// tokens. Every rank's copy of every gradient and parameter is compared with the part of the one-rank tensor
+// that it should be.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "parallel/faults.h"
+#include "spec/plan.h"
+#include "train/optimizer.h"
+#include "train/session.h"
+#include "train/trainer.h"
+
+namespace echelon {
+
+struct VerifyRequest {
+  Plan plan;
+  OptimizerOptions optimizer;
+  RunOptions run;
+  std::int64_t steps = 3;
+  std::uint64_t seed = 1;
+  SampleSource samples;  // empty: random tokens
+  Faults faults;         // planted in the mesh, by tests
+};
+
+struct Difference {
+  std::int64_t step = 0;  // counts from 0
+  std::string tensor;     // the parameter's name, or "loss"
+  std::string kind;       // "grad", "param" or "loss"
+  double rel_diff = 0;
+};
+
+struct VerifyReport {
+  bool pass = true;
+  bool bitwise = true;
+  std::int64_t steps = 0;
+  double loss_max_rel_diff = 0, grad_max_rel_diff = 0, param_max_rel_diff = 0;
+  double bound = 0;  // of losses and gradients
+  double param_worst =
+      0;  // largest difference of a parameter's element over what its gradient's bound allows; <= 1 passes
+  std::optional<Difference> first_difference;
+  std::vector<double> reference_losses, mesh_losses;
+};
+
+// Largest relative difference (max |a-b| / max |a| of a tensor) that regrouping sums may cause:
+//   4 (L + 1) eps sqrt(n),  n = the longest sum (hidden, MLP, vocabulary, or tokens of the global batch),
+// eps = 2^-24 (f32) or 2^-53 (f64): each of about four products a layer, forward and backward, adds an error
+// that grows like a random walk with its length.
+double verify_bound(const Plan& plan);
+
+// Parameters are held to the bound of their gradients carried through AdamW: a gradient element that may be
+// off by d moves its parameter by up to 4 lr d / (sqrt(v) + eps), and by no more than 4 lr, each step.
+VerifyReport verify(const VerifyRequest& request);
+
+std::string to_json(const VerifyReport& report, const Plan& plan);
+
+}  // namespace echelon

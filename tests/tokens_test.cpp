@@ -1,0 +1,312 @@
+#include "train/tokens.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <numeric>
+
+#include "base/error.h"
+
+namespace echelon {
+namespace {
+
+namespace fs = std::filesystem;
+
+template <class Act>
+void expect_refusal(const Act& act, const std::vector<std::string>& words) {
+  try {
+    act();
+  } catch (const RequestError& error) {
+    const std::string message = error.what();
+    for (const std::string& word : words)
+      EXPECT_NE(message.find(word), std::string::npos) << word << " in: " << message;
+    EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+    return;
+  }
+  ADD_FAILURE() << "not refused: " << (words.empty() ? "" : words[0]);
+}
+
+class Tokens : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    directory_ = fs::temp_directory_path() /
+                 fmt::format("echelon-tokens-{}-{}", ::getpid(),
+                             ::testing::UnitTest::GetInstance()->current_test_info()->name());
+    fs::create_directories(directory_);
+  }
+  void TearDown() override { fs::remove_all(directory_); }
+  std::string path(const std::string& name) const { return (directory_ / name).string(); }
+  std::string write(const std::string& name, const std::string& text) const {
+    fs::create_directories(fs::path(path(name)).parent_path());
+    std::ofstream(path(name), std::ios::binary) << text;
+    return path(name);
+  }
+  fs::path directory_;
+};
+
+std::vector<std::int32_t> all_of(const TokenData& data) {
+  std::vector<std::int32_t> out(static_cast<std::size_t>(data.size()));
+  data.copy(0, data.size(), out.data());
+  return out;
+}
+
+std::string text_of(const TokenData& data) {
+  std::string out;
+  for (const std::int32_t id : all_of(data)) out += id == end_of_text ? '|' : static_cast<char>(id);
+  return out;
+}
+
+TEST_F(Tokens, BytesAndEndOfText) {
+  const TokenData data({write("a.txt", "hello"), write("b.txt", "\xff\x00\x80")}, bytes_vocab);
+  EXPECT_EQ(data.kind(), TokenData::Kind::text);
+  EXPECT_EQ(data.num_files(), 2);
+  EXPECT_EQ(all_of(data),
+            (std::vector<std::int32_t>{'h', 'e', 'l', 'l', 'o', 256, 255, 256}));  // "\0" ends the literal
+  for (std::int64_t i = 0; i < data.size(); ++i)
+    EXPECT_EQ(data.token(i), all_of(data)[static_cast<std::size_t>(i)]);
+}
+
+TEST_F(Tokens, AnyRangeIsAsTheWhole) {
+  std::vector<std::string> paths;
+  // Lengths about the border between files that are read and files that are mapped, and single bytes.
+  for (const std::size_t length : {1UL, 65535UL, 65536UL, 65537UL, 1UL, 2UL, 100000UL}) {
+    std::string text(length, ' ');
+    for (std::size_t i = 0; i < length; ++i) text[i] = static_cast<char>((i * 7 + length) % 251);
+    paths.push_back(write(fmt::format("{}.txt", paths.size()), text));
+  }
+  const TokenData data(paths, bytes_vocab);
+  const std::vector<std::int32_t> whole = all_of(data);
+  const Philox random(1, Stream::test, 0);
+  for (std::uint64_t i = 0; i < 300; ++i) {
+    const auto begin = static_cast<std::int64_t>(random.below(2 * i, whole.size() + 1));
+    const auto count = static_cast<std::int64_t>(
+        random.below(2 * i + 1, whole.size() - static_cast<std::size_t>(begin) + 1));
+    std::vector<std::int32_t> out(static_cast<std::size_t>(count));
+    data.copy(begin, count, out.data());
+    ASSERT_TRUE(std::equal(out.begin(), out.end(), whole.begin() + begin)) << begin << " " << count;
+  }
+  std::int32_t one = 0;
+  EXPECT_THROW(data.copy(-1, 1, &one), InvariantError);
+  EXPECT_THROW(data.copy(data.size(), 1, &one), InvariantError);
+  EXPECT_THROW(data.copy(1, std::numeric_limits<std::int64_t>::max(), &one), InvariantError);
+  data.copy(data.size(), 0, nullptr);
+}
+
+TEST_F(Tokens, DirectoriesAreReadInTheOrderOfTheirPaths) {
+  write("d/b.txt", "B");
+  write("d/a/z.txt", "Z");
+  write("d/a.txt", "A");
+  write("d/empty.txt", "");
+  write("out.txt", "O");
+  fs::create_symlink("b.txt", path("d/0-link"));             // to a file that is there anyway, though later
+  fs::create_symlink(path("out.txt"), path("d/c-outside"));  // to one that is not
+  fs::create_symlink(path("out.txt"), path("d/d-outside"));
+  fs::create_symlink("nowhere", path("d/broken"));
+  fs::create_directory_symlink(path("d"), path("d/loop"));
+  EXPECT_EQ(text_of(TokenData({path("d")}, bytes_vocab)), "A|Z|B|O|");  // '.' comes before '/'
+  EXPECT_EQ(text_of(TokenData({path("d"), path("out.txt")}, bytes_vocab)), "A|Z|B|O|");
+  EXPECT_EQ(text_of(TokenData({path("out.txt"), path("out.txt")}, bytes_vocab)), "O|O|");  // as asked
+}
+
+TEST_F(Tokens, TokenFilesRoundTrip) {
+  std::vector<std::int32_t> ids(70000);
+  std::iota(ids.begin(), ids.end(), 0);
+  write_token_file(path("wide.bin"), ids, 4);
+  ids.resize(50000);
+  write_token_file(path("narrow.bin"), ids, 2);
+  EXPECT_EQ(fs::file_size(path("narrow.bin")), 1024U + 100000U);
+  const TokenData data({path("narrow.bin"), path("wide.bin")}, 70000);
+  EXPECT_EQ(data.kind(), TokenData::Kind::tokens);
+  ASSERT_EQ(data.size(), 120000);
+  for (std::int64_t i = 0; i < data.size(); i += 7) EXPECT_EQ(data.token(i), i < 50000 ? i : i - 50000);
+  expect_refusal(
+      [&] {
+        TokenData({path("narrow.bin"), path("wide.bin")}, 69999);
+      },
+      {"wide.bin", "token 69999", "id 69999", "69998"});
+  expect_refusal([&] { TokenData({path("narrow.bin")}, 1000); },
+                 {"narrow.bin", "token 1000 is id 1000", "999"});
+  expect_refusal([&] { write_token_file(path("x.bin"), ids, 3); }, {"x.bin", "3", "2 or 4"});
+  ids = {1, 65536};
+  expect_refusal([&] { write_token_file(path("x.bin"), ids, 2); }, {"x.bin", "token 1", "65536", "65535"});
+  ids = {-1};
+  expect_refusal([&] { write_token_file(path("x.bin"), ids, 4); }, {"token 0", "-1"});
+  EXPECT_FALSE(fs::exists(path("x.bin")));
+}
+
+TEST_F(Tokens, HeaderIsThatOfLlmC) {
+  std::vector<std::int32_t> ids{3, 4, 5};
+  write_token_file(path("a.bin"), ids, 2);
+  write_token_file(path("b.bin"), ids, 4);
+  const auto words = [](const std::string& file) {
+    std::array<std::int32_t, 3> header{};
+    std::ifstream(file, std::ios::binary).read(reinterpret_cast<char*>(header.data()), sizeof header);
+    return header;
+  };
+  EXPECT_EQ(words(path("a.bin")), (std::array<std::int32_t, 3>{20240520, 1, 3}));
+  EXPECT_EQ(words(path("b.bin")), (std::array<std::int32_t, 3>{20240801, 7, 3}));
+}
+
+TEST_F(Tokens, DamagedTokenFilesAreRefused) {
+  const std::vector<std::int32_t> ids{1, 2, 3};
+  write_token_file(path("a.bin"), ids, 2);
+  std::ifstream in(path("a.bin"), std::ios::binary);
+  const std::string good{std::istreambuf_iterator<char>(in), {}};
+  const auto refused = [&](const std::string& bytes, const std::vector<std::string>& words) {
+    const std::string file = write("damaged.bin", bytes);
+    expect_refusal([&] { TokenData({file}, 100); }, words);
+  };
+  refused(good.substr(0, good.size() - 1), {"damaged.bin", "truncated", "1029", "1030"});
+  refused(good.substr(0, 1023), {"truncated", "1023"});
+  refused(good.substr(0, 4), {"truncated"});
+  refused(good.substr(0, 3), {"not a token file"});
+  refused(good + "x", {"damaged", "1031", "1030"});
+  std::string version = good;
+  version[4] = 2;
+  refused(version, {"version 2", "20240520", "only version 1"});
+  std::string negative = good;
+  negative[11] = '\xff';
+  refused(negative, {"count of -"});
+  std::string none = good.substr(0, 1024);
+  none[8] = 0;
+  refused(none, {"nothing but empty files"});
+}
+
+TEST_F(Tokens, RefusalsNameTheFile) {
+  const std::string text = write("t.txt", "text");
+  const std::vector<std::int32_t> ids{1, 2, 3};
+  write_token_file(path("a.bin"), ids, 2);
+  expect_refusal([&] { TokenData({}, 257); }, {"--data"});
+  expect_refusal([&] { TokenData({path("absent")}, 257); }, {"--data", "absent", "no such file"});
+  expect_refusal([&] { TokenData({text, path("a.bin")}, 257); }, {"t.txt", "a.bin", "one kind"});
+  expect_refusal([&] { TokenData({path("a.bin"), text}, 257); }, {"a.bin is a token file", "t.txt is text"});
+  expect_refusal([&] { TokenData({directory_.string()}, 257); }, {"one kind"});
+  expect_refusal([&] { TokenData({text}, 256); }, {"t.txt", "257", "256"});
+  expect_refusal([&] { TokenData({text}, 0); }, {"257"});
+  fs::create_directory(path("hollow"));
+  expect_refusal([&] { TokenData({path("hollow")}, 257); }, {"hollow", "no files"});
+  expect_refusal([&] { TokenData({write("hollow/e", "")}, 257); }, {"empty"});
+  expect_refusal([&] { TokenData({path("hollow")}, 257); }, {"empty"});
+  ASSERT_EQ(::mkfifo(path("pipe").c_str(), 0600), 0);
+  expect_refusal([&] { TokenData({path("pipe")}, 257); }, {"pipe", "not a regular file"});
+  if (::geteuid() == 0) return;  // root may read everything
+  fs::permissions(text, fs::perms::none);
+  expect_refusal([&] { TokenData({text}, 257); }, {"t.txt", "ermission"});
+  fs::permissions(path("hollow"), fs::perms::none);
+  expect_refusal([&] { TokenData({path("hollow")}, 257); }, {"hollow", "ermission"});
+  fs::permissions(path("hollow"), fs::perms::owner_all);
+}
+
+TEST(TokenSplit, HoldsTheEndOut) {
+  Split split = split_tokens(1000, 0.1, 64);
+  EXPECT_EQ(split.train, (Range{0, 900}));
+  EXPECT_EQ(split.validation, (Range{900, 1000}));
+  split = split_tokens(1000, 0.0, 64);
+  EXPECT_EQ(split.train, (Range{0, 1000}));
+  EXPECT_EQ(split.validation.size(), 0);
+  EXPECT_EQ(split_tokens(1000, 0.1, 99).validation.size(), 100);  // exactly one sequence and its next token
+  EXPECT_EQ(split_tokens(1000, 0.1, 100).validation.size(), 0);
+  EXPECT_EQ(split_tokens(1000, 0.1, 100).train.size(), 1000);
+  EXPECT_EQ(split_tokens(65, 0.5, 64).train.size(), 65);
+}
+
+TEST(TokenSplit, Refusals) {
+  expect_refusal([] { split_tokens(64, 0.0, 64); },
+                 {"text of 64 tokens is shorter than one sequence of 64 + 1"});
+  expect_refusal([] { split_tokens(0, 0.1, 1); }, {"text of 0 tokens"});
+  expect_refusal([] { split_tokens(200, 0.9, 64); }, {"text of 200 tokens", "20", "0.9", "64 + 1"});
+  expect_refusal([] { split_tokens(200, 1.0, 64); }, {"fraction 1"});
+  expect_refusal([] { split_tokens(200, -0.1, 64); }, {"fraction -0.1"});
+  expect_refusal([] { split_tokens(200, std::numeric_limits<double>::quiet_NaN(), 64); }, {"fraction nan"});
+  expect_refusal([] { split_tokens(200, 0.1, 0); }, {"--seq-len 0"});
+  expect_refusal([] { split_tokens(200, 0.1, std::numeric_limits<std::int64_t>::max()); }, {"shorter"});
+}
+
+class Sampling : public Tokens {
+ protected:
+  void SetUp() override {
+    Tokens::SetUp();
+    std::vector<std::int32_t> ids(1000);
+    std::iota(ids.begin(), ids.end(), 0);  // a token's id is its place
+    write_token_file(path("a.bin"), ids, 2);
+  }
+};
+
+TEST_F(Sampling, TargetsAreTheNextTokensInsideTheRange) {
+  const TokenData data({path("a.bin")}, 1000);
+  for (const std::int64_t seq_len : {1, 7, 99}) {
+    const Sampler sampler(data, {100, 200}, 5);
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(seq_len)), targets(tokens.size());
+    for (std::int64_t step = 0; step < 50; ++step) {
+      sampler.sample(step, step % 3, seq_len, tokens.data(), targets.data());
+      EXPECT_EQ(tokens[0], sampler.start(step, step % 3, seq_len));
+      EXPECT_GE(tokens[0], 100);
+      EXPECT_LT(targets.back(), 200);
+      for (std::size_t t = 0; t < tokens.size(); ++t) {
+        EXPECT_EQ(tokens[t], tokens[0] + static_cast<std::int32_t>(t));
+        EXPECT_EQ(targets[t], tokens[t] + 1);
+      }
+    }
+  }
+  std::int32_t out[200];
+  EXPECT_THROW(Sampler(data, {100, 200}, 5).sample(0, 0, 100, out, out + 100), InvariantError);
+  Sampler(data, {100, 200}, 5).sample(0, 0, 99, out, out + 100);
+  EXPECT_EQ(out[0], 100);  // the only place
+}
+
+TEST_F(Sampling, DependsOnSeedStepAndIndexAlone) {
+  const TokenData data({path("a.bin")}, 1000), again({path("a.bin")}, 5000);
+  const Sampler a(data, {0, 1000}, 1), b(again, {0, 1000}, 1), other(data, {0, 1000}, 2);
+  int same_seed = 0, same_step = 0, same_index = 0;
+  for (std::int64_t step = 0; step < 100; ++step) {
+    for (std::int64_t index = 0; index < 8; ++index) {
+      // In any order, by any sampler, any number of times.
+      const std::int64_t here = a.start(step, index, 16);
+      EXPECT_EQ(b.start(99 - step, 7 - index, 16), a.start(99 - step, 7 - index, 16));
+      EXPECT_EQ(b.start(step, index, 16), here);
+      same_seed += other.start(step, index, 16) == here;
+      same_step += a.start(step + 100, index, 16) == here;
+      same_index += a.start(step, index + 8, 16) == here;
+    }
+  }
+  // 800 pairs that agree with probability 1/984 each.
+  EXPECT_LT(same_seed, 8);
+  EXPECT_LT(same_step, 8);
+  EXPECT_LT(same_index, 8);
+}
+
+TEST_F(Sampling, StartsAreUniform) {
+  const TokenData data({path("a.bin")}, 1000);
+  const Sampler sampler(data, {200, 310}, 3);  // 100 places for 10 tokens
+  std::array<int, 100> seen{};
+  const int draws = 50000;
+  for (int i = 0; i < draws; ++i) ++seen[static_cast<std::size_t>(sampler.start(i / 8, i % 8, 10) - 200)];
+  double chi2 = 0;
+  for (const int count : seen) chi2 += (count - draws / 100.0) * (count - draws / 100.0) / (draws / 100.0);
+  // 99 degrees of freedom: mean 99, standard deviation 14.
+  EXPECT_GT(chi2, 99 - 4 * 14.1);
+  EXPECT_LT(chi2, 99 + 4 * 14.1);
+}
+
+TEST_F(Tokens, AFullDiskLeavesNothing) {
+  const std::vector<std::int32_t> ids(300000, 1);
+  rlimit old{};
+  ::getrlimit(RLIMIT_FSIZE, &old);
+  auto* handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit small{100000, old.rlim_max};
+  ::setrlimit(RLIMIT_FSIZE, &small);
+  EXPECT_THROW(write_token_file(path("a.bin"), ids, 2), RunError);
+  ::setrlimit(RLIMIT_FSIZE, &old);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_TRUE(fs::is_empty(directory_));
+}
+
+}  // namespace
+}  // namespace echelon
