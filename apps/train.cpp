@@ -1,0 +1,147 @@
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "apps/flags.h"
+#include "base/error.h"
+#include "base/units.h"
+
+namespace echelon {
+namespace {
+
+struct TrainFlags {
+  PlanFlags plan;
+  RunFlags run;
+  TrainRequest request;
+  std::vector<std::string> data;
+  std::string tokenizer = "bytes";
+  std::int64_t steps = 100, sample = 200;
+  bool json = false;
+  CLI::App* app = nullptr;
+};
+
+// A token file has no bytes to show; ids of the bytes tokenizer are the bytes themselves.
+std::string as_text(const std::vector<std::int32_t>& tokens, TokenData::Kind kind) {
+  std::string text;
+  for (std::int32_t token : tokens) {
+    if (kind == TokenData::Kind::tokens)
+      text += fmt::format("{} ", token);
+    else if (token < 256)
+      text += static_cast<char>(token);
+    else
+      text += token == end_of_text ? "\n[end of text]\n" : fmt::format("[{}]", token);
+  }
+  return text;
+}
+
+int run_train(TrainFlags& f) {
+  Plan defaults;
+  defaults.model = load_model("gpt2-tiny");
+  defaults.global_batch = 8;
+  defaults.micro_batch = 4;
+  defaults.seq_len = 256;
+  TrainRequest& request = f.request;
+  request.plan = f.plan.plan(defaults);
+  request.run = f.run.options(request.plan);
+  request.optimizer.total_steps = f.steps;
+  if (f.app->get_option("--min-lr")->count() == 0) request.optimizer.min_lr = request.optimizer.lr / 10;
+  if (f.app->get_option("--warmup")->count() == 0)
+    request.optimizer.warmup_steps = std::min<std::int64_t>(10, f.steps);
+  if (f.tokenizer != "bytes")
+    refuse("--tokenizer {}: only the bytes tokenizer is built; legal: bytes, or token files as --data",
+           f.tokenizer);
+  const TokenData data(f.data, request.plan.model.vocab);
+  request.sample_tokens = std::min(f.sample, request.plan.model.max_seq - 1);
+
+  // People read standard output; with --json it holds the summary alone and they read standard error.
+  std::FILE* out = f.json ? stderr : stdout;
+  const bool terminal = ::isatty(::fileno(out)) != 0;
+  const Plan& plan = request.plan;
+  TrainObserver observer;
+  observer.on_start = [&](const StartInfo& start) {
+    fmt::print(out, "model   {}: {} parameters\n", plan.model.name, start.num_params);
+    fmt::print(out, "mesh    {}{}; {} compute thread{} a rank\n", plan.mesh.describe(),
+               plan.shards_sequence() ? ", sequence parallel" : "", request.run.threads_per_rank,
+               request.run.threads_per_rank == 1 ? "" : "s");
+    fmt::print(out, "data    {} tokens from {} file{}; {} held out for validation\n", start.train_tokens,
+               start.num_files, start.num_files == 1 ? "" : "s", start.validation_tokens);
+    fmt::print(out, "batch   {} sequences of {} tokens a step, {} at once on a rank\n", plan.global_batch,
+               plan.seq_len, plan.micro_batch);
+    fmt::print(out, "memory  {} a rank predicted (",
+               format_bytes(static_cast<double>(start.predicted_memory.total())));
+    const char* separator = "";
+    for (MemoryCategory c : all_memory_categories)
+      if (start.predicted_memory[c] > 0) {
+        fmt::print(out, "{}{} {}", separator, memory_category_name(c),
+                   format_bytes(static_cast<double>(start.predicted_memory[c])));
+        separator = ", ";
+      }
+    fmt::print(out, ")\ntime    {} a step predicted, at {:.1f} GFLOP/s measured\n",
+               format_seconds(start.predicted_step_seconds), start.peak_flops / 1e9);
+    if (!start.resumed_from.empty())
+      fmt::print(out, "resume  after step {} of {}\n", start.first_step, start.resumed_from);
+    std::fflush(out);
+  };
+  observer.on_step = [&](const StepRecord& r) {
+    const double left = static_cast<double>(f.steps - r.step) * r.step_seconds;
+    fmt::print(
+        out,
+        "{}step {:>5}/{}  loss {:.4f}  grad {:.3f}  lr {:.2e}  {:>7.0f} tokens/s  MFU {:>4.1f}%  ETA {:<8}{}",
+        terminal ? "\r" : "", r.step, f.steps, r.loss, r.grad_norm, r.lr, r.tokens_per_second, 100 * r.mfu,
+        format_seconds(left), terminal && r.step % 10 != 0 && r.step != f.steps ? "" : "\n");
+    std::fflush(out);
+  };
+  observer.on_evaluation = [&](std::int64_t step, double loss) {
+    fmt::print(out, "{}step {:>5}  validation loss {:.4f}\n", terminal ? "\n" : "", step, loss);
+  };
+  observer.on_checkpoint = [&](const std::string& path) { fmt::print(out, "saved   {}\n", path); };
+  observer.on_sample = [&](const std::vector<std::int32_t>& prompt, const std::vector<std::int32_t>& text) {
+    fmt::print(out, "\nsample, after \"{}\":\n{}\n", as_text(prompt, data.kind()),
+               as_text(text, data.kind()));
+  };
+  const TrainSummary summary = train(request, data, observer);
+  fmt::print(out, "\n{}{}", memory_table(summary.predicted_memory, summary.measured_memory),
+             traffic_table(summary.predicted_traffic, summary.measured_traffic));
+  fmt::print(out, "  {:<16}{:>14}{:>14}\n", "step time", format_seconds(summary.predicted_step_seconds),
+             format_seconds(summary.step_seconds));
+  fmt::print(out, "{:.0f} tokens/s, MFU {:.1f}%, final loss {:.4f}", summary.tokens_per_second,
+             100 * summary.mfu, summary.final_loss);
+  if (summary.validation_loss >= 0) fmt::print(out, ", validation loss {:.4f}", summary.validation_loss);
+  fmt::print(out, "\n");
+  if (f.json) fmt::print("{}\n", to_json(summary));
+  return 0;
+}
+
+}  // namespace
+
+void add_train(CLI::App& program, int& status) {
+  auto flags = std::make_shared<TrainFlags>();
+  CLI::App& app = *program.add_subcommand("train", "Train a model");
+  flags->app = &app;
+  flags->plan.add_to(app);
+  flags->run.add_to(app);
+  OptimizerFlags{}.add_to(app, flags->request.optimizer);
+  app.add_option("--data", flags->data, "Text files or directories, or token files")->required();
+  app.add_option("--tokenizer", flags->tokenizer, "bytes")->capture_default_str();
+  app.add_option("--steps", flags->steps, "Train up to this step")->capture_default_str();
+  app.add_option("--seed", flags->request.seed, "Of initial weights and data order")->capture_default_str();
+  app.add_option("--val-fraction", flags->request.validation_fraction,
+                 "Part of the data held out, at its end")
+      ->capture_default_str();
+  app.add_option("--eval-every", flags->request.eval_every, "Steps between validations; 0: at the end only")
+      ->capture_default_str();
+  app.add_option("--eval-samples", flags->request.eval_samples, "Sequences of a validation")
+      ->capture_default_str();
+  app.add_option("--checkpoint", flags->request.checkpoint_directory, "Directory of the checkpoints");
+  app.add_option("--save-every", flags->request.save_every, "Steps between checkpoints; 0: at the end only")
+      ->capture_default_str();
+  app.add_flag("--resume", flags->request.resume, "Go on from the last checkpoint");
+  app.add_option("--log", flags->request.log_path, "One JSON object a step");
+  app.add_option("--sample", flags->sample, "Tokens of text generated at the end; 0: none")
+      ->capture_default_str();
+  app.add_flag("--json", flags->json, "Summary as one JSON object on standard output");
+  app.callback([flags, &status] { status = run_train(*flags); });
+}
+
+}  // namespace echelon

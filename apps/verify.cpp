@@ -1,0 +1,82 @@
+#include "train/verify.h"
+
+#include <fmt/core.h>
+
+#include "apps/flags.h"
+#include "base/error.h"
+
+namespace echelon {
+namespace {
+
+struct VerifyFlags {
+  PlanFlags plan;
+  RunFlags run;
+  VerifyRequest request;
+  std::vector<std::string> data;
+  bool json = false;
+};
+
+int run_verify(VerifyFlags& f) {
+  Plan defaults;
+  defaults.model = load_model("gpt2-tiny");
+  defaults.mesh.set(Axis::dp, 2);
+  defaults.mesh.set(Axis::tp, 2);
+  defaults.global_batch = 4;
+  defaults.micro_batch = 1;
+  defaults.seq_len = 64;
+  VerifyRequest& request = f.request;
+  request.plan = f.plan.plan(defaults);
+  request.run = f.run.options(request.plan);
+  request.optimizer.total_steps = std::max<std::int64_t>(request.steps, 1);
+  std::optional<TokenData> data;
+  if (!f.data.empty()) {
+    data.emplace(f.data, request.plan.model.vocab);
+    const Split split = split_tokens(data->size(), 0.0, request.plan.seq_len);
+    request.samples = [sampler = Sampler(*data, split.train, request.seed), seq_len = request.plan.seq_len](
+                          std::int64_t step, std::int64_t sample, std::int32_t* tokens,
+                          std::int32_t* targets) { sampler.sample(step, sample, seq_len, tokens, targets); };
+  }
+  std::FILE* out = f.json ? stderr : stdout;
+  fmt::print(out, "one rank against {}{}, {}, {} step{} of {} sequences of {} tokens\n",
+             request.plan.mesh.describe(), request.plan.shards_sequence() ? ", sequence parallel" : "",
+             dtype_name(request.plan.dtype), request.steps, request.steps == 1 ? "" : "s",
+             request.plan.global_batch, request.plan.seq_len);
+  const VerifyReport r = verify(request);
+  for (std::size_t i = 0; i < r.reference_losses.size(); ++i)
+    fmt::print(out, "step {}  loss of one rank {:.9f}  of the mesh {:.9f}\n", i, r.reference_losses[i],
+               r.mesh_losses[i]);
+  fmt::print(out,
+             "largest relative difference: loss {:.2e}, gradients {:.2e} (bound {:.2e}), parameters {:.2e} "
+             "({:.0f}% of what those gradients allow)\n",
+             r.loss_max_rel_diff, r.grad_max_rel_diff, r.bound, r.param_max_rel_diff, 100 * r.param_worst);
+  if (r.pass)
+    fmt::print(out, "PASS{}\n", r.bitwise ? ", to the last bit" : "");
+  else
+    fmt::print(out, "FAIL: first difference at step {}: {} of {}, {:.2e}\n", r.first_difference->step,
+               r.first_difference->kind, r.first_difference->tensor, r.first_difference->rel_diff);
+  if (f.json) fmt::print("{}\n", to_json(r, request.plan));
+  return r.pass ? 0 : 1;
+}
+
+}  // namespace
+
+void add_verify(CLI::App& program, int& status) {
+  auto flags = std::make_shared<VerifyFlags>();
+  CLI::App& app =
+      *program.add_subcommand("verify", "Run one rank and the mesh side by side and compare every tensor");
+  flags->plan.add_to(app);
+  flags->run.add_to(app);
+  OptimizerOptions& optimizer = flags->request.optimizer;
+  optimizer.warmup_steps = 0;
+  // Below this a gradient is rounding noise (a key bias, say, has none at all), which Adam would turn into
+  // full steps.
+  optimizer.eps = 1e-5;
+  OptimizerFlags{}.add_to(app, optimizer);
+  app.add_option("--data", flags->data, "Text or token files (default: random tokens)");
+  app.add_option("--steps", flags->request.steps, "Steps to compare")->capture_default_str();
+  app.add_option("--seed", flags->request.seed, "Of weights and tokens")->capture_default_str();
+  app.add_flag("--json", flags->json, "Report as one JSON object on standard output");
+  app.callback([flags, &status] { status = run_verify(*flags); });
+}
+
+}  // namespace echelon
