@@ -88,8 +88,7 @@ class Task {
   virtual bool finished() const = 0;
   // Does work that is ready, `all` of it or about one rank's share; false when there was none.
   virtual bool advance(bool all) = 0;
-  // Under the lock, by any thread: whether another thread may touch the tensors; what it is; whom it waits
-  // for.
+  // Under the lock, by any thread: whether another thread is at the tensors; what it is; whom it waits for.
   virtual bool in_use() const = 0;
   virtual std::string name() const = 0;
   virtual std::vector<int> missing() const = 0;  // world ranks
@@ -144,7 +143,7 @@ class ThreadJob {
   };
 
   RankState& state(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
-  // All below: under the lock, except where a lock is not needed.
+  // Called under the lock.
   void abort_locked(int origin, const std::string& why);
   [[noreturn]] void fail_locked(std::unique_lock<std::mutex>& lock, int rank, const std::string& why);
   void wake(RankState& rank);
@@ -153,10 +152,11 @@ class ThreadJob {
   std::string list_calls(const Group& group, const Collective& collective) const;
   std::string explain_wait(int rank, const Task& task);
   void make_ready(Group& group, Collective& collective);
-  bool work(Group& group, Collective& collective, int part, bool all);  // takes the lock
-  Message& message(Channel& channel, std::uint64_t number);
+  std::shared_ptr<Message> message(Channel& channel, std::uint64_t number);
   void check_message(std::unique_lock<std::mutex>& lock, Group& group, int rank, int from, int to,
                      const Message& m);
+  // Called without it.
+  bool work(Group& group, Collective& collective, int part, bool all);
   void forget_finished(RankState& rank);
   void sleep(int rank, Task& task, std::uint32_t seen, std::chrono::steady_clock::time_point& deadline);
 

@@ -96,8 +96,9 @@ std::int64_t Movement::part_length(int part) const {
   }
 }
 
-// Steps: one for each, after all ranks have called. "Bytes" is what one rank reads of, or writes to, other
-// ranks' memory, for a buffer of b bytes and an even cut; there is no staging copy.
+// Every verb takes one step after the last rank has called it, with no staging copy (a ring takes 2(n-1) or
+// n-1). The bytes below are what one rank reads of, or writes to, the memory of others, for a buffer of b
+// bytes cut evenly.
 void Movement::run(int part, std::int64_t begin, std::int64_t end) const {
   if (begin == end) return;
   const Call& first = calls_[0];

@@ -206,12 +206,12 @@ bool ThreadJob::work(Group& group, Collective& c, int own_part, bool all) {
 
 // ---- messages
 
-Message& ThreadJob::message(Channel& channel, std::uint64_t number) {
+std::shared_ptr<Message> ThreadJob::message(Channel& channel, std::uint64_t number) {
   if (channel.open.empty() || channel.open.back()->number < number) {
     channel.open.push_back(std::make_shared<Message>());
     channel.open.back()->number = number;
   }
-  return *channel.open[number - channel.open.front()->number];
+  return channel.open[number - channel.open.front()->number];
 }
 
 void ThreadJob::check_message(std::unique_lock<std::mutex>& lock, Group& group, int rank, int from, int to,
@@ -234,9 +234,7 @@ void ThreadJob::send(Group& group, int me, int to, const Tensor& x) {
   throw_if_aborted(rank);
   std::unique_lock lock(mutex_);
   Channel& channel = group.channels[{me, to}];
-  message(channel, channel.next_sent);
-  const std::shared_ptr<Message> m = channel.open[channel.next_sent - channel.open.front()->number];
-  ++channel.next_sent;
+  const std::shared_ptr<Message> m = message(channel, channel.next_sent++);
   RankState& receiver = state(group.ranks[static_cast<std::size_t>(to)]);
   m->sent_dtype = x.dtype();
   m->sent_count = x.numel();
@@ -280,9 +278,7 @@ std::shared_ptr<Task> ThreadJob::receive(Group& group, int me, int from, const T
   throw_if_aborted(rank);
   std::unique_lock lock(mutex_);
   Channel& channel = group.channels[{from, me}];
-  message(channel, channel.next_expected);
-  const std::shared_ptr<Message> m = channel.open[channel.next_expected - channel.open.front()->number];
-  ++channel.next_expected;
+  const std::shared_ptr<Message> m = message(channel, channel.next_expected++);
   m->expected = true;
   m->expected_dtype = x.dtype();
   m->expected_count = x.numel();

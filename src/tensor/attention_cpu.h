@@ -12,8 +12,8 @@ namespace echelon {
 std::int64_t attention_scratch_per_thread();
 
 // As Kernels::attention and Kernels::attention_backward, shapes already checked. `scratch` holds
-// threads * attention_scratch_per_thread() floats. The bits do not depend on
-// `threads`.
+// threads * attention_scratch_per_thread() floats. Forward: the threads share
+// blocks of queries; backward: key/value heads of the batch. The bits do not depend on `threads`.
 void attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape,
                        const Tensor& out, const Tensor& lse, const Tensor& scratch, int threads);
 void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,

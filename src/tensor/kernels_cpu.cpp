@@ -159,8 +159,8 @@ class CpuKernels final : public Kernels {
     const Rows dy(tdy);
     float* total = flat<float>(tdbias, dy.cols);
     add_column_sums(dy.rows, dy.cols, total, nullptr,
-                    [&](std::int64_t i, std::int64_t at, std::int64_t n, float* sum, float*) {
-                      pass_.add(dy[i] + at, sum, n);
+                    [&](Range part, std::int64_t at, std::int64_t n, float* sum, float*) {
+                      pass_.column_sums(dy[part.begin] + at, dy.stride, part.size(), sum, n);
                     });
   }
 
@@ -202,8 +202,9 @@ class CpuKernels final : public Kernels {
     check_same(dy, x, "layer_norm_backward_weight: shapes differ");
     const float* stats = flat<float>(tstats, 2 * x.rows);
     add_column_sums(x.rows, x.cols, flat<float>(tdw, x.cols), flat<float>(tdb, x.cols),
-                    [&](std::int64_t i, std::int64_t at, std::int64_t n, float* dw, float* db) {
-                      pass_.layer_norm_dw(dy[i] + at, x[i] + at, stats + 2 * i, dw, db, n);
+                    [&](Range part, std::int64_t at, std::int64_t n, float* dw, float* db) {
+                      pass_.layer_norm_dw(dy[part.begin] + at, dy.stride, x[part.begin] + at, x.stride,
+                                          stats + 2 * part.begin, part.size(), dw, db, n);
                     });
   }
 
@@ -242,8 +243,9 @@ class CpuKernels final : public Kernels {
     check_same(dy, x, "rms_norm_backward_weight: shapes differ");
     const float* stats = flat<float>(tstats, x.rows);
     add_column_sums(x.rows, x.cols, flat<float>(tdw, x.cols), nullptr,
-                    [&](std::int64_t i, std::int64_t at, std::int64_t n, float* dw, float*) {
-                      pass_.rms_norm_dw(dy[i] + at, x[i] + at, stats + i, dw, n);
+                    [&](Range part, std::int64_t at, std::int64_t n, float* dw, float*) {
+                      pass_.rms_norm_dw(dy[part.begin] + at, dy.stride, x[part.begin] + at, x.stride,
+                                        stats + part.begin, part.size(), dw, n);
                     });
   }
 
@@ -405,12 +407,12 @@ class CpuKernels final : public Kernels {
   }
 
  private:
-  // first (cols) += column sums of row_term, second likewise when not null. Groups of rows are summed side by
-  // side and then added in order; there are as many groups as the rows ask for, whatever the number of
-  // threads.
-  template <class RowTerm>  // row_term(row, first column, columns, sum_first, sum_second)
+  // first (cols) += column sums made by add_rows, second likewise when not null. Groups of rows are summed
+  // side by side and then added in order; there are as many groups as the rows ask for, whatever the number
+  // of threads.
+  template <class AddRows>  // add_rows(rows, first column, columns, sum_first, sum_second)
   void add_column_sums(std::int64_t rows, std::int64_t cols, float* first, float* second,
-                       const RowTerm& row_term) {
+                       const AddRows& add_rows) {
     const std::int64_t groups = std::clamp<std::int64_t>(rows / 64, 1, most_groups);
     float* sums = kept(column_sums_, column_sums_size).data<float>();
     for (std::int64_t begin = 0; begin < cols; begin += strip) {
@@ -418,9 +420,7 @@ class CpuKernels final : public Kernels {
       team_.each_row(groups, rows / groups * count, [&](std::int64_t g) {
         float* sum = sums + g * width;
         std::fill_n(sum, width, 0.0f);
-        const Range part = split_range(rows, groups, g);
-        for (std::int64_t i = part.begin; i < part.end; ++i)
-          row_term(i, begin, count, sum, sum + width - count);
+        add_rows(split_range(rows, groups, g), begin, count, sum, sum + width - count);
       });
       for (std::int64_t g = 1; g < groups; ++g) pass_.add(sums + g * width, sums, width);
       pass_.add(sums, first + begin, count);

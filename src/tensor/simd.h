@@ -28,6 +28,8 @@ struct Simd {
   float (*dot)(const float* x, const float* y, Size n);
   // out = x + y + bias (bias may be null); out may be x or y.
   void (*residual)(const float* x, const float* y, const float* bias, float* out, Size n);
+  // sum += column sums over `rows` rows that stand `stride` apart.
+  void (*column_sums)(const float* x, Size stride, Size rows, float* sum, Size n);
 
   // stats[0] = mean, stats[1] = rstd.
   void (*layer_norm)(const float* x, const float* w, const float* b, float eps, float* y, float* stats,
@@ -37,13 +39,15 @@ struct Simd {
   // dx += gradient through the norm.
   void (*layer_norm_dx)(const float* dy, const float* x, const float* w, const float* stats, float* dx,
                         Size n);
-  // dw += dy * xhat, db += dy.
-  void (*layer_norm_dw)(const float* dy, const float* x, const float* stats, float* dw, float* db, Size n);
+  // dw += column sums of dy * xhat, db += column sums of dy, over `rows` rows that stand their stride apart.
+  void (*layer_norm_dw)(const float* dy, Size dy_stride, const float* x, Size x_stride, const float* stats,
+                        Size rows, float* dw, float* db, Size n);
   // stats[0] = rstd.
   void (*rms_norm)(const float* x, const float* w, float eps, float* y, float* stats, Size n);
   void (*rms_norm_again)(const float* x, const float* w, const float* stats, float* y, Size n);
   void (*rms_norm_dx)(const float* dy, const float* x, const float* w, const float* stats, float* dx, Size n);
-  void (*rms_norm_dw)(const float* dy, const float* x, const float* stats, float* dw, Size n);
+  void (*rms_norm_dw)(const float* dy, Size dy_stride, const float* x, Size x_stride, const float* stats,
+                      Size rows, float* dw, Size n);
 
   // h += bias (may be null), y = gelu(h).
   void (*gelu)(float* h, const float* bias, float* y, Size n);

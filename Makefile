@@ -1,0 +1,32 @@
+# Two commands do everything on a fresh Debian 12 or Ubuntu 24.04: `make train` and `make test`.
+DATA ?= /usr/share/common-licenses
+STEPS ?= 400
+PACKAGES = g++ cmake ninja-build pkg-config libdnnl-dev libhwy-dev librandom123-dev libtomlplusplus-dev \
+  nlohmann-json3-dev libcli11-dev libfmt-dev libxxhash-dev libgtest-dev libbenchmark-dev
+SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
+
+.PHONY: train test build packages
+
+# dp 2 x tp 2 with sequence parallelism, on 4 thread ranks.
+train: build
+	build/release/echelon train --model gpt2-tiny --data $(DATA) --dp 2 --tp 2 --steps $(STEPS) \
+	  --global-batch 16 --micro-batch 8 --seq-len 256 --lr 3e-3 --eval-every 100
+
+test: packages
+	cmake --preset release
+	cmake --build --preset release
+	ctest --preset release
+
+build: packages
+	cmake --preset release
+	cmake --build --preset release --target echelon
+
+# Installs what is missing, and asks for nothing where nothing is.
+packages:
+	@missing=$$(for p in $(PACKAGES); do \
+	  dpkg-query -W -f='$${db:Status-Status}' $$p 2>/dev/null | grep -qx installed || echo $$p; done); \
+	if [ -n "$$missing" ]; then \
+	  echo "installing:" $$missing; \
+	  $(SUDO) apt-get update -qq && \
+	  $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
+	fi

@@ -1,0 +1,62 @@
+// The rooms include each other one way. A new room or arrow is a decision: it is made here.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <set>
+#include <string>
+
+namespace {
+
+namespace fs = std::filesystem;
+
+const std::map<std::string, std::set<std::string>>& stands_on() {
+  static const std::map<std::string, std::set<std::string>> rooms{
+      {"base", {}},
+      {"spec", {"base"}},
+      {"plan", {"base", "spec"}},
+      {"tensor", {"base", "spec"}},
+      {"layer", {"base", "spec", "tensor"}},
+      {"comm", {"base", "spec", "tensor"}},
+      {"parallel", {"base", "spec", "tensor", "layer", "comm"}},
+      {"train", {"base", "spec", "plan", "tensor", "layer", "comm", "parallel"}},
+  };
+  return rooms;
+}
+
+TEST(Architecture, RoomsIncludeDownwardsOnly) {
+  const fs::path source = fs::path(ECHELON_SOURCE_DIR) / "src";
+  int arrows = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(source)) {
+    if (!entry.is_regular_file()) continue;
+    const std::string room = fs::relative(entry.path(), source).begin()->string();
+    ASSERT_TRUE(stands_on().contains(room)) << "src/" << room << " is not a room";
+    std::ifstream in(entry.path());
+    for (std::string line; std::getline(in, line);) {
+      if (!line.starts_with("#include \"")) continue;
+      const std::string path = line.substr(10, line.find('"', 10) - 10);
+      const std::string other = path.substr(0, path.find('/'));
+      if (other == room) continue;
+      EXPECT_TRUE(stands_on().at(room).contains(other)) << entry.path() << " includes " << path;
+      ++arrows;
+    }
+  }
+  EXPECT_GT(arrows, 50);  // the test read something
+}
+
+// What only one file may know, so that another version or vendor is one file's change.
+TEST(Architecture, EachVendorHasOneFile) {
+  const std::map<std::string, std::string> home{
+      {"dnnl", "src/tensor/matmul_onednn.cpp"}, {"Random123/", "src/base/philox.cpp"}};
+  for (const auto& entry : fs::recursive_directory_iterator(fs::path(ECHELON_SOURCE_DIR) / "src")) {
+    if (!entry.is_regular_file()) continue;
+    std::ifstream in(entry.path());
+    for (std::string line; std::getline(in, line);)
+      for (const auto& [vendor, file] : home)
+        if (line.starts_with("#include <" + vendor))
+          EXPECT_EQ(fs::relative(entry.path(), ECHELON_SOURCE_DIR).string(), file) << line;
+  }
+}
+
+}  // namespace

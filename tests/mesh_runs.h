@@ -1,0 +1,222 @@
+// What the tests of training share: small odd-sized models, and bodies run on every rank of a mesh.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "base/philox.h"
+#include "comm/rank.h"
+#include "spec/plan.h"
+#include "train/trainer.h"
+
+namespace echelon::checks {
+
+// Sizes that tp does not divide wherever they need not: the vocabulary and the MLP.
+inline ModelSpec odd_gpt2(bool tied = true, std::int64_t layers = 2) {
+  ModelSpec m;
+  m.name = "odd-gpt2";
+  m.family = Family::gpt2;
+  m.num_layers = layers;
+  m.hidden = 24;
+  m.num_heads = m.num_kv_heads = 4;
+  m.head_dim = 6;
+  m.mlp_hidden = 41;
+  m.vocab = 53;
+  m.max_seq = 16;
+  m.tied_embedding = tied;
+  return m;
+}
+
+inline ModelSpec odd_llama(bool tied = false, std::int64_t kv_heads = 2, std::int64_t layers = 2) {
+  ModelSpec m = odd_gpt2(tied, layers);
+  m.name = "odd-llama";
+  m.family = Family::llama;
+  m.num_kv_heads = kv_heads;
+  m.mlp_hidden = 37;
+  return m;
+}
+
+// A global batch of 7 in microbatches of 2: a smaller last microbatch, and uneven parts over dp 2, 3 and 4.
+inline Plan odd_plan(ModelSpec model, int dp, int tp, bool sp, DType dtype = DType::f64) {
+  Plan plan;
+  plan.model = std::move(model);
+  plan.mesh.set(Axis::dp, dp);
+  plan.mesh.set(Axis::tp, tp);
+  plan.sequence_parallel = sp;
+  plan.global_batch = 7;
+  plan.micro_batch = 2;
+  plan.seq_len = 11;
+  plan.dtype = dtype;
+  return plan;
+}
+
+inline std::string describe(const Plan& p) {
+  return fmt::format("{} {} tied {} kv heads {}: dp {} tp {} sp {}", p.model.name, dtype_name(p.dtype),
+                     p.model.tied_embedding, p.model.num_kv_heads, p.mesh.size(Axis::dp),
+                     p.mesh.size(Axis::tp), p.sequence_parallel);
+}
+
+// Calls visit(dp, tp, sp) for dp 1, 2, 3, 4 x tp 1, 2, 4 x sp off and on (on where tp > 1).
+template <class Visit>
+void for_each_mesh(const Visit& visit) {
+  for (int dp : {1, 2, 3, 4})
+    for (int tp : {1, 2, 4})
+      for (bool sp : {false, true})
+        if (tp > 1 || !sp) visit(dp, tp, sp);
+}
+
+inline bool have_cpu_kernels() {
+  Arena arena;
+  try {
+    make_cpu_kernels(arena, 1);
+  } catch (const RequestError&) {
+    return false;
+  }
+  return true;
+}
+
+inline constexpr std::chrono::minutes patience{2};
+
+inline void on_mesh(const Plan& plan, const std::function<void(const Rank&)>& body, int threads = 1) {
+  ThreadWorld world(plan.mesh.num_ranks(), patience);
+  run_ranks(world, [&](int index) {
+    Arena arena;
+    const auto kernels = make_kernels(arena, plan.dtype, threads);
+    body(Rank(world, plan.mesh, index, plan.dtype, arena, *kernels));
+  });
+}
+
+inline SampleSource random_samples(const Plan& plan) {
+  return [vocab = static_cast<std::uint64_t>(plan.model.vocab), seq_len = plan.seq_len](
+             std::int64_t step, std::int64_t sample, std::int32_t* tokens, std::int32_t* targets) {
+    const Philox random(11, Stream::test, static_cast<std::uint64_t>(step * 1000 + sample));
+    const auto token = [&](std::int64_t t) {
+      return static_cast<std::int32_t>(random.below(static_cast<std::uint64_t>(t), vocab));
+    };
+    for (std::int64_t t = 0; t < seq_len; ++t) {
+      tokens[t] = token(t);
+      targets[t] = token(t + 1);
+    }
+  };
+}
+
+inline std::vector<double> as_doubles(const Tensor& t) {
+  if (t.dtype() == DType::f64) return {t.data<double>(), t.data<double>() + t.numel()};
+  return {t.data<float>(), t.data<float>() + t.numel()};  // exact
+}
+
+using LogicalTensors = std::map<std::string, std::vector<double>>;  // by name
+
+inline LogicalTensors gather(const Rank& rank, const Trainer& trainer, ParameterTensor which) {
+  LogicalTensors tensors;
+  for (const Parameter& p : trainer.parameters().all())
+    tensors[p.spec.name] = as_doubles(gather_logical(rank, p, which));
+  return tensors;
+}
+
+// What a rank has after some steps. Gathered over its tp group, but for what each rank holds whole.
+struct Outcome {
+  std::vector<double> losses, norms;
+  LogicalTensors gradients;  // of the last step
+  LogicalTensors values, exp_avg, exp_avg_sq;
+  bool operator==(const Outcome&) const = default;
+};
+
+// By rank.
+inline std::vector<Outcome> run_steps(const Plan& plan, const OptimizerOptions& options, std::int64_t steps,
+                                      const SampleSource& samples, const Faults& faults = {},
+                                      int threads = 1) {
+  std::vector<Outcome> outcomes(static_cast<std::size_t>(plan.mesh.num_ranks()));
+  on_mesh(
+      plan,
+      [&](const Rank& rank) {
+        Outcome& o = outcomes[static_cast<std::size_t>(rank.index())];
+        Trainer trainer(rank, plan, options, 1, faults);
+        for (std::int64_t step = 0; step < steps; ++step) {
+          o.losses.push_back(trainer.compute_gradients(step, samples));
+          if (step + 1 == steps) o.gradients = gather(rank, trainer, ParameterTensor::gradient);
+          o.norms.push_back(trainer.apply_gradients(step).gradient_norm);
+        }
+        o.values = gather(rank, trainer, ParameterTensor::value);
+        o.exp_avg = gather(rank, trainer, ParameterTensor::exp_avg);
+        o.exp_avg_sq = gather(rank, trainer, ParameterTensor::exp_avg_sq);
+      },
+      threads);
+  return outcomes;
+}
+
+// max |a - b| / max |a|
+inline double relative_difference(const std::vector<double>& a, const std::vector<double>& b) {
+  if (a.size() != b.size()) return std::numeric_limits<double>::infinity();
+  double difference = 0, magnitude = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    difference = std::max(difference, std::abs(a[i] - b[i]));
+    magnitude = std::max(magnitude, std::abs(a[i]));
+  }
+  return difference == 0 ? 0 : difference / magnitude;
+}
+
+// The message of the E that body throws; "" and a failure when it throws none.
+template <class E, class Body>
+std::string message_of(const Body& body) {
+  try {
+    body();
+  } catch (const E& error) {
+    return error.what();
+  } catch (const std::exception& error) {
+    ADD_FAILURE() << "another kind of error: " << error.what();
+    return "";
+  }
+  ADD_FAILURE() << "nothing was thrown";
+  return "";
+}
+
+inline void expect_contains(const std::string& text, const std::vector<std::string>& parts) {
+  for (const std::string& part : parts)
+    EXPECT_NE(text.find(part), std::string::npos) << "\"" << part << "\" is not in: " << text;
+}
+
+// A directory that goes with the test.
+class TemporaryDirectory {
+ public:
+  TemporaryDirectory() {
+    std::string name = (std::filesystem::temp_directory_path() / "echelon-test-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary directory");
+    path_ = name;
+  }
+  ~TemporaryDirectory() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TemporaryDirectory(const TemporaryDirectory&) = delete;
+  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+  std::string operator/(const std::string& name) const { return (path_ / name).string(); }
+
+ private:
+  std::filesystem::path path_;
+};
+
+inline void write_text(const std::string& path, const std::string& text) {
+  std::ofstream(path, std::ios::binary) << text;
+}
+
+inline std::string read_bytes(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+}  // namespace echelon::checks
