@@ -18,9 +18,10 @@ class Account {
   std::int64_t live_ = 0, peak_ = 0;
 };
 
-// Sizes in bytes of what the layers allocate for one microbatch on one rank.
+// Sizes in bytes of what one rank allocates: tokens and targets of all its samples, and what the layers need for a microbatch
+// of `sequences`.
 struct Sizes {
-  Sizes(const Plan& plan, std::int64_t sequences, int tp_rank) {
+  Sizes(const Plan& plan, std::int64_t samples, std::int64_t sequences, int tp_rank) {
     const ModelSpec& m = plan.model;
     const int tp = plan.mesh.size(Axis::tp);
     const std::int64_t e = element_bytes(plan.dtype), rows = sequences * plan.seq_len;
@@ -31,7 +32,7 @@ struct Sizes {
     const std::int64_t heads = m.num_heads / tp, kv_heads = m.num_kv_heads >= tp ? m.num_kv_heads / tp : 1;
     const std::int64_t mlp = split_range(m.mlp_hidden, tp, tp_rank).size();
     const std::int64_t chunk = std::min<std::int64_t>(rows, logits_chunk_rows);
-    ids = rows * 4;
+    ids = 2 * 4 * samples * plan.seq_len;
     position_ids = here * 4;
     residual = here * m.hidden * e;
     whole = rows * m.hidden * e;
@@ -55,7 +56,7 @@ class StepWalk {
   explicit StepWalk(const Sizes& sizes) : s_(sizes) {}
 
   std::int64_t peak(std::int64_t layers) {
-    a_.allocate(2 * s_.ids);
+    a_.allocate(s_.ids);
     embed();
     for (std::int64_t i = 0; i < layers; ++i) block_forward();
     head();
@@ -180,7 +181,7 @@ Memory predict_memory(const Plan& plan, int dp_rank, int tp_rank) {
   memory[MemoryCategory::gradients] = state;
   memory[MemoryCategory::optimizer] = 2 * state;
   // The first microbatch is the largest.
-  const Sizes sizes(plan, microbatches(plan, dp_rank).front().size(), tp_rank);
+  const Sizes sizes(plan, dp_samples(plan, dp_rank).size(), microbatches(plan, dp_rank).front().size(), tp_rank);
   memory[MemoryCategory::activations] = StepWalk(sizes).peak(plan.model.num_layers);
   return memory;
 }

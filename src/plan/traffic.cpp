@@ -91,6 +91,7 @@ Traffic predict_traffic(const Plan& plan, int dp_rank, int tp_rank) {
   along_tp.all_reduce(num_parameters, 8);  // squares of the gradient norm
   for (const Range& bucket : gradient_buckets(layout, default_bucket_bytes / width))
     along_dp.all_reduce(bucket.size(), width);
+  along_dp.all_reduce(1, 8);  // number of targets
   along_dp.all_reduce(1, 8);  // the loss
   return traffic;
 }

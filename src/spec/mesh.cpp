@@ -4,6 +4,8 @@
 
 namespace echelon {
 
+constexpr std::int64_t most_ranks = 1'000'000;
+
 const char* axis_name(Axis axis) {
   switch (axis) {
     case Axis::pp:
@@ -51,6 +53,11 @@ std::string Mesh::describe() const {
 void validate(const Mesh& mesh) {
   for (Axis axis : all_axes)
     if (mesh.size(axis) < 1) refuse("--{} {}: an axis has at least 1 rank", axis_name(axis), mesh.size(axis));
+  std::int64_t ranks = 1;
+  for (Axis axis : all_axes)
+    if ((ranks *= mesh.size(axis)) > most_ranks)
+      refuse("--{} {}: the mesh would have {} ranks or more; legal: up to {}", axis_name(axis),
+             mesh.size(axis), ranks, most_ranks);
   if (mesh.ep < 1) refuse("--ep {}: an axis has at least 1 rank", mesh.ep);
 }
 

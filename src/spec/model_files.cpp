@@ -1,19 +1,15 @@
 // Models as TOML text, the presets among them, and the search for what --model names.
-#ifndef TOML_HEADER_ONLY
-#define TOML_HEADER_ONLY 1
-#endif
 #include <fmt/format.h>
-#include <toml++/toml.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <sstream>
 
 #include "base/error.h"
 #include "spec/embedded.h"
 #include "spec/model_spec.h"
+#include "spec/toml_text.h"
 
 namespace echelon {
 
@@ -26,14 +22,6 @@ constexpr const char* toml_keys[] = {"name",         "family",     "num_layers",
 // Names that the program will know, but does not yet.
 constexpr const char* mixture_of_experts[] = {"mixtral-8x7b", "mixtral-8x22b", "mixtral-tiny", "deepseek-v3",
                                               "deepseek-tiny"};
-
-std::string shown(const toml::node& node) {
-  std::ostringstream text;
-  text << toml::node_view<const toml::node>(&node);
-  std::string line = text.str();  // a table has several lines
-  std::replace(line.begin(), line.end(), '\n', ' ');
-  return line.size() > 60 ? line.substr(0, 57) + "..." : line;
-}
 
 // Typed access to a flat TOML table; every error names the file, the key, the value and what is legal.
 class Reader {
@@ -120,12 +108,7 @@ std::string read_text(const std::filesystem::path& path) {
 }  // namespace
 
 ModelSpec model_from_toml(const std::string& text, const std::string& where) {
-  toml::table table;
-  try {
-    table = toml::parse(text);
-  } catch (const toml::parse_error& error) {
-    refuse("{}, line {}: not TOML: {}", where, error.source().begin.line, error.description());
-  }
+  const toml::table table = parse_toml(text, where);
   const Reader reader(table, where);
   reader.refuse_unknown_keys();
   ModelSpec m;

@@ -173,7 +173,9 @@ ModelSpec model_from_hugging_face(const std::string& config_json, const std::str
   try {
     object = Json::parse(config_json);
   } catch (const Json::exception& error) {
-    refuse("{}: not JSON: {}", where, error.what());
+    const std::string why = error.what();  // "[json.exception...] parse error at line ..."
+    refuse("{}: not JSON: {}", where,
+           why.substr(why.find("] ") == std::string::npos ? 0 : why.find("] ") + 2));
   }
   if (!object.is_object()) refuse("{}: not a JSON object", where);
   const Config config(object, where);

@@ -1,12 +1,12 @@
 #include "spec/plan.h"
 
 #include <fmt/format.h>
-#include <toml++/toml.h>
 
 #include <algorithm>
 #include <sstream>
 
 #include "base/error.h"
+#include "spec/toml_text.h"
 
 namespace echelon {
 namespace {
@@ -21,8 +21,11 @@ std::string legal_tp(const ModelSpec& model) {
   return legal;
 }
 
-void at_least_one(const char* flag, std::int64_t value) {
-  if (value < 1) refuse("{} {}: must be at least 1", flag, value);
+// Far above any real batch; their products then stay in range.
+constexpr std::int64_t most_sequences = 1'000'000;
+
+void within(const char* flag, std::int64_t value, std::int64_t most) {
+  if (value < 1 || value > most) refuse("{} {}: must be from 1 to {}", flag, value, most);
 }
 
 }  // namespace
@@ -39,9 +42,8 @@ void validate(const Plan& plan) {
   validate(plan.model);
   validate(plan.mesh);
   const ModelSpec& model = plan.model;
-  at_least_one("--global-batch", plan.global_batch);
-  at_least_one("--micro-batch", plan.micro_batch);
-  at_least_one("--seq-len", plan.seq_len);
+  within("--global-batch", plan.global_batch, most_sequences);
+  within("--micro-batch", plan.micro_batch, most_sequences);
   for (Axis axis : {Axis::pp, Axis::cp})
     if (plan.mesh.size(axis) > 1)
       refuse("--{} {}: this axis is not built yet; legal: 1", axis_name(axis), plan.mesh.size(axis));
@@ -60,14 +62,8 @@ void validate(const Plan& plan) {
         "--dp {}: the global batch has only {} sequences, so some ranks would have none; legal: --dp up to "
         "{}, or --global-batch of at least {}",
         dp, plan.global_batch, plan.global_batch, dp);
-  if (plan.seq_len > model.max_seq)
-    refuse("--seq-len {}: {} has positions for at most {}", plan.seq_len, model.name, model.max_seq);
-  const std::int64_t smallest = plan.global_batch / dp % plan.micro_batch;  // of the last, smaller microbatch
-  const std::int64_t least_rows = (smallest > 0 ? smallest : plan.micro_batch) * plan.seq_len;
-  if (plan.shards_sequence() && least_rows < tp)
-    refuse(
-        "--sp on: a microbatch of {} tokens cannot be cut over --tp {}; use a longer --seq-len or --sp off",
-        least_rows, tp);
+  if (plan.seq_len < 1 || plan.seq_len > model.max_seq)
+    refuse("--seq-len {}: {} has positions for 1 to {}", plan.seq_len, model.name, model.max_seq);
 }
 
 Range dp_samples(const Plan& plan, int dp_rank) {
@@ -105,19 +101,17 @@ T value_at(const toml::table& table, const char* key, const std::string& where, 
   const toml::node* node = table.get(key);
   if (node == nullptr) return fallback;
   const auto value = node->value_exact<T>();
-  if (!value) refuse("{}: {} has the wrong type", where, key);
+  const char* legal = std::is_same_v<T, bool>          ? "true or false"
+                      : std::is_same_v<T, std::string> ? "a text"
+                                                       : "a whole number";
+  if (!value) refuse("{}: {} = {} is not legal: give {}", where, key, shown(*node), legal);
   return *value;
 }
 
 }  // namespace
 
 Plan plan_from_toml(const std::string& text, const std::string& where) {
-  toml::table table;
-  try {
-    table = toml::parse(text);
-  } catch (const toml::parse_error& error) {
-    refuse("{}: line {}: {}", where, error.source().begin.line, error.description());
-  }
+  const toml::table table = parse_toml(text, where);
   static constexpr std::array known{"model", "mesh", "sp", "global-batch", "micro-batch", "seq-len", "dtype"};
   for (const auto& [key, node] : table)
     if (std::find(known.begin(), known.end(), std::string_view(key.str())) == known.end())
@@ -132,11 +126,14 @@ Plan plan_from_toml(const std::string& text, const std::string& where) {
     if (name.empty()) refuse("{}: model is missing: a table or the name of a preset", where);
     plan.model = load_model(name);
   }
-  if (const toml::table* mesh = table["mesh"].as_table()) {
-    for (const auto& [key, node] : *mesh) {
+  if (const toml::node* mesh = table.get("mesh")) {
+    if (!mesh->is_table())
+      refuse("{}: mesh = {} is not legal: give a table of pp, dp, cp, tp, ep", where, shown(*mesh));
+    for (const auto& [key, node] : *mesh->as_table()) {
       const auto size = node.value_exact<std::int64_t>();
       if (!size || *size < 1 || *size > 1'000'000)
-        refuse("{}: mesh.{} must be a whole number from 1 on", where, key.str());
+        refuse("{}: mesh.{} = {} is not legal: give a whole number from 1 to 1000000", where, key.str(),
+               shown(node));
       bool found = key.str() == "ep";
       if (found) plan.mesh.ep = static_cast<int>(*size);
       for (Axis axis : all_axes)
@@ -147,7 +144,7 @@ Plan plan_from_toml(const std::string& text, const std::string& where) {
       if (!found) refuse("{}: mesh.{} is no axis; legal: pp, dp, cp, tp, ep", where, key.str());
     }
   }
-  plan.sequence_parallel = value_at<bool>(table, "sp", where, plan.mesh.size(Axis::tp) > 1);
+  plan.sequence_parallel = value_at<bool>(table, "sp", where, true);
   plan.global_batch = value_at<std::int64_t>(table, "global-batch", where, 1);
   plan.micro_batch = value_at<std::int64_t>(table, "micro-batch", where, 1);
   plan.seq_len =

@@ -11,6 +11,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <type_traits>
 
 #include "base/error.h"
 #include "train/safetensors.h"
@@ -39,11 +40,6 @@ const std::vector<StoredFile>& stored_files() {
 StoredType stored_type(DType dtype) { return dtype == DType::f64 ? StoredType::f64 : StoredType::f32; }
 
 std::string step_name(std::int64_t step) { return fmt::format("step-{:08}", step); }
-
-bool is_step_name(const std::string& name) {
-  return name.size() >= 13 && name.starts_with("step-") &&
-         std::all_of(name.begin() + 5, name.end(), [](char c) { return c >= '0' && c <= '9'; });
-}
 
 void sync_directory(const fs::path& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY);
@@ -93,15 +89,21 @@ json write_tensors(const Rank& rank, const ParameterStore& parameters, const Sto
 template <class T>
 T field(const json& manifest, const char* name, const std::string& where) {
   try {
-    return manifest.at(name).get<T>();
+    const json& value = manifest.at(name);
+    // The library itself would make 2 of 2.5, 1 of true and a huge seed of -1.
+    const bool exact = std::is_unsigned_v<T>   ? value.is_number_unsigned()
+                       : std::is_integral_v<T> ? value.is_number_integer()
+                                               : true;
+    if (exact) return value.get<T>();
   } catch (const json::exception&) {
-    refuse("{}: damaged: \"{}\" is missing or of the wrong type", where, name);
   }
+  refuse("{}: damaged: \"{}\" is missing or of the wrong type", where, name);
 }
 
 json read_manifest(const fs::path& path) {
   const std::string where = (path / manifest_name).string();
-  if (!fs::is_regular_file(path / manifest_name))
+  std::error_code error;
+  if (!fs::is_regular_file(path / manifest_name, error))
     refuse("{}: there is no checkpoint here ({} is missing)", path.string(), manifest_name);
   const json manifest = json::parse(read_text(path / manifest_name), nullptr, false);
   if (!manifest.is_object()) refuse("{}: damaged: not a JSON object", where);
@@ -113,13 +115,25 @@ json read_manifest(const fs::path& path) {
 
 }  // namespace
 
+std::optional<std::int64_t> checkpoint_step(const std::string& path) {
+  const std::string name = fs::path(path).filename().string();
+  const bool digits = name.size() >= 13 && name.size() <= 5 + 18 && name.starts_with("step-") &&
+                      std::all_of(name.begin() + 5, name.end(), [](char c) { return c >= '0' && c <= '9'; });
+  if (!digits) return {};
+  return std::stoll(name.substr(5));
+}
+
+bool is_checkpoint(const std::string& directory) {
+  std::error_code none;
+  return fs::exists(fs::path(directory) / manifest_name, none);
+}
+
 std::vector<std::string> list_checkpoints(const std::string& directory) {
   std::vector<std::pair<std::int64_t, std::string>> found;
   std::error_code none;
   for (const auto& entry : fs::directory_iterator(directory, none)) {
-    const std::string name = entry.path().filename().string();
-    if (is_step_name(name) && name.size() <= 5 + 18 && fs::exists(entry.path() / manifest_name, none))
-      found.emplace_back(std::stoll(name.substr(5)), entry.path().string());
+    const std::optional<std::int64_t> step = checkpoint_step(entry.path().string());
+    if (step && is_checkpoint(entry.path().string())) found.emplace_back(*step, entry.path().string());
   }
   std::sort(found.begin(), found.end());
   std::vector<std::string> paths;
@@ -129,11 +143,14 @@ std::vector<std::string> list_checkpoints(const std::string& directory) {
 
 CheckpointInfo read_checkpoint_info(const std::string& path) {
   fs::path at = path;
-  if (!fs::exists(at)) refuse("{}: no such checkpoint", path);
-  if (!fs::exists(at / manifest_name)) {
+  std::error_code error;
+  const fs::file_status status = fs::status(at, error);
+  if (status.type() == fs::file_type::not_found) refuse("--checkpoint {}: no such directory", path);
+  if (status.type() == fs::file_type::none) refuse("--checkpoint {}: {}", path, error.message());
+  if (!fs::exists(at / manifest_name, error)) {
     const std::vector<std::string> steps = list_checkpoints(path);
     if (steps.empty())
-      refuse("{}: holds no checkpoint (no step-... directory with a {})", path, manifest_name);
+      refuse("--checkpoint {}: holds no checkpoint (no step-... directory with a {})", path, manifest_name);
     at = steps.back();
   }
   const json manifest = read_manifest(at);

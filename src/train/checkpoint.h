@@ -29,6 +29,11 @@ struct CheckpointInfo {
 // count.
 std::vector<std::string> list_checkpoints(const std::string& directory);
 
+// The step that a path names as a checkpoint (.../step-00000100); nothing for any other path.
+std::optional<std::int64_t> checkpoint_step(const std::string& path);
+// Whether the directory is one checkpoint itself, rather than the directory above.
+bool is_checkpoint(const std::string& directory);
+
 // Reads checkpoint.json of a step directory, or of the last step when `path` is the directory above.
 // RequestError when there is none or it is damaged or foreign.
 CheckpointInfo read_checkpoint_info(const std::string& path);

@@ -59,20 +59,25 @@ void validate(const GenerateOptions& o) {
   if (o.top_k < 0) refuse("--top-k {}: must be at least 0 (0: all tokens)", o.top_k);
 }
 
+void validate(const GenerateOptions& o, const ModelSpec& model, const std::vector<std::int32_t>& prompt) {
+  validate(o);
+  check(!prompt.empty(), "generation starts from at least one token");
+  const auto prompt_length = static_cast<std::int64_t>(prompt.size());
+  if (o.max_tokens > model.max_seq - prompt_length)
+    refuse("--max-tokens {}: with a prompt of {} tokens that makes {}, and {} has positions for {}",
+           o.max_tokens, prompt_length, static_cast<std::uint64_t>(o.max_tokens) + prompt.size(), model.name,
+           model.max_seq);
+  for (std::int32_t token : prompt)
+    if (token < 0 || token >= model.vocab)
+      refuse("prompt: token {} is outside the vocabulary of {}, 0 to {}", token, model.name, model.vocab - 1);
+}
+
 std::vector<std::int32_t> generate(const Rank& rank, const Plan& plan, const ParameterStore& parameters,
                                    const std::vector<std::int32_t>& prompt, const GenerateOptions& options,
                                    const std::function<void(std::int32_t)>& on_token) {
-  validate(options);
-  check(!prompt.empty(), "generation starts from at least one token");
+  validate(options, plan.model, prompt);
   const auto prompt_length = static_cast<std::int64_t>(prompt.size());
   const std::int64_t positions = prompt_length + options.max_tokens;
-  if (positions > plan.model.max_seq)
-    refuse("--max-tokens {}: with a prompt of {} tokens that makes {}, and {} has positions for {}",
-           options.max_tokens, prompt_length, positions, plan.model.name, plan.model.max_seq);
-  for (std::int32_t token : prompt)
-    if (token < 0 || token >= plan.model.vocab)
-      refuse("prompt: token {} is outside the vocabulary of {}, 0 to {}", token, plan.model.name,
-             plan.model.vocab - 1);
   // One token cannot be cut over the tp group, so the residual stream is whole here.
   Plan whole_rows = plan;
   whole_rows.sequence_parallel = false;

@@ -20,6 +20,8 @@ struct GenerateOptions {
 
 // Throws RequestError naming the flag.
 void validate(const GenerateOptions& options);
+void validate(const GenerateOptions& options, const ModelSpec& model,
+              const std::vector<std::int32_t>& prompt);
 
 // The tokens after `prompt` (not empty). `plan` and `parameters` are those of the run, on any dp x tp mesh;
 // every rank of a tp group calls this and gets the same tokens. `on_token` is called for each token as it

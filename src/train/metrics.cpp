@@ -42,6 +42,10 @@ std::string to_json(const StepRecord& r) {
       .dump();
 }
 
+std::string evaluation_json(std::int64_t step, double validation_loss) {
+  return ordered_json{{"step", step}, {"validation_loss", validation_loss}}.dump();
+}
+
 std::string to_json(const TrainSummary& s) {
   ordered_json object{
       {"steps", s.steps},

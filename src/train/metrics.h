@@ -33,6 +33,7 @@ struct TrainSummary {
 
 std::string to_json(const StepRecord& record);
 std::string to_json(const TrainSummary& summary);
+std::string evaluation_json(std::int64_t step, double validation_loss);
 
 // {"parameters": n, ..., "total": n} and {"tp": {"all_reduce": bytes, ...}, ...}, for people: one aligned
 // table each.

@@ -1,12 +1,20 @@
 #include "train/session.h"
 
 #include <sched.h>
+#include <sys/sysinfo.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <limits>
+#include <optional>
 
 #include "base/error.h"
+#include "base/units.h"
 #include "plan/cost.h"
 #include "plan/memory.h"
 #include "plan/traffic.h"
@@ -16,6 +24,7 @@
 namespace echelon {
 namespace {
 
+namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
@@ -38,23 +47,51 @@ Traffic difference(const Traffic& after, const Traffic& before) {
   return sent;
 }
 
-// Rank 0 writes the log; the others have none.
-class StepLog {
+// The log and the checkpoint directory. A request that is refused leaves neither behind, and an earlier log
+// as it was.
+class Outputs {
  public:
-  explicit StepLog(const std::string& path, bool append) : path_(path) {
-    if (path.empty()) return;
-    out_.open(path, append ? std::ios::app : std::ios::trunc);
-    if (!out_) refuse("--log {}: cannot be written", path);
+  explicit Outputs(const TrainRequest& request) : log_path_(request.log_path) {
+    std::error_code error;
+    if (!log_path_.empty()) {
+      had_log_ = fs::exists(log_path_, error);
+      open_log(std::ios::app);
+    }
+    if (request.checkpoint_directory.empty()) return;
+    fs::create_directories(request.checkpoint_directory, error);
+    if (!error && !fs::is_directory(request.checkpoint_directory))
+      error = std::make_error_code(std::errc::not_a_directory);
+    if (!error && ::access(request.checkpoint_directory.c_str(), W_OK | X_OK) != 0)
+      error = std::error_code(errno, std::generic_category());
+    if (!error) return;
+    remove_new_log();
+    refuse("--checkpoint {}: cannot be written: {}", request.checkpoint_directory, error.message());
   }
-  void write(const std::string& line) {
-    if (path_.empty()) return;
-    out_ << line << std::endl;  // flushed: a run that is killed keeps its log
-    if (!out_) fail("--log {}: cannot be written any more (disk full?)", path_);
+  // Nothing more is refused: an earlier log makes room for this one.
+  void start_log_anew() {
+    if (log_path_.empty()) return;
+    log_.close();
+    open_log(std::ios::trunc);
+  }
+  void write_log(const std::string& line) {
+    if (log_path_.empty()) return;
+    log_ << line << std::endl;  // flushed: a run that is killed keeps its log
+    if (!log_) fail("--log {}: cannot be written any more: {}", log_path_, std::strerror(errno));
+  }
+  void remove_new_log() {
+    std::error_code error;
+    if (!log_path_.empty() && !had_log_ && fs::file_size(log_path_, error) == 0) fs::remove(log_path_, error);
   }
 
  private:
-  std::string path_;
-  std::ofstream out_;
+  void open_log(std::ios::openmode mode) {
+    errno = 0;
+    log_.open(log_path_, std::ios::out | mode);
+    if (!log_) refuse("--log {}: cannot be written: {}", log_path_, std::strerror(errno));
+  }
+  std::string log_path_;
+  bool had_log_ = false;
+  std::ofstream log_;
 };
 
 // What all ranks share, fixed before they start.
@@ -65,6 +102,7 @@ struct Shared {
   CheckpointInfo resumed;  // path empty: from the start
   StartInfo start;
   const TrainObserver& observer;
+  Outputs* outputs = nullptr;  // used by rank 0 alone
 };
 
 std::int64_t num_validation_samples(const Shared& s) {
@@ -77,7 +115,6 @@ class RankRun {
       : s_(shared),
         rank_(rank),
         trainer_(rank, shared.request.plan, shared.request.optimizer, shared.request.seed),
-        log_(rank.index() == 0 ? shared.request.log_path : "", shared.request.resume),
         summary_(summary) {}
 
   void run() {
@@ -135,7 +172,7 @@ class RankRun {
     summary_.steps += 1;
     summary_.last_step = record.step;
     summary_.final_loss = record.loss;
-    log_.write(to_json(record));
+    s_.outputs->write_log(to_json(record));
     if (s_.observer.on_step) s_.observer.on_step(record);
   }
 
@@ -151,7 +188,7 @@ class RankRun {
         });
     if (!leads()) return;
     summary_.validation_loss = loss;
-    log_.write(fmt::format("{{\"step\": {}, \"validation_loss\": {}}}", step + 1, loss));
+    s_.outputs->write_log(evaluation_json(step + 1, loss));
     if (s_.observer.on_evaluation) s_.observer.on_evaluation(step + 1, loss);
   }
 
@@ -185,10 +222,24 @@ class RankRun {
   const Shared& s_;
   const Rank& rank_;
   Trainer trainer_;
-  StepLog log_;
   TrainSummary& summary_;
   std::vector<double> step_seconds_;
 };
+
+// What would stop the run when it saves: found before it starts.
+void refuse_obstacles(const TrainRequest& request, std::int64_t first_step) {
+  const std::string& directory = request.checkpoint_directory;
+  if (is_checkpoint(directory))
+    refuse("--checkpoint {}: is one checkpoint itself; name the directory above it", directory);
+  const std::int64_t last = request.optimizer.total_steps;
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(directory, none)) {
+    const std::optional<std::int64_t> step = checkpoint_step(entry.path().string());
+    if (step && *step > first_step && *step <= last)
+      refuse("--checkpoint {}: {} is in the way, and is not a whole checkpoint; remove it", directory,
+             entry.path().filename().string());
+  }
+}
 
 // What must hold of the checkpoint directory before a rank starts.
 CheckpointInfo find_resumed(const TrainRequest& request) {
@@ -213,12 +264,45 @@ CheckpointInfo find_resumed(const TrainRequest& request) {
     const auto existing = list_checkpoints(request.checkpoint_directory);
     if (!existing.empty())
       refuse("--checkpoint {}: holds {} already; add --resume to go on from it, or name another directory",
-             request.checkpoint_directory, std::filesystem::path(existing.back()).filename().string());
+             request.checkpoint_directory, fs::path(existing.back()).filename().string());
   }
+  if (!request.checkpoint_directory.empty()) refuse_obstacles(request, info.step);
   return info;
 }
 
 }  // namespace
+
+double predicted_bytes(const Plan& plan) {
+  // Beyond this the exact prediction could leave 64 bits.
+  const double activations = 4.0 * static_cast<double>(std::min(plan.micro_batch, plan.global_batch)) *
+                             static_cast<double>(plan.seq_len) *
+                             static_cast<double>(plan.model.num_layers * plan.model.hidden);
+  return activations > 1e15 ? activations : static_cast<double>(predict_memory(plan, 0, 0).total());
+}
+
+double memory_limit() {
+  double limit = std::numeric_limits<double>::infinity();
+  struct sysinfo machine {};
+  if (::sysinfo(&machine) == 0)
+    limit =
+        (static_cast<double>(machine.totalram) + static_cast<double>(machine.totalswap)) * machine.mem_unit;
+  // Of a container; "max" where there is none.
+  for (const char* file : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    double group = 0;
+    if (std::ifstream(file) >> group && group > 0) limit = std::min(limit, group);
+  }
+  return limit;
+}
+
+void refuse_beyond_memory(const Plan& plan, double bytes) {
+  const double limit = memory_limit();
+  if (bytes <= limit) return;
+  const int ranks = plan.mesh.num_ranks();
+  refuse(
+      "--model {}: needs {} on {} rank{} of this machine, which has {}; take fewer ranks, a smaller "
+      "--micro-batch, --seq-len or model",
+      plan.model.name, format_bytes(bytes), ranks, ranks == 1 ? "" : "s", format_bytes(limit));
+}
 
 int available_cores() {
   cpu_set_t set;
@@ -252,6 +336,11 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
   if (request.optimizer.warmup_steps > request.optimizer.total_steps)
     refuse("--warmup {}: more than the {} --steps", request.optimizer.warmup_steps,
            request.optimizer.total_steps);
+  for (const auto& [flag, value] : {std::pair{"--eval-every", request.eval_every},
+                                    {"--eval-samples", request.eval_samples},
+                                    {"--save-every", request.save_every},
+                                    {"--sample", request.sample_tokens}})
+    if (value < 0) refuse("{} {}: must be at least 0", flag, value);
   if (request.sample_tokens > 0 && request.sample_tokens >= plan.model.max_seq)
     refuse("--sample {}: {} has positions for {}, and one is the prompt's", request.sample_tokens,
            plan.model.name, plan.model.max_seq);
@@ -261,11 +350,7 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
                 find_resumed(request),
                 {},
                 observer};
-  if (!request.checkpoint_directory.empty()) {
-    std::error_code error;
-    std::filesystem::create_directories(request.checkpoint_directory, error);
-    if (error) refuse("--checkpoint {}: cannot be made: {}", request.checkpoint_directory, error.message());
-  }
+  refuse_beyond_memory(plan, plan.mesh.num_ranks() * predicted_bytes(plan));
   StartInfo& start = shared.start;
   start.train_tokens = shared.split.train.size();
   start.validation_tokens = shared.split.validation.size();
@@ -280,6 +365,9 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
   start.peak_flops =
       measure_matmul_flops(plan.dtype, std::min(available_cores(), ranks * request.run.threads_per_rank));
   start.predicted_step_seconds = predict_step_seconds(plan, start.peak_flops);
+  Outputs outputs(request);
+  if (!request.resume) outputs.start_log_anew();
+  shared.outputs = &outputs;
   if (observer.on_start) observer.on_start(start);
 
   TrainSummary summary;
@@ -289,12 +377,17 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
   summary.predicted_traffic = predict_traffic(plan, 0, 0);
   summary.predicted_step_seconds = start.predicted_step_seconds;
   ThreadWorld world(ranks, request.run.timeout);
-  run_ranks(world, [&](int index) {
-    Arena arena;
-    const auto kernels = make_kernels(arena, plan.dtype, request.run.threads_per_rank);
-    const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels);
-    RankRun(shared, rank, summary).run();
-  });
+  try {
+    run_ranks(world, [&](int index) {
+      Arena arena;
+      const auto kernels = make_kernels(arena, plan.dtype, request.run.threads_per_rank);
+      const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels);
+      RankRun(shared, rank, summary).run();
+    });
+  } catch (const RequestError&) {  // a checkpoint that is damaged inside
+    outputs.remove_new_log();
+    throw;
+  }
   return summary;
 }
 

@@ -240,9 +240,9 @@ void write_token_file(const std::string& path, std::span<const std::int32_t> tok
 
 Split split_tokens(std::int64_t num_tokens, double validation_fraction, std::int64_t seq_len) {
   if (!(validation_fraction >= 0 && validation_fraction < 1)) {
-    refuse("validation fraction {} is not legal: give a number from 0 to below 1", validation_fraction);
+    refuse("--val-fraction {}: must be a number from 0 to below 1", validation_fraction);
   }
-  if (seq_len < 1) refuse("--seq-len {} is not legal: give a whole number of at least 1", seq_len);
+  if (seq_len < 1) refuse("--seq-len {}: must be at least 1", seq_len);
   // Written without seq_len + 1, which can overflow.
   if (num_tokens <= seq_len) {
     refuse("--data: text of {} tokens is shorter than one sequence of {} + 1", num_tokens, seq_len);
@@ -253,8 +253,8 @@ Split split_tokens(std::int64_t num_tokens, double validation_fraction, std::int
   const std::int64_t cut = num_tokens - held_out;
   if (cut <= seq_len) {
     refuse(
-        "--data: text of {} tokens, {} of them left for training after a validation fraction of {}, is "
-        "shorter than "
+        "--data: text of {} tokens, {} of them left for training after a --val-fraction of {}, is shorter "
+        "than "
         "one sequence of {} + 1",
         num_tokens, cut, validation_fraction, seq_len);
   }

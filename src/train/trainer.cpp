@@ -1,11 +1,17 @@
 #include "train/trainer.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/error.h"
 #include "parallel/sequence_parallel.h"
 
 namespace echelon {
+
+static double count_targets(const Microbatch& microbatch) {
+  const std::int32_t* ids = microbatch.targets.data<std::int32_t>();
+  return static_cast<double>(std::count_if(ids, ids + microbatch.rows(), [](std::int32_t id) { return id >= 0; }));
+}
 
 Trainer::Trainer(const Rank& rank, const Plan& plan, const OptimizerOptions& optimizer, std::uint64_t seed,
                  const Faults& faults)
@@ -45,16 +51,22 @@ double Trainer::compute_gradients(std::int64_t step, const SampleSource& samples
   const std::int64_t bucket_elements = default_bucket_bytes / element_bytes(rank_.dtype());
   DataParallel data_parallel(rank_, parameters_.gradients(),
                              gradient_buckets(parameters_.layout(), bucket_elements));
-  // The mean over all target tokens of the global batch, whatever the mesh: not a mean of means.
-  const auto targets = static_cast<double>(plan_.global_batch * plan_.seq_len);
-  const std::vector<Range> batches = microbatches(plan_, rank_.coordinate(Axis::dp));
+  // All microbatches are loaded first: the loss is the mean over the targets of the global batch that are not ignored,
+  // whatever the mesh or padding, so their number must be known before the first gradient.
+  std::vector<Microbatch> loaded;
+  double num_targets = 0;
+  for (const Range& range : microbatches(plan_, rank_.coordinate(Axis::dp))) {
+    loaded.push_back(load(step, range, samples));
+    num_targets += count_targets(loaded.back());
+  }
+  num_targets = sum_over_dp({num_targets})[0];
+  if (num_targets == 0) fail("step {}: the batch has no target tokens", step);
   double loss_sum = 0;
-  for (std::size_t i = 0; i < batches.size(); ++i) {
-    const bool last = i + 1 == batches.size();
-    const Microbatch microbatch = load(step, batches[i], samples);
+  for (Microbatch& microbatch : loaded) {
+    const bool last = &microbatch == &loaded.back();
     Stage::Saved saved;
     stage_.forward(microbatch, saved);
-    loss_sum += stage_.backward(microbatch, faults_.loss_scale / targets, saved, [&](int group) {
+    loss_sum += stage_.backward(microbatch, faults_.loss_scale / num_targets, saved, [&](int group) {
       if (last) finish_group(group, data_parallel);
     });
   }
@@ -64,10 +76,7 @@ double Trainer::compute_gradients(std::int64_t step, const SampleSource& samples
     reduce_sequence_sharded_gradients(rank_, whole_gradients);
   data_parallel.finish();
 
-  const Tensor loss(rank_.arena(), MemoryCategory::other, DType::f64, {1});
-  *loss.data<double>() = loss_sum;
-  rank_.along(Axis::dp).all_reduce(loss).wait();
-  return *loss.data<double>() / targets;
+  return sum_over_dp({loss_sum})[0] / num_targets;
 }
 
 Trainer::Applied Trainer::apply_gradients(std::int64_t step) {
@@ -88,13 +97,21 @@ Trainer::Applied Trainer::apply_gradients(std::int64_t step) {
 
 double Trainer::evaluate(std::int64_t num_samples, const SampleSource& samples) {
   const Range mine = split_range(num_samples, rank_.size(Axis::dp), rank_.coordinate(Axis::dp));
-  const Tensor loss(rank_.arena(), MemoryCategory::other, DType::f64, {1});
-  double& sum = *loss.data<double>();
-  sum = 0;
-  for (std::int64_t begin = mine.begin; begin < mine.end; begin += plan_.micro_batch)
-    sum += stage_.evaluate(load(0, {begin, std::min(begin + plan_.micro_batch, mine.end)}, samples));
-  rank_.along(Axis::dp).all_reduce(loss).wait();
-  return sum / static_cast<double>(num_samples * plan_.seq_len);
+  double loss_sum = 0, num_targets = 0;
+  for (std::int64_t begin = mine.begin; begin < mine.end; begin += plan_.micro_batch) {
+    const Microbatch microbatch = load(0, {begin, std::min(begin + plan_.micro_batch, mine.end)}, samples);
+    num_targets += count_targets(microbatch);
+    loss_sum += stage_.evaluate(microbatch);
+  }
+  const std::vector<double> sums = sum_over_dp({loss_sum, num_targets});
+  return sums[0] / sums[1];
+}
+
+std::vector<double> Trainer::sum_over_dp(const std::vector<double>& values) const {
+  const Tensor sums(rank_.arena(), MemoryCategory::other, DType::f64, {static_cast<std::int64_t>(values.size())});
+  std::copy(values.begin(), values.end(), sums.data<double>());
+  rank_.along(Axis::dp).all_reduce(sums).wait();
+  return {sums.data<double>(), sums.data<double>() + sums.numel()};
 }
 
 }  // namespace echelon

@@ -12,7 +12,7 @@
 
 namespace echelon {
 
-// Writes the `seq_len` tokens and targets of one sample. Depends on (step, sample) and fixed data only.
+// Writes the `seq_len` tokens and targets of one sample; a target below zero is ignored. Depends on (step, sample) and fixed data only.
 using SampleSource =
     std::function<void(std::int64_t step, std::int64_t sample, std::int32_t* tokens, std::int32_t* targets)>;
 
@@ -42,6 +42,7 @@ class Trainer {
  private:
   Microbatch load(std::int64_t step, Range samples, const SampleSource& source);
   void finish_group(int group, DataParallel& data_parallel);
+  std::vector<double> sum_over_dp(const std::vector<double>& values) const;
 
   const Rank& rank_;
   Plan plan_;

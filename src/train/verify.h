@@ -1,6 +1,6 @@
-// The differential oracle: one rank and the mesh side by side for a few steps, from the same weights and
-// tokens. Every rank's copy of every gradient and parameter is compared with the part of the one-rank tensor
-// that it should be.
+// The differential oracle: one rank and the mesh side by side for a few steps, each from the same weights,
+// moments and tokens: after a step's comparison the mesh goes on from the reference's state. Every rank's
+// copy of every gradient and parameter is compared with the part of the one-rank tensor that it should be.
 #pragma once
 
 #include <optional>
@@ -51,7 +51,7 @@ struct VerifyReport {
 double verify_bound(const Plan& plan);
 
 // Parameters are held to the bound of their gradients carried through AdamW: a gradient element that may be
-// off by d moves its parameter by up to 4 lr d / (sqrt(v) + eps), and by no more than 4 lr, each step.
+// off by d moves its parameter by up to 4 lr d / (sqrt(v) + eps), and by no more than 4 lr.
 VerifyReport verify(const VerifyRequest& request);
 
 std::string to_json(const VerifyReport& report, const Plan& plan);

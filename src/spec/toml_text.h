@@ -1,0 +1,51 @@
+// toml++ with its assertions thrown. Version 3.3 asserts on some texts that are not TOML (a lone "["), which
+// would end the program, or with NDEBUG be undefined.
+#pragma once
+
+#ifndef TOML_HEADER_ONLY
+#define TOML_HEADER_ONLY 1
+#endif
+
+#include <algorithm>
+#include <sstream>
+#include <string>
+
+#include "base/error.h"
+
+namespace echelon {
+
+struct NotToml {};
+constexpr void assert_toml(bool holds) {
+  if (!holds) throw NotToml{};
+}
+
+}  // namespace echelon
+
+#pragma push_macro("NDEBUG")
+#undef NDEBUG
+#define TOML_ASSERT(holds) ::echelon::assert_toml(static_cast<bool>(holds))
+#include <toml++/toml.h>
+#pragma pop_macro("NDEBUG")
+
+namespace echelon {
+
+inline toml::table parse_toml(const std::string& text, const std::string& where) {
+  try {
+    return toml::parse(text);
+  } catch (const toml::parse_error& error) {
+    refuse("{}, line {}: not TOML: {}", where, error.source().begin.line, error.description());
+  } catch (const NotToml&) {
+    refuse("{}: not TOML", where);
+  }
+}
+
+// A value as it stands in the file, on one line.
+inline std::string shown(const toml::node& node) {
+  std::ostringstream text;
+  text << toml::node_view<const toml::node>(&node);
+  std::string line = text.str();  // a table has several lines
+  std::replace(line.begin(), line.end(), '\n', ' ');
+  return line.size() > 60 ? line.substr(0, 57) + "..." : line;
+}
+
+}  // namespace echelon

@@ -1,0 +1,369 @@
+// The program as its users meet it: exit status, one sentence, nothing lost; and as programs do: one JSON
+// object.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using Words = std::vector<std::string>;
+
+std::string read(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+struct Result {
+  int status = -1;  // negative: the signal that ended it
+  std::string out, err;
+};
+
+// Each test has a directory of its own, in which the program runs.
+class CommandLine : public testing::Test {
+ protected:
+  CommandLine() {
+    std::string pattern = (fs::temp_directory_path() / "echelon-command-line-XXXXXX").string();
+    top_ = ::mkdtemp(pattern.data());
+    directory_ = top_ / "here";
+    fs::create_directory(directory_);
+    write("tiny.toml", tiny_model);
+    std::string text;
+    for (int i = 0; i < 200; ++i) text += "To be or not to be, that is question " + std::to_string(i) + ".\n";
+    write("text.txt", text);
+  }
+  ~CommandLine() override {
+    std::error_code error;
+    fs::remove_all(top_, error);
+  }
+
+  fs::path at(const std::string& name) const { return directory_ / name; }
+  void write(const std::string& name, const std::string& text) const {
+    std::ofstream(at(name), std::ios::binary) << text;
+  }
+  std::string listing() const {
+    Words names;
+    for (const auto& entry : fs::recursive_directory_iterator(directory_))
+      names.push_back(entry.path().string() + (entry.is_regular_file() ? read(entry.path()) : ""));
+    std::sort(names.begin(), names.end());
+    std::string all;
+    for (const std::string& name : names) all += name + "\n";
+    return all;
+  }
+
+  // Not waited for yet.
+  pid_t start(const Words& arguments, const std::string& out, rlim_t largest_file) const {
+    const pid_t child = ::fork();
+    if (child != 0) return child;
+    const auto open_as = [](const std::string& path, int fd) {
+      ::dup2(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666), fd);
+    };
+    ::dup2(::open("/dev/null", O_RDONLY), 0);
+    open_as(out, 1);
+    open_as((top_ / "err").string(), 2);
+    if (largest_file != RLIM_INFINITY) {
+      const rlimit limit{largest_file, largest_file};
+      ::setrlimit(RLIMIT_FSIZE, &limit);
+    }
+    if (::chdir(directory_.c_str()) != 0) ::_exit(120);
+    std::vector<char*> argv{const_cast<char*>(ECHELON_BINARY)};
+    for (const std::string& a : arguments) argv.push_back(const_cast<char*>(a.c_str()));
+    argv.push_back(nullptr);
+    ::execv(ECHELON_BINARY, argv.data());
+    ::_exit(121);
+  }
+  Result finish(pid_t child) const {
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status), read(top_ / "out"),
+            read(top_ / "err")};
+  }
+  Result run(const Words& arguments, rlim_t largest_file = RLIM_INFINITY) const {
+    return finish(start(arguments, (top_ / "out").string(), largest_file));
+  }
+
+  static Words joined(Words a, const Words& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+  }
+  // A run of a fraction of a second, and `more` flags.
+  static Words training(const Words& more) {
+    return joined({"train", "--data", "text.txt", "--model", "tiny.toml", "--global-batch", "2", "--seq-len",
+                   "16", "--threads", "1", "--dtype", ECHELON_TEST_DTYPE},
+                  more);
+  }
+
+  // Status 2, one line that has all the words, no output, nothing changed on disk.
+  void refused(const Words& arguments, const Words& words) const {
+    SCOPED_TRACE(testing::PrintToString(arguments));
+    const std::string before = listing();
+    const Result r = run(arguments);
+    EXPECT_EQ(r.status, 2) << r.err;
+    EXPECT_EQ(r.out, "");
+    EXPECT_TRUE(r.err.starts_with("echelon: ")) << r.err;
+    EXPECT_EQ(std::count(r.err.begin(), r.err.end(), '\n'), 1) << r.err;
+    for (const std::string& word : words)
+      EXPECT_NE(r.err.find(word), std::string::npos) << word << " in: " << r.err;
+    EXPECT_EQ(listing(), before);
+  }
+
+  static json one_object(const Result& r) {
+    EXPECT_EQ(r.status, 0) << r.err;
+    const json object = json::parse(r.out, nullptr, false);
+    EXPECT_TRUE(object.is_object()) << r.out;
+    return object;
+  }
+  static void has(const json& object, const Words& names) {
+    for (const std::string& name : names)
+      EXPECT_TRUE(object.contains(name)) << name << " in " << object.dump();
+  }
+
+  static constexpr const char* tiny_model =
+      "family = \"llama\"\nnum_layers = 2\nhidden = 24\nnum_heads = 6\nnum_kv_heads = 3\nhead_dim = 4\n"
+      "mlp_hidden = 40\nvocab = 257\nmax_seq = 64\n";
+  fs::path top_, directory_;
+};
+
+TEST_F(CommandLine, WrongWordsAreRefusedByName) {
+  refused({}, {"verb", "train, verify, generate, bench"});
+  refused({"frob"}, {"frob", "train, verify, generate, bench"});
+  refused({"bench"}, {"bench", "train, comm"});
+  refused({"bench", "x"}, {"x", "train, comm"});
+  refused({"train"}, {"--data"});
+  refused({"train", "--nope"}, {"--nope", "no such flag"});
+  refused({"verify", "stray"}, {"stray"});
+  refused({"generate"}, {"--checkpoint"});
+  refused(training({"--dp"}), {"--dp", "missing"});
+  refused(training({"--dp", "1", "--dp", "2"}), {"--dp", "more than once"});
+  refused(training({"--dp", "x"}), {"--dp x", "whole number"});
+  refused(training({"--steps", "1e3"}), {"--steps 1e3", "whole number"});
+  refused(training({"--steps", "99999999999999999999"}), {"--steps 99999999999999999999"});
+  refused(training({"--seed", "-1"}), {"--seed -1", "at least 0"});
+  refused(training({"--lr", "fast"}), {"--lr fast", "number"});
+}
+
+TEST_F(CommandLine, WrongValuesAreRefusedWithTheLegalOnes) {
+  refused(training({"--lr", "-1"}), {"--lr -1", "above 0"});
+  refused(training({"--lr", "nan"}), {"--lr nan", "above 0"});
+  refused(training({"--lr", "1e-6", "--min-lr", "1e-5"}), {"--min-lr 1e-05", "--lr 1e-06"});
+  refused(training({"--warmup", "9", "--steps", "5"}), {"--warmup 9", "5"});
+  refused(training({"--steps", "0"}), {"--steps 0"});
+  refused(training({"--eval-every", "-1"}), {"--eval-every -1"});
+  refused(training({"--eval-samples", "-1"}), {"--eval-samples -1"});
+  refused(training({"--save-every", "-1"}), {"--save-every -1"});
+  refused(training({"--sample", "-1"}), {"--sample -1"});
+  refused(training({"--sample", "64"}), {"--sample 64", "64"});
+  refused(training({"--val-fraction", "1"}), {"--val-fraction 1"});
+  refused(training({"--timeout", "0"}), {"--timeout 0"});
+  refused(training({"--sp", "maybe"}), {"--sp maybe", "on, off"});
+  refused(training({"--tp", "4"}), {"--tp 4", "6 heads", "1, 3, 6"});
+  refused(training({"--tp", "2"}), {"--tp 2", "3 key/value heads", "1, 3, 6"});
+  refused(training({"--dp", "3"}), {"--dp 3", "--global-batch"});
+  refused(training({"--dp", "0"}), {"--dp 0"});
+  refused(training({"--dp", "2000000000", "--tp", "6"}), {"--dp 2000000000"});
+  refused(training({"--pp", "2"}), {"--pp 2", "not built"});
+  refused(training({"--zero", "1"}), {"--zero 1", "legal: 0"});
+  const Words data{"train", "--data", "text.txt"};
+  const auto with = [&](const Words& more) { return joined(data, more); };
+  refused(with({"--threads", "0"}), {"--threads 0"});
+  refused(with({"--threads", "99999"}), {"--threads 99999"});
+  refused(with({"--dp", "5000", "--global-batch", "5000"}), {"--dp 5000", "1024"});
+  refused(with({"--seq-len", "0"}), {"--seq-len 0"});
+  refused(with({"--seq-len", "9999"}), {"--seq-len 9999", "4096"});
+  refused(with({"--global-batch", "0"}), {"--global-batch 0"});
+  refused(with({"--global-batch", "9223372036854775807"}), {"--global-batch", "1000000"});
+  refused(with({"--dtype", "bf16"}), {"--dtype bf16", "f32"});
+  refused(with({"--model", "gpt5"}), {"--model gpt5", "gpt2-tiny"});
+  refused(with({"--model", "llama-3-405b"}), {"llama-3-405b", "TiB", "this machine"});
+  refused(with({"--checkpoint", ""}), {"--checkpoint", "empty"});
+  refused({"verify", "--steps", "0"}, {"--steps 0"});
+  refused({"bench", "comm", "--ranks", "0"}, {"--ranks 0", "256"});
+  refused({"bench", "comm", "--ranks", "256", "--size", "16384"}, {"--size 16384", "this machine"});
+  refused({"bench", "comm", "--size", "nan"}, {"--size nan"});
+}
+
+TEST_F(CommandLine, BadDataIsRefused) {
+  const auto refused_data = [&](const std::string& path, const Words& words) {
+    refused({"train", "--data", path, "--seq-len", "32"}, words);
+  };
+  fs::create_directory(at("hollow"));
+  write("empty.txt", "");
+  write("short.txt", std::string(31, 'a'));
+  write("wrong.bin", "not tokens at all");
+  refused_data("absent", {"--data absent", "no such file"});
+  refused_data("hollow", {"--data hollow", "no files"});
+  refused_data("empty.txt", {"empty.txt", "empty"});
+  refused_data("short.txt", {"32 tokens", "32 + 1"});
+  refused_data("wrong.bin", {"wrong.bin", "not a token file"});
+  refused_data("/dev/zero", {"/dev/zero", "regular"});
+}
+
+TEST_F(CommandLine, BadModelAndPlanFilesAreRefused) {
+  const auto refused_file = [&](const char* flag, const std::string& text, const Words& words) {
+    write("bad.toml", text);
+    refused({"train", "--data", "text.txt", flag, "bad.toml"}, words);
+  };
+  refused_file("--model", "[", {"bad.toml", "TOML"});
+  refused_file("--model", "", {"bad.toml", "family"});
+  refused_file("--model", std::string(tiny_model) + "colour = 3\n", {"colour", "num_kv_heads"});
+  refused_file("--plan", "[", {"bad.toml", "TOML"});
+  refused_file("--plan", "model = \"gpt2-tiny\"\ncolour = 3\n", {"bad.toml", "colour", "micro-batch"});
+  refused_file("--plan", "model = \"gpt2-tiny\"\nseq-len = \"8\"\n", {"seq-len", "8", "whole number"});
+  refused_file("--plan", "model = \"gpt2-tiny\"\nmesh = 3\n", {"mesh = 3", "table"});
+  refused_file("--plan", "model = \"gpt2-tiny\"\n[mesh]\ntp = 0\n", {"mesh.tp = 0"});
+  refused({"train", "--data", "text.txt", "--plan", "absent"}, {"--plan absent"});
+  fs::create_directory(at("bare"));
+  refused({"train", "--data", "text.txt", "--model", "bare"}, {"bare", "config.json"});
+}
+
+TEST_F(CommandLine, PathsThatCannotBeWrittenAreRefusedAndLeaveNothing) {
+  write("kept.jsonl", "{\"step\": 1}\n");
+  refused(training({"--checkpoint", "new", "--log", "absent/log"}), {"--log absent/log", "No such file"});
+  refused(training({"--checkpoint", "text.txt", "--log", "new.jsonl"}), {"--checkpoint text.txt"});
+  refused(training({"--checkpoint", "text.txt/x", "--log", "kept.jsonl"}), {"--checkpoint text.txt/x"});
+  refused(training({"--checkpoint", "absent", "--resume"}), {"absent", "no such"});
+  refused(training({"--resume"}), {"--resume", "--checkpoint"});
+}
+
+TEST_F(CommandLine, TrainsResumesAndGenerates) {
+  const Words saving{"--checkpoint", "ck", "--log", "log", "--sample", "4"};
+  const Result first = run(joined(training({"--steps", "3", "--save-every", "2"}), saving));
+  EXPECT_EQ(first.status, 0) << first.err;
+  EXPECT_EQ(first.err, "");
+  for (const char* word :
+       {"mesh", "memory", "step     3/3", "saved   ck/step-00000002", "sample", "tokens/s"})
+    EXPECT_NE(first.out.find(word), std::string::npos) << word << " in: " << first.out;
+
+  refused(joined(training({"--steps", "5"}), saving), {"ck", "step-00000003", "--resume"});
+  const auto refused_resume = [&](const Words& more, const Words& words) {
+    refused(joined(training({"--resume", "--checkpoint", "ck"}), more), words);
+  };
+  refused_resume({"--steps", "3"}, {"--steps 3", "step-00000003"});
+  refused_resume({"--steps", "5", "--seed", "2"}, {"--seed 1", "2"});
+  refused({"train", "--data", "text.txt", "--resume", "--checkpoint", "ck"}, {"tiny", "gpt2-tiny"});
+  refused(training({"--checkpoint", "ck/step-00000003"}), {"ck/step-00000003", "above"});
+
+  // The mesh may change between the two.
+  const json summary = one_object(
+      run(joined(training({"--steps", "5", "--resume", "--json", "--dp", "2", "--tp", "3"}), saving)));
+  has(summary, {"steps", "final_loss", "tokens_per_second", "mfu", "ranks", "params", "memory_bytes",
+                "traffic_bytes", "step_seconds"});
+  EXPECT_EQ(summary["steps"], 2);
+  EXPECT_EQ(summary["ranks"], 6);
+  for (const char* name : {"memory_bytes", "traffic_bytes", "step_seconds"})
+    has(summary[name], {"predicted", "measured"});
+  has(summary["memory_bytes"]["measured"],
+      {"total", "parameters", "gradients", "optimizer", "activations", "communication", "other"});
+  std::istringstream log(read(at("log")));
+  std::vector<int> steps;
+  for (std::string line; std::getline(log, line);) {
+    const json record = json::parse(line);
+    if (record.contains("validation_loss")) continue;
+    has(record, {"loss", "grad_norm", "lr", "tokens", "tokens_per_second", "mfu", "step_seconds"});
+    steps.push_back(record["step"]);
+  }
+  EXPECT_EQ(steps, (std::vector<int>{1, 2, 3, 4, 5}));
+
+  const Words generating{"generate", "--checkpoint", "ck", "--threads", "1", "--max-tokens", "5"};
+  const json text = one_object(run(joined(generating, {"--prompt", "h\xc3\xa9 ", "--json"})));
+  has(text, {"checkpoint", "step", "prompt_tokens", "tokens", "text"});
+  EXPECT_EQ(text["step"], 5);
+  EXPECT_EQ(text["prompt_tokens"], (json{'h', 0xc3, 0xa9, ' '}));
+  EXPECT_TRUE(run(joined(generating, {"--prompt", "To be"})).out.starts_with("To be"));
+  refused({"generate", "--checkpoint", "ck", "--max-tokens", "0"}, {"--max-tokens 0"});
+  refused({"generate", "--checkpoint", "ck", "--max-tokens", "9223372036854775807"}, {"--max-tokens", "64"});
+  refused(joined(generating, {"--prompt", std::string(60, 'a')}), {"60 tokens", "65", "64"});
+  refused(joined(generating, {"--prompt-tokens", "1,257"}), {"257", "0 to 256"});
+  refused(joined(generating, {"--temperature", "-1"}), {"--temperature -1"});
+  refused({"generate", "--checkpoint", "absent"}, {"absent"});
+  refused({"generate", "--checkpoint", "."}, {"no checkpoint"});
+
+  // Damage is named, and the earlier checkpoint can still be used.
+  write("ck/step-00000005/checkpoint.json", "{");
+  refused(generating, {"step-00000005/checkpoint.json", "damaged"});
+  fs::remove(at("ck/step-00000005/checkpoint.json"));
+  refused_resume({"--steps", "6"}, {"step-00000005", "in the way"});
+  EXPECT_EQ(run({"generate", "--checkpoint", "ck/step-00000003", "--max-tokens", "2"}).status, 0);
+}
+
+TEST_F(CommandLine, VerifyAnswersYesInOneObject) {
+  const json report =
+      one_object(run({"verify", "--model", "tiny.toml", "--dp", "2", "--tp", "3", "--seq-len", "8", "--steps",
+                      "1", "--threads", "1", "--dtype", ECHELON_TEST_DTYPE, "--json"}));
+  has(report, {"pass", "ranks", "steps", "bitwise", "loss_max_rel_diff", "grad_max_rel_diff",
+               "param_max_rel_diff", "bound", "first_difference", "mesh", "reference_losses", "mesh_losses"});
+  EXPECT_EQ(report["pass"], true);
+  EXPECT_EQ(report["ranks"], 6);
+  EXPECT_EQ(report["mesh"], (json{{"pp", 1}, {"dp", 2}, {"cp", 1}, {"tp", 3}, {"ep", 1}}));
+}
+
+TEST_F(CommandLine, BenchAnswersInOneObject) {
+  has(one_object(run({"bench", "train", "--model", "tiny.toml", "--seq-len", "8", "--steps", "1", "--threads",
+                      "1", "--dtype", ECHELON_TEST_DTYPE, "--json"})),
+      {"tokens_per_second", "mfu", "step_seconds", "matmul_flops", "memory_bytes", "peak_resident_bytes"});
+  has(one_object(run({"bench", "comm", "--size", "0.01", "--repeats", "1", "--json"})),
+      {"ranks", "bytes", "rows"});
+}
+
+TEST_F(CommandLine, AFullDiskEndsTheRunAndKeepsTheEarlierCheckpoint) {
+  ASSERT_EQ(run(training({"--steps", "1", "--checkpoint", "ck", "--sample", "0"})).status, 0);
+  const std::string before = listing();
+  const rlim_t half = fs::file_size(at("ck/step-00000001/optimizer.safetensors")) / 2;
+  const Result full =
+      run(training({"--steps", "2", "--checkpoint", "ck", "--sample", "0", "--resume", "--json"}), half);
+  EXPECT_EQ(full.status, 3) << full.err;
+  EXPECT_EQ(full.out, "");
+  EXPECT_NE(full.err.find("step-00000002"), std::string::npos) << full.err;
+  EXPECT_NE(full.err.find("File too large"), std::string::npos) << full.err;
+  EXPECT_EQ(listing(), before);
+  EXPECT_EQ(run({"generate", "--checkpoint", "ck", "--max-tokens", "2"}).status, 0);
+}
+
+TEST_F(CommandLine, OutputThatCannotBeWrittenIsAFailure) {
+  const Result log = run(training({"--steps", "1", "--sample", "0", "--log", "/dev/full"}));
+  EXPECT_EQ(log.status, 3);
+  EXPECT_NE(log.err.find("--log /dev/full"), std::string::npos) << log.err;
+  const Result out =
+      finish(start(training({"--steps", "1", "--sample", "0", "--json"}), "/dev/full", RLIM_INFINITY));
+  EXPECT_EQ(out.status, 3);
+  EXPECT_NE(out.err.find("standard output"), std::string::npos) << out.err;
+}
+
+TEST_F(CommandLine, AnInterruptLeavesWholeCheckpoints) {
+  const pid_t child = start(training({"--steps", "1000000", "--save-every", "1", "--checkpoint", "ck"}),
+                            (top_ / "out").string(), RLIM_INFINITY);
+  for (int i = 0; i < 2000 && !fs::exists(at("ck/step-00000002")); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  ::kill(child, SIGINT);
+  EXPECT_EQ(finish(child).status, -SIGINT);
+  EXPECT_EQ(run({"generate", "--checkpoint", "ck", "--max-tokens", "2"}).status, 0);
+}
+
+TEST_F(CommandLine, HelpNamesEveryFlag) {
+  const Result r = run({"train", "--help"});
+  EXPECT_EQ(r.status, 0);
+  EXPECT_EQ(r.err, "");
+  for (const char* flag :
+       {"--plan",        "--model",   "--dp",     "--tp",           "--sp",        "--global-batch",
+        "--micro-batch", "--seq-len", "--dtype",  "--data",         "--tokenizer", "--steps",
+        "--lr",          "--min-lr",  "--warmup", "--weight-decay", "--clip",      "--checkpoint",
+        "--save-every",  "--resume",  "--log",    "--json"})
+    EXPECT_NE(r.out.find(flag), std::string::npos) << flag;
+}
+
+}  // namespace

@@ -1,0 +1,207 @@
+// Predicted and measured are one type, so a test subtracts them: traffic and memory of a step, on every rank.
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+#include "mesh_runs.h"
+#include "plan/memory.h"
+#include "plan/traffic.h"
+
+namespace echelon {
+namespace {
+
+using namespace checks;
+
+Traffic difference(const Traffic& after, const Traffic& before) {
+  Traffic sent = after;
+  for (Axis axis : all_axes)
+    for (Verb verb : all_verbs) {
+      sent.at(axis, verb).calls -= before.at(axis, verb).calls;
+      sent.at(axis, verb).bytes -= before.at(axis, verb).bytes;
+    }
+  return sent;
+}
+
+struct Measured {
+  Traffic traffic;
+  Memory peak;
+};
+
+// Of the second step, by rank.
+std::vector<Measured> measure(const Plan& plan) {
+  std::vector<Measured> measured(static_cast<std::size_t>(plan.mesh.num_ranks()));
+  on_mesh(plan, [&](const Rank& rank) {
+    Trainer trainer(rank, plan, {}, 1);
+    Traffic before;
+    for (std::int64_t step : {0, 1}) {
+      before = rank.traffic();
+      rank.arena().reset_peak();
+      trainer.compute_gradients(step, random_samples(plan));
+      trainer.apply_gradients(step);
+    }
+    measured[static_cast<std::size_t>(rank.index())] = {difference(rank.traffic(), before),
+                                                        rank.arena().peak()};
+  });
+  return measured;
+}
+
+void expect_same(const Traffic& predicted, const Traffic& measured) {
+  for (Axis axis : all_axes)
+    for (Verb verb : all_verbs) {
+      EXPECT_EQ(predicted.at(axis, verb).calls, measured.at(axis, verb).calls)
+          << axis_name(axis) << " " << verb_name(verb);
+      EXPECT_EQ(predicted.at(axis, verb).bytes, measured.at(axis, verb).bytes)
+          << axis_name(axis) << " " << verb_name(verb);
+    }
+}
+
+void expect_predicted(const Plan& plan) {
+  const std::vector<Measured> measured = measure(plan);
+  for (int rank = 0; rank < plan.mesh.num_ranks(); ++rank) {
+    const int dp = plan.mesh.coordinate(rank, Axis::dp), tp = plan.mesh.coordinate(rank, Axis::tp);
+    SCOPED_TRACE(fmt::format("{}, batch {} of {}, rank {}", describe(plan), plan.micro_batch,
+                             plan.global_batch, rank));
+    const Measured& m = measured[static_cast<std::size_t>(rank)];
+    expect_same(predict_traffic(plan, dp, tp), m.traffic);
+    const Memory predicted = predict_memory(plan, dp, tp);
+    for (MemoryCategory c : {MemoryCategory::parameters, MemoryCategory::gradients, MemoryCategory::optimizer,
+                             MemoryCategory::activations})
+      EXPECT_EQ(predicted[c], m.peak[c]) << memory_category_name(c);
+    // Within 2%, whatever lies in the other categories at the peak.
+    EXPECT_LE(std::abs(predicted.total() - m.peak.total()), 0.02 * static_cast<double>(m.peak.total()));
+  }
+}
+
+TEST(Prediction, IsExactForGpt2OnEveryMesh) {
+  for_each_mesh([](int dp, int tp, bool sp) { expect_predicted(odd_plan(odd_gpt2(), dp, tp, sp)); });
+}
+
+TEST(Prediction, IsExactForLlamaOnEveryMesh) {
+  for_each_mesh([](int dp, int tp, bool sp) { expect_predicted(odd_plan(odd_llama(), dp, tp, sp)); });
+}
+
+// Sizes that move the peak from one place of the step to another: a wide MLP, a large vocabulary, one layer,
+// many.
+TEST(Prediction, IsExactForOtherShapes) {
+  for (int tp : {1, 2, 4})
+    for (bool sp : {false, true}) {
+      expect_predicted(odd_plan(odd_gpt2(false, 1), 2, tp, sp));
+      expect_predicted(odd_plan(odd_llama(true, 1, 5), 1, tp, sp));
+      expect_predicted(odd_plan(odd_llama(true, 4, 1), 3, tp, sp));
+      for (ModelSpec model : {odd_gpt2(true, 1), odd_llama(false, 2, 1)}) {
+        model.mlp_hidden = 301;
+        expect_predicted(odd_plan(model, 1, tp, sp));
+        model.vocab = 1009;
+        expect_predicted(odd_plan(model, 1, tp, sp));
+        model.mlp_hidden = 9;
+        expect_predicted(odd_plan(model, 1, tp, sp));
+      }
+      Plan plan = odd_plan(odd_llama(), 2, tp, sp);
+      plan.micro_batch = 3;  // of 4 and 3 samples
+      expect_predicted(plan);
+      plan.micro_batch = 100;  // a single, smaller one
+      expect_predicted(plan);
+    }
+}
+
+// More tokens than one chunk of logits.
+TEST(Prediction, IsExactForSeveralChunksOfLogits) {
+  for (int tp : {1, 2}) {
+    Plan plan = odd_plan(odd_llama(false, 2, 1), 1, tp, tp > 1);
+    plan.model.max_seq = 400;
+    plan.seq_len = 301;
+    plan.global_batch = 3;
+    ASSERT_GT(plan.micro_batch * plan.seq_len, logits_chunk_rows);
+    expect_predicted(plan);
+  }
+}
+
+// Bytes that the ranks of a tp group send during compute_gradients, together.
+Traffic group_traffic(const Plan& plan) {
+  Traffic sum;
+  std::mutex mutex;
+  on_mesh(plan, [&](const Rank& rank) {
+    Trainer trainer(rank, plan, {}, 1);
+    trainer.compute_gradients(0, random_samples(plan));
+    const std::lock_guard lock(mutex);
+    for (Axis axis : all_axes)
+      for (Verb verb : all_verbs) {
+        sum.at(axis, verb).calls += rank.traffic().at(axis, verb).calls;
+        sum.at(axis, verb).bytes += rank.traffic().at(axis, verb).bytes;
+      }
+  });
+  return sum;
+}
+
+// The textbook: a layer sends 2 all_reduces of N C elements in each direction, 2 (t-1)/t N C elements a rank
+// each, or their reduce_scatter and all_gather halves. Two layers more send that much more.
+TEST(Textbook, TensorParallelTrafficOfALayer) {
+  for (const bool gpt2 : {true, false})
+    for (int t : {2, 4})
+      for (bool sp : {false, true}) {
+        const auto plan_of = [&](std::int64_t layers) {
+          return odd_plan(gpt2 ? odd_gpt2(true, layers) : odd_llama(true, 4, layers), 1, t, sp);
+        };
+        const Plan plan = plan_of(1);
+        SCOPED_TRACE(describe(plan));
+        const Traffic one = group_traffic(plan), three = group_traffic(plan_of(3));
+        // All ranks and both layers together; N adds up to the tokens of the step over its microbatches.
+        const std::int64_t tokens = plan.global_batch * plan.seq_len, width = 8;
+        const std::int64_t directions = 2, layers = 2, microbatches = 4;
+        const std::int64_t volume =
+            layers * directions * 2 * (2 * (t - 1) * tokens * plan.model.hidden * width);
+        const std::int64_t calls = layers * directions * 2 * microbatches * t;
+        const auto more = [&](Verb verb) {
+          return VerbTraffic{three.at(Axis::tp, verb).calls - one.at(Axis::tp, verb).calls,
+                             three.at(Axis::tp, verb).bytes - one.at(Axis::tp, verb).bytes};
+        };
+        if (sp) {
+          EXPECT_EQ(more(Verb::all_gather), (VerbTraffic{calls, volume / 2}));
+          EXPECT_EQ(more(Verb::reduce_scatter), (VerbTraffic{calls, volume / 2}));
+          // The norms' gradients, in the one all_reduce that there is in any case.
+          const std::int64_t norms =
+              gpt2 ? 2 * 2 + 2 : 2;  // vectors of C in a layer, row-parallel biases too
+          EXPECT_EQ(more(Verb::all_reduce),
+                    (VerbTraffic{0, layers * 2 * (t - 1) * norms * plan.model.hidden * width}));
+        } else {
+          EXPECT_EQ(more(Verb::all_reduce), (VerbTraffic{calls, volume}));
+          EXPECT_EQ(more(Verb::all_gather), VerbTraffic{});
+          EXPECT_EQ(more(Verb::reduce_scatter), VerbTraffic{});
+        }
+        EXPECT_EQ(three.bytes(Axis::dp), 0);
+      }
+}
+
+// One all_reduce of the gradients, 2 (d-1)/d of them a rank, however many microbatches; and the loss.
+TEST(Textbook, DataParallelTrafficOfAStep) {
+  for (const ModelSpec& model : {odd_gpt2(), odd_llama(false, 4)})
+    for (int d : {2, 3, 4})
+      for (std::int64_t micro_batch : {1, 7}) {
+        Plan plan = odd_plan(model, d, 1, false);
+        plan.micro_batch = micro_batch;
+        const Traffic sent = group_traffic(plan);
+        EXPECT_EQ(sent.at(Axis::dp, Verb::all_reduce).bytes, 2 * (d - 1) * (num_parameters(model) + 2) * 8);  // and two numbers: targets and loss
+        EXPECT_EQ(sent.bytes(Axis::dp), sent.at(Axis::dp, Verb::all_reduce).bytes);
+        EXPECT_EQ(sent.bytes(Axis::tp), 0);
+      }
+}
+
+TEST(SteadyState, AsksTheSystemForNoMemory) {
+  for (const ModelSpec& model : {odd_gpt2(), odd_llama()})
+    for (auto [dp, tp, sp] : {std::tuple{1, 1, false}, {3, 2, true}, {1, 4, false}, {2, 4, true}}) {
+      const Plan plan = odd_plan(model, dp, tp, sp);
+      on_mesh(plan, [&](const Rank& rank) {
+        Trainer trainer(rank, plan, {}, 1);
+        std::int64_t asked = 0;
+        for (std::int64_t step = 0; step < 6; ++step) {
+          trainer.compute_gradients(step, random_samples(plan));
+          trainer.apply_gradients(step);
+          if (step == 1) asked = rank.arena().system_allocations();
+        }
+        EXPECT_EQ(rank.arena().system_allocations(), asked) << describe(plan) << " rank " << rank.index();
+      });
+    }
+}
+
+}  // namespace
+}  // namespace echelon

@@ -1,0 +1,55 @@
+// The presets that people run, over the whole grid: dp 1, 2, 3, 4 x tp 1, 2, 4 x sp off and on, in f64 on the
+// reference kernels and in f32 on the CPU kernels. Their vocabulary of 257 is uneven over tp.
+#include <gtest/gtest.h>
+
+#include "mesh_runs.h"
+#include "train/verify.h"
+
+namespace echelon {
+namespace {
+
+using namespace checks;
+
+void expect_pass_on_every_mesh(const char* preset, DType dtype) {
+  for_each_mesh([&](int dp, int tp, bool sp) {
+    VerifyRequest request;
+    request.plan = odd_plan(load_model(preset), dp, tp, sp, dtype);
+    request.plan.seq_len = 29;
+    request.optimizer.clip = 0.1;
+    request.run.timeout = 5 * patience;
+    const VerifyReport report = verify(request);
+    EXPECT_TRUE(report.pass) << describe(request.plan) << "\n" << to_json(report, request.plan);
+    EXPECT_LE(report.grad_max_rel_diff, dtype == DType::f64 ? 1e-10 : verify_bound(request.plan));
+    EXPECT_LE(report.param_worst, 1);
+  });
+}
+
+TEST(VerifySlow, Gpt2TinyInF64) { expect_pass_on_every_mesh("gpt2-tiny", DType::f64); }
+TEST(VerifySlow, LlamaTinyInF64) { expect_pass_on_every_mesh("llama-tiny", DType::f64); }
+
+TEST(VerifySlow, Gpt2TinyInF32) {
+  if (!have_cpu_kernels()) GTEST_SKIP() << "this build has no CPU kernels";
+  expect_pass_on_every_mesh("gpt2-tiny", DType::f32);
+}
+TEST(VerifySlow, LlamaTinyInF32) {
+  if (!have_cpu_kernels()) GTEST_SKIP() << "this build has no CPU kernels";
+  expect_pass_on_every_mesh("llama-tiny", DType::f32);
+}
+
+// More threads a rank, and longer sequences.
+TEST(VerifySlow, TwoThreadsARankAndLongSequences) {
+  if (!have_cpu_kernels()) GTEST_SKIP() << "this build has no CPU kernels";
+  for (const char* preset : {"gpt2-tiny", "llama-tiny"}) {
+    VerifyRequest request;
+    request.plan = odd_plan(load_model(preset), 2, 2, true, DType::f32);
+    request.plan.seq_len = 300;  // a microbatch is more than one chunk of logits
+    request.run.threads_per_rank = 2;
+    request.run.timeout = 5 * patience;
+    request.optimizer.clip = 0.1;
+    const VerifyReport report = verify(request);
+    EXPECT_TRUE(report.pass) << describe(request.plan) << "\n" << to_json(report, request.plan);
+  }
+}
+
+}  // namespace
+}  // namespace echelon
