@@ -73,6 +73,8 @@ double matmul_flops_once(Kernels& kernels, Arena& arena, DType dtype) {
   return 2.0 * static_cast<double>(n * n * n) / seconds_since(begin);
 }
 
+constexpr int most_repeats = 1'000'000;
+
 struct BenchTrainFlags {
   PlanFlags plan;
   RunFlags run;
@@ -80,15 +82,21 @@ struct BenchTrainFlags {
   bool json = false;
 };
 
+Plan bench_defaults() {
+  Plan plan;
+  plan.model = load_model("gpt2-124m");
+  plan.global_batch = 4;
+  plan.micro_batch = 4;
+  plan.seq_len = 1024;
+  return plan;
+}
+
 int bench_train(BenchTrainFlags& f) {
-  Plan defaults;
-  defaults.model = load_model("gpt2-124m");
-  defaults.global_batch = 4;
-  defaults.micro_batch = 4;
-  defaults.seq_len = 1024;
-  const Plan plan = f.plan.plan(defaults);
-  if (f.steps < 1) refuse("--steps {}: must be at least 1", f.steps);
+  const Plan plan = f.plan.plan();
+  if (f.steps < 1 || f.steps > most_repeats)
+    refuse("--steps {}: must be from 1 to {}", f.steps, most_repeats);
   const RunOptions run = f.run.options(plan);
+  refuse_beyond_memory(plan, plan.mesh.num_ranks() * predicted_bytes(plan));
   const SampleSource random = [vocab = static_cast<std::uint64_t>(plan.model.vocab), seq_len = plan.seq_len](
                                   std::int64_t step, std::int64_t sample, std::int32_t* tokens,
                                   std::int32_t* targets) {
@@ -202,8 +210,13 @@ int bench_comm(const BenchCommFlags& f) {
   if (f.ranks < 1 || f.ranks > 256) refuse("--ranks {}: must be from 1 to 256", f.ranks);
   if (!(f.mebibytes > 0) || f.mebibytes > 16384)
     refuse("--size {}: must be above 0 and at most 16384 MiB", f.mebibytes);
-  if (f.repeats < 1) refuse("--repeats {}: must be at least 1", f.repeats);
+  if (f.repeats < 1 || f.repeats > most_repeats)
+    refuse("--repeats {}: must be from 1 to {}", f.repeats, most_repeats);
   const auto count = std::max<std::int64_t>(f.ranks, static_cast<std::int64_t>(f.mebibytes * (1 << 20) / 4));
+  const double held = 3.0 * 4.0 * static_cast<double>(count) * f.ranks;  // at most three buffers a rank
+  if (held > memory_limit())
+    refuse("--size {}: {} ranks need {}, and this machine has {}; take a smaller --size or fewer --ranks",
+           f.mebibytes, f.ranks, format_bytes(held), format_bytes(memory_limit()));
   ThreadWorld world(f.ranks, std::chrono::seconds(300));
   std::vector<int> everyone;
   std::vector<std::int64_t> parts;
@@ -266,22 +279,24 @@ int bench_comm(const BenchCommFlags& f) {
 
 void add_bench(CLI::App& program, int& status) {
   CLI::App& app = *program.add_subcommand("bench", "The measurements in docs/performance.md");
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);
+  app.callback([&app] {
+    if (app.get_subcommands().empty()) refuse("bench: what to measure is missing; legal: train, comm");
+  });
 
   auto train_flags = std::make_shared<BenchTrainFlags>();
   CLI::App& train = *app.add_subcommand("train", "Training steps on random tokens: tokens/s, MFU, memory");
-  train_flags->plan.add_to(train);
+  train_flags->plan.add_to(train, bench_defaults());
   train_flags->run.add_to(train);
-  train.add_option("--steps", train_flags->steps, "Measured steps, after one to warm up")
-      ->capture_default_str();
+  add_number(train, "--steps", train_flags->steps, "Measured steps, after one to warm up");
   train.add_flag("--json", train_flags->json, "One JSON object on standard output");
   train.callback([train_flags, &status] { status = bench_train(*train_flags); });
 
   auto comm_flags = std::make_shared<BenchCommFlags>();
   CLI::App& comm = *app.add_subcommand("comm", "Collectives of thread ranks against memory copy");
-  comm.add_option("--ranks", comm_flags->ranks, "Thread ranks")->capture_default_str();
-  comm.add_option("--size", comm_flags->mebibytes, "MiB of each rank's buffer")->capture_default_str();
-  comm.add_option("--repeats", comm_flags->repeats, "Measured times")->capture_default_str();
+  add_number(comm, "--ranks", comm_flags->ranks, "Thread ranks");
+  add_number(comm, "--size", comm_flags->mebibytes, "MiB of each rank's buffer");
+  add_number(comm, "--repeats", comm_flags->repeats, "Measured times");
   comm.add_flag("--json", comm_flags->json, "One JSON object on standard output");
   comm.callback([comm_flags, &status] { status = bench_comm(*comm_flags); });
 }

@@ -3,15 +3,50 @@
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
 #include <exception>
 
 #include "apps/flags.h"
 #include "base/error.h"
 
-int main(int argc, char** argv) {
-  CLI::App program{"Echelon plans, simulates, runs and proves the distributed training of transformers."};
-  program.require_subcommand(1);
-  program.set_version_flag("--version", ECHELON_VERSION);
+namespace {
+
+using echelon::refuse;
+
+std::string names_of(const std::vector<CLI::App*>& verbs) {
+  std::string names;
+  for (const CLI::App* verb : verbs) names += (names.empty() ? "" : ", ") + verb->get_name();
+  return names;
+}
+
+// CLI11's complaints in the words of our own.
+[[noreturn]] void refuse_parse(CLI::App& program, const CLI::ParseError& error) {
+  std::string words = program.get_name();
+  CLI::App* app = &program;
+  while (!app->get_subcommands().empty()) {
+    app = app->get_subcommands().front();
+    words += " " + app->get_name();
+  }
+  const auto verbs = app->get_subcommands([](const CLI::App* verb) { return !verb->get_name().empty(); });
+  const std::vector<std::string> unknown = program.remaining(true);
+  if (!unknown.empty()) {
+    const std::string& first = unknown.front();
+    if (!verbs.empty() && !first.starts_with("-"))
+      refuse("{}: no such verb; legal: {}", first, names_of(verbs));
+    refuse("{}: {} has no such {}; {} --help lists what it has", first, words,
+           first.starts_with("-") ? "flag" : "argument", words);
+  }
+  const std::string text = error.what(), flag = text.substr(0, text.find(':'));
+  if (error.get_name() == "ArgumentMismatch" && text.ends_with("missing"))
+    refuse("{}: its value is missing", flag);
+  if (error.get_name() == "ArgumentMismatch") refuse("{}: given more than once", flag);
+  if (error.get_name() == "ExcludesError") refuse("{}; give one of the two", text);
+  refuse("{}", text);
+}
+
+int run(CLI::App& program, int argc, char** argv) {
   int status = 0;
   echelon::add_train(program, status);
   echelon::add_verify(program, status);
@@ -19,12 +54,30 @@ int main(int argc, char** argv) {
   echelon::add_bench(program, status);
   try {
     program.parse(argc, argv);
-    return status;
   } catch (const CLI::Success& done) {  // --help, --version
     return program.exit(done);
   } catch (const CLI::ParseError& error) {
-    fmt::print(stderr, "echelon: {}\nRun with --help for the flags that there are.\n", error.what());
-    return 2;
+    refuse_parse(program, error);
+  }
+  if (program.get_subcommands().empty())
+    refuse("a verb is missing; legal: {}; echelon --help describes them",
+           names_of(program.get_subcommands([](const CLI::App*) { return true; })));
+  return status;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file over the limit of its size is an error of write() like a full disk
+  CLI::App program{"Echelon plans, simulates, runs and proves the distributed training of transformers.",
+                   "echelon"};
+  program.require_subcommand(0, 1);
+  program.set_version_flag("--version", ECHELON_VERSION);
+  try {
+    const int status = run(program, argc, argv);
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+      echelon::fail("standard output cannot be written: {}", std::strerror(errno));
+    return status;
   } catch (const echelon::RequestError& error) {
     fmt::print(stderr, "echelon: {}\n", error.what());
     return 2;

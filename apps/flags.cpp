@@ -1,5 +1,7 @@
 #include "apps/flags.h"
 
+#include <charconv>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 
@@ -7,110 +9,133 @@
 
 namespace echelon {
 
-void PlanFlags::add_to(CLI::App& app) {
+template <class T>
+T parse_number(const std::string& flag, const std::string& text) {
+  T value{};
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error == std::errc() && stop == end) return value;
+  if (error == std::errc::result_out_of_range) refuse("{} {}: too large or too small a number", flag, text);
+  refuse("{} {}: must be a {}", flag, text,
+         !std::is_integral_v<T>  ? "number"
+         : std::is_unsigned_v<T> ? "whole number of at least 0"
+                                 : "whole number");
+}
+template int parse_number(const std::string&, const std::string&);
+template std::int64_t parse_number(const std::string&, const std::string&);
+template std::uint64_t parse_number(const std::string&, const std::string&);
+template double parse_number(const std::string&, const std::string&);
+
+void PlanFlags::add_to(CLI::App& app, const Plan& defaults) {
   app_ = &app;
-  app.add_option("--plan", plan_file_, "TOML file with model, mesh and batch; flags on the line win");
-  app.add_option("--model", model_, "Preset, Hugging Face directory, or TOML file");
-  app.add_option("--dp", dp_, "Data-parallel ranks");
-  app.add_option("--tp", tp_, "Tensor-parallel ranks");
-  app.add_option("--sp", sp_, "Sequence parallelism: on or off (default: on where tp > 1)");
-  app.add_option("--global-batch", global_batch_, "Sequences of one step, over all ranks");
-  app.add_option("--micro-batch", micro_batch_, "Sequences computed at once by one rank");
-  app.add_option("--seq-len", seq_len_, "Tokens of a sequence");
-  app.add_option("--dtype", dtype_, "f32, or f64 (slow reference kernels)");
-  // Axes and features that are named by the command line but not built yet: refused by name, not as unknown
-  // flags.
-  const auto later = app.add_option_group("not built yet");
-  later->add_option("--pp", pp_, "Pipeline-parallel ranks");
-  later->add_option("--cp", cp_, "Context-parallel ranks");
-  later->add_option("--ep", ep_, "Expert-parallel ranks");
-  later->add_option("--zero", zero_, "Shard the data-parallel state");
-  later->add_option("--hsdp", hsdp_, "Replicas of the shard groups");
-  later->add_option("--schedule", schedule_, "Pipeline schedule");
-  later->add_option("--chunks", chunks_, "Model chunks of a pipeline rank");
-  later->add_option("--layers-per-stage", layers_per_stage_, "Uneven split of the layers");
-  later->add_option("--cp-kind", cp_kind_, "Kind of context parallelism");
-  later->add_option("--cp-balance", cp_balance_, "Balance of context parallelism");
-  later->add_option("--recompute", recompute_, "Recompute activations");
-  later->add_option("--compress", compress_, "Compress gradients");
-  later->add_option("--comm", comm_, "What moves the bytes: threads");
-  later->add_option("--device", device_, "Where ranks compute: cpu");
+  defaults_ = defaults;
+  dp_ = defaults.mesh.size(Axis::dp);
+  tp_ = defaults.mesh.size(Axis::tp);
+  global_batch_ = defaults.global_batch;
+  micro_batch_ = defaults.micro_batch;
+  seq_len_ = defaults.seq_len;
+  app.add_option("--plan", plan_file_, "TOML file with model, mesh and batch; flags on the line win")
+      ->type_name("FILE");
+  app.add_option("--model", model_, "Preset, Hugging Face directory, or TOML file")
+      ->type_name("NAME|DIR|FILE")
+      ->default_str(defaults.model.name);
+  add_number(app, "--dp", dp_, "Data-parallel ranks");
+  add_number(app, "--tp", tp_, "Tensor-parallel ranks");
+  app.add_option("--sp", sp_, "Sequence parallelism (default: on where tp > 1)")->type_name("on|off");
+  add_number(app, "--global-batch", global_batch_, "Sequences of one step, over all ranks");
+  add_number(app, "--micro-batch", micro_batch_, "Sequences computed at once by one rank");
+  add_number(app, "--seq-len", seq_len_, "Tokens of a sequence");
+  app.add_option("--dtype", dtype_, "f64: slow reference kernels")
+      ->type_name("f32|f64")
+      ->default_str(dtype_name(defaults.dtype));
+  const auto hidden = [](CLI::Option* option) { option->group(""); };
+  hidden(add_number(app, "--pp", pp_, ""));
+  hidden(add_number(app, "--cp", cp_, ""));
+  hidden(add_number(app, "--ep", ep_, ""));
+  later_ = {{"--zero", "0", ""},         {"--hsdp", "1", ""},           {"--chunks", "1", ""},
+            {"--recompute", "none", ""}, {"--compress", "none", ""},    {"--comm", "threads", ""},
+            {"--device", "cpu", ""},     {"--schedule", nullptr, ""},   {"--layers-per-stage", nullptr, ""},
+            {"--cp-kind", nullptr, ""},  {"--cp-balance", nullptr, ""}, {"--trace", nullptr, ""},
+            {"--timeline", nullptr, ""}};
+  std::string names = "--pp --cp --ep";
+  for (Later& flag : later_) {
+    hidden(app.add_option(flag.name, flag.value));
+    names += fmt::format(" {}", flag.name);
+  }
+  app.footer("Not built yet: " + names);
 }
 
 static std::string read_file(const std::string& flag, const std::string& path) {
   std::ifstream in(path);
   std::ostringstream text;
   text << in.rdbuf();
-  if (!in) refuse("{} {}: cannot be read", flag, path);
+  if (!in || std::filesystem::is_directory(path)) refuse("{} {}: cannot be read", flag, path);
   return text.str();
 }
 
-static void not_built(bool asked, const char* flag, const std::string& value, const char* legal) {
-  if (asked) refuse("{} {}: not built yet; legal: {}", flag, value, legal);
-}
-
-Plan PlanFlags::plan(const Plan& defaults) const {
+Plan PlanFlags::plan() const {
   const auto is_given = [&](const char* name) { return app_->get_option(name)->count() > 0; };
-  Plan plan = defaults;
-  if (is_given("--plan")) plan = plan_from_toml(read_file("--plan", plan_file_), plan_file_);
+  Plan plan = defaults_;
+  plan.sequence_parallel = true;  // where tp > 1
+  const bool has_file = is_given("--plan");
+  if (has_file) plan = plan_from_toml(read_file("--plan", plan_file_), "--plan " + plan_file_);
   if (is_given("--model")) {
     plan.model = load_model(model_);
-    plan.seq_len = std::min(plan.seq_len, plan.model.max_seq);
+    if (!has_file) plan.seq_len = std::min(plan.seq_len, plan.model.max_seq);
   }
   if (is_given("--dp")) plan.mesh.set(Axis::dp, dp_);
   if (is_given("--tp")) plan.mesh.set(Axis::tp, tp_);
-  if (is_given("--pp")) plan.mesh.set(Axis::pp, pp_);
-  if (is_given("--cp")) plan.mesh.set(Axis::cp, cp_);
-  if (is_given("--ep")) plan.mesh.ep = ep_;
+  if (pp_) plan.mesh.set(Axis::pp, *pp_);
+  if (cp_) plan.mesh.set(Axis::cp, *cp_);
+  if (ep_) plan.mesh.ep = *ep_;
   if (is_given("--sp")) {
     if (sp_ != "on" && sp_ != "off") refuse("--sp {}: legal: on, off", sp_);
     plan.sequence_parallel = sp_ == "on";
-  } else if (!is_given("--plan")) {
-    plan.sequence_parallel = plan.mesh.size(Axis::tp) > 1;
   }
   if (is_given("--global-batch")) plan.global_batch = global_batch_;
   if (is_given("--micro-batch")) plan.micro_batch = micro_batch_;
   if (is_given("--seq-len")) plan.seq_len = seq_len_;
   if (is_given("--dtype")) plan.dtype = parse_dtype(dtype_, "--dtype");
-  not_built(zero_ != 0, "--zero", std::to_string(zero_), "0");
-  not_built(hsdp_ > 1, "--hsdp", std::to_string(hsdp_), "1");
-  not_built(chunks_ > 1, "--chunks", std::to_string(chunks_), "1");
-  not_built(is_given("--schedule"), "--schedule", schedule_, "no such flag (it belongs to --pp above 1)");
-  not_built(is_given("--layers-per-stage"), "--layers-per-stage", layers_per_stage_,
-            "no such flag (it belongs to --pp above 1)");
-  not_built(is_given("--cp-kind"), "--cp-kind", cp_kind_, "no such flag (it belongs to --cp above 1)");
-  not_built(is_given("--cp-balance"), "--cp-balance", cp_balance_,
-            "no such flag (it belongs to --cp above 1)");
-  not_built(recompute_ != "none", "--recompute", recompute_, "none");
-  not_built(compress_ != "none", "--compress", compress_, "none");
-  not_built(comm_ != "threads", "--comm", comm_, "threads");
-  not_built(device_ != "cpu", "--device", device_, "cpu");
+  for (const Later& flag : later_) {
+    if (!is_given(flag.name) || (flag.legal != nullptr && flag.value == flag.legal)) continue;
+    if (flag.legal == nullptr) refuse("{} {}: not built yet; leave it out", flag.name, flag.value);
+    refuse("{} {}: not built yet; legal: {}", flag.name, flag.value, flag.legal);
+  }
   validate(plan);
   return plan;
 }
 
 void OptimizerFlags::add_to(CLI::App& app, OptimizerOptions& options) {
-  app.add_option("--lr", options.lr, "Learning rate after warm-up")->capture_default_str();
-  app.add_option("--min-lr", options.min_lr,
-                 "Learning rate at the end of the cosine (default: a tenth of --lr)");
-  app.add_option("--warmup", options.warmup_steps, "Steps of linear warm-up")->capture_default_str();
-  app.add_option("--weight-decay", options.weight_decay, "Decoupled; not on norms and biases")
-      ->capture_default_str();
-  app.add_option("--clip", options.clip, "Largest global gradient norm; 0: none")->capture_default_str();
+  options_ = &options;
+  add_number(app, "--lr", options.lr, "Learning rate after warm-up");
+  add_number(app, "--min-lr", min_lr_, "Learning rate at the end of the cosine (default: a tenth of --lr)");
+  add_number(app, "--warmup", options.warmup_steps, "Steps of linear warm-up");
+  add_number(app, "--weight-decay", options.weight_decay, "Decoupled; not on norms and biases");
+  add_number(app, "--clip", options.clip, "Largest global gradient norm; 0: none");
+}
+
+void OptimizerFlags::finish(std::int64_t steps) {
+  options_->total_steps = steps;
+  options_->min_lr = min_lr_.value_or(options_->lr / 10);
 }
 
 void RunFlags::add_to(CLI::App& app) {
-  app.add_option("--threads", threads_, "Compute threads of one rank (default: the cores shared out)");
-  app.add_option("--timeout", timeout_seconds_, "Seconds that a rank waits for another before the job ends")
-      ->capture_default_str();
+  add_number(app, "--threads", threads_, "Compute threads of one rank (default: the cores shared out)");
+  add_number(app, "--timeout", timeout_seconds_, "Seconds that a rank waits for another before the job ends");
 }
 
 RunOptions RunFlags::options(const Plan& plan) const {
+  constexpr int most_ranks = 1024, most_threads = 4096;  // of one process
   RunOptions run;
-  if (threads_ < 0 || threads_ > 1024) refuse("--threads {}: must be from 1 to 1024", threads_);
-  run.threads_per_rank = threads_ > 0 ? threads_ : std::max(1, available_cores() / plan.mesh.num_ranks());
-  if (!(timeout_seconds_ > 0) || timeout_seconds_ > 1e6)
-    refuse("--timeout {}: must be above 0, in seconds", timeout_seconds_);
+  const int ranks = plan.mesh.num_ranks();
+  if (ranks > most_ranks)
+    refuse("--dp {} x --tp {}: {} ranks are as many threads of one process; legal: up to {}",
+           plan.mesh.size(Axis::dp), plan.mesh.size(Axis::tp), ranks, most_ranks);
+  if (threads_ && (*threads_ < 1 || *threads_ > most_threads / ranks))
+    refuse("--threads {}: must be from 1 to {}", *threads_, most_threads / ranks);
+  run.threads_per_rank = threads_.value_or(std::max(1, available_cores() / ranks));
+  if (!(timeout_seconds_ >= 0.001) || timeout_seconds_ > 1e6)
+    refuse("--timeout {}: must be from 0.001 to 1000000 seconds", timeout_seconds_);
   run.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(timeout_seconds_ * 1000));
   return run;
 }

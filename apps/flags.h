@@ -1,9 +1,12 @@
 // The flags that verbs share, and how they become a Plan.
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
+#include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "spec/plan.h"
@@ -11,26 +14,62 @@
 
 namespace echelon {
 
+// The whole text as a T (int, std::int32_t, std::int64_t, std::uint64_t, double); refused with the flag's
+// name otherwise.
+template <class T>
+T parse_number(const std::string& flag, const std::string& text);
+
+// A flag with a number, whose starting value is shown as the default.
+template <class T>
+CLI::Option* add_number(CLI::App& app, const std::string& flag, T& value, const std::string& description) {
+  const auto set = [flag, &value](const std::string& text) { value = parse_number<T>(flag, text); };
+  return app.add_option_function<std::string>(flag, set, description)
+      ->type_name(std::is_integral_v<T> ? "N" : "X")
+      ->default_str(fmt::format("{}", value));
+}
+// One that has no default.
+template <class T>
+CLI::Option* add_number(CLI::App& app, const std::string& flag, std::optional<T>& value,
+                        const std::string& description) {
+  const auto set = [flag, &value](const std::string& text) { value = parse_number<T>(flag, text); };
+  return app.add_option_function<std::string>(flag, set, description)
+      ->type_name(std::is_integral_v<T> ? "N" : "X");
+}
+
 // Model, mesh, batch, precision: the flags of train and verify. A flag that is given wins over the --plan
 // file.
 class PlanFlags {
  public:
-  void add_to(CLI::App& app);
-  // The plan of the flags; `defaults` where neither flag nor file says anything.
-  Plan plan(const Plan& defaults) const;
+  // `defaults` hold where neither flag nor file says anything.
+  void add_to(CLI::App& app, const Plan& defaults);
+  Plan plan() const;
 
  private:
-  std::string plan_file_, model_, sp_, dtype_, comm_ = "threads", device_ = "cpu";
-  std::string schedule_, recompute_ = "none", compress_ = "none", cp_kind_, cp_balance_, layers_per_stage_;
-  int dp_ = 0, tp_ = 0, pp_ = 0, cp_ = 0, ep_ = 0, zero_ = 0, hsdp_ = 0, chunks_ = 0;
-  std::int64_t global_batch_ = 0, micro_batch_ = 0, seq_len_ = 0;
-  CLI::Option* given(const char* name) const { return app_->get_option(name); }
+  // Flags that are named by the command line but not built yet: refused by name, not as unknown.
+  struct Later {
+    const char* name;
+    const char* legal;  // the one value that changes nothing; null: none
+    std::string value;
+  };
+
   CLI::App* app_ = nullptr;
+  Plan defaults_;
+  std::string plan_file_, model_, sp_, dtype_;
+  int dp_ = 1, tp_ = 1;
+  std::optional<int> pp_, cp_, ep_;
+  std::int64_t global_batch_ = 0, micro_batch_ = 0, seq_len_ = 0;
+  std::vector<Later> later_;
 };
 
 class OptimizerFlags {
  public:
   void add_to(CLI::App& app, OptimizerOptions& options);
+  // Of a run of this many steps.
+  void finish(std::int64_t steps);
+
+ private:
+  OptimizerOptions* options_ = nullptr;
+  std::optional<double> min_lr_;
 };
 
 class RunFlags {
@@ -40,7 +79,7 @@ class RunFlags {
   RunOptions options(const Plan& plan) const;
 
  private:
-  int threads_ = 0;
+  std::optional<int> threads_;
   double timeout_seconds_ = 300;
 };
 

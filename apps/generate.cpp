@@ -21,6 +21,8 @@ struct GenerateFlags {
 
 int run_generate(GenerateFlags& f) {
   validate(f.options);
+  if (f.checkpoint.empty())
+    refuse("--checkpoint: no path is given; give a directory of checkpoints, or one of them");
   const CheckpointInfo info = read_checkpoint_info(f.checkpoint);
   const bool text_mode = f.prompt_tokens.empty();
   std::vector<std::int32_t> prompt = f.prompt_tokens;
@@ -36,8 +38,9 @@ int run_generate(GenerateFlags& f) {
   plan.model = info.model;
   plan.dtype = info.dtype;
   const RunOptions run = f.run.options(plan);
+  validate(f.options, plan.model, prompt);
+  refuse_beyond_memory(plan, predicted_bytes(plan));
   std::FILE* out = f.json ? stderr : stdout;
-  if (text_mode) fmt::print(out, "{}", f.prompt);
   std::vector<std::int32_t> text;
   ThreadWorld world(1, run.timeout);
   run_ranks(world, [&](int index) {
@@ -46,6 +49,7 @@ int run_generate(GenerateFlags& f) {
     const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels);
     const ParameterStore parameters(rank, layer_groups(plan.model), info.seed);
     load_checkpoint(rank, parameters, info, true);
+    if (text_mode) fmt::print(out, "{}", f.prompt);
     text = generate(rank, plan, parameters, prompt, f.options, [&](std::int32_t token) {
       if (text_mode && token < 256)
         std::fputc(token, out);
@@ -77,17 +81,24 @@ void add_generate(CLI::App& program, int& status) {
   CLI::App& app = *program.add_subcommand("generate", "Sample text from a checkpoint");
   flags->run.add_to(app);
   app.add_option("--checkpoint", flags->checkpoint,
-                 "Directory of checkpoints (the last is used), or one of them")
-      ->required();
-  auto* prompt = app.add_option("--prompt", flags->prompt, "Text to continue (bytes tokenizer)");
-  app.add_option("--prompt-tokens", flags->prompt_tokens, "Token ids to continue, for models of token files")
+                 "Directory of checkpoints (the last is used), or one of them (required)")
+      ->type_name("DIR");
+  auto* prompt =
+      app.add_option("--prompt", flags->prompt, "Text to continue (bytes tokenizer)")->type_name("TEXT");
+  app.add_option_function<std::vector<std::string>>(
+         "--prompt-tokens",
+         [flags](const std::vector<std::string>& tokens) {
+           for (const std::string& token : tokens)
+             flags->prompt_tokens.push_back(parse_number<std::int32_t>("--prompt-tokens", token));
+         },
+         "Token ids to continue, for models of token files")
+      ->type_name("N")
+      ->delimiter(',')
       ->excludes(prompt);
-  app.add_option("--max-tokens", flags->options.max_tokens, "Tokens to sample")->capture_default_str();
-  app.add_option("--temperature", flags->options.temperature, "0: always the most likely token")
-      ->capture_default_str();
-  app.add_option("--top-k", flags->options.top_k, "Sample among the k most likely; 0: all")
-      ->capture_default_str();
-  app.add_option("--seed", flags->options.seed, "Of the sampling")->capture_default_str();
+  add_number(app, "--max-tokens", flags->options.max_tokens, "Tokens to sample");
+  add_number(app, "--temperature", flags->options.temperature, "0: always the most likely token");
+  add_number(app, "--top-k", flags->options.top_k, "Sample among the k most likely; 0: all");
+  add_number(app, "--seed", flags->options.seed, "Of the sampling");
   app.add_flag("--json", flags->json, "Tokens and text as one JSON object on standard output");
   app.callback([flags, &status] { status = run_generate(*flags); });
 }

@@ -13,6 +13,7 @@ namespace {
 struct TrainFlags {
   PlanFlags plan;
   RunFlags run;
+  OptimizerFlags optimizer;
   TrainRequest request;
   std::vector<std::string> data;
   std::string tokenizer = "bytes";
@@ -35,24 +36,31 @@ std::string as_text(const std::vector<std::int32_t>& tokens, TokenData::Kind kin
   return text;
 }
 
+Plan train_defaults() {
+  Plan plan;
+  plan.model = load_model("gpt2-tiny");
+  plan.global_batch = 8;
+  plan.micro_batch = 4;
+  plan.seq_len = 256;
+  return plan;
+}
+
 int run_train(TrainFlags& f) {
-  Plan defaults;
-  defaults.model = load_model("gpt2-tiny");
-  defaults.global_batch = 8;
-  defaults.micro_batch = 4;
-  defaults.seq_len = 256;
   TrainRequest& request = f.request;
-  request.plan = f.plan.plan(defaults);
+  request.plan = f.plan.plan();
   request.run = f.run.options(request.plan);
-  request.optimizer.total_steps = f.steps;
-  if (f.app->get_option("--min-lr")->count() == 0) request.optimizer.min_lr = request.optimizer.lr / 10;
-  if (f.app->get_option("--warmup")->count() == 0)
-    request.optimizer.warmup_steps = std::min<std::int64_t>(10, f.steps);
+  f.optimizer.finish(f.steps);
+  const auto is_given = [&](const char* name) { return f.app->get_option(name)->count() > 0; };
+  if (!is_given("--warmup")) request.optimizer.warmup_steps = std::min<std::int64_t>(10, f.steps);
+  for (const auto& [name, path] :
+       {std::pair{"--checkpoint", &request.checkpoint_directory}, {"--log", &request.log_path}})
+    if (is_given(name) && path->empty()) refuse("{}: the path is empty", name);
   if (f.tokenizer != "bytes")
     refuse("--tokenizer {}: only the bytes tokenizer is built; legal: bytes, or token files as --data",
            f.tokenizer);
   const TokenData data(f.data, request.plan.model.vocab);
-  request.sample_tokens = std::min(f.sample, request.plan.model.max_seq - 1);
+  request.sample_tokens =
+      is_given("--sample") ? f.sample : std::min(f.sample, request.plan.model.max_seq - 1);
 
   // People read standard output; with --json it holds the summary alone and they read standard error.
   std::FILE* out = f.json ? stderr : stdout;
@@ -67,7 +75,7 @@ int run_train(TrainFlags& f) {
     fmt::print(out, "data    {} tokens from {} file{}; {} held out for validation\n", start.train_tokens,
                start.num_files, start.num_files == 1 ? "" : "s", start.validation_tokens);
     fmt::print(out, "batch   {} sequences of {} tokens a step, {} at once on a rank\n", plan.global_batch,
-               plan.seq_len, plan.micro_batch);
+               plan.seq_len, std::min(plan.micro_batch, plan.global_batch));
     fmt::print(out, "memory  {} a rank predicted (",
                format_bytes(static_cast<double>(start.predicted_memory.total())));
     const char* separator = "";
@@ -85,17 +93,23 @@ int run_train(TrainFlags& f) {
   };
   observer.on_step = [&](const StepRecord& r) {
     const double left = static_cast<double>(f.steps - r.step) * r.step_seconds;
+    const bool keeps = r.step % 10 == 0 || r.step == f.steps || f.steps <= 40;
+    if (!terminal && !keeps) return;
+    // On a terminal every step is shown, those between on one line that is written over.
     fmt::print(
         out,
         "{}step {:>5}/{}  loss {:.4f}  grad {:.3f}  lr {:.2e}  {:>7.0f} tokens/s  MFU {:>4.1f}%  ETA {:<8}{}",
         terminal ? "\r" : "", r.step, f.steps, r.loss, r.grad_norm, r.lr, r.tokens_per_second, 100 * r.mfu,
-        format_seconds(left), terminal && r.step % 10 != 0 && r.step != f.steps ? "" : "\n");
+        format_seconds(left), keeps ? "\n" : "");
     std::fflush(out);
   };
+  const char* fresh_line = terminal ? "\r\033[K" : "";  // in place of a progress line
   observer.on_evaluation = [&](std::int64_t step, double loss) {
-    fmt::print(out, "{}step {:>5}  validation loss {:.4f}\n", terminal ? "\n" : "", step, loss);
+    fmt::print(out, "{}step {:>5}  validation loss {:.4f}\n", fresh_line, step, loss);
   };
-  observer.on_checkpoint = [&](const std::string& path) { fmt::print(out, "saved   {}\n", path); };
+  observer.on_checkpoint = [&](const std::string& path) {
+    fmt::print(out, "{}saved   {}\n", fresh_line, path);
+  };
   observer.on_sample = [&](const std::vector<std::int32_t>& prompt, const std::vector<std::int32_t>& text) {
     fmt::print(out, "\nsample, after \"{}\":\n{}\n", as_text(prompt, data.kind()),
                as_text(text, data.kind()));
@@ -119,27 +133,24 @@ void add_train(CLI::App& program, int& status) {
   auto flags = std::make_shared<TrainFlags>();
   CLI::App& app = *program.add_subcommand("train", "Train a model");
   flags->app = &app;
-  flags->plan.add_to(app);
+  flags->plan.add_to(app, train_defaults());
   flags->run.add_to(app);
-  OptimizerFlags{}.add_to(app, flags->request.optimizer);
-  app.add_option("--data", flags->data, "Text files or directories, or token files")->required();
-  app.add_option("--tokenizer", flags->tokenizer, "bytes")->capture_default_str();
-  app.add_option("--steps", flags->steps, "Train up to this step")->capture_default_str();
-  app.add_option("--seed", flags->request.seed, "Of initial weights and data order")->capture_default_str();
-  app.add_option("--val-fraction", flags->request.validation_fraction,
-                 "Part of the data held out, at its end")
-      ->capture_default_str();
-  app.add_option("--eval-every", flags->request.eval_every, "Steps between validations; 0: at the end only")
-      ->capture_default_str();
-  app.add_option("--eval-samples", flags->request.eval_samples, "Sequences of a validation")
-      ->capture_default_str();
-  app.add_option("--checkpoint", flags->request.checkpoint_directory, "Directory of the checkpoints");
-  app.add_option("--save-every", flags->request.save_every, "Steps between checkpoints; 0: at the end only")
-      ->capture_default_str();
+  flags->optimizer.add_to(app, flags->request.optimizer);
+  app.add_option("--data", flags->data, "Text files or directories, or token files (required)")
+      ->type_name("PATH");
+  app.add_option("--tokenizer", flags->tokenizer, "Of text: bytes")->type_name("NAME")->capture_default_str();
+  add_number(app, "--steps", flags->steps, "Train up to this step");
+  add_number(app, "--seed", flags->request.seed, "Of initial weights and data order");
+  add_number(app, "--val-fraction", flags->request.validation_fraction,
+             "Part of the data held out, at its end");
+  add_number(app, "--eval-every", flags->request.eval_every, "Steps between validations; 0: at the end only");
+  add_number(app, "--eval-samples", flags->request.eval_samples, "Sequences of a validation; 0: none");
+  app.add_option("--checkpoint", flags->request.checkpoint_directory, "Directory of the checkpoints")
+      ->type_name("DIR");
+  add_number(app, "--save-every", flags->request.save_every, "Steps between checkpoints; 0: at the end only");
   app.add_flag("--resume", flags->request.resume, "Go on from the last checkpoint");
-  app.add_option("--log", flags->request.log_path, "One JSON object a step");
-  app.add_option("--sample", flags->sample, "Tokens of text generated at the end; 0: none")
-      ->capture_default_str();
+  app.add_option("--log", flags->request.log_path, "One JSON object a step")->type_name("FILE");
+  add_number(app, "--sample", flags->sample, "Tokens of text generated at the end; 0: none");
   app.add_flag("--json", flags->json, "Summary as one JSON object on standard output");
   app.callback([flags, &status] { status = run_train(*flags); });
 }

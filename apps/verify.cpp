@@ -11,23 +11,34 @@ namespace {
 struct VerifyFlags {
   PlanFlags plan;
   RunFlags run;
+  OptimizerFlags optimizer;
   VerifyRequest request;
   std::vector<std::string> data;
   bool json = false;
 };
 
+Plan verify_defaults() {
+  Plan plan;
+  plan.model = load_model("gpt2-tiny");
+  plan.mesh.set(Axis::dp, 2);
+  plan.mesh.set(Axis::tp, 2);
+  plan.global_batch = 4;
+  plan.micro_batch = 1;
+  plan.seq_len = 64;
+  return plan;
+}
+
 int run_verify(VerifyFlags& f) {
-  Plan defaults;
-  defaults.model = load_model("gpt2-tiny");
-  defaults.mesh.set(Axis::dp, 2);
-  defaults.mesh.set(Axis::tp, 2);
-  defaults.global_batch = 4;
-  defaults.micro_batch = 1;
-  defaults.seq_len = 64;
   VerifyRequest& request = f.request;
-  request.plan = f.plan.plan(defaults);
+  request.plan = f.plan.plan();
   request.run = f.run.options(request.plan);
-  request.optimizer.total_steps = std::max<std::int64_t>(request.steps, 1);
+  if (request.steps < 1) refuse("--steps {}: must be at least 1", request.steps);
+  f.optimizer.finish(request.steps);
+  validate(request.optimizer);
+  Plan one_rank = request.plan;
+  one_rank.mesh = Mesh{};
+  refuse_beyond_memory(request.plan, request.plan.mesh.num_ranks() * predicted_bytes(request.plan) +
+                                         predicted_bytes(one_rank));
   std::optional<TokenData> data;
   if (!f.data.empty()) {
     data.emplace(f.data, request.plan.model.vocab);
@@ -64,17 +75,17 @@ void add_verify(CLI::App& program, int& status) {
   auto flags = std::make_shared<VerifyFlags>();
   CLI::App& app =
       *program.add_subcommand("verify", "Run one rank and the mesh side by side and compare every tensor");
-  flags->plan.add_to(app);
+  flags->plan.add_to(app, verify_defaults());
   flags->run.add_to(app);
   OptimizerOptions& optimizer = flags->request.optimizer;
   optimizer.warmup_steps = 0;
   // Below this a gradient is rounding noise (a key bias, say, has none at all), which Adam would turn into
   // full steps.
   optimizer.eps = 1e-5;
-  OptimizerFlags{}.add_to(app, optimizer);
-  app.add_option("--data", flags->data, "Text or token files (default: random tokens)");
-  app.add_option("--steps", flags->request.steps, "Steps to compare")->capture_default_str();
-  app.add_option("--seed", flags->request.seed, "Of weights and tokens")->capture_default_str();
+  flags->optimizer.add_to(app, optimizer);
+  app.add_option("--data", flags->data, "Text or token files (default: random tokens)")->type_name("PATH");
+  add_number(app, "--steps", flags->request.steps, "Steps to compare");
+  add_number(app, "--seed", flags->request.seed, "Of weights and tokens");
   app.add_flag("--json", flags->json, "Report as one JSON object on standard output");
   app.callback([flags, &status] { status = run_verify(*flags); });
 }

@@ -8,10 +8,10 @@
 // Highway compiles this file once for every instruction set and takes the best at run time.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "comm/reduce.cpp"
-#include "hwy/foreach_target.h"
+#include <hwy/foreach_target.h>
 // After foreach_target.h, and not to be sorted above it.
-#include "hwy/cache_control.h"
-#include "hwy/highway.h"
+#include <hwy/cache_control.h>
+#include <hwy/highway.h>
 
 HWY_BEFORE_NAMESPACE();
 namespace echelon {
