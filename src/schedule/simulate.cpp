@@ -1,0 +1,234 @@
+#include "schedule/simulate.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <set>
+
+#include "base/error.h"
+
+namespace echelon {
+namespace {
+
+constexpr double not_yet = std::numeric_limits<double>::infinity();
+
+// Ranks advance in their own order; a rank that waits for a value is woken when the value arrives.
+class Simulator {
+ public:
+  Simulator(const Schedule& schedule, const SimulationCosts& costs)
+      : schedule_(schedule), costs_(costs), ranks_(static_cast<std::size_t>(schedule.num_ranks())) {
+    const std::size_t cells =
+        static_cast<std::size_t>(schedule.num_stages) * static_cast<std::size_t>(schedule.num_microbatches);
+    for (auto* table : {&arrival_[0], &arrival_[1]}) table->assign(cells, not_yet);
+    for (auto* table : {&reader_[0], &reader_[1]}) table->assign(cells, -1);
+    channel_free_.assign(ranks_.size() * ranks_.size(), 0);
+    for (std::size_t r = 0; r < ranks_.size(); ++r) {
+      ranks_[r].saved.assign(cells, 0);
+      for (const Instruction& i : schedule.ranks[r])
+        for (const Value& v : reads(schedule, i))
+          if (travels(v)) reader_[kind(v)][cell(v)] = static_cast<int>(r);
+    }
+  }
+
+  Simulation run() {
+    result_.timeline.ranks.resize(ranks_.size());
+    std::vector<std::size_t> ready(ranks_.size());
+    for (std::size_t r = 0; r < ranks_.size(); ++r) ready[ranks_.size() - 1 - r] = r;
+    while (!ready.empty()) {
+      const std::size_t r = ready.back();
+      ready.pop_back();
+      while (advance(r)) {
+      }
+      for (std::size_t woken : woken_) ready.push_back(woken);
+      woken_.clear();
+    }
+    for (std::size_t r = 0; r < ranks_.size(); ++r)
+      if (ranks_[r].next < schedule_.ranks[r].size()) refuse_stuck();
+    return std::move(result_);
+  }
+
+ private:
+  struct RankState {
+    std::size_t next = 0;
+    double free = 0;
+    bool waiting = false;
+    std::vector<char> saved;            // 1: kept by F; 2: kept by B for W as well
+    std::map<int, int> newest_weights;  // by stage
+  };
+
+  static bool travels(const Value& v) {
+    return v.kind == ValueKind::activation || v.kind == ValueKind::gradient;
+  }
+  static std::size_t kind(const Value& v) { return v.kind == ValueKind::activation ? 0 : 1; }
+  std::size_t cell(const Value& v) const {
+    return static_cast<std::size_t>(v.stage) * static_cast<std::size_t>(schedule_.num_microbatches) +
+           static_cast<std::size_t>(v.microbatch);
+  }
+
+  // When the value is on the rank; not_yet when that is not known so far.
+  double available(std::size_t r, const Value& v) {
+    switch (v.kind) {
+      case ValueKind::activation:
+      case ValueKind::gradient:
+        return arrival_[kind(v)][cell(v)];
+      case ValueKind::saved:
+        return ranks_[r].saved[cell(v)] >= 1 ? 0 : not_yet;
+      case ValueKind::weight_input:
+        return ranks_[r].saved[cell(v)] >= 2 ? 0 : not_yet;
+      case ValueKind::weights:
+        return v.version <= ranks_[r].newest_weights[v.stage] ? 0 : not_yet;
+    }
+    return not_yet;
+  }
+
+  double duration(const Instruction& i) const {
+    const StageTimes& t = costs_.of(i.stage);
+    switch (i.op) {
+      case Op::F:
+        return t.forward;
+      case Op::B:
+        return t.backward_input;
+      case Op::W:
+        return t.backward_weight;
+      case Op::BW:
+        return t.backward_input + t.backward_weight;
+      default:
+        return 0;
+    }
+  }
+
+  // Runs the rank's next instruction, or pair; false when it must wait or has ended.
+  bool advance(std::size_t r) {
+    RankState& rank = ranks_[r];
+    const auto& list = schedule_.ranks[r];
+    if (rank.next == list.size()) return false;
+    std::size_t count = 1;
+    while (list[rank.next + count - 1].overlaps_next && rank.next + count < list.size()) ++count;
+    double begin = rank.free, length = 0;
+    for (std::size_t k = 0; k < count; ++k) {
+      const Instruction& i = list[rank.next + k];
+      length += duration(i);
+      for (const Value& v : reads(schedule_, i)) {
+        const double at = available(r, v);
+        if (at == not_yet) {
+          rank.waiting = true;
+          return false;
+        }
+        begin = std::max(begin, at);
+      }
+    }
+    if (count > 1) length *= costs_.overlap_factor;
+    rank.waiting = false;
+    rank.free = begin + length;
+    for (std::size_t k = 0; k < count; ++k) finish(r, list[rank.next + k], begin, rank.free);
+    rank.next += count;
+    return true;
+  }
+
+  void finish(std::size_t r, const Instruction& i, double begin, double end) {
+    RankState& rank = ranks_[r];
+    result_.timeline.ranks[r].push_back({i, begin, end});
+    for (const Value& v : writes(schedule_, i)) {
+      if (v.kind == ValueKind::saved) rank.saved[cell(v)] = 1;
+      if (v.kind == ValueKind::weight_input) rank.saved[cell(v)] = 2;
+      if (v.kind == ValueKind::weights) rank.newest_weights[v.stage] = v.version;
+      if (!travels(v)) continue;
+      const int reader = reader_[kind(v)][cell(v)];
+      double arrival = end;
+      if (reader >= 0 && reader != static_cast<int>(r)) {
+        double& channel = channel_free_[r * ranks_.size() + static_cast<std::size_t>(reader)];
+        arrival = channel = std::max(end, channel) + costs_.message;
+        ++result_.messages;
+      }
+      arrival_[kind(v)][cell(v)] = arrival;
+      if (reader >= 0 && ranks_[static_cast<std::size_t>(reader)].waiting)
+        woken_.push_back(static_cast<std::size_t>(reader));
+    }
+    for (const Value& v : releases(i)) rank.saved[cell(v)] = 0;
+  }
+
+  [[noreturn]] void refuse_stuck() {
+    for (std::size_t r = 0; r < ranks_.size(); ++r) {
+      if (ranks_[r].next == schedule_.ranks[r].size()) continue;
+      const Instruction& i = schedule_.ranks[r][ranks_[r].next];
+      for (const Value& v : reads(schedule_, i))
+        if (available(r, v) == not_yet)
+          refuse("schedule {}: rank {} waits for ever at instruction {} ({}) for {}", schedule_.name, r,
+                 ranks_[r].next, to_string(i), to_string(v));
+    }
+    throw InvariantError("a schedule is stuck without a missing value");
+  }
+
+  const Schedule& schedule_;
+  const SimulationCosts& costs_;
+  std::vector<RankState> ranks_;
+  std::vector<double> arrival_[2];  // of activations and gradients, by stage and microbatch
+  std::vector<int> reader_[2];      // rank that reads them
+  std::vector<double> channel_free_;
+  std::vector<std::size_t> woken_;
+  Simulation result_;
+};
+
+}  // namespace
+
+std::vector<double> peak_activations(const Schedule& schedule) {
+  std::vector<double> peaks;
+  for (const auto& list : schedule.ranks) {
+    std::int64_t held = 0, peak = 0;
+    for (const Instruction& i : list) {
+      for (const Value& v : writes(schedule, i)) held += v.kind == ValueKind::saved;
+      peak = std::max(peak, held);
+      for (const Value& v : releases(i)) held -= v.kind == ValueKind::saved;
+    }
+    peaks.push_back(static_cast<double>(peak) * schedule.stage_fraction());
+  }
+  return peaks;
+}
+
+std::vector<int> weight_versions(const Schedule& schedule) {
+  std::vector<int> most;
+  for (const auto& list : schedule.ranks) {
+    std::map<std::pair<int, int>, std::size_t> last_read;  // of (stage, version)
+    for (std::size_t k = 0; k < list.size(); ++k)
+      for (const Value& v : reads(schedule, list[k]))
+        if (v.kind == ValueKind::weights) last_read[{v.stage, v.version}] = k;
+    std::map<int, std::set<int>> alive;
+    int peak = list.empty() ? 0 : 1;
+    for (std::size_t k = 0; k < list.size(); ++k) {
+      std::set<int>& versions = alive[list[k].stage];
+      if (versions.empty()) versions.insert(0);
+      for (const Value& v : writes(schedule, list[k]))
+        if (v.kind == ValueKind::weights) versions.insert(v.version);
+      // A version that nobody reads any more is gone, but for the newest.
+      const int newest = *versions.rbegin();
+      std::erase_if(versions, [&](int version) {
+        const auto found = last_read.find({list[k].stage, version});
+        return version != newest &&
+               (found == last_read.end() || found->second < k + (list[k].op != Op::step));
+      });
+      peak = std::max(peak, static_cast<int>(versions.size()));
+    }
+    most.push_back(peak);
+  }
+  return most;
+}
+
+int parameter_copies(const Schedule& schedule) {
+  std::vector<std::set<int>> holders(static_cast<std::size_t>(schedule.num_stages));
+  for (int r = 0; r < schedule.num_ranks(); ++r)
+    for (const Instruction& i : schedule.ranks[static_cast<std::size_t>(r)])
+      holders[static_cast<std::size_t>(i.stage)].insert(r);
+  std::size_t most = 1;
+  for (const auto& ranks : holders) most = std::max(most, ranks.size());
+  return static_cast<int>(most);
+}
+
+Simulation simulate(const Schedule& schedule, const SimulationCosts& costs) {
+  Simulation result = Simulator(schedule, costs).run();
+  result.peak_activations = peak_activations(schedule);
+  result.weight_versions = weight_versions(schedule);
+  result.parameter_copies = parameter_copies(schedule);
+  return result;
+}
+
+}  // namespace echelon

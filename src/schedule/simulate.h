@@ -1,0 +1,45 @@
+// Runs a schedule on paper: every rank in its own order, each instruction as soon as what it reads is there.
+#pragma once
+
+#include <vector>
+
+#include "schedule/schedule.h"
+#include "schedule/timeline.h"
+
+namespace echelon {
+
+// Seconds, or any one unit.
+struct StageTimes {
+  double forward = 1, backward_input = 1, backward_weight = 1;
+};
+
+struct SimulationCosts {
+  // Of each stage. One entry stands for all stages.
+  std::vector<StageTimes> stages{StageTimes{}};
+  // Time that a message between two ranks takes. Messages of one directed pair of ranks follow one another.
+  double message = 0;
+  // Time of an overlapped pair over the sum of its two parts.
+  double overlap_factor = 1;
+
+  const StageTimes& of(int stage) const {
+    return stages.size() == 1 ? stages[0] : stages[static_cast<std::size_t>(stage)];
+  }
+};
+
+struct Simulation {
+  Timeline timeline;
+  std::vector<double> peak_activations;  // of each rank, in activations of one full stage
+  std::vector<int> weight_versions;      // of each rank: most versions of one stage's weights alive at once
+  int parameter_copies = 1;              // ranks that hold one stage, at most
+  std::int64_t messages = 0;             // between ranks
+};
+
+// What the order alone says, whatever the times.
+std::vector<double> peak_activations(const Schedule& schedule);
+std::vector<int> weight_versions(const Schedule& schedule);
+int parameter_copies(const Schedule& schedule);
+
+// Throws RequestError naming rank, instruction and missing value when the schedule cannot finish.
+Simulation simulate(const Schedule& schedule, const SimulationCosts& costs);
+
+}  // namespace echelon

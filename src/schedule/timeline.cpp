@@ -1,0 +1,39 @@
+#include "schedule/timeline.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace echelon {
+
+double Timeline::makespan() const {
+  double first = std::numeric_limits<double>::infinity(), last = 0;
+  for (const auto& spans : ranks)
+    for (const Span& span : spans) {
+      first = std::min(first, span.begin);
+      last = std::max(last, span.end);
+    }
+  return last > first ? last - first : 0;
+}
+
+double Timeline::busy(int rank) const {
+  double sum = 0;
+  for (const Span& span : ranks[static_cast<std::size_t>(rank)])
+    if (is_compute(span.instruction.op)) sum += span.end - span.begin;
+  return sum;
+}
+
+double Timeline::local_bubble() const {
+  double largest = 0;
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    double first = std::numeric_limits<double>::infinity(), last = 0;
+    for (const Span& span : ranks[r])
+      if (is_compute(span.instruction.op)) {
+        first = std::min(first, span.begin);
+        last = std::max(last, span.end);
+      }
+    if (last > first) largest = std::max(largest, last - first - busy(static_cast<int>(r)));
+  }
+  return largest;
+}
+
+}  // namespace echelon

@@ -1,0 +1,25 @@
+// When what ran: predicted by simulate(), measured by a run, one type for both.
+#pragma once
+
+#include <vector>
+
+#include "schedule/schedule.h"
+
+namespace echelon {
+
+struct Span {
+  Instruction instruction;
+  double begin = 0, end = 0;  // in the unit of the times given, or in seconds when measured
+};
+
+struct Timeline {
+  std::vector<std::vector<Span>> ranks;  // in the order in which each rank ran them
+
+  double makespan() const;      // first begin to last end over all ranks
+  double busy(int rank) const;  // time in F, B, W, BW
+  // Idle time between a rank's first and last computation: the largest over ranks. What zero-bubble schedules
+  // bring to 0.
+  double local_bubble() const;
+};
+
+}  // namespace echelon
