@@ -275,7 +275,7 @@ TEST(Optimizer, AGradientThatIsNotFiniteIsNamedAndNothingIsUpdated) {
     const std::string name = "model.layers.1.mlp.up_proj.weight";
     trainer.parameters().find(name).gradient.data<double>()[5] = std::numeric_limits<double>::infinity();
     expect_contains(message_of<RunError>([&] { trainer.apply_gradients(0); }),
-                    {"step 0", name, "not finite"});
+                    {"step 1", name, "not finite"});
     EXPECT_EQ(gather(rank, trainer, ParameterTensor::value), before);
   });
 }

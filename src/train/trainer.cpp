@@ -79,18 +79,26 @@ double Trainer::compute_gradients(std::int64_t step, const SampleSource& samples
   return sum_over_dp({loss_sum})[0] / num_targets;
 }
 
+// All ranks agree on the first tensor, so that whichever is heard names the same one.
+void Trainer::refuse_step(std::int64_t step, double learning_rate) const {
+  const auto& all = parameters_.all();
+  std::size_t first = 0;
+  while (first < all.size() && rank_.kernels().all_finite(all[first].gradient)) ++first;
+  const Tensor left(rank_.arena(), MemoryCategory::other, DType::f64, {1});
+  *left.data<double>() = static_cast<double>(all.size() - first);
+  for (Axis axis : {Axis::tp, Axis::dp}) rank_.along(axis).all_reduce(left, ReduceOp::max).wait();
+  const std::size_t named = all.size() - static_cast<std::size_t>(*left.data<double>());
+  fail("step {}: {} (learning rate {}); nothing was updated", step + 1,
+       named < all.size() ? "the gradient of " + all[named].spec.name + " is not finite"
+                          : std::string("the gradient norm overflows"),
+       learning_rate);
+}
+
 Trainer::Applied Trainer::apply_gradients(std::int64_t step) {
   Applied applied;
   applied.gradient_norm = global_gradient_norm(rank_, parameters_);
   applied.learning_rate = learning_rate(optimizer_, step);
-  if (!std::isfinite(applied.gradient_norm)) {
-    for (const Parameter& p : parameters_.all())
-      if (!rank_.kernels().all_finite(p.gradient))
-        fail("step {}: the gradient of {} is not finite (learning rate {}); nothing was updated", step,
-             p.spec.name, applied.learning_rate);
-    fail("step {}: the gradient norm overflows (learning rate {}); nothing was updated", step,
-         applied.learning_rate);
-  }
+  if (!std::isfinite(applied.gradient_norm)) refuse_step(step, applied.learning_rate);
   adamw_step(rank_, parameters_, optimizer_, step, clip_factor(applied.gradient_norm, optimizer_.clip));
   return applied;
 }

@@ -42,6 +42,7 @@ class Trainer {
  private:
   Microbatch load(std::int64_t step, Range samples, const SampleSource& source);
   void finish_group(int group, DataParallel& data_parallel);
+  [[noreturn]] void refuse_step(std::int64_t step, double learning_rate) const;
   std::vector<double> sum_over_dp(const std::vector<double>& values) const;
 
   const Rank& rank_;
