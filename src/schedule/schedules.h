@@ -12,7 +12,8 @@ namespace echelon {
 Schedule naive(int ranks, int microbatches);
 Schedule gpipe(int ranks, int microbatches);
 Schedule one_f_one_b(int ranks, int microbatches);
-// `group`: microbatches that go through one chunk before the next chunk's turn; 0: the best one for this M.
+// `group`: microbatches that go through one chunk before the next chunk's turn, the last group smaller; 0:
+// equal groups of at least P, which keep the bubble of M mod P = 0 at every M >= P.
 Schedule interleaved(int ranks, int microbatches, int chunks, int group = 0);
 Schedule pipedream(int ranks, int microbatches);
 // `step_microbatches`: microbatches of one optimizer step; `microbatches` is a multiple of it.
@@ -20,5 +21,17 @@ Schedule two_bw(int ranks, int microbatches, int step_microbatches);
 Schedule zb_h1(int ranks, int microbatches);
 Schedule zb_h2(int ranks, int microbatches);
 Schedule zb_v(int ranks, int microbatches);
+Schedule v_half(int ranks, int microbatches);
+Schedule v_min(int ranks, int microbatches);
+Schedule dualpipe(int ranks, int microbatches);
+Schedule dualpipe_v(int ranks, int microbatches);
+
+// Those of --schedule.
+const std::vector<std::string>& schedule_names();
+// Throws RequestError naming the flag and the least legal value. `chunks`: 0 for the schedule's own number.
+// `steps`: those that a schedule without a flush runs through, `microbatches` each.
+Schedule make_schedule(const std::string& name, int ranks, int microbatches, int chunks = 0, int steps = 1);
+// Whether all microbatches of a step see the same weights: no step between them.
+bool is_synchronous(const Schedule& schedule);
 
 }  // namespace echelon

@@ -188,27 +188,32 @@ std::vector<double> peak_activations(const Schedule& schedule) {
 std::vector<int> weight_versions(const Schedule& schedule) {
   std::vector<int> most;
   for (const auto& list : schedule.ranks) {
+    most.push_back(list.empty() ? 0 : 1);
+    const auto is_step = [](const Instruction& i) { return i.op == Op::step; };
+    if (std::none_of(list.begin(), list.end(), is_step)) continue;
     std::map<std::pair<int, int>, std::size_t> last_read;  // of (stage, version)
     for (std::size_t k = 0; k < list.size(); ++k)
       for (const Value& v : reads(schedule, list[k]))
         if (v.kind == ValueKind::weights) last_read[{v.stage, v.version}] = k;
-    std::map<int, std::set<int>> alive;
-    int peak = list.empty() ? 0 : 1;
+    struct Versions {
+      int newest = 0, alive = 1;
+    };
+    std::map<int, Versions> of_stage;
     for (std::size_t k = 0; k < list.size(); ++k) {
-      std::set<int>& versions = alive[list[k].stage];
-      if (versions.empty()) versions.insert(0);
+      // A version that nobody reads any more is gone, but for the newest; a step works in place where it can.
+      Versions& versions = of_stage[list[k].stage];
       for (const Value& v : writes(schedule, list[k]))
-        if (v.kind == ValueKind::weights) versions.insert(v.version);
-      // A version that nobody reads any more is gone, but for the newest.
-      const int newest = *versions.rbegin();
-      std::erase_if(versions, [&](int version) {
-        const auto found = last_read.find({list[k].stage, version});
-        return version != newest &&
-               (found == last_read.end() || found->second < k + (list[k].op != Op::step));
-      });
-      peak = std::max(peak, static_cast<int>(versions.size()));
+        if (v.kind == ValueKind::weights) {
+          const auto read = last_read.find({v.stage, versions.newest});
+          if (read != last_read.end() && read->second > k) ++versions.alive;
+          versions.newest = v.version;
+        }
+      for (const Value& v : reads(schedule, list[k]))
+        if (v.kind == ValueKind::weights && list[k].op != Op::step && v.version != versions.newest &&
+            last_read.at({v.stage, v.version}) == k)
+          --versions.alive;
+      most.back() = std::max(most.back(), versions.alive);
     }
-    most.push_back(peak);
   }
   return most;
 }

@@ -16,9 +16,12 @@ double Timeline::makespan() const {
 }
 
 double Timeline::busy(int rank) const {
-  double sum = 0;
-  for (const Span& span : ranks[static_cast<std::size_t>(rank)])
-    if (is_compute(span.instruction.op)) sum += span.end - span.begin;
+  double sum = 0, until = -std::numeric_limits<double>::infinity();
+  for (const Span& span : ranks[static_cast<std::size_t>(rank)]) {
+    if (!is_compute(span.instruction.op)) continue;
+    sum += std::max(0.0, span.end - std::max(span.begin, until));  // an overlapped pair counts once
+    until = std::max(until, span.end);
+  }
   return sum;
 }
 

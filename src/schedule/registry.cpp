@@ -1,0 +1,55 @@
+// From a name of the command line to a schedule.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "schedule/schedules.h"
+
+namespace echelon {
+
+const std::vector<std::string>& schedule_names() {
+  static const std::vector<std::string> names{"naive", "gpipe",    "1f1b",     "interleaved", "pipedream",
+                                              "2bw",   "zb-h1",    "zb-h2",    "zb-v",        "v-half",
+                                              "v-min", "dualpipe", "dualpipev"};
+  return names;
+}
+
+Schedule make_schedule(const std::string& name, int ranks, int microbatches, int chunks, int steps) {
+  const auto& names = schedule_names();
+  if (std::find(names.begin(), names.end(), name) == names.end())
+    refuse("--schedule {}: unknown; legal: {}", name, fmt::join(names, ", "));
+  if (ranks < 1) refuse("--pp {}: {} needs at least 1", ranks, name);
+  if (microbatches < 1) refuse("--microbatches {}: {} needs at least 1", microbatches, name);
+  if (chunks < 0) refuse("--chunks {}: {} needs at least 1", chunks, name);
+  const bool folded = name == "zb-v" || name == "v-half" || name == "v-min" || name == "dualpipev";
+  if (name != "interleaved" && chunks > (folded ? 2 : 1))
+    refuse("--chunks {}: {} has {} a rank; only interleaved takes another number", chunks, name,
+           folded ? 2 : 1);
+
+  check(steps >= 1, "a schedule of no steps");
+  if (name == "pipedream") return pipedream(ranks, microbatches * steps);
+  if (name == "2bw") return two_bw(ranks, microbatches * steps, microbatches);
+  check(steps == 1, "a schedule that flushes is made for one step");
+  if (name == "interleaved") return interleaved(ranks, microbatches, chunks == 0 ? 2 : chunks);
+  if (name == "naive") return naive(ranks, microbatches);
+  if (name == "gpipe") return gpipe(ranks, microbatches);
+  if (name == "1f1b") return one_f_one_b(ranks, microbatches);
+  if (name == "zb-h1") return zb_h1(ranks, microbatches);
+  if (name == "zb-h2") return zb_h2(ranks, microbatches);
+  if (name == "zb-v") return zb_v(ranks, microbatches);
+  if (name == "v-half") return v_half(ranks, microbatches);
+  if (name == "v-min") return v_min(ranks, microbatches);
+  if (name == "dualpipe") return dualpipe(ranks, microbatches);
+  check(name == "dualpipev", "a schedule's name without its maker");
+  return dualpipe_v(ranks, microbatches);
+}
+
+bool is_synchronous(const Schedule& schedule) {
+  for (const auto& list : schedule.ranks)
+    for (const Instruction& i : list)
+      if (i.op == Op::step) return false;
+  return true;
+}
+
+}  // namespace echelon
