@@ -1,0 +1,210 @@
+// The law of messages, run on paper: see lower.h.
+#include <algorithm>
+#include <map>
+
+#include "base/error.h"
+#include "schedule/lower.h"
+
+namespace echelon {
+namespace {
+
+using std::size_t;
+
+class Proof {
+ public:
+  explicit Proof(const Schedule& program)
+      : program_(program),
+        num_ranks_(program.ranks.size()),
+        next_(num_ranks_),
+        is_waiting_(num_ranks_),
+        channels_(num_ranks_ * num_ranks_),
+        newest_(num_ranks_) {
+    cells_ = static_cast<size_t>(program.num_stages) * static_cast<size_t>(program.num_microbatches);
+    holdings_.resize(2 * cells_);
+    saved_.resize(cells_);
+  }
+
+  void run() {
+    for (size_t r = 0; r < num_ranks_; ++r) ready_.push_back(num_ranks_ - 1 - r);
+    while (!ready_.empty()) {
+      const size_t r = ready_.back();
+      ready_.pop_back();
+      while (advance(r)) {
+      }
+    }
+    for (size_t r = 0; r < num_ranks_; ++r)
+      if (next_[r] < program_.ranks[r].size()) refuse_stuck(r);
+    check_all_used();
+  }
+
+ private:
+  // Where a travelling value is: on the rank that made it and on the one that received it.
+  struct Holding {
+    int maker = -1, receiver = -1;
+    bool is_used = false;  // by the receiver
+  };
+  // What F keeps, and then what B keeps.
+  struct Saved {
+    int rank = -1;
+    bool has_weight_input = false;
+  };
+  struct Channel {
+    std::vector<size_t> sent;  // values, as indices into holdings_
+    size_t received = 0;
+  };
+
+  size_t cell(int stage, int microbatch) const {
+    return static_cast<size_t>(stage) * static_cast<size_t>(program_.num_microbatches) +
+           static_cast<size_t>(microbatch);
+  }
+  size_t index(const Value& v) const {
+    return cell(v.stage, v.microbatch) + (v.kind == ValueKind::gradient ? cells_ : 0);
+  }
+  Value value(size_t at) const {
+    const size_t microbatches = static_cast<size_t>(program_.num_microbatches);
+    return {at < cells_ ? ValueKind::activation : ValueKind::gradient,
+            static_cast<int>(at % cells_ / microbatches), static_cast<int>(at % microbatches), 0};
+  }
+  static Value carried(const Instruction& i) { return {i.carries, i.stage, i.microbatch, 0}; }
+
+  // "rank 2, instruction 7 (1B3)", counted without messages.
+  std::string name(size_t r, size_t k) const {
+    const auto& list = program_.ranks[r];
+    size_t number = 0;
+    for (size_t j = 0; j < k; ++j) number += is_compute(list[j].op) || list[j].op == Op::step;
+    while (k < list.size() && list[k].op == Op::recv) ++k;
+    if (k == list.size()) return fmt::format("rank {}, at its end", r);
+    if (list[k].op == Op::send)
+      return fmt::format("rank {}, after instruction {} ({})", r, number, to_string(list[k]));
+    return fmt::format("rank {}, instruction {} ({})", r, number, to_string(list[k]));
+  }
+
+  bool has(size_t r, const Value& v) {
+    const int rank = static_cast<int>(r);
+    switch (v.kind) {
+      case ValueKind::activation:
+      case ValueKind::gradient: {
+        Holding& h = holdings_[index(v)];
+        if (h.receiver == rank) h.is_used = true;
+        return h.receiver == rank || h.maker == rank;
+      }
+      case ValueKind::saved:
+        return saved_[cell(v.stage, v.microbatch)].rank == rank;
+      case ValueKind::weight_input: {
+        const Saved& s = saved_[cell(v.stage, v.microbatch)];
+        return s.rank == rank && s.has_weight_input;
+      }
+      case ValueKind::weights:
+        return v.version == 0 || v.version <= newest_[r][v.stage];
+    }
+    return false;
+  }
+
+  void make(size_t r, const Value& v) {
+    const int rank = static_cast<int>(r);
+    if (v.kind == ValueKind::saved) saved_[cell(v.stage, v.microbatch)] = {rank, false};
+    if (v.kind == ValueKind::weight_input) saved_[cell(v.stage, v.microbatch)].has_weight_input = true;
+    if (v.kind == ValueKind::weights) newest_[r][v.stage] = v.version;
+    if (v.kind == ValueKind::activation || v.kind == ValueKind::gradient) holdings_[index(v)].maker = rank;
+  }
+
+  Channel& channel(size_t from, size_t to) { return channels_[from * num_ranks_ + to]; }
+
+  // Runs the rank's next instruction, or group; false when it waits or has ended.
+  bool advance(size_t r) {
+    const auto& list = program_.ranks[r];
+    const size_t first = next_[r];
+    if (first == list.size()) return false;
+    size_t end = first + 1;
+    while (end < list.size() && list[end - 1].overlaps_next) ++end;
+    if (list[first].op == Op::recv) {
+      if (!receive(r, list[first])) return false;
+    } else {
+      for (size_t k = first; k < end; ++k)
+        for (const Value& v : reads(program_, list[k]))
+          if (!has(r, v))
+            refuse("schedule {}: {} never gets {}: nothing before it makes or receives that", program_.name,
+                   name(r, k), to_string(v));
+      for (size_t k = first; k < end; ++k) {
+        if (list[k].op == Op::send) send(r, list[k]);
+        for (const Value& v : writes(program_, list[k])) make(r, v);
+      }
+    }
+    next_[r] = end;
+    return true;
+  }
+
+  void check_peer(size_t r, const Instruction& i) const {
+    if (i.peer < 0 || static_cast<size_t>(i.peer) >= num_ranks_ || static_cast<size_t>(i.peer) == r)
+      refuse("schedule {}: rank {}: {}: there is no such other rank", program_.name, r, to_string(i));
+  }
+
+  void send(size_t r, const Instruction& i) {
+    check_peer(r, i);
+    const size_t to = static_cast<size_t>(i.peer);
+    channel(r, to).sent.push_back(index(carried(i)));
+    if (is_waiting_[to]) ready_.push_back(to);
+    is_waiting_[to] = false;
+  }
+
+  bool receive(size_t r, const Instruction& i) {
+    check_peer(r, i);
+    Channel& from = channel(static_cast<size_t>(i.peer), r);
+    if (from.received == from.sent.size()) {
+      is_waiting_[r] = true;
+      return false;
+    }
+    const size_t sent = from.sent[from.received++];
+    if (sent != index(carried(i)))
+      refuse("schedule {}: {} waits for {} from rank {}, but the next message of that channel is {}",
+             program_.name, name(r, next_[r]), to_string(carried(i)), i.peer, to_string(value(sent)));
+    holdings_[sent].receiver = static_cast<int>(r);
+    return true;
+  }
+
+  // From one waiting rank to the one that it waits for, until the circle closes.
+  [[noreturn]] void refuse_stuck(size_t r) const {
+    std::string chain;
+    std::vector<bool> seen(num_ranks_);
+    while (next_[r] < program_.ranks[r].size() && !seen[r]) {
+      seen[r] = true;
+      const Instruction& i = program_.ranks[r][next_[r]];
+      chain += fmt::format("{}{} waits for {} from rank {}", chain.empty() ? "" : "; ", name(r, next_[r]),
+                           to_string(carried(i)), i.peer);
+      r = static_cast<size_t>(i.peer);
+    }
+    refuse("schedule {} never finishes: {}; {}", program_.name, chain,
+           seen[r] ? fmt::format("so rank {} waits for itself", r)
+                   : fmt::format("and rank {} ends without sending it", r));
+  }
+
+  void check_all_used() const {
+    for (size_t from = 0; from < num_ranks_; ++from)
+      for (size_t to = 0; to < num_ranks_; ++to) {
+        const Channel& c = channels_[from * num_ranks_ + to];
+        if (c.received < c.sent.size())
+          refuse("schedule {}: rank {} sends {} to rank {}, which never receives it", program_.name, from,
+                 to_string(value(c.sent[c.received])), to);
+      }
+    for (size_t at = 0; at < holdings_.size(); ++at)
+      if (holdings_[at].receiver >= 0 && !holdings_[at].is_used)
+        refuse("schedule {}: rank {} receives {} and never uses it", program_.name, holdings_[at].receiver,
+               to_string(value(at)));
+  }
+
+  const Schedule& program_;
+  size_t num_ranks_, cells_ = 0;
+  std::vector<size_t> next_;       // instruction of each rank
+  std::vector<char> is_waiting_;   // for a message
+  std::vector<size_t> ready_;      // ranks to look at
+  std::vector<Channel> channels_;  // from * ranks + to
+  std::vector<Holding> holdings_;  // activations, then gradients
+  std::vector<Saved> saved_;
+  std::vector<std::map<int, int>> newest_;  // weights of each rank, by stage
+};
+
+}  // namespace
+
+void prove_finishes(const Schedule& lowered) { Proof(lowered).run(); }
+
+}  // namespace echelon
