@@ -123,7 +123,7 @@ int bench_train(BenchTrainFlags& f) {
     const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels);
     Trainer trainer(rank, plan, optimizer, 1);
     const auto meet = [&] {
-      for (Axis axis : {Axis::tp, Axis::dp}) rank.along(axis).barrier().wait();
+      for (Axis axis : all_axes) rank.along(axis).barrier().wait();
     };
     for (std::int64_t step = 0; step <= f.steps; ++step) {
       meet();

@@ -1,11 +1,15 @@
 #include "apps/flags.h"
 
+#include <fmt/format.h>
+
 #include <charconv>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 
 #include "base/error.h"
+#include "schedule/pipeline_layout.h"
+#include "schedule/schedules.h"
 
 namespace echelon {
 
@@ -41,6 +45,14 @@ void PlanFlags::add_to(CLI::App& app, const Plan& defaults) {
       ->default_str(defaults.model.name);
   add_number(app, "--dp", dp_, "Data-parallel ranks");
   add_number(app, "--tp", tp_, "Tensor-parallel ranks");
+  add_number(app, "--pp", pp_, "Pipeline-parallel ranks");
+  app.add_option("--schedule", schedule_,
+                 "Of the pipeline: " + fmt::format("{}", fmt::join(schedule_names(), " ")))
+      ->type_name("NAME")
+      ->default_str(defaults.schedule);
+  add_number(app, "--chunks", chunks_, "Model chunks of a pipeline rank, for interleaved");
+  app.add_option("--layers-per-stage", layers_per_stage_, "Uneven split of the layers: one number a stage")
+      ->type_name("N,N,...");
   app.add_option("--sp", sp_, "Sequence parallelism (default: on where tp > 1)")->type_name("on|off");
   add_number(app, "--global-batch", global_batch_, "Sequences of one step, over all ranks");
   add_number(app, "--micro-batch", micro_batch_, "Sequences computed at once by one rank");
@@ -49,15 +61,13 @@ void PlanFlags::add_to(CLI::App& app, const Plan& defaults) {
       ->type_name("f32|f64")
       ->default_str(dtype_name(defaults.dtype));
   const auto hidden = [](CLI::Option* option) { option->group(""); };
-  hidden(add_number(app, "--pp", pp_, ""));
   hidden(add_number(app, "--cp", cp_, ""));
   hidden(add_number(app, "--ep", ep_, ""));
-  later_ = {{"--zero", "0", ""},         {"--hsdp", "1", ""},           {"--chunks", "1", ""},
-            {"--recompute", "none", ""}, {"--compress", "none", ""},    {"--comm", "threads", ""},
-            {"--device", "cpu", ""},     {"--schedule", nullptr, ""},   {"--layers-per-stage", nullptr, ""},
-            {"--cp-kind", nullptr, ""},  {"--cp-balance", nullptr, ""}, {"--trace", nullptr, ""},
+  later_ = {{"--zero", "0", ""},        {"--hsdp", "1", ""},           {"--recompute", "none", ""},
+            {"--compress", "none", ""}, {"--comm", "threads", ""},     {"--device", "cpu", ""},
+            {"--cp-kind", nullptr, ""}, {"--cp-balance", nullptr, ""}, {"--trace", nullptr, ""},
             {"--timeline", nullptr, ""}};
-  std::string names = "--pp --cp --ep";
+  std::string names = "--cp --ep";
   for (Later& flag : later_) {
     hidden(app.add_option(flag.name, flag.value));
     names += fmt::format(" {}", flag.name);
@@ -73,6 +83,14 @@ static std::string read_file(const std::string& flag, const std::string& path) {
   return text.str();
 }
 
+static std::vector<std::int64_t> parse_list(const std::string& flag, const std::string& text) {
+  std::vector<std::int64_t> numbers;
+  std::istringstream in(text + ",");
+  for (std::string number; std::getline(in, number, ',');)
+    numbers.push_back(parse_number<std::int64_t>(flag, number));
+  return numbers;
+}
+
 Plan PlanFlags::plan() const {
   const auto is_given = [&](const char* name) { return app_->get_option(name)->count() > 0; };
   Plan plan = defaults_;
@@ -85,7 +103,11 @@ Plan PlanFlags::plan() const {
   }
   if (is_given("--dp")) plan.mesh.set(Axis::dp, dp_);
   if (is_given("--tp")) plan.mesh.set(Axis::tp, tp_);
-  if (pp_) plan.mesh.set(Axis::pp, *pp_);
+  if (is_given("--pp")) plan.mesh.set(Axis::pp, pp_);
+  if (is_given("--schedule")) plan.schedule = schedule_;
+  if (is_given("--chunks")) plan.chunks = chunks_;
+  if (is_given("--layers-per-stage"))
+    plan.layers_per_stage = parse_list("--layers-per-stage", layers_per_stage_);
   if (cp_) plan.mesh.set(Axis::cp, *cp_);
   if (ep_) plan.mesh.ep = *ep_;
   if (is_given("--sp")) {
@@ -102,6 +124,7 @@ Plan PlanFlags::plan() const {
     refuse("{} {}: not built yet; legal: {}", flag.name, flag.value, flag.legal);
   }
   validate(plan);
+  const PipelineLayout checked(plan);
   return plan;
 }
 

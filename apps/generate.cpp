@@ -47,7 +47,7 @@ int run_generate(GenerateFlags& f) {
     Arena arena;
     const auto kernels = make_kernels(arena, plan.dtype, run.threads_per_rank);
     const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels);
-    const ParameterStore parameters(rank, layer_groups(plan.model), info.seed);
+    const ParameterStore parameters(rank, plan, PipelineLayout(plan), info.seed);
     load_checkpoint(rank, parameters, info, true);
     if (text_mode) fmt::print(out, "{}", f.prompt);
     text = generate(rank, plan, parameters, prompt, f.options, [&](std::int32_t token) {

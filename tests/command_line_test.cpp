@@ -140,8 +140,8 @@ class CommandLine : public testing::Test {
 };
 
 TEST_F(CommandLine, WrongWordsAreRefusedByName) {
-  refused({}, {"verb", "train, verify, generate, bench"});
-  refused({"frob"}, {"frob", "train, verify, generate, bench"});
+  refused({}, {"verb", "train, verify, simulate, generate, bench"});
+  refused({"frob"}, {"frob", "train, verify, simulate, generate, bench"});
   refused({"bench"}, {"bench", "train, comm"});
   refused({"bench", "x"}, {"x", "train, comm"});
   refused({"train"}, {"--data"});
@@ -176,7 +176,11 @@ TEST_F(CommandLine, WrongValuesAreRefusedWithTheLegalOnes) {
   refused(training({"--dp", "3"}), {"--dp 3", "--global-batch"});
   refused(training({"--dp", "0"}), {"--dp 0"});
   refused(training({"--dp", "2000000000", "--tp", "6"}), {"--dp 2000000000"});
-  refused(training({"--pp", "2"}), {"--pp 2", "not built"});
+  refused(training({"--pp", "3"}), {"--pp 3", "1f1b", "2 layers"});
+  refused(training({"--pp", "2", "--schedule", "dualpipe"}),
+          {"--global-batch 2", "dualpipe needs at least 2P = 4"});
+  refused(training({"--pp", "2", "--schedule", "pipedream"}), {"--schedule pipedream", "flush"});
+  refused(training({"--pp", "2", "--layers-per-stage", "1,2"}), {"--layers-per-stage", "3", "2 layers"});
   refused(training({"--zero", "1"}), {"--zero 1", "legal: 0"});
   const Words data{"train", "--data", "text.txt"};
   const auto with = [&](const Words& more) { return joined(data, more); };

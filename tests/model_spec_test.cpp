@@ -180,13 +180,13 @@ TEST(ModelSpec, LlamaNamesShapesAndCuts) {
 TEST(ModelSpec, ResidualOutputsStartSmaller) {
   for (const char* name : {"gpt2-tiny", "llama-tiny"}) {
     const ModelSpec m = load_model(name);
-    const double small = 0.02 / std::sqrt(2.0 * static_cast<double>(m.num_layers));
+    const double small = m.init_std / std::sqrt(2.0 * static_cast<double>(m.num_layers));
     for (const ParamSpec& p : block_parameters(m, 1)) {
       if (p.init != Init::normal) continue;
       const bool residual = p.name.find("c_proj") != std::string::npos ||
                             p.name.find("o_proj") != std::string::npos ||
                             p.name.find("down_proj") != std::string::npos;
-      EXPECT_DOUBLE_EQ(p.init_std, residual ? small : 0.02) << p.name;
+      EXPECT_DOUBLE_EQ(p.init_std, residual ? small : m.init_std) << p.name;
     }
   }
 }

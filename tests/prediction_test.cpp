@@ -6,6 +6,7 @@
 #include "mesh_runs.h"
 #include "plan/memory.h"
 #include "plan/traffic.h"
+#include "schedule/schedules.h"
 
 namespace echelon {
 namespace {
@@ -59,11 +60,12 @@ void expect_predicted(const Plan& plan) {
   const std::vector<Measured> measured = measure(plan);
   for (int rank = 0; rank < plan.mesh.num_ranks(); ++rank) {
     const int dp = plan.mesh.coordinate(rank, Axis::dp), tp = plan.mesh.coordinate(rank, Axis::tp);
+    const int pp = plan.mesh.coordinate(rank, Axis::pp);
     SCOPED_TRACE(fmt::format("{}, batch {} of {}, rank {}", describe(plan), plan.micro_batch,
                              plan.global_batch, rank));
     const Measured& m = measured[static_cast<std::size_t>(rank)];
-    expect_same(predict_traffic(plan, dp, tp), m.traffic);
-    const Memory predicted = predict_memory(plan, dp, tp);
+    expect_same(predict_traffic(plan, dp, tp, pp), m.traffic);
+    const Memory predicted = predict_memory(plan, dp, tp, pp);
     for (MemoryCategory c : {MemoryCategory::parameters, MemoryCategory::gradients, MemoryCategory::optimizer,
                              MemoryCategory::activations})
       EXPECT_EQ(predicted[c], m.peak[c]) << memory_category_name(c);
@@ -78,6 +80,25 @@ TEST(Prediction, IsExactForGpt2OnEveryMesh) {
 
 TEST(Prediction, IsExactForLlamaOnEveryMesh) {
   for_each_mesh([](int dp, int tp, bool sp) { expect_predicted(odd_plan(odd_llama(), dp, tp, sp)); });
+}
+
+// Every schedule that flushes, both ends of a tied embedding on two ranks, uneven layers and ragged
+// microbatches.
+TEST(Prediction, IsExactForEverySchedule) {
+  for (const std::string& schedule : schedule_names()) {
+    if (schedule == "pipedream" || schedule == "2bw") continue;
+    for (auto [dp, tp, sp] : {std::tuple{1, 1, false}, {1, 2, false}, {2, 2, true}})
+      for (ModelSpec model : {odd_gpt2(true, 4), odd_llama(false, 2, 5)}) {
+        Plan plan = odd_plan(model, dp, tp, sp);
+        plan.mesh.set(Axis::pp, 2);
+        plan.schedule = schedule;
+        plan.global_batch = 11 * dp;
+        plan.micro_batch = 2;
+        if (schedule.starts_with("dualpipe")) plan.global_batch = 12 * dp;
+        SCOPED_TRACE(schedule);
+        expect_predicted(plan);
+      }
+  }
 }
 
 // Sizes that move the peak from one place of the step to another: a wide MLP, a large vocabulary, one layer,
@@ -180,7 +201,8 @@ TEST(Textbook, DataParallelTrafficOfAStep) {
         Plan plan = odd_plan(model, d, 1, false);
         plan.micro_batch = micro_batch;
         const Traffic sent = group_traffic(plan);
-        EXPECT_EQ(sent.at(Axis::dp, Verb::all_reduce).bytes, 2 * (d - 1) * (num_parameters(model) + 2) * 8);  // and two numbers: targets and loss
+        EXPECT_EQ(sent.at(Axis::dp, Verb::all_reduce).bytes,
+                  2 * (d - 1) * (num_parameters(model) + 2) * 8);  // and two numbers: targets and loss
         EXPECT_EQ(sent.bytes(Axis::dp), sent.at(Axis::dp, Verb::all_reduce).bytes);
         EXPECT_EQ(sent.bytes(Axis::tp), 0);
       }

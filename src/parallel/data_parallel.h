@@ -18,10 +18,10 @@ class DataParallel {
   // `gradients`: the flat buffer of this rank; `buckets`: see gradient_buckets().
   DataParallel(const Rank& rank, Tensor gradients, std::vector<Range> buckets);
 
-  // Everything in [begin, end of the buckets before it) has its final local value: sends the buckets that are
-  // complete. Calls come with descending `begin`.
-  void ready_from(std::int64_t begin);
-  // Sends what is left and waits for everything.
+  // The range has its final local value. Buckets are sent in their order, each as soon as it and all before
+  // it are complete.
+  void ready(Range range);
+  // Everything has its final local value: sends what is left and waits.
   void finish();
 
  private:
@@ -30,6 +30,7 @@ class DataParallel {
   const Rank* rank_;
   Tensor gradients_;
   std::vector<Range> buckets_;
+  std::vector<std::int64_t> missing_;  // elements of each bucket that are not ready
   std::size_t next_ = 0;
   std::vector<Pending> under_way_;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "schedule/pipeline_layout.h"
 #include "spec/flat_layout.h"
 
 namespace echelon {
@@ -18,21 +19,17 @@ class Account {
   std::int64_t live_ = 0, peak_ = 0;
 };
 
-// Sizes in bytes of what one rank allocates: tokens and targets of all its samples, and what the layers need for a microbatch
-// of `sequences`.
+// Sizes in bytes of what one rank allocates for a microbatch of `sequences`.
 struct Sizes {
-  Sizes(const Plan& plan, std::int64_t samples, std::int64_t sequences, int tp_rank) {
+  Sizes(const Plan& plan, std::int64_t sequences, int tp_rank) {
     const ModelSpec& m = plan.model;
     const int tp = plan.mesh.size(Axis::tp);
     const std::int64_t e = element_bytes(plan.dtype), rows = sequences * plan.seq_len;
-    sequence_parallel = plan.shards_sequence();
-    learned_positions = swiglu = false;
-    (m.family == Family::gpt2 ? learned_positions : swiglu) = true;
-    const std::int64_t here = sequence_parallel ? split_range(rows, tp, tp_rank).size() : rows;
+    const bool swiglu = m.family == Family::llama;
+    const std::int64_t here = plan.shards_sequence() ? split_range(rows, tp, tp_rank).size() : rows;
     const std::int64_t heads = m.num_heads / tp, kv_heads = m.num_kv_heads >= tp ? m.num_kv_heads / tp : 1;
     const std::int64_t mlp = split_range(m.mlp_hidden, tp, tp_rank).size();
     const std::int64_t chunk = std::min<std::int64_t>(rows, logits_chunk_rows);
-    ids = 2 * 4 * samples * plan.seq_len;
     position_ids = here * 4;
     residual = here * m.hidden * e;
     whole = rows * m.hidden * e;
@@ -45,23 +42,53 @@ struct Sizes {
     logits = chunk * split_range(m.vocab, tp, tp_rank).size() * e;
     row_vector = chunk * e;
   }
-  bool sequence_parallel, learned_positions, swiglu;
-  std::int64_t ids, position_ids, residual, whole, stats, qkv, attended, lse, hidden, activated, logits,
+  std::int64_t position_ids, residual, whole, stats, qkv, attended, lse, hidden, activated, logits,
       row_vector;
 };
 
-// The walk follows Stage, TransformerBlock and OutputHead line by line; "kept" is what outlives the function.
+// The walk follows HeldStages, TransformerBlock and OutputHead line by line: it runs the rank's program and
+// counts.
 class StepWalk {
  public:
-  explicit StepWalk(const Sizes& sizes) : s_(sizes) {}
+  explicit StepWalk(bool sequence_parallel, bool learned_positions, bool swiglu)
+      : sequence_parallel_(sequence_parallel), learned_positions_(learned_positions), swiglu_(swiglu) {}
 
-  std::int64_t peak(std::int64_t layers) {
-    a_.allocate(s_.ids);
-    embed();
-    for (std::int64_t i = 0; i < layers; ++i) block_forward();
-    head();
-    for (std::int64_t i = 0; i < layers; ++i) block_backward();
-    embed_backward();
+  // `sizes` of each microbatch; `ids` bytes of all their tokens and targets.
+  std::int64_t peak(const std::vector<Instruction>& program, const std::vector<StageSlice>& slices,
+                    const std::vector<Sizes>& sizes, std::int64_t ids) {
+    a_.allocate(ids);
+    for (const Instruction& i : program) {
+      s_ = &sizes[static_cast<std::size_t>(i.microbatch)];
+      const StageSlice& slice = slices[static_cast<std::size_t>(i.stage)];
+      const std::int64_t layers = slice.layers.size();
+      switch (i.op) {
+        case Op::recv:
+          a_.allocate(s_->residual);
+          break;
+        case Op::send:
+          a_.free(s_->residual);
+          break;
+        case Op::F:
+          if (slice.embedding) embed();
+          for (std::int64_t layer = 0; layer < layers; ++layer) block_forward();
+          break;
+        case Op::BW:
+          if (slice.head) head();
+          for (std::int64_t layer = 0; layer < layers; ++layer) block_backward();
+          if (slice.embedding) embed_backward();
+          break;
+        case Op::B:
+          if (slice.head) head();
+          for (std::int64_t layer = 0; layer < layers; ++layer) block_backward_input();
+          break;
+        case Op::W:
+          for (std::int64_t layer = 0; layer < layers; ++layer) block_backward_weight();
+          if (slice.embedding) embed_backward();
+          break;
+        case Op::step:
+          break;
+      }
+    }
     return a_.peak();
   }
 
@@ -69,120 +96,170 @@ class StepWalk {
   // Under sequence parallelism a collective brings a new tensor of the other size; otherwise the same one
   // goes on.
   void residual_to_whole() {
-    if (s_.sequence_parallel) a_.allocate(s_.whole), a_.free(s_.residual);
+    if (sequence_parallel_) a_.allocate(s_->whole), a_.free(s_->residual);
   }
   void whole_to_residual() {
-    if (s_.sequence_parallel) a_.allocate(s_.residual), a_.free(s_.whole);
+    if (sequence_parallel_) a_.allocate(s_->residual), a_.free(s_->whole);
   }
 
   void embed() {  // keeps the residual stream
-    a_.allocate(s_.whole);
+    a_.allocate(s_->whole);
     whole_to_residual();
-    if (s_.learned_positions) {
-      a_.allocate(s_.residual + s_.position_ids);
-      a_.free(s_.residual + s_.position_ids);
+    if (learned_positions_) {
+      a_.allocate(s_->residual + s_->position_ids);
+      a_.free(s_->residual + s_->position_ids);
     }
   }
 
   void normed_input() {  // norm and enter: keeps the whole input of a column-parallel product
-    a_.allocate(s_.stats);
-    a_.allocate(s_.residual);
+    a_.allocate(s_->stats);
+    a_.allocate(s_->residual);
     residual_to_whole();
   }
 
   void block_forward() {
     normed_input();
-    a_.allocate(s_.qkv);
-    if (!s_.sequence_parallel) a_.free(s_.whole);
-    a_.allocate(s_.attended);
-    a_.allocate(s_.lse);
-    a_.allocate(s_.whole);
+    a_.allocate(s_->qkv);
+    if (!sequence_parallel_) a_.free(s_->whole);
+    a_.allocate(s_->attended);
+    a_.allocate(s_->lse);
+    a_.allocate(s_->whole);
     whole_to_residual();
     normed_input();
-    a_.allocate(s_.hidden);
-    if (!s_.sequence_parallel) a_.free(s_.whole);
-    a_.allocate(s_.activated);
-    a_.allocate(s_.whole);
-    a_.free(s_.activated);
+    a_.allocate(s_->hidden);
+    if (!sequence_parallel_) a_.free(s_->whole);
+    a_.allocate(s_->activated);
+    a_.allocate(s_->whole);
+    a_.free(s_->activated);
     whole_to_residual();
   }
 
   void head() {
-    a_.allocate(s_.residual);  // dx, kept
+    a_.allocate(s_->residual);  // dx, kept
     normed_input();
-    a_.allocate(s_.whole);  // its gradient
-    a_.allocate(s_.logits + 3 * s_.row_vector);
-    a_.free(s_.logits + 3 * s_.row_vector);
-    a_.free(s_.whole);  // the normed input
+    a_.allocate(s_->whole);  // its gradient
+    a_.allocate(s_->logits + 3 * s_->row_vector);
+    a_.free(s_->logits + 3 * s_->row_vector);
+    a_.free(s_->whole);  // the normed input
     whole_to_residual();
-    a_.free(s_.residual + s_.stats);
-    a_.free(s_.residual);  // the last block's output
+    a_.free(s_->residual + s_->stats);
+    a_.free(s_->residual);  // the last block's output
   }
 
   // The gradient of a row-parallel product's output, over all rows.
   void leave_backward() {
-    if (s_.sequence_parallel) a_.allocate(s_.whole);
+    if (sequence_parallel_) a_.allocate(s_->whole);
   }
   void free_left() {
-    if (s_.sequence_parallel) a_.free(s_.whole);
+    if (sequence_parallel_) a_.free(s_->whole);
   }
 
   // Input gradient of a column-parallel product whose output gradient takes `d_out`, which goes; keeps
   // nothing but that the norm's saved input and stats go too.
   void enter_backward(std::int64_t d_out) {
-    a_.allocate(s_.whole);
-    a_.allocate(s_.residual);  // the reduced gradient, or the norm's output computed again
-    if (s_.sequence_parallel)
-      a_.free(s_.whole);  // the norm's output, saved
+    a_.allocate(s_->whole);
+    a_.allocate(s_->residual);  // the reduced gradient, or the norm's output computed again
+    if (sequence_parallel_)
+      a_.free(s_->whole);  // the norm's output, saved
     else
-      a_.free(s_.residual);
+      a_.free(s_->residual);
     a_.free(d_out);
-    if (s_.sequence_parallel) a_.free(s_.whole);  // replaced by the reduced gradient
-    a_.free(s_.residual + s_.residual + s_.stats);
+    if (sequence_parallel_) a_.free(s_->whole);  // replaced by the reduced gradient
+    a_.free(s_->residual + s_->residual + s_->stats);
   }
 
   void block_backward() {
     leave_backward();
-    a_.allocate(s_.activated);
-    a_.free(s_.swiglu ? s_.activated : s_.hidden);  // the activation's output, once used
+    a_.allocate(s_->activated);
+    a_.free(swiglu_ ? s_->activated : s_->hidden);  // the activation's output, once used
     free_left();
-    enter_backward(s_.hidden);
+    enter_backward(s_->hidden);
     leave_backward();
-    a_.allocate(s_.attended);
+    a_.allocate(s_->attended);
     free_left();
-    a_.allocate(s_.qkv);
-    a_.free(s_.qkv + 2 * s_.attended + s_.lse);
-    enter_backward(s_.qkv);
+    a_.allocate(s_->qkv);
+    a_.free(s_->qkv + 2 * s_->attended + s_->lse);
+    enter_backward(s_->qkv);
   }
 
-  void embed_backward() {
-    if (s_.learned_positions) {
-      a_.allocate(s_.position_ids);
-      a_.free(s_.position_ids);
+  // As above, but what the weight gradients need stays, and the residual branch's gradient is a copy.
+  void enter_backward_input() {
+    a_.allocate(s_->whole);
+    a_.allocate(s_->residual);  // the reduced gradient, or the norm's output computed again, which stays
+    if (sequence_parallel_) a_.free(s_->whole);
+    a_.allocate(s_->residual);  // the copy
+    a_.free(s_->residual + s_->residual + s_->stats);
+  }
+
+  void block_backward_input() {
+    leave_backward();
+    a_.allocate(s_->activated);
+    enter_backward_input();
+    leave_backward();
+    a_.allocate(s_->attended);
+    a_.allocate(s_->qkv);
+    a_.free(s_->qkv + s_->attended + s_->lse);
+    enter_backward_input();
+    // Where the products' gradients are tensors of their own, the residual branch's go.
+    if (sequence_parallel_) a_.free(2 * s_->residual);
+  }
+
+  void block_backward_weight() {
+    a_.free(4 * s_->whole + s_->hidden + s_->activated + s_->attended + s_->qkv);
+  }
+
+  void embed_backward() {  // the gradient of the embedding's result goes
+    if (learned_positions_) {
+      a_.allocate(s_->position_ids);
+      a_.free(s_->position_ids);
     }
     leave_backward();
     free_left();
+    a_.free(s_->residual);
   }
 
-  const Sizes& s_;
+  bool sequence_parallel_, learned_positions_, swiglu_;
+  const Sizes* s_ = nullptr;
   Account a_;
 };
 
 }  // namespace
 
-std::int64_t local_parameters(const Plan& plan, int tp_rank) {
-  return flat_layout(layer_groups(plan.model), plan.mesh.size(Axis::tp), tp_rank).size();
+std::int64_t local_parameters(const Plan& plan, int tp_rank, int pp_rank) {
+  return flat_layout(PipelineLayout(plan).groups_of(pp_rank), plan.mesh.size(Axis::tp), tp_rank).size();
 }
 
-Memory predict_memory(const Plan& plan, int dp_rank, int tp_rank) {
+Memory predict_memory(const Plan& plan, int dp_rank, int tp_rank, int pp_rank) {
+  const PipelineLayout pipeline(plan);
+  const int tp = plan.mesh.size(Axis::tp);
+  const std::int64_t e = element_bytes(plan.dtype);
+  const std::vector<Range> batches = microbatches(plan, dp_rank);
   Memory memory;
-  const std::int64_t state = local_parameters(plan, tp_rank) * element_bytes(plan.dtype);
+  const std::int64_t state = flat_layout(pipeline.groups_of(pp_rank), tp, tp_rank).size() * e;
   memory[MemoryCategory::parameters] = state;
   memory[MemoryCategory::gradients] = state;
   memory[MemoryCategory::optimizer] = 2 * state;
-  // The first microbatch is the largest.
-  const Sizes sizes(plan, dp_samples(plan, dp_rank).size(), microbatches(plan, dp_rank).front().size(), tp_rank);
-  memory[MemoryCategory::activations] = StepWalk(sizes).peak(plan.model.num_layers);
+  if (pipeline.ties_on(pp_rank) && batches.size() > 1)  // the output layer's part of a tied gradient
+    memory[MemoryCategory::gradients] +=
+        local_numel(embedding_parameters(plan.model).front(), tp, tp_rank) * e;
+
+  std::vector<Sizes> sizes;
+  for (const Range& batch : batches) sizes.emplace_back(plan, batch.size(), tp_rank);
+  const bool gpt2 = plan.model.family == Family::gpt2;
+  const Schedule lowered = lowered_schedule(plan, static_cast<int>(batches.size()));
+  const std::int64_t activations =
+      StepWalk(plan.shards_sequence(), gpt2, !gpt2)
+          .peak(lowered.ranks[static_cast<std::size_t>(pp_rank)], pipeline.slices(), sizes,
+                2 * 4 * dp_samples(plan, dp_rank).size() * plan.seq_len);
+  // Another rank's part of the gradient of a parameter that two pipeline ranks hold arrives when the pipeline
+  // is empty.
+  std::int64_t copy = 0;
+  for (const auto& group : pipeline.groups_of(pp_rank))
+    for (const ParamSpec& spec : group)
+      if (pipeline.holders_of(spec.name).size() > 1)
+        copy = std::max(copy, local_numel(spec, tp, tp_rank) * e);
+  memory[copy > activations ? MemoryCategory::communication : MemoryCategory::activations] =
+      std::max(copy, activations);
   return memory;
 }
 

@@ -10,9 +10,9 @@ namespace echelon {
 // from the parameters' own declarations; activations by walking the layers' allocations in their order. Equal
 // to the byte to what the trainer's arena measures. The kernels' scratch (category other) is the device's own
 // and comes on top.
-Memory predict_memory(const Plan& plan, int dp_rank, int tp_rank);
+Memory predict_memory(const Plan& plan, int dp_rank, int tp_rank, int pp_rank = 0);
 
-// Elements of the parameters that tp rank `tp_rank` holds.
-std::int64_t local_parameters(const Plan& plan, int tp_rank);
+// Elements of the parameters that a rank holds.
+std::int64_t local_parameters(const Plan& plan, int tp_rank, int pp_rank = 0);
 
 }  // namespace echelon

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "schedule/pipeline_layout.h"
 #include "spec/flat_layout.h"
 
 namespace echelon {
@@ -15,6 +16,7 @@ class Counter {
   void all_reduce(std::int64_t count, std::int64_t width) {
     add(Verb::all_reduce, all_reduce_bytes_sent(count, size_, index_, width));
   }
+  void message(Verb verb, std::int64_t bytes) { add(verb, bytes); }
   // A matrix of rows x cols whose rows are cut over the group.
   void rows(Verb verb, std::int64_t count, std::int64_t cols, std::int64_t width) {
     std::vector<std::int64_t> parts;
@@ -34,28 +36,34 @@ class Counter {
   int size_, index_;
 };
 
-void count_microbatch(const Plan& plan, std::int64_t rows, Counter& tp) {
+// The tp traffic of one direction of a stage, for a microbatch of `rows` tokens.
+void count_stage(const Plan& plan, const StageSlice& slice, std::int64_t rows, bool backward, Counter& tp) {
   const std::int64_t width = element_bytes(plan.dtype), hidden = plan.model.hidden;
   const bool sp = plan.shards_sequence();
-  const auto enter = [&](bool backward) {
+  const auto enter = [&] {
     if (sp)
       tp.rows(backward ? Verb::reduce_scatter : Verb::all_gather, rows, hidden, width);
     else if (backward)
       tp.all_reduce(rows * hidden, width);
   };
-  const auto leave = [&](bool backward) {
+  const auto leave = [&] {
     if (sp)
       tp.rows(backward ? Verb::all_gather : Verb::reduce_scatter, rows, hidden, width);
     else if (!backward)
       tp.all_reduce(rows * hidden, width);
   };
-  for (bool backward : {false, true}) {
-    leave(backward);                                                                  // embedding
-    for (std::int64_t regions = 2 * plan.model.num_layers; regions > 0; --regions) {  // attention and MLP
-      enter(backward);
-      leave(backward);
-    }
-    enter(backward);  // output layer
+  if (slice.embedding) leave();
+  for (std::int64_t regions = 2 * slice.layers.size(); regions > 0; --regions) {  // attention and MLP
+    enter();
+    leave();
+  }
+  if (!slice.head || !backward) return;
+  // The output layer runs forward and backward in the backward instruction.
+  if (sp) {
+    tp.rows(Verb::all_gather, rows, hidden, width);
+    tp.rows(Verb::reduce_scatter, rows, hidden, width);
+  } else {
+    tp.all_reduce(rows * hidden, width);
   }
   // Cross-entropy: the maxima, then sums and targets' logits.
   for (std::int64_t begin = 0; begin < rows; begin += logits_chunk_rows) {
@@ -67,32 +75,48 @@ void count_microbatch(const Plan& plan, std::int64_t rows, Counter& tp) {
 
 }  // namespace
 
-Traffic predict_traffic(const Plan& plan, int dp_rank, int tp_rank) {
+Traffic predict_traffic(const Plan& plan, int dp_rank, int tp_rank, int pp_rank) {
   Traffic traffic;
-  const int tp = plan.mesh.size(Axis::tp), dp = plan.mesh.size(Axis::dp);
+  const PipelineLayout pipeline(plan);
+  const int tp = plan.mesh.size(Axis::tp), dp = plan.mesh.size(Axis::dp), pp = plan.mesh.size(Axis::pp);
   const std::int64_t width = element_bytes(plan.dtype);
-  Counter along_tp(traffic, Axis::tp, tp, tp_rank), along_dp(traffic, Axis::dp, dp, dp_rank);
-  for (const Range& batch : microbatches(plan, dp_rank))
-    count_microbatch(plan, batch.size() * plan.seq_len, along_tp);
+  Counter along_tp(traffic, Axis::tp, tp, tp_rank), along_dp(traffic, Axis::dp, dp, dp_rank),
+      along_pp(traffic, Axis::pp, pp, pp_rank);
+  const std::vector<Range> batches = microbatches(plan, dp_rank);
+  const Schedule lowered = lowered_schedule(plan, static_cast<int>(batches.size()));
+  for (const Instruction& i : lowered.ranks[static_cast<std::size_t>(pp_rank)]) {
+    const std::int64_t rows = batches[static_cast<std::size_t>(i.microbatch)].size() * plan.seq_len;
+    const StageSlice& slice = pipeline.slices()[static_cast<std::size_t>(i.stage)];
+    const std::int64_t here = plan.shards_sequence() ? split_range(rows, tp, tp_rank).size() : rows;
+    if (i.op == Op::send) along_pp.message(Verb::send, here * plan.model.hidden * width);
+    if (i.op == Op::recv) along_pp.message(Verb::recv, 0);
+    if (i.op == Op::F) count_stage(plan, slice, rows, false, along_tp);
+    if (i.op == Op::B || i.op == Op::BW) count_stage(plan, slice, rows, true, along_tp);
+  }
 
-  const auto groups = layer_groups(plan.model);
+  const auto& groups = pipeline.groups_of(pp_rank);
   const FlatLayout layout = flat_layout(groups, tp, tp_rank);
-  std::int64_t num_parameters = 0;
   for (const auto& group : groups)
     for (const ParamSpec& spec : group) {
-      ++num_parameters;
       const int replicas = tp_replicas(spec, tp);
+      const std::int64_t local = local_numel(spec, tp, tp_rank);
       if (spec.shard_dim >= 0 && replicas > 1)  // key/value heads that several ranks share
-        Counter(traffic, Axis::tp, replicas, tp_rank % replicas)
-            .all_reduce(local_numel(spec, tp, tp_rank), width);
+        Counter(traffic, Axis::tp, replicas, tp_rank % replicas).all_reduce(local, width);
+      if (pipeline.holders_of(spec.name).size() >
+          1) {  // both ends of a tied embedding, copies of a DualPipe stage
+        along_pp.message(Verb::send, local * width);
+        along_pp.message(Verb::recv, 0);
+      }
     }
   if (plan.shards_sequence() && layout.whole_range.size() > 0)
     along_tp.all_reduce(layout.whole_range.size(), width);
-  along_tp.all_reduce(num_parameters, 8);  // squares of the gradient norm
+  const auto num_parameters = static_cast<std::int64_t>(all_parameters(plan.model).size());
+  for (Counter* axis : {&along_tp, &along_pp})
+    axis->all_reduce(num_parameters, 8);  // squares of the gradient norm
   for (const Range& bucket : gradient_buckets(layout, default_bucket_bytes / width))
     along_dp.all_reduce(bucket.size(), width);
-  along_dp.all_reduce(1, 8);  // number of targets
-  along_dp.all_reduce(1, 8);  // the loss
+  along_dp.all_reduce(1, 8);                                            // number of targets
+  for (Counter* axis : {&along_dp, &along_pp}) axis->all_reduce(1, 8);  // the loss
   return traffic;
 }
 

@@ -9,6 +9,6 @@ namespace echelon {
 // One step (gradients, clipping and update; no evaluation). Per microbatch of N tokens and layer, tp moves 2
 // all_reduces of N x C elements in each direction (or their reduce_scatter + all_gather halves); dp moves one
 // all_reduce of the gradients.
-Traffic predict_traffic(const Plan& plan, int dp_rank, int tp_rank);
+Traffic predict_traffic(const Plan& plan, int dp_rank, int tp_rank, int pp_rank = 0);
 
 }  // namespace echelon

@@ -8,14 +8,6 @@ std::int64_t local_numel(const ParamSpec& spec, int tp, int index) {
   return count;
 }
 
-std::vector<std::vector<ParamSpec>> layer_groups(const ModelSpec& model) {
-  std::vector<std::vector<ParamSpec>> groups{embedding_parameters(model)};
-  for (std::int64_t layer = 0; layer < model.num_layers; ++layer)
-    groups.push_back(block_parameters(model, layer));
-  groups.push_back(head_parameters(model));
-  return groups;
-}
-
 FlatLayout flat_layout(const std::vector<std::vector<ParamSpec>>& groups, int tp, int index) {
   FlatLayout layout;
   for (const auto& group : groups) layout.offsets.resize(layout.offsets.size() + group.size());

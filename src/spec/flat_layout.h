@@ -19,9 +19,6 @@ struct FlatLayout {
   std::int64_t size() const { return whole_range.end; }
 };
 
-// The parameters in layer groups: embedding, each block, head.
-std::vector<std::vector<ParamSpec>> layer_groups(const ModelSpec& model);
-
 FlatLayout flat_layout(const std::vector<std::vector<ParamSpec>>& groups, int tp, int index);
 
 // Elements that rank `index` of `tp` holds of a parameter.

@@ -44,9 +44,7 @@ void validate(const Plan& plan) {
   const ModelSpec& model = plan.model;
   within("--global-batch", plan.global_batch, most_sequences);
   within("--micro-batch", plan.micro_batch, most_sequences);
-  for (Axis axis : {Axis::pp, Axis::cp})
-    if (plan.mesh.size(axis) > 1)
-      refuse("--{} {}: this axis is not built yet; legal: 1", axis_name(axis), plan.mesh.size(axis));
+  if (plan.mesh.size(Axis::cp) > 1) refuse("--cp {}: this axis is not built yet; legal: 1", plan.mesh.size(Axis::cp));
   if (plan.mesh.ep > 1) refuse("--ep {}: this axis is not built yet; legal: 1", plan.mesh.ep);
   const int tp = plan.mesh.size(Axis::tp), dp = plan.mesh.size(Axis::dp);
   if (model.num_heads % tp != 0)
@@ -82,13 +80,18 @@ std::string to_toml(const Plan& plan) {
   toml::table mesh;
   for (Axis axis : all_axes) mesh.insert(axis_name(axis), plan.mesh.size(axis));
   mesh.insert("ep", plan.mesh.ep);
+  toml::array layers;
+  for (std::int64_t count : plan.layers_per_stage) layers.push_back(count);
   const toml::table table{{"model", toml::parse(to_toml(plan.model))},
                           {"mesh", mesh},
                           {"sp", plan.sequence_parallel},
                           {"global-batch", plan.global_batch},
                           {"micro-batch", plan.micro_batch},
                           {"seq-len", plan.seq_len},
-                          {"dtype", dtype_name(plan.dtype)}};
+                          {"dtype", dtype_name(plan.dtype)},
+                          {"schedule", plan.schedule},
+                          {"chunks", plan.chunks},
+                          {"layers-per-stage", layers}};
   std::ostringstream out;
   out << table << "\n";
   return out.str();
@@ -112,7 +115,8 @@ T value_at(const toml::table& table, const char* key, const std::string& where, 
 
 Plan plan_from_toml(const std::string& text, const std::string& where) {
   const toml::table table = parse_toml(text, where);
-  static constexpr std::array known{"model", "mesh", "sp", "global-batch", "micro-batch", "seq-len", "dtype"};
+  static constexpr std::array known{"model",   "mesh",  "sp",       "global-batch", "micro-batch",
+                                    "seq-len", "dtype", "schedule", "chunks",       "layers-per-stage"};
   for (const auto& [key, node] : table)
     if (std::find(known.begin(), known.end(), std::string_view(key.str())) == known.end())
       refuse("{}: unknown key \"{}\"; legal: {}", where, key.str(), fmt::join(known, ", "));
@@ -151,6 +155,16 @@ Plan plan_from_toml(const std::string& text, const std::string& where) {
       value_at<std::int64_t>(table, "seq-len", where, std::min<std::int64_t>(plan.model.max_seq, 1024));
   const auto dtype = value_at<std::string>(table, "dtype", where, "f32");
   plan.dtype = parse_dtype(dtype, where + ": dtype");
+  plan.schedule = value_at<std::string>(table, "schedule", where, plan.schedule);
+  plan.chunks = static_cast<int>(std::clamp<std::int64_t>(value_at<std::int64_t>(table, "chunks", where, 0), -1, 1'000'000));
+  if (const toml::node* layers = table.get("layers-per-stage")) {
+    const auto illegal = [&] { refuse("{}: layers-per-stage = {} is not legal: give a list of whole numbers", where, shown(*layers)); };
+    if (!layers->is_array()) illegal();
+    for (const toml::node& count : *layers->as_array()) {
+      if (!count.is_integer()) illegal();
+      plan.layers_per_stage.push_back(**count.as_integer());
+    }
+  }
   return plan;
 }
 

@@ -25,6 +25,9 @@ struct Plan {
   std::int64_t micro_batch = 1;    // sequences of one microbatch; the last one of a rank may be smaller
   std::int64_t seq_len = 1;
   DType dtype = DType::f32;  // f64 runs on the reference kernels
+  std::string schedule = "1f1b";  // of the pipeline, where pp > 1
+  int chunks = 0;                 // model chunks of a pipeline rank; 0: the schedule's own number
+  std::vector<std::int64_t> layers_per_stage;  // empty: even
 
   bool shards_sequence() const { return sequence_parallel && mesh.size(Axis::tp) > 1; }
 };

@@ -59,23 +59,40 @@ std::string read_text(const fs::path& path) {
   return text.str();
 }
 
+// The logical tensor, on pipeline rank 0; undefined elsewhere. Collective over tp and pp.
+Tensor hand_to_first_rank(const Rank& rank, const ParameterStore& parameters, const ParamSpec& spec,
+                          ParameterTensor which) {
+  Communicator& group = rank.along(Axis::pp);
+  const Parameter* here = parameters.find_here(spec.name);
+  const bool owns = here != nullptr && here->holders.front() == group.rank();
+  if (owns) {
+    Tensor logical = gather_logical(rank, *here, which);
+    if (group.rank() == 0) return logical;
+    group.send(logical, 0).wait();
+  } else if (group.rank() == 0) {
+    const Tensor logical(rank.arena(), MemoryCategory::other, rank.dtype(), spec.shape);
+    group.recv(logical, parameters.owner_of(spec.name)).wait();
+    return logical;
+  }
+  return {};
+}
+
 // Writes one file of the checkpoint; on rank 0 only `writer` is made, the gathers are collective.
 json write_tensors(const Rank& rank, const ParameterStore& parameters, const StoredFile& file,
                    const fs::path& directory) {
   std::unique_ptr<SafetensorsWriter> writer;
   if (rank.index() == 0) {
     std::vector<StoredTensor> declared;
-    for (const Parameter& p : parameters.all())
+    for (const ParamSpec& spec : parameters.model())
       for (const auto& [suffix, which] : file.tensors)
-        declared.push_back({p.spec.name + suffix, stored_type(rank.dtype()), p.spec.shape});
+        declared.push_back({spec.name + suffix, stored_type(rank.dtype()), spec.shape});
     writer = std::make_unique<SafetensorsWriter>((directory / file.name).string(), declared,
                                                  std::map<std::string, std::string>{{"format", "pt"}});
   }
-  for (const Parameter& p : parameters.all())
+  for (const ParamSpec& spec : parameters.model())
     for (const auto& [suffix, which] : file.tensors) {
-      const Tensor logical = gather_logical(rank, p, which);
-      if (writer)
-        writer->write(p.spec.name + suffix, logical.raw(), static_cast<std::size_t>(logical.bytes()));
+      const Tensor logical = hand_to_first_rank(rank, parameters, spec, which);
+      if (writer) writer->write(spec.name + suffix, logical.raw(), static_cast<std::size_t>(logical.bytes()));
     }
   json checksums = json::object();
   if (writer) {

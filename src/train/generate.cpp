@@ -81,8 +81,10 @@ std::vector<std::int32_t> generate(const Rank& rank, const Plan& plan, const Par
   // One token cannot be cut over the tp group, so the residual stream is whole here.
   Plan whole_rows = plan;
   whole_rows.sequence_parallel = false;
-  const Stage stage(rank, whole_rows, parameters, {});
-  const std::vector<Tensor> caches = stage.make_caches(positions);
+  const PipelineLayout pipeline(plan);
+  const HeldStages stages(rank, whole_rows, pipeline, parameters, {});
+  const HeldStages::Caches caches = stages.make_caches(positions);
+  Communicator& along_pipeline = rank.along(Axis::pp);
   const Philox random(options.seed, Stream::sampling, 0);
   std::vector<std::int32_t> fresh = prompt, text;
   std::int64_t position = 0;
@@ -90,10 +92,15 @@ std::vector<std::int32_t> generate(const Rank& rank, const Plan& plan, const Par
     const auto count = static_cast<std::int64_t>(fresh.size());
     const Tensor ids(rank.arena(), MemoryCategory::other, DType::i32, {count});
     std::copy(fresh.begin(), fresh.end(), ids.data<std::int32_t>());
-    const std::vector<double> logits =
-        gather_logits(rank, plan.model, stage.next_logits(ids, position, caches));
+    const Tensor logits = stages.next_logits(ids, position, caches);
     position += count;
-    const std::int32_t next = choose(logits, options, random.uniform(static_cast<std::uint64_t>(position)));
+    // The pipeline rank that has the logits chooses for all.
+    const Tensor chosen(rank.arena(), MemoryCategory::other, DType::i32, {1});
+    if (logits.defined())
+      *chosen.data<std::int32_t>() = choose(gather_logits(rank, plan.model, logits), options,
+                                            random.uniform(static_cast<std::uint64_t>(position)));
+    along_pipeline.broadcast(chosen, stages.last_rank()).wait();
+    const std::int32_t next = *chosen.data<std::int32_t>();
     if (next == options.stop_token) break;
     text.push_back(next);
     if (on_token) on_token(next);

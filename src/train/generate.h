@@ -6,7 +6,7 @@
 #include <functional>
 #include <vector>
 
-#include "train/stage.h"
+#include "train/held_stages.h"
 
 namespace echelon {
 

@@ -33,16 +33,17 @@ double learning_rate(const OptimizerOptions& o, std::int64_t step) {
 
 double global_gradient_norm(const Rank& rank, const ParameterStore& parameters) {
   const int tp = rank.size(Axis::tp), index = rank.coordinate(Axis::tp);
-  const auto count = static_cast<std::int64_t>(parameters.all().size());
+  const auto count = static_cast<std::int64_t>(parameters.model().size());
   const Tensor squares(rank.arena(), MemoryCategory::other, DType::f64, {count});
   double* sums = squares.data<double>();
   for (std::int64_t i = 0; i < count; ++i) {
-    const Parameter& p = parameters.all()[static_cast<std::size_t>(i)];
+    const Parameter* p = parameters.find_here(parameters.model()[static_cast<std::size_t>(i)].name);
     // Of ranks that hold the same elements only the first counts them.
-    const bool mine = index % tp_replicas(p.spec, tp) == 0;
-    sums[i] = mine && p.gradient.numel() > 0 ? rank.kernels().sum_squares(p.gradient) : 0.0;
+    const bool mine = p != nullptr && index % tp_replicas(p->spec, tp) == 0 &&
+                      p->holders.front() == rank.coordinate(Axis::pp) && p->gradient.numel() > 0;
+    sums[i] = mine ? rank.kernels().sum_squares(p->gradient) : 0.0;
   }
-  rank.along(Axis::tp).all_reduce(squares).wait();
+  for (Axis axis : {Axis::tp, Axis::pp}) rank.along(axis).all_reduce(squares).wait();
   double total = 0;
   for (std::int64_t i = 0; i < count; ++i) total += sums[i];
   return std::sqrt(total);

@@ -41,15 +41,21 @@ void copy_runs(const ParamSpec& spec, int tp, int index, std::byte* logical, std
 
 }  // namespace
 
-ParameterStore::ParameterStore(const Rank& rank, const std::vector<std::vector<ParamSpec>>& groups,
-                               std::uint64_t seed) {
+ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const PipelineLayout& pipeline,
+                               std::uint64_t seed)
+    : output_name_(plan.model.tied_embedding ? embedding_parameters(plan.model).front().name
+                                             : "lm_head.weight"),
+      model_(all_parameters(plan.model)) {
   const int tp = rank.size(Axis::tp), index = rank.coordinate(Axis::tp);
+  const auto& groups = pipeline.groups_of(rank.coordinate(Axis::pp));
   for (std::size_t g = 0; g < groups.size(); ++g)
     for (const ParamSpec& spec : groups[g]) {
       parameters_.emplace_back();
       parameters_.back().spec = spec;
       parameters_.back().group = static_cast<int>(g);
+      parameters_.back().holders = pipeline.holders_of(spec.name);
     }
+  for (const ParamSpec& spec : model_) owners_.push_back(pipeline.holders_of(spec.name).front());
   layout_ = flat_layout(groups, tp, index);
   const std::int64_t size = layout_.size();
   values_ = Tensor(rank.arena(), MemoryCategory::parameters, rank.dtype(), {size});
@@ -71,12 +77,42 @@ ParameterStore::ParameterStore(const Rank& rank, const std::vector<std::vector<P
     else
       fill_initial(p.spec, tp, index, seed, p.value.data<float>());
   }
+  if (pipeline.ties_on(rank.coordinate(Axis::pp)) && microbatches(plan, rank.coordinate(Axis::dp)).size() > 1)
+    tied_gradient_ =
+        Tensor(rank.arena(), MemoryCategory::gradients, rank.dtype(), find(output_name_).gradient.shape());
+}
+
+const Parameter* ParameterStore::find_here(const std::string& name) const {
+  for (const Parameter& p : parameters_)
+    if (p.spec.name == name) return &p;
+  return nullptr;
 }
 
 const Parameter& ParameterStore::find(const std::string& name) const {
-  for (const Parameter& p : parameters_)
-    if (p.spec.name == name) return p;
-  throw InvariantError("no parameter is called " + name);
+  const Parameter* parameter = find_here(name);
+  if (parameter == nullptr) throw InvariantError("this rank has no parameter called " + name);
+  return *parameter;
+}
+
+int ParameterStore::owner_of(const std::string& name) const {
+  for (std::size_t i = 0; i < model_.size(); ++i)
+    if (model_[i].name == name) return owners_[i];
+  throw InvariantError("the model has no parameter called " + name);
+}
+
+Weight ParameterStore::output_weight() const {
+  Weight output = weight(output_name_);
+  if (tied_gradient_.defined()) output.gradient = tied_gradient_;
+  return output;
+}
+
+void ParameterStore::clear_gradients(Kernels& kernels) const {
+  kernels.fill(gradients_, 0.0);
+  if (tied_gradient_.defined()) kernels.fill(tied_gradient_, 0.0);
+}
+
+void ParameterStore::add_tied_gradient(Kernels& kernels) const {
+  if (tied_gradient_.defined()) kernels.add(tied_gradient_, find(output_name_).gradient);
 }
 
 Weight ParameterStore::weight(const std::string& name) const {

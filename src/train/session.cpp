@@ -330,6 +330,7 @@ double measure_matmul_flops(DType dtype, int threads) {
 TrainSummary train(const TrainRequest& request, const TokenData& data, const TrainObserver& observer) {
   const Plan& plan = request.plan;
   validate(plan);
+  const PipelineLayout checked(plan);
   validate(request.optimizer);
   if (request.optimizer.total_steps < 1)
     refuse("--steps {}: must be at least 1", request.optimizer.total_steps);

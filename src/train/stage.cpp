@@ -1,24 +1,30 @@
 #include "train/stage.h"
 
+#include <utility>
+
 namespace echelon {
 
-Stage::Stage(const Rank& rank, const Plan& plan, const ParameterStore& parameters, const Faults& faults)
-    : rank_(&rank), tensor_parallel_(rank, plan.sequence_parallel) {
+Stage::Stage(const Rank& rank, const Plan& plan, const ParameterStore& parameters, const StageSlice& slice,
+             int first_group, const Faults& faults)
+    : rank_(&rank), tensor_parallel_(rank, plan.sequence_parallel), first_group_(first_group) {
   const ModelSpec& model = plan.model;
   const bool gpt2 = model.family == Family::gpt2;
-  const std::string table = gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight";
   const int tp = rank.size(Axis::tp), index = rank.coordinate(Axis::tp);
-  const std::int64_t first_id = local_ranges(parameters.find(table).spec, tp, index)[0].begin +
-                                (index > 0 ? faults.vocabulary_shift : 0);
-  embedding_.emplace(rank, tensor_parallel_, parameters.weight(table), first_id);
-  if (gpt2) positions_ = parameters.weight("transformer.wpe.weight");
-  for (std::int64_t layer = 0; layer < model.num_layers; ++layer)
+  const ParamSpec table = embedding_parameters(model).front();
+  const std::int64_t first_id =
+      local_ranges(table, tp, index)[0].begin + (index > 0 ? faults.vocabulary_shift : 0);
+  if (slice.embedding) {
+    embedding_.emplace(rank, tensor_parallel_, parameters.weight(table.name), first_id);
+    if (gpt2) positions_ = parameters.weight("transformer.wpe.weight");
+  }
+  for (std::int64_t layer = slice.layers.begin; layer < slice.layers.end; ++layer)
     blocks_.emplace_back(rank, model, parameters, layer, tensor_parallel_);
-  const Norm norm = gpt2 ? Norm(parameters.weight("transformer.ln_f.weight"),
-                                parameters.weight("transformer.ln_f.bias"), model.norm_eps)
-                         : Norm(parameters.weight("model.norm.weight"), {}, model.norm_eps);
-  head_.emplace(rank, tensor_parallel_, norm,
-                parameters.weight(model.tied_embedding ? table : "lm_head.weight"), first_id);
+  if (slice.head) {
+    const Norm norm = gpt2 ? Norm(parameters.weight("transformer.ln_f.weight"),
+                                  parameters.weight("transformer.ln_f.bias"), model.norm_eps)
+                           : Norm(parameters.weight("model.norm.weight"), {}, model.norm_eps);
+    head_.emplace(rank, tensor_parallel_, norm, parameters.output_weight(), first_id);
+  }
 }
 
 Tensor Stage::positions_here(std::int64_t rows, std::int64_t seq_len, std::int64_t first_position) const {
@@ -47,36 +53,78 @@ void Stage::embed_backward(const Microbatch& microbatch, const Tensor& dx) const
   embedding_->backward(microbatch.tokens, dx);
 }
 
-void Stage::forward(const Microbatch& microbatch, Saved& saved) const {
+Tensor Stage::forward(const Microbatch& microbatch, Tensor input, Saved& saved) const {
   saved.blocks.resize(blocks_.size());
-  Tensor x = embed(microbatch.tokens, microbatch.seq_len, 0);
+  Tensor x = has_embedding() ? embed(microbatch.tokens, microbatch.seq_len, 0) : std::move(input);
   for (std::size_t i = 0; i < blocks_.size(); ++i) x = blocks_[i].forward(microbatch, x, saved.blocks[i]);
-  saved.out = x;
+  if (!has_head()) return x;
+  saved.out = std::move(x);
+  return {};
 }
 
-double Stage::backward(const Microbatch& microbatch, double gradient_scale, Saved& saved,
-                       const std::function<void(int group)>& group_done) const {
-  OutputHead::Result head = head_->loss_and_gradient(saved.out, microbatch.targets, gradient_scale);
-  saved.out = Tensor();
-  const int head_group = static_cast<int>(blocks_.size()) + 1;
-  group_done(head_group);
-  Tensor dx = std::move(head.dx);
-  for (std::size_t i = blocks_.size(); i-- > 0;) {
-    dx = blocks_[i].backward(microbatch, dx, saved.blocks[i]);
-    group_done(static_cast<int>(i) + 1);
+Stage::Backward Stage::backward(const Microbatch& microbatch, Tensor dy, double gradient_scale, Saved& saved,
+                                const GroupDone& group_done) const {
+  Backward result;
+  if (has_head()) {
+    OutputHead::Result head =
+        head_->loss_and_gradient(std::exchange(saved.out, {}), microbatch.targets, gradient_scale);
+    result.loss_sum = head.loss_sum;
+    dy = std::move(head.dx);
+    group_done(block_group(blocks_.size()));
   }
-  embed_backward(microbatch, dx);
-  group_done(0);
-  return head.loss_sum;
+  for (std::size_t i = blocks_.size(); i-- > 0;) {
+    dy = blocks_[i].backward(microbatch, dy, saved.blocks[i]);
+    group_done(block_group(i));
+  }
+  if (has_embedding()) {
+    embed_backward(microbatch, std::exchange(dy, {}));
+    group_done(first_group_);
+  }
+  result.dx = std::move(dy);
+  return result;
 }
 
-double Stage::evaluate(const Microbatch& microbatch) const {
-  Tensor x = embed(microbatch.tokens, microbatch.seq_len, 0);
+Stage::Backward Stage::backward_input(const Microbatch& microbatch, Tensor dy, double gradient_scale,
+                                      Saved& saved, const GroupDone& group_done) const {
+  Backward result;
+  if (has_head()) {
+    OutputHead::Result head =
+        head_->loss_and_gradient(std::exchange(saved.out, {}), microbatch.targets, gradient_scale);
+    result.loss_sum = head.loss_sum;
+    dy = std::move(head.dx);
+    group_done(block_group(blocks_.size()));
+  }
+  for (std::size_t i = blocks_.size(); i-- > 0;)
+    dy = blocks_[i].backward_input(microbatch, dy, saved.blocks[i]);
+  if (has_embedding())
+    saved.d_embedding = std::move(dy);
+  else
+    result.dx = std::move(dy);
+  return result;
+}
+
+void Stage::backward_weight(const Microbatch& microbatch, Saved& saved, const GroupDone& group_done) const {
+  for (std::size_t i = blocks_.size(); i-- > 0;) {
+    TransformerBlock::backward_weight(saved.blocks[i]);
+    group_done(block_group(i));
+  }
+  if (has_embedding()) {
+    embed_backward(microbatch, std::exchange(saved.d_embedding, {}));
+    group_done(first_group_);
+  }
+}
+
+Tensor Stage::evaluate(const Microbatch& microbatch, Tensor input) const {
+  Tensor x = has_embedding() ? embed(microbatch.tokens, microbatch.seq_len, 0) : std::move(input);
   for (const TransformerBlock& block : blocks_) {
     TransformerBlock::Saved dropped;
     x = block.forward(microbatch, x, dropped);
   }
-  return head_->loss(x, microbatch.targets);
+  return x;
+}
+
+double Stage::loss(const Microbatch& microbatch, const Tensor& input) const {
+  return head_->loss(input, microbatch.targets);
 }
 
 std::vector<Tensor> Stage::make_caches(std::int64_t max_positions) const {
@@ -86,11 +134,13 @@ std::vector<Tensor> Stage::make_caches(std::int64_t max_positions) const {
   return caches;
 }
 
-Tensor Stage::next_logits(const Tensor& tokens, std::int64_t position,
-                          const std::vector<Tensor>& caches) const {
-  Tensor x = embed(tokens, tokens.numel(), position);
+Tensor Stage::forward_cached(const Tensor& tokens, Tensor input, std::int64_t position,
+                             const std::vector<Tensor>& caches) const {
+  Tensor x = has_embedding() ? embed(tokens, tokens.numel(), position) : std::move(input);
   for (std::size_t i = 0; i < blocks_.size(); ++i) x = blocks_[i].forward_cached(position, x, caches[i]);
-  return head_->logits(x, 1);
+  return x;
 }
+
+Tensor Stage::logits(const Tensor& input) const { return head_->logits(input, 1); }
 
 }  // namespace echelon

@@ -1,5 +1,5 @@
-// The layers of one pipeline rank, and the two things an instruction does with them: forward and backward of
-// a microbatch.
+// The layers of one pipeline stage, and what an instruction does with them. Without pipeline parallelism one
+// stage is the model.
 #pragma once
 
 #include <functional>
@@ -15,34 +15,61 @@ namespace echelon {
 
 class Stage {
  public:
-  Stage(const Rank& rank, const Plan& plan, const ParameterStore& parameters, const Faults& faults);
+  // `first_group`: layer group of the stage's first part in `parameters`.
+  Stage(const Rank& rank, const Plan& plan, const ParameterStore& parameters, const StageSlice& slice,
+        int first_group, const Faults& faults);
 
-  // What forward keeps of one microbatch until its backward.
+  bool has_embedding() const { return embedding_.has_value(); }
+  bool has_head() const { return head_.has_value(); }
+
+  // What forward keeps of one microbatch until its backward, and B until W.
   struct Saved {
     std::vector<TransformerBlock::Saved> blocks;
-    Tensor out;  // of the last block: the head's input
+    Tensor out;          // of the last block: the head's input
+    Tensor d_embedding;  // gradient of the embedding's result, left for W
   };
+  // Called when the gradients of a layer group have got a microbatch's part.
+  using GroupDone = std::function<void(int group)>;
 
-  void forward(const Microbatch& microbatch, Saved& saved) const;
-  // Cross-entropy and its gradient, then every layer backwards. Adds to the parameter gradients, which are
-  // those of gradient_scale * loss_sum. `group_done(g)` is called as soon as the gradients of layer group g
-  // are complete. Returns loss_sum over the targets that are not ignored.
-  double backward(const Microbatch& microbatch, double gradient_scale, Saved& saved,
-                  const std::function<void(int group)>& group_done) const;
-  // loss_sum without gradients.
-  double evaluate(const Microbatch& microbatch) const;
+  // The residual stream from stage to stage; `input` is undefined where the stage has the embedding, the
+  // result where it has the head.
+  Tensor forward(const Microbatch& microbatch, Tensor input, Saved& saved) const;
 
-  // Generation, one sequence: logits (1, V) after the last of the new tokens, which stand at [position, ...).
-  Tensor next_logits(const Tensor& tokens, std::int64_t position, const std::vector<Tensor>& caches) const;
+  struct Backward {
+    Tensor dx;            // undefined where the stage has the embedding
+    double loss_sum = 0;  // over the targets that are not ignored, where it has the head
+  };
+  // Cross-entropy and its gradient first where the stage has the head (`dy` is undefined there). Adds to the
+  // parameter gradients, which are those of gradient_scale * loss_sum.
+  Backward backward(const Microbatch& microbatch, Tensor dy, double gradient_scale, Saved& saved,
+                    const GroupDone& group_done) const;
+  // The same in two parts. The head's weights get their gradient in the first: their logits exist only then.
+  Backward backward_input(const Microbatch& microbatch, Tensor dy, double gradient_scale, Saved& saved,
+                          const GroupDone& group_done) const;
+  void backward_weight(const Microbatch& microbatch, Saved& saved, const GroupDone& group_done) const;
+
+  // Without gradients.
+  Tensor evaluate(const Microbatch& microbatch, Tensor input) const;
+  double loss(const Microbatch& microbatch, const Tensor& input) const;  // loss_sum of the head
+
+  // Generation, one sequence of new tokens at [position, ...): residual stream to residual stream, then
+  // logits (1, V_local).
+  Tensor forward_cached(const Tensor& tokens, Tensor input, std::int64_t position,
+                        const std::vector<Tensor>& caches) const;
+  Tensor logits(const Tensor& input) const;
   std::vector<Tensor> make_caches(std::int64_t max_positions) const;
 
  private:
   Tensor embed(const Tensor& tokens, std::int64_t seq_len, std::int64_t first_position) const;
   Tensor positions_here(std::int64_t rows, std::int64_t seq_len, std::int64_t first_position) const;
   void embed_backward(const Microbatch& microbatch, const Tensor& dx) const;
+  int block_group(std::size_t block) const {
+    return first_group_ + (has_embedding() ? 1 : 0) + static_cast<int>(block);
+  }
 
   const Rank* rank_;
   TensorParallel tensor_parallel_;
+  int first_group_;
   std::optional<VocabularyEmbedding> embedding_;
   Weight positions_;  // learned (GPT-2); undefined otherwise
   std::vector<TransformerBlock> blocks_;

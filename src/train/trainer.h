@@ -7,12 +7,13 @@
 #include "parallel/data_parallel.h"
 #include "parallel/faults.h"
 #include "spec/plan.h"
+#include "train/held_stages.h"
 #include "train/optimizer.h"
-#include "train/stage.h"
 
 namespace echelon {
 
-// Writes the `seq_len` tokens and targets of one sample; a target below zero is ignored. Depends on (step, sample) and fixed data only.
+// Writes the `seq_len` tokens and targets of one sample; a target below zero is ignored. Depends on (step,
+// sample) and fixed data only.
 using SampleSource =
     std::function<void(std::int64_t step, std::int64_t sample, std::int32_t* tokens, std::int32_t* targets)>;
 
@@ -35,7 +36,9 @@ class Trainer {
   double evaluate(std::int64_t num_samples, const SampleSource& samples);
 
   const ParameterStore& parameters() const { return parameters_; }
-  const Stage& stage() const { return stage_; }
+  const HeldStages& stages() const { return stages_; }
+  // What this rank ran in the last step, and when.
+  const PipelineRun& last_run() const { return last_run_; }
   const Plan& plan() const { return plan_; }
   const Rank& rank() const { return rank_; }
 
@@ -43,14 +46,18 @@ class Trainer {
   Microbatch load(std::int64_t step, Range samples, const SampleSource& source);
   void finish_group(int group, DataParallel& data_parallel);
   [[noreturn]] void refuse_step(std::int64_t step, double learning_rate) const;
-  std::vector<double> sum_over_dp(const std::vector<double>& values) const;
+  void add_pipeline_copies();
+  std::vector<double> sum_over(std::initializer_list<Axis> axes, const std::vector<double>& values) const;
 
   const Rank& rank_;
   Plan plan_;
   OptimizerOptions optimizer_;
   Faults faults_;
+  PipelineLayout pipeline_;
+  Schedule lowered_;
   ParameterStore parameters_;
-  Stage stage_;
+  HeldStages stages_;
+  PipelineRun last_run_;
 };
 
 }  // namespace echelon

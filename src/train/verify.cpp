@@ -45,6 +45,7 @@ struct Reference {
         kernels(make_kernels(arena, plan.dtype, request.run.threads_per_rank)) {
     plan.mesh = Mesh{};
     plan.sequence_parallel = false;
+    plan.layers_per_stage.clear();
     rank = std::make_unique<Rank>(world, plan.mesh, 0, plan.dtype, arena, *kernels);
     trainer = std::make_unique<Trainer>(*rank, plan, request.optimizer, request.seed);
   }
@@ -109,19 +110,24 @@ class Comparison {
 
  private:
   bool leads() const { return rank_.index() == 0; }
-  std::size_t count() const { return trainer_.parameters().all().size(); }
-  const Parameter& at(std::size_t i) const { return trainer_.parameters().all()[i]; }
+  std::size_t count() const { return trainer_.parameters().model().size(); }
+  const ParamSpec& at(std::size_t i) const { return trainer_.parameters().model()[i]; }
+  // nullptr on a pipeline rank that does not hold the parameter.
+  const Parameter* here(std::size_t i) const { return trainer_.parameters().find_here(at(i).name); }
 
   // From rank 0 to everyone.
   void share(const Tensor& t) const {
-    if (rank_.coordinate(Axis::dp) == 0) rank_.along(Axis::tp).broadcast(t, 0).wait();
-    rank_.along(Axis::dp).broadcast(t, 0).wait();
+    const bool first_stage = rank_.coordinate(Axis::pp) == 0;
+    if (first_stage && rank_.coordinate(Axis::dp) == 0) rank_.along(Axis::tp).broadcast(t, 0).wait();
+    if (first_stage) rank_.along(Axis::dp).broadcast(t, 0).wait();
+    rank_.along(Axis::pp).broadcast(t, 0).wait();
   }
   // The reference's logical tensor, in double precision, on every rank.
   Tensor reference_tensor(std::size_t i, ParameterTensor which) const {
-    Tensor t = leads()
-                   ? as_doubles(rank_, tensor_of(reference_->trainer->parameters().all()[i], which).flat())
-                   : Tensor(rank_.arena(), MemoryCategory::other, DType::f64, {at(i).spec.numel()});
+    Tensor t =
+        leads()
+            ? as_doubles(rank_, tensor_of(reference_->trainer->parameters().find(at(i).name), which).flat())
+            : Tensor(rank_.arena(), MemoryCategory::other, DType::f64, {at(i).numel()});
     share(t);
     return t;
   }
@@ -133,22 +139,24 @@ class Comparison {
   // Over what every rank holds of the tensor, replicas included.
   Worst worst_difference(std::size_t i, ParameterTensor which, const Tensor& expected,
                          const double* tolerance) const {
-    const Tensor local = as_doubles(rank_, tensor_of(at(i), which).flat());
     const Tensor worst(rank_.arena(), MemoryCategory::other, DType::f64, {2});
     double* w = worst.data<double>();
     w[0] = w[1] = 0;
-    for_each_run(
-        at(i).spec, rank_.size(Axis::tp), rank_.coordinate(Axis::tp),
-        [&](std::int64_t logical, std::int64_t begin, std::int64_t n) {
-          for (std::int64_t k = 0; k < n; ++k) {
-            double d = std::abs(expected.data<double>()[logical + k] - local.data<double>()[begin + k]);
-            if (std::isnan(d)) d = infinity;
-            w[0] = std::max(w[0], d);
-            if (tolerance != nullptr && d > 0)
-              w[1] = std::max(w[1], tolerance[logical + k] > 0 ? d / tolerance[logical + k] : infinity);
-          }
-        });
-    for (Axis axis : {Axis::tp, Axis::dp}) rank_.along(axis).all_reduce(worst, ReduceOp::max).wait();
+    if (const Parameter* parameter = here(i)) {
+      const Tensor local = as_doubles(rank_, tensor_of(*parameter, which).flat());
+      for_each_run(
+          at(i), rank_.size(Axis::tp), rank_.coordinate(Axis::tp),
+          [&](std::int64_t logical, std::int64_t begin, std::int64_t n) {
+            for (std::int64_t k = 0; k < n; ++k) {
+              double d = std::abs(expected.data<double>()[logical + k] - local.data<double>()[begin + k]);
+              if (std::isnan(d)) d = infinity;
+              w[0] = std::max(w[0], d);
+              if (tolerance != nullptr && d > 0)
+                w[1] = std::max(w[1], tolerance[logical + k] > 0 ? d / tolerance[logical + k] : infinity);
+            }
+          });
+    }
+    for (Axis axis : all_axes) rank_.along(axis).all_reduce(worst, ReduceOp::max).wait();
     return {w[0], w[1]};
   }
 
@@ -168,7 +176,7 @@ class Comparison {
       const double rel = relative(worst.difference, sizes.back());
       report_.bitwise &= worst.difference == 0;
       report_.grad_max_rel_diff = std::max(report_.grad_max_rel_diff, rel);
-      if (!(rel <= report_.bound)) found(step, at(i).spec.name, "grad", rel);
+      if (!(rel <= report_.bound)) found(step, at(i).name, "grad", rel);
     }
     return sizes;
   }
@@ -203,7 +211,7 @@ class Comparison {
       report_.bitwise &= worst.difference == 0;
       report_.param_max_rel_diff = std::max(report_.param_max_rel_diff, rel);
       report_.param_worst = std::max(report_.param_worst, worst.share);
-      if (!(worst.share <= 1)) found(step, at(i).spec.name, "param", rel);
+      if (!(worst.share <= 1)) found(step, at(i).name, "param", rel);
     }
   }
 
@@ -215,8 +223,9 @@ class Comparison {
       for (ParameterTensor which :
            {ParameterTensor::value, ParameterTensor::exp_avg, ParameterTensor::exp_avg_sq}) {
         const Tensor reference = reference_tensor(i, which);
-        const Tensor& local = tensor_of(at(i), which);
-        for_each_run(at(i).spec, rank_.size(Axis::tp), rank_.coordinate(Axis::tp),
+        if (here(i) == nullptr) continue;
+        const Tensor& local = tensor_of(*here(i), which);
+        for_each_run(at(i), rank_.size(Axis::tp), rank_.coordinate(Axis::tp),
                      [&](std::int64_t logical, std::int64_t begin, std::int64_t n) {
                        const double* from = reference.data<double>() + logical;
                        if (rank_.dtype() == DType::f64)
@@ -264,6 +273,7 @@ double verify_bound(const Plan& plan) {
 VerifyReport verify(const VerifyRequest& given) {
   VerifyRequest request = given;
   validate(request.plan);
+  const PipelineLayout checked(request.plan);
   validate(request.optimizer);
   if (request.steps < 1) refuse("--steps {}: must be at least 1", request.steps);
   if (!request.samples) request.samples = random_tokens(request.plan, request.seed);

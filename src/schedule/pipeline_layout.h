@@ -1,0 +1,50 @@
+// Which layers each pipeline stage has, and which stages and parameters each pipeline rank holds: what the
+// trainer and the predictions must agree on.
+#pragma once
+
+#include <vector>
+
+#include "schedule/schedule.h"
+#include "spec/plan.h"
+
+namespace echelon {
+
+// Consecutive layers of the model; the first stage has the embedding too, the last one final norm and output
+// layer.
+struct StageSlice {
+  Range layers;
+  bool embedding = false, head = false;
+};
+
+class PipelineLayout {
+ public:
+  // RequestError when the plan's schedule, stages and layers do not go together.
+  explicit PipelineLayout(const Plan& plan);
+
+  const std::vector<StageSlice>& slices() const { return slices_; }
+  // Stages that a pipeline rank holds, ascending.
+  const std::vector<int>& stages_of(int pp_rank) const { return held_[static_cast<std::size_t>(pp_rank)]; }
+  // Parameters of a pipeline rank in layer groups: for each of its stages the embedding, each block, the
+  // head, where it has them. A tied output matrix is part of the head's group where the rank does not hold
+  // the embedding as well.
+  const std::vector<std::vector<ParamSpec>>& groups_of(int pp_rank) const {
+    return groups_[static_cast<std::size_t>(pp_rank)];
+  }
+  // Pipeline ranks that hold a parameter, ascending: more than one for a tied embedding whose ends are on two
+  // ranks, and for every stage of DualPipe. The first one counts and saves it.
+  const std::vector<int>& holders_of(const std::string& parameter) const;
+  // Whether embedding and tied output layer are on one rank, so that their gradients meet there.
+  bool ties_on(int pp_rank) const;
+
+ private:
+  bool tied_ = false;
+  std::vector<StageSlice> slices_;
+  std::vector<std::vector<int>> held_;
+  std::vector<std::vector<std::vector<ParamSpec>>> groups_;
+  std::vector<std::pair<std::string, std::vector<int>>> holders_;  // by name, sorted
+};
+
+// The plan's schedule for a data-parallel rank with this many microbatches, with its messages.
+Schedule lowered_schedule(const Plan& plan, int microbatches);
+
+}  // namespace echelon

@@ -1,0 +1,54 @@
+// The pipeline stages that one rank holds: what the executor runs for a training step, and the plain pass
+// from stage to stage that evaluation and generation use.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <vector>
+
+#include "parallel/pipeline_parallel.h"
+#include "schedule/pipeline_layout.h"
+#include "train/stage.h"
+
+namespace echelon {
+
+class HeldStages {
+ public:
+  HeldStages(const Rank& rank, const Plan& plan, const PipelineLayout& pipeline,
+             const ParameterStore& parameters, const Faults& faults);
+
+  struct StepResult {
+    double loss_sum = 0;  // of the microbatches whose last stage is on this rank
+    PipelineRun run;
+  };
+  // All microbatches of a step by the lowered schedule. `group_done` is called when a layer group has the
+  // gradients of all of them. Gradients are those of gradient_scale * loss_sum.
+  StepResult run_step(const Schedule& lowered, const std::vector<Microbatch>& microbatches,
+                      double gradient_scale, const std::function<void(int group)>& group_done) const;
+
+  // loss_sum of a microbatch, on the ranks that hold the last stage; 0 elsewhere. Collective over pp.
+  double evaluate(const Microbatch& microbatch) const;
+
+  // Logits (1, V_local) after the last of the new tokens at [position, ...), on the rank that holds the last
+  // stage; undefined elsewhere. Collective over pp.
+  using Caches = std::vector<std::vector<Tensor>>;
+  Caches make_caches(std::int64_t max_positions) const;
+  Tensor next_logits(const Tensor& tokens, std::int64_t position, const Caches& caches) const;
+  // The pipeline rank that holds the last stage, and runs it in evaluation and generation.
+  int last_rank() const { return runner_.back(); }
+
+ private:
+  // Hands the residual stream through all stages, from rank to rank: run(index of a held stage, input) ->
+  // output. The result is that of the last stage, on its rank.
+  Tensor pass(std::int64_t rows, const std::function<Tensor(std::size_t held, Tensor input)>& run) const;
+  Tensor make_boundary(std::int64_t rows) const;
+
+  const Rank* rank_;
+  std::int64_t hidden_;
+  TensorParallel tensor_parallel_;
+  std::vector<int> ids_;     // of the held stages
+  std::vector<Stage> held_;  // in the order of ids_
+  std::vector<int> runner_;  // of each stage of the model: the rank that runs it in pass()
+};
+
+}  // namespace echelon

@@ -1,0 +1,151 @@
+// Every schedule that flushes computes what one rank computes: to the last bit where no sum is regrouped,
+// whatever the order of instructions, the number of stages and the split of the layers.
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+#include "mesh_runs.h"
+#include "schedule/schedules.h"
+#include "schedule/simulate.h"
+#include "train/checkpoint.h"
+#include "train/verify.h"
+
+namespace echelon {
+namespace {
+
+using namespace checks;
+
+std::vector<std::string> flushing_schedules() {
+  std::vector<std::string> names;
+  for (const std::string& name : schedule_names())
+    if (name != "pipedream" && name != "2bw") names.push_back(name);
+  return names;
+}
+
+Plan pipeline_plan(const ModelSpec& model, const std::string& schedule, int pp, int dp, int tp,
+                   std::int64_t microbatches) {
+  Plan plan = odd_plan(model, dp, tp, tp > 1);
+  plan.mesh.set(Axis::pp, pp);
+  plan.schedule = schedule;
+  plan.micro_batch = 1;
+  plan.global_batch = microbatches * dp;
+  plan.seq_len = 5;
+  return plan;
+}
+
+VerifyReport verified(const Plan& plan, std::int64_t steps = 1) {
+  VerifyRequest request;
+  request.plan = plan;
+  request.optimizer.warmup_steps = 0;
+  request.optimizer.clip = 0.1;
+  request.run.timeout = patience;
+  request.steps = steps;
+  return verify(request);
+}
+
+// DualPipe adds the gradients of its two directions at the end: another grouping.
+bool keeps_grouping(const std::string& schedule) { return schedule != "dualpipe"; }
+
+TEST(Pipeline, EveryScheduleGivesTheBitsOfOneRank) {
+  for (const std::string& schedule : flushing_schedules())
+    for (int pp : {2, 3, 4})
+      for (const ModelSpec& model : {odd_gpt2(true, 8), odd_llama(false, 2, 8), odd_llama(true, 4, 9)}) {
+        if (schedule == "dualpipe" && pp == 3) continue;  // an even number of ranks
+        const Plan plan = pipeline_plan(model, schedule, pp, 1, 1, 8);
+        SCOPED_TRACE(fmt::format("{} {} pp {}", schedule, model.name, pp));
+        const VerifyReport report = verified(plan, 2);
+        EXPECT_TRUE(report.pass) << to_json(report, plan);
+        EXPECT_TRUE(report.bitwise || !keeps_grouping(schedule)) << to_json(report, plan);
+      }
+}
+
+TEST(Pipeline, ComposesWithDataTensorAndSequenceParallel) {
+  for (const std::string& schedule : flushing_schedules())
+    for (auto [dp, tp] : {std::pair{2, 1}, {1, 2}, {2, 2}})
+      for (const ModelSpec& model : {odd_gpt2(true, 4), odd_llama(false, 2, 4)}) {
+        const Plan plan = pipeline_plan(model, schedule, 2, dp, tp, 4);
+        SCOPED_TRACE(fmt::format("{} {} dp {} tp {}", schedule, model.name, dp, tp));
+        const VerifyReport report = verified(plan);
+        EXPECT_TRUE(report.pass) << to_json(report, plan);
+        EXPECT_LE(report.grad_max_rel_diff, 1e-10);
+      }
+}
+
+TEST(Pipeline, AnyNumberOfMicrobatches) {
+  for (const std::string& schedule : flushing_schedules())
+    for (int microbatches = 1; microbatches <= 9; ++microbatches) {
+      const int pp = schedule.starts_with("dualpipe") ? 2 : 3;
+      if (schedule.starts_with("dualpipe") &&
+          (microbatches < 4 || (schedule == "dualpipe" && microbatches % 2 == 1)))
+        continue;
+      const Plan plan = pipeline_plan(odd_gpt2(true, 6), schedule, pp, 1, 1, microbatches);
+      SCOPED_TRACE(fmt::format("{} {} microbatches", schedule, microbatches));
+      const VerifyReport report = verified(plan);
+      EXPECT_TRUE(report.pass && (report.bitwise || !keeps_grouping(schedule))) << to_json(report, plan);
+    }
+}
+
+TEST(Pipeline, UnevenLayersAndRaggedMicrobatches) {
+  for (const char* schedule : {"1f1b", "zb-h1", "gpipe"}) {
+    Plan plan = pipeline_plan(odd_llama(false, 2, 7), schedule, 4, 2, 1, 4);
+    plan.micro_batch = 2;
+    plan.global_batch = 13;  // 7 and 6 samples: 4 and 3 microbatches, the last one smaller
+    EXPECT_TRUE(verified(plan).pass) << schedule;  // 2, 2, 2 and 1 layers
+    plan.layers_per_stage = {1, 3, 0, 3};
+    EXPECT_TRUE(verified(plan).pass) << schedule;
+  }
+}
+
+TEST(Pipeline, ExecutedPeaksAndMessagesAreTheSimulatedOnes) {
+  for (const std::string& schedule : flushing_schedules()) {
+    const Plan plan = pipeline_plan(odd_gpt2(true, 8), schedule, 4, 1, 1, 8);
+    const Schedule on_paper = make_schedule(schedule, 4, 8);
+    const Simulation simulated = simulate(on_paper, {});
+    std::mutex mutex;
+    std::int64_t messages = 0;
+    on_mesh(plan, [&](const Rank& rank) {
+      Trainer trainer(rank, plan, {}, 1);
+      trainer.compute_gradients(0, random_samples(plan));
+      const std::lock_guard lock(mutex);
+      messages += trainer.last_run().messages;
+      EXPECT_DOUBLE_EQ(trainer.last_run().peak_saved * on_paper.stage_fraction(),
+                       simulated.peak_activations[static_cast<std::size_t>(rank.coordinate(Axis::pp))])
+          << schedule << " rank " << rank.index();
+    });
+    EXPECT_EQ(messages, simulated.messages) << schedule;
+  }
+}
+
+// A checkpoint of one pipeline holds logical tensors: it loads on another, and on none.
+TEST(Pipeline, CheckpointsLoadOnAnotherPipeline) {
+  const TemporaryDirectory directory;
+  const ModelSpec model = odd_gpt2(true, 6);
+  const auto bits_after = [&](Plan plan, bool load, bool save) {
+    LogicalTensors tensors;
+    std::mutex mutex;
+    on_mesh(plan, [&](const Rank& rank) {
+      Trainer trainer(rank, plan, {}, load ? 99 : 1);
+      CheckpointInfo info;
+      info.model = model;
+      info.dtype = plan.dtype;
+      if (load) load_checkpoint(rank, trainer.parameters(), read_checkpoint_info(directory.path()), false);
+      trainer.compute_gradients(load ? 1 : 0, random_samples(plan));
+      trainer.apply_gradients(load ? 1 : 0);
+      info.step = 1;
+      if (save) save_checkpoint(rank, trainer.parameters(), directory.path(), info);
+      for (const Parameter& p : trainer.parameters().all()) {
+        const Tensor logical = gather_logical(rank, p, ParameterTensor::value);
+        const std::lock_guard lock(mutex);
+        tensors[p.spec.name] = checks::as_doubles(logical);
+      }
+    });
+    return tensors;
+  };
+  bits_after(pipeline_plan(model, "zb-v", 2, 1, 1, 6), false, true);
+  const LogicalTensors expected = bits_after(pipeline_plan(model, "1f1b", 1, 1, 1, 6), true, false);
+  EXPECT_EQ(bits_after(pipeline_plan(model, "gpipe", 3, 1, 1, 6), true, false), expected);
+  EXPECT_EQ(bits_after(pipeline_plan(model, "interleaved", 3, 1, 1, 6), true, false), expected);
+}
+
+}  // namespace
+}  // namespace echelon
