@@ -54,9 +54,9 @@ class PlanFlags {
 
   CLI::App* app_ = nullptr;
   Plan defaults_;
-  std::string plan_file_, model_, sp_, dtype_;
-  int dp_ = 1, tp_ = 1;
-  std::optional<int> pp_, cp_, ep_;
+  std::string plan_file_, model_, sp_, dtype_, schedule_, layers_per_stage_;
+  int dp_ = 1, tp_ = 1, pp_ = 1, chunks_ = 0;
+  std::optional<int> cp_, ep_;
   std::int64_t global_batch_ = 0, micro_batch_ = 0, seq_len_ = 0;
   std::vector<Later> later_;
 };
@@ -86,6 +86,7 @@ class RunFlags {
 // Each adds its verb to the program and returns the exit status through `status` when the verb ran.
 void add_train(CLI::App& program, int& status);
 void add_verify(CLI::App& program, int& status);
+void add_simulate(CLI::App& program, int& status);
 void add_generate(CLI::App& program, int& status);
 void add_bench(CLI::App& program, int& status);
 

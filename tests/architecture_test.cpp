@@ -16,12 +16,13 @@ const std::map<std::string, std::set<std::string>>& stands_on() {
       {"base", {}},
       {"spec", {"base"}},
       {"schedule", {"base", "spec"}},
+      {"draw", {"base", "spec", "schedule"}},
       {"plan", {"base", "spec", "schedule"}},
       {"tensor", {"base", "spec"}},
       {"layer", {"base", "spec", "tensor"}},
       {"comm", {"base", "spec", "tensor"}},
-      {"parallel", {"base", "spec", "tensor", "layer", "comm"}},
-      {"train", {"base", "spec", "plan", "tensor", "layer", "comm", "parallel"}},
+      {"parallel", {"base", "spec", "schedule", "tensor", "layer", "comm"}},
+      {"train", {"base", "spec", "schedule", "plan", "tensor", "layer", "comm", "parallel"}},
   };
   return rooms;
 }

@@ -1,0 +1,127 @@
+#include "apps/simulate_report.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "schedule/validate.h"
+
+namespace echelon {
+namespace {
+
+// Sums of times have rounding in their last digits, which nobody asked for.
+double rounded(double x) {
+  const double y = std::round(x * 1e9) / 1e9;
+  return y == 0 ? 0 : y;  // no -0
+}
+
+double duration(const Instruction& i, const StageTimes& t) {
+  switch (i.op) {
+    case Op::F:
+      return t.forward;
+    case Op::B:
+      return t.backward_input;
+    case Op::W:
+      return t.backward_weight;
+    case Op::BW:
+      return t.backward_input + t.backward_weight;
+    default:
+      return 0;
+  }
+}
+
+// "4", "4 3 2 1", and of many ranks "32 to 1".
+template <class T>
+std::string over_ranks(const std::vector<T>& values) {
+  const auto [least, most] = std::minmax_element(values.begin(), values.end());
+  if (values.empty() || *least == *most) return values.empty() ? "" : fmt::format("{:.4g}", 1.0 * *most);
+  if (values.size() > 6) return fmt::format("{:.4g} to {:.4g}", 1.0 * *least, 1.0 * *most);
+  std::string text;
+  for (const T& value : values) text += fmt::format("{}{:.4g}", text.empty() ? "" : " ", 1.0 * value);
+  return text;
+}
+
+}  // namespace
+
+SimulationReport report_on(Schedule schedule, const SimulationCosts& costs) {
+  SimulationReport report;
+  validate(schedule);
+  report.name = schedule.name;
+  report.ranks = schedule.num_ranks();
+  report.microbatches = schedule.num_microbatches;
+  report.simulation = simulate(schedule, costs);
+  report.makespan = report.simulation.timeline.makespan();
+  for (const auto& list : schedule.ranks) {
+    double work = 0;
+    for (const Instruction& i : list) work += duration(i, costs.of(i.stage));
+    report.work = std::max(report.work, work);
+  }
+  report.schedule = std::move(schedule);
+  return report;
+}
+
+nlohmann::ordered_json to_json(const SimulationReport& r) {
+  nlohmann::ordered_json json{{"schedule", r.name}, {"pp", r.ranks}, {"microbatches", r.microbatches}};
+  json["valid"] = r.unfit.empty();
+  if (!r.unfit.empty()) {
+    json["reason"] = r.unfit;
+    return json;
+  }
+  std::vector<double> peaks;
+  for (double peak : r.simulation.peak_activations) peaks.push_back(rounded(peak));
+  json["makespan"] = rounded(r.makespan);
+  json["work_per_rank"] = rounded(r.work);
+  json["bubble_time"] = rounded(r.bubble());
+  json["bubble_fraction"] = rounded(r.bubble_fraction());
+  json["local_bubble_time"] = rounded(r.simulation.timeline.local_bubble());
+  json["peak_activations"] = peaks;
+  json["weight_versions"] = r.simulation.weight_versions;
+  json["parameter_copies"] = r.simulation.parameter_copies;
+  json["messages"] = r.simulation.messages;
+  return json;
+}
+
+std::string table(const std::vector<SimulationReport>& reports) {
+  using Row = std::vector<std::string>;
+  std::vector<Row> rows{{"schedule", "makespan", "bubble", "", "local bubble", "peak activations of a rank",
+                         "weight versions", "copies", "messages"}};
+  for (const SimulationReport& r : reports)
+    rows.push_back(
+        !r.unfit.empty()
+            ? Row{r.name}
+            : Row{r.name, fmt::format("{:.6g}", r.makespan), fmt::format("{:.6g}", rounded(r.bubble())),
+                  fmt::format("{:.1f}%", 100 * r.bubble_fraction()),
+                  fmt::format("{:.6g}", rounded(r.simulation.timeline.local_bubble())),
+                  over_ranks(r.simulation.peak_activations), over_ranks(r.simulation.weight_versions),
+                  fmt::format("{}", r.simulation.parameter_copies),
+                  fmt::format("{}", r.simulation.messages)});
+  std::vector<std::size_t> widths(rows[0].size());
+  for (const Row& row : rows)
+    for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
+  std::string text;
+  for (std::size_t k = 0; k < rows.size(); ++k) {
+    std::string line = fmt::format("{:<{}}", rows[k][0], widths[0]);
+    for (std::size_t c = 1; c < rows[k].size(); ++c) line += fmt::format("  {:>{}}", rows[k][c], widths[c]);
+    if (rows[k].size() == 1) line += "  " + reports[k - 1].unfit;
+    text += line + '\n';
+  }
+  return text;
+}
+
+std::vector<Track> tracks_of(std::vector<SimulationReport>& reports) {
+  std::vector<Track> tracks;
+  for (SimulationReport& r : reports) {
+    if (!r.unfit.empty()) continue;
+    tracks.push_back({r.name,
+                      fmt::format("makespan {:.6g}, bubble {:.6g} ({:.1f}%), peak {} activations", r.makespan,
+                                  rounded(r.bubble()), 100 * r.bubble_fraction(),
+                                  over_ranks(r.simulation.peak_activations)),
+                      {}});
+    tracks.back().timeline = std::move(r.simulation.timeline);
+  }
+  return tracks;
+}
+
+}  // namespace echelon

@@ -1,0 +1,33 @@
+// What simulate says of one schedule, as a row of a table and as an object.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "draw/gantt.h"
+#include "schedule/simulate.h"
+
+namespace echelon {
+
+struct SimulationReport {
+  std::string name;
+  int ranks = 0, microbatches = 0;
+  std::string unfit;  // why it cannot be had with these numbers; then the rest is empty
+  Schedule schedule;
+  Simulation simulation;
+  double makespan = 0, work = 0;  // of the rank with the most
+
+  double bubble() const { return makespan - work; }
+  double bubble_fraction() const { return makespan > 0 ? bubble() / makespan : 0; }
+};
+
+// Validates and simulates.
+SimulationReport report_on(Schedule schedule, const SimulationCosts& costs);
+
+nlohmann::ordered_json to_json(const SimulationReport& report);
+std::string table(const std::vector<SimulationReport>& reports);
+// The simulated ones, on one time axis; moves their timelines out.
+std::vector<Track> tracks_of(std::vector<SimulationReport>& reports);
+
+}  // namespace echelon

@@ -1,0 +1,256 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "draw/bars.h"
+
+namespace echelon {
+namespace {
+
+using std::size_t;
+
+constexpr int most_folds = 8;  // more are not read but scrolled past
+
+struct Look {
+  Op op = Op::F;
+  int chunk = 0;
+  bool operator==(const Look&) const = default;
+};
+// One column of the terminal.
+struct Cell {
+  char letter = ' ';
+  bool is_bar = false;
+  Look look;
+};
+using Line = std::vector<Cell>;
+
+// The nearest of the terminal's 6 x 6 x 6 cube.
+int terminal_colour(Colour c) {
+  const auto level = [](int v) { return v < 48 ? 0 : v < 115 ? 1 : (v - 35) / 40; };
+  return 16 + 36 * level(c.red) + 6 * level(c.green) + level(c.blue);
+}
+
+class TextGantt {
+ public:
+  TextGantt(const std::vector<Track>& tracks, const TextOptions& options)
+      : tracks_(tracks), options_(options) {
+    size_t ranks = 1;
+    int microbatch = 0;
+    for (const Track& track : tracks) {
+      bars_.push_back(bars_of(track.timeline));
+      ranks = std::max(ranks, track.timeline.ranks.size());
+      makespan_ = std::max(makespan_, bars_.back().makespan);
+      microbatch = std::max(microbatch, bars_.back().largest_microbatch);
+    }
+    digits_ = static_cast<int>(fmt::formatted_size("{}", microbatch));
+    prefix_ = static_cast<int>(fmt::formatted_size("rank {}  ", ranks - 1));
+    choose_scale();
+  }
+
+  std::string draw() {
+    for (size_t t = 0; t < tracks_.size(); ++t) {
+      if (t > 0) out_ += '\n';
+      if (!tracks_[t].title.empty())
+        out_ += tracks_[t].title + (tracks_[t].note.empty() ? "" : ": " + tracks_[t].note) + "\n";
+      draw_track(bars_[t]);
+    }
+    draw_legend();
+    return std::move(out_);
+  }
+
+ private:
+  int room() const { return std::max(options_.width - prefix_, 10); }
+
+  // Columns per unit such that the shortest bar has room for its label; or, where that folds too often, one
+  // part without labels.
+  void choose_scale() {
+    unit_ = unit_of(bars_);
+    const int label = digits_ + (options_.is_colour ? 1 : 2);  // with the gap that follows
+    double shortest = makespan_;
+    for (const Bars& bars : bars_)
+      for (const auto& row : bars.ranks)
+        for (const Bar& bar : row)
+          if (bar.end > bar.begin)
+            shortest = std::min(shortest, (bar.end - bar.begin) / (bar.part == Part::whole ? 1 : 2));
+    if (unit_ > 0) columns_per_unit_ = static_cast<int>(std::ceil(label * unit_ / shortest - 1e-6));
+    units_per_fold_ = columns_per_unit_ > 0 ? room() / columns_per_unit_ : 0;
+    is_squeezed_ = unit_ <= 0 || units_per_fold_ < 1 ||
+                   std::ceil(makespan_ / unit_ / units_per_fold_ - 1e-6) > most_folds;
+    if (!is_squeezed_) return;
+    columns_per_unit_ = 1;
+    units_per_fold_ = room();
+    unit_ = makespan_ > 0 ? makespan_ / room() : 1;
+  }
+
+  int column(double time) const { return static_cast<int>(std::lround(time / unit_ * columns_per_unit_)); }
+
+  std::string mark(const Bar& bar) const {
+    const std::string name = bar.instruction.op == Op::step ? "S" : op_name(bar.instruction.op);
+    if (bar.chunk % 2 == 0) return name;
+    return name == "BW" ? "bw" : std::string(1, static_cast<char>(name[0] - 'A' + 'a'));
+  }
+
+  void draw_track(const Bars& bars) {
+    const int columns = std::max(column(bars.makespan), 1), fold = units_per_fold_ * columns_per_unit_;
+    std::vector<Line> lines;
+    for (const auto& row : bars.ranks)
+      lines.push_back(is_squeezed_ ? squeezed_line(row, columns) : line(row, columns, fold));
+    for (int from = 0; from < columns; from += fold) {
+      const int to = std::min(from + fold, columns);
+      if (from > 0) out_ += '\n';
+      draw_axis(from, to);
+      for (size_t r = 0; r < lines.size(); ++r) {
+        out_ += fmt::format("{:<{}}", fmt::format("rank {}", r), prefix_);
+        put(lines[r], from, to, bars.num_chunks);
+      }
+    }
+  }
+
+  void draw_axis(int from, int to) {
+    std::string axis(static_cast<size_t>(prefix_), ' ');
+    const double step = std::max(round_step(8 * unit_ / columns_per_unit_), is_squeezed_ ? 0 : unit_);
+    for (double k = std::ceil(from * unit_ / columns_per_unit_ / step - 1e-6);; ++k) {
+      const int at = column(k * step);
+      if (at >= to) break;
+      const size_t place = static_cast<size_t>(prefix_ + at - from);
+      if (place < axis.size()) continue;
+      axis.append(place - axis.size(), ' ');
+      axis += fmt::format("{:.6g} ", k * step + 0.0);
+    }
+    axis.erase(axis.find_last_not_of(' ') + 1);
+    out_ += axis + '\n';
+  }
+
+  Line line(const std::vector<Bar>& row, int columns, int fold) const {
+    Line line(static_cast<size_t>(columns));
+    for (int c = 0; c < columns; c += columns_per_unit_) line[static_cast<size_t>(c)].letter = '.';
+    for (const Bar& bar : row) {
+      const int begin = column(bar.begin), end = column(bar.end), middle = (begin + end) / 2;
+      fill(line, bar, bar.part == Part::second ? middle : begin, bar.part == Part::first ? middle : end,
+           fold);
+    }
+    return line;
+  }
+
+  void fill(Line& line, const Bar& bar, int begin, int end, int fold) const {
+    const int size = end - begin;
+    if (size < 1) return;
+    const std::string number = fmt::format("{}", bar.instruction.microbatch);
+    std::string label = mark(bar) + (bar.instruction.op == Op::step ? "" : number);
+    if (options_.is_colour && bar.instruction.op != Op::step) label = number;
+    const int room = std::max(size - (bar.part == Part::first ? 0 : 1), 1);
+    if (static_cast<int>(label.size()) > room && label.starts_with("BW")) label.erase(1, 1);
+    if (static_cast<int>(label.size()) > room && label.starts_with("bw")) label.erase(1, 1);
+    label.resize(std::min(label.size(), static_cast<size_t>(room)));
+    // A label is not torn where the drawing folds.
+    int at = begin;
+    const int length = static_cast<int>(label.size()), next_fold = (begin / fold + 1) * fold;
+    if (at + length > next_fold && end - 1 - next_fold >= length) at = next_fold;
+    // In colour the last column stays empty, so that bars are told apart; without, a dash goes on to there.
+    for (int c = begin; c < begin + room; ++c) {
+      Cell& cell = line[static_cast<size_t>(c)];
+      const bool is_label = c >= at && c < at + length;
+      cell = {is_label             ? label[static_cast<size_t>(c - at)]
+              : options_.is_colour ? ' '
+                                   : '-',
+              true,
+              {bar.instruction.op, bar.chunk}};
+    }
+    if (bar.part == Part::first && !options_.is_colour && size > length)
+      line[static_cast<size_t>(end - 1)].letter = '&';
+    for (int c = begin + room; c < end; ++c) line[static_cast<size_t>(c)] = {};
+  }
+
+  // In each column what takes most of its time.
+  Line squeezed_line(const std::vector<Bar>& row, int columns) const {
+    Line line(static_cast<size_t>(columns));
+    std::vector<double> most(line.size(), 0), busy(line.size(), 0);
+    for (const Bar& bar : row) {
+      const int last = std::min(static_cast<int>(bar.end / unit_), columns - 1);
+      for (int c = static_cast<int>(bar.begin / unit_); c <= last; ++c) {
+        const double share = std::min(bar.end, (c + 1) * unit_) - std::max(bar.begin, c * unit_);
+        const size_t at = static_cast<size_t>(c);
+        busy[at] += share;
+        if (share <= most[at]) continue;
+        most[at] = share;
+        line[at] = {options_.is_colour ? ' ' : mark(bar)[0], true, {bar.instruction.op, bar.chunk}};
+      }
+    }
+    for (size_t c = 0; c < line.size(); ++c)
+      if (busy[c] < unit_ / 2) line[c] = {'.', false, {}};
+    return line;
+  }
+
+  void put(const Line& line, int from, int to, int num_chunks) {
+    while (to > from && !line[static_cast<size_t>(to - 1)].is_bar &&
+           line[static_cast<size_t>(to - 1)].letter == ' ')
+      --to;
+    for (int c = from; c < to; ++c) {
+      const Cell& cell = line[static_cast<size_t>(c)];
+      if (options_.is_colour) {
+        const Cell* before = c > from ? &line[static_cast<size_t>(c - 1)] : nullptr;
+        const bool is_new = before == nullptr || before->is_bar != cell.is_bar || before->look != cell.look;
+        if (is_new && before != nullptr && before->is_bar) out_ += "\x1b[0m";
+        if (is_new && cell.is_bar) start_colour(cell.look, num_chunks);
+      }
+      out_ += cell.letter;
+    }
+    if (options_.is_colour && to > from && line[static_cast<size_t>(to - 1)].is_bar) out_ += "\x1b[0m";
+    out_ += '\n';
+  }
+
+  void start_colour(const Look& look, int num_chunks) {
+    const Colour colour = colour_of(look.op, look.chunk, num_chunks);
+    out_ += fmt::format("\x1b[38;5;{};48;5;{}m", colour.is_dark() ? 231 : 16, terminal_colour(colour));
+  }
+
+  void draw_legend() {
+    int chunks = 1;
+    bool has_pair = false;
+    for (const Bars& bars : bars_) {
+      chunks = std::max(chunks, bars.num_chunks);
+      for (const auto& row : bars.ranks)
+        has_pair = has_pair ||
+                   std::any_of(row.begin(), row.end(), [](const Bar& b) { return b.part != Part::whole; });
+    }
+    out_ += '\n';
+    for (Op op : ops_of(bars_)) {
+      const std::string name = op == Op::step ? "S" : op_name(op);
+      if (options_.is_colour) {
+        for (int c = 0; c < chunks; ++c) {
+          start_colour({op, c}, chunks);
+          out_ += c == 0 ? " " + name + " " : "  ";
+        }
+        out_ += "\x1b[0m";
+      } else {
+        out_ += is_squeezed_ && op == Op::BW ? "B" : name;
+      }
+      out_ += fmt::format(" {}   ", describe(op));
+    }
+    out_ += ". idle";
+    if (chunks > 1)
+      out_ += options_.is_colour ? "   lighter: later chunks" : "   small letters: every other chunk";
+    if (has_pair && !options_.is_colour && !is_squeezed_) out_ += "   & run together";
+    out_ += fmt::format("\none column is {:.4g} unit{} of time", unit_ / columns_per_unit_,
+                        std::abs(unit_ / columns_per_unit_ - 1) < 1e-9 ? "" : "s");
+    if (!is_squeezed_) out_.erase(out_.rfind('\n'));
+    out_ += '\n';
+  }
+
+  const std::vector<Track>& tracks_;
+  const TextOptions& options_;
+  std::vector<Bars> bars_;
+  double makespan_ = 0, unit_ = 1;
+  int digits_ = 1, prefix_ = 0, columns_per_unit_ = 0, units_per_fold_ = 0;
+  bool is_squeezed_ = false;
+  std::string out_;
+};
+
+}  // namespace
+
+std::string gantt_text(const std::vector<Track>& tracks, const TextOptions& options) {
+  return TextGantt(tracks, options).draw();
+}
+
+}  // namespace echelon
