@@ -63,10 +63,9 @@ void PlanFlags::add_to(CLI::App& app, const Plan& defaults) {
   const auto hidden = [](CLI::Option* option) { option->group(""); };
   hidden(add_number(app, "--cp", cp_, ""));
   hidden(add_number(app, "--ep", ep_, ""));
-  later_ = {{"--zero", "0", ""},        {"--hsdp", "1", ""},           {"--recompute", "none", ""},
-            {"--compress", "none", ""}, {"--comm", "threads", ""},     {"--device", "cpu", ""},
-            {"--cp-kind", nullptr, ""}, {"--cp-balance", nullptr, ""}, {"--trace", nullptr, ""},
-            {"--timeline", nullptr, ""}};
+  later_ = {{"--zero", "0", ""},        {"--hsdp", "1", ""},          {"--recompute", "none", ""},
+            {"--compress", "none", ""}, {"--comm", "threads", ""},    {"--device", "cpu", ""},
+            {"--cp-kind", nullptr, ""}, {"--cp-balance", nullptr, ""}};
   std::string names = "--cp --ep";
   for (Later& flag : later_) {
     hidden(app.add_option(flag.name, flag.value));

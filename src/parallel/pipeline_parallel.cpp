@@ -33,6 +33,7 @@ PipelineRun run_pipeline(Communicator& group, const Schedule& lowered, PipelineS
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   };
   PipelineRun run;
+  run.start = start;
   Shelf shelf;
   std::vector<Pending> sends;
   int saved = 0;

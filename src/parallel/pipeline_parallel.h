@@ -5,6 +5,7 @@
 // rank.
 #pragma once
 
+#include <chrono>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -28,6 +29,7 @@ class PipelineStages {
 };
 
 struct PipelineRun {
+  std::chrono::steady_clock::time_point start;
   std::vector<Span> spans;  // seconds since the run's beginning
   int peak_saved = 0;  // most microbatches of a stage that were kept at once, summed over the rank's stages
   std::int64_t messages = 0;  // sent

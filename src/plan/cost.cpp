@@ -1,13 +1,49 @@
 #include "plan/cost.h"
 
+#include <algorithm>
+
 namespace echelon {
 
-double predict_step_seconds(const Plan& plan, double peak_flops) {
+SimulationCosts stage_costs(const Plan& plan, const PipelineLayout& pipeline, double rank_flops) {
   const ModelSpec& m = plan.model;
+  const auto tp = static_cast<double>(plan.mesh.size(Axis::tp));
+  const auto largest = static_cast<double>(microbatches(plan, 0).front().size());
+  const double tokens = largest * static_cast<double>(plan.seq_len);
+  SimulationCosts costs;
+  costs.stages.clear();
+  for (const StageSlice& slice : pipeline.slices()) {
+    double products = 0,
+           attention = 0;  // FLOPs of one of the three products of each weight; of attention forward
+    for (std::int64_t layer = slice.layers.begin; layer < slice.layers.end; ++layer) {
+      for (const ParamSpec& spec : block_parameters(m, layer))
+        if (spec.multiplies) products += 2 * tokens * static_cast<double>(spec.numel());
+      attention += 2 * tokens * static_cast<double>(m.attention_width() * plan.seq_len);
+    }
+    const double head = slice.head ? 2 * tokens * static_cast<double>(m.vocab * m.hidden) : 0;
+    // Attention's backward pass has five products where the forward pass has two.
+    costs.stages.push_back({(products + attention) / tp / rank_flops,
+                            (products + 2.5 * attention + 3 * head) / tp / rank_flops,
+                            products / tp / rank_flops});
+  }
+  return costs;
+}
+
+StepPrediction predict_step(const Plan& plan, const ComputeRates& rates) {
+  const PipelineLayout pipeline(plan);
+  const int pp = plan.mesh.size(Axis::pp);
+  const Timeline timeline = simulate(planned_schedule(plan, static_cast<int>(microbatches(plan, 0).size())),
+                                     stage_costs(plan, pipeline, rates.rank_flops))
+                                .timeline;
+  double busy = 0;
+  for (int r = 0; r < pp; ++r) busy += timeline.busy(r);
+  StepPrediction prediction;
+  const double makespan = timeline.makespan();
+  prediction.bubble_fraction = makespan > 0 ? 1 - busy / (pp * makespan) : 0;
   const auto tokens = static_cast<double>(plan.global_batch * plan.seq_len);
-  // One of attention's two forward products is computed again: causal, 2 FLOPs for each of (H D) T / 2.
-  const double again = static_cast<double>(m.num_layers * m.attention_width() * plan.seq_len);
-  return tokens * (model_flops_per_token(m, plan.seq_len) + again) / peak_flops;
+  const auto again = static_cast<double>(plan.model.num_layers * plan.model.attention_width() * plan.seq_len);
+  prediction.seconds = std::max(
+      makespan, tokens * (model_flops_per_token(plan.model, plan.seq_len) + again) / rates.all_flops);
+  return prediction;
 }
 
 }  // namespace echelon

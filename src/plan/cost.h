@@ -1,14 +1,30 @@
-// Seconds of a training step, before anything runs. The measured twin is StepRecord::step_seconds.
+// Seconds of a training step, before anything runs. The measured twins are StepRecord::step_seconds and the
+// timeline of a run.
 #pragma once
 
+#include "schedule/pipeline_layout.h"
+#include "schedule/simulate.h"
 #include "spec/plan.h"
 
 namespace echelon {
 
-// Model FLOPs of the step over `peak_flops`, the measured rate of all compute threads together on matrix
-// products, lengthened by the recomputed attention scores of the backward pass. It leaves out what moves
-// memory only (norms, activations, optimizer, collectives), so it is a lower bound that a good run comes
-// close to.
-double predict_step_seconds(const Plan& plan, double peak_flops);
+// Rates measured on this machine.
+struct ComputeRates {
+  double all_flops = 0;   // of all compute threads together on matrix products
+  double rank_flops = 0;  // of one rank's threads while the other ranks wait
+};
+
+// Seconds of each stage's instructions for a full microbatch, from their FLOPs: what moves memory only
+// (norms, activations, optimizer) and the messages are left out, so it is a lower bound that a good run comes
+// close to. The output layer runs forward and backward in the backward instruction.
+SimulationCosts stage_costs(const Plan& plan, const PipelineLayout& pipeline, double rank_flops);
+
+struct StepPrediction {
+  double seconds = 0;
+  double bubble_fraction = 0;  // idle time of a pipeline rank over the makespan, mean over ranks
+};
+// The makespan of the plan's own schedule, simulated with stage_costs(); or, where ranks share cores, the
+// step's FLOPs over the rate of all of them, if that is longer.
+StepPrediction predict_step(const Plan& plan, const ComputeRates& rates);
 
 }  // namespace echelon

@@ -12,7 +12,7 @@ namespace echelon {
 
 // One rank needs no schedule but "forward, backward": the same as every schedule at P = 1, without a second
 // chunk.
-static Schedule schedule_of(const Plan& plan, int microbatches) {
+Schedule planned_schedule(const Plan& plan, int microbatches) {
   const int ranks = plan.mesh.size(Axis::pp);
   if (ranks == 1) return one_f_one_b(1, microbatches);
   try {
@@ -29,9 +29,9 @@ static Schedule schedule_of(const Plan& plan, int microbatches) {
 PipelineLayout::PipelineLayout(const Plan& plan) : tied_(plan.model.tied_embedding) {
   const ModelSpec& model = plan.model;
   const int ranks = plan.mesh.size(Axis::pp);
-  const Schedule schedule = schedule_of(plan, static_cast<int>(microbatches(plan, 0).size()));
+  const Schedule schedule = planned_schedule(plan, static_cast<int>(microbatches(plan, 0).size()));
   // The last data-parallel rank has the fewest microbatches.
-  schedule_of(plan, static_cast<int>(microbatches(plan, plan.mesh.size(Axis::dp) - 1).size()));
+  (void)planned_schedule(plan, static_cast<int>(microbatches(plan, plan.mesh.size(Axis::dp) - 1).size()));
   if (!is_synchronous(schedule))
     refuse("--schedule {}: simulate draws it, train does not run it yet; legal: schedules that flush",
            plan.schedule);
@@ -90,7 +90,7 @@ bool PipelineLayout::ties_on(int pp_rank) const {
 }
 
 Schedule lowered_schedule(const Plan& plan, int microbatches) {
-  return lower(schedule_of(plan, microbatches));
+  return lower(planned_schedule(plan, microbatches));
 }
 
 }  // namespace echelon

@@ -44,7 +44,8 @@ class PipelineLayout {
   std::vector<std::pair<std::string, std::vector<int>>> holders_;  // by name, sorted
 };
 
-// The plan's schedule for a data-parallel rank with this many microbatches, with its messages.
+// The plan's schedule for a data-parallel rank with this many microbatches, and the same with its messages.
+Schedule planned_schedule(const Plan& plan, int microbatches);
 Schedule lowered_schedule(const Plan& plan, int microbatches);
 
 }  // namespace echelon

@@ -59,7 +59,11 @@ std::string to_json(const TrainSummary& s) {
        {{"predicted", as_json(s.predicted_memory)}, {"measured", as_json(s.measured_memory)}}},
       {"traffic_bytes",
        {{"predicted", as_json(s.predicted_traffic)}, {"measured", as_json(s.measured_traffic)}}},
-      {"step_seconds", {{"predicted", s.predicted_step_seconds}, {"measured", s.step_seconds}}}};
+      {"step_seconds", {{"predicted", s.predicted_step_seconds}, {"measured", s.step_seconds}}},
+      {"bubble_fraction", {{"predicted", s.predicted_bubble}, {"measured", s.measured_bubble}}},
+      {"pipeline_seconds",
+       {{"simulated_from_trace", s.simulated_timeline.makespan()},
+        {"measured", s.measured_timeline.makespan()}}}};
   if (s.validation_loss >= 0) object["validation_loss"] = s.validation_loss;
   if (!s.checkpoint.empty()) object["checkpoint"] = s.checkpoint;
   return object.dump();

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "schedule/timeline.h"
 #include "spec/memory.h"
 #include "spec/plan.h"
 #include "spec/traffic.h"
@@ -29,6 +30,10 @@ struct TrainSummary {
   Traffic predicted_traffic, measured_traffic;  // what rank 0 sends in one step
   double validation_loss = -1;                  // < 0: none
   std::string checkpoint;                       // the last one written
+  double predicted_bubble = 0, measured_bubble = 0;  // idle part of a pipeline rank's time, mean over ranks
+  // The last step of the first pipeline (dp 0, tp 0), in seconds: as it ran, and its schedule simulated with the times that its
+  // instructions took.
+  Timeline measured_timeline, simulated_timeline;
 };
 
 std::string to_json(const StepRecord& record);

@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <optional>
 
 #include "base/error.h"
@@ -18,6 +19,7 @@
 #include "plan/cost.h"
 #include "plan/memory.h"
 #include "plan/traffic.h"
+#include "schedule/simulate.h"
 #include "train/checkpoint.h"
 #include "train/trainer.h"
 
@@ -102,11 +104,40 @@ struct Shared {
   CheckpointInfo resumed;  // path empty: from the start
   StartInfo start;
   const TrainObserver& observer;
-  Outputs* outputs = nullptr;  // used by rank 0 alone
+  Outputs* outputs = nullptr;              // used by rank 0 alone
+  Clock::time_point epoch = Clock::now();  // zero of the measured timeline
 };
 
 std::int64_t num_validation_samples(const Shared& s) {
   return std::min(s.request.eval_samples, (s.split.validation.size() - 1) / s.request.plan.seq_len);
+}
+
+double bubble_fraction(const Timeline& timeline) {
+  const double makespan = timeline.makespan(), ranks = static_cast<double>(timeline.ranks.size());
+  double busy = 0;
+  for (std::size_t r = 0; r < timeline.ranks.size(); ++r) busy += timeline.busy(static_cast<int>(r));
+  return makespan > 0 ? std::max(0.0, 1 - busy / (ranks * makespan)) : 0;
+}
+
+// The median time of each stage's instructions. Where a stage has no B and W of its own, BW counts as B.
+SimulationCosts costs_of(const Timeline& timeline) {
+  std::map<std::pair<int, Op>, std::vector<double>> times;
+  int stages = 0;
+  for (const auto& spans : timeline.ranks)
+    for (const Span& span : spans)
+      if (is_compute(span.instruction.op)) {
+        times[{span.instruction.stage, span.instruction.op}].push_back(span.end - span.begin);
+        stages = std::max(stages, span.instruction.stage + 1);
+      }
+  SimulationCosts costs;
+  costs.stages.clear();
+  for (int s = 0; s < stages; ++s) {
+    const double fused = median(times[{s, Op::BW}]), split = median(times[{s, Op::B}]),
+                 weight = median(times[{s, Op::W}]);
+    costs.stages.push_back(
+        {median(times[{s, Op::F}]), split > 0 ? split : fused - std::min(weight, fused), weight});
+  }
+  return costs;
 }
 
 class RankRun {
@@ -126,6 +157,16 @@ class RankRun {
       const bool end = step + 1 == last;
       if (end || (s_.request.eval_every > 0 && (step + 1) % s_.request.eval_every == 0)) evaluate(step);
       if (end || (s_.request.save_every > 0 && (step + 1) % s_.request.save_every == 0)) save(step);
+    }
+    // Each rank of the first pipeline fills its own place.
+    if (rank_.coordinate(Axis::dp) == 0 && rank_.coordinate(Axis::tp) == 0) {
+      const double offset = std::chrono::duration<double>(trainer_.last_run().start - s_.epoch).count();
+      auto& spans = summary_.measured_timeline.ranks[static_cast<std::size_t>(rank_.coordinate(Axis::pp))];
+      for (Span span : trainer_.last_run().spans) {
+        span.begin += offset;
+        span.end += offset;
+        spans.push_back(span);
+      }
     }
     if (leads()) {
       summary_.measured_memory = rank_.arena().peak();
@@ -365,7 +406,11 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
   const int ranks = plan.mesh.num_ranks();
   start.peak_flops =
       measure_matmul_flops(plan.dtype, std::min(available_cores(), ranks * request.run.threads_per_rank));
-  start.predicted_step_seconds = predict_step_seconds(plan, start.peak_flops);
+  const int workers = std::min(available_cores(), ranks * request.run.threads_per_rank);
+  const StepPrediction predicted = predict_step(
+      plan, {start.peak_flops,
+             start.peak_flops * std::min(1.0, static_cast<double>(request.run.threads_per_rank) / workers)});
+  start.predicted_step_seconds = predicted.seconds;
   Outputs outputs(request);
   if (!request.resume) outputs.start_log_anew();
   shared.outputs = &outputs;
@@ -377,6 +422,8 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
   summary.predicted_memory = start.predicted_memory;
   summary.predicted_traffic = predict_traffic(plan, 0, 0);
   summary.predicted_step_seconds = start.predicted_step_seconds;
+  summary.predicted_bubble = predicted.bubble_fraction;
+  summary.measured_timeline.ranks.resize(static_cast<std::size_t>(plan.mesh.size(Axis::pp)));
   ThreadWorld world(ranks, request.run.timeout);
   try {
     run_ranks(world, [&](int index) {
@@ -389,6 +436,10 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
     outputs.remove_new_log();
     throw;
   }
+  summary.measured_bubble = bubble_fraction(summary.measured_timeline);
+  const int num_microbatches = static_cast<int>(microbatches(plan, 0).size());
+  summary.simulated_timeline =
+      simulate(planned_schedule(plan, num_microbatches), costs_of(summary.measured_timeline)).timeline;
   return summary;
 }
 
