@@ -46,6 +46,9 @@ void PlanFlags::add_to(CLI::App& app, const Plan& defaults) {
   add_number(app, "--dp", dp_, "Data-parallel ranks");
   add_number(app, "--tp", tp_, "Tensor-parallel ranks");
   add_number(app, "--pp", pp_, "Pipeline-parallel ranks");
+  app.add_option("--recompute", recompute_, "What the backward pass computes again instead of keeping it")
+      ->type_name("none|selective|full")
+      ->default_str("none");
   app.add_option("--schedule", schedule_,
                  "Of the pipeline: " + fmt::format("{}", fmt::join(schedule_names(), " ")))
       ->type_name("NAME")
@@ -63,9 +66,9 @@ void PlanFlags::add_to(CLI::App& app, const Plan& defaults) {
   const auto hidden = [](CLI::Option* option) { option->group(""); };
   hidden(add_number(app, "--cp", cp_, ""));
   hidden(add_number(app, "--ep", ep_, ""));
-  later_ = {{"--zero", "0", ""},        {"--hsdp", "1", ""},          {"--recompute", "none", ""},
-            {"--compress", "none", ""}, {"--comm", "threads", ""},    {"--device", "cpu", ""},
-            {"--cp-kind", nullptr, ""}, {"--cp-balance", nullptr, ""}};
+  later_ = {{"--zero", "0", ""},          {"--hsdp", "1", ""},     {"--compress", "none", ""},
+            {"--comm", "threads", ""},    {"--device", "cpu", ""}, {"--cp-kind", nullptr, ""},
+            {"--cp-balance", nullptr, ""}};
   std::string names = "--cp --ep";
   for (Later& flag : later_) {
     hidden(app.add_option(flag.name, flag.value));
@@ -103,6 +106,7 @@ Plan PlanFlags::plan() const {
   if (is_given("--dp")) plan.mesh.set(Axis::dp, dp_);
   if (is_given("--tp")) plan.mesh.set(Axis::tp, tp_);
   if (is_given("--pp")) plan.mesh.set(Axis::pp, pp_);
+  if (is_given("--recompute")) plan.recompute = parse_recompute(recompute_, "--recompute");
   if (is_given("--schedule")) plan.schedule = schedule_;
   if (is_given("--chunks")) plan.chunks = chunks_;
   if (is_given("--layers-per-stage"))

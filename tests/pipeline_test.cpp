@@ -71,6 +71,21 @@ TEST(Pipeline, ComposesWithDataTensorAndSequenceParallel) {
       }
 }
 
+// What is computed again is computed the same: the bits of one rank that keeps everything.
+TEST(Pipeline, RecomputedActivationsGiveTheSameBits) {
+  for (Recompute recompute : {Recompute::selective, Recompute::full})
+    for (const char* schedule : {"1f1b", "zb-h2", "zb-v", "dualpipev"})
+      for (const ModelSpec& model : {odd_gpt2(true, 4), odd_llama(false, 2, 4)}) {
+        Plan plan = pipeline_plan(model, schedule, 2, 1, 1, 5);
+        plan.recompute = recompute;
+        const VerifyReport report = verified(plan);
+        EXPECT_TRUE(report.pass && report.bitwise) << schedule << to_json(report, plan);
+        plan.mesh.set(Axis::tp, 2);
+        plan.sequence_parallel = true;
+        EXPECT_TRUE(verified(plan).pass) << schedule;
+      }
+}
+
 TEST(Pipeline, AnyNumberOfMicrobatches) {
   for (const std::string& schedule : flushing_schedules())
     for (int microbatches = 1; microbatches <= 9; ++microbatches) {

@@ -101,6 +101,20 @@ TEST(Prediction, IsExactForEverySchedule) {
   }
 }
 
+TEST(Prediction, IsExactForEveryRecompute) {
+  for (Recompute recompute : {Recompute::selective, Recompute::full})
+    for (auto [pp, tp, sp] : {std::tuple{1, 1, false}, {1, 2, false}, {1, 4, true}, {2, 2, true}})
+      for (const char* schedule : {"1f1b", "zb-h1", "gpipe"})
+        for (ModelSpec model : {odd_gpt2(true, 4), odd_llama(false, 2, 4)}) {
+          Plan plan = odd_plan(model, 1, tp, sp);
+          plan.mesh.set(Axis::pp, pp);
+          plan.schedule = schedule;
+          plan.recompute = recompute;
+          SCOPED_TRACE(fmt::format("{} {}", recompute_name(recompute), schedule));
+          expect_predicted(plan);
+        }
+}
+
 // Sizes that move the peak from one place of the step to another: a wide MLP, a large vocabulary, one layer,
 // many.
 TEST(Prediction, IsExactForOtherShapes) {

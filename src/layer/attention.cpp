@@ -26,6 +26,11 @@ void Attention::rotate(Kernels& kernels, const Tensor& qkv, std::int64_t seq_len
 void Attention::forward(Kernels& kernels, std::int64_t batch, std::int64_t seq_len, const Tensor& qkv,
                         const Tensor& out, const Tensor& lse) const {
   rotate(kernels, qkv, seq_len, 0, false);
+  forward_again(kernels, batch, seq_len, qkv, out, lse);
+}
+
+void Attention::forward_again(Kernels& kernels, std::int64_t batch, std::int64_t seq_len, const Tensor& qkv,
+                              const Tensor& out, const Tensor& lse) const {
   kernels.attention(q(qkv), k(qkv), v(qkv), shape(batch, seq_len, seq_len), out, lse);
 }
 

@@ -20,6 +20,9 @@ class Attention {
   // qkv is rotated in place (and kept so for the backward pass). out (N, H D), lse (B*H*T).
   void forward(Kernels& kernels, std::int64_t batch, std::int64_t seq_len, const Tensor& qkv,
                const Tensor& out, const Tensor& lse) const;
+  // The same out and lse again from what forward left in qkv.
+  void forward_again(Kernels& kernels, std::int64_t batch, std::int64_t seq_len, const Tensor& qkv,
+                     const Tensor& out, const Tensor& lse) const;
   // dqkv is overwritten with the gradient of the unrotated qkv.
   void backward(Kernels& kernels, std::int64_t batch, std::int64_t seq_len, const Tensor& qkv,
                 const Tensor& out, const Tensor& dout, const Tensor& lse, const Tensor& dqkv) const;

@@ -20,9 +20,13 @@ SimulationCosts stage_costs(const Plan& plan, const PipelineLayout& pipeline, do
       attention += 2 * tokens * static_cast<double>(m.attention_width() * plan.seq_len);
     }
     const double head = slice.head ? 2 * tokens * static_cast<double>(m.vocab * m.hidden) : 0;
+    // What is computed again: the layer but for its last product is counted whole.
+    const double again = plan.recompute == Recompute::full        ? products + attention
+                         : plan.recompute == Recompute::selective ? attention
+                                                                  : 0;
     // Attention's backward pass has five products where the forward pass has two.
     costs.stages.push_back({(products + attention) / tp / rank_flops,
-                            (products + 2.5 * attention + 3 * head) / tp / rank_flops,
+                            (products + 2.5 * attention + 3 * head + again) / tp / rank_flops,
                             products / tp / rank_flops});
   }
   return costs;

@@ -50,8 +50,11 @@ struct Sizes {
 // counts.
 class StepWalk {
  public:
-  explicit StepWalk(bool sequence_parallel, bool learned_positions, bool swiglu)
-      : sequence_parallel_(sequence_parallel), learned_positions_(learned_positions), swiglu_(swiglu) {}
+  explicit StepWalk(const Plan& plan)
+      : sequence_parallel_(plan.shards_sequence()),
+        learned_positions_(plan.model.family == Family::gpt2),
+        swiglu_(plan.model.family == Family::llama),
+        recompute_(plan.recompute) {}
 
   // `sizes` of each microbatch; `ids` bytes of all their tokens and targets.
   std::int64_t peak(const std::vector<Instruction>& program, const std::vector<StageSlice>& slices,
@@ -117,21 +120,40 @@ class StepWalk {
     residual_to_whole();
   }
 
-  void block_forward() {
+  enum class Until { hidden, end };
+  // `keep`: what the backward pass needs stays; `keep_core`: attention's output and log-sum-exp too.
+  void block_forward(bool keep, bool keep_core, Until until) {
+    const bool keep_normed = sequence_parallel_ && keep;
     normed_input();
     a_.allocate(s_->qkv);
-    if (!sequence_parallel_) a_.free(s_->whole);
+    if (!keep_normed) a_.free(s_->whole);
     a_.allocate(s_->attended);
     a_.allocate(s_->lse);
     a_.allocate(s_->whole);
+    if (!keep_core) a_.free(s_->attended);
     whole_to_residual();
     normed_input();
     a_.allocate(s_->hidden);
-    if (!sequence_parallel_) a_.free(s_->whole);
+    if (!keep_normed) a_.free(s_->whole);
+    if (until == Until::hidden) return;
     a_.allocate(s_->activated);
     a_.allocate(s_->whole);
     a_.free(s_->activated);
     whole_to_residual();
+    if (!keep_core) a_.free(s_->lse);
+    if (!keep) a_.free(2 * s_->stats + s_->qkv + s_->residual + s_->hidden);
+  }
+  void block_forward() {
+    block_forward(recompute_ != Recompute::full, recompute_ == Recompute::none, Until::end);
+  }
+  // What the backward pass computes again before the MLP, and before attention.
+  void recompute_layer() {
+    if (recompute_ == Recompute::full) block_forward(true, true, Until::hidden);
+  }
+  void recompute_core() {
+    if (recompute_ != Recompute::selective) return;
+    a_.allocate(s_->attended);
+    a_.allocate(s_->lse);
   }
 
   void head() {
@@ -169,12 +191,14 @@ class StepWalk {
   }
 
   void block_backward() {
+    recompute_layer();
     leave_backward();
     a_.allocate(s_->activated);
     a_.free(swiglu_ ? s_->activated : s_->hidden);  // the activation's output, once used
     free_left();
     enter_backward(s_->hidden);
     leave_backward();
+    recompute_core();
     a_.allocate(s_->attended);
     free_left();
     a_.allocate(s_->qkv);
@@ -192,10 +216,12 @@ class StepWalk {
   }
 
   void block_backward_input() {
+    recompute_layer();
     leave_backward();
     a_.allocate(s_->activated);
     enter_backward_input();
     leave_backward();
+    recompute_core();
     a_.allocate(s_->attended);
     a_.allocate(s_->qkv);
     a_.free(s_->qkv + s_->attended + s_->lse);
@@ -219,6 +245,7 @@ class StepWalk {
   }
 
   bool sequence_parallel_, learned_positions_, swiglu_;
+  Recompute recompute_;
   const Sizes* s_ = nullptr;
   Account a_;
 };
@@ -245,12 +272,10 @@ Memory predict_memory(const Plan& plan, int dp_rank, int tp_rank, int pp_rank) {
 
   std::vector<Sizes> sizes;
   for (const Range& batch : batches) sizes.emplace_back(plan, batch.size(), tp_rank);
-  const bool gpt2 = plan.model.family == Family::gpt2;
   const Schedule lowered = lowered_schedule(plan, static_cast<int>(batches.size()));
   const std::int64_t activations =
-      StepWalk(plan.shards_sequence(), gpt2, !gpt2)
-          .peak(lowered.ranks[static_cast<std::size_t>(pp_rank)], pipeline.slices(), sizes,
-                2 * 4 * dp_samples(plan, dp_rank).size() * plan.seq_len);
+      StepWalk(plan).peak(lowered.ranks[static_cast<std::size_t>(pp_rank)], pipeline.slices(), sizes,
+                          2 * 4 * dp_samples(plan, dp_rank).size() * plan.seq_len);
   // Another rank's part of the gradient of a parameter that two pipeline ranks hold arrives when the pipeline
   // is empty.
   std::int64_t copy = 0;

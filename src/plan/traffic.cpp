@@ -57,6 +57,16 @@ void count_stage(const Plan& plan, const StageSlice& slice, std::int64_t rows, b
     enter();
     leave();
   }
+  if (backward && plan.recompute == Recompute::full)  // each layer again up to the MLP's hidden values
+    for (std::int64_t layers = slice.layers.size(); layers > 0; --layers) {
+      if (sp) {
+        tp.rows(Verb::all_gather, rows, hidden, width);
+        tp.rows(Verb::reduce_scatter, rows, hidden, width);
+        tp.rows(Verb::all_gather, rows, hidden, width);
+      } else {
+        tp.all_reduce(rows * hidden, width);
+      }
+    }
   if (!slice.head || !backward) return;
   // The output layer runs forward and backward in the backward instruction.
   if (sp) {

@@ -38,13 +38,24 @@ DType parse_dtype(const std::string& text, const std::string& field) {
   refuse("{} {}: no such type; legal: f32, f64 (reference kernels)", field, text);
 }
 
+const char* recompute_name(Recompute recompute) {
+  return recompute == Recompute::none ? "none" : recompute == Recompute::selective ? "selective" : "full";
+}
+
+Recompute parse_recompute(const std::string& text, const std::string& field) {
+  for (Recompute kind : {Recompute::none, Recompute::selective, Recompute::full})
+    if (text == recompute_name(kind)) return kind;
+  refuse("{} {}: no such kind; legal: none, selective, full", field, text);
+}
+
 void validate(const Plan& plan) {
   validate(plan.model);
   validate(plan.mesh);
   const ModelSpec& model = plan.model;
   within("--global-batch", plan.global_batch, most_sequences);
   within("--micro-batch", plan.micro_batch, most_sequences);
-  if (plan.mesh.size(Axis::cp) > 1) refuse("--cp {}: this axis is not built yet; legal: 1", plan.mesh.size(Axis::cp));
+  if (plan.mesh.size(Axis::cp) > 1)
+    refuse("--cp {}: this axis is not built yet; legal: 1", plan.mesh.size(Axis::cp));
   if (plan.mesh.ep > 1) refuse("--ep {}: this axis is not built yet; legal: 1", plan.mesh.ep);
   const int tp = plan.mesh.size(Axis::tp), dp = plan.mesh.size(Axis::dp);
   if (model.num_heads % tp != 0)
@@ -89,6 +100,7 @@ std::string to_toml(const Plan& plan) {
                           {"micro-batch", plan.micro_batch},
                           {"seq-len", plan.seq_len},
                           {"dtype", dtype_name(plan.dtype)},
+                          {"recompute", recompute_name(plan.recompute)},
                           {"schedule", plan.schedule},
                           {"chunks", plan.chunks},
                           {"layers-per-stage", layers}};
@@ -115,8 +127,9 @@ T value_at(const toml::table& table, const char* key, const std::string& where, 
 
 Plan plan_from_toml(const std::string& text, const std::string& where) {
   const toml::table table = parse_toml(text, where);
-  static constexpr std::array known{"model",   "mesh",  "sp",       "global-batch", "micro-batch",
-                                    "seq-len", "dtype", "schedule", "chunks",       "layers-per-stage"};
+  static constexpr std::array known{"model",           "mesh",  "sp",        "global-batch", "micro-batch",
+                                    "seq-len",         "dtype", "recompute", "schedule",     "chunks",
+                                    "layers-per-stage"};
   for (const auto& [key, node] : table)
     if (std::find(known.begin(), known.end(), std::string_view(key.str())) == known.end())
       refuse("{}: unknown key \"{}\"; legal: {}", where, key.str(), fmt::join(known, ", "));
@@ -155,10 +168,15 @@ Plan plan_from_toml(const std::string& text, const std::string& where) {
       value_at<std::int64_t>(table, "seq-len", where, std::min<std::int64_t>(plan.model.max_seq, 1024));
   const auto dtype = value_at<std::string>(table, "dtype", where, "f32");
   plan.dtype = parse_dtype(dtype, where + ": dtype");
+  plan.recompute =
+      parse_recompute(value_at<std::string>(table, "recompute", where, "none"), where + ": recompute");
   plan.schedule = value_at<std::string>(table, "schedule", where, plan.schedule);
-  plan.chunks = static_cast<int>(std::clamp<std::int64_t>(value_at<std::int64_t>(table, "chunks", where, 0), -1, 1'000'000));
+  plan.chunks = static_cast<int>(
+      std::clamp<std::int64_t>(value_at<std::int64_t>(table, "chunks", where, 0), -1, 1'000'000));
   if (const toml::node* layers = table.get("layers-per-stage")) {
-    const auto illegal = [&] { refuse("{}: layers-per-stage = {} is not legal: give a list of whole numbers", where, shown(*layers)); };
+    const auto illegal = [&] {
+      refuse("{}: layers-per-stage = {} is not legal: give a list of whole numbers", where, shown(*layers));
+    };
     if (!layers->is_array()) illegal();
     for (const toml::node& count : *layers->as_array()) {
       if (!count.is_integer()) illegal();

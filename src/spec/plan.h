@@ -17,6 +17,16 @@ namespace echelon {
 // be little memory.
 inline constexpr std::int64_t logits_chunk_rows = 512;
 
+// What the backward pass computes again instead of keeping it (Chen et al. 2016; Korthikanti et al. 2022).
+enum class Recompute {
+  none,
+  selective,  // attention's core: its output and log-sum-exp are made again from q, k and v
+  full,       // whole layers: only a layer's input is kept
+};
+const char* recompute_name(Recompute recompute);
+// RequestError naming `field` and the legal values.
+Recompute parse_recompute(const std::string& text, const std::string& field);
+
 struct Plan {
   ModelSpec model;
   Mesh mesh;
@@ -25,6 +35,7 @@ struct Plan {
   std::int64_t micro_batch = 1;    // sequences of one microbatch; the last one of a rank may be smaller
   std::int64_t seq_len = 1;
   DType dtype = DType::f32;  // f64 runs on the reference kernels
+  Recompute recompute = Recompute::none;
   std::string schedule = "1f1b";  // of the pipeline, where pp > 1
   int chunks = 0;                 // model chunks of a pipeline rank; 0: the schedule's own number
   std::vector<std::int64_t> layers_per_stage;  // empty: even

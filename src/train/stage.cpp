@@ -18,7 +18,7 @@ Stage::Stage(const Rank& rank, const Plan& plan, const ParameterStore& parameter
     if (gpt2) positions_ = parameters.weight("transformer.wpe.weight");
   }
   for (std::int64_t layer = slice.layers.begin; layer < slice.layers.end; ++layer)
-    blocks_.emplace_back(rank, model, parameters, layer, tensor_parallel_);
+    blocks_.emplace_back(rank, model, parameters, layer, tensor_parallel_, plan.recompute);
   if (slice.head) {
     const Norm norm = gpt2 ? Norm(parameters.weight("transformer.ln_f.weight"),
                                   parameters.weight("transformer.ln_f.bias"), model.norm_eps)

@@ -7,8 +7,8 @@
 namespace echelon {
 
 TransformerBlock::TransformerBlock(const Rank& rank, const ModelSpec& model, const ParameterStore& parameters,
-                                   std::int64_t layer, TensorParallel tensor_parallel)
-    : rank_(&rank), tensor_parallel_(tensor_parallel) {
+                                   std::int64_t layer, TensorParallel tensor_parallel, Recompute recompute)
+    : rank_(&rank), tensor_parallel_(tensor_parallel), recompute_(recompute) {
   const int tp = rank.size(Axis::tp);
   const std::int64_t heads = model.num_heads / tp;
   // With fewer key/value heads than ranks, neighbouring ranks hold the same one.
@@ -42,7 +42,7 @@ TransformerBlock::TransformerBlock(const Rank& rank, const ModelSpec& model, con
 }
 
 Tensor TransformerBlock::run_forward(const Tensor& x, std::int64_t rows, const AttentionCore& core,
-                                     Saved* saved) const {
+                                     Saved* saved, Until until) const {
   Kernels& kernels = rank_->kernels();
   const std::int64_t here = x.rows(), width = x.cols();
   const bool keep_normed = tensor_parallel_.sequence_parallel();
@@ -65,8 +65,10 @@ Tensor TransformerBlock::run_forward(const Tensor& x, std::int64_t rows, const A
     saved->x = x;
     saved->stats1 = stats1;
     saved->qkv = qkv;
-    saved->attended = attended;
-    saved->lse = lse;
+    if (recompute_ != Recompute::selective) {
+      saved->attended = attended;
+      saved->lse = lse;
+    }
   }
   attended = Tensor();
   const Tensor middle = tensor_parallel_.leave(projected, rows).get();
@@ -81,13 +83,18 @@ Tensor TransformerBlock::run_forward(const Tensor& x, std::int64_t rows, const A
   mlp_.in().forward(kernels, normed, hidden);
   if (saved && keep_normed) saved->normed2 = normed;
   normed = Tensor();
-  Tensor activated = rank_->activation({rows, mlp_.activated_width()});
-  mlp_.activate(kernels, hidden, activated);
   if (saved) {
     saved->middle = middle;
     saved->stats2 = stats2;
     saved->hidden = hidden;
   }
+  if (until == Until::hidden) {
+    // The bias that the activation would add.
+    if (mlp_.in().bias().defined()) kernels.add_bias(mlp_.in().bias(), hidden);
+    return {};
+  }
+  Tensor activated = rank_->activation({rows, mlp_.activated_width()});
+  mlp_.activate(kernels, hidden, activated);
   projected = rank_->activation({rows, width});
   mlp_.out().forward(kernels, activated, projected);
   activated = Tensor();
@@ -96,13 +103,18 @@ Tensor TransformerBlock::run_forward(const Tensor& x, std::int64_t rows, const A
   return out;
 }
 
+TransformerBlock::AttentionCore TransformerBlock::training_core(const Microbatch& microbatch) const {
+  return [this, batch = microbatch.batch, seq_len = microbatch.seq_len](const Tensor& qkv, const Tensor& out,
+                                                                        const Tensor& lse) {
+    attention_.forward(rank_->kernels(), batch, seq_len, qkv, out, lse);
+  };
+}
+
 Tensor TransformerBlock::forward(const Microbatch& microbatch, const Tensor& x, Saved& saved) const {
-  return run_forward(
-      x, microbatch.rows(),
-      [&](const Tensor& qkv, const Tensor& out, const Tensor& lse) {
-        attention_.forward(rank_->kernels(), microbatch.batch, microbatch.seq_len, qkv, out, lse);
-      },
-      &saved);
+  if (recompute_ != Recompute::full)
+    return run_forward(x, microbatch.rows(), training_core(microbatch), &saved, Until::end);
+  saved.x = x;
+  return run_forward(x, microbatch.rows(), training_core(microbatch), nullptr, Until::end);
 }
 
 Tensor TransformerBlock::forward_cached(std::int64_t position, const Tensor& x, const Tensor& cache) const {
@@ -111,7 +123,7 @@ Tensor TransformerBlock::forward_cached(std::int64_t position, const Tensor& x, 
       [&](const Tensor& qkv, const Tensor& out, const Tensor& lse) {
         attention_.forward_cached(rank_->kernels(), position, qkv, cache, out, lse);
       },
-      nullptr);
+      nullptr, Until::end);
 }
 
 Tensor TransformerBlock::normed_again(const Norm& norm, const Tensor& saved_whole, const Tensor& x,
@@ -157,6 +169,9 @@ Tensor TransformerBlock::run_backward(const Microbatch& microbatch, const Tensor
     return own;
   };
 
+  if (recompute_ == Recompute::full)
+    run_forward(saved.x, rows, training_core(microbatch), &saved, Until::hidden);
+
   // MLP.
   Tensor d_projected = tensor_parallel_.leave_backward(dy, rows).get();
   if (mlp_out_bias_.defined()) kernels.bias_gradient(dy, mlp_out_bias_.gradient);
@@ -184,6 +199,12 @@ Tensor TransformerBlock::run_backward(const Microbatch& microbatch, const Tensor
   // Attention.
   d_projected = tensor_parallel_.leave_backward(d_middle, rows).get();
   if (attention_out_bias_.defined()) kernels.bias_gradient(d_middle, attention_out_bias_.gradient);
+  if (recompute_ == Recompute::selective) {
+    saved.attended = rank_->activation({rows, attention_.width()});
+    saved.lse = rank_->activation({rows * attention_.num_heads()});
+    attention_.forward_again(kernels, microbatch.batch, microbatch.seq_len, saved.qkv, saved.attended,
+                             saved.lse);
+  }
   Tensor d_attended = rank_->activation({rows, attention_.width()});
   attention_out_.backward_input(kernels, d_projected, d_attended);
   weight_gradient([&k = kernels, out = attention_out_, x = saved.attended, d = d_projected] {

@@ -9,7 +9,7 @@
 #include "layer/mlp.h"
 #include "layer/norm.h"
 #include "parallel/tensor_parallel.h"
-#include "spec/model_spec.h"
+#include "spec/plan.h"
 #include "train/microbatch.h"
 #include "train/parameters.h"
 
@@ -17,8 +17,8 @@ namespace echelon {
 
 class TransformerBlock {
  public:
-  // What forward keeps for the backward pass of one microbatch. N rows of tokens, R <= N of them in the
-  // residual stream here.
+  // What forward keeps for the backward pass of one microbatch: x alone where whole layers are recomputed. N
+  // rows of tokens, R <= N of them in the residual stream here.
   struct Saved {
     Tensor x, stats1;  // (R, C), (R, 1 or 2)
     Tensor normed1,
@@ -32,7 +32,7 @@ class TransformerBlock {
   };
 
   TransformerBlock(const Rank& rank, const ModelSpec& model, const ParameterStore& parameters,
-                   std::int64_t layer, TensorParallel tensor_parallel);
+                   std::int64_t layer, TensorParallel tensor_parallel, Recompute recompute);
 
   Tensor forward(const Microbatch& microbatch, const Tensor& x, Saved& saved) const;
   // dy is the gradient of forward's result; returns the gradient of x. Leaves the weights' gradients in
@@ -51,7 +51,11 @@ class TransformerBlock {
  private:
   enum class Weights { now, deferred };
   using AttentionCore = std::function<void(const Tensor& qkv, const Tensor& out, const Tensor& lse)>;
-  Tensor run_forward(const Tensor& x, std::int64_t rows, const AttentionCore& core, Saved* saved) const;
+  // Up to where the backward pass needs it, or to the end. The result is undefined in the first case.
+  enum class Until { hidden, end };
+  Tensor run_forward(const Tensor& x, std::int64_t rows, const AttentionCore& core, Saved* saved,
+                     Until until) const;
+  AttentionCore training_core(const Microbatch& microbatch) const;
   Tensor run_backward(const Microbatch& microbatch, const Tensor& dy, Saved& saved, Weights when) const;
   // The norm's output over all N rows: the saved one, or computed again.
   Tensor normed_again(const Norm& norm, const Tensor& saved_whole, const Tensor& x,
@@ -59,6 +63,7 @@ class TransformerBlock {
 
   const Rank* rank_;
   TensorParallel tensor_parallel_;
+  Recompute recompute_;
   Norm norm1_, norm2_;
   Linear attention_in_, attention_out_;
   Attention attention_;

@@ -46,6 +46,7 @@ struct Reference {
     plan.mesh = Mesh{};
     plan.sequence_parallel = false;
     plan.layers_per_stage.clear();
+    plan.recompute = Recompute::none;
     rank = std::make_unique<Rank>(world, plan.mesh, 0, plan.dtype, arena, *kernels);
     trainer = std::make_unique<Trainer>(*rank, plan, request.optimizer, request.seed);
   }
