@@ -7,10 +7,10 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
 .PHONY: train test build packages
 
-# A small GPT on dp 2 x tp 2 with sequence parallelism, on 4 thread ranks.
+# A small GPT on dp 2 x tp 2 x pp 2 with sequence parallelism, on 8 thread ranks.
 train: build
-	build/release/echelon train --model llama-tiny --data $(DATA) --dp 2 --tp 2 --steps $(STEPS) \
-	  --global-batch 16 --micro-batch 8 --seq-len 256 --lr 5e-3 --eval-every 100 --sample 400
+	build/release/echelon train --model llama-tiny --data $(DATA) --dp 2 --tp 2 --pp 2 --schedule 1f1b --steps $(STEPS) \
+	  --global-batch 16 --micro-batch 2 --seq-len 256 --lr 5e-3 --eval-every 100 --sample 400
 
 test: packages
 	cmake --preset release

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <filesystem>
 #include <fstream>
@@ -51,7 +52,7 @@ void PlanFlags::add_to(CLI::App& app, const Plan& defaults) {
       ->default_str("none");
   app.add_option("--schedule", schedule_,
                  "Of the pipeline: " + fmt::format("{}", fmt::join(schedule_names(), " ")))
-      ->type_name("NAME")
+      ->type_name("NAME|FILE")
       ->default_str(defaults.schedule);
   add_number(app, "--chunks", chunks_, "Model chunks of a pipeline rank, for interleaved");
   app.add_option("--layers-per-stage", layers_per_stage_, "Uneven split of the layers: one number a stage")
@@ -107,7 +108,13 @@ Plan PlanFlags::plan() const {
   if (is_given("--tp")) plan.mesh.set(Axis::tp, tp_);
   if (is_given("--pp")) plan.mesh.set(Axis::pp, pp_);
   if (is_given("--recompute")) plan.recompute = parse_recompute(recompute_, "--recompute");
-  if (is_given("--schedule")) plan.schedule = schedule_;
+  if (is_given("--schedule")) {
+    plan.schedule = schedule_;
+    const auto& names = schedule_names();
+    const bool named = std::find(names.begin(), names.end(), schedule_) != names.end();
+    plan.schedule_text =
+        !named && std::filesystem::exists(schedule_) ? read_file("--schedule", schedule_) : "";
+  }
   if (is_given("--chunks")) plan.chunks = chunks_;
   if (is_given("--layers-per-stage"))
     plan.layers_per_stage = parse_list("--layers-per-stage", layers_per_stage_);

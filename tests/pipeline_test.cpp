@@ -7,6 +7,7 @@
 #include "mesh_runs.h"
 #include "schedule/schedules.h"
 #include "schedule/simulate.h"
+#include "schedule/text.h"
 #include "train/checkpoint.h"
 #include "train/verify.h"
 
@@ -98,6 +99,19 @@ TEST(Pipeline, AnyNumberOfMicrobatches) {
       const VerifyReport report = verified(plan);
       EXPECT_TRUE(report.pass && (report.bitwise || !keeps_grouping(schedule))) << to_json(report, plan);
     }
+}
+
+TEST(Pipeline, ASchedulesOwnTextRuns) {
+  Plan plan = pipeline_plan(odd_gpt2(true, 6), "mine", 3, 1, 1, 5);
+  plan.schedule_text = to_text(zb_h1(3, 5));
+  const VerifyReport report = verified(plan);
+  EXPECT_TRUE(report.pass && report.bitwise) << to_json(report, plan);
+  plan.global_batch = 6;
+  expect_contains(message_of<RequestError>([&] { verified(plan); }),
+                  {"--schedule mine", "5 microbatches", "makes 6"});
+  plan.mesh.set(Axis::pp, 2);
+  expect_contains(message_of<RequestError>([&] { verified(plan); }),
+                  {"--schedule mine", "3 ranks", "--pp is 2"});
 }
 
 TEST(Pipeline, UnevenLayersAndRaggedMicrobatches) {

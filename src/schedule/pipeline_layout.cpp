@@ -7,6 +7,8 @@
 #include "base/error.h"
 #include "schedule/lower.h"
 #include "schedule/schedules.h"
+#include "schedule/text.h"
+#include "schedule/validate.h"
 
 namespace echelon {
 
@@ -15,6 +17,19 @@ namespace echelon {
 Schedule planned_schedule(const Plan& plan, int microbatches) {
   const int ranks = plan.mesh.size(Axis::pp);
   if (ranks == 1) return one_f_one_b(1, microbatches);
+  if (!plan.schedule_text.empty()) {
+    Schedule schedule = from_text(plan.schedule_text, "--schedule " + plan.schedule);
+    validate(schedule);
+    if (schedule.num_ranks() != ranks)
+      refuse("--schedule {}: it is for {} ranks, and --pp is {}", plan.schedule, schedule.num_ranks(), ranks);
+    if (schedule.num_microbatches != microbatches)
+      refuse(
+          "--schedule {}: it is for {} microbatches, and --global-batch {} over --dp {} in --micro-batch {} "
+          "makes {}",
+          plan.schedule, schedule.num_microbatches, plan.global_batch, plan.mesh.size(Axis::dp),
+          plan.micro_batch, microbatches);
+    return schedule;
+  }
   try {
     return make_schedule(plan.schedule, ranks, microbatches, plan.chunks);
   } catch (const RequestError& error) {

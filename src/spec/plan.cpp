@@ -102,6 +102,7 @@ std::string to_toml(const Plan& plan) {
                           {"dtype", dtype_name(plan.dtype)},
                           {"recompute", recompute_name(plan.recompute)},
                           {"schedule", plan.schedule},
+                          {"schedule-text", plan.schedule_text},
                           {"chunks", plan.chunks},
                           {"layers-per-stage", layers}};
   std::ostringstream out;
@@ -127,9 +128,9 @@ T value_at(const toml::table& table, const char* key, const std::string& where, 
 
 Plan plan_from_toml(const std::string& text, const std::string& where) {
   const toml::table table = parse_toml(text, where);
-  static constexpr std::array known{"model",           "mesh",  "sp",        "global-batch", "micro-batch",
-                                    "seq-len",         "dtype", "recompute", "schedule",     "chunks",
-                                    "layers-per-stage"};
+  static constexpr std::array known{
+      "model", "mesh",      "sp",       "global-batch", "micro-batch",      "seq-len",
+      "dtype", "recompute", "schedule", "chunks",       "layers-per-stage", "schedule-text"};
   for (const auto& [key, node] : table)
     if (std::find(known.begin(), known.end(), std::string_view(key.str())) == known.end())
       refuse("{}: unknown key \"{}\"; legal: {}", where, key.str(), fmt::join(known, ", "));
@@ -171,6 +172,7 @@ Plan plan_from_toml(const std::string& text, const std::string& where) {
   plan.recompute =
       parse_recompute(value_at<std::string>(table, "recompute", where, "none"), where + ": recompute");
   plan.schedule = value_at<std::string>(table, "schedule", where, plan.schedule);
+  plan.schedule_text = value_at<std::string>(table, "schedule-text", where, "");
   plan.chunks = static_cast<int>(
       std::clamp<std::int64_t>(value_at<std::int64_t>(table, "chunks", where, 0), -1, 1'000'000));
   if (const toml::node* layers = table.get("layers-per-stage")) {

@@ -37,6 +37,7 @@ struct Plan {
   DType dtype = DType::f32;  // f64 runs on the reference kernels
   Recompute recompute = Recompute::none;
   std::string schedule = "1f1b";  // of the pipeline, where pp > 1
+  std::string schedule_text;      // a schedule of one's own in text form (schedule/text.h); `schedule` is then its name
   int chunks = 0;                 // model chunks of a pipeline rank; 0: the schedule's own number
   std::vector<std::int64_t> layers_per_stage;  // empty: even
 
