@@ -1,0 +1,254 @@
+#include "schedule/zb_auto.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+
+#include "base/error.h"
+#include "schedule/schedules.h"
+#include "schedule/validate.h"
+
+namespace echelon {
+namespace {
+
+double local_span(const Timeline& timeline) {
+  double most = 0;
+  for (const auto& rank : timeline.ranks)
+    if (!rank.empty()) most = std::max(most, rank.back().end - rank.front().begin);
+  return most;
+}
+
+StageMemory memory_of(const AutoCosts& costs, int stage) {
+  return costs.memory.size() == 1 ? costs.memory[0] : costs.memory[static_cast<std::size_t>(stage)];
+}
+
+bool keeps_limit(const Schedule& schedule, const AutoCosts& costs) {
+  for (int r = 0; r < schedule.num_ranks(); ++r) {
+    const double limit =
+        costs.limit.empty() ? 1e300 : costs.limit[costs.limit.size() == 1 ? 0 : static_cast<std::size_t>(r)];
+    double held = 0;
+    for (const Instruction& i : schedule.ranks[static_cast<std::size_t>(r)]) {
+      const StageMemory m = memory_of(costs, i.stage);
+      const double adds = i.op == Op::F   ? m.forward
+                          : i.op == Op::B ? m.backward_input
+                          : i.op == Op::W ? m.backward_weight
+                                          : 0;
+      // BW: both, one after the other.
+      if (i.op == Op::BW && held + std::max(0.0, m.backward_input) > limit + 1e-6) return false;
+      held += i.op == Op::BW ? m.backward_input + m.backward_weight : adds;
+      if (adds > 0 && held > limit + 1e-6) return false;
+    }
+  }
+  return true;
+}
+
+// What a result promises, against the simulator.
+void check_result(const AutoResult& result, const AutoCosts& costs) {
+  validate(result.schedule);
+  const Simulation simulation = simulate(result.schedule, costs.times);
+  EXPECT_NEAR(local_span(simulation.timeline), result.span, 1e-9 * result.span);
+  EXPECT_NEAR(simulation.timeline.makespan(), result.makespan, 1e-9 * result.makespan);
+  EXPECT_LE(result.lower_bound, result.span);
+  EXPECT_LE(result.makespan_lower_bound, result.makespan);
+  EXPECT_TRUE(keeps_limit(result.schedule, costs));
+  if (result.optimal) {
+    EXPECT_NEAR(result.lower_bound, result.span, 1e-8 * result.span);
+  }
+}
+
+AutoCosts even(double limit, double message = 0) {
+  AutoCosts costs;
+  costs.times.stages = {{10, 10, 10}};
+  costs.times.message = message;
+  costs.limit = {limit};
+  return costs;
+}
+
+AutoCosts random_costs(std::mt19937& random, int ranks, int microbatches) {
+  const auto number = [&](int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(random);
+  };
+  AutoCosts costs;
+  costs.times.stages.clear();
+  costs.memory.clear();
+  const int kind = number(0, 3);
+  for (int r = 0; r < ranks; ++r) {
+    costs.times.stages.push_back({1.0 * number(1, 9), 1.0 * number(1, 9), 1.0 * number(1, 9)});
+    const double backward = kind < 2 ? 0 : kind == 2 ? -0.25 * number(0, 4) : 0.25 * number(-3, 3);
+    costs.memory.push_back({1, backward, -1 - backward});
+    costs.limit.push_back(0.25 * number(8, 8 + 4 * microbatches));
+  }
+  costs.times.message = number(0, 1) * number(1, 6);
+  return costs;
+}
+
+TEST(ZbAuto, PublishedValues) {
+  const struct {
+    int ranks, microbatches;
+    double limit, span;
+  } values[] = {{4, 12, 4, 390}, {4, 12, 6, 370},  {4, 12, 8, 360},
+                {8, 24, 8, 790}, {8, 24, 12, 750}, {8, 24, 16, 720}};
+  for (const auto& v : values) {
+    const AutoResult result = zb_auto(v.ranks, v.microbatches, even(v.limit));
+    SCOPED_TRACE(v.span);
+    check_result(result, even(v.limit));
+    EXPECT_LE(result.span, v.span);
+    EXPECT_TRUE(result.optimal);
+  }
+}
+
+TEST(ZbAuto, NeverWorseThanThePublishedSchedules) {
+  std::mt19937 random(7);
+  for (int trial = 0; trial < 25; ++trial) {
+    const int ranks = 2 + static_cast<int>(random() % 5), microbatches = 1 + static_cast<int>(random() % 12);
+    const AutoCosts costs = random_costs(random, ranks, microbatches);
+    const AutoResult result = zb_auto(ranks, microbatches, costs);
+    SCOPED_TRACE(trial);
+    check_result(result, costs);
+    for (const char* name : {"naive", "gpipe", "1f1b", "zb-h1", "zb-h2"}) {
+      Schedule other;
+      try {
+        other = make_schedule(name, ranks, microbatches);
+      } catch (const RequestError&) {
+        continue;  // too few microbatches
+      }
+      if (!keeps_limit(other, costs)) continue;
+      const Simulation simulation = simulate(other, costs.times);
+      EXPECT_GE(local_span(simulation.timeline), result.lower_bound * (1 - 1e-9)) << name;
+      EXPECT_GE(simulation.timeline.makespan(), result.makespan_lower_bound * (1 - 1e-9)) << name;
+      if (name[0] == '1' || name[0] == 'z') {
+        EXPECT_LE(result.span, local_span(simulation.timeline) * (1 + 1e-9)) << name;
+      }
+    }
+  }
+}
+
+// All strings of F, B, W of one rank; with `any_order`, microbatches in any order too.
+void all_lists(int stage, int microbatches, bool any_order, std::vector<Instruction>& list,
+               std::vector<int>& done, std::vector<std::vector<Instruction>>& lists) {
+  if (list.size() == static_cast<std::size_t>(3 * microbatches)) lists.push_back(list);
+  std::vector<bool> tried(3, false);
+  for (int m = 0; m < microbatches; ++m) {
+    int& count = done[static_cast<std::size_t>(m)];
+    if (count == 3 || (!any_order && tried[static_cast<std::size_t>(count)])) continue;
+    tried[static_cast<std::size_t>(count)] = true;
+    list.push_back({count == 0 ? Op::F : count == 1 ? Op::B : Op::W, stage, m});
+    ++count;
+    all_lists(stage, microbatches, any_order, list, done, lists);
+    --count;
+    list.pop_back();
+  }
+}
+
+// Every order of every rank.
+void against_brute_force(int ranks, int microbatches, bool any_order, int trials, unsigned seed) {
+  std::mt19937 random(seed);
+  for (int trial = 0; trial < trials; ++trial) {
+    AutoCosts costs = random_costs(random, ranks, microbatches);
+    for (double& limit : costs.limit) limit = std::max(1.75, limit - 1);
+    const AutoResult result = zb_auto(ranks, microbatches, costs);
+    check_result(result, costs);
+    std::vector<std::vector<std::vector<Instruction>>> lists(static_cast<std::size_t>(ranks));
+    for (int r = 0; r < ranks; ++r) {
+      std::vector<Instruction> list;
+      std::vector<int> done(static_cast<std::size_t>(microbatches), 0);
+      all_lists(r, microbatches, any_order, list, done, lists[static_cast<std::size_t>(r)]);
+    }
+    double least_span = 1e300, least_makespan = 1e300;
+    std::vector<std::size_t> at(static_cast<std::size_t>(ranks), 0);
+    for (bool more = true; more;) {
+      Schedule schedule{"brute force", ranks, microbatches, {}};
+      for (std::size_t r = 0; r < at.size(); ++r) schedule.ranks.push_back(lists[r][at[r]]);
+      if (keeps_limit(schedule, costs)) try {
+          const Simulation simulation = simulate(schedule, costs.times);
+          least_span = std::min(least_span, local_span(simulation.timeline));
+          least_makespan = std::min(least_makespan, simulation.timeline.makespan());
+        } catch (const RequestError&) {  // dead-locks
+        }
+      more = false;
+      for (std::size_t r = 0; r < at.size() && !more; ++r) {
+        at[r] = (at[r] + 1) % lists[r].size();
+        more = at[r] != 0;
+      }
+    }
+    SCOPED_TRACE(testing::Message() << "ranks " << ranks << " microbatches " << microbatches << " trial "
+                                    << trial);
+    EXPECT_TRUE(result.optimal);
+    EXPECT_NEAR(result.span, least_span, 1e-6);
+    EXPECT_LE(result.makespan_lower_bound, least_makespan + 1e-6);
+  }
+}
+
+TEST(ZbAuto, BruteForceInOrder) {
+  against_brute_force(2, 2, false, 60, 1);
+  against_brute_force(3, 2, false, 60, 2);
+  against_brute_force(2, 3, false, 30, 3);
+  against_brute_force(4, 2, false, 12, 4);
+}
+TEST(ZbAuto, BruteForceAnyOrder) {
+  against_brute_force(2, 2, true, 30, 5);
+  against_brute_force(3, 2, true, 6, 6);
+}
+
+TEST(ZbAuto, SmallCasesAreExact) {
+  int proven = 0;
+  std::mt19937 random(11);
+  for (int trial = 0; trial < 8; ++trial) {
+    const AutoCosts costs = random_costs(random, 4, 6);
+    const AutoResult result = zb_auto(4, 6, costs);
+    check_result(result, costs);
+    proven += result.optimal;
+  }
+  RecordProperty("proven_of_8", proven);
+  EXPECT_GE(proven, 6);
+}
+
+TEST(ZbAuto, LargeCasesAreFast) {
+  AutoCosts costs;
+  std::mt19937 random(3);
+  const auto number = [&](int low, int high) {
+    return 1.0 * std::uniform_int_distribution<int>(low, high)(random);
+  };
+  costs.times.stages.clear();
+  for (int r = 0; r < 32; ++r) costs.times.stages.push_back({number(9, 12), number(9, 13), number(7, 10)});
+  costs.times.message = 1;
+  costs.limit = {48};
+  const auto begin = std::chrono::steady_clock::now();
+  const AutoResult result = zb_auto(32, 128, costs);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  check_result(result, costs);
+  RecordProperty("milliseconds", static_cast<int>(seconds.count() * 1000));
+  EXPECT_LE(result.span, 1.15 * result.lower_bound);
+}
+
+TEST(ZbAuto, Edges) {
+  for (int ranks : {1, 2, 5})
+    for (int microbatches : {1, 2, 7}) {
+      AutoCosts costs;  // no limit
+      check_result(zb_auto(ranks, microbatches, costs), costs);
+      costs.limit = {1};
+      check_result(zb_auto(ranks, microbatches, costs), costs);
+      costs.times.stages = {{1, 1, 0}};  // nothing to train
+      check_result(zb_auto(ranks, microbatches, costs), costs);
+    }
+}
+
+TEST(ZbAuto, Refuses) {
+  EXPECT_THROW(zb_auto(4, 8, even(0.5)), RequestError);
+  AutoCosts costs = even(1);
+  EXPECT_NO_THROW(zb_auto(4, 8, costs));
+  costs.memory = {{1, 0.5, -1.5}};  // B needs more beside the activation
+  EXPECT_THROW(zb_auto(4, 8, costs), RequestError);
+  costs.memory = {{1, 0, -0.5}};  // leaks
+  EXPECT_THROW(zb_auto(4, 8, costs), RequestError);
+  costs = even(4);
+  costs.limit = {4, 4};  // for 4 ranks
+  EXPECT_THROW(zb_auto(4, 8, costs), RequestError);
+  EXPECT_THROW(zb_auto(0, 8, even(4)), RequestError);
+  EXPECT_THROW(zb_auto(4, 0, even(4)), RequestError);
+}
+
+}  // namespace
+}  // namespace echelon
