@@ -82,8 +82,10 @@ class Simulate {
     } else {
       for (const std::string& name : split(f_.compare, ",")) reports.push_back(compared(name));
     }
+    // Into a file first: if that cannot be, nothing was said yet.
+    if (!f_.out.empty()) draw(reports);
     print_numbers(reports);
-    draw(reports);
+    if (f_.out.empty()) draw(reports);
     const bool any =
         std::any_of(reports.begin(), reports.end(), [](const auto& r) { return r.unfit.empty(); });
     return any ? 0 : 1;

@@ -17,21 +17,6 @@ double rounded(double x) {
   return y == 0 ? 0 : y;  // no -0
 }
 
-double duration(const Instruction& i, const StageTimes& t) {
-  switch (i.op) {
-    case Op::F:
-      return t.forward;
-    case Op::B:
-      return t.backward_input;
-    case Op::W:
-      return t.backward_weight;
-    case Op::BW:
-      return t.backward_input + t.backward_weight;
-    default:
-      return 0;
-  }
-}
-
 // "4", "4 3 2 1", and of many ranks "32 to 1".
 template <class T>
 std::string over_ranks(const std::vector<T>& values) {
@@ -53,11 +38,9 @@ SimulationReport report_on(Schedule schedule, const SimulationCosts& costs) {
   report.microbatches = schedule.num_microbatches;
   report.simulation = simulate(schedule, costs);
   report.makespan = report.simulation.timeline.makespan();
-  for (const auto& list : schedule.ranks) {
-    double work = 0;
-    for (const Instruction& i : list) work += duration(i, costs.of(i.stage));
-    report.work = std::max(report.work, work);
-  }
+  report.local_bubble = report.simulation.timeline.local_bubble();
+  for (int r = 0; r < report.ranks; ++r)
+    report.work = std::max(report.work, report.simulation.timeline.busy(r));
   report.schedule = std::move(schedule);
   return report;
 }
@@ -75,7 +58,7 @@ nlohmann::ordered_json to_json(const SimulationReport& r) {
   json["work_per_rank"] = rounded(r.work);
   json["bubble_time"] = rounded(r.bubble());
   json["bubble_fraction"] = rounded(r.bubble_fraction());
-  json["local_bubble_time"] = rounded(r.simulation.timeline.local_bubble());
+  json["local_bubble_time"] = rounded(r.local_bubble);
   json["peak_activations"] = peaks;
   json["weight_versions"] = r.simulation.weight_versions;
   json["parameter_copies"] = r.simulation.parameter_copies;
@@ -93,9 +76,8 @@ std::string table(const std::vector<SimulationReport>& reports) {
             ? Row{r.name}
             : Row{r.name, fmt::format("{:.6g}", r.makespan), fmt::format("{:.6g}", rounded(r.bubble())),
                   fmt::format("{:.1f}%", 100 * r.bubble_fraction()),
-                  fmt::format("{:.6g}", rounded(r.simulation.timeline.local_bubble())),
-                  over_ranks(r.simulation.peak_activations), over_ranks(r.simulation.weight_versions),
-                  fmt::format("{}", r.simulation.parameter_copies),
+                  fmt::format("{:.6g}", rounded(r.local_bubble)), over_ranks(r.simulation.peak_activations),
+                  over_ranks(r.simulation.weight_versions), fmt::format("{}", r.simulation.parameter_copies),
                   fmt::format("{}", r.simulation.messages)});
   std::vector<std::size_t> widths(rows[0].size());
   for (const Row& row : rows)

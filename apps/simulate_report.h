@@ -16,7 +16,8 @@ struct SimulationReport {
   std::string unfit;  // why it cannot be had with these numbers; then the rest is empty
   Schedule schedule;
   Simulation simulation;
-  double makespan = 0, work = 0;  // of the rank with the most
+  double makespan = 0, local_bubble = 0;
+  double work = 0;  // of the rank with the most; what ran together counts once
 
   double bubble() const { return makespan - work; }
   double bubble_fraction() const { return makespan > 0 ? bubble() / makespan : 0; }

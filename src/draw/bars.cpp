@@ -10,11 +10,13 @@
 namespace echelon {
 namespace {
 
-bool is_drawn(const Span& span) { return is_compute(span.instruction.op) || span.instruction.op == Op::step; }
+bool is_drawn(const Span& span) {
+  return is_compute(span.instruction.op) || (span.instruction.op == Op::step && span.end > span.begin);
+}
 
 // For each rank, the shade of each of its stages. Where a stage lives on two ranks (DualPipe) the copy that
 // sees the first microbatch belongs to the first direction; elsewhere a rank's stages count from the lowest.
-std::vector<std::map<int, int>> chunks_of(const Timeline& timeline) {
+std::vector<std::map<int, int>> chunks_of(const Timeline& timeline, bool& has_directions) {
   std::vector<std::map<int, int>> first_microbatch(timeline.ranks.size());
   std::map<int, std::pair<int, int>> holders;  // of a stage: how many, and the smallest microbatch
   for (std::size_t r = 0; r < timeline.ranks.size(); ++r)
@@ -35,6 +37,7 @@ std::vector<std::map<int, int>> chunks_of(const Timeline& timeline) {
     for (const auto& [stage, microbatch] : first_microbatch[r]) {
       const int counted = static_cast<int>(chunks[r].size());
       const auto& [count, smallest] = holders[stage];
+      has_directions = has_directions || count > 1;
       chunks[r][stage] = count == 1 ? counted : microbatch == smallest ? 0 : 1;
     }
   return chunks;
@@ -44,7 +47,7 @@ std::vector<std::map<int, int>> chunks_of(const Timeline& timeline) {
 
 Bars bars_of(const Timeline& timeline) {
   Bars bars;
-  const auto chunks = chunks_of(timeline);
+  const auto chunks = chunks_of(timeline, bars.has_directions);
   double start = std::numeric_limits<double>::infinity();
   for (const auto& spans : timeline.ranks)
     for (const Span& span : spans)
@@ -60,6 +63,7 @@ Bars bars_of(const Timeline& timeline) {
       row.push_back(
           {i, found == chunks[r].end() ? 0 : found->second, part, span.begin - start, span.end - start});
       is_second = i.overlaps_next;
+      bars.has_pairs = bars.has_pairs || is_second;
       bars.num_chunks = std::max(bars.num_chunks, row.back().chunk + 1);
       bars.largest_microbatch = std::max(bars.largest_microbatch, i.microbatch);
       bars.makespan = std::max(bars.makespan, row.back().end);
@@ -105,7 +109,7 @@ double round_step(double least) {
   return 10 * power;
 }
 
-bool Colour::is_dark() const { return 299 * red + 587 * green + 114 * blue < 140000; }
+bool Colour::is_dark() const { return 299 * red + 587 * green + 114 * blue < 130000; }
 
 std::string Colour::hex() const { return fmt::format("#{:02x}{:02x}{:02x}", red, green, blue); }
 
@@ -154,6 +158,17 @@ const char* describe(Op op) {
     default:
       return "message";
   }
+}
+
+std::string describe_shades(const std::vector<Bars>& tracks) {
+  bool has_chunks = false, has_directions = false;
+  for (const Bars& bars : tracks) {
+    has_chunks = has_chunks || (bars.num_chunks > 1 && !bars.has_directions);
+    has_directions = has_directions || bars.has_directions;
+  }
+  if (!has_chunks && !has_directions) return "";
+  return fmt::format("lighter: {}{}{}", has_chunks ? "later chunk" : "",
+                     has_chunks && has_directions ? " or " : "", has_directions ? "other direction" : "");
 }
 
 std::string escape_markup(const std::string& text) {

@@ -20,8 +20,10 @@ struct Bar {
 };
 
 struct Bars {
-  std::vector<std::vector<Bar>> ranks;  // computations and optimizer steps
+  std::vector<std::vector<Bar>> ranks;  // computations, and optimizer steps that take time
   int num_chunks = 1;
+  bool has_pairs = false;       // that ran together
+  bool has_directions = false;  // a stage is on two ranks
   int largest_microbatch = 0;
   double makespan = 0;
 };
@@ -44,6 +46,8 @@ Colour colour_of(Op op, int chunk, int num_chunks);
 
 // What the drawings have of each, in the order of a legend.
 std::vector<Op> ops_of(const std::vector<Bars>& tracks);
+// "lighter: later chunk", or empty.
+std::string describe_shades(const std::vector<Bars>& tracks);
 const char* describe(Op op);  // "gradient of the input"
 
 std::string escape_markup(const std::string& text);  // HTML and SVG

@@ -32,7 +32,7 @@ std::string gantt_html(const std::vector<Track>& tracks) {
     }
     json += "]}";
   }
-  json += "],\"tracks\":[";
+  json += "],\"shades\":\"" + describe_shades(bars) + "\",\"tracks\":[";
   for (std::size_t t = 0; t < tracks.size(); ++t) {
     fmt::format_to(out, "{}\n{{\"title\":\"{}\",\"note\":\"{}\",\"makespan\":{:.9g},\"ranks\":[",
                    t == 0 ? "" : ",", escape_json(tracks[t].title), escape_json(tracks[t].note),

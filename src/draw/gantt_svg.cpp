@@ -31,19 +31,20 @@ class SvgGantt {
         for (const Bar& bar : row)
           if (bar.instruction.op == Op::F && bar.part == Part::whole) lengths.push_back(bar.end - bar.begin);
     }
-    row_height_ = most_ranks <= 16 ? 26 : most_ranks <= 32 ? 18 : 12;
+    const bool has_pairs = std::any_of(bars_.begin(), bars_.end(), [](const Bars& b) { return b.has_pairs; });
+    row_height_ = most_ranks <= 16 ? (has_pairs ? 32 : 26) : most_ranks <= 32 ? 18 : 12;
     font_ = std::min(12.0, row_height_ - 4);
     label_width_ =
         12 + font_ * letter_width * static_cast<double>(fmt::formatted_size("rank {}", most_ranks - 1));
-    // As wide as makes a typical forward hold its number, within what a page can show.
+    // As wide as makes a short forward hold its number, within what a page can show.
     double typical = makespan_ / 40;
     if (!lengths.empty()) {
-      std::nth_element(lengths.begin(), lengths.begin() + static_cast<std::ptrdiff_t>(lengths.size() / 2),
+      std::nth_element(lengths.begin(), lengths.begin() + static_cast<std::ptrdiff_t>(lengths.size() / 10),
                        lengths.end());
-      typical = lengths[lengths.size() / 2];
+      typical = lengths[lengths.size() / 10];
     }
     const double digits = static_cast<double>(fmt::formatted_size("{}", microbatch));
-    const double wanted = typical > 0 ? makespan_ / typical * (digits * 11 * letter_width + 6) : 0;
+    const double wanted = typical > 0 ? makespan_ / typical * (digits * 11 * letter_width + 10) : 0;
     chart_width_ = std::clamp(wanted, 760.0, 2400.0);
     scale_ = makespan_ > 0 ? chart_width_ / makespan_ : 1;
   }
@@ -61,7 +62,7 @@ class SvgGantt {
         "{0:.0f} "
         "{1:.0f}\" font-family=\"Inter, 'Segoe UI', 'DejaVu Sans', Helvetica, Arial, sans-serif\">\n"
         "<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n",
-        left + chart_width_ + margin, y - track_gap + margin / 2);
+        std::max(left + chart_width_, legend_end_) + margin, y - track_gap + margin / 2);
     return text_ + body + "</svg>\n";
   }
 
@@ -73,7 +74,7 @@ class SvgGantt {
     const auto word = [&](const std::string& text) {
       fmt::format_to(out_, "<text x=\"{:.1f}\" y=\"{:.1f}\" font-size=\"12\" fill=\"#333333\">{}</text>\n", x,
                      y + 12, escape_markup(text));
-      x += 7.0 * static_cast<double>(text.size()) + 18;
+      x += 6.7 * static_cast<double>(text.size()) + 18;
     };
     for (Op op : ops_of(bars_)) {
       for (int c = 0; c < chunks; ++c, x += 16)
@@ -88,7 +89,8 @@ class SvgGantt {
         x, y + 1);
     x += 22;
     word("idle");
-    if (chunks > 1) word("lighter: later model chunk");
+    if (const std::string shades = describe_shades(bars_); !shades.empty()) word(shades);
+    legend_end_ = x;
     return y + legend_height;
   }
 
@@ -131,8 +133,8 @@ class SvgGantt {
                        width - gap, height - (bar.part == Part::first ? 0.5 : 0), width - gap);
         const std::string label =
             bar.instruction.op == Op::step ? "S" : fmt::format("{}", bar.instruction.microbatch);
-        const double size = std::min(
-            {is_half ? height - 1 : font_, (width - 2) / (letter_width * static_cast<double>(label.size()))});
+        const double size = std::min({is_half ? std::min(font_, height - 1) : font_,
+                                      (width - 2) / (letter_width * static_cast<double>(label.size()))});
         if (size < 6.5) continue;
         fmt::format_to(std::back_inserter(colour.is_dark() ? dark : light),
                        "<text x=\"{:.2f}\" y=\"{:.2f}\" font-size=\"{:.1f}\">{}</text>\n",
@@ -165,7 +167,8 @@ class SvgGantt {
 
   const std::vector<Track>& tracks_;
   std::vector<Bars> bars_;
-  double makespan_ = 0, row_height_ = 0, font_ = 0, label_width_ = 0, chart_width_ = 0, scale_ = 1;
+  double makespan_ = 0, row_height_ = 0, font_ = 0, label_width_ = 0, chart_width_ = 0, scale_ = 1,
+         legend_end_ = 0;
   std::string text_;
   std::back_insert_iterator<std::string> out_;
 };

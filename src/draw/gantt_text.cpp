@@ -148,14 +148,11 @@ class TextGantt {
     const int length = static_cast<int>(label.size()), next_fold = (begin / fold + 1) * fold;
     if (at + length > next_fold && end - 1 - next_fold >= length) at = next_fold;
     // In colour the last column stays empty, so that bars are told apart; without, a dash goes on to there.
+    const char filling = options_.is_colour || size <= columns_per_unit_ ? ' ' : '-';
     for (int c = begin; c < begin + room; ++c) {
       Cell& cell = line[static_cast<size_t>(c)];
       const bool is_label = c >= at && c < at + length;
-      cell = {is_label             ? label[static_cast<size_t>(c - at)]
-              : options_.is_colour ? ' '
-                                   : '-',
-              true,
-              {bar.instruction.op, bar.chunk}};
+      cell = {is_label ? label[static_cast<size_t>(c - at)] : filling, true, {bar.instruction.op, bar.chunk}};
     }
     if (bar.part == Part::first && !options_.is_colour && size > length)
       line[static_cast<size_t>(end - 1)].letter = '&';
@@ -183,9 +180,10 @@ class TextGantt {
   }
 
   void put(const Line& line, int from, int to, int num_chunks) {
-    while (to > from && !line[static_cast<size_t>(to - 1)].is_bar &&
-           line[static_cast<size_t>(to - 1)].letter == ' ')
-      --to;
+    const auto is_empty = [&](const Cell& cell) {
+      return cell.letter == ' ' && !(options_.is_colour && cell.is_bar);
+    };
+    while (to > from && is_empty(line[static_cast<size_t>(to - 1)])) --to;
     for (int c = from; c < to; ++c) {
       const Cell& cell = line[static_cast<size_t>(c)];
       if (options_.is_colour) {
@@ -207,12 +205,11 @@ class TextGantt {
 
   void draw_legend() {
     int chunks = 1;
-    bool has_pair = false;
+    bool has_pair = false, has_directions = false;
     for (const Bars& bars : bars_) {
       chunks = std::max(chunks, bars.num_chunks);
-      for (const auto& row : bars.ranks)
-        has_pair = has_pair ||
-                   std::any_of(row.begin(), row.end(), [](const Bar& b) { return b.part != Part::whole; });
+      has_pair = has_pair || bars.has_pairs;
+      has_directions = has_directions || bars.has_directions;
     }
     out_ += '\n';
     for (Op op : ops_of(bars_)) {
@@ -230,7 +227,9 @@ class TextGantt {
     }
     out_ += ". idle";
     if (chunks > 1)
-      out_ += options_.is_colour ? "   lighter: later chunks" : "   small letters: every other chunk";
+      out_ += "   " + (options_.is_colour ? describe_shades(bars_)
+                       : has_directions   ? "small letters: the other direction"
+                                          : "small letters: every other chunk");
     if (has_pair && !options_.is_colour && !is_squeezed_) out_ += "   & run together";
     out_ += fmt::format("\none column is {:.4g} unit{} of time", unit_ / columns_per_unit_,
                         std::abs(unit_ / columns_per_unit_ - 1) < 1e-9 ? "" : "s");

@@ -1,0 +1,163 @@
+// The drawings of small schedules, letter by letter where they are text, well-formed where they are files.
+#include "draw/gantt.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <regex>
+
+#include "schedule/schedules.h"
+#include "schedule/simulate.h"
+#include "schedule/text.h"
+
+namespace echelon {
+namespace {
+
+Track track(const Schedule& schedule, double message = 0) {
+  SimulationCosts costs;
+  const double part = schedule.stage_fraction();
+  costs.stages = {{part, part, part}};
+  costs.message = message;
+  return {schedule.name, "note", simulate(schedule, costs).timeline};
+}
+
+TEST(GanttText, IsTheTextbooks) {
+  EXPECT_EQ(gantt_text({track(one_f_one_b(2, 3))}, {80, false}),
+            "1f1b: note\n"
+            "        0              5              10\n"
+            "rank 0  F0 F1 .  .  BW0-- F2 BW1-- .  BW2--\n"
+            "rank 1  .  F0 BW0-- F1 BW1-- F2 BW2-- .  .\n"
+            "\n"
+            "F forward   BW backward, both gradients   . idle\n");
+}
+
+TEST(GanttText, TellsSplitBackwardAndChunks) {
+  EXPECT_EQ(
+      gantt_text({track(zb_v(2, 2))}, {80, false}),
+      "zb-v: note\n"
+      "        0           2           4           6\n"
+      "rank 0  F0 F1 .  f0 b0 w0 f1 b1 w1 B0 W0 .  B1 W1\n"
+      "rank 1  .  F0 f0 F1 f1 b0 w0 B0 W0 b1 w1 B1 W1 .\n"
+      "\n"
+      "F forward   B gradient of the input   W gradient of the weights   . idle   small letters: every other "
+      "chunk\n");
+}
+
+TEST(GanttText, FoldsToTheWidth) {
+  const std::string text = gantt_text({track(gpipe(2, 4))}, {30, false});
+  EXPECT_EQ(text,
+            "gpipe: note\n"
+            "        0              5\n"
+            "rank 0  F0 F1 F2 F3 .  .  .\n"
+            "rank 1  .  F0 F1 F2 F3 BW0--\n"
+            "\n"
+            "                 10\n"
+            "rank 0  BW0-- BW1-- BW2-- BW3\n"
+            "rank 1  BW1-- BW2-- BW3-- .\n"
+            "\n"
+            "\n"
+            "rank 0  --\n"
+            "rank 1  .\n"
+            "\n"
+            "F forward   BW backward, both gradients   . idle\n");
+}
+
+TEST(GanttText, SqueezesWhatWouldFoldTooOften) {
+  const std::string text = gantt_text({track(one_f_one_b(8, 64))}, {60, false});
+  EXPECT_NE(text.find("\nrank 7  ..BBBB"), std::string::npos) << text;
+  EXPECT_NE(text.find("one column is 4.096 units of time"), std::string::npos) << text;
+  std::size_t longest = 0, begin = 0;
+  for (std::size_t end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1)
+    if (text.compare(begin, 5, "rank ") == 0) longest = std::max(longest, end - begin);
+  EXPECT_EQ(longest, 60u);
+}
+
+TEST(GanttText, DrawsPairsAndColours) {
+  const Track pair = track(from_text("0F0 (0F1;0BW0) 0BW1\n", "pair"));
+  EXPECT_NE(gantt_text({pair}, {80, false}).find("rank 0  F0 F1-&BW0- BW1--\n"), std::string::npos)
+      << gantt_text({pair}, {80, false});
+  const std::string colour = gantt_text({track(naive(1, 1))}, {80, true});
+  EXPECT_NE(colour.find("rank 0  \x1b[38;5;231;48;5;25m0"), std::string::npos) << colour;
+  EXPECT_EQ(std::regex_replace(colour, std::regex("\x1b\\[[0-9;]*m"), "").find('\x1b'), std::string::npos);
+}
+
+TEST(GanttText, DrawsMeasuredTimes) {
+  Timeline measured;
+  measured.ranks = {{{{Op::F, 0, 0}, 100.0131, 101.0007}, {{Op::BW, 0, 0}, 101.3, 103.1}}, {}};
+  const std::string text = gantt_text({{"measured", "", measured}}, {40, false});
+  EXPECT_NE(text.find("FFFFF"), std::string::npos) << text;
+  EXPECT_NE(text.find("BBBBB"), std::string::npos) << text;
+  gantt_text({{"empty", "", Timeline{}}}, {40, false});
+  gantt_text({}, {40, false});
+}
+
+// Every tag is closed in order, and there is no bare & or <.
+void expect_well_formed(const std::string& xml) {
+  std::vector<std::string> open;
+  const std::regex tag("<(/?)([a-zA-Z]+)((?:\\s+[a-zA-Z:-]+=\"[^\"<]*\")*)\\s*(/?)>");
+  std::size_t at = 0;
+  while ((at = xml.find('<', at)) != std::string::npos) {
+    std::smatch match;
+    const std::size_t end = xml.find('>', at);
+    ASSERT_NE(end, std::string::npos);
+    const std::string one = xml.substr(at, end + 1 - at);
+    ASSERT_TRUE(std::regex_match(one, match, tag)) << one.substr(0, 200);
+    if (match[1] == "/") {
+      ASSERT_FALSE(open.empty());
+      ASSERT_EQ(open.back(), match[2].str());
+      open.pop_back();
+    } else if (match[4] != "/") {
+      open.push_back(match[2]);
+    }
+    at = end;
+  }
+  EXPECT_TRUE(open.empty());
+  EXPECT_FALSE(std::regex_search(xml, std::regex("&(?!amp;|lt;|gt;|quot;)")));
+}
+
+TEST(GanttSvg, IsWellFormed) {
+  Track odd = track(dualpipe(4, 8));
+  odd.title = "a <b> & \"c\"";
+  const std::string svg = gantt_svg({odd, track(zb_v(4, 8)), track(interleaved(2, 4, 4))});
+  expect_well_formed(svg);
+  EXPECT_NE(svg.find("a &lt;b&gt; &amp; &quot;c&quot;"), std::string::npos);
+  EXPECT_NE(svg.find("gradient of the weights"), std::string::npos);
+  EXPECT_EQ(svg.find("nan"), std::string::npos);
+  expect_well_formed(gantt_svg({{"empty", "", Timeline{}}}));
+  EXPECT_LT(gantt_svg({track(one_f_one_b(64, 256))}).size(), 2u << 20);
+}
+
+TEST(GanttHtml, IsOnePageWithItsData) {
+  Track odd = track(zb_h1(3, 5));
+  odd.title = "</script><b>";
+  const std::string page = gantt_html({odd, track(dualpipe_v(2, 4))});
+  EXPECT_EQ(page.find("http://"), std::string::npos);
+  EXPECT_EQ(page.find("https://"), std::string::npos);
+  EXPECT_EQ(page.find("src="), std::string::npos);
+  EXPECT_EQ(page.find("</script>"), page.rfind("</script>"));
+  const std::size_t begin = page.find("const data = ") + 13, end = page.find(";\nconst WIDTH");
+  const auto data = nlohmann::json::parse(page.substr(begin, end - begin));
+  ASSERT_EQ(data["tracks"].size(), 2u);
+  EXPECT_EQ(data["tracks"][0]["title"], "</script><b>");
+  EXPECT_EQ(data["tracks"][0]["ranks"].size(), 3u);
+  EXPECT_EQ(data["tracks"][0]["ranks"][0].size(), 7u * 15u);
+  EXPECT_EQ(data["tracks"][0]["makespan"], 17.0);
+}
+
+TEST(Perfetto, HoldsEveryInstruction) {
+  const auto trace = nlohmann::json::parse(perfetto_json({track(zb_h1(3, 5)), track(gpipe(3, 5))}, 1000));
+  int bars = 0;
+  double last = 0;
+  for (const auto& event : trace["traceEvents"]) {
+    if (event["ph"] != "X") continue;
+    ++bars;
+    EXPECT_GE(event["dur"].get<double>(), 1000);
+    EXPECT_TRUE(event["args"].contains("microbatch"));
+    last = std::max(last, event["ts"].get<double>() + event["dur"].get<double>());
+  }
+  EXPECT_EQ(bars, 3 * 15 + 3 * 10);
+  EXPECT_EQ(last, 21000);
+}
+
+}  // namespace
+}  // namespace echelon

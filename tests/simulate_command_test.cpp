@@ -1,0 +1,157 @@
+// `echelon simulate` as its users meet it.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+struct Result {
+  int status = -1;
+  std::string out;  // with standard error where the command says 2>&1
+};
+
+class SimulateCommand : public testing::Test {
+ protected:
+  SimulateCommand() {
+    std::string pattern = (fs::temp_directory_path() / "echelon-simulate-XXXXXX").string();
+    directory_ = ::mkdtemp(pattern.data());
+  }
+  ~SimulateCommand() override {
+    std::error_code error;
+    fs::remove_all(directory_, error);
+  }
+
+  Result run(const std::string& arguments) const {
+    const std::string command =
+        "cd '" + directory_.string() + "' && '" + ECHELON_BINARY + "' simulate " + arguments;
+    std::FILE* pipe = ::popen(command.c_str(), "r");
+    Result result;
+    char buffer[4096];
+    for (std::size_t n; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) result.out.append(buffer, n);
+    const int status = ::pclose(pipe);
+    result.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    return result;
+  }
+  json object(const std::string& arguments) const {
+    const Result r = run(arguments + " --json");
+    EXPECT_EQ(r.status, 0) << arguments;
+    return json::parse(r.out);
+  }
+  void refused(const std::string& arguments, const std::vector<std::string>& words) const {
+    const Result r = run(arguments + " 2>&1");
+    EXPECT_EQ(r.status, 2) << r.out;
+    EXPECT_TRUE(r.out.starts_with("echelon: ")) << r.out;
+    EXPECT_EQ(std::count(r.out.begin(), r.out.end(), '\n'), 1) << r.out;
+    for (const std::string& word : words)
+      EXPECT_NE(r.out.find(word), std::string::npos) << word << " in: " << r.out;
+  }
+  void write(const std::string& name, const std::string& text) const {
+    std::ofstream(directory_ / name) << text;
+  }
+  std::string read(const std::string& name) const {
+    std::ifstream in(directory_ / name);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+
+  fs::path directory_;
+};
+
+TEST_F(SimulateCommand, AnswersInOneObject) {
+  EXPECT_EQ(object("--schedule zb-v --pp 4 --microbatches 12"), (json{{"schedule", "zb-v"},
+                                                                      {"pp", 4},
+                                                                      {"microbatches", 12},
+                                                                      {"valid", true},
+                                                                      {"makespan", 37.5},
+                                                                      {"work_per_rank", 36.0},
+                                                                      {"bubble_time", 1.5},
+                                                                      {"bubble_fraction", 0.04},
+                                                                      {"local_bubble_time", 0.0},
+                                                                      {"peak_activations", {4, 4, 4, 4}},
+                                                                      {"weight_versions", {1, 1, 1, 1}},
+                                                                      {"parameter_copies", 1},
+                                                                      {"messages", 144}}));
+  EXPECT_EQ(object("--schedule zb-h1 --pp 4 --microbatches 12 --times 1,1.2,0.8")["bubble_time"], 4.2);
+  EXPECT_EQ(object("--schedule dualpipe --pp 8 --microbatches 20")["makespan"], 66.0);
+  EXPECT_EQ(object("--schedule gpipe --pp 2 --microbatches 2 --comm-time 0.5")["makespan"], 10.0);
+  EXPECT_EQ(object("--schedule gpipe --pp 2 --microbatches 2 --stage-times '1,1,1;2,2,2'")["work_per_rank"],
+            12.0);
+}
+
+TEST_F(SimulateCommand, ComparesInOneTable) {
+  const json rows = object("--compare 1f1b,dualpipe,zb-h1 --pp 3 --microbatches 6")["schedules"];
+  ASSERT_EQ(rows.size(), 3u);
+  EXPECT_EQ(rows[0]["valid"], true);
+  EXPECT_EQ(rows[1]["valid"], false);
+  EXPECT_NE(rows[1]["reason"].get<std::string>().find("dualpipe"), std::string::npos);
+  const Result table = run("--compare 1f1b,dualpipe --pp 3 --microbatches 6");
+  EXPECT_EQ(table.status, 0);
+  EXPECT_NE(table.out.find("\n1f1b "), std::string::npos) << table.out;
+  EXPECT_NE(table.out.find("\ndualpipe "), std::string::npos) << table.out;
+  EXPECT_EQ(run("--compare dualpipe --pp 3").status, 1);
+  EXPECT_EQ(run("--compare 1f1b,zb-v --format html --out both.html").status, 0);
+  EXPECT_NE(read("both.html").find("\"title\":\"zb-v\""), std::string::npos);
+}
+
+TEST_F(SimulateCommand, DrawsAndWritesWhatItReads) {
+  const Result text = run("--schedule 1f1b --pp 2 --microbatches 3 --width 60");
+  EXPECT_NE(text.out.find("rank 1  .  F0 BW0-- F1 BW1-- F2 BW2-- .  .\n"), std::string::npos) << text.out;
+  EXPECT_TRUE(run("--format svg 2>/dev/null").out.starts_with("<svg "));
+  EXPECT_TRUE(json::parse(run("--format perfetto 2>/dev/null").out).contains("traceEvents"));
+  EXPECT_EQ(run("--schedule zb-v --pp 2 --microbatches 4 --format rows --out mine.txt").status, 0);
+  EXPECT_EQ(run("--schedule zb-v --pp 2 --microbatches 4 --format csv --out mine.csv").status, 0);
+  const json named = object("--schedule zb-v --pp 2 --microbatches 4");
+  for (const char* file : {"mine.txt", "mine.csv"}) {
+    json mine = object(std::string("--schedule ") + file);
+    EXPECT_EQ(mine["schedule"], "mine");
+    mine["schedule"] = "zb-v";
+    EXPECT_EQ(mine, named);
+  }
+  EXPECT_NE(run("--schedule mine.txt --format lowered 2>/dev/null").out.find("0A0>1"), std::string::npos);
+}
+
+TEST_F(SimulateCommand, RefusesWrongRequestsByName) {
+  refused("--schedule zigzag", {"--schedule zigzag", "zb-v"});
+  refused("--compare 1f1b,zigzag", {"--compare zigzag", "zb-v"});
+  refused("--compare 1f1b --schedule gpipe", {"--schedule", "--compare"});
+  refused("--pp 0", {"--pp 0"});
+  refused("--microbatches 0", {"--microbatches 0"});
+  refused("--schedule dualpipe --pp 4 --microbatches 6", {"dualpipe", "8"});
+  refused("--schedule 1f1b --chunks 2", {"--chunks 2"});
+  refused("--schedule 1f1b --steps 2", {"--steps 2"});
+  refused("--pp 100000 --microbatches 100000", {"--pp 100000", "legal"});
+  refused("--times 1,1", {"--times 1,1", "F,B,W"});
+  refused("--times 1,1,-1", {"--times 1,1,-1"});
+  refused("--stage-times '1,1,1;1,1,1'", {"--stage-times", "2 stages", "4"});
+  refused("--format png", {"--format png", "svg"});
+  refused("--format svg --out absent/x.svg", {"--out absent/x.svg", "No such file"});
+  refused("--comm-time nan", {"--comm-time nan"});
+  refused("--overlap-factor 0", {"--overlap-factor 0"});
+}
+
+TEST_F(SimulateCommand, RefusesBrokenSchedulesWithRankInstructionAndWhy) {
+  const auto broken = [&](const std::string& text, const std::vector<std::string>& words) {
+    write("mine.txt", text);
+    refused("--schedule mine.txt", words);
+  };
+  broken("0F0 0BW0 0F1 0BW1\n1F0 1F1 1BW0 1BW1\n",
+         {"never finishes", "rank 0, instruction 1 (0BW0)", "rank 1"});
+  broken("0F0 0B0\n1F0 1B0 1W0\n", {"rank 0, instruction 1 (0B0)", "W of stage 0, microbatch 0 is missing"});
+  broken("0BW0 0F0\n", {"rank 0, instruction 0 (0BW0)", "comes before F"});
+  broken("0F0 0BW0 0F0\n", {"rank 0, instruction 2 (0F0)", "second time"});
+  broken("0F0 0Q0\n", {"mine.txt, line 1 (rank 0)", "0Q0", "F, B, W or BW"});
+  write("mine.txt", "0F0 0BW0\n");
+  refused("--schedule mine.txt --pp 2", {"--pp 2", "1 rank"});
+  refused("--schedule mine.txt --microbatches 2", {"--microbatches 2", "1"});
+}
+
+}  // namespace
