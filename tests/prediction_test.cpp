@@ -13,16 +13,6 @@ namespace {
 
 using namespace checks;
 
-Traffic difference(const Traffic& after, const Traffic& before) {
-  Traffic sent = after;
-  for (Axis axis : all_axes)
-    for (Verb verb : all_verbs) {
-      sent.at(axis, verb).calls -= before.at(axis, verb).calls;
-      sent.at(axis, verb).bytes -= before.at(axis, verb).bytes;
-    }
-  return sent;
-}
-
 struct Measured {
   Traffic traffic;
   Memory peak;
@@ -40,7 +30,7 @@ std::vector<Measured> measure(const Plan& plan) {
       trainer.compute_gradients(step, random_samples(plan));
       trainer.apply_gradients(step);
     }
-    measured[static_cast<std::size_t>(rank.index())] = {difference(rank.traffic(), before),
+    measured[static_cast<std::size_t>(rank.index())] = {rank.traffic() - before,
                                                         rank.arena().peak()};
   });
   return measured;

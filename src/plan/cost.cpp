@@ -34,19 +34,14 @@ SimulationCosts stage_costs(const Plan& plan, const PipelineLayout& pipeline, do
 
 StepPrediction predict_step(const Plan& plan, const ComputeRates& rates) {
   const PipelineLayout pipeline(plan);
-  const int pp = plan.mesh.size(Axis::pp);
   const Timeline timeline = simulate(planned_schedule(plan, static_cast<int>(microbatches(plan, 0).size())),
                                      stage_costs(plan, pipeline, rates.rank_flops))
                                 .timeline;
-  double busy = 0;
-  for (int r = 0; r < pp; ++r) busy += timeline.busy(r);
   StepPrediction prediction;
-  const double makespan = timeline.makespan();
-  prediction.bubble_fraction = makespan > 0 ? 1 - busy / (pp * makespan) : 0;
+  prediction.bubble_fraction = timeline.bubble_fraction();
   const auto tokens = static_cast<double>(plan.global_batch * plan.seq_len);
   const auto again = static_cast<double>(plan.model.num_layers * plan.model.attention_width() * plan.seq_len);
-  prediction.seconds = std::max(
-      makespan, tokens * (model_flops_per_token(plan.model, plan.seq_len) + again) / rates.all_flops);
+  prediction.seconds = std::max(timeline.makespan(), tokens * (model_flops_per_token(plan.model, plan.seq_len) + again) / rates.all_flops);
   return prediction;
 }
 

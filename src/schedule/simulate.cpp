@@ -22,8 +22,10 @@ class Simulator {
     for (auto* table : {&arrival_[0], &arrival_[1]}) table->assign(cells, not_yet);
     for (auto* table : {&reader_[0], &reader_[1]}) table->assign(cells, -1);
     channel_free_.assign(ranks_.size() * ranks_.size(), 0);
+    saved_.resize(cells);
+    result_.timeline.ranks.resize(ranks_.size());
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
-      ranks_[r].saved.assign(cells, 0);
+      result_.timeline.ranks[r].reserve(schedule.ranks[r].size());
       for (const Instruction& i : schedule.ranks[r])
         for (const Value& v : reads(schedule, i))
           if (travels(v)) reader_[kind(v)][cell(v)] = static_cast<int>(r);
@@ -31,7 +33,6 @@ class Simulator {
   }
 
   Simulation run() {
-    result_.timeline.ranks.resize(ranks_.size());
     std::vector<std::size_t> ready(ranks_.size());
     for (std::size_t r = 0; r < ranks_.size(); ++r) ready[ranks_.size() - 1 - r] = r;
     while (!ready.empty()) {
@@ -52,8 +53,12 @@ class Simulator {
     std::size_t next = 0;
     double free = 0;
     bool waiting = false;
-    std::vector<char> saved;            // 1: kept by F; 2: kept by B for W as well
     std::map<int, int> newest_weights;  // by stage
+  };
+  // Of a stage and microbatch: the rank that keeps something for its backward pass; -1: none does.
+  struct Saved {
+    int rank = -1;
+    bool has_weight_input = false;  // kept by B for W
   };
 
   static bool travels(const Value& v) {
@@ -72,11 +77,11 @@ class Simulator {
       case ValueKind::gradient:
         return arrival_[kind(v)][cell(v)];
       case ValueKind::saved:
-        return ranks_[r].saved[cell(v)] >= 1 ? 0 : not_yet;
+        return saved_[cell(v)].rank == static_cast<int>(r) ? 0 : not_yet;
       case ValueKind::weight_input:
-        return ranks_[r].saved[cell(v)] >= 2 ? 0 : not_yet;
+        return saved_[cell(v)].rank == static_cast<int>(r) && saved_[cell(v)].has_weight_input ? 0 : not_yet;
       case ValueKind::weights:
-        return v.version <= ranks_[r].newest_weights[v.stage] ? 0 : not_yet;
+        return v.version == 0 || v.version <= ranks_[r].newest_weights[v.stage] ? 0 : not_yet;
     }
     return not_yet;
   }
@@ -129,8 +134,8 @@ class Simulator {
     RankState& rank = ranks_[r];
     result_.timeline.ranks[r].push_back({i, begin, end});
     for (const Value& v : writes(schedule_, i)) {
-      if (v.kind == ValueKind::saved) rank.saved[cell(v)] = 1;
-      if (v.kind == ValueKind::weight_input) rank.saved[cell(v)] = 2;
+      if (v.kind == ValueKind::saved) saved_[cell(v)] = {static_cast<int>(r), false};
+      if (v.kind == ValueKind::weight_input) saved_[cell(v)].has_weight_input = true;
       if (v.kind == ValueKind::weights) rank.newest_weights[v.stage] = v.version;
       if (!travels(v)) continue;
       const int reader = reader_[kind(v)][cell(v)];
@@ -144,7 +149,7 @@ class Simulator {
       if (reader >= 0 && ranks_[static_cast<std::size_t>(reader)].waiting)
         woken_.push_back(static_cast<std::size_t>(reader));
     }
-    for (const Value& v : releases(i)) rank.saved[cell(v)] = 0;
+    for (const Value& v : releases(i)) saved_[cell(v)] = {};
   }
 
   [[noreturn]] void refuse_stuck() {
@@ -162,6 +167,7 @@ class Simulator {
   const Schedule& schedule_;
   const SimulationCosts& costs_;
   std::vector<RankState> ranks_;
+  std::vector<Saved> saved_;        // by stage and microbatch
   std::vector<double> arrival_[2];  // of activations and gradients, by stage and microbatch
   std::vector<int> reader_[2];      // rank that reads them
   std::vector<double> channel_free_;
@@ -226,6 +232,33 @@ int parameter_copies(const Schedule& schedule) {
   std::size_t most = 1;
   for (const auto& ranks : holders) most = std::max(most, ranks.size());
   return static_cast<int>(most);
+}
+
+static double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+SimulationCosts measured_costs(const Timeline& timeline) {
+  std::map<std::pair<int, Op>, std::vector<double>> times;
+  int stages = 0;
+  for (const auto& spans : timeline.ranks)
+    for (const Span& span : spans)
+      if (is_compute(span.instruction.op)) {
+        times[{span.instruction.stage, span.instruction.op}].push_back(span.end - span.begin);
+        stages = std::max(stages, span.instruction.stage + 1);
+      }
+  SimulationCosts costs;
+  costs.stages.clear();
+  for (int s = 0; s < stages; ++s) {
+    const double fused = median(times[{s, Op::BW}]), split = median(times[{s, Op::B}]),
+                 weight = median(times[{s, Op::W}]);
+    costs.stages.push_back(
+        {median(times[{s, Op::F}]), split > 0 ? split : fused - std::min(weight, fused), weight});
+  }
+  return costs;
 }
 
 Simulation simulate(const Schedule& schedule, const SimulationCosts& costs) {

@@ -26,6 +26,10 @@ struct SimulationCosts {
   }
 };
 
+// The times that the instructions of a timeline took: the median of each stage's. The weight part of BW is
+// taken from W where the stage has both.
+SimulationCosts measured_costs(const Timeline& timeline);
+
 struct Simulation {
   Timeline timeline;
   std::vector<double> peak_activations;  // of each rank, in activations of one full stage

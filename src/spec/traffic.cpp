@@ -35,6 +35,16 @@ std::int64_t Traffic::bytes(Axis axis) const {
   return sum;
 }
 
+Traffic Traffic::operator-(const Traffic& before) const {
+  Traffic sent = *this;
+  for (Axis axis : all_axes)
+    for (Verb verb : all_verbs) {
+      sent.at(axis, verb).calls -= before.at(axis, verb).calls;
+      sent.at(axis, verb).bytes -= before.at(axis, verb).bytes;
+    }
+  return sent;
+}
+
 std::int64_t bytes_sent(Verb verb, std::span<const std::int64_t> counts, int rank,
                         std::int64_t element_bytes) {
   const auto n = static_cast<std::int64_t>(counts.size());

@@ -30,6 +30,7 @@ struct Traffic {
     return cells[static_cast<std::size_t>(axis)][static_cast<std::size_t>(verb)];
   }
   std::int64_t bytes(Axis axis) const;
+  Traffic operator-(const Traffic& before) const;  // what was sent since
   bool operator==(const Traffic&) const = default;
 };
 

@@ -1,17 +1,13 @@
 #include "train/session.h"
 
-#include <sched.h>
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <limits>
-#include <map>
 #include <optional>
 
 #include "base/error.h"
@@ -37,16 +33,6 @@ double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
   return *middle;
-}
-
-Traffic difference(const Traffic& after, const Traffic& before) {
-  Traffic sent = after;
-  for (Axis axis : all_axes)
-    for (Verb verb : all_verbs) {
-      sent.at(axis, verb).calls -= before.at(axis, verb).calls;
-      sent.at(axis, verb).bytes -= before.at(axis, verb).bytes;
-    }
-  return sent;
 }
 
 // The log and the checkpoint directory. A request that is refused leaves neither behind, and an earlier log
@@ -110,34 +96,6 @@ struct Shared {
 
 std::int64_t num_validation_samples(const Shared& s) {
   return std::min(s.request.eval_samples, (s.split.validation.size() - 1) / s.request.plan.seq_len);
-}
-
-double bubble_fraction(const Timeline& timeline) {
-  const double makespan = timeline.makespan(), ranks = static_cast<double>(timeline.ranks.size());
-  double busy = 0;
-  for (std::size_t r = 0; r < timeline.ranks.size(); ++r) busy += timeline.busy(static_cast<int>(r));
-  return makespan > 0 ? std::max(0.0, 1 - busy / (ranks * makespan)) : 0;
-}
-
-// The median time of each stage's instructions. Where a stage has no B and W of its own, BW counts as B.
-SimulationCosts costs_of(const Timeline& timeline) {
-  std::map<std::pair<int, Op>, std::vector<double>> times;
-  int stages = 0;
-  for (const auto& spans : timeline.ranks)
-    for (const Span& span : spans)
-      if (is_compute(span.instruction.op)) {
-        times[{span.instruction.stage, span.instruction.op}].push_back(span.end - span.begin);
-        stages = std::max(stages, span.instruction.stage + 1);
-      }
-  SimulationCosts costs;
-  costs.stages.clear();
-  for (int s = 0; s < stages; ++s) {
-    const double fused = median(times[{s, Op::BW}]), split = median(times[{s, Op::B}]),
-                 weight = median(times[{s, Op::W}]);
-    costs.stages.push_back(
-        {median(times[{s, Op::F}]), split > 0 ? split : fused - std::min(weight, fused), weight});
-  }
-  return costs;
 }
 
 class RankRun {
@@ -209,7 +167,7 @@ class RankRun {
     record.tokens_per_second = static_cast<double>(record.tokens) / record.step_seconds;
     record.mfu = mfu(record.tokens_per_second);
     step_seconds_.push_back(record.step_seconds);
-    summary_.measured_traffic = difference(rank_.traffic(), before);
+    summary_.measured_traffic = rank_.traffic() - before;
     summary_.steps += 1;
     summary_.last_step = record.step;
     summary_.final_loss = record.loss;
@@ -313,61 +271,6 @@ CheckpointInfo find_resumed(const TrainRequest& request) {
 
 }  // namespace
 
-double predicted_bytes(const Plan& plan) {
-  // Beyond this the exact prediction could leave 64 bits.
-  const double activations = 4.0 * static_cast<double>(std::min(plan.micro_batch, plan.global_batch)) *
-                             static_cast<double>(plan.seq_len) *
-                             static_cast<double>(plan.model.num_layers * plan.model.hidden);
-  return activations > 1e15 ? activations : static_cast<double>(predict_memory(plan, 0, 0).total());
-}
-
-double memory_limit() {
-  double limit = std::numeric_limits<double>::infinity();
-  struct sysinfo machine {};
-  if (::sysinfo(&machine) == 0)
-    limit =
-        (static_cast<double>(machine.totalram) + static_cast<double>(machine.totalswap)) * machine.mem_unit;
-  // Of a container; "max" where there is none.
-  for (const char* file : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
-    double group = 0;
-    if (std::ifstream(file) >> group && group > 0) limit = std::min(limit, group);
-  }
-  return limit;
-}
-
-void refuse_beyond_memory(const Plan& plan, double bytes) {
-  const double limit = memory_limit();
-  if (bytes <= limit) return;
-  const int ranks = plan.mesh.num_ranks();
-  refuse(
-      "--model {}: needs {} on {} rank{} of this machine, which has {}; take fewer ranks, a smaller "
-      "--micro-batch, --seq-len or model",
-      plan.model.name, format_bytes(bytes), ranks, ranks == 1 ? "" : "s", format_bytes(limit));
-}
-
-int available_cores() {
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-  return std::max(1, CPU_COUNT(&set));
-}
-
-double measure_matmul_flops(DType dtype, int threads) {
-  Arena arena;
-  const auto kernels = make_kernels(arena, dtype, threads);
-  const std::int64_t n = dtype == DType::f64 ? 192 : 1024;  // reference kernels are slow
-  const Tensor a(arena, MemoryCategory::other, dtype, {n, n}), b(arena, MemoryCategory::other, dtype, {n, n}),
-      c(arena, MemoryCategory::other, dtype, {n, n});
-  kernels->fill(a, 0.5);
-  kernels->fill(b, 0.25);
-  double best = 0;
-  for (int i = 0; i < 8; ++i) {
-    const auto begin = Clock::now();
-    kernels->matmul(a, Transpose::no, b, Transpose::no, c, false);
-    best = std::max(best, 2.0 * static_cast<double>(n * n * n) / seconds_since(begin));
-  }
-  return best;
-}
-
 TrainSummary train(const TrainRequest& request, const TokenData& data, const TrainObserver& observer) {
   const Plan& plan = request.plan;
   validate(plan);
@@ -436,10 +339,10 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
     outputs.remove_new_log();
     throw;
   }
-  summary.measured_bubble = bubble_fraction(summary.measured_timeline);
+  summary.measured_bubble = summary.measured_timeline.bubble_fraction();
   const int num_microbatches = static_cast<int>(microbatches(plan, 0).size());
   summary.simulated_timeline =
-      simulate(planned_schedule(plan, num_microbatches), costs_of(summary.measured_timeline)).timeline;
+      simulate(planned_schedule(plan, num_microbatches), measured_costs(summary.measured_timeline)).timeline;
   return summary;
 }
 

@@ -12,6 +12,7 @@
 #include "train/generate.h"
 #include "train/metrics.h"
 #include "train/optimizer.h"
+#include "train/this_machine.h"
 #include "train/tokens.h"
 
 namespace echelon {
@@ -59,16 +60,5 @@ struct TrainObserver {
 
 // Everything that can be refused is refused before any rank starts.
 TrainSummary train(const TrainRequest& request, const TokenData& data, const TrainObserver& observer);
-
-// FLOP/s of `threads` compute threads together on a square matrix product of this dtype, best of a few tries.
-double measure_matmul_flops(DType dtype, int threads);
-
-// What the ranks of a plan will hold in memory, and the refusal of what this machine cannot hold.
-double predicted_bytes(const Plan& plan);  // of one rank
-double memory_limit();                     // of this process: the machine's memory, or its container's
-void refuse_beyond_memory(const Plan& plan, double bytes);
-
-// Cores that this process may use.
-int available_cores();
 
 }  // namespace echelon

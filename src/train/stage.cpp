@@ -62,16 +62,19 @@ Tensor Stage::forward(const Microbatch& microbatch, Tensor input, Saved& saved) 
   return {};
 }
 
+Tensor Stage::head_backward(const Microbatch& microbatch, double gradient_scale, Saved& saved,
+                            const GroupDone& group_done, double& loss_sum) const {
+  OutputHead::Result head =
+      head_->loss_and_gradient(std::exchange(saved.out, {}), microbatch.targets, gradient_scale);
+  loss_sum = head.loss_sum;
+  group_done(block_group(blocks_.size()));
+  return std::move(head.dx);
+}
+
 Stage::Backward Stage::backward(const Microbatch& microbatch, Tensor dy, double gradient_scale, Saved& saved,
                                 const GroupDone& group_done) const {
   Backward result;
-  if (has_head()) {
-    OutputHead::Result head =
-        head_->loss_and_gradient(std::exchange(saved.out, {}), microbatch.targets, gradient_scale);
-    result.loss_sum = head.loss_sum;
-    dy = std::move(head.dx);
-    group_done(block_group(blocks_.size()));
-  }
+  if (has_head()) dy = head_backward(microbatch, gradient_scale, saved, group_done, result.loss_sum);
   for (std::size_t i = blocks_.size(); i-- > 0;) {
     dy = blocks_[i].backward(microbatch, dy, saved.blocks[i]);
     group_done(block_group(i));
@@ -87,13 +90,7 @@ Stage::Backward Stage::backward(const Microbatch& microbatch, Tensor dy, double 
 Stage::Backward Stage::backward_input(const Microbatch& microbatch, Tensor dy, double gradient_scale,
                                       Saved& saved, const GroupDone& group_done) const {
   Backward result;
-  if (has_head()) {
-    OutputHead::Result head =
-        head_->loss_and_gradient(std::exchange(saved.out, {}), microbatch.targets, gradient_scale);
-    result.loss_sum = head.loss_sum;
-    dy = std::move(head.dx);
-    group_done(block_group(blocks_.size()));
-  }
+  if (has_head()) dy = head_backward(microbatch, gradient_scale, saved, group_done, result.loss_sum);
   for (std::size_t i = blocks_.size(); i-- > 0;)
     dy = blocks_[i].backward_input(microbatch, dy, saved.blocks[i]);
   if (has_embedding())

@@ -63,6 +63,8 @@ class Stage {
   Tensor embed(const Tensor& tokens, std::int64_t seq_len, std::int64_t first_position) const;
   Tensor positions_here(std::int64_t rows, std::int64_t seq_len, std::int64_t first_position) const;
   void embed_backward(const Microbatch& microbatch, const Tensor& dx) const;
+  Tensor head_backward(const Microbatch& microbatch, double gradient_scale, Saved& saved,
+                       const GroupDone& group_done, double& loss_sum) const;
   int block_group(std::size_t block) const {
     return first_group_ + (has_embedding() ? 1 : 0) + static_cast<int>(block);
   }
