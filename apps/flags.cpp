@@ -144,10 +144,14 @@ void OptimizerFlags::add_to(CLI::App& app, OptimizerOptions& options) {
   add_number(app, "--min-lr", min_lr_, "Learning rate at the end of the cosine (default: a tenth of --lr)");
   add_number(app, "--warmup", options.warmup_steps, "Steps of linear warm-up");
   add_number(app, "--weight-decay", options.weight_decay, "Decoupled; not on norms and biases");
-  add_number(app, "--clip", options.clip, "Largest global gradient norm; 0: none");
+  add_number(
+      app, "--clip", clip_,
+      fmt::format("Largest global gradient norm; 0: none (default: {}; 0 where the schedule does not flush)",
+                  options.clip));
 }
 
-void OptimizerFlags::finish(std::int64_t steps) {
+void OptimizerFlags::finish(std::int64_t steps, const Plan& plan) {
+  options_->clip = clip_.value_or(flushes(plan) ? options_->clip : 0);
   options_->total_steps = steps;
   options_->min_lr = min_lr_.value_or(options_->lr / 10);
 }

@@ -64,12 +64,12 @@ class PlanFlags {
 class OptimizerFlags {
  public:
   void add_to(CLI::App& app, OptimizerOptions& options);
-  // Of a run of this many steps.
-  void finish(std::int64_t steps);
+  // Of a run of this many steps of the plan.
+  void finish(std::int64_t steps, const Plan& plan);
 
  private:
   OptimizerOptions* options_ = nullptr;
-  std::optional<double> min_lr_;
+  std::optional<double> min_lr_, clip_;
 };
 
 class RunFlags {

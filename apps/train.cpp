@@ -1,7 +1,9 @@
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 
@@ -73,7 +75,7 @@ int run_train(TrainFlags& f) {
   TrainRequest& request = f.request;
   request.plan = f.plan.plan();
   request.run = f.run.options(request.plan);
-  f.optimizer.finish(f.steps);
+  f.optimizer.finish(f.steps, request.plan);
   const auto is_given = [&](const char* name) { return f.app->get_option(name)->count() > 0; };
   if (!is_given("--warmup")) request.optimizer.warmup_steps = std::min<std::int64_t>(10, f.steps);
   for (const auto& [name, path] :
@@ -100,6 +102,12 @@ int run_train(TrainFlags& f) {
                start.num_files, start.num_files == 1 ? "" : "s", start.validation_tokens);
     fmt::print(out, "batch   {} sequences of {} tokens a step, {} at once on a rank\n", plan.global_batch,
                plan.seq_len, std::min(plan.micro_batch, plan.global_batch));
+    if (!flushes(plan))
+      fmt::print(
+          out,
+          "stream  {} steps each stage by itself, without clipping; gradients are late by up to {} steps "
+          "(by pipeline rank)\n",
+          plan.schedule, fmt::join(start.staleness, " "));
     fmt::print(out, "memory  {} a rank predicted (",
                format_bytes(static_cast<double>(start.predicted_memory.total())));
     const char* separator = "";
@@ -120,11 +128,11 @@ int run_train(TrainFlags& f) {
     const bool keeps = r.step % 10 == 0 || r.step == f.steps || f.steps <= 40;
     if (!terminal && !keeps) return;
     // On a terminal every step is shown, those between on one line that is written over.
-    fmt::print(
-        out,
-        "{}step {:>5}/{}  loss {:.4f}  grad {:.3f}  lr {:.2e}  {:>7.0f} tokens/s  MFU {:>4.1f}%  ETA {:<8}{}",
-        terminal ? "\r" : "", r.step, f.steps, r.loss, r.grad_norm, r.lr, r.tokens_per_second, 100 * r.mfu,
-        format_seconds(left), keeps ? "\n" : "");
+    fmt::print(out,
+               "{}step {:>5}/{}  loss {:.4f}  {}lr {:.2e}  {:>7.0f} tokens/s  MFU {:>4.1f}%  ETA {:<8}{}",
+               terminal ? "\r" : "", r.step, f.steps, r.loss,
+               std::isfinite(r.grad_norm) ? fmt::format("grad {:.3f}  ", r.grad_norm) : "", r.lr,
+               r.tokens_per_second, 100 * r.mfu, format_seconds(left), keeps ? "\n" : "");
     std::fflush(out);
   };
   const char* fresh_line = terminal ? "\r\033[K" : "";  // in place of a progress line
@@ -148,10 +156,13 @@ int run_train(TrainFlags& f) {
                100 * summary.measured_bubble);
     const double simulated = summary.simulated_timeline.makespan(),
                  measured = summary.measured_timeline.makespan();
-    fmt::print(out,
-               "pipeline of the last step: {} measured, {} simulated with the times its instructions took\n",
-               format_seconds(measured), format_seconds(simulated));
+    fmt::print(
+        out, "pipeline of the last step{}: {} measured, {} simulated with the times its instructions took\n",
+        flushes(plan) ? "" : "s", format_seconds(measured), format_seconds(simulated));
   }
+  if (!summary.measured_staleness.empty())
+    fmt::print(out, "gradients late by {} optimizer steps, by pipeline rank; predicted {}\n",
+               fmt::join(summary.measured_staleness, " "), fmt::join(summary.predicted_staleness, " "));
   write_drawings(f, summary);
   fmt::print(out, "{:.0f} tokens/s, MFU {:.1f}%, final loss {:.4f}", summary.tokens_per_second,
              100 * summary.mfu, summary.final_loss);

@@ -33,7 +33,7 @@ int run_verify(VerifyFlags& f) {
   request.plan = f.plan.plan();
   request.run = f.run.options(request.plan);
   if (request.steps < 1) refuse("--steps {}: must be at least 1", request.steps);
-  f.optimizer.finish(request.steps);
+  f.optimizer.finish(request.steps, request.plan);
   validate(request.optimizer);
   Plan one_rank = request.plan;
   one_rank.mesh = Mesh{};

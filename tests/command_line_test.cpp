@@ -179,7 +179,8 @@ TEST_F(CommandLine, WrongValuesAreRefusedWithTheLegalOnes) {
   refused(training({"--pp", "3"}), {"--pp 3", "1f1b", "2 layers"});
   refused(training({"--pp", "2", "--schedule", "dualpipe"}),
           {"--global-batch 2", "dualpipe needs at least 2P = 4"});
-  refused(training({"--pp", "2", "--schedule", "pipedream"}), {"--schedule pipedream", "flush"});
+  refused(training({"--pp", "2", "--schedule", "pipedream", "--clip", "1"}),
+          {"--clip 1", "pipedream", "legal: 0"});
   refused(training({"--pp", "2", "--layers-per-stage", "1,2"}), {"--layers-per-stage", "3", "2 layers"});
   refused(training({"--zero", "1"}), {"--zero 1", "legal: 0"});
   const Words data{"train", "--data", "text.txt"};

@@ -30,8 +30,7 @@ std::vector<Measured> measure(const Plan& plan) {
       trainer.compute_gradients(step, random_samples(plan));
       trainer.apply_gradients(step);
     }
-    measured[static_cast<std::size_t>(rank.index())] = {rank.traffic() - before,
-                                                        rank.arena().peak()};
+    measured[static_cast<std::size_t>(rank.index())] = {rank.traffic() - before, rank.arena().peak()};
   });
   return measured;
 }
@@ -48,14 +47,15 @@ void expect_same(const Traffic& predicted, const Traffic& measured) {
 
 void expect_predicted(const Plan& plan) {
   const std::vector<Measured> measured = measure(plan);
+  const PipelineLayout pipeline(plan);
   for (int rank = 0; rank < plan.mesh.num_ranks(); ++rank) {
     const int dp = plan.mesh.coordinate(rank, Axis::dp), tp = plan.mesh.coordinate(rank, Axis::tp);
     const int pp = plan.mesh.coordinate(rank, Axis::pp);
     SCOPED_TRACE(fmt::format("{}, batch {} of {}, rank {}", describe(plan), plan.micro_batch,
                              plan.global_batch, rank));
     const Measured& m = measured[static_cast<std::size_t>(rank)];
-    expect_same(predict_traffic(plan, dp, tp, pp), m.traffic);
-    const Memory predicted = predict_memory(plan, dp, tp, pp);
+    expect_same(predict_traffic(plan, pipeline, dp, tp, pp), m.traffic);
+    const Memory predicted = predict_memory(plan, pipeline, dp, tp, pp);
     for (MemoryCategory c : {MemoryCategory::parameters, MemoryCategory::gradients, MemoryCategory::optimizer,
                              MemoryCategory::activations})
       EXPECT_EQ(predicted[c], m.peak[c]) << memory_category_name(c);
@@ -89,6 +89,47 @@ TEST(Prediction, IsExactForEverySchedule) {
         expect_predicted(plan);
       }
   }
+}
+
+// A stream from empty to empty: its largest memory, and its traffic spread over its steps.
+TEST(Prediction, IsExactForStreams) {
+  for (auto [schedule, microbatches] :
+       {std::pair{"pipedream", 1}, {"pipedream", 2}, {"pipedream", 5}, {"2bw", 3}, {"2bw", 7}})
+    for (auto [dp, tp, sp] : {std::tuple{1, 1, false}, {2, 2, true}}) {
+      Plan plan = odd_plan(odd_llama(false, 2, 5), dp, tp, sp);
+      plan.mesh.set(Axis::pp, 3);
+      plan.schedule = schedule;
+      plan.global_batch = 2 * microbatches * dp - (dp == 1 ? 1 : 0);  // the last microbatch may be smaller
+      plan.micro_batch = 2;
+      SCOPED_TRACE(fmt::format("{} {} microbatches, {}", schedule, microbatches, describe(plan)));
+      const PipelineLayout pipeline(plan);
+      const StepPrograms& programs = pipeline.programs(0);
+      on_mesh(plan, [&](const Rank& rank) {
+        Trainer trainer(rank, plan, {}, 1);
+        const int steps = programs.shown_steps() + 2;
+        const Traffic before = rank.traffic();
+        std::vector<StepResult> results;
+        int staleness_seen = 0;
+        for (int step = 0; step < steps; ++step) {
+          for (const StepResult& r : trainer.step(step, random_samples(plan), steps - step))
+            results.push_back(r);
+          staleness_seen = std::max(staleness_seen, trainer.last_run().max_staleness);
+        }
+        const int pp = rank.coordinate(Axis::pp);
+        expect_same(predict_traffic(plan, pipeline, rank.coordinate(Axis::dp), rank.coordinate(Axis::tp), pp),
+                    (rank.traffic() - before) / steps);
+        const Memory predicted =
+            predict_memory(plan, pipeline, rank.coordinate(Axis::dp), rank.coordinate(Axis::tp), pp);
+        for (MemoryCategory c : {MemoryCategory::parameters, MemoryCategory::gradients,
+                                 MemoryCategory::optimizer, MemoryCategory::activations})
+          EXPECT_EQ(predicted[c], rank.arena().peak()[c])
+              << memory_category_name(c) << " pipeline rank " << pp;
+        EXPECT_EQ(staleness_seen, staleness(programs.schedule())[static_cast<std::size_t>(pp)]);
+        ASSERT_EQ(static_cast<int>(results.size()), steps);  // all are known when the pipeline is empty
+        for (int step = 0; step < steps; ++step)
+          EXPECT_EQ(results[static_cast<std::size_t>(step)].step, step);
+      });
+    }
 }
 
 TEST(Prediction, IsExactForEveryRecompute) {

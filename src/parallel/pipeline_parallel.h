@@ -1,29 +1,34 @@
 // Pipeline parallelism (GPipe, Huang et al. 2018, https://arxiv.org/abs/1811.06965, and every schedule
 // since): the executor. One loop runs the lowered instructions of one rank, whatever the schedule: what
-// differs between GPipe, 1F1B, zero-bubble and DualPipe is in the list, not here. Bytes sent per rank: one
-// activation and one gradient, rows_here x C elements each, per microbatch and stage boundary to another
-// rank.
+// differs between GPipe, 1F1B, PipeDream, zero-bubble and DualPipe is in the list, not here. Bytes sent per
+// rank: one activation and one gradient, rows_here x C elements each, per microbatch and stage boundary to
+// another rank.
 #pragma once
 
 #include <chrono>
+#include <map>
+#include <optional>
 #include <vector>
 
 #include "comm/communicator.h"
+#include "schedule/step_programs.h"
 #include "schedule/timeline.h"
 
 namespace echelon {
 
-// What the executor asks of the stages that a rank holds. Tensors are handed over: the receiver decides when
-// they go.
+// What the executor asks of the stages that a rank holds: the stage, microbatch and version of weights are
+// those of the instruction. Tensors are handed over: the receiver decides when they go.
 class PipelineStages {
  public:
   virtual ~PipelineStages() = default;
   // `input` is undefined for stage 0; the result is undefined for the last stage.
-  virtual Tensor forward(int stage, int microbatch, Tensor input) = 0;
+  virtual Tensor forward(const Instruction& i, Tensor input) = 0;
   // `gradient` of the stage's output is undefined for the last stage; the result, of its input, for stage 0.
-  virtual Tensor backward(int stage, int microbatch, Tensor gradient) = 0;
-  virtual Tensor backward_input(int stage, int microbatch, Tensor gradient) = 0;
-  virtual void backward_weight(int stage, int microbatch) = 0;
+  virtual Tensor backward(const Instruction& i, Tensor gradient) = 0;
+  virtual Tensor backward_input(const Instruction& i, Tensor gradient) = 0;
+  virtual void backward_weight(const Instruction& i) = 0;
+  // Optimizer step of a stage, in a schedule that does not flush.
+  virtual void step(const Instruction& i) = 0;
   // Room for an activation, or its gradient, of this microbatch at a stage boundary.
   virtual Tensor make_boundary(int microbatch) = 0;
 };
@@ -33,10 +38,32 @@ struct PipelineRun {
   std::vector<Span> spans;  // seconds since the run's beginning
   int peak_saved = 0;  // most microbatches of a stage that were kept at once, summed over the rank's stages
   std::int64_t messages = 0;  // sent
+  // Optimizer steps of the rank that a gradient was late: between the weights that it was computed with and
+  // those that it changed. Largest, and sum over `updates` steps. 0 where the schedule flushes.
+  int max_staleness = 0;
+  std::int64_t total_staleness = 0, updates = 0;
 };
 
-// Runs `program`, the rank's list of a lowered schedule, in order. `group` is the pp group. Throws what
-// stages and group throw.
-PipelineRun run_pipeline(Communicator& group, const Schedule& lowered, PipelineStages& stages);
+// One rank's executor. Where the schedule does not flush, it keeps what is in flight from step to step.
+class PipelineExecutor {
+ public:
+  // `group` is the pp group and outlives the executor.
+  explicit PipelineExecutor(Communicator& group) : group_(&group) {}
+
+  // Runs the rank's list of a program in order. Throws what stages and group throw.
+  PipelineRun run(const StepPrograms::Program& program, PipelineStages& stages);
+
+ private:
+  Tensor take(const Value& v);
+  void execute(const Instruction& i, const Schedule& schedule, PipelineStages& stages, PipelineRun& run);
+  void note_staleness(const Instruction& step, PipelineRun& run);
+
+  Communicator* group_;
+  std::map<Value, Tensor> shelf_;  // activations and gradients that wait for their one reader
+  std::optional<int>
+      oldest_read_;  // version of the weights that backward passes have read since the last step
+  std::vector<Pending> sends_;
+  int saved_ = 0;
+};
 
 }  // namespace echelon

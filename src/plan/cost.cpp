@@ -1,6 +1,9 @@
 #include "plan/cost.h"
 
 #include <algorithm>
+#include <utility>
+
+#include "schedule/schedules.h"
 
 namespace echelon {
 
@@ -32,16 +35,32 @@ SimulationCosts stage_costs(const Plan& plan, const PipelineLayout& pipeline, do
   return costs;
 }
 
-StepPrediction predict_step(const Plan& plan, const ComputeRates& rates) {
-  const PipelineLayout pipeline(plan);
-  const Timeline timeline = simulate(planned_schedule(plan, static_cast<int>(microbatches(plan, 0).size())),
-                                     stage_costs(plan, pipeline, rates.rank_flops))
-                                .timeline;
+// Makespan and mean busy time of a rank; of a stream, what one more step in its middle adds to them.
+static std::pair<double, double> step_and_busy(const StepPrograms& programs, const SimulationCosts& costs) {
+  const auto measures = [&](const Schedule& schedule) {
+    const Timeline timeline = simulate(schedule, costs).timeline;
+    double busy = 0;
+    for (int r = 0; r < schedule.num_ranks(); ++r) busy += timeline.busy(r) / schedule.num_ranks();
+    return std::pair{timeline.makespan(), busy};
+  };
+  const Schedule& shown = programs.schedule();
+  const auto all = measures(shown);
+  if (programs.flushes()) return all;
+  const int steps = programs.shown_steps();
+  const auto longer =
+      measures(make_schedule(shown.name, shown.num_ranks(), programs.microbatches(), 0, steps + 1));
+  return {longer.first - all.first, longer.second - all.second};
+}
+
+StepPrediction predict_step(const Plan& plan, const PipelineLayout& pipeline, const ComputeRates& rates) {
+  const auto [step, busy] =
+      step_and_busy(pipeline.programs(0), stage_costs(plan, pipeline, rates.rank_flops));
   StepPrediction prediction;
-  prediction.bubble_fraction = timeline.bubble_fraction();
+  prediction.bubble_fraction = std::max(0.0, 1 - busy / step);
   const auto tokens = static_cast<double>(plan.global_batch * plan.seq_len);
   const auto again = static_cast<double>(plan.model.num_layers * plan.model.attention_width() * plan.seq_len);
-  prediction.seconds = std::max(timeline.makespan(), tokens * (model_flops_per_token(plan.model, plan.seq_len) + again) / rates.all_flops);
+  prediction.seconds =
+      std::max(step, tokens * (model_flops_per_token(plan.model, plan.seq_len) + again) / rates.all_flops);
   return prediction;
 }
 

@@ -21,10 +21,11 @@ SimulationCosts stage_costs(const Plan& plan, const PipelineLayout& pipeline, do
 
 struct StepPrediction {
   double seconds = 0;
-  double bubble_fraction = 0;  // idle time of a pipeline rank over the makespan, mean over ranks
+  double bubble_fraction = 0;  // idle time of a pipeline rank over the step, mean over ranks
 };
 // The makespan of the plan's own schedule, simulated with stage_costs(); or, where ranks share cores, the
 // step's FLOPs over the rate of all of them, if that is longer.
-StepPrediction predict_step(const Plan& plan, const ComputeRates& rates);
+// Where the schedule does not flush: of a step in the middle of the stream.
+StepPrediction predict_step(const Plan& plan, const PipelineLayout& pipeline, const ComputeRates& rates);
 
 }  // namespace echelon

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "schedule/pipeline_layout.h"
+#include "schedule/simulate.h"
 #include "spec/flat_layout.h"
 
 namespace echelon {
@@ -56,12 +56,18 @@ class StepWalk {
         swiglu_(plan.model.family == Family::llama),
         recompute_(plan.recompute) {}
 
-  // `sizes` of each microbatch; `ids` bytes of all their tokens and targets.
-  std::int64_t peak(const std::vector<Instruction>& program, const std::vector<StageSlice>& slices,
-                    const std::vector<Sizes>& sizes, std::int64_t ids) {
-    a_.allocate(ids);
-    for (const Instruction& i : program) {
-      s_ = &sizes[static_cast<std::size_t>(i.microbatch)];
+  // One program after another. `sizes` of each microbatch of a step; `ids` bytes of all their tokens and
+  // targets.
+  void run(const StepPrograms::Program& program, int pp_rank, const std::vector<StageSlice>& slices,
+           const std::vector<Sizes>& sizes, std::int64_t ids) {
+    const auto count = static_cast<int>(sizes.size());
+    for (const Instruction& i : program.lowered->ranks[static_cast<std::size_t>(pp_rank)]) {
+      const int microbatch = i.microbatch + program.first_microbatch;
+      while (loaded_ * count <= microbatch) {
+        a_.allocate(ids);
+        ++loaded_;
+      }
+      s_ = &sizes[static_cast<std::size_t>(microbatch % count)];
       const StageSlice& slice = slices[static_cast<std::size_t>(i.stage)];
       const std::int64_t layers = slice.layers.size();
       switch (i.op) {
@@ -89,11 +95,13 @@ class StepWalk {
           if (slice.embedding) embed_backward();
           break;
         case Op::step:
+          // Where there are steps, a rank has one stage: behind a step's last one its tokens go.
+          if ((microbatch + 1) % count == 0) a_.free(ids);
           break;
       }
     }
-    return a_.peak();
   }
+  std::int64_t peak() const { return a_.peak(); }
 
  private:
   // Under sequence parallelism a collective brings a new tensor of the other size; otherwise the same one
@@ -247,23 +255,22 @@ class StepWalk {
   bool sequence_parallel_, learned_positions_, swiglu_;
   Recompute recompute_;
   const Sizes* s_ = nullptr;
+  int loaded_ = 0;  // steps whose tokens are there, or were
   Account a_;
 };
 
 }  // namespace
 
-std::int64_t local_parameters(const Plan& plan, int tp_rank, int pp_rank) {
-  return flat_layout(PipelineLayout(plan).groups_of(pp_rank), plan.mesh.size(Axis::tp), tp_rank).size();
-}
-
-Memory predict_memory(const Plan& plan, int dp_rank, int tp_rank, int pp_rank) {
-  const PipelineLayout pipeline(plan);
+Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, int dp_rank, int tp_rank,
+                      int pp_rank) {
   const int tp = plan.mesh.size(Axis::tp);
   const std::int64_t e = element_bytes(plan.dtype);
   const std::vector<Range> batches = microbatches(plan, dp_rank);
   Memory memory;
   const std::int64_t state = flat_layout(pipeline.groups_of(pp_rank), tp, tp_rank).size() * e;
-  memory[MemoryCategory::parameters] = state;
+  const StepPrograms& programs = pipeline.programs(dp_rank);
+  memory[MemoryCategory::parameters] =
+      state * weight_versions(programs.schedule())[static_cast<std::size_t>(pp_rank)];
   memory[MemoryCategory::gradients] = state;
   memory[MemoryCategory::optimizer] = 2 * state;
   if (pipeline.ties_on(pp_rank) && batches.size() > 1)  // the output layer's part of a tied gradient
@@ -272,10 +279,11 @@ Memory predict_memory(const Plan& plan, int dp_rank, int tp_rank, int pp_rank) {
 
   std::vector<Sizes> sizes;
   for (const Range& batch : batches) sizes.emplace_back(plan, batch.size(), tp_rank);
-  const Schedule lowered = lowered_schedule(plan, static_cast<int>(batches.size()));
-  const std::int64_t activations =
-      StepWalk(plan).peak(lowered.ranks[static_cast<std::size_t>(pp_rank)], pipeline.slices(), sizes,
-                          2 * 4 * dp_samples(plan, dp_rank).size() * plan.seq_len);
+  StepWalk walk(plan);
+  for (int step = 0; step < programs.shown_steps(); ++step)
+    walk.run(programs.program(step, programs.shown_steps() - step), pp_rank, pipeline.slices(), sizes,
+             2 * 4 * dp_samples(plan, dp_rank).size() * plan.seq_len);
+  const std::int64_t activations = walk.peak();
   // Another rank's part of the gradient of a parameter that two pipeline ranks hold arrives when the pipeline
   // is empty.
   std::int64_t copy = 0;

@@ -85,17 +85,20 @@ void count_stage(const Plan& plan, const StageSlice& slice, std::int64_t rows, b
 
 }  // namespace
 
-Traffic predict_traffic(const Plan& plan, int dp_rank, int tp_rank, int pp_rank) {
+Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, int dp_rank, int tp_rank,
+                        int pp_rank) {
   Traffic traffic;
-  const PipelineLayout pipeline(plan);
+  const StepPrograms& programs = pipeline.programs(dp_rank);
   const int tp = plan.mesh.size(Axis::tp), dp = plan.mesh.size(Axis::dp), pp = plan.mesh.size(Axis::pp);
   const std::int64_t width = element_bytes(plan.dtype);
   Counter along_tp(traffic, Axis::tp, tp, tp_rank), along_dp(traffic, Axis::dp, dp, dp_rank),
       along_pp(traffic, Axis::pp, pp, pp_rank);
   const std::vector<Range> batches = microbatches(plan, dp_rank);
-  const Schedule lowered = lowered_schedule(plan, static_cast<int>(batches.size()));
-  for (const Instruction& i : lowered.ranks[static_cast<std::size_t>(pp_rank)]) {
-    const std::int64_t rows = batches[static_cast<std::size_t>(i.microbatch)].size() * plan.seq_len;
+  constexpr int middle = 1 << 20;
+  for (const Instruction& i :
+       programs.program(middle, middle).lowered->ranks[static_cast<std::size_t>(pp_rank)]) {
+    const auto microbatch = static_cast<std::size_t>(i.microbatch) % batches.size();
+    const std::int64_t rows = batches[microbatch].size() * plan.seq_len;
     const StageSlice& slice = pipeline.slices()[static_cast<std::size_t>(i.stage)];
     const std::int64_t here = plan.shards_sequence() ? split_range(rows, tp, tp_rank).size() : rows;
     if (i.op == Op::send) along_pp.message(Verb::send, here * plan.model.hidden * width);
@@ -106,26 +109,29 @@ Traffic predict_traffic(const Plan& plan, int dp_rank, int tp_rank, int pp_rank)
 
   const auto& groups = pipeline.groups_of(pp_rank);
   const FlatLayout layout = flat_layout(groups, tp, tp_rank);
-  for (const auto& group : groups)
-    for (const ParamSpec& spec : group) {
-      const int replicas = tp_replicas(spec, tp);
-      const std::int64_t local = local_numel(spec, tp, tp_rank);
-      if (spec.shard_dim >= 0 && replicas > 1)  // key/value heads that several ranks share
-        Counter(traffic, Axis::tp, replicas, tp_rank % replicas).all_reduce(local, width);
-      if (pipeline.holders_of(spec.name).size() >
-          1) {  // both ends of a tied embedding, copies of a DualPipe stage
-        along_pp.message(Verb::send, local * width);
-        along_pp.message(Verb::recv, 0);
+  for (int update = 0; update < programs.updates_per_step(); ++update) {
+    for (const auto& group : groups)
+      for (const ParamSpec& spec : group) {
+        const int replicas = tp_replicas(spec, tp);
+        const std::int64_t local = local_numel(spec, tp, tp_rank);
+        if (spec.shard_dim >= 0 && replicas > 1)  // key/value heads that several ranks share
+          Counter(traffic, Axis::tp, replicas, tp_rank % replicas).all_reduce(local, width);
+        // Both ends of a tied embedding, copies of a DualPipe stage.
+        if (pipeline.holders_of(spec.name).size() > 1) {
+          along_pp.message(Verb::send, local * width);
+          along_pp.message(Verb::recv, 0);
+        }
       }
-    }
-  if (plan.shards_sequence() && layout.whole_range.size() > 0)
-    along_tp.all_reduce(layout.whole_range.size(), width);
-  const auto num_parameters = static_cast<std::int64_t>(all_parameters(plan.model).size());
-  for (Counter* axis : {&along_tp, &along_pp})
-    axis->all_reduce(num_parameters, 8);  // squares of the gradient norm
-  for (const Range& bucket : gradient_buckets(layout, default_bucket_bytes / width))
-    along_dp.all_reduce(bucket.size(), width);
-  along_dp.all_reduce(1, 8);                                            // number of targets
+    if (plan.shards_sequence() && layout.whole_range.size() > 0)
+      along_tp.all_reduce(layout.whole_range.size(), width);
+    for (const Range& bucket : gradient_buckets(layout, default_bucket_bytes / width))
+      along_dp.all_reduce(bucket.size(), width);
+  }
+  if (programs.flushes()) {  // squares of the gradient norm
+    const auto num_parameters = static_cast<std::int64_t>(all_parameters(plan.model).size());
+    for (Counter* axis : {&along_tp, &along_pp}) axis->all_reduce(num_parameters, 8);
+  }
+  along_dp.all_reduce(programs.updates_per_step(), 8);                  // number of targets
   for (Counter* axis : {&along_dp, &along_pp}) axis->all_reduce(1, 8);  // the loss
   return traffic;
 }

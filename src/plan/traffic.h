@@ -1,14 +1,16 @@
 // Bytes that a rank will send in one training step, by axis and verb. The measured twin is comm/recording.
 #pragma once
 
-#include "spec/plan.h"
+#include "schedule/pipeline_layout.h"
 #include "spec/traffic.h"
 
 namespace echelon {
 
 // One step (gradients, clipping and update; no evaluation). Per microbatch of N tokens and layer, tp moves 2
 // all_reduces of N x C elements in each direction (or their reduce_scatter + all_gather halves); dp moves one
-// all_reduce of the gradients.
-Traffic predict_traffic(const Plan& plan, int dp_rank, int tp_rank, int pp_rank = 0);
+// all_reduce of the gradients for each optimizer step. Where the schedule does not flush: of a step in the
+// middle of the stream.
+Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, int dp_rank, int tp_rank,
+                        int pp_rank = 0);
 
 }  // namespace echelon

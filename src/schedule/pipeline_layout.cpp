@@ -1,37 +1,49 @@
 #include "schedule/pipeline_layout.h"
 
 #include <algorithm>
-#include <map>
 #include <set>
 
 #include "base/error.h"
-#include "schedule/lower.h"
 #include "schedule/schedules.h"
 #include "schedule/text.h"
 #include "schedule/validate.h"
 
 namespace echelon {
 
+bool flushes(const Plan& plan) {
+  const bool stream = plan.schedule == "pipedream" || plan.schedule == "2bw";
+  return !stream || !plan.schedule_text.empty() || plan.mesh.size(Axis::pp) == 1;
+}
+
+namespace {
+
+// A schedule of one's own, as text.
+Schedule own_schedule(const Plan& plan, int ranks, int microbatches) {
+  Schedule schedule = from_text(plan.schedule_text, "--schedule " + plan.schedule);
+  validate(schedule);
+  if (!is_synchronous(schedule))
+    refuse("--schedule {}: has optimizer steps; of schedules that do not flush, train runs pipedream and 2bw",
+           plan.schedule);
+  if (schedule.num_ranks() != ranks)
+    refuse("--schedule {}: it is for {} ranks, and --pp is {}", plan.schedule, schedule.num_ranks(), ranks);
+  if (schedule.num_microbatches != microbatches)
+    refuse(
+        "--schedule {}: it is for {} microbatches, and --global-batch {} over --dp {} in --micro-batch {} "
+        "makes {}",
+        plan.schedule, schedule.num_microbatches, plan.global_batch, plan.mesh.size(Axis::dp),
+        plan.micro_batch, microbatches);
+  return schedule;
+}
+
 // One rank needs no schedule but "forward, backward": the same as every schedule at P = 1, without a second
 // chunk.
-Schedule planned_schedule(const Plan& plan, int microbatches) {
+StepPrograms planned_programs(const Plan& plan, int microbatches) {
   const int ranks = plan.mesh.size(Axis::pp);
-  if (ranks == 1) return one_f_one_b(1, microbatches);
-  if (!plan.schedule_text.empty()) {
-    Schedule schedule = from_text(plan.schedule_text, "--schedule " + plan.schedule);
-    validate(schedule);
-    if (schedule.num_ranks() != ranks)
-      refuse("--schedule {}: it is for {} ranks, and --pp is {}", plan.schedule, schedule.num_ranks(), ranks);
-    if (schedule.num_microbatches != microbatches)
-      refuse(
-          "--schedule {}: it is for {} microbatches, and --global-batch {} over --dp {} in --micro-batch {} "
-          "makes {}",
-          plan.schedule, schedule.num_microbatches, plan.global_batch, plan.mesh.size(Axis::dp),
-          plan.micro_batch, microbatches);
-    return schedule;
-  }
+  if (ranks == 1) return StepPrograms(one_f_one_b(1, microbatches));
+  if (!plan.schedule_text.empty()) return StepPrograms(own_schedule(plan, ranks, microbatches));
   try {
-    return make_schedule(plan.schedule, ranks, microbatches, plan.chunks);
+    if (!flushes(plan)) return {plan.schedule, ranks, microbatches};
+    return StepPrograms(make_schedule(plan.schedule, ranks, microbatches, plan.chunks));
   } catch (const RequestError& error) {
     refuse(
         "--schedule {} --pp {} with {} microbatches a step (--global-batch {} over --dp {} in --micro-batch "
@@ -41,16 +53,44 @@ Schedule planned_schedule(const Plan& plan, int microbatches) {
   }
 }
 
-PipelineLayout::PipelineLayout(const Plan& plan) : tied_(plan.model.tied_embedding) {
+void refuse_stream(const Plan& plan) {
+  const int dp = plan.mesh.size(Axis::dp);
+  if (microbatches(plan, 0).size() != microbatches(plan, dp - 1).size())
+    refuse(
+        "--schedule {}: every data-parallel rank needs the same number of microbatches, and --global-batch "
+        "{} "
+        "over --dp {} in --micro-batch {} makes {} and {}",
+        plan.schedule, plan.global_batch, dp, plan.micro_batch, microbatches(plan, 0).size(),
+        microbatches(plan, dp - 1).size());
+  if (plan.model.tied_embedding)
+    refuse(
+        "--schedule {}: {} ties its output layer to its embedding, and the two ends of the pipeline step at "
+        "different times; legal: a model with an output layer of its own",
+        plan.schedule, plan.model.name);
+}
+
+}  // namespace
+
+PipelineLayout::PipelineLayout(const Plan& plan)
+    : micro_batch_(plan.micro_batch), tied_(plan.model.tied_embedding) {
+  for (int r = 0; r < plan.mesh.size(Axis::dp); ++r) {
+    samples_.push_back(dp_samples(plan, r).size());
+    const int count = microbatches_of(r);
+    if (!programs_.contains(count)) programs_.emplace(count, planned_programs(plan, count));
+  }
+  if (!programs(0).flushes()) refuse_stream(plan);
+  const Schedule& schedule = programs(0).schedule();
+  cut_layers(plan, schedule);
+  hold(plan, schedule);
+}
+
+int PipelineLayout::microbatches_of(int dp_rank) const {
+  return static_cast<int>((samples_[static_cast<std::size_t>(dp_rank)] + micro_batch_ - 1) / micro_batch_);
+}
+
+void PipelineLayout::cut_layers(const Plan& plan, const Schedule& schedule) {
   const ModelSpec& model = plan.model;
-  const int ranks = plan.mesh.size(Axis::pp);
-  const Schedule schedule = planned_schedule(plan, static_cast<int>(microbatches(plan, 0).size()));
-  // The last data-parallel rank has the fewest microbatches.
-  (void)planned_schedule(plan, static_cast<int>(microbatches(plan, plan.mesh.size(Axis::dp) - 1).size()));
-  if (!is_synchronous(schedule))
-    refuse("--schedule {}: simulate draws it, train does not run it yet; legal: schedules that flush",
-           plan.schedule);
-  const int stages = schedule.num_stages;
+  const int stages = schedule.num_stages, ranks = schedule.num_ranks();
   if (!plan.layers_per_stage.empty() && static_cast<int>(plan.layers_per_stage.size()) != stages)
     refuse("--layers-per-stage: {} numbers, and {} over {} ranks has {} stages", plan.layers_per_stage.size(),
            plan.schedule, ranks, stages);
@@ -68,44 +108,40 @@ PipelineLayout::PipelineLayout(const Plan& plan) : tied_(plan.model.tied_embeddi
   if (next != model.num_layers)
     refuse("--layers-per-stage: the numbers add up to {}, and {} has {} layers", next, model.name,
            model.num_layers);
+}
 
-  std::map<std::string, std::set<int>> holders;
-  for (int r = 0; r < ranks; ++r) {
+void PipelineLayout::hold(const Plan& plan, const Schedule& schedule) {
+  for (int r = 0; r < schedule.num_ranks(); ++r) {
     std::set<int> held;
     for (const Instruction& i : schedule.ranks[static_cast<std::size_t>(r)]) held.insert(i.stage);
     held_.emplace_back(held.begin(), held.end());
     auto& groups = groups_.emplace_back();
     for (int s : held_.back()) {
       const StageSlice& slice = slices_[static_cast<std::size_t>(s)];
-      if (slice.embedding) groups.push_back(embedding_parameters(model));
+      if (slice.embedding) groups.push_back(embedding_parameters(plan.model));
       for (std::int64_t layer = slice.layers.begin; layer < slice.layers.end; ++layer)
-        groups.push_back(block_parameters(model, layer));
+        groups.push_back(block_parameters(plan.model, layer));
       if (!slice.head) continue;
-      groups.push_back(head_parameters(model));
-      if (tied_ && !held.contains(0)) groups.back().push_back(embedding_parameters(model).front());
+      groups.push_back(head_parameters(plan.model));
+      if (tied_ && !held.contains(0)) groups.back().push_back(embedding_parameters(plan.model).front());
     }
     for (const auto& group : groups)
-      for (const ParamSpec& spec : group) holders[spec.name].insert(r);
+      for (const ParamSpec& spec : group) {
+        auto& holders = holders_[spec.name];
+        if (holders.empty() || holders.back() != r) holders.push_back(r);
+      }
   }
-  for (const auto& [name, ranks_of] : holders)
-    holders_.emplace_back(name, std::vector<int>(ranks_of.begin(), ranks_of.end()));
 }
 
 const std::vector<int>& PipelineLayout::holders_of(const std::string& parameter) const {
-  const auto found =
-      std::lower_bound(holders_.begin(), holders_.end(), parameter,
-                       [](const auto& entry, const std::string& name) { return entry.first < name; });
-  check(found != holders_.end() && found->first == parameter, "every parameter is on some pipeline rank");
+  const auto found = holders_.find(parameter);
+  check(found != holders_.end(), "every parameter is on some pipeline rank");
   return found->second;
 }
 
 bool PipelineLayout::ties_on(int pp_rank) const {
   const std::vector<int>& held = stages_of(pp_rank);
   return tied_ && held.front() == 0 && held.back() + 1 == static_cast<int>(slices_.size());
-}
-
-Schedule lowered_schedule(const Plan& plan, int microbatches) {
-  return lower(planned_schedule(plan, microbatches));
 }
 
 }  // namespace echelon

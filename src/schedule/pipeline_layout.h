@@ -2,9 +2,11 @@
 // trainer and the predictions must agree on.
 #pragma once
 
+#include <map>
 #include <vector>
 
 #include "schedule/schedule.h"
+#include "schedule/step_programs.h"
 #include "spec/plan.h"
 
 namespace echelon {
@@ -15,6 +17,9 @@ struct StageSlice {
   Range layers;
   bool embedding = false, head = false;
 };
+
+// Whether all microbatches of a step see the same weights: every schedule but PipeDream and 2BW.
+bool flushes(const Plan& plan);
 
 class PipelineLayout {
  public:
@@ -33,19 +38,24 @@ class PipelineLayout {
   // Pipeline ranks that hold a parameter, ascending: more than one for a tied embedding whose ends are on two
   // ranks, and for every stage of DualPipe. The first one counts and saves it.
   const std::vector<int>& holders_of(const std::string& parameter) const;
+  // What the pipeline of a data-parallel rank runs.
+  const StepPrograms& programs(int dp_rank) const { return programs_.at(microbatches_of(dp_rank)); }
   // Whether embedding and tied output layer are on one rank, so that their gradients meet there.
   bool ties_on(int pp_rank) const;
 
  private:
+  int microbatches_of(int dp_rank) const;
+  void cut_layers(const Plan& plan, const Schedule& schedule);
+  void hold(const Plan& plan, const Schedule& schedule);
+
+  std::int64_t micro_batch_ = 1;
+  std::vector<std::int64_t> samples_;     // of each data-parallel rank
+  std::map<int, StepPrograms> programs_;  // by number of microbatches: at most two
   bool tied_ = false;
   std::vector<StageSlice> slices_;
   std::vector<std::vector<int>> held_;
   std::vector<std::vector<std::vector<ParamSpec>>> groups_;
-  std::vector<std::pair<std::string, std::vector<int>>> holders_;  // by name, sorted
+  std::map<std::string, std::vector<int>> holders_;
 };
-
-// The plan's schedule for a data-parallel rank with this many microbatches, and the same with its messages.
-Schedule planned_schedule(const Plan& plan, int microbatches);
-Schedule lowered_schedule(const Plan& plan, int microbatches);
 
 }  // namespace echelon

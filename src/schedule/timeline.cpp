@@ -1,6 +1,7 @@
 #include "schedule/timeline.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 
 namespace echelon {
@@ -44,6 +45,20 @@ double Timeline::local_bubble() const {
     if (last > first) largest = std::max(largest, last - first - busy(static_cast<int>(r)));
   }
   return largest;
+}
+
+Timeline last_steps(const Timeline& timeline, int step_microbatches, int steps) {
+  Timeline result;
+  for (const auto& spans : timeline.ranks) {
+    auto begin = spans.end();
+    for (int ends = 0; begin != spans.begin(); --begin) {
+      const Instruction& i = std::prev(begin)->instruction;
+      ends += i.op == Op::step && (i.microbatch + 1) % step_microbatches == 0;
+      if (ends > steps) break;
+    }
+    result.ranks.emplace_back(begin, spans.end());
+  }
+  return result;
 }
 
 }  // namespace echelon

@@ -23,4 +23,8 @@ struct Timeline {
   double local_bubble() const;
 };
 
+// The last `steps` steps of a stream: on each rank what comes behind the optimizer step that ends the step
+// before them.
+Timeline last_steps(const Timeline& timeline, int step_microbatches, int steps);
+
 }  // namespace echelon

@@ -35,14 +35,32 @@ std::int64_t Traffic::bytes(Axis axis) const {
   return sum;
 }
 
-Traffic Traffic::operator-(const Traffic& before) const {
-  Traffic sent = *this;
+template <class Change>
+static Traffic changed(Traffic traffic, const Change& change) {
   for (Axis axis : all_axes)
-    for (Verb verb : all_verbs) {
-      sent.at(axis, verb).calls -= before.at(axis, verb).calls;
-      sent.at(axis, verb).bytes -= before.at(axis, verb).bytes;
-    }
-  return sent;
+    for (Verb verb : all_verbs) change(traffic.at(axis, verb), axis, verb);
+  return traffic;
+}
+
+Traffic Traffic::operator-(const Traffic& before) const {
+  return changed(*this, [&](VerbTraffic& cell, Axis axis, Verb verb) {
+    cell.calls -= before.at(axis, verb).calls;
+    cell.bytes -= before.at(axis, verb).bytes;
+  });
+}
+
+Traffic& Traffic::operator+=(const Traffic& more) {
+  return *this = changed(*this, [&](VerbTraffic& cell, Axis axis, Verb verb) {
+    cell.calls += more.at(axis, verb).calls;
+    cell.bytes += more.at(axis, verb).bytes;
+  });
+}
+
+Traffic Traffic::operator/(std::int64_t steps) const {
+  return changed(*this, [&](VerbTraffic& cell, Axis, Verb) {
+    cell.calls /= steps;
+    cell.bytes /= steps;
+  });
 }
 
 std::int64_t bytes_sent(Verb verb, std::span<const std::int64_t> counts, int rank,

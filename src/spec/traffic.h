@@ -31,6 +31,8 @@ struct Traffic {
   }
   std::int64_t bytes(Axis axis) const;
   Traffic operator-(const Traffic& before) const;  // what was sent since
+  Traffic& operator+=(const Traffic& more);
+  Traffic operator/(std::int64_t steps) const;  // of one of so many equal steps
   bool operator==(const Traffic&) const = default;
 };
 

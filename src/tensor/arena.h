@@ -15,7 +15,8 @@ namespace echelon {
 
 class Arena;
 
-// One allocation. Returns itself to its arena when the last Tensor that views it goes.
+// One allocation. Returns itself to its arena when the last Tensor that views it goes. Without an arena:
+// memory that somebody else keeps.
 struct Block {
   Arena* arena = nullptr;
   std::byte* data = nullptr;

@@ -15,12 +15,12 @@ static std::int64_t product(const std::vector<std::int64_t>& shape) {
 Tensor::Tensor(Arena& arena, MemoryCategory category, DType dtype, std::vector<std::int64_t> shape)
     : dtype_(dtype), shape_(std::move(shape)), row_stride_(shape_.empty() ? 1 : shape_.back()) {
   owner_ = arena.allocate(static_cast<std::size_t>(product(shape_) * element_bytes(dtype)), category);
-  data_ = owner_->data;
 }
 
 Tensor Tensor::view_of(void* data, DType dtype, std::vector<std::int64_t> shape) {
   Tensor t;
-  t.data_ = static_cast<std::byte*>(data);
+  t.owner_ = std::make_shared<Block>();
+  t.owner_->data = static_cast<std::byte*>(data);
   t.dtype_ = dtype;
   t.shape_ = std::move(shape);
   t.row_stride_ = t.shape_.empty() ? 1 : t.shape_.back();
@@ -43,7 +43,7 @@ T* Tensor::data() const {
                            : std::is_same_v<T, double> ? DType::f64
                                                        : DType::i32;
   check(dtype_ == wanted, "tensor read as another dtype than it has");
-  return reinterpret_cast<T*>(data_);
+  return static_cast<T*>(raw());
 }
 template float* Tensor::data<float>() const;
 template double* Tensor::data<double>() const;
@@ -53,7 +53,7 @@ Tensor Tensor::row_range(std::int64_t begin, std::int64_t end) const {
   check(0 <= begin && begin <= end && end <= rows(), "row range lies outside the tensor");
   Tensor t = *this;
   t.shape_ = {end - begin, cols()};
-  t.data_ += begin * row_stride_ * element_bytes(dtype_);
+  t.offset_ += begin * row_stride_ * element_bytes(dtype_);
   return t;
 }
 
@@ -62,7 +62,7 @@ Tensor Tensor::column_range(std::int64_t begin, std::int64_t end) const {
         "column range lies outside the matrix");
   Tensor t = *this;
   t.shape_[1] = end - begin;
-  t.data_ += begin * element_bytes(dtype_);
+  t.offset_ += begin * element_bytes(dtype_);
   return t;
 }
 
@@ -79,8 +79,15 @@ Tensor Tensor::flat_range(std::int64_t begin, std::int64_t end) const {
   Tensor t = *this;
   t.shape_ = {end - begin};
   t.row_stride_ = end - begin;
-  t.data_ += begin * element_bytes(dtype_);
+  t.offset_ += begin * element_bytes(dtype_);
   return t;
+}
+
+void Tensor::swap_memory(const Tensor& a, const Tensor& b) {
+  check(a.owner_ && b.owner_ && a.owner_->bytes == b.owner_->bytes && a.owner_->arena == b.owner_->arena,
+        "memory is swapped between allocations of one size");
+  std::swap(a.owner_->data, b.owner_->data);
+  std::swap(a.owner_->capacity, b.owner_->capacity);
 }
 
 }  // namespace echelon

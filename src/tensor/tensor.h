@@ -21,7 +21,7 @@ class Tensor {
   // A view of memory that the caller keeps alive.
   static Tensor view_of(void* data, DType dtype, std::vector<std::int64_t> shape);
 
-  bool defined() const { return data_ != nullptr; }
+  bool defined() const { return owner_ != nullptr; }
   DType dtype() const { return dtype_; }
   const std::vector<std::int64_t>& shape() const { return shape_; }
   std::int64_t dim(int i) const { return shape_[static_cast<std::size_t>(i)]; }
@@ -37,7 +37,7 @@ class Tensor {
   // T must be float, double or std::int32_t and match dtype() (checked).
   template <class T>
   T* data() const;
-  void* raw() const { return data_; }
+  void* raw() const { return owner_ ? owner_->data + offset_ : nullptr; }
 
   Tensor row_range(std::int64_t begin,
                    std::int64_t end) const;  // 2-D or folded: rows [begin, end), 2-D result
@@ -47,9 +47,13 @@ class Tensor {
   Tensor flat_range(std::int64_t begin, std::int64_t end) const;
   Tensor flat() const { return flat_range(0, numel()); }
 
+  // The allocations that two tensors view change places, and with them all views of both: which of several
+  // versions of the weights the layers see. Same size.
+  static void swap_memory(const Tensor& a, const Tensor& b);
+
  private:
   std::shared_ptr<Block> owner_;
-  std::byte* data_ = nullptr;
+  std::int64_t offset_ = 0;  // bytes into the allocation
   DType dtype_ = DType::f32;
   std::vector<std::int64_t> shape_;
   std::int64_t row_stride_ = 0;

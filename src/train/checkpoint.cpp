@@ -175,6 +175,8 @@ CheckpointInfo read_checkpoint_info(const std::string& path) {
   CheckpointInfo info;
   info.path = at.string();
   info.step = field<std::int64_t>(manifest, "step", where);
+  // Where it is not said, a step was one update.
+  info.updates = manifest.contains("updates") ? field<std::int64_t>(manifest, "updates", where) : info.step;
   info.seed = field<std::uint64_t>(manifest, "seed", where);
   info.tokens = field<std::int64_t>(manifest, "tokens", where);
   info.dtype = parse_dtype(field<std::string>(manifest, "dtype", where), where + ": dtype");
@@ -201,13 +203,10 @@ std::string save_checkpoint(const Rank& rank, const ParameterStore& parameters, 
     for (const StoredFile& file : stored_files())
       checksums[file.name] = write_tensors(rank, parameters, file, unfinished);
     if (!writes) return whole.string();
-    const json manifest{{"format", format_name},
-                        {"step", info.step},
-                        {"seed", info.seed},
-                        {"tokens", info.tokens},
-                        {"dtype", dtype_name(rank.dtype())},
-                        {"model", to_toml(info.model)},
-                        {"checksums", checksums}};
+    const json manifest{{"format", format_name},        {"step", info.step},
+                        {"updates", info.updates},      {"seed", info.seed},
+                        {"tokens", info.tokens},        {"dtype", dtype_name(rank.dtype())},
+                        {"model", to_toml(info.model)}, {"checksums", checksums}};
     write_file_atomically((unfinished / manifest_name).string(), manifest.dump(1) + "\n");
     sync_directory(unfinished);
     if (fs::exists(whole)) refuse("{}: exists already and is left as it is", whole.string());

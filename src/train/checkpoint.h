@@ -17,10 +17,11 @@
 namespace echelon {
 
 struct CheckpointInfo {
-  std::string path;         // DIR/step-...
-  std::int64_t step = 0;    // steps done
-  std::uint64_t seed = 0;   // of initial values and data order
-  std::int64_t tokens = 0;  // trained on so far
+  std::string path;          // DIR/step-...
+  std::int64_t step = 0;     // steps done
+  std::int64_t updates = 0;  // optimizer steps done: more than one a step under PipeDream
+  std::uint64_t seed = 0;    // of initial values and data order
+  std::int64_t tokens = 0;   // trained on so far
   DType dtype = DType::f32;
   ModelSpec model;
 };

@@ -6,73 +6,6 @@
 #include "base/error.h"
 
 namespace echelon {
-namespace {
-
-// One training step's state: what is kept for each (stage, microbatch) in flight.
-class TrainingStages : public PipelineStages {
- public:
-  TrainingStages(const std::vector<int>& ids, const std::vector<Stage>& held,
-                 const std::vector<Microbatch>& microbatches, double gradient_scale,
-                 std::function<Tensor(std::int64_t rows)> make_room,
-                 const std::function<void(int group)>& group_done)
-      : ids_(ids),
-        held_(held),
-        microbatches_(microbatches),
-        gradient_scale_(gradient_scale),
-        make_room_(std::move(make_room)),
-        group_done_(group_done) {}
-
-  Tensor forward(int stage, int microbatch, Tensor input) override {
-    return at(stage).forward(of(microbatch), std::move(input), saved_[{stage, microbatch}]);
-  }
-  Tensor backward(int stage, int microbatch, Tensor gradient) override {
-    auto saved = saved_.extract({stage, microbatch});
-    return add_loss(at(stage).backward(of(microbatch), std::move(gradient), gradient_scale_, saved.mapped(),
-                                       counted(stage)));
-  }
-  Tensor backward_input(int stage, int microbatch, Tensor gradient) override {
-    return add_loss(at(stage).backward_input(of(microbatch), std::move(gradient), gradient_scale_,
-                                             saved_.at({stage, microbatch}), counted(stage)));
-  }
-  void backward_weight(int stage, int microbatch) override {
-    auto saved = saved_.extract({stage, microbatch});
-    at(stage).backward_weight(of(microbatch), saved.mapped(), counted(stage));
-  }
-  Tensor make_boundary(int microbatch) override { return make_room_(of(microbatch).rows()); }
-
-  double loss_sum() const { return loss_sum_; }
-  // Microbatches that this rank runs of each stage, counted from the schedule: all of them, or one direction
-  // of DualPipe.
-  void expect(int stage, int count) { expected_[stage] = count; }
-
- private:
-  const Stage& at(int stage) const {
-    return held_[static_cast<std::size_t>(std::find(ids_.begin(), ids_.end(), stage) - ids_.begin())];
-  }
-  const Microbatch& of(int microbatch) const { return microbatches_[static_cast<std::size_t>(microbatch)]; }
-  Tensor add_loss(Stage::Backward backward) {
-    loss_sum_ += backward.loss_sum;
-    return std::move(backward.dx);
-  }
-  Stage::GroupDone counted(int stage) {
-    return [this, stage](int group) {
-      if (++done_[group] == expected_[stage]) group_done_(group);
-    };
-  }
-
-  const std::vector<int>& ids_;
-  const std::vector<Stage>& held_;
-  const std::vector<Microbatch>& microbatches_;
-  double gradient_scale_;
-  std::function<Tensor(std::int64_t)> make_room_;
-  const std::function<void(int)>& group_done_;
-  std::map<std::pair<int, int>, Stage::Saved> saved_;
-  std::map<int, int> done_, expected_;
-  double loss_sum_ = 0;
-};
-
-}  // namespace
-
 HeldStages::HeldStages(const Rank& rank, const Plan& plan, const PipelineLayout& pipeline,
                        const ParameterStore& parameters, const Faults& faults)
     : rank_(&rank),
@@ -96,21 +29,10 @@ Tensor HeldStages::make_boundary(std::int64_t rows) const {
   return rank_->activation({tensor_parallel_.rows_here(rows).size(), hidden_});
 }
 
-HeldStages::StepResult HeldStages::run_step(const Schedule& lowered,
-                                            const std::vector<Microbatch>& microbatches,
-                                            double gradient_scale,
-                                            const std::function<void(int group)>& group_done) const {
-  TrainingStages stages(
-      ids_, held_, microbatches, gradient_scale, [this](std::int64_t rows) { return make_boundary(rows); },
-      group_done);
-  std::map<int, int> runs;
-  for (const Instruction& i : lowered.ranks[static_cast<std::size_t>(rank_->coordinate(Axis::pp))])
-    if (i.op == Op::F) ++runs[i.stage];
-  for (const auto& [stage, count] : runs) stages.expect(stage, count);
-  StepResult result;
-  result.run = run_pipeline(rank_->along(Axis::pp), lowered, stages);
-  result.loss_sum = stages.loss_sum();
-  return result;
+const Stage& HeldStages::stage(int id) const {
+  const auto found = std::find(ids_.begin(), ids_.end(), id);
+  check(found != ids_.end(), "a rank runs the stages that it holds");
+  return held_[static_cast<std::size_t>(found - ids_.begin())];
 }
 
 Tensor HeldStages::pass(std::int64_t rows,

@@ -1,12 +1,10 @@
-// The pipeline stages that one rank holds: what the executor runs for a training step, and the plain pass
-// from stage to stage that evaluation and generation use.
+// The pipeline stages that one rank holds, and the plain pass from stage to stage that evaluation and
+// generation use.
 #pragma once
 
 #include <functional>
-#include <map>
 #include <vector>
 
-#include "parallel/pipeline_parallel.h"
 #include "schedule/pipeline_layout.h"
 #include "train/stage.h"
 
@@ -17,14 +15,9 @@ class HeldStages {
   HeldStages(const Rank& rank, const Plan& plan, const PipelineLayout& pipeline,
              const ParameterStore& parameters, const Faults& faults);
 
-  struct StepResult {
-    double loss_sum = 0;  // of the microbatches whose last stage is on this rank
-    PipelineRun run;
-  };
-  // All microbatches of a step by the lowered schedule. `group_done` is called when a layer group has the
-  // gradients of all of them. Gradients are those of gradient_scale * loss_sum.
-  StepResult run_step(const Schedule& lowered, const std::vector<Microbatch>& microbatches,
-                      double gradient_scale, const std::function<void(int group)>& group_done) const;
+  const Stage& stage(int id) const;  // one of those that this rank holds
+  // Room for the residual stream of so many rows, as it lies between two stages.
+  Tensor make_boundary(std::int64_t rows) const;
 
   // loss_sum of a microbatch, on the ranks that hold the last stage; 0 elsewhere. Collective over pp.
   double evaluate(const Microbatch& microbatch) const;
@@ -41,7 +34,6 @@ class HeldStages {
   // Hands the residual stream through all stages, from rank to rank: run(index of a held stage, input) ->
   // output. The result is that of the last stage, on its rank.
   Tensor pass(std::int64_t rows, const std::function<Tensor(std::size_t held, Tensor input)>& run) const;
-  Tensor make_boundary(std::int64_t rows) const;
 
   const Rank* rank_;
   std::int64_t hidden_;

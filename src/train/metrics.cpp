@@ -64,6 +64,8 @@ std::string to_json(const TrainSummary& s) {
       {"pipeline_seconds",
        {{"simulated_from_trace", s.simulated_timeline.makespan()},
         {"measured", s.measured_timeline.makespan()}}}};
+  if (!s.measured_staleness.empty())
+    object["staleness"] = {{"predicted", s.predicted_staleness}, {"measured", s.measured_staleness}};
   if (s.validation_loss >= 0) object["validation_loss"] = s.validation_loss;
   if (!s.checkpoint.empty()) object["checkpoint"] = s.checkpoint;
   return object.dump();

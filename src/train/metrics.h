@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "schedule/timeline.h"
 #include "spec/memory.h"
@@ -26,13 +27,15 @@ struct TrainSummary {
   double step_seconds = 0, predicted_step_seconds = 0;
   int ranks = 1;
   std::int64_t num_params = 0;
-  Memory predicted_memory, measured_memory;     // peak of rank 0, whose parts are the largest
-  Traffic predicted_traffic, measured_traffic;  // what rank 0 sends in one step
-  double validation_loss = -1;                  // < 0: none
-  std::string checkpoint;                       // the last one written
+  Memory predicted_memory, measured_memory;          // peak of rank 0, whose parts are the largest
+  Traffic predicted_traffic, measured_traffic;       // what rank 0 sends in one step
+  double validation_loss = -1;                       // < 0: none
+  std::string checkpoint;                            // the last one written
   double predicted_bubble = 0, measured_bubble = 0;  // idle part of a pipeline rank's time, mean over ranks
-  // The last step of the first pipeline (dp 0, tp 0), in seconds: as it ran, and its schedule simulated with the times that its
-  // instructions took.
+  // Optimizer steps that gradients were late, at most, by pipeline rank; empty where the schedule flushes.
+  std::vector<int> predicted_staleness, measured_staleness;
+  // The last step of the first pipeline (dp 0, tp 0), in seconds: as it ran, and its schedule simulated with
+  // the times that its instructions took. Of a stream the last few steps.
   Timeline measured_timeline, simulated_timeline;
 };
 

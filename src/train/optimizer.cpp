@@ -52,13 +52,13 @@ double global_gradient_norm(const Rank& rank, const ParameterStore& parameters) 
 double clip_factor(double norm, double clip) { return clip > 0 && norm > clip ? clip / norm : 1.0; }
 
 void adamw_step(const Rank& rank, const ParameterStore& parameters, const OptimizerOptions& options,
-                std::int64_t step, double gradient_scale) {
+                double learning_rate, std::int64_t updates, double gradient_scale) {
   AdamWStep update;
-  update.lr = learning_rate(options, step);
+  update.lr = learning_rate;
   update.beta1 = options.beta1;
   update.beta2 = options.beta2;
   update.eps = options.eps;
-  update.step = step + 1;
+  update.step = updates + 1;
   update.gradient_scale = gradient_scale;
   for (const Parameter& p : parameters.all()) {
     if (p.value.numel() == 0) continue;

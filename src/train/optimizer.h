@@ -32,8 +32,9 @@ double global_gradient_norm(const Rank& rank, const ParameterStore& parameters);
 // What the gradients are multiplied by so that their norm is at most `clip`.
 double clip_factor(double norm, double clip);
 
-// One step on everything that this rank holds. `step` counts from 0. Norms and biases do not decay.
+// One step on everything that this rank holds, `updates` steps after the first. Norms and biases do not
+// decay.
 void adamw_step(const Rank& rank, const ParameterStore& parameters, const OptimizerOptions& options,
-                std::int64_t step, double gradient_scale);
+                double learning_rate, std::int64_t updates, double gradient_scale);
 
 }  // namespace echelon

@@ -50,12 +50,13 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
   const auto& groups = pipeline.groups_of(rank.coordinate(Axis::pp));
   for (std::size_t g = 0; g < groups.size(); ++g)
     for (const ParamSpec& spec : groups[g]) {
+      here_[spec.name] = parameters_.size();
       parameters_.emplace_back();
       parameters_.back().spec = spec;
       parameters_.back().group = static_cast<int>(g);
       parameters_.back().holders = pipeline.holders_of(spec.name);
     }
-  for (const ParamSpec& spec : model_) owners_.push_back(pipeline.holders_of(spec.name).front());
+  for (const ParamSpec& spec : model_) owners_[spec.name] = pipeline.holders_of(spec.name).front();
   layout_ = flat_layout(groups, tp, index);
   const std::int64_t size = layout_.size();
   values_ = Tensor(rank.arena(), MemoryCategory::parameters, rank.dtype(), {size});
@@ -83,9 +84,8 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
 }
 
 const Parameter* ParameterStore::find_here(const std::string& name) const {
-  for (const Parameter& p : parameters_)
-    if (p.spec.name == name) return &p;
-  return nullptr;
+  const auto found = here_.find(name);
+  return found == here_.end() ? nullptr : &parameters_[found->second];
 }
 
 const Parameter& ParameterStore::find(const std::string& name) const {
@@ -95,9 +95,9 @@ const Parameter& ParameterStore::find(const std::string& name) const {
 }
 
 int ParameterStore::owner_of(const std::string& name) const {
-  for (std::size_t i = 0; i < model_.size(); ++i)
-    if (model_[i].name == name) return owners_[i];
-  throw InvariantError("the model has no parameter called " + name);
+  const auto found = owners_.find(name);
+  check(found != owners_.end(), "a parameter of the model");
+  return found->second;
 }
 
 Weight ParameterStore::output_weight() const {

@@ -2,6 +2,7 @@
 // into them.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -42,7 +43,8 @@ class ParameterStore {
   // pipeline ranks: the same bits.
   Weight output_weight() const;
 
-  const Tensor& gradients() const { return gradients_; }  // flat, everything
+  const Tensor& values() const { return values_; }        // flat, everything
+  const Tensor& gradients() const { return gradients_; }  // the same
   void clear_gradients(Kernels& kernels) const;
   void add_tied_gradient(Kernels& kernels) const;
   const FlatLayout& layout() const { return layout_; }
@@ -55,7 +57,8 @@ class ParameterStore {
   std::string output_name_;
   std::vector<Parameter> parameters_;
   std::vector<ParamSpec> model_;
-  std::vector<int> owners_;  // of model_
+  std::map<std::string, std::size_t> here_;  // index in parameters_
+  std::map<std::string, int> owners_;        // of model_
   FlatLayout layout_;
 };
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <optional>
@@ -15,6 +16,7 @@
 #include "plan/cost.h"
 #include "plan/memory.h"
 #include "plan/traffic.h"
+#include "schedule/schedules.h"
 #include "schedule/simulate.h"
 #include "train/checkpoint.h"
 #include "train/trainer.h"
@@ -90,6 +92,7 @@ struct Shared {
   CheckpointInfo resumed;  // path empty: from the start
   StartInfo start;
   const TrainObserver& observer;
+  std::shared_ptr<const PipelineLayout> pipeline;
   Outputs* outputs = nullptr;              // used by rank 0 alone
   Clock::time_point epoch = Clock::now();  // zero of the measured timeline
 };
@@ -103,31 +106,38 @@ class RankRun {
   RankRun(const Shared& shared, const Rank& rank, TrainSummary& summary)
       : s_(shared),
         rank_(rank),
-        trainer_(rank, shared.request.plan, shared.request.optimizer, shared.request.seed),
+        trainer_(rank, shared.request.plan, shared.request.optimizer, shared.request.seed, {},
+                 shared.pipeline),
         summary_(summary) {}
 
   void run() {
     const std::int64_t last = s_.request.optimizer.total_steps;
-    if (!s_.resumed.path.empty()) load_checkpoint(rank_, trainer_.parameters(), s_.resumed, false);
+    if (!s_.resumed.path.empty()) {
+      load_checkpoint(rank_, trainer_.parameters(), s_.resumed, false);
+      trainer_.resume(s_.resumed.step, s_.resumed.updates);
+    }
     rank_.arena().reset_peak();
     for (std::int64_t step = s_.start.first_step; step < last; ++step) {
       train_step(step);
       const bool end = step + 1 == last;
       if (end || (s_.request.eval_every > 0 && (step + 1) % s_.request.eval_every == 0)) evaluate(step);
-      if (end || (s_.request.save_every > 0 && (step + 1) % s_.request.save_every == 0)) save(step);
+      if (end || saves_after(step)) save(step);
     }
     // Each rank of the first pipeline fills its own place.
     if (rank_.coordinate(Axis::dp) == 0 && rank_.coordinate(Axis::tp) == 0) {
-      const double offset = std::chrono::duration<double>(trainer_.last_run().start - s_.epoch).count();
-      auto& spans = summary_.measured_timeline.ranks[static_cast<std::size_t>(rank_.coordinate(Axis::pp))];
-      for (Span span : trainer_.last_run().spans) {
-        span.begin += offset;
-        span.end += offset;
-        spans.push_back(span);
+      const auto place = static_cast<std::size_t>(rank_.coordinate(Axis::pp));
+      for (const PipelineRun& run : shown_runs_) {
+        const double offset = std::chrono::duration<double>(run.start - s_.epoch).count();
+        for (const Span& span : run.spans)
+          summary_.measured_timeline.ranks[place].push_back(
+              {span.instruction, span.begin + offset, span.end + offset});
       }
+      if (!trainer_.flushes()) summary_.measured_staleness[place] = max_staleness_;
     }
     if (leads()) {
       summary_.measured_memory = rank_.arena().peak();
+      // The first and last steps of a stream differ from the others; together they are as many whole steps.
+      if (!trainer_.flushes()) summary_.measured_traffic = traffic_ / summary_.steps;
       summary_.step_seconds = median(step_seconds_);
       if (summary_.step_seconds > 0) {
         summary_.tokens_per_second = static_cast<double>(step_tokens()) / summary_.step_seconds;
@@ -152,22 +162,42 @@ class RankRun {
     };
   }
 
+  bool saves_after(std::int64_t step) const {
+    return s_.request.save_every > 0 && (step + 1) % s_.request.save_every == 0;
+  }
+  // Until the next checkpoint, or the end: there the pipeline must be empty.
+  std::int64_t steps_left(std::int64_t step) const {
+    const std::int64_t last = s_.request.optimizer.total_steps;
+    if (s_.request.save_every == 0 || s_.request.checkpoint_directory.empty()) return last - step;
+    return std::min(last, (step / s_.request.save_every + 1) * s_.request.save_every) - step;
+  }
+
   void train_step(std::int64_t step) {
     const Traffic before = rank_.traffic();
     const auto begin = Clock::now();
-    StepRecord record;
-    record.loss = trainer_.compute_gradients(step, source(s_.split.train, s_.request.plan.seq_len));
-    const Trainer::Applied applied = trainer_.apply_gradients(step);
-    record.step_seconds = seconds_since(begin);
+    const auto results =
+        trainer_.step(step, source(s_.split.train, s_.request.plan.seq_len), steps_left(step));
+    shown_runs_.push_back(trainer_.last_run());
+    if (static_cast<int>(shown_runs_.size()) > s_.pipeline->programs(0).shown_steps())
+      shown_runs_.pop_front();
+    max_staleness_ = std::max(max_staleness_, trainer_.last_run().max_staleness);
     if (!leads()) return;
-    record.step = step + 1;
-    record.grad_norm = applied.gradient_norm;
-    record.lr = applied.learning_rate;
+    summary_.measured_traffic = rank_.traffic() - before;
+    traffic_ += summary_.measured_traffic;
+    step_seconds_.push_back(seconds_since(begin));
+    for (const StepResult& result : results) report(result);
+  }
+
+  void report(const StepResult& result) {
+    StepRecord record;
+    record.step = result.step + 1;
+    record.loss = result.loss;
+    record.grad_norm = result.gradient_norm;
+    record.lr = result.learning_rate;
     record.tokens = step_tokens();
+    record.step_seconds = step_seconds_[static_cast<std::size_t>(result.step - s_.start.first_step)];
     record.tokens_per_second = static_cast<double>(record.tokens) / record.step_seconds;
     record.mfu = mfu(record.tokens_per_second);
-    step_seconds_.push_back(record.step_seconds);
-    summary_.measured_traffic = rank_.traffic() - before;
     summary_.steps += 1;
     summary_.last_step = record.step;
     summary_.final_loss = record.loss;
@@ -195,6 +225,7 @@ class RankRun {
     if (s_.request.checkpoint_directory.empty()) return;
     CheckpointInfo info;
     info.step = step + 1;
+    info.updates = trainer_.updates(step + 1);
     info.seed = s_.request.seed;
     info.tokens = s_.resumed.tokens + (step + 1 - s_.start.first_step) * step_tokens();
     info.dtype = rank_.dtype();
@@ -223,6 +254,9 @@ class RankRun {
   Trainer trainer_;
   TrainSummary& summary_;
   std::vector<double> step_seconds_;
+  Traffic traffic_;                     // of all steps
+  std::deque<PipelineRun> shown_runs_;  // the last ones
+  int max_staleness_ = 0;
 };
 
 // What would stop the run when it saves: found before it starts.
@@ -269,13 +303,27 @@ CheckpointInfo find_resumed(const TrainRequest& request) {
   return info;
 }
 
+// What the measured timeline shows, simulated: of a stream its last steps.
+Timeline simulated_twin(const StepPrograms& programs, const SimulationCosts& costs, std::int64_t steps) {
+  const Schedule& schedule = programs.schedule();
+  if (programs.flushes()) return simulate(schedule, costs).timeline;
+  const auto at_most = [&](std::int64_t count) {
+    return static_cast<int>(std::min<std::int64_t>(count, programs.shown_steps()));
+  };
+  const int shown = at_most(steps), before = at_most(steps - shown);
+  const Schedule stream =
+      make_schedule(schedule.name, schedule.num_ranks(), programs.microbatches(), 0, before + shown);
+  return last_steps(simulate(stream, costs).timeline, programs.microbatches(), shown);
+}
+
 }  // namespace
 
 TrainSummary train(const TrainRequest& request, const TokenData& data, const TrainObserver& observer) {
   const Plan& plan = request.plan;
   validate(plan);
-  const PipelineLayout checked(plan);
+  const auto pipeline = std::make_shared<PipelineLayout>(plan);
   validate(request.optimizer);
+  refuse_clipping(request.optimizer, *pipeline);
   if (request.optimizer.total_steps < 1)
     refuse("--steps {}: must be at least 1", request.optimizer.total_steps);
   if (request.optimizer.warmup_steps > request.optimizer.total_steps)
@@ -294,7 +342,8 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
                 split_tokens(data.size(), request.validation_fraction, plan.seq_len),
                 find_resumed(request),
                 {},
-                observer};
+                observer,
+                pipeline};
   refuse_beyond_memory(plan, plan.mesh.num_ranks() * predicted_bytes(plan));
   StartInfo& start = shared.start;
   start.train_tokens = shared.split.train.size();
@@ -303,7 +352,7 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
   start.num_params = num_parameters(plan.model);
   start.first_step = shared.resumed.step;
   start.resumed_from = shared.resumed.path;
-  start.predicted_memory = predict_memory(plan, 0, 0);
+  start.predicted_memory = predict_memory(plan, *pipeline, 0, 0);
   start.predicted_memory[MemoryCategory::other] =
       kernel_scratch_bytes(plan.dtype, request.run.threads_per_rank);
   const int ranks = plan.mesh.num_ranks();
@@ -311,9 +360,11 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
       measure_matmul_flops(plan.dtype, std::min(available_cores(), ranks * request.run.threads_per_rank));
   const int workers = std::min(available_cores(), ranks * request.run.threads_per_rank);
   const StepPrediction predicted = predict_step(
-      plan, {start.peak_flops,
-             start.peak_flops * std::min(1.0, static_cast<double>(request.run.threads_per_rank) / workers)});
+      plan, *pipeline,
+      {start.peak_flops,
+       start.peak_flops * std::min(1.0, static_cast<double>(request.run.threads_per_rank) / workers)});
   start.predicted_step_seconds = predicted.seconds;
+  if (!pipeline->programs(0).flushes()) start.staleness = staleness(pipeline->programs(0).schedule());
   Outputs outputs(request);
   if (!request.resume) outputs.start_log_anew();
   shared.outputs = &outputs;
@@ -323,10 +374,12 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
   summary.ranks = ranks;
   summary.num_params = start.num_params;
   summary.predicted_memory = start.predicted_memory;
-  summary.predicted_traffic = predict_traffic(plan, 0, 0);
+  summary.predicted_traffic = predict_traffic(plan, *pipeline, 0, 0);
   summary.predicted_step_seconds = start.predicted_step_seconds;
   summary.predicted_bubble = predicted.bubble_fraction;
   summary.measured_timeline.ranks.resize(static_cast<std::size_t>(plan.mesh.size(Axis::pp)));
+  summary.predicted_staleness = start.staleness;
+  summary.measured_staleness.resize(start.staleness.size());
   ThreadWorld world(ranks, request.run.timeout);
   try {
     run_ranks(world, [&](int index) {
@@ -340,9 +393,8 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
     throw;
   }
   summary.measured_bubble = summary.measured_timeline.bubble_fraction();
-  const int num_microbatches = static_cast<int>(microbatches(plan, 0).size());
   summary.simulated_timeline =
-      simulate(planned_schedule(plan, num_microbatches), measured_costs(summary.measured_timeline)).timeline;
+      simulated_twin(pipeline->programs(0), measured_costs(summary.measured_timeline), summary.steps);
   return summary;
 }
 

@@ -46,6 +46,7 @@ struct StartInfo {
   double peak_flops = 0;  // of all compute threads together, measured by a short matrix product
   double predicted_step_seconds = 0;
   std::string resumed_from;
+  std::vector<int> staleness;  // predicted, by pipeline rank; empty where the schedule flushes
 };
 
 // Called on rank 0's thread. Any may be empty.

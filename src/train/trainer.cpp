@@ -2,12 +2,22 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
+#include <numeric>
 
 #include "base/error.h"
 #include "parallel/sequence_parallel.h"
+#include "schedule/simulate.h"
 
 namespace echelon {
+
+void refuse_clipping(const OptimizerOptions& optimizer, const PipelineLayout& pipeline) {
+  const StepPrograms& programs = pipeline.programs(0);
+  if (!programs.flushes() && optimizer.clip > 0)
+    refuse(
+        "--clip {}: {} steps each stage by itself, before the gradient norm over all stages is known; legal: "
+        "0",
+        optimizer.clip, programs.schedule().name);
+}
 
 static double count_targets(const Microbatch& microbatch) {
   const std::int32_t* ids = microbatch.targets.data<std::int32_t>();
@@ -16,16 +26,34 @@ static double count_targets(const Microbatch& microbatch) {
 }
 
 Trainer::Trainer(const Rank& rank, const Plan& plan, const OptimizerOptions& optimizer, std::uint64_t seed,
-                 const Faults& faults)
+                 const Faults& faults, std::shared_ptr<const PipelineLayout> pipeline)
     : rank_(rank),
       plan_(plan),
       optimizer_(optimizer),
       faults_(faults),
-      pipeline_(plan),
-      lowered_(
-          lowered_schedule(plan, static_cast<int>(microbatches(plan, rank.coordinate(Axis::dp)).size()))),
-      parameters_(rank, plan, pipeline_, seed),
-      stages_(rank_, plan_, pipeline_, parameters_, faults) {}
+      pipeline_(pipeline ? std::move(pipeline) : std::make_shared<PipelineLayout>(plan)),
+      programs_(pipeline_->programs(rank.coordinate(Axis::dp))),
+      parameters_(rank, plan, *pipeline_, seed),
+      stages_(rank_, plan_, *pipeline_, parameters_, faults),
+      training_(stages_, programs_, rank.coordinate(Axis::pp), hooks()),
+      executor_(rank.along(Axis::pp)) {
+  const int pp_rank = rank.coordinate(Axis::pp);
+  const bool ties_here = pipeline_->ties_on(pp_rank);
+  for (const Parameter& p : parameters_.all())
+    if (p.holders.size() > 1 || (ties_here && p.spec.name == parameters_.model().front().name))
+      late_groups_.insert(p.group);
+  if (!flushes())
+    versions_.emplace(rank_, parameters_.values(),
+                      weight_versions(programs_.schedule())[static_cast<std::size_t>(pp_rank)]);
+}
+
+TrainingStages::Hooks Trainer::hooks() {
+  return {[this](int step) { return load_step(step); }, [this](const Instruction& i) { before_pass(i); },
+          [this](int group) {
+            if (!late_groups_.contains(group)) finish_group(group);
+          },
+          [this](const Instruction& i) { update(i); }};
+}
 
 Microbatch Trainer::load(std::int64_t step, Range samples, const SampleSource& source) {
   Microbatch microbatch;
@@ -39,16 +67,62 @@ Microbatch Trainer::load(std::int64_t step, Range samples, const SampleSource& s
   return microbatch;
 }
 
+// All microbatches of a step are loaded at once: the loss is the mean over the targets of the global batch
+// that are not ignored, whatever the mesh or padding, so their number must be known before the first
+// gradient. Where each microbatch has an optimizer step of its own, it is its own batch.
+StepBatch Trainer::load_step(int step) {
+  StepBatch batch;
+  const auto updates = static_cast<std::size_t>(programs_.updates_per_step());
+  std::vector<double> num_targets(updates, 0.0);
+  const std::vector<Range> ranges = microbatches(plan_, rank_.coordinate(Axis::dp));
+  for (std::size_t m = 0; m < ranges.size(); ++m) {
+    batch.microbatches.push_back(load(first_step_ + step, ranges[m], *samples_));
+    num_targets[updates == 1 ? 0 : m] += count_targets(batch.microbatches.back());
+  }
+  num_targets = sum_over({Axis::dp}, num_targets);
+  for (std::size_t m = 0; m < ranges.size(); ++m) {
+    const double targets = num_targets[updates == 1 ? 0 : m];
+    if (targets == 0) fail("step {}: a batch has no target tokens", first_step_ + step + 1);
+    batch.gradient_scale.push_back(faults_.loss_scale / targets);
+  }
+  num_targets_[step] = std::accumulate(num_targets.begin(), num_targets.end(), 0.0);
+  return batch;
+}
+
+void Trainer::begin_update() {
+  parameters_.clear_gradients(rank_.kernels());
+  reduction_.emplace(
+      rank_, parameters_.gradients(),
+      gradient_buckets(parameters_.layout(), default_bucket_bytes / element_bytes(rank_.dtype())));
+}
+
+void Trainer::before_pass(const Instruction& i) {
+  if (!versions_) return;
+  versions_->use(i.version);
+  if (i.op == Op::F) return versions_->keep(i.version);
+  versions_->drop(i.version);
+  if (!reduction_) begin_update();
+}
+
 // Ranks that share a key/value head each saw their own query heads only, so its gradient is the sum over
 // them.
-void Trainer::finish_group(int group, DataParallel& data_parallel) {
+void Trainer::finish_group(int group) {
   const int tp = rank_.size(Axis::tp);
   for (const Parameter& p : parameters_.all()) {
     const int replicas = tp_replicas(p.spec, tp);
     if (p.group == group && p.spec.shard_dim >= 0 && replicas > 1)
       rank_.tp_replicas(replicas).all_reduce(p.gradient).wait();
   }
-  data_parallel.ready(parameters_.layout().cut_ranges[static_cast<std::size_t>(group)]);
+  reduction_->ready(parameters_.layout().cut_ranges[static_cast<std::size_t>(group)]);
+}
+
+// Every group is finished: what is left is what each tp rank holds whole.
+void Trainer::finish_reduction() {
+  const Range whole = parameters_.layout().whole_range;
+  if (plan_.shards_sequence() && !faults_.forget_norm_reduction)
+    reduce_sequence_sharded_gradients(rank_, parameters_.gradients().flat_range(whole.begin, whole.end));
+  reduction_->finish();
+  reduction_.reset();
 }
 
 // A parameter that two pipeline ranks hold (both ends of a tied embedding, both copies of a DualPipe stage)
@@ -69,41 +143,74 @@ void Trainer::add_pipeline_copies() {
 }
 
 double Trainer::compute_gradients(std::int64_t step, const SampleSource& samples) {
-  parameters_.clear_gradients(rank_.kernels());
-  const std::int64_t bucket_elements = default_bucket_bytes / element_bytes(rank_.dtype());
-  DataParallel data_parallel(rank_, parameters_.gradients(),
-                             gradient_buckets(parameters_.layout(), bucket_elements));
-  // All microbatches are loaded first: the loss is the mean over the targets of the global batch that are not
-  // ignored, whatever the mesh or padding, so their number must be known before the first gradient.
-  std::vector<Microbatch> loaded;
-  double num_targets = 0;
-  for (const Range& range : microbatches(plan_, rank_.coordinate(Axis::dp))) {
-    loaded.push_back(load(step, range, samples));
-    num_targets += count_targets(loaded.back());
-  }
-  num_targets = sum_over({Axis::dp}, {num_targets})[0];
-  if (num_targets == 0) fail("step {}: the batch has no target tokens", step + 1);
-
-  // Groups with a parameter whose gradient is complete only after the pipeline has been emptied.
-  std::set<int> late;
-  const bool ties_here = pipeline_.ties_on(rank_.coordinate(Axis::pp));
-  for (const Parameter& p : parameters_.all())
-    if (p.holders.size() > 1 || (ties_here && p.spec.name == parameters_.model().front().name))
-      late.insert(p.group);
-  HeldStages::StepResult result =
-      stages_.run_step(lowered_, loaded, faults_.loss_scale / num_targets, [&](int group) {
-        if (!late.contains(group)) finish_group(group, data_parallel);
-      });
-  loaded.clear();
+  check(flushes(), "a schedule that does not flush runs by step()");
+  samples_ = &samples;
+  first_step_ = step;
+  begin_update();
+  training_.prepare(0);
+  last_run_ = executor_.run(programs_.program(0, 1), training_);
   parameters_.add_tied_gradient(rank_.kernels());
   add_pipeline_copies();
-  for (int group : late) finish_group(group, data_parallel);
-  const Range whole = parameters_.layout().whole_range;
-  if (plan_.shards_sequence() && !faults_.forget_norm_reduction)
-    reduce_sequence_sharded_gradients(rank_, parameters_.gradients().flat_range(whole.begin, whole.end));
-  data_parallel.finish();
-  last_run_ = std::move(result.run);
-  return sum_over({Axis::dp, Axis::pp}, {result.loss_sum})[0] / num_targets;
+  for (int group : late_groups_) finish_group(group);
+  finish_reduction();
+  return sum_over({Axis::dp, Axis::pp}, {training_.take_loss_sum()})[0] / num_targets_.at(0);
+}
+
+std::vector<StepResult> Trainer::step(std::int64_t step, const SampleSource& samples,
+                                      std::int64_t steps_left) {
+  check(steps_left >= 1, "a step is one of those that are left");
+  samples_ = &samples;
+  if (!flushes()) return stream_step(step, steps_left);
+  const double loss = compute_gradients(step, samples);
+  const Applied applied = apply_gradients(step);
+  return {{step, loss, applied.gradient_norm, applied.learning_rate}};
+}
+
+std::vector<StepResult> Trainer::stream_step(std::int64_t step, std::int64_t steps_left) {
+  if (stream_step_ == 0) {
+    first_step_ = step;
+    versions_->restart();
+  }
+  check(first_step_ + stream_step_ == step, "a stream goes from step to step");
+  constexpr std::int64_t far = 1 << 30;
+  last_run_ =
+      executor_.run(programs_.program(stream_step_, static_cast<int>(std::min(steps_left, far))), training_);
+  // No stage waits for another: the pipeline's sum of the loss is asked for now and taken a step later.
+  Unfinished now;
+  now.result = {step, 0, std::nan(""), learning_rate(optimizer_, step)};
+  now.num_targets = num_targets_.extract(stream_step_).mapped();
+  now.loss_sum = Tensor(rank_.arena(), MemoryCategory::other, DType::f64, {1});
+  *now.loss_sum.data<double>() = sum_over({Axis::dp}, {training_.take_loss_sum()})[0];
+  now.sum = rank_.along(Axis::pp).all_reduce(now.loss_sum);
+  std::vector<StepResult> results = finish_result();
+  unfinished_ = std::move(now);
+  ++stream_step_;
+  if (steps_left > 1) return results;
+  stream_step_ = 0;
+  for (const StepResult& last : finish_result()) results.push_back(last);
+  return results;
+}
+
+std::vector<StepResult> Trainer::finish_result() {
+  if (!unfinished_) return {};
+  unfinished_->sum.wait();
+  StepResult result = unfinished_->result;
+  result.loss = *unfinished_->loss_sum.data<double>() / unfinished_->num_targets;
+  unfinished_.reset();
+  if (!std::isfinite(result.loss))
+    fail("step {}: the loss is {} (learning rate {}); stages had stepped on by then", result.step + 1,
+         result.loss, result.learning_rate);
+  return {result};
+}
+
+// The step of one stage on what has been added up since its last one. Clipping would need the norm over all
+// stages, and is refused with such a schedule.
+void Trainer::update(const Instruction& i) {
+  finish_reduction();
+  versions_->advance(i.version);
+  const std::int64_t step = first_step_ + i.microbatch / programs_.microbatches();
+  adamw_step(rank_, parameters_, optimizer_, learning_rate(optimizer_, step),
+             updates(first_step_) + i.version, 1.0);
 }
 
 // All ranks agree on the first tensor, so that whichever is heard names the same one.
@@ -130,7 +237,8 @@ Trainer::Applied Trainer::apply_gradients(std::int64_t step) {
   applied.gradient_norm = global_gradient_norm(rank_, parameters_);
   applied.learning_rate = learning_rate(optimizer_, step);
   if (!std::isfinite(applied.gradient_norm)) refuse_step(step, applied.learning_rate);
-  adamw_step(rank_, parameters_, optimizer_, step, clip_factor(applied.gradient_norm, optimizer_.clip));
+  adamw_step(rank_, parameters_, optimizer_, applied.learning_rate, updates(step),
+             clip_factor(applied.gradient_norm, optimizer_.clip));
   return applied;
 }
 

@@ -2,13 +2,17 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
+#include <set>
 
 #include "parallel/data_parallel.h"
 #include "parallel/faults.h"
 #include "spec/plan.h"
-#include "train/held_stages.h"
 #include "train/optimizer.h"
+#include "train/training_stages.h"
+#include "train/weight_versions.h"
 
 namespace echelon {
 
@@ -17,19 +21,37 @@ namespace echelon {
 using SampleSource =
     std::function<void(std::int64_t step, std::int64_t sample, std::int32_t* tokens, std::int32_t* targets)>;
 
+// A schedule that does not flush steps each stage by itself, before the norm over all stages is known:
+// RequestError where the options clip by it.
+void refuse_clipping(const OptimizerOptions& optimizer, const PipelineLayout& pipeline);
+
+struct StepResult {
+  std::int64_t step = 0;     // counts from 0
+  double loss = 0;           // mean over all target tokens of the global batch
+  double gradient_norm = 0;  // before clipping; not a number where no rank knows it (a schedule that does not flush)
+  double learning_rate = 0;
+};
+
 class Trainer {
  public:
+  // `pipeline`: the plan's own, where several users share it.
   Trainer(const Rank& rank, const Plan& plan, const OptimizerOptions& optimizer, std::uint64_t seed,
-          const Faults& faults = {});
+          const Faults& faults = {}, std::shared_ptr<const PipelineLayout> pipeline = nullptr);
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
 
-  // Gradients of the mean loss over all target tokens of the global batch, summed over the mesh; returns that
-  // loss.
+  // One training step, and the results of all steps that have become known by then, in order. Where the
+  // schedule does not flush, the pipeline goes on into the next step and a result is known one step later;
+  // after the last of `steps_left` steps (1: this one) the pipeline is empty and everything is known.
+  // RunError naming the first tensor when a gradient is not finite.
+  std::vector<StepResult> step(std::int64_t step, const SampleSource& samples, std::int64_t steps_left);
+
+  // The two halves of step(), where the schedule flushes: gradients of the mean loss over all target tokens
+  // of the global batch, summed over the mesh, and that loss; then clipping and the optimizer's update.
   double compute_gradients(std::int64_t step, const SampleSource& samples);
-
   struct Applied {
     double gradient_norm = 0, learning_rate = 0;
   };
-  // Clips and steps. RunError naming the first tensor when a gradient is not finite.
   Applied apply_gradients(std::int64_t step);
 
   // Mean loss over samples [0, num_samples) of the source, at the present parameters.
@@ -37,14 +59,31 @@ class Trainer {
 
   const ParameterStore& parameters() const { return parameters_; }
   const HeldStages& stages() const { return stages_; }
+  const PipelineLayout& pipeline() const { return *pipeline_; }
+  bool flushes() const { return programs_.flushes(); }
   // What this rank ran in the last step, and when.
   const PipelineRun& last_run() const { return last_run_; }
   const Plan& plan() const { return plan_; }
   const Rank& rank() const { return rank_; }
+  // Optimizer steps behind the parameters when `step` training steps are: more than one each under PipeDream.
+  std::int64_t updates(std::int64_t step) const {
+    return step * programs_.updates_per_step() + more_updates_;
+  }
+  // Goes on from parameters that have `updates` optimizer steps behind them at `step`.
+  void resume(std::int64_t step, std::int64_t updates) {
+    more_updates_ = updates - step * programs_.updates_per_step();
+  }
 
  private:
+  TrainingStages::Hooks hooks();
+  StepBatch load_step(int step);
   Microbatch load(std::int64_t step, Range samples, const SampleSource& source);
-  void finish_group(int group, DataParallel& data_parallel);
+  void begin_update();
+  void before_pass(const Instruction& i);
+  void finish_group(int group);
+  void finish_reduction();
+  void update(const Instruction& i);
+  std::vector<StepResult> stream_step(std::int64_t step, std::int64_t steps_left);
   [[noreturn]] void refuse_step(std::int64_t step, double learning_rate) const;
   void add_pipeline_copies();
   std::vector<double> sum_over(std::initializer_list<Axis> axes, const std::vector<double>& values) const;
@@ -53,11 +92,31 @@ class Trainer {
   Plan plan_;
   OptimizerOptions optimizer_;
   Faults faults_;
-  PipelineLayout pipeline_;
-  Schedule lowered_;
+  std::shared_ptr<const PipelineLayout> pipeline_;
+  const StepPrograms& programs_;
   ParameterStore parameters_;
   HeldStages stages_;
+  TrainingStages training_;
+  PipelineExecutor executor_;
+  std::set<int> late_groups_;  // with a parameter whose gradient is complete only when the pipeline is empty
+  std::optional<DataParallel> reduction_;  // of the gradients that are being added up
   PipelineRun last_run_;
+  std::int64_t more_updates_ = 0;
+
+  // Of the steps that are under way.
+  const SampleSource* samples_ = nullptr;
+  std::int64_t first_step_ = 0;             // what step 0 of the stream is
+  int stream_step_ = 0;                     // done of the stream
+  std::map<int, double> num_targets_;       // of the global batch, by step of the stream
+  std::optional<WeightVersions> versions_;  // where the schedule does not flush
+  struct Unfinished {
+    StepResult result;
+    Tensor loss_sum;
+    Pending sum;  // over the pipeline
+    double num_targets = 0;
+  };
+  std::optional<Unfinished> unfinished_;
+  std::vector<StepResult> finish_result();
 };
 
 }  // namespace echelon

@@ -48,6 +48,8 @@ struct VerifyReport {
 //   4 (L + 1) eps sqrt(n),  n = the longest sum (hidden, MLP, vocabulary, or tokens of the global batch),
 // eps = 2^-24 (f32) or 2^-53 (f64): each of about four products a layer, forward and backward, adds an error
 // that grows like a random walk with its length.
+// A schedule that does not flush is compared with a one-rank emulation of its delay; the report's bound is
+// then this times the updates that the two are apart before the mesh takes the reference's state.
 double verify_bound(const Plan& plan);
 
 // Parameters are held to the bound of their gradients carried through AdamW: a gradient element that may be

@@ -1,0 +1,109 @@
+#include "train/reference_run.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace echelon {
+namespace {
+
+Plan one_rank_plan(Plan plan) {
+  plan.mesh = Mesh{};
+  plan.sequence_parallel = false;
+  plan.layers_per_stage.clear();
+  plan.recompute = Recompute::none;
+  return plan;
+}
+
+}  // namespace
+
+ReferenceRun::ReferenceRun(const Plan& plan, const OptimizerOptions& optimizer, const RunOptions& run,
+                           std::uint64_t seed)
+    : given_(plan),
+      plan_(one_rank_plan(plan)),
+      optimizer_(optimizer),
+      pipeline_(plan),
+      world_(1, run.timeout),
+      kernels_(make_kernels(arena_, plan.dtype, run.threads_per_rank)) {
+  rank_ = std::make_unique<Rank>(world_, plan_.mesh, 0, plan_.dtype, arena_, *kernels_);
+  if (!flushes(given_)) plan_.global_batch = static_cast<std::int64_t>(samples_of(0).size());
+  trainer_ = std::make_unique<Trainer>(*rank_, plan_, optimizer, seed);
+}
+
+double ReferenceRun::compute_gradients(std::int64_t step, const SampleSource& samples) {
+  if (flushes(given_)) return trainer_->compute_gradients(step, samples);
+  const int updates = pipeline_.programs(0).updates_per_step();
+  double loss_sum = 0, num_targets = 0;
+  for (int update = 0; update < updates; ++update) {
+    if (update > 0) apply_update(step);
+    double targets = 0;
+    const double loss = delayed_gradients(step, update, samples, targets);
+    loss_sum += loss * targets;
+    num_targets += targets;
+  }
+  return loss_sum / num_targets;
+}
+
+double ReferenceRun::apply_gradients(std::int64_t step) {
+  if (flushes(given_)) return clip_factor(trainer_->apply_gradients(step).gradient_norm, optimizer_.clip);
+  apply_update(step);
+  return 1;
+}
+
+// The samples of an update: microbatch m of every data-parallel rank, or the whole step.
+std::vector<std::int64_t> ReferenceRun::samples_of(std::int64_t update_in_step) const {
+  std::vector<std::int64_t> samples;
+  for (int dp = 0; dp < given_.mesh.size(Axis::dp); ++dp) {
+    const std::vector<Range> ranges = microbatches(given_, dp);
+    const bool one = pipeline_.programs(0).updates_per_step() > 1;
+    for (std::size_t m = 0; m < ranges.size(); ++m)
+      if (!one || static_cast<std::int64_t>(m) == update_in_step)
+        for (std::int64_t k = ranges[m].begin; k < ranges[m].end; ++k) samples.push_back(k);
+  }
+  return samples;
+}
+
+// Which version of its weights a stage uses for an update, both counted from 0. PipeDream: stage r of P is
+// P-1-r updates behind. 2BW: every stage is one behind.
+int ReferenceRun::version_of(const ParamSpec& spec, std::int64_t update) const {
+  const int stage = pipeline_.holders_of(spec.name).front();
+  const int delay = given_.schedule == "pipedream" ? given_.mesh.size(Axis::pp) - 1 - stage : 1;
+  return static_cast<int>(std::max<std::int64_t>(0, update - delay));
+}
+
+double ReferenceRun::delayed_gradients(std::int64_t step, std::int64_t update, const SampleSource& samples,
+                                       double& num_targets) {
+  const Tensor& values = parameters().values();
+  const auto copy_of = [&](const Tensor& t) {
+    Tensor copy(arena_, MemoryCategory::parameters, t.dtype(), t.shape());
+    kernels_->copy(t, copy);
+    return copy;
+  };
+  if (versions_.empty()) versions_.push_back(copy_of(values));
+  const auto oldest = updates_ - static_cast<std::int64_t>(versions_.size()) + 1;
+  for (std::size_t i = 0; i < parameters().all().size(); ++i) {
+    const Parameter& p = parameters().all()[i];
+    const std::int64_t begin = parameters().layout().offsets[i];
+    const Tensor& version = versions_[static_cast<std::size_t>(version_of(p.spec, updates_) - oldest)];
+    kernels_->copy(version.flat_range(begin, begin + p.value.numel()), p.value.flat());
+  }
+  const std::vector<std::int64_t> chosen = samples_of(update);
+  const double loss = trainer_->compute_gradients(
+      step, [&](std::int64_t, std::int64_t k, std::int32_t* tokens, std::int32_t* targets) {
+        samples(step, chosen[static_cast<std::size_t>(k)], tokens, targets);
+        num_targets += static_cast<double>(
+            std::count_if(targets, targets + plan_.seq_len, [](std::int32_t id) { return id >= 0; }));
+      });
+  kernels_->copy(versions_.back(), values);
+  return loss;
+}
+
+void ReferenceRun::apply_update(std::int64_t step) {
+  adamw_step(*rank_, parameters(), optimizer_, learning_rate(optimizer_, step), updates_, 1.0);
+  ++updates_;
+  versions_.emplace_back(arena_, MemoryCategory::parameters, plan_.dtype, parameters().values().shape());
+  kernels_->copy(parameters().values(), versions_.back());
+  if (static_cast<int>(versions_.size()) > std::max(2, given_.mesh.size(Axis::pp))) versions_.pop_front();
+}
+
+}  // namespace echelon

@@ -1,0 +1,48 @@
+// What verify compares a mesh with: the same training on one rank. Of a schedule that does not flush it is a
+// plain emulation of the stated delay, which knows nothing of instructions and pipelines.
+#pragma once
+
+#include <deque>
+#include <memory>
+
+#include "train/session.h"
+#include "train/trainer.h"
+
+namespace echelon {
+
+class ReferenceRun {
+ public:
+  // `plan` is the mesh's.
+  ReferenceRun(const Plan& plan, const OptimizerOptions& optimizer, const RunOptions& run,
+               std::uint64_t seed);
+
+  // The loss of the step; the gradients of its last update are in parameters(), with all updates before that
+  // one made.
+  double compute_gradients(std::int64_t step, const SampleSource& samples);
+  // The step's last update. Returns the factor by which the gradients were clipped.
+  double apply_gradients(std::int64_t step);
+
+  const Rank& rank() const { return *rank_; }
+  const ParameterStore& parameters() const { return trainer_->parameters(); }
+
+ private:
+  double delayed_gradients(std::int64_t step, std::int64_t update, const SampleSource& samples,
+                           double& num_targets);
+  void apply_update(std::int64_t step);
+  int version_of(const ParamSpec& spec, std::int64_t update) const;
+  std::vector<std::int64_t> samples_of(std::int64_t update_in_step) const;
+
+  Plan given_, plan_;
+  OptimizerOptions optimizer_;
+  PipelineLayout pipeline_;
+  ThreadWorld world_;
+  Arena arena_;
+  std::unique_ptr<Kernels> kernels_;
+  std::unique_ptr<Rank> rank_;
+  std::unique_ptr<Trainer> trainer_;
+  // Where gradients are late: the newest versions of all parameters, flat; the last one is the present one.
+  std::deque<Tensor> versions_;
+  std::int64_t updates_ = 0;  // made
+};
+
+}  // namespace echelon

@@ -1,0 +1,83 @@
+#include "train/training_stages.h"
+
+#include "base/error.h"
+
+namespace echelon {
+
+TrainingStages::TrainingStages(const HeldStages& held, const StepPrograms& programs, int pp_rank, Hooks hooks)
+    : held_(held), hooks_(std::move(hooks)), microbatches_(programs.microbatches()) {
+  // Counted from the schedule: a rank runs all microbatches of its stages, or one direction of DualPipe.
+  const int steps = programs.shown_steps(), updates = steps * programs.updates_per_step();
+  std::map<int, int> runs;
+  for (const Instruction& i : programs.schedule().ranks[static_cast<std::size_t>(pp_rank)])
+    if (i.op == Op::F) ++runs[i.stage];
+  for (const auto& [stage, count] : runs) {
+    expected_[stage] = count / updates;
+    passes_ += count / steps;
+  }
+}
+
+TrainingStages::Loaded& TrainingStages::batch(int step) {
+  const auto found = loaded_.find(step);
+  if (found != loaded_.end()) return found->second;
+  return loaded_[step] = {hooks_.load(step), passes_};
+}
+
+const Microbatch& TrainingStages::microbatch(int index) {
+  return batch(index / microbatches_).batch.microbatches[static_cast<std::size_t>(index % microbatches_)];
+}
+
+double TrainingStages::gradient_scale(int index) {
+  return batch(index / microbatches_).batch.gradient_scale[static_cast<std::size_t>(index % microbatches_)];
+}
+
+void TrainingStages::release(int index) {
+  const auto found = loaded_.find(index / microbatches_);
+  if (--found->second.left == 0) loaded_.erase(found);
+}
+
+Tensor TrainingStages::forward(const Instruction& i, Tensor input) {
+  hooks_.before_pass(i);
+  return held_.stage(i.stage).forward(microbatch(i.microbatch), std::move(input),
+                                      saved_[{i.stage, i.microbatch}]);
+}
+
+Tensor TrainingStages::backward(const Instruction& i, Tensor gradient) {
+  hooks_.before_pass(i);
+  auto saved = saved_.extract({i.stage, i.microbatch});
+  Tensor dx =
+      add_loss(held_.stage(i.stage).backward(microbatch(i.microbatch), std::move(gradient),
+                                             gradient_scale(i.microbatch), saved.mapped(), counted(i.stage)));
+  release(i.microbatch);
+  return dx;
+}
+
+Tensor TrainingStages::backward_input(const Instruction& i, Tensor gradient) {
+  hooks_.before_pass(i);
+  return add_loss(held_.stage(i.stage).backward_input(microbatch(i.microbatch), std::move(gradient),
+                                                      gradient_scale(i.microbatch),
+                                                      saved_.at({i.stage, i.microbatch}), counted(i.stage)));
+}
+
+void TrainingStages::backward_weight(const Instruction& i) {
+  auto saved = saved_.extract({i.stage, i.microbatch});
+  held_.stage(i.stage).backward_weight(microbatch(i.microbatch), saved.mapped(), counted(i.stage));
+  release(i.microbatch);
+}
+
+Tensor TrainingStages::make_boundary(int index) { return held_.make_boundary(microbatch(index).rows()); }
+
+Tensor TrainingStages::add_loss(Stage::Backward backward) {
+  loss_sum_ += backward.loss_sum;
+  return std::move(backward.dx);
+}
+
+Stage::GroupDone TrainingStages::counted(int stage) {
+  return [this, stage](int group) {
+    if (++done_[group] < expected_[stage]) return;
+    done_[group] = 0;
+    hooks_.group_done(group);
+  };
+}
+
+}  // namespace echelon
