@@ -57,6 +57,11 @@ void PlanFlags::add_to(CLI::App& app, const Plan& defaults) {
   add_number(app, "--chunks", chunks_, "Model chunks of a pipeline rank, for interleaved");
   app.add_option("--layers-per-stage", layers_per_stage_, "Uneven split of the layers: one number a stage")
       ->type_name("N,N,...");
+  app.add_option("--optimizer-barrier", optimizer_barrier_,
+                 "off: the optimizer steps before all pipeline ranks are known to agree, and takes back what "
+                 "was wrong")
+      ->type_name("on|off")
+      ->default_str("on");
   app.add_option("--sp", sp_, "Sequence parallelism (default: on where tp > 1)")->type_name("on|off");
   add_number(app, "--global-batch", global_batch_, "Sequences of one step, over all ranks");
   add_number(app, "--micro-batch", micro_batch_, "Sequences computed at once by one rank");
@@ -118,6 +123,11 @@ Plan PlanFlags::plan() const {
   if (is_given("--chunks")) plan.chunks = chunks_;
   if (is_given("--layers-per-stage"))
     plan.layers_per_stage = parse_list("--layers-per-stage", layers_per_stage_);
+  if (is_given("--optimizer-barrier")) {
+    if (optimizer_barrier_ != "on" && optimizer_barrier_ != "off")
+      refuse("--optimizer-barrier {}: legal: on, off", optimizer_barrier_);
+    plan.optimizer_barrier = optimizer_barrier_ == "on";
+  }
   if (cp_) plan.mesh.set(Axis::cp, *cp_);
   if (ep_) plan.mesh.ep = *ep_;
   if (is_given("--sp")) {

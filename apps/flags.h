@@ -54,7 +54,7 @@ class PlanFlags {
 
   CLI::App* app_ = nullptr;
   Plan defaults_;
-  std::string plan_file_, model_, sp_, dtype_, schedule_, layers_per_stage_, recompute_;
+  std::string plan_file_, model_, sp_, dtype_, schedule_, layers_per_stage_, recompute_, optimizer_barrier_;
   int dp_ = 1, tp_ = 1, pp_ = 1, chunks_ = 0;
   std::optional<int> cp_, ep_;
   std::int64_t global_batch_ = 0, micro_batch_ = 0, seq_len_ = 0;

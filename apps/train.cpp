@@ -163,6 +163,9 @@ int run_train(TrainFlags& f) {
   if (!summary.measured_staleness.empty())
     fmt::print(out, "gradients late by {} optimizer steps, by pipeline rank; predicted {}\n",
                fmt::join(summary.measured_staleness, " "), fmt::join(summary.predicted_staleness, " "));
+  if (!plan.optimizer_barrier)
+    fmt::print(out, "optimizer without a barrier: {} of {} steps guessed wrongly and taken back\n",
+               summary.taken_back, summary.steps);
   write_drawings(f, summary);
   fmt::print(out, "{:.0f} tokens/s, MFU {:.1f}%, final loss {:.4f}", summary.tokens_per_second,
              100 * summary.mfu, summary.final_loss);

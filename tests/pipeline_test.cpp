@@ -233,6 +233,89 @@ TEST(Pipeline, ProgramsOfAStreamAreItsPieces) {
   }
 }
 
+struct StepRun {
+  std::vector<StepResult> results;     // of rank 0
+  std::vector<LogicalTensors> states;  // values and moments, by rank
+};
+
+// Eight steps by Trainer::step(), with a pause (an evaluation, a checkpoint) after the fifth.
+StepRun run_on(const Plan& plan, double clip) {
+  StepRun run;
+  run.states.resize(static_cast<std::size_t>(plan.mesh.num_ranks()));
+  OptimizerOptions options;
+  options.clip = clip;
+  options.warmup_steps = 0;
+  options.lr = 1e-2;
+  on_mesh(plan, [&](const Rank& rank) {
+    Trainer trainer(rank, plan, options, 1);
+    for (int step = 0; step < 8; ++step)
+      for (const StepResult& r : trainer.step(step, random_samples(plan), step < 5 ? 5 - step : 8 - step))
+        if (rank.index() == 0) run.results.push_back(r);
+    auto& state = run.states[static_cast<std::size_t>(rank.index())];
+    for (ParameterTensor which :
+         {ParameterTensor::value, ParameterTensor::exp_avg, ParameterTensor::exp_avg_sq})
+      for (auto& [name, values] : gather(rank, trainer, which))
+        state[fmt::format("{} {}", name, static_cast<int>(which))] = values;
+  });
+  return run;
+}
+
+// The same bits as with the barrier, whether guesses are right, wrong, or now this and now that.
+TEST(Pipeline, OptimizerWithoutABarrierGivesTheSameBits) {
+  int right = 0, wrong = 0;
+  for (const char* schedule : {"zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "1f1b", "interleaved"})
+    for (auto [pp, dp, tp, microbatches] :
+         {std::tuple{2, 1, 1, 4}, {4, 1, 1, 8}, {4, 1, 1, 2}, {3, 1, 1, 1}, {2, 2, 2, 3}})
+      for (const ModelSpec& model : {odd_gpt2(true, 8), odd_llama(false, 2, 8)})
+        for (DType dtype : {DType::f64, DType::f32}) {
+          const bool is_zero_bubble = schedule[0] == 'z' || schedule[0] == 'v';
+          if (dtype == DType::f32 ? (pp != 4 || !have_cpu_kernels()) : (pp == 4 && is_zero_bubble)) continue;
+          if (!is_zero_bubble && pp != 4) continue;
+          Plan plan = pipeline_plan(model, schedule, pp, dp, tp, microbatches);
+          plan.dtype = dtype;
+          Plan without = plan;
+          without.optimizer_barrier = false;
+          const double clip = run_on(plan, 0).results.at(4).gradient_norm;  // above and below it
+          SCOPED_TRACE(fmt::format("{} pp {} {}", schedule, pp, describe(plan)));
+          const StepRun expected = run_on(plan, clip), run = run_on(without, clip);
+          ASSERT_EQ(run.results.size(), 8u);
+          for (std::size_t step = 0; step < 8; ++step) {
+            EXPECT_EQ(run.results[step].step, expected.results[step].step);
+            EXPECT_EQ(run.results[step].loss, expected.results[step].loss);
+            EXPECT_EQ(run.results[step].gradient_norm, expected.results[step].gradient_norm);
+            EXPECT_TRUE(!run.results[step].taken_back || run.results[step].gradient_norm > clip);
+            (run.results[step].taken_back ? wrong : right) += 1;
+          }
+          EXPECT_EQ(run.states, expected.states);
+        }
+  EXPECT_GT(right, 50);
+  EXPECT_GT(wrong, 50);
+}
+
+TEST(Pipeline, VerifyProvesTheOptimizerWithoutABarrier) {
+  for (auto [dp, tp] : {std::pair{1, 1}, {2, 2}}) {
+    Plan plan = pipeline_plan(odd_llama(false, 2, 8), "zb-v", 2, dp, tp, 4);
+    plan.optimizer_barrier = false;
+    VerifyRequest request;
+    request.plan = plan;
+    request.optimizer.warmup_steps = 0;
+    request.optimizer.clip = 0.1;
+    request.optimizer.eps = 1e-5;
+    request.run.timeout = patience;
+    request.steps = 5;
+    const VerifyReport report = verify(request);
+    EXPECT_TRUE(report.pass && (report.bitwise || dp * tp > 1)) << to_json(report, plan);
+    EXPECT_LE(report.grad_max_rel_diff, 1e-10);
+  }
+  Plan plan = pipeline_plan(odd_llama(false, 2, 8), "dualpipe", 2, 1, 1, 4);
+  plan.optimizer_barrier = false;
+  expect_contains(message_of<RequestError>([&] { PipelineLayout layout(plan); }),
+                  {"--optimizer-barrier off", "legal"});
+  plan.mesh.set(Axis::pp, 1);
+  expect_contains(message_of<RequestError>([&] { PipelineLayout layout(plan); }),
+                  {"--optimizer-barrier off", "--pp"});
+}
+
 // A checkpoint of one pipeline holds logical tensors: it loads on another, and on none.
 TEST(Pipeline, CheckpointsLoadOnAnotherPipeline) {
   const TemporaryDirectory directory;

@@ -132,6 +132,29 @@ TEST(Prediction, IsExactForStreams) {
     }
 }
 
+TEST(Prediction, IsExactWithoutTheOptimizersBarrier) {
+  Plan plan = odd_plan(odd_llama(false, 2, 5), 1, 2, true);
+  plan.mesh.set(Axis::pp, 2);
+  plan.schedule = "zb-h2";
+  plan.optimizer_barrier = false;
+  const PipelineLayout pipeline(plan);
+  on_mesh(plan, [&](const Rank& rank) {
+    OptimizerOptions options;
+    options.clip = 0;  // what is taken back is sent again
+    Trainer trainer(rank, plan, options, 1);
+    trainer.step(0, random_samples(plan), 4);
+    const Traffic before = rank.traffic();
+    trainer.step(1, random_samples(plan), 3);
+    trainer.step(2, random_samples(plan), 2);
+    const int tp = rank.coordinate(Axis::tp), pp = rank.coordinate(Axis::pp);
+    expect_same(predict_traffic(plan, pipeline, 0, tp, pp), (rank.traffic() - before) / 2);
+    const Memory predicted = predict_memory(plan, pipeline, 0, tp, pp);
+    for (MemoryCategory c : {MemoryCategory::parameters, MemoryCategory::gradients, MemoryCategory::optimizer,
+                             MemoryCategory::activations})
+      EXPECT_EQ(predicted[c], rank.arena().peak()[c]) << memory_category_name(c);
+  });
+}
+
 TEST(Prediction, IsExactForEveryRecompute) {
   for (Recompute recompute : {Recompute::selective, Recompute::full})
     for (auto [pp, tp, sp] : {std::tuple{1, 1, false}, {1, 2, false}, {1, 4, true}, {2, 2, true}})

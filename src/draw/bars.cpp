@@ -155,6 +155,8 @@ const char* describe(Op op) {
       return "backward, both gradients";
     case Op::step:
       return "optimizer step";
+    case Op::validate:
+      return "validation of the last step";
     default:
       return "message";
   }

@@ -15,14 +15,25 @@ PipelineRun PipelineExecutor::run(const StepPrograms::Program& program, Pipeline
   PipelineRun run;
   run.start = start;
   run.peak_saved = saved_;
-  for (Instruction i : program.lowered->ranks[static_cast<std::size_t>(group_->rank())]) {
+  const auto& list = program.lowered->ranks[static_cast<std::size_t>(group_->rank())];
+  for (std::size_t k = 0; k < list.size(); ++k) {
+    Instruction i = list[k];
     i.microbatch += program.first_microbatch;
     i.version += program.first_version;
     const double begin = now();
-    execute(i, *program.lowered, stages, run);
+    bool again = false;
+    if (i.op == Op::validate)
+      again = !stages.validate();
+    else
+      execute(i, *program.lowered, stages, run);
     // What has been sent needs its buffer no longer.
     std::erase_if(sends_, [](Pending& pending) { return pending.progress(); });
     run.spans.push_back({i, begin, now()});
+    if (!again) continue;
+    // Every message that was sent so far has been received so far, and all ranks start again.
+    shelf_.clear();
+    saved_ = 0;
+    k = static_cast<std::size_t>(-1);
   }
   if (program.drains)
     for (Pending& pending : std::exchange(sends_, {})) pending.wait();
@@ -80,6 +91,8 @@ void PipelineExecutor::execute(const Instruction& i, const Schedule& schedule, P
       note_staleness(i, run);
       stages.step(i);
       break;
+    case Op::validate:
+      throw InvariantError("validation may start the list again: it is run() that executes it");
   }
 }
 

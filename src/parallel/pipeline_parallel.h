@@ -29,6 +29,9 @@ class PipelineStages {
   virtual void backward_weight(const Instruction& i) = 0;
   // Optimizer step of a stage, in a schedule that does not flush.
   virtual void step(const Instruction& i) = 0;
+  // What is left to do of the step before. False if what was run since then, all of it forward passes, ran on
+  // wrong weights: it is forgotten and run again.
+  virtual bool validate() = 0;
   // Room for an activation, or its gradient, of this microbatch at a stage boundary.
   virtual Tensor make_boundary(int microbatch) = 0;
 };

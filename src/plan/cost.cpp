@@ -35,8 +35,10 @@ SimulationCosts stage_costs(const Plan& plan, const PipelineLayout& pipeline, do
   return costs;
 }
 
-// Makespan and mean busy time of a rank; of a stream, what one more step in its middle adds to them.
-static std::pair<double, double> step_and_busy(const StepPrograms& programs, const SimulationCosts& costs) {
+// Makespan and mean busy time of a rank in a step. Where no barrier parts the steps: what one more adds to
+// them.
+static std::pair<double, double> step_and_busy(const StepPrograms& programs, const SimulationCosts& costs,
+                                               bool barrier) {
   const auto measures = [&](const Schedule& schedule) {
     const Timeline timeline = simulate(schedule, costs).timeline;
     double busy = 0;
@@ -45,16 +47,17 @@ static std::pair<double, double> step_and_busy(const StepPrograms& programs, con
   };
   const Schedule& shown = programs.schedule();
   const auto all = measures(shown);
-  if (programs.flushes()) return all;
-  const int steps = programs.shown_steps();
+  if (programs.flushes() && barrier) return all;
   const auto longer =
-      measures(make_schedule(shown.name, shown.num_ranks(), programs.microbatches(), 0, steps + 1));
+      measures(programs.flushes() ? repeated(shown, 2)
+                                  : make_schedule(shown.name, shown.num_ranks(), programs.microbatches(), 0,
+                                                  programs.shown_steps() + 1));
   return {longer.first - all.first, longer.second - all.second};
 }
 
 StepPrediction predict_step(const Plan& plan, const PipelineLayout& pipeline, const ComputeRates& rates) {
-  const auto [step, busy] =
-      step_and_busy(pipeline.programs(0), stage_costs(plan, pipeline, rates.rank_flops));
+  const auto [step, busy] = step_and_busy(pipeline.programs(0), stage_costs(plan, pipeline, rates.rank_flops),
+                                          plan.optimizer_barrier);
   StepPrediction prediction;
   prediction.bubble_fraction = std::max(0.0, 1 - busy / step);
   const auto tokens = static_cast<double>(plan.global_batch * plan.seq_len);

@@ -94,6 +94,8 @@ class StepWalk {
           for (std::int64_t layer = 0; layer < layers; ++layer) block_backward_weight();
           if (slice.embedding) embed_backward();
           break;
+        case Op::validate:
+          break;
         case Op::step:
           // Where there are steps, a rank has one stage: behind a step's last one its tokens go.
           if ((microbatch + 1) % count == 0) a_.free(ids);
@@ -271,8 +273,10 @@ Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, int dp_r
   const StepPrograms& programs = pipeline.programs(dp_rank);
   memory[MemoryCategory::parameters] =
       state * weight_versions(programs.schedule())[static_cast<std::size_t>(pp_rank)];
+  if (!plan.optimizer_barrier) memory[MemoryCategory::parameters] += state;  // those of a guessed step
   memory[MemoryCategory::gradients] = state;
   memory[MemoryCategory::optimizer] = 2 * state;
+  if (!plan.optimizer_barrier) memory[MemoryCategory::optimizer] += 2 * guessed_moments * e;
   if (pipeline.ties_on(pp_rank) && batches.size() > 1)  // the output layer's part of a tied gradient
     memory[MemoryCategory::gradients] +=
         local_numel(embedding_parameters(plan.model).front(), tp, tp_rank) * e;

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "schedule/schedules.h"
+#include "schedule/simulate.h"
 #include "schedule/text.h"
 #include "schedule/validate.h"
 
@@ -40,10 +41,12 @@ Schedule own_schedule(const Plan& plan, int ranks, int microbatches) {
 StepPrograms planned_programs(const Plan& plan, int microbatches) {
   const int ranks = plan.mesh.size(Axis::pp);
   if (ranks == 1) return StepPrograms(one_f_one_b(1, microbatches));
-  if (!plan.schedule_text.empty()) return StepPrograms(own_schedule(plan, ranks, microbatches));
+  if (!plan.schedule_text.empty())
+    return StepPrograms(own_schedule(plan, ranks, microbatches), plan.optimizer_barrier);
   try {
     if (!flushes(plan)) return {plan.schedule, ranks, microbatches};
-    return StepPrograms(make_schedule(plan.schedule, ranks, microbatches, plan.chunks));
+    return StepPrograms(make_schedule(plan.schedule, ranks, microbatches, plan.chunks),
+                        plan.optimizer_barrier);
   } catch (const RequestError& error) {
     refuse(
         "--schedule {} --pp {} with {} microbatches a step (--global-batch {} over --dp {} in --micro-batch "
@@ -69,6 +72,19 @@ void refuse_stream(const Plan& plan) {
         plan.schedule, plan.model.name);
 }
 
+void refuse_without_barrier(const Plan& plan, const Schedule& schedule) {
+  if (schedule.num_ranks() == 1)
+    refuse("--optimizer-barrier off: needs a pipeline, and --pp is 1; legal: on, or --pp of at least 2");
+  if (!flushes(plan))
+    refuse("--optimizer-barrier off: {} has no barrier between its steps; leave it out", plan.schedule);
+  if (parameter_copies(schedule) > 1)
+    refuse(
+        "--optimizer-barrier off: {} adds up the gradients of its two copies of each stage, which is a "
+        "barrier; "
+        "legal: on",
+        plan.schedule);
+}
+
 }  // namespace
 
 PipelineLayout::PipelineLayout(const Plan& plan)
@@ -78,8 +94,9 @@ PipelineLayout::PipelineLayout(const Plan& plan)
     const int count = microbatches_of(r);
     if (!programs_.contains(count)) programs_.emplace(count, planned_programs(plan, count));
   }
-  if (!programs(0).flushes()) refuse_stream(plan);
   const Schedule& schedule = programs(0).schedule();
+  if (!programs(0).flushes()) refuse_stream(plan);
+  if (!plan.optimizer_barrier) refuse_without_barrier(plan, schedule);
   cut_layers(plan, schedule);
   hold(plan, schedule);
 }

@@ -31,6 +31,7 @@ Values reads(const Schedule& schedule, const Instruction& i) {
       v.add(carried(i));
       break;
     case Op::recv:
+    case Op::validate:
       break;
     case Op::step:
       v.add(weights(i, i.version));
@@ -53,6 +54,7 @@ Values writes(const Schedule& schedule, const Instruction& i) {
       break;
     case Op::W:
     case Op::send:
+    case Op::validate:
       break;
     case Op::recv:
       v.add(carried(i));
@@ -87,6 +89,8 @@ const char* op_name(Op op) {
       return "recv";
     case Op::step:
       return "step";
+    case Op::validate:
+      return "validate";
   }
   return "?";
 }
@@ -97,6 +101,7 @@ std::string to_string(const Instruction& i) {
                        i.carries == ValueKind::activation ? "activation" : "gradient", i.stage, i.microbatch,
                        i.op == Op::send ? "to" : "from", i.peer);
   if (i.op == Op::step) return fmt::format("step of stage {} (version {})", i.stage, i.version);
+  if (i.op == Op::validate) return "validation of the last step";
   return fmt::format("{}{}{}", i.stage, op_name(i.op), i.microbatch);
 }
 

@@ -14,13 +14,14 @@
 namespace echelon {
 
 enum class Op : std::uint8_t {
-  F,     // forward
-  B,     // gradient of the stage's input
-  W,     // gradient of its weights
-  BW,    // both at once
-  send,  // of a value to `peer`; posts and goes on
-  recv,  // waits until the value is there
-  step,  // optimizer step of a stage: only where a schedule does not flush (PipeDream)
+  F,         // forward
+  B,         // gradient of the stage's input
+  W,         // gradient of its weights
+  BW,        // both at once
+  send,      // of a value to `peer`; posts and goes on
+  recv,      // waits until the value is there
+  step,      // optimizer step of a stage: only where a schedule does not flush (PipeDream)
+  validate,  // waits for what all stages say of the step before, which was made without waiting for them
 };
 
 enum class ValueKind : std::uint8_t {
@@ -84,7 +85,7 @@ Values releases(const Instruction& instruction);
 
 inline bool is_forward(Op op) { return op == Op::F; }
 inline bool is_compute(Op op) { return op == Op::F || op == Op::B || op == Op::W || op == Op::BW; }
-const char* op_name(Op op);  // "F", "B", "W", "BW", "send", "recv", "step"
+const char* op_name(Op op);  // "F", "B", "W", "BW", "send", "recv", "step", "validate"
 // "2F0", or "send activation 2.0 to 3"
 std::string to_string(const Instruction& instruction);
 std::string to_string(const Value& value);  // "the activation of stage 1, microbatch 0"

@@ -19,16 +19,11 @@ std::vector<std::size_t> ends_of_steps(const std::vector<Instruction>& list, int
   return ends;
 }
 
-// The piece of one step. A message that another rank sends in its piece and that is read later here is
-// received at the end of this one.
-Schedule cut_step(const Schedule& lowered, int microbatches, int step) {
+// Instructions [begin, end) of each rank, so that no message is under way behind them: what another rank
+// sends in its piece and is read later here is received at the end of this one.
+Schedule cut(const Schedule& lowered, const std::vector<std::size_t>& begin,
+             const std::vector<std::size_t>& end) {
   const std::size_t ranks = lowered.ranks.size();
-  std::vector<std::size_t> begin(ranks), end(ranks);
-  for (std::size_t r = 0; r < ranks; ++r) {
-    const auto ends = ends_of_steps(lowered.ranks[r], microbatches);
-    begin[r] = step == 0 ? 0 : ends[static_cast<std::size_t>(step - 1)];
-    end[r] = ends[static_cast<std::size_t>(step)];
-  }
   const auto sent_by = [&](std::size_t from, std::size_t to, std::size_t until) {
     const auto first = lowered.ranks[from].begin();
     return std::count_if(first, first + static_cast<std::ptrdiff_t>(until), [&](const Instruction& i) {
@@ -42,7 +37,7 @@ Schedule cut_step(const Schedule& lowered, int microbatches, int step) {
     std::vector<std::ptrdiff_t> received(ranks, 0);  // so far, of each peer
     std::vector<std::ptrdiff_t> before(ranks), due(ranks);
     for (std::size_t from = 0; from < ranks; ++from) {
-      before[from] = step == 0 ? 0 : sent_by(from, r, begin[from]);
+      before[from] = sent_by(from, r, begin[from]);
       due[from] = sent_by(from, r, end[from]);
     }
     std::vector<Instruction> early;
@@ -52,7 +47,7 @@ Schedule cut_step(const Schedule& lowered, int microbatches, int step) {
         const auto from = static_cast<std::size_t>(i.peer);
         const std::ptrdiff_t index = received[from]++;
         if (index < before[from] || index >= due[from]) {
-          check(index < before[from] || k >= end[r], "a step needs a message that is sent after it");
+          check(index < before[from] || k >= end[r], "a piece needs a message that is sent after it");
           continue;
         }
         (k < end[r] ? out : early).push_back(i);
@@ -65,10 +60,54 @@ Schedule cut_step(const Schedule& lowered, int microbatches, int step) {
   return piece;
 }
 
+Schedule cut_step(const Schedule& lowered, int microbatches, int step) {
+  std::vector<std::size_t> begin, end;
+  for (const auto& list : lowered.ranks) {
+    const auto ends = ends_of_steps(list, microbatches);
+    begin.push_back(step == 0 ? 0 : ends[static_cast<std::size_t>(step - 1)]);
+    end.push_back(ends[static_cast<std::size_t>(step)]);
+  }
+  return cut(lowered, begin, end);
+}
+
+// Lets rank r of P run P-1-r forward passes of its first stage ahead of the validation: as many as the last
+// rank ends its step later. What they send is received ahead of it too, so that they can be run again.
+Schedule with_validation(const Schedule& lowered) {
+  const std::size_t ranks = lowered.ranks.size();
+  std::vector<std::size_t> begin(ranks, 0), ahead(ranks, 0), end;
+  std::size_t most = ranks - 1;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    const auto& list = lowered.ranks[r];
+    most = std::min(most, ranks - 1 - r);
+    std::size_t k = 0, forwards = 0;
+    for (; k < list.size() && forwards < most; ++k) {
+      const Instruction& i = list[k];
+      if (i.op == Op::send || i.op == Op::recv) continue;
+      if (i.op != Op::F || i.stage != static_cast<int>(r) || i.overlaps_next) break;
+      ++forwards;
+      ahead[r] = k + 1;
+    }
+    while (ahead[r] > 0 && ahead[r] < list.size() && list[ahead[r]].op == Op::send) ++ahead[r];
+    most = forwards;  // the next rank has no more inputs
+    end.push_back(list.size());
+  }
+  Schedule result = cut(lowered, begin, ahead);
+  const Schedule rest = cut(lowered, ahead, end);
+  for (std::size_t r = 0; r < ranks; ++r) {
+    auto& list = result.ranks[r];
+    list.push_back({Op::validate});
+    list.insert(list.end(), rest.ranks[r].begin(), rest.ranks[r].end());
+  }
+  return result;
+}
+
 }  // namespace
 
-StepPrograms::StepPrograms(const Schedule& flushing)
-    : schedule_(flushing), microbatches_(flushing.num_microbatches), programs_{{lower(flushing)}} {}
+StepPrograms::StepPrograms(const Schedule& flushing, bool barrier)
+    : schedule_(flushing), microbatches_(flushing.num_microbatches) {
+  const Schedule lowered = lower(flushing);
+  programs_.push_back({barrier ? lowered : with_validation(lowered)});
+}
 
 StepPrograms::StepPrograms(const std::string& name, int ranks, int microbatches)
     : microbatches_(microbatches),
@@ -92,6 +131,20 @@ StepPrograms::Program StepPrograms::program(int step, int steps_left) const {
   if (flushes()) return {&programs_[0][0], 0, 0, true};
   return {&programs_[static_cast<std::size_t>(like)][left - 1], shift * microbatches_, shift * updates_,
           steps_left == 1};
+}
+
+Schedule repeated(const Schedule& flushing, int steps) {
+  Schedule result = flushing;
+  result.num_microbatches = flushing.num_microbatches * steps;
+  for (auto& list : result.ranks) {
+    const std::vector<Instruction> once = list;
+    for (int step = 1; step < steps; ++step)
+      for (Instruction i : once) {
+        i.microbatch += step * flushing.num_microbatches;
+        list.push_back(i);
+      }
+  }
+  return result;
 }
 
 std::vector<int> staleness(const Schedule& schedule) {

@@ -15,7 +15,11 @@ namespace echelon {
 // send in theirs: no message is under way between two steps.
 class StepPrograms {
  public:
-  explicit StepPrograms(const Schedule& flushing);
+  // `barrier`: the optimizer's step waits for all ranks, so that all know the gradient norm. Without it a
+  // rank steps on what it knows and goes on; in the next step it validates what it did (Qi et al. 2023,
+  // section 4, https://arxiv.org/abs/2401.10241) behind its first forward passes, which are run again if it
+  // was wrong.
+  explicit StepPrograms(const Schedule& flushing, bool barrier = true);
   // Of "pipedream" or "2bw". Throws what make_schedule() throws.
   StepPrograms(const std::string& name, int ranks, int microbatches);
 
@@ -44,6 +48,9 @@ class StepPrograms {
   int reach_ = 0;                                // steps ahead that a program starts microbatches of
   std::vector<std::vector<Schedule>> programs_;  // [min(step, begin_)][min(steps_left, reach_ + 1) - 1]
 };
+
+// Steps of a schedule that flushes one after another, no rank waiting for another between them.
+Schedule repeated(const Schedule& flushing, int steps);
 
 // How many optimizer steps a gradient is late at most, on each rank: between the weights that it was computed
 // with and those that it changes.

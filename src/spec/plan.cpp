@@ -104,7 +104,8 @@ std::string to_toml(const Plan& plan) {
                           {"schedule", plan.schedule},
                           {"schedule-text", plan.schedule_text},
                           {"chunks", plan.chunks},
-                          {"layers-per-stage", layers}};
+                          {"layers-per-stage", layers},
+                          {"optimizer-barrier", plan.optimizer_barrier}};
   std::ostringstream out;
   out << table << "\n";
   return out.str();
@@ -129,8 +130,8 @@ T value_at(const toml::table& table, const char* key, const std::string& where, 
 Plan plan_from_toml(const std::string& text, const std::string& where) {
   const toml::table table = parse_toml(text, where);
   static constexpr std::array known{
-      "model", "mesh",      "sp",       "global-batch", "micro-batch",      "seq-len",
-      "dtype", "recompute", "schedule", "chunks",       "layers-per-stage", "schedule-text"};
+      "model",     "mesh",     "sp",     "global-batch",     "micro-batch",   "seq-len",          "dtype",
+      "recompute", "schedule", "chunks", "layers-per-stage", "schedule-text", "optimizer-barrier"};
   for (const auto& [key, node] : table)
     if (std::find(known.begin(), known.end(), std::string_view(key.str())) == known.end())
       refuse("{}: unknown key \"{}\"; legal: {}", where, key.str(), fmt::join(known, ", "));
@@ -175,6 +176,7 @@ Plan plan_from_toml(const std::string& text, const std::string& where) {
   plan.schedule_text = value_at<std::string>(table, "schedule-text", where, "");
   plan.chunks = static_cast<int>(
       std::clamp<std::int64_t>(value_at<std::int64_t>(table, "chunks", where, 0), -1, 1'000'000));
+  plan.optimizer_barrier = value_at<bool>(table, "optimizer-barrier", where, true);
   if (const toml::node* layers = table.get("layers-per-stage")) {
     const auto illegal = [&] {
       refuse("{}: layers-per-stage = {} is not legal: give a list of whole numbers", where, shown(*layers));

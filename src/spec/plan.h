@@ -17,6 +17,9 @@ namespace echelon {
 // be little memory.
 inline constexpr std::int64_t logits_chunk_rows = 512;
 
+// Elements of each moment that a guessed optimizer step works on at a time.
+inline constexpr std::int64_t guessed_moments = 1 << 16;
+
 // What the backward pass computes again instead of keeping it (Chen et al. 2016; Korthikanti et al. 2022).
 enum class Recompute {
   none,
@@ -37,9 +40,12 @@ struct Plan {
   DType dtype = DType::f32;  // f64 runs on the reference kernels
   Recompute recompute = Recompute::none;
   std::string schedule = "1f1b";  // of the pipeline, where pp > 1
-  std::string schedule_text;      // a schedule of one's own in text form (schedule/text.h); `schedule` is then its name
-  int chunks = 0;                 // model chunks of a pipeline rank; 0: the schedule's own number
+  std::string
+      schedule_text;  // a schedule of one's own in text form (schedule/text.h); `schedule` is then its name
+  int chunks = 0;     // model chunks of a pipeline rank; 0: the schedule's own number
   std::vector<std::int64_t> layers_per_stage;  // empty: even
+  // Whether the optimizer's step waits for all pipeline ranks; without it a wrong step is taken back exactly.
+  bool optimizer_barrier = true;
 
   bool shards_sequence() const { return sequence_parallel && mesh.size(Axis::tp) > 1; }
 };

@@ -66,6 +66,7 @@ std::string to_json(const TrainSummary& s) {
         {"measured", s.measured_timeline.makespan()}}}};
   if (!s.measured_staleness.empty())
     object["staleness"] = {{"predicted", s.predicted_staleness}, {"measured", s.measured_staleness}};
+  object["taken_back"] = s.taken_back;
   if (s.validation_loss >= 0) object["validation_loss"] = s.validation_loss;
   if (!s.checkpoint.empty()) object["checkpoint"] = s.checkpoint;
   return object.dump();

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <numbers>
+#include <numeric>
 
 #include "base/error.h"
 
@@ -31,10 +32,10 @@ double learning_rate(const OptimizerOptions& o, std::int64_t step) {
   return o.min_lr + 0.5 * (o.lr - o.min_lr) * (1.0 + std::cos(std::numbers::pi * progress));
 }
 
-double global_gradient_norm(const Rank& rank, const ParameterStore& parameters) {
+Tensor gradient_squares(const Rank& rank, const ParameterStore& parameters) {
   const int tp = rank.size(Axis::tp), index = rank.coordinate(Axis::tp);
   const auto count = static_cast<std::int64_t>(parameters.model().size());
-  const Tensor squares(rank.arena(), MemoryCategory::other, DType::f64, {count});
+  Tensor squares(rank.arena(), MemoryCategory::other, DType::f64, {count});
   double* sums = squares.data<double>();
   for (std::int64_t i = 0; i < count; ++i) {
     const Parameter* p = parameters.find_here(parameters.model()[static_cast<std::size_t>(i)].name);
@@ -43,16 +44,25 @@ double global_gradient_norm(const Rank& rank, const ParameterStore& parameters) 
                       p->holders.front() == rank.coordinate(Axis::pp) && p->gradient.numel() > 0;
     sums[i] = mine ? rank.kernels().sum_squares(p->gradient) : 0.0;
   }
-  for (Axis axis : {Axis::tp, Axis::pp}) rank.along(axis).all_reduce(squares).wait();
-  double total = 0;
-  for (std::int64_t i = 0; i < count; ++i) total += sums[i];
-  return std::sqrt(total);
+  rank.along(Axis::tp).all_reduce(squares).wait();
+  return squares;
+}
+
+double norm_of_squares(const Tensor& squares) {
+  const double* sums = squares.data<double>();
+  return std::sqrt(std::accumulate(sums, sums + squares.numel(), 0.0));
+}
+
+double global_gradient_norm(const Rank& rank, const ParameterStore& parameters) {
+  const Tensor squares = gradient_squares(rank, parameters);
+  rank.along(Axis::pp).all_reduce(squares).wait();
+  return norm_of_squares(squares);
 }
 
 double clip_factor(double norm, double clip) { return clip > 0 && norm > clip ? clip / norm : 1.0; }
 
-void adamw_step(const Rank& rank, const ParameterStore& parameters, const OptimizerOptions& options,
-                double learning_rate, std::int64_t updates, double gradient_scale) {
+AdamWStep adamw_update(const ParamSpec& spec, const OptimizerOptions& options, double learning_rate,
+                       std::int64_t updates, double gradient_scale) {
   AdamWStep update;
   update.lr = learning_rate;
   update.beta1 = options.beta1;
@@ -60,11 +70,16 @@ void adamw_step(const Rank& rank, const ParameterStore& parameters, const Optimi
   update.eps = options.eps;
   update.step = updates + 1;
   update.gradient_scale = gradient_scale;
-  for (const Parameter& p : parameters.all()) {
-    if (p.value.numel() == 0) continue;
-    update.weight_decay = p.spec.decay ? options.weight_decay : 0.0;
-    rank.kernels().adamw(p.value, p.gradient, p.exp_avg, p.exp_avg_sq, update);
-  }
+  update.weight_decay = spec.decay ? options.weight_decay : 0.0;
+  return update;
+}
+
+void adamw_step(const Rank& rank, const ParameterStore& parameters, const OptimizerOptions& options,
+                double learning_rate, std::int64_t updates, double gradient_scale) {
+  for (const Parameter& p : parameters.all())
+    if (p.value.numel() > 0)
+      rank.kernels().adamw(p.value, p.gradient, p.exp_avg, p.exp_avg_sq,
+                           adamw_update(p.spec, options, learning_rate, updates, gradient_scale));
 }
 
 }  // namespace echelon

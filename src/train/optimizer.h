@@ -25,12 +25,20 @@ void validate(const OptimizerOptions& options);
 // from 0.
 double learning_rate(const OptimizerOptions& options, std::int64_t step);
 
-// Euclidean norm of the gradients of all logical elements, each counted once on any mesh. Collective over tp.
-// Squares are added in double precision per parameter, then in the order of parameters.
+// Sum of squares of each of the model's parameters' gradients (f64), each logical element counted once on any
+// mesh: of the parameters that this pipeline rank counts, 0 for the others. Collective over tp.
+Tensor gradient_squares(const Rank& rank, const ParameterStore& parameters);
+// Euclidean norm from the squares of all pipeline ranks, added in the order of parameters.
+double norm_of_squares(const Tensor& squares);
+// The norm of the whole gradient. Collective over tp and pp.
 double global_gradient_norm(const Rank& rank, const ParameterStore& parameters);
 
 // What the gradients are multiplied by so that their norm is at most `clip`.
 double clip_factor(double norm, double clip);
+
+// What the kernel needs to know of an update of one parameter.
+AdamWStep adamw_update(const ParamSpec& spec, const OptimizerOptions& options, double learning_rate,
+                       std::int64_t updates, double gradient_scale);
 
 // One step on everything that this rank holds, `updates` steps after the first. Norms and biases do not
 // decay.

@@ -12,6 +12,7 @@ Plan one_rank_plan(Plan plan) {
   plan.sequence_parallel = false;
   plan.layers_per_stage.clear();
   plan.recompute = Recompute::none;
+  plan.optimizer_barrier = true;
   return plan;
 }
 

@@ -165,11 +165,16 @@ class RankRun {
   bool saves_after(std::int64_t step) const {
     return s_.request.save_every > 0 && (step + 1) % s_.request.save_every == 0;
   }
-  // Until the next checkpoint, or the end: there the pipeline must be empty.
+  // Until the next checkpoint or the end, where the pipeline must be empty; without a barrier in the
+  // optimizer until the next evaluation too, which wants the true weights.
   std::int64_t steps_left(std::int64_t step) const {
-    const std::int64_t last = s_.request.optimizer.total_steps;
-    if (s_.request.save_every == 0 || s_.request.checkpoint_directory.empty()) return last - step;
-    return std::min(last, (step / s_.request.save_every + 1) * s_.request.save_every) - step;
+    std::int64_t until = s_.request.optimizer.total_steps;
+    const auto stop_at = [&](std::int64_t every) {
+      if (every > 0) until = std::min(until, (step / every + 1) * every);
+    };
+    if (!s_.request.checkpoint_directory.empty()) stop_at(s_.request.save_every);
+    if (trainer_.flushes()) stop_at(s_.request.eval_every);
+    return until - step;
   }
 
   void train_step(std::int64_t step) {
@@ -199,6 +204,7 @@ class RankRun {
     record.tokens_per_second = static_cast<double>(record.tokens) / record.step_seconds;
     record.mfu = mfu(record.tokens_per_second);
     summary_.steps += 1;
+    summary_.taken_back += result.taken_back;
     summary_.last_step = record.step;
     summary_.final_loss = record.loss;
     s_.outputs->write_log(to_json(record));

@@ -21,7 +21,8 @@ double predicted_bytes(const Plan& plan) {
   const double activations = 4.0 * static_cast<double>(std::min(plan.micro_batch, plan.global_batch)) *
                              static_cast<double>(plan.seq_len) *
                              static_cast<double>(plan.model.num_layers * plan.model.hidden);
-  return activations > 1e15 ? activations : static_cast<double>(predict_memory(plan, PipelineLayout(plan), 0, 0).total());
+  return activations > 1e15 ? activations
+                            : static_cast<double>(predict_memory(plan, PipelineLayout(plan), 0, 0).total());
 }
 
 double memory_limit() {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "base/error.h"
 #include "parallel/sequence_parallel.h"
@@ -45,6 +46,7 @@ Trainer::Trainer(const Rank& rank, const Plan& plan, const OptimizerOptions& opt
   if (!flushes())
     versions_.emplace(rank_, parameters_.values(),
                       weight_versions(programs_.schedule())[static_cast<std::size_t>(pp_rank)]);
+  if (!plan_.optimizer_barrier) optimistic_.emplace(rank_, parameters_);
 }
 
 TrainingStages::Hooks Trainer::hooks() {
@@ -52,7 +54,7 @@ TrainingStages::Hooks Trainer::hooks() {
           [this](int group) {
             if (!late_groups_.contains(group)) finish_group(group);
           },
-          [this](const Instruction& i) { update(i); }};
+          [this](const Instruction& i) { update(i); }, [this] { return validate(); }};
 }
 
 Microbatch Trainer::load(std::int64_t step, Range samples, const SampleSource& source) {
@@ -143,17 +145,22 @@ void Trainer::add_pipeline_copies() {
 }
 
 double Trainer::compute_gradients(std::int64_t step, const SampleSource& samples) {
-  check(flushes(), "a schedule that does not flush runs by step()");
+  check(flushes() && !optimistic_, "steps that run into each other are made by step()");
   samples_ = &samples;
   first_step_ = step;
   begin_update();
   training_.prepare(0);
   last_run_ = executor_.run(programs_.program(0, 1), training_);
+  return sum_over({Axis::dp, Axis::pp}, {complete_gradients()})[0] / num_targets_.at(0);
+}
+
+// What is left when the pipeline is empty. Returns this rank's summed loss.
+double Trainer::complete_gradients() {
   parameters_.add_tied_gradient(rank_.kernels());
   add_pipeline_copies();
   for (int group : late_groups_) finish_group(group);
   finish_reduction();
-  return sum_over({Axis::dp, Axis::pp}, {training_.take_loss_sum()})[0] / num_targets_.at(0);
+  return training_.take_loss_sum();
 }
 
 std::vector<StepResult> Trainer::step(std::int64_t step, const SampleSource& samples,
@@ -161,9 +168,28 @@ std::vector<StepResult> Trainer::step(std::int64_t step, const SampleSource& sam
   check(steps_left >= 1, "a step is one of those that are left");
   samples_ = &samples;
   if (!flushes()) return stream_step(step, steps_left);
+  if (optimistic_) return optimistic_step(step, steps_left);
   const double loss = compute_gradients(step, samples);
   const Applied applied = apply_gradients(step);
   return {{step, loss, applied.gradient_norm, applied.learning_rate}};
+}
+
+// No rank waits for another pipeline rank: their sum of the loss is asked for now and taken a step later.
+Trainer::Unfinished Trainer::unfinished(std::int64_t step, double loss_sum, double num_targets) {
+  Unfinished u;
+  u.result = {step, 0, std::nan(""), learning_rate(optimizer_, step)};
+  u.num_targets = num_targets;
+  u.loss_sum = Tensor(rank_.arena(), MemoryCategory::other, DType::f64, {1});
+  *u.loss_sum.data<double>() = sum_over({Axis::dp}, {loss_sum})[0];
+  u.sum = rank_.along(Axis::pp).all_reduce(u.loss_sum);
+  return u;
+}
+
+void Trainer::finish_result() {
+  unfinished_->sum.wait();
+  finished_.push_back(unfinished_->result);
+  finished_.back().loss = *unfinished_->loss_sum.data<double>() / unfinished_->num_targets;
+  unfinished_.reset();
 }
 
 std::vector<StepResult> Trainer::stream_step(std::int64_t step, std::int64_t steps_left) {
@@ -175,32 +201,61 @@ std::vector<StepResult> Trainer::stream_step(std::int64_t step, std::int64_t ste
   constexpr std::int64_t far = 1 << 30;
   last_run_ =
       executor_.run(programs_.program(stream_step_, static_cast<int>(std::min(steps_left, far))), training_);
-  // No stage waits for another: the pipeline's sum of the loss is asked for now and taken a step later.
-  Unfinished now;
-  now.result = {step, 0, std::nan(""), learning_rate(optimizer_, step)};
-  now.num_targets = num_targets_.extract(stream_step_).mapped();
-  now.loss_sum = Tensor(rank_.arena(), MemoryCategory::other, DType::f64, {1});
-  *now.loss_sum.data<double>() = sum_over({Axis::dp}, {training_.take_loss_sum()})[0];
-  now.sum = rank_.along(Axis::pp).all_reduce(now.loss_sum);
-  std::vector<StepResult> results = finish_result();
+  Unfinished now = unfinished(step, training_.take_loss_sum(), num_targets_.extract(stream_step_).mapped());
+  if (unfinished_) finish_result();
   unfinished_ = std::move(now);
   ++stream_step_;
-  if (steps_left > 1) return results;
-  stream_step_ = 0;
-  for (const StepResult& last : finish_result()) results.push_back(last);
-  return results;
+  if (steps_left == 1) {
+    finish_result();
+    stream_step_ = 0;
+  }
+  for (const StepResult& result : finished_)
+    if (!std::isfinite(result.loss))
+      fail("step {}: the loss is {} (learning rate {}); stages had stepped on by then", result.step + 1,
+           result.loss, result.learning_rate);
+  return std::exchange(finished_, {});
 }
 
-std::vector<StepResult> Trainer::finish_result() {
-  if (!unfinished_) return {};
-  unfinished_->sum.wait();
-  StepResult result = unfinished_->result;
-  result.loss = *unfinished_->loss_sum.data<double>() / unfinished_->num_targets;
-  unfinished_.reset();
-  if (!std::isfinite(result.loss))
-    fail("step {}: the loss is {} (learning rate {}); stages had stepped on by then", result.step + 1,
-         result.loss, result.learning_rate);
-  return {result};
+std::vector<StepResult> Trainer::optimistic_step(std::int64_t step, std::int64_t steps_left) {
+  first_step_ = step;
+  training_.prepare(0);
+  last_run_ = executor_.run(programs_.program(0, 1), training_);  // validates the step before
+  const double loss_sum = complete_gradients();
+  unfinished_ = unfinished(step, loss_sum, num_targets_.at(0));
+  unfinished_->squares = gradient_squares(rank_, parameters_);
+  // What this rank has counted is part of the norm: where that is too much, it knows that it must clip, and
+  // waits.
+  const double norm_here = norm_of_squares(unfinished_->squares);
+  unfinished_->squares_sum = rank_.along(Axis::pp).all_reduce(unfinished_->squares);
+  if (steps_left == 1)
+    make_true_step();
+  else if (std::isfinite(norm_here) && clip_factor(norm_here, optimizer_.clip) == 1)
+    optimistic_->guess(optimizer_, unfinished_->result.learning_rate, updates(step));
+  return std::exchange(finished_, {});
+}
+
+// The step whose result is still unknown, with all that is known now. Returns what the gradients were
+// multiplied by.
+double Trainer::make_true_step() {
+  optimistic_->take_back();
+  unfinished_->squares_sum.wait();
+  StepResult& result = unfinished_->result;
+  result.gradient_norm = norm_of_squares(unfinished_->squares);
+  if (!std::isfinite(result.gradient_norm)) refuse_step(result.step, result.learning_rate);
+  const double factor = clip_factor(result.gradient_norm, optimizer_.clip);
+  adamw_step(rank_, parameters_, optimizer_, result.learning_rate, updates(result.step), factor);
+  finish_result();
+  return factor;
+}
+
+bool Trainer::validate() {
+  bool right = true;
+  if (unfinished_) {
+    right = make_true_step() == 1;
+    finished_.back().taken_back = !right;
+  }
+  if (!reduction_) begin_update();
+  return right;
 }
 
 // The step of one stage on what has been added up since its last one. Clipping would need the norm over all

@@ -10,7 +10,7 @@
 #include "parallel/data_parallel.h"
 #include "parallel/faults.h"
 #include "spec/plan.h"
-#include "train/optimizer.h"
+#include "train/optimistic_step.h"
 #include "train/training_stages.h"
 #include "train/weight_versions.h"
 
@@ -26,10 +26,12 @@ using SampleSource =
 void refuse_clipping(const OptimizerOptions& optimizer, const PipelineLayout& pipeline);
 
 struct StepResult {
-  std::int64_t step = 0;     // counts from 0
-  double loss = 0;           // mean over all target tokens of the global batch
-  double gradient_norm = 0;  // before clipping; not a number where no rank knows it (a schedule that does not flush)
+  std::int64_t step = 0;  // counts from 0
+  double loss = 0;        // mean over all target tokens of the global batch
+  double gradient_norm =
+      0;  // before clipping; not a number where no rank knows it (a schedule that does not flush)
   double learning_rate = 0;
+  bool taken_back = false;  // without a barrier: a wrong guess was, and forward passes were run again
 };
 
 class Trainer {
@@ -41,13 +43,14 @@ class Trainer {
   Trainer& operator=(const Trainer&) = delete;
 
   // One training step, and the results of all steps that have become known by then, in order. Where the
-  // schedule does not flush, the pipeline goes on into the next step and a result is known one step later;
-  // after the last of `steps_left` steps (1: this one) the pipeline is empty and everything is known.
-  // RunError naming the first tensor when a gradient is not finite.
+  // schedule does not flush, or the optimizer has no barrier, ranks go on into the next step and a result is
+  // known one step later; after the last of `steps_left` steps (1: this one) the pipeline is empty and
+  // everything is known. RunError naming the first tensor when a gradient is not finite.
   std::vector<StepResult> step(std::int64_t step, const SampleSource& samples, std::int64_t steps_left);
 
-  // The two halves of step(), where the schedule flushes: gradients of the mean loss over all target tokens
-  // of the global batch, summed over the mesh, and that loss; then clipping and the optimizer's update.
+  // The two halves of step(), where the schedule flushes and the optimizer has its barrier: gradients of the
+  // mean loss over all target tokens of the global batch, summed over the mesh, and that loss; then clipping
+  // and the optimizer's update.
   double compute_gradients(std::int64_t step, const SampleSource& samples);
   struct Applied {
     double gradient_norm = 0, learning_rate = 0;
@@ -83,7 +86,11 @@ class Trainer {
   void finish_group(int group);
   void finish_reduction();
   void update(const Instruction& i);
+  double complete_gradients();
   std::vector<StepResult> stream_step(std::int64_t step, std::int64_t steps_left);
+  std::vector<StepResult> optimistic_step(std::int64_t step, std::int64_t steps_left);
+  bool validate();
+  double make_true_step();
   [[noreturn]] void refuse_step(std::int64_t step, double learning_rate) const;
   void add_pipeline_copies();
   std::vector<double> sum_over(std::initializer_list<Axis> axes, const std::vector<double>& values) const;
@@ -111,12 +118,15 @@ class Trainer {
   std::optional<WeightVersions> versions_;  // where the schedule does not flush
   struct Unfinished {
     StepResult result;
-    Tensor loss_sum;
-    Pending sum;  // over the pipeline
+    Tensor loss_sum, squares;
+    Pending sum, squares_sum;  // over the pipeline
     double num_targets = 0;
   };
+  Unfinished unfinished(std::int64_t step, double loss_sum, double num_targets);
+  void finish_result();
   std::optional<Unfinished> unfinished_;
-  std::vector<StepResult> finish_result();
+  std::vector<StepResult> finished_;          // since step() was called
+  std::optional<OptimisticStep> optimistic_;  // where the optimizer has no barrier
 };
 
 }  // namespace echelon

@@ -65,6 +65,12 @@ void TrainingStages::backward_weight(const Instruction& i) {
   release(i.microbatch);
 }
 
+bool TrainingStages::validate() {
+  if (hooks_.validate()) return true;
+  saved_.clear();
+  return false;
+}
+
 Tensor TrainingStages::make_boundary(int index) { return held_.make_boundary(microbatch(index).rows()); }
 
 Tensor TrainingStages::add_loss(Stage::Backward backward) {

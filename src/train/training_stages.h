@@ -26,6 +26,7 @@ class TrainingStages : public PipelineStages {
     std::function<void(int group)>
         group_done;  // a layer group has the gradients of all microbatches of an update
     std::function<void(const Instruction&)> update;  // optimizer step in a schedule that does not flush
+    std::function<bool()> validate;                  // see PipelineStages
   };
   // All outlive this.
   TrainingStages(const HeldStages& held, const StepPrograms& programs, int pp_rank, Hooks hooks);
@@ -35,6 +36,7 @@ class TrainingStages : public PipelineStages {
   Tensor backward_input(const Instruction& i, Tensor gradient) override;
   void backward_weight(const Instruction& i) override;
   void step(const Instruction& i) override { hooks_.update(i); }
+  bool validate() override;
   Tensor make_boundary(int microbatch) override;
 
   // Loads the step's microbatches if they are not there yet.

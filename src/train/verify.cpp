@@ -75,7 +75,7 @@ class Comparison {
   // False when what was found cannot be stepped on: a gradient that is not a number.
   bool step(std::int64_t step) {
     if (leads()) expected_.push_back(reference_->compute_gradients(step, request_.samples));
-    if (trainer_.flushes()) {
+    if (trainer_.flushes() && request_.plan.optimizer_barrier) {
       const double loss = trainer_.compute_gradients(step, request_.samples);
       const std::vector<double> gradient_sizes = compare_gradients(step);
       compare_loss(step, loss);
@@ -84,19 +84,32 @@ class Comparison {
       trainer_.apply_gradients(step);
       compare_parameters(step, gradient_sizes, clip);
     } else {
-      // The gradients of the last update stay until the next one begins.
-      for (const StepResult& result : trainer_.step(step, request_.samples, request_.steps - step))
-        compare_loss(result.step, result.loss);
-      const std::vector<double> gradient_sizes = compare_gradients(step);
-      if (!finite_) return false;
-      if (leads()) reference_->apply_gradients(step);
-      compare_parameters(step, gradient_sizes, 1);
+      return run_on(step);
     }
     take_reference_state();
     return true;
   }
 
  private:
+  // A step that the mesh does not end before it begins the next one.
+  bool run_on(std::int64_t step) {
+    // Without the optimizer's barrier a step is unfinished until the next one validates it: two go together.
+    const std::int64_t left = request_.steps - step;
+    const std::int64_t together = trainer_.flushes() ? std::min<std::int64_t>(left, 2 - step % 2) : left;
+    const bool is_whole = !trainer_.flushes() || together == 1;
+    for (const StepResult& result : trainer_.step(step, request_.samples, together))
+      compare_loss(result.step, result.loss);
+    // The gradients of the last update stay until the next one begins.
+    std::vector<double> gradient_sizes;
+    if (is_whole) gradient_sizes = compare_gradients(step);
+    if (!finite_) return false;
+    const double clip = leads() ? reference_->apply_gradients(step) : 1;
+    if (!is_whole) return true;
+    compare_parameters(step, gradient_sizes, clip);
+    take_reference_state();
+    return true;
+  }
+
   bool leads() const { return rank_.index() == 0; }
   std::size_t count() const { return trainer_.parameters().model().size(); }
   const ParamSpec& at(std::size_t i) const { return trainer_.parameters().model()[i]; }
@@ -151,7 +164,9 @@ class Comparison {
     if (!report_.first_difference) report_.first_difference = Difference{step, tensor, kind, rel_diff};
   }
 
-  double updates_since_compared() const { return static_cast<double>(trainer_.updates(1)); }
+  double updates_since_compared() const {
+    return request_.plan.optimizer_barrier ? static_cast<double>(trainer_.updates(1)) : 2;
+  }
 
   std::vector<double> compare_gradients(std::int64_t step) {
     std::vector<double> sizes;
@@ -253,9 +268,10 @@ SampleSource random_tokens(const Plan& plan, std::uint64_t seed) {
   };
 }
 
-// The mesh takes the reference's state after every step. Within a step, and in the versions of weights that
-// it keeps from before, it goes its own way: as many roundings of an update add up.
-double updates_apart(const StepPrograms& programs) {
+// The mesh takes the reference's state after every whole step. Until then, and in the versions of weights
+// that it keeps from before, it goes its own way: as many roundings of an update add up.
+double updates_apart(const VerifyRequest& request, const StepPrograms& programs) {
+  if (!request.plan.optimizer_barrier) return 2;
   if (programs.flushes()) return 1;
   const std::vector<int> late = staleness(programs.schedule());
   return programs.updates_per_step() + *std::max_element(late.begin(), late.end());
@@ -281,7 +297,7 @@ VerifyReport verify(const VerifyRequest& given) {
   if (!request.samples) request.samples = random_tokens(request.plan, request.seed);
   VerifyReport report;
   report.steps = request.steps;
-  const double bound = verify_bound(request.plan) * updates_apart(pipeline.programs(0));
+  const double bound = verify_bound(request.plan) * updates_apart(request, pipeline.programs(0));
   report.bound = bound;
   ThreadWorld world(request.plan.mesh.num_ranks(), request.run.timeout);
   run_ranks(world, [&](int index) {

@@ -1,0 +1,43 @@
+#include "train/optimistic_step.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace echelon {
+
+OptimisticStep::OptimisticStep(const Rank& rank, const ParameterStore& parameters)
+    : rank_(&rank),
+      parameters_(&parameters),
+      guessed_(rank.arena(), MemoryCategory::parameters, rank.dtype(), parameters.values().shape()),
+      exp_avg_(rank.arena(), MemoryCategory::optimizer, rank.dtype(), {guessed_moments}),
+      exp_avg_sq_(rank.arena(), MemoryCategory::optimizer, rank.dtype(), {guessed_moments}) {}
+
+void OptimisticStep::guess(const OptimizerOptions& options, double learning_rate, std::int64_t updates) {
+  check(!is_guess_, "a guess is taken back before the next one");
+  Kernels& kernels = rank_->kernels();
+  kernels.copy(parameters_->values(), guessed_);
+  for (std::size_t k = 0; k < parameters_->all().size(); ++k) {
+    const Parameter& p = parameters_->all()[k];
+    const AdamWStep update = adamw_update(p.spec, options, learning_rate, updates, 1.0);
+    const std::int64_t offset = parameters_->layout().offsets[k], count = p.value.numel();
+    for (std::int64_t begin = 0; begin < count; begin += guessed_moments) {
+      const std::int64_t end = std::min(begin + guessed_moments, count);
+      const Tensor first = exp_avg_.flat_range(0, end - begin),
+                   second = exp_avg_sq_.flat_range(0, end - begin);
+      kernels.copy(p.exp_avg.flat_range(begin, end), first);
+      kernels.copy(p.exp_avg_sq.flat_range(begin, end), second);
+      kernels.adamw(guessed_.flat_range(offset + begin, offset + end), p.gradient.flat_range(begin, end),
+                    first, second, update);
+    }
+  }
+  Tensor::swap_memory(parameters_->values(), guessed_);
+  is_guess_ = true;
+}
+
+void OptimisticStep::take_back() {
+  if (is_guess_) Tensor::swap_memory(parameters_->values(), guessed_);
+  is_guess_ = false;
+}
+
+}  // namespace echelon
