@@ -1,0 +1,89 @@
+// What the tests of communicators share: bodies run on thread ranks, what each saw when they fail, and values
+// whose sums show the order in which they were taken.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <numeric>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "comm/threads.h"
+
+namespace echelon::checks {
+
+using Counts = std::vector<std::int64_t>;
+
+inline std::vector<int> everyone(int n) {
+  std::vector<int> ranks(static_cast<std::size_t>(n));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+inline std::int64_t total(const Counts& counts) {
+  return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+}
+
+// Runs body(communicator of all ranks) on n ranks.
+inline void with_ranks(int n, const std::function<void(Communicator&)>& body,
+                       std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
+  ThreadWorld world(n, timeout);
+  run_ranks(world, [&](int rank) { body(*world.join(rank, everyone(n), "tp")); });
+}
+
+// Runs ranks that must fail, catches what each of them saw, and returns it with what run_ranks threw at the
+// end.
+struct Outcome {
+  std::vector<std::string> seen;  // by rank; "" when it did not fail
+  std::string thrown;
+};
+inline Outcome failing(int n, const std::function<void(int, ThreadWorld&)>& body,
+                       std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
+  Outcome outcome{std::vector<std::string>(static_cast<std::size_t>(n)), ""};
+  ThreadWorld world(n, timeout);
+  try {
+    run_ranks(world, [&](int rank) {
+      try {
+        body(rank, world);
+      } catch (const std::exception& error) {
+        outcome.seen[static_cast<std::size_t>(rank)] = error.what();
+        throw;
+      }
+    });
+  } catch (const std::exception& error) {
+    outcome.thrown = error.what();
+  }
+  return outcome;
+}
+
+template <class T>
+Tensor view(std::vector<T>& data) {
+  constexpr DType dtype = std::is_same_v<T, float>    ? DType::f32
+                          : std::is_same_v<T, double> ? DType::f64
+                                                      : DType::i32;
+  static T none;
+  return Tensor::view_of(data.empty() ? &none : data.data(), dtype, {static_cast<std::int64_t>(data.size())});
+}
+
+// Element i of what rank r brings: no sum of these is exact in f32, so the order of a sum shows.
+template <class T>
+T value(int rank, std::int64_t i) {
+  const std::uint32_t mixed =
+      (static_cast<std::uint32_t>(i) * 2654435761u) ^ (static_cast<std::uint32_t>(rank) * 40503u);
+  if constexpr (std::is_integral_v<T>) return static_cast<T>(mixed % 2001) - 1000;
+  constexpr std::array<double, 5> scales{1.0 / 3e9, 1.0 / 7e6, 1.0 / 11e5, 1.0 / 13e4, 1.0 / 17e8};
+  return static_cast<T>(static_cast<double>(static_cast<std::int32_t>(mixed)) *
+                        scales[mixed % scales.size()]);
+}
+template <class T>
+std::vector<T> values(int rank, std::int64_t count, std::int64_t from = 0) {
+  std::vector<T> data(static_cast<std::size_t>(count));
+  for (std::int64_t i = 0; i < count; ++i) data[static_cast<std::size_t>(i)] = value<T>(rank, from + i);
+  return data;
+}
+
+}  // namespace echelon::checks
