@@ -9,25 +9,20 @@
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "temporary_directory.h"
+
 namespace {
 
 namespace fs = std::filesystem;
+using namespace echelon::checks;
 using nlohmann::json;
 using Words = std::vector<std::string>;
-
-std::string read(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
 
 struct Result {
   int status = -1;  // negative: the signal that ended it
@@ -38,28 +33,19 @@ struct Result {
 class CommandLine : public testing::Test {
  protected:
   CommandLine() {
-    std::string pattern = (fs::temp_directory_path() / "echelon-command-line-XXXXXX").string();
-    top_ = ::mkdtemp(pattern.data());
-    directory_ = top_ / "here";
     fs::create_directory(directory_);
     write("tiny.toml", tiny_model);
     std::string text;
     for (int i = 0; i < 200; ++i) text += "To be or not to be, that is question " + std::to_string(i) + ".\n";
     write("text.txt", text);
   }
-  ~CommandLine() override {
-    std::error_code error;
-    fs::remove_all(top_, error);
-  }
 
   fs::path at(const std::string& name) const { return directory_ / name; }
-  void write(const std::string& name, const std::string& text) const {
-    std::ofstream(at(name), std::ios::binary) << text;
-  }
+  void write(const std::string& name, const std::string& text) const { write_text(at(name).string(), text); }
   std::string listing() const {
     Words names;
     for (const auto& entry : fs::recursive_directory_iterator(directory_))
-      names.push_back(entry.path().string() + (entry.is_regular_file() ? read(entry.path()) : ""));
+      names.push_back(entry.path().string() + (entry.is_regular_file() ? read_bytes(entry.path()) : ""));
     std::sort(names.begin(), names.end());
     std::string all;
     for (const std::string& name : names) all += name + "\n";
@@ -75,7 +61,7 @@ class CommandLine : public testing::Test {
     };
     ::dup2(::open("/dev/null", O_RDONLY), 0);
     open_as(out, 1);
-    open_as((top_ / "err").string(), 2);
+    open_as(top_ / "err", 2);
     if (largest_file != RLIM_INFINITY) {
       const rlimit limit{largest_file, largest_file};
       ::setrlimit(RLIMIT_FSIZE, &limit);
@@ -90,11 +76,11 @@ class CommandLine : public testing::Test {
   Result finish(pid_t child) const {
     int status = 0;
     ::waitpid(child, &status, 0);
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status), read(top_ / "out"),
-            read(top_ / "err")};
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status), read_bytes(top_ / "out"),
+            read_bytes(top_ / "err")};
   }
   Result run(const Words& arguments, rlim_t largest_file = RLIM_INFINITY) const {
-    return finish(start(arguments, (top_ / "out").string(), largest_file));
+    return finish(start(arguments, top_ / "out", largest_file));
   }
 
   static Words joined(Words a, const Words& b) {
@@ -136,7 +122,8 @@ class CommandLine : public testing::Test {
   static constexpr const char* tiny_model =
       "family = \"llama\"\nnum_layers = 2\nhidden = 24\nnum_heads = 6\nnum_kv_heads = 3\nhead_dim = 4\n"
       "mlp_hidden = 40\nvocab = 257\nmax_seq = 64\n";
-  fs::path top_, directory_;
+  const TemporaryDirectory top_;
+  const fs::path directory_ = top_.path() / "here";
 };
 
 TEST_F(CommandLine, WrongWordsAreRefusedByName) {
@@ -274,7 +261,7 @@ TEST_F(CommandLine, TrainsResumesAndGenerates) {
     has(summary[name], {"predicted", "measured"});
   has(summary["memory_bytes"]["measured"],
       {"total", "parameters", "gradients", "optimizer", "activations", "communication", "other"});
-  std::istringstream log(read(at("log")));
+  std::istringstream log(read_bytes(at("log")));
   std::vector<int> steps;
   for (std::string line; std::getline(log, line);) {
     const json record = json::parse(line);
@@ -351,7 +338,7 @@ TEST_F(CommandLine, OutputThatCannotBeWrittenIsAFailure) {
 
 TEST_F(CommandLine, AnInterruptLeavesWholeCheckpoints) {
   const pid_t child = start(training({"--steps", "1000000", "--save-every", "1", "--checkpoint", "ck"}),
-                            (top_ / "out").string(), RLIM_INFINITY);
+                            top_ / "out", RLIM_INFINITY);
   for (int i = 0; i < 2000 && !fs::exists(at("ck/step-00000002")); ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   ::kill(child, SIGINT);

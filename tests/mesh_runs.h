@@ -7,8 +7,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <limits>
 #include <map>
@@ -20,6 +18,7 @@
 #include "base/philox.h"
 #include "comm/rank.h"
 #include "spec/plan.h"
+#include "temporary_directory.h"
 #include "train/trainer.h"
 
 namespace echelon::checks {
@@ -187,36 +186,6 @@ std::string message_of(const Body& body) {
 inline void expect_contains(const std::string& text, const std::vector<std::string>& parts) {
   for (const std::string& part : parts)
     EXPECT_NE(text.find(part), std::string::npos) << "\"" << part << "\" is not in: " << text;
-}
-
-// A directory that goes with the test.
-class TemporaryDirectory {
- public:
-  TemporaryDirectory() {
-    std::string name = (std::filesystem::temp_directory_path() / "echelon-test-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("no temporary directory");
-    path_ = name;
-  }
-  ~TemporaryDirectory() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TemporaryDirectory(const TemporaryDirectory&) = delete;
-  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
-  const std::filesystem::path& path() const { return path_; }
-  std::string operator/(const std::string& name) const { return (path_ / name).string(); }
-
- private:
-  std::filesystem::path path_;
-};
-
-inline void write_text(const std::string& path, const std::string& text) {
-  std::ofstream(path, std::ios::binary) << text;
-}
-
-inline std::string read_bytes(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
 }
 
 }  // namespace echelon::checks

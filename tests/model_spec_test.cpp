@@ -1,17 +1,15 @@
 #include "spec/model_spec.h"
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <map>
 #include <set>
 #include <utility>
 
 #include "base/error.h"
+#include "temporary_directory.h"
 
 namespace echelon {
 namespace {
@@ -279,16 +277,11 @@ TEST(ModelToml, EveryMistakeIsNamed) {
 
 class ModelFiles : public ::testing::Test {
  protected:
-  void SetUp() override {
-    directory_ = std::filesystem::temp_directory_path() / fmt::format("echelon-model-{}", ::getpid());
-    std::filesystem::create_directories(directory_);
-  }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
   std::string write(const std::string& name, const std::string& text) {
-    std::ofstream(directory_ / name) << text;
-    return (directory_ / name).string();
+    checks::write_text(directory_ / name, text);
+    return directory_ / name;
   }
-  std::filesystem::path directory_;
+  const checks::TemporaryDirectory directory_;
 };
 
 const char* llama_json =
@@ -313,17 +306,17 @@ TEST_F(ModelFiles, LoadsWhatModelNames) {
   const ModelSpec toml = load_model(write("mine.toml", small_llama));
   EXPECT_EQ(toml.name, "mine");
   write("config.json", gpt2_json);
-  ModelSpec from_directory = load_model(directory_.string());
-  EXPECT_EQ(from_directory.name, directory_.filename().string());
+  ModelSpec from_directory = load_model(directory_.path().string());
+  EXPECT_EQ(from_directory.name, directory_.path().filename().string());
   from_directory.name = "gpt2-124m";
   expect_same(from_directory, load_model("gpt2-124m"));
-  EXPECT_EQ(num_parameters(load_model((directory_ / "config.json").string())), 124439808);
+  EXPECT_EQ(num_parameters(load_model(directory_ / "config.json")), 124439808);
 }
 
 TEST_F(ModelFiles, RefusesWhatItCannotLoad) {
   expect_refusal([] { load_model("no-such-model"); }, {"no-such-model", "gpt2-124m", "llama-3-8b"});
   expect_refusal([] { load_model(""); }, {"preset"});
-  expect_refusal([this] { load_model(directory_.string()); }, {"config.json"});
+  expect_refusal([this] { load_model(directory_.path().string()); }, {"config.json"});
   for (const char* name : {"mixtral-8x7b", "mixtral-8x22b", "mixtral-tiny", "deepseek-v3", "deepseek-tiny"}) {
     expect_refusal([&] { load_model(name); }, {name, "mixture-of-experts", "not supported yet"});
   }

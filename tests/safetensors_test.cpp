@@ -7,11 +7,11 @@
 #include <csignal>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <numeric>
 
 #include "base/error.h"
 #include "base/philox.h"
+#include "temporary_directory.h"
 
 namespace echelon {
 namespace {
@@ -33,23 +33,11 @@ void expect_refusal(const Act& act, const std::vector<std::string>& words) {
 
 class Safetensors : public ::testing::Test {
  protected:
-  void SetUp() override {
-    directory_ = fs::temp_directory_path() /
-                 fmt::format("echelon-safetensors-{}-{}", ::getpid(),
-                             ::testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::create_directories(directory_);
-    path_ = (directory_ / "model.safetensors").string();
-  }
-  void TearDown() override { fs::remove_all(directory_); }
-
   void put(const std::string& bytes) const {
     fs::remove(path_);  // ext4 waits for the disk when a file is emptied and written again
-    std::ofstream(path_, std::ios::binary) << bytes;
+    checks::write_text(path_, bytes);
   }
-  std::string get() const {
-    std::ifstream in(path_, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
+  std::string get() const { return checks::read_bytes(path_); }
   // A file with this header and this many bytes of data.
   void put_header(const std::string& header, std::size_t data_bytes) const {
     const std::uint64_t length = header.size();
@@ -57,8 +45,9 @@ class Safetensors : public ::testing::Test {
     std::memcpy(bytes.data(), &length, 8);
     put(bytes + header + std::string(data_bytes, 'x'));
   }
-  fs::path directory_;
-  std::string path_;
+  const checks::TemporaryDirectory temporary_;
+  const fs::path directory_ = temporary_.path();
+  const std::string path_ = temporary_ / "model.safetensors";
 };
 
 const std::vector<StoredTensor> example{{"a.weight", StoredType::f32, {2, 3}},

@@ -4,15 +4,15 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "temporary_directory.h"
+
 namespace {
 
-namespace fs = std::filesystem;
+namespace checks = echelon::checks;
 using nlohmann::json;
 
 struct Result {
@@ -22,18 +22,9 @@ struct Result {
 
 class SimulateCommand : public testing::Test {
  protected:
-  SimulateCommand() {
-    std::string pattern = (fs::temp_directory_path() / "echelon-simulate-XXXXXX").string();
-    directory_ = ::mkdtemp(pattern.data());
-  }
-  ~SimulateCommand() override {
-    std::error_code error;
-    fs::remove_all(directory_, error);
-  }
-
   Result run(const std::string& arguments) const {
     const std::string command =
-        "cd '" + directory_.string() + "' && '" + ECHELON_BINARY + "' simulate " + arguments;
+        "cd '" + directory_.path().string() + "' && '" + ECHELON_BINARY + "' simulate " + arguments;
     std::FILE* pipe = ::popen(command.c_str(), "r");
     Result result;
     char buffer[4096];
@@ -56,14 +47,11 @@ class SimulateCommand : public testing::Test {
       EXPECT_NE(r.out.find(word), std::string::npos) << word << " in: " << r.out;
   }
   void write(const std::string& name, const std::string& text) const {
-    std::ofstream(directory_ / name) << text;
+    checks::write_text(directory_ / name, text);
   }
-  std::string read(const std::string& name) const {
-    std::ifstream in(directory_ / name);
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
+  std::string read(const std::string& name) const { return checks::read_bytes(directory_ / name); }
 
-  fs::path directory_;
+  const checks::TemporaryDirectory directory_;
 };
 
 TEST_F(SimulateCommand, AnswersInOneObject) {

@@ -13,6 +13,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "temporary_directory.h"
 
 namespace echelon {
 namespace {
@@ -35,20 +36,13 @@ void expect_refusal(const Act& act, const std::vector<std::string>& words) {
 
 class Tokens : public ::testing::Test {
  protected:
-  void SetUp() override {
-    directory_ = fs::temp_directory_path() /
-                 fmt::format("echelon-tokens-{}-{}", ::getpid(),
-                             ::testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::create_directories(directory_);
-  }
-  void TearDown() override { fs::remove_all(directory_); }
-  std::string path(const std::string& name) const { return (directory_ / name).string(); }
+  std::string path(const std::string& name) const { return directory_ / name; }
   std::string write(const std::string& name, const std::string& text) const {
     fs::create_directories(fs::path(path(name)).parent_path());
-    std::ofstream(path(name), std::ios::binary) << text;
+    checks::write_text(path(name), text);
     return path(name);
   }
-  fs::path directory_;
+  const checks::TemporaryDirectory directory_;
 };
 
 std::vector<std::int32_t> all_of(const TokenData& data) {
@@ -157,8 +151,7 @@ TEST_F(Tokens, HeaderIsThatOfLlmC) {
 TEST_F(Tokens, DamagedTokenFilesAreRefused) {
   const std::vector<std::int32_t> ids{1, 2, 3};
   write_token_file(path("a.bin"), ids, 2);
-  std::ifstream in(path("a.bin"), std::ios::binary);
-  const std::string good{std::istreambuf_iterator<char>(in), {}};
+  const std::string good = checks::read_bytes(path("a.bin"));
   const auto refused = [&](const std::string& bytes, const std::vector<std::string>& words) {
     const std::string file = write("damaged.bin", bytes);
     expect_refusal([&] { TokenData({file}, 100); }, words);
@@ -187,7 +180,7 @@ TEST_F(Tokens, RefusalsNameTheFile) {
   expect_refusal([&] { TokenData({path("absent")}, 257); }, {"--data", "absent", "no such file"});
   expect_refusal([&] { TokenData({text, path("a.bin")}, 257); }, {"t.txt", "a.bin", "one kind"});
   expect_refusal([&] { TokenData({path("a.bin"), text}, 257); }, {"a.bin is a token file", "t.txt is text"});
-  expect_refusal([&] { TokenData({directory_.string()}, 257); }, {"one kind"});
+  expect_refusal([&] { TokenData({directory_.path().string()}, 257); }, {"one kind"});
   expect_refusal([&] { TokenData({text}, 256); }, {"t.txt", "257", "256"});
   expect_refusal([&] { TokenData({text}, 0); }, {"257"});
   fs::create_directory(path("hollow"));
@@ -305,7 +298,7 @@ TEST_F(Tokens, AFullDiskLeavesNothing) {
   EXPECT_THROW(write_token_file(path("a.bin"), ids, 2), RunError);
   ::setrlimit(RLIMIT_FSIZE, &old);
   std::signal(SIGXFSZ, handler);
-  EXPECT_TRUE(fs::is_empty(directory_));
+  EXPECT_TRUE(fs::is_empty(directory_.path()));
 }
 
 }  // namespace
