@@ -1,5 +1,5 @@
-// Four ranks, as threads of this process, add up a vector each. Every rank ends with the same bits: sums are
-// taken in rank order.
+// Four ranks, as threads of this process, add up a vector each. Every rank ends with the same bits: how a sum
+// is grouped depends on the ranks, not on who came first.
 #include <fmt/core.h>
 
 #include "comm/threads.h"

@@ -2,10 +2,12 @@
 // bytes.
 //
 // Laws. Every rank of the group calls the same collectives in the same order. A send posts and returns; each
-// directed pair of ranks is one in-order channel. Sums are taken in the order of group ranks, whatever the
-// order of arrival. Buffers handed to a verb must stay untouched until its Pending has been waited for (it
-// keeps the views alive). A rank that disagrees on verb, counts or dtype, throws, or does not arrive before
-// the deadline makes every rank of the job throw CommError; nothing hangs.
+// directed pair of ranks is one in-order channel. Sums are grouped by halves of the group's ranks
+// (halving_tree.h), whatever the order of arrival: all_reduce and reduce_scatter give the same bits, and a
+// sum over k 2^j ranks has those of a sum inside 2^j groups of k neighbours followed by one across the
+// groups. Buffers handed to a verb must stay untouched until its Pending has been waited for (it keeps the
+// views alive). A rank that disagrees on verb, counts or dtype, throws, or does not arrive before the
+// deadline makes every rank of the job throw CommError; nothing hangs.
 #pragma once
 
 #include <chrono>

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <type_traits>
+#include <utility>
+
+#include "comm/halving_tree.h"
 
 // Highway compiles this file once for every instruction set and takes the best at run time.
 #undef HWY_TARGET_INCLUDE
@@ -18,55 +20,104 @@ namespace echelon {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Pointers come with their offsets applied by `from` and `to`. Every vector is loaded from all sources before
-// it is stored anywhere, so that destinations may be sources.
-void sum_f32(std::span<const std::byte* const> sources, std::int64_t from,
-             std::span<std::byte* const> destinations, std::int64_t to, std::int64_t count) {
-  const hn::ScalableTag<float> tag;
+// Sources of one pass over the elements. Every one more is code for six instruction sets; sums of f32 are
+// what training waits for.
+constexpr std::size_t most_fused(ReduceOp op, DType dtype) {
+  return op == ReduceOp::sum && dtype == DType::f32 ? 16 : 8;
+}
+
+template <ReduceOp op, class V>
+HWY_INLINE V combine(V a, V b) {
+  if constexpr (op == ReduceOp::sum)
+    return hn::Add(a, b);
+  else if constexpr (hwy::IsFloat<hn::TFromV<V>>())
+    return hn::IfThenElse(hn::Or(hn::Lt(a, b), hn::IsNaN(b)), b, a);
+  else
+    return hn::Max(a, b);
+}
+
+// Element or vector i of n sources, reduced by halves. n is known when compiled, so that all stays in
+// registers.
+template <ReduceOp op, std::size_t n, class Tag>
+HWY_INLINE hn::Vec<Tag> reduced_at(Tag tag, const hn::TFromD<Tag>* const* sources, std::int64_t i) {
+  if constexpr (n == 1) {
+    return hn::LoadU(tag, sources[0] + i);
+  } else {
+    constexpr std::size_t cut = halving_cut(std::size_t{0}, n);
+    return combine<op>(reduced_at<op, cut>(tag, sources, i), reduced_at<op, n - cut>(tag, sources + cut, i));
+  }
+}
+
+// Every vector is loaded from all sources before it is stored anywhere, so that destinations may be sources.
+template <ReduceOp op, std::size_t n, class T>
+void reduce_sources(const T* const* sources, std::span<std::byte* const> destinations, std::int64_t to,
+                    std::int64_t count) {
+  const hn::ScalableTag<T> tag;
+  const hn::CappedTag<T, 1> one;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
-  const auto source = [&](std::size_t k) { return reinterpret_cast<const float*>(sources[k]) + from; };
-  const auto destination = [&](std::size_t k) { return reinterpret_cast<float*>(destinations[k]) + to; };
-  const float* const first = source(0);
+  const auto destination = [&](std::size_t k) { return reinterpret_cast<T*>(destinations[k]) + to; };
   std::int64_t i = 0;
-  if (sources.size() == 2 && destinations.size() <= 2) {
-    // Two ranks: one fused pass, two reads and two writes, all pointers in registers.
-    const float* const second = source(1);
-    float* const out = destination(0);
-    float* const other = destination(destinations.size() - 1);
+  if (n == 2 && destinations.size() <= 2) {
+    // Two ranks: two reads and two writes, all pointers in registers.
+    const T* const pair[2] = {sources[0], sources[n - 1]};
+    T* const out = destination(0);
+    T* const other = destination(destinations.size() - 1);
     for (; i + 2 * lanes <= count; i += 2 * lanes) {
-      const auto sum0 = hn::Add(hn::LoadU(tag, first + i), hn::LoadU(tag, second + i));
-      const auto sum1 = hn::Add(hn::LoadU(tag, first + i + lanes), hn::LoadU(tag, second + i + lanes));
-      hn::StoreU(sum0, tag, out + i);
-      hn::StoreU(sum1, tag, out + i + lanes);
+      const auto x0 = reduced_at<op, 2>(tag, pair, i), x1 = reduced_at<op, 2>(tag, pair, i + lanes);
+      hn::StoreU(x0, tag, out + i);
+      hn::StoreU(x1, tag, out + i + lanes);
       if (other == out) continue;
-      hn::StoreU(sum0, tag, other + i);
-      hn::StoreU(sum1, tag, other + i + lanes);
+      hn::StoreU(x0, tag, other + i);
+      hn::StoreU(x1, tag, other + i + lanes);
     }
   }
   for (; i + 4 * lanes <= count; i += 4 * lanes) {
-    auto sum0 = hn::LoadU(tag, first + i);
-    auto sum1 = hn::LoadU(tag, first + i + lanes);
-    auto sum2 = hn::LoadU(tag, first + i + 2 * lanes);
-    auto sum3 = hn::LoadU(tag, first + i + 3 * lanes);
-    for (std::size_t k = 1; k < sources.size(); ++k) {
-      const float* const next = source(k) + i;
-      sum0 = hn::Add(sum0, hn::LoadU(tag, next));
-      sum1 = hn::Add(sum1, hn::LoadU(tag, next + lanes));
-      sum2 = hn::Add(sum2, hn::LoadU(tag, next + 2 * lanes));
-      sum3 = hn::Add(sum3, hn::LoadU(tag, next + 3 * lanes));
-    }
+    const auto x0 = reduced_at<op, n>(tag, sources, i), x1 = reduced_at<op, n>(tag, sources, i + lanes);
+    const auto x2 = reduced_at<op, n>(tag, sources, i + 2 * lanes);
+    const auto x3 = reduced_at<op, n>(tag, sources, i + 3 * lanes);
     for (std::size_t k = 0; k < destinations.size(); ++k) {
-      float* const out = destination(k) + i;
-      hn::StoreU(sum0, tag, out);
-      hn::StoreU(sum1, tag, out + lanes);
-      hn::StoreU(sum2, tag, out + 2 * lanes);
-      hn::StoreU(sum3, tag, out + 3 * lanes);
+      T* const out = destination(k) + i;
+      hn::StoreU(x0, tag, out);
+      hn::StoreU(x1, tag, out + lanes);
+      hn::StoreU(x2, tag, out + 2 * lanes);
+      hn::StoreU(x3, tag, out + 3 * lanes);
     }
   }
   for (; i < count; ++i) {
-    float sum = first[i];
-    for (std::size_t k = 1; k < sources.size(); ++k) sum += source(k)[i];
-    for (std::size_t k = 0; k < destinations.size(); ++k) destination(k)[i] = sum;
+    const auto x = reduced_at<op, n>(one, sources, i);
+    for (std::size_t k = 0; k < destinations.size(); ++k) hn::StoreU(x, one, destination(k) + i);
+  }
+}
+
+template <ReduceOp op, DType dtype, class T>
+void reduce_typed(std::span<const std::byte* const> sources, std::int64_t from,
+                  std::span<std::byte* const> destinations, std::int64_t to, std::int64_t count) {
+  constexpr std::size_t most = most_fused(op, dtype);
+  std::array<const T*, most> at{};
+  for (std::size_t k = 0; k < sources.size(); ++k) at[k] = reinterpret_cast<const T*>(sources[k]) + from;
+  const auto run = [&]<std::size_t... k>(std::index_sequence<k...>) {
+    ((sources.size() == k + 1 ? reduce_sources<op, k + 1, T>(at.data(), destinations, to, count) : void()),
+     ...);
+  };
+  run(std::make_index_sequence<most>());
+}
+
+// At most most_fused sources.
+void reduce_fused(ReduceOp op, DType dtype, std::span<const std::byte* const> sources, std::int64_t from,
+                  std::span<std::byte* const> destinations, std::int64_t to, std::int64_t count) {
+  const auto run = [&](auto sum, auto max) {
+    (op == ReduceOp::sum ? sum : max)(sources, from, destinations, to, count);
+  };
+  switch (dtype) {
+    case DType::f32:
+      return run(reduce_typed<ReduceOp::sum, DType::f32, float>,
+                 reduce_typed<ReduceOp::max, DType::f32, float>);
+    case DType::f64:
+      return run(reduce_typed<ReduceOp::sum, DType::f64, double>,
+                 reduce_typed<ReduceOp::max, DType::f64, double>);
+    case DType::i32:
+      return run(reduce_typed<ReduceOp::sum, DType::i32, std::int32_t>,
+                 reduce_typed<ReduceOp::max, DType::i32, std::int32_t>);
   }
 }
 
@@ -98,46 +149,26 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace echelon {
-HWY_EXPORT(sum_f32);
+HWY_EXPORT(reduce_fused);
 HWY_EXPORT(stream_copy);
+using HWY_NAMESPACE::most_fused;
 
 namespace {
 
-template <class T>
-T combine(ReduceOp op, T a, T b) {
-  if (op == ReduceOp::max) return (a < b || b != b) ? b : a;
-  if constexpr (std::is_integral_v<T>) {
-    // Unsigned, because signed overflow is undefined.
-    using U = std::make_unsigned_t<T>;
-    return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
-  } else {
-    return a + b;
-  }
-}
+constexpr std::int64_t block_bytes = 4096;  // a few of them fit the first-level cache
 
-template <class T, ReduceOp op>
-void reduce_plain(std::span<const std::byte* const> sources, std::int64_t from,
+// More sources than one pass takes: both halves into blocks on the stack, then those. At most one block.
+void reduce_block(ReduceOp op, DType dtype, std::span<const std::byte* const> sources, std::int64_t from,
                   std::span<std::byte* const> destinations, std::int64_t to, std::int64_t count) {
-  // A block on the stack: it stays in the first-level cache, and cannot be one of the sources.
-  constexpr std::int64_t block = 1024;
-  std::array<T, block> sum;
-  for (std::int64_t begin = 0; begin < count; begin += block) {
-    const auto length = static_cast<std::size_t>(std::min(block, count - begin));
-    std::memcpy(sum.data(), reinterpret_cast<const T*>(sources[0]) + from + begin, length * sizeof(T));
-    for (std::size_t k = 1; k < sources.size(); ++k) {
-      const T* const source = reinterpret_cast<const T*>(sources[k]) + from + begin;
-      for (std::size_t i = 0; i < length; ++i) sum[i] = combine<T>(op, sum[i], source[i]);
-    }
-    for (std::byte* destination : destinations)
-      std::memcpy(reinterpret_cast<T*>(destination) + to + begin, sum.data(), length * sizeof(T));
-  }
-}
-
-template <class T>
-void reduce_plain(ReduceOp op, std::span<const std::byte* const> sources, std::int64_t from,
-                  std::span<std::byte* const> destinations, std::int64_t to, std::int64_t count) {
-  if (op == ReduceOp::sum) return reduce_plain<T, ReduceOp::sum>(sources, from, destinations, to, count);
-  reduce_plain<T, ReduceOp::max>(sources, from, destinations, to, count);
+  if (sources.size() <= most_fused(op, dtype))
+    return HWY_DYNAMIC_DISPATCH(reduce_fused)(op, dtype, sources, from, destinations, to, count);
+  const std::size_t cut = halving_cut(std::size_t{0}, sources.size());
+  alignas(64) std::array<std::byte, block_bytes> left, right;
+  const std::array<std::byte*, 1> to_left{left.data()}, to_right{right.data()};
+  reduce_block(op, dtype, sources.first(cut), from, to_left, 0, count);
+  reduce_block(op, dtype, sources.subspan(cut), from, to_right, 0, count);
+  const std::array<const std::byte*, 2> halves{left.data(), right.data()};
+  HWY_DYNAMIC_DISPATCH(reduce_fused)(op, dtype, halves, 0, destinations, to, count);
 }
 
 }  // namespace
@@ -145,17 +176,12 @@ void reduce_plain(ReduceOp op, std::span<const std::byte* const> sources, std::i
 void reduce_elements(ReduceOp op, DType dtype, std::span<const std::byte* const> sources,
                      std::int64_t source_begin, std::span<std::byte* const> destinations,
                      std::int64_t destination_begin, std::int64_t count) {
-  if (count == 0 || destinations.empty()) return;
-  if (dtype == DType::f32 && op == ReduceOp::sum)
-    return HWY_DYNAMIC_DISPATCH(sum_f32)(sources, source_begin, destinations, destination_begin, count);
-  switch (dtype) {
-    case DType::f32:
-      return reduce_plain<float>(op, sources, source_begin, destinations, destination_begin, count);
-    case DType::f64:
-      return reduce_plain<double>(op, sources, source_begin, destinations, destination_begin, count);
-    case DType::i32:
-      return reduce_plain<std::int32_t>(op, sources, source_begin, destinations, destination_begin, count);
-  }
+  if (destinations.empty()) return;
+  const std::int64_t step =
+      sources.size() <= most_fused(op, dtype) ? count : block_bytes / element_bytes(dtype);
+  for (std::int64_t i = 0; i < count; i += step)
+    reduce_block(op, dtype, sources, source_begin + i, destinations, destination_begin + i,
+                 std::min(step, count - i));
 }
 
 void copy_bytes(const std::byte* source, std::span<std::byte* const> destinations,
