@@ -1,8 +1,5 @@
 #include "comm/thread_movement.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <array>
 #include <numeric>
@@ -21,32 +18,6 @@ std::int64_t sum_of(const std::vector<std::int64_t>& counts) {
 }
 
 }  // namespace
-
-std::string describe(const Call& call) {
-  const char* const verb = verb_name(call.verb);
-  const char* const dtype = dtype_name(call.dtype);
-  switch (call.verb) {
-    case Verb::all_reduce:
-      return fmt::format("all_reduce{} of {} {}", call.op == ReduceOp::max ? " (max)" : "", call.counts[0],
-                         dtype);
-    case Verb::broadcast:
-      return fmt::format("broadcast from {} of {} {}", call.root, call.counts[0], dtype);
-    case Verb::all_to_all:
-      return fmt::format("all_to_all sending [{}] and receiving [{}] {}", fmt::join(call.counts, ", "),
-                         fmt::join(call.recv_counts, ", "), dtype);
-    case Verb::barrier:
-      return verb;
-    default:
-      return fmt::format("{} of [{}] {}", verb, fmt::join(call.counts, ", "), dtype);
-  }
-}
-
-bool agree(const Call& a, int a_rank, const Call& b, int b_rank) {
-  if (a.verb != b.verb || a.op != b.op || a.dtype != b.dtype || a.root != b.root) return false;
-  if (a.verb != Verb::all_to_all) return a.counts == b.counts;
-  const auto i = static_cast<std::size_t>(a_rank), j = static_cast<std::size_t>(b_rank);
-  return a.counts[j] == b.recv_counts[i] && b.counts[i] == a.recv_counts[j];
-}
 
 Movement::Movement(std::vector<Call> calls) : calls_(std::move(calls)) {
   const std::size_t n = calls_.size();

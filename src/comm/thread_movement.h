@@ -4,31 +4,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <vector>
 
-#include "comm/communicator.h"
+#include "comm/call.h"
 
 namespace echelon {
-
-// What one rank asked of a collective. Raw pointers: the views are kept alive, and given back, by the rank
-// itself.
-struct Call {
-  Verb verb = Verb::barrier;
-  ReduceOp op = ReduceOp::sum;
-  DType dtype = DType::f32;
-  int root = 0;                        // broadcast
-  std::vector<std::int64_t> counts{};  // one per rank; all_reduce and broadcast: one in all; barrier: none
-  std::vector<std::int64_t> recv_counts{};  // all_to_all
-  const std::byte* in = nullptr;
-  std::byte* out = nullptr;
-};
-
-// "all_gather of [64, 64] f32"
-std::string describe(const Call& call);
-
-// Whether the calls of group ranks a_rank and b_rank can belong to one collective.
-bool agree(const Call& a, int a_rank, const Call& b, int b_rank);
 
 // The work of one collective, cut into one part per rank; any thread may do any range of any part, and
 // different ranges never touch the same destination bytes.

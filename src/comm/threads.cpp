@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <numeric>
 #include <set>
 
 #include "comm/thread_job.h"
@@ -37,106 +36,54 @@ class ThreadCommunicator final : public Communicator {
   int size() const override { return group_.size(); }
 
   Pending all_reduce(const Tensor& x, ReduceOp op) override {
-    const Call call{.verb = Verb::all_reduce, .op = op, .counts = {x.numel()}};
-    check_tensor(call, x, "x");
-    return collective(call, x, x);
+    return collective({.verb = Verb::all_reduce, .op = op, .counts = {x.numel()}}, x, x);
   }
 
   Pending all_gather(const Tensor& in, const Tensor& out, std::span<const std::int64_t> counts) override {
-    const Call call{.verb = Verb::all_gather, .counts = {counts.begin(), counts.end()}};
-    check_counts(call, counts, "counts");
-    check_size(call, in, "in", counts[static_cast<std::size_t>(rank_)]);
-    check_size(call, out, "out", total(counts));
-    return collective(call, in, out);
+    return collective({.verb = Verb::all_gather, .counts = {counts.begin(), counts.end()}}, in, out);
   }
 
   Pending reduce_scatter(const Tensor& in, const Tensor& out, std::span<const std::int64_t> counts) override {
-    const Call call{.verb = Verb::reduce_scatter, .counts = {counts.begin(), counts.end()}};
-    check_counts(call, counts, "counts");
-    check_size(call, in, "in", total(counts));
-    check_size(call, out, "out", counts[static_cast<std::size_t>(rank_)]);
-    return collective(call, in, out);
+    return collective({.verb = Verb::reduce_scatter, .counts = {counts.begin(), counts.end()}}, in, out);
   }
 
   Pending all_to_all(const Tensor& in, std::span<const std::int64_t> send_counts, const Tensor& out,
                      std::span<const std::int64_t> recv_counts) override {
-    const Call call{.verb = Verb::all_to_all,
-                    .counts = {send_counts.begin(), send_counts.end()},
-                    .recv_counts = {recv_counts.begin(), recv_counts.end()}};
-    check_counts(call, send_counts, "send_counts");
-    check_counts(call, recv_counts, "recv_counts");
-    check_size(call, in, "in", total(send_counts));
-    check_size(call, out, "out", total(recv_counts));
-    const auto me = static_cast<std::size_t>(rank_);
-    if (send_counts[me] != recv_counts[me])
-      refuse_call(
-          call, fmt::format("it sends itself {} elements but receives {}", send_counts[me], recv_counts[me]));
-    return collective(call, in, out);
+    return collective({.verb = Verb::all_to_all,
+                       .counts = {send_counts.begin(), send_counts.end()},
+                       .recv_counts = {recv_counts.begin(), recv_counts.end()}},
+                      in, out);
   }
 
   Pending broadcast(const Tensor& x, int root) override {
-    const Call call{.verb = Verb::broadcast, .root = root, .counts = {x.numel()}};
-    check_peer(call, root, "root");
-    check_tensor(call, x, "x");
-    return collective(call, x, x);
+    return collective({.verb = Verb::broadcast, .root = root, .counts = {x.numel()}}, x, x);
   }
 
   Pending barrier() override { return collective({.verb = Verb::barrier}, nothing_, nothing_); }
 
   Pending send(const Tensor& x, int to) override {
-    const Call call{.verb = Verb::send, .dtype = x.dtype(), .counts = {x.numel()}};
-    check_peer(call, to, "to");
-    check_tensor(call, x, "x");
+    check({.verb = Verb::send, .dtype = x.dtype(), .root = to, .counts = {x.numel()}}, x, x);
     job_.send(group_, rank_, to, x);
     return {};
   }
 
   Pending recv(const Tensor& x, int from) override {
-    const Call call{.verb = Verb::recv, .dtype = x.dtype(), .counts = {x.numel()}};
-    check_peer(call, from, "from");
-    check_tensor(call, x, "x");
+    check({.verb = Verb::recv, .dtype = x.dtype(), .root = from, .counts = {x.numel()}}, x, x);
     return pending(job_.receive(group_, rank_, from, x));
   }
 
  private:
-  static std::int64_t total(std::span<const std::int64_t> counts) {
-    return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
-  }
-
   // A wrong argument here is an error on every rank: the others would wait for this call.
-  [[noreturn]] void refuse_call(const Call& call, const std::string& why) {
-    job_.fail(world_rank_,
-              fmt::format("{}: rank {} called {}: {}", group_.name, world_rank_, describe(call), why));
-  }
-
-  void check_counts(const Call& call, std::span<const std::int64_t> counts, const char* name) {
-    if (counts.size() != static_cast<std::size_t>(size()))
-      refuse_call(call, fmt::format("{} has {} entries for {} ranks", name, counts.size(), size()));
-    if (std::any_of(counts.begin(), counts.end(), [](std::int64_t count) { return count < 0; }))
-      refuse_call(call, fmt::format("{} has a negative entry", name));
-  }
-
-  void check_tensor(const Call& call, const Tensor& x, const char* name) {
-    if (!x.defined() && x.numel() > 0) refuse_call(call, fmt::format("{} is not defined", name));
-    if (!x.contiguous()) refuse_call(call, fmt::format("{} is not contiguous", name));
-  }
-
-  void check_size(const Call& call, const Tensor& x, const char* name, std::int64_t count) {
-    check_tensor(call, x, name);
-    if (x.numel() != count)
-      refuse_call(call, fmt::format("{} has {} elements, not {}", name, x.numel(), count));
-  }
-
-  void check_peer(const Call& call, int peer, const char* name) {
-    if (peer < 0 || peer >= size())
-      refuse_call(call, fmt::format("{} is {}, not a rank of a group of {}", name, peer, size()));
+  void check(const Call& call, const Tensor& in, const Tensor& out) {
+    const std::string wrong = wrong_arguments(call, rank_, size(), in, out);
+    if (!wrong.empty())
+      job_.fail(world_rank_,
+                fmt::format("{}: rank {} called {}: {}", group_.name, world_rank_, describe(call), wrong));
   }
 
   Pending collective(Call call, const Tensor& in, const Tensor& out) {
     call.dtype = in.dtype();
-    if (in.dtype() != out.dtype())
-      refuse_call(call,
-                  fmt::format("in is {} but out is {}", dtype_name(in.dtype()), dtype_name(out.dtype())));
+    check(call, in, out);
     call.in = static_cast<const std::byte*>(in.raw());
     call.out = static_cast<std::byte*>(out.raw());
     if (size() > 1) return pending(job_.call(group_, rank_, std::move(call), in, out));
