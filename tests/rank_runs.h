@@ -7,11 +7,13 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <type_traits>
 #include <vector>
 
+#include "comm/algorithm_communicator.h"
 #include "comm/threads.h"
 
 namespace echelon::checks {
@@ -34,6 +36,20 @@ inline void with_ranks(int n, const std::function<void(Communicator&)>& body,
   ThreadWorld world(n, timeout);
   run_ranks(world, [&](int rank) { body(*world.join(rank, everyone(n), "tp")); });
 }
+
+// The same with one communicator whose collectives are `collectives`.
+inline std::unique_ptr<Communicator> join(ThreadWorld& world, int rank, const std::vector<int>& ranks,
+                                          Collectives collectives) {
+  auto messages = world.join(rank, ranks, "tp");
+  if (collectives == Collectives::direct) return messages;
+  return with_algorithms(std::move(messages), world.join(rank, ranks, "tp collectives"), collectives);
+}
+inline void with_ranks(Collectives collectives, int n, const std::function<void(Communicator&)>& body) {
+  ThreadWorld world(n, std::chrono::seconds(20));
+  run_ranks(world, [&](int rank) { body(*join(world, rank, everyone(n), collectives)); });
+}
+inline constexpr std::array<Collectives, 4> every_collectives{
+    Collectives::direct, Collectives::ring, Collectives::halving_doubling, Collectives::automatic};
 
 // Runs ranks that must fail, catches what each of them saw, and returns it with what run_ranks threw at the
 // end.

@@ -4,7 +4,10 @@
 
 #include <array>
 #include <memory>
+#include <string>
+#include <vector>
 
+#include "comm/algorithm_communicator.h"
 #include "comm/communicator.h"
 #include "comm/threads.h"
 #include "spec/mesh.h"
@@ -16,8 +19,9 @@ namespace echelon {
 class Rank {
  public:
   // Joins the groups of every axis in `world`. `arena` and `kernels` belong to this rank's thread and outlive
-  // it.
-  Rank(ThreadWorld& world, const Mesh& mesh, int index, DType dtype, Arena& arena, Kernels& kernels);
+  // it. Every rank of the job names the same `collectives`; what others than direct send is counted as sends.
+  Rank(ThreadWorld& world, const Mesh& mesh, int index, DType dtype, Arena& arena, Kernels& kernels,
+       Collectives collectives = Collectives::direct);
 
   const Mesh& mesh() const { return mesh_; }
   int index() const { return index_; }
@@ -39,12 +43,15 @@ class Rank {
   }
 
  private:
+  std::unique_ptr<Communicator> join(const std::vector<int>& ranks, const std::string& name, Axis axis) const;
+
   ThreadWorld& world_;
   Mesh mesh_;
   int index_;
   DType dtype_;
   Arena& arena_;
   Kernels& kernels_;
+  Collectives collectives_;
   std::unique_ptr<Traffic> traffic_;
   std::array<std::unique_ptr<Communicator>, all_axes.size()> axes_;
   mutable std::unique_ptr<Communicator> replicas_;  // joined at first use

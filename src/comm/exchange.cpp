@@ -1,0 +1,51 @@
+#include "comm/exchange.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "base/split.h"
+#include "comm/reduce.h"
+
+namespace echelon {
+
+std::vector<Tensor> cut(const Tensor& whole, std::span<const std::int64_t> counts) {
+  std::vector<Tensor> parts;
+  std::int64_t begin = 0;
+  for (std::int64_t count : counts) {
+    parts.push_back(whole.flat_range(begin, begin + count));
+    begin += count;
+  }
+  return parts;
+}
+
+std::vector<std::int64_t> even_counts(std::int64_t count, int n) {
+  std::vector<std::int64_t> counts;
+  for (int i = 0; i < n; ++i) counts.push_back(split_range(count, n, i).size());
+  return counts;
+}
+
+void send_receive(Communicator& group, const Tensor& out, int to, const Tensor& in, int from) {
+  Pending receiving = group.recv(in, from);
+  group.send(out, to).wait();
+  receiving.wait();
+}
+
+void copy(const Tensor& from, const Tensor& to) {
+  if (from.raw() != to.raw() && from.numel() > 0)
+    std::memcpy(to.raw(), from.raw(), static_cast<std::size_t>(from.bytes()));
+}
+
+void reduce_two(ReduceOp op, const Tensor& left, const Tensor& right, const Tensor& out) {
+  const std::array<const std::byte*, 2> sources{static_cast<const std::byte*>(left.raw()),
+                                                static_cast<const std::byte*>(right.raw())};
+  const std::array<std::byte*, 1> to{static_cast<std::byte*>(out.raw())};
+  reduce_elements(op, out.dtype(), sources, 0, to, 0, out.numel());
+}
+
+Scratch::Scratch(DType dtype, std::int64_t count)
+    : memory_(std::make_unique_for_overwrite<std::byte[]>(
+          static_cast<std::size_t>(std::max<std::int64_t>(1, count) * element_bytes(dtype)))),
+      all_(Tensor::view_of(memory_.get(), dtype, {count})) {}
+
+}  // namespace echelon

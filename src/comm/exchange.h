@@ -1,0 +1,41 @@
+// What the pages of collectives.h are written with.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "comm/communicator.h"
+
+namespace echelon {
+
+// Rank i of a ring of n, counted round it in either direction.
+inline int around(int i, int n) { return (i % n + n) % n; }
+
+// The parts of a buffer, counts[i] elements of rank i, in rank order.
+std::vector<Tensor> cut(const Tensor& whole, std::span<const std::int64_t> counts);
+// Even counts: parts differ by at most one element.
+std::vector<std::int64_t> even_counts(std::int64_t count, int n);
+
+// Sends `out` to one rank and receives `in` from another, or the same.
+void send_receive(Communicator& group, const Tensor& out, int to, const Tensor& in, int from);
+
+// Does nothing where both are the same memory.
+void copy(const Tensor& from, const Tensor& to);
+
+// out = left op right. `out` may be either.
+void reduce_two(ReduceOp op, const Tensor& left, const Tensor& right, const Tensor& out);
+
+// Memory for what comes from another rank before it is added.
+class Scratch {
+ public:
+  Scratch(DType dtype, std::int64_t count);
+  Tensor first(std::int64_t count) const { return all_.flat_range(0, count); }
+
+ private:
+  std::unique_ptr<std::byte[]> memory_;
+  Tensor all_;
+};
+
+}  // namespace echelon
