@@ -89,12 +89,13 @@ inline bool have_cpu_kernels() {
 
 inline constexpr std::chrono::minutes patience{2};
 
-inline void on_mesh(const Plan& plan, const std::function<void(const Rank&)>& body, int threads = 1) {
+inline void on_mesh(const Plan& plan, const std::function<void(const Rank&)>& body, int threads = 1,
+                    Collectives collectives = Collectives::direct) {
   ThreadWorld world(plan.mesh.num_ranks(), patience);
   run_ranks(world, [&](int index) {
     Arena arena;
     const auto kernels = make_kernels(arena, plan.dtype, threads);
-    body(Rank(world, plan.mesh, index, plan.dtype, arena, *kernels));
+    body(Rank(world, plan.mesh, index, plan.dtype, arena, *kernels, collectives));
   });
 }
 
@@ -136,8 +137,8 @@ struct Outcome {
 
 // By rank.
 inline std::vector<Outcome> run_steps(const Plan& plan, const OptimizerOptions& options, std::int64_t steps,
-                                      const SampleSource& samples, const Faults& faults = {},
-                                      int threads = 1) {
+                                      const SampleSource& samples, const Faults& faults = {}, int threads = 1,
+                                      Collectives collectives = Collectives::direct) {
   std::vector<Outcome> outcomes(static_cast<std::size_t>(plan.mesh.num_ranks()));
   on_mesh(
       plan,
@@ -153,7 +154,7 @@ inline std::vector<Outcome> run_steps(const Plan& plan, const OptimizerOptions& 
         o.exp_avg = gather(rank, trainer, ParameterTensor::exp_avg);
         o.exp_avg_sq = gather(rank, trainer, ParameterTensor::exp_avg_sq);
       },
-      threads);
+      threads, collectives);
   return outcomes;
 }
 
