@@ -45,6 +45,17 @@ SimulationReport report_on(Schedule schedule, const SimulationCosts& costs) {
   return report;
 }
 
+static void add_search(nlohmann::ordered_json& json, const AutoResult& search) {
+  std::vector<double> memory;
+  for (double peak : search.peak_memory) memory.push_back(rounded(peak));
+  json["span"] = rounded(search.span);
+  json["lower_bound"] = rounded(search.lower_bound);
+  json["makespan_lower_bound"] = rounded(search.makespan_lower_bound);
+  json["gap"] = rounded(search.gap());
+  json["optimal"] = search.optimal;
+  json["peak_memory"] = memory;
+}
+
 nlohmann::ordered_json to_json(const SimulationReport& r) {
   nlohmann::ordered_json json{{"schedule", r.name}, {"pp", r.ranks}, {"microbatches", r.microbatches}};
   json["valid"] = r.unfit.empty();
@@ -63,6 +74,7 @@ nlohmann::ordered_json to_json(const SimulationReport& r) {
   json["weight_versions"] = r.simulation.weight_versions;
   json["parameter_copies"] = r.simulation.parameter_copies;
   json["messages"] = r.simulation.messages;
+  if (r.search) add_search(json, *r.search);
   return json;
 }
 
@@ -88,6 +100,19 @@ std::string table(const std::vector<SimulationReport>& reports) {
     for (std::size_t c = 1; c < rows[k].size(); ++c) line += fmt::format("  {:>{}}", rows[k][c], widths[c]);
     if (rows[k].size() == 1) line += "  " + reports[k - 1].unfit;
     text += line + '\n';
+  }
+  return text;
+}
+
+std::string remarks(const std::vector<SimulationReport>& reports) {
+  std::string text;
+  for (const SimulationReport& r : reports) {
+    if (!r.search) continue;
+    const AutoResult& s = *r.search;
+    text += fmt::format("{}: span {:.6g} from a rank's first F to its last W, ", r.name, s.span);
+    text += s.optimal ? "proven least"
+                      : fmt::format("no less than {:.6g} (gap {:.2g}%)", s.lower_bound, 100 * s.gap());
+    text += fmt::format("; makespan no less than {:.6g}\n", s.makespan_lower_bound);
   }
   return text;
 }

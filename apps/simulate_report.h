@@ -2,11 +2,13 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "draw/gantt.h"
 #include "schedule/simulate.h"
+#include "schedule/zb_auto.h"
 
 namespace echelon {
 
@@ -17,7 +19,8 @@ struct SimulationReport {
   Schedule schedule;
   Simulation simulation;
   double makespan = 0, local_bubble = 0;
-  double work = 0;  // of the rank with the most; what ran together counts once
+  std::optional<AutoResult> search;  // of zb-auto; its schedule is the one above
+  double work = 0;                   // of the rank with the most; what ran together counts once
 
   double bubble() const { return makespan - work; }
   double bubble_fraction() const { return makespan > 0 ? bubble() / makespan : 0; }
@@ -28,6 +31,8 @@ SimulationReport report_on(Schedule schedule, const SimulationCosts& costs);
 
 nlohmann::ordered_json to_json(const SimulationReport& report);
 std::string table(const std::vector<SimulationReport>& reports);
+// What the table has no column for, a line each.
+std::string remarks(const std::vector<SimulationReport>& reports);
 // The simulated ones, on one time axis; moves their timelines out.
 std::vector<Track> tracks_of(std::vector<SimulationReport>& reports);
 

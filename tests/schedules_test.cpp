@@ -117,6 +117,9 @@ TEST(Schedules, AgreeWithTheClosedForms) {
           for (double peak : peak_activations(d)) expect_close(peak, p + 1, d, "peak");
         }
       }
+      const Schedule found = zb_auto(p, m);
+      ASSERT_LE(bubble(found), bubble(zb_h1(p, m)) + 1e-9) << p << " " << m;
+      ASSERT_LE(largest(peak_activations(found)), p) << m;
       const Schedule half = v_half(p, m), min = v_min(p, m);
       const double of_1f1b = 3.0 * (p - 1);
       ASSERT_LE(bubble(half), of_1f1b / 2 + 1e-9) << p << " " << m;

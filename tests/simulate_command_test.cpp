@@ -90,6 +90,47 @@ TEST_F(SimulateCommand, ComparesInOneTable) {
   EXPECT_NE(read("both.html").find("\"title\":\"zb-v\""), std::string::npos);
 }
 
+TEST_F(SimulateCommand, SearchesUnderALimit) {
+  const struct {
+    const char *size, *limit;
+    double span;
+  } published[] = {{"--pp 4 --microbatches 12", "4", 390},  {"--pp 4 --microbatches 12", "6", 370},
+                   {"--pp 4 --microbatches 12", "8", 360},  {"--pp 8 --microbatches 24", "8", 790},
+                   {"--pp 8 --microbatches 24", "12", 750}, {"--pp 8 --microbatches 24", "16", 720}};
+  for (const auto& p : published) {
+    const json found = object(std::string("--schedule zb-auto --times 10,10,10 ") + p.size +
+                              " --activation-limit " + p.limit);
+    EXPECT_LE(found["span"], p.span);
+    EXPECT_EQ(found["lower_bound"], found["span"]);
+    EXPECT_EQ(found["gap"], 0.0);
+    EXPECT_EQ(found["optimal"], true);
+    EXPECT_LE(found["makespan_lower_bound"], found["makespan"]);
+    for (const json& peak : found["peak_activations"]) EXPECT_LE(peak, std::stod(p.limit));
+  }
+  // Without a limit: what 1f1b holds.
+  EXPECT_EQ(object("--schedule zb-auto --microbatches 12")["peak_activations"], (json{4, 4, 4, 4}));
+
+  const std::string uneven =
+      "--pp 3 --microbatches 6 --comm-time 0.5 --stage-times '3,4,2;2,2,2;4,5,4' --activation-limit 2,3,1.5 "
+      "--stage-memory '1,-0.5,-0.5;1,0,-1;0.5,0.5,-1' ";
+  const json found = object(uneven + "--schedule zb-auto");
+  EXPECT_LE(found["lower_bound"], found["span"]);
+  const std::vector<double> memory = found["peak_memory"], limit{2, 3, 1.5};
+  for (std::size_t r = 0; r < 3; ++r) EXPECT_LE(memory[r], limit[r]);
+  const json rows = object(uneven + "--compare zb-h1,zb-auto")["schedules"];
+  EXPECT_FALSE(rows[0].contains("span"));
+  EXPECT_EQ(rows[1], found);
+
+  const Result proven = run("--schedule zb-auto --pp 2 --microbatches 3 --width 60");
+  EXPECT_NE(proven.out.find("zb-auto: span 10 from a rank's first F to its last W, proven least"),
+            std::string::npos)
+      << proven.out;
+  EXPECT_NE(proven.out.find("rank 1  .  F0 B0 "), std::string::npos) << proven.out;
+  const Result open =
+      run("--compare zb-auto --pp 8 --microbatches 24 --times 1,1.2,0.8 --activation-limit 5");
+  EXPECT_NE(open.out.find("no less than 95 (gap 14%)"), std::string::npos) << open.out;
+}
+
 TEST_F(SimulateCommand, DrawsAndWritesWhatItReads) {
   const Result text = run("--schedule 1f1b --pp 2 --microbatches 3 --width 60");
   EXPECT_NE(text.out.find("rank 1  .  F0 BW0-- F1 BW1-- F2 BW2-- .  .\n"), std::string::npos) << text.out;
@@ -124,6 +165,15 @@ TEST_F(SimulateCommand, RefusesWrongRequestsByName) {
   refused("--format svg --out absent/x.svg", {"--out absent/x.svg", "No such file"});
   refused("--comm-time nan", {"--comm-time nan"});
   refused("--overlap-factor 0", {"--overlap-factor 0"});
+  refused("--activation-limit 3", {"--activation-limit 3", "zb-auto", "1f1b"});
+  refused("--compare 1f1b,gpipe --stage-memory 1,0,-1", {"--stage-memory 1,0,-1", "zb-auto"});
+  refused("--schedule zb-auto --activation-limit 0.5", {"--activation-limit 0.5", "needs 1"});
+  refused("--schedule zb-auto --activation-limit 4,x", {"--activation-limit x"});
+  refused("--schedule zb-auto --activation-limit 4,nan", {"--activation-limit 4,nan"});
+  refused("--schedule zb-auto --activation-limit 4,4", {"--activation-limit", "2 entries", "4"});
+  refused("--schedule zb-auto --stage-memory 1,0,0", {"--stage-memory 1,0,0", "sum"});
+  refused("--schedule zb-auto --stage-memory 1,0", {"--stage-memory 1,0", "F,B,W"});
+  refused("--schedule zb-auto --chunks 2", {"--chunks 2", "zb-auto"});
 }
 
 TEST_F(SimulateCommand, RefusesBrokenSchedulesWithRankInstructionAndWhy) {

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
+#include <array>
 #include <random>
 
 #include "base/error.h"
@@ -192,6 +192,77 @@ TEST(ZbAuto, BruteForceAnyOrder) {
   against_brute_force(3, 2, true, 6, 6);
 }
 
+// On a random rank any instruction whose inputs are there and that the limit has room for, until all have
+// run.
+Schedule random_order(std::mt19937& random, int ranks, int microbatches, const AutoCosts& costs) {
+  Schedule schedule{"random", ranks, microbatches, {}};
+  schedule.ranks.resize(static_cast<std::size_t>(ranks));
+  std::vector<std::array<int, 3>> done(static_cast<std::size_t>(ranks));
+  std::vector<double> held(static_cast<std::size_t>(ranks));
+  struct Choice {
+    std::size_t rank;
+    int op;
+    double adds;
+  };
+  for (int step = 0; step < 3 * ranks * microbatches; ++step) {
+    std::vector<Choice> can;
+    for (std::size_t r = 0; r < done.size(); ++r) {
+      const StageMemory m = memory_of(costs, static_cast<int>(r));
+      const double room = costs.limit[r] + 1e-9 - held[r];
+      const int forwards = r == 0 ? microbatches : done[r - 1][0];
+      const int backwards = r + 1 == done.size() ? done[r][0] : std::min(done[r][0], done[r + 1][1]);
+      // The B of every microbatch in flight must fit too.
+      const double last = std::max(0.0, m.backward_input);
+      if (done[r][0] < forwards && m.forward + last <= room) can.push_back({r, 0, m.forward});
+      if (done[r][1] < backwards && m.backward_input <= room) can.push_back({r, 1, m.backward_input});
+      if (done[r][2] < done[r][1]) can.push_back({r, 2, m.backward_weight});
+    }
+    if (can.empty()) return {};
+    const Choice c = can[random() % can.size()];
+    schedule.ranks[c.rank].push_back({c.op == 0   ? Op::F
+                                      : c.op == 1 ? Op::B
+                                                  : Op::W,
+                                      static_cast<int>(c.rank), done[c.rank][c.op]++});
+    held[c.rank] += c.adds;
+  }
+  return schedule;
+}
+
+TEST(ZbAuto, NoOrderBeatsTheBound) {
+  std::mt19937 random(17);
+  int finished = 0;
+  for (int trial = 0; trial < 12; ++trial) {
+    const int ranks = 2 + static_cast<int>(random() % 6), microbatches = 2 + static_cast<int>(random() % 15);
+    const AutoCosts costs = random_costs(random, ranks, microbatches);
+    const AutoResult result = zb_auto(ranks, microbatches, costs);
+    check_result(result, costs);
+    for (int order = 0; order < 100; ++order) {
+      const Schedule schedule = random_order(random, ranks, microbatches, costs);
+      if (schedule.ranks.empty()) continue;
+      const Timeline timeline = simulate(schedule, costs.times).timeline;
+      ++finished;
+      ASSERT_GE(local_span(timeline), result.lower_bound * (1 - 1e-9)) << trial;
+      ASSERT_GE(timeline.makespan(), result.makespan_lower_bound * (1 - 1e-9)) << trial;
+    }
+    // Under a tighter limit the same bound holds.
+    AutoCosts tight = costs;
+    for (double& limit : tight.limit) limit = std::max(1.75, 0.6 * limit);
+    ASSERT_GE(zb_auto(ranks, microbatches, tight).span, result.lower_bound * (1 - 1e-9)) << trial;
+  }
+  EXPECT_GE(finished, 1000);
+}
+
+// Every rank of a run searches alone.
+TEST(ZbAuto, FindsTheSameAgain) {
+  std::mt19937 random(5);
+  for (auto [ranks, microbatches] : {std::pair{3, 5}, {6, 17}, {12, 40}}) {
+    const AutoCosts costs = random_costs(random, ranks, microbatches);
+    const AutoResult once = zb_auto(ranks, microbatches, costs), again = zb_auto(ranks, microbatches, costs);
+    EXPECT_EQ(once.schedule.ranks, again.schedule.ranks);
+    EXPECT_EQ(once.lower_bound, again.lower_bound);
+  }
+}
+
 TEST(ZbAuto, SmallCasesAreExact) {
   int proven = 0;
   std::mt19937 random(11);
@@ -205,7 +276,7 @@ TEST(ZbAuto, SmallCasesAreExact) {
   EXPECT_GE(proven, 6);
 }
 
-TEST(ZbAuto, LargeCasesAreFast) {
+TEST(ZbAuto, LargeCasesComeNearTheBound) {
   AutoCosts costs;
   std::mt19937 random(3);
   const auto number = [&](int low, int high) {
@@ -215,12 +286,14 @@ TEST(ZbAuto, LargeCasesAreFast) {
   for (int r = 0; r < 32; ++r) costs.times.stages.push_back({number(9, 12), number(9, 13), number(7, 10)});
   costs.times.message = 1;
   costs.limit = {48};
-  const auto begin = std::chrono::steady_clock::now();
-  const AutoResult result = zb_auto(32, 128, costs);
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  AutoResult result = zb_auto(32, 128, costs);
   check_result(result, costs);
-  RecordProperty("milliseconds", static_cast<int>(seconds.count() * 1000));
-  EXPECT_LE(result.span, 1.15 * result.lower_bound);
+  EXPECT_LE(result.span, 1.02 * result.lower_bound);
+  // Half of what 1f1b holds, and too many microbatches to try everything with all of them.
+  costs = even(32);
+  result = zb_auto(64, 512, costs);
+  check_result(result, costs);
+  EXPECT_LE(result.span, 1.04 * result.lower_bound);
 }
 
 TEST(ZbAuto, Edges) {

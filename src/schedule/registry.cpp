@@ -9,13 +9,13 @@
 namespace echelon {
 
 const std::vector<std::string>& schedule_names() {
-  static const std::vector<std::string> names{"naive", "gpipe",    "1f1b",     "interleaved", "pipedream",
-                                              "2bw",   "zb-h1",    "zb-h2",    "zb-v",        "v-half",
-                                              "v-min", "dualpipe", "dualpipev"};
+  static const std::vector<std::string> names{"naive", "gpipe",   "1f1b",     "interleaved", "pipedream",
+                                              "2bw",   "zb-h1",   "zb-h2",    "zb-v",        "v-half",
+                                              "v-min", "zb-auto", "dualpipe", "dualpipev"};
   return names;
 }
 
-Schedule make_schedule(const std::string& name, int ranks, int microbatches, int chunks, int steps) {
+void check_request(const std::string& name, int ranks, int microbatches, int chunks) {
   const auto& names = schedule_names();
   if (std::find(names.begin(), names.end(), name) == names.end())
     refuse("--schedule {}: unknown; legal: {}", name, fmt::join(names, ", "));
@@ -26,7 +26,10 @@ Schedule make_schedule(const std::string& name, int ranks, int microbatches, int
   if (name != "interleaved" && chunks > (folded ? 2 : 1))
     refuse("--chunks {}: {} has {} a rank; only interleaved takes another number", chunks, name,
            folded ? 2 : 1);
+}
 
+Schedule make_schedule(const std::string& name, int ranks, int microbatches, int chunks, int steps) {
+  check_request(name, ranks, microbatches, chunks);
   check(steps >= 1, "a schedule of no steps");
   if (name == "pipedream") return pipedream(ranks, microbatches * steps);
   if (name == "2bw") return two_bw(ranks, microbatches * steps, microbatches);
@@ -40,6 +43,7 @@ Schedule make_schedule(const std::string& name, int ranks, int microbatches, int
   if (name == "zb-v") return zb_v(ranks, microbatches);
   if (name == "v-half") return v_half(ranks, microbatches);
   if (name == "v-min") return v_min(ranks, microbatches);
+  if (name == "zb-auto") return zb_auto(ranks, microbatches);
   if (name == "dualpipe") return dualpipe(ranks, microbatches);
   check(name == "dualpipev", "a schedule's name without its maker");
   return dualpipe_v(ranks, microbatches);

@@ -23,11 +23,16 @@ Schedule zb_h2(int ranks, int microbatches);
 Schedule zb_v(int ranks, int microbatches);
 Schedule v_half(int ranks, int microbatches);
 Schedule v_min(int ranks, int microbatches);
+// What the search of zb_auto.h finds where all stages cost the same, F, B and W too, and no rank may hold
+// more than 1f1b does: P activations.
+Schedule zb_auto(int ranks, int microbatches);
 Schedule dualpipe(int ranks, int microbatches);
 Schedule dualpipe_v(int ranks, int microbatches);
 
 // Those of --schedule.
 const std::vector<std::string>& schedule_names();
+// Throws RequestError, naming the flag and what is legal, for numbers that no schedule of that name has.
+void check_request(const std::string& name, int ranks, int microbatches, int chunks);
 // Throws RequestError naming the flag and the least legal value. `chunks`: 0 for the schedule's own number.
 // `steps`: those that a schedule without a flush runs through, `microbatches` each.
 Schedule make_schedule(const std::string& name, int ranks, int microbatches, int chunks = 0, int steps = 1);

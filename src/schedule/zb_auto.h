@@ -1,7 +1,8 @@
 // Automatic zero-bubble schedule (Qi et al. 2023, https://arxiv.org/abs/2401.10241, section 3): a search over
 // the orders of F, B and W on every rank for stages that differ in time and memory, under a memory limit.
 // Small cases are solved exactly; large ones get the best of many constructed orders, with a proven bound
-// beside it.
+// beside it. What is searched depends on the costs alone, not on the time that it takes: every rank of a run
+// finds the same schedule by itself.
 #pragma once
 
 #include <vector>
@@ -30,11 +31,14 @@ struct AutoResult {
   double span = 0, makespan = 0;
   // No order whatever that keeps the limit has less.
   double lower_bound = 0, makespan_lower_bound = 0;
-  bool optimal = false;  // the span is proven least
+  bool optimal = false;             // the span is proven least
+  std::vector<double> peak_memory;  // of each rank, counted with the costs' memory
+
+  double gap() const { return lower_bound > 0 ? span / lower_bound - 1 : 0; }  // part of the bound
 };
 
-// Never worse in span than 1f1b, zb-h1 and zb-h2 where these keep the limit. Throws RequestError where a
-// limit does not hold one microbatch, or a cost is not usable.
+// Never worse in span than 1f1b, zb-h1 and zb-h2 where these keep the limit. Throws RequestError, naming the
+// flag of simulate, where a limit does not hold one microbatch or a cost is not usable.
 AutoResult zb_auto(int ranks, int microbatches, const AutoCosts& costs);
 
 }  // namespace echelon

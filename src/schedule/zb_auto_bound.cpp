@@ -15,7 +15,7 @@ bool operator<(const Cost& a, const Cost& b) {
 
 double slack(const Rank& rank) { return 1e-9 * std::max(1.0, rank.limit == never ? 1.0 : rank.limit); }
 
-bool keeps_limit(const Rank& rank, const Order& order) {
+double peak_memory(const Rank& rank, const Order& order) {
   double held = 0, most = 0;
   for (Op op : order) {
     if (op == Op::F) held += rank.hold;
@@ -26,7 +26,11 @@ bool keeps_limit(const Rank& rank, const Order& order) {
     most = std::max(most, held);
     if (op == Op::W) held -= rank.keep;
   }
-  return most <= rank.limit + slack(rank);
+  return most;
+}
+
+bool keeps_limit(const Rank& rank, const Order& order) {
+  return peak_memory(rank, order) <= rank.limit + slack(rank);
 }
 
 Cost cost_of(const Problem& problem, const Orders& orders) {

@@ -7,6 +7,7 @@
 // time nor memory, and an order is a string over F, B, W.
 #pragma once
 
+#include <cstdint>
 #include <limits>
 #include <vector>
 
@@ -42,6 +43,7 @@ bool operator<(const Cost& a, const Cost& b);  // with a tolerance for rounding
 
 // Every instruction as early as it can, as simulate() does; never: it cannot finish.
 Cost cost_of(const Problem& problem, const Orders& orders);
+double peak_memory(const Rank& rank, const Order& order);
 bool keeps_limit(const Rank& rank, const Order& order);
 double slack(const Rank& rank);  // what rounding may add to a memory limit
 
@@ -49,6 +51,21 @@ struct Bound {
   double span = 0, makespan = 0;
 };
 Bound lower_bound(const Problem& problem);
+
+// How a rank chooses its next instruction.
+struct Policy {
+  std::vector<int> warm_up;  // Fs before the first B of each rank
+  bool alternate = true;     // then one B, one F in turn; else whichever can start first, never more than...
+  std::vector<int> cap;      // ...these between F and B
+  double gap = 1;  // a W fills a gap of at least this part of its time; never: only when memory is short
+};
+
+// Those worth a try. Where trying all takes more than so many instructions: those that do best with fewer
+// microbatches.
+std::vector<Policy> policies(const Problem& problem, std::int64_t most_instructions);
+// What a policy leads to: all ranks at once, always the instruction that starts first. Empty when it gets
+// stuck.
+Orders orders_by(const Problem& problem, const Policy& policy);
 
 // Branch and bound from `best`, which it improves; true when it looked at everything, so that `best` has the
 // least span.

@@ -1,0 +1,159 @@
+#include "apps/simulate_flags.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "apps/flags.h"
+#include "base/error.h"
+
+namespace echelon {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::int64_t most_cells = 1 << 23;  // ranks times chunks times microbatches: a gigabyte or two
+
+std::vector<std::string> split(const std::string& text, const char* separators) {
+  std::vector<std::string> parts;
+  for (std::size_t begin = 0; begin <= text.size();) {
+    const std::size_t end = std::min(text.find_first_of(separators, begin), text.size());
+    std::string part = text.substr(begin, end - begin);
+    part.erase(0, part.find_first_not_of(" \t\r"));
+    part.erase(part.find_last_not_of(" \t\r") + 1);
+    parts.push_back(part);
+    begin = end + 1;
+  }
+  return parts;
+}
+
+struct OfFbw {
+  double f, b, w;
+};
+
+// "1,1,1"
+OfFbw parse_fbw(const std::string& flag, const std::string& text, double least) {
+  const auto parts = split(text, ",");
+  double x[3];
+  if (parts.size() != 3) refuse("{} {}: must be three numbers F,B,W", flag, text);
+  for (std::size_t k = 0; k < 3; ++k) {
+    x[k] = parse_number<double>(flag, parts[k]);
+    if (!(x[k] >= least) || x[k] > 1e12)
+      refuse("{} {}: {} must be from {} to 1e12", flag, text, parts[k], least);
+  }
+  return {x[0], x[1], x[2]};
+}
+
+// "1,1,1;2,2,2", or a file with a line for each stage.
+std::vector<OfFbw> parse_stages(const char* flag, const std::string& given, double least) {
+  std::vector<OfFbw> stages;
+  if (given.empty()) return stages;
+  const bool is_inline = given.find(',') != std::string::npos;
+  const std::string text = is_inline ? given : read_file(flag, given);
+  for (const std::string& stage : split(text, ";\n"))
+    if (!stage.empty() && stage[0] != '#') stages.push_back(parse_fbw(flag, stage, least));
+  if (stages.empty()) refuse("{} {}: holds no numbers; legal: F,B,W of each stage", flag, given);
+  return stages;
+}
+
+}  // namespace
+
+std::string read_file(const char* flag, const std::string& path) {
+  if (!fs::is_regular_file(path)) refuse("{} {}: must be a regular file", flag, path);
+  std::ifstream in(path, std::ios::binary);
+  std::ostringstream text;
+  text << in.rdbuf();
+  if (!in) refuse("{} {}: cannot be read: {}", flag, path, std::strerror(errno));
+  return text.str();
+}
+
+std::vector<std::string> SimulateFlags::names() const {
+  if (!compare.empty()) return split(compare, ",");
+  return {schedule.empty() ? "1f1b" : schedule};
+}
+
+void SimulateFlags::read() {
+  if (!schedule.empty() && !compare.empty()) refuse("--schedule excludes --compare; give one of the two");
+  const std::vector<std::string> formats{"text", "svg", "html", "perfetto", "rows", "csv", "lowered"};
+  if (std::find(formats.begin(), formats.end(), format) == formats.end())
+    refuse("--format {}: legal: {}", format, fmt::join(formats, ", "));
+  if (colour != "auto" && colour != "always" && colour != "never")
+    refuse("--colour {}: legal: auto, always, never", colour);
+  if (width < 0 || (width > 0 && width < 20) || width > 100000)
+    refuse("--width {}: must be from 20 to 100000 columns", width);
+  if (!(message >= 0) || message > 1e12) refuse("--comm-time {}: must be from 0 to 1e12", message);
+  if (!(overlap_factor > 0) || overlap_factor > 1)
+    refuse("--overlap-factor {}: must be above 0 and at most 1", overlap_factor);
+  const auto at_least_1 = [](const char* flag, int value) {
+    if (value < 1) refuse("{} {}: must be at least 1", flag, value);
+  };
+  at_least_1("--steps", steps);
+  at_least_1("--pp", ranks());
+  at_least_1("--microbatches", microbatches());
+  if (chunks < 0) refuse("--chunks {}: must be at least 1", chunks);
+  double cells = steps;
+  for (int factor : {ranks(), microbatches(), std::max(chunks, 2)}) cells *= factor;
+  if (cells > most_cells)
+    refuse("--pp {} x --microbatches {}: with their chunks and steps {} pieces of work; legal: up to {}",
+           ranks(), microbatches(), cells, most_cells);
+
+  const OfFbw full = parse_fbw("--times", times, 0);
+  full_stage = {full.f, full.b, full.w};
+  for (const OfFbw& x : parse_stages("--stage-times", stage_times, 0)) stages.push_back({x.f, x.b, x.w});
+
+  const auto all = names();
+  const bool has_search = std::find(all.begin(), all.end(), "zb-auto") != all.end();
+  for (const auto& [flag, value] :
+       {std::pair{"--stage-memory", &stage_memory}, {"--activation-limit", &activation_limit}})
+    if (!value->empty() && !has_search)
+      refuse("{} {}: only zb-auto goes by it, and asked for is {}", flag, *value, fmt::join(all, ", "));
+  for (const OfFbw& x : parse_stages("--stage-memory", stage_memory, -1e12))
+    memory.push_back({x.f, x.b, x.w});
+  if (memory.empty()) memory.push_back({});
+  if (activation_limit.empty()) return;
+  for (const std::string& limit : split(activation_limit, ",")) {
+    limits.push_back(parse_number<double>("--activation-limit", limit));
+    if (!(limits.back() > 0)) refuse("--activation-limit {}: {} must be above 0", activation_limit, limit);
+  }
+}
+
+void SimulateFlags::add_to(CLI::App& app) {
+  app.add_option("--schedule", schedule, "One of the published ones, or a file of rows or torch's CSV")
+      ->type_name("NAME|FILE")
+      ->default_str("1f1b");
+  app.add_option("--compare", compare, "Several, in one table and one drawing")->type_name("A,B,...");
+  add_number(app, "--pp", given_ranks, "Pipeline ranks (default: 4, or the file's)");
+  add_number(app, "--microbatches", given_microbatches, "Of one step (default: 8, or the file's)");
+  add_number(app, "--chunks", chunks, "Model chunks of a rank; 0: the schedule's own number");
+  add_number(app, "--steps", steps, "Steps run through by pipedream and 2bw, which do not flush");
+  app.add_option("--times", times, "Forward, input gradient, weight gradient of one full stage")
+      ->type_name("F,B,W")
+      ->default_str("1,1,1");
+  app.add_option("--stage-times", stage_times, "Those of each stage by itself, from stage 0 on")
+      ->type_name("F,B,W;...|FILE");
+  add_number(app, "--comm-time", message, "Of one message between two ranks");
+  add_number(app, "--overlap-factor", overlap_factor, "Time of a pair run together over the sum of its two");
+  app.add_option("--activation-limit", activation_limit,
+                 "Most that zb-auto may hold, in activations of a full stage: one for all ranks, or each its "
+                 "own (default: the number of ranks, as 1f1b)")
+      ->type_name("A[,A...]");
+  app.add_option("--stage-memory", stage_memory,
+                 "What F, B and W add to that memory, for all stages or each (default: 1,0,-1)")
+      ->type_name("F,B,W;...|FILE");
+  app.add_option("--format", format, "Drawing, or the instructions (rows, torch's csv, with messages)")
+      ->type_name("text|svg|html|perfetto|rows|csv|lowered")
+      ->default_str("text");
+  app.add_option("--out", out, "Where the drawing goes (default: standard output)")->type_name("FILE");
+  add_number(app, "--width", width, "Columns of the text drawing; 0: the terminal's");
+  app.add_option("--colour", colour, "Of the text drawing")
+      ->type_name("auto|always|never")
+      ->default_str("auto");
+  app.add_flag("--json", json, "Report as one JSON object on standard output");
+}
+
+}  // namespace echelon

@@ -1,0 +1,38 @@
+// The flags of simulate, and what they say of times and memory.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "schedule/zb_auto.h"
+
+namespace echelon {
+
+struct SimulateFlags {
+  std::string schedule, compare, times = "1,1,1", stage_times, stage_memory, activation_limit;
+  std::string format = "text", out, colour = "auto";
+  std::optional<int> given_ranks, given_microbatches;
+  int chunks = 0, steps = 1, width = 0;
+  double message = 0, overlap_factor = 1;
+  bool is_format_given = false, json = false;
+
+  // Filled in by read().
+  StageTimes full_stage;
+  std::vector<StageTimes> stages;   // of each stage, where given
+  std::vector<StageMemory> memory;  // of each stage, or one for all
+  std::vector<double> limits;       // of each rank, or one for all, where given
+
+  void add_to(CLI::App& app);
+  // Throws RequestError for what no schedule could mean.
+  void read();
+
+  int ranks() const { return given_ranks.value_or(4); }
+  int microbatches() const { return given_microbatches.value_or(8); }
+  std::vector<std::string> names() const;  // of the schedules asked for
+};
+
+std::string read_file(const char* flag, const std::string& path);
+
+}  // namespace echelon
