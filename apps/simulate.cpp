@@ -6,11 +6,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 
 #include "apps/flags.h"
 #include "apps/simulate_flags.h"
@@ -56,6 +55,7 @@ class Simulate {
       refuse("--steps {}: {} flushes after every step, so one shows all; legal: 1", steps, name);
     check_request(name, f_.ranks(), f_.microbatches(), chunks);
     if (name == "zb-auto") return search();
+    if (name == "interleaved") return interleave(chunks == 0 ? 2 : chunks);
     return report_on(make_schedule(name, f_.ranks(), f_.microbatches(), chunks, steps));
   }
 
@@ -77,6 +77,19 @@ class Simulate {
     return echelon::report_on(std::move(schedule), costs);
   }
 
+  // With what another grouping would come to where the ranks do not divide the microbatches.
+  SimulationReport interleave(int chunks) const {
+    const int ranks = f_.ranks(), microbatches = f_.microbatches();
+    SimulationReport report = report_on(interleaved(ranks, microbatches, chunks, f_.group));
+    if (chunks == 1 || microbatches % ranks == 0) return report;
+    const Schedule even = interleaved_even(ranks, microbatches, chunks);
+    BetterGrouping better{even.name, even_groups(ranks, microbatches),
+                          simulate(even, costs_of(even.name, even.num_stages, even.stage_fraction()))};
+    if (better.simulation.timeline.makespan() < report.makespan * (1 - 1e-9))
+      report.better = std::move(better);
+    return report;
+  }
+
   SimulationReport search() const {
     AutoCosts costs{costs_of("zb-auto", f_.ranks(), 1), f_.memory, f_.limits};
     if (costs.limit.empty()) costs.limit = {static_cast<double>(f_.ranks())};
@@ -90,7 +103,7 @@ class Simulate {
   SimulationReport compared(const std::string& name) const {
     if (!is_name(name) && !fs::exists(name)) read("--compare", name);
     try {
-      return report("--compare", name, name == "interleaved" ? f_.chunks : 0,
+      return report("--compare", name, name.starts_with("interleaved") ? f_.chunks : 0,
                     keeps_going(name) ? f_.steps : 1);
     } catch (const RequestError& error) {
       SimulationReport unfit;

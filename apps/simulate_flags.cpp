@@ -96,6 +96,11 @@ void SimulateFlags::read() {
   at_least_1("--pp", ranks());
   at_least_1("--microbatches", microbatches());
   if (chunks < 0) refuse("--chunks {}: must be at least 1", chunks);
+  const auto all = names();
+  const auto has = [&](const char* name) { return std::find(all.begin(), all.end(), name) != all.end(); };
+  if (group < 0) refuse("--group-size {}: must be at least 1", group);
+  if (group > 0 && !has("interleaved"))
+    refuse("--group-size {}: only interleaved goes by it, and asked for is {}", group, fmt::join(all, ", "));
   double cells = steps;
   for (int factor : {ranks(), microbatches(), std::max(chunks, 2)}) cells *= factor;
   if (cells > most_cells)
@@ -106,11 +111,9 @@ void SimulateFlags::read() {
   full_stage = {full.f, full.b, full.w};
   for (const OfFbw& x : parse_stages("--stage-times", stage_times, 0)) stages.push_back({x.f, x.b, x.w});
 
-  const auto all = names();
-  const bool has_search = std::find(all.begin(), all.end(), "zb-auto") != all.end();
   for (const auto& [flag, value] :
        {std::pair{"--stage-memory", &stage_memory}, {"--activation-limit", &activation_limit}})
-    if (!value->empty() && !has_search)
+    if (!value->empty() && !has("zb-auto"))
       refuse("{} {}: only zb-auto goes by it, and asked for is {}", flag, *value, fmt::join(all, ", "));
   for (const OfFbw& x : parse_stages("--stage-memory", stage_memory, -1e12))
     memory.push_back({x.f, x.b, x.w});
@@ -130,6 +133,9 @@ void SimulateFlags::add_to(CLI::App& app) {
   add_number(app, "--pp", given_ranks, "Pipeline ranks (default: 4, or the file's)");
   add_number(app, "--microbatches", given_microbatches, "Of one step (default: 8, or the file's)");
   add_number(app, "--chunks", chunks, "Model chunks of a rank; 0: the schedule's own number");
+  add_number(
+      app, "--group-size", group,
+      "Microbatches that interleaved takes through a chunk before the next one; 0: the number of ranks");
   add_number(app, "--steps", steps, "Steps run through by pipedream and 2bw, which do not flush");
   app.add_option("--times", times, "Forward, input gradient, weight gradient of one full stage")
       ->type_name("F,B,W")

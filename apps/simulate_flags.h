@@ -14,7 +14,7 @@ struct SimulateFlags {
   std::string schedule, compare, times = "1,1,1", stage_times, stage_memory, activation_limit;
   std::string format = "text", out, colour = "auto";
   std::optional<int> given_ranks, given_microbatches;
-  int chunks = 0, steps = 1, width = 0;
+  int chunks = 0, group = 0, steps = 1, width = 0;
   double message = 0, overlap_factor = 1;
   bool is_format_given = false, json = false;
 

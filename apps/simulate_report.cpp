@@ -17,6 +17,11 @@ double rounded(double x) {
   return y == 0 ? 0 : y;  // no -0
 }
 
+std::vector<double> rounded(std::vector<double> values) {
+  for (double& x : values) x = rounded(x);
+  return values;
+}
+
 // "4", "4 3 2 1", and of many ranks "32 to 1".
 template <class T>
 std::string over_ranks(const std::vector<T>& values) {
@@ -46,14 +51,12 @@ SimulationReport report_on(Schedule schedule, const SimulationCosts& costs) {
 }
 
 static void add_search(nlohmann::ordered_json& json, const AutoResult& search) {
-  std::vector<double> memory;
-  for (double peak : search.peak_memory) memory.push_back(rounded(peak));
   json["span"] = rounded(search.span);
   json["lower_bound"] = rounded(search.lower_bound);
   json["makespan_lower_bound"] = rounded(search.makespan_lower_bound);
   json["gap"] = rounded(search.gap());
   json["optimal"] = search.optimal;
-  json["peak_memory"] = memory;
+  json["peak_memory"] = rounded(search.peak_memory);
 }
 
 nlohmann::ordered_json to_json(const SimulationReport& r) {
@@ -63,18 +66,22 @@ nlohmann::ordered_json to_json(const SimulationReport& r) {
     json["reason"] = r.unfit;
     return json;
   }
-  std::vector<double> peaks;
-  for (double peak : r.simulation.peak_activations) peaks.push_back(rounded(peak));
   json["makespan"] = rounded(r.makespan);
   json["work_per_rank"] = rounded(r.work);
   json["bubble_time"] = rounded(r.bubble());
   json["bubble_fraction"] = rounded(r.bubble_fraction());
   json["local_bubble_time"] = rounded(r.local_bubble);
-  json["peak_activations"] = peaks;
+  json["peak_activations"] = rounded(r.simulation.peak_activations);
   json["weight_versions"] = r.simulation.weight_versions;
   json["parameter_copies"] = r.simulation.parameter_copies;
   json["messages"] = r.simulation.messages;
   if (r.search) add_search(json, *r.search);
+  if (r.better)
+    json["better_grouping"] = {{"schedule", r.better->schedule},
+                               {"groups", r.better->groups},
+                               {"makespan", rounded(r.better->simulation.timeline.makespan())},
+                               {"bubble_time", rounded(r.better->simulation.timeline.makespan() - r.work)},
+                               {"peak_activations", rounded(r.better->simulation.peak_activations)}};
   return json;
 }
 
@@ -104,15 +111,30 @@ std::string table(const std::vector<SimulationReport>& reports) {
   return text;
 }
 
+static std::string remark(const SimulationReport& r, const AutoResult& found) {
+  const std::string bound =
+      found.optimal ? "proven least"
+                    : fmt::format("no less than {:.6g} (gap {:.2g}%)", found.lower_bound, 100 * found.gap());
+  return fmt::format(
+      "{}: span {:.6g} from a rank's first F to its last W, {}; makespan no less than {:.6g}\n", r.name,
+      found.span, bound, found.makespan_lower_bound);
+}
+
+static std::string remark(const SimulationReport& r, const BetterGrouping& better) {
+  const double makespan = better.simulation.timeline.makespan();
+  return fmt::format(
+      "{}: {} ranks do not divide {} microbatches; --schedule {} takes them in groups of {}: makespan "
+      "{:.6g}, bubble "
+      "{:.6g}, peak activations {}\n",
+      r.name, r.ranks, r.microbatches, better.schedule, over_ranks(better.groups), makespan,
+      rounded(makespan - r.work), over_ranks(better.simulation.peak_activations));
+}
+
 std::string remarks(const std::vector<SimulationReport>& reports) {
   std::string text;
   for (const SimulationReport& r : reports) {
-    if (!r.search) continue;
-    const AutoResult& s = *r.search;
-    text += fmt::format("{}: span {:.6g} from a rank's first F to its last W, ", r.name, s.span);
-    text += s.optimal ? "proven least"
-                      : fmt::format("no less than {:.6g} (gap {:.2g}%)", s.lower_bound, 100 * s.gap());
-    text += fmt::format("; makespan no less than {:.6g}\n", s.makespan_lower_bound);
+    if (r.search) text += remark(r, *r.search);
+    if (r.better) text += remark(r, *r.better);
   }
   return text;
 }

@@ -12,6 +12,13 @@
 
 namespace echelon {
 
+// How interleaved would be faster where the ranks do not divide the microbatches.
+struct BetterGrouping {
+  std::string schedule;
+  std::vector<int> groups;
+  Simulation simulation;
+};
+
 struct SimulationReport {
   std::string name;
   int ranks = 0, microbatches = 0;
@@ -20,7 +27,8 @@ struct SimulationReport {
   Simulation simulation;
   double makespan = 0, local_bubble = 0;
   std::optional<AutoResult> search;  // of zb-auto; its schedule is the one above
-  double work = 0;                   // of the rank with the most; what ran together counts once
+  std::optional<BetterGrouping> better;
+  double work = 0;  // of the rank with the most; what ran together counts once
 
   double bubble() const { return makespan - work; }
   double bubble_fraction() const { return makespan > 0 ? bubble() / makespan : 0; }

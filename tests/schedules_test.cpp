@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 
 #include "base/error.h"
 #include "schedule/simulate.h"
@@ -56,13 +57,13 @@ TEST(Schedules, ReproduceTheTable) {
       {dualpipe_v(4, 12), 39, 3, 3, {4.5, 4.5, 4.5, 4.5}},
       {dualpipe(4, 12), 38, 2, 2, {5, 5, 5, 5}},
       {dualpipe(8, 20), 66, 6, 6, std::vector<double>(8, 9.0)},
-      // With groups of P and a smaller last one.
-      {interleaved(4, 13, 2, 4), 49, 10, 10, {5.5, 4.5, 3.5, 2.5}},
-      {interleaved(4, 14, 2, 4), 51.5, 9.5, 9.5, {5.5, 4.5, 3.5, 2.5}},
-      {interleaved(4, 15, 2, 4), 50.5, 5.5, 5.5, {5.5, 4.5, 3.5, 2.5}},
+      // Groups of P and a smaller last one.
+      {interleaved(4, 13, 2), 49, 10, 10, {5.5, 4.5, 3.5, 2.5}},
+      {interleaved(4, 14, 2), 51.5, 9.5, 9.5, {5.5, 4.5, 3.5, 2.5}},
+      {interleaved(4, 15, 2), 50.5, 5.5, 5.5, {5.5, 4.5, 3.5, 2.5}},
       // Equal groups: one microbatch more in each costs half an activation, the bubble stays.
-      {interleaved(4, 13, 2), 43.5, 4.5, 4.5, {6, 5, 4, 3}},
-      {interleaved(4, 15, 2), 49.5, 4.5, 4.5, {6, 5, 4, 3}},
+      {interleaved_even(4, 13, 2), 43.5, 4.5, 4.5, {6, 5, 4, 3}},
+      {interleaved_even(4, 15, 2), 49.5, 4.5, 4.5, {6, 5, 4, 3}},
       {v_half(4, 12), 38.5, 2.5, 2.5, {3, 3, 3, 3}},
       {v_min(4, 12), 41.5, 5.5, 5.5, {2, 2, 2, 2}},
   };
@@ -92,10 +93,15 @@ TEST(Schedules, AgreeWithTheClosedForms) {
       const std::vector<double> peaks = peak_activations(one_f_one_b(p, m));
       for (int r = 0; r < p; ++r) ASSERT_EQ(peaks[r], std::min(p - r, m));
       for (int v : {2, 3}) {
-        const Schedule s = interleaved(p, m, v);
-        expect_close(bubble(s, uneven), (p - 1) * all / v, s, "bubble");
-        if (m % p == 0)
-          expect_close(peak_activations(s)[0], std::min<double>(m, p * (1 + (p - 1.0) / (p * v))), s, "peak");
+        const Schedule s = interleaved(p, m, v), even = interleaved_even(p, m, v);
+        expect_close(bubble(even, uneven), (p - 1) * all / v, even, "bubble");
+        const double peak = std::min<double>(m, p * (1 + (p - 1.0) / (p * v)));
+        ASSERT_LE(peak_activations(s)[0], peak + 1e-9) << p << " " << m << " " << v;
+        ASSERT_GE(bubble(s), bubble(even) - 1e-9) << p << " " << m << " " << v;
+        if (m % p == 0) {
+          expect_close(peak_activations(s)[0], peak, s, "peak");
+          ASSERT_EQ(s.ranks, even.ranks);
+        }
       }
       const Schedule h1 = zb_h1(p, m);
       expect_close(bubble(h1, uneven), (p - 1) * 2.0, h1, "bubble");
@@ -157,7 +163,8 @@ TEST(Schedules, AreSoundForAllSmallSizes) {
   for (int p = 1; p <= 8; ++p)
     for (int m = 1; m <= 20; ++m) {
       for (const std::string& name : schedule_names()) {
-        if (name == "interleaved" || (name == "2bw" && m < p) || (name == "dualpipev" && m < 2 * p)) continue;
+        if (name.starts_with("interleaved") || (name == "2bw" && m < p) || (name == "dualpipev" && m < 2 * p))
+          continue;
         if (name == "dualpipe" && (p % 2 != 0 || m % 2 != 0 || m < 2 * p)) continue;
         const Schedule s = make_schedule(name, p, m);
         EXPECT_EQ(s.name, name);
@@ -168,13 +175,16 @@ TEST(Schedules, AreSoundForAllSmallSizes) {
         const auto peak = peaks.find(name);
         expect_sound(s, std::min<double>(m, peak == peaks.end() ? p : peak->second));
       }
-      for (int v = 1; v <= 4; ++v)
-        for (int group = 0; group <= m; group += group < p + 2 ? 1 : 3) {
-          const int most = group == 0 ? std::max(1, m / p) : 0;  // groups
-          const int size = group == 0 ? (m + most - 1) / most : group;
-          const double peak = v == 1 ? p : (2.0 * (p - 1) + (v - 1) * size + 1) / v;
-          expect_sound(interleaved(p, m, v, group), std::min<double>(m, peak));
-        }
+      for (int v = 1; v <= 4; ++v) {
+        const auto stated_peak = [&](int size) {
+          return std::min<double>(m, v == 1 ? p : (2.0 * (p - 1) + (v - 1) * size + 1) / v);
+        };
+        for (int group = 0; group <= m; group += group < p + 2 ? 1 : 3)
+          expect_sound(interleaved(p, m, v, group), stated_peak(group == 0 ? p : group));
+        const std::vector<int> groups = even_groups(p, m);
+        EXPECT_EQ(std::accumulate(groups.begin(), groups.end(), 0), m);
+        expect_sound(interleaved_even(p, m, v), stated_peak(groups[0]));
+      }
     }
 }
 
@@ -260,8 +270,7 @@ TEST(Schedules, RefuseWhatCannotBe) {
   EXPECT_EQ(message("2bw", 4, 3, 0), "--microbatches 3: 2bw needs at least P = 4 a step");
   EXPECT_EQ(message("1f1b", 0, 3, 0), "--pp 0: 1f1b needs at least 1");
   EXPECT_EQ(message("1f1b", 2, 0, 0), "--microbatches 0: 1f1b needs at least 1");
-  EXPECT_EQ(message("gpipe", 2, 4, 3),
-            "--chunks 3: gpipe has 1 a rank; only interleaved takes another number");
+  EXPECT_EQ(message("gpipe", 2, 4, 3), "--chunks 3: gpipe has 1 a rank; only interleaved takes more");
   EXPECT_EQ(message("zb-v", 2, 4, 2), "accepted");
   EXPECT_EQ(message("interleaved", 2, 4, -1), "--chunks -1: interleaved needs at least 1");
   EXPECT_NE(message("1f2b", 2, 4, 0).find("legal: naive, gpipe"), std::string::npos);

@@ -90,6 +90,37 @@ TEST_F(SimulateCommand, ComparesInOneTable) {
   EXPECT_NE(read("both.html").find("\"title\":\"zb-v\""), std::string::npos);
 }
 
+TEST_F(SimulateCommand, SaysWhichGroupingIsBetter) {
+  const struct {
+    int microbatches;
+    double bubble;
+    json groups;
+  } cases[] = {{13, 10.0, {5, 4, 4}}, {14, 9.5, {5, 5, 4}}, {15, 5.5, {5, 5, 5}}};
+  for (const auto& c : cases) {
+    const std::string size = " --chunks 2 --microbatches " + std::to_string(c.microbatches);
+    const json classic = object("--schedule interleaved" + size);
+    EXPECT_EQ(classic["bubble_time"], c.bubble);
+    EXPECT_EQ(classic["peak_activations"], (json{5.5, 4.5, 3.5, 2.5}));
+    const json even = object("--schedule interleaved-even" + size);
+    EXPECT_FALSE(even.contains("better_grouping"));
+    EXPECT_EQ(even["bubble_time"], 4.5);
+    EXPECT_EQ(classic["better_grouping"], (json{{"schedule", "interleaved-even"},
+                                                {"groups", c.groups},
+                                                {"makespan", even["makespan"]},
+                                                {"bubble_time", 4.5},
+                                                {"peak_activations", even["peak_activations"]}}));
+  }
+  EXPECT_FALSE(object("--schedule interleaved --microbatches 12").contains("better_grouping"));
+  EXPECT_EQ(object("--schedule interleaved --microbatches 13 --chunks 1")["bubble_time"], 9.0);
+  EXPECT_EQ(object("--schedule interleaved --microbatches 13 --group-size 5")["peak_activations"][0], 6.0);
+  EXPECT_NE(
+      run("--schedule interleaved --microbatches 13")
+          .out.find(
+              "--schedule interleaved-even takes them in groups of 5 4 4: makespan 43.5, bubble 4.5, peak "
+              "activations 6 5 4 3\n"),
+      std::string::npos);
+}
+
 TEST_F(SimulateCommand, SearchesUnderALimit) {
   const struct {
     const char *size, *limit;
@@ -165,6 +196,8 @@ TEST_F(SimulateCommand, RefusesWrongRequestsByName) {
   refused("--format svg --out absent/x.svg", {"--out absent/x.svg", "No such file"});
   refused("--comm-time nan", {"--comm-time nan"});
   refused("--overlap-factor 0", {"--overlap-factor 0"});
+  refused("--group-size 3", {"--group-size 3", "interleaved", "1f1b"});
+  refused("--schedule interleaved --group-size -1", {"--group-size -1"});
   refused("--activation-limit 3", {"--activation-limit 3", "zb-auto", "1f1b"});
   refused("--compare 1f1b,gpipe --stage-memory 1,0,-1", {"--stage-memory 1,0,-1", "zb-auto"});
   refused("--schedule zb-auto --activation-limit 0.5", {"--activation-limit 0.5", "needs 1"});

@@ -3,24 +3,17 @@
 // then through chunk 1, ...; the backward pass takes the chunks the other way round. Bubble (P-1)(F+B+W)/V,
 // messages times V. Peak on rank r (2(P-r-1) + (V-1)N + 1)/V activations: P + (P-1)/V on rank 0 with N = P.
 //
-// The paper asks for M mod P = 0. Any M >= P has the same bubble when it is cut into floor(M/P) groups as
-// equal as they can be; a group of P+1 costs (V-1)/V of an activation more. With groups of P and a smaller
-// last one (group = P) the memory stays and the bubble grows: from 4.5 to 10.0 at P = 4, V = 2, M = 13.
+// The paper asks for M mod P = 0. Other M work with groups of P and a smaller last one: the memory stays and
+// the bubble grows, from 4.5 to 10.0 at P = 4, V = 2, M = 13. Cut into floor(M/P) groups as equal as they can
+// be instead, any M >= P has the bubble of M mod P = 0; a group of P+1 costs (V-1)/V of an activation more.
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/split.h"
 #include "schedule/schedules.h"
 
 namespace echelon {
 namespace {
-
-// Largest first.
-std::vector<int> equal_groups(int ranks, int microbatches) {
-  const int count = std::max(1, microbatches / ranks);
-  std::vector<int> groups;
-  for (int i = 0; i < count; ++i) groups.push_back(microbatches / count + (i < microbatches % count));
-  return groups;
-}
 
 std::vector<int> groups_of(int size, int ranks, int microbatches, int chunks) {
   std::vector<int> groups(microbatches / size, size);
@@ -34,18 +27,13 @@ std::vector<int> groups_of(int size, int ranks, int microbatches, int chunks) {
   return groups;
 }
 
-}  // namespace
-
-Schedule interleaved(int ranks, int microbatches, int chunks, int group) {
-  check(chunks >= 1 && group >= 0, "interleaved: chunks and group");
+Schedule in_groups(const char* name, int ranks, int microbatches, int chunks,
+                   const std::vector<int>& groups) {
   if (chunks == 1) {
     Schedule plain = one_f_one_b(ranks, microbatches);
-    plain.name = "interleaved";
+    plain.name = name;
     return plain;
   }
-  const std::vector<int> groups = group == 0
-                                      ? equal_groups(ranks, microbatches)
-                                      : groups_of(std::min(group, microbatches), ranks, microbatches, chunks);
   struct Pass {
     int chunk, microbatch;
   };
@@ -57,7 +45,7 @@ Schedule interleaved(int ranks, int microbatches, int chunks, int group) {
     first += size;
   }
 
-  Schedule schedule{"interleaved", ranks * chunks, microbatches, {}};
+  Schedule schedule{name, ranks * chunks, microbatches, {}};
   for (int r = 0; r < ranks; ++r) {
     auto& list = schedule.ranks.emplace_back();
     const auto run = [&](Op op, int chunk, int microbatch) {
@@ -73,6 +61,27 @@ Schedule interleaved(int ranks, int microbatches, int chunks, int group) {
     }
   }
   return schedule;
+}
+
+}  // namespace
+
+std::vector<int> even_groups(int ranks, int microbatches) {
+  const int count = std::max(1, microbatches / ranks);
+  std::vector<int> groups;
+  for (int i = 0; i < count; ++i)
+    groups.push_back(static_cast<int>(split_range(microbatches, count, i).size()));
+  return groups;
+}
+
+Schedule interleaved(int ranks, int microbatches, int chunks, int group) {
+  check(chunks >= 1 && group >= 0, "interleaved: chunks and group");
+  const int size = std::min(group == 0 ? ranks : group, microbatches);
+  return in_groups("interleaved", ranks, microbatches, chunks, groups_of(size, ranks, microbatches, chunks));
+}
+
+Schedule interleaved_even(int ranks, int microbatches, int chunks) {
+  check(chunks >= 1, "interleaved: chunks");
+  return in_groups("interleaved-even", ranks, microbatches, chunks, even_groups(ranks, microbatches));
 }
 
 }  // namespace echelon

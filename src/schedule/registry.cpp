@@ -9,9 +9,9 @@
 namespace echelon {
 
 const std::vector<std::string>& schedule_names() {
-  static const std::vector<std::string> names{"naive", "gpipe",   "1f1b",     "interleaved", "pipedream",
-                                              "2bw",   "zb-h1",   "zb-h2",    "zb-v",        "v-half",
-                                              "v-min", "zb-auto", "dualpipe", "dualpipev"};
+  static const std::vector<std::string> names{
+      "naive", "gpipe", "1f1b",   "interleaved", "interleaved-even", "pipedream", "2bw",      "zb-h1",
+      "zb-h2", "zb-v",  "v-half", "v-min",       "zb-auto",          "dualpipe",  "dualpipev"};
   return names;
 }
 
@@ -23,9 +23,8 @@ void check_request(const std::string& name, int ranks, int microbatches, int chu
   if (microbatches < 1) refuse("--microbatches {}: {} needs at least 1", microbatches, name);
   if (chunks < 0) refuse("--chunks {}: {} needs at least 1", chunks, name);
   const bool folded = name == "zb-v" || name == "v-half" || name == "v-min" || name == "dualpipev";
-  if (name != "interleaved" && chunks > (folded ? 2 : 1))
-    refuse("--chunks {}: {} has {} a rank; only interleaved takes another number", chunks, name,
-           folded ? 2 : 1);
+  if (!name.starts_with("interleaved") && chunks > (folded ? 2 : 1))
+    refuse("--chunks {}: {} has {} a rank; only interleaved takes more", chunks, name, folded ? 2 : 1);
 }
 
 Schedule make_schedule(const std::string& name, int ranks, int microbatches, int chunks, int steps) {
@@ -35,6 +34,7 @@ Schedule make_schedule(const std::string& name, int ranks, int microbatches, int
   if (name == "2bw") return two_bw(ranks, microbatches * steps, microbatches);
   check(steps == 1, "a schedule that flushes is made for one step");
   if (name == "interleaved") return interleaved(ranks, microbatches, chunks == 0 ? 2 : chunks);
+  if (name == "interleaved-even") return interleaved_even(ranks, microbatches, chunks == 0 ? 2 : chunks);
   if (name == "naive") return naive(ranks, microbatches);
   if (name == "gpipe") return gpipe(ranks, microbatches);
   if (name == "1f1b") return one_f_one_b(ranks, microbatches);

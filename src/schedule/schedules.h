@@ -12,9 +12,11 @@ namespace echelon {
 Schedule naive(int ranks, int microbatches);
 Schedule gpipe(int ranks, int microbatches);
 Schedule one_f_one_b(int ranks, int microbatches);
-// `group`: microbatches that go through one chunk before the next chunk's turn, the last group smaller; 0:
-// equal groups of at least P, which keep the bubble of M mod P = 0 at every M >= P.
+// `group`: microbatches that go through one chunk before the next chunk's turn, the last group smaller; 0: P.
 Schedule interleaved(int ranks, int microbatches, int chunks, int group = 0);
+// In equal groups of at least P, the largest first: at every M >= P the bubble of M mod P = 0.
+Schedule interleaved_even(int ranks, int microbatches, int chunks);
+std::vector<int> even_groups(int ranks, int microbatches);  // that it takes
 Schedule pipedream(int ranks, int microbatches);
 // `step_microbatches`: microbatches of one optimizer step; `microbatches` is a multiple of it.
 Schedule two_bw(int ranks, int microbatches, int step_microbatches);
