@@ -72,6 +72,13 @@ TEST(GanttText, SqueezesWhatWouldFoldTooOften) {
   EXPECT_EQ(longest, 60u);
 }
 
+TEST(GanttText, DrawsAPairThatTookTurnsWhereItsPartsWere) {
+  Track track{
+      "measured", "", {{{{{Op::F, 0, 0}, 0, 1}, {{Op::F, 0, 1, 0, true}, 1, 2}, {{Op::BW, 0, 0}, 3, 5}}}}};
+  EXPECT_NE(gantt_text({track}, {80, false}).find("rank 0  F0 F1 .  BW0--\n"), std::string::npos)
+      << gantt_text({track}, {80, false});
+}
+
 TEST(GanttText, DrawsPairsAndColours) {
   const Track pair = track(from_text("0F0 (0F1;0BW0) 0BW1\n", "pair"));
   EXPECT_NE(gantt_text({pair}, {80, false}).find("rank 0  F0 F1-&BW0- BW1--\n"), std::string::npos)

@@ -96,8 +96,13 @@ TEST(Validate, NamesTheCircle) {
            "rank 0 waits for itself"});
   // The last stage's backward before its own forward's input: no message is missing.
   invalid("1F0 0F0 0BW0 1BW0\n", {"rank 0, instruction 0 (1F0)", "never gets the activation of stage 0"});
-  // A pair that reads what its own other half writes.
+  // A pair that reads what its own other half writes, itself or by way of another rank.
   invalid("(0F0;0BW0)\n", {"rank 0, instruction 1 (0BW0)", "what F of stage 0, microbatch 0 keeps"});
+  invalid("(0F0;1F0) 1BW0 0BW0\n",
+          {"rank 0, instruction 1 (1F0)", "the activation of stage 0, microbatch 0"});
+  invalid("(0F0;2F0) 2BW0 0BW0\n1F0 1BW0\n",
+          {"never finishes", "rank 0, instruction 1 (2F0) waits for the activation of stage 1",
+           "rank 0 waits for itself"});
 }
 
 TEST(Lower, SendsAfterTheWriterAndReceivesBeforeTheReader) {
@@ -106,10 +111,13 @@ TEST(Lower, SendsAfterTheWriterAndReceivesBeforeTheReader) {
             "0A0<0 1F0 1BW0 0G0>0 0A1<0 1F1 1BW1 0G1>0\n");
   // Where a microbatch turns round on one rank nothing is sent.
   EXPECT_EQ(to_text(lower(zb_v(1, 1))), "0F0 1F0 1B0 1W0 0B0 0W0\n");
-  // Nothing comes between two that run together.
+  // Each of two that run together has its messages beside it.
   EXPECT_EQ(to_text(lower(from_text("0F0 0F1 0BW0 0BW1\n1F0 (1F1;1BW0) 1BW1\n", "x"))),
             "0F0 0A0>1 0F1 0A1>1 0G0<1 0BW0 0G1<1 0BW1\n"
             "0A0<0 1F0 0A1<0 (1F1;1BW0) 0G0>0 1BW1 0G1>0\n");
+  EXPECT_EQ(to_text(lower(from_text("0F0 (0F1;0BW0) 0BW1\n1F0 1BW0 1F1 1BW1\n", "x"))),
+            "0F0 0A0>1 (0F1;0A1>1;0G0<1;0BW0) 0G1<1 0BW1\n"
+            "0A0<0 1F0 1BW0 0G0>0 0A1<0 1F1 1BW1 0G1>0\n");
 }
 
 TEST(Lower, ReceivesInTheOrderOfTheChannel) {
@@ -123,7 +131,10 @@ TEST(Lower, ReceivesInTheOrderOfTheChannel) {
 
 // Every value that crosses ranks is sent once and received once; what the simulator counts.
 TEST(Lower, HasTheMessagesThatTheSimulatorCounts) {
-  for (const Schedule& s : published(4, 9)) {
+  std::vector<Schedule> all = published(4, 9);
+  all.push_back(dualpipe(4, 10));
+  all.push_back(dualpipe_v(4, 9));
+  for (const Schedule& s : all) {
     std::map<Op, std::int64_t> count;
     for (const auto& list : lower(s).ranks)
       for (const Instruction& i : list) ++count[i.op];

@@ -87,6 +87,8 @@ TEST(ScheduleText, ErrorsNameLineRankTokenAndWhatIsLegal) {
   refused("0F99999999999999999999\n", {"too large"});
   refused("(0F0;1B0\n", {"(0F0;1B0:", ") is missing"});
   refused("(0F0;1S@0)\n", {"only computations run together"});
+  refused("(0A0<1;1F0)\n", {"begins and ends with a computation"});
+  refused("(1F0;1A0>1)\n", {"begins and ends with a computation"});
   refused("0A0\n", {"sent (>) or received (<)"});
   refused("0F0,0BW0\n", {"0BW0:", "no operation BW", "F, I, W or B"});
   refused("0F0,1UNSHARD\n", {"1UNSHARD:", "no operation UNSHARD"});

@@ -54,15 +54,20 @@ Bars bars_of(const Timeline& timeline) {
       if (is_drawn(span)) start = std::min(start, span.begin);
   for (std::size_t r = 0; r < timeline.ranks.size(); ++r) {
     auto& row = bars.ranks.emplace_back();
+    std::vector<const Span*> drawn;
+    for (const Span& span : timeline.ranks[r])
+      if (is_drawn(span)) drawn.push_back(&span);
     bool is_second = false;
-    for (const Span& span : timeline.ranks[r]) {
-      if (!is_drawn(span)) continue;
+    for (std::size_t k = 0; k < drawn.size(); ++k) {
+      const Span& span = *drawn[k];
       const Instruction& i = span.instruction;
       const auto found = chunks[r].find(i.stage);
-      const Part part = is_second ? Part::second : i.overlaps_next ? Part::first : Part::whole;
+      // Measured, or when the second part had to wait, they take turns and are drawn where they are.
+      const bool is_first = i.overlaps_next && k + 1 < drawn.size() && drawn[k + 1]->begin < span.end;
+      const Part part = is_second ? Part::second : is_first ? Part::first : Part::whole;
       row.push_back(
           {i, found == chunks[r].end() ? 0 : found->second, part, span.begin - start, span.end - start});
-      is_second = i.overlaps_next;
+      is_second = is_first;
       bars.has_pairs = bars.has_pairs || is_second;
       bars.num_chunks = std::max(bars.num_chunks, row.back().chunk + 1);
       bars.largest_microbatch = std::max(bars.largest_microbatch, i.microbatch);

@@ -36,7 +36,7 @@ class Lowering {
  private:
   struct Reader {
     int rank = -1;
-    int index = 0;  // of the first instruction of its group: what runs together starts together
+    int index = 0;
   };
 
   Reader& reader(const Value& v) {
@@ -50,18 +50,15 @@ class Lowering {
   void find_readers() {
     for (size_t r = 0; r < ranks_; ++r) {
       const auto& list = schedule_.ranks[r];
-      size_t first = 0;
-      for (size_t k = 0; k < list.size(); ++k) {
-        if (k > 0 && !list[k - 1].overlaps_next) first = k;
+      for (size_t k = 0; k < list.size(); ++k)
         for (const Value& v : reads(schedule_, list[k])) {
           if (!travels(v)) continue;
           Reader& known = reader(v);
           if (known.rank >= 0)
             refuse("schedule {}: rank {}, instruction {} ({}): {} is already read on rank {}", schedule_.name,
                    r, k, to_string(list[k]), to_string(v), known.rank);
-          known = {static_cast<int>(r), static_cast<int>(first)};
+          known = {static_cast<int>(r), static_cast<int>(k)};
         }
-      }
     }
   }
 
@@ -102,19 +99,21 @@ class Lowering {
     std::vector<Instruction> out;
     out.reserve(list.size() * 2 + receives.size());
     size_t next = 0;
-    for (size_t first = 0, end = 0; first < list.size(); first = end) {
-      for (end = first + 1; end < list.size() && list[end - 1].overlaps_next;) ++end;
-      for (; next < receives.size() && receives[next].needed == first; ++next)
-        out.push_back(message(Op::recv, receives[next].value, receives[next].from));
-      out.insert(out.end(), list.begin() + static_cast<std::ptrdiff_t>(first),
-                 list.begin() + static_cast<std::ptrdiff_t>(end));
-      for (size_t k = first; k < end; ++k)
-        for (const Value& v : writes(schedule_, list[k])) {
-          if (!travels(v)) continue;
-          const int to = reader(v).rank;
-          if (to >= 0 && to != static_cast<int>(r))
-            out.push_back(message(Op::send, v, static_cast<size_t>(to)));
-        }
+    bool is_inside = false;  // between two that run together: so is the message
+    const auto put = [&](Instruction i) {
+      i.overlaps_next = is_inside;
+      out.push_back(i);
+    };
+    for (size_t k = 0; k < list.size(); ++k) {
+      for (; next < receives.size() && receives[next].needed == k; ++next)
+        put(message(Op::recv, receives[next].value, receives[next].from));
+      out.push_back(list[k]);
+      is_inside = list[k].overlaps_next;
+      for (const Value& v : writes(schedule_, list[k])) {
+        if (!travels(v)) continue;
+        const int to = reader(v).rank;
+        if (to >= 0 && to != static_cast<int>(r)) put(message(Op::send, v, static_cast<size_t>(to)));
+      }
     }
     return out;
   }

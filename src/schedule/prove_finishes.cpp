@@ -110,28 +110,40 @@ class Proof {
 
   Channel& channel(size_t from, size_t to) { return channels_[from * num_ranks_ + to]; }
 
-  // Runs the rank's next instruction, or group; false when it waits or has ended.
+  // Runs the rank's next instruction; false when it waits or has ended.
   bool advance(size_t r) {
     const auto& list = program_.ranks[r];
-    const size_t first = next_[r];
-    if (first == list.size()) return false;
-    size_t end = first + 1;
-    while (end < list.size() && list[end - 1].overlaps_next) ++end;
-    if (list[first].op == Op::recv) {
-      if (!receive(r, list[first])) return false;
-    } else {
-      for (size_t k = first; k < end; ++k)
-        for (const Value& v : reads(program_, list[k]))
-          if (!has(r, v))
-            refuse("schedule {}: {} never gets {}: nothing before it makes or receives that", program_.name,
-                   name(r, k), to_string(v));
-      for (size_t k = first; k < end; ++k) {
-        if (list[k].op == Op::send) send(r, list[k]);
-        for (const Value& v : writes(program_, list[k])) make(r, v);
-      }
+    const size_t k = next_[r];
+    if (k == list.size()) return false;
+    const Instruction& i = list[k];
+    if (i.op == Op::recv) {
+      if (!receive(r, i)) return false;
+    } else if (i.op != Op::send) {
+      check_reads(r, k);
     }
-    next_[r] = end;
+    ++next_[r];
+    if (i.overlaps_next && next_[r] < list.size()) return true;
+    size_t first = k;
+    while (first > 0 && list[first - 1].overlaps_next) --first;
+    for (size_t part = first; part <= k; ++part) finish(r, part);
     return true;
+  }
+
+  void check_reads(size_t r, size_t k) {
+    for (const Value& v : reads(program_, program_.ranks[r][k]))
+      if (!has(r, v))
+        refuse("schedule {}: {} never gets {}: nothing before it makes or receives that", program_.name,
+               name(r, k), to_string(v));
+  }
+
+  void finish(size_t r, size_t k) {
+    const Instruction& i = program_.ranks[r][k];
+    if (i.op == Op::send) {
+      check_reads(r, k);
+      send(r, i);
+    } else if (i.op != Op::recv) {
+      for (const Value& v : writes(program_, i)) make(r, v);
+    }
   }
 
   void check_peer(size_t r, const Instruction& i) const {

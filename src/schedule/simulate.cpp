@@ -102,47 +102,54 @@ class Simulator {
     }
   }
 
-  // Runs the rank's next instruction, or pair; false when it must wait or has ended.
+  // Runs the rank's next instruction, or those that run together; false when it must wait or has ended.
   bool advance(std::size_t r) {
     RankState& rank = ranks_[r];
     const auto& list = schedule_.ranks[r];
     if (rank.next == list.size()) return false;
-    std::size_t count = 1;
-    while (list[rank.next + count - 1].overlaps_next && rank.next + count < list.size()) ++count;
-    double begin = rank.free, length = 0;
-    for (std::size_t k = 0; k < count; ++k) {
-      const Instruction& i = list[rank.next + k];
-      length += duration(i);
-      for (const Value& v : reads(schedule_, i)) {
+    parts_.clear();
+    double time = rank.free, late = 0;
+    std::size_t k = rank.next;
+    do {
+      const double done = time;
+      for (const Value& v : reads(schedule_, list[k])) {
         const double at = available(r, v);
         if (at == not_yet) {
           rank.waiting = true;
           return false;
         }
-        begin = std::max(begin, at);
+        time = std::max(time, at);
       }
-    }
-    if (count > 1) length *= costs_.overlap_factor;
+      if (!parts_.empty()) late += time - done;
+      const bool is_alone = parts_.empty() && !list[k].overlaps_next;
+      const double begin = time;
+      time += duration(list[k]) * (is_alone ? 1 : costs_.overlap_factor);
+      parts_.push_back({list[k], begin, time});
+    } while (list[k++].overlaps_next && k < list.size());
     rank.waiting = false;
-    rank.free = begin + length;
-    for (std::size_t k = 0; k < count; ++k) finish(r, list[rank.next + k], begin, rank.free);
-    rank.next += count;
+    rank.next = k;
+    rank.free = time;
+    for (const Span& part : parts_)
+      finish(r, part, late > 1e-9 * time ? part : Span{part.instruction, parts_[0].begin, time});
     return true;
   }
 
-  void finish(std::size_t r, const Instruction& i, double begin, double end) {
+  // `drawn`: what runs together lies in one stretch, unless a part had to wait in it.
+  void finish(std::size_t r, const Span& part, const Span& drawn) {
     RankState& rank = ranks_[r];
-    result_.timeline.ranks[r].push_back({i, begin, end});
+    const Instruction& i = part.instruction;
+    result_.timeline.ranks[r].push_back(drawn);
     for (const Value& v : writes(schedule_, i)) {
       if (v.kind == ValueKind::saved) saved_[cell(v)] = {static_cast<int>(r), false};
       if (v.kind == ValueKind::weight_input) saved_[cell(v)].has_weight_input = true;
       if (v.kind == ValueKind::weights) rank.newest_weights[v.stage] = v.version;
       if (!travels(v)) continue;
       const int reader = reader_[kind(v)][cell(v)];
-      double arrival = end;
+      double arrival = rank.free;  // no earlier than the end of what runs together
       if (reader >= 0 && reader != static_cast<int>(r)) {
         double& channel = channel_free_[r * ranks_.size() + static_cast<std::size_t>(reader)];
-        arrival = channel = std::max(end, channel) + costs_.message;
+        channel = std::max(part.end, channel) + costs_.message;
+        arrival = std::max(arrival, channel);
         ++result_.messages;
       }
       arrival_[kind(v)][cell(v)] = arrival;
@@ -172,6 +179,7 @@ class Simulator {
   std::vector<int> reader_[2];      // rank that reads them
   std::vector<double> channel_free_;
   std::vector<std::size_t> woken_;
+  std::vector<Span> parts_;  // of what runs next
   Simulation result_;
 };
 

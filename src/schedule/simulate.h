@@ -1,4 +1,11 @@
 // Runs a schedule on paper: every rank in its own order, each instruction as soon as what it reads is there.
+//
+// What runs together (DualPipe's F&B) hides messages behind computation. Its parts take their turns: each
+// starts when the part before it is done and its own inputs are there, so the input of the second part may
+// travel while the first computes. What a part writes leaves at the part's own end, so the output of the
+// first travels while the second computes, but arrives no earlier than the end of all parts: without message
+// time they count as one unit, as in the papers. A rank that runs the lowered program part by part is never
+// later than this.
 #pragma once
 
 #include <vector>

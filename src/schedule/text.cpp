@@ -108,16 +108,20 @@ class Row {
   }
 
   void read_pair() {
+    const std::size_t first = out_.size();
     do {
       ++at_;  // ( or ;
       skip_blanks();
       out_.push_back(read_instruction());
-      if (!is_compute(out_.back().op)) refuse_token("only computations run together");
+      if (out_.back().op == Op::step)
+        refuse_token("only computations run together, with messages between them");
       out_.back().overlaps_next = true;
       skip_blanks();
     } while (peek() == ';');
     if (peek() != ')') refuse_token("the ) is missing");
     ++at_;
+    if (!is_compute(out_[first].op) || !is_compute(out_.back().op))
+      refuse_token("what runs together begins and ends with a computation");
     out_.back().overlaps_next = false;
     if (csv_ && token_.substr(at_).starts_with(overlap_mark)) at_ += overlap_mark.size();
   }

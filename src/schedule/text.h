@@ -1,14 +1,16 @@
 // Schedules as text. One row per rank, in either of two forms:
 //
-//   0F0 0F1 0B0 0W0 0BW1 (0F3;7BW1) .      ours: [stage][op][microbatch], spaces between, `.` idle, `#`
-//   comment 0F0,0F1,,0I0,0W0,0B1,(0F3;7B1)OVERLAP_F_B     the CSV of torch.distributed.pipelining: I is the
-//   input's
-//                                                 gradient, B the fused backward, an empty cell is idle
+//   0F0 0F1 0B0 0W0 0BW1 (0F3;7BW1) .
+// ours: [stage][op][microbatch], spaces between, `.` idle, the rest of a line after # a comment;
 //
-// Parentheses hold instructions that run together. Ours also has what the CSV cannot say: `0F3@2` reads
-// version 2 of the weights, `0S@2` is the optimizer step that replaces version 2, and in lowered programs
-// `0A3>1` sends the activation of stage 0, microbatch 3 to rank 1, `0A3<0` receives it from rank 0, `0G3>1`
-// and `0G3<0` the gradient of that activation.
+//   0F0,0F1,,0I0,0W0,0B1,(0F3;7B1)OVERLAP_F_B
+// the CSV of torch.distributed.pipelining: I is the input's gradient, B the fused backward, an empty cell is
+// idle.
+//
+// Parentheses hold instructions that run together, in lowered programs with the messages between them. Ours
+// also has what the CSV cannot say: `0F3@2` reads version 2 of the weights, `0S@2` is the optimizer step that
+// replaces version 2, and in lowered programs `0A3>1` sends the activation of stage 0, microbatch 3 to rank
+// 1, `0A3<0` receives it from rank 0, `0G3>1` and `0G3<0` the gradient of that activation.
 #pragma once
 
 #include <string>
