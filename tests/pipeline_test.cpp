@@ -128,7 +128,7 @@ TEST(Pipeline, UnevenLayersAndRaggedMicrobatches) {
 TEST(Pipeline, ExecutedPeaksAndMessagesAreTheSimulatedOnes) {
   for (const std::string& schedule : flushing_schedules()) {
     const Plan plan = pipeline_plan(odd_gpt2(true, 8), schedule, 4, 1, 1, 8);
-    const Schedule on_paper = make_schedule(schedule, 4, 8);
+    const Schedule on_paper = PipelineLayout(plan).programs(0).schedule();
     const Simulation simulated = simulate(on_paper, {});
     std::mutex mutex;
     std::int64_t messages = 0;

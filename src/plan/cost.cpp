@@ -8,29 +8,12 @@
 namespace echelon {
 
 SimulationCosts stage_costs(const Plan& plan, const PipelineLayout& pipeline, double rank_flops) {
-  const ModelSpec& m = plan.model;
-  const auto tp = static_cast<double>(plan.mesh.size(Axis::tp));
-  const auto largest = static_cast<double>(microbatches(plan, 0).front().size());
-  const double tokens = largest * static_cast<double>(plan.seq_len);
   SimulationCosts costs;
   costs.stages.clear();
   for (const StageSlice& slice : pipeline.slices()) {
-    double products = 0,
-           attention = 0;  // FLOPs of one of the three products of each weight; of attention forward
-    for (std::int64_t layer = slice.layers.begin; layer < slice.layers.end; ++layer) {
-      for (const ParamSpec& spec : block_parameters(m, layer))
-        if (spec.multiplies) products += 2 * tokens * static_cast<double>(spec.numel());
-      attention += 2 * tokens * static_cast<double>(m.attention_width() * plan.seq_len);
-    }
-    const double head = slice.head ? 2 * tokens * static_cast<double>(m.vocab * m.hidden) : 0;
-    // What is computed again: the layer but for its last product is counted whole.
-    const double again = plan.recompute == Recompute::full        ? products + attention
-                         : plan.recompute == Recompute::selective ? attention
-                                                                  : 0;
-    // Attention's backward pass has five products where the forward pass has two.
-    costs.stages.push_back({(products + attention) / tp / rank_flops,
-                            (products + 2.5 * attention + 3 * head + again) / tp / rank_flops,
-                            products / tp / rank_flops});
+    const StageTimes flops = stage_flops(plan, slice);
+    costs.stages.push_back(
+        {flops.forward / rank_flops, flops.backward_input / rank_flops, flops.backward_weight / rank_flops});
   }
   return costs;
 }

@@ -16,7 +16,7 @@ struct ComputeRates {
 
 // Seconds of each stage's instructions for a full microbatch, from their FLOPs: what moves memory only
 // (norms, activations, optimizer) and the messages are left out, so it is a lower bound that a good run comes
-// close to. The output layer runs forward and backward in the backward instruction.
+// close to.
 SimulationCosts stage_costs(const Plan& plan, const PipelineLayout& pipeline, double rank_flops);
 
 struct StepPrediction {

@@ -8,6 +8,7 @@
 #include "schedule/simulate.h"
 #include "schedule/text.h"
 #include "schedule/validate.h"
+#include "schedule/zb_auto.h"
 
 namespace echelon {
 
@@ -36,6 +37,52 @@ Schedule own_schedule(const Plan& plan, int ranks, int microbatches) {
   return schedule;
 }
 
+// The layers of each stage, as the plan says or evenly.
+std::vector<StageSlice> cut_layers(const Plan& plan, int stages) {
+  const ModelSpec& model = plan.model;
+  if (!plan.layers_per_stage.empty() && static_cast<int>(plan.layers_per_stage.size()) != stages)
+    refuse("--layers-per-stage: {} numbers, and {} over {} ranks has {} stages", plan.layers_per_stage.size(),
+           plan.schedule, plan.mesh.size(Axis::pp), stages);
+  std::vector<StageSlice> slices;
+  std::int64_t next = 0;
+  for (int s = 0; s < stages; ++s) {
+    const std::int64_t count = plan.layers_per_stage.empty()
+                                   ? split_range(model.num_layers, stages, s).size()
+                                   : plan.layers_per_stage[static_cast<std::size_t>(s)];
+    slices.push_back({{next, next + count}, s == 0, s + 1 == stages});
+    next += count;
+    if (count < 0 || (count < 1 && plan.layers_per_stage.empty()))
+      refuse("--pp {}: {} needs {} stages of at least one layer, and {} has {} layers",
+             plan.mesh.size(Axis::pp), plan.schedule, stages, model.name, model.num_layers);
+  }
+  if (next != model.num_layers)
+    refuse("--layers-per-stage: the numbers add up to {}, and {} has {} layers", next, model.name,
+           model.num_layers);
+  return slices;
+}
+
+// zb-auto for the stages as they are: their FLOPs for times, their layers for memory, and no more activations
+// on a rank than 1F1B has on its first.
+Schedule searched_schedule(const Plan& plan, int ranks, int microbatches) {
+  AutoCosts costs;
+  costs.times.stages.clear();
+  costs.memory.clear();
+  costs.limit = {static_cast<double>(ranks)};
+  double total = 0;
+  for (const StageSlice& slice : cut_layers(plan, ranks)) {
+    const StageTimes flops = stage_flops(plan, slice);
+    total += flops.forward + flops.backward_input + flops.backward_weight;
+    costs.times.stages.push_back(flops);
+    const double layers =
+        static_cast<double>(slice.layers.size() * ranks) / static_cast<double>(plan.model.num_layers);
+    costs.memory.push_back({layers, 0, -layers});
+  }
+  // In units of a mean pass, so that nothing depends on the size of the model.
+  for (StageTimes& times : costs.times.stages)
+    for (double* t : {&times.forward, &times.backward_input, &times.backward_weight}) *t *= 3 * ranks / total;
+  return zb_auto(ranks, microbatches, costs).schedule;
+}
+
 // One rank needs no schedule but "forward, backward": the same as every schedule at P = 1, without a second
 // chunk.
 StepPrograms planned_programs(const Plan& plan, int microbatches) {
@@ -45,7 +92,9 @@ StepPrograms planned_programs(const Plan& plan, int microbatches) {
     return StepPrograms(own_schedule(plan, ranks, microbatches), plan.optimizer_barrier);
   try {
     if (!flushes(plan)) return {plan.schedule, ranks, microbatches};
-    return StepPrograms(make_schedule(plan.schedule, ranks, microbatches, plan.chunks),
+    return StepPrograms(plan.schedule == "zb-auto"
+                            ? searched_schedule(plan, ranks, microbatches)
+                            : make_schedule(plan.schedule, ranks, microbatches, plan.chunks),
                         plan.optimizer_barrier);
   } catch (const RequestError& error) {
     refuse(
@@ -97,34 +146,12 @@ PipelineLayout::PipelineLayout(const Plan& plan)
   const Schedule& schedule = programs(0).schedule();
   if (!programs(0).flushes()) refuse_stream(plan);
   if (!plan.optimizer_barrier) refuse_without_barrier(plan, schedule);
-  cut_layers(plan, schedule);
+  slices_ = cut_layers(plan, schedule.num_stages);
   hold(plan, schedule);
 }
 
 int PipelineLayout::microbatches_of(int dp_rank) const {
   return static_cast<int>((samples_[static_cast<std::size_t>(dp_rank)] + micro_batch_ - 1) / micro_batch_);
-}
-
-void PipelineLayout::cut_layers(const Plan& plan, const Schedule& schedule) {
-  const ModelSpec& model = plan.model;
-  const int stages = schedule.num_stages, ranks = schedule.num_ranks();
-  if (!plan.layers_per_stage.empty() && static_cast<int>(plan.layers_per_stage.size()) != stages)
-    refuse("--layers-per-stage: {} numbers, and {} over {} ranks has {} stages", plan.layers_per_stage.size(),
-           plan.schedule, ranks, stages);
-  std::int64_t next = 0;
-  for (int s = 0; s < stages; ++s) {
-    const std::int64_t count = plan.layers_per_stage.empty()
-                                   ? split_range(model.num_layers, stages, s).size()
-                                   : plan.layers_per_stage[static_cast<std::size_t>(s)];
-    slices_.push_back({{next, next + count}, s == 0, s + 1 == stages});
-    next += count;
-    if (count < 0 || (count < 1 && plan.layers_per_stage.empty()))
-      refuse("--pp {}: {} needs {} stages of at least one layer, and {} has {} layers", ranks, plan.schedule,
-             stages, model.name, model.num_layers);
-  }
-  if (next != model.num_layers)
-    refuse("--layers-per-stage: the numbers add up to {}, and {} has {} layers", next, model.name,
-           model.num_layers);
 }
 
 void PipelineLayout::hold(const Plan& plan, const Schedule& schedule) {

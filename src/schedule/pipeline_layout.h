@@ -5,18 +5,11 @@
 #include <map>
 #include <vector>
 
-#include "schedule/schedule.h"
+#include "schedule/stage_flops.h"
 #include "schedule/step_programs.h"
 #include "spec/plan.h"
 
 namespace echelon {
-
-// Consecutive layers of the model; the first stage has the embedding too, the last one final norm and output
-// layer.
-struct StageSlice {
-  Range layers;
-  bool embedding = false, head = false;
-};
 
 // Whether all microbatches of a step see the same weights: every schedule but PipeDream and 2BW.
 bool flushes(const Plan& plan);
@@ -45,7 +38,6 @@ class PipelineLayout {
 
  private:
   int microbatches_of(int dp_rank) const;
-  void cut_layers(const Plan& plan, const Schedule& schedule);
   void hold(const Plan& plan, const Schedule& schedule);
 
   std::int64_t micro_batch_ = 1;

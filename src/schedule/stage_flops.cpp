@@ -1,0 +1,25 @@
+#include "schedule/stage_flops.h"
+
+namespace echelon {
+
+StageTimes stage_flops(const Plan& plan, const StageSlice& slice) {
+  const ModelSpec& m = plan.model;
+  const auto tp = static_cast<double>(plan.mesh.size(Axis::tp));
+  const auto largest = static_cast<double>(microbatches(plan, 0).front().size());
+  const double tokens = largest * static_cast<double>(plan.seq_len);
+  double products = 0, attention = 0;  // of one of the three products of each weight; of attention forward
+  for (std::int64_t layer = slice.layers.begin; layer < slice.layers.end; ++layer) {
+    for (const ParamSpec& spec : block_parameters(m, layer))
+      if (spec.multiplies) products += 2 * tokens * static_cast<double>(spec.numel());
+    attention += 2 * tokens * static_cast<double>(m.attention_width() * plan.seq_len);
+  }
+  const double head = slice.head ? 2 * tokens * static_cast<double>(m.vocab * m.hidden) : 0;
+  // What is computed again: the layer but for its last product is counted whole.
+  const double again = plan.recompute == Recompute::full        ? products + attention
+                       : plan.recompute == Recompute::selective ? attention
+                                                                : 0;
+  // Attention's backward pass has five products where the forward pass has two.
+  return {(products + attention) / tp, (products + 2.5 * attention + 3 * head + again) / tp, products / tp};
+}
+
+}  // namespace echelon

@@ -1,0 +1,23 @@
+// What the instructions of a stage compute: the common measure of everything that weighs stages against each
+// other (the step's predicted time, the balance of layers, the search for a schedule).
+#pragma once
+
+#include <vector>
+
+#include "schedule/simulate.h"
+#include "spec/plan.h"
+
+namespace echelon {
+
+// Consecutive layers of the model; the first stage has the embedding too, the last one final norm and output
+// layer.
+struct StageSlice {
+  Range layers;
+  bool embedding = false, head = false;
+};
+
+// FLOPs of F, B and W on one tp rank for a full microbatch: the matrix products, and what is computed again.
+// The output layer runs forward and backward in the backward instruction. The embedding's lookup has none.
+StageTimes stage_flops(const Plan& plan, const StageSlice& slice);
+
+}  // namespace echelon
