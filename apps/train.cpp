@@ -2,16 +2,12 @@
 #include <fmt/ranges.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cmath>
-#include <cstring>
-#include <filesystem>
 
 #include "apps/flags.h"
+#include "apps/timeline_flags.h"
 #include "base/error.h"
 #include "base/units.h"
-#include "draw/gantt.h"
-#include "train/atomic_file.h"
 
 namespace echelon {
 namespace {
@@ -22,7 +18,8 @@ struct TrainFlags {
   OptimizerFlags optimizer;
   TrainRequest request;
   std::vector<std::string> data;
-  std::string tokenizer = "bytes", trace, timeline;
+  std::string tokenizer = "bytes";
+  TimelineFlags timeline;
   std::int64_t steps = 100, sample = 200;
   bool json = false;
   CLI::App* app = nullptr;
@@ -51,27 +48,8 @@ Plan train_defaults() {
   return plan;
 }
 
-void refuse_unwritable(const char* flag, const std::string& path) {
-  if (path.empty()) return;
-  const std::filesystem::path parent = std::filesystem::absolute(path).parent_path();
-  if (::access(parent.c_str(), W_OK | X_OK) != 0 || std::filesystem::is_directory(path))
-    refuse("{} {}: cannot be written: {}", flag, path, std::strerror(errno != 0 ? errno : EISDIR));
-}
-
-void write_drawings(const TrainFlags& f, const TrainSummary& summary) {
-  const auto note = [](const Timeline& timeline) {
-    return fmt::format("{}", format_seconds(timeline.makespan()));
-  };
-  const Track measured{"measured", note(summary.measured_timeline), summary.measured_timeline};
-  const Track simulated{"simulated with the times measured", note(summary.simulated_timeline),
-                        summary.simulated_timeline};
-  if (!f.trace.empty()) write_file_atomically(f.trace, perfetto_json({measured}, 1e6));
-  if (!f.timeline.empty()) write_file_atomically(f.timeline, gantt_html({simulated, measured}));
-}
-
 int run_train(TrainFlags& f) {
-  refuse_unwritable("--trace", f.trace);
-  refuse_unwritable("--timeline", f.timeline);
+  f.timeline.check();
   TrainRequest& request = f.request;
   request.plan = f.plan.plan();
   request.run = f.run.options(request.plan);
@@ -166,7 +144,7 @@ int run_train(TrainFlags& f) {
   if (!plan.optimizer_barrier)
     fmt::print(out, "optimizer without a barrier: {} of {} steps guessed wrongly and taken back\n",
                summary.taken_back, summary.steps);
-  write_drawings(f, summary);
+  f.timeline.write(summary.simulated_timeline, summary.measured_timeline);
   fmt::print(out, "{:.0f} tokens/s, MFU {:.1f}%, final loss {:.4f}", summary.tokens_per_second,
              100 * summary.mfu, summary.final_loss);
   if (summary.validation_loss >= 0) fmt::print(out, ", validation loss {:.4f}", summary.validation_loss);
@@ -197,10 +175,7 @@ void add_train(CLI::App& program, int& status) {
       ->type_name("DIR");
   add_number(app, "--save-every", flags->request.save_every, "Steps between checkpoints; 0: at the end only");
   app.add_flag("--resume", flags->request.resume, "Go on from the last checkpoint");
-  app.add_option("--trace", flags->trace, "Timeline of the last step's pipeline, for ui.perfetto.dev")
-      ->type_name("FILE.json");
-  app.add_option("--timeline", flags->timeline, "The same drawn, the simulated above the measured")
-      ->type_name("FILE.html");
+  flags->timeline.add_to(app);
   app.add_option("--log", flags->request.log_path, "One JSON object a step")->type_name("FILE");
   add_number(app, "--sample", flags->sample, "Tokens of text generated at the end; 0: none");
   app.add_flag("--json", flags->json, "Summary as one JSON object on standard output");

@@ -3,7 +3,9 @@
 #include <fmt/core.h>
 
 #include "apps/flags.h"
+#include "apps/timeline_flags.h"
 #include "base/error.h"
+#include "train/reference_run.h"
 
 namespace echelon {
 namespace {
@@ -13,6 +15,7 @@ struct VerifyFlags {
   RunFlags run;
   OptimizerFlags optimizer;
   VerifyRequest request;
+  TimelineFlags timeline;
   std::vector<std::string> data;
   bool json = false;
 };
@@ -29,16 +32,15 @@ Plan verify_defaults() {
 }
 
 int run_verify(VerifyFlags& f) {
+  f.timeline.check();
   VerifyRequest& request = f.request;
   request.plan = f.plan.plan();
   request.run = f.run.options(request.plan);
   if (request.steps < 1) refuse("--steps {}: must be at least 1", request.steps);
   f.optimizer.finish(request.steps, request.plan);
   validate(request.optimizer);
-  Plan one_rank = request.plan;
-  one_rank.mesh = Mesh{};
   refuse_beyond_memory(request.plan, request.plan.mesh.num_ranks() * predicted_bytes(request.plan) +
-                                         predicted_bytes(one_rank));
+                                         predicted_bytes(one_rank_plan(request.plan)));
   std::optional<TokenData> data;
   if (!f.data.empty()) {
     data.emplace(f.data, request.plan.model.vocab);
@@ -53,6 +55,7 @@ int run_verify(VerifyFlags& f) {
              dtype_name(request.plan.dtype), request.steps, request.steps == 1 ? "" : "s",
              request.plan.global_batch, request.plan.seq_len);
   const VerifyReport r = verify(request);
+  f.timeline.write(r.simulated_timeline, r.measured_timeline);
   for (std::size_t i = 0; i < r.reference_losses.size(); ++i)
     fmt::print(out, "step {}  loss of one rank {:.9f}  of the mesh {:.9f}\n", i, r.reference_losses[i],
                r.mesh_losses[i]);
@@ -86,6 +89,7 @@ void add_verify(CLI::App& program, int& status) {
   app.add_option("--data", flags->data, "Text or token files (default: random tokens)")->type_name("PATH");
   add_number(app, "--steps", flags->request.steps, "Steps to compare");
   add_number(app, "--seed", flags->request.seed, "Of weights and tokens");
+  flags->timeline.add_to(app);
   app.add_flag("--json", flags->json, "Report as one JSON object on standard output");
   app.callback([flags, &status] { status = run_verify(*flags); });
 }

@@ -40,6 +40,16 @@ PipelineRun PipelineExecutor::run(const StepPrograms::Program& program, Pipeline
   return run;
 }
 
+std::vector<Span> PipelineRun::spans_since(std::chrono::steady_clock::time_point zero) const {
+  const double offset = std::chrono::duration<double>(start - zero).count();
+  std::vector<Span> moved = spans;
+  for (Span& span : moved) {
+    span.begin += offset;
+    span.end += offset;
+  }
+  return moved;
+}
+
 Tensor PipelineExecutor::take(const Value& v) {
   const auto found = shelf_.find(v);
   check(found != shelf_.end(), "a pipeline instruction reads a value that is not there");

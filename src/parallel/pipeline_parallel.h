@@ -45,6 +45,9 @@ struct PipelineRun {
   // those that it changed. Largest, and sum over `updates` steps. 0 where the schedule flushes.
   int max_staleness = 0;
   std::int64_t total_staleness = 0, updates = 0;
+
+  // The spans in seconds since `zero`.
+  std::vector<Span> spans_since(std::chrono::steady_clock::time_point zero) const;
 };
 
 // One rank's executor. Where the schedule does not flush, it keeps what is in flight from step to step.

@@ -50,4 +50,16 @@ StepPrediction predict_step(const Plan& plan, const PipelineLayout& pipeline, co
   return prediction;
 }
 
+Timeline simulated_twin(const StepPrograms& programs, const SimulationCosts& costs, std::int64_t steps,
+                        std::int64_t shown) {
+  const Schedule& schedule = programs.schedule();
+  if (programs.flushes()) return simulate(schedule, costs).timeline;
+  shown = std::min(steps, shown);
+  // Those before them fill the pipeline: more than fill it change nothing.
+  const std::int64_t before = std::min<std::int64_t>(steps - shown, programs.shown_steps());
+  const Schedule stream = make_schedule(schedule.name, schedule.num_ranks(), programs.microbatches(), 0,
+                                        static_cast<int>(before + shown));
+  return last_steps(simulate(stream, costs).timeline, programs.microbatches(), static_cast<int>(shown));
+}
+
 }  // namespace echelon

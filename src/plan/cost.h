@@ -28,4 +28,9 @@ struct StepPrediction {
 // Where the schedule does not flush: of a step in the middle of the stream.
 StepPrediction predict_step(const Plan& plan, const PipelineLayout& pipeline, const ComputeRates& rates);
 
+// The measured timeline's twin: the last `shown` of so many steps, simulated with the times that instructions
+// took. Of a schedule that flushes one step.
+Timeline simulated_twin(const StepPrograms& programs, const SimulationCosts& costs, std::int64_t steps,
+                        std::int64_t shown);
+
 }  // namespace echelon

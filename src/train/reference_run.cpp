@@ -5,7 +5,6 @@
 #include "base/error.h"
 
 namespace echelon {
-namespace {
 
 Plan one_rank_plan(Plan plan) {
   plan.mesh = Mesh{};
@@ -15,8 +14,6 @@ Plan one_rank_plan(Plan plan) {
   plan.optimizer_barrier = true;
   return plan;
 }
-
-}  // namespace
 
 ReferenceRun::ReferenceRun(const Plan& plan, const OptimizerOptions& optimizer, const RunOptions& run,
                            std::uint64_t seed)

@@ -10,6 +10,9 @@
 
 namespace echelon {
 
+// The plan's model, batch and dtype on one rank, with nothing computed again.
+Plan one_rank_plan(Plan plan);
+
 class ReferenceRun {
  public:
   // `plan` is the mesh's.

@@ -16,7 +16,6 @@
 #include "plan/cost.h"
 #include "plan/memory.h"
 #include "plan/traffic.h"
-#include "schedule/schedules.h"
 #include "schedule/simulate.h"
 #include "train/checkpoint.h"
 #include "train/trainer.h"
@@ -126,11 +125,10 @@ class RankRun {
     // Each rank of the first pipeline fills its own place.
     if (rank_.coordinate(Axis::dp) == 0 && rank_.coordinate(Axis::tp) == 0) {
       const auto place = static_cast<std::size_t>(rank_.coordinate(Axis::pp));
+      auto& all = summary_.measured_timeline.ranks[place];
       for (const PipelineRun& run : shown_runs_) {
-        const double offset = std::chrono::duration<double>(run.start - s_.epoch).count();
-        for (const Span& span : run.spans)
-          summary_.measured_timeline.ranks[place].push_back(
-              {span.instruction, span.begin + offset, span.end + offset});
+        const std::vector<Span> spans = run.spans_since(s_.epoch);
+        all.insert(all.end(), spans.begin(), spans.end());
       }
       if (!trainer_.flushes()) summary_.measured_staleness[place] = max_staleness_;
     }
@@ -309,19 +307,6 @@ CheckpointInfo find_resumed(const TrainRequest& request) {
   return info;
 }
 
-// What the measured timeline shows, simulated: of a stream its last steps.
-Timeline simulated_twin(const StepPrograms& programs, const SimulationCosts& costs, std::int64_t steps) {
-  const Schedule& schedule = programs.schedule();
-  if (programs.flushes()) return simulate(schedule, costs).timeline;
-  const auto at_most = [&](std::int64_t count) {
-    return static_cast<int>(std::min<std::int64_t>(count, programs.shown_steps()));
-  };
-  const int shown = at_most(steps), before = at_most(steps - shown);
-  const Schedule stream =
-      make_schedule(schedule.name, schedule.num_ranks(), programs.microbatches(), 0, before + shown);
-  return last_steps(simulate(stream, costs).timeline, programs.microbatches(), shown);
-}
-
 }  // namespace
 
 TrainSummary train(const TrainRequest& request, const TokenData& data, const TrainObserver& observer) {
@@ -400,7 +385,8 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
   }
   summary.measured_bubble = summary.measured_timeline.bubble_fraction();
   summary.simulated_timeline =
-      simulated_twin(pipeline->programs(0), measured_costs(summary.measured_timeline), summary.steps);
+      simulated_twin(pipeline->programs(0), measured_costs(summary.measured_timeline), summary.steps,
+                     pipeline->programs(0).shown_steps());
   return summary;
 }
 

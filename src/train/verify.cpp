@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/philox.h"
+#include "plan/cost.h"
 #include "train/reference_run.h"
 
 namespace echelon {
@@ -89,6 +90,8 @@ class Comparison {
     take_reference_state();
     return true;
   }
+
+  const PipelineRun& last_run() const { return trainer_.last_run(); }
 
  private:
   // A step that the mesh does not end before it begins the next one.
@@ -299,6 +302,8 @@ VerifyReport verify(const VerifyRequest& given) {
   report.steps = request.steps;
   const double bound = verify_bound(request.plan) * updates_apart(request, pipeline.programs(0));
   report.bound = bound;
+  report.measured_timeline.ranks.resize(static_cast<std::size_t>(request.plan.mesh.size(Axis::pp)));
+  const auto epoch = std::chrono::steady_clock::now();
   ThreadWorld world(request.plan.mesh.num_ranks(), request.run.timeout);
   run_ranks(world, [&](int index) {
     Arena arena;
@@ -308,7 +313,13 @@ VerifyReport verify(const VerifyRequest& given) {
     Comparison comparison(request, rank, bound, index == 0 ? report : unused);
     for (std::int64_t step = 0; step < request.steps; ++step)
       if (!comparison.step(step)) break;
+    // Each rank of the first pipeline fills its own place.
+    if (rank.coordinate(Axis::dp) == 0 && rank.coordinate(Axis::tp) == 0)
+      report.measured_timeline.ranks[static_cast<std::size_t>(rank.coordinate(Axis::pp))] =
+          comparison.last_run().spans_since(epoch);
   });
+  report.simulated_timeline =
+      simulated_twin(pipeline.programs(0), measured_costs(report.measured_timeline), request.steps, 1);
   return report;
 }
 

@@ -42,6 +42,8 @@ struct VerifyReport {
       0;  // largest difference of a parameter's element over what its gradient's bound allows; <= 1 passes
   std::optional<Difference> first_difference;
   std::vector<double> reference_losses, mesh_losses;
+  // The mesh's last step, its first pipeline (dp 0, tp 0), as in TrainSummary.
+  Timeline measured_timeline, simulated_timeline;
 };
 
 // Largest relative difference (max |a-b| / max |a| of a tensor) that regrouping sums may cause:

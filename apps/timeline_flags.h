@@ -1,0 +1,22 @@
+// --trace and --timeline: where train and verify draw what their pipeline did.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+#include "schedule/timeline.h"
+
+namespace echelon {
+
+class TimelineFlags {
+ public:
+  void add_to(CLI::App& app);
+  // RequestError where a file cannot be written.
+  void check() const;
+  void write(const Timeline& simulated, const Timeline& measured) const;
+
+ private:
+  std::string trace_, timeline_;
+};
+
+}  // namespace echelon
