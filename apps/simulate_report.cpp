@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/error.h"
 #include "schedule/validate.h"
 
 namespace echelon {
@@ -37,11 +38,17 @@ std::string over_ranks(const std::vector<T>& values) {
 
 SimulationReport report_on(Schedule schedule, const SimulationCosts& costs) {
   SimulationReport report;
-  validate(schedule);
+  check_rules(schedule);
   report.name = schedule.name;
   report.ranks = schedule.num_ranks();
   report.microbatches = schedule.num_microbatches;
-  report.simulation = simulate(schedule, costs);
+  try {
+    // What finishes with values in hand finishes with messages too (lower.h): no need to prove it again.
+    report.simulation = simulate(schedule, costs);
+  } catch (const RequestError&) {
+    validate(schedule);  // names the circle
+    throw;
+  }
   report.makespan = report.simulation.timeline.makespan();
   report.local_bubble = report.simulation.timeline.local_bubble();
   for (int r = 0; r < report.ranks; ++r)

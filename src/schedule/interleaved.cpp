@@ -48,6 +48,7 @@ Schedule in_groups(const char* name, int ranks, int microbatches, int chunks,
   Schedule schedule{name, ranks * chunks, microbatches, {}};
   for (int r = 0; r < ranks; ++r) {
     auto& list = schedule.ranks.emplace_back();
+    list.reserve(2 * order.size());
     const auto run = [&](Op op, int chunk, int microbatch) {
       if (microbatch < microbatches) list.push_back({op, chunk * ranks + r, microbatch});
     };

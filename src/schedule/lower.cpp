@@ -1,127 +1,148 @@
 #include "schedule/lower.h"
 
 #include <algorithm>
+#include <limits>
+#include <numeric>
 
 #include "base/error.h"
+#include "schedule/per_peer.h"
 
 namespace echelon {
 namespace {
 
 using std::size_t;
 
-struct Message {
-  Value value;
-  size_t needed = 0;  // index of the instruction that reads it, on the receiving rank
-};
-
-bool travels(const Value& v) { return v.kind == ValueKind::activation || v.kind == ValueKind::gradient; }
-
 class Lowering {
  public:
-  explicit Lowering(const Schedule& schedule)
-      : schedule_(schedule), ranks_(schedule.ranks.size()), channels_(ranks_ * ranks_) {
-    const size_t values =
-        2 * static_cast<size_t>(schedule.num_stages) * static_cast<size_t>(schedule.num_microbatches);
-    reader_.resize(values);
+  explicit Lowering(const Schedule& schedule) : schedule_(schedule), inboxes_(schedule.ranks.size()) {
+    readers_.resize(2 * static_cast<size_t>(schedule.num_stages) *
+                    static_cast<size_t>(schedule.num_microbatches));
   }
 
   Schedule lower() {
     find_readers();
-    fill_channels();
+    keep_the_channels_order();
+    fill_inboxes();
     Schedule lowered{schedule_.name, schedule_.num_stages, schedule_.num_microbatches, {}};
-    for (size_t r = 0; r < ranks_; ++r) lowered.ranks.push_back(lower_rank(r));
+    for (size_t r = 0; r < inboxes_.size(); ++r) lowered.ranks.push_back(lower_rank(r));
     return lowered;
   }
 
  private:
+  // Of a value that can travel: the rank that reads it, and the instruction there before which it is
+  // received.
   struct Reader {
-    int rank = -1;
-    int index = 0;
+    int rank = -1, index = 0;
+  };
+  struct Receive {
+    Value value;
+    int from = -1;
+  };
+  // What a rank receives: before instruction k of its list those up to end[k].
+  struct Inbox {
+    std::vector<Receive> receives;
+    std::vector<size_t> end;
   };
 
   Reader& reader(const Value& v) {
     const size_t stage =
         static_cast<size_t>(v.stage) +
         (v.kind == ValueKind::gradient ? static_cast<size_t>(schedule_.num_stages) : size_t{0});
-    return reader_[stage * static_cast<size_t>(schedule_.num_microbatches) +
-                   static_cast<size_t>(v.microbatch)];
+    return readers_[stage * static_cast<size_t>(schedule_.num_microbatches) +
+                    static_cast<size_t>(v.microbatch)];
   }
 
   void find_readers() {
-    for (size_t r = 0; r < ranks_; ++r) {
+    for (size_t r = 0; r < schedule_.ranks.size(); ++r) {
       const auto& list = schedule_.ranks[r];
       for (size_t k = 0; k < list.size(); ++k)
-        for (const Value& v : reads(schedule_, list[k])) {
-          if (!travels(v)) continue;
+        each_read(schedule_, list[k], [&](const Value& v) {
+          if (!travels(v)) return;
           Reader& known = reader(v);
           if (known.rank >= 0)
             refuse("schedule {}: rank {}, instruction {} ({}): {} is already read on rank {}", schedule_.name,
                    r, k, to_string(list[k]), to_string(v), known.rank);
           known = {static_cast<int>(r), static_cast<int>(k)};
-        }
+        });
     }
   }
 
-  void fill_channels() {
-    for (size_t r = 0; r < ranks_; ++r)
-      for (const Instruction& i : schedule_.ranks[r])
-        for (const Value& v : writes(schedule_, i)) {
-          if (!travels(v)) continue;
-          const Reader to = reader(v);
-          if (to.rank >= 0 && to.rank != static_cast<int>(r))
-            channels_[r * ranks_ + static_cast<size_t>(to.rank)].push_back(
-                {v, static_cast<size_t>(to.index)});
-        }
-    // In the order of the channel: a message is received no later than any that follows it.
-    for (auto& channel : channels_)
-      for (size_t k = channel.size(); k-- > 1;)
-        channel[k - 1].needed = std::min(channel[k - 1].needed, channel[k].needed);
+  // Visits what rank r sends when it has run instruction i: the value and its reader.
+  template <class Visit>
+  void each_message(size_t r, const Instruction& i, Visit visit) {
+    each_write(schedule_, i, [&](const Value& v) {
+      if (!travels(v)) return;
+      Reader& to = reader(v);
+      if (to.rank >= 0 && to.rank != static_cast<int>(r)) visit(v, to);
+    });
   }
 
-  static Instruction message(Op op, const Value& v, size_t peer) {
-    Instruction i{op, v.stage, v.microbatch};
-    i.peer = static_cast<int>(peer);
-    i.carries = v.kind;
-    return i;
+  // A message is received no later than any that follows it in its channel.
+  void keep_the_channels_order() {
+    struct Earliest {
+      int index = std::numeric_limits<int>::max();
+    };
+    for (size_t r = 0; r < schedule_.ranks.size(); ++r) {
+      PerPeer<Earliest> behind;
+      const auto& list = schedule_.ranks[r];
+      for (size_t k = list.size(); k-- > 0;)
+        each_message(r, list[k], [&](const Value&, Reader& to) {
+          Earliest& earliest = behind[to.rank];
+          to.index = earliest.index = std::min(to.index, earliest.index);
+        });
+    }
+  }
+
+  // By the instruction that needs it, then by sender, then as in the channel: counted, then put in place.
+  void fill_inboxes() {
+    const auto each = [&](auto visit) {
+      for (size_t r = 0; r < schedule_.ranks.size(); ++r)
+        for (const Instruction& i : schedule_.ranks[r])
+          each_message(r, i, [&](const Value& v, const Reader& to) {
+            visit(inboxes_[static_cast<size_t>(to.rank)], static_cast<size_t>(to.index),
+                  Receive{v, static_cast<int>(r)});
+          });
+    };
+    for (size_t r = 0; r < inboxes_.size(); ++r) inboxes_[r].end.resize(schedule_.ranks[r].size() + 1);
+    each([](Inbox& inbox, size_t index, const Receive&) { ++inbox.end[index + 1]; });
+    for (Inbox& inbox : inboxes_) {
+      std::partial_sum(inbox.end.begin(), inbox.end.end(), inbox.end.begin());
+      inbox.receives.resize(inbox.end.back());
+    }
+    each([](Inbox& inbox, size_t index, const Receive& receive) {
+      inbox.receives[inbox.end[index]++] = receive;
+    });
   }
 
   std::vector<Instruction> lower_rank(size_t r) {
-    struct Receive {
-      size_t needed, from;
-      Value value;
-    };
-    std::vector<Receive> receives;
-    for (size_t from = 0; from < ranks_; ++from)
-      for (const Message& m : channels_[from * ranks_ + r]) receives.push_back({m.needed, from, m.value});
-    std::stable_sort(receives.begin(), receives.end(),
-                     [](const Receive& a, const Receive& b) { return a.needed < b.needed; });
     const auto& list = schedule_.ranks[r];
+    const Inbox& inbox = inboxes_[r];
     std::vector<Instruction> out;
-    out.reserve(list.size() * 2 + receives.size());
+    out.reserve(list.size() * 2 + inbox.receives.size());
     size_t next = 0;
     bool is_inside = false;  // between two that run together: so is the message
-    const auto put = [&](Instruction i) {
+    const auto put = [&](Op op, const Value& v, int peer) {
+      Instruction& i = out.emplace_back();
+      i.op = op;
+      i.stage = v.stage;
+      i.microbatch = v.microbatch;
       i.overlaps_next = is_inside;
-      out.push_back(i);
+      i.carries = v.kind;
+      i.peer = peer;
     };
     for (size_t k = 0; k < list.size(); ++k) {
-      for (; next < receives.size() && receives[next].needed == k; ++next)
-        put(message(Op::recv, receives[next].value, receives[next].from));
+      for (; next < inbox.end[k]; ++next)
+        put(Op::recv, inbox.receives[next].value, inbox.receives[next].from);
       out.push_back(list[k]);
       is_inside = list[k].overlaps_next;
-      for (const Value& v : writes(schedule_, list[k])) {
-        if (!travels(v)) continue;
-        const int to = reader(v).rank;
-        if (to >= 0 && to != static_cast<int>(r)) put(message(Op::send, v, static_cast<size_t>(to)));
-      }
+      each_message(r, list[k], [&](const Value& v, const Reader& to) { put(Op::send, v, to.rank); });
     }
     return out;
   }
 
   const Schedule& schedule_;
-  size_t ranks_;
-  std::vector<Reader> reader_;  // of every value that can travel
-  std::vector<std::vector<Message>> channels_;
+  std::vector<Reader> readers_;  // of activations, then of gradients
+  std::vector<Inbox> inboxes_;
 };
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "schedule/lower.h"
+#include "schedule/per_peer.h"
 
 namespace echelon {
 namespace {
@@ -17,7 +18,7 @@ class Proof {
         num_ranks_(program.ranks.size()),
         next_(num_ranks_),
         is_waiting_(num_ranks_),
-        channels_(num_ranks_ * num_ranks_),
+        channels_(num_ranks_),
         newest_(num_ranks_) {
     cells_ = static_cast<size_t>(program.num_stages) * static_cast<size_t>(program.num_microbatches);
     holdings_.resize(2 * cells_);
@@ -108,7 +109,7 @@ class Proof {
     if (v.kind == ValueKind::activation || v.kind == ValueKind::gradient) holdings_[index(v)].maker = rank;
   }
 
-  Channel& channel(size_t from, size_t to) { return channels_[from * num_ranks_ + to]; }
+  Channel& channel(int from, int to) { return channels_[static_cast<size_t>(from)][to]; }
 
   // Runs the rank's next instruction; false when it waits or has ended.
   bool advance(size_t r) {
@@ -130,10 +131,11 @@ class Proof {
   }
 
   void check_reads(size_t r, size_t k) {
-    for (const Value& v : reads(program_, program_.ranks[r][k]))
+    each_read(program_, program_.ranks[r][k], [&](const Value& v) {
       if (!has(r, v))
         refuse("schedule {}: {} never gets {}: nothing before it makes or receives that", program_.name,
                name(r, k), to_string(v));
+    });
   }
 
   void finish(size_t r, size_t k) {
@@ -142,7 +144,7 @@ class Proof {
       check_reads(r, k);
       send(r, i);
     } else if (i.op != Op::recv) {
-      for (const Value& v : writes(program_, i)) make(r, v);
+      each_write(program_, i, [&](const Value& v) { make(r, v); });
     }
   }
 
@@ -154,14 +156,14 @@ class Proof {
   void send(size_t r, const Instruction& i) {
     check_peer(r, i);
     const size_t to = static_cast<size_t>(i.peer);
-    channel(r, to).sent.push_back(index(carried(i)));
+    channel(static_cast<int>(r), i.peer).sent.push_back(index(carried(i)));
     if (is_waiting_[to]) ready_.push_back(to);
     is_waiting_[to] = false;
   }
 
   bool receive(size_t r, const Instruction& i) {
     check_peer(r, i);
-    Channel& from = channel(static_cast<size_t>(i.peer), r);
+    Channel& from = channel(i.peer, static_cast<int>(r));
     if (from.received == from.sent.size()) {
       is_waiting_[r] = true;
       return false;
@@ -192,12 +194,10 @@ class Proof {
 
   void check_all_used() const {
     for (size_t from = 0; from < num_ranks_; ++from)
-      for (size_t to = 0; to < num_ranks_; ++to) {
-        const Channel& c = channels_[from * num_ranks_ + to];
+      for (const auto& [to, c] : channels_[from].all())
         if (c.received < c.sent.size())
           refuse("schedule {}: rank {} sends {} to rank {}, which never receives it", program_.name, from,
                  to_string(value(c.sent[c.received])), to);
-      }
     for (size_t at = 0; at < holdings_.size(); ++at)
       if (holdings_[at].receiver >= 0 && !holdings_[at].is_used)
         refuse("schedule {}: rank {} receives {} and never uses it", program_.name, holdings_[at].receiver,
@@ -206,11 +206,11 @@ class Proof {
 
   const Schedule& program_;
   size_t num_ranks_, cells_ = 0;
-  std::vector<size_t> next_;       // instruction of each rank
-  std::vector<char> is_waiting_;   // for a message
-  std::vector<size_t> ready_;      // ranks to look at
-  std::vector<Channel> channels_;  // from * ranks + to
-  std::vector<Holding> holdings_;  // activations, then gradients
+  std::vector<size_t> next_;                // instruction of each rank
+  std::vector<char> is_waiting_;            // for a message
+  std::vector<size_t> ready_;               // ranks to look at
+  std::vector<PerPeer<Channel>> channels_;  // by sender
+  std::vector<Holding> holdings_;           // activations, then gradients
   std::vector<Saved> saved_;
   std::vector<std::map<int, int>> newest_;  // weights of each rank, by stage
 };

@@ -3,74 +3,22 @@
 #include <fmt/core.h>
 
 namespace echelon {
-namespace {
-
-Value value(ValueKind kind, int stage, int microbatch) { return {kind, stage, microbatch, 0}; }
-Value weights(const Instruction& i, int version) { return {ValueKind::weights, i.stage, 0, version}; }
-Value carried(const Instruction& i) { return value(i.carries, i.stage, i.microbatch); }
-
-}  // namespace
-
 Values reads(const Schedule& schedule, const Instruction& i) {
-  Values v;
-  switch (i.op) {
-    case Op::F:
-      if (i.stage > 0) v.add(value(ValueKind::activation, i.stage - 1, i.microbatch));
-      v.add(weights(i, i.version));
-      break;
-    case Op::B:
-    case Op::BW:
-      v.add(value(ValueKind::saved, i.stage, i.microbatch));
-      if (i.stage + 1 < schedule.num_stages) v.add(value(ValueKind::gradient, i.stage, i.microbatch));
-      v.add(weights(i, i.version));
-      break;
-    case Op::W:
-      v.add(value(ValueKind::weight_input, i.stage, i.microbatch));
-      break;
-    case Op::send:
-      v.add(carried(i));
-      break;
-    case Op::recv:
-    case Op::validate:
-      break;
-    case Op::step:
-      v.add(weights(i, i.version));
-      break;
-  }
-  return v;
+  Values values;
+  each_read(schedule, i, [&](const Value& v) { values.items[values.count++] = v; });
+  return values;
 }
 
 Values writes(const Schedule& schedule, const Instruction& i) {
-  Values v;
-  switch (i.op) {
-    case Op::F:
-      v.add(value(ValueKind::saved, i.stage, i.microbatch));
-      if (i.stage + 1 < schedule.num_stages) v.add(value(ValueKind::activation, i.stage, i.microbatch));
-      break;
-    case Op::B:
-    case Op::BW:
-      if (i.op == Op::B) v.add(value(ValueKind::weight_input, i.stage, i.microbatch));
-      if (i.stage > 0) v.add(value(ValueKind::gradient, i.stage - 1, i.microbatch));
-      break;
-    case Op::W:
-    case Op::send:
-    case Op::validate:
-      break;
-    case Op::recv:
-      v.add(carried(i));
-      break;
-    case Op::step:
-      v.add(weights(i, i.version + 1));
-      break;
-  }
-  return v;
+  Values values;
+  each_write(schedule, i, [&](const Value& v) { values.items[values.count++] = v; });
+  return values;
 }
 
 Values releases(const Instruction& i) {
-  Values v;
-  if (i.op == Op::BW || i.op == Op::W) v.add(value(ValueKind::saved, i.stage, i.microbatch));
-  if (i.op == Op::W) v.add(value(ValueKind::weight_input, i.stage, i.microbatch));
-  return v;
+  Values values;
+  each_release(i, [&](const Value& v) { values.items[values.count++] = v; });
+  return values;
 }
 
 const char* op_name(Op op) {

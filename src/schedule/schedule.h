@@ -1,6 +1,6 @@
-// A pipeline schedule is data: for each rank the list of instructions that it runs in order. reads() and
-// writes() are the only code that knows pipeline dataflow; the validator, the simulator, the memory account,
-// the send/recv lowering, the drawings and the executor read a schedule through them.
+// A pipeline schedule is data: for each rank the list of instructions that it runs in order. each_read()
+// and each_write() are the only code that knows pipeline dataflow; the validator, the simulator, the memory
+// account, the send/recv lowering, the drawings and the executor read a schedule through them.
 //
 // P ranks, S stages (consecutive slices of layers), M microbatches. Which rank runs (stage, microbatch) is
 // said by the lists alone: DualPipe keeps each stage on two ranks, one for each direction.
@@ -50,9 +50,9 @@ struct Instruction {
   // Runs together with the next instruction of the list, each hiding the other's communication (DualPipe's
   // F&B).
   bool overlaps_next = false;
-  // Of send and recv: the other rank, and which value (its stage and microbatch are those above).
-  int peer = -1;
+  // Of send and recv: which value (its stage and microbatch are those above), and the other rank.
   ValueKind carries = ValueKind::activation;
+  int peer = -1;
   bool operator==(const Instruction&) const = default;
 };
 
@@ -68,20 +68,83 @@ struct Schedule {
   double stage_fraction() const { return static_cast<double>(num_ranks()) / num_stages; }
 };
 
-// At most this many values are read or written by one instruction.
+// Visits the values that an instruction needs before it can start...
+template <class Visit>
+void each_read(const Schedule& schedule, const Instruction& i, Visit visit) {
+  switch (i.op) {
+    case Op::F:
+      if (i.stage > 0) visit(Value{ValueKind::activation, i.stage - 1, i.microbatch});
+      visit(Value{ValueKind::weights, i.stage, 0, i.version});
+      break;
+    case Op::B:
+    case Op::BW:
+      visit(Value{ValueKind::saved, i.stage, i.microbatch});
+      if (i.stage + 1 < schedule.num_stages) visit(Value{ValueKind::gradient, i.stage, i.microbatch});
+      visit(Value{ValueKind::weights, i.stage, 0, i.version});
+      break;
+    case Op::W:
+      visit(Value{ValueKind::weight_input, i.stage, i.microbatch});
+      break;
+    case Op::send:
+      visit(Value{i.carries, i.stage, i.microbatch});
+      break;
+    case Op::recv:
+    case Op::validate:
+      break;
+    case Op::step:
+      visit(Value{ValueKind::weights, i.stage, 0, i.version});
+      break;
+  }
+}
+
+// ... those that exist when it has ended...
+template <class Visit>
+void each_write(const Schedule& schedule, const Instruction& i, Visit visit) {
+  switch (i.op) {
+    case Op::F:
+      visit(Value{ValueKind::saved, i.stage, i.microbatch});
+      if (i.stage + 1 < schedule.num_stages) visit(Value{ValueKind::activation, i.stage, i.microbatch});
+      break;
+    case Op::B:
+    case Op::BW:
+      if (i.op == Op::B) visit(Value{ValueKind::weight_input, i.stage, i.microbatch});
+      if (i.stage > 0) visit(Value{ValueKind::gradient, i.stage - 1, i.microbatch});
+      break;
+    case Op::W:
+    case Op::send:
+    case Op::validate:
+      break;
+    case Op::recv:
+      visit(Value{i.carries, i.stage, i.microbatch});
+      break;
+    case Op::step:
+      visit(Value{ValueKind::weights, i.stage, 0, i.version + 1});
+      break;
+  }
+}
+
+// ... and those that are no longer needed then: `saved` after W or BW, `weight_input` after W.
+template <class Visit>
+void each_release(const Instruction& i, Visit visit) {
+  if (i.op == Op::BW || i.op == Op::W) visit(Value{ValueKind::saved, i.stage, i.microbatch});
+  if (i.op == Op::W) visit(Value{ValueKind::weight_input, i.stage, i.microbatch});
+}
+
+// The same as lists, at most this long.
 struct Values {
-  Value items[4];
+  Value items[3];
   int count = 0;
-  void add(Value v) { items[count++] = v; }
   const Value* begin() const { return items; }
   const Value* end() const { return items + count; }
 };
-
-// What an instruction needs before it can start, and what exists when it has ended.
 Values reads(const Schedule& schedule, const Instruction& instruction);
 Values writes(const Schedule& schedule, const Instruction& instruction);
-// What is no longer needed when it has ended: `saved` after W or BW, `weight_input` after W.
 Values releases(const Instruction& instruction);
+
+// Activations and gradients: what one rank may send to another.
+inline bool travels(const Value& v) {
+  return v.kind == ValueKind::activation || v.kind == ValueKind::gradient;
+}
 
 inline bool is_forward(Op op) { return op == Op::F; }
 inline bool is_compute(Op op) { return op == Op::F || op == Op::B || op == Op::W || op == Op::BW; }

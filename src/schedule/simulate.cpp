@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "schedule/per_peer.h"
 
 namespace echelon {
 namespace {
@@ -17,18 +18,16 @@ class Simulator {
  public:
   Simulator(const Schedule& schedule, const SimulationCosts& costs)
       : schedule_(schedule), costs_(costs), ranks_(static_cast<std::size_t>(schedule.num_ranks())) {
-    const std::size_t cells =
-        static_cast<std::size_t>(schedule.num_stages) * static_cast<std::size_t>(schedule.num_microbatches);
-    for (auto* table : {&arrival_[0], &arrival_[1]}) table->assign(cells, not_yet);
-    for (auto* table : {&reader_[0], &reader_[1]}) table->assign(cells, -1);
-    channel_free_.assign(ranks_.size() * ranks_.size(), 0);
-    saved_.resize(cells);
+    cells_.resize(static_cast<std::size_t>(schedule.num_stages) *
+                  static_cast<std::size_t>(schedule.num_microbatches));
+    channel_free_.resize(ranks_.size());
     result_.timeline.ranks.resize(ranks_.size());
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
       result_.timeline.ranks[r].reserve(schedule.ranks[r].size());
       for (const Instruction& i : schedule.ranks[r])
-        for (const Value& v : reads(schedule, i))
-          if (travels(v)) reader_[kind(v)][cell(v)] = static_cast<int>(r);
+        each_read(schedule, i, [&](const Value& v) {
+          if (travels(v)) cell(v).reader[kind(v)] = static_cast<int>(r);
+        });
     }
   }
 
@@ -55,33 +54,37 @@ class Simulator {
     bool waiting = false;
     std::map<int, int> newest_weights;  // by stage
   };
-  // Of a stage and microbatch: the rank that keeps something for its backward pass; -1: none does.
-  struct Saved {
-    int rank = -1;
-    bool has_weight_input = false;  // kept by B for W
+  struct Part {
+    double begin, end;
+  };
+  // Of a stage and microbatch. All of it in one place, and stages next to one another: what an instruction
+  // touches then lies together, and where its neighbours' instructions were shortly before.
+  struct Cell {
+    double arrival[2] = {not_yet, not_yet};  // of the activation, and of its gradient
+    int reader[2] = {-1, -1};                // rank that reads them
+    int holder = -1;                         // rank that keeps something for the backward pass
+    bool has_weight_input = false;           // kept by B for W
   };
 
-  static bool travels(const Value& v) {
-    return v.kind == ValueKind::activation || v.kind == ValueKind::gradient;
-  }
   static std::size_t kind(const Value& v) { return v.kind == ValueKind::activation ? 0 : 1; }
-  std::size_t cell(const Value& v) const {
-    return static_cast<std::size_t>(v.stage) * static_cast<std::size_t>(schedule_.num_microbatches) +
-           static_cast<std::size_t>(v.microbatch);
+  Cell& cell(const Value& v) {
+    return cells_[static_cast<std::size_t>(v.stage) * static_cast<std::size_t>(schedule_.num_microbatches) +
+                  static_cast<std::size_t>(v.microbatch)];
   }
 
   // When the value is on the rank; not_yet when that is not known so far.
   double available(std::size_t r, const Value& v) {
+    const auto at_once_if = [](bool is_there) { return is_there ? 0 : not_yet; };
     switch (v.kind) {
       case ValueKind::activation:
       case ValueKind::gradient:
-        return arrival_[kind(v)][cell(v)];
+        return cell(v).arrival[kind(v)];
       case ValueKind::saved:
-        return saved_[cell(v)].rank == static_cast<int>(r) ? 0 : not_yet;
+        return at_once_if(cell(v).holder == static_cast<int>(r));
       case ValueKind::weight_input:
-        return saved_[cell(v)].rank == static_cast<int>(r) && saved_[cell(v)].has_weight_input ? 0 : not_yet;
+        return at_once_if(cell(v).holder == static_cast<int>(r) && cell(v).has_weight_input);
       case ValueKind::weights:
-        return v.version == 0 || v.version <= ranks_[r].newest_weights[v.stage] ? 0 : not_yet;
+        return at_once_if(v.version == 0 || v.version <= ranks_[r].newest_weights[v.stage]);
     }
     return not_yet;
   }
@@ -112,61 +115,70 @@ class Simulator {
     std::size_t k = rank.next;
     do {
       const double done = time;
-      for (const Value& v : reads(schedule_, list[k])) {
-        const double at = available(r, v);
-        if (at == not_yet) {
-          rank.waiting = true;
-          return false;
-        }
-        time = std::max(time, at);
+      each_read(schedule_, list[k], [&](const Value& v) { time = std::max(time, available(r, v)); });
+      if (time == not_yet) {
+        rank.waiting = true;
+        return false;
       }
       if (!parts_.empty()) late += time - done;
       const bool is_alone = parts_.empty() && !list[k].overlaps_next;
-      const double begin = time;
-      time += duration(list[k]) * (is_alone ? 1 : costs_.overlap_factor);
-      parts_.push_back({list[k], begin, time});
+      parts_.push_back({time, time + duration(list[k]) * (is_alone ? 1 : costs_.overlap_factor)});
+      time = parts_.back().end;
     } while (list[k++].overlaps_next && k < list.size());
     rank.waiting = false;
-    rank.next = k;
     rank.free = time;
-    for (const Span& part : parts_)
-      finish(r, part, late > 1e-9 * time ? part : Span{part.instruction, parts_[0].begin, time});
+    // What runs together lies in one stretch, unless a part had to wait in it.
+    const bool in_turns = late > 1e-9 * time;
+    for (const Part& part : parts_) {
+      const Instruction& i = list[rank.next++];
+      result_.timeline.ranks[r].push_back(
+          {i, in_turns ? part.begin : parts_[0].begin, in_turns ? part.end : time});
+      finish(r, i, part.end);
+    }
     return true;
   }
 
-  // `drawn`: what runs together lies in one stretch, unless a part had to wait in it.
-  void finish(std::size_t r, const Span& part, const Span& drawn) {
+  void finish(std::size_t r, const Instruction& i, double end) {
     RankState& rank = ranks_[r];
-    const Instruction& i = part.instruction;
-    result_.timeline.ranks[r].push_back(drawn);
-    for (const Value& v : writes(schedule_, i)) {
-      if (v.kind == ValueKind::saved) saved_[cell(v)] = {static_cast<int>(r), false};
-      if (v.kind == ValueKind::weight_input) saved_[cell(v)].has_weight_input = true;
-      if (v.kind == ValueKind::weights) rank.newest_weights[v.stage] = v.version;
-      if (!travels(v)) continue;
-      const int reader = reader_[kind(v)][cell(v)];
-      double arrival = rank.free;  // no earlier than the end of what runs together
-      if (reader >= 0 && reader != static_cast<int>(r)) {
-        double& channel = channel_free_[r * ranks_.size() + static_cast<std::size_t>(reader)];
-        channel = std::max(part.end, channel) + costs_.message;
-        arrival = std::max(arrival, channel);
-        ++result_.messages;
+    each_write(schedule_, i, [&](const Value& v) {
+      if (v.kind == ValueKind::weights) {
+        rank.newest_weights[v.stage] = v.version;
+        return;
       }
-      arrival_[kind(v)][cell(v)] = arrival;
-      if (reader >= 0 && ranks_[static_cast<std::size_t>(reader)].waiting)
-        woken_.push_back(static_cast<std::size_t>(reader));
+      Cell& c = cell(v);
+      if (v.kind == ValueKind::saved) {
+        c.holder = static_cast<int>(r);
+        c.has_weight_input = false;
+      }
+      if (v.kind == ValueKind::weight_input) c.has_weight_input = true;
+      if (travels(v)) hand_over(r, c.reader[kind(v)], end, c.arrival[kind(v)]);
+    });
+    each_release(i, [&](const Value& v) { cell(v).holder = -1; });
+  }
+
+  void hand_over(std::size_t r, int reader, double end, double& arrival) {
+    arrival = ranks_[r].free;  // no earlier than the end of what runs together
+    if (reader < 0) return;
+    if (reader != static_cast<int>(r)) {
+      double& channel = channel_free_[r][reader];
+      channel = std::max(end, channel) + costs_.message;
+      arrival = std::max(arrival, channel);
+      ++result_.messages;
     }
-    for (const Value& v : releases(i)) saved_[cell(v)] = {};
+    if (ranks_[static_cast<std::size_t>(reader)].waiting) woken_.push_back(static_cast<std::size_t>(reader));
   }
 
   [[noreturn]] void refuse_stuck() {
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
-      if (ranks_[r].next == schedule_.ranks[r].size()) continue;
-      const Instruction& i = schedule_.ranks[r][ranks_[r].next];
-      for (const Value& v : reads(schedule_, i))
-        if (available(r, v) == not_yet)
-          refuse("schedule {}: rank {} waits for ever at instruction {} ({}) for {}", schedule_.name, r,
-                 ranks_[r].next, to_string(i), to_string(v));
+      const auto& list = schedule_.ranks[r];
+      for (std::size_t k = ranks_[r].next; k < list.size(); ++k) {
+        each_read(schedule_, list[k], [&](const Value& v) {
+          if (available(r, v) == not_yet)
+            refuse("schedule {}: rank {} waits for ever at instruction {} ({}) for {}", schedule_.name, r, k,
+                   to_string(list[k]), to_string(v));
+        });
+        if (!list[k].overlaps_next) break;
+      }
     }
     throw InvariantError("a schedule is stuck without a missing value");
   }
@@ -174,12 +186,10 @@ class Simulator {
   const Schedule& schedule_;
   const SimulationCosts& costs_;
   std::vector<RankState> ranks_;
-  std::vector<Saved> saved_;        // by stage and microbatch
-  std::vector<double> arrival_[2];  // of activations and gradients, by stage and microbatch
-  std::vector<int> reader_[2];      // rank that reads them
-  std::vector<double> channel_free_;
+  std::vector<Cell> cells_;
+  std::vector<PerPeer<double>> channel_free_;  // by sender
   std::vector<std::size_t> woken_;
-  std::vector<Span> parts_;  // of what runs next
+  std::vector<Part> parts_;  // of what runs next
   Simulation result_;
 };
 
@@ -190,9 +200,9 @@ std::vector<double> peak_activations(const Schedule& schedule) {
   for (const auto& list : schedule.ranks) {
     std::int64_t held = 0, peak = 0;
     for (const Instruction& i : list) {
-      for (const Value& v : writes(schedule, i)) held += v.kind == ValueKind::saved;
+      each_write(schedule, i, [&](const Value& v) { held += v.kind == ValueKind::saved; });
       peak = std::max(peak, held);
-      for (const Value& v : releases(i)) held -= v.kind == ValueKind::saved;
+      each_release(i, [&](const Value& v) { held -= v.kind == ValueKind::saved; });
     }
     peaks.push_back(static_cast<double>(peak) * schedule.stage_fraction());
   }
