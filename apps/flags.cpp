@@ -55,8 +55,9 @@ void PlanFlags::add_to(CLI::App& app, const Plan& defaults) {
       ->type_name("NAME|FILE")
       ->default_str(defaults.schedule);
   add_number(app, "--chunks", chunks_, "Model chunks of a pipeline rank, for interleaved");
-  app.add_option("--layers-per-stage", layers_per_stage_, "Uneven split of the layers: one number a stage")
-      ->type_name("N,N,...");
+  app.add_option("--layers-per-stage", layers_per_stage_,
+                 "Uneven split of the layers: one number a stage, or balanced by cost")
+      ->type_name("N,N,...|auto");
   app.add_option("--optimizer-barrier", optimizer_barrier_,
                  "off: the optimizer steps before all pipeline ranks are known to agree, and takes back what "
                  "was wrong")
@@ -99,6 +100,12 @@ static std::vector<std::int64_t> parse_list(const std::string& flag, const std::
   return numbers;
 }
 
+static void set_layers_per_stage(Plan& plan, const std::string& text) {
+  plan.balance_layers = text == "auto";
+  plan.layers_per_stage.clear();
+  if (!plan.balance_layers) plan.layers_per_stage = parse_list("--layers-per-stage", text);
+}
+
 Plan PlanFlags::plan() const {
   const auto is_given = [&](const char* name) { return app_->get_option(name)->count() > 0; };
   Plan plan = defaults_;
@@ -121,8 +128,7 @@ Plan PlanFlags::plan() const {
         !named && std::filesystem::exists(schedule_) ? read_file("--schedule", schedule_) : "";
   }
   if (is_given("--chunks")) plan.chunks = chunks_;
-  if (is_given("--layers-per-stage"))
-    plan.layers_per_stage = parse_list("--layers-per-stage", layers_per_stage_);
+  if (is_given("--layers-per-stage")) set_layers_per_stage(plan, layers_per_stage_);
   if (is_given("--optimizer-barrier")) {
     if (optimizer_barrier_ != "on" && optimizer_barrier_ != "off")
       refuse("--optimizer-barrier {}: legal: on, off", optimizer_barrier_);

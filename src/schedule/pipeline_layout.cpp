@@ -4,6 +4,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "schedule/balance.h"
 #include "schedule/schedules.h"
 #include "schedule/simulate.h"
 #include "schedule/text.h"
@@ -37,27 +38,47 @@ Schedule own_schedule(const Plan& plan, int ranks, int microbatches) {
   return schedule;
 }
 
-// The layers of each stage, as the plan says or evenly.
-std::vector<StageSlice> cut_layers(const Plan& plan, int stages) {
+std::vector<std::int64_t> layers_of_stages(const Plan& plan, const Schedule& schedule) {
   const ModelSpec& model = plan.model;
-  if (!plan.layers_per_stage.empty() && static_cast<int>(plan.layers_per_stage.size()) != stages)
-    refuse("--layers-per-stage: {} numbers, and {} over {} ranks has {} stages", plan.layers_per_stage.size(),
-           plan.schedule, plan.mesh.size(Axis::pp), stages);
+  const int stages = schedule.num_stages;
+  if (!plan.layers_per_stage.empty()) {
+    if (static_cast<int>(plan.layers_per_stage.size()) != stages)
+      refuse("--layers-per-stage: {} numbers, and {} over {} ranks has {} stages",
+             plan.layers_per_stage.size(), plan.schedule, plan.mesh.size(Axis::pp), stages);
+    std::int64_t sum = 0;
+    for (std::int64_t count : plan.layers_per_stage) {
+      if (count < 0) refuse("--layers-per-stage: {} layers; legal: 0 and more", count);
+      sum += count;
+    }
+    if (sum != model.num_layers)
+      refuse("--layers-per-stage: the numbers add up to {}, and {} has {} layers", sum, model.name,
+             model.num_layers);
+    return plan.layers_per_stage;
+  }
+  if (model.num_layers < stages)
+    refuse("--pp {}: {} needs {} stages of at least one layer, and {} has {} layers",
+           plan.mesh.size(Axis::pp), plan.schedule, stages, model.name, model.num_layers);
+  if (plan.balance_layers) {
+    const auto cost = [&](const StageSlice& slice) {
+      const StageTimes flops = stage_flops(plan, slice);
+      return flops.forward + flops.backward_input + flops.backward_weight;
+    };
+    return balanced_layers(schedule, model.num_layers, cost({{0, 1}, false, false}),
+                           cost({{0, 0}, true, false}), cost({{0, 0}, false, true}));
+  }
+  std::vector<std::int64_t> even;
+  for (int s = 0; s < stages; ++s) even.push_back(split_range(model.num_layers, stages, s).size());
+  return even;
+}
+
+std::vector<StageSlice> cut_layers(const Plan& plan, const Schedule& schedule) {
   std::vector<StageSlice> slices;
   std::int64_t next = 0;
-  for (int s = 0; s < stages; ++s) {
-    const std::int64_t count = plan.layers_per_stage.empty()
-                                   ? split_range(model.num_layers, stages, s).size()
-                                   : plan.layers_per_stage[static_cast<std::size_t>(s)];
-    slices.push_back({{next, next + count}, s == 0, s + 1 == stages});
+  for (std::int64_t count : layers_of_stages(plan, schedule)) {
+    slices.push_back({{next, next + count}, slices.empty(), false});
     next += count;
-    if (count < 0 || (count < 1 && plan.layers_per_stage.empty()))
-      refuse("--pp {}: {} needs {} stages of at least one layer, and {} has {} layers",
-             plan.mesh.size(Axis::pp), plan.schedule, stages, model.name, model.num_layers);
   }
-  if (next != model.num_layers)
-    refuse("--layers-per-stage: the numbers add up to {}, and {} has {} layers", next, model.name,
-           model.num_layers);
+  slices.back().head = true;
   return slices;
 }
 
@@ -69,7 +90,8 @@ Schedule searched_schedule(const Plan& plan, int ranks, int microbatches) {
   costs.memory.clear();
   costs.limit = {static_cast<double>(ranks)};
   double total = 0;
-  for (const StageSlice& slice : cut_layers(plan, ranks)) {
+  // Stage r on rank r, as 1F1B has it.
+  for (const StageSlice& slice : cut_layers(plan, one_f_one_b(ranks, microbatches))) {
     const StageTimes flops = stage_flops(plan, slice);
     total += flops.forward + flops.backward_input + flops.backward_weight;
     costs.times.stages.push_back(flops);
@@ -146,7 +168,7 @@ PipelineLayout::PipelineLayout(const Plan& plan)
   const Schedule& schedule = programs(0).schedule();
   if (!programs(0).flushes()) refuse_stream(plan);
   if (!plan.optimizer_barrier) refuse_without_barrier(plan, schedule);
-  slices_ = cut_layers(plan, schedule.num_stages);
+  slices_ = cut_layers(plan, schedule);
   hold(plan, schedule);
 }
 

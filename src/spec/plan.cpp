@@ -93,19 +93,22 @@ std::string to_toml(const Plan& plan) {
   mesh.insert("ep", plan.mesh.ep);
   toml::array layers;
   for (std::int64_t count : plan.layers_per_stage) layers.push_back(count);
-  const toml::table table{{"model", toml::parse(to_toml(plan.model))},
-                          {"mesh", mesh},
-                          {"sp", plan.sequence_parallel},
-                          {"global-batch", plan.global_batch},
-                          {"micro-batch", plan.micro_batch},
-                          {"seq-len", plan.seq_len},
-                          {"dtype", dtype_name(plan.dtype)},
-                          {"recompute", recompute_name(plan.recompute)},
-                          {"schedule", plan.schedule},
-                          {"schedule-text", plan.schedule_text},
-                          {"chunks", plan.chunks},
-                          {"layers-per-stage", layers},
-                          {"optimizer-barrier", plan.optimizer_barrier}};
+  toml::table table{{"model", toml::parse(to_toml(plan.model))},
+                    {"mesh", mesh},
+                    {"sp", plan.sequence_parallel},
+                    {"global-batch", plan.global_batch},
+                    {"micro-batch", plan.micro_batch},
+                    {"seq-len", plan.seq_len},
+                    {"dtype", dtype_name(plan.dtype)},
+                    {"recompute", recompute_name(plan.recompute)},
+                    {"schedule", plan.schedule},
+                    {"schedule-text", plan.schedule_text},
+                    {"chunks", plan.chunks},
+                    {"optimizer-barrier", plan.optimizer_barrier}};
+  if (plan.balance_layers)
+    table.insert("layers-per-stage", "auto");
+  else
+    table.insert("layers-per-stage", layers);
   std::ostringstream out;
   out << table << "\n";
   return out.str();
@@ -179,10 +182,12 @@ Plan plan_from_toml(const std::string& text, const std::string& where) {
   plan.optimizer_barrier = value_at<bool>(table, "optimizer-barrier", where, true);
   if (const toml::node* layers = table.get("layers-per-stage")) {
     const auto illegal = [&] {
-      refuse("{}: layers-per-stage = {} is not legal: give a list of whole numbers", where, shown(*layers));
+      refuse("{}: layers-per-stage = {} is not legal: give a list of whole numbers, or \"auto\"", where,
+             shown(*layers));
     };
-    if (!layers->is_array()) illegal();
-    for (const toml::node& count : *layers->as_array()) {
+    plan.balance_layers = layers->value_exact<std::string>() == "auto";
+    if (!layers->is_array() && !plan.balance_layers) illegal();
+    for (const toml::node& count : plan.balance_layers ? toml::array() : *layers->as_array()) {
       if (!count.is_integer()) illegal();
       plan.layers_per_stage.push_back(**count.as_integer());
     }

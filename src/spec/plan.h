@@ -43,7 +43,8 @@ struct Plan {
   std::string
       schedule_text;  // a schedule of one's own in text form (schedule/text.h); `schedule` is then its name
   int chunks = 0;     // model chunks of a pipeline rank; 0: the schedule's own number
-  std::vector<std::int64_t> layers_per_stage;  // empty: even
+  std::vector<std::int64_t> layers_per_stage;  // empty: even, or
+  bool balance_layers = false;  // so that the slowest rank has least to do, output layer included
   // Whether the optimizer's step waits for all pipeline ranks; without it a wrong step is taken back exactly.
   bool optimizer_barrier = true;
 

@@ -10,6 +10,7 @@ Plan one_rank_plan(Plan plan) {
   plan.mesh = Mesh{};
   plan.sequence_parallel = false;
   plan.layers_per_stage.clear();
+  plan.balance_layers = false;
   plan.recompute = Recompute::none;
   plan.optimizer_barrier = true;
   return plan;
