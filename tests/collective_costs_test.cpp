@@ -123,7 +123,7 @@ int log2_up(int n) { return std::bit_width(static_cast<unsigned>(n - 1)); }
 
 TEST(CollectiveCosts, AllReduce) {
   struct Algorithm {
-    void (*run)(Communicator&, const Tensor&, ReduceOp);
+    void (*run)(Communicator&, const Tensor&, ReduceOp, Scratch&);
     Cost (*cost)(int n, int rank, std::int64_t count);
   };
   const Algorithm ring{ring_all_reduce, ring_all_reduce_cost},
@@ -137,7 +137,8 @@ TEST(CollectiveCosts, AllReduce) {
             n,
             [&](Communicator& group) {
               std::vector<float> x(static_cast<std::size_t>(count));
-              algorithm.run(group, view(x), ReduceOp::sum);
+              Scratch scratch;
+              algorithm.run(group, view(x), ReduceOp::sum, scratch);
             },
             [&](int rank) { return algorithm.cost(n, rank, count); });
       };
@@ -190,7 +191,8 @@ TEST(CollectiveCosts, GatherScatterExchange) {
           n,
           [&](Communicator& group) {
             auto in = buffer(whole), out = buffer(count_of(group.rank()));
-            ring_reduce_scatter(group, view(in), view(out), counts);
+            Scratch scratch;
+            ring_reduce_scatter(group, view(in), view(out), counts, ReduceOp::sum, scratch);
           },
           [&](int rank) { return ring_reduce_scatter_cost(rank, counts); });
       EXPECT_EQ(scatter.sent, (n - 1) * whole);

@@ -101,7 +101,8 @@ TYPED_TEST(VerbsOf, AllReduceIsTheSumInTheOrderOfItsLaw) {
           });
         with_ranks(n, [&](Communicator& tp) {
           auto x = values<T>(tp.rank(), count);
-          recursive_doubling_all_reduce(tp, view(x), op);
+          Scratch scratch;
+          recursive_doubling_all_reduce(tp, view(x), op, scratch);
           ASSERT_EQ(x, halves) << n << " ranks, " << count << " elements";
         });
       }

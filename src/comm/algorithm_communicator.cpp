@@ -31,13 +31,13 @@ class AlgorithmCommunicator final : public Communicator {
   Pending all_reduce(const Tensor& x, ReduceOp op) override {
     switch (all_reduce_algorithm(x)) {
       case AllReduceAlgorithm::ring:
-        ring_all_reduce(*channels_, x, op);
+        ring_all_reduce(*channels_, x, op, scratch_);
         break;
       case AllReduceAlgorithm::halving_doubling:
-        halving_doubling_all_reduce(*channels_, x, op);
+        halving_doubling_all_reduce(*channels_, x, op, scratch_);
         break;
       case AllReduceAlgorithm::recursive_doubling:
-        recursive_doubling_all_reduce(*channels_, x, op);
+        recursive_doubling_all_reduce(*channels_, x, op, scratch_);
         break;
     }
     return {};
@@ -47,7 +47,7 @@ class AlgorithmCommunicator final : public Communicator {
     return {};
   }
   Pending reduce_scatter(const Tensor& in, const Tensor& out, std::span<const std::int64_t> counts) override {
-    ring_reduce_scatter(*channels_, in, out, counts);
+    ring_reduce_scatter(*channels_, in, out, counts, ReduceOp::sum, scratch_);
     return {};
   }
   Pending all_to_all(const Tensor& in, std::span<const std::int64_t> send_counts, const Tensor& out,
@@ -80,6 +80,7 @@ class AlgorithmCommunicator final : public Communicator {
 
   std::unique_ptr<Communicator> messages_, channels_;
   const Collectives collectives_;
+  Scratch scratch_;
 };
 
 }  // namespace

@@ -10,12 +10,25 @@
 // as communicator.h says, and so give the bits of the direct forms; a ring adds one rank after another.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "comm/communicator.h"
 
 namespace echelon {
+
+// Memory for what comes from another rank before it is added, kept from call to call.
+class Scratch {
+ public:
+  // Undefined contents, until the next call.
+  Tensor first(DType dtype, std::int64_t count);
+
+ private:
+  std::unique_ptr<std::byte[]> memory_;
+  std::int64_t capacity_ = 0;  // bytes
+};
 
 // What one rank does in a collective of n ranks.
 struct Cost {
@@ -33,11 +46,11 @@ struct Cost {
 };
 
 // x, in place, becomes the sum (or maximum) over ranks.
-void ring_all_reduce(Communicator& group, const Tensor& x, ReduceOp op = ReduceOp::sum);
+void ring_all_reduce(Communicator& group, const Tensor& x, ReduceOp op, Scratch& scratch);
 Cost ring_all_reduce_cost(int n, int rank, std::int64_t count);
-void halving_doubling_all_reduce(Communicator& group, const Tensor& x, ReduceOp op = ReduceOp::sum);
+void halving_doubling_all_reduce(Communicator& group, const Tensor& x, ReduceOp op, Scratch& scratch);
 Cost halving_doubling_all_reduce_cost(int n, int rank, std::int64_t count);
-void recursive_doubling_all_reduce(Communicator& group, const Tensor& x, ReduceOp op = ReduceOp::sum);
+void recursive_doubling_all_reduce(Communicator& group, const Tensor& x, ReduceOp op, Scratch& scratch);
 Cost recursive_doubling_all_reduce_cost(int n, int rank, std::int64_t count);
 
 // Arguments as in Communicator. For a ring reduce-scatter `out` may also be its own place inside `in`.
@@ -45,7 +58,7 @@ void ring_all_gather(Communicator& group, const Tensor& in, const Tensor& out,
                      std::span<const std::int64_t> counts);
 Cost ring_all_gather_cost(int rank, std::span<const std::int64_t> counts);
 void ring_reduce_scatter(Communicator& group, const Tensor& in, const Tensor& out,
-                         std::span<const std::int64_t> counts, ReduceOp op = ReduceOp::sum);
+                         std::span<const std::int64_t> counts, ReduceOp op, Scratch& scratch);
 Cost ring_reduce_scatter_cost(int rank, std::span<const std::int64_t> counts);
 void pairwise_all_to_all(Communicator& group, const Tensor& in, std::span<const std::int64_t> send_counts,
                          const Tensor& out, std::span<const std::int64_t> recv_counts);

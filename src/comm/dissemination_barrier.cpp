@@ -12,10 +12,10 @@ namespace echelon {
 
 void dissemination_barrier(Communicator& group) {
   const int n = group.size(), rank = group.rank();
-  const Scratch nothing(DType::i32, 0);
+  std::int32_t none = 0;
+  const Tensor nothing = Tensor::view_of(&none, DType::i32, {0});
   for (int distance = 1; distance < n; distance *= 2)
-    send_receive(group, nothing.first(0), around(rank + distance, n), nothing.first(0),
-                 around(rank - distance, n));
+    send_receive(group, nothing, around(rank + distance, n), nothing, around(rank - distance, n));
 }
 
 Cost dissemination_barrier_cost(int n) {

@@ -5,9 +5,20 @@
 #include <cstring>
 
 #include "base/split.h"
+#include "comm/collectives.h"
 #include "comm/reduce.h"
 
 namespace echelon {
+
+Tensor Scratch::first(DType dtype, std::int64_t count) {
+  const std::int64_t bytes = count * element_bytes(dtype);
+  if (bytes > capacity_ || !memory_) {
+    memory_.reset();  // not both at a time
+    memory_ = std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(bytes));
+    capacity_ = bytes;
+  }
+  return Tensor::view_of(memory_.get(), dtype, {count});
+}
 
 std::vector<Tensor> cut(const Tensor& whole, std::span<const std::int64_t> counts) {
   std::vector<Tensor> parts;
@@ -42,10 +53,5 @@ void reduce_two(ReduceOp op, const Tensor& left, const Tensor& right, const Tens
   const std::array<std::byte*, 1> to{static_cast<std::byte*>(out.raw())};
   reduce_elements(op, out.dtype(), sources, 0, to, 0, out.numel());
 }
-
-Scratch::Scratch(DType dtype, std::int64_t count)
-    : memory_(std::make_unique_for_overwrite<std::byte[]>(
-          static_cast<std::size_t>(std::max<std::int64_t>(1, count) * element_bytes(dtype)))),
-      all_(Tensor::view_of(memory_.get(), dtype, {count})) {}
 
 }  // namespace echelon

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
 
@@ -26,16 +25,5 @@ void copy(const Tensor& from, const Tensor& to);
 
 // out = left op right. `out` may be either.
 void reduce_two(ReduceOp op, const Tensor& left, const Tensor& right, const Tensor& out);
-
-// Memory for what comes from another rank before it is added.
-class Scratch {
- public:
-  Scratch(DType dtype, std::int64_t count);
-  Tensor first(std::int64_t count) const { return all_.flat_range(0, count); }
-
- private:
-  std::unique_ptr<std::byte[]> memory_;
-  Tensor all_;
-};
 
 }  // namespace echelon

@@ -28,12 +28,11 @@ int Fold::first_of(int n, int index) {
   return begin;
 }
 
-bool fold(Communicator& group, const Fold& at, const Tensor& x, ReduceOp op) {
+bool fold(Communicator& group, const Fold& at, const Tensor& x, ReduceOp op, Scratch& scratch) {
   if (!at.acts) {
     group.send(x, at.first).wait();
   } else if (at.second >= 0) {
-    const Scratch scratch(x.dtype(), x.numel());
-    const Tensor theirs = scratch.first(x.numel());
+    const Tensor theirs = scratch.first(x.dtype(), x.numel());
     group.recv(theirs, at.second).wait();
     reduce_two(op, x, theirs, x);
   }

@@ -20,7 +20,7 @@ struct Fold {
 
 // Before: the second rank of a block sends x to the first, which adds it to its own. After: the first sends
 // back the result. False on the second ranks, which take no part in between.
-bool fold(Communicator& group, const Fold& at, const Tensor& x, ReduceOp op);
+bool fold(Communicator& group, const Fold& at, const Tensor& x, ReduceOp op, Scratch& scratch);
 void unfold(Communicator& group, const Fold& at, const Tensor& x);
 
 // Of both together. Two more steps where n is not a power of two.

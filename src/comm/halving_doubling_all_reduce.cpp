@@ -21,8 +21,8 @@ namespace {
 // x is cut into one part for each block.
 class HalvingDoubling {
  public:
-  HalvingDoubling(Communicator& group, const Fold& at, const Tensor& x, ReduceOp op)
-      : group_(group), at_(at), x_(x), op_(op), scratch_(x.dtype(), parts(0, at.blocks / 2).numel()) {}
+  HalvingDoubling(Communicator& group, const Fold& at, const Tensor& x, ReduceOp op, Scratch& scratch)
+      : group_(group), at_(at), x_(x), op_(op), scratch_(scratch) {}
 
   // Parts [begin, end) hold sums over the blocks that differ from mine in the bits below `bit`; afterwards,
   // over all.
@@ -32,7 +32,7 @@ class HalvingDoubling {
     const bool lower = (at_.index & bit) == 0;
     const Tensor left = parts(begin, middle), right = parts(middle, end);
     const Tensor &mine = lower ? left : right, &theirs = lower ? right : left;
-    const Tensor received = scratch_.first(mine.numel());
+    const Tensor received = scratch_.first(x_.dtype(), mine.numel());
     send_receive(group_, theirs, peer, received, peer);
     reduce_two(op_, lower ? mine : received, lower ? received : mine, mine);
     lower ? run(2 * bit, begin, middle) : run(2 * bit, middle, end);
@@ -49,15 +49,15 @@ class HalvingDoubling {
   const Fold& at_;
   const Tensor& x_;
   const ReduceOp op_;
-  const Scratch scratch_;
+  Scratch& scratch_;
 };
 
 }  // namespace
 
-void halving_doubling_all_reduce(Communicator& group, const Tensor& x, ReduceOp op) {
+void halving_doubling_all_reduce(Communicator& group, const Tensor& x, ReduceOp op, Scratch& scratch) {
   check_arguments({.verb = Verb::all_reduce, .op = op, .counts = {x.numel()}}, group, x, x);
   const Fold at(group.size(), group.rank());
-  if (fold(group, at, x, op)) HalvingDoubling(group, at, x, op).run(1, 0, at.blocks);
+  if (fold(group, at, x, op, scratch)) HalvingDoubling(group, at, x, op, scratch).run(1, 0, at.blocks);
   unfold(group, at, x);
 }
 

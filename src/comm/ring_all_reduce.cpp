@@ -10,11 +10,11 @@
 
 namespace echelon {
 
-void ring_all_reduce(Communicator& group, const Tensor& x, ReduceOp op) {
+void ring_all_reduce(Communicator& group, const Tensor& x, ReduceOp op, Scratch& scratch) {
   check_arguments({.verb = Verb::all_reduce, .op = op, .counts = {x.numel()}}, group, x, x);
   const std::vector<std::int64_t> counts = even_counts(x.numel(), group.size());
   const Tensor own = cut(x, counts)[static_cast<std::size_t>(group.rank())];
-  ring_reduce_scatter(group, x, own, counts, op);
+  ring_reduce_scatter(group, x, own, counts, op, scratch);
   ring_all_gather(group, own, x, counts);
 }
 

@@ -7,7 +7,6 @@
 // Order: part s is ((x[s+1] + x[s+2]) + ...) + x[s], ranks counted round the ring.
 // (Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009.)
 #include <algorithm>
-#include <array>
 #include <numeric>
 
 #include "comm/call.h"
@@ -17,7 +16,7 @@
 namespace echelon {
 
 void ring_reduce_scatter(Communicator& group, const Tensor& in, const Tensor& out,
-                         std::span<const std::int64_t> counts, ReduceOp op) {
+                         std::span<const std::int64_t> counts, ReduceOp op, Scratch& scratch) {
   check_arguments({.verb = Verb::reduce_scatter, .op = op, .counts = {counts.begin(), counts.end()}}, group,
                   in, out);
   const int n = group.size(), rank = group.rank();
@@ -25,12 +24,13 @@ void ring_reduce_scatter(Communicator& group, const Tensor& in, const Tensor& ou
   const auto part_of = [&](int r) { return parts[static_cast<std::size_t>(around(r, n))]; };
   if (n == 1) return copy(in, out);
   const std::int64_t largest = *std::max_element(counts.begin(), counts.end());
-  // One holds the sum that is sent while the other receives.
-  const std::array<Scratch, 2> scratch{Scratch(in.dtype(), largest), Scratch(in.dtype(), largest)};
+  // One place holds the sum that is sent while the other receives.
+  const Tensor places = scratch.first(in.dtype(), 2 * largest);
   Tensor sum = part_of(rank - 1);
   for (int k = 0; k < n - 1; ++k) {
     const Tensor own = part_of(rank - 2 - k);
-    const Tensor received = scratch[static_cast<std::size_t>(k % 2)].first(own.numel());
+    const std::int64_t place = k % 2 * largest;
+    const Tensor received = places.flat_range(place, place + own.numel());
     send_receive(group, sum, around(rank + 1, n), received, around(rank - 1, n));
     sum = k < n - 2 ? received : out;
     reduce_two(op, received, own, sum);
