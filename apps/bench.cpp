@@ -1,15 +1,14 @@
-// The measurements in docs/performance.md. Speeds are ratios to the machine's own limits, measured in the
-// same run.
+// `bench`: the measurements in docs/performance.md, as ratios to the machine's own limits, measured in the
+// same run. `bench train`.
 #include <fmt/core.h>
 #include <sys/resource.h>
 
-#include <chrono>
-#include <cstring>
+#include <algorithm>
 #include <fstream>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "apps/bench.h"
 #include "apps/flags.h"
 #include "base/error.h"
 #include "base/philox.h"
@@ -19,38 +18,7 @@
 namespace echelon {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using nlohmann::ordered_json;
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-struct Spread {
-  double least, median, most;
-};
-Spread spread_of(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return {values.front(), values[values.size() / 2], values.back()};
-}
-
-std::string cpu_name() {
-  std::ifstream in("/proc/cpuinfo");
-  std::string line, name = "unknown CPU";
-  bool avx512 = false, avx2 = false;
-  while (std::getline(in, line)) {
-    if (line.starts_with("model name")) name = line.substr(line.find(':') + 2);
-    if (line.starts_with("flags")) {
-      avx512 = line.find(" avx512f") != std::string::npos;
-      avx2 = line.find(" avx2") != std::string::npos;
-      break;
-    }
-  }
-  return fmt::format("{} ({}), {} cores", name,
-                     avx512 ? "AVX-512"
-                     : avx2 ? "AVX2"
-                            : "no AVX2",
-                     available_cores());
-}
 
 double peak_resident_bytes() {
   rusage usage{};
@@ -75,8 +43,6 @@ double matmul_flops(Kernels& kernels, Arena& arena, DType dtype) {
   }
   return best;
 }
-
-constexpr int most_repeats = 1'000'000;
 
 struct BenchTrainFlags {
   PlanFlags plan;
@@ -200,85 +166,35 @@ int bench_train(BenchTrainFlags& f) {
   return 0;
 }
 
-struct BenchCommFlags {
-  int ranks = 2;
-  double mebibytes = 64;
-  int repeats = 15;
-  bool json = false;
-};
+}  // namespace
 
-// All ranks copy `bytes` at the same time, as the limit that memory sets; then each verb on the same number
-// of bytes.
-int bench_comm(const BenchCommFlags& f) {
-  if (f.ranks < 1 || f.ranks > 256) refuse("--ranks {}: must be from 1 to 256", f.ranks);
-  if (!(f.mebibytes > 0) || f.mebibytes > 16384)
-    refuse("--size {}: must be above 0 and at most 16384 MiB", f.mebibytes);
-  if (f.repeats < 1 || f.repeats > most_repeats)
-    refuse("--repeats {}: must be from 1 to {}", f.repeats, most_repeats);
-  const auto count = std::max<std::int64_t>(f.ranks, static_cast<std::int64_t>(f.mebibytes * (1 << 20) / 4));
-  const double held = 3.0 * 4.0 * static_cast<double>(count) * f.ranks;  // at most three buffers a rank
-  if (held > memory_limit())
-    refuse("--size {}: {} ranks need {}, and this machine has {}; take a smaller --size or fewer --ranks",
-           f.mebibytes, f.ranks, format_bytes(held), format_bytes(memory_limit()));
-  ThreadWorld world(f.ranks, std::chrono::seconds(300));
-  std::vector<int> everyone;
-  std::vector<std::int64_t> parts;
-  for (int i = 0; i < f.ranks; ++i) {
-    everyone.push_back(i);
-    parts.push_back(split_range(count, f.ranks, i).size());
-  }
-  const std::vector<std::string> names{"memory copy", "all_reduce", "all_gather", "reduce_scatter",
-                                       "broadcast"};
-  std::vector<std::vector<double>> times(names.size());
-  run_ranks(world, [&](int index) {
-    Arena arena;
-    const auto group = world.join(index, everyone, "bench");
-    const auto tensor = [&](std::int64_t n) {
-      const Tensor t(arena, MemoryCategory::communication, DType::f32, {n});
-      std::fill_n(t.data<float>(), n, 1.0f);
-      return t;
-    };
-    const Tensor a = tensor(count), b = tensor(count), own = tensor(parts[static_cast<std::size_t>(index)]);
-    const std::vector<std::function<void()>> works{
-        [&] { std::memcpy(b.raw(), a.raw(), static_cast<std::size_t>(a.bytes())); },
-        [&] { group->all_reduce(a).wait(); },
-        [&] { group->all_gather(own, b, parts).wait(); },
-        [&] { group->reduce_scatter(a, own, parts).wait(); },
-        [&] { group->broadcast(a, 0).wait(); },
-    };
-    for (int repeat = -1; repeat < f.repeats;
-         ++repeat)  // one to warm up; the works take turns, so that noise hits all alike
-      for (std::size_t w = 0; w < works.size(); ++w) {
-        group->barrier().wait();
-        const auto begin = Clock::now();
-        works[w]();
-        group->barrier().wait();
-        if (index == 0 && repeat >= 0) times[w].push_back(seconds_since(begin));
-      }
-  });
-  std::FILE* out = f.json ? stderr : stdout;
-  fmt::print(out, "{}\n{} thread ranks, {} each; medians of {}, in turns\n", cpu_name(), f.ranks,
-             format_bytes(static_cast<double>(count * 4)), f.repeats);
-  const double copy = spread_of(times[0]).median;
-  ordered_json rows = ordered_json::array();
-  fmt::print(out, "  {:<16}{:>10}{:>12}{:>22}\n", "", "median", "GB/s", "copy time / this time");
-  for (std::size_t w = 0; w < names.size(); ++w) {
-    const double median = spread_of(times[w]).median, rate = static_cast<double>(count * 4) / median / 1e9;
-    fmt::print(out, "  {:<16}{:>10}{:>12.2f}{:>21.0f}%\n", names[w], format_seconds(median), rate,
-               100 * copy / median);
-    rows.push_back({{"name", names[w]},
-                    {"seconds", median},
-                    {"gigabytes_per_second", rate},
-                    {"copy_ratio", copy / median}});
-  }
-  if (f.json)
-    fmt::print(
-        "{}\n",
-        ordered_json{{"cpu", cpu_name()}, {"ranks", f.ranks}, {"bytes", count * 4}, {"rows", rows}}.dump());
-  return 0;
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-}  // namespace
+Spread spread_of(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return {values.front(), values[values.size() / 2], values.back()};
+}
+
+std::string cpu_name() {
+  std::ifstream in("/proc/cpuinfo");
+  std::string line, name = "unknown CPU";
+  bool avx512 = false, avx2 = false;
+  while (std::getline(in, line)) {
+    if (line.starts_with("model name")) name = line.substr(line.find(':') + 2);
+    if (line.starts_with("flags")) {
+      avx512 = line.find(" avx512f") != std::string::npos;
+      avx2 = line.find(" avx2") != std::string::npos;
+      break;
+    }
+  }
+  return fmt::format("{} ({}), {} cores", name,
+                     avx512 ? "AVX-512"
+                     : avx2 ? "AVX2"
+                            : "no AVX2",
+                     available_cores());
+}
 
 void add_bench(CLI::App& program, int& status) {
   CLI::App& app = *program.add_subcommand("bench", "The measurements in docs/performance.md");
@@ -295,13 +211,7 @@ void add_bench(CLI::App& program, int& status) {
   train.add_flag("--json", train_flags->json, "One JSON object on standard output");
   train.callback([train_flags, &status] { status = bench_train(*train_flags); });
 
-  auto comm_flags = std::make_shared<BenchCommFlags>();
-  CLI::App& comm = *app.add_subcommand("comm", "Collectives of thread ranks against memory copy");
-  add_number(comm, "--ranks", comm_flags->ranks, "Thread ranks");
-  add_number(comm, "--size", comm_flags->mebibytes, "MiB of each rank's buffer");
-  add_number(comm, "--repeats", comm_flags->repeats, "Measured times");
-  comm.add_flag("--json", comm_flags->json, "One JSON object on standard output");
-  comm.callback([comm_flags, &status] { status = bench_comm(*comm_flags); });
+  add_bench_comm(app, status);
 }
 
 }  // namespace echelon

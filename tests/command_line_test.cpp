@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <string>
@@ -187,6 +188,7 @@ TEST_F(CommandLine, WrongValuesAreRefusedWithTheLegalOnes) {
   refused({"bench", "comm", "--ranks", "0"}, {"--ranks 0", "256"});
   refused({"bench", "comm", "--ranks", "256", "--size", "16384"}, {"--size 16384", "this machine"});
   refused({"bench", "comm", "--size", "nan"}, {"--size nan"});
+  refused({"bench", "comm", "--repeats", "0"}, {"--repeats 0", "1 to"});
 }
 
 TEST_F(CommandLine, BadDataIsRefused) {
@@ -308,8 +310,18 @@ TEST_F(CommandLine, BenchAnswersInOneObject) {
   has(one_object(run({"bench", "train", "--model", "tiny.toml", "--seq-len", "8", "--steps", "1", "--threads",
                       "1", "--dtype", ECHELON_TEST_DTYPE, "--json"})),
       {"tokens_per_second", "mfu", "step_seconds", "matmul_flops", "memory_bytes", "peak_resident_bytes"});
-  has(one_object(run({"bench", "comm", "--size", "0.01", "--repeats", "1", "--json"})),
-      {"ranks", "bytes", "rows"});
+  const json comm =
+      one_object(run({"bench", "comm", "--ranks", "4", "--size", "0.0625", "--repeats", "1", "--json"}));
+  has(comm, {"cpu", "ranks", "bytes", "rows", "sizes", "message_seconds"});
+  std::map<std::string, json> operations;
+  for (const json& row : comm["rows"]) operations[row["name"]] = row;
+  for (const char* verb : {"memory copy", "send, recv", "all_reduce", "all_gather", "reduce_scatter",
+                           "all_to_all", "broadcast", "barrier"})
+    EXPECT_GT(operations[verb]["seconds"], 0) << verb;
+  // The textbook's bytes of a ring all-reduce, 2(n-1)/n of the buffer, in 2(n-1) steps.
+  EXPECT_EQ(operations["ring_all_reduce"]["sent_bytes"], 1.5 * comm["bytes"].get<double>());
+  EXPECT_EQ(operations["ring_all_reduce"]["steps"], 6);
+  EXPECT_EQ(operations["halving_doubling_all_reduce"]["steps"], 4);
 }
 
 TEST_F(CommandLine, AFullDiskEndsTheRunAndKeepsTheEarlierCheckpoint) {

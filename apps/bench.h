@@ -1,0 +1,26 @@
+// What the measurements share.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <string>
+#include <vector>
+
+namespace echelon {
+
+using Clock = std::chrono::steady_clock;
+double seconds_since(Clock::time_point begin);
+
+struct Spread {
+  double least, median, most;
+};
+Spread spread_of(std::vector<double> values);
+
+std::string cpu_name();
+
+inline constexpr int most_repeats = 1'000'000;
+
+// Adds `comm` to the verb bench.
+void add_bench_comm(CLI::App& bench, int& status);
+
+}  // namespace echelon

@@ -1,0 +1,213 @@
+// `bench comm`: every collective on thread ranks, the direct forms beside the algorithms of
+// comm/collectives.h, and beside each the time that latency and memory allow, from the same run.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <optional>
+
+#include "apps/bench.h"
+#include "apps/bench_comm_operations.h"
+#include "apps/flags.h"
+#include "base/error.h"
+#include "base/units.h"
+#include "comm/exchange.h"
+#include "comm/threads.h"
+
+namespace echelon {
+namespace {
+
+using nlohmann::ordered_json;
+
+struct BenchCommFlags {
+  int ranks = 2;
+  std::optional<double> mebibytes;
+  std::optional<int> repeats;
+  bool json = false;
+};
+
+// For one size, where --repeats does not say otherwise.
+constexpr int default_repeats = 101;
+constexpr double default_seconds = 6;
+
+struct Row {
+  const CommOperation* operation;
+  CommWork work;
+  double seconds, bound_seconds, bus_bytes_per_second;
+};
+
+struct Size {
+  std::int64_t bytes = 0;
+  std::size_t repeats = 0;
+  double copy_seconds = 0;  // median of the first operation
+  std::vector<Row> rows;
+};
+
+// Seconds of each operation, in turns, so that noise hits all alike.
+std::vector<std::vector<double>> measure(const BenchCommFlags& f, std::int64_t count) {
+  ThreadWorld world(f.ranks, std::chrono::seconds(300));
+  std::vector<int> everyone(static_cast<std::size_t>(f.ranks));
+  std::iota(everyone.begin(), everyone.end(), 0);
+  const std::vector<CommOperation>& all = comm_operations();
+  std::vector<std::vector<double>> times(all.size());
+  // Several in a row where one takes no longer than the barriers around it.
+  const int in_a_row = static_cast<int>(std::clamp<std::int64_t>((1 << 17) / count, 1, 64));
+  run_ranks(world, [&](int index) {
+    Arena arena;
+    const auto group = world.join(index, everyone, "bench");
+    const auto tensor = [&](std::int64_t n) {
+      const Tensor t(arena, MemoryCategory::communication, DType::f32, {n});
+      std::fill_n(t.data<float>(), n, 0.0f);  // of which every sum is a normal number
+      return t;
+    };
+    std::vector<std::int64_t> counts = even_counts(count, f.ranks);
+    const std::int64_t own = counts[static_cast<std::size_t>(index)], each = count / f.ranks;
+    const Tensor a = tensor(count), b = tensor(count);
+    CommBuffers buffers{*group,
+                        std::move(counts),
+                        a,
+                        b,
+                        tensor(own),
+                        std::vector<std::int64_t>(everyone.size(), each),
+                        a.flat_range(0, each * f.ranks),
+                        b.flat_range(0, each * f.ranks)};
+    std::int32_t more = 0;
+    const Tensor told = Tensor::view_of(&more, DType::i32, {1});
+    const auto start = Clock::now();
+    for (int repeat = -1;; ++repeat) {  // one to warm up
+      const int most = f.repeats.value_or(seconds_since(start) < default_seconds ? default_repeats : 3);
+      more = repeat < most ? 1 : 0;
+      group->broadcast(told, 0).wait();
+      if (more == 0) return;
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        if (all[i].ranks > f.ranks) continue;
+        group->barrier().wait();
+        const auto begin = Clock::now();
+        if (all[i].ranks == 0 || index < all[i].ranks)
+          for (int k = 0; k < in_a_row; ++k) all[i].run(buffers);
+        group->barrier().wait();
+        if (index == 0 && repeat >= 0) times[i].push_back(seconds_since(begin) / (in_a_row * all[i].times));
+      }
+    }
+  });
+  return times;
+}
+
+double measure_message(int ranks) {
+  const auto times =
+      measure({.ranks = ranks, .mebibytes = {}, .repeats = default_repeats, .json = false}, ranks);
+  for (std::size_t i = 0; i < times.size(); ++i)
+    if (comm_operations()[i].ranks == 2 && !times[i].empty()) return spread_of(times[i]).least;
+  return 0;
+}
+
+// `message_seconds`: of a message of one number.
+Size measure_size(const BenchCommFlags& f, std::int64_t count, double message_seconds) {
+  const auto times = measure(f, count);
+  const double bytes = 4 * static_cast<double>(count);
+  const double copy_seconds = std::min(spread_of(times[0]).least, spread_of(times[1]).least);
+  const double seconds_per_element = copy_seconds / static_cast<double>(f.ranks * count);
+  Size size{4 * count, times[0].size(), spread_of(times[0]).median, {}};
+  for (std::size_t i = 0; i < times.size(); ++i) {
+    if (times[i].empty()) continue;
+    const CommOperation& operation = comm_operations()[i];
+    const CommWork work = operation.work(f.ranks, count);
+    const double seconds = spread_of(times[i]).median;
+    size.rows.push_back({&operation, work, seconds,
+                         work.steps * message_seconds + work.copied * seconds_per_element,
+                         operation.bus(f.ranks) * bytes / seconds});
+  }
+  return size;
+}
+
+void print_table(std::FILE* out, const Size& size) {
+  fmt::print(out, "\n{:<32}{:>11}{:>10}{:>7}{:>12}{:>11}{:>12}\n",
+             fmt::format("{} (medians of {})", format_bytes(static_cast<double>(size.bytes)), size.repeats),
+             "time, us", "bus GB/s", "steps", "sent", "bound, us", "bound/time");
+  for (const Row& row : size.rows)
+    fmt::print(out, "  {:<30}{:>11.1f}{:>10.2f}{:>7}{:>12}{:>11.1f}{:>11.0f}%\n", row.operation->name,
+               1e6 * row.seconds, row.bus_bytes_per_second / 1e9, row.work.steps,
+               format_bytes(4 * row.work.sent), 1e6 * row.bound_seconds,
+               100 * row.bound_seconds / row.seconds);
+}
+
+ordered_json to_json(const Size& size) {
+  ordered_json rows = ordered_json::array();
+  for (const Row& row : size.rows)
+    rows.push_back({{"name", row.operation->name},
+                    {"seconds", row.seconds},
+                    {"gigabytes_per_second", static_cast<double>(size.bytes) / row.seconds / 1e9},
+                    {"copy_ratio", size.copy_seconds / row.seconds},
+                    {"bus_gigabytes_per_second", row.bus_bytes_per_second / 1e9},
+                    {"steps", row.work.steps},
+                    {"sent_bytes", 4 * row.work.sent},
+                    {"bound_seconds", row.bound_seconds}});
+  return rows;
+}
+
+std::vector<std::int64_t> counts_to_measure(const BenchCommFlags& f) {
+  if (!f.mebibytes) return {256, 8 << 10, 256 << 10, 16 << 20};  // 1 KiB, 32 KiB, 1 MiB, 64 MiB
+  return {static_cast<std::int64_t>(*f.mebibytes * (1 << 20) / 4)};
+}
+
+int bench_comm(const BenchCommFlags& f) {
+  if (f.ranks < 1 || f.ranks > 256) refuse("--ranks {}: must be from 1 to 256", f.ranks);
+  if (f.mebibytes && (!(*f.mebibytes > 0) || *f.mebibytes > 16384))
+    refuse("--size {}: must be above 0 and at most 16384 MiB", *f.mebibytes);
+  if (f.repeats && (*f.repeats < 1 || *f.repeats > most_repeats))
+    refuse("--repeats {}: must be from 1 to {}", *f.repeats, most_repeats);
+  std::vector<Size> sizes;
+  std::vector<std::int64_t> counts = counts_to_measure(f);
+  for (std::int64_t& count : counts) {
+    count = std::max<std::int64_t>(f.ranks, count);
+    // Two buffers and a part of each rank, what an algorithm receives into, and messages under way.
+    const double held = 4.5 * 4.0 * static_cast<double>(count) * f.ranks;
+    if (held > memory_limit())
+      refuse("--size {}: {} ranks need {}, and this machine has {}; take a smaller --size or fewer --ranks",
+             static_cast<double>(count) * 4 / (1 << 20), f.ranks, format_bytes(held),
+             format_bytes(memory_limit()));
+  }
+  std::FILE* out = f.json ? stderr : stdout;
+  const double message_seconds = measure_message(f.ranks);
+  fmt::print(out, "{}\n{} thread rank{}, buffers of f32, operations in turns\n", cpu_name(), f.ranks,
+             f.ranks == 1 ? "" : "s");
+  fmt::print(
+      out,
+      "bus GB/s: what a rank must send at least, over the time. sent: by the rank that sends most.\n"
+      "bound: steps x {:.1f} us (a message of one number) + what is read and written, at the rate of the "
+      "faster copy.\n",
+      1e6 * message_seconds);
+  for (std::int64_t count : counts) {
+    sizes.push_back(measure_size(f, count, message_seconds));
+    print_table(out, sizes.back());
+  }
+  if (!f.json) return 0;
+  ordered_json by_size = ordered_json::array();
+  for (const Size& size : sizes) by_size.push_back({{"bytes", size.bytes}, {"rows", to_json(size)}});
+  fmt::print("{}\n", ordered_json{{"cpu", cpu_name()},
+                                  {"ranks", f.ranks},
+                                  {"message_seconds", message_seconds},
+                                  {"bytes", sizes.back().bytes},
+                                  {"rows", to_json(sizes.back())},
+                                  {"sizes", by_size}}
+                         .dump());
+  return 0;
+}
+
+}  // namespace
+
+void add_bench_comm(CLI::App& bench, int& status) {
+  auto flags = std::make_shared<BenchCommFlags>();
+  CLI::App& comm =
+      *bench.add_subcommand("comm", "Collectives of thread ranks against latency and memory copy");
+  add_number(comm, "--ranks", flags->ranks, "Thread ranks");
+  add_number(comm, "--size", flags->mebibytes, "MiB of each rank's buffer (default: 1 KiB to 64 MiB)");
+  add_number(comm, "--repeats", flags->repeats,
+             fmt::format("Measured times (default: {}, or as many as {:.0f} seconds allow)", default_repeats,
+                         default_seconds));
+  comm.add_flag("--json", flags->json, "One JSON object on standard output");
+  comm.callback([flags, &status] { status = bench_comm(*flags); });
+}
+
+}  // namespace echelon
