@@ -33,7 +33,9 @@ TEST(Tensor, ElementSizesAndNames) {
   EXPECT_EQ(element_bytes(DType::f32), 4);
   EXPECT_EQ(element_bytes(DType::f64), 8);
   EXPECT_EQ(element_bytes(DType::i32), 4);
+  EXPECT_EQ(element_bytes(DType::u8), 1);
   EXPECT_STREQ(dtype_name(DType::f64), "f64");
+  EXPECT_STREQ(dtype_name(DType::u8), "u8");
 }
 
 TEST(Tensor, DefaultIsUndefinedAndAllocatedIsNot) {

@@ -134,6 +134,14 @@ TEST(ThreadFailure, WrongArgumentsOfOneRank) {
       },
       "x is not contiguous");
   wrong([](auto& tp, auto&) { return tp.all_reduce(Tensor()); }, "x is not defined");
+  wrong([](auto& tp, auto& x) { return tp.all_reduce(Tensor::view_of(x.raw(), DType::u8, {48})); },
+        "u8: u8 is packed bytes, which have no sum");
+  wrong(
+      [](auto& tp, auto& x) {
+        const Tensor bytes = Tensor::view_of(x.raw(), DType::u8, {48});
+        return tp.reduce_scatter(bytes, bytes.flat_range(0, 16), Counts{16, 16, 16});
+      },
+      "u8: u8 is packed bytes, which have no sum");
   wrong([](auto& tp, auto& x) { return tp.broadcast(x, 3); }, "root is 3, not a rank of a group of 3");
   wrong([](auto& tp, auto& x) { return tp.send(x, -1); }, "to is -1");
   wrong([](auto& tp, auto& x) { return tp.recv(x, 7); }, "from is 7");

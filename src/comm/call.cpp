@@ -30,6 +30,10 @@ std::string wrong_tensor(const Tensor& x, const char* name, std::int64_t count) 
   return "";
 }
 
+std::string wrong_sum(const Tensor& x) {
+  return x.dtype() == DType::u8 ? "u8 is packed bytes, which have no sum" : "";
+}
+
 std::string wrong_peer(int peer, const char* name, int size) {
   if (peer >= 0 && peer < size) return "";
   return fmt::format("{} is {}, not a rank of a group of {}", name, peer, size);
@@ -70,7 +74,8 @@ std::string wrong_arguments(const Call& call, int rank, int size, const Tensor& 
     case Verb::barrier:
       return "";
     case Verb::all_reduce:
-      return wrong_tensor(in, "x", in.numel());
+      wrong = wrong_tensor(in, "x", in.numel());
+      return wrong.empty() ? wrong_sum(in) : wrong;
     case Verb::broadcast:
     case Verb::send:
     case Verb::recv:
@@ -88,6 +93,7 @@ std::string wrong_arguments(const Call& call, int rank, int size, const Tensor& 
       const std::int64_t part = call.counts[me], whole = total(call.counts);
       wrong = wrong_tensor(in, "in", gather ? part : whole);
       if (wrong.empty()) wrong = wrong_tensor(out, "out", gather ? whole : part);
+      if (wrong.empty() && !gather) wrong = wrong_sum(in);
       break;
     }
     case Verb::all_to_all:

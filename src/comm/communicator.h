@@ -52,7 +52,7 @@ class Pending {
   std::shared_ptr<Operation> operation_;
 };
 
-// Tensors are contiguous and of any dtype (sums: f32, f64, i32); only the element count matters, not the
+// Tensors are contiguous and of any dtype (all_reduce and reduce_scatter: not u8); only the element count matters, not the
 // shape.
 class Communicator {
  public:

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/error.h"
 #include "comm/halving_tree.h"
 
 // Highway compiles this file once for every instruction set and takes the best at run time.
@@ -118,6 +119,8 @@ void reduce_fused(ReduceOp op, DType dtype, std::span<const std::byte* const> so
     case DType::i32:
       return run(reduce_typed<ReduceOp::sum, DType::i32, std::int32_t>,
                  reduce_typed<ReduceOp::max, DType::i32, std::int32_t>);
+    case DType::u8:
+      throw InvariantError("packed bytes have no sum");
   }
 }
 

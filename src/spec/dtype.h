@@ -5,12 +5,15 @@
 
 namespace echelon {
 
-enum class DType { f32, f64, i32 };
+// u8: a packed payload, which is moved and never computed with.
+enum class DType { f32, f64, i32, u8 };
 
-constexpr std::int64_t element_bytes(DType dtype) { return dtype == DType::f64 ? 8 : 4; }
+constexpr std::int64_t element_bytes(DType dtype) {
+  return dtype == DType::f64 ? 8 : dtype == DType::u8 ? 1 : 4;
+}
 
 constexpr const char* dtype_name(DType dtype) {
-  return dtype == DType::f32 ? "f32" : dtype == DType::f64 ? "f64" : "i32";
+  return dtype == DType::f32 ? "f32" : dtype == DType::f64 ? "f64" : dtype == DType::i32 ? "i32" : "u8";
 }
 
 // "f32" or "f64"; RequestError naming `field` and the legal values otherwise.

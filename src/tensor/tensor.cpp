@@ -39,15 +39,17 @@ std::int64_t Tensor::rows() const {
 
 template <class T>
 T* Tensor::data() const {
-  constexpr DType wanted = std::is_same_v<T, float>    ? DType::f32
-                           : std::is_same_v<T, double> ? DType::f64
-                                                       : DType::i32;
+  constexpr DType wanted = std::is_same_v<T, float>          ? DType::f32
+                           : std::is_same_v<T, double>       ? DType::f64
+                           : std::is_same_v<T, std::int32_t> ? DType::i32
+                                                             : DType::u8;
   check(dtype_ == wanted, "tensor read as another dtype than it has");
   return static_cast<T*>(raw());
 }
 template float* Tensor::data<float>() const;
 template double* Tensor::data<double>() const;
 template std::int32_t* Tensor::data<std::int32_t>() const;
+template std::uint8_t* Tensor::data<std::uint8_t>() const;
 
 Tensor Tensor::row_range(std::int64_t begin, std::int64_t end) const {
   check(0 <= begin && begin <= end && end <= rows(), "row range lies outside the tensor");

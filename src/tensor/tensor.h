@@ -34,7 +34,7 @@ class Tensor {
   std::int64_t row_stride() const { return row_stride_; }
   bool contiguous() const { return row_stride_ == cols() || rows() <= 1; }
 
-  // T must be float, double or std::int32_t and match dtype() (checked).
+  // T must be float, double, std::int32_t or std::uint8_t and match dtype() (checked).
   template <class T>
   T* data() const;
   void* raw() const { return owner_ ? owner_->data + offset_ : nullptr; }
