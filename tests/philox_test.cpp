@@ -132,6 +132,18 @@ TEST(Philox, FillNormalGivesTheSameNumbersFromAnyStart) {
     }
 }
 
+TEST(Philox, FillWordsGivesEveryWordOfEveryBlock) {
+  const Philox numbers(7, Stream::test, 3);
+  for (std::uint64_t first : {0ull, 1ull, 6ull, 4294967296ull * 4 - 2})
+    for (std::uint64_t count : {0ull, 1ull, 3ull, 4ull, 11ull}) {
+      std::vector<std::uint32_t> out(count + 1, 77);
+      numbers.fill_words(first, count, out.data());
+      for (std::uint64_t i = 0; i < count; ++i)
+        EXPECT_EQ(out[i], numbers.words((first + i) / 4)[(first + i) % 4]) << first << " + " << i;
+      EXPECT_EQ(out[count], 77u);
+    }
+}
+
 TEST(Philox, NameHashIsFnv1a) {
   // Test values of the FNV reference (http://www.isthe.com/chongo/tech/comp/fnv/).
   EXPECT_EQ(name_hash(""), 0xcbf29ce484222325ull);

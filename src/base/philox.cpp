@@ -2,6 +2,7 @@
 
 #include <Random123/philox.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -33,6 +34,16 @@ std::array<std::uint32_t, 4> Philox::words(std::uint64_t index) const {
        static_cast<std::uint32_t>(substream_), static_cast<std::uint32_t>(substream_ >> 32)}};
   const auto block = r123::Philox4x32{}(counter, key);
   return {block[0], block[1], block[2], block[3]};
+}
+
+void Philox::fill_words(std::uint64_t first, std::uint64_t count, std::uint32_t* out) const {
+  std::uint64_t i = 0;
+  for (; i < count && (first + i) % 4 != 0; ++i) out[i] = words((first + i) / 4)[(first + i) % 4];
+  for (; i + 4 <= count; i += 4) {
+    const auto block = words((first + i) / 4);
+    std::copy(block.begin(), block.end(), out + i);
+  }
+  for (; i < count; ++i) out[i] = words((first + i) / 4)[(first + i) % 4];
 }
 
 double Philox::uniform(std::uint64_t index) const {

@@ -9,7 +9,14 @@
 namespace echelon {
 
 // Names of independent streams of one seed.
-enum class Stream : std::uint32_t { initial_value = 1, data_order = 2, sampling = 3, test = 4 };
+enum class Stream : std::uint32_t {
+  initial_value = 1,
+  data_order = 2,
+  sampling = 3,
+  test = 4,
+  rounding = 5,
+  low_rank = 6
+};
 
 class Philox {
  public:
@@ -18,6 +25,10 @@ class Philox {
 
   // Four independent uniform 32-bit words for counter value `index`.
   std::array<std::uint32_t, 4> words(std::uint64_t index) const;
+
+  // out[i] = words((first + i) / 4)[(first + i) % 4] for i in [0, count): every word of every block, in
+  // order.
+  void fill_words(std::uint64_t first, std::uint64_t count, std::uint32_t* out) const;
 
   // Uniform in [0, 1) with 53 bits.
   double uniform(std::uint64_t index) const;
