@@ -1,0 +1,69 @@
+// Top-k sparsification with error feedback: Aji & Heafield 2017, Sparse Communication for Distributed
+// Gradient Descent, https://arxiv.org/abs/1704.05021; Stich et al. 2018, Sparsified SGD with Memory,
+// https://arxiv.org/abs/1809.07599.
+//
+// Each rank adds its gradient to what it has not sent yet, sends the largest R of each parameter with their
+// places, and keeps the rest for later: what was sent and what is kept always add up to the gradients so far.
+// The sum over ranks has up to n R elements, so packed pairs cannot be added on the way; every rank gathers
+// all pairs and adds them in rank order. Bytes sent per rank: (n-1) R of the bucket, in values and indices.
+#include <algorithm>
+
+#include "base/error.h"
+#include "parallel/compression_methods.h"
+#include "tensor/reference_view.h"
+#include "tensor/top_k.h"
+
+namespace echelon {
+
+TopKReduction::TopKReduction(const ReductionContext& context, const GradientBucket& bucket)
+    : context_(context), bucket_(bucket), residual_(context.carried_over(bucket.numel())) {
+  for (const GradientSection& s : bucket.sections) kept_ += elements_kept(context.compression, s);
+  values_ = context.payload(context.dtype, context.group.size() * kept_);
+  indices_ = context.payload(DType::i32, context.group.size() * kept_);
+}
+
+void TopKReduction::start(const Reduction& of) {
+  context_.kernels.add(of.gradient, residual_);
+  const std::int64_t begin = context_.group.rank() * kept_;
+  const Tensor values = values_.flat_range(begin, begin + kept_),
+               indices = indices_.flat_range(begin, begin + kept_);
+  with_float_type(of.gradient, [&](auto zero) {
+    using F = decltype(zero);
+    std::int64_t taken = 0;
+    for (const GradientSection& s : bucket_.sections) {
+      const std::int64_t kept = elements_kept(context_.compression, s);
+      take_largest(residual_.data<F>() + s.range.begin, s.range.size(), kept, s.range.begin,
+                   values.data<F>() + taken, indices.data<std::int32_t>() + taken);
+      taken += kept;
+    }
+  });
+  const std::vector<std::int64_t> counts(static_cast<std::size_t>(context_.group.size()), kept_);
+  values_pending_ = context_.group.all_gather(values, values_, counts);
+  indices_pending_ = context_.group.all_gather(indices, indices_, counts);
+}
+
+void TopKReduction::progress() {
+  values_pending_.progress();
+  indices_pending_.progress();
+}
+
+void TopKReduction::finish(const Reduction& of) {
+  values_pending_.wait();
+  indices_pending_.wait();
+  context_.kernels.fill(of.gradient, 0);
+  with_float_type(of.gradient, [&](auto zero) {
+    using F = decltype(zero);
+    F* const sum = of.gradient.data<F>();
+    const F* const values = values_.data<F>();
+    const std::int32_t* const indices = indices_.data<std::int32_t>();
+    for (std::int64_t i = 0; i < values_.numel(); ++i) sum[indices[i]] += values[i];
+  });
+  context_.keep_shard(bucket_, of);
+}
+
+void TopKReduction::list_carried(std::vector<CarriedTensor>& list) const {
+  for (const GradientSection& s : bucket_.sections)
+    list.push_back({s.name, s.slice, "residual", matrix_of(residual_, s)});
+}
+
+}  // namespace echelon
