@@ -184,9 +184,17 @@ TEST_F(KernelsCpu, SumSquaresAndAllFinite) {
   for (const auto& [rows, cols] : sizes)
     for (bool strided : {false, true}) {
       const Operand x = random(rows, cols, strided);
-      const double exact = reference->sum_squares(x.exact), sum = one->sum_squares(x.one);
-      EXPECT_NEAR(sum, exact, 1e-12 * exact);
-      EXPECT_EQ(sum, several->sum_squares(x.several));
+      if (!strided)
+        for (std::int64_t block : {std::int64_t{7}, std::int64_t{1024}, rows * cols}) {
+          const auto sums = [&](Kernels& kernels, const Tensor& of) {
+            std::vector<double> result(static_cast<std::size_t>((of.numel() + block - 1) / block));
+            kernels.sum_squares(of, block, Tensor::view_of(result.data(), DType::f64, {std::ssize(result)}));
+            return result;
+          };
+          const std::vector<double> exact = sums(*reference, x.exact), sum = sums(*one, x.one);
+          for (std::size_t i = 0; i < exact.size(); ++i) EXPECT_NEAR(sum[i], exact[i], 1e-12 * exact[i]);
+          EXPECT_EQ(sum, sums(*several, x.several));
+        }
       for (float bad : {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
                         std::numeric_limits<float>::quiet_NaN()})
         for (std::int64_t i : {std::int64_t{0}, rows - 1}) {

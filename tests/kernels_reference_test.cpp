@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <vector>
 
 #include "base/error.h"
@@ -102,17 +103,26 @@ TEST_F(KernelsReference, ElementwiseOperations) {
   for_each(
       y, [&](std::int64_t i, std::int64_t j) { EXPECT_EQ(at(y, i, j), at(before, i, j) - 2 * at(x, i, j)); });
   kernels->fill(z.view, 3);
-  EXPECT_EQ(kernels->sum_squares(z.view), 9.0 * 12);
+  for_each(z.view, [&](std::int64_t i, std::int64_t j) { EXPECT_EQ(at(z.view, i, j), 3); });
   z.expect_frame_untouched(0.25);
 }
 
-TEST_F(KernelsReference, SumOfSquaresOfF32IsTakenInDouble) {
+TEST_F(KernelsReference, SumsOfSquaresOfF32AreTakenInDoubleByBlock) {
   std::vector<float> values(1025, 0x1p-6f);
   values[0] = 1e4f;  // in f32 the squares of the others would vanish beside this one
   const Tensor x = Tensor::view_of(values.data(), DType::f32, {1025});
-  EXPECT_EQ(kernels->sum_squares(x), 1e8 + 1024 * 0x1p-12);
+  const auto sums = [&](const Tensor& of, std::int64_t block) {
+    std::vector<double> result(static_cast<std::size_t>((of.numel() + block - 1) / block), -1.0);
+    kernels->sum_squares(of, block, Tensor::view_of(result.data(), DType::f64, {std::ssize(result)}));
+    return result;
+  };
+  EXPECT_EQ(sums(x, 2000), std::vector{1e8 + 1024 * 0x1p-12});
+  EXPECT_EQ(sums(x, 1025), std::vector{1e8 + 1024 * 0x1p-12});
+  EXPECT_EQ(sums(x, 1024), (std::vector{1e8 + 1023 * 0x1p-12, 0x1p-12}));
+  EXPECT_EQ(sums(x, 500), (std::vector{1e8 + 499 * 0x1p-12, 500 * 0x1p-12, 25 * 0x1p-12}));
   values[0] = 1.1f;  // its square needs more digits than f32 has
-  EXPECT_EQ(kernels->sum_squares(x.flat_range(0, 1)), double{1.1f} * double{1.1f});
+  EXPECT_EQ(sums(x.flat_range(0, 1), 7), std::vector{double{1.1f} * double{1.1f}});
+  EXPECT_EQ(sums(x.flat_range(0, 0), 7), std::vector<double>{});
 }
 
 TEST_F(KernelsReference, AllFiniteFindsOneBadElement) {
@@ -533,7 +543,8 @@ TEST_F(KernelsReference, F32AgreesWithF64) {
   const std::vector<Tensor> single = run(DType::f32), twice = run(DType::f64);
   ASSERT_EQ(single.size(), twice.size());
   for (std::size_t n = 0; n < single.size(); ++n) {
-    const double *expected = twice[n].data<double>(), size = std::sqrt(kernels->sum_squares(twice[n]));
+    const double* expected = twice[n].data<double>();
+    const double size = std::sqrt(std::inner_product(expected, expected + twice[n].numel(), expected, 0.0));
     // Sums of 8 terms in a chain of some ten operations.
     const double tolerance = 10 * 0x1p-23 * std::sqrt(8.0) * std::max(1.0, size);
     for (std::int64_t i = 0; i < single[n].numel(); ++i)

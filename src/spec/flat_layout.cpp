@@ -10,7 +10,9 @@ std::int64_t local_numel(const ParamSpec& spec, int tp, int index) {
 
 FlatLayout flat_layout(const std::vector<std::vector<ParamSpec>>& groups, int tp, int index) {
   FlatLayout layout;
-  for (const auto& group : groups) layout.offsets.resize(layout.offsets.size() + group.size());
+  for (const auto& group : groups)
+    for (const ParamSpec& spec : group) layout.sizes.push_back(local_numel(spec, tp, index));
+  layout.offsets.resize(layout.sizes.size());
   std::int64_t end = 0;
   const auto place = [&](bool cut) {
     std::size_t i = 0;
@@ -19,7 +21,7 @@ FlatLayout flat_layout(const std::vector<std::vector<ParamSpec>>& groups, int tp
       for (const ParamSpec& spec : group) {
         if ((spec.shard_dim >= 0) == cut) {
           layout.offsets[i] = end;
-          end += local_numel(spec, tp, index);
+          end += layout.sizes[i];
         }
         ++i;
       }

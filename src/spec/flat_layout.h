@@ -13,13 +13,18 @@ namespace echelon {
 // pass has finished lies in one piece; then everything that each tp rank holds whole: few elements, whose
 // gradients need one more sum under sequence parallelism.
 struct FlatLayout {
-  std::vector<std::int64_t> offsets;  // of each parameter, in the order of the groups
-  std::vector<Range> cut_ranges;      // of each group
+  std::vector<std::int64_t> offsets, sizes;  // of each parameter, in the order of the groups
+  std::vector<Range> cut_ranges;             // of each group
   Range whole_range;
   std::int64_t size() const { return whole_range.end; }
 };
 
 FlatLayout flat_layout(const std::vector<std::vector<ParamSpec>>& groups, int tp, int index);
+
+// The gradient norm adds the squares of so many elements of a parameter (as a rank holds it) at a time, and
+// then the sums of these blocks in order. Its bits then depend on tp alone.
+inline constexpr std::int64_t norm_block = 1024;
+inline std::int64_t norm_blocks(std::int64_t elements) { return (elements + norm_block - 1) / norm_block; }
 
 // Elements that rank `index` of `tp` holds of a parameter.
 std::int64_t local_numel(const ParamSpec& spec, int tp, int index);

@@ -4,7 +4,6 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cmath>
 #include <memory>
@@ -113,23 +112,13 @@ class CpuKernels final : public Kernels {
     });
   }
 
-  double sum_squares(const Tensor& tx) override {
-    const Rows x(tx);
-    std::array<double, 256> sums{};
-    const std::int64_t groups = std::ssize(sums);
-    team_.each_row(groups, x.rows * x.cols / groups, [&](std::int64_t g) {
-      double& sum = sums[static_cast<std::size_t>(g)];
-      if (contiguous(x)) {
-        const Range part = split_range(x.rows * x.cols, groups, g);
-        sum = pass_.sum_squares(x.data + part.begin, part.size());
-      } else {
-        const Range part = split_range(x.rows, groups, g);
-        for (std::int64_t i = part.begin; i < part.end; ++i) sum += pass_.sum_squares(x[i], x.cols);
-      }
+  void sum_squares(const Tensor& tx, std::int64_t block, const Tensor& tsums) override {
+    const std::int64_t count = tx.numel(), blocks = (count + block - 1) / block;
+    const float* x = flat<float>(tx, count);
+    double* sums = flat<double>(tsums, blocks);
+    team_.each_row(blocks, block, [&](std::int64_t i) {
+      sums[i] = pass_.sum_squares(x + i * block, std::min(block, count - i * block));
     });
-    double total = 0;
-    for (double sum : sums) total += sum;
-    return total;
   }
 
   bool all_finite(const Tensor& tx) override {

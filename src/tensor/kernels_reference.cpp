@@ -129,14 +129,14 @@ class ReferenceKernels final : public Kernels {
     });
   }
 
-  double sum_squares(const Tensor& tx) override {
-    double sum = 0;
+  void sum_squares(const Tensor& tx, std::int64_t block, const Tensor& tsums) override {
     with_float_type(tx, [&]<class F>(F) {
-      const Matrix<F> x(tx);
-      for (std::int64_t i = 0; i < x.rows; ++i)
-        for (std::int64_t j = 0; j < x.cols; ++j) sum += double{x[i][j]} * double{x[i][j]};
+      const std::int64_t count = tx.numel();
+      const F* x = flat<F>(tx, count);
+      double* sums = flat<double>(tsums, (count + block - 1) / block);
+      std::fill_n(sums, tsums.numel(), 0.0);
+      for (std::int64_t i = 0; i < count; ++i) sums[i / block] += double{x[i]} * double{x[i]};
     });
-    return sum;
   }
 
   bool all_finite(const Tensor& tx) override {

@@ -32,17 +32,34 @@ double learning_rate(const OptimizerOptions& o, std::int64_t step) {
   return o.min_lr + 0.5 * (o.lr - o.min_lr) * (1.0 + std::cos(std::numbers::pi * progress));
 }
 
+// The sum of squares of each parameter that this rank holds.
+static std::vector<double> sums_of_squares(const Rank& rank, const ParameterStore& parameters) {
+  std::int64_t total = 0;
+  for (const Parameter& p : parameters.all()) total += norm_blocks(p.gradient.numel());
+  const Tensor blocks(rank.arena(), MemoryCategory::other, DType::f64, {total});
+  std::int64_t begin = 0;
+  std::vector<double> sums;
+  for (const Parameter& p : parameters.all()) {
+    const std::int64_t end = begin + norm_blocks(p.gradient.numel());
+    rank.kernels().sum_squares(p.gradient, norm_block, blocks.flat_range(begin, end));
+    sums.push_back(std::accumulate(blocks.data<double>() + begin, blocks.data<double>() + end, 0.0));
+    begin = end;
+  }
+  return sums;
+}
+
 Tensor gradient_squares(const Rank& rank, const ParameterStore& parameters) {
   const int tp = rank.size(Axis::tp), index = rank.coordinate(Axis::tp);
   const auto count = static_cast<std::int64_t>(parameters.model().size());
   Tensor squares(rank.arena(), MemoryCategory::other, DType::f64, {count});
   double* sums = squares.data<double>();
+  const std::vector<double> here = sums_of_squares(rank, parameters);
   for (std::int64_t i = 0; i < count; ++i) {
     const Parameter* p = parameters.find_here(parameters.model()[static_cast<std::size_t>(i)].name);
     // Of ranks that hold the same elements only the first counts them.
     const bool mine = p != nullptr && index % tp_replicas(p->spec, tp) == 0 &&
-                      p->holders.front() == rank.coordinate(Axis::pp) && p->gradient.numel() > 0;
-    sums[i] = mine ? rank.kernels().sum_squares(p->gradient) : 0.0;
+                      p->holders.front() == rank.coordinate(Axis::pp);
+    sums[i] = mine ? here[static_cast<std::size_t>(p - parameters.all().data())] : 0.0;
   }
   rank.along(Axis::tp).all_reduce(squares).wait();
   return squares;
