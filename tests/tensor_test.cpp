@@ -137,6 +137,31 @@ TEST(Tensor, ViewsKeepTheMemoryAlive) {
   EXPECT_EQ(arena.live().total(), 0);
 }
 
+TEST(Tensor, MemoryComesAndGoesBehindItsViews) {
+  Arena arena;
+  const Tensor t(arena, MemoryCategory::gradients, DType::f32, {4, 6});
+  const Tensor row = t.row_range(2, 3), kept(arena, MemoryCategory::parameters, DType::f32, {10});
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(row.has_memory());
+    std::fill_n(t.data<float>(), 24, static_cast<float>(i));
+    EXPECT_EQ(at(row, 0, 5), static_cast<float>(i));
+    t.release_memory();
+    EXPECT_FALSE(t.has_memory() || row.has_memory());
+    EXPECT_EQ(arena.live()[MemoryCategory::gradients], 0);
+    EXPECT_EQ(arena.live()[MemoryCategory::parameters], 40);
+    EXPECT_THROW(row.data<float>(), InvariantError);
+    EXPECT_THROW(t.raw(), InvariantError);
+    EXPECT_THROW(row.release_memory(), InvariantError);
+    // What was given back is anybody's.
+    { const Tensor other(arena, MemoryCategory::activations, DType::f32, {24}); }
+    row.acquire_memory();  // through any view
+    EXPECT_THROW(t.acquire_memory(), InvariantError);
+    EXPECT_EQ(arena.live()[MemoryCategory::gradients], 96);
+  }
+  EXPECT_EQ(arena.system_allocations(), 2);
+  t.release_memory();  // and goes for good without memory
+}
+
 TEST(Arena, AccountsBytesByCategoryAndRemembersThePeak) {
   Arena arena;
   const Tensor parameters(arena, MemoryCategory::parameters, DType::f32, {10});

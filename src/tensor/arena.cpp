@@ -1,6 +1,7 @@
 #include "tensor/arena.h"
 
 #include <cstdlib>
+#include <utility>
 
 #include "base/error.h"
 #include "base/units.h"
@@ -27,43 +28,51 @@ void Arena::drop_kept() {
 }
 
 std::shared_ptr<Block> Arena::allocate(std::size_t bytes, MemoryCategory category) {
-  if (limit_bytes_ > 0 && static_cast<std::size_t>(live_.total()) + bytes > limit_bytes_)
-    fail("memory limit of {} a rank: {} of {} more on top of {} do not fit",
-         format_bytes(static_cast<double>(limit_bytes_)), format_bytes(static_cast<double>(bytes)),
-         memory_category_name(category), format_bytes(static_cast<double>(live_.total())));
   auto block = std::make_unique<Block>();
-  const std::size_t wanted = rounded(bytes);
+  block->bytes = bytes;
+  block->category = category;
+  block->arena = this;
+  acquire(*block);
+  return {block.release(), [](Block* b) {
+            if (b->data != nullptr) b->arena->release(*b);
+            delete b;
+          }};
+}
+
+void Arena::acquire(Block& block) {
+  check(block.data == nullptr, "a block takes memory while it has some");
+  if (limit_bytes_ > 0 && static_cast<std::size_t>(live_.total()) + block.bytes > limit_bytes_)
+    fail("memory limit of {} a rank: {} of {} more on top of {} do not fit",
+         format_bytes(static_cast<double>(limit_bytes_)), format_bytes(static_cast<double>(block.bytes)),
+         memory_category_name(block.category), format_bytes(static_cast<double>(live_.total())));
+  const std::size_t wanted = rounded(block.bytes);
   // A kept block may be up to a quarter larger than asked: microbatches of slightly different sizes then
   // share blocks, and little is wasted.
   auto kept = free_.lower_bound(wanted);
   if (kept != free_.end() && kept->first <= wanted + wanted / 4) {
-    block->data = kept->second;
-    block->capacity = kept->first;
+    block.data = kept->second;
+    block.capacity = kept->first;
     free_.erase(kept);
   } else {
-    block->data = static_cast<std::byte*>(std::aligned_alloc(alignment, wanted));
-    if (block->data == nullptr) {  // what is kept for later may be what is missing now
+    block.data = static_cast<std::byte*>(std::aligned_alloc(alignment, wanted));
+    if (block.data == nullptr) {  // what is kept for later may be what is missing now
       drop_kept();
-      block->data = static_cast<std::byte*>(std::aligned_alloc(alignment, wanted));
+      block.data = static_cast<std::byte*>(std::aligned_alloc(alignment, wanted));
     }
-    if (block->data == nullptr)
+    if (block.data == nullptr)
       fail("out of memory: the system has no {} left", format_bytes(static_cast<double>(wanted)));
-    block->capacity = wanted;
+    block.capacity = wanted;
     held_bytes_ += wanted;
     ++system_allocations_;
   }
-  block->arena = this;
-  block->bytes = bytes;
-  block->category = category;
-  live_[category] += static_cast<std::int64_t>(bytes);
+  live_[block.category] += static_cast<std::int64_t>(block.bytes);
   if (live_.total() > peak_.total()) peak_ = live_;
-  return {block.release(), [](Block* b) { b->arena->release(b); }};
 }
 
-void Arena::release(Block* block) {
-  live_[block->category] -= static_cast<std::int64_t>(block->bytes);
-  free_.emplace(block->capacity, block->data);
-  delete block;
+void Arena::release(Block& block) {
+  check(block.data != nullptr, "a block gives back memory that it has not");
+  live_[block.category] -= static_cast<std::int64_t>(block.bytes);
+  free_.emplace(block.capacity, std::exchange(block.data, nullptr));
 }
 
 }  // namespace echelon

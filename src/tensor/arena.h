@@ -19,9 +19,9 @@ class Arena;
 // memory that somebody else keeps.
 struct Block {
   Arena* arena = nullptr;
-  std::byte* data = nullptr;
-  std::size_t bytes = 0;     // as asked: what the account counts
-  std::size_t capacity = 0;  // as held
+  std::byte* data = nullptr;  // null while its memory is released
+  std::size_t bytes = 0;      // as asked: what the account counts
+  std::size_t capacity = 0;   // as held
   MemoryCategory category = MemoryCategory::other;
 };
 
@@ -38,6 +38,11 @@ class Arena {
   // 64-byte aligned, contents undefined. RunError when the system has no memory left.
   std::shared_ptr<Block> allocate(std::size_t bytes, MemoryCategory category);
 
+  // The block gives its memory back while its views live on, and takes some again, contents undefined. What
+  // allocate() throws.
+  void release(Block& block);
+  void acquire(Block& block);
+
   const Memory& live() const { return live_; }
   // Live bytes by category at the moment when their total was largest since the last reset_peak().
   const Memory& peak() const { return peak_; }
@@ -50,8 +55,6 @@ class Arena {
   void drop_kept();
 
  private:
-  void release(Block* block);
-
   std::size_t limit_bytes_;
   Memory live_, peak_;
   std::multimap<std::size_t, std::byte*> free_;  // by capacity

@@ -49,8 +49,8 @@ class Kernels {
                     const Tensor& to) = 0;                 // same rows and cols; row strides allowed on both
   virtual void add(const Tensor& x, const Tensor& y) = 0;  // y += x
   virtual void scale(const Tensor& x, double factor) = 0;
-  // x is contiguous; sums (f64) has one element for each block of `block` elements of x, the last of which may
-  // be shorter: the sum of their squares, taken in double precision, the same on any number of threads.
+  // x is contiguous; sums (f64) has one element for each block of `block` elements of x, the last of which
+  // may be shorter: the sum of their squares, taken in double precision, the same on any number of threads.
   virtual void sum_squares(const Tensor& x, std::int64_t block, const Tensor& sums) = 0;
   virtual bool all_finite(const Tensor& x) = 0;
 

@@ -37,6 +37,16 @@ std::int64_t Tensor::rows() const {
   return count;
 }
 
+void* Tensor::raw() const {
+  if (!owner_) return nullptr;
+  check(owner_->data != nullptr || owner_->arena == nullptr, "a tensor is read while its memory is released");
+  return owner_->data + offset_;
+}
+
+void Tensor::release_memory() const { owner_->arena->release(*owner_); }
+
+void Tensor::acquire_memory() const { owner_->arena->acquire(*owner_); }
+
 template <class T>
 T* Tensor::data() const {
   constexpr DType wanted = std::is_same_v<T, float>          ? DType::f32

@@ -37,7 +37,7 @@ class Tensor {
   // T must be float, double, std::int32_t or std::uint8_t and match dtype() (checked).
   template <class T>
   T* data() const;
-  void* raw() const { return owner_ ? owner_->data + offset_ : nullptr; }
+  void* raw() const;  // InvariantError while the memory is released
 
   Tensor row_range(std::int64_t begin,
                    std::int64_t end) const;  // 2-D or folded: rows [begin, end), 2-D result
@@ -46,6 +46,12 @@ class Tensor {
   // Elements [begin, end) of a contiguous tensor as a 1-D view.
   Tensor flat_range(std::int64_t begin, std::int64_t end) const;
   Tensor flat() const { return flat_range(0, numel()); }
+
+  // The memory of the whole allocation behind this tensor, and so behind all its views, goes back to the
+  // arena and comes again with undefined contents.
+  void release_memory() const;
+  void acquire_memory() const;
+  bool has_memory() const { return owner_ && owner_->data != nullptr; }
 
   // The allocations that two tensors view change places, and with them all views of both: which of several
   // versions of the weights the layers see. Same size.
