@@ -148,6 +148,12 @@ TYPED_TEST(VerbsOf, ReduceScatterIsMyPartOfTheSum) {
       tp.reduce_scatter(view(in), view(out), counts).wait();
       ASSERT_EQ(out, expected);
       ASSERT_EQ(in, before);
+      const Tensor whole = view(in);
+      tp.reduce_scatter(whole, whole.flat_range(begin, begin + counts[static_cast<std::size_t>(tp.rank())]), counts)
+          .wait();
+      auto in_place = before;
+      std::copy(expected.begin(), expected.end(), in_place.begin() + begin);
+      ASSERT_EQ(in, in_place);
     }
   });
 }

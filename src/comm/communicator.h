@@ -65,8 +65,8 @@ class Communicator {
   // in: counts[rank()] elements; out: sum of counts, in rank order. `in` may be its own place inside `out`.
   [[nodiscard]] virtual Pending all_gather(const Tensor& in, const Tensor& out,
                                            std::span<const std::int64_t> counts) = 0;
-  // in: sum of counts elements (clobbered never); out: counts[rank()], the sum over ranks of their part for
-  // me.
+  // in: sum of counts elements; out: counts[rank()], the sum over ranks of their part for me. `out` may be
+  // its own place inside `in`; nothing else of `in` changes.
   [[nodiscard]] virtual Pending reduce_scatter(const Tensor& in, const Tensor& out,
                                                std::span<const std::int64_t> counts) = 0;
   // in: send_counts[i] elements for rank i, in rank order; out: recv_counts[i] elements from rank i, in rank

@@ -28,15 +28,33 @@ std::unique_ptr<Communicator> Rank::join(const std::vector<int>& ranks, const st
   return with_algorithms(recorded(name), recorded(name + " collectives"), collectives_);
 }
 
+Communicator& Rank::joined(std::unique_ptr<Communicator>& place, const std::vector<int>& group,
+                           const char* name, Axis axis) const {
+  if (!place) place = join(group, name, axis);
+  check(place->size() == static_cast<int>(group.size()), "a part of an axis has one size in a run");
+  return *place;
+}
+
 Communicator& Rank::tp_replicas(int replicas) const {
-  if (!replicas_) {
-    const std::vector<int> tp = mesh_.group(index_, Axis::tp);
-    const int first = coordinate(Axis::tp) / replicas * replicas;
-    const std::vector<int> group(tp.begin() + first, tp.begin() + first + replicas);
-    replicas_ = join(group, "tp replicas", Axis::tp);
-  }
-  check(replicas_->size() == replicas, "one number of key/value replicas a run");
-  return *replicas_;
+  const std::vector<int> tp = mesh_.group(index_, Axis::tp);
+  const auto first = tp.begin() + coordinate(Axis::tp) / replicas * replicas;
+  return joined(replicas_, {first, first + replicas}, "tp replicas", Axis::tp);
+}
+
+Communicator& Rank::dp_block(int size) const {
+  const std::vector<int> dp = mesh_.group(index_, Axis::dp);
+  if (size == this->size(Axis::dp)) return along(Axis::dp);
+  const auto first = dp.begin() + coordinate(Axis::dp) / size * size;
+  return joined(dp_block_, {first, first + size}, "dp shards", Axis::dp);
+}
+
+Communicator& Rank::dp_across_blocks(int size) const {
+  const std::vector<int> dp = mesh_.group(index_, Axis::dp);
+  std::vector<int> group;
+  for (std::size_t i = static_cast<std::size_t>(coordinate(Axis::dp) % size); i < dp.size();
+       i += static_cast<std::size_t>(size))
+    group.push_back(dp[i]);
+  return joined(dp_across_blocks_, group, "dp replicas", Axis::dp);
 }
 
 }  // namespace echelon

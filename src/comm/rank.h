@@ -35,6 +35,11 @@ class Rank {
   Communicator& along(Axis axis) const { return *axes_[static_cast<std::size_t>(axis)]; }
   // Blocks of `replicas` neighbouring ranks of the tp group: those that hold the same key/value head.
   Communicator& tp_replicas(int replicas) const;
+  // Blocks of `size` neighbouring ranks of the dp group: those that state is cut over (ZeRO). The dp group
+  // itself where there is one block.
+  Communicator& dp_block(int size) const;
+  // The ranks at the same place in each of those blocks.
+  Communicator& dp_across_blocks(int size) const;
   // What this rank has sent so far.
   const Traffic& traffic() const { return *traffic_; }
 
@@ -54,7 +59,10 @@ class Rank {
   Collectives collectives_;
   std::unique_ptr<Traffic> traffic_;
   std::array<std::unique_ptr<Communicator>, all_axes.size()> axes_;
-  mutable std::unique_ptr<Communicator> replicas_;  // joined at first use
+  Communicator& joined(std::unique_ptr<Communicator>& place, const std::vector<int>& group, const char* name,
+                       Axis axis) const;
+  // Joined at first use.
+  mutable std::unique_ptr<Communicator> replicas_, dp_block_, dp_across_blocks_;
 };
 
 }  // namespace echelon
