@@ -50,6 +50,16 @@ void PlanFlags::add_to(CLI::App& app, const Plan& defaults) {
   app.add_option("--recompute", recompute_, "What the backward pass computes again instead of keeping it")
       ->type_name("none|selective|full")
       ->default_str("none");
+  add_number(app, "--zero", zero_,
+             "Cut over the data-parallel ranks: 1 optimizer state, 2 gradients too, 3 parameters too");
+  add_number(app, "--hsdp", hsdp_, "Replicas of the groups that --zero cuts over");
+  add_number(app, "--zero-prefetch", zero_prefetch_, "Layers that --zero 3 gathers ahead of their use");
+  app.add_option("--offload", offload_, "Keep it in a file mapped into memory")
+      ->type_name("none|optimizer")
+      ->default_str("none");
+  app.add_option("--offload-dir", offload_dir_,
+                 "Where that file is (default: the system's temporary directory)")
+      ->type_name("DIR");
   app.add_option("--schedule", schedule_,
                  "Of the pipeline: " + fmt::format("{}", fmt::join(schedule_names(), " ")))
       ->type_name("NAME|FILE")
@@ -73,8 +83,10 @@ void PlanFlags::add_to(CLI::App& app, const Plan& defaults) {
   const auto hidden = [](CLI::Option* option) { option->group(""); };
   hidden(add_number(app, "--cp", cp_, ""));
   hidden(add_number(app, "--ep", ep_, ""));
-  later_ = {{"--zero", "0", ""},          {"--hsdp", "1", ""},     {"--compress", "none", ""},
-            {"--comm", "threads", ""},    {"--device", "cpu", ""}, {"--cp-kind", nullptr, ""},
+  later_ = {{"--compress", "none", ""},
+            {"--comm", "threads", ""},
+            {"--device", "cpu", ""},
+            {"--cp-kind", nullptr, ""},
             {"--cp-balance", nullptr, ""}};
   std::string names = "--cp --ep";
   for (Later& flag : later_) {
@@ -119,6 +131,20 @@ Plan PlanFlags::plan() const {
   if (is_given("--dp")) plan.mesh.set(Axis::dp, dp_);
   if (is_given("--tp")) plan.mesh.set(Axis::tp, tp_);
   if (is_given("--pp")) plan.mesh.set(Axis::pp, pp_);
+  if (is_given("--zero")) plan.zero = zero_;
+  if (is_given("--hsdp")) plan.hsdp = hsdp_;
+  if (is_given("--zero-prefetch")) {
+    plan.zero_prefetch = zero_prefetch_;
+    if (plan.zero != 3)
+      refuse("--zero-prefetch {}: only --zero 3 gathers parameters, and --zero is {}", zero_prefetch_,
+             plan.zero);
+  }
+  if (is_given("--offload")) plan.offload = parse_offload(offload_, "--offload");
+  if (is_given("--offload-dir")) {
+    plan.offload_directory = offload_dir_;
+    if (plan.offload == Offload::none)
+      refuse("--offload-dir {}: nothing is kept in a file; add --offload optimizer", offload_dir_);
+  }
   if (is_given("--recompute")) plan.recompute = parse_recompute(recompute_, "--recompute");
   if (is_given("--schedule")) {
     plan.schedule = schedule_;

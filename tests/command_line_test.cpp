@@ -170,7 +170,9 @@ TEST_F(CommandLine, WrongValuesAreRefusedWithTheLegalOnes) {
   refused(training({"--pp", "2", "--schedule", "pipedream", "--clip", "1"}),
           {"--clip 1", "pipedream", "legal: 0"});
   refused(training({"--pp", "2", "--layers-per-stage", "1,2"}), {"--layers-per-stage", "3", "2 layers"});
-  refused(training({"--zero", "1"}), {"--zero 1", "legal: 0"});
+  refused(training({"--zero", "4"}), {"--zero 4", "legal: 0, 1, 2, 3"});
+  refused(training({"--dp", "2", "--hsdp", "2"}), {"--hsdp 2", "--zero is 0"});
+  refused(training({"--zero-prefetch", "2"}), {"--zero-prefetch 2", "--zero is 0"});
   const Words data{"train", "--data", "text.txt"};
   const auto with = [&](const Words& more) { return joined(data, more); };
   refused(with({"--threads", "0"}), {"--threads 0"});

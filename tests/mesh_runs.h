@@ -19,6 +19,7 @@
 #include "comm/rank.h"
 #include "spec/plan.h"
 #include "temporary_directory.h"
+#include "train/logical_tensors.h"
 #include "train/trainer.h"
 
 namespace echelon::checks {

@@ -91,6 +91,40 @@ TEST(Prediction, IsExactForEverySchedule) {
   }
 }
 
+constexpr std::array zero_stages{1, 2};
+
+// Every stage of ZeRO, with and without replicas: one microbatch and several, tied and not.
+TEST(Prediction, IsExactForZero) {
+  for (int zero : zero_stages)
+    for (auto [dp, tp, hsdp] : {std::tuple{2, 1, 1}, {3, 2, 1}, {4, 1, 1}, {4, 2, 2}, {2, 1, 2}})
+      for (const ModelSpec& model : {odd_gpt2(true, 4), odd_llama(false, 2, 3), odd_llama(true, 4, 1)})
+        for (std::int64_t micro_batch : {1, 2, 7}) {
+          Plan plan = odd_plan(model, dp, tp, tp > 1);
+          plan.micro_batch = micro_batch;
+          plan.zero = zero;
+          plan.hsdp = hsdp;
+          SCOPED_TRACE(fmt::format("zero {} hsdp {}", zero, hsdp));
+          expect_predicted(plan);
+        }
+}
+
+TEST(Prediction, IsExactForZeroUnderEverySchedule) {
+  for (const std::string& schedule : schedule_names()) {
+    if (schedule == "pipedream" || schedule == "2bw") continue;
+    for (int zero : zero_stages)
+      for (const ModelSpec& model : {odd_gpt2(true, 4), odd_llama(false, 2, 5)}) {
+        Plan plan = odd_plan(model, 2, 1, false);
+        plan.mesh.set(Axis::pp, 2);
+        plan.schedule = schedule;
+        plan.global_batch = schedule.starts_with("dualpipe") ? 24 : 21;  // a microbatch more on one rank
+        plan.zero = zero;
+        plan.recompute = zero == 2 ? Recompute::full : Recompute::none;
+        SCOPED_TRACE(fmt::format("zero {} {}", zero, schedule));
+        expect_predicted(plan);
+      }
+  }
+}
+
 // A stream from empty to empty: its largest memory, and its traffic spread over its steps.
 TEST(Prediction, IsExactForStreams) {
   for (auto [schedule, microbatches] :
@@ -276,21 +310,38 @@ TEST(Textbook, DataParallelTrafficOfAStep) {
       }
 }
 
+void expect_no_allocations(const Plan& plan) {
+  on_mesh(plan, [&](const Rank& rank) {
+    Trainer trainer(rank, plan, {}, 1);
+    std::int64_t asked = 0;
+    for (std::int64_t step = 0; step < 6; ++step) {
+      trainer.compute_gradients(step, random_samples(plan));
+      trainer.apply_gradients(step);
+      if (step == 1) asked = rank.arena().system_allocations();
+    }
+    EXPECT_EQ(rank.arena().system_allocations(), asked)
+        << "zero " << plan.zero << " " << describe(plan) << " rank " << rank.index();
+  });
+}
+
 TEST(SteadyState, AsksTheSystemForNoMemory) {
   for (const ModelSpec& model : {odd_gpt2(), odd_llama()})
     for (auto [dp, tp, sp] : {std::tuple{1, 1, false}, {3, 2, true}, {1, 4, false}, {2, 4, true}}) {
-      const Plan plan = odd_plan(model, dp, tp, sp);
-      on_mesh(plan, [&](const Rank& rank) {
-        Trainer trainer(rank, plan, {}, 1);
-        std::int64_t asked = 0;
-        for (std::int64_t step = 0; step < 6; ++step) {
-          trainer.compute_gradients(step, random_samples(plan));
-          trainer.apply_gradients(step);
-          if (step == 1) asked = rank.arena().system_allocations();
-        }
-        EXPECT_EQ(rank.arena().system_allocations(), asked) << describe(plan) << " rank " << rank.index();
-      });
+      expect_no_allocations(odd_plan(model, dp, tp, sp));
     }
+}
+
+TEST(SteadyState, AsksTheSystemForNoMemoryUnderZero) {
+  for (int zero : zero_stages)
+    for (auto [dp, tp, pp] : {std::tuple{3, 2, 1}, {2, 1, 1}, {2, 1, 2}})
+      for (const ModelSpec& model : {odd_gpt2(true, 4), odd_llama(false, 2, 4)})
+        for (std::int64_t micro_batch : {1, 7}) {
+          Plan plan = odd_plan(model, dp, tp, tp > 1);
+          plan.mesh.set(Axis::pp, pp);
+          plan.micro_batch = micro_batch;
+          plan.zero = zero;
+          expect_no_allocations(plan);
+        }
 }
 
 }  // namespace

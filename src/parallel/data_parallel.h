@@ -1,10 +1,14 @@
 // Synchronous data parallelism: every dp rank computes its own samples, gradients are summed over dp, every
 // rank takes the same step. Gradients are scaled by 1/(target tokens of the global batch) where the loss is,
 // so a sum is all that is needed. Buckets (Li et al. 2020, PyTorch DDP, https://arxiv.org/abs/2006.15704):
-// the all_reduce of what the backward pass has finished goes on while the rest of it runs. Bytes sent per
-// rank and step: 2(d-1)/d of the gradients.
+// the sum of what the backward pass has finished goes on while the rest of it runs.
+//
+// Bytes sent per rank and step: 2(d-1)/d of the gradients where each rank keeps the whole sum (all_reduce),
+// (d-1)/d where the sum is cut over the ranks (ZeRO, see zero.h: reduce_scatter). Where it is cut over blocks
+// of s = d/n ranks, with n replicas of each shard (HSDP): (s-1)/s, and 2(n-1)/n of a shard.
 #pragma once
 
+#include <deque>
 #include <vector>
 
 #include "base/split.h"
@@ -12,27 +16,44 @@
 
 namespace echelon {
 
+// Gradients that are summed as one.
+struct GradientBucket {
+  Range range;   // in the flat order of the rank's parameters
+  Tensor whole;  // what this rank has added up
+  // ZeRO: where this rank's part of the sum goes, and how large the parts of the ranks of its block are.
+  // Undefined: the sum takes the place of `whole`.
+  Tensor own;
+  std::vector<std::int64_t> counts;
+  bool releases_whole = false;  // the memory of `whole` is not needed any more then
+};
+
 // The reduction of one step's gradients.
 class DataParallel {
  public:
-  // `gradients`: the flat buffer of this rank; `buckets`: see gradient_buckets().
-  DataParallel(const Rank& rank, Tensor gradients, std::vector<Range> buckets);
+  // `shards`: ranks of a block. Buckets are sent in their order.
+  DataParallel(const Rank& rank, int shards, std::vector<GradientBucket> buckets);
 
-  // The range has its final local value. Buckets are sent in their order, each as soon as it and all before
-  // it are complete.
+  // The range has its final local value. A bucket is sent as soon as it and all before it are complete. Where
+  // buckets release their memory, one reduce_scatter is under way at a time: the one before is waited for.
   void ready(Range range);
   // Everything has its final local value: sends what is left and waits.
   void finish();
 
  private:
+  struct Scatter {
+    const GradientBucket* bucket;
+    Pending pending;
+  };
   void send_next();
+  void finish_oldest_scatter();
 
   const Rank* rank_;
-  Tensor gradients_;
-  std::vector<Range> buckets_;
+  int shards_;
+  std::vector<GradientBucket> buckets_;
   std::vector<std::int64_t> missing_;  // elements of each bucket that are not ready
   std::size_t next_ = 0;
-  std::vector<Pending> under_way_;
+  std::deque<Scatter> scattering_;
+  std::vector<Pending> all_reducing_;
 };
 
 }  // namespace echelon

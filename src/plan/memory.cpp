@@ -2,22 +2,13 @@
 
 #include <algorithm>
 
+#include "plan/account.h"
+#include "plan/zero_walk.h"
 #include "schedule/simulate.h"
-#include "spec/flat_layout.h"
+#include "spec/shard_layout.h"
 
 namespace echelon {
 namespace {
-
-// Counts what is live while the walk below allocates and frees as the layers do.
-class Account {
- public:
-  void allocate(std::int64_t bytes) { peak_ = std::max(peak_, live_ += bytes); }
-  void free(std::int64_t bytes) { live_ -= bytes; }
-  std::int64_t peak() const { return peak_; }
-
- private:
-  std::int64_t live_ = 0, peak_ = 0;
-};
 
 // Sizes in bytes of what one rank allocates for a microbatch of `sequences`.
 struct Sizes {
@@ -50,26 +41,32 @@ struct Sizes {
 // counts.
 class StepWalk {
  public:
-  explicit StepWalk(const Plan& plan)
-      : sequence_parallel_(plan.shards_sequence()),
+  StepWalk(const Plan& plan, const PipelineLayout& pipeline, int pp_rank, Account& account, ZeroWalk& zero)
+      : pipeline_(pipeline),
+        pp_rank_(pp_rank),
+        sequence_parallel_(plan.shards_sequence()),
         learned_positions_(plan.model.family == Family::gpt2),
         swiglu_(plan.model.family == Family::llama),
-        recompute_(plan.recompute) {}
+        recompute_(plan.recompute),
+        a_(account),
+        zero_(zero) {}
 
   // One program after another. `sizes` of each microbatch of a step; `ids` bytes of all their tokens and
   // targets.
-  void run(const StepPrograms::Program& program, int pp_rank, const std::vector<StageSlice>& slices,
-           const std::vector<Sizes>& sizes, std::int64_t ids) {
+  void run(const StepPrograms::Program& program, const std::vector<Sizes>& sizes, std::int64_t ids) {
     const auto count = static_cast<int>(sizes.size());
-    for (const Instruction& i : program.lowered->ranks[static_cast<std::size_t>(pp_rank)]) {
+    zero_.begin_step();
+    for (const Instruction& i : program.lowered->ranks[static_cast<std::size_t>(pp_rank_)]) {
       const int microbatch = i.microbatch + program.first_microbatch;
       while (loaded_ * count <= microbatch) {
         a_.allocate(ids);
         ++loaded_;
       }
       s_ = &sizes[static_cast<std::size_t>(microbatch % count)];
-      const StageSlice& slice = slices[static_cast<std::size_t>(i.stage)];
-      const std::int64_t layers = slice.layers.size();
+      const StageSlice& slice = pipeline_.slices()[static_cast<std::size_t>(i.stage)];
+      const auto layers = static_cast<int>(slice.layers.size());
+      const int first = is_compute(i.op) ? pipeline_.first_group(pp_rank_, i.stage) : 0;
+      const int block = first + slice.embedding;  // layer group of the first block
       switch (i.op) {
         case Op::recv:
           a_.allocate(s_->residual);
@@ -79,20 +76,28 @@ class StepWalk {
           break;
         case Op::F:
           if (slice.embedding) embed();
-          for (std::int64_t layer = 0; layer < layers; ++layer) block_forward();
+          for (int layer = 0; layer < layers; ++layer) block_forward();
           break;
         case Op::BW:
-          if (slice.head) head();
-          for (std::int64_t layer = 0; layer < layers; ++layer) block_backward();
-          if (slice.embedding) embed_backward();
+          if (slice.head) head(i.stage, block + layers);
+          for (int layer = layers; layer-- > 0;) {
+            zero_.need_gradients(block + layer);
+            block_backward();
+            zero_.group_done(i.stage, block + layer);
+          }
+          if (slice.embedding) embed_backward(i.stage, first);
           break;
         case Op::B:
-          if (slice.head) head();
-          for (std::int64_t layer = 0; layer < layers; ++layer) block_backward_input();
+          if (slice.head) head(i.stage, block + layers);
+          for (int layer = layers; layer-- > 0;) block_backward_input();
           break;
         case Op::W:
-          for (std::int64_t layer = 0; layer < layers; ++layer) block_backward_weight();
-          if (slice.embedding) embed_backward();
+          for (int layer = layers; layer-- > 0;) {
+            zero_.need_gradients(block + layer);
+            block_backward_weight();
+            zero_.group_done(i.stage, block + layer);
+          }
+          if (slice.embedding) embed_backward(i.stage, first);
           break;
         case Op::validate:
           break;
@@ -103,7 +108,16 @@ class StepWalk {
       }
     }
   }
-  std::int64_t peak() const { return a_.peak(); }
+  // Where the schedule flushes, after its program: `copies` are the sizes of what arrives of gradients that
+  // another pipeline rank holds as well.
+  void end_step(std::int64_t ids, const std::vector<std::int64_t>& copies) {
+    a_.free(ids);
+    for (std::int64_t bytes : copies) {
+      a_.allocate(bytes, MemoryCategory::communication);
+      a_.free(bytes, MemoryCategory::communication);
+    }
+    zero_.end_step();
+  }
 
  private:
   // Under sequence parallelism a collective brings a new tensor of the other size; otherwise the same one
@@ -166,7 +180,8 @@ class StepWalk {
     a_.allocate(s_->lse);
   }
 
-  void head() {
+  void head(int stage, int group) {
+    zero_.need_output_gradient();
     a_.allocate(s_->residual);  // dx, kept
     normed_input();
     a_.allocate(s_->whole);  // its gradient
@@ -176,6 +191,7 @@ class StepWalk {
     whole_to_residual();
     a_.free(s_->residual + s_->stats);
     a_.free(s_->residual);  // the last block's output
+    zero_.group_done(stage, group);
   }
 
   // The gradient of a row-parallel product's output, over all rows.
@@ -244,7 +260,8 @@ class StepWalk {
     a_.free(4 * s_->whole + s_->hidden + s_->activated + s_->attended + s_->qkv);
   }
 
-  void embed_backward() {  // the gradient of the embedding's result goes
+  void embed_backward(int stage, int group) {  // the gradient of the embedding's result goes
+    zero_.need_gradients(group);
     if (learned_positions_) {
       a_.allocate(s_->position_ids);
       a_.free(s_->position_ids);
@@ -252,52 +269,65 @@ class StepWalk {
     leave_backward();
     free_left();
     a_.free(s_->residual);
+    zero_.group_done(stage, group);
   }
 
+  const PipelineLayout& pipeline_;
+  int pp_rank_;
   bool sequence_parallel_, learned_positions_, swiglu_;
   Recompute recompute_;
   const Sizes* s_ = nullptr;
   int loaded_ = 0;  // steps whose tokens are there, or were
-  Account a_;
+  Account& a_;
+  ZeroWalk& zero_;
 };
 
 }  // namespace
 
+StateBytes state_bytes(const Plan& plan) {
+  const std::int64_t e = element_bytes(plan.dtype);
+  return {e, e, plan.offload == Offload::optimizer ? 0 : 2 * e};
+}
+
+Memory kept_state(std::int64_t whole, std::int64_t own, int zero, const StateBytes& bytes) {
+  Memory memory;
+  memory[MemoryCategory::parameters] = bytes.value * (zero >= 3 ? own : whole);
+  memory[MemoryCategory::gradients] = bytes.gradient * (zero >= 2 ? own : whole);
+  memory[MemoryCategory::optimizer] = bytes.optimizer * (zero >= 1 ? own : whole);
+  return memory;
+}
+
 Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, int dp_rank, int tp_rank,
                       int pp_rank) {
-  const int tp = plan.mesh.size(Axis::tp);
+  const int tp = plan.mesh.size(Axis::tp), zero = plan.zero_stage();
   const std::int64_t e = element_bytes(plan.dtype);
-  const std::vector<Range> batches = microbatches(plan, dp_rank);
-  Memory memory;
-  const std::int64_t state = flat_layout(pipeline.groups_of(pp_rank), tp, tp_rank).size() * e;
+  const FlatLayout layout = flat_layout(pipeline.groups_of(pp_rank), tp, tp_rank);
   const StepPrograms& programs = pipeline.programs(dp_rank);
-  memory[MemoryCategory::parameters] =
-      state * weight_versions(programs.schedule())[static_cast<std::size_t>(pp_rank)];
-  if (!plan.optimizer_barrier) memory[MemoryCategory::parameters] += state;  // those of a guessed step
-  memory[MemoryCategory::gradients] = state;
-  memory[MemoryCategory::optimizer] = 2 * state;
-  if (!plan.optimizer_barrier) memory[MemoryCategory::optimizer] += 2 * guessed_moments * e;
-  if (pipeline.ties_on(pp_rank) && batches.size() > 1)  // the output layer's part of a tied gradient
-    memory[MemoryCategory::gradients] +=
-        local_numel(embedding_parameters(plan.model).front(), tp, tp_rank) * e;
+  Memory kept =
+      kept_state(layout.size(), shard_size(shard_units(layout, plan.shards()), dp_rank % plan.shards()), zero,
+                 state_bytes(plan));
+  kept[MemoryCategory::parameters] *= weight_versions(programs.schedule())[static_cast<std::size_t>(pp_rank)];
+  if (!plan.optimizer_barrier) {  // those of a guessed step
+    kept[MemoryCategory::parameters] *= 2;
+    kept[MemoryCategory::optimizer] += 2 * guessed_moments * e;
+  }
+  if (zero < 2 && keeps_tied_gradient_apart(plan, pipeline, dp_rank, pp_rank))
+    kept[MemoryCategory::gradients] += local_numel(embedding_parameters(plan.model).front(), tp, tp_rank) * e;
 
   std::vector<Sizes> sizes;
-  for (const Range& batch : batches) sizes.emplace_back(plan, batch.size(), tp_rank);
-  StepWalk walk(plan);
-  for (int step = 0; step < programs.shown_steps(); ++step)
-    walk.run(programs.program(step, programs.shown_steps() - step), pp_rank, pipeline.slices(), sizes,
-             2 * 4 * dp_samples(plan, dp_rank).size() * plan.seq_len);
-  const std::int64_t activations = walk.peak();
-  // Another rank's part of the gradient of a parameter that two pipeline ranks hold arrives when the pipeline
-  // is empty.
-  std::int64_t copy = 0;
+  for (const Range& batch : microbatches(plan, dp_rank)) sizes.emplace_back(plan, batch.size(), tp_rank);
+  std::vector<std::int64_t> copies;
   for (const auto& group : pipeline.groups_of(pp_rank))
     for (const ParamSpec& spec : group)
-      if (pipeline.holders_of(spec.name).size() > 1)
-        copy = std::max(copy, local_numel(spec, tp, tp_rank) * e);
-  memory[copy > activations ? MemoryCategory::communication : MemoryCategory::activations] =
-      std::max(copy, activations);
-  return memory;
+      if (pipeline.holders_of(spec.name).size() > 1) copies.push_back(local_numel(spec, tp, tp_rank) * e);
+  const std::int64_t ids = 2 * 4 * dp_samples(plan, dp_rank).size() * plan.seq_len;
+  Account account(kept);
+  ZeroWalk state(plan, pipeline, dp_rank, tp_rank, pp_rank, account);
+  StepWalk walk(plan, pipeline, pp_rank, account, state);
+  for (int step = 0; step < programs.shown_steps(); ++step)
+    walk.run(programs.program(step, programs.shown_steps() - step), sizes, ids);
+  if (programs.flushes()) walk.end_step(ids, copies);
+  return account.peak();
 }
 
 }  // namespace echelon

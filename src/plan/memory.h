@@ -8,6 +8,19 @@
 
 namespace echelon {
 
+// Bytes that training keeps for each parameter.
+struct StateBytes {
+  std::int64_t value = 0, gradient = 0, optimizer = 0;
+};
+// Of a run: values, gradients and two moments in its dtype; what is offloaded counts nothing.
+StateBytes state_bytes(const Plan& plan);
+inline constexpr StateBytes mixed_precision_adam{2, 2,
+                                                 12};  // f16, f16; f32 values and moments (ZeRO, section 3)
+
+// What a rank keeps from step to step, of `whole` parameters of which `own` are its shard, under a stage of
+// ZeRO (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054, figure 1).
+Memory kept_state(std::int64_t whole, std::int64_t own, int zero, const StateBytes& bytes);
+
 // Peak of one training step of the rank with these coordinates: parameters, gradients and optimizer state
 // from the parameters' own declarations; activations by walking the layers' allocations in their order. Equal
 // to the byte to what the trainer's arena measures. The kernels' scratch (category other) is the device's own

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "schedule/pipeline_layout.h"
-#include "spec/flat_layout.h"
+#include "spec/shard_layout.h"
 
 namespace echelon {
 namespace {
@@ -17,6 +17,9 @@ class Counter {
     add(Verb::all_reduce, all_reduce_bytes_sent(count, size_, index_, width));
   }
   void message(Verb verb, std::int64_t bytes) { add(verb, bytes); }
+  void parts(Verb verb, const std::vector<std::int64_t>& counts, std::int64_t width) {
+    if (size_ > 1) add(verb, bytes_sent(verb, counts, index_, width));
+  }
   // A matrix of rows x cols whose rows are cut over the group.
   void rows(Verb verb, std::int64_t count, std::int64_t cols, std::int64_t width) {
     std::vector<std::int64_t> parts;
@@ -124,8 +127,22 @@ Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, int dp
       }
     if (plan.shards_sequence() && layout.whole_range.size() > 0)
       along_tp.all_reduce(layout.whole_range.size(), width);
-    for (const Range& bucket : gradient_buckets(layout, default_bucket_bytes / width))
-      along_dp.all_reduce(bucket.size(), width);
+    if (plan.zero_stage() == 0) {
+      for (const Range& bucket : gradient_buckets(layout, default_bucket_bytes / width))
+        along_dp.all_reduce(bucket.size(), width);
+      continue;
+    }
+    const int shards = plan.shards(), shard = dp_rank % shards;
+    Counter block(traffic, Axis::dp, shards, shard), across(traffic, Axis::dp, dp / shards, dp_rank / shards);
+    for (const ShardUnit& unit : shard_units(layout, shards)) {
+      if (unit.range.size() == 0) continue;
+      block.parts(Verb::reduce_scatter, unit.counts(), width);
+      across.all_reduce(unit.shard(shard).size(), width);
+      block.parts(Verb::all_gather, unit.counts(), width);
+    }
+    std::int64_t blocks = 0;
+    for (std::int64_t size : layout.sizes) blocks += norm_blocks(size);
+    block.all_reduce(blocks, 8);
   }
   if (programs.flushes()) {  // squares of the gradient norm
     const auto num_parameters = static_cast<std::int64_t>(all_parameters(plan.model).size());

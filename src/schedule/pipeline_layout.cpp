@@ -129,6 +129,11 @@ StepPrograms planned_programs(const Plan& plan, int microbatches) {
 
 void refuse_stream(const Plan& plan) {
   const int dp = plan.mesh.size(Axis::dp);
+  if (plan.zero > 0)
+    refuse(
+        "--zero {}: {} keeps several versions of whole weights, each stage at another step; legal: 0, or a "
+        "schedule that flushes",
+        plan.zero, plan.schedule);
   if (microbatches(plan, 0).size() != microbatches(plan, dp - 1).size())
     refuse(
         "--schedule {}: every data-parallel rank needs the same number of microbatches, and --global-batch "
@@ -158,11 +163,10 @@ void refuse_without_barrier(const Plan& plan, const Schedule& schedule) {
 
 }  // namespace
 
-PipelineLayout::PipelineLayout(const Plan& plan)
-    : micro_batch_(plan.micro_batch), tied_(plan.model.tied_embedding) {
+PipelineLayout::PipelineLayout(const Plan& plan) : tied_(plan.model.tied_embedding) {
   for (int r = 0; r < plan.mesh.size(Axis::dp); ++r) {
-    samples_.push_back(dp_samples(plan, r).size());
-    const int count = microbatches_of(r);
+    const int count = static_cast<int>(microbatches(plan, r).size());
+    microbatches_.push_back(count);
     if (!programs_.contains(count)) programs_.emplace(count, planned_programs(plan, count));
   }
   const Schedule& schedule = programs(0).schedule();
@@ -170,10 +174,6 @@ PipelineLayout::PipelineLayout(const Plan& plan)
   if (!plan.optimizer_barrier) refuse_without_barrier(plan, schedule);
   slices_ = cut_layers(plan, schedule);
   hold(plan, schedule);
-}
-
-int PipelineLayout::microbatches_of(int dp_rank) const {
-  return static_cast<int>((samples_[static_cast<std::size_t>(dp_rank)] + micro_batch_ - 1) / micro_batch_);
 }
 
 void PipelineLayout::hold(const Plan& plan, const Schedule& schedule) {
@@ -203,6 +203,31 @@ const std::vector<int>& PipelineLayout::holders_of(const std::string& parameter)
   const auto found = holders_.find(parameter);
   check(found != holders_.end(), "every parameter is on some pipeline rank");
   return found->second;
+}
+
+int PipelineLayout::first_group(int pp_rank, int stage) const {
+  int group = 0;
+  for (int s : stages_of(pp_rank)) {
+    if (s == stage) return group;
+    const StageSlice& slice = slices_[static_cast<std::size_t>(s)];
+    group += static_cast<int>(slice.layers.size()) + slice.embedding + slice.head;
+  }
+  throw InvariantError("a rank has the groups of the stages that it holds");
+}
+
+std::set<int> PipelineLayout::late_groups(int pp_rank) const {
+  std::set<int> late;
+  const auto& groups = groups_of(pp_rank);
+  for (std::size_t g = 0; g < groups.size(); ++g)
+    for (const ParamSpec& spec : groups[g])
+      if (holders_of(spec.name).size() > 1) late.insert(static_cast<int>(g));
+  if (ties_on(pp_rank)) late.insert(0);  // the embedding's
+  return late;
+}
+
+bool keeps_tied_gradient_apart(const Plan& plan, const PipelineLayout& pipeline, int dp_rank, int pp_rank) {
+  const std::vector<Range> batches = microbatches(plan, dp_rank);
+  return pipeline.ties_on(pp_rank) && batches.size() > 1 && batches[1].size() > 0;
 }
 
 bool PipelineLayout::ties_on(int pp_rank) const {

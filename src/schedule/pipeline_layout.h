@@ -3,6 +3,8 @@
 #pragma once
 
 #include <map>
+#include <set>
+#include <string>
 #include <vector>
 
 #include "schedule/stage_flops.h"
@@ -32,16 +34,20 @@ class PipelineLayout {
   // ranks, and for every stage of DualPipe. The first one counts and saves it.
   const std::vector<int>& holders_of(const std::string& parameter) const;
   // What the pipeline of a data-parallel rank runs.
-  const StepPrograms& programs(int dp_rank) const { return programs_.at(microbatches_of(dp_rank)); }
+  const StepPrograms& programs(int dp_rank) const {
+    return programs_.at(microbatches_[static_cast<std::size_t>(dp_rank)]);
+  }
   // Whether embedding and tied output layer are on one rank, so that their gradients meet there.
   bool ties_on(int pp_rank) const;
+  // The first of a stage's layer groups among those of a pipeline rank that holds it.
+  int first_group(int pp_rank, int stage) const;
+  // Layer groups with a parameter whose gradient is complete only when the pipeline is empty.
+  std::set<int> late_groups(int pp_rank) const;
 
  private:
-  int microbatches_of(int dp_rank) const;
   void hold(const Plan& plan, const Schedule& schedule);
 
-  std::int64_t micro_batch_ = 1;
-  std::vector<std::int64_t> samples_;     // of each data-parallel rank
+  std::vector<int> microbatches_;         // of each data-parallel rank
   std::map<int, StepPrograms> programs_;  // by number of microbatches: at most two
   bool tied_ = false;
   std::vector<StageSlice> slices_;
@@ -49,5 +55,9 @@ class PipelineLayout {
   std::vector<std::vector<std::vector<ParamSpec>>> groups_;
   std::map<std::string, std::vector<int>> holders_;
 };
+
+// Whether the two gradients of a tied table, of lookup and of output layer, are added up apart on a pipeline
+// rank that has both: where a step has several microbatches, so that the sum is grouped as on two ranks.
+bool keeps_tied_gradient_apart(const Plan& plan, const PipelineLayout& pipeline, int dp_rank, int pp_rank);
 
 }  // namespace echelon

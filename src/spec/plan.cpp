@@ -48,6 +48,37 @@ Recompute parse_recompute(const std::string& text, const std::string& field) {
   refuse("{} {}: no such kind; legal: none, selective, full", field, text);
 }
 
+const char* offload_name(Offload offload) { return offload == Offload::none ? "none" : "optimizer"; }
+
+Offload parse_offload(const std::string& text, const std::string& field) {
+  for (Offload kind : {Offload::none, Offload::optimizer})
+    if (text == offload_name(kind)) return kind;
+  refuse("{} {}: no such kind; legal: none, optimizer", field, text);
+}
+
+namespace {
+
+void validate_zero(const Plan& plan) {
+  const int dp = plan.mesh.size(Axis::dp);
+  if (plan.zero < 0 || plan.zero > 3) refuse("--zero {}: no such stage; legal: 0, 1, 2, 3", plan.zero);
+  if (plan.zero == 3) refuse("--zero 3: not built yet; legal: 0, 1, 2");
+  if (plan.offload != Offload::none) refuse("--offload {}: not built yet", offload_name(plan.offload));
+  if (plan.hsdp < 1 || dp % plan.hsdp != 0) {
+    std::string legal;
+    for (int n = 1; n <= dp; ++n)
+      if (dp % n == 0) legal += fmt::format("{}{}", legal.empty() ? "" : ", ", n);
+    refuse("--hsdp {}: the {} data-parallel ranks do not divide into so many groups; legal: {}", plan.hsdp,
+           dp, legal);
+  }
+  if (plan.hsdp > 1 && plan.zero == 0)
+    refuse("--hsdp {}: replicates what --zero 1, 2 or 3 cuts over ranks, and --zero is 0", plan.hsdp);
+  constexpr int most_units = 100'000;
+  if (plan.zero_prefetch < 0 || plan.zero_prefetch > most_units)
+    refuse("--zero-prefetch {}: must be from 0 to {}", plan.zero_prefetch, most_units);
+}
+
+}  // namespace
+
 void validate(const Plan& plan) {
   validate(plan.model);
   validate(plan.mesh);
@@ -71,8 +102,12 @@ void validate(const Plan& plan) {
         "--dp {}: the global batch has only {} sequences, so some ranks would have none; legal: --dp up to "
         "{}, or --global-batch of at least {}",
         dp, plan.global_batch, plan.global_batch, dp);
+  validate_zero(plan);
   if (plan.seq_len < 1 || plan.seq_len > model.max_seq)
     refuse("--seq-len {}: {} has positions for 1 to {}", plan.seq_len, model.name, model.max_seq);
+  if (!plan.optimizer_barrier && plan.zero_stage() > 0)
+    refuse("--optimizer-barrier off: with --zero {} the values of all ranks would have to travel twice; legal: --zero 0",
+           plan.zero);
 }
 
 Range dp_samples(const Plan& plan, int dp_rank) {
@@ -84,6 +119,11 @@ std::vector<Range> microbatches(const Plan& plan, int dp_rank) {
   std::vector<Range> batches;
   for (std::int64_t begin = samples.begin; begin < samples.end; begin += plan.micro_batch)
     batches.push_back({begin, std::min(begin + plan.micro_batch, samples.end)});
+  if (plan.zero_stage() >= 2) {
+    const std::int64_t most = dp_samples(plan, 0).size();
+    batches.resize(static_cast<std::size_t>((most + plan.micro_batch - 1) / plan.micro_batch),
+                   {samples.end, samples.end});
+  }
   return batches;
 }
 
@@ -104,7 +144,12 @@ std::string to_toml(const Plan& plan) {
                     {"schedule", plan.schedule},
                     {"schedule-text", plan.schedule_text},
                     {"chunks", plan.chunks},
-                    {"optimizer-barrier", plan.optimizer_barrier}};
+                    {"optimizer-barrier", plan.optimizer_barrier},
+                    {"zero", plan.zero},
+                    {"hsdp", plan.hsdp},
+                    {"zero-prefetch", plan.zero_prefetch},
+                    {"offload", offload_name(plan.offload)},
+                    {"offload-dir", plan.offload_directory}};
   if (plan.balance_layers)
     table.insert("layers-per-stage", "auto");
   else
@@ -133,8 +178,9 @@ T value_at(const toml::table& table, const char* key, const std::string& where, 
 Plan plan_from_toml(const std::string& text, const std::string& where) {
   const toml::table table = parse_toml(text, where);
   static constexpr std::array known{
-      "model",     "mesh",     "sp",     "global-batch",     "micro-batch",   "seq-len",          "dtype",
-      "recompute", "schedule", "chunks", "layers-per-stage", "schedule-text", "optimizer-barrier"};
+      "model",         "mesh",     "sp",         "global-batch",     "micro-batch",   "seq-len", "dtype",
+      "recompute",     "schedule", "chunks",     "layers-per-stage", "schedule-text", "zero",    "hsdp",
+      "zero-prefetch", "offload",  "offload-dir", "optimizer-barrier"};
   for (const auto& [key, node] : table)
     if (std::find(known.begin(), known.end(), std::string_view(key.str())) == known.end())
       refuse("{}: unknown key \"{}\"; legal: {}", where, key.str(), fmt::join(known, ", "));
@@ -177,8 +223,17 @@ Plan plan_from_toml(const std::string& text, const std::string& where) {
       parse_recompute(value_at<std::string>(table, "recompute", where, "none"), where + ": recompute");
   plan.schedule = value_at<std::string>(table, "schedule", where, plan.schedule);
   plan.schedule_text = value_at<std::string>(table, "schedule-text", where, "");
-  plan.chunks = static_cast<int>(
-      std::clamp<std::int64_t>(value_at<std::int64_t>(table, "chunks", where, 0), -1, 1'000'000));
+  // Out of range stays out of range.
+  const auto small = [&](const char* key, std::int64_t fallback) {
+    return static_cast<int>(
+        std::clamp<std::int64_t>(value_at<std::int64_t>(table, key, where, fallback), -1, 1'000'000));
+  };
+  plan.chunks = small("chunks", 0);
+  plan.zero = small("zero", plan.zero);
+  plan.hsdp = small("hsdp", plan.hsdp);
+  plan.zero_prefetch = small("zero-prefetch", plan.zero_prefetch);
+  plan.offload = parse_offload(value_at<std::string>(table, "offload", where, "none"), where + ": offload");
+  plan.offload_directory = value_at<std::string>(table, "offload-dir", where, "");
   plan.optimizer_barrier = value_at<bool>(table, "optimizer-barrier", where, true);
   if (const toml::node* layers = table.get("layers-per-stage")) {
     const auto illegal = [&] {

@@ -30,6 +30,11 @@ const char* recompute_name(Recompute recompute);
 // RequestError naming `field` and the legal values.
 Recompute parse_recompute(const std::string& text, const std::string& field);
 
+// What lies in a file that is mapped into memory instead of in memory.
+enum class Offload { none, optimizer };
+const char* offload_name(Offload offload);
+Offload parse_offload(const std::string& text, const std::string& field);
+
 struct Plan {
   ModelSpec model;
   Mesh mesh;
@@ -40,15 +45,26 @@ struct Plan {
   DType dtype = DType::f32;  // f64 runs on the reference kernels
   Recompute recompute = Recompute::none;
   std::string schedule = "1f1b";  // of the pipeline, where pp > 1
-  std::string
-      schedule_text;  // a schedule of one's own in text form (schedule/text.h); `schedule` is then its name
-  int chunks = 0;     // model chunks of a pipeline rank; 0: the schedule's own number
+  // A schedule of one's own in text form (schedule/text.h); `schedule` is then its name.
+  std::string schedule_text;
+  int chunks = 0;  // model chunks of a pipeline rank; 0: the schedule's own number
   std::vector<std::int64_t> layers_per_stage;  // empty: even, or
   bool balance_layers = false;  // so that the slowest rank has least to do, output layer included
   // Whether the optimizer's step waits for all pipeline ranks; without it a wrong step is taken back exactly.
   bool optimizer_barrier = true;
+  // ZeRO (parallel/zero.h): what of the data-parallel state is cut over ranks instead of held by each. 1:
+  // optimizer state, 2: gradients too, 3: parameters too.
+  int zero = 0;
+  int hsdp = 1;           // replicas of the group that it is cut over: blocks of dp / hsdp neighbouring ranks
+  int zero_prefetch = 1;  // layer groups that ZeRO 3 gathers ahead of the one that computes
+  Offload offload = Offload::none;
+  std::string offload_directory;  // of the file; empty: the system's place for temporary files
 
   bool shards_sequence() const { return sequence_parallel && mesh.size(Axis::tp) > 1; }
+  // Ranks that the data-parallel state is cut over.
+  int shards() const { return zero == 0 ? 1 : mesh.size(Axis::dp) / hsdp; }
+  // What is in effect: over one rank there is nothing to cut.
+  int zero_stage() const { return shards() == 1 ? 0 : zero; }
 };
 
 // Throws RequestError naming the flag, the value and the legal values when this plan cannot be run exactly.
@@ -57,7 +73,8 @@ void validate(const Plan& plan);
 // Sequences of the global batch that data-parallel rank `dp_rank` computes: sample numbers [begin, end).
 Range dp_samples(const Plan& plan, int dp_rank);
 
-// Samples of each microbatch of that rank, in order.
+// Samples of each microbatch of that rank, in order. From ZeRO 2 on the ranks that share state must meet
+// in every microbatch: those that have fewer get empty ones behind the others.
 std::vector<Range> microbatches(const Plan& plan, int dp_rank);
 
 Plan plan_from_toml(const std::string& text, const std::string& where);

@@ -14,6 +14,7 @@
 #include <type_traits>
 
 #include "base/error.h"
+#include "train/logical_tensors.h"
 #include "train/safetensors.h"
 
 namespace echelon {
@@ -59,12 +60,17 @@ std::string read_text(const fs::path& path) {
   return text.str();
 }
 
-// The logical tensor, on pipeline rank 0; undefined elsewhere. Collective over tp and pp.
+// The logical tensor, on pipeline rank 0 of the first data-parallel rank; undefined elsewhere. Collective over
+// tp, pp and the ranks over which ZeRO cuts it.
 Tensor hand_to_first_rank(const Rank& rank, const ParameterStore& parameters, const ParamSpec& spec,
                           ParameterTensor which) {
   Communicator& group = rank.along(Axis::pp);
   const Parameter* here = parameters.find_here(spec.name);
   const bool owns = here != nullptr && here->holders.front() == group.rank();
+  if (rank.coordinate(Axis::dp) > 0) {  // gives its part to the first one
+    if (owns) (void)local_tensor(rank, *here, which);
+    return {};
+  }
   if (owns) {
     Tensor logical = gather_logical(rank, *here, which);
     if (group.rank() == 0) return logical;
@@ -190,8 +196,8 @@ std::string save_checkpoint(const Rank& rank, const ParameterStore& parameters, 
   const fs::path whole = fs::path(directory) / step_name(info.step);
   const fs::path unfinished =
       fs::path(directory) / fmt::format(".{}.unfinished-{}", step_name(info.step), ::getpid());
-  // Other data-parallel ranks hold the same and go on.
-  if (rank.coordinate(Axis::dp) != 0) return whole.string();
+  // The ranks of the first block hold all of it together; others go on.
+  if (rank.coordinate(Axis::dp) >= parameters.shards()) return whole.string();
   const bool writes = rank.index() == 0;
   std::error_code error;
   try {

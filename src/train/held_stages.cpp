@@ -12,12 +12,9 @@ HeldStages::HeldStages(const Rank& rank, const Plan& plan, const PipelineLayout&
       hidden_(plan.model.hidden),
       tensor_parallel_(rank, plan.sequence_parallel),
       ids_(pipeline.stages_of(rank.coordinate(Axis::pp))) {
-  int group = 0;
-  for (int id : ids_) {
-    const StageSlice& slice = pipeline.slices()[static_cast<std::size_t>(id)];
-    held_.emplace_back(rank, plan, parameters, slice, group, faults);
-    group += static_cast<int>(slice.layers.size()) + slice.embedding + slice.head;
-  }
+  for (int id : ids_)
+    held_.emplace_back(rank, plan, parameters, pipeline.slices()[static_cast<std::size_t>(id)],
+                       pipeline.first_group(rank.coordinate(Axis::pp), id), faults);
   for (int s = 0; s < static_cast<int>(pipeline.slices().size()); ++s)
     for (int r = 0; r < rank.size(Axis::pp) && static_cast<int>(runner_.size()) == s; ++r) {
       const std::vector<int>& stages = pipeline.stages_of(r);

@@ -1,5 +1,6 @@
 #include "train/optimizer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 #include <numeric>
@@ -32,18 +33,27 @@ double learning_rate(const OptimizerOptions& o, std::int64_t step) {
   return o.min_lr + 0.5 * (o.lr - o.min_lr) * (1.0 + std::cos(std::numbers::pi * progress));
 }
 
-// The sum of squares of each parameter that this rank holds.
+// The sum of squares of each parameter that this rank holds. A rank that has a part of the gradients has
+// whole blocks, and zeros change no sum: the bits do not depend on how they are cut.
 static std::vector<double> sums_of_squares(const Rank& rank, const ParameterStore& parameters) {
   std::int64_t total = 0;
-  for (const Parameter& p : parameters.all()) total += norm_blocks(p.gradient.numel());
+  for (const Parameter& p : parameters.all()) total += norm_blocks(p.value.numel());
   const Tensor blocks(rank.arena(), MemoryCategory::other, DType::f64, {total});
+  std::fill_n(blocks.data<double>(), total, 0.0);
   std::int64_t begin = 0;
-  std::vector<double> sums;
   for (const Parameter& p : parameters.all()) {
-    const std::int64_t end = begin + norm_blocks(p.gradient.numel());
-    rank.kernels().sum_squares(p.gradient, norm_block, blocks.flat_range(begin, end));
-    sums.push_back(std::accumulate(blocks.data<double>() + begin, blocks.data<double>() + end, 0.0));
-    begin = end;
+    const std::int64_t first = begin + p.own.begin / norm_block;
+    rank.kernels().sum_squares(p.own_gradient, norm_block,
+                               blocks.flat_range(first, first + norm_blocks(p.own.size())));
+    begin += norm_blocks(p.value.numel());
+  }
+  if (parameters.shards() > 1) rank.dp_block(parameters.shards()).all_reduce(blocks).wait();
+  std::vector<double> sums;
+  const double* at = blocks.data<double>();
+  for (const Parameter& p : parameters.all()) {
+    const std::int64_t count = norm_blocks(p.value.numel());
+    sums.push_back(std::accumulate(at, at + count, 0.0));
+    at += count;
   }
   return sums;
 }
@@ -94,9 +104,10 @@ AdamWStep adamw_update(const ParamSpec& spec, const OptimizerOptions& options, d
 void adamw_step(const Rank& rank, const ParameterStore& parameters, const OptimizerOptions& options,
                 double learning_rate, std::int64_t updates, double gradient_scale) {
   for (const Parameter& p : parameters.all())
-    if (p.value.numel() > 0)
-      rank.kernels().adamw(p.value, p.gradient, p.exp_avg, p.exp_avg_sq,
+    if (p.own.size() > 0)
+      rank.kernels().adamw(p.own_value, p.own_gradient, p.exp_avg, p.exp_avg_sq,
                            adamw_update(p.spec, options, learning_rate, updates, gradient_scale));
+  parameters.share_values();
 }
 
 }  // namespace echelon

@@ -27,11 +27,12 @@ double learning_rate(const OptimizerOptions& options, std::int64_t step);
 
 // Sum of squares of each of the model's parameters' gradients (f64), each logical element counted once on any
 // mesh: of the parameters that this pipeline rank counts, 0 for the others. Squares are added in double precision
-// over blocks of a parameter (norm_block), then over the blocks. Collective over tp.
+// over blocks of a parameter (norm_block), then over the blocks. Collective over tp and,
+// where state is cut over it, dp.
 Tensor gradient_squares(const Rank& rank, const ParameterStore& parameters);
 // Euclidean norm from the squares of all pipeline ranks, added in the order of parameters.
 double norm_of_squares(const Tensor& squares);
-// The norm of the whole gradient. Collective over tp and pp.
+// The norm of the whole gradient. Collective over tp, dp and pp.
 double global_gradient_norm(const Rank& rank, const ParameterStore& parameters);
 
 // What the gradients are multiplied by so that their norm is at most `clip`.
@@ -41,8 +42,8 @@ double clip_factor(double norm, double clip);
 AdamWStep adamw_update(const ParamSpec& spec, const OptimizerOptions& options, double learning_rate,
                        std::int64_t updates, double gradient_scale);
 
-// One step on everything that this rank holds, `updates` steps after the first. Norms and biases do not
-// decay.
+// One step on everything that is this rank's own, `updates` steps after the first; then the values go to all
+// ranks that hold them whole (collective over dp). Norms and biases do not decay.
 void adamw_step(const Rank& rank, const ParameterStore& parameters, const OptimizerOptions& options,
                 double learning_rate, std::int64_t updates, double gradient_scale);
 

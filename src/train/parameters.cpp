@@ -1,7 +1,6 @@
 #include "train/parameters.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/error.h"
 #include "base/philox.h"
@@ -27,26 +26,17 @@ void fill_initial(const ParamSpec& spec, int tp, int index, std::uint64_t seed, 
   });
 }
 
-// Copies between the logical tensor and what the rank `index` of `tp` holds.
-void copy_runs(const ParamSpec& spec, int tp, int index, std::byte* logical, std::byte* local,
-               std::int64_t width, bool to_logical) {
-  for_each_run(spec, tp, index,
-               [&](std::int64_t logical_begin, std::int64_t local_begin, std::int64_t count) {
-                 std::byte* there = logical + logical_begin * width;
-                 std::byte* here = local + local_begin * width;
-                 std::memcpy(to_logical ? there : here, to_logical ? here : there,
-                             static_cast<std::size_t>(count * width));
-               });
-}
-
 }  // namespace
 
 ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const PipelineLayout& pipeline,
                                std::uint64_t seed)
-    : output_name_(plan.model.tied_embedding ? embedding_parameters(plan.model).front().name
+    : rank_(&rank),
+      zero_(plan.zero_stage()),
+      shards_(plan.shards()),
+      shard_(rank.coordinate(Axis::dp) % plan.shards()),
+      output_name_(plan.model.tied_embedding ? embedding_parameters(plan.model).front().name
                                              : "lm_head.weight"),
       model_(all_parameters(plan.model)) {
-  const int tp = rank.size(Axis::tp), index = rank.coordinate(Axis::tp);
   const auto& groups = pipeline.groups_of(rank.coordinate(Axis::pp));
   for (std::size_t g = 0; g < groups.size(); ++g)
     for (const ParamSpec& spec : groups[g]) {
@@ -57,30 +47,98 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
       parameters_.back().holders = pipeline.holders_of(spec.name);
     }
   for (const ParamSpec& spec : model_) owners_[spec.name] = pipeline.holders_of(spec.name).front();
-  layout_ = flat_layout(groups, tp, index);
-  const std::int64_t size = layout_.size();
-  values_ = Tensor(rank.arena(), MemoryCategory::parameters, rank.dtype(), {size});
-  gradients_ = Tensor(rank.arena(), MemoryCategory::gradients, rank.dtype(), {size});
-  exp_avg_ = Tensor(rank.arena(), MemoryCategory::optimizer, rank.dtype(), {size});
-  exp_avg_sq_ = Tensor(rank.arena(), MemoryCategory::optimizer, rank.dtype(), {size});
-  for (const Tensor& t : {gradients_, exp_avg_, exp_avg_sq_}) rank.kernels().fill(t, 0.0);
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    Parameter& p = parameters_[i];
-    const std::vector<std::int64_t> shape = local_shape(p.spec, tp, index);
-    const std::int64_t begin = layout_.offsets[i], end = begin + local_numel(p.spec, tp, index);
-    const auto view = [&](const Tensor& flat) { return flat.flat_range(begin, end).reshape(shape); };
-    p.value = view(values_);
-    p.gradient = view(gradients_);
-    p.exp_avg = view(exp_avg_);
-    p.exp_avg_sq = view(exp_avg_sq_);
-    if (rank.dtype() == DType::f64)
+  layout_ = flat_layout(groups, rank.size(Axis::tp), rank.coordinate(Axis::tp));
+  make_units();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) place(parameters_[i], i);
+  fill_initial_values(seed);
+  if (keeps_tied_gradient_apart(plan, pipeline, rank.coordinate(Axis::dp), rank.coordinate(Axis::pp))) {
+    tied_gradient_ =
+        Tensor(rank.arena(), MemoryCategory::gradients, rank.dtype(), find(output_name_).gradient.shape());
+    if (zero_ >= 2) tied_gradient_.release_memory();
+  }
+}
+
+void ParameterStore::make_units() {
+  const auto make = [&](MemoryCategory category, std::int64_t size) {
+    const Tensor flat(rank_->arena(), category, rank_->dtype(), {size});
+    rank_->kernels().fill(flat, 0.0);
+    return flat;
+  };
+  const std::vector<ShardUnit> cuts = shard_units(layout_, shards_);
+  const std::int64_t own_size = shard_size(cuts, shard_);
+  values_ = make(MemoryCategory::parameters, layout_.size());
+  if (zero_ < 2)
+    gradients_ = make(MemoryCategory::gradients, layout_.size());
+  else
+    own_gradients_ = make(MemoryCategory::gradients, own_size);
+  exp_avg_ = make(MemoryCategory::optimizer, own_size);
+  exp_avg_sq_ = make(MemoryCategory::optimizer, own_size);
+  std::int64_t own_begin = 0;
+  for (const ShardUnit& cut : cuts) {
+    const Range own = cut.shard(shard_), inside{own.begin - cut.range.begin, own.end - cut.range.begin};
+    Unit unit{cut, {}, {}, {}, {}, own_begin};
+    unit.value = values_.flat_range(cut.range.begin, cut.range.end);
+    unit.own_value = unit.value.flat_range(inside.begin, inside.end);
+    if (zero_ < 2) {
+      unit.gradient = gradients_.flat_range(cut.range.begin, cut.range.end);
+      unit.own_gradient = unit.gradient.flat_range(inside.begin, inside.end);
+    } else {
+      unit.gradient = make(MemoryCategory::gradients, cut.range.size());
+      unit.gradient.release_memory();
+      unit.own_gradient = own_gradients_.flat_range(own_begin, own_begin + own.size());
+    }
+    own_begin += own.size();
+    units_.push_back(std::move(unit));
+  }
+  begun_.resize(units_.size());
+}
+
+// Views of a parameter in its unit, and of the part of it that is this rank's own.
+void ParameterStore::place(Parameter& p, std::size_t index) {
+  const Range all{layout_.offsets[index], layout_.offsets[index] + layout_.sizes[index]};
+  const Unit& unit = unit_of(p);
+  const Weight views = view(p, all, local_shape(p.spec, rank_->size(Axis::tp), rank_->coordinate(Axis::tp)));
+  p.value = views.value;
+  p.gradient = views.gradient;
+  const auto common = [&](const Range& shard) {
+    const std::int64_t begin = std::clamp(shard.begin, all.begin, all.end);
+    return Range{begin, std::clamp(shard.end, begin, all.end)};
+  };
+  for (int i = 0; i < shards_; ++i) p.shard_sizes.push_back(common(unit.cut.shard(i)).size());
+  const Range shard = unit.cut.shard(shard_), own = common(shard);
+  p.own = {own.begin - all.begin, own.end - all.begin};
+  if (own.size() == 0) p.own = {0, 0};
+  const auto part = [&](const Tensor& flat, std::int64_t flat_begin) {
+    const std::int64_t begin = own.size() == 0 ? 0 : flat_begin + own.begin - shard.begin;
+    return flat.flat_range(begin, begin + own.size());
+  };
+  p.own_value = part(unit.own_value, 0);
+  p.own_gradient = part(unit.own_gradient, 0);
+  p.exp_avg = part(exp_avg_, unit.own_begin);
+  p.exp_avg_sq = part(exp_avg_sq_, unit.own_begin);
+}
+
+void ParameterStore::fill_initial_values(std::uint64_t seed) {
+  const int tp = rank_->size(Axis::tp), index = rank_->coordinate(Axis::tp);
+  for (const Parameter& p : parameters_)
+    if (rank_->dtype() == DType::f64)
       fill_initial(p.spec, tp, index, seed, p.value.data<double>());
     else
       fill_initial(p.spec, tp, index, seed, p.value.data<float>());
-  }
-  if (pipeline.ties_on(rank.coordinate(Axis::pp)) && microbatches(plan, rank.coordinate(Axis::dp)).size() > 1)
-    tied_gradient_ =
-        Tensor(rank.arena(), MemoryCategory::gradients, rank.dtype(), find(output_name_).gradient.shape());
+}
+
+const ParameterStore::Unit& ParameterStore::unit_of(const Parameter& p) const {
+  return p.spec.shard_dim >= 0 ? units_[static_cast<std::size_t>(p.group)] : units_.back();
+}
+
+Weight ParameterStore::view(const Parameter& first, Range range,
+                            const std::vector<std::int64_t>& shape) const {
+  const Unit& unit = unit_of(first);
+  const auto of = [&](const Tensor& flat) {
+    return flat.flat_range(range.begin - unit.cut.range.begin, range.end - unit.cut.range.begin)
+        .reshape(shape);
+  };
+  return {of(unit.value), of(unit.gradient)};
 }
 
 const Parameter* ParameterStore::find_here(const std::string& name) const {
@@ -106,13 +164,64 @@ Weight ParameterStore::output_weight() const {
   return output;
 }
 
-void ParameterStore::clear_gradients(Kernels& kernels) const {
-  kernels.fill(gradients_, 0.0);
-  if (tied_gradient_.defined()) kernels.fill(tied_gradient_, 0.0);
+void ParameterStore::begin_gradients() const {
+  if (zero_ >= 2) {
+    begun_.assign(units_.size(), false);
+    begin_unit(units_.size() - 1);
+    return;
+  }
+  rank_->kernels().fill(gradients_, 0.0);
+  if (tied_gradient_.defined()) rank_->kernels().fill(tied_gradient_, 0.0);
 }
 
-void ParameterStore::add_tied_gradient(Kernels& kernels) const {
-  if (tied_gradient_.defined()) kernels.add(tied_gradient_, find(output_name_).gradient);
+void ParameterStore::begin_unit(std::size_t index) const {
+  const Tensor& gradient = units_[index].gradient;
+  if (zero_ < 2 || gradient.numel() == 0) return;
+  if (!begun_[index]) {
+    gradient.acquire_memory();
+    rank_->kernels().fill(gradient, 0.0);
+    begun_[index] = true;
+  }
+  check(gradient.has_memory(), "gradients are added up before they are reduced");
+}
+
+void ParameterStore::need_gradients(int group) const { begin_unit(static_cast<std::size_t>(group)); }
+
+void ParameterStore::need_output_gradient() const {
+  if (!tied_gradient_.defined()) return need_gradients(find(output_name_).group);
+  if (tied_gradient_.has_memory()) return;
+  tied_gradient_.acquire_memory();
+  rank_->kernels().fill(tied_gradient_, 0.0);
+}
+
+void ParameterStore::add_tied_gradient() const {
+  if (!tied_gradient_.defined()) return;
+  rank_->kernels().add(tied_gradient_, find(output_name_).gradient);
+  if (zero_ >= 2) tied_gradient_.release_memory();
+}
+
+std::vector<GradientBucket> ParameterStore::gradient_buckets() const {
+  std::vector<GradientBucket> buckets;
+  if (zero_ == 0) {
+    const std::int64_t least = default_bucket_bytes / element_bytes(rank_->dtype());
+    for (const Range& range : echelon::gradient_buckets(layout_, least))
+      buckets.push_back({range, gradients_.flat_range(range.begin, range.end), {}, {}});
+    return buckets;
+  }
+  const auto add = [&](const Unit& unit) {
+    if (unit.cut.range.size() > 0)
+      buckets.push_back({unit.cut.range, unit.gradient, unit.own_gradient, unit.cut.counts(), zero_ >= 2});
+  };
+  for (std::size_t i = units_.size() - 1; i-- > 0;) add(units_[i]);
+  add(units_.back());
+  return buckets;
+}
+
+void ParameterStore::share_values() const {
+  if (zero_ == 0) return;
+  std::vector<ShardedUnit> units;
+  for (const Unit& unit : units_) units.push_back({unit.value, unit.own_value, unit.cut.counts()});
+  all_gather_units(rank_->dp_block(shards_), units);
 }
 
 Weight ParameterStore::weight(const std::string& name) const {
@@ -121,10 +230,6 @@ Weight ParameterStore::weight(const std::string& name) const {
 }
 
 Weight ParameterStore::stacked(const std::vector<std::string>& names) const {
-  return {stacked_view(values_, names), stacked_view(gradients_, names)};
-}
-
-Tensor ParameterStore::stacked_view(const Tensor& flat, const std::vector<std::string>& names) const {
   const auto offset_of = [&](const Parameter& p) {
     return layout_.offsets[static_cast<std::size_t>(&p - parameters_.data())];
   };
@@ -136,54 +241,7 @@ Tensor ParameterStore::stacked_view(const Tensor& flat, const std::vector<std::s
     end += p.value.numel();
     rows += p.value.rows();
   }
-  return flat.flat_range(offset_of(first), end).reshape({rows, first.value.cols()});
-}
-
-const Tensor& tensor_of(const Parameter& parameter, ParameterTensor which) {
-  switch (which) {
-    case ParameterTensor::value:
-      return parameter.value;
-    case ParameterTensor::gradient:
-      return parameter.gradient;
-    case ParameterTensor::exp_avg:
-      return parameter.exp_avg;
-    case ParameterTensor::exp_avg_sq:
-      return parameter.exp_avg_sq;
-  }
-  throw InvariantError("no such tensor of a parameter");
-}
-
-Tensor gather_logical(const Rank& rank, const Parameter& parameter, ParameterTensor which) {
-  const Tensor& local = tensor_of(parameter, which);
-  const int tp = rank.size(Axis::tp);
-  Tensor logical(rank.arena(), MemoryCategory::other, rank.dtype(), parameter.spec.shape);
-  if (parameter.spec.shard_dim < 0 || tp == 1) {
-    rank.kernels().copy(local.flat(), logical.flat());
-    return logical;
-  }
-  std::vector<std::int64_t> counts;
-  std::int64_t total = 0;
-  for (int i = 0; i < tp; ++i) {
-    counts.push_back(local_numel(parameter.spec, tp, i));
-    total += counts.back();
-  }
-  const Tensor parts(rank.arena(), MemoryCategory::other, rank.dtype(), {total});
-  rank.along(Axis::tp).all_gather(local.flat(), parts, counts).wait();
-  const std::int64_t width = element_bytes(rank.dtype());
-  auto* from = static_cast<std::byte*>(parts.raw());
-  for (int i = 0; i < tp; ++i) {
-    copy_runs(parameter.spec, tp, i, static_cast<std::byte*>(logical.raw()), from, width, true);
-    from += counts[static_cast<std::size_t>(i)] * width;
-  }
-  return logical;
-}
-
-void scatter_logical(const Rank& rank, const Tensor& logical, const Parameter& parameter,
-                     ParameterTensor which) {
-  const Tensor& local = tensor_of(parameter, which);
-  copy_runs(parameter.spec, rank.size(Axis::tp), rank.coordinate(Axis::tp),
-            static_cast<std::byte*>(logical.raw()), static_cast<std::byte*>(local.raw()),
-            element_bytes(rank.dtype()), false);
+  return view(first, {offset_of(first), end}, {rows, first.value.cols()});
 }
 
 }  // namespace echelon

@@ -1,5 +1,5 @@
-// The parameters that one rank holds: four flat buffers (value, gradient, first and second moment) and views
-// into them.
+// The parameters that one rank holds: values, gradients, first and second moments, and the views of them that
+// layers and optimizer use. Where ZeRO cuts them over ranks, the layers still see whole tensors.
 #pragma once
 
 #include <map>
@@ -8,8 +8,10 @@
 
 #include "comm/rank.h"
 #include "layer/weight.h"
+#include "parallel/data_parallel.h"
+#include "parallel/zero.h"
 #include "schedule/pipeline_layout.h"
-#include "spec/flat_layout.h"
+#include "spec/shard_layout.h"
 
 namespace echelon {
 
@@ -17,11 +19,14 @@ struct Parameter {
   ParamSpec spec;
   int group = 0;
   std::vector<int> holders;  // pipeline ranks that hold it; the first one counts and saves it
-  Tensor value, gradient, exp_avg, exp_avg_sq;  // local shapes
+  // As the layers see them, in local shapes. From ZeRO 2 on the memory behind `gradient` comes and goes.
+  Tensor value, gradient;
+  // What this rank updates: elements [own.begin, own.end) of the local tensor, everything without ZeRO. The
+  // sum of the gradients over dp is here, and nowhere else.
+  Range own;
+  Tensor own_value, own_gradient, exp_avg, exp_avg_sq;  // flat
+  std::vector<std::int64_t> shard_sizes;                // of `own` on each rank of the block that shares it
 };
-
-// A tensor of a parameter that is saved, compared and restored.
-enum class ParameterTensor { value, gradient, exp_avg, exp_avg_sq };
 
 class ParameterStore {
  public:
@@ -44,30 +49,52 @@ class ParameterStore {
   Weight output_weight() const;
 
   const Tensor& values() const { return values_; }        // flat, everything
-  const Tensor& gradients() const { return gradients_; }  // the same
-  void clear_gradients(Kernels& kernels) const;
-  void add_tied_gradient(Kernels& kernels) const;
+  const Tensor& gradients() const { return gradients_; }  // the same; undefined from ZeRO 2 on
+  // Of all parameters that each tp rank holds whole.
+  const Tensor& whole_gradients() const { return units_.back().gradient; }
   const FlatLayout& layout() const { return layout_; }
+  // Ranks of a block over which state is cut.
+  int shards() const { return shards_; }
+
+  // An update's gradients begin: they are zero where they are there.
+  void begin_gradients() const;
+  // A layer group's gradients, or those of the output layer's matrix, are about to be added to.
+  void need_gradients(int group) const;
+  void need_output_gradient() const;
+  void add_tied_gradient() const;
+  // What is summed over dp, in the order in which the backward pass completes it.
+  std::vector<GradientBucket> gradient_buckets() const;
+  // Every rank has updated what is its own: the values go to all that hold them whole.
+  void share_values() const;
 
  private:
-  Tensor stacked_view(const Tensor& flat, const std::vector<std::string>& names) const;
+  // A unit of the shard layout; `value` and `gradient` are what the layers see.
+  struct Unit {
+    ShardUnit cut;
+    Tensor value, gradient, own_value, own_gradient;
+    std::int64_t own_begin;  // where its shard lies in flat tensors of this rank's shards
+  };
+  void make_units();
+  void place(Parameter& parameter, std::size_t index);
+  void fill_initial_values(std::uint64_t seed);
+  const Unit& unit_of(const Parameter& parameter) const;
+  // A flat range that begins with a parameter, in that parameter's unit.
+  Weight view(const Parameter& first, Range range, const std::vector<std::int64_t>& shape) const;
+  void begin_unit(std::size_t index) const;
 
-  Tensor values_, gradients_, exp_avg_, exp_avg_sq_;
-  Tensor tied_gradient_;  // defined where it is kept apart
+  const Rank* rank_;
+  int zero_, shards_, shard_;
+  Tensor values_, gradients_;                    // whole and flat, where they stay in memory
+  Tensor own_gradients_, exp_avg_, exp_avg_sq_;  // this rank's shards of all units, one after another
+  Tensor tied_gradient_;                         // defined where it is kept apart
   std::string output_name_;
   std::vector<Parameter> parameters_;
   std::vector<ParamSpec> model_;
   std::map<std::string, std::size_t> here_;  // index in parameters_
   std::map<std::string, int> owners_;        // of model_
   FlatLayout layout_;
+  std::vector<Unit> units_;          // one for each group, and the whole parameters
+  mutable std::vector<bool> begun_;  // units whose gradients are there, or were, in this update
 };
-
-const Tensor& tensor_of(const Parameter& parameter, ParameterTensor which);
-
-// The logical tensor, gathered over tp: every rank of the tp group gets it (category other).
-Tensor gather_logical(const Rank& rank, const Parameter& parameter, ParameterTensor which);
-// Fills what this rank holds from the logical tensor.
-void scatter_logical(const Rank& rank, const Tensor& logical, const Parameter& parameter,
-                     ParameterTensor which);
 
 }  // namespace echelon

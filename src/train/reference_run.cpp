@@ -13,6 +13,8 @@ Plan one_rank_plan(Plan plan) {
   plan.balance_layers = false;
   plan.recompute = Recompute::none;
   plan.optimizer_barrier = true;
+  plan.zero = 0;
+  plan.hsdp = 1;
   return plan;
 }
 

@@ -6,7 +6,10 @@ namespace echelon {
 
 Stage::Stage(const Rank& rank, const Plan& plan, const ParameterStore& parameters, const StageSlice& slice,
              int first_group, const Faults& faults)
-    : rank_(&rank), tensor_parallel_(rank, plan.sequence_parallel), first_group_(first_group) {
+    : rank_(&rank),
+      parameters_(&parameters),
+      tensor_parallel_(rank, plan.sequence_parallel),
+      first_group_(first_group) {
   const ModelSpec& model = plan.model;
   const bool gpt2 = model.family == Family::gpt2;
   const int tp = rank.size(Axis::tp), index = rank.coordinate(Axis::tp);
@@ -47,6 +50,7 @@ Tensor Stage::embed(const Tensor& tokens, std::int64_t seq_len, std::int64_t fir
 }
 
 void Stage::embed_backward(const Microbatch& microbatch, const Tensor& dx) const {
+  parameters_->need_gradients(first_group_);
   if (positions_.defined())
     rank_->kernels().embedding_backward(positions_here(microbatch.rows(), microbatch.seq_len, 0), dx, 0,
                                         positions_.gradient);
@@ -64,6 +68,7 @@ Tensor Stage::forward(const Microbatch& microbatch, Tensor input, Saved& saved) 
 
 Tensor Stage::head_backward(const Microbatch& microbatch, double gradient_scale, Saved& saved,
                             const GroupDone& group_done, double& loss_sum) const {
+  parameters_->need_output_gradient();
   OutputHead::Result head =
       head_->loss_and_gradient(std::exchange(saved.out, {}), microbatch.targets, gradient_scale);
   loss_sum = head.loss_sum;
@@ -76,6 +81,7 @@ Stage::Backward Stage::backward(const Microbatch& microbatch, Tensor dy, double 
   Backward result;
   if (has_head()) dy = head_backward(microbatch, gradient_scale, saved, group_done, result.loss_sum);
   for (std::size_t i = blocks_.size(); i-- > 0;) {
+    parameters_->need_gradients(block_group(i));
     dy = blocks_[i].backward(microbatch, dy, saved.blocks[i]);
     group_done(block_group(i));
   }
@@ -102,6 +108,7 @@ Stage::Backward Stage::backward_input(const Microbatch& microbatch, Tensor dy, d
 
 void Stage::backward_weight(const Microbatch& microbatch, Saved& saved, const GroupDone& group_done) const {
   for (std::size_t i = blocks_.size(); i-- > 0;) {
+    parameters_->need_gradients(block_group(i));
     TransformerBlock::backward_weight(saved.blocks[i]);
     group_done(block_group(i));
   }

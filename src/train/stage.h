@@ -15,7 +15,7 @@ namespace echelon {
 
 class Stage {
  public:
-  // `first_group`: layer group of the stage's first part in `parameters`.
+  // `first_group`: layer group of the stage's first part in `parameters`, which outlive this.
   Stage(const Rank& rank, const Plan& plan, const ParameterStore& parameters, const StageSlice& slice,
         int first_group, const Faults& faults);
 
@@ -70,6 +70,7 @@ class Stage {
   }
 
   const Rank* rank_;
+  const ParameterStore* parameters_;
   TensorParallel tensor_parallel_;
   int first_group_;
   std::optional<VocabularyEmbedding> embedding_;

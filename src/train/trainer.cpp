@@ -37,12 +37,9 @@ Trainer::Trainer(const Rank& rank, const Plan& plan, const OptimizerOptions& opt
       parameters_(rank, plan, *pipeline_, seed),
       stages_(rank_, plan_, *pipeline_, parameters_, faults),
       training_(stages_, programs_, rank.coordinate(Axis::pp), hooks()),
-      executor_(rank.along(Axis::pp)) {
+      executor_(rank.along(Axis::pp)),
+      late_groups_(pipeline_->late_groups(rank.coordinate(Axis::pp))) {
   const int pp_rank = rank.coordinate(Axis::pp);
-  const bool ties_here = pipeline_->ties_on(pp_rank);
-  for (const Parameter& p : parameters_.all())
-    if (p.holders.size() > 1 || (ties_here && p.spec.name == parameters_.model().front().name))
-      late_groups_.insert(p.group);
   if (!flushes())
     versions_.emplace(rank_, parameters_.values(),
                       weight_versions(programs_.schedule())[static_cast<std::size_t>(pp_rank)]);
@@ -92,10 +89,8 @@ StepBatch Trainer::load_step(int step) {
 }
 
 void Trainer::begin_update() {
-  parameters_.clear_gradients(rank_.kernels());
-  reduction_.emplace(
-      rank_, parameters_.gradients(),
-      gradient_buckets(parameters_.layout(), default_bucket_bytes / element_bytes(rank_.dtype())));
+  parameters_.begin_gradients();
+  reduction_.emplace(rank_, parameters_.shards(), parameters_.gradient_buckets());
 }
 
 void Trainer::before_pass(const Instruction& i) {
@@ -120,9 +115,8 @@ void Trainer::finish_group(int group) {
 
 // Every group is finished: what is left is what each tp rank holds whole.
 void Trainer::finish_reduction() {
-  const Range whole = parameters_.layout().whole_range;
   if (plan_.shards_sequence() && !faults_.forget_norm_reduction)
-    reduce_sequence_sharded_gradients(rank_, parameters_.gradients().flat_range(whole.begin, whole.end));
+    reduce_sequence_sharded_gradients(rank_, parameters_.whole_gradients());
   reduction_->finish();
   reduction_.reset();
 }
@@ -156,7 +150,7 @@ double Trainer::compute_gradients(std::int64_t step, const SampleSource& samples
 
 // What is left when the pipeline is empty. Returns this rank's summed loss.
 double Trainer::complete_gradients() {
-  parameters_.add_tied_gradient(rank_.kernels());
+  parameters_.add_tied_gradient();
   add_pipeline_copies();
   for (int group : late_groups_) finish_group(group);
   finish_reduction();
@@ -274,7 +268,7 @@ void Trainer::refuse_step(std::int64_t step, double learning_rate) const {
   std::size_t first = 0;
   const auto finite = [&](const ParamSpec& spec) {
     const Parameter* p = parameters_.find_here(spec.name);
-    return p == nullptr || rank_.kernels().all_finite(p->gradient);
+    return p == nullptr || rank_.kernels().all_finite(p->own_gradient);
   };
   while (first < all.size() && finite(all[first])) ++first;
   const Tensor left(rank_.arena(), MemoryCategory::other, DType::f64, {1});

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/philox.h"
 #include "plan/cost.h"
+#include "train/logical_tensors.h"
 #include "train/reference_run.h"
 
 namespace echelon {
@@ -43,17 +44,19 @@ double relative(double difference, double magnitude) {
 void perturb_constants(const Rank& rank, const ParameterStore& parameters, std::uint64_t seed) {
   for (const Parameter& p : parameters.all()) {
     if (p.spec.init == Init::normal) continue;
+    const Tensor values = local_tensor(rank, p, ParameterTensor::value);
     const Philox random(seed, Stream::test, name_hash(p.spec.name.c_str()));
     for_each_run(p.spec, rank.size(Axis::tp), rank.coordinate(Axis::tp),
                  [&](std::int64_t logical, std::int64_t local, std::int64_t count) {
                    for (std::int64_t i = 0; i < count; ++i) {
                      const double noise = 0.05 * random.normal(static_cast<std::uint64_t>(logical + i));
                      if (rank.dtype() == DType::f64)
-                       p.value.data<double>()[local + i] += noise;
+                       values.data<double>()[local + i] += noise;
                      else
-                       p.value.data<float>()[local + i] += static_cast<float>(noise);
+                       values.data<float>()[local + i] += static_cast<float>(noise);
                    }
                  });
+    store_local(rank, values, p, ParameterTensor::value);
   }
 }
 
@@ -128,7 +131,8 @@ class Comparison {
   }
   // The reference's logical tensor, in double precision, on every rank.
   Tensor reference_tensor(std::size_t i, ParameterTensor which) const {
-    Tensor t = leads() ? as_doubles(rank_, tensor_of(reference_->parameters().find(at(i).name), which).flat())
+    Tensor t = leads() ? as_doubles(rank_, local_tensor(reference_->rank(),
+                                                        reference_->parameters().find(at(i).name), which))
                        : Tensor(rank_.arena(), MemoryCategory::other, DType::f64, {at(i).numel()});
     share(t);
     return t;
@@ -145,7 +149,7 @@ class Comparison {
     double* w = worst.data<double>();
     w[0] = w[1] = 0;
     if (const Parameter* parameter = here(i)) {
-      const Tensor local = as_doubles(rank_, tensor_of(*parameter, which).flat());
+      const Tensor local = as_doubles(rank_, local_tensor(rank_, *parameter, which));
       for_each_run(
           at(i), rank_.size(Axis::tp), rank_.coordinate(Axis::tp),
           [&](std::int64_t logical, std::int64_t begin, std::int64_t n) {
@@ -233,7 +237,7 @@ class Comparison {
            {ParameterTensor::value, ParameterTensor::exp_avg, ParameterTensor::exp_avg_sq}) {
         const Tensor reference = reference_tensor(i, which);
         if (here(i) == nullptr) continue;
-        const Tensor& local = tensor_of(*here(i), which);
+        const Tensor local(rank_.arena(), MemoryCategory::other, rank_.dtype(), here(i)->value.shape());
         for_each_run(at(i), rank_.size(Axis::tp), rank_.coordinate(Axis::tp),
                      [&](std::int64_t logical, std::int64_t begin, std::int64_t n) {
                        const double* from = reference.data<double>() + logical;
@@ -243,6 +247,7 @@ class Comparison {
                          std::transform(from, from + n, local.data<float>() + begin,
                                         [](double x) { return static_cast<float>(x); });
                      });
+        store_local(rank_, local, *here(i), which);
       }
   }
 

@@ -1,0 +1,74 @@
+#include "plan/zero_walk.h"
+
+namespace echelon {
+
+ZeroWalk::ZeroWalk(const Plan& plan, const PipelineLayout& pipeline, int dp_rank, int tp_rank, int pp_rank,
+                   Account& account)
+    : account_(account),
+      zero_(plan.zero_stage()),
+      width_(element_bytes(plan.dtype)),
+      late_(pipeline.late_groups(pp_rank)) {
+  const auto& groups = pipeline.groups_of(pp_rank);
+  const int tp = plan.mesh.size(Axis::tp);
+  units_ = shard_units(flat_layout(groups, tp, tp_rank), plan.shards());
+  for (const Instruction& i : pipeline.programs(dp_rank).schedule().ranks[static_cast<std::size_t>(pp_rank)])
+    if (i.op == Op::F) ++passes_[i.stage];
+  const std::string output =
+      plan.model.tied_embedding ? embedding_parameters(plan.model).front().name : "lm_head.weight";
+  for (std::size_t g = 0; g < groups.size(); ++g)
+    for (const ParamSpec& spec : groups[g])
+      if (spec.name == output) output_unit_ = g;
+  if (keeps_tied_gradient_apart(plan, pipeline, dp_rank, pp_rank))
+    tied_bytes_ = local_numel(embedding_parameters(plan.model).front(), tp, tp_rank) * width_;
+}
+
+void ZeroWalk::begin_step() {
+  if (zero_ < 2) return;
+  done_.assign(units_.size() - 1, 0);
+  begun_.assign(units_.size(), false);
+  finished_.assign(units_.size(), false);
+  tied_begun_ = false;
+  left_ = units_.size() - 1;
+  begin_unit(units_.size() - 1);
+}
+
+void ZeroWalk::begin_unit(std::size_t unit) {
+  if (zero_ < 2 || begun_[unit]) return;
+  begun_[unit] = true;
+  account_.allocate(bytes(unit), MemoryCategory::gradients);
+}
+
+void ZeroWalk::need_output_gradient() {
+  if (tied_bytes_ == 0) return begin_unit(output_unit_);
+  if (zero_ < 2 || tied_begun_) return;
+  tied_begun_ = true;
+  account_.allocate(tied_bytes_, MemoryCategory::gradients);
+}
+
+void ZeroWalk::group_done(int stage, int group) {
+  if (zero_ < 2 || ++done_[static_cast<std::size_t>(group)] < passes_.at(stage)) return;
+  if (!late_.contains(group)) finish_group(group);
+}
+
+void ZeroWalk::finish_group(int group) {
+  finished_[static_cast<std::size_t>(group)] = true;
+  while (left_ > 0 && finished_[left_ - 1]) send(--left_);
+}
+
+// One reduce_scatter is under way at a time, and keeps what it reads.
+void ZeroWalk::send(std::size_t unit) {
+  if (units_[unit].range.size() == 0) return;
+  if (scattering_) account_.free(bytes(*scattering_), MemoryCategory::gradients);
+  scattering_ = unit;
+}
+
+void ZeroWalk::end_step() {
+  if (zero_ < 2) return;
+  if (tied_begun_) account_.free(tied_bytes_, MemoryCategory::gradients);
+  for (int group : late_) finish_group(group);
+  send(units_.size() - 1);
+  if (scattering_) account_.free(bytes(*scattering_), MemoryCategory::gradients);
+  scattering_.reset();
+}
+
+}  // namespace echelon

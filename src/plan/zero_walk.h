@@ -1,0 +1,53 @@
+// What of the gradients comes and goes under ZeRO while a rank runs its program: the twin of ParameterStore
+// and DataParallel.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "plan/account.h"
+#include "schedule/pipeline_layout.h"
+#include "spec/shard_layout.h"
+
+namespace echelon {
+
+class ZeroWalk {
+ public:
+  // All outlive this.
+  ZeroWalk(const Plan& plan, const PipelineLayout& pipeline, int dp_rank, int tp_rank, int pp_rank,
+           Account& account);
+
+  void begin_step();
+  void need_gradients(int group) { begin_unit(static_cast<std::size_t>(group)); }
+  void need_output_gradient();
+  // A layer group of a stage has got a microbatch's part of its gradients.
+  void group_done(int stage, int group);
+  // The pipeline is empty: what is left is summed.
+  void end_step();
+
+ private:
+  std::int64_t bytes(std::size_t unit) const { return units_[unit].range.size() * width_; }
+  void begin_unit(std::size_t unit);
+  void finish_group(int group);
+  void send(std::size_t unit);
+
+  Account& account_;
+  int zero_;
+  std::int64_t width_;  // bytes of an element
+  std::vector<ShardUnit> units_;
+  std::set<int> late_;
+  std::map<int, int> passes_;    // microbatches of each stage
+  std::int64_t tied_bytes_ = 0;  // of the output layer's part of a tied gradient, where it is kept apart
+  std::size_t output_unit_ = 0;  // where the output layer's matrix lies, if it is here
+
+  // Of the step under way.
+  std::vector<int> done_;               // microbatches, by group
+  std::vector<bool> begun_, finished_;  // by unit
+  bool tied_begun_ = false;
+  std::size_t left_ = 0;  // groups whose units are not sent: they go from the last to the first
+  std::optional<std::size_t> scattering_;
+};
+
+}  // namespace echelon

@@ -1,0 +1,55 @@
+#include "spec/shard_layout.h"
+
+#include <algorithm>
+#include <map>
+
+namespace echelon {
+namespace {
+
+using Parameters = std::map<std::int64_t, std::int64_t>;  // size by offset, empty ones left out
+
+// The place nearest to `wanted` where a norm block begins or ends.
+std::int64_t nearest_bound(const Parameters& parameters, std::int64_t wanted) {
+  const auto after = parameters.upper_bound(wanted);
+  if (after == parameters.begin()) return wanted;
+  const auto& [offset, size] = *std::prev(after);
+  const std::int64_t lower = offset + (wanted - offset) / norm_block * norm_block;
+  const std::int64_t upper = std::min(lower + norm_block, offset + size);
+  return wanted - lower <= upper - wanted ? lower : upper;
+}
+
+}  // namespace
+
+std::vector<std::int64_t> ShardUnit::counts() const {
+  std::vector<std::int64_t> counts;
+  for (std::size_t i = 0; i + 1 < bounds.size(); ++i) counts.push_back(bounds[i + 1] - bounds[i]);
+  return counts;
+}
+
+std::vector<ShardUnit> shard_units(const FlatLayout& layout, int shards) {
+  Parameters parameters;
+  for (std::size_t i = 0; i < layout.offsets.size(); ++i)
+    if (layout.sizes[i] > 0) parameters[layout.offsets[i]] = layout.sizes[i];
+  std::vector<ShardUnit> units;
+  const auto add = [&](const Range& range) {
+    ShardUnit unit{range, {range.begin}};
+    for (int i = 1; i < shards; ++i)
+      unit.bounds.push_back(
+          range.size() == 0
+              ? range.begin
+              : nearest_bound(parameters, range.begin + split_range(range.size(), shards, i).begin));
+    unit.bounds.push_back(range.end);
+    units.push_back(std::move(unit));
+  };
+  for (const Range& range : layout.cut_ranges) add(range);
+  add(layout.whole_range);
+  return units;
+}
+
+std::int64_t shard_size(const std::vector<ShardUnit>& units, int index) {
+  std::int64_t size = 0;
+  for (const ShardUnit& unit : units) size += unit.shard(index).size();
+  return size;
+}
+
+}  // namespace echelon

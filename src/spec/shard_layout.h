@@ -1,0 +1,34 @@
+// How ZeRO cuts what a rank holds of parameters, gradients and optimizer state over a group of data-parallel
+// ranks. Read by the trainer's parameter store and by the memory and traffic predictions.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "spec/flat_layout.h"
+
+namespace echelon {
+
+// A piece of the flat order that is gathered, reduced and let go of as one: the cut parameters of a layer
+// group, or all whole parameters.
+struct ShardUnit {
+  Range range;
+  std::vector<std::int64_t>
+      bounds;  // shard i is [bounds[i], bounds[i + 1]); the first and last are the range's
+
+  Range shard(int i) const {
+    return {bounds[static_cast<std::size_t>(i)], bounds[static_cast<std::size_t>(i) + 1]};
+  }
+  std::vector<std::int64_t> counts() const;  // elements of each shard
+};
+
+// One unit for each layer group, and one for the whole parameters at the end; units may be empty. Shards are
+// contiguous and as even as whole norm blocks allow: each bound is the parameter start or multiple of
+// norm_block inside a parameter that is nearest to the even cut, the lower one of two. So a bound is off by
+// at most norm_block / 2 elements, a shard's size by at most norm_block, and a shard may be empty.
+std::vector<ShardUnit> shard_units(const FlatLayout& layout, int shards);
+
+// Elements of all units that one rank of the group holds.
+std::int64_t shard_size(const std::vector<ShardUnit>& units, int index);
+
+}  // namespace echelon

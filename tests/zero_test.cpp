@@ -1,0 +1,332 @@
+// ZeRO is where state lives, not what is computed: every stage gives the bits of plain data parallelism.
+#include "parallel/zero.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "mesh_runs.h"
+#include "plan/memory.h"
+#include "schedule/schedules.h"
+#include "spec/shard_layout.h"
+#include "train/checkpoint.h"
+#include "train/verify.h"
+
+namespace echelon {
+namespace {
+
+using namespace checks;
+
+constexpr std::array stages{1, 2};
+
+OptimizerOptions clipping() {
+  OptimizerOptions options;
+  options.warmup_steps = 0;
+  options.lr = 1e-2;
+  options.clip = 0.1;  // below the norms of these models
+  return options;
+}
+
+std::vector<Outcome> outcomes_of(const Plan& plan) {
+  return run_steps(plan, clipping(), 2, random_samples(plan));
+}
+
+void expect_bits_of_plain_data_parallelism(const Plan& plain, const std::vector<int>& of_stages) {
+  const std::vector<Outcome> expected = outcomes_of(plain);
+  for (const Outcome& rank : expected)
+    for (double norm : rank.norms) EXPECT_GT(norm, clipping().clip);
+  for (int zero : of_stages) {
+    Plan plan = plain;
+    plan.zero = zero;
+    EXPECT_EQ(outcomes_of(plan), expected) << "zero " << zero << " pp " << plan.mesh.size(Axis::pp) << " "
+                                           << plan.schedule << " hsdp " << plan.hsdp << " " << describe(plan);
+  }
+}
+void expect_bits_of_plain_data_parallelism(const Plan& plain) {
+  expect_bits_of_plain_data_parallelism(plain, {stages.begin(), stages.end()});
+}
+
+// Seven samples in microbatches of two: several on some ranks, and one more on some than on others.
+TEST(Zero, GivesTheBitsOfPlainDataParallelism) {
+  for (int dp : {2, 3, 4})
+    for (const ModelSpec& model : {odd_gpt2(true), odd_llama(false), odd_llama(true, 4)}) {
+      expect_bits_of_plain_data_parallelism(odd_plan(model, dp, 1, false));
+      expect_bits_of_plain_data_parallelism(odd_plan(model, dp, 2, true));
+    }
+}
+
+TEST(Zero, GivesTheBitsOfPlainDataParallelismInPipelines) {
+  for (int dp : {2, 3, 4})
+    for (const char* schedule : {"1f1b", "zb-v"})
+      for (const ModelSpec& model : {odd_gpt2(true, 4), odd_llama(false, 2, 4)}) {
+        Plan plan = odd_plan(model, dp, 1, false);
+        plan.mesh.set(Axis::pp, 2);
+        plan.schedule = schedule;
+        plan.micro_batch = 1;
+        expect_bits_of_plain_data_parallelism(plan);
+      }
+}
+
+TEST(Zero, GivesTheBitsUnderEverySchedule) {
+  for (const std::string& schedule : schedule_names()) {
+    if (schedule == "pipedream" || schedule == "2bw") continue;
+    Plan plan = odd_plan(odd_gpt2(true, 4), 2, schedule == "interleaved" ? 2 : 1, true);
+    plan.mesh.set(Axis::pp, 2);
+    plan.schedule = schedule;
+    plan.micro_batch = 1;
+    plan.seq_len = 5;
+    plan.global_batch = schedule.starts_with("dualpipe") ? 8 : 7;
+    expect_bits_of_plain_data_parallelism(plan);
+  }
+}
+
+TEST(Zero, GivesTheBitsInF32OnCpuKernels) {
+  if (!have_cpu_kernels()) GTEST_SKIP() << "this build has no CPU kernels";
+  for (ModelSpec model : {odd_gpt2(), odd_llama()}) {
+    model.hidden = 44;  // no multiple of a vector
+    model.head_dim = 11;
+    if (model.family == Family::llama) model.hidden = 40, model.head_dim = 10;
+    expect_bits_of_plain_data_parallelism(odd_plan(model, 3, 2, true, DType::f32));
+  }
+}
+
+TEST(Zero, RunsWithMoreRanksThanAUnitHasBlocks) {
+  ModelSpec model = odd_llama();
+  model.hidden = 8;
+  model.head_dim = 2;
+  model.mlp_hidden = 5;
+  Plan plan = odd_plan(model, 7, 1, false);
+  ASSERT_LT(num_parameters(model), 7 * norm_block);
+  expect_bits_of_plain_data_parallelism(plan);
+}
+
+// ---- how things are cut
+
+FlatLayout layout_of(const ModelSpec& model, int tp = 1) {
+  std::vector<std::vector<ParamSpec>> groups{embedding_parameters(model)};
+  for (std::int64_t layer = 0; layer < model.num_layers; ++layer)
+    groups.push_back(block_parameters(model, layer));
+  groups.push_back(head_parameters(model));
+  return flat_layout(groups, tp, tp - 1);
+}
+
+TEST(Shards, CoverTheirUnitsInWholeNormBlocksAsEvenlyAsTheseAllow) {
+  ModelSpec wide = odd_gpt2(true, 3);
+  wide.hidden = 96;
+  wide.head_dim = 24;
+  wide.mlp_hidden = 401;
+  for (const ModelSpec& model : {wide, odd_gpt2(), odd_llama(false), odd_llama(true)})
+    for (int tp : {1, 2})
+      for (int shards : {1, 2, 3, 4, 7, 64}) {
+        const FlatLayout layout = layout_of(model, tp);
+        std::set<std::int64_t> bounds;  // of all norm blocks
+        for (std::size_t i = 0; i < layout.offsets.size(); ++i)
+          for (std::int64_t at = 0; at < layout.sizes[i]; at += norm_block)
+            bounds.insert(layout.offsets[i] + at);
+        bounds.insert(layout.size());
+        std::int64_t next = 0, sum = 0;
+        const std::vector<ShardUnit> units = shard_units(layout, shards);
+        ASSERT_EQ(units.size(), layout.cut_ranges.size() + 1);
+        for (const ShardUnit& unit : units) {
+          ASSERT_EQ(unit.bounds.size(), static_cast<std::size_t>(shards) + 1);
+          EXPECT_EQ(unit.range.begin, next);
+          EXPECT_EQ(unit.bounds.front(), unit.range.begin);
+          EXPECT_EQ(unit.bounds.back(), unit.range.end);
+          for (int i = 0; i < shards; ++i) {
+            EXPECT_LE(unit.shard(i).begin, unit.shard(i).end);
+            EXPECT_TRUE(bounds.contains(unit.shard(i).begin)) << unit.shard(i).begin;
+            const std::int64_t even = unit.range.begin + split_range(unit.range.size(), shards, i).begin;
+            for (std::int64_t bound : bounds) {  // none is nearer
+              EXPECT_LE(std::abs(unit.shard(i).begin - even), std::abs(bound - even));
+            }
+            EXPECT_LE(std::abs(unit.shard(i).begin - even), norm_block / 2);
+            EXPECT_EQ(unit.counts()[static_cast<std::size_t>(i)], unit.shard(i).size());
+          }
+          next = unit.range.end;
+        }
+        EXPECT_EQ(next, layout.size());
+        for (int i = 0; i < shards; ++i) sum += shard_size(units, i);
+        EXPECT_EQ(sum, layout.size());
+      }
+}
+
+// Of two bounds that are equally near the lower one.
+TEST(Shards, TiesGoDown) {
+  FlatLayout layout;
+  layout.offsets = {0};
+  layout.sizes = {3 * norm_block};
+  layout.cut_ranges = {{0, 3 * norm_block}};
+  layout.whole_range = {3 * norm_block, 3 * norm_block};
+  EXPECT_EQ(shard_units(layout, 2)[0].bounds, (std::vector<std::int64_t>{0, norm_block, 3 * norm_block}));
+  EXPECT_EQ(shard_units(layout, 2)[1].counts(), (std::vector<std::int64_t>{0, 0}));
+}
+
+// ---- what it costs
+
+// Figure 1 of the paper: 7.5 billion parameters on 64 ranks, mixed-precision Adam.
+TEST(ZeroMemory, TheFormulaGivesThePapersFigures) {
+  const std::int64_t whole = 7'500'000'000, own = whole / 64;
+  const auto gigabytes = [&](int zero) {
+    return static_cast<double>(kept_state(whole, own, zero, mixed_precision_adam).total()) / 1e9;
+  };
+  EXPECT_NEAR(gigabytes(0), 120, 0.05);
+  EXPECT_NEAR(gigabytes(1), 31.4, 0.05);
+  EXPECT_NEAR(gigabytes(2), 16.6, 0.05);
+  EXPECT_NEAR(gigabytes(3), 1.9, 0.05);
+}
+
+// What is alive between two steps, by category, on every rank.
+TEST(ZeroMemory, BetweenStepsIsTheFormulaToTheByte) {
+  for (int zero : {0, 1, 2})
+    for (auto [dp, tp, hsdp] : {std::tuple{2, 1, 1}, {3, 2, 1}, {4, 1, 1}, {4, 2, 2}})
+      for (const ModelSpec& model : {odd_gpt2(true), odd_llama(false)}) {
+        if (zero == 0 && hsdp > 1) continue;
+        Plan plan = odd_plan(model, dp, tp, tp > 1);
+        plan.micro_batch = 4;  // one microbatch: no part of a tied gradient is kept apart
+        plan.zero = zero;
+        plan.hsdp = hsdp;
+        const PipelineLayout pipeline(plan);
+        on_mesh(plan, [&](const Rank& rank) {
+          Trainer trainer(rank, plan, {}, 1);
+          for (std::int64_t step : {0, 1}) {
+            trainer.compute_gradients(step, random_samples(plan));
+            trainer.apply_gradients(step);
+          }
+          const FlatLayout layout = flat_layout(pipeline.groups_of(0), tp, rank.coordinate(Axis::tp));
+          const int shards = dp / hsdp;
+          const std::int64_t own =
+              zero == 0 ? 0 : shard_size(shard_units(layout, shards), rank.coordinate(Axis::dp) % shards);
+          const Memory expected = kept_state(layout.size(), own, zero, {8, 8, 16});
+          for (MemoryCategory c : {MemoryCategory::parameters, MemoryCategory::gradients,
+                                   MemoryCategory::optimizer, MemoryCategory::activations})
+            EXPECT_EQ(rank.arena().live()[c], expected[c]) << memory_category_name(c) << " zero " << zero;
+          // Uneven by one norm block a unit at most.
+          if (zero > 0) {
+            EXPECT_LE(std::abs(own - layout.size() / shards),
+                      norm_block * static_cast<std::int64_t>(layout.cut_ranges.size() + 1));
+          }
+        });
+      }
+}
+
+// ---- what else holds parameters
+
+// Saved under one stage, loaded under another: the same tensors, and the same bits from there on.
+TEST(Zero, CheckpointsKnowNoStage) {
+  const ModelSpec model = odd_gpt2(true, 2);
+  const auto plan_of = [&](int zero, int dp, int tp, int hsdp = 1) {
+    Plan plan = odd_plan(model, dp, tp, tp > 1);
+    plan.zero = zero;
+    plan.hsdp = hsdp;
+    return plan;
+  };
+  struct State {
+    LogicalTensors values, exp_avg, exp_avg_sq;
+    bool operator==(const State&) const = default;
+  };
+  const auto state_of = [](const Rank& rank, const Trainer& trainer) {
+    return State{gather(rank, trainer, ParameterTensor::value),
+                 gather(rank, trainer, ParameterTensor::exp_avg),
+                 gather(rank, trainer, ParameterTensor::exp_avg_sq)};
+  };
+  for (int zero : {1, 2}) {
+    const TemporaryDirectory directory;
+    State saved;
+    std::string path;
+    const Plan from = plan_of(zero, 4, 2, 2);
+    on_mesh(from, [&](const Rank& rank) {
+      Trainer trainer(rank, from, clipping(), 1);
+      for (std::int64_t step : {0, 1}) {
+        trainer.compute_gradients(step, random_samples(from));
+        trainer.apply_gradients(step);
+      }
+      const State mine = state_of(rank, trainer);
+      CheckpointInfo info;
+      info.step = info.updates = 2;
+      info.seed = 1;
+      info.dtype = from.dtype;
+      info.model = from.model;
+      const std::string where = save_checkpoint(rank, trainer.parameters(), directory.path(), info);
+      if (rank.index() == 0) saved = mine, path = where;
+    });
+    const CheckpointInfo info = read_checkpoint_info(path);
+    EXPECT_NE(saved.exp_avg.begin()->second, std::vector<double>(saved.exp_avg.begin()->second.size(), 0.0));
+    for (const Plan& to : {plan_of(0, 1, 1), plan_of(0, 3, 2), plan_of(1, 2, 1), plan_of(2, 3, 2)})
+      on_mesh(to, [&](const Rank& rank) {
+        Trainer trainer(rank, to, clipping(), 99);  // another seed: nothing is right by chance
+        load_checkpoint(rank, trainer.parameters(), info, false);
+        EXPECT_EQ(state_of(rank, trainer), saved) << "from zero " << zero << " to " << to.zero;
+      });
+  }
+}
+
+TEST(Zero, EvaluatesAndVerifies) {
+  for (int zero : stages) {
+    Plan plan = odd_plan(odd_llama(), 3, 2, true);
+    plan.zero = zero;
+    Plan plain = plan;
+    plain.zero = 0;
+    const auto losses = [&](const Plan& p) {
+      std::vector<double> result(static_cast<std::size_t>(p.mesh.num_ranks()));
+      on_mesh(p, [&](const Rank& rank) {
+        Trainer trainer(rank, p, clipping(), 1);
+        trainer.step(0, random_samples(p), 1);
+        // Fewer samples than ranks, too: some have none.
+        result[static_cast<std::size_t>(rank.index())] =
+            trainer.evaluate(7, random_samples(p)) + 1e3 * trainer.evaluate(2, random_samples(p));
+      });
+      return result;
+    };
+    EXPECT_EQ(losses(plan), losses(plain));
+    VerifyRequest request;
+    request.plan = plan;
+    request.optimizer = clipping();
+    request.run.timeout = patience;
+    request.steps = 2;
+    const VerifyReport report = verify(request);
+    EXPECT_TRUE(report.pass) << to_json(report, plan);
+  }
+}
+
+TEST(Zero, NamesTheTensorThatIsNotFinite) {
+  Plan plan = odd_plan(odd_gpt2(), 3, 1, false);
+  plan.zero = 2;
+  const std::string name = "transformer.h.1.mlp.c_fc.weight";
+  expect_contains(message_of<RunError>([&] {
+                    on_mesh(plan, [&](const Rank& rank) {
+                      Trainer trainer(rank, plan, clipping(), 1);
+                      trainer.compute_gradients(0, random_samples(plan));
+                      const Tensor& mine = trainer.parameters().find(name).own_gradient;
+                      if (mine.numel() > 0) mine.data<double>()[mine.numel() - 1] = std::nan("");
+                      trainer.apply_gradients(0);
+                    });
+                  }),
+                  {"step 1", name, "not finite"});
+}
+
+TEST(Zero, RefusesWhatItCannotDo) {
+  const auto refusal = [](const std::function<void(Plan&)>& change) {
+    Plan plan = odd_plan(odd_llama(), 4, 1, false);
+    change(plan);
+    return message_of<RequestError>([&] {
+      validate(plan);
+      const PipelineLayout checked(plan);
+    });
+  };
+  expect_contains(refusal([](Plan& p) { p.zero = 4; }), {"--zero 4", "0, 1, 2, 3"});
+  expect_contains(refusal([](Plan& p) { p.zero = -1; }), {"--zero -1", "0, 1, 2, 3"});
+  expect_contains(refusal([](Plan& p) { p.hsdp = 2; }), {"--hsdp 2", "--zero 1, 2 or 3"});
+  expect_contains(refusal([](Plan& p) { p.zero = 1, p.hsdp = 3; }), {"--hsdp 3", "legal: 1, 2, 4"});
+  expect_contains(refusal([](Plan& p) { p.zero = 1, p.hsdp = 0; }), {"--hsdp 0", "legal: 1, 2, 4"});
+  for (const char* schedule : {"pipedream", "2bw"})
+    expect_contains(refusal([&](Plan& p) {
+                      p.zero = 1;
+                      p.schedule = schedule;
+                      p.mesh.set(Axis::pp, 2);
+                      p.global_batch = 16;
+                    }),
+                    {"--zero 1", schedule, "legal: 0"});
+}
+
+}  // namespace
+}  // namespace echelon
