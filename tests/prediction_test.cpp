@@ -91,7 +91,7 @@ TEST(Prediction, IsExactForEverySchedule) {
   }
 }
 
-constexpr std::array zero_stages{1, 2};
+constexpr std::array zero_stages{1, 2, 3};
 
 // Every stage of ZeRO, with and without replicas: one microbatch and several, tied and not.
 TEST(Prediction, IsExactForZero) {
@@ -103,6 +103,8 @@ TEST(Prediction, IsExactForZero) {
           plan.micro_batch = micro_batch;
           plan.zero = zero;
           plan.hsdp = hsdp;
+          plan.zero_prefetch = static_cast<int>(2 * micro_batch % 5);  // 2, 4, 4
+          if (zero == 3 && micro_batch == 7) plan.zero_prefetch = 0;
           SCOPED_TRACE(fmt::format("zero {} hsdp {}", zero, hsdp));
           expect_predicted(plan);
         }

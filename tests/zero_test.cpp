@@ -10,6 +10,7 @@
 #include "schedule/schedules.h"
 #include "spec/shard_layout.h"
 #include "train/checkpoint.h"
+#include "train/generate.h"
 #include "train/verify.h"
 
 namespace echelon {
@@ -17,7 +18,7 @@ namespace {
 
 using namespace checks;
 
-constexpr std::array stages{1, 2};
+constexpr std::array stages{1, 2, 3};
 
 OptimizerOptions clipping() {
   OptimizerOptions options;
@@ -44,6 +45,17 @@ void expect_bits_of_plain_data_parallelism(const Plan& plain, const std::vector<
 }
 void expect_bits_of_plain_data_parallelism(const Plan& plain) {
   expect_bits_of_plain_data_parallelism(plain, {stages.begin(), stages.end()});
+}
+
+VerifyReport verified(const Plan& plan, const Faults& faults = {}) {
+  VerifyRequest request;
+  request.plan = plan;
+  request.optimizer = clipping();
+  request.optimizer.lr = 1e-3;
+  request.run.timeout = patience;
+  request.steps = 2;
+  request.faults = faults;
+  return verify(request);
 }
 
 // Seven samples in microbatches of two: several on some ranks, and one more on some than on others.
@@ -77,6 +89,26 @@ TEST(Zero, GivesTheBitsUnderEverySchedule) {
     plan.seq_len = 5;
     plan.global_batch = schedule.starts_with("dualpipe") ? 8 : 7;
     expect_bits_of_plain_data_parallelism(plan);
+  }
+}
+
+// HSDP with blocks of one rank is plain data parallelism. Otherwise the sum over the blocks of the sums
+// inside them may be grouped in another way than the sum over all ranks: equal to the bound.
+TEST(Hsdp, Verifies) {
+  for (auto [dp, tp, hsdp] : {std::tuple{4, 2, 2}, {6, 1, 3}, {6, 1, 2}})
+    for (const ModelSpec& model : {odd_gpt2(true), odd_llama(false)})
+      for (int zero : stages) {
+        Plan plan = odd_plan(model, dp, tp, tp > 1);
+        plan.zero = zero;
+        plan.hsdp = hsdp;
+        const VerifyReport report = verified(plan);
+        EXPECT_TRUE(report.pass) << "zero " << zero << " hsdp " << hsdp << to_json(report, plan);
+      }
+  for (int zero : stages) {
+    Plan plain = odd_plan(odd_llama(), 3, 1, false), plan = plain;
+    plan.zero = zero;
+    plan.hsdp = 3;
+    EXPECT_EQ(outcomes_of(plan), outcomes_of(plain)) << "zero " << zero;
   }
 }
 
@@ -177,7 +209,7 @@ TEST(ZeroMemory, TheFormulaGivesThePapersFigures) {
 
 // What is alive between two steps, by category, on every rank.
 TEST(ZeroMemory, BetweenStepsIsTheFormulaToTheByte) {
-  for (int zero : {0, 1, 2})
+  for (int zero : {0, 1, 2, 3})
     for (auto [dp, tp, hsdp] : {std::tuple{2, 1, 1}, {3, 2, 1}, {4, 1, 1}, {4, 2, 2}})
       for (const ModelSpec& model : {odd_gpt2(true), odd_llama(false)}) {
         if (zero == 0 && hsdp > 1) continue;
@@ -229,7 +261,7 @@ TEST(Zero, CheckpointsKnowNoStage) {
                  gather(rank, trainer, ParameterTensor::exp_avg),
                  gather(rank, trainer, ParameterTensor::exp_avg_sq)};
   };
-  for (int zero : {1, 2}) {
+  for (int zero : {1, 2, 3}) {
     const TemporaryDirectory directory;
     State saved;
     std::string path;
@@ -251,7 +283,8 @@ TEST(Zero, CheckpointsKnowNoStage) {
     });
     const CheckpointInfo info = read_checkpoint_info(path);
     EXPECT_NE(saved.exp_avg.begin()->second, std::vector<double>(saved.exp_avg.begin()->second.size(), 0.0));
-    for (const Plan& to : {plan_of(0, 1, 1), plan_of(0, 3, 2), plan_of(1, 2, 1), plan_of(2, 3, 2)})
+    for (const Plan& to : {plan_of(0, 1, 1), plan_of(0, 3, 2), plan_of(1, 2, 1), plan_of(2, 3, 2),
+                           plan_of(3, 4, 1), plan_of(3, 4, 2, 2)})
       on_mesh(to, [&](const Rank& rank) {
         Trainer trainer(rank, to, clipping(), 99);  // another seed: nothing is right by chance
         load_checkpoint(rank, trainer.parameters(), info, false);
@@ -278,14 +311,117 @@ TEST(Zero, EvaluatesAndVerifies) {
       return result;
     };
     EXPECT_EQ(losses(plan), losses(plain));
-    VerifyRequest request;
-    request.plan = plan;
-    request.optimizer = clipping();
-    request.run.timeout = patience;
-    request.steps = 2;
-    const VerifyReport report = verify(request);
+    const VerifyReport report = verified(plan);
     EXPECT_TRUE(report.pass) << to_json(report, plan);
   }
+}
+
+// Text is generated from parameters that are gathered layer by layer, too.
+TEST(Zero, GeneratesTheSameText) {
+  for (int pp : {1, 2}) {
+    Plan plan = odd_plan(odd_llama(false, 2, 4), 2, 2, true);
+    plan.mesh.set(Axis::pp, pp);
+    std::vector<std::vector<std::int32_t>> texts;
+    for (int zero : {0, 3}) {
+      plan.zero = zero;
+      on_mesh(plan, [&](const Rank& rank) {
+        Trainer trainer(rank, plan, clipping(), 1);
+        trainer.step(0, random_samples(plan), 1);
+        GenerateOptions options;
+        options.max_tokens = 9;
+        const auto text = generate(rank, plan, trainer.parameters(), {3, 1, 4}, options);
+        if (rank.index() == 0) texts.push_back(text);
+      });
+    }
+    EXPECT_EQ(texts[0].size(), 9u);
+    EXPECT_EQ(texts[0], texts[1]);
+  }
+}
+
+// ---- gathering ahead
+
+TEST(GatherWindow, HoldsTheUseAndTheNextOnes) {
+  using Units = std::vector<int>;
+  GatherWindow none({0, 1, 1, 0}, 0);
+  EXPECT_EQ(none.begin(), Units{});
+  for (int unit : {0, 1, 1, 0}) {
+    EXPECT_EQ(none.use(unit), Units{unit});
+    EXPECT_EQ(none.done(), Units{unit});
+  }
+  EXPECT_TRUE(none.finished());
+
+  // Forward 0 1 2, the head 3, backward 2 1.
+  GatherWindow one({0, 1, 2, 3, 2, 1}, 1);
+  EXPECT_EQ(one.begin(), Units{0});
+  EXPECT_EQ(one.use(0), Units{1});
+  EXPECT_THROW(one.use(2), InvariantError);
+  EXPECT_EQ(one.done(), Units{0});
+  EXPECT_EQ(one.use(1), Units{2});
+  EXPECT_EQ(one.done(), Units{1});
+  EXPECT_EQ(one.use(2), Units{3});
+  EXPECT_EQ(one.done(), Units{2});
+  EXPECT_EQ(one.use(3), Units{2});
+  EXPECT_EQ(one.done(), Units{3});
+  EXPECT_EQ(one.use(2), Units{1});
+  EXPECT_FALSE(one.finished());
+  EXPECT_EQ(one.done(), Units{2});
+  EXPECT_EQ(one.use(1), Units{});
+  EXPECT_EQ(one.done(), Units{1});
+  EXPECT_TRUE(one.finished());
+  EXPECT_THROW(one.use(1), InvariantError);
+
+  // What is wanted again soon stays.
+  GatherWindow two({0, 1, 2, 3, 2, 1}, 2);
+  EXPECT_EQ(two.begin(), (Units{0, 1}));
+  EXPECT_EQ(two.use(0), Units{2});
+  EXPECT_EQ(two.done(), Units{0});
+  EXPECT_EQ(two.use(1), Units{3});
+  EXPECT_EQ(two.done(), Units{1});
+  EXPECT_EQ(two.use(2), Units{});
+  EXPECT_EQ(two.done(), Units{});
+  EXPECT_EQ(two.use(3), Units{1});
+}
+
+// The layers' gathers are asked for before the layer ahead of them computes, whatever the distance; with none
+// ahead each waits for its own. The bits are the same.
+TEST(Zero3, GathersAheadOfUse) {
+  const Plan plain = odd_plan(odd_gpt2(true, 5), 2, 1, false);
+  const std::vector<Outcome> expected = outcomes_of(plain);
+  for (int ahead : {0, 1, 2, 3, 50}) {
+    Plan plan = plain;
+    plan.zero = 3;
+    plan.zero_prefetch = ahead;
+    EXPECT_EQ(outcomes_of(plan), expected) << ahead;
+    on_mesh(plan, [&](const Rank& rank) {
+      Trainer trainer(rank, plan, clipping(), 1);
+      trainer.compute_gradients(0, random_samples(plan));
+      const ParameterGather::Measures& measured = trainer.parameters().gather()->measures();
+      // Of a microbatch: embedding, five blocks, the tied table again, five blocks.
+      const int uses = 2 * (1 + 5 + 1 + 5);
+      if (ahead == 0) {
+        EXPECT_EQ(measured.gathers, uses + 1);  // and once what is whole
+        EXPECT_EQ(measured.ahead, 1);
+      } else if (ahead == 1) {
+        EXPECT_EQ(measured.gathers, uses + 1);  // block 4 is let go of while the table is used
+        EXPECT_EQ(measured.ahead, measured.gathers);
+      } else if (ahead == 50) {
+        EXPECT_EQ(measured.gathers, 6 + 1);  // everything stays
+      }
+    });
+  }
+}
+
+TEST(Zero3, ReadingAParameterThatIsNotThereIsAnError) {
+  Plan plan = odd_plan(odd_llama(), 2, 1, false);
+  plan.zero = 3;
+  on_mesh(plan, [&](const Rank& rank) {
+    Trainer trainer(rank, plan, clipping(), 1);
+    trainer.compute_gradients(0, random_samples(plan));
+    const Parameter& p = trainer.parameters().find("model.layers.1.mlp.down_proj.weight");
+    EXPECT_THROW(p.value.data<double>(), InvariantError);
+    EXPECT_THROW(p.gradient.data<double>(), InvariantError);
+    EXPECT_NO_THROW(p.own_value.data<double>());
+  });
 }
 
 TEST(Zero, NamesTheTensorThatIsNotFinite) {
@@ -318,6 +454,8 @@ TEST(Zero, RefusesWhatItCannotDo) {
   expect_contains(refusal([](Plan& p) { p.hsdp = 2; }), {"--hsdp 2", "--zero 1, 2 or 3"});
   expect_contains(refusal([](Plan& p) { p.zero = 1, p.hsdp = 3; }), {"--hsdp 3", "legal: 1, 2, 4"});
   expect_contains(refusal([](Plan& p) { p.zero = 1, p.hsdp = 0; }), {"--hsdp 0", "legal: 1, 2, 4"});
+  expect_contains(refusal([](Plan& p) { p.zero = 3, p.zero_prefetch = -1; }),
+                  {"--zero-prefetch -1", "from 0"});
   for (const char* schedule : {"pipedream", "2bw"})
     expect_contains(refusal([&](Plan& p) {
                       p.zero = 1;

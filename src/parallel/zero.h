@@ -1,20 +1,25 @@
 // ZeRO (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054): the state that plain data parallelism
-// holds once on every rank is cut over the ranks. A stage says where things live; the optimizer and its
-// arithmetic stay as they are, and so do the bits of the result.
+// holds once on every rank is cut over s ranks. A stage says where things live; the optimizer and its
+// arithmetic stay as they are, and so do the bits of the result. N parameters, r(x) = (s-1)/s x:
 //
-//   stage  cut over s ranks                   a step sends, per rank        bytes kept, N parameters
-//   1      moments                            (s-1)/s of the gradients      values N, gradients N, moments
-//   2N/s 2      moments, gradients                 (reduce_scatter) and of the   values N, the rest 3N/s
-//                                             values (all_gather)
+//   stage   cut over the ranks            elements kept, but for what is in use      sent by a rank in a step
+//   0       nothing                       values N, gradients N, moments 2N          2 r(N)
+//   1       moments                       N, N, 2N/s                                 r(N) + r(N)
+//   2       moments, gradients            N, N/s, 2N/s                               r(N) + r(N)
+//   3       moments, gradients, values    N/s, N/s, 2N/s                             r(N) + r(N) for each use
 //
-// Each rank updates its own shard and hands the new values round. How things are cut: spec/shard_layout.h.
-// HSDP (FSDP's hybrid sharding, Zhao et al. 2023, https://arxiv.org/abs/2304.11277): s is less than the
-// data-parallel size, and blocks of s neighbouring ranks are replicas of each other.
+// Gradients are summed onto their shards by reduce_scatter (data_parallel.h); each rank updates its own
+// shard, and up to stage 2 hands the new values round by all_gather. In stage 3 a layer's values are gathered
+// ahead of each use and let go of after it (FSDP, Zhao et al. 2023, https://arxiv.org/abs/2304.11277), in the
+// forward pass and again in the backward pass. How things are cut: spec/shard_layout.h. HSDP (FSDP's hybrid
+// sharding): s is a part of the data-parallel size, and blocks of s neighbouring ranks are replicas.
 #pragma once
 
+#include <map>
 #include <vector>
 
 #include "comm/rank.h"
+#include "spec/gather_window.h"
 
 namespace echelon {
 
@@ -26,5 +31,40 @@ struct ShardedUnit {
 
 // Every rank's own part goes to all ranks of the block.
 void all_gather_units(Communicator& block, const std::vector<ShardedUnit>& units);
+
+// Stage 3: values that are there while they are used. All ranks of a block use the same units in the same
+// order.
+class ParameterGather {
+ public:
+  // The last unit is there throughout a run of uses. `ahead`: see GatherWindow. `block` outlives this.
+  ParameterGather(Communicator& block, std::vector<ShardedUnit> units, int ahead);
+
+  // A run of uses begins, and ends.
+  void begin(std::vector<int> uses);
+  void end();
+  // The unit's values are there from use() to done().
+  void use(int unit);
+  void done();
+
+  // Of the last run: how many gathers there were, how many of them were asked for while another unit was
+  // being used or before the first, and how long uses waited.
+  struct Measures {
+    int gathers = 0, ahead = 0;
+    double wait_seconds = 0;
+  };
+  const Measures& measures() const { return measures_; }
+
+ private:
+  void gather(int unit);
+  void wait_for(int unit);
+  void release(int unit);
+
+  Communicator* block_;
+  std::vector<ShardedUnit> units_;
+  int ahead_;
+  GatherWindow window_;
+  std::map<int, Pending> under_way_;
+  Measures measures_;
+};
 
 }  // namespace echelon

@@ -4,6 +4,7 @@
 
 #include "plan/account.h"
 #include "plan/zero_walk.h"
+#include "schedule/group_uses.h"
 #include "schedule/simulate.h"
 #include "spec/shard_layout.h"
 
@@ -55,7 +56,7 @@ class StepWalk {
   // targets.
   void run(const StepPrograms::Program& program, const std::vector<Sizes>& sizes, std::int64_t ids) {
     const auto count = static_cast<int>(sizes.size());
-    zero_.begin_step();
+    zero_.begin_step(group_uses(pipeline_, program, pp_rank_));
     for (const Instruction& i : program.lowered->ranks[static_cast<std::size_t>(pp_rank_)]) {
       const int microbatch = i.microbatch + program.first_microbatch;
       while (loaded_ * count <= microbatch) {
@@ -64,9 +65,7 @@ class StepWalk {
       }
       s_ = &sizes[static_cast<std::size_t>(microbatch % count)];
       const StageSlice& slice = pipeline_.slices()[static_cast<std::size_t>(i.stage)];
-      const auto layers = static_cast<int>(slice.layers.size());
-      const int first = is_compute(i.op) ? pipeline_.first_group(pp_rank_, i.stage) : 0;
-      const int block = first + slice.embedding;  // layer group of the first block
+      const StageGroups g = is_compute(i.op) ? stage_groups(pipeline_, pp_rank_, i.stage) : StageGroups{};
       switch (i.op) {
         case Op::recv:
           a_.allocate(s_->residual);
@@ -75,29 +74,23 @@ class StepWalk {
           a_.free(s_->residual);
           break;
         case Op::F:
-          if (slice.embedding) embed();
-          for (int layer = 0; layer < layers; ++layer) block_forward();
+          if (slice.embedding) using_group(g.first, [&] { embed(); });
+          for (int group = g.block; group < g.end; ++group) using_group(group, [&] { block_forward(); });
           break;
         case Op::BW:
-          if (slice.head) head(i.stage, block + layers);
-          for (int layer = layers; layer-- > 0;) {
-            zero_.need_gradients(block + layer);
-            block_backward();
-            zero_.group_done(i.stage, block + layer);
-          }
-          if (slice.embedding) embed_backward(i.stage, first);
+          if (slice.head) head(i.stage, g);
+          for (int group = g.end; group-- > g.block;)
+            using_group(group, [&] { adding_gradients(i.stage, group, [&] { block_backward(); }); });
+          if (slice.embedding) adding_gradients(i.stage, g.first, [&] { embed_backward(); });
           break;
         case Op::B:
-          if (slice.head) head(i.stage, block + layers);
-          for (int layer = layers; layer-- > 0;) block_backward_input();
+          if (slice.head) head(i.stage, g);
+          for (int group = g.end; group-- > g.block;) using_group(group, [&] { block_backward_input(); });
           break;
         case Op::W:
-          for (int layer = layers; layer-- > 0;) {
-            zero_.need_gradients(block + layer);
-            block_backward_weight();
-            zero_.group_done(i.stage, block + layer);
-          }
-          if (slice.embedding) embed_backward(i.stage, first);
+          for (int group = g.end; group-- > g.block;)
+            adding_gradients(i.stage, group, [&] { block_backward_weight(); });
+          if (slice.embedding) adding_gradients(i.stage, g.first, [&] { embed_backward(); });
           break;
         case Op::validate:
           break;
@@ -120,6 +113,19 @@ class StepWalk {
   }
 
  private:
+  template <class Body>
+  void using_group(int group, const Body& body) {
+    zero_.use(group);
+    body();
+    zero_.done();
+  }
+  template <class Body>
+  void adding_gradients(int stage, int group, const Body& body) {
+    zero_.need_gradients(group);
+    body();
+    zero_.group_done(stage, group);
+  }
+
   // Under sequence parallelism a collective brings a new tensor of the other size; otherwise the same one
   // goes on.
   void residual_to_whole() {
@@ -180,8 +186,15 @@ class StepWalk {
     a_.allocate(s_->lse);
   }
 
-  void head(int stage, int group) {
-    zero_.need_output_gradient();
+  void head(int stage, const StageGroups& g) {
+    using_group(g.output, [&] {
+      zero_.need_output_gradient(g.output);
+      head();
+      zero_.group_done(stage, g.end);
+    });
+  }
+
+  void head() {
     a_.allocate(s_->residual);  // dx, kept
     normed_input();
     a_.allocate(s_->whole);  // its gradient
@@ -191,7 +204,6 @@ class StepWalk {
     whole_to_residual();
     a_.free(s_->residual + s_->stats);
     a_.free(s_->residual);  // the last block's output
-    zero_.group_done(stage, group);
   }
 
   // The gradient of a row-parallel product's output, over all rows.
@@ -260,8 +272,7 @@ class StepWalk {
     a_.free(4 * s_->whole + s_->hidden + s_->activated + s_->attended + s_->qkv);
   }
 
-  void embed_backward(int stage, int group) {  // the gradient of the embedding's result goes
-    zero_.need_gradients(group);
+  void embed_backward() {  // the gradient of the embedding's result goes
     if (learned_positions_) {
       a_.allocate(s_->position_ids);
       a_.free(s_->position_ids);
@@ -269,7 +280,6 @@ class StepWalk {
     leave_backward();
     free_left();
     a_.free(s_->residual);
-    zero_.group_done(stage, group);
   }
 
   const PipelineLayout& pipeline_;

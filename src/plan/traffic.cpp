@@ -2,7 +2,8 @@
 
 #include <algorithm>
 
-#include "schedule/pipeline_layout.h"
+#include "schedule/group_uses.h"
+#include "spec/gather_window.h"
 #include "spec/shard_layout.h"
 
 namespace echelon {
@@ -86,6 +87,25 @@ void count_stage(const Plan& plan, const StageSlice& slice, std::int64_t rows, b
   }
 }
 
+// ZeRO 3: values of a step, gathered for their uses.
+void count_gathers(const Plan& plan, const PipelineLayout& pipeline, int pp_rank,
+                   const StepPrograms& programs, const std::vector<ShardUnit>& units, Counter& block) {
+  const std::vector<int> uses = group_uses(pipeline, programs.program(0, 1), pp_rank);
+  GatherWindow window(uses, plan.zero_prefetch);
+  const auto gather = [&](const std::vector<int>& gathered) {
+    for (int unit : gathered) {
+      const ShardUnit& u = units[static_cast<std::size_t>(unit)];
+      if (u.range.size() > 0) block.parts(Verb::all_gather, u.counts(), element_bytes(plan.dtype));
+    }
+  };
+  gather({static_cast<int>(units.size()) - 1});
+  gather(window.begin());
+  for (int unit : uses) {
+    gather(window.use(unit));
+    window.done();
+  }
+}
+
 }  // namespace
 
 Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, int dp_rank, int tp_rank,
@@ -134,12 +154,14 @@ Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, int dp
     }
     const int shards = plan.shards(), shard = dp_rank % shards;
     Counter block(traffic, Axis::dp, shards, shard), across(traffic, Axis::dp, dp / shards, dp_rank / shards);
-    for (const ShardUnit& unit : shard_units(layout, shards)) {
+    const std::vector<ShardUnit> units = shard_units(layout, shards);
+    for (const ShardUnit& unit : units) {
       if (unit.range.size() == 0) continue;
       block.parts(Verb::reduce_scatter, unit.counts(), width);
       across.all_reduce(unit.shard(shard).size(), width);
-      block.parts(Verb::all_gather, unit.counts(), width);
+      if (plan.zero < 3) block.parts(Verb::all_gather, unit.counts(), width);
     }
+    if (plan.zero == 3) count_gathers(plan, pipeline, pp_rank, programs, units, block);
     std::int64_t blocks = 0;
     for (std::int64_t size : layout.sizes) blocks += norm_blocks(size);
     block.all_reduce(blocks, 8);

@@ -6,6 +6,7 @@ ZeroWalk::ZeroWalk(const Plan& plan, const PipelineLayout& pipeline, int dp_rank
                    Account& account)
     : account_(account),
       zero_(plan.zero_stage()),
+      prefetch_(plan.zero_prefetch),
       width_(element_bytes(plan.dtype)),
       late_(pipeline.late_groups(pp_rank)) {
   const auto& groups = pipeline.groups_of(pp_rank);
@@ -13,16 +14,11 @@ ZeroWalk::ZeroWalk(const Plan& plan, const PipelineLayout& pipeline, int dp_rank
   units_ = shard_units(flat_layout(groups, tp, tp_rank), plan.shards());
   for (const Instruction& i : pipeline.programs(dp_rank).schedule().ranks[static_cast<std::size_t>(pp_rank)])
     if (i.op == Op::F) ++passes_[i.stage];
-  const std::string output =
-      plan.model.tied_embedding ? embedding_parameters(plan.model).front().name : "lm_head.weight";
-  for (std::size_t g = 0; g < groups.size(); ++g)
-    for (const ParamSpec& spec : groups[g])
-      if (spec.name == output) output_unit_ = g;
   if (keeps_tied_gradient_apart(plan, pipeline, dp_rank, pp_rank))
     tied_bytes_ = local_numel(embedding_parameters(plan.model).front(), tp, tp_rank) * width_;
 }
 
-void ZeroWalk::begin_step() {
+void ZeroWalk::begin_step(std::vector<int> uses) {
   if (zero_ < 2) return;
   done_.assign(units_.size() - 1, 0);
   begun_.assign(units_.size(), false);
@@ -30,6 +26,24 @@ void ZeroWalk::begin_step() {
   tied_begun_ = false;
   left_ = units_.size() - 1;
   begin_unit(units_.size() - 1);
+  if (zero_ < 3) return;
+  window_ = GatherWindow(std::move(uses), prefetch_);
+  allocate_values({static_cast<int>(units_.size()) - 1});
+  allocate_values(window_.begin());
+}
+
+void ZeroWalk::allocate_values(const std::vector<int>& units) {
+  for (int unit : units) account_.allocate(bytes(static_cast<std::size_t>(unit)), MemoryCategory::parameters);
+}
+
+void ZeroWalk::use(int group) {
+  if (zero_ == 3) allocate_values(window_.use(group));
+}
+
+void ZeroWalk::done() {
+  if (zero_ < 3) return;
+  for (int unit : window_.done())
+    account_.free(bytes(static_cast<std::size_t>(unit)), MemoryCategory::parameters);
 }
 
 void ZeroWalk::begin_unit(std::size_t unit) {
@@ -38,8 +52,8 @@ void ZeroWalk::begin_unit(std::size_t unit) {
   account_.allocate(bytes(unit), MemoryCategory::gradients);
 }
 
-void ZeroWalk::need_output_gradient() {
-  if (tied_bytes_ == 0) return begin_unit(output_unit_);
+void ZeroWalk::need_output_gradient(int group) {
+  if (tied_bytes_ == 0) return need_gradients(group);
   if (zero_ < 2 || tied_begun_) return;
   tied_begun_ = true;
   account_.allocate(tied_bytes_, MemoryCategory::gradients);
@@ -64,6 +78,7 @@ void ZeroWalk::send(std::size_t unit) {
 
 void ZeroWalk::end_step() {
   if (zero_ < 2) return;
+  if (zero_ == 3) account_.free(bytes(units_.size() - 1), MemoryCategory::parameters);
   if (tied_begun_) account_.free(tied_bytes_, MemoryCategory::gradients);
   for (int group : late_) finish_group(group);
   send(units_.size() - 1);

@@ -1,5 +1,5 @@
-// What of the gradients comes and goes under ZeRO while a rank runs its program: the twin of ParameterStore
-// and DataParallel.
+// What of parameters and gradients comes and goes under ZeRO while a rank runs its program: the twin of
+// ParameterStore, DataParallel and ParameterGather.
 #pragma once
 
 #include <map>
@@ -9,6 +9,7 @@
 
 #include "plan/account.h"
 #include "schedule/pipeline_layout.h"
+#include "spec/gather_window.h"
 #include "spec/shard_layout.h"
 
 namespace echelon {
@@ -19,33 +20,38 @@ class ZeroWalk {
   ZeroWalk(const Plan& plan, const PipelineLayout& pipeline, int dp_rank, int tp_rank, int pp_rank,
            Account& account);
 
-  void begin_step();
+  // `uses`: of the step's program, see group_uses().
+  void begin_step(std::vector<int> uses);
+  void use(int group);
+  void done();
   void need_gradients(int group) { begin_unit(static_cast<std::size_t>(group)); }
-  void need_output_gradient();
+  // `group` has the output layer's matrix.
+  void need_output_gradient(int group);
   // A layer group of a stage has got a microbatch's part of its gradients.
   void group_done(int stage, int group);
   // The pipeline is empty: what is left is summed.
   void end_step();
 
  private:
+  void allocate_values(const std::vector<int>& units);
   std::int64_t bytes(std::size_t unit) const { return units_[unit].range.size() * width_; }
   void begin_unit(std::size_t unit);
   void finish_group(int group);
   void send(std::size_t unit);
 
   Account& account_;
-  int zero_;
+  int zero_, prefetch_;
   std::int64_t width_;  // bytes of an element
   std::vector<ShardUnit> units_;
   std::set<int> late_;
   std::map<int, int> passes_;    // microbatches of each stage
   std::int64_t tied_bytes_ = 0;  // of the output layer's part of a tied gradient, where it is kept apart
-  std::size_t output_unit_ = 0;  // where the output layer's matrix lies, if it is here
 
   // Of the step under way.
   std::vector<int> done_;               // microbatches, by group
   std::vector<bool> begun_, finished_;  // by unit
   bool tied_begun_ = false;
+  GatherWindow window_;
   std::size_t left_ = 0;  // groups whose units are not sent: they go from the last to the first
   std::optional<std::size_t> scattering_;
 };

@@ -163,7 +163,9 @@ void refuse_without_barrier(const Plan& plan, const Schedule& schedule) {
 
 }  // namespace
 
-PipelineLayout::PipelineLayout(const Plan& plan) : tied_(plan.model.tied_embedding) {
+PipelineLayout::PipelineLayout(const Plan& plan)
+    : tied_(plan.model.tied_embedding),
+      output_name_(tied_ ? embedding_parameters(plan.model).front().name : "lm_head.weight") {
   for (int r = 0; r < plan.mesh.size(Axis::dp); ++r) {
     const int count = static_cast<int>(microbatches(plan, r).size());
     microbatches_.push_back(count);
@@ -213,6 +215,14 @@ int PipelineLayout::first_group(int pp_rank, int stage) const {
     group += static_cast<int>(slice.layers.size()) + slice.embedding + slice.head;
   }
   throw InvariantError("a rank has the groups of the stages that it holds");
+}
+
+int PipelineLayout::output_group(int pp_rank) const {
+  const auto& groups = groups_of(pp_rank);
+  for (std::size_t g = 0; g < groups.size(); ++g)
+    for (const ParamSpec& spec : groups[g])
+      if (spec.name == output_name_) return static_cast<int>(g);
+  throw InvariantError("a rank has an output layer where it holds its matrix");
 }
 
 std::set<int> PipelineLayout::late_groups(int pp_rank) const {

@@ -41,6 +41,8 @@ class PipelineLayout {
   bool ties_on(int pp_rank) const;
   // The first of a stage's layer groups among those of a pipeline rank that holds it.
   int first_group(int pp_rank, int stage) const;
+  // The layer group that has the output layer's matrix, on a rank that holds it.
+  int output_group(int pp_rank) const;
   // Layer groups with a parameter whose gradient is complete only when the pipeline is empty.
   std::set<int> late_groups(int pp_rank) const;
 
@@ -50,6 +52,7 @@ class PipelineLayout {
   std::vector<int> microbatches_;         // of each data-parallel rank
   std::map<int, StepPrograms> programs_;  // by number of microbatches: at most two
   bool tied_ = false;
+  std::string output_name_;  // of the output layer's matrix
   std::vector<StageSlice> slices_;
   std::vector<std::vector<int>> held_;
   std::vector<std::vector<std::vector<ParamSpec>>> groups_;

@@ -4,11 +4,13 @@
 #include <utility>
 
 #include "base/error.h"
+#include "schedule/group_uses.h"
 
 namespace echelon {
 HeldStages::HeldStages(const Rank& rank, const Plan& plan, const PipelineLayout& pipeline,
                        const ParameterStore& parameters, const Faults& faults)
     : rank_(&rank),
+      parameters_(&parameters),
       hidden_(plan.model.hidden),
       tensor_parallel_(rank, plan.sequence_parallel),
       ids_(pipeline.stages_of(rank.coordinate(Axis::pp))) {
@@ -20,6 +22,13 @@ HeldStages::HeldStages(const Rank& rank, const Plan& plan, const PipelineLayout&
       const std::vector<int>& stages = pipeline.stages_of(r);
       if (std::find(stages.begin(), stages.end(), s) != stages.end()) runner_.push_back(r);
     }
+  const int pp_rank = rank.coordinate(Axis::pp);
+  for (int s = 0; s < static_cast<int>(runner_.size()); ++s) {
+    if (runner_[static_cast<std::size_t>(s)] != pp_rank) continue;
+    const StageGroups groups = stage_groups(pipeline, pp_rank, s);
+    for (int group = groups.first; group < groups.end; ++group) forward_uses_.push_back(group);
+    if (groups.output >= 0) forward_uses_.push_back(groups.output);
+  }
 }
 
 Tensor HeldStages::make_boundary(std::int64_t rows) const {
@@ -52,10 +61,13 @@ Tensor HeldStages::pass(std::int64_t rows,
 }
 
 double HeldStages::evaluate(const Microbatch& microbatch) const {
+  parameters_->begin_uses(forward_uses_);
   const Tensor out = pass(microbatch.rows(), [&](std::size_t held, Tensor input) {
     return held_[held].evaluate(microbatch, std::move(input));
   });
-  return out.defined() ? held_.back().loss(microbatch, out) : 0.0;
+  const double loss = out.defined() ? held_.back().loss(microbatch, out) : 0.0;
+  parameters_->end_uses();
+  return loss;
 }
 
 HeldStages::Caches HeldStages::make_caches(std::int64_t max_positions) const {
@@ -65,10 +77,13 @@ HeldStages::Caches HeldStages::make_caches(std::int64_t max_positions) const {
 }
 
 Tensor HeldStages::next_logits(const Tensor& tokens, std::int64_t position, const Caches& caches) const {
+  parameters_->begin_uses(forward_uses_);
   const Tensor out = pass(tokens.numel(), [&](std::size_t held, Tensor input) {
     return held_[held].forward_cached(tokens, std::move(input), position, caches[held]);
   });
-  return out.defined() ? held_.back().logits(out) : Tensor();
+  const Tensor logits = out.defined() ? held_.back().logits(out) : Tensor();
+  parameters_->end_uses();
+  return logits;
 }
 
 }  // namespace echelon

@@ -12,6 +12,7 @@ namespace echelon {
 
 class HeldStages {
  public:
+  // `parameters` outlive this.
   HeldStages(const Rank& rank, const Plan& plan, const PipelineLayout& pipeline,
              const ParameterStore& parameters, const Faults& faults);
 
@@ -36,11 +37,13 @@ class HeldStages {
   Tensor pass(std::int64_t rows, const std::function<Tensor(std::size_t held, Tensor input)>& run) const;
 
   const Rank* rank_;
+  const ParameterStore* parameters_;
   std::int64_t hidden_;
   TensorParallel tensor_parallel_;
-  std::vector<int> ids_;     // of the held stages
-  std::vector<Stage> held_;  // in the order of ids_
-  std::vector<int> runner_;  // of each stage of the model: the rank that runs it in pass()
+  std::vector<int> ids_;           // of the held stages
+  std::vector<Stage> held_;        // in the order of ids_
+  std::vector<int> forward_uses_;  // layer groups that pass() and the output layer read, in order
+  std::vector<int> runner_;        // of each stage of the model: the rank that runs it in pass()
 };
 
 }  // namespace echelon

@@ -23,7 +23,7 @@ void copy_runs(const ParamSpec& spec, int tp, int index, std::byte* logical, std
 const Tensor& held(const Parameter& p, ParameterTensor which) {
   switch (which) {
     case ParameterTensor::value:
-      return p.value;
+      return p.value_stays ? p.value : p.own_value;
     case ParameterTensor::gradient:
       return p.own_gradient;
     case ParameterTensor::exp_avg:
@@ -35,7 +35,7 @@ const Tensor& held(const Parameter& p, ParameterTensor which) {
 }
 
 bool is_cut(const Parameter& p, ParameterTensor which) {
-  return p.shard_sizes.size() > 1 && which != ParameterTensor::value;
+  return p.shard_sizes.size() > 1 && !(which == ParameterTensor::value && p.value_stays);
 }
 
 }  // namespace

@@ -8,20 +8,24 @@
 namespace echelon {
 namespace {
 
+// Elements [part.begin, part.end) of what rank `index` of `tp` holds.
 template <class T>
-void fill_initial(const ParamSpec& spec, int tp, int index, std::uint64_t seed, T* out) {
+void fill_initial(const ParamSpec& spec, int tp, int index, std::uint64_t seed, Range part, T* out) {
   if (spec.init != Init::normal) {
-    std::fill(out, out + local_numel(spec, tp, index), spec.init == Init::ones ? T(1) : T(0));
+    std::fill(out, out + part.size(), spec.init == Init::ones ? T(1) : T(0));
     return;
   }
   const Philox random(seed, Stream::initial_value, name_hash(spec.name.c_str()));
   constexpr std::int64_t chunk = 4096;
   double normals[chunk];
   for_each_run(spec, tp, index, [&](std::int64_t logical, std::int64_t local, std::int64_t count) {
-    for (std::int64_t done = 0; done < count; done += chunk) {
-      const std::int64_t n = std::min(chunk, count - done);
-      random.fill_normal(static_cast<std::uint64_t>(logical + done), static_cast<std::uint64_t>(n), normals);
-      for (std::int64_t i = 0; i < n; ++i) out[local + done + i] = static_cast<T>(spec.init_std * normals[i]);
+    const std::int64_t end = std::min(local + count, part.end);
+    for (std::int64_t at = std::max(local, part.begin); at < end; at += chunk) {
+      const std::int64_t n = std::min(chunk, end - at);
+      random.fill_normal(static_cast<std::uint64_t>(logical + at - local), static_cast<std::uint64_t>(n),
+                         normals);
+      for (std::int64_t i = 0; i < n; ++i)
+        out[at - part.begin + i] = static_cast<T>(spec.init_std * normals[i]);
     }
   });
 }
@@ -49,6 +53,7 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
   for (const ParamSpec& spec : model_) owners_[spec.name] = pipeline.holders_of(spec.name).front();
   layout_ = flat_layout(groups, rank.size(Axis::tp), rank.coordinate(Axis::tp));
   make_units();
+  if (zero_ == 3) make_gather(plan.zero_prefetch);
   for (std::size_t i = 0; i < parameters_.size(); ++i) place(parameters_[i], i);
   fill_initial_values(seed);
   if (keeps_tied_gradient_apart(plan, pipeline, rank.coordinate(Axis::dp), rank.coordinate(Axis::pp))) {
@@ -66,7 +71,16 @@ void ParameterStore::make_units() {
   };
   const std::vector<ShardUnit> cuts = shard_units(layout_, shards_);
   const std::int64_t own_size = shard_size(cuts, shard_);
-  values_ = make(MemoryCategory::parameters, layout_.size());
+  // What comes and goes is made without memory.
+  const auto make_away = [&](MemoryCategory category, std::int64_t size) {
+    const Tensor flat(rank_->arena(), category, rank_->dtype(), {size});
+    flat.release_memory();
+    return flat;
+  };
+  if (zero_ < 3)
+    values_ = make(MemoryCategory::parameters, layout_.size());
+  else
+    own_values_ = make(MemoryCategory::parameters, own_size);
   if (zero_ < 2)
     gradients_ = make(MemoryCategory::gradients, layout_.size());
   else
@@ -77,14 +91,18 @@ void ParameterStore::make_units() {
   for (const ShardUnit& cut : cuts) {
     const Range own = cut.shard(shard_), inside{own.begin - cut.range.begin, own.end - cut.range.begin};
     Unit unit{cut, {}, {}, {}, {}, own_begin};
-    unit.value = values_.flat_range(cut.range.begin, cut.range.end);
-    unit.own_value = unit.value.flat_range(inside.begin, inside.end);
+    if (zero_ < 3) {
+      unit.value = values_.flat_range(cut.range.begin, cut.range.end);
+      unit.own_value = unit.value.flat_range(inside.begin, inside.end);
+    } else {
+      unit.value = make_away(MemoryCategory::parameters, cut.range.size());
+      unit.own_value = own_values_.flat_range(own_begin, own_begin + own.size());
+    }
     if (zero_ < 2) {
       unit.gradient = gradients_.flat_range(cut.range.begin, cut.range.end);
       unit.own_gradient = unit.gradient.flat_range(inside.begin, inside.end);
     } else {
-      unit.gradient = make(MemoryCategory::gradients, cut.range.size());
-      unit.gradient.release_memory();
+      unit.gradient = make_away(MemoryCategory::gradients, cut.range.size());
       unit.own_gradient = own_gradients_.flat_range(own_begin, own_begin + own.size());
     }
     own_begin += own.size();
@@ -100,6 +118,7 @@ void ParameterStore::place(Parameter& p, std::size_t index) {
   const Weight views = view(p, all, local_shape(p.spec, rank_->size(Axis::tp), rank_->coordinate(Axis::tp)));
   p.value = views.value;
   p.gradient = views.gradient;
+  p.value_stays = zero_ < 3;
   const auto common = [&](const Range& shard) {
     const std::int64_t begin = std::clamp(shard.begin, all.begin, all.end);
     return Range{begin, std::clamp(shard.end, begin, all.end)};
@@ -120,11 +139,14 @@ void ParameterStore::place(Parameter& p, std::size_t index) {
 
 void ParameterStore::fill_initial_values(std::uint64_t seed) {
   const int tp = rank_->size(Axis::tp), index = rank_->coordinate(Axis::tp);
-  for (const Parameter& p : parameters_)
+  for (const Parameter& p : parameters_) {
+    const Tensor& held = p.value_stays ? p.value : p.own_value;
+    const Range part = p.value_stays ? Range{0, p.value.numel()} : p.own;
     if (rank_->dtype() == DType::f64)
-      fill_initial(p.spec, tp, index, seed, p.value.data<double>());
+      fill_initial(p.spec, tp, index, seed, part, held.data<double>());
     else
-      fill_initial(p.spec, tp, index, seed, p.value.data<float>());
+      fill_initial(p.spec, tp, index, seed, part, held.data<float>());
+  }
 }
 
 const ParameterStore::Unit& ParameterStore::unit_of(const Parameter& p) const {
@@ -217,8 +239,22 @@ std::vector<GradientBucket> ParameterStore::gradient_buckets() const {
   return buckets;
 }
 
+void ParameterStore::make_gather(int ahead) {
+  std::vector<ShardedUnit> units;
+  for (const Unit& unit : units_) units.push_back({unit.value, unit.own_value, unit.cut.counts()});
+  gather_ = std::make_unique<ParameterGather>(rank_->dp_block(shards_), std::move(units), ahead);
+}
+
+void ParameterStore::begin_uses(std::vector<int> groups) const {
+  if (gather_) gather_->begin(std::move(groups));
+}
+
+void ParameterStore::end_uses() const {
+  if (gather_) gather_->end();
+}
+
 void ParameterStore::share_values() const {
-  if (zero_ == 0) return;
+  if (zero_ == 0 || zero_ == 3) return;
   std::vector<ShardedUnit> units;
   for (const Unit& unit : units_) units.push_back({unit.value, unit.own_value, unit.cut.counts()});
   all_gather_units(rank_->dp_block(shards_), units);

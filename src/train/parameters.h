@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -19,8 +20,10 @@ struct Parameter {
   ParamSpec spec;
   int group = 0;
   std::vector<int> holders;  // pipeline ranks that hold it; the first one counts and saves it
-  // As the layers see them, in local shapes. From ZeRO 2 on the memory behind `gradient` comes and goes.
+  // As the layers see them, in local shapes. The memory behind `gradient` comes and goes from ZeRO 2 on, that
+  // behind `value` in ZeRO 3.
   Tensor value, gradient;
+  bool value_stays = true;  // not in ZeRO 3
   // What this rank updates: elements [own.begin, own.end) of the local tensor, everything without ZeRO. The
   // sum of the gradients over dp is here, and nowhere else.
   Range own;
@@ -48,7 +51,7 @@ class ParameterStore {
   // pipeline ranks: the same bits.
   Weight output_weight() const;
 
-  const Tensor& values() const { return values_; }        // flat, everything
+  const Tensor& values() const { return values_; }        // flat, everything; undefined in ZeRO 3
   const Tensor& gradients() const { return gradients_; }  // the same; undefined from ZeRO 2 on
   // Of all parameters that each tp rank holds whole.
   const Tensor& whole_gradients() const { return units_.back().gradient; }
@@ -67,6 +70,18 @@ class ParameterStore {
   // Every rank has updated what is its own: the values go to all that hold them whole.
   void share_values() const;
 
+  // Whether values are gathered for their uses (ZeRO 3). Then a run of uses begins with the layer groups that
+  // will be used, in order, and all ranks of a block go through the same ones. Without it all this does
+  // nothing.
+  bool gathers() const { return gather_ != nullptr; }
+  void begin_uses(std::vector<int> groups) const;
+  void end_uses() const;
+  // The layers of a group may read its values while what this returns lives.
+  class Use;
+  [[nodiscard]] Use use(int group) const;
+  int output_group() const { return find(output_name_).group; }
+  const ParameterGather* gather() const { return gather_.get(); }
+
  private:
   // A unit of the shard layout; `value` and `gradient` are what the layers see.
   struct Unit {
@@ -75,6 +90,7 @@ class ParameterStore {
     std::int64_t own_begin;  // where its shard lies in flat tensors of this rank's shards
   };
   void make_units();
+  void make_gather(int ahead);
   void place(Parameter& parameter, std::size_t index);
   void fill_initial_values(std::uint64_t seed);
   const Unit& unit_of(const Parameter& parameter) const;
@@ -84,17 +100,34 @@ class ParameterStore {
 
   const Rank* rank_;
   int zero_, shards_, shard_;
-  Tensor values_, gradients_;                    // whole and flat, where they stay in memory
-  Tensor own_gradients_, exp_avg_, exp_avg_sq_;  // this rank's shards of all units, one after another
-  Tensor tied_gradient_;                         // defined where it is kept apart
+  Tensor values_, gradients_;                                 // whole and flat, where they stay in memory
+  Tensor own_values_, own_gradients_, exp_avg_, exp_avg_sq_;  // this rank's shards, unit after unit
+  Tensor tied_gradient_;                                      // defined where it is kept apart
   std::string output_name_;
   std::vector<Parameter> parameters_;
   std::vector<ParamSpec> model_;
   std::map<std::string, std::size_t> here_;  // index in parameters_
   std::map<std::string, int> owners_;        // of model_
   FlatLayout layout_;
-  std::vector<Unit> units_;          // one for each group, and the whole parameters
-  mutable std::vector<bool> begun_;  // units whose gradients are there, or were, in this update
+  std::unique_ptr<ParameterGather> gather_;  // in ZeRO 3
+  std::vector<Unit> units_;                  // one for each group, and the whole parameters
+  mutable std::vector<bool> begun_;          // units whose gradients are there, or were, in this update
 };
+
+class ParameterStore::Use {
+ public:
+  Use(ParameterGather* gather, int group) : gather_(gather) {
+    if (gather_ != nullptr) gather_->use(group);
+  }
+  ~Use() {
+    if (gather_ != nullptr) gather_->done();
+  }
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+
+ private:
+  ParameterGather* gather_;
+};
+inline ParameterStore::Use ParameterStore::use(int group) const { return {gather_.get(), group}; }
 
 }  // namespace echelon

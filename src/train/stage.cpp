@@ -39,6 +39,7 @@ Tensor Stage::positions_here(std::int64_t rows, std::int64_t seq_len, std::int64
 }
 
 Tensor Stage::embed(const Tensor& tokens, std::int64_t seq_len, std::int64_t first_position) const {
+  const auto use = parameters_->use(first_group_);
   const Tensor x = embedding_->forward(tokens);
   if (positions_.defined()) {
     const Tensor positions = rank_->activation({x.rows(), x.cols()});
@@ -60,7 +61,10 @@ void Stage::embed_backward(const Microbatch& microbatch, const Tensor& dx) const
 Tensor Stage::forward(const Microbatch& microbatch, Tensor input, Saved& saved) const {
   saved.blocks.resize(blocks_.size());
   Tensor x = has_embedding() ? embed(microbatch.tokens, microbatch.seq_len, 0) : std::move(input);
-  for (std::size_t i = 0; i < blocks_.size(); ++i) x = blocks_[i].forward(microbatch, x, saved.blocks[i]);
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    const auto use = parameters_->use(block_group(i));
+    x = blocks_[i].forward(microbatch, x, saved.blocks[i]);
+  }
   if (!has_head()) return x;
   saved.out = std::move(x);
   return {};
@@ -68,6 +72,7 @@ Tensor Stage::forward(const Microbatch& microbatch, Tensor input, Saved& saved) 
 
 Tensor Stage::head_backward(const Microbatch& microbatch, double gradient_scale, Saved& saved,
                             const GroupDone& group_done, double& loss_sum) const {
+  const auto use = parameters_->use(parameters_->output_group());
   parameters_->need_output_gradient();
   OutputHead::Result head =
       head_->loss_and_gradient(std::exchange(saved.out, {}), microbatch.targets, gradient_scale);
@@ -81,6 +86,7 @@ Stage::Backward Stage::backward(const Microbatch& microbatch, Tensor dy, double 
   Backward result;
   if (has_head()) dy = head_backward(microbatch, gradient_scale, saved, group_done, result.loss_sum);
   for (std::size_t i = blocks_.size(); i-- > 0;) {
+    const auto use = parameters_->use(block_group(i));
     parameters_->need_gradients(block_group(i));
     dy = blocks_[i].backward(microbatch, dy, saved.blocks[i]);
     group_done(block_group(i));
@@ -97,8 +103,10 @@ Stage::Backward Stage::backward_input(const Microbatch& microbatch, Tensor dy, d
                                       Saved& saved, const GroupDone& group_done) const {
   Backward result;
   if (has_head()) dy = head_backward(microbatch, gradient_scale, saved, group_done, result.loss_sum);
-  for (std::size_t i = blocks_.size(); i-- > 0;)
+  for (std::size_t i = blocks_.size(); i-- > 0;) {
+    const auto use = parameters_->use(block_group(i));
     dy = blocks_[i].backward_input(microbatch, dy, saved.blocks[i]);
+  }
   if (has_embedding())
     saved.d_embedding = std::move(dy);
   else
@@ -120,14 +128,16 @@ void Stage::backward_weight(const Microbatch& microbatch, Saved& saved, const Gr
 
 Tensor Stage::evaluate(const Microbatch& microbatch, Tensor input) const {
   Tensor x = has_embedding() ? embed(microbatch.tokens, microbatch.seq_len, 0) : std::move(input);
-  for (const TransformerBlock& block : blocks_) {
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    const auto use = parameters_->use(block_group(i));
     TransformerBlock::Saved dropped;
-    x = block.forward(microbatch, x, dropped);
+    x = blocks_[i].forward(microbatch, x, dropped);
   }
   return x;
 }
 
 double Stage::loss(const Microbatch& microbatch, const Tensor& input) const {
+  const auto use = parameters_->use(parameters_->output_group());
   return head_->loss(input, microbatch.targets);
 }
 
@@ -141,10 +151,16 @@ std::vector<Tensor> Stage::make_caches(std::int64_t max_positions) const {
 Tensor Stage::forward_cached(const Tensor& tokens, Tensor input, std::int64_t position,
                              const std::vector<Tensor>& caches) const {
   Tensor x = has_embedding() ? embed(tokens, tokens.numel(), position) : std::move(input);
-  for (std::size_t i = 0; i < blocks_.size(); ++i) x = blocks_[i].forward_cached(position, x, caches[i]);
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    const auto use = parameters_->use(block_group(i));
+    x = blocks_[i].forward_cached(position, x, caches[i]);
+  }
   return x;
 }
 
-Tensor Stage::logits(const Tensor& input) const { return head_->logits(input, 1); }
+Tensor Stage::logits(const Tensor& input) const {
+  const auto use = parameters_->use(parameters_->output_group());
+  return head_->logits(input, 1);
+}
 
 }  // namespace echelon

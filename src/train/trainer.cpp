@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "parallel/sequence_parallel.h"
+#include "schedule/group_uses.h"
 #include "schedule/simulate.h"
 
 namespace echelon {
@@ -144,7 +145,9 @@ double Trainer::compute_gradients(std::int64_t step, const SampleSource& samples
   first_step_ = step;
   begin_update();
   training_.prepare(0);
+  parameters_.begin_uses(group_uses(*pipeline_, programs_.program(0, 1), rank_.coordinate(Axis::pp)));
   last_run_ = executor_.run(programs_.program(0, 1), training_);
+  parameters_.end_uses();
   return sum_over({Axis::dp, Axis::pp}, {complete_gradients()})[0] / num_targets_.at(0);
 }
 
@@ -294,10 +297,19 @@ Trainer::Applied Trainer::apply_gradients(std::int64_t step) {
 double Trainer::evaluate(std::int64_t num_samples, const SampleSource& samples) {
   const Range mine = split_range(num_samples, rank_.size(Axis::dp), rank_.coordinate(Axis::dp));
   // As many sequences at once as training has, so that evaluation needs no more memory.
-  const std::int64_t at_once = microbatches(plan_, rank_.coordinate(Axis::dp)).front().size();
+  const auto at_once = [&](int dp_rank) { return microbatches(plan_, dp_rank).front().size(); };
+  const auto passes = [&](int dp_rank) {
+    const std::int64_t count = split_range(num_samples, rank_.size(Axis::dp), dp_rank).size();
+    return (count + at_once(dp_rank) - 1) / at_once(dp_rank);
+  };
+  std::int64_t last = passes(rank_.coordinate(Axis::dp));
+  if (parameters_.gathers())  // ranks that gather parameters together go through as many passes
+    for (int r = 0; r < rank_.size(Axis::dp); ++r) last = std::max(last, passes(r));
+  const std::int64_t size = at_once(rank_.coordinate(Axis::dp));
   double loss_sum = 0, num_targets = 0;
-  for (std::int64_t begin = mine.begin; begin < mine.end; begin += at_once) {
-    const Microbatch microbatch = load(0, {begin, std::min(begin + at_once, mine.end)}, samples);
+  for (std::int64_t pass = 0; pass < last; ++pass) {
+    const auto at = [&](std::int64_t p) { return std::min(mine.begin + p * size, mine.end); };
+    const Microbatch microbatch = load(0, {at(pass), at(pass + 1)}, samples);
     num_targets += count_targets(microbatch);
     loss_sum += stages_.evaluate(microbatch);
   }
