@@ -105,8 +105,10 @@ void validate(const Plan& plan) {
   if (plan.seq_len < 1 || plan.seq_len > model.max_seq)
     refuse("--seq-len {}: {} has positions for 1 to {}", plan.seq_len, model.name, model.max_seq);
   if (!plan.optimizer_barrier && plan.zero_stage() > 0)
-    refuse("--optimizer-barrier off: with --zero {} the values of all ranks would have to travel twice; legal: --zero 0",
-           plan.zero);
+    refuse(
+        "--optimizer-barrier off: with --zero {} the values of all ranks would have to travel twice; legal: "
+        "--zero 0",
+        plan.zero);
 }
 
 Range dp_samples(const Plan& plan, int dp_rank) {
@@ -177,8 +179,8 @@ T value_at(const toml::table& table, const char* key, const std::string& where, 
 Plan plan_from_toml(const std::string& text, const std::string& where) {
   const toml::table table = parse_toml(text, where);
   static constexpr std::array known{
-      "model",         "mesh",     "sp",         "global-batch",     "micro-batch",   "seq-len", "dtype",
-      "recompute",     "schedule", "chunks",     "layers-per-stage", "schedule-text", "zero",    "hsdp",
+      "model",         "mesh",     "sp",          "global-batch",     "micro-batch",   "seq-len", "dtype",
+      "recompute",     "schedule", "chunks",      "layers-per-stage", "schedule-text", "zero",    "hsdp",
       "zero-prefetch", "offload",  "offload-dir", "optimizer-barrier"};
   for (const auto& [key, node] : table)
     if (std::find(known.begin(), known.end(), std::string_view(key.str())) == known.end())

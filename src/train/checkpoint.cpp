@@ -60,8 +60,8 @@ std::string read_text(const fs::path& path) {
   return text.str();
 }
 
-// The logical tensor, on pipeline rank 0 of the first data-parallel rank; undefined elsewhere. Collective over
-// tp, pp and the ranks over which ZeRO cuts it.
+// The logical tensor, on pipeline rank 0 of the first data-parallel rank; undefined elsewhere. Collective
+// over tp, pp and the ranks over which ZeRO cuts it.
 Tensor hand_to_first_rank(const Rank& rank, const ParameterStore& parameters, const ParamSpec& spec,
                           ParameterTensor which) {
   Communicator& group = rank.along(Axis::pp);
