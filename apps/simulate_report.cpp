@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "schedule/step_programs.h"
 #include "schedule/validate.h"
 
 namespace echelon {
@@ -80,6 +81,7 @@ nlohmann::ordered_json to_json(const SimulationReport& r) {
   json["local_bubble_time"] = rounded(r.local_bubble);
   json["peak_activations"] = rounded(r.simulation.peak_activations);
   json["weight_versions"] = r.simulation.weight_versions;
+  json["staleness"] = staleness(r.schedule);
   json["parameter_copies"] = r.simulation.parameter_copies;
   json["messages"] = r.simulation.messages;
   if (r.search) add_search(json, *r.search);

@@ -54,7 +54,7 @@ TEST(Pipeline, EveryScheduleGivesTheBitsOfOneRank) {
         if (schedule == "dualpipe" && pp == 3) continue;  // an even number of ranks
         const Plan plan = pipeline_plan(model, schedule, pp, 1, 1, 8);
         SCOPED_TRACE(fmt::format("{} {} pp {}", schedule, model.name, pp));
-        const VerifyReport report = verified(plan, 2);
+        const VerifyReport report = verified(plan);
         EXPECT_TRUE(report.pass) << to_json(report, plan);
         EXPECT_TRUE(report.bitwise || !keeps_grouping(schedule)) << to_json(report, plan);
       }
@@ -181,7 +181,7 @@ TEST(Pipeline, StreamsEqualTheEmulationOfTheirDelay) {
          {std::pair{"pipedream", 1}, {"pipedream", 2}, {"pipedream", 6}, {"2bw", pp}, {"2bw", 7}})
       for (auto [dp, tp] : {std::pair{1, 1}, {2, 1}, {1, 2}, {2, 2}})
         for (const ModelSpec& model : {odd_gpt2(false, 5), odd_llama(false, 2, 4)}) {
-          if (pp > 2 && dp * tp > 1) continue;
+          if (pp > 2 && (dp * tp > 1 || (pp == 3) != (model.family == Family::gpt2))) continue;
           Plan plan = pipeline_plan(model, schedule, pp, dp, tp, microbatches);
           VerifyRequest request;
           request.plan = plan;
