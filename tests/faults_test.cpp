@@ -124,6 +124,23 @@ TEST(Faults, AShiftedVocabularyIsNamed) {
     }
 }
 
+TEST(Faults, AShardThatIsOffByOneIsNamed) {
+  Faults faults;
+  faults.shard_shift = 1;
+  for (int zero : {0, 1, 2, 3})
+    for (Plan plan : plans(3, 2, true)) {
+      plan.zero = zero;
+      SCOPED_TRACE(fmt::format("zero {} {}", zero, describe(plan)));
+      const VerifyReport report = verify_with(plan, faults);
+      EXPECT_EQ(report.pass, zero == 0);  // where nothing is cut, nothing can be off
+      if (zero == 0) continue;
+      ASSERT_TRUE(report.first_difference);
+      EXPECT_EQ(report.first_difference->kind, "grad");
+      EXPECT_EQ(report.first_difference->step, 0);
+      EXPECT_GT(report.first_difference->rel_diff, 0.01);
+    }
+}
+
 TEST(Report, HasTheFieldsThatProgramsReadWhenItPasses) {
   const Plan plan = odd_plan(odd_llama(), 2, 2, true);
   const VerifyReport report = verify_with(plan, {});

@@ -7,6 +7,8 @@ namespace echelon {
 struct Faults {
   bool forget_norm_reduction = false;  // sequence parallelism without the all_reduce of norm gradients
   double loss_scale = 1.0;             // the gradient of the loss is this much too large
+  // Ranks after the first of a block that shares gradients (ZeRO) believe that theirs start this much later.
+  int shard_shift = 0;
   int vocabulary_shift = 0;  // ranks after the first believe that their vocabulary rows start this much later
 };
 

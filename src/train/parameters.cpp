@@ -33,7 +33,7 @@ void fill_initial(const ParamSpec& spec, int tp, int index, std::uint64_t seed, 
 }  // namespace
 
 ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const PipelineLayout& pipeline,
-                               std::uint64_t seed)
+                               std::uint64_t seed, const Faults& faults)
     : rank_(&rank),
       zero_(plan.zero_stage()),
       shards_(plan.shards()),
@@ -54,7 +54,7 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
   layout_ = flat_layout(groups, rank.size(Axis::tp), rank.coordinate(Axis::tp));
   make_units();
   if (zero_ == 3) make_gather(plan.zero_prefetch);
-  for (std::size_t i = 0; i < parameters_.size(); ++i) place(parameters_[i], i);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) place(parameters_[i], i, faults);
   fill_initial_values(seed);
   if (keeps_tied_gradient_apart(plan, pipeline, rank.coordinate(Axis::dp), rank.coordinate(Axis::pp))) {
     tied_gradient_ =
@@ -112,7 +112,7 @@ void ParameterStore::make_units() {
 }
 
 // Views of a parameter in its unit, and of the part of it that is this rank's own.
-void ParameterStore::place(Parameter& p, std::size_t index) {
+void ParameterStore::place(Parameter& p, std::size_t index, const Faults& faults) {
   const Range all{layout_.offsets[index], layout_.offsets[index] + layout_.sizes[index]};
   const Unit& unit = unit_of(p);
   const Weight views = view(p, all, local_shape(p.spec, rank_->size(Axis::tp), rank_->coordinate(Axis::tp)));
@@ -132,7 +132,8 @@ void ParameterStore::place(Parameter& p, std::size_t index) {
     return flat.flat_range(begin, begin + own.size());
   };
   p.own_value = part(unit.own_value, 0);
-  p.own_gradient = part(unit.own_gradient, 0);
+  const std::int64_t shift = shard_ > 0 && own.end < shard.end ? faults.shard_shift : 0;
+  p.own_gradient = part(unit.own_gradient, shift);
   p.exp_avg = part(exp_avg_, unit.own_begin);
   p.exp_avg_sq = part(exp_avg_sq_, unit.own_begin);
 }

@@ -10,6 +10,7 @@
 #include "comm/rank.h"
 #include "layer/weight.h"
 #include "parallel/data_parallel.h"
+#include "parallel/faults.h"
 #include "parallel/zero.h"
 #include "schedule/pipeline_layout.h"
 #include "spec/shard_layout.h"
@@ -34,7 +35,8 @@ struct Parameter {
 class ParameterStore {
  public:
   // What the layout gives this rank. Values start from (seed, name, logical element) alone.
-  ParameterStore(const Rank& rank, const Plan& plan, const PipelineLayout& pipeline, std::uint64_t seed);
+  ParameterStore(const Rank& rank, const Plan& plan, const PipelineLayout& pipeline, std::uint64_t seed,
+                 const Faults& faults = {});
 
   const std::vector<Parameter>& all() const { return parameters_; }  // of this rank, group by group
   // Of the whole model, in the same order on every rank: what collectives over parameters walk.
@@ -91,7 +93,7 @@ class ParameterStore {
   };
   void make_units();
   void make_gather(int ahead);
-  void place(Parameter& parameter, std::size_t index);
+  void place(Parameter& parameter, std::size_t index, const Faults& faults);
   void fill_initial_values(std::uint64_t seed);
   const Unit& unit_of(const Parameter& parameter) const;
   // A flat range that begins with a parameter, in that parameter's unit.

@@ -35,7 +35,7 @@ Trainer::Trainer(const Rank& rank, const Plan& plan, const OptimizerOptions& opt
       faults_(faults),
       pipeline_(pipeline ? std::move(pipeline) : std::make_shared<PipelineLayout>(plan)),
       programs_(pipeline_->programs(rank.coordinate(Axis::dp))),
-      parameters_(rank, plan, *pipeline_, seed),
+      parameters_(rank, plan, *pipeline_, seed, faults),
       stages_(rank_, plan_, *pipeline_, parameters_, faults),
       training_(stages_, programs_, rank.coordinate(Axis::pp), hooks()),
       executor_(rank.along(Axis::pp)),
