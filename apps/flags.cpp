@@ -141,6 +141,7 @@ Plan PlanFlags::plan() const {
   }
   if (is_given("--offload")) plan.offload = parse_offload(offload_, "--offload");
   if (is_given("--offload-dir")) {
+    if (offload_dir_.empty()) refuse("--offload-dir: the path is empty");
     plan.offload_directory = offload_dir_;
     if (plan.offload == Offload::none)
       refuse("--offload-dir {}: nothing is kept in a file; add --offload optimizer", offload_dir_);

@@ -76,6 +76,13 @@ int run_train(TrainFlags& f) {
     fmt::print(out, "mesh    {}{}; {} compute thread{} a rank\n", plan.mesh.describe(),
                plan.shards_sequence() ? ", sequence parallel" : "", request.run.threads_per_rank,
                request.run.threads_per_rank == 1 ? "" : "s");
+    if (plan.zero_stage() > 0)
+      fmt::print(out, "zero    stage {}, cut over {} ranks{}\n", plan.zero, plan.shards(),
+                 plan.hsdp > 1 ? fmt::format(", in {} replicas", plan.hsdp) : "");
+    if (plan.offload == Offload::optimizer)
+      fmt::print(out, "offload optimizer state in files in {}\n",
+                 plan.offload_directory.empty() ? std::filesystem::temp_directory_path().string()
+                                                : plan.offload_directory);
     fmt::print(out, "data    {} tokens from {} file{}; {} held out for validation\n", start.train_tokens,
                start.num_files, start.num_files == 1 ? "" : "s", start.validation_tokens);
     fmt::print(out, "batch   {} sequences of {} tokens a step, {} at once on a rank\n", plan.global_batch,

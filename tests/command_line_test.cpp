@@ -173,6 +173,10 @@ TEST_F(CommandLine, WrongValuesAreRefusedWithTheLegalOnes) {
   refused(training({"--zero", "4"}), {"--zero 4", "legal: 0, 1, 2, 3"});
   refused(training({"--dp", "2", "--hsdp", "2"}), {"--hsdp 2", "--zero is 0"});
   refused(training({"--zero-prefetch", "2"}), {"--zero-prefetch 2", "--zero is 0"});
+  refused(training({"--offload", "all"}), {"--offload all", "none, optimizer"});
+  refused(training({"--offload", "optimizer", "--offload-dir", ""}), {"--offload-dir", "empty"});
+  refused(training({"--offload-dir", "/tmp"}), {"--offload-dir /tmp", "--offload optimizer"});
+  refused(training({"--offload", "optimizer", "--offload-dir", "/no/such"}), {"--offload-dir /no/such"});
   const Words data{"train", "--data", "text.txt"};
   const auto with = [&](const Words& more) { return joined(data, more); };
   refused(with({"--threads", "0"}), {"--threads 0"});
@@ -306,6 +310,21 @@ TEST_F(CommandLine, VerifyAnswersYesInOneObject) {
   EXPECT_EQ(report["pass"], true);
   EXPECT_EQ(report["ranks"], 6);
   EXPECT_EQ(report["mesh"], (json{{"pp", 1}, {"dp", 2}, {"cp", 1}, {"tp", 3}, {"ep", 1}}));
+}
+
+TEST_F(CommandLine, ZeroTrainsAndVerifies) {
+  const json summary =
+      one_object(run(training({"--dp", "2", "--zero", "3", "--zero-prefetch", "2", "--offload", "optimizer",
+                               "--offload-dir", ".", "--steps", "2", "--sample", "3", "--json"})));
+  EXPECT_EQ(summary["memory_bytes"]["measured"], summary["memory_bytes"]["predicted"]);
+  EXPECT_EQ(summary["memory_bytes"]["measured"]["optimizer"], 0);
+  EXPECT_EQ(summary["traffic_bytes"]["measured"], summary["traffic_bytes"]["predicted"]);
+  EXPECT_GT(summary["traffic_bytes"]["measured"]["dp"]["all_gather"], 0);
+  const json report = one_object(run(
+      {"verify",           "--model", "tiny.toml", "--dp", "4",         "--hsdp", "2",    "--zero", "3",
+       "--seq-len",        "8",       "--steps",   "1",    "--threads", "1",      "--tp", "1",      "--dtype",
+       ECHELON_TEST_DTYPE, "--json"}));
+  EXPECT_EQ(report["pass"], true);
 }
 
 TEST_F(CommandLine, BenchAnswersInOneObject) {

@@ -241,6 +241,63 @@ TEST(ZeroMemory, BetweenStepsIsTheFormulaToTheByte) {
       }
 }
 
+// ---- optimizer state in a file
+
+TEST(Offload, GivesTheSameBitsWithoutMemoryForTheOptimizer) {
+  const TemporaryDirectory directory;
+  for (DType dtype : {DType::f64, DType::f32}) {
+    if (dtype == DType::f32 && !have_cpu_kernels()) continue;
+    for (int zero : {0, 1, 3}) {
+      Plan plan = odd_plan(odd_gpt2(), 3, 2, true, dtype);
+      plan.zero = zero;
+      Plan offloaded = plan;
+      offloaded.offload = Offload::optimizer;
+      offloaded.offload_directory = directory.path();
+      EXPECT_EQ(outcomes_of(offloaded), outcomes_of(plan)) << zero;
+      on_mesh(offloaded, [&](const Rank& rank) {
+        Trainer trainer(rank, offloaded, {}, 1);
+        trainer.step(0, random_samples(offloaded), 1);
+        EXPECT_EQ(rank.arena().peak()[MemoryCategory::optimizer], 0);
+        EXPECT_EQ(predict_memory(offloaded, trainer.pipeline(), rank.coordinate(Axis::dp),
+                                 rank.coordinate(Axis::tp))[MemoryCategory::optimizer],
+                  0);
+        // Nothing is left behind, however the process ends.
+        EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
+      });
+    }
+  }
+}
+
+// In memory for values, gradients and activations, but not for two moments more, a step is possible with
+// these in a file, and only then.
+TEST(Offload, AModelThatDoesNotFitSteps) {
+  Plan plan = odd_plan(odd_llama(), 1, 1, false);
+  const auto step_in = [&](std::int64_t bytes) {
+    ThreadWorld world(1, patience);
+    run_ranks(world, [&](int index) {
+      Arena arena(static_cast<std::size_t>(bytes));
+      const auto kernels = make_kernels(arena, plan.dtype, 1);
+      const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels);
+      Trainer trainer(rank, plan, {}, 1);
+      trainer.step(0, random_samples(plan), 1);
+    });
+  };
+  const Memory predicted = predict_memory(plan, PipelineLayout(plan), 0, 0);
+  const std::int64_t limit = predicted.total() - 1;
+  EXPECT_NO_THROW(step_in(limit + 100'000));  // with some room for what is counted as other
+  expect_contains(message_of<RunError>([&] { step_in(limit); }), {"memory limit"});
+  plan.offload = Offload::optimizer;
+  EXPECT_NO_THROW(step_in(limit - predicted[MemoryCategory::optimizer] + 100'000));
+}
+
+TEST(Offload, ADirectoryWhereNothingCanBeMadeIsRefused) {
+  Plan plan = odd_plan(odd_llama(), 2, 1, false);
+  plan.offload = Offload::optimizer;
+  plan.offload_directory = "/no/such/directory";
+  expect_contains(message_of<RequestError>([&] { verified(plan); }),
+                  {"--offload-dir /no/such/directory", "No such file"});
+}
+
 // ---- what else holds parameters
 
 // Saved under one stage, loaded under another: the same tensors, and the same bits from there on.
@@ -438,6 +495,29 @@ TEST(Zero, NamesTheTensorThatIsNotFinite) {
                     });
                   }),
                   {"step 1", name, "not finite"});
+}
+
+TEST(Zero, IsPartOfAPlanFile) {
+  Plan plan = odd_plan(odd_llama(), 4, 1, false);
+  plan.zero = 3;
+  plan.hsdp = 2;
+  plan.zero_prefetch = 5;
+  plan.offload = Offload::optimizer;
+  plan.offload_directory = "/some/where";
+  const std::string text = to_toml(plan);
+  const Plan read = plan_from_toml(text, "plan.toml");
+  EXPECT_EQ(read.zero, 3);
+  EXPECT_EQ(read.hsdp, 2);
+  EXPECT_EQ(read.zero_prefetch, 5);
+  EXPECT_EQ(read.offload, Offload::optimizer);
+  EXPECT_EQ(read.offload_directory, "/some/where");
+  EXPECT_EQ(read.shards(), 2);
+  expect_contains(message_of<RequestError>(
+                      [] { plan_from_toml("model = \"gpt2-tiny\"\noffload = \"all\"\n", "plan.toml"); }),
+                  {"plan.toml: offload all", "none, optimizer"});
+  expect_contains(
+      message_of<RequestError>([] { plan_from_toml("model = \"gpt2-tiny\"\nzero = true\n", "plan.toml"); }),
+      {"zero = true", "whole number"});
 }
 
 TEST(Zero, RefusesWhatItCannotDo) {

@@ -61,7 +61,6 @@ namespace {
 void validate_zero(const Plan& plan) {
   const int dp = plan.mesh.size(Axis::dp);
   if (plan.zero < 0 || plan.zero > 3) refuse("--zero {}: no such stage; legal: 0, 1, 2, 3", plan.zero);
-  if (plan.offload != Offload::none) refuse("--offload {}: not built yet", offload_name(plan.offload));
   if (plan.hsdp < 1 || dp % plan.hsdp != 0) {
     std::string legal;
     for (int n = 1; n <= dp; ++n)

@@ -27,7 +27,7 @@ struct TrainSummary {
   double step_seconds = 0, predicted_step_seconds = 0;
   int ranks = 1;
   std::int64_t num_params = 0;
-  Memory predicted_memory, measured_memory;          // peak of rank 0, whose parts are the largest
+  Memory predicted_memory, measured_memory;          // peak of rank 0
   Traffic predicted_traffic, measured_traffic;       // what rank 0 sends in one step
   double validation_loss = -1;                       // < 0: none
   std::string checkpoint;                            // the last one written

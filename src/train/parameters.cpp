@@ -52,7 +52,7 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
     }
   for (const ParamSpec& spec : model_) owners_[spec.name] = pipeline.holders_of(spec.name).front();
   layout_ = flat_layout(groups, rank.size(Axis::tp), rank.coordinate(Axis::tp));
-  make_units();
+  make_units(plan);
   if (zero_ == 3) make_gather(plan.zero_prefetch);
   for (std::size_t i = 0; i < parameters_.size(); ++i) place(parameters_[i], i, faults);
   fill_initial_values(seed);
@@ -63,7 +63,7 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
   }
 }
 
-void ParameterStore::make_units() {
+void ParameterStore::make_units(const Plan& plan) {
   const auto make = [&](MemoryCategory category, std::int64_t size) {
     const Tensor flat(rank_->arena(), category, rank_->dtype(), {size});
     rank_->kernels().fill(flat, 0.0);
@@ -85,8 +85,15 @@ void ParameterStore::make_units() {
     gradients_ = make(MemoryCategory::gradients, layout_.size());
   else
     own_gradients_ = make(MemoryCategory::gradients, own_size);
-  exp_avg_ = make(MemoryCategory::optimizer, own_size);
-  exp_avg_sq_ = make(MemoryCategory::optimizer, own_size);
+  if (plan.offload == Offload::optimizer) {
+    const std::int64_t bytes = own_size * element_bytes(rank_->dtype());
+    offloaded_ = std::make_unique<ScratchFile>(plan.offload_directory, static_cast<std::size_t>(2 * bytes));
+    exp_avg_ = Tensor::view_of(offloaded_->data(), rank_->dtype(), {own_size});
+    exp_avg_sq_ = Tensor::view_of(offloaded_->data() + bytes, rank_->dtype(), {own_size});
+  } else {
+    exp_avg_ = make(MemoryCategory::optimizer, own_size);
+    exp_avg_sq_ = make(MemoryCategory::optimizer, own_size);
+  }
   std::int64_t own_begin = 0;
   for (const ShardUnit& cut : cuts) {
     const Range own = cut.shard(shard_), inside{own.begin - cut.range.begin, own.end - cut.range.begin};

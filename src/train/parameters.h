@@ -14,6 +14,7 @@
 #include "parallel/zero.h"
 #include "schedule/pipeline_layout.h"
 #include "spec/shard_layout.h"
+#include "train/scratch_file.h"
 
 namespace echelon {
 
@@ -91,7 +92,7 @@ class ParameterStore {
     Tensor value, gradient, own_value, own_gradient;
     std::int64_t own_begin;  // where its shard lies in flat tensors of this rank's shards
   };
-  void make_units();
+  void make_units(const Plan& plan);
   void make_gather(int ahead);
   void place(Parameter& parameter, std::size_t index, const Faults& faults);
   void fill_initial_values(std::uint64_t seed);
@@ -104,6 +105,7 @@ class ParameterStore {
   int zero_, shards_, shard_;
   Tensor values_, gradients_;                                 // whole and flat, where they stay in memory
   Tensor own_values_, own_gradients_, exp_avg_, exp_avg_sq_;  // this rank's shards, unit after unit
+  std::unique_ptr<ScratchFile> offloaded_;                    // behind the moments, where they are offloaded
   Tensor tied_gradient_;                                      // defined where it is kept apart
   std::string output_name_;
   std::vector<Parameter> parameters_;

@@ -15,6 +15,7 @@ Plan one_rank_plan(Plan plan) {
   plan.optimizer_barrier = true;
   plan.zero = 0;
   plan.hsdp = 1;
+  plan.offload = Offload::none;
   return plan;
 }
 

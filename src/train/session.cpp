@@ -335,6 +335,7 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
                 {},
                 observer,
                 pipeline};
+  if (plan.offload != Offload::none) check_scratch_directory(plan.offload_directory);
   refuse_beyond_memory(plan, plan.mesh.num_ranks() * predicted_bytes(plan));
   StartInfo& start = shared.start;
   start.train_tokens = shared.split.train.size();

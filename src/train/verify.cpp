@@ -302,6 +302,7 @@ VerifyReport verify(const VerifyRequest& given) {
   validate(request.optimizer);
   refuse_clipping(request.optimizer, pipeline);
   if (request.steps < 1) refuse("--steps {}: must be at least 1", request.steps);
+  if (request.plan.offload != Offload::none) check_scratch_directory(request.plan.offload_directory);
   if (!request.samples) request.samples = random_tokens(request.plan, request.seed);
   VerifyReport report;
   report.steps = request.steps;

@@ -1,0 +1,30 @@
+// Memory that lies in a file without a name: the system writes it out and brings it in again as it needs room
+// (ZeRO-Offload's idea, Ren et al. 2021, https://arxiv.org/abs/2101.06840, with the disk in the place of the
+// host's memory).
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace echelon {
+
+class ScratchFile {
+ public:
+  // Zeros. The file is made in `directory` (empty: the system's place for temporary files) and goes with the
+  // process, however that ends. Its room on the disk is taken at once: RunError when there is none.
+  ScratchFile(const std::string& directory, std::size_t bytes);
+  ~ScratchFile();
+  ScratchFile(const ScratchFile&) = delete;
+  ScratchFile& operator=(const ScratchFile&) = delete;
+
+  std::byte* data() const { return data_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t bytes_;
+};
+
+// RequestError naming --offload-dir when no file can be made there.
+void check_scratch_directory(const std::string& directory);
+
+}  // namespace echelon
