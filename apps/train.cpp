@@ -145,6 +145,10 @@ int run_train(TrainFlags& f) {
         out, "pipeline of the last step{}: {} measured, {} simulated with the times its instructions took\n",
         flushes(plan) ? "" : "s", format_seconds(measured), format_seconds(simulated));
   }
+  if (summary.gathers)
+    fmt::print(
+        out, "  {} gathers of parameters, {} under way before the layer ahead of theirs; uses waited {}\n",
+        summary.gathers->gathers, summary.gathers->ahead, format_seconds(summary.gathers->wait_seconds));
   if (!summary.measured_staleness.empty())
     fmt::print(out, "gradients late by {} optimizer steps, by pipeline rank; predicted {}\n",
                fmt::join(summary.measured_staleness, " "), fmt::join(summary.predicted_staleness, " "));

@@ -11,18 +11,19 @@ DataParallel::DataParallel(const Rank& rank, int shards, std::vector<GradientBuc
 }
 
 void DataParallel::send_next() {
-  const GradientBucket& bucket = buckets_[next_++];
+  const std::size_t index = next_++;
+  const GradientBucket& bucket = buckets_[index];
   if (!bucket.own.defined()) {
     all_reducing_.push_back(rank_->along(Axis::dp).all_reduce(bucket.whole));
     return;
   }
   if (bucket.releases_whole && !scattering_.empty()) finish_oldest_scatter();
   scattering_.push_back(
-      {&bucket, rank_->dp_block(shards_).reduce_scatter(bucket.whole, bucket.own, bucket.counts)});
+      {index, rank_->dp_block(shards_).reduce_scatter(bucket.whole, bucket.own, bucket.counts)});
 }
 
 void DataParallel::finish_oldest_scatter() {
-  const GradientBucket& bucket = *scattering_.front().bucket;
+  const GradientBucket& bucket = buckets_[scattering_.front().bucket];
   scattering_.front().pending.wait();
   scattering_.pop_front();
   if (bucket.releases_whole) bucket.whole.release_memory();

@@ -41,7 +41,7 @@ class DataParallel {
 
  private:
   struct Scatter {
-    const GradientBucket* bucket;
+    std::size_t bucket;
     Pending pending;
   };
   void send_next();

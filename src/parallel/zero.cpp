@@ -1,6 +1,5 @@
 #include "parallel/zero.h"
 
-#include <chrono>
 #include <utility>
 
 #include "base/error.h"
@@ -23,8 +22,10 @@ void ParameterGather::begin(std::vector<int> uses) {
   window_ = GatherWindow(std::move(uses), ahead_);
   const int always = static_cast<int>(units_.size()) - 1;
   gather(always);
-  for (int unit : window_.begin()) gather(unit);
-  measures_.ahead = measures_.gathers;
+  for (int unit : window_.begin()) {
+    gather(unit);
+    ++measures_.ahead;
+  }
   wait_for(always);
 }
 
@@ -49,16 +50,18 @@ void ParameterGather::gather(int unit) {
   const ShardedUnit& u = units_[static_cast<std::size_t>(unit)];
   if (u.whole.numel() == 0) return;
   u.whole.acquire_memory();
-  under_way_[unit] = block_->all_gather(u.own, u.whole, u.counts);
+  under_way_[unit] = {block_->all_gather(u.own, u.whole, u.counts), Clock::now()};
   ++measures_.gathers;
 }
 
 void ParameterGather::wait_for(int unit) {
   const auto found = under_way_.find(unit);
   if (found == under_way_.end()) return;
-  const auto begin = std::chrono::steady_clock::now();
-  found->second.wait();
-  measures_.wait_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  const auto begin = Clock::now();
+  found->second.pending.wait();
+  const auto seconds = [](Clock::duration d) { return std::chrono::duration<double>(d).count(); };
+  measures_.beside_seconds += seconds(begin - found->second.begin);
+  measures_.wait_seconds += seconds(Clock::now() - begin);
   under_way_.erase(found);
 }
 

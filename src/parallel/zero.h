@@ -15,6 +15,7 @@
 // sharding): s is a part of the data-parallel size, and blocks of s neighbouring ranks are replicas.
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <vector>
 
@@ -46,15 +47,21 @@ class ParameterGather {
   void use(int unit);
   void done();
 
-  // Of the last run: how many gathers there were, how many of them were asked for while another unit was
-  // being used or before the first, and how long uses waited.
+  // Of the last run of uses.
   struct Measures {
-    int gathers = 0, ahead = 0;
-    double wait_seconds = 0;
+    int gathers = 0;
+    int ahead = 0;              // of them asked for before the use ahead of theirs began
+    double beside_seconds = 0;  // from asking for a gather until its use, added up: what it may hide behind
+    double wait_seconds = 0;    // that uses waited
   };
   const Measures& measures() const { return measures_; }
 
  private:
+  using Clock = std::chrono::steady_clock;
+  struct UnderWay {
+    Pending pending;
+    Clock::time_point begin;
+  };
   void gather(int unit);
   void wait_for(int unit);
   void release(int unit);
@@ -63,7 +70,7 @@ class ParameterGather {
   std::vector<ShardedUnit> units_;
   int ahead_;
   GatherWindow window_;
-  std::map<int, Pending> under_way_;
+  std::map<int, UnderWay> under_way_;
   Measures measures_;
 };
 

@@ -67,6 +67,11 @@ std::string to_json(const TrainSummary& s) {
   if (!s.measured_staleness.empty())
     object["staleness"] = {{"predicted", s.predicted_staleness}, {"measured", s.measured_staleness}};
   object["taken_back"] = s.taken_back;
+  if (s.gathers)
+    object["parameter_gathers"] = {{"gathers", s.gathers->gathers},
+                                   {"ahead", s.gathers->ahead},
+                                   {"beside_seconds", s.gathers->beside_seconds},
+                                   {"wait_seconds", s.gathers->wait_seconds}};
   if (s.validation_loss >= 0) object["validation_loss"] = s.validation_loss;
   if (!s.checkpoint.empty()) object["checkpoint"] = s.checkpoint;
   return object.dump();

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "parallel/zero.h"
 #include "schedule/timeline.h"
 #include "spec/memory.h"
 #include "spec/plan.h"
@@ -33,6 +35,7 @@ struct TrainSummary {
   std::string checkpoint;                            // the last one written
   double predicted_bubble = 0, measured_bubble = 0;  // idle part of a pipeline rank's time, mean over ranks
   std::int64_t taken_back = 0;  // steps that were wrongly guessed, where the optimizer has no barrier
+  std::optional<ParameterGather::Measures> gathers;  // ZeRO 3: rank 0 in the last step
   // Optimizer steps that gradients were late, at most, by pipeline rank; empty where the schedule flushes.
   std::vector<int> predicted_staleness, measured_staleness;
   // The last step of the first pipeline (dp 0, tp 0), in seconds: as it ran, and its schedule simulated with

@@ -186,6 +186,7 @@ class RankRun {
     max_staleness_ = std::max(max_staleness_, trainer_.last_run().max_staleness);
     if (!leads()) return;
     summary_.measured_traffic = rank_.traffic() - before;
+    if (trainer_.parameters().gathers()) summary_.gathers = trainer_.parameters().gather()->measures();
     traffic_ += summary_.measured_traffic;
     step_seconds_.push_back(seconds_since(begin));
     for (const StepResult& result : results) report(result);
