@@ -241,13 +241,14 @@ TEST(Prediction, IsExactForSeveralChunksOfLogits) {
   }
 }
 
-// Bytes that the ranks of a tp group send during compute_gradients, together.
-Traffic group_traffic(const Plan& plan) {
+// Bytes that all ranks send in a step, or in its compute_gradients alone, together.
+Traffic group_traffic(const Plan& plan, bool whole_step = false) {
   Traffic sum;
   std::mutex mutex;
   on_mesh(plan, [&](const Rank& rank) {
     Trainer trainer(rank, plan, {}, 1);
     trainer.compute_gradients(0, random_samples(plan));
+    if (whole_step) trainer.apply_gradients(0);
     const std::lock_guard lock(mutex);
     for (Axis axis : all_axes)
       for (Verb verb : all_verbs) {
@@ -310,6 +311,32 @@ TEST(Textbook, DataParallelTrafficOfAStep) {
         EXPECT_EQ(sent.bytes(Axis::dp), sent.at(Axis::dp, Verb::all_reduce).bytes);
         EXPECT_EQ(sent.bytes(Axis::tp), 0);
       }
+}
+
+// ZeRO 1 and 2 send what plain data parallelism sends, as a reduce_scatter of the gradients and an all_gather
+// of the values. ZeRO 3 gathers the values for each use: each block in the forward and in the backward pass,
+// lookup table and output layer once each, so nearly half as much again.
+TEST(Textbook, ZeroTrafficOfAStep) {
+  for (int d : {2, 3, 4})
+    for (std::int64_t layers : {2, 6}) {
+      const ModelSpec model = odd_llama(false, 4, layers);
+      Plan plan = odd_plan(model, d, 1, false);
+      plan.micro_batch = 7;
+      plan.zero_prefetch = 0;
+      const auto verbs = [&](int zero) {
+        plan.zero = zero;
+        const Traffic sent = group_traffic(plan, true);
+        return std::pair{sent.at(Axis::dp, Verb::reduce_scatter).bytes,
+                         sent.at(Axis::dp, Verb::all_gather).bytes};
+      };
+      const std::int64_t all = (d - 1) * num_parameters(model) * 8;
+      const std::int64_t table = (d - 1) * model.vocab * model.hidden * 8;
+      const std::int64_t norms = (d - 1) * (2 * layers + 1) * model.hidden * 8;
+      EXPECT_EQ(verbs(0), std::pair(std::int64_t{0}, std::int64_t{0}));
+      EXPECT_EQ(verbs(1), std::pair(all, all));
+      EXPECT_EQ(verbs(2), std::pair(all, all));
+      EXPECT_EQ(verbs(3), std::pair(all, 2 * (all - 2 * table - norms) + 2 * table + norms));
+    }
 }
 
 void expect_no_allocations(const Plan& plan) {
