@@ -62,16 +62,13 @@ std::vector<std::vector<double>> measure(const BenchCommFlags& f, std::int64_t c
       return t;
     };
     std::vector<std::int64_t> counts = even_counts(count, f.ranks);
-    const std::int64_t own = counts[static_cast<std::size_t>(index)], each = count / f.ranks;
-    const Tensor a = tensor(count), b = tensor(count);
-    CommBuffers buffers{*group,
-                        std::move(counts),
-                        a,
-                        b,
-                        tensor(own),
-                        std::vector<std::int64_t>(everyone.size(), each),
-                        a.flat_range(0, each * f.ranks),
-                        b.flat_range(0, each * f.ranks)};
+    const std::vector<std::int64_t> equal(everyone.size(), count / f.ranks);
+    const Tensor a = tensor(count), b = tensor(count),
+                 place = cut(b, counts)[static_cast<std::size_t>(index)];
+    const std::int64_t used = count / f.ranks * f.ranks;
+    CommBuffers buffers{*group, std::move(counts),     a,
+                        b,      tensor(place.numel()), place,
+                        equal,  a.flat_range(0, used), b.flat_range(0, used)};
     std::int32_t more = 0;
     const Tensor told = Tensor::view_of(&more, DType::i32, {1});
     const auto start = Clock::now();

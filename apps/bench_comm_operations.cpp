@@ -82,9 +82,9 @@ const std::vector<CommOperation>& comm_operations() {
       {"recursive_doubling_all_reduce", bus_all_reduce,
        [](CommBuffers& x) { recursive_doubling_all_reduce(x.group, x.a, sum, x.scratch); },
        of_buffer(recursive_doubling_all_reduce_cost)},
-      {"all_gather", bus_part, [](CommBuffers& x) { x.group.all_gather(x.own, x.b, x.counts).wait(); },
-       direct(bus_part, [](double n) { return (1 + n) / 2; })},
-      {"ring_all_gather", bus_part, [](CommBuffers& x) { ring_all_gather(x.group, x.own, x.b, x.counts); },
+      {"all_gather", bus_part, [](CommBuffers& x) { x.group.all_gather(x.place, x.b, x.counts).wait(); },
+       direct(bus_part, [](double n) { return n / 2; })},
+      {"ring_all_gather", bus_part, [](CommBuffers& x) { ring_all_gather(x.group, x.place, x.b, x.counts); },
        of_parts(ring_all_gather_cost)},
       {"reduce_scatter", bus_part,
        [](CommBuffers& x) { x.group.reduce_scatter(x.a, x.own, x.counts).wait(); },
@@ -97,7 +97,11 @@ const std::vector<CommOperation>& comm_operations() {
        direct(bus_part, [](double n) { return n; })},
       {"pairwise_all_to_all", bus_part,
        [](CommBuffers& x) { pairwise_all_to_all(x.group, x.out, x.equal, x.in, x.equal); },
-       of_parts(pairwise_all_to_all_cost)},
+       [](int n, std::int64_t count) {
+         CommWork work = of_parts(pairwise_all_to_all_cost)(n, count);
+         work.copied += static_cast<double>(count);  // what a rank sends itself
+         return work;
+       }},
       {"broadcast", bus_whole, [](CommBuffers& x) { x.group.broadcast(x.a, x.next_root()).wait(); },
        direct(bus_whole, [](double n) { return n / 2; })},
       {"binomial_broadcast", bus_whole,

@@ -15,7 +15,7 @@ struct CommBuffers {
   Communicator& group;
   std::vector<std::int64_t> counts;  // an even cut
   Tensor a, b;                       // of the size that is measured
-  Tensor own;                        // this rank's part
+  Tensor own, place;                 // this rank's part: apart, and in b
   std::vector<std::int64_t> equal;   // as many elements for every rank, a remainder left out
   Tensor out, in;                    // that much of a and b
   Scratch scratch{};
@@ -27,7 +27,7 @@ struct CommBuffers {
 // What one operation does.
 struct CommWork {
   int steps = 0;
-  double sent = 0;  // elements, by the rank that sends most
+  double sent = 0;    // elements, by the rank that sends most
   double copied = 0;  // elements read and written, by all ranks together; only read: half
 };
 
