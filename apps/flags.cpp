@@ -54,6 +54,11 @@ void PlanFlags::add_to(CLI::App& app, const Plan& defaults) {
              "Cut over the data-parallel ranks: 1 optimizer state, 2 gradients too, 3 parameters too");
   add_number(app, "--hsdp", hsdp_, "Replicas of the groups that --zero cuts over");
   add_number(app, "--zero-prefetch", zero_prefetch_, "Layers that --zero 3 gathers ahead of their use");
+  app.add_option("--compress", compress_,
+                 "Gradients on their way between data-parallel ranks (docs/compression.md): fewer bits, the "
+                 "fraction R of largest elements, or factors of rank R after W plain steps")
+      ->type_name("none|bf16|fp16|int8|topk:R|powersgd:R[:W]")
+      ->default_str("none");
   app.add_option("--offload", offload_, "Keep it in a file mapped into memory")
       ->type_name("none|optimizer")
       ->default_str("none");
@@ -83,8 +88,7 @@ void PlanFlags::add_to(CLI::App& app, const Plan& defaults) {
   const auto hidden = [](CLI::Option* option) { option->group(""); };
   hidden(add_number(app, "--cp", cp_, ""));
   hidden(add_number(app, "--ep", ep_, ""));
-  later_ = {{"--compress", "none", ""},
-            {"--comm", "threads", ""},
+  later_ = {{"--comm", "threads", ""},
             {"--device", "cpu", ""},
             {"--cp-kind", nullptr, ""},
             {"--cp-balance", nullptr, ""}};
@@ -139,6 +143,7 @@ Plan PlanFlags::plan() const {
       refuse("--zero-prefetch {}: only --zero 3 gathers parameters, and --zero is {}", zero_prefetch_,
              plan.zero);
   }
+  if (is_given("--compress")) plan.compression = parse_compression(compress_, "--compress");
   if (is_given("--offload")) plan.offload = parse_offload(offload_, "--offload");
   if (is_given("--offload-dir")) {
     if (offload_dir_.empty()) refuse("--offload-dir: the path is empty");

@@ -55,8 +55,7 @@ class PlanFlags {
   CLI::App* app_ = nullptr;
   Plan defaults_;
   std::string plan_file_, model_, sp_, dtype_, schedule_, layers_per_stage_, recompute_, optimizer_barrier_,
-      offload_,
-      offload_dir_;
+      offload_, offload_dir_, compress_;
   int dp_ = 1, tp_ = 1, pp_ = 1, chunks_ = 0, zero_ = 0, hsdp_ = 1, zero_prefetch_ = 1;
   std::optional<int> cp_, ep_;
   std::int64_t global_batch_ = 0, micro_batch_ = 0, seq_len_ = 0;

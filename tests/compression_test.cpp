@@ -112,5 +112,26 @@ TEST(Compression, BytesOfABucketWorkedByHand) {
   EXPECT_EQ(compressed_bytes_sent(method("int8"), bucket, DType::f32, 1, 0, 0), 0);
 }
 
+// What is promised of the bytes, as a part of the f32 all_reduce's, on the matrix of 1024 x 1024.
+TEST(Compression, SendsTheFractionsPromised) {
+  const GradientBucket bucket = bucket_of({{1024, 1024}});
+  const auto fraction = [&](const char* compress, int ranks, int rank) {
+    const auto bytes = [&](const char* text) {
+      return static_cast<double>(compressed_bytes_sent(method(text), bucket, DType::f32, ranks, rank, 0));
+    };
+    return bytes(compress) / bytes("none");
+  };
+  for (int ranks : {2, 3, 4, 8})
+    for (int rank = 0; rank < ranks; ++rank) {
+      EXPECT_LT(fraction("bf16", ranks, rank), 0.5001);
+      EXPECT_LT(fraction("fp16", ranks, rank), 0.51);
+      EXPECT_LT(fraction("int8", ranks, rank), 0.27);
+      EXPECT_LT(fraction("powersgd:4", ranks, rank), 0.01);
+      // Every pair travels to every rank: n R.
+      EXPECT_NEAR(fraction("topk:0.01", ranks, rank), 0.01 * ranks, 1e-5);
+    }
+  EXPECT_LT(fraction("topk:0.01", 2, 0), 0.03);
+}
+
 }  // namespace
 }  // namespace echelon

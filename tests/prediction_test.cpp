@@ -127,14 +127,39 @@ TEST(Prediction, IsExactForZeroUnderEverySchedule) {
   }
 }
 
+// What is packed and what is carried over are part of the predictions. The second step is predicted:
+// PowerSGD's first one may be uncompressed.
+TEST(Prediction, IsExactForCompression) {
+  for (const char* compress : {"bf16", "fp16", "int8", "topk:0.05", "powersgd:2", "powersgd:3:1"})
+    for (auto [dp, tp, pp, zero] : {std::tuple{2, 1, 1, 0},
+                                    {3, 2, 1, 0},
+                                    {1, 2, 1, 0},
+                                    {2, 1, 2, 0},
+                                    {3, 1, 1, 1},
+                                    {2, 2, 1, 2},
+                                    {2, 1, 2, 2}})
+      for (const ModelSpec& model : {odd_gpt2(true, 3), odd_llama(false, 2, 4)}) {
+        Plan plan = odd_plan(model, dp, tp, tp > 1);
+        plan.mesh.set(Axis::pp, pp);
+        plan.zero = zero;
+        plan.compression = parse_compression(compress, "--compress");
+        SCOPED_TRACE(fmt::format("{} zero {} pp {}", compress, zero, pp));
+        expect_predicted(plan);
+      }
+}
+
 // A stream from empty to empty: its largest memory, and its traffic spread over its steps.
 TEST(Prediction, IsExactForStreams) {
   for (auto [schedule, microbatches] :
        {std::pair{"pipedream", 1}, {"pipedream", 2}, {"pipedream", 5}, {"2bw", 3}, {"2bw", 7}})
-    for (auto [dp, tp, sp] : {std::tuple{1, 1, false}, {2, 2, true}}) {
+    for (auto [dp, tp, sp, compress] : {std::tuple{1, 1, false, "none"},
+                                        {2, 2, true, "none"},
+                                        {2, 1, false, "int8"},
+                                        {2, 1, false, "topk:0.1"}}) {
       Plan plan = odd_plan(odd_llama(false, 2, 5), dp, tp, sp);
       plan.mesh.set(Axis::pp, 3);
       plan.schedule = schedule;
+      plan.compression = parse_compression(compress, "--compress");
       plan.global_batch = 2 * microbatches * dp - (dp == 1 ? 1 : 0);  // the last microbatch may be smaller
       plan.micro_batch = 2;
       SCOPED_TRACE(fmt::format("{} {} microbatches, {}", schedule, microbatches, describe(plan)));
@@ -371,6 +396,16 @@ TEST(SteadyState, AsksTheSystemForNoMemoryUnderZero) {
           plan.zero = zero;
           expect_no_allocations(plan);
         }
+}
+
+TEST(SteadyState, AsksTheSystemForNoMemoryUnderCompression) {
+  for (const char* compress : {"bf16", "int8", "topk:0.1", "powersgd:2"})
+    for (int zero : {0, 1, 2}) {
+      Plan plan = odd_plan(odd_gpt2(true, 4), 3, 1, false);
+      plan.zero = zero;
+      plan.compression = parse_compression(compress, "--compress");
+      expect_no_allocations(plan);
+    }
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "parallel/compression.h"
 
 #include <limits>
+#include <utility>
 #include <variant>
 
 #include "base/error.h"
@@ -24,7 +25,8 @@ void ReductionContext::keep_shard(const GradientBucket& bucket, const Reduction&
   if (bucket.shards.empty()) return;
   std::int64_t begin = 0;
   for (int rank = 0; rank < group.rank(); ++rank) begin += bucket.shards[static_cast<std::size_t>(rank)];
-  kernels.copy(of.gradient.flat_range(begin, begin + of.shard.numel()), of.shard.flat());
+  const Tensor sum = of.gradient.flat_range(begin, begin + of.shard.numel());
+  if (sum.raw() != of.shard.raw()) kernels.copy(sum, of.shard.flat());  // else its place inside the gradient
 }
 
 Tensor matrix_of(const Tensor& bucket, const GradientSection& section) {
@@ -114,7 +116,7 @@ void GradientReducer::begin(std::size_t bucket, std::int64_t step, const Tensor&
     check(shard.numel() == shape.shards[static_cast<std::size_t>(state_->context.group.rank())] &&
               shard.dtype() == state_->context.dtype,
           "a shard has its bucket's size and type");
-  state_->under_way.push_back({bucket, step, gradient.flat(), shard});
+  state_->under_way.push_back({.bucket = bucket, .step = step, .gradient = gradient.flat(), .shard = shard});
   std::visit([&](auto& method) { method.start(state_->under_way.back()); }, state_->methods[bucket]);
 }
 
@@ -123,12 +125,21 @@ void GradientReducer::progress() {
     std::visit([](auto& method) { method.progress(); }, state_->methods[of.bucket]);
 }
 
+std::optional<std::size_t> GradientReducer::finish_oldest() {
+  if (state_->under_way.empty()) return {};
+  // All second halves are on their way before the first one is waited for.
+  for (Reduction& of : state_->under_way)
+    if (!std::exchange(of.advanced, true))
+      std::visit([&](auto& method) { method.advance(of); }, state_->methods[of.bucket]);
+  const Reduction oldest = state_->under_way.front();
+  std::visit([&](auto& method) { method.finish(oldest); }, state_->methods[oldest.bucket]);
+  state_->under_way.erase(state_->under_way.begin());
+  return oldest.bucket;
+}
+
 void GradientReducer::finish() {
-  for (const Reduction& of : state_->under_way)
-    std::visit([&](auto& method) { method.advance(of); }, state_->methods[of.bucket]);
-  for (const Reduction& of : state_->under_way)
-    std::visit([&](auto& method) { method.finish(of); }, state_->methods[of.bucket]);
-  state_->under_way.clear();
+  while (finish_oldest()) {
+  }
 }
 
 std::vector<CarriedTensor> GradientReducer::carried() const {

@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,9 @@ class GradientReducer {
   void begin(std::size_t bucket, std::int64_t step, const Tensor& gradient, const Tensor& shard = {});
   // Lets what is under way advance.
   void progress();
+  // Waits until the bucket that was begun first is reduced; returns it, or nothing when none is under way.
+  // Every rank has begun the same ones by then.
+  std::optional<std::size_t> finish_oldest();
   // Waits until every bucket that was begun is reduced.
   void finish();
 

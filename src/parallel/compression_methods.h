@@ -15,6 +15,7 @@ struct Reduction {
   std::size_t bucket = 0;
   std::int64_t step = 0;
   Tensor gradient, shard;  // as given to GradientReducer::begin()
+  bool advanced = false;
 };
 
 struct ReductionContext {

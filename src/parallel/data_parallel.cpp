@@ -4,31 +4,31 @@
 
 namespace echelon {
 
-DataParallel::DataParallel(const Rank& rank, int shards, std::vector<GradientBucket> buckets)
-    : rank_(&rank), shards_(shards), buckets_(std::move(buckets)) {
+DataParallel::DataParallel(const Rank& rank, int shards, GradientReducer& reducer, std::int64_t step,
+                           std::vector<BucketTensors> buckets)
+    : rank_(&rank), shards_(shards), reducer_(&reducer), step_(step), buckets_(std::move(buckets)) {
   if (rank.size(Axis::dp) == 1) buckets_.clear();
-  for (const GradientBucket& bucket : buckets_) missing_.push_back(bucket.range.size());
+  for (const BucketTensors& bucket : buckets_) missing_.push_back(bucket.range.size());
+}
+
+Communicator& DataParallel::group(const Rank& rank, const Plan& plan) {
+  return plan.zero_stage() == 0 ? rank.along(Axis::dp) : rank.dp_block(plan.shards());
 }
 
 void DataParallel::send_next() {
-  const std::size_t index = next_++;
-  const GradientBucket& bucket = buckets_[index];
-  if (!bucket.own.defined()) {
-    all_reducing_.push_back(rank_->along(Axis::dp).all_reduce(bucket.whole));
-    return;
-  }
-  if (bucket.releases_whole && !scattering_.empty()) finish_oldest_scatter();
-  scattering_.push_back(
-      {index, rank_->dp_block(shards_).reduce_scatter(bucket.whole, bucket.own, bucket.counts)});
+  const BucketTensors& bucket = buckets_[next_];
+  if (bucket.releases_whole) finish_oldest();
+  reducer_->begin(next_++, step_, bucket.whole, bucket.own);
 }
 
-void DataParallel::finish_oldest_scatter() {
-  const GradientBucket& bucket = buckets_[scattering_.front().bucket];
-  scattering_.front().pending.wait();
-  scattering_.pop_front();
+bool DataParallel::finish_oldest() {
+  const auto index = reducer_->finish_oldest();
+  if (!index) return false;
+  const BucketTensors& bucket = buckets_[*index];
   if (bucket.releases_whole) bucket.whole.release_memory();
-  if (rank_->size(Axis::dp) > shards_)
-    all_reducing_.push_back(rank_->dp_across_blocks(shards_).all_reduce(bucket.own));
+  if (bucket.own.defined() && rank_->size(Axis::dp) > shards_)
+    across_blocks_.push_back(rank_->dp_across_blocks(shards_).all_reduce(bucket.own));
+  return true;
 }
 
 void DataParallel::ready(Range range) {
@@ -38,15 +38,16 @@ void DataParallel::ready(Range range) {
     if (begin < end) missing_[i] -= end - begin;
   }
   while (next_ < buckets_.size() && missing_[next_] == 0) send_next();
-  for (Scatter& scatter : scattering_) scatter.pending.progress();
-  for (Pending& pending : all_reducing_) pending.progress();
+  reducer_->progress();
+  for (Pending& pending : across_blocks_) pending.progress();
 }
 
 void DataParallel::finish() {
   while (next_ < buckets_.size()) send_next();
-  while (!scattering_.empty()) finish_oldest_scatter();
-  for (Pending& pending : all_reducing_) pending.wait();
-  all_reducing_.clear();
+  while (finish_oldest()) {
+  }
+  for (Pending& pending : across_blocks_) pending.wait();
+  across_blocks_.clear();
 }
 
 }  // namespace echelon

@@ -8,52 +8,52 @@
 // of s = d/n ranks, with n replicas of each shard (HSDP): (s-1)/s, and 2(n-1)/n of a shard.
 #pragma once
 
-#include <deque>
 #include <vector>
 
 #include "base/split.h"
 #include "comm/rank.h"
+#include "parallel/compression.h"
+#include "spec/plan.h"
 
 namespace echelon {
 
-// Gradients that are summed as one.
-struct GradientBucket {
+// Where the gradients of a bucket are that is summed as one.
+struct BucketTensors {
   Range range;   // in the flat order of the rank's parameters
   Tensor whole;  // what this rank has added up
-  // ZeRO: where this rank's part of the sum goes, and how large the parts of the ranks of its block are.
-  // Undefined: the sum takes the place of `whole`.
+  // ZeRO: where this rank's part of the sum goes. Undefined: the sum takes the place of `whole`.
   Tensor own;
-  std::vector<std::int64_t> counts;
   bool releases_whole = false;  // the memory of `whole` is not needed any more then
 };
 
 // The reduction of one step's gradients.
 class DataParallel {
  public:
-  // `shards`: ranks of a block. Buckets are sent in their order.
-  DataParallel(const Rank& rank, int shards, std::vector<GradientBucket> buckets);
+  // `reducer`: of these buckets, over the group() below; `step` as it wants it; `shards`: ranks of a block.
+  // Buckets are sent in their order.
+  DataParallel(const Rank& rank, int shards, GradientReducer& reducer, std::int64_t step,
+               std::vector<BucketTensors> buckets);
+  // The ranks that a bucket is summed over before its shards are summed over the blocks.
+  static Communicator& group(const Rank& rank, const Plan& plan);
 
   // The range has its final local value. A bucket is sent as soon as it and all before it are complete. Where
-  // buckets release their memory, one reduce_scatter is under way at a time: the one before is waited for.
+  // buckets release their memory, one reduction is under way at a time: the one before is waited for.
   void ready(Range range);
   // Everything has its final local value: sends what is left and waits.
   void finish();
 
  private:
-  struct Scatter {
-    std::size_t bucket;
-    Pending pending;
-  };
   void send_next();
-  void finish_oldest_scatter();
+  bool finish_oldest();
 
   const Rank* rank_;
   int shards_;
-  std::vector<GradientBucket> buckets_;
+  GradientReducer* reducer_;
+  std::int64_t step_;
+  std::vector<BucketTensors> buckets_;
   std::vector<std::int64_t> missing_;  // elements of each bucket that are not ready
   std::size_t next_ = 0;
-  std::deque<Scatter> scattering_;
-  std::vector<Pending> all_reducing_;
+  std::vector<Pending> across_blocks_;
 };
 
 }  // namespace echelon

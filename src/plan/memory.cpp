@@ -6,6 +6,7 @@
 #include "plan/zero_walk.h"
 #include "schedule/group_uses.h"
 #include "schedule/simulate.h"
+#include "spec/reduction_buckets.h"
 #include "spec/shard_layout.h"
 
 namespace echelon {
@@ -323,6 +324,11 @@ Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, int dp_r
   }
   if (zero < 2 && keeps_tied_gradient_apart(plan, pipeline, dp_rank, pp_rank))
     kept[MemoryCategory::gradients] += local_numel(embedding_parameters(plan.model).front(), tp, tp_rank) * e;
+  for (const GradientBucket& bucket : reduction_buckets(plan, pipeline.groups_of(pp_rank), tp_rank)) {
+    const Memory held =
+        reduction_memory(plan.compression, bucket, plan.dtype, plan.mesh.size(Axis::dp), dp_rank);
+    for (MemoryCategory category : all_memory_categories) kept[category] += held[category];
+  }
 
   std::vector<Sizes> sizes;
   for (const Range& batch : microbatches(plan, dp_rank)) sizes.emplace_back(plan, batch.size(), tp_rank);

@@ -4,6 +4,7 @@
 
 #include "schedule/group_uses.h"
 #include "spec/gather_window.h"
+#include "spec/reduction_buckets.h"
 #include "spec/shard_layout.h"
 
 namespace echelon {
@@ -147,20 +148,19 @@ Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, int dp
       }
     if (plan.shards_sequence() && layout.whole_range.size() > 0)
       along_tp.all_reduce(layout.whole_range.size(), width);
-    if (plan.zero_stage() == 0) {
-      for (const Range& bucket : gradient_buckets(layout, default_bucket_bytes / width))
-        along_dp.all_reduce(bucket.size(), width);
-      continue;
+    const int reducing = plan.zero_stage() == 0 ? dp : plan.shards(), shard = dp_rank % reducing;
+    Counter block(traffic, Axis::dp, reducing, shard),
+        across(traffic, Axis::dp, dp / reducing, dp_rank / reducing);
+    for (const GradientBucket& bucket : reduction_buckets(plan, groups, tp_rank)) {
+      add_reduction_traffic(plan.compression, bucket, plan.dtype, reducing, shard,
+                            plan.compression.warmup_steps, Axis::dp, traffic);
+      if (!bucket.shards.empty()) across.all_reduce(bucket.shards[static_cast<std::size_t>(shard)], width);
     }
-    const int shards = plan.shards(), shard = dp_rank % shards;
-    Counter block(traffic, Axis::dp, shards, shard), across(traffic, Axis::dp, dp / shards, dp_rank / shards);
-    const std::vector<ShardUnit> units = shard_units(layout, shards);
-    for (const ShardUnit& unit : units) {
-      if (unit.range.size() == 0) continue;
-      block.parts(Verb::reduce_scatter, unit.counts(), width);
-      across.all_reduce(unit.shard(shard).size(), width);
-      if (plan.zero < 3) block.parts(Verb::all_gather, unit.counts(), width);
-    }
+    if (plan.zero_stage() == 0) continue;
+    const std::vector<ShardUnit> units = shard_units(layout, plan.shards());
+    if (plan.zero < 3)
+      for (const ShardUnit& unit : units)
+        if (unit.range.size() > 0) block.parts(Verb::all_gather, unit.counts(), width);
     if (plan.zero == 3) count_gathers(plan, pipeline, pp_rank, programs, units, block);
     std::int64_t blocks = 0;
     for (std::int64_t size : layout.sizes) blocks += norm_blocks(size);

@@ -109,10 +109,12 @@ std::string compression_text(const Compression& compression) {
 GradientBucket gradient_bucket(const std::vector<std::vector<ParamSpec>>& groups, const FlatLayout& layout,
                                Range bucket, int tp, int index) {
   GradientBucket cut;
+  cut.range = bucket;
   std::size_t i = 0;
   for (const auto& group : groups)
     for (const ParamSpec& spec : group) {
-      const std::int64_t begin = layout.offsets[i++], numel = local_numel(spec, tp, index);
+      const std::int64_t begin = layout.offsets[i], numel = layout.sizes[i];
+      ++i;
       if (begin + numel <= bucket.begin || begin >= bucket.end || numel == 0) continue;
       check(begin >= bucket.begin && begin + numel <= bucket.end, "a bucket holds whole parameters");
       const std::int64_t rows = local_shape(spec, tp, index).front();

@@ -75,6 +75,21 @@ void validate_zero(const Plan& plan) {
     refuse("--zero-prefetch {}: must be from 0 to {}", plan.zero_prefetch, most_units);
 }
 
+void validate_compression(const Plan& plan) {
+  if (plan.compression.kind == CompressionKind::none) return;
+  const std::string method = compression_text(plan.compression);
+  if (plan.zero == 3)
+    refuse(
+        "--compress {}: holds what it packs or carries over for all parameters, and --zero 3 is for ranks "
+        "that have no room for that; legal: --zero 0, 1 or 2",
+        method);
+  if (plan.hsdp > 1)
+    refuse(
+        "--compress {}: what travels between the {} replicas of --hsdp would not be compressed; legal: "
+        "--hsdp 1",
+        method, plan.hsdp);
+}
+
 }  // namespace
 
 void validate(const Plan& plan) {
@@ -101,6 +116,7 @@ void validate(const Plan& plan) {
         "{}, or --global-batch of at least {}",
         dp, plan.global_batch, plan.global_batch, dp);
   validate_zero(plan);
+  validate_compression(plan);
   if (plan.seq_len < 1 || plan.seq_len > model.max_seq)
     refuse("--seq-len {}: {} has positions for 1 to {}", plan.seq_len, model.name, model.max_seq);
   if (!plan.optimizer_barrier && plan.zero_stage() > 0)
@@ -148,6 +164,7 @@ std::string to_toml(const Plan& plan) {
                     {"zero", plan.zero},
                     {"hsdp", plan.hsdp},
                     {"zero-prefetch", plan.zero_prefetch},
+                    {"compress", compression_text(plan.compression)},
                     {"offload", offload_name(plan.offload)},
                     {"offload-dir", plan.offload_directory}};
   if (plan.balance_layers)
@@ -178,9 +195,9 @@ T value_at(const toml::table& table, const char* key, const std::string& where, 
 Plan plan_from_toml(const std::string& text, const std::string& where) {
   const toml::table table = parse_toml(text, where);
   static constexpr std::array known{
-      "model",         "mesh",     "sp",          "global-batch",     "micro-batch",   "seq-len", "dtype",
-      "recompute",     "schedule", "chunks",      "layers-per-stage", "schedule-text", "zero",    "hsdp",
-      "zero-prefetch", "offload",  "offload-dir", "optimizer-barrier"};
+      "model",         "mesh",     "sp",          "global-batch",      "micro-batch",   "seq-len", "dtype",
+      "recompute",     "schedule", "chunks",      "layers-per-stage",  "schedule-text", "zero",    "hsdp",
+      "zero-prefetch", "offload",  "offload-dir", "optimizer-barrier", "compress"};
   for (const auto& [key, node] : table)
     if (std::find(known.begin(), known.end(), std::string_view(key.str())) == known.end())
       refuse("{}: unknown key \"{}\"; legal: {}", where, key.str(), fmt::join(known, ", "));
@@ -232,6 +249,8 @@ Plan plan_from_toml(const std::string& text, const std::string& where) {
   plan.zero = small("zero", plan.zero);
   plan.hsdp = small("hsdp", plan.hsdp);
   plan.zero_prefetch = small("zero-prefetch", plan.zero_prefetch);
+  plan.compression =
+      parse_compression(value_at<std::string>(table, "compress", where, "none"), where + ": compress");
   plan.offload = parse_offload(value_at<std::string>(table, "offload", where, "none"), where + ": offload");
   plan.offload_directory = value_at<std::string>(table, "offload-dir", where, "");
   plan.optimizer_barrier = value_at<bool>(table, "optimizer-barrier", where, true);

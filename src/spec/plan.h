@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/split.h"
+#include "spec/compression.h"
 #include "spec/dtype.h"
 #include "spec/mesh.h"
 #include "spec/model_spec.h"
@@ -57,6 +58,7 @@ struct Plan {
   int zero = 0;
   int hsdp = 1;           // replicas of the group that it is cut over: blocks of dp / hsdp neighbouring ranks
   int zero_prefetch = 1;  // layer groups that ZeRO 3 gathers ahead of the one that computes
+  Compression compression;  // of the gradients that travel along dp
   Offload offload = Offload::none;
   std::string offload_directory;  // of the file; empty: the system's place for temporary files
 

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/philox.h"
+#include "spec/reduction_buckets.h"
 
 namespace echelon {
 namespace {
@@ -52,6 +53,7 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
     }
   for (const ParamSpec& spec : model_) owners_[spec.name] = pipeline.holders_of(spec.name).front();
   layout_ = flat_layout(groups, rank.size(Axis::tp), rank.coordinate(Axis::tp));
+  buckets_ = reduction_buckets(plan, groups, rank.coordinate(Axis::tp));
   make_units(plan);
   if (zero_ == 3) make_gather(plan.zero_prefetch);
   for (std::size_t i = 0; i < parameters_.size(); ++i) place(parameters_[i], i, faults);
@@ -230,21 +232,19 @@ void ParameterStore::add_tied_gradient() const {
   if (zero_ >= 2) tied_gradient_.release_memory();
 }
 
-std::vector<GradientBucket> ParameterStore::gradient_buckets() const {
-  std::vector<GradientBucket> buckets;
-  if (zero_ == 0) {
-    const std::int64_t least = default_bucket_bytes / element_bytes(rank_->dtype());
-    for (const Range& range : echelon::gradient_buckets(layout_, least))
-      buckets.push_back({range, gradients_.flat_range(range.begin, range.end), {}, {}});
-    return buckets;
+std::vector<BucketTensors> ParameterStore::bucket_tensors() const {
+  std::vector<BucketTensors> tensors;
+  for (const GradientBucket& bucket : buckets_) {
+    if (zero_ == 0) {
+      tensors.push_back({bucket.range, gradients_.flat_range(bucket.range.begin, bucket.range.end), {}});
+      continue;
+    }
+    const auto unit = std::find_if(units_.begin(), units_.end(),
+                                   [&](const Unit& u) { return u.cut.range == bucket.range; });
+    check(unit != units_.end(), "with ZeRO a bucket is a unit");
+    tensors.push_back({bucket.range, unit->gradient, unit->own_gradient, zero_ >= 2});
   }
-  const auto add = [&](const Unit& unit) {
-    if (unit.cut.range.size() > 0)
-      buckets.push_back({unit.cut.range, unit.gradient, unit.own_gradient, unit.cut.counts(), zero_ >= 2});
-  };
-  for (std::size_t i = units_.size() - 1; i-- > 0;) add(units_[i]);
-  add(units_.back());
-  return buckets;
+  return tensors;
 }
 
 void ParameterStore::make_gather(int ahead) {

@@ -69,7 +69,8 @@ class ParameterStore {
   void need_output_gradient() const;
   void add_tied_gradient() const;
   // What is summed over dp, in the order in which the backward pass completes it.
-  std::vector<GradientBucket> gradient_buckets() const;
+  const std::vector<GradientBucket>& gradient_buckets() const { return buckets_; }
+  std::vector<BucketTensors> bucket_tensors() const;
   // Every rank has updated what is its own: the values go to all that hold them whole.
   void share_values() const;
 
@@ -114,8 +115,9 @@ class ParameterStore {
   std::map<std::string, int> owners_;        // of model_
   FlatLayout layout_;
   std::unique_ptr<ParameterGather> gather_;  // in ZeRO 3
-  std::vector<Unit> units_;                  // one for each group, and the whole parameters
-  mutable std::vector<bool> begun_;          // units whose gradients are there, or were, in this update
+  std::vector<GradientBucket> buckets_;
+  std::vector<Unit> units_;          // one for each group, and the whole parameters
+  mutable std::vector<bool> begun_;  // units whose gradients are there, or were, in this update
 };
 
 class ParameterStore::Use {

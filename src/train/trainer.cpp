@@ -36,6 +36,8 @@ Trainer::Trainer(const Rank& rank, const Plan& plan, const OptimizerOptions& opt
       pipeline_(pipeline ? std::move(pipeline) : std::make_shared<PipelineLayout>(plan)),
       programs_(pipeline_->programs(rank.coordinate(Axis::dp))),
       parameters_(rank, plan, *pipeline_, seed, faults),
+      reducer_(DataParallel::group(rank, plan), rank.kernels(), rank.arena(), rank.dtype(), plan.compression,
+               seed, parameters_.gradient_buckets()),
       stages_(rank_, plan_, *pipeline_, parameters_, faults),
       training_(stages_, programs_, rank.coordinate(Axis::pp), hooks()),
       executor_(rank.along(Axis::pp)),
@@ -91,7 +93,8 @@ StepBatch Trainer::load_step(int step) {
 
 void Trainer::begin_update() {
   parameters_.begin_gradients();
-  reduction_.emplace(rank_, parameters_.shards(), parameters_.gradient_buckets());
+  reduction_.emplace(rank_, parameters_.shards(), reducer_, updates(first_step_) + stream_updates_,
+                     parameters_.bucket_tensors());
 }
 
 void Trainer::before_pass(const Instruction& i) {
@@ -192,6 +195,7 @@ void Trainer::finish_result() {
 std::vector<StepResult> Trainer::stream_step(std::int64_t step, std::int64_t steps_left) {
   if (stream_step_ == 0) {
     first_step_ = step;
+    stream_updates_ = 0;
     versions_->restart();
   }
   check(first_step_ + stream_step_ == step, "a stream goes from step to step");
@@ -259,6 +263,7 @@ bool Trainer::validate() {
 // stages, and is refused with such a schedule.
 void Trainer::update(const Instruction& i) {
   finish_reduction();
+  ++stream_updates_;
   versions_->advance(i.version);
   const std::int64_t step = first_step_ + i.microbatch / programs_.microbatches();
   adamw_step(rank_, parameters_, optimizer_, learning_rate(optimizer_, step),

@@ -62,6 +62,8 @@ class Trainer {
 
   const ParameterStore& parameters() const { return parameters_; }
   const HeldStages& stages() const { return stages_; }
+  // What compression carries from step to step: part of a checkpoint.
+  std::vector<CarriedTensor> carried() const { return reducer_.carried(); }
   const PipelineLayout& pipeline() const { return *pipeline_; }
   bool flushes() const { return programs_.flushes(); }
   // What this rank ran in the last step, and when.
@@ -102,6 +104,7 @@ class Trainer {
   std::shared_ptr<const PipelineLayout> pipeline_;
   const StepPrograms& programs_;
   ParameterStore parameters_;
+  GradientReducer reducer_;
   HeldStages stages_;
   TrainingStages training_;
   PipelineExecutor executor_;
@@ -114,6 +117,7 @@ class Trainer {
   const SampleSource* samples_ = nullptr;
   std::int64_t first_step_ = 0;             // what step 0 of the stream is
   int stream_step_ = 0;                     // done of the stream
+  int stream_updates_ = 0;                  // by this rank; none where the schedule flushes
   std::map<int, double> num_targets_;       // of the global batch, by step of the stream
   std::optional<WeightVersions> versions_;  // where the schedule does not flush
   struct Unfinished {
