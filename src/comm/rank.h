@@ -20,8 +20,9 @@ class Rank {
  public:
   // Joins the groups of every axis in `world`. `arena` and `kernels` belong to this rank's thread and outlive
   // it. Every rank of the job names the same `collectives`; what others than direct send is counted as sends.
+  // `first`: the world rank of the mesh's rank 0, where a mesh is a part of the world.
   Rank(ThreadWorld& world, const Mesh& mesh, int index, DType dtype, Arena& arena, Kernels& kernels,
-       Collectives collectives = Collectives::direct);
+       Collectives collectives = Collectives::direct, int first = 0);
 
   const Mesh& mesh() const { return mesh_; }
   int index() const { return index_; }
@@ -40,6 +41,8 @@ class Rank {
   Communicator& dp_block(int size) const;
   // The ranks at the same place in each of those blocks.
   Communicator& dp_across_blocks(int size) const;
+  // A further group, of world ranks; what this rank sends there counts on `axis`. See ThreadWorld::join.
+  std::unique_ptr<Communicator> join(const std::vector<int>& ranks, const std::string& name, Axis axis) const;
   // What this rank has sent so far.
   const Traffic& traffic() const { return *traffic_; }
 
@@ -48,11 +51,11 @@ class Rank {
   }
 
  private:
-  std::unique_ptr<Communicator> join(const std::vector<int>& ranks, const std::string& name, Axis axis) const;
+  std::vector<int> group(Axis axis) const;  // world ranks
 
   ThreadWorld& world_;
   Mesh mesh_;
-  int index_;
+  int index_, first_;
   DType dtype_;
   Arena& arena_;
   Kernels& kernels_;
