@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <thread>
 #include <utility>
 
 #include "base/error.h"
@@ -81,7 +82,7 @@ StepBatch Trainer::load_step(int step) {
     batch.microbatches.push_back(load(first_step_ + step, ranges[m], *samples_));
     num_targets[updates == 1 ? 0 : m] += count_targets(batch.microbatches.back());
   }
-  num_targets = sum_over({Axis::dp}, num_targets);
+  if (sums_ != DataParallelSums::none) num_targets = sum_over({Axis::dp}, num_targets);
   for (std::size_t m = 0; m < ranges.size(); ++m) {
     const double targets = num_targets[updates == 1 ? 0 : m];
     if (targets == 0) fail("step {}: a batch has no target tokens", first_step_ + step + 1);
@@ -93,8 +94,17 @@ StepBatch Trainer::load_step(int step) {
 
 void Trainer::begin_update() {
   parameters_.begin_gradients();
+  const bool reduces = sums_ == DataParallelSums::all;
   reduction_.emplace(rank_, parameters_.shards(), reducer_, updates(first_step_) + stream_updates_,
-                     parameters_.bucket_tensors());
+                     reduces ? parameters_.bucket_tensors() : std::vector<BucketTensors>());
+}
+
+void Trainer::run(const StepPrograms::Program& program) {
+  last_run_ = executor_.run(program, training_);
+  if (slowdown_ <= 1) return;
+  double seconds = 0;
+  for (const Span& span : last_run_.spans) seconds += span.end - span.begin;
+  std::this_thread::sleep_for(std::chrono::duration<double>((slowdown_ - 1) * seconds));
 }
 
 void Trainer::before_pass(const Instruction& i) {
@@ -149,9 +159,11 @@ double Trainer::compute_gradients(std::int64_t step, const SampleSource& samples
   begin_update();
   training_.prepare(0);
   parameters_.begin_uses(group_uses(*pipeline_, programs_.program(0, 1), rank_.coordinate(Axis::pp)));
-  last_run_ = executor_.run(programs_.program(0, 1), training_);
+  run(programs_.program(0, 1));
   parameters_.end_uses();
-  return sum_over({Axis::dp, Axis::pp}, {complete_gradients()})[0] / num_targets_.at(0);
+  const double loss_sum = complete_gradients();
+  if (sums_ == DataParallelSums::none) return loss_sum / num_targets();
+  return sum_over({Axis::dp, Axis::pp}, {loss_sum})[0] / num_targets();
 }
 
 // What is left when the pipeline is empty. Returns this rank's summed loss.
@@ -200,8 +212,7 @@ std::vector<StepResult> Trainer::stream_step(std::int64_t step, std::int64_t ste
   }
   check(first_step_ + stream_step_ == step, "a stream goes from step to step");
   constexpr std::int64_t far = 1 << 30;
-  last_run_ =
-      executor_.run(programs_.program(stream_step_, static_cast<int>(std::min(steps_left, far))), training_);
+  run(programs_.program(stream_step_, static_cast<int>(std::min(steps_left, far))));
   Unfinished now = unfinished(step, training_.take_loss_sum(), num_targets_.extract(stream_step_).mapped());
   if (unfinished_) finish_result();
   unfinished_ = std::move(now);
@@ -220,7 +231,7 @@ std::vector<StepResult> Trainer::stream_step(std::int64_t step, std::int64_t ste
 std::vector<StepResult> Trainer::optimistic_step(std::int64_t step, std::int64_t steps_left) {
   first_step_ = step;
   training_.prepare(0);
-  last_run_ = executor_.run(programs_.program(0, 1), training_);  // validates the step before
+  run(programs_.program(0, 1));  // validates the step before
   const double loss_sum = complete_gradients();
   unfinished_ = unfinished(step, loss_sum, num_targets_.at(0));
   unfinished_->squares = gradient_squares(rank_, parameters_);

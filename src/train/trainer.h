@@ -34,6 +34,13 @@ struct StepResult {
   bool taken_back = false;  // without a barrier: a wrong guess was, and forward passes were run again
 };
 
+// What data-parallel ranks add up in a step.
+enum class DataParallelSums {
+  all,
+  counts,  // the number of targets and the loss; gradients stay each rank's own
+  none,    // each rank's batch is a batch of its own
+};
+
 class Trainer {
  public:
   // `pipeline`: the plan's own, where several users share it.
@@ -56,6 +63,14 @@ class Trainer {
     double gradient_norm = 0, learning_rate = 0;
   };
   Applied apply_gradients(std::int64_t step);
+
+  // Other than all: for compute_gradients() alone, without ZeRO.
+  void set_data_parallel_sums(DataParallelSums sums) { sums_ = sums; }
+  // Target tokens behind the last compute_gradients(), over the ranks that add them up.
+  double num_targets() const { return num_targets_.at(0); }
+  // A rank made slow on purpose: after the passes of a step it sleeps (slowdown - 1) times as long as they
+  // took.
+  void set_slowdown(double slowdown) { slowdown_ = slowdown; }
 
   // Mean loss over samples [0, num_samples) of the source, at the present parameters.
   double evaluate(std::int64_t num_samples, const SampleSource& samples);
@@ -84,6 +99,7 @@ class Trainer {
   StepBatch load_step(int step);
   Microbatch load(std::int64_t step, Range samples, const SampleSource& source);
   void begin_update();
+  void run(const StepPrograms::Program& program);
   void before_pass(const Instruction& i);
   void finish_group(int group);
   void finish_reduction();
@@ -112,6 +128,8 @@ class Trainer {
   std::optional<DataParallel> reduction_;  // of the gradients that are being added up
   PipelineRun last_run_;
   std::int64_t more_updates_ = 0;
+  DataParallelSums sums_ = DataParallelSums::all;
+  double slowdown_ = 1;
 
   // Of the steps that are under way.
   const SampleSource* samples_ = nullptr;
