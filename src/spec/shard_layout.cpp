@@ -46,6 +46,19 @@ std::vector<ShardUnit> shard_units(const FlatLayout& layout, int shards) {
   return units;
 }
 
+std::vector<Range> shard_ranges(const std::vector<ShardUnit>& units, int index) {
+  std::vector<Range> ranges;
+  for (const ShardUnit& unit : units) {
+    const Range shard = unit.shard(index);
+    if (shard.size() == 0) continue;
+    if (!ranges.empty() && ranges.back().end == shard.begin)
+      ranges.back().end = shard.end;
+    else
+      ranges.push_back(shard);
+  }
+  return ranges;
+}
+
 std::int64_t shard_size(const std::vector<ShardUnit>& units, int index) {
   std::int64_t size = 0;
   for (const ShardUnit& unit : units) size += unit.shard(index).size();

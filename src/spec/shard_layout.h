@@ -28,6 +28,9 @@ struct ShardUnit {
 // at most norm_block / 2 elements, a shard's size by at most norm_block, and a shard may be empty.
 std::vector<ShardUnit> shard_units(const FlatLayout& layout, int shards);
 
+// The pieces of the flat order that one rank of the group holds, in order; adjacent ones as one.
+std::vector<Range> shard_ranges(const std::vector<ShardUnit>& units, int index);
+
 // Elements of all units that one rank of the group holds.
 std::int64_t shard_size(const std::vector<ShardUnit>& units, int index);
 

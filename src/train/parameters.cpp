@@ -196,6 +196,12 @@ Weight ParameterStore::output_weight() const {
   return output;
 }
 
+void ParameterStore::release_moments() const {
+  for (const Tensor* moment : {&exp_avg_, &exp_avg_sq_})
+    if (moment->numel() > 0) moment->release_memory();
+  rank_->arena().drop_kept();
+}
+
 void ParameterStore::begin_gradients() const {
   if (zero_ >= 2) {
     begun_.assign(units_.size(), false);

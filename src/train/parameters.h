@@ -56,6 +56,11 @@ class ParameterStore {
 
   const Tensor& values() const { return values_; }        // flat, everything; undefined in ZeRO 3
   const Tensor& gradients() const { return gradients_; }  // the same; undefined from ZeRO 2 on
+  // Flat: this rank's shards, unit after unit, in ZeRO 3, and everything without ZeRO. Not in stages 1 and 2.
+  const Tensor& own_values() const { return zero_ == 3 ? own_values_ : values_; }
+  const Tensor& own_gradients() const { return zero_ >= 2 ? own_gradients_ : gradients_; }
+  // Gives back the memory of the moments, on a rank whose optimizer is elsewhere.
+  void release_moments() const;
   // Of all parameters that each tp rank holds whole.
   const Tensor& whole_gradients() const { return units_.back().gradient; }
   const FlatLayout& layout() const { return layout_; }

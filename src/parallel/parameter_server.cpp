@@ -1,0 +1,255 @@
+#include "parallel/parameter_server.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "base/error.h"
+#include "comm/reduce.h"
+
+namespace echelon {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Requests of a worker: a header of f64, and behind that of a push the gradient's pieces. Answers: to a pull
+// the first server says whether it grants a batch; then come the values' pieces.
+constexpr double pull_request = 0, push_request = 1, finish_request = 2;
+constexpr std::int64_t header_length = 5, grant_length = 1;
+
+template <std::size_t n>
+Tensor as_tensor(std::array<double, n>& words) {
+  return Tensor::view_of(words.data(), DType::f64, {static_cast<std::int64_t>(n)});
+}
+
+std::int64_t total(const std::vector<Range>& ranges) {
+  std::int64_t sum = 0;
+  for (const Range& range : ranges) sum += range.size();
+  return sum;
+}
+
+}  // namespace
+
+VerbTraffic worker_sends(const std::vector<ShardUnit>& units, const ParameterServerRun& run,
+                         std::int64_t element_bytes) {
+  VerbTraffic traffic;
+  for (int server = 0; server < run.servers; ++server) {
+    const std::vector<Range> pieces = shard_ranges(units, server);
+    traffic.calls += 2 + static_cast<std::int64_t>(pieces.size());
+    traffic.bytes += 2 * header_length * 8 + total(pieces) * element_bytes;
+  }
+  return traffic;
+}
+
+VerbTraffic worker_receives(const std::vector<ShardUnit>& units, const ParameterServerRun& run) {
+  VerbTraffic traffic{.calls = 1};  // the grant
+  for (int server = 0; server < run.servers; ++server)
+    traffic.calls += static_cast<std::int64_t>(shard_ranges(units, server).size());
+  return traffic;
+}
+
+// ---- worker
+
+ParameterClient::ParameterClient(Communicator& group, const ParameterServerRun& run,
+                                 const std::vector<ShardUnit>& units, Tensor values, Tensor gradients)
+    : group_(group),
+      run_(run),
+      values_(std::move(values)),
+      gradients_(std::move(gradients)),
+      clock_(run.first_clock) {
+  for (int server = 0; server < run_.servers; ++server) shards_.push_back(shard_ranges(units, server));
+}
+
+void ParameterClient::ask(int server, double kind, const Push& push) {
+  std::array<double, header_length> header{kind, static_cast<double>(push.clock), push.loss, push.num_targets,
+                                           push.norm};
+  group_.send(as_tensor(header), run_.workers + server).wait();
+}
+
+void ParameterClient::receive_values() {
+  std::vector<Pending> pieces;
+  for (int server = 0; server < run_.servers; ++server)
+    for (const Range& piece : shards_[static_cast<std::size_t>(server)])
+      pieces.push_back(group_.recv(values_.flat_range(piece.begin, piece.end), run_.workers + server));
+  for (Pending& piece : pieces) piece.wait();
+}
+
+std::optional<std::int64_t> ParameterClient::pull() {
+  ask(0, pull_request);
+  std::array<double, grant_length> granted{};
+  group_.recv(as_tensor(granted), run_.workers).wait();
+  if (granted[0] == 0) return {};
+  for (int server = 1; server < run_.servers; ++server) ask(server, pull_request);
+  receive_values();
+  return clock_;
+}
+
+void ParameterClient::push(const Push& push) {
+  check(push.clock == clock_, "a worker pushes its batches in order");
+  for (int server = 0; server < run_.servers; ++server) {
+    ask(server, push_request, push);
+    for (const Range& piece : shards_[static_cast<std::size_t>(server)])
+      group_.send(gradients_.flat_range(piece.begin, piece.end), run_.workers + server).wait();
+  }
+  ++clock_;
+}
+
+void ParameterClient::finish() {
+  for (int server = 0; server < run_.servers; ++server) ask(server, finish_request);
+  receive_values();
+}
+
+// ---- server
+
+ParameterServer::ParameterServer(Communicator& group, const ParameterServerRun& run,
+                                 const std::vector<ShardUnit>& units, Arena& arena, Tensor values,
+                                 Tensor gradient, Update update)
+    : group_(group),
+      run_(run),
+      pieces_(shard_ranges(units, group.rank() - run.workers)),
+      values_(std::move(values)),
+      gradient_(std::move(gradient)),
+      update_(std::move(update)),
+      workers_(static_cast<std::size_t>(run.workers)) {
+  check(values_.numel() == total(pieces_) && gradient_.numel() == values_.numel(), "a server has its shard");
+  for (Worker& worker : workers_) {
+    worker.clock = run_.first_clock;
+    // Where gradients are kept until all are there, all but the first wait beside.
+    const bool beside = run_.synchronous() && &worker != &workers_.front();
+    worker.gradient =
+        beside ? Tensor(arena, MemoryCategory::communication, gradient_.dtype(), {gradient_.numel()})
+               : gradient_;
+  }
+}
+
+std::int64_t ParameterServer::slowest() const {
+  const auto behind = [](const Worker& a, const Worker& b) { return a.clock < b.clock; };
+  return std::min_element(workers_.begin(), workers_.end(), behind)->clock;
+}
+
+void ParameterServer::serve() {
+  for (int worker = 0; worker < run_.workers; ++worker) listen(worker);
+  constexpr std::chrono::microseconds shortest{20}, longest{500};
+  std::chrono::microseconds nap = shortest;
+  Clock::time_point heard = Clock::now();
+  while (finished_ < run_.workers) {
+    bool any = false;
+    for (int w = 0; w < run_.workers; ++w) {
+      Worker& worker = workers_[static_cast<std::size_t>(w)];
+      if (!worker.listening || !worker.heard.progress()) continue;
+      hear(w);
+      any = true;
+    }
+    if (any) {
+      answer();
+      nap = shortest;
+      heard = Clock::now();
+      continue;
+    }
+    if (Clock::now() - heard > run_.timeout)
+      throw CommError(fmt::format("parameter server: rank {} waited {} ms for a message of any worker",
+                                  group_.rank(), run_.timeout.count()));
+    // Asleep rather than looking again and again: cores belong to the workers.
+    std::this_thread::sleep_for(nap);
+    nap = std::min(2 * nap, longest);
+  }
+  for (int worker = 0; worker < run_.workers; ++worker) send_values(worker);
+}
+
+void ParameterServer::listen(int w) {
+  Worker& worker = workers_[static_cast<std::size_t>(w)];
+  worker.heard = group_.recv(as_tensor(worker.header), w);
+  worker.listening = true;
+}
+
+void ParameterServer::hear(int w) {
+  Worker& worker = workers_[static_cast<std::size_t>(w)];
+  const double kind = worker.header[0];
+  if (kind == finish_request) {
+    worker.listening = false;
+    ++finished_;
+    return;
+  }
+  if (kind == pull_request)
+    worker.pulls = true;
+  else
+    take(w);
+  listen(w);
+}
+
+void ParameterServer::take(int w) {
+  Worker& worker = workers_[static_cast<std::size_t>(w)];
+  worker.push = {static_cast<std::int64_t>(worker.header[1]), worker.header[2], worker.header[3],
+                 worker.header[4]};
+  check(worker.push.clock == worker.clock, "a worker's pushes arrive in order");
+  std::vector<Pending> arriving;
+  std::int64_t begin = 0;
+  for (const Range& piece : pieces_) {
+    arriving.push_back(group_.recv(worker.gradient.flat_range(begin, begin + piece.size()), w));
+    begin += piece.size();
+  }
+  for (Pending& piece : arriving) piece.wait();
+  if (leads()) {
+    const std::int64_t late = updates_ - worker.updates;
+    const auto lag = static_cast<std::size_t>(worker.lag);
+    if (staleness_.histogram.size() <= lag) staleness_.histogram.resize(lag + 1);
+    ++staleness_.histogram[lag];
+    ++staleness_.pushes;
+    staleness_.sum_updates_late += late;
+    staleness_.max_updates_late = std::max(staleness_.max_updates_late, late);
+  }
+  ++worker.clock;
+  if (!run_.synchronous()) {
+    update_({worker.push}, w);
+    ++updates_;
+  } else if (++pushed_ == run_.workers) {
+    add_up();
+  }
+}
+
+// Grouped by the rank of workers, not by arrival: the bits of an all_reduce.
+void ParameterServer::add_up() {
+  std::vector<const std::byte*> sources;
+  std::vector<Push> pushes;
+  for (const Worker& worker : workers_) {
+    sources.push_back(static_cast<const std::byte*>(worker.gradient.raw()));
+    pushes.push_back(worker.push);
+  }
+  const std::array<std::byte*, 1> sum{static_cast<std::byte*>(gradient_.raw())};
+  reduce_elements(ReduceOp::sum, gradient_.dtype(), sources, 0, sum, 0, gradient_.numel());
+  update_(pushes, 0);
+  ++updates_;
+  pushed_ = 0;
+}
+
+// Whoever waits to pull and may. Every server keeps the bound for its own shard: pushes reach it later than
+// the first one, perhaps. Where no batch is left nobody is waited for.
+void ParameterServer::answer() {
+  const std::int64_t batches = run_.workers * run_.num_clocks, finished = slowest();
+  for (int w = 0; w < run_.workers; ++w) {
+    Worker& worker = workers_[static_cast<std::size_t>(w)];
+    if (!worker.pulls) continue;
+    const bool none_left = leads() && granted_ == batches;
+    if (!none_left && run_.staleness && worker.clock - finished > *run_.staleness) continue;
+    worker.pulls = false;
+    if (leads()) {
+      std::array<double, grant_length> granted{none_left ? 0.0 : 1.0};
+      group_.send(as_tensor(granted), w).wait();
+      if (none_left) continue;
+      ++granted_;
+      worker.lag = worker.clock - finished;
+      worker.updates = updates_;
+    }
+    send_values(w);
+  }
+}
+
+void ParameterServer::send_values(int worker) {
+  std::int64_t begin = 0;
+  for (const Range& piece : pieces_) {
+    group_.send(values_.flat_range(begin, begin + piece.size()), worker).wait();
+    begin += piece.size();
+  }
+}
+
+}  // namespace echelon

@@ -1,0 +1,169 @@
+#include "train/asynchronous.h"
+
+#include <cmath>
+#include <numeric>
+
+#include "base/error.h"
+#include "plan/memory.h"
+#include "plan/traffic.h"
+
+namespace echelon {
+namespace {
+
+ParameterServerRun served_run(const Plan& plan, const AsynchronousRun& run) {
+  return {plan.mesh.size(Axis::dp),       run.options.servers, run.options.staleness, run.first_step,
+          run.last_step - run.first_step, run.timeout};
+}
+
+std::vector<ShardUnit> units_over_servers(const FlatLayout& layout, const AsynchronousOptions& options) {
+  return shard_units(layout, options.servers);
+}
+
+std::string shown_bound(const AsynchronousOptions& options) {
+  return options.staleness ? fmt::format("{}", *options.staleness) : "inf";
+}
+
+// The norm of the gradient that the store holds, all of it or cut over servers, which then agree on the name.
+double finite_norm(const Rank& rank, const ParameterStore& parameters, std::int64_t step) {
+  const Tensor squares = gradient_squares(rank, parameters);
+  const double norm = norm_of_squares(squares);
+  if (std::isfinite(norm)) return norm;
+  for (std::int64_t i = 0; i < squares.numel(); ++i)
+    if (!std::isfinite(squares.data<double>()[i]))
+      fail("step {}: the gradient of {} is not finite", step + 1,
+           parameters.model()[static_cast<std::size_t>(i)].name);
+  fail("step {}: the gradient norm overflows", step + 1);
+}
+
+}  // namespace
+
+void refuse_asynchronous(const Plan& plan, const AsynchronousOptions& options) {
+  const std::string flag = "--staleness " + shown_bound(options);
+  if (options.staleness && *options.staleness < 0) refuse("{}: must be a number of at least 0, or inf", flag);
+  for (Axis axis : all_axes)
+    if (axis != Axis::dp && plan.mesh.size(axis) > 1)
+      refuse("{}: a parameter server serves data-parallel workers alone; legal: --{} 1, not {}", flag,
+             axis_name(axis), plan.mesh.size(axis));
+  if (plan.zero > 0)
+    refuse("{}: the servers hold the optimizer's state already, cut over --servers; legal: --zero 0, not {}",
+           flag, plan.zero);
+  if (!flushes(plan))
+    refuse("{}: --schedule {} has stale gradients of its own; legal: a schedule that flushes, as 1f1b", flag,
+           plan.schedule);
+  if (!plan.optimizer_barrier)
+    refuse("{}: the servers make the optimizer's steps; legal: --optimizer-barrier on", flag);
+  constexpr int most_ranks = 1024;
+  const int most = most_ranks - plan.mesh.num_ranks();
+  if (options.servers < 1 || options.servers > most)
+    refuse("--servers {}: must be from 1 to {}", options.servers, most);
+}
+
+int num_ranks(const Plan& plan, const std::optional<AsynchronousOptions>& options) {
+  return plan.mesh.num_ranks() + (options ? options->servers : 0);
+}
+
+Plan server_plan(const Plan& plan, int servers) {
+  Plan served = plan;
+  served.mesh.set(Axis::dp, servers);
+  served.zero = 3;
+  served.global_batch = servers;  // of nothing: a server computes no batch
+  served.micro_batch = 1;
+  return served;
+}
+
+std::int64_t predicted_server_bytes(const Plan& plan, const AsynchronousOptions& options) {
+  const StateBytes bytes = state_bytes(plan);
+  const std::int64_t waiting = options.staleness == 0 ? plan.mesh.size(Axis::dp) - 1 : 0;
+  return num_parameters(plan.model) * (bytes.value + (1 + waiting) * bytes.gradient + bytes.optimizer);
+}
+
+Traffic predict_worker_traffic(const Plan& plan, const PipelineLayout& pipeline,
+                               const AsynchronousOptions& options) {
+  const std::vector<ShardUnit> units = units_over_servers(flat_layout(pipeline.groups_of(0), 1, 0), options);
+  const ParameterServerRun run = served_run(plan, {options});
+  Traffic traffic;
+  traffic.at(Axis::dp, Verb::send) = worker_sends(units, run, element_bytes(plan.dtype));
+  traffic.at(Axis::dp, Verb::recv) = worker_receives(units, run);
+  if (run.synchronous() && run.workers > 1)  // targets and loss
+    traffic.at(Axis::dp, Verb::all_reduce) = {2, 2 * all_reduce_bytes_sent(1, run.workers, 0, 8)};
+  return traffic;
+}
+
+std::unique_ptr<Communicator> join_all(const Rank& rank, int workers, int servers) {
+  std::vector<int> everyone(static_cast<std::size_t>(workers + servers));
+  std::iota(everyone.begin(), everyone.end(), 0);
+  return rank.join(everyone, "parameter server", Axis::dp);
+}
+
+void run_worker(Communicator& all, Trainer& trainer, const AsynchronousRun& run, const SampleSource& samples,
+                const std::function<void()>& after_batch) {
+  const bool synchronous = run.options.staleness == 0;
+  trainer.set_data_parallel_sums(synchronous ? DataParallelSums::counts : DataParallelSums::none);
+  const ParameterStore& parameters = trainer.parameters();
+  ParameterClient client(all, served_run(trainer.plan(), run),
+                         units_over_servers(parameters.layout(), run.options), parameters.values(),
+                         parameters.gradients());
+  while (const std::optional<std::int64_t> clock = client.pull()) {
+    Push push{.clock = *clock};
+    push.loss = trainer.compute_gradients(*clock, samples);
+    push.num_targets = trainer.num_targets();
+    if (!synchronous) push.norm = finite_norm(trainer.rank(), parameters, *clock);
+    client.push(push);
+    if (after_batch) after_batch();
+  }
+  client.finish();
+}
+
+ParameterServerRank::ParameterServerRank(const Rank& rank, const Plan& plan,
+                                         const OptimizerOptions& optimizer, std::uint64_t seed,
+                                         const AsynchronousRun& run)
+    : rank_(rank),
+      plan_(plan),
+      optimizer_(optimizer),
+      run_(run),
+      server_plan_(server_plan(plan, run.options.servers)),
+      pipeline_(server_plan_),
+      parameters_(rank, server_plan_, pipeline_, seed) {}
+
+StalenessMeasures ParameterServerRank::serve(Communicator& all,
+                                             const std::function<void(const ServedStep&)>& on_step) {
+  on_step_ = on_step;
+  step_begin_ = std::chrono::steady_clock::now();
+  ParameterServer server(all, served_run(plan_, run_), units_over_servers(parameters_.layout(), run_.options),
+                         rank_.arena(), parameters_.own_values(), parameters_.own_gradients(),
+                         [this](const std::vector<Push>& pushes, int worker) { update(pushes, worker); });
+  server.serve();
+  return server.staleness();
+}
+
+void ParameterServerRank::update(const std::vector<Push>& pushes, int worker) {
+  const int workers = plan_.mesh.size(Axis::dp);
+  const bool synchronous = run_.options.staleness == 0;
+  StepResult& result = step_.result;
+  result.step = run_.first_step + pushes_ / workers;
+  result.learning_rate = learning_rate(optimizer_, result.step);
+  const double norm = synchronous ? finite_norm(rank_, parameters_, result.step) : pushes.front().norm;
+  adamw_step(rank_, parameters_, optimizer_, result.learning_rate, updates_,
+             clip_factor(norm, optimizer_.clip));
+  ++updates_;
+  pushes_ += static_cast<std::int64_t>(pushes.size());
+  if (synchronous) {
+    result.loss = pushes.front().loss;  // workers have summed it
+    result.gradient_norm = norm;
+    step_.sequences = plan_.global_batch;
+  } else {
+    const Push& push = pushes.front();
+    num_targets_ += push.num_targets;
+    result.loss += (push.loss - result.loss) * push.num_targets / num_targets_;
+    result.gradient_norm += norm / workers;
+    step_.sequences += dp_samples(plan_, worker).size();
+  }
+  if (pushes_ % workers != 0) return;
+  const auto now = std::chrono::steady_clock::now();
+  step_.seconds = std::chrono::duration<double>(now - std::exchange(step_begin_, now)).count();
+  if (on_step_) on_step_(step_);
+  step_ = {};
+  num_targets_ = 0;
+}
+
+}  // namespace echelon
