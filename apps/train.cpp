@@ -21,6 +21,8 @@ struct TrainFlags {
   std::string tokenizer = "bytes";
   TimelineFlags timeline;
   std::int64_t steps = 100, sample = 200;
+  std::string staleness, straggle;
+  int servers = 1;
   bool json = false;
   CLI::App* app = nullptr;
 };
@@ -48,12 +50,36 @@ Plan train_defaults() {
   return plan;
 }
 
+std::optional<AsynchronousOptions> asynchronous_options(const TrainFlags& f) {
+  if (f.app->get_option("--staleness")->count() == 0) {
+    if (f.app->get_option("--servers")->count() > 0)
+      refuse("--servers {}: parameter servers are for asynchronous training; add --staleness S or inf",
+             f.servers);
+    return {};
+  }
+  AsynchronousOptions options;
+  options.servers = f.servers;
+  if (f.staleness != "inf") options.staleness = parse_number<std::int64_t>("--staleness", f.staleness);
+  return options;
+}
+
+std::optional<Straggler> straggler(const TrainFlags& f) {
+  if (f.app->get_option("--straggle")->count() == 0) return {};
+  const std::size_t colon = f.straggle.find(':');
+  if (colon == std::string::npos)
+    refuse("--straggle {}: must be a rank and how many times slower it is, as 1:4", f.straggle);
+  return Straggler{parse_number<int>("--straggle", f.straggle.substr(0, colon)),
+                   parse_number<double>("--straggle", f.straggle.substr(colon + 1))};
+}
+
 int run_train(TrainFlags& f) {
   f.timeline.check();
   TrainRequest& request = f.request;
   request.plan = f.plan.plan();
   request.run = f.run.options(request.plan);
   f.optimizer.finish(f.steps, request.plan);
+  request.asynchronous = asynchronous_options(f);
+  request.straggler = straggler(f);
   const auto is_given = [&](const char* name) { return f.app->get_option(name)->count() > 0; };
   if (!is_given("--warmup")) request.optimizer.warmup_steps = std::min<std::int64_t>(10, f.steps);
   for (const auto& [name, path] :
@@ -87,6 +113,12 @@ int run_train(TrainFlags& f) {
                start.num_files, start.num_files == 1 ? "" : "s", start.validation_tokens);
     fmt::print(out, "batch   {} sequences of {} tokens a step, {} at once on a rank\n", plan.global_batch,
                plan.seq_len, std::min(plan.micro_batch, plan.global_batch));
+    if (request.asynchronous)
+      fmt::print(out, "servers {} beside the mesh; a worker {}\n", request.asynchronous->servers,
+                 request.asynchronous->staleness
+                     ? fmt::format("may run at most {} batches ahead of the slowest",
+                                   *request.asynchronous->staleness)
+                     : "never waits for another");
     if (!flushes(plan))
       fmt::print(
           out,
@@ -152,6 +184,7 @@ int run_train(TrainFlags& f) {
   if (!summary.measured_staleness.empty())
     fmt::print(out, "gradients late by {} optimizer steps, by pipeline rank; predicted {}\n",
                fmt::join(summary.measured_staleness, " "), fmt::join(summary.predicted_staleness, " "));
+  if (summary.asynchronous) fmt::print(out, "{}", staleness_table(*summary.asynchronous));
   if (!plan.optimizer_barrier)
     fmt::print(out, "optimizer without a barrier: {} of {} steps guessed wrongly and taken back\n",
                summary.taken_back, summary.steps);
@@ -186,6 +219,13 @@ void add_train(CLI::App& program, int& status) {
       ->type_name("DIR");
   add_number(app, "--save-every", flags->request.save_every, "Steps between checkpoints; 0: at the end only");
   app.add_flag("--resume", flags->request.resume, "Go on from the last checkpoint");
+  app.add_option("--staleness", flags->staleness,
+                 "Asynchronous, around parameter servers: batches a worker may run ahead; 0: synchronous")
+      ->type_name("S|inf");
+  add_number(app, "--servers", flags->servers, "Parameter servers, beside the --dp workers");
+  app.add_option("--straggle", flags->straggle,
+                 "Make rank R slow on purpose: each step's passes take F times as long")
+      ->type_name("R:F");
   flags->timeline.add_to(app);
   app.add_option("--log", flags->request.log_path, "One JSON object a step")->type_name("FILE");
   add_number(app, "--sample", flags->sample, "Tokens of text generated at the end; 0: none");

@@ -17,6 +17,7 @@ struct VerifyFlags {
   VerifyRequest request;
   TimelineFlags timeline;
   std::vector<std::string> data;
+  std::string staleness;
   bool json = false;
 };
 
@@ -33,6 +34,12 @@ Plan verify_defaults() {
 
 int run_verify(VerifyFlags& f) {
   f.timeline.check();
+  if (!f.staleness.empty())
+    refuse(
+        "--staleness {}: verify compares runs that must be equal, and late gradients are others; with 0 "
+        "`train` gives the bits "
+        "of synchronous training, which verify runs without this flag",
+        f.staleness);
   VerifyRequest& request = f.request;
   request.plan = f.plan.plan();
   request.run = f.run.options(request.plan);
@@ -87,6 +94,7 @@ void add_verify(CLI::App& program, int& status) {
   optimizer.eps = 1e-5;
   flags->optimizer.add_to(app, optimizer);
   app.add_option("--data", flags->data, "Text or token files (default: random tokens)")->type_name("PATH");
+  app.add_option("--staleness", flags->staleness)->group("");  // of train: refused here by name
   add_number(app, "--steps", flags->request.steps, "Steps to compare");
   add_number(app, "--seed", flags->request.seed, "Of weights and tokens");
   flags->timeline.add_to(app);

@@ -391,4 +391,41 @@ TEST_F(CommandLine, HelpNamesEveryFlag) {
     EXPECT_NE(r.out.find(flag), std::string::npos) << flag;
 }
 
+TEST_F(CommandLine, AsynchronousTraining) {
+  const auto with = [](const Words& more) {
+    return joined(training({"--dp", "2", "--sample", "0", "--json"}), more);
+  };
+  const json synchronous = one_object(run(with({"--steps", "3"})));
+  const json bound0 = one_object(run(with({"--steps", "3", "--staleness", "0", "--servers", "2"})));
+  EXPECT_EQ(bound0["final_loss"], synchronous["final_loss"]);
+  EXPECT_EQ(bound0["validation_loss"], synchronous["validation_loss"]);
+  EXPECT_EQ(bound0["staleness"],
+            json::parse(R"({"bound": 0, "histogram": [6], "updates_late": {"mean": 0.0, "max": 0}})"));
+  EXPECT_EQ(bound0["updates"], 3);
+  EXPECT_EQ(bound0["traffic_bytes"]["predicted"], bound0["traffic_bytes"]["measured"]);
+
+  const Words saved{"--checkpoint", "saved", "--staleness", "inf", "--straggle", "1:2"};
+  one_object(run(joined(with({"--steps", "2"}), saved)));
+  const json resumed = one_object(run(joined(with({"--steps", "5", "--resume", "--log", "log"}), saved)));
+  EXPECT_EQ(resumed["steps"], 3);
+  EXPECT_EQ(resumed["last_step"], 5);
+  EXPECT_EQ(resumed["updates"], 6);
+  EXPECT_EQ(resumed["staleness"]["bound"], "inf");
+  const json manifest = json::parse(read_bytes(at("saved/step-00000005/checkpoint.json")));
+  EXPECT_EQ(manifest["updates"], 10);
+  const std::string log = read_bytes(at("log"));
+  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 4);  // three steps and the validation
+
+  refused(with({"--staleness", "soon"}), {"--staleness soon"});
+  refused(with({"--staleness", "-1"}), {"--staleness -1", "inf"});
+  refused(with({"--staleness", "1", "--tp", "3"}), {"--staleness 1", "--tp 1"});
+  refused(with({"--staleness", "1", "--eval-every", "2"}), {"--eval-every 2", "legal: 0"});
+  refused(with({"--staleness", "1", "--save-every", "2"}), {"--save-every 2", "legal: 0"});
+  refused(with({"--servers", "2"}), {"--servers 2", "--staleness"});
+  refused(with({"--straggle", "1"}), {"--straggle 1", "1:4"});
+  refused(with({"--straggle", "2:4"}), {"--straggle 2:4", "0 to 1"});
+  refused(with({"--straggle", "0:0.5"}), {"--straggle 0:0.5", "1 to 1000"});
+  refused({"verify", "--model", "tiny.toml", "--staleness", "0"}, {"--staleness 0", "verify"});
+}
+
 }  // namespace

@@ -66,6 +66,7 @@ TEST_F(SimulateCommand, AnswersInOneObject) {
                                                                       {"local_bubble_time", 0.0},
                                                                       {"peak_activations", {4, 4, 4, 4}},
                                                                       {"weight_versions", {1, 1, 1, 1}},
+                                                                      {"staleness", {0, 0, 0, 0}},
                                                                       {"parameter_copies", 1},
                                                                       {"messages", 144}}));
   EXPECT_EQ(object("--schedule zb-h1 --pp 4 --microbatches 12 --times 1,1.2,0.8")["bubble_time"], 4.2);

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "base/units.h"
@@ -66,6 +67,12 @@ std::string to_json(const TrainSummary& s) {
         {"measured", s.measured_timeline.makespan()}}}};
   if (!s.measured_staleness.empty())
     object["staleness"] = {{"predicted", s.predicted_staleness}, {"measured", s.measured_staleness}};
+  if (const auto& a = s.asynchronous) {
+    object["staleness"] = {{"bound", a->bound ? ordered_json(*a->bound) : ordered_json("inf")},
+                           {"histogram", a->histogram},
+                           {"updates_late", {{"mean", a->mean_updates_late}, {"max", a->max_updates_late}}}};
+    object["updates"] = a->updates;
+  }
   object["taken_back"] = s.taken_back;
   if (s.gathers)
     object["parameter_gathers"] = {{"gathers", s.gathers->gathers},
@@ -87,6 +94,29 @@ std::string memory_table(const Memory& predicted, const Memory& measured) {
     if (predicted[c] != 0 || measured[c] != 0) row(memory_category_name(c), predicted[c], measured[c]);
   row("total", predicted.total(), measured.total());
   return table;
+}
+
+std::string staleness_table(const AsynchronousSummary& s) {
+  constexpr std::size_t most_rows = 16, width = 40;
+  const std::size_t bins = s.histogram.size(),
+                    in_row = std::max<std::size_t>(1, (bins + most_rows - 1) / most_rows);
+  std::vector<std::int64_t> rows((bins + in_row - 1) / in_row);
+  for (std::size_t n = 0; n < bins; ++n) rows[n / in_row] += s.histogram[n];
+  const std::int64_t most = rows.empty() ? 1 : *std::max_element(rows.begin(), rows.end());
+  std::string table =
+      fmt::format("  staleness, bound {}: batches ahead of the slowest worker, and how many gradients\n",
+                  s.bound ? fmt::format("{}", *s.bound) : "inf");
+  for (std::size_t row = 0; row < rows.size(); ++row) {
+    const std::size_t first = row * in_row, last = std::min(bins, first + in_row) - 1;
+    const auto bar =
+        static_cast<std::size_t>((static_cast<std::int64_t>(width) * rows[row] + most - 1) / most);
+    table += fmt::format("  {:>9} {:>8}  {}\n",
+                         first == last ? fmt::format("{}", first) : fmt::format("{}-{}", first, last),
+                         rows[row], std::string(bar, '#'));
+  }
+  return table +
+         fmt::format("  {} optimizer steps; a gradient was late by {:.2f} of them on average, {} at most\n",
+                     s.updates, s.mean_updates_late, s.max_updates_late);
 }
 
 std::string traffic_table(const Traffic& predicted, const Traffic& measured) {

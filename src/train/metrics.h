@@ -21,6 +21,16 @@ struct StepRecord {
   double tokens_per_second = 0, mfu = 0, step_seconds = 0;
 };
 
+// Of a run around a parameter server.
+struct AsynchronousSummary {
+  std::optional<std::int64_t> bound;  // no value: none
+  // [n]: pushes of workers that were n batches ahead of the slowest when they pulled.
+  std::vector<std::int64_t> histogram;
+  double mean_updates_late = 0;  // optimizer steps between a push's pull and itself
+  std::int64_t max_updates_late = 0;
+  std::int64_t updates = 0;  // optimizer steps of this run
+};
+
 struct TrainSummary {
   std::int64_t steps = 0;      // done by this run
   std::int64_t last_step = 0;  // counts from 1; a resumed run continues the count
@@ -38,6 +48,7 @@ struct TrainSummary {
   std::optional<ParameterGather::Measures> gathers;  // ZeRO 3: rank 0 in the last step
   // Optimizer steps that gradients were late, at most, by pipeline rank; empty where the schedule flushes.
   std::vector<int> predicted_staleness, measured_staleness;
+  std::optional<AsynchronousSummary> asynchronous;
   // The last step of the first pipeline (dp 0, tp 0), in seconds: as it ran, and its schedule simulated with
   // the times that its instructions took. Of a stream the last few steps.
   Timeline measured_timeline, simulated_timeline;
@@ -51,5 +62,7 @@ std::string evaluation_json(std::int64_t step, double validation_loss);
 // table each.
 std::string memory_table(const Memory& predicted, const Memory& measured);
 std::string traffic_table(const Traffic& predicted, const Traffic& measured);
+// The histogram as bars.
+std::string staleness_table(const AsynchronousSummary& summary);
 
 }  // namespace echelon

@@ -100,6 +100,36 @@ std::int64_t num_validation_samples(const Shared& s) {
   return std::min(s.request.eval_samples, (s.split.validation.size() - 1) / s.request.plan.seq_len);
 }
 
+void publish(const Shared& s, const StepRecord& record, TrainSummary& summary) {
+  summary.steps += 1;
+  summary.last_step = record.step;
+  summary.final_loss = record.loss;
+  s.outputs->write_log(to_json(record));
+  if (s.observer.on_step) s.observer.on_step(record);
+}
+
+double mfu(const Shared& s, double tokens_per_second) {
+  const Plan& plan = s.request.plan;
+  return tokens_per_second * model_flops_per_token(plan.model, plan.seq_len) / s.start.peak_flops;
+}
+
+AsynchronousRun asynchronous_run(const Shared& s) {
+  return {*s.request.asynchronous, s.resumed.step, s.request.optimizer.total_steps, s.request.run.timeout};
+}
+
+// By the first of the ranks that hold it.
+void save_to(const Shared& s, const Rank& rank, const ParameterStore& parameters, CheckpointInfo info,
+             TrainSummary& summary) {
+  if (s.request.checkpoint_directory.empty()) return;
+  info.seed = s.request.seed;
+  info.dtype = rank.dtype();
+  info.model = s.request.plan.model;
+  const std::string path = save_checkpoint(rank, parameters, s.request.checkpoint_directory, info);
+  if (rank.index() > 0) return;
+  summary.checkpoint = path;
+  if (s.observer.on_checkpoint) s.observer.on_checkpoint(path);
+}
+
 class RankRun {
  public:
   RankRun(const Shared& shared, const Rank& rank, TrainSummary& summary)
@@ -107,9 +137,13 @@ class RankRun {
         rank_(rank),
         trainer_(rank, shared.request.plan, shared.request.optimizer, shared.request.seed, {},
                  shared.pipeline),
-        summary_(summary) {}
+        summary_(summary) {
+    const auto& straggler = shared.request.straggler;
+    if (straggler && straggler->rank == rank.index()) trainer_.set_slowdown(straggler->factor);
+  }
 
   void run() {
+    if (s_.request.asynchronous) return run_as_worker();
     const std::int64_t last = s_.request.optimizer.total_steps;
     if (!s_.resumed.path.empty()) {
       load_checkpoint(rank_, trainer_.parameters(), s_.resumed, false);
@@ -122,7 +156,48 @@ class RankRun {
       if (end || (s_.request.eval_every > 0 && (step + 1) % s_.request.eval_every == 0)) evaluate(step);
       if (end || saves_after(step)) save(step);
     }
-    // Each rank of the first pipeline fills its own place.
+    keep_shown_runs();
+    if (leads()) {
+      summary_.measured_memory = rank_.arena().peak();
+      // The first and last steps of a stream differ from the others; together they are as many whole steps.
+      if (!trainer_.flushes()) summary_.measured_traffic = traffic_ / summary_.steps;
+      summary_.step_seconds = median(step_seconds_);
+      if (summary_.step_seconds > 0) {
+        summary_.tokens_per_second = static_cast<double>(step_tokens()) / summary_.step_seconds;
+        summary_.mfu = mfu(s_, summary_.tokens_per_second);
+      }
+    }
+    if (s_.request.sample_tokens > 0) sample_text();
+  }
+
+ private:
+  // The servers bring the values, and save them.
+  void run_as_worker() {
+    const AsynchronousRun run = asynchronous_run(s_);
+    const auto all = join_all(rank_, rank_.size(Axis::dp), run.options.servers);
+    trainer_.parameters().release_moments();
+    rank_.arena().reset_peak();
+    Traffic before = rank_.traffic();
+    run_worker(*all, trainer_, run, source(s_.split.train, s_.request.plan.seq_len), [&] {
+      keep_run();
+      if (leads()) summary_.measured_traffic = rank_.traffic() - std::exchange(before, rank_.traffic());
+    });
+    keep_shown_runs();
+    evaluate(run.last_step - 1);
+    if (leads()) summary_.measured_memory = rank_.arena().peak();
+    all->barrier().wait();  // then the servers save
+    all->barrier().wait();
+    if (s_.request.sample_tokens > 0) sample_text();
+  }
+
+  void keep_run() {
+    shown_runs_.push_back(trainer_.last_run());
+    if (static_cast<int>(shown_runs_.size()) > s_.pipeline->programs(0).shown_steps())
+      shown_runs_.pop_front();
+  }
+
+  // Each rank of the first pipeline fills its own place.
+  void keep_shown_runs() {
     if (rank_.coordinate(Axis::dp) == 0 && rank_.coordinate(Axis::tp) == 0) {
       const auto place = static_cast<std::size_t>(rank_.coordinate(Axis::pp));
       auto& all = summary_.measured_timeline.ranks[place];
@@ -132,27 +207,10 @@ class RankRun {
       }
       if (!trainer_.flushes()) summary_.measured_staleness[place] = max_staleness_;
     }
-    if (leads()) {
-      summary_.measured_memory = rank_.arena().peak();
-      // The first and last steps of a stream differ from the others; together they are as many whole steps.
-      if (!trainer_.flushes()) summary_.measured_traffic = traffic_ / summary_.steps;
-      summary_.step_seconds = median(step_seconds_);
-      if (summary_.step_seconds > 0) {
-        summary_.tokens_per_second = static_cast<double>(step_tokens()) / summary_.step_seconds;
-        summary_.mfu = mfu(summary_.tokens_per_second);
-      }
-    }
-    if (s_.request.sample_tokens > 0) sample_text();
   }
 
- private:
   bool leads() const { return rank_.index() == 0; }
   std::int64_t step_tokens() const { return s_.request.plan.global_batch * s_.request.plan.seq_len; }
-  double mfu(double tokens_per_second) const {
-    return tokens_per_second * model_flops_per_token(s_.request.plan.model, s_.request.plan.seq_len) /
-           s_.start.peak_flops;
-  }
-
   SampleSource source(Range range, std::int64_t seq_len) const {
     return [sampler = Sampler(s_.data, range, s_.request.seed), seq_len](
                std::int64_t step, std::int64_t sample, std::int32_t* tokens, std::int32_t* targets) {
@@ -180,9 +238,7 @@ class RankRun {
     const auto begin = Clock::now();
     const auto results =
         trainer_.step(step, source(s_.split.train, s_.request.plan.seq_len), steps_left(step));
-    shown_runs_.push_back(trainer_.last_run());
-    if (static_cast<int>(shown_runs_.size()) > s_.pipeline->programs(0).shown_steps())
-      shown_runs_.pop_front();
+    keep_run();
     max_staleness_ = std::max(max_staleness_, trainer_.last_run().max_staleness);
     if (!leads()) return;
     summary_.measured_traffic = rank_.traffic() - before;
@@ -201,13 +257,9 @@ class RankRun {
     record.tokens = step_tokens();
     record.step_seconds = step_seconds_[static_cast<std::size_t>(result.step - s_.start.first_step)];
     record.tokens_per_second = static_cast<double>(record.tokens) / record.step_seconds;
-    record.mfu = mfu(record.tokens_per_second);
-    summary_.steps += 1;
+    record.mfu = mfu(s_, record.tokens_per_second);
     summary_.taken_back += result.taken_back;
-    summary_.last_step = record.step;
-    summary_.final_loss = record.loss;
-    s_.outputs->write_log(to_json(record));
-    if (s_.observer.on_step) s_.observer.on_step(record);
+    publish(s_, record, summary_);
   }
 
   // The first sequences of the held-out part, one after another: the same at every evaluation.
@@ -227,19 +279,11 @@ class RankRun {
   }
 
   void save(std::int64_t step) {
-    if (s_.request.checkpoint_directory.empty()) return;
     CheckpointInfo info;
     info.step = step + 1;
     info.updates = trainer_.updates(step + 1);
-    info.seed = s_.request.seed;
     info.tokens = s_.resumed.tokens + (step + 1 - s_.start.first_step) * step_tokens();
-    info.dtype = rank_.dtype();
-    info.model = s_.request.plan.model;
-    const std::string path =
-        save_checkpoint(rank_, trainer_.parameters(), s_.request.checkpoint_directory, info);
-    if (!leads()) return;
-    summary_.checkpoint = path;
-    if (s_.observer.on_checkpoint) s_.observer.on_checkpoint(path);
+    save_to(s_, rank_, trainer_.parameters(), info, summary_);
   }
 
   // Continues the beginning of the held-out part, or of the training part where nothing is held out.
@@ -263,6 +307,97 @@ class RankRun {
   std::deque<PipelineRun> shown_runs_;  // the last ones
   int max_staleness_ = 0;
 };
+
+// One of the parameter servers, from the first batch to the checkpoint.
+class ServerRun {
+ public:
+  ServerRun(const Shared& shared, const Rank& rank, TrainSummary& summary)
+      : s_(shared),
+        rank_(rank),
+        run_(asynchronous_run(shared)),
+        server_(rank, shared.request.plan, shared.request.optimizer, shared.request.seed, run_),
+        summary_(summary) {}
+
+  void run() {
+    const int workers = s_.request.plan.mesh.size(Axis::dp);
+    const auto all = join_all(rank_, workers, run_.options.servers);
+    if (!s_.resumed.path.empty()) {
+      load_checkpoint(rank_, server_.parameters(), s_.resumed, false);
+      server_.resume(s_.resumed.updates);
+    }
+    const StalenessMeasures staleness = server_.serve(*all, [this](const ServedStep& step) { report(step); });
+    if (leads()) summarize(staleness);
+    all->barrier().wait();  // the workers have evaluated
+    CheckpointInfo info;
+    info.step = run_.last_step;
+    info.updates = server_.updates();
+    info.tokens = s_.resumed.tokens + tokens_;
+    save_to(s_, rank_, server_.parameters(), info, summary_);
+    all->barrier().wait();
+  }
+
+ private:
+  bool leads() const { return rank_.index() == 0; }
+
+  void report(const ServedStep& step) {
+    StepRecord record;
+    record.step = step.result.step + 1;
+    record.loss = step.result.loss;
+    record.grad_norm = step.result.gradient_norm;
+    record.lr = step.result.learning_rate;
+    record.tokens = step.sequences * s_.request.plan.seq_len;
+    record.step_seconds = step.seconds;
+    record.tokens_per_second = static_cast<double>(record.tokens) / step.seconds;
+    record.mfu = mfu(s_, record.tokens_per_second);
+    tokens_ += record.tokens;
+    seconds_ += step.seconds;
+    if (leads()) publish(s_, record, summary_);
+  }
+
+  // Over the whole run: where workers take turns as they come, no step is typical.
+  void summarize(const StalenessMeasures& staleness) {
+    summary_.step_seconds = seconds_ / static_cast<double>(summary_.steps);
+    summary_.tokens_per_second = static_cast<double>(tokens_) / seconds_;
+    summary_.mfu = mfu(s_, summary_.tokens_per_second);
+    AsynchronousSummary& a = summary_.asynchronous.emplace();
+    a.bound = run_.options.staleness;
+    a.histogram = staleness.histogram;
+    a.mean_updates_late =
+        static_cast<double>(staleness.sum_updates_late) / static_cast<double>(staleness.pushes);
+    a.max_updates_late = staleness.max_updates_late;
+    a.updates = server_.updates() - s_.resumed.updates;
+  }
+
+  const Shared& s_;
+  const Rank& rank_;
+  AsynchronousRun run_;
+  ParameterServerRank server_;
+  TrainSummary& summary_;
+  std::int64_t tokens_ = 0;
+  double seconds_ = 0;
+};
+
+void refuse_straggler(const TrainRequest& request) {
+  if (!request.straggler) return;
+  const int ranks = request.plan.mesh.num_ranks();
+  const auto& [rank, factor] = *request.straggler;
+  if (rank < 0 || rank >= ranks)
+    refuse("--straggle {}:{}: rank {} is none of 0 to {}", rank, factor, rank, ranks - 1);
+  if (!(factor >= 1 && factor <= 1000))
+    refuse("--straggle {}:{}: the factor must be from 1 to 1000", rank, factor);
+}
+
+void refuse_asynchronous(const TrainRequest& request) {
+  if (!request.asynchronous) return;
+  refuse_asynchronous(request.plan, *request.asynchronous);
+  for (const auto& [flag, every] :
+       {std::pair{"--eval-every", request.eval_every}, {"--save-every", request.save_every}})
+    if (every != 0)
+      refuse(
+          "{} {}: with --staleness there is no moment at which all workers have the same values but the end; "
+          "legal: 0",
+          flag, every);
+}
 
 // What would stop the run when it saves: found before it starts.
 void refuse_obstacles(const TrainRequest& request, std::int64_t first_step) {
@@ -316,6 +451,8 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
   const auto pipeline = std::make_shared<PipelineLayout>(plan);
   validate(request.optimizer);
   refuse_clipping(request.optimizer, *pipeline);
+  refuse_asynchronous(request);
+  refuse_straggler(request);
   if (request.optimizer.total_steps < 1)
     refuse("--steps {}: must be at least 1", request.optimizer.total_steps);
   if (request.optimizer.warmup_steps > request.optimizer.total_steps)
@@ -337,7 +474,10 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
                 observer,
                 pipeline};
   if (plan.offload != Offload::none) check_scratch_directory(plan.offload_directory);
-  refuse_beyond_memory(plan, plan.mesh.num_ranks() * predicted_bytes(plan));
+  const auto& asynchronous = request.asynchronous;
+  refuse_beyond_memory(
+      plan, plan.mesh.num_ranks() * predicted_bytes(plan) +
+                (asynchronous ? static_cast<double>(predicted_server_bytes(plan, *asynchronous)) : 0.0));
   StartInfo& start = shared.start;
   start.train_tokens = shared.split.train.size();
   start.validation_tokens = shared.split.validation.size();
@@ -348,6 +488,7 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
   start.predicted_memory = predict_memory(plan, *pipeline, 0, 0);
   start.predicted_memory[MemoryCategory::other] =
       kernel_scratch_bytes(plan.dtype, request.run.threads_per_rank);
+  if (asynchronous) start.predicted_memory[MemoryCategory::optimizer] = 0;  // the servers have it
   const int ranks = plan.mesh.num_ranks();
   start.peak_flops =
       measure_matmul_flops(plan.dtype, std::min(available_cores(), ranks * request.run.threads_per_rank));
@@ -364,20 +505,26 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
   if (observer.on_start) observer.on_start(start);
 
   TrainSummary summary;
-  summary.ranks = ranks;
+  summary.ranks = num_ranks(plan, asynchronous);
   summary.num_params = start.num_params;
   summary.predicted_memory = start.predicted_memory;
-  summary.predicted_traffic = predict_traffic(plan, *pipeline, 0, 0);
+  summary.predicted_traffic = asynchronous ? predict_worker_traffic(plan, *pipeline, *asynchronous)
+                                           : predict_traffic(plan, *pipeline, 0, 0);
   summary.predicted_step_seconds = start.predicted_step_seconds;
   summary.predicted_bubble = predicted.bubble_fraction;
   summary.measured_timeline.ranks.resize(static_cast<std::size_t>(plan.mesh.size(Axis::pp)));
   summary.predicted_staleness = start.staleness;
   summary.measured_staleness.resize(start.staleness.size());
-  ThreadWorld world(ranks, request.run.timeout);
+  ThreadWorld world(summary.ranks, request.run.timeout);
   try {
     run_ranks(world, [&](int index) {
       Arena arena;
       const auto kernels = make_kernels(arena, plan.dtype, request.run.threads_per_rank);
+      if (index >= ranks) {
+        const Rank rank(world, server_plan(plan, asynchronous->servers).mesh, index - ranks, plan.dtype,
+                        arena, *kernels, Collectives::direct, ranks);
+        return ServerRun(shared, rank, summary).run();
+      }
       const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels);
       RankRun(shared, rank, summary).run();
     });
@@ -385,6 +532,7 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
     outputs.remove_new_log();
     throw;
   }
+  if (summary.measured_timeline.ranks.front().empty()) return summary;  // others took all batches
   summary.measured_bubble = summary.measured_timeline.bubble_fraction();
   summary.simulated_timeline =
       simulated_twin(pipeline->programs(0), measured_costs(summary.measured_timeline), summary.steps,

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "spec/plan.h"
+#include "train/asynchronous.h"
 #include "train/generate.h"
 #include "train/metrics.h"
 #include "train/optimizer.h"
@@ -23,10 +24,19 @@ struct RunOptions {
   std::chrono::milliseconds timeout{300'000};  // of any wait for another rank
 };
 
+// A rank made slow on purpose, to be seen or tested: after the passes of a step it sleeps (factor - 1) times
+// as long as they took.
+struct Straggler {
+  int rank = 0;
+  double factor = 1;
+};
+
 struct TrainRequest {
   Plan plan;
   OptimizerOptions optimizer;  // total_steps = the last step of the run
   RunOptions run;
+  std::optional<AsynchronousOptions> asynchronous;  // workers around a parameter server
+  std::optional<Straggler> straggler;
   std::uint64_t seed = 1;
   double validation_fraction = 0.05;
   std::int64_t eval_every = 0;       // steps; 0: at the end only
@@ -49,7 +59,7 @@ struct StartInfo {
   std::vector<int> staleness;  // predicted, by pipeline rank; empty where the schedule flushes
 };
 
-// Called on rank 0's thread. Any may be empty.
+// Called on rank 0's thread, or the first server's, one at a time. Any may be empty.
 struct TrainObserver {
   std::function<void(const StartInfo&)> on_start;
   std::function<void(const StepRecord&)> on_step;
