@@ -106,6 +106,15 @@ std::string compression_text(const Compression& compression) {
   return fmt::format("{}:{}:{}", name, compression.rank, compression.warmup_steps);
 }
 
+GradientSection gradient_section(const ParamSpec& spec, int tp, int index) {
+  const std::int64_t numel = local_numel(spec, tp, index), rows = local_shape(spec, tp, index).front();
+  return {.name = spec.name,
+          .slice = index / tp_replicas(spec, tp),
+          .range = {0, numel},
+          .rows = rows,
+          .cols = rows == 0 ? 0 : numel / rows};
+}
+
 GradientBucket gradient_bucket(const std::vector<std::vector<ParamSpec>>& groups, const FlatLayout& layout,
                                Range bucket, int tp, int index) {
   GradientBucket cut;
@@ -117,12 +126,8 @@ GradientBucket gradient_bucket(const std::vector<std::vector<ParamSpec>>& groups
       ++i;
       if (begin + numel <= bucket.begin || begin >= bucket.end || numel == 0) continue;
       check(begin >= bucket.begin && begin + numel <= bucket.end, "a bucket holds whole parameters");
-      const std::int64_t rows = local_shape(spec, tp, index).front();
-      cut.sections.push_back({.name = spec.name,
-                              .slice = index / tp_replicas(spec, tp),
-                              .range = {begin - bucket.begin, begin - bucket.begin + numel},
-                              .rows = rows,
-                              .cols = numel / rows});
+      cut.sections.push_back(gradient_section(spec, tp, index));
+      cut.sections.back().range = {begin - bucket.begin, begin - bucket.begin + numel};
     }
   std::sort(cut.sections.begin(), cut.sections.end(),
             [](const GradientSection& a, const GradientSection& b) { return a.range.begin < b.range.begin; });
@@ -176,6 +181,16 @@ std::int64_t quantized_bytes(CompressionKind kind, const GradientBucket& bucket,
 std::int64_t elements_kept(const Compression& compression, const GradientSection& section) {
   return std::max<std::int64_t>(
       1, std::llround(compression.fraction * static_cast<double>(section.range.size())));
+}
+
+std::int64_t uncompressed_rank(const GradientSection& section) {
+  return ceil_div(section.rows * section.cols, section.rows + section.cols);
+}
+
+bool has_residual(const Compression& compression, const GradientSection& section) {
+  return section.range.size() > 0 &&
+         (compression.kind == CompressionKind::topk ||
+          (compression.kind == CompressionKind::powersgd && is_factored(compression, section)));
 }
 
 bool is_factored(const Compression& compression, const GradientSection& section) {

@@ -52,6 +52,8 @@ struct GradientBucket {
   std::int64_t numel() const { return sections.empty() ? 0 : sections.back().range.end; }
 };
 
+// All that rank `index` of `tp` holds of a parameter, as a bucket of its own.
+GradientSection gradient_section(const ParamSpec& spec, int tp, int index);
 // The parameters that lie in the range `bucket` of the flat buffer of tp rank `index`. A parameter that lies
 // in it only in part is an InvariantError.
 GradientBucket gradient_bucket(const std::vector<std::vector<ParamSpec>>& groups, const FlatLayout& layout,
@@ -83,6 +85,15 @@ std::int64_t quantized_bytes(CompressionKind kind, const GradientBucket& bucket,
 std::int64_t elements_kept(const Compression& compression, const GradientSection& section);
 // Whether powersgd:R sends fewer elements of the section as two factors: (rows + cols) R < rows cols.
 bool is_factored(const Compression& compression, const GradientSection& section);
+
+// The smallest R of powersgd:R that sends the section as it is.
+std::int64_t uncompressed_rank(const GradientSection& section);
+// Whether the section has a residual: what is not sent now and is carried over to later steps.
+bool has_residual(const Compression& compression, const GradientSection& section);
+// Whether the method can have one, and so must not be left off in the middle of a run.
+constexpr bool has_residuals(CompressionKind kind) {
+  return kind == CompressionKind::topk || kind == CompressionKind::powersgd;
+}
 
 // ---- predictions
 

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/philox.h"
 #include "plan/cost.h"
+#include "spec/reduction_buckets.h"
 #include "train/logical_tensors.h"
 #include "train/reference_run.h"
 
@@ -58,6 +59,24 @@ void perturb_constants(const Rank& rank, const ParameterStore& parameters, std::
                  });
     store_local(rank, values, p, ParameterTensor::value);
   }
+}
+
+// A sum from which something is left out is not what one rank has.
+void refuse_lossy(const Plan& plan, const PipelineLayout& pipeline) {
+  const Compression& c = plan.compression;
+  const bool all_elements = c.kind == CompressionKind::topk && c.fraction == 1;
+  if (plan.mesh.size(Axis::dp) == 1 || c.kind == CompressionKind::none || all_elements) return;
+  std::int64_t least = 1;
+  for (int pp_rank = 0; pp_rank < plan.mesh.size(Axis::pp); ++pp_rank)
+    for (int tp_rank = 0; tp_rank < plan.mesh.size(Axis::tp); ++tp_rank)
+      for (const GradientBucket& bucket : reduction_buckets(plan, pipeline.groups_of(pp_rank), tp_rank))
+        for (const GradientSection& section : bucket.sections)
+          least = std::max(least, uncompressed_rank(section));
+  if (c.kind == CompressionKind::powersgd && c.rank >= least) return;
+  refuse(
+      "--compress {}: changes gradients by more than the rounding that a proof allows for; legal: none, "
+      "topk:1, or powersgd:R with R of at least {}, which leave nothing out",
+      compression_text(c), least);
 }
 
 class Comparison {
@@ -301,6 +320,7 @@ VerifyReport verify(const VerifyRequest& given) {
   const PipelineLayout pipeline(request.plan);
   validate(request.optimizer);
   refuse_clipping(request.optimizer, pipeline);
+  refuse_lossy(request.plan, pipeline);
   if (request.steps < 1) refuse("--steps {}: must be at least 1", request.steps);
   if (request.plan.offload != Offload::none) check_scratch_directory(request.plan.offload_directory);
   if (!request.samples) request.samples = random_tokens(request.plan, request.seed);
