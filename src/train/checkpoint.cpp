@@ -14,8 +14,9 @@
 #include <type_traits>
 
 #include "base/error.h"
+#include "train/checkpoint_carried.h"
+#include "train/checkpoint_file.h"
 #include "train/logical_tensors.h"
-#include "train/safetensors.h"
 
 namespace echelon {
 namespace {
@@ -37,8 +38,6 @@ const std::vector<StoredFile>& stored_files() {
        {{".exp_avg", ParameterTensor::exp_avg}, {".exp_avg_sq", ParameterTensor::exp_avg_sq}}}};
   return files;
 }
-
-StoredType stored_type(DType dtype) { return dtype == DType::f64 ? StoredType::f64 : StoredType::f32; }
 
 std::string step_name(std::int64_t step) { return fmt::format("step-{:08}", step); }
 
@@ -83,6 +82,15 @@ Tensor hand_to_first_rank(const Rank& rank, const ParameterStore& parameters, co
   return {};
 }
 
+// Ends the file; its checksums.
+json finished(SafetensorsWriter& writer) {
+  writer.finish();
+  json checksums = json::object();
+  for (std::size_t i = 0; i < writer.tensors().size(); ++i)
+    checksums[writer.tensors()[i].name] = hex(writer.checksums()[i]);
+  return checksums;
+}
+
 // Writes one file of the checkpoint; on rank 0 only `writer` is made, the gathers are collective.
 json write_tensors(const Rank& rank, const ParameterStore& parameters, const StoredFile& file,
                    const fs::path& directory) {
@@ -100,13 +108,20 @@ json write_tensors(const Rank& rank, const ParameterStore& parameters, const Sto
       const Tensor logical = hand_to_first_rank(rank, parameters, spec, which);
       if (writer) writer->write(spec.name + suffix, logical.raw(), static_cast<std::size_t>(logical.bytes()));
     }
-  json checksums = json::object();
-  if (writer) {
-    writer->finish();
-    for (std::size_t i = 0; i < writer->tensors().size(); ++i)
-      checksums[writer->tensors()[i].name] = hex(writer->checksums()[i]);
-  }
-  return checksums;
+  return writer ? finished(*writer) : json::object();
+}
+
+json write_carried(const Rank& rank, const ParameterStore& parameters, const Compression& compression,
+                   const std::vector<CarriedTensor>& carried, const fs::path& directory) {
+  const std::vector<StoredTensor> declared = carried_declarations(rank, parameters, compression);
+  if (declared.empty()) return nullptr;
+  std::unique_ptr<SafetensorsWriter> writer;
+  if (rank.index() == 0)
+    writer = std::make_unique<SafetensorsWriter>((directory / carried_file_name).string(), declared);
+  gather_carried(rank, parameters, compression, carried, [&](const std::string& name, const Tensor& tensor) {
+    writer->write(name, tensor.raw(), static_cast<std::size_t>(tensor.bytes()));
+  });
+  return writer ? finished(*writer) : json(nullptr);
 }
 
 template <class T>
@@ -188,16 +203,20 @@ CheckpointInfo read_checkpoint_info(const std::string& path) {
   info.dtype = parse_dtype(field<std::string>(manifest, "dtype", where), where + ": dtype");
   info.model = model_from_toml(field<std::string>(manifest, "model", where), where + ": model");
   if (info.step < 0) refuse("{}: damaged: step {}", where, info.step);
+  if (manifest.contains("compress")) {
+    info.compression =
+        parse_compression(field<std::string>(manifest, "compress", where), where + ": compress");
+    info.residual_ranks = field<int>(manifest, "residual-ranks", where);
+    if (info.residual_ranks < 1) refuse("{}: damaged: residual-ranks {}", where, info.residual_ranks);
+  }
   return info;
 }
 
 std::string save_checkpoint(const Rank& rank, const ParameterStore& parameters, const std::string& directory,
-                            const CheckpointInfo& info) {
+                            const CheckpointInfo& info, const std::vector<CarriedTensor>& carried) {
   const fs::path whole = fs::path(directory) / step_name(info.step);
   const fs::path unfinished =
       fs::path(directory) / fmt::format(".{}.unfinished-{}", step_name(info.step), ::getpid());
-  // The ranks of the first block hold all of it together; others go on.
-  if (rank.coordinate(Axis::dp) >= parameters.shards()) return whole.string();
   const bool writes = rank.index() == 0;
   std::error_code error;
   try {
@@ -206,13 +225,21 @@ std::string save_checkpoint(const Rank& rank, const ParameterStore& parameters, 
       if (error) fail("{}: cannot be made: {}", unfinished.string(), error.message());
     }
     json checksums = json::object();
-    for (const StoredFile& file : stored_files())
-      checksums[file.name] = write_tensors(rank, parameters, file, unfinished);
+    // The ranks of the first block hold all of it together, but for what each dp rank carries over.
+    if (rank.coordinate(Axis::dp) < parameters.shards())
+      for (const StoredFile& file : stored_files())
+        checksums[file.name] = write_tensors(rank, parameters, file, unfinished);
+    const json carried_checksums = write_carried(rank, parameters, info.compression, carried, unfinished);
     if (!writes) return whole.string();
-    const json manifest{{"format", format_name},        {"step", info.step},
-                        {"updates", info.updates},      {"seed", info.seed},
-                        {"tokens", info.tokens},        {"dtype", dtype_name(rank.dtype())},
-                        {"model", to_toml(info.model)}, {"checksums", checksums}};
+    json manifest{{"format", format_name},        {"step", info.step},
+                  {"updates", info.updates},      {"seed", info.seed},
+                  {"tokens", info.tokens},        {"dtype", dtype_name(rank.dtype())},
+                  {"model", to_toml(info.model)}, {"checksums", checksums}};
+    if (!carried_checksums.is_null()) {
+      manifest["checksums"][carried_file_name] = carried_checksums;
+      manifest["compress"] = compression_text(info.compression);
+      manifest["residual-ranks"] = rank.size(Axis::dp);
+    }
     write_file_atomically((unfinished / manifest_name).string(), manifest.dump(1) + "\n");
     sync_directory(unfinished);
     if (fs::exists(whole)) refuse("{}: exists already and is left as it is", whole.string());
@@ -227,38 +254,24 @@ std::string save_checkpoint(const Rank& rank, const ParameterStore& parameters, 
 }
 
 void load_checkpoint(const Rank& rank, const ParameterStore& parameters, const CheckpointInfo& info,
-                     bool values_only) {
+                     bool values_only, const std::vector<CarriedTensor>& carried) {
   const json manifest = read_manifest(info.path);
   const std::string where = (fs::path(info.path) / manifest_name).string();
-  const auto checksums =
-      field<std::map<std::string, std::map<std::string, std::string>>>(manifest, "checksums", where);
+  const auto checksums = field<Checksums>(manifest, "checksums", where);
   for (const StoredFile& file : stored_files()) {
     if (values_only && &file != &stored_files().front()) continue;
-    const SafetensorsFile stored((fs::path(info.path) / file.name).string());
+    const CheckpointFile stored(info.path, file.name, checksums, where);
     for (const Parameter& p : parameters.all())
       for (const auto& [suffix, which] : file.tensors) {
-        const std::string name = p.spec.name + suffix;
-        const StoredTensor& tensor = stored.at(name);
-        if (tensor.shape != p.spec.shape)
-          refuse("{}: {} has shape ({}) where the model has ({})", stored.path(), name,
-                 fmt::join(tensor.shape, ", "), fmt::join(p.spec.shape, ", "));
-        if (tensor.type != stored_type(rank.dtype()))
-          refuse("{}: {} is {}; this run needs --dtype {}", stored.path(), name,
-                 stored_type_name(tensor.type), dtype_name(rank.dtype()));
-        const auto file_sums = checksums.find(file.name);
-        if (file_sums == checksums.end() || !file_sums->second.contains(name))
-          refuse("{}: damaged: no checksum of {}", where, name);
-        const std::string& expected = file_sums->second.at(name);
-        char* end = nullptr;
-        const std::uint64_t sum = std::strtoull(expected.c_str(), &end, 16);
-        if (expected.size() != 16 || *end != '\0')
-          refuse("{}: damaged: the checksum of {} is \"{}\"", where, name, expected);
-        stored.check_bytes(tensor, sum);
+        const auto bytes = stored.read(p.spec.name + suffix, p.spec.shape, rank.dtype());
         Tensor logical(rank.arena(), MemoryCategory::other, rank.dtype(), p.spec.shape);
-        std::memcpy(logical.raw(), stored.bytes(tensor).data(), stored.bytes(tensor).size());
+        std::memcpy(logical.raw(), bytes.data(), bytes.size());
         scatter_logical(rank, logical, p, which);
       }
   }
+  if (values_only || info.residual_ranks == 0) return;
+  load_carried(rank, parameters, CheckpointFile(info.path, carried_file_name, checksums, where), info,
+               carried);
 }
 
 }  // namespace echelon

@@ -2,6 +2,7 @@
 //
 //   DIR/step-00000100/model.safetensors       parameters under their Hugging Face names
 //                     optimizer.safetensors   NAME.exp_avg, NAME.exp_avg_sq
+//                     compression.safetensors what gradient compression carries over (checkpoint_carried.h)
 //                     checkpoint.json         written last: step, seed, model, dtype, XXH3-64 of every tensor
 //
 // A checkpoint is written under a temporary name, flushed, and renamed: it exists whole or not at all.
@@ -12,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "parallel/compression.h"
 #include "train/parameters.h"
 
 namespace echelon {
@@ -24,6 +26,8 @@ struct CheckpointInfo {
   std::int64_t tokens = 0;   // trained on so far
   DType dtype = DType::f32;
   ModelSpec model;
+  Compression compression;  // of the gradients; not none only where something is carried over
+  int residual_ranks = 0;   // dp ranks whose residuals there are
 };
 
 // The checkpoints of a directory by step; empty when it does not exist or holds none. Unfinished ones do not
@@ -39,14 +43,15 @@ bool is_checkpoint(const std::string& directory);
 // RequestError when there is none or it is damaged or foreign.
 CheckpointInfo read_checkpoint_info(const std::string& path);
 
-// Collective over the mesh; rank 0 writes. RunError (disk full, ...) leaves the earlier checkpoints
-// untouched. Returns the path.
+// Collective over the mesh; rank 0 writes. `carried`: this rank's, under `info.compression`. RunError (disk
+// full, ...) leaves the earlier checkpoints untouched. Returns the path.
 std::string save_checkpoint(const Rank& rank, const ParameterStore& parameters, const std::string& directory,
-                            const CheckpointInfo& info);
+                            const CheckpointInfo& info, const std::vector<CarriedTensor>& carried = {});
 
-// Fills parameters, and the moments unless `values_only`. Every rank reads what it holds. RequestError naming
-// the tensor when one is missing, of another shape or damaged; nothing is changed in the checkpoint.
+// Fills parameters, and the moments and what is `carried` unless `values_only`. Every rank reads what it
+// holds. RequestError naming the tensor when one is missing, of another shape or damaged; nothing is changed
+// in the checkpoint.
 void load_checkpoint(const Rank& rank, const ParameterStore& parameters, const CheckpointInfo& info,
-                     bool values_only);
+                     bool values_only, const std::vector<CarriedTensor>& carried = {});
 
 }  // namespace echelon

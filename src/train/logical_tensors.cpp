@@ -57,17 +57,20 @@ void store_local(const Rank& rank, const Tensor& local, const Parameter& paramet
 }
 
 Tensor gather_logical(const Rank& rank, const Parameter& parameter, ParameterTensor which) {
-  const Tensor local = local_tensor(rank, parameter, which);
+  return gather_logical(rank, parameter.spec, local_tensor(rank, parameter, which));
+}
+
+Tensor gather_logical(const Rank& rank, const ParamSpec& spec, const Tensor& local) {
   const int tp = rank.size(Axis::tp);
-  Tensor logical(rank.arena(), MemoryCategory::other, rank.dtype(), parameter.spec.shape);
-  if (parameter.spec.shard_dim < 0 || tp == 1) {
+  Tensor logical(rank.arena(), MemoryCategory::other, rank.dtype(), spec.shape);
+  if (spec.shard_dim < 0 || tp == 1) {
     rank.kernels().copy(local.flat(), logical.flat());
     return logical;
   }
   std::vector<std::int64_t> counts;
   std::int64_t total = 0;
   for (int i = 0; i < tp; ++i) {
-    counts.push_back(local_numel(parameter.spec, tp, i));
+    counts.push_back(local_numel(spec, tp, i));
     total += counts.back();
   }
   const Tensor parts(rank.arena(), MemoryCategory::other, rank.dtype(), {total});
@@ -75,7 +78,7 @@ Tensor gather_logical(const Rank& rank, const Parameter& parameter, ParameterTen
   const std::int64_t width = element_bytes(rank.dtype());
   auto* from = static_cast<std::byte*>(parts.raw());
   for (int i = 0; i < tp; ++i) {
-    copy_runs(parameter.spec, tp, i, static_cast<std::byte*>(logical.raw()), from, width, true);
+    copy_runs(spec, tp, i, static_cast<std::byte*>(logical.raw()), from, width, true);
     from += counts[static_cast<std::size_t>(i)] * width;
   }
   return logical;
@@ -86,10 +89,13 @@ void scatter_logical(const Rank& rank, const Tensor& logical, const Parameter& p
   const Tensor local = is_cut(parameter, which) ? Tensor(rank.arena(), MemoryCategory::other, rank.dtype(),
                                                          parameter.value.shape())
                                                 : held(parameter, which);
-  copy_runs(parameter.spec, rank.size(Axis::tp), rank.coordinate(Axis::tp),
-            static_cast<std::byte*>(logical.raw()), static_cast<std::byte*>(local.raw()),
-            element_bytes(rank.dtype()), false);
+  scatter_logical(rank, logical, parameter.spec, local);
   if (is_cut(parameter, which)) store_local(rank, local, parameter, which);
+}
+
+void scatter_logical(const Rank& rank, const Tensor& logical, const ParamSpec& spec, const Tensor& local) {
+  copy_runs(spec, rank.size(Axis::tp), rank.coordinate(Axis::tp), static_cast<std::byte*>(logical.raw()),
+            static_cast<std::byte*>(local.raw()), element_bytes(rank.dtype()), false);
 }
 
 }  // namespace echelon

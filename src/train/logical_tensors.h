@@ -20,4 +20,8 @@ Tensor gather_logical(const Rank& rank, const Parameter& parameter, ParameterTen
 void scatter_logical(const Rank& rank, const Tensor& logical, const Parameter& parameter,
                      ParameterTensor which);
 
+// The same of any tensor that is cut as `spec` is: `local` in this rank's local shape.
+Tensor gather_logical(const Rank& rank, const ParamSpec& spec, const Tensor& local);
+void scatter_logical(const Rank& rank, const Tensor& logical, const ParamSpec& spec, const Tensor& local);
+
 }  // namespace echelon

@@ -119,12 +119,13 @@ AsynchronousRun asynchronous_run(const Shared& s) {
 
 // By the first of the ranks that hold it.
 void save_to(const Shared& s, const Rank& rank, const ParameterStore& parameters, CheckpointInfo info,
-             TrainSummary& summary) {
+             TrainSummary& summary, const std::vector<CarriedTensor>& carried = {}) {
   if (s.request.checkpoint_directory.empty()) return;
   info.seed = s.request.seed;
   info.dtype = rank.dtype();
   info.model = s.request.plan.model;
-  const std::string path = save_checkpoint(rank, parameters, s.request.checkpoint_directory, info);
+  info.compression = s.request.plan.compression;
+  const std::string path = save_checkpoint(rank, parameters, s.request.checkpoint_directory, info, carried);
   if (rank.index() > 0) return;
   summary.checkpoint = path;
   if (s.observer.on_checkpoint) s.observer.on_checkpoint(path);
@@ -146,7 +147,7 @@ class RankRun {
     if (s_.request.asynchronous) return run_as_worker();
     const std::int64_t last = s_.request.optimizer.total_steps;
     if (!s_.resumed.path.empty()) {
-      load_checkpoint(rank_, trainer_.parameters(), s_.resumed, false);
+      load_checkpoint(rank_, trainer_.parameters(), s_.resumed, false, trainer_.carried());
       trainer_.resume(s_.resumed.step, s_.resumed.updates);
     }
     rank_.arena().reset_peak();
@@ -283,7 +284,7 @@ class RankRun {
     info.step = step + 1;
     info.updates = trainer_.updates(step + 1);
     info.tokens = s_.resumed.tokens + (step + 1 - s_.start.first_step) * step_tokens();
-    save_to(s_, rank_, trainer_.parameters(), info, summary_);
+    save_to(s_, rank_, trainer_.parameters(), info, summary_, trainer_.carried());
   }
 
   // Continues the beginning of the held-out part, or of the training part where nothing is held out.
@@ -430,6 +431,13 @@ CheckpointInfo find_resumed(const TrainRequest& request) {
     if (info.seed != request.seed)
       refuse("--resume {}: it was trained with --seed {}, not {}: the order of the data would change",
              info.path, info.seed, request.seed);
+    if (info.residual_ranks > 0 &&
+        (!has_residuals(request.plan.compression.kind) || request.plan.mesh.size(Axis::dp) == 1))
+      refuse(
+          "--resume {}: it holds what --compress {} has not sent yet of the gradients, and without "
+          "compression "
+          "between data-parallel ranks that would be lost; legal: --compress {} and --dp of at least 2",
+          info.path, compression_text(info.compression), compression_text(info.compression));
     if (info.step >= request.optimizer.total_steps)
       refuse("--steps {}: {} has {} steps behind it already; name a larger number",
              request.optimizer.total_steps, info.path, info.step);
