@@ -17,10 +17,7 @@ Communicator& DataParallel::group(const Rank& rank, const Plan& plan) {
 
 void DataParallel::send_next() {
   const BucketTensors& bucket = buckets_[next_];
-  if (bucket.comes_and_goes) {
-    finish_oldest();
-    bucket.own.acquire_memory();
-  }
+  if (bucket.releases_whole) finish_oldest();
   reducer_->begin(next_++, step_, bucket.whole, bucket.own);
 }
 
@@ -28,7 +25,7 @@ bool DataParallel::finish_oldest() {
   const auto index = reducer_->finish_oldest();
   if (!index) return false;
   const BucketTensors& bucket = buckets_[*index];
-  if (bucket.comes_and_goes) bucket.whole.release_memory();
+  if (bucket.releases_whole) bucket.whole.release_memory();
   if (bucket.own.defined() && rank_->size(Axis::dp) > shards_)
     across_blocks_.push_back(rank_->dp_across_blocks(shards_).all_reduce(bucket.own));
   return true;

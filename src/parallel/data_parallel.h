@@ -23,8 +23,7 @@ struct BucketTensors {
   Tensor whole;  // what this rank has added up
   // ZeRO: where this rank's part of the sum goes. Undefined: the sum takes the place of `whole`.
   Tensor own;
-  // The memory of `own` is taken when the sum begins, that of `whole` goes when it has ended.
-  bool comes_and_goes = false;
+  bool releases_whole = false;  // the memory of `whole` is not needed any more then
 };
 
 // The reduction of one step's gradients.
@@ -38,7 +37,7 @@ class DataParallel {
   static Communicator& group(const Rank& rank, const Plan& plan);
 
   // The range has its final local value. A bucket is sent as soon as it and all before it are complete. Where
-  // memory comes and goes, one reduction is under way at a time: the one before is waited for.
+  // buckets release their memory, one reduction is under way at a time: the one before is waited for.
   void ready(Range range);
   // Everything has its final local value: sends what is left and waits.
   void finish();

@@ -83,7 +83,10 @@ void ParameterStore::make_units(const Plan& plan) {
     values_ = make(MemoryCategory::parameters, layout_.size());
   else
     own_values_ = make(MemoryCategory::parameters, own_size);
-  if (zero_ < 2) gradients_ = make(MemoryCategory::gradients, layout_.size());
+  if (zero_ < 2)
+    gradients_ = make(MemoryCategory::gradients, layout_.size());
+  else
+    own_gradients_ = make(MemoryCategory::gradients, own_size);
   if (plan.offload == Offload::optimizer) {
     const std::int64_t bytes = own_size * element_bytes(rank_->dtype());
     offloaded_ = std::make_unique<ScratchFile>(plan.offload_directory, static_cast<std::size_t>(2 * bytes));
@@ -109,7 +112,7 @@ void ParameterStore::make_units(const Plan& plan) {
       unit.own_gradient = unit.gradient.flat_range(inside.begin, inside.end);
     } else {
       unit.gradient = make_away(MemoryCategory::gradients, cut.range.size());
-      unit.own_gradient = make_away(MemoryCategory::gradients, own.size());
+      unit.own_gradient = own_gradients_.flat_range(own_begin, own_begin + own.size());
     }
     own_begin += own.size();
     units_.push_back(std::move(unit));
@@ -201,8 +204,6 @@ void ParameterStore::release_moments() const {
 
 void ParameterStore::begin_gradients() const {
   if (zero_ >= 2) {
-    for (const Unit& unit : units_)
-      if (unit.own_gradient.has_memory()) unit.own_gradient.release_memory();
     begun_.assign(units_.size(), false);
     begin_unit(units_.size() - 1);
     return;

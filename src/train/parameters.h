@@ -27,7 +27,7 @@ struct Parameter {
   Tensor value, gradient;
   bool value_stays = true;  // not in ZeRO 3
   // What this rank updates: elements [own.begin, own.end) of the local tensor, everything without ZeRO. The
-  // sum of the gradients over dp is here, and nowhere else, until the next update begins.
+  // sum of the gradients over dp is here, and nowhere else.
   Range own;
   Tensor own_value, own_gradient, exp_avg, exp_avg_sq;  // flat
   std::vector<std::int64_t> shard_sizes;                // of `own` on each rank of the block that shares it
@@ -109,10 +109,10 @@ class ParameterStore {
 
   const Rank* rank_;
   int zero_, shards_, shard_;
-  Tensor values_, gradients_;                 // whole and flat, where they stay in memory
-  Tensor own_values_, exp_avg_, exp_avg_sq_;  // this rank's shards, unit after unit
-  std::unique_ptr<ScratchFile> offloaded_;    // behind the moments, where they are offloaded
-  Tensor tied_gradient_;                      // defined where it is kept apart
+  Tensor values_, gradients_;                                 // whole and flat, where they stay in memory
+  Tensor own_values_, own_gradients_, exp_avg_, exp_avg_sq_;  // this rank's shards, unit after unit
+  std::unique_ptr<ScratchFile> offloaded_;                    // behind the moments, where they are offloaded
+  Tensor tied_gradient_;                                      // defined where it is kept apart
   std::string output_name_;
   std::vector<Parameter> parameters_;
   std::vector<ParamSpec> model_;
