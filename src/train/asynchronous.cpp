@@ -52,6 +52,8 @@ void refuse_asynchronous(const Plan& plan, const AsynchronousOptions& options) {
            plan.schedule);
   if (!plan.optimizer_barrier)
     refuse("{}: the servers make the optimizer's steps; legal: --optimizer-barrier on", flag);
+  if (plan.compression.kind != CompressionKind::none)
+    refuse("{}: what workers push is not compressed; legal: --compress none", flag);
   constexpr int most_ranks = 1024;
   const int most = most_ranks - plan.mesh.num_ranks();
   if (options.servers < 1 || options.servers > most)
