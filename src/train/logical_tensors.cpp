@@ -52,6 +52,7 @@ Tensor local_tensor(const Rank& rank, const Parameter& parameter, ParameterTenso
 
 void store_local(const Rank& rank, const Tensor& local, const Parameter& parameter, ParameterTensor which) {
   const Tensor& here = held(parameter, which);
+  if (local.raw() == here.raw()) return;  // a view, changed in place
   const Range part = is_cut(parameter, which) ? parameter.own : Range{0, local.numel()};
   if (part.size() > 0) rank.kernels().copy(local.flat_range(part.begin, part.end), here.flat());
 }

@@ -11,7 +11,7 @@ enum class ParameterTensor { value, gradient, exp_avg, exp_avg_sq };
 // What this rank's tp coordinate has of the logical tensor, whole: gathered over the ranks that ZeRO cuts it
 // over (they all call this, and each gets it; category other), or a view where it lies here whole.
 Tensor local_tensor(const Rank& rank, const Parameter& parameter, ParameterTensor which);
-// Fills what this rank holds from it.
+// Fills what this rank holds from it; it may be what local_tensor() returned, changed.
 void store_local(const Rank& rank, const Tensor& local, const Parameter& parameter, ParameterTensor which);
 
 // The logical tensor: gathered over tp too, every rank of the tp group gets it (category other).

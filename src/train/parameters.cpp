@@ -71,16 +71,16 @@ void ParameterStore::make_units(const Plan& plan) {
     rank_->kernels().fill(flat, 0.0);
     return flat;
   };
-  const std::vector<ShardUnit> cuts = shard_units(layout_, shards_);
-  const std::int64_t own_size = shard_size(cuts, shard_);
   // What comes and goes is made without memory.
   const auto make_away = [&](MemoryCategory category, std::int64_t size) {
     const Tensor flat(rank_->arena(), category, rank_->dtype(), {size});
     flat.release_memory();
     return flat;
   };
+  const std::vector<ShardUnit> cuts = shard_units(layout_, shards_);
+  const std::int64_t own_size = shard_size(cuts, shard_);
   if (zero_ < 3)
-    values_ = make(MemoryCategory::parameters, layout_.size());
+    values_ = Tensor(rank_->arena(), MemoryCategory::parameters, rank_->dtype(), {layout_.size()});
   else
     own_values_ = make(MemoryCategory::parameters, own_size);
   if (zero_ < 2)
