@@ -92,6 +92,25 @@ TEST(Zero, GivesTheBitsUnderEverySchedule) {
   }
 }
 
+// A sum over ranks is grouped as a halving tree, so that a sum inside blocks of neighbours and then across
+// them is the same sum where the number of blocks is a power of two.
+TEST(Hsdp, GivesTheBitsOfPlainDataParallelism) {
+  for (auto [dp, hsdp] : {std::pair{4, 2}, {4, 4}, {6, 2}})
+    for (const ModelSpec& model : {odd_gpt2(true), odd_llama(false)})
+      for (int tp : {1, 2}) {
+        if (dp * tp > 8) continue;
+        Plan plan = odd_plan(model, dp, tp, tp > 1);
+        Plan plain = plan;
+        plan.hsdp = hsdp;
+        const std::vector<Outcome> expected = outcomes_of(plain);
+        for (int zero : stages) {
+          plan.zero = zero;
+          EXPECT_EQ(outcomes_of(plan), expected)
+              << "zero " << zero << " hsdp " << hsdp << " " << describe(plan);
+        }
+      }
+}
+
 // HSDP with blocks of one rank is plain data parallelism. Otherwise the sum over the blocks of the sums
 // inside them may be grouped in another way than the sum over all ranks: equal to the bound.
 TEST(Hsdp, Verifies) {
