@@ -202,6 +202,23 @@ TEST(Pipeline, StreamsEqualTheEmulationOfTheirDelay) {
         }
 }
 
+TEST(Pipeline, StreamsEqualTheEmulationWithASmallerLastMicrobatch) {
+  for (const char* schedule : {"pipedream", "2bw"}) {
+    Plan plan = pipeline_plan(odd_llama(false, 2, 4), schedule, 2, 1, 1, 3);
+    plan.micro_batch = 2;
+    plan.global_batch = 5;
+    VerifyRequest request;
+    request.plan = plan;
+    request.optimizer.warmup_steps = 0;
+    request.optimizer.clip = 0;
+    request.optimizer.eps = 1e-5;
+    request.run.timeout = patience;
+    const VerifyReport report = verify(request);
+    EXPECT_TRUE(report.pass) << schedule << to_json(report, plan);
+    EXPECT_LE(report.grad_max_rel_diff, 1e-10);
+  }
+}
+
 // What the emulation would not see if the delay were nothing: the same weights for every microbatch.
 TEST(Pipeline, StreamsAreNotSynchronous) {
   const auto losses = [](const char* schedule, double learning_rate) {

@@ -38,8 +38,7 @@ double ReferenceRun::compute_gradients(std::int64_t step, const SampleSource& sa
   double loss_sum = 0, num_targets = 0;
   for (int update = 0; update < updates; ++update) {
     if (update > 0) apply_update(step);
-    double targets = 0;
-    const double loss = delayed_gradients(step, update, samples, targets);
+    const double loss = delayed_gradients(step, update, samples), targets = trainer_->num_targets();
     loss_sum += loss * targets;
     num_targets += targets;
   }
@@ -73,15 +72,9 @@ int ReferenceRun::version_of(const ParamSpec& spec, std::int64_t update) const {
   return static_cast<int>(std::max<std::int64_t>(0, update - delay));
 }
 
-double ReferenceRun::delayed_gradients(std::int64_t step, std::int64_t update, const SampleSource& samples,
-                                       double& num_targets) {
+double ReferenceRun::delayed_gradients(std::int64_t step, std::int64_t update, const SampleSource& samples) {
   const Tensor& values = parameters().values();
-  const auto copy_of = [&](const Tensor& t) {
-    Tensor copy(arena_, MemoryCategory::parameters, t.dtype(), t.shape());
-    kernels_->copy(t, copy);
-    return copy;
-  };
-  if (versions_.empty()) versions_.push_back(copy_of(values));
+  if (versions_.empty()) keep_version();
   const auto oldest = updates_ - static_cast<std::int64_t>(versions_.size()) + 1;
   for (std::size_t i = 0; i < parameters().all().size(); ++i) {
     const Parameter& p = parameters().all()[i];
@@ -92,19 +85,26 @@ double ReferenceRun::delayed_gradients(std::int64_t step, std::int64_t update, c
   const std::vector<std::int64_t> chosen = samples_of(update);
   const double loss = trainer_->compute_gradients(
       step, [&](std::int64_t, std::int64_t k, std::int32_t* tokens, std::int32_t* targets) {
-        samples(step, chosen[static_cast<std::size_t>(k)], tokens, targets);
-        num_targets += static_cast<double>(
-            std::count_if(targets, targets + plan_.seq_len, [](std::int32_t id) { return id >= 0; }));
+        if (k < static_cast<std::int64_t>(chosen.size()))
+          return samples(step, chosen[static_cast<std::size_t>(k)], tokens, targets);
+        // A smaller last microbatch: what is missing has no targets.
+        std::fill_n(tokens, plan_.seq_len, 0);
+        std::fill_n(targets, plan_.seq_len, -1);
       });
   kernels_->copy(versions_.back(), values);
   return loss;
 }
 
+void ReferenceRun::keep_version() {
+  const Tensor& values = parameters().values();
+  versions_.emplace_back(arena_, MemoryCategory::parameters, values.dtype(), values.shape());
+  kernels_->copy(values, versions_.back());
+}
+
 void ReferenceRun::apply_update(std::int64_t step) {
   adamw_step(*rank_, parameters(), optimizer_, learning_rate(optimizer_, step), updates_, 1.0);
   ++updates_;
-  versions_.emplace_back(arena_, MemoryCategory::parameters, plan_.dtype, parameters().values().shape());
-  kernels_->copy(parameters().values(), versions_.back());
+  keep_version();
   if (static_cast<int>(versions_.size()) > std::max(2, given_.mesh.size(Axis::pp))) versions_.pop_front();
 }
 

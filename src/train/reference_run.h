@@ -29,8 +29,8 @@ class ReferenceRun {
   const ParameterStore& parameters() const { return trainer_->parameters(); }
 
  private:
-  double delayed_gradients(std::int64_t step, std::int64_t update, const SampleSource& samples,
-                           double& num_targets);
+  double delayed_gradients(std::int64_t step, std::int64_t update, const SampleSource& samples);
+  void keep_version();
   void apply_update(std::int64_t step);
   int version_of(const ParamSpec& spec, std::int64_t update) const;
   std::vector<std::int64_t> samples_of(std::int64_t update_in_step) const;
