@@ -47,11 +47,10 @@ class Simulate {
     const auto& names = schedule_names();
     return std::find(names.begin(), names.end(), name) != names.end();
   }
-  static bool keeps_going(const std::string& name) { return name == "pipedream" || name == "2bw"; }
 
   SimulationReport report(const char* flag, const std::string& name, int chunks, int steps) const {
     if (!is_name(name)) return report_on(read(flag, name));
-    if (steps != 1 && !keeps_going(name))
+    if (steps != 1 && !is_stream(name))
       refuse("--steps {}: {} flushes after every step, so one shows all; legal: 1", steps, name);
     check_request(name, f_.ranks(), f_.microbatches(), chunks);
     if (name == "zb-auto") return search();
@@ -104,7 +103,7 @@ class Simulate {
     if (!is_name(name) && !fs::exists(name)) read("--compare", name);
     try {
       return report("--compare", name, name.starts_with("interleaved") ? f_.chunks : 0,
-                    keeps_going(name) ? f_.steps : 1);
+                    is_stream(name) ? f_.steps : 1);
     } catch (const RequestError& error) {
       SimulationReport unfit;
       unfit.name = name;

@@ -109,8 +109,6 @@ void PipelineExecutor::execute(const Instruction& i, const Schedule& schedule, P
 void PipelineExecutor::note_staleness(const Instruction& step, PipelineRun& run) {
   const int late = step.version - std::exchange(oldest_read_, std::nullopt).value_or(step.version);
   run.max_staleness = std::max(run.max_staleness, late);
-  run.total_staleness += late;
-  ++run.updates;
 }
 
 }  // namespace echelon

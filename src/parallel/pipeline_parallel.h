@@ -41,10 +41,9 @@ struct PipelineRun {
   std::vector<Span> spans;  // seconds since the run's beginning
   int peak_saved = 0;  // most microbatches of a stage that were kept at once, summed over the rank's stages
   std::int64_t messages = 0;  // sent
-  // Optimizer steps of the rank that a gradient was late: between the weights that it was computed with and
-  // those that it changed. Largest, and sum over `updates` steps. 0 where the schedule flushes.
+  // Optimizer steps of the rank that a gradient was late, at most: between the weights that it was computed
+  // with and those that it changed. 0 where the schedule flushes.
   int max_staleness = 0;
-  std::int64_t total_staleness = 0, updates = 0;
 
   // The spans in seconds since `zero`.
   std::vector<Span> spans_since(std::chrono::steady_clock::time_point zero) const;

@@ -14,8 +14,7 @@
 namespace echelon {
 
 bool flushes(const Plan& plan) {
-  const bool stream = plan.schedule == "pipedream" || plan.schedule == "2bw";
-  return !stream || !plan.schedule_text.empty() || plan.mesh.size(Axis::pp) == 1;
+  return !is_stream(plan.schedule) || !plan.schedule_text.empty() || plan.mesh.size(Axis::pp) == 1;
 }
 
 namespace {

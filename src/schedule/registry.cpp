@@ -27,6 +27,8 @@ void check_request(const std::string& name, int ranks, int microbatches, int chu
     refuse("--chunks {}: {} has {} a rank; only interleaved takes more", chunks, name, folded ? 2 : 1);
 }
 
+bool is_stream(const std::string& name) { return name == "pipedream" || name == "2bw"; }
+
 Schedule make_schedule(const std::string& name, int ranks, int microbatches, int chunks, int steps) {
   check_request(name, ranks, microbatches, chunks);
   check(steps >= 1, "a schedule of no steps");

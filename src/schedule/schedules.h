@@ -35,6 +35,8 @@ Schedule dualpipe_v(int ranks, int microbatches);
 const std::vector<std::string>& schedule_names();
 // Throws RequestError, naming the flag and what is legal, for numbers that no schedule of that name has.
 void check_request(const std::string& name, int ranks, int microbatches, int chunks);
+// Whether the schedule of this name does not flush: PipeDream and 2BW.
+bool is_stream(const std::string& name);
 // Throws RequestError naming the flag and the least legal value. `chunks`: 0 for the schedule's own number.
 // `steps`: those that a schedule without a flush runs through, `microbatches` each.
 Schedule make_schedule(const std::string& name, int ranks, int microbatches, int chunks = 0, int steps = 1);

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/median.h"
 #include "schedule/per_peer.h"
 
 namespace echelon {
@@ -250,13 +251,6 @@ int parameter_copies(const Schedule& schedule) {
   std::size_t most = 1;
   for (const auto& ranks : holders) most = std::max(most, ranks.size());
   return static_cast<int>(most);
-}
-
-static double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 SimulationCosts measured_costs(const Timeline& timeline) {

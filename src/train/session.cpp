@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/median.h"
 #include "base/units.h"
 #include "plan/cost.h"
 #include "plan/memory.h"
@@ -27,13 +28,6 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 // The log and the checkpoint directory. A request that is refused leaves neither behind, and an earlier log
@@ -111,6 +105,19 @@ void publish(const Shared& s, const StepRecord& record, TrainSummary& summary) {
 double mfu(const Shared& s, double tokens_per_second) {
   const Plan& plan = s.request.plan;
   return tokens_per_second * model_flops_per_token(plan.model, plan.seq_len) / s.start.peak_flops;
+}
+
+StepRecord record_of(const Shared& s, const StepResult& result, std::int64_t tokens, double seconds) {
+  StepRecord record;
+  record.step = result.step + 1;
+  record.loss = result.loss;
+  record.grad_norm = result.gradient_norm;
+  record.lr = result.learning_rate;
+  record.tokens = tokens;
+  record.step_seconds = seconds;
+  record.tokens_per_second = static_cast<double>(tokens) / seconds;
+  record.mfu = mfu(s, record.tokens_per_second);
+  return record;
 }
 
 AsynchronousRun asynchronous_run(const Shared& s) {
@@ -250,17 +257,11 @@ class RankRun {
   }
 
   void report(const StepResult& result) {
-    StepRecord record;
-    record.step = result.step + 1;
-    record.loss = result.loss;
-    record.grad_norm = result.gradient_norm;
-    record.lr = result.learning_rate;
-    record.tokens = step_tokens();
-    record.step_seconds = step_seconds_[static_cast<std::size_t>(result.step - s_.start.first_step)];
-    record.tokens_per_second = static_cast<double>(record.tokens) / record.step_seconds;
-    record.mfu = mfu(s_, record.tokens_per_second);
     summary_.taken_back += result.taken_back;
-    publish(s_, record, summary_);
+    publish(s_,
+            record_of(s_, result, step_tokens(),
+                      step_seconds_[static_cast<std::size_t>(result.step - s_.start.first_step)]),
+            summary_);
   }
 
   // The first sequences of the held-out part, one after another: the same at every evaluation.
@@ -341,15 +342,8 @@ class ServerRun {
   bool leads() const { return rank_.index() == 0; }
 
   void report(const ServedStep& step) {
-    StepRecord record;
-    record.step = step.result.step + 1;
-    record.loss = step.result.loss;
-    record.grad_norm = step.result.gradient_norm;
-    record.lr = step.result.learning_rate;
-    record.tokens = step.sequences * s_.request.plan.seq_len;
-    record.step_seconds = step.seconds;
-    record.tokens_per_second = static_cast<double>(record.tokens) / step.seconds;
-    record.mfu = mfu(s_, record.tokens_per_second);
+    const StepRecord record =
+        record_of(s_, step.result, step.sequences * s_.request.plan.seq_len, step.seconds);
     tokens_ += record.tokens;
     seconds_ += step.seconds;
     if (leads()) publish(s_, record, summary_);
