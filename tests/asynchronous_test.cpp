@@ -237,7 +237,7 @@ TEST(Asynchronous, TrafficAndMemoryAreThoseThatWerePredicted) {
       const AsynchronousRun run = a_run(bound, servers, 4);
       const ServedOutcome served = run_served(plan, clipping_options(4), run, random_samples(plan));
       EXPECT_TRUE(served.traffic == predict_worker_traffic(plan, pipeline, run.options));
-      Memory predicted = predict_memory(plan, pipeline, 0, 0);
+      Memory predicted = predict_memory(plan, pipeline);
       predicted[MemoryCategory::optimizer] = 0;
       predicted[MemoryCategory::other] = served.worker_memory[MemoryCategory::other];
       EXPECT_EQ(served.worker_memory.total(), predicted.total());

@@ -49,13 +49,12 @@ void expect_predicted(const Plan& plan) {
   const std::vector<Measured> measured = measure(plan);
   const PipelineLayout pipeline(plan);
   for (int rank = 0; rank < plan.mesh.num_ranks(); ++rank) {
-    const int dp = plan.mesh.coordinate(rank, Axis::dp), tp = plan.mesh.coordinate(rank, Axis::tp);
-    const int pp = plan.mesh.coordinate(rank, Axis::pp);
+    const Coordinates at = plan.mesh.coordinates(rank);
     SCOPED_TRACE(fmt::format("{}, batch {} of {}, rank {}", describe(plan), plan.micro_batch,
                              plan.global_batch, rank));
     const Measured& m = measured[static_cast<std::size_t>(rank)];
-    expect_same(predict_traffic(plan, pipeline, dp, tp, pp), m.traffic);
-    const Memory predicted = predict_memory(plan, pipeline, dp, tp, pp);
+    expect_same(predict_traffic(plan, pipeline, at), m.traffic);
+    const Memory predicted = predict_memory(plan, pipeline, at);
     for (MemoryCategory c : {MemoryCategory::parameters, MemoryCategory::gradients, MemoryCategory::optimizer,
                              MemoryCategory::activations})
       EXPECT_EQ(predicted[c], m.peak[c]) << memory_category_name(c);
@@ -177,10 +176,8 @@ TEST(Prediction, IsExactForStreams) {
           staleness_seen = std::max(staleness_seen, trainer.last_run().max_staleness);
         }
         const int pp = rank.coordinate(Axis::pp);
-        expect_same(predict_traffic(plan, pipeline, rank.coordinate(Axis::dp), rank.coordinate(Axis::tp), pp),
-                    (rank.traffic() - before) / steps);
-        const Memory predicted =
-            predict_memory(plan, pipeline, rank.coordinate(Axis::dp), rank.coordinate(Axis::tp), pp);
+        expect_same(predict_traffic(plan, pipeline, rank.coordinates()), (rank.traffic() - before) / steps);
+        const Memory predicted = predict_memory(plan, pipeline, rank.coordinates());
         for (MemoryCategory c : {MemoryCategory::parameters, MemoryCategory::gradients,
                                  MemoryCategory::optimizer, MemoryCategory::activations})
           EXPECT_EQ(predicted[c], rank.arena().peak()[c])
@@ -207,9 +204,8 @@ TEST(Prediction, IsExactWithoutTheOptimizersBarrier) {
     const Traffic before = rank.traffic();
     trainer.step(1, random_samples(plan), 3);
     trainer.step(2, random_samples(plan), 2);
-    const int tp = rank.coordinate(Axis::tp), pp = rank.coordinate(Axis::pp);
-    expect_same(predict_traffic(plan, pipeline, 0, tp, pp), (rank.traffic() - before) / 2);
-    const Memory predicted = predict_memory(plan, pipeline, 0, tp, pp);
+    expect_same(predict_traffic(plan, pipeline, rank.coordinates()), (rank.traffic() - before) / 2);
+    const Memory predicted = predict_memory(plan, pipeline, rank.coordinates());
     for (MemoryCategory c : {MemoryCategory::parameters, MemoryCategory::gradients, MemoryCategory::optimizer,
                              MemoryCategory::activations})
       EXPECT_EQ(predicted[c], rank.arena().peak()[c]) << memory_category_name(c);

@@ -291,9 +291,8 @@ TEST(Offload, GivesTheSameBitsWithoutMemoryForTheOptimizer) {
         Trainer trainer(rank, offloaded, {}, 1);
         trainer.step(0, random_samples(offloaded), 1);
         EXPECT_EQ(rank.arena().peak()[MemoryCategory::optimizer], 0);
-        EXPECT_EQ(predict_memory(offloaded, trainer.pipeline(), rank.coordinate(Axis::dp),
-                                 rank.coordinate(Axis::tp))[MemoryCategory::optimizer],
-                  0);
+        EXPECT_EQ(
+            predict_memory(offloaded, trainer.pipeline(), rank.coordinates())[MemoryCategory::optimizer], 0);
         // Nothing is left behind, however the process ends.
         EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
       });
@@ -315,7 +314,7 @@ TEST(Offload, AModelThatDoesNotFitSteps) {
       trainer.step(0, random_samples(plan), 1);
     });
   };
-  const Memory predicted = predict_memory(plan, PipelineLayout(plan), 0, 0);
+  const Memory predicted = predict_memory(plan, PipelineLayout(plan));
   const std::int64_t limit = predicted.total() - 1;
   EXPECT_NO_THROW(step_in(limit + 100'000));  // with some room for what is counted as other
   expect_contains(message_of<RunError>([&] { step_in(limit); }), {"memory limit"});

@@ -16,11 +16,11 @@ Rank::Rank(ThreadWorld& world, const Mesh& mesh, int index, DType dtype, Arena& 
       kernels_(kernels),
       collectives_(collectives),
       traffic_(std::make_unique<Traffic>()) {
-  for (Axis axis : all_axes) axes_[static_cast<std::size_t>(axis)] = join(group(axis), axis_name(axis), axis);
+  for (Axis axis : all_axes)
+    axes_[static_cast<std::size_t>(axis)] = join(in_world(mesh.group(index, axis)), axis_name(axis), axis);
 }
 
-std::vector<int> Rank::group(Axis axis) const {
-  std::vector<int> ranks = mesh_.group(index_, axis);
+std::vector<int> Rank::in_world(std::vector<int> ranks) const {
   for (int& rank : ranks) rank += first_;
   return ranks;
 }
@@ -42,25 +42,30 @@ Communicator& Rank::joined(std::unique_ptr<Communicator>& place, const std::vect
 }
 
 Communicator& Rank::tp_replicas(int replicas) const {
-  const std::vector<int> tp = group(Axis::tp);
+  const std::vector<int> tp = in_world(mesh_.group(index_, Axis::tp));
   const auto first = tp.begin() + coordinate(Axis::tp) / replicas * replicas;
   return joined(replicas_, {first, first + replicas}, "tp replicas", Axis::tp);
 }
 
-Communicator& Rank::dp_block(int size) const {
-  const std::vector<int> dp = group(Axis::dp);
-  if (size == this->size(Axis::dp)) return along(Axis::dp);
-  const auto first = dp.begin() + coordinate(Axis::dp) / size * size;
-  return joined(dp_block_, {first, first + size}, "dp shards", Axis::dp);
+Communicator& Rank::dp_cp() const {
+  if (size(Axis::cp) == 1) return along(Axis::dp);
+  return joined(dp_cp_, in_world(mesh_.dp_cp_group(index_)), "dp x cp", Axis::dp);
 }
 
-Communicator& Rank::dp_across_blocks(int size) const {
-  const std::vector<int> dp = group(Axis::dp);
+Communicator& Rank::dp_cp_block(int size) const {
+  if (size == mesh_.dp_cp_size()) return dp_cp();
+  const std::vector<int> all = in_world(mesh_.dp_cp_group(index_));
+  const auto first = all.begin() + mesh_.dp_cp_index(coordinates()) / size * size;
+  return joined(dp_cp_block_, {first, first + size}, "dp shards", Axis::dp);
+}
+
+Communicator& Rank::dp_cp_across_blocks(int size) const {
+  const std::vector<int> all = in_world(mesh_.dp_cp_group(index_));
   std::vector<int> ranks;
-  for (std::size_t i = static_cast<std::size_t>(coordinate(Axis::dp) % size); i < dp.size();
+  for (std::size_t i = static_cast<std::size_t>(mesh_.dp_cp_index(coordinates()) % size); i < all.size();
        i += static_cast<std::size_t>(size))
-    ranks.push_back(dp[i]);
-  return joined(dp_across_blocks_, ranks, "dp replicas", Axis::dp);
+    ranks.push_back(all[i]);
+  return joined(dp_cp_across_blocks_, ranks, "dp replicas", Axis::dp);
 }
 
 }  // namespace echelon

@@ -27,6 +27,7 @@ class Rank {
   const Mesh& mesh() const { return mesh_; }
   int index() const { return index_; }
   int coordinate(Axis axis) const { return mesh_.coordinate(index_, axis); }
+  Coordinates coordinates() const { return mesh_.coordinates(index_); }
   int size(Axis axis) const { return mesh_.size(axis); }
   DType dtype() const { return dtype_; }
   Arena& arena() const { return arena_; }
@@ -36,11 +37,13 @@ class Rank {
   Communicator& along(Axis axis) const { return *axes_[static_cast<std::size_t>(axis)]; }
   // Blocks of `replicas` neighbouring ranks of the tp group: those that hold the same key/value head.
   Communicator& tp_replicas(int replicas) const;
-  // Blocks of `size` neighbouring ranks of the dp group: those that state is cut over (ZeRO). The dp group
-  // itself where there is one block.
-  Communicator& dp_block(int size) const;
+  // The ranks that hold the same parameters (Mesh::dp_cp_group); what they send counts on dp.
+  Communicator& dp_cp() const;
+  // Blocks of `size` neighbouring ranks of that group: those that state is cut over (ZeRO). The group itself
+  // where there is one block.
+  Communicator& dp_cp_block(int size) const;
   // The ranks at the same place in each of those blocks.
-  Communicator& dp_across_blocks(int size) const;
+  Communicator& dp_cp_across_blocks(int size) const;
   // A further group, of world ranks; what this rank sends there counts on `axis`. See ThreadWorld::join.
   std::unique_ptr<Communicator> join(const std::vector<int>& ranks, const std::string& name, Axis axis) const;
   // What this rank has sent so far.
@@ -51,7 +54,7 @@ class Rank {
   }
 
  private:
-  std::vector<int> group(Axis axis) const;  // world ranks
+  std::vector<int> in_world(std::vector<int> ranks) const;
 
   ThreadWorld& world_;
   Mesh mesh_;
@@ -65,7 +68,7 @@ class Rank {
   Communicator& joined(std::unique_ptr<Communicator>& place, const std::vector<int>& group, const char* name,
                        Axis axis) const;
   // Joined at first use.
-  mutable std::unique_ptr<Communicator> replicas_, dp_block_, dp_across_blocks_;
+  mutable std::unique_ptr<Communicator> replicas_, dp_cp_, dp_cp_block_, dp_cp_across_blocks_;
 };
 
 }  // namespace echelon

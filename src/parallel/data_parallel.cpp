@@ -7,12 +7,12 @@ namespace echelon {
 DataParallel::DataParallel(const Rank& rank, int shards, GradientReducer& reducer, std::int64_t step,
                            std::vector<BucketTensors> buckets)
     : rank_(&rank), shards_(shards), reducer_(&reducer), step_(step), buckets_(std::move(buckets)) {
-  if (rank.size(Axis::dp) == 1) buckets_.clear();
+  if (rank.mesh().dp_cp_size() == 1) buckets_.clear();
   for (const BucketTensors& bucket : buckets_) missing_.push_back(bucket.range.size());
 }
 
 Communicator& DataParallel::group(const Rank& rank, const Plan& plan) {
-  return plan.zero_stage() == 0 ? rank.along(Axis::dp) : rank.dp_block(plan.shards());
+  return plan.zero_stage() == 0 ? rank.dp_cp() : rank.dp_cp_block(plan.shards());
 }
 
 void DataParallel::send_next() {
@@ -26,8 +26,8 @@ bool DataParallel::finish_oldest() {
   if (!index) return false;
   const BucketTensors& bucket = buckets_[*index];
   if (bucket.releases_whole) bucket.whole.release_memory();
-  if (bucket.own.defined() && rank_->size(Axis::dp) > shards_)
-    across_blocks_.push_back(rank_->dp_across_blocks(shards_).all_reduce(bucket.own));
+  if (bucket.own.defined() && rank_->mesh().dp_cp_size() > shards_)
+    across_blocks_.push_back(rank_->dp_cp_across_blocks(shards_).all_reduce(bucket.own));
   return true;
 }
 

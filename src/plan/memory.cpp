@@ -308,38 +308,37 @@ Memory kept_state(std::int64_t whole, std::int64_t own, int zero, const StateByt
   return memory;
 }
 
-Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, int dp_rank, int tp_rank,
-                      int pp_rank) {
+Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at) {
   const int tp = plan.mesh.size(Axis::tp), zero = plan.zero_stage();
+  const int index = plan.mesh.dp_cp_index(at);
   const std::int64_t e = element_bytes(plan.dtype);
-  const FlatLayout layout = flat_layout(pipeline.groups_of(pp_rank), tp, tp_rank);
-  const StepPrograms& programs = pipeline.programs(dp_rank);
+  const FlatLayout layout = flat_layout(pipeline.groups_of(at.pp), tp, at.tp);
+  const StepPrograms& programs = pipeline.programs(at.dp);
   Memory kept =
-      kept_state(layout.size(), shard_size(shard_units(layout, plan.shards()), dp_rank % plan.shards()), zero,
+      kept_state(layout.size(), shard_size(shard_units(layout, plan.shards()), index % plan.shards()), zero,
                  state_bytes(plan));
-  kept[MemoryCategory::parameters] *= weight_versions(programs.schedule())[static_cast<std::size_t>(pp_rank)];
+  kept[MemoryCategory::parameters] *= weight_versions(programs.schedule())[static_cast<std::size_t>(at.pp)];
   if (!plan.optimizer_barrier) {  // those of a guessed step
     kept[MemoryCategory::parameters] *= 2;
     kept[MemoryCategory::optimizer] += 2 * guessed_moments * e;
   }
-  if (zero < 2 && keeps_tied_gradient_apart(plan, pipeline, dp_rank, pp_rank))
-    kept[MemoryCategory::gradients] += local_numel(embedding_parameters(plan.model).front(), tp, tp_rank) * e;
-  for (const GradientBucket& bucket : reduction_buckets(plan, pipeline.groups_of(pp_rank), tp_rank)) {
-    const Memory held =
-        reduction_memory(plan.compression, bucket, plan.dtype, plan.mesh.size(Axis::dp), dp_rank);
+  if (zero < 2 && keeps_tied_gradient_apart(plan, pipeline, at.dp, at.pp))
+    kept[MemoryCategory::gradients] += local_numel(embedding_parameters(plan.model).front(), tp, at.tp) * e;
+  for (const GradientBucket& bucket : reduction_buckets(plan, pipeline.groups_of(at.pp), at.tp)) {
+    const Memory held = reduction_memory(plan.compression, bucket, plan.dtype, plan.mesh.dp_cp_size(), index);
     for (MemoryCategory category : all_memory_categories) kept[category] += held[category];
   }
 
   std::vector<Sizes> sizes;
-  for (const Range& batch : microbatches(plan, dp_rank)) sizes.emplace_back(plan, batch.size(), tp_rank);
+  for (const Range& batch : microbatches(plan, at.dp)) sizes.emplace_back(plan, batch.size(), at.tp);
   std::vector<std::int64_t> copies;
-  for (const auto& group : pipeline.groups_of(pp_rank))
+  for (const auto& group : pipeline.groups_of(at.pp))
     for (const ParamSpec& spec : group)
-      if (pipeline.holders_of(spec.name).size() > 1) copies.push_back(local_numel(spec, tp, tp_rank) * e);
-  const std::int64_t ids = 2 * 4 * dp_samples(plan, dp_rank).size() * plan.seq_len;
+      if (pipeline.holders_of(spec.name).size() > 1) copies.push_back(local_numel(spec, tp, at.tp) * e);
+  const std::int64_t ids = 2 * 4 * dp_samples(plan, at.dp).size() * plan.seq_len;
   Account account(kept);
-  ZeroWalk state(plan, pipeline, dp_rank, tp_rank, pp_rank, account);
-  StepWalk walk(plan, pipeline, pp_rank, account, state);
+  ZeroWalk state(plan, pipeline, at, account);
+  StepWalk walk(plan, pipeline, at.pp, account, state);
   for (int step = 0; step < programs.shown_steps(); ++step)
     walk.run(programs.program(step, programs.shown_steps() - step), sizes, ids);
   if (programs.flushes()) walk.end_step(ids, copies);

@@ -25,7 +25,6 @@ Memory kept_state(std::int64_t whole, std::int64_t own, int zero, const StateByt
 // from the parameters' own declarations; activations by walking the layers' allocations in their order. Equal
 // to the byte to what the trainer's arena measures. The kernels' scratch (category other) is the device's own
 // and comes on top. Where the schedule does not flush: of a stream that is long enough for its steady state.
-Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, int dp_rank, int tp_rank,
-                      int pp_rank = 0);
+Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at = {});
 
 }  // namespace echelon

@@ -109,37 +109,37 @@ void count_gathers(const Plan& plan, const PipelineLayout& pipeline, int pp_rank
 
 }  // namespace
 
-Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, int dp_rank, int tp_rank,
-                        int pp_rank) {
+Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at) {
   Traffic traffic;
-  const StepPrograms& programs = pipeline.programs(dp_rank);
-  const int tp = plan.mesh.size(Axis::tp), dp = plan.mesh.size(Axis::dp), pp = plan.mesh.size(Axis::pp);
+  const StepPrograms& programs = pipeline.programs(at.dp);
+  const int tp = plan.mesh.size(Axis::tp), pp = plan.mesh.size(Axis::pp);
+  const int dp_cp = plan.mesh.dp_cp_size(), index = plan.mesh.dp_cp_index(at);
   const std::int64_t width = element_bytes(plan.dtype);
-  Counter along_tp(traffic, Axis::tp, tp, tp_rank), along_dp(traffic, Axis::dp, dp, dp_rank),
-      along_pp(traffic, Axis::pp, pp, pp_rank);
-  const std::vector<Range> batches = microbatches(plan, dp_rank);
+  Counter along_tp(traffic, Axis::tp, tp, at.tp), along_dp(traffic, Axis::dp, dp_cp, index),
+      along_pp(traffic, Axis::pp, pp, at.pp);
+  const std::vector<Range> batches = microbatches(plan, at.dp);
   constexpr int middle = 1 << 20;
   for (const Instruction& i :
-       programs.program(middle, middle).lowered->ranks[static_cast<std::size_t>(pp_rank)]) {
+       programs.program(middle, middle).lowered->ranks[static_cast<std::size_t>(at.pp)]) {
     const auto microbatch = static_cast<std::size_t>(i.microbatch) % batches.size();
     const std::int64_t rows = batches[microbatch].size() * plan.seq_len;
     const StageSlice& slice = pipeline.slices()[static_cast<std::size_t>(i.stage)];
-    const std::int64_t here = plan.shards_sequence() ? split_range(rows, tp, tp_rank).size() : rows;
+    const std::int64_t here = plan.shards_sequence() ? split_range(rows, tp, at.tp).size() : rows;
     if (i.op == Op::send) along_pp.message(Verb::send, here * plan.model.hidden * width);
     if (i.op == Op::recv) along_pp.message(Verb::recv, 0);
     if (i.op == Op::F) count_stage(plan, slice, rows, false, along_tp);
     if (i.op == Op::B || i.op == Op::BW) count_stage(plan, slice, rows, true, along_tp);
   }
 
-  const auto& groups = pipeline.groups_of(pp_rank);
-  const FlatLayout layout = flat_layout(groups, tp, tp_rank);
+  const auto& groups = pipeline.groups_of(at.pp);
+  const FlatLayout layout = flat_layout(groups, tp, at.tp);
   for (int update = 0; update < programs.updates_per_step(); ++update) {
     for (const auto& group : groups)
       for (const ParamSpec& spec : group) {
         const int replicas = tp_replicas(spec, tp);
-        const std::int64_t local = local_numel(spec, tp, tp_rank);
+        const std::int64_t local = local_numel(spec, tp, at.tp);
         if (spec.shard_dim >= 0 && replicas > 1)  // key/value heads that several ranks share
-          Counter(traffic, Axis::tp, replicas, tp_rank % replicas).all_reduce(local, width);
+          Counter(traffic, Axis::tp, replicas, at.tp % replicas).all_reduce(local, width);
         // Both ends of a tied embedding, copies of a DualPipe stage.
         if (pipeline.holders_of(spec.name).size() > 1) {
           along_pp.message(Verb::send, local * width);
@@ -148,10 +148,10 @@ Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, int dp
       }
     if (plan.shards_sequence() && layout.whole_range.size() > 0)
       along_tp.all_reduce(layout.whole_range.size(), width);
-    const int reducing = plan.zero_stage() == 0 ? dp : plan.shards(), shard = dp_rank % reducing;
+    const int reducing = plan.zero_stage() == 0 ? dp_cp : plan.shards(), shard = index % reducing;
     Counter block(traffic, Axis::dp, reducing, shard),
-        across(traffic, Axis::dp, dp / reducing, dp_rank / reducing);
-    for (const GradientBucket& bucket : reduction_buckets(plan, groups, tp_rank)) {
+        across(traffic, Axis::dp, dp_cp / reducing, index / reducing);
+    for (const GradientBucket& bucket : reduction_buckets(plan, groups, at.tp)) {
       add_reduction_traffic(plan.compression, bucket, plan.dtype, reducing, shard,
                             plan.compression.warmup_steps, Axis::dp, traffic);
       if (!bucket.shards.empty()) across.all_reduce(bucket.shards[static_cast<std::size_t>(shard)], width);
@@ -161,7 +161,7 @@ Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, int dp
     if (plan.zero < 3)
       for (const ShardUnit& unit : units)
         if (unit.range.size() > 0) block.parts(Verb::all_gather, unit.counts(), width);
-    if (plan.zero == 3) count_gathers(plan, pipeline, pp_rank, programs, units, block);
+    if (plan.zero == 3) count_gathers(plan, pipeline, at.pp, programs, units, block);
     std::int64_t blocks = 0;
     for (std::int64_t size : layout.sizes) blocks += norm_blocks(size);
     block.all_reduce(blocks, 8);

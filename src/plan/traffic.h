@@ -10,7 +10,6 @@ namespace echelon {
 // all_reduces of N x C elements in each direction (or their reduce_scatter + all_gather halves); dp moves one
 // all_reduce of the gradients for each optimizer step. Where the schedule does not flush: of a step in the
 // middle of the stream. Under PowerSGD: of a step after the first, uncompressed ones.
-Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, int dp_rank, int tp_rank,
-                        int pp_rank = 0);
+Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at = {});
 
 }  // namespace echelon

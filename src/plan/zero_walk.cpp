@@ -2,20 +2,19 @@
 
 namespace echelon {
 
-ZeroWalk::ZeroWalk(const Plan& plan, const PipelineLayout& pipeline, int dp_rank, int tp_rank, int pp_rank,
-                   Account& account)
+ZeroWalk::ZeroWalk(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at, Account& account)
     : account_(account),
       zero_(plan.zero_stage()),
       prefetch_(plan.zero_prefetch),
       width_(element_bytes(plan.dtype)),
-      late_(pipeline.late_groups(pp_rank)) {
-  const auto& groups = pipeline.groups_of(pp_rank);
+      late_(pipeline.late_groups(at.pp)) {
+  const auto& groups = pipeline.groups_of(at.pp);
   const int tp = plan.mesh.size(Axis::tp);
-  units_ = shard_units(flat_layout(groups, tp, tp_rank), plan.shards());
-  for (const Instruction& i : pipeline.programs(dp_rank).schedule().ranks[static_cast<std::size_t>(pp_rank)])
+  units_ = shard_units(flat_layout(groups, tp, at.tp), plan.shards());
+  for (const Instruction& i : pipeline.programs(at.dp).schedule().ranks[static_cast<std::size_t>(at.pp)])
     if (i.op == Op::F) ++passes_[i.stage];
-  if (keeps_tied_gradient_apart(plan, pipeline, dp_rank, pp_rank))
-    tied_bytes_ = local_numel(embedding_parameters(plan.model).front(), tp, tp_rank) * width_;
+  if (keeps_tied_gradient_apart(plan, pipeline, at.dp, at.pp))
+    tied_bytes_ = local_numel(embedding_parameters(plan.model).front(), tp, at.tp) * width_;
 }
 
 void ZeroWalk::begin_step(std::vector<int> uses) {

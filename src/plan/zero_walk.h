@@ -17,8 +17,7 @@ namespace echelon {
 class ZeroWalk {
  public:
   // All outlive this.
-  ZeroWalk(const Plan& plan, const PipelineLayout& pipeline, int dp_rank, int tp_rank, int pp_rank,
-           Account& account);
+  ZeroWalk(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at, Account& account);
 
   // `uses`: of the step's program, see group_uses().
   void begin_step(std::vector<int> uses);

@@ -41,6 +41,18 @@ std::vector<int> Mesh::group(int rank, Axis axis) const {
   return ranks;
 }
 
+Coordinates Mesh::coordinates(int rank) const {
+  return {coordinate(rank, Axis::pp), coordinate(rank, Axis::dp), coordinate(rank, Axis::cp),
+          coordinate(rank, Axis::tp)};
+}
+
+std::vector<int> Mesh::dp_cp_group(int rank) const {
+  std::vector<int> ranks;
+  for (int dp : group(rank, Axis::dp))
+    for (int member : group(dp, Axis::cp)) ranks.push_back(member);
+  return ranks;
+}
+
 std::string Mesh::describe() const {
   std::string axes;
   for (Axis axis : order)

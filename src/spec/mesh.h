@@ -15,6 +15,11 @@ const char* axis_name(Axis axis);  // "pp", "dp", "cp", "tp"
 // innermost so that its groups sit inside a node, pp outermost because it moves the least.
 inline constexpr std::array<Axis, 4> default_axis_order{Axis::pp, Axis::dp, Axis::cp, Axis::tp};
 
+// Where a rank stands.
+struct Coordinates {
+  int pp = 0, dp = 0, cp = 0, tp = 0;
+};
+
 struct Mesh {
   std::array<int, 4> sizes{1, 1, 1, 1};  // indexed by Axis
   std::array<Axis, 4> order = default_axis_order;
@@ -29,6 +34,14 @@ struct Mesh {
 
   // Ranks that differ from `rank` along `axis` only, in order of their coordinate; contains `rank`.
   std::vector<int> group(int rank, Axis axis) const;
+
+  Coordinates coordinates(int rank) const;
+
+  // Ranks that hold the same parameters, each on tokens of its own: the dp and cp axes together, over which
+  // gradients are summed and ZeRO cuts state. A rank's index there is dp * size(cp) + cp.
+  int dp_cp_size() const { return size(Axis::dp) * size(Axis::cp); }
+  int dp_cp_index(const Coordinates& at) const { return at.dp * size(Axis::cp) + at.cp; }
+  std::vector<int> dp_cp_group(int rank) const;  // by that index
 
   // "8 ranks = pp 2 x dp 2 x tp 2 (outermost first)"
   std::string describe() const;

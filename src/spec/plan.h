@@ -64,7 +64,7 @@ struct Plan {
 
   bool shards_sequence() const { return sequence_parallel && mesh.size(Axis::tp) > 1; }
   // Ranks that the data-parallel state is cut over.
-  int shards() const { return zero == 0 ? 1 : mesh.size(Axis::dp) / hsdp; }
+  int shards() const { return zero == 0 ? 1 : mesh.dp_cp_size() / hsdp; }
   // What is in effect: over one rank there is nothing to cut.
   int zero_stage() const { return shards() == 1 ? 0 : zero; }
 };

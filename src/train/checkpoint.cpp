@@ -66,7 +66,7 @@ Tensor hand_to_first_rank(const Rank& rank, const ParameterStore& parameters, co
   Communicator& group = rank.along(Axis::pp);
   const Parameter* here = parameters.find_here(spec.name);
   const bool owns = here != nullptr && here->holders.front() == group.rank();
-  if (rank.coordinate(Axis::dp) > 0) {  // gives its part to the first one
+  if (rank.mesh().dp_cp_index(rank.coordinates()) > 0) {  // gives its part to the first one
     if (owns) (void)local_tensor(rank, *here, which);
     return {};
   }
@@ -226,7 +226,7 @@ std::string save_checkpoint(const Rank& rank, const ParameterStore& parameters, 
     }
     json checksums = json::object();
     // The ranks of the first block hold all of it together, but for what each dp rank carries over.
-    if (rank.coordinate(Axis::dp) < parameters.shards())
+    if (rank.mesh().dp_cp_index(rank.coordinates()) < parameters.shards())
       for (const StoredFile& file : stored_files())
         checksums[file.name] = write_tensors(rank, parameters, file, unfinished);
     const json carried_checksums = write_carried(rank, parameters, info.compression, carried, unfinished);
@@ -238,7 +238,7 @@ std::string save_checkpoint(const Rank& rank, const ParameterStore& parameters, 
     if (!carried_checksums.is_null()) {
       manifest["checksums"][carried_file_name] = carried_checksums;
       manifest["compress"] = compression_text(info.compression);
-      manifest["residual-ranks"] = rank.size(Axis::dp);
+      manifest["residual-ranks"] = rank.mesh().dp_cp_size();
     }
     write_file_atomically((unfinished / manifest_name).string(), manifest.dump(1) + "\n");
     sync_directory(unfinished);

@@ -11,8 +11,11 @@
 namespace echelon {
 namespace {
 
-std::string residual_name(const ParamSpec& spec, int dp_rank) {
-  return fmt::format("{}.residual.{}", spec.name, dp_rank);
+// Among the ranks that hold the same parameters.
+int index_of(const Rank& rank) { return rank.mesh().dp_cp_index(rank.coordinates()); }
+
+std::string residual_name(const ParamSpec& spec, int index) {
+  return fmt::format("{}.residual.{}", spec.name, index);
 }
 std::string factor_name(const std::string& parameter, int slice) {
   return fmt::format("{}.factor.{}", parameter, slice);
@@ -24,7 +27,7 @@ template <class Residuals, class Factor>
 void for_each_carried(const Rank& rank, const ParameterStore& parameters, const Compression& compression,
                       const Residuals& visit_residuals, const Factor& visit_factor) {
   const int tp = rank.size(Axis::tp);
-  if (rank.size(Axis::dp) == 1 || !has_residuals(compression.kind)) return;
+  if (rank.mesh().dp_cp_size() == 1 || !has_residuals(compression.kind)) return;
   for (const ParamSpec& spec : parameters.model()) {
     std::vector<GradientSection> slices;  // that carry something
     for (int index = 0; index < tp; index += tp_replicas(spec, tp))
@@ -54,7 +57,7 @@ Tensor zeros(const Rank& rank, const std::vector<std::int64_t>& shape) {
 // the result on rank 0.
 Tensor bring_to_first_rank(const Rank& rank, Tensor mine, const std::vector<std::int64_t>& shape,
                            std::map<Axis, int> place) {
-  for (Axis axis : {Axis::dp, Axis::tp, Axis::pp}) {
+  for (Axis axis : {Axis::dp, Axis::cp, Axis::tp, Axis::pp}) {
     const int from = std::exchange(place[axis], 0);
     if (from == 0) continue;
     const bool beside = std::all_of(place.begin(), place.end(), [&](const auto& at) {
@@ -94,7 +97,7 @@ std::vector<StoredTensor> carried_declarations(const Rank& rank, const Parameter
   for_each_carried(
       rank, parameters, compression,
       [&](const ParamSpec& spec) {
-        for (int k = 0; k < rank.size(Axis::dp); ++k)
+        for (int k = 0; k < rank.mesh().dp_cp_size(); ++k)
           declared.push_back({residual_name(spec, k), stored_type(rank.dtype()), spec.shape});
       },
       [&](const ParamSpec& spec, const GradientSection& slice) {
@@ -107,7 +110,7 @@ std::vector<StoredTensor> carried_declarations(const Rank& rank, const Parameter
 void gather_carried(const Rank& rank, const ParameterStore& parameters, const Compression& compression,
                     const std::vector<CarriedTensor>& carried,
                     const std::function<void(const std::string& name, const Tensor& tensor)>& write) {
-  const int tp = rank.size(Axis::tp);
+  const int tp = rank.size(Axis::tp), cp = rank.size(Axis::cp);
   const auto bring = [&](const std::string& name, const Tensor& mine, const std::vector<std::int64_t>& shape,
                          const std::map<Axis, int>& place) {
     const Tensor whole = bring_to_first_rank(rank, mine, shape, place);
@@ -119,28 +122,31 @@ void gather_carried(const Rank& rank, const ParameterStore& parameters, const Co
   for_each_carried(
       rank, parameters, compression,
       [&](const ParamSpec& spec) {
-        for (int k = 0; k < rank.size(Axis::dp); ++k) {
+        for (int k = 0; k < rank.mesh().dp_cp_size(); ++k) {
           Tensor logical;
-          if (is_here(spec) && rank.coordinate(Axis::dp) == k) {
+          if (is_here(spec) && index_of(rank) == k) {
             const CarriedTensor* here = find(carried, spec.name, "residual");
             const auto shape = local_shape(spec, tp, rank.coordinate(Axis::tp));
             logical = gather_logical(rank, spec, here != nullptr ? here->tensor : zeros(rank, shape));
             if (rank.coordinate(Axis::tp) > 0) logical = {};
           }
           bring(residual_name(spec, k), logical, spec.shape,
-                {{Axis::dp, k}, {Axis::tp, 0}, {Axis::pp, parameters.owner_of(spec.name)}});
+                {{Axis::dp, k / cp},
+                 {Axis::cp, k % cp},
+                 {Axis::tp, 0},
+                 {Axis::pp, parameters.owner_of(spec.name)}});
         }
       },
       [&](const ParamSpec& spec, const GradientSection& slice) {
         const int index = slice.slice * tp_replicas(spec, tp);
         Tensor factor;
-        if (is_here(spec) && rank.coordinate(Axis::dp) == 0 && rank.coordinate(Axis::tp) == index) {
+        if (is_here(spec) && index_of(rank) == 0 && rank.coordinate(Axis::tp) == index) {
           const CarriedTensor* here = find(carried, spec.name, "factor");
           check(here != nullptr, "a factored matrix has its factor");
           factor = here->tensor;
         }
         bring(factor_name(spec.name, slice.slice), factor, {compression.rank, slice.cols},
-              {{Axis::dp, 0}, {Axis::tp, index}, {Axis::pp, parameters.owner_of(spec.name)}});
+              {{Axis::dp, 0}, {Axis::cp, 0}, {Axis::tp, index}, {Axis::pp, parameters.owner_of(spec.name)}});
       });
 }
 
@@ -150,7 +156,7 @@ void load_carried(const Rank& rank, const ParameterStore& parameters, const Chec
     if (file.find(residual_name(p.spec, 0)) == nullptr) continue;
     const CarriedTensor* here = find(carried, p.spec.name, "residual");
     Tensor sum = zeros(rank, p.spec.shape);
-    for (int source : residual_sources(rank.coordinate(Axis::dp), rank.size(Axis::dp), info.residual_ranks))
+    for (int source : residual_sources(index_of(rank), rank.mesh().dp_cp_size(), info.residual_ranks))
       rank.kernels().add(read(rank, file, residual_name(p.spec, source), p.spec.shape), sum);
     const Tensor local =
         here != nullptr ? here->tensor

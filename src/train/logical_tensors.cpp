@@ -44,7 +44,7 @@ Tensor local_tensor(const Rank& rank, const Parameter& parameter, ParameterTenso
   const Tensor& here = held(parameter, which);
   if (!is_cut(parameter, which)) return here.reshape(parameter.value.shape());
   Tensor local(rank.arena(), MemoryCategory::other, rank.dtype(), parameter.value.shape());
-  rank.dp_block(static_cast<int>(parameter.shard_sizes.size()))
+  rank.dp_cp_block(static_cast<int>(parameter.shard_sizes.size()))
       .all_gather(here, local.flat(), parameter.shard_sizes)
       .wait();
   return local;

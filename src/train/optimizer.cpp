@@ -47,7 +47,7 @@ static std::vector<double> sums_of_squares(const Rank& rank, const ParameterStor
                                blocks.flat_range(first, first + norm_blocks(p.own.size())));
     begin += norm_blocks(p.value.numel());
   }
-  if (parameters.shards() > 1) rank.dp_block(parameters.shards()).all_reduce(blocks).wait();
+  if (parameters.shards() > 1) rank.dp_cp_block(parameters.shards()).all_reduce(blocks).wait();
   std::vector<double> sums;
   const double* at = blocks.data<double>();
   for (const Parameter& p : parameters.all()) {

@@ -38,7 +38,7 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
     : rank_(&rank),
       zero_(plan.zero_stage()),
       shards_(plan.shards()),
-      shard_(rank.coordinate(Axis::dp) % plan.shards()),
+      shard_(rank.mesh().dp_cp_index(rank.coordinates()) % plan.shards()),
       output_name_(plan.model.tied_embedding ? embedding_parameters(plan.model).front().name
                                              : "lm_head.weight"),
       model_(all_parameters(plan.model)) {
@@ -256,7 +256,7 @@ std::vector<BucketTensors> ParameterStore::bucket_tensors() const {
 void ParameterStore::make_gather(int ahead) {
   std::vector<ShardedUnit> units;
   for (const Unit& unit : units_) units.push_back({unit.value, unit.own_value, unit.cut.counts()});
-  gather_ = std::make_unique<ParameterGather>(rank_->dp_block(shards_), std::move(units), ahead);
+  gather_ = std::make_unique<ParameterGather>(rank_->dp_cp_block(shards_), std::move(units), ahead);
 }
 
 void ParameterStore::begin_uses(std::vector<int> groups) const {
@@ -271,7 +271,7 @@ void ParameterStore::share_values() const {
   if (zero_ == 0 || zero_ == 3) return;
   std::vector<ShardedUnit> units;
   for (const Unit& unit : units_) units.push_back({unit.value, unit.own_value, unit.cut.counts()});
-  all_gather_units(rank_->dp_block(shards_), units);
+  all_gather_units(rank_->dp_cp_block(shards_), units);
 }
 
 Weight ParameterStore::weight(const std::string& name) const {

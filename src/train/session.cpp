@@ -487,7 +487,7 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
   start.num_params = num_parameters(plan.model);
   start.first_step = shared.resumed.step;
   start.resumed_from = shared.resumed.path;
-  start.predicted_memory = predict_memory(plan, *pipeline, 0, 0);
+  start.predicted_memory = predict_memory(plan, *pipeline);
   start.predicted_memory[MemoryCategory::other] =
       kernel_scratch_bytes(plan.dtype, request.run.threads_per_rank);
   if (asynchronous) start.predicted_memory[MemoryCategory::optimizer] = 0;  // the servers have it
@@ -511,7 +511,7 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
   summary.num_params = start.num_params;
   summary.predicted_memory = start.predicted_memory;
   summary.predicted_traffic = asynchronous ? predict_worker_traffic(plan, *pipeline, *asynchronous)
-                                           : predict_traffic(plan, *pipeline, 0, 0);
+                                           : predict_traffic(plan, *pipeline);
   summary.predicted_step_seconds = start.predicted_step_seconds;
   summary.predicted_bubble = predicted.bubble_fraction;
   summary.measured_timeline.ranks.resize(static_cast<std::size_t>(plan.mesh.size(Axis::pp)));

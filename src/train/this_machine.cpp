@@ -22,7 +22,7 @@ double predicted_bytes(const Plan& plan) {
                              static_cast<double>(plan.seq_len) *
                              static_cast<double>(plan.model.num_layers * plan.model.hidden);
   return activations > 1e15 ? activations
-                            : static_cast<double>(predict_memory(plan, PipelineLayout(plan), 0, 0).total());
+                            : static_cast<double>(predict_memory(plan, PipelineLayout(plan)).total());
 }
 
 double memory_limit() {

@@ -82,7 +82,7 @@ StepBatch Trainer::load_step(int step) {
     batch.microbatches.push_back(load(first_step_ + step, ranges[m], *samples_));
     num_targets[updates == 1 ? 0 : m] += count_targets(batch.microbatches.back());
   }
-  if (sums_ != DataParallelSums::none) num_targets = sum_over({Axis::dp}, num_targets);
+  if (sums_ != DataParallelSums::none) num_targets = sum_over({&rank_.dp_cp()}, num_targets);
   for (std::size_t m = 0; m < ranges.size(); ++m) {
     const double targets = num_targets[updates == 1 ? 0 : m];
     if (targets == 0) fail("step {}: a batch has no target tokens", first_step_ + step + 1);
@@ -163,7 +163,7 @@ double Trainer::compute_gradients(std::int64_t step, const SampleSource& samples
   parameters_.end_uses();
   const double loss_sum = complete_gradients();
   if (sums_ == DataParallelSums::none) return loss_sum / num_targets();
-  return sum_over({Axis::dp, Axis::pp}, {loss_sum})[0] / num_targets();
+  return sum_over({&rank_.dp_cp(), &rank_.along(Axis::pp)}, {loss_sum})[0] / num_targets();
 }
 
 // What is left when the pipeline is empty. Returns this rank's summed loss.
@@ -192,7 +192,7 @@ Trainer::Unfinished Trainer::unfinished(std::int64_t step, double loss_sum, doub
   u.result = {step, 0, std::nan(""), learning_rate(optimizer_, step)};
   u.num_targets = num_targets;
   u.loss_sum = Tensor(rank_.arena(), MemoryCategory::other, DType::f64, {1});
-  *u.loss_sum.data<double>() = sum_over({Axis::dp}, {loss_sum})[0];
+  *u.loss_sum.data<double>() = sum_over({&rank_.dp_cp()}, {loss_sum})[0];
   u.sum = rank_.along(Axis::pp).all_reduce(u.loss_sum);
   return u;
 }
@@ -329,16 +329,16 @@ double Trainer::evaluate(std::int64_t num_samples, const SampleSource& samples) 
     num_targets += count_targets(microbatch);
     loss_sum += stages_.evaluate(microbatch);
   }
-  num_targets = sum_over({Axis::dp}, {num_targets})[0];
-  return sum_over({Axis::dp, Axis::pp}, {loss_sum})[0] / num_targets;
+  num_targets = sum_over({&rank_.dp_cp()}, {num_targets})[0];
+  return sum_over({&rank_.dp_cp(), &rank_.along(Axis::pp)}, {loss_sum})[0] / num_targets;
 }
 
-std::vector<double> Trainer::sum_over(std::initializer_list<Axis> axes,
+std::vector<double> Trainer::sum_over(std::initializer_list<Communicator*> groups,
                                       const std::vector<double>& values) const {
   const Tensor sums(rank_.arena(), MemoryCategory::other, DType::f64,
                     {static_cast<std::int64_t>(values.size())});
   std::copy(values.begin(), values.end(), sums.data<double>());
-  for (Axis axis : axes) rank_.along(axis).all_reduce(sums).wait();
+  for (Communicator* group : groups) group->all_reduce(sums).wait();
   return {sums.data<double>(), sums.data<double>() + sums.numel()};
 }
 

@@ -111,7 +111,8 @@ class Trainer {
   double make_true_step();
   [[noreturn]] void refuse_step(std::int64_t step, double learning_rate) const;
   void add_pipeline_copies();
-  std::vector<double> sum_over(std::initializer_list<Axis> axes, const std::vector<double>& values) const;
+  std::vector<double> sum_over(std::initializer_list<Communicator*> groups,
+                               const std::vector<double>& values) const;
 
   const Rank& rank_;
   Plan plan_;

@@ -65,7 +65,7 @@ void perturb_constants(const Rank& rank, const ParameterStore& parameters, std::
 void refuse_lossy(const Plan& plan, const PipelineLayout& pipeline) {
   const Compression& c = plan.compression;
   const bool all_elements = c.kind == CompressionKind::topk && c.fraction == 1;
-  if (plan.mesh.size(Axis::dp) == 1 || c.kind == CompressionKind::none || all_elements) return;
+  if (plan.mesh.dp_cp_size() == 1 || c.kind == CompressionKind::none || all_elements) return;
   std::int64_t least = 1;
   for (int pp_rank = 0; pp_rank < plan.mesh.size(Axis::pp); ++pp_rank)
     for (int tp_rank = 0; tp_rank < plan.mesh.size(Axis::tp); ++tp_rank)
@@ -144,8 +144,8 @@ class Comparison {
   // From rank 0 to everyone.
   void share(const Tensor& t) const {
     const bool first_stage = rank_.coordinate(Axis::pp) == 0;
-    if (first_stage && rank_.coordinate(Axis::dp) == 0) rank_.along(Axis::tp).broadcast(t, 0).wait();
-    if (first_stage) rank_.along(Axis::dp).broadcast(t, 0).wait();
+    if (first_stage && rank_.dp_cp().rank() == 0) rank_.along(Axis::tp).broadcast(t, 0).wait();
+    if (first_stage) rank_.dp_cp().broadcast(t, 0).wait();
     rank_.along(Axis::pp).broadcast(t, 0).wait();
   }
   // The reference's logical tensor, in double precision, on every rank.
@@ -340,7 +340,7 @@ VerifyReport verify(const VerifyRequest& given) {
     for (std::int64_t step = 0; step < request.steps; ++step)
       if (!comparison.step(step)) break;
     // Each rank of the first pipeline fills its own place.
-    if (rank.coordinate(Axis::dp) == 0 && rank.coordinate(Axis::tp) == 0)
+    if (rank.dp_cp().rank() == 0 && rank.coordinate(Axis::tp) == 0)
       report.measured_timeline.ranks[static_cast<std::size_t>(rank.coordinate(Axis::pp))] =
           comparison.last_run().spans_since(epoch);
   });
