@@ -168,10 +168,6 @@ int bench_train(BenchTrainFlags& f) {
 
 }  // namespace
 
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
 Spread spread_of(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return {values.front(), values[values.size() / 2], values.back()};

@@ -2,14 +2,12 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
-#include <chrono>
 #include <string>
 #include <vector>
 
-namespace echelon {
+#include "base/clock.h"
 
-using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point begin);
+namespace echelon {
 
 struct Spread {
   double least, median, most;

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <thread>
 
-namespace echelon {
+#include "base/clock.h"
 
-using Clock = std::chrono::steady_clock;
+namespace echelon {
 
 namespace {
 // Shorter than putting a thread to sleep and waking it.

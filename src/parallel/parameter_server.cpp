@@ -4,13 +4,12 @@
 #include <thread>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "comm/reduce.h"
 
 namespace echelon {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 // Requests of a worker: a header of f64, and behind that of a push the gradient's pieces. Answers: to a pull
 // the first server says whether it grants a batch; then come the values' pieces.

@@ -8,10 +8,8 @@
 namespace echelon {
 
 PipelineRun PipelineExecutor::run(const StepPrograms::Program& program, PipelineStages& stages) {
-  const auto start = std::chrono::steady_clock::now();
-  const auto now = [&] {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  };
+  const auto start = Clock::now();
+  const auto now = [&] { return seconds_since(start); };
   PipelineRun run;
   run.start = start;
   run.peak_saved = saved_;
@@ -40,7 +38,7 @@ PipelineRun PipelineExecutor::run(const StepPrograms::Program& program, Pipeline
   return run;
 }
 
-std::vector<Span> PipelineRun::spans_since(std::chrono::steady_clock::time_point zero) const {
+std::vector<Span> PipelineRun::spans_since(Clock::time_point zero) const {
   const double offset = std::chrono::duration<double>(start - zero).count();
   std::vector<Span> moved = spans;
   for (Span& span : moved) {

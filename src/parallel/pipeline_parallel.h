@@ -5,11 +5,11 @@
 // another rank.
 #pragma once
 
-#include <chrono>
 #include <map>
 #include <optional>
 #include <vector>
 
+#include "base/clock.h"
 #include "comm/communicator.h"
 #include "schedule/step_programs.h"
 #include "schedule/timeline.h"
@@ -37,7 +37,7 @@ class PipelineStages {
 };
 
 struct PipelineRun {
-  std::chrono::steady_clock::time_point start;
+  Clock::time_point start;
   std::vector<Span> spans;  // seconds since the run's beginning
   int peak_saved = 0;  // most microbatches of a stage that were kept at once, summed over the rank's stages
   std::int64_t messages = 0;  // sent
@@ -46,7 +46,7 @@ struct PipelineRun {
   int max_staleness = 0;
 
   // The spans in seconds since `zero`.
-  std::vector<Span> spans_since(std::chrono::steady_clock::time_point zero) const;
+  std::vector<Span> spans_since(Clock::time_point zero) const;
 };
 
 // One rank's executor. Where the schedule does not flush, it keeps what is in flight from step to step.

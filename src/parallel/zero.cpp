@@ -57,11 +57,10 @@ void ParameterGather::gather(int unit) {
 void ParameterGather::wait_for(int unit) {
   const auto found = under_way_.find(unit);
   if (found == under_way_.end()) return;
+  measures_.beside_seconds += seconds_since(found->second.begin);
   const auto begin = Clock::now();
   found->second.pending.wait();
-  const auto seconds = [](Clock::duration d) { return std::chrono::duration<double>(d).count(); };
-  measures_.beside_seconds += seconds(begin - found->second.begin);
-  measures_.wait_seconds += seconds(Clock::now() - begin);
+  measures_.wait_seconds += seconds_since(begin);
   under_way_.erase(found);
 }
 

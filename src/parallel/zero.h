@@ -15,10 +15,10 @@
 // sharding): s is a part of the data-parallel size, and blocks of s neighbouring ranks are replicas.
 #pragma once
 
-#include <chrono>
 #include <map>
 #include <vector>
 
+#include "base/clock.h"
 #include "comm/rank.h"
 #include "spec/gather_window.h"
 
@@ -57,7 +57,6 @@ class ParameterGather {
   const Measures& measures() const { return measures_; }
 
  private:
-  using Clock = std::chrono::steady_clock;
   struct UnderWay {
     Pending pending;
     Clock::time_point begin;

@@ -4,11 +4,11 @@
 #include <sys/sysinfo.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <fstream>
 #include <limits>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/units.h"
 #include "plan/memory.h"
@@ -65,11 +65,9 @@ double measure_matmul_flops(DType dtype, int threads) {
   kernels->fill(b, 0.25);
   double best = 0;
   for (int i = 0; i < 8; ++i) {
-    const auto begin = std::chrono::steady_clock::now();
+    const auto begin = Clock::now();
     kernels->matmul(a, Transpose::no, b, Transpose::no, c, false);
-    best =
-        std::max(best, 2.0 * static_cast<double>(n * n * n) /
-                           std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    best = std::max(best, 2.0 * static_cast<double>(n * n * n) / seconds_since(begin));
   }
   return best;
 }
