@@ -1,0 +1,168 @@
+#include "train/rank_run.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/median.h"
+#include "train/generate.h"
+#include "train/metrics.h"
+
+namespace echelon {
+
+RankRun::RankRun(const SharedRun& shared, const Rank& rank, TrainSummary& summary)
+    : shared_(shared),
+      rank_(rank),
+      trainer_(rank, shared.request.plan, shared.request.optimizer, shared.request.seed, {}, shared.pipeline),
+      summary_(summary) {
+  const auto& straggler = shared.request.straggler;
+  if (straggler && straggler->rank == rank.index()) trainer_.set_slowdown(straggler->factor);
+}
+
+void RankRun::run() {
+  const TrainRequest& request = shared_.request;
+  if (request.asynchronous) return run_as_worker();
+  const std::int64_t last = request.optimizer.total_steps;
+  if (!shared_.resumed.path.empty()) {
+    load_checkpoint(rank_, trainer_.parameters(), shared_.resumed, false, trainer_.carried());
+    trainer_.resume(shared_.resumed.step, shared_.resumed.updates);
+  }
+  rank_.arena().reset_peak();
+  for (std::int64_t step = shared_.start.first_step; step < last; ++step) {
+    train_step(step);
+    const bool end = step + 1 == last;
+    if (end || (request.eval_every > 0 && (step + 1) % request.eval_every == 0)) evaluate(step);
+    if (end || saves_after(step)) save(step);
+  }
+  keep_shown_runs();
+  if (leads()) summarize();
+  if (request.sample_tokens > 0) sample_text();
+}
+
+void RankRun::summarize() {
+  summary_.measured_memory = rank_.arena().peak();
+  // The first and last steps of a stream differ from the others; together they are as many whole steps.
+  if (!trainer_.flushes()) summary_.measured_traffic = traffic_ / summary_.steps;
+  summary_.step_seconds = median(step_seconds_);
+  if (summary_.step_seconds > 0) {
+    summary_.tokens_per_second = static_cast<double>(step_tokens()) / summary_.step_seconds;
+    summary_.mfu = mfu(shared_, summary_.tokens_per_second);
+  }
+}
+
+void RankRun::run_as_worker() {
+  const AsynchronousRun run = asynchronous_run(shared_);
+  const auto all = join_all(rank_, rank_.size(Axis::dp), run.options.servers);
+  trainer_.parameters().release_moments();
+  rank_.arena().reset_peak();
+  Traffic before = rank_.traffic();
+  run_worker(*all, trainer_, run, source(shared_.split.train, shared_.request.plan.seq_len), [&] {
+    keep_run();
+    if (leads()) summary_.measured_traffic = rank_.traffic() - std::exchange(before, rank_.traffic());
+  });
+  keep_shown_runs();
+  evaluate(run.last_step - 1);
+  if (leads()) summary_.measured_memory = rank_.arena().peak();
+  all->barrier().wait();  // then the servers save
+  all->barrier().wait();
+  if (shared_.request.sample_tokens > 0) sample_text();
+}
+
+void RankRun::keep_run() {
+  shown_runs_.push_back(trainer_.last_run());
+  if (static_cast<int>(shown_runs_.size()) > shared_.pipeline->programs(0).shown_steps())
+    shown_runs_.pop_front();
+}
+
+void RankRun::keep_shown_runs() {
+  if (rank_.dp_cp().rank() == 0 && rank_.coordinate(Axis::tp) == 0) {
+    const auto place = static_cast<std::size_t>(rank_.coordinate(Axis::pp));
+    auto& all = summary_.measured_timeline.ranks[place];
+    for (const PipelineRun& run : shown_runs_) {
+      const std::vector<Span> spans = run.spans_since(shared_.epoch);
+      all.insert(all.end(), spans.begin(), spans.end());
+    }
+    if (!trainer_.flushes()) summary_.measured_staleness[place] = max_staleness_;
+  }
+}
+
+SampleSource RankRun::source(Range range, std::int64_t seq_len) const {
+  return [sampler = Sampler(shared_.data, range, shared_.request.seed), seq_len](
+             std::int64_t step, std::int64_t sample, std::int32_t* tokens, std::int32_t* targets) {
+    sampler.sample(step, sample, seq_len, tokens, targets);
+  };
+}
+
+bool RankRun::saves_after(std::int64_t step) const {
+  return shared_.request.save_every > 0 && (step + 1) % shared_.request.save_every == 0;
+}
+
+std::int64_t RankRun::steps_left(std::int64_t step) const {
+  std::int64_t until = shared_.request.optimizer.total_steps;
+  const auto stop_at = [&](std::int64_t every) {
+    if (every > 0) until = std::min(until, (step / every + 1) * every);
+  };
+  if (!shared_.request.checkpoint_directory.empty()) stop_at(shared_.request.save_every);
+  if (trainer_.flushes()) stop_at(shared_.request.eval_every);
+  return until - step;
+}
+
+void RankRun::train_step(std::int64_t step) {
+  const Traffic before = rank_.traffic();
+  const auto begin = Clock::now();
+  const auto results =
+      trainer_.step(step, source(shared_.split.train, shared_.request.plan.seq_len), steps_left(step));
+  keep_run();
+  max_staleness_ = std::max(max_staleness_, trainer_.last_run().max_staleness);
+  if (!leads()) return;
+  summary_.measured_traffic = rank_.traffic() - before;
+  if (trainer_.parameters().gathers()) summary_.gathers = trainer_.parameters().gather()->measures();
+  traffic_ += summary_.measured_traffic;
+  step_seconds_.push_back(seconds_since(begin));
+  for (const StepResult& result : results) report(result);
+}
+
+void RankRun::report(const StepResult& result) {
+  summary_.taken_back += result.taken_back;
+  publish(shared_,
+          record_of(shared_, result, step_tokens(),
+                    step_seconds_[static_cast<std::size_t>(result.step - shared_.start.first_step)]),
+          summary_);
+}
+
+void RankRun::evaluate(std::int64_t step) {
+  const Range held_out = shared_.split.validation;
+  if (held_out.size() == 0) return;
+  const std::int64_t seq_len = shared_.request.plan.seq_len, begin = held_out.begin;
+  const std::int64_t samples = std::min(shared_.request.eval_samples, (held_out.size() - 1) / seq_len);
+  if (samples == 0) return;
+  const double loss = trainer_.evaluate(
+      samples, [&](std::int64_t, std::int64_t sample, std::int32_t* tokens, std::int32_t* targets) {
+        shared_.data.copy(begin + sample * seq_len, seq_len, tokens);
+        shared_.data.copy(begin + sample * seq_len + 1, seq_len, targets);
+      });
+  if (!leads()) return;
+  summary_.validation_loss = loss;
+  shared_.outputs->write_log(evaluation_json(step + 1, loss));
+  if (shared_.observer.on_evaluation) shared_.observer.on_evaluation(step + 1, loss);
+}
+
+void RankRun::save(std::int64_t step) {
+  CheckpointInfo info;
+  info.step = step + 1;
+  info.updates = trainer_.updates(step + 1);
+  info.tokens = shared_.resumed.tokens + (step + 1 - shared_.start.first_step) * step_tokens();
+  save_to(shared_, rank_, trainer_.parameters(), info, summary_, trainer_.carried());
+}
+
+void RankRun::sample_text() {
+  const Range range = shared_.split.validation.size() > 0 ? shared_.split.validation : shared_.split.train;
+  std::vector<std::int32_t> prompt(static_cast<std::size_t>(std::min<std::int64_t>(
+      {32, range.size(), shared_.request.plan.model.max_seq - shared_.request.sample_tokens})));
+  shared_.data.copy(range.begin, static_cast<std::int64_t>(prompt.size()), prompt.data());
+  GenerateOptions options = shared_.request.generate;
+  options.max_tokens = shared_.request.sample_tokens;
+  const auto text = generate(rank_, shared_.request.plan, trainer_.parameters(), prompt, options);
+  if (leads() && shared_.observer.on_sample) shared_.observer.on_sample(prompt, text);
+}
+
+}  // namespace echelon

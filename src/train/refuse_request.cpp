@@ -1,0 +1,117 @@
+#include "train/refuse_request.h"
+
+#include <filesystem>
+#include <optional>
+
+#include "base/error.h"
+#include "train/scratch_file.h"
+
+namespace echelon {
+namespace {
+
+namespace fs = std::filesystem;
+
+void refuse_straggler(const TrainRequest& request) {
+  if (!request.straggler) return;
+  const int ranks = request.plan.mesh.num_ranks();
+  const auto& [rank, factor] = *request.straggler;
+  if (rank < 0 || rank >= ranks)
+    refuse("--straggle {}:{}: rank {} is none of 0 to {}", rank, factor, rank, ranks - 1);
+  if (!(factor >= 1 && factor <= 1000))
+    refuse("--straggle {}:{}: the factor must be from 1 to 1000", rank, factor);
+}
+
+void refuse_asynchronous(const TrainRequest& request) {
+  if (!request.asynchronous) return;
+  refuse_asynchronous(request.plan, *request.asynchronous);
+  for (const auto& [flag, every] :
+       {std::pair{"--eval-every", request.eval_every}, {"--save-every", request.save_every}})
+    if (every != 0)
+      refuse(
+          "{} {}: with --staleness there is no moment at which all workers have the same values but the end; "
+          "legal: 0",
+          flag, every);
+}
+
+// What would stop the run when it saves: found before it starts.
+void refuse_obstacles(const TrainRequest& request, std::int64_t first_step) {
+  const std::string& directory = request.checkpoint_directory;
+  if (is_checkpoint(directory))
+    refuse("--checkpoint {}: is one checkpoint itself; name the directory above it", directory);
+  const std::int64_t last = request.optimizer.total_steps;
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(directory, none)) {
+    const std::optional<std::int64_t> step = checkpoint_step(entry.path().string());
+    if (step && *step > first_step && *step <= last)
+      refuse("--checkpoint {}: {} is in the way, and is not a whole checkpoint; remove it", directory,
+             entry.path().filename().string());
+  }
+}
+
+}  // namespace
+
+void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeline) {
+  const Plan& plan = request.plan;
+  validate(request.optimizer);
+  refuse_clipping(request.optimizer, pipeline);
+  refuse_asynchronous(request);
+  refuse_straggler(request);
+  if (request.optimizer.total_steps < 1)
+    refuse("--steps {}: must be at least 1", request.optimizer.total_steps);
+  if (request.optimizer.warmup_steps > request.optimizer.total_steps)
+    refuse("--warmup {}: more than the {} --steps", request.optimizer.warmup_steps,
+           request.optimizer.total_steps);
+  for (const auto& [flag, value] : {std::pair{"--eval-every", request.eval_every},
+                                    {"--eval-samples", request.eval_samples},
+                                    {"--save-every", request.save_every},
+                                    {"--sample", request.sample_tokens}})
+    if (value < 0) refuse("{} {}: must be at least 0", flag, value);
+  if (request.sample_tokens > 0 && request.sample_tokens >= plan.model.max_seq)
+    refuse("--sample {}: {} has positions for {}, and one is the prompt's", request.sample_tokens,
+           plan.model.name, plan.model.max_seq);
+}
+
+void refuse_what_machine_lacks(const TrainRequest& request) {
+  const Plan& plan = request.plan;
+  if (plan.offload != Offload::none) check_scratch_directory(plan.offload_directory);
+  double bytes = plan.mesh.num_ranks() * predicted_bytes(plan);
+  if (request.asynchronous) bytes += static_cast<double>(predicted_server_bytes(plan, *request.asynchronous));
+  refuse_beyond_memory(plan, bytes);
+}
+
+CheckpointInfo find_resumed(const TrainRequest& request) {
+  CheckpointInfo info;
+  if (request.resume) {
+    if (request.checkpoint_directory.empty())
+      refuse("--resume: needs --checkpoint DIR, the directory to go on from");
+    info = read_checkpoint_info(request.checkpoint_directory);
+    if (to_toml(info.model) != to_toml(request.plan.model))
+      refuse("--resume {}: it holds the model {}, not {}", info.path, info.model.name,
+             request.plan.model.name);
+    if (info.dtype != request.plan.dtype)
+      refuse("--resume {}: it was trained in {}, not {}", info.path, dtype_name(info.dtype),
+             dtype_name(request.plan.dtype));
+    if (info.seed != request.seed)
+      refuse("--resume {}: it was trained with --seed {}, not {}: the order of the data would change",
+             info.path, info.seed, request.seed);
+    if (info.residual_ranks > 0 &&
+        (!has_residuals(request.plan.compression.kind) || request.plan.mesh.size(Axis::dp) == 1))
+      refuse(
+          "--resume {}: it holds what --compress {} has not sent yet of the gradients, and without "
+          "compression between data-parallel ranks that would be lost; legal: --compress {} and --dp of at "
+          "least 2",
+          info.path, compression_text(info.compression), compression_text(info.compression));
+    if (info.step >= request.optimizer.total_steps)
+      refuse("--steps {}: {} has {} steps behind it already; name a larger number",
+             request.optimizer.total_steps, info.path, info.step);
+  } else if (!request.checkpoint_directory.empty()) {
+    const auto existing = list_checkpoints(request.checkpoint_directory);
+    if (!existing.empty())
+      refuse("--checkpoint {}: holds {} already; add --resume to go on from it, or name another directory",
+             request.checkpoint_directory, fs::path(existing.back()).filename().string());
+  }
+  if (!request.checkpoint_directory.empty()) refuse_obstacles(request, info.step);
+  return info;
+}
+
+}  // namespace echelon

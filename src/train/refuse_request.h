@@ -1,0 +1,20 @@
+// What of a training request cannot be done is refused before any rank starts, naming the flag.
+#pragma once
+
+#include "schedule/pipeline_layout.h"
+#include "train/checkpoint.h"
+#include "train/session.h"
+
+namespace echelon {
+
+// RequestError where the plan, the optimizer or the run's numbers are out of range, or do not go together.
+void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeline);
+
+// The checkpoint to go on from; its path is empty where the run begins at the start. RequestError where the
+// directory holds what the run would not go on from, or what would stop it when it saves.
+CheckpointInfo find_resumed(const TrainRequest& request);
+
+// RequestError where memory, or the disk that parameters or moments are offloaded to, is too small.
+void refuse_what_machine_lacks(const TrainRequest& request);
+
+}  // namespace echelon

@@ -1,0 +1,53 @@
+#include "train/server_run.h"
+
+#include "train/metrics.h"
+
+namespace echelon {
+
+ServerRun::ServerRun(const SharedRun& shared, const Rank& rank, TrainSummary& summary)
+    : shared_(shared),
+      rank_(rank),
+      run_(asynchronous_run(shared)),
+      server_(rank, shared.request.plan, shared.request.optimizer, shared.request.seed, run_),
+      summary_(summary) {}
+
+void ServerRun::run() {
+  const int workers = shared_.request.plan.mesh.size(Axis::dp);
+  const auto all = join_all(rank_, workers, run_.options.servers);
+  if (!shared_.resumed.path.empty()) {
+    load_checkpoint(rank_, server_.parameters(), shared_.resumed, false);
+    server_.resume(shared_.resumed.updates);
+  }
+  const StalenessMeasures staleness = server_.serve(*all, [this](const ServedStep& step) { report(step); });
+  if (leads()) summarize(staleness);
+  all->barrier().wait();  // the workers have evaluated
+  CheckpointInfo info;
+  info.step = run_.last_step;
+  info.updates = server_.updates();
+  info.tokens = shared_.resumed.tokens + tokens_;
+  save_to(shared_, rank_, server_.parameters(), info, summary_);
+  all->barrier().wait();
+}
+
+void ServerRun::report(const ServedStep& step) {
+  const StepRecord record =
+      record_of(shared_, step.result, step.sequences * shared_.request.plan.seq_len, step.seconds);
+  tokens_ += record.tokens;
+  seconds_ += step.seconds;
+  if (leads()) publish(shared_, record, summary_);
+}
+
+void ServerRun::summarize(const StalenessMeasures& staleness) {
+  summary_.step_seconds = seconds_ / static_cast<double>(summary_.steps);
+  summary_.tokens_per_second = static_cast<double>(tokens_) / seconds_;
+  summary_.mfu = mfu(shared_, summary_.tokens_per_second);
+  AsynchronousSummary& a = summary_.asynchronous.emplace();
+  a.bound = run_.options.staleness;
+  a.histogram = staleness.histogram;
+  a.mean_updates_late =
+      static_cast<double>(staleness.sum_updates_late) / static_cast<double>(staleness.pushes);
+  a.max_updates_late = staleness.max_updates_late;
+  a.updates = server_.updates() - shared_.resumed.updates;
+}
+
+}  // namespace echelon

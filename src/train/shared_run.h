@@ -1,0 +1,41 @@
+// What the ranks of one training run share: the request and what was found out before they started.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "base/clock.h"
+#include "train/checkpoint.h"
+#include "train/run_outputs.h"
+#include "train/session.h"
+#include "train/trainer.h"
+
+namespace echelon {
+
+struct SharedRun {
+  const TrainRequest& request;
+  const TokenData& data;
+  Split split;
+  CheckpointInfo resumed;  // path empty: from the start
+  StartInfo start;
+  const TrainObserver& observer;
+  std::shared_ptr<const PipelineLayout> pipeline;
+  RunOutputs* outputs = nullptr;           // used by rank 0 alone
+  Clock::time_point epoch = Clock::now();  // zero of the measured timeline
+};
+
+// The optimizer's step and what it cost, in tokens and seconds.
+StepRecord record_of(const SharedRun& run, const StepResult& result, std::int64_t tokens, double seconds);
+double mfu(const SharedRun& run, double tokens_per_second);
+
+// By the one rank that leads: counts, logs and shows the step.
+void publish(const SharedRun& run, const StepRecord& record, TrainSummary& summary);
+
+// By all ranks that hold the parameters: together they write one checkpoint; `info` names step, updates and
+// tokens. Nothing where the request has no directory.
+void save_to(const SharedRun& run, const Rank& rank, const ParameterStore& parameters, CheckpointInfo info,
+             TrainSummary& summary, const std::vector<CarriedTensor>& carried = {});
+
+AsynchronousRun asynchronous_run(const SharedRun& run);
+
+}  // namespace echelon
