@@ -47,6 +47,20 @@ void PlanFlags::add_to(CLI::App& app, const Plan& defaults) {
   add_number(app, "--dp", dp_, "Data-parallel ranks");
   add_number(app, "--tp", tp_, "Tensor-parallel ranks");
   add_number(app, "--pp", pp_, "Pipeline-parallel ranks");
+  add_number(app, "--cp", cp_, "Context-parallel ranks: each holds a part of every sequence");
+  app.add_option("--cp-kind", cp_kind_, "How attention reaches the keys of the other parts (docs/context.md)")
+      ->type_name("ring|ulysses|allgather|hybrid")
+      ->default_str(context_kind_name(defaults.context_kind));
+  app.add_option("--cp-balance", cp_balance_, "Which positions a rank of the ring holds")
+      ->type_name("zigzag|stripe|none")
+      ->default_str(context_balance_name(defaults.context_balance));
+  add_number(app, "--cp-ulysses", cp_ulysses_,
+             "Ranks of a group that exchanges heads, with --cp-kind hybrid");
+  app.add_option("--mask", mask_, "What a token attends to: all before it, or those of its own document")
+      ->type_name("causal|document")
+      ->default_str(attention_mask_name(defaults.mask));
+  add_number(app, "--document-end", document_end_,
+             "Token that ends a document (default: the last one of the bytes' and GPT-2's vocabularies)");
   app.add_option("--recompute", recompute_, "What the backward pass computes again instead of keeping it")
       ->type_name("none|selective|full")
       ->default_str("none");
@@ -86,13 +100,9 @@ void PlanFlags::add_to(CLI::App& app, const Plan& defaults) {
       ->type_name("f32|f64")
       ->default_str(dtype_name(defaults.dtype));
   const auto hidden = [](CLI::Option* option) { option->group(""); };
-  hidden(add_number(app, "--cp", cp_, ""));
   hidden(add_number(app, "--ep", ep_, ""));
-  later_ = {{"--comm", "threads", ""},
-            {"--device", "cpu", ""},
-            {"--cp-kind", nullptr, ""},
-            {"--cp-balance", nullptr, ""}};
-  std::string names = "--cp --ep";
+  later_ = {{"--comm", "threads", ""}, {"--device", "cpu", ""}};
+  std::string names = "--ep";
   for (Later& flag : later_) {
     hidden(app.add_option(flag.name, flag.value));
     names += fmt::format(" {}", flag.name);
@@ -166,7 +176,12 @@ Plan PlanFlags::plan() const {
       refuse("--optimizer-barrier {}: legal: on, off", optimizer_barrier_);
     plan.optimizer_barrier = optimizer_barrier_ == "on";
   }
-  if (cp_) plan.mesh.set(Axis::cp, *cp_);
+  if (is_given("--cp")) plan.mesh.set(Axis::cp, cp_);
+  if (is_given("--cp-kind")) plan.context_kind = parse_context_kind(cp_kind_, "--cp-kind");
+  if (is_given("--cp-balance")) plan.context_balance = parse_context_balance(cp_balance_, "--cp-balance");
+  if (is_given("--cp-ulysses")) plan.ulysses = cp_ulysses_;
+  if (is_given("--mask")) plan.mask = parse_attention_mask(mask_, "--mask");
+  if (is_given("--document-end")) plan.document_end = document_end_;
   if (ep_) plan.mesh.ep = *ep_;
   if (is_given("--sp")) {
     if (sp_ != "on" && sp_ != "off") refuse("--sp {}: legal: on, off", sp_);
@@ -214,8 +229,10 @@ RunOptions RunFlags::options(const Plan& plan) const {
   RunOptions run;
   const int ranks = plan.mesh.num_ranks();
   if (ranks > most_ranks)
-    refuse("--dp {} x --tp {}: {} ranks are as many threads of one process; legal: up to {}",
-           plan.mesh.size(Axis::dp), plan.mesh.size(Axis::tp), ranks, most_ranks);
+    refuse(
+        "--dp {} x --tp {} x --pp {} x --cp {}: {} ranks are as many threads of one process; legal: up to {}",
+        plan.mesh.size(Axis::dp), plan.mesh.size(Axis::tp), plan.mesh.size(Axis::pp),
+        plan.mesh.size(Axis::cp), ranks, most_ranks);
   if (threads_ && (*threads_ < 1 || *threads_ > most_threads / ranks))
     refuse("--threads {}: must be from 1 to {}", *threads_, most_threads / ranks);
   run.threads_per_rank = threads_.value_or(std::max(1, available_cores() / ranks));

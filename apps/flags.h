@@ -56,8 +56,10 @@ class PlanFlags {
   Plan defaults_;
   std::string plan_file_, model_, sp_, dtype_, schedule_, layers_per_stage_, recompute_, optimizer_barrier_,
       offload_, offload_dir_, compress_;
-  int dp_ = 1, tp_ = 1, pp_ = 1, chunks_ = 0, zero_ = 0, hsdp_ = 1, zero_prefetch_ = 1;
-  std::optional<int> cp_, ep_;
+  int dp_ = 1, tp_ = 1, pp_ = 1, cp_ = 1, cp_ulysses_ = 1, document_end_ = -1, chunks_ = 0, zero_ = 0,
+      hsdp_ = 1, zero_prefetch_ = 1;
+  std::optional<int> ep_;
+  std::string cp_kind_, cp_balance_, mask_;
   std::int64_t global_batch_ = 0, micro_batch_ = 0, seq_len_ = 0;
   std::vector<Later> later_;
 };

@@ -90,7 +90,7 @@ struct AttentionBench : Bench {
     v = qkv.column_range(2 * width, 3 * width);
     dq = dqkv.column_range(0, width), dk = dqkv.column_range(width, 2 * width);
     dv = dqkv.column_range(2 * width, 3 * width);
-    lse = random({shape.num_heads * tokens});
+    lse = random({shape.num_heads * tokens}), delta = random({shape.num_heads * tokens});
     kernels->attention(q, k, v, shape, out, lse);
   }
   double forward_flops() const {
@@ -101,7 +101,7 @@ struct AttentionBench : Bench {
   AttentionShape shape;
   Tensor qkv = random({tokens, 3 * width}), dqkv = random({tokens, 3 * width});
   Tensor out = random({tokens, width}), dout = random({tokens, width});
-  Tensor q, k, v, dq, dk, dv, lse;
+  Tensor q, k, v, dq, dk, dv, lse, delta;
 };
 
 void AttentionForward(benchmark::State& state) {
@@ -111,8 +111,10 @@ void AttentionForward(benchmark::State& state) {
 }
 void AttentionBackward(benchmark::State& state) {
   AttentionBench b(state);
-  for (auto _ : state)
-    b.kernels->attention_backward(b.q, b.k, b.v, b.out, b.dout, b.lse, b.shape, b.dq, b.dk, b.dv);
+  for (auto _ : state) {
+    b.kernels->attention_delta(b.out, b.dout, b.shape, b.delta);
+    b.kernels->attention_backward(b.q, b.k, b.v, b.dout, b.lse, b.delta, b.shape, b.dq, b.dk, b.dv);
+  }
   rate(state, "FLOP/s", 2.5 * b.forward_flops());
 }
 BENCHMARK(AttentionForward)->ArgsProduct({{1, 2}, {1024, 4096}})->ArgNames({"threads", "T"})->UseRealTime();

@@ -20,7 +20,7 @@ struct Problem {
   Arena arena;
   AttentionShape shape;
   std::int64_t stride, kv_rows;
-  Tensor q, k, v, out, lse, dout, dq, dk, dv;
+  Tensor q, k, v, out, lse, delta, dout, dq, dk, dv;
 
   explicit Problem(const AttentionShape& s) : shape(s) {
     stride = s.kv_batch_stride > 0 ? s.kv_batch_stride : s.kv_len;
@@ -37,6 +37,7 @@ struct Problem {
     });
     out = constant(arena, {q_rows, width}, nan);
     lse = constant(arena, {s.batch * s.num_heads * s.q_len}, nan);
+    delta = constant(arena, lse.shape(), nan);
     dq = constant(arena, {q_rows, width}, nan);
     dk = constant(arena, {kv_rows, kv_width}, nan);
     dv = constant(arena, {kv_rows, kv_width}, nan);
@@ -49,7 +50,14 @@ struct Problem {
   }
 
   void forward() { reference_attention<double>(q, k, v, shape, out, lse); }
-  void backward() { reference_attention_backward<double>(q, k, v, out, dout, lse, shape, dq, dk, dv); }
+  void backward() {
+    reference_attention_delta<double>(out, dout, shape, delta);
+    reference_attention_backward<double>(q, k, v, dout, lse, delta, shape, dq, dk, dv);
+  }
+  // Keys [first, end) of a sequence that query t sees.
+  std::int64_t first_key(std::int64_t row) const {
+    return shape.first_keys.defined() ? shape.first_keys.data<std::int32_t>()[row] : 0;
+  }
 };
 
 // softmax(scale Q K^T + mask) V of one head of one sequence with the whole matrix at hand; the mask is
@@ -65,7 +73,8 @@ void expect_matches_full_matrix(const Problem& problem) {
         auto& line = matrix[static_cast<std::size_t>(t)];
         long double sum = 0;
         for (std::int64_t j = 0; j < s.kv_len; ++j) {
-          double score = j <= s.q_offset + t ? 0 : -std::numeric_limits<double>::infinity();
+          const bool seen = j <= s.q_offset + t && j >= problem.first_key(b * s.q_len + t);
+          double score = seen ? 0 : -std::numeric_limits<double>::infinity();
           for (std::int64_t d = 0; d < s.head_dim; ++d)
             score += s.scale * at(problem.q, b * s.q_len + t, h * s.head_dim + d) *
                      at(problem.k, b * problem.stride + j, kv_head * s.head_dim + d);
@@ -138,41 +147,72 @@ TEST_P(AttentionReference, GradientsMatchDifferences) {
   }
 }
 
-// What ring attention rests on: keys in two blocks, their results joined through lse, are the whole; and each
-// block's backward pass with the joined out and lse gives its part of the gradients. Here the second block
-// starts after the first queries, which see none of it.
-TEST(AttentionReference, BlocksOfKeysJoinThroughLse) {
+// Documents one behind the other: every query sees the keys of its own from its first one on.
+TEST(AttentionReference, KeepsDocumentsApart) {
+  for (bool two_sequences : {false, true}) {
+    AttentionShape shape{.batch = two_sequences ? 2 : 1,
+                         .q_len = 6,
+                         .kv_len = 6,
+                         .num_heads = 2,
+                         .num_kv_heads = 1,
+                         .head_dim = 3,
+                         .scale = 0.6};
+    Arena arena;
+    std::vector<std::int32_t> first{0, 0, 2, 2, 2, 5};
+    if (two_sequences) first.insert(first.end(), {0, 1, 1, 1, 4, 4});
+    shape.first_keys = integers(arena, first);
+    Problem problem(shape);
+    problem.forward();
+    expect_matches_full_matrix(problem);
+    problem.backward();
+    const auto loss = [&] {
+      problem.forward();
+      return inner(problem.out, problem.dout);
+    };
+    expect_gradient(problem.q, problem.dq, loss, "dq");
+    expect_gradient(problem.k, problem.dk, loss, "dk");
+    expect_gradient(problem.v, problem.dv, loss, "dv");
+  }
+}
+
+// What ring attention rests on: keys in two blocks, the second call adding to the first, are the whole, in
+// any order; and each block's backward pass with the joined lse and delta gives its part of the gradients.
+// The block of late keys is not seen at all by the first queries.
+TEST(AttentionReference, BlocksOfKeysAddUp) {
   const std::int64_t cut = 2, length = 6;
   Problem whole(
       {.batch = 1, .q_len = length, .kv_len = length, .num_heads = 2, .num_kv_heads = 1, .head_dim = 3});
   whole.forward();
   whole.backward();
-
   Arena& arena = whole.arena;
-  const Tensor out = constant(arena, whole.out.shape(), 0), dq_sum = constant(arena, whole.dq.shape(), 0);
-  for (std::int64_t begin : {std::int64_t{0}, cut}) {
-    AttentionShape shape = whole.shape;
-    const std::int64_t end = begin == 0 ? cut : length;
-    shape.kv_len = end - begin;
-    shape.q_offset = -begin;
-    const Tensor k = whole.k.row_range(begin, end), v = whole.v.row_range(begin, end);
-    const Tensor part = constant(arena, out.shape(), nan), lse = constant(arena, whole.lse.shape(), nan);
-    reference_attention<double>(whole.q, k, v, shape, part, lse);
-    for_each(out, [&](std::int64_t t, std::int64_t j) {
-      const std::int64_t index = j / shape.head_dim * length + t;
-      at(out, t, j) += std::exp(lse.data<double>()[index] - whole.lse.data<double>()[index]) * at(part, t, j);
-    });
-    EXPECT_EQ(std::isinf(lse.data<double>()[0]), begin > 0);
-
-    const Tensor dq = constant(arena, out.shape(), nan), dk = constant(arena, k.shape(), nan),
-                 dv = constant(arena, v.shape(), nan);
-    reference_attention_backward<double>(whole.q, k, v, whole.out, whole.dout, whole.lse, shape, dq, dk, dv);
-    for_each(dq, [&](std::int64_t t, std::int64_t j) { at(dq_sum, t, j) += at(dq, t, j); });
-    expect_near(dk, whole.dk.row_range(begin, end), 32 * epsilon);
-    expect_near(dv, whole.dv.row_range(begin, end), 32 * epsilon);
+  for (bool late_first : {false, true}) {
+    const Tensor out = constant(arena, whole.out.shape(), nan), lse = constant(arena, whole.lse.shape(), nan),
+                 dq = constant(arena, whole.dq.shape(), nan), dk = constant(arena, whole.dk.shape(), nan),
+                 dv = constant(arena, whole.dv.shape(), nan);
+    for (bool second : {false, true}) {
+      const bool late = late_first != second;
+      const std::int64_t begin = late ? cut : 0, end = late ? length : cut;
+      AttentionShape shape = whole.shape;
+      shape.kv_len = end - begin;
+      shape.q_offset = -begin;
+      shape.accumulate = second;
+      const Tensor k = whole.k.row_range(begin, end), v = whole.v.row_range(begin, end);
+      reference_attention<double>(whole.q, k, v, shape, out, lse);
+      if (!second) {
+        EXPECT_EQ(std::isinf(lse.data<double>()[0]), late);
+      }
+      const Tensor dk_part = dk.row_range(begin, end), dv_part = dv.row_range(begin, end);
+      for_each(dk_part, [&](std::int64_t i, std::int64_t j) { at(dk_part, i, j) = at(dv_part, i, j) = 0; });
+      if (!second) for_each(dq, [&](std::int64_t i, std::int64_t j) { at(dq, i, j) = 0; });
+      shape.accumulate = true;
+      reference_attention_backward<double>(whole.q, k, v, whole.dout, whole.lse, whole.delta, shape, dq,
+                                           dk_part, dv_part);
+    }
+    expect_near(out, whole.out, 32 * epsilon);
+    expect_near(dq, whole.dq, 32 * epsilon);
+    expect_near(dk, whole.dk, 32 * epsilon);
+    expect_near(dv, whole.dv, 32 * epsilon);
   }
-  expect_near(out, whole.out, 32 * epsilon);
-  expect_near(dq_sum, whole.dq, 32 * epsilon);
 }
 
 TEST(AttentionReference, SurvivesScoresThatOverflowExp) {

@@ -276,13 +276,17 @@ TEST_F(KernelsCpu, Gates) {
 }
 
 TEST_F(KernelsCpu, Rope) {
+  std::vector<std::int32_t> two_sequences, stripes;
+  for (std::int32_t r = 0; r < 70; ++r) two_sequences.push_back(1000 + r % 35);
+  for (std::int32_t r = 0; r < 70; ++r) stripes.push_back(r < 30 ? 3 + 5 * r : 400 - r);
+  const Tensor late = ids(two_sequences), jumping = ids(stripes);
   for (std::int64_t head_dim : {2, 6, 64, 100})
     for (bool strided : {false, true}) {
       const Operand x = random(2 * 35, 4 * head_dim, strided);
       run([&](Kernels& k, auto of) {
-        k.rope(of(x), head_dim, 35, 1000, 1e4, false);
-        k.rope(of(x), head_dim, 70, 3, 1e4, true);
-        k.rope(of(x), head_dim, 70, 3, 1e4, true);
+        k.rope(of(x), head_dim, late, 1e4, false);
+        k.rope(of(x), head_dim, jumping, 1e4, true);
+        k.rope(of(x), head_dim, jumping, 1e4, true);
       });
       expect_close(x, 1, 8, "rope");
     }
@@ -387,7 +391,16 @@ TEST_F(KernelsCpu, Attention) {
        .num_kv_heads = 1,
        .head_dim = 16,
        .q_offset = -140}};
-  for (AttentionShape s : shapes) {
+  std::vector<AttentionShape> all = shapes;
+  for (AttentionShape s : shapes) {  // the same with documents: some queries then see no key
+    std::vector<std::int32_t> first;
+    for (std::int64_t t = 0; t < s.batch * s.q_len; ++t)
+      first.push_back(
+          static_cast<std::int32_t>(t % 11 == 0 ? s.kv_len : (t % s.q_len) / 7 * 5 % (s.kv_len + 1)));
+    s.first_keys = ids(first);
+    all.push_back(s);
+  }
+  for (AttentionShape s : all) {
     s.scale = 1 / std::sqrt(static_cast<double>(s.head_dim));
     const std::int64_t c = s.num_heads * s.head_dim, kv = s.num_kv_heads * s.head_dim, n = s.batch * s.q_len;
     const std::int64_t rows = s.kv_batch_stride > 0 ? s.batch * s.kv_batch_stride : s.batch * s.kv_len;
@@ -395,10 +408,18 @@ TEST_F(KernelsCpu, Attention) {
     const Operand k = columns(keys_values, 0, kv), v = columns(keys_values, kv, 2 * kv);
     const Operand lse = vector(s.batch * s.num_heads * s.q_len), dout = random(n, c), dq = random(n, c, true);
     const Operand dkv = random(rows, 2 * kv), dk = columns(dkv, 0, kv), dv = columns(dkv, kv, 2 * kv);
+    const Operand delta = vector(s.batch * s.num_heads * s.q_len);
     run([&](Kernels& kernels, auto of) {
-      kernels.attention(of(q), of(k), of(v), s, of(out), of(lse));
-      kernels.attention_backward(of(q), of(k), of(v), of(out), of(dout), of(lse), s, of(dq), of(dk), of(dv));
+      // Over what was there, then once more as a second block of the same keys: added to it.
+      for (bool accumulate : {false, true}) {
+        s.accumulate = accumulate;
+        kernels.attention(of(q), of(k), of(v), s, of(out), of(lse));
+        kernels.attention_delta(of(out), of(dout), s, of(delta));
+        kernels.attention_backward(of(q), of(k), of(v), of(dout), of(lse), of(delta), s, of(dq), of(dk),
+                                   of(dv));
+      }
     });
+    expect_close(delta, s.head_dim, 4, "attention delta");
     expect_close(out, s.kv_len, 4, "attention"), expect_close(lse, s.kv_len, 4, "attention lse");
     expect_close(dq, s.kv_len, 8, "attention dq"), expect_close(dkv, s.q_len, 8, "attention dk, dv");
   }
@@ -409,11 +430,12 @@ TEST_F(KernelsCpu, ScratchIsAllocatedOnce) {
   const Operand q = random(200, 64), lse = vector(200), d1 = random(200, 64), d2 = random(200, 64),
                 d3 = random(200, 64);
   const AttentionShape s{.batch = 1, .q_len = 200, .kv_len = 200, .head_dim = 64};
+  const Tensor positions = ids(std::vector<std::int32_t>(200, 17));
   const auto step = [&] {
     several->layer_norm_backward_weight(x.one, x.one, stats.one, dw.one, db.one);
-    several->rope(x.one, 64, 200, 0, 1e4, false);
+    several->rope(x.one, 64, positions, 1e4, false);
     several->attention(q.one, q.one, q.one, s, x.one, lse.one);
-    several->attention_backward(q.one, q.one, q.one, x.one, x.one, lse.one, s, d1.one, d2.one, d3.one);
+    several->attention_backward(q.one, q.one, q.one, x.one, lse.one, lse.one, s, d1.one, d2.one, d3.one);
   };
   step();
   const std::int64_t before = arena.system_allocations();

@@ -3,7 +3,7 @@
 
 #include <mutex>
 
-#include "mesh_runs.h"
+#include "context_runs.h"
 #include "plan/memory.h"
 #include "plan/traffic.h"
 #include "schedule/schedules.h"
@@ -69,6 +69,26 @@ TEST(Prediction, IsExactForGpt2OnEveryMesh) {
 
 TEST(Prediction, IsExactForLlamaOnEveryMesh) {
   for_each_mesh([](int dp, int tp, bool sp) { expect_predicted(odd_plan(odd_llama(), dp, tp, sp)); });
+}
+
+TEST(Prediction, IsExactForEveryKindOfContextParallelism) {
+  for (int cp : {2, 3, 4})
+    for (const ContextCase& c : context_cases(cp))
+      for (AttentionMask mask : {AttentionMask::causal, AttentionMask::document}) {
+        Plan plan = context_plan(mask == AttentionMask::causal ? Family::gpt2 : Family::llama, c);
+        plan.mask = mask;
+        SCOPED_TRACE(describe_context(plan));
+        expect_predicted(plan);
+        if (cp > 2) continue;
+        for (const Plan& combined : combined_with_the_other_axes(plan)) expect_predicted(combined);
+        for (Recompute recompute : {Recompute::selective, Recompute::full}) {
+          plan.recompute = recompute;
+          expect_predicted(plan);
+        }
+        plan.mesh.set(Axis::pp, 2);
+        plan.schedule = "zb-h1";
+        expect_predicted(plan);
+      }
 }
 
 // Every schedule that flushes, both ends of a tied embedding on two ranks, uneven layers and ragged

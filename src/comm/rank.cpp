@@ -41,10 +41,23 @@ Communicator& Rank::joined(std::unique_ptr<Communicator>& place, const std::vect
   return *place;
 }
 
+// Of groups cut into blocks of `size` neighbours: the block with the rank at `index`...
+static std::vector<int> block_of(const std::vector<int>& group, int index, int size) {
+  const auto first = group.begin() + index / size * size;
+  return {first, first + size};
+}
+
+// ... and the ranks at its place in all blocks.
+static std::vector<int> across_blocks_of(const std::vector<int>& group, int index, int size) {
+  std::vector<int> ranks;
+  for (auto i = static_cast<std::size_t>(index % size); i < group.size(); i += static_cast<std::size_t>(size))
+    ranks.push_back(group[i]);
+  return ranks;
+}
+
 Communicator& Rank::tp_replicas(int replicas) const {
   const std::vector<int> tp = in_world(mesh_.group(index_, Axis::tp));
-  const auto first = tp.begin() + coordinate(Axis::tp) / replicas * replicas;
-  return joined(replicas_, {first, first + replicas}, "tp replicas", Axis::tp);
+  return joined(replicas_, block_of(tp, coordinate(Axis::tp), replicas), "tp replicas", Axis::tp);
 }
 
 Communicator& Rank::dp_cp() const {
@@ -55,17 +68,25 @@ Communicator& Rank::dp_cp() const {
 Communicator& Rank::dp_cp_block(int size) const {
   if (size == mesh_.dp_cp_size()) return dp_cp();
   const std::vector<int> all = in_world(mesh_.dp_cp_group(index_));
-  const auto first = all.begin() + mesh_.dp_cp_index(coordinates()) / size * size;
-  return joined(dp_cp_block_, {first, first + size}, "dp shards", Axis::dp);
+  return joined(dp_cp_block_, block_of(all, mesh_.dp_cp_index(coordinates()), size), "dp shards", Axis::dp);
 }
 
 Communicator& Rank::dp_cp_across_blocks(int size) const {
   const std::vector<int> all = in_world(mesh_.dp_cp_group(index_));
-  std::vector<int> ranks;
-  for (std::size_t i = static_cast<std::size_t>(mesh_.dp_cp_index(coordinates()) % size); i < all.size();
-       i += static_cast<std::size_t>(size))
-    ranks.push_back(all[i]);
-  return joined(dp_cp_across_blocks_, ranks, "dp replicas", Axis::dp);
+  return joined(dp_cp_across_blocks_, across_blocks_of(all, mesh_.dp_cp_index(coordinates()), size),
+                "dp replicas", Axis::dp);
+}
+
+Communicator& Rank::cp_block(int size) const {
+  if (size == this->size(Axis::cp)) return along(Axis::cp);
+  const std::vector<int> cp = in_world(mesh_.group(index_, Axis::cp));
+  return joined(cp_block_, block_of(cp, coordinate(Axis::cp), size), "cp heads", Axis::cp);
+}
+
+Communicator& Rank::cp_across_blocks(int size) const {
+  if (size == 1) return along(Axis::cp);
+  const std::vector<int> cp = in_world(mesh_.group(index_, Axis::cp));
+  return joined(cp_across_blocks_, across_blocks_of(cp, coordinate(Axis::cp), size), "cp ring", Axis::cp);
 }
 
 }  // namespace echelon

@@ -44,6 +44,9 @@ class Rank {
   Communicator& dp_cp_block(int size) const;
   // The ranks at the same place in each of those blocks.
   Communicator& dp_cp_across_blocks(int size) const;
+  // Blocks of `size` neighbouring ranks of the cp group, and the ranks at the same place in each of them.
+  Communicator& cp_block(int size) const;
+  Communicator& cp_across_blocks(int size) const;
   // A further group, of world ranks; what this rank sends there counts on `axis`. See ThreadWorld::join.
   std::unique_ptr<Communicator> join(const std::vector<int>& ranks, const std::string& name, Axis axis) const;
   // What this rank has sent so far.
@@ -68,7 +71,8 @@ class Rank {
   Communicator& joined(std::unique_ptr<Communicator>& place, const std::vector<int>& group, const char* name,
                        Axis axis) const;
   // Joined at first use.
-  mutable std::unique_ptr<Communicator> replicas_, dp_cp_, dp_cp_block_, dp_cp_across_blocks_;
+  mutable std::unique_ptr<Communicator> replicas_, dp_cp_, dp_cp_block_, dp_cp_across_blocks_, cp_block_,
+      cp_across_blocks_;
 };
 
 }  // namespace echelon

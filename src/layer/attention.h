@@ -15,30 +15,38 @@ class Attention {
   std::int64_t width() const { return num_heads_ * head_dim_; }
   std::int64_t qkv_width() const { return (num_heads_ + 2 * num_kv_heads_) * head_dim_; }
   std::int64_t num_heads() const { return num_heads_; }
+  std::int64_t num_kv_heads() const { return num_kv_heads_; }
+  std::int64_t head_dim() const { return head_dim_; }
   std::int64_t kv_width() const { return num_kv_heads_ * head_dim_; }
+  // The same attention on some of the heads.
+  Attention part(std::int64_t num_heads, std::int64_t num_kv_heads) const {
+    return {num_heads, num_kv_heads, head_dim_, rope_theta_};
+  }
 
-  // qkv is rotated in place (and kept so for the backward pass). out (N, H D), lse (B*H*T).
-  void forward(Kernels& kernels, std::int64_t batch, std::int64_t seq_len, const Tensor& qkv,
-               const Tensor& out, const Tensor& lse) const;
-  // The same out and lse again from what forward left in qkv.
-  void forward_again(Kernels& kernels, std::int64_t batch, std::int64_t seq_len, const Tensor& qkv,
-                     const Tensor& out, const Tensor& lse) const;
-  // dqkv is overwritten with the gradient of the unrotated qkv.
-  void backward(Kernels& kernels, std::int64_t batch, std::int64_t seq_len, const Tensor& qkv,
-                const Tensor& out, const Tensor& dout, const Tensor& lse, const Tensor& dqkv) const;
-  // One sequence, new tokens at positions [position, position + N): their keys and values go into `cache`
-  // (max positions, 2 Hkv D), and they attend to all that is there.
-  void forward_cached(Kernels& kernels, std::int64_t position, const Tensor& qkv, const Tensor& cache,
-                      const Tensor& out, const Tensor& lse) const;
-
- private:
+  // Columns of a [q | k | v] matrix.
   Tensor q(const Tensor& qkv) const { return qkv.column_range(0, width()); }
   Tensor k(const Tensor& qkv) const { return qkv.column_range(width(), width() + kv_width()); }
   Tensor v(const Tensor& qkv) const { return qkv.column_range(width() + kv_width(), qkv_width()); }
-  void rotate(Kernels& kernels, const Tensor& qkv, std::int64_t seq_len, std::int64_t first,
-              bool inverse) const;
+  Tensor kv(const Tensor& qkv) const { return qkv.column_range(width(), qkv_width()); }
+
+  // RoPE, in place, for rows that stand at `positions` (N, i32): of q and k, and of their gradients back.
+  void rotate(Kernels& kernels, const Tensor& positions, const Tensor& qkv) const;
+  void rotate_back(Kernels& kernels, const Tensor& positions, const Tensor& dqkv) const;
+
+  // Whole sequences, rotated: out (N, H D), lse (B*H*T). first_keys as in AttentionShape.
+  void forward(Kernels& kernels, std::int64_t batch, const Tensor& qkv, const Tensor& first_keys,
+               const Tensor& out, const Tensor& lse) const;
+  // dqkv is overwritten with the gradient of the rotated qkv; delta as Kernels::attention_delta gives it.
+  void backward(Kernels& kernels, std::int64_t batch, const Tensor& qkv, const Tensor& first_keys,
+                const Tensor& dout, const Tensor& lse, const Tensor& delta, const Tensor& dqkv) const;
+  // One sequence, rotated new tokens at positions [position, position + N): their keys and values go into
+  // `cache` (max positions, 2 Hkv D), and they attend to all that is there.
+  void forward_cached(Kernels& kernels, std::int64_t position, const Tensor& qkv, const Tensor& cache,
+                      const Tensor& out, const Tensor& lse) const;
+
   AttentionShape shape(std::int64_t batch, std::int64_t q_len, std::int64_t kv_len) const;
 
+ private:
   std::int64_t num_heads_ = 0, num_kv_heads_ = 0, head_dim_ = 0;
   double rope_theta_ = 0;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "plan/account.h"
+#include "plan/context_costs.h"
 #include "plan/zero_walk.h"
 #include "schedule/group_uses.h"
 #include "schedule/simulate.h"
@@ -14,29 +15,26 @@ namespace {
 
 // Sizes in bytes of what one rank allocates for a microbatch of `sequences`.
 struct Sizes {
-  Sizes(const Plan& plan, std::int64_t sequences, int tp_rank) {
+  Sizes(const Plan& plan, std::int64_t sequences, const Coordinates& at) : context(plan, sequences, at) {
     const ModelSpec& m = plan.model;
     const int tp = plan.mesh.size(Axis::tp);
-    const std::int64_t e = element_bytes(plan.dtype), rows = sequences * plan.seq_len;
+    const std::int64_t e = element_bytes(plan.dtype), rows = sequences * plan.tokens_here();
     const bool swiglu = m.family == Family::llama;
-    const std::int64_t here = plan.shards_sequence() ? split_range(rows, tp, tp_rank).size() : rows;
+    const std::int64_t here = plan.shards_sequence() ? split_range(rows, tp, at.tp).size() : rows;
     const std::int64_t heads = m.num_heads / tp, kv_heads = m.num_kv_heads >= tp ? m.num_kv_heads / tp : 1;
-    const std::int64_t mlp = split_range(m.mlp_hidden, tp, tp_rank).size();
+    const std::int64_t mlp = split_range(m.mlp_hidden, tp, at.tp).size();
     const std::int64_t chunk = std::min<std::int64_t>(rows, logits_chunk_rows);
-    position_ids = here * 4;
     residual = here * m.hidden * e;
     whole = rows * m.hidden * e;
     stats = here * (m.family == Family::gpt2 ? 2 : 1) * e;
     qkv = rows * (heads + 2 * kv_heads) * m.head_dim * e;
-    attended = rows * heads * m.head_dim * e;
-    lse = rows * heads * e;
     activated = rows * mlp * e;
     hidden = activated * (swiglu ? 2 : 1);
-    logits = chunk * split_range(m.vocab, tp, tp_rank).size() * e;
+    logits = chunk * split_range(m.vocab, tp, at.tp).size() * e;
     row_vector = chunk * e;
   }
-  std::int64_t position_ids, residual, whole, stats, qkv, attended, lse, hidden, activated, logits,
-      row_vector;
+  ContextCosts context;
+  std::int64_t residual, whole, stats, qkv, hidden, activated, logits, row_vector;
 };
 
 // The walk follows HeldStages, TransformerBlock and OutputHead line by line: it runs the rank's program and
@@ -53,8 +51,8 @@ class StepWalk {
         a_(account),
         zero_(zero) {}
 
-  // One program after another. `sizes` of each microbatch of a step; `ids` bytes of all their tokens and
-  // targets.
+  // One program after another. `sizes` of each microbatch of a step; `ids` bytes of all their tokens,
+  // targets and positions.
   void run(const StepPrograms::Program& program, const std::vector<Sizes>& sizes, std::int64_t ids) {
     const auto count = static_cast<int>(sizes.size());
     zero_.begin_step(group_uses(pipeline_, program, pp_rank_));
@@ -140,8 +138,8 @@ class StepWalk {
     a_.allocate(s_->whole);
     whole_to_residual();
     if (learned_positions_) {
-      a_.allocate(s_->residual + s_->position_ids);
-      a_.free(s_->residual + s_->position_ids);
+      a_.allocate(s_->residual);
+      a_.free(s_->residual);
     }
   }
 
@@ -158,10 +156,11 @@ class StepWalk {
     normed_input();
     a_.allocate(s_->qkv);
     if (!keep_normed) a_.free(s_->whole);
-    a_.allocate(s_->attended);
-    a_.allocate(s_->lse);
+    s_->context.enter(a_);
+    attend();
     a_.allocate(s_->whole);
-    if (!keep_core) a_.free(s_->attended);
+    if (!keep) a_.free(s_->context.core());
+    if (!keep_core) a_.free(s_->context.attended() + s_->context.lse());
     whole_to_residual();
     normed_input();
     a_.allocate(s_->hidden);
@@ -171,8 +170,12 @@ class StepWalk {
     a_.allocate(s_->whole);
     a_.free(s_->activated);
     whole_to_residual();
-    if (!keep_core) a_.free(s_->lse);
-    if (!keep) a_.free(2 * s_->stats + s_->qkv + s_->residual + s_->hidden);
+    if (!keep) a_.free(2 * s_->stats + s_->residual + s_->hidden);
+  }
+  void attend() {
+    a_.allocate(s_->context.attended());
+    a_.allocate(s_->context.lse());
+    s_->context.forward(a_);
   }
   void block_forward() {
     block_forward(recompute_ != Recompute::full, recompute_ == Recompute::none, Until::end);
@@ -182,9 +185,19 @@ class StepWalk {
     if (recompute_ == Recompute::full) block_forward(true, true, Until::hidden);
   }
   void recompute_core() {
-    if (recompute_ != Recompute::selective) return;
-    a_.allocate(s_->attended);
-    a_.allocate(s_->lse);
+    if (recompute_ == Recompute::selective) attend();
+  }
+  // Attention from the gradient of its output to that of [q | k | v], which stays. `keep`: what the weight gradient of
+  // the product behind it needs stays.
+  void attend_backward(bool keep) {
+    const ContextCosts& context = s_->context;
+    a_.allocate(context.attended());
+    if (!keep) free_left();
+    a_.allocate(context.lse());  // delta
+    if (!keep) a_.free(context.attended());
+    a_.allocate(s_->qkv);
+    context.backward(a_);
+    a_.free(context.core() + context.lse());
   }
 
   void head(int stage, const StageGroups& g) {
@@ -238,10 +251,7 @@ class StepWalk {
     enter_backward(s_->hidden);
     leave_backward();
     recompute_core();
-    a_.allocate(s_->attended);
-    free_left();
-    a_.allocate(s_->qkv);
-    a_.free(s_->qkv + 2 * s_->attended + s_->lse);
+    attend_backward(false);
     enter_backward(s_->qkv);
   }
 
@@ -261,22 +271,18 @@ class StepWalk {
     enter_backward_input();
     leave_backward();
     recompute_core();
-    a_.allocate(s_->attended);
-    a_.allocate(s_->qkv);
-    a_.free(s_->qkv + s_->attended + s_->lse);
+    attend_backward(true);
     enter_backward_input();
     // Where the products' gradients are tensors of their own, the residual branch's go.
     if (sequence_parallel_) a_.free(2 * s_->residual);
   }
 
   void block_backward_weight() {
-    a_.free(4 * s_->whole + s_->hidden + s_->activated + s_->attended + s_->qkv);
+    a_.free(4 * s_->whole + s_->hidden + s_->activated + s_->context.attended() + s_->qkv);
   }
 
   void embed_backward() {  // the gradient of the embedding's result goes
     if (learned_positions_) {
-      a_.allocate(s_->position_ids);
-      a_.free(s_->position_ids);
     }
     leave_backward();
     free_left();
@@ -330,12 +336,15 @@ Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, const Co
   }
 
   std::vector<Sizes> sizes;
-  for (const Range& batch : microbatches(plan, at.dp)) sizes.emplace_back(plan, batch.size(), at.tp);
+  for (const Range& batch : microbatches(plan, at.dp)) sizes.emplace_back(plan, batch.size(), at);
   std::vector<std::int64_t> copies;
   for (const auto& group : pipeline.groups_of(at.pp))
     for (const ParamSpec& spec : group)
       if (pipeline.holders_of(spec.name).size() > 1) copies.push_back(local_numel(spec, tp, at.tp) * e);
-  const std::int64_t ids = 2 * 4 * dp_samples(plan, at.dp).size() * plan.seq_len;
+  const ContextLayout context(plan);
+  const std::int64_t token_bytes =
+      4 * (3 * context.tokens_here() + (plan.mask == AttentionMask::document ? context.core_tokens() : 0));
+  const std::int64_t ids = dp_samples(plan, at.dp).size() * token_bytes;
   Account account(kept);
   ZeroWalk state(plan, pipeline, at, account);
   StepWalk walk(plan, pipeline, at.pp, account, state);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "plan/context_costs.h"
 #include "schedule/group_uses.h"
 #include "spec/gather_window.h"
 #include "spec/reduction_buckets.h"
@@ -122,13 +123,25 @@ Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, const 
   for (const Instruction& i :
        programs.program(middle, middle).lowered->ranks[static_cast<std::size_t>(at.pp)]) {
     const auto microbatch = static_cast<std::size_t>(i.microbatch) % batches.size();
-    const std::int64_t rows = batches[microbatch].size() * plan.seq_len;
+    const std::int64_t rows = batches[microbatch].size() * plan.tokens_here();
     const StageSlice& slice = pipeline.slices()[static_cast<std::size_t>(i.stage)];
     const std::int64_t here = plan.shards_sequence() ? split_range(rows, tp, at.tp).size() : rows;
     if (i.op == Op::send) along_pp.message(Verb::send, here * plan.model.hidden * width);
     if (i.op == Op::recv) along_pp.message(Verb::recv, 0);
-    if (i.op == Op::F) count_stage(plan, slice, rows, false, along_tp);
-    if (i.op == Op::B || i.op == Op::BW) count_stage(plan, slice, rows, true, along_tp);
+    const ContextCosts context(plan, batches[microbatch].size(), at);
+    if (i.op == Op::F) {
+      count_stage(plan, slice, rows, false, along_tp);
+      for (std::int64_t layer = 0; layer < slice.layers.size(); ++layer)
+        context.add_forward_traffic(traffic, true);
+    }
+    if (i.op == Op::B || i.op == Op::BW) {
+      count_stage(plan, slice, rows, true, along_tp);
+      for (std::int64_t layer = 0; layer < slice.layers.size(); ++layer) {
+        if (plan.recompute != Recompute::none)
+          context.add_forward_traffic(traffic, plan.recompute == Recompute::full);
+        context.add_backward_traffic(traffic);
+      }
+    }
   }
 
   const auto& groups = pipeline.groups_of(at.pp);

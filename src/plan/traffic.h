@@ -8,8 +8,9 @@ namespace echelon {
 
 // One step (gradients, clipping and update; no evaluation). Per microbatch of N tokens and layer, tp moves 2
 // all_reduces of N x C elements in each direction (or their reduce_scatter + all_gather halves); dp moves one
-// all_reduce of the gradients for each optimizer step. Where the schedule does not flush: of a step in the
-// middle of the stream. Under PowerSGD: of a step after the first, uncompressed ones.
+// all_reduce of the gradients for each optimizer step, over cp too; cp what attention exchanges. Where the
+// schedule does not flush: of a step in the middle of the stream. Under PowerSGD: of a step after the first,
+// uncompressed ones.
 Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at = {});
 
 }  // namespace echelon

@@ -59,14 +59,14 @@ Offload parse_offload(const std::string& text, const std::string& field) {
 namespace {
 
 void validate_zero(const Plan& plan) {
-  const int dp = plan.mesh.size(Axis::dp);
+  const int ranks = plan.mesh.dp_cp_size();
   if (plan.zero < 0 || plan.zero > 3) refuse("--zero {}: no such stage; legal: 0, 1, 2, 3", plan.zero);
-  if (plan.hsdp < 1 || dp % plan.hsdp != 0) {
+  if (plan.hsdp < 1 || ranks % plan.hsdp != 0) {
     std::string legal;
-    for (int n = 1; n <= dp; ++n)
-      if (dp % n == 0) legal += fmt::format("{}{}", legal.empty() ? "" : ", ", n);
+    for (int n = 1; n <= ranks; ++n)
+      if (ranks % n == 0) legal += fmt::format("{}{}", legal.empty() ? "" : ", ", n);
     refuse("--hsdp {}: the {} data-parallel ranks do not divide into so many groups; legal: {}", plan.hsdp,
-           dp, legal);
+           ranks, legal);
   }
   if (plan.hsdp > 1 && plan.zero == 0)
     refuse("--hsdp {}: replicates what --zero 1, 2 or 3 cuts over ranks, and --zero is 0", plan.hsdp);
@@ -98,8 +98,6 @@ void validate(const Plan& plan) {
   const ModelSpec& model = plan.model;
   within("--global-batch", plan.global_batch, most_sequences);
   within("--micro-batch", plan.micro_batch, most_sequences);
-  if (plan.mesh.size(Axis::cp) > 1)
-    refuse("--cp {}: this axis is not built yet; legal: 1", plan.mesh.size(Axis::cp));
   if (plan.mesh.ep > 1) refuse("--ep {}: this axis is not built yet; legal: 1", plan.mesh.ep);
   const int tp = plan.mesh.size(Axis::tp), dp = plan.mesh.size(Axis::dp);
   if (model.num_heads % tp != 0)
@@ -124,6 +122,7 @@ void validate(const Plan& plan) {
         "--optimizer-barrier off: with --zero {} the values of all ranks would have to travel twice; legal: "
         "--zero 0",
         plan.zero);
+  validate_context(plan);
 }
 
 Range dp_samples(const Plan& plan, int dp_rank) {
@@ -166,7 +165,12 @@ std::string to_toml(const Plan& plan) {
                     {"zero-prefetch", plan.zero_prefetch},
                     {"compress", compression_text(plan.compression)},
                     {"offload", offload_name(plan.offload)},
-                    {"offload-dir", plan.offload_directory}};
+                    {"offload-dir", plan.offload_directory},
+                    {"cp-kind", context_kind_name(plan.context_kind)},
+                    {"cp-balance", context_balance_name(plan.context_balance)},
+                    {"cp-ulysses", plan.ulysses},
+                    {"mask", attention_mask_name(plan.mask)},
+                    {"document-end", plan.document_end}};
   if (plan.balance_layers)
     table.insert("layers-per-stage", "auto");
   else
@@ -197,7 +201,7 @@ Plan plan_from_toml(const std::string& text, const std::string& where) {
   static constexpr std::array known{
       "model",         "mesh",     "sp",          "global-batch",      "micro-batch",   "seq-len", "dtype",
       "recompute",     "schedule", "chunks",      "layers-per-stage",  "schedule-text", "zero",    "hsdp",
-      "zero-prefetch", "offload",  "offload-dir", "optimizer-barrier", "compress"};
+      "zero-prefetch", "offload",  "offload-dir", "optimizer-barrier", "compress", "cp-kind", "cp-balance", "cp-ulysses", "mask", "document-end"};
   for (const auto& [key, node] : table)
     if (std::find(known.begin(), known.end(), std::string_view(key.str())) == known.end())
       refuse("{}: unknown key \"{}\"; legal: {}", where, key.str(), fmt::join(known, ", "));
@@ -253,6 +257,15 @@ Plan plan_from_toml(const std::string& text, const std::string& where) {
       parse_compression(value_at<std::string>(table, "compress", where, "none"), where + ": compress");
   plan.offload = parse_offload(value_at<std::string>(table, "offload", where, "none"), where + ": offload");
   plan.offload_directory = value_at<std::string>(table, "offload-dir", where, "");
+  plan.context_kind = parse_context_kind(
+      value_at<std::string>(table, "cp-kind", where, context_kind_name(plan.context_kind)), where + ": cp-kind");
+  plan.context_balance = parse_context_balance(
+      value_at<std::string>(table, "cp-balance", where, context_balance_name(plan.context_balance)),
+      where + ": cp-balance");
+  plan.ulysses = small("cp-ulysses", plan.ulysses);
+  plan.mask = parse_attention_mask(
+      value_at<std::string>(table, "mask", where, attention_mask_name(plan.mask)), where + ": mask");
+  plan.document_end = small("document-end", plan.document_end);
   plan.optimizer_barrier = value_at<bool>(table, "optimizer-barrier", where, true);
   if (const toml::node* layers = table.get("layers-per-stage")) {
     const auto illegal = [&] {

@@ -8,6 +8,7 @@
 
 #include "base/split.h"
 #include "spec/compression.h"
+#include "spec/context_layout.h"
 #include "spec/dtype.h"
 #include "spec/mesh.h"
 #include "spec/model_spec.h"
@@ -63,6 +64,18 @@ struct Plan {
   std::string offload_directory;  // of the file; empty: the system's place for temporary files
 
   bool shards_sequence() const { return sequence_parallel && mesh.size(Axis::tp) > 1; }
+  // Context parallelism (parallel/context_parallel.h), where cp > 1.
+  ContextKind context_kind = ContextKind::ring;
+  ContextBalance context_balance = ContextBalance::zigzag;
+  int ulysses = 1;  // hybrid: neighbouring cp ranks that exchange heads
+  AttentionMask mask = AttentionMask::causal;
+  int document_end = -1;  // the token that ends a document; -1: the last one of bytes' and GPT-2's vocabularies
+
+  std::int32_t end_of_document() const {
+    return document_end >= 0 ? document_end : static_cast<std::int32_t>(model.vocab - 1);
+  }
+  // Tokens of a sequence that each rank holds.
+  std::int64_t tokens_here() const { return seq_len / mesh.size(Axis::cp); }
   // Ranks that the data-parallel state is cut over.
   int shards() const { return zero == 0 ? 1 : mesh.dp_cp_size() / hsdp; }
   // What is in effect: over one rank there is nothing to cut.

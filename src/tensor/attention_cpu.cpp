@@ -38,10 +38,45 @@ Head key_head(const Tensor& x, const AttentionShape& s, std::int64_t sequence, s
   return head_of(x, sequence * (s.kv_batch_stride > 0 ? s.kv_batch_stride : s.kv_len), kv_head, s.head_dim);
 }
 
-// Keys that query t sees.
-std::int64_t visible_keys(const AttentionShape& s, std::int64_t t) {
-  return std::clamp<std::int64_t>(s.q_offset + t + 1, 0, s.kv_len);
-}
+// What each query of one sequence sees.
+class Mask {
+ public:
+  Mask(const AttentionShape& s, std::int64_t sequence)
+      : q_offset_(s.q_offset),
+        kv_len_(s.kv_len),
+        first_(s.first_keys.defined() ? s.first_keys.data<std::int32_t>() + sequence * s.q_len : nullptr) {}
+
+  // Keys [first_key(t), end_key(t)) of query t; none where the end is not behind the first.
+  std::int64_t first_key(std::int64_t t) const { return first_ == nullptr ? 0 : first_[t]; }
+  std::int64_t end_key(std::int64_t t) const {
+    return std::clamp<std::int64_t>(q_offset_ + t + 1, 0, kv_len_);
+  }
+  // What queries [begin, end) see together.
+  std::int64_t first_key(std::int64_t begin, std::int64_t end) const {
+    return first_ == nullptr ? 0 : *std::min_element(first_ + begin, first_ + end);
+  }
+
+  // For query t, the scores of keys [first, first + cols): calls pass(begin, visible, n) for the rest of the
+  // row from `begin` on, a vector's boundary. What lies ahead of the first visible key is zero afterwards, in
+  // `also` too.
+  template <class Pass>
+  void on_visible(std::int64_t t, std::int64_t first, std::int64_t cols, float* row, float* also,
+                  const Pass& pass) const {
+    const std::int64_t end = std::clamp<std::int64_t>(end_key(t) - first, 0, cols);
+    const std::int64_t hidden = std::clamp<std::int64_t>(first_key(t) - first, 0, end);
+    constexpr std::int64_t vector = 64;  // at least the widest one's elements
+    const std::int64_t skipped = hidden == end ? end / vector * vector : hidden / vector * vector;
+    std::fill(row + skipped, row + hidden, unseen);
+    pass(skipped, hidden == end ? 0 : end - skipped, cols - skipped);
+    for (float* x : {row, also})
+      if (x != nullptr) std::fill_n(x, hidden, 0.0f);
+  }
+
+ private:
+  static constexpr float unseen = -1e30f;  // a score below all others
+  std::int64_t q_offset_, kv_len_;
+  const std::int32_t* first_;
+};
 
 // c (m, n) = alpha x (m, k) y (n, k)^T
 bool scores(Head x, Head y, std::int64_t m, std::int64_t n, std::int64_t k, float alpha, float* c) {
@@ -93,30 +128,37 @@ bool weigh_transposed(const float* p, Head y, std::int64_t m, std::int64_t n, st
 }
 
 // The queries [begin, end) of one head, all their keys.
-bool forward_block(const AttentionShape& s, Head q, Head k, Head v, Head out, float* lse, std::int64_t begin,
-                   std::int64_t end, float* score) {
+bool forward_block(const AttentionShape& s, const Mask& mask, Head q, Head k, Head v, Head out, float* lse,
+                   std::int64_t begin, std::int64_t end, float* score) {
   const Simd& pass = simd();
   const std::int64_t rows = end - begin, depth = s.head_dim;
   float max[query_block], sum[query_block];
-  std::fill_n(max, rows, std::numeric_limits<float>::lowest());
-  std::fill_n(sum, rows, 0.0f);
-  const std::int64_t last_key = visible_keys(s, end - 1);
-  bool ok = true;
-  for (std::int64_t first = 0; first < last_key; first += key_block) {
+  for (std::int64_t r = 0; r < rows; ++r) {  // earlier keys are one that weighs exp(lse)
+    const bool begun = s.accumulate && std::isfinite(lse[begin + r]);
+    max[r] = begun ? lse[begin + r] : std::numeric_limits<float>::lowest();
+    sum[r] = begun ? 1.0f : 0.0f;
+  }
+  const std::int64_t first_key = mask.first_key(begin, end), last_key = mask.end_key(end - 1);
+  bool ok = true, has_out = s.accumulate;
+  for (std::int64_t first = first_key; first < last_key; first += key_block) {
     const std::int64_t cols = std::min(key_block, last_key - first);
     ok &= scores({q.row(begin), q.stride}, {k.row(first), k.stride}, rows, cols, depth,
                  static_cast<float>(s.scale), score);
     for (std::int64_t r = 0; r < rows; ++r) {
-      const std::int64_t visible = std::min(cols, visible_keys(s, begin + r) - first);
-      const float correction = pass.softmax_row(score + r * key_block, visible, cols, &max[r], &sum[r]);
-      if (first > 0 && correction != 1.0f) pass.scale(out.row(begin + r), correction, depth);
+      float* row = score + r * key_block;
+      mask.on_visible(begin + r, first, cols, row, nullptr,
+                      [&](std::int64_t at, std::int64_t visible, std::int64_t n) {
+                        const float correction = pass.softmax_row(row + at, visible, n, &max[r], &sum[r]);
+                        if (has_out && correction != 1.0f) pass.scale(out.row(begin + r), correction, depth);
+                      });
     }
-    ok &= weigh(score, {v.row(first), v.stride}, rows, depth, cols, 1.0f, first == 0 ? 0.0f : 1.0f,
+    ok &= weigh(score, {v.row(first), v.stride}, rows, depth, cols, 1.0f, has_out ? 1.0f : 0.0f,
                 {out.row(begin), out.stride});
+    has_out = true;
   }
   for (std::int64_t r = 0; r < rows; ++r) {
     if (sum[r] > 0) {
-      pass.scale(out.row(begin + r), 1.0f / sum[r], depth);
+      if (sum[r] != 1.0f) pass.scale(out.row(begin + r), 1.0f / sum[r], depth);
       lse[begin + r] = max[r] + std::log(sum[r]);
     } else {  // sees no key
       std::fill_n(out.row(begin + r), depth, 0.0f);
@@ -127,32 +169,33 @@ bool forward_block(const AttentionShape& s, Head q, Head k, Head v, Head out, fl
 }
 
 struct QueryHead {
-  Head q, out, dout, dq;
-  const float* lse;
+  Head q, dout, dq;
+  const float *lse, *delta;
 };
 
-// One tile of the backward pass: queries [begin, end) against keys [first, first + key_block).
-bool backward_tile(const AttentionShape& s, const QueryHead& h, Head k, Head v, Head dk, Head dv,
-                   std::int64_t begin, std::int64_t end, std::int64_t first, float* score, float* gradient) {
+// One tile of the backward pass: queries [begin, end) against keys [first, first + key_block). Adds to the
+// gradients.
+bool backward_tile(const AttentionShape& s, const Mask& mask, const QueryHead& h, Head k, Head v, Head dk,
+                   Head dv, std::int64_t begin, std::int64_t end, std::int64_t first, float* score,
+                   float* gradient) {
   const Simd& pass = simd();
   const std::int64_t rows = end - begin, depth = s.head_dim;
-  const std::int64_t cols = std::min(key_block, visible_keys(s, end - 1) - first);
+  const std::int64_t cols = std::min(key_block, mask.end_key(end - 1) - first);
   const float factor = static_cast<float>(s.scale);
   const Head q{h.q.row(begin), h.q.stride}, dout{h.dout.row(begin), h.dout.stride};
   const Head keys{k.row(first), k.stride}, values{v.row(first), v.stride};
   bool ok = scores(q, keys, rows, cols, depth, factor, score);
   ok &= scores(dout, values, rows, cols, depth, 1.0f, gradient);
   for (std::int64_t r = 0; r < rows; ++r) {
-    const std::int64_t t = begin + r;
-    // Sum of p dp over the row's keys = out . dout (Dao 2022, appendix B).
-    const float delta = pass.dot(h.out.row(t), h.dout.row(t), depth);
-    pass.softmax_gradient_row(score + r * key_block, gradient + r * key_block,
-                              std::min(cols, visible_keys(s, t) - first), cols, h.lse[t], delta);
+    float *p = score + r * key_block, *dp = gradient + r * key_block;
+    mask.on_visible(
+        begin + r, first, cols, p, dp, [&](std::int64_t at, std::int64_t visible, std::int64_t n) {
+          pass.softmax_gradient_row(p + at, dp + at, visible, n, h.lse[begin + r], h.delta[begin + r]);
+        });
   }
   ok &= weigh_transposed(score, dout, cols, depth, rows, 1.0f, {dv.row(first), dv.stride});
   ok &= weigh_transposed(gradient, q, cols, depth, rows, factor, {dk.row(first), dk.stride});
-  ok &= weigh(gradient, keys, rows, depth, cols, factor, first == 0 ? 0.0f : 1.0f,
-              {h.dq.row(begin), h.dq.stride});
+  ok &= weigh(gradient, keys, rows, depth, cols, factor, 1.0f, {h.dq.row(begin), h.dq.stride});
   return ok;
 }
 
@@ -173,8 +216,9 @@ void attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const 
     const std::int64_t block = blocks - 1 - i / heads, sequence = i % heads / s.num_heads,
                        head = i % s.num_heads;
     const std::int64_t begin = block * query_block, end = std::min(begin + query_block, s.q_len);
-    return forward_block(s, query_head(q, s, sequence, head), key_head(k, s, sequence, head / group),
-                         key_head(v, s, sequence, head / group), query_head(out, s, sequence, head),
+    return forward_block(s, Mask(s, sequence), query_head(q, s, sequence, head),
+                         key_head(k, s, sequence, head / group), key_head(v, s, sequence, head / group),
+                         query_head(out, s, sequence, head),
                          lse.data<float>() + (sequence * s.num_heads + head) * s.q_len, begin, end, score);
   };
   bool ok = true;
@@ -188,8 +232,8 @@ void attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const 
   if (!ok) fail("attention: oneDNN failed");
 }
 
-void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-                        const Tensor& dout, const Tensor& lse, const AttentionShape& s, const Tensor& dq,
+void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout,
+                        const Tensor& lse, const Tensor& delta, const AttentionShape& s, const Tensor& dq,
                         const Tensor& dk, const Tensor& dv, const Tensor& scratch, int threads) {
   const std::int64_t group = s.num_heads / s.num_kv_heads, depth = s.head_dim;
   // A key/value head's gradient is a sum over its query heads: one thread adds them in order.
@@ -197,24 +241,26 @@ void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const
     const std::int64_t sequence = i / s.num_kv_heads, kv_head = i % s.num_kv_heads;
     const Head dk_head = key_head(dk, s, sequence, kv_head), dv_head = key_head(dv, s, sequence, kv_head);
     const Head k_head = key_head(k, s, sequence, kv_head), v_head = key_head(v, s, sequence, kv_head);
+    const Mask mask(s, sequence);
+    if (!s.accumulate) {
+      zero(dk_head, 0, s.kv_len, depth), zero(dv_head, 0, s.kv_len, depth);
+      for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
+        zero(query_head(dq, s, sequence, head), 0, s.q_len, depth);
+    }
     bool ok = true;
-    for (std::int64_t first = 0; first < s.kv_len; first += key_block) {
-      zero(dk_head, first, std::min(first + key_block, s.kv_len), depth);
-      zero(dv_head, first, std::min(first + key_block, s.kv_len), depth);
+    for (std::int64_t first = 0; first < s.kv_len; first += key_block)
       for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-        const QueryHead h{query_head(q, s, sequence, head), query_head(out, s, sequence, head),
-                          query_head(dout, s, sequence, head), query_head(dq, s, sequence, head),
-                          lse.data<float>() + (sequence * s.num_heads + head) * s.q_len};
+        const std::int64_t of_head = (sequence * s.num_heads + head) * s.q_len;
+        const QueryHead h{query_head(q, s, sequence, head), query_head(dout, s, sequence, head),
+                          query_head(dq, s, sequence, head), lse.data<float>() + of_head,
+                          delta.data<float>() + of_head};
         for (std::int64_t begin = 0; begin < s.q_len; begin += query_block) {
           const std::int64_t end = std::min(begin + query_block, s.q_len);
-          if (visible_keys(s, end - 1) > first)
-            ok &=
-                backward_tile(s, h, k_head, v_head, dk_head, dv_head, begin, end, first, score, score + tile);
-          else if (first == 0)
-            zero(h.dq, begin, end, depth);
+          if (mask.end_key(end - 1) > first && mask.first_key(begin, end) < first + key_block)
+            ok &= backward_tile(s, mask, h, k_head, v_head, dk_head, dv_head, begin, end, first, score,
+                                score + tile);
         }
       }
-    }
     return ok;
   };
   const std::int64_t pairs = s.batch * s.num_kv_heads;

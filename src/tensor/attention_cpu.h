@@ -16,8 +16,8 @@ std::int64_t attention_scratch_per_thread();
 // blocks of queries; backward: key/value heads of the batch. The bits do not depend on `threads`.
 void attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape,
                        const Tensor& out, const Tensor& lse, const Tensor& scratch, int threads);
-void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-                        const Tensor& dout, const Tensor& lse, const AttentionShape& shape, const Tensor& dq,
+void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout,
+                        const Tensor& lse, const Tensor& delta, const AttentionShape& shape, const Tensor& dq,
                         const Tensor& dk, const Tensor& dv, const Tensor& scratch, int threads);
 
 }  // namespace echelon

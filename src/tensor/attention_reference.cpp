@@ -23,6 +23,7 @@ void check_shape(const AttentionShape& s) {
   check(s.num_kv_heads > 0 && s.num_heads > 0 && s.num_heads % s.num_kv_heads == 0,
         "attention: query heads do not divide over key/value heads");
   check(batch_stride(s) >= s.kv_len, "attention: kv_batch_stride is below kv_len");
+  if (s.first_keys.defined()) flat<std::int32_t>(s.first_keys, s.batch * s.q_len);
 }
 
 template <class F>
@@ -50,15 +51,22 @@ void add_scaled(F factor, const F* x, F* y, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) y[i] += factor * x[i];
 }
 
-// body(query row, first key row, visible keys, query head's first column, key head's first column, index into
-// lse) for every query of every head.
+// body(query, first key, key behind the last) for every query of every head.
+struct Query {
+  std::int64_t row, column;          // of q, out and their gradients
+  std::int64_t key_row, key_column;  // of its sequence's key 0
+  std::int64_t index;                // into lse and delta
+};
 template <class Body>
 void for_each_query(const AttentionShape& s, const Body& body) {
   for (std::int64_t b = 0; b < s.batch; ++b)
     for (std::int64_t h = 0; h < s.num_heads; ++h)
-      for (std::int64_t t = 0; t < s.q_len; ++t)
-        body(b * s.q_len + t, b * batch_stride(s), visible_keys(s, t), h * s.head_dim,
-             h / (s.num_heads / s.num_kv_heads) * s.head_dim, (b * s.num_heads + h) * s.q_len + t);
+      for (std::int64_t t = 0; t < s.q_len; ++t) {
+        const std::int64_t row = b * s.q_len + t;
+        body(Query{row, h * s.head_dim, b * batch_stride(s), h / (s.num_heads / s.num_kv_heads) * s.head_dim,
+                   (b * s.num_heads + h) * s.q_len + t},
+             s.first_keys.defined() ? s.first_keys.data<std::int32_t>()[row] : 0, visible_keys(s, t));
+      }
 }
 
 }  // namespace
@@ -74,69 +82,89 @@ void reference_attention(const Tensor& tq, const Tensor& tk, const Tensor& tv, c
   const std::int64_t head_dim = shape.head_dim;
   std::vector<F> weights(static_cast<std::size_t>(shape.kv_len));
 
-  for_each_query(shape, [&](std::int64_t row, std::int64_t first_key, std::int64_t visible,
-                            std::int64_t q_column, std::int64_t kv_column, std::int64_t index) {
+  for_each_query(shape, [&](const Query& at, std::int64_t first, std::int64_t end) {
     F* p = weights.data();
-    F max = -std::numeric_limits<F>::infinity();
-    for (std::int64_t j = 0; j < visible; ++j) {
-      p[j] = F(shape.scale) * dot(q[row] + q_column, k[first_key + j] + kv_column, head_dim);
+    // What earlier calls found is one more key, whose score is their lse and whose value is their out.
+    const F earlier = shape.accumulate ? lse[at.index] : -std::numeric_limits<F>::infinity();
+    F max = earlier;
+    for (std::int64_t j = first; j < end; ++j) {
+      p[j] = F(shape.scale) * dot(q[at.row] + at.column, k[at.key_row + j] + at.key_column, head_dim);
       max = std::max(max, p[j]);
     }
-    F sum = 0;
-    for (std::int64_t j = 0; j < visible; ++j) sum += p[j] = std::exp(p[j] - max);
-    lse[index] = max + std::log(sum);  // no key: -infinity
+    const bool begun = std::isfinite(earlier);
+    const F kept = begun ? std::exp(earlier - max) : F(0);
+    F sum = kept;
+    for (std::int64_t j = first; j < end; ++j) sum += p[j] = std::exp(p[j] - max);
+    lse[at.index] = max + std::log(sum);  // no key: -infinity
 
-    F* result = out[row] + q_column;
-    std::fill_n(result, head_dim, F(0));
-    for (std::int64_t j = 0; j < visible; ++j)
-      add_scaled(p[j] / sum, v[first_key + j] + kv_column, result, head_dim);
+    F* result = out[at.row] + at.column;
+    for (std::int64_t i = 0; i < head_dim; ++i) result[i] = begun ? result[i] * (kept / sum) : F(0);
+    for (std::int64_t j = first; j < end; ++j)
+      add_scaled(p[j] / sum, v[at.key_row + j] + at.key_column, result, head_dim);
   });
 }
 
-// With p = softmax(s), s = scale q.k: dv_j = sum_t p_tj dout_t, ds_tj = p_tj (dout_t.v_j - dout_t.out_t), and
-// dq, dk follow from ds. The sum over j that the softmax's gradient needs is dout_t.out_t (FlashAttention,
-// Dao 2022, appendix B).
 template <class F>
-void reference_attention_backward(const Tensor& tq, const Tensor& tk, const Tensor& tv, const Tensor& tout,
-                                  const Tensor& tdout, const Tensor& tlse, const AttentionShape& shape,
-                                  const Tensor& tdq, const Tensor& tdk, const Tensor& tdv) {
-  const Matrix<F> q(tq), k(tk), v(tv), out(tout), dout(tdout), dq(tdq), dk(tdk), dv(tdv);
+void reference_attention_delta(const Tensor& tout, const Tensor& tdout, const AttentionShape& shape,
+                               const Tensor& tdelta) {
+  const Matrix<F> out(tout), dout(tdout);
   check_shape(shape);
-  for (const Matrix<F>* x : {&q, &out, &dout, &dq}) check_queries(*x, shape);
+  check_queries(out, shape), check_queries(dout, shape);
+  F* delta = flat<F>(tdelta, shape.batch * shape.num_heads * shape.q_len);
+  for_each_query(shape, [&](const Query& at, std::int64_t, std::int64_t) {
+    delta[at.index] = dot(out[at.row] + at.column, dout[at.row] + at.column, shape.head_dim);
+  });
+}
+
+// With p = softmax(s), s = scale q.k: dv_j = sum_t p_tj dout_t, ds_tj = p_tj (dout_t.v_j - delta_t), and dq,
+// dk follow from ds. delta_t is the sum over j of p_tj dout_t.v_j (FlashAttention, Dao 2022, appendix B).
+template <class F>
+void reference_attention_backward(const Tensor& tq, const Tensor& tk, const Tensor& tv, const Tensor& tdout,
+                                  const Tensor& tlse, const Tensor& tdelta, const AttentionShape& shape,
+                                  const Tensor& tdq, const Tensor& tdk, const Tensor& tdv) {
+  const Matrix<F> q(tq), k(tk), v(tv), dout(tdout), dq(tdq), dk(tdk), dv(tdv);
+  check_shape(shape);
+  for (const Matrix<F>* x : {&q, &dout, &dq}) check_queries(*x, shape);
   for (const Matrix<F>* x : {&k, &v, &dk, &dv}) check_keys(*x, shape);
-  const F* lse = flat<F>(tlse, shape.batch * shape.num_heads * shape.q_len);
+  const std::int64_t numbers = shape.batch * shape.num_heads * shape.q_len;
+  const F *lse = flat<F>(tlse, numbers), *delta = flat<F>(tdelta, numbers);
   const std::int64_t head_dim = shape.head_dim;
 
-  for (std::int64_t row = 0; row < dq.rows; ++row) std::fill_n(dq[row], dq.cols, F(0));
-  for (std::int64_t b = 0; b < shape.batch; ++b)
-    for (std::int64_t j = 0; j < shape.kv_len; ++j) {
-      std::fill_n(dk[b * batch_stride(shape) + j], dk.cols, F(0));
-      std::fill_n(dv[b * batch_stride(shape) + j], dv.cols, F(0));
-    }
+  if (!shape.accumulate) {
+    for (std::int64_t row = 0; row < dq.rows; ++row) std::fill_n(dq[row], dq.cols, F(0));
+    for (std::int64_t b = 0; b < shape.batch; ++b)
+      for (std::int64_t j = 0; j < shape.kv_len; ++j) {
+        std::fill_n(dk[b * batch_stride(shape) + j], dk.cols, F(0));
+        std::fill_n(dv[b * batch_stride(shape) + j], dv.cols, F(0));
+      }
+  }
 
-  for_each_query(shape, [&](std::int64_t row, std::int64_t first_key, std::int64_t visible,
-                            std::int64_t q_column, std::int64_t kv_column, std::int64_t index) {
-    const F* query = q[row] + q_column;
-    const F* gradient = dout[row] + q_column;
-    const F mean = dot(gradient, out[row] + q_column, head_dim);
-    for (std::int64_t j = 0; j < visible; ++j) {
-      const F* key = k[first_key + j] + kv_column;
-      const F p = std::exp(F(shape.scale) * dot(query, key, head_dim) - lse[index]);
-      const F ds = F(shape.scale) * p * (dot(gradient, v[first_key + j] + kv_column, head_dim) - mean);
-      add_scaled(p, gradient, dv[first_key + j] + kv_column, head_dim);
-      add_scaled(ds, key, dq[row] + q_column, head_dim);
-      add_scaled(ds, query, dk[first_key + j] + kv_column, head_dim);
+  for_each_query(shape, [&](const Query& at, std::int64_t first, std::int64_t end) {
+    const F* query = q[at.row] + at.column;
+    const F* gradient = dout[at.row] + at.column;
+    for (std::int64_t j = first; j < end; ++j) {
+      const std::int64_t row = at.key_row + j;
+      const F* key = k[row] + at.key_column;
+      const F p = std::exp(F(shape.scale) * dot(query, key, head_dim) - lse[at.index]);
+      const F ds = F(shape.scale) * p * (dot(gradient, v[row] + at.key_column, head_dim) - delta[at.index]);
+      add_scaled(p, gradient, dv[row] + at.key_column, head_dim);
+      add_scaled(ds, key, dq[at.row] + at.column, head_dim);
+      add_scaled(ds, query, dk[row] + at.key_column, head_dim);
     }
   });
 }
 
 template void reference_attention<float>(const Tensor&, const Tensor&, const Tensor&, const AttentionShape&,
                                          const Tensor&, const Tensor&);
-template void reference_attention<double>(const Tensor&, const Tensor&, const Tensor&, const AttentionShape&,
-                                          const Tensor&, const Tensor&);
+template void reference_attention_delta<float>(const Tensor&, const Tensor&, const AttentionShape&,
+                                               const Tensor&);
 template void reference_attention_backward<float>(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                                                   const Tensor&, const Tensor&, const AttentionShape&,
                                                   const Tensor&, const Tensor&, const Tensor&);
+template void reference_attention<double>(const Tensor&, const Tensor&, const Tensor&, const AttentionShape&,
+                                          const Tensor&, const Tensor&);
+template void reference_attention_delta<double>(const Tensor&, const Tensor&, const AttentionShape&,
+                                                const Tensor&);
 template void reference_attention_backward<double>(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                                                    const Tensor&, const Tensor&, const AttentionShape&,
                                                    const Tensor&, const Tensor&, const Tensor&);

@@ -11,11 +11,12 @@ template <class F>
 void reference_attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape,
                          const Tensor& out, const Tensor& lse);
 
-// `out` and `lse` may come from more keys than k holds (the other blocks of a ring): the result is then these
-// keys' part of dq, and their dk and dv.
 template <class F>
-void reference_attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-                                  const Tensor& dout, const Tensor& lse, const AttentionShape& shape,
+void reference_attention_delta(const Tensor& out, const Tensor& dout, const AttentionShape& shape,
+                               const Tensor& delta);
+template <class F>
+void reference_attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout,
+                                  const Tensor& lse, const Tensor& delta, const AttentionShape& shape,
                                   const Tensor& dq, const Tensor& dk, const Tensor& dv);
 
 }  // namespace echelon

@@ -20,6 +20,9 @@ enum class Transpose : bool { no, yes };
 // (H/H_kv)). q is (B*Tq, H*D), k and v are (B*Tk, Hkv*D), each possibly a column range of a wider matrix.
 // Query t of a sequence stands at position q_offset + t; it sees keys 0 .. q_offset + t. The offset may be
 // negative: a query that sees no key has out = 0 and lse = -inf.
+//
+// Keys may come in blocks, one call each (Liu 2023, RingAttention): with `accumulate` out and lse are those
+// of earlier calls with other keys and become those of all keys together, and gradients are added to.
 struct AttentionShape {
   std::int64_t batch = 1, q_len = 0, kv_len = 0;
   std::int64_t num_heads = 1, num_kv_heads = 1, head_dim = 0;
@@ -27,6 +30,10 @@ struct AttentionShape {
   // Rows between the first keys of two sequences of the batch; 0 means kv_len (a key/value cache has more).
   std::int64_t kv_batch_stride = 0;
   double scale = 1.0;  // of q.k before the softmax
+  bool accumulate = false;
+  // (B*Tq, i32): the first key that a query sees, at least 0; undefined: key 0. Where documents lie one
+  // behind the other, the first key of the query's own.
+  Tensor first_keys = {};
 };
 
 struct AdamWStep {
@@ -95,18 +102,22 @@ class Kernels {
   virtual void swiglu_backward(const Tensor& gate_up, const Tensor& dy) = 0;
 
   // RoPE (Su 2021), the half-split form of Llama: x (N, heads*D), row stride allowed; element i of a head
-  // pairs with i + D/2. Row r of the (B, T) tokens stands at position first_position + r % seq_len. inverse =
-  // the backward pass.
-  virtual void rope(const Tensor& x, std::int64_t head_dim, std::int64_t seq_len, std::int64_t first_position,
-                    double theta, bool inverse) = 0;
+  // pairs with i + D/2. positions (N, i32): where each row stands. inverse = the backward pass.
+  virtual void rope(const Tensor& x, std::int64_t head_dim, const Tensor& positions, double theta,
+                    bool inverse) = 0;
 
   // out (B*Tq, H*D); lse (B*H*Tq): natural log of the sum of exponentials of each row. No T x T matrix is
   // stored.
   virtual void attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape,
                          const Tensor& out, const Tensor& lse) = 0;
-  // dq, dk, dv are overwritten. dout may have no aliasing with them.
-  virtual void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-                                  const Tensor& dout, const Tensor& lse, const AttentionShape& shape,
+  // delta (B*H*Tq) = out . dout, head by head: all that the backward pass needs of out, and the same for
+  // every block of keys (FlashAttention, Dao 2022, appendix B).
+  virtual void attention_delta(const Tensor& out, const Tensor& dout, const AttentionShape& shape,
+                               const Tensor& delta) = 0;
+  // lse and delta are those of all keys, of which these may be some. dq, dk, dv are overwritten, or added to
+  // with `accumulate`. dout may have no aliasing with them.
+  virtual void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout,
+                                  const Tensor& lse, const Tensor& delta, const AttentionShape& shape,
                                   const Tensor& dq, const Tensor& dk, const Tensor& dv) = 0;
 
   // y (N, C) = rows of table (V_local, C) for ids (N, i32) in [first_id, first_id + V_local), zero for other

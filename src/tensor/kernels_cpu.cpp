@@ -42,6 +42,7 @@ void check_attention(const AttentionShape& s, const Rows& q, const Rows& out, co
         "attention: kv_batch_stride is below kv_len");
   check(q.rows == s.batch * s.q_len && q.cols == s.num_heads * s.head_dim, "attention: shape of q or dq");
   check_same(q, out, "attention: shape of out or its gradient");
+  if (s.first_keys.defined()) flat<std::int32_t>(s.first_keys, s.batch * s.q_len);
   // A cache may hold more rows after the last sequence's keys.
   const std::int64_t stride = s.kv_batch_stride > 0 ? s.kv_batch_stride : s.kv_len;
   const std::int64_t rows = s.batch == 0 ? 0 : (s.batch - 1) * stride + s.kv_len;
@@ -264,12 +265,12 @@ class CpuKernels final : public Kernels {
                    [&](std::int64_t i) { pass_.swiglu_backward(x[i], x[i] + dy.cols, dy[i], dy.cols); });
   }
 
-  void rope(const Tensor& tx, std::int64_t head_dim, std::int64_t seq_len, std::int64_t first_position,
-            double theta, bool inverse) override {
+  void rope(const Tensor& tx, std::int64_t head_dim, const Tensor& tpositions, double theta,
+            bool inverse) override {
     const Rows x(tx);
+    const std::int32_t* positions = flat<std::int32_t>(tpositions, x.rows);
     check(head_dim > 0 && head_dim % 2 == 0 && x.cols % head_dim == 0,
           "rope: columns are not heads of even size");
-    check(seq_len > 0 && x.rows % seq_len == 0, "rope: rows are not whole sequences");
     const std::int64_t half = head_dim / 2;
     constexpr std::int64_t block = 64, width = RopeAngles::most_pairs;
     const std::int64_t blocks = (x.rows + block - 1) / block;
@@ -278,7 +279,7 @@ class CpuKernels final : public Kernels {
       const std::int64_t begin = part % blocks * block, end = std::min(begin + block, x.rows);
       RopeAngles angles(theta, head_dim, first_pair, pairs);
       for (std::int64_t i = begin; i < end; ++i) {
-        angles.move_to(first_position + i % seq_len);
+        angles.move_to(positions[i]);
         for (float* head = x[i] + first_pair; head < x[i] + x.cols; head += head_dim)
           pass_.rotate(head, head + half, angles.cosine(), angles.sine(), inverse ? -1.0f : 1.0f, pairs);
       }
@@ -293,13 +294,28 @@ class CpuKernels final : public Kernels {
                       kept(tiles_, team_.threads() * attention_scratch_per_thread()), team_.threads());
   }
 
-  void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-                          const Tensor& dout, const Tensor& lse, const AttentionShape& shape,
+  void attention_delta(const Tensor& tout, const Tensor& tdout, const AttentionShape& s,
+                       const Tensor& tdelta) override {
+    const Rows out(tout), dout(tdout);
+    check_same(out, dout, "attention: shape of out or its gradient");
+    check(out.rows == s.batch * s.q_len && out.cols == s.num_heads * s.head_dim, "attention: shape of out");
+    float* delta = flat<float>(tdelta, s.batch * s.num_heads * s.q_len);
+    team_.each_row(out.rows, out.cols, [&](std::int64_t row) {
+      float* first = delta + row / s.q_len * s.num_heads * s.q_len + row % s.q_len;
+      for (std::int64_t head = 0; head < s.num_heads; ++head)
+        first[head * s.q_len] =
+            pass_.dot(out[row] + head * s.head_dim, dout[row] + head * s.head_dim, s.head_dim);
+    });
+  }
+
+  void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout,
+                          const Tensor& lse, const Tensor& delta, const AttentionShape& shape,
                           const Tensor& dq, const Tensor& dk, const Tensor& dv) override {
-    check_attention(shape, Rows(q), Rows(out), Rows(k), Rows(v));
+    check_attention(shape, Rows(q), Rows(dout), Rows(k), Rows(v));
     check_attention(shape, Rows(dq), Rows(dout), Rows(dk), Rows(dv));
-    flat<float>(lse, shape.batch * shape.num_heads * shape.q_len);
-    echelon::attention_backward(q, k, v, out, dout, lse, shape, dq, dk, dv,
+    for (const Tensor& numbers : {lse, delta})
+      flat<float>(numbers, shape.batch * shape.num_heads * shape.q_len);
+    echelon::attention_backward(q, k, v, dout, lse, delta, shape, dq, dk, dv,
                                 kept(tiles_, team_.threads() * attention_scratch_per_thread()),
                                 team_.threads());
   }

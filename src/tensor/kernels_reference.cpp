@@ -348,19 +348,19 @@ class ReferenceKernels final : public Kernels {
 
   // Angles are made in double: in f32 the angle of a late position is off by more than the arithmetic that
   // follows.
-  void rope(const Tensor& tx, std::int64_t head_dim, std::int64_t seq_len, std::int64_t first_position,
-            double theta, bool inverse) override {
+  void rope(const Tensor& tx, std::int64_t head_dim, const Tensor& tpositions, double theta,
+            bool inverse) override {
     with_float_type(tx, [&]<class F>(F) {
       const Matrix<F> x(tx);
+      const std::int32_t* positions = flat<std::int32_t>(tpositions, x.rows);
       check(head_dim > 0 && head_dim % 2 == 0 && x.cols % head_dim == 0,
             "rope: columns are not heads of even size");
-      check(seq_len > 0 && x.rows % seq_len == 0, "rope: rows are not whole sequences");
       const std::int64_t half = head_dim / 2;
       for (std::int64_t pair = 0; pair < half; ++pair) {
         const double frequency =
             std::pow(theta, -2.0 * static_cast<double>(pair) / static_cast<double>(head_dim));
         for (std::int64_t r = 0; r < x.rows; ++r) {
-          const double angle = static_cast<double>(first_position + r % seq_len) * frequency;
+          const double angle = static_cast<double>(positions[r]) * frequency;
           const F c = F(std::cos(angle)), s = F(inverse ? -std::sin(angle) : std::sin(angle));
           for (std::int64_t j = pair; j < x.cols; j += head_dim) {
             const F low = x[r][j], high = x[r][j + half];
@@ -377,11 +377,16 @@ class ReferenceKernels final : public Kernels {
     with_float_type(out, [&]<class F>(F) { reference_attention<F>(q, k, v, shape, out, lse); });
   }
 
-  void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
-                          const Tensor& dout, const Tensor& lse, const AttentionShape& shape,
+  void attention_delta(const Tensor& out, const Tensor& dout, const AttentionShape& shape,
+                       const Tensor& delta) override {
+    with_float_type(out, [&]<class F>(F) { reference_attention_delta<F>(out, dout, shape, delta); });
+  }
+
+  void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout,
+                          const Tensor& lse, const Tensor& delta, const AttentionShape& shape,
                           const Tensor& dq, const Tensor& dk, const Tensor& dv) override {
-    with_float_type(out, [&]<class F>(F) {
-      reference_attention_backward<F>(q, k, v, out, dout, lse, shape, dq, dk, dv);
+    with_float_type(dout, [&]<class F>(F) {
+      reference_attention_backward<F>(q, k, v, dout, lse, delta, shape, dq, dk, dv);
     });
   }
 

@@ -1,16 +1,31 @@
 #pragma once
 
+#include <cstdint>
+#include <functional>
+
+#include "base/split.h"
+#include "parallel/context_parallel.h"
 #include "tensor/tensor.h"
 
 namespace echelon {
 
-// The tokens of some whole sequences: rows are (sequence, position) in that order, N = batch * seq_len of
-// them.
+// Writes the `seq_len` tokens and targets of one sample; a target below zero is ignored. Depends on (step,
+// sample) and fixed data only.
+using SampleSource =
+    std::function<void(std::int64_t step, std::int64_t sample, std::int32_t* tokens, std::int32_t* targets)>;
+
+// What a rank has of the tokens of some sequences: N = batch * tokens of each here rows, sequence by
+// sequence, each in the order of ContextLayout::positions.
 struct Microbatch {
-  std::int64_t batch = 0, seq_len = 0;
-  Tensor tokens;   // (N, i32)
-  Tensor targets;  // (N, i32): the next token; negative = ignored
-  std::int64_t rows() const { return batch * seq_len; }
+  Tensor tokens;        // (N, i32)
+  Tensor targets;       // (N, i32): the next token; negative = ignored
+  Tensor positions;     // (N, i32) in their sequences
+  Sequences sequences;  // as attention sees them
+  std::int64_t rows() const { return tokens.numel(); }
 };
+
+// The samples of a step, with whatever a plan's mask needs to know of them.
+Microbatch load_microbatch(const Rank& rank, const Plan& plan, std::int64_t step, Range samples,
+                           const SampleSource& source);
 
 }  // namespace echelon

@@ -1,5 +1,6 @@
 #include "train/stage.h"
 
+#include <numeric>
 #include <utility>
 
 namespace echelon {
@@ -21,7 +22,7 @@ Stage::Stage(const Rank& rank, const Plan& plan, const ParameterStore& parameter
     if (gpt2) positions_ = parameters.weight("transformer.wpe.weight");
   }
   for (std::int64_t layer = slice.layers.begin; layer < slice.layers.end; ++layer)
-    blocks_.emplace_back(rank, model, parameters, layer, tensor_parallel_, plan.recompute);
+    blocks_.emplace_back(rank, plan, parameters, layer, tensor_parallel_);
   if (slice.head) {
     const Norm norm = gpt2 ? Norm(parameters.weight("transformer.ln_f.weight"),
                                   parameters.weight("transformer.ln_f.bias"), model.norm_eps)
@@ -30,22 +31,19 @@ Stage::Stage(const Rank& rank, const Plan& plan, const ParameterStore& parameter
   }
 }
 
-Tensor Stage::positions_here(std::int64_t rows, std::int64_t seq_len, std::int64_t first_position) const {
-  const Range here = tensor_parallel_.rows_here(rows);
-  const Tensor ids(rank_->arena(), MemoryCategory::activations, DType::i32, {here.size()});
-  for (std::int64_t i = 0; i < here.size(); ++i)
-    ids.data<std::int32_t>()[i] = static_cast<std::int32_t>(first_position + (here.begin + i) % seq_len);
-  return ids;
+// Of the rows of the residual stream that are here.
+Tensor Stage::ids_here(const Tensor& ids) const {
+  const Range here = tensor_parallel_.rows_here(ids.numel());
+  return ids.flat_range(here.begin, here.end);
 }
 
-Tensor Stage::embed(const Tensor& tokens, std::int64_t seq_len, std::int64_t first_position) const {
+Tensor Stage::embed(const Tensor& tokens, const Tensor& positions) const {
   const auto use = parameters_->use(first_group_);
   const Tensor x = embedding_->forward(tokens);
   if (positions_.defined()) {
-    const Tensor positions = rank_->activation({x.rows(), x.cols()});
-    rank_->kernels().embedding(positions_here(tokens.numel(), seq_len, first_position), positions_.value, 0,
-                               positions);
-    rank_->kernels().add(positions, x);
+    const Tensor added = rank_->activation({x.rows(), x.cols()});
+    rank_->kernels().embedding(ids_here(positions), positions_.value, 0, added);
+    rank_->kernels().add(added, x);
   }
   return x;
 }
@@ -53,14 +51,13 @@ Tensor Stage::embed(const Tensor& tokens, std::int64_t seq_len, std::int64_t fir
 void Stage::embed_backward(const Microbatch& microbatch, const Tensor& dx) const {
   parameters_->need_gradients(first_group_);
   if (positions_.defined())
-    rank_->kernels().embedding_backward(positions_here(microbatch.rows(), microbatch.seq_len, 0), dx, 0,
-                                        positions_.gradient);
+    rank_->kernels().embedding_backward(ids_here(microbatch.positions), dx, 0, positions_.gradient);
   embedding_->backward(microbatch.tokens, dx);
 }
 
 Tensor Stage::forward(const Microbatch& microbatch, Tensor input, Saved& saved) const {
   saved.blocks.resize(blocks_.size());
-  Tensor x = has_embedding() ? embed(microbatch.tokens, microbatch.seq_len, 0) : std::move(input);
+  Tensor x = has_embedding() ? embed(microbatch.tokens, microbatch.positions) : std::move(input);
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     const auto use = parameters_->use(block_group(i));
     x = blocks_[i].forward(microbatch, x, saved.blocks[i]);
@@ -127,7 +124,7 @@ void Stage::backward_weight(const Microbatch& microbatch, Saved& saved, const Gr
 }
 
 Tensor Stage::evaluate(const Microbatch& microbatch, Tensor input) const {
-  Tensor x = has_embedding() ? embed(microbatch.tokens, microbatch.seq_len, 0) : std::move(input);
+  Tensor x = has_embedding() ? embed(microbatch.tokens, microbatch.positions) : std::move(input);
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     const auto use = parameters_->use(block_group(i));
     TransformerBlock::Saved dropped;
@@ -150,10 +147,13 @@ std::vector<Tensor> Stage::make_caches(std::int64_t max_positions) const {
 
 Tensor Stage::forward_cached(const Tensor& tokens, Tensor input, std::int64_t position,
                              const std::vector<Tensor>& caches) const {
-  Tensor x = has_embedding() ? embed(tokens, tokens.numel(), position) : std::move(input);
+  const Tensor positions(rank_->arena(), MemoryCategory::activations, DType::i32, {tokens.numel()});
+  std::iota(positions.data<std::int32_t>(), positions.data<std::int32_t>() + positions.numel(),
+            static_cast<std::int32_t>(position));
+  Tensor x = has_embedding() ? embed(tokens, positions) : std::move(input);
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     const auto use = parameters_->use(block_group(i));
-    x = blocks_[i].forward_cached(position, x, caches[i]);
+    x = blocks_[i].forward_cached(positions, x, caches[i]);
   }
   return x;
 }

@@ -60,8 +60,8 @@ class Stage {
   std::vector<Tensor> make_caches(std::int64_t max_positions) const;
 
  private:
-  Tensor embed(const Tensor& tokens, std::int64_t seq_len, std::int64_t first_position) const;
-  Tensor positions_here(std::int64_t rows, std::int64_t seq_len, std::int64_t first_position) const;
+  Tensor embed(const Tensor& tokens, const Tensor& positions) const;
+  Tensor ids_here(const Tensor& ids) const;
   void embed_backward(const Microbatch& microbatch, const Tensor& dx) const;
   Tensor head_backward(const Microbatch& microbatch, double gradient_scale, Saved& saved,
                        const GroupDone& group_done, double& loss_sum) const;

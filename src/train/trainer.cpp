@@ -58,18 +58,6 @@ TrainingStages::Hooks Trainer::hooks() {
           [this](const Instruction& i) { update(i); }, [this] { return validate(); }};
 }
 
-Microbatch Trainer::load(std::int64_t step, Range samples, const SampleSource& source) {
-  Microbatch microbatch;
-  microbatch.batch = samples.size();
-  microbatch.seq_len = plan_.seq_len;
-  microbatch.tokens = Tensor(rank_.arena(), MemoryCategory::activations, DType::i32, {microbatch.rows()});
-  microbatch.targets = Tensor(rank_.arena(), MemoryCategory::activations, DType::i32, {microbatch.rows()});
-  for (std::int64_t i = 0; i < samples.size(); ++i)
-    source(step, samples.begin + i, microbatch.tokens.data<std::int32_t>() + i * plan_.seq_len,
-           microbatch.targets.data<std::int32_t>() + i * plan_.seq_len);
-  return microbatch;
-}
-
 // All microbatches of a step are loaded at once: the loss is the mean over the targets of the global batch
 // that are not ignored, whatever the mesh or padding, so their number must be known before the first
 // gradient. Where each microbatch has an optimizer step of its own, it is its own batch.
@@ -79,7 +67,7 @@ StepBatch Trainer::load_step(int step) {
   std::vector<double> num_targets(updates, 0.0);
   const std::vector<Range> ranges = microbatches(plan_, rank_.coordinate(Axis::dp));
   for (std::size_t m = 0; m < ranges.size(); ++m) {
-    batch.microbatches.push_back(load(first_step_ + step, ranges[m], *samples_));
+    batch.microbatches.push_back(load_microbatch(rank_, plan_, first_step_ + step, ranges[m], *samples_));
     num_targets[updates == 1 ? 0 : m] += count_targets(batch.microbatches.back());
   }
   if (sums_ != DataParallelSums::none) num_targets = sum_over({&rank_.dp_cp()}, num_targets);
@@ -325,7 +313,7 @@ double Trainer::evaluate(std::int64_t num_samples, const SampleSource& samples) 
   double loss_sum = 0, num_targets = 0;
   for (std::int64_t pass = 0; pass < last; ++pass) {
     const auto at = [&](std::int64_t p) { return std::min(mine.begin + p * size, mine.end); };
-    const Microbatch microbatch = load(0, {at(pass), at(pass + 1)}, samples);
+    const Microbatch microbatch = load_microbatch(rank_, plan_, 0, {at(pass), at(pass + 1)}, samples);
     num_targets += count_targets(microbatch);
     loss_sum += stages_.evaluate(microbatch);
   }

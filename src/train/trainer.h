@@ -16,11 +16,6 @@
 
 namespace echelon {
 
-// Writes the `seq_len` tokens and targets of one sample; a target below zero is ignored. Depends on (step,
-// sample) and fixed data only.
-using SampleSource =
-    std::function<void(std::int64_t step, std::int64_t sample, std::int32_t* tokens, std::int32_t* targets)>;
-
 // A schedule that does not flush steps each stage by itself, before the norm over all stages is known:
 // RequestError where the options clip by it.
 void refuse_clipping(const OptimizerOptions& optimizer, const PipelineLayout& pipeline);
@@ -97,7 +92,6 @@ class Trainer {
  private:
   TrainingStages::Hooks hooks();
   StepBatch load_step(int step);
-  Microbatch load(std::int64_t step, Range samples, const SampleSource& source);
   void begin_update();
   void run(const StepPrograms::Program& program);
   void before_pass(const Instruction& i);

@@ -6,13 +6,20 @@
 
 namespace echelon {
 
-TransformerBlock::TransformerBlock(const Rank& rank, const ModelSpec& model, const ParameterStore& parameters,
-                                   std::int64_t layer, TensorParallel tensor_parallel, Recompute recompute)
-    : rank_(&rank), tensor_parallel_(tensor_parallel), recompute_(recompute) {
-  const int tp = rank.size(Axis::tp);
-  const std::int64_t heads = model.num_heads / tp;
-  // With fewer key/value heads than ranks, neighbouring ranks hold the same one.
-  const std::int64_t kv_heads = model.num_kv_heads >= tp ? model.num_kv_heads / tp : 1;
+// With fewer key/value heads than ranks, neighbouring ranks hold the same one.
+static Attention heads_here(const ModelSpec& model, int tp) {
+  return {model.num_heads / tp, std::max<std::int64_t>(model.num_kv_heads / tp, 1), model.head_dim,
+          model.family == Family::gpt2 ? 0.0 : model.rope_theta};
+}
+
+TransformerBlock::TransformerBlock(const Rank& rank, const Plan& plan, const ParameterStore& parameters,
+                                   std::int64_t layer, TensorParallel tensor_parallel)
+    : rank_(&rank),
+      tensor_parallel_(tensor_parallel),
+      recompute_(plan.recompute),
+      attention_(heads_here(plan.model, rank.size(Axis::tp))),
+      context_parallel_(rank, plan, attention_) {
+  const ModelSpec& model = plan.model;
   if (model.family == Family::gpt2) {
     const std::string at = fmt::format("transformer.h.{}.", layer);
     const auto weight = [&](const char* name) { return parameters.weight(at + name); };
@@ -21,7 +28,6 @@ TransformerBlock::TransformerBlock(const Rank& rank, const ModelSpec& model, con
     attention_in_ = Linear(weight("attn.c_attn.weight"), weight("attn.c_attn.bias"), WeightOrder::in_out);
     attention_out_ = Linear(weight("attn.c_proj.weight"), {}, WeightOrder::in_out);
     attention_out_bias_ = weight("attn.c_proj.bias");
-    attention_ = Attention(heads, kv_heads, model.head_dim, 0.0);
     mlp_ = Mlp(Linear(weight("mlp.c_fc.weight"), weight("mlp.c_fc.bias"), WeightOrder::in_out),
                Linear(weight("mlp.c_proj.weight"), {}, WeightOrder::in_out), Activation::gelu);
     mlp_out_bias_ = weight("mlp.c_proj.bias");
@@ -34,7 +40,6 @@ TransformerBlock::TransformerBlock(const Rank& rank, const ModelSpec& model, con
                                                at + "self_attn.v_proj.weight"}),
                            {}, WeightOrder::out_in);
     attention_out_ = Linear(weight("self_attn.o_proj.weight"), {}, WeightOrder::out_in);
-    attention_ = Attention(heads, kv_heads, model.head_dim, model.rope_theta);
     mlp_ = Mlp(Linear(parameters.stacked({at + "mlp.gate_proj.weight", at + "mlp.up_proj.weight"}), {},
                       WeightOrder::out_in),
                Linear(weight("mlp.down_proj.weight"), {}, WeightOrder::out_in), Activation::swiglu);
@@ -51,26 +56,24 @@ Tensor TransformerBlock::run_forward(const Tensor& x, std::int64_t rows, const A
   Tensor normed = rank_->activation({here, width});
   norm1_.forward(kernels, x, normed, stats1);
   normed = tensor_parallel_.enter(normed, rows).get();
-  const Tensor qkv = rank_->activation({rows, attention_.qkv_width()});
+  Tensor qkv = rank_->activation({rows, attention_.qkv_width()});
   attention_in_.forward(kernels, normed, qkv);
   if (saved && keep_normed) saved->normed1 = normed;
   normed = Tensor();
   if (attention_in_.bias().defined()) kernels.add_bias(attention_in_.bias(), qkv);
-  Tensor attended = rank_->activation({rows, attention_.width()});
-  const Tensor lse = rank_->activation({rows * attention_.num_heads()});
-  core(qkv, attended, lse);
+  Attended attended = core(std::exchange(qkv, {}));
   Tensor projected = rank_->activation({rows, width});
-  attention_out_.forward(kernels, attended, projected);
+  attention_out_.forward(kernels, attended.out, projected);
   if (saved) {
     saved->x = x;
     saved->stats1 = stats1;
-    saved->qkv = qkv;
+    saved->core = attended.core;
     if (recompute_ != Recompute::selective) {
-      saved->attended = attended;
-      saved->lse = lse;
+      saved->attended = attended.out;
+      saved->lse = attended.lse;
     }
   }
-  attended = Tensor();
+  attended = {};
   const Tensor middle = tensor_parallel_.leave(projected, rows).get();
   projected = Tensor();
   kernels.residual(x, middle, attention_out_bias_.value, middle);
@@ -104,10 +107,20 @@ Tensor TransformerBlock::run_forward(const Tensor& x, std::int64_t rows, const A
 }
 
 TransformerBlock::AttentionCore TransformerBlock::training_core(const Microbatch& microbatch) const {
-  return [this, batch = microbatch.batch, seq_len = microbatch.seq_len](const Tensor& qkv, const Tensor& out,
-                                                                        const Tensor& lse) {
-    attention_.forward(rank_->kernels(), batch, seq_len, qkv, out, lse);
+  return [this, &microbatch](Tensor qkv) {
+    attention_.rotate(rank_->kernels(), microbatch.positions, qkv);
+    Attended attended;
+    attended.core = context_parallel_.enter(microbatch.sequences, std::move(qkv));
+    attend(microbatch, attended.core, attended.out, attended.lse);
+    return attended;
   };
+}
+
+void TransformerBlock::attend(const Microbatch& microbatch, const Tensor& core, Tensor& out,
+                              Tensor& lse) const {
+  out = rank_->activation({microbatch.rows(), attention_.width()});
+  lse = rank_->activation({microbatch.rows() * attention_.num_heads()});
+  context_parallel_.forward(microbatch.sequences, core, out, lse);
 }
 
 Tensor TransformerBlock::forward(const Microbatch& microbatch, const Tensor& x, Saved& saved) const {
@@ -117,13 +130,16 @@ Tensor TransformerBlock::forward(const Microbatch& microbatch, const Tensor& x, 
   return run_forward(x, microbatch.rows(), training_core(microbatch), nullptr, Until::end);
 }
 
-Tensor TransformerBlock::forward_cached(std::int64_t position, const Tensor& x, const Tensor& cache) const {
-  return run_forward(
-      x, x.rows(),
-      [&](const Tensor& qkv, const Tensor& out, const Tensor& lse) {
-        attention_.forward_cached(rank_->kernels(), position, qkv, cache, out, lse);
-      },
-      nullptr, Until::end);
+Tensor TransformerBlock::forward_cached(const Tensor& positions, const Tensor& x, const Tensor& cache) const {
+  const auto core = [&](const Tensor& qkv) {
+    Attended attended{qkv, rank_->activation({x.rows(), attention_.width()}),
+                      rank_->activation({x.rows() * attention_.num_heads()})};
+    attention_.rotate(rank_->kernels(), positions, qkv);
+    attention_.forward_cached(rank_->kernels(), positions.data<std::int32_t>()[0], qkv, cache, attended.out,
+                              attended.lse);
+    return attended;
+  };
+  return run_forward(x, x.rows(), core, nullptr, Until::end);
 }
 
 Tensor TransformerBlock::normed_again(const Norm& norm, const Tensor& saved_whole, const Tensor& x,
@@ -199,22 +215,20 @@ Tensor TransformerBlock::run_backward(const Microbatch& microbatch, const Tensor
   // Attention.
   d_projected = tensor_parallel_.leave_backward(d_middle, rows).get();
   if (attention_out_bias_.defined()) kernels.bias_gradient(d_middle, attention_out_bias_.gradient);
-  if (recompute_ == Recompute::selective) {
-    saved.attended = rank_->activation({rows, attention_.width()});
-    saved.lse = rank_->activation({rows * attention_.num_heads()});
-    attention_.forward_again(kernels, microbatch.batch, microbatch.seq_len, saved.qkv, saved.attended,
-                             saved.lse);
-  }
+  if (recompute_ == Recompute::selective) attend(microbatch, saved.core, saved.attended, saved.lse);
   Tensor d_attended = rank_->activation({rows, attention_.width()});
   attention_out_.backward_input(kernels, d_projected, d_attended);
   weight_gradient([&k = kernels, out = attention_out_, x = saved.attended, d = d_projected] {
     out.backward_weight(k, x, d);
   });
   d_projected = Tensor();
+  Tensor delta = context_parallel_.delta(microbatch.sequences, saved.attended, d_attended);
+  saved.attended = Tensor();
   Tensor d_qkv = rank_->activation({rows, attention_.qkv_width()});
-  attention_.backward(kernels, microbatch.batch, microbatch.seq_len, saved.qkv, saved.attended, d_attended,
-                      saved.lse, d_qkv);
-  saved.qkv = saved.attended = saved.lse = d_attended = Tensor();
+  context_parallel_.backward(microbatch.sequences, saved.core, std::move(d_attended), saved.lse,
+                             std::move(delta), d_qkv);
+  attention_.rotate_back(kernels, microbatch.positions, d_qkv);
+  saved.core = saved.lse = Tensor();
   d_normed = rank_->activation({rows, width});
   attention_in_.backward_input(kernels, d_qkv, d_normed);
   entering = tensor_parallel_.enter_backward(std::exchange(d_normed, {}), rows);

@@ -23,16 +23,16 @@ class TransformerBlock {
     Tensor x, stats1;  // (R, C), (R, 1 or 2)
     Tensor normed1,
         normed2;            // (N, C), kept under sequence parallelism only: elsewhere they are computed again
-    Tensor qkv, attended;   // (N, (H + 2 Hkv) D), (N, H D)
-    Tensor lse;             // (B*H*T)
+    Tensor core;            // (N, (H + 2 Hkv) D): what attention computes with, see ContextParallel
+    Tensor attended, lse;   // (N, H D), (N*H)
     Tensor middle, stats2;  // (R, C), (R, 1 or 2): the residual stream after attention
     Tensor hidden;          // (N, F or 2F)
     // Weight gradients that backward_input left for backward_weight.
     std::vector<std::function<void()>> deferred;
   };
 
-  TransformerBlock(const Rank& rank, const ModelSpec& model, const ParameterStore& parameters,
-                   std::int64_t layer, TensorParallel tensor_parallel, Recompute recompute);
+  TransformerBlock(const Rank& rank, const Plan& plan, const ParameterStore& parameters, std::int64_t layer,
+                   TensorParallel tensor_parallel);
 
   Tensor forward(const Microbatch& microbatch, const Tensor& x, Saved& saved) const;
   // dy is the gradient of forward's result; returns the gradient of x. Leaves the weights' gradients in
@@ -43,19 +43,23 @@ class TransformerBlock {
   // overwritten.
   Tensor backward(const Microbatch& microbatch, const Tensor& dy, Saved& saved) const;
 
-  // Without gradients. One sequence: new tokens at [position, position + rows), keys and values kept in
+  // Without gradients. One sequence: new tokens at consecutive positions (rows, i32), keys and values kept in
   // cache.
-  Tensor forward_cached(std::int64_t position, const Tensor& x, const Tensor& cache) const;
+  Tensor forward_cached(const Tensor& positions, const Tensor& x, const Tensor& cache) const;
   std::int64_t cache_width() const { return 2 * attention_.kv_width(); }
 
  private:
   enum class Weights { now, deferred };
-  using AttentionCore = std::function<void(const Tensor& qkv, const Tensor& out, const Tensor& lse)>;
+  struct Attended {
+    Tensor core, out, lse;
+  };
+  using AttentionCore = std::function<Attended(Tensor qkv)>;
   // Up to where the backward pass needs it, or to the end. The result is undefined in the first case.
   enum class Until { hidden, end };
   Tensor run_forward(const Tensor& x, std::int64_t rows, const AttentionCore& core, Saved* saved,
                      Until until) const;
   AttentionCore training_core(const Microbatch& microbatch) const;
+  void attend(const Microbatch& microbatch, const Tensor& core, Tensor& out, Tensor& lse) const;
   Tensor run_backward(const Microbatch& microbatch, const Tensor& dy, Saved& saved, Weights when) const;
   // The norm's output over all N rows: the saved one, or computed again.
   Tensor normed_again(const Norm& norm, const Tensor& saved_whole, const Tensor& x,
@@ -67,6 +71,7 @@ class TransformerBlock {
   Norm norm1_, norm2_;
   Linear attention_in_, attention_out_;
   Attention attention_;
+  ContextParallel context_parallel_;
   Mlp mlp_;
   Weight attention_out_bias_, mlp_out_bias_;  // added after the row-parallel sums; undefined for Llama
 };

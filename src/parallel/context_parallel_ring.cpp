@@ -1,0 +1,94 @@
+#include "parallel/context_parallel_ring.h"
+
+#include <utility>
+
+namespace echelon {
+namespace {
+
+// The block that a rank holds, and the exchange of it for the next one.
+class Travel {
+ public:
+  Travel(const ContextBlocks& blocks, Communicator& ring, Tensor own)
+      : blocks_(&blocks), ring_(&ring), here_(std::move(own)) {}
+
+  const Tensor& here() const { return here_; }
+  int next() const { return (ring_->rank() + 1) % ring_->size(); }
+  int previous() const { return (ring_->rank() + ring_->size() - 1) % ring_->size(); }
+  // The ring index whose block is here at a step.
+  int source(int step) const { return (ring_->rank() - step + ring_->size()) % ring_->size(); }
+
+  // Posted before the block here is computed with, waited for afterwards.
+  void start() {
+    arriving_ = blocks_->make_kv();
+    sent_ = ring_->send(here_, next());
+    received_ = ring_->recv(arriving_, previous());
+  }
+  void finish() {
+    received_.wait();
+    sent_.wait();
+    here_ = std::exchange(arriving_, {});
+  }
+
+ private:
+  const ContextBlocks* blocks_;
+  Communicator* ring_;
+  Tensor here_, arriving_;
+  Pending sent_, received_;
+};
+
+}  // namespace
+
+void ring_attention_forward(const ContextBlocks& blocks, Communicator& ring, const Tensor& q, Tensor kv,
+                            const Tensor& out, const Tensor& lse) {
+  Travel block(blocks, ring, std::move(kv));
+  for (int step = 0; step < ring.size(); ++step) {
+    const bool goes_on = step + 1 < ring.size();
+    if (goes_on) block.start();
+    blocks.forward(q, block.here(), block.source(step), out, lse);
+    if (goes_on) block.finish();
+  }
+}
+
+void ring_attention_backward(const ContextBlocks& blocks, Communicator& ring, const Tensor& q, Tensor kv,
+                             const Tensor& dout, const Tensor& lse, const Tensor& delta, const Tensor& dq,
+                             const Tensor& dkv) {
+  Kernels& kernels = blocks.rank().kernels();
+  Travel block(blocks, ring, std::move(kv));
+  kernels.fill(dq, 0);
+  kernels.fill(dkv, 0);
+  Tensor leaving;  // the gradient of the step before, on its way
+  Pending sent;
+  for (int step = 0; step < ring.size(); ++step) {
+    // What the ranks before this one have added up for the block here: sent at the end of their step, needed
+    // at the end of this one.
+    Tensor earlier;
+    Pending arrived;
+    if (step > 1) {
+      earlier = blocks.make_kv();
+      arrived = ring.recv(earlier, block.previous());
+    }
+    const bool goes_on = step + 1 < ring.size();
+    if (goes_on) block.start();
+    Tensor part = dkv;
+    if (step > 0) {
+      part = blocks.make_kv();
+      kernels.fill(part, 0);
+    }
+    blocks.backward(q, block.here(), block.source(step), dout, lse, delta, dq, part);
+    if (step > 0) {
+      arrived.wait();
+      if (earlier.defined()) kernels.add(std::exchange(earlier, {}), part);
+      sent.wait();
+      leaving = std::move(part);
+      sent = ring.send(leaving, block.next());
+    }
+    if (goes_on) block.finish();
+  }
+  if (ring.size() == 1) return;
+  const Tensor others = blocks.make_kv();
+  ring.recv(others, block.previous()).wait();
+  kernels.add(others, dkv);
+  sent.wait();
+}
+
+}  // namespace echelon

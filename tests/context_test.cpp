@@ -1,0 +1,240 @@
+#include <numeric>
+#include <set>
+
+#include "context_runs.h"
+#include "plan/memory.h"
+#include "plan/traffic.h"
+
+namespace echelon {
+namespace {
+
+using namespace checks;
+
+TEST(ContextLayout, EveryPositionIsOnOneRankAndWorkIsCounted) {
+  for (int cp : {1, 2, 3, 4})
+    for (const ContextCase& c : context_cases(cp)) {
+      const Plan plan = context_plan(Family::llama, c);
+      SCOPED_TRACE(describe_context(plan));
+      const ContextLayout layout(plan);
+      std::multiset<std::int64_t> all;
+      std::vector<std::int64_t> pairs(static_cast<std::size_t>(layout.ring()), 0);
+      for (int rank = 0; rank < cp; ++rank) {
+        const auto positions = layout.positions(rank);
+        EXPECT_EQ(static_cast<std::int64_t>(positions.size()), layout.tokens_here());
+        all.insert(positions.begin(), positions.end());
+        for (std::int64_t p : positions) pairs[static_cast<std::size_t>(layout.ring_index(rank))] += p + 1;
+      }
+      std::vector<std::int64_t> expected(context_length);
+      std::iota(expected.begin(), expected.end(), 0);
+      EXPECT_EQ(std::vector<std::int64_t>(all.begin(), all.end()), expected);
+      for (int r = 0; r < layout.ring(); ++r)
+        EXPECT_EQ(layout.causal_pairs(r), pairs[static_cast<std::size_t>(r)]);
+    }
+}
+
+// Every key that a query sees is in exactly one pair of runs, and pairs hold nothing else.
+TEST(ContextLayout, PairsAreTheCausalMask) {
+  for (int cp : {2, 3, 4})
+    for (const ContextCase& c : context_cases(cp)) {
+      const ContextLayout layout(context_plan(Family::llama, c));
+      for (int own = 0; own < layout.ring(); ++own)
+        for (int source = 0; source < layout.ring(); ++source) {
+          const auto queries = layout.runs(own), keys = layout.runs(source);
+          std::set<std::pair<std::int64_t, std::int64_t>> seen, expected;
+          for (const auto& pair : layout.pairs(own, source))
+            for (std::int64_t i = 0; i < queries[pair.queries].size; ++i)
+              for (std::int64_t j = 0; j < keys[pair.keys].size && j <= i + pair.offset; ++j)
+                EXPECT_TRUE(seen.insert({queries[pair.queries].at(i), keys[pair.keys].at(j)}).second);
+          for (const PositionRun& q : queries)
+            for (const PositionRun& k : keys)
+              for (std::int64_t i = 0; i < q.size; ++i)
+                for (std::int64_t j = 0; j < k.size; ++j)
+                  if (k.at(j) <= q.at(i)) expected.insert({q.at(i), k.at(j)});
+          EXPECT_EQ(seen, expected);
+        }
+    }
+}
+
+TEST(ContextLayout, ZigzagAndStripeBalanceACausalMask) {
+  const auto imbalance = [](ContextBalance balance, int cp) {
+    Plan plan = context_plan(Family::llama, {ContextKind::ring, balance, cp, 1});
+    plan.seq_len = 4096;
+    return ContextLayout(plan).imbalance();
+  };
+  for (int cp : {2, 4, 8, 16}) {
+    EXPECT_EQ(imbalance(ContextBalance::zigzag, cp), 1);
+    EXPECT_LE(imbalance(ContextBalance::stripe, cp), 1.05);
+    EXPECT_NEAR(imbalance(ContextBalance::none, cp), 2 - 1.0 / cp, 0.01);
+  }
+}
+
+TEST(ContextParallel, EqualsOneRankInEveryKind) {
+  for (int cp : {2, 3, 4})
+    for (const ContextCase& c : context_cases(cp))
+      for (Family family : {Family::gpt2, Family::llama})
+        for (AttentionMask mask : {AttentionMask::causal, AttentionMask::document}) {
+          Plan plan = context_plan(family, c);
+          plan.mask = mask;
+          expect_context_pass(plan);
+        }
+}
+
+// The whole product of these is in the slow suite.
+TEST(ContextParallel, EqualsOneRankWithTheOtherAxes) {
+  for (const ContextCase& c : context_cases(2))
+    for (Plan plan : combined_with_the_other_axes(context_plan(Family::llama, c))) {
+      plan.mask = AttentionMask::document;
+      expect_context_pass(plan);
+    }
+}
+
+TEST(ContextParallel, EqualsOneRankUnderPipelinesAndRecompute) {
+  for (ContextKind kind : {ContextKind::ring, ContextKind::ulysses})
+    for (const char* schedule : {"gpipe", "interleaved", "zb-h1", "zb-v", "dualpipe"})
+      for (Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full}) {
+        Plan plan = context_plan(Family::gpt2, {kind, ContextBalance::zigzag, 2, 1});
+        plan.model.num_layers = 4;
+        plan.mesh.set(Axis::pp, 2);
+        plan.schedule = schedule;
+        plan.recompute = recompute;
+        plan.micro_batch = 1;
+        plan.global_batch = 4;
+        expect_context_pass(plan);
+      }
+}
+
+TEST(ContextParallel, EqualsOneRankOnCpuKernels) {
+  if (!have_cpu_kernels()) GTEST_SKIP() << "this build has no CPU kernels";
+  for (const ContextCase& c : context_cases(4)) {
+    Plan plan = context_plan(Family::llama, c, DType::f32);
+    plan.mask = AttentionMask::document;
+    expect_context_pass(plan);
+  }
+}
+
+// A stream of steps, 2BW, sends its microbatches one behind the other.
+TEST(ContextParallel, EqualsOneRankWhereTheScheduleDoesNotFlush) {
+  Plan plan = context_plan(Family::llama, {ContextKind::ring, ContextBalance::zigzag, 2, 1});
+  plan.mesh.set(Axis::pp, 2);
+  plan.schedule = "2bw";
+  plan.micro_batch = 1;
+  plan.global_batch = 4;
+  VerifyRequest request;
+  request.plan = plan;
+  request.optimizer.clip = 0;
+  request.run.timeout = patience;
+  const VerifyReport report = verify(request);
+  EXPECT_TRUE(report.pass) << to_json(report, plan);
+}
+
+// Two documents in one sequence are two sequences: RoPE sees distances alone.
+TEST(ContextParallel, DocumentsAreSequencesOfTheirOwn) {
+  const std::int64_t half = context_length / 2;
+  const auto token = [](std::int64_t sample, std::int64_t t) {
+    return static_cast<std::int32_t>(t + 1 == half ? 5 : 6 + (7 * sample + 11 * t + t * t) % 40);
+  };
+  const auto loss = [&](Plan plan, std::int64_t documents) {  // in a sample
+    plan.seq_len = documents * half;
+    const SampleSource samples = [&](std::int64_t, std::int64_t sample, std::int32_t* tokens,
+                                     std::int32_t* targets) {
+      for (std::int64_t t = 0; t < documents * half; ++t) {
+        tokens[t] = token(documents * sample + t / half, t % half);
+        targets[t] = (t + 1) % half == 0 ? -1 : token(documents * sample + t / half, t % half + 1);
+      }
+    };
+    double result = 0;
+    on_mesh(plan, [&](const Rank& rank) {
+      Trainer trainer(rank, plan, {}, 1);
+      const double mean = trainer.evaluate(4 / documents, samples);
+      if (rank.index() == 0) result = mean;
+    });
+    return result;
+  };
+  Plan plan = context_plan(Family::llama, {ContextKind::ring, ContextBalance::zigzag, 1, 1});
+  const double apart = loss(plan, 1);
+  for (const ContextCase& c : context_cases(2)) {
+    plan = context_plan(Family::llama, c);
+    plan.model.num_kv_heads = 4;
+    EXPECT_GT(std::abs(loss(plan, 2) - apart), 1e-6);
+    plan.mask = AttentionMask::document;
+    EXPECT_NEAR(loss(plan, 2), apart, 1e-13) << describe_context(plan);
+  }
+}
+
+// Predicted by the formulas of the papers, stated here once more: b bytes of keys or values of a rank and
+// layer.
+TEST(ContextParallel, SendsWhatTheFormulasSay) {
+  for (int cp : {2, 3, 4})
+    for (const ContextCase& c : context_cases(cp)) {
+      Plan plan = context_plan(Family::gpt2, c);
+      plan.global_batch = plan.micro_batch = 2;
+      SCOPED_TRACE(describe_context(plan));
+      const std::int64_t b = 2 * (context_length / cp) * plan.model.kv_width() * 8;
+      const std::int64_t layers = plan.model.num_layers, ring = cp / ContextLayout(plan).ulysses();
+      on_mesh(plan, [&](const Rank& rank) {
+        Trainer trainer(rank, plan, {}, 1);
+        trainer.compute_gradients(0, random_samples(plan));
+        const Traffic& sent = rank.traffic();
+        if (c.kind == ContextKind::ring) {
+          EXPECT_EQ(sent.bytes(Axis::cp), layers * (cp - 1) * (2 * b + 4 * b));
+        }
+        if (c.kind == ContextKind::allgather) {
+          EXPECT_EQ(sent.at(Axis::cp, Verb::all_gather).bytes, layers * (cp - 1) * (2 * b + 2 * b));
+          EXPECT_EQ(sent.at(Axis::cp, Verb::reduce_scatter).bytes, layers * (cp - 1) * 2 * b);
+        }
+        if (c.kind == ContextKind::ulysses) {  // every head is a key/value head here: b is a matrix
+          const std::int64_t delta = b / plan.model.head_dim;
+          EXPECT_EQ(sent.at(Axis::cp, Verb::all_to_all).calls, layers * (4 + 5));
+          EXPECT_EQ(sent.bytes(Axis::cp), layers * (8 * b + delta) / cp * (cp - 1));
+        }
+        if (c.kind == ContextKind::hybrid) {
+          EXPECT_EQ(sent.at(Axis::cp, Verb::send).bytes, layers * (ring - 1) * (2 * b + 4 * b));
+        }
+      });
+    }
+}
+
+// What a rank keeps is that of T / cp tokens. The output layer's chunk of logits has a fixed size beside it.
+TEST(ContextParallel, ActivationsFallAsOneOverCp) {
+  const auto activations = [](const char* model, ContextKind kind, int cp, std::int64_t seq_len) {
+    Plan plan;
+    plan.model = load_model(model);
+    plan.model.max_seq = 1 << 20;
+    plan.mesh.set(Axis::cp, cp);
+    plan.context_kind = kind;
+    plan.seq_len = seq_len;
+    return static_cast<double>(predict_memory(plan, PipelineLayout(plan))[MemoryCategory::activations]);
+  };
+  for (ContextKind kind : {ContextKind::ring, ContextKind::ulysses})
+    for (const auto& [model, length] : {std::pair{"llama-tiny", 1 << 12}, {"llama-42m", 1 << 17}})
+      for (int cp : {2, 4, 8}) {
+        // Beyond its key/value heads Ulysses keeps copies of them.
+        if (kind == ContextKind::ulysses && cp > load_model(model).num_kv_heads) continue;
+        EXPECT_NEAR(activations(model, kind, cp, length) * cp / activations(model, kind, 1, length), 1, 0.05)
+            << model << " cp " << cp;
+        EXPECT_NEAR(activations(model, kind, cp, length * cp) / activations(model, kind, 1, length), 1, 0.05)
+            << model << " cp " << cp;
+      }
+}
+
+TEST(ContextParallel, RefusesWhatCannotBeCut) {
+  const auto refusal = [](const auto& change) {
+    Plan plan = context_plan(Family::llama, {ContextKind::ring, ContextBalance::zigzag, 4, 1});
+    change(plan);
+    return message_of<RequestError>([&] { validate(plan); });
+  };
+  expect_contains(refusal([](Plan& p) { p.seq_len = 45; }),
+                  {"--seq-len 45", "--cp 4", "zigzag", "40 and 48"});
+  expect_contains(refusal([](Plan& p) { p.seq_len = 5; }), {"--seq-len 5", "legal lengths: 8"});
+  expect_contains(refusal([](Plan& p) { p.context_kind = ContextKind::ulysses, p.model.num_kv_heads = 3; }),
+                  {"--cp 4 --cp-kind ulysses", "24 query and 3 key/value", "legal: 1, 3, 6, 12, 24"});
+  expect_contains(refusal([](Plan& p) { p.context_kind = ContextKind::hybrid, p.ulysses = 3; }),
+                  {"--cp-ulysses 3", "legal: 1, 2, 4"});
+  expect_contains(refusal([](Plan& p) { p.ulysses = 2; }), {"--cp-ulysses 2", "--cp-kind hybrid", "ring"});
+  expect_contains(refusal([](Plan& p) { p.mask = AttentionMask::document, p.document_end = -1; }),
+                  {"--mask document", "--document-end"});
+  expect_contains(refusal([](Plan& p) { p.document_end = 53; }), {"--document-end 53", "0 to 52"});
+}
+
+}  // namespace
+}  // namespace echelon
