@@ -16,7 +16,7 @@ class ThreadWorld {
   // `timeout`: how long any wait may last before every rank throws CommError saying who is missing and in
   // which verb.
   ThreadWorld(int num_ranks, std::chrono::milliseconds timeout);
-  ~ThreadWorld();
+  virtual ~ThreadWorld();
   ThreadWorld(const ThreadWorld&) = delete;
   ThreadWorld& operator=(const ThreadWorld&) = delete;
 
@@ -25,7 +25,8 @@ class ThreadWorld {
   // The communicator of world rank `rank` in the group `ranks` (world ranks in group order; contains `rank`).
   // Every member calls this with the same group and the same name ("dp", "tp", ...), which appears in error
   // messages.
-  std::unique_ptr<Communicator> join(int rank, const std::vector<int>& ranks, const std::string& name);
+  virtual std::unique_ptr<Communicator> join(int rank, const std::vector<int>& ranks,
+                                             const std::string& name);
 
   // Makes every present and later wait throw CommError with this message. The first call wins.
   void abort(const std::string& why);
