@@ -221,6 +221,10 @@ void OptimizerFlags::finish(std::int64_t steps, const Plan& plan) {
 
 void RunFlags::add_to(CLI::App& app) {
   add_number(app, "--threads", threads_, "Compute threads of one rank (default: the cores shared out)");
+  app.add_option("--collectives", collectives_,
+                 "direct on shared memory, or an algorithm over messages (docs/collectives.md)")
+      ->type_name("direct|ring|halving-doubling|auto")
+      ->capture_default_str();
   add_number(app, "--timeout", timeout_seconds_, "Seconds that a rank waits for another before the job ends");
 }
 
@@ -236,6 +240,7 @@ RunOptions RunFlags::options(const Plan& plan) const {
   if (threads_ && (*threads_ < 1 || *threads_ > most_threads / ranks))
     refuse("--threads {}: must be from 1 to {}", *threads_, most_threads / ranks);
   run.threads_per_rank = threads_.value_or(std::max(1, available_cores() / ranks));
+  run.collectives = parse_collectives(collectives_, "--collectives");
   if (!(timeout_seconds_ >= 0.001) || timeout_seconds_ > 1e6)
     refuse("--timeout {}: must be from 0.001 to 1000000 seconds", timeout_seconds_);
   run.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(timeout_seconds_ * 1000));

@@ -83,6 +83,7 @@ class RunFlags {
 
  private:
   std::optional<int> threads_;
+  std::string collectives_ = "direct";
   double timeout_seconds_ = 300;
 };
 

@@ -166,6 +166,11 @@ int run_train(TrainFlags& f) {
   const TrainSummary summary = train(request, data, observer);
   fmt::print(out, "\n{}{}", memory_table(summary.predicted_memory, summary.measured_memory),
              traffic_table(summary.predicted_traffic, summary.measured_traffic));
+  for (Axis axis : all_axes)
+    if (const VerbTraffic& sent = summary.measured_messages.at(axis, Verb::send); sent.calls > 0)
+      fmt::print(out, "  {:<16}{:>28}{:>8} messages of {} collectives\n", axis_name(axis),
+                 format_bytes(static_cast<double>(sent.bytes)), sent.calls,
+                 collectives_name(request.run.collectives));
   fmt::print(out, "  {:<16}{:>14}{:>14}\n", "step time", format_seconds(summary.predicted_step_seconds),
              format_seconds(summary.step_seconds));
   if (plan.mesh.size(Axis::pp) > 1) {

@@ -158,6 +158,8 @@ TEST_F(CommandLine, WrongValuesAreRefusedWithTheLegalOnes) {
   refused(training({"--sample", "64"}), {"--sample 64", "64"});
   refused(training({"--val-fraction", "1"}), {"--val-fraction 1"});
   refused(training({"--timeout", "0"}), {"--timeout 0"});
+  refused(training({"--collectives", "tree"}),
+          {"--collectives tree", "direct, ring, halving-doubling, auto"});
   refused(training({"--sp", "maybe"}), {"--sp maybe", "on, off"});
   refused(training({"--tp", "4"}), {"--tp 4", "6 heads", "1, 3, 6"});
   refused(training({"--tp", "2"}), {"--tp 2", "3 key/value heads", "1, 3, 6"});
@@ -324,6 +326,17 @@ TEST_F(CommandLine, ZeroTrainsAndVerifies) {
       {"verify",           "--model", "tiny.toml", "--dp", "4",         "--hsdp", "2",    "--zero", "3",
        "--seq-len",        "8",       "--steps",   "1",    "--threads", "1",      "--tp", "1",      "--dtype",
        ECHELON_TEST_DTYPE, "--json"}));
+  EXPECT_EQ(report["pass"], true);
+}
+
+TEST_F(CommandLine, CollectivesByMessagesTrainAndVerify) {
+  const json summary = one_object(run(training(
+      {"--dp", "2", "--tp", "3", "--collectives", "ring", "--steps", "2", "--sample", "0", "--json"})));
+  EXPECT_EQ(summary["traffic_bytes"]["measured"], summary["traffic_bytes"]["predicted"]);
+  EXPECT_GT(summary["collective_messages"]["dp"]["send"], 0);
+  const json report = one_object(
+      run({"verify", "--model", "tiny.toml", "--dp", "3", "--tp", "1", "--collectives", "halving-doubling",
+           "--seq-len", "8", "--steps", "1", "--threads", "1", "--dtype", ECHELON_TEST_DTYPE, "--json"}));
   EXPECT_EQ(report["pass"], true);
 }
 

@@ -1,5 +1,7 @@
 #include "comm/rank.h"
 
+#include <utility>
+
 #include "base/error.h"
 #include "comm/recording.h"
 
@@ -15,7 +17,8 @@ Rank::Rank(ThreadWorld& world, const Mesh& mesh, int index, DType dtype, Arena& 
       arena_(arena),
       kernels_(kernels),
       collectives_(collectives),
-      traffic_(std::make_unique<Traffic>()) {
+      traffic_(std::make_unique<Traffic>()),
+      messages_(std::make_unique<Traffic>()) {
   for (Axis axis : all_axes)
     axes_[static_cast<std::size_t>(axis)] = join(in_world(mesh.group(index, axis)), axis_name(axis), axis);
 }
@@ -27,11 +30,13 @@ std::vector<int> Rank::in_world(std::vector<int> ranks) const {
 
 std::unique_ptr<Communicator> Rank::join(const std::vector<int>& ranks, const std::string& name,
                                          Axis axis) const {
-  const auto recorded = [&](const std::string& group) {
-    return record_traffic(world_.join(first_ + index_, ranks, group), axis, *traffic_);
-  };
-  if (collectives_ == Collectives::direct) return recorded(name);
-  return with_algorithms(recorded(name), recorded(name + " collectives"), collectives_);
+  auto group = world_.join(first_ + index_, ranks, name);
+  if (collectives_ != Collectives::direct) {
+    auto channels = world_.join(first_ + index_, ranks, name + " collectives");
+    group = with_algorithms(std::move(group), record_traffic(std::move(channels), axis, *messages_),
+                            collectives_);
+  }
+  return record_traffic(std::move(group), axis, *traffic_);
 }
 
 Communicator& Rank::joined(std::unique_ptr<Communicator>& place, const std::vector<int>& group,

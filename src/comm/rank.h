@@ -19,7 +19,7 @@ namespace echelon {
 class Rank {
  public:
   // Joins the groups of every axis in `world`. `arena` and `kernels` belong to this rank's thread and outlive
-  // it. Every rank of the job names the same `collectives`; what others than direct send is counted as sends.
+  // it. Every rank of the job names the same `collectives`.
   // `first`: the world rank of the mesh's rank 0, where a mesh is a part of the world.
   Rank(ThreadWorld& world, const Mesh& mesh, int index, DType dtype, Arena& arena, Kernels& kernels,
        Collectives collectives = Collectives::direct, int first = 0);
@@ -49,8 +49,11 @@ class Rank {
   Communicator& cp_across_blocks(int size) const;
   // A further group, of world ranks; what this rank sends there counts on `axis`. See ThreadWorld::join.
   std::unique_ptr<Communicator> join(const std::vector<int>& ranks, const std::string& name, Axis axis) const;
-  // What this rank has sent so far.
+  // What this rank has sent so far, by the verbs that it called: of a collective the least that any algorithm
+  // sends (spec/traffic.h), whichever does it.
   const Traffic& traffic() const { return *traffic_; }
+  // What the algorithms of other than direct collectives have sent for it, as sends.
+  const Traffic& messages() const { return *messages_; }
 
   Tensor activation(std::vector<std::int64_t> shape) const {
     return {arena_, MemoryCategory::activations, dtype_, std::move(shape)};
@@ -66,7 +69,7 @@ class Rank {
   Arena& arena_;
   Kernels& kernels_;
   Collectives collectives_;
-  std::unique_ptr<Traffic> traffic_;
+  std::unique_ptr<Traffic> traffic_, messages_;
   std::array<std::unique_ptr<Communicator>, all_axes.size()> axes_;
   Communicator& joined(std::unique_ptr<Communicator>& place, const std::vector<int>& group, const char* name,
                        Axis axis) const;

@@ -73,6 +73,7 @@ std::string to_json(const TrainSummary& s) {
                            {"updates_late", {{"mean", a->mean_updates_late}, {"max", a->max_updates_late}}}};
     object["updates"] = a->updates;
   }
+  if (s.measured_messages != Traffic{}) object["collective_messages"] = as_json(s.measured_messages);
   object["taken_back"] = s.taken_back;
   if (s.gathers)
     object["parameter_gathers"] = {{"gathers", s.gathers->gathers},

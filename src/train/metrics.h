@@ -41,6 +41,7 @@ struct TrainSummary {
   std::int64_t num_params = 0;
   Memory predicted_memory, measured_memory;          // peak of rank 0
   Traffic predicted_traffic, measured_traffic;       // what rank 0 sends in one step
+  Traffic measured_messages;                         // what it sent for collectives by messages
   double validation_loss = -1;                       // < 0: none
   std::string checkpoint;                            // the last one written
   double predicted_bubble = 0, measured_bubble = 0;  // idle part of a pipeline rank's time, mean over ranks

@@ -41,7 +41,10 @@ void RankRun::run() {
 void RankRun::summarize() {
   summary_.measured_memory = rank_.arena().peak();
   // The first and last steps of a stream differ from the others; together they are as many whole steps.
-  if (!trainer_.flushes()) summary_.measured_traffic = traffic_ / summary_.steps;
+  if (!trainer_.flushes()) {
+    summary_.measured_traffic = traffic_ / summary_.steps;
+    summary_.measured_messages = messages_ / summary_.steps;
+  }
   summary_.step_seconds = median(step_seconds_);
   if (summary_.step_seconds > 0) {
     summary_.tokens_per_second = static_cast<double>(step_tokens()) / summary_.step_seconds;
@@ -54,10 +57,12 @@ void RankRun::run_as_worker() {
   const auto all = join_all(rank_, rank_.size(Axis::dp), run.options.servers);
   trainer_.parameters().release_moments();
   rank_.arena().reset_peak();
-  Traffic before = rank_.traffic();
+  Traffic before = rank_.traffic(), messages_before = rank_.messages();
   run_worker(*all, trainer_, run, source(shared_.split.train, shared_.request.plan.seq_len), [&] {
     keep_run();
-    if (leads()) summary_.measured_traffic = rank_.traffic() - std::exchange(before, rank_.traffic());
+    if (!leads()) return;
+    summary_.measured_traffic = rank_.traffic() - std::exchange(before, rank_.traffic());
+    summary_.measured_messages = rank_.messages() - std::exchange(messages_before, rank_.messages());
   });
   keep_shown_runs();
   evaluate(run.last_step - 1);
@@ -107,7 +112,7 @@ std::int64_t RankRun::steps_left(std::int64_t step) const {
 }
 
 void RankRun::train_step(std::int64_t step) {
-  const Traffic before = rank_.traffic();
+  const Traffic before = rank_.traffic(), messages_before = rank_.messages();
   const auto begin = Clock::now();
   const auto results =
       trainer_.step(step, source(shared_.split.train, shared_.request.plan.seq_len), steps_left(step));
@@ -115,8 +120,10 @@ void RankRun::train_step(std::int64_t step) {
   max_staleness_ = std::max(max_staleness_, trainer_.last_run().max_staleness);
   if (!leads()) return;
   summary_.measured_traffic = rank_.traffic() - before;
+  summary_.measured_messages = rank_.messages() - messages_before;
   if (trainer_.parameters().gathers()) summary_.gathers = trainer_.parameters().gather()->measures();
   traffic_ += summary_.measured_traffic;
+  messages_ += summary_.measured_messages;
   step_seconds_.push_back(seconds_since(begin));
   for (const StepResult& result : results) report(result);
 }

@@ -46,7 +46,7 @@ class RankRun {
   Trainer trainer_;
   TrainSummary& summary_;
   std::vector<double> step_seconds_;
-  Traffic traffic_;                     // of all steps
+  Traffic traffic_, messages_;          // of all steps
   std::deque<PipelineRun> shown_runs_;  // the last ones
   int max_staleness_ = 0;
 };

@@ -58,15 +58,16 @@ TrainSummary start_summary(const SharedRun& run) {
 
 void run_rank(const SharedRun& run, ThreadWorld& world, int index, TrainSummary& summary) {
   const Plan& plan = run.request.plan;
+  const Collectives collectives = run.request.run.collectives;
   const int workers = plan.mesh.num_ranks();
   Arena arena;
   const auto kernels = make_kernels(arena, plan.dtype, run.request.run.threads_per_rank);
   if (index >= workers) {
     const Rank rank(world, server_plan(plan, run.request.asynchronous->servers).mesh, index - workers,
-                    plan.dtype, arena, *kernels, Collectives::direct, workers);
+                    plan.dtype, arena, *kernels, collectives, workers);
     return ServerRun(run, rank, summary).run();
   }
-  const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels);
+  const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels, collectives);
   RankRun(run, rank, summary).run();
 }
 

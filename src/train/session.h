@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/algorithm_communicator.h"
 #include "spec/plan.h"
 #include "train/asynchronous.h"
 #include "train/generate.h"
@@ -22,6 +23,7 @@ namespace echelon {
 struct RunOptions {
   int threads_per_rank = 1;
   std::chrono::milliseconds timeout{300'000};  // of any wait for another rank
+  Collectives collectives = Collectives::direct;
 };
 
 // A rank made slow on purpose, to be seen or tested: after the passes of a step it sleeps (factor - 1) times

@@ -337,7 +337,8 @@ VerifyReport verify(const VerifyRequest& given) {
   run_ranks(world, [&](int index) {
     Arena arena;
     const auto kernels = make_kernels(arena, request.plan.dtype, request.run.threads_per_rank);
-    const Rank rank(world, request.plan.mesh, index, request.plan.dtype, arena, *kernels);
+    const Rank rank(world, request.plan.mesh, index, request.plan.dtype, arena, *kernels,
+                    request.run.collectives);
     VerifyReport unused;  // only rank 0 reports
     Comparison comparison(request, rank, bound, index == 0 ? report : unused);
     for (std::int64_t step = 0; step < request.steps; ++step)
