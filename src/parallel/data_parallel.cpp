@@ -17,7 +17,10 @@ Communicator& DataParallel::group(const Rank& rank, const Plan& plan) {
 
 void DataParallel::send_next() {
   const BucketTensors& bucket = buckets_[next_];
-  if (bucket.releases_whole) finish_oldest();
+  if (bucket.comes_and_goes) {
+    finish_oldest();
+    bucket.own.acquire_memory();
+  }
   reducer_->begin(next_++, step_, bucket.whole, bucket.own);
 }
 
@@ -25,7 +28,7 @@ bool DataParallel::finish_oldest() {
   const auto index = reducer_->finish_oldest();
   if (!index) return false;
   const BucketTensors& bucket = buckets_[*index];
-  if (bucket.releases_whole) bucket.whole.release_memory();
+  if (bucket.comes_and_goes) bucket.whole.release_memory();
   if (bucket.own.defined() && rank_->mesh().dp_cp_size() > shards_)
     across_blocks_.push_back(rank_->dp_cp_across_blocks(shards_).all_reduce(bucket.own));
   return true;

@@ -23,7 +23,8 @@ struct BucketTensors {
   Tensor whole;  // what this rank has added up
   // ZeRO: where this rank's part of the sum goes. Undefined: the sum takes the place of `whole`.
   Tensor own;
-  bool releases_whole = false;  // the memory of `whole` is not needed any more then
+  // The memory of `own` is taken when the sum begins, that of `whole` goes when it has ended.
+  bool comes_and_goes = false;
 };
 
 // The reduction of one step's gradients.
@@ -37,7 +38,7 @@ class DataParallel {
   static Communicator& group(const Rank& rank, const Plan& plan);
 
   // The range has its final local value. A bucket is sent as soon as it and all before it are complete. Where
-  // buckets release their memory, one reduction is under way at a time: the one before is waited for.
+  // memory comes and goes, one reduction is under way at a time: the one before is waited for.
   void ready(Range range);
   // Everything has its final local value: sends what is left and waits.
   void finish();

@@ -102,7 +102,7 @@ void ParameterClient::finish() {
 
 ParameterServer::ParameterServer(Communicator& group, const ParameterServerRun& run,
                                  const std::vector<ShardUnit>& units, Arena& arena, Tensor values,
-                                 Tensor gradient, Update update)
+                                 std::vector<Tensor> gradient, Update update)
     : group_(group),
       run_(run),
       pieces_(shard_ranges(units, group.rank() - run.workers)),
@@ -110,14 +110,14 @@ ParameterServer::ParameterServer(Communicator& group, const ParameterServerRun& 
       gradient_(std::move(gradient)),
       update_(std::move(update)),
       workers_(static_cast<std::size_t>(run.workers)) {
-  check(values_.numel() == total(pieces_) && gradient_.numel() == values_.numel(), "a server has its shard");
+  check(values_.numel() == total(pieces_) && gradient_.size() == pieces_.size(), "a server has its shard");
   for (Worker& worker : workers_) {
     worker.clock = run_.first_clock;
     // Where gradients are kept until all are there, all but the first wait beside.
-    const bool beside = run_.synchronous() && &worker != &workers_.front();
-    worker.gradient =
-        beside ? Tensor(arena, MemoryCategory::communication, gradient_.dtype(), {gradient_.numel()})
-               : gradient_;
+    worker.gradient = gradient_;
+    if (!run_.synchronous() || &worker == &workers_.front()) continue;
+    for (Tensor& piece : worker.gradient)
+      piece = Tensor(arena, MemoryCategory::communication, piece.dtype(), {piece.numel()});
   }
 }
 
@@ -182,11 +182,7 @@ void ParameterServer::take(int w) {
                  worker.header[4]};
   check(worker.push.clock == worker.clock, "a worker's pushes arrive in order");
   std::vector<Pending> arriving;
-  std::int64_t begin = 0;
-  for (const Range& piece : pieces_) {
-    arriving.push_back(group_.recv(worker.gradient.flat_range(begin, begin + piece.size()), w));
-    begin += piece.size();
-  }
+  for (const Tensor& piece : worker.gradient) arriving.push_back(group_.recv(piece, w));
   for (Pending& piece : arriving) piece.wait();
   if (leads()) {
     const std::int64_t late = updates_ - worker.updates;
@@ -208,14 +204,15 @@ void ParameterServer::take(int w) {
 
 // Grouped by the rank of workers, not by arrival: the bits of an all_reduce.
 void ParameterServer::add_up() {
-  std::vector<const std::byte*> sources;
-  std::vector<Push> pushes;
-  for (const Worker& worker : workers_) {
-    sources.push_back(static_cast<const std::byte*>(worker.gradient.raw()));
-    pushes.push_back(worker.push);
+  for (std::size_t i = 0; i < gradient_.size(); ++i) {
+    std::vector<const std::byte*> sources;
+    for (const Worker& worker : workers_)
+      sources.push_back(static_cast<const std::byte*>(worker.gradient[i].raw()));
+    const std::array<std::byte*, 1> sum{static_cast<std::byte*>(gradient_[i].raw())};
+    reduce_elements(ReduceOp::sum, gradient_[i].dtype(), sources, 0, sum, 0, gradient_[i].numel());
   }
-  const std::array<std::byte*, 1> sum{static_cast<std::byte*>(gradient_.raw())};
-  reduce_elements(ReduceOp::sum, gradient_.dtype(), sources, 0, sum, 0, gradient_.numel());
+  std::vector<Push> pushes;
+  for (const Worker& worker : workers_) pushes.push_back(worker.push);
   update_(pushes, 0);
   ++updates_;
   pushed_ = 0;

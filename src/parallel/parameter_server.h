@@ -83,9 +83,10 @@ class ParameterServer {
  public:
   // The gradient is there: of all pushes of a clock where s = 0, in the order of workers, else of one.
   using Update = std::function<void(const std::vector<Push>&, int worker)>;
-  // `values` and `gradient`: flat, this server's shard; `update` changes the values. `group` outlives this.
+  // This server's shard: `values` flat, `gradient` a tensor for each unit that it has a part of; `update`
+  // changes the values. `group` outlives this.
   ParameterServer(Communicator& group, const ParameterServerRun& run, const std::vector<ShardUnit>& units,
-                  Arena& arena, Tensor values, Tensor gradient, Update update);
+                  Arena& arena, Tensor values, std::vector<Tensor> gradient, Update update);
 
   // Until every worker has finished. CommError when no worker is heard of for the run's timeout.
   void serve();
@@ -100,7 +101,7 @@ class ParameterServer {
     std::int64_t clock = 0;             // of its next push
     std::int64_t lag = 0, updates = 0;  // when it last pulled
     Push push;                          // where s = 0: of this clock
-    Tensor gradient;                    // where its push goes
+    std::vector<Tensor> gradient;       // where its push goes
   };
   bool leads() const { return group_.rank() == run_.workers; }
   std::int64_t slowest() const;
@@ -114,7 +115,8 @@ class ParameterServer {
   Communicator& group_;
   ParameterServerRun run_;
   std::vector<Range> pieces_;  // of the shard, as messages
-  Tensor values_, gradient_;
+  Tensor values_;
+  std::vector<Tensor> gradient_;
   Update update_;
   std::vector<Worker> workers_;
   int finished_ = 0, pushed_ = 0;  // pushed: of this clock, where s = 0

@@ -6,6 +6,7 @@ ZeroWalk::ZeroWalk(const Plan& plan, const PipelineLayout& pipeline, const Coord
     : account_(account),
       zero_(plan.zero_stage()),
       prefetch_(plan.zero_prefetch),
+      shard_(dp_rank % plan.shards()),
       width_(element_bytes(plan.dtype)),
       late_(pipeline.late_groups(at.pp)) {
   const auto& groups = pipeline.groups_of(at.pp);
@@ -19,6 +20,8 @@ ZeroWalk::ZeroWalk(const Plan& plan, const PipelineLayout& pipeline, const Coord
 
 void ZeroWalk::begin_step(std::vector<int> uses) {
   if (zero_ < 2) return;
+  for (std::size_t unit = 0; unit < units_.size(); ++unit)  // of the step before
+    account_.free(own_bytes(unit), MemoryCategory::gradients);
   done_.assign(units_.size() - 1, 0);
   begun_.assign(units_.size(), false);
   finished_.assign(units_.size(), false);
@@ -72,6 +75,7 @@ void ZeroWalk::finish_group(int group) {
 void ZeroWalk::send(std::size_t unit) {
   if (units_[unit].range.size() == 0) return;
   if (scattering_) account_.free(bytes(*scattering_), MemoryCategory::gradients);
+  account_.allocate(own_bytes(unit), MemoryCategory::gradients);
   scattering_ = unit;
 }
 

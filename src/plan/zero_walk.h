@@ -33,13 +33,14 @@ class ZeroWalk {
 
  private:
   void allocate_values(const std::vector<int>& units);
+  std::int64_t own_bytes(std::size_t unit) const { return units_[unit].shard(shard_).size() * width_; }
   std::int64_t bytes(std::size_t unit) const { return units_[unit].range.size() * width_; }
   void begin_unit(std::size_t unit);
   void finish_group(int group);
   void send(std::size_t unit);
 
   Account& account_;
-  int zero_, prefetch_;
+  int zero_, prefetch_, shard_;
   std::int64_t width_;  // bytes of an element
   std::vector<ShardUnit> units_;
   std::set<int> late_;

@@ -50,11 +50,7 @@ std::vector<Range> shard_ranges(const std::vector<ShardUnit>& units, int index) 
   std::vector<Range> ranges;
   for (const ShardUnit& unit : units) {
     const Range shard = unit.shard(index);
-    if (shard.size() == 0) continue;
-    if (!ranges.empty() && ranges.back().end == shard.begin)
-      ranges.back().end = shard.end;
-    else
-      ranges.push_back(shard);
+    if (shard.size() > 0) ranges.push_back(shard);
   }
   return ranges;
 }

@@ -28,7 +28,7 @@ struct ShardUnit {
 // at most norm_block / 2 elements, a shard's size by at most norm_block, and a shard may be empty.
 std::vector<ShardUnit> shard_units(const FlatLayout& layout, int shards);
 
-// The pieces of the flat order that one rank of the group holds, in order; adjacent ones as one.
+// The pieces of the flat order that one rank of the group holds, one for each unit that it has a part of.
 std::vector<Range> shard_ranges(const std::vector<ShardUnit>& units, int index);
 
 // Elements of all units that one rank of the group holds.

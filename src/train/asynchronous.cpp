@@ -132,7 +132,7 @@ StalenessMeasures ParameterServerRank::serve(Communicator& all,
   on_step_ = on_step;
   step_begin_ = std::chrono::steady_clock::now();
   ParameterServer server(all, served_run(plan_, run_), units_over_servers(parameters_.layout(), run_.options),
-                         rank_.arena(), parameters_.own_values(), parameters_.own_gradients(),
+                         rank_.arena(), parameters_.own_values(), parameters_.keep_own_gradients(),
                          [this](const std::vector<Push>& pushes, int worker) { update(pushes, worker); });
   server.serve();
   return server.staleness();

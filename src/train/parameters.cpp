@@ -83,10 +83,7 @@ void ParameterStore::make_units(const Plan& plan) {
     values_ = Tensor(rank_->arena(), MemoryCategory::parameters, rank_->dtype(), {layout_.size()});
   else
     own_values_ = make(MemoryCategory::parameters, own_size);
-  if (zero_ < 2)
-    gradients_ = make(MemoryCategory::gradients, layout_.size());
-  else
-    own_gradients_ = make(MemoryCategory::gradients, own_size);
+  if (zero_ < 2) gradients_ = make(MemoryCategory::gradients, layout_.size());
   if (plan.offload == Offload::optimizer) {
     const std::int64_t bytes = own_size * element_bytes(rank_->dtype());
     offloaded_ = std::make_unique<ScratchFile>(plan.offload_directory, static_cast<std::size_t>(2 * bytes));
@@ -112,7 +109,7 @@ void ParameterStore::make_units(const Plan& plan) {
       unit.own_gradient = unit.gradient.flat_range(inside.begin, inside.end);
     } else {
       unit.gradient = make_away(MemoryCategory::gradients, cut.range.size());
-      unit.own_gradient = own_gradients_.flat_range(own_begin, own_begin + own.size());
+      unit.own_gradient = make_away(MemoryCategory::gradients, own.size());
     }
     own_begin += own.size();
     units_.push_back(std::move(unit));
@@ -204,12 +201,23 @@ void ParameterStore::release_moments() const {
 
 void ParameterStore::begin_gradients() const {
   if (zero_ >= 2) {
+    for (const Unit& unit : units_)
+      if (unit.own_gradient.has_memory()) unit.own_gradient.release_memory();
     begun_.assign(units_.size(), false);
     begin_unit(units_.size() - 1);
     return;
   }
   rank_->kernels().fill(gradients_, 0.0);
   if (tied_gradient_.defined()) rank_->kernels().fill(tied_gradient_, 0.0);
+}
+
+std::vector<Tensor> ParameterStore::keep_own_gradients() const {
+  std::vector<Tensor> shards;
+  for (const Unit& unit : units_) {
+    if (!unit.own_gradient.has_memory()) unit.own_gradient.acquire_memory();
+    if (unit.own_gradient.numel() > 0) shards.push_back(unit.own_gradient);
+  }
+  return shards;
 }
 
 void ParameterStore::begin_unit(std::size_t index) const {

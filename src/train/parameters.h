@@ -27,7 +27,7 @@ struct Parameter {
   Tensor value, gradient;
   bool value_stays = true;  // not in ZeRO 3
   // What this rank updates: elements [own.begin, own.end) of the local tensor, everything without ZeRO. The
-  // sum of the gradients over dp is here, and nowhere else.
+  // sum of the gradients over dp is here, and nowhere else, until the next update begins.
   Range own;
   Tensor own_value, own_gradient, exp_avg, exp_avg_sq;  // flat
   std::vector<std::int64_t> shard_sizes;                // of `own` on each rank of the block that shares it
@@ -58,7 +58,9 @@ class ParameterStore {
   const Tensor& gradients() const { return gradients_; }  // the same; undefined from ZeRO 2 on
   // Flat: this rank's shards, unit after unit, in ZeRO 3, and everything without ZeRO. Not in stages 1 and 2.
   const Tensor& own_values() const { return zero_ == 3 ? own_values_ : values_; }
-  const Tensor& own_gradients() const { return zero_ >= 2 ? own_gradients_ : gradients_; }
+  // Of each unit the shard of its gradient, where that is not empty, with memory, which stays until an update
+  // begins.
+  std::vector<Tensor> keep_own_gradients() const;
   // Gives back the memory of the moments, on a rank whose optimizer is elsewhere.
   void release_moments() const;
   // Of all parameters that each tp rank holds whole.
@@ -109,10 +111,10 @@ class ParameterStore {
 
   const Rank* rank_;
   int zero_, shards_, shard_;
-  Tensor values_, gradients_;                                 // whole and flat, where they stay in memory
-  Tensor own_values_, own_gradients_, exp_avg_, exp_avg_sq_;  // this rank's shards, unit after unit
-  std::unique_ptr<ScratchFile> offloaded_;                    // behind the moments, where they are offloaded
-  Tensor tied_gradient_;                                      // defined where it is kept apart
+  Tensor values_, gradients_;                 // whole and flat, where they stay in memory
+  Tensor own_values_, exp_avg_, exp_avg_sq_;  // this rank's shards, unit after unit
+  std::unique_ptr<ScratchFile> offloaded_;    // behind the moments, where they are offloaded
+  Tensor tied_gradient_;                      // defined where it is kept apart
   std::string output_name_;
   std::vector<Parameter> parameters_;
   std::vector<ParamSpec> model_;
