@@ -1,10 +1,12 @@
 // Training whose gradients travel compressed: what stays equal to the last bit, and what a checkpoint keeps.
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <mutex>
 
 #include "mesh_runs.h"
 #include "train/checkpoint.h"
+#include "train/session.h"
 #include "train/verify.h"
 
 namespace echelon {
@@ -152,6 +154,40 @@ TEST(CompressedTraining, IsExactWhereNothingIsLeftOut) {
       EXPECT_TRUE(report.pass) << to_json(report, request.plan);
     }
   }
+}
+
+// Of PowerSGD's uncompressed first steps too: where the run ends in them, just after them, or goes on from a
+// checkpoint among them.
+TEST(CompressedTraining, TrafficIsPredictedForTheStepThatIsMeasured) {
+  const TemporaryDirectory directory;
+  std::ofstream(directory / "text") << std::string(3000, 'a');
+  const TokenData data({directory / "text"}, bytes_vocab);
+  ModelSpec model = odd_llama(false, 2, 4);
+  model.vocab = bytes_vocab;
+  std::int64_t most = 0, least = std::numeric_limits<std::int64_t>::max();
+  for (const char* schedule : {"1f1b", "2bw", "pipedream"})
+    for (std::int64_t steps : {2, 3}) {
+      Plan plan = plan_of(model, {2, 1, 2, 0, schedule}, "powersgd:2:3");
+      plan.micro_batch = 1;
+      plan.global_batch = 8;
+      TrainRequest request;
+      request.plan = plan;
+      request.optimizer.warmup_steps = 0;
+      request.optimizer.total_steps = steps;
+      request.optimizer.clip = 0;
+      request.run.timeout = patience;
+      request.checkpoint_directory = directory / fmt::format("{} {}", schedule, steps);
+      SCOPED_TRACE(fmt::format("{}, {} steps", schedule, steps));
+      const TrainSummary first = train(request, data, {});
+      EXPECT_EQ(first.predicted_traffic, first.measured_traffic);
+      request.optimizer.total_steps = steps + 1;
+      request.resume = true;
+      const TrainSummary second = train(request, data, {});
+      EXPECT_EQ(second.predicted_traffic, second.measured_traffic);
+      most = std::max(most, first.measured_traffic.bytes(Axis::dp));
+      least = std::min(least, second.measured_traffic.bytes(Axis::dp));
+    }
+  EXPECT_LT(2 * least, most);
 }
 
 TEST(CompressedTraining, VerifyRefusesWhatIsLossy) {

@@ -110,7 +110,8 @@ void count_gathers(const Plan& plan, const PipelineLayout& pipeline, int pp_rank
 
 }  // namespace
 
-Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at) {
+Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at,
+                        std::int64_t updates) {
   Traffic traffic;
   const StepPrograms& programs = pipeline.programs(at.dp);
   const int tp = plan.mesh.size(Axis::tp), pp = plan.mesh.size(Axis::pp);
@@ -166,7 +167,7 @@ Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, const 
         across(traffic, Axis::dp, dp_cp / reducing, index / reducing);
     for (const GradientBucket& bucket : reduction_buckets(plan, groups, at.tp)) {
       add_reduction_traffic(plan.compression, bucket, plan.dtype, reducing, shard,
-                            plan.compression.warmup_steps, Axis::dp, traffic);
+                            updates + update, Axis::dp, traffic);
       if (!bucket.shards.empty()) across.all_reduce(bucket.shards[static_cast<std::size_t>(shard)], width);
     }
     if (plan.zero_stage() == 0) continue;

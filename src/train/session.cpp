@@ -1,6 +1,7 @@
 #include "train/session.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
 
 #include "base/error.h"
@@ -39,16 +40,35 @@ StartInfo start_info(const SharedRun& run, int workers) {
   return start;
 }
 
+// Of the last step; where the schedule does not flush, of a stream's steps on average. As it is measured.
+Traffic predicted_traffic(const SharedRun& run) {
+  const Plan& plan = run.request.plan;
+  if (run.request.asynchronous) return predict_worker_traffic(plan, *run.pipeline, *run.request.asynchronous);
+  const StepPrograms& programs = run.pipeline->programs(0);
+  const std::int64_t steps = run.request.optimizer.total_steps - run.start.first_step;
+  std::map<std::int64_t, Traffic> by_uncompressed_updates;
+  const auto of = [&](std::int64_t step) -> const Traffic& {
+    const std::int64_t updates = run.resumed.updates + step * programs.updates_per_step();
+    const std::int64_t uncompressed =
+        std::clamp<std::int64_t>(plan.compression.warmup_steps - updates, 0, programs.updates_per_step());
+    const auto [found, fresh] = by_uncompressed_updates.try_emplace(uncompressed);
+    if (fresh) found->second = predict_traffic(plan, *run.pipeline, {}, updates);
+    return found->second;
+  };
+  if (programs.flushes()) return of(steps - 1);
+  Traffic sum;
+  for (std::int64_t step = 0; step < steps; ++step) sum += of(step);
+  return sum / steps;
+}
+
 // What is known before the first step.
 TrainSummary start_summary(const SharedRun& run) {
   const Plan& plan = run.request.plan;
-  const auto& asynchronous = run.request.asynchronous;
   TrainSummary summary;
-  summary.ranks = num_ranks(plan, asynchronous);
+  summary.ranks = num_ranks(plan, run.request.asynchronous);
   summary.num_params = run.start.num_params;
   summary.predicted_memory = run.start.predicted_memory;
-  summary.predicted_traffic = asynchronous ? predict_worker_traffic(plan, *run.pipeline, *asynchronous)
-                                           : predict_traffic(plan, *run.pipeline);
+  summary.predicted_traffic = predicted_traffic(run);
   summary.predicted_step_seconds = run.start.predicted_step_seconds;
   summary.measured_timeline.ranks.resize(static_cast<std::size_t>(plan.mesh.size(Axis::pp)));
   summary.predicted_staleness = run.start.staleness;
