@@ -4,72 +4,29 @@
 
 #include <mutex>
 
-#include "mesh_runs.h"
-#include "schedule/schedules.h"
+#include "pipeline_runs.h"
 #include "schedule/simulate.h"
 #include "schedule/text.h"
 #include "train/checkpoint.h"
-#include "train/verify.h"
 
 namespace echelon {
 namespace {
 
 using namespace checks;
 
-std::vector<std::string> flushing_schedules() {
-  std::vector<std::string> names;
-  for (const std::string& name : schedule_names())
-    if (name != "pipedream" && name != "2bw") names.push_back(name);
-  return names;
-}
-
-Plan pipeline_plan(const ModelSpec& model, const std::string& schedule, int pp, int dp, int tp,
-                   std::int64_t microbatches) {
-  Plan plan = odd_plan(model, dp, tp, tp > 1);
-  plan.mesh.set(Axis::pp, pp);
-  plan.schedule = schedule;
-  plan.micro_batch = 1;
-  plan.global_batch = microbatches * dp;
-  plan.seq_len = 5;
-  return plan;
-}
-
-VerifyReport verified(const Plan& plan, std::int64_t steps = 1) {
-  VerifyRequest request;
-  request.plan = plan;
-  request.optimizer.warmup_steps = 0;
-  request.optimizer.clip = 0.1;
-  request.run.timeout = patience;
-  request.steps = steps;
-  return verify(request);
-}
-
-// DualPipe adds the gradients of its two directions at the end: another grouping.
-bool keeps_grouping(const std::string& schedule) { return schedule != "dualpipe"; }
-
+// Here every second combination or so; all of them in pipeline_slow_test.cpp.
 TEST(Pipeline, EveryScheduleGivesTheBitsOfOneRank) {
-  for (const std::string& schedule : flushing_schedules())
-    for (int pp : {2, 3, 4})
-      for (const ModelSpec& model : {odd_gpt2(true, 8), odd_llama(pp == 3, 2, 8 + pp % 3)}) {
-        if (schedule == "dualpipe" && pp == 3) continue;  // an even number of ranks
-        const Plan plan = pipeline_plan(model, schedule, pp, 1, 1, 8);
-        SCOPED_TRACE(fmt::format("{} {} pp {}", schedule, model.name, pp));
-        const VerifyReport report = verified(plan);
-        EXPECT_TRUE(report.pass) << to_json(report, plan);
-        EXPECT_TRUE(report.bitwise || !keeps_grouping(schedule)) << to_json(report, plan);
-      }
+  for (const std::string& schedule : flushing_schedules()) {
+    expect_bits_of_one_rank(pipeline_plan(odd_gpt2(true, 8), schedule, 4, 1, 1, 8));
+    expect_bits_of_one_rank(pipeline_plan(odd_llama(false, 2, 10), schedule, 2, 1, 1, 8));
+  }
 }
 
 TEST(Pipeline, ComposesWithDataTensorAndSequenceParallel) {
-  for (const std::string& schedule : flushing_schedules())
-    for (auto [dp, tp] : {std::pair{2, 1}, {1, 2}, {2, 2}})
-      for (const ModelSpec& model : {odd_gpt2(true, 4), odd_llama(false, 2, 4)}) {
-        const Plan plan = pipeline_plan(model, schedule, 2, dp, tp, 4);
-        SCOPED_TRACE(fmt::format("{} {} dp {} tp {}", schedule, model.name, dp, tp));
-        const VerifyReport report = verified(plan);
-        EXPECT_TRUE(report.pass) << to_json(report, plan);
-        EXPECT_LE(report.grad_max_rel_diff, 1e-10);
-      }
+  for (const std::string& schedule : flushing_schedules()) {
+    expect_passes(pipeline_plan(odd_gpt2(true, 4), schedule, 2, 2, 2, 4));
+    expect_passes(pipeline_plan(odd_llama(false, 2, 4), schedule, 2, 1, 2, 4));
+  }
 }
 
 // What is computed again is computed the same: the bits of one rank that keeps everything.
@@ -89,16 +46,10 @@ TEST(Pipeline, RecomputedActivationsGiveTheSameBits) {
 
 TEST(Pipeline, AnyNumberOfMicrobatches) {
   for (const std::string& schedule : flushing_schedules())
-    for (int microbatches = 1; microbatches <= 9; ++microbatches) {
-      const int pp = schedule.starts_with("dualpipe") ? 2 : 3;
-      if (schedule.starts_with("dualpipe") &&
-          (microbatches < 4 || (schedule == "dualpipe" && microbatches % 2 == 1)))
-        continue;
-      const Plan plan = pipeline_plan(odd_gpt2(true, 6), schedule, pp, 1, 1, microbatches);
-      SCOPED_TRACE(fmt::format("{} {} microbatches", schedule, microbatches));
-      const VerifyReport report = verified(plan);
-      EXPECT_TRUE(report.pass && (report.bitwise || !keeps_grouping(schedule))) << to_json(report, plan);
-    }
+    for (int microbatches : {1, 2, 6, 7})
+      if (has_microbatches(schedule, microbatches))
+        expect_bits_of_one_rank(pipeline_plan(odd_gpt2(true, 6), schedule,
+                                              schedule.starts_with("dualpipe") ? 2 : 3, 1, 1, microbatches));
 }
 
 TEST(Pipeline, ASchedulesOwnTextRuns) {
@@ -174,32 +125,12 @@ TEST(Pipeline, ExecutedPeaksAndMessagesAreTheSimulatedOnes) {
   }
 }
 
-// PipeDream and 2BW against a one-rank emulation of their delay, as one stream of four steps.
 TEST(Pipeline, StreamsEqualTheEmulationOfTheirDelay) {
-  for (int pp : {2, 3, 4})
-    for (auto [schedule, microbatches] :
-         {std::pair{"pipedream", 1}, {"pipedream", 2}, {"pipedream", 6}, {"2bw", pp}, {"2bw", 7}})
-      for (auto [dp, tp] : {std::pair{1, 1}, {2, 1}, {1, 2}, {2, 2}})
-        for (const ModelSpec& model : {odd_gpt2(false, 5), odd_llama(false, 2, 4)}) {
-          if (pp > 2 && (dp * tp > 1 || (pp == 3) != (model.family == Family::gpt2))) continue;
-          Plan plan = pipeline_plan(model, schedule, pp, dp, tp, microbatches);
-          VerifyRequest request;
-          request.plan = plan;
-          request.optimizer.warmup_steps = 0;
-          request.optimizer.clip = 0;
-          request.optimizer.eps = 1e-5;
-          request.run.timeout = patience;
-          request.steps = 4;
-          const VerifyReport report = verify(request);
-          EXPECT_TRUE(report.pass) << describe(plan) << schedule << to_json(report, plan);
-          // Where no sum is regrouped, the same bits; the loss is a mean of updates there and of targets
-          // here.
-          if (dp * tp == 1) {
-            EXPECT_EQ(report.grad_max_rel_diff, 0) << describe(plan) << schedule;
-            EXPECT_EQ(report.param_max_rel_diff, 0) << describe(plan) << schedule;
-          }
-          EXPECT_LE(report.grad_max_rel_diff, 1e-10);
-        }
+  for (auto [schedule, microbatches] :
+       {std::pair{"pipedream", 1}, {"pipedream", 6}, {"2bw", 3}, {"2bw", 7}}) {
+    expect_emulation(pipeline_plan(odd_llama(false, 2, 4), schedule, 2, 2, 2, microbatches), 4);
+    expect_emulation(pipeline_plan(odd_gpt2(false, 5), schedule, 3, 1, 1, microbatches), 4);
+  }
 }
 
 TEST(Pipeline, StreamsEqualTheEmulationWithASmallerLastMicrobatch) {
@@ -207,27 +138,15 @@ TEST(Pipeline, StreamsEqualTheEmulationWithASmallerLastMicrobatch) {
     Plan plan = pipeline_plan(odd_llama(false, 2, 4), schedule, 2, 1, 1, 3);
     plan.micro_batch = 2;
     plan.global_batch = 5;
-    VerifyRequest request;
-    request.plan = plan;
-    request.optimizer.warmup_steps = 0;
-    request.optimizer.clip = 0;
-    request.optimizer.eps = 1e-5;
-    request.run.timeout = patience;
-    const VerifyReport report = verify(request);
-    EXPECT_TRUE(report.pass) << schedule << to_json(report, plan);
-    EXPECT_LE(report.grad_max_rel_diff, 1e-10);
+    expect_emulation(plan, 3);
   }
 }
 
 // What the emulation would not see if the delay were nothing: the same weights for every microbatch.
 TEST(Pipeline, StreamsAreNotSynchronous) {
   const auto losses = [](const char* schedule, double learning_rate) {
-    VerifyRequest request;
-    request.plan = pipeline_plan(odd_llama(false, 2, 4), schedule, 3, 1, 1, 6);
-    request.optimizer.warmup_steps = 0;
-    request.optimizer.clip = 0;
+    VerifyRequest request = verify_request(pipeline_plan(odd_llama(false, 2, 4), schedule, 3, 1, 1, 6), 3, 0);
     request.optimizer.lr = request.optimizer.min_lr = learning_rate;
-    request.run.timeout = patience;
     return verify(request).mesh_losses;
   };
   EXPECT_NE(losses("1f1b", 1e-3), losses("2bw", 1e-3));
@@ -279,76 +198,27 @@ TEST(Pipeline, ProgramsOfAStreamAreItsPieces) {
   }
 }
 
-struct StepRun {
-  std::vector<StepResult> results;     // of rank 0
-  std::vector<LogicalTensors> states;  // values and moments, by rank
-};
-
-// Eight steps by Trainer::step(), with a pause (an evaluation, a checkpoint) after the fifth.
-StepRun run_on(const Plan& plan, double clip) {
-  StepRun run;
-  run.states.resize(static_cast<std::size_t>(plan.mesh.num_ranks()));
-  OptimizerOptions options;
-  options.clip = clip;
-  options.warmup_steps = 0;
-  options.lr = 1e-2;
-  on_mesh(plan, [&](const Rank& rank) {
-    Trainer trainer(rank, plan, options, 1);
-    for (int step = 0; step < 8; ++step)
-      for (const StepResult& r : trainer.step(step, random_samples(plan), step < 5 ? 5 - step : 8 - step))
-        if (rank.index() == 0) run.results.push_back(r);
-    auto& state = run.states[static_cast<std::size_t>(rank.index())];
-    for (ParameterTensor which :
-         {ParameterTensor::value, ParameterTensor::exp_avg, ParameterTensor::exp_avg_sq})
-      for (auto& [name, values] : gather(rank, trainer, which))
-        state[fmt::format("{} {}", name, static_cast<int>(which))] = values;
-  });
-  return run;
-}
-
-// The same bits as with the barrier, whether guesses are right, wrong, or now this and now that.
 TEST(Pipeline, OptimizerWithoutABarrierGivesTheSameBits) {
-  int right = 0, wrong = 0;
-  for (const char* schedule : {"zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "1f1b", "interleaved"})
-    for (auto [pp, dp, tp, microbatches] :
-         {std::tuple{2, 1, 1, 4}, {4, 1, 1, 8}, {4, 1, 1, 2}, {3, 1, 1, 1}, {2, 2, 2, 3}})
-      for (const ModelSpec& model : {odd_gpt2(true, 8), odd_llama(false, 2, 8)})
-        for (DType dtype : {DType::f64, DType::f32}) {
-          const bool is_zero_bubble = schedule[0] == 'z' || schedule[0] == 'v';
-          if (dtype == DType::f32 ? (pp != 4 || !have_cpu_kernels()) : (pp == 4 && is_zero_bubble)) continue;
-          if (!is_zero_bubble && pp != 4) continue;
-          Plan plan = pipeline_plan(model, schedule, pp, dp, tp, microbatches);
-          plan.dtype = dtype;
-          Plan without = plan;
-          without.optimizer_barrier = false;
-          const double clip = run_on(plan, 0).results.at(4).gradient_norm;  // above and below it
-          SCOPED_TRACE(fmt::format("{} pp {} {}", schedule, pp, describe(plan)));
-          const StepRun expected = run_on(plan, clip), run = run_on(without, clip);
-          ASSERT_EQ(run.results.size(), 8u);
-          for (std::size_t step = 0; step < 8; ++step) {
-            EXPECT_EQ(run.results[step].step, expected.results[step].step);
-            EXPECT_EQ(run.results[step].loss, expected.results[step].loss);
-            EXPECT_EQ(run.results[step].gradient_norm, expected.results[step].gradient_norm);
-            EXPECT_TRUE(!run.results[step].taken_back || run.results[step].gradient_norm > clip);
-            (run.results[step].taken_back ? wrong : right) += 1;
-          }
-          EXPECT_EQ(run.states, expected.states);
-        }
-  EXPECT_GT(right, 50);
-  EXPECT_GT(wrong, 50);
+  Guesses guesses;
+  for (auto [schedule, pp, dp, tp, microbatches] : {std::tuple{"zb-h1", 2, 1, 1, 4},
+                                                    {"zb-h2", 3, 1, 1, 1},
+                                                    {"zb-v", 2, 2, 2, 3},
+                                                    {"v-half", 2, 1, 1, 4},
+                                                    {"v-min", 3, 1, 1, 1},
+                                                    {"1f1b", 4, 1, 1, 2},
+                                                    {"interleaved", 4, 1, 1, 8}})
+    for (const ModelSpec& model : {odd_gpt2(true, 8), odd_llama(false, 2, 8)})
+      expect_bits_without_barrier(pipeline_plan(model, schedule, pp, dp, tp, microbatches), guesses);
+  EXPECT_GT(guesses.right, 15);
+  EXPECT_GT(guesses.wrong, 15);
 }
 
 TEST(Pipeline, VerifyProvesTheOptimizerWithoutABarrier) {
   for (auto [dp, tp] : {std::pair{1, 1}, {2, 2}}) {
     Plan plan = pipeline_plan(odd_llama(false, 2, 8), "zb-v", 2, dp, tp, 4);
     plan.optimizer_barrier = false;
-    VerifyRequest request;
-    request.plan = plan;
-    request.optimizer.warmup_steps = 0;
-    request.optimizer.clip = 0.1;
+    VerifyRequest request = verify_request(plan, 5);
     request.optimizer.eps = 1e-5;
-    request.run.timeout = patience;
-    request.steps = 5;
     const VerifyReport report = verify(request);
     EXPECT_TRUE(report.pass && (report.bitwise || dp * tp > 1)) << to_json(report, plan);
     EXPECT_LE(report.grad_max_rel_diff, 1e-10);
