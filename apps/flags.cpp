@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -110,11 +112,14 @@ void PlanFlags::add_to(CLI::App& app, const Plan& defaults) {
   app.footer("Not built yet: " + names);
 }
 
-static std::string read_file(const std::string& flag, const std::string& path) {
-  std::ifstream in(path);
+std::string read_file(const std::string& flag, const std::string& path) {
+  if (std::filesystem::is_directory(path)) refuse("{} {}: cannot be read: it is a directory", flag, path);
+  errno = 0;
+  std::ifstream in(path, std::ios::binary);
   std::ostringstream text;
-  text << in.rdbuf();
-  if (!in || std::filesystem::is_directory(path)) refuse("{} {}: cannot be read", flag, path);
+  if (in && in.peek() != std::ifstream::traits_type::eof()) text << in.rdbuf();
+  if (!in.is_open() || in.bad() || text.fail())
+    refuse("{} {}: cannot be read: {}", flag, path, std::strerror(errno));
   return text.str();
 }
 

@@ -19,6 +19,9 @@ namespace echelon {
 template <class T>
 T parse_number(const std::string& flag, const std::string& text);
 
+// The whole file that a flag names; refused with the flag's name where it cannot be read.
+std::string read_file(const std::string& flag, const std::string& path);
+
 // A flag with a number, whose starting value is shown as the default.
 template <class T>
 CLI::Option* add_number(CLI::App& app, const std::string& flag, T& value, const std::string& description) {

@@ -3,19 +3,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <sstream>
 
 #include "apps/flags.h"
 #include "base/error.h"
 
 namespace echelon {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr std::int64_t most_cells = 1 << 23;  // ranks times chunks times microbatches: a gigabyte or two
 
@@ -62,15 +55,6 @@ std::vector<OfFbw> parse_stages(const char* flag, const std::string& given, doub
 }
 
 }  // namespace
-
-std::string read_file(const char* flag, const std::string& path) {
-  if (!fs::is_regular_file(path)) refuse("{} {}: must be a regular file", flag, path);
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  if (!in) refuse("{} {}: cannot be read: {}", flag, path, std::strerror(errno));
-  return text.str();
-}
 
 std::vector<std::string> SimulateFlags::names() const {
   if (!compare.empty()) return split(compare, ",");

@@ -33,6 +33,4 @@ struct SimulateFlags {
   std::vector<std::string> names() const;  // of the schedules asked for
 };
 
-std::string read_file(const char* flag, const std::string& path);
-
 }  // namespace echelon
