@@ -6,7 +6,7 @@ ZeroWalk::ZeroWalk(const Plan& plan, const PipelineLayout& pipeline, const Coord
     : account_(account),
       zero_(plan.zero_stage()),
       prefetch_(plan.zero_prefetch),
-      shard_(dp_rank % plan.shards()),
+      shard_(plan.mesh.dp_cp_index(at) % plan.shards()),
       width_(element_bytes(plan.dtype)),
       late_(pipeline.late_groups(at.pp)) {
   const auto& groups = pipeline.groups_of(at.pp);
