@@ -164,7 +164,11 @@ int run_train(TrainFlags& f) {
                as_text(text, data.kind()));
   };
   const TrainSummary summary = train(request, data, observer);
-  fmt::print(out, "\n{}{}", memory_table(summary.predicted_memory, summary.measured_memory),
+  const auto& asynchronous = summary.asynchronous;
+  fmt::print(out, "\n{}{}{}", memory_table("rank 0", summary.predicted_memory, summary.measured_memory),
+             asynchronous
+                 ? memory_table("server 0", asynchronous->predicted_memory, asynchronous->measured_memory)
+                 : "",
              traffic_table(summary.predicted_traffic, summary.measured_traffic));
   for (Axis axis : all_axes)
     if (const VerbTraffic& sent = summary.measured_messages.at(axis, Verb::send); sent.calls > 0)

@@ -36,9 +36,8 @@ int run_verify(VerifyFlags& f) {
   f.timeline.check();
   if (!f.staleness.empty())
     refuse(
-        "--staleness {}: verify compares runs that must be equal, and late gradients are others; with 0 "
-        "`train` gives the bits "
-        "of synchronous training, which verify runs without this flag",
+        "--staleness {}: verify compares the mesh with one rank, and no rank alone computes late gradients; "
+        "legal: leave it out (with --staleness 0 `train` has the bits of the run that verify then checks)",
         f.staleness);
   VerifyRequest& request = f.request;
   request.plan = f.plan.plan();

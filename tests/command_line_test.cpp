@@ -410,6 +410,10 @@ TEST_F(CommandLine, AsynchronousTraining) {
   };
   const json synchronous = one_object(run(with({"--steps", "3"})));
   const json bound0 = one_object(run(with({"--steps", "3", "--staleness", "0", "--servers", "2"})));
+  for (const char* category : {"parameters", "gradients", "optimizer", "communication"})
+    EXPECT_EQ(bound0["server_memory_bytes"]["measured"][category],
+              bound0["server_memory_bytes"]["predicted"][category]);
+  EXPECT_GT(bound0["server_memory_bytes"]["measured"]["optimizer"], 0);
   EXPECT_EQ(bound0["final_loss"], synchronous["final_loss"]);
   EXPECT_EQ(bound0["validation_loss"], synchronous["validation_loss"]);
   EXPECT_EQ(bound0["staleness"],

@@ -1,5 +1,6 @@
 #include "train/asynchronous.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -73,10 +74,27 @@ Plan server_plan(const Plan& plan, int servers) {
   return served;
 }
 
-std::int64_t predicted_server_bytes(const Plan& plan, const AsynchronousOptions& options) {
-  const StateBytes bytes = state_bytes(plan);
-  const std::int64_t waiting = options.staleness == 0 ? plan.mesh.size(Axis::dp) - 1 : 0;
-  return num_parameters(plan.model) * (bytes.value + (1 + waiting) * bytes.gradient + bytes.optimizer);
+Memory predict_server_memory(const Plan& plan, const PipelineLayout& pipeline,
+                             const AsynchronousOptions& options, int server) {
+  const FlatLayout layout = flat_layout(pipeline.groups_of(0), 1, 0);
+  const std::int64_t own = shard_size(units_over_servers(layout, options), server);
+  Memory memory = kept_state(layout.size(), own, 3, state_bytes(plan));
+  if (options.staleness == 0)  // the pushes of a clock but one wait beside
+    memory[MemoryCategory::communication] =
+        (plan.mesh.size(Axis::dp) - 1) * memory[MemoryCategory::gradients];
+  return memory;
+}
+
+// In n steps the workers take n W batches. Of c batches of the slow worker, each f long, the others meanwhile
+// do c f each, or c + s where the bound stops them: so c = n W / ((W-1) f + 1), or n - s (W-1)/W if that is
+// more, and the run takes c f.
+double straggler_slowdown(double factor, int workers, std::int64_t steps,
+                          const AsynchronousOptions& options) {
+  const double w = workers, n = static_cast<double>(steps);
+  const double free = w / ((w - 1) * factor + 1);
+  if (!options.staleness) return factor * free;
+  const double bound = 1 - static_cast<double>(*options.staleness) / n * (w - 1) / w;
+  return factor * std::max(free, bound);
 }
 
 Traffic predict_worker_traffic(const Plan& plan, const PipelineLayout& pipeline,

@@ -24,10 +24,23 @@ int num_ranks(const Plan& plan, const std::optional<AsynchronousOptions>& option
 // How the servers cut the parameters and what belongs to them: as ZeRO 3 would over so many ranks.
 Plan server_plan(const Plan& plan, int servers);
 
-// Bytes that all servers together hold, and what the first worker sends for one batch.
-std::int64_t predicted_server_bytes(const Plan& plan, const AsynchronousOptions& options);
+// What a server holds, but for a few sums (category other), and what the first worker sends for one batch.
+Memory predict_server_memory(const Plan& plan, const PipelineLayout& pipeline,
+                             const AsynchronousOptions& options, int server);
 Traffic predict_worker_traffic(const Plan& plan, const PipelineLayout& pipeline,
                                const AsynchronousOptions& options);
+
+// A worker made slow on purpose, to be seen or tested: after the passes of a step it sleeps (factor - 1)
+// times as long as they took.
+struct Straggler {
+  int rank = 0;
+  double factor = 1;
+};
+
+// How many times longer a step is, on average over so many, than if all workers were equally fast, where one
+// is `factor` times slower and nothing but its batches and the bound is waited for. With a bound s the
+// others run s batches ahead of it once and then keep its pace; without one they do what it does not.
+double straggler_slowdown(double factor, int workers, std::int64_t steps, const AsynchronousOptions& options);
 
 // Steps [first, last): as many batches for each worker, if all are equally fast.
 struct AsynchronousRun {

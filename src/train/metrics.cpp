@@ -72,6 +72,8 @@ std::string to_json(const TrainSummary& s) {
                            {"histogram", a->histogram},
                            {"updates_late", {{"mean", a->mean_updates_late}, {"max", a->max_updates_late}}}};
     object["updates"] = a->updates;
+    object["server_memory_bytes"] = {{"predicted", as_json(a->predicted_memory)},
+                                     {"measured", as_json(a->measured_memory)}};
   }
   if (s.measured_messages != Traffic{}) object["collective_messages"] = as_json(s.measured_messages);
   object["taken_back"] = s.taken_back;
@@ -85,8 +87,8 @@ std::string to_json(const TrainSummary& s) {
   return object.dump();
 }
 
-std::string memory_table(const Memory& predicted, const Memory& measured) {
-  std::string table = fmt::format("  {:<16}{:>14}{:>14}\n", "memory, rank 0", "predicted", "measured");
+std::string memory_table(const std::string& whose, const Memory& predicted, const Memory& measured) {
+  std::string table = fmt::format("  {:<16}{:>14}{:>14}\n", "memory, " + whose, "predicted", "measured");
   const auto row = [&](const char* name, std::int64_t a, std::int64_t b) {
     table += fmt::format("  {:<16}{:>14}{:>14}\n", name, format_bytes(static_cast<double>(a)),
                          format_bytes(static_cast<double>(b)));

@@ -28,7 +28,8 @@ struct AsynchronousSummary {
   std::vector<std::int64_t> histogram;
   double mean_updates_late = 0;  // optimizer steps between a push's pull and itself
   std::int64_t max_updates_late = 0;
-  std::int64_t updates = 0;  // optimizer steps of this run
+  std::int64_t updates = 0;                  // optimizer steps of this run
+  Memory predicted_memory, measured_memory;  // peak of the first server
 };
 
 struct TrainSummary {
@@ -61,7 +62,7 @@ std::string evaluation_json(std::int64_t step, double validation_loss);
 
 // {"parameters": n, ..., "total": n} and {"tp": {"all_reduce": bytes, ...}, ...}, for people: one aligned
 // table each.
-std::string memory_table(const Memory& predicted, const Memory& measured);
+std::string memory_table(const std::string& whose, const Memory& predicted, const Memory& measured);
 std::string traffic_table(const Traffic& predicted, const Traffic& measured);
 // The histogram as bars.
 std::string staleness_table(const AsynchronousSummary& summary);

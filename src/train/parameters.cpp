@@ -34,7 +34,7 @@ void fill_initial(const ParamSpec& spec, int tp, int index, std::uint64_t seed, 
 }  // namespace
 
 ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const PipelineLayout& pipeline,
-                               std::uint64_t seed, const Faults& faults)
+                               std::uint64_t seed, const Faults& faults, Moments moments)
     : rank_(&rank),
       zero_(plan.zero_stage()),
       shards_(plan.shards()),
@@ -54,7 +54,8 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
   for (const ParamSpec& spec : model_) owners_[spec.name] = pipeline.holders_of(spec.name).front();
   layout_ = flat_layout(groups, rank.size(Axis::tp), rank.coordinate(Axis::tp));
   buckets_ = reduction_buckets(plan, groups, rank.coordinate(Axis::tp));
-  make_units(plan);
+  make_units();
+  if (moments == Moments::here) make_moments(plan, shard_size(shard_units(layout_, shards_), shard_));
   if (zero_ == 3) make_gather(plan.zero_prefetch);
   for (std::size_t i = 0; i < parameters_.size(); ++i) place(parameters_[i], i, faults);
   fill_initial_values(seed);
@@ -65,7 +66,7 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
   }
 }
 
-void ParameterStore::make_units(const Plan& plan) {
+void ParameterStore::make_units() {
   const auto make = [&](MemoryCategory category, std::int64_t size) {
     const Tensor flat(rank_->arena(), category, rank_->dtype(), {size});
     rank_->kernels().fill(flat, 0.0);
@@ -84,15 +85,6 @@ void ParameterStore::make_units(const Plan& plan) {
   else
     own_values_ = make(MemoryCategory::parameters, own_size);
   if (zero_ < 2) gradients_ = make(MemoryCategory::gradients, layout_.size());
-  if (plan.offload == Offload::optimizer) {
-    const std::int64_t bytes = own_size * element_bytes(rank_->dtype());
-    offloaded_ = std::make_unique<ScratchFile>(plan.offload_directory, static_cast<std::size_t>(2 * bytes));
-    exp_avg_ = Tensor::view_of(offloaded_->data(), rank_->dtype(), {own_size});
-    exp_avg_sq_ = Tensor::view_of(offloaded_->data() + bytes, rank_->dtype(), {own_size});
-  } else {
-    exp_avg_ = make(MemoryCategory::optimizer, own_size);
-    exp_avg_sq_ = make(MemoryCategory::optimizer, own_size);
-  }
   std::int64_t own_begin = 0;
   for (const ShardUnit& cut : cuts) {
     const Range own = cut.shard(shard_), inside{own.begin - cut.range.begin, own.end - cut.range.begin};
@@ -115,6 +107,22 @@ void ParameterStore::make_units(const Plan& plan) {
     units_.push_back(std::move(unit));
   }
   begun_.resize(units_.size());
+}
+
+void ParameterStore::make_moments(const Plan& plan, std::int64_t own_size) {
+  const std::int64_t bytes = own_size * element_bytes(rank_->dtype());
+  if (plan.offload == Offload::optimizer)
+    offloaded_ = std::make_unique<ScratchFile>(plan.offload_directory, static_cast<std::size_t>(2 * bytes));
+  std::int64_t begin = 0;
+  for (Tensor* moment : {&exp_avg_, &exp_avg_sq_}) {
+    if (offloaded_) {
+      *moment = Tensor::view_of(offloaded_->data() + begin, rank_->dtype(), {own_size});
+    } else {
+      *moment = Tensor(rank_->arena(), MemoryCategory::optimizer, rank_->dtype(), {own_size});
+      rank_->kernels().fill(*moment, 0.0);
+    }
+    begin += bytes;
+  }
 }
 
 // Views of a parameter in its unit, and of the part of it that is this rank's own.
@@ -140,6 +148,7 @@ void ParameterStore::place(Parameter& p, std::size_t index, const Faults& faults
   p.own_value = part(unit.own_value, 0);
   const std::int64_t shift = shard_ > 0 && own.end < shard.end ? faults.shard_shift : 0;
   p.own_gradient = part(unit.own_gradient, shift);
+  if (!exp_avg_.defined()) return;
   p.exp_avg = part(exp_avg_, unit.own_begin);
   p.exp_avg_sq = part(exp_avg_sq_, unit.own_begin);
 }
@@ -191,12 +200,6 @@ Weight ParameterStore::output_weight() const {
   Weight output = weight(output_name_);
   if (tied_gradient_.defined()) output.gradient = tied_gradient_;
   return output;
-}
-
-void ParameterStore::release_moments() const {
-  for (const Tensor* moment : {&exp_avg_, &exp_avg_sq_})
-    if (moment->numel() > 0) moment->release_memory();
-  rank_->arena().drop_kept();
 }
 
 void ParameterStore::begin_gradients() const {

@@ -29,15 +29,18 @@ struct Parameter {
   // What this rank updates: elements [own.begin, own.end) of the local tensor, everything without ZeRO. The
   // sum of the gradients over dp is here, and nowhere else, until the next update begins.
   Range own;
-  Tensor own_value, own_gradient, exp_avg, exp_avg_sq;  // flat
+  Tensor own_value, own_gradient, exp_avg, exp_avg_sq;  // flat; no moments where these are elsewhere
   std::vector<std::int64_t> shard_sizes;                // of `own` on each rank of the block that shares it
 };
+
+// Whether a rank's optimizer is its own. Elsewhere, on parameter servers: it has no moments.
+enum class Moments { here, elsewhere };
 
 class ParameterStore {
  public:
   // What the layout gives this rank. Values start from (seed, name, logical element) alone.
   ParameterStore(const Rank& rank, const Plan& plan, const PipelineLayout& pipeline, std::uint64_t seed,
-                 const Faults& faults = {});
+                 const Faults& faults = {}, Moments moments = Moments::here);
 
   const std::vector<Parameter>& all() const { return parameters_; }  // of this rank, group by group
   // Of the whole model, in the same order on every rank: what collectives over parameters walk.
@@ -61,8 +64,6 @@ class ParameterStore {
   // Of each unit the shard of its gradient, where that is not empty, with memory, which stays until an update
   // begins.
   std::vector<Tensor> keep_own_gradients() const;
-  // Gives back the memory of the moments, on a rank whose optimizer is elsewhere.
-  void release_moments() const;
   // Of all parameters that each tp rank holds whole.
   const Tensor& whole_gradients() const { return units_.back().gradient; }
   const FlatLayout& layout() const { return layout_; }
@@ -100,7 +101,8 @@ class ParameterStore {
     Tensor value, gradient, own_value, own_gradient;
     std::int64_t own_begin;  // where its shard lies in flat tensors of this rank's shards
   };
-  void make_units(const Plan& plan);
+  void make_units();
+  void make_moments(const Plan& plan, std::int64_t own_size);
   void make_gather(int ahead);
   void place(Parameter& parameter, std::size_t index, const Faults& faults);
   void fill_initial_values(std::uint64_t seed);

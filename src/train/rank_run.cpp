@@ -12,7 +12,8 @@ namespace echelon {
 RankRun::RankRun(const SharedRun& shared, const Rank& rank, TrainSummary& summary)
     : shared_(shared),
       rank_(rank),
-      trainer_(rank, shared.request.plan, shared.request.optimizer, shared.request.seed, {}, shared.pipeline),
+      trainer_(rank, shared.request.plan, shared.request.optimizer, shared.request.seed, {}, shared.pipeline,
+               shared.request.asynchronous ? Moments::elsewhere : Moments::here),
       summary_(summary) {
   const auto& straggler = shared.request.straggler;
   if (straggler && straggler->rank == rank.index()) trainer_.set_slowdown(straggler->factor);
@@ -55,7 +56,6 @@ void RankRun::summarize() {
 void RankRun::run_as_worker() {
   const AsynchronousRun run = asynchronous_run(shared_);
   const auto all = join_all(rank_, rank_.size(Axis::dp), run.options.servers);
-  trainer_.parameters().release_moments();
   rank_.arena().reset_peak();
   Traffic before = rank_.traffic(), messages_before = rank_.messages();
   run_worker(*all, trainer_, run, source(shared_.split.train, shared_.request.plan.seq_len), [&] {

@@ -71,11 +71,13 @@ void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeli
            plan.model.name, plan.model.max_seq);
 }
 
-void refuse_what_machine_lacks(const TrainRequest& request) {
+void refuse_what_machine_lacks(const TrainRequest& request, const PipelineLayout& pipeline) {
   const Plan& plan = request.plan;
   if (plan.offload != Offload::none) check_scratch_directory(plan.offload_directory);
   double bytes = plan.mesh.num_ranks() * predicted_bytes(plan);
-  if (request.asynchronous) bytes += static_cast<double>(predicted_server_bytes(plan, *request.asynchronous));
+  if (const auto& asynchronous = request.asynchronous)
+    for (int server = 0; server < asynchronous->servers; ++server)
+      bytes += static_cast<double>(predict_server_memory(plan, pipeline, *asynchronous, server).total());
   refuse_beyond_memory(plan, bytes);
 }
 

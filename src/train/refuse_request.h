@@ -15,6 +15,6 @@ void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeli
 CheckpointInfo find_resumed(const TrainRequest& request);
 
 // RequestError where memory, or the disk that parameters or moments are offloaded to, is too small.
-void refuse_what_machine_lacks(const TrainRequest& request);
+void refuse_what_machine_lacks(const TrainRequest& request, const PipelineLayout& pipeline);
 
 }  // namespace echelon

@@ -41,7 +41,8 @@ void ServerRun::summarize(const StalenessMeasures& staleness) {
   summary_.step_seconds = seconds_ / static_cast<double>(summary_.steps);
   summary_.tokens_per_second = static_cast<double>(tokens_) / seconds_;
   summary_.mfu = mfu(shared_, summary_.tokens_per_second);
-  AsynchronousSummary& a = summary_.asynchronous.emplace();
+  AsynchronousSummary& a = *summary_.asynchronous;
+  a.measured_memory = rank_.arena().peak();
   a.bound = run_.options.staleness;
   a.histogram = staleness.histogram;
   a.mean_updates_late =

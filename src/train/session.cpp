@@ -61,6 +61,16 @@ Traffic predicted_traffic(const SharedRun& run) {
   return sum / steps;
 }
 
+// By a straggler. Where all wait for it, it sleeps in proportion to what it computes in a step.
+double predicted_slowdown(const SharedRun& run, const StepPrediction& step) {
+  const TrainRequest& request = run.request;
+  if (!request.straggler) return 1;
+  const double factor = request.straggler->factor;
+  if (!request.asynchronous) return 1 + (factor - 1) * (1 - step.bubble_fraction);
+  return straggler_slowdown(factor, request.plan.mesh.size(Axis::dp),
+                            request.optimizer.total_steps - run.start.first_step, *request.asynchronous);
+}
+
 // What is known before the first step.
 TrainSummary start_summary(const SharedRun& run) {
   const Plan& plan = run.request.plan;
@@ -70,6 +80,8 @@ TrainSummary start_summary(const SharedRun& run) {
   summary.predicted_memory = run.start.predicted_memory;
   summary.predicted_traffic = predicted_traffic(run);
   summary.predicted_step_seconds = run.start.predicted_step_seconds;
+  if (const auto& options = run.request.asynchronous)
+    summary.asynchronous.emplace().predicted_memory = predict_server_memory(plan, *run.pipeline, *options, 0);
   summary.measured_timeline.ranks.resize(static_cast<std::size_t>(plan.mesh.size(Axis::pp)));
   summary.predicted_staleness = run.start.staleness;
   summary.measured_staleness.resize(run.start.staleness.size());
@@ -112,13 +124,13 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
                 {},
                 observer,
                 pipeline};
-  refuse_what_machine_lacks(request);
+  refuse_what_machine_lacks(request, *pipeline);
   const int workers = std::min(available_cores(), plan.mesh.num_ranks() * request.run.threads_per_rank);
   run.start = start_info(run, workers);
   const double rank_share = std::min(1.0, static_cast<double>(request.run.threads_per_rank) / workers);
   const StepPrediction predicted =
       predict_step(plan, *pipeline, {run.start.peak_flops, run.start.peak_flops * rank_share});
-  run.start.predicted_step_seconds = predicted.seconds;
+  run.start.predicted_step_seconds = predicted.seconds * predicted_slowdown(run, predicted);
   RunOutputs outputs(request);
   if (!request.resume) outputs.start_log_anew();
   run.outputs = &outputs;

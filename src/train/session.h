@@ -26,13 +26,6 @@ struct RunOptions {
   Collectives collectives = Collectives::direct;
 };
 
-// A rank made slow on purpose, to be seen or tested: after the passes of a step it sleeps (factor - 1) times
-// as long as they took.
-struct Straggler {
-  int rank = 0;
-  double factor = 1;
-};
-
 struct TrainRequest {
   Plan plan;
   OptimizerOptions optimizer;  // total_steps = the last step of the run

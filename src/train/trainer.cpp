@@ -29,14 +29,14 @@ static double count_targets(const Microbatch& microbatch) {
 }
 
 Trainer::Trainer(const Rank& rank, const Plan& plan, const OptimizerOptions& optimizer, std::uint64_t seed,
-                 const Faults& faults, std::shared_ptr<const PipelineLayout> pipeline)
+                 const Faults& faults, std::shared_ptr<const PipelineLayout> pipeline, Moments moments)
     : rank_(rank),
       plan_(plan),
       optimizer_(optimizer),
       faults_(faults),
       pipeline_(pipeline ? std::move(pipeline) : std::make_shared<PipelineLayout>(plan)),
       programs_(pipeline_->programs(rank.coordinate(Axis::dp))),
-      parameters_(rank, plan, *pipeline_, seed, faults),
+      parameters_(rank, plan, *pipeline_, seed, faults, moments),
       reducer_(DataParallel::group(rank, plan), rank.kernels(), rank.arena(), rank.dtype(), plan.compression,
                seed, parameters_.gradient_buckets()),
       stages_(rank_, plan_, *pipeline_, parameters_, faults),

@@ -38,9 +38,10 @@ enum class DataParallelSums {
 
 class Trainer {
  public:
-  // `pipeline`: the plan's own, where several users share it.
+  // `pipeline`: the plan's own, where several users share it. Without moments: for compute_gradients() alone.
   Trainer(const Rank& rank, const Plan& plan, const OptimizerOptions& optimizer, std::uint64_t seed,
-          const Faults& faults = {}, std::shared_ptr<const PipelineLayout> pipeline = nullptr);
+          const Faults& faults = {}, std::shared_ptr<const PipelineLayout> pipeline = nullptr,
+          Moments moments = Moments::here);
   Trainer(const Trainer&) = delete;
   Trainer& operator=(const Trainer&) = delete;
 
