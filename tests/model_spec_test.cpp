@@ -29,6 +29,16 @@ void expect_same(const ModelSpec& a, const ModelSpec& b) {
   EXPECT_EQ(a.norm_eps, b.norm_eps);
   EXPECT_EQ(a.rope_theta, b.rope_theta);
   EXPECT_EQ(a.init_std, b.init_std);
+  EXPECT_EQ(a.experts, b.experts);
+  EXPECT_EQ(a.num_experts, b.num_experts);
+  EXPECT_EQ(a.experts_per_token, b.experts_per_token);
+  EXPECT_EQ(a.expert_hidden, b.expert_hidden);
+  EXPECT_EQ(a.num_shared_experts, b.num_shared_experts);
+  EXPECT_EQ(a.num_dense_layers, b.num_dense_layers);
+  EXPECT_EQ(a.kv_rank, b.kv_rank);
+  EXPECT_EQ(a.q_rank, b.q_rank);
+  EXPECT_EQ(a.rotary_dim, b.rotary_dim);
+  EXPECT_EQ(a.value_head_dim, b.value_head_dim);
 }
 
 // The refusal must be one line that has all the given words.
@@ -54,17 +64,49 @@ std::string replaced(std::string text, const std::string& from, const std::strin
 
 TEST(ModelSpec, PublishedCountsAreExact) {
   const std::map<std::string, std::int64_t> published{
-      {"gpt2-124m", 124439808},       {"gpt2-350m", 354823168},    {"gpt2-774m", 774030080},
-      {"gpt2-1.5b", 1557611200},      {"llama-2-7b", 6738415616},  {"llama-2-13b", 13015864320},
-      {"llama-2-70b", 68976648192},   {"llama-3-8b", 8030261248},  {"llama-3-70b", 70553706496},
-      {"llama-3-405b", 405853388800}, {"gpt3-175b", 174604259328}, {"gpt2-tiny", 578624},
-      {"llama-tiny", 402624},         {"llama-42m", 58073600}};
+      {"gpt2-124m", 124439808},        {"gpt2-350m", 354823168},     {"gpt2-774m", 774030080},
+      {"gpt2-1.5b", 1557611200},       {"llama-2-7b", 6738415616},   {"llama-2-13b", 13015864320},
+      {"llama-2-70b", 68976648192},    {"llama-3-8b", 8030261248},   {"llama-3-70b", 70553706496},
+      {"llama-3-405b", 405853388800},  {"gpt3-175b", 174604259328},  {"gpt2-tiny", 578624},
+      {"llama-tiny", 402624},          {"llama-42m", 58073600},      {"mixtral-8x7b", 46702792704},
+      {"mixtral-8x22b", 140620634112}, {"deepseek-v3", 671026404352}};
   std::set<std::string> names;
   for (const std::string& name : model_preset_names()) names.insert(name);
   for (const auto& [name, count] : published) {
     EXPECT_EQ(num_parameters(load_model(name)), count) << name;
     EXPECT_TRUE(names.contains(name)) << name;
   }
+}
+
+// "12.9B", "39B" and "37B" of the papers, which count the embedding as well.
+TEST(ModelSpec, ATokenMeetsFewExperts) {
+  const auto active = [](const char* name) {
+    const ModelSpec m = load_model(name);
+    return static_cast<double>(num_active_parameters(m) + m.vocab * m.hidden) / 1e9;
+  };
+  EXPECT_NEAR(active("mixtral-8x7b"), 12.9, 0.05);
+  EXPECT_NEAR(active("mixtral-8x22b"), 39, 0.5);
+  EXPECT_NEAR(active("deepseek-v3"), 37, 0.6);
+  const ModelSpec dense = load_model("llama-3-8b");
+  EXPECT_EQ(num_active_parameters(dense), num_multiplying_parameters(dense));
+}
+
+TEST(ModelSpec, ExpertsComeBack) {
+  for (const char* name : {"mixtral-8x7b", "deepseek-v3"}) {
+    const ModelSpec m = load_model(name);
+    expect_same(model_from_toml(to_toml(m), "there.toml"), m);
+    EXPECT_FALSE(m.num_dense_layers > 0 && m.has_experts(0));
+    EXPECT_TRUE(m.has_experts(m.num_layers - 1));
+  }
+  const std::string mixtral = to_toml(load_model("mixtral-8x7b"));
+  const auto refused = [&](const char* from, const char* to, const std::vector<std::string>& words) {
+    expect_refusal([&] { model_from_toml(replaced(mixtral, from, to), "there.toml"); }, words);
+  };
+  refused("num_experts = 8", "num_experts = 0", {"there.toml", "num_experts = 0", "from 1 to 4096"});
+  refused("experts_per_token = 2", "experts_per_token = 9", {"experts_per_token = 9", "from 1 to 8"});
+  refused("num_dense_layers = 0", "num_dense_layers = 1", {"num_dense_layers = 1", "mixtral"});
+  refused("experts = \"mixtral\"", "experts = \"many\"", {"experts = \"many\"", "deepseek"});
+  refused("experts = \"mixtral\"", "", {"num_experts = 8", "experts is missing"});
 }
 
 TEST(ModelSpec, TinyModelsAreAsDocumented) {
@@ -317,7 +359,7 @@ TEST_F(ModelFiles, RefusesWhatItCannotLoad) {
   expect_refusal([] { load_model("no-such-model"); }, {"no-such-model", "gpt2-124m", "llama-3-8b"});
   expect_refusal([] { load_model(""); }, {"preset"});
   expect_refusal([this] { load_model(directory_.path().string()); }, {"config.json"});
-  for (const char* name : {"mixtral-8x7b", "mixtral-8x22b", "mixtral-tiny", "deepseek-v3", "deepseek-tiny"}) {
+  for (const char* name : {"mixtral-tiny", "deepseek-tiny"}) {
     expect_refusal([&] { load_model(name); }, {name, "mixture-of-experts", "not supported yet"});
   }
 }

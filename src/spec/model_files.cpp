@@ -15,13 +15,35 @@ namespace echelon {
 
 namespace {
 
-constexpr const char* toml_keys[] = {"name",         "family",     "num_layers", "hidden",        "num_heads",
-                                     "num_kv_heads", "head_dim",   "mlp_hidden", "vocab",         "max_seq",
-                                     "norm_eps",     "rope_theta", "init_std",   "tied_embedding"};
+constexpr const char* toml_keys[] = {"name",
+                                     "family",
+                                     "num_layers",
+                                     "hidden",
+                                     "num_heads",
+                                     "num_kv_heads",
+                                     "head_dim",
+                                     "mlp_hidden",
+                                     "vocab",
+                                     "max_seq",
+                                     "norm_eps",
+                                     "rope_theta",
+                                     "init_std",
+                                     "tied_embedding",
+                                     "experts",
+                                     "num_experts",
+                                     "experts_per_token",
+                                     "expert_hidden",
+                                     "num_shared_experts",
+                                     "num_dense_layers",
+                                     "kv_rank",
+                                     "q_rank",
+                                     "rotary_dim",
+                                     "value_head_dim"};
 
 // Names that the program will know, but does not yet.
-constexpr const char* mixture_of_experts[] = {"mixtral-8x7b", "mixtral-8x22b", "mixtral-tiny", "deepseek-v3",
-                                              "deepseek-tiny"};
+constexpr const char* later_presets[] = {"mixtral-tiny", "deepseek-tiny"};
+
+const char* experts_name(Experts experts) { return experts == Experts::mixtral ? "mixtral" : "deepseek"; }
 
 // Typed access to a flat TOML table; every error names the file, the key, the value and what is legal.
 class Reader {
@@ -82,6 +104,25 @@ class Reader {
   const std::string& where_;
 };
 
+void read_experts(const Reader& reader, const std::string& where, ModelSpec& m) {
+  if (!reader.has("experts")) {
+    for (const char* key :
+         {"num_experts", "experts_per_token", "expert_hidden", "num_shared_experts", "num_dense_layers"})
+      if (reader.has(key)) refuse("{}: {} = {}: the key experts is missing", where, key, reader.integer(key));
+    return;
+  }
+  const char* kinds = "\"mixtral\" or \"deepseek\"";
+  const std::string kind = reader.text("experts", kinds);
+  if (kind != "mixtral" && kind != "deepseek")
+    refuse("{}: experts = \"{}\" is not legal: give {}", where, kind, kinds);
+  m.experts = kind == "mixtral" ? Experts::mixtral : Experts::deepseek;
+  m.num_experts = reader.integer("num_experts");
+  m.experts_per_token = reader.integer("experts_per_token");
+  m.expert_hidden = reader.integer_or("expert_hidden", m.mlp_hidden);
+  m.num_shared_experts = reader.integer_or("num_shared_experts", 0);
+  m.num_dense_layers = reader.integer_or("num_dense_layers", 0);
+}
+
 std::string quoted(const std::string& text) {
   std::string out = "\"";
   for (const char c : text) {
@@ -140,6 +181,11 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
   }
   m.rope_theta = reader.real_or("rope_theta", m.rope_theta);
   m.init_std = reader.real_or("init_std", m.init_std);
+  read_experts(reader, where, m);
+  m.kv_rank = reader.integer_or("kv_rank", 0);
+  m.q_rank = reader.integer_or("q_rank", 0);
+  m.rotary_dim = reader.integer_or("rotary_dim", 0);
+  m.value_head_dim = reader.integer_or("value_head_dim", 0);
   try {
     validate(m);
   } catch (const RequestError& error) {
@@ -166,6 +212,20 @@ std::string to_toml(const ModelSpec& m) {
   line("norm_eps", m.norm_eps);
   if (!gpt2) line("rope_theta", m.rope_theta);
   line("init_std", m.init_std);
+  if (m.experts != Experts::none) {
+    text += fmt::format("experts = \"{}\"\n", experts_name(m.experts));
+    line("num_experts", m.num_experts);
+    line("experts_per_token", m.experts_per_token);
+    line("expert_hidden", m.expert_hidden);
+    line("num_shared_experts", m.num_shared_experts);
+    line("num_dense_layers", m.num_dense_layers);
+  }
+  if (m.latent_attention()) {
+    line("kv_rank", m.kv_rank);
+    line("q_rank", m.q_rank);
+    line("rotary_dim", m.rotary_dim);
+    line("value_head_dim", m.value_head_dim);
+  }
   return text;
 }
 
@@ -181,7 +241,7 @@ ModelSpec load_model(const std::string& name_or_path) {
     if (name_or_path == file.name)
       return model_from_toml(file.text, fmt::format("configs/models/{}.toml", file.name));
   }
-  for (const char* name : mixture_of_experts) {
+  for (const char* name : later_presets) {
     if (name_or_path == name) refuse("--model {}: mixture-of-experts models are not supported yet", name);
   }
   std::error_code error;

@@ -89,35 +89,148 @@ std::vector<ParamSpec> gpt2_block(const ModelSpec& m, const std::string& prefix)
   return list;
 }
 
-std::vector<ParamSpec> llama_block(const ModelSpec& m, const std::string& prefix) {
-  const std::int64_t C = m.hidden, F = m.mlp_hidden, D = m.head_dim, Q = m.attention_width(),
-                     K = m.kv_width();
+ParamSpec column(std::string name, std::int64_t rows, std::int64_t cols, std::int64_t unit, double std) {
+  return matrix(std::move(name), rows, cols, 0, {{rows, unit}}, std);
+}
+ParamSpec row(std::string name, std::int64_t rows, std::int64_t cols, std::int64_t unit, double std) {
+  return matrix(std::move(name), rows, cols, 1, {{cols, unit}}, std);
+}
+
+void add_attention(std::vector<ParamSpec>& list, const ModelSpec& m, const std::string& prefix) {
+  const std::int64_t C = m.hidden, D = m.head_dim, Q = m.attention_width(), K = m.kv_width();
+  list.push_back(column(prefix + "q_proj.weight", Q, C, D, m.init_std));
+  list.push_back(column(prefix + "k_proj.weight", K, C, D, m.init_std));
+  list.push_back(column(prefix + "v_proj.weight", K, C, D, m.init_std));
+  list.push_back(row(prefix + "o_proj.weight", C, Q, D, residual_std(m)));
+}
+
+// Whole on every tp rank, which multiplies its own rows of the sequence with it.
+ParamSpec whole_matrix(std::string name, std::int64_t rows, std::int64_t cols, double std) {
+  ParamSpec p = matrix(std::move(name), rows, cols, -1, {}, std);
+  p.rows_are_sequence_sharded = true;
+  return p;
+}
+
+// What is compressed is whole on every tp rank; heads are cut where they are made of it again.
+void add_latent_attention(std::vector<ParamSpec>& list, const ModelSpec& m, const std::string& prefix) {
+  const std::int64_t C = m.hidden, D = m.head_dim, V = m.value_head_dim, H = m.num_heads;
+  const auto whole = [&](const char* name, std::int64_t rows, std::int64_t cols) {
+    list.push_back(whole_matrix(prefix + name, rows, cols, m.init_std));
+  };
+  if (m.q_rank > 0) {
+    whole("q_a_proj.weight", m.q_rank, C);
+    list.push_back(norm(prefix + "q_a_layernorm.weight", m.q_rank, Init::ones));
+    list.push_back(column(prefix + "q_b_proj.weight", H * D, m.q_rank, D, m.init_std));
+  } else {
+    list.push_back(column(prefix + "q_proj.weight", H * D, C, D, m.init_std));
+  }
+  whole("kv_a_proj_with_mqa.weight", m.kv_rank + m.rotary_dim, C);
+  list.push_back(norm(prefix + "kv_a_layernorm.weight", m.kv_rank, Init::ones));
+  const std::int64_t key_and_value = D - m.rotary_dim + V;
+  list.push_back(
+      column(prefix + "kv_b_proj.weight", H * key_and_value, m.kv_rank, key_and_value, m.init_std));
+  list.push_back(row(prefix + "o_proj.weight", C, H * V, V, residual_std(m)));
+}
+
+struct SwigluNames {
+  const char *gate, *up, *down;
+};
+
+void add_swiglu(std::vector<ParamSpec>& list, const ModelSpec& m, const std::string& prefix,
+                const SwigluNames& names, std::int64_t width) {
+  list.push_back(column(prefix + names.gate, width, m.hidden, 1, m.init_std));
+  list.push_back(column(prefix + names.up, width, m.hidden, 1, m.init_std));
+  list.push_back(row(prefix + names.down, m.hidden, width, 1, residual_std(m)));
+}
+
+constexpr SwigluNames llama_names{"gate_proj.weight", "up_proj.weight", "down_proj.weight"};
+constexpr SwigluNames mixtral_names{"w1.weight", "w3.weight", "w2.weight"};
+
+void add_experts(std::vector<ParamSpec>& list, const ModelSpec& m, const std::string& prefix) {
+  const bool mixtral = m.experts == Experts::mixtral;
+  const std::string home = prefix + (mixtral ? "block_sparse_moe." : "mlp.");
+  list.push_back(whole_matrix(home + "gate.weight", m.num_experts, m.hidden, m.init_std));
+  for (int expert = 0; expert < m.num_experts; ++expert) {
+    const std::size_t first = list.size();
+    add_swiglu(list, m, fmt::format("{}experts.{}.", home, expert), mixtral ? mixtral_names : llama_names,
+               m.expert_hidden);
+    for (std::size_t i = first; i < list.size(); ++i) list[i].expert = expert;
+  }
+  if (m.num_shared_experts > 0)
+    add_swiglu(list, m, home + "shared_experts.", llama_names, m.num_shared_experts * m.expert_hidden);
+}
+
+std::vector<ParamSpec> llama_block(const ModelSpec& m, std::int64_t layer) {
+  const std::string prefix = fmt::format("model.layers.{}.", layer);
   std::vector<ParamSpec> list;
-  list.push_back(norm(prefix + "input_layernorm.weight", C, Init::ones));
-  list.push_back(matrix(prefix + "self_attn.q_proj.weight", Q, C, 0, {{Q, D}}, m.init_std));
-  list.push_back(matrix(prefix + "self_attn.k_proj.weight", K, C, 0, {{K, D}}, m.init_std));
-  list.push_back(matrix(prefix + "self_attn.v_proj.weight", K, C, 0, {{K, D}}, m.init_std));
-  list.push_back(matrix(prefix + "self_attn.o_proj.weight", C, Q, 1, {{Q, D}}, residual_std(m)));
-  list.push_back(norm(prefix + "post_attention_layernorm.weight", C, Init::ones));
-  list.push_back(matrix(prefix + "mlp.gate_proj.weight", F, C, 0, {{F, 1}}, m.init_std));
-  list.push_back(matrix(prefix + "mlp.up_proj.weight", F, C, 0, {{F, 1}}, m.init_std));
-  list.push_back(matrix(prefix + "mlp.down_proj.weight", C, F, 1, {{F, 1}}, residual_std(m)));
+  list.push_back(norm(prefix + "input_layernorm.weight", m.hidden, Init::ones));
+  if (m.latent_attention())
+    add_latent_attention(list, m, prefix + "self_attn.");
+  else
+    add_attention(list, m, prefix + "self_attn.");
+  list.push_back(norm(prefix + "post_attention_layernorm.weight", m.hidden, Init::ones));
+  if (m.has_experts(layer))
+    add_experts(list, m, prefix);
+  else
+    add_swiglu(list, m, prefix + "mlp.", llama_names, m.mlp_hidden);
   return list;
 }
 
-std::int64_t count(const std::vector<ParamSpec>& list, bool multiplying_only) {
+enum class Counted { all, multiplying, active };
+
+std::int64_t count(const ModelSpec& m, const std::vector<ParamSpec>& list, Counted counted) {
   std::int64_t sum = 0;
   for (const ParamSpec& p : list) {
-    if (p.multiplies || !multiplying_only) sum += p.numel();
+    const bool idle = p.expert >= m.experts_per_token;  // experts are alike: the first k stand for any k
+    if (counted == Counted::all || (p.multiplies && (counted == Counted::multiplying || !idle)))
+      sum += p.numel();
   }
   return sum;
 }
 
-// Blocks are alike, so one stands for all.
-std::int64_t count_all(const ModelSpec& m, bool multiplying_only) {
-  return count(embedding_parameters(m), multiplying_only) +
-         m.num_layers * count(block_parameters(m, 0), multiplying_only) +
-         count(head_parameters(m), multiplying_only);
+// One block stands for all that are alike: those with experts, and those without.
+std::int64_t count_all(const ModelSpec& m, Counted counted) {
+  const std::int64_t with_experts = m.num_expert_layers(), dense = m.num_layers - with_experts;
+  std::int64_t sum = count(m, embedding_parameters(m), counted) + count(m, head_parameters(m), counted);
+  if (dense > 0) sum += dense * count(m, block_parameters(m, 0), counted);
+  if (with_experts > 0) sum += with_experts * count(m, block_parameters(m, m.num_layers - 1), counted);
+  return sum;
+}
+
+void check_experts(const ModelSpec& m) {
+  if (m.experts == Experts::none) return;
+  if (m.family != Family::llama)
+    refuse("model {}: experts are not legal for the gpt2 family; give family = \"llama\"", m.name);
+  constexpr std::int64_t most_experts = 4096;
+  check_size(m, "num_experts", m.num_experts, most_experts);
+  check_size(m, "experts_per_token", m.experts_per_token, m.num_experts);
+  check_size(m, "expert_hidden", m.expert_hidden, largest_size);
+  if (m.num_shared_experts < 0 || m.num_shared_experts > most_experts)
+    refuse("model {}: num_shared_experts = {} is not legal: give a whole number from 0 to {}", m.name,
+           m.num_shared_experts, most_experts);
+  if (m.num_dense_layers < 0 || m.num_dense_layers >= m.num_layers)
+    refuse("model {}: num_dense_layers = {} is not legal: give a whole number from 0 to {}", m.name,
+           m.num_dense_layers, m.num_layers - 1);
+  if (m.experts == Experts::mixtral && (m.num_shared_experts > 0 || m.num_dense_layers > 0))
+    refuse(
+        "model {}: num_shared_experts = {} and num_dense_layers = {}: experts as in mixtral have neither; "
+        "give 0, or experts = \"deepseek\"",
+        m.name, m.num_shared_experts, m.num_dense_layers);
+}
+
+void check_latent_attention(const ModelSpec& m) {
+  if (m.kv_rank == 0 && m.q_rank == 0 && m.rotary_dim == 0 && m.value_head_dim == 0) return;
+  if (m.family != Family::llama)
+    refuse("model {}: kv_rank = {} is not legal for the gpt2 family", m.name, m.kv_rank);
+  check_size(m, "kv_rank", m.kv_rank, largest_size);
+  if (m.q_rank != 0) check_size(m, "q_rank", m.q_rank, largest_size);
+  check_size(m, "rotary_dim", m.rotary_dim, m.head_dim);
+  check_size(m, "value_head_dim", m.value_head_dim, largest_size);
+  if (m.num_kv_heads != m.num_heads)
+    refuse(
+        "model {}: num_kv_heads = {} is not legal with latent attention, whose heads all have their own "
+        "keys and values; give {}",
+        m.name, m.num_kv_heads, m.num_heads);
 }
 
 }  // namespace
@@ -154,8 +267,15 @@ void validate(const ModelSpec& m) {
     refuse("model {}: head_dim = {} is odd; rotary positions turn pairs of channels, so give an even number",
            m.name, m.head_dim);
   }
+  check_experts(m);
+  check_latent_attention(m);
   const auto real = [](std::int64_t size) { return static_cast<double>(size); };
-  const double block = real(m.hidden) * (4 * real(m.attention_width()) + 3 * real(m.mlp_hidden));
+  const double experts =
+      real(m.num_experts + m.num_shared_experts) * real(m.expert_hidden) + real(m.num_experts);
+  const double latent = real(m.q_rank + m.kv_rank + m.rotary_dim);
+  const double block =
+      real(m.hidden) * (4 * real(m.attention_width()) + 3 * real(m.mlp_hidden) + 3 * experts + latent) +
+      latent * real(m.num_heads) * real(m.head_dim + m.value_head_dim);
   const double total = real(m.num_layers) * block + 2 * real(m.hidden) * (real(m.vocab) + real(m.max_seq));
   if (total > largest_num_parameters) {
     refuse("model {}: its sizes make some {:.1e} parameters; at most {:.0e} can be counted", m.name, total,
@@ -179,7 +299,7 @@ std::vector<ParamSpec> embedding_parameters(const ModelSpec& m) {
 
 std::vector<ParamSpec> block_parameters(const ModelSpec& m, std::int64_t layer) {
   if (m.family == Family::gpt2) return gpt2_block(m, fmt::format("transformer.h.{}.", layer));
-  return llama_block(m, fmt::format("model.layers.{}.", layer));
+  return llama_block(m, layer);
 }
 
 std::vector<ParamSpec> head_parameters(const ModelSpec& m) {
@@ -205,14 +325,17 @@ std::vector<ParamSpec> all_parameters(const ModelSpec& m) {
   return list;
 }
 
-std::int64_t num_parameters(const ModelSpec& m) { return count_all(m, false); }
+std::int64_t num_parameters(const ModelSpec& m) { return count_all(m, Counted::all); }
 
-std::int64_t num_multiplying_parameters(const ModelSpec& m) { return count_all(m, true); }
+std::int64_t num_multiplying_parameters(const ModelSpec& m) { return count_all(m, Counted::multiplying); }
+
+std::int64_t num_active_parameters(const ModelSpec& m) { return count_all(m, Counted::active); }
 
 double model_flops_per_token(const ModelSpec& m, std::int64_t seq_len) {
-  const double attention = 12.0 * static_cast<double>(m.num_layers) *
-                           static_cast<double>(m.attention_width()) * static_cast<double>(seq_len) / 2.0;
-  return 6.0 * static_cast<double>(num_multiplying_parameters(m)) + attention;
+  const double widths = static_cast<double>(m.attention_width() + m.attended_width());
+  const double attention =
+      6.0 * static_cast<double>(m.num_layers) * widths * static_cast<double>(seq_len) / 2.0;
+  return 6.0 * static_cast<double>(num_active_parameters(m)) + attention;
 }
 
 }  // namespace echelon

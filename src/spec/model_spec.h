@@ -13,6 +13,12 @@ namespace echelon {
 // llama: RoPE, RMSNorm, SwiGLU, no biases, grouped-query attention, weights stored (out, in).
 enum class Family { gpt2, llama };
 
+// Of the MLPs of a llama: a router sends each token to a few of many experts (Shazeer et al. 2017).
+// mixtral: in every layer, parameters named as transformers' Mixtral.
+// deepseek: behind num_dense_layers ordinary layers, beside experts that all tokens share; names of
+// DeepSeek-V3.
+enum class Experts { none, mixtral, deepseek };
+
 struct ModelSpec {
   std::string name;
   Family family = Family::llama;
@@ -28,6 +34,28 @@ struct ModelSpec {
   double norm_eps = 1e-5;
   double rope_theta = 10000.0;
   double init_std = 0.02;
+
+  // Mixture of experts; in brackets the names of Hugging Face's configurations.
+  Experts experts = Experts::none;
+  std::int64_t num_experts = 0;         // E, those with a router [num_local_experts, n_routed_experts]
+  std::int64_t experts_per_token = 0;   // k [num_experts_per_tok]
+  std::int64_t expert_hidden = 0;       // F of one expert [intermediate_size, moe_intermediate_size]
+  std::int64_t num_shared_experts = 0;  // all tokens; as one MLP [n_shared_experts]
+  std::int64_t num_dense_layers = 0;    // the first ones [first_k_dense_replace]
+  // Multi-head latent attention (DeepSeek-V2, https://arxiv.org/abs/2405.04434) where kv_rank > 0: head_dim
+  // is that of queries and keys, rotary_dim of it turned by position.
+  std::int64_t kv_rank = 0;         // [kv_lora_rank]
+  std::int64_t q_rank = 0;          // 0: queries straight from the input [q_lora_rank]
+  std::int64_t rotary_dim = 0;      // [qk_rope_head_dim]
+  std::int64_t value_head_dim = 0;  // [v_head_dim]
+
+  bool has_experts(std::int64_t layer) const { return experts != Experts::none && layer >= num_dense_layers; }
+  std::int64_t num_expert_layers() const {
+    return experts == Experts::none ? 0 : num_layers - num_dense_layers;
+  }
+  bool latent_attention() const { return kv_rank > 0; }
+  // Width of what attention hands to its output matrix.
+  std::int64_t attended_width() const { return num_heads * (latent_attention() ? value_head_dim : head_dim); }
 
   std::int64_t attention_width() const { return num_heads * head_dim; }
   std::int64_t kv_width() const { return num_kv_heads * head_dim; }
@@ -54,8 +82,11 @@ std::vector<ParamSpec> all_parameters(const ModelSpec& model);  // the three abo
 std::int64_t num_parameters(const ModelSpec& model);
 // Parameters that multiply activations, the output matrix included whether tied or not (N of 6N).
 std::int64_t num_multiplying_parameters(const ModelSpec& model);
+// Of those the ones that one token meets: k experts of each layer that has them, and all shared ones.
+std::int64_t num_active_parameters(const ModelSpec& model);
 // Training FLOPs of one token, forward and backward, causal attention, nothing recomputed: 6N + 12 L (H D) T
-// / 2.
+// / 2, N those of num_active_parameters(). Where values are narrower than keys (latent attention) the mean of
+// both stands for D.
 double model_flops_per_token(const ModelSpec& model, std::int64_t seq_len);
 
 }  // namespace echelon

@@ -34,6 +34,7 @@ struct ParamSpec {
   // Every rank of the tp group uses the whole parameter on its own rows of the sequence when sequence
   // parallelism is on (norms, learned positions, row-parallel biases), so its gradient is partial there.
   bool rows_are_sequence_sharded = false;
+  int expert = -1;  // of a routed expert: which one
 
   std::int64_t numel() const;
 };

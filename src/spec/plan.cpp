@@ -96,6 +96,9 @@ void validate(const Plan& plan) {
   validate(plan.model);
   validate(plan.mesh);
   const ModelSpec& model = plan.model;
+  if (model.experts != Experts::none || model.latent_attention())
+    refuse("--model {}: layers with {} are not built yet; legal: a dense model", model.name,
+           model.experts != Experts::none ? "experts" : "latent attention");
   within("--global-batch", plan.global_batch, most_sequences);
   within("--micro-batch", plan.micro_batch, most_sequences);
   if (plan.mesh.ep > 1) refuse("--ep {}: this axis is not built yet; legal: 1", plan.mesh.ep);
