@@ -12,5 +12,9 @@ struct EmbeddedFile {
 
 extern const EmbeddedFile embedded_models[];
 extern const std::size_t num_embedded_models;
+extern const EmbeddedFile embedded_machines[];
+extern const std::size_t num_embedded_machines;
+extern const EmbeddedFile embedded_software[];
+extern const std::size_t num_embedded_software;
 
 }  // namespace echelon

@@ -1,0 +1,63 @@
+#include "plan/configuration.h"
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "schedule/schedules.h"
+
+namespace echelon {
+
+const char* context_kind_name(ContextKind kind) {
+  return kind == ContextKind::ring ? "ring" : kind == ContextKind::ulysses ? "ulysses" : "allgather";
+}
+
+ContextKind parse_context_kind(const std::string& text, const std::string& field) {
+  for (ContextKind kind : {ContextKind::ring, ContextKind::ulysses, ContextKind::allgather})
+    if (text == context_kind_name(kind)) return kind;
+  refuse("{} {}: no such kind; legal: ring, ulysses, allgather", field, text);
+}
+
+std::int64_t num_microbatches(const Workload& work, const Configuration& c) {
+  const std::int64_t of_rank = (work.global_batch + c.dp - 1) / c.dp;
+  return (of_rank + c.micro_batch - 1) / c.micro_batch;
+}
+
+std::string describe(const Configuration& c) {
+  std::string text = fmt::format("dp {} tp {} pp {}", c.dp, c.tp, c.pp);
+  if (c.cp > 1) text += fmt::format(" cp {} ({})", c.cp, context_kind_name(c.context));
+  if (c.ep > 1) text += fmt::format(" ep {}", c.ep);
+  if (c.ep > 1 && c.etp > 1) text += fmt::format(" etp {}", c.etp);
+  if (c.pp > 1) text += ", " + c.schedule + (c.chunks > 1 ? fmt::format(" x{}", c.chunks) : "");
+  text += fmt::format(", micro-batch {}", c.micro_batch);
+  if (c.zero > 0)
+    text += fmt::format(", ZeRO {}", c.zero) + (c.hsdp > 1 ? fmt::format(" in {} replicas", c.hsdp) : "");
+  if (c.recompute != Recompute::none) text += fmt::format(", recompute {}", recompute_name(c.recompute));
+  return text;
+}
+
+std::string shape_problem(const Workload& work, const Configuration& c) {
+  const ModelSpec& m = work.model;
+  if (m.num_heads % c.tp != 0) return fmt::format("tp {}: {} heads do not divide", c.tp, m.num_heads);
+  if (m.num_kv_heads % c.tp != 0 && c.tp % m.num_kv_heads != 0)
+    return fmt::format("tp {}: {} key/value heads do not divide", c.tp, m.num_kv_heads);
+  if (work.global_batch < c.dp)
+    return fmt::format("dp {}: the global batch has only {} sequences", c.dp, work.global_batch);
+  if (work.seq_len < 2 * c.cp && c.cp > 1)
+    return fmt::format("cp {}: {} tokens are too few", c.cp, work.seq_len);
+  if (c.cp > 1 && c.context == ContextKind::ulysses && (m.num_heads / c.tp) % c.cp != 0)
+    return fmt::format("cp {}: {} heads of a tp rank do not divide (ulysses)", c.cp, m.num_heads / c.tp);
+  if (m.experts == Experts::none && c.ep > 1) return fmt::format("ep {}: the model has no experts", c.ep);
+  if (m.experts != Experts::none) {
+    if (m.num_experts % c.ep != 0) return fmt::format("ep {}: {} experts do not divide", c.ep, m.num_experts);
+    if (c.dp * c.cp * c.tp % (c.ep * c.etp) != 0)
+      return fmt::format("ep {}: does not divide dp x cp x tp = {}", c.ep * c.etp, c.dp * c.cp * c.tp);
+    if (c.tp % c.etp != 0) return fmt::format("etp {}: does not divide tp {}", c.etp, c.tp);
+  }
+  if (c.pp * std::max(1, c.chunks) > m.num_layers)
+    return fmt::format("pp {} x {} chunks: the model has {} layers", c.pp, c.chunks, m.num_layers);
+  if (c.zero > 0 && c.dp * c.cp % c.hsdp != 0)
+    return fmt::format("hsdp {}: does not divide dp {}", c.hsdp, c.dp * c.cp);
+  return {};
+}
+
+}  // namespace echelon

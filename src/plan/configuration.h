@@ -1,0 +1,56 @@
+// One point of the planner's search space, and what it is a configuration of.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "spec/machine.h"
+#include "spec/model_spec.h"
+#include "spec/plan.h"
+#include "spec/software.h"
+
+namespace echelon {
+
+struct Workload {
+  ModelSpec model;
+  std::int64_t seq_len = 1, global_batch = 1;  // tokens; sequences of a step
+  Precision precision = Precision::bf16;
+  Machine machine;
+  Software software;
+};
+
+enum class ContextKind { ring, ulysses, allgather };
+const char* context_kind_name(ContextKind kind);
+ContextKind parse_context_kind(const std::string& text, const std::string& field);
+
+struct Configuration {
+  int dp = 1, tp = 1, pp = 1, cp = 1;
+  int ep = 1;                     // expert groups, laid over dp x cp
+  int etp = 1;                    // cut of each expert, of the tp ranks
+  bool sequence_parallel = true;  // where tp > 1
+  ContextKind context = ContextKind::ring;
+  int zero = 0, hsdp = 1;
+  std::string schedule = "1f1b";
+  int chunks = 1;  // model chunks of a pipeline rank
+  std::int64_t micro_batch = 1;
+  Recompute recompute = Recompute::none;
+  std::vector<std::int64_t> layers_per_stage;  // empty: balanced by cost, embedding and output layer included
+  bool even_split = false;                     // empty layers_per_stage: the even split instead
+  bool operator==(const Configuration&) const = default;
+
+  int ranks() const { return dp * tp * pp * cp; }
+  bool shards_sequence() const { return sequence_parallel && tp > 1; }
+  int shards() const { return zero == 0 ? 1 : dp * cp / hsdp; }
+};
+
+// Microbatches of a step on one data-parallel rank.
+std::int64_t num_microbatches(const Workload& work, const Configuration& c);
+
+// "dp 4 tp 8 pp 2, 1f1b, micro-batch 1, ZeRO 1, recompute selective"
+std::string describe(const Configuration& c);
+
+// Why these sizes do not go together, as one sentence; empty where they do.
+std::string shape_problem(const Workload& work, const Configuration& c);
+
+}  // namespace echelon

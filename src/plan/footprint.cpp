@@ -1,0 +1,136 @@
+#include "plan/footprint.h"
+
+#include <algorithm>
+
+#include "spec/flat_layout.h"
+
+namespace echelon {
+namespace {
+
+double real(std::int64_t n) { return static_cast<double>(n); }
+
+double held(const std::vector<ParamSpec>& list, int tp, bool routed) {
+  double sum = 0;
+  for (const ParamSpec& p : list)
+    if ((p.expert >= 0) == routed) sum += routed ? real(p.numel()) : real(local_numel(p, tp, 0));
+  return sum;
+}
+
+}  // namespace
+
+ParameterCounts parameter_counts(const ModelSpec& m, int tp) {
+  ParameterCounts counts;
+  if (m.num_expert_layers() < m.num_layers) counts.dense_layer = held(block_parameters(m, 0), tp, false);
+  if (m.num_expert_layers() > 0) {
+    const auto block = block_parameters(m, m.num_layers - 1);
+    counts.expert_layer = held(block, tp, false);
+    counts.routed = held(block, tp, true);
+  }
+  counts.embedding = held(embedding_parameters(m), tp, false);
+  counts.head = held(head_parameters(m), tp, false);
+  if (m.tied_embedding) counts.tied = real(local_numel(embedding_parameters(m).front(), tp, 0));
+  return counts;
+}
+
+SavedBytes saved_bytes(const Workload& work, const Configuration& c) {
+  const ModelSpec& m = work.model;
+  const Software& s = work.software;
+  const double tp = c.tp, width = work.precision == Precision::f32 ? 4 : 2;
+  const double tokens = real(c.micro_batch * work.seq_len) / c.cp;
+  const double whole = tokens * real(m.hidden) * width;
+  const double cut = c.shards_sequence() ? whole / tp : whole;
+  const double normed = !s.keeps_norm_outputs ? 0 : c.shards_sequence() && s.regathers_sequence ? cut : whole;
+  const double mask = s.dropout ? cut / width : 0;
+  const double heads = real(m.num_heads) / tp;
+  const double keys = m.latent_attention() ? heads : std::max(1.0, real(m.num_kv_heads) / tp);
+  const double values = m.latent_attention() ? real(m.value_head_dim) : real(m.head_dim);
+  const double qkv = tokens * (heads * real(m.head_dim) + keys * (real(m.head_dim) + values)) * width;
+  const double compressed =
+      m.latent_attention() ? 2 * tokens * real(m.q_rank + m.kv_rank + m.rotary_dim) * width : 0;
+  const double attended = tokens * heads * values * width;
+  const double scores = tokens * heads * real(work.seq_len) * (s.dropout ? 2 * width + 1 : width);
+  const double core = s.fused_attention ? attended + tokens * heads * 4 : scores;
+  const double first = m.family == Family::llama ? 2 : 1;
+  const auto mlp = [&](double copies, double hidden) {
+    return copies * hidden * width * (first + (s.keeps_activated ? 1 : 0));
+  };
+
+  SavedBytes saved;
+  const double attention = cut + normed + qkv + compressed + core + (s.fused_attention ? 0 : attended) + mask;
+  const double before_mlp = cut + normed + mask;
+  const double dense = attention + before_mlp + mlp(tokens, real(m.mlp_hidden) / tp);
+  double experts = 0;
+  const double here = c.shards_sequence() ? tokens / tp : tokens;
+  const double copies = here * real(m.experts_per_token);
+  if (m.experts != Experts::none)
+    experts = attention + before_mlp + 2 * copies * real(m.hidden) * width +
+              mlp(copies * c.etp, real(m.expert_hidden) / c.etp) +
+              mlp(tokens, real(m.num_shared_experts * m.expert_hidden) / tp);
+  const auto kept = [&](double all) {
+    if (c.recompute == Recompute::full) return cut;
+    return all - (c.recompute == Recompute::selective ? core : 0);
+  };
+  const auto working = [&](double all, double hidden, double rows) {
+    const double gradients = 2 * whole + rows * hidden * width * first;
+    return gradients + (c.recompute == Recompute::full        ? all - cut
+                        : c.recompute == Recompute::selective ? core
+                                                              : 0);
+  };
+  saved.dense_layer = kept(dense);
+  saved.dense_working = working(dense, real(m.mlp_hidden) / tp, tokens);
+  if (m.experts != Experts::none) {
+    saved.expert_layer = kept(experts);
+    saved.expert_working =
+        working(experts, real(m.expert_hidden) / c.etp, copies * c.etp) + 2 * copies * real(m.hidden) * width;
+  }
+  saved.head = tokens * real(m.vocab) / tp * s.logit_bytes + 2 * whole;
+  saved.boundary = cut;
+  return saved;
+}
+
+ShareCounts share_counts(const ParameterCounts& counts, const Configuration& c, const RankShare& share) {
+  ShareCounts sum;
+  sum.common = share.dense_layers * counts.dense_layer + share.expert_layers * counts.expert_layer +
+               (share.embedding ? counts.embedding : 0) + (share.head ? counts.head : 0) +
+               (share.tied_copy ? counts.tied : 0);
+  sum.routed = share.expert_layers * counts.routed / (c.ep * c.etp);
+  return sum;
+}
+
+Memory footprint(const Workload& work, const Configuration& c, const ParameterCounts& counts,
+                 const SavedBytes& saved, const RankShare& share) {
+  const Software& s = work.software;
+  const ShareCounts held_here = share_counts(counts, c, share);
+  const double shards = c.shards();
+  const double routed_shards = std::max(1.0, c.zero == 0 ? 1.0 : shards * c.tp / (c.ep * c.etp));
+  const auto states = [&](double bytes, int from) {
+    const bool is_cut = c.zero >= from;
+    return bytes *
+           (held_here.common / (is_cut ? shards : 1) + held_here.routed / (is_cut ? routed_shards : 1));
+  };
+  Memory memory;
+  const auto put = [&](MemoryCategory category, double bytes) {
+    memory[category] += static_cast<std::int64_t>(bytes);
+  };
+  put(MemoryCategory::parameters, states(s.value_bytes, 3));
+  put(MemoryCategory::gradients, states(s.gradient_bytes, 2));
+  put(MemoryCategory::optimizer, states(s.optimizer_bytes, 1));
+  const bool any_experts = share.expert_layers > 0;
+  if (c.zero == 3) {  // this layer and the next are there whole, and one layer's gradients
+    const double layer =
+        std::max(counts.dense_layer, any_experts ? counts.expert_layer + counts.routed / (c.ep * c.etp) : 0);
+    const double largest = std::max(
+        {2 * layer, share.embedding ? counts.embedding : 0, share.head ? counts.head + counts.tied : 0});
+    put(MemoryCategory::communication, largest * s.value_bytes + layer * s.reduced_bytes);
+  }
+  const double activations =
+      share.in_flight * (share.dense_layers * saved.dense_layer + share.expert_layers * saved.expert_layer);
+  const double working = std::max({share.dense_layers > 0 ? saved.dense_working : 0,
+                                   any_experts ? saved.expert_working : 0, share.head ? saved.head : 0});
+  put(MemoryCategory::activations, activations + working);
+  if (c.pp > 1) put(MemoryCategory::communication, 4 * saved.boundary);
+  put(MemoryCategory::other, s.fragmentation * (activations + working));
+  return memory;
+}
+
+}  // namespace echelon

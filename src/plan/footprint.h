@@ -1,0 +1,47 @@
+// Bytes that a device will hold under a training program of today, by category: states by ZeRO's stage,
+// saved tensors by the schedule's own peak. For the trainer of this repository plan/memory walks its very
+// allocations; tests hold the two together.
+#pragma once
+
+#include "plan/configuration.h"
+#include "spec/memory.h"
+
+namespace echelon {
+
+// Parameters that one tp rank holds.
+struct ParameterCounts {
+  double dense_layer = 0;                    // a layer without experts
+  double expert_layer = 0;                   // a layer with experts, without those that are routed to
+  double routed = 0;                         // all routed experts of a layer, uncut
+  double embedding = 0, head = 0, tied = 0;  // tied: of a copy at the other end of the pipeline
+};
+ParameterCounts parameter_counts(const ModelSpec& model, int tp);
+
+// Bytes of one microbatch. 16-bit, dropout, unfused attention: s b h (10 + 24/t + 5 a s/(h t)) a layer, all
+// of it over t under sequence parallelism, without the last term under selective recomputation (Korthikanti
+// et al. 2022, table 2).
+struct SavedBytes {
+  double dense_layer = 0, expert_layer = 0;      // kept from the forward to the backward pass
+  double dense_working = 0, expert_working = 0;  // comes and goes in a layer's backward pass
+  double head = 0;                               // of the output layer while it runs
+  double boundary = 0;                           // one activation between stages
+};
+SavedBytes saved_bytes(const Workload& work, const Configuration& c);
+
+// What one pipeline rank holds of the model, and how much is in flight on it.
+struct RankShare {
+  double dense_layers = 0, expert_layers = 0;
+  bool embedding = false, head = false, tied_copy = false;
+  double in_flight = 1;  // microbatches, of all these layers together
+};
+
+// Parameters of a share that its dp ranks cut under ZeRO: those of experts over another group.
+struct ShareCounts {
+  double common = 0, routed = 0;
+};
+ShareCounts share_counts(const ParameterCounts& counts, const Configuration& c, const RankShare& share);
+
+Memory footprint(const Workload& work, const Configuration& c, const ParameterCounts& counts,
+                 const SavedBytes& saved, const RankShare& share);
+
+}  // namespace echelon

@@ -1,0 +1,321 @@
+#include "plan/layer_seconds.h"
+
+#include <algorithm>
+
+namespace echelon {
+namespace {
+
+double real(std::int64_t n) { return static_cast<double>(n); }
+
+// Prices a layer from its parts. Each part adds its forward pass and both halves of its backward pass.
+class Pricer {
+ public:
+  Pricer(const Workload& work, const Configuration& c, const OpSeconds& ops)
+      : w_(work),
+        c_(c),
+        ops_(ops),
+        m_(work.model),
+        tp_(c.tp),
+        tokens_(real(c.micro_batch * work.seq_len) / c.cp),
+        here_(c.shards_sequence() ? tokens_ / c.tp : tokens_),
+        width_(work.precision == Precision::f32 ? 4 : 2) {}
+
+  LayerSeconds layer(bool with_experts) {
+    t_ = {};
+    kernels_ = 0;
+    norm();
+    enter();
+    if (m_.latent_attention())
+      latent_projections();
+    else
+      product(tokens_, real(m_.hidden), real(m_.attention_width() + 2 * m_.kv_width()) / tp_);
+    if (m_.family == Family::llama) rope();
+    const LayerSeconds before = t_;
+    attention();
+    core_ = t_.forward;
+    core_.compute -= before.forward.compute;
+    core_.tensor -= before.forward.tensor;
+    core_.context -= before.forward.context;
+    product(tokens_, real(m_.attended_width()) / tp_, real(m_.hidden));
+    leave();
+    residual();
+    norm();
+    if (with_experts)
+      experts();
+    else
+      mlp(real(m_.mlp_hidden) / tp_);
+    residual();
+    PassSeconds again;
+    if (c_.recompute == Recompute::full) t_.tensor_bytes *= c_.shards_sequence() ? 9.0 / 6 : 1.5;
+    if (c_.recompute == Recompute::full) again = t_.forward;
+    if (c_.recompute == Recompute::selective) again = core_;
+    hosted();
+    t_.backward_input += again;
+    return t_;
+  }
+
+  LayerSeconds embedding() {
+    t_ = {};
+    const double bytes = tokens_ * real(m_.hidden) * width_;
+    t_.forward.compute += ops_.elementwise(2 * bytes);
+    t_.backward_weight.compute += ops_.elementwise(3 * bytes);
+    if (w_.software.dropout) {
+      t_.forward.compute += ops_.elementwise(2.5 * here_ * real(m_.hidden) * width_);
+      t_.backward_input.compute += ops_.elementwise(2.5 * here_ * real(m_.hidden) * width_);
+    }
+    reduce_rows(t_.forward);
+    if (c_.shards_sequence()) gather_rows(t_.backward_weight);
+    return t_;
+  }
+
+  LayerSeconds head() {
+    t_ = {};
+    kernels_ = 0;
+    norm();
+    enter();
+    const double vocab = real(m_.vocab) / tp_;
+    product(tokens_, real(m_.hidden), vocab);
+    // Cross-entropy: logits to f32, maximum, exponentials and sum; the gradient in their place.
+    t_.forward.compute += ops_.elementwise(tokens_ * vocab * 14);
+    t_.backward_input.compute += ops_.elementwise(tokens_ * vocab * 8);
+    if (tp_ > 1) t_.forward.tensor += 3 * ops_.collective(Verb::all_reduce, tokens_ * 4, c_.tp, 1);
+    return t_;
+  }
+
+ private:
+  void product(double rows, double depth, double cols, double count = 1) {
+    t_.forward.compute += ops_.product(rows, depth, cols, count);
+    t_.backward_input.compute += ops_.product(rows, cols, depth, count);
+    t_.backward_weight.compute += ops_.product(depth, rows, cols, count);
+    kernels_ += 1;
+  }
+
+  void passes(double forward_bytes, double backward_bytes) {
+    t_.forward.compute += ops_.elementwise(forward_bytes);
+    t_.backward_input.compute += ops_.elementwise(backward_bytes);
+    kernels_ += 1;
+  }
+
+  void norm() {
+    const double bytes = here_ * real(m_.hidden) * width_;
+    passes(2 * bytes, 3 * bytes);
+  }
+  void residual() {
+    const double bytes = here_ * real(m_.hidden) * width_;
+    const double mask = w_.software.dropout ? 0.5 : 0;
+    passes((3 + mask) * bytes, (1 + mask) * bytes);
+  }
+  void rope() {
+    const double bytes = tokens_ * real(m_.attention_width() + m_.kv_width()) / tp_ * width_;
+    passes(2 * bytes, 2 * bytes);
+  }
+
+  double rows_bytes() const { return tokens_ * real(m_.hidden) * width_; }
+  double exposed(double seconds) const { return seconds * (1 - w_.software.tensor_overlap); }
+  void gather_rows(PassSeconds& pass) {
+    if (tp_ == 1) return;
+    pass.tensor += exposed(ops_.collective(Verb::all_gather, rows_bytes(), c_.tp, 1));
+    t_.tensor_bytes += (tp_ - 1) / tp_ * rows_bytes();
+  }
+  // P -> S or P -> I.
+  void reduce_rows(PassSeconds& pass) {
+    if (tp_ == 1) return;
+    const Verb verb = c_.shards_sequence() ? Verb::reduce_scatter : Verb::all_reduce;
+    t_.tensor_bytes += (c_.shards_sequence() ? 1 : 2) * (tp_ - 1) / tp_ * rows_bytes();
+    pass.tensor += exposed(ops_.collective(verb, rows_bytes(), c_.tp, 1));
+  }
+  void enter() {
+    if (c_.shards_sequence()) {
+      gather_rows(t_.forward);
+      // The second gather runs beside the input's gradient, but both share the links.
+      if (w_.software.regathers_sequence) gather_rows(t_.backward_weight);
+    }
+    reduce_rows(t_.backward_input);
+  }
+  void leave() {
+    reduce_rows(t_.forward);
+    if (c_.shards_sequence()) gather_rows(t_.backward_input);
+  }
+
+  // Queries, keys and values from their compressed forms; what is compressed is not cut over tp.
+  void latent_projections() {
+    const double queries = real(m_.num_heads * m_.head_dim) / tp_;
+    const double keys = real(m_.num_heads * (m_.head_dim - m_.rotary_dim + m_.value_head_dim)) / tp_;
+    if (m_.q_rank > 0) {
+      product(tokens_, real(m_.hidden), real(m_.q_rank));
+      product(tokens_, real(m_.q_rank), queries);
+    } else {
+      product(tokens_, real(m_.hidden), queries);
+    }
+    product(tokens_, real(m_.hidden), real(m_.kv_rank + m_.rotary_dim));
+    product(tokens_, real(m_.kv_rank), keys);
+    const double bytes = tokens_ * (real(m_.q_rank + m_.kv_rank) + queries) * width_;
+    passes(2 * bytes, 3 * bytes);
+  }
+
+  void attention() {
+    const double batch = real(c_.micro_batch), length = real(w_.seq_len), heads = real(m_.num_heads) / tp_;
+    const double values = m_.latent_attention() ? real(m_.value_head_dim) : real(m_.head_dim);
+    const double per_rank = batch * heads * length * length / c_.cp;
+    double forward = 0, backward = 0;
+    if (w_.software.fused_attention) {
+      const double flops = per_rank * (real(m_.head_dim) + values);  // two products, half of each masked
+      forward = ops_.attention_forward(flops, length);
+      backward = ops_.attention_backward(2.5 * flops, length);
+    } else {
+      const double rows = length / c_.cp, d = real(m_.head_dim), count = batch * heads;
+      const double each = ops_.product(rows, d, length, count), back = ops_.product(rows, length, d, count);
+      // Softmax and the dropout behind it, over scores of 16 bits and masks of 8.
+      const double mask = w_.software.dropout ? 1 : 0;
+      forward = each + back + ops_.elementwise(per_rank * (4 + 5 * mask));
+      backward = 2 * (each + back) + ops_.elementwise(per_rank * (6 + 5 * mask));
+      kernels_ += 3;
+    }
+    kernels_ += 1;
+    t_.forward.compute += forward;
+    t_.backward_input.compute += backward;
+    context(forward, backward, values);
+  }
+
+  // Ring: key and value blocks travel beside the attention of the block before, cp - 1 times; their gradients
+  // come back the same way. Ulysses: heads for tokens and back, four all_to_alls. All-gather: before it.
+  void context(double forward, double backward, double values) {
+    if (c_.cp == 1) return;
+    const double cp = c_.cp;
+    const double kv_heads = std::max(1.0, real(m_.num_kv_heads) / tp_);
+    const double kv = tokens_ * kv_heads * (real(m_.head_dim) + values) * width_;
+    const double queries = tokens_ * real(m_.num_heads) / tp_ * real(m_.head_dim) * width_;
+    t_.context_bytes +=
+        c_.context == ContextKind::ulysses ? 4 * (cp - 1) / cp * (queries + kv / 2) : 3 * (cp - 1) * kv;
+    switch (c_.context) {
+      case ContextKind::ring: {
+        const double hop =
+            ops_.message(kv, static_cast<std::int64_t>(c_.cp) * c_.tp) + w_.machine.launch_seconds * 4;
+        const double backward_hop = 2 * hop;
+        t_.forward.context += (cp - 1) * std::max(0.0, hop - forward / cp);
+        t_.backward_input.context += (cp - 1) * std::max(0.0, backward_hop - backward / cp);
+        break;
+      }
+      case ContextKind::ulysses: {
+        const double there = ops_.collective(Verb::all_to_all, queries + kv, c_.cp, c_.tp);
+        const double back = ops_.collective(Verb::all_to_all, queries, c_.cp, c_.tp);
+        t_.forward.context += there + back;
+        t_.backward_input.context += there + back;
+        break;
+      }
+      case ContextKind::allgather:
+        t_.forward.context += ops_.collective(Verb::all_gather, kv * cp, c_.cp, c_.tp);
+        t_.backward_input.context += 2 * ops_.collective(Verb::all_gather, kv * cp, c_.cp, c_.tp);
+        break;
+    }
+  }
+
+  void activation(double tokens, double hidden) {
+    const double bytes = tokens * hidden * width_;
+    if (m_.family == Family::llama)
+      passes(3 * bytes, 5 * bytes);
+    else
+      passes(2 * bytes, 3 * bytes);
+  }
+  double first_width() const { return m_.family == Family::llama ? 2 : 1; }
+
+  void mlp(double hidden) {
+    enter();
+    product(tokens_, real(m_.hidden), first_width() * hidden);
+    activation(tokens_, hidden);
+    product(tokens_, hidden, real(m_.hidden));
+    leave();
+  }
+
+  // Routed tokens are spread evenly. With ep groups each rank has E/ep experts; it sends its tokens' copies
+  // and gets as many; with etp they are gathered over it.
+  void experts() {
+    const double copies = here_ * real(m_.experts_per_token);
+    product(here_, real(m_.hidden), real(m_.num_experts));
+    const double local = real(m_.num_experts) / c_.ep;
+    const double group = here_ * real(m_.experts_per_token) * c_.etp;  // tokens that this rank computes
+    const double bytes = copies * real(m_.hidden) * width_;
+    // Copies are sorted by expert, and weighted and added up again.
+    passes(4 * bytes, 4 * bytes);
+    const auto travel = [&](PassSeconds& pass) {
+      if (c_.ep > 1) t_.expert_bytes += (c_.ep - 1.0) / c_.ep * bytes;
+      if (c_.ep > 1)
+        pass.expert += (1 - w_.software.expert_overlap) *
+                       ops_.collective(Verb::all_to_all, bytes, c_.ep, expert_stride());
+      if (c_.etp > 1) pass.expert += ops_.collective(Verb::all_gather, bytes * c_.etp, c_.etp, 1);
+    };
+    for (int way = 0; way < 2; ++way) {
+      travel(t_.forward);
+      travel(t_.backward_input);
+    }
+    const double hidden = real(m_.expert_hidden) / c_.etp;
+    product(group / local, real(m_.hidden), first_width() * hidden, local);
+    activation(group, hidden);
+    product(group / local, hidden, real(m_.hidden), local);
+    if (m_.num_shared_experts > 0) mlp(real(m_.num_shared_experts * m_.expert_hidden) / tp_);
+  }
+  // Expert groups are laid over neighbouring ranks of tp (where experts are not cut over it), cp and dp.
+  std::int64_t expert_stride() const { return c_.etp; }
+
+  // A pass takes no less than the host needs to launch its kernels: some three for each operation that is not
+  // fused with its neighbours.
+  void hosted() {
+    const double launch = w_.software.launch_seconds;
+    const double passes_each = std::max(1.0, w_.software.elementwise_passes);
+    const double kernels = kernels_ * passes_each;
+    t_.forward.compute = std::max(t_.forward.compute, kernels * launch);
+    t_.backward_input.compute =
+        std::max(t_.backward_input.compute, 1.5 * kernels * launch - t_.backward_weight.compute);
+  }
+
+  const Workload& w_;
+  const Configuration& c_;
+  const OpSeconds& ops_;
+  const ModelSpec& m_;
+  double tp_, tokens_, here_, width_;
+  double kernels_ = 0;
+  LayerSeconds t_;
+  PassSeconds core_;
+};
+
+}  // namespace
+
+PassSeconds& PassSeconds::operator+=(const PassSeconds& more) {
+  compute += more.compute;
+  tensor += more.tensor;
+  context += more.context;
+  expert += more.expert;
+  return *this;
+}
+
+PassSeconds PassSeconds::operator*(double factor) const {
+  return {compute * factor, tensor * factor, context * factor, expert * factor};
+}
+
+LayerSeconds& LayerSeconds::operator+=(const LayerSeconds& more) {
+  forward += more.forward;
+  backward_input += more.backward_input;
+  backward_weight += more.backward_weight;
+  tensor_bytes += more.tensor_bytes;
+  context_bytes += more.context_bytes;
+  expert_bytes += more.expert_bytes;
+  return *this;
+}
+
+LayerSeconds LayerSeconds::operator*(double factor) const {
+  return {forward * factor,      backward_input * factor, backward_weight * factor,
+          tensor_bytes * factor, context_bytes * factor,  expert_bytes * factor};
+}
+
+ModelSeconds model_seconds(const Workload& work, const Configuration& c, const OpSeconds& ops) {
+  Pricer pricer(work, c, ops);
+  ModelSeconds seconds;
+  const ModelSpec& m = work.model;
+  if (m.num_expert_layers() < m.num_layers) seconds.dense = pricer.layer(false);
+  if (m.num_expert_layers() > 0) seconds.experts = pricer.layer(true);
+  seconds.embedding = pricer.embedding();
+  seconds.head = pricer.head();
+  return seconds;
+}
+
+}  // namespace echelon

@@ -1,0 +1,36 @@
+// Seconds of one microbatch's passes through one layer of a configuration: every product by its shape, every
+// pass over memory, every collective by the links that it crosses.
+#pragma once
+
+#include "plan/configuration.h"
+#include "plan/op_seconds.h"
+
+namespace echelon {
+
+// Where the time of a pass goes. Communication: what is not hidden behind computation.
+struct PassSeconds {
+  double compute = 0, tensor = 0, context = 0, expert = 0;
+  double total() const { return compute + tensor + context + expert; }
+  PassSeconds& operator+=(const PassSeconds& more);
+  PassSeconds operator*(double factor) const;
+};
+
+struct LayerSeconds {
+  PassSeconds forward, backward_input, backward_weight;
+  double tensor_bytes = 0, context_bytes = 0, expert_bytes = 0;  // that a rank sends, there and back
+  double backward() const { return backward_input.total() + backward_weight.total(); }
+  LayerSeconds& operator+=(const LayerSeconds& more);
+  LayerSeconds operator*(double factor) const;
+};
+
+// All of a configuration: of a layer with a dense MLP and of one with experts, of the embedding, and of final
+// norm, output matrix and loss.
+struct ModelSeconds {
+  LayerSeconds dense, experts, embedding, head;
+};
+
+// Recomputation counts as part of backward_input. Under sequence parallelism the backward pass gathers a
+// column-parallel product's input again where the software keeps it cut (Korthikanti et al. 2022).
+ModelSeconds model_seconds(const Workload& work, const Configuration& c, const OpSeconds& ops);
+
+}  // namespace echelon

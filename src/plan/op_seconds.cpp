@@ -1,0 +1,110 @@
+#include "plan/op_seconds.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+
+namespace echelon {
+namespace {
+
+struct Tile {
+  double rows, cols;
+};
+// Of the largest rate, a medium and a small one.
+constexpr Tile tiles[] = {{256, 128}, {128, 128}, {64, 128}};
+
+}  // namespace
+
+OpSeconds::OpSeconds(const Machine& machine, const Software& software, Precision precision)
+    : machine_(machine), software_(software) {
+  double peak = machine.peak(precision);
+  if (peak <= 0)
+    refuse("--dtype {}: machine {} does not say how fast it is in it", precision_name(precision),
+           machine.name);
+  const bool narrow = precision == Precision::fp8 || precision == Precision::fp4;
+  product_flops_ = peak * (narrow ? machine.gemm_narrow_efficiency : machine.gemm_efficiency) *
+                   software.product_efficiency;
+  const Precision wide = narrow ? Precision::bf16 : precision;
+  attention_flops_ = machine.peak(wide) * software.attention_efficiency;
+  element_ = precision == Precision::f32 ? 4 : 2;
+}
+
+double OpSeconds::product(double rows, double depth, double cols, double count) const {
+  const double cores = machine_.cores;
+  const double rates[] = {1, machine_.gemm_medium_tile, machine_.gemm_small_tile};
+  double least = 1e300;
+  for (int i = 0; i < 3; ++i) {
+    const double waves = std::ceil(rows / tiles[i].rows) * std::ceil(cols / tiles[i].cols) * count / cores;
+    const double even = std::max(1.0, waves);
+    const double counted = even + machine_.gemm_wave_rounding * (std::ceil(waves) - even);
+    least = std::min(least, counted * tiles[i].rows * tiles[i].cols / rates[i]);
+  }
+  const double compute = 2 * least * cores * (depth + machine_.gemm_half_depth) / product_flops_;
+  const double moved = element_ * count * (rows * depth + depth * cols + rows * cols);
+  return std::max(compute, moved / (machine_.memory_bandwidth * machine_.memory_efficiency)) +
+         machine_.launch_seconds;
+}
+
+double OpSeconds::attention_forward(double flops, double length) const {
+  return flops * (1 + machine_.attention_half_length / length) /
+             (attention_flops_ * machine_.attention_forward) +
+         machine_.launch_seconds;
+}
+
+double OpSeconds::attention_backward(double flops, double length) const {
+  return flops * (1 + machine_.attention_half_length / length) /
+             (attention_flops_ * machine_.attention_backward) +
+         machine_.launch_seconds;
+}
+
+double OpSeconds::memory_pass(double bytes) const {
+  return bytes / (machine_.memory_bandwidth * machine_.memory_efficiency);
+}
+
+std::size_t OpSeconds::tier_of(std::int64_t span) const {
+  std::size_t tier = 0;
+  while (tier + 1 < machine_.tiers.size() && machine_.tiers[tier].ranks < span) ++tier;
+  return tier;
+}
+
+double OpSeconds::bandwidth(std::size_t tier) const {
+  const Tier& t = machine_.tiers[tier];
+  return t.bandwidth / t.oversubscription * (tier > 0 ? software_.network_efficiency : 1);
+}
+
+double OpSeconds::ring(Verb verb, double bytes, double ranks, std::size_t tier) const {
+  const double passes = verb == Verb::all_reduce ? 2 : 1;
+  // Above a few ranks trees take over: hops grow with the logarithm (Sanders et al. 2009).
+  const double hops = std::min(passes * (ranks - 1), 2 * passes * std::log2(ranks) + 8);
+  return hops * machine_.tiers[tier].latency_seconds + passes * (ranks - 1) / ranks * bytes / bandwidth(tier);
+}
+
+double OpSeconds::collective(Verb verb, double bytes, std::int64_t size, std::int64_t stride) const {
+  if (size <= 1) return 0;
+  const std::int64_t node = machine_.node();
+  const std::int64_t inside = std::clamp<std::int64_t>(node / std::max<std::int64_t>(1, stride), 1, size);
+  const std::int64_t across = (size + inside - 1) / inside;
+  const std::size_t outer = tier_of(size * stride);
+  const auto inner_ranks = static_cast<double>(inside), outer_ranks = static_cast<double>(across);
+  double seconds = machine_.collective_seconds;
+  if (verb == Verb::all_to_all) {
+    const double ranks = static_cast<double>(size);
+    if (inside > 1)
+      seconds += (inner_ranks - 1) / ranks * bytes / bandwidth(0) + machine_.tiers[0].latency_seconds;
+    if (across > 1)
+      seconds +=
+          (ranks - inner_ranks) / ranks * bytes / bandwidth(outer) + machine_.tiers[outer].latency_seconds;
+    return seconds;
+  }
+  if (across == 1) return seconds + ring(verb, bytes, inner_ranks, 0);
+  if (inside == 1) return seconds + ring(verb, bytes, outer_ranks, outer);
+  return seconds + ring(verb, bytes, inner_ranks, 0) + ring(verb, bytes / inner_ranks, outer_ranks, outer);
+}
+
+double OpSeconds::message(double bytes, std::int64_t stride) const {
+  const std::size_t tier = tier_of(stride + 1);
+  return bytes / bandwidth(tier) + machine_.tiers[tier].latency_seconds;
+}
+
+}  // namespace echelon

@@ -1,0 +1,49 @@
+// Seconds of single operations on a machine: products of matrices, attention, passes over memory,
+// collectives.
+#pragma once
+
+#include <cstdint>
+
+#include "spec/machine.h"
+#include "spec/software.h"
+#include "spec/traffic.h"
+
+namespace echelon {
+
+// Prices operations of one training program on one machine.
+class OpSeconds {
+ public:
+  OpSeconds(const Machine& machine, const Software& software, Precision precision);
+
+  // `count` products of (rows x depth) by (depth x cols): the smallest time over the tile sizes, or of moving
+  // operands and result, whichever is longer.
+  double product(double rows, double depth, double cols, double count = 1) const;
+  // Fused attention of `flops` over sequences of `length` keys.
+  double attention_forward(double flops, double length) const;
+  double attention_backward(double flops, double length) const;
+  double memory_pass(double bytes) const;
+  double elementwise(double bytes) const { return memory_pass(bytes * software_.elementwise_passes); }
+
+  // A group of `size` ranks that are `stride` ranks apart. all_reduce of n ranks over S bytes in a node:
+  // 2(n-1) hops and 2(n-1)/n S over the bandwidth; half of that all_gather and reduce_scatter (S: the whole).
+  // Across nodes hierarchically: reduce_scatter inside, all_reduce of each rank's part across on its own
+  // link, all_gather inside. all_to_all: each rank sends (n-1)/n of its S bytes, those to other nodes over
+  // its own link.
+  double collective(Verb verb, double bytes, std::int64_t size, std::int64_t stride) const;
+  // From one rank to that `stride` ranks further.
+  double message(double bytes, std::int64_t stride) const;
+
+  const Machine& machine() const { return machine_; }
+  const Software& software() const { return software_; }
+
+ private:
+  double ring(Verb verb, double bytes, double ranks, std::size_t tier) const;
+  std::size_t tier_of(std::int64_t span) const;
+  double bandwidth(std::size_t tier) const;
+
+  const Machine& machine_;
+  const Software& software_;
+  double product_flops_, attention_flops_, element_;  // sustained FLOP/s; bytes of an operand
+};
+
+}  // namespace echelon

@@ -1,0 +1,62 @@
+#include "plan/schedule_shelf.h"
+
+#include "base/error.h"
+#include "schedule/schedules.h"
+#include "schedule/simulate.h"
+
+namespace echelon {
+namespace {
+
+// As many microbatches as show the steady state of every published schedule, with the same remainders by P
+// and by 2, which interleaving and DualPipe depend on.
+int shown_microbatches(int ranks, int microbatches) {
+  const int period = ranks % 2 == 0 ? ranks : 2 * ranks;
+  const int steady = 4 * period;
+  return microbatches <= steady ? microbatches : steady + microbatches % period;
+}
+
+}  // namespace
+
+ScheduleFacts facts_of(const Schedule& schedule) {
+  ScheduleFacts facts;
+  facts.num_stages = schedule.num_stages;
+  facts.stage_fraction = schedule.stage_fraction();
+  facts.parameter_copies = parameter_copies(schedule);
+  facts.peak = peak_activations(schedule);
+  for (const auto& list : schedule.ranks) {
+    std::map<int, int> forwards;
+    for (const Instruction& i : list) {
+      if (i.op == Op::F) ++forwards[i.stage];
+      facts.splits_backward |= i.op == Op::W;
+      facts.overlaps |= i.overlaps_next;
+    }
+    auto& uses = facts.uses.emplace_back();
+    for (const auto& [stage, count] : forwards)
+      uses.push_back({stage, static_cast<double>(count) / schedule.num_microbatches});
+  }
+  return facts;
+}
+
+const ScheduleFacts& ScheduleShelf::facts(const std::string& name, int ranks, int microbatches, int chunks) {
+  const int shown = name == "interleaved-even" ? microbatches : shown_microbatches(ranks, microbatches);
+  const Key key{name, ranks, shown, chunks};
+  auto found = facts_.find(key);
+  if (found == facts_.end()) {
+    ScheduleFacts facts;
+    try {
+      facts = facts_of(make_schedule(name, ranks, shown, chunks));
+    } catch (const RequestError& error) {
+      facts.problem = error.what();
+    }
+    found = facts_.emplace(key, std::move(facts)).first;
+  }
+  return found->second;
+}
+
+const Schedule& ScheduleShelf::schedule(const std::string& name, int ranks, int microbatches, int chunks) {
+  auto& kept = schedules_[{name, ranks, microbatches, chunks}];
+  if (!kept) kept = std::make_unique<Schedule>(make_schedule(name, ranks, microbatches, chunks));
+  return *kept;
+}
+
+}  // namespace echelon

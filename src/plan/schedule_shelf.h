@@ -1,0 +1,47 @@
+// Schedules and what their orders alone say, made once for each shape. The planner asks for the same few
+// shapes hundreds of thousands of times.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "schedule/schedule.h"
+
+namespace echelon {
+
+// What a rank runs of a stage in a step.
+struct StageUse {
+  int stage = 0;
+  double share = 1;  // of the microbatches: 1/2 in DualPipe
+};
+
+struct ScheduleFacts {
+  int num_stages = 1;
+  double stage_fraction = 1;
+  int parameter_copies = 1;
+  bool splits_backward = false;             // B and W apart
+  bool overlaps = false;                    // F and B run together
+  std::vector<std::vector<StageUse>> uses;  // of each rank
+  std::vector<double> peak;                 // of each rank, in activations of a full stage
+  std::string problem;                      // not empty: there is no such schedule, and why
+};
+
+class ScheduleShelf {
+ public:
+  // Read off a schedule of fewer microbatches where more change nothing: beyond the steady state only the
+  // peak of gpipe grows.
+  const ScheduleFacts& facts(const std::string& name, int ranks, int microbatches, int chunks);
+  const Schedule& schedule(const std::string& name, int ranks, int microbatches, int chunks);
+
+ private:
+  using Key = std::tuple<std::string, int, int, int>;
+  std::map<Key, ScheduleFacts> facts_;
+  std::map<Key, std::unique_ptr<Schedule>> schedules_;
+};
+
+ScheduleFacts facts_of(const Schedule& schedule);
+
+}  // namespace echelon

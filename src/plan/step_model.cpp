@@ -1,0 +1,396 @@
+#include "plan/step_model.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+#include "schedule/balance.h"
+#include "schedule/schedules.h"
+
+namespace echelon {
+namespace {
+
+double real(std::int64_t n) { return static_cast<double>(n); }
+
+// What communication adds to computation beside which it runs: what sticks out, and the slow-down of both.
+double added(double compute, double communication, double slowdown) {
+  return std::max(0.0, communication - compute) + (slowdown - 1) * std::min(compute, communication);
+}
+
+}  // namespace
+
+// Stages with their times, and what each pipeline rank runs and holds.
+struct StepModel::Shape {
+  const ScheduleFacts* facts = nullptr;
+  std::vector<std::int64_t> layers;
+  std::vector<LayerSeconds> stages;
+  std::vector<double> gathers;  // seconds that ZeRO 3 adds to a microbatch, of each stage
+  std::vector<RankShare> ranks;
+  std::vector<ShareCounts> counts;
+};
+
+StepModel::StepModel(Workload work)
+    : work_(std::move(work)), ops_(work_.machine, work_.software, work_.precision) {
+  flops_per_step_ =
+      model_flops_per_token(work_.model, work_.seq_len) * real(work_.seq_len * work_.global_batch);
+}
+
+const StepModel::Prices& StepModel::prices(const Configuration& c) {
+  const PriceKey key{c.tp,
+                     c.cp,
+                     static_cast<int>(c.context),
+                     c.ep,
+                     c.etp,
+                     c.shards_sequence(),
+                     static_cast<int>(c.recompute),
+                     c.zero == 3 ? c.shards() : 0,
+                     c.micro_batch,
+                     c.zero == 3 ? c.hsdp : 0,
+                     0};
+  const auto found = prices_.find(key);
+  if (found != prices_.end()) return found->second;
+  Prices p;
+  if (!counts_.contains(c.tp)) counts_[c.tp] = parameter_counts(work_.model, c.tp);
+  p.counts = counts_.at(c.tp);
+  p.saved = saved_bytes(work_, c);
+  p.seconds = model_seconds(work_, c, ops_);
+  return prices_.emplace(key, std::move(p)).first->second;
+}
+
+std::vector<std::int64_t> StepModel::layers(const Configuration& c, const ScheduleFacts& facts) {
+  const std::int64_t total = work_.model.num_layers;
+  if (!c.layers_per_stage.empty()) return c.layers_per_stage;
+  const auto stages = static_cast<std::size_t>(facts.num_stages);
+  std::vector<std::int64_t> even(stages);
+  for (std::size_t s = 0; s < stages; ++s)
+    even[s] = split_range(total, facts.num_stages, static_cast<std::int64_t>(s)).size();
+  if (c.even_split || stages == 1) return even;
+  // The ends have work beside their layers: a layer moves away from an end for as long as the slowest stage
+  // gets faster by it.
+  const ModelSeconds& t = prices(c).seconds;
+  const LayerSeconds& layer = work_.model.num_expert_layers() > 0 ? t.experts : t.dense;
+  const double cost = layer.forward.total() + layer.backward();
+  std::vector<double> extra(stages, 0);
+  extra.front() += t.embedding.forward.total() + t.embedding.backward();
+  extra.back() += t.head.forward.total() + t.head.backward();
+  const auto work = [&](std::size_t s) { return real(even[s]) * cost + extra[s]; };
+  for (std::int64_t moves = 0; moves < total; ++moves) {
+    std::size_t most = 0, least = 0;
+    for (std::size_t s = 1; s < stages; ++s) {
+      if (work(s) > work(most)) most = s;
+      if (work(s) < work(least)) least = s;
+    }
+    if (even[most] <= 1 || work(least) + cost >= work(most) * (1 - 1e-9)) break;
+    --even[most];
+    ++even[least];
+  }
+  return even;
+}
+
+LayerSeconds StepModel::stage_seconds(const Configuration&, const Prices& p, std::int64_t first,
+                                      std::int64_t count, bool embedding, bool head) const {
+  const ModelSpec& m = work_.model;
+  const std::int64_t dense_end = m.experts == Experts::none ? m.num_layers : m.num_dense_layers;
+  const double dense = real(std::clamp<std::int64_t>(dense_end - first, 0, count));
+  LayerSeconds sum = p.seconds.dense * dense;
+  sum += p.seconds.experts * (real(count) - dense);
+  if (embedding) sum += p.seconds.embedding;
+  if (head) sum += p.seconds.head;
+  return sum;
+}
+
+StepModel::Shape StepModel::shape(const Configuration& c) {
+  Shape s;
+  const auto microbatches = static_cast<int>(num_microbatches(work_, c));
+  s.facts = &shelf_.facts(c.pp == 1 ? "1f1b" : c.schedule, c.pp, microbatches, c.chunks > 1 ? c.chunks : 0);
+  const ScheduleFacts& facts = *s.facts;
+  check(facts.problem.empty(), "a configuration's schedule was looked at before");
+  const Prices& p = prices(c);
+  const ModelSpec& m = work_.model;
+  s.layers = layers(c, facts);
+  const std::int64_t dense_end = m.experts == Experts::none ? m.num_layers : m.num_dense_layers;
+  std::vector<double> dense(s.layers.size());
+  std::int64_t first = 0;
+  for (std::size_t i = 0; i < s.layers.size(); ++i) {
+    const bool embedding = i == 0, head = i + 1 == s.layers.size();
+    s.stages.push_back(stage_seconds(c, p, first, s.layers[i], embedding, head));
+    dense[i] = real(std::clamp<std::int64_t>(dense_end - first, 0, s.layers[i]));
+    double gathers = 0;
+    if (c.zero == 3 && c.shards() > 1) {
+      const Software& software = work_.software;
+      const auto unit = [&](const LayerSeconds& t, double common, double routed) {
+        const ShareCounts counts{common, routed};
+        double gather = 0;
+        const double reduce = reduce_seconds(c, counts, &gather);
+        const double slow = software.overlap_slowdown;
+        if (!software.overlaps_parameters) return 2 * gather + reduce;
+        return added(t.forward.total(), gather, slow) +
+               added(t.backward(), (software.reshards ? gather : 0) + reduce, slow);
+      };
+      gathers += dense[i] * unit(p.seconds.dense, p.counts.dense_layer, 0);
+      if (real(s.layers[i]) > dense[i])
+        gathers += (real(s.layers[i]) - dense[i]) *
+                   unit(p.seconds.experts, p.counts.expert_layer, p.counts.routed / (c.ep * c.etp));
+      if (embedding) gathers += unit(p.seconds.embedding, p.counts.embedding, 0);
+      if (head) gathers += unit(p.seconds.head, p.counts.head, 0);
+    }
+    s.gathers.push_back(gathers);
+    first += s.layers[i];
+  }
+  for (std::size_t r = 0; r < facts.uses.size(); ++r) {
+    RankShare share;
+    double fraction = 0;
+    for (const StageUse& use : facts.uses[r]) {
+      const auto i = static_cast<std::size_t>(use.stage);
+      share.dense_layers += dense[i];
+      share.expert_layers += real(s.layers[i]) - dense[i];
+      share.embedding |= i == 0;
+      share.head |= i + 1 == s.layers.size();
+      fraction += facts.stage_fraction;
+    }
+    share.tied_copy = m.tied_embedding && share.head && !share.embedding;
+    share.in_flight = facts.peak[r] / fraction;
+    s.ranks.push_back(share);
+    s.counts.push_back(share_counts(p.counts, c, share));
+  }
+  return s;
+}
+
+double StepModel::reduce_seconds(const Configuration& c, const ShareCounts& counts, double* gather) const {
+  const Software& s = work_.software;
+  const std::int64_t ranks = static_cast<std::int64_t>(c.dp) * c.cp;
+  const std::int64_t routed_ranks = std::max<std::int64_t>(1, ranks * c.tp / (c.ep * c.etp));
+  double reduce = 0;
+  *gather = 0;
+  const auto add = [&](double elements, std::int64_t size, std::int64_t stride) {
+    if (elements <= 0 || size <= 1) return;
+    const std::int64_t shard = std::max<std::int64_t>(1, c.zero == 0 ? 1 : size / c.hsdp);
+    if (c.zero == 0 || (c.zero == 1 && !s.sharded_states)) {
+      reduce += ops_.collective(Verb::all_reduce, elements * s.reduced_bytes, size, stride);
+    } else {
+      reduce += ops_.collective(Verb::reduce_scatter, elements * s.reduced_bytes, shard, stride);
+      if (c.hsdp > 1)
+        reduce += ops_.collective(Verb::all_reduce, elements / real(shard) * s.reduced_bytes, c.hsdp,
+                                  stride * shard);
+    }
+    if (c.zero > 0) *gather += ops_.collective(Verb::all_gather, elements * 2, shard, stride);
+  };
+  add(counts.common, ranks, c.tp);
+  add(counts.routed, routed_ranks, static_cast<std::int64_t>(c.ep) * c.etp);
+  return reduce;
+}
+
+double StepModel::reduce_bytes(const Configuration& c, const ShareCounts& counts) const {
+  const Software& s = work_.software;
+  const auto of = [&](double elements, double ranks) {
+    if (ranks <= 1) return 0.0;
+    const double once = (ranks - 1) / ranks * elements;
+    const double reduced =
+        once * s.reduced_bytes * (c.zero == 0 || (c.zero == 1 && !s.sharded_states) ? 2 : 1);
+    const double microbatches = c.zero == 3 ? real(num_microbatches(work_, c)) : 1;
+    return (reduced + (c.zero == 3 ? 2 : c.zero > 0 ? 1 : 0) * once * 2) * microbatches;
+  };
+  const double ranks = static_cast<double>(c.dp) * c.cp;
+  return of(counts.common, ranks) + of(counts.routed, ranks * c.tp / (c.ep * c.etp));
+}
+
+double StepModel::optimizer_seconds(const Configuration& c, const ShareCounts& counts) const {
+  const double ranks = static_cast<double>(c.dp) * c.cp / c.hsdp;
+  const double shards = c.zero > 0 ? ranks : 1;
+  const double routed_shards = c.zero > 0 ? std::max(1.0, ranks * c.tp / (c.ep * c.etp)) : 1;
+  const double elements = counts.common / shards + counts.routed / routed_shards;
+  // The norm reads gradients; the step reads gradients and state, and writes state and values.
+  const Software& s = work_.software;
+  const double bytes = elements * (2 * s.gradient_bytes + 2 * s.optimizer_bytes + s.value_bytes);
+  return ops_.memory_pass(bytes * s.optimizer_passes);
+}
+
+// Of reductions behind a rank's last backward pass and gathers before its first forward pass, what is not
+// hidden beside them.
+double StepModel::exposed_seconds(const Configuration& c, const Shape& s, std::size_t rank) const {
+  const Software& software = work_.software;
+  if (c.zero == 3) return 0;
+  double gather = 0;
+  const double reduce = reduce_seconds(c, s.counts[rank], &gather);
+  double backward = 0, forward = 0;
+  for (const StageUse& use : s.facts->uses[rank]) {
+    const LayerSeconds& t = s.stages[static_cast<std::size_t>(use.stage)];
+    backward += t.backward();
+    forward += t.forward.total();
+  }
+  const double layers = std::max(1.0, s.ranks[rank].dense_layers + s.ranks[rank].expert_layers);
+  const auto hidden = [&](double seconds, double window, bool overlaps) {
+    if (!overlaps) return seconds;
+    // The last layer's part has nothing left to hide behind.
+    const double last = seconds / layers;
+    return last + added(window * (1 - 1 / layers), seconds - last, software.overlap_slowdown);
+  };
+  return hidden(reduce, backward, software.overlaps_gradients) +
+         hidden(gather, forward, software.overlaps_parameters);
+}
+
+std::string StepModel::schedule_problem(const Configuration& c) {
+  if (c.pp == 1) return {};
+  if (is_stream(c.schedule)) return c.schedule + ": does not flush, so it trains otherwise than the others";
+  const auto microbatches = static_cast<int>(num_microbatches(work_, c));
+  const ScheduleFacts& facts = shelf_.facts(c.schedule, c.pp, microbatches, c.chunks > 1 ? c.chunks : 0);
+  if (!facts.problem.empty()) return facts.problem;
+  if (facts.num_stages > work_.model.num_layers)
+    return fmt::format("{}: {} stages, and the model has {} layers", c.schedule, facts.num_stages,
+                       work_.model.num_layers);
+  if (!c.layers_per_stage.empty() && static_cast<int>(c.layers_per_stage.size()) != facts.num_stages)
+    return fmt::format("--layers-per-stage: {} numbers, and {} has {} stages", c.layers_per_stage.size(),
+                       c.schedule, facts.num_stages);
+  return {};
+}
+
+Outlook StepModel::outlook(const Configuration& c) {
+  const Shape s = shape(c);
+  const Prices& p = prices(c);
+  const ScheduleFacts& facts = *s.facts;
+  const double microbatches = real(num_microbatches(work_, c));
+  Outlook look;
+  std::vector<double> before(s.stages.size() + 1), after(s.stages.size() + 1);
+  for (std::size_t i = 0; i < s.stages.size(); ++i) {
+    before[i + 1] = before[i] + s.stages[i].forward.total();
+    after[i + 1] =
+        after[i] + (facts.splits_backward ? s.stages[i].backward_input.total() : s.stages[i].backward());
+  }
+  for (std::size_t r = 0; r < s.ranks.size(); ++r) {
+    double work = 0, first = 1e300, last = 1e300;
+    for (const StageUse& use : facts.uses[r]) {
+      const auto i = static_cast<std::size_t>(use.stage);
+      const LayerSeconds& t = s.stages[i];
+      double compute = t.forward.compute + t.backward_input.compute + t.backward_weight.compute;
+      // What runs together hides communication; the bound leaves all of it out.
+      if (!facts.overlaps) compute = t.forward.total() + t.backward() + s.gathers[i];
+      work += use.share * microbatches * compute;
+      first = std::min(first, before[i]);
+      last = std::min(last, after[i]);
+    }
+    // Its first pass waits for those before it. Behind its last backward pass come those of the stages before
+    // it; behind weight gradients nothing need come.
+    if (facts.overlaps || facts.parameter_copies > 1) first = last = 0;
+    const double seconds = work + first + (facts.splits_backward ? 0 : last) + exposed_seconds(c, s, r) * 0 +
+                           optimizer_seconds(c, s.counts[r]);
+    look.seconds = std::max(look.seconds, seconds);
+    const double bytes = real(footprint(work_, c, p.counts, p.saved, s.ranks[r]).total());
+    if (bytes > look.bytes)
+      look.bytes = bytes, look.rank = static_cast<int>(r), look.in_flight = s.ranks[r].in_flight;
+  }
+  return look;
+}
+
+namespace {
+
+SimulationCosts simulation_costs(const std::vector<LayerSeconds>& stages, const std::vector<double>& gathers,
+                                 const Software& software, double message, int pp) {
+  SimulationCosts costs;
+  costs.stages.clear();
+  double compute = 0, communication = 0;
+  for (std::size_t i = 0; i < stages.size(); ++i) {
+    const LayerSeconds& t = stages[i];
+    const double handing = pp > 1 ? software.message_seconds : 0;
+    costs.stages.push_back({t.forward.total() + gathers[i] / 3 + handing,
+                            t.backward_input.total() + gathers[i] * 2 / 3 + handing,
+                            t.backward_weight.total()});
+    const double only = t.forward.compute + t.backward_input.compute + t.backward_weight.compute;
+    compute += only;
+    communication += t.forward.total() + t.backward() - only;
+  }
+  costs.message = message;
+  const double both = compute + added(compute, communication, software.overlap_slowdown);
+  costs.overlap_factor = compute + communication > 0 ? std::min(1.0, both / (compute + communication)) : 1;
+  return costs;
+}
+
+}  // namespace
+
+Timeline StepModel::timeline(const Configuration& c) {
+  const Shape s = shape(c);
+  const double message =
+      c.pp == 1 ? 0 : ops_.message(prices(c).saved.boundary, std::int64_t{c.tp} * c.cp * c.dp * c.pp);
+  const SimulationCosts costs = simulation_costs(s.stages, s.gathers, work_.software, message, c.pp);
+  const Schedule& schedule =
+      shelf_.schedule(c.pp == 1 ? "1f1b" : c.schedule, c.pp, static_cast<int>(num_microbatches(work_, c)),
+                      c.chunks > 1 ? c.chunks : 0);
+  return simulate(schedule, costs).timeline;
+}
+
+Estimate StepModel::estimate(const Configuration& c) {
+  const Shape s = shape(c);
+  const Prices& p = prices(c);
+  Estimate e;
+  e.configuration = c;
+  e.layers = s.layers;
+  e.microbatches = num_microbatches(work_, c);
+  const double message =
+      c.pp == 1 ? 0 : ops_.message(p.saved.boundary, std::int64_t{c.tp} * c.cp * c.dp * c.pp);
+  e.costs = simulation_costs(s.stages, s.gathers, work_.software, message, c.pp);
+  const Schedule& schedule = shelf_.schedule(c.pp == 1 ? "1f1b" : c.schedule, c.pp,
+                                             static_cast<int>(e.microbatches), c.chunks > 1 ? c.chunks : 0);
+  const Timeline timeline = simulate(schedule, e.costs).timeline;
+  e.bubble_fraction = timeline.bubble_fraction();
+  const double makespan = timeline.makespan();
+
+  std::size_t last = 0;
+  double latest = -1;
+  for (std::size_t r = 0; r < s.ranks.size(); ++r) {
+    double end = 0;
+    for (const Span& span : timeline.ranks[r]) end = std::max(end, span.end);
+    const double done = end + exposed_seconds(c, s, r) + optimizer_seconds(c, s.counts[r]);
+    if (done > latest) latest = done, last = r;
+  }
+  StepParts& parts = e.parts;
+  double busy = 0;
+  for (const StageUse& use : s.facts->uses[last]) {
+    const auto i = static_cast<std::size_t>(use.stage);
+    const double count = use.share * real(e.microbatches);
+    LayerSeconds t = s.stages[i];
+    for (const PassSeconds* pass : {&t.forward, &t.backward_input, &t.backward_weight}) {
+      parts.compute += count * pass->compute;
+      parts.tp_exposed += count * pass->tensor;
+      parts.cp_exposed += count * pass->context;
+      parts.ep_exposed += count * pass->expert;
+      busy += count * pass->total();
+    }
+    parts.dp_exposed += count * s.gathers[i];
+    busy += count * s.gathers[i];
+    e.traffic.tp += count * t.tensor_bytes;
+    e.traffic.cp += count * t.context_bytes;
+    e.traffic.ep += count * t.expert_bytes;
+    const double sends = (use.stage + 1 < s.facts->num_stages ? 1 : 0) + (use.stage > 0 ? 1 : 0);
+    if (c.pp > 1) e.traffic.pp += count * sends * p.saved.boundary;
+  }
+  const double exposed = exposed_seconds(c, s, last);
+  parts.dp_exposed += exposed;
+  parts.optimizer = optimizer_seconds(c, s.counts[last]);
+  parts.pp_bubble = latest - exposed - parts.optimizer - busy;
+  if (parts.pp_bubble < 0) {  // what runs together hid communication
+    parts.ep_exposed += parts.pp_bubble;
+    parts.pp_bubble = 0;
+  }
+  e.traffic.dp = reduce_bytes(c, s.counts[last]);
+  const double nodes = std::max(1.0, static_cast<double>(c.ranks()) / work_.machine.node());
+  const double straggling = 1 + work_.software.straggling * std::log2(nodes);
+  e.seconds = latest * straggling + work_.software.step_seconds;
+  parts.other = e.seconds - latest;
+  static_cast<void>(makespan);
+
+  for (std::size_t r = 0; r < s.ranks.size(); ++r) {
+    e.rank_memory.push_back(footprint(work_, c, p.counts, p.saved, s.ranks[r]));
+    if (r == 0 || e.rank_memory.back().total() > e.memory.total()) {
+      e.memory = e.rank_memory.back();
+      e.memory_rank = static_cast<int>(r);
+    }
+  }
+  e.low = e.seconds * work_.software.low;
+  e.high = e.seconds * work_.software.high;
+  const double gpus = c.ranks();
+  e.tokens_per_second_per_gpu = real(work_.seq_len * work_.global_batch) / (e.seconds * gpus);
+  e.model_tflops_per_gpu = flops_per_step_ / (e.seconds * gpus) / 1e12;
+  e.mfu = e.model_tflops_per_gpu * 1e12 / work_.machine.peak(work_.precision);
+  return e;
+}
+
+}  // namespace echelon

@@ -1,0 +1,100 @@
+// Seconds and bytes of a step of any configuration of a workload: layers priced by shape, the schedule
+// simulated with these times, data-parallel traffic, optimizer.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "plan/configuration.h"
+#include "plan/footprint.h"
+#include "plan/layer_seconds.h"
+#include "plan/schedule_shelf.h"
+#include "schedule/simulate.h"
+#include "spec/memory.h"
+
+namespace echelon {
+
+// Where the seconds of a step go, on the pipeline rank that ends last. They add up to the step.
+struct StepParts {
+  double compute = 0, tp_exposed = 0, pp_bubble = 0, dp_exposed = 0, cp_exposed = 0, ep_exposed = 0,
+         optimizer = 0, other = 0;
+};
+
+struct AxisBytes {
+  double dp = 0, tp = 0, pp = 0, cp = 0, ep = 0;
+};
+
+struct Estimate {
+  Configuration configuration;
+  std::int64_t microbatches = 1;
+  double seconds = 0, low = 0, high = 0;  // of a step; the 10th and 90th percentile
+  double bubble_fraction = 0;             // idle time of a pipeline rank over the pipeline's makespan
+  double tokens_per_second_per_gpu = 0, model_tflops_per_gpu = 0, mfu = 0;
+  StepParts parts;
+  Memory memory;                     // of the rank with most
+  int memory_rank = 0;               // which pipeline rank that is
+  std::vector<Memory> rank_memory;   // of each pipeline rank
+  std::vector<std::int64_t> layers;  // of each stage
+  AxisBytes traffic;                 // bytes sent by the pipeline rank with most tp traffic
+  SimulationCosts costs;             // of its schedule
+};
+
+// What the pruning path finds out about a configuration.
+struct Outlook {
+  double seconds = 0;  // no step takes less
+  double bytes = 0;    // of the pipeline rank with most
+  int rank = 0;
+  double in_flight = 0;  // there
+};
+
+class StepModel {
+ public:
+  explicit StepModel(Workload work);
+
+  const Workload& workload() const { return work_; }
+  // Memory that a plan may use of a device.
+  double usable_bytes() const { return work_.machine.memory_bytes - work_.machine.reserved_bytes; }
+
+  // Why the schedule does not fit; empty where it does. Shapes must be legal (shape_problem()).
+  std::string schedule_problem(const Configuration& c);
+  // Exact memory, and a bound on the seconds: what the busiest rank computes, with the passes that must come
+  // before and after it.
+  Outlook outlook(const Configuration& c);
+  // The whole: its schedule simulated.
+  Estimate estimate(const Configuration& c);
+  // The schedule's timeline as the estimate simulates it.
+  Timeline timeline(const Configuration& c);
+
+ private:
+  struct Prices {
+    ModelSeconds seconds;
+    SavedBytes saved;
+    ParameterCounts counts;
+    double gather_seconds = 0;  // of a stage's edges under ZeRO 3 these are inside `seconds`
+  };
+  struct Shape;  // a configuration's stages: layers, times, shares
+  using PriceKey = std::tuple<int, int, int, int, int, int, int, int, std::int64_t, int, int>;
+
+  const Prices& prices(const Configuration& c);
+  Shape shape(const Configuration& c);
+  std::vector<std::int64_t> layers(const Configuration& c, const ScheduleFacts& facts);
+  LayerSeconds stage_seconds(const Configuration& c, const Prices& p, std::int64_t first, std::int64_t count,
+                             bool embedding, bool head) const;
+  double reduce_seconds(const Configuration& c, const ShareCounts& counts, double* gather) const;
+  double reduce_bytes(const Configuration& c, const ShareCounts& counts) const;
+  double optimizer_seconds(const Configuration& c, const ShareCounts& counts) const;
+  double exposed_seconds(const Configuration& c, const Shape& shape, std::size_t rank) const;
+  void fill_zero3(const Configuration& c, Prices& p) const;
+
+  Workload work_;
+  OpSeconds ops_;
+  ScheduleShelf shelf_;
+  std::map<PriceKey, Prices> prices_;
+  std::map<int, ParameterCounts> counts_;
+  double flops_per_step_ = 0;
+};
+
+}  // namespace echelon

@@ -1,0 +1,168 @@
+#include "spec/machine.h"
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+
+#include "base/error.h"
+#include "spec/embedded.h"
+#include "spec/fields.h"
+
+namespace echelon {
+namespace {
+
+const std::vector<Field<Machine>>& machine_fields() {
+  static const std::vector<Field<Machine>> fields{
+      {"memory_bytes", &Machine::memory_bytes, 1},
+      {"reserved_bytes", &Machine::reserved_bytes},
+      {"memory_bandwidth", &Machine::memory_bandwidth, 1},
+      {"memory_efficiency", &Machine::memory_efficiency, 1e-3, 1},
+      {"cores", &Machine::cores, 1, 1e6},
+      {"gemm_efficiency", &Machine::gemm_efficiency, 1e-3, 1},
+      {"gemm_half_depth", &Machine::gemm_half_depth},
+      {"gemm_wave_rounding", &Machine::gemm_wave_rounding, 0, 1},
+      {"gemm_medium_tile", &Machine::gemm_medium_tile, 1e-3, 1},
+      {"gemm_small_tile", &Machine::gemm_small_tile, 1e-3, 1},
+      {"gemm_narrow_efficiency", &Machine::gemm_narrow_efficiency, 1e-3, 1},
+      {"attention_forward", &Machine::attention_forward, 1e-3, 1},
+      {"attention_backward", &Machine::attention_backward, 1e-3, 1},
+      {"attention_half_length", &Machine::attention_half_length},
+      {"launch_seconds", &Machine::launch_seconds},
+      {"collective_seconds", &Machine::collective_seconds},
+  };
+  return fields;
+}
+
+struct TierFields {
+  int ranks = 0;
+  double bandwidth = 0, latency_seconds = 0, oversubscription = 1;
+};
+const std::vector<Field<TierFields>>& tier_fields() {
+  static const std::vector<Field<TierFields>> fields{
+      {"ranks", &TierFields::ranks, 1, 1e9},
+      {"bandwidth", &TierFields::bandwidth, 1},
+      {"latency_seconds", &TierFields::latency_seconds},
+      {"oversubscription", &TierFields::oversubscription, 1},
+  };
+  return fields;
+}
+
+std::string peak_key(Precision precision) { return fmt::format("peak_{}", precision_name(precision)); }
+
+}  // namespace
+
+const char* precision_name(Precision precision) {
+  switch (precision) {
+    case Precision::f32:
+      return "f32";
+    case Precision::bf16:
+      return "bf16";
+    case Precision::fp8:
+      return "fp8";
+    case Precision::fp4:
+      return "fp4";
+  }
+  return "?";
+}
+
+Precision parse_precision(const std::string& text, const std::string& field) {
+  for (Precision precision : all_precisions)
+    if (text == precision_name(precision)) return precision;
+  refuse("{} {}: no such type; legal: f32, bf16, fp8, fp4", field, text);
+}
+
+void validate(const Machine& m) {
+  if (m.tiers.empty()) refuse("machine {}: no [[tier]]: how many devices a node has is not known", m.name);
+  std::int64_t inner = 0;
+  for (const Tier& tier : m.tiers) {
+    if (tier.ranks <= inner)
+      refuse(
+          "machine {}: tier.ranks = {} is not legal: tiers go from the innermost out, so give more than {}",
+          m.name, tier.ranks, inner);
+    inner = tier.ranks;
+  }
+  bool any = false;
+  for (double peak : m.peak_flops) any |= peak > 0;
+  if (!any)
+    refuse("machine {}: no peak: give at least one of peak_f32, peak_bf16, peak_fp8, peak_fp4", m.name);
+  if (m.reserved_bytes >= m.memory_bytes)
+    refuse("machine {}: reserved_bytes = {} is not legal: the memory has {} bytes", m.name, m.reserved_bytes,
+           m.memory_bytes);
+}
+
+Machine machine_from_toml(const std::string& text, const std::string& where) {
+  const toml::table table = parse_toml(text, where);
+  Machine m;
+  std::set<std::string> seen{"name", "tier"};
+  m.name = table["name"].value_or(std::filesystem::path(where).stem().string());
+  read_fields(table, machine_fields(), where, m, seen);
+  for (const char* key : {"memory_bytes", "memory_bandwidth"})
+    if (!seen.contains(key)) refuse("{}: the key {} is missing", where, key);
+  for (Precision precision : all_precisions) {
+    const std::string key = peak_key(precision);
+    const toml::node* node = table.get(key);
+    if (node == nullptr) continue;
+    seen.insert(key);
+    const auto value = node->value<double>();
+    if (!value || !(*value > 0))
+      refuse("{}: {} = {} is not legal: give FLOP/s above 0", where, key, shown(*node));
+    m.peak_flops[static_cast<std::size_t>(precision)] = *value;
+  }
+  if (const toml::node* tiers = table.get("tier")) {
+    const toml::array* list = tiers->as_array();
+    if (list == nullptr) refuse("{}: tier = {} is not legal: give [[tier]] tables", where, shown(*tiers));
+    for (const toml::node& node : *list) {
+      const toml::table* tier = node.as_table();
+      if (tier == nullptr) refuse("{}: tier = {} is not legal: give [[tier]] tables", where, shown(node));
+      TierFields t;
+      std::set<std::string> keys;
+      read_fields(*tier, tier_fields(), where, t, keys);
+      for (const char* key : {"ranks", "bandwidth"})
+        if (!keys.contains(key)) refuse("{}: the key tier.{} is missing", where, key);
+      refuse_other_keys(*tier, keys, where, "a tier has ranks, bandwidth, latency_seconds, oversubscription");
+      m.tiers.push_back({t.ranks, t.bandwidth, t.latency_seconds, t.oversubscription});
+    }
+  }
+  refuse_other_keys(table, seen, where, "see docs/planning.md for the keys of a machine");
+  try {
+    validate(m);
+  } catch (const RequestError& error) {
+    refuse("{}: {}", where, error.what());
+  }
+  return m;
+}
+
+std::string to_toml(const Machine& m) {
+  std::string text = fmt::format("name = \"{}\"\n", m.name) + write_fields(m, machine_fields());
+  for (Precision precision : all_precisions)
+    if (m.peak(precision) > 0) text += fmt::format("{} = {}\n", peak_key(precision), m.peak(precision));
+  for (const Tier& tier : m.tiers)
+    text += "\n[[tier]]\n" + write_fields(TierFields{static_cast<int>(tier.ranks), tier.bandwidth,
+                                                     tier.latency_seconds, tier.oversubscription},
+                                          tier_fields());
+  return text;
+}
+
+std::vector<std::string> machine_preset_names() {
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < num_embedded_machines; ++i) names.emplace_back(embedded_machines[i].name);
+  return names;
+}
+
+Machine load_machine(const std::string& name_or_path) {
+  for (std::size_t i = 0; i < num_embedded_machines; ++i)
+    if (name_or_path == embedded_machines[i].name)
+      return machine_from_toml(embedded_machines[i].text, "configs/machines/" + name_or_path + ".toml");
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(name_or_path, error))
+    refuse("--machine {}: neither a preset nor a file; the presets are {}{}", name_or_path,
+           fmt::join(machine_preset_names(), ", "),
+           name_or_path == "cpu" ? "; `echelon calibrate --out FILE` measures this machine" : "");
+  std::ifstream file(name_or_path, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (!file.is_open() || file.bad()) refuse("--machine {}: the file cannot be read", name_or_path);
+  return machine_from_toml(text, name_or_path);
+}
+
+}  // namespace echelon

@@ -1,0 +1,67 @@
+// The machine that a plan is for, as data: what one device computes and holds, and the links between devices.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace echelon {
+
+// What products are computed in. Norms, softmax and the optimizer do not follow: they move 16- or 32-bit
+// numbers.
+enum class Precision { f32, bf16, fp8, fp4 };
+inline constexpr std::array<Precision, 4> all_precisions{Precision::f32, Precision::bf16, Precision::fp8,
+                                                         Precision::fp4};
+const char* precision_name(Precision precision);
+// RequestError naming `field` and the legal values.
+Precision parse_precision(const std::string& text, const std::string& field);
+
+// Devices that one level of links joins: those of a node, those of a cluster.
+struct Tier {
+  std::int64_t ranks = 0;       // that it joins
+  double bandwidth = 0;         // bytes/s of one device, in each direction, as a collective sees it
+  double latency_seconds = 0;   // of a hop
+  double oversubscription = 1;  // bandwidth is divided by it
+};
+
+struct Machine {
+  std::string name;
+  double memory_bytes = 0;
+  double reserved_bytes = 0;    // of it: the driver's, the communication library's
+  double memory_bandwidth = 0;  // bytes/s
+  double memory_efficiency = 1;
+  std::array<double, 4> peak_flops{};  // dense FLOP/s by Precision; 0: not there
+
+  // Products of matrices are made in tiles by `cores` processors at once: a last wave that is not full costs
+  // up to a whole one (`wave_rounding` of it), and filling the pipeline of a tile costs as much as
+  // `half_depth` of its inner dimension. The smaller tiles have part of the large one's rate.
+  int cores = 1;
+  double gemm_efficiency = 1;
+  double gemm_half_depth = 0;
+  double gemm_wave_rounding = 0;
+  double gemm_medium_tile = 1, gemm_small_tile = 1;
+  double gemm_narrow_efficiency = 1;  // of fp8 and fp4 products, in place of gemm_efficiency
+  // Fused attention: parts of the bf16 peak on long sequences, and the length at which half of it is reached.
+  double attention_forward = 1, attention_backward = 1;
+  double attention_half_length = 0;
+  double launch_seconds = 0;      // of a kernel, on the device
+  double collective_seconds = 0;  // of starting a collective
+
+  std::vector<Tier> tiers;  // from the innermost out
+
+  double peak(Precision precision) const { return peak_flops[static_cast<std::size_t>(precision)]; }
+  // Devices of a node.
+  int node() const { return static_cast<int>(tiers.front().ranks); }
+};
+
+// Throws RequestError naming the key unless these numbers make a machine.
+void validate(const Machine& machine);
+
+// A preset's name or a TOML file; RequestError otherwise, listing the presets.
+Machine load_machine(const std::string& name_or_path);
+std::vector<std::string> machine_preset_names();
+Machine machine_from_toml(const std::string& text, const std::string& where);
+std::string to_toml(const Machine& machine);  // machine_from_toml(to_toml(m)) == m
+
+}  // namespace echelon

@@ -1,0 +1,90 @@
+#include "spec/software.h"
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "base/error.h"
+#include "spec/embedded.h"
+#include "spec/fields.h"
+
+namespace echelon {
+namespace {
+
+const std::vector<Field<Software>>& software_fields() {
+  static const std::vector<Field<Software>> fields{
+      {"fused_attention", &Software::fused_attention},
+      {"dropout", &Software::dropout},
+      {"sharded_states", &Software::sharded_states},
+      {"value_bytes", &Software::value_bytes, 1, 8},
+      {"gradient_bytes", &Software::gradient_bytes, 1, 16},
+      {"optimizer_bytes", &Software::optimizer_bytes, 0, 64},
+      {"reduced_bytes", &Software::reduced_bytes, 1, 8},
+      {"logit_bytes", &Software::logit_bytes, 0, 64},
+      {"fragmentation", &Software::fragmentation, 0, 10},
+      {"keeps_norm_outputs", &Software::keeps_norm_outputs},
+      {"keeps_activated", &Software::keeps_activated},
+      {"regathers_sequence", &Software::regathers_sequence},
+      {"overlaps_gradients", &Software::overlaps_gradients},
+      {"overlaps_parameters", &Software::overlaps_parameters},
+      {"reshards", &Software::reshards},
+      {"elementwise_passes", &Software::elementwise_passes, 0.01, 100},
+      {"launch_seconds", &Software::launch_seconds, 0, 1},
+      {"product_efficiency", &Software::product_efficiency, 0.01, 2},
+      {"attention_efficiency", &Software::attention_efficiency, 0.01, 2},
+      {"tensor_overlap", &Software::tensor_overlap, 0, 1},
+      {"expert_overlap", &Software::expert_overlap, 0, 1},
+      {"overlap_slowdown", &Software::overlap_slowdown, 1, 3},
+      {"network_efficiency", &Software::network_efficiency, 0.001, 2},
+      {"step_seconds", &Software::step_seconds, 0, 10},
+      {"message_seconds", &Software::message_seconds, 0, 1},
+      {"optimizer_passes", &Software::optimizer_passes, 0.01, 100},
+      {"straggling", &Software::straggling, 0, 1},
+      {"low", &Software::low, 0.01, 1},
+      {"high", &Software::high, 1, 100},
+  };
+  return fields;
+}
+
+}  // namespace
+
+void validate(const Software& s) {
+  if (s.name.empty()) refuse("software: the key name is empty");
+}
+
+Software software_from_toml(const std::string& text, const std::string& where) {
+  const toml::table table = parse_toml(text, where);
+  Software s;
+  std::set<std::string> seen{"name"};
+  s.name = table["name"].value_or(std::filesystem::path(where).stem().string());
+  read_fields(table, software_fields(), where, s, seen);
+  refuse_other_keys(table, seen, where, "see docs/planning.md for the keys of a training program");
+  validate(s);
+  return s;
+}
+
+std::string to_toml(const Software& s) {
+  return fmt::format("name = \"{}\"\n", s.name) + write_fields(s, software_fields());
+}
+
+std::vector<std::string> software_preset_names() {
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < num_embedded_software; ++i) names.emplace_back(embedded_software[i].name);
+  return names;
+}
+
+Software load_software(const std::string& name_or_path) {
+  for (std::size_t i = 0; i < num_embedded_software; ++i)
+    if (name_or_path == embedded_software[i].name)
+      return software_from_toml(embedded_software[i].text, "configs/software/" + name_or_path + ".toml");
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(name_or_path, error))
+    refuse("--software {}: neither a preset nor a file; the presets are {}", name_or_path,
+           fmt::join(software_preset_names(), ", "));
+  std::ifstream file(name_or_path, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (!file.is_open() || file.bad()) refuse("--software {}: the file cannot be read", name_or_path);
+  return software_from_toml(text, name_or_path);
+}
+
+}  // namespace echelon

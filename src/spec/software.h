@@ -1,0 +1,54 @@
+// How a training program runs a plan, as data: which tensors it saves, what it fuses, what it overlaps. A
+// plan's time and memory depend on it as much as on the machine.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace echelon {
+
+struct Software {
+  std::string name;
+
+  // Attention without its scores in memory (Dao et al. 2022), and only the half that a causal mask leaves.
+  bool fused_attention = true;
+  bool dropout = false;        // keeps masks of one byte an element
+  bool sharded_states = true;  // gradients and parameters of ZeRO 1 travel as reduce_scatter and all_gather
+  // Bytes that training keeps for each parameter, beside its 2-byte value.
+  double gradient_bytes = 4, optimizer_bytes = 12;
+  double value_bytes = 2;
+  double reduced_bytes = 4;        // of each gradient that travels along dp
+  double logit_bytes = 10;         // held for each logit in the output layer
+  double fragmentation = 0.05;     // of activations, on top
+  bool keeps_norm_outputs = true;  // for the products behind them
+  bool keeps_activated = true;     // the MLP's activation function's output
+  bool regathers_sequence =
+      true;  // under sequence parallelism keeps a norm's output cut, and gathers it again
+  bool overlaps_gradients = true;   // reduces a layer's gradients while others compute
+  bool overlaps_parameters = true;  // gathers those of ZeRO 1 and 3 while others compute
+  bool reshards = true;             // ZeRO 3 lets a layer go between its passes
+
+  // Fitted.
+  double elementwise_passes = 1;    // over memory, of what is not a product, over the least possible
+  double launch_seconds = 0;        // of the host for each kernel: a layer takes no less than all of its
+  double product_efficiency = 1;    // of the machine's, on products
+  double attention_efficiency = 1;  // of the machine's, in fused attention
+  double tensor_overlap = 0;        // part of the tp collectives hidden behind products
+  double expert_overlap = 0;        // part of the experts' all-to-all hidden
+  double overlap_slowdown = 1;      // of computation beside communication
+  double network_efficiency = 1;    // of links between nodes
+  double step_seconds = 0;          // of a step beside everything else
+  double message_seconds = 0;       // of handing over to the next stage, on both ranks
+  double optimizer_passes = 1;      // over the state's least possible traffic
+  double straggling = 0;            // a step's slow-down for each doubling of the nodes
+  // Factors of the step time that hold 80% of the published rows.
+  double low = 0.9, high = 1.1;
+};
+
+void validate(const Software& software);
+Software load_software(const std::string& name_or_path);
+std::vector<std::string> software_preset_names();
+Software software_from_toml(const std::string& text, const std::string& where);
+std::string to_toml(const Software& software);
+
+}  // namespace echelon

@@ -1,0 +1,98 @@
+#include "published/score.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+
+#include "base/median.h"
+#include "plan/step_model.h"
+
+namespace echelon::published {
+namespace {
+
+std::vector<double> ranks_of(const std::vector<double>& values) {
+  std::vector<std::size_t> order(values.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](auto a, auto b) { return values[a] < values[b]; });
+  std::vector<double> ranks(values.size());
+  for (std::size_t i = 0; i < order.size(); ++i) ranks[order[i]] = static_cast<double>(i);
+  return ranks;
+}
+
+double correlation(const std::vector<double>& a, const std::vector<double>& b) {
+  const auto n = static_cast<double>(a.size());
+  const double ma = std::accumulate(a.begin(), a.end(), 0.0) / n,
+               mb = std::accumulate(b.begin(), b.end(), 0.0) / n;
+  double ab = 0, aa = 0, bb = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    ab += (a[i] - ma) * (b[i] - mb);
+    aa += (a[i] - ma) * (a[i] - ma);
+    bb += (b[i] - mb) * (b[i] - mb);
+  }
+  return aa > 0 && bb > 0 ? ab / std::sqrt(aa * bb) : 0;
+}
+
+}  // namespace
+
+Prediction predict(const Point& point) {
+  StepModel model(point.work);
+  Prediction best;
+  for (const Configuration& c : point.configurations) {
+    if (!model.schedule_problem(c).empty()) continue;
+    const Estimate e = model.estimate(c);
+    const auto bytes = static_cast<double>(e.memory.total());
+    const bool fits = bytes <= model.usable_bytes();
+    const bool better =
+        best.seconds == 0 || (fits && !best.fits) || (fits == best.fits && e.seconds < best.seconds);
+    if (better) best = {e.seconds, e.low, e.high, bytes, fits};
+  }
+  return best;
+}
+
+Score score(const Table& table, const std::vector<Prediction>& predictions, bool fitted) {
+  Score s;
+  std::vector<double> errors;
+  std::size_t inside = 0;
+  for (std::size_t i = 0; i < table.points.size(); ++i) {
+    const Point& p = table.points[i];
+    if (p.fitted != fitted || p.seconds <= 0 || predictions[i].seconds <= 0) continue;
+    const double relative = predictions[i].seconds / p.seconds - 1;
+    errors.push_back(std::abs(relative));
+    s.bias += relative;
+    inside += predictions[i].low <= p.seconds && p.seconds <= predictions[i].high;
+  }
+  s.rows = errors.size();
+  if (errors.empty()) return s;
+  const auto n = static_cast<double>(errors.size());
+  s.bias /= n;
+  s.mean_error = std::accumulate(errors.begin(), errors.end(), 0.0) / n;
+  s.inside = static_cast<double>(inside) / n;
+  s.median_error = median(errors);
+  std::sort(errors.begin(), errors.end());
+  s.p90_error = errors[errors.size() * 9 / 10];
+  return s;
+}
+
+Choice choice(const Table& table, const std::vector<Prediction>& predictions) {
+  std::map<std::string, std::vector<std::size_t>> groups;
+  for (std::size_t i = 0; i < table.points.size(); ++i)
+    if (table.points[i].seconds > 0 && predictions[i].seconds > 0 && !table.points[i].group.empty())
+      groups[table.points[i].group].push_back(i);
+  std::vector<double> correlations, regrets;
+  for (const auto& [name, rows] : groups) {
+    if (rows.size() < 5) continue;
+    std::vector<double> measured, predicted;
+    for (std::size_t i : rows) {
+      measured.push_back(table.points[i].seconds);
+      predicted.push_back(predictions[i].seconds);
+    }
+    correlations.push_back(correlation(ranks_of(measured), ranks_of(predicted)));
+    const auto chosen = std::min_element(predicted.begin(), predicted.end()) - predicted.begin();
+    regrets.push_back(
+        measured[static_cast<std::size_t>(chosen)] / *std::min_element(measured.begin(), measured.end()) - 1);
+  }
+  return {correlations.size(), median(correlations), median(regrets)};
+}
+
+}  // namespace echelon::published

@@ -1,0 +1,34 @@
+// Predicted against published.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "published/tables.h"
+
+namespace echelon::published {
+
+struct Prediction {
+  double seconds = 0, low = 0, high = 0;
+  double memory_bytes = 0;
+  bool fits = false;
+};
+
+Prediction predict(const Point& point);
+
+struct Score {
+  std::size_t rows = 0;
+  double mean_error = 0, median_error = 0, p90_error = 0, bias = 0;  // of predicted / published - 1
+  double inside = 0;                                                 // part of the rows in their interval
+};
+// Of the rows that have a time: those fitted on, or the others.
+Score score(const Table& table, const std::vector<Prediction>& predictions, bool fitted);
+
+struct Choice {
+  std::size_t groups = 0;
+  double correlation = 0;  // median over groups of at least 5: Spearman's
+  double regret = 0;       // median: how much slower than the best measured one the predicted best is
+};
+Choice choice(const Table& table, const std::vector<Prediction>& predictions);
+
+}  // namespace echelon::published

@@ -1,0 +1,132 @@
+// Prints predicted against published for every table, or, with --fit, answers the fit script: it reads lines
+// of assignments (software.fsdp.launch_seconds=5e-6 machine.h100.memory_efficiency=0.8 ...) and writes for
+// each line one line of log(predicted / published) of the fitted rows of the tables that are named.
+#include <fmt/core.h>
+
+#include <cmath>
+#include <cstring>
+#include <iostream>
+#include <sstream>
+
+#include "base/error.h"
+#include "published/score.h"
+#include "spec/toml_text.h"
+
+namespace {
+
+using namespace echelon;
+using namespace echelon::published;
+
+// A struct with one key changed, through its own text form.
+template <class T, class Write, class Read>
+T changed(const T& value, const std::string& key, const std::string& number, Write write, Read read) {
+  std::istringstream in(write(value));
+  std::string text;
+  for (std::string line; std::getline(in, line);)
+    text += line.starts_with(key + " = ") ? key + " = " + number + "\n" : line + "\n";
+  return read(text, "--set");
+}
+
+void assign(Point& p, const std::string& what) {
+  const auto dot = what.find('.'), key = what.find('.', dot + 1), equals = what.find('=');
+  const std::string kind = what.substr(0, dot), name = what.substr(dot + 1, key - dot - 1);
+  const std::string field = what.substr(key + 1, equals - key - 1), value = what.substr(equals + 1);
+  if (kind == "software" && p.work.software.name == name)
+    p.work.software = changed(
+        p.work.software, field, value, [](const Software& s) { return to_toml(s); },
+        [](const std::string& t, const std::string& w) { return software_from_toml(t, w); });
+  const bool same =
+      name == p.work.machine.name || (name == "a100" && p.work.machine.name.starts_with("a100"));
+  if (kind == "machine" && same) {
+    if (field == "node_bandwidth")
+      p.work.machine.tiers.front().bandwidth = std::stod(value);
+    else
+      p.work.machine = changed(
+          p.work.machine, field, value, [](const Machine& m) { return to_toml(m); },
+          [](const std::string& t, const std::string& w) { return machine_from_toml(t, w); });
+  }
+}
+
+void answer_fit(const std::vector<Table>& tables) {
+  for (std::string line; std::getline(std::cin, line);) {
+    std::vector<std::string> assignments;
+    std::istringstream in(line);
+    for (std::string word; in >> word;) assignments.push_back(word);
+    for (const Table& table : tables)
+      for (const Point& original : table.points) {
+        if (!original.fitted || original.seconds <= 0) continue;
+        Point p = original;
+        for (const std::string& what : assignments) assign(p, what);
+        const Prediction predicted = predict(p);
+        if (predicted.seconds > 0) fmt::print("{:.6f} ", std::log(predicted.seconds / p.seconds));
+      }
+    fmt::print("\n");
+    std::fflush(stdout);
+  }
+}
+
+void print(const Table& table, bool rows, const std::vector<std::string>& assignments) {
+  std::vector<Prediction> predictions;
+  Table changed_table = table;
+  for (Point& p : changed_table.points) {
+    for (const std::string& what : assignments) assign(p, what);
+    predictions.push_back(predict(p));
+  }
+  if (rows)
+    for (std::size_t i = 0; i < table.points.size(); ++i) {
+      const Point& p = table.points[i];
+      fmt::print("  {} {:<70} {:>9.4f} {:>9.4f} {:>7.1f}%  {:6.1f} {:6.1f} GB{}\n", p.fitted ? "f" : " ",
+                 p.label, p.seconds, predictions[i].seconds,
+                 p.seconds > 0 ? 100 * (predictions[i].seconds / p.seconds - 1) : 0, p.memory_bytes / 1e9,
+                 predictions[i].memory_bytes / 1e9, p.out_of_memory ? " OOM" : "");
+    }
+  for (bool fitted : {true, false}) {
+    const Score s = score(table, predictions, fitted);
+    if (s.rows > 0)
+      fmt::print(
+          "{:<18} {:<8} {:>4} rows  mean {:5.1f}%  median {:5.1f}%  p90 {:5.1f}%  bias {:+5.1f}%  inside "
+          "{:3.0f}%\n",
+          table.name, fitted ? "fitted" : "others", s.rows, 100 * s.mean_error, 100 * s.median_error,
+          100 * s.p90_error, 100 * s.bias, 100 * s.inside);
+  }
+  const Choice c = choice(table, predictions);
+  if (c.groups > 0)
+    fmt::print("{:<18} {} groups: rank correlation {:.3f}, regret {:.1f}%\n", table.name, c.groups,
+               c.correlation, 100 * c.regret);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  bool fit = false, rows = false;
+  std::vector<std::string> names, assignments;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--fit") == 0)
+      fit = true;
+    else if (std::strcmp(argv[i], "--rows") == 0)
+      rows = true;
+    else if (std::strchr(argv[i], '=') != nullptr)
+      assignments.emplace_back(argv[i]);
+    else
+      names.emplace_back(argv[i]);
+  }
+  if (!folder()) {
+    fmt::print(stderr, "the folder of published tables is not there: set ECHELON_PUBLISHED\n");
+    return 2;
+  }
+  try {
+    std::vector<Table> tables;
+    for (const Source& source : sources())
+      if (names.empty() || std::find(names.begin(), names.end(), source.name) != names.end())
+        tables.push_back(read(source));
+    if (fit) {
+      answer_fit(tables);
+      return 0;
+    }
+    for (const Table& table : tables) print(table, rows, assignments);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "{}\n", error.what());
+    return 1;
+  }
+  return 0;
+}

@@ -1,0 +1,40 @@
+// Published measurements as workloads and configurations: what the planner is asked, and what was measured.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plan/configuration.h"
+
+namespace echelon::published {
+
+struct Point {
+  std::string label;
+  std::string group;    // of the same model and number of devices, for ranking
+  bool fitted = false;  // the software's and machine's numbers were fitted on it
+  Workload work;
+  std::vector<Configuration> configurations;  // what the source leaves open: the fastest one counts
+  double seconds = 0;                         // of a step; 0: none
+  double memory_bytes = 0;                    // 0: none
+  bool out_of_memory = false;
+};
+
+struct Table {
+  std::string name;
+  std::vector<Point> points;
+};
+
+// The folder of large tables; no value where it is not there.
+std::optional<std::filesystem::path> folder();
+
+struct Source {
+  std::string name;  // of the table
+  std::string file;  // in the folder
+  Table (*read)(const std::string& path);
+};
+const std::vector<Source>& sources();
+Table read(const Source& source);
+
+}  // namespace echelon::published
