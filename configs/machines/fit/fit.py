@@ -1,0 +1,134 @@
+#!/usr/bin/env python3
+"""Fits the numbers of machines and training programs on the marked rows of the published tables.
+
+    cmake --preset planner-only && ninja -C build/planner-only score_published
+    ECHELON_PUBLISHED=... configs/machines/fit/fit.py build/planner-only/tests/score_published GROUP...
+
+Every third row of a small table is fitted on (every fifth of a sweep); the others are only reported. The loss is
+robust (an error of 10% weighs little less than one of 50%), so that rows from broken runs do not pull. The search
+is a pattern search over the logarithms of the numbers; it needs nothing but Python's own library. What it finds is
+written into configs/, and from the fitted rows' errors the interval (low, high) of each program.
+"""
+import math
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+# name: (tables, {assignment: (start, least, most)})
+SOFTWARE = {
+    'product_efficiency': (1, 0.6, 1.15), 'elementwise_passes': (1.2, 0.5, 6), 'attention_efficiency': (1, 0.5, 1.3),
+    'overlap_slowdown': (1.1, 1.0, 1.5), 'network_efficiency': (1, 0.1, 1.1), 'tensor_overlap': (0.1, 0, 0.95),
+    'step_seconds': (0.01, 0, 0.2), 'launch_seconds': (5e-6, 0, 3e-5), 'optimizer_passes': (1, 0.5, 4),
+    'message_seconds': (1e-4, 0, 3e-3), 'straggling': (0.003, 0, 0.05), 'expert_overlap': (0.3, 0, 0.95),
+}
+
+
+def of(name, *keys):
+    return {f'software.{name}.{key}': SOFTWARE[key] for key in keys}
+
+
+GROUPS = {
+    'megatron-2021': (['sc21-table1', 'korthikanti'],
+                      of('megatron-2021', 'product_efficiency', 'elementwise_passes', 'network_efficiency', 'straggling',
+                         'message_seconds')),
+    'megatron-deepspeed': (['vtrain-multinode', 'vtrain-singlenode'],
+                           of('megatron-deepspeed', 'product_efficiency', 'elementwise_passes', 'launch_seconds',
+                              'step_seconds', 'network_efficiency', 'message_seconds', 'optimizer_passes', 'straggling')),
+    'zero-bubble': (['zero-bubble'],
+                    of('zero-bubble', 'product_efficiency', 'elementwise_passes', 'message_seconds', 'step_seconds')),
+    'fsdp': (['llm-foundry'],
+             of('fsdp', 'product_efficiency', 'elementwise_passes', 'attention_efficiency', 'launch_seconds',
+                'step_seconds', 'network_efficiency', 'overlap_slowdown', 'straggling')),
+    'torchtitan': (['torchtitan'],
+                   {**of('torchtitan', 'product_efficiency', 'elementwise_passes', 'attention_efficiency', 'network_efficiency'),
+                    **of('torchtitan-eager', 'elementwise_passes')}),
+    'nanotron': (['nanotron'],
+                 of('nanotron', 'product_efficiency', 'elementwise_passes', 'launch_seconds', 'step_seconds',
+                    'network_efficiency', 'message_seconds', 'straggling', 'tensor_overlap', 'overlap_slowdown')),
+    'megatron': (['bridge-dense'],
+                 of('megatron', 'product_efficiency', 'elementwise_passes', 'tensor_overlap', 'straggling',
+                    'step_seconds', 'message_seconds')),
+    'megatron-experts': (['bridge-experts'],
+                         of('megatron-experts', 'product_efficiency', 'elementwise_passes', 'expert_overlap', 'step_seconds',
+                            'launch_seconds', 'message_seconds', 'network_efficiency')),
+}
+
+
+class Scorer:
+    def __init__(self, program, tables):
+        self.pipe = subprocess.Popen([program, '--fit', *tables], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def errors(self, values):
+        line = ' '.join(f'{key}={value:.12g}' for key, value in values.items())
+        self.pipe.stdin.write(line + '\n')
+        self.pipe.stdin.flush()
+        return [float(x) for x in self.pipe.stdout.readline().split()]
+
+
+def loss(errors, scale=0.05):
+    return sum(math.sqrt(1 + (e / scale) ** 2) - 1 for e in errors) / max(1, len(errors))
+
+
+def search(scorer, parameters):
+    values = {key: start for key, (start, _, _) in parameters.items()}
+    steps = {key: max(0.25 * start, (most - least) / 40) for key, (start, least, most) in parameters.items()}
+    best = loss(scorer.errors(values))
+    for _ in range(60):
+        moved = False
+        for key, (_, least, most) in parameters.items():
+            for sign in (1, -1):
+                trial = dict(values)
+                trial[key] = min(most, max(least, values[key] + sign * steps[key]))
+                if trial[key] == values[key]:
+                    continue
+                now = loss(scorer.errors(trial))
+                if now < best - 1e-7:
+                    best, values, moved = now, trial, True
+                    steps[key] *= 1.5
+                    break
+            else:
+                steps[key] *= 0.5
+        if not moved and all(steps[k] < 1e-3 * (m - l) for k, (_, l, m) in parameters.items()):
+            break
+    return values, best
+
+
+def quantile(sorted_values, part):
+    return sorted_values[min(len(sorted_values) - 1, int(part * len(sorted_values)))]
+
+
+def write(key, value):
+    kind, name, field = key.split('.')
+    path = ROOT / 'configs' / ('machines' if kind == 'machine' else 'software') / f'{name}.toml'
+    text = path.read_text()
+    line = f'{field} = {value:.4g}'
+    if re.search(rf'^{field} = ', text, re.M):
+        text = re.sub(rf'^{field} = .*$', line, text, count=1, flags=re.M)
+    else:
+        text += line + '\n'
+    path.write_text(text)
+
+
+def main():
+    program, names = sys.argv[1], sys.argv[2:] or list(GROUPS)
+    for name in names:
+        tables, parameters = GROUPS[name]
+        scorer = Scorer(program, tables)
+        values, best = search(scorer, parameters)
+        errors = sorted(scorer.errors(values))
+        print(f'{name}: {len(parameters)} numbers on {len(errors)} rows, loss {best:.3f}, mean error '
+              f'{100 * sum(abs(math.expm1(e)) for e in errors) / len(errors):.1f}%')
+        for key, value in values.items():
+            print(f'  {key} = {value:.4g}')
+            write(key, value)
+        # published / predicted = exp(-error)
+        for software in sorted({key.split('.')[1] for key in parameters if key.startswith('software.')}):
+            write(f'software.{software}.low', min(1.0, math.exp(-quantile(errors, 0.9))))
+            write(f'software.{software}.high', max(1.0, math.exp(-quantile(errors, 0.1))))
+
+
+if __name__ == '__main__':
+    main()
