@@ -18,7 +18,8 @@ class Pricer {
         tp_(c.tp),
         tokens_(real(c.micro_batch * work.seq_len) / c.cp),
         here_(c.shards_sequence() ? tokens_ / c.tp : tokens_),
-        width_(work.precision == Precision::f32 ? 4 : 2) {}
+        width_(work.precision == Precision::f32 ? 4 : 2),
+        work_is_narrow_(work.precision == Precision::fp8 || work.precision == Precision::fp4) {}
 
   LayerSeconds layer(bool with_experts) {
     t_ = {};
@@ -49,8 +50,7 @@ class Pricer {
     if (c_.recompute == Recompute::full) t_.tensor_bytes *= c_.shards_sequence() ? 9.0 / 6 : 1.5;
     if (c_.recompute == Recompute::full) again = t_.forward;
     if (c_.recompute == Recompute::selective) again = core_;
-    hosted();
-    t_.backward_input += again;
+    hosted(again);
     return t_;
   }
 
@@ -88,6 +88,12 @@ class Pricer {
     t_.backward_input.compute += ops_.product(rows, cols, depth, count);
     t_.backward_weight.compute += ops_.product(depth, rows, cols, count);
     kernels_ += 1;
+    if (work_is_narrow_) {  // operands are read in 16 bits and written in 8
+      const double in = 3 * count * rows * depth, weights = 3 * count * depth * cols,
+                   out = 3 * count * rows * cols;
+      t_.forward.compute += ops_.elementwise(in + weights);
+      t_.backward_input.compute += ops_.elementwise(out);
+    }
   }
 
   void passes(double forward_bytes, double backward_bytes) {
@@ -114,12 +120,14 @@ class Pricer {
   double exposed(double seconds) const { return seconds * (1 - w_.software.tensor_overlap); }
   void gather_rows(PassSeconds& pass) {
     if (tp_ == 1) return;
+    kernels_ += 0.5;
     pass.tensor += exposed(ops_.collective(Verb::all_gather, rows_bytes(), c_.tp, 1));
     t_.tensor_bytes += (tp_ - 1) / tp_ * rows_bytes();
   }
   // P -> S or P -> I.
   void reduce_rows(PassSeconds& pass) {
     if (tp_ == 1) return;
+    kernels_ += 0.5;
     const Verb verb = c_.shards_sequence() ? Verb::reduce_scatter : Verb::all_reduce;
     t_.tensor_bytes += (c_.shards_sequence() ? 1 : 2) * (tp_ - 1) / tp_ * rows_bytes();
     pass.tensor += exposed(ops_.collective(verb, rows_bytes(), c_.tp, 1));
@@ -257,15 +265,15 @@ class Pricer {
   // Expert groups are laid over neighbouring ranks of tp (where experts are not cut over it), cp and dp.
   std::int64_t expert_stride() const { return c_.etp; }
 
-  // A pass takes no less than the host needs to launch its kernels: some three for each operation that is not
-  // fused with its neighbours.
-  void hosted() {
-    const double launch = w_.software.launch_seconds;
-    const double passes_each = std::max(1.0, w_.software.elementwise_passes);
-    const double kernels = kernels_ * passes_each;
-    t_.forward.compute = std::max(t_.forward.compute, kernels * launch);
-    t_.backward_input.compute =
-        std::max(t_.backward_input.compute, 1.5 * kernels * launch - t_.backward_weight.compute);
+  // A pass takes no less than the host needs to launch its kernels, of which the backward pass has twice as
+  // many. What must be computed again is launched again.
+  void hosted(const PassSeconds& again) {
+    const double launch = w_.software.launch_seconds * kernels_;
+    const double forward = t_.forward.total(), backward = t_.backward();
+    t_.forward.compute += std::max(0.0, launch - forward);
+    t_.backward_input.compute += std::max(0.0, 2 * launch - backward);
+    t_.backward_input += again;
+    if (c_.recompute == Recompute::full) t_.backward_input.compute += std::max(0.0, launch - again.total());
   }
 
   const Workload& w_;
@@ -273,7 +281,8 @@ class Pricer {
   const OpSeconds& ops_;
   const ModelSpec& m_;
   double tp_, tokens_, here_, width_;
-  double kernels_ = 0;
+  bool work_is_narrow_;
+  double kernels_ = 0;  // of the forward pass
   LayerSeconds t_;
   PassSeconds core_;
 };

@@ -30,6 +30,7 @@ const std::vector<Field<Machine>>& machine_fields() {
       {"attention_half_length", &Machine::attention_half_length},
       {"launch_seconds", &Machine::launch_seconds},
       {"collective_seconds", &Machine::collective_seconds},
+      {"small_group_loss", &Machine::small_group_loss},
   };
   return fields;
 }

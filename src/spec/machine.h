@@ -47,6 +47,7 @@ struct Machine {
   double attention_half_length = 0;
   double launch_seconds = 0;      // of a kernel, on the device
   double collective_seconds = 0;  // of starting a collective
+  double small_group_loss = 0;    // of n ranks in a node: bytes cost 1 + this / (n - 1)
 
   std::vector<Tier> tiers;  // from the innermost out
 
