@@ -168,8 +168,15 @@ class Pricer {
     double forward = 0, backward = 0;
     if (w_.software.fused_attention) {
       const double flops = per_rank * (real(m_.head_dim) + values);  // two products, half of each masked
-      forward = ops_.attention_forward(flops, length);
-      backward = ops_.attention_backward(2.5 * flops, length);
+      // Around a ring keys come in blocks, whose results are weighted and added up.
+      const double block = c_.cp > 1 && c_.context == ContextKind::ring ? length / c_.cp : length;
+      forward = ops_.attention_forward(flops, block);
+      backward = ops_.attention_backward(2.5 * flops, block);
+      if (block < length) {
+        const double merged = (c_.cp - 1) * 3 * 4 * tokens_ * heads * values;
+        forward += ops_.elementwise(merged);
+        backward += ops_.elementwise(merged);
+      }
     } else {
       const double rows = length / c_.cp, d = real(m_.head_dim), count = batch * heads;
       const double each = ops_.product(rows, d, length, count), back = ops_.product(rows, length, d, count);

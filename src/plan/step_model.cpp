@@ -244,41 +244,85 @@ std::string StepModel::schedule_problem(const Configuration& c) {
   return {};
 }
 
+bool StepModel::splits_evenly(const Configuration& c) {
+  const auto microbatches = static_cast<int>(num_microbatches(work_, c));
+  const ScheduleFacts& facts =
+      shelf_.facts(c.pp == 1 ? "1f1b" : c.schedule, c.pp, microbatches, c.chunks > 1 ? c.chunks : 0);
+  const auto balanced = layers(c, facts);
+  for (std::size_t s = 0; s < balanced.size(); ++s)
+    if (balanced[s] !=
+        split_range(work_.model.num_layers, facts.num_stages, static_cast<std::int64_t>(s)).size())
+      return false;
+  return true;
+}
+
+double StepModel::least_seconds(const Configuration& any) {
+  Configuration c = any;
+  c.zero = 0;
+  c.hsdp = 1;
+  const Prices& p = prices(c);
+  LayerSeconds t = p.seconds.dense * real(work_.model.num_layers - work_.model.num_expert_layers());
+  t += p.seconds.experts * real(work_.model.num_expert_layers());
+  t += p.seconds.embedding;
+  t += p.seconds.head;
+  const double hidden = c.pp > 1 ? t.forward.expert + t.backward_input.expert : 0;
+  return whole_step(c, real(num_microbatches(work_, c)) * (t.forward.total() + t.backward() - hidden) / c.pp);
+}
+
 Outlook StepModel::outlook(const Configuration& c) {
   const Shape s = shape(c);
   const Prices& p = prices(c);
   const ScheduleFacts& facts = *s.facts;
   const double microbatches = real(num_microbatches(work_, c));
+  const double handing = c.pp > 1 ? work_.software.message_seconds : 0, message = message_seconds(c, p);
   Outlook look;
-  std::vector<double> before(s.stages.size() + 1), after(s.stages.size() + 1);
+  // Of the passes before a stage's first one and behind its last one; the weights' part may come later.
+  std::vector<double> before(s.stages.size() + 1), behind(s.stages.size() + 1);
   for (std::size_t i = 0; i < s.stages.size(); ++i) {
-    before[i + 1] = before[i] + s.stages[i].forward.total();
-    after[i + 1] =
-        after[i] + (facts.splits_backward ? s.stages[i].backward_input.total() : s.stages[i].backward());
+    const LayerSeconds& t = s.stages[i];
+    const double hidden = facts.overlaps ? 1 : 0;  // the experts' traffic, where passes run together
+    before[i + 1] =
+        before[i] + t.forward.total() - hidden * t.forward.expert + s.gathers[i] / 3 + handing + message;
+    behind[i + 1] = behind[i] - hidden * t.backward_input.expert + s.gathers[i] * 2 / 3 + handing + message +
+                    (facts.splits_backward ? t.backward_input.total() : t.backward());
   }
+  double pipeline = 0;
   for (std::size_t r = 0; r < s.ranks.size(); ++r) {
     double work = 0, first = 1e300, last = 1e300;
     for (const StageUse& use : facts.uses[r]) {
       const auto i = static_cast<std::size_t>(use.stage);
       const LayerSeconds& t = s.stages[i];
-      double compute = t.forward.compute + t.backward_input.compute + t.backward_weight.compute;
-      // What runs together hides communication; the bound leaves all of it out.
-      if (!facts.overlaps) compute = t.forward.total() + t.backward() + s.gathers[i];
-      work += use.share * microbatches * compute;
+      const double hidden = facts.overlaps ? t.forward.expert + t.backward_input.expert : 0;
+      const double each = t.forward.total() + t.backward() - hidden + s.gathers[i] + 2 * handing;
+      work += use.share * microbatches * each;
       first = std::min(first, before[i]);
-      last = std::min(last, after[i]);
+      last = std::min(last, behind[i]);
     }
-    // Its first pass waits for those before it. Behind its last backward pass come those of the stages before
-    // it; behind weight gradients nothing need come.
-    if (facts.overlaps || facts.parameter_copies > 1) first = last = 0;
-    const double seconds = work + first + (facts.splits_backward ? 0 : last) + exposed_seconds(c, s, r) * 0 +
-                           optimizer_seconds(c, s.counts[r]);
-    look.seconds = std::max(look.seconds, seconds);
+    pipeline = std::max(pipeline, first + work + (facts.splits_backward ? 0 : last));
+    look.seconds =
+        std::max(look.seconds, first + work + exposed_seconds(c, s, r) + optimizer_seconds(c, s.counts[r]));
     const double bytes = real(footprint(work_, c, p.counts, p.saved, s.ranks[r]).total());
-    if (bytes > look.bytes)
-      look.bytes = bytes, look.rank = static_cast<int>(r), look.in_flight = s.ranks[r].in_flight;
+    if (bytes > look.bytes) {
+      look.bytes = bytes;
+      look.rank = static_cast<int>(r);
+      look.in_flight = facts.peak[r];
+    }
   }
+  // Some rank ends no earlier than the pipeline; each has at least this behind its end.
+  double least = 1e300;
+  for (std::size_t r = 0; r < s.ranks.size(); ++r)
+    least = std::min(least, exposed_seconds(c, s, r) + optimizer_seconds(c, s.counts[r]));
+  look.seconds = whole_step(c, std::max(look.seconds, pipeline + least));
   return look;
+}
+
+double StepModel::message_seconds(const Configuration& c, const Prices& p) const {
+  return c.pp == 1 ? 0 : ops_.message(p.saved.boundary, std::int64_t{c.tp} * c.cp * c.dp * c.pp);
+}
+
+double StepModel::whole_step(const Configuration& c, double seconds) const {
+  const double nodes = std::max(1.0, static_cast<double>(c.ranks()) / work_.machine.node());
+  return seconds * (1 + work_.software.straggling * std::log2(nodes)) + work_.software.step_seconds;
 }
 
 namespace {
@@ -287,20 +331,21 @@ SimulationCosts simulation_costs(const std::vector<LayerSeconds>& stages, const 
                                  const Software& software, double message, int pp) {
   SimulationCosts costs;
   costs.stages.clear();
-  double compute = 0, communication = 0;
+  double all = 0, experts = 0;
   for (std::size_t i = 0; i < stages.size(); ++i) {
     const LayerSeconds& t = stages[i];
     const double handing = pp > 1 ? software.message_seconds : 0;
     costs.stages.push_back({t.forward.total() + gathers[i] / 3 + handing,
                             t.backward_input.total() + gathers[i] * 2 / 3 + handing,
                             t.backward_weight.total()});
-    const double only = t.forward.compute + t.backward_input.compute + t.backward_weight.compute;
-    compute += only;
-    communication += t.forward.total() + t.backward() - only;
+    all += t.forward.total() + t.backward();
+    experts += t.forward.expert + t.backward_input.expert;
   }
   costs.message = message;
-  const double both = compute + added(compute, communication, software.overlap_slowdown);
-  costs.overlap_factor = compute + communication > 0 ? std::min(1.0, both / (compute + communication)) : 1;
+  // What runs together hides the experts' all-to-all, which is what DualPipe was made for; the collectives of
+  // tp stand between products that need each other.
+  if (all > 0)
+    costs.overlap_factor = (all - experts + added(all - experts, experts, software.overlap_slowdown)) / all;
   return costs;
 }
 
@@ -308,13 +353,32 @@ SimulationCosts simulation_costs(const std::vector<LayerSeconds>& stages, const 
 
 Timeline StepModel::timeline(const Configuration& c) {
   const Shape s = shape(c);
-  const double message =
-      c.pp == 1 ? 0 : ops_.message(prices(c).saved.boundary, std::int64_t{c.tp} * c.cp * c.dp * c.pp);
+  const double message = message_seconds(c, prices(c));
   const SimulationCosts costs = simulation_costs(s.stages, s.gathers, work_.software, message, c.pp);
   const Schedule& schedule =
       shelf_.schedule(c.pp == 1 ? "1f1b" : c.schedule, c.pp, static_cast<int>(num_microbatches(work_, c)),
                       c.chunks > 1 ? c.chunks : 0);
   return simulate(schedule, costs).timeline;
+}
+
+// ZeRO up to 2 does not change what the pipeline runs: neighbours in the search share a simulation.
+const StepModel::Ends& StepModel::simulated(const Configuration& c, const SimulationCosts& costs) {
+  Configuration same = c;
+  if (c.zero < 3) same.zero = 0, same.hsdp = 1;
+  if (last_ends_.of_rank.empty() || !(same == last_simulated_)) {
+    const Schedule& schedule =
+        shelf_.schedule(c.pp == 1 ? "1f1b" : c.schedule, c.pp, static_cast<int>(num_microbatches(work_, c)),
+                        c.chunks > 1 ? c.chunks : 0);
+    const Timeline timeline = simulate(schedule, costs).timeline;
+    last_ends_ = {{}, timeline.bubble_fraction()};
+    for (const auto& spans : timeline.ranks) {
+      double end = 0;
+      for (const Span& span : spans) end = std::max(end, span.end);
+      last_ends_.of_rank.push_back(end);
+    }
+    last_simulated_ = same;
+  }
+  return last_ends_;
 }
 
 Estimate StepModel::estimate(const Configuration& c) {
@@ -324,21 +388,15 @@ Estimate StepModel::estimate(const Configuration& c) {
   e.configuration = c;
   e.layers = s.layers;
   e.microbatches = num_microbatches(work_, c);
-  const double message =
-      c.pp == 1 ? 0 : ops_.message(p.saved.boundary, std::int64_t{c.tp} * c.cp * c.dp * c.pp);
+  const double message = message_seconds(c, p);
   e.costs = simulation_costs(s.stages, s.gathers, work_.software, message, c.pp);
-  const Schedule& schedule = shelf_.schedule(c.pp == 1 ? "1f1b" : c.schedule, c.pp,
-                                             static_cast<int>(e.microbatches), c.chunks > 1 ? c.chunks : 0);
-  const Timeline timeline = simulate(schedule, e.costs).timeline;
-  e.bubble_fraction = timeline.bubble_fraction();
-  const double makespan = timeline.makespan();
+  const Ends& ends = simulated(c, e.costs);
+  e.bubble_fraction = ends.bubble_fraction;
 
   std::size_t last = 0;
   double latest = -1;
   for (std::size_t r = 0; r < s.ranks.size(); ++r) {
-    double end = 0;
-    for (const Span& span : timeline.ranks[r]) end = std::max(end, span.end);
-    const double done = end + exposed_seconds(c, s, r) + optimizer_seconds(c, s.counts[r]);
+    const double done = ends.of_rank[r] + exposed_seconds(c, s, r) + optimizer_seconds(c, s.counts[r]);
     if (done > latest) latest = done, last = r;
   }
   StepParts& parts = e.parts;
@@ -371,11 +429,8 @@ Estimate StepModel::estimate(const Configuration& c) {
     parts.pp_bubble = 0;
   }
   e.traffic.dp = reduce_bytes(c, s.counts[last]);
-  const double nodes = std::max(1.0, static_cast<double>(c.ranks()) / work_.machine.node());
-  const double straggling = 1 + work_.software.straggling * std::log2(nodes);
-  e.seconds = latest * straggling + work_.software.step_seconds;
+  e.seconds = whole_step(c, latest);
   parts.other = e.seconds - latest;
-  static_cast<void>(makespan);
 
   for (std::size_t r = 0; r < s.ranks.size(); ++r) {
     e.rank_memory.push_back(footprint(work_, c, p.counts, p.saved, s.ranks[r]));

@@ -60,6 +60,11 @@ class StepModel {
 
   // Why the schedule does not fit; empty where it does. Shapes must be legal (shape_problem()).
   std::string schedule_problem(const Configuration& c);
+  // Whether balancing its layers gives the even split.
+  bool splits_evenly(const Configuration& c);
+  // No step of this mesh, micro-batch and recomputation takes less, whatever its schedule, split and
+  // sharding: the model's passes shared out evenly over the pipeline.
+  double least_seconds(const Configuration& c);
   // Exact memory, and a bound on the seconds: what the busiest rank computes, with the passes that must come
   // before and after it.
   Outlook outlook(const Configuration& c);
@@ -73,11 +78,15 @@ class StepModel {
     ModelSeconds seconds;
     SavedBytes saved;
     ParameterCounts counts;
-    double gather_seconds = 0;  // of a stage's edges under ZeRO 3 these are inside `seconds`
   };
   struct Shape;  // a configuration's stages: layers, times, shares
   using PriceKey = std::tuple<int, int, int, int, int, int, int, int, std::int64_t, int, int>;
 
+  struct Ends {
+    std::vector<double> of_rank;  // seconds at which its last instruction ends
+    double bubble_fraction = 0;
+  };
+  const Ends& simulated(const Configuration& c, const SimulationCosts& costs);
   const Prices& prices(const Configuration& c);
   Shape shape(const Configuration& c);
   std::vector<std::int64_t> layers(const Configuration& c, const ScheduleFacts& facts);
@@ -87,7 +96,8 @@ class StepModel {
   double reduce_bytes(const Configuration& c, const ShareCounts& counts) const;
   double optimizer_seconds(const Configuration& c, const ShareCounts& counts) const;
   double exposed_seconds(const Configuration& c, const Shape& shape, std::size_t rank) const;
-  void fill_zero3(const Configuration& c, Prices& p) const;
+  double message_seconds(const Configuration& c, const Prices& p) const;
+  double whole_step(const Configuration& c, double seconds) const;
 
   Workload work_;
   OpSeconds ops_;
@@ -95,6 +105,8 @@ class StepModel {
   std::map<PriceKey, Prices> prices_;
   std::map<int, ParameterCounts> counts_;
   double flops_per_step_ = 0;
+  Configuration last_simulated_;
+  Ends last_ends_;
 };
 
 }  // namespace echelon

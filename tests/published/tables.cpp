@@ -190,6 +190,16 @@ Table zero_bubble(const std::string& path) {
   return t;
 }
 
+// GB/s of an all-reduce over the eight H100 of a node, as most runs of the sweep measured it.
+constexpr double h100_all_reduce = 425e9;
+
+// Of one device to other nodes, from the bus bandwidth of an all-reduce over nodes of eight:
+// 1 / bus = (7/8) / inside + 1 / (8 link).
+double link_bandwidth(double bus, double inside) {
+  const double rest = 1 / bus - 7.0 / 8 / inside;
+  return rest > 1 / (8 * 50e9) ? 1 / (8 * rest) : 50e9;
+}
+
 Table nanotron(const std::string& path) {
   Table t{"nanotron", {}};
   for (const CsvRow& r : read_csv(path)) {
@@ -208,6 +218,13 @@ Table nanotron(const std::string& path) {
     p.group = fmt::format("{} {} {}", r.at("model_size_B"), r.at("gpus"), r.at("global_batch_seqs"));
     p.work = {model,           whole(r, "seq_len"),  whole(r, "global_batch_seqs"),
               Precision::bf16, load_machine("h100"), load_software("nanotron")};
+    // Its machine's links differ from run to run: each brings its own measurement of an all-reduce over all
+    // ranks and inside a node.
+    std::vector<Tier>& tiers = p.work.machine.tiers;
+    const double reduce = number(r, "allreduce_GBps") * 1e9, inside = number(r, "ar_intra_GBps") * 1e9;
+    if (inside > 0) tiers.front().bandwidth *= std::min(1.0, inside / h100_all_reduce);
+    if (reduce > 0 && c.ranks() > 8)
+      tiers.back().bandwidth = link_bandwidth(reduce, inside > 0 ? inside : h100_all_reduce);
     p.configurations = {c};
     p.out_of_memory = r.at("status") == "OOM";
     const double rate = number(r, "tokens_per_s_per_gpu");

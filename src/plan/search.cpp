@@ -1,0 +1,381 @@
+#include "plan/search.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <set>
+
+#include "base/error.h"
+#include "schedule/schedules.h"
+
+namespace echelon {
+namespace {
+
+std::vector<int> divisors(int n) {
+  std::vector<int> list;
+  for (int d = 1; d <= n; ++d)
+    if (n % d == 0) list.push_back(d);
+  return list;
+}
+
+template <class T>
+std::vector<T> pinned_or(const std::optional<T>& pin, std::vector<T> all) {
+  return pin ? std::vector<T>{*pin} : std::move(all);
+}
+
+// Part of the published schedules that can win: naive and gpipe never beat 1f1b in time or memory, and
+// streams train otherwise.
+const std::vector<std::string>& searched_schedules() {
+  static const std::vector<std::string> names{"1f1b",   "interleaved", "zb-h1",    "zb-h2",    "zb-v",
+                                              "v-half", "v-min",       "dualpipe", "dualpipev"};
+  return names;
+}
+
+struct Pipeline {
+  std::string schedule;
+  int chunks = 1;
+  bool even = true;
+};
+
+struct Sharding {
+  int zero = 0, hsdp = 1;
+};
+
+struct Group {
+  Configuration configuration;
+  double least = 0;  // seconds
+};
+
+struct Candidate {
+  Configuration configuration;
+  double bound = 0, bytes = 0;
+};
+
+class Search {
+ public:
+  explicit Search(const SearchRequest& request)
+      : r_(request), model_(request.work), usable_(model_.usable_bytes() * (1 - request.memory_margin)) {}
+
+  SearchResult run() {
+    const auto begin = std::chrono::steady_clock::now();
+    enumerate();
+    // Those that could be fastest come first, so that the others need no looking at.
+    std::sort(groups_.begin(), groups_.end(),
+              [](const Group& a, const Group& b) { return a.least < b.least; });
+    for (const Group& g : groups_)
+      group(g.configuration, r_.objective == Objective::memory || g.least < worst_ranked());
+    if (!result_.plans.empty()) result_.nearest.reset();
+    result_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    return std::move(result_);
+  }
+
+ private:
+  void enumerate() {
+    const Pins& pins = r_.pins;
+    for (int pp : pinned_or(pins.pp, divisors(r_.gpus)))
+      for (int tp : pinned_or(pins.tp, divisors(r_.gpus)))
+        for (int cp : pinned_or(pins.cp, divisors(r_.gpus))) {
+          const std::int64_t inner = std::int64_t{pp} * tp * cp;
+          if (inner > r_.gpus || r_.gpus % inner != 0) continue;
+          const int dp = static_cast<int>(r_.gpus / inner);
+          if (pins.dp && *pins.dp != dp) continue;
+          Configuration c;
+          c.pp = pp;
+          c.tp = tp;
+          c.cp = cp;
+          c.dp = dp;
+          c.sequence_parallel = pins.sequence_parallel.value_or(true);
+          expert_meshes(c);
+        }
+  }
+
+  void expert_meshes(Configuration c) {
+    const ModelSpec& m = r_.work.model;
+    std::vector<int> eps{1}, etps{1};
+    if (m.experts != Experts::none) {
+      eps = divisors(static_cast<int>(m.num_experts));
+      if (c.tp > 1) etps.push_back(c.tp);
+    }
+    for (int ep : pinned_or(r_.pins.ep, eps))
+      for (int etp : pinned_or(r_.pins.etp, etps)) {
+        c.ep = ep;
+        c.etp = etp;
+        if (!r_.pins.ep && c.dp * c.cp * c.tp % (ep * etp) != 0) continue;  // no such mesh
+        contexts(c);
+      }
+  }
+
+  void contexts(Configuration c) {
+    std::vector<ContextKind> kinds{ContextKind::ring};
+    if (c.cp > 1) kinds = {ContextKind::ring, ContextKind::ulysses, ContextKind::allgather};
+    for (ContextKind kind : c.cp > 1 ? pinned_or(r_.pins.context, kinds) : kinds) {
+      c.context = kind;
+      mesh(c);
+    }
+  }
+
+  std::vector<std::int64_t> micro_batches(const Configuration& c) const {
+    if (r_.pins.micro_batch) return {*r_.pins.micro_batch};
+    const std::int64_t of_rank = r_.work.global_batch / c.dp;
+    std::vector<std::int64_t> list;
+    for (std::int64_t n = 1; n <= of_rank && n <= 64; n *= 2)
+      if (of_rank % n == 0) list.push_back(n);
+    return list;
+  }
+
+  std::vector<Pipeline> pipelines(const Configuration& c) const {
+    const bool both = !r_.pins.balance_layers && r_.pins.layers_per_stage.empty();
+    const auto with_splits = [&](std::vector<Pipeline> list) {
+      std::vector<Pipeline> result;
+      for (Pipeline& p : list) {
+        p.even = both || !r_.pins.balance_layers.value_or(false);
+        result.push_back(p);
+        if (!both || c.pp == 1) continue;
+        p.even = false;
+        result.push_back(p);
+      }
+      return result;
+    };
+    if (c.pp == 1) return with_splits({{"1f1b", 1}});
+    std::vector<Pipeline> list;
+    for (const std::string& name : pinned_or(r_.pins.schedule, searched_schedules())) {
+      if (!name.starts_with("interleaved")) {
+        list.push_back({name, 1});
+        continue;
+      }
+      const auto most = static_cast<int>(r_.work.model.num_layers / c.pp);
+      std::vector<int> chunks;
+      for (int v = 2; v <= std::min(most, 16); ++v)
+        if (r_.work.model.num_layers % (std::int64_t{c.pp} * v) == 0 || v <= 4) chunks.push_back(v);
+      if (r_.pins.schedule && chunks.empty()) chunks = {2};  // and say what is wrong with it
+      for (int v : pinned_or(r_.pins.chunks, chunks)) list.push_back({name, v});
+    }
+    return with_splits(list);
+  }
+
+  std::vector<Sharding> shardings(const Configuration& c) const {
+    const int ranks = c.dp * c.cp;
+    std::vector<Sharding> list;
+    for (int zero : r_.pins.zero ? std::vector{*r_.pins.zero}
+                    : ranks > 1  ? std::vector{0, 1, 2, 3}
+                                 : std::vector{0}) {
+      std::set<int> replicas{1};
+      // A group of shards inside a node.
+      const int inside = std::max(1, r_.work.machine.node() / c.tp);
+      if (zero > 0 && ranks > inside && ranks % inside == 0) replicas.insert(ranks / inside);
+      if (r_.pins.hsdp) replicas = {*r_.pins.hsdp};
+      for (int hsdp : replicas)
+        if (hsdp == 1 || zero > 0) list.push_back({zero, hsdp});
+    }
+    return list;
+  }
+
+  std::vector<Recompute> recomputes() const {
+    return pinned_or(r_.pins.recompute,
+                     std::vector<Recompute>{Recompute::none, Recompute::selective, Recompute::full});
+  }
+
+  void reject(const char* reason, std::int64_t count, const std::string& kind, const std::string& example) {
+    Rejected& rejected = result_.rejected[reason];
+    rejected.count += count;
+    if (example.empty() || rejected.examples.size() >= 12 || !examples_.insert(kind).second) return;
+    rejected.examples.push_back(example);
+  }
+
+  void mesh(Configuration c) {
+    const std::vector<Pipeline> pipelines_here = pipelines(c);
+    const std::vector<Sharding> shardings_here = shardings(c);
+    const auto leaves = static_cast<std::int64_t>(pipelines_here.size() * shardings_here.size());
+    std::vector<std::int64_t> batches = micro_batches(c);
+    const std::string problem = shape_problem(r_.work, c);
+    if (!problem.empty() || batches.empty()) {
+      const std::int64_t count = leaves *
+                                 std::max<std::int64_t>(1, static_cast<std::int64_t>(batches.size())) *
+                                 static_cast<std::int64_t>(recomputes().size());
+      result_.considered += count;
+      reject("shape", count, problem.substr(0, 3), problem);
+      return;
+    }
+    for (std::int64_t batch : batches)
+      for (Recompute recompute : recomputes()) {
+        c.micro_batch = batch;
+        c.recompute = recompute;
+        groups_.push_back({c, model_.least_seconds(c)});
+      }
+  }
+
+  // All schedules, splits and shardings of a mesh, micro-batch and recomputation.
+  void group(Configuration c, bool can_win) {
+    const std::vector<Pipeline> pipelines_here = pipelines(c);
+    const std::vector<Sharding> shardings_here = shardings(c);
+    const auto shardings_count = static_cast<std::int64_t>(shardings_here.size());
+    const auto leaves = static_cast<std::int64_t>(pipelines_here.size()) * shardings_count;
+    result_.considered += leaves;
+    if (!can_win) return reject("slower", leaves, "", "");
+    candidates_.clear();
+    for (const Pipeline& pipeline : pipelines_here) {
+      c.schedule = pipeline.schedule;
+      c.chunks = pipeline.chunks;
+      c.even_split = pipeline.even;
+      c.layers_per_stage = r_.pins.layers_per_stage;
+      const std::string unfit = model_.schedule_problem(c);
+      if (!unfit.empty()) {
+        reject("schedule", shardings_count, c.schedule, describe(c) + ": " + unfit);
+        continue;
+      }
+      if (!c.even_split && model_.splits_evenly(c)) {
+        if (r_.pins.balance_layers.value_or(false))
+          c.even_split = true;
+        else {
+          reject("same", shardings_count, "", "");
+          continue;
+        }
+      }
+      for (const Sharding& sharding : shardings_here) {
+        c.zero = sharding.zero;
+        c.hsdp = sharding.hsdp;
+        leaf(c);
+      }
+    }
+    rank();
+  }
+
+  void leaf(const Configuration& c) {
+    const Outlook look = model_.outlook(c);
+    if (look.bytes > usable_) {
+      if (!result_.nearest || look.bytes < result_.nearest->bytes) result_.nearest = {c, look.bytes, usable_};
+      const bool is_new = !examples_.contains("memory " + c.schedule);
+      reject("memory", 1, "memory " + c.schedule,
+             is_new ? fmt::format("{}: {:.3g} in-flight activations, {:.1f} GB > {:.1f} GB on rank {} ({})",
+                                  c.schedule, look.in_flight, look.bytes / 1e9, usable_ / 1e9, look.rank,
+                                  describe(c))
+                    : std::string());
+      return;
+    }
+    ++result_.feasible;
+    candidates_.push_back({c, look.seconds, look.bytes});
+  }
+
+  // Seconds that a plan must stay below to be among the first.
+  double worst_ranked() const {
+    return static_cast<int>(result_.plans.size()) < r_.top ? 1e300 : result_.plans.back().seconds;
+  }
+
+  void rank() {
+    const bool by_memory = r_.objective == Objective::memory;
+    std::sort(candidates_.begin(), candidates_.end(), [&](const Candidate& a, const Candidate& b) {
+      return by_memory ? a.bytes < b.bytes : a.bound < b.bound;
+    });
+    const auto top = static_cast<std::size_t>(r_.top);
+    auto& plans = result_.plans;
+    const auto better = [&](const Estimate& a, const Estimate& b) {
+      if (by_memory && a.memory.total() != b.memory.total()) return a.memory.total() < b.memory.total();
+      return a.seconds < b.seconds;
+    };
+    for (const Candidate& candidate : candidates_) {
+      if (plans.size() == top &&
+          (by_memory ? candidate.bytes > static_cast<double>(plans.back().memory.total())
+                     : candidate.bound >= plans.back().seconds))
+        break;
+      Estimate e = model_.estimate(candidate.configuration);
+      ++result_.simulated;
+      plans.insert(std::upper_bound(plans.begin(), plans.end(), e, better), std::move(e));
+      if (plans.size() > top) plans.pop_back();
+    }
+  }
+
+  const SearchRequest& r_;
+  StepModel model_;
+  double usable_;
+  SearchResult result_;
+  std::set<std::string> examples_;
+  std::vector<Group> groups_;
+  std::vector<Candidate> candidates_;  // of a group
+};
+
+void check_pin(const char* flag, const std::optional<int>& pin, int least, int most) {
+  if (pin && (*pin < least || *pin > most)) refuse("{} {}: must be from {} to {}", flag, *pin, least, most);
+}
+
+void check(const SearchRequest& r) {
+  constexpr int most_gpus = 1'000'000;
+  const ModelSpec& m = r.work.model;
+  if (r.gpus < 1 || r.gpus > most_gpus) refuse("--gpus {}: must be from 1 to {}", r.gpus, most_gpus);
+  const Pins& pins = r.pins;
+  for (const auto& [flag, pin] :
+       {std::pair{"--dp", pins.dp}, {"--tp", pins.tp}, {"--pp", pins.pp}, {"--cp", pins.cp}}) {
+    check_pin(flag, pin, 1, most_gpus);
+    if (pin && r.gpus % *pin != 0) {
+      refuse("{} {}: does not divide --gpus {}; legal: {}", flag, *pin, r.gpus,
+             fmt::join(divisors(r.gpus), ", "));
+    }
+  }
+  const std::int64_t all =
+      std::int64_t{pins.dp.value_or(1)} * pins.tp.value_or(1) * pins.pp.value_or(1) * pins.cp.value_or(1);
+  const bool whole = pins.dp && pins.tp && pins.pp && pins.cp;
+  if (whole ? all != r.gpus : r.gpus % all != 0)
+    refuse("--gpus {}: the axes that are given make {} ranks", r.gpus, all);
+  check_pin("--zero", pins.zero, 0, 3);
+  check_pin("--chunks", pins.chunks, 1, 1000);
+  check_pin("--hsdp", pins.hsdp, 1, most_gpus);
+  check_pin("--ep", pins.ep, 1, most_gpus);
+  check_pin("--etp", pins.etp, 1, most_gpus);
+  if (r.work.global_batch < 1 || r.work.global_batch > most_gpus * 100)
+    refuse("--global-batch {}: must be from 1 to {}", r.work.global_batch, most_gpus * 100);
+  if (pins.dp && r.work.global_batch < *pins.dp)
+    refuse("--global-batch {}: smaller than --dp {}, so some ranks would have none; legal: at least {}",
+           r.work.global_batch, *pins.dp, *pins.dp);
+  if (pins.micro_batch && (*pins.micro_batch < 1 || *pins.micro_batch > r.work.global_batch))
+    refuse("--micro-batch {}: must be from 1 to --global-batch {}", *pins.micro_batch, r.work.global_batch);
+  if (r.work.seq_len < 1 || r.work.seq_len > m.max_seq)
+    refuse("--seq-len {}: {} has positions for 1 to {}", r.work.seq_len, m.name, m.max_seq);
+  if (pins.tp && m.num_heads % *pins.tp != 0)
+    refuse("--tp {}: the {} heads of {} do not divide; legal: {}", *pins.tp, m.num_heads, m.name,
+           fmt::join(divisors(static_cast<int>(m.num_heads)), ", "));
+  if (pins.ep && *pins.ep > 1 && m.experts == Experts::none)
+    refuse("--ep {}: {} has no experts; legal: 1", *pins.ep, m.name);
+  if (pins.ep && m.experts != Experts::none && m.num_experts % *pins.ep != 0)
+    refuse("--ep {}: the {} experts of {} do not divide; legal: {}", *pins.ep, m.num_experts, m.name,
+           fmt::join(divisors(static_cast<int>(m.num_experts)), ", "));
+  if (pins.pp && *pins.pp > m.num_layers)
+    refuse("--pp {}: {} has only {} layers; legal: up to {}", *pins.pp, m.name, m.num_layers, m.num_layers);
+  if (pins.schedule) {
+    const auto& names = schedule_names();
+    if (std::find(names.begin(), names.end(), *pins.schedule) == names.end())
+      refuse("--schedule {}: unknown; legal: {}", *pins.schedule, fmt::join(names, ", "));
+  }
+  if (r.memory_margin < 0 || r.memory_margin >= 1)
+    refuse("--memory-margin {}: must be from 0 to below 1, a part of the memory", r.memory_margin);
+  if (r.top < 1 || r.top > 10000) refuse("--top {}: must be from 1 to 10000", r.top);
+}
+
+}  // namespace
+
+Objective parse_objective(const std::string& text, const std::string& field) {
+  if (text == "time") return Objective::time;
+  if (text == "memory") return Objective::memory;
+  refuse("{} {}: no such objective; legal: time, memory, gpus", field, text);
+}
+
+SearchResult search(const SearchRequest& request) {
+  check(request);
+  return Search(request).run();
+}
+
+std::optional<LeastGpus> least_gpus(SearchRequest request, double target_seconds) {
+  const int most = request.gpus, node = request.work.machine.node();
+  for (int gpus = 1; gpus <= most; gpus = gpus < node && gpus * 2 > node ? node : gpus * 2) {
+    request.gpus = gpus;
+    const Pins& pins = request.pins;
+    const std::int64_t all =
+        std::int64_t{pins.dp.value_or(1)} * pins.tp.value_or(1) * pins.pp.value_or(1) * pins.cp.value_or(1);
+    if (gpus % all != 0) continue;
+    SearchResult result = search(request);
+    if (!result.plans.empty() && result.plans.front().seconds <= target_seconds)
+      return LeastGpus{gpus, std::move(result)};
+  }
+  return {};
+}
+
+}  // namespace echelon

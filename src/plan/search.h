@@ -1,0 +1,72 @@
+// The search over configurations: every legal one is looked at, what cannot fit or cannot win is left out by
+// exact memory and a proven bound on its time, and the rest is simulated in the order of that bound until no
+// other can enter the ranking.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plan/step_model.h"
+
+namespace echelon {
+
+enum class Objective { time, memory };
+Objective parse_objective(const std::string& text, const std::string& field);
+
+// What is given is pinned, the rest is searched.
+struct Pins {
+  std::optional<int> dp, tp, pp, cp, ep, etp, zero, hsdp, chunks;
+  std::optional<bool> sequence_parallel;
+  std::optional<std::string> schedule;
+  std::optional<std::int64_t> micro_batch;
+  std::optional<Recompute> recompute;
+  std::optional<ContextKind> context;
+  std::vector<std::int64_t> layers_per_stage;
+  std::optional<bool> balance_layers;
+};
+
+struct SearchRequest {
+  Workload work;
+  int gpus = 1;
+  Pins pins;
+  Objective objective = Objective::time;
+  double memory_margin = 0;  // part of the device's memory that stays free
+  int top = 10;
+};
+
+struct Rejected {
+  std::int64_t count = 0;
+  std::vector<std::string> examples;  // a few, each of another kind
+};
+
+// A configuration that does not fit, nearest to fitting.
+struct Nearest {
+  Configuration configuration;
+  double bytes = 0, usable_bytes = 0;
+};
+
+struct SearchResult {
+  std::int64_t considered = 0, feasible = 0, simulated = 0;
+  // By reason: memory, schedule, shape; slower: whatever its schedule and sharding it could not come among
+  // the first; same: its balanced split is the even one.
+  std::map<std::string, Rejected> rejected;
+  std::vector<Estimate> plans;     // best first
+  std::optional<Nearest> nearest;  // where nothing fits
+  double seconds = 0;              // that the search took
+};
+
+// Throws RequestError where no configuration could have these sizes, naming the flag.
+SearchResult search(const SearchRequest& request);
+
+// The fewest devices, up to request.gpus, whose best plan takes at most `target_seconds`: devices of whole
+// nodes by powers of two, and below a node those that divide it. No value where none does.
+struct LeastGpus {
+  int gpus = 0;
+  SearchResult result;
+};
+std::optional<LeastGpus> least_gpus(SearchRequest request, double target_seconds);
+
+}  // namespace echelon
