@@ -50,6 +50,7 @@ int run(CLI::App& program, int argc, char** argv) {
   int status = 0;
   echelon::add_train(program, status);
   echelon::add_verify(program, status);
+  echelon::add_plan(program, status);
   echelon::add_simulate(program, status);
   echelon::add_generate(program, status);
   echelon::add_bench(program, status);

@@ -93,6 +93,7 @@ class RunFlags {
 // Each adds its verb to the program and returns the exit status through `status` when the verb ran.
 void add_train(CLI::App& program, int& status);
 void add_verify(CLI::App& program, int& status);
+void add_plan(CLI::App& program, int& status);
 void add_simulate(CLI::App& program, int& status);
 void add_generate(CLI::App& program, int& status);
 void add_bench(CLI::App& program, int& status);

@@ -23,8 +23,10 @@ OpSeconds::OpSeconds(const Machine& machine, const Software& software, Precision
     refuse("--dtype {}: machine {} does not say how fast it is in it", precision_name(precision),
            machine.name);
   const bool narrow = precision == Precision::fp8 || precision == Precision::fp4;
-  product_flops_ = peak * (narrow ? machine.gemm_narrow_efficiency : machine.gemm_efficiency) *
-                   software.product_efficiency;
+  const double efficiency = precision == Precision::fp8   ? machine.gemm_fp8_efficiency
+                            : precision == Precision::fp4 ? machine.gemm_fp4_efficiency
+                                                          : machine.gemm_efficiency;
+  product_flops_ = peak * efficiency * software.product_efficiency;
   const Precision wide = narrow ? Precision::bf16 : precision;
   attention_flops_ = machine.peak(wide) * software.attention_efficiency;
   element_ = precision == Precision::f32 ? 4 : 2;

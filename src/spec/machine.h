@@ -41,7 +41,7 @@ struct Machine {
   double gemm_half_depth = 0;
   double gemm_wave_rounding = 0;
   double gemm_medium_tile = 1, gemm_small_tile = 1;
-  double gemm_narrow_efficiency = 1;  // of fp8 and fp4 products, in place of gemm_efficiency
+  double gemm_fp8_efficiency = 1, gemm_fp4_efficiency = 1;  // of these products, in place of gemm_efficiency
   // Fused attention: parts of the bf16 peak on long sequences, and the length at which half of it is reached.
   double attention_forward = 1, attention_backward = 1;
   double attention_half_length = 0;

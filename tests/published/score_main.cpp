@@ -35,8 +35,11 @@ void assign(Point& p, const std::string& what) {
     p.work.software = changed(
         p.work.software, field, value, [](const Software& s) { return to_toml(s); },
         [](const std::string& t, const std::string& w) { return software_from_toml(t, w); });
-  const bool same =
-      name == p.work.machine.name || (name == "a100" && p.work.machine.name.starts_with("a100"));
+  const std::string& machine = p.work.machine.name;
+  const bool blackwell =
+      machine.find("b200") != std::string::npos || machine.find("b300") != std::string::npos;
+  const bool same = name == machine || (name == "a100" && machine.starts_with("a100")) ||
+                    (name == "blackwell" && blackwell);
   if (kind == "machine" && same) {
     if (field == "node_bandwidth")
       p.work.machine.tiers.front().bandwidth = std::stod(value);

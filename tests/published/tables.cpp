@@ -352,7 +352,7 @@ Table bridge(const std::string& path, const char* name, bool experts) {
     p.label = fmt::format("{} {} {} {} {} GPUs {}", r.at("container"), r.at("model"), system,
                           precision.substr(0, 6), r.at("gpus"), describe(c));
     p.work = {*model, whole(r, "seq_len"),  whole(r, "global_batch_seqs"),
-              kind,   load_machine(system), load_software(experts ? "megatron-experts" : "megatron")};
+              kind,   load_machine(system), load_software("current")};
     if (!shape_problem(p.work, c).empty()) continue;
     p.group = fmt::format("{} {} {}", r.at("model"), system, r.at("gpus"));
     p.configurations = {c};
@@ -380,7 +380,7 @@ Table llama3(const std::string& path) {
     ModelSpec model = load_model("llama-3-405b");
     p.label = fmt::format("{} GPUs seq {}", r.at("gpus"), r.at("seq_len"));
     p.work = {model,           whole(r, "seq_len"),  whole(r, "DP") * whole(r, "batch_per_dp_seqs"),
-              Precision::bf16, load_machine("h100"), load_software("megatron")};
+              Precision::bf16, load_machine("h100"), load_software("current")};
     const double flops = model_flops_per_token(model, p.work.seq_len) *
                          static_cast<double>(p.work.seq_len * p.work.global_batch);
     p.seconds = flops / (number(r, "tflops_per_gpu") * 1e12 * number(r, "gpus"));

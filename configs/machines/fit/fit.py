@@ -20,10 +20,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 # name: (tables, {assignment: (start, least, most)})
 SOFTWARE = {
-    'product_efficiency': (1, 0.6, 1.15), 'elementwise_passes': (1.2, 0.5, 6), 'attention_efficiency': (0.8, 0.2, 1.3),
+    'product_efficiency': (1, 0.6, 1.08), 'elementwise_passes': (1.2, 0.5, 6), 'attention_efficiency': (0.8, 0.2, 1.3),
     'overlap_slowdown': (1.1, 1.0, 1.5), 'network_efficiency': (1, 0.1, 1.1), 'tensor_overlap': (0.1, 0, 0.95),
-    'step_seconds': (0.01, 0, 0.2), 'launch_seconds': (2e-5, 0, 1.5e-4), 'optimizer_passes': (1, 0.5, 4),
-    'message_seconds': (1e-4, 0, 3e-3), 'straggling': (0.003, 0, 0.05), 'expert_overlap': (0.3, 0, 0.95),
+    'step_seconds': (0.005, 0, 0.02), 'launch_seconds': (2e-5, 0, 2e-4), 'optimizer_passes': (1, 0.5, 4),
+    'message_seconds': (1e-4, 0, 5e-3), 'straggling': (0.003, 0, 0.05), 'expert_overlap': (0.3, 0, 0.95),
 }
 
 
@@ -46,16 +46,17 @@ GROUPS = {
     'torchtitan': (['torchtitan'],
                    {**of('torchtitan', 'elementwise_passes', 'attention_efficiency'),
                     'machine.h100-96.gemm_efficiency': (0.6, 0.3, 0.8),
-                    'machine.h100-96.gemm_narrow_efficiency': (0.5, 0.2, 0.8)}),
+                    'machine.h100-96.gemm_fp8_efficiency': (0.5, 0.2, 0.8)}),
     'nanotron': (['nanotron'],
                  of('nanotron', 'product_efficiency', 'elementwise_passes', 'launch_seconds', 'step_seconds',
                     'network_efficiency', 'message_seconds', 'straggling', 'tensor_overlap', 'overlap_slowdown')),
-    'megatron': (['bridge-dense'],
-                 of('megatron', 'product_efficiency', 'elementwise_passes', 'tensor_overlap', 'straggling',
-                    'step_seconds', 'message_seconds')),
-    'megatron-experts': (['bridge-experts'],
-                         of('megatron-experts', 'product_efficiency', 'elementwise_passes', 'expert_overlap', 'step_seconds',
-                            'launch_seconds', 'message_seconds', 'network_efficiency')),
+    'current': (['bridge-dense', 'bridge-experts'],
+                {**of('current', 'elementwise_passes', 'tensor_overlap', 'expert_overlap', 'launch_seconds', 'step_seconds',
+                      'message_seconds', 'network_efficiency', 'straggling'),
+                 'machine.h100.gemm_efficiency': (0.7, 0.55, 0.78), 'machine.h100.gemm_fp8_efficiency': (0.6, 0.35, 0.75),
+                 'machine.blackwell.gemm_efficiency': (0.66, 0.5, 0.8),
+                 'machine.blackwell.gemm_fp8_efficiency': (0.6, 0.35, 0.8),
+                 'machine.blackwell.gemm_fp4_efficiency': (0.4, 0.15, 0.8)}),
 }
 
 
@@ -115,8 +116,16 @@ def quantile(sorted_values, part):
     return sorted_values[min(len(sorted_values) - 1, int(part * len(sorted_values)))]
 
 
+FAMILIES = {'blackwell': ['b200', 'gb200', 'b300', 'gb300'], 'a100': ['a100-40', 'a100-80']}
+
+
 def write(key, value):
-    kind, name, field = key.split('.')
+    kind, family, field = key.split('.')
+    for name in FAMILIES.get(family, [family]):
+        write_one(kind, name, field, value)
+
+
+def write_one(kind, name, field, value):
     path = ROOT / 'configs' / ('machines' if kind == 'machine' else 'software') / f'{name}.toml'
     text = path.read_text()
     line = f'{field} = {value:.4g}'

@@ -1,0 +1,79 @@
+#include <fmt/core.h>
+#include <fmt/ranges.h>
+
+#include <fstream>
+#include <memory>
+
+#include "apps/flags.h"
+#include "apps/plan_flags.h"
+#include "apps/plan_pages.h"
+#include "base/error.h"
+#include "plan/explain.h"
+
+namespace echelon {
+namespace {
+
+void write_file(const char* flag, const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary);
+  file << text;
+  if (!file.flush()) refuse("{} {}: cannot be written", flag, path);
+}
+
+int run_plan(const PlanSearchFlags& f) {
+  const SearchRequest request = f.request();
+  // People read standard output; with --json it holds the object alone.
+  std::FILE* out = f.json ? stderr : stdout;
+  if (!f.sweep.empty()) {
+    const Sweep sweep = run_sweep(request, f.sweep);
+    if (f.sweep_out.ends_with(".svg"))
+      write_file("--sweep-out", f.sweep_out, sweep_svg(sweep));
+    else if (!f.sweep_out.empty())
+      write_file("--sweep-out", f.sweep_out, sweep_csv(sweep));
+    fmt::print(out, "{}", sweep_table(sweep));
+    if (f.json) fmt::print("{}\n", sweep_json(sweep));
+    return sweep.any_fits() ? 0 : 1;
+  }
+  SearchResult result;
+  int gpus = request.gpus;
+  if (f.target_seconds > 0) {
+    std::optional<LeastGpus> least = least_gpus(request, f.target_seconds);
+    if (!least) {
+      fmt::print(out, "no number of GPUs up to {} reaches {} s a step\n", request.gpus, f.target_seconds);
+      if (f.json) fmt::print("{}\n", plans_json(result, request.work));
+      return 1;
+    }
+    gpus = least->gpus;
+    result = std::move(least->result);
+  } else {
+    result = search(request);
+  }
+  fmt::print(out, "{} on {} {} ({}), {} sequences of {} tokens a step, {}\n", request.work.model.name, gpus,
+             request.work.machine.name, request.work.software.name, request.work.global_batch,
+             request.work.seq_len, precision_name(request.work.precision));
+  fmt::print(out, "{}", plans_table(result));
+  if (result.plans.empty()) fmt::print(out, "{}", explain_nothing(result, gpus));
+  if (f.explain) fmt::print(out, "{}", explain_winner(result, request.work));
+  if (!f.against_text.empty() && !result.plans.empty()) {
+    const SearchResult other = search(f.against(request));
+    fmt::print(out, "\nwhy not {}: {}", f.against_text,
+               other.plans.empty() ? explain_nothing(other, gpus)
+                                   : explain_loser(result.plans.front(), other.plans.front()));
+  }
+  if (!result.plans.empty()) {
+    if (!f.out.empty()) write_file("--out", f.out, plan_file(result.plans.front(), request.work));
+    if (!f.html.empty()) write_file("--html", f.html, plan_page(result, request));
+  }
+  if (f.json) fmt::print("{}\n", plans_json(result, request.work));
+  return result.plans.empty() ? 1 : 0;
+}
+
+}  // namespace
+
+void add_plan(CLI::App& program, int& status) {
+  auto flags = std::make_shared<PlanSearchFlags>();
+  CLI::App& app = *program.add_subcommand("plan", "Find the fastest configuration that fits, and say why");
+  flags->add_to(app);
+  app.callback([flags, &status] { status = run_plan(*flags); });
+}
+
+}  // namespace echelon

@@ -1,0 +1,214 @@
+#include "apps/plan_flags.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+
+#include "apps/flags.h"
+#include "base/error.h"
+#include "schedule/schedules.h"
+#include "spec/compression.h"
+
+namespace echelon {
+namespace {
+
+std::vector<std::int64_t> numbers(const std::string& flag, const std::string& text) {
+  std::vector<std::int64_t> list;
+  std::istringstream in(text + ",");
+  for (std::string number; std::getline(in, number, ',');)
+    list.push_back(parse_number<std::int64_t>(flag, number));
+  return list;
+}
+
+bool on(const std::string& flag, const std::string& text) {
+  if (text != "on" && text != "off") refuse("{} {}: legal: on, off", flag, text);
+  return text == "on";
+}
+
+std::string contents(const std::string& flag, const std::string& path) {
+  std::ifstream in(path);
+  std::ostringstream text;
+  text << in.rdbuf();
+  if (!in) refuse("{} {}: cannot be read", flag, path);
+  return text.str();
+}
+
+}  // namespace
+
+void PlanSearchFlags::add_to(CLI::App& app) {
+  app_ = &app;
+  const auto text = [&](const char* name, std::string& value, const char* description, const char* type) {
+    app.add_option(name, value, description)->type_name(type);
+  };
+  text("--plan", plan_file_, "TOML file of a plan: priced as it is; flags on the line win", "FILE");
+  app.add_option("--model", model_, "Preset, Hugging Face directory, or TOML file")
+      ->type_name("NAME|DIR|FILE")
+      ->capture_default_str();
+  app.add_option("--machine", machine_, "Preset or TOML file")->type_name("NAME|FILE")->capture_default_str();
+  app.add_option("--software", software_, "How it is trained: preset or TOML file")
+      ->type_name("NAME|FILE")
+      ->capture_default_str();
+  add_number(app, "--gpus", gpus_, "Devices (default: those of a node, or what the axes make)");
+  add_number(app, "--nodes-of", nodes_of_, "Devices of a node");
+  add_number(app, "--dp", dp_, "Data-parallel ranks");
+  add_number(app, "--tp", tp_, "Tensor-parallel ranks");
+  add_number(app, "--pp", pp_, "Pipeline-parallel ranks");
+  add_number(app, "--cp", cp_, "Context-parallel ranks");
+  add_number(app, "--ep", ep_, "Expert groups, laid over dp x cp");
+  add_number(app, "--etp", etp_, "Ranks that one expert is cut over");
+  text("--sp", sp_, "Sequence parallelism (default: on where tp > 1)", "on|off");
+  text("--cp-kind", cp_kind_, "How context parallelism exchanges keys and values", "ring|ulysses|allgather");
+  text("--cp-balance", cp_balance_, "The planner counts balanced parts: zigzag or stripe", "zigzag|stripe");
+  add_number(app, "--zero", zero_, "0, 1, 2 or 3");
+  add_number(app, "--hsdp", hsdp_, "Replicas of the groups that --zero cuts over");
+  text("--schedule", schedule_, "Of the pipeline", "NAME");
+  add_number(app, "--chunks", chunks_, "Model chunks of a pipeline rank, for interleaved");
+  text("--layers-per-stage", layers_per_stage_,
+       "Split of the layers: one number a stage, or balanced by cost", "N,N,...|auto");
+  text("--recompute", recompute_, "What the backward pass computes again", "none|selective|full");
+  text("--compress", compress_, "Only none is priced", "none");
+  add_number(app, "--global-batch", global_batch_, "Sequences of a step (default: 1024)");
+  add_number(app, "--micro-batch", micro_batch_, "Sequences computed at once by one rank");
+  add_number(app, "--seq-len", seq_len_, "Tokens of a sequence (default: 4096, or the model's longest)");
+  app.add_option("--dtype", dtype_, "Of the products")->type_name("f32|bf16|fp8|fp4")->capture_default_str();
+  app.add_option("--objective", objective_, "gpus: the fewest whose best plan reaches --target-time")
+      ->type_name("time|memory|gpus")
+      ->capture_default_str();
+  add_number(app, "--target-time", target_seconds, "Seconds of a step, for --objective gpus");
+  add_number(app, "--memory-margin", margin_, "Part of the memory to leave free");
+  add_number(app, "--top", top_, "Plans shown");
+  app.add_flag("--explain", explain, "Where each second goes, and why not the others");
+  text("--against", against_text, "Why a named alternative loses: axes as tp=8,pp=4,schedule=1f1b",
+       "KEY=VALUE,...");
+  text("--out", out, "Write the best plan as a TOML file for train and verify", "PLAN.toml");
+  text("--html", html, "Write a report of the best plans as one page", "FILE");
+  text("--sweep", sweep, "Plan for each: gpus=64..16384 (doubling), or gpus|seq-len|global-batch=A,B,C",
+       "KEY=VALUES");
+  text("--sweep-out", sweep_out, "Of the sweep: a table as .csv or a chart as .svg", "FILE");
+  app.add_flag("--json", json, "One JSON object on standard output");
+}
+
+SearchRequest PlanSearchFlags::request() const {
+  const auto is_given = [&](const char* name) { return app_->get_option(name)->count() > 0; };
+  SearchRequest r;
+  Pins& pins = r.pins;
+  std::optional<Plan> plan;
+  if (is_given("--plan")) {
+    plan = plan_from_toml(contents("--plan", plan_file_), "--plan " + plan_file_);
+    pins.dp = plan->mesh.size(Axis::dp);
+    pins.tp = plan->mesh.size(Axis::tp);
+    pins.pp = plan->mesh.size(Axis::pp);
+    pins.cp = plan->mesh.size(Axis::cp);
+    pins.ep = plan->mesh.ep;
+    pins.zero = plan->zero;
+    pins.hsdp = plan->hsdp;
+    pins.sequence_parallel = plan->sequence_parallel;
+    pins.schedule = plan->schedule;
+    if (plan->chunks > 0) pins.chunks = plan->chunks;
+    pins.micro_batch = plan->micro_batch;
+    pins.recompute = plan->recompute;
+    pins.layers_per_stage = plan->layers_per_stage;
+    pins.balance_layers = plan->balance_layers;
+  }
+  r.work.model = plan && !is_given("--model") ? plan->model : load_model(model_);
+  r.work.machine = load_machine(machine_);
+  if (nodes_of_) {
+    if (*nodes_of_ < 1 || (r.work.machine.tiers.size() > 1 && *nodes_of_ >= r.work.machine.tiers[1].ranks))
+      refuse("--nodes-of {}: must be at least 1, and less than the cluster", *nodes_of_);
+    r.work.machine.tiers.front().ranks = *nodes_of_;
+  }
+  r.work.software = load_software(software_);
+  r.work.precision = parse_precision(dtype_, "--dtype");
+  r.work.global_batch = global_batch_.value_or(plan ? plan->global_batch : 1024);
+  r.work.seq_len =
+      seq_len_.value_or(plan ? plan->seq_len : std::min<std::int64_t>(4096, r.work.model.max_seq));
+  for (const auto& [given, pin] : {std::pair{&dp_, &pins.dp},
+                                   {&tp_, &pins.tp},
+                                   {&pp_, &pins.pp},
+                                   {&cp_, &pins.cp},
+                                   {&ep_, &pins.ep},
+                                   {&etp_, &pins.etp},
+                                   {&zero_, &pins.zero},
+                                   {&hsdp_, &pins.hsdp},
+                                   {&chunks_, &pins.chunks}})
+    if (*given) *pin = *given;
+  if (micro_batch_) pins.micro_batch = micro_batch_;
+  if (is_given("--sp")) pins.sequence_parallel = on("--sp", sp_);
+  if (is_given("--schedule")) pins.schedule = schedule_;
+  if (is_given("--recompute")) pins.recompute = parse_recompute(recompute_, "--recompute");
+  if (is_given("--cp-kind")) pins.context = parse_context_kind(cp_kind_, "--cp-kind");
+  if (is_given("--cp-balance") && cp_balance_ != "zigzag" && cp_balance_ != "stripe")
+    refuse("--cp-balance {}: the planner counts balanced parts; legal: zigzag, stripe", cp_balance_);
+  if (is_given("--compress") && compress_ != "none")
+    refuse("--compress {}: is not priced; legal: none", compress_);
+  if (is_given("--layers-per-stage")) {
+    pins.balance_layers = layers_per_stage_ == "auto";
+    pins.layers_per_stage.clear();
+    if (!*pins.balance_layers) pins.layers_per_stage = numbers("--layers-per-stage", layers_per_stage_);
+  }
+  if (pins.chunks && *pins.chunks > 1 && pins.schedule && !pins.schedule->starts_with("interleaved"))
+    refuse("--chunks {}: only interleaved takes more than 1, and --schedule is {}", *pins.chunks,
+           *pins.schedule);
+  if (pins.chunks && *pins.chunks > 1 && !pins.schedule) pins.schedule = "interleaved";
+  std::int64_t axes = 1;
+  const bool whole = pins.dp && pins.tp && pins.pp && pins.cp;
+  for (const auto& pin : {pins.dp, pins.tp, pins.pp, pins.cp}) axes *= std::max(1, pin.value_or(1));
+  const bool any = pins.dp || pins.tp || pins.pp || pins.cp;
+  r.gpus = gpus_.value_or(static_cast<int>(whole                                 ? axes
+                                           : any && axes > r.work.machine.node() ? axes
+                                                                                 : r.work.machine.node()));
+  r.top = top_;
+  r.memory_margin = margin_;
+  if (objective_ != "gpus") r.objective = parse_objective(objective_, "--objective");
+  if (objective_ == "gpus" && !(target_seconds > 0))
+    refuse("--objective gpus: reaches a time that --target-time must give, in seconds above 0");
+  if (objective_ != "gpus" && is_given("--target-time"))
+    refuse("--target-time {}: only --objective gpus reaches a time", target_seconds);
+  return r;
+}
+
+SearchRequest PlanSearchFlags::against(const SearchRequest& request) const {
+  SearchRequest other = request;
+  other.top = 1;
+  std::istringstream in(against_text);
+  for (std::string pair; std::getline(in, pair, ',');) {
+    const auto equals = pair.find('=');
+    const std::string key = pair.substr(0, equals),
+                      value = equals == std::string::npos ? "" : pair.substr(equals + 1);
+    const std::string flag = "--against " + key;
+    Pins& pins = other.pins;
+    const auto count = [&] { return parse_number<int>(flag, value); };
+    if (key == "dp")
+      pins.dp = count();
+    else if (key == "tp")
+      pins.tp = count();
+    else if (key == "pp")
+      pins.pp = count();
+    else if (key == "cp")
+      pins.cp = count();
+    else if (key == "ep")
+      pins.ep = count();
+    else if (key == "zero")
+      pins.zero = count();
+    else if (key == "hsdp")
+      pins.hsdp = count();
+    else if (key == "chunks")
+      pins.chunks = count();
+    else if (key == "micro-batch")
+      pins.micro_batch = count();
+    else if (key == "schedule")
+      pins.schedule = value;
+    else if (key == "recompute")
+      pins.recompute = parse_recompute(value, flag);
+    else
+      refuse(
+          "--against {}: legal keys: dp, tp, pp, cp, ep, zero, hsdp, chunks, micro-batch, schedule, "
+          "recompute",
+          pair);
+  }
+  return other;
+}
+
+}  // namespace echelon

@@ -1,0 +1,180 @@
+#include "apps/plan_pages.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "apps/flags.h"
+#include "base/error.h"
+#include "draw/plan_report.h"
+#include "plan/explain.h"
+
+namespace echelon {
+namespace {
+
+std::vector<std::int64_t> sweep_values(const std::string& text) {
+  const std::string flag = "--sweep";
+  std::vector<std::int64_t> values;
+  const auto dots = text.find("..");
+  if (dots != std::string::npos) {
+    const auto first = parse_number<std::int64_t>(flag, text.substr(0, dots)),
+               last = parse_number<std::int64_t>(flag, text.substr(dots + 2));
+    if (first < 1 || last < first || last > 1'000'000'000)
+      refuse("--sweep {}: must go from at least 1 upwards", text);
+    for (std::int64_t v = first; v <= last; v *= 2) values.push_back(v);
+  } else {
+    std::istringstream in(text);
+    for (std::string one; std::getline(in, one, ',');)
+      values.push_back(parse_number<std::int64_t>(flag, one));
+  }
+  if (values.empty()) refuse("--sweep: no values; legal: gpus=64..16384 or gpus=64,96,128");
+  return values;
+}
+
+double per_second(const Estimate& e, int gpus, double step) {
+  return e.tokens_per_second_per_gpu * e.seconds / step * (gpus > 0 ? 1 : 0);
+}
+
+}  // namespace
+
+bool Sweep::any_fits() const {
+  return std::any_of(points.begin(), points.end(), [](const SweepPoint& p) { return p.best.has_value(); });
+}
+
+Sweep run_sweep(const SearchRequest& request, const std::string& text) {
+  const auto equals = text.find('=');
+  Sweep sweep;
+  sweep.key = text.substr(0, equals);
+  if (equals == std::string::npos ||
+      (sweep.key != "gpus" && sweep.key != "seq-len" && sweep.key != "global-batch"))
+    refuse("--sweep {}: legal: gpus=, seq-len= or global-batch=, then A..B or A,B,C", text);
+  for (std::int64_t value : sweep_values(text.substr(equals + 1))) {
+    SearchRequest r = request;
+    r.top = 1;
+    if (sweep.key == "gpus") r.gpus = static_cast<int>(std::clamp<std::int64_t>(value, -1, 2'000'000'000));
+    if (sweep.key == "seq-len") r.work.seq_len = value;
+    if (sweep.key == "global-batch") r.work.global_batch = value;
+    SearchResult result = search(r);
+    SweepPoint point{value, r.gpus, {}, {}};
+    if (result.plans.empty())
+      point.why_not = explain_nothing(result, r.gpus);
+    else
+      point.best = std::move(result.plans.front());
+    sweep.points.push_back(std::move(point));
+  }
+  return sweep;
+}
+
+std::string sweep_table(const Sweep& sweep) {
+  std::string text = fmt::format("{:>12} {:>10} {:>9} {:>7} {:>9}  plan\n", sweep.key, "step s", "tokens/s",
+                                 "MFU", "memory");
+  for (const SweepPoint& p : sweep.points) {
+    if (!p.best) {
+      text += fmt::format("{:>12} {}", p.value, p.why_not);
+      continue;
+    }
+    const Estimate& e = *p.best;
+    text += fmt::format("{:>12} {:>10.3f} {:>9.0f} {:>6.1f}% {:>6.1f} GB  {}\n", p.value, e.seconds,
+                        e.tokens_per_second_per_gpu, 100 * e.mfu, static_cast<double>(e.memory.total()) / 1e9,
+                        describe(e.configuration));
+  }
+  return text;
+}
+
+std::string sweep_csv(const Sweep& sweep) {
+  std::string text = sweep.key +
+                     ",step_seconds,step_seconds_p10,step_seconds_p90,tokens_per_second_per_gpu,mfu,memory_"
+                     "bytes,dp,tp,pp,cp,ep,zero,"
+                     "schedule,chunks,micro_batch,recompute\n";
+  for (const SweepPoint& p : sweep.points) {
+    if (!p.best) {
+      text += fmt::format("{},,,,,,,,,,,,,,,,\n", p.value);
+      continue;
+    }
+    const Estimate& e = *p.best;
+    const Configuration& c = e.configuration;
+    text += fmt::format("{},{:.6g},{:.6g},{:.6g},{:.6g},{:.4f},{},{},{},{},{},{},{},{},{},{},{}\n", p.value,
+                        e.seconds, e.low, e.high, e.tokens_per_second_per_gpu, e.mfu, e.memory.total(), c.dp,
+                        c.tp, c.pp, c.cp, c.ep, c.zero, c.schedule, c.chunks, c.micro_batch,
+                        recompute_name(c.recompute));
+  }
+  return text;
+}
+
+std::string sweep_json(const Sweep& sweep) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const SweepPoint& p : sweep.points) {
+    nlohmann::ordered_json object{{sweep.key, p.value}};
+    if (p.best)
+      object.update({{"step_seconds", p.best->seconds},
+                     {"tokens_per_second_per_gpu", p.best->tokens_per_second_per_gpu},
+                     {"mfu", p.best->mfu},
+                     {"memory_bytes", p.best->memory.total()},
+                     {"plan", describe(p.best->configuration)}});
+    else
+      object["why_not"] = p.why_not;
+    list.push_back(object);
+  }
+  return nlohmann::ordered_json{{"sweep", list}}.dump();
+}
+
+std::string sweep_svg(const Sweep& sweep) {
+  Chart chart{"tokens/s of a GPU, best plan",
+              sweep.key,
+              "tokens/s/GPU",
+              true,
+              {{"best plan", {}}},
+              {{"P10 - P90", {}}}};
+  std::vector<std::pair<double, double>> back;
+  for (const SweepPoint& p : sweep.points) {
+    if (!p.best) continue;
+    const auto x = static_cast<double>(p.value);
+    chart.lines[0].points.emplace_back(x, p.best->tokens_per_second_per_gpu);
+    chart.bands[0].points.emplace_back(x, per_second(*p.best, p.gpus, p.best->high));
+    back.emplace_back(x, per_second(*p.best, p.gpus, p.best->low));
+  }
+  chart.bands[0].points.insert(chart.bands[0].points.end(), back.rbegin(), back.rend());
+  return chart_svg(chart);
+}
+
+std::string plan_page(const SearchResult& result, const SearchRequest& request) {
+  const Estimate& best = result.plans.front();
+  const Configuration& c = best.configuration;
+  const Workload& work = request.work;
+  PlanReport page;
+  page.title = fmt::format("{} on {} {}", work.model.name, c.ranks(), work.machine.name);
+  page.subtitle = fmt::format(
+      "{} sequences of {} tokens a step, {}: {}. {:.3f} s a step, {:.0f} tokens/s a GPU, MFU {:.1f}%.",
+      work.global_batch, work.seq_len, precision_name(work.precision), describe(c), best.seconds,
+      best.tokens_per_second_per_gpu, 100 * best.mfu);
+  page.mesh = {c.pp, c.dp, c.cp, c.tp, work.machine.node()};
+  for (MemoryCategory category : all_memory_categories)
+    page.memory_names.emplace_back(memory_category_name(category));
+  constexpr std::size_t most_ranks = 32;
+  for (std::size_t r = 0; r < std::min(most_ranks, best.rank_memory.size()); ++r) {
+    Stack stack{fmt::format("pipeline rank {}", r), {}};
+    for (MemoryCategory category : all_memory_categories)
+      stack.parts.push_back(static_cast<double>(best.rank_memory[r][category]) / 1e9);
+    page.memory.push_back(std::move(stack));
+  }
+  page.memory_limit = (work.machine.memory_bytes - work.machine.reserved_bytes) / 1e9;
+  page.time_names = {"computation", "tp", "bubble", "dp", "cp", "ep", "optimizer", "other"};
+  page.header = {"step", "MFU", "memory", "bubble", "plan"};
+  for (const Estimate& e : result.plans) {
+    const StepParts& p = e.parts;
+    page.times.push_back({describe(e.configuration).substr(0, 40),
+                          {p.compute, p.tp_exposed, p.pp_bubble, p.dp_exposed, p.cp_exposed, p.ep_exposed,
+                           p.optimizer, p.other}});
+    page.alternatives.push_back({fmt::format("{:.3f} s", e.seconds), fmt::format("{:.1f}%", 100 * e.mfu),
+                                 fmt::format("{:.1f} GB", static_cast<double>(e.memory.total()) / 1e9),
+                                 fmt::format("{:.1f}%", 100 * e.bubble_fraction), describe(e.configuration)});
+  }
+  StepModel model(work);
+  page.timeline = model.timeline(c);
+  page.explanation = plans_table(result) + explain_winner(result, work);
+  return plan_report_html(page);
+}
+
+}  // namespace echelon

@@ -1,0 +1,29 @@
+// Plans in words and numbers: for people, for programs, and as the file that train and verify take.
+#pragma once
+
+#include <string>
+
+#include "plan/search.h"
+
+namespace echelon {
+
+// One object, as docs of the command line promise it.
+std::string plans_json(const SearchResult& result, const Workload& work);
+
+// A table of the ranked plans, then counts of what was left out.
+std::string plans_table(const SearchResult& result);
+
+// Where each second of the winner goes, what every rank holds, and examples of what was rejected.
+std::string explain_winner(const SearchResult& result, const Workload& work);
+
+// Why `other` is slower than the winner: the parts that differ, largest first.
+std::string explain_loser(const Estimate& winner, const Estimate& other);
+
+// "no plan fits": the nearest one, and by how much.
+std::string explain_nothing(const SearchResult& result, int gpus);
+
+// Of the winner, for train and verify. A precision that the trainer has not is written as f32, an axis that
+// it has not as it is, and refused there.
+std::string plan_file(const Estimate& estimate, const Workload& work);
+
+}  // namespace echelon
