@@ -7,7 +7,7 @@
 
 namespace echelon {
 
-Rank::Rank(ThreadWorld& world, const Mesh& mesh, int index, DType dtype, Arena& arena, Kernels& kernels,
+Rank::Rank(World& world, const Mesh& mesh, int index, DType dtype, Arena& arena, Kernels& kernels,
            Collectives collectives, int first)
     : world_(world),
       mesh_(mesh),

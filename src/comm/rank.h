@@ -21,7 +21,7 @@ class Rank {
   // Joins the groups of every axis in `world`. `arena` and `kernels` belong to this rank's thread and outlive
   // it. Every rank of the job names the same `collectives`.
   // `first`: the world rank of the mesh's rank 0, where a mesh is a part of the world.
-  Rank(ThreadWorld& world, const Mesh& mesh, int index, DType dtype, Arena& arena, Kernels& kernels,
+  Rank(World& world, const Mesh& mesh, int index, DType dtype, Arena& arena, Kernels& kernels,
        Collectives collectives = Collectives::direct, int first = 0);
 
   const Mesh& mesh() const { return mesh_; }
@@ -47,13 +47,15 @@ class Rank {
   // Blocks of `size` neighbouring ranks of the cp group, and the ranks at the same place in each of them.
   Communicator& cp_block(int size) const;
   Communicator& cp_across_blocks(int size) const;
-  // A further group, of world ranks; what this rank sends there counts on `axis`. See ThreadWorld::join.
+  // A further group, of world ranks; what this rank sends there counts on `axis`. See World::join.
   std::unique_ptr<Communicator> join(const std::vector<int>& ranks, const std::string& name, Axis axis) const;
   // What this rank has sent so far, by the verbs that it called: of a collective the least that any algorithm
   // sends (spec/traffic.h), whichever does it.
   const Traffic& traffic() const { return *traffic_; }
   // What the algorithms of other than direct collectives have sent for it, as sends.
   const Traffic& messages() const { return *messages_; }
+  // Says what this rank is at, for the report of a failure.
+  void at(std::string_view instruction) const { world_.recorder(first_ + index_).at(instruction); }
 
   Tensor activation(std::vector<std::int64_t> shape) const {
     return {arena_, MemoryCategory::activations, dtype_, std::move(shape)};
@@ -62,7 +64,7 @@ class Rank {
  private:
   std::vector<int> in_world(std::vector<int> ranks) const;
 
-  ThreadWorld& world_;
+  World& world_;
   Mesh mesh_;
   int index_, first_;
   DType dtype_;

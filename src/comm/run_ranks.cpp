@@ -40,8 +40,8 @@ bool is_echo() {
 
 }  // namespace
 
-void run_ranks(ThreadWorld& world, const std::function<void(int rank)>& body) {
-  ThreadJob& job = world.state_->job;
+void ThreadWorld::run(const std::function<void(int rank)>& body) {
+  ThreadJob& job = state_->job;
   job.restart();
   std::mutex mutex;
   std::vector<Failure> failures;  // in order of time

@@ -52,7 +52,7 @@ void ThreadJob::wait(int rank, Task& task) {
   std::optional<Clock::time_point> deadline;
   for (;;) {
     const std::uint32_t seen = self.events.load(std::memory_order_acquire);
-    if (task.finished()) return;
+    if (task.finished()) return self.recorder.finish(task.ticket);
     throw_if_aborted(rank);
     if (task.advance(true)) continue;
     // Not ready. Others may be waiting for something that is.
@@ -73,10 +73,12 @@ void ThreadJob::sleep(int rank, Task& task, std::uint32_t seen, Clock::time_poin
   std::unique_lock lock(mutex_);
   self.sleeping = true;
   self.waiting = &task;
+  self.recorder.sleep(task.ticket);
   const bool changed = self.changed.wait_until(
       lock, deadline, [&] { return self.events.load(std::memory_order_relaxed) != seen; });
   self.sleeping = false;
   self.waiting = nullptr;
+  if (!aborted()) self.recorder.wake();
   if (changed || aborted()) return;
   // When nobody is missing, a thread is at work on it and only slow: no reason to give up.
   if (task.missing().empty())
@@ -89,7 +91,9 @@ bool ThreadJob::progress(int rank, Task& task) {
   if (task.finished()) return true;
   throw_if_aborted(rank);
   task.advance(false);
-  return task.finished();
+  if (!task.finished()) return false;
+  state(rank).recorder.finish(task.ticket);
+  return true;
 }
 
 void ThreadJob::forget_finished(RankState& rank) {

@@ -23,15 +23,11 @@
 #include <vector>
 
 #include "base/error.h"
+#include "comm/flight_recorder.h"
 #include "comm/thread_movement.h"
 #include "comm/threads.h"
 
 namespace echelon {
-
-// Thrown on the ranks that only learn of a failure, so that run_ranks can tell it from its cause.
-struct EchoError : CommError {
-  using CommError::CommError;
-};
 
 struct Collective {
   Collective(std::uint64_t its_number, std::size_t n) : number(its_number), calls(n) {}
@@ -95,6 +91,7 @@ class Task {
 
   Group& group() const { return group_; }
   bool dropped = false;  // its Pending is gone
+  FlightRecorder::Ticket ticket = 0;
 
  private:
   Group& group_;
@@ -111,6 +108,7 @@ class ThreadJob {
   std::shared_ptr<Task> call(Group& group, int me, Call call, const Tensor& in, const Tensor& out);
   void send(Group& group, int me, int to, const Tensor& x);
   std::shared_ptr<Task> receive(Group& group, int me, int from, const Tensor& x);
+  FlightRecorder& recorder(int rank) { return state(rank).recorder; }
 
   // By the thread of world rank `rank`, about its own task.
   void wait(int rank, Task& task);
@@ -140,6 +138,7 @@ class ThreadJob {
     std::condition_variable changed;
     bool sleeping = false, left = false;
     const Task* waiting = nullptr;
+    FlightRecorder recorder;
   };
 
   RankState& state(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }

@@ -112,10 +112,12 @@ std::shared_ptr<Task> ThreadJob::call(Group& group, int me, Call call, const Ten
   forget_finished(state(rank));
   throw_if_aborted(rank);
   std::shared_ptr<Collective> collective;
+  FlightRecorder::Ticket ticket = 0;
   bool do_all = false;
   {
     std::unique_lock lock(mutex_);
     const std::uint64_t number = group.next[index]++;
+    ticket = state(rank).recorder.begin(group.name, number, call);
     if (group.open.empty() || group.open.back()->number < number)
       group.open.push_back(std::make_shared<Collective>(number, group.ranks.size()));
     collective = group.open[number - group.open.front()->number];
@@ -141,8 +143,12 @@ std::shared_ptr<Task> ThreadJob::call(Group& group, int me, Call call, const Ten
     }
   }
   if (do_all) work(group, *collective, me, true);
-  if (collective->finished.load(std::memory_order_acquire)) return nullptr;
+  if (collective->finished.load(std::memory_order_acquire)) {
+    state(rank).recorder.finish(ticket);
+    return nullptr;
+  }
   auto task = std::make_shared<CollectiveTask>(*this, group, std::move(collective), me, in, out);
+  task->ticket = ticket;
   state(rank).tasks.push_back(task);
   return task;
 }
@@ -235,6 +241,9 @@ void ThreadJob::send(Group& group, int me, int to, const Tensor& x) {
   std::unique_lock lock(mutex_);
   Channel& channel = group.channels[{me, to}];
   const std::shared_ptr<Message> m = message(channel, channel.next_sent++);
+  FlightRecorder& recorder = state(rank).recorder;
+  recorder.finish(recorder.begin(
+      group.name, m->number, {.verb = Verb::send, .dtype = x.dtype(), .root = to, .counts = {x.numel()}}));
   RankState& receiver = state(group.ranks[static_cast<std::size_t>(to)]);
   m->sent_dtype = x.dtype();
   m->sent_count = x.numel();
@@ -279,6 +288,9 @@ std::shared_ptr<Task> ThreadJob::receive(Group& group, int me, int from, const T
   std::unique_lock lock(mutex_);
   Channel& channel = group.channels[{from, me}];
   const std::shared_ptr<Message> m = message(channel, channel.next_expected++);
+  FlightRecorder& recorder = state(rank).recorder;
+  const FlightRecorder::Ticket ticket = recorder.begin(
+      group.name, m->number, {.verb = Verb::recv, .dtype = x.dtype(), .root = from, .counts = {x.numel()}});
   m->expected = true;
   m->expected_dtype = x.dtype();
   m->expected_count = x.numel();
@@ -293,7 +305,11 @@ std::shared_ptr<Task> ThreadJob::receive(Group& group, int me, int from, const T
   }
   lock.unlock();
   auto task = std::make_shared<ReceiveTask>(*this, group, channel, m, from, me, x);
-  if (task->advance(true)) return nullptr;
+  if (task->advance(true)) {
+    recorder.finish(ticket);
+    return nullptr;
+  }
+  task->ticket = ticket;
   state(rank).tasks.push_back(task);
   return task;
 }

@@ -1,10 +1,5 @@
 #include "comm/threads.h"
 
-#include <fmt/ranges.h>
-
-#include <algorithm>
-#include <set>
-
 #include "comm/thread_job.h"
 
 namespace echelon {
@@ -116,18 +111,12 @@ int ThreadWorld::num_ranks() const { return state_->job.num_ranks(); }
 
 std::unique_ptr<Communicator> ThreadWorld::join(int rank, const std::vector<int>& ranks,
                                                 const std::string& name) {
-  for (int member : ranks)
-    if (member < 0 || member >= num_ranks())
-      refuse("group {} [{}]: {} is not a rank of a job of {}", name, fmt::join(ranks, ", "), member,
-             num_ranks());
-  if (std::set<int>(ranks.begin(), ranks.end()).size() != ranks.size())
-    refuse("group {} [{}]: a rank appears twice", name, fmt::join(ranks, ", "));
-  const auto at = std::find(ranks.begin(), ranks.end(), rank);
-  if (at == ranks.end()) refuse("group {} [{}]: rank {} is not in it", name, fmt::join(ranks, ", "), rank);
-  return std::make_unique<ThreadCommunicator>(state_->job, state_->job.group(name, ranks),
-                                              static_cast<int>(at - ranks.begin()));
+  const int me = place_in_group(rank, ranks, num_ranks(), name);
+  return std::make_unique<ThreadCommunicator>(state_->job, state_->job.group(name, ranks), me);
 }
 
 void ThreadWorld::abort(const std::string& why) { state_->job.abort(-1, why); }
+
+FlightRecorder& ThreadWorld::recorder(int rank) { return state_->job.recorder(rank); }
 
 }  // namespace echelon

@@ -1,0 +1,140 @@
+// The operations that one process has under way, and the two threads that move them: the rank's own while it
+// waits, and one beside it while it computes.
+//
+// Every collective begins with an envelope between each two of its ranks, which says what the sender was
+// called for: ranks that disagree know it as soon as both have called. Small payloads travel in the envelope,
+// large ones follow it. Steps: 1, or 2 for a large all_reduce. Bytes sent: those of spec/traffic.h, and 64 a
+// message.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "comm/call.h"
+#include "comm/control_network.h"
+#include "comm/flight_recorder.h"
+#include "comm/message_passing.h"
+
+namespace echelon {
+
+// A group of ranks of which this process is one.
+struct ProcessGroup {
+  std::string name;
+  std::vector<int> ranks;  // world ranks in group order
+  int me = 0;              // group rank
+  int space = -1;          // of messages; -1: alone
+  std::uint64_t next_collective = 1;
+  std::vector<std::uint64_t> next_sent, next_received;  // messages, by group rank
+  std::deque<std::vector<std::byte>> to_self;           // sent by this rank to itself
+  int size() const { return static_cast<int>(ranks.size()); }
+  int world(int rank) const { return ranks[static_cast<std::size_t>(rank)]; }
+};
+
+struct Envelope {
+  std::uint64_t number = 0;
+  std::uint64_t inline_bytes = 0;
+  std::int64_t count = 0;         // elements: of all, or of an all_to_all those for the receiver
+  std::int64_t back = 0;          // all_to_all: elements that the sender expects of the receiver
+  std::uint64_t counts_hash = 0;  // of counts that all ranks must name alike
+  std::int32_t verb = 0, op = 0, dtype = 0, root = 0;
+  std::int64_t unused = 0;
+};
+static_assert(sizeof(Envelope) == 64);
+
+// Under the engine's lock, but for the constructor.
+class ProcessOperation {
+ public:
+  ProcessOperation(ProcessGroup& group, std::uint64_t number, Call call);
+  ~ProcessOperation();
+
+  // Goes on; true when finished. CommError when ranks disagree.
+  bool advance();
+  bool finished() const { return finished_; }
+  // World ranks that nothing has come from yet.
+  std::vector<int> missing() const;
+  const ProcessGroup& group() const { return group_; }
+  std::string name() const;
+
+  FlightRecorder::Ticket ticket = 0;
+  // Memory that the call names, kept until it is finished.
+  void keep(std::unique_ptr<std::byte[]> memory) { rooms_.push_back(std::move(memory)); }
+
+ private:
+  struct Part {
+    const std::byte* out = nullptr;
+    std::int64_t out_count = 0;
+    std::byte* in = nullptr;
+    std::int64_t in_count = 0;
+  };
+  void plan();
+  void post(int peer, const Part& part);
+  void take_envelopes();
+  void check_envelope(int peer, const Envelope& envelope) const;
+  Envelope envelope_for(int peer) const;
+  void end_first_step();
+  void post_second_step();
+  void reduce_own_part();
+  std::byte* room(std::int64_t bytes);
+  std::int64_t width() const { return element_bytes(call_.dtype); }
+  bool gathers_whole() const;
+
+  ProcessGroup& group_;
+  std::uint64_t number_;
+  Call call_;
+  std::vector<std::int64_t> offsets_;  // of each rank's elements
+  std::vector<Part> parts_;            // of the first step, by group rank
+  std::unique_ptr<std::byte[]> stage_;
+  std::vector<std::byte*> out_stage_, in_stage_;
+  std::vector<std::unique_ptr<std::byte[]>> rooms_;
+  Messages envelopes_, bulk_;
+  std::vector<int> arrived_;
+  std::vector<bool> heard_;
+  int step_ = 0;
+  bool finished_ = false;
+};
+
+class ProcessEngine {
+ public:
+  ProcessEngine(ControlNetwork& control, FlightRecorder& recorder, std::chrono::milliseconds timeout,
+                bool crowded, int rank);
+  ~ProcessEngine();
+
+  std::shared_ptr<ProcessOperation> start(ProcessGroup& group, std::uint64_t number, Call call);
+  // A send of `bytes` bytes, which are copied: nobody waits for it.
+  void start_copied(ProcessGroup& group, std::uint64_t number, Call call, std::size_t bytes);
+  // By the rank's thread.
+  void wait(ProcessOperation& operation);
+  bool progress(ProcessOperation& operation);
+  // Waits for what nobody waits for: sends whose buffer is still under way.
+  void finish_all();
+  // Collective over all processes, without a deadline.
+  std::vector<std::string> gather(const std::string& text);
+  int open_space(const std::vector<int>& ranks);
+  std::vector<int> missing(const ProcessOperation& operation);
+  [[noreturn]] void fail(const Failure& failure);
+  void throw_if_failed() const;
+
+ private:
+  void advance_all();
+  void run();
+  [[noreturn]] void expire(const std::string& name, const std::vector<int>& missing);
+
+  ControlNetwork& control_;
+  FlightRecorder& recorder_;
+  const std::chrono::milliseconds timeout_;
+  const bool crowded_;  // more ranks than cores
+  const int rank_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::list<std::shared_ptr<ProcessOperation>> open_;
+  bool stopping_ = false, rank_drives_ = false;
+  std::thread thread_;
+};
+
+}  // namespace echelon

@@ -1,0 +1,336 @@
+#include "comm/process_world.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "base/error.h"
+#include "comm/process_engine.h"
+
+namespace echelon {
+
+using namespace std::chrono_literals;
+
+namespace {
+
+// To reach each other at the start; to say how ranks stood; for a rank's thread to come back afterwards.
+constexpr std::chrono::milliseconds meeting_time = 30s, report_time = 2500ms, grace_time = 4s;
+
+std::string report_text(const Failure& failure, const std::vector<RankState>& states,
+                        const std::vector<std::string>& nodes) {
+  std::string text = failure.why;
+  if (failure.refused) return text;
+  for (const RankState& state : states)
+    text +=
+        fmt::format("\n  rank {}{} [{}]: {}", state.rank, state.rank == failure.origin ? ", at fault" : "",
+                    nodes[static_cast<std::size_t>(state.rank)], describe(state));
+  return text;
+}
+
+}  // namespace
+
+struct ProcessWorld::State {
+  std::chrono::milliseconds timeout{};
+  FailureHooks hooks;
+  FlightRecorder recorder;
+  Processes processes;
+  std::unique_ptr<ControlNetwork> control;
+  std::unique_ptr<ProcessEngine> engine;
+  std::map<std::pair<std::string, std::vector<int>>, ProcessGroup> groups;
+  // What the rank's thread waits in, for the report: set by that thread, read by the listening one.
+  std::mutex mutex;
+  std::weak_ptr<ProcessOperation> waited_for;
+  std::optional<std::chrono::steady_clock::time_point> failed_at;
+  bool back = true;  // the rank's thread is not in the body
+
+  RankState stand() {
+    RankState s = recorder.state();
+    s.rank = processes.rank;
+    std::shared_ptr<ProcessOperation> operation;
+    {
+      const std::lock_guard lock(mutex);
+      operation = waited_for.lock();
+    }
+    if (operation && !s.waits_in.empty()) s.waits_for = engine->missing(*operation);
+    return s;
+  }
+
+  void tick() {
+    {
+      const std::lock_guard lock(mutex);
+      if (!failed_at || back || std::chrono::steady_clock::now() < *failed_at + grace_time) return;
+    }
+    if (hooks.last_resort) hooks.last_resort();
+  }
+
+  void on_failure(const Failure& failure) {
+    {
+      const std::lock_guard lock(mutex);
+      failed_at = std::chrono::steady_clock::now();
+    }
+    if (!failure.refused && hooks.record) hooks.record(processes.rank, recorder.json_lines(processes.rank));
+  }
+};
+
+namespace {
+
+class ProcessHandle final : public Operation {
+ public:
+  using Kept = std::vector<std::pair<std::shared_ptr<ProcessOperation>, std::array<Tensor, 2>>>;
+  ProcessHandle(ProcessWorld::State& world, std::shared_ptr<Kept> kept,
+                std::shared_ptr<ProcessOperation> operation, Tensor in, Tensor out)
+      : world_(world),
+        kept_(std::move(kept)),
+        operation_(std::move(operation)),
+        tensors_{std::move(in), std::move(out)} {}
+  // What is dropped before it is finished keeps its tensors until it is.
+  ~ProcessHandle() override {
+    if (!finished_) kept_->emplace_back(operation_, tensors_);
+  }
+  bool progress() override { return finished_ = finished_ || world_.engine->progress(*operation_); }
+  void wait() override {
+    {
+      const std::lock_guard lock(world_.mutex);
+      world_.waited_for = operation_;
+    }
+    world_.engine->wait(*operation_);
+    finished_ = true;
+  }
+
+ private:
+  ProcessWorld::State& world_;
+  std::shared_ptr<Kept> kept_;
+  std::shared_ptr<ProcessOperation> operation_;
+  std::array<Tensor, 2> tensors_;
+  bool finished_ = false;
+};
+
+class ProcessCommunicator final : public Communicator {
+ public:
+  ProcessCommunicator(ProcessWorld::State& world, ProcessGroup& group) : world_(world), group_(group) {}
+  ~ProcessCommunicator() override {
+    if (std::uncaught_exceptions() > 0) return;
+    try {
+      for (const auto& [operation, tensors] : *kept_) world_.engine->wait(*operation);
+    } catch (const CommError&) {  // called by a destructor; every later call of the rank says it again
+    }
+  }
+
+  int rank() const override { return group_.me; }
+  int size() const override { return group_.size(); }
+
+  Pending all_reduce(const Tensor& x, ReduceOp op) override {
+    return collective({.verb = Verb::all_reduce, .op = op, .counts = {x.numel()}}, x, x);
+  }
+  Pending all_gather(const Tensor& in, const Tensor& out, std::span<const std::int64_t> counts) override {
+    return collective({.verb = Verb::all_gather, .counts = {counts.begin(), counts.end()}}, in, out);
+  }
+  Pending reduce_scatter(const Tensor& in, const Tensor& out, std::span<const std::int64_t> counts) override {
+    return collective({.verb = Verb::reduce_scatter, .counts = {counts.begin(), counts.end()}}, in, out);
+  }
+  Pending all_to_all(const Tensor& in, std::span<const std::int64_t> send_counts, const Tensor& out,
+                     std::span<const std::int64_t> recv_counts) override {
+    return collective({.verb = Verb::all_to_all,
+                       .counts = {send_counts.begin(), send_counts.end()},
+                       .recv_counts = {recv_counts.begin(), recv_counts.end()}},
+                      in, out);
+  }
+  Pending broadcast(const Tensor& x, int root) override {
+    return collective({.verb = Verb::broadcast, .root = root, .counts = {x.numel()}}, x, x);
+  }
+  Pending barrier() override { return collective({.verb = Verb::barrier}, nothing_, nothing_); }
+
+  // Copied: a large message would otherwise wait for its receive.
+  Pending send(const Tensor& x, int to) override {
+    Call call{.verb = Verb::send, .dtype = x.dtype(), .root = to, .counts = {x.numel()}};
+    check(call, x, x);
+    const std::uint64_t number = group_.next_sent[static_cast<std::size_t>(to)]++;
+    const auto bytes = static_cast<std::size_t>(x.bytes());
+    if (to == rank()) {
+      const auto* data = static_cast<const std::byte*>(x.raw());
+      group_.to_self.emplace_back(data, data + bytes);
+      return {};
+    }
+    call.in = static_cast<const std::byte*>(x.raw());
+    world_.engine->start_copied(group_, number, std::move(call), bytes);
+    return {};
+  }
+  Pending recv(const Tensor& x, int from) override {
+    Call call{.verb = Verb::recv, .dtype = x.dtype(), .root = from, .counts = {x.numel()}};
+    check(call, x, x);
+    const std::uint64_t number = group_.next_received[static_cast<std::size_t>(from)]++;
+    if (from == rank()) return receive_from_self(call, x);
+    call.out = static_cast<std::byte*>(x.raw());
+    return start(number, std::move(call), x, x);
+  }
+
+ private:
+  void check(const Call& call, const Tensor& in, const Tensor& out) {
+    const std::string wrong = wrong_arguments(call, rank(), size(), in, out);
+    const int world_rank = group_.world(group_.me);
+    if (!wrong.empty())
+      world_.engine->fail(
+          {world_rank,
+           fmt::format("{}: rank {} called {}: {}", group_.name, world_rank, echelon::describe(call), wrong),
+           false});
+  }
+
+  Pending collective(Call call, const Tensor& in, const Tensor& out) {
+    call.dtype = in.dtype();
+    check(call, in, out);
+    call.in = static_cast<const std::byte*>(in.raw());
+    call.out = static_cast<std::byte*>(out.raw());
+    if (size() > 1) return start(group_.next_collective++, std::move(call), in, out);
+    world_.engine->throw_if_failed();
+    const bool moves =
+        call.verb == Verb::all_gather || call.verb == Verb::reduce_scatter || call.verb == Verb::all_to_all;
+    if (moves && in.numel() > 0 && call.in != call.out)
+      std::memcpy(call.out, call.in, static_cast<std::size_t>(in.bytes()));
+    return {};
+  }
+
+  // Nothing can arrive later: whoever would send it waits here.
+  Pending receive_from_self(const Call& call, const Tensor& x) {
+    const bool fits =
+        !group_.to_self.empty() && group_.to_self.front().size() == static_cast<std::size_t>(x.bytes());
+    const int world_rank = group_.world(group_.me);
+    if (!fits)
+      world_.engine->fail({world_rank,
+                           fmt::format("{}: rank {} called {} of itself, and has not sent that", group_.name,
+                                       world_rank, echelon::describe(call)),
+                           false});
+    if (x.numel() > 0) std::memcpy(x.raw(), group_.to_self.front().data(), group_.to_self.front().size());
+    group_.to_self.pop_front();
+    return {};
+  }
+
+  Pending start(std::uint64_t number, Call call, const Tensor& in, const Tensor& out) {
+    std::erase_if(*kept_, [](const auto& kept) { return kept.first->finished(); });
+    auto operation = world_.engine->start(group_, number, std::move(call));
+    if (operation->finished()) return {};
+    return Pending(std::make_shared<ProcessHandle>(world_, kept_, std::move(operation), in, out));
+  }
+
+  ProcessWorld::State& world_;
+  ProcessGroup& group_;
+  std::shared_ptr<ProcessHandle::Kept> kept_ = std::make_shared<ProcessHandle::Kept>();
+  const Tensor nothing_;
+};
+
+}  // namespace
+
+ProcessWorld::ProcessWorld(std::chrono::milliseconds timeout, FailureHooks hooks)
+    : state_(std::make_unique<State>()) {
+  State& s = *state_;
+  s.timeout = timeout;
+  s.hooks = std::move(hooks);
+  s.processes = start_message_passing();
+  s.control = std::make_unique<ControlNetwork>(
+      s.processes.rank, s.processes.size,
+      ControlNetwork::Hooks{[&s] { return s.stand(); }, [&s](const Failure& f) { s.on_failure(f); },
+                            [&s](const Failure& f, const std::vector<RankState>& states) {
+                              if (s.hooks.report) s.hooks.report(report_text(f, states, s.processes.nodes));
+                            },
+                            [&s] { s.tick(); }});
+  const auto here =
+      static_cast<unsigned>(std::count(s.processes.nodes.begin(), s.processes.nodes.end(),
+                                       s.processes.nodes[static_cast<std::size_t>(s.processes.rank)]));
+  const auto addresses = all_gather_text(s.control->address());
+  s.engine = std::make_unique<ProcessEngine>(*s.control, s.recorder, timeout,
+                                             here > std::thread::hardware_concurrency(), s.processes.rank);
+  s.control->connect(addresses, s.processes.nodes, meeting_time);
+}
+
+ProcessWorld::~ProcessWorld() {
+  const bool failed = state_->control->failed();
+  state_->engine.reset();
+  state_->control.reset();
+  if (!failed) end_message_passing();
+}
+
+int ProcessWorld::rank() const { return state_->processes.rank; }
+int ProcessWorld::num_ranks() const { return state_->processes.size; }
+const std::vector<std::string>& ProcessWorld::nodes() const { return state_->processes.nodes; }
+bool ProcessWorld::failed() const { return state_->control->failed(); }
+FlightRecorder& ProcessWorld::recorder(int) { return state_->recorder; }
+void ProcessWorld::abort(const std::string& why) { state_->control->fail({-1, why, false}); }
+
+std::vector<std::string> ProcessWorld::gather(const std::string& text) {
+  return state_->engine->gather(text);
+}
+
+std::unique_ptr<Communicator> ProcessWorld::join(int rank, const std::vector<int>& ranks,
+                                                 const std::string& name) {
+  const int me = place_in_group(rank, ranks, num_ranks(), name);
+  check(rank == this->rank(), "a process joins the groups of its own rank");
+  ProcessGroup& group = state_->groups[{name, ranks}];
+  if (group.ranks.empty()) {
+    if (ranks.size() > 1) group.space = state_->engine->open_space(ranks);
+    group.name = name;
+    group.ranks = ranks;
+    group.me = me;
+    group.next_sent.assign(ranks.size(), 1);
+    group.next_received.assign(ranks.size(), 1);
+  }
+  return std::make_unique<ProcessCommunicator>(*state_, group);
+}
+
+void ProcessWorld::run(const std::function<void(int rank)>& body) {
+  State& s = *state_;
+  const auto inside = [&](bool is) {
+    const std::lock_guard lock(s.mutex);
+    s.back = !is;
+  };
+  const auto failed = [&](const std::string& why, bool refused) {
+    s.control->fail({rank(), why, refused});
+    s.control->wait_for_report(report_time);
+    inside(false);
+  };
+  inside(true);
+  try {
+    body(rank());
+    s.engine->finish_all();
+    s.control->finish_together(s.timeout);
+    inside(false);
+  } catch (const EchoError&) {
+    failed("", false);
+  } catch (const RequestError& error) {
+    failed(error.what(), true);
+  } catch (const CommError& error) {  // names the ranks itself
+    failed(error.what(), false);
+  } catch (const std::exception& error) {
+    failed(fmt::format("rank {} failed: {}", rank(), error.what()), false);
+  }
+  if (!s.control->failed()) return;
+  const Failure failure = s.control->failure();
+  if (failure.refused) throw RequestError(failure.why);
+  throw CommError(failure.why);
+}
+
+std::string describe_nodes(const std::vector<std::string>& nodes) {
+  std::vector<std::string> names;
+  for (const std::string& node : nodes)
+    if (std::find(names.begin(), names.end(), node) == names.end()) names.push_back(node);
+  std::vector<std::string> parts;
+  for (const std::string& name : names) {
+    std::string ranges;
+    for (std::size_t r = 0; r < nodes.size(); ++r) {
+      if (nodes[r] != name) continue;
+      std::size_t end = r;
+      while (end + 1 < nodes.size() && nodes[end + 1] == name) ++end;
+      ranges += (ranges.empty() ? "" : ",") + (end > r ? fmt::format("{}-{}", r, end) : fmt::format("{}", r));
+      r = end;
+    }
+    parts.push_back(fmt::format("{} has rank{} {}", name,
+                                ranges.find_first_of(",-") != std::string::npos ? "s" : "", ranges));
+  }
+  return fmt::format("{} node{}: {}", names.size(), names.size() > 1 ? "s" : "", fmt::join(parts, ", "));
+}
+
+}  // namespace echelon

@@ -1,0 +1,51 @@
+// The ranks of one job, whatever runs them: threads of this process (threads.h) or processes that MPI
+// connects (process_world.h).
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "comm/communicator.h"
+#include "comm/flight_recorder.h"
+
+namespace echelon {
+
+// Thrown on the ranks that only learn of a failure, so that run() can tell it from its cause.
+struct EchoError : CommError {
+  using CommError::CommError;
+};
+
+class World {
+ public:
+  virtual ~World() = default;
+  virtual int num_ranks() const = 0;
+
+  // The communicator of world rank `rank` in the group `ranks` (world ranks in group order; contains `rank`).
+  // Every member calls this with the same group and the same name ("dp", "tp", ...), which appears in error
+  // messages; ranks that share several groups join them in the same order.
+  virtual std::unique_ptr<Communicator> join(int rank, const std::vector<int>& ranks,
+                                             const std::string& name) = 0;
+
+  // Runs body(rank) for each rank that lives in this process, and waits for them. When one throws, every
+  // rank of the job is stopped; the exception of the rank that failed first is rethrown where that rank lives
+  // (CommErrors that are only its echo are not), and a CommError that tells of it elsewhere.
+  virtual void run(const std::function<void(int rank)>& body) = 0;
+
+  // Makes every present and later wait throw CommError with this message. The first call wins.
+  virtual void abort(const std::string& why) = 0;
+
+  // Of a rank that lives in this process.
+  virtual FlightRecorder& recorder(int rank) = 0;
+};
+
+// world.run(body).
+void run_ranks(World& world, const std::function<void(int rank)>& body);
+
+// RequestError unless `ranks` are distinct ranks of a job of `num_ranks`, one of them `rank`. Returns its
+// place.
+int place_in_group(int rank, const std::vector<int>& ranks, int num_ranks, const std::string& name);
+
+}  // namespace echelon
