@@ -9,6 +9,7 @@
 #include <exception>
 
 #include "apps/flags.h"
+#include "apps/job.h"
 #include "base/error.h"
 
 namespace {
@@ -80,8 +81,10 @@ int main(int argc, char** argv) {
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
       echelon::fail("standard output cannot be written: {}", std::strerror(errno));
     return status;
+  } catch (const echelon::AlreadySaid& said) {
+    return said.status;
   } catch (const echelon::RequestError& error) {
-    fmt::print(stderr, "echelon: {}\n", error.what());
+    if (!echelon::is_another_process()) fmt::print(stderr, "echelon: {}\n", error.what());
     return 2;
   } catch (const std::bad_alloc&) {
     fmt::print(stderr, "echelon: out of memory\n");

@@ -103,7 +103,7 @@ void PlanFlags::add_to(CLI::App& app, const Plan& defaults) {
       ->default_str(dtype_name(defaults.dtype));
   const auto hidden = [](CLI::Option* option) { option->group(""); };
   hidden(add_number(app, "--ep", ep_, ""));
-  later_ = {{"--comm", "threads", ""}, {"--device", "cpu", ""}};
+  later_ = {{"--device", "cpu", ""}};
   std::string names = "--ep";
   for (Later& flag : later_) {
     hidden(app.add_option(flag.name, flag.value));
@@ -233,10 +233,17 @@ void RunFlags::add_to(CLI::App& app) {
   add_number(app, "--timeout", timeout_seconds_, "Seconds that a rank waits for another before the job ends");
 }
 
-RunOptions RunFlags::options(const Plan& plan) const {
+std::chrono::milliseconds RunFlags::timeout() const {
+  if (!(timeout_seconds_ >= 0.001) || timeout_seconds_ > 1e6)
+    refuse("--timeout {}: must be from 0.001 to 1000000 seconds", timeout_seconds_);
+  return std::chrono::milliseconds(static_cast<std::int64_t>(timeout_seconds_ * 1000));
+}
+
+RunOptions RunFlags::options(const Plan& plan, const ProcessWorld* processes) const {
   constexpr int most_ranks = 1024, most_threads = 4096;  // of one process
   RunOptions run;
-  const int ranks = plan.mesh.num_ranks();
+  const int ranks = processes != nullptr ? processes->ranks_on_this_node() : plan.mesh.num_ranks();
+  const int cores = processes != nullptr ? machine_cores() : available_cores();
   if (ranks > most_ranks)
     refuse(
         "--dp {} x --tp {} x --pp {} x --cp {}: {} ranks are as many threads of one process; legal: up to {}",
@@ -244,11 +251,9 @@ RunOptions RunFlags::options(const Plan& plan) const {
         plan.mesh.size(Axis::cp), ranks, most_ranks);
   if (threads_ && (*threads_ < 1 || *threads_ > most_threads / ranks))
     refuse("--threads {}: must be from 1 to {}", *threads_, most_threads / ranks);
-  run.threads_per_rank = threads_.value_or(std::max(1, available_cores() / ranks));
   run.collectives = parse_collectives(collectives_, "--collectives");
-  if (!(timeout_seconds_ >= 0.001) || timeout_seconds_ > 1e6)
-    refuse("--timeout {}: must be from 0.001 to 1000000 seconds", timeout_seconds_);
-  run.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(timeout_seconds_ * 1000));
+  run.threads_per_rank = threads_.value_or(std::max(1, cores / ranks));
+  run.timeout = timeout();
   return run;
 }
 

@@ -82,12 +82,13 @@ class RunFlags {
  public:
   void add_to(CLI::App& app);
   // Compute threads of a rank: as given, or the cores shared out over the ranks.
-  RunOptions options(const Plan& plan) const;
+  RunOptions options(const Plan& plan, const ProcessWorld* processes = nullptr) const;
+  std::chrono::milliseconds timeout() const;
 
  private:
   std::optional<int> threads_;
   std::string collectives_ = "direct";
-  double timeout_seconds_ = 300;
+  double timeout_seconds_ = 60;
 };
 
 // Each adds its verb to the program and returns the exit status through `status` when the verb ran.

@@ -3,8 +3,10 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <memory>
 
 #include "apps/flags.h"
+#include "apps/job.h"
 #include "apps/timeline_flags.h"
 #include "base/error.h"
 #include "base/units.h"
@@ -15,6 +17,7 @@ namespace {
 struct TrainFlags {
   PlanFlags plan;
   RunFlags run;
+  Job job;
   OptimizerFlags optimizer;
   TrainRequest request;
   std::vector<std::string> data;
@@ -72,11 +75,11 @@ std::optional<Straggler> straggler(const TrainFlags& f) {
                    parse_number<double>("--straggle", f.straggle.substr(colon + 1))};
 }
 
-int run_train(TrainFlags& f) {
-  f.timeline.check();
+// What the flags ask for. The data is returned, as the request has no place for it.
+std::unique_ptr<TokenData> read_request(TrainFlags& f) {
   TrainRequest& request = f.request;
   request.plan = f.plan.plan();
-  request.run = f.run.options(request.plan);
+  request.run = f.job.options(f.run, request.plan);
   f.optimizer.finish(f.steps, request.plan);
   request.asynchronous = asynchronous_options(f);
   request.straggler = straggler(f);
@@ -88,13 +91,21 @@ int run_train(TrainFlags& f) {
   if (f.tokenizer != "bytes")
     refuse("--tokenizer {}: only the bytes tokenizer is built; legal: bytes, or token files as --data",
            f.tokenizer);
-  const TokenData data(f.data, request.plan.model.vocab);
   request.sample_tokens =
       is_given("--sample") ? f.sample : std::min(f.sample, request.plan.model.max_seq - 1);
+  return std::make_unique<TokenData>(f.data, request.plan.model.vocab);
+}
+
+int run_train(TrainFlags& f) {
+  std::unique_ptr<TokenData> read;
+  refuse_together(f.job.processes(), [&] { read = read_request(f); });
+  const TokenData& data = *read;
+  const TrainRequest& request = f.request;
 
   // People read standard output; with --json it holds the summary alone and they read standard error.
   std::FILE* out = f.json ? stderr : stdout;
-  const bool terminal = ::isatty(::fileno(out)) != 0;
+  // Under mpirun standard output looks like a terminal, wherever it goes.
+  const bool terminal = f.job.processes() == nullptr && ::isatty(::fileno(out)) != 0;
   const Plan& plan = request.plan;
   TrainObserver observer;
   observer.on_start = [&](const StartInfo& start) {
@@ -102,6 +113,7 @@ int run_train(TrainFlags& f) {
     fmt::print(out, "mesh    {}{}; {} compute thread{} a rank\n", plan.mesh.describe(),
                plan.shards_sequence() ? ", sequence parallel" : "", request.run.threads_per_rank,
                request.run.threads_per_rank == 1 ? "" : "s");
+    fmt::print(out, "{}", f.job.describe(plan.mesh));
     if (plan.zero_stage() > 0)
       fmt::print(out, "zero    stage {}, cut over {} ranks{}\n", plan.zero, plan.shards(),
                  plan.hsdp > 1 ? fmt::format(", in {} replicas", plan.hsdp) : "");
@@ -164,6 +176,7 @@ int run_train(TrainFlags& f) {
                as_text(text, data.kind()));
   };
   const TrainSummary summary = train(request, data, observer);
+  if (!f.job.leads()) return 0;
   const auto& asynchronous = summary.asynchronous;
   fmt::print(out, "\n{}{}{}", memory_table("rank 0", summary.predicted_memory, summary.measured_memory),
              asynchronous
@@ -214,6 +227,7 @@ void add_train(CLI::App& program, int& status) {
   flags->app = &app;
   flags->plan.add_to(app, train_defaults());
   flags->run.add_to(app);
+  flags->job.add_to(app);
   flags->optimizer.add_to(app, flags->request.optimizer);
   app.add_option("--data", flags->data, "Text files or directories, or token files (required)")
       ->type_name("PATH");
@@ -239,7 +253,11 @@ void add_train(CLI::App& program, int& status) {
   app.add_option("--log", flags->request.log_path, "One JSON object a step")->type_name("FILE");
   add_number(app, "--sample", flags->sample, "Tokens of text generated at the end; 0: none");
   app.add_flag("--json", flags->json, "Summary as one JSON object on standard output");
-  app.callback([flags, &status] { status = run_train(*flags); });
+  app.callback([flags, &status] {
+    flags->timeline.check();
+    status =
+        flags->job.run(flags->run, flags->request.checkpoint_directory, [&] { return run_train(*flags); });
+  });
 }
 
 }  // namespace echelon

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include "apps/flags.h"
+#include "apps/job.h"
 #include "apps/timeline_flags.h"
 #include "base/error.h"
 #include "train/reference_run.h"
@@ -13,6 +14,7 @@ namespace {
 struct VerifyFlags {
   PlanFlags plan;
   RunFlags run;
+  Job job;
   OptimizerFlags optimizer;
   VerifyRequest request;
   TimelineFlags timeline;
@@ -33,7 +35,6 @@ Plan verify_defaults() {
 }
 
 int run_verify(VerifyFlags& f) {
-  f.timeline.check();
   if (!f.staleness.empty())
     refuse(
         "--staleness {}: verify compares the mesh with one rank, and no rank alone computes late gradients; "
@@ -41,7 +42,7 @@ int run_verify(VerifyFlags& f) {
         f.staleness);
   VerifyRequest& request = f.request;
   request.plan = f.plan.plan();
-  request.run = f.run.options(request.plan);
+  request.run = f.job.options(f.run, request.plan);
   if (request.steps < 1) refuse("--steps {}: must be at least 1", request.steps);
   f.optimizer.finish(request.steps, request.plan);
   validate(request.optimizer);
@@ -56,11 +57,13 @@ int run_verify(VerifyFlags& f) {
                           std::int32_t* targets) { sampler.sample(step, sample, seq_len, tokens, targets); };
   }
   std::FILE* out = f.json ? stderr : stdout;
-  fmt::print(out, "one rank against {}{}, {}, {} step{} of {} sequences of {} tokens\n",
-             request.plan.mesh.describe(), request.plan.shards_sequence() ? ", sequence parallel" : "",
-             dtype_name(request.plan.dtype), request.steps, request.steps == 1 ? "" : "s",
-             request.plan.global_batch, request.plan.seq_len);
+  if (f.job.leads())
+    fmt::print(out, "one rank against {}{}, {}, {} step{} of {} sequences of {} tokens\n",
+               request.plan.mesh.describe(), request.plan.shards_sequence() ? ", sequence parallel" : "",
+               dtype_name(request.plan.dtype), request.steps, request.steps == 1 ? "" : "s",
+               request.plan.global_batch, request.plan.seq_len);
   const VerifyReport r = verify(request);
+  if (!f.job.leads()) return 0;
   f.timeline.write(r.simulated_timeline, r.measured_timeline);
   for (std::size_t i = 0; i < r.reference_losses.size(); ++i)
     fmt::print(out, "step {}  loss of one rank {:.9f}  of the mesh {:.9f}\n", i, r.reference_losses[i],
@@ -86,6 +89,7 @@ void add_verify(CLI::App& program, int& status) {
       *program.add_subcommand("verify", "Run one rank and the mesh side by side and compare every tensor");
   flags->plan.add_to(app, verify_defaults());
   flags->run.add_to(app);
+  flags->job.add_to(app);
   OptimizerOptions& optimizer = flags->request.optimizer;
   optimizer.warmup_steps = 0;
   // Below this a gradient is rounding noise (a key bias, say, has none at all), which Adam would turn into
@@ -98,7 +102,10 @@ void add_verify(CLI::App& program, int& status) {
   add_number(app, "--seed", flags->request.seed, "Of weights and tokens");
   flags->timeline.add_to(app);
   app.add_flag("--json", flags->json, "Report as one JSON object on standard output");
-  app.callback([flags, &status] { status = run_verify(*flags); });
+  app.callback([flags, &status] {
+    flags->timeline.check();
+    status = flags->job.run(flags->run, "", [&] { return run_verify(*flags); });
+  });
 }
 
 }  // namespace echelon

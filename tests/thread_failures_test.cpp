@@ -249,6 +249,7 @@ TEST(ThreadFailure, TimeOutNamesTheMissing) {
       outcome.thrown.starts_with("dp collective 1 (barrier): rank 1 waited") &&
       outcome.thrown.find("rank 0 (waiting in tp collective 2 (barrier))") != std::string::npos;
   EXPECT_TRUE(tp_first || dp_first) << outcome.thrown;
+  EXPECT_TRUE(outcome.thrown.ends_with("the ranks wait for one another")) << outcome.thrown;
   expect_everywhere(outcome, outcome.thrown);
 
   std::atomic<bool> gave_up{false};
@@ -267,9 +268,9 @@ TEST(ThreadFailure, TimeOutNamesTheMissing) {
         }
       },
       30ms);
-  EXPECT_EQ(
-      message.thrown,
-      "pp message 1 from rank 1 to rank 0 (recv of 8 f32): rank 0 waited 30 ms for rank 1 (not waiting)");
+  EXPECT_EQ(message.thrown,
+            "pp message 1 from rank 1 to rank 0 (recv of 8 f32): rank 0 waited 30 ms for rank 1 (not waiting); "
+            "the rank at fault is rank 1");
 }
 
 TEST(ThreadFailure, AbortFromOutside) {

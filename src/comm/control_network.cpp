@@ -195,7 +195,12 @@ struct ControlNetwork::State {
     }
     spoke = true;
     std::vector<RankState> states;
-    for (const Peer& peer : peers) states.push_back(peer.heard);
+    for (int r = 0; r < size; ++r) {
+      const Peer& peer = peers[static_cast<std::size_t>(r)];
+      states.push_back(peer.heard);
+      if (r != rank && !peer.final_words)
+        states.back().silent_seconds = std::chrono::duration<double>(Clock::now() - peer.heard_at).count();
+    }
     const Failure first = failure;
     lock.unlock();
     if (hooks.on_report) hooks.on_report(first, states);

@@ -10,13 +10,14 @@ namespace echelon {
 
 std::string describe(const RankState& s) {
   std::string text;
+  if (s.silent_seconds > 0) text = fmt::format("silent since {:.1f} s; until then ", s.silent_seconds);
   if (!s.waits_in.empty()) {
-    text = "waits in " + s.waits_in;
+    text += "waits in " + s.waits_in;
     if (!s.waits_for.empty())
       text += fmt::format(" for rank{} {}", s.waits_for.size() > 1 ? "s" : "", fmt::join(s.waits_for, ", "));
     text += fmt::format(", for {:.1f} s", s.seconds);
   } else {
-    text = fmt::format("does not wait, since {:.1f} s", s.seconds);
+    text += fmt::format("does not wait, since {:.1f} s", s.seconds);
   }
   if (!s.instruction.empty()) text += ", at " + s.instruction;
   text += s.last_finished.empty() ? "; has finished nothing yet" : "; last finished " + s.last_finished;

@@ -20,6 +20,7 @@ struct RankState {
   std::string waits_in;        // operation; empty: it does not wait
   std::vector<int> waits_for;  // world ranks
   double seconds = 0;          // that it has waited, or since its last operation began or ended
+  double silent_seconds = 0;   // age of all this, where the rank could not be asked
 };
 // "waits in dp collective 13 (all_reduce of 4096 f32) for rank 3, for 2.0 s, at step 4, 2F1; last finished
 // ..."

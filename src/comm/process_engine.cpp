@@ -9,12 +9,12 @@
 #include <cstring>
 #include <set>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "comm/world.h"
 
 namespace echelon {
 
-using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
 namespace {
@@ -101,7 +101,7 @@ bool ProcessEngine::progress(ProcessOperation& operation) {
 void ProcessEngine::wait(ProcessOperation& operation) {
   const auto begin = Clock::now();
   auto deadline = begin + timeout_;
-  bool asleep = false;
+  recorder_.sleep(operation.ticket);
   const auto drive = [&](bool drives) {
     const std::lock_guard lock(mutex_);
     rank_drives_ = drives;
@@ -118,7 +118,6 @@ void ProcessEngine::wait(ProcessOperation& operation) {
         for (int i = 0; i < 16; ++i) hwy::Pause();
       continue;
     }
-    if (!std::exchange(asleep, true)) recorder_.sleep(operation.ticket);
     std::this_thread::sleep_for(lazy_period);
     if (now < deadline) continue;
     std::vector<int> missing;
@@ -135,7 +134,7 @@ void ProcessEngine::wait(ProcessOperation& operation) {
   (void)drive(false);
   changed_.notify_one();
   throw_if_failed();
-  if (asleep) recorder_.wake();
+  recorder_.wake();
   recorder_.finish(operation.ticket);
 }
 

@@ -22,17 +22,6 @@ namespace {
 // To reach each other at the start; to say how ranks stood; for a rank's thread to come back afterwards.
 constexpr std::chrono::milliseconds meeting_time = 30s, report_time = 2500ms, grace_time = 4s;
 
-std::string report_text(const Failure& failure, const std::vector<RankState>& states,
-                        const std::vector<std::string>& nodes) {
-  std::string text = failure.why;
-  if (failure.refused) return text;
-  for (const RankState& state : states)
-    text +=
-        fmt::format("\n  rank {}{} [{}]: {}", state.rank, state.rank == failure.origin ? ", at fault" : "",
-                    nodes[static_cast<std::size_t>(state.rank)], describe(state));
-  return text;
-}
-
 }  // namespace
 
 struct ProcessWorld::State {
@@ -233,14 +222,14 @@ ProcessWorld::ProcessWorld(std::chrono::milliseconds timeout, FailureHooks hooks
   s.processes = start_message_passing();
   s.control = std::make_unique<ControlNetwork>(
       s.processes.rank, s.processes.size,
-      ControlNetwork::Hooks{[&s] { return s.stand(); }, [&s](const Failure& f) { s.on_failure(f); },
-                            [&s](const Failure& f, const std::vector<RankState>& states) {
-                              if (s.hooks.report) s.hooks.report(report_text(f, states, s.processes.nodes));
-                            },
-                            [&s] { s.tick(); }});
-  const auto here =
-      static_cast<unsigned>(std::count(s.processes.nodes.begin(), s.processes.nodes.end(),
-                                       s.processes.nodes[static_cast<std::size_t>(s.processes.rank)]));
+      ControlNetwork::Hooks{
+          [&s] { return s.stand(); }, [&s](const Failure& f) { s.on_failure(f); },
+          [&s](const Failure& f, const std::vector<RankState>& states) {
+            if (s.hooks.report)
+              s.hooks.report(f.refused ? f.why : failure_report(f.why, f.origin, states, s.processes.nodes));
+          },
+          [&s] { s.tick(); }});
+  const auto here = static_cast<unsigned>(ranks_on_this_node());
   const auto addresses = all_gather_text(s.control->address());
   s.engine = std::make_unique<ProcessEngine>(*s.control, s.recorder, timeout,
                                              here > std::thread::hardware_concurrency(), s.processes.rank);
@@ -257,6 +246,10 @@ ProcessWorld::~ProcessWorld() {
 int ProcessWorld::rank() const { return state_->processes.rank; }
 int ProcessWorld::num_ranks() const { return state_->processes.size; }
 const std::vector<std::string>& ProcessWorld::nodes() const { return state_->processes.nodes; }
+int ProcessWorld::ranks_on_this_node() const {
+  const std::vector<std::string>& all = nodes();
+  return static_cast<int>(std::count(all.begin(), all.end(), all[static_cast<std::size_t>(rank())]));
+}
 bool ProcessWorld::failed() const { return state_->control->failed(); }
 FlightRecorder& ProcessWorld::recorder(int) { return state_->recorder; }
 void ProcessWorld::abort(const std::string& why) { state_->control->fail({-1, why, false}); }
@@ -311,6 +304,18 @@ void ProcessWorld::run(const std::function<void(int rank)>& body) {
   const Failure failure = s.control->failure();
   if (failure.refused) throw RequestError(failure.why);
   throw CommError(failure.why);
+}
+
+void refuse_together(ProcessWorld* processes, const std::function<void()>& prepare) {
+  if (processes == nullptr) return prepare();
+  std::string refusal;
+  try {
+    prepare();
+  } catch (const RequestError& error) {
+    refusal = error.what();
+  }
+  for (const std::string& first : processes->gather(refusal))
+    if (!first.empty()) throw RequestError(first);
 }
 
 std::string describe_nodes(const std::vector<std::string>& nodes) {

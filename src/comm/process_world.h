@@ -13,16 +13,6 @@
 
 namespace echelon {
 
-// What the program does when a job of processes fails. Called by threads that are not the rank's.
-struct FailureHooks {
-  // On the one rank that speaks for all.
-  std::function<void(const std::string& report)> report;
-  // The rank's flight record, on every rank.
-  std::function<void(int rank, const std::string& json_lines)> record;
-  // The rank's thread has not come back: the process must end without it.
-  std::function<void()> last_resort;
-};
-
 class ProcessWorld final : public World {
  public:
   // Collective over all processes; one in a process. `timeout`: how long any wait may last. RequestError in a
@@ -41,6 +31,7 @@ class ProcessWorld final : public World {
   void abort(const std::string& why) override;
   FlightRecorder& recorder(int rank) override;
 
+  int ranks_on_this_node() const;
   // Every process's text, by rank: for what they must agree on before the ranks run.
   std::vector<std::string> gather(const std::string& text);
 
@@ -49,6 +40,10 @@ class ProcessWorld final : public World {
  private:
   std::unique_ptr<State> state_;
 };
+
+// Runs `prepare`, in every process of the job where there are `processes`. Where it throws RequestError in
+// one, every process throws that of the lowest rank: what one refuses, all refuse.
+void refuse_together(ProcessWorld* processes, const std::function<void()>& prepare);
 
 // "2 nodes: a has ranks 0-3, b ranks 4-7"
 std::string describe_nodes(const std::vector<std::string>& nodes);

@@ -1,15 +1,19 @@
+#include <algorithm>
+#include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <system_error>
 #include <thread>
 #include <vector>
 
+#include "base/clock.h"
 #include "comm/thread_job.h"
 
 namespace echelon {
 namespace {
 
-struct Failure {
+struct RankFailure {
   int rank;
   std::exception_ptr error;
   bool echo;
@@ -25,6 +29,19 @@ std::string reason(int rank) {
     return fmt::format("rank {} failed: {}", rank, error.what());
   } catch (...) {
     return fmt::format("rank {} failed", rank);
+  }
+}
+
+// How long a rank may take to come back once the job is aborted.
+constexpr std::chrono::milliseconds grace_time{1500};
+
+bool is_refusal(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const RequestError&) {
+    return true;
+  } catch (...) {
+    return false;
   }
 }
 
@@ -44,7 +61,9 @@ void ThreadWorld::run(const std::function<void(int rank)>& body) {
   ThreadJob& job = state_->job;
   job.restart();
   std::mutex mutex;
-  std::vector<Failure> failures;  // in order of time
+  std::condition_variable came_back;
+  int back = 0;
+  std::vector<RankFailure> failures;  // in order of time
   const auto run = [&](int rank) {
     try {
       body(rank);
@@ -57,6 +76,30 @@ void ThreadWorld::run(const std::function<void(int rank)>& body) {
       job.abort(rank, reason(rank));
       job.quiesce(rank);
     }
+    const std::lock_guard lock(mutex);
+    ++back;
+    came_back.notify_one();
+  };
+  const auto report = [&] {
+    if (state_->hooks.report)
+      state_->hooks.report(failure_report(job.why(), job.at_fault(), job.states_at_abort(), {}));
+    if (state_->hooks.record)
+      for (int rank = 0; rank < job.num_ranks(); ++rank)
+        state_->hooks.record(rank, job.recorder(rank).json_lines(rank));
+  };
+  // A rank that is stuck in something else than a wait never comes back: the report does not wait for it.
+  const auto wait_for_all = [&] {
+    std::unique_lock lock(mutex);
+    std::optional<Clock::time_point> aborted;
+    while (back < job.num_ranks()) {
+      came_back.wait_for(lock, std::chrono::milliseconds(100));
+      if (!job.aborted() || !state_->hooks.last_resort) continue;
+      if (!aborted) aborted = Clock::now();
+      if (Clock::now() < *aborted + grace_time) continue;
+      lock.unlock();
+      report();
+      return state_->hooks.last_resort();
+    }
   };
 
   std::vector<std::thread> threads;
@@ -68,15 +111,19 @@ void ThreadWorld::run(const std::function<void(int rank)>& body) {
     for (std::thread& thread : threads) thread.join();
     throw RunError(why);
   }
+  wait_for_all();
   for (std::thread& thread : threads) thread.join();
   if (failures.empty()) return;
+  if (std::none_of(failures.begin(), failures.end(),
+                   [](const RankFailure& f) { return is_refusal(f.error); }))
+    report();
 
   // The rank that aborted the job first; else whoever failed by itself; else an echo of an abort from
   // outside.
   const int origin = job.origin();
-  for (const Failure& failure : failures)
+  for (const RankFailure& failure : failures)
     if (failure.rank == origin) std::rethrow_exception(failure.error);
-  for (const Failure& failure : failures)
+  for (const RankFailure& failure : failures)
     if (!failure.echo) std::rethrow_exception(failure.error);
   std::rethrow_exception(failures.front().error);
 }

@@ -4,6 +4,7 @@
 #include <hwy/cache_control.h>
 
 #include <algorithm>
+#include <set>
 #include <thread>
 
 #include "base/clock.h"
@@ -34,7 +35,7 @@ Group& ThreadJob::group(const std::string& name, const std::vector<int>& ranks) 
 
 // ---- waking and waiting
 
-void ThreadJob::wake(RankState& rank) {
+void ThreadJob::wake(ThreadState& rank) {
   rank.events.fetch_add(1, std::memory_order_release);
   if (rank.sleeping) rank.changed.notify_one();
 }
@@ -44,11 +45,11 @@ void ThreadJob::wake(const Group& group) {
 }
 
 void ThreadJob::wake_all() {
-  for (RankState& rank : ranks_) wake(rank);
+  for (ThreadState& rank : ranks_) wake(rank);
 }
 
 void ThreadJob::wait(int rank, Task& task) {
-  RankState& self = state(rank);
+  ThreadState& self = state(rank);
   std::optional<Clock::time_point> deadline;
   for (;;) {
     const std::uint32_t seen = self.events.load(std::memory_order_acquire);
@@ -69,7 +70,7 @@ void ThreadJob::wait(int rank, Task& task) {
 }
 
 void ThreadJob::sleep(int rank, Task& task, std::uint32_t seen, Clock::time_point& deadline) {
-  RankState& self = state(rank);
+  ThreadState& self = state(rank);
   std::unique_lock lock(mutex_);
   self.sleeping = true;
   self.waiting = &task;
@@ -77,14 +78,11 @@ void ThreadJob::sleep(int rank, Task& task, std::uint32_t seen, Clock::time_poin
   const bool changed = self.changed.wait_until(
       lock, deadline, [&] { return self.events.load(std::memory_order_relaxed) != seen; });
   self.sleeping = false;
-  self.waiting = nullptr;
-  if (!aborted()) self.recorder.wake();
-  if (changed || aborted()) return;
   // When nobody is missing, a thread is at work on it and only slow: no reason to give up.
-  if (task.missing().empty())
-    deadline = Clock::now() + timeout_;
-  else
-    fail_locked(lock, rank, explain_wait(rank, task));
+  if (!changed && !aborted() && task.missing().empty()) deadline = Clock::now() + timeout_;
+  if (!changed && !aborted() && !task.missing().empty()) fail_waiting(lock, rank, task);
+  self.waiting = nullptr;
+  self.recorder.wake();
 }
 
 bool ThreadJob::progress(int rank, Task& task) {
@@ -96,7 +94,7 @@ bool ThreadJob::progress(int rank, Task& task) {
   return true;
 }
 
-void ThreadJob::forget_finished(RankState& rank) {
+void ThreadJob::forget_finished(ThreadState& rank) {
   std::erase_if(rank.tasks, [](const auto& task) { return task->finished(); });
 }
 
@@ -117,7 +115,7 @@ void ThreadJob::drop(int rank, const std::shared_ptr<Task>& task) {
 }
 
 void ThreadJob::finish_dropped(int rank, const Group& group) {
-  RankState& self = state(rank);
+  ThreadState& self = state(rank);
   forget_finished(self);
   const std::vector<std::shared_ptr<Task>> tasks = self.tasks;
   for (const auto& task : tasks) {
@@ -137,7 +135,13 @@ void ThreadJob::finish_dropped(int rank, const Group& group) {
 void ThreadJob::abort_locked(int origin, const std::string& why) {
   if (aborted()) return;
   why_ = why;
-  origin_ = origin;
+  origin_ = at_fault_ = origin;
+  states_.clear();
+  for (int rank = 0; rank < num_ranks(); ++rank) {
+    RankState& stood = states_.emplace_back(state(rank).recorder.state());
+    stood.rank = rank;
+    if (const Task* const waiting = state(rank).waiting) stood.waits_for = waiting->missing();
+  }
   aborted_.store(true, std::memory_order_release);
   wake_all();
 }
@@ -159,6 +163,21 @@ void ThreadJob::fail(int rank, const std::string& why) {
   fail_locked(lock, rank, why);
 }
 
+std::string ThreadJob::why() {
+  const std::lock_guard lock(mutex_);
+  return why_;
+}
+
+std::vector<RankState> ThreadJob::states_at_abort() {
+  const std::lock_guard lock(mutex_);
+  return states_;
+}
+
+int ThreadJob::at_fault() {
+  const std::lock_guard lock(mutex_);
+  return at_fault_;
+}
+
 int ThreadJob::origin() {
   const std::lock_guard lock(mutex_);
   return origin_;
@@ -174,7 +193,7 @@ void ThreadJob::throw_if_aborted(int rank) {
 
 void ThreadJob::quiesce(int rank) {
   // No thread starts on a collective of an aborted job, and those at work stop after their piece.
-  RankState& self = state(rank);
+  ThreadState& self = state(rank);
   std::unique_lock lock(mutex_);
   self.sleeping = true;
   self.changed.wait(lock, [&] {
@@ -184,6 +203,29 @@ void ThreadJob::quiesce(int rank) {
   self.sleeping = false;
   lock.unlock();
   self.tasks.clear();
+}
+
+// At fault is who does not wait: of those that are waited for, of those that they wait for, and so on.
+void ThreadJob::fail_waiting(std::unique_lock<std::mutex>& lock, int rank, const Task& task) {
+  std::set<int> seen{rank};
+  int at_fault = -1;
+  for (std::vector<int> next = task.missing(); !next.empty() && at_fault < 0;) {
+    const int other = next.back();
+    next.pop_back();
+    if (!seen.insert(other).second) continue;
+    if (const Task* const waiting = state(other).waiting) {
+      const std::vector<int> more = waiting->missing();
+      next.insert(next.end(), more.begin(), more.end());
+    } else {
+      at_fault = other;
+    }
+  }
+  const std::string verdict = at_fault < 0 ? "; the ranks wait for one another"
+                                           : fmt::format("; the rank at fault is rank {}", at_fault);
+  abort_locked(rank, explain_wait(rank, task) + verdict);
+  at_fault_ = at_fault;
+  state(rank).waiting = nullptr;
+  fail_locked(lock, rank, "");
 }
 
 // "rank 3 (waiting in dp collective 4, barrier)": where the missing are tells which of them is at fault.
@@ -199,7 +241,7 @@ std::string ThreadJob::explain_wait(int rank, const Task& task) {
 }
 
 void ThreadJob::leave(int rank) {
-  RankState& self = state(rank);
+  ThreadState& self = state(rank);
   {
     std::unique_lock lock(mutex_);
     self.left = any_left_ = true;
@@ -233,7 +275,7 @@ void ThreadJob::leave(int rank) {
 void ThreadJob::restart() {
   const std::lock_guard lock(mutex_);
   any_left_ = false;
-  for (RankState& rank : ranks_) rank.left = false;
+  for (ThreadState& rank : ranks_) rank.left = false;
 }
 
 }  // namespace echelon

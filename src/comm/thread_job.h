@@ -121,6 +121,10 @@ class ThreadJob {
   [[noreturn]] void fail(int rank, const std::string& why);
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
   int origin();
+  int at_fault();  // the rank that brought it about, or -1
+  std::string why();
+  // How each rank stood when the job was aborted.
+  std::vector<RankState> states_at_abort();
   // Throws when the job is aborted, after other threads have let go of the rank's tensors.
   void throw_if_aborted(int rank);
   // The rank calls nothing more: what waits for it fails at once, and what it has under way is finished.
@@ -132,7 +136,7 @@ class ThreadJob {
   friend class CollectiveTask;
   friend class ReceiveTask;
 
-  struct alignas(64) RankState {
+  struct alignas(64) ThreadState {
     std::vector<std::shared_ptr<Task>> tasks;  // of its thread alone
     std::atomic<std::uint32_t> events{0};      // changes, under the lock, when there is something to look at
     std::condition_variable changed;
@@ -141,11 +145,12 @@ class ThreadJob {
     FlightRecorder recorder;
   };
 
-  RankState& state(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
+  ThreadState& state(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
   // Called under the lock.
   void abort_locked(int origin, const std::string& why);
+  [[noreturn]] void fail_waiting(std::unique_lock<std::mutex>& lock, int rank, const Task& task);
   [[noreturn]] void fail_locked(std::unique_lock<std::mutex>& lock, int rank, const std::string& why);
-  void wake(RankState& rank);
+  void wake(ThreadState& rank);
   void wake_all();
   void wake(const Group& group);
   std::string list_calls(const Group& group, const Collective& collective) const;
@@ -156,23 +161,26 @@ class ThreadJob {
                      const Message& m);
   // Called without it.
   bool work(Group& group, Collective& collective, int part, bool all);
-  void forget_finished(RankState& rank);
+  void forget_finished(ThreadState& rank);
   void sleep(int rank, Task& task, std::uint32_t seen, std::chrono::steady_clock::time_point& deadline);
 
   const std::chrono::milliseconds timeout_;
   const bool may_spin_;
-  std::deque<RankState> ranks_;
+  std::deque<ThreadState> ranks_;
   std::mutex mutex_;
   std::map<std::pair<std::string, std::vector<int>>, Group> groups_;
   bool any_left_ = false;
   std::string why_;
-  int origin_ = -1;
+  std::vector<RankState> states_;
+  int origin_ = -1, at_fault_ = -1;
   std::atomic<bool> aborted_{false};
 };
 
 struct ThreadWorld::State {
-  State(int num_ranks, std::chrono::milliseconds timeout) : job(num_ranks, timeout) {}
+  State(int num_ranks, std::chrono::milliseconds timeout, FailureHooks its_hooks)
+      : job(num_ranks, timeout), hooks(std::move(its_hooks)) {}
   ThreadJob job;
+  FailureHooks hooks;
 };
 
 }  // namespace echelon

@@ -244,7 +244,7 @@ void ThreadJob::send(Group& group, int me, int to, const Tensor& x) {
   FlightRecorder& recorder = state(rank).recorder;
   recorder.finish(recorder.begin(
       group.name, m->number, {.verb = Verb::send, .dtype = x.dtype(), .root = to, .counts = {x.numel()}}));
-  RankState& receiver = state(group.ranks[static_cast<std::size_t>(to)]);
+  ThreadState& receiver = state(group.ranks[static_cast<std::size_t>(to)]);
   m->sent_dtype = x.dtype();
   m->sent_count = x.numel();
   if (m->expected) {

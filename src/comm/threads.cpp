@@ -102,8 +102,8 @@ class ThreadCommunicator final : public Communicator {
 
 }  // namespace
 
-ThreadWorld::ThreadWorld(int num_ranks, std::chrono::milliseconds timeout)
-    : state_(std::make_unique<State>(num_ranks, timeout)) {}
+ThreadWorld::ThreadWorld(int num_ranks, std::chrono::milliseconds timeout, FailureHooks hooks)
+    : state_(std::make_unique<State>(num_ranks, timeout, std::move(hooks))) {}
 
 ThreadWorld::~ThreadWorld() = default;
 

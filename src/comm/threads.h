@@ -15,7 +15,7 @@ class ThreadWorld : public World {
  public:
   // `timeout`: how long any wait may last before every rank throws CommError saying who is missing and in
   // which verb.
-  ThreadWorld(int num_ranks, std::chrono::milliseconds timeout);
+  ThreadWorld(int num_ranks, std::chrono::milliseconds timeout, FailureHooks hooks = {});
   ~ThreadWorld() override;
   ThreadWorld(const ThreadWorld&) = delete;
   ThreadWorld& operator=(const ThreadWorld&) = delete;

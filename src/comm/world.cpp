@@ -11,6 +11,15 @@ namespace echelon {
 
 void run_ranks(World& world, const std::function<void(int rank)>& body) { world.run(body); }
 
+std::string failure_report(const std::string& why, int origin, const std::vector<RankState>& states,
+                           const std::vector<std::string>& nodes) {
+  std::string text = why;
+  for (std::size_t i = 0; i < states.size(); ++i)
+    text += fmt::format("\n  rank {}{}{}: {}", states[i].rank, states[i].rank == origin ? ", at fault" : "",
+                        nodes.empty() ? "" : fmt::format(" [{}]", nodes[i]), describe(states[i]));
+  return text;
+}
+
 int place_in_group(int rank, const std::vector<int>& ranks, int num_ranks, const std::string& name) {
   for (int member : ranks)
     if (member < 0 || member >= num_ranks)

@@ -18,6 +18,20 @@ struct EchoError : CommError {
   using CommError::CommError;
 };
 
+// What the program does when a job fails. Any may be empty.
+struct FailureHooks {
+  // Why, and how each rank stood then. Once in a job: processes have one that speaks for all.
+  std::function<void(const std::string& report)> report;
+  // The last operations of a rank of this process: its flight record.
+  std::function<void(int rank, const std::string& json_lines)> record;
+  // A rank's thread has not come back from where it was: the process must end without it.
+  std::function<void()> last_resort;
+};
+
+// "WHY\n  rank 0 [node]: waits in ..., rank `origin` marked. `nodes` by rank, or empty.
+std::string failure_report(const std::string& why, int origin, const std::vector<RankState>& states,
+                           const std::vector<std::string>& nodes);
+
 class World {
  public:
   virtual ~World() = default;

@@ -5,8 +5,10 @@
 // another rank.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -49,11 +51,17 @@ struct PipelineRun {
   std::vector<Span> spans_since(Clock::time_point zero) const;
 };
 
+// What each rank of the group ran, by group rank; empty on all but the first. Collective.
+std::vector<std::vector<Span>> gather_spans(Communicator& group, const std::vector<Span>& spans);
+
 // One rank's executor. Where the schedule does not flush, it keeps what is in flight from step to step.
 class PipelineExecutor {
  public:
   // `group` is the pp group and outlives the executor.
-  explicit PipelineExecutor(Communicator& group) : group_(&group) {}
+  // `watch` may be empty; it is called before each instruction.
+  using Watch = std::function<void(const Instruction&)>;
+  explicit PipelineExecutor(Communicator& group, Watch watch = {})
+      : group_(&group), watch_(std::move(watch)) {}
 
   // Runs the rank's list of a program in order. Throws what stages and group throw.
   PipelineRun run(const StepPrograms::Program& program, PipelineStages& stages);
@@ -64,6 +72,7 @@ class PipelineExecutor {
   void note_staleness(const Instruction& step, PipelineRun& run);
 
   Communicator* group_;
+  Watch watch_;
   std::map<Value, Tensor> shelf_;  // activations and gradients that wait for their one reader
   std::optional<int>
       oldest_read_;  // version of the weights that backward passes have read since the last step

@@ -34,7 +34,7 @@ void RankRun::run() {
     if (end || (request.eval_every > 0 && (step + 1) % request.eval_every == 0)) evaluate(step);
     if (end || saves_after(step)) save(step);
   }
-  keep_shown_runs();
+  gather_shown_runs();
   if (leads()) summarize();
   if (request.sample_tokens > 0) sample_text();
 }
@@ -64,7 +64,7 @@ void RankRun::run_as_worker() {
     summary_.measured_traffic = rank_.traffic() - std::exchange(before, rank_.traffic());
     summary_.measured_messages = rank_.messages() - std::exchange(messages_before, rank_.messages());
   });
-  keep_shown_runs();
+  gather_shown_runs();
   evaluate(run.last_step - 1);
   if (leads()) summary_.measured_memory = rank_.arena().peak();
   all->barrier().wait();  // then the servers save
@@ -78,16 +78,21 @@ void RankRun::keep_run() {
     shown_runs_.pop_front();
 }
 
-void RankRun::keep_shown_runs() {
-  if (rank_.dp_cp().rank() == 0 && rank_.coordinate(Axis::tp) == 0) {
-    const auto place = static_cast<std::size_t>(rank_.coordinate(Axis::pp));
-    auto& all = summary_.measured_timeline.ranks[place];
-    for (const PipelineRun& run : shown_runs_) {
-      const std::vector<Span> spans = run.spans_since(shared_.epoch);
-      all.insert(all.end(), spans.begin(), spans.end());
-    }
-    if (!trainer_.flushes()) summary_.measured_staleness[place] = max_staleness_;
+void RankRun::gather_shown_runs() {
+  if (rank_.dp_cp().rank() != 0 || rank_.coordinate(Axis::tp) != 0) return;
+  std::vector<Span> spans;
+  for (const PipelineRun& run : shown_runs_) {
+    const std::vector<Span> more = run.spans_since(shared_.epoch);
+    spans.insert(spans.end(), more.begin(), more.end());
   }
+  const auto timelines = gather_spans(rank_.along(Axis::pp), spans);
+  const auto staleness =
+      gather_spans(rank_.along(Axis::pp), {Span{{}, static_cast<double>(max_staleness_), 0}});
+  if (!leads()) return;
+  summary_.measured_timeline.ranks = timelines;
+  if (trainer_.flushes()) return;
+  for (std::size_t i = 0; i < staleness.size(); ++i)
+    summary_.measured_staleness[i] = static_cast<int>(staleness[i].front().begin);
 }
 
 SampleSource RankRun::source(Range range, std::int64_t seq_len) const {

@@ -10,8 +10,7 @@ namespace echelon {
 
 class RankRun {
  public:
-  // The references must outlive it. Rank 0 fills the summary; each rank of the first pipeline its own part of
-  // the timeline.
+  // The references must outlive it. Rank 0 fills the summary.
   RankRun(const SharedRun& shared, const Rank& rank, TrainSummary& summary);
 
   // The whole run: what Trainer and Communicator throw.
@@ -24,7 +23,8 @@ class RankRun {
   void report(const StepResult& result);
   void summarize();
   void keep_run();
-  void keep_shown_runs();
+  // Of the first pipeline, by messages.
+  void gather_shown_runs();
   // The first sequences of the held-out part, one after another: the same at every evaluation.
   void evaluate(std::int64_t step);
   void save(std::int64_t step);

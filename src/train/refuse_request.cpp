@@ -21,6 +21,16 @@ void refuse_straggler(const TrainRequest& request) {
     refuse("--straggle {}:{}: the factor must be from 1 to 1000", rank, factor);
 }
 
+void refuse_processes(const TrainRequest& request) {
+  if (request.run.processes == nullptr) return;
+  const int ranks = request.plan.mesh.num_ranks(), started = request.run.processes->num_ranks();
+  if (request.asynchronous)
+    refuse("--comm mpi: parameter servers run beside the mesh as threads; with --staleness legal: threads");
+  if (ranks != started)
+    refuse("--comm mpi: the mesh {} needs a process for each rank, and {} {} started",
+           request.plan.mesh.describe(), started, started == 1 ? "was" : "were");
+}
+
 void refuse_asynchronous(const TrainRequest& request) {
   if (!request.asynchronous) return;
   refuse_asynchronous(request.plan, *request.asynchronous);
@@ -56,6 +66,7 @@ void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeli
   refuse_clipping(request.optimizer, pipeline);
   refuse_asynchronous(request);
   refuse_straggler(request);
+  refuse_processes(request);
   if (request.optimizer.total_steps < 1)
     refuse("--steps {}: must be at least 1", request.optimizer.total_steps);
   if (request.optimizer.warmup_steps > request.optimizer.total_steps)
@@ -74,7 +85,9 @@ void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeli
 void refuse_what_machine_lacks(const TrainRequest& request, const PipelineLayout& pipeline) {
   const Plan& plan = request.plan;
   if (plan.offload != Offload::none) check_scratch_directory(plan.offload_directory);
-  double bytes = plan.mesh.num_ranks() * predicted_bytes(plan);
+  const ProcessWorld* const processes = request.run.processes;
+  const int ranks_here = processes != nullptr ? processes->ranks_on_this_node() : plan.mesh.num_ranks();
+  double bytes = ranks_here * predicted_bytes(plan);
   if (const auto& asynchronous = request.asynchronous)
     for (int server = 0; server < asynchronous->servers; ++server)
       bytes += static_cast<double>(predict_server_memory(plan, pipeline, *asynchronous, server).total());

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "base/error.h"
 #include "plan/cost.h"
@@ -24,8 +25,26 @@ Memory predicted_memory(const SharedRun& run) {
   return memory;
 }
 
+// Compute threads of the whole job, as far as cores go round, and what they reach together.
+struct ComputePower {
+  int threads = 1;
+  double flops = 0;  // per second
+};
+ComputePower measure_power(const Plan& plan, const RunOptions& options) {
+  const int ranks = plan.mesh.num_ranks(), per_rank = options.threads_per_rank;
+  if (options.processes == nullptr) {
+    const int threads = std::min(available_cores(), ranks * per_rank);
+    return {threads, measure_matmul_flops(plan.dtype, threads)};
+  }
+  // A process may be bound to fewer cores than it shares the machine with.
+  const int on_node = options.processes->ranks_on_this_node();
+  const int here = std::min(machine_cores(), on_node * per_rank), mine = std::min(here, available_cores());
+  const int threads = std::max(1, here * ranks / on_node);
+  return {threads, measure_matmul_flops(plan.dtype, mine) * threads / mine};
+}
+
 // All but what predict_step() says.
-StartInfo start_info(const SharedRun& run, int workers) {
+StartInfo start_info(const SharedRun& run, double peak_flops) {
   StartInfo start;
   start.train_tokens = run.split.train.size();
   start.validation_tokens = run.split.validation.size();
@@ -34,7 +53,7 @@ StartInfo start_info(const SharedRun& run, int workers) {
   start.first_step = run.resumed.step;
   start.resumed_from = run.resumed.path;
   start.predicted_memory = predicted_memory(run);
-  start.peak_flops = measure_matmul_flops(run.request.plan.dtype, workers);
+  start.peak_flops = peak_flops;
   const StepPrograms& programs = run.pipeline->programs(0);
   if (!programs.flushes()) start.staleness = staleness(programs.schedule());
   return start;
@@ -88,7 +107,7 @@ TrainSummary start_summary(const SharedRun& run) {
   return summary;
 }
 
-void run_rank(const SharedRun& run, ThreadWorld& world, int index, TrainSummary& summary) {
+void run_rank(const SharedRun& run, World& world, int index, TrainSummary& summary) {
   const Plan& plan = run.request.plan;
   const Collectives collectives = run.request.run.collectives;
   const int workers = plan.mesh.num_ranks();
@@ -100,7 +119,8 @@ void run_rank(const SharedRun& run, ThreadWorld& world, int index, TrainSummary&
     return ServerRun(run, rank, summary).run();
   }
   const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels, collectives);
-  RankRun(run, rank, summary).run();
+  TrainSummary unused;  // rank 0's alone is read
+  RankRun(run, rank, index == 0 || run.request.asynchronous ? summary : unused).run();
 }
 
 void compare_timelines(const StepPrograms& programs, TrainSummary& summary) {
@@ -114,38 +134,51 @@ void compare_timelines(const StepPrograms& programs, TrainSummary& summary) {
 
 TrainSummary train(const TrainRequest& request, const TokenData& data, const TrainObserver& observer) {
   const Plan& plan = request.plan;
-  validate(plan);
-  const auto pipeline = std::make_shared<PipelineLayout>(plan);
-  refuse_impossible(request, *pipeline);
-  SharedRun run{request,
-                data,
-                split_tokens(data.size(), request.validation_fraction, plan.seq_len),
-                find_resumed(request),
-                {},
-                observer,
-                pipeline};
-  refuse_what_machine_lacks(request, *pipeline);
-  const int workers = std::min(available_cores(), plan.mesh.num_ranks() * request.run.threads_per_rank);
-  run.start = start_info(run, workers);
-  const double rank_share = std::min(1.0, static_cast<double>(request.run.threads_per_rank) / workers);
-  const StepPrediction predicted =
-      predict_step(plan, *pipeline, {run.start.peak_flops, run.start.peak_flops * rank_share});
-  run.start.predicted_step_seconds = predicted.seconds * predicted_slowdown(run, predicted);
-  RunOutputs outputs(request);
-  if (!request.resume) outputs.start_log_anew();
-  run.outputs = &outputs;
-  if (observer.on_start) observer.on_start(run.start);
-
-  TrainSummary summary = start_summary(run);
-  summary.predicted_bubble = predicted.bubble_fraction;
-  ThreadWorld world(summary.ranks, request.run.timeout);
+  const RunOptions& options = request.run;
+  std::optional<SharedRun> prepared;
+  refuse_together(options.processes, [&] {
+    validate(plan);
+    const auto pipeline = std::make_shared<PipelineLayout>(plan);
+    refuse_impossible(request, *pipeline);
+    prepared.emplace(SharedRun{request,
+                               data,
+                               split_tokens(data.size(), request.validation_fraction, plan.seq_len),
+                               find_resumed(request),
+                               {},
+                               observer,
+                               pipeline});
+    refuse_what_machine_lacks(request, *pipeline);
+  });
+  SharedRun& run = *prepared;
+  std::optional<RunOutputs> outputs;
+  TrainSummary summary;
+  refuse_together(options.processes, [&] {
+    if (!options.leads()) return;
+    const ComputePower power = measure_power(plan, options);
+    run.start = start_info(run, power.flops);
+    const double rank_share = std::min(1.0, static_cast<double>(options.threads_per_rank) / power.threads);
+    const StepPrediction predicted =
+        predict_step(plan, *run.pipeline, {run.start.peak_flops, run.start.peak_flops * rank_share});
+    run.start.predicted_step_seconds = predicted.seconds * predicted_slowdown(run, predicted);
+    run.outputs = &outputs.emplace(request);
+    if (!request.resume) outputs->start_log_anew();
+    if (observer.on_start) observer.on_start(run.start);
+    summary = start_summary(run);
+    summary.predicted_bubble = predicted.bubble_fraction;
+  });
+  run.start.first_step = run.resumed.step;
+  run.epoch = Clock::now();  // processes have just met
+  std::optional<ThreadWorld> threads;
+  if (options.processes == nullptr)
+    threads.emplace(num_ranks(plan, request.asynchronous), options.timeout, options.failure_hooks);
+  World& world = threads ? static_cast<World&>(*threads) : *options.processes;
   try {
-    run_ranks(world, [&](int index) { run_rank(run, world, index, summary); });
+    world.run([&](int index) { run_rank(run, world, index, summary); });
   } catch (const RequestError&) {  // a checkpoint that is damaged inside
-    outputs.remove_new_log();
+    if (outputs) outputs->remove_new_log();
     throw;
   }
-  compare_timelines(pipeline->programs(0), summary);
+  if (options.leads()) compare_timelines(run.pipeline->programs(0), summary);
   return summary;
 }
 

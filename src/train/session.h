@@ -1,4 +1,4 @@
-// A whole training run on thread ranks: data, steps, evaluation, checkpoints, log. What `echelon train` does,
+// A whole training run: data, steps, evaluation, checkpoints, log. What `echelon train` does,
 // without its printing.
 #pragma once
 
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/algorithm_communicator.h"
+#include "comm/process_world.h"
 #include "spec/plan.h"
 #include "train/asynchronous.h"
 #include "train/generate.h"
@@ -19,11 +20,17 @@
 
 namespace echelon {
 
-// How thread ranks are run.
+// How ranks are run.
 struct RunOptions {
   int threads_per_rank = 1;
-  std::chrono::milliseconds timeout{300'000};  // of any wait for another rank
+  std::chrono::milliseconds timeout{60'000};  // of any wait for another rank
   Collectives collectives = Collectives::direct;
+  // Each rank is one of these, and outlives the run; null: ranks are threads of this process.
+  ProcessWorld* processes = nullptr;
+  FailureHooks failure_hooks{};  // of thread ranks; processes have their own
+
+  // Whether rank 0 lives in this process.
+  bool leads() const { return processes == nullptr || processes->rank() == 0; }
 };
 
 struct TrainRequest {
@@ -54,7 +61,8 @@ struct StartInfo {
   std::vector<int> staleness;  // predicted, by pipeline rank; empty where the schedule flushes
 };
 
-// Called on rank 0's thread, or the first server's, one at a time. Any may be empty.
+// Called on rank 0's thread, or the first server's, one at a time. Any may be empty. Ranks of other processes
+// than rank 0's call none.
 struct TrainObserver {
   std::function<void(const StartInfo&)> on_start;
   std::function<void(const StepRecord&)> on_step;
@@ -64,7 +72,8 @@ struct TrainObserver {
       on_sample;
 };
 
-// Everything that can be refused is refused before any rank starts.
+// Everything that can be refused is refused before any rank starts. With processes, every one of them calls
+// this; the summary is rank 0's.
 TrainSummary train(const TrainRequest& request, const TokenData& data, const TrainObserver& observer);
 
 }  // namespace echelon

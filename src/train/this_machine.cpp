@@ -55,6 +55,8 @@ int available_cores() {
   return std::max(1, CPU_COUNT(&set));
 }
 
+int machine_cores() { return std::max(available_cores(), ::get_nprocs()); }
+
 double measure_matmul_flops(DType dtype, int threads) {
   Arena arena;
   const auto kernels = make_kernels(arena, dtype, threads);

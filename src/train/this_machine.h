@@ -15,5 +15,7 @@ void refuse_beyond_memory(const Plan& plan, double bytes);
 
 // Cores that this process may use.
 int available_cores();
+// Cores of the machine: a launcher may have given each of several processes its own.
+int machine_cores();
 
 }  // namespace echelon

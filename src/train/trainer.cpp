@@ -41,7 +41,10 @@ Trainer::Trainer(const Rank& rank, const Plan& plan, const OptimizerOptions& opt
                seed, parameters_.gradient_buckets()),
       stages_(rank_, plan_, *pipeline_, parameters_, faults),
       training_(stages_, programs_, rank.coordinate(Axis::pp), hooks()),
-      executor_(rank.along(Axis::pp)),
+      executor_(rank.along(Axis::pp),
+                [this](const Instruction& i) {
+                  rank_.at(fmt::format("step {}, {}", first_step_ + stream_step_ + 1, to_string(i)));
+                }),
       late_groups_(pipeline_->late_groups(rank.coordinate(Axis::pp))) {
   const int pp_rank = rank.coordinate(Axis::pp);
   if (!flushes())
@@ -89,6 +92,7 @@ void Trainer::begin_update() {
 
 void Trainer::run(const StepPrograms::Program& program) {
   last_run_ = executor_.run(program, training_);
+  rank_.at(fmt::format("step {}, after its passes", first_step_ + stream_step_ + 1));
   if (slowdown_ <= 1) return;
   double seconds = 0;
   for (const Span& span : last_run_.spans) seconds += span.end - span.begin;

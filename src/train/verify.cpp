@@ -325,16 +325,22 @@ VerifyReport verify(const VerifyRequest& given) {
   refuse_clipping(request.optimizer, pipeline);
   refuse_lossy(request.plan, pipeline);
   if (request.steps < 1) refuse("--steps {}: must be at least 1", request.steps);
+  if (const ProcessWorld* const processes = request.run.processes;
+      processes != nullptr && processes->num_ranks() != request.plan.mesh.num_ranks())
+    refuse("--comm mpi: the mesh {} needs a process for each rank, and {} were started",
+           request.plan.mesh.describe(), processes->num_ranks());
   if (request.plan.offload != Offload::none) check_scratch_directory(request.plan.offload_directory);
   if (!request.samples) request.samples = random_tokens(request.plan, request.seed);
   VerifyReport report;
   report.steps = request.steps;
   const double bound = verify_bound(request.plan) * updates_apart(request, pipeline.programs(0));
   report.bound = bound;
-  report.measured_timeline.ranks.resize(static_cast<std::size_t>(request.plan.mesh.size(Axis::pp)));
   const auto epoch = std::chrono::steady_clock::now();
-  ThreadWorld world(request.plan.mesh.num_ranks(), request.run.timeout);
-  run_ranks(world, [&](int index) {
+  std::optional<ThreadWorld> threads;
+  if (request.run.processes == nullptr)
+    threads.emplace(request.plan.mesh.num_ranks(), request.run.timeout, request.run.failure_hooks);
+  World& world = threads ? static_cast<World&>(*threads) : *request.run.processes;
+  world.run([&](int index) {
     Arena arena;
     const auto kernels = make_kernels(arena, request.plan.dtype, request.run.threads_per_rank);
     const Rank rank(world, request.plan.mesh, index, request.plan.dtype, arena, *kernels,
@@ -343,11 +349,11 @@ VerifyReport verify(const VerifyRequest& given) {
     Comparison comparison(request, rank, bound, index == 0 ? report : unused);
     for (std::int64_t step = 0; step < request.steps; ++step)
       if (!comparison.step(step)) break;
-    // Each rank of the first pipeline fills its own place.
-    if (rank.dp_cp().rank() == 0 && rank.coordinate(Axis::tp) == 0)
-      report.measured_timeline.ranks[static_cast<std::size_t>(rank.coordinate(Axis::pp))] =
-          comparison.last_run().spans_since(epoch);
+    if (rank.dp_cp().rank() != 0 || rank.coordinate(Axis::tp) != 0) return;
+    auto timelines = gather_spans(rank.along(Axis::pp), comparison.last_run().spans_since(epoch));
+    if (index == 0) report.measured_timeline.ranks = std::move(timelines);
   });
+  if (!request.run.leads()) return report;
   report.simulated_timeline =
       simulated_twin(pipeline.programs(0), measured_costs(report.measured_timeline), request.steps, 1);
   return report;

@@ -56,6 +56,7 @@ double verify_bound(const Plan& plan);
 
 // Parameters are held to the bound of their gradients carried through AdamW: a gradient element that may be
 // off by d moves its parameter by up to 4 lr d / (sqrt(v) + eps), and by no more than 4 lr.
+// With processes, every one of them calls this; the report is rank 0's.
 VerifyReport verify(const VerifyRequest& request);
 
 std::string to_json(const VerifyReport& report, const Plan& plan);
