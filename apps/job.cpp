@@ -44,10 +44,8 @@ bool Job::wants_processes() const {
   return comm_ == "mpi";
 }
 
-FailureHooks Job::hooks(const std::string& directory) {
-  record_directory_ =
-      directory.empty() ? (fs::temp_directory_path() / fmt::format("echelon-flight-{}", ::getpid())).string()
-                        : directory;
+FailureHooks Job::hooks() {
+  record_directory_ = (fs::temp_directory_path() / fmt::format("echelon-flight-{}", ::getpid())).string();
   FailureHooks hooks;
   hooks.report = [this](const std::string& report) {
     if (std::exchange(said_, true)) return;
@@ -69,13 +67,13 @@ FailureHooks Job::hooks(const std::string& directory) {
   return hooks;
 }
 
-int Job::run(const RunFlags& flags, const std::string& directory, const std::function<int()>& body) {
+int Job::run(const RunFlags& flags, const std::function<int()>& body) {
   if (wants_processes())
-    processes_ = std::make_unique<ProcessWorld>(flags.timeout(), hooks(directory));
+    processes_ = std::make_unique<ProcessWorld>(flags.timeout(), hooks());
   else
-    hooks_ = hooks(directory);
+    hooks_ = hooks();
   // One directory for all of them.
-  if (processes_ && directory.empty()) record_directory_ = processes_->gather(record_directory_).front();
+  if (processes_) record_directory_ = processes_->gather(record_directory_).front();
   try {
     const int status = body();
     processes_.reset();

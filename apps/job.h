@@ -23,8 +23,8 @@ class Job {
   void add_to(CLI::App& app);
 
   // Starts processes where --comm says so or a launcher started this one, and calls body, which returns the
-  // exit status. `directory`: where flight records go; empty: the system's temporary one.
-  int run(const RunFlags& flags, const std::string& directory, const std::function<int()>& body);
+  // exit status. Flight records go to a new directory in the system's temporary one.
+  int run(const RunFlags& flags, const std::function<int()>& body);
 
   // Inside run().
   ProcessWorld* processes() const { return processes_.get(); }
@@ -35,7 +35,7 @@ class Job {
   std::string describe(const Mesh& mesh) const;
 
  private:
-  FailureHooks hooks(const std::string& directory);
+  FailureHooks hooks();
   bool wants_processes() const;
 
   std::string comm_;

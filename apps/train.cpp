@@ -255,8 +255,7 @@ void add_train(CLI::App& program, int& status) {
   app.add_flag("--json", flags->json, "Summary as one JSON object on standard output");
   app.callback([flags, &status] {
     flags->timeline.check();
-    status =
-        flags->job.run(flags->run, flags->request.checkpoint_directory, [&] { return run_train(*flags); });
+    status = flags->job.run(flags->run, [&] { return run_train(*flags); });
   });
 }
 

@@ -104,7 +104,7 @@ void add_verify(CLI::App& program, int& status) {
   app.add_flag("--json", flags->json, "Report as one JSON object on standard output");
   app.callback([flags, &status] {
     flags->timeline.check();
-    status = flags->job.run(flags->run, "", [&] { return run_verify(*flags); });
+    status = flags->job.run(flags->run, [&] { return run_verify(*flags); });
   });
 }
 

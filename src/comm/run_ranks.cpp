@@ -81,6 +81,7 @@ void ThreadWorld::run(const std::function<void(int rank)>& body) {
     came_back.notify_one();
   };
   const auto report = [&] {
+    if (job.num_ranks() == 1) return;  // its own error says it all
     if (state_->hooks.report)
       state_->hooks.report(failure_report(job.why(), job.at_fault(), job.states_at_abort(), {}));
     if (state_->hooks.record)
