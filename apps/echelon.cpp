@@ -8,8 +8,7 @@
 #include <cstring>
 #include <exception>
 
-#include "apps/flags.h"
-#include "apps/job.h"
+#include "apps/verbs.h"
 #include "base/error.h"
 
 namespace {
@@ -49,12 +48,7 @@ std::string names_of(const std::vector<CLI::App*>& verbs) {
 
 int run(CLI::App& program, int argc, char** argv) {
   int status = 0;
-  echelon::add_train(program, status);
-  echelon::add_verify(program, status);
-  echelon::add_plan(program, status);
-  echelon::add_simulate(program, status);
-  echelon::add_generate(program, status);
-  echelon::add_bench(program, status);
+  echelon::add_verbs(program, status);
   try {
     program.parse(argc, argv);
   } catch (const CLI::Success& done) {  // --help, --version

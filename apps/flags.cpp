@@ -3,9 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <charconv>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -15,23 +12,6 @@
 #include "schedule/schedules.h"
 
 namespace echelon {
-
-template <class T>
-T parse_number(const std::string& flag, const std::string& text) {
-  T value{};
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error == std::errc() && stop == end) return value;
-  if (error == std::errc::result_out_of_range) refuse("{} {}: too large or too small a number", flag, text);
-  refuse("{} {}: must be a {}", flag, text,
-         !std::is_integral_v<T>  ? "number"
-         : std::is_unsigned_v<T> ? "whole number of at least 0"
-                                 : "whole number");
-}
-template int parse_number(const std::string&, const std::string&);
-template std::int64_t parse_number(const std::string&, const std::string&);
-template std::uint64_t parse_number(const std::string&, const std::string&);
-template double parse_number(const std::string&, const std::string&);
 
 void PlanFlags::add_to(CLI::App& app, const Plan& defaults) {
   app_ = &app;
@@ -110,17 +90,6 @@ void PlanFlags::add_to(CLI::App& app, const Plan& defaults) {
     names += fmt::format(" {}", flag.name);
   }
   app.footer("Not built yet: " + names);
-}
-
-std::string read_file(const std::string& flag, const std::string& path) {
-  if (std::filesystem::is_directory(path)) refuse("{} {}: cannot be read: it is a directory", flag, path);
-  errno = 0;
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  if (in && in.peek() != std::ifstream::traits_type::eof()) text << in.rdbuf();
-  if (!in.is_open() || in.bad() || text.fail())
-    refuse("{} {}: cannot be read: {}", flag, path, std::strerror(errno));
-  return text.str();
 }
 
 static std::vector<std::int64_t> parse_list(const std::string& flag, const std::string& text) {

@@ -1,43 +1,17 @@
 // The flags that verbs share, and how they become a Plan.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <CLI/CLI.hpp>
 #include <optional>
 #include <string>
-#include <type_traits>
 #include <vector>
 
+#include "apps/flag_values.h"
+#include "apps/verbs.h"
 #include "spec/plan.h"
 #include "train/session.h"
 
 namespace echelon {
-
-// The whole text as a T (int, std::int32_t, std::int64_t, std::uint64_t, double); refused with the flag's
-// name otherwise.
-template <class T>
-T parse_number(const std::string& flag, const std::string& text);
-
-// The whole file that a flag names; refused with the flag's name where it cannot be read.
-std::string read_file(const std::string& flag, const std::string& path);
-
-// A flag with a number, whose starting value is shown as the default.
-template <class T>
-CLI::Option* add_number(CLI::App& app, const std::string& flag, T& value, const std::string& description) {
-  const auto set = [flag, &value](const std::string& text) { value = parse_number<T>(flag, text); };
-  return app.add_option_function<std::string>(flag, set, description)
-      ->type_name(std::is_integral_v<T> ? "N" : "X")
-      ->default_str(fmt::format("{}", value));
-}
-// One that has no default.
-template <class T>
-CLI::Option* add_number(CLI::App& app, const std::string& flag, std::optional<T>& value,
-                        const std::string& description) {
-  const auto set = [flag, &value](const std::string& text) { value = parse_number<T>(flag, text); };
-  return app.add_option_function<std::string>(flag, set, description)
-      ->type_name(std::is_integral_v<T> ? "N" : "X");
-}
 
 // Model, mesh, batch, precision: the flags of train and verify. A flag that is given wins over the --plan
 // file.
@@ -90,13 +64,5 @@ class RunFlags {
   std::string collectives_ = "direct";
   double timeout_seconds_ = 60;
 };
-
-// Each adds its verb to the program and returns the exit status through `status` when the verb ran.
-void add_train(CLI::App& program, int& status);
-void add_verify(CLI::App& program, int& status);
-void add_plan(CLI::App& program, int& status);
-void add_simulate(CLI::App& program, int& status);
-void add_generate(CLI::App& program, int& status);
-void add_bench(CLI::App& program, int& status);
 
 }  // namespace echelon

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <mutex>
 
+#include "apps/verbs.h"
 #include "base/error.h"
 
 namespace echelon {
@@ -23,8 +24,6 @@ int launched_rank() {
 }
 
 }  // namespace
-
-bool is_another_process() { return launched_rank() > 0; }
 
 Job::Job() = default;
 Job::~Job() = default;

@@ -11,11 +11,6 @@
 
 namespace echelon {
 
-// Thrown to main(): what there is to say has been said, here or by another process.
-struct AlreadySaid {
-  int status = 3;
-};
-
 class Job {
  public:
   Job();
@@ -45,9 +40,5 @@ class Job {
   FailureHooks hooks_;  // of thread ranks
   bool said_ = false;
 };
-
-// Whether this process is one that a launcher started beside others, and not the first of them: it does not
-// repeat what they all would say.
-bool is_another_process();
 
 }  // namespace echelon

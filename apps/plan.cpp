@@ -4,9 +4,9 @@
 #include <fstream>
 #include <memory>
 
-#include "apps/flags.h"
 #include "apps/plan_flags.h"
 #include "apps/plan_pages.h"
+#include "apps/verbs.h"
 #include "base/error.h"
 #include "plan/explain.h"
 

@@ -6,7 +6,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "apps/flags.h"
+#include "apps/flag_values.h"
 #include "base/error.h"
 #include "schedule/schedules.h"
 #include "spec/compression.h"

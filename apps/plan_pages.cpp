@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "apps/flags.h"
+#include "apps/flag_values.h"
 #include "base/error.h"
 #include "draw/plan_report.h"
 #include "plan/explain.h"

@@ -11,9 +11,9 @@
 #include <filesystem>
 #include <fstream>
 
-#include "apps/flags.h"
 #include "apps/simulate_flags.h"
 #include "apps/simulate_report.h"
+#include "apps/verbs.h"
 #include "base/error.h"
 #include "schedule/lower.h"
 #include "schedule/schedules.h"

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "apps/flags.h"
+#include "apps/flag_values.h"
 #include "base/error.h"
 
 namespace echelon {

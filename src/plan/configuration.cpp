@@ -7,16 +7,6 @@
 
 namespace echelon {
 
-const char* context_kind_name(ContextKind kind) {
-  return kind == ContextKind::ring ? "ring" : kind == ContextKind::ulysses ? "ulysses" : "allgather";
-}
-
-ContextKind parse_context_kind(const std::string& text, const std::string& field) {
-  for (ContextKind kind : {ContextKind::ring, ContextKind::ulysses, ContextKind::allgather})
-    if (text == context_kind_name(kind)) return kind;
-  refuse("{} {}: no such kind; legal: ring, ulysses, allgather", field, text);
-}
-
 std::int64_t num_microbatches(const Workload& work, const Configuration& c) {
   const std::int64_t of_rank = (work.global_batch + c.dp - 1) / c.dp;
   return (of_rank + c.micro_batch - 1) / c.micro_batch;

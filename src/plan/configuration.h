@@ -20,10 +20,6 @@ struct Workload {
   Software software;
 };
 
-enum class ContextKind { ring, ulysses, allgather };
-const char* context_kind_name(ContextKind kind);
-ContextKind parse_context_kind(const std::string& text, const std::string& field);
-
 struct Configuration {
   int dp = 1, tp = 1, pp = 1, cp = 1;
   int ep = 1;                     // expert groups, laid over dp x cp

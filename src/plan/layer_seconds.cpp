@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/error.h"
+
 namespace echelon {
 namespace {
 
@@ -23,7 +25,7 @@ class Pricer {
 
   LayerSeconds layer(bool with_experts) {
     t_ = {};
-    kernels_ = 0;
+    kernels_ = collectives_ = 0;
     norm();
     enter();
     if (m_.latent_attention())
@@ -70,7 +72,7 @@ class Pricer {
 
   LayerSeconds head() {
     t_ = {};
-    kernels_ = 0;
+    kernels_ = collectives_ = 0;
     norm();
     enter();
     const double vocab = real(m_.vocab) / tp_;
@@ -120,14 +122,14 @@ class Pricer {
   double exposed(double seconds) const { return seconds * (1 - w_.software.tensor_overlap); }
   void gather_rows(PassSeconds& pass) {
     if (tp_ == 1) return;
-    kernels_ += 0.5;
+    collectives_ += 1;
     pass.tensor += exposed(ops_.collective(Verb::all_gather, rows_bytes(), c_.tp, 1));
     t_.tensor_bytes += (tp_ - 1) / tp_ * rows_bytes();
   }
   // P -> S or P -> I.
   void reduce_rows(PassSeconds& pass) {
     if (tp_ == 1) return;
-    kernels_ += 0.5;
+    collectives_ += 1;
     const Verb verb = c_.shards_sequence() ? Verb::reduce_scatter : Verb::all_reduce;
     t_.tensor_bytes += (c_.shards_sequence() ? 1 : 2) * (tp_ - 1) / tp_ * rows_bytes();
     pass.tensor += exposed(ops_.collective(verb, rows_bytes(), c_.tp, 1));
@@ -218,6 +220,8 @@ class Pricer {
         t_.backward_input.context += there + back;
         break;
       }
+      case ContextKind::hybrid:
+        fail("a ring of groups that exchange heads is not priced");
       case ContextKind::allgather:
         t_.forward.context += ops_.collective(Verb::all_gather, kv * cp, c_.cp, c_.tp);
         t_.backward_input.context += 2 * ops_.collective(Verb::all_gather, kv * cp, c_.cp, c_.tp);
@@ -251,7 +255,10 @@ class Pricer {
     const double group = here_ * real(m_.experts_per_token) * c_.etp;  // tokens that this rank computes
     const double bytes = copies * real(m_.hidden) * width_;
     // Copies are sorted by expert, and weighted and added up again.
-    passes(4 * bytes, 4 * bytes);
+    const double sorting =
+        w_.software.expert_passes * ops_.memory_pass(4 * bytes) + w_.software.expert_launch_seconds;
+    t_.forward.compute += sorting;
+    t_.backward_input.compute += sorting;
     const auto travel = [&](PassSeconds& pass) {
       if (c_.ep > 1) t_.expert_bytes += (c_.ep - 1.0) / c_.ep * bytes;
       if (c_.ep > 1)
@@ -264,9 +271,14 @@ class Pricer {
       travel(t_.backward_input);
     }
     const double hidden = real(m_.expert_hidden) / c_.etp;
+    const LayerSeconds before = t_;
     product(group / local, real(m_.hidden), first_width() * hidden, local);
-    activation(group, hidden);
     product(group / local, hidden, real(m_.hidden), local);
+    const double slower = 1 / w_.software.expert_efficiency - 1;
+    t_.forward.compute += slower * (t_.forward.compute - before.forward.compute);
+    t_.backward_input.compute += slower * (t_.backward_input.compute - before.backward_input.compute);
+    t_.backward_weight.compute += slower * (t_.backward_weight.compute - before.backward_weight.compute);
+    activation(group, hidden);
     if (m_.num_shared_experts > 0) mlp(real(m_.num_shared_experts * m_.expert_hidden) / tp_);
   }
   // Expert groups are laid over neighbouring ranks of tp (where experts are not cut over it), cp and dp.
@@ -275,7 +287,8 @@ class Pricer {
   // A pass takes no less than the host needs to launch its kernels, of which the backward pass has twice as
   // many. What must be computed again is launched again.
   void hosted(const PassSeconds& again) {
-    const double launch = w_.software.launch_seconds * kernels_;
+    const double launch =
+        w_.software.launch_seconds * kernels_ + w_.software.collective_launch_seconds * collectives_ / 3;
     const double forward = t_.forward.total(), backward = t_.backward();
     t_.forward.compute += std::max(0.0, launch - forward);
     t_.backward_input.compute += std::max(0.0, 2 * launch - backward);
@@ -289,7 +302,7 @@ class Pricer {
   const ModelSpec& m_;
   double tp_, tokens_, here_, width_;
   bool work_is_narrow_;
-  double kernels_ = 0;  // of the forward pass
+  double kernels_ = 0, collectives_ = 0;  // of the forward pass, and of both
   LayerSeconds t_;
   PassSeconds core_;
 };

@@ -29,18 +29,22 @@ struct Software {
   bool reshards = true;             // ZeRO 3 lets a layer go between its passes
 
   // Fitted.
-  double elementwise_passes = 1;    // over memory, of what is not a product, over the least possible
-  double launch_seconds = 0;        // of the host for each kernel: a layer takes no less than all of its
-  double product_efficiency = 1;    // of the machine's, on products
-  double attention_efficiency = 1;  // of the machine's, in fused attention
-  double tensor_overlap = 0;        // part of the tp collectives hidden behind products
-  double expert_overlap = 0;        // part of the experts' all-to-all hidden
-  double overlap_slowdown = 1;      // of computation beside communication
-  double network_efficiency = 1;    // of links between nodes
-  double step_seconds = 0;          // of a step beside everything else
-  double message_seconds = 0;       // of handing over to the next stage, on both ranks
-  double optimizer_passes = 1;      // over the state's least possible traffic
-  double straggling = 0;            // a step's slow-down for each doubling of the nodes
+  double elementwise_passes = 1;         // over memory, of what is not a product, over the least possible
+  double launch_seconds = 0;             // of the host for each kernel: a layer takes no less than all of its
+  double collective_launch_seconds = 0;  // the same of each tp collective
+  double product_efficiency = 1;         // of the machine's, on products
+  double attention_efficiency = 1;       // of the machine's, in fused attention
+  double tensor_overlap = 0;             // part of the tp collectives hidden behind products
+  double expert_overlap = 0;             // part of the experts' all-to-all hidden
+  double expert_efficiency = 1;          // of products, on those of many experts at once
+  double expert_passes = 1;          // as elementwise_passes, of sorting tokens by expert and adding them up
+  double expert_launch_seconds = 0;  // of the host, for the routing of a layer
+  double overlap_slowdown = 1;       // of computation beside communication
+  double network_efficiency = 1;     // of links between nodes
+  double step_seconds = 0;           // of a step beside everything else
+  double message_seconds = 0;        // of handing over to the next stage, on both ranks
+  double optimizer_passes = 1;       // over the state's least possible traffic
+  double straggling = 0;             // a step's slow-down for each doubling of the nodes
   // Factors of the step time that hold 80% of the published rows.
   double low = 0.9, high = 1.1;
 };

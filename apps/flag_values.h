@@ -1,0 +1,39 @@
+// What flags say: numbers, whose whole text must be one, and the files that they name.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <type_traits>
+
+namespace echelon {
+
+// The whole text as a T (int, std::int32_t, std::int64_t, std::uint64_t, double); refused with the flag's
+// name otherwise.
+template <class T>
+T parse_number(const std::string& flag, const std::string& text);
+
+// The whole file that a flag names; refused with the flag's name where it cannot be read.
+std::string read_file(const std::string& flag, const std::string& path);
+
+// A flag with a number, whose starting value is shown as the default.
+template <class T>
+CLI::Option* add_number(CLI::App& app, const std::string& flag, T& value, const std::string& description) {
+  const auto set = [flag, &value](const std::string& text) { value = parse_number<T>(flag, text); };
+  return app.add_option_function<std::string>(flag, set, description)
+      ->type_name(std::is_integral_v<T> ? "N" : "X")
+      ->default_str(fmt::format("{}", value));
+}
+// One that has no default.
+template <class T>
+CLI::Option* add_number(CLI::App& app, const std::string& flag, std::optional<T>& value,
+                        const std::string& description) {
+  const auto set = [flag, &value](const std::string& text) { value = parse_number<T>(flag, text); };
+  return app.add_option_function<std::string>(flag, set, description)
+      ->type_name(std::is_integral_v<T> ? "N" : "X");
+}
+
+}  // namespace echelon

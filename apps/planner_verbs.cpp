@@ -1,0 +1,13 @@
+// The planner half alone: what needs a compiler and header-only libraries.
+#include "apps/verbs.h"
+
+namespace echelon {
+
+void add_verbs(CLI::App& program, int& status) {
+  add_plan(program, status);
+  add_simulate(program, status);
+}
+
+bool is_another_process() { return false; }
+
+}  // namespace echelon

@@ -1,0 +1,18 @@
+#include "apps/verbs.h"
+
+#include "comm/process_world.h"
+
+namespace echelon {
+
+void add_verbs(CLI::App& program, int& status) {
+  add_train(program, status);
+  add_verify(program, status);
+  add_plan(program, status);
+  add_simulate(program, status);
+  add_generate(program, status);
+  add_bench(program, status);
+}
+
+bool is_another_process() { return launched_rank() > 0; }
+
+}  // namespace echelon

@@ -1,0 +1,27 @@
+// The verbs of the program.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace echelon {
+
+// Each adds its verb to the program and returns the exit status through `status` when the verb ran.
+void add_train(CLI::App& program, int& status);
+void add_verify(CLI::App& program, int& status);
+void add_plan(CLI::App& program, int& status);
+void add_simulate(CLI::App& program, int& status);
+void add_generate(CLI::App& program, int& status);
+void add_bench(CLI::App& program, int& status);
+
+// Those that this build has: all of them, or the planner's (CMake chooses the file).
+void add_verbs(CLI::App& program, int& status);
+
+// Thrown to main(): what there is to say has been said, here or by another process.
+struct AlreadySaid {
+  int status = 3;
+};
+// Whether this process is one that a launcher started beside others, and not the first of them: it does not
+// repeat what they all would say.
+bool is_another_process();
+
+}  // namespace echelon
