@@ -42,7 +42,7 @@ std::string svg_head(double width, double height) {
 
 std::string mesh_map_svg(const MeshMap& m) {
   const int ranks = m.pp * m.dp * m.cp * m.tp, nodes = (ranks + m.node - 1) / m.node;
-  constexpr int most_nodes = 32, cell = 34, gap = 10, in_row = 4;
+  constexpr int most_nodes = 32, cell = 34, gap = 10, in_row = 3;
   const int shown = std::min(nodes, most_nodes), columns = std::min(m.node, 8),
             rows = (m.node + columns - 1) / columns;
   const int box_width = columns * cell + 8, box_height = rows * cell + 24;

@@ -66,6 +66,7 @@ class Search {
     for (const Group& g : groups_)
       group(g.configuration, r_.objective == Objective::memory || g.least < worst_ranked());
     if (!result_.plans.empty()) result_.nearest.reset();
+    write_examples();
     result_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     return std::move(result_);
   }
@@ -245,12 +246,10 @@ class Search {
     const Outlook look = model_.outlook(c);
     if (look.bytes > usable_) {
       if (!result_.nearest || look.bytes < result_.nearest->bytes) result_.nearest = {c, look.bytes, usable_};
-      const bool is_new = !examples_.contains("memory " + c.schedule);
-      reject("memory", 1, "memory " + c.schedule,
-             is_new ? fmt::format("{}: {:.3g} in-flight activations, {:.1f} GB > {:.1f} GB on rank {} ({})",
-                                  c.schedule, look.in_flight, look.bytes / 1e9, usable_ / 1e9, look.rank,
-                                  describe(c))
-                    : std::string());
+      result_.rejected["memory"].count += 1;
+      // The example of a schedule is the one that is nearest to fitting.
+      auto [found, is_new] = unfit_.try_emplace(c.schedule, Unfit{c, look});
+      if (!is_new && look.bytes < found->second.look.bytes) found->second = {c, look};
       return;
     }
     ++result_.feasible;
@@ -284,6 +283,20 @@ class Search {
       if (plans.size() > top) plans.pop_back();
     }
   }
+
+  void write_examples() {
+    for (const auto& [schedule, unfit] : unfit_)
+      result_.rejected["memory"].examples.push_back(
+          fmt::format("{}: {:.3g} in-flight activations, {:.1f} GB > {:.1f} GB on rank {} ({})", schedule,
+                      unfit.look.in_flight, unfit.look.bytes / 1e9, usable_ / 1e9, unfit.look.rank,
+                      describe(unfit.configuration)));
+  }
+
+  struct Unfit {
+    Configuration configuration;
+    Outlook look;
+  };
+  std::map<std::string, Unfit> unfit_;
 
   const SearchRequest& r_;
   StepModel model_;

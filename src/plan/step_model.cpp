@@ -244,6 +244,32 @@ std::string StepModel::schedule_problem(const Configuration& c) {
   return {};
 }
 
+namespace {
+
+SimulationCosts simulation_costs(const std::vector<LayerSeconds>& stages, const std::vector<double>& gathers,
+                                 const Software& software, double message, int pp) {
+  SimulationCosts costs;
+  costs.stages.clear();
+  double all = 0, experts = 0;
+  for (std::size_t i = 0; i < stages.size(); ++i) {
+    const LayerSeconds& t = stages[i];
+    const double handing = pp > 1 ? software.message_seconds : 0;
+    costs.stages.push_back({t.forward.total() + gathers[i] / 3 + handing,
+                            t.backward_input.total() + gathers[i] * 2 / 3 + handing,
+                            t.backward_weight.total()});
+    all += t.forward.total() + t.backward() + gathers[i] + 2 * handing;
+    experts += t.forward.expert + t.backward_input.expert;
+  }
+  costs.message = message;
+  // What runs together hides the experts' all-to-all, which is what DualPipe was made for; the collectives of
+  // tp stand between products that need each other.
+  if (all > 0)
+    costs.overlap_factor = (all - experts + added(all - experts, experts, software.overlap_slowdown)) / all;
+  return costs;
+}
+
+}  // namespace
+
 bool StepModel::splits_evenly(const Configuration& c) {
   const auto microbatches = static_cast<int>(num_microbatches(work_, c));
   const ScheduleFacts& facts =
@@ -274,26 +300,27 @@ Outlook StepModel::outlook(const Configuration& c) {
   const Prices& p = prices(c);
   const ScheduleFacts& facts = *s.facts;
   const double microbatches = real(num_microbatches(work_, c));
-  const double handing = c.pp > 1 ? work_.software.message_seconds : 0, message = message_seconds(c, p);
+  const SimulationCosts costs =
+      simulation_costs(s.stages, s.gathers, work_.software, message_seconds(c, p), c.pp);
+  // Passes that run together take this part of their sum.
+  const double factor = facts.overlaps ? std::min(1.0, costs.overlap_factor) : 1;
   Outlook look;
   // Of the passes before a stage's first one and behind its last one; the weights' part may come later.
   std::vector<double> before(s.stages.size() + 1), behind(s.stages.size() + 1);
   for (std::size_t i = 0; i < s.stages.size(); ++i) {
-    const LayerSeconds& t = s.stages[i];
-    const double hidden = facts.overlaps ? 1 : 0;  // the experts' traffic, where passes run together
-    before[i + 1] =
-        before[i] + t.forward.total() - hidden * t.forward.expert + s.gathers[i] / 3 + handing + message;
-    behind[i + 1] = behind[i] - hidden * t.backward_input.expert + s.gathers[i] * 2 / 3 + handing + message +
-                    (facts.splits_backward ? t.backward_input.total() : t.backward());
+    const StageTimes& t = costs.stages[i];
+    before[i + 1] = before[i] + factor * t.forward + costs.message;
+    behind[i + 1] = behind[i] +
+                    factor * (t.backward_input + (facts.splits_backward ? 0 : t.backward_weight)) +
+                    costs.message;
   }
   double pipeline = 0;
   for (std::size_t r = 0; r < s.ranks.size(); ++r) {
     double work = 0, first = 1e300, last = 1e300;
     for (const StageUse& use : facts.uses[r]) {
       const auto i = static_cast<std::size_t>(use.stage);
-      const LayerSeconds& t = s.stages[i];
-      const double hidden = facts.overlaps ? t.forward.expert + t.backward_input.expert : 0;
-      const double each = t.forward.total() + t.backward() - hidden + s.gathers[i] + 2 * handing;
+      const StageTimes& t = costs.stages[i];
+      const double each = factor * (t.forward + t.backward_input + t.backward_weight);
       work += use.share * microbatches * each;
       first = std::min(first, before[i]);
       last = std::min(last, behind[i]);
@@ -324,32 +351,6 @@ double StepModel::whole_step(const Configuration& c, double seconds) const {
   const double nodes = std::max(1.0, static_cast<double>(c.ranks()) / work_.machine.node());
   return seconds * (1 + work_.software.straggling * std::log2(nodes)) + work_.software.step_seconds;
 }
-
-namespace {
-
-SimulationCosts simulation_costs(const std::vector<LayerSeconds>& stages, const std::vector<double>& gathers,
-                                 const Software& software, double message, int pp) {
-  SimulationCosts costs;
-  costs.stages.clear();
-  double all = 0, experts = 0;
-  for (std::size_t i = 0; i < stages.size(); ++i) {
-    const LayerSeconds& t = stages[i];
-    const double handing = pp > 1 ? software.message_seconds : 0;
-    costs.stages.push_back({t.forward.total() + gathers[i] / 3 + handing,
-                            t.backward_input.total() + gathers[i] * 2 / 3 + handing,
-                            t.backward_weight.total()});
-    all += t.forward.total() + t.backward();
-    experts += t.forward.expert + t.backward_input.expert;
-  }
-  costs.message = message;
-  // What runs together hides the experts' all-to-all, which is what DualPipe was made for; the collectives of
-  // tp stand between products that need each other.
-  if (all > 0)
-    costs.overlap_factor = (all - experts + added(all - experts, experts, software.overlap_slowdown)) / all;
-  return costs;
-}
-
-}  // namespace
 
 Timeline StepModel::timeline(const Configuration& c) {
   const Shape s = shape(c);

@@ -113,15 +113,15 @@ int main(int argc, char** argv) {
     else
       names.emplace_back(argv[i]);
   }
-  if (!folder()) {
-    fmt::print(stderr, "the folder of published tables is not there: set ECHELON_PUBLISHED\n");
-    return 2;
-  }
   try {
     std::vector<Table> tables;
-    for (const Source& source : sources())
-      if (names.empty() || std::find(names.begin(), names.end(), source.name) != names.end())
-        tables.push_back(read(source));
+    for (const Source& source : sources()) {
+      if (!names.empty() && std::find(names.begin(), names.end(), source.name) == names.end()) continue;
+      if (auto table = read(source))
+        tables.push_back(std::move(*table));
+      else
+        fmt::print(stderr, "{}: {} is not there: set ECHELON_PUBLISHED\n", source.name, source.file);
+    }
     if (fit) {
       answer_fit(tables);
       return 0;

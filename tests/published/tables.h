@@ -26,8 +26,9 @@ struct Table {
   std::vector<Point> points;
 };
 
-// The folder of large tables; no value where it is not there.
-std::optional<std::filesystem::path> folder();
+// A table: of this directory, or of the folder of large ones (ECHELON_PUBLISHED, or ../shared/published
+// beside the repository); no value where it is not there.
+std::optional<std::filesystem::path> find(const std::string& file);
 
 struct Source {
   std::string name;  // of the table
@@ -35,6 +36,6 @@ struct Source {
   Table (*read)(const std::string& path);
 };
 const std::vector<Source>& sources();
-Table read(const Source& source);
+std::optional<Table> read(const Source& source);
 
 }  // namespace echelon::published

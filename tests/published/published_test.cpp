@@ -1,0 +1,188 @@
+// Predicted against published. Each table prints its errors; the bars hold for the rows that nothing was
+// fitted on.
+#include <fmt/core.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "plan/footprint.h"
+#include "plan/memory.h"
+#include "published/csv.h"
+#include "published/score.h"
+#include "schedule/schedules.h"
+#include "schedule/simulate.h"
+
+namespace echelon::published {
+namespace {
+
+struct Bar {
+  const char* table;
+  double mean = 1e9, median = 1e9, bias = 1e9;  // errors, as parts
+  double correlation = -1, regret = 1e9;
+};
+
+class Published : public testing::TestWithParam<Bar> {};
+
+TEST_P(Published, WithinItsBar) {
+  const Bar& bar = GetParam();
+  for (const Source& source : sources()) {
+    if (source.name != bar.table) continue;
+    const auto table = read(source);
+    if (!table) GTEST_SKIP() << source.file << " is not there; set ECHELON_PUBLISHED to its folder";
+    std::vector<Prediction> predictions;
+    for (const Point& point : table->points) predictions.push_back(predict(point));
+    const Score fitted = score(*table, predictions, true), others = score(*table, predictions, false);
+    const Choice chosen = choice(*table, predictions);
+    fmt::print(
+        "{}: fitted on {} rows, mean error {:.1f}%; {} others: mean {:.1f}%, median {:.1f}%, p90 {:.1f}%, "
+        "bias {:+.1f}%, in the interval {:.0f}%\n",
+        bar.table, fitted.rows, 100 * fitted.mean_error, others.rows, 100 * others.mean_error,
+        100 * others.median_error, 100 * others.p90_error, 100 * others.bias, 100 * others.inside);
+    if (chosen.groups > 0)
+      fmt::print("{}: {} groups, rank correlation {:.3f}, regret {:.1f}%\n", bar.table, chosen.groups,
+                 chosen.correlation, 100 * chosen.regret);
+    ASSERT_GT(others.rows, 0u);
+    EXPECT_LE(others.mean_error, bar.mean);
+    EXPECT_LE(others.median_error, bar.median);
+    EXPECT_LE(std::abs(others.bias), bar.bias);
+    if (bar.correlation > -1) {
+      EXPECT_GT(chosen.groups, 0u);
+      EXPECT_GE(chosen.correlation, bar.correlation);
+      EXPECT_LE(chosen.regret, bar.regret);
+    }
+    return;
+  }
+  FAIL() << "no such table";
+}
+
+INSTANTIATE_TEST_SUITE_P(Tables, Published,
+                         testing::Values(Bar{"sc21-table1", 0.05}, Bar{"korthikanti", 0.05},
+                                         Bar{"zero-bubble", 0.06}, Bar{"vtrain-singlenode", 0.15},
+                                         Bar{"bridge-experts", 1e9, 0.15}),
+                         [](const auto& instance) {
+                           std::string name = instance.param.table;
+                           std::erase(name, '-');
+                           return name;
+                         });
+
+std::vector<CsvRow> rows_of(const char* file) { return read_csv(*find(file)); }
+
+// Rajbhandari et al. 2020, table 1, to the printed digits.
+TEST(PublishedExactly, ZeroModelStates) {
+  std::size_t rows = 0;
+  for (const CsvRow& r : rows_of("zero_paper_model_state_memory.csv")) {
+    const double billions = number(r, "model");  // "7.5B", "1T"
+    const auto parameters =
+        static_cast<std::int64_t>((r.at("model").ends_with("T") ? 1000 : 1) * billions * 1e9 + 0.5);
+    const int stage = r.at("stage").find("ZeRO-1") != std::string::npos   ? 1
+                      : r.at("stage").find("ZeRO-2") != std::string::npos ? 2
+                                                                          : 3;
+    const std::int64_t shards = whole(r, "DP");
+    const double predicted =
+        static_cast<double>(
+            kept_state(parameters, parameters / shards, stage, mixed_precision_adam).total()) /
+        1e9;
+    const std::string& printed = r.at("model_state_GB_per_device");
+    const auto point = printed.find('.');
+    const double unit =
+        point == std::string::npos ? 1 : std::pow(10, -static_cast<double>(printed.size() - point - 1));
+    // The table rounds some figures and cuts others off.
+    const double above = predicted - number(r, "model_state_GB_per_device");
+    EXPECT_TRUE(above >= -0.51 * unit && above < unit)
+        << r.at("model") << " DP " << shards << " stage " << stage << ": " << predicted << ", printed "
+        << printed;
+    ++rows;
+  }
+  EXPECT_GT(rows, 50u);
+}
+
+Workload gpt_workload(std::int64_t layers, std::int64_t hidden, std::int64_t heads) {
+  Workload w;
+  w.model = load_model("gpt3-175b");
+  w.model.num_layers = layers;
+  w.model.hidden = hidden;
+  w.model.num_heads = w.model.num_kv_heads = heads;
+  w.model.head_dim = hidden / heads;
+  w.model.mlp_hidden = 4 * hidden;
+  w.seq_len = 2048;
+  w.machine = load_machine("a100-80");
+  w.software = load_software("megatron-2021");
+  return w;
+}
+
+// Korthikanti et al. 2022, table 2: bytes of a layer for a microbatch.
+TEST(PublishedExactly, ActivationsOfALayer) {
+  for (const auto& [hidden, heads, batch] :
+       {std::array<std::int64_t, 3>{6144, 64, 4}, {12288, 96, 1}, {20480, 128, 1}, {25600, 160, 1}})
+    for (int t : {1, 2, 8}) {
+      const Workload w = gpt_workload(48, hidden, heads);
+      const double sbh = static_cast<double>(2048 * batch * hidden),
+                   scores = 5.0 * static_cast<double>(heads) * 2048 / static_cast<double>(hidden);
+      const auto saved = [&, batch = batch](bool sequence, Recompute recompute) {
+        Configuration c;
+        c.tp = t;
+        c.sequence_parallel = sequence;
+        c.micro_batch = batch;
+        c.recompute = recompute;
+        return saved_bytes(w, c).dense_layer;
+      };
+      EXPECT_DOUBLE_EQ(saved(false, Recompute::none), sbh * (10 + 24.0 / t + scores / t));
+      EXPECT_DOUBLE_EQ(saved(true, Recompute::none), sbh / t * (34 + scores));
+      EXPECT_DOUBLE_EQ(saved(true, Recompute::selective), sbh / t * 34);
+      EXPECT_DOUBLE_EQ(saved(false, Recompute::selective), sbh * (10 + 24.0 / t));
+      EXPECT_DOUBLE_EQ(saved(false, Recompute::full), 2 * sbh);
+    }
+}
+
+double bubble(const Schedule& schedule, const StageTimes& times) {
+  SimulationCosts costs;
+  costs.stages = {times};
+  const Simulation simulated = simulate(schedule, costs);
+  const double work = simulated.timeline.busy(0);
+  return simulated.timeline.makespan() - work;
+}
+
+// DeepSeek-AI 2024, table 2; F, B (whole) and W of a chunk, F&B = F + B.
+TEST(PublishedExactly, DualPipeTable) {
+  ASSERT_EQ(rows_of("dualpipe_bubble_table.csv").size(), 4u);
+  for (int pp : {4, 8, 16})
+    for (const StageTimes t : {StageTimes{1, 1, 1}, StageTimes{1, 1.2, 0.8}, StageTimes{2, 2.5, 1.5}}) {
+      const double F = t.forward, W = t.backward_weight, B = t.backward_input + W;
+      const int m = 4 * pp;
+      EXPECT_NEAR(bubble(one_f_one_b(pp, m), t), (pp - 1) * (F + B), 1e-9);
+      EXPECT_NEAR(bubble(zb_h1(pp, m), t), (pp - 1) * (F + B - 2 * W), 1e-9);
+      const Schedule dual = dualpipe(pp, m);
+      // The formula counts with equal times; where W is shorter the schedule does a little better.
+      const double published = (pp / 2 - 1) * (F + B + B - 3 * W);
+      if (t.backward_input == W)
+        EXPECT_NEAR(bubble(dual, t), published, 1e-9);
+      else
+        EXPECT_LE(bubble(dual, t), published + 1e-9);
+      EXPECT_EQ(parameter_copies(dual), 2);
+      for (double peak : peak_activations(dual)) EXPECT_LE(peak, pp + 1);
+      EXPECT_EQ(peak_activations(one_f_one_b(pp, m))[0], pp);
+      EXPECT_EQ(peak_activations(zb_h1(pp, m))[0], pp);
+    }
+}
+
+// Qi et al. 2023, table 5, from the profiled times of table 6: the largest execution time over stages.
+TEST(PublishedExactly, ZeroBubbleRates) {
+  for (const CsvRow& r : rows_of("zero_bubble_bubble_rates.csv")) {
+    const int p = whole(r, "stages_p"), m = whole(r, "microbatches_m");
+    SimulationCosts costs;
+    costs.stages = {{number(r, "T_F_ms"), number(r, "T_B_input_grad_ms"), number(r, "T_W_weight_grad_ms")}};
+    costs.message = number(r, "T_comm_ms");
+    const auto rate = [&](const Schedule& schedule) {
+      double cost = 0;
+      for (const auto& spans : simulate(schedule, costs).timeline.ranks)
+        cost = std::max(cost, spans.back().end - spans.front().begin);
+      const StageTimes& t = costs.stages[0];
+      return (cost - m * (t.forward + t.backward_input + t.backward_weight)) / cost;
+    };
+    EXPECT_NEAR(rate(one_f_one_b(p, m)), number(r, "bubble_1F1B"), 0.50001e-4) << p << " " << m;
+    EXPECT_NEAR(rate(zb_h1(p, m)), number(r, "bubble_ZB_H1"), 0.50001e-4) << p << " " << m;
+  }
+}
+
+}  // namespace
+}  // namespace echelon::published

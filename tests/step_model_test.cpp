@@ -1,0 +1,158 @@
+#include "plan/step_model.h"
+
+#include <gtest/gtest.h>
+
+#include "schedule/schedules.h"
+
+namespace echelon {
+namespace {
+
+Workload workload(const char* model, std::int64_t batch, const char* machine = "h100") {
+  return {load_model(model), 4096, batch, Precision::bf16, load_machine(machine), load_software("current")};
+}
+
+std::vector<Configuration> configurations() {
+  std::vector<Configuration> list;
+  for (const char* schedule : {"1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipev"})
+    for (int pp : {1, 2, 4, 8})
+      for (int tp : {1, 8})
+        for (int zero : {0, 1, 3})
+          for (bool even : {true, false}) {
+            Configuration c;
+            c.pp = pp;
+            c.tp = tp;
+            c.dp = 64 / pp / tp;
+            c.zero = zero;
+            c.schedule = schedule;
+            c.chunks = c.schedule == "interleaved" && pp > 1 ? 2 : 1;
+            c.even_split = even;
+            c.recompute = zero == 1 ? Recompute::full : Recompute::none;
+            list.push_back(c);
+          }
+  return list;
+}
+
+// What prunes must not be wrong: the bound is below the simulated step, and the memory is the same.
+TEST(StepModel, OutlookBoundsTheEstimate) {
+  for (const char* name : {"llama-3-70b", "deepseek-v3", "gpt2-1.5b"}) {
+    Workload work = workload(name, 1024);
+    work.seq_len = 1024;
+    StepModel model(work);
+    int looked_at = 0;
+    double tightest = 0;
+    for (Configuration c : configurations()) {
+      if (work.model.experts != Experts::none) c.ep = 8;
+      if (!shape_problem(work, c).empty() || !model.schedule_problem(c).empty()) continue;
+      const Outlook look = model.outlook(c);
+      const Estimate e = model.estimate(c);
+      EXPECT_LE(look.seconds, e.seconds * (1 + 1e-9)) << name << " " << describe(c);
+      EXPECT_LE(model.least_seconds(c), e.seconds * (1 + 1e-9)) << name << " " << describe(c);
+      EXPECT_DOUBLE_EQ(look.bytes, static_cast<double>(e.memory.total())) << describe(c);
+      tightest = std::max(tightest, look.seconds / e.seconds);
+      ++looked_at;
+    }
+    EXPECT_GT(looked_at, 80) << name;
+    EXPECT_GT(tightest, 0.99) << name;  // and it is a bound that prunes
+  }
+}
+
+TEST(StepModel, PartsAddUpToTheStep) {
+  StepModel model(workload("llama-3-70b", 512));
+  for (const Configuration& c : configurations()) {
+    if (!model.schedule_problem(c).empty()) continue;
+    const Estimate e = model.estimate(c);
+    const StepParts& p = e.parts;
+    EXPECT_NEAR(p.compute + p.tp_exposed + p.pp_bubble + p.dp_exposed + p.cp_exposed + p.ep_exposed +
+                    p.optimizer + p.other,
+                e.seconds, 1e-9 * e.seconds)
+        << describe(c);
+    EXPECT_LE(e.low, e.seconds);
+    EXPECT_GE(e.high, e.seconds);
+    EXPECT_LT(e.mfu, 1) << describe(c);
+  }
+}
+
+// Facts come from a short schedule: they are those of the long one.
+TEST(ScheduleShelf, ShortSchedulesShowWhatLongOnesHave) {
+  ScheduleShelf shelf;
+  for (const std::string& name :
+       std::vector<std::string>{"1f1b", "interleaved", "interleaved-even", "zb-h1", "zb-h2", "zb-v", "v-half",
+                                "v-min", "dualpipe", "dualpipev"})
+    for (int ranks : {2, 3, 4, 8})
+      for (int microbatches : {1, 2, 5, 8, 16, 31, 40, 64, 101, 200}) {
+        const int chunks = name.starts_with("interleaved") ? 3 : 0;
+        const ScheduleFacts& facts = shelf.facts(name, ranks, microbatches, chunks);
+        if (!facts.problem.empty()) {
+          EXPECT_ANY_THROW(make_schedule(name, ranks, microbatches, chunks))
+              << name << " " << ranks << " " << microbatches;
+          continue;
+        }
+        const ScheduleFacts whole = facts_of(make_schedule(name, ranks, microbatches, chunks));
+        EXPECT_EQ(facts.peak, whole.peak) << name << " " << ranks << " " << microbatches;
+        EXPECT_EQ(facts.num_stages, whole.num_stages);
+        EXPECT_EQ(facts.overlaps, whole.overlaps);
+        for (std::size_t r = 0; r < whole.uses.size(); ++r)
+          for (std::size_t i = 0; i < whole.uses[r].size(); ++i) {
+            EXPECT_EQ(facts.uses[r][i].stage, whole.uses[r][i].stage);
+            EXPECT_NEAR(facts.uses[r][i].share, whole.uses[r][i].share, 1e-12);
+          }
+      }
+}
+
+// The textbook's reasons, as numbers.
+TEST(StepModel, TensorParallelismBelongsInsideANode) {
+  StepModel model(workload("llama-3-70b", 512));
+  Configuration inside, across;
+  inside.tp = 8, inside.pp = 8, inside.schedule = "1f1b";
+  across.tp = 16, across.pp = 4, across.schedule = "1f1b";
+  EXPECT_GT(model.estimate(across).parts.tp_exposed, 2 * model.estimate(inside).parts.tp_exposed);
+}
+
+TEST(StepModel, SequenceParallelismCutsActivations) {
+  StepModel model(workload("llama-3-8b", 64));
+  Configuration c;
+  c.tp = 8;
+  const Estimate with = model.estimate(c);
+  c.sequence_parallel = false;
+  const Estimate without = model.estimate(c);
+  EXPECT_LT(with.memory[MemoryCategory::activations], without.memory[MemoryCategory::activations]);
+  EXPECT_GT(without.parts.compute, with.parts.compute);  // norms of all tokens on every rank
+}
+
+TEST(StepModel, ContextGrowsWithItsRanksAtTheSameMemory) {
+  for (int cp : {2, 4, 8}) {
+    Workload work = workload("llama-3-8b", 1);
+    work.seq_len = 8192 * cp;
+    work.model.max_seq = 1 << 20;
+    StepModel model(work);
+    Configuration c;
+    c.cp = cp;
+    Workload alone = work;
+    alone.seq_len = 8192;
+    StepModel one(alone);
+    EXPECT_EQ(model.estimate(c).memory[MemoryCategory::activations],
+              one.estimate(Configuration{}).memory[MemoryCategory::activations]);
+  }
+}
+
+TEST(StepModel, ZeroStatesAreThePapers) {
+  Workload work = workload("llama-2-7b", 64, "a100-80");
+  work.software.gradient_bytes = 2;
+  StepModel model(work);
+  const double parameters = static_cast<double>(num_parameters(work.model));
+  const auto states = [&](int zero) {
+    Configuration c;
+    c.dp = 64;
+    c.zero = zero;
+    const Memory m = model.estimate(c).memory;
+    return static_cast<double>(m[MemoryCategory::parameters] + m[MemoryCategory::gradients] +
+                               m[MemoryCategory::optimizer]);
+  };
+  EXPECT_NEAR(states(0) / parameters, 16, 1e-6);
+  EXPECT_NEAR(states(1) / parameters, 4 + 12.0 / 64, 1e-6);
+  EXPECT_NEAR(states(2) / parameters, 2 + 14.0 / 64, 1e-6);
+  EXPECT_NEAR(states(3) / parameters, 16.0 / 64, 1e-6);
+}
+
+}  // namespace
+}  // namespace echelon
