@@ -25,6 +25,8 @@ int launched_rank() {
 
 }  // namespace
 
+bool is_another_process() { return launched_rank() > 0; }
+
 Job::Job() = default;
 Job::~Job() = default;
 

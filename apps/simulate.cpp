@@ -1,6 +1,7 @@
 #include "schedule/simulate.h"
 
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "apps/flag_values.h"
 #include "apps/simulate_flags.h"
 #include "apps/simulate_report.h"
 #include "apps/verbs.h"

@@ -1,7 +1,5 @@
 #include "apps/verbs.h"
 
-#include "comm/process_world.h"
-
 namespace echelon {
 
 void add_verbs(CLI::App& program, int& status) {
@@ -12,7 +10,5 @@ void add_verbs(CLI::App& program, int& status) {
   add_generate(program, status);
   add_bench(program, status);
 }
-
-bool is_another_process() { return launched_rank() > 0; }
 
 }  // namespace echelon
