@@ -196,7 +196,7 @@ void add_bench(CLI::App& program, int& status) {
   CLI::App& app = *program.add_subcommand("bench", "The measurements in docs/performance.md");
   app.require_subcommand(0, 1);
   app.callback([&app] {
-    if (app.get_subcommands().empty()) refuse("bench: what to measure is missing; legal: train, comm");
+    if (app.get_subcommands().empty()) refuse("bench: what to measure is missing; legal: train, comm, context");
   });
 
   auto train_flags = std::make_shared<BenchTrainFlags>();
@@ -208,6 +208,7 @@ void add_bench(CLI::App& program, int& status) {
   train.callback([train_flags, &status] { status = bench_train(*train_flags); });
 
   add_bench_comm(app, status);
+  add_bench_context(app, status);
 }
 
 }  // namespace echelon

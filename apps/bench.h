@@ -20,5 +20,7 @@ inline constexpr int most_repeats = 1'000'000;
 
 // Adds `comm` to the verb bench.
 void add_bench_comm(CLI::App& bench, int& status);
+// Adds `context`.
+void add_bench_context(CLI::App& bench, int& status);
 
 }  // namespace echelon

@@ -32,10 +32,13 @@ void TimelineFlags::check() const {
   refuse_unwritable("--timeline", timeline_);
 }
 
-void TimelineFlags::write(const Timeline& simulated, const Timeline& measured) const {
+void TimelineFlags::write(const Timeline& simulated, const Timeline& measured,
+                          const std::vector<Track>& more) const {
   const Track ran{"measured", format_seconds(measured.makespan()), measured};
   const Track twin{"simulated with the times measured", format_seconds(simulated.makespan()), simulated};
-  if (!trace_.empty()) write_file_atomically(trace_, perfetto_json({ran}, 1e6));
+  std::vector<Track> tracks{ran};
+  tracks.insert(tracks.end(), more.begin(), more.end());
+  if (!trace_.empty()) write_file_atomically(trace_, perfetto_json(tracks, 1e6));
   if (!timeline_.empty()) write_file_atomically(timeline_, gantt_html({twin, ran}));
 }
 

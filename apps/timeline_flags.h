@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <string>
 
+#include "draw/gantt.h"
 #include "schedule/timeline.h"
 
 namespace echelon {
@@ -13,7 +14,8 @@ class TimelineFlags {
   void add_to(CLI::App& app);
   // RequestError where a file cannot be written.
   void check() const;
-  void write(const Timeline& simulated, const Timeline& measured) const;
+  // `more`: other measured tracks, for --trace.
+  void write(const Timeline& simulated, const Timeline& measured, const std::vector<Track>& more = {}) const;
 
  private:
   std::string trace_, timeline_;

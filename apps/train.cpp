@@ -24,7 +24,7 @@ struct TrainFlags {
   std::string tokenizer = "bytes";
   TimelineFlags timeline;
   std::int64_t steps = 100, sample = 200;
-  std::string staleness, straggle;
+  std::string staleness, straggle, memory_limit;
   int servers = 1;
   bool json = false;
   CLI::App* app = nullptr;
@@ -81,6 +81,8 @@ std::unique_ptr<TokenData> read_request(TrainFlags& f) {
   request.plan = f.plan.plan();
   request.run = f.job.options(f.run, request.plan);
   f.optimizer.finish(f.steps, request.plan);
+  if (f.app->get_option("--memory-limit")->count() > 0)
+    request.run.memory_limit = parse_bytes(f.memory_limit, "--memory-limit");
   request.asynchronous = asynchronous_options(f);
   request.straggler = straggler(f);
   const auto is_given = [&](const char* name) { return f.app->get_option(name)->count() > 0; };
@@ -210,7 +212,11 @@ int run_train(TrainFlags& f) {
   if (!plan.optimizer_barrier)
     fmt::print(out, "optimizer without a barrier: {} of {} steps guessed wrongly and taken back\n",
                summary.taken_back, summary.steps);
-  f.timeline.write(summary.simulated_timeline, summary.measured_timeline);
+  std::vector<Track> ring;
+  if (!summary.ring_computing.ranks.empty())
+    ring = {{"ring attention, by whose keys", "", summary.ring_computing},
+            {"keys and values on their way", "", summary.ring_arriving}};
+  f.timeline.write(summary.simulated_timeline, summary.measured_timeline, ring);
   fmt::print(out, "{:.0f} tokens/s, MFU {:.1f}%, final loss {:.4f}", summary.tokens_per_second,
              100 * summary.mfu, summary.final_loss);
   if (summary.validation_loss >= 0) fmt::print(out, ", validation loss {:.4f}", summary.validation_loss);
@@ -246,6 +252,10 @@ void add_train(CLI::App& program, int& status) {
                  "Asynchronous, around parameter servers: batches a worker may run ahead; 0: synchronous")
       ->type_name("S|inf");
   add_number(app, "--servers", flags->servers, "Parameter servers, beside the --dp workers");
+  app.add_option("--memory-limit", flags->memory_limit,
+                 "What a rank may hold, such as 800MiB: refused where more is predicted, ended where more is "
+                 "asked for")
+      ->type_name("BYTES");
   app.add_option("--straggle", flags->straggle,
                  "Make rank R slow on purpose: each step's passes take F times as long")
       ->type_name("R:F");

@@ -128,8 +128,8 @@ class CommandLine : public testing::Test {
 };
 
 TEST_F(CommandLine, WrongWordsAreRefusedByName) {
-  refused({}, {"verb", "train, verify, simulate, generate, bench"});
-  refused({"frob"}, {"frob", "train, verify, simulate, generate, bench"});
+  refused({}, {"verb", "train, verify, plan, simulate, generate, bench"});
+  refused({"frob"}, {"frob", "train, verify, plan, simulate, generate, bench"});
   refused({"bench"}, {"bench", "train, comm"});
   refused({"bench", "x"}, {"x", "train, comm"});
   refused({"train"}, {"--data"});
@@ -184,6 +184,13 @@ TEST_F(CommandLine, WrongValuesAreRefusedWithTheLegalOnes) {
   refused(with({"--threads", "0"}), {"--threads 0"});
   refused(with({"--threads", "99999"}), {"--threads 99999"});
   refused(with({"--dp", "5000", "--global-batch", "5000"}), {"--dp 5000", "1024"});
+  refused(with({"--memory-limit", "much"}), {"--memory-limit much", "800MiB"});
+  refused(with({"--memory-limit", "100KiB"}),
+          {"--memory-limit 100.00 KiB", "pp 0 tp 0", "activations", "--cp"});
+  refused(with({"--cp", "2", "--seq-len", "30"}), {"--seq-len 30", "--cp 2", "zigzag", "28 and 32"});
+  refused(with({"--cp", "2", "--cp-kind", "star"}), {"--cp-kind star", "ring, ulysses, allgather, hybrid"});
+  refused(with({"--cp-balance", "fair"}), {"--cp-balance fair", "zigzag, stripe, none"});
+  refused(with({"--mask", "full"}), {"--mask full", "causal, document"});
   refused(with({"--seq-len", "0"}), {"--seq-len 0"});
   refused(with({"--seq-len", "9999"}), {"--seq-len 9999", "4096"});
   refused(with({"--global-batch", "0"}), {"--global-batch 0"});

@@ -3,6 +3,10 @@
 #include <fmt/core.h>
 
 #include <array>
+#include <charconv>
+#include <map>
+
+#include "base/error.h"
 
 namespace echelon {
 
@@ -14,6 +18,22 @@ std::string format_bytes(double bytes) {
     ++unit;
   }
   return unit == 0 ? fmt::format("{:.0f} B", bytes) : fmt::format("{:.2f} {}", bytes, names[unit]);
+}
+
+std::int64_t parse_bytes(const std::string& text, const std::string& field) {
+  double number = 0;
+  const char* const end = text.data() + text.size();
+  auto [rest, error] = std::from_chars(text.data(), end, number);
+  while (rest != end && *rest == ' ') ++rest;
+  const std::string unit(rest, end);
+  static const std::map<std::string, double> units{
+      {"", 1},      {"B", 1},        {"KB", 1e3},     {"MB", 1e6},     {"GB", 1e9},
+      {"TB", 1e12}, {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}};
+  const auto found = units.find(unit);
+  const double bytes = error == std::errc() && found != units.end() ? number * found->second : 0;
+  if (!(bytes >= 1 && bytes < 0x1p60))
+    refuse("{} {}: must be a number of bytes, such as 800MiB or 1.5GB", field, text);
+  return static_cast<std::int64_t>(bytes);
 }
 
 std::string format_count(double count) {

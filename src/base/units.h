@@ -6,7 +6,10 @@
 
 namespace echelon {
 
-std::string format_bytes(double bytes);      // 1536 -> "1.50 KiB"
+std::string format_bytes(double bytes);  // 1536 -> "1.50 KiB"
+// "1536", "1.5KiB", "64 MB": a number above 0 and B, KB, KiB, MB, MiB, GB, GiB, TB, TiB or nothing (bytes).
+// RequestError naming `field` otherwise.
+std::int64_t parse_bytes(const std::string& text, const std::string& field);
 std::string format_count(double count);      // 124439808 -> "124.4M"
 std::string format_seconds(double seconds);  // 95 -> "1m35s"
 

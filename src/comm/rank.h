@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "comm/algorithm_communicator.h"
 #include "comm/communicator.h"
 #include "comm/threads.h"
@@ -15,6 +16,14 @@
 #include "tensor/kernels.h"
 
 namespace echelon {
+
+// What a rank did for a ring of keys and values: compute with those of ring index `source`, or wait for them,
+// from asking until they were there.
+struct RingSpan {
+  enum class Kind { forward, backward, transfer } kind = Kind::forward;
+  int source = 0;
+  Clock::time_point begin, end;
+};
 
 class Rank {
  public:
@@ -57,6 +66,9 @@ class Rank {
   // Says what this rank is at, for the report of a failure.
   void at(std::string_view instruction) const { world_.recorder(first_ + index_).at(instruction); }
 
+  // Of the last step.
+  std::vector<RingSpan>& ring_spans() const { return *ring_spans_; }
+
   Tensor activation(std::vector<std::int64_t> shape) const {
     return {arena_, MemoryCategory::activations, dtype_, std::move(shape)};
   }
@@ -71,6 +83,7 @@ class Rank {
   Arena& arena_;
   Kernels& kernels_;
   Collectives collectives_;
+  std::unique_ptr<std::vector<RingSpan>> ring_spans_ = std::make_unique<std::vector<RingSpan>>();
   std::unique_ptr<Traffic> traffic_, messages_;
   std::array<std::unique_ptr<Communicator>, all_axes.size()> axes_;
   Communicator& joined(std::unique_ptr<Communicator>& place, const std::vector<int>& group, const char* name,

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "comm/exchange.h"
+
 namespace echelon {
 namespace {
 
@@ -12,19 +14,22 @@ class Travel {
       : blocks_(&blocks), ring_(&ring), here_(std::move(own)) {}
 
   const Tensor& here() const { return here_; }
-  int next() const { return (ring_->rank() + 1) % ring_->size(); }
-  int previous() const { return (ring_->rank() + ring_->size() - 1) % ring_->size(); }
+  int next() const { return around(ring_->rank() + 1, ring_->size()); }
+  int previous() const { return around(ring_->rank() - 1, ring_->size()); }
   // The ring index whose block is here at a step.
-  int source(int step) const { return (ring_->rank() - step + ring_->size()) % ring_->size(); }
+  int source(int step) const { return around(ring_->rank() - step, ring_->size()); }
 
   // Posted before the block here is computed with, waited for afterwards.
   void start() {
+    asked_ = Clock::now();
     arriving_ = blocks_->make_kv();
     sent_ = ring_->send(here_, next());
     received_ = ring_->recv(arriving_, previous());
   }
   void finish() {
     received_.wait();
+    const int source = around(ring_->rank() - ++steps_, ring_->size());
+    blocks_->rank().ring_spans().push_back({RingSpan::Kind::transfer, source, asked_, Clock::now()});
     sent_.wait();
     here_ = std::exchange(arriving_, {});
   }
@@ -34,6 +39,8 @@ class Travel {
   Communicator* ring_;
   Tensor here_, arriving_;
   Pending sent_, received_;
+  Clock::time_point asked_;
+  int steps_ = 0;  // taken
 };
 
 }  // namespace

@@ -6,12 +6,14 @@ StageTimes stage_flops(const Plan& plan, const StageSlice& slice) {
   const ModelSpec& m = plan.model;
   const auto tp = static_cast<double>(plan.mesh.size(Axis::tp));
   const auto largest = static_cast<double>(microbatches(plan, 0).front().size());
-  const double tokens = largest * static_cast<double>(plan.seq_len);
+  const double tokens = largest * static_cast<double>(plan.tokens_here());
+  // Of the cp rank that has most to do.
+  const double imbalance = ContextLayout(plan).imbalance();
   double products = 0, attention = 0;  // of one of the three products of each weight; of attention forward
   for (std::int64_t layer = slice.layers.begin; layer < slice.layers.end; ++layer) {
     for (const ParamSpec& spec : block_parameters(m, layer))
       if (spec.multiplies) products += 2 * tokens * static_cast<double>(spec.numel());
-    attention += 2 * tokens * static_cast<double>(m.attention_width() * plan.seq_len);
+    attention += 2 * tokens * static_cast<double>(m.attention_width() * plan.seq_len) * imbalance;
   }
   const double head = slice.head ? 2 * tokens * static_cast<double>(m.vocab * m.hidden) : 0;
   // What is computed again: the layer but for its last product is counted whole.

@@ -54,6 +54,9 @@ struct TrainSummary {
   // The last step of the first pipeline (dp 0, tp 0), in seconds: as it ran, and its schedule simulated with
   // the times that its instructions took. Of a stream the last few steps.
   Timeline measured_timeline, simulated_timeline;
+  // Ring attention in the last step, by ring index: the microbatch of a span is the ring index whose keys are
+  // computed with, or are on their way. Empty without a ring.
+  Timeline ring_computing, ring_arriving;
 };
 
 std::string to_json(const StepRecord& record);

@@ -35,6 +35,7 @@ void RankRun::run() {
     if (end || saves_after(step)) save(step);
   }
   gather_shown_runs();
+  gather_ring();
   if (leads()) summarize();
   if (request.sample_tokens > 0) sample_text();
 }
@@ -65,6 +66,7 @@ void RankRun::run_as_worker() {
     summary_.measured_messages = rank_.messages() - std::exchange(messages_before, rank_.messages());
   });
   gather_shown_runs();
+  gather_ring();
   evaluate(run.last_step - 1);
   if (leads()) summary_.measured_memory = rank_.arena().peak();
   all->barrier().wait();  // then the servers save
@@ -76,6 +78,31 @@ void RankRun::keep_run() {
   shown_runs_.push_back(trainer_.last_run());
   if (static_cast<int>(shown_runs_.size()) > shared_.pipeline->programs(0).shown_steps())
     shown_runs_.pop_front();
+}
+
+// The ring of the first cp ranks, in the form of a pipeline's timeline: the microbatch is the ring index
+// whose keys are computed with, or arrive.
+void RankRun::gather_ring() {
+  const ContextLayout layout(shared_.request.plan);
+  if (layout.ring() == 1 || rank_.coordinate(Axis::pp) != 0 || rank_.coordinate(Axis::dp) != 0 ||
+      rank_.coordinate(Axis::tp) != 0 || layout.ulysses_index(rank_.coordinate(Axis::cp)) != 0)
+    return;
+  std::vector<Span> computing, arriving;
+  for (const RingSpan& span : last_ring_) {
+    Instruction i;
+    i.op = span.kind == RingSpan::Kind::backward ? Op::BW : Op::F;
+    i.microbatch = span.source;
+    const auto seconds = [&](Clock::time_point t) {
+      return std::chrono::duration<double>(t - shared_.epoch).count();
+    };
+    (span.kind == RingSpan::Kind::transfer ? arriving : computing)
+        .push_back({i, seconds(span.begin), seconds(span.end)});
+  }
+  Communicator& ring = rank_.cp_across_blocks(layout.ulysses());
+  auto all_computing = gather_spans(ring, computing), all_arriving = gather_spans(ring, arriving);
+  if (!leads()) return;
+  summary_.ring_computing.ranks = std::move(all_computing);
+  summary_.ring_arriving.ranks = std::move(all_arriving);
 }
 
 void RankRun::gather_shown_runs() {
@@ -121,6 +148,7 @@ void RankRun::train_step(std::int64_t step) {
   const auto begin = Clock::now();
   const auto results =
       trainer_.step(step, source(shared_.split.train, shared_.request.plan.seq_len), steps_left(step));
+  last_ring_ = rank_.ring_spans();
   keep_run();
   max_staleness_ = std::max(max_staleness_, trainer_.last_run().max_staleness);
   if (!leads()) return;

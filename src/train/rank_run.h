@@ -25,6 +25,7 @@ class RankRun {
   void keep_run();
   // Of the first pipeline, by messages.
   void gather_shown_runs();
+  void gather_ring();
   // The first sequences of the held-out part, one after another: the same at every evaluation.
   void evaluate(std::int64_t step);
   void save(std::int64_t step);
@@ -47,6 +48,7 @@ class RankRun {
   TrainSummary& summary_;
   std::vector<double> step_seconds_;
   Traffic traffic_, messages_;          // of all steps
+  std::vector<RingSpan> last_ring_;     // of the last step
   std::deque<PipelineRun> shown_runs_;  // the last ones
   int max_staleness_ = 0;
 };

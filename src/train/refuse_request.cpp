@@ -4,6 +4,8 @@
 #include <optional>
 
 #include "base/error.h"
+#include "base/units.h"
+#include "plan/memory.h"
 #include "train/scratch_file.h"
 
 namespace echelon {
@@ -82,6 +84,24 @@ void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeli
            plan.model.name, plan.model.max_seq);
 }
 
+// What each rank of the first data-parallel one is going to hold: the others hold no more.
+static void refuse_beyond_limit(const TrainRequest& request, const PipelineLayout& pipeline) {
+  const Plan& plan = request.plan;
+  const auto limit = static_cast<double>(request.run.memory_limit);
+  for (int pp = 0; limit > 0 && pp < plan.mesh.size(Axis::pp); ++pp)
+    for (int tp = 0; tp < plan.mesh.size(Axis::tp); ++tp) {
+      Memory memory = predict_memory(plan, pipeline, {.pp = pp, .tp = tp});
+      memory[MemoryCategory::other] += kernel_scratch_bytes(plan.dtype, request.run.threads_per_rank);
+      if (static_cast<double>(memory.total()) > limit)
+        refuse(
+            "--memory-limit {}: the rank at pp {} tp {} needs {}, of which {} for activations; more ranks of "
+            "--cp, "
+            "--tp, --pp or --zero, --recompute, or a shorter --seq-len need less",
+            format_bytes(limit), pp, tp, format_bytes(static_cast<double>(memory.total())),
+            format_bytes(static_cast<double>(memory[MemoryCategory::activations])));
+    }
+}
+
 void refuse_what_machine_lacks(const TrainRequest& request, const PipelineLayout& pipeline) {
   const Plan& plan = request.plan;
   if (plan.offload != Offload::none) check_scratch_directory(plan.offload_directory);
@@ -92,6 +112,7 @@ void refuse_what_machine_lacks(const TrainRequest& request, const PipelineLayout
     for (int server = 0; server < asynchronous->servers; ++server)
       bytes += static_cast<double>(predict_server_memory(plan, pipeline, *asynchronous, server).total());
   refuse_beyond_memory(plan, bytes);
+  refuse_beyond_limit(request, pipeline);
 }
 
 CheckpointInfo find_resumed(const TrainRequest& request) {

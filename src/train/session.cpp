@@ -111,7 +111,7 @@ void run_rank(const SharedRun& run, World& world, int index, TrainSummary& summa
   const Plan& plan = run.request.plan;
   const Collectives collectives = run.request.run.collectives;
   const int workers = plan.mesh.num_ranks();
-  Arena arena;
+  Arena arena(static_cast<std::size_t>(run.request.run.memory_limit));
   const auto kernels = make_kernels(arena, plan.dtype, run.request.run.threads_per_rank);
   if (index >= workers) {
     const Rank rank(world, server_plan(plan, run.request.asynchronous->servers).mesh, index - workers,

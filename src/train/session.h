@@ -25,6 +25,7 @@ struct RunOptions {
   int threads_per_rank = 1;
   std::chrono::milliseconds timeout{60'000};  // of any wait for another rank
   Collectives collectives = Collectives::direct;
+  std::int64_t memory_limit = 0;  // bytes that a rank's arena may hold; 0: no limit
   // Each rank is one of these, and outlives the run; null: ranks are threads of this process.
   ProcessWorld* processes = nullptr;
   FailureHooks failure_hooks{};  // of thread ranks; processes have their own

@@ -91,6 +91,7 @@ void Trainer::begin_update() {
 }
 
 void Trainer::run(const StepPrograms::Program& program) {
+  rank_.ring_spans().clear();
   last_run_ = executor_.run(program, training_);
   rank_.at(fmt::format("step {}, after its passes", first_step_ + stream_step_ + 1));
   if (slowdown_ <= 1) return;

@@ -1,0 +1,235 @@
+// `bench context`: the attention of one layer, alone and cut over ranks by every kind of context parallelism,
+// beside the matrix products' own speed in the same run; and the ring's steps drawn as they ran.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "apps/bench.h"
+#include "apps/flags.h"
+#include "base/error.h"
+#include "base/median.h"
+#include "base/philox.h"
+#include "base/units.h"
+#include "comm/threads.h"
+#include "parallel/context_parallel.h"
+#include "train/this_machine.h"
+
+namespace echelon {
+namespace {
+
+using nlohmann::ordered_json;
+
+struct BenchContextFlags {
+  int ranks = 2;
+  std::int64_t seq_len = 4096, heads = 8, kv_heads = 8, head_dim = 64;
+  int repeats = 5;
+  bool json = false;
+};
+
+struct Way {
+  std::string name;
+  int ranks = 1, threads = 1;
+  ContextKind kind = ContextKind::ring;
+  ContextBalance balance = ContextBalance::zigzag;
+};
+
+struct Measured {
+  std::vector<double> forward, backward;          // seconds, by repeat; of rank 0 between barriers
+  std::vector<std::vector<double>> rank_seconds;  // that each rank computed, by repeat
+  std::vector<std::vector<RingSpan>> spans;       // of the last repeat, by rank
+  std::int64_t bytes_sent = 0;                    // by rank 0, forward and backward
+
+  double seconds() const { return median(forward) + median(backward); }
+  // Of the rank that computed longest over the mean, median over repeats.
+  double imbalance() const {
+    std::vector<double> ratios;
+    for (const auto& ranks : rank_seconds)
+      ratios.push_back(*std::max_element(ranks.begin(), ranks.end()) * static_cast<double>(ranks.size()) /
+                       std::accumulate(ranks.begin(), ranks.end(), 0.0));
+    return median(ratios);
+  }
+};
+
+Plan plan_of(const BenchContextFlags& f, const Way& way) {
+  Plan plan;
+  plan.model = load_model("llama-tiny");
+  plan.model.name = "attention";
+  plan.model.num_heads = f.heads;
+  plan.model.num_kv_heads = f.kv_heads;
+  plan.model.head_dim = f.head_dim;
+  plan.model.max_seq = f.seq_len;
+  plan.seq_len = f.seq_len;
+  plan.mesh.set(Axis::cp, way.ranks);
+  plan.context_kind = way.kind;
+  plan.context_balance = way.balance;
+  return plan;
+}
+
+// One more run of the layer's attention, forward and backward.
+void run_once(const BenchContextFlags& f, const Way& way, Measured& measured) {
+  const Plan plan = plan_of(f, way);
+  ThreadWorld world(way.ranks, std::chrono::seconds(300));
+  measured.rank_seconds.emplace_back(static_cast<std::size_t>(way.ranks));
+  measured.spans.assign(static_cast<std::size_t>(way.ranks), {});
+  run_ranks(world, [&](int index) {
+    Arena arena;
+    const auto kernels = make_kernels(arena, DType::f32, way.threads);
+    const Rank rank(world, plan.mesh, index, DType::f32, arena, *kernels);
+    const Attention attention(f.heads, f.kv_heads, f.head_dim, 0);
+    const ContextParallel context(rank, plan, attention);
+    const std::int64_t rows = plan.tokens_here();
+    const auto random = [&](std::int64_t cols, std::uint64_t which) {
+      const Tensor t = rank.activation({rows, cols});
+      const Philox numbers(1, Stream::test, which * 1000 + static_cast<std::uint64_t>(index));
+      std::vector<double> values(static_cast<std::size_t>(t.numel()));
+      numbers.fill_normal(0, values.size(), values.data());
+      std::copy(values.begin(), values.end(), t.data<float>());
+      return t;
+    };
+    const Sequences sequences{1, {}};
+    const Tensor dout = random(attention.width(), 1), dqkv = rank.activation({rows, attention.qkv_width()});
+    const Tensor out = rank.activation({rows, attention.width()}), lse = rank.activation({rows * f.heads});
+    for (bool counts : {false, true}) {  // one to warm up
+      const Tensor qkv = random(attention.qkv_width(), 2);
+      rank.ring_spans().clear();
+      const std::int64_t sent = rank.traffic().bytes(Axis::cp);
+      rank.along(Axis::cp).barrier().wait();
+      const auto begin = Clock::now();
+      const Tensor core = context.enter(sequences, qkv);
+      context.forward(sequences, core, out, lse);
+      rank.along(Axis::cp).barrier().wait();
+      const double forward = seconds_since(begin);
+      Tensor delta = context.delta(sequences, out, dout);
+      context.backward(sequences, core, dout, lse, std::move(delta), dqkv);
+      rank.along(Axis::cp).barrier().wait();
+      if (!counts) continue;
+      double computed = 0;
+      for (const RingSpan& span : rank.ring_spans())
+        if (span.kind != RingSpan::Kind::transfer)
+          computed += std::chrono::duration<double>(span.end - span.begin).count();
+      const auto place = static_cast<std::size_t>(index);
+      measured.rank_seconds.back()[place] = computed;
+      measured.spans[place] = rank.ring_spans();
+      if (index > 0) continue;
+      measured.forward.push_back(forward);
+      measured.backward.push_back(seconds_since(begin) - forward);
+      measured.bytes_sent = rank.traffic().bytes(Axis::cp) - sent;
+    }
+  });
+}
+
+std::vector<Way> ways(const BenchContextFlags& f) {
+  std::vector<Way> all{{"one rank, 1 thread", 1, 1}};
+  if (f.ranks == 1) return all;
+  all.push_back({fmt::format("one rank, {} threads", f.ranks), 1, f.ranks});
+  for (ContextBalance balance : {ContextBalance::zigzag, ContextBalance::stripe, ContextBalance::none})
+    all.push_back(
+        {fmt::format("ring, {}", context_balance_name(balance)), f.ranks, 1, ContextKind::ring, balance});
+  all.push_back({"allgather, zigzag", f.ranks, 1, ContextKind::allgather});
+  if (f.heads % f.ranks == 0 && (f.kv_heads % f.ranks == 0 || f.ranks % f.kv_heads == 0))
+    all.push_back({"ulysses", f.ranks, 1, ContextKind::ulysses});
+  return all;
+}
+
+// Two lines a rank: whose keys and values it computed with, and whose were on their way to it; a column for
+// each equal part of the time from the first block of the forward pass to the last of the backward pass.
+std::string drawing(const Measured& measured) {
+  constexpr int columns = 96;
+  constexpr const char* names = "0123456789abcdefghijklmnopqrstuvwxyz";
+  auto begin = Clock::time_point::max(), end = Clock::time_point::min();
+  for (const auto& spans : measured.spans)
+    for (const RingSpan& span : spans) begin = std::min(begin, span.begin), end = std::max(end, span.end);
+  std::string text;
+  for (std::size_t rank = 0; rank < measured.spans.size(); ++rank) {
+    std::string computing(columns, '.'), arriving(columns, ' ');
+    for (int column = 0; column < columns; ++column) {
+      const auto now = begin + (end - begin) * (2 * column + 1) / (2 * columns);
+      for (const RingSpan& span : measured.spans[rank])
+        if (span.begin <= now && now < span.end)
+          (span.kind == RingSpan::Kind::transfer ? arriving : computing)[static_cast<std::size_t>(column)] =
+              names[span.source % 36];
+    }
+    text += fmt::format("rank {:<3} {}\n         {}\n", rank, computing, arriving);
+  }
+  return text;
+}
+
+int bench_context(const BenchContextFlags& f) {
+  for (const auto& [flag, value] : {std::pair{"--seq-len", f.seq_len},
+                                    {"--heads", f.heads},
+                                    {"--kv-heads", f.kv_heads},
+                                    {"--head-dim", f.head_dim},
+                                    {"--repeats", std::int64_t{f.repeats}},
+                                    {"--ranks", std::int64_t{f.ranks}}})
+    if (value < 1 || value > most_repeats) refuse("{} {}: must be from 1 to {}", flag, value, most_repeats);
+  if (f.heads % f.kv_heads != 0) refuse("--kv-heads {}: must divide the {} --heads", f.kv_heads, f.heads);
+  if (f.seq_len % (2 * f.ranks) != 0)
+    refuse("--seq-len {}: must be a multiple of {}, twice the --ranks", f.seq_len, 2 * f.ranks);
+  const std::vector<Way> all = ways(f);
+  std::vector<Measured> measured(all.size());
+  std::vector<double> peaks;
+  for (int repeat = 0; repeat < f.repeats; ++repeat) {  // in turns, so that noise hits all alike
+    peaks.push_back(measure_matmul_flops(DType::f32, 1));
+    for (std::size_t i = 0; i < all.size(); ++i) run_once(f, all[i], measured[i]);
+  }
+  const double peak = *std::max_element(peaks.begin(), peaks.end());
+  const double forward_flops =
+      2 * static_cast<double>(f.seq_len) * static_cast<double>(f.seq_len * f.heads * f.head_dim);
+  std::FILE* out = f.json ? stderr : stdout;
+  fmt::print(out, "{}\nT {}, {} heads of {}, {} key/value heads, causal, f32; medians of {}\n", cpu_name(),
+             f.seq_len, f.heads, f.head_dim, f.kv_heads, f.repeats);
+  fmt::print(out, "matrix products, 1 thread: {:.1f} GFLOP/s\n\n", peak / 1e9);
+  fmt::print(out, "{:22} {:>10} {:>10} {:>10} {:>14} {:>18} {:>12}\n", "", "forward", "backward", "GFLOP/s",
+             "of the peak", "slowest/mean work", "sent");
+  ordered_json rows = ordered_json::array();
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const Measured& m = measured[i];
+    const double rate = 3.5 * forward_flops / m.seconds();
+    const double share = rate / peak / std::max(all[i].ranks, all[i].threads);
+    fmt::print(out, "{:22} {:>10} {:>10} {:>10.1f} {:>13.1f}% {:>18} {:>12}\n", all[i].name,
+               format_seconds(median(m.forward)), format_seconds(median(m.backward)), rate / 1e9, 100 * share,
+               m.imbalance() > 0 ? fmt::format("{:.2f}", m.imbalance()) : "",
+               m.bytes_sent > 0 ? format_bytes(static_cast<double>(m.bytes_sent)) : "");
+    rows.push_back({{"name", all[i].name},
+                    {"ranks", all[i].ranks},
+                    {"threads", all[i].threads},
+                    {"forward_seconds", median(m.forward)},
+                    {"backward_seconds", median(m.backward)},
+                    {"flops", rate},
+                    {"share_of_peak", share},
+                    {"imbalance", m.imbalance() > 0 ? ordered_json(m.imbalance()) : ordered_json(nullptr)},
+                    {"bytes_sent", m.bytes_sent}});
+  }
+  if (f.ranks > 1) {
+    fmt::print(out, "\nring, zigzag over one rank with {} threads: {:.1f}%\n", f.ranks,
+               100 * measured[1].seconds() / measured[2].seconds());
+    fmt::print(
+        out,
+        "\nThe ring as it ran in the last repeat (zigzag): whose keys a rank computes with, and below whose "
+        "are\non their way to it.\n{}",
+        drawing(measured[2]));
+  }
+  if (f.json)
+    fmt::print("{}\n", ordered_json{{"cpu", cpu_name()}, {"matmul_flops", peak}, {"rows", rows}}.dump());
+  return 0;
+}
+
+}  // namespace
+
+void add_bench_context(CLI::App& bench, int& status) {
+  auto flags = std::make_shared<BenchContextFlags>();
+  CLI::App& app =
+      *bench.add_subcommand("context", "Attention, alone and cut over ranks: speed, balance, the ring drawn");
+  add_number(app, "--ranks", flags->ranks, "Thread ranks of one thread each");
+  add_number(app, "--seq-len", flags->seq_len, "Tokens of the sequence");
+  add_number(app, "--heads", flags->heads, "Query heads");
+  add_number(app, "--kv-heads", flags->kv_heads, "Key/value heads");
+  add_number(app, "--head-dim", flags->head_dim, "Elements of a head");
+  add_number(app, "--repeats", flags->repeats, "Of each measurement, in turns");
+  app.add_flag("--json", flags->json, "One JSON object on standard output");
+  app.callback([flags, &status] { status = bench_context(*flags); });
+}
+
+}  // namespace echelon

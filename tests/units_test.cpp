@@ -1,0 +1,28 @@
+#include "base/units.h"
+
+#include <gtest/gtest.h>
+
+#include "base/error.h"
+
+namespace echelon {
+namespace {
+
+TEST(Units, BytesAreReadInEveryUnit) {
+  EXPECT_EQ(parse_bytes("1536", "--x"), 1536);
+  EXPECT_EQ(parse_bytes("1.5KiB", "--x"), 1536);
+  EXPECT_EQ(parse_bytes("64 MB", "--x"), 64'000'000);
+  EXPECT_EQ(parse_bytes("2GiB", "--x"), std::int64_t{1} << 31);
+  EXPECT_EQ(parse_bytes("3B", "--x"), 3);
+}
+
+TEST(Units, OtherTextIsRefused) {
+  for (const char* text : {"", "MiB", "-1", "0", "1 XB", "1MiBs", "nan", "1e30", "0.2"}) try {
+      parse_bytes(text, "--memory-limit");
+      ADD_FAILURE() << text;
+    } catch (const RequestError& error) {
+      EXPECT_NE(std::string(error.what()).find(std::string("--memory-limit ") + text), std::string::npos);
+    }
+}
+
+}  // namespace
+}  // namespace echelon
