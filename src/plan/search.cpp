@@ -243,7 +243,7 @@ class Search {
   }
 
   void leaf(const Configuration& c) {
-    const Outlook look = model_.outlook(c);
+    const Outlook look = model_.outlook(c, usable_);
     if (look.bytes > usable_) {
       if (!result_.nearest || look.bytes < result_.nearest->bytes) result_.nearest = {c, look.bytes, usable_};
       result_.rejected["memory"].count += 1;

@@ -19,6 +19,32 @@ double added(double compute, double communication, double slowdown) {
 
 }  // namespace
 
+namespace {
+
+SimulationCosts simulation_costs(const std::vector<LayerSeconds>& stages, const std::vector<double>& gathers,
+                                 const Software& software, double message, int pp) {
+  SimulationCosts costs;
+  costs.stages.clear();
+  double all = 0, experts = 0;
+  for (std::size_t i = 0; i < stages.size(); ++i) {
+    const LayerSeconds& t = stages[i];
+    const double handing = pp > 1 ? software.message_seconds : 0;
+    costs.stages.push_back({t.forward.total() + gathers[i] / 3 + handing,
+                            t.backward_input.total() + gathers[i] * 2 / 3 + handing,
+                            t.backward_weight.total()});
+    all += t.forward.total() + t.backward() + gathers[i] + 2 * handing;
+    experts += t.forward.expert + t.backward_input.expert;
+  }
+  costs.message = message;
+  // What runs together hides the experts' all-to-all, which is what DualPipe was made for; the collectives of
+  // tp stand between products that need each other.
+  if (all > 0)
+    costs.overlap_factor = (all - experts + added(all - experts, experts, software.overlap_slowdown)) / all;
+  return costs;
+}
+
+}  // namespace
+
 // Stages with their times, and what each pipeline rank runs and holds.
 struct StepModel::Shape {
   const ScheduleFacts* facts = nullptr;
@@ -27,7 +53,12 @@ struct StepModel::Shape {
   std::vector<double> gathers;  // seconds that ZeRO 3 adds to a microbatch, of each stage
   std::vector<RankShare> ranks;
   std::vector<ShareCounts> counts;
+  std::optional<SimulationCosts> costs;
+  std::vector<double> least_end;  // of each rank: its last instruction ends no earlier
+  double least_pipeline = 0;      // nor the pipeline
 };
+
+StepModel::~StepModel() = default;
 
 StepModel::StepModel(Workload work)
     : work_(std::move(work)), ops_(work_.machine, work_.software, work_.precision) {
@@ -99,7 +130,18 @@ LayerSeconds StepModel::stage_seconds(const Configuration&, const Prices& p, std
   return sum;
 }
 
-StepModel::Shape StepModel::shape(const Configuration& c) {
+// ZeRO up to 2 leaves stages as they are: neighbours in the search share them.
+const StepModel::Shape& StepModel::shape(const Configuration& c) {
+  Configuration same = c;
+  if (c.zero < 3) same.zero = 0, same.hsdp = 1;
+  if (!last_shape_ || !(same == last_shaped_)) {
+    last_shape_ = std::make_unique<Shape>(make_shape(c));
+    last_shaped_ = same;
+  }
+  return *last_shape_;
+}
+
+StepModel::Shape StepModel::make_shape(const Configuration& c) {
   Shape s;
   const auto microbatches = static_cast<int>(num_microbatches(work_, c));
   s.facts = &shelf_.facts(c.pp == 1 ? "1f1b" : c.schedule, c.pp, microbatches, c.chunks > 1 ? c.chunks : 0);
@@ -153,6 +195,8 @@ StepModel::Shape StepModel::shape(const Configuration& c) {
     s.ranks.push_back(share);
     s.counts.push_back(share_counts(p.counts, c, share));
   }
+  s.costs = simulation_costs(s.stages, s.gathers, work_.software, message_seconds(c, p), c.pp);
+  bound(c, s);
   return s;
 }
 
@@ -244,32 +288,6 @@ std::string StepModel::schedule_problem(const Configuration& c) {
   return {};
 }
 
-namespace {
-
-SimulationCosts simulation_costs(const std::vector<LayerSeconds>& stages, const std::vector<double>& gathers,
-                                 const Software& software, double message, int pp) {
-  SimulationCosts costs;
-  costs.stages.clear();
-  double all = 0, experts = 0;
-  for (std::size_t i = 0; i < stages.size(); ++i) {
-    const LayerSeconds& t = stages[i];
-    const double handing = pp > 1 ? software.message_seconds : 0;
-    costs.stages.push_back({t.forward.total() + gathers[i] / 3 + handing,
-                            t.backward_input.total() + gathers[i] * 2 / 3 + handing,
-                            t.backward_weight.total()});
-    all += t.forward.total() + t.backward() + gathers[i] + 2 * handing;
-    experts += t.forward.expert + t.backward_input.expert;
-  }
-  costs.message = message;
-  // What runs together hides the experts' all-to-all, which is what DualPipe was made for; the collectives of
-  // tp stand between products that need each other.
-  if (all > 0)
-    costs.overlap_factor = (all - experts + added(all - experts, experts, software.overlap_slowdown)) / all;
-  return costs;
-}
-
-}  // namespace
-
 bool StepModel::splits_evenly(const Configuration& c) {
   const auto microbatches = static_cast<int>(num_microbatches(work_, c));
   const ScheduleFacts& facts =
@@ -295,51 +313,54 @@ double StepModel::least_seconds(const Configuration& any) {
   return whole_step(c, real(num_microbatches(work_, c)) * (t.forward.total() + t.backward() - hidden) / c.pp);
 }
 
-Outlook StepModel::outlook(const Configuration& c) {
-  const Shape s = shape(c);
-  const Prices& p = prices(c);
+// A rank ends no earlier than the passes before its first one and its own; the whole pipeline not before
+// those behind its last one too.
+void StepModel::bound(const Configuration& c, Shape& s) const {
   const ScheduleFacts& facts = *s.facts;
   const double microbatches = real(num_microbatches(work_, c));
-  const SimulationCosts costs =
-      simulation_costs(s.stages, s.gathers, work_.software, message_seconds(c, p), c.pp);
   // Passes that run together take this part of their sum.
-  const double factor = facts.overlaps ? std::min(1.0, costs.overlap_factor) : 1;
-  Outlook look;
-  // Of the passes before a stage's first one and behind its last one; the weights' part may come later.
+  const double factor = facts.overlaps ? std::min(1.0, s.costs->overlap_factor) : 1;
   std::vector<double> before(s.stages.size() + 1), behind(s.stages.size() + 1);
   for (std::size_t i = 0; i < s.stages.size(); ++i) {
-    const StageTimes& t = costs.stages[i];
-    before[i + 1] = before[i] + factor * t.forward + costs.message;
-    behind[i + 1] = behind[i] +
-                    factor * (t.backward_input + (facts.splits_backward ? 0 : t.backward_weight)) +
-                    costs.message;
+    const StageTimes& t = s.costs->stages[i];
+    before[i + 1] = before[i] + factor * t.forward + s.costs->message;
+    // Weight gradients apart may come later.
+    const double weights = facts.splits_backward ? 0 : t.backward_weight;
+    behind[i + 1] = behind[i] + factor * (t.backward_input + weights) + s.costs->message;
   }
-  double pipeline = 0;
-  for (std::size_t r = 0; r < s.ranks.size(); ++r) {
+  for (const auto& uses : facts.uses) {
     double work = 0, first = 1e300, last = 1e300;
-    for (const StageUse& use : facts.uses[r]) {
+    for (const StageUse& use : uses) {
       const auto i = static_cast<std::size_t>(use.stage);
-      const StageTimes& t = costs.stages[i];
-      const double each = factor * (t.forward + t.backward_input + t.backward_weight);
-      work += use.share * microbatches * each;
+      const StageTimes& t = s.costs->stages[i];
+      work += use.share * microbatches * factor * (t.forward + t.backward_input + t.backward_weight);
       first = std::min(first, before[i]);
       last = std::min(last, behind[i]);
     }
-    pipeline = std::max(pipeline, first + work + (facts.splits_backward ? 0 : last));
-    look.seconds =
-        std::max(look.seconds, first + work + exposed_seconds(c, s, r) + optimizer_seconds(c, s.counts[r]));
-    const double bytes = real(footprint(work_, c, p.counts, p.saved, s.ranks[r]).total());
-    if (bytes > look.bytes) {
-      look.bytes = bytes;
-      look.rank = static_cast<int>(r);
-      look.in_flight = facts.peak[r];
-    }
+    s.least_end.push_back(first + work);
+    s.least_pipeline = std::max(s.least_pipeline, first + work + (facts.splits_backward ? 0 : last));
   }
-  // Some rank ends no earlier than the pipeline; each has at least this behind its end.
-  double least = 1e300;
-  for (std::size_t r = 0; r < s.ranks.size(); ++r)
-    least = std::min(least, exposed_seconds(c, s, r) + optimizer_seconds(c, s.counts[r]));
-  look.seconds = whole_step(c, std::max(look.seconds, pipeline + least));
+}
+
+Outlook StepModel::outlook(const Configuration& c, double most_bytes) {
+  const Shape& s = shape(c);
+  const Prices& p = prices(c);
+  Outlook look;
+  for (std::size_t r = 0; r < s.ranks.size(); ++r) {
+    const double bytes = real(footprint(work_, c, p.counts, p.saved, s.ranks[r]).total());
+    if (bytes <= look.bytes) continue;
+    look.bytes = bytes;
+    look.rank = static_cast<int>(r);
+    look.in_flight = s.facts->peak[r];
+  }
+  if (look.bytes > most_bytes) return look;
+  double least_behind = 1e300;
+  for (std::size_t r = 0; r < s.ranks.size(); ++r) {
+    const double behind = exposed_seconds(c, s, r) + optimizer_seconds(c, s.counts[r]);
+    look.seconds = std::max(look.seconds, s.least_end[r] + behind);
+    least_behind = std::min(least_behind, behind);
+  }
+  look.seconds = whole_step(c, std::max(look.seconds, s.least_pipeline + least_behind));
   return look;
 }
 
@@ -353,13 +374,11 @@ double StepModel::whole_step(const Configuration& c, double seconds) const {
 }
 
 Timeline StepModel::timeline(const Configuration& c) {
-  const Shape s = shape(c);
-  const double message = message_seconds(c, prices(c));
-  const SimulationCosts costs = simulation_costs(s.stages, s.gathers, work_.software, message, c.pp);
+  const Shape& s = shape(c);
   const Schedule& schedule =
       shelf_.schedule(c.pp == 1 ? "1f1b" : c.schedule, c.pp, static_cast<int>(num_microbatches(work_, c)),
                       c.chunks > 1 ? c.chunks : 0);
-  return simulate(schedule, costs).timeline;
+  return simulate(schedule, *s.costs).timeline;
 }
 
 // ZeRO up to 2 does not change what the pipeline runs: neighbours in the search share a simulation.
@@ -383,14 +402,13 @@ const StepModel::Ends& StepModel::simulated(const Configuration& c, const Simula
 }
 
 Estimate StepModel::estimate(const Configuration& c) {
-  const Shape s = shape(c);
+  const Shape& s = shape(c);
   const Prices& p = prices(c);
   Estimate e;
   e.configuration = c;
   e.layers = s.layers;
   e.microbatches = num_microbatches(work_, c);
-  const double message = message_seconds(c, p);
-  e.costs = simulation_costs(s.stages, s.gathers, work_.software, message, c.pp);
+  e.costs = *s.costs;
   const Ends& ends = simulated(c, e.costs);
   e.bubble_fraction = ends.bubble_fraction;
 

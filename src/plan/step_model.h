@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -53,6 +54,7 @@ struct Outlook {
 class StepModel {
  public:
   explicit StepModel(Workload work);
+  ~StepModel();
 
   const Workload& workload() const { return work_; }
   // Memory that a plan may use of a device.
@@ -67,7 +69,8 @@ class StepModel {
   double least_seconds(const Configuration& c);
   // Exact memory, and a bound on the seconds: what the busiest rank computes, with the passes that must come
   // before and after it.
-  Outlook outlook(const Configuration& c);
+  // Where the memory is above `most_bytes` only that is found out.
+  Outlook outlook(const Configuration& c, double most_bytes = 1e300);
   // The whole: its schedule simulated.
   Estimate estimate(const Configuration& c);
   // The schedule's timeline as the estimate simulates it.
@@ -88,7 +91,9 @@ class StepModel {
   };
   const Ends& simulated(const Configuration& c, const SimulationCosts& costs);
   const Prices& prices(const Configuration& c);
-  Shape shape(const Configuration& c);
+  const Shape& shape(const Configuration& c);
+  Shape make_shape(const Configuration& c);
+  void bound(const Configuration& c, Shape& shape) const;
   std::vector<std::int64_t> layers(const Configuration& c, const ScheduleFacts& facts);
   LayerSeconds stage_seconds(const Configuration& c, const Prices& p, std::int64_t first, std::int64_t count,
                              bool embedding, bool head) const;
@@ -105,6 +110,8 @@ class StepModel {
   std::map<PriceKey, Prices> prices_;
   std::map<int, ParameterCounts> counts_;
   double flops_per_step_ = 0;
+  Configuration last_shaped_;
+  std::unique_ptr<Shape> last_shape_;
   Configuration last_simulated_;
   Ends last_ends_;
 };
