@@ -68,7 +68,7 @@ SavedBytes saved_bytes(const Workload& work, const Configuration& c) {
               mlp(tokens, real(m.num_shared_experts * m.expert_hidden) / tp);
   const auto kept = [&](double all) {
     if (c.recompute == Recompute::full) return cut;
-    return all - (c.recompute == Recompute::selective ? core : 0);
+    return s.saved_factor * (all - (c.recompute == Recompute::selective ? core : 0));
   };
   const auto working = [&](double all, double hidden, double rows) {
     const double gradients = 2 * whole + rows * hidden * width * first;

@@ -22,6 +22,7 @@ const std::vector<Field<Software>>& software_fields() {
       {"reduced_bytes", &Software::reduced_bytes, 1, 8},
       {"logit_bytes", &Software::logit_bytes, 0, 64},
       {"fragmentation", &Software::fragmentation, 0, 10},
+      {"saved_factor", &Software::saved_factor, 0.1, 10},
       {"keeps_norm_outputs", &Software::keeps_norm_outputs},
       {"keeps_activated", &Software::keeps_activated},
       {"regathers_sequence", &Software::regathers_sequence},

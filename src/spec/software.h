@@ -20,6 +20,7 @@ struct Software {
   double reduced_bytes = 4;        // of each gradient that travels along dp
   double logit_bytes = 10;         // held for each logit in the output layer
   double fragmentation = 0.05;     // of activations, on top
+  double saved_factor = 1;         // of a layer's saved bytes: what is kept more than once, or in more bits
   bool keeps_norm_outputs = true;  // for the products behind them
   bool keeps_activated = true;     // the MLP's activation function's output
   bool regathers_sequence =

@@ -1,6 +1,7 @@
 // Prints predicted against published for every table, or, with --fit, answers the fit script: it reads lines
 // of assignments (software.fsdp.launch_seconds=5e-6 machine.h100.memory_efficiency=0.8 ...) and writes for
-// each line one line of log(predicted / published) of the fitted rows of the tables that are named.
+// each line one line of log(predicted / published) of the fitted rows of the tables that are named: of their
+// seconds, or with --memory of their bytes.
 #include <fmt/core.h>
 
 #include <cmath>
@@ -50,18 +51,20 @@ void assign(Point& p, const std::string& what) {
   }
 }
 
-void answer_fit(const std::vector<Table>& tables) {
+void answer_fit(const std::vector<Table>& tables, bool memory) {
   for (std::string line; std::getline(std::cin, line);) {
     std::vector<std::string> assignments;
     std::istringstream in(line);
     for (std::string word; in >> word;) assignments.push_back(word);
     for (const Table& table : tables)
       for (const Point& original : table.points) {
-        if (!original.fitted || original.seconds <= 0) continue;
+        if (!original.fitted || (memory ? original.memory_bytes : original.seconds) <= 0) continue;
         Point p = original;
         for (const std::string& what : assignments) assign(p, what);
         const Prediction predicted = predict(p);
-        if (predicted.seconds > 0) fmt::print("{:.6f} ", std::log(predicted.seconds / p.seconds));
+        if (predicted.seconds > 0)
+          fmt::print("{:.6f} ", memory ? std::log(predicted.memory_bytes / p.memory_bytes)
+                                       : std::log(predicted.seconds / p.seconds));
       }
     fmt::print("\n");
     std::fflush(stdout);
@@ -101,11 +104,13 @@ void print(const Table& table, bool rows, const std::vector<std::string>& assign
 }  // namespace
 
 int main(int argc, char** argv) {
-  bool fit = false, rows = false;
+  bool fit = false, memory = false, rows = false;
   std::vector<std::string> names, assignments;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--fit") == 0)
       fit = true;
+    else if (std::strcmp(argv[i], "--memory") == 0)
+      memory = true;
     else if (std::strcmp(argv[i], "--rows") == 0)
       rows = true;
     else if (std::strchr(argv[i], '=') != nullptr)
@@ -123,7 +128,7 @@ int main(int argc, char** argv) {
         fmt::print(stderr, "{}: {} is not there: set ECHELON_PUBLISHED\n", source.name, source.file);
     }
     if (fit) {
-      answer_fit(tables);
+      answer_fit(tables, memory);
       return 0;
     }
     for (const Table& table : tables) print(table, rows, assignments);

@@ -230,7 +230,8 @@ Table nanotron(const std::string& path) {
     const double rate = number(r, "tokens_per_s_per_gpu");
     if (!p.out_of_memory && rate > 0)
       p.seconds = number(r, "global_batch_seqs") * number(r, "seq_len") / (rate * number(r, "gpus"));
-    p.memory_bytes = number(r, "mem_allocated_GB") * 1073741824.0;
+    // What torch's allocator took: the peak, with what it cannot give out again.
+    p.memory_bytes = number(r, "mem_reserved_GB") * 1073741824.0;
     t.points.push_back(std::move(p));
   }
   mark(t, 5);

@@ -20,6 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 # name: (tables, {assignment: (start, least, most)})
 SOFTWARE = {
+    'gradient_bytes': (4, 2, 8), 'logit_bytes': (12, 4, 32), 'fragmentation': (0.1, 0, 0.6), 'saved_factor': (1.2, 0.8, 2.5),
     'product_efficiency': (1, 0.6, 1.08), 'elementwise_passes': (1.2, 0.5, 3), 'attention_efficiency': (0.8, 0.2, 1.3),
     'overlap_slowdown': (1.1, 1.0, 1.5), 'network_efficiency': (1, 0.1, 1.1), 'tensor_overlap': (0.1, 0, 0.95),
     'step_seconds': (0.005, 0, 0.01), 'launch_seconds': (2e-5, 0, 2e-4), 'optimizer_passes': (1, 0.5, 4),
@@ -51,6 +52,7 @@ GROUPS = {
     'nanotron': (['nanotron'],
                  of('nanotron', 'elementwise_passes', 'launch_seconds', 'collective_launch_seconds', 'step_seconds',
                     'network_efficiency', 'message_seconds', 'straggling', 'overlap_slowdown')),
+    'nanotron-memory': (['nanotron'], of('nanotron', 'gradient_bytes', 'logit_bytes', 'fragmentation', 'saved_factor')),
     'current': (['bridge-dense'],
                 {**of('current', 'elementwise_passes', 'tensor_overlap', 'step_seconds', 'message_seconds', 'straggling'),
                  'machine.h100.gemm_efficiency': (0.7, 0.6, 0.78), 'machine.h100.gemm_fp8_efficiency': (0.6, 0.4, 0.75),
@@ -64,8 +66,9 @@ GROUPS = {
 
 
 class Scorer:
-    def __init__(self, program, tables):
-        self.pipe = subprocess.Popen([program, '--fit', *tables], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, program, tables, memory):
+        mode = ['--memory'] if memory else []
+        self.pipe = subprocess.Popen([program, '--fit', *mode, *tables], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def errors(self, values):
         line = ' '.join(f'{key}={value:.12g}' for key, value in values.items())
@@ -143,7 +146,8 @@ def main():
     program, names = sys.argv[1], sys.argv[2:] or list(GROUPS)
     for name in names:
         tables, parameters = GROUPS[name]
-        scorer = Scorer(program, tables)
+        memory = name.endswith('memory')
+        scorer = Scorer(program, tables, memory)
         values, best = search(scorer, parameters)
         errors = sorted(scorer.errors(values))
         print(f'{name}: {len(parameters)} numbers on {len(errors)} rows, loss {best:.3f}, mean error '
@@ -151,6 +155,8 @@ def main():
         for key, value in values.items():
             print(f'  {key} = {value:.4g}')
             write(key, value)
+        if memory:
+            continue
         # published / predicted = exp(-error)
         for software in sorted({key.split('.')[1] for key in parameters if key.startswith('software.')}):
             write(f'software.{software}.low', min(1.0, math.exp(-quantile(errors, 0.9))))
