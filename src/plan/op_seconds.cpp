@@ -28,7 +28,8 @@ OpSeconds::OpSeconds(const Machine& machine, const Software& software, Precision
                                                           : machine.gemm_efficiency;
   product_flops_ = peak * efficiency * software.product_efficiency;
   const Precision wide = narrow ? Precision::bf16 : precision;
-  attention_flops_ = machine.peak(wide) * software.attention_efficiency;
+  attention_flops_ = machine.peak(wide) * software.attention_efficiency *
+                     (software.older_attention ? machine.older_attention : 1);
   element_ = precision == Precision::f32 ? 4 : 2;
 }
 

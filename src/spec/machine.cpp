@@ -29,6 +29,7 @@ const std::vector<Field<Machine>>& machine_fields() {
       {"attention_forward", &Machine::attention_forward, 1e-3, 1},
       {"attention_backward", &Machine::attention_backward, 1e-3, 1},
       {"attention_half_length", &Machine::attention_half_length},
+      {"older_attention", &Machine::older_attention, 1e-3, 1},
       {"launch_seconds", &Machine::launch_seconds},
       {"collective_seconds", &Machine::collective_seconds},
       {"small_group_loss", &Machine::small_group_loss},

@@ -45,6 +45,7 @@ struct Machine {
   // Fused attention: parts of the bf16 peak on long sequences, and the length at which half of it is reached.
   double attention_forward = 1, attention_backward = 1;
   double attention_half_length = 0;
+  double older_attention = 1;     // part of it that kernels reach which were not written for this machine
   double launch_seconds = 0;      // of a kernel, on the device
   double collective_seconds = 0;  // of starting a collective
   double small_group_loss = 0;    // of n ranks in a node: bytes cost 1 + this / (n - 1)

@@ -14,6 +14,7 @@ namespace {
 const std::vector<Field<Software>>& software_fields() {
   static const std::vector<Field<Software>> fields{
       {"fused_attention", &Software::fused_attention},
+      {"older_attention", &Software::older_attention},
       {"dropout", &Software::dropout},
       {"sharded_states", &Software::sharded_states},
       {"value_bytes", &Software::value_bytes, 1, 8},

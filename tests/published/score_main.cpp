@@ -32,7 +32,9 @@ void assign(Point& p, const std::string& what) {
   const auto dot = what.find('.'), key = what.find('.', dot + 1), equals = what.find('=');
   const std::string kind = what.substr(0, dot), name = what.substr(dot + 1, key - dot - 1);
   const std::string field = what.substr(key + 1, equals - key - 1), value = what.substr(equals + 1);
-  if (kind == "software" && p.work.software.name == name)
+  const bool prefix =
+      name.ends_with('*') && p.work.software.name.starts_with(name.substr(0, name.size() - 1));
+  if (kind == "software" && (prefix || p.work.software.name == name))
     p.work.software = changed(
         p.work.software, field, value, [](const Software& s) { return to_toml(s); },
         [](const std::string& t, const std::string& w) { return software_from_toml(t, w); });

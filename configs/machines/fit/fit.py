@@ -46,7 +46,7 @@ GROUPS = {
              of('fsdp', 'product_efficiency', 'elementwise_passes', 'attention_efficiency', 'launch_seconds',
                 'step_seconds', 'network_efficiency', 'overlap_slowdown', 'straggling')),
     'torchtitan': (['torchtitan'],
-                   {**of('torchtitan', 'elementwise_passes', 'attention_efficiency'),
+                   {**of('torchtitan', 'elementwise_passes'), **of('torchtitan*', 'attention_efficiency'),
                     'machine.h100-96.gemm_efficiency': (0.6, 0.3, 0.8),
                     'machine.h100-96.gemm_fp8_efficiency': (0.5, 0.2, 0.8)}),
     'nanotron': (['nanotron'],
@@ -122,7 +122,7 @@ def quantile(sorted_values, part):
     return sorted_values[min(len(sorted_values) - 1, int(part * len(sorted_values)))]
 
 
-FAMILIES = {'blackwell': ['b200', 'gb200', 'b300', 'gb300'], 'a100': ['a100-40', 'a100-80']}
+FAMILIES = {'torchtitan*': ['torchtitan', 'torchtitan-eager'], 'blackwell': ['b200', 'gb200', 'b300', 'gb300'], 'a100': ['a100-40', 'a100-80']}
 
 
 def write(key, value):
