@@ -126,7 +126,7 @@ TEST(Search, RefusesWhatCannotBe) {
   refused([](SearchRequest& r) { r.pins.ep = 2; }, "no experts");
   refused([](SearchRequest& r) { r.pins.zero = 4; }, "--zero 4");
   refused([](SearchRequest& r) { r.pins.schedule = "best"; }, "--schedule best");
-  refused([](SearchRequest& r) { r.work.seq_len = 1 << 24; }, "--seq-len");
+  refused([](SearchRequest& r) { r.work.seq_len = (1 << 24) + 1; }, "--seq-len");
   refused(
       [](SearchRequest& r) { r.work.machine = load_machine("a100-80"), r.work.precision = Precision::fp8; },
       "--dtype fp8");

@@ -341,8 +341,12 @@ void check(const SearchRequest& r) {
            r.work.global_batch, *pins.dp, *pins.dp);
   if (pins.micro_batch && (*pins.micro_batch < 1 || *pins.micro_batch > r.work.global_batch))
     refuse("--micro-batch {}: must be from 1 to --global-batch {}", *pins.micro_batch, r.work.global_batch);
-  if (r.work.seq_len < 1 || r.work.seq_len > m.max_seq)
-    refuse("--seq-len {}: {} has positions for 1 to {}", r.work.seq_len, m.name, m.max_seq);
+  // Rotary positions have no table that ends: longer sequences can be planned for, though the model must have
+  // learned them.
+  constexpr std::int64_t longest = std::int64_t{1} << 24;
+  const std::int64_t most = m.family == Family::gpt2 ? m.max_seq : longest;
+  if (r.work.seq_len < 1 || r.work.seq_len > most)
+    refuse("--seq-len {}: {} has positions for 1 to {}", r.work.seq_len, m.name, most);
   if (pins.tp && m.num_heads % *pins.tp != 0)
     refuse("--tp {}: the {} heads of {} do not divide; legal: {}", *pins.tp, m.num_heads, m.name,
            fmt::join(divisors(static_cast<int>(m.num_heads)), ", "));

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "base/units.h"
@@ -77,6 +78,7 @@ std::string to_json(const TrainSummary& s) {
   }
   if (s.measured_messages != Traffic{}) object["collective_messages"] = as_json(s.measured_messages);
   object["taken_back"] = s.taken_back;
+  object["missed_predictions"] = missed_predictions(s);
   if (s.gathers)
     object["parameter_gathers"] = {{"gathers", s.gathers->gathers},
                                    {"ahead", s.gathers->ahead},
@@ -97,6 +99,29 @@ std::string memory_table(const std::string& whose, const Memory& predicted, cons
     if (predicted[c] != 0 || measured[c] != 0) row(memory_category_name(c), predicted[c], measured[c]);
   row("total", predicted.total(), measured.total());
   return table;
+}
+
+std::string missed_predictions(const TrainSummary& s) {
+  constexpr double bar = 0.1;
+  std::string lines;
+  const auto compare = [&](const char* what, double predicted, double measured) {
+    if (measured <= 0 || std::abs(predicted / measured - 1) <= bar) return;
+    lines += fmt::format("  {}: the prediction is {:.0f}% {} what was measured\n", what,
+                         100 * std::abs(predicted / measured - 1), predicted > measured ? "above" : "below");
+  };
+  const auto bytes = [](const Traffic& traffic) {
+    std::int64_t sum = 0;
+    for (Axis axis : all_axes) sum += traffic.bytes(axis);
+    return static_cast<double>(sum);
+  };
+  compare("memory", static_cast<double>(s.predicted_memory.total()),
+          static_cast<double>(s.measured_memory.total()));
+  compare("traffic", bytes(s.predicted_traffic), bytes(s.measured_traffic));
+  compare("step time", s.predicted_step_seconds, s.step_seconds);
+  if (std::abs(s.predicted_bubble - s.measured_bubble) > bar)
+    lines += fmt::format("  bubble: {:.1f}% of the step predicted, {:.1f}% measured\n",
+                         100 * s.predicted_bubble, 100 * s.measured_bubble);
+  return lines;
 }
 
 std::string staleness_table(const AsynchronousSummary& s) {

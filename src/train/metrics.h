@@ -67,6 +67,9 @@ std::string evaluation_json(std::int64_t step, double validation_loss);
 // table each.
 std::string memory_table(const std::string& whose, const Memory& predicted, const Memory& measured);
 std::string traffic_table(const Traffic& predicted, const Traffic& measured);
+// A line for each of memory, traffic, step time and bubble whose prediction is off by more than a tenth (of
+// the bubble: by more than a tenth of the step); empty where none is.
+std::string missed_predictions(const TrainSummary& summary);
 // The histogram as bars.
 std::string staleness_table(const AsynchronousSummary& summary);
 

@@ -2,12 +2,13 @@
 """Fits the numbers of machines and training programs on the marked rows of the published tables.
 
     cmake --preset planner-only && ninja -C build/planner-only score_published
-    ECHELON_PUBLISHED=... configs/machines/fit/fit.py build/planner-only/tests/score_published GROUP...
+    ECHELON_PUBLISHED=... configs/machines/fit/fit.py build/planner-only/tests/score_published GROUP... | intervals
 
 Every third row of a small table is fitted on (every fifth of a sweep); the others are only reported. The loss is
 robust (an error of 10% weighs little less than one of 50%), so that rows from broken runs do not pull. The search
 is a pattern search over the logarithms of the numbers; it needs nothing but Python's own library. What it finds is
-written into configs/, and from the fitted rows' errors the interval (low, high) of each program.
+written into configs/. The scorer has the presets built in: build it again before the next group, and before the
+last one, `intervals`, which writes the interval (low, high) of each program from the fitted rows' errors.
 """
 import math
 import pathlib
@@ -122,6 +123,7 @@ def quantile(sorted_values, part):
     return sorted_values[min(len(sorted_values) - 1, int(part * len(sorted_values)))]
 
 
+# Machines and programs that share a number.
 FAMILIES = {'torchtitan*': ['torchtitan', 'torchtitan-eager'], 'blackwell': ['b200', 'gb200', 'b300', 'gb300'], 'a100': ['a100-40', 'a100-80']}
 
 
@@ -144,6 +146,8 @@ def write_one(kind, name, field, value):
 
 def main():
     program, names = sys.argv[1], sys.argv[2:] or list(GROUPS)
+    if names == ['intervals']:
+        return intervals(program)
     for name in names:
         tables, parameters = GROUPS[name]
         memory = name.endswith('memory')
@@ -155,12 +159,27 @@ def main():
         for key, value in values.items():
             print(f'  {key} = {value:.4g}')
             write(key, value)
-        if memory:
-            continue
-        # published / predicted = exp(-error)
-        for software in sorted({key.split('.')[1] for key in parameters if key.startswith('software.')}):
-            write(f'software.{software}.low', min(1.0, math.exp(-quantile(errors, 0.9))))
-            write(f'software.{software}.high', max(1.0, math.exp(-quantile(errors, 0.1))))
+
+
+# Behind all fits, with a scorer that was built with what they found: the interval of each program, from the fitted
+# rows of all of its tables.
+PROGRAMS = {
+    'megatron-2021': ['sc21-table1', 'korthikanti'], 'megatron-deepspeed': ['vtrain-multinode', 'vtrain-singlenode'],
+    'zero-bubble': ['zero-bubble'], 'fsdp': ['llm-foundry'], 'torchtitan': ['torchtitan'], 'torchtitan-eager': ['torchtitan'],
+    'nanotron': ['nanotron'], 'current': ['bridge-dense', 'bridge-experts'],
+}
+
+
+def intervals(program):
+    for software, tables in PROGRAMS.items():
+        errors = sorted(Scorer(program, tables, False).errors({}))
+        # Published over predicted; of n rows the outermost quantiles are those of n + 1.
+        count = len(errors)
+        high = errors[max(0, math.floor(0.1 * (count + 1)) - 1)]
+        low = errors[min(count - 1, math.ceil(0.9 * (count + 1)) - 1)]
+        write(f'software.{software}.low', min(0.99, math.exp(-low)))
+        write(f'software.{software}.high', max(1.01, math.exp(-high)))
+        print(f'{software}: {math.exp(-low):.3f} to {math.exp(-high):.3f} on {count} rows')
 
 
 if __name__ == '__main__':
