@@ -105,6 +105,7 @@ SearchRequest PlanSearchFlags::request() const {
     pins.zero = plan->zero;
     pins.hsdp = plan->hsdp;
     pins.sequence_parallel = plan->sequence_parallel;
+    pins.context = plan->context_kind;
     pins.schedule = plan->schedule;
     if (plan->chunks > 0) pins.chunks = plan->chunks;
     pins.micro_batch = plan->micro_batch;

@@ -124,6 +124,7 @@ TEST(Search, RefusesWhatCannotBe) {
   refused([](SearchRequest& r) { r.gpus = 6, r.pins.tp = 3; }, "the 64 heads");
   refused([](SearchRequest& r) { r.pins.dp = 8, r.work.global_batch = 4; }, "--global-batch 4");
   refused([](SearchRequest& r) { r.pins.ep = 2; }, "no experts");
+  refused([](SearchRequest& r) { r.pins.context = ContextKind::hybrid; }, "--cp-kind hybrid");
   refused([](SearchRequest& r) { r.pins.zero = 4; }, "--zero 4");
   refused([](SearchRequest& r) { r.pins.schedule = "best"; }, "--schedule best");
   refused([](SearchRequest& r) { r.work.seq_len = (1 << 24) + 1; }, "--seq-len");

@@ -197,6 +197,7 @@ std::string plan_file(const Estimate& e, const Workload& work) {
   plan.mesh.set(Axis::cp, c.cp);
   plan.mesh.ep = c.ep;
   plan.sequence_parallel = c.sequence_parallel;
+  plan.context_kind = c.context;
   plan.global_batch = work.global_batch;
   plan.micro_batch = c.micro_batch;
   plan.seq_len = work.seq_len;

@@ -357,6 +357,8 @@ void check(const SearchRequest& r) {
            fmt::join(divisors(static_cast<int>(m.num_experts)), ", "));
   if (pins.pp && *pins.pp > m.num_layers)
     refuse("--pp {}: {} has only {} layers; legal: up to {}", *pins.pp, m.name, m.num_layers, m.num_layers);
+  if (pins.context == ContextKind::hybrid)
+    refuse("--cp-kind hybrid: is not priced; legal: ring, ulysses, allgather");
   if (pins.schedule) {
     const auto& names = schedule_names();
     if (std::find(names.begin(), names.end(), *pins.schedule) == names.end())
