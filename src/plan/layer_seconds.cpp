@@ -119,7 +119,9 @@ class Pricer {
   }
 
   double rows_bytes() const { return tokens_ * real(m_.hidden) * width_; }
-  double exposed(double seconds) const { return seconds * (1 - w_.software.tensor_overlap); }
+  double exposed(double seconds) const {
+    return seconds * (1 - w_.software.tensor_overlap) + w_.software.tensor_hop_seconds * (tp_ - 1);
+  }
   void gather_rows(PassSeconds& pass) {
     if (tp_ == 1) return;
     collectives_ += 1;

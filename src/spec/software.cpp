@@ -36,6 +36,7 @@ const std::vector<Field<Software>>& software_fields() {
       {"product_efficiency", &Software::product_efficiency, 0.01, 2},
       {"attention_efficiency", &Software::attention_efficiency, 0.01, 2},
       {"tensor_overlap", &Software::tensor_overlap, 0, 1},
+      {"tensor_hop_seconds", &Software::tensor_hop_seconds, 0, 1},
       {"expert_overlap", &Software::expert_overlap, 0, 1},
       {"expert_efficiency", &Software::expert_efficiency, 0.01, 2},
       {"expert_passes", &Software::expert_passes, 0.01, 100},

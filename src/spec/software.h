@@ -36,6 +36,7 @@ struct Software {
   double collective_launch_seconds = 0;  // the same of each tp collective
   double product_efficiency = 1;         // of the machine's, on products
   double attention_efficiency = 1;       // of the machine's, in fused attention
+  double tensor_hop_seconds = 0;         // of a tp collective for each other rank of its group
   double tensor_overlap = 0;             // part of the tp collectives hidden behind products
   double expert_overlap = 0;             // part of the experts' all-to-all hidden
   double expert_efficiency = 1;          // of products, on those of many experts at once

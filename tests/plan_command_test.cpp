@@ -1,0 +1,148 @@
+// `echelon plan` as its users meet it.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "temporary_directory.h"
+
+namespace {
+
+namespace checks = echelon::checks;
+using nlohmann::json;
+
+struct Result {
+  int status = -1;
+  std::string out;
+};
+
+class PlanCommand : public testing::Test {
+ protected:
+  Result run(const std::string& arguments) const {
+    const std::string command =
+        "cd '" + directory_.path().string() + "' && '" + ECHELON_BINARY + "' plan " + arguments;
+    std::FILE* pipe = ::popen(command.c_str(), "r");
+    Result result;
+    char buffer[4096];
+    for (std::size_t n; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) result.out.append(buffer, n);
+    const int status = ::pclose(pipe);
+    result.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    return result;
+  }
+  json object(const std::string& arguments, int status = 0) const {
+    const Result r = run(arguments + " --json 2>/dev/null");
+    EXPECT_EQ(r.status, status) << arguments;
+    return json::parse(r.out);
+  }
+  void refused(const std::string& arguments, const std::vector<std::string>& words) const {
+    const Result r = run(arguments + " 2>&1");
+    EXPECT_EQ(r.status, 2) << r.out;
+    EXPECT_TRUE(r.out.starts_with("echelon: ")) << r.out;
+    EXPECT_EQ(std::count(r.out.begin(), r.out.end(), '\n'), 1) << r.out;
+    for (const std::string& word : words)
+      EXPECT_NE(r.out.find(word), std::string::npos) << word << " in: " << r.out;
+  }
+  std::string read(const std::string& name) const { return checks::read_bytes(directory_ / name); }
+
+  const checks::TemporaryDirectory directory_;
+};
+
+constexpr const char* small = "--model llama-3-8b --machine h100 --gpus 8 --global-batch 64 --seq-len 4096 ";
+
+TEST_F(PlanCommand, AnswersInOneObject) {
+  const json answer = object(std::string(small) + "--top 3");
+  EXPECT_GT(answer["feasible"], 0);
+  EXPECT_GT(answer["rejected"]["memory"], 0);
+  EXPECT_GT(answer["search_seconds"], 0);
+  ASSERT_EQ(answer["plans"].size(), 3u);
+  double before = 0;
+  for (const json& plan : answer["plans"]) {
+    for (const char* key : {"dp", "tp", "pp", "cp", "ep", "zero", "chunks", "micro_batch", "microbatches"})
+      EXPECT_TRUE(plan[key].is_number_integer()) << key;
+    EXPECT_EQ(plan["dp"].get<int>() * plan["tp"].get<int>() * plan["pp"].get<int>() * plan["cp"].get<int>(),
+              8);
+    EXPECT_EQ(plan["dtype"], "bf16");
+    EXPECT_GE(plan["step_seconds"], before);
+    before = plan["step_seconds"];
+    double parts = 0, bytes = 0;
+    for (const auto& [name, value] : plan["time_seconds"].items()) parts += value.get<double>();
+    EXPECT_NEAR(parts, before, 1e-6 * before);
+    for (const auto& [name, value] : plan["memory_bytes"].items())
+      if (name != "total") bytes += value.get<double>();
+    EXPECT_DOUBLE_EQ(bytes, plan["memory_bytes"]["total"].get<double>());
+    const double tokens = 64 * 4096 / (before * 8);
+    EXPECT_NEAR(plan["tokens_per_second_per_gpu"].get<double>(), tokens, 1e-6 * tokens);
+    EXPECT_NEAR(plan["mfu"].get<double>(), plan["model_tflops_per_gpu"].get<double>() / 989.4, 1e-6);
+    EXPECT_TRUE(plan["traffic_bytes_per_gpu"].contains("dp"));
+  }
+}
+
+TEST_F(PlanCommand, PricesWhatIsPinned) {
+  const json plan = object(std::string(small) +
+                           "--dp 2 --tp 2 --pp 2 --cp 1 --schedule 1f1b --zero 1 --micro-batch 1 "
+                           "--recompute full --layers-per-stage 17,15")["plans"][0];
+  EXPECT_EQ(plan["tp"], 2);
+  EXPECT_EQ(plan["microbatches"], 32);
+  EXPECT_EQ(plan["layers_per_stage"], (json{17, 15}));
+  // The bubble of 1F1B is at least (P-1)/(M+P-1), and little more where stages are nearly equal.
+  EXPECT_GT(plan["bubble_fraction"], 1.0 / 33 - 1e-9);
+  EXPECT_LT(plan["bubble_fraction"], 0.12);
+}
+
+TEST_F(PlanCommand, NothingFits) {
+  const json answer = object("--model llama-3-405b --machine h100 --gpus 8 --global-batch 8", 1);
+  EXPECT_TRUE(answer["plans"].empty());
+  EXPECT_GT(answer["rejected"]["memory"], 0);
+  EXPECT_GT(answer["nearest"]["bytes"], answer["nearest"]["usable_bytes"]);
+  EXPECT_NE(run("--model llama-3-405b --machine h100 --gpus 8 --global-batch 8").out.find("GB too much"),
+            std::string::npos);
+}
+
+TEST_F(PlanCommand, RefusesWhatCannotBe) {
+  refused("--gpus 0", {"--gpus 0", "from 1"});
+  refused("--gpus 64 --dp 8 --global-batch 4", {"--global-batch 4", "at least 8"});
+  refused("--model llama-3-70b --gpus 6 --tp 3", {"--tp 3", "64 heads", "1, 2, 4"});
+  refused("--gpus 8 --tp 16", {"--tp 16", "--gpus 8"});
+  refused("--machine tpu", {"--machine tpu", "h100"});
+  refused("--software none", {"--software none", "current"});
+  refused("--dtype int4", {"--dtype int4", "bf16"});
+  refused("--objective speed", {"--objective speed", "memory"});
+  refused("--objective gpus", {"--target-time"});
+  refused("--sweep layers=3", {"--sweep layers=3", "seq-len"});
+  refused("--schedule quick", {"--schedule quick", "1f1b"});
+  refused("--chunks 3 --schedule 1f1b", {"--chunks 3", "interleaved"});
+  refused("--plan absent.toml", {"--plan absent.toml"});
+}
+
+TEST_F(PlanCommand, ExplainsWritesAndReadsBack) {
+  const Result said =
+      run(std::string(small) + "--explain --against tp=8,zero=1 --out plan.toml --html plan.html");
+  EXPECT_EQ(said.status, 0);
+  for (const char* words : {"computation", "memory of each pipeline rank", "why not the next",
+                            "why not tp=8,zero=1", "in-flight activations"})
+    EXPECT_NE(said.out.find(words), std::string::npos) << words;
+  const std::string page = read("plan.html");
+  EXPECT_NE(page.find("</html>"), std::string::npos);
+  EXPECT_EQ(page.find("src="), std::string::npos);  // needs nothing else
+  const json first = object(std::string(small) + "--top 1")["plans"][0];
+  const json again = object("--plan plan.toml --machine h100 --top 1")["plans"][0];
+  EXPECT_NEAR(again["step_seconds"].get<double>(), first["step_seconds"].get<double>(), 1e-9);
+  EXPECT_EQ(again["memory_bytes"], first["memory_bytes"]);
+}
+
+TEST_F(PlanCommand, Sweeps) {
+  const std::string base =
+      "--model llama-3-8b --machine h100 --global-batch 128 --seq-len 4096 --pp 1 --cp 1 ";
+  EXPECT_EQ(run(base + "--sweep gpus=8..32 --sweep-out sweep.csv").status, 0);
+  const std::string csv = read("sweep.csv");
+  EXPECT_EQ(std::count(csv.begin(), csv.end(), '\n'), 4);
+  EXPECT_EQ(run(base + "--sweep gpus=8,16 --sweep-out sweep.svg").status, 0);
+  EXPECT_NE(read("sweep.svg").find("<polyline"), std::string::npos);
+}
+
+}  // namespace
