@@ -2,7 +2,8 @@
 DATA ?= /usr/share/common-licenses
 STEPS ?= 400
 PACKAGES = g++ cmake ninja-build pkg-config libdnnl-dev libhwy-dev librandom123-dev libtomlplusplus-dev \
-  nlohmann-json3-dev libcli11-dev libfmt-dev libxxhash-dev libgtest-dev libbenchmark-dev
+  nlohmann-json3-dev libcli11-dev libfmt-dev libxxhash-dev libgtest-dev libbenchmark-dev libopenmpi-dev \
+  openmpi-bin
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
 .PHONY: train test build packages

@@ -2,7 +2,9 @@
 #include <fmt/ranges.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <memory>
 
 #include "apps/flags.h"
@@ -24,7 +26,7 @@ struct TrainFlags {
   std::string tokenizer = "bytes";
   TimelineFlags timeline;
   std::int64_t steps = 100, sample = 200;
-  std::string staleness, straggle, memory_limit;
+  std::string staleness, straggle, memory_limit, on_nan = "stop", async_save = "on", die;
   int servers = 1;
   bool json = false;
   CLI::App* app = nullptr;
@@ -75,6 +77,23 @@ std::optional<Straggler> straggler(const TrainFlags& f) {
                    parse_number<double>("--straggle", f.straggle.substr(colon + 1))};
 }
 
+// SIGTERM, SIGINT, and SIGUSR1, which mpirun hands on without ending itself: the run ends behind the step. A
+// second one ends it at once.
+volatile std::sig_atomic_t interrupted = 0;
+void interrupt(int signal) {
+  interrupted = 1;
+  std::signal(signal, SIG_DFL);
+}
+
+PlannedDeath planned_death(const std::string& text) {
+  const std::size_t first = text.find(':'), second = text.find(':', first + 1);
+  if (first == std::string::npos || second == std::string::npos)
+    refuse("--die {}: must be RANK:STEP:WHERE", text);
+  return {parse_number<int>("--die", text.substr(0, first)),
+          parse_number<std::int64_t>("--die", text.substr(first + 1, second - first - 1)),
+          text.substr(second + 1)};
+}
+
 // What the flags ask for. The data is returned, as the request has no place for it.
 std::unique_ptr<TokenData> read_request(TrainFlags& f) {
   TrainRequest& request = f.request;
@@ -93,6 +112,12 @@ std::unique_ptr<TokenData> read_request(TrainFlags& f) {
   if (f.tokenizer != "bytes")
     refuse("--tokenizer {}: only the bytes tokenizer is built; legal: bytes, or token files as --data",
            f.tokenizer);
+  if (f.on_nan != "stop" && f.on_nan != "skip") refuse("--on-nan {}: legal: stop, skip", f.on_nan);
+  if (f.async_save != "on" && f.async_save != "off") refuse("--async-save {}: legal: on, off", f.async_save);
+  request.save_beside = f.async_save == "on";
+  request.skip_nonfinite = f.on_nan == "skip";
+  request.stop_requested = [] { return interrupted != 0; };
+  if (is_given("--die")) request.death = planned_death(f.die);
   request.sample_tokens =
       is_given("--sample") ? f.sample : std::min(f.sample, request.plan.model.max_seq - 1);
   return std::make_unique<TokenData>(f.data, request.plan.model.vocab);
@@ -157,6 +182,8 @@ int run_train(TrainFlags& f) {
   observer.on_step = [&](const StepRecord& r) {
     const double left = static_cast<double>(f.steps - r.step) * r.step_seconds;
     const bool keeps = r.step % 10 == 0 || r.step == f.steps || f.steps <= 40;
+    if (!r.skipped.empty())
+      fmt::print(out, "{}step {:>5} skipped: {}\n", terminal ? "\r\033[K" : "", r.step, r.skipped);
     if (!terminal && !keeps) return;
     // On a terminal every step is shown, those between on one line that is written over.
     fmt::print(out,
@@ -170,6 +197,15 @@ int run_train(TrainFlags& f) {
   observer.on_evaluation = [&](std::int64_t step, double loss) {
     fmt::print(out, "{}step {:>5}  validation loss {:.4f}\n", fresh_line, step, loss);
   };
+  observer.on_spread = [&](const WorkSpread& s) {
+    std::vector<double> sorted = s.seconds;
+    std::sort(sorted.begin(), sorted.end());
+    const double middle = sorted[sorted.size() / 2];
+    fmt::print(
+        out, "{}ranks   steps {} to {}: each worked {} to {} a step; rank {} longest, {:.2f} x the median\n",
+        fresh_line, s.first_step, s.last_step, format_seconds(sorted.front()), format_seconds(sorted.back()),
+        s.slowest(), middle > 0 ? sorted.back() / middle : 1.0);
+  };
   observer.on_checkpoint = [&](const std::string& path) {
     fmt::print(out, "{}saved   {}\n", fresh_line, path);
   };
@@ -177,8 +213,15 @@ int run_train(TrainFlags& f) {
     fmt::print(out, "\nsample, after \"{}\":\n{}\n", as_text(prompt, data.kind()),
                as_text(text, data.kind()));
   };
+  if (!request.asynchronous)  // whose workers have no common step to stop behind
+    for (int signal : {SIGTERM, SIGINT, SIGUSR1}) std::signal(signal, interrupt);
   const TrainSummary summary = train(request, data, observer);
   if (!f.job.leads()) return 0;
+  if (summary.stopped)
+    fmt::print(out, "stopped behind step {} as asked{}\n", summary.last_step,
+               summary.checkpoint.empty()
+                   ? "; nothing is saved without --checkpoint"
+                   : "; the same command with --resume goes on from " + summary.checkpoint);
   const auto& asynchronous = summary.asynchronous;
   fmt::print(out, "\n{}{}{}", memory_table("rank 0", summary.predicted_memory, summary.measured_memory),
              asynchronous
@@ -249,6 +292,18 @@ void add_train(CLI::App& program, int& status) {
   app.add_option("--checkpoint", flags->request.checkpoint_directory, "Directory of the checkpoints")
       ->type_name("DIR");
   add_number(app, "--save-every", flags->request.save_every, "Steps between checkpoints; 0: at the end only");
+  app.add_option("--async-save", flags->async_save, "Write checkpoints while the training goes on")
+      ->type_name("on|off")
+      ->capture_default_str();
+  add_number(app, "--keep", flags->request.keep, "Checkpoints that stay, the last ones; 0: all");
+  app.add_option("--on-nan", flags->on_nan,
+                 "A loss or gradient that is not finite: end the run, or skip the step")
+      ->type_name("stop|skip")
+      ->capture_default_str();
+  flags->request.straggler_every = 100;
+  add_number(app, "--straggler-every", flags->request.straggler_every,
+             "Steps between reports of how long each rank worked; 0: none");
+  app.add_option("--die", flags->die)->group("");  // for tests: RANK:STEP:forward|backward|write|commit
   app.add_flag("--resume", flags->request.resume, "Go on from the last checkpoint");
   app.add_option("--staleness", flags->staleness,
                  "Asynchronous, around parameter servers: batches a worker may run ahead; 0: synchronous")

@@ -7,6 +7,8 @@ void add_verbs(CLI::App& program, int& status) {
   add_verify(program, status);
   add_plan(program, status);
   add_simulate(program, status);
+  add_checkpoint(program, status);
+  add_launch(program, status);
   add_generate(program, status);
   add_bench(program, status);
 }

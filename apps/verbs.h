@@ -10,6 +10,8 @@ void add_train(CLI::App& program, int& status);
 void add_verify(CLI::App& program, int& status);
 void add_plan(CLI::App& program, int& status);
 void add_simulate(CLI::App& program, int& status);
+void add_checkpoint(CLI::App& program, int& status);
+void add_launch(CLI::App& program, int& status);
 void add_generate(CLI::App& program, int& status);
 void add_bench(CLI::App& program, int& status);
 

@@ -128,8 +128,8 @@ class CommandLine : public testing::Test {
 };
 
 TEST_F(CommandLine, WrongWordsAreRefusedByName) {
-  refused({}, {"verb", "train, verify, plan, simulate, generate, bench"});
-  refused({"frob"}, {"frob", "train, verify, plan, simulate, generate, bench"});
+  refused({}, {"verb", "train, verify, plan, simulate, checkpoint, launch, generate, bench"});
+  refused({"frob"}, {"frob", "train, verify, plan, simulate, checkpoint, launch, generate, bench"});
   refused({"bench"}, {"bench", "train, comm"});
   refused({"bench", "x"}, {"x", "train, comm"});
   refused({"train"}, {"--data"});
@@ -395,7 +395,10 @@ TEST_F(CommandLine, AnInterruptLeavesWholeCheckpoints) {
   for (int i = 0; i < 2000 && !fs::exists(at("ck/step-00000002")); ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   ::kill(child, SIGINT);
-  EXPECT_EQ(finish(child).status, -SIGINT);
+  const Result stopped = finish(child);  // behind the step, with a checkpoint
+  EXPECT_EQ(stopped.status, 0) << stopped.err;
+  EXPECT_NE(stopped.out.find("stopped behind step "), std::string::npos) << stopped.out;
+  EXPECT_NE(stopped.out.find("--resume goes on from ck/step-"), std::string::npos) << stopped.out;
   EXPECT_EQ(run({"generate", "--checkpoint", "ck", "--max-tokens", "2"}).status, 0);
 }
 

@@ -63,7 +63,13 @@ void FlightRecorder::sleep(Ticket ticket) {
 
 void FlightRecorder::wake() {
   const std::lock_guard lock(mutex_);
+  if (asleep_) waited_seconds_ += std::chrono::duration<double>(Clock::now() - slept_at_).count();
   asleep_ = false;
+}
+
+double FlightRecorder::waited_seconds() const {
+  const std::lock_guard lock(mutex_);
+  return waited_seconds_;
 }
 
 void FlightRecorder::at(std::string_view instruction) {

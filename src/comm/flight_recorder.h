@@ -39,6 +39,7 @@ class FlightRecorder {
   // Between the two the rank sleeps in the operation.
   void sleep(Ticket ticket);
   void wake();
+  double waited_seconds() const;  // so far
   // What the rank is at, in the words of its schedule.
   void at(std::string_view instruction);
 
@@ -69,6 +70,7 @@ class FlightRecorder {
   std::vector<Entry> entries_{num_kept};
   Ticket next_ = 0, last_finished_ = 0, asleep_in_ = 0;
   bool any_finished_ = false, asleep_ = false;
+  double waited_seconds_ = 0;
   Clock::time_point slept_at_{}, changed_ = Clock::now();
   std::array<char, 32> instruction_{};
 };

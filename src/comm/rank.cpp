@@ -39,6 +39,10 @@ std::unique_ptr<Communicator> Rank::join(const std::vector<int>& ranks, const st
   return record_traffic(std::move(group), axis, *traffic_);
 }
 
+std::unique_ptr<Communicator> Rank::join_aside(const std::vector<int>& ranks, const std::string& name) const {
+  return world_.join(first_ + index_, in_world(ranks), name);
+}
+
 Communicator& Rank::joined(std::unique_ptr<Communicator>& place, const std::vector<int>& group,
                            const char* name, Axis axis) const {
   if (!place) place = join(group, name, axis);

@@ -63,6 +63,10 @@ class Rank {
   const Traffic& traffic() const { return *traffic_; }
   // What the algorithms of other than direct collectives have sent for it, as sends.
   const Traffic& messages() const { return *messages_; }
+  // A further group of ranks of the mesh, whose traffic is not counted: for what is said beside the training.
+  std::unique_ptr<Communicator> join_aside(const std::vector<int>& ranks, const std::string& name) const;
+  // Seconds that this rank has waited for others so far.
+  double waited_seconds() const { return world_.recorder(first_ + index_).waited_seconds(); }
   // Says what this rank is at, for the report of a failure.
   void at(std::string_view instruction) const { world_.recorder(first_ + index_).at(instruction); }
 

@@ -1,11 +1,15 @@
 // Checkpoints hold logical tensors, so that one saved on any mesh loads on any other.
 //
-//   DIR/step-00000100/model.safetensors       parameters under their Hugging Face names
-//                     optimizer.safetensors   NAME.exp_avg, NAME.exp_avg_sq
-//                     compression.safetensors what gradient compression carries over (checkpoint_carried.h)
-//                     checkpoint.json         written last: step, seed, model, dtype, XXH3-64 of every tensor
+//   DIR/step-00000100/model-00003.safetensors       rank 3's part of the parameters (checkpoint_parts.h),
+//   under
+//                                                   their Hugging Face names
+//                     optimizer-00003.safetensors   NAME.exp_avg, NAME.exp_avg_sq
+//                     compression-00003.safetensors what gradient compression carries over
+//                     checkpoint.json               step, seed, model, dtype, XXH3-64 of every part and of
+//                     itself
 //
-// A checkpoint is written under a temporary name, flushed, and renamed: it exists whole or not at all.
+// Each rank writes what it owns, once; one rank's files have no number. A checkpoint is written under a
+// temporary name, flushed, and renamed: it exists whole or not at all.
 #pragma once
 
 #include <cstdint>
@@ -43,8 +47,9 @@ bool is_checkpoint(const std::string& directory);
 // RequestError when there is none or it is damaged or foreign.
 CheckpointInfo read_checkpoint_info(const std::string& path);
 
-// Collective over the mesh; rank 0 writes. `carried`: this rank's, under `info.compression`. RunError (disk
-// full, ...) leaves the earlier checkpoints untouched. Returns the path.
+// Collective over the mesh. `carried`: this rank's, under `info.compression`. RunError (disk full, ...)
+// leaves the earlier checkpoints untouched. Returns the path when the checkpoint is whole. See also
+// CheckpointWriter.
 std::string save_checkpoint(const Rank& rank, const ParameterStore& parameters, const std::string& directory,
                             const CheckpointInfo& info, const std::vector<CarriedTensor>& carried = {});
 

@@ -53,37 +53,14 @@ Tensor zeros(const Rank& rank, const std::vector<std::int64_t>& shape) {
   return tensor;
 }
 
-// Brings the tensor of the rank at `place` to rank 0, axis by axis. Collective; `mine` is defined there and
-// the result on rank 0.
-Tensor bring_to_first_rank(const Rank& rank, Tensor mine, const std::vector<std::int64_t>& shape,
-                           std::map<Axis, int> place) {
-  for (Axis axis : {Axis::dp, Axis::cp, Axis::tp, Axis::pp}) {
-    const int from = std::exchange(place[axis], 0);
-    if (from == 0) continue;
-    const bool beside = std::all_of(place.begin(), place.end(), [&](const auto& at) {
-      return at.first == axis || rank.coordinate(at.first) == at.second;
-    });
-    if (!beside) continue;
-    if (rank.coordinate(axis) == from) {
-      rank.along(axis).send(mine, 0).wait();
-      mine = {};
-    } else if (rank.coordinate(axis) == 0) {
-      mine = Tensor(rank.arena(), MemoryCategory::other, rank.dtype(), shape);
-      rank.along(axis).recv(mine, from).wait();
-    }
-  }
-  return mine;
-}
-
 bool all_zero(const Tensor& t) {
   const auto zero = [](auto x) { return x == 0; };
   if (t.dtype() == DType::f64) return std::all_of(t.data<double>(), t.data<double>() + t.numel(), zero);
   return std::all_of(t.data<float>(), t.data<float>() + t.numel(), zero);
 }
 
-Tensor read(const Rank& rank, const CheckpointFile& file, const std::string& name,
-            const std::vector<std::int64_t>& shape) {
-  const auto bytes = file.read(name, shape, rank.dtype());
+Tensor tensor_of(const Rank& rank, const std::vector<std::byte>& bytes,
+                 const std::vector<std::int64_t>& shape) {
   Tensor tensor(rank.arena(), MemoryCategory::other, rank.dtype(), shape);
   std::memcpy(tensor.raw(), bytes.data(), bytes.size());
   return tensor;
@@ -91,73 +68,46 @@ Tensor read(const Rank& rank, const CheckpointFile& file, const std::string& nam
 
 }  // namespace
 
-std::vector<StoredTensor> carried_declarations(const Rank& rank, const ParameterStore& parameters,
-                                               const Compression& compression) {
-  std::vector<StoredTensor> declared;
-  for_each_carried(
-      rank, parameters, compression,
-      [&](const ParamSpec& spec) {
-        for (int k = 0; k < rank.mesh().dp_cp_size(); ++k)
-          declared.push_back({residual_name(spec, k), stored_type(rank.dtype()), spec.shape});
-      },
-      [&](const ParamSpec& spec, const GradientSection& slice) {
-        declared.push_back(
-            {factor_name(spec.name, slice.slice), stored_type(rank.dtype()), {compression.rank, slice.cols}});
-      });
-  return declared;
-}
-
-void gather_carried(const Rank& rank, const ParameterStore& parameters, const Compression& compression,
-                    const std::vector<CarriedTensor>& carried,
-                    const std::function<void(const std::string& name, const Tensor& tensor)>& write) {
-  const int tp = rank.size(Axis::tp), cp = rank.size(Axis::cp);
-  const auto bring = [&](const std::string& name, const Tensor& mine, const std::vector<std::int64_t>& shape,
-                         const std::map<Axis, int>& place) {
-    const Tensor whole = bring_to_first_rank(rank, mine, shape, place);
-    if (rank.index() == 0) write(name, whole);
-  };
+std::vector<OwnedTensor> owned_carried(const Rank& rank, const ParameterStore& parameters,
+                                       const Compression& compression,
+                                       const std::vector<CarriedTensor>& carried) {
+  const int tp = rank.size(Axis::tp);
+  std::vector<OwnedTensor> mine;
   const auto is_here = [&](const ParamSpec& spec) {
     return rank.coordinate(Axis::pp) == parameters.owner_of(spec.name);
   };
   for_each_carried(
       rank, parameters, compression,
       [&](const ParamSpec& spec) {
-        for (int k = 0; k < rank.mesh().dp_cp_size(); ++k) {
-          Tensor logical;
-          if (is_here(spec) && index_of(rank) == k) {
-            const CarriedTensor* here = find(carried, spec.name, "residual");
-            const auto shape = local_shape(spec, tp, rank.coordinate(Axis::tp));
-            logical = gather_logical(rank, spec, here != nullptr ? here->tensor : zeros(rank, shape));
-            if (rank.coordinate(Axis::tp) > 0) logical = {};
-          }
-          bring(residual_name(spec, k), logical, spec.shape,
-                {{Axis::dp, k / cp},
-                 {Axis::cp, k % cp},
-                 {Axis::tp, 0},
-                 {Axis::pp, parameters.owner_of(spec.name)}});
-        }
+        if (!is_here(spec)) return;
+        const CarriedTensor* here = find(carried, spec.name, "residual");
+        const Tensor data =
+            here != nullptr ? here->tensor : zeros(rank, local_shape(spec, tp, rank.coordinate(Axis::tp)));
+        if (auto slice = owned_slice(rank, spec, residual_name(spec, index_of(rank)), data))
+          mine.push_back(std::move(*slice));
       },
       [&](const ParamSpec& spec, const GradientSection& slice) {
         const int index = slice.slice * tp_replicas(spec, tp);
-        Tensor factor;
-        if (is_here(spec) && index_of(rank) == 0 && rank.coordinate(Axis::tp) == index) {
-          const CarriedTensor* here = find(carried, spec.name, "factor");
-          check(here != nullptr, "a factored matrix has its factor");
-          factor = here->tensor;
-        }
-        bring(factor_name(spec.name, slice.slice), factor, {compression.rank, slice.cols},
-              {{Axis::dp, 0}, {Axis::cp, 0}, {Axis::tp, index}, {Axis::pp, parameters.owner_of(spec.name)}});
+        if (!is_here(spec) || index_of(rank) != 0 || rank.coordinate(Axis::tp) != index) return;
+        const CarriedTensor* here = find(carried, spec.name, "factor");
+        check(here != nullptr, "a factored matrix has its factor");
+        mine.push_back(
+            {{factor_name(spec.name, slice.slice), stored_type(rank.dtype()), {compression.rank, slice.cols}},
+             here->tensor.flat()});
       });
+  return mine;
 }
 
-void load_carried(const Rank& rank, const ParameterStore& parameters, const CheckpointFile& file,
+void load_carried(const Rank& rank, const ParameterStore& parameters, CheckpointReader& reader,
                   const CheckpointInfo& info, const std::vector<CarriedTensor>& carried) {
   for (const Parameter& p : parameters.all()) {
-    if (file.find(residual_name(p.spec, 0)) == nullptr) continue;
+    if (!reader.has(residual_name(p.spec, 0))) continue;
     const CarriedTensor* here = find(carried, p.spec.name, "residual");
     Tensor sum = zeros(rank, p.spec.shape);
     for (int source : residual_sources(index_of(rank), rank.mesh().dp_cp_size(), info.residual_ranks))
-      rank.kernels().add(read(rank, file, residual_name(p.spec, source), p.spec.shape), sum);
+      rank.kernels().add(
+          tensor_of(rank, reader.read(residual_name(p.spec, source), p.spec, rank.dtype()), p.spec.shape),
+          sum);
     const Tensor local =
         here != nullptr ? here->tensor
                         : zeros(rank, local_shape(p.spec, rank.size(Axis::tp), rank.coordinate(Axis::tp)));
@@ -171,9 +121,10 @@ void load_carried(const Rank& rank, const ParameterStore& parameters, const Chec
   for (const CarriedTensor& c : carried) {
     if (c.what != "factor") continue;
     const std::string name = factor_name(c.parameter, c.slice);
-    const StoredTensor* stored = file.find(name);
-    if (stored != nullptr && stored->shape == c.tensor.shape())
-      rank.kernels().copy(read(rank, file, name, stored->shape).flat(), c.tensor.flat());
+    if (reader.whole_shape(name) == c.tensor.shape())
+      rank.kernels().copy(
+          tensor_of(rank, reader.read_whole(name, c.tensor.shape(), rank.dtype()), c.tensor.shape()).flat(),
+          c.tensor.flat());
   }
 }
 

@@ -33,14 +33,27 @@ ordered_json as_json(const Traffic& traffic) {
 }  // namespace
 
 std::string to_json(const StepRecord& r) {
-  return ordered_json{{"step", r.step},
+  ordered_json object{{"step", r.step},
                       {"loss", r.loss},
                       {"grad_norm", r.grad_norm},
                       {"lr", r.lr},
                       {"tokens", r.tokens},
                       {"tokens_per_second", r.tokens_per_second},
                       {"mfu", r.mfu},
-                      {"step_seconds", r.step_seconds}}
+                      {"step_seconds", r.step_seconds}};
+  if (!r.skipped.empty()) object["skipped"] = r.skipped;
+  return object.dump();
+}
+
+int WorkSpread::slowest() const {
+  return static_cast<int>(std::max_element(seconds.begin(), seconds.end()) - seconds.begin());
+}
+
+std::string to_json(const WorkSpread& spread) {
+  return ordered_json{{"first_step", spread.first_step},
+                      {"last_step", spread.last_step},
+                      {"rank_seconds", spread.seconds},
+                      {"slowest_rank", spread.slowest()}}
       .dump();
 }
 
@@ -85,7 +98,12 @@ std::string to_json(const TrainSummary& s) {
                                    {"beside_seconds", s.gathers->beside_seconds},
                                    {"wait_seconds", s.gathers->wait_seconds}};
   if (s.validation_loss >= 0) object["validation_loss"] = s.validation_loss;
-  if (!s.checkpoint.empty()) object["checkpoint"] = s.checkpoint;
+  if (!s.checkpoint.empty()) {
+    object["checkpoint"] = s.checkpoint;
+    object["checkpoint_seconds"] = s.checkpoint_seconds;
+  }
+  if (s.stopped) object["stopped"] = true;
+  if (s.skipped > 0) object["skipped_steps"] = s.skipped;
   return object.dump();
 }
 

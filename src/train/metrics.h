@@ -19,6 +19,7 @@ struct StepRecord {
   double loss = 0, grad_norm = 0, lr = 0;
   std::int64_t tokens = 0;  // of this step, over all ranks
   double tokens_per_second = 0, mfu = 0, step_seconds = 0;
+  std::string skipped{};  // why nothing was updated; empty: it was
 };
 
 // Of a run around a parameter server.
@@ -45,6 +46,9 @@ struct TrainSummary {
   Traffic measured_messages;                         // what it sent for collectives by messages
   double validation_loss = -1;                       // < 0: none
   std::string checkpoint;                            // the last one written
+  double checkpoint_seconds = 0;                     // the longest that training stood still for one
+  bool stopped = false;                              // before its last step, as it was asked to
+  std::int64_t skipped = 0;                          // steps whose loss or gradient was not finite
   double predicted_bubble = 0, measured_bubble = 0;  // idle part of a pipeline rank's time, mean over ranks
   std::int64_t taken_back = 0;  // steps that were wrongly guessed, where the optimizer has no barrier
   std::optional<ParameterGather::Measures> gathers;  // ZeRO 3: rank 0 in the last step
@@ -59,6 +63,14 @@ struct TrainSummary {
   Timeline ring_computing, ring_arriving;
 };
 
+// How long each rank worked, waits for others not counted, in the mean over some steps.
+struct WorkSpread {
+  std::int64_t first_step = 0, last_step = 0;
+  std::vector<double> seconds;  // of a step, by rank
+  int slowest() const;
+};
+
+std::string to_json(const WorkSpread& spread);
 std::string to_json(const StepRecord& record);
 std::string to_json(const TrainSummary& summary);
 std::string evaluation_json(std::int64_t step, double validation_loss);

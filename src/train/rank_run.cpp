@@ -1,6 +1,7 @@
 #include "train/rank_run.h"
 
 #include <algorithm>
+#include <csignal>
 #include <utility>
 
 #include "base/median.h"
@@ -14,7 +15,12 @@ RankRun::RankRun(const SharedRun& shared, const Rank& rank, TrainSummary& summar
       rank_(rank),
       trainer_(rank, shared.request.plan, shared.request.optimizer, shared.request.seed, {}, shared.pipeline,
                shared.request.asynchronous ? Moments::elsewhere : Moments::here),
-      summary_(summary) {
+      summary_(summary),
+      meeting_(rank),
+      writer_(rank, shared.request.checkpoint_directory),
+      last_step_(shared.request.optimizer.total_steps) {
+  if (shared.request.skip_nonfinite) trainer_.skip_nonfinite();
+  plan_death();
   const auto& straggler = shared.request.straggler;
   if (straggler && straggler->rank == rank.index()) trainer_.set_slowdown(straggler->factor);
 }
@@ -22,22 +28,73 @@ RankRun::RankRun(const SharedRun& shared, const Rank& rank, TrainSummary& summar
 void RankRun::run() {
   const TrainRequest& request = shared_.request;
   if (request.asynchronous) return run_as_worker();
-  const std::int64_t last = request.optimizer.total_steps;
   if (!shared_.resumed.path.empty()) {
     load_checkpoint(rank_, trainer_.parameters(), shared_.resumed, false, trainer_.carried());
     trainer_.resume(shared_.resumed.step, shared_.resumed.updates);
   }
   rank_.arena().reset_peak();
-  for (std::int64_t step = shared_.start.first_step; step < last; ++step) {
+  const std::int64_t asked_for = last_step_;
+  for (std::int64_t step = shared_.start.first_step; step < last_step_; ++step) {
     train_step(step);
-    const bool end = step + 1 == last;
-    if (end || (request.eval_every > 0 && (step + 1) % request.eval_every == 0)) evaluate(step);
+    meet(step);
+    const bool end = step + 1 == last_step_, stopped = last_step_ < asked_for;
+    if ((end && !stopped) || (request.eval_every > 0 && (step + 1) % request.eval_every == 0)) evaluate(step);
     if (end || saves_after(step)) save(step);
   }
+  finish_save();
+  meeting_.hear();
   gather_shown_runs();
   gather_ring();
-  if (leads()) summarize();
-  if (request.sample_tokens > 0) sample_text();
+  if (leads()) {
+    summary_.stopped = last_step_ < asked_for;
+    summarize();
+  }
+  if (request.sample_tokens > 0 && last_step_ == asked_for) sample_text();
+}
+
+void RankRun::meet(std::int64_t step) {
+  const auto heard = meeting_.hear();
+  const auto every = [&](auto said) {
+    return !heard.empty() && std::all_of(heard.begin(), heard.end(), said);
+  };
+  if (writer_.under_way() && every([this](const auto& words) { return words.written == saved_step_; }))
+    commit();
+  // A stream is emptied by one more step that knows that it is the last.
+  const bool asked = std::any_of(heard.begin(), heard.end(), [](const auto& words) { return words.stop; });
+  const bool ends_here = trainer_.flushes() && shared_.request.plan.optimizer_barrier;
+  if (asked) last_step_ = std::min(last_step_, step + (ends_here ? 1 : 2));
+  if (shared_.request.straggler_every > 0 && !heard.empty()) add_to_spread(step, heard);
+  meeting_.say({shared_.request.stop_requested && shared_.request.stop_requested(),
+                writer_.under_way() && writer_.written() ? saved_step_.load() : -1, step_work_});
+}
+
+void RankRun::add_to_spread(std::int64_t step, const std::vector<StepMeeting::Words>& words) {
+  // They speak of the step before this one, the first of which counts from 1 as `step`.
+  if (spread_.seconds.empty()) spread_ = {step, step, std::vector<double>(words.size())};
+  spread_.last_step = step;
+  for (std::size_t r = 0; r < words.size(); ++r) spread_.seconds[r] += words[r].seconds;
+  const std::int64_t steps = spread_.last_step - spread_.first_step + 1;
+  if (steps < shared_.request.straggler_every) return;
+  for (double& seconds : spread_.seconds) seconds /= static_cast<double>(steps);
+  if (leads()) {
+    shared_.outputs->write_log(to_json(spread_));
+    if (shared_.observer.on_spread) shared_.observer.on_spread(spread_);
+  }
+  spread_ = {};
+}
+
+void RankRun::plan_death() {
+  const auto& death = shared_.request.death;
+  if (!death || death->rank != rank_.index()) return;
+  const auto die = [] { std::raise(SIGKILL); };
+  trainer_.set_watch([die, at = *death](std::int64_t step, const Instruction& i) {
+    const bool forward = i.op == Op::F, backward = i.op == Op::B || i.op == Op::BW;
+    if (step == at.step && ((forward && at.where == "forward") || (backward && at.where == "backward")))
+      die();
+  });
+  writer_.set_watch([this, die, at = *death](const char* where) {
+    if (at.where == where && saved_step_ == at.step) die();
+  });
 }
 
 void RankRun::summarize() {
@@ -134,7 +191,7 @@ bool RankRun::saves_after(std::int64_t step) const {
 }
 
 std::int64_t RankRun::steps_left(std::int64_t step) const {
-  std::int64_t until = shared_.request.optimizer.total_steps;
+  std::int64_t until = last_step_;
   const auto stop_at = [&](std::int64_t every) {
     if (every > 0) until = std::min(until, (step / every + 1) * every);
   };
@@ -146,9 +203,11 @@ std::int64_t RankRun::steps_left(std::int64_t step) const {
 void RankRun::train_step(std::int64_t step) {
   const Traffic before = rank_.traffic(), messages_before = rank_.messages();
   const auto begin = Clock::now();
+  const double waited = rank_.waited_seconds();
   const auto results =
       trainer_.step(step, source(shared_.split.train, shared_.request.plan.seq_len), steps_left(step));
   last_ring_ = rank_.ring_spans();
+  step_work_ = seconds_since(begin) - (rank_.waited_seconds() - waited);
   keep_run();
   max_staleness_ = std::max(max_staleness_, trainer_.last_run().max_staleness);
   if (!leads()) return;
@@ -163,6 +222,7 @@ void RankRun::train_step(std::int64_t step) {
 
 void RankRun::report(const StepResult& result) {
   summary_.taken_back += result.taken_back;
+  summary_.skipped += !result.skipped.empty();
   publish(shared_,
           record_of(shared_, result, step_tokens(),
                     step_seconds_[static_cast<std::size_t>(result.step - shared_.start.first_step)]),
@@ -187,11 +247,36 @@ void RankRun::evaluate(std::int64_t step) {
 }
 
 void RankRun::save(std::int64_t step) {
+  if (shared_.request.checkpoint_directory.empty()) return;
+  finish_save();
+  const auto begin = Clock::now();
   CheckpointInfo info;
   info.step = step + 1;
   info.updates = trainer_.updates(step + 1);
   info.tokens = shared_.resumed.tokens + (step + 1 - shared_.start.first_step) * step_tokens();
-  save_to(shared_, rank_, trainer_.parameters(), info, summary_, trainer_.carried());
+  info.seed = shared_.request.seed;
+  info.model = shared_.request.plan.model;
+  info.compression = shared_.request.plan.compression;
+  saved_step_ = step + 1;
+  writer_.start(trainer_.parameters(), info, trainer_.carried());
+  if (!shared_.request.save_beside) finish_save();
+  summary_.checkpoint_seconds = std::max(summary_.checkpoint_seconds, seconds_since(begin));
+}
+
+void RankRun::commit() {
+  const std::string path = writer_.commit(shared_.request.keep);
+  if (!leads()) return;
+  summary_.checkpoint = path;
+  if (shared_.observer.on_checkpoint) shared_.observer.on_checkpoint(path);
+}
+
+void RankRun::finish_save() {
+  if (!writer_.under_way()) return;
+  writer_.wait();
+  meeting_.wait_for_all();
+  commit();
+  // The next one may have the same files' names: only when the last is whole.
+  meeting_.wait_for_all();
 }
 
 void RankRun::sample_text() {

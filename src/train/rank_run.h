@@ -1,10 +1,13 @@
 // A training rank, from the first step to the sample of text at the end.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <vector>
 
+#include "train/checkpoint_writer.h"
 #include "train/shared_run.h"
+#include "train/step_meeting.h"
 
 namespace echelon {
 
@@ -28,8 +31,15 @@ class RankRun {
   void gather_ring();
   // The first sequences of the held-out part, one after another: the same at every evaluation.
   void evaluate(std::int64_t step);
+  // The copy; it is written while the training goes on, and committed once every rank's part is there.
   void save(std::int64_t step);
+  void commit();
+  void finish_save();  // waits
   bool saves_after(std::int64_t step) const;
+  // After a step: what each rank says, and what follows from what they said after the one before.
+  void meet(std::int64_t step);
+  void add_to_spread(std::int64_t step, const std::vector<StepMeeting::Words>& words);
+  void plan_death();
   // Until the next checkpoint or the end, where the pipeline must be empty; without a barrier in the
   // optimizer until the next evaluation too, which wants the true weights.
   std::int64_t steps_left(std::int64_t step) const;
@@ -51,6 +61,12 @@ class RankRun {
   std::vector<RingSpan> last_ring_;     // of the last step
   std::deque<PipelineRun> shown_runs_;  // the last ones
   int max_staleness_ = 0;
+  StepMeeting meeting_;
+  CheckpointWriter writer_;
+  std::int64_t last_step_;                   // how many steps there will be behind the run
+  double step_work_ = 0;                     // seconds of the last one
+  std::atomic<std::int64_t> saved_step_{0};  // of the checkpoint under way
+  WorkSpread spread_;
 };
 
 }  // namespace echelon

@@ -23,6 +23,17 @@ void refuse_straggler(const TrainRequest& request) {
     refuse("--straggle {}:{}: the factor must be from 1 to 1000", rank, factor);
 }
 
+void refuse_skipping(const TrainRequest& request, const PipelineLayout& pipeline) {
+  if (!request.skip_nonfinite) return;
+  if (!pipeline.programs(0).flushes() || !request.plan.optimizer_barrier || request.asynchronous)
+    refuse(
+        "--on-nan skip: ranks have stepped on before all of them know that a gradient is not finite; legal: "
+        "stop");
+  if (has_residuals(request.plan.compression.kind))
+    refuse("--on-nan skip: --compress {} would carry what is not finite on; legal: stop",
+           compression_text(request.plan.compression));
+}
+
 void refuse_processes(const TrainRequest& request) {
   if (request.run.processes == nullptr) return;
   const int ranks = request.plan.mesh.num_ranks(), started = request.run.processes->num_ranks();
@@ -69,6 +80,7 @@ void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeli
   refuse_asynchronous(request);
   refuse_straggler(request);
   refuse_processes(request);
+  refuse_skipping(request, pipeline);
   if (request.optimizer.total_steps < 1)
     refuse("--steps {}: must be at least 1", request.optimizer.total_steps);
   if (request.optimizer.warmup_steps > request.optimizer.total_steps)
@@ -77,6 +89,8 @@ void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeli
   for (const auto& [flag, value] : {std::pair{"--eval-every", request.eval_every},
                                     {"--eval-samples", request.eval_samples},
                                     {"--save-every", request.save_every},
+                                    {"--keep", request.keep},
+                                    {"--straggler-every", request.straggler_every},
                                     {"--sample", request.sample_tokens}})
     if (value < 0) refuse("{} {}: must be at least 0", flag, value);
   if (request.sample_tokens > 0 && request.sample_tokens >= plan.model.max_seq)

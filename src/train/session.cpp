@@ -10,6 +10,7 @@
 #include "plan/memory.h"
 #include "plan/traffic.h"
 #include "schedule/simulate.h"
+#include "train/checkpoint_writer.h"
 #include "train/rank_run.h"
 #include "train/refuse_request.h"
 #include "train/server_run.h"
@@ -162,6 +163,7 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
     run.start.predicted_step_seconds = predicted.seconds * predicted_slowdown(run, predicted);
     run.outputs = &outputs.emplace(request);
     if (!request.resume) outputs->start_log_anew();
+    if (!request.checkpoint_directory.empty()) remove_unfinished_checkpoints(request.checkpoint_directory);
     if (observer.on_start) observer.on_start(run.start);
     summary = start_summary(run);
     summary.predicted_bubble = predicted.bubble_fraction;

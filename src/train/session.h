@@ -34,6 +34,13 @@ struct RunOptions {
   bool leads() const { return processes == nullptr || processes->rank() == 0; }
 };
 
+// A process that kills itself (SIGKILL), to see what is left.
+struct PlannedDeath {
+  int rank = 0;
+  std::int64_t step = 0;  // counts from 1
+  std::string where;      // "forward", "backward", "write" (of a checkpoint) or "commit"
+};
+
 struct TrainRequest {
   Plan plan;
   OptimizerOptions optimizer;  // total_steps = the last step of the run
@@ -46,10 +53,18 @@ struct TrainRequest {
   std::int64_t eval_samples = 16;    // sequences, at most as many as the validation part has
   std::string checkpoint_directory;  // empty: none
   std::int64_t save_every = 0;       // steps; 0: at the end only
+  bool save_beside = false;          // a checkpoint is written while the training goes on
+  std::int64_t keep = 0;             // checkpoints, the last ones; 0: all
   bool resume = false;
   std::string log_path;            // JSON lines; empty: none
   std::int64_t sample_tokens = 0;  // of text generated at the end; 0: none
   GenerateOptions generate;
+  // Asked after each step, on every rank: true on any of them ends the run behind the step, with a
+  // checkpoint.
+  std::function<bool()> stop_requested{};
+  bool skip_nonfinite = false;          // a step whose loss or gradient is not finite; else it ends the run
+  std::int64_t straggler_every = 0;     // steps between reports of how long each rank worked; 0: none
+  std::optional<PlannedDeath> death{};  // for tests
 };
 
 struct StartInfo {
@@ -69,6 +84,7 @@ struct TrainObserver {
   std::function<void(const StepRecord&)> on_step;
   std::function<void(std::int64_t step, double validation_loss)> on_evaluation;
   std::function<void(const std::string& path)> on_checkpoint;
+  std::function<void(const WorkSpread&)> on_spread;
   std::function<void(const std::vector<std::int32_t>& prompt, const std::vector<std::int32_t>& text)>
       on_sample;
 };

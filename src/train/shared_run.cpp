@@ -19,6 +19,7 @@ StepRecord record_of(const SharedRun& run, const StepResult& result, std::int64_
   StepRecord record;
   record.step = result.step + 1;
   record.loss = result.loss;
+  record.skipped = result.skipped;
   record.grad_norm = result.gradient_norm;
   record.lr = result.learning_rate;
   record.tokens = tokens;

@@ -43,7 +43,9 @@ Trainer::Trainer(const Rank& rank, const Plan& plan, const OptimizerOptions& opt
       training_(stages_, programs_, rank.coordinate(Axis::pp), hooks()),
       executor_(rank.along(Axis::pp),
                 [this](const Instruction& i) {
-                  rank_.at(fmt::format("step {}, {}", first_step_ + stream_step_ + 1, to_string(i)));
+                  const std::int64_t at = first_step_ + stream_step_ + 1;
+                  rank_.at(fmt::format("step {}, {}", at, to_string(i)));
+                  if (watch_) watch_(at, i);
                 }),
       late_groups_(pipeline_->late_groups(rank.coordinate(Axis::pp))) {
   const int pp_rank = rank.coordinate(Axis::pp);
@@ -175,8 +177,8 @@ std::vector<StepResult> Trainer::step(std::int64_t step, const SampleSource& sam
   if (!flushes()) return stream_step(step, steps_left);
   if (optimistic_) return optimistic_step(step, steps_left);
   const double loss = compute_gradients(step, samples);
-  const Applied applied = apply_gradients(step);
-  return {{step, loss, applied.gradient_norm, applied.learning_rate}};
+  const Applied applied = apply_gradients(step, loss);
+  return {{step, loss, applied.gradient_norm, applied.learning_rate, applied.skipped}};
 }
 
 // No rank waits for another pipeline rank: their sum of the loss is asked for now and taken a step later.
@@ -246,7 +248,7 @@ double Trainer::make_true_step() {
   unfinished_->squares_sum.wait();
   StepResult& result = unfinished_->result;
   result.gradient_norm = norm_of_squares(unfinished_->squares);
-  if (!std::isfinite(result.gradient_norm)) refuse_step(result.step, result.learning_rate);
+  if (!std::isfinite(result.gradient_norm)) refuse_step(result.step, result.learning_rate, 0);
   const double factor = clip_factor(result.gradient_norm, optimizer_.clip);
   adamw_step(rank_, parameters_, optimizer_, result.learning_rate, updates(result.step), factor);
   finish_result();
@@ -275,7 +277,7 @@ void Trainer::update(const Instruction& i) {
 }
 
 // All ranks agree on the first tensor, so that whichever is heard names the same one.
-void Trainer::refuse_step(std::int64_t step, double learning_rate) const {
+std::string Trainer::first_nonfinite(double loss) const {
   const auto& all = parameters_.model();
   std::size_t first = 0;
   const auto finite = [&](const ParamSpec& spec) {
@@ -287,17 +289,24 @@ void Trainer::refuse_step(std::int64_t step, double learning_rate) const {
   *left.data<double>() = static_cast<double>(all.size() - first);
   for (Axis axis : all_axes) rank_.along(axis).all_reduce(left, ReduceOp::max).wait();
   const std::size_t named = all.size() - static_cast<std::size_t>(*left.data<double>());
-  fail("step {}: {} (learning rate {}); nothing was updated", step + 1,
-       named < all.size() ? "the gradient of " + all[named].name + " is not finite"
-                          : std::string("the gradient norm overflows"),
-       learning_rate);
+  if (named < all.size()) return "the gradient of " + all[named].name + " is not finite";
+  return std::isfinite(loss) ? "the gradient norm overflows" : "the loss is not finite";
 }
 
-Trainer::Applied Trainer::apply_gradients(std::int64_t step) {
+void Trainer::refuse_step(std::int64_t step, double learning_rate, double loss) const {
+  fail("step {}: {} (learning rate {}); nothing was updated", step + 1, first_nonfinite(loss), learning_rate);
+}
+
+Trainer::Applied Trainer::apply_gradients(std::int64_t step, double loss) {
   Applied applied;
   applied.gradient_norm = global_gradient_norm(rank_, parameters_);
   applied.learning_rate = learning_rate(optimizer_, step);
-  if (!std::isfinite(applied.gradient_norm)) refuse_step(step, applied.learning_rate);
+  if (!std::isfinite(applied.gradient_norm) || !std::isfinite(loss)) {
+    if (!skips_nonfinite_) refuse_step(step, applied.learning_rate, loss);
+    applied.skipped = first_nonfinite(loss);
+    more_updates_ -= programs_.updates_per_step();
+    return applied;
+  }
   adamw_step(rank_, parameters_, optimizer_, applied.learning_rate, updates(step),
              clip_factor(applied.gradient_norm, optimizer_.clip));
   return applied;

@@ -26,6 +26,7 @@ struct StepResult {
   double gradient_norm =
       0;  // before clipping; not a number where no rank knows it (a schedule that does not flush)
   double learning_rate = 0;
+  std::string skipped{};    // what is not finite, where the step was skipped for it
   bool taken_back = false;  // without a barrier: a wrong guess was, and forward passes were run again
 };
 
@@ -57,13 +58,21 @@ class Trainer {
   double compute_gradients(std::int64_t step, const SampleSource& samples);
   struct Applied {
     double gradient_norm = 0, learning_rate = 0;
+    std::string skipped{};
   };
-  Applied apply_gradients(std::int64_t step);
+  Applied apply_gradients(std::int64_t step, double loss = 0);
 
   // Other than all: for compute_gradients() alone, without ZeRO.
   void set_data_parallel_sums(DataParallelSums sums) { sums_ = sums; }
   // Target tokens behind the last compute_gradients(), over the ranks that add them up.
   double num_targets() const { return num_targets_.at(0); }
+  // A step whose loss or gradient is not finite changes nothing and ends nothing. Where the schedule flushes
+  // and the optimizer has its barrier: see refuse_skipping().
+  void skip_nonfinite() { skips_nonfinite_ = true; }
+  // Called before each instruction, with the step that it belongs to, counted from 1.
+  void set_watch(std::function<void(std::int64_t step, const Instruction&)> watch) {
+    watch_ = std::move(watch);
+  }
   // A rank made slow on purpose: after the passes of a step it sleeps (slowdown - 1) times as long as they
   // took.
   void set_slowdown(double slowdown) { slowdown_ = slowdown; }
@@ -104,7 +113,8 @@ class Trainer {
   std::vector<StepResult> optimistic_step(std::int64_t step, std::int64_t steps_left);
   bool validate();
   double make_true_step();
-  [[noreturn]] void refuse_step(std::int64_t step, double learning_rate) const;
+  std::string first_nonfinite(double loss) const;
+  [[noreturn]] void refuse_step(std::int64_t step, double learning_rate, double loss) const;
   void add_pipeline_copies();
   std::vector<double> sum_over(std::initializer_list<Communicator*> groups,
                                const std::vector<double>& values) const;
@@ -126,6 +136,8 @@ class Trainer {
   std::int64_t more_updates_ = 0;
   DataParallelSums sums_ = DataParallelSums::all;
   double slowdown_ = 1;
+  bool skips_nonfinite_ = false;
+  std::function<void(std::int64_t, const Instruction&)> watch_;
 
   // Of the steps that are under way.
   const SampleSource* samples_ = nullptr;

@@ -1,0 +1,144 @@
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "apps/flags.h"
+#include "base/error.h"
+#include "base/units.h"
+#include "train/checkpoint.h"
+#include "train/checkpoint_compare.h"
+#include "train/hugging_face.h"
+
+namespace echelon {
+namespace {
+
+using nlohmann::ordered_json;
+
+struct CheckpointFlags {
+  std::string path, other, out, dtype = "f32";
+  std::int64_t shard_bytes = 5'000'000'000;
+  std::uint64_t seed = 1;
+  bool json = false;
+};
+
+// What is damaged is an answer, not a wrong request.
+int answer(const std::function<int()>& check) {
+  try {
+    return check();
+  } catch (const RequestError& error) {
+    fmt::print(stderr, "echelon: {}\n", error.what());
+    return 1;
+  }
+}
+
+int run_info(const CheckpointFlags& f) {
+  const CheckpointInfo info = read_checkpoint_info(f.path);
+  if (f.json) {
+    fmt::print("{}\n", ordered_json{{"path", info.path},
+                                    {"step", info.step},
+                                    {"tokens", info.tokens},
+                                    {"seed", info.seed},
+                                    {"dtype", dtype_name(info.dtype)},
+                                    {"model", info.model.name},
+                                    {"params", num_parameters(info.model)},
+                                    {"compress", compression_text(info.compression)}}
+                           .dump());
+    return 0;
+  }
+  fmt::print("{}\nstep {}, {} tokens, seed {}, {}\nmodel {}: {} parameters\n", info.path, info.step,
+             info.tokens, info.seed, dtype_name(info.dtype), info.model.name, num_parameters(info.model));
+  if (info.residual_ranks > 0)
+    fmt::print("carries what --compress {} has not sent yet\n", compression_text(info.compression));
+  return 0;
+}
+
+int run_verify_checkpoint(const CheckpointFlags& f) {
+  (void)read_checkpoint_info(f.path).path;  // a path that holds none is a wrong request
+  return answer([&] {
+    const CheckpointContents c = check_checkpoint(f.path);
+    if (f.json)
+      fmt::print("{}\n", ordered_json{{"whole", true},
+                                      {"tensors", c.tensors},
+                                      {"parts", c.parts},
+                                      {"files", c.files},
+                                      {"bytes", c.bytes}}
+                             .dump());
+    else
+      fmt::print("whole: {} tensors in {} parts and {} files, {}\n", c.tensors, c.parts, c.files,
+                 format_bytes(static_cast<double>(c.bytes)));
+    return 0;
+  });
+}
+
+int run_diff(const CheckpointFlags& f) {
+  const auto differences = diff_checkpoints(f.path, f.other);
+  if (f.json) {
+    ordered_json rows = ordered_json::array();
+    for (const TensorDifference& d : differences)
+      rows.push_back(
+          {{"tensor", d.name},
+           {"rel_diff", std::isfinite(d.rel_diff) ? d.rel_diff : std::numeric_limits<double>::max()}});
+    fmt::print("{}\n", ordered_json{{"same", differences.empty()}, {"differences", rows}}.dump());
+  } else if (differences.empty()) {
+    fmt::print("the same, to the last bit\n");
+  } else {
+    for (const TensorDifference& d : differences) fmt::print("{:<60} {:.2e}\n", d.name, d.rel_diff);
+  }
+  return differences.empty() ? 0 : 1;
+}
+
+}  // namespace
+
+void add_checkpoint(CLI::App& program, int& status) {
+  auto flags = std::make_shared<CheckpointFlags>();
+  CLI::App& app = *program.add_subcommand("checkpoint", "Look at checkpoints, compare and convert them");
+  app.require_subcommand(0, 1);
+  const auto verb = [&](const char* name, const char* description, const std::function<int()>& run) {
+    CLI::App& sub = *app.add_subcommand(name, description);
+    sub.callback([run, &status] { status = run(); });
+    return &sub;
+  };
+  const auto path = [flags](CLI::App* sub, const char* description) {
+    sub->add_option("checkpoint", flags->path, description)->type_name("DIR")->required();
+  };
+  const char* one = "A checkpoint, or a directory of checkpoints (the last is used)";
+  CLI::App* info = verb("info", "What a checkpoint holds", [flags] { return run_info(*flags); });
+  path(info, one);
+  CLI::App* check = verb("verify", "Read every byte and compare it with its checksum",
+                         [flags] { return run_verify_checkpoint(*flags); });
+  path(check, one);
+  CLI::App* diff =
+      verb("diff", "Compare the tensors of two checkpoints", [flags] { return run_diff(*flags); });
+  path(diff, one);
+  diff->add_option("other", flags->other, "The other one")->type_name("DIR")->required();
+  for (CLI::App* sub : {info, check, diff})
+    sub->add_flag("--json", flags->json, "One JSON object on standard output");
+  CLI::App* out = verb("export", "Write the model as Hugging Face's transformers reads it", [flags] {
+    export_hugging_face(flags->path, flags->out, flags->shard_bytes);
+    fmt::print("written to {}\n", flags->out);
+    return 0;
+  });
+  path(out, one);
+  out->add_option("--out", flags->out, "Directory that is made")->type_name("DIR")->required();
+  add_number(*out, "--shard-bytes", flags->shard_bytes, "Largest file, about");
+  CLI::App* in = verb("import", "Make a checkpoint of a model in Hugging Face's layout", [flags] {
+    const std::string made =
+        import_hugging_face(flags->path, flags->out, parse_dtype(flags->dtype, "--dtype"), flags->seed);
+    fmt::print("written to {}; train --model {} --checkpoint {} --resume goes on from it\n", made,
+               flags->path, flags->out);
+    return 0;
+  });
+  path(in, "Directory with config.json and model.safetensors");
+  in->add_option("--out", flags->out, "Directory of checkpoints that is made")->type_name("DIR")->required();
+  in->add_option("--dtype", flags->dtype, "Of the checkpoint")->type_name("f32|f64")->capture_default_str();
+  add_number(*in, "--seed", flags->seed, "Of the data order of the training that goes on from it");
+  app.callback([&app] {
+    if (app.get_subcommands().empty())
+      refuse("checkpoint: a verb is missing; legal: info, verify, diff, export, import");
+  });
+}
+
+}  // namespace echelon

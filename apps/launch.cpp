@@ -1,0 +1,218 @@
+// echelon launch: runs a training, and runs it again from its last whole checkpoint when it fails.
+#include <fmt/core.h>
+#include <fmt/ranges.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <sstream>
+#include <thread>
+
+#include "apps/flags.h"
+#include "base/error.h"
+#include "train/checkpoint.h"
+
+namespace echelon {
+namespace {
+
+using Words = std::vector<std::string>;
+
+struct Host {
+  std::string name;
+  int slots = 1;
+};
+
+struct LaunchFlags {
+  int ranks = 0, max_restarts = 3;
+  std::string hosts, agent = "ssh";
+  bool elastic = false;
+  Words command;
+};
+
+volatile std::sig_atomic_t child_process = 0, asked_to_stop = 0;
+void forward(int signal) {
+  asked_to_stop = 1;
+  if (child_process > 0) ::kill(static_cast<pid_t>(child_process), signal);
+}
+
+std::vector<Host> parse_hosts(const std::string& text) {
+  std::vector<Host> hosts;
+  std::istringstream in(text);
+  for (std::string word; std::getline(in, word, ',');) {
+    const std::size_t colon = word.find(':');
+    Host host{word.substr(0, colon), 1};
+    if (colon != std::string::npos) host.slots = parse_number<int>("--hosts", word.substr(colon + 1));
+    if (host.name.empty() || host.slots < 1)
+      refuse("--hosts {}: must be names and how many ranks each takes, as a:4,b:4", text);
+    hosts.push_back(host);
+  }
+  return hosts;
+}
+
+// The value of a flag of the command; nullptr where it is not there.
+std::string* value_of(Words& command, const std::string& flag) {
+  const auto at = std::find(command.begin(), command.end(), flag);
+  return at == command.end() || at + 1 == command.end() ? nullptr : &*(at + 1);
+}
+
+int axis_size(Words& command, const std::string& flag) {
+  const std::string* text = value_of(command, flag);
+  return text == nullptr ? 1 : parse_number<int>(flag, *text);
+}
+
+int run(const Words& words) {
+  std::vector<char*> arguments;
+  for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  const pid_t child = ::fork();
+  if (child < 0) fail("launch: no process: {}", std::strerror(errno));
+  if (child == 0) {
+    ::execvp(arguments[0], arguments.data());
+    fmt::print(stderr, "echelon: {}: {}\n", words[0], std::strerror(errno));
+    std::_Exit(127);
+  }
+  child_process = child;
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  child_process = 0;
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+// Whether the agent reaches the host and comes back within ten seconds.
+bool is_there(const std::string& agent, const std::string& host) {
+  return run({"timeout", "10", agent, host, "true"}) == 0;
+}
+
+class Launch {
+ public:
+  explicit Launch(const LaunchFlags& flags)
+      : flags_(flags), command_(flags.command), hosts_(parse_hosts(flags.hosts)) {
+    if (command_.empty() || command_.front() != "train")
+      refuse(
+          "launch: what it runs is missing; as in: echelon launch --max-restarts 3 -- train --checkpoint DIR "
+          "...");
+    if (flags_.max_restarts < 0) refuse("--max-restarts {}: must be at least 0", flags_.max_restarts);
+    const std::string* directory = value_of(command_, "--checkpoint");
+    if (directory == nullptr && flags_.max_restarts > 0)
+      refuse(
+          "launch: without --checkpoint DIR behind `train` there is nothing to restart from; legal: "
+          "--max-restarts 0");
+    if (directory != nullptr) directory_ = *directory;
+    if (flags_.elastic && hosts_.size() < 2)
+      refuse("--elastic: a training can do with fewer hosts only where --hosts names at least two");
+    if (flags_.elastic && value_of(command_, "--dp") == nullptr)
+      refuse("--elastic: --dp is what shrinks when a host is gone; name it behind `train`");
+  }
+
+  int run_until_done() {
+    for (int restarts = 0;; ++restarts) {
+      const int status = run(words());
+      if (status <= 2 || asked_to_stop != 0) return status;
+      if (restarts == flags_.max_restarts) {
+        fmt::print(stderr, "echelon: launch: ended with status {} after {} restarts\n", status, restarts);
+        return 3;
+      }
+      if (flags_.elastic) shrink();
+      go_on();
+      fmt::print(
+          stderr, "echelon: launch: ended with status {}; restart {} of {} {}\n", status, restarts + 1,
+          flags_.max_restarts,
+          latest_.empty() ? "from the beginning: there is no whole checkpoint yet" : "from " + latest_);
+    }
+  }
+
+ private:
+  Words words() const {
+    Words words;
+    const int ranks = hosts_.empty() ? flags_.ranks : num_slots();
+    if (ranks > 0) {
+      words = {"mpirun", "-n", std::to_string(ranks), "--oversubscribe"};
+      if (!hosts_.empty()) {
+        Words named;
+        for (const Host& host : hosts_) named.push_back(fmt::format("{}:{}", host.name, host.slots));
+        words.insert(words.end(), {"--host", fmt::format("{}", fmt::join(named, ",")), "--mca",
+                                   "plm_rsh_agent", flags_.agent});
+      }
+    }
+    words.push_back(std::filesystem::read_symlink("/proc/self/exe").string());
+    words.insert(words.end(), command_.begin(), command_.end());
+    return words;
+  }
+
+  int num_slots() const {
+    int slots = 0;
+    for (const Host& host : hosts_) slots += host.slots;
+    return slots;
+  }
+
+  void go_on() {
+    const auto whole = list_checkpoints(directory_);
+    latest_ = whole.empty() ? "" : whole.back();
+    const auto resume = std::find(command_.begin(), command_.end(), "--resume");
+    if (!whole.empty() && resume == command_.end()) command_.push_back("--resume");
+  }
+
+  // Leaves out the hosts that are gone, and as many data-parallel ranks as the others have no room for.
+  void shrink() {
+    std::vector<Host> there;
+    for (const Host& host : hosts_)
+      if (is_there(flags_.agent, host.name)) there.push_back(host);
+    if (there.size() == hosts_.size()) return;
+    hosts_ = there;
+    std::string& dp = *value_of(command_, "--dp");
+    const int others =
+        axis_size(command_, "--tp") * axis_size(command_, "--pp") * axis_size(command_, "--cp");
+    const int room = num_slots() / others;
+    if (room < 1)
+      fail("launch: {} of the hosts are left, with room for {} ranks; the model is cut over {}",
+           hosts_.size(), num_slots(), others);
+    dp = std::to_string(std::min(room, parse_number<int>("--dp", dp)));
+    // No more processes than ranks: the last host has some to spare.
+    for (int spare = num_slots() - std::stoi(dp) * others; spare > 0;) {
+      const int fewer = std::min(spare, hosts_.back().slots);
+      hosts_.back().slots -= fewer;
+      spare -= fewer;
+      if (hosts_.back().slots == 0) hosts_.pop_back();
+    }
+    fmt::print(stderr, "echelon: launch: {} hosts are left; going on with --dp {}\n", hosts_.size(), dp);
+  }
+
+  LaunchFlags flags_;
+  Words command_;
+  std::vector<Host> hosts_;
+  std::string directory_, latest_;
+};
+
+}  // namespace
+
+void add_launch(CLI::App& program, int& status) {
+  auto flags = std::make_shared<LaunchFlags>();
+  CLI::App& app = *program.add_subcommand(
+      "launch", "Run a training, and again from its last checkpoint when it fails: launch ... -- train ...");
+  add_number(app, "--ranks", flags->ranks, "Start so many processes with mpirun; 0: thread ranks in one");
+  app.add_option("--hosts", flags->hosts, "Start them on these, and how many on each")
+      ->type_name("HOST:N,...");
+  app.add_option("--agent", flags->agent, "Runs a command on a host: AGENT HOST COMMAND...")
+      ->type_name("PROGRAM")
+      ->capture_default_str();
+  add_number(app, "--max-restarts", flags->max_restarts, "How often");
+  app.add_flag("--elastic", flags->elastic, "Go on with fewer --dp ranks when a host is gone");
+  app.prefix_command();
+  app.callback([flags, &app, &status] {
+    flags->command = app.remaining();
+    if (!flags->command.empty() && flags->command.front() == "--")
+      flags->command.erase(flags->command.begin());
+    std::signal(SIGTERM, forward);
+    std::signal(SIGINT, forward);
+    status = Launch(*flags).run_until_done();
+  });
+}
+
+}  // namespace echelon

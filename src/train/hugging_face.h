@@ -1,0 +1,28 @@
+// Models in the layout that Hugging Face's transformers reads and writes: config.json, and the parameters
+// under their names in model.safetensors, or in model-00001-of-0000N.safetensors with an index.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "spec/dtype.h"
+#include "spec/model_spec.h"
+
+namespace echelon {
+
+// What transformers needs to know of the model. RequestError for one that it has no class for.
+std::string hugging_face_config(const ModelSpec& model, DType dtype);
+
+// Writes the parameters of a checkpoint to `directory`, which must not exist or be empty, in files of about
+// `shard_bytes` at most. A tied output matrix is not written: it is the token embedding's. RequestError where
+// the checkpoint is damaged, RunError where the disk is full.
+void export_hugging_face(const std::string& checkpoint, const std::string& directory,
+                         std::int64_t shard_bytes);
+
+// Makes a checkpoint at step 0 below `checkpoints` of the model in `directory`: its values, no moments.
+// Returns its path. F64, F32, F16 and BF16 are read. RequestError naming the tensor that is missing, foreign
+// or of another shape; an output matrix beside a tied embedding must be the same.
+std::string import_hugging_face(const std::string& directory, const std::string& checkpoints, DType dtype,
+                                std::uint64_t seed);
+
+}  // namespace echelon

@@ -1,0 +1,37 @@
+// What ranks tell each other after every step, beside the training: each hears the words of the step before,
+// so that nobody waits for it. All ranks hear the same, and so decide the same.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "comm/rank.h"
+
+namespace echelon {
+
+class StepMeeting {
+ public:
+  struct Words {
+    bool stop = false;          // the run is asked to end
+    std::int64_t written = -1;  // the step whose checkpoint is under way, once this rank's part is on disk
+    double seconds = 0;         // that this rank worked on the step
+  };
+
+  explicit StepMeeting(const Rank& rank);
+
+  void say(const Words& words);
+  // What each rank said last, by rank; empty before anybody spoke. Each is heard once.
+  std::vector<Words> hear();
+  // Waits for every rank.
+  void wait_for_all() { group_->barrier().wait(); }
+
+ private:
+  std::unique_ptr<Communicator> group_;
+  std::vector<std::int64_t> counts_;
+  std::vector<double> memory_;  // of the two
+  Tensor said_, heard_;
+  Pending pending_;
+  bool spoken_ = false;
+};
+
+}  // namespace echelon

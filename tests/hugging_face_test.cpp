@@ -1,0 +1,246 @@
+// Parity with an independent implementation: tiny random models that transformers made, with their logits,
+// loss and gradients (fixtures/hugging_face/make_fixtures.py says how, versions.txt with what).
+#include "train/hugging_face.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "mesh_runs.h"
+#include "train/checkpoint.h"
+#include "train/checkpoint_compare.h"
+#include "train/safetensors.h"
+
+namespace echelon {
+namespace {
+
+using namespace checks;
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+const fs::path fixtures = fs::path(ECHELON_SOURCE_DIR) / "tests/fixtures/hugging_face";
+
+std::vector<double> values_of(const SafetensorsFile& file, const std::string& name) {
+  const StoredTensor& tensor = file.at(name);
+  const auto bytes = file.bytes(tensor);
+  std::vector<double> values(static_cast<std::size_t>(tensor.numel()));
+  const auto read = [&]<class T>(T) {
+    std::vector<T> raw(values.size());
+    std::memcpy(raw.data(), bytes.data(), bytes.size());
+    std::copy(raw.begin(), raw.end(), values.begin());
+  };
+  if (tensor.type == StoredType::f64) read(double{});
+  if (tensor.type == StoredType::f32) read(float{});
+  if (tensor.type == StoredType::i32) read(std::int32_t{});
+  return values;
+}
+
+constexpr std::int64_t batch = 2, length = 13;
+
+class HuggingFace : public testing::TestWithParam<const char*> {
+ protected:
+  std::string model() const { return (fixtures / GetParam()).string(); }
+  SafetensorsFile expected() const { return SafetensorsFile(model() + "/expected.safetensors"); }
+  CheckpointInfo import(DType dtype) {
+    return read_checkpoint_info(import_hugging_face(model(), directory_ / dtype_name(dtype), dtype, 1));
+  }
+  Plan plan(const CheckpointInfo& info, int dp, int tp, int pp) const {
+    Plan p;
+    p.model = info.model;
+    p.dtype = info.dtype;
+    p.mesh.set(Axis::dp, dp);
+    p.mesh.set(Axis::tp, tp);
+    p.mesh.set(Axis::pp, pp);
+    p.sequence_parallel = true;
+    p.global_batch = batch;
+    p.micro_batch = 1;
+    p.seq_len = length - 1;
+    if (pp > 1) p.global_batch = batch;
+    return p;
+  }
+  // The fixture's tokens, and each one's successor as its target.
+  SampleSource samples() const {
+    return [tokens = values_of(expected(), "tokens")](std::int64_t, std::int64_t sample, std::int32_t* ids,
+                                                      std::int32_t* targets) {
+      for (std::int64_t t = 0; t + 1 < length; ++t) {
+        ids[t] = static_cast<std::int32_t>(tokens[static_cast<std::size_t>(sample * length + t)]);
+        targets[t] = static_cast<std::int32_t>(tokens[static_cast<std::size_t>(sample * length + t + 1)]);
+      }
+    };
+  }
+  // Double precision: what is left are other orders of sums, of up to 61 products, a few layers deep. But
+  // transformers normalises a Llama's rows, and turns queries and keys, in f32 whatever the model's type:
+  // about four roundings a layer and at the end.
+  static double error_of_transformers(const CheckpointInfo& info) {
+    if (info.model.family == Family::gpt2) return 1e-13;
+    return 4.0 * static_cast<double>(info.model.num_layers + 1) * 0x1p-24;
+  }
+  // (B, T, V) as one rank computes them, token by token.
+  static std::vector<double> logits_of(const Plan& one_rank, const CheckpointInfo& info,
+                                       const std::vector<double>& tokens) {
+    std::vector<double> all;
+    on_mesh(one_rank, [&](const Rank& rank) {
+      const PipelineLayout pipeline(one_rank);
+      const ParameterStore parameters(rank, one_rank, pipeline, 9);
+      load_checkpoint(rank, parameters, info, true);
+      const HeldStages stages(rank, one_rank, pipeline, parameters, {});
+      for (std::int64_t b = 0; b < batch; ++b) {
+        const auto caches = stages.make_caches(length);
+        for (std::int64_t t = 0; t < length; ++t) {
+          const Tensor id(rank.arena(), MemoryCategory::other, DType::i32, {1});
+          *id.data<std::int32_t>() =
+              static_cast<std::int32_t>(tokens[static_cast<std::size_t>(b * length + t)]);
+          const auto row = as_doubles(stages.next_logits(id, t, caches));
+          all.insert(all.end(), row.begin(), row.end());
+        }
+      }
+    });
+    return all;
+  }
+
+  const TemporaryDirectory directory_;
+};
+
+TEST_P(HuggingFace, LogitsAreThoseOfTransformers) {
+  for (DType dtype : {DType::f64, DType::f32}) {
+    if (dtype == DType::f32 && !have_cpu_kernels()) continue;
+    const CheckpointInfo info = import(dtype);
+    const auto logits = logits_of(plan(info, 1, 1, 1), info, values_of(expected(), "tokens"));
+    const double bound = dtype == DType::f64 ? error_of_transformers(info) : 1e-5;
+    EXPECT_LE(relative_difference(values_of(expected(), "logits"), logits), bound) << dtype_name(dtype);
+  }
+}
+
+TEST_P(HuggingFace, LossAndGradientsAreThoseOfTransformersOnAnyMesh) {
+  const CheckpointInfo info = import(DType::f64);
+  const SafetensorsFile want = expected();
+  for (auto [dp, tp, pp] : {std::tuple{1, 1, 1}, {2, 1, 1}, {1, 2, 1}, {1, 2, 2}}) {
+    const Plan p = plan(info, dp, tp, pp);
+    on_mesh(p, [&, ranks = p.mesh.num_ranks()](const Rank& rank) {
+      Trainer trainer(rank, p, {}, 9);
+      load_checkpoint(rank, trainer.parameters(), info, false);
+      const double loss = trainer.compute_gradients(0, samples());
+      const double bound = error_of_transformers(info);
+      EXPECT_LE(std::abs(loss - values_of(want, "loss")[0]), bound * std::abs(loss));
+      for (const Parameter& parameter : trainer.parameters().all()) {
+        const auto gradient = as_doubles(gather_logical(rank, parameter, ParameterTensor::gradient));
+        // The fixture has them rounded to f32.
+        EXPECT_LE(relative_difference(values_of(want, "grad." + parameter.spec.name), gradient),
+                  bound + 0x1p-24)
+            << parameter.spec.name << " on " << ranks << " ranks";
+      }
+    });
+  }
+}
+
+TEST_P(HuggingFace, WhatIsImportedIsExportedAsItWas) {
+  const CheckpointInfo info = import(DType::f32);
+  for (std::int64_t shard_bytes : {std::int64_t{1} << 30, std::int64_t{20'000}}) {
+    const std::string out = directory_ / fmt::format("out{}", shard_bytes);
+    export_hugging_face(info.path, out, shard_bytes);
+    EXPECT_EQ(fs::exists(out + "/model.safetensors.index.json"), shard_bytes == 20'000);
+    ModelSpec back = load_model(out);
+    back.name = info.model.name;
+    EXPECT_EQ(to_toml(back), to_toml(info.model));
+    const std::string again =
+        import_hugging_face(out, directory_ / fmt::format("again{}", shard_bytes), DType::f32, 1);
+    EXPECT_TRUE(diff_checkpoints(info.path, again).empty());
+    const SafetensorsFile original(model() + "/model.safetensors");
+    std::size_t found = 0;
+    for (const auto& entry : fs::directory_iterator(out)) {
+      if (entry.path().extension() != ".safetensors") continue;
+      const SafetensorsFile file(entry.path());
+      for (const StoredTensor& tensor : file.tensors()) {
+        EXPECT_EQ(values_of(file, tensor.name), values_of(original, tensor.name)) << tensor.name;
+        ++found;
+      }
+    }
+    EXPECT_EQ(found, original.tensors().size());  // a tied matrix is written once
+    expect_contains(message_of<RequestError>([&] { export_hugging_face(info.path, out, shard_bytes); }),
+                    {"--out", "not empty"});
+  }
+}
+
+TEST_P(HuggingFace, WhatIsNotTheModelIsRefusedByName) {
+  const auto refusal = [&](const std::function<void(std::vector<StoredTensor>&)>& change) {
+    const fs::path broken = directory_ / "broken";
+    fs::remove_all(broken);
+    fs::create_directory(broken);
+    fs::copy(model() + "/config.json", broken);
+    const SafetensorsFile original(model() + "/model.safetensors");
+    std::vector<StoredTensor> tensors = original.tensors();
+    change(tensors);
+    SafetensorsWriter writer(broken / "model.safetensors", tensors);
+    for (const StoredTensor& tensor : tensors) {
+      const std::vector<std::byte> zeros(static_cast<std::size_t>(tensor.bytes()));
+      writer.write(tensor.name, zeros.data(), zeros.size());
+    }
+    writer.finish();
+    return message_of<RequestError>([&] { import_hugging_face(broken, directory_ / "no", DType::f32, 1); });
+  };
+  std::string name;
+  EXPECT_NE(refusal([&](auto& tensors) {
+              name = tensors[3].name;
+              tensors.erase(tensors.begin() + 3);
+            }).find(name),
+            std::string::npos);
+  expect_contains(refusal([&](auto& tensors) {
+                    name = tensors[2].name;
+                    tensors[2].shape.back() += 1;
+                  }),
+                  {"shape", "where the model has"});
+  expect_contains(refusal([](auto& tensors) {
+                    tensors.push_back({"stranger", StoredType::f32, {2}});
+                  }),
+                  {"stranger"});
+  expect_contains(refusal([](auto& tensors) { tensors[1].type = StoredType::i32; }), {"I32", "BF16"});
+}
+
+#ifdef ECHELON_PEER_PYTHON
+TEST_P(HuggingFace, TransformersComputesTheSameFromAnExportedModel) {
+  if (!have_cpu_kernels()) GTEST_SKIP() << "f32 needs the fast kernels";
+  // Trained a little, so that it is not the fixture.
+  const CheckpointInfo info = import(DType::f32);
+  const Plan p = plan(info, 1, 2, 1);
+  std::string path;
+  on_mesh(p, [&](const Rank& rank) {
+    OptimizerOptions options;
+    options.lr = 1e-2;
+    options.warmup_steps = 0;
+    options.total_steps = 5;
+    Trainer trainer(rank, p, options, 9);
+    load_checkpoint(rank, trainer.parameters(), info, false);
+    for (std::int64_t step = 0; step < 5; ++step) trainer.step(step, samples(), 5 - step);
+    CheckpointInfo trained = info;
+    trained.step = 5;
+    const std::string saved = save_checkpoint(rank, trainer.parameters(), directory_ / "trained", trained);
+    if (rank.index() == 0) path = saved;
+  });
+  const auto tokens = values_of(expected(), "tokens");
+  const auto logits = logits_of(plan(info, 1, 1, 1), read_checkpoint_info(path), tokens);
+  export_hugging_face(path, directory_ / "exported", 30'000);
+  SafetensorsWriter writer(directory_ / "logits.safetensors",
+                           {{"tokens", StoredType::i32, {batch, length}},
+                            {"logits", StoredType::f64, {batch, length, info.model.vocab}}});
+  const std::vector<std::int32_t> ids(tokens.begin(), tokens.end());
+  writer.write("tokens", ids.data(), ids.size() * sizeof ids[0]);
+  writer.write("logits", logits.data(), logits.size() * sizeof logits[0]);
+  writer.finish();
+  const std::string command =
+      fmt::format("{} {} {} {}", ECHELON_PEER_PYTHON, (fixtures / "check_export.py").string(),
+                  std::string(directory_ / "exported"), std::string(directory_ / "logits.safetensors"));
+  EXPECT_EQ(std::system(command.c_str()), 0);
+}
+#endif
+
+INSTANTIATE_TEST_SUITE_P(Models, HuggingFace, testing::Values("gpt2", "llama", "llama-tied"),
+                         [](const auto& instance) {
+                           std::string name = instance.param;
+                           std::erase(name, '-');
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace echelon
