@@ -204,11 +204,8 @@ void add_launch(CLI::App& program, int& status) {
       ->capture_default_str();
   add_number(app, "--max-restarts", flags->max_restarts, "How often");
   app.add_flag("--elastic", flags->elastic, "Go on with fewer --dp ranks when a host is gone");
-  app.prefix_command();
-  app.callback([flags, &app, &status] {
-    flags->command = app.remaining();
-    if (!flags->command.empty() && flags->command.front() == "--")
-      flags->command.erase(flags->command.begin());
+  app.add_option("command", flags->command, "Behind --: train and its flags")->type_name("train ...");
+  app.callback([flags, &status] {
     std::signal(SIGTERM, forward);
     std::signal(SIGINT, forward);
     status = Launch(*flags).run_until_done();

@@ -117,7 +117,7 @@ std::unique_ptr<TokenData> read_request(TrainFlags& f) {
   request.save_beside = f.async_save == "on";
   request.skip_nonfinite = f.on_nan == "skip";
   request.stop_requested = [] { return interrupted != 0; };
-  if (is_given("--die")) request.death = planned_death(f.die);
+  if (is_given("--die") && !request.resume) request.death = planned_death(f.die);
   request.sample_tokens =
       is_given("--sample") ? f.sample : std::min(f.sample, request.plan.model.max_seq - 1);
   return std::make_unique<TokenData>(f.data, request.plan.model.vocab);

@@ -402,6 +402,58 @@ TEST_F(CommandLine, AnInterruptLeavesWholeCheckpoints) {
   EXPECT_EQ(run({"generate", "--checkpoint", "ck", "--max-tokens", "2"}).status, 0);
 }
 
+TEST_F(CommandLine, LaunchGoesOnFromTheLastCheckpoint) {
+  const Words saving{"--steps", "6", "--save-every", "2", "--async-save", "off", "--sample", "0"};
+  ASSERT_EQ(run(joined(training(saving), {"--checkpoint", "whole"})).status, 0);
+  const auto launched = [&](const Words& launch, const Words& more) {
+    return run(joined(joined(joined({"launch"}, launch), Words{"--"}), joined(training(saving), more)));
+  };
+  const Result r = launched({"--max-restarts", "2"}, {"--checkpoint", "ck", "--die", "0:5:forward"});
+  EXPECT_EQ(r.status, 0) << r.err;
+  EXPECT_NE(r.err.find("ended with status 137; restart 1 of 2 from ck/step-00000004"), std::string::npos)
+      << r.err;
+  EXPECT_EQ(run({"checkpoint", "diff", "whole", "ck"}).status, 0);
+  // A wrong request is not repeated, and what fails at once is given up.
+  EXPECT_EQ(launched({"--max-restarts", "2"}, {"--checkpoint", "other", "--dp", "0"}).status, 2);
+  const Result never = launched({"--max-restarts", "1"}, {"--checkpoint", "other", "--die", "0:1:forward"});
+  EXPECT_EQ(never.status, 3);
+  EXPECT_NE(never.err.find("after 1 restarts"), std::string::npos) << never.err;
+  refused({"launch"}, {"launch", "train"});
+  refused({"launch", "--", "train", "--data", "text.txt"}, {"--checkpoint"});
+  refused({"launch", "--elastic", "--", "train", "--checkpoint", "x"}, {"--elastic", "--hosts"});
+  refused({"launch", "--hosts", "a:x", "--", "train", "--checkpoint", "x"}, {"--hosts x"});
+}
+
+TEST_F(CommandLine, CheckpointsAreLookedAtComparedAndConverted) {
+  ASSERT_EQ(
+      run(training({"--steps", "2", "--save-every", "1", "--checkpoint", "ck", "--dp", "2", "--tp", "3"}))
+          .status,
+      0);
+  const json info = one_object(run({"checkpoint", "info", "ck", "--json"}));
+  EXPECT_EQ(info["step"], 2);
+  const json whole = one_object(run({"checkpoint", "verify", "ck/step-00000001", "--json"}));
+  EXPECT_EQ(whole["whole"], true);
+  EXPECT_EQ(run({"checkpoint", "diff", "ck", "ck/step-00000002"}).status, 0);
+  const Result other = run({"checkpoint", "diff", "ck/step-00000001", "ck/step-00000002"});
+  EXPECT_EQ(other.status, 1);
+  EXPECT_NE(other.out.find("lm_head.weight.exp_avg"), std::string::npos) << other.out;
+  ASSERT_EQ(run({"checkpoint", "export", "ck", "--out", "hf"}).status, 0);
+  ASSERT_EQ(run({"checkpoint", "import", "hf", "--out", "back"}).status, 0);
+  const Result moments = run({"checkpoint", "diff", "ck", "back"});
+  EXPECT_EQ(moments.status, 1);  // moments are not exported, values are
+  EXPECT_EQ(moments.out.find("lm_head.weight "), std::string::npos) << moments.out;
+  std::string bytes = read_bytes(at("ck/step-00000002/model-00000.safetensors"));
+  bytes[bytes.size() - 3] = static_cast<char>(bytes[bytes.size() - 3] ^ 4);
+  write("ck/step-00000002/model-00000.safetensors", bytes);
+  const Result damaged = run({"checkpoint", "verify", "ck"});
+  EXPECT_EQ(damaged.status, 1);
+  EXPECT_NE(damaged.err.find("model-00000.safetensors: tensor "), std::string::npos) << damaged.err;
+  refused({"checkpoint"}, {"info, verify, diff, export, import"});
+  refused({"checkpoint", "info", "absent"}, {"absent", "no such"});
+  refused({"checkpoint", "export", "ck", "--out", "hf"}, {"--out hf", "not empty"});
+  refused({"checkpoint", "import", "ck", "--out", "new"}, {"config.json"});
+}
+
 TEST_F(CommandLine, HelpNamesEveryFlag) {
   const Result r = run({"train", "--help"});
   EXPECT_EQ(r.status, 0);

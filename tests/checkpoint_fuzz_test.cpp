@@ -1,0 +1,136 @@
+// Damaged checkpoints: whatever bytes change, a checkpoint is refused with a sentence, or is what it was.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "mesh_runs.h"
+#include "train/checkpoint.h"
+#include "train/checkpoint_compare.h"
+
+namespace echelon {
+namespace {
+
+using namespace checks;
+namespace fs = std::filesystem;
+
+// Truncated, bits flipped, bytes lost, doubled, zeroed, or a piece of another file put in.
+std::string mutated(const std::string& bytes, const std::string& other, const Philox& random,
+                    std::uint64_t& at) {
+  const auto draw = [&](std::size_t below) {
+    return static_cast<std::size_t>(
+        random.below(at++, static_cast<std::uint64_t>(std::max<std::size_t>(below, 1))));
+  };
+  std::string changed = bytes;
+  // Headers and the manifest are where the decisions are: half of the changes go there.
+  const std::size_t reach = draw(2) == 0 ? std::min<std::size_t>(bytes.size(), 600) : bytes.size();
+  const std::size_t where = draw(reach), length = 1 + draw(draw(4) == 0 ? 200 : 8);
+  switch (draw(6)) {
+    case 0:
+      changed.resize(where);
+      break;
+    case 1:
+      for (std::size_t k = 0; k < 1 + draw(3); ++k) {
+        const std::size_t place = draw(reach);
+        changed[place] = static_cast<char>(changed[place] ^ (1 << draw(8)));
+      }
+      break;
+    case 2:
+      changed.erase(where, length);
+      break;
+    case 3:
+      changed.insert(where, bytes.substr(draw(bytes.size()), length));
+      break;
+    case 4:
+      for (std::size_t k = where; k < std::min(changed.size(), where + length); ++k) changed[k] = '\0';
+      break;
+    default:
+      changed.replace(where, std::min(length, changed.size() - where),
+                      other.substr(draw(other.size()), length));
+  }
+  return changed;
+}
+
+TEST(CheckpointFuzz, EveryMutationIsRefusedInWordsOrChangesNothing) {
+  const char* const asked = std::getenv("ECHELON_MUTATIONS");
+  const int mutations = asked != nullptr ? std::atoi(asked) : 1000;
+  const TemporaryDirectory directory;
+  // Parts of tp slices and of ZeRO shards, and residuals.
+  Plan plan = odd_plan(odd_llama(), 2, 2, true, DType::f64);
+  plan.zero = 1;
+  plan.compression = parse_compression("topk:0.1", "");
+  std::string path;
+  on_mesh(plan, [&](const Rank& rank) {
+    Trainer trainer(rank, plan, {}, 1);
+    trainer.step(0, random_samples(plan), 1);
+    CheckpointInfo info;
+    info.step = 1;
+    info.seed = 1;
+    info.dtype = plan.dtype;
+    info.model = plan.model;
+    info.compression = plan.compression;
+    const std::string saved =
+        save_checkpoint(rank, trainer.parameters(), directory.path(), info, trainer.carried());
+    if (rank.index() == 0) path = saved;
+  });
+  const CheckpointContents whole = check_checkpoint(path);
+  EXPECT_GT(whole.files, 8);
+  const std::string copy = directory / "copy";
+  fs::copy(path, copy);
+  std::map<std::string, std::string> files;
+  for (const auto& entry : fs::directory_iterator(path))
+    files[entry.path().filename().string()] = read_bytes(entry.path());
+  std::vector<std::string> names;
+  for (const auto& [name, bytes] : files) names.push_back(name);
+  const Philox random(7, Stream::test, 0);
+  std::uint64_t at = 0;
+  int refused = 0, harmless = 0;
+  for (int i = 0; i < mutations; ++i) {
+    const auto pick = [&] { return names[static_cast<std::size_t>(random.below(at++, names.size()))]; };
+    // The manifest is one of many files.
+    const std::string name = random.below(at++, 3) == 0 ? "checkpoint.json" : pick();
+    const std::string& bytes = files.at(name);
+    const std::string changed = mutated(bytes, files.at(pick()), random, at);
+    write_text(copy + "/" + name, changed);
+    try {
+      check_checkpoint(copy);
+      // Bytes that mean nothing, such as a space in a header: then nothing has changed.
+      EXPECT_TRUE(diff_checkpoints(path, copy).empty()) << name << ", mutation " << i;
+      ++harmless;
+    } catch (const RequestError& error) {
+      EXPECT_NE(std::string(error.what()).find(copy), std::string::npos) << error.what();
+      ++refused;
+    }
+    write_text(copy + "/" + name, bytes);
+  }
+  EXPECT_EQ(refused + harmless, mutations);
+  EXPECT_GT(refused, mutations * 9 / 10);
+  std::printf("%d refused, %d of them unchanged in what they say\n", refused, harmless);
+  EXPECT_TRUE(diff_checkpoints(path, copy).empty());
+}
+
+// A shard of another checkpoint of the same model, with names and shapes that fit.
+TEST(CheckpointFuzz, AForeignShardIsRefusedByTensor) {
+  const TemporaryDirectory directory;
+  const Plan plan = odd_plan(odd_gpt2(), 1, 2, false, DType::f64);
+  std::vector<std::string> paths(2);
+  on_mesh(plan, [&](const Rank& rank) {
+    for (std::size_t seed : {std::size_t{0}, std::size_t{1}}) {
+      const Trainer trainer(rank, plan, {}, seed);
+      CheckpointInfo info;
+      info.seed = 1;
+      info.dtype = plan.dtype;
+      info.model = plan.model;
+      const std::string saved =
+          save_checkpoint(rank, trainer.parameters(), directory / fmt::format("seed{}", seed), info);
+      if (rank.index() == 0) paths[seed] = saved;
+    }
+  });
+  fs::copy_file(paths[1] + "/model-00001.safetensors", paths[0] + "/model-00001.safetensors",
+                fs::copy_options::overwrite_existing);
+  expect_contains(message_of<RequestError>([&] { check_checkpoint(paths[0]); }),
+                  {"model-00001.safetensors", "tensor transformer.", "damaged"});
+}
+
+}  // namespace
+}  // namespace echelon

@@ -1,0 +1,124 @@
+// Training on processes is training on threads: the same losses, norms and checkpoints to the last bit, and
+// the same bounds of verify.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <vector>
+
+#include "command_runs.h"
+#include "temporary_directory.h"
+
+namespace {
+
+using namespace echelon::checks;
+using nlohmann::json;
+
+struct Case {
+  int ranks;
+  const char* flags;
+};
+
+class ProcessTraining : public testing::Test {
+ protected:
+  ProcessTraining() {
+    std::string text;
+    for (int i = 0; i < 400; ++i) text += fmt::format("{} bottles of {} on the wall\n", i, i * i);
+    write_text(directory_ / "text", text);
+  }
+  std::string training(const char* flags, const std::string& name) const {
+    return fmt::format(
+        "train --model llama-tiny --data {0}/text {1} --dtype {2} --global-batch 8 --micro-batch 1 --seq-len "
+        "24 "
+        "--steps 3 --threads 1 --sample 4 --checkpoint {0}/{3} --log {0}/{3}.jsonl",
+        std::string(directory_.path()), flags, ECHELON_TEST_DTYPE, name);
+  }
+  // What does not depend on the clock.
+  std::vector<json> log(const std::string& name) const {
+    std::istringstream lines(read_bytes(directory_ / (name + ".jsonl")));
+    std::vector<json> kept;
+    for (std::string line; std::getline(lines, line);) {
+      json record = json::parse(line);
+      for (const char* timed : {"tokens_per_second", "mfu", "step_seconds"}) record.erase(timed);
+      kept.push_back(record);
+    }
+    return kept;
+  }
+  void same(const Case& c) const {
+    SCOPED_TRACE(fmt::format("{} ranks: {}", c.ranks, c.flags));
+    const std::string threads = fmt::format("threads{}", ++count_),
+                      processes = fmt::format("processes{}", count_);
+    const CommandResult a = run_command(fmt::format("{} {}", ECHELON_BINARY, training(c.flags, threads)));
+    ASSERT_EQ(a.status, 0) << a.output;
+    const CommandResult b = run_command(under_mpirun(c.ranks, training(c.flags, processes)));
+    ASSERT_EQ(b.status, 0) << b.output;
+    EXPECT_EQ(log(threads), log(processes));
+    EXPECT_EQ(log(threads).size(), 4u);
+    EXPECT_NE(b.output.find("nodes   1 node"), std::string::npos) << b.output;
+    // Bytes sent, and memory, are those of threads too: the summary's lines are the same.
+    const auto line = [](const std::string& text, const char* begin) {
+      const std::size_t at = text.find(begin);
+      return at == std::string::npos ? std::string() : text.substr(at, text.find('\n', at) - at);
+    };
+    for (const char* begin : {"  total ", "  dp all_reduce ", "  tp all_gather ", "  pp send "})
+      EXPECT_EQ(line(a.output, begin), line(b.output, begin));
+    const CommandResult diff = run_command(fmt::format("{} checkpoint diff {}/{} {}/{}", ECHELON_BINARY,
+                                                       std::string(directory_.path()), threads,
+                                                       std::string(directory_.path()), processes));
+    EXPECT_EQ(diff.status, 0) << diff.output;
+  }
+  void proves(const Case& c) const {
+    const CommandResult r = run_command(
+        under_mpirun(c.ranks, fmt::format("verify --model llama-tiny {} --dtype f64 --global-batch 8 "
+                                          "--seq-len 12 --steps 2 --threads 1",
+                                          c.flags)));
+    EXPECT_EQ(r.status, 0) << c.flags << "\n" << r.output;
+    EXPECT_NE(r.output.find("PASS"), std::string::npos) << c.flags << "\n" << r.output;
+  }
+
+  const TemporaryDirectory directory_;
+  mutable int count_ = 0;
+};
+
+TEST_F(ProcessTraining, TwoRanks) {
+  for (const Case& c : {Case{2, "--dp 2 --zero 2"}, Case{2, "--tp 2"}}) same(c);
+  proves({2, "--dp 1 --tp 1 --pp 2 --schedule zb-h1"});
+}
+
+TEST_F(ProcessTraining, FourRanks) {
+  for (const Case& c :
+       {Case{4, "--dp 2 --tp 2 --zero 3"}, Case{4, "--dp 4 --compress int8"},
+        Case{4, "--pp 4 --schedule 1f1b"}, Case{4, "--pp 2 --dp 2 --schedule pipedream --clip 0"},
+        Case{4, "--dp 4 --compress powersgd:2 --zero 1"}, Case{4, "--dp 2 --cp 2"}})
+    same(c);
+  for (const Case& c :
+       {Case{4, "--dp 2 --tp 1 --pp 2 --schedule zb-v"}, Case{4, "--dp 1 --tp 4"},
+        Case{4, "--dp 4 --tp 1 --zero 3 --hsdp 2"}, Case{4, "--dp 1 --cp 2 --tp 2 --cp-kind ulysses"}})
+    proves(c);
+}
+
+TEST_F(ProcessTraining, EightRanks) {
+  for (const Case& c :
+       {Case{8, "--dp 2 --tp 2 --pp 2 --zero 1"}, Case{8, "--pp 4 --tp 2 --schedule interleaved --chunks 2"},
+        Case{8, "--dp 8 --zero 3"}})
+    same(c);
+  for (const Case& c : {Case{8, "--dp 2 --tp 2 --pp 2"}, Case{8, "--pp 2 --dp 2 --tp 2 --schedule dualpipe"}})
+    proves(c);
+}
+
+// What one refuses all refuse, and it is said once.
+TEST_F(ProcessTraining, RefusalsAreSaidOnce) {
+  const auto refused = [&](const std::string& arguments, const char* word) {
+    const CommandResult r = run_command(under_mpirun(2, arguments));
+    EXPECT_EQ(r.status, 2) << r.output;
+    const std::size_t first = r.output.find(word);
+    EXPECT_NE(first, std::string::npos) << r.output;
+    EXPECT_EQ(r.output.find("echelon: "), r.output.rfind("echelon: ")) << r.output;
+  };
+  refused(training("--dp 4", "no"), "2 were started");
+  refused(training("--dp 2 --lr -1", "no"), "--lr -1");
+  refused(training("--dp 2 --nope", "no"), "--nope");
+  refused(training("--dp 2 --staleness 1", "no"), "legal: threads");
+}
+
+}  // namespace
