@@ -1,0 +1,178 @@
+// What steers a run from outside or beside its steps: being asked to stop, steps that are skipped,
+// checkpoints written beside them, and which rank is slow.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <limits>
+#include <thread>
+
+#include "mesh_runs.h"
+#include "train/checkpoint.h"
+#include "train/session.h"
+
+namespace echelon {
+namespace {
+
+using namespace checks;
+namespace fs = std::filesystem;
+
+class RunControl : public testing::Test {
+ protected:
+  RunControl() {
+    std::string text;
+    for (int i = 0; i < 60; ++i) text += fmt::format("{} bottles of {} on the wall\n", i, i * i);
+    write_text(directory_ / "text", text);
+    data_ = std::make_unique<TokenData>(std::vector{directory_ / "text"}, bytes_vocab);
+  }
+
+  TrainRequest request(int dp, int pp, const std::string& schedule = "1f1b") const {
+    TrainRequest r;
+    r.plan = odd_plan(odd_llama(), dp, 1, false);
+    r.plan.model.vocab = bytes_vocab;
+    r.plan.global_batch = 8;
+    r.plan.mesh.set(Axis::pp, pp);
+    r.plan.schedule = schedule;
+    r.optimizer.total_steps = 12;
+    r.optimizer.warmup_steps = 2;
+    if (schedule == "pipedream") r.optimizer.clip = 0;
+    r.run.timeout = patience;
+    r.eval_samples = 0;
+    return r;
+  }
+  std::vector<double> losses(const TrainRequest& r, TrainSummary* summary = nullptr) const {
+    std::vector<double> all;
+    TrainObserver observer;
+    observer.on_step = [&](const StepRecord& step) { all.push_back(step.loss); };
+    const TrainSummary s = train(r, *data_, observer);
+    if (summary != nullptr) *summary = s;
+    return all;
+  }
+
+  const TemporaryDirectory directory_;
+  std::unique_ptr<TokenData> data_;
+};
+
+// One rank hears of it; all end behind the same step, and what follows is as if nobody had asked.
+TEST_F(RunControl, ARunThatIsAskedToStopCanGoOn) {
+  for (const auto& [dp, pp, schedule] :
+       {std::tuple{2, 1, "1f1b"}, {1, 2, "1f1b"}, {2, 2, "pipedream"}, {1, 1, "1f1b"}}) {
+    SCOPED_TRACE(fmt::format("dp {} pp {} {}", dp, pp, schedule));
+    const std::vector<double> whole = losses(request(dp, pp, schedule));
+    TrainRequest stopped = request(dp, pp, schedule);
+    stopped.checkpoint_directory = directory_ / fmt::format("{}{}{}", dp, pp, schedule);
+    std::atomic<int> asked{0};
+    stopped.stop_requested = [&] { return asked++ == 3 * dp * pp; };  // once, by some rank, after three steps
+    TrainSummary summary;
+    std::vector<double> found = losses(stopped, &summary);
+    EXPECT_TRUE(summary.stopped);
+    EXPECT_GT(summary.last_step, 3);
+    EXPECT_LT(summary.last_step, 9);
+    EXPECT_EQ(checkpoint_step(summary.checkpoint), summary.last_step);
+    TrainRequest resumed = request(dp, pp, schedule);
+    resumed.checkpoint_directory = stopped.checkpoint_directory;
+    resumed.resume = true;
+    const std::vector<double> rest = losses(resumed);
+    // A schedule that does not flush starts its stream anew, and so has other delays at first.
+    if (std::string(schedule) == "pipedream") continue;
+    found.insert(found.end(), rest.begin(), rest.end());
+    EXPECT_EQ(found, whole);
+  }
+}
+
+TEST_F(RunControl, CheckpointsWrittenBesideTheStepsAreThoseWrittenBetweenThem) {
+  std::vector<std::string> directories;
+  for (bool beside : {false, true}) {
+    TrainRequest r = request(2, 2);
+    r.plan.zero = 1;
+    r.save_every = 4;
+    r.save_beside = beside;
+    r.checkpoint_directory = directory_ / (beside ? "beside" : "between");
+    losses(r);
+    directories.push_back(r.checkpoint_directory);
+  }
+  for (const char* step : {"step-00000004", "step-00000008", "step-00000012"})
+    for (const auto& entry : fs::directory_iterator(fs::path(directories[0]) / step))
+      EXPECT_EQ(read_bytes(entry.path()),
+                read_bytes(fs::path(directories[1]) / step / entry.path().filename()))
+          << entry.path();
+}
+
+TEST_F(RunControl, OnlyTheLastCheckpointsAreKept) {
+  TrainRequest r = request(2, 1);
+  r.save_every = 2;
+  r.keep = 2;
+  r.checkpoint_directory = directory_ / "kept";
+  fs::create_directories(directory_ / "kept/.step-00000002.unfinished");  // of a run that was killed
+  losses(r);
+  const auto left = list_checkpoints(r.checkpoint_directory);
+  ASSERT_EQ(left.size(), 2u);
+  EXPECT_EQ(checkpoint_step(left[0]), 10);
+  EXPECT_EQ(checkpoint_step(left[1]), 12);
+  EXPECT_EQ(std::distance(fs::directory_iterator(r.checkpoint_directory), {}), 2);
+}
+
+TEST_F(RunControl, TheSlowRankIsNamed) {
+  TrainRequest r = request(4, 1);
+  r.straggler_every = 5;
+  r.straggler = Straggler{2, 6};
+  std::vector<WorkSpread> spreads;
+  TrainObserver observer;
+  observer.on_spread = [&](const WorkSpread& s) { spreads.push_back(s); };
+  train(r, *data_, observer);
+  ASSERT_EQ(spreads.size(), 2u);  // the last steps are too few for a third
+  EXPECT_EQ(spreads[0].first_step, 1);
+  EXPECT_EQ(spreads[0].last_step, 5);
+  EXPECT_EQ(spreads[1].last_step, 10);
+  for (const WorkSpread& s : spreads) {
+    ASSERT_EQ(s.seconds.size(), 4u);
+    EXPECT_EQ(s.slowest(), 2);
+  }
+}
+
+// A value that is not a number, put where every mesh has it.
+void poison(const Trainer& trainer, const std::string& name, double value) {
+  if (const Parameter* p = trainer.parameters().find_here(name)) p->value.data<double>()[1] = value;
+}
+
+TEST(NonFinite, AStepIsSkippedWholeAndTheTensorNamed) {
+  for (auto [dp, tp, zero] : {std::tuple{1, 1, 0}, {2, 1, 1}, {2, 2, 0}, {2, 1, 2}}) {
+    Plan plan = odd_plan(odd_llama(), dp, tp, tp > 1);
+    plan.zero = zero;
+    const std::string name = "model.layers.1.input_layernorm.weight";
+    on_mesh(plan, [&](const Rank& rank) {
+      Trainer trainer(rank, plan, {}, 1), undisturbed(rank, plan, {}, 1);
+      trainer.skip_nonfinite();
+      const SampleSource samples = random_samples(plan);
+      trainer.step(0, samples, 1);
+      const double before = trainer.parameters().find(name).value.data<double>()[1];
+      poison(trainer, name, std::numeric_limits<double>::quiet_NaN());
+      const auto values = gather(rank, trainer, ParameterTensor::exp_avg);
+      const StepResult skipped = trainer.step(1, samples, 1).front();
+      EXPECT_FALSE(std::isfinite(skipped.loss));
+      EXPECT_NE(skipped.skipped.find("the gradient of model."), std::string::npos) << skipped.skipped;
+      EXPECT_EQ(gather(rank, trainer, ParameterTensor::exp_avg), values);
+      EXPECT_EQ(trainer.updates(2), 1);
+      // Healed, it goes on as if the step had not been.
+      poison(trainer, name, before);
+      EXPECT_TRUE(trainer.step(2, samples, 1).front().skipped.empty());
+      undisturbed.step(0, samples, 1);
+      undisturbed.resume(2, 1);
+      undisturbed.step(2, samples, 1);
+      EXPECT_EQ(gather(rank, trainer, ParameterTensor::value),
+                gather(rank, undisturbed, ParameterTensor::value));
+    });
+    // Without being told to, the run ends, and names it too.
+    const std::string message = message_of<RunError>([&] {
+      on_mesh(plan, [&](const Rank& rank) {
+        Trainer trainer(rank, plan, {}, 1);
+        poison(trainer, name, std::numeric_limits<double>::infinity());
+        trainer.step(0, random_samples(plan), 1);
+      });
+    });
+    expect_contains(message, {"step 1", "the gradient of model.", "nothing was updated"});
+  }
+}
+
+}  // namespace
+}  // namespace echelon
