@@ -5,7 +5,7 @@
 namespace echelon {
 
 namespace {
-[[noreturn]] void missing() { throw InvariantError("messages of a build without MPI"); }
+[[noreturn]] void not_built() { throw InvariantError("messages of a build without MPI"); }
 }  // namespace
 
 struct Messages::State {};
@@ -13,9 +13,9 @@ Messages::Messages() = default;
 Messages::~Messages() = default;
 Messages::Messages(Messages&&) noexcept = default;
 Messages& Messages::operator=(Messages&&) noexcept = default;
-void Messages::send(int, int, int, const void*, std::size_t) { missing(); }
-void Messages::receive(int, int, int, void*, std::size_t) { missing(); }
-bool Messages::advance(std::vector<int>&) { missing(); }
+void Messages::send(int, int, int, const void*, std::size_t) { not_built(); }
+void Messages::receive(int, int, int, void*, std::size_t) { not_built(); }
+bool Messages::advance(std::vector<int>&) { not_built(); }
 std::vector<int> Messages::missing() const { return {}; }
 
 bool have_message_passing() { return false; }
@@ -26,8 +26,8 @@ std::string how_to_get_message_passing() {
 }
 
 Processes start_message_passing() { refuse("--comm mpi: {}", how_to_get_message_passing()); }
-void end_message_passing() { missing(); }
-int open_message_space(const std::vector<int>&) { missing(); }
-std::vector<std::string> all_gather_text(const std::string&) { missing(); }
+void end_message_passing() { not_built(); }
+int open_message_space(const std::vector<int>&) { not_built(); }
+std::vector<std::string> all_gather_text(const std::string&) { not_built(); }
 
 }  // namespace echelon
