@@ -145,7 +145,7 @@ CheckpointInfo find_resumed(const TrainRequest& request) {
       refuse("--resume {}: it was trained with --seed {}, not {}: the order of the data would change",
              info.path, info.seed, request.seed);
     if (info.residual_ranks > 0 &&
-        (!has_residuals(request.plan.compression.kind) || request.plan.mesh.size(Axis::dp) == 1))
+        (!has_residuals(request.plan.compression.kind) || request.plan.mesh.dp_cp_size() == 1))
       refuse(
           "--resume {}: it holds what --compress {} has not sent yet of the gradients, and without "
           "compression between data-parallel ranks that would be lost; legal: --compress {} and --dp of at "
