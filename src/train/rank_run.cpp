@@ -248,8 +248,8 @@ void RankRun::evaluate(std::int64_t step) {
 
 void RankRun::save(std::int64_t step) {
   if (shared_.request.checkpoint_directory.empty()) return;
-  finish_save();
   const auto begin = Clock::now();
+  finish_save();  // the one before
   CheckpointInfo info;
   info.step = step + 1;
   info.updates = trainer_.updates(step + 1);
@@ -264,7 +264,9 @@ void RankRun::save(std::int64_t step) {
 }
 
 void RankRun::commit() {
+  const auto begin = Clock::now();
   const std::string path = writer_.commit(shared_.request.keep);
+  summary_.checkpoint_seconds = std::max(summary_.checkpoint_seconds, seconds_since(begin));
   if (!leads()) return;
   summary_.checkpoint = path;
   if (shared_.observer.on_checkpoint) shared_.observer.on_checkpoint(path);
