@@ -268,9 +268,10 @@ TEST(ThreadFailure, TimeOutNamesTheMissing) {
         }
       },
       30ms);
-  EXPECT_EQ(message.thrown,
-            "pp message 1 from rank 1 to rank 0 (recv of 8 f32): rank 0 waited 30 ms for rank 1 (not waiting); "
-            "the rank at fault is rank 1");
+  EXPECT_EQ(
+      message.thrown,
+      "pp message 1 from rank 1 to rank 0 (recv of 8 f32): rank 0 waited 30 ms for rank 1 (not waiting); "
+      "the rank at fault is rank 1");
 }
 
 TEST(ThreadFailure, AbortFromOutside) {

@@ -1,25 +1,22 @@
 #include "comm/control_network.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <thread>
 
 #include "base/error.h"
+#include "comm/control_sockets.h"
 
 namespace echelon {
 namespace {
@@ -53,38 +50,6 @@ RankState decode(int rank, const std::string& text) {
   s.waits_for = j.value("for", std::vector<int>{});
   s.seconds = j.value("seconds", 0.0);
   return s;
-}
-
-bool send_all(int fd, const void* data, std::size_t bytes) {
-  const auto* at = static_cast<const char*>(data);
-  while (bytes > 0) {
-    const ssize_t sent = ::send(fd, at, bytes, MSG_NOSIGNAL);
-    if (sent < 0 && errno == EINTR) continue;
-    if (sent <= 0) return false;
-    at += sent;
-    bytes -= static_cast<std::size_t>(sent);
-  }
-  return true;
-}
-
-bool receive_all(int fd, void* data, std::size_t bytes) {
-  auto* at = static_cast<char*>(data);
-  while (bytes > 0) {
-    const ssize_t got = ::recv(fd, at, bytes, 0);
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) return false;
-    at += got;
-    bytes -= static_cast<std::size_t>(got);
-  }
-  return true;
-}
-
-void set_timeouts(int fd, std::chrono::milliseconds time) {
-  const timeval t{.tv_sec = time.count() / 1000, .tv_usec = time.count() % 1000 * 1000};
-  ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof t);
-  ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &t, sizeof t);
-  const int on = 1;
-  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
 }  // namespace
@@ -290,13 +255,8 @@ ControlNetwork::ControlNetwork(int rank, int size, Hooks hooks)
     : state_(std::make_unique<State>(rank, size, std::move(hooks))) {
   State& s = *state_;
   s.waker = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  s.listener = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in any{};
-  any.sin_family = AF_INET;
-  any.sin_addr.s_addr = htonl(INADDR_ANY);
-  if (s.waker < 0 || s.listener < 0 ||
-      ::bind(s.listener, reinterpret_cast<const sockaddr*>(&any), sizeof any) != 0 ||
-      ::listen(s.listener, size) != 0)
+  s.listener = listen_anywhere(size);
+  if (s.waker < 0 || s.listener < 0)
     echelon::fail("rank {}: no socket for the control network: {}", rank, std::strerror(errno));
 }
 
@@ -312,57 +272,7 @@ ControlNetwork::~ControlNetwork() {
   ::close(s.waker);
 }
 
-std::string ControlNetwork::address() const {
-  sockaddr_in bound{};
-  socklen_t length = sizeof bound;
-  ::getsockname(state_->listener, reinterpret_cast<sockaddr*>(&bound), &length);
-  std::string text = std::to_string(ntohs(bound.sin_port));
-  ifaddrs* all = nullptr;
-  if (::getifaddrs(&all) != 0) return text;
-  for (const ifaddrs* a = all; a != nullptr; a = a->ifa_next) {
-    if (a->ifa_addr == nullptr || a->ifa_addr->sa_family != AF_INET || (a->ifa_flags & IFF_UP) == 0 ||
-        (a->ifa_flags & IFF_LOOPBACK) != 0)
-      continue;
-    std::array<char, INET_ADDRSTRLEN> host{};
-    ::inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(a->ifa_addr)->sin_addr, host.data(),
-                host.size());
-    text += fmt::format(" {}", host.data());
-  }
-  ::freeifaddrs(all);
-  return text;
-}
-
-namespace {
-
-// Tries each address of a rank in turn until one answers.
-int connect_to(const std::string& address, bool same_node, int own_rank,
-               ControlNetwork::Clock::time_point until) {
-  std::istringstream in(address);
-  int port = 0;
-  in >> port;
-  std::vector<std::string> hosts;
-  if (same_node) hosts.emplace_back("127.0.0.1");
-  for (std::string host; in >> host;) hosts.push_back(host);
-  while (ControlNetwork::Clock::now() < until) {
-    for (const std::string& host : hosts) {
-      sockaddr_in to{};
-      to.sin_family = AF_INET;
-      to.sin_port = htons(static_cast<std::uint16_t>(port));
-      ::inet_pton(AF_INET, host.c_str(), &to.sin_addr);
-      const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-      set_timeouts(fd, 2000ms);
-      const std::int32_t me = own_rank;
-      if (::connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof to) == 0 &&
-          send_all(fd, &me, sizeof me))
-        return fd;
-      ::close(fd);
-    }
-    std::this_thread::sleep_for(10ms);
-  }
-  return -1;
-}
-
-}  // namespace
+std::string ControlNetwork::address() const { return reachable_at(state_->listener); }
 
 void ControlNetwork::connect(const std::vector<std::string>& addresses, const std::vector<std::string>& nodes,
                              std::chrono::milliseconds patience) {
