@@ -207,6 +207,9 @@ std::string chart_svg(const Chart& chart) {
     for (const auto& [x, y] : chart.bands[i].points) fmt::format_to(out, "{:.1f},{:.1f} ", px(x), py(y));
     fmt::format_to(out, "\" fill=\"{}\" fill-opacity=\"0.15\"/>\n", colour(i));
   }
+  if (!chart.bands.empty())
+    fmt::format_to(out, "<text x=\"{:.0f}\" y=\"38\">shaded: {}</text>\n",
+                   left + 200.0 * static_cast<double>(chart.lines.size()), escape_html(chart.bands[0].name));
   for (std::size_t i = 0; i < chart.lines.size(); ++i) {
     const Line& line = chart.lines[i];
     svg += "<polyline points=\"";

@@ -18,6 +18,7 @@ std::string describe(const Configuration& c) {
   if (c.ep > 1) text += fmt::format(" ep {}", c.ep);
   if (c.ep > 1 && c.etp > 1) text += fmt::format(" etp {}", c.etp);
   if (c.pp > 1) text += ", " + c.schedule + (c.chunks > 1 ? fmt::format(" x{}", c.chunks) : "");
+  if (c.pp > 1 && c.layers_per_stage.empty() && !c.even_split) text += ", balanced layers";
   text += fmt::format(", micro-batch {}", c.micro_batch);
   if (c.zero > 0)
     text += fmt::format(", ZeRO {}", c.zero) + (c.hsdp > 1 ? fmt::format(" in {} replicas", c.hsdp) : "");

@@ -8,11 +8,8 @@
 namespace echelon {
 namespace {
 
-struct Tile {
-  double rows, cols;
-};
-// Of the largest rate, a medium and a small one.
-constexpr Tile tiles[] = {{256, 128}, {128, 128}, {64, 128}};
+// Heights of a large, a medium and a small tile, over their width.
+constexpr double tile_heights[] = {2, 1, 0.5};
 
 }  // namespace
 
@@ -37,11 +34,13 @@ double OpSeconds::product(double rows, double depth, double cols, double count) 
   const double cores = machine_.cores;
   const double rates[] = {1, machine_.gemm_medium_tile, machine_.gemm_small_tile};
   double least = 1e300;
+  const double width = machine_.gemm_tile;
   for (int i = 0; i < 3; ++i) {
-    const double waves = std::ceil(rows / tiles[i].rows) * std::ceil(cols / tiles[i].cols) * count / cores;
+    const double height = tile_heights[i] * width;
+    const double waves = std::ceil(rows / height) * std::ceil(cols / width) * count / cores;
     const double even = std::max(1.0, waves);
     const double counted = even + machine_.gemm_wave_rounding * (std::ceil(waves) - even);
-    least = std::min(least, counted * tiles[i].rows * tiles[i].cols / rates[i]);
+    least = std::min(least, counted * height * width / rates[i]);
   }
   const double compute = 2 * least * cores * (depth + machine_.gemm_half_depth) / product_flops_;
   const double moved = element_ * count * (rows * depth + depth * cols + rows * cols);

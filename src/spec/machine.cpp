@@ -19,6 +19,7 @@ const std::vector<Field<Machine>>& machine_fields() {
       {"memory_bandwidth", &Machine::memory_bandwidth, 1},
       {"memory_efficiency", &Machine::memory_efficiency, 1e-3, 1},
       {"cores", &Machine::cores, 1, 1e6},
+      {"gemm_tile", &Machine::gemm_tile, 1, 4096},
       {"gemm_efficiency", &Machine::gemm_efficiency, 1e-3, 1},
       {"gemm_half_depth", &Machine::gemm_half_depth},
       {"gemm_wave_rounding", &Machine::gemm_wave_rounding, 0, 1},
@@ -158,10 +159,13 @@ Machine load_machine(const std::string& name_or_path) {
     if (name_or_path == embedded_machines[i].name)
       return machine_from_toml(embedded_machines[i].text, "configs/machines/" + name_or_path + ".toml");
   std::error_code error;
+  // What `calibrate` writes where it is not told another name.
+  if (name_or_path == "cpu" && std::filesystem::is_regular_file("cpu.toml", error))
+    return load_machine("cpu.toml");
   if (!std::filesystem::is_regular_file(name_or_path, error))
     refuse("--machine {}: neither a preset nor a file; the presets are {}{}", name_or_path,
            fmt::join(machine_preset_names(), ", "),
-           name_or_path == "cpu" ? "; `echelon calibrate --out FILE` measures this machine" : "");
+           name_or_path == "cpu" ? "; `echelon calibrate` measures this machine and writes cpu.toml" : "");
   std::ifstream file(name_or_path, std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   if (!file.is_open() || file.bad()) refuse("--machine {}: the file cannot be read", name_or_path);

@@ -37,6 +37,7 @@ struct Machine {
   // up to a whole one (`wave_rounding` of it), and filling the pipeline of a tile costs as much as
   // `half_depth` of its inner dimension. The smaller tiles have part of the large one's rate.
   int cores = 1;
+  int gemm_tile = 128;  // the large tile is twice as high as it is wide, the small one half as high
   double gemm_efficiency = 1;
   double gemm_half_depth = 0;
   double gemm_wave_rounding = 0;

@@ -1,0 +1,228 @@
+#include "train/calibrate.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "base/clock.h"
+#include "comm/threads.h"
+#include "comm/world.h"
+#include "plan/op_seconds.h"
+#include "tensor/kernels.h"
+#include "train/this_machine.h"
+
+namespace echelon {
+namespace {
+
+// Best of as many tries as fit the time, at least three behind one that warms up.
+template <class Work>
+double best_seconds(const Work& work, double budget_seconds = 0.15) {
+  work();
+  double best = 1e300, spent = 0;
+  for (int tries = 0; tries < 3 || (spent < budget_seconds && tries < 200); ++tries) {
+    const auto begin = Clock::now();
+    work();
+    const double seconds = seconds_since(begin);
+    best = std::min(best, seconds);
+    spent += seconds;
+  }
+  return best;
+}
+
+struct Product {
+  std::int64_t rows, depth, cols;
+  double seconds = 0;
+};
+
+class Bench {
+ public:
+  explicit Bench(int threads) : kernels_(make_kernels(arena_, DType::f32, threads)) {}
+
+  Tensor tensor(std::vector<std::int64_t> shape) {
+    Tensor t(arena_, MemoryCategory::other, DType::f32, std::move(shape));
+    kernels_->fill(t, 0.5);
+    return t;
+  }
+  Kernels& kernels() { return *kernels_; }
+  Arena& arena() { return arena_; }
+
+  double product(const Product& p) {
+    const Tensor a = tensor({p.rows, p.depth}), b = tensor({p.cols, p.depth}), c = tensor({p.rows, p.cols});
+    return best_seconds([&] { kernels_->matmul(a, Transpose::no, b, Transpose::yes, c, false); });
+  }
+
+ private:
+  Arena arena_;
+  std::unique_ptr<Kernels> kernels_;
+};
+
+// Those of small and middle-sized models: activations by weights, and what their gradients take.
+std::vector<Product> measure_products(Bench& bench) {
+  std::vector<Product> list{{1024, 64, 192},   {1024, 64, 256},   {1024, 256, 64},   {2048, 256, 1024},
+                            {2048, 1024, 256}, {512, 512, 1536},  {2048, 512, 2048}, {1024, 1024, 1024},
+                            {256, 2048, 64},   {1024, 2048, 256}, {512, 64, 257},    {512, 512, 8192}};
+  for (Product& p : list) p.seconds = bench.product(p);
+  return list;
+}
+
+double squared_error(const Machine& machine, const std::vector<Product>& products) {
+  const Software plain;
+  const OpSeconds ops(machine, plain, Precision::f32);
+  double sum = 0;
+  for (const Product& p : products) {
+    const double error = std::log(
+        ops.product(static_cast<double>(p.rows), static_cast<double>(p.depth), static_cast<double>(p.cols)) /
+        p.seconds);
+    sum += error * error;
+  }
+  return sum;
+}
+
+// Rate, depth that filling costs, and start of a product, from all products together.
+void fit_products(Machine& machine, const std::vector<Product>& products) {
+  double fastest = 0;
+  for (const Product& p : products)
+    fastest = std::max(fastest, 2.0 * static_cast<double>(p.rows * p.depth * p.cols) / p.seconds);
+  double best = 1e300;
+  Machine found = machine;
+  for (double peak : {1.0, 1.05, 1.1, 1.2, 1.35})
+    for (double depth : {0.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0})
+      for (double launch : {0.0, 1e-6, 3e-6, 6e-6, 12e-6, 25e-6, 50e-6}) {
+        Machine trial = machine;
+        trial.peak_flops[static_cast<std::size_t>(Precision::f32)] = peak * fastest;
+        trial.gemm_half_depth = depth;
+        trial.launch_seconds = launch;
+        const double error = squared_error(trial, products);
+        if (error < best) best = error, found = trial;
+      }
+  machine = found;
+}
+
+// Passes over memory as layers make them: bytes over seconds.
+double elementwise_rate(Bench& bench) {
+  const std::int64_t rows = 2048, cols = 512;
+  const Tensor x = bench.tensor({rows, cols}), y = bench.tensor({rows, cols}), w = bench.tensor({cols}),
+               stats = bench.tensor({rows, 1}), wide = bench.tensor({rows, 2 * cols});
+  const double element = 4.0 * static_cast<double>(rows * cols);
+  Kernels& k = bench.kernels();
+  const double norm = best_seconds([&] { k.rms_norm(x, w, 1e-5, y, stats); });
+  const double add = best_seconds([&] { k.residual(x, y, {}, y); });
+  const double act = best_seconds([&] { k.swiglu(wide, y); });
+  return element * (2 + 3 + 3) / (norm + add + act);
+}
+
+struct AttentionTimes {
+  double length, flops, forward, backward;
+};
+
+AttentionTimes measure_attention(Bench& bench, std::int64_t length) {
+  const std::int64_t heads = 4, dim = 32, batch = std::max<std::int64_t>(1, 1024 / length);
+  AttentionShape shape;
+  shape.batch = batch;
+  shape.q_len = shape.kv_len = length;
+  shape.num_heads = shape.num_kv_heads = heads;
+  shape.head_dim = dim;
+  shape.scale = 1 / std::sqrt(static_cast<double>(dim));
+  const auto matrix = [&] { return bench.tensor({batch * length, heads * dim}); };
+  const Tensor q = matrix(), k = matrix(), v = matrix(), out = matrix(), dout = matrix(), dq = matrix(),
+               dk = matrix(), dv = matrix();
+  const Tensor lse = bench.tensor({batch * heads * length}), delta = bench.tensor({batch * heads * length});
+  Kernels& kernels = bench.kernels();
+  AttentionTimes t{};
+  t.length = static_cast<double>(length);
+  t.flops = 2.0 * static_cast<double>(batch * heads * length * length * dim);
+  t.forward = best_seconds([&] { kernels.attention(q, k, v, shape, out, lse); });
+  t.backward = best_seconds([&] {
+    kernels.attention_delta(out, dout, shape, delta);
+    kernels.attention_backward(q, k, v, dout, lse, delta, shape, dq, dk, dv);
+  });
+  return t;
+}
+
+// flops (1 + half / length) / rate at two lengths.
+void fit_attention(Machine& machine, const AttentionTimes& shorter, const AttentionTimes& longer) {
+  const double a = shorter.forward / shorter.flops, b = longer.forward / longer.flops;
+  const double slope = std::max(0.0, (a - b) / (1 / shorter.length - 1 / longer.length));
+  const double at_once = std::max(0.1 * b, b - slope / longer.length);
+  const double peak = machine.peak(Precision::f32);
+  machine.attention_half_length = slope / at_once;
+  machine.attention_forward = std::clamp(1 / (at_once * peak), 1e-3, 1.0);
+  const double whole =
+      longer.backward / (2.5 * longer.flops) / (1 + machine.attention_half_length / longer.length);
+  machine.attention_backward = std::clamp(1 / (whole * peak), 1e-3, 1.0);
+}
+
+double all_reduce_seconds(int ranks, std::int64_t count) {
+  ThreadWorld world(ranks, std::chrono::seconds(60));
+  std::vector<int> everyone(static_cast<std::size_t>(ranks));
+  std::iota(everyone.begin(), everyone.end(), 0);
+  double best = 1e300;
+  run_ranks(world, [&](int index) {
+    Arena arena;
+    const auto group = world.join(index, everyone, "calibrate");
+    const Tensor x(arena, MemoryCategory::communication, DType::f32, {count});
+    std::fill_n(x.data<float>(), count, 0.0f);
+    for (int repeat = 0; repeat < 12; ++repeat) {
+      group->barrier().wait();
+      const auto begin = Clock::now();
+      group->all_reduce(x).wait();
+      group->barrier().wait();
+      if (index == 0 && repeat > 1) best = std::min(best, seconds_since(begin));
+    }
+  });
+  return best;
+}
+
+}  // namespace
+
+Calibration calibrate(int threads) {
+  Bench bench(threads);
+  Calibration result;
+  Machine& m = result.machine;
+  m.name = "cpu";
+  m.memory_bytes = memory_limit();
+  m.gemm_tile = 16;  // of vector kernels on a few cores
+  m.cores = threads;
+  const std::int64_t large = 16 << 20;
+  const Tensor from = bench.tensor({large / 1024, 1024}), to = bench.tensor({large / 1024, 1024});
+  m.memory_bandwidth =
+      8.0 * static_cast<double>(large) / best_seconds([&] { bench.kernels().copy(from, to); });
+  m.tiers = {{std::max(1, available_cores() / threads), 1e9, 0, 1}};
+  const std::vector<Product> products = measure_products(bench);
+  fit_products(m, products);
+  const double rate = elementwise_rate(bench);
+  m.memory_efficiency = std::clamp(rate / m.memory_bandwidth, 1e-3, 1.0);
+  const AttentionTimes shorter = measure_attention(bench, 128), longer = measure_attention(bench, 512);
+  fit_attention(m, shorter, longer);
+  const int ranks = static_cast<int>(std::max<std::int64_t>(2, m.tiers[0].ranks));
+  const std::int64_t small_count = 1024, large_count = 4 << 20;
+  const double small = all_reduce_seconds(ranks, small_count), bulk = all_reduce_seconds(ranks, large_count);
+  const double moved = 2.0 * (ranks - 1) / ranks * 4;
+  m.tiers[0].ranks = ranks;
+  m.tiers[0].bandwidth =
+      std::max(1.0, moved * static_cast<double>(large_count - small_count) / std::max(1e-9, bulk - small));
+  m.collective_seconds =
+      std::max(0.0, small - moved * static_cast<double>(small_count) / m.tiers[0].bandwidth);
+  validate(m);
+
+  const Software plain;
+  const OpSeconds ops(m, plain, Precision::f32);
+  for (const Product& p : products)
+    result.samples.push_back({fmt::format("product {} x {} x {}", p.rows, p.depth, p.cols), p.seconds,
+                              ops.product(static_cast<double>(p.rows), static_cast<double>(p.depth),
+                                          static_cast<double>(p.cols))});
+  for (const AttentionTimes& t : {shorter, longer}) {
+    result.samples.push_back(
+        {fmt::format("attention of {}", t.length), t.forward, ops.attention_forward(t.flops, t.length)});
+    result.samples.push_back(
+        {fmt::format("its backward pass"), t.backward, ops.attention_backward(2.5 * t.flops, t.length)});
+  }
+  for (const auto& [count, seconds] : {std::pair{small_count, small}, {large_count, bulk}})
+    result.samples.push_back({fmt::format("all_reduce of {} KiB, {} ranks", count * 4 / 1024, ranks), seconds,
+                              ops.collective(Verb::all_reduce, 4.0 * static_cast<double>(count), ranks, 1)});
+  return result;
+}
+
+}  // namespace echelon

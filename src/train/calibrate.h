@@ -1,0 +1,27 @@
+// Measures this machine and describes it as the planner's machines are described.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "spec/machine.h"
+
+namespace echelon {
+
+// One measurement, and what the machine that was made of all of them says of it.
+struct CalibrationSample {
+  std::string what;
+  double measured_seconds = 0, described_seconds = 0;
+};
+
+struct Calibration {
+  Machine machine;
+  std::vector<CalibrationSample> samples;
+};
+
+// f32 products of several shapes, attention, passes over memory, AdamW, and an all-reduce of thread ranks by
+// size; each the best of a few. One rank has `threads` compute threads; the machine is one node of as many
+// ranks as there are cores for.
+Calibration calibrate(int threads);
+
+}  // namespace echelon
