@@ -55,15 +55,43 @@ TEST_P(Published, WithinItsBar) {
   FAIL() << "no such table";
 }
 
+// The last three are looser than what a planner should reach: 6% of torchtitan's rows, a mean of 5% of
+// vTrain's on several nodes, a median of 20% of nanotron's (docs/planning.md says why); they must not get
+// worse.
 INSTANTIATE_TEST_SUITE_P(Tables, Published,
                          testing::Values(Bar{"sc21-table1", 0.05}, Bar{"korthikanti", 0.05},
-                                         Bar{"zero-bubble", 0.06}, Bar{"vtrain-singlenode", 0.15},
-                                         Bar{"bridge-experts", 1e9, 0.15}),
+                                         Bar{"zero-bubble", 0.06}, Bar{"llm-foundry", 0.06},
+                                         Bar{"vtrain-singlenode", 0.15, 1e9, 1e9, 0.9, 0.05},
+                                         Bar{"bridge-experts", 1e9, 0.15}, Bar{"torchtitan", 0.065},
+                                         Bar{"vtrain-multinode", 0.1, 0.05, 1e9, 0.9, 0.05},
+                                         Bar{"nanotron", 1e9, 0.32, 0.1, 0.85, 0.05}),
                          [](const auto& instance) {
                            std::string name = instance.param.table;
                            std::erase(name, '-');
                            return name;
                          });
+
+// Which runs do not fit: of nanotron's sweep, with its own labels.
+TEST(PublishedMemory, FewRunsAreMisjudged) {
+  for (const Source& source : sources()) {
+    if (source.name != "nanotron") continue;
+    const auto table = read(source);
+    if (!table) GTEST_SKIP() << source.file << " is not there; set ECHELON_PUBLISHED to its folder";
+    int ran = 0, rejected = 0, failed = 0, missed = 0;
+    for (const Point& point : table->points) {
+      const bool fits = predict(point).fits;
+      if (point.out_of_memory)
+        ++failed, missed += fits;
+      else
+        ++ran, rejected += !fits;
+    }
+    fmt::print("nanotron: {} of {} runs that fit are rejected, {} of {} out-of-memory runs are missed\n",
+               rejected, ran, missed, failed);
+    ASSERT_GT(failed, 50);
+    EXPECT_LE(rejected, 0.05 * ran);
+    EXPECT_LE(missed, 0.05 * failed);
+  }
+}
 
 std::vector<CsvRow> rows_of(const char* file) { return read_csv(*find(file)); }
 
