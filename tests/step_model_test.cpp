@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "plan/memory.h"
 #include "schedule/schedules.h"
 
 namespace echelon {
@@ -133,6 +134,32 @@ TEST(StepModel, ContextGrowsWithItsRanksAtTheSameMemory) {
     EXPECT_EQ(model.estimate(c).memory[MemoryCategory::activations],
               one.estimate(Configuration{}).memory[MemoryCategory::activations]);
   }
+}
+
+// Of this repository's trainer a plan says what the trainer's own prediction says, to the byte, for every
+// pipeline rank; that this is what a run holds, tests/prediction_test.cpp shows.
+TEST(StepModel, MemoryOfThisTrainerIsItsOwnAccount) {
+  Workload work{load_model("llama-tiny"), 64, 32, Precision::f32, load_machine("h100"),
+                load_software("echelon")};
+  StepModel model(work);
+  int looked_at = 0;
+  for (Configuration c : configurations()) {
+    c.dp = std::min(c.dp, 4);
+    c.tp = std::min(c.tp, 2);
+    if (!shape_problem(work, c).empty() || !model.schedule_problem(c).empty()) continue;
+    const Estimate e = model.estimate(c);
+    const Plan plan = as_plan(work, c, e.layers);
+    const PipelineLayout pipeline(plan);
+    Memory largest;
+    for (int r = 0; r < c.pp; ++r) {
+      const Memory own = predict_memory(plan, pipeline, {.pp = r});
+      EXPECT_EQ(e.rank_memory[static_cast<std::size_t>(r)], own) << describe(c);
+      if (own.total() > largest.total()) largest = own;
+    }
+    EXPECT_EQ(e.memory, largest) << describe(c);
+    ++looked_at;
+  }
+  EXPECT_GT(looked_at, 30);
 }
 
 TEST(StepModel, ZeroStatesAreThePapers) {

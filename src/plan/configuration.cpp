@@ -12,6 +12,28 @@ std::int64_t num_microbatches(const Workload& work, const Configuration& c) {
   return (of_rank + c.micro_batch - 1) / c.micro_batch;
 }
 
+Plan as_plan(const Workload& work, const Configuration& c, const std::vector<std::int64_t>& layers) {
+  Plan plan;
+  plan.model = work.model;
+  plan.mesh.set(Axis::dp, c.dp);
+  plan.mesh.set(Axis::tp, c.tp);
+  plan.mesh.set(Axis::pp, c.pp);
+  plan.mesh.set(Axis::cp, c.cp);
+  plan.mesh.ep = c.ep;
+  plan.sequence_parallel = c.sequence_parallel;
+  plan.context_kind = c.context;
+  plan.global_batch = work.global_batch;
+  plan.micro_batch = c.micro_batch;
+  plan.seq_len = work.seq_len;
+  plan.recompute = c.recompute;
+  plan.schedule = c.pp > 1 ? c.schedule : "1f1b";
+  plan.chunks = c.chunks > 1 ? c.chunks : 0;
+  plan.layers_per_stage = layers;
+  plan.zero = c.zero;
+  plan.hsdp = c.hsdp;
+  return plan;
+}
+
 std::string describe(const Configuration& c) {
   std::string text = fmt::format("dp {} tp {} pp {}", c.dp, c.tp, c.pp);
   if (c.cp > 1) text += fmt::format(" cp {} ({})", c.cp, context_kind_name(c.context));

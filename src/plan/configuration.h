@@ -43,6 +43,9 @@ struct Configuration {
 // Microbatches of a step on one data-parallel rank.
 std::int64_t num_microbatches(const Workload& work, const Configuration& c);
 
+// What train and verify take; `layers` of each stage. Their precision is f32.
+Plan as_plan(const Workload& work, const Configuration& c, const std::vector<std::int64_t>& layers);
+
 // "dp 4 tp 8 pp 2, 1f1b, micro-batch 1, ZeRO 1, recompute selective"
 std::string describe(const Configuration& c);
 

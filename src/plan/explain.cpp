@@ -189,27 +189,9 @@ std::string explain_nothing(const SearchResult& result, int gpus) {
 
 std::string plan_file(const Estimate& e, const Workload& work) {
   const Configuration& c = e.configuration;
-  Plan plan;
-  plan.model = work.model;
-  plan.mesh.set(Axis::dp, c.dp);
-  plan.mesh.set(Axis::tp, c.tp);
-  plan.mesh.set(Axis::pp, c.pp);
-  plan.mesh.set(Axis::cp, c.cp);
-  plan.mesh.ep = c.ep;
-  plan.sequence_parallel = c.sequence_parallel;
-  plan.context_kind = c.context;
-  plan.global_batch = work.global_batch;
-  plan.micro_batch = c.micro_batch;
-  plan.seq_len = work.seq_len;
-  plan.recompute = c.recompute;
-  plan.schedule = c.pp > 1 ? c.schedule : "1f1b";
-  plan.chunks = c.chunks > 1 ? c.chunks : 0;
-  plan.layers_per_stage = e.layers;
-  plan.zero = c.zero;
-  plan.hsdp = c.hsdp;
   std::string text = fmt::format("# {}: {}, {} {} a step predicted on {}\n", work.model.name, describe(c),
                                  seconds(e.seconds), precision_name(work.precision), work.machine.name);
-  return text + to_toml(plan);
+  return text + to_toml(as_plan(work, c, e.layers));
 }
 
 }  // namespace echelon

@@ -1,6 +1,6 @@
 // Bytes that a device will hold under a training program of today, by category: states by ZeRO's stage,
-// saved tensors by the schedule's own peak. For the trainer of this repository plan/memory walks its very
-// allocations; tests hold the two together.
+// saved tensors by the schedule's own peak. For the trainer of this repository a plan has what
+// plan/memory counts.
 #pragma once
 
 #include "plan/configuration.h"

@@ -187,8 +187,8 @@ class StepWalk {
   void recompute_core() {
     if (recompute_ == Recompute::selective) attend();
   }
-  // Attention from the gradient of its output to that of [q | k | v], which stays. `keep`: what the weight gradient of
-  // the product behind it needs stays.
+  // Attention from the gradient of its output to that of [q | k | v], which stays. `keep`: what the weight
+  // gradient of the product behind it needs stays.
   void attend_backward(bool keep) {
     const ContextCosts& context = s_->context;
     a_.allocate(context.attended());

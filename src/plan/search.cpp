@@ -279,6 +279,11 @@ class Search {
         break;
       Estimate e = model_.estimate(candidate.configuration);
       ++result_.simulated;
+      if (static_cast<double>(e.memory.total()) > usable_) {  // this trainer's, walked
+        --result_.feasible;
+        ++result_.rejected["memory"].count;
+        continue;
+      }
       plans.insert(std::upper_bound(plans.begin(), plans.end(), e, better), std::move(e));
       if (plans.size() > top) plans.pop_back();
     }

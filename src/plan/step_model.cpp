@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "plan/memory.h"
 #include "schedule/balance.h"
 #include "schedule/schedules.h"
 
@@ -41,6 +42,20 @@ SimulationCosts simulation_costs(const std::vector<LayerSeconds>& stages, const 
   if (all > 0)
     costs.overlap_factor = (all - experts + added(all - experts, experts, software.overlap_slowdown)) / all;
   return costs;
+}
+
+}  // namespace
+
+namespace {
+
+// The first data- and tensor-parallel rank has most.
+std::vector<Memory> walked_memory(const Workload& work, const Configuration& c,
+                                  const std::vector<std::int64_t>& layers) {
+  const Plan plan = as_plan(work, c, layers);
+  const PipelineLayout pipeline(plan);
+  std::vector<Memory> ranks;
+  for (int r = 0; r < c.pp; ++r) ranks.push_back(predict_memory(plan, pipeline, {.pp = r}));
+  return ranks;
 }
 
 }  // namespace
@@ -451,10 +466,13 @@ Estimate StepModel::estimate(const Configuration& c) {
   e.seconds = whole_step(c, latest);
   parts.other = e.seconds - latest;
 
+  const bool walked = work_.software.is_this_trainer && work_.model.experts == Experts::none;
+  if (walked) e.rank_memory = walked_memory(work_, c, s.layers);
   for (std::size_t r = 0; r < s.ranks.size(); ++r) {
-    e.rank_memory.push_back(footprint(work_, c, p.counts, p.saved, s.ranks[r]));
-    if (r == 0 || e.rank_memory.back().total() > e.memory.total()) {
-      e.memory = e.rank_memory.back();
+    if (!walked) e.rank_memory.push_back(footprint(work_, c, p.counts, p.saved, s.ranks[r]));
+    const Memory& memory = e.rank_memory[r];
+    if (r == 0 || memory.total() > e.memory.total()) {
+      e.memory = memory;
       e.memory_rank = static_cast<int>(r);
     }
   }

@@ -166,8 +166,8 @@ Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, const 
     Counter block(traffic, Axis::dp, reducing, shard),
         across(traffic, Axis::dp, dp_cp / reducing, index / reducing);
     for (const GradientBucket& bucket : reduction_buckets(plan, groups, at.tp)) {
-      add_reduction_traffic(plan.compression, bucket, plan.dtype, reducing, shard,
-                            updates + update, Axis::dp, traffic);
+      add_reduction_traffic(plan.compression, bucket, plan.dtype, reducing, shard, updates + update, Axis::dp,
+                            traffic);
       if (!bucket.shards.empty()) across.all_reduce(bucket.shards[static_cast<std::size_t>(shard)], width);
     }
     if (plan.zero_stage() == 0) continue;

@@ -13,6 +13,7 @@ namespace {
 
 const std::vector<Field<Software>>& software_fields() {
   static const std::vector<Field<Software>> fields{
+      {"is_this_trainer", &Software::is_this_trainer},
       {"fused_attention", &Software::fused_attention},
       {"older_attention", &Software::older_attention},
       {"dropout", &Software::dropout},

@@ -10,6 +10,8 @@ namespace echelon {
 struct Software {
   std::string name;
 
+  // The trainer of this repository: memory is what plan/memory counts, byte for byte.
+  bool is_this_trainer = false;
   // Attention without its scores in memory (Dao et al. 2022), and only the half that a causal mask leaves.
   bool fused_attention = true;
   bool older_attention = false;  // fused by kernels for the machines before (FlashAttention 2 on H100)
