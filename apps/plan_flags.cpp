@@ -3,13 +3,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <fstream>
 #include <sstream>
 
 #include "apps/flag_values.h"
 #include "base/error.h"
 #include "schedule/schedules.h"
-#include "spec/compression.h"
 
 namespace echelon {
 namespace {
@@ -25,14 +23,6 @@ std::vector<std::int64_t> numbers(const std::string& flag, const std::string& te
 bool on(const std::string& flag, const std::string& text) {
   if (text != "on" && text != "off") refuse("{} {}: legal: on, off", flag, text);
   return text == "on";
-}
-
-std::string contents(const std::string& flag, const std::string& path) {
-  std::ifstream in(path);
-  std::ostringstream text;
-  text << in.rdbuf();
-  if (!in) refuse("{} {}: cannot be read", flag, path);
-  return text.str();
 }
 
 }  // namespace
@@ -96,7 +86,7 @@ SearchRequest PlanSearchFlags::request() const {
   Pins& pins = r.pins;
   std::optional<Plan> plan;
   if (is_given("--plan")) {
-    plan = plan_from_toml(contents("--plan", plan_file_), "--plan " + plan_file_);
+    plan = plan_from_toml(read_file("--plan", plan_file_), "--plan " + plan_file_);
     pins.dp = plan->mesh.size(Axis::dp);
     pins.tp = plan->mesh.size(Axis::tp);
     pins.pp = plan->mesh.size(Axis::pp);

@@ -17,7 +17,7 @@ struct PlanSearchFlags {
   SearchRequest against(const SearchRequest& request) const;
 
   std::string out, html, sweep, sweep_out, against_text;
-  bool explain = false, json = false, fewest_gpus = false;
+  bool explain = false, json = false;
   double target_seconds = 0;
 
  private:

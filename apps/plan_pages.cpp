@@ -33,8 +33,9 @@ std::vector<std::int64_t> sweep_values(const std::string& text) {
   return values;
 }
 
-double per_second(const Estimate& e, int gpus, double step) {
-  return e.tokens_per_second_per_gpu * e.seconds / step * (gpus > 0 ? 1 : 0);
+// Tokens a second of a device, were its step this long.
+double per_second(const Estimate& e, double step_seconds) {
+  return e.tokens_per_second_per_gpu * e.seconds / step_seconds;
 }
 
 }  // namespace
@@ -132,8 +133,8 @@ std::string sweep_svg(const Sweep& sweep) {
     if (!p.best) continue;
     const auto x = static_cast<double>(p.value);
     chart.lines[0].points.emplace_back(x, p.best->tokens_per_second_per_gpu);
-    chart.bands[0].points.emplace_back(x, per_second(*p.best, p.gpus, p.best->high));
-    back.emplace_back(x, per_second(*p.best, p.gpus, p.best->low));
+    chart.bands[0].points.emplace_back(x, per_second(*p.best, p.best->high));
+    back.emplace_back(x, per_second(*p.best, p.best->low));
   }
   chart.bands[0].points.insert(chart.bands[0].points.end(), back.rbegin(), back.rend());
   return chart_svg(chart);
