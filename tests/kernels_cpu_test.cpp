@@ -137,6 +137,36 @@ TEST_F(KernelsCpu, Matmul) {
         }
 }
 
+// Products of a mixture's experts: of uneven sizes, some empty.
+TEST_F(KernelsCpu, GroupedMatmul) {
+  for (bool accumulate : {false, true}) {
+    std::vector<Operand> a, b, c, alone;
+    for (std::int64_t m : {70, 0, 3, 300, 1}) {
+      a.push_back(random(m, 130));
+      b.push_back(random(90, 130));
+      c.push_back(random(m, 90, true));
+      alone.push_back({c.back().exact, Tensor(arena, MemoryCategory::other, DType::f32, {m, 90}), {}});
+      if (m > 0) one->copy(c.back().one, alone.back().one);
+    }
+    run([&](Kernels& k, auto of) {
+      std::vector<MatrixProduct> products;
+      for (std::size_t i = 0; i < a.size(); ++i)
+        products.push_back({of(a[i]), Transpose::no, of(b[i]), Transpose::yes, of(c[i]), accumulate});
+      k.grouped_matmul(products);
+      k.grouped_matmul({});
+    });
+    for (std::size_t i = 0; i < a.size(); ++i) {
+      expect_close(c[i], 131, 1, "grouped_matmul");
+      one->matmul(a[i].one, Transpose::no, b[i].one, Transpose::yes, alone[i].one, accumulate);
+      for (std::int64_t row = 0; row < alone[i].one.rows(); ++row)
+        EXPECT_EQ(std::memcmp(alone[i].one.data<float>() + row * 90,
+                              c[i].one.data<float>() + row * c[i].one.row_stride(), 90 * sizeof(float)),
+                  0)
+            << "another result than by itself";
+    }
+  }
+}
+
 TEST_F(KernelsCpu, MatmulBitsDoNotDependOnThreads) {
   const std::vector<std::vector<std::int64_t>> shapes{
       {300, 17, 3000}, {64, 64, 4096}, {130, 768, 1500}, {1, 768, 768}, {770, 129, 900}};
@@ -273,6 +303,33 @@ TEST_F(KernelsCpu, Gates) {
         expect_close(z, 1, 8, "swiglu"), expect_close(dz, 1, 8, "swiglu_backward y");
         expect_close(gate_up, 1, 8 * scale, "swiglu_backward");
       }
+}
+
+TEST_F(KernelsCpu, WeightedSwiglu) {
+  for (const auto& [rows, cols] : sizes)
+    for (bool strided : {false, true}) {
+      const Operand gate_up = random(rows, 2 * cols, strided), dy = random(rows, cols, strided),
+                    weights = vector(rows), d_weights = vector(rows);
+      run([&](Kernels& k, auto of) {
+        k.weighted_swiglu_backward(of(gate_up), of(dy), of(weights), of(d_weights));
+      });
+      expect_close(gate_up, 1, 8, "weighted_swiglu_backward"), expect_close(dy, 1, 8, "weighted y");
+      expect_close(d_weights, cols, 4, "gradient of the weights");
+    }
+}
+
+TEST_F(KernelsCpu, CombineRows) {
+  for (const auto& [rows, cols] : sizes)
+    for (bool weighted : {false, true}) {
+      std::vector<std::int32_t> values;
+      for (std::int64_t i = 0; i < 3 * rows; ++i) values.push_back(static_cast<std::int32_t>(i * i % 13 - 1));
+      const Tensor places = ids(values).reshape({rows, 3});
+      const Operand x = random(12, cols, true), y = random(rows, cols, true), weights = vector(3 * rows);
+      run([&](Kernels& k, auto of) {
+        k.combine_rows(of(x), places, weighted ? of(weights) : Tensor(), of(y));
+      });
+      expect_close(y, 3, 2, "combine_rows");
+    }
 }
 
 TEST_F(KernelsCpu, Rope) {

@@ -42,6 +42,16 @@ struct AdamWStep {
   double gradient_scale = 1;  // clipping: the gradient used is gradient_scale * g
 };
 
+// One product of a group: as the arguments of Kernels::matmul.
+struct MatrixProduct {
+  Tensor a;
+  Transpose ta = Transpose::no;
+  Tensor b;
+  Transpose tb = Transpose::no;
+  Tensor c;
+  bool accumulate = false;
+};
+
 class Kernels {
  public:
   virtual ~Kernels() = default;
@@ -50,6 +60,9 @@ class Kernels {
   // allowed.
   virtual void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& c,
                       bool accumulate) = 0;
+  // Products of any shapes, empty ones too, none of which reads what another writes: each has the bits of
+  // matmul(), all share the threads. The products of a mixture's experts.
+  virtual void grouped_matmul(std::span<const MatrixProduct> products) = 0;
 
   virtual void fill(const Tensor& x, double value) = 0;
   virtual void copy(const Tensor& from,
@@ -100,6 +113,10 @@ class Kernels {
   virtual void swiglu(const Tensor& gate_up, const Tensor& y) = 0;
   // In place: on entry gate_up and dy (N, F); on exit gate_up holds its gradient and dy holds y.
   virtual void swiglu_backward(const Tensor& gate_up, const Tensor& dy) = 0;
+  // The same where y was multiplied by weights (N, 1) row by row: dy is the gradient of the weighted y. On
+  // exit dy holds the weighted y, and dweights (N, 1) the gradient of the weights.
+  virtual void weighted_swiglu_backward(const Tensor& gate_up, const Tensor& dy, const Tensor& weights,
+                                        const Tensor& dweights) = 0;
 
   // RoPE (Su 2021), the half-split form of Llama: x (N, heads*D), row stride allowed; element i of a head
   // pairs with i + D/2. positions (N, i32): where each row stands. inverse = the backward pass.
@@ -126,6 +143,11 @@ class Kernels {
   // dtable += ; rows whose ids lie elsewhere are skipped. Added in row order.
   virtual void embedding_backward(const Tensor& ids, const Tensor& dy, std::int64_t first_id,
                                   const Tensor& dtable) = 0;
+
+  // y (N, C) = sum over j of weights[n, j] * x[places[n, j]]: places (N, k, i32) are rows of x (M, C), below
+  // zero for none; weights (N, k), undefined for ones. Added in order of j, whatever the threads.
+  virtual void combine_rows(const Tensor& x, const Tensor& places, const Tensor& weights,
+                            const Tensor& y) = 0;
 
   // Cross-entropy over vocabulary columns [first_id, first_id + V_local), in two steps so that only N-sized
   // vectors need to travel between ranks. Targets (N, i32) below zero are ignored. Step 1: max (N) = row

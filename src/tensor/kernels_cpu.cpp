@@ -4,9 +4,11 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <memory>
+#include <vector>
 
 #include "base/error.h"
 #include "base/split.h"
@@ -50,6 +52,27 @@ void check_attention(const AttentionShape& s, const Rows& q, const Rows& out, co
     check(x.rows >= rows && x.cols == s.num_kv_heads * s.head_dim, "attention: shape of k, v or a gradient");
 }
 
+Product product_of(const MatrixProduct& p) {
+  const Rows a(p.a), b(p.b), c(p.c);
+  const bool across_a = p.ta == Transpose::yes, across_b = p.tb == Transpose::yes;
+  const std::int64_t k = across_a ? a.rows : a.cols;
+  check((across_a ? a.cols : a.rows) == c.rows, "matmul: rows of a and c differ");
+  check((across_b ? b.cols : b.rows) == k, "matmul: inner dimensions of a and b differ");
+  check((across_b ? b.rows : b.cols) == c.cols, "matmul: columns of b and c differ");
+  return {.ta = p.ta,
+          .tb = p.tb,
+          .m = c.rows,
+          .n = c.cols,
+          .k = k,
+          .a = a.data,
+          .a_stride = a.stride,
+          .b = b.data,
+          .b_stride = b.stride,
+          .beta = p.accumulate ? 1.0f : 0.0f,
+          .c = c.data,
+          .c_stride = c.stride};
+}
+
 class CpuKernels final : public Kernels {
  public:
   CpuKernels(Arena& arena, int threads) : arena_(arena), team_(threads) {
@@ -60,25 +83,13 @@ class CpuKernels final : public Kernels {
 
   void matmul(const Tensor& ta, Transpose turn_a, const Tensor& tb, Transpose turn_b, const Tensor& tc,
               bool accumulate) override {
-    const Rows a(ta), b(tb), c(tc);
-    const bool across_a = turn_a == Transpose::yes, across_b = turn_b == Transpose::yes;
-    const std::int64_t k = across_a ? a.rows : a.cols;
-    check((across_a ? a.cols : a.rows) == c.rows, "matmul: rows of a and c differ");
-    check((across_b ? b.cols : b.rows) == k, "matmul: inner dimensions of a and b differ");
-    check((across_b ? b.rows : b.cols) == c.cols, "matmul: columns of b and c differ");
-    multiply({.ta = turn_a,
-              .tb = turn_b,
-              .m = c.rows,
-              .n = c.cols,
-              .k = k,
-              .a = a.data,
-              .a_stride = a.stride,
-              .b = b.data,
-              .b_stride = b.stride,
-              .beta = accumulate ? 1.0f : 0.0f,
-              .c = c.data,
-              .c_stride = c.stride},
-             team_.threads());
+    multiply(product_of({ta, turn_a, tb, turn_b, tc, accumulate}), team_.threads());
+  }
+
+  void grouped_matmul(std::span<const MatrixProduct> products) override {
+    std::vector<Product> list;
+    for (const MatrixProduct& p : products) list.push_back(product_of(p));
+    multiply(list, team_.threads());
   }
 
   void fill(const Tensor& tx, double value) override {
@@ -263,6 +274,46 @@ class CpuKernels final : public Kernels {
     check(x.rows == dy.rows && x.cols == 2 * dy.cols, "swiglu_backward: gate_up is not twice as wide as dy");
     team_.each_row(x.rows, x.cols,
                    [&](std::int64_t i) { pass_.swiglu_backward(x[i], x[i] + dy.cols, dy[i], dy.cols); });
+  }
+
+  void weighted_swiglu_backward(const Tensor& gate_up, const Tensor& tdy, const Tensor& tweights,
+                                const Tensor& tdweights) override {
+    const Rows x(gate_up), dy(tdy);
+    check(x.rows == dy.rows && x.cols == 2 * dy.cols,
+          "weighted_swiglu_backward: gate_up is not twice as wide as dy");
+    const float* weights = flat<float>(tweights, dy.rows);
+    float* dweights = flat<float>(tdweights, dy.rows);
+    team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
+      constexpr std::int64_t piece = 256;  // of the incoming gradient, which is overwritten
+      std::array<float, piece> incoming;
+      float *gate = x[i], *up = x[i] + dy.cols;
+      dweights[i] = 0;
+      for (std::int64_t at = 0; at < dy.cols; at += piece) {
+        const std::int64_t n = std::min(piece, dy.cols - at);
+        std::copy_n(dy[i] + at, n, incoming.data());
+        pass_.scale(dy[i] + at, weights[i], n);
+        pass_.swiglu_backward(gate + at, up + at, dy[i] + at, n);
+        dweights[i] += pass_.dot(incoming.data(), dy[i] + at, n);
+        pass_.scale(dy[i] + at, weights[i], n);
+      }
+    });
+  }
+
+  void combine_rows(const Tensor& tx, const Tensor& tplaces, const Tensor& tweights,
+                    const Tensor& ty) override {
+    const Rows x(tx), y(ty);
+    check(x.cols == y.cols, "combine_rows: widths of x and y differ");
+    const std::int64_t k = y.rows == 0 ? 0 : tplaces.numel() / y.rows;
+    const std::int32_t* places = flat<std::int32_t>(tplaces, y.rows * k);
+    const float* weights = tweights.defined() ? flat<float>(tweights, y.rows * k) : nullptr;
+    check(std::all_of(places, places + y.rows * k, [&](std::int32_t p) { return p < x.rows; }),
+          "combine_rows: a place lies behind the last row");
+    team_.each_row(y.rows, (k + 1) * y.cols, [&](std::int64_t i) {
+      std::fill_n(y[i], y.cols, 0.0f);
+      for (std::int64_t j = i * k; j < (i + 1) * k; ++j)
+        if (places[j] >= 0)
+          pass_.add_scaled(x[places[j]], weights == nullptr ? 1.0f : weights[j], y[i], y.cols);
+    });
   }
 
   void rope(const Tensor& tx, std::int64_t head_dim, const Tensor& tpositions, double theta,

@@ -97,6 +97,10 @@ class ReferenceKernels final : public Kernels {
     });
   }
 
+  void grouped_matmul(std::span<const MatrixProduct> products) override {
+    for (const MatrixProduct& p : products) matmul(p.a, p.ta, p.b, p.tb, p.c, p.accumulate);
+  }
+
   void fill(const Tensor& tx, double value) override {
     with_float_type(tx, [&]<class F>(F) {
       const Matrix<F> x(tx);
@@ -343,6 +347,46 @@ class ReferenceKernels final : public Kernels {
           x[i][dy.cols + j] = d * gate * open;
           dy[i][j] = gate * open * up;
         }
+    });
+  }
+
+  void weighted_swiglu_backward(const Tensor& gate_up, const Tensor& tdy, const Tensor& tweights,
+                                const Tensor& tdweights) override {
+    with_float_type(tdy, [&]<class F>(F) {
+      const Matrix<F> x(gate_up), dy(tdy);
+      const F* weights = flat<F>(tweights, dy.rows);
+      F* dweights = flat<F>(tdweights, dy.rows);
+      for (std::int64_t i = 0; i < dy.rows; ++i) {
+        dweights[i] = 0;
+        for (std::int64_t j = 0; j < dy.cols; ++j) {
+          const F gate = x[i][j];
+          dweights[i] += dy[i][j] * (gate * sigmoid(gate) * x[i][dy.cols + j]);
+          dy[i][j] *= weights[i];
+        }
+      }
+      swiglu_backward(gate_up, tdy);
+      for (std::int64_t i = 0; i < dy.rows; ++i)
+        for (std::int64_t j = 0; j < dy.cols; ++j) dy[i][j] *= weights[i];
+    });
+  }
+
+  void combine_rows(const Tensor& tx, const Tensor& tplaces, const Tensor& tweights,
+                    const Tensor& ty) override {
+    with_float_type(ty, [&]<class F>(F) {
+      const Matrix<F> x(tx), y(ty);
+      check(x.cols == y.cols, "combine_rows: widths of x and y differ");
+      const std::int64_t k = y.rows == 0 ? 0 : tplaces.numel() / y.rows;
+      const std::int32_t* places = flat<std::int32_t>(tplaces, y.rows * k);
+      const F* weights = tweights.defined() ? flat<F>(tweights, y.rows * k) : nullptr;
+      for (std::int64_t i = 0; i < y.rows; ++i) {
+        std::fill_n(y[i], y.cols, F(0));
+        for (std::int64_t j = i * k; j < (i + 1) * k; ++j) {
+          if (places[j] < 0) continue;
+          check(places[j] < x.rows, "combine_rows: a place lies behind the last row");
+          const F weight = weights == nullptr ? F(1) : weights[j];
+          for (std::int64_t c = 0; c < y.cols; ++c) y[i][c] += weight * x[places[j]][c];
+        }
+      }
     });
   }
 

@@ -3,6 +3,7 @@
 #include <oneapi/dnnl/dnnl.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "base/error.h"
 #include "base/split.h"
@@ -88,20 +89,28 @@ bool multiply(const Product& p) {
   return true;
 }
 
-void multiply(const Product& p, int threads) {
-  const Grid g = grid(p.m, p.n, threads);
-  const std::int64_t pieces = g.rows * g.cols;
-  const auto one_piece = [&](std::int64_t i) {
-    return multiply(part(p, aligned_range(p.m, g.rows, i / g.cols), aligned_range(p.n, g.cols, i % g.cols)));
-  };
-  bool ok = true;
-  if (threads == 1 || pieces == 1) {
-    for (std::int64_t i = 0; i < pieces; ++i) ok = one_piece(i) && ok;
-  } else {
-#pragma omp parallel for num_threads(threads) schedule(static) reduction(&& : ok)
-    for (std::int64_t i = 0; i < pieces; ++i) ok = one_piece(i) && ok;
+void multiply(const Product& p, int threads) { multiply(std::span(&p, 1), threads); }
+
+void multiply(std::span<const Product> products, int threads) {
+  std::vector<Product> pieces;
+  for (const Product& p : products) {
+    const Grid g = grid(p.m, p.n, threads);
+    for (std::int64_t i = 0; i < g.rows * g.cols; ++i)
+      pieces.push_back(
+          part(p, aligned_range(p.m, g.rows, i / g.cols), aligned_range(p.n, g.cols, i % g.cols)));
   }
-  if (!ok) fail("matmul ({}, {}) x ({}, {}): oneDNN failed", p.m, p.k, p.k, p.n);
+  const auto count = static_cast<std::int64_t>(pieces.size());
+  bool ok = true;
+  if (threads == 1 || count == 1) {
+    for (const Product& piece : pieces) ok = multiply(piece) && ok;
+  } else {
+    // Pieces of one product are alike; those of several may not be.
+#pragma omp parallel for num_threads(threads) schedule(dynamic) reduction(&& : ok)
+    for (std::int64_t i = 0; i < count; ++i) ok = multiply(pieces[static_cast<std::size_t>(i)]) && ok;
+  }
+  if (ok) return;
+  const Product& p = products.front();
+  fail("matmul ({}, {}) x ({}, {}): oneDNN failed", p.m, p.k, p.k, p.n);
 }
 
 }  // namespace echelon

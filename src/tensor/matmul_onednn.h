@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "tensor/kernels.h"
 
@@ -29,5 +30,8 @@ bool multiply(const Product& product);
 
 // On `threads` threads; the same bits for any number of them. Throws RunError when oneDNN fails.
 void multiply(const Product& product, int threads);
+
+// All of them, none of which reads what another writes, with the bits that each has alone.
+void multiply(std::span<const Product> products, int threads);
 
 }  // namespace echelon

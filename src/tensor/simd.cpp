@@ -93,6 +93,10 @@ void add(const float* x, float* y, Size n) {
   each(n, [=](auto d, Size i) HWY_ATTR { StoreU(Add(LoadU(d, x + i), LoadU(d, y + i)), d, y + i); });
 }
 
+void add_scaled(const float* x, float factor, float* y, Size n) {
+  each(n, [=](auto d, Size i)
+              HWY_ATTR { StoreU(MulAdd(LoadU(d, x + i), Set(d, factor), LoadU(d, y + i)), d, y + i); });
+}
 void scale(float* x, float factor, Size n) {
   each(n, [=](auto d, Size i) HWY_ATTR { StoreU(Mul(LoadU(d, x + i), Set(d, factor)), d, x + i); });
 }
@@ -432,12 +436,19 @@ void softmax_gradient_row(float* s, float* dp, Size visible, Size n, float lse, 
 }  // namespace
 
 const Simd* passes() {
-  static constexpr Simd table{
-      add,           scale,         sum_squares,    all_finite,       dot,
-      residual,      column_sums,   layer_norm,     layer_norm_again, layer_norm_dx,
-      layer_norm_dw, rms_norm,      rms_norm_again, rms_norm_dx,      rms_norm_dw,
-      gelu,          gelu_backward, swiglu,         swiglu_backward,  rotate,
-      max,           exp_sum,       adamw,          softmax_row,      softmax_gradient_row};
+  static constexpr Simd table{add,           add_scaled,
+                              scale,         sum_squares,
+                              all_finite,    dot,
+                              residual,      column_sums,
+                              layer_norm,    layer_norm_again,
+                              layer_norm_dx, layer_norm_dw,
+                              rms_norm,      rms_norm_again,
+                              rms_norm_dx,   rms_norm_dw,
+                              gelu,          gelu_backward,
+                              swiglu,        swiglu_backward,
+                              rotate,        max,
+                              exp_sum,       adamw,
+                              softmax_row,   softmax_gradient_row};
   return &table;
 }
 

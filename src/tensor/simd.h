@@ -21,7 +21,8 @@ struct AdamWFactors {
 struct Simd {
   using Size = std::int64_t;
 
-  void (*add)(const float* x, float* y, Size n);  // y += x
+  void (*add)(const float* x, float* y, Size n);                       // y += x
+  void (*add_scaled)(const float* x, float factor, float* y, Size n);  // y += factor x
   void (*scale)(float* x, float factor, Size n);
   double (*sum_squares)(const float* x, Size n);
   bool (*all_finite)(const float* x, Size n);

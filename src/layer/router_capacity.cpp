@@ -1,0 +1,64 @@
+#include "layer/router_capacity.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+#include "tensor/reference_view.h"
+
+namespace echelon {
+
+std::int64_t expert_capacity(double factor, std::int64_t tokens, std::int64_t k, std::int64_t experts) {
+  const double even = static_cast<double>(tokens) * static_cast<double>(k) / static_cast<double>(experts);
+  // A product that should be whole may lie a rounding above it.
+  const double capacity = std::ceil(factor * even * (1 - 0x1p-50));
+  return capacity >= static_cast<double>(tokens) ? tokens : static_cast<std::int64_t>(capacity);
+}
+
+std::int64_t drop_over_capacity(const Tensor& ids, const Tensor& weights, std::int64_t experts,
+                                std::int64_t capacity, DropPolicy policy, const Tensor& kept) {
+  const std::int64_t choices = ids.numel();
+  const std::int32_t* id = flat<std::int32_t>(ids, choices);
+  std::int32_t* keep = flat<std::int32_t>(kept, choices);
+  std::copy_n(id, choices, keep);
+  // A token chooses an expert once at most, so choices in their order are tokens in theirs.
+  std::vector<std::vector<std::int64_t>> queues(static_cast<std::size_t>(experts));
+  for (std::int64_t i = 0; i < choices; ++i) queues[static_cast<std::size_t>(id[i])].push_back(i);
+  std::int64_t dropped = 0;
+  with_float_type(weights, [&]<class F>(F) {
+    const F* weight = flat<F>(weights, choices);
+    for (auto& queue : queues) {
+      if (std::ssize(queue) <= capacity) continue;
+      if (policy == DropPolicy::probability)  // what is no number comes last, so that there is an order
+        std::stable_sort(queue.begin(), queue.end(), [&](std::int64_t a, std::int64_t b) {
+          return std::isnan(weight[b]) ? !std::isnan(weight[a]) : weight[a] > weight[b];
+        });
+      for (auto i = queue.begin() + capacity; i != queue.end(); ++i, ++dropped) keep[*i] = -1;
+    }
+  });
+  return dropped;
+}
+
+std::vector<std::int64_t> sort_by_expert(const Tensor& kept, std::int64_t experts, const Tensor& places,
+                                         const Tensor& tokens) {
+  const std::int64_t choices = kept.numel(), k = kept.cols();
+  const std::int32_t* id = flat<std::int32_t>(kept, choices);
+  std::int32_t* place = flat<std::int32_t>(places, choices);
+  std::int32_t* token = flat<std::int32_t>(tokens, tokens.numel());
+  std::vector<std::int64_t> bounds(static_cast<std::size_t>(experts) + 1);
+  for (std::int64_t i = 0; i < choices; ++i)
+    if (id[i] >= 0) ++bounds[static_cast<std::size_t>(id[i]) + 1];
+  for (std::size_t e = 1; e < bounds.size(); ++e) bounds[e] += bounds[e - 1];
+  check(bounds.back() <= tokens.numel(), "there is room for every copy of a token");
+  std::vector<std::int64_t> next(bounds.begin(), bounds.end() - 1);
+  for (std::int64_t i = 0; i < choices; ++i) {
+    place[i] = -1;
+    if (id[i] < 0) continue;
+    place[i] = static_cast<std::int32_t>(next[static_cast<std::size_t>(id[i])]++);
+    token[place[i]] = static_cast<std::int32_t>(i / k);
+  }
+  std::fill(token + bounds.back(), token + tokens.numel(), -1);
+  return bounds;
+}
+
+}  // namespace echelon

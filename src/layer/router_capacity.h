@@ -1,0 +1,27 @@
+// Experts' capacity, and the order in which tokens stand before them.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "spec/routing.h"
+#include "tensor/tensor.h"
+
+namespace echelon {
+
+// Tokens that an expert takes of a scope of `tokens` (GShard, Lepikhin et al. 2020,
+// https://arxiv.org/abs/2006.16668): factor times the even load, rounded up, and never more than there are.
+std::int64_t expert_capacity(double factor, std::int64_t tokens, std::int64_t k, std::int64_t experts);
+
+// Of the choices ids (N, k) of one scope those that stay keep their place in `kept` (N, k), the others are -1
+// there. Each expert keeps at most `capacity`, by the policy; weights (N, k). Returns how many were dropped.
+std::int64_t drop_over_capacity(const Tensor& ids, const Tensor& weights, std::int64_t experts,
+                                std::int64_t capacity, DropPolicy policy, const Tensor& kept);
+
+// Tokens' copies sorted by expert, and by token for each: places (N, k) is where each choice went, -1 where
+// it was dropped; tokens (M) is whose copy stands at each place, -1 behind the last; M is room for all.
+// Returns where each expert's run begins, and behind the last one where it ends: E + 1 numbers.
+std::vector<std::int64_t> sort_by_expert(const Tensor& kept, std::int64_t experts, const Tensor& places,
+                                         const Tensor& tokens);
+
+}  // namespace echelon

@@ -1,0 +1,50 @@
+// How routers choose experts, and what keeps experts evenly loaded, as data.
+#pragma once
+
+#include <cstdint>
+
+namespace echelon {
+
+// What a router makes of its logits. Sigmoids look at each expert by itself (DeepSeek-V3,
+// https://arxiv.org/abs/2412.19437).
+enum class RouterScores { softmax, sigmoid };
+
+// Part of the model; in brackets the names of Hugging Face's configurations.
+struct RouterSpec {
+  RouterScores scores = RouterScores::softmax;  // [scoring_func]
+  bool normalise = true;  // the weights of a token's experts add up to `scale` [norm_topk_prob]
+  double scale = 1;       // of the weights [routed_scaling_factor]
+  // Node-limited routing (DeepSeek-V3, section 2.1.2): experts are in `groups` equal runs of numbers
+  // [n_group], and a token's are in at most `most_groups` of these [topk_group], those with the largest sums
+  // of their k / most_groups best scores.
+  std::int64_t groups = 1, most_groups = 1;
+  bool operator==(const RouterSpec&) const = default;
+};
+
+// Tokens over which a balance loss and a capacity count.
+enum class BalanceScope {
+  sequence,    // each sequence by itself: the same on every mesh and for every --micro-batch
+  microbatch,  // those of a data-parallel rank's microbatch, over all ranks that share its sequences (cp)
+};
+
+// Which tokens stay where an expert has more than its capacity.
+enum class DropPolicy {
+  probability,  // those with the largest weight; of equal ones the earlier
+  position,     // the earlier ones
+};
+
+// Part of a run. Coefficients of losses, each a mean over the tokens of the global batch; 0: none.
+struct Balancing {
+  double expert_loss = 0;  // Switch Transformer, https://arxiv.org/abs/2101.03961, equation 4
+  double device_loss = 0;  // DeepSeek-V2, https://arxiv.org/abs/2405.04434, equation 26; a device is a group
+  double communication_loss = 0;  // the same, equation 29
+  double z_loss = 0;              // ST-MoE, https://arxiv.org/abs/2202.08906, equation 5
+  BalanceScope scope = BalanceScope::sequence;
+  double capacity = 0;  // of an expert, times the even load over a scope (GShard); 0: nothing is dropped
+  DropPolicy drop = DropPolicy::probability;
+  bool has_counts() const { return expert_loss != 0 || device_loss != 0 || communication_loss != 0; }
+  bool has_losses() const { return has_counts() || z_loss != 0; }
+  bool operator==(const Balancing&) const = default;
+};
+
+}  // namespace echelon
