@@ -43,6 +43,18 @@ void PlanFlags::add_to(CLI::App& app, const Plan& defaults) {
       ->default_str(attention_mask_name(defaults.mask));
   add_number(app, "--document-end", document_end_,
              "Token that ends a document (default: the last one of the bytes' and GPT-2's vocabularies)");
+  add_number(app, "--aux-loss", aux_loss_, "Balance loss of the experts, a coefficient (docs/experts.md)");
+  add_number(app, "--device-loss", device_loss_, "Balance loss of the groups of experts");
+  add_number(app, "--communication-loss", communication_loss_, "Balance loss of what is sent to the groups");
+  add_number(app, "--z-loss", z_loss_, "Loss of large router logits");
+  app.add_option("--balance-scope", balance_scope_, "Tokens over which balance losses and capacities count")
+      ->type_name("sequence|microbatch")
+      ->default_str(balance_scope_name(defaults.balancing.scope));
+  add_number(app, "--capacity", capacity_,
+             "Most tokens of an expert, as a multiple of the even load; 0: nothing is dropped");
+  app.add_option("--drop", drop_, "Which tokens an expert keeps at its capacity: the likeliest, or the first")
+      ->type_name("probability|position")
+      ->default_str(drop_policy_name(defaults.balancing.drop));
   app.add_option("--recompute", recompute_, "What the backward pass computes again instead of keeping it")
       ->type_name("none|selective|full")
       ->default_str("none");
@@ -135,6 +147,14 @@ Plan PlanFlags::plan() const {
     if (plan.offload == Offload::none)
       refuse("--offload-dir {}: nothing is kept in a file; add --offload optimizer", offload_dir_);
   }
+  if (is_given("--aux-loss")) plan.balancing.expert_loss = aux_loss_;
+  if (is_given("--device-loss")) plan.balancing.device_loss = device_loss_;
+  if (is_given("--communication-loss")) plan.balancing.communication_loss = communication_loss_;
+  if (is_given("--z-loss")) plan.balancing.z_loss = z_loss_;
+  if (is_given("--balance-scope"))
+    plan.balancing.scope = parse_balance_scope(balance_scope_, "--balance-scope");
+  if (is_given("--capacity")) plan.balancing.capacity = capacity_;
+  if (is_given("--drop")) plan.balancing.drop = parse_drop_policy(drop_, "--drop");
   if (is_given("--recompute")) plan.recompute = parse_recompute(recompute_, "--recompute");
   if (is_given("--schedule")) {
     plan.schedule = schedule_;

@@ -69,7 +69,7 @@ void GroupedExperts(benchmark::State& state) {
     in.push_back(b.weight(2 * expert_hidden, width));
     out.push_back(b.weight(width, expert_hidden));
   }
-  const Experts experts(in, out);
+  const ExpertMlps experts(in, out);
   constexpr std::int64_t copies = tokens * k;
   const Tensor ids = b.ids(copies), places = b.ids(copies), token_of = b.ids(copies).flat();
   const Philox numbers(6, Stream::test, 0);
@@ -87,7 +87,7 @@ void GroupedExperts(benchmark::State& state) {
                a = b.random({copies, expert_hidden}), weights = b.random({tokens, k}),
                row_weights = b.random({copies, 1}), d_weights = b.random({copies, 1});
   for (auto _ : state) {
-    const Experts::Bounds bounds = sort_by_expert(ids, num_experts, places, token_of);
+    const ExpertMlps::Bounds bounds = sort_by_expert(ids, num_experts, places, token_of);
     b.kernels->embedding(token_of, x, 0, taken);
     experts.in_forward(*b.kernels, bounds, taken, h);
     experts.activate(*b.kernels, bounds, h, a);

@@ -25,13 +25,13 @@ struct ExpertsTest : testing::Test {
       in.push_back(weight(arena, {2 * F, C}, 10 + e));
       out.push_back(weight(arena, {C, F}, 20 + e));
     }
-    experts = Experts(in, out);
+    experts = ExpertMlps(in, out);
   }
   Arena arena;
   std::unique_ptr<Kernels> kernels = make_reference_kernels();
-  const Experts::Bounds bounds{0, 3, 3, 4, 8};
+  const ExpertMlps::Bounds bounds{0, 3, 3, 4, 8};
   std::vector<Weight> in, out;
-  Experts experts;
+  ExpertMlps experts;
   Tensor x = random(arena, {10, C}, 1), weights = random(arena, {10, 1}, 2), dy = random(arena, {10, C}, 3);
 };
 
@@ -90,7 +90,7 @@ TEST_F(ExpertsTest, GradientsAgreeWithDifferences) {
 }
 
 TEST_F(ExpertsTest, NoTokensAtAllAreNothing) {
-  const Experts::Bounds none(5, 0);
+  const ExpertMlps::Bounds none(5, 0);
   const Tensor hidden = constant(arena, {10, 2 * F}, 7), d = constant(arena, {10, F}, 7);
   experts.in_forward(*kernels, none, x, hidden);
   experts.activate(*kernels, none, hidden, d);

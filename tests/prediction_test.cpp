@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "context_runs.h"
+#include "expert_runs.h"
 #include "plan/memory.h"
 #include "plan/traffic.h"
 #include "schedule/schedules.h"
@@ -108,6 +109,33 @@ TEST(Prediction, IsExactForEverySchedule) {
         expect_predicted(plan);
       }
   }
+}
+
+TEST(Prediction, IsExactForMixturesOfExperts) {
+  for (const ModelSpec& model : {odd_mixtral(), odd_deepseek()})
+    for (const Balancing& balancing : balancings(model))
+      for (auto [dp, tp, sp] : {std::tuple{1, 1, false}, {1, 2, false}, {2, 2, true}})
+        for (Recompute recompute : {Recompute::none, Recompute::full}) {
+          Plan plan = odd_plan(model, dp, tp, sp);
+          plan.balancing = balancing;
+          plan.recompute = recompute;
+          if (balancing.scope == BalanceScope::microbatch) plan.global_batch = 4 * dp;
+          SCOPED_TRACE(describe_experts(plan));
+          expect_predicted(plan);
+          plan.mesh.set(Axis::pp, 2);
+          for (const char* schedule : {"1f1b", "zb-h1"}) {
+            plan.schedule = schedule;
+            SCOPED_TRACE(schedule);
+            expect_predicted(plan);
+          }
+          plan.zero = 3;
+          expect_predicted(plan);
+        }
+  Plan plan = odd_plan(odd_deepseek(), 1, 1, false);
+  plan.mesh.set(Axis::cp, 2);
+  plan.seq_len = 12;
+  plan.balancing = all_losses();
+  expect_predicted(plan);
 }
 
 constexpr std::array zero_stages{1, 2, 3};

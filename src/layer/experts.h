@@ -10,15 +10,15 @@
 
 namespace echelon {
 
-class Experts {
+class ExpertMlps {
  public:
   // Rows [bounds[e], bounds[e + 1]) belong to expert e, which may have none; rows behind the last bound are
   // neither read nor written.
   using Bounds = std::vector<std::int64_t>;
 
-  Experts() = default;
+  ExpertMlps() = default;
   // in[e] (2F, C), [gate | up]; out[e] (C, F): both as stored, (out, in).
-  Experts(std::vector<Weight> in, std::vector<Weight> out) : in_(std::move(in)), out_(std::move(out)) {}
+  ExpertMlps(std::vector<Weight> in, std::vector<Weight> out) : in_(std::move(in)), out_(std::move(out)) {}
 
   std::int64_t size() const { return static_cast<std::int64_t>(in_.size()); }
   std::int64_t hidden_width() const { return in_.front().value.dim(0); }

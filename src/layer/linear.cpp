@@ -8,8 +8,9 @@ void Linear::forward(Kernels& kernels, const Tensor& x, const Tensor& y) const {
   kernels.matmul(x, Transpose::no, weight_.value, transposed_if(order_ == WeightOrder::out_in), y, false);
 }
 
-void Linear::backward_input(Kernels& kernels, const Tensor& dy, const Tensor& dx) const {
-  kernels.matmul(dy, Transpose::no, weight_.value, transposed_if(order_ == WeightOrder::in_out), dx, false);
+void Linear::backward_input(Kernels& kernels, const Tensor& dy, const Tensor& dx, bool accumulate) const {
+  kernels.matmul(dy, Transpose::no, weight_.value, transposed_if(order_ == WeightOrder::in_out), dx,
+                 accumulate);
 }
 
 void Linear::backward_weight(Kernels& kernels, const Tensor& x, const Tensor& dy) const {

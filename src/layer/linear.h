@@ -20,8 +20,9 @@ class Linear {
   std::int64_t out_features() const { return weight_.value.dim(order_ == WeightOrder::in_out ? 1 : 0); }
   std::int64_t in_features() const { return weight_.value.dim(order_ == WeightOrder::in_out ? 0 : 1); }
 
-  void forward(Kernels& kernels, const Tensor& x, const Tensor& y) const;           // x (N, in), y (N, out)
-  void backward_input(Kernels& kernels, const Tensor& dy, const Tensor& dx) const;  // dx (N, in) overwritten
+  void forward(Kernels& kernels, const Tensor& x, const Tensor& y) const;  // x (N, in), y (N, out)
+  void backward_input(Kernels& kernels, const Tensor& dy, const Tensor& dx,
+                      bool accumulate = false) const;  // dx (N, in) overwritten, or added to
   // Adds to the gradients of weight and bias.
   void backward_weight(Kernels& kernels, const Tensor& x, const Tensor& dy) const;
 

@@ -8,13 +8,6 @@
 
 namespace echelon {
 
-std::int64_t expert_capacity(double factor, std::int64_t tokens, std::int64_t k, std::int64_t experts) {
-  const double even = static_cast<double>(tokens) * static_cast<double>(k) / static_cast<double>(experts);
-  // A product that should be whole may lie a rounding above it.
-  const double capacity = std::ceil(factor * even * (1 - 0x1p-50));
-  return capacity >= static_cast<double>(tokens) ? tokens : static_cast<std::int64_t>(capacity);
-}
-
 std::int64_t drop_over_capacity(const Tensor& ids, const Tensor& weights, std::int64_t experts,
                                 std::int64_t capacity, DropPolicy policy, const Tensor& kept) {
   const std::int64_t choices = ids.numel();

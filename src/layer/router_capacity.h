@@ -9,10 +9,6 @@
 
 namespace echelon {
 
-// Tokens that an expert takes of a scope of `tokens` (GShard, Lepikhin et al. 2020,
-// https://arxiv.org/abs/2006.16668): factor times the even load, rounded up, and never more than there are.
-std::int64_t expert_capacity(double factor, std::int64_t tokens, std::int64_t k, std::int64_t experts);
-
 // Of the choices ids (N, k) of one scope those that stay keep their place in `kept` (N, k), the others are -1
 // there. Each expert keeps at most `capacity`, by the policy; weights (N, k). Returns how many were dropped.
 std::int64_t drop_over_capacity(const Tensor& ids, const Tensor& weights, std::int64_t experts,

@@ -4,6 +4,7 @@
 
 #include "plan/account.h"
 #include "plan/context_costs.h"
+#include "plan/expert_costs.h"
 #include "plan/zero_walk.h"
 #include "schedule/group_uses.h"
 #include "schedule/simulate.h"
@@ -15,7 +16,8 @@ namespace {
 
 // Sizes in bytes of what one rank allocates for a microbatch of `sequences`.
 struct Sizes {
-  Sizes(const Plan& plan, std::int64_t sequences, const Coordinates& at) : context(plan, sequences, at) {
+  Sizes(const Plan& plan, std::int64_t sequences, const Coordinates& at)
+      : context(plan, sequences, at), experts(plan, sequences, at) {
     const ModelSpec& m = plan.model;
     const int tp = plan.mesh.size(Axis::tp);
     const std::int64_t e = element_bytes(plan.dtype), rows = sequences * plan.tokens_here();
@@ -34,6 +36,7 @@ struct Sizes {
     row_vector = chunk * e;
   }
   ContextCosts context;
+  ExpertCosts experts;
   std::int64_t residual, whole, stats, qkv, hidden, activated, logits, row_vector;
 };
 
@@ -48,6 +51,7 @@ class StepWalk {
         learned_positions_(plan.model.family == Family::gpt2),
         swiglu_(plan.model.family == Family::llama),
         recompute_(plan.recompute),
+        model_(&plan.model),
         a_(account),
         zero_(zero) {}
 
@@ -64,6 +68,9 @@ class StepWalk {
       }
       s_ = &sizes[static_cast<std::size_t>(microbatch % count)];
       const StageSlice& slice = pipeline_.slices()[static_cast<std::size_t>(i.stage)];
+      const auto in_layer = [&](int group, int first) {
+        has_experts_ = model_->has_experts(slice.layers.begin + group - first);
+      };
       const StageGroups g = is_compute(i.op) ? stage_groups(pipeline_, pp_rank_, i.stage) : StageGroups{};
       switch (i.op) {
         case Op::recv:
@@ -74,21 +81,31 @@ class StepWalk {
           break;
         case Op::F:
           if (slice.embedding) using_group(g.first, [&] { embed(); });
-          for (int group = g.block; group < g.end; ++group) using_group(group, [&] { block_forward(); });
+          for (int group = g.block; group < g.end; ++group) {
+            in_layer(group, g.block);
+            using_group(group, [&] { block_forward(); });
+          }
           break;
         case Op::BW:
           if (slice.head) head(i.stage, g);
-          for (int group = g.end; group-- > g.block;)
+          for (int group = g.end; group-- > g.block;) {
+            in_layer(group, g.block);
             using_group(group, [&] { adding_gradients(i.stage, group, [&] { block_backward(); }); });
+          }
           if (slice.embedding) adding_gradients(i.stage, g.first, [&] { embed_backward(); });
           break;
         case Op::B:
           if (slice.head) head(i.stage, g);
-          for (int group = g.end; group-- > g.block;) using_group(group, [&] { block_backward_input(); });
+          for (int group = g.end; group-- > g.block;) {
+            in_layer(group, g.block);
+            using_group(group, [&] { block_backward_input(); });
+          }
           break;
         case Op::W:
-          for (int group = g.end; group-- > g.block;)
+          for (int group = g.end; group-- > g.block;) {
+            in_layer(group, g.block);
             adding_gradients(i.stage, group, [&] { block_backward_weight(); });
+          }
           if (slice.embedding) adding_gradients(i.stage, g.first, [&] { embed_backward(); });
           break;
         case Op::validate:
@@ -143,9 +160,12 @@ class StepWalk {
     }
   }
 
-  void normed_input() {  // norm and enter: keeps the whole input of a column-parallel product
+  void norm() {
     a_.allocate(s_->stats);
     a_.allocate(s_->residual);
+  }
+  void normed_input() {  // norm and enter: keeps the whole input of a column-parallel product
+    norm();
     residual_to_whole();
   }
 
@@ -162,15 +182,24 @@ class StepWalk {
     if (!keep) a_.free(s_->context.core());
     if (!keep_core) a_.free(s_->context.attended() + s_->context.lse());
     whole_to_residual();
-    normed_input();
-    a_.allocate(s_->hidden);
+    norm();
+    if (has_experts_) s_->experts.route(a_);
+    residual_to_whole();
+    if (has_experts_)
+      s_->experts.in_forward(a_);
+    else
+      a_.allocate(s_->hidden);
     if (!keep_normed) a_.free(s_->whole);
     if (until == Until::hidden) return;
-    a_.allocate(s_->activated);
-    a_.allocate(s_->whole);
-    a_.free(s_->activated);
+    if (has_experts_) {
+      s_->experts.out_forward(a_);
+    } else {
+      a_.allocate(s_->activated);
+      a_.allocate(s_->whole);
+      a_.free(s_->activated);
+    }
     whole_to_residual();
-    if (!keep) a_.free(2 * s_->stats + s_->residual + s_->hidden);
+    if (!keep) a_.free(2 * s_->stats + s_->residual + (has_experts_ ? s_->experts.saved() : s_->hidden));
   }
   void attend() {
     a_.allocate(s_->context.attended());
@@ -244,11 +273,15 @@ class StepWalk {
 
   void block_backward() {
     recompute_layer();
-    leave_backward();
-    a_.allocate(s_->activated);
-    a_.free(swiglu_ ? s_->activated : s_->hidden);  // the activation's output, once used
-    free_left();
-    enter_backward(s_->hidden);
+    if (has_experts_) {
+      experts_backward(false);
+    } else {
+      leave_backward();
+      a_.allocate(s_->activated);
+      a_.free(swiglu_ ? s_->activated : s_->hidden);  // the activation's output, once used
+      free_left();
+      enter_backward(s_->hidden);
+    }
     leave_backward();
     recompute_core();
     attend_backward(false);
@@ -266,19 +299,47 @@ class StepWalk {
 
   void block_backward_input() {
     recompute_layer();
-    leave_backward();
-    a_.allocate(s_->activated);
-    enter_backward_input();
+    if (has_experts_) {
+      experts_backward(true);
+    } else {
+      leave_backward();
+      a_.allocate(s_->activated);
+      enter_backward_input();
+    }
     leave_backward();
     recompute_core();
     attend_backward(true);
     enter_backward_input();
     // Where the products' gradients are tensors of their own, the residual branch's go.
-    if (sequence_parallel_) a_.free(2 * s_->residual);
+    if (sequence_parallel_)
+      a_.free(2 * s_->residual);
+    else if (has_experts_ && !s_->experts.shared())
+      a_.free(s_->residual);
+  }
+
+  // A mixture's, with the norm in front of it. `keep`: what the weights' gradients need stays.
+  void experts_backward(bool keep) {
+    leave_backward();
+    s_->experts.backward_input(a_, keep);
+    if (!keep || !s_->experts.shared()) free_left();
+    // The reduced gradient, or the norm's output computed again.
+    a_.allocate(s_->residual);
+    s_->experts.in_backward_weight(a_, keep);
+    if (sequence_parallel_) a_.free(s_->whole);  // the gradient that was reduced
+    s_->experts.route_backward(a_, keep);
+    if (!keep) a_.free(sequence_parallel_ ? s_->whole : s_->residual);  // the norm's output
+    if (keep) a_.allocate(s_->residual);  // the copy of the residual branch's gradient
+    a_.free(s_->residual + s_->residual + s_->stats);
   }
 
   void block_backward_weight() {
-    a_.free(4 * s_->whole + s_->hidden + s_->activated + s_->context.attended() + s_->qkv);
+    // The MLP's, then attention's.
+    if (has_experts_) {
+      s_->experts.backward_weight(a_);
+    } else {
+      a_.free(2 * s_->whole + s_->hidden + s_->activated);
+    }
+    a_.free(2 * s_->whole + s_->context.attended() + s_->qkv);
   }
 
   void embed_backward() {  // the gradient of the embedding's result goes
@@ -293,6 +354,8 @@ class StepWalk {
   int pp_rank_;
   bool sequence_parallel_, learned_positions_, swiglu_;
   Recompute recompute_;
+  const ModelSpec* model_;
+  bool has_experts_ = false;  // the layer at hand
   const Sizes* s_ = nullptr;
   int loaded_ = 0;  // steps whose tokens are there, or were
   Account& a_;

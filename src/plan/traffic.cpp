@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "plan/context_costs.h"
+#include "plan/expert_costs.h"
 #include "schedule/group_uses.h"
 #include "spec/gather_window.h"
 #include "spec/reduction_buckets.h"
@@ -130,14 +131,21 @@ Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, const 
     if (i.op == Op::send) along_pp.message(Verb::send, here * plan.model.hidden * width);
     if (i.op == Op::recv) along_pp.message(Verb::recv, 0);
     const ContextCosts context(plan, batches[microbatch].size(), at);
+    const ExpertCosts experts(plan, batches[microbatch].size(), at);
     if (i.op == Op::F) {
       count_stage(plan, slice, rows, false, along_tp);
-      for (std::int64_t layer = 0; layer < slice.layers.size(); ++layer)
+      for (std::int64_t layer = slice.layers.begin; layer < slice.layers.end; ++layer) {
         context.add_forward_traffic(traffic, true);
+        if (plan.model.has_experts(layer)) experts.add_forward_traffic(traffic);
+      }
     }
     if (i.op == Op::B || i.op == Op::BW) {
       count_stage(plan, slice, rows, true, along_tp);
-      for (std::int64_t layer = 0; layer < slice.layers.size(); ++layer) {
+      for (std::int64_t layer = slice.layers.begin; layer < slice.layers.end; ++layer) {
+        if (plan.model.has_experts(layer)) {
+          if (plan.recompute == Recompute::full) experts.add_forward_traffic(traffic);
+          experts.add_backward_traffic(traffic);
+        }
         if (plan.recompute != Recompute::none)
           context.add_forward_traffic(traffic, plan.recompute == Recompute::full);
         context.add_backward_traffic(traffic);

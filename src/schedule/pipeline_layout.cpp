@@ -133,6 +133,13 @@ void refuse_stream(const Plan& plan) {
         "--zero {}: {} keeps several versions of whole weights, each stage at another step; legal: 0, or a "
         "schedule that flushes",
         plan.zero, plan.schedule);
+  if (plan.balancing.has_losses())
+    refuse(
+        "--aux-loss {}, --device-loss {}, --communication-loss {}, --z-loss {}: these are means over the "
+        "tokens of a "
+        "step, and {} updates stages inside of it; legal: 0, or a schedule that flushes",
+        plan.balancing.expert_loss, plan.balancing.device_loss, plan.balancing.communication_loss,
+        plan.balancing.z_loss, plan.schedule);
   if (microbatches(plan, 0).size() != microbatches(plan, dp - 1).size())
     refuse(
         "--schedule {}: every data-parallel rank needs the same number of microbatches, and --global-batch "

@@ -2,6 +2,12 @@
 
 namespace echelon {
 
+// Routed tokens are taken as spread evenly.
+static double share_of_tokens(const ModelSpec& m, const ParamSpec& spec) {
+  return spec.expert < 0 ? 1.0
+                         : static_cast<double>(m.experts_per_token) / static_cast<double>(m.num_experts);
+}
+
 StageTimes stage_flops(const Plan& plan, const StageSlice& slice) {
   const ModelSpec& m = plan.model;
   const auto tp = static_cast<double>(plan.mesh.size(Axis::tp));
@@ -12,7 +18,8 @@ StageTimes stage_flops(const Plan& plan, const StageSlice& slice) {
   double products = 0, attention = 0;  // of one of the three products of each weight; of attention forward
   for (std::int64_t layer = slice.layers.begin; layer < slice.layers.end; ++layer) {
     for (const ParamSpec& spec : block_parameters(m, layer))
-      if (spec.multiplies) products += 2 * tokens * static_cast<double>(spec.numel());
+      if (spec.multiplies)
+        products += 2 * tokens * static_cast<double>(spec.numel()) * share_of_tokens(m, spec);
     attention += 2 * tokens * static_cast<double>(m.attention_width() * plan.seq_len) * imbalance;
   }
   const double head = slice.head ? 2 * tokens * static_cast<double>(m.vocab * m.hidden) : 0;

@@ -35,13 +35,15 @@ constexpr const char* toml_keys[] = {"name",
                                      "expert_hidden",
                                      "num_shared_experts",
                                      "num_dense_layers",
+                                     "router_scores",
+                                     "normalise_weights",
+                                     "routed_scale",
+                                     "router_groups",
+                                     "router_most_groups",
                                      "kv_rank",
                                      "q_rank",
                                      "rotary_dim",
                                      "value_head_dim"};
-
-// Names that the program will know, but does not yet.
-constexpr const char* later_presets[] = {"mixtral-tiny", "deepseek-tiny"};
 
 const char* experts_name(Experts experts) { return experts == Experts::mixtral ? "mixtral" : "deepseek"; }
 
@@ -79,6 +81,8 @@ class Reader {
     return node.as_string()->get();
   }
 
+  std::string shown_value(const char* key) const { return shown(required(key)); }
+
   void refuse_unknown_keys() const {
     for (const auto& [key, value] : table_) {
       const bool known = std::any_of(std::begin(toml_keys), std::end(toml_keys),
@@ -107,8 +111,10 @@ class Reader {
 void read_experts(const Reader& reader, const std::string& where, ModelSpec& m) {
   if (!reader.has("experts")) {
     for (const char* key :
-         {"num_experts", "experts_per_token", "expert_hidden", "num_shared_experts", "num_dense_layers"})
-      if (reader.has(key)) refuse("{}: {} = {}: the key experts is missing", where, key, reader.integer(key));
+         {"num_experts", "experts_per_token", "expert_hidden", "num_shared_experts", "num_dense_layers",
+          "router_scores", "normalise_weights", "routed_scale", "router_groups", "router_most_groups"})
+      if (reader.has(key))
+        refuse("{}: {} = {}: the key experts is missing", where, key, reader.shown_value(key));
     return;
   }
   const char* kinds = "\"mixtral\" or \"deepseek\"";
@@ -121,6 +127,17 @@ void read_experts(const Reader& reader, const std::string& where, ModelSpec& m) 
   m.expert_hidden = reader.integer_or("expert_hidden", m.mlp_hidden);
   m.num_shared_experts = reader.integer_or("num_shared_experts", 0);
   m.num_dense_layers = reader.integer_or("num_dense_layers", 0);
+  if (reader.has("router_scores")) {
+    const char* legal = "\"softmax\" or \"sigmoid\"";
+    const std::string scores = reader.text("router_scores", legal);
+    if (scores != "softmax" && scores != "sigmoid")
+      refuse("{}: router_scores = \"{}\" is not legal: give {}", where, scores, legal);
+    m.router.scores = scores == "softmax" ? RouterScores::softmax : RouterScores::sigmoid;
+  }
+  m.router.normalise = reader.boolean_or("normalise_weights", true);
+  m.router.scale = reader.real_or("routed_scale", 1);
+  m.router.groups = reader.integer_or("router_groups", 1);
+  m.router.most_groups = reader.integer_or("router_most_groups", m.router.groups);
 }
 
 std::string quoted(const std::string& text) {
@@ -219,6 +236,12 @@ std::string to_toml(const ModelSpec& m) {
     line("expert_hidden", m.expert_hidden);
     line("num_shared_experts", m.num_shared_experts);
     line("num_dense_layers", m.num_dense_layers);
+    text += fmt::format("router_scores = \"{}\"\n",
+                        m.router.scores == RouterScores::softmax ? "softmax" : "sigmoid");
+    line("normalise_weights", m.router.normalise);
+    line("routed_scale", m.router.scale);
+    line("router_groups", m.router.groups);
+    line("router_most_groups", m.router.most_groups);
   }
   if (m.latent_attention()) {
     line("kv_rank", m.kv_rank);
@@ -240,9 +263,6 @@ ModelSpec load_model(const std::string& name_or_path) {
     const EmbeddedFile& file = embedded_models[i];
     if (name_or_path == file.name)
       return model_from_toml(file.text, fmt::format("configs/models/{}.toml", file.name));
-  }
-  for (const char* name : later_presets) {
-    if (name_or_path == name) refuse("--model {}: mixture-of-experts models are not supported yet", name);
   }
   std::error_code error;
   const std::filesystem::path path(name_or_path);

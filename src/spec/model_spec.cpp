@@ -218,6 +218,22 @@ void check_experts(const ModelSpec& m) {
         m.name, m.num_shared_experts, m.num_dense_layers);
 }
 
+void check_router(const ModelSpec& m) {
+  if (m.experts == Experts::none) return;
+  const RouterSpec& r = m.router;
+  check_positive(m, "routed_scale", r.scale);
+  if (r.groups < 1 || m.num_experts % r.groups != 0)
+    refuse("model {}: router_groups = {} does not divide num_experts = {}; give a divisor", m.name, r.groups,
+           m.num_experts);
+  const std::int64_t size = m.num_experts / r.groups, least = (m.experts_per_token + size - 1) / size;
+  if (r.most_groups < least || r.most_groups > r.groups)
+    refuse(
+        "model {}: router_most_groups = {} is not legal: {} experts of a token are in groups of {}; give a "
+        "whole "
+        "number from {} to {}",
+        m.name, r.most_groups, m.experts_per_token, size, least, r.groups);
+}
+
 void check_latent_attention(const ModelSpec& m) {
   if (m.kv_rank == 0 && m.q_rank == 0 && m.rotary_dim == 0 && m.value_head_dim == 0) return;
   if (m.family != Family::llama)
@@ -268,6 +284,7 @@ void validate(const ModelSpec& m) {
            m.name, m.head_dim);
   }
   check_experts(m);
+  check_router(m);
   check_latent_attention(m);
   const auto real = [](std::int64_t size) { return static_cast<double>(size); };
   const double experts =

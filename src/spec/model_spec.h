@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "spec/param_spec.h"
+#include "spec/routing.h"
 
 namespace echelon {
 
@@ -42,6 +43,7 @@ struct ModelSpec {
   std::int64_t expert_hidden = 0;       // F of one expert [intermediate_size, moe_intermediate_size]
   std::int64_t num_shared_experts = 0;  // all tokens; as one MLP [n_shared_experts]
   std::int64_t num_dense_layers = 0;    // the first ones [first_k_dense_replace]
+  RouterSpec router;
   // Multi-head latent attention (DeepSeek-V2, https://arxiv.org/abs/2405.04434) where kv_rank > 0: head_dim
   // is that of queries and keys, rotary_dim of it turned by position.
   std::int64_t kv_rank = 0;         // [kv_lora_rank]

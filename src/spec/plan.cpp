@@ -96,9 +96,8 @@ void validate(const Plan& plan) {
   validate(plan.model);
   validate(plan.mesh);
   const ModelSpec& model = plan.model;
-  if (model.experts != Experts::none || model.latent_attention())
-    refuse("--model {}: layers with {} are not built yet; legal: a dense model", model.name,
-           model.experts != Experts::none ? "experts" : "latent attention");
+  if (model.latent_attention())
+    refuse("--model {}: latent attention is not built yet; legal: a model with kv_rank = 0", model.name);
   within("--global-batch", plan.global_batch, most_sequences);
   within("--micro-batch", plan.micro_batch, most_sequences);
   if (plan.mesh.ep > 1) refuse("--ep {}: this axis is not built yet; legal: 1", plan.mesh.ep);
@@ -126,6 +125,7 @@ void validate(const Plan& plan) {
         "--zero 0",
         plan.zero);
   validate_context(plan);
+  validate_experts(plan);
 }
 
 Range dp_samples(const Plan& plan, int dp_rank) {
@@ -173,7 +173,14 @@ std::string to_toml(const Plan& plan) {
                     {"cp-balance", context_balance_name(plan.context_balance)},
                     {"cp-ulysses", plan.ulysses},
                     {"mask", attention_mask_name(plan.mask)},
-                    {"document-end", plan.document_end}};
+                    {"document-end", plan.document_end},
+                    {"aux-loss", plan.balancing.expert_loss},
+                    {"device-loss", plan.balancing.device_loss},
+                    {"communication-loss", plan.balancing.communication_loss},
+                    {"z-loss", plan.balancing.z_loss},
+                    {"balance-scope", balance_scope_name(plan.balancing.scope)},
+                    {"capacity", plan.balancing.capacity},
+                    {"drop", drop_policy_name(plan.balancing.drop)}};
   if (plan.balance_layers)
     table.insert("layers-per-stage", "auto");
   else
@@ -189,9 +196,12 @@ template <class T>
 T value_at(const toml::table& table, const char* key, const std::string& where, T fallback) {
   const toml::node* node = table.get(key);
   if (node == nullptr) return fallback;
-  const auto value = node->value_exact<T>();
+  auto value = node->value_exact<T>();
+  if constexpr (std::is_same_v<T, double>)
+    if (node->is_integer()) value = static_cast<double>(**node->as_integer());
   const char* legal = std::is_same_v<T, bool>          ? "true or false"
                       : std::is_same_v<T, std::string> ? "a text"
+                      : std::is_same_v<T, double>      ? "a number"
                                                        : "a whole number";
   if (!value) refuse("{}: {} = {} is not legal: give {}", where, key, shown(*node), legal);
   return *value;
@@ -201,10 +211,37 @@ T value_at(const toml::table& table, const char* key, const std::string& where, 
 
 Plan plan_from_toml(const std::string& text, const std::string& where) {
   const toml::table table = parse_toml(text, where);
-  static constexpr std::array known{
-      "model",         "mesh",     "sp",          "global-batch",      "micro-batch",   "seq-len", "dtype",
-      "recompute",     "schedule", "chunks",      "layers-per-stage",  "schedule-text", "zero",    "hsdp",
-      "zero-prefetch", "offload",  "offload-dir", "optimizer-barrier", "compress", "cp-kind", "cp-balance", "cp-ulysses", "mask", "document-end"};
+  static constexpr std::array known{"model",
+                                    "mesh",
+                                    "sp",
+                                    "global-batch",
+                                    "micro-batch",
+                                    "seq-len",
+                                    "dtype",
+                                    "recompute",
+                                    "schedule",
+                                    "chunks",
+                                    "layers-per-stage",
+                                    "schedule-text",
+                                    "zero",
+                                    "hsdp",
+                                    "zero-prefetch",
+                                    "offload",
+                                    "offload-dir",
+                                    "optimizer-barrier",
+                                    "compress",
+                                    "cp-kind",
+                                    "cp-balance",
+                                    "cp-ulysses",
+                                    "mask",
+                                    "document-end",
+                                    "aux-loss",
+                                    "device-loss",
+                                    "communication-loss",
+                                    "z-loss",
+                                    "balance-scope",
+                                    "capacity",
+                                    "drop"};
   for (const auto& [key, node] : table)
     if (std::find(known.begin(), known.end(), std::string_view(key.str())) == known.end())
       refuse("{}: unknown key \"{}\"; legal: {}", where, key.str(), fmt::join(known, ", "));
@@ -260,8 +297,9 @@ Plan plan_from_toml(const std::string& text, const std::string& where) {
       parse_compression(value_at<std::string>(table, "compress", where, "none"), where + ": compress");
   plan.offload = parse_offload(value_at<std::string>(table, "offload", where, "none"), where + ": offload");
   plan.offload_directory = value_at<std::string>(table, "offload-dir", where, "");
-  plan.context_kind = parse_context_kind(
-      value_at<std::string>(table, "cp-kind", where, context_kind_name(plan.context_kind)), where + ": cp-kind");
+  plan.context_kind =
+      parse_context_kind(value_at<std::string>(table, "cp-kind", where, context_kind_name(plan.context_kind)),
+                         where + ": cp-kind");
   plan.context_balance = parse_context_balance(
       value_at<std::string>(table, "cp-balance", where, context_balance_name(plan.context_balance)),
       where + ": cp-balance");
@@ -269,6 +307,18 @@ Plan plan_from_toml(const std::string& text, const std::string& where) {
   plan.mask = parse_attention_mask(
       value_at<std::string>(table, "mask", where, attention_mask_name(plan.mask)), where + ": mask");
   plan.document_end = small("document-end", plan.document_end);
+  Balancing& balancing = plan.balancing;
+  for (const auto& [key, number] : {std::pair{"aux-loss", &balancing.expert_loss},
+                                    {"device-loss", &balancing.device_loss},
+                                    {"communication-loss", &balancing.communication_loss},
+                                    {"z-loss", &balancing.z_loss},
+                                    {"capacity", &balancing.capacity}})
+    *number = value_at<double>(table, key, where, 0);
+  balancing.scope = parse_balance_scope(
+      value_at<std::string>(table, "balance-scope", where, balance_scope_name(balancing.scope)),
+      where + ": balance-scope");
+  balancing.drop = parse_drop_policy(
+      value_at<std::string>(table, "drop", where, drop_policy_name(balancing.drop)), where + ": drop");
   plan.optimizer_barrier = value_at<bool>(table, "optimizer-barrier", where, true);
   if (const toml::node* layers = table.get("layers-per-stage")) {
     const auto illegal = [&] {

@@ -12,6 +12,7 @@
 #include "spec/dtype.h"
 #include "spec/mesh.h"
 #include "spec/model_spec.h"
+#include "spec/routing.h"
 
 namespace echelon {
 
@@ -62,6 +63,7 @@ struct Plan {
   Compression compression;  // of the gradients that travel along dp
   Offload offload = Offload::none;
   std::string offload_directory;  // of the file; empty: the system's place for temporary files
+  Balancing balancing;            // of a mixture's experts
 
   bool shards_sequence() const { return sequence_parallel && mesh.size(Axis::tp) > 1; }
   // Context parallelism (parallel/context_parallel.h), where cp > 1.
@@ -69,7 +71,8 @@ struct Plan {
   ContextBalance context_balance = ContextBalance::zigzag;
   int ulysses = 1;  // hybrid: neighbouring cp ranks that exchange heads
   AttentionMask mask = AttentionMask::causal;
-  int document_end = -1;  // the token that ends a document; -1: the last one of bytes' and GPT-2's vocabularies
+  int document_end =
+      -1;  // the token that ends a document; -1: the last one of bytes' and GPT-2's vocabularies
 
   std::int32_t end_of_document() const {
     return document_end >= 0 ? document_end : static_cast<std::int32_t>(model.vocab - 1);

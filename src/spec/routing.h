@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace echelon {
 
@@ -46,5 +47,24 @@ struct Balancing {
   bool has_losses() const { return has_counts() || z_loss != 0; }
   bool operator==(const Balancing&) const = default;
 };
+
+const char* balance_scope_name(BalanceScope scope);
+const char* drop_policy_name(DropPolicy policy);
+// RequestError naming `field` and the legal values.
+BalanceScope parse_balance_scope(const std::string& text, const std::string& field);
+DropPolicy parse_drop_policy(const std::string& text, const std::string& field);
+
+struct Plan;
+
+// RequestError unless the plan's experts can be balanced and placed as it says.
+void validate_experts(const Plan& plan);
+
+// Tokens that an expert takes of a scope of `tokens` (GShard, Lepikhin et al. 2020,
+// https://arxiv.org/abs/2006.16668): factor times the even load, rounded up, and never more than there are.
+std::int64_t expert_capacity(double factor, std::int64_t tokens, std::int64_t k, std::int64_t experts);
+
+// Copies of tokens that a microbatch of `sequences` has room for on a rank: all choices, or what the
+// capacities of its scopes allow together.
+std::int64_t room_for_copies(const Plan& plan, std::int64_t sequences);
 
 }  // namespace echelon

@@ -48,6 +48,12 @@ void refuse_asynchronous(const Plan& plan, const AsynchronousOptions& options) {
   if (plan.zero > 0)
     refuse("{}: the servers hold the optimizer's state already, cut over --servers; legal: --zero 0, not {}",
            flag, plan.zero);
+  if (plan.balancing.has_losses())
+    refuse(
+        "{}: the balance losses of experts are means over the tokens of all workers' batches, which do not "
+        "meet; "
+        "legal: --aux-loss, --device-loss, --communication-loss and --z-loss 0",
+        flag);
   if (!flushes(plan))
     refuse("{}: --schedule {} has stale gradients of its own; legal: a schedule that flushes, as 1f1b", flag,
            plan.schedule);

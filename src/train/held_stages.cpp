@@ -70,6 +70,12 @@ double HeldStages::evaluate(const Microbatch& microbatch) const {
   return loss;
 }
 
+std::vector<RoutingCounts> HeldStages::take_routing_counts() const {
+  std::vector<RoutingCounts> counts;
+  for (const Stage& stage : held_) stage.take_routing_counts(counts);
+  return counts;
+}
+
 HeldStages::Caches HeldStages::make_caches(std::int64_t max_positions) const {
   Caches caches;
   for (const Stage& stage : held_) caches.push_back(stage.make_caches(max_positions));

@@ -26,6 +26,8 @@ class HeldStages {
   // Logits (1, V_local) after the last of the new tokens at [position, ...), on the rank that holds the last
   // stage; undefined elsewhere. Collective over pp.
   using Caches = std::vector<std::vector<Tensor>>;
+  // Of this rank's layers that have experts, stage by stage.
+  std::vector<RoutingCounts> take_routing_counts() const;
   Caches make_caches(std::int64_t max_positions) const;
   Tensor next_logits(const Tensor& tokens, std::int64_t position, const Caches& caches) const;
   // The pipeline rank that holds the last stage, and runs it in evaluation and generation.

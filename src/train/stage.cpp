@@ -158,6 +158,11 @@ Tensor Stage::forward_cached(const Tensor& tokens, Tensor input, std::int64_t po
   return x;
 }
 
+void Stage::take_routing_counts(std::vector<RoutingCounts>& counts) const {
+  for (const TransformerBlock& block : blocks_)
+    if (block.experts() != nullptr) counts.push_back(block.experts()->take_counts());
+}
+
 Tensor Stage::logits(const Tensor& input) const {
   const auto use = parameters_->use(parameters_->output_group());
   return head_->logits(input, 1);

@@ -59,6 +59,9 @@ class Stage {
   Tensor logits(const Tensor& input) const;
   std::vector<Tensor> make_caches(std::int64_t max_positions) const;
 
+  // Of each layer that has experts, since they were last taken; see ExpertParallel.
+  void take_routing_counts(std::vector<RoutingCounts>& counts) const;
+
  private:
   Tensor embed(const Tensor& tokens, const Tensor& positions) const;
   Tensor ids_here(const Tensor& ids) const;

@@ -12,6 +12,38 @@ static Attention heads_here(const ModelSpec& model, int tp) {
           model.family == Family::gpt2 ? 0.0 : model.rope_theta};
 }
 
+namespace {
+
+struct SwigluNames {
+  const char *gate, *up, *down;
+};
+constexpr SwigluNames llama_names{"gate_proj.weight", "up_proj.weight", "down_proj.weight"};
+constexpr SwigluNames mixtral_names{"w1.weight", "w3.weight", "w2.weight"};
+
+Mlp swiglu(const ParameterStore& parameters, const std::string& at, const SwigluNames& names) {
+  return {Linear(parameters.stacked({at + names.gate, at + names.up}), {}, WeightOrder::out_in),
+          Linear(parameters.weight(at + names.down), {}, WeightOrder::out_in), Activation::swiglu};
+}
+
+std::unique_ptr<ExpertParallel> make_experts(const Rank& rank, const Plan& plan,
+                                             const ParameterStore& parameters, const std::string& layer,
+                                             const TensorParallel& tensor_parallel) {
+  const bool mixtral = plan.model.experts == Experts::mixtral;
+  const SwigluNames& names = mixtral ? mixtral_names : llama_names;
+  const std::string home = layer + (mixtral ? "block_sparse_moe." : "mlp.");
+  ExpertParallel::Weights weights{parameters.weight(home + "gate.weight"), {}, {}, {}};
+  for (std::int64_t e = 0; e < plan.model.num_experts; ++e) {
+    const std::string at = fmt::format("{}experts.{}.", home, e);
+    weights.in.push_back(parameters.stacked({at + names.gate, at + names.up}));
+    weights.out.push_back(parameters.weight(at + names.down));
+  }
+  if (plan.model.num_shared_experts > 0)
+    weights.shared = swiglu(parameters, home + "shared_experts.", llama_names);
+  return std::make_unique<ExpertParallel>(rank, plan, tensor_parallel, std::move(weights));
+}
+
+}  // namespace
+
 TransformerBlock::TransformerBlock(const Rank& rank, const Plan& plan, const ParameterStore& parameters,
                                    std::int64_t layer, TensorParallel tensor_parallel)
     : rank_(&rank),
@@ -40,14 +72,15 @@ TransformerBlock::TransformerBlock(const Rank& rank, const Plan& plan, const Par
                                                at + "self_attn.v_proj.weight"}),
                            {}, WeightOrder::out_in);
     attention_out_ = Linear(weight("self_attn.o_proj.weight"), {}, WeightOrder::out_in);
-    mlp_ = Mlp(Linear(parameters.stacked({at + "mlp.gate_proj.weight", at + "mlp.up_proj.weight"}), {},
-                      WeightOrder::out_in),
-               Linear(weight("mlp.down_proj.weight"), {}, WeightOrder::out_in), Activation::swiglu);
+    if (model.has_experts(layer))
+      experts_ = make_experts(rank, plan, parameters, at, tensor_parallel);
+    else
+      mlp_ = swiglu(parameters, at + "mlp.", llama_names);
   }
 }
 
-Tensor TransformerBlock::run_forward(const Tensor& x, std::int64_t rows, const AttentionCore& core,
-                                     Saved* saved, Until until) const {
+Tensor TransformerBlock::run_forward(const Tensor& x, std::int64_t rows, std::int64_t sequences,
+                                     const AttentionCore& core, Saved* saved, Until until) const {
   Kernels& kernels = rank_->kernels();
   const std::int64_t here = x.rows(), width = x.cols();
   const bool keep_normed = tensor_parallel_.sequence_parallel();
@@ -81,26 +114,37 @@ Tensor TransformerBlock::run_forward(const Tensor& x, std::int64_t rows, const A
   const Tensor stats2 = rank_->activation({here, norm2_.stats_width()});
   normed = rank_->activation({here, width});
   norm2_.forward(kernels, middle, normed, stats2);
+  ExpertParallel::Saved routed;
+  if (experts_) routed = experts_->route(normed, rows, sequences);
   normed = tensor_parallel_.enter(normed, rows).get();
-  const Tensor hidden = rank_->activation({rows, mlp_.hidden_width()});
-  mlp_.in().forward(kernels, normed, hidden);
+  Tensor hidden;
+  if (experts_) {
+    experts_->in_forward(normed, routed);
+  } else {
+    hidden = rank_->activation({rows, mlp_.hidden_width()});
+    mlp_.in().forward(kernels, normed, hidden);
+  }
   if (saved && keep_normed) saved->normed2 = normed;
   normed = Tensor();
   if (saved) {
     saved->middle = middle;
     saved->stats2 = stats2;
     saved->hidden = hidden;
+    saved->routed = routed;
   }
   if (until == Until::hidden) {
     // The bias that the activation would add.
-    if (mlp_.in().bias().defined()) kernels.add_bias(mlp_.in().bias(), hidden);
+    if (!experts_ && mlp_.in().bias().defined()) kernels.add_bias(mlp_.in().bias(), hidden);
     return {};
   }
-  Tensor activated = rank_->activation({rows, mlp_.activated_width()});
-  mlp_.activate(kernels, hidden, activated);
-  projected = rank_->activation({rows, width});
-  mlp_.out().forward(kernels, activated, projected);
-  activated = Tensor();
+  if (experts_) {
+    projected = experts_->out_forward(routed);
+  } else {
+    Tensor activated = rank_->activation({rows, mlp_.activated_width()});
+    mlp_.activate(kernels, hidden, activated);
+    projected = rank_->activation({rows, width});
+    mlp_.out().forward(kernels, activated, projected);
+  }
   const Tensor out = tensor_parallel_.leave(projected, rows).get();
   kernels.residual(middle, out, mlp_out_bias_.value, out);
   return out;
@@ -125,9 +169,11 @@ void TransformerBlock::attend(const Microbatch& microbatch, const Tensor& core, 
 
 Tensor TransformerBlock::forward(const Microbatch& microbatch, const Tensor& x, Saved& saved) const {
   if (recompute_ != Recompute::full)
-    return run_forward(x, microbatch.rows(), training_core(microbatch), &saved, Until::end);
+    return run_forward(x, microbatch.rows(), microbatch.sequences.batch, training_core(microbatch), &saved,
+                       Until::end);
   saved.x = x;
-  return run_forward(x, microbatch.rows(), training_core(microbatch), nullptr, Until::end);
+  return run_forward(x, microbatch.rows(), microbatch.sequences.batch, training_core(microbatch), nullptr,
+                     Until::end);
 }
 
 Tensor TransformerBlock::forward_cached(const Tensor& positions, const Tensor& x, const Tensor& cache) const {
@@ -139,7 +185,7 @@ Tensor TransformerBlock::forward_cached(const Tensor& positions, const Tensor& x
                               attended.lse);
     return attended;
   };
-  return run_forward(x, x.rows(), core, nullptr, Until::end);
+  return run_forward(x, x.rows(), 0, core, nullptr, Until::end);
 }
 
 Tensor TransformerBlock::normed_again(const Norm& norm, const Tensor& saved_whole, const Tensor& x,
@@ -166,6 +212,44 @@ Tensor TransformerBlock::backward(const Microbatch& microbatch, const Tensor& dy
   return run_backward(microbatch, dy, saved, Weights::now);
 }
 
+Tensor TransformerBlock::mlp_backward(const Tensor& dy, std::int64_t rows, Saved& saved,
+                                      const WeightGradient& weight_gradient) const {
+  Kernels& kernels = rank_->kernels();
+  Tensor d_projected = tensor_parallel_.leave_backward(dy, rows).get();
+  if (mlp_out_bias_.defined()) kernels.bias_gradient(dy, mlp_out_bias_.gradient);
+  Tensor d_activated = rank_->activation({rows, mlp_.activated_width()});
+  mlp_.out().backward_input(kernels, d_projected, d_activated);
+  Mlp::Gradients mlp = mlp_.activate_backward(kernels, saved.hidden, d_activated);
+  saved.hidden = d_activated = Tensor();
+  weight_gradient(
+      [&k = kernels, out = mlp_.out(), x = mlp.activated, d = d_projected] { out.backward_weight(k, x, d); });
+  mlp.activated = d_projected = Tensor();
+  Tensor d_normed = rank_->activation({rows, dy.cols()});
+  mlp_.in().backward_input(kernels, mlp.d_hidden, d_normed);
+  // The sum over tp is under way while the weight gradient is computed.
+  InFlight entering = tensor_parallel_.enter_backward(std::exchange(d_normed, {}), rows);
+  weight_gradient(
+      [&k = kernels, in = mlp_.in(), d = mlp.d_hidden,
+       x = normed_again(norm2_, saved.normed2, saved.middle, saved.stats2)] { in.backward_weight(k, x, d); });
+  mlp.d_hidden = saved.normed2 = Tensor();
+  return entering.get();
+}
+
+Tensor TransformerBlock::experts_backward(const Tensor& dy, std::int64_t rows, Saved& saved,
+                                          const WeightGradient& weight_gradient) const {
+  ExpertParallel::Backward experts = [&] {
+    const Tensor d_projected = tensor_parallel_.leave_backward(dy, rows).get();
+    return experts_->backward_input(d_projected, saved.routed, weight_gradient);
+  }();
+  InFlight entering = tensor_parallel_.enter_backward(std::exchange(experts.d_normed, {}), rows);
+  const Tensor normed = normed_again(norm2_, saved.normed2, saved.middle, saved.stats2);
+  saved.normed2 = Tensor();
+  experts_->in_backward_weight(normed, saved.routed, experts, weight_gradient);
+  const Tensor d_normed = entering.get();
+  experts_->route_backward(normed, saved.routed, experts, d_normed, weight_gradient);
+  return d_normed;
+}
+
 Tensor TransformerBlock::run_backward(const Microbatch& microbatch, const Tensor& dy, Saved& saved,
                                       Weights when) const {
   Kernels& kernels = rank_->kernels();
@@ -186,34 +270,17 @@ Tensor TransformerBlock::run_backward(const Microbatch& microbatch, const Tensor
   };
 
   if (recompute_ == Recompute::full)
-    run_forward(saved.x, rows, training_core(microbatch), &saved, Until::hidden);
+    run_forward(saved.x, rows, microbatch.sequences.batch, training_core(microbatch), &saved, Until::hidden);
 
-  // MLP.
-  Tensor d_projected = tensor_parallel_.leave_backward(dy, rows).get();
-  if (mlp_out_bias_.defined()) kernels.bias_gradient(dy, mlp_out_bias_.gradient);
-  Tensor d_activated = rank_->activation({rows, mlp_.activated_width()});
-  mlp_.out().backward_input(kernels, d_projected, d_activated);
-  Mlp::Gradients mlp = mlp_.activate_backward(kernels, saved.hidden, d_activated);
-  saved.hidden = d_activated = Tensor();
-  weight_gradient(
-      [&k = kernels, out = mlp_.out(), x = mlp.activated, d = d_projected] { out.backward_weight(k, x, d); });
-  mlp.activated = d_projected = Tensor();
-  Tensor d_normed = rank_->activation({rows, width});
-  mlp_.in().backward_input(kernels, mlp.d_hidden, d_normed);
-  // The sum over tp is under way while the weight gradient is computed.
-  InFlight entering = tensor_parallel_.enter_backward(std::exchange(d_normed, {}), rows);
-  weight_gradient(
-      [&k = kernels, in = mlp_.in(), d = mlp.d_hidden,
-       x = normed_again(norm2_, saved.normed2, saved.middle, saved.stats2)] { in.backward_weight(k, x, d); });
-  mlp.d_hidden = saved.normed2 = Tensor();
-  d_normed = entering.get();
+  Tensor d_normed = experts_ ? experts_backward(dy, rows, saved, weight_gradient)
+                             : mlp_backward(dy, rows, saved, weight_gradient);
   Tensor d_middle = branch(dy);
   norm2_.backward_weight(kernels, d_normed, saved.middle, saved.stats2);
   norm2_.backward_input(kernels, d_normed, saved.middle, saved.stats2, d_middle);
   saved.middle = saved.stats2 = d_normed = Tensor();
 
   // Attention.
-  d_projected = tensor_parallel_.leave_backward(d_middle, rows).get();
+  Tensor d_projected = tensor_parallel_.leave_backward(d_middle, rows).get();
   if (attention_out_bias_.defined()) kernels.bias_gradient(d_middle, attention_out_bias_.gradient);
   if (recompute_ == Recompute::selective) attend(microbatch, saved.core, saved.attended, saved.lse);
   Tensor d_attended = rank_->activation({rows, attention_.width()});
@@ -231,7 +298,7 @@ Tensor TransformerBlock::run_backward(const Microbatch& microbatch, const Tensor
   saved.core = saved.lse = Tensor();
   d_normed = rank_->activation({rows, width});
   attention_in_.backward_input(kernels, d_qkv, d_normed);
-  entering = tensor_parallel_.enter_backward(std::exchange(d_normed, {}), rows);
+  InFlight entering = tensor_parallel_.enter_backward(std::exchange(d_normed, {}), rows);
   weight_gradient(
       [&k = kernels, in = attention_in_, d = d_qkv,
        x = normed_again(norm1_, saved.normed1, saved.x, saved.stats1)] { in.backward_weight(k, x, d); });

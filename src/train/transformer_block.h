@@ -3,11 +3,13 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "layer/attention.h"
 #include "layer/mlp.h"
 #include "layer/norm.h"
+#include "parallel/expert_parallel.h"
 #include "parallel/tensor_parallel.h"
 #include "spec/plan.h"
 #include "train/microbatch.h"
@@ -27,6 +29,7 @@ class TransformerBlock {
     Tensor attended, lse;   // (N, H D), (N*H)
     Tensor middle, stats2;  // (R, C), (R, 1 or 2): the residual stream after attention
     Tensor hidden;          // (N, F or 2F)
+    ExpertParallel::Saved routed;  // in the place of `hidden` where there are experts
     // Weight gradients that backward_input left for backward_weight.
     std::vector<std::function<void()>> deferred;
   };
@@ -48,6 +51,9 @@ class TransformerBlock {
   Tensor forward_cached(const Tensor& positions, const Tensor& x, const Tensor& cache) const;
   std::int64_t cache_width() const { return 2 * attention_.kv_width(); }
 
+  // nullptr where the layer has an ordinary MLP.
+  const ExpertParallel* experts() const { return experts_.get(); }
+
  private:
   enum class Weights { now, deferred };
   struct Attended {
@@ -56,8 +62,16 @@ class TransformerBlock {
   using AttentionCore = std::function<Attended(Tensor qkv)>;
   // Up to where the backward pass needs it, or to the end. The result is undefined in the first case.
   enum class Until { hidden, end };
-  Tensor run_forward(const Tensor& x, std::int64_t rows, const AttentionCore& core, Saved* saved,
-                     Until until) const;
+  // `sequences` of a microbatch; 0 in generation.
+  Tensor run_forward(const Tensor& x, std::int64_t rows, std::int64_t sequences, const AttentionCore& core,
+                     Saved* saved, Until until) const;
+  // The gradient of the MLP's normed input over all rows, partial, and its weights' gradients; see
+  // run_backward.
+  using WeightGradient = ExpertParallel::WeightGradient;
+  Tensor mlp_backward(const Tensor& dy, std::int64_t rows, Saved& saved,
+                      const WeightGradient& weight_gradient) const;
+  Tensor experts_backward(const Tensor& dy, std::int64_t rows, Saved& saved,
+                          const WeightGradient& weight_gradient) const;
   AttentionCore training_core(const Microbatch& microbatch) const;
   void attend(const Microbatch& microbatch, const Tensor& core, Tensor& out, Tensor& lse) const;
   Tensor run_backward(const Microbatch& microbatch, const Tensor& dy, Saved& saved, Weights when) const;
@@ -73,6 +87,7 @@ class TransformerBlock {
   Attention attention_;
   ContextParallel context_parallel_;
   Mlp mlp_;
+  std::unique_ptr<ExpertParallel> experts_;   // in its place
   Weight attention_out_bias_, mlp_out_bias_;  // added after the row-parallel sums; undefined for Llama
 };
 

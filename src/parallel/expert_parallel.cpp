@@ -1,0 +1,249 @@
+#include "parallel/expert_parallel.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "base/error.h"
+#include "layer/router_balance.h"
+#include "layer/router_capacity.h"
+#include "tensor/reference_view.h"
+
+namespace echelon {
+
+ExpertParallel::ExpertParallel(const Rank& rank, const Plan& plan, TensorParallel tensor_parallel,
+                               Weights weights)
+    : rank_(&rank),
+      tensor_parallel_(tensor_parallel),
+      balancing_(plan.balancing),
+      room_([plan](std::int64_t sequences) { return room_for_copies(plan, sequences); }),
+      seq_len_(plan.seq_len),
+      loss_scale_(1.0 / static_cast<double>(plan.global_batch * plan.seq_len)),
+      router_(Linear(weights.gate, {}, WeightOrder::out_in), plan.model.router, plan.model.experts_per_token),
+      experts_(std::move(weights.in), std::move(weights.out)),
+      shared_(std::move(weights.shared)),
+      counts_(empty_counts()) {}
+
+RoutingCounts ExpertParallel::empty_counts() const {
+  const std::vector<double> none(static_cast<std::size_t>(experts()));
+  return {none, none, 0};
+}
+
+Tensor ExpertParallel::integers(std::vector<std::int64_t> shape) const {
+  return {rank_->arena(), MemoryCategory::activations, DType::i32, std::move(shape)};
+}
+
+ExpertParallel::Saved ExpertParallel::route(const Tensor& normed_here, std::int64_t rows,
+                                            std::int64_t sequences) const {
+  const std::int64_t here = normed_here.rows();
+  Saved saved;
+  saved.sequences = sequences;
+  saved.logits = rank_->activation({here, experts()});
+  router_.gate().forward(rank_->kernels(), normed_here, saved.logits);
+  saved.ids = integers({here, k()});
+  saved.weights = rank_->activation({here, k()});
+  router_.choose(saved.logits, {}, saved.ids, saved.weights);
+  if (tensor_parallel_.sequence_parallel()) share_choices(rows, saved);
+  saved.places = integers({rows, k()});
+  saved.copies = integers({sequences == 0 ? rows * k() : room_(sequences)});
+  const Tensor kept = keep(saved);
+  saved.bounds = sort_by_expert(kept, experts(), saved.places, saved.copies);
+  return saved;
+}
+
+// From the rows that are here to all rows, in one collective: numbers of experts are exact as floats.
+void ExpertParallel::share_choices(std::int64_t rows, Saved& saved) const {
+  const std::int64_t here = saved.ids.rows();
+  Tensor packed = rank_->activation({here, 2 * k()});
+  with_float_type(packed, [&]<class F>(F) {
+    const F* weight = saved.weights.data<F>();
+    const std::int32_t* id = saved.ids.data<std::int32_t>();
+    for (std::int64_t i = 0; i < here; ++i) {
+      F* row = packed.data<F>() + i * 2 * k();
+      std::copy_n(weight + i * k(), k(), row);
+      std::copy_n(id + i * k(), k(), row + k());
+    }
+  });
+  const Tensor all = tensor_parallel_.enter(packed, rows).get();
+  packed = Tensor();
+  saved.ids = integers({rows, k()});
+  saved.weights = rank_->activation({rows, k()});
+  with_float_type(all, [&]<class F>(F) {
+    for (std::int64_t i = 0; i < rows; ++i) {
+      const F* row = all.data<F>() + i * 2 * k();
+      std::copy_n(row, k(), saved.weights.data<F>() + i * k());
+      std::transform(row + k(), row + 2 * k(), saved.ids.data<std::int32_t>() + i * k(),
+                     [](F id) { return static_cast<std::int32_t>(id); });
+    }
+  });
+}
+
+// The choices that capacities leave, scope by scope; the choices themselves where there are none.
+Tensor ExpertParallel::keep(const Saved& saved) const {
+  if (balancing_.capacity == 0 || saved.sequences == 0) return saved.ids;
+  const Tensor kept = integers(saved.ids.shape());
+  const std::int64_t tokens = saved.ids.rows() / scopes(saved);
+  const std::int64_t capacity = expert_capacity(balancing_.capacity, tokens, k(), experts());
+  for (std::int64_t s = 0; s < scopes(saved); ++s) {
+    const auto of = [&](const Tensor& t) { return t.row_range(s * tokens, (s + 1) * tokens); };
+    drop_over_capacity(of(saved.ids), of(saved.weights), experts(), capacity, balancing_.drop, of(kept));
+  }
+  return kept;
+}
+
+void ExpertParallel::in_forward(const Tensor& normed, Saved& saved) const {
+  Kernels& kernels = rank_->kernels();
+  const std::int64_t room = saved.copies.numel();
+  saved.hidden = rank_->activation({room, experts_.hidden_width()});
+  const Tensor taken = rank_->activation({room, normed.cols()});
+  kernels.embedding(saved.copies, normed, 0, taken);
+  experts_.in_forward(kernels, saved.bounds, taken, saved.hidden);
+  if (!shared_) return;
+  saved.shared_hidden = rank_->activation({normed.rows(), shared_->hidden_width()});
+  shared_->in().forward(kernels, normed, saved.shared_hidden);
+}
+
+Tensor ExpertParallel::out_forward(const Saved& saved) const {
+  Kernels& kernels = rank_->kernels();
+  const std::int64_t room = saved.copies.numel(), rows = saved.ids.rows(),
+                     width = router_.gate().in_features();
+  const Tensor y = rank_->activation({rows, width});
+  Tensor out = rank_->activation({room, width}),
+         activated = rank_->activation({room, experts_.activated_width()});
+  experts_.activate(kernels, saved.bounds, saved.hidden, activated);
+  experts_.out_forward(kernels, saved.bounds, activated, out);
+  kernels.combine_rows(out, saved.places, saved.weights, y);
+  out = activated = Tensor();
+  if (!shared_) return y;
+  activated = rank_->activation({rows, shared_->activated_width()});
+  out = rank_->activation({rows, width});
+  shared_->activate(kernels, saved.shared_hidden, activated);
+  shared_->out().forward(kernels, activated, out);
+  kernels.add(out, y);
+  return y;
+}
+
+// Weights of tokens' choices to where their copies stand: (M, 1).
+Tensor ExpertParallel::by_place(const Tensor& weights, const Saved& saved) const {
+  const Tensor placed = rank_->activation({saved.copies.numel(), 1});
+  const std::int32_t* place = saved.places.data<std::int32_t>();
+  with_float_type(weights, [&]<class F>(F) {
+    const F* weight = weights.data<F>();
+    for (std::int64_t i = 0; i < weights.numel(); ++i)
+      if (place[i] >= 0) placed.data<F>()[place[i]] = weight[i];
+  });
+  return placed;
+}
+
+ExpertParallel::Backward ExpertParallel::backward_input(const Tensor& dy, Saved& saved,
+                                                        const WeightGradient& weight_gradient) const {
+  Kernels& kernels = rank_->kernels();
+  const std::int64_t room = saved.copies.numel(), rows = dy.rows(), width = dy.cols();
+  count(saved);
+  Backward backward;
+  backward.d_weights = rank_->activation({rows, k()});
+  backward.d_normed = rank_->activation({rows, width});
+  // The gradient of a row's sum, by copy.
+  Tensor d_out = rank_->activation({room, width}),
+         d_activated = rank_->activation({room, experts_.activated_width()});
+  kernels.embedding(saved.copies, dy, 0, d_out);
+  experts_.out_backward_input(kernels, saved.bounds, d_out, d_activated);
+  Tensor weights = by_place(saved.weights, saved), d_weights = rank_->activation({room, 1});
+  experts_.activate_backward(kernels, saved.bounds, saved.hidden, d_activated, weights, d_weights);
+  backward.d_hidden = std::exchange(saved.hidden, {});
+  kernels.combine_rows(d_weights, saved.places.reshape({rows * k(), 1}), {},
+                       backward.d_weights.reshape({rows * k(), 1}));
+  weights = d_weights = Tensor();
+  weight_gradient([&kernels, experts = &experts_, bounds = saved.bounds, x = d_activated, d = d_out] {
+    experts->out_backward_weight(kernels, bounds, x, d);
+  });
+  d_out = d_activated = Tensor();
+  d_out = rank_->activation({room, width});
+  experts_.in_backward_input(kernels, saved.bounds, backward.d_hidden, d_out);
+  kernels.combine_rows(d_out, saved.places, {}, backward.d_normed);
+  d_out = Tensor();
+  if (!shared_) return backward;
+  d_activated = rank_->activation({rows, shared_->activated_width()});
+  shared_->out().backward_input(kernels, dy, d_activated);
+  Mlp::Gradients shared = shared_->activate_backward(kernels, saved.shared_hidden, d_activated);
+  saved.shared_hidden = d_activated = Tensor();
+  weight_gradient(
+      [&kernels, out = shared_->out(), x = shared.activated, d = dy] { out.backward_weight(kernels, x, d); });
+  shared.activated = Tensor();
+  backward.d_shared_hidden = shared.d_hidden;
+  shared_->in().backward_input(kernels, backward.d_shared_hidden, backward.d_normed, true);
+  return backward;
+}
+
+void ExpertParallel::in_backward_weight(const Tensor& normed, const Saved& saved, Backward& backward,
+                                        const WeightGradient& weight_gradient) const {
+  weight_gradient(
+      [this, normed, copies = saved.copies, bounds = saved.bounds, d = std::exchange(backward.d_hidden, {})] {
+        const Tensor taken = rank_->activation({copies.numel(), normed.cols()});
+        rank_->kernels().embedding(copies, normed, 0, taken);
+        experts_.in_backward_weight(rank_->kernels(), bounds, taken, d);
+      });
+  if (!shared_) return;
+  weight_gradient(
+      [&kernels = rank_->kernels(), in = shared_->in(), normed,
+       d = std::exchange(backward.d_shared_hidden, {})] { in.backward_weight(kernels, normed, d); });
+}
+
+void ExpertParallel::route_backward(const Tensor& normed, Saved& saved, Backward& backward,
+                                    const Tensor& d_normed_here,
+                                    const WeightGradient& weight_gradient) const {
+  Kernels& kernels = rank_->kernels();
+  const std::int64_t rows = saved.ids.rows();
+  const Range here = tensor_parallel_.rows_here(rows);
+  const Tensor d_weights = tensor_parallel_.enter_backward(std::exchange(backward.d_weights, {}), rows).get();
+  RouterLosses terms = losses(saved);
+  terms.first_row = here.begin;
+  const Tensor d_logits = rank_->activation({here.size(), experts()});
+  router_.backward(saved.logits, saved.ids.row_range(here.begin, here.end).reshape({here.size(), k()}),
+                   d_weights, terms, loss_scale_, d_logits);
+  if (balancing_.has_losses()) counts_.loss_sum += router_.loss(saved.logits, terms);
+  saved = {};
+  router_.gate().backward_input(kernels, d_logits, d_normed_here, true);
+  weight_gradient([&kernels, gate = router_.gate(), x = normed.row_range(here.begin, here.end),
+                   d = d_logits] { gate.backward_weight(kernels, x, d); });
+}
+
+RouterLosses ExpertParallel::losses(const Saved& saved) const {
+  RouterLosses terms;
+  terms.z_loss = balancing_.z_loss;
+  const std::int64_t number = scopes(saved), rows = saved.ids.rows();
+  if (!balancing_.has_counts() || number == 0) return terms;
+  terms.rows_per_scope = rows / number;
+  const std::int64_t width = num_routing_counts(experts(), router_.spec());
+  const Tensor counts(rank_->arena(), MemoryCategory::other, DType::f64, {number, width});
+  std::fill_n(counts.data<double>(), counts.numel(), 0.0);
+  const auto of_scope = [&](std::int64_t s) {
+    return std::span(counts.data<double>() + s * width, static_cast<std::size_t>(width));
+  };
+  for (std::int64_t s = 0; s < number; ++s)
+    count_routed(saved.ids.row_range(s * terms.rows_per_scope, (s + 1) * terms.rows_per_scope), experts(),
+                 router_.spec(), of_scope(s));
+  if (rank_->size(Axis::cp) > 1) rank_->along(Axis::cp).all_reduce(counts).wait();
+  const auto tokens = static_cast<double>(saved.sequences * seq_len_ / number);
+  for (std::int64_t s = 0; s < number; ++s)
+    add_balance_factors(balancing_, router_.spec(), experts(), k(), tokens, of_scope(s), terms.factors);
+  return terms;
+}
+
+// Every choice is kept or dropped, expert by expert.
+void ExpertParallel::count(const Saved& saved) const {
+  const std::int32_t *id = saved.ids.data<std::int32_t>(), *place = saved.places.data<std::int32_t>();
+  std::vector<std::int64_t> kept(static_cast<std::size_t>(experts()));
+  for (std::int64_t i = 0; i < saved.ids.numel(); ++i) {
+    const auto e = static_cast<std::size_t>(id[i]);
+    counts_.routed[e] += 1;
+    if (place[i] < 0)
+      counts_.dropped[e] += 1;
+    else
+      ++kept[e];
+  }
+  for (std::size_t e = 0; e < kept.size(); ++e)
+    check(kept[e] == saved.bounds[e + 1] - saved.bounds[e], "what is routed to an expert is kept or dropped");
+}
+
+}  // namespace echelon

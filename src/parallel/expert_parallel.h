@@ -1,0 +1,105 @@
+// A mixture of experts in the place of a layer's MLP (Shazeer et al. 2017, https://arxiv.org/abs/1701.06538;
+// GShard, Lepikhin et al. 2020, https://arxiv.org/abs/2006.16668): a router sends each token to k of E MLPs,
+// whose outputs are added with the router's weights, and to the MLP that all tokens share where there is one.
+//
+//   x --router--> choices, weights      copies of x, sorted by expert --experts--> rows --weights, sum--> y
+//
+// Tensor parallelism cuts every expert as it cuts an MLP (expert tensor parallelism): y is a partial sum. The
+// router is whole; a rank of the tp group routes the rows of the residual stream that it holds, and its
+// choices go to the others under sequence parallelism: one all_gather of 2 k numbers a token forward, one
+// reduce_scatter of k backward (an all_reduce of k without sequence parallelism). Balance counts are summed
+// over cp where a scope's tokens lie on several ranks.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "comm/rank.h"
+#include "layer/experts.h"
+#include "layer/mlp.h"
+#include "layer/router.h"
+#include "parallel/tensor_parallel.h"
+#include "spec/plan.h"
+
+namespace echelon {
+
+// What a layer's routers did since the numbers were last taken, of this rank's tokens.
+struct RoutingCounts {
+  std::vector<double> routed, dropped;  // choices of each expert
+  double loss_sum = 0;  // of the routers' losses, over tokens; of this rank's rows under sequence parallelism
+};
+
+class ExpertParallel {
+ public:
+  struct Weights {
+    Weight gate;                  // (E, C)
+    std::vector<Weight> in, out;  // of each expert (2F, C), (C, F)
+    std::optional<Mlp> shared;
+  };
+  // What forward keeps for the backward pass of one microbatch. N rows of tokens, R <= N of them routed here.
+  struct Saved {
+    Tensor logits;          // (R, E)
+    Tensor ids;             // (N, k, i32), chosen
+    Tensor weights;         // (N, k)
+    Tensor places, copies;  // (N, k, i32), (M, i32): see sort_by_expert
+    ExpertMlps::Bounds bounds;
+    Tensor hidden;               // (M, 2F)
+    Tensor shared_hidden;        // (N, 2F of the shared MLP)
+    std::int64_t sequences = 0;  // of the microbatch
+  };
+  using WeightGradient = std::function<void(std::function<void()>)>;  // takes it now, or later
+
+  ExpertParallel(const Rank& rank, const Plan& plan, TensorParallel tensor_parallel, Weights weights);
+
+  // Chooses for the rows of the normed residual stream that are here (R, C), of a microbatch of N rows. Of
+  // generation
+  // (`sequences` 0) nothing is dropped.
+  Saved route(const Tensor& normed_here, std::int64_t rows, std::int64_t sequences) const;
+  // From all rows (N, C) up to the experts' hidden values, and from there to the partial sum y (N, C).
+  void in_forward(const Tensor& normed, Saved& saved) const;
+  Tensor out_forward(const Saved& saved) const;
+
+  // From dy (N, C) to the partial gradient of the normed rows (N, C). Leaves what the rest needs.
+  struct Backward {
+    Tensor d_normed;
+    Tensor d_hidden, d_shared_hidden, d_weights;
+  };
+  Backward backward_input(const Tensor& dy, Saved& saved, const WeightGradient& weight_gradient) const;
+  // The weights of the experts' first product, from the normed rows (N, C).
+  void in_backward_weight(const Tensor& normed, const Saved& saved, Backward& backward,
+                          const WeightGradient& weight_gradient) const;
+  // Through the router: adds to d_normed_here (R, C).
+  void route_backward(const Tensor& normed, Saved& saved, Backward& backward, const Tensor& d_normed_here,
+                      const WeightGradient& weight_gradient) const;
+
+  // What has been counted in backward passes, which are those of training.
+  RoutingCounts take_counts() const { return std::exchange(counts_, empty_counts()); }
+
+ private:
+  std::int64_t experts() const { return router_.num_experts(); }
+  std::int64_t k() const { return router_.experts_per_token(); }
+  RoutingCounts empty_counts() const;
+  Tensor integers(std::vector<std::int64_t> shape) const;
+  void share_choices(std::int64_t rows, Saved& saved) const;
+  Tensor keep(const Saved& saved) const;
+  RouterLosses losses(const Saved& saved) const;
+  Tensor by_place(const Tensor& weights, const Saved& saved) const;
+  void count(const Saved& saved) const;
+  std::int64_t scopes(const Saved& saved) const {
+    return balancing_.scope == BalanceScope::sequence ? saved.sequences : 1;
+  }
+
+  const Rank* rank_;
+  TensorParallel tensor_parallel_;
+  Balancing balancing_;
+  std::function<std::int64_t(std::int64_t sequences)> room_;
+  std::int64_t seq_len_;
+  double loss_scale_;  // the losses are means over the tokens of the global batch
+  Router router_;
+  ExpertMlps experts_;
+  std::optional<Mlp> shared_;
+  mutable RoutingCounts counts_;
+};
+
+}  // namespace echelon

@@ -1,0 +1,138 @@
+#include "plan/expert_costs.h"
+
+namespace echelon {
+
+ExpertCosts::ExpertCosts(const Plan& plan, std::int64_t sequences, const Coordinates& at)
+    : shards_sequence_(plan.shards_sequence()),
+      tp_(plan.mesh.size(Axis::tp)),
+      cp_(plan.mesh.size(Axis::cp)),
+      tp_rank_(at.tp),
+      cp_rank_(at.cp),
+      rows_(sequences * plan.tokens_here()),
+      k_(plan.model.experts_per_token),
+      element_(element_bytes(plan.dtype)),
+      shared_(plan.model.num_shared_experts > 0) {
+  constexpr std::int64_t integer = 4;
+  const ModelSpec& m = plan.model;
+  const std::int64_t here = shards_sequence_ ? split_range(rows_, tp_, at.tp).size() : rows_;
+  const std::int64_t room = m.experts == Experts::none ? 0 : room_for_copies(plan, sequences);
+  const std::int64_t F = split_range(m.expert_hidden, tp_, at.tp).size(),
+                     shared = split_range(m.num_shared_experts * m.expert_hidden, tp_, at.tp).size();
+  logits_ = here * m.num_experts * element_;
+  choices_here_ = here * k_ * (integer + element_);
+  choices_ = rows_ * k_ * (integer + element_);
+  places_ = (rows_ * k_ + room) * integer;
+  kept_ = plan.balancing.capacity > 0 ? rows_ * k_ * integer : 0;
+  copies_ = room * m.hidden * element_;
+  whole_ = rows_ * m.hidden * element_;
+  activated_ = room * F * element_;
+  hidden_ = 2 * activated_;
+  shared_activated_ = rows_ * shared * element_;
+  shared_hidden_ = 2 * shared_activated_;
+  by_place_ = room * element_;
+  d_weights_ = rows_ * k_ * element_;
+  d_weights_here_ = here * k_ * element_;
+  const std::int64_t scopes = plan.balancing.scope == BalanceScope::sequence ? sequences : 1;
+  counts_ = plan.balancing.has_counts() ? scopes * (m.num_experts + m.router.groups) : 0;
+}
+
+void ExpertCosts::route(Account& a) const {
+  a.allocate(logits_);
+  a.allocate(choices_here_);
+  if (shards_sequence_) {
+    const std::int64_t packed = 2 * d_weights_here_, all = 2 * d_weights_;
+    a.allocate(packed);
+    a.allocate(all);
+    a.free(packed);
+    // Ids, then weights, each in the place of those that were here.
+    const std::int64_t ids = choices_ - d_weights_, ids_here = choices_here_ - d_weights_here_;
+    a.allocate(ids);
+    a.free(ids_here);
+    a.allocate(d_weights_);
+    a.free(d_weights_here_ + all);
+  }
+  a.allocate(places_);
+  a.allocate(kept_);
+  a.free(kept_);
+}
+
+void ExpertCosts::in_forward(Account& a) const {
+  a.allocate(hidden_);
+  a.allocate(copies_);
+  // The copies live until the shared expert is done.
+  a.allocate(shared_hidden_);
+  a.free(copies_);
+}
+
+void ExpertCosts::out_forward(Account& a) const {
+  a.allocate(whole_ + copies_ + activated_);
+  a.free(copies_ + activated_);
+  if (!shared()) return;
+  a.allocate(shared_activated_ + whole_);
+  a.free(shared_activated_ + whole_);
+}
+
+void ExpertCosts::backward_input(Account& a, bool keep) const {
+  a.allocate(d_weights_ + whole_ + copies_ + activated_);
+  a.allocate(2 * by_place_);
+  a.free(2 * by_place_);
+  if (!keep) a.free(copies_ + activated_);
+  a.allocate(copies_);
+  a.free(copies_);
+  if (!shared()) return;
+  a.allocate(shared_activated_);
+  if (!keep) a.free(shared_activated_);
+}
+
+void ExpertCosts::in_backward_weight(Account& a, bool keep) const {
+  if (keep) return;
+  a.allocate(copies_);
+  a.free(copies_ + hidden_ + shared_hidden_);
+}
+
+void ExpertCosts::route_backward(Account& a, bool keep) const {
+  if (shards_sequence_) {
+    a.allocate(d_weights_here_);
+    a.free(d_weights_);
+  }
+  a.allocate(logits_);  // their gradient
+  // Of what forward kept, the hidden values are gone, or wait for the weights' gradients.
+  a.free(logits_ + choices_ + (keep ? places_ - copies_list() : places_));
+  if (!keep) a.free(logits_);
+  a.free(shards_sequence_ ? d_weights_here_ : d_weights_);
+}
+
+void ExpertCosts::backward_weight(Account& a) const {
+  a.free(copies_ + activated_);
+  if (shared()) a.free(shared_activated_ + whole_);
+  a.allocate(copies_);
+  a.free(copies_ + copies_list() + hidden_);
+  a.free(shared_hidden_ + logits_ + whole_);
+}
+
+void ExpertCosts::add_forward_traffic(Traffic& traffic) const {
+  if (!shards_sequence_) return;
+  std::vector<std::int64_t> parts;
+  for (int i = 0; i < tp_; ++i) parts.push_back(split_range(rows_, tp_, i).size() * 2 * k_);
+  traffic.at(Axis::tp, Verb::all_gather).calls += 1;
+  traffic.at(Axis::tp, Verb::all_gather).bytes += bytes_sent(Verb::all_gather, parts, tp_rank_, element_);
+}
+
+void ExpertCosts::add_backward_traffic(Traffic& traffic) const {
+  if (shards_sequence_) {
+    std::vector<std::int64_t> parts;
+    for (int i = 0; i < tp_; ++i) parts.push_back(split_range(rows_, tp_, i).size() * k_);
+    traffic.at(Axis::tp, Verb::reduce_scatter).calls += 1;
+    traffic.at(Axis::tp, Verb::reduce_scatter).bytes +=
+        bytes_sent(Verb::reduce_scatter, parts, tp_rank_, element_);
+  } else if (tp_ > 1) {
+    traffic.at(Axis::tp, Verb::all_reduce).calls += 1;
+    traffic.at(Axis::tp, Verb::all_reduce).bytes +=
+        all_reduce_bytes_sent(rows_ * k_, tp_, tp_rank_, element_);
+  }
+  if (cp_ == 1 || counts_ == 0) return;
+  traffic.at(Axis::cp, Verb::all_reduce).calls += 1;
+  traffic.at(Axis::cp, Verb::all_reduce).bytes += all_reduce_bytes_sent(counts_, cp_, cp_rank_, 8);
+}
+
+}  // namespace echelon
