@@ -105,7 +105,7 @@ TEST(CheckpointFuzz, EveryMutationIsRefusedInWordsOrChangesNothing) {
   }
   EXPECT_EQ(refused + harmless, mutations);
   EXPECT_GT(refused, mutations * 9 / 10);
-  std::printf("%d refused, %d of them unchanged in what they say\n", refused, harmless);
+  std::printf("%d refused, %d in bytes that say nothing\n", refused, harmless);
   EXPECT_TRUE(diff_checkpoints(path, copy).empty());
 }
 
