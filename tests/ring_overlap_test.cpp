@@ -124,6 +124,9 @@ class SleepingKernels final : public Kernels {
   // Attention needs none of these.
   using T = const Tensor&;
   void matmul(T, Transpose, T, Transpose, T, bool) override { never(); }
+  void grouped_matmul(std::span<const MatrixProduct>) override { never(); }
+  void weighted_swiglu_backward(T, T, T, T) override { never(); }
+  void combine_rows(T, T, T, T) override { never(); }
   void scale(T, double) override { never(); }
   void sum_squares(T, std::int64_t, T) override { never(); }
   bool all_finite(T) override { return false; }
