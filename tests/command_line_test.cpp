@@ -128,8 +128,8 @@ class CommandLine : public testing::Test {
 };
 
 TEST_F(CommandLine, WrongWordsAreRefusedByName) {
-  refused({}, {"verb", "train, verify, plan, simulate, checkpoint, launch, generate, bench"});
-  refused({"frob"}, {"frob", "train, verify, plan, simulate, checkpoint, launch, generate, bench"});
+  refused({}, {"verb", "train, verify, plan, calibrate, simulate, checkpoint, launch, generate, bench"});
+  refused({"frob"}, {"frob", "train, verify, plan, calibrate, simulate, checkpoint, launch, generate, bench"});
   refused({"bench"}, {"bench", "train, comm"});
   refused({"bench", "x"}, {"x", "train, comm"});
   refused({"train"}, {"--data"});
