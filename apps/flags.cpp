@@ -47,6 +47,8 @@ void PlanFlags::add_to(CLI::App& app, const Plan& defaults) {
   add_number(app, "--device-loss", device_loss_, "Balance loss of the groups of experts");
   add_number(app, "--communication-loss", communication_loss_, "Balance loss of what is sent to the groups");
   add_number(app, "--z-loss", z_loss_, "Loss of large router logits");
+  add_number(app, "--bias-rate", bias_rate_,
+             "Loss-free balancing: how far a step moves the bias of each expert against its load");
   app.add_option("--balance-scope", balance_scope_, "Tokens over which balance losses and capacities count")
       ->type_name("sequence|microbatch")
       ->default_str(balance_scope_name(defaults.balancing.scope));
@@ -151,6 +153,7 @@ Plan PlanFlags::plan() const {
   if (is_given("--device-loss")) plan.balancing.device_loss = device_loss_;
   if (is_given("--communication-loss")) plan.balancing.communication_loss = communication_loss_;
   if (is_given("--z-loss")) plan.balancing.z_loss = z_loss_;
+  if (is_given("--bias-rate")) plan.balancing.bias_rate = bias_rate_;
   if (is_given("--balance-scope"))
     plan.balancing.scope = parse_balance_scope(balance_scope_, "--balance-scope");
   if (is_given("--capacity")) plan.balancing.capacity = capacity_;

@@ -228,6 +228,7 @@ int run_train(TrainFlags& f) {
                  ? memory_table("server 0", asynchronous->predicted_memory, asynchronous->measured_memory)
                  : "",
              traffic_table(summary.predicted_traffic, summary.measured_traffic));
+  fmt::print(out, "{}", expert_table(summary.experts));
   for (Axis axis : all_axes)
     if (const VerbTraffic& sent = summary.measured_messages.at(axis, Verb::send); sent.calls > 0)
       fmt::print(out, "  {:<16}{:>28}{:>8} messages of {} collectives\n", axis_name(axis),

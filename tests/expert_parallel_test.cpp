@@ -90,8 +90,7 @@ TEST(ExpertParallel, GradientsAreThoseOfTheLossWithItsBalanceTerms) {
         Trainer trainer(rank, plan, {}, 1);
         const auto total = [&] {
           double loss = trainer.compute_gradients(0, random_samples(plan));
-          for (const RoutingCounts& layer : trainer.stages().take_routing_counts())
-            loss += layer.loss_sum / static_cast<double>(plan.global_batch * plan.seq_len);
+          for (const RoutingCounts& layer : trainer.routing()) loss += layer.loss_sum;
           return loss;
         };
         const double middle = total();
@@ -129,7 +128,7 @@ TEST(ExpertParallel, CountsWhatIsRoutedAndDropped) {
     on_mesh(plan, [&](const Rank& rank) {
       Trainer trainer(rank, plan, {}, 1);
       trainer.compute_gradients(0, random_samples(plan));
-      const std::vector<RoutingCounts> layers = trainer.stages().take_routing_counts();
+      const std::vector<RoutingCounts>& layers = trainer.routing();
       ASSERT_EQ(std::ssize(layers), plan.model.num_layers);
       for (const RoutingCounts& layer : layers) {
         double routed = 0, dropped = 0;
@@ -144,6 +143,80 @@ TEST(ExpertParallel, CountsWhatIsRoutedAndDropped) {
       }
     });
   }
+}
+
+// Loads and losses over the mesh are those of one rank, and so are the biases that they make.
+TEST(ExpertParallel, CountsAreTheSameOnEveryMesh) {
+  Plan plan = odd_plan(odd_deepseek(4), 1, 1, false);
+  plan.global_batch = 12;
+  plan.seq_len = 12;
+  plan.balancing = all_losses();
+  plan.balancing.bias_rate = 0.05;
+  const auto counted = [](const Plan& p) {
+    std::vector<std::vector<RoutingCounts>> of_rank(static_cast<std::size_t>(p.mesh.num_ranks()));
+    on_mesh(p, [&](const Rank& rank) {
+      Trainer trainer(rank, p, {}, 1);
+      for (std::int64_t step = 0; step < 3; ++step) trainer.step(step, random_samples(p), 3 - step);
+      of_rank[static_cast<std::size_t>(rank.index())] = trainer.routing();
+    });
+    return of_rank;
+  };
+  const std::vector<RoutingCounts> expected = counted(plan).front();
+  for (auto [dp, tp, cp, schedule] :
+       {std::tuple{2, 2, 1, "zb-v"}, {1, 2, 2, "1f1b"}, {2, 1, 1, "dualpipe"}}) {
+    Plan mesh = plan;
+    mesh.mesh.set(Axis::dp, dp), mesh.mesh.set(Axis::tp, tp), mesh.mesh.set(Axis::cp, cp);
+    mesh.mesh.set(Axis::pp, 2);
+    mesh.sequence_parallel = true;
+    mesh.schedule = schedule;
+    if (dp * 2 == 4) mesh.micro_batch = 1;
+    for (const std::vector<RoutingCounts>& counts : counted(mesh)) {
+      ASSERT_EQ(counts.size(), expected.size());
+      for (std::size_t i = 0; i < counts.size(); ++i) {
+        EXPECT_EQ(counts[i].layer, expected[i].layer);
+        EXPECT_EQ(counts[i].routed, expected[i].routed) << schedule;
+        EXPECT_NEAR(counts[i].loss_sum, expected[i].loss_sum, 1e-12 * expected[i].loss_sum);
+      }
+    }
+  }
+}
+
+// Most tokens prefer one expert: losses and biases each spread them, and without them nothing does. Loads of
+// the last 25 of 200 steps together, 800 tokens an expert: their noise is some 4%.
+double imbalance_after_planting(const Balancing& balancing) {
+  constexpr std::int64_t steps = 200, counted = 25;
+  Plan plan = odd_plan(odd_mixtral(1), 1, 1, false);
+  plan.model.num_experts = 8;
+  plan.model.init_std = 0.2;
+  plan.seq_len = 16;
+  plan.micro_batch = plan.global_batch = 8;
+  plan.balancing = balancing;
+  std::vector<double> tokens(8);
+  on_mesh(plan, [&](const Rank& rank) {
+    OptimizerOptions options;
+    options.lr = 3e-3;
+    options.total_steps = steps;
+    Trainer trainer(rank, plan, options, 1);
+    // Embeddings gain a common direction, and the first expert's row of the router points to it.
+    for (const Parameter& p : trainer.parameters().all()) {
+      const bool table = p.spec.name.find("embed_tokens") != std::string::npos;
+      if (table || p.spec.name.find("gate.weight") != std::string::npos)
+        for_each(p.value,
+                 [&](std::int64_t i, std::int64_t j) { at(p.value, i, j) += table || i == 0 ? 0.2 : 0; });
+    }
+    for (std::int64_t step = 0; step < steps; ++step) {
+      trainer.step(step, random_samples(plan), steps - step);
+      for (std::size_t e = 0; e < 8 && step >= steps - counted; ++e)
+        tokens[e] += trainer.routing().front().routed[e];
+    }
+  });
+  return 8 * *std::max_element(tokens.begin(), tokens.end()) / static_cast<double>(counted * 8 * 16 * 2);
+}
+
+TEST(ExpertParallel, BalancingSpreadsAPlantedPreference) {
+  EXPECT_GT(imbalance_after_planting({}), 2);
+  EXPECT_LT(imbalance_after_planting({.expert_loss = 0.3}), 1.3);
+  EXPECT_LT(imbalance_after_planting({.bias_rate = 0.01}), 1.3);
 }
 
 TEST(ExpertParallel, RefusesWhatItCannotDoExactly) {

@@ -22,11 +22,16 @@ ExpertParallel::ExpertParallel(const Rank& rank, const Plan& plan, TensorParalle
       router_(Linear(weights.gate, {}, WeightOrder::out_in), plan.model.router, plan.model.experts_per_token),
       experts_(std::move(weights.in), std::move(weights.out)),
       shared_(std::move(weights.shared)),
-      counts_(empty_counts()) {}
+      counts_(empty_counts()),
+      bias_(plan.balancing.bias_rate > 0 ? counts_.routed : std::vector<double>()) {}
+
+void ExpertParallel::balance(const std::vector<double>& routed) const {
+  if (!bias_.empty()) update_bias(routed, balancing_.bias_rate, bias_);
+}
 
 RoutingCounts ExpertParallel::empty_counts() const {
   const std::vector<double> none(static_cast<std::size_t>(experts()));
-  return {none, none, 0};
+  return {0, none, none, 0};
 }
 
 Tensor ExpertParallel::integers(std::vector<std::int64_t> shape) const {
@@ -42,7 +47,7 @@ ExpertParallel::Saved ExpertParallel::route(const Tensor& normed_here, std::int6
   router_.gate().forward(rank_->kernels(), normed_here, saved.logits);
   saved.ids = integers({here, k()});
   saved.weights = rank_->activation({here, k()});
-  router_.choose(saved.logits, {}, saved.ids, saved.weights);
+  router_.choose(saved.logits, bias_, saved.ids, saved.weights);
   if (tensor_parallel_.sequence_parallel()) share_choices(rows, saved);
   saved.places = integers({rows, k()});
   saved.copies = integers({sequences == 0 ? rows * k() : room_(sequences)});

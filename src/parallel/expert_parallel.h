@@ -26,6 +26,7 @@ namespace echelon {
 
 // What a layer's routers did since the numbers were last taken, of this rank's tokens.
 struct RoutingCounts {
+  std::int64_t layer = 0;
   std::vector<double> routed, dropped;  // choices of each expert
   double loss_sum = 0;  // of the routers' losses, over tokens; of this rank's rows under sequence parallelism
 };
@@ -73,6 +74,9 @@ class ExpertParallel {
   void route_backward(const Tensor& normed, Saved& saved, Backward& backward, const Tensor& d_normed_here,
                       const WeightGradient& weight_gradient) const;
 
+  // Loss-free balancing: moves the bias that steers the choices by the loads of a step, over all its tokens.
+  void balance(const std::vector<double>& routed) const;
+
   // What has been counted in backward passes, which are those of training.
   RoutingCounts take_counts() const { return std::exchange(counts_, empty_counts()); }
 
@@ -99,7 +103,9 @@ class ExpertParallel {
   Router router_;
   ExpertMlps experts_;
   std::optional<Mlp> shared_;
+  // Of a step, as gradients are; and what steps have made of them, as weights are.
   mutable RoutingCounts counts_;
+  mutable std::vector<double> bias_;  // (E); empty: none
 };
 
 }  // namespace echelon

@@ -192,6 +192,13 @@ Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, const 
     const auto num_parameters = static_cast<std::int64_t>(all_parameters(plan.model).size());
     for (Counter* axis : {&along_tp, &along_pp}) axis->all_reduce(num_parameters, 8);
   }
+  // What the routers did.
+  if (const std::int64_t layers = plan.model.num_expert_layers();
+      layers > 0 && programs.flushes() && plan.optimizer_barrier) {
+    if (plan.shards_sequence()) along_tp.all_reduce(layers, 8);
+    for (Counter* axis : {&along_dp, &along_pp})
+      axis->all_reduce(layers * (2 * plan.model.num_experts + 1), 8);
+  }
   along_dp.all_reduce(programs.updates_per_step(), 8);                  // number of targets
   for (Counter* axis : {&along_dp, &along_pp}) axis->all_reduce(1, 8);  // the loss
   return traffic;

@@ -140,6 +140,12 @@ void refuse_stream(const Plan& plan) {
         "step, and {} updates stages inside of it; legal: 0, or a schedule that flushes",
         plan.balancing.expert_loss, plan.balancing.device_loss, plan.balancing.communication_loss,
         plan.balancing.z_loss, plan.schedule);
+  if (plan.balancing.bias_rate > 0)
+    refuse(
+        "--bias-rate {}: the loads of a step's experts are counted at its end, and {} has none; legal: 0, or "
+        "a "
+        "schedule that flushes",
+        plan.balancing.bias_rate, plan.schedule);
   if (microbatches(plan, 0).size() != microbatches(plan, dp - 1).size())
     refuse(
         "--schedule {}: every data-parallel rank needs the same number of microbatches, and --global-batch "
@@ -159,6 +165,12 @@ void refuse_without_barrier(const Plan& plan, const Schedule& schedule) {
     refuse("--optimizer-barrier off: needs a pipeline, and --pp is 1; legal: on, or --pp of at least 2");
   if (!flushes(plan))
     refuse("--optimizer-barrier off: {} has no barrier between its steps; leave it out", plan.schedule);
+  if (plan.balancing.bias_rate > 0)
+    refuse(
+        "--optimizer-barrier off: a step's biases of routers are known when all its tokens are counted, "
+        "which is a "
+        "barrier; legal: on, or --bias-rate 0 and not {}",
+        plan.balancing.bias_rate);
   if (parameter_copies(schedule) > 1)
     refuse(
         "--optimizer-barrier off: {} adds up the gradients of its two copies of each stage, which is a "

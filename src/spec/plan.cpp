@@ -178,6 +178,7 @@ std::string to_toml(const Plan& plan) {
                     {"device-loss", plan.balancing.device_loss},
                     {"communication-loss", plan.balancing.communication_loss},
                     {"z-loss", plan.balancing.z_loss},
+                    {"bias-rate", plan.balancing.bias_rate},
                     {"balance-scope", balance_scope_name(plan.balancing.scope)},
                     {"capacity", plan.balancing.capacity},
                     {"drop", drop_policy_name(plan.balancing.drop)}};
@@ -239,6 +240,7 @@ Plan plan_from_toml(const std::string& text, const std::string& where) {
                                     "device-loss",
                                     "communication-loss",
                                     "z-loss",
+                                    "bias-rate",
                                     "balance-scope",
                                     "capacity",
                                     "drop"};
@@ -312,6 +314,7 @@ Plan plan_from_toml(const std::string& text, const std::string& where) {
                                     {"device-loss", &balancing.device_loss},
                                     {"communication-loss", &balancing.communication_loss},
                                     {"z-loss", &balancing.z_loss},
+                                    {"bias-rate", &balancing.bias_rate},
                                     {"capacity", &balancing.capacity}})
     *number = value_at<double>(table, key, where, 0);
   balancing.scope = parse_balance_scope(

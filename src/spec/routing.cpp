@@ -36,6 +36,7 @@ void validate_numbers(const Plan& plan) {
                                     {"--device-loss", b.device_loss},
                                     {"--communication-loss", b.communication_loss},
                                     {"--z-loss", b.z_loss},
+                                    {"--bias-rate", b.bias_rate},
                                     {"--capacity", b.capacity}}) {
     if (!(value >= 0 && value <= most)) refuse("{} {}: must be from 0 to {:.0f}", flag, value, most);
     if (value > 0 && plan.model.experts == Experts::none)

@@ -41,6 +41,8 @@ struct Balancing {
   double communication_loss = 0;  // the same, equation 29
   double z_loss = 0;              // ST-MoE, https://arxiv.org/abs/2202.08906, equation 5
   BalanceScope scope = BalanceScope::sequence;
+  double bias_rate =
+      0;  // loss-free (Wang et al. 2024, https://arxiv.org/abs/2408.15664), over the global batch
   double capacity = 0;  // of an expert, times the even load over a scope (GShard); 0: nothing is dropped
   DropPolicy drop = DropPolicy::probability;
   bool has_counts() const { return expert_loss != 0 || device_loss != 0 || communication_loss != 0; }

@@ -48,11 +48,11 @@ void refuse_asynchronous(const Plan& plan, const AsynchronousOptions& options) {
   if (plan.zero > 0)
     refuse("{}: the servers hold the optimizer's state already, cut over --servers; legal: --zero 0, not {}",
            flag, plan.zero);
-  if (plan.balancing.has_losses())
+  if (plan.balancing.has_losses() || plan.balancing.bias_rate > 0)
     refuse(
-        "{}: the balance losses of experts are means over the tokens of all workers' batches, which do not "
-        "meet; "
-        "legal: --aux-loss, --device-loss, --communication-loss and --z-loss 0",
+        "{}: the balance losses and biases of experts look at the tokens of all workers' batches, which do "
+        "not "
+        "meet; legal: --aux-loss, --device-loss, --communication-loss, --z-loss and --bias-rate 0",
         flag);
   if (!flushes(plan))
     refuse("{}: --schedule {} has stale gradients of its own; legal: a schedule that flushes, as 1f1b", flag,

@@ -76,6 +76,10 @@ std::vector<RoutingCounts> HeldStages::take_routing_counts() const {
   return counts;
 }
 
+void HeldStages::balance_routers(const std::vector<RoutingCounts>& counts) const {
+  for (const Stage& stage : held_) stage.balance_routers(counts);
+}
+
 HeldStages::Caches HeldStages::make_caches(std::int64_t max_positions) const {
   Caches caches;
   for (const Stage& stage : held_) caches.push_back(stage.make_caches(max_positions));

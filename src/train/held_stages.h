@@ -28,6 +28,7 @@ class HeldStages {
   using Caches = std::vector<std::vector<Tensor>>;
   // Of this rank's layers that have experts, stage by stage.
   std::vector<RoutingCounts> take_routing_counts() const;
+  void balance_routers(const std::vector<RoutingCounts>& counts) const;
   Caches make_caches(std::int64_t max_positions) const;
   Tensor next_logits(const Tensor& tokens, std::int64_t position, const Caches& caches) const;
   // The pipeline rank that holds the last stage, and runs it in evaluation and generation.

@@ -32,6 +32,27 @@ ordered_json as_json(const Traffic& traffic) {
 
 }  // namespace
 
+static ordered_json json_of(const std::vector<ExpertLoad>& loads) {
+  ordered_json list = ordered_json::array();
+  for (const ExpertLoad& load : loads)
+    list.push_back({{"layer", load.layer},
+                    {"imbalance", load.imbalance},
+                    {"drop_rate", load.drop_rate},
+                    {"balance_loss", load.balance_loss},
+                    {"tokens", load.tokens}});
+  return list;
+}
+
+std::string expert_table(const std::vector<ExpertLoad>& loads) {
+  if (loads.empty()) return "";
+  std::string text = fmt::format("{:<18}{:>14}{:>14}{:>14}\n", "experts, last step", "max over mean",
+                                 "dropped", "balance loss");
+  for (const ExpertLoad& load : loads)
+    text += fmt::format("  layer {:<10}{:>14.2f}{:>13.1f}%{:>14.4f}\n", load.layer, load.imbalance,
+                        100 * load.drop_rate, load.balance_loss);
+  return text;
+}
+
 std::string to_json(const StepRecord& r) {
   ordered_json object{{"step", r.step},
                       {"loss", r.loss},
@@ -41,6 +62,7 @@ std::string to_json(const StepRecord& r) {
                       {"tokens_per_second", r.tokens_per_second},
                       {"mfu", r.mfu},
                       {"step_seconds", r.step_seconds}};
+  if (!r.experts.empty()) object["experts"] = json_of(r.experts);
   if (!r.skipped.empty()) object["skipped"] = r.skipped;
   return object.dump();
 }

@@ -14,12 +14,22 @@
 
 namespace echelon {
 
+// Of a layer's experts in one step.
+struct ExpertLoad {
+  std::int64_t layer = 0;
+  double imbalance = 0;        // tokens of the expert that has most, over the mean
+  double drop_rate = 0;        // of all choices
+  double balance_loss = 0;     // of the router, z-loss included
+  std::vector<double> tokens;  // sent to each expert
+};
+
 struct StepRecord {
   std::int64_t step = 0;  // counts from 1
   double loss = 0, grad_norm = 0, lr = 0;
   std::int64_t tokens = 0;  // of this step, over all ranks
   double tokens_per_second = 0, mfu = 0, step_seconds = 0;
-  std::string skipped{};  // why nothing was updated; empty: it was
+  std::string skipped{};            // why nothing was updated; empty: it was
+  std::vector<ExpertLoad> experts;  // by layer; empty without experts
 };
 
 // Of a run around a parameter server.
@@ -44,6 +54,7 @@ struct TrainSummary {
   Memory predicted_memory, measured_memory;          // peak of rank 0
   Traffic predicted_traffic, measured_traffic;       // what rank 0 sends in one step
   Traffic measured_messages;                         // what it sent for collectives by messages
+  std::vector<ExpertLoad> experts;                   // of the last step
   double validation_loss = -1;                       // < 0: none
   std::string checkpoint;                            // the last one written
   double checkpoint_seconds = 0;                     // the longest that training stood still for one
@@ -82,6 +93,8 @@ std::string traffic_table(const Traffic& predicted, const Traffic& measured);
 // A line for each of memory, traffic, step time and bubble whose prediction is off by more than a tenth (of
 // the bubble: by more than a tenth of the step); empty where none is.
 std::string missed_predictions(const TrainSummary& summary);
+// One line a layer; empty without experts.
+std::string expert_table(const std::vector<ExpertLoad>& loads);
 // The histogram as bars.
 std::string staleness_table(const AsynchronousSummary& summary);
 

@@ -1,11 +1,15 @@
 #include "train/shared_run.h"
 
+#include <algorithm>
+#include <numeric>
+
 namespace echelon {
 
 void publish(const SharedRun& run, const StepRecord& record, TrainSummary& summary) {
   summary.steps += 1;
   summary.last_step = record.step;
   summary.final_loss = record.loss;
+  summary.experts = record.experts;
   run.outputs->write_log(to_json(record));
   if (run.observer.on_step) run.observer.on_step(record);
 }
@@ -13,6 +17,14 @@ void publish(const SharedRun& run, const StepRecord& record, TrainSummary& summa
 double mfu(const SharedRun& run, double tokens_per_second) {
   const Plan& plan = run.request.plan;
   return tokens_per_second * model_flops_per_token(plan.model, plan.seq_len) / run.start.peak_flops;
+}
+
+static ExpertLoad load_of(const RoutingCounts& counts) {
+  const auto sum = [](const std::vector<double>& n) { return std::accumulate(n.begin(), n.end(), 0.0); };
+  const double routed = sum(counts.routed),
+               most = *std::max_element(counts.routed.begin(), counts.routed.end());
+  return {counts.layer, most * static_cast<double>(counts.routed.size()) / routed,
+          sum(counts.dropped) / routed, counts.loss_sum, counts.routed};
 }
 
 StepRecord record_of(const SharedRun& run, const StepResult& result, std::int64_t tokens, double seconds) {
@@ -26,6 +38,7 @@ StepRecord record_of(const SharedRun& run, const StepResult& result, std::int64_
   record.step_seconds = seconds;
   record.tokens_per_second = static_cast<double>(tokens) / seconds;
   record.mfu = mfu(run, record.tokens_per_second);
+  for (const RoutingCounts& layer : result.routing) record.experts.push_back(load_of(layer));
   return record;
 }
 

@@ -10,7 +10,8 @@ Stage::Stage(const Rank& rank, const Plan& plan, const ParameterStore& parameter
     : rank_(&rank),
       parameters_(&parameters),
       tensor_parallel_(rank, plan.sequence_parallel),
-      first_group_(first_group) {
+      first_group_(first_group),
+      first_layer_(slice.layers.begin) {
   const ModelSpec& model = plan.model;
   const bool gpt2 = model.family == Family::gpt2;
   const int tp = rank.size(Axis::tp), index = rank.coordinate(Axis::tp);
@@ -159,8 +160,18 @@ Tensor Stage::forward_cached(const Tensor& tokens, Tensor input, std::int64_t po
 }
 
 void Stage::take_routing_counts(std::vector<RoutingCounts>& counts) const {
-  for (const TransformerBlock& block : blocks_)
-    if (block.experts() != nullptr) counts.push_back(block.experts()->take_counts());
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    if (blocks_[i].experts() == nullptr) continue;
+    counts.push_back(blocks_[i].experts()->take_counts());
+    counts.back().layer = first_layer_ + static_cast<std::int64_t>(i);
+  }
+}
+
+void Stage::balance_routers(const std::vector<RoutingCounts>& counts) const {
+  for (const RoutingCounts& c : counts) {
+    const std::int64_t i = c.layer - first_layer_;
+    if (i >= 0 && i < std::ssize(blocks_)) blocks_[static_cast<std::size_t>(i)].experts()->balance(c.routed);
+  }
 }
 
 Tensor Stage::logits(const Tensor& input) const {

@@ -61,6 +61,8 @@ class Stage {
 
   // Of each layer that has experts, since they were last taken; see ExpertParallel.
   void take_routing_counts(std::vector<RoutingCounts>& counts) const;
+  // From those of a whole step: moves the routers' biases.
+  void balance_routers(const std::vector<RoutingCounts>& counts) const;
 
  private:
   Tensor embed(const Tensor& tokens, const Tensor& positions) const;
@@ -76,6 +78,7 @@ class Stage {
   const ParameterStore* parameters_;
   TensorParallel tensor_parallel_;
   int first_group_;
+  std::int64_t first_layer_;
   std::optional<VocabularyEmbedding> embedding_;
   Weight positions_;  // learned (GPT-2); undefined otherwise
   std::vector<TransformerBlock> blocks_;

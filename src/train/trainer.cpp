@@ -157,8 +157,38 @@ double Trainer::compute_gradients(std::int64_t step, const SampleSource& samples
   run(programs_.program(0, 1));
   parameters_.end_uses();
   const double loss_sum = complete_gradients();
+  if (sums_ == DataParallelSums::all) count_routing();
   if (sums_ == DataParallelSums::none) return loss_sum / num_targets();
   return sum_over({&rank_.dp_cp(), &rank_.along(Axis::pp)}, {loss_sum})[0] / num_targets();
+}
+
+// A layer's tokens are on all data-parallel ranks, and in DualPipe on two pipeline ranks. Losses alone are
+// summed over tp: under sequence parallelism each rank has its own rows.
+void Trainer::count_routing() {
+  const std::int64_t experts = plan_.model.num_experts, dense = plan_.model.num_dense_layers,
+                     layers = plan_.model.num_expert_layers(), width = 2 * experts + 1;
+  if (layers == 0) return;
+  std::vector<double> losses(static_cast<std::size_t>(layers)), all(static_cast<std::size_t>(layers * width));
+  const std::vector<RoutingCounts> here = stages_.take_routing_counts();
+  for (const RoutingCounts& c : here) losses[static_cast<std::size_t>(c.layer - dense)] += c.loss_sum;
+  if (plan_.shards_sequence()) losses = sum_over({&rank_.along(Axis::tp)}, losses);
+  for (const RoutingCounts& c : here) {
+    double* place = all.data() + (c.layer - dense) * width;
+    for (std::size_t e = 0; e < c.routed.size(); ++e) {
+      place[e] += c.routed[e];
+      place[static_cast<std::size_t>(experts) + e] += c.dropped[e];
+    }
+    place[width - 1] = losses[static_cast<std::size_t>(c.layer - dense)];
+  }
+  all = sum_over({&rank_.dp_cp(), &rank_.along(Axis::pp)}, all);
+  routing_.clear();
+  for (std::int64_t i = 0; i < layers; ++i) {
+    const double* place = all.data() + i * width;
+    routing_.push_back({dense + i,
+                        {place, place + experts},
+                        {place + experts, place + 2 * experts},
+                        place[width - 1] / static_cast<double>(plan_.global_batch * plan_.seq_len)});
+  }
 }
 
 // What is left when the pipeline is empty. Returns this rank's summed loss.
@@ -178,7 +208,7 @@ std::vector<StepResult> Trainer::step(std::int64_t step, const SampleSource& sam
   if (optimistic_) return optimistic_step(step, steps_left);
   const double loss = compute_gradients(step, samples);
   const Applied applied = apply_gradients(step, loss);
-  return {{step, loss, applied.gradient_norm, applied.learning_rate, applied.skipped}};
+  return {{step, loss, applied.gradient_norm, applied.learning_rate, applied.skipped, false, routing_}};
 }
 
 // No rank waits for another pipeline rank: their sum of the loss is asked for now and taken a step later.
@@ -309,6 +339,7 @@ Trainer::Applied Trainer::apply_gradients(std::int64_t step, double loss) {
   }
   adamw_step(rank_, parameters_, optimizer_, applied.learning_rate, updates(step),
              clip_factor(applied.gradient_norm, optimizer_.clip));
+  stages_.balance_routers(routing_);
   return applied;
 }
 

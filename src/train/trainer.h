@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <vector>
 
 #include "parallel/data_parallel.h"
 #include "parallel/faults.h"
@@ -28,6 +29,7 @@ struct StepResult {
   double learning_rate = 0;
   std::string skipped{};    // what is not finite, where the step was skipped for it
   bool taken_back = false;  // without a barrier: a wrong guess was, and forward passes were run again
+  std::vector<RoutingCounts> routing = {};  // see Trainer::routing(); only where steps end one by one
 };
 
 // What data-parallel ranks add up in a step.
@@ -64,6 +66,9 @@ class Trainer {
 
   // Other than all: for compute_gradients() alone, without ZeRO.
   void set_data_parallel_sums(DataParallelSums sums) { sums_ = sums; }
+  // What the routers of each layer that has experts did in the last compute_gradients(), over the whole mesh;
+  // the losses are means over the tokens of the global batch.
+  const std::vector<RoutingCounts>& routing() const { return routing_; }
   // Target tokens behind the last compute_gradients(), over the ranks that add them up.
   double num_targets() const { return num_targets_.at(0); }
   // A step whose loss or gradient is not finite changes nothing and ends nothing. Where the schedule flushes
@@ -109,6 +114,7 @@ class Trainer {
   void finish_reduction();
   void update(const Instruction& i);
   double complete_gradients();
+  void count_routing();
   std::vector<StepResult> stream_step(std::int64_t step, std::int64_t steps_left);
   std::vector<StepResult> optimistic_step(std::int64_t step, std::int64_t steps_left);
   bool validate();
@@ -133,6 +139,7 @@ class Trainer {
   std::set<int> late_groups_;  // with a parameter whose gradient is complete only when the pipeline is empty
   std::optional<DataParallel> reduction_;  // of the gradients that are being added up
   PipelineRun last_run_;
+  std::vector<RoutingCounts> routing_;
   std::int64_t more_updates_ = 0;
   DataParallelSums sums_ = DataParallelSums::all;
   double slowdown_ = 1;
