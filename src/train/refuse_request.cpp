@@ -93,13 +93,14 @@ void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeli
                                     {"--straggler-every", request.straggler_every},
                                     {"--sample", request.sample_tokens}})
     if (value < 0) refuse("{} {}: must be at least 0", flag, value);
-  if (plan.balancing.bias_rate > 0)
-    for (const auto& [flag, given] : {std::pair{"--checkpoint", !request.checkpoint_directory.empty()},
-                                      {"--sample", request.sample_tokens > 0}})
-      if (given)
-        refuse(
-            "--bias-rate {}: checkpoints and generation do not have the routers' biases; legal: 0, or no {}",
-            plan.balancing.bias_rate, flag);
+  if (plan.balancing.bias_rate > 0 && !request.checkpoint_directory.empty())
+    refuse("--bias-rate {}: checkpoints do not have the routers' biases yet; legal: 0, or no --checkpoint",
+           plan.balancing.bias_rate);
+  if (plan.balancing.bias_rate > 0 && request.sample_tokens > 0)
+    refuse(
+        "--bias-rate {}: generation does not have the routers' biases yet; legal: 0, or --sample 0 instead "
+        "of {}",
+        plan.balancing.bias_rate, request.sample_tokens);
   if (request.sample_tokens > 0 && request.sample_tokens >= plan.model.max_seq)
     refuse("--sample {}: {} has positions for {}, and one is the prompt's", request.sample_tokens,
            plan.model.name, plan.model.max_seq);
