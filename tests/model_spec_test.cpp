@@ -407,6 +407,22 @@ TEST(ModelHuggingFace, Mistral) {
       7248023552);
 }
 
+TEST(ModelHuggingFace, Mixtral) {
+  const std::string json = R"({"model_type": "mixtral", "hidden_act": "silu", "hidden_size": 4096,
+    "initializer_range": 0.02, "intermediate_size": 14336, "max_position_embeddings": 32768, "num_attention_heads": 32,
+    "num_experts_per_tok": 2, "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 8,
+    "output_router_logits": false, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.02,
+    "sliding_window": null, "tie_word_embeddings": false, "vocab_size": 32000})";
+  ModelSpec m = model_from_hugging_face(json, "mixtral-8x7b/config.json");
+  expect_same(m, load_model("mixtral-8x7b"));
+  expect_refusal(
+      [&] {
+        model_from_hugging_face(replaced(json, "\"num_experts_per_tok\": 2", "\"num_experts_per_tok\": 9"),
+                                "x/config.json");
+      },
+      {"experts_per_token = 9", "from 1 to 8"});
+}
+
 TEST(ModelHuggingFace, RefusesWhatWouldComputeSomethingElse) {
   const auto refused = [](const std::string& base, const std::string& from, const std::string& to,
                           std::vector<std::string> words) {
@@ -440,11 +456,12 @@ TEST(ModelHuggingFace, RefusesWhatWouldComputeSomethingElse) {
           {"sliding_window", "4096", "32768"});
   refused(mistral, "\"sliding_window\": null", "\"x\": 0", {"sliding_window", "missing"});
   refused(mistral, "\"num_key_value_heads\": 8", "\"x\": 0", {"num_key_value_heads", "missing"});
-  for (const char* type : {"mixtral", "deepseek_v3", "qwen2", "bert"}) {
+  for (const char* type : {"deepseek_v3", "qwen2", "bert"}) {
     refused(llama, "\"model_type\": \"llama\"", fmt::format("\"model_type\": \"{}\"", type),
             {"model_type", type});
   }
-  refused(llama, "\"model_type\": \"llama\"", "\"model_type\": \"mixtral\"", {"mixture-of-experts"});
+  refused(llama, "\"model_type\": \"llama\"", "\"model_type\": \"mixtral\"",
+          {"num_local_experts", "missing"});
   refused(llama, "\"model_type\": \"llama\",", "", {"model_type", "missing"});
   refused(llama, "\"hidden_size\": 4096,", "", {"hidden_size", "missing"});
   refused(llama, "\"hidden_size\": 4096", "\"hidden_size\": \"big\"", {"hidden_size", "big", "whole number"});

@@ -153,12 +153,23 @@ void read_llama(const Config& config, bool mistral, ModelSpec& m) {
   }
 }
 
+// What balances the experts in training (router_aux_loss_coef) is a run's to say.
+void read_mixtral(const Config& config, ModelSpec& m) {
+  config.required("num_key_value_heads");
+  read_llama(config, true, m);
+  m.experts = Experts::mixtral;
+  m.num_experts = config.integer("num_local_experts");
+  m.experts_per_token = config.integer("num_experts_per_tok");
+  m.expert_hidden = m.mlp_hidden;
+  config.only_real("router_jitter_noise", 0.0);
+}
+
 [[noreturn]] void refuse_model_type(const std::string& where, const std::string& type) {
   const char* why = "";
-  if (type == "mixtral" || type.starts_with("deepseek"))
-    why = " (mixture-of-experts models are not supported yet)";
+  if (type.starts_with("deepseek")) why = " (its latent attention is not supported yet)";
   if (type == "qwen2") why = " (biases of the query, key and value projections are not supported yet)";
-  refuse("{}: model_type = \"{}\" is not supported{}: only gpt2, llama and mistral are", where, type, why);
+  refuse("{}: model_type = \"{}\" is not supported{}: only gpt2, llama, mistral and mixtral are", where, type,
+         why);
 }
 
 std::string model_name(const std::string& where, const std::string& type) {
@@ -193,6 +204,8 @@ ModelSpec model_from_hugging_face(const std::string& config_json, const std::str
     if (!object.contains("num_key_value_heads")) config.required("num_key_value_heads");
     if (!object.contains("sliding_window")) config.required("sliding_window");
     read_llama(config, true, m);
+  } else if (type == "mixtral") {
+    read_mixtral(config, m);
   } else {
     refuse_model_type(where, type);
   }
