@@ -68,6 +68,17 @@ TEST(ExpertParallel, EqualsOneRankUnderEverySchedule) {
   }
 }
 
+// An expert without tokens in a step's last update has had earlier ones.
+TEST(ExpertParallel, EqualsOneRankWhereTheLastUpdateLeavesExpertsOut) {
+  Plan plan = odd_plan(load_model("deepseek-tiny"), 1, 1, false);
+  plan.mesh.set(Axis::pp, 2);
+  plan.schedule = "pipedream";
+  plan.seq_len = 16;
+  plan.global_batch = 8;
+  plan.balancing.capacity = 1;
+  expect_verified(plan);
+}
+
 TEST(ExpertParallel, EqualsOneRankUnderZero) {
   for (int zero : {1, 2, 3})
     for (Recompute recompute : {Recompute::none, Recompute::full}) {
