@@ -46,7 +46,7 @@ TEST(Pipeline, RecomputedActivationsGiveTheSameBits) {
 
 TEST(Pipeline, AnyNumberOfMicrobatches) {
   for (const std::string& schedule : flushing_schedules())
-    for (int microbatches : {1, 2, 6, 7})
+    for (int microbatches : {1, 7})  // the others in pipeline_slow_test.cpp
       if (has_microbatches(schedule, microbatches))
         expect_bits_of_one_rank(pipeline_plan(odd_gpt2(true, 6), schedule,
                                               schedule.starts_with("dualpipe") ? 2 : 3, 1, 1, microbatches));
