@@ -90,7 +90,8 @@ TEST_P(Failures, ARankThatComputesForEverIsNamedWhenTheDeadlineHasPassed) {
   const Result r = fail(1, "spin");
   EXPECT_EQ(r.status, 3);
   EXPECT_GT(r.seconds, timeout_ms / 1000.0);
-  expect_report(r, {"waited 2000 ms for rank 1", "rank 1, at fault", "does not wait"});
+  // A rank that waits for one that waits for rank 1 may be the first whose time is up.
+  expect_report(r, {"waited 2000 ms for rank ", "rank 1, at fault", "does not wait"});
 }
 
 // Threads die and stop together.
