@@ -2,29 +2,12 @@
 #pragma once
 
 #include <fmt/core.h>
-#include <sys/wait.h>
 
-#include <array>
-#include <cstdio>
 #include <string>
 
+#include "run_command.h"
+
 namespace echelon::checks {
-
-struct CommandResult {
-  int status = -1;     // negative: the signal that ended it
-  std::string output;  // both streams
-};
-
-inline CommandResult run_command(const std::string& command) {
-  CommandResult result;
-  std::FILE* const pipe = ::popen(("exec 2>&1; " + command).c_str(), "r");
-  std::array<char, 4096> room{};
-  for (std::size_t got = 0; (got = std::fread(room.data(), 1, room.size(), pipe)) > 0;)
-    result.output.append(room.data(), got);
-  const int status = ::pclose(pipe);
-  result.status = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-  return result;
-}
 
 // The program on `ranks` processes.
 inline std::string under_mpirun(int ranks, const std::string& arguments) {

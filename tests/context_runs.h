@@ -1,8 +1,7 @@
 // Plans with context parallelism that are small and cut unevenly in every other way.
 #pragma once
 
-#include "mesh_runs.h"
-#include "train/verify.h"
+#include "pipeline_runs.h"
 
 namespace echelon::checks {
 
@@ -50,21 +49,9 @@ inline std::string describe_context(const Plan& p) {
                      attention_mask_name(p.mask), p.mesh.size(Axis::pp), p.schedule, p.zero);
 }
 
-// One step against one rank.
-inline VerifyReport verify_context(const Plan& plan, std::int64_t steps = 1) {
-  VerifyRequest request;
-  request.plan = plan;
-  request.optimizer.warmup_steps = 0;
-  request.optimizer.total_steps = 10;
-  request.optimizer.clip = 0.1;
-  request.run.timeout = patience;
-  request.steps = steps;
-  return verify(request);
-}
-
 inline void expect_context_pass(const Plan& plan) {
   SCOPED_TRACE(describe_context(plan));
-  const VerifyReport report = verify_context(plan);
+  const VerifyReport report = verified(plan);
   EXPECT_TRUE(report.pass) << to_json(report, plan);
   if (plan.dtype == DType::f64) {
     EXPECT_LE(report.loss_max_rel_diff, 1e-10);

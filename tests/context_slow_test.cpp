@@ -25,7 +25,7 @@ TEST(ContextSlow, DifferencesDoNotGrowWithTheRing) {
     Plan plan = context_plan(Family::llama, {ContextKind::ring, ContextBalance::zigzag, cp, 1}, DType::f32);
     plan.model.max_seq = plan.seq_len = 4096;
     plan.global_batch = plan.micro_batch = 1;
-    const VerifyReport report = verify_context(plan);
+    const VerifyReport report = verified(plan);
     EXPECT_TRUE(report.pass) << cp << to_json(report, plan);
     fmt::print("ring of {}: gradients {:.2e}, bound {:.2e}\n", cp, report.grad_max_rel_diff, report.bound);
   }

@@ -119,11 +119,7 @@ TEST(ContextParallel, EqualsOneRankWhereTheScheduleDoesNotFlush) {
   plan.schedule = "2bw";
   plan.micro_batch = 1;
   plan.global_batch = 4;
-  VerifyRequest request;
-  request.plan = plan;
-  request.optimizer.clip = 0;
-  request.run.timeout = patience;
-  const VerifyReport report = verify(request);
+  const VerifyReport report = verify(verify_request(plan, 3, 0));
   EXPECT_TRUE(report.pass) << to_json(report, plan);
 }
 

@@ -2,31 +2,22 @@
 // it: for thread ranks and, where the build has MPI, for processes.
 #include <fmt/core.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <array>
 #include <chrono>
-#include <cstdio>
 #include <string>
 #include <vector>
 
+#include "run_command.h"
+
 namespace {
 
-struct Result {
-  int status = -1;
+struct Result : echelon::checks::CommandResult {
   double seconds = 0;
-  std::string output;
 };
 
 Result run(const std::string& command) {
-  Result result;
   const auto begin = std::chrono::steady_clock::now();
-  std::FILE* const pipe = ::popen(("exec 2>&1; " + command).c_str(), "r");
-  std::array<char, 4096> room{};
-  for (std::size_t got = 0; (got = std::fread(room.data(), 1, room.size(), pipe)) > 0;)
-    result.output.append(room.data(), got);
-  const int status = ::pclose(pipe);
-  result.status = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  Result result{echelon::checks::run_command(command), 0};
   result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return result;
 }

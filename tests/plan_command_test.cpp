@@ -1,51 +1,40 @@
 // `echelon plan` as its users meet it.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "run_command.h"
 #include "temporary_directory.h"
 
 namespace {
 
 namespace checks = echelon::checks;
+using checks::CommandResult;
 using nlohmann::json;
-
-struct Result {
-  int status = -1;
-  std::string out;
-};
 
 class PlanCommand : public testing::Test {
  protected:
-  Result run(const std::string& arguments) const {
+  CommandResult run(const std::string& arguments) const {
     const std::string command =
         "cd '" + directory_.path().string() + "' && '" + ECHELON_BINARY + "' plan " + arguments;
-    std::FILE* pipe = ::popen(command.c_str(), "r");
-    Result result;
-    char buffer[4096];
-    for (std::size_t n; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) result.out.append(buffer, n);
-    const int status = ::pclose(pipe);
-    result.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-    return result;
+    return checks::output_of(command);
   }
   json object(const std::string& arguments, int status = 0) const {
-    const Result r = run(arguments + " --json 2>/dev/null");
+    const CommandResult r = run(arguments + " --json 2>/dev/null");
     EXPECT_EQ(r.status, status) << arguments;
-    return json::parse(r.out);
+    return json::parse(r.output);
   }
   void refused(const std::string& arguments, const std::vector<std::string>& words) const {
-    const Result r = run(arguments + " 2>&1");
-    EXPECT_EQ(r.status, 2) << r.out;
-    EXPECT_TRUE(r.out.starts_with("echelon: ")) << r.out;
-    EXPECT_EQ(std::count(r.out.begin(), r.out.end(), '\n'), 1) << r.out;
+    const CommandResult r = run(arguments + " 2>&1");
+    EXPECT_EQ(r.status, 2) << r.output;
+    EXPECT_TRUE(r.output.starts_with("echelon: ")) << r.output;
+    EXPECT_EQ(std::count(r.output.begin(), r.output.end(), '\n'), 1) << r.output;
     for (const std::string& word : words)
-      EXPECT_NE(r.out.find(word), std::string::npos) << word << " in: " << r.out;
+      EXPECT_NE(r.output.find(word), std::string::npos) << word << " in: " << r.output;
   }
   std::string read(const std::string& name) const { return checks::read_bytes(directory_ / name); }
 
@@ -99,7 +88,7 @@ TEST_F(PlanCommand, NothingFits) {
   EXPECT_TRUE(answer["plans"].empty());
   EXPECT_GT(answer["rejected"]["memory"], 0);
   EXPECT_GT(answer["nearest"]["bytes"], answer["nearest"]["usable_bytes"]);
-  EXPECT_NE(run("--model llama-3-405b --machine h100 --gpus 8 --global-batch 8").out.find("GB too much"),
+  EXPECT_NE(run("--model llama-3-405b --machine h100 --gpus 8 --global-batch 8").output.find("GB too much"),
             std::string::npos);
 }
 
@@ -120,12 +109,12 @@ TEST_F(PlanCommand, RefusesWhatCannotBe) {
 }
 
 TEST_F(PlanCommand, ExplainsWritesAndReadsBack) {
-  const Result said =
+  const CommandResult said =
       run(std::string(small) + "--explain --against tp=8,zero=1 --out plan.toml --html plan.html");
   EXPECT_EQ(said.status, 0);
   for (const char* words : {"computation", "memory of each pipeline rank", "why not the next",
                             "why not tp=8,zero=1", "in-flight activations"})
-    EXPECT_NE(said.out.find(words), std::string::npos) << words;
+    EXPECT_NE(said.output.find(words), std::string::npos) << words;
   const std::string page = read("plan.html");
   EXPECT_NE(page.find("</html>"), std::string::npos);
   EXPECT_EQ(page.find("src="), std::string::npos);  // needs nothing else

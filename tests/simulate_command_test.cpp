@@ -1,50 +1,39 @@
 // `echelon simulate` as its users meet it.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "run_command.h"
 #include "temporary_directory.h"
 
 namespace {
 
 namespace checks = echelon::checks;
+using checks::CommandResult;
 using nlohmann::json;
-
-struct Result {
-  int status = -1;
-  std::string out;  // with standard error where the command says 2>&1
-};
 
 class SimulateCommand : public testing::Test {
  protected:
-  Result run(const std::string& arguments) const {
+  CommandResult run(const std::string& arguments) const {
     const std::string command =
         "cd '" + directory_.path().string() + "' && '" + ECHELON_BINARY + "' simulate " + arguments;
-    std::FILE* pipe = ::popen(command.c_str(), "r");
-    Result result;
-    char buffer[4096];
-    for (std::size_t n; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) result.out.append(buffer, n);
-    const int status = ::pclose(pipe);
-    result.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-    return result;
+    return checks::output_of(command);
   }
   json object(const std::string& arguments) const {
-    const Result r = run(arguments + " --json");
+    const CommandResult r = run(arguments + " --json");
     EXPECT_EQ(r.status, 0) << arguments;
-    return json::parse(r.out);
+    return json::parse(r.output);
   }
   void refused(const std::string& arguments, const std::vector<std::string>& words) const {
-    const Result r = run(arguments + " 2>&1");
-    EXPECT_EQ(r.status, 2) << r.out;
-    EXPECT_TRUE(r.out.starts_with("echelon: ")) << r.out;
-    EXPECT_EQ(std::count(r.out.begin(), r.out.end(), '\n'), 1) << r.out;
+    const CommandResult r = run(arguments + " 2>&1");
+    EXPECT_EQ(r.status, 2) << r.output;
+    EXPECT_TRUE(r.output.starts_with("echelon: ")) << r.output;
+    EXPECT_EQ(std::count(r.output.begin(), r.output.end(), '\n'), 1) << r.output;
     for (const std::string& word : words)
-      EXPECT_NE(r.out.find(word), std::string::npos) << word << " in: " << r.out;
+      EXPECT_NE(r.output.find(word), std::string::npos) << word << " in: " << r.output;
   }
   void write(const std::string& name, const std::string& text) const {
     checks::write_text(directory_ / name, text);
@@ -82,10 +71,10 @@ TEST_F(SimulateCommand, ComparesInOneTable) {
   EXPECT_EQ(rows[0]["valid"], true);
   EXPECT_EQ(rows[1]["valid"], false);
   EXPECT_NE(rows[1]["reason"].get<std::string>().find("dualpipe"), std::string::npos);
-  const Result table = run("--compare 1f1b,dualpipe --pp 3 --microbatches 6");
+  const CommandResult table = run("--compare 1f1b,dualpipe --pp 3 --microbatches 6");
   EXPECT_EQ(table.status, 0);
-  EXPECT_NE(table.out.find("\n1f1b "), std::string::npos) << table.out;
-  EXPECT_NE(table.out.find("\ndualpipe "), std::string::npos) << table.out;
+  EXPECT_NE(table.output.find("\n1f1b "), std::string::npos) << table.output;
+  EXPECT_NE(table.output.find("\ndualpipe "), std::string::npos) << table.output;
   EXPECT_EQ(run("--compare dualpipe --pp 3").status, 1);
   EXPECT_EQ(run("--compare 1f1b,zb-v --format html --out both.html").status, 0);
   EXPECT_NE(read("both.html").find("\"title\":\"zb-v\""), std::string::npos);
@@ -116,7 +105,7 @@ TEST_F(SimulateCommand, SaysWhichGroupingIsBetter) {
   EXPECT_EQ(object("--schedule interleaved --microbatches 13 --group-size 5")["peak_activations"][0], 6.0);
   EXPECT_NE(
       run("--schedule interleaved --microbatches 13")
-          .out.find(
+          .output.find(
               "--schedule interleaved-even takes them in groups of 5 4 4: makespan 43.5, bubble 4.5, peak "
               "activations 6 5 4 3\n"),
       std::string::npos);
@@ -153,21 +142,22 @@ TEST_F(SimulateCommand, SearchesUnderALimit) {
   EXPECT_FALSE(rows[0].contains("span"));
   EXPECT_EQ(rows[1], found);
 
-  const Result proven = run("--schedule zb-auto --pp 2 --microbatches 3 --width 60");
-  EXPECT_NE(proven.out.find("zb-auto: span 10 from a rank's first F to its last W, proven least"),
+  const CommandResult proven = run("--schedule zb-auto --pp 2 --microbatches 3 --width 60");
+  EXPECT_NE(proven.output.find("zb-auto: span 10 from a rank's first F to its last W, proven least"),
             std::string::npos)
-      << proven.out;
-  EXPECT_NE(proven.out.find("rank 1  .  F0 B0 "), std::string::npos) << proven.out;
-  const Result open =
+      << proven.output;
+  EXPECT_NE(proven.output.find("rank 1  .  F0 B0 "), std::string::npos) << proven.output;
+  const CommandResult open =
       run("--compare zb-auto --pp 8 --microbatches 24 --times 1,1.2,0.8 --activation-limit 5");
-  EXPECT_NE(open.out.find("no less than 95 (gap 14%)"), std::string::npos) << open.out;
+  EXPECT_NE(open.output.find("no less than 95 (gap 14%)"), std::string::npos) << open.output;
 }
 
 TEST_F(SimulateCommand, DrawsAndWritesWhatItReads) {
-  const Result text = run("--schedule 1f1b --pp 2 --microbatches 3 --width 60");
-  EXPECT_NE(text.out.find("rank 1  .  F0 BW0-- F1 BW1-- F2 BW2-- .  .\n"), std::string::npos) << text.out;
-  EXPECT_TRUE(run("--format svg 2>/dev/null").out.starts_with("<svg "));
-  EXPECT_TRUE(json::parse(run("--format perfetto 2>/dev/null").out).contains("traceEvents"));
+  const CommandResult text = run("--schedule 1f1b --pp 2 --microbatches 3 --width 60");
+  EXPECT_NE(text.output.find("rank 1  .  F0 BW0-- F1 BW1-- F2 BW2-- .  .\n"), std::string::npos)
+      << text.output;
+  EXPECT_TRUE(run("--format svg 2>/dev/null").output.starts_with("<svg "));
+  EXPECT_TRUE(json::parse(run("--format perfetto 2>/dev/null").output).contains("traceEvents"));
   EXPECT_EQ(run("--schedule zb-v --pp 2 --microbatches 4 --format rows --out mine.txt").status, 0);
   EXPECT_EQ(run("--schedule zb-v --pp 2 --microbatches 4 --format csv --out mine.csv").status, 0);
   const json named = object("--schedule zb-v --pp 2 --microbatches 4");
@@ -177,7 +167,7 @@ TEST_F(SimulateCommand, DrawsAndWritesWhatItReads) {
     mine["schedule"] = "zb-v";
     EXPECT_EQ(mine, named);
   }
-  EXPECT_NE(run("--schedule mine.txt --format lowered 2>/dev/null").out.find("0A0>1"), std::string::npos);
+  EXPECT_NE(run("--schedule mine.txt --format lowered 2>/dev/null").output.find("0A0>1"), std::string::npos);
 }
 
 TEST_F(SimulateCommand, RefusesWrongRequestsByName) {

@@ -3,6 +3,8 @@
 #include <utility>
 #include <vector>
 
+#include "comm/exchange.h"
+
 namespace echelon {
 namespace {
 
@@ -27,7 +29,7 @@ void gathered_attention_forward(const ContextBlocks& blocks, Communicator& group
                                 const Tensor& out, const Tensor& lse) {
   const Tensor all = gather(blocks, group, std::exchange(kv, {}));
   for (int step = 0; step < group.size(); ++step) {
-    const int source = (group.rank() - step + group.size()) % group.size();
+    const int source = around(group.rank() - step, group.size());
     blocks.forward(q, block_of(all, group, source), source, out, lse);
   }
 }
