@@ -30,6 +30,7 @@ void PlanFlags::add_to(CLI::App& app, const Plan& defaults) {
   add_number(app, "--tp", tp_, "Tensor-parallel ranks");
   add_number(app, "--pp", pp_, "Pipeline-parallel ranks");
   add_number(app, "--cp", cp_, "Context-parallel ranks: each holds a part of every sequence");
+  add_number(app, "--ep", ep_, "Ranks that routed experts are spread over, laid over dp x cp");
   app.add_option("--cp-kind", cp_kind_, "How attention reaches the keys of the other parts (docs/context.md)")
       ->type_name("ring|ulysses|allgather|hybrid")
       ->default_str(context_kind_name(defaults.context_kind));
@@ -96,12 +97,11 @@ void PlanFlags::add_to(CLI::App& app, const Plan& defaults) {
       ->type_name("f32|f64")
       ->default_str(dtype_name(defaults.dtype));
   const auto hidden = [](CLI::Option* option) { option->group(""); };
-  hidden(add_number(app, "--ep", ep_, ""));
   later_ = {{"--device", "cpu", ""}};
-  std::string names = "--ep";
+  std::string names;
   for (Later& flag : later_) {
     hidden(app.add_option(flag.name, flag.value));
-    names += fmt::format(" {}", flag.name);
+    names += fmt::format("{}{}", names.empty() ? "" : " ", flag.name);
   }
   app.footer("Not built yet: " + names);
 }

@@ -229,7 +229,7 @@ int run_train(TrainFlags& f) {
                  : "",
              traffic_table(summary.predicted_traffic, summary.measured_traffic));
   fmt::print(out, "{}", expert_table(summary.experts));
-  for (Axis axis : all_axes)
+  for (Axis axis : traffic_axes)
     if (const VerbTraffic& sent = summary.measured_messages.at(axis, Verb::send); sent.calls > 0)
       fmt::print(out, "  {:<16}{:>28}{:>8} messages of {} collectives\n", axis_name(axis),
                  format_bytes(static_cast<double>(sent.bytes)), sent.calls,

@@ -74,8 +74,8 @@ struct Worker {
             Tensor(arena, MemoryCategory::gradients, dtype, {bucket.shards[static_cast<std::size_t>(rank)]});
     }
     before = arena.live();
-    reducer =
-        std::make_unique<GradientReducer>(*group, *kernels, arena, dtype, method(compress), seed, buckets);
+    reducer = std::make_unique<GradientReducer>(ReductionGroups{*group, *group}, *kernels, arena, dtype,
+                                                method(compress), seed, buckets);
   }
 
   // What is in `gradients` becomes the sums.

@@ -65,7 +65,8 @@ TEST(Compression, SectionsAreTheParametersOfABucket) {
       for (int index = 0; index < tp; ++index) {
         const FlatLayout layout = flat_layout(groups, tp, index);
         std::int64_t covered = 0;
-        for (const Range& range : gradient_buckets(layout, 50000)) {
+        for (const auto& [range, experts] : gradient_buckets(layout, 50000)) {
+          EXPECT_FALSE(experts);
           const GradientBucket bucket = gradient_bucket(groups, layout, range, tp, index);
           ASSERT_EQ(bucket.numel(), range.size());
           for (const GradientSection& s : bucket.sections) {

@@ -63,14 +63,17 @@ Times measure(const SleepingStep& step, int ahead) {
   run_ranks(world, [&](int rank) {
     const auto group = world.join(rank, {0, 1}, "dp");
     Arena arena;
-    std::vector<ShardedUnit> units;
+    std::vector<std::vector<ShardedUnit>> units;
     for (int unit = 0; unit < step.layers + 3; ++unit) {
-      units.push_back({Tensor(arena, MemoryCategory::parameters, DType::f32, {64}),
-                       Tensor(arena, MemoryCategory::parameters, DType::f32, {32}),
-                       {32, 32}});
-      units.back().whole.release_memory();
+      units.push_back({{group.get(),
+                        Tensor(arena, MemoryCategory::parameters, DType::f32, {64}),
+                        Tensor(arena, MemoryCategory::parameters, DType::f32, {32}),
+                        {32, 32}}});
+      units.back().front().whole.release_memory();
     }
-    ParameterGather gather(*group, std::move(units), ahead);
+    const ShardedUnit always = units.back().front();
+    units.pop_back();
+    ParameterGather gather(std::move(units), always, ahead);
     const auto seconds = [&](milliseconds delay, milliseconds forward) {
       return seconds_of([&] {
         world.link(rank).delay = delay;

@@ -265,7 +265,8 @@ TEST(GradientReducer, RefusesMisuse) {
     const GradientBucket bucket = bucket_of({{4, 4}});
     Worker worker(world, rank, 2, "int8", DType::f32, {bucket});
     const auto make = [&](const GradientBucket& of) {
-      GradientReducer(*worker.group, *worker.kernels, worker.arena, DType::f32, method("int8"), 1, {of});
+      GradientReducer({*worker.group, *worker.group}, *worker.kernels, worker.arena, DType::f32,
+                      method("int8"), 1, {of});
     };
     GradientBucket gap = bucket, short_shards = bucket, few_shards = bucket;
     gap.sections[0].range.begin = 1;
@@ -292,7 +293,7 @@ TEST(GradientReducer, TopKRefusesWhatAnIndexCannotReach) {
     const auto kernels = make_reference_kernels();
     std::string why;
     try {
-      GradientReducer(*group, *kernels, arena, DType::f32, method("topk:0.5"), 1,
+      GradientReducer({*group, *group}, *kernels, arena, DType::f32, method("topk:0.5"), 1,
                       {bucket_of({{65536, 32768}})});
     } catch (const RequestError& error) {
       why = error.what();

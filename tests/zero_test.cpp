@@ -176,8 +176,8 @@ TEST(Shards, CoverTheirUnitsInWholeNormBlocksAsEvenlyAsTheseAllow) {
             bounds.insert(layout.offsets[i] + at);
         bounds.insert(layout.size());
         std::int64_t next = 0, sum = 0;
-        const std::vector<ShardUnit> units = shard_units(layout, shards);
-        ASSERT_EQ(units.size(), layout.cut_ranges.size() + 1);
+        const std::vector<ShardUnit> units = shard_units(layout, {shards, shards});
+        ASSERT_EQ(units.size(), 2 * layout.cut_ranges.size() + 1);
         for (const ShardUnit& unit : units) {
           ASSERT_EQ(unit.bounds.size(), static_cast<std::size_t>(shards) + 1);
           EXPECT_EQ(unit.range.begin, next);
@@ -196,7 +196,7 @@ TEST(Shards, CoverTheirUnitsInWholeNormBlocksAsEvenlyAsTheseAllow) {
           next = unit.range.end;
         }
         EXPECT_EQ(next, layout.size());
-        for (int i = 0; i < shards; ++i) sum += shard_size(units, i);
+        for (int i = 0; i < shards; ++i) sum += shard_size(units, {i, i});
         EXPECT_EQ(sum, layout.size());
       }
 }
@@ -207,9 +207,11 @@ TEST(Shards, TiesGoDown) {
   layout.offsets = {0};
   layout.sizes = {3 * norm_block};
   layout.cut_ranges = {{0, 3 * norm_block}};
+  layout.expert_ranges = {{3 * norm_block, 3 * norm_block}};
   layout.whole_range = {3 * norm_block, 3 * norm_block};
-  EXPECT_EQ(shard_units(layout, 2)[0].bounds, (std::vector<std::int64_t>{0, norm_block, 3 * norm_block}));
-  EXPECT_EQ(shard_units(layout, 2)[1].counts(), (std::vector<std::int64_t>{0, 0}));
+  EXPECT_EQ(shard_units(layout, {2, 2})[0].bounds,
+            (std::vector<std::int64_t>{0, norm_block, 3 * norm_block}));
+  EXPECT_EQ(shard_units(layout, {2, 2})[1].counts(), (std::vector<std::int64_t>{0, 0}));
 }
 
 // ---- what it costs
@@ -257,10 +259,11 @@ TEST(ZeroMemory, BetweenStepsIsTheFormulaToTheByte) {
             trainer.compute_gradients(step, random_samples(plan));
             trainer.apply_gradients(step);
           }
-          const FlatLayout layout = flat_layout(pipeline.groups_of(0), tp, rank.coordinate(Axis::tp));
+          const FlatLayout layout = flat_layout(pipeline.groups_of(0, 0), tp, rank.coordinate(Axis::tp));
           const int shards = dp / hsdp;
-          const std::int64_t own =
-              zero == 0 ? 0 : shard_size(shard_units(layout, shards), rank.coordinate(Axis::dp) % shards);
+          const std::int64_t own = zero == 0 ? 0
+                                             : shard_size(shard_units(layout, plan.all_shards()),
+                                                          plan.shard_index(rank.coordinates()));
           const Memory expected = kept_state(layout.size(), own, zero, {8, 8, 16});
           for (MemoryCategory c : {MemoryCategory::parameters, MemoryCategory::gradients,
                                    MemoryCategory::optimizer, MemoryCategory::activations})

@@ -86,6 +86,18 @@ Communicator& Rank::dp_cp_across_blocks(int size) const {
                 "dp replicas", Axis::dp);
 }
 
+Communicator& Rank::ep() const {
+  const std::vector<int> all = in_world(mesh_.dp_cp_group(index_));
+  return joined(ep_, block_of(all, mesh_.dp_cp_index(coordinates()), mesh_.ep), "ep", Axis::ep);
+}
+
+Communicator& Rank::same_experts(int size) const {
+  if (mesh_.ep == 1) return dp_cp_block(size);
+  const int index = mesh_.dp_cp_index(coordinates());
+  const std::vector<int> block = block_of(in_world(mesh_.dp_cp_group(index_)), index, size);
+  return joined(same_experts_, across_blocks_of(block, index % size, mesh_.ep), "same experts", Axis::dp);
+}
+
 Communicator& Rank::cp_block(int size) const {
   if (size == this->size(Axis::cp)) return along(Axis::cp);
   const std::vector<int> cp = in_world(mesh_.group(index_, Axis::cp));

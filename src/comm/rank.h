@@ -53,6 +53,11 @@ class Rank {
   Communicator& dp_cp_block(int size) const;
   // The ranks at the same place in each of those blocks.
   Communicator& dp_cp_across_blocks(int size) const;
+  // The ranks that routed experts are spread over: Mesh::ep neighbours of that group; what they send counts
+  // on ep.
+  Communicator& ep() const;
+  // Those of a block of `size` neighbours that hold the same experts.
+  Communicator& same_experts(int size) const;
   // Blocks of `size` neighbouring ranks of the cp group, and the ranks at the same place in each of them.
   Communicator& cp_block(int size) const;
   Communicator& cp_across_blocks(int size) const;
@@ -93,8 +98,8 @@ class Rank {
   Communicator& joined(std::unique_ptr<Communicator>& place, const std::vector<int>& group, const char* name,
                        Axis axis) const;
   // Joined at first use.
-  mutable std::unique_ptr<Communicator> replicas_, dp_cp_, dp_cp_block_, dp_cp_across_blocks_, cp_block_,
-      cp_across_blocks_;
+  mutable std::unique_ptr<Communicator> replicas_, dp_cp_, dp_cp_block_, dp_cp_across_blocks_, ep_,
+      same_experts_, cp_block_, cp_across_blocks_;
 };
 
 }  // namespace echelon

@@ -85,19 +85,25 @@ void check_bucket(const ReductionContext& context, const GradientBucket& bucket)
 }  // namespace
 
 struct GradientReducer::State {
-  ReductionContext context;
+  ReductionContext all, experts;
   std::vector<GradientBucket> buckets;
   std::vector<Method> methods;         // of each bucket
   std::vector<Reduction> under_way{};  // in the order of begin()
+  const ReductionContext& context(const GradientBucket& bucket) const {
+    return bucket.experts ? experts : all;
+  }
 };
 
-GradientReducer::GradientReducer(Communicator& group, Kernels& kernels, Arena& arena, DType dtype,
+GradientReducer::GradientReducer(const ReductionGroups& groups, Kernels& kernels, Arena& arena, DType dtype,
                                  const Compression& compression, std::uint64_t seed,
                                  std::vector<GradientBucket> buckets)
-    : state_(new State{{group, kernels, arena, dtype, compression, seed}, std::move(buckets), {}}) {
+    : state_(new State{{groups.all, kernels, arena, dtype, compression, seed},
+                       {groups.experts, kernels, arena, dtype, compression, seed},
+                       std::move(buckets),
+                       {}}) {
   for (const GradientBucket& bucket : state_->buckets) {
-    check_bucket(state_->context, bucket);
-    state_->methods.push_back(make_method(state_->context, bucket));
+    check_bucket(state_->context(bucket), bucket);
+    state_->methods.push_back(make_method(state_->context(bucket), bucket));
   }
 }
 
@@ -108,13 +114,14 @@ GradientReducer& GradientReducer::operator=(GradientReducer&&) noexcept = defaul
 void GradientReducer::begin(std::size_t bucket, std::int64_t step, const Tensor& gradient,
                             const Tensor& shard) {
   const GradientBucket& shape = state_->buckets.at(bucket);
+  const ReductionContext& context = state_->context(shape);
   for (const Reduction& other : state_->under_way)
     check(other.bucket != bucket, "a bucket is reduced once at a time");
-  check(gradient.numel() == shape.numel() && gradient.dtype() == state_->context.dtype,
+  check(gradient.numel() == shape.numel() && gradient.dtype() == context.dtype,
         "a gradient has its bucket's size and type");
   if (!shape.shards.empty())
-    check(shard.numel() == shape.shards[static_cast<std::size_t>(state_->context.group.rank())] &&
-              shard.dtype() == state_->context.dtype,
+    check(shard.numel() == shape.shards[static_cast<std::size_t>(context.group.rank())] &&
+              shard.dtype() == context.dtype,
           "a shard has its bucket's size and type");
   state_->under_way.push_back({.bucket = bucket, .step = step, .gradient = gradient.flat(), .shard = shard});
   std::visit([&](auto& method) { method.start(state_->under_way.back()); }, state_->methods[bucket]);

@@ -37,12 +37,17 @@ struct CarriedTensor {
 // them: their sum stays what it was, and on as many ranks each gets its own back.
 std::vector<int> residual_sources(int rank, int size, int saved_size);
 
+// The ranks that buckets are summed over: those that hold the same, and the same routed experts.
+struct ReductionGroups {
+  Communicator &all, &experts;
+};
+
 // The reductions of one rank's buckets, step after step.
 class GradientReducer {
  public:
-  // `group`, `kernels` and `arena` outlive it. On a group of one nothing travels, so nothing is compressed.
+  // `groups`, `kernels` and `arena` outlive it. On a group of one nothing travels, so nothing is compressed.
   // Allocates all it will need (reduction_memory()). `seed`: the run's.
-  GradientReducer(Communicator& group, Kernels& kernels, Arena& arena, DType dtype,
+  GradientReducer(const ReductionGroups& groups, Kernels& kernels, Arena& arena, DType dtype,
                   const Compression& compression, std::uint64_t seed, std::vector<GradientBucket> buckets);
   ~GradientReducer();
   GradientReducer(GradientReducer&&) noexcept;

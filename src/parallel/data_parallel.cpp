@@ -11,8 +11,9 @@ DataParallel::DataParallel(const Rank& rank, int shards, GradientReducer& reduce
   for (const BucketTensors& bucket : buckets_) missing_.push_back(bucket.range.size());
 }
 
-Communicator& DataParallel::group(const Rank& rank, const Plan& plan) {
-  return plan.zero_stage() == 0 ? rank.dp_cp() : rank.dp_cp_block(plan.shards());
+ReductionGroups DataParallel::groups(const Rank& rank, const Plan& plan) {
+  const int ranks = plan.zero_stage() == 0 ? rank.mesh().dp_cp_size() : plan.shards();
+  return {rank.dp_cp_block(ranks), rank.same_experts(ranks)};
 }
 
 void DataParallel::send_next() {

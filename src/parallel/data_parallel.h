@@ -30,12 +30,12 @@ struct BucketTensors {
 // The reduction of one step's gradients.
 class DataParallel {
  public:
-  // `reducer`: of these buckets, over the group() below; `step` as it wants it; `shards`: ranks of a block.
+  // `reducer`: of these buckets, over the groups() below; `step` as it wants it; `shards`: ranks of a block.
   // Buckets are sent in their order.
   DataParallel(const Rank& rank, int shards, GradientReducer& reducer, std::int64_t step,
                std::vector<BucketTensors> buckets);
   // The ranks that a bucket is summed over before its shards are summed over the blocks.
-  static Communicator& group(const Rank& rank, const Plan& plan);
+  static ReductionGroups groups(const Rank& rank, const Plan& plan);
 
   // The range has its final local value. A bucket is sent as soon as it and all before it are complete. Where
   // memory comes and goes, one reduction is under way at a time: the one before is waited for.

@@ -16,10 +16,14 @@ ExpertParallel::ExpertParallel(const Rank& rank, const Plan& plan, TensorParalle
     : rank_(&rank),
       tensor_parallel_(tensor_parallel),
       balancing_(plan.balancing),
-      room_([plan](std::int64_t sequences) { return room_for_copies(plan, sequences); }),
+      room_([plan](std::int64_t sequences) {
+        const bool bounded = plan.balancing.capacity > 0;
+        return Room{room_for_copies(plan, sequences), bounded ? room_for_received(plan, sequences) : 0};
+      }),
       seq_len_(plan.seq_len),
       loss_scale_(1.0 / static_cast<double>(plan.global_batch * plan.seq_len)),
       router_(Linear(weights.gate, {}, WeightOrder::out_in), plan.model.router, plan.model.experts_per_token),
+      exchange_(rank, plan.model.num_experts),
       experts_(std::move(weights.in), std::move(weights.out)),
       shared_(std::move(weights.shared)),
       counts_(empty_counts()),
@@ -31,7 +35,7 @@ void ExpertParallel::balance(const std::vector<double>& routed) const {
 
 RoutingCounts ExpertParallel::empty_counts() const {
   const std::vector<double> none(static_cast<std::size_t>(experts()));
-  return {0, none, none, 0};
+  return {0, none, none};
 }
 
 Tensor ExpertParallel::integers(std::vector<std::int64_t> shape) const {
@@ -50,9 +54,14 @@ ExpertParallel::Saved ExpertParallel::route(const Tensor& normed_here, std::int6
   router_.choose(saved.logits, bias_, saved.ids, saved.weights);
   if (tensor_parallel_.sequence_parallel()) share_choices(rows, saved);
   saved.places = integers({rows, k()});
-  saved.copies = integers({sequences == 0 ? rows * k() : room_(sequences)});
-  const Tensor kept = keep(saved);
-  saved.bounds = sort_by_expert(kept, experts(), saved.places, saved.copies);
+  // What generation takes is what comes.
+  const Room room = sequences == 0 ? Room{rows * k(), 0} : room_(sequences);
+  saved.copies = integers({room.copies});
+  {
+    const Tensor kept = keep(saved);
+    saved.bounds = sort_by_expert(kept, experts(), saved.places, saved.copies);
+  }
+  saved.route = exchange_.route(saved.bounds, room.copies, room.rows);
   return saved;
 }
 
@@ -98,27 +107,36 @@ Tensor ExpertParallel::keep(const Saved& saved) const {
 
 void ExpertParallel::in_forward(const Tensor& normed, Saved& saved) const {
   Kernels& kernels = rank_->kernels();
-  const std::int64_t room = saved.copies.numel();
-  saved.hidden = rank_->activation({room, experts_.hidden_width()});
-  const Tensor taken = rank_->activation({room, normed.cols()});
-  kernels.embedding(saved.copies, normed, 0, taken);
-  experts_.in_forward(kernels, saved.bounds, taken, saved.hidden);
-  if (!shared_) return;
-  saved.shared_hidden = rank_->activation({normed.rows(), shared_->hidden_width()});
-  shared_->in().forward(kernels, normed, saved.shared_hidden);
+  InFlight arriving = exchange_.begin_dispatch(take(normed, saved), saved.route);
+  if (shared_) {  // while copies travel
+    saved.shared_hidden = rank_->activation({normed.rows(), shared_->hidden_width()});
+    shared_->in().forward(kernels, normed, saved.shared_hidden);
+  }
+  const Tensor taken = exchange_.arrange(std::move(arriving), saved.route);
+  saved.hidden = rank_->activation({saved.route.room, experts_.hidden_width()});
+  experts_.in_forward(kernels, saved.route.bounds, taken, saved.hidden);
+  if (!exchange_.is_local()) saved.taken = taken;
+}
+
+// The copies of the normed rows.
+Tensor ExpertParallel::take(const Tensor& normed, const Saved& saved) const {
+  const Tensor taken = rank_->activation({saved.copies.numel(), normed.cols()});
+  rank_->kernels().embedding(saved.copies, normed, 0, taken);
+  return taken;
 }
 
 Tensor ExpertParallel::out_forward(const Saved& saved) const {
   Kernels& kernels = rank_->kernels();
-  const std::int64_t room = saved.copies.numel(), rows = saved.ids.rows(),
-                     width = router_.gate().in_features();
+  const std::int64_t room = saved.route.room, rows = saved.ids.rows(), width = router_.gate().in_features();
   const Tensor y = rank_->activation({rows, width});
   Tensor out = rank_->activation({room, width}),
          activated = rank_->activation({room, experts_.activated_width()});
-  experts_.activate(kernels, saved.bounds, saved.hidden, activated);
-  experts_.out_forward(kernels, saved.bounds, activated, out);
+  experts_.activate(kernels, saved.route.bounds, saved.hidden, activated);
+  experts_.out_forward(kernels, saved.route.bounds, activated, out);
+  activated = Tensor();
+  out = exchange_.combine(std::exchange(out, {}), saved.route, saved.copies.numel());
   kernels.combine_rows(out, saved.places, saved.weights, y);
-  out = activated = Tensor();
+  out = Tensor();
   if (!shared_) return y;
   activated = rank_->activation({rows, shared_->activated_width()});
   out = rank_->activation({rows, width});
@@ -143,28 +161,32 @@ Tensor ExpertParallel::by_place(const Tensor& weights, const Saved& saved) const
 ExpertParallel::Backward ExpertParallel::backward_input(const Tensor& dy, Saved& saved,
                                                         const WeightGradient& weight_gradient) const {
   Kernels& kernels = rank_->kernels();
-  const std::int64_t room = saved.copies.numel(), rows = dy.rows(), width = dy.cols();
+  const std::int64_t copies = saved.copies.numel(), rows = dy.rows(), width = dy.cols();
+  const ExpertExchange::Route& route = saved.route;
   count(saved);
   Backward backward;
   backward.d_weights = rank_->activation({rows, k()});
   backward.d_normed = rank_->activation({rows, width});
   // The gradient of a row's sum, by copy.
-  Tensor d_out = rank_->activation({room, width}),
-         d_activated = rank_->activation({room, experts_.activated_width()});
-  kernels.embedding(saved.copies, dy, 0, d_out);
-  experts_.out_backward_input(kernels, saved.bounds, d_out, d_activated);
-  Tensor weights = by_place(saved.weights, saved), d_weights = rank_->activation({room, 1});
-  experts_.activate_backward(kernels, saved.bounds, saved.hidden, d_activated, weights, d_weights);
+  Tensor d_out = exchange_.dispatch(take(dy, saved), route),
+         d_activated = rank_->activation({route.room, experts_.activated_width()});
+  experts_.out_backward_input(kernels, route.bounds, d_out, d_activated);
+  Tensor weights = exchange_.dispatch(by_place(saved.weights, saved), route),
+         d_weights = rank_->activation({route.room, 1});
+  experts_.activate_backward(kernels, route.bounds, saved.hidden, d_activated, weights, d_weights);
+  weights = Tensor();
   backward.d_hidden = std::exchange(saved.hidden, {});
+  d_weights = exchange_.combine(std::exchange(d_weights, {}), route, copies);
   kernels.combine_rows(d_weights, saved.places.reshape({rows * k(), 1}), {},
                        backward.d_weights.reshape({rows * k(), 1}));
-  weights = d_weights = Tensor();
-  weight_gradient([&kernels, experts = &experts_, bounds = saved.bounds, x = d_activated, d = d_out] {
+  d_weights = Tensor();
+  weight_gradient([&kernels, experts = &experts_, bounds = route.bounds, x = d_activated, d = d_out] {
     experts->out_backward_weight(kernels, bounds, x, d);
   });
   d_out = d_activated = Tensor();
-  d_out = rank_->activation({room, width});
-  experts_.in_backward_input(kernels, saved.bounds, backward.d_hidden, d_out);
+  d_out = rank_->activation({route.room, width});
+  experts_.in_backward_input(kernels, route.bounds, backward.d_hidden, d_out);
+  d_out = exchange_.combine(std::exchange(d_out, {}), route, copies);
   kernels.combine_rows(d_out, saved.places, {}, backward.d_normed);
   d_out = Tensor();
   if (!shared_) return backward;
@@ -180,14 +202,20 @@ ExpertParallel::Backward ExpertParallel::backward_input(const Tensor& dy, Saved&
   return backward;
 }
 
-void ExpertParallel::in_backward_weight(const Tensor& normed, const Saved& saved, Backward& backward,
+void ExpertParallel::in_backward_weight(const Tensor& normed, Saved& saved, Backward& backward,
                                         const WeightGradient& weight_gradient) const {
-  weight_gradient(
-      [this, normed, copies = saved.copies, bounds = saved.bounds, d = std::exchange(backward.d_hidden, {})] {
-        const Tensor taken = rank_->activation({copies.numel(), normed.cols()});
-        rank_->kernels().embedding(copies, normed, 0, taken);
-        experts_.in_backward_weight(rank_->kernels(), bounds, taken, d);
-      });
+  Tensor d_hidden = std::exchange(backward.d_hidden, {});
+  if (exchange_.is_local()) {
+    weight_gradient([this, normed, copies = saved.copies, bounds = saved.bounds, d = d_hidden] {
+      const Tensor taken = rank_->activation({copies.numel(), normed.cols()});
+      rank_->kernels().embedding(copies, normed, 0, taken);
+      experts_.in_backward_weight(rank_->kernels(), bounds, taken, d);
+    });
+  } else {
+    weight_gradient([this, bounds = saved.route.bounds, taken = std::exchange(saved.taken, {}),
+                     d = d_hidden] { experts_.in_backward_weight(rank_->kernels(), bounds, taken, d); });
+  }
+  d_hidden = Tensor();
   if (!shared_) return;
   weight_gradient(
       [&kernels = rank_->kernels(), in = shared_->in(), normed,
@@ -249,6 +277,7 @@ void ExpertParallel::count(const Saved& saved) const {
   }
   for (std::size_t e = 0; e < kept.size(); ++e)
     check(kept[e] == saved.bounds[e + 1] - saved.bounds[e], "what is routed to an expert is kept or dropped");
+  counts_.away += static_cast<double>(saved.route.away);
 }
 
 }  // namespace echelon

@@ -4,6 +4,9 @@
 //
 //   x --router--> choices, weights      copies of x, sorted by expert --experts--> rows --weights, sum--> y
 //
+// Experts are spread over the ep ranks of an expert group, which lies over dp and cp: copies travel to their
+// experts and rows back (expert_exchange.h).
+//
 // Tensor parallelism cuts every expert as it cuts an MLP (expert tensor parallelism): y is a partial sum. The
 // router is whole; a rank of the tp group routes the rows of the residual stream that it holds, and its
 // choices go to the others under sequence parallelism: one all_gather of 2 k numbers a token forward, one
@@ -19,6 +22,7 @@
 #include "layer/experts.h"
 #include "layer/mlp.h"
 #include "layer/router.h"
+#include "parallel/expert_exchange.h"
 #include "parallel/tensor_parallel.h"
 #include "spec/plan.h"
 
@@ -28,6 +32,7 @@ namespace echelon {
 struct RoutingCounts {
   std::int64_t layer = 0;
   std::vector<double> routed, dropped;  // choices of each expert
+  double away = 0;                      // copies that went to another rank
   double loss_sum = 0;  // of the routers' losses, over tokens; of this rank's rows under sequence parallelism
 };
 
@@ -35,17 +40,19 @@ class ExpertParallel {
  public:
   struct Weights {
     Weight gate;                  // (E, C)
-    std::vector<Weight> in, out;  // of each expert (2F, C), (C, F)
+    std::vector<Weight> in, out;  // of each expert that is here (2F, C), (C, F)
     std::optional<Mlp> shared;
   };
   // What forward keeps for the backward pass of one microbatch. N rows of tokens, R <= N of them routed here.
   struct Saved {
-    Tensor logits;          // (R, E)
-    Tensor ids;             // (N, k, i32), chosen
-    Tensor weights;         // (N, k)
-    Tensor places, copies;  // (N, k, i32), (M, i32): see sort_by_expert
-    ExpertMlps::Bounds bounds;
-    Tensor hidden;               // (M, 2F)
+    Tensor logits;              // (R, E)
+    Tensor ids;                 // (N, k, i32), chosen
+    Tensor weights;             // (N, k)
+    Tensor places, copies;      // (N, k, i32), (M, i32): see sort_by_expert
+    ExpertMlps::Bounds bounds;  // of all experts, among the copies
+    ExpertExchange::Route route;
+    Tensor taken;                // (rows, C), what the experts here got, where it came from other ranks
+    Tensor hidden;               // (rows, 2F); without an exchange, rows are copies
     Tensor shared_hidden;        // (N, 2F of the shared MLP)
     std::int64_t sequences = 0;  // of the microbatch
   };
@@ -68,7 +75,7 @@ class ExpertParallel {
   };
   Backward backward_input(const Tensor& dy, Saved& saved, const WeightGradient& weight_gradient) const;
   // The weights of the experts' first product, from the normed rows (N, C).
-  void in_backward_weight(const Tensor& normed, const Saved& saved, Backward& backward,
+  void in_backward_weight(const Tensor& normed, Saved& saved, Backward& backward,
                           const WeightGradient& weight_gradient) const;
   // Through the router: adds to d_normed_here (R, C).
   void route_backward(const Tensor& normed, Saved& saved, Backward& backward, const Tensor& d_normed_here,
@@ -88,6 +95,7 @@ class ExpertParallel {
   void share_choices(std::int64_t rows, Saved& saved) const;
   Tensor keep(const Saved& saved) const;
   RouterLosses losses(const Saved& saved) const;
+  Tensor take(const Tensor& normed, const Saved& saved) const;
   Tensor by_place(const Tensor& weights, const Saved& saved) const;
   void count(const Saved& saved) const;
   std::int64_t scopes(const Saved& saved) const {
@@ -97,10 +105,14 @@ class ExpertParallel {
   const Rank* rank_;
   TensorParallel tensor_parallel_;
   Balancing balancing_;
-  std::function<std::int64_t(std::int64_t sequences)> room_;
+  struct Room {
+    std::int64_t copies = 0, rows = 0;  // rows 0: for as many as come
+  };
+  std::function<Room(std::int64_t sequences)> room_;
   std::int64_t seq_len_;
   double loss_scale_;  // the losses are means over the tokens of the global batch
   Router router_;
+  ExpertExchange exchange_;
   ExpertMlps experts_;
   std::optional<Mlp> shared_;
   // Of a step, as gradients are; and what steps have made of them, as weights are.

@@ -33,7 +33,7 @@ VerbTraffic worker_sends(const std::vector<ShardUnit>& units, const ParameterSer
                          std::int64_t element_bytes) {
   VerbTraffic traffic;
   for (int server = 0; server < run.servers; ++server) {
-    const std::vector<Range> pieces = shard_ranges(units, server);
+    const std::vector<Range> pieces = shard_ranges(units, {server, server});
     traffic.calls += 2 + static_cast<std::int64_t>(pieces.size());
     traffic.bytes += 2 * header_length * 8 + total(pieces) * element_bytes;
   }
@@ -43,7 +43,7 @@ VerbTraffic worker_sends(const std::vector<ShardUnit>& units, const ParameterSer
 VerbTraffic worker_receives(const std::vector<ShardUnit>& units, const ParameterServerRun& run) {
   VerbTraffic traffic{.calls = 1};  // the grant
   for (int server = 0; server < run.servers; ++server)
-    traffic.calls += static_cast<std::int64_t>(shard_ranges(units, server).size());
+    traffic.calls += static_cast<std::int64_t>(shard_ranges(units, {server, server}).size());
   return traffic;
 }
 
@@ -56,7 +56,8 @@ ParameterClient::ParameterClient(Communicator& group, const ParameterServerRun& 
       values_(std::move(values)),
       gradients_(std::move(gradients)),
       clock_(run.first_clock) {
-  for (int server = 0; server < run_.servers; ++server) shards_.push_back(shard_ranges(units, server));
+  for (int server = 0; server < run_.servers; ++server)
+    shards_.push_back(shard_ranges(units, {server, server}));
 }
 
 void ParameterClient::ask(int server, double kind, const Push& push) {
@@ -105,7 +106,7 @@ ParameterServer::ParameterServer(Communicator& group, const ParameterServerRun& 
                                  std::vector<Tensor> gradient, Update update)
     : group_(group),
       run_(run),
-      pieces_(shard_ranges(units, group.rank() - run.workers)),
+      pieces_(shard_ranges(units, {group.rank() - run.workers, group.rank() - run.workers})),
       values_(std::move(values)),
       gradient_(std::move(gradient)),
       update_(std::move(update)),

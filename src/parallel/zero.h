@@ -26,31 +26,32 @@ namespace echelon {
 
 // A unit of the shard layout as one rank holds it.
 struct ShardedUnit {
+  Communicator* group;               // that it is cut over; outlives this
   Tensor whole, own;                 // flat; own may be its place inside whole
   std::vector<std::int64_t> counts;  // elements of each rank's part
 };
 
-// Every rank's own part goes to all ranks of the block.
-void all_gather_units(Communicator& block, const std::vector<ShardedUnit>& units);
+// Every rank's own part goes to all ranks of the unit's group.
+void all_gather_units(const std::vector<ShardedUnit>& units);
 
-// Stage 3: values that are there while they are used. All ranks of a block use the same units in the same
-// order.
+// Stage 3: values that are there while they are used, a layer group's cut parameters and its routed experts
+// at a time. All ranks of a block use the same groups in the same order.
 class ParameterGather {
  public:
-  // The last unit is there throughout a run of uses. `ahead`: see GatherWindow. `block` outlives this.
-  ParameterGather(Communicator& block, std::vector<ShardedUnit> units, int ahead);
+  // The units of each layer group, and what is there throughout a run of uses. `ahead`: see GatherWindow.
+  ParameterGather(std::vector<std::vector<ShardedUnit>> groups, ShardedUnit always, int ahead);
 
   // A run of uses begins, and ends.
   void begin(std::vector<int> uses);
   void end();
   // The unit's values are there from use() to done().
-  void use(int unit);
+  void use(int group);
   void done();
 
   // Of the last run of uses.
   struct Measures {
     int gathers = 0;
-    int ahead = 0;              // of them asked for before the use ahead of theirs began
+    int ahead = 0;              // layer groups asked for before the use ahead of theirs began
     double beside_seconds = 0;  // from asking for a gather until its use, added up: what it may hide behind
     double wait_seconds = 0;    // that uses waited
   };
@@ -61,15 +62,14 @@ class ParameterGather {
     Pending pending;
     Clock::time_point begin;
   };
-  void gather(int unit);
-  void wait_for(int unit);
-  void release(int unit);
+  void gather(int group);
+  void wait_for(int group);
+  void release(int group);
 
-  Communicator* block_;
-  std::vector<ShardedUnit> units_;
+  std::vector<std::vector<ShardedUnit>> groups_;  // the last one: what is always there
   int ahead_;
   GatherWindow window_;
-  std::map<int, UnderWay> under_way_;
+  std::map<int, std::vector<UnderWay>> under_way_;
   Measures measures_;
 };
 

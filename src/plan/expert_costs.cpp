@@ -6,16 +6,20 @@ ExpertCosts::ExpertCosts(const Plan& plan, std::int64_t sequences, const Coordin
     : shards_sequence_(plan.shards_sequence()),
       tp_(plan.mesh.size(Axis::tp)),
       cp_(plan.mesh.size(Axis::cp)),
+      ep_(plan.mesh.ep),
       tp_rank_(at.tp),
       cp_rank_(at.cp),
       rows_(sequences * plan.tokens_here()),
       k_(plan.model.experts_per_token),
       element_(element_bytes(plan.dtype)),
-      shared_(plan.model.num_shared_experts > 0) {
+      shared_(plan.model.num_shared_experts > 0),
+      experts_(plan.model.num_experts),
+      width_(plan.model.hidden) {
   constexpr std::int64_t integer = 4;
   const ModelSpec& m = plan.model;
   const std::int64_t here = shards_sequence_ ? split_range(rows_, tp_, at.tp).size() : rows_;
-  const std::int64_t room = m.experts == Experts::none ? 0 : room_for_copies(plan, sequences);
+  const std::int64_t room = m.experts == Experts::none ? 0 : room_for_copies(plan, sequences),
+                     received = m.experts == Experts::none ? 0 : room_for_received(plan, sequences);
   const std::int64_t F = split_range(m.expert_hidden, tp_, at.tp).size(),
                      shared = split_range(m.num_shared_experts * m.expert_hidden, tp_, at.tp).size();
   logits_ = here * m.num_experts * element_;
@@ -25,7 +29,11 @@ ExpertCosts::ExpertCosts(const Plan& plan, std::int64_t sequences, const Coordin
   kept_ = plan.balancing.capacity > 0 ? rows_ * k_ * integer : 0;
   copies_ = room * m.hidden * element_;
   whole_ = rows_ * m.hidden * element_;
-  activated_ = room * F * element_;
+  activated_ = received * F * element_;
+  taken_ = received * m.hidden * element_;
+  by_row_ = received * element_;
+  indices_ = exchanges() ? 2 * received * integer : 0;
+  away_ = room - room / ep_;
   hidden_ = 2 * activated_;
   shared_activated_ = rows_ * shared * element_;
   shared_hidden_ = 2 * shared_activated_;
@@ -54,30 +62,62 @@ void ExpertCosts::route(Account& a) const {
   a.allocate(places_);
   a.allocate(kept_);
   a.free(kept_);
+  a.allocate(indices_);
+}
+
+void ExpertCosts::dispatch(Account& a, std::int64_t copies, std::int64_t rows) const {
+  if (!exchanges()) return;
+  a.allocate(rows);
+  a.free(copies);
+  a.allocate(rows);
+  a.free(rows);
+}
+
+void ExpertCosts::combine(Account& a, std::int64_t copies, std::int64_t rows) const {
+  if (!exchanges()) return;
+  a.allocate(rows);
+  a.free(rows);
+  a.allocate(copies);
+  a.free(rows);
 }
 
 void ExpertCosts::in_forward(Account& a) const {
-  a.allocate(hidden_);
   a.allocate(copies_);
-  // The copies live until the shared expert is done.
-  a.allocate(shared_hidden_);
-  a.free(copies_);
+  if (exchanges()) {  // the shared expert in the middle of dispatch()
+    a.allocate(taken_ + shared_hidden_);
+    a.free(copies_);
+    a.allocate(taken_);
+    a.free(taken_);
+  } else {
+    a.allocate(shared_hidden_);
+  }
+  a.allocate(hidden_);
+  if (!exchanges()) a.free(copies_);
 }
 
 void ExpertCosts::out_forward(Account& a) const {
-  a.allocate(whole_ + copies_ + activated_);
-  a.free(copies_ + activated_);
+  a.allocate(whole_ + taken_ + activated_);
+  a.free(activated_);
+  combine(a, copies_, taken_);
+  a.free(copies_);
   if (!shared()) return;
   a.allocate(shared_activated_ + whole_);
   a.free(shared_activated_ + whole_);
 }
 
 void ExpertCosts::backward_input(Account& a, bool keep) const {
-  a.allocate(d_weights_ + whole_ + copies_ + activated_);
-  a.allocate(2 * by_place_);
-  a.free(2 * by_place_);
-  if (!keep) a.free(copies_ + activated_);
-  a.allocate(copies_);
+  a.allocate(d_weights_ + whole_ + copies_);
+  dispatch(a, copies_, taken_);
+  a.allocate(activated_);
+  a.allocate(by_place_);
+  dispatch(a, by_place_, by_row_);
+  a.allocate(by_row_);
+  a.free(by_row_);
+  combine(a, by_place_, by_row_);
+  a.free(by_place_);
+  if (!keep) a.free(taken_ + activated_);
+  a.allocate(taken_);
+  combine(a, copies_, taken_);
   a.free(copies_);
   if (!shared()) return;
   a.allocate(shared_activated_);
@@ -86,8 +126,8 @@ void ExpertCosts::backward_input(Account& a, bool keep) const {
 
 void ExpertCosts::in_backward_weight(Account& a, bool keep) const {
   if (keep) return;
-  a.allocate(copies_);
-  a.free(copies_ + hidden_ + shared_hidden_);
+  if (!exchanges()) a.allocate(copies_);
+  a.free(taken_ + hidden_ + shared_hidden_);
 }
 
 void ExpertCosts::route_backward(Account& a, bool keep) const {
@@ -97,20 +137,34 @@ void ExpertCosts::route_backward(Account& a, bool keep) const {
   }
   a.allocate(logits_);  // their gradient
   // Of what forward kept, the hidden values are gone, or wait for the weights' gradients.
-  a.free(logits_ + choices_ + (keep ? places_ - copies_list() : places_));
+  a.free(logits_ + choices_ + indices_ + (keep && !exchanges() ? places_ - copies_list() : places_));
   if (!keep) a.free(logits_);
   a.free(shards_sequence_ ? d_weights_here_ : d_weights_);
 }
 
 void ExpertCosts::backward_weight(Account& a) const {
-  a.free(copies_ + activated_);
+  a.free(taken_ + activated_);
   if (shared()) a.free(shared_activated_ + whole_);
-  a.allocate(copies_);
-  a.free(copies_ + copies_list() + hidden_);
+  if (!exchanges()) {
+    a.allocate(copies_);
+    a.free(copies_list());
+  }
+  a.free(taken_ + hidden_);
   a.free(shared_hidden_ + logits_ + whole_);
 }
 
-void ExpertCosts::add_forward_traffic(Traffic& traffic) const {
+void ExpertCosts::exchange_traffic(Traffic& traffic, std::int64_t width) const {
+  traffic.at(Axis::ep, Verb::all_to_all).calls += 1;
+  traffic.at(Axis::ep, Verb::all_to_all).bytes += away_ * width * element_;
+}
+
+void ExpertCosts::add_forward_traffic(Traffic& traffic, bool whole) const {
+  if (exchanges()) {
+    traffic.at(Axis::ep, Verb::all_to_all).calls += 1;  // who gets how many
+    traffic.at(Axis::ep, Verb::all_to_all).bytes += (experts_ - experts_ / ep_) * 4;
+    exchange_traffic(traffic, width_);
+    if (whole) exchange_traffic(traffic, width_);
+  }
   if (!shards_sequence_) return;
   std::vector<std::int64_t> parts;
   for (int i = 0; i < tp_; ++i) parts.push_back(split_range(rows_, tp_, i).size() * 2 * k_);
@@ -119,6 +173,9 @@ void ExpertCosts::add_forward_traffic(Traffic& traffic) const {
 }
 
 void ExpertCosts::add_backward_traffic(Traffic& traffic) const {
+  if (exchanges())  // gradients of sums and weights of copies there, those of weights and of rows back
+    for (std::int64_t width : {width_, std::int64_t{1}, std::int64_t{1}, width_})
+      exchange_traffic(traffic, width);
   if (shards_sequence_) {
     std::vector<std::int64_t> parts;
     for (int i = 0; i < tp_; ++i) parts.push_back(split_range(rows_, tp_, i).size() * k_);

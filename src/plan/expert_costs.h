@@ -9,7 +9,8 @@ namespace echelon {
 
 // The mixture of one layer for a microbatch of `sequences`. Where experts drop what is over their capacity
 // there is room for as much as they may keep, whatever the router does; without a capacity every copy of a
-// token has its place. So all sizes are known.
+// token has its place. So all sizes are known, but for one thing that the router decides: how many copies the
+// experts of a rank get from other ranks (ep > 1) without a capacity. Here, as many as an even load brings.
 class ExpertCosts {
  public:
   ExpertCosts(const Plan& plan, std::int64_t sequences, const Coordinates& at);
@@ -27,23 +28,33 @@ class ExpertCosts {
   // itself.
   bool shared() const { return shared_; }
   // What forward keeps.
-  std::int64_t saved() const { return logits_ + choices_ + places_ + hidden_ + shared_hidden_; }
+  std::int64_t saved() const {
+    return logits_ + choices_ + places_ + indices_ + (exchanges() ? taken_ : 0) + hidden_ + shared_hidden_;
+  }
 
-  // Sent on tp and cp.
-  void add_forward_traffic(Traffic& traffic) const;
+  // Sent on tp, cp and ep: of copies, those that an even load sends to other ranks. `whole`: up to the sum,
+  // not only to the experts' hidden values.
+  void add_forward_traffic(Traffic& traffic, bool whole) const;
   void add_backward_traffic(Traffic& traffic) const;
 
  private:
+  bool exchanges() const { return ep_ > 1; }
   std::int64_t copies_list() const { return by_place_ / element_ * 4; }  // whose copy stands where
+  // ExpertExchange's functions of these names, between `copies` and `rows` bytes.
+  void dispatch(Account& account, std::int64_t copies, std::int64_t rows) const;
+  void combine(Account& account, std::int64_t copies, std::int64_t rows) const;
+  void exchange_traffic(Traffic& traffic, std::int64_t width) const;
 
   bool shards_sequence_;
-  int tp_, cp_, tp_rank_, cp_rank_;
+  int tp_, cp_, ep_, tp_rank_, cp_rank_;
   std::int64_t rows_, k_, element_;
   bool shared_;
   std::int64_t counts_;
+  std::int64_t experts_, width_, away_;                           // copies that go to other ranks
   std::int64_t logits_, choices_here_, choices_, places_, kept_;  // ids and weights; places and copies
-  std::int64_t copies_, whole_, hidden_, activated_, shared_hidden_, shared_activated_, by_place_, d_weights_,
-      d_weights_here_;
+  // Of copies here, and of rows of the experts here.
+  std::int64_t copies_, by_place_, taken_, by_row_, indices_, hidden_, activated_;
+  std::int64_t whole_, shared_hidden_, shared_activated_, d_weights_, d_weights_here_;
 };
 
 }  // namespace echelon

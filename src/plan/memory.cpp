@@ -379,13 +379,13 @@ Memory kept_state(std::int64_t whole, std::int64_t own, int zero, const StateByt
 
 Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at) {
   const int tp = plan.mesh.size(Axis::tp), zero = plan.zero_stage();
-  const int index = plan.mesh.dp_cp_index(at);
+  const auto& groups = pipeline.groups_of(at.pp, plan.mesh.ep_index(at));
   const std::int64_t e = element_bytes(plan.dtype);
-  const FlatLayout layout = flat_layout(pipeline.groups_of(at.pp), tp, at.tp);
+  const FlatLayout layout = flat_layout(groups, tp, at.tp);
   const StepPrograms& programs = pipeline.programs(at.dp);
   Memory kept =
-      kept_state(layout.size(), shard_size(shard_units(layout, plan.shards()), index % plan.shards()), zero,
-                 state_bytes(plan));
+      kept_state(layout.size(), shard_size(shard_units(layout, plan.all_shards()), plan.shard_index(at)),
+                 zero, state_bytes(plan));
   kept[MemoryCategory::parameters] *= weight_versions(programs.schedule())[static_cast<std::size_t>(at.pp)];
   if (!plan.optimizer_barrier) {  // those of a guessed step
     kept[MemoryCategory::parameters] *= 2;
@@ -393,15 +393,18 @@ Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, const Co
   }
   if (zero < 2 && keeps_tied_gradient_apart(plan, pipeline, at.dp, at.pp))
     kept[MemoryCategory::gradients] += local_numel(embedding_parameters(plan.model).front(), tp, at.tp) * e;
-  for (const GradientBucket& bucket : reduction_buckets(plan, pipeline.groups_of(at.pp), at.tp)) {
-    const Memory held = reduction_memory(plan.compression, bucket, plan.dtype, plan.mesh.dp_cp_size(), index);
+  const int index = plan.mesh.dp_cp_index(at);
+  for (const GradientBucket& bucket : reduction_buckets(plan, groups, at.tp)) {
+    const int ep = bucket.experts ? plan.mesh.ep : 1;
+    const Memory held =
+        reduction_memory(plan.compression, bucket, plan.dtype, plan.mesh.dp_cp_size() / ep, index / ep);
     for (MemoryCategory category : all_memory_categories) kept[category] += held[category];
   }
 
   std::vector<Sizes> sizes;
   for (const Range& batch : microbatches(plan, at.dp)) sizes.emplace_back(plan, batch.size(), at);
   std::vector<std::int64_t> copies;
-  for (const auto& group : pipeline.groups_of(at.pp))
+  for (const auto& group : groups)
     for (const ParamSpec& spec : group)
       if (pipeline.holders_of(spec.name).size() > 1) copies.push_back(local_numel(spec, tp, at.tp) * e);
   const ContextLayout context(plan);

@@ -43,6 +43,12 @@ class Counter {
   int size_, index_;
 };
 
+// Of the ranks that hold the same, and of those that hold the same routed experts.
+struct Counters {
+  Counter all, experts;
+  Counter of(bool is_expert) const { return is_expert ? experts : all; }
+};
+
 // The tp traffic of one direction of a stage, for a microbatch of `rows` tokens.
 void count_stage(const Plan& plan, const StageSlice& slice, std::int64_t rows, bool backward, Counter& tp) {
   const std::int64_t width = element_bytes(plan.dtype), hidden = plan.model.hidden;
@@ -92,16 +98,21 @@ void count_stage(const Plan& plan, const StageSlice& slice, std::int64_t rows, b
 
 // ZeRO 3: values of a step, gathered for their uses.
 void count_gathers(const Plan& plan, const PipelineLayout& pipeline, int pp_rank,
-                   const StepPrograms& programs, const std::vector<ShardUnit>& units, Counter& block) {
+                   const StepPrograms& programs, const std::vector<ShardUnit>& units, const Counters& block) {
   const std::vector<int> uses = group_uses(pipeline, programs.program(0, 1), pp_rank);
   GatherWindow window(uses, plan.zero_prefetch);
-  const auto gather = [&](const std::vector<int>& gathered) {
-    for (int unit : gathered) {
-      const ShardUnit& u = units[static_cast<std::size_t>(unit)];
-      if (u.range.size() > 0) block.parts(Verb::all_gather, u.counts(), element_bytes(plan.dtype));
+  const std::size_t num_groups = (units.size() - 1) / 2;
+  const auto gather_unit = [&](const ShardUnit& u) {
+    if (u.range.size() > 0)
+      block.of(u.experts).parts(Verb::all_gather, u.counts(), element_bytes(plan.dtype));
+  };
+  const auto gather = [&](const std::vector<int>& groups) {
+    for (int group : groups) {
+      gather_unit(units[static_cast<std::size_t>(group)]);
+      gather_unit(units[num_groups + static_cast<std::size_t>(group)]);
     }
   };
-  gather({static_cast<int>(units.size()) - 1});
+  gather_unit(units.back());
   gather(window.begin());
   for (int unit : uses) {
     gather(window.use(unit));
@@ -119,7 +130,8 @@ Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, const 
   const int dp_cp = plan.mesh.dp_cp_size(), index = plan.mesh.dp_cp_index(at);
   const std::int64_t width = element_bytes(plan.dtype);
   Counter along_tp(traffic, Axis::tp, tp, at.tp), along_dp(traffic, Axis::dp, dp_cp, index),
-      along_pp(traffic, Axis::pp, pp, at.pp);
+      along_pp(traffic, Axis::pp, pp, at.pp),
+      along_ep(traffic, Axis::ep, plan.mesh.ep, plan.mesh.ep_index(at));
   const std::vector<Range> batches = microbatches(plan, at.dp);
   constexpr int middle = 1 << 20;
   for (const Instruction& i :
@@ -136,14 +148,14 @@ Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, const 
       count_stage(plan, slice, rows, false, along_tp);
       for (std::int64_t layer = slice.layers.begin; layer < slice.layers.end; ++layer) {
         context.add_forward_traffic(traffic, true);
-        if (plan.model.has_experts(layer)) experts.add_forward_traffic(traffic);
+        if (plan.model.has_experts(layer)) experts.add_forward_traffic(traffic, true);
       }
     }
     if (i.op == Op::B || i.op == Op::BW) {
       count_stage(plan, slice, rows, true, along_tp);
       for (std::int64_t layer = slice.layers.begin; layer < slice.layers.end; ++layer) {
         if (plan.model.has_experts(layer)) {
-          if (plan.recompute == Recompute::full) experts.add_forward_traffic(traffic);
+          if (plan.recompute == Recompute::full) experts.add_forward_traffic(traffic, false);
           experts.add_backward_traffic(traffic);
         }
         if (plan.recompute != Recompute::none)
@@ -153,7 +165,7 @@ Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, const 
     }
   }
 
-  const auto& groups = pipeline.groups_of(at.pp);
+  const auto& groups = pipeline.groups_of(at.pp, plan.mesh.ep_index(at));
   const FlatLayout layout = flat_layout(groups, tp, at.tp);
   for (int update = 0; update < programs.updates_per_step(); ++update) {
     for (const auto& group : groups)
@@ -170,34 +182,44 @@ Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, const 
       }
     if (plan.shards_sequence() && layout.whole_range.size() > 0)
       along_tp.all_reduce(layout.whole_range.size(), width);
-    const int reducing = plan.zero_stage() == 0 ? dp_cp : plan.shards(), shard = index % reducing;
-    Counter block(traffic, Axis::dp, reducing, shard),
-        across(traffic, Axis::dp, dp_cp / reducing, index / reducing);
+    const int ranks = plan.zero_stage() == 0 ? dp_cp : plan.shards(), ep = plan.mesh.ep;
+    const Shards reducing{ranks, ranks / ep}, place{index % ranks, index % ranks / ep};
+    const Counters block{{traffic, Axis::dp, reducing.all, place.all},
+                         {traffic, Axis::dp, reducing.experts, place.experts}};
+    Counter across(traffic, Axis::dp, dp_cp / ranks, index / ranks);
     for (const GradientBucket& bucket : reduction_buckets(plan, groups, at.tp)) {
-      add_reduction_traffic(plan.compression, bucket, plan.dtype, reducing, shard, updates + update, Axis::dp,
-                            traffic);
+      const int shard = bucket.experts ? place.experts : place.all;
+      add_reduction_traffic(plan.compression, bucket, plan.dtype,
+                            bucket.experts ? reducing.experts : reducing.all, shard, updates + update,
+                            Axis::dp, traffic);
       if (!bucket.shards.empty()) across.all_reduce(bucket.shards[static_cast<std::size_t>(shard)], width);
     }
     if (plan.zero_stage() == 0) continue;
-    const std::vector<ShardUnit> units = shard_units(layout, plan.shards());
+    const std::vector<ShardUnit> units = shard_units(layout, plan.all_shards());
     if (plan.zero < 3)
       for (const ShardUnit& unit : units)
-        if (unit.range.size() > 0) block.parts(Verb::all_gather, unit.counts(), width);
+        if (unit.range.size() > 0) block.of(unit.experts).parts(Verb::all_gather, unit.counts(), width);
     if (plan.zero == 3) count_gathers(plan, pipeline, at.pp, programs, units, block);
-    std::int64_t blocks = 0;
-    for (std::int64_t size : layout.sizes) blocks += norm_blocks(size);
-    block.all_reduce(blocks, 8);
+    for (const bool experts : {false, true}) {
+      std::int64_t blocks = 0, i = 0;
+      for (const auto& group : groups)
+        for (const ParamSpec& spec : group) {
+          const std::int64_t size = layout.sizes[static_cast<std::size_t>(i++)];
+          if ((spec.expert >= 0) == experts) blocks += norm_blocks(size);
+        }
+      if (blocks > 0) block.of(experts).all_reduce(blocks, 8);
+    }
   }
   if (programs.flushes()) {  // squares of the gradient norm
     const auto num_parameters = static_cast<std::int64_t>(all_parameters(plan.model).size());
-    for (Counter* axis : {&along_tp, &along_pp}) axis->all_reduce(num_parameters, 8);
+    for (Counter* axis : {&along_tp, &along_pp, &along_ep}) axis->all_reduce(num_parameters, 8);
   }
   // What the routers did.
   if (const std::int64_t layers = plan.model.num_expert_layers();
       layers > 0 && programs.flushes() && plan.optimizer_barrier) {
     if (plan.shards_sequence()) along_tp.all_reduce(layers, 8);
     for (Counter* axis : {&along_dp, &along_pp})
-      axis->all_reduce(layers * (2 * plan.model.num_experts + 1), 8);
+      axis->all_reduce(layers * (2 * plan.model.num_experts + 2), 8);
   }
   along_dp.all_reduce(programs.updates_per_step(), 8);                  // number of targets
   for (Counter* axis : {&along_dp, &along_pp}) axis->all_reduce(1, 8);  // the loss

@@ -6,12 +6,12 @@ ZeroWalk::ZeroWalk(const Plan& plan, const PipelineLayout& pipeline, const Coord
     : account_(account),
       zero_(plan.zero_stage()),
       prefetch_(plan.zero_prefetch),
-      shard_(plan.mesh.dp_cp_index(at) % plan.shards()),
+      shard_(plan.shard_index(at)),
       width_(element_bytes(plan.dtype)),
       late_(pipeline.late_groups(at.pp)) {
-  const auto& groups = pipeline.groups_of(at.pp);
+  const auto& groups = pipeline.groups_of(at.pp, plan.mesh.ep_index(at));
   const int tp = plan.mesh.size(Axis::tp);
-  units_ = shard_units(flat_layout(groups, tp, at.tp), plan.shards());
+  units_ = shard_units(flat_layout(groups, tp, at.tp), plan.all_shards());
   for (const Instruction& i : pipeline.programs(at.dp).schedule().ranks[static_cast<std::size_t>(at.pp)])
     if (i.op == Op::F) ++passes_[i.stage];
   if (keeps_tied_gradient_apart(plan, pipeline, at.dp, at.pp))
@@ -22,20 +22,31 @@ void ZeroWalk::begin_step(std::vector<int> uses) {
   if (zero_ < 2) return;
   for (std::size_t unit = 0; unit < units_.size(); ++unit)  // of the step before
     account_.free(own_bytes(unit), MemoryCategory::gradients);
-  done_.assign(units_.size() - 1, 0);
+  done_.assign(num_groups(), 0);
   begun_.assign(units_.size(), false);
-  finished_.assign(units_.size(), false);
+  finished_.assign(num_groups(), false);
   tied_begun_ = false;
-  left_ = units_.size() - 1;
+  left_ = num_groups();
   begin_unit(units_.size() - 1);
   if (zero_ < 3) return;
   window_ = GatherWindow(std::move(uses), prefetch_);
-  allocate_values({static_cast<int>(units_.size()) - 1});
+  account_.allocate(bytes(units_.size() - 1), MemoryCategory::parameters);
   allocate_values(window_.begin());
 }
 
-void ZeroWalk::allocate_values(const std::vector<int>& units) {
-  for (int unit : units) account_.allocate(bytes(static_cast<std::size_t>(unit)), MemoryCategory::parameters);
+// A layer group's cut parameters, and its routed experts.
+std::vector<std::size_t> ZeroWalk::units_of(int group) const {
+  const auto g = static_cast<std::size_t>(group);
+  return {g, num_groups() + g};
+}
+
+void ZeroWalk::allocate_values(const std::vector<int>& groups) {
+  for (int group : groups)
+    for (std::size_t unit : units_of(group)) account_.allocate(bytes(unit), MemoryCategory::parameters);
+}
+
+void ZeroWalk::need_gradients(int group) {
+  for (std::size_t unit : units_of(group)) begin_unit(unit);
 }
 
 void ZeroWalk::use(int group) {
@@ -44,8 +55,8 @@ void ZeroWalk::use(int group) {
 
 void ZeroWalk::done() {
   if (zero_ < 3) return;
-  for (int unit : window_.done())
-    account_.free(bytes(static_cast<std::size_t>(unit)), MemoryCategory::parameters);
+  for (int group : window_.done())
+    for (std::size_t unit : units_of(group)) account_.free(bytes(unit), MemoryCategory::parameters);
 }
 
 void ZeroWalk::begin_unit(std::size_t unit) {
@@ -68,7 +79,8 @@ void ZeroWalk::group_done(int stage, int group) {
 
 void ZeroWalk::finish_group(int group) {
   finished_[static_cast<std::size_t>(group)] = true;
-  while (left_ > 0 && finished_[left_ - 1]) send(--left_);
+  while (left_ > 0 && finished_[left_ - 1])
+    for (std::size_t unit : units_of(static_cast<int>(--left_))) send(unit);
 }
 
 // One reduce_scatter is under way at a time, and keeps what it reads.

@@ -23,7 +23,7 @@ class ZeroWalk {
   void begin_step(std::vector<int> uses);
   void use(int group);
   void done();
-  void need_gradients(int group) { begin_unit(static_cast<std::size_t>(group)); }
+  void need_gradients(int group);
   // `group` has the output layer's matrix.
   void need_output_gradient(int group);
   // A layer group of a stage has got a microbatch's part of its gradients.
@@ -32,7 +32,9 @@ class ZeroWalk {
   void end_step();
 
  private:
-  void allocate_values(const std::vector<int>& units);
+  std::size_t num_groups() const { return (units_.size() - 1) / 2; }
+  std::vector<std::size_t> units_of(int group) const;
+  void allocate_values(const std::vector<int>& groups);
   std::int64_t own_bytes(std::size_t unit) const { return units_[unit].shard(shard_).size() * width_; }
   std::int64_t bytes(std::size_t unit) const { return units_[unit].range.size() * width_; }
   void begin_unit(std::size_t unit);
@@ -40,7 +42,8 @@ class ZeroWalk {
   void send(std::size_t unit);
 
   Account& account_;
-  int zero_, prefetch_, shard_;
+  int zero_, prefetch_;
+  Shards shard_;
   std::int64_t width_;  // bytes of an element
   std::vector<ShardUnit> units_;
   std::set<int> late_;
@@ -48,8 +51,9 @@ class ZeroWalk {
   std::int64_t tied_bytes_ = 0;  // of the output layer's part of a tied gradient, where it is kept apart
 
   // Of the step under way.
-  std::vector<int> done_;               // microbatches, by group
-  std::vector<bool> begun_, finished_;  // by unit
+  std::vector<int> done_;       // microbatches, by group
+  std::vector<bool> begun_;     // by unit
+  std::vector<bool> finished_;  // by group
   bool tied_begun_ = false;
   GatherWindow window_;
   std::size_t left_ = 0;  // groups whose units are not sent: they go from the last to the first

@@ -201,7 +201,7 @@ void PipelineLayout::hold(const Plan& plan, const Schedule& schedule) {
     std::set<int> held;
     for (const Instruction& i : schedule.ranks[static_cast<std::size_t>(r)]) held.insert(i.stage);
     held_.emplace_back(held.begin(), held.end());
-    auto& groups = groups_.emplace_back();
+    std::vector<std::vector<ParamSpec>> groups;
     for (int s : held_.back()) {
       const StageSlice& slice = slices_[static_cast<std::size_t>(s)];
       if (slice.embedding) groups.push_back(embedding_parameters(plan.model));
@@ -216,6 +216,15 @@ void PipelineLayout::hold(const Plan& plan, const Schedule& schedule) {
         auto& holders = holders_[spec.name];
         if (holders.empty() || holders.back() != r) holders.push_back(r);
       }
+    groups_.emplace_back();
+    for (int ep_index = 0; ep_index < plan.mesh.ep; ++ep_index) {
+      groups_.back().push_back(groups);
+      const Range experts = experts_of(plan, ep_index);
+      for (auto& group : groups_.back().back())
+        std::erase_if(group, [&](const ParamSpec& spec) {
+          return spec.expert >= 0 && (spec.expert < experts.begin || spec.expert >= experts.end);
+        });
+    }
   }
 }
 
@@ -236,7 +245,7 @@ int PipelineLayout::first_group(int pp_rank, int stage) const {
 }
 
 int PipelineLayout::output_group(int pp_rank) const {
-  const auto& groups = groups_of(pp_rank);
+  const auto& groups = groups_of(pp_rank, 0);
   for (std::size_t g = 0; g < groups.size(); ++g)
     for (const ParamSpec& spec : groups[g])
       if (spec.name == output_name_) return static_cast<int>(g);
@@ -245,7 +254,7 @@ int PipelineLayout::output_group(int pp_rank) const {
 
 std::set<int> PipelineLayout::late_groups(int pp_rank) const {
   std::set<int> late;
-  const auto& groups = groups_of(pp_rank);
+  const auto& groups = groups_of(pp_rank, 0);
   for (std::size_t g = 0; g < groups.size(); ++g)
     for (const ParamSpec& spec : groups[g])
       if (holders_of(spec.name).size() > 1) late.insert(static_cast<int>(g));

@@ -26,9 +26,9 @@ class PipelineLayout {
   const std::vector<int>& stages_of(int pp_rank) const { return held_[static_cast<std::size_t>(pp_rank)]; }
   // Parameters of a pipeline rank in layer groups: for each of its stages the embedding, each block, the
   // head, where it has them. A tied output matrix is part of the head's group where the rank does not hold
-  // the embedding as well.
-  const std::vector<std::vector<ParamSpec>>& groups_of(int pp_rank) const {
-    return groups_[static_cast<std::size_t>(pp_rank)];
+  // the embedding as well. Of routed experts those at the place `ep_index` of an expert group.
+  const std::vector<std::vector<ParamSpec>>& groups_of(int pp_rank, int ep_index) const {
+    return groups_[static_cast<std::size_t>(pp_rank)][static_cast<std::size_t>(ep_index)];
   }
   // Pipeline ranks that hold a parameter, ascending: more than one for a tied embedding whose ends are on two
   // ranks, and for every stage of DualPipe. The first one counts and saves it.
@@ -55,7 +55,7 @@ class PipelineLayout {
   std::string output_name_;  // of the output layer's matrix
   std::vector<StageSlice> slices_;
   std::vector<std::vector<int>> held_;
-  std::vector<std::vector<std::vector<ParamSpec>>> groups_;
+  std::vector<std::vector<std::vector<std::vector<ParamSpec>>>> groups_;  // [pp][ep]
   std::map<std::string, std::vector<int>> holders_;
 };
 

@@ -45,6 +45,7 @@ struct GradientSection {
 
 struct GradientBucket {
   Range range;                            // in the flat order of the rank's parameters
+  bool experts = false;                   // routed experts: summed over the ranks that hold the same ones
   std::vector<GradientSection> sections;  // in order, without gaps
   // Empty: every rank gets the whole sum (all-reduce). Else the elements of each rank's shard, in rank order
   // (reduce-scatter).

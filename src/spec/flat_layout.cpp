@@ -14,38 +14,45 @@ FlatLayout flat_layout(const std::vector<std::vector<ParamSpec>>& groups, int tp
     for (const ParamSpec& spec : group) layout.sizes.push_back(local_numel(spec, tp, index));
   layout.offsets.resize(layout.sizes.size());
   std::int64_t end = 0;
-  const auto place = [&](bool cut) {
+  // The parameters for which `here` holds, group by group; returns the range of each group.
+  const auto place = [&](const auto& here) {
+    std::vector<Range> ranges;
     std::size_t i = 0;
     for (const auto& group : groups) {
       const std::int64_t begin = end;
       for (const ParamSpec& spec : group) {
-        if ((spec.shard_dim >= 0) == cut) {
+        if (here(spec)) {
           layout.offsets[i] = end;
           end += layout.sizes[i];
         }
         ++i;
       }
-      if (cut) layout.cut_ranges.push_back({begin, end});
+      ranges.push_back({begin, end});
     }
+    return ranges;
   };
-  place(true);
+  layout.cut_ranges = place([](const ParamSpec& spec) { return spec.expert < 0 && spec.shard_dim >= 0; });
+  layout.expert_ranges = place([](const ParamSpec& spec) { return spec.expert >= 0; });
   layout.whole_range.begin = end;
-  place(false);
+  place([](const ParamSpec& spec) { return spec.expert < 0 && spec.shard_dim < 0; });
   layout.whole_range.end = end;
   return layout;
 }
 
-std::vector<Range> gradient_buckets(const FlatLayout& layout, std::int64_t bucket_elements) {
-  std::vector<Range> buckets;
-  Range open{layout.whole_range.begin, layout.whole_range.begin};
+std::vector<BucketRange> gradient_buckets(const FlatLayout& layout, std::int64_t bucket_elements) {
+  std::vector<BucketRange> buckets;
+  BucketRange cut{{layout.cut_ranges.back().end, layout.cut_ranges.back().end}, false},
+      experts{{layout.expert_ranges.back().end, layout.expert_ranges.back().end}, true};
   for (std::size_t g = layout.cut_ranges.size(); g-- > 0;) {
-    open.begin = layout.cut_ranges[g].begin;
-    if (open.size() >= bucket_elements || g == 0) {
-      if (open.size() > 0) buckets.push_back(open);
-      open.end = open.begin;
-    }
+    cut.range.begin = layout.cut_ranges[g].begin;
+    experts.range.begin = layout.expert_ranges[g].begin;
+    for (BucketRange* open : {&cut, &experts})
+      if (open->range.size() > 0 && (open->range.size() >= bucket_elements || g == 0)) {
+        buckets.push_back(*open);
+        open->range.end = open->range.begin;
+      }
   }
-  if (layout.whole_range.size() > 0) buckets.push_back(layout.whole_range);
+  if (layout.whole_range.size() > 0) buckets.push_back({layout.whole_range});
   return buckets;
 }
 

@@ -10,11 +10,12 @@
 namespace echelon {
 
 // First everything that is cut over tp, group by group (embedding, each block, head), so that what a backward
-// pass has finished lies in one piece; then everything that each tp rank holds whole: few elements, whose
-// gradients need one more sum under sequence parallelism.
+// pass has finished lies in one piece; then the routed experts, group by group: fewer ranks hold the same
+// ones; then everything that each tp rank holds whole: few elements, whose gradients need one more sum under
+// sequence parallelism.
 struct FlatLayout {
-  std::vector<std::int64_t> offsets, sizes;  // of each parameter, in the order of the groups
-  std::vector<Range> cut_ranges;             // of each group
+  std::vector<std::int64_t> offsets, sizes;      // of each parameter, in the order of the groups
+  std::vector<Range> cut_ranges, expert_ranges;  // of each group
   Range whole_range;
   std::int64_t size() const { return whole_range.end; }
 };
@@ -29,10 +30,14 @@ inline std::int64_t norm_blocks(std::int64_t elements) { return (elements + norm
 // Elements that rank `index` of `tp` holds of a parameter.
 std::int64_t local_numel(const ParamSpec& spec, int tp, int index);
 
+struct BucketRange {
+  Range range;
+  bool experts = false;
+};
 // Gradient buckets in the order in which the backward pass completes them (last group first, the whole
-// parameters at the end): each at least `bucket_elements` long, but for the last of the cut ranges and the
-// whole range.
-std::vector<Range> gradient_buckets(const FlatLayout& layout, std::int64_t bucket_elements);
+// parameters at the end): each at least `bucket_elements` long, but for the last of the cut ranges, the last
+// of the experts, and the whole range.
+std::vector<BucketRange> gradient_buckets(const FlatLayout& layout, std::int64_t bucket_elements);
 inline constexpr std::int64_t default_bucket_bytes = std::int64_t{25} << 20;
 
 }  // namespace echelon

@@ -16,6 +16,8 @@ const char* axis_name(Axis axis) {
       return "cp";
     case Axis::tp:
       return "tp";
+    case Axis::ep:
+      return "ep";
   }
   return "?";
 }
@@ -58,6 +60,7 @@ std::string Mesh::describe() const {
   for (Axis axis : order)
     if (size(axis) > 1)
       axes += fmt::format("{}{} {}", axes.empty() ? "" : " x ", axis_name(axis), size(axis));
+  if (ep > 1) axes += fmt::format(", ep {} over dp x cp", ep);
   const int ranks = num_ranks();
   return axes.empty() ? "1 rank" : fmt::format("{} ranks = {} (outermost first)", ranks, axes);
 }

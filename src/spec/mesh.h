@@ -7,9 +7,12 @@
 
 namespace echelon {
 
-enum class Axis { pp, dp, cp, tp };
+enum class Axis { pp, dp, cp, tp, ep };
+// The axes that ranks are counted by. Expert groups (ep) are laid over dp x cp: not an axis of their own.
 inline constexpr std::array<Axis, 4> all_axes{Axis::pp, Axis::dp, Axis::cp, Axis::tp};
-const char* axis_name(Axis axis);  // "pp", "dp", "cp", "tp"
+// The groups that bytes are counted by.
+inline constexpr std::array<Axis, 5> traffic_axes{Axis::pp, Axis::dp, Axis::cp, Axis::tp, Axis::ep};
+const char* axis_name(Axis axis);  // "pp", "dp", "cp", "tp", "ep"
 
 // Axes from the outermost (ranks far apart) to the innermost (neighbouring ranks). The order is data: tp is
 // innermost so that its groups sit inside a node, pp outermost because it moves the least.
@@ -23,9 +26,10 @@ struct Coordinates {
 struct Mesh {
   std::array<int, 4> sizes{1, 1, 1, 1};  // indexed by Axis
   std::array<Axis, 4> order = default_axis_order;
-  int ep = 1;  // expert groups, laid over dp x cp; not an axis of its own
+  // Ranks that routed experts are spread over: blocks of so many neighbours of the dp x cp group.
+  int ep = 1;
 
-  int size(Axis axis) const { return sizes[static_cast<std::size_t>(axis)]; }
+  int size(Axis axis) const { return axis == Axis::ep ? ep : sizes[static_cast<std::size_t>(axis)]; }
   void set(Axis axis, int size) { sizes[static_cast<std::size_t>(axis)] = size; }
   int num_ranks() const;
 
@@ -42,6 +46,9 @@ struct Mesh {
   int dp_cp_size() const { return size(Axis::dp) * size(Axis::cp); }
   int dp_cp_index(const Coordinates& at) const { return at.dp * size(Axis::cp) + at.cp; }
   std::vector<int> dp_cp_group(int rank) const;  // by that index
+  // A rank's place in its expert group, and how many ranks hold the same experts.
+  int ep_index(const Coordinates& at) const { return dp_cp_index(at) % ep; }
+  int expert_replicas() const { return dp_cp_size() / ep; }
 
   // "8 ranks = pp 2 x dp 2 x tp 2 (outermost first)"
   std::string describe() const;

@@ -100,7 +100,6 @@ void validate(const Plan& plan) {
     refuse("--model {}: latent attention is not built yet; legal: a model with kv_rank = 0", model.name);
   within("--global-batch", plan.global_batch, most_sequences);
   within("--micro-batch", plan.micro_batch, most_sequences);
-  if (plan.mesh.ep > 1) refuse("--ep {}: this axis is not built yet; legal: 1", plan.mesh.ep);
   const int tp = plan.mesh.size(Axis::tp), dp = plan.mesh.size(Axis::dp);
   if (model.num_heads % tp != 0)
     refuse("--tp {}: the {} heads of {} do not divide; legal: {}", tp, model.num_heads, model.name,
@@ -137,7 +136,7 @@ std::vector<Range> microbatches(const Plan& plan, int dp_rank) {
   std::vector<Range> batches;
   for (std::int64_t begin = samples.begin; begin < samples.end; begin += plan.micro_batch)
     batches.push_back({begin, std::min(begin + plan.micro_batch, samples.end)});
-  if (plan.zero_stage() >= 2) {
+  if (plan.zero_stage() >= 2 || plan.mesh.ep > 1) {
     const std::int64_t most = dp_samples(plan, 0).size();
     batches.resize(static_cast<std::size_t>((most + plan.micro_batch - 1) / plan.micro_batch),
                    {samples.end, samples.end});

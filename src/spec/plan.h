@@ -13,6 +13,7 @@
 #include "spec/mesh.h"
 #include "spec/model_spec.h"
 #include "spec/routing.h"
+#include "spec/shard_layout.h"
 
 namespace echelon {
 
@@ -79,8 +80,14 @@ struct Plan {
   }
   // Tokens of a sequence that each rank holds.
   std::int64_t tokens_here() const { return seq_len / mesh.size(Axis::cp); }
-  // Ranks that the data-parallel state is cut over.
+  // Ranks that the data-parallel state is cut over: blocks of neighbours, and of a block those that hold the
+  // same routed experts.
   int shards() const { return zero == 0 ? 1 : mesh.dp_cp_size() / hsdp; }
+  Shards all_shards() const { return {shards(), zero_stage() == 0 ? 1 : shards() / mesh.ep}; }
+  Shards shard_index(const Coordinates& at) const {
+    const int index = mesh.dp_cp_index(at) % shards();
+    return {index, zero_stage() == 0 ? 0 : index / mesh.ep};
+  }
   // What is in effect: over one rank there is nothing to cut.
   int zero_stage() const { return shards() == 1 ? 0 : zero; }
 };
@@ -92,7 +99,8 @@ void validate(const Plan& plan);
 Range dp_samples(const Plan& plan, int dp_rank);
 
 // Samples of each microbatch of that rank, in order. From ZeRO 2 on the ranks that share state must meet
-// in every microbatch: those that have fewer get empty ones behind the others.
+// in every microbatch, and so must those that share experts: those that have fewer get empty ones behind the
+// others.
 std::vector<Range> microbatches(const Plan& plan, int dp_rank);
 
 Plan plan_from_toml(const std::string& text, const std::string& where);

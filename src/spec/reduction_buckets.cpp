@@ -1,7 +1,5 @@
 #include "spec/reduction_buckets.h"
 
-#include <algorithm>
-
 #include "spec/shard_layout.h"
 
 namespace echelon {
@@ -13,17 +11,25 @@ std::vector<GradientBucket> reduction_buckets(const Plan& plan,
   const FlatLayout layout = flat_layout(groups, tp, tp_rank);
   std::vector<GradientBucket> buckets;
   if (plan.zero_stage() == 0) {
-    for (const Range& range : gradient_buckets(layout, default_bucket_bytes / element_bytes(plan.dtype)))
+    for (const auto& [range, experts] :
+         gradient_buckets(layout, default_bucket_bytes / element_bytes(plan.dtype))) {
       buckets.push_back(gradient_bucket(groups, layout, range, tp, tp_rank));
+      buckets.back().experts = experts;
+    }
     return buckets;
   }
-  std::vector<ShardUnit> units = shard_units(layout, plan.shards());
-  std::reverse(units.begin(), units.end() - 1);
-  for (const ShardUnit& unit : units) {
-    if (unit.range.size() == 0) continue;
+  const std::vector<ShardUnit> units = shard_units(layout, plan.all_shards());
+  const auto add = [&](const ShardUnit& unit) {
+    if (unit.range.size() == 0) return;
     buckets.push_back(gradient_bucket(groups, layout, unit.range, tp, tp_rank));
+    buckets.back().experts = unit.experts;
     buckets.back().shards = unit.counts();
+  };
+  for (std::size_t g = groups.size(); g-- > 0;) {
+    add(units[g]);
+    add(units[groups.size() + g]);
   }
+  add(units.back());
   return buckets;
 }
 

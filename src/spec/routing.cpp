@@ -1,5 +1,8 @@
 #include "spec/routing.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <cmath>
 
 #include "base/error.h"
@@ -63,10 +66,34 @@ void validate_scope(const Plan& plan) {
           plan.mesh.size(Axis::dp), plan.global_batch, plan.micro_batch);
 }
 
+// Equal runs of experts for each rank of a group, and equal groups for each block that ZeRO cuts state over.
+void validate_expert_groups(const Plan& plan) {
+  const int ep = plan.mesh.ep, ranks = plan.mesh.dp_cp_size();
+  if (ep == 1) return;
+  const ModelSpec& m = plan.model;
+  if (m.experts == Experts::none) refuse("--ep {}: {} has no experts; legal: 1", ep, m.name);
+  const int block = plan.zero > 0 ? plan.shards() : ranks;
+  if (m.num_experts % ep != 0 || block % ep != 0) {
+    std::string legal;
+    for (int n = 1; n <= block && n <= m.num_experts; ++n)
+      if (m.num_experts % n == 0 && block % n == 0)
+        legal += fmt::format("{}{}", legal.empty() ? "" : ", ", n);
+    refuse(
+        "--ep {}: {} experts on {} data-parallel ranks (--dp {} x --cp {}{}) do not divide into so many; "
+        "legal: {}",
+        ep, m.num_experts, block, plan.mesh.size(Axis::dp), plan.mesh.size(Axis::cp),
+        plan.hsdp > 1 ? fmt::format(" / --hsdp {}", plan.hsdp) : "", legal);
+  }
+  if (plan.compression.kind != CompressionKind::none)
+    refuse("--compress {}: is not built for experts on several ranks; with --ep {} legal: none",
+           compression_text(plan.compression), ep);
+}
+
 }  // namespace
 
 void validate_experts(const Plan& plan) {
   const ModelSpec& m = plan.model;
+  validate_expert_groups(plan);
   validate_numbers(plan);
   if (m.experts == Experts::none) return;
   const int tp = plan.mesh.size(Axis::tp), cp = plan.mesh.size(Axis::cp);
@@ -87,15 +114,32 @@ std::int64_t expert_capacity(double factor, std::int64_t tokens, std::int64_t k,
   return capacity >= static_cast<double>(tokens) ? tokens : static_cast<std::int64_t>(capacity);
 }
 
-std::int64_t room_for_copies(const Plan& plan, std::int64_t sequences) {
-  const ModelSpec& m = plan.model;
-  const std::int64_t k = m.experts_per_token, choices = sequences * plan.tokens_here() * k;
-  if (plan.balancing.capacity == 0) return choices;
+// Of a microbatch, over its scopes.
+static std::int64_t kept_by_expert(const Plan& plan, std::int64_t sequences) {
   const bool each = plan.balancing.scope == BalanceScope::sequence;
   const std::int64_t scopes = each ? sequences : 1, tokens = (each ? 1 : sequences) * plan.seq_len;
-  const std::int64_t most =
-      scopes * m.num_experts * expert_capacity(plan.balancing.capacity, tokens, k, m.num_experts);
-  return most < choices ? most : choices;
+  return scopes * expert_capacity(plan.balancing.capacity, tokens, plan.model.experts_per_token,
+                                  plan.model.num_experts);
+}
+
+std::int64_t room_for_copies(const Plan& plan, std::int64_t sequences) {
+  const ModelSpec& m = plan.model;
+  const std::int64_t choices = sequences * plan.tokens_here() * m.experts_per_token;
+  if (plan.balancing.capacity == 0) return choices;
+  return std::min(choices, m.num_experts * kept_by_expert(plan, sequences));
+}
+
+Range experts_of(const Plan& plan, int ep_index) {
+  return split_range(plan.model.num_experts, plan.mesh.ep, ep_index);
+}
+
+std::int64_t room_for_received(const Plan& plan, std::int64_t sequences) {
+  const int ep = plan.mesh.ep;
+  if (ep == 1 || plan.balancing.capacity == 0) return room_for_copies(plan, sequences);
+  const ModelSpec& m = plan.model;
+  const std::int64_t most = std::min(plan.micro_batch, dp_samples(plan, 0).size()), here = m.num_experts / ep,
+                     choices = most * plan.tokens_here() * std::min(m.experts_per_token, here);
+  return ep * std::min(choices, here * kept_by_expert(plan, most));
 }
 
 }  // namespace echelon

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "base/split.h"
+
 namespace echelon {
 
 // What a router makes of its logits. Sigmoids look at each expert by itself (DeepSeek-V3,
@@ -65,8 +67,16 @@ void validate_experts(const Plan& plan);
 // https://arxiv.org/abs/2006.16668): factor times the even load, rounded up, and never more than there are.
 std::int64_t expert_capacity(double factor, std::int64_t tokens, std::int64_t k, std::int64_t experts);
 
+// The routed experts at a place of an expert group: equal runs of numbers.
+Range experts_of(const Plan& plan, int ep_index);
+
 // Copies of tokens that a microbatch of `sequences` has room for on a rank: all choices, or what the
 // capacities of its scopes allow together.
 std::int64_t room_for_copies(const Plan& plan, std::int64_t sequences);
+
+// Copies for which a rank has room for its experts, from all ranks of its expert group together: what
+// capacities allow of them, microbatches of all ranks being as long as they may. Without a capacity the
+// router decides, and this is what an even load brings where each rank has `sequences`.
+std::int64_t room_for_received(const Plan& plan, std::int64_t sequences);
 
 }  // namespace echelon

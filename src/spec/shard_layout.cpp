@@ -26,27 +26,29 @@ std::vector<std::int64_t> ShardUnit::counts() const {
   return counts;
 }
 
-std::vector<ShardUnit> shard_units(const FlatLayout& layout, int shards) {
+std::vector<ShardUnit> shard_units(const FlatLayout& layout, const Shards& shards) {
   Parameters parameters;
   for (std::size_t i = 0; i < layout.offsets.size(); ++i)
     if (layout.sizes[i] > 0) parameters[layout.offsets[i]] = layout.sizes[i];
   std::vector<ShardUnit> units;
-  const auto add = [&](const Range& range) {
-    ShardUnit unit{range, {range.begin}};
-    for (int i = 1; i < shards; ++i)
+  const auto add = [&](const Range& range, bool experts) {
+    ShardUnit unit{range, experts, {range.begin}};
+    const int number = unit.of(shards);
+    for (int i = 1; i < number; ++i)
       unit.bounds.push_back(
           range.size() == 0
               ? range.begin
-              : nearest_bound(parameters, range.begin + split_range(range.size(), shards, i).begin));
+              : nearest_bound(parameters, range.begin + split_range(range.size(), number, i).begin));
     unit.bounds.push_back(range.end);
     units.push_back(std::move(unit));
   };
-  for (const Range& range : layout.cut_ranges) add(range);
-  add(layout.whole_range);
+  for (const Range& range : layout.cut_ranges) add(range, false);
+  for (const Range& range : layout.expert_ranges) add(range, true);
+  add(layout.whole_range, false);
   return units;
 }
 
-std::vector<Range> shard_ranges(const std::vector<ShardUnit>& units, int index) {
+std::vector<Range> shard_ranges(const std::vector<ShardUnit>& units, const Shards& index) {
   std::vector<Range> ranges;
   for (const ShardUnit& unit : units) {
     const Range shard = unit.shard(index);
@@ -55,7 +57,7 @@ std::vector<Range> shard_ranges(const std::vector<ShardUnit>& units, int index) 
   return ranges;
 }
 
-std::int64_t shard_size(const std::vector<ShardUnit>& units, int index) {
+std::int64_t shard_size(const std::vector<ShardUnit>& units, const Shards& index) {
   std::int64_t size = 0;
   for (const ShardUnit& unit : units) size += unit.shard(index).size();
   return size;

@@ -37,7 +37,7 @@ std::int64_t Traffic::bytes(Axis axis) const {
 
 template <class Change>
 static Traffic changed(Traffic traffic, const Change& change) {
-  for (Axis axis : all_axes)
+  for (Axis axis : traffic_axes)
     for (Verb verb : all_verbs) change(traffic.at(axis, verb), axis, verb);
   return traffic;
 }

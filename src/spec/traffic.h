@@ -22,7 +22,7 @@ struct VerbTraffic {
 };
 
 struct Traffic {
-  std::array<std::array<VerbTraffic, all_verbs.size()>, all_axes.size()> cells{};
+  std::array<std::array<VerbTraffic, all_verbs.size()>, traffic_axes.size()> cells{};
   VerbTraffic& at(Axis axis, Verb verb) {
     return cells[static_cast<std::size_t>(axis)][static_cast<std::size_t>(verb)];
   }

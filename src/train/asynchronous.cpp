@@ -17,7 +17,7 @@ ParameterServerRun served_run(const Plan& plan, const AsynchronousRun& run) {
 }
 
 std::vector<ShardUnit> units_over_servers(const FlatLayout& layout, const AsynchronousOptions& options) {
-  return shard_units(layout, options.servers);
+  return shard_units(layout, {options.servers, options.servers});
 }
 
 std::string shown_bound(const AsynchronousOptions& options) {
@@ -82,8 +82,8 @@ Plan server_plan(const Plan& plan, int servers) {
 
 Memory predict_server_memory(const Plan& plan, const PipelineLayout& pipeline,
                              const AsynchronousOptions& options, int server) {
-  const FlatLayout layout = flat_layout(pipeline.groups_of(0), 1, 0);
-  const std::int64_t own = shard_size(units_over_servers(layout, options), server);
+  const FlatLayout layout = flat_layout(pipeline.groups_of(0, 0), 1, 0);
+  const std::int64_t own = shard_size(units_over_servers(layout, options), {server, server});
   Memory memory = kept_state(layout.size(), own, 3, state_bytes(plan));
   if (options.staleness == 0)  // the pushes of a clock but one wait beside
     memory[MemoryCategory::communication] =
@@ -105,7 +105,8 @@ double straggler_slowdown(double factor, int workers, std::int64_t steps,
 
 Traffic predict_worker_traffic(const Plan& plan, const PipelineLayout& pipeline,
                                const AsynchronousOptions& options) {
-  const std::vector<ShardUnit> units = units_over_servers(flat_layout(pipeline.groups_of(0), 1, 0), options);
+  const std::vector<ShardUnit> units =
+      units_over_servers(flat_layout(pipeline.groups_of(0, 0), 1, 0), options);
   const ParameterServerRun run = served_run(plan, {options});
   Traffic traffic;
   traffic.at(Axis::dp, Verb::send) = worker_sends(units, run, element_bytes(plan.dtype));

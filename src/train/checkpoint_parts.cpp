@@ -78,13 +78,16 @@ std::vector<OwnedFile> owned_files(const Rank& rank, const ParameterStore& param
                                    const Compression& compression,
                                    const std::vector<CarriedTensor>& carried) {
   std::vector<OwnedFile> files{{"model", {}}, {"optimizer", {}}, {"compression", {}}};
-  const int copy = rank.dp_cp().rank(), copies = rank.dp_cp().size();
+  const Mesh& mesh = rank.mesh();
+  const int place = mesh.dp_cp_index(rank.coordinates());
   for (std::size_t i = 0; i < parameters.model().size(); ++i) {
     const Parameter* const p = parameters.find_here(parameters.model()[i].name);
     if (p == nullptr || p->holders.front() != rank.along(Axis::pp).rank()) continue;
-    const bool is_cut = p->shard_sizes.size() > 1;
-    // Blocks beyond the first hold the same; without ZeRO every rank does.
-    if (is_cut ? copy >= parameters.shards() : copy != static_cast<int>(i) % copies) continue;
+    const bool is_cut = p->shard_group != nullptr, expert = p->spec.expert >= 0;
+    const int copy = expert ? place / mesh.ep : place,
+              copies = expert ? mesh.expert_replicas() : mesh.dp_cp_size();
+    // Blocks beyond the first hold the same; without ZeRO every rank does, an expert's those of its group.
+    if (is_cut ? place >= parameters.shards() : copy != static_cast<int>(i) % copies) continue;
     const auto slice = written_slice(rank, p->spec, i);
     if (!slice || (is_cut && p->own.size() == 0)) continue;
     const Range range = is_cut ? p->own : Range{0, p->value.numel()};

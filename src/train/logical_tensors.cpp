@@ -35,7 +35,7 @@ const Tensor& held(const Parameter& p, ParameterTensor which) {
 }
 
 bool is_cut(const Parameter& p, ParameterTensor which) {
-  return p.shard_sizes.size() > 1 && !(which == ParameterTensor::value && p.value_stays);
+  return p.shard_group != nullptr && !(which == ParameterTensor::value && p.value_stays);
 }
 
 }  // namespace
@@ -44,9 +44,7 @@ Tensor local_tensor(const Rank& rank, const Parameter& parameter, ParameterTenso
   const Tensor& here = held(parameter, which);
   if (!is_cut(parameter, which)) return here.reshape(parameter.value.shape());
   Tensor local(rank.arena(), MemoryCategory::other, rank.dtype(), parameter.value.shape());
-  rank.dp_cp_block(static_cast<int>(parameter.shard_sizes.size()))
-      .all_gather(here, local.flat(), parameter.shard_sizes)
-      .wait();
+  parameter.shard_group->all_gather(here, local.flat(), parameter.shard_sizes).wait();
   return local;
 }
 

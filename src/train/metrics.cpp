@@ -21,7 +21,7 @@ ordered_json as_json(const Memory& memory) {
 
 ordered_json as_json(const Traffic& traffic) {
   ordered_json object = ordered_json::object();
-  for (Axis axis : all_axes) {
+  for (Axis axis : traffic_axes) {
     ordered_json verbs = ordered_json::object();
     for (Verb verb : all_verbs)
       if (traffic.at(axis, verb).calls > 0) verbs[verb_name(verb)] = traffic.at(axis, verb).bytes;
@@ -151,7 +151,7 @@ std::string missed_predictions(const TrainSummary& s) {
   };
   const auto bytes = [](const Traffic& traffic) {
     std::int64_t sum = 0;
-    for (Axis axis : all_axes) sum += traffic.bytes(axis);
+    for (Axis axis : traffic_axes) sum += traffic.bytes(axis);
     return static_cast<double>(sum);
   };
   compare("memory", static_cast<double>(s.predicted_memory.total()),
@@ -189,7 +189,7 @@ std::string staleness_table(const AsynchronousSummary& s) {
 
 std::string traffic_table(const Traffic& predicted, const Traffic& measured) {
   std::string table;
-  for (Axis axis : all_axes)
+  for (Axis axis : traffic_axes)
     for (Verb verb : all_verbs) {
       const VerbTraffic &a = predicted.at(axis, verb), &b = measured.at(axis, verb);
       if (a.calls == 0 && b.calls == 0) continue;

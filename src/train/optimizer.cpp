@@ -36,24 +36,33 @@ double learning_rate(const OptimizerOptions& o, std::int64_t step) {
 // The sum of squares of each parameter that this rank holds. A rank that has a part of the gradients has
 // whole blocks, and zeros change no sum: the bits do not depend on how they are cut.
 static std::vector<double> sums_of_squares(const Rank& rank, const ParameterStore& parameters) {
-  std::int64_t total = 0;
-  for (const Parameter& p : parameters.all()) total += norm_blocks(p.value.numel());
-  const Tensor blocks(rank.arena(), MemoryCategory::other, DType::f64, {total});
-  std::fill_n(blocks.data<double>(), total, 0.0);
-  std::int64_t begin = 0;
-  for (const Parameter& p : parameters.all()) {
-    const std::int64_t first = begin + p.own.begin / norm_block;
-    rank.kernels().sum_squares(p.own_gradient, norm_block,
-                               blocks.flat_range(first, first + norm_blocks(p.own.size())));
-    begin += norm_blocks(p.value.numel());
-  }
-  if (parameters.shards() > 1) rank.dp_cp_block(parameters.shards()).all_reduce(blocks).wait();
-  std::vector<double> sums;
-  const double* at = blocks.data<double>();
-  for (const Parameter& p : parameters.all()) {
-    const std::int64_t count = norm_blocks(p.value.numel());
-    sums.push_back(std::accumulate(at, at + count, 0.0));
-    at += count;
+  const auto& all = parameters.all();
+  std::vector<double> sums(all.size());
+  for (const bool experts : {false, true}) {  // cut over different ranks
+    std::vector<const Parameter*> counted;
+    std::int64_t total = 0;
+    for (const Parameter& p : all)
+      if ((p.spec.expert >= 0) == experts) {
+        counted.push_back(&p);
+        total += norm_blocks(p.value.numel());
+      }
+    if (counted.empty()) continue;
+    const Tensor blocks(rank.arena(), MemoryCategory::other, DType::f64, {total});
+    std::fill_n(blocks.data<double>(), total, 0.0);
+    std::int64_t begin = 0;
+    for (const Parameter* p : counted) {
+      const std::int64_t first = begin + p->own.begin / norm_block;
+      rank.kernels().sum_squares(p->own_gradient, norm_block,
+                                 blocks.flat_range(first, first + norm_blocks(p->own.size())));
+      begin += norm_blocks(p->value.numel());
+    }
+    if (Communicator* group = counted.front()->shard_group) group->all_reduce(blocks).wait();
+    const double* at = blocks.data<double>();
+    for (const Parameter* p : counted) {
+      const std::int64_t count = norm_blocks(p->value.numel());
+      sums[static_cast<std::size_t>(p - all.data())] = std::accumulate(at, at + count, 0.0);
+      at += count;
+    }
   }
   return sums;
 }
@@ -66,12 +75,14 @@ Tensor gradient_squares(const Rank& rank, const ParameterStore& parameters) {
   const std::vector<double> here = sums_of_squares(rank, parameters);
   for (std::int64_t i = 0; i < count; ++i) {
     const Parameter* p = parameters.find_here(parameters.model()[static_cast<std::size_t>(i)].name);
-    // Of ranks that hold the same elements only the first counts them.
+    // Of ranks that hold the same elements only the first counts them; of an expert group each its experts.
     const bool mine = p != nullptr && index % tp_replicas(p->spec, tp) == 0 &&
-                      p->holders.front() == rank.coordinate(Axis::pp);
+                      p->holders.front() == rank.coordinate(Axis::pp) &&
+                      (p->spec.expert >= 0 || rank.mesh().ep_index(rank.coordinates()) == 0);
     sums[i] = mine ? here[static_cast<std::size_t>(p - parameters.all().data())] : 0.0;
   }
   rank.along(Axis::tp).all_reduce(squares).wait();
+  if (rank.size(Axis::ep) > 1) rank.ep().all_reduce(squares).wait();
   return squares;
 }
 

@@ -37,12 +37,13 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
                                std::uint64_t seed, const Faults& faults, Moments moments)
     : rank_(&rank),
       zero_(plan.zero_stage()),
-      shards_(plan.shards()),
-      shard_(rank.mesh().dp_cp_index(rank.coordinates()) % plan.shards()),
+      shards_(plan.all_shards()),
+      shard_(plan.shard_index(rank.coordinates())),
       output_name_(plan.model.tied_embedding ? embedding_parameters(plan.model).front().name
                                              : "lm_head.weight"),
       model_(all_parameters(plan.model)) {
-  const auto& groups = pipeline.groups_of(rank.coordinate(Axis::pp));
+  const auto& groups =
+      pipeline.groups_of(rank.coordinate(Axis::pp), rank.mesh().ep_index(rank.coordinates()));
   for (std::size_t g = 0; g < groups.size(); ++g)
     for (const ParamSpec& spec : groups[g]) {
       here_[spec.name] = parameters_.size();
@@ -137,7 +138,9 @@ void ParameterStore::place(Parameter& p, std::size_t index, const Faults& faults
     const std::int64_t begin = std::clamp(shard.begin, all.begin, all.end);
     return Range{begin, std::clamp(shard.end, begin, all.end)};
   };
-  for (int i = 0; i < shards_; ++i) p.shard_sizes.push_back(common(unit.cut.shard(i)).size());
+  const int shards = unit.cut.of(shards_);
+  for (int i = 0; i < shards; ++i) p.shard_sizes.push_back(common(unit.cut.shard(i)).size());
+  if (shards > 1) p.shard_group = &group_of(unit.cut);
   const Range shard = unit.cut.shard(shard_), own = common(shard);
   p.own = {own.begin - all.begin, own.end - all.begin};
   if (own.size() == 0) p.own = {0, 0};
@@ -146,7 +149,7 @@ void ParameterStore::place(Parameter& p, std::size_t index, const Faults& faults
     return flat.flat_range(begin, begin + own.size());
   };
   p.own_value = part(unit.own_value, 0);
-  const std::int64_t shift = shard_ > 0 && own.end < shard.end ? faults.shard_shift : 0;
+  const std::int64_t shift = unit.cut.of(shard_) > 0 && own.end < shard.end ? faults.shard_shift : 0;
   p.own_gradient = part(unit.own_gradient, shift);
   if (!exp_avg_.defined()) return;
   p.exp_avg = part(exp_avg_, unit.own_begin);
@@ -166,7 +169,25 @@ void ParameterStore::fill_initial_values(std::uint64_t seed) {
 }
 
 const ParameterStore::Unit& ParameterStore::unit_of(const Parameter& p) const {
+  if (p.spec.expert >= 0) return units_[experts_unit(p.group)];
   return p.spec.shard_dim >= 0 ? units_[static_cast<std::size_t>(p.group)] : units_.back();
+}
+
+std::size_t ParameterStore::experts_unit(int group) const {
+  return layout_.cut_ranges.size() + static_cast<std::size_t>(group);
+}
+
+Communicator& ParameterStore::group_of(const ShardUnit& cut) const {
+  return cut.experts ? rank_->same_experts(shards_.all) : rank_->dp_cp_block(shards_.all);
+}
+
+ShardedUnit ParameterStore::sharded(const Unit& unit) const {
+  return {&group_of(unit.cut), unit.value, unit.own_value, unit.cut.counts()};
+}
+
+std::vector<Range> ParameterStore::gradient_ranges(int group) const {
+  const auto g = static_cast<std::size_t>(group);
+  return {layout_.cut_ranges[g], layout_.expert_ranges[g]};
 }
 
 Weight ParameterStore::view(const Parameter& first, Range range,
@@ -234,7 +255,10 @@ void ParameterStore::begin_unit(std::size_t index) const {
   check(gradient.has_memory(), "gradients are added up before they are reduced");
 }
 
-void ParameterStore::need_gradients(int group) const { begin_unit(static_cast<std::size_t>(group)); }
+void ParameterStore::need_gradients(int group) const {
+  begin_unit(static_cast<std::size_t>(group));
+  begin_unit(experts_unit(group));
+}
 
 void ParameterStore::need_output_gradient() const {
   if (!tied_gradient_.defined()) return need_gradients(find(output_name_).group);
@@ -265,9 +289,10 @@ std::vector<BucketTensors> ParameterStore::bucket_tensors() const {
 }
 
 void ParameterStore::make_gather(int ahead) {
-  std::vector<ShardedUnit> units;
-  for (const Unit& unit : units_) units.push_back({unit.value, unit.own_value, unit.cut.counts()});
-  gather_ = std::make_unique<ParameterGather>(rank_->dp_cp_block(shards_), std::move(units), ahead);
+  std::vector<std::vector<ShardedUnit>> groups;
+  for (std::size_t g = 0; g < layout_.cut_ranges.size(); ++g)
+    groups.push_back({sharded(units_[g]), sharded(units_[experts_unit(static_cast<int>(g))])});
+  gather_ = std::make_unique<ParameterGather>(std::move(groups), sharded(units_.back()), ahead);
 }
 
 void ParameterStore::begin_uses(std::vector<int> groups) const {
@@ -281,8 +306,8 @@ void ParameterStore::end_uses() const {
 void ParameterStore::share_values() const {
   if (zero_ == 0 || zero_ == 3) return;
   std::vector<ShardedUnit> units;
-  for (const Unit& unit : units_) units.push_back({unit.value, unit.own_value, unit.cut.counts()});
-  all_gather_units(rank_->dp_cp_block(shards_), units);
+  for (const Unit& unit : units_) units.push_back(sharded(unit));
+  all_gather_units(units);
 }
 
 Weight ParameterStore::weight(const std::string& name) const {

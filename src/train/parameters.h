@@ -30,7 +30,8 @@ struct Parameter {
   // sum of the gradients over dp is here, and nowhere else, until the next update begins.
   Range own;
   Tensor own_value, own_gradient, exp_avg, exp_avg_sq;  // flat; no moments where these are elsewhere
-  std::vector<std::int64_t> shard_sizes;                // of `own` on each rank of the block that shares it
+  std::vector<std::int64_t> shard_sizes;                // of `own` on each rank that it is cut over
+  Communicator* shard_group = nullptr;                  // these ranks; nullptr where it is not cut
 };
 
 // Whether a rank's optimizer is its own. Elsewhere, on parameter servers: it has no moments.
@@ -68,7 +69,7 @@ class ParameterStore {
   const Tensor& whole_gradients() const { return units_.back().gradient; }
   const FlatLayout& layout() const { return layout_; }
   // Ranks of a block over which state is cut.
-  int shards() const { return shards_; }
+  int shards() const { return shards_.all; }
 
   // An update's gradients begin: they are zero where they are there.
   void begin_gradients() const;
@@ -78,6 +79,8 @@ class ParameterStore {
   void add_tied_gradient() const;
   // What is summed over dp, in the order in which the backward pass completes it.
   const std::vector<GradientBucket>& gradient_buckets() const { return buckets_; }
+  // Of a layer group: ranges that have their gradients when its backward passes are over.
+  std::vector<Range> gradient_ranges(int group) const;
   std::vector<BucketTensors> bucket_tensors() const;
   // Every rank has updated what is its own: the values go to all that hold them whole.
   void share_values() const;
@@ -107,12 +110,16 @@ class ParameterStore {
   void place(Parameter& parameter, std::size_t index, const Faults& faults);
   void fill_initial_values(std::uint64_t seed);
   const Unit& unit_of(const Parameter& parameter) const;
+  Communicator& group_of(const ShardUnit& cut) const;
+  ShardedUnit sharded(const Unit& unit) const;
+  std::size_t experts_unit(int group) const;
   // A flat range that begins with a parameter, in that parameter's unit.
   Weight view(const Parameter& first, Range range, const std::vector<std::int64_t>& shape) const;
   void begin_unit(std::size_t index) const;
 
   const Rank* rank_;
-  int zero_, shards_, shard_;
+  int zero_;
+  Shards shards_, shard_;                     // how many, and which one this rank has
   Tensor values_, gradients_;                 // whole and flat, where they stay in memory
   Tensor own_values_, exp_avg_, exp_avg_sq_;  // this rank's shards, unit after unit
   std::unique_ptr<ScratchFile> offloaded_;    // behind the moments, where they are offloaded
@@ -125,7 +132,7 @@ class ParameterStore {
   FlatLayout layout_;
   std::unique_ptr<ParameterGather> gather_;  // in ZeRO 3
   std::vector<GradientBucket> buckets_;
-  std::vector<Unit> units_;          // one for each group, and the whole parameters
+  std::vector<Unit> units_;          // see shard_units()
   mutable std::vector<bool> begun_;  // units whose gradients are there, or were, in this update
 };
 

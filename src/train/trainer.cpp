@@ -37,7 +37,7 @@ Trainer::Trainer(const Rank& rank, const Plan& plan, const OptimizerOptions& opt
       pipeline_(pipeline ? std::move(pipeline) : std::make_shared<PipelineLayout>(plan)),
       programs_(pipeline_->programs(rank.coordinate(Axis::dp))),
       parameters_(rank, plan, *pipeline_, seed, faults, moments),
-      reducer_(DataParallel::group(rank, plan), rank.kernels(), rank.arena(), rank.dtype(), plan.compression,
+      reducer_(DataParallel::groups(rank, plan), rank.kernels(), rank.arena(), rank.dtype(), plan.compression,
                seed, parameters_.gradient_buckets()),
       stages_(rank_, plan_, *pipeline_, parameters_, faults),
       training_(stages_, programs_, rank.coordinate(Axis::pp), hooks()),
@@ -119,7 +119,7 @@ void Trainer::finish_group(int group) {
     if (p.group == group && p.spec.shard_dim >= 0 && replicas > 1)
       rank_.tp_replicas(replicas).all_reduce(p.gradient).wait();
   }
-  reduction_->ready(parameters_.layout().cut_ranges[static_cast<std::size_t>(group)]);
+  for (const Range& range : parameters_.gradient_ranges(group)) reduction_->ready(range);
 }
 
 // Every group is finished: what is left is what each tp rank holds whole.
@@ -166,7 +166,7 @@ double Trainer::compute_gradients(std::int64_t step, const SampleSource& samples
 // summed over tp: under sequence parallelism each rank has its own rows.
 void Trainer::count_routing() {
   const std::int64_t experts = plan_.model.num_experts, dense = plan_.model.num_dense_layers,
-                     layers = plan_.model.num_expert_layers(), width = 2 * experts + 1;
+                     layers = plan_.model.num_expert_layers(), width = 2 * experts + 2;
   if (layers == 0) return;
   std::vector<double> losses(static_cast<std::size_t>(layers)), all(static_cast<std::size_t>(layers * width));
   const std::vector<RoutingCounts> here = stages_.take_routing_counts();
@@ -178,6 +178,7 @@ void Trainer::count_routing() {
       place[e] += c.routed[e];
       place[static_cast<std::size_t>(experts) + e] += c.dropped[e];
     }
+    place[2 * experts] += c.away;
     place[width - 1] = losses[static_cast<std::size_t>(c.layer - dense)];
   }
   all = sum_over({&rank_.dp_cp(), &rank_.along(Axis::pp)}, all);
@@ -187,6 +188,7 @@ void Trainer::count_routing() {
     routing_.push_back({dense + i,
                         {place, place + experts},
                         {place + experts, place + 2 * experts},
+                        place[2 * experts],
                         place[width - 1] / static_cast<double>(plan_.global_batch * plan_.seq_len)});
   }
 }
@@ -352,7 +354,8 @@ double Trainer::evaluate(std::int64_t num_samples, const SampleSource& samples) 
     return (count + at_once(dp_rank) - 1) / at_once(dp_rank);
   };
   std::int64_t last = passes(rank_.coordinate(Axis::dp));
-  if (parameters_.gathers())  // ranks that gather parameters together go through as many passes
+  // Ranks that gather parameters or exchange tokens together go through as many passes.
+  if (parameters_.gathers() || rank_.size(Axis::ep) > 1)
     for (int r = 0; r < rank_.size(Axis::dp); ++r) last = std::max(last, passes(r));
   const std::int64_t size = at_once(rank_.coordinate(Axis::dp));
   double loss_sum = 0, num_targets = 0;

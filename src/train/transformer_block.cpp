@@ -32,7 +32,8 @@ std::unique_ptr<ExpertParallel> make_experts(const Rank& rank, const Plan& plan,
   const SwigluNames& names = mixtral ? mixtral_names : llama_names;
   const std::string home = layer + (mixtral ? "block_sparse_moe." : "mlp.");
   ExpertParallel::Weights weights{parameters.weight(home + "gate.weight"), {}, {}, {}};
-  for (std::int64_t e = 0; e < plan.model.num_experts; ++e) {
+  const Range here = experts_of(plan, rank.mesh().ep_index(rank.coordinates()));
+  for (std::int64_t e = here.begin; e < here.end; ++e) {
     const std::string at = fmt::format("{}experts.{}.", home, e);
     weights.in.push_back(parameters.stacked({at + names.gate, at + names.up}));
     weights.out.push_back(parameters.weight(at + names.down));

@@ -69,7 +69,7 @@ void refuse_lossy(const Plan& plan, const PipelineLayout& pipeline) {
   std::int64_t least = 1;
   for (int pp_rank = 0; pp_rank < plan.mesh.size(Axis::pp); ++pp_rank)
     for (int tp_rank = 0; tp_rank < plan.mesh.size(Axis::tp); ++tp_rank)
-      for (const GradientBucket& bucket : reduction_buckets(plan, pipeline.groups_of(pp_rank), tp_rank))
+      for (const GradientBucket& bucket : reduction_buckets(plan, pipeline.groups_of(pp_rank, 0), tp_rank))
         for (const GradientSection& section : bucket.sections)
           least = std::max(least, uncompressed_rank(section));
   if (c.kind == CompressionKind::powersgd && c.rank >= least) return;

@@ -1,0 +1,110 @@
+#include "parallel/expert_exchange.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "base/error.h"
+
+namespace echelon {
+namespace {
+
+std::vector<std::int64_t> times(std::vector<std::int64_t> counts, std::int64_t width) {
+  for (std::int64_t& count : counts) count *= width;
+  return counts;
+}
+
+std::int64_t sum(const std::vector<std::int64_t>& counts) {
+  return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+}
+
+Tensor elements(const Tensor& rows, std::int64_t count) { return rows.flat_range(0, count * rows.cols()); }
+
+}  // namespace
+
+ExpertExchange::Route ExpertExchange::route(const ExpertMlps::Bounds& bounds, std::int64_t copies,
+                                            std::int64_t room) const {
+  Route route;
+  if (is_local()) {
+    route.bounds = bounds;
+    route.room = copies;
+    return route;
+  }
+  const auto ranks = static_cast<std::size_t>(rank_->size(Axis::ep));
+  const auto here = static_cast<std::size_t>(num_experts_) / ranks;
+  const std::vector<std::int64_t> told(ranks, static_cast<std::int64_t>(here));
+  const Tensor out(rank_->arena(), MemoryCategory::other, DType::i32, {num_experts_}),
+      in(rank_->arena(), MemoryCategory::other, DType::i32, {num_experts_});
+  for (std::size_t e = 0; e < ranks * here; ++e)
+    out.data<std::int32_t>()[e] = static_cast<std::int32_t>(bounds[e + 1] - bounds[e]);
+  rank_->ep().all_to_all(out, told, in, told).wait();
+
+  // counts[rank][expert here]
+  const std::int32_t* counts = in.data<std::int32_t>();
+  route.bounds.assign(here + 1, 0);
+  for (std::size_t r = 0; r < ranks; ++r) {
+    route.sent.push_back(bounds[(r + 1) * here] - bounds[r * here]);
+    route.received.push_back(std::accumulate(counts + r * here, counts + (r + 1) * here, std::int64_t{0}));
+    for (std::size_t e = 0; e < here; ++e) route.bounds[e + 1] += counts[r * here + e];
+  }
+  std::partial_sum(route.bounds.begin(), route.bounds.end(), route.bounds.begin());
+  route.away = sum(route.sent) - route.sent[static_cast<std::size_t>(rank_->ep().rank())];
+  const std::int64_t total = route.bounds.back();
+  check(room == 0 || total <= room, "capacities bound what arrives");
+  route.room = room == 0 ? total : room;
+  route.arrived = integers(route.room);
+  route.rows = integers(route.room);
+  // Of each expert the copies of one rank after another, in their order.
+  ExpertMlps::Bounds next(route.bounds.begin(), route.bounds.end() - 1);
+  std::int32_t place = 0;
+  for (std::size_t r = 0; r < ranks; ++r)
+    for (std::size_t e = 0; e < here; ++e)
+      for (std::int32_t i = 0; i < counts[r * here + e]; ++i, ++place) {
+        const std::int64_t row = next[e]++;
+        route.arrived.data<std::int32_t>()[row] = place;
+        route.rows.data<std::int32_t>()[place] = static_cast<std::int32_t>(row);
+      }
+  // What is not used stands for nothing.
+  for (const Tensor* index : {&route.arrived, &route.rows})
+    std::fill(index->data<std::int32_t>() + total, index->data<std::int32_t>() + route.room, -1);
+  return route;
+}
+
+InFlight ExpertExchange::begin_dispatch(const Tensor& copies, const Route& route) const {
+  if (is_local()) return InFlight(copies);
+  const std::int64_t width = copies.cols();
+  const Tensor arrived = rank_->activation({route.room, width});
+  return {arrived,
+          rank_->ep().all_to_all(elements(copies, sum(route.sent)), times(route.sent, width),
+                                 elements(arrived, sum(route.received)), times(route.received, width))};
+}
+
+Tensor ExpertExchange::arrange(InFlight arriving, const Route& route) const {
+  const Tensor arrived = arriving.get();
+  if (is_local()) return arrived;
+  const Tensor rows = rank_->activation({route.room, arrived.cols()});
+  rank_->kernels().embedding(route.arrived, arrived, 0, rows);
+  return rows;
+}
+
+Tensor ExpertExchange::dispatch(Tensor copies, const Route& route) const {
+  InFlight arriving = begin_dispatch(copies, route);
+  copies = Tensor();
+  return arrange(std::move(arriving), route);
+}
+
+Tensor ExpertExchange::combine(Tensor rows, const Route& route, std::int64_t copies) const {
+  if (is_local()) return rows;
+  const std::int64_t width = rows.cols();
+  const Tensor leaving = rank_->activation({route.room, width});
+  rank_->kernels().embedding(route.rows, rows, 0, leaving);
+  rows = Tensor();
+  const Tensor back = rank_->activation({copies, width});
+  rank_->ep()
+      .all_to_all(elements(leaving, sum(route.received)), times(route.received, width),
+                  elements(back, sum(route.sent)), times(route.sent, width))
+      .wait();
+  return back;
+}
+
+}  // namespace echelon
