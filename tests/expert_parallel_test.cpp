@@ -38,6 +38,86 @@ TEST(ExpertParallel, EqualsOneRankOnEveryMesh) {
       }
 }
 
+TEST(ExpertParallel, EqualsOneRankOnExpertGroups) {
+  for (auto [dp, cp, tp, ep] : {std::tuple{2, 1, 1, 2}, {4, 1, 1, 2}, {2, 2, 1, 4}, {2, 1, 2, 2}}) {
+    Plan plan = odd_plan(even_deepseek(2), dp, tp, tp > 1);
+    plan.mesh.set(Axis::cp, cp);
+    plan.mesh.ep = ep;
+    plan.seq_len = 12;
+    plan.balancing = all_losses();
+    for (double capacity : {0.0, 0.9}) {
+      plan.balancing.capacity = capacity;
+      expect_verified(plan, 1);
+    }
+  }
+}
+
+// What dropping leaves is the same on every mesh: losses and parameters of every rank agree with one rank's.
+TEST(ExpertParallel, DropsTheSameOnEveryMesh) {
+  for (DropPolicy drop : {DropPolicy::probability, DropPolicy::position}) {
+    Plan plan = odd_plan(even_mixtral(2), 1, 1, false);
+    plan.seq_len = 12;
+    plan.global_batch = 8;
+    plan.balancing = {.capacity = 0.7, .drop = drop};
+    std::vector<double> expected;
+    for (auto [dp, cp, tp, ep] :
+         {std::tuple{1, 1, 1, 1}, {1, 1, 2, 1}, {1, 2, 1, 1}, {2, 1, 1, 2}, {2, 2, 2, 4}}) {
+      plan.mesh.set(Axis::dp, dp), plan.mesh.set(Axis::cp, cp), plan.mesh.set(Axis::tp, tp);
+      plan.mesh.ep = ep;
+      plan.sequence_parallel = true;
+      on_mesh(plan, [&](const Rank& rank) {
+        Trainer trainer(rank, plan, {}, 1);
+        trainer.compute_gradients(0, random_samples(plan));
+        if (rank.index() > 0) return;
+        std::vector<double> dropped;
+        for (const RoutingCounts& layer : trainer.routing())
+          dropped.insert(dropped.end(), layer.dropped.begin(), layer.dropped.end());
+        if (expected.empty()) expected = dropped;
+        EXPECT_EQ(dropped, expected) << describe_experts(plan);
+        EXPECT_GT(*std::max_element(dropped.begin(), dropped.end()), 0);
+      });
+    }
+  }
+}
+
+// Every copy of a token whose expert is elsewhere travels there and back, in forward and in backward, and
+// nothing else does: N k C elements each way, less what stays.
+TEST(ExpertParallel, SendsWhatLeavesItsRank) {
+  for (Recompute recompute : {Recompute::none, Recompute::full})
+    for (double capacity : {0.0, 0.6})
+      for (int tp : {1, 2}) {
+        Plan plan = odd_plan(even_deepseek(2), 4, tp, tp > 1);
+        plan.mesh.ep = 4;
+        plan.recompute = recompute;
+        plan.balancing.capacity = capacity;
+        std::vector<Traffic> sent(static_cast<std::size_t>(plan.mesh.num_ranks()));
+        double away = 0, kept = 0;
+        on_mesh(plan, [&](const Rank& rank) {
+          Trainer trainer(rank, plan, {}, 1);
+          trainer.compute_gradients(0, random_samples(plan));
+          sent[static_cast<std::size_t>(rank.index())] = rank.traffic();
+          if (rank.index() > 0) return;
+          for (const RoutingCounts& layer : trainer.routing()) {
+            away += layer.away;
+            for (std::size_t e = 0; e < layer.routed.size(); ++e) kept += layer.routed[e] - layer.dropped[e];
+          }
+        });
+        const std::int64_t C = plan.model.hidden, E = plan.model.num_experts, layers = 2, microbatches = 1;
+        EXPECT_LT(away, kept);
+        EXPECT_GT(away, 0);
+        // Numbers of copies, 4 bytes each to others; then rows, weights and their gradients.
+        const std::int64_t again = recompute == Recompute::full ? 1 : 0;
+        const std::int64_t told = layers * microbatches * (1 + again) * (E - E / 4) * 4;
+        std::int64_t bytes = 0;
+        for (const Traffic& traffic : sent) {
+          EXPECT_EQ(traffic.at(Axis::ep, Verb::all_to_all).calls, layers * microbatches * (7 + 2 * again));
+          bytes += traffic.at(Axis::ep, Verb::all_to_all).bytes - told;
+        }
+        EXPECT_EQ(bytes, static_cast<std::int64_t>(away) * ((4 + again) * C + 2) * 8 * tp)
+            << describe_experts(plan);
+      }
+}
+
 TEST(ExpertParallel, EqualsOneRankUnderContextParallelism) {
   for (ContextKind kind : {ContextKind::ring, ContextKind::ulysses})
     for (BalanceScope scope : {BalanceScope::sequence, BalanceScope::microbatch}) {
@@ -242,13 +322,25 @@ TEST(ExpertParallel, RefusesWhatItCannotDoExactly) {
   refusal(plan, {"--device-loss 0.1", "router_groups"});
   plan.balancing = {.z_loss = -1};
   refusal(plan, {"--z-loss -1", "from 0"});
-  plan.balancing = {.capacity = 1};
-  plan.mesh.set(Axis::cp, 2);
-  plan.seq_len = 12;
-  refusal(plan, {"--capacity 1", "--cp 2"});
+  plan = odd_plan(even_mixtral(2), 4, 1, false);
+  plan.mesh.ep = 3;
+  refusal(plan, {"--ep 3", "8 experts", "legal: 1, 2, 4"});
+  plan.mesh.ep = 16;
+  refusal(plan, {"--ep 16", "legal: 1, 2, 4"});
+  plan.mesh.ep = 4;
+  plan.zero = 1;
+  plan.hsdp = 2;
+  refusal(plan, {"--ep 4", "--hsdp 2", "legal: 1, 2"});
+  plan.zero = 0, plan.hsdp = 1;
+  plan.compression = parse_compression("int8", "--compress");
+  refusal(plan, {"--compress int8", "--ep 4", "none"});
   Plan dense = odd_plan(odd_llama(), 1, 1, false);
   dense.balancing.expert_loss = 0.1;
   refusal(dense, {"--aux-loss 0.1", "no experts"});
+  dense.balancing = {};
+  dense.mesh.set(Axis::dp, 2);
+  dense.mesh.ep = 2;
+  refusal(dense, {"--ep 2", "no experts"});
   Plan stream = odd_plan(odd_mixtral(), 1, 1, false);
   stream.mesh.set(Axis::pp, 2);
   stream.schedule = "pipedream";

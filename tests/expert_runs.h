@@ -29,6 +29,23 @@ inline ModelSpec odd_deepseek(std::int64_t layers = 3) {
   return m;
 }
 
+// One whose experts divide over ep 2 and 4. With k = num_experts every expert has the same load.
+inline ModelSpec even_mixtral(std::int64_t k, std::int64_t layers = 2) {
+  ModelSpec m = odd_mixtral(layers);
+  m.name = "even-mixtral";
+  m.num_experts = 8;
+  m.experts_per_token = k;
+  return m;
+}
+inline ModelSpec even_deepseek(std::int64_t k, std::int64_t layers = 3) {
+  ModelSpec m = odd_deepseek(layers);
+  m.name = "even-deepseek";
+  m.num_experts = 8;
+  m.experts_per_token = k;
+  m.router.groups = 4;
+  return m;
+}
+
 inline Balancing all_losses(bool groups = true) {
   Balancing b{.expert_loss = 0.3, .z_loss = 0.02};
   if (groups) b.device_loss = 0.2, b.communication_loss = 0.1;
@@ -48,10 +65,11 @@ inline std::vector<Balancing> balancings(const ModelSpec& model) {
 
 inline std::string describe_experts(const Plan& plan) {
   const Balancing& b = plan.balancing;
-  return fmt::format("{}, pp {} {} cp {} zero {} recompute {}, losses {} scope {} capacity {} by {}",
-                     describe(plan), plan.mesh.size(Axis::pp), plan.schedule, plan.mesh.size(Axis::cp),
-                     plan.zero, recompute_name(plan.recompute), b.has_losses(), balance_scope_name(b.scope),
-                     b.capacity, drop_policy_name(b.drop));
+  return fmt::format(
+      "{}, ep {} k {} pp {} {} cp {} zero {} recompute {}, losses {} scope {} capacity {} by {}",
+      describe(plan), plan.mesh.ep, plan.model.experts_per_token, plan.mesh.size(Axis::pp), plan.schedule,
+      plan.mesh.size(Axis::cp), plan.zero, recompute_name(plan.recompute), b.has_losses(),
+      balance_scope_name(b.scope), b.capacity, drop_policy_name(b.drop));
 }
 
 }  // namespace echelon::checks

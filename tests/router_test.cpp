@@ -247,6 +247,11 @@ TEST_F(CapacityTest, OfEqualWeightsTheEarlierStays) {
             (std::vector<std::int32_t>{1, 1, -1}));
   EXPECT_EQ(kept({1, 1, 1}, {nan, 0.5, nan}, 1, 2, DropPolicy::probability, 1),
             (std::vector<std::int32_t>{1, 1, -1}));
+  // What rounding tells apart is equal; what half the digits tell apart is not.
+  EXPECT_EQ(kept({1, 1, 1}, {1.5, 1.5 - epsilon, 1.5 + epsilon}, 1, 2, DropPolicy::probability, 1),
+            (std::vector<std::int32_t>{1, 1, -1}));
+  EXPECT_EQ(kept({1, 1, 1}, {0.5, 0.5, 0.5 + 0x1p-25}, 1, 2, DropPolicy::probability, 1),
+            (std::vector<std::int32_t>{1, -1, 1}));
 }
 
 TEST_F(CapacityTest, WhatIsRoutedIsKeptOrDropped) {

@@ -8,6 +8,15 @@
 
 namespace echelon {
 
+// Half the digits of a weight. Tokens that have the same weight (the only choice of k = 1; the same tokens at
+// the beginning of a sequence) have it up to rounding, which is another one on another mesh: what is equal
+// here is equal there.
+template <class F>
+static F drop_priority(F weight) {
+  constexpr F digits = sizeof(F) == 8 ? F(0x1p26) : F(0x1p12);
+  return std::nearbyint(weight * digits);
+}
+
 std::int64_t drop_over_capacity(const Tensor& ids, const Tensor& weights, std::int64_t experts,
                                 std::int64_t capacity, DropPolicy policy, const Tensor& kept) {
   const std::int64_t choices = ids.numel();
@@ -20,11 +29,12 @@ std::int64_t drop_over_capacity(const Tensor& ids, const Tensor& weights, std::i
   std::int64_t dropped = 0;
   with_float_type(weights, [&]<class F>(F) {
     const F* weight = flat<F>(weights, choices);
+    const auto rank = [&](std::int64_t i) { return drop_priority(weight[i]); };
     for (auto& queue : queues) {
       if (std::ssize(queue) <= capacity) continue;
       if (policy == DropPolicy::probability)  // what is no number comes last, so that there is an order
         std::stable_sort(queue.begin(), queue.end(), [&](std::int64_t a, std::int64_t b) {
-          return std::isnan(weight[b]) ? !std::isnan(weight[a]) : weight[a] > weight[b];
+          return std::isnan(weight[b]) ? !std::isnan(weight[a]) : rank(a) > rank(b);
         });
       for (auto i = queue.begin() + capacity; i != queue.end(); ++i, ++dropped) keep[*i] = -1;
     }

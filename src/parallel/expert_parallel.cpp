@@ -10,6 +10,18 @@
 #include "tensor/reference_view.h"
 
 namespace echelon {
+namespace {
+
+// Of a sequence's tokens, rank of the cp group after rank.
+std::vector<std::int64_t> positions_of_ranks(const Plan& plan) {
+  const ContextLayout layout(plan);
+  std::vector<std::int64_t> all;
+  for (int r = 0; r < plan.mesh.size(Axis::cp); ++r)
+    for (std::int64_t position : layout.positions(r)) all.push_back(position);
+  return all;
+}
+
+}  // namespace
 
 ExpertParallel::ExpertParallel(const Rank& rank, const Plan& plan, TensorParallel tensor_parallel,
                                Weights weights)
@@ -21,6 +33,7 @@ ExpertParallel::ExpertParallel(const Rank& rank, const Plan& plan, TensorParalle
         return Room{room_for_copies(plan, sequences), bounded ? room_for_received(plan, sequences) : 0};
       }),
       seq_len_(plan.seq_len),
+      positions_(positions_of_ranks(plan)),
       loss_scale_(1.0 / static_cast<double>(plan.global_batch * plan.seq_len)),
       router_(Linear(weights.gate, {}, WeightOrder::out_in), plan.model.router, plan.model.experts_per_token),
       exchange_(rank, plan.model.num_experts),
@@ -65,43 +78,81 @@ ExpertParallel::Saved ExpertParallel::route(const Tensor& normed_here, std::int6
   return saved;
 }
 
-// From the rows that are here to all rows, in one collective: numbers of experts are exact as floats.
-void ExpertParallel::share_choices(std::int64_t rows, Saved& saved) const {
-  const std::int64_t here = saved.ids.rows();
-  Tensor packed = rank_->activation({here, 2 * k()});
+// Choices of experts and their weights as rows of 2 k numbers, so that they travel together: numbers of
+// experts are exact as floats.
+Tensor ExpertParallel::packed_choices(const Saved& saved) const {
+  const Tensor packed = rank_->activation({saved.ids.rows(), 2 * k()});
   with_float_type(packed, [&]<class F>(F) {
     const F* weight = saved.weights.data<F>();
     const std::int32_t* id = saved.ids.data<std::int32_t>();
-    for (std::int64_t i = 0; i < here; ++i) {
+    for (std::int64_t i = 0; i < packed.rows(); ++i) {
       F* row = packed.data<F>() + i * 2 * k();
       std::copy_n(weight + i * k(), k(), row);
       std::copy_n(id + i * k(), k(), row + k());
     }
   });
-  const Tensor all = tensor_parallel_.enter(packed, rows).get();
-  packed = Tensor();
-  saved.ids = integers({rows, k()});
-  saved.weights = rank_->activation({rows, k()});
-  with_float_type(all, [&]<class F>(F) {
-    for (std::int64_t i = 0; i < rows; ++i) {
-      const F* row = all.data<F>() + i * 2 * k();
-      std::copy_n(row, k(), saved.weights.data<F>() + i * k());
-      std::transform(row + k(), row + 2 * k(), saved.ids.data<std::int32_t>() + i * k(),
+  return packed;
+}
+
+// Row i of `packed` goes to row place(i).
+template <class Place>
+void ExpertParallel::unpack_choices(const Tensor& packed, const Tensor& ids, const Tensor& weights,
+                                    const Place& place) const {
+  with_float_type(packed, [&]<class F>(F) {
+    for (std::int64_t i = 0; i < packed.rows(); ++i) {
+      const F* row = packed.data<F>() + i * 2 * k();
+      std::copy_n(row, k(), weights.data<F>() + place(i) * k());
+      std::transform(row + k(), row + 2 * k(), ids.data<std::int32_t>() + place(i) * k(),
                      [](F id) { return static_cast<std::int32_t>(id); });
     }
   });
 }
 
-// The choices that capacities leave, scope by scope; the choices themselves where there are none.
+// From the rows that are here to all rows.
+void ExpertParallel::share_choices(std::int64_t rows, Saved& saved) const {
+  const Tensor all = tensor_parallel_.enter(packed_choices(saved), rows).get();
+  saved.ids = integers({rows, k()});
+  saved.weights = rank_->activation({rows, k()});
+  unpack_choices(all, saved.ids, saved.weights, [](std::int64_t row) { return row; });
+}
+
+// The choices that capacities leave; the choices themselves where there are none.
 Tensor ExpertParallel::keep(const Saved& saved) const {
   if (balancing_.capacity == 0 || saved.sequences == 0) return saved.ids;
-  const Tensor kept = integers(saved.ids.shape());
-  const std::int64_t tokens = saved.ids.rows() / scopes(saved);
+  return rank_->size(Axis::cp) == 1 ? keep_of_scopes(saved.ids, saved.weights, scopes(saved))
+                                    : keep_of_sequences(saved);
+}
+
+Tensor ExpertParallel::keep_of_scopes(const Tensor& ids, const Tensor& weights, std::int64_t scopes) const {
+  const Tensor kept = integers(ids.shape());
+  const std::int64_t tokens = ids.rows() / scopes;
   const std::int64_t capacity = expert_capacity(balancing_.capacity, tokens, k(), experts());
-  for (std::int64_t s = 0; s < scopes(saved); ++s) {
+  for (std::int64_t s = 0; s < scopes; ++s) {
     const auto of = [&](const Tensor& t) { return t.row_range(s * tokens, (s + 1) * tokens); };
-    drop_over_capacity(of(saved.ids), of(saved.weights), experts(), capacity, balancing_.drop, of(kept));
+    drop_over_capacity(of(ids), of(weights), experts(), capacity, balancing_.drop, of(kept));
   }
+  return kept;
+}
+
+// A scope's tokens lie on all cp ranks: each gets all choices, in the order of their positions, and so makes
+// the same of them as the others, and as one rank.
+Tensor ExpertParallel::keep_of_sequences(const Saved& saved) const {
+  const std::int64_t rows = saved.ids.rows(), cp = rank_->size(Axis::cp), here = seq_len_ / cp;
+  // The row among whole sequences of row i of rank r.
+  const auto place = [&](std::int64_t r, std::int64_t i) {
+    return i / here * seq_len_ + positions_[static_cast<std::size_t>(r * here + i % here)];
+  };
+  Tensor ids = integers({cp * rows, k()}), weights = rank_->activation({cp * rows, k()});
+  {
+    const Tensor packed = packed_choices(saved), all = rank_->activation({cp * rows, 2 * k()});
+    const std::vector<std::int64_t> counts(static_cast<std::size_t>(cp), packed.numel());
+    rank_->along(Axis::cp).all_gather(packed, all, counts).wait();
+    unpack_choices(all, ids, weights, [&](std::int64_t row) { return place(row / rows, row % rows); });
+  }
+  const Tensor all_kept = keep_of_scopes(ids, weights, scopes(saved)), kept = integers(saved.ids.shape());
+  for (std::int64_t i = 0; i < rows; ++i)
+    std::copy_n(all_kept.data<std::int32_t>() + place(rank_->coordinate(Axis::cp), i) * k(), k(),
+                kept.data<std::int32_t>() + i * k());
   return kept;
 }
 

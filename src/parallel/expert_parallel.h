@@ -10,8 +10,9 @@
 // Tensor parallelism cuts every expert as it cuts an MLP (expert tensor parallelism): y is a partial sum. The
 // router is whole; a rank of the tp group routes the rows of the residual stream that it holds, and its
 // choices go to the others under sequence parallelism: one all_gather of 2 k numbers a token forward, one
-// reduce_scatter of k backward (an all_reduce of k without sequence parallelism). Balance counts are summed
-// over cp where a scope's tokens lie on several ranks.
+// reduce_scatter of k backward (an all_reduce of k without sequence parallelism). Where
+// a scope's tokens lie on several cp ranks, their balance counts are summed over cp, and where experts have a
+// capacity all choices are gathered there (2 k numbers a token).
 #pragma once
 
 #include <functional>
@@ -93,7 +94,13 @@ class ExpertParallel {
   RoutingCounts empty_counts() const;
   Tensor integers(std::vector<std::int64_t> shape) const;
   void share_choices(std::int64_t rows, Saved& saved) const;
+  Tensor packed_choices(const Saved& saved) const;
+  template <class Place>
+  void unpack_choices(const Tensor& packed, const Tensor& ids, const Tensor& weights,
+                      const Place& place) const;
   Tensor keep(const Saved& saved) const;
+  Tensor keep_of_scopes(const Tensor& ids, const Tensor& weights, std::int64_t scopes) const;
+  Tensor keep_of_sequences(const Saved& saved) const;
   RouterLosses losses(const Saved& saved) const;
   Tensor take(const Tensor& normed, const Saved& saved) const;
   Tensor by_place(const Tensor& weights, const Saved& saved) const;
@@ -110,7 +117,8 @@ class ExpertParallel {
   };
   std::function<Room(std::int64_t sequences)> room_;
   std::int64_t seq_len_;
-  double loss_scale_;  // the losses are means over the tokens of the global batch
+  std::vector<std::int64_t> positions_;  // of a sequence's tokens, by cp rank
+  double loss_scale_;                    // the losses are means over the tokens of the global batch
   Router router_;
   ExpertExchange exchange_;
   ExpertMlps experts_;

@@ -27,6 +27,7 @@ ExpertCosts::ExpertCosts(const Plan& plan, std::int64_t sequences, const Coordin
   choices_ = rows_ * k_ * (integer + element_);
   places_ = (rows_ * k_ + room) * integer;
   kept_ = plan.balancing.capacity > 0 ? rows_ * k_ * integer : 0;
+  gathers_choices_ = kept_ > 0 && cp_ > 1;
   copies_ = room * m.hidden * element_;
   whole_ = rows_ * m.hidden * element_;
   activated_ = received * F * element_;
@@ -60,8 +61,17 @@ void ExpertCosts::route(Account& a) const {
     a.free(d_weights_here_ + all);
   }
   a.allocate(places_);
-  a.allocate(kept_);
-  a.free(kept_);
+  if (gathers_choices_) {
+    const std::int64_t packed = 2 * d_weights_;
+    a.allocate(cp_ * choices_);
+    a.allocate(packed + cp_ * packed);
+    a.free(packed + cp_ * packed);
+    a.allocate(cp_ * kept_ + kept_);
+    a.free(cp_ * kept_ + cp_ * choices_ + kept_);
+  } else {
+    a.allocate(kept_);
+    a.free(kept_);
+  }
   a.allocate(indices_);
 }
 
@@ -164,6 +174,10 @@ void ExpertCosts::add_forward_traffic(Traffic& traffic, bool whole) const {
     traffic.at(Axis::ep, Verb::all_to_all).bytes += (experts_ - experts_ / ep_) * 4;
     exchange_traffic(traffic, width_);
     if (whole) exchange_traffic(traffic, width_);
+  }
+  if (gathers_choices_) {
+    traffic.at(Axis::cp, Verb::all_gather).calls += 1;
+    traffic.at(Axis::cp, Verb::all_gather).bytes += (cp_ - 1) * rows_ * 2 * k_ * element_;
   }
   if (!shards_sequence_) return;
   std::vector<std::int64_t> parts;

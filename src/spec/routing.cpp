@@ -96,14 +96,8 @@ void validate_experts(const Plan& plan) {
   validate_expert_groups(plan);
   validate_numbers(plan);
   if (m.experts == Experts::none) return;
-  const int tp = plan.mesh.size(Axis::tp), cp = plan.mesh.size(Axis::cp);
+  const int tp = plan.mesh.size(Axis::tp);
   if (m.expert_hidden < tp) refuse("--tp {}: {} has experts of only {}", tp, m.name, m.expert_hidden);
-  if (plan.balancing.capacity > 0 && cp > 1)
-    refuse(
-        "--capacity {}: a sequence's tokens lie on {} ranks, and which of them an expert drops would have to "
-        "be agreed "
-        "on; with --cp {} legal: 0",
-        plan.balancing.capacity, cp, cp);
   validate_scope(plan);
 }
 
@@ -139,7 +133,9 @@ std::int64_t room_for_received(const Plan& plan, std::int64_t sequences) {
   const ModelSpec& m = plan.model;
   const std::int64_t most = std::min(plan.micro_batch, dp_samples(plan, 0).size()), here = m.num_experts / ep,
                      choices = most * plan.tokens_here() * std::min(m.experts_per_token, here);
-  return ep * std::min(choices, here * kept_by_expert(plan, most));
+  // Neighbours share the sequences of their cp group, and the capacities of those.
+  const int cp = plan.mesh.size(Axis::cp), groups = ep % cp == 0 ? ep / cp : cp % ep == 0 ? 1 : ep / cp + 2;
+  return std::min(ep * choices, groups * here * kept_by_expert(plan, most));
 }
 
 }  // namespace echelon

@@ -32,7 +32,7 @@ enum class BalanceScope {
 
 // Which tokens stay where an expert has more than its capacity.
 enum class DropPolicy {
-  probability,  // those with the largest weight; of equal ones the earlier
+  probability,  // those with the largest weight; of equal ones (to half their digits) the earlier
   position,     // the earlier ones
 };
 
