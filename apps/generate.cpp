@@ -48,9 +48,9 @@ int run_generate(GenerateFlags& f) {
     const auto kernels = make_kernels(arena, plan.dtype, run.threads_per_rank);
     const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels);
     const ParameterStore parameters(rank, plan, PipelineLayout(plan), info.seed);
-    load_checkpoint(rank, parameters, info, true);
+    const RouterBiases biases = load_checkpoint(rank, parameters, info, true);
     if (text_mode) fmt::print(out, "{}", f.prompt);
-    text = generate(rank, plan, parameters, prompt, f.options, [&](std::int32_t token) {
+    text = generate(rank, plan, parameters, biases, prompt, f.options, [&](std::int32_t token) {
       if (text_mode && token < 256)
         std::fputc(token, out);
       else

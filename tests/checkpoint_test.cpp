@@ -8,7 +8,7 @@
 #include <csignal>
 #include <nlohmann/json.hpp>
 
-#include "mesh_runs.h"
+#include "expert_runs.h"
 #include "train/checkpoint_manifest.h"
 #include "train/safetensors.h"
 #include "train/session.h"
@@ -454,6 +454,11 @@ TEST_F(Resume, GoesOnWithTheSameBits) {
   std::vector<Plan> plans{odd_plan(bytes_model(odd_gpt2()), 1, 1, false),
                           odd_plan(bytes_model(odd_llama()), 2, 2, true)};
   if (have_cpu_kernels()) plans.push_back(odd_plan(bytes_model(odd_llama()), 1, 2, true, DType::f32));
+  for (int tp : {1, 2}) {  // and biases that every step moves
+    Plan& experts = plans.emplace_back(odd_plan(bytes_model(odd_deepseek(4)), tp, tp, tp > 1));
+    experts.mesh.set(Axis::pp, tp);
+    experts.balancing.bias_rate = 0.05;
+  }
   for (std::size_t i = 0; i < plans.size(); ++i) {
     const std::string whole = fmt::format("whole{}", i), cut = fmt::format("cut{}", i);
     std::vector<double> losses, again;

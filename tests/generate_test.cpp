@@ -33,7 +33,7 @@ Tokens generate_on(const Plan& plan, const Tokens& from, const GenerateOptions& 
     const Trainer trainer(rank, plan, {}, 1);
     Tokens streamed;
     Tokens& text = texts[static_cast<std::size_t>(rank.index())];
-    text = generate(rank, plan, trainer.parameters(), from, options,
+    text = generate(rank, plan, trainer.parameters(), {}, from, options,
                     [&](std::int32_t token) { streamed.push_back(token); });
     EXPECT_EQ(streamed, text);
   });

@@ -421,7 +421,7 @@ TEST(Zero, GeneratesTheSameText) {
         trainer.step(0, random_samples(plan), 1);
         GenerateOptions options;
         options.max_tokens = 9;
-        const auto text = generate(rank, plan, trainer.parameters(), {3, 1, 4}, options);
+        const auto text = generate(rank, plan, trainer.parameters(), {}, {3, 1, 4}, options);
         if (rank.index() == 0) texts.push_back(text);
       });
     }

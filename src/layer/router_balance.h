@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -31,5 +32,9 @@ void add_balance_factors(const Balancing& balancing, const RouterSpec& spec, std
 // Loss-free balancing (Wang et al. 2024; DeepSeek-V3, section 2.1.2): after a step each bias moves by `rate`,
 // up where the expert had fewer tokens of the whole batch than the mean, down where it had more.
 void update_bias(std::span<const double> counts, double rate, std::span<double> bias);
+
+// What it has made of the routers, by layer: state, as weights are. (E) each; a layer that is not there has
+// none. All ranks that hold a layer have the same.
+using RouterBiases = std::map<std::int64_t, std::vector<double>>;
 
 }  // namespace echelon

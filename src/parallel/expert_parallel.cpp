@@ -43,7 +43,12 @@ ExpertParallel::ExpertParallel(const Rank& rank, const Plan& plan, TensorParalle
       bias_(plan.balancing.bias_rate > 0 ? counts_.routed : std::vector<double>()) {}
 
 void ExpertParallel::balance(const std::vector<double>& routed) const {
-  if (!bias_.empty()) update_bias(routed, balancing_.bias_rate, bias_);
+  if (balancing_.bias_rate > 0) update_bias(routed, balancing_.bias_rate, bias_);
+}
+
+void ExpertParallel::set_bias(const std::vector<double>& bias) const {
+  check(std::ssize(bias) == experts(), "a router has a bias of each expert");
+  bias_ = bias;
 }
 
 RoutingCounts ExpertParallel::empty_counts() const {

@@ -84,6 +84,9 @@ class ExpertParallel {
 
   // Loss-free balancing: moves the bias that steers the choices by the loads of a step, over all its tokens.
   void balance(const std::vector<double>& routed) const;
+  // (E); empty: none. One that is set steers also where it does not move any more.
+  const std::vector<double>& bias() const { return bias_; }
+  void set_bias(const std::vector<double>& bias) const;
 
   // What has been counted in backward passes, which are those of training.
   RoutingCounts take_counts() const { return std::exchange(counts_, empty_counts()); }

@@ -12,6 +12,7 @@
 #include "train/checkpoint_reader.h"
 #include "train/checkpoint_writer.h"
 #include "train/logical_tensors.h"
+#include "train/router_biases.h"
 
 namespace echelon {
 
@@ -59,12 +60,13 @@ CheckpointInfo read_checkpoint_info(const std::string& path) {
 }
 
 std::string save_checkpoint(const Rank& rank, const ParameterStore& parameters, const std::string& directory,
-                            const CheckpointInfo& info, const std::vector<CarriedTensor>& carried) {
+                            const CheckpointInfo& info, const std::vector<CarriedTensor>& carried,
+                            const RouterBiases& biases) {
   const auto meet = [&] {
     for (Axis axis : all_axes) rank.along(axis).barrier().wait();
   };
   CheckpointWriter writer(rank, directory);
-  writer.start(parameters, info, carried);
+  writer.start(parameters, info, carried, biases);
   writer.wait();
   meet();
   const std::string path = writer.commit(0);
@@ -72,8 +74,8 @@ std::string save_checkpoint(const Rank& rank, const ParameterStore& parameters, 
   return path;
 }
 
-void load_checkpoint(const Rank& rank, const ParameterStore& parameters, const CheckpointInfo& info,
-                     bool values_only, const std::vector<CarriedTensor>& carried) {
+RouterBiases load_checkpoint(const Rank& rank, const ParameterStore& parameters, const CheckpointInfo& info,
+                             bool values_only, const std::vector<CarriedTensor>& carried) {
   CheckpointReader reader(info.path);
   const std::vector<std::pair<const char*, ParameterTensor>> stored{
       {"", ParameterTensor::value},
@@ -88,6 +90,7 @@ void load_checkpoint(const Rank& rank, const ParameterStore& parameters, const C
       scatter_logical(rank, logical, p, which);
     }
   if (!values_only && info.residual_ranks > 0) load_carried(rank, parameters, reader, info, carried);
+  return read_router_biases(reader);
 }
 
 }  // namespace echelon

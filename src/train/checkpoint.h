@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "layer/router_balance.h"
 #include "parallel/compression.h"
 #include "train/parameters.h"
 
@@ -47,16 +48,17 @@ bool is_checkpoint(const std::string& directory);
 // RequestError when there is none or it is damaged or foreign.
 CheckpointInfo read_checkpoint_info(const std::string& path);
 
-// Collective over the mesh. `carried`: this rank's, under `info.compression`. RunError (disk full, ...)
-// leaves the earlier checkpoints untouched. Returns the path when the checkpoint is whole. See also
-// CheckpointWriter.
+// Collective over the mesh. `carried` and `biases` (router_biases.h): this rank's, the first under
+// `info.compression`. RunError (disk full, ...) leaves the earlier checkpoints untouched. Returns the path
+// when the checkpoint is whole. See also CheckpointWriter.
 std::string save_checkpoint(const Rank& rank, const ParameterStore& parameters, const std::string& directory,
-                            const CheckpointInfo& info, const std::vector<CarriedTensor>& carried = {});
+                            const CheckpointInfo& info, const std::vector<CarriedTensor>& carried = {},
+                            const RouterBiases& biases = {});
 
 // Fills parameters, and the moments and what is `carried` unless `values_only`. Every rank reads what it
-// holds. RequestError naming the tensor when one is missing, of another shape or damaged; nothing is changed
-// in the checkpoint.
-void load_checkpoint(const Rank& rank, const ParameterStore& parameters, const CheckpointInfo& info,
-                     bool values_only, const std::vector<CarriedTensor>& carried = {});
+// holds. Returns the routers' biases, of all layers. RequestError naming the tensor when one is missing, of
+// another shape or damaged; nothing is changed in the checkpoint.
+RouterBiases load_checkpoint(const Rank& rank, const ParameterStore& parameters, const CheckpointInfo& info,
+                             bool values_only, const std::vector<CarriedTensor>& carried = {});
 
 }  // namespace echelon

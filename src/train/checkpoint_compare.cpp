@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "train/checkpoint_reader.h"
+#include "train/router_biases.h"
 
 namespace echelon {
 namespace {
@@ -24,7 +25,7 @@ std::map<std::string, ParamSpec> model_tensors(const ModelSpec& model) {
 // As a model tensor, or that of a parameter whose residual it is.
 std::vector<double> read(CheckpointReader& reader, const std::string& name,
                          const std::map<std::string, ParamSpec>& tensors) {
-  const DType dtype = reader.info().dtype;
+  const DType dtype = is_router_bias(name) ? DType::f64 : reader.info().dtype;
   std::vector<std::byte> bytes;
   if (const auto found = tensors.find(name); found != tensors.end())
     bytes = reader.read(name, found->second, dtype);

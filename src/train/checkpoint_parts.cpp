@@ -7,6 +7,7 @@
 #include "train/checkpoint_carried.h"
 #include "train/checkpoint_file.h"
 #include "train/logical_tensors.h"
+#include "train/router_biases.h"
 
 namespace echelon {
 namespace {
@@ -75,8 +76,8 @@ std::string file_name(const std::string& kind, const Rank& rank) {
 }
 
 std::vector<OwnedFile> owned_files(const Rank& rank, const ParameterStore& parameters,
-                                   const Compression& compression,
-                                   const std::vector<CarriedTensor>& carried) {
+                                   const CheckpointInfo& info, const std::vector<CarriedTensor>& carried,
+                                   const RouterBiases& biases) {
   std::vector<OwnedFile> files{{"model", {}}, {"optimizer", {}}, {"compression", {}}};
   const Mesh& mesh = rank.mesh();
   const int place = mesh.dp_cp_index(rank.coordinates());
@@ -99,7 +100,9 @@ std::vector<OwnedFile> owned_files(const Rank& rank, const ParameterStore& param
     add(1, ".exp_avg", p->exp_avg.flat());
     add(1, ".exp_avg_sq", p->exp_avg_sq.flat());
   }
-  files[2].tensors = owned_carried(rank, parameters, compression, carried);
+  for (OwnedTensor& bias : owned_router_biases(rank, parameters, info.model, biases))
+    files[0].tensors.push_back(std::move(bias));
+  files[2].tensors = owned_carried(rank, parameters, info.compression, carried);
   std::erase_if(files, [](const OwnedFile& file) { return file.tensors.empty(); });
   return files;
 }

@@ -9,8 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "parallel/compression.h"
-#include "train/parameters.h"
+#include "train/checkpoint.h"
 #include "train/safetensors.h"
 
 namespace echelon {
@@ -39,7 +38,8 @@ struct OwnedFile {
 // tensor is there once: a part of a ZeRO shard is its rank's; what several ranks hold whole they take in
 // turns.
 std::vector<OwnedFile> owned_files(const Rank& rank, const ParameterStore& parameters,
-                                   const Compression& compression, const std::vector<CarriedTensor>& carried);
+                                   const CheckpointInfo& info, const std::vector<CarriedTensor>& carried,
+                                   const RouterBiases& biases);
 
 // "model.safetensors" of one rank, else "model-00003.safetensors".
 std::string file_name(const std::string& kind, const Rank& rank);

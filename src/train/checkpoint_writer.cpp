@@ -100,7 +100,7 @@ CheckpointWriter::~CheckpointWriter() {
 }
 
 void CheckpointWriter::start(const ParameterStore& parameters, const CheckpointInfo& info,
-                             const std::vector<CarriedTensor>& carried) {
+                             const std::vector<CarriedTensor>& carried, const RouterBiases& biases) {
   check(!state_, "one checkpoint is written at a time");
   auto state = std::make_unique<State>();
   state->info = info;
@@ -111,7 +111,7 @@ void CheckpointWriter::start(const ParameterStore& parameters, const CheckpointI
   std::error_code error;
   fs::create_directories(state->unfinished, error);
   if (error) fail("{}: cannot be made: {}", state->unfinished.string(), error.message());
-  for (const OwnedFile& file : owned_files(rank_, parameters, info.compression, carried)) {
+  for (const OwnedFile& file : owned_files(rank_, parameters, info, carried, biases)) {
     CopiedFile& copy = state->files.emplace_back();
     copy.name = file_name(file.kind, rank_);
     for (const OwnedTensor& tensor : file.tensors) {

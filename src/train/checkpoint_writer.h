@@ -23,7 +23,7 @@ class CheckpointWriter {
 
   // Nothing is under way. Returns when the copy is made. RunError where the directory cannot be made.
   void start(const ParameterStore& parameters, const CheckpointInfo& info,
-             const std::vector<CarriedTensor>& carried);
+             const std::vector<CarriedTensor>& carried, const RouterBiases& biases);
   bool under_way() const { return state_ != nullptr; }
   // Whether this rank's part is on disk. RunError where it cannot be written; wait(): the same, in the end.
   bool written() const;

@@ -73,7 +73,8 @@ void validate(const GenerateOptions& o, const ModelSpec& model, const std::vecto
 }
 
 std::vector<std::int32_t> generate(const Rank& rank, const Plan& plan, const ParameterStore& parameters,
-                                   const std::vector<std::int32_t>& prompt, const GenerateOptions& options,
+                                   const RouterBiases& biases, const std::vector<std::int32_t>& prompt,
+                                   const GenerateOptions& options,
                                    const std::function<void(std::int32_t)>& on_token) {
   validate(options, plan.model, prompt);
   const auto prompt_length = static_cast<std::int64_t>(prompt.size());
@@ -83,6 +84,7 @@ std::vector<std::int32_t> generate(const Rank& rank, const Plan& plan, const Par
   whole_rows.sequence_parallel = false;
   const PipelineLayout pipeline(plan);
   const HeldStages stages(rank, whole_rows, pipeline, parameters, {});
+  stages.set_router_biases(biases);
   const HeldStages::Caches caches = stages.make_caches(positions);
   Communicator& along_pipeline = rank.along(Axis::pp);
   const Philox random(options.seed, Stream::sampling, 0);

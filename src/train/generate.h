@@ -23,11 +23,12 @@ void validate(const GenerateOptions& options);
 void validate(const GenerateOptions& options, const ModelSpec& model,
               const std::vector<std::int32_t>& prompt);
 
-// The tokens after `prompt` (not empty). `plan` and `parameters` are those of the run, on any dp x tp mesh;
-// every rank of a tp group calls this and gets the same tokens. `on_token` is called for each token as it
-// comes. RequestError when the prompt and max_tokens exceed the model's positions.
+// The tokens after `prompt` (not empty). `plan`, `parameters` and `biases` are those of the run, on any dp x
+// tp mesh; every rank of a tp group calls this and gets the same tokens. `on_token` is called for each token
+// as it comes. RequestError when the prompt and max_tokens exceed the model's positions.
 std::vector<std::int32_t> generate(const Rank& rank, const Plan& plan, const ParameterStore& parameters,
-                                   const std::vector<std::int32_t>& prompt, const GenerateOptions& options,
+                                   const RouterBiases& biases, const std::vector<std::int32_t>& prompt,
+                                   const GenerateOptions& options,
                                    const std::function<void(std::int32_t)>& on_token = {});
 
 }  // namespace echelon

@@ -80,6 +80,16 @@ void HeldStages::balance_routers(const std::vector<RoutingCounts>& counts) const
   for (const Stage& stage : held_) stage.balance_routers(counts);
 }
 
+RouterBiases HeldStages::router_biases() const {
+  RouterBiases biases;
+  for (const Stage& stage : held_) stage.take_router_biases(biases);
+  return biases;
+}
+
+void HeldStages::set_router_biases(const RouterBiases& biases) const {
+  for (const Stage& stage : held_) stage.set_router_biases(biases);
+}
+
 HeldStages::Caches HeldStages::make_caches(std::int64_t max_positions) const {
   Caches caches;
   for (const Stage& stage : held_) caches.push_back(stage.make_caches(max_positions));

@@ -20,15 +20,18 @@ class HeldStages {
   // Room for the residual stream of so many rows, as it lies between two stages.
   Tensor make_boundary(std::int64_t rows) const;
 
+  // Of this rank's layers that have experts, stage by stage.
+  std::vector<RoutingCounts> take_routing_counts() const;
+  void balance_routers(const std::vector<RoutingCounts>& counts) const;
+  RouterBiases router_biases() const;
+  void set_router_biases(const RouterBiases& biases) const;  // those of other ranks' layers are left
+
   // loss_sum of a microbatch, on the ranks that hold the last stage; 0 elsewhere. Collective over pp.
   double evaluate(const Microbatch& microbatch) const;
 
   // Logits (1, V_local) after the last of the new tokens at [position, ...), on the rank that holds the last
   // stage; undefined elsewhere. Collective over pp.
   using Caches = std::vector<std::vector<Tensor>>;
-  // Of this rank's layers that have experts, stage by stage.
-  std::vector<RoutingCounts> take_routing_counts() const;
-  void balance_routers(const std::vector<RoutingCounts>& counts) const;
   Caches make_caches(std::int64_t max_positions) const;
   Tensor next_logits(const Tensor& tokens, std::int64_t position, const Caches& caches) const;
   // The pipeline rank that holds the last stage, and runs it in evaluation and generation.

@@ -17,6 +17,7 @@
 #include "comm/threads.h"
 #include "train/checkpoint_reader.h"
 #include "train/logical_tensors.h"
+#include "train/router_biases.h"
 
 namespace echelon {
 namespace {
@@ -238,6 +239,11 @@ void export_hugging_face(const std::string& checkpoint, const std::string& direc
   CheckpointReader reader(read_checkpoint_info(checkpoint).path);
   const CheckpointInfo& info = reader.info();
   const std::string config = hugging_face_config(info.model, info.dtype);
+  if (!read_router_biases(reader).empty())
+    refuse(
+        "{}: its routers choose by biases (--bias-rate), which {} has no place for in Hugging Face's layout; "
+        "legal: a checkpoint of a run without",
+        info.path, info.model.name);
   std::error_code error;
   if (fs::exists(directory, error) && !fs::is_empty(directory, error))
     refuse("--out {}: is there already and not empty", directory);

@@ -29,7 +29,8 @@ void RankRun::run() {
   const TrainRequest& request = shared_.request;
   if (request.asynchronous) return run_as_worker();
   if (!shared_.resumed.path.empty()) {
-    load_checkpoint(rank_, trainer_.parameters(), shared_.resumed, false, trainer_.carried());
+    trainer_.stages().set_router_biases(
+        load_checkpoint(rank_, trainer_.parameters(), shared_.resumed, false, trainer_.carried()));
     trainer_.resume(shared_.resumed.step, shared_.resumed.updates);
   }
   rank_.arena().reset_peak();
@@ -258,7 +259,7 @@ void RankRun::save(std::int64_t step) {
   info.model = shared_.request.plan.model;
   info.compression = shared_.request.plan.compression;
   saved_step_ = step + 1;
-  writer_.start(trainer_.parameters(), info, trainer_.carried());
+  writer_.start(trainer_.parameters(), info, trainer_.carried(), trainer_.stages().router_biases());
   if (!shared_.request.save_beside) finish_save();
   summary_.checkpoint_seconds = std::max(summary_.checkpoint_seconds, seconds_since(begin));
 }
@@ -288,7 +289,8 @@ void RankRun::sample_text() {
   shared_.data.copy(range.begin, static_cast<std::int64_t>(prompt.size()), prompt.data());
   GenerateOptions options = shared_.request.generate;
   options.max_tokens = shared_.request.sample_tokens;
-  const auto text = generate(rank_, shared_.request.plan, trainer_.parameters(), prompt, options);
+  const auto text = generate(rank_, shared_.request.plan, trainer_.parameters(),
+                             trainer_.stages().router_biases(), prompt, options);
   if (leads() && shared_.observer.on_sample) shared_.observer.on_sample(prompt, text);
 }
 

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/units.h"
 #include "plan/memory.h"
+#include "train/router_biases.h"
 #include "train/scratch_file.h"
 
 namespace echelon {
@@ -93,14 +94,6 @@ void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeli
                                     {"--straggler-every", request.straggler_every},
                                     {"--sample", request.sample_tokens}})
     if (value < 0) refuse("{} {}: must be at least 0", flag, value);
-  if (plan.balancing.bias_rate > 0 && !request.checkpoint_directory.empty())
-    refuse("--bias-rate {}: checkpoints do not have the routers' biases yet; legal: 0, or no --checkpoint",
-           plan.balancing.bias_rate);
-  if (plan.balancing.bias_rate > 0 && request.sample_tokens > 0)
-    refuse(
-        "--bias-rate {}: generation does not have the routers' biases yet; legal: 0, or --sample 0 instead "
-        "of {}",
-        plan.balancing.bias_rate, request.sample_tokens);
   if (request.sample_tokens > 0 && request.sample_tokens >= plan.model.max_seq)
     refuse("--sample {}: {} has positions for {}, and one is the prompt's", request.sample_tokens,
            plan.model.name, plan.model.max_seq);
@@ -159,6 +152,11 @@ CheckpointInfo find_resumed(const TrainRequest& request) {
           "compression between data-parallel ranks that would be lost; legal: --compress {} and --dp of at "
           "least 2",
           info.path, compression_text(info.compression), compression_text(info.compression));
+    if (CheckpointReader reader(info.path); request.asynchronous && !read_router_biases(reader).empty())
+      refuse(
+          "--resume {}: its routers choose by biases, which parameter servers do not hold; legal: without "
+          "--staleness",
+          info.path);
     if (info.step >= request.optimizer.total_steps)
       refuse("--steps {}: {} has {} steps behind it already; name a larger number",
              request.optimizer.total_steps, info.path, info.step);

@@ -174,6 +174,19 @@ void Stage::balance_routers(const std::vector<RoutingCounts>& counts) const {
   }
 }
 
+void Stage::take_router_biases(RouterBiases& biases) const {
+  for (std::size_t i = 0; i < blocks_.size(); ++i)
+    if (const ExpertParallel* experts = blocks_[i].experts(); experts != nullptr && !experts->bias().empty())
+      biases[first_layer_ + static_cast<std::int64_t>(i)] = experts->bias();
+}
+
+void Stage::set_router_biases(const RouterBiases& biases) const {
+  for (const auto& [layer, bias] : biases) {
+    const std::int64_t i = layer - first_layer_;
+    if (i >= 0 && i < std::ssize(blocks_)) blocks_[static_cast<std::size_t>(i)].experts()->set_bias(bias);
+  }
+}
+
 Tensor Stage::logits(const Tensor& input) const {
   const auto use = parameters_->use(parameters_->output_group());
   return head_->logits(input, 1);

@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "layer/router_balance.h"
 #include "parallel/faults.h"
 #include "parallel/vocabulary_parallel.h"
 #include "spec/plan.h"
@@ -63,6 +64,8 @@ class Stage {
   void take_routing_counts(std::vector<RoutingCounts>& counts) const;
   // From those of a whole step: moves the routers' biases.
   void balance_routers(const std::vector<RoutingCounts>& counts) const;
+  void take_router_biases(RouterBiases& biases) const;  // adds those of this stage's layers
+  void set_router_biases(const RouterBiases& biases) const;
 
  private:
   Tensor embed(const Tensor& tokens, const Tensor& positions) const;

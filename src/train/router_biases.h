@@ -1,0 +1,27 @@
+// The part of a checkpoint that loss-free balancing has made of the routers (layer/router_balance.h): beside
+// the parameters, in double precision whatever theirs, under the name that DeepSeek-V3 gives it in Hugging
+// Face's layout:
+//
+//   model.layers.N.mlp.gate.e_score_correction_bias   (E)
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "layer/router_balance.h"
+#include "train/checkpoint_parts.h"
+#include "train/checkpoint_reader.h"
+
+namespace echelon {
+
+std::string router_bias_name(const ModelSpec& model, std::int64_t layer);
+bool is_router_bias(const std::string& name);
+
+// What this rank writes of its layers' biases; over all ranks of the mesh each is there once.
+std::vector<OwnedTensor> owned_router_biases(const Rank& rank, const ParameterStore& parameters,
+                                             const ModelSpec& model, const RouterBiases& biases);
+
+// Of all layers that have one. RequestError where one is damaged or of another shape.
+RouterBiases read_router_biases(CheckpointReader& reader);
+
+}  // namespace echelon
