@@ -26,7 +26,7 @@ struct TrainFlags {
   std::string tokenizer = "bytes";
   TimelineFlags timeline;
   std::int64_t steps = 100, sample = 200;
-  std::string staleness, straggle, memory_limit, on_nan = "stop", async_save = "on", die;
+  std::string staleness, straggle, plant_expert, memory_limit, on_nan = "stop", async_save = "on", die;
   int servers = 1;
   bool json = false;
   CLI::App* app = nullptr;
@@ -77,6 +77,16 @@ std::optional<Straggler> straggler(const TrainFlags& f) {
                    parse_number<double>("--straggle", f.straggle.substr(colon + 1))};
 }
 
+std::optional<PlantedExpert> planted_expert(const TrainFlags& f) {
+  if (f.app->get_option("--plant-expert")->count() == 0) return {};
+  const std::size_t colon = f.plant_expert.find(':');
+  if (colon == std::string::npos)
+    refuse("--plant-expert {}: must be an expert and how much higher its logits begin, as 0:4",
+           f.plant_expert);
+  return PlantedExpert{parse_number<std::int64_t>("--plant-expert", f.plant_expert.substr(0, colon)),
+                       parse_number<double>("--plant-expert", f.plant_expert.substr(colon + 1))};
+}
+
 // SIGTERM, SIGINT, and SIGUSR1, which mpirun hands on without ending itself: the run ends behind the step. A
 // second one ends it at once.
 volatile std::sig_atomic_t interrupted = 0;
@@ -104,6 +114,7 @@ std::unique_ptr<TokenData> read_request(TrainFlags& f) {
     request.run.memory_limit = parse_bytes(f.memory_limit, "--memory-limit");
   request.asynchronous = asynchronous_options(f);
   request.straggler = straggler(f);
+  request.planted_expert = planted_expert(f);
   const auto is_given = [&](const char* name) { return f.app->get_option(name)->count() > 0; };
   if (!is_given("--warmup")) request.optimizer.warmup_steps = std::min<std::int64_t>(10, f.steps);
   for (const auto& [name, path] :
@@ -317,6 +328,9 @@ void add_train(CLI::App& program, int& status) {
   app.add_option("--straggle", flags->straggle,
                  "Make rank R slow on purpose: each step's passes take F times as long")
       ->type_name("R:F");
+  app.add_option("--plant-expert", flags->plant_expert,
+                 "Make expert E popular on purpose: its logits begin higher by S for every token")
+      ->type_name("E:S");
   flags->timeline.add_to(app);
   app.add_option("--log", flags->request.log_path, "One JSON object a step")->type_name("FILE");
   add_number(app, "--sample", flags->sample, "Tokens of text generated at the end; 0: none");

@@ -6,6 +6,7 @@
 #include "expert_runs.h"
 #include "schedule/pipeline_layout.h"
 #include "schedule/schedules.h"
+#include "train/planted_expert.h"
 #include "train/verify.h"
 
 namespace echelon {
@@ -288,13 +289,7 @@ double imbalance_after_planting(const Balancing& balancing) {
     options.lr = 3e-3;
     options.total_steps = steps;
     Trainer trainer(rank, plan, options, 1);
-    // Embeddings gain a common direction, and the first expert's row of the router points to it.
-    for (const Parameter& p : trainer.parameters().all()) {
-      const bool table = p.spec.name.find("embed_tokens") != std::string::npos;
-      if (table || p.spec.name.find("gate.weight") != std::string::npos)
-        for_each(p.value,
-                 [&](std::int64_t i, std::int64_t j) { at(p.value, i, j) += table || i == 0 ? 0.2 : 0; });
-    }
+    plant_expert(trainer.parameters(), plan.model, {0, 4});
     for (std::int64_t step = 0; step < steps; ++step) {
       trainer.step(step, random_samples(plan), steps - step);
       for (std::size_t e = 0; e < 8 && step >= steps - counted; ++e)

@@ -39,7 +39,8 @@ static ordered_json json_of(const std::vector<ExpertLoad>& loads) {
                     {"imbalance", load.imbalance},
                     {"drop_rate", load.drop_rate},
                     {"balance_loss", load.balance_loss},
-                    {"tokens", load.tokens}});
+                    {"tokens", load.tokens},
+                    {"dropped", load.dropped}});
   return list;
 }
 

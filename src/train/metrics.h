@@ -17,10 +17,11 @@ namespace echelon {
 // Of a layer's experts in one step.
 struct ExpertLoad {
   std::int64_t layer = 0;
-  double imbalance = 0;        // tokens of the expert that has most, over the mean
-  double drop_rate = 0;        // of all choices
-  double balance_loss = 0;     // of the router, z-loss included
-  std::vector<double> tokens;  // sent to each expert
+  double imbalance = 0;         // tokens of the expert that has most, over the mean
+  double drop_rate = 0;         // of all choices
+  double balance_loss = 0;      // of the router, z-loss included
+  std::vector<double> tokens;   // sent to each expert
+  std::vector<double> dropped;  // of those
 };
 
 struct StepRecord {

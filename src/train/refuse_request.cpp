@@ -24,6 +24,23 @@ void refuse_straggler(const TrainRequest& request) {
     refuse("--straggle {}:{}: the factor must be from 1 to 1000", rank, factor);
 }
 
+void refuse_planted_expert(const TrainRequest& request) {
+  if (!request.planted_expert) return;
+  const ModelSpec& model = request.plan.model;
+  const auto& [expert, strength] = *request.planted_expert;
+  if (model.experts == Experts::none)
+    refuse("--plant-expert {}:{}: {} has no experts; legal: a model that has some, or no --plant-expert",
+           expert, strength, model.name);
+  if (expert < 0 || expert >= model.num_experts)
+    refuse("--plant-expert {}:{}: expert {} is none of 0 to {}", expert, strength, expert,
+           model.num_experts - 1);
+  if (!(strength > 0 && strength <= 1000))
+    refuse("--plant-expert {}:{}: the strength must be above 0 and at most 1000", expert, strength);
+  if (request.asynchronous)
+    refuse("--plant-expert {}:{}: parameter servers make the initial weights; legal: without --staleness",
+           expert, strength);
+}
+
 void refuse_skipping(const TrainRequest& request, const PipelineLayout& pipeline) {
   if (!request.skip_nonfinite) return;
   if (!pipeline.programs(0).flushes() || !request.plan.optimizer_barrier || request.asynchronous)
@@ -80,6 +97,7 @@ void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeli
   refuse_clipping(request.optimizer, pipeline);
   refuse_asynchronous(request);
   refuse_straggler(request);
+  refuse_planted_expert(request);
   refuse_processes(request);
   refuse_skipping(request, pipeline);
   if (request.optimizer.total_steps < 1)

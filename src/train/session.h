@@ -15,6 +15,7 @@
 #include "train/generate.h"
 #include "train/metrics.h"
 #include "train/optimizer.h"
+#include "train/planted_expert.h"
 #include "train/this_machine.h"
 #include "train/tokens.h"
 
@@ -47,6 +48,7 @@ struct TrainRequest {
   RunOptions run;
   std::optional<AsynchronousOptions> asynchronous;  // workers around a parameter server
   std::optional<Straggler> straggler;
+  std::optional<PlantedExpert> planted_expert{};  // in the initial weights
   std::uint64_t seed = 1;
   double validation_fraction = 0.05;
   std::int64_t eval_every = 0;       // steps; 0: at the end only

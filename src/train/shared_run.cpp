@@ -23,8 +23,12 @@ static ExpertLoad load_of(const RoutingCounts& counts) {
   const auto sum = [](const std::vector<double>& n) { return std::accumulate(n.begin(), n.end(), 0.0); };
   const double routed = sum(counts.routed),
                most = *std::max_element(counts.routed.begin(), counts.routed.end());
-  return {counts.layer, most * static_cast<double>(counts.routed.size()) / routed,
-          sum(counts.dropped) / routed, counts.loss_sum, counts.routed};
+  return {counts.layer,
+          most * static_cast<double>(counts.routed.size()) / routed,
+          sum(counts.dropped) / routed,
+          counts.loss_sum,
+          counts.routed,
+          counts.dropped};
 }
 
 StepRecord record_of(const SharedRun& run, const StepResult& result, std::int64_t tokens, double seconds) {
