@@ -1,5 +1,5 @@
-// Which experts a token goes to (Shazeer et al. 2017, https://arxiv.org/abs/1701.06538): mathematics of one
-// rank. What needs the tokens of other ranks, the counts behind balance losses, is handed in.
+// Which experts the tokens of one rank go to: spec/token_router on tensors. What needs the tokens of other
+// ranks, the counts behind balance losses, is handed in.
 //
 // The E numbers of a token are worked on in double precision whatever the dtype, on the host: the counts that
 // come of them decide what is computed and sent next.
@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "layer/linear.h"
-#include "spec/routing.h"
+#include "spec/token_router.h"
 #include "tensor/tensor.h"
 
 namespace echelon {
@@ -29,12 +29,13 @@ class Router {
  public:
   Router() = default;
   // gate maps C to E; each token goes to `k` experts.
-  Router(Linear gate, const RouterSpec& spec, std::int64_t k) : gate_(gate), spec_(spec), k_(k) {}
+  Router(Linear gate, const RouterSpec& spec, std::int64_t k)
+      : gate_(gate), token_(spec, gate.out_features(), k) {}
 
   const Linear& gate() const { return gate_; }
-  std::int64_t num_experts() const { return gate_.out_features(); }
-  std::int64_t experts_per_token() const { return k_; }
-  const RouterSpec& spec() const { return spec_; }
+  std::int64_t num_experts() const { return token_.num_experts(); }
+  std::int64_t experts_per_token() const { return token_.experts_per_token(); }
+  const RouterSpec& spec() const { return token_.spec(); }
 
   // logits (N, E) -> ids (N, k, i32), the best first, and weights (N, k). `bias` (E, or empty) is added to
   // the scores for the choice alone (Wang et al. 2024, https://arxiv.org/abs/2408.15664). Equal ones: the
@@ -49,12 +50,8 @@ class Router {
   double loss(const Tensor& logits, const RouterLosses& losses) const;
 
  private:
-  struct Row;
-  void score(const double* logits, Row& row) const;
-
   Linear gate_;
-  RouterSpec spec_;
-  std::int64_t k_ = 1;
+  TokenRouter token_;
 };
 
 }  // namespace echelon

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "spec/routing_balance.h"
 #include "tensor/reference_view.h"
 
 namespace echelon {
@@ -19,27 +20,14 @@ static F drop_priority(F weight) {
 
 std::int64_t drop_over_capacity(const Tensor& ids, const Tensor& weights, std::int64_t experts,
                                 std::int64_t capacity, DropPolicy policy, const Tensor& kept) {
-  const std::int64_t choices = ids.numel();
-  const std::int32_t* id = flat<std::int32_t>(ids, choices);
-  std::int32_t* keep = flat<std::int32_t>(kept, choices);
-  std::copy_n(id, choices, keep);
-  // A token chooses an expert once at most, so choices in their order are tokens in theirs.
-  std::vector<std::vector<std::int64_t>> queues(static_cast<std::size_t>(experts));
-  for (std::int64_t i = 0; i < choices; ++i) queues[static_cast<std::size_t>(id[i])].push_back(i);
-  std::int64_t dropped = 0;
+  const auto choices = static_cast<std::size_t>(ids.numel());
+  std::vector<double> values(choices);
   with_float_type(weights, [&]<class F>(F) {
-    const F* weight = flat<F>(weights, choices);
-    const auto rank = [&](std::int64_t i) { return drop_priority(weight[i]); };
-    for (auto& queue : queues) {
-      if (std::ssize(queue) <= capacity) continue;
-      if (policy == DropPolicy::probability)  // what is no number comes last, so that there is an order
-        std::stable_sort(queue.begin(), queue.end(), [&](std::int64_t a, std::int64_t b) {
-          return std::isnan(weight[b]) ? !std::isnan(weight[a]) : rank(a) > rank(b);
-        });
-      for (auto i = queue.begin() + capacity; i != queue.end(); ++i, ++dropped) keep[*i] = -1;
-    }
+    const F* weight = flat<F>(weights, ids.numel());
+    std::transform(weight, weight + ids.numel(), values.begin(), drop_priority<F>);
   });
-  return dropped;
+  return drop_over_capacity({flat<std::int32_t>(ids, ids.numel()), choices}, values, experts, capacity,
+                            policy, {flat<std::int32_t>(kept, ids.numel()), choices});
 }
 
 std::vector<std::int64_t> sort_by_expert(const Tensor& kept, std::int64_t experts, const Tensor& places,

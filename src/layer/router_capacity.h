@@ -9,9 +9,8 @@
 
 namespace echelon {
 
-// Of the choices ids (N, k) of one scope those that stay keep their place in `kept` (N, k), the others are -1
-// there. Each expert keeps at most `capacity`, by the policy; weights (N, k), which count as equal where they
-// are within half the digits of their type. Returns how many were dropped.
+// spec/routing_balance on tensors: ids and kept (N, k, i32), weights (N, k), which count as equal where they
+// agree in half the digits of their type.
 std::int64_t drop_over_capacity(const Tensor& ids, const Tensor& weights, std::int64_t experts,
                                 std::int64_t capacity, DropPolicy policy, const Tensor& kept);
 

@@ -17,8 +17,8 @@
 #include <string>
 #include <vector>
 
-#include "layer/router_balance.h"
 #include "parallel/compression.h"
+#include "spec/routing_balance.h"
 #include "train/parameters.h"
 
 namespace echelon {

@@ -1,4 +1,4 @@
-// The part of a checkpoint that loss-free balancing has made of the routers (layer/router_balance.h): beside
+// The part of a checkpoint that loss-free balancing has made of the routers (spec/routing_balance.h): beside
 // the parameters, in double precision whatever theirs, under the name that DeepSeek-V3 gives it in Hugging
 // Face's layout:
 //
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "layer/router_balance.h"
+#include "spec/routing_balance.h"
 #include "train/checkpoint_parts.h"
 #include "train/checkpoint_reader.h"
 

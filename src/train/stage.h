@@ -6,10 +6,10 @@
 #include <optional>
 #include <vector>
 
-#include "layer/router_balance.h"
 #include "parallel/faults.h"
 #include "parallel/vocabulary_parallel.h"
 #include "spec/plan.h"
+#include "spec/routing_balance.h"
 #include "train/transformer_block.h"
 
 namespace echelon {
