@@ -81,6 +81,30 @@ TEST(ExpertParallel, DropsTheSameOnEveryMesh) {
   }
 }
 
+// In DualPipe's pairs one pass computes while the tokens of the other travel: neither has ended when the
+// other begins. Under the same schedule without an exchange they follow each other.
+TEST(ExpertParallel, PassesThatRunTogetherChangePlaces) {
+  for (int ep : {1, 2}) {
+    Plan plan = odd_plan(even_mixtral(2, 4), 2, 1, false);
+    plan.mesh.set(Axis::pp, 2);
+    plan.mesh.ep = ep;
+    plan.schedule = "dualpipe";
+    plan.global_batch = 24;
+    on_mesh(plan, [&](const Rank& rank) {
+      Trainer trainer(rank, plan, {}, 1);
+      trainer.compute_gradients(0, random_samples(plan));
+      const std::vector<Span>& spans = trainer.last_run().spans;
+      int together = 0, apart = 0;
+      for (const Span& f : spans)
+        for (const Span& b : spans)
+          if (f.instruction.op == Op::F && f.instruction.overlaps_next && b.instruction.op == Op::BW)
+            ++(f.begin < b.end && b.begin < f.end ? together : apart);
+      EXPECT_EQ(together > 0, ep > 1);
+      EXPECT_GT(apart, 0);
+    });
+  }
+}
+
 // Every copy of a token whose expert is elsewhere travels there and back, in forward and in backward, and
 // nothing else does: N k C elements each way, less what stays.
 TEST(ExpertParallel, SendsWhatLeavesItsRank) {

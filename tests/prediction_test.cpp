@@ -145,6 +145,25 @@ TEST(Prediction, IsExactForMixturesOfExperts) {
 
 constexpr std::array zero_stages{1, 2, 3};
 
+// DualPipe's forward and backward passes that run together change places while tokens travel.
+TEST(Prediction, IsExactForPassesThatRunTogether) {
+  for (const char* schedule : {"dualpipe", "dualpipev"})
+    for (Recompute recompute : {Recompute::none, Recompute::full})
+      for (int zero : {0, 1, 2, 3})
+        for (bool routed : {false, true}) {
+          Plan plan = odd_plan(routed ? even_deepseek(2, 5) : even_mixtral(8, 4), 2, 1, false);
+          plan.mesh.set(Axis::pp, 2);
+          plan.mesh.ep = 2;
+          plan.schedule = schedule;
+          plan.global_batch = 24;
+          plan.recompute = recompute;
+          plan.zero = zero;
+          if (routed) plan.balancing = {.expert_loss = 0.1, .capacity = 0.8};
+          SCOPED_TRACE(describe_experts(plan));
+          expect_predicted(plan, routed ? Load::routed : Load::even);
+        }
+}
+
 // With a capacity there is room for what it allows; without one, an even load is where tokens go to all
 // experts.
 TEST(Prediction, IsExactForExpertGroups) {

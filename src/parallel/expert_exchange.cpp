@@ -1,6 +1,7 @@
 #include "parallel/expert_exchange.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <utility>
 
@@ -16,6 +17,12 @@ std::vector<std::int64_t> times(std::vector<std::int64_t> counts, std::int64_t w
 
 std::int64_t sum(const std::vector<std::int64_t>& counts) {
   return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+}
+
+// Keeps what travels until it is waited for, whenever the others have taken it: what is held when depends on
+// no rank's haste.
+std::function<void()> until_then(const Tensor& sent) {
+  return [sent] {};
 }
 
 Tensor elements(const Tensor& rows, std::int64_t count) { return rows.flat_range(0, count * rows.cols()); }
@@ -76,7 +83,8 @@ InFlight ExpertExchange::begin_dispatch(const Tensor& copies, const Route& route
   const Tensor arrived = rank_->activation({route.room, width});
   return {arrived,
           rank_->ep().all_to_all(elements(copies, sum(route.sent)), times(route.sent, width),
-                                 elements(arrived, sum(route.received)), times(route.received, width))};
+                                 elements(arrived, sum(route.received)), times(route.received, width)),
+          until_then(copies)};
 }
 
 Tensor ExpertExchange::arrange(InFlight arriving, const Route& route) const {
@@ -93,18 +101,17 @@ Tensor ExpertExchange::dispatch(Tensor copies, const Route& route) const {
   return arrange(std::move(arriving), route);
 }
 
-Tensor ExpertExchange::combine(Tensor rows, const Route& route, std::int64_t copies) const {
-  if (is_local()) return rows;
+InFlight ExpertExchange::begin_combine(Tensor rows, const Route& route, std::int64_t copies) const {
+  if (is_local()) return InFlight(rows);
   const std::int64_t width = rows.cols();
   const Tensor leaving = rank_->activation({route.room, width});
   rank_->kernels().embedding(route.rows, rows, 0, leaving);
   rows = Tensor();
   const Tensor back = rank_->activation({copies, width});
-  rank_->ep()
-      .all_to_all(elements(leaving, sum(route.received)), times(route.received, width),
-                  elements(back, sum(route.sent)), times(route.sent, width))
-      .wait();
-  return back;
+  return {back,
+          rank_->ep().all_to_all(elements(leaving, sum(route.received)), times(route.received, width),
+                                 elements(back, sum(route.sent)), times(route.sent, width)),
+          until_then(leaving)};
 }
 
 }  // namespace echelon

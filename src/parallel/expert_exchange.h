@@ -46,7 +46,10 @@ class ExpertExchange {
   Tensor arrange(InFlight arriving, const Route& route) const;
   Tensor dispatch(Tensor copies, const Route& route) const;
   // (room, W) -> (copies, W).
-  Tensor combine(Tensor rows, const Route& route, std::int64_t copies) const;
+  InFlight begin_combine(Tensor rows, const Route& route, std::int64_t copies) const;
+  Tensor combine(Tensor rows, const Route& route, std::int64_t copies) const {
+    return begin_combine(std::move(rows), route, copies).get();
+  }
 
  private:
   Tensor integers(std::int64_t count) const {

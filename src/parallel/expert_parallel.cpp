@@ -161,13 +161,14 @@ Tensor ExpertParallel::keep_of_sequences(const Saved& saved) const {
   return kept;
 }
 
-void ExpertParallel::in_forward(const Tensor& normed, Saved& saved) const {
+Work<void> ExpertParallel::in_forward(const Tensor& normed, Saved& saved) const {
   Kernels& kernels = rank_->kernels();
   InFlight arriving = exchange_.begin_dispatch(take(normed, saved), saved.route);
   if (shared_) {  // while copies travel
     saved.shared_hidden = rank_->activation({normed.rows(), shared_->hidden_width()});
     shared_->in().forward(kernels, normed, saved.shared_hidden);
   }
+  if (!exchange_.is_local()) co_await Pause{};
   const Tensor taken = exchange_.arrange(std::move(arriving), saved.route);
   saved.hidden = rank_->activation({saved.route.room, experts_.hidden_width()});
   experts_.in_forward(kernels, saved.route.bounds, taken, saved.hidden);
@@ -181,7 +182,7 @@ Tensor ExpertParallel::take(const Tensor& normed, const Saved& saved) const {
   return taken;
 }
 
-Tensor ExpertParallel::out_forward(const Saved& saved) const {
+Work<Tensor> ExpertParallel::out_forward(const Saved& saved) const {
   Kernels& kernels = rank_->kernels();
   const std::int64_t room = saved.route.room, rows = saved.ids.rows(), width = router_.gate().in_features();
   const Tensor y = rank_->activation({rows, width});
@@ -190,16 +191,18 @@ Tensor ExpertParallel::out_forward(const Saved& saved) const {
   experts_.activate(kernels, saved.route.bounds, saved.hidden, activated);
   experts_.out_forward(kernels, saved.route.bounds, activated, out);
   activated = Tensor();
-  out = exchange_.combine(std::exchange(out, {}), saved.route, saved.copies.numel());
+  InFlight coming = exchange_.begin_combine(std::exchange(out, {}), saved.route, saved.copies.numel());
+  if (!exchange_.is_local()) co_await Pause{};
+  out = coming.get();
   kernels.combine_rows(out, saved.places, saved.weights, y);
   out = Tensor();
-  if (!shared_) return y;
+  if (!shared_) co_return y;
   activated = rank_->activation({rows, shared_->activated_width()});
   out = rank_->activation({rows, width});
   shared_->activate(kernels, saved.shared_hidden, activated);
   shared_->out().forward(kernels, activated, out);
   kernels.add(out, y);
-  return y;
+  co_return y;
 }
 
 // Weights of tokens' choices to where their copies stand: (M, 1).
@@ -214,8 +217,8 @@ Tensor ExpertParallel::by_place(const Tensor& weights, const Saved& saved) const
   return placed;
 }
 
-ExpertParallel::Backward ExpertParallel::backward_input(const Tensor& dy, Saved& saved,
-                                                        const WeightGradient& weight_gradient) const {
+Work<ExpertParallel::Backward> ExpertParallel::backward_input(const Tensor& dy, Saved& saved,
+                                                              const WeightGradient& weight_gradient) const {
   Kernels& kernels = rank_->kernels();
   const std::int64_t copies = saved.copies.numel(), rows = dy.rows(), width = dy.cols();
   const ExpertExchange::Route& route = saved.route;
@@ -224,7 +227,9 @@ ExpertParallel::Backward ExpertParallel::backward_input(const Tensor& dy, Saved&
   backward.d_weights = rank_->activation({rows, k()});
   backward.d_normed = rank_->activation({rows, width});
   // The gradient of a row's sum, by copy.
-  Tensor d_out = exchange_.dispatch(take(dy, saved), route),
+  InFlight arriving = exchange_.begin_dispatch(take(dy, saved), route);
+  if (!exchange_.is_local()) co_await Pause{};
+  Tensor d_out = exchange_.arrange(std::move(arriving), route),
          d_activated = rank_->activation({route.room, experts_.activated_width()});
   experts_.out_backward_input(kernels, route.bounds, d_out, d_activated);
   Tensor weights = exchange_.dispatch(by_place(saved.weights, saved), route),
@@ -242,10 +247,12 @@ ExpertParallel::Backward ExpertParallel::backward_input(const Tensor& dy, Saved&
   d_out = d_activated = Tensor();
   d_out = rank_->activation({route.room, width});
   experts_.in_backward_input(kernels, route.bounds, backward.d_hidden, d_out);
-  d_out = exchange_.combine(std::exchange(d_out, {}), route, copies);
+  InFlight coming = exchange_.begin_combine(std::exchange(d_out, {}), route, copies);
+  if (!exchange_.is_local()) co_await Pause{};
+  d_out = coming.get();
   kernels.combine_rows(d_out, saved.places, {}, backward.d_normed);
   d_out = Tensor();
-  if (!shared_) return backward;
+  if (!shared_) co_return backward;
   d_activated = rank_->activation({rows, shared_->activated_width()});
   shared_->out().backward_input(kernels, dy, d_activated);
   Mlp::Gradients shared = shared_->activate_backward(kernels, saved.shared_hidden, d_activated);
@@ -255,7 +262,7 @@ ExpertParallel::Backward ExpertParallel::backward_input(const Tensor& dy, Saved&
   shared.activated = Tensor();
   backward.d_shared_hidden = shared.d_hidden;
   shared_->in().backward_input(kernels, backward.d_shared_hidden, backward.d_normed, true);
-  return backward;
+  co_return backward;
 }
 
 void ExpertParallel::in_backward_weight(const Tensor& normed, Saved& saved, Backward& backward,

@@ -19,6 +19,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/work.h"
 #include "comm/rank.h"
 #include "layer/experts.h"
 #include "layer/mlp.h"
@@ -65,16 +66,17 @@ class ExpertParallel {
   // generation
   // (`sequences` 0) nothing is dropped.
   Saved route(const Tensor& normed_here, std::int64_t rows, std::int64_t sequences) const;
-  // From all rows (N, C) up to the experts' hidden values, and from there to the partial sum y (N, C).
-  void in_forward(const Tensor& normed, Saved& saved) const;
-  Tensor out_forward(const Saved& saved) const;
+  // From all rows (N, C) up to the experts' hidden values, and from there to the partial sum y (N, C). These
+  // and backward_input() pause while whole rows travel; what they are given outlives them.
+  Work<void> in_forward(const Tensor& normed, Saved& saved) const;
+  Work<Tensor> out_forward(const Saved& saved) const;
 
   // From dy (N, C) to the partial gradient of the normed rows (N, C). Leaves what the rest needs.
   struct Backward {
     Tensor d_normed;
     Tensor d_hidden, d_shared_hidden, d_weights;
   };
-  Backward backward_input(const Tensor& dy, Saved& saved, const WeightGradient& weight_gradient) const;
+  Work<Backward> backward_input(const Tensor& dy, Saved& saved, const WeightGradient& weight_gradient) const;
   // The weights of the experts' first product, from the normed rows (N, C).
   void in_backward_weight(const Tensor& normed, Saved& saved, Backward& backward,
                           const WeightGradient& weight_gradient) const;

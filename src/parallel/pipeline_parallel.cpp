@@ -15,11 +15,19 @@ PipelineRun PipelineExecutor::run(const StepPrograms::Program& program, Pipeline
   PipelineRun run;
   run.start = start;
   run.peak_saved = saved_;
-  const auto& list = program.lowered->ranks[static_cast<std::size_t>(group_->rank())];
-  for (std::size_t k = 0; k < list.size(); ++k) {
-    Instruction i = list[k];
+  std::vector<Instruction> list = program.lowered->ranks[static_cast<std::size_t>(group_->rank())];
+  for (Instruction& i : list) {
     i.microbatch += program.first_microbatch;
     i.version += program.first_version;
+  }
+  for (std::size_t k = 0; k < list.size(); ++k) {
+    const Instruction& i = list[k];
+    if (i.overlaps_next && stages.pauses()) {
+      const std::size_t first = k;
+      while (list[k].overlaps_next) ++k;
+      execute_together({&list[first], k + 1 - first}, *program.lowered, stages, run);
+      continue;
+    }
     const double begin = now();
     bool again = false;
     if (watch_) watch_(i);
@@ -81,14 +89,30 @@ Tensor PipelineExecutor::take(const Value& v) {
   return t;
 }
 
+Work<Tensor> PipelineExecutor::begin(const Instruction& i, const Schedule& schedule, PipelineStages& stages) {
+  const bool first = i.stage == 0, last = i.stage + 1 == schedule.num_stages;
+  if (i.op == Op::F)
+    return stages.forward(i, first ? Tensor() : take({ValueKind::activation, i.stage - 1, i.microbatch}));
+  Tensor gradient = last ? Tensor() : take({ValueKind::gradient, i.stage, i.microbatch});
+  return i.op == Op::BW ? stages.backward(i, std::move(gradient))
+                        : stages.backward_input(i, std::move(gradient));
+}
+
+void PipelineExecutor::end(const Instruction& i, const Schedule& schedule, Tensor result, PipelineRun& run) {
+  const bool first = i.stage == 0, last = i.stage + 1 == schedule.num_stages;
+  if (i.op == Op::F) {
+    if (!last) shelf_[{ValueKind::activation, i.stage, i.microbatch}] = std::move(result);
+    run.peak_saved = std::max(run.peak_saved, ++saved_);
+    return;
+  }
+  if (!first) shelf_[{ValueKind::gradient, i.stage - 1, i.microbatch}] = std::move(result);
+  if (i.op == Op::BW) --saved_;
+  oldest_read_ = std::min(oldest_read_.value_or(i.version), i.version);
+}
+
 void PipelineExecutor::execute(const Instruction& i, const Schedule& schedule, PipelineStages& stages,
                                PipelineRun& run) {
-  const Value input{ValueKind::activation, i.stage - 1, i.microbatch},
-      output{ValueKind::activation, i.stage, i.microbatch};
-  const Value d_input{ValueKind::gradient, i.stage - 1, i.microbatch},
-      d_output{ValueKind::gradient, i.stage, i.microbatch};
   const Value carried{i.carries, i.stage, i.microbatch};
-  const bool first = i.stage == 0, last = i.stage + 1 == schedule.num_stages;
   switch (i.op) {
     case Op::recv: {
       const Tensor room = stages.make_boundary(i.microbatch);
@@ -100,22 +124,11 @@ void PipelineExecutor::execute(const Instruction& i, const Schedule& schedule, P
       sends_.push_back(group_->send(take(carried), i.peer));
       ++run.messages;
       break;
-    case Op::F: {
-      Tensor out = stages.forward(i, first ? Tensor() : take(input));
-      if (!last) shelf_[output] = std::move(out);
-      run.peak_saved = std::max(run.peak_saved, ++saved_);
-      break;
-    }
+    case Op::F:
     case Op::B:
-    case Op::BW: {
-      Tensor gradient = last ? Tensor() : take(d_output);
-      Tensor d = i.op == Op::BW ? stages.backward(i, std::move(gradient))
-                                : stages.backward_input(i, std::move(gradient));
-      if (!first) shelf_[d_input] = std::move(d);
-      if (i.op == Op::BW) --saved_;
-      oldest_read_ = std::min(oldest_read_.value_or(i.version), i.version);
+    case Op::BW:
+      end(i, schedule, begin(i, schedule, stages).finish(), run);
       break;
-    }
     case Op::W:
       stages.backward_weight(i);
       --saved_;
@@ -127,6 +140,47 @@ void PipelineExecutor::execute(const Instruction& i, const Schedule& schedule, P
     case Op::validate:
       throw InvariantError("validation may start the list again: it is run() that executes it");
   }
+}
+
+// prove_finishes() takes all that runs together as one: it can receive all before it begins, and send when it
+// is done.
+void PipelineExecutor::execute_together(std::span<const Instruction> list, const Schedule& schedule,
+                                        PipelineStages& stages, PipelineRun& run) {
+  const auto now = [&] { return seconds_since(run.start); };
+  const auto messages = [&](Op op) {
+    for (const Instruction& i : list) {
+      if (i.op != op) continue;
+      const double begin = now();
+      if (watch_) watch_(i);
+      execute(i, schedule, stages, run);
+      run.spans.push_back({i, begin, now()});
+    }
+  };
+  messages(Op::recv);
+  struct Part {
+    Instruction i;
+    Work<Tensor> work;
+    double begin;
+    bool ended = false;
+  };
+  std::vector<Part> parts;
+  for (const Instruction& i : list)
+    if (is_compute(i.op)) {
+      check(i.op != Op::W, "passes run together");
+      parts.push_back({i, begin(i, schedule, stages), now()});
+    }
+  for (std::size_t left = parts.size(); left > 0;)
+    for (Part& part : parts) {
+      if (part.ended) continue;
+      if (watch_) watch_(part.i);
+      part.ended = part.work.step();
+      if (!part.ended) continue;
+      end(part.i, schedule, part.work.take(), run);
+      run.spans.push_back({part.i, part.begin, now()});
+      --left;
+    }
+  messages(Op::send);
+  std::erase_if(sends_, [](Pending& pending) { return pending.progress(); });
 }
 
 void PipelineExecutor::note_staleness(const Instruction& step, PipelineRun& run) {

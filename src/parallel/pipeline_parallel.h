@@ -8,10 +8,12 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/work.h"
 #include "comm/communicator.h"
 #include "schedule/step_programs.h"
 #include "schedule/timeline.h"
@@ -24,10 +26,13 @@ class PipelineStages {
  public:
   virtual ~PipelineStages() = default;
   // `input` is undefined for stage 0; the result is undefined for the last stage.
-  virtual Tensor forward(const Instruction& i, Tensor input) = 0;
+  virtual Work<Tensor> forward(Instruction i, Tensor input) = 0;
   // `gradient` of the stage's output is undefined for the last stage; the result, of its input, for stage 0.
-  virtual Tensor backward(const Instruction& i, Tensor gradient) = 0;
-  virtual Tensor backward_input(const Instruction& i, Tensor gradient) = 0;
+  virtual Work<Tensor> backward(Instruction i, Tensor gradient) = 0;
+  virtual Work<Tensor> backward_input(Instruction i, Tensor gradient) = 0;
+  // Whether these pause where they wait for other ranks than the pipeline's. Two that the schedule overlaps
+  // change places there, each time: in the same order on all ranks that run the same list.
+  virtual bool pauses() const = 0;
   virtual void backward_weight(const Instruction& i) = 0;
   // Optimizer step of a stage, in a schedule that does not flush.
   virtual void step(const Instruction& i) = 0;
@@ -68,7 +73,13 @@ class PipelineExecutor {
 
  private:
   Tensor take(const Value& v);
+  // The beginning and the end of F, B or BW.
+  Work<Tensor> begin(const Instruction& i, const Schedule& schedule, PipelineStages& stages);
+  void end(const Instruction& i, const Schedule& schedule, Tensor result, PipelineRun& run);
   void execute(const Instruction& i, const Schedule& schedule, PipelineStages& stages, PipelineRun& run);
+  // Computations that run together, and the messages between them.
+  void execute_together(std::span<const Instruction> list, const Schedule& schedule, PipelineStages& stages,
+                        PipelineRun& run);
   void note_staleness(const Instruction& step, PipelineRun& run);
 
   Communicator* group_;

@@ -75,19 +75,21 @@ void ExpertCosts::route(Account& a) const {
   a.allocate(indices_);
 }
 
-void ExpertCosts::dispatch(Account& a, std::int64_t copies, std::int64_t rows) const {
+void ExpertCosts::dispatch(Account& a, std::int64_t copies, std::int64_t rows, Way way) const {
   if (!exchanges()) return;
   a.allocate(rows);
+  if (way == Way::pauses) a.pause();
   a.free(copies);
   a.allocate(rows);
   a.free(rows);
 }
 
-void ExpertCosts::combine(Account& a, std::int64_t copies, std::int64_t rows) const {
+void ExpertCosts::combine(Account& a, std::int64_t copies, std::int64_t rows, Way way) const {
   if (!exchanges()) return;
   a.allocate(rows);
   a.free(rows);
   a.allocate(copies);
+  if (way == Way::pauses) a.pause();
   a.free(rows);
 }
 
@@ -95,6 +97,7 @@ void ExpertCosts::in_forward(Account& a) const {
   a.allocate(copies_);
   if (exchanges()) {  // the shared expert in the middle of dispatch()
     a.allocate(taken_ + shared_hidden_);
+    a.pause();
     a.free(copies_);
     a.allocate(taken_);
     a.free(taken_);
@@ -108,7 +111,7 @@ void ExpertCosts::in_forward(Account& a) const {
 void ExpertCosts::out_forward(Account& a) const {
   a.allocate(whole_ + taken_ + activated_);
   a.free(activated_);
-  combine(a, copies_, taken_);
+  combine(a, copies_, taken_, Way::pauses);
   a.free(copies_);
   if (!shared()) return;
   a.allocate(shared_activated_ + whole_);
@@ -117,17 +120,17 @@ void ExpertCosts::out_forward(Account& a) const {
 
 void ExpertCosts::backward_input(Account& a, bool keep) const {
   a.allocate(d_weights_ + whole_ + copies_);
-  dispatch(a, copies_, taken_);
+  dispatch(a, copies_, taken_, Way::pauses);
   a.allocate(activated_);
   a.allocate(by_place_);
-  dispatch(a, by_place_, by_row_);
+  dispatch(a, by_place_, by_row_, Way::waits);
   a.allocate(by_row_);
   a.free(by_row_);
-  combine(a, by_place_, by_row_);
+  combine(a, by_place_, by_row_, Way::waits);
   a.free(by_place_);
   if (!keep) a.free(taken_ + activated_);
   a.allocate(taken_);
-  combine(a, copies_, taken_);
+  combine(a, copies_, taken_, Way::pauses);
   a.free(copies_);
   if (!shared()) return;
   a.allocate(shared_activated_);

@@ -41,8 +41,9 @@ class ExpertCosts {
   bool exchanges() const { return ep_ > 1; }
   std::int64_t copies_list() const { return by_place_ / element_ * 4; }  // whose copy stands where
   // ExpertExchange's functions of these names, between `copies` and `rows` bytes.
-  void dispatch(Account& account, std::int64_t copies, std::int64_t rows) const;
-  void combine(Account& account, std::int64_t copies, std::int64_t rows) const;
+  enum class Way { waits, pauses };  // while things travel
+  void dispatch(Account& account, std::int64_t copies, std::int64_t rows, Way way) const;
+  void combine(Account& account, std::int64_t copies, std::int64_t rows, Way way) const;
   void exchange_traffic(Traffic& traffic, std::int64_t width) const;
 
   bool shards_sequence_;

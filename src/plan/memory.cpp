@@ -1,6 +1,7 @@
 #include "plan/memory.h"
 
 #include <algorithm>
+#include <span>
 
 #include "plan/account.h"
 #include "plan/context_costs.h"
@@ -51,6 +52,7 @@ class StepWalk {
         learned_positions_(plan.model.family == Family::gpt2),
         swiglu_(plan.model.family == Family::llama),
         recompute_(plan.recompute),
+        interleaves_pairs_(interleaves_pairs(plan)),
         model_(&plan.model),
         a_(account),
         zero_(zero) {}
@@ -58,63 +60,19 @@ class StepWalk {
   // One program after another. `sizes` of each microbatch of a step; `ids` bytes of all their tokens,
   // targets and positions.
   void run(const StepPrograms::Program& program, const std::vector<Sizes>& sizes, std::int64_t ids) {
-    const auto count = static_cast<int>(sizes.size());
+    sizes_ = &sizes;
+    ids_ = ids;
     zero_.begin_step(group_uses(pipeline_, program, pp_rank_));
-    for (const Instruction& i : program.lowered->ranks[static_cast<std::size_t>(pp_rank_)]) {
-      const int microbatch = i.microbatch + program.first_microbatch;
-      while (loaded_ * count <= microbatch) {
-        a_.allocate(ids);
-        ++loaded_;
-      }
-      s_ = &sizes[static_cast<std::size_t>(microbatch % count)];
-      const StageSlice& slice = pipeline_.slices()[static_cast<std::size_t>(i.stage)];
-      const auto in_layer = [&](int group, int first) {
-        has_experts_ = model_->has_experts(slice.layers.begin + group - first);
-      };
-      const StageGroups g = is_compute(i.op) ? stage_groups(pipeline_, pp_rank_, i.stage) : StageGroups{};
-      switch (i.op) {
-        case Op::recv:
-          a_.allocate(s_->residual);
-          break;
-        case Op::send:
-          a_.free(s_->residual);
-          break;
-        case Op::F:
-          if (slice.embedding) using_group(g.first, [&] { embed(); });
-          for (int group = g.block; group < g.end; ++group) {
-            in_layer(group, g.block);
-            using_group(group, [&] { block_forward(); });
-          }
-          break;
-        case Op::BW:
-          if (slice.head) head(i.stage, g);
-          for (int group = g.end; group-- > g.block;) {
-            in_layer(group, g.block);
-            using_group(group, [&] { adding_gradients(i.stage, group, [&] { block_backward(); }); });
-          }
-          if (slice.embedding) adding_gradients(i.stage, g.first, [&] { embed_backward(); });
-          break;
-        case Op::B:
-          if (slice.head) head(i.stage, g);
-          for (int group = g.end; group-- > g.block;) {
-            in_layer(group, g.block);
-            using_group(group, [&] { block_backward_input(); });
-          }
-          break;
-        case Op::W:
-          for (int group = g.end; group-- > g.block;) {
-            in_layer(group, g.block);
-            adding_gradients(i.stage, group, [&] { block_backward_weight(); });
-          }
-          if (slice.embedding) adding_gradients(i.stage, g.first, [&] { embed_backward(); });
-          break;
-        case Op::validate:
-          break;
-        case Op::step:
-          // Where there are steps, a rank has one stage: behind a step's last one its tokens go.
-          if ((microbatch + 1) % count == 0) a_.free(ids);
-          break;
-      }
+    std::vector<Instruction> list = program.lowered->ranks[static_cast<std::size_t>(pp_rank_)];
+    for (Instruction& i : list) i.microbatch += program.first_microbatch;
+    for (std::size_t k = 0; k < list.size(); ++k) {
+      const std::size_t first = k;
+      if (interleaves_pairs_)
+        while (list[k].overlaps_next) ++k;
+      if (k == first)
+        execute(list[k]);
+      else
+        execute_together({&list[first], k + 1 - first});
     }
   }
   // Where the schedule flushes, after its program: `copies` are the sizes of what arrives of gradients that
@@ -129,6 +87,76 @@ class StepWalk {
   }
 
  private:
+  void execute(const Instruction& i) {
+    const auto count = static_cast<int>(sizes_->size());
+    while (loaded_ * count <= i.microbatch) {
+      a_.allocate(ids_);
+      ++loaded_;
+    }
+    s_ = &(*sizes_)[static_cast<std::size_t>(i.microbatch % count)];
+    const StageSlice& slice = pipeline_.slices()[static_cast<std::size_t>(i.stage)];
+    const auto in_layer = [&](int group, int first) {
+      has_experts_ = model_->has_experts(slice.layers.begin + group - first);
+    };
+    const StageGroups g = is_compute(i.op) ? stage_groups(pipeline_, pp_rank_, i.stage) : StageGroups{};
+    switch (i.op) {
+      case Op::recv:
+        a_.allocate(s_->residual);
+        break;
+      case Op::send:
+        a_.free(s_->residual);
+        break;
+      case Op::F:
+        if (slice.embedding) using_group(g.first, [&] { embed(); });
+        for (int group = g.block; group < g.end; ++group) {
+          in_layer(group, g.block);
+          using_group(group, [&] { block_forward(); });
+        }
+        break;
+      case Op::BW:
+        if (slice.head) head(i.stage, g);
+        for (int group = g.end; group-- > g.block;) {
+          in_layer(group, g.block);
+          using_group(group, [&] { adding_gradients(i.stage, group, [&] { block_backward(); }); });
+        }
+        if (slice.embedding) adding_gradients(i.stage, g.first, [&] { embed_backward(); });
+        break;
+      case Op::B:
+        if (slice.head) head(i.stage, g);
+        for (int group = g.end; group-- > g.block;) {
+          in_layer(group, g.block);
+          using_group(group, [&] { block_backward_input(); });
+        }
+        break;
+      case Op::W:
+        for (int group = g.end; group-- > g.block;) {
+          in_layer(group, g.block);
+          adding_gradients(i.stage, group, [&] { block_backward_weight(); });
+        }
+        if (slice.embedding) adding_gradients(i.stage, g.first, [&] { embed_backward(); });
+        break;
+      case Op::validate:
+        break;
+      case Op::step:
+        // Where there are steps, a rank has one stage: behind a step's last one its tokens go.
+        if ((i.microbatch + 1) % count == 0) a_.free(ids_);
+        break;
+    }
+  }
+  // As PipelineExecutor does.
+  void execute_together(std::span<const Instruction> list) {
+    const auto messages = [&](Op op) {
+      for (const Instruction& i : list)
+        if (i.op == op) execute(i);
+    };
+    messages(Op::recv);
+    std::vector<Account::Recording> parts;
+    for (const Instruction& i : list)
+      if (is_compute(i.op)) parts.push_back(a_.record([&] { execute(i); }));
+    a_.count_together(parts);
+    messages(Op::send);
+  }
+
   template <class Body>
   void using_group(int group, const Body& body) {
     zero_.use(group);
@@ -354,8 +382,11 @@ class StepWalk {
   int pp_rank_;
   bool sequence_parallel_, learned_positions_, swiglu_;
   Recompute recompute_;
+  bool interleaves_pairs_;
   const ModelSpec* model_;
   bool has_experts_ = false;  // the layer at hand
+  const std::vector<Sizes>* sizes_ = nullptr;
+  std::int64_t ids_ = 0;
   const Sizes* s_ = nullptr;
   int loaded_ = 0;  // steps whose tokens are there, or were
   Account& a_;

@@ -127,6 +127,8 @@ void validate(const Plan& plan) {
   validate_experts(plan);
 }
 
+bool interleaves_pairs(const Plan& plan) { return plan.mesh.ep > 1 && plan.zero_stage() < 3; }
+
 Range dp_samples(const Plan& plan, int dp_rank) {
   return split_range(plan.global_batch, plan.mesh.size(Axis::dp), dp_rank);
 }

@@ -95,6 +95,11 @@ struct Plan {
 // Throws RequestError naming the flag, the value and the legal values when this plan cannot be run exactly.
 void validate(const Plan& plan);
 
+// Whether two passes that a schedule overlaps (DualPipe) change places where tokens travel to experts on
+// other ranks: computation of one hides the exchange of the other. Not where parameters are gathered for
+// their uses one after another.
+bool interleaves_pairs(const Plan& plan);
+
 // Sequences of the global batch that data-parallel rank `dp_rank` computes: sample numbers [begin, end).
 Range dp_samples(const Plan& plan, int dp_rank);
 

@@ -56,16 +56,16 @@ void Stage::embed_backward(const Microbatch& microbatch, const Tensor& dx) const
   embedding_->backward(microbatch.tokens, dx);
 }
 
-Tensor Stage::forward(const Microbatch& microbatch, Tensor input, Saved& saved) const {
+Work<Tensor> Stage::forward(const Microbatch& microbatch, Tensor input, Saved& saved) const {
   saved.blocks.resize(blocks_.size());
   Tensor x = has_embedding() ? embed(microbatch.tokens, microbatch.positions) : std::move(input);
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     const auto use = parameters_->use(block_group(i));
-    x = blocks_[i].forward(microbatch, x, saved.blocks[i]);
+    x = co_await blocks_[i].forward(microbatch, x, saved.blocks[i]);
   }
-  if (!has_head()) return x;
+  if (!has_head()) co_return std::move(x);
   saved.out = std::move(x);
-  return {};
+  co_return Tensor();
 }
 
 Tensor Stage::head_backward(const Microbatch& microbatch, double gradient_scale, Saved& saved,
@@ -79,14 +79,14 @@ Tensor Stage::head_backward(const Microbatch& microbatch, double gradient_scale,
   return std::move(head.dx);
 }
 
-Stage::Backward Stage::backward(const Microbatch& microbatch, Tensor dy, double gradient_scale, Saved& saved,
-                                const GroupDone& group_done) const {
+Work<Stage::Backward> Stage::backward(const Microbatch& microbatch, Tensor dy, double gradient_scale,
+                                      Saved& saved, GroupDone group_done) const {
   Backward result;
   if (has_head()) dy = head_backward(microbatch, gradient_scale, saved, group_done, result.loss_sum);
   for (std::size_t i = blocks_.size(); i-- > 0;) {
     const auto use = parameters_->use(block_group(i));
     parameters_->need_gradients(block_group(i));
-    dy = blocks_[i].backward(microbatch, dy, saved.blocks[i]);
+    dy = co_await blocks_[i].backward(microbatch, dy, saved.blocks[i]);
     group_done(block_group(i));
   }
   if (has_embedding()) {
@@ -94,22 +94,22 @@ Stage::Backward Stage::backward(const Microbatch& microbatch, Tensor dy, double 
     group_done(first_group_);
   }
   result.dx = std::move(dy);
-  return result;
+  co_return std::move(result);
 }
 
-Stage::Backward Stage::backward_input(const Microbatch& microbatch, Tensor dy, double gradient_scale,
-                                      Saved& saved, const GroupDone& group_done) const {
+Work<Stage::Backward> Stage::backward_input(const Microbatch& microbatch, Tensor dy, double gradient_scale,
+                                            Saved& saved, GroupDone group_done) const {
   Backward result;
   if (has_head()) dy = head_backward(microbatch, gradient_scale, saved, group_done, result.loss_sum);
   for (std::size_t i = blocks_.size(); i-- > 0;) {
     const auto use = parameters_->use(block_group(i));
-    dy = blocks_[i].backward_input(microbatch, dy, saved.blocks[i]);
+    dy = co_await blocks_[i].backward_input(microbatch, dy, saved.blocks[i]);
   }
   if (has_embedding())
     saved.d_embedding = std::move(dy);
   else
     result.dx = std::move(dy);
-  return result;
+  co_return std::move(result);
 }
 
 void Stage::backward_weight(const Microbatch& microbatch, Saved& saved, const GroupDone& group_done) const {
@@ -129,7 +129,7 @@ Tensor Stage::evaluate(const Microbatch& microbatch, Tensor input) const {
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     const auto use = parameters_->use(block_group(i));
     TransformerBlock::Saved dropped;
-    x = blocks_[i].forward(microbatch, x, dropped);
+    x = blocks_[i].forward(microbatch, x, dropped).finish();
   }
   return x;
 }

@@ -34,7 +34,8 @@ class Stage {
 
   // The residual stream from stage to stage; `input` is undefined where the stage has the embedding, the
   // result where it has the head.
-  Tensor forward(const Microbatch& microbatch, Tensor input, Saved& saved) const;
+  // Passes pause as TransformerBlock's do.
+  Work<Tensor> forward(const Microbatch& microbatch, Tensor input, Saved& saved) const;
 
   struct Backward {
     Tensor dx;            // undefined where the stage has the embedding
@@ -42,11 +43,11 @@ class Stage {
   };
   // Cross-entropy and its gradient first where the stage has the head (`dy` is undefined there). Adds to the
   // parameter gradients, which are those of gradient_scale * loss_sum.
-  Backward backward(const Microbatch& microbatch, Tensor dy, double gradient_scale, Saved& saved,
-                    const GroupDone& group_done) const;
+  Work<Backward> backward(const Microbatch& microbatch, Tensor dy, double gradient_scale, Saved& saved,
+                          GroupDone group_done) const;
   // The same in two parts. The head's weights get their gradient in the first: their logits exist only then.
-  Backward backward_input(const Microbatch& microbatch, Tensor dy, double gradient_scale, Saved& saved,
-                          const GroupDone& group_done) const;
+  Work<Backward> backward_input(const Microbatch& microbatch, Tensor dy, double gradient_scale, Saved& saved,
+                                GroupDone group_done) const;
   void backward_weight(const Microbatch& microbatch, Saved& saved, const GroupDone& group_done) const;
 
   // Without gradients.

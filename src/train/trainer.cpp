@@ -40,7 +40,7 @@ Trainer::Trainer(const Rank& rank, const Plan& plan, const OptimizerOptions& opt
       reducer_(DataParallel::groups(rank, plan), rank.kernels(), rank.arena(), rank.dtype(), plan.compression,
                seed, parameters_.gradient_buckets()),
       stages_(rank_, plan_, *pipeline_, parameters_, faults),
-      training_(stages_, programs_, rank.coordinate(Axis::pp), hooks()),
+      training_(stages_, programs_, rank.coordinate(Axis::pp), interleaves_pairs(plan), hooks()),
       executor_(rank.along(Axis::pp),
                 [this](const Instruction& i) {
                   const std::int64_t at = first_step_ + stream_step_ + 1;

@@ -4,8 +4,9 @@
 
 namespace echelon {
 
-TrainingStages::TrainingStages(const HeldStages& held, const StepPrograms& programs, int pp_rank, Hooks hooks)
-    : held_(held), hooks_(std::move(hooks)), microbatches_(programs.microbatches()) {
+TrainingStages::TrainingStages(const HeldStages& held, const StepPrograms& programs, int pp_rank, bool pauses,
+                               Hooks hooks)
+    : held_(held), pauses_(pauses), hooks_(std::move(hooks)), microbatches_(programs.microbatches()) {
   // Counted from the schedule: a rank runs all microbatches of its stages, or one direction of DualPipe.
   const int steps = programs.shown_steps(), updates = steps * programs.updates_per_step();
   std::map<int, int> runs;
@@ -36,27 +37,28 @@ void TrainingStages::release(int index) {
   if (--found->second.left == 0) loaded_.erase(found);
 }
 
-Tensor TrainingStages::forward(const Instruction& i, Tensor input) {
+Work<Tensor> TrainingStages::forward(Instruction i, Tensor input) {
   hooks_.before_pass(i);
-  return held_.stage(i.stage).forward(microbatch(i.microbatch), std::move(input),
-                                      saved_[{i.stage, i.microbatch}]);
+  co_return co_await held_.stage(i.stage).forward(microbatch(i.microbatch), std::move(input),
+                                                  saved_[{i.stage, i.microbatch}]);
 }
 
-Tensor TrainingStages::backward(const Instruction& i, Tensor gradient) {
+Work<Tensor> TrainingStages::backward(Instruction i, Tensor gradient) {
   hooks_.before_pass(i);
   auto saved = saved_.extract({i.stage, i.microbatch});
-  Tensor dx =
-      add_loss(held_.stage(i.stage).backward(microbatch(i.microbatch), std::move(gradient),
-                                             gradient_scale(i.microbatch), saved.mapped(), counted(i.stage)));
+  Stage::Backward done =
+      co_await held_.stage(i.stage).backward(microbatch(i.microbatch), std::move(gradient),
+                                             gradient_scale(i.microbatch), saved.mapped(), counted(i.stage));
   release(i.microbatch);
-  return dx;
+  co_return add_loss(std::move(done));
 }
 
-Tensor TrainingStages::backward_input(const Instruction& i, Tensor gradient) {
+Work<Tensor> TrainingStages::backward_input(Instruction i, Tensor gradient) {
   hooks_.before_pass(i);
-  return add_loss(held_.stage(i.stage).backward_input(microbatch(i.microbatch), std::move(gradient),
-                                                      gradient_scale(i.microbatch),
-                                                      saved_.at({i.stage, i.microbatch}), counted(i.stage)));
+  Stage::Backward done = co_await held_.stage(i.stage).backward_input(
+      microbatch(i.microbatch), std::move(gradient), gradient_scale(i.microbatch),
+      saved_.at({i.stage, i.microbatch}), counted(i.stage));
+  co_return add_loss(std::move(done));
 }
 
 void TrainingStages::backward_weight(const Instruction& i) {

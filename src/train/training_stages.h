@@ -28,12 +28,13 @@ class TrainingStages : public PipelineStages {
     std::function<void(const Instruction&)> update;  // optimizer step in a schedule that does not flush
     std::function<bool()> validate;                  // see PipelineStages
   };
-  // All outlive this.
-  TrainingStages(const HeldStages& held, const StepPrograms& programs, int pp_rank, Hooks hooks);
+  // All outlive this. `pauses`: see PipelineStages.
+  TrainingStages(const HeldStages& held, const StepPrograms& programs, int pp_rank, bool pauses, Hooks hooks);
 
-  Tensor forward(const Instruction& i, Tensor input) override;
-  Tensor backward(const Instruction& i, Tensor gradient) override;
-  Tensor backward_input(const Instruction& i, Tensor gradient) override;
+  Work<Tensor> forward(Instruction i, Tensor input) override;
+  Work<Tensor> backward(Instruction i, Tensor gradient) override;
+  Work<Tensor> backward_input(Instruction i, Tensor gradient) override;
+  bool pauses() const override { return pauses_; }
   void backward_weight(const Instruction& i) override;
   void step(const Instruction& i) override { hooks_.update(i); }
   bool validate() override;
@@ -57,6 +58,7 @@ class TrainingStages : public PipelineStages {
   void release(int microbatch);
 
   const HeldStages& held_;
+  bool pauses_;
   Hooks hooks_;
   int microbatches_;                                   // of a step
   int passes_ = 0;                                     // of a step, on this rank

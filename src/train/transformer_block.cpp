@@ -80,8 +80,8 @@ TransformerBlock::TransformerBlock(const Rank& rank, const Plan& plan, const Par
   }
 }
 
-Tensor TransformerBlock::run_forward(const Tensor& x, std::int64_t rows, std::int64_t sequences,
-                                     const AttentionCore& core, Saved* saved, Until until) const {
+Work<Tensor> TransformerBlock::run_forward(const Tensor& x, std::int64_t rows, std::int64_t sequences,
+                                           AttentionCore core, Saved* saved, Until until) const {
   Kernels& kernels = rank_->kernels();
   const std::int64_t here = x.rows(), width = x.cols();
   const bool keep_normed = tensor_parallel_.sequence_parallel();
@@ -120,7 +120,7 @@ Tensor TransformerBlock::run_forward(const Tensor& x, std::int64_t rows, std::in
   normed = tensor_parallel_.enter(normed, rows).get();
   Tensor hidden;
   if (experts_) {
-    experts_->in_forward(normed, routed);
+    co_await experts_->in_forward(normed, routed);
   } else {
     hidden = rank_->activation({rows, mlp_.hidden_width()});
     mlp_.in().forward(kernels, normed, hidden);
@@ -136,10 +136,10 @@ Tensor TransformerBlock::run_forward(const Tensor& x, std::int64_t rows, std::in
   if (until == Until::hidden) {
     // The bias that the activation would add.
     if (!experts_ && mlp_.in().bias().defined()) kernels.add_bias(mlp_.in().bias(), hidden);
-    return {};
+    co_return Tensor();
   }
   if (experts_) {
-    projected = experts_->out_forward(routed);
+    projected = co_await experts_->out_forward(routed);
   } else {
     Tensor activated = rank_->activation({rows, mlp_.activated_width()});
     mlp_.activate(kernels, hidden, activated);
@@ -148,7 +148,7 @@ Tensor TransformerBlock::run_forward(const Tensor& x, std::int64_t rows, std::in
   }
   const Tensor out = tensor_parallel_.leave(projected, rows).get();
   kernels.residual(middle, out, mlp_out_bias_.value, out);
-  return out;
+  co_return out;
 }
 
 TransformerBlock::AttentionCore TransformerBlock::training_core(const Microbatch& microbatch) const {
@@ -168,7 +168,7 @@ void TransformerBlock::attend(const Microbatch& microbatch, const Tensor& core, 
   context_parallel_.forward(microbatch.sequences, core, out, lse);
 }
 
-Tensor TransformerBlock::forward(const Microbatch& microbatch, const Tensor& x, Saved& saved) const {
+Work<Tensor> TransformerBlock::forward(const Microbatch& microbatch, const Tensor& x, Saved& saved) const {
   if (recompute_ != Recompute::full)
     return run_forward(x, microbatch.rows(), microbatch.sequences.batch, training_core(microbatch), &saved,
                        Until::end);
@@ -186,7 +186,7 @@ Tensor TransformerBlock::forward_cached(const Tensor& positions, const Tensor& x
                               attended.lse);
     return attended;
   };
-  return run_forward(x, x.rows(), 0, core, nullptr, Until::end);
+  return run_forward(x, x.rows(), 0, core, nullptr, Until::end).finish();
 }
 
 Tensor TransformerBlock::normed_again(const Norm& norm, const Tensor& saved_whole, const Tensor& x,
@@ -197,7 +197,8 @@ Tensor TransformerBlock::normed_again(const Norm& norm, const Tensor& saved_whol
   return normed;
 }
 
-Tensor TransformerBlock::backward_input(const Microbatch& microbatch, const Tensor& dy, Saved& saved) const {
+Work<Tensor> TransformerBlock::backward_input(const Microbatch& microbatch, const Tensor& dy,
+                                              Saved& saved) const {
   return run_backward(microbatch, dy, saved, Weights::deferred);
 }
 
@@ -209,7 +210,7 @@ void TransformerBlock::backward_weight(Saved& saved) {
   saved.deferred.clear();
 }
 
-Tensor TransformerBlock::backward(const Microbatch& microbatch, const Tensor& dy, Saved& saved) const {
+Work<Tensor> TransformerBlock::backward(const Microbatch& microbatch, const Tensor& dy, Saved& saved) const {
   return run_backward(microbatch, dy, saved, Weights::now);
 }
 
@@ -236,26 +237,27 @@ Tensor TransformerBlock::mlp_backward(const Tensor& dy, std::int64_t rows, Saved
   return entering.get();
 }
 
-Tensor TransformerBlock::experts_backward(const Tensor& dy, std::int64_t rows, Saved& saved,
-                                          const WeightGradient& weight_gradient) const {
-  ExpertParallel::Backward experts = [&] {
+Work<Tensor> TransformerBlock::experts_backward(const Tensor& dy, std::int64_t rows, Saved& saved,
+                                                const WeightGradient& weight_gradient) const {
+  ExpertParallel::Backward experts;
+  {
     const Tensor d_projected = tensor_parallel_.leave_backward(dy, rows).get();
-    return experts_->backward_input(d_projected, saved.routed, weight_gradient);
-  }();
+    experts = co_await experts_->backward_input(d_projected, saved.routed, weight_gradient);
+  }
   InFlight entering = tensor_parallel_.enter_backward(std::exchange(experts.d_normed, {}), rows);
   const Tensor normed = normed_again(norm2_, saved.normed2, saved.middle, saved.stats2);
   saved.normed2 = Tensor();
   experts_->in_backward_weight(normed, saved.routed, experts, weight_gradient);
   const Tensor d_normed = entering.get();
   experts_->route_backward(normed, saved.routed, experts, d_normed, weight_gradient);
-  return d_normed;
+  co_return d_normed;
 }
 
-Tensor TransformerBlock::run_backward(const Microbatch& microbatch, const Tensor& dy, Saved& saved,
-                                      Weights when) const {
+Work<Tensor> TransformerBlock::run_backward(const Microbatch& microbatch, const Tensor& dy, Saved& saved,
+                                            Weights when) const {
   Kernels& kernels = rank_->kernels();
   const std::int64_t rows = microbatch.rows(), width = dy.cols();
-  const auto weight_gradient = [&](std::function<void()> gradient) {
+  const WeightGradient weight_gradient = [&](std::function<void()> gradient) {
     if (when == Weights::now)
       gradient();
     else
@@ -271,10 +273,14 @@ Tensor TransformerBlock::run_backward(const Microbatch& microbatch, const Tensor
   };
 
   if (recompute_ == Recompute::full)
-    run_forward(saved.x, rows, microbatch.sequences.batch, training_core(microbatch), &saved, Until::hidden);
+    co_await run_forward(saved.x, rows, microbatch.sequences.batch, training_core(microbatch), &saved,
+                         Until::hidden);
 
-  Tensor d_normed = experts_ ? experts_backward(dy, rows, saved, weight_gradient)
-                             : mlp_backward(dy, rows, saved, weight_gradient);
+  Tensor d_normed;
+  if (experts_)
+    d_normed = co_await experts_backward(dy, rows, saved, weight_gradient);
+  else
+    d_normed = mlp_backward(dy, rows, saved, weight_gradient);
   Tensor d_middle = branch(dy);
   norm2_.backward_weight(kernels, d_normed, saved.middle, saved.stats2);
   norm2_.backward_input(kernels, d_normed, saved.middle, saved.stats2, d_middle);
@@ -309,7 +315,7 @@ Tensor TransformerBlock::run_backward(const Microbatch& microbatch, const Tensor
   norm1_.backward_weight(kernels, d_normed, saved.x, saved.stats1);
   norm1_.backward_input(kernels, d_normed, saved.x, saved.stats1, dx);
   saved.x = saved.stats1 = Tensor();
-  return dx;
+  co_return dx;
 }
 
 }  // namespace echelon

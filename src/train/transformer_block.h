@@ -37,14 +37,15 @@ class TransformerBlock {
   TransformerBlock(const Rank& rank, const Plan& plan, const ParameterStore& parameters, std::int64_t layer,
                    TensorParallel tensor_parallel);
 
-  Tensor forward(const Microbatch& microbatch, const Tensor& x, Saved& saved) const;
+  // Passes pause where experts are exchanged (ExpertParallel); what they are given outlives them.
+  Work<Tensor> forward(const Microbatch& microbatch, const Tensor& x, Saved& saved) const;
   // dy is the gradient of forward's result; returns the gradient of x. Leaves the weights' gradients in
   // saved.deferred.
-  Tensor backward_input(const Microbatch& microbatch, const Tensor& dy, Saved& saved) const;
+  Work<Tensor> backward_input(const Microbatch& microbatch, const Tensor& dy, Saved& saved) const;
   static void backward_weight(Saved& saved);
   // Both at once: weight gradients are taken as soon as their inputs exist, so that these can go. dy may be
   // overwritten.
-  Tensor backward(const Microbatch& microbatch, const Tensor& dy, Saved& saved) const;
+  Work<Tensor> backward(const Microbatch& microbatch, const Tensor& dy, Saved& saved) const;
 
   // Without gradients. One sequence: new tokens at consecutive positions (rows, i32), keys and values kept in
   // cache.
@@ -63,18 +64,18 @@ class TransformerBlock {
   // Up to where the backward pass needs it, or to the end. The result is undefined in the first case.
   enum class Until { hidden, end };
   // `sequences` of a microbatch; 0 in generation.
-  Tensor run_forward(const Tensor& x, std::int64_t rows, std::int64_t sequences, const AttentionCore& core,
-                     Saved* saved, Until until) const;
+  Work<Tensor> run_forward(const Tensor& x, std::int64_t rows, std::int64_t sequences, AttentionCore core,
+                           Saved* saved, Until until) const;
   // The gradient of the MLP's normed input over all rows, partial, and its weights' gradients; see
   // run_backward.
   using WeightGradient = ExpertParallel::WeightGradient;
   Tensor mlp_backward(const Tensor& dy, std::int64_t rows, Saved& saved,
                       const WeightGradient& weight_gradient) const;
-  Tensor experts_backward(const Tensor& dy, std::int64_t rows, Saved& saved,
-                          const WeightGradient& weight_gradient) const;
+  Work<Tensor> experts_backward(const Tensor& dy, std::int64_t rows, Saved& saved,
+                                const WeightGradient& weight_gradient) const;
   AttentionCore training_core(const Microbatch& microbatch) const;
   void attend(const Microbatch& microbatch, const Tensor& core, Tensor& out, Tensor& lse) const;
-  Tensor run_backward(const Microbatch& microbatch, const Tensor& dy, Saved& saved, Weights when) const;
+  Work<Tensor> run_backward(const Microbatch& microbatch, const Tensor& dy, Saved& saved, Weights when) const;
   // The norm's output over all N rows: the saved one, or computed again.
   Tensor normed_again(const Norm& norm, const Tensor& saved_whole, const Tensor& x,
                       const Tensor& stats) const;
