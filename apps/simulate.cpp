@@ -2,17 +2,13 @@
 
 #include <fmt/core.h>
 #include <fmt/ranges.h>
-#include <sys/ioctl.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdlib>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 
 #include "apps/flag_values.h"
+#include "apps/simulate_drawing.h"
+#include "apps/simulate_experts.h"
 #include "apps/simulate_flags.h"
 #include "apps/simulate_report.h"
 #include "apps/verbs.h"
@@ -149,21 +145,6 @@ class Simulate {
                table(reports) + remarks(reports));
   }
 
-  int width() const {
-    if (f_.width > 0) return f_.width;
-    winsize size{};
-    if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col >= 20) return size.ws_col;
-    const char* columns = std::getenv("COLUMNS");
-    const int given = columns == nullptr ? 0 : std::atoi(columns);
-    return given >= 20 && given <= 100000 ? given : 100;
-  }
-  bool is_colour() const {
-    const char* terminal = std::getenv("TERM");
-    return f_.colour == "always" ||
-           (f_.colour == "auto" && f_.out.empty() && ::isatty(STDOUT_FILENO) == 1 &&
-            std::getenv("NO_COLOR") == nullptr && terminal != nullptr && std::strcmp(terminal, "dumb") != 0);
-  }
-
   std::string drawing(std::vector<SimulationReport>& reports) const {
     if (f_.format == "rows" || f_.format == "csv" || f_.format == "lowered") {
       if (reports.size() != 1 || !reports[0].unfit.empty())
@@ -176,22 +157,14 @@ class Simulate {
     if (f_.format == "svg") return gantt_svg(tracks);
     if (f_.format == "html") return gantt_html(tracks);
     if (f_.format == "perfetto") return perfetto_json(tracks, 1000);
-    std::string text = gantt_text(tracks, {width(), is_colour()});
+    std::string text = gantt_text(tracks, text_options(f_));
     return f_.out.empty() ? "\n" + text : text;
   }
 
   void draw(std::vector<SimulationReport>& reports) const {
     // A table or an object is the answer; a drawing is added where it was asked for.
     if (f_.out.empty() && (f_.json || (!f_.compare.empty() && !f_.is_format_given))) return;
-    const std::string text = drawing(reports);
-    if (f_.out.empty()) {
-      std::fwrite(text.data(), 1, text.size(), stdout);
-      return;
-    }
-    std::ofstream out(f_.out, std::ios::binary);
-    if (!out) refuse("--out {}: {}", f_.out, std::strerror(errno));
-    out << text << std::flush;
-    if (!out) fail("--out {}: {}", f_.out, std::strerror(errno));
+    write_drawing(f_, drawing(reports));
   }
 
   const SimulateFlags& f_;
@@ -202,10 +175,20 @@ class Simulate {
 void add_simulate(CLI::App& program, int& status) {
   auto flags = std::make_shared<SimulateFlags>();
   CLI::App& app = *program.add_subcommand(
-      "simulate", "Run a pipeline schedule on paper: makespan, bubble, memory, messages, and its drawing");
+      "simulate",
+      "Run a pipeline schedule on paper: makespan, bubble, memory, messages, and its drawing; or the routing "
+      "of a mixture of experts (--moe)");
   flags->add_to(app);
-  app.callback([flags, &app, &status] {
+  auto experts = std::make_shared<ExpertsFlags>();
+  experts->add_to(app);
+  app.callback([flags, experts, &app, &status] {
     flags->is_format_given = app.get_option("--format")->count() > 0;
+    flags->is_steps_given = app.get_option("--steps")->count() > 0;
+    experts->refuse_strangers(app);
+    if (experts->moe) {
+      status = simulate_experts(*flags, *experts);
+      return;
+    }
     flags->read();
     status = Simulate(*flags).run();
   });

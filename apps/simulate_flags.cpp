@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "apps/flag_values.h"
+#include "apps/simulate_drawing.h"
 #include "base/error.h"
 
 namespace echelon {
@@ -66,10 +67,7 @@ void SimulateFlags::read() {
   const std::vector<std::string> formats{"text", "svg", "html", "perfetto", "rows", "csv", "lowered"};
   if (std::find(formats.begin(), formats.end(), format) == formats.end())
     refuse("--format {}: legal: {}", format, fmt::join(formats, ", "));
-  if (colour != "auto" && colour != "always" && colour != "never")
-    refuse("--colour {}: legal: auto, always, never", colour);
-  if (width < 0 || (width > 0 && width < 20) || width > 100000)
-    refuse("--width {}: must be from 20 to 100000 columns", width);
+  check_text_options(*this);
   if (!(message >= 0) || message > 1e12) refuse("--comm-time {}: must be from 0 to 1e12", message);
   if (!(overlap_factor > 0) || overlap_factor > 1)
     refuse("--overlap-factor {}: must be above 0 and at most 1", overlap_factor);
@@ -113,14 +111,18 @@ void SimulateFlags::add_to(CLI::App& app) {
   app.add_option("--schedule", schedule, "One of the published ones, or a file of rows or torch's CSV")
       ->type_name("NAME|FILE")
       ->default_str("1f1b");
-  app.add_option("--compare", compare, "Several, in one table and one drawing")->type_name("A,B,...");
+  app.add_option(
+         "--compare", compare,
+         "Several, in one table and one drawing; with --moe ways of balancing (default: each by itself)")
+      ->type_name("A,B,...");
   add_number(app, "--pp", given_ranks, "Pipeline ranks (default: 4, or the file's)");
   add_number(app, "--microbatches", given_microbatches, "Of one step (default: 8, or the file's)");
   add_number(app, "--chunks", chunks, "Model chunks of a rank; 0: the schedule's own number");
   add_number(
       app, "--group-size", group,
       "Microbatches that interleaved takes through a chunk before the next one; 0: the number of ranks");
-  add_number(app, "--steps", steps, "Steps run through by pipedream and 2bw, which do not flush");
+  add_number(app, "--steps", steps,
+             "Steps run through by pipedream and 2bw, which do not flush; with --moe (default 100)");
   app.add_option("--times", times, "Forward, input gradient, weight gradient of one full stage")
       ->type_name("F,B,W")
       ->default_str("1,1,1");
@@ -135,7 +137,9 @@ void SimulateFlags::add_to(CLI::App& app) {
   app.add_option("--stage-memory", stage_memory,
                  "What F, B and W add to that memory, for all stages or each (default: 1,0,-1)")
       ->type_name("F,B,W;...|FILE");
-  app.add_option("--format", format, "Drawing, or the instructions (rows, torch's csv, with messages)")
+  app.add_option(
+         "--format", format,
+         "Drawing, or the instructions (rows, torch's csv, with messages); with --moe text, svg or csv")
       ->type_name("text|svg|html|perfetto|rows|csv|lowered")
       ->default_str("text");
   app.add_option("--out", out, "Where the drawing goes (default: standard output)")->type_name("FILE");

@@ -16,7 +16,7 @@ struct SimulateFlags {
   std::optional<int> given_ranks, given_microbatches;
   int chunks = 0, group = 0, steps = 1, width = 0;
   double message = 0, overlap_factor = 1;
-  bool is_format_given = false, json = false;
+  bool is_format_given = false, is_steps_given = false, json = false;
 
   // Filled in by read().
   StageTimes full_stage;

@@ -15,7 +15,8 @@ enum class Stream : std::uint32_t {
   sampling = 3,
   test = 4,
   rounding = 5,
-  low_rank = 6
+  low_rank = 6,
+  routing = 7
 };
 
 class Philox {

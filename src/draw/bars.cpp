@@ -118,6 +118,11 @@ bool Colour::is_dark() const { return 299 * red + 587 * green + 114 * blue < 130
 
 std::string Colour::hex() const { return fmt::format("#{:02x}{:02x}{:02x}", red, green, blue); }
 
+int Colour::of_terminal() const {
+  const auto level = [](int v) { return v < 48 ? 0 : v < 115 ? 1 : (v - 35) / 40; };
+  return 16 + 36 * level(red) + 6 * level(green) + level(blue);
+}
+
 Colour colour_of(Op op, int chunk, int num_chunks) {
   struct Range {
     Colour first, last;

@@ -40,6 +40,7 @@ struct Colour {
   std::uint8_t red = 0, green = 0, blue = 0;
   bool is_dark() const;  // white letters on it
   std::string hex() const;
+  int of_terminal() const;  // of its 256: the nearest of the 6 x 6 x 6 cube
 };
 // Told apart by readers with any colour vision; later chunks are lighter.
 Colour colour_of(Op op, int chunk, int num_chunks);

@@ -25,12 +25,6 @@ struct Cell {
 };
 using Line = std::vector<Cell>;
 
-// The nearest of the terminal's 6 x 6 x 6 cube.
-int terminal_colour(Colour c) {
-  const auto level = [](int v) { return v < 48 ? 0 : v < 115 ? 1 : (v - 35) / 40; };
-  return 16 + 36 * level(c.red) + 6 * level(c.green) + level(c.blue);
-}
-
 class TextGantt {
  public:
   TextGantt(const std::vector<Track>& tracks, const TextOptions& options)
@@ -200,7 +194,7 @@ class TextGantt {
 
   void start_colour(const Look& look, int num_chunks) {
     const Colour colour = colour_of(look.op, look.chunk, num_chunks);
-    out_ += fmt::format("\x1b[38;5;{};48;5;{}m", colour.is_dark() ? 231 : 16, terminal_colour(colour));
+    out_ += fmt::format("\x1b[38;5;{};48;5;{}m", colour.is_dark() ? 231 : 16, colour.of_terminal());
   }
 
   void draw_legend() {

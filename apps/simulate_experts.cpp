@@ -1,0 +1,35 @@
+#include "apps/simulate_experts.h"
+
+#include <fmt/core.h>
+
+#include "apps/simulate_drawing.h"
+#include "apps/simulate_experts_report.h"
+
+namespace echelon {
+
+int simulate_experts(const SimulateFlags& shared, const ExpertsFlags& flags) {
+  const ExpertsFlags::Request request = flags.read(shared);
+  const auto reports = simulate_routing(request.routing, request.methods);
+  const auto draw = [&] {
+    const auto drawing = [&] {
+      if (shared.format == "csv") return to_csv(request, reports);
+      const std::vector<HeatMap> maps = heat_maps(request, reports);
+      if (shared.format == "svg") return heat_map_svg(maps);
+      const std::string text = heat_map_text(maps, text_options(shared));
+      return shared.out.empty() ? "\n" + text : text;
+    };
+    // An object is the answer; a drawing is added where it was asked for.
+    if (!shared.out.empty() || !shared.json) write_drawing(shared, drawing());
+  };
+  // Into a file first: if that cannot be, nothing was said yet.
+  if (!shared.out.empty()) draw();
+  if (shared.json)
+    fmt::print("{}\n", to_json(request, reports).dump());
+  else
+    fmt::print(shared.out.empty() && shared.format != "text" ? stderr : stdout, "{}",
+               describe(request, reports));
+  if (shared.out.empty()) draw();
+  return 0;
+}
+
+}  // namespace echelon
