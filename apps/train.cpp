@@ -175,6 +175,9 @@ int run_train(TrainFlags& f) {
           "stream  {} steps each stage by itself, without clipping; gradients are late by up to {} steps "
           "(by pipeline rank)\n",
           plan.schedule, fmt::join(start.staleness, " "));
+    if (plan.model.experts != Experts::none &&
+        (request.asynchronous || !flushes(plan) || !plan.optimizer_barrier))
+      fmt::print(out, "experts loads are not shown: no rank knows those of a whole step when it ends\n");
     fmt::print(out, "memory  {} a rank predicted (",
                format_bytes(static_cast<double>(start.predicted_memory.total())));
     const char* separator = "";
@@ -197,11 +200,11 @@ int run_train(TrainFlags& f) {
       fmt::print(out, "{}step {:>5} skipped: {}\n", terminal ? "\r\033[K" : "", r.step, r.skipped);
     if (!terminal && !keeps) return;
     // On a terminal every step is shown, those between on one line that is written over.
-    fmt::print(out,
-               "{}step {:>5}/{}  loss {:.4f}  {}lr {:.2e}  {:>7.0f} tokens/s  MFU {:>4.1f}%  ETA {:<8}{}",
-               terminal ? "\r" : "", r.step, f.steps, r.loss,
-               std::isfinite(r.grad_norm) ? fmt::format("grad {:.3f}  ", r.grad_norm) : "", r.lr,
-               r.tokens_per_second, 100 * r.mfu, format_seconds(left), keeps ? "\n" : "");
+    fmt::print(
+        out, "{}step {:>5}/{}  loss {:.4f}  {}lr {:.2e}  {}{:>7.0f} tokens/s  MFU {:>4.1f}%  ETA {:<8}{}",
+        terminal ? "\r" : "", r.step, f.steps, r.loss,
+        std::isfinite(r.grad_norm) ? fmt::format("grad {:.3f}  ", r.grad_norm) : "", r.lr,
+        expert_note(r.experts), r.tokens_per_second, 100 * r.mfu, format_seconds(left), keeps ? "\n" : "");
     std::fflush(out);
   };
   const char* fresh_line = terminal ? "\r\033[K" : "";  // in place of a progress line

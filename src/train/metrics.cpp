@@ -54,6 +54,17 @@ std::string expert_table(const std::vector<ExpertLoad>& loads) {
   return text;
 }
 
+std::string expert_note(const std::vector<ExpertLoad>& loads) {
+  if (loads.empty()) return "";
+  const auto fullest =
+      std::max_element(loads.begin(), loads.end(),
+                       [](const ExpertLoad& a, const ExpertLoad& b) { return a.imbalance < b.imbalance; });
+  double dropped = 0;
+  for (const ExpertLoad& load : loads) dropped += load.drop_rate / static_cast<double>(loads.size());
+  return fmt::format("experts {:.2f}x{}  ", fullest->imbalance,
+                     dropped > 0 ? fmt::format(", {:.1f}% dropped", 100 * dropped) : "");
+}
+
 std::string to_json(const StepRecord& r) {
   ordered_json object{{"step", r.step},
                       {"loss", r.loss},
@@ -120,6 +131,7 @@ std::string to_json(const TrainSummary& s) {
                                    {"ahead", s.gathers->ahead},
                                    {"beside_seconds", s.gathers->beside_seconds},
                                    {"wait_seconds", s.gathers->wait_seconds}};
+  if (!s.experts.empty()) object["experts"] = json_of(s.experts);
   if (s.validation_loss >= 0) object["validation_loss"] = s.validation_loss;
   if (!s.checkpoint.empty()) {
     object["checkpoint"] = s.checkpoint;
