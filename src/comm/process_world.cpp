@@ -5,12 +5,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <map>
 #include <mutex>
 #include <thread>
 
 #include "base/error.h"
+#include "comm/call_communicator.h"
 #include "comm/process_engine.h"
 
 namespace echelon {
@@ -100,7 +100,7 @@ class ProcessHandle final : public Operation {
   bool finished_ = false;
 };
 
-class ProcessCommunicator final : public Communicator {
+class ProcessCommunicator final : public CallCommunicator {
  public:
   ProcessCommunicator(ProcessWorld::State& world, ProcessGroup& group) : world_(world), group_(group) {}
   ~ProcessCommunicator() override {
@@ -114,102 +114,46 @@ class ProcessCommunicator final : public Communicator {
   int rank() const override { return group_.me; }
   int size() const override { return group_.size(); }
 
-  Pending all_reduce(const Tensor& x, ReduceOp op) override {
-    return collective({.verb = Verb::all_reduce, .op = op, .counts = {x.numel()}}, x, x);
-  }
-  Pending all_gather(const Tensor& in, const Tensor& out, std::span<const std::int64_t> counts) override {
-    return collective({.verb = Verb::all_gather, .counts = {counts.begin(), counts.end()}}, in, out);
-  }
-  Pending reduce_scatter(const Tensor& in, const Tensor& out, std::span<const std::int64_t> counts) override {
-    return collective({.verb = Verb::reduce_scatter, .counts = {counts.begin(), counts.end()}}, in, out);
-  }
-  Pending all_to_all(const Tensor& in, std::span<const std::int64_t> send_counts, const Tensor& out,
-                     std::span<const std::int64_t> recv_counts) override {
-    return collective({.verb = Verb::all_to_all,
-                       .counts = {send_counts.begin(), send_counts.end()},
-                       .recv_counts = {recv_counts.begin(), recv_counts.end()}},
-                      in, out);
-  }
-  Pending broadcast(const Tensor& x, int root) override {
-    return collective({.verb = Verb::broadcast, .root = root, .counts = {x.numel()}}, x, x);
-  }
-  Pending barrier() override { return collective({.verb = Verb::barrier}, nothing_, nothing_); }
-
-  // Copied: a large message would otherwise wait for its receive.
-  Pending send(const Tensor& x, int to) override {
-    Call call{.verb = Verb::send, .dtype = x.dtype(), .root = to, .counts = {x.numel()}};
-    check(call, x, x);
-    const std::uint64_t number = group_.next_sent[static_cast<std::size_t>(to)]++;
-    const auto bytes = static_cast<std::size_t>(x.bytes());
-    if (to == rank()) {
-      const auto* data = static_cast<const std::byte*>(x.raw());
-      group_.to_self.emplace_back(data, data + bytes);
-      return {};
-    }
-    call.in = static_cast<const std::byte*>(x.raw());
-    world_.engine->start_copied(group_, number, std::move(call), bytes);
-    return {};
-  }
-  Pending recv(const Tensor& x, int from) override {
-    Call call{.verb = Verb::recv, .dtype = x.dtype(), .root = from, .counts = {x.numel()}};
-    check(call, x, x);
-    const std::uint64_t number = group_.next_received[static_cast<std::size_t>(from)]++;
-    if (from == rank()) return receive_from_self(call, x);
-    call.out = static_cast<std::byte*>(x.raw());
-    return start(number, std::move(call), x, x);
-  }
-
  private:
-  void check(const Call& call, const Tensor& in, const Tensor& out) {
-    const std::string wrong = wrong_arguments(call, rank(), size(), in, out);
-    const int world_rank = group_.world(group_.me);
-    if (!wrong.empty())
-      world_.engine->fail(
-          {world_rank,
-           fmt::format("{}: rank {} called {}: {}", group_.name, world_rank, echelon::describe(call), wrong),
-           false});
-  }
-
-  Pending collective(Call call, const Tensor& in, const Tensor& out) {
-    call.dtype = in.dtype();
-    check(call, in, out);
-    call.in = static_cast<const std::byte*>(in.raw());
-    call.out = static_cast<std::byte*>(out.raw());
-    if (size() > 1) return start(group_.next_collective++, std::move(call), in, out);
-    world_.engine->throw_if_failed();
-    const bool moves =
-        call.verb == Verb::all_gather || call.verb == Verb::reduce_scatter || call.verb == Verb::all_to_all;
-    if (moves && in.numel() > 0 && call.in != call.out)
-      std::memcpy(call.out, call.in, static_cast<std::size_t>(in.bytes()));
-    return {};
-  }
-
-  // Nothing can arrive later: whoever would send it waits here.
-  Pending receive_from_self(const Call& call, const Tensor& x) {
-    const bool fits =
-        !group_.to_self.empty() && group_.to_self.front().size() == static_cast<std::size_t>(x.bytes());
-    const int world_rank = group_.world(group_.me);
-    if (!fits)
-      world_.engine->fail({world_rank,
-                           fmt::format("{}: rank {} called {} of itself, and has not sent that", group_.name,
-                                       world_rank, echelon::describe(call)),
-                           false});
-    if (x.numel() > 0) std::memcpy(x.raw(), group_.to_self.front().data(), group_.to_self.front().size());
-    group_.to_self.pop_front();
-    return {};
-  }
-
-  Pending start(std::uint64_t number, Call call, const Tensor& in, const Tensor& out) {
+  Pending start(Call call, const Tensor& in, const Tensor& out) override {
+    const bool receives = call.verb == Verb::recv;
+    if (receives && call.root == rank()) return receive_from_self(call);
+    const std::uint64_t number =
+        receives ? group_.next_received[static_cast<std::size_t>(call.root)]++ : group_.next_collective++;
     std::erase_if(*kept_, [](const auto& kept) { return kept.first->finished(); });
     auto operation = world_.engine->start(group_, number, std::move(call));
     if (operation->finished()) return {};
     return Pending(std::make_shared<ProcessHandle>(world_, kept_, std::move(operation), in, out));
   }
+  // Copied: a large message would otherwise wait for its receive.
+  void post(Call call, const Tensor& x) override {
+    const auto bytes = static_cast<std::size_t>(x.bytes());
+    if (call.root == rank()) {
+      group_.to_self.emplace_back(call.in, call.in + bytes);
+      return;
+    }
+    const std::uint64_t number = group_.next_sent[static_cast<std::size_t>(call.root)]++;
+    world_.engine->start_copied(group_, number, std::move(call), bytes);
+  }
+  [[noreturn]] void fail(const std::string& why) override { world_.engine->fail({world_rank(), why, false}); }
+  void throw_if_failed() override { world_.engine->throw_if_failed(); }
+  const std::string& group_name() const override { return group_.name; }
+  int world_rank() const override { return group_.world(group_.me); }
+
+  // Nothing can arrive later: whoever would send it waits here.
+  Pending receive_from_self(const Call& call) {
+    const auto bytes = static_cast<std::size_t>(call.counts[0] * element_bytes(call.dtype));
+    if (group_.to_self.empty() || group_.to_self.front().size() != bytes)
+      fail(fmt::format("{}: rank {} called {} of itself, and has not sent that", group_.name, world_rank(),
+                       echelon::describe(call)));
+    std::copy_n(group_.to_self.front().data(), bytes, call.out);
+    group_.to_self.pop_front();
+    return {};
+  }
 
   ProcessWorld::State& world_;
   ProcessGroup& group_;
   std::shared_ptr<ProcessHandle::Kept> kept_ = std::make_shared<ProcessHandle::Kept>();
-  const Tensor nothing_;
 };
 
 }  // namespace

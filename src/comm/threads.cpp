@@ -1,5 +1,6 @@
 #include "comm/threads.h"
 
+#include "comm/call_communicator.h"
 #include "comm/thread_job.h"
 
 namespace echelon {
@@ -20,7 +21,7 @@ class Handle final : public Operation {
   std::shared_ptr<Task> task_;
 };
 
-class ThreadCommunicator final : public Communicator {
+class ThreadCommunicator final : public CallCommunicator {
  public:
   ThreadCommunicator(ThreadJob& job, Group& group, int rank)
       : job_(job), group_(group), world_rank_(group.ranks[static_cast<std::size_t>(rank)]), rank_(rank) {}
@@ -30,74 +31,22 @@ class ThreadCommunicator final : public Communicator {
   int rank() const override { return rank_; }
   int size() const override { return group_.size(); }
 
-  Pending all_reduce(const Tensor& x, ReduceOp op) override {
-    return collective({.verb = Verb::all_reduce, .op = op, .counts = {x.numel()}}, x, x);
-  }
-
-  Pending all_gather(const Tensor& in, const Tensor& out, std::span<const std::int64_t> counts) override {
-    return collective({.verb = Verb::all_gather, .counts = {counts.begin(), counts.end()}}, in, out);
-  }
-
-  Pending reduce_scatter(const Tensor& in, const Tensor& out, std::span<const std::int64_t> counts) override {
-    return collective({.verb = Verb::reduce_scatter, .counts = {counts.begin(), counts.end()}}, in, out);
-  }
-
-  Pending all_to_all(const Tensor& in, std::span<const std::int64_t> send_counts, const Tensor& out,
-                     std::span<const std::int64_t> recv_counts) override {
-    return collective({.verb = Verb::all_to_all,
-                       .counts = {send_counts.begin(), send_counts.end()},
-                       .recv_counts = {recv_counts.begin(), recv_counts.end()}},
-                      in, out);
-  }
-
-  Pending broadcast(const Tensor& x, int root) override {
-    return collective({.verb = Verb::broadcast, .root = root, .counts = {x.numel()}}, x, x);
-  }
-
-  Pending barrier() override { return collective({.verb = Verb::barrier}, nothing_, nothing_); }
-
-  Pending send(const Tensor& x, int to) override {
-    check({.verb = Verb::send, .dtype = x.dtype(), .root = to, .counts = {x.numel()}}, x, x);
-    job_.send(group_, rank_, to, x);
-    return {};
-  }
-
-  Pending recv(const Tensor& x, int from) override {
-    check({.verb = Verb::recv, .dtype = x.dtype(), .root = from, .counts = {x.numel()}}, x, x);
-    return pending(job_.receive(group_, rank_, from, x));
-  }
-
  private:
-  // A wrong argument here is an error on every rank: the others would wait for this call.
-  void check(const Call& call, const Tensor& in, const Tensor& out) {
-    const std::string wrong = wrong_arguments(call, rank_, size(), in, out);
-    if (!wrong.empty())
-      job_.fail(world_rank_,
-                fmt::format("{}: rank {} called {}: {}", group_.name, world_rank_, describe(call), wrong));
-  }
-
-  Pending collective(Call call, const Tensor& in, const Tensor& out) {
-    call.dtype = in.dtype();
-    check(call, in, out);
-    call.in = static_cast<const std::byte*>(in.raw());
-    call.out = static_cast<std::byte*>(out.raw());
-    if (size() > 1) return pending(job_.call(group_, rank_, std::move(call), in, out));
-    job_.throw_if_aborted(world_rank_);
-    if (call.verb == Verb::all_reduce || call.verb == Verb::broadcast) return {};
-    const Movement alone({std::move(call)});
-    alone.run(0, 0, alone.part_length(0));
-    return {};
-  }
-
-  Pending pending(std::shared_ptr<Task> task) {
+  Pending start(Call call, const Tensor& in, const Tensor& out) override {
+    auto task = call.verb == Verb::recv ? job_.receive(group_, rank_, call.root, out)
+                                        : job_.call(group_, rank_, std::move(call), in, out);
     if (!task) return {};
     return Pending(std::make_shared<Handle>(job_, world_rank_, std::move(task)));
   }
+  void post(Call call, const Tensor& x) override { job_.send(group_, rank_, call.root, x); }
+  [[noreturn]] void fail(const std::string& why) override { job_.fail(world_rank_, why); }
+  void throw_if_failed() override { job_.throw_if_aborted(world_rank_); }
+  const std::string& group_name() const override { return group_.name; }
+  int world_rank() const override { return world_rank_; }
 
   ThreadJob& job_;
   Group& group_;
   const int world_rank_, rank_;
-  const Tensor nothing_;
 };
 
 }  // namespace
