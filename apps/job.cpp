@@ -1,9 +1,11 @@
 #include "apps/job.h"
 
+#include <fmt/chrono.h>
 #include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <cstdlib>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <mutex>
@@ -46,7 +48,11 @@ bool Job::wants_processes() const {
 }
 
 FailureHooks Job::hooks() {
-  record_directory_ = (fs::temp_directory_path() / fmt::format("echelon-flight-{}", ::getpid())).string();
+  // Of this run alone: process numbers come again.
+  record_directory_ =
+      (fs::temp_directory_path() /
+       fmt::format("echelon-flight-{:%Y%m%d-%H%M%S}-{}", fmt::localtime(std::time(nullptr)), ::getpid()))
+          .string();
   FailureHooks hooks;
   hooks.report = [this](const std::string& report) {
     if (std::exchange(said_, true)) return;

@@ -149,7 +149,8 @@ TYPED_TEST(VerbsOf, ReduceScatterIsMyPartOfTheSum) {
       ASSERT_EQ(out, expected);
       ASSERT_EQ(in, before);
       const Tensor whole = view(in);
-      tp.reduce_scatter(whole, whole.flat_range(begin, begin + counts[static_cast<std::size_t>(tp.rank())]), counts)
+      tp.reduce_scatter(whole, whole.flat_range(begin, begin + counts[static_cast<std::size_t>(tp.rank())]),
+                        counts)
           .wait();
       auto in_place = before;
       std::copy(expected.begin(), expected.end(), in_place.begin() + begin);
@@ -338,7 +339,7 @@ TEST(Collectives, AlgorithmsRefuseWhatTheDirectFormsRefuse) {
   for (Collectives collectives : every_collectives) {
     const auto wrong = [&](const std::function<Pending(Communicator&, const Tensor&)>& call,
                            const std::string& text) {
-      const Outcome outcome = failing(3, [&](int rank, ThreadWorld& world) {
+      const FailedJob outcome = failing(3, [&](int rank, ThreadWorld& world) {
         const auto tp = join(world, rank, everyone(3), collectives);
         std::vector<double> x(12);
         if (rank == 1) call(*tp, view(x)).wait();
@@ -375,14 +376,14 @@ TEST(Collectives, AlgorithmsRefuseWhatTheDirectFormsRefuse) {
 
 TEST(Collectives, ARankThatDisagreesOrLeavesFailsEveryRank) {
   for (Collectives collectives : every_collectives) {
-    const Outcome counts = failing(4, [&](int rank, ThreadWorld& world) {
+    const FailedJob counts = failing(4, [&](int rank, ThreadWorld& world) {
       const auto tp = join(world, rank, everyone(4), collectives);
       std::vector<float> x(rank == 2 ? 41 : 40);
       tp->all_reduce(view(x)).wait();
       tp->barrier().wait();
     });
     for (const std::string& seen : counts.seen) EXPECT_NE(seen, "") << collectives_name(collectives);
-    const Outcome left = failing(4, [&](int rank, ThreadWorld& world) {
+    const FailedJob left = failing(4, [&](int rank, ThreadWorld& world) {
       const auto tp = join(world, rank, everyone(4), collectives);
       std::vector<float> x(40);
       if (rank != 3) tp->all_reduce(view(x)).wait();

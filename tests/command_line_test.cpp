@@ -1,10 +1,6 @@
 // The program as its users meet it: exit status, one sentence, nothing lost; and as programs do: one JSON
 // object.
-#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
@@ -16,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "run_command.h"
 #include "temporary_directory.h"
 
 namespace {
@@ -53,35 +50,14 @@ class CommandLine : public testing::Test {
     return all;
   }
 
-  // Not waited for yet.
-  pid_t start(const Words& arguments, const std::string& out, rlim_t largest_file) const {
-    const pid_t child = ::fork();
-    if (child != 0) return child;
-    const auto open_as = [](const std::string& path, int fd) {
-      ::dup2(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666), fd);
-    };
-    ::dup2(::open("/dev/null", O_RDONLY), 0);
-    open_as(out, 1);
-    open_as(top_ / "err", 2);
-    if (largest_file != RLIM_INFINITY) {
-      const rlimit limit{largest_file, largest_file};
-      ::setrlimit(RLIMIT_FSIZE, &limit);
-    }
-    if (::chdir(directory_.c_str()) != 0) ::_exit(120);
-    std::vector<char*> argv{const_cast<char*>(ECHELON_BINARY)};
-    for (const std::string& a : arguments) argv.push_back(const_cast<char*>(a.c_str()));
-    argv.push_back(nullptr);
-    ::execv(ECHELON_BINARY, argv.data());
-    ::_exit(121);
-  }
-  Result finish(pid_t child) const {
-    int status = 0;
-    ::waitpid(child, &status, 0);
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status), read_bytes(top_ / "out"),
-            read_bytes(top_ / "err")};
-  }
-  Result run(const Words& arguments, rlim_t largest_file = RLIM_INFINITY) const {
-    return finish(start(arguments, top_ / "out", largest_file));
+  // In the test's directory, by a shell that does `before` first.
+  Result run(const Words& arguments, const std::string& before = ":") const {
+    std::string words;
+    for (const std::string& a : arguments) words += " '" + a + "'";  // none has a quote
+    const CommandResult r =
+        output_of("cd '" + directory_.string() + "' && exec 2>'" + (top_ / "err") + "' </dev/null && " +
+                  before + " && exec '" + ECHELON_BINARY + "'" + words);
+    return {r.status, r.output, read_bytes(top_ / "err")};
   }
 
   static Words joined(Words a, const Words& b) {
@@ -129,7 +105,8 @@ class CommandLine : public testing::Test {
 
 TEST_F(CommandLine, WrongWordsAreRefusedByName) {
   refused({}, {"verb", "train, verify, plan, calibrate, simulate, checkpoint, launch, generate, bench"});
-  refused({"frob"}, {"frob", "train, verify, plan, calibrate, simulate, checkpoint, launch, generate, bench"});
+  refused({"frob"},
+          {"frob", "train, verify, plan, calibrate, simulate, checkpoint, launch, generate, bench"});
   refused({"bench"}, {"bench", "train, comm"});
   refused({"bench", "x"}, {"x", "train, comm"});
   refused({"train"}, {"--data"});
@@ -368,9 +345,10 @@ TEST_F(CommandLine, BenchAnswersInOneObject) {
 TEST_F(CommandLine, AFullDiskEndsTheRunAndKeepsTheEarlierCheckpoint) {
   ASSERT_EQ(run(training({"--steps", "1", "--checkpoint", "ck", "--sample", "0"})).status, 0);
   const std::string before = listing();
-  const rlim_t half = fs::file_size(at("ck/step-00000001/optimizer.safetensors")) / 2;
+  const auto blocks = fs::file_size(at("ck/step-00000001/optimizer.safetensors")) / 2 / 512;
   const Result full =
-      run(training({"--steps", "2", "--checkpoint", "ck", "--sample", "0", "--resume", "--json"}), half);
+      run(training({"--steps", "2", "--checkpoint", "ck", "--sample", "0", "--resume", "--json"}),
+          "ulimit -f " + std::to_string(blocks));
   EXPECT_EQ(full.status, 3) << full.err;
   EXPECT_EQ(full.out, "");
   EXPECT_NE(full.err.find("step-00000002"), std::string::npos) << full.err;
@@ -383,19 +361,21 @@ TEST_F(CommandLine, OutputThatCannotBeWrittenIsAFailure) {
   const Result log = run(training({"--steps", "1", "--sample", "0", "--log", "/dev/full"}));
   EXPECT_EQ(log.status, 3);
   EXPECT_NE(log.err.find("--log /dev/full"), std::string::npos) << log.err;
-  const Result out =
-      finish(start(training({"--steps", "1", "--sample", "0", "--json"}), "/dev/full", RLIM_INFINITY));
+  const Result out = run(training({"--steps", "1", "--sample", "0", "--json"}), "exec >/dev/full");
   EXPECT_EQ(out.status, 3);
   EXPECT_NE(out.err.find("standard output"), std::string::npos) << out.err;
 }
 
 TEST_F(CommandLine, AnInterruptLeavesWholeCheckpoints) {
-  const pid_t child = start(training({"--steps", "1000000", "--save-every", "1", "--checkpoint", "ck"}),
-                            top_ / "out", RLIM_INFINITY);
+  Result stopped;
+  std::thread training_run([&] {
+    stopped =
+        run(training({"--steps", "1000000", "--save-every", "1", "--checkpoint", "ck"}), "echo $$ >pid");
+  });
   for (int i = 0; i < 2000 && !fs::exists(at("ck/step-00000002")); ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  ::kill(child, SIGINT);
-  const Result stopped = finish(child);  // behind the step, with a checkpoint
+  ::kill(std::stoi(read_bytes(at("pid"))), SIGINT);
+  training_run.join();  // behind the step, with a checkpoint
   EXPECT_EQ(stopped.status, 0) << stopped.err;
   EXPECT_NE(stopped.out.find("stopped behind step "), std::string::npos) << stopped.out;
   EXPECT_NE(stopped.out.find("--resume goes on from ck/step-"), std::string::npos) << stopped.out;

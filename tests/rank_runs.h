@@ -53,13 +53,13 @@ inline constexpr std::array<Collectives, 4> every_collectives{
 
 // Runs ranks that must fail, catches what each of them saw, and returns it with what run_ranks threw at the
 // end.
-struct Outcome {
+struct FailedJob {
   std::vector<std::string> seen;  // by rank; "" when it did not fail
   std::string thrown;
 };
-inline Outcome failing(int n, const std::function<void(int, ThreadWorld&)>& body,
-                       std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
-  Outcome outcome{std::vector<std::string>(static_cast<std::size_t>(n)), ""};
+inline FailedJob failing(int n, const std::function<void(int, ThreadWorld&)>& body,
+                         std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
+  FailedJob outcome{std::vector<std::string>(static_cast<std::size_t>(n)), ""};
   ThreadWorld world(n, timeout);
   try {
     run_ranks(world, [&](int rank) {

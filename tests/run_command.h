@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <string>
 
+#include "temporary_directory.h"
+
 namespace echelon::checks {
 
 struct CommandResult {
@@ -14,10 +16,12 @@ struct CommandResult {
   std::string output;
 };
 
-// Its standard output.
+// Its standard output. Temporary files that it leaves, such as flight records, go with the test.
 inline CommandResult output_of(const std::string& command) {
+  static const TemporaryDirectory temporary;
   CommandResult result;
-  std::FILE* const pipe = ::popen(command.c_str(), "r");
+  const std::string there = "export TMPDIR='" + temporary.path().string() + "'; ";
+  std::FILE* const pipe = ::popen((there + command).c_str(), "r");
   std::array<char, 4096> room{};
   for (std::size_t got = 0; (got = std::fread(room.data(), 1, room.size(), pipe)) > 0;)
     result.output.append(room.data(), got);

@@ -36,7 +36,8 @@ for i in $(seq 1 $hosts); do
   tc -n $id-$i qdisc add dev v$i root tbf rate $rate burst 128kb latency 200ms || skip "no tbf queue"
 done
 
-mkdir -p "$work"
+mkdir -p "$work/tmp"
+export TMPDIR="$work/tmp"  # flight records of the jobs that are made to fail
 # mpirun calls it as AGENT HOST COMMAND...; hosts are named by their addresses.
 cat >"$work/agent" <<AGENT
 #!/bin/sh

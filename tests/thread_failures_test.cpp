@@ -14,7 +14,7 @@ using namespace checks;
 using namespace std::chrono_literals;
 
 // Ranks 0 and 2 form the group tp, and 1 and 3; only the first goes wrong.
-Outcome mismatch(
+FailedJob mismatch(
     const std::function<Pending(Communicator&, std::vector<float>&, std::vector<double>&)>& first,
     const std::function<Pending(Communicator&, std::vector<float>&, std::vector<double>&)>& second) {
   return failing(4, [&](int rank, ThreadWorld& world) {
@@ -31,14 +31,14 @@ Outcome mismatch(
   });
 }
 
-void expect_everywhere(const Outcome& outcome, const std::string& text) {
+void expect_everywhere(const FailedJob& outcome, const std::string& text) {
   for (const std::string& seen : outcome.seen)
     EXPECT_NE(seen.find(text), std::string::npos) << seen << "\nnot " << text;
   EXPECT_NE(outcome.thrown.find(text), std::string::npos) << outcome.thrown;
 }
 
 TEST(ThreadFailure, MismatchOfTheVerb) {
-  const Outcome outcome =
+  const FailedJob outcome =
       mismatch([](auto& tp, auto& x, auto&) { return tp.all_reduce(view(x)); },
                [](auto& tp, auto& x, auto&) {
                  return tp.all_gather(view(x).flat_range(64, 128), view(x), Counts{64, 64});
@@ -77,7 +77,7 @@ TEST(ThreadFailure, MismatchOfCountDtypeOpRootAndShares) {
 TEST(ThreadFailure, MismatchOfAMessage) {
   for (bool send_first : {true, false})
     for (bool dtype : {true, false}) {
-      const Outcome outcome = failing(3, [&](int rank, ThreadWorld& world) {
+      const FailedJob outcome = failing(3, [&](int rank, ThreadWorld& world) {
         const auto pp = world.join(rank, everyone(3), "pp");
         std::vector<float> x(128);
         std::vector<double> y(128);
@@ -95,7 +95,7 @@ TEST(ThreadFailure, MismatchOfAMessage) {
 TEST(ThreadFailure, WrongArgumentsOfOneRank) {
   const auto wrong = [](const std::function<Pending(Communicator&, const Tensor&)>& call,
                         const std::string& text) {
-    const Outcome outcome = failing(3, [&](int rank, ThreadWorld& world) {
+    const FailedJob outcome = failing(3, [&](int rank, ThreadWorld& world) {
       const auto tp = world.join(rank, everyone(3), "tp");
       std::vector<float> x(12);
       if (rank == 1) call(*tp, view(x)).wait();
@@ -149,7 +149,7 @@ TEST(ThreadFailure, WrongArgumentsOfOneRank) {
 
 TEST(ThreadFailure, ARankThatThrows) {
   const auto begin = std::chrono::steady_clock::now();
-  const Outcome outcome = failing(5, [&](int rank, ThreadWorld& world) {
+  const FailedJob outcome = failing(5, [&](int rank, ThreadWorld& world) {
     const auto tp = world.join(rank, everyone(5), "tp");
     std::vector<float> x(10);
     for (int i = 0; i < 20; ++i) {
@@ -166,7 +166,7 @@ TEST(ThreadFailure, ARankThatThrows) {
 TEST(ThreadFailure, ARankThatThrowsInTheMiddleOfOperations) {
   // Its buffers go while the others work on them: AddressSanitizer sees it when one goes on.
   for (int delay = 0; delay < 20; ++delay) {
-    const Outcome outcome = failing(4, [&](int rank, ThreadWorld& world) {
+    const FailedJob outcome = failing(4, [&](int rank, ThreadWorld& world) {
       const auto tp = world.join(rank, everyone(4), "tp");
       Arena arena;
       std::vector<Pending> pending;
@@ -207,7 +207,7 @@ TEST(ThreadFailure, TheFirstFailureIsRethrown) {
 TEST(ThreadFailure, ARankThatLeaves) {
   // It may leave before or after the others call.
   for (bool late : {false, true}) {
-    const Outcome outcome = failing(3, [&](int rank, ThreadWorld& world) {
+    const FailedJob outcome = failing(3, [&](int rank, ThreadWorld& world) {
       const auto tp = world.join(rank, everyone(3), "tp");
       std::vector<float> x(8);
       if ((rank == 1) == late) std::this_thread::sleep_for(5ms);
@@ -218,7 +218,7 @@ TEST(ThreadFailure, ARankThatLeaves) {
       EXPECT_NE(seen.find("tp collective 1: rank 1 has finished, but rank "), std::string::npos) << seen;
       EXPECT_NE(seen.find("called all_reduce of 8 f32"), std::string::npos) << seen;
     }
-    const Outcome message = failing(2, [&](int rank, ThreadWorld& world) {
+    const FailedJob message = failing(2, [&](int rank, ThreadWorld& world) {
       const auto pp = world.join(rank, everyone(2), "pp");
       std::vector<float> x(8);
       if ((rank == 1) == late) std::this_thread::sleep_for(5ms);
@@ -229,7 +229,7 @@ TEST(ThreadFailure, ARankThatLeaves) {
 }
 
 TEST(ThreadFailure, TimeOutNamesTheMissing) {
-  const Outcome outcome = failing(
+  const FailedJob outcome = failing(
       3,
       [&](int rank, ThreadWorld& world) {
         const auto tp = world.join(rank, everyone(3), "tp");
@@ -253,7 +253,7 @@ TEST(ThreadFailure, TimeOutNamesTheMissing) {
   expect_everywhere(outcome, outcome.thrown);
 
   std::atomic<bool> gave_up{false};
-  const Outcome message = failing(
+  const FailedJob message = failing(
       2,
       [&](int rank, ThreadWorld& world) {
         const auto pp = world.join(rank, everyone(2), "pp");
