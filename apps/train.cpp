@@ -95,13 +95,17 @@ void interrupt(int signal) {
   std::signal(signal, SIG_DFL);
 }
 
-PlannedDeath planned_death(const std::string& text) {
+PlannedDeath planned_death(const std::string& text, bool processes) {
   const std::size_t first = text.find(':'), second = text.find(':', first + 1);
   if (first == std::string::npos || second == std::string::npos)
     refuse("--die {}: must be RANK:STEP:WHERE", text);
+  const std::string where = text.substr(second + 1);
+  std::vector<std::string> legal{"forward", "backward", "write", "written", "commit"};
+  if (processes) legal.insert(legal.end(), {"tp-collective", "dp-collective"});
+  if (std::find(legal.begin(), legal.end(), where) == legal.end())
+    refuse("--die {}: WHERE is one of {}", text, fmt::join(legal, ", "));
   return {parse_number<int>("--die", text.substr(0, first)),
-          parse_number<std::int64_t>("--die", text.substr(first + 1, second - first - 1)),
-          text.substr(second + 1)};
+          parse_number<std::int64_t>("--die", text.substr(first + 1, second - first - 1)), where};
 }
 
 // What the flags ask for. The data is returned, as the request has no place for it.
@@ -128,7 +132,8 @@ std::unique_ptr<TokenData> read_request(TrainFlags& f) {
   request.save_beside = f.async_save == "on";
   request.skip_nonfinite = f.on_nan == "skip";
   request.stop_requested = [] { return interrupted != 0; };
-  if (is_given("--die") && !request.resume) request.death = planned_death(f.die);
+  if (is_given("--die") && !request.resume)
+    request.death = planned_death(f.die, f.job.processes() != nullptr);
   request.sample_tokens =
       is_given("--sample") ? f.sample : std::min(f.sample, request.plan.model.max_seq - 1);
   return std::make_unique<TokenData>(f.data, request.plan.model.vocab);
@@ -318,7 +323,7 @@ void add_train(CLI::App& program, int& status) {
   flags->request.straggler_every = 100;
   add_number(app, "--straggler-every", flags->request.straggler_every,
              "Steps between reports of how long each rank worked; 0: none");
-  app.add_option("--die", flags->die)->group("");  // for tests: RANK:STEP:forward|backward|write|commit
+  app.add_option("--die", flags->die)->group("");  // for tests: RANK:STEP:WHERE
   app.add_flag("--resume", flags->request.resume, "Go on from the last checkpoint");
   app.add_option("--staleness", flags->staleness,
                  "Asynchronous, around parameter servers: batches a worker may run ahead; 0: synchronous")

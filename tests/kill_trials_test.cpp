@@ -111,9 +111,11 @@ class KillTrials : public testing::Test {
   std::map<int, double> expected_;
 };
 
+// `collective`: in the middle of a large one, whose other ranks have heard of it and get no data.
 TEST_F(KillTrials, EachRankAtEachMoment) {
   for (int rank = 0; rank < ranks; ++rank)
-    for (const char* moment : {"forward", "backward", "write", "commit"}) {
+    for (const char* moment :
+         {"forward", "backward", "tp-collective", "dp-collective", "write", "written", "commit"}) {
       if (std::string(moment) == "commit" && rank > 0) continue;  // rank 0 commits for all
       const std::string name = fmt::format("{}{}", moment, rank);
       SCOPED_TRACE(name);
@@ -122,6 +124,21 @@ TEST_F(KillTrials, EachRankAtEachMoment) {
       EXPECT_NE(killed.status, 0) << killed.output;
       EXPECT_NE(killed.output.find(fmt::format("rank {} is gone", rank)), std::string::npos) << killed.output;
       // Step 4 was to be saved, and 6 was not finished.
+      EXPECT_FALSE(checkpoints(name).contains(6));
+      resumes(name, killed);
+    }
+}
+
+// All of them go with their process.
+TEST_F(KillTrials, ThreadRanksAtEachMoment) {
+  for (int rank = 0; rank < ranks; ++rank)
+    for (const char* moment : {"forward", "backward", "write", "written", "commit"}) {
+      if (std::string(moment) == "commit" && rank > 0) continue;
+      const std::string name = fmt::format("{}{}", moment, rank);
+      SCOPED_TRACE(name);
+      const CommandResult killed = run_command(
+          fmt::format("{} {}", ECHELON_BINARY, training(name, fmt::format("--die {}:6:{}", rank, moment))));
+      EXPECT_EQ(killed.status, 128 + SIGKILL) << killed.output;  // as the shell says it
       EXPECT_FALSE(checkpoints(name).contains(6));
       resumes(name, killed);
     }

@@ -9,6 +9,7 @@
 
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -32,6 +33,7 @@ struct ProcessGroup {
   std::uint64_t next_collective = 1;
   std::vector<std::uint64_t> next_sent, next_received;  // messages, by group rank
   std::deque<std::vector<std::byte>> to_self;           // sent by this rank to itself
+  std::function<void()> on_half_sent{};                 // for tests: see ProcessWorld::set_watch()
   int size() const { return static_cast<int>(ranks.size()); }
   int world(int rank) const { return ranks[static_cast<std::size_t>(rank)]; }
 };

@@ -73,8 +73,9 @@ ProcessOperation::ProcessOperation(ProcessGroup& group, std::uint64_t number, Ca
     if (envelope.inline_bytes > 0)
       std::memcpy(out_stage_.back() + sizeof envelope, part.out, envelope.inline_bytes);
     envelopes_.send(group_.space, peer, tag, out_stage_.back(), sizeof envelope + envelope.inline_bytes);
-    if (bytes > largest_inline)
-      bulk_.send(group_.space, peer, tag + 1, part.out, static_cast<std::size_t>(bytes));
+    if (bytes <= largest_inline) continue;
+    if (group_.on_half_sent && !is_message(call_.verb)) group_.on_half_sent();
+    bulk_.send(group_.space, peer, tag + 1, part.out, static_cast<std::size_t>(bytes));
   }
   heard_[static_cast<std::size_t>(group_.me)] = true;
 }

@@ -218,6 +218,11 @@ std::unique_ptr<Communicator> ProcessWorld::join(int rank, const std::vector<int
   return std::make_unique<ProcessCommunicator>(*state_, group);
 }
 
+void ProcessWorld::set_watch(const std::string& group, const std::function<void()>& on_half_sent) {
+  for (auto& [key, joined] : state_->groups)
+    if (key.first == group) joined.on_half_sent = on_half_sent;
+}
+
 void ProcessWorld::run(const std::function<void(int rank)>& body) {
   State& s = *state_;
   const auto inside = [&](bool is) {

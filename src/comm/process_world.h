@@ -30,6 +30,9 @@ class ProcessWorld final : public World {
   void run(const std::function<void(int rank)>& body) override;
   void abort(const std::string& why) override;
   FlightRecorder& recorder(int rank) override;
+  // For tests: called by the rank in the middle of each large collective of a group of this name that it has
+  // joined, when another rank has heard that it was called and nothing of its data has left.
+  void set_watch(const std::string& group, const std::function<void()>& on_half_sent);
 
   int ranks_on_this_node() const;
   // Every process's text, by rank: for what they must agree on before the ranks run.

@@ -82,6 +82,7 @@ struct CheckpointWriter::State {
           checksums[file.name][writer.tensors()[i].name] = fmt::format("{:016x}", writer.checksums()[i]);
       }
       write_file_atomically((unfinished / rank_file_name(rank)).string(), checksums_text(checksums));
+      if (watch) watch("written");
     } catch (...) {
       error = std::current_exception();
     }

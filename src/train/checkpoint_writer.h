@@ -32,8 +32,8 @@ class CheckpointWriter {
   // but the last `keep` (0: none is removed). Returns its path. RequestError where there is one already.
   std::string commit(std::int64_t keep);
 
-  // For tests: called with "write" by the thread that writes, between two tensors, and with "commit" on rank
-  // 0 before the checkpoint has its name.
+  // For tests: called by the thread that writes, with "write" between two tensors and with "written" behind
+  // the last, and with "commit" on rank 0 before the checkpoint has its name.
   void set_watch(std::function<void(const char* at)> watch) { watch_ = std::move(watch); }
 
  private:

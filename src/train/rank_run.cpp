@@ -90,10 +90,12 @@ void RankRun::plan_death() {
   const auto& death = shared_.request.death;
   if (!death || death->rank != rank_.index()) return;
   const auto die = [] { std::raise(SIGKILL); };
-  trainer_.set_watch([die, at = *death](std::int64_t step, const Instruction& i) {
+  trainer_.set_watch([this, die, at = *death](std::int64_t step, const Instruction& i) {
+    if (step != at.step) return;
     const bool forward = i.op == Op::F, backward = i.op == Op::B || i.op == Op::BW;
-    if (step == at.step && ((forward && at.where == "forward") || (backward && at.where == "backward")))
-      die();
+    if ((forward && at.where == "forward") || (backward && at.where == "backward")) die();
+    if (const auto dash = at.where.find("-collective"); dash != std::string::npos)
+      shared_.request.run.processes->set_watch(at.where.substr(0, dash), die);
   });
   writer_.set_watch([this, die, at = *death](const char* where) {
     if (at.where == where && saved_step_ == at.step) die();

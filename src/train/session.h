@@ -39,7 +39,9 @@ struct RunOptions {
 struct PlannedDeath {
   int rank = 0;
   std::int64_t step = 0;  // counts from 1
-  std::string where;      // "forward", "backward", "write" (of a checkpoint) or "commit"
+  // "forward", "backward"; in the middle of a process's large "tp-collective" or "dp-collective"; of a
+  // checkpoint "write", "written" (its own part) or "commit" (rank 0)
+  std::string where;
 };
 
 struct TrainRequest {
