@@ -71,8 +71,8 @@ class HuggingFace : public testing::TestWithParam<const char*> {
     };
   }
   // Double precision: what is left are other orders of sums, of up to 61 products, a few layers deep. But
-  // transformers normalises a Llama's rows, and turns queries and keys, in f32 whatever the model's type:
-  // about four roundings a layer and at the end.
+  // transformers normalises a Llama's rows, turns queries and keys, and makes a router's probabilities, in
+  // f32 whatever the model's type: about four roundings a layer and at the end.
   static double error_of_transformers(const CheckpointInfo& info) {
     if (info.model.family == Family::gpt2) return 1e-13;
     return 4.0 * static_cast<double>(info.model.num_layers + 1) * 0x1p-24;
@@ -235,7 +235,7 @@ TEST_P(HuggingFace, TransformersComputesTheSameFromAnExportedModel) {
 }
 #endif
 
-INSTANTIATE_TEST_SUITE_P(Models, HuggingFace, testing::Values("gpt2", "llama", "llama-tied"),
+INSTANTIATE_TEST_SUITE_P(Models, HuggingFace, testing::Values("gpt2", "llama", "llama-tied", "mixtral"),
                          [](const auto& instance) {
                            std::string name = instance.param;
                            std::erase(name, '-');

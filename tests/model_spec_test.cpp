@@ -460,6 +460,8 @@ TEST(ModelHuggingFace, RefusesWhatWouldComputeSomethingElse) {
     refused(llama, "\"model_type\": \"llama\"", fmt::format("\"model_type\": \"{}\"", type),
             {"model_type", type});
   }
+  refused(llama, "\"model_type\": \"llama\"", "\"model_type\": \"deepseek_v3\"",
+          {"FP8", "--model deepseek-v3", "mixtral"});
   refused(llama, "\"model_type\": \"llama\"", "\"model_type\": \"mixtral\"",
           {"num_local_experts", "missing"});
   refused(llama, "\"model_type\": \"llama\",", "", {"model_type", "missing"});

@@ -166,7 +166,8 @@ void read_mixtral(const Config& config, ModelSpec& m) {
 
 [[noreturn]] void refuse_model_type(const std::string& where, const std::string& type) {
   const char* why = "";
-  if (type.starts_with("deepseek")) why = " (its latent attention is not supported yet)";
+  if (type.starts_with("deepseek"))
+    why = " (nor are its scaled positions and FP8 weights; --model deepseek-v3 plans it)";
   if (type == "qwen2") why = " (biases of the query, key and value projections are not supported yet)";
   refuse("{}: model_type = \"{}\" is not supported{}: only gpt2, llama, mistral and mixtral are", where, type,
          why);
