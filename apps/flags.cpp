@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "base/units.h"
 #include "schedule/pipeline_layout.h"
 #include "schedule/schedules.h"
 
@@ -65,6 +66,9 @@ void PlanFlags::add_to(CLI::App& app, const Plan& defaults) {
              "Cut over the data-parallel ranks: 1 optimizer state, 2 gradients too, 3 parameters too");
   add_number(app, "--hsdp", hsdp_, "Replicas of the groups that --zero cuts over");
   add_number(app, "--zero-prefetch", zero_prefetch_, "Layers that --zero 3 gathers ahead of their use");
+  app.add_option("--bucket", bucket_, "Gradients that are reduced together, at least, where --zero is 0")
+      ->type_name("BYTES")
+      ->default_str("25MiB");
   app.add_option("--compress", compress_,
                  "Gradients on their way between data-parallel ranks (docs/compression.md): fewer bits, the "
                  "fraction R of largest elements, or factors of rank R after W plain steps")
@@ -141,6 +145,7 @@ Plan PlanFlags::plan() const {
       refuse("--zero-prefetch {}: only --zero 3 gathers parameters, and --zero is {}", zero_prefetch_,
              plan.zero);
   }
+  if (is_given("--bucket")) plan.bucket_bytes = parse_bytes(bucket_, "--bucket");
   if (is_given("--compress")) plan.compression = parse_compression(compress_, "--compress");
   if (is_given("--offload")) plan.offload = parse_offload(offload_, "--offload");
   if (is_given("--offload-dir")) {

@@ -32,7 +32,7 @@ class PlanFlags {
   CLI::App* app_ = nullptr;
   Plan defaults_;
   std::string plan_file_, model_, sp_, dtype_, schedule_, layers_per_stage_, recompute_, optimizer_barrier_,
-      offload_, offload_dir_, compress_;
+      offload_, offload_dir_, bucket_, compress_;
   double aux_loss_ = 0, device_loss_ = 0, communication_loss_ = 0, z_loss_ = 0, bias_rate_ = 0, capacity_ = 0;
   std::string balance_scope_, drop_;
   int dp_ = 1, tp_ = 1, pp_ = 1, cp_ = 1, cp_ulysses_ = 1, document_end_ = -1, chunks_ = 0, zero_ = 0,

@@ -354,6 +354,8 @@ TEST(Prediction, IsExactForOtherShapes) {
       expect_predicted(plan);
       plan.micro_batch = 100;  // a single, smaller one
       expect_predicted(plan);
+      plan.bucket_bytes = 20'000;  // about a layer
+      expect_predicted(plan);
     }
 }
 

@@ -176,6 +176,26 @@ TEST(Training, EvaluateIsTheSameMeanAndChangesNothing) {
   }
 }
 
+// However the gradients are cut for their way, the sums are the same.
+TEST(Training, BucketsOfEverySizeGiveTheSameBits) {
+  for (auto [dp, tp] : {std::pair{3, 1}, {2, 2}}) {
+    Plan plan = odd_plan(odd_llama(true, 2, 4), dp, tp, tp > 1);
+    const std::vector<Outcome> one = run_steps(plan, {}, 3, random_samples(plan));
+    for (std::int64_t bytes : {std::int64_t{1}, std::int64_t{50'000}}) {
+      plan.bucket_bytes = bytes;
+      EXPECT_EQ(plan_from_toml(to_toml(plan), "plan.toml").bucket_bytes, bytes);
+      EXPECT_EQ(run_steps(plan, {}, 3, random_samples(plan)), one) << describe(plan) << ", " << bytes;
+    }
+  }
+  Plan plan = odd_plan(odd_llama(), 2, 1, false);
+  plan.bucket_bytes = 0;
+  expect_contains(message_of<RequestError>([&] { validate(plan); }), {"--bucket 0", "at least 1"});
+  plan.bucket_bytes = 50'000;
+  plan.zero = 1;
+  expect_contains(message_of<RequestError>([&] { validate(plan); }),
+                  {"--bucket 50000", "--zero 1", "--zero 0"});
+}
+
 // The norm is that of all logical elements, each once, on any mesh: shared key/value heads and norms too.
 TEST(Clipping, TheNormCountsEachElementOnce) {
   for (const ModelSpec& model : {odd_gpt2(), odd_llama(), odd_llama(true, 1)})

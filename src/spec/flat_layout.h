@@ -38,6 +38,5 @@ struct BucketRange {
 // parameters at the end): each at least `bucket_elements` long, but for the last of the cut ranges, the last
 // of the experts, and the whole range.
 std::vector<BucketRange> gradient_buckets(const FlatLayout& layout, std::int64_t bucket_elements);
-inline constexpr std::int64_t default_bucket_bytes = std::int64_t{25} << 20;
 
 }  // namespace echelon

@@ -73,6 +73,10 @@ void validate_zero(const Plan& plan) {
   constexpr int most_units = 100'000;
   if (plan.zero_prefetch < 0 || plan.zero_prefetch > most_units)
     refuse("--zero-prefetch {}: must be from 0 to {}", plan.zero_prefetch, most_units);
+  if (plan.bucket_bytes < 1) refuse("--bucket {}: must be at least 1 byte", plan.bucket_bytes);
+  if (plan.zero > 0 && plan.bucket_bytes != default_bucket_bytes)
+    refuse("--bucket {}: --zero {} reduces gradients layer by layer; legal: --zero 0", plan.bucket_bytes,
+           plan.zero);
 }
 
 void validate_compression(const Plan& plan) {
@@ -167,6 +171,7 @@ std::string to_toml(const Plan& plan) {
                     {"zero", plan.zero},
                     {"hsdp", plan.hsdp},
                     {"zero-prefetch", plan.zero_prefetch},
+                    {"bucket", plan.bucket_bytes},
                     {"compress", compression_text(plan.compression)},
                     {"offload", offload_name(plan.offload)},
                     {"offload-dir", plan.offload_directory},
@@ -228,6 +233,7 @@ Plan plan_from_toml(const std::string& text, const std::string& where) {
                                     "zero",
                                     "hsdp",
                                     "zero-prefetch",
+                                    "bucket",
                                     "offload",
                                     "offload-dir",
                                     "optimizer-barrier",
@@ -296,6 +302,7 @@ Plan plan_from_toml(const std::string& text, const std::string& where) {
   plan.zero = small("zero", plan.zero);
   plan.hsdp = small("hsdp", plan.hsdp);
   plan.zero_prefetch = small("zero-prefetch", plan.zero_prefetch);
+  plan.bucket_bytes = value_at<std::int64_t>(table, "bucket", where, plan.bucket_bytes);
   plan.compression =
       parse_compression(value_at<std::string>(table, "compress", where, "none"), where + ": compress");
   plan.offload = parse_offload(value_at<std::string>(table, "offload", where, "none"), where + ": offload");

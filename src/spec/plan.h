@@ -21,6 +21,10 @@ namespace echelon {
 // be little memory.
 inline constexpr std::int64_t logits_chunk_rows = 512;
 
+// Of gradients that are reduced together: as much as hides the latency of many small messages (Li et al.
+// 2020).
+inline constexpr std::int64_t default_bucket_bytes = std::int64_t{25} << 20;
+
 // Elements of each moment that a guessed optimizer step works on at a time.
 inline constexpr std::int64_t guessed_moments = 1 << 16;
 
@@ -61,6 +65,9 @@ struct Plan {
   int zero = 0;
   int hsdp = 1;           // replicas of the group that it is cut over: blocks of dp / hsdp neighbouring ranks
   int zero_prefetch = 1;  // layer groups that ZeRO 3 gathers ahead of the one that computes
+  // Gradients that are reduced together along dp, at least, where nothing is cut; ZeRO reduces layer by
+  // layer.
+  std::int64_t bucket_bytes = default_bucket_bytes;
   Compression compression;  // of the gradients that travel along dp
   Offload offload = Offload::none;
   std::string offload_directory;  // of the file; empty: the system's place for temporary files
