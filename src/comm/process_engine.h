@@ -7,6 +7,7 @@
 // message.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -49,7 +50,7 @@ struct Envelope {
 };
 static_assert(sizeof(Envelope) == 64);
 
-// Under the engine's lock, but for the constructor.
+// Under the engine's lock, but for the constructor and finished().
 class ProcessOperation {
  public:
   ProcessOperation(ProcessGroup& group, std::uint64_t number, Call call);
@@ -57,7 +58,8 @@ class ProcessOperation {
 
   // Goes on; true when finished. CommError when ranks disagree.
   bool advance();
-  bool finished() const { return finished_; }
+  // What it has moved is there for whoever sees true.
+  bool finished() const { return finished_.load(std::memory_order_acquire); }
   // World ranks that nothing has come from yet.
   std::vector<int> missing() const;
   const ProcessGroup& group() const { return group_; }
@@ -98,7 +100,7 @@ class ProcessOperation {
   std::vector<int> arrived_;
   std::vector<bool> heard_;
   int step_ = 0;
-  bool finished_ = false;
+  std::atomic<bool> finished_{false};
 };
 
 class ProcessEngine {

@@ -81,7 +81,7 @@ ProcessOperation::ProcessOperation(ProcessGroup& group, std::uint64_t number, Ca
 }
 
 ProcessOperation::~ProcessOperation() {
-  if (finished_) return;
+  if (finished()) return;
   // Of a job that failed: MPI may still write to these, so they are left to the process's end.
   (void)stage_.release();
   for (auto& room : rooms_) (void)room.release();
@@ -193,7 +193,7 @@ void ProcessOperation::take_envelopes() {
 }
 
 bool ProcessOperation::advance() {
-  if (finished_) return true;
+  if (finished()) return true;
   if (step_ == 0) {
     const bool known = envelopes_.advance(arrived_);
     take_envelopes();
@@ -206,7 +206,7 @@ bool ProcessOperation::advance() {
     std::vector<int> unused;
     if (!bulk_.advance(unused)) return false;
   }
-  finished_ = true;
+  finished_.store(true, std::memory_order_release);
   return true;
 }
 
