@@ -190,10 +190,10 @@ TEST(ProcessWorld, WhatIsUnderWayMovesWhileTheRankComputes) {
 // Dropped without a wait: still done, and its tensor kept until then.
 TEST(ProcessWorld, WhatIsDroppedIsStillDone) {
   job->run([](int rank) {
+    Arena arena;  // outlives the communicator, as a rank's does
     const auto group = job->join(rank, everyone(job->num_ranks()), "tp");
     for (int k = 0; k < 20; ++k) {
       auto x = values<float>(rank, 4000);
-      Arena arena;
       {
         const Tensor t(arena, MemoryCategory::other, DType::f32, {4000});
         std::memcpy(t.raw(), x.data(), 16000);

@@ -10,6 +10,7 @@
 #include "base/median.h"
 #include "comm/threads.h"
 #include "context_runs.h"
+#include "sleeping_kernels.h"
 
 namespace echelon {
 namespace {
@@ -100,70 +101,6 @@ class SlowWorld final : public ThreadWorld {
  private:
   Departures departures_;
   milliseconds delay_;
-};
-
-// Attention on pairs of queries and keys that the mask leaves takes that many parts of `block`; five halves
-// of it backward.
-class SleepingKernels final : public Kernels {
- public:
-  SleepingKernels(std::int64_t pairs_of_block, milliseconds block) : pairs_(pairs_of_block), block_(block) {}
-  void attention(const Tensor&, const Tensor&, const Tensor&, const AttentionShape& s, const Tensor&,
-                 const Tensor&) override {
-    rest(s, 1);
-  }
-  void attention_backward(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                          const Tensor&, const AttentionShape& s, const Tensor&, const Tensor&,
-                          const Tensor&) override {
-    rest(s, 2.5);
-  }
-  void attention_delta(const Tensor&, const Tensor&, const AttentionShape&, const Tensor&) override {}
-  void fill(const Tensor&, double) override {}
-  void copy(const Tensor&, const Tensor&) override {}
-  void add(const Tensor&, const Tensor&) override {}
-
-  // Attention needs none of these.
-  using T = const Tensor&;
-  void matmul(T, Transpose, T, Transpose, T, bool) override { never(); }
-  void grouped_matmul(std::span<const MatrixProduct>) override { never(); }
-  void weighted_swiglu_backward(T, T, T, T) override { never(); }
-  void combine_rows(T, T, T, T) override { never(); }
-  void scale(T, double) override { never(); }
-  void sum_squares(T, std::int64_t, T) override { never(); }
-  bool all_finite(T) override { return false; }
-  void add_bias(T, T) override { never(); }
-  void residual(T, T, T, T) override { never(); }
-  void bias_gradient(T, T) override { never(); }
-  void layer_norm(T, T, T, double, T, T) override { never(); }
-  void layer_norm_again(T, T, T, T, T) override { never(); }
-  void layer_norm_backward_input(T, T, T, T, T) override { never(); }
-  void layer_norm_backward_weight(T, T, T, T, T) override { never(); }
-  void rms_norm(T, T, double, T, T) override { never(); }
-  void rms_norm_again(T, T, T, T) override { never(); }
-  void rms_norm_backward_input(T, T, T, T, T) override { never(); }
-  void rms_norm_backward_weight(T, T, T, T) override { never(); }
-  void gelu(T, T, T) override { never(); }
-  void gelu_backward(T, T) override { never(); }
-  void swiglu(T, T) override { never(); }
-  void swiglu_backward(T, T) override { never(); }
-  void rope(T, std::int64_t, T, double, bool) override { never(); }
-  void embedding(T, T, std::int64_t, T) override { never(); }
-  void embedding_backward(T, T, std::int64_t, T) override { never(); }
-  void row_max(T, T) override { never(); }
-  void exp_sum(T, T, T, std::int64_t, T, T) override { never(); }
-  void cross_entropy_backward(T, T, T, std::int64_t, double) override { never(); }
-  void adamw(T, T, T, T, const AdamWStep&) override { never(); }
-
- private:
-  static void never() { throw InvariantError("attention alone is run"); }
-  void rest(const AttentionShape& s, double times) const {
-    std::int64_t pairs = 0;
-    for (std::int64_t t = 0; t < s.q_len; ++t)
-      pairs += std::clamp<std::int64_t>(s.q_offset + t + 1, 0, s.kv_len);
-    const double share = times * static_cast<double>(pairs) / static_cast<double>(pairs_);
-    std::this_thread::sleep_for(std::chrono::duration<double>(block_) * share);
-  }
-  std::int64_t pairs_;
-  milliseconds block_;
 };
 
 constexpr milliseconds block{20};

@@ -3,14 +3,16 @@
 # limited rate (tc tbf), started by mpirun through an agent that enters a host's namespace. What crosses hosts
 # crosses TCP.
 #
-#   several_hosts.sh ECHELON DIRECTORY [RATE]     (the default rate is 100mbit)
+#   several_hosts.sh ECHELON LINK_OVERLAP DIRECTORY [RATE]     (the default rate is 100mbit)
 #
-# Prints the seconds of a step for several ways to lay out the same training, checks what must hold whatever the
-# rate, and exits 0; 77 where namespaces are not permitted (the reason is printed), 1 where a check fails.
+# Prints the seconds of a step for several ways to lay out the same training, and how much of the transfers is
+# hidden; checks what must hold whatever the rate, and exits 0; 77 where namespaces are not permitted (the reason
+# is printed), 1 where a check fails.
 set -u
 echelon=$1
-work=$2
-rate=${3:-100mbit}
+link_overlap=$2
+work=$3
+rate=${4:-100mbit}
 id=ech$$
 hosts=4
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
@@ -33,7 +35,8 @@ for i in $(seq 1 $hosts); do
   ip -n $id-$i link set lo up
   ip -n $id-$i link set v$i up
   ip -n $id-switch link set p$i master br0 up
-  tc -n $id-$i qdisc add dev v$i root tbf rate $rate burst 128kb latency 200ms || skip "no tbf queue"
+  # The queue holds what TCP has under way: what is dropped would cost more than the rate.
+  tc -n $id-$i qdisc add dev v$i root tbf rate $rate burst 128kb latency 2s || skip "no tbf queue"
 done
 
 mkdir -p "$work/tmp"
@@ -50,15 +53,20 @@ AGENT
 chmod +x "$work/agent"
 for n in $(seq 1 400); do echo "$n bottles of $((n * n)) on the wall"; done >"$work/text"
 
+# start HOSTS RANKS_PER_HOST "MPIRUN FLAGS" PROGRAM...
+start() {
+  list=$(for i in $(seq 1 $1); do printf '10.77.0.%s:%s,' $i $2; done)
+  ranks=$(($1 * $2)) placing=$3
+  shift 3
+  "$work/agent" 10.77.0.1 timeout 300 mpirun -n $ranks --host ${list%,} $placing \
+    --mca plm_rsh_agent "$work/agent" --mca btl_tcp_if_include 10.77.0.0/24 \
+    --mca oob_tcp_if_include 10.77.0.0/24 --mca btl self,vader,tcp --bind-to none "$@"
+}
 # run NAME HOSTS RANKS_PER_HOST "MPIRUN FLAGS" ECHELON FLAGS...
 run() {
-  name=$1 count=$2 each=$3 placing=$4
+  name=$1 hosts_of_run=$2 each=$3 flags=$4
   shift 4
-  list=$(for i in $(seq 1 $count); do printf '10.77.0.%s:%s,' $i $each; done)
-  "$work/agent" 10.77.0.1 timeout 300 mpirun -n $((count * each)) --host ${list%,} $placing \
-    --mca plm_rsh_agent "$work/agent" --mca btl_tcp_if_include 10.77.0.0/24 \
-    --mca oob_tcp_if_include 10.77.0.0/24 --mca btl self,vader,tcp --bind-to none \
-    "$echelon" train --model llama-tiny --data "$work/text" --global-batch 8 --micro-batch 2 --seq-len $tokens --steps 6 \
+  start $hosts_of_run $each "$flags" "$echelon" train --model llama-tiny --data "$work/text" --global-batch 8 --micro-batch 2 --seq-len $tokens --steps 6 \
     --threads 1 --sample 0 --eval-samples 0 --json "$@" >"$work/$name.json" 2>"$work/$name.err" ||
     { echo "$name failed"; cat "$work/$name.err"; exit 1; }
   seconds=$(sed 's/.*"step_seconds":{"predicted":[^,]*,"measured":\([^}]*\)}.*/\1/' "$work/$name.json")
@@ -94,9 +102,20 @@ run dp-powersgd 4 1 "" --dp 4 --compress powersgd:2
 faster dp-int8 dp-plain
 faster dp-powersgd dp-plain
 tokens=256
+run dp-one-bucket 2 1 "" --dp 2
+run dp-bucket-a-layer 2 1 "" --dp 2 --bucket 1KiB
+same_loss dp-one-bucket dp-bucket-a-layer
 run cp-ring 2 1 "" --cp 2 --cp-kind ring
 run cp-allgather 2 1 "" --cp 2 --cp-kind allgather
+run cp-ring-of-4 4 1 "" --cp 4 --cp-kind ring
 run pp 4 1 "" --pp 4
+
+# What waits for the network, with computation that sleeps as long as the network needs.
+for count in 2 4; do
+  start $count 1 "" "$link_overlap" ring 1 2>"$work/overlap.err" &&
+    start $count 1 "" "$link_overlap" buckets 1 2>"$work/overlap.err" ||
+    { echo "less of the transfers is hidden than can be"; cat "$work/overlap.err"; exit 1; }
+done
 
 # A host that is gone: the training goes on without it, from its last checkpoint.
 touch "$work/gone-2"
