@@ -3,8 +3,8 @@
 //
 //   failing_job threads|mpi RANKS RANK HOW TIMEOUT_MS
 //
-// HOW: kill (SIGKILL), stop (SIGSTOP), throw, disagree (another count), verb (another verb), spin (computes
-// for ever), exit, none.
+// HOW: kill (SIGKILL), stop (SIGSTOP), group (SIGSTOP, while the others make a group with it), throw,
+// disagree (another count), verb (another verb), spin (computes for ever), exit, none.
 #include <fmt/core.h>
 
 #include <csignal>
@@ -53,6 +53,12 @@ void run_rank(World& world, int index, const Task& task) {
     rank.at(fmt::format("step {}", step));
     for (Axis axis : {Axis::tp, Axis::dp}) {
       Communicator& group = rank.along(axis);
+      if (step == 10 && task.how == "group") {
+        if (index == task.rank) go_wrong("stop", group, x);
+        std::vector<int> everyone(static_cast<std::size_t>(world.num_ranks()));
+        std::iota(everyone.begin(), everyone.end(), 0);
+        (void)world.join(index, everyone, "late");
+      }
       if (step == 10 && index == task.rank && axis == Axis::dp) go_wrong(task.how, group, x);
       group.all_reduce(x).wait();
       const int n = group.size(), me = group.rank();

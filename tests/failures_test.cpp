@@ -104,8 +104,24 @@ TEST_P(Failures, AProcessThatIsStoppedIsNamedWhenTheDeadlineHasPassed) {
     const Result r = fail(rank, "stop");
     EXPECT_EQ(r.status, 3);
     EXPECT_GT(r.seconds, timeout_ms / 1000.0);
-    expect_report(r,
-                  {fmt::format("for rank {} (silent since", rank), fmt::format("rank {}, at fault", rank)});
+    // A rank that waits for one that waits for it may be the first whose time is up.
+    expect_report(r, {fmt::format("the rank at fault is rank {}", rank),
+                      fmt::format("rank {}, at fault", rank), "silent since"});
+  }
+}
+
+// MPI itself would wait for ever.
+TEST_P(Failures, AProcessThatIsStoppedWhileTheOthersMakeAGroupIsNamedToo) {
+  if (!processes()) GTEST_SKIP() << "thread ranks share one process";
+  for (int rank : {0, 2}) {
+    const Result r = fail(rank, "group");
+    EXPECT_EQ(r.status, 3);
+    // Their threads are in MPI, and are left there four seconds after the failure.
+    EXPECT_LT(r.seconds, timeout_ms / 1000.0 + 2 + 0.6 + 4 + 4) << r.output;
+    for (const std::string& word :
+         {std::string("the making of group late [0, 1, 2, 3]: rank "), std::string("waited 2000 ms for "),
+          fmt::format("the rank at fault is rank {}", rank), fmt::format("rank {}, at fault", rank)})
+      EXPECT_NE(r.output.find(word), std::string::npos) << word << " is not in: " << r.output;
   }
 }
 

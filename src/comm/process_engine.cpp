@@ -129,7 +129,7 @@ void ProcessEngine::wait(ProcessOperation& operation) {
     if (missing.empty())
       deadline = now + timeout_;
     else
-      expire(operation.name(), missing);
+      fail(late(operation.name(), missing));
   }
   (void)drive(false);
   changed_.notify_one();
@@ -152,7 +152,7 @@ void ProcessEngine::finish_all() {
       missing = open_.front()->missing();
     }
     std::this_thread::sleep_for(lazy_period);
-    if (Clock::now() > deadline) expire(name, missing);
+    if (Clock::now() > deadline) fail(late(name, missing));
   }
 }
 
@@ -173,7 +173,7 @@ std::vector<std::string> ProcessEngine::gather(const std::string& text) {
 
 // Names the rank that keeps the others: from one that is waited for to the one that it waits for, until one
 // does not wait or is not heard of.
-void ProcessEngine::expire(const std::string& name, const std::vector<int>& missing) {
+Failure ProcessEngine::late(const std::string& name, const std::vector<int>& missing) const {
   std::vector<std::string> waited_for;
   for (int r : missing) {
     const double silence = control_.seconds_since_heard(r);
@@ -196,12 +196,12 @@ void ProcessEngine::expire(const std::string& name, const std::vector<int>& miss
     if (state.waits_in.empty() && guilty < 0) guilty = at;
     next.insert(next.end(), state.waits_for.begin(), state.waits_for.end());
   }
-  fail({guilty,
-        fmt::format("{}: rank {} waited {} ms for {}{}", name, rank_, timeout_.count(),
-                    fmt::join(waited_for, ", "),
-                    guilty < 0 ? "; the ranks wait for one another"
-                               : fmt::format("; the rank at fault is rank {}", guilty)),
-        false});
+  return {guilty,
+          fmt::format("{}: rank {} waited {} ms for {}{}", name, rank_, timeout_.count(),
+                      fmt::join(waited_for, ", "),
+                      guilty < 0 ? "; the ranks wait for one another"
+                                 : fmt::format("; the rank at fault is rank {}", guilty)),
+          false};
 }
 
 int ProcessEngine::open_space(const std::vector<int>& ranks) {

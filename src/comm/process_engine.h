@@ -117,17 +117,18 @@ class ProcessEngine {
   bool progress(ProcessOperation& operation);
   // Waits for what nobody waits for: sends whose buffer is still under way.
   void finish_all();
-  // Collective over all processes, without a deadline.
+  // Collective over all processes, without a deadline; so is the next.
   std::vector<std::string> gather(const std::string& text);
   int open_space(const std::vector<int>& ranks);
   std::vector<int> missing(const ProcessOperation& operation);
+  // A wait for these ranks has lasted too long. Any thread.
+  Failure late(const std::string& name, const std::vector<int>& missing) const;
   [[noreturn]] void fail(const Failure& failure);
   void throw_if_failed() const;
 
  private:
   void advance_all();
   void run();
-  [[noreturn]] void expire(const std::string& name, const std::vector<int>& missing);
 
   ControlNetwork& control_;
   FlightRecorder& recorder_;

@@ -7,6 +7,7 @@
 #include <array>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <thread>
 
 #include "base/error.h"
@@ -37,6 +38,29 @@ struct ProcessWorld::State {
   std::weak_ptr<ProcessOperation> waited_for;
   std::optional<std::chrono::steady_clock::time_point> failed_at;
   bool back = true;  // the rank's thread is not in the body
+  // A call of MPI that the rank's thread cannot leave before these ranks have made it too.
+  struct Blocked {
+    std::string in;
+    std::vector<int> by;
+    std::chrono::steady_clock::time_point since;
+  };
+  std::optional<Blocked> blocked;
+
+  template <class CallOfMpi>
+  auto block_in(const std::string& in, const std::vector<int>& ranks, const CallOfMpi& call) {
+    std::vector<int> others = ranks;
+    std::erase(others, processes.rank);
+    struct Inside {
+      State& state;
+      Inside(State& its_state, Blocked now) : state(its_state) { set(std::move(now)); }
+      ~Inside() { set({}); }
+      void set(std::optional<Blocked> now) {
+        const std::lock_guard lock(state.mutex);
+        state.blocked = std::move(now);
+      }
+    } const inside(*this, {in, others, std::chrono::steady_clock::now()});
+    return call();
+  }
 
   RankState stand() {
     RankState s = recorder.state();
@@ -45,17 +69,27 @@ struct ProcessWorld::State {
     {
       const std::lock_guard lock(mutex);
       operation = waited_for.lock();
+      if (blocked) {
+        s.waits_in = blocked->in;
+        s.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - blocked->since).count();
+        return s;
+      }
     }
     if (operation && !s.waits_in.empty()) s.waits_for = engine->missing(*operation);
     return s;
   }
 
   void tick() {
+    std::optional<Blocked> late;
+    bool stuck = false;
     {
       const std::lock_guard lock(mutex);
-      if (!failed_at || back || std::chrono::steady_clock::now() < *failed_at + grace_time) return;
+      const auto now = std::chrono::steady_clock::now();
+      if (!failed_at && blocked && now > blocked->since + timeout) late = blocked;
+      stuck = failed_at && (blocked || !back) && now >= *failed_at + grace_time;
     }
-    if (hooks.last_resort) hooks.last_resort();
+    if (late) control->fail(engine->late(late->in, late->by));
+    if (stuck && hooks.last_resort) hooks.last_resort();
   }
 
   void on_failure(const Failure& failure) {
@@ -199,7 +233,9 @@ FlightRecorder& ProcessWorld::recorder(int) { return state_->recorder; }
 void ProcessWorld::abort(const std::string& why) { state_->control->fail({-1, why, false}); }
 
 std::vector<std::string> ProcessWorld::gather(const std::string& text) {
-  return state_->engine->gather(text);
+  std::vector<int> everyone(static_cast<std::size_t>(num_ranks()));
+  std::iota(everyone.begin(), everyone.end(), 0);
+  return state_->block_in("a meeting of all ranks", everyone, [&] { return state_->engine->gather(text); });
 }
 
 std::unique_ptr<Communicator> ProcessWorld::join(int rank, const std::vector<int>& ranks,
@@ -208,7 +244,9 @@ std::unique_ptr<Communicator> ProcessWorld::join(int rank, const std::vector<int
   check(rank == this->rank(), "a process joins the groups of its own rank");
   ProcessGroup& group = state_->groups[{name, ranks}];
   if (group.ranks.empty()) {
-    if (ranks.size() > 1) group.space = state_->engine->open_space(ranks);
+    if (ranks.size() > 1)
+      group.space = state_->block_in(fmt::format("the making of group {} [{}]", name, fmt::join(ranks, ", ")),
+                                     ranks, [&] { return state_->engine->open_space(ranks); });
     group.name = name;
     group.ranks = ranks;
     group.me = me;
