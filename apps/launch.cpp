@@ -36,9 +36,11 @@ struct LaunchFlags {
 };
 
 volatile std::sig_atomic_t child_process = 0, asked_to_stop = 0;
+// Of mpirun SIGTERM would get the ranks a second, and status 1; SIGUSR1 it hands on, and they end behind
+// their step. A second signal ends it at once.
 void forward(int signal) {
+  if (child_process > 0) ::kill(static_cast<pid_t>(child_process), asked_to_stop != 0 ? signal : SIGUSR1);
   asked_to_stop = 1;
-  if (child_process > 0) ::kill(static_cast<pid_t>(child_process), signal);
 }
 
 std::vector<Host> parse_hosts(const std::string& text) {
@@ -120,6 +122,7 @@ class Launch {
         return 3;
       }
       if (flags_.elastic) shrink();
+      if (asked_to_stop != 0) return status;
       go_on();
       fmt::print(
           stderr, "echelon: launch: ended with status {}; restart {} of {} {}\n", status, restarts + 1,
@@ -206,8 +209,7 @@ void add_launch(CLI::App& program, int& status) {
   app.add_flag("--elastic", flags->elastic, "Go on with fewer --dp ranks when a host is gone");
   app.add_option("command", flags->command, "Behind --: train and its flags")->type_name("train ...");
   app.callback([flags, &status] {
-    std::signal(SIGTERM, forward);
-    std::signal(SIGINT, forward);
+    for (int signal : {SIGTERM, SIGINT, SIGUSR1}) std::signal(signal, forward);
     status = Launch(*flags).run_until_done();
   });
 }

@@ -26,12 +26,12 @@ class ProcessTraining : public testing::Test {
     for (int i = 0; i < 400; ++i) text += fmt::format("{} bottles of {} on the wall\n", i, i * i);
     write_text(directory_ / "text", text);
   }
-  std::string training(const char* flags, const std::string& name) const {
+  std::string training(const char* flags, const std::string& name, int steps = 3) const {
     return fmt::format(
         "train --model llama-tiny --data {0}/text {1} --dtype {2} --global-batch 8 --micro-batch 1 --seq-len "
         "24 "
-        "--steps 3 --threads 1 --sample 4 --checkpoint {0}/{3} --log {0}/{3}.jsonl",
-        std::string(directory_.path()), flags, ECHELON_TEST_DTYPE, name);
+        "--steps {4} --threads 1 --sample 4 --checkpoint {0}/{3} --log {0}/{3}.jsonl",
+        std::string(directory_.path()), flags, ECHELON_TEST_DTYPE, name, steps);
   }
   // What does not depend on the clock.
   std::vector<json> log(const std::string& name) const {
@@ -104,6 +104,21 @@ TEST_F(ProcessTraining, EightRanks) {
     same(c);
   for (const Case& c : {Case{8, "--dp 2 --tp 2 --pp 2"}, Case{8, "--pp 2 --dp 2 --tp 2 --schedule dualpipe"}})
     proves(c);
+}
+
+// mpirun by itself would end the ranks a second later, with status 1.
+TEST_F(ProcessTraining, LaunchEndsBehindTheStepWhenItIsToldTo) {
+  for (const char* signal : {"TERM", "USR1"}) {
+    const std::string name = std::string("stopped") + signal;
+    const CommandResult r = run_command(fmt::format(
+        "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; "
+        "{} launch --ranks 2 -- {} --save-every 1 --keep 2 & "
+        "while kill -0 $! && ! ls {}/{} 2>&1 | grep -q ^step; do sleep 0.05; done; kill -{} $!; wait $!",
+        ECHELON_BINARY, training("--dp 2", name, 1'000'000), std::string(directory_.path()), name, signal));
+    EXPECT_EQ(r.status, 0) << r.output;
+    EXPECT_NE(r.output.find("stopped behind step "), std::string::npos) << r.output;
+    EXPECT_EQ(r.output.find("restart"), std::string::npos) << r.output;
+  }
 }
 
 // What one refuses all refuse, and it is said once.
