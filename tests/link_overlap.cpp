@@ -84,12 +84,14 @@ Times bucket_times(ProcessWorld& world, std::int64_t mib, double layer, int laye
     std::vector<BucketTensors> tensors;
     for (int end = layers; end > 0; end -= layers_of_bucket) {
       const Range range{(end - layers_of_bucket) * elements, end * elements};
-      buckets.push_back({range, {{"layers", 0, {0, range.size()}, 1, range.size()}}, {}});
+      GradientBucket& bucket = buckets.emplace_back();
+      bucket.range = range;
+      bucket.sections = {{"layers", 0, {0, range.size()}, 1, range.size()}};
       tensors.push_back(
           {range, Tensor(arena, MemoryCategory::gradients, DType::f32, {range.size()}), {}, false});
       kernels->fill(tensors.back().whole, 0);
     }
-    GradientReducer reducer(rank.dp_cp(), *kernels, arena, DType::f32, {}, 1, buckets);
+    GradientReducer reducer({rank.dp_cp(), rank.dp_cp()}, *kernels, arena, DType::f32, {}, 1, buckets);
     for (int repeat = 0; repeat < repeats; ++repeat) {
       rank.along(Axis::dp).barrier().wait();
       const auto begin = Clock::now();
