@@ -85,6 +85,7 @@ SavedBytes saved_bytes(const Workload& work, const Configuration& c) {
   }
   saved.head = tokens * real(m.vocab) / tp * s.logit_bytes + 2 * whole;
   saved.boundary = cut;
+  saved.logits = tokens * real(m.vocab) / tp * width;
   return saved;
 }
 

@@ -25,6 +25,7 @@ struct SavedBytes {
   double dense_working = 0, expert_working = 0;  // comes and goes in a layer's backward pass
   double head = 0;                               // of the output layer while it runs
   double boundary = 0;                           // one activation between stages
+  double logits = 0;                             // as the output matrix leaves them
 };
 SavedBytes saved_bytes(const Workload& work, const Configuration& c);
 

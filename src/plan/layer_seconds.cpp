@@ -25,7 +25,7 @@ class Pricer {
 
   LayerSeconds layer(bool with_experts) {
     t_ = {};
-    kernels_ = collectives_ = 0;
+    kernels_ = collectives_ = waits_ = 0;
     norm();
     enter();
     if (m_.latent_attention())
@@ -72,20 +72,26 @@ class Pricer {
 
   LayerSeconds head() {
     t_ = {};
-    kernels_ = collectives_ = 0;
+    kernels_ = collectives_ = waits_ = 0;
     norm();
     enter();
-    const double vocab = real(m_.vocab) / tp_;
-    product(tokens_, real(m_.hidden), vocab);
-    // Cross-entropy: logits to f32, maximum, exponentials and sum; the gradient in their place.
-    t_.forward.compute += ops_.elementwise(tokens_ * vocab * 14);
-    t_.backward_input.compute += ops_.elementwise(tokens_ * vocab * 8);
+    product(tokens_, real(m_.hidden), real(m_.vocab) / tp_);
+    return t_;
+  }
+
+  // Cross-entropy: logits to f32, maximum, exponentials and sum; the gradient in their place.
+  LayerSeconds loss() {
+    t_ = {};
+    const double logits = tokens_ * real(m_.vocab) / tp_ * w_.software.loss_passes;
+    t_.forward.compute += ops_.elementwise(logits * 14);
+    t_.backward_input.compute += ops_.elementwise(logits * 8);
     if (tp_ > 1) t_.forward.tensor += 3 * ops_.collective(Verb::all_reduce, tokens_ * 4, c_.tp, 1);
     return t_;
   }
 
  private:
   void product(double rows, double depth, double cols, double count = 1) {
+    t_.backward_weight.compute += ops_.memory_pass(w_.software.accumulation_bytes * count * depth * cols);
     t_.forward.compute += ops_.product(rows, depth, cols, count);
     t_.backward_input.compute += ops_.product(rows, cols, depth, count);
     t_.backward_weight.compute += ops_.product(depth, rows, cols, count);
@@ -119,22 +125,24 @@ class Pricer {
   }
 
   double rows_bytes() const { return tokens_ * real(m_.hidden) * width_; }
-  double exposed(double seconds) const {
-    return seconds * (1 - w_.software.tensor_overlap) + w_.software.tensor_hop_seconds * (tp_ - 1);
+  void communicate(PassSeconds& pass, Verb verb) {
+    collectives_ += 1;
+    const double seconds = ops_.collective(verb, rows_bytes(), c_.tp, 1),
+                 wait = ops_.ring_wait(verb, c_.tp, 1);
+    pass.tensor += wait + (seconds - wait) * (1 - w_.software.tensor_overlap);
+    waits_ += wait;
   }
   void gather_rows(PassSeconds& pass) {
     if (tp_ == 1) return;
-    collectives_ += 1;
-    pass.tensor += exposed(ops_.collective(Verb::all_gather, rows_bytes(), c_.tp, 1));
+    communicate(pass, Verb::all_gather);
     t_.tensor_bytes += (tp_ - 1) / tp_ * rows_bytes();
   }
   // P -> S or P -> I.
   void reduce_rows(PassSeconds& pass) {
     if (tp_ == 1) return;
-    collectives_ += 1;
     const Verb verb = c_.shards_sequence() ? Verb::reduce_scatter : Verb::all_reduce;
     t_.tensor_bytes += (c_.shards_sequence() ? 1 : 2) * (tp_ - 1) / tp_ * rows_bytes();
-    pass.tensor += exposed(ops_.collective(verb, rows_bytes(), c_.tp, 1));
+    communicate(pass, verb);
   }
   void enter() {
     if (c_.shards_sequence()) {
@@ -290,7 +298,8 @@ class Pricer {
   // many. What must be computed again is launched again.
   void hosted(const PassSeconds& again) {
     const double launch =
-        w_.software.launch_seconds * kernels_ + w_.software.collective_launch_seconds * collectives_ / 3;
+        w_.software.launch_seconds * kernels_ +
+        (w_.software.collective_launch_seconds + ops_.call_seconds(c_.tp)) * collectives_ / 3 + waits_ / 3;
     const double forward = t_.forward.total(), backward = t_.backward();
     t_.forward.compute += std::max(0.0, launch - forward);
     t_.backward_input.compute += std::max(0.0, 2 * launch - backward);
@@ -305,6 +314,7 @@ class Pricer {
   double tp_, tokens_, here_, width_;
   bool work_is_narrow_;
   double kernels_ = 0, collectives_ = 0;  // of the forward pass, and of both
+  double waits_ = 0;                      // of both, for rings over nodes
   LayerSeconds t_;
   PassSeconds core_;
 };
@@ -346,6 +356,7 @@ ModelSeconds model_seconds(const Workload& work, const Configuration& c, const O
   if (m.num_expert_layers() > 0) seconds.experts = pricer.layer(true);
   seconds.embedding = pricer.embedding();
   seconds.head = pricer.head();
+  seconds.loss = pricer.loss();
   return seconds;
 }
 

@@ -23,10 +23,10 @@ struct LayerSeconds {
   LayerSeconds operator*(double factor) const;
 };
 
-// All of a configuration: of a layer with a dense MLP and of one with experts, of the embedding, and of final
-// norm, output matrix and loss.
+// All of a configuration: of a layer with a dense MLP and of one with experts, of the embedding, of final
+// norm and output matrix, and of the loss.
 struct ModelSeconds {
-  LayerSeconds dense, experts, embedding, head;
+  LayerSeconds dense, experts, embedding, head, loss;
 };
 
 // Recomputation counts as part of backward_input. Under sequence parallelism the backward pass gathers a

@@ -77,18 +77,30 @@ double OpSeconds::bandwidth(std::size_t tier) const {
 
 double OpSeconds::ring(Verb verb, double bytes, double ranks, std::size_t tier) const {
   const double passes = verb == Verb::all_reduce ? 2 : 1;
-  // Above a few ranks trees take over: hops grow with the logarithm (Sanders et al. 2009).
-  const double hops = std::min(passes * (ranks - 1), 2 * passes * std::log2(ranks) + 8);
+  // Above a few ranks trees take over, for all-reduce alone: hops grow with the logarithm (Sanders et al.
+  // 2009).
+  double hops = passes * (ranks - 1);
+  if (verb == Verb::all_reduce) hops = std::min(hops, 2 * passes * std::log2(ranks) + 8);
+  const Tier& links = machine_.tiers[tier];
+  const double hop = links.latency_seconds + (verb == Verb::all_reduce ? 0 : links.ring_seconds);
   // Few ranks keep fewer links busy: a group of two inside a node reaches four fifths of what eight do.
   const double lost = tier == 0 ? machine_.small_group_loss / (ranks - 1) : 0;
-  return hops * machine_.tiers[tier].latency_seconds +
-         passes * (ranks - 1) / ranks * bytes * (1 + lost) / bandwidth(tier);
+  return hops * hop + passes * (ranks - 1) / ranks * bytes * (1 + lost) / bandwidth(tier);
+}
+
+std::int64_t OpSeconds::inside_node(std::int64_t size, std::int64_t stride) const {
+  return std::clamp<std::int64_t>(machine_.node() / std::max<std::int64_t>(1, stride), 1, size);
+}
+
+double OpSeconds::ring_wait(Verb verb, std::int64_t size, std::int64_t stride) const {
+  if (verb == Verb::all_reduce || size <= 1) return 0;
+  const std::int64_t inside = inside_node(size, stride), across = (size + inside - 1) / inside;
+  return static_cast<double>(across - 1) * machine_.tiers[tier_of(size * stride)].ring_seconds;
 }
 
 double OpSeconds::collective(Verb verb, double bytes, std::int64_t size, std::int64_t stride) const {
   if (size <= 1) return 0;
-  const std::int64_t node = machine_.node();
-  const std::int64_t inside = std::clamp<std::int64_t>(node / std::max<std::int64_t>(1, stride), 1, size);
+  const std::int64_t inside = inside_node(size, stride);
   const std::int64_t across = (size + inside - 1) / inside;
   const std::size_t outer = tier_of(size * stride);
   const auto inner_ranks = static_cast<double>(inside), outer_ranks = static_cast<double>(across);

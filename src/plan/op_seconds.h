@@ -30,6 +30,12 @@ class OpSeconds {
   // link, all_gather inside. all_to_all: each rank sends (n-1)/n of its S bytes, those to other nodes over
   // its own link.
   double collective(Verb verb, double bytes, std::int64_t size, std::int64_t stride) const;
+  // Of a collective's time: what rings wait at the links between nodes, which no computation hides.
+  double ring_wait(Verb verb, std::int64_t size, std::int64_t stride) const;
+  // Of the host, for calling a collective of `size` ranks.
+  double call_seconds(std::int64_t size) const {
+    return software_.collective_rank_seconds * static_cast<double>(size);
+  }
   // From one rank to that `stride` ranks further.
   double message(double bytes, std::int64_t stride) const;
 
@@ -39,6 +45,7 @@ class OpSeconds {
  private:
   double ring(Verb verb, double bytes, double ranks, std::size_t tier) const;
   std::size_t tier_of(std::int64_t span) const;
+  std::int64_t inside_node(std::int64_t size, std::int64_t stride) const;
   double bandwidth(std::size_t tier) const;
 
   const Machine& machine_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "base/error.h"
 #include "plan/memory.h"
@@ -12,15 +13,6 @@ namespace echelon {
 namespace {
 
 double real(std::int64_t n) { return static_cast<double>(n); }
-
-// What communication adds to computation beside which it runs: what sticks out, and the slow-down of both.
-double added(double compute, double communication, double slowdown) {
-  return std::max(0.0, communication - compute) + (slowdown - 1) * std::min(compute, communication);
-}
-
-}  // namespace
-
-namespace {
 
 SimulationCosts simulation_costs(const std::vector<LayerSeconds>& stages, const std::vector<double>& gathers,
                                  const Software& software, double message, int pp) {
@@ -40,7 +32,8 @@ SimulationCosts simulation_costs(const std::vector<LayerSeconds>& stages, const 
   // What runs together hides the experts' all-to-all, which is what DualPipe was made for; the collectives of
   // tp stand between products that need each other.
   if (all > 0)
-    costs.overlap_factor = (all - experts + added(all - experts, experts, software.overlap_slowdown)) / all;
+    costs.overlap_factor =
+        (all - experts + added_seconds(all - experts, experts, software.overlap_slowdown)) / all;
   return costs;
 }
 
@@ -76,7 +69,7 @@ struct StepModel::Shape {
 StepModel::~StepModel() = default;
 
 StepModel::StepModel(Workload work)
-    : work_(std::move(work)), ops_(work_.machine, work_.software, work_.precision) {
+    : work_(std::move(work)), ops_(work_.machine, work_.software, work_.precision), state_(work_, ops_) {
   flops_per_step_ =
       model_flops_per_token(work_.model, work_.seq_len) * real(work_.seq_len * work_.global_batch);
 }
@@ -118,7 +111,7 @@ std::vector<std::int64_t> StepModel::layers(const Configuration& c, const Schedu
   const double cost = layer.forward.total() + layer.backward();
   std::vector<double> extra(stages, 0);
   extra.front() += t.embedding.forward.total() + t.embedding.backward();
-  extra.back() += t.head.forward.total() + t.head.backward();
+  extra.back() += t.head.forward.total() + t.head.backward() + t.loss.forward.total() + t.loss.backward();
   const auto work = [&](std::size_t s) { return real(even[s]) * cost + extra[s]; };
   for (std::int64_t moves = 0; moves < total; ++moves) {
     std::size_t most = 0, least = 0;
@@ -133,15 +126,28 @@ std::vector<std::int64_t> StepModel::layers(const Configuration& c, const Schedu
   return even;
 }
 
-LayerSeconds StepModel::stage_seconds(const Configuration&, const Prices& p, std::int64_t first,
-                                      std::int64_t count, bool embedding, bool head) const {
+LayerSeconds StepModel::stage_seconds(const Configuration& c, const Prices& p,
+                                      const std::vector<std::int64_t>& layers, std::size_t stage) const {
   const ModelSpec& m = work_.model;
+  const auto at = layers.begin() + static_cast<std::ptrdiff_t>(stage);
+  const std::int64_t first = std::accumulate(layers.begin(), at, std::int64_t{0});
   const std::int64_t dense_end = m.experts == Experts::none ? m.num_layers : m.num_dense_layers;
-  const double dense = real(std::clamp<std::int64_t>(dense_end - first, 0, count));
+  const double dense = real(std::clamp<std::int64_t>(dense_end - first, 0, *at));
   LayerSeconds sum = p.seconds.dense * dense;
-  sum += p.seconds.experts * (real(count) - dense);
-  if (embedding) sum += p.seconds.embedding;
-  if (head) sum += p.seconds.head;
+  sum += p.seconds.experts * (real(*at) - dense);
+  if (stage == 0) sum += p.seconds.embedding;
+  const bool apart = work_.software.loss_apart && layers.size() > 1 && layers.back() == 0;
+  const std::size_t last = layers.size() - 1, head = apart ? last - 1 : last;
+  if (stage == head) sum += p.seconds.head;
+  if (stage == last) sum += p.seconds.loss;
+  if (apart && stage >= head) {
+    // Logits go over and their gradient comes back beside what both ends compute; neither is faster than
+    // they.
+    const double waiting =
+        ops_.message(p.saved.logits, pipeline_stride(c)) - sum.forward.total() - sum.backward();
+    sum.forward.compute += std::max(0.0, waiting) / 3;
+    sum.backward_input.compute += std::max(0.0, waiting) * 2 / 3;
+  }
   return sum;
 }
 
@@ -170,19 +176,12 @@ StepModel::Shape StepModel::make_shape(const Configuration& c) {
   std::int64_t first = 0;
   for (std::size_t i = 0; i < s.layers.size(); ++i) {
     const bool embedding = i == 0, head = i + 1 == s.layers.size();
-    s.stages.push_back(stage_seconds(c, p, first, s.layers[i], embedding, head));
+    s.stages.push_back(stage_seconds(c, p, s.layers, i));
     dense[i] = real(std::clamp<std::int64_t>(dense_end - first, 0, s.layers[i]));
     double gathers = 0;
     if (c.zero == 3 && c.shards() > 1) {
-      const Software& software = work_.software;
       const auto unit = [&](const LayerSeconds& t, double common, double routed) {
-        const ShareCounts counts{common, routed};
-        double gather = 0;
-        const double reduce = reduce_seconds(c, counts, &gather);
-        const double slow = software.overlap_slowdown;
-        if (!software.overlaps_parameters) return 2 * gather + reduce;
-        return added(t.forward.total(), gather, slow) +
-               added(t.backward(), (software.reshards ? gather : 0) + reduce, slow);
+        return state_.unit_adds(c, {common, routed}, t.forward.total(), t.backward());
       };
       gathers += dense[i] * unit(p.seconds.dense, p.counts.dense_layer, 0);
       if (real(s.layers[i]) > dense[i])
@@ -215,62 +214,7 @@ StepModel::Shape StepModel::make_shape(const Configuration& c) {
   return s;
 }
 
-double StepModel::reduce_seconds(const Configuration& c, const ShareCounts& counts, double* gather) const {
-  const Software& s = work_.software;
-  const std::int64_t ranks = static_cast<std::int64_t>(c.dp) * c.cp;
-  const std::int64_t routed_ranks = std::max<std::int64_t>(1, ranks * c.tp / (c.ep * c.etp));
-  double reduce = 0;
-  *gather = 0;
-  const auto add = [&](double elements, std::int64_t size, std::int64_t stride) {
-    if (elements <= 0 || size <= 1) return;
-    const std::int64_t shard = std::max<std::int64_t>(1, c.zero == 0 ? 1 : size / c.hsdp);
-    if (c.zero == 0 || (c.zero == 1 && !s.sharded_states)) {
-      reduce += ops_.collective(Verb::all_reduce, elements * s.reduced_bytes, size, stride);
-    } else {
-      reduce += ops_.collective(Verb::reduce_scatter, elements * s.reduced_bytes, shard, stride);
-      if (c.hsdp > 1)
-        reduce += ops_.collective(Verb::all_reduce, elements / real(shard) * s.reduced_bytes, c.hsdp,
-                                  stride * shard);
-    }
-    if (c.zero > 0) *gather += ops_.collective(Verb::all_gather, elements * 2, shard, stride);
-  };
-  add(counts.common, ranks, c.tp);
-  add(counts.routed, routed_ranks, static_cast<std::int64_t>(c.ep) * c.etp);
-  return reduce;
-}
-
-double StepModel::reduce_bytes(const Configuration& c, const ShareCounts& counts) const {
-  const Software& s = work_.software;
-  const auto of = [&](double elements, double ranks) {
-    if (ranks <= 1) return 0.0;
-    const double once = (ranks - 1) / ranks * elements;
-    const double reduced =
-        once * s.reduced_bytes * (c.zero == 0 || (c.zero == 1 && !s.sharded_states) ? 2 : 1);
-    const double microbatches = c.zero == 3 ? real(num_microbatches(work_, c)) : 1;
-    return (reduced + (c.zero == 3 ? 2 : c.zero > 0 ? 1 : 0) * once * 2) * microbatches;
-  };
-  const double ranks = static_cast<double>(c.dp) * c.cp;
-  return of(counts.common, ranks) + of(counts.routed, ranks * c.tp / (c.ep * c.etp));
-}
-
-double StepModel::optimizer_seconds(const Configuration& c, const ShareCounts& counts) const {
-  const double ranks = static_cast<double>(c.dp) * c.cp / c.hsdp;
-  const double shards = c.zero > 0 ? ranks : 1;
-  const double routed_shards = c.zero > 0 ? std::max(1.0, ranks * c.tp / (c.ep * c.etp)) : 1;
-  const double elements = counts.common / shards + counts.routed / routed_shards;
-  // The norm reads gradients; the step reads gradients and state, and writes state and values.
-  const Software& s = work_.software;
-  const double bytes = elements * (2 * s.gradient_bytes + 2 * s.optimizer_bytes + s.value_bytes);
-  return ops_.memory_pass(bytes * s.optimizer_passes);
-}
-
-// Of reductions behind a rank's last backward pass and gathers before its first forward pass, what is not
-// hidden beside them.
 double StepModel::exposed_seconds(const Configuration& c, const Shape& s, std::size_t rank) const {
-  const Software& software = work_.software;
-  if (c.zero == 3) return 0;
-  double gather = 0;
-  const double reduce = reduce_seconds(c, s.counts[rank], &gather);
   double backward = 0, forward = 0;
   for (const StageUse& use : s.facts->uses[rank]) {
     const LayerSeconds& t = s.stages[static_cast<std::size_t>(use.stage)];
@@ -278,14 +222,7 @@ double StepModel::exposed_seconds(const Configuration& c, const Shape& s, std::s
     forward += t.forward.total();
   }
   const double layers = std::max(1.0, s.ranks[rank].dense_layers + s.ranks[rank].expert_layers);
-  const auto hidden = [&](double seconds, double window, bool overlaps) {
-    if (!overlaps) return seconds;
-    // The last layer's part has nothing left to hide behind.
-    const double last = seconds / layers;
-    return last + added(window * (1 - 1 / layers), seconds - last, software.overlap_slowdown);
-  };
-  return hidden(reduce, backward, software.overlaps_gradients) +
-         hidden(gather, forward, software.overlaps_parameters);
+  return state_.exposed(c, s.counts[rank], layers, forward, backward);
 }
 
 std::string StepModel::schedule_problem(const Configuration& c) {
@@ -324,6 +261,7 @@ double StepModel::least_seconds(const Configuration& any) {
   t += p.seconds.experts * real(work_.model.num_expert_layers());
   t += p.seconds.embedding;
   t += p.seconds.head;
+  t += p.seconds.loss;
   const double hidden = c.pp > 1 ? t.forward.expert + t.backward_input.expert : 0;
   return whole_step(c, real(num_microbatches(work_, c)) * (t.forward.total() + t.backward() - hidden) / c.pp);
 }
@@ -371,7 +309,7 @@ Outlook StepModel::outlook(const Configuration& c, double most_bytes) {
   if (look.bytes > most_bytes) return look;
   double least_behind = 1e300;
   for (std::size_t r = 0; r < s.ranks.size(); ++r) {
-    const double behind = exposed_seconds(c, s, r) + optimizer_seconds(c, s.counts[r]);
+    const double behind = exposed_seconds(c, s, r) + state_.optimizer(c, s.counts[r]);
     look.seconds = std::max(look.seconds, s.least_end[r] + behind);
     least_behind = std::min(least_behind, behind);
   }
@@ -380,7 +318,7 @@ Outlook StepModel::outlook(const Configuration& c, double most_bytes) {
 }
 
 double StepModel::message_seconds(const Configuration& c, const Prices& p) const {
-  return c.pp == 1 ? 0 : ops_.message(p.saved.boundary, std::int64_t{c.tp} * c.cp * c.dp * c.pp);
+  return c.pp == 1 ? 0 : ops_.message(p.saved.boundary, pipeline_stride(c));
 }
 
 double StepModel::whole_step(const Configuration& c, double seconds) const {
@@ -430,7 +368,7 @@ Estimate StepModel::estimate(const Configuration& c) {
   std::size_t last = 0;
   double latest = -1;
   for (std::size_t r = 0; r < s.ranks.size(); ++r) {
-    const double done = ends.of_rank[r] + exposed_seconds(c, s, r) + optimizer_seconds(c, s.counts[r]);
+    const double done = ends.of_rank[r] + exposed_seconds(c, s, r) + state_.optimizer(c, s.counts[r]);
     if (done > latest) latest = done, last = r;
   }
   StepParts& parts = e.parts;
@@ -456,13 +394,13 @@ Estimate StepModel::estimate(const Configuration& c) {
   }
   const double exposed = exposed_seconds(c, s, last);
   parts.dp_exposed += exposed;
-  parts.optimizer = optimizer_seconds(c, s.counts[last]);
+  parts.optimizer = state_.optimizer(c, s.counts[last]);
   parts.pp_bubble = latest - exposed - parts.optimizer - busy;
   if (parts.pp_bubble < 0) {  // what runs together hid communication
     parts.ep_exposed += parts.pp_bubble;
     parts.pp_bubble = 0;
   }
-  e.traffic.dp = reduce_bytes(c, s.counts[last]);
+  e.traffic.dp = state_.bytes(c, s.counts[last]);
   e.seconds = whole_step(c, latest);
   parts.other = e.seconds - latest;
 

@@ -13,6 +13,7 @@
 #include "plan/footprint.h"
 #include "plan/layer_seconds.h"
 #include "plan/schedule_shelf.h"
+#include "plan/state_seconds.h"
 #include "schedule/simulate.h"
 #include "spec/memory.h"
 
@@ -95,17 +96,18 @@ class StepModel {
   Shape make_shape(const Configuration& c);
   void bound(const Configuration& c, Shape& shape) const;
   std::vector<std::int64_t> layers(const Configuration& c, const ScheduleFacts& facts);
-  LayerSeconds stage_seconds(const Configuration& c, const Prices& p, std::int64_t first, std::int64_t count,
-                             bool embedding, bool head) const;
-  double reduce_seconds(const Configuration& c, const ShareCounts& counts, double* gather) const;
-  double reduce_bytes(const Configuration& c, const ShareCounts& counts) const;
-  double optimizer_seconds(const Configuration& c, const ShareCounts& counts) const;
+  LayerSeconds stage_seconds(const Configuration& c, const Prices& p, const std::vector<std::int64_t>& layers,
+                             std::size_t stage) const;
   double exposed_seconds(const Configuration& c, const Shape& shape, std::size_t rank) const;
   double message_seconds(const Configuration& c, const Prices& p) const;
+  std::int64_t pipeline_stride(const Configuration& c) const {
+    return std::int64_t{c.tp} * c.cp * c.dp * c.pp;
+  }
   double whole_step(const Configuration& c, double seconds) const;
 
   Workload work_;
   OpSeconds ops_;
+  StateSeconds state_;
   ScheduleShelf shelf_;
   std::map<PriceKey, Prices> prices_;
   std::map<int, ParameterCounts> counts_;

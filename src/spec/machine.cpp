@@ -40,7 +40,7 @@ const std::vector<Field<Machine>>& machine_fields() {
 
 struct TierFields {
   int ranks = 0;
-  double bandwidth = 0, latency_seconds = 0, oversubscription = 1;
+  double bandwidth = 0, latency_seconds = 0, oversubscription = 1, ring_seconds = 0;
 };
 const std::vector<Field<TierFields>>& tier_fields() {
   static const std::vector<Field<TierFields>> fields{
@@ -48,6 +48,7 @@ const std::vector<Field<TierFields>>& tier_fields() {
       {"bandwidth", &TierFields::bandwidth, 1},
       {"latency_seconds", &TierFields::latency_seconds},
       {"oversubscription", &TierFields::oversubscription, 1},
+      {"ring_seconds", &TierFields::ring_seconds},
   };
   return fields;
 }
@@ -124,8 +125,9 @@ Machine machine_from_toml(const std::string& text, const std::string& where) {
       read_fields(*tier, tier_fields(), where, t, keys);
       for (const char* key : {"ranks", "bandwidth"})
         if (!keys.contains(key)) refuse("{}: the key tier.{} is missing", where, key);
-      refuse_other_keys(*tier, keys, where, "a tier has ranks, bandwidth, latency_seconds, oversubscription");
-      m.tiers.push_back({t.ranks, t.bandwidth, t.latency_seconds, t.oversubscription});
+      refuse_other_keys(*tier, keys, where,
+                        "a tier has ranks, bandwidth, latency_seconds, oversubscription, ring_seconds");
+      m.tiers.push_back({t.ranks, t.bandwidth, t.latency_seconds, t.oversubscription, t.ring_seconds});
     }
   }
   refuse_other_keys(table, seen, where, "see docs/planning.md for the keys of a machine");
@@ -142,9 +144,10 @@ std::string to_toml(const Machine& m) {
   for (Precision precision : all_precisions)
     if (m.peak(precision) > 0) text += fmt::format("{} = {}\n", peak_key(precision), m.peak(precision));
   for (const Tier& tier : m.tiers)
-    text += "\n[[tier]]\n" + write_fields(TierFields{static_cast<int>(tier.ranks), tier.bandwidth,
-                                                     tier.latency_seconds, tier.oversubscription},
-                                          tier_fields());
+    text += "\n[[tier]]\n" +
+            write_fields(TierFields{static_cast<int>(tier.ranks), tier.bandwidth, tier.latency_seconds,
+                                    tier.oversubscription, tier.ring_seconds},
+                         tier_fields());
   return text;
 }
 

@@ -23,6 +23,7 @@ struct Tier {
   double bandwidth = 0;         // bytes/s of one device, in each direction, as a collective sees it
   double latency_seconds = 0;   // of a hop
   double oversubscription = 1;  // bandwidth is divided by it
+  double ring_seconds = 0;      // what a ring takes for a hop above that, as its chunks wait in buffers
 };
 
 struct Machine {

@@ -31,6 +31,17 @@ struct Software {
   bool overlaps_gradients = true;   // reduces a layer's gradients while others compute
   bool overlaps_parameters = true;  // gathers those of ZeRO 1 and 3 while others compute
   bool reshards = true;             // ZeRO 3 lets a layer go between its passes
+  // Where the last stage has no layer it computes the loss alone, from logits that the one before it hands
+  // over.
+  bool loss_apart = false;
+  // All-reduces into which a layer's gradients are cut; 0: one for all layers.
+  double layer_reductions = 0;
+  // Of the host for each layer and rank, where ZeRO's shards travel as lists of tensors.
+  double shard_copy_seconds = 0;
+  double accumulation_bytes = 0;  // moved for each parameter behind each microbatch, to add its gradient up
+  double loss_passes = 1;         // over the bytes that a loss of fused kernels moves
+  // Of the host, for each rank of a collective's group, at each call.
+  double collective_rank_seconds = 0;
 
   // Fitted.
   double elementwise_passes = 1;         // over memory, of what is not a product, over the least possible
@@ -38,7 +49,6 @@ struct Software {
   double collective_launch_seconds = 0;  // the same of each tp collective
   double product_efficiency = 1;         // of the machine's, on products
   double attention_efficiency = 1;       // of the machine's, in fused attention
-  double tensor_hop_seconds = 0;         // of a tp collective for each other rank of its group
   double tensor_overlap = 0;             // part of the tp collectives hidden behind products
   double expert_overlap = 0;             // part of the experts' all-to-all hidden
   double expert_efficiency = 1;          // of products, on those of many experts at once

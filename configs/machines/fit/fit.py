@@ -25,7 +25,7 @@ SOFTWARE = {
     'product_efficiency': (1, 0.6, 1.08), 'elementwise_passes': (1.2, 0.5, 3), 'attention_efficiency': (0.8, 0.2, 1.3),
     'overlap_slowdown': (1.1, 1.0, 1.5), 'network_efficiency': (1, 0.1, 1.1), 'tensor_overlap': (0.1, 0, 0.95),
     'step_seconds': (0.005, 0, 0.01), 'launch_seconds': (2e-5, 0, 2e-4), 'optimizer_passes': (1, 0.5, 4),
-    'message_seconds': (1e-4, 0, 1e-2), 'straggling': (0.003, 0, 0.05), 'collective_launch_seconds': (2e-4, 0, 2e-3), 'tensor_hop_seconds': (2e-5, 0, 2e-4), 'expert_overlap': (0.3, 0, 0.95), 'expert_efficiency': (0.8, 0.2, 1), 'expert_passes': (2, 0.5, 10),
+    'message_seconds': (1e-4, 0, 1e-2), 'straggling': (0.003, 0, 0.05), 'collective_launch_seconds': (2e-4, 0, 2e-3), 'collective_rank_seconds': (0, 0, 1e-3), 'shard_copy_seconds': (2e-5, 0, 2e-4), 'expert_overlap': (0.3, 0, 0.95), 'expert_efficiency': (0.8, 0.2, 1), 'expert_passes': (2, 0.5, 10),
     'expert_launch_seconds': (2e-5, 0, 3e-4),
 }
 
@@ -51,8 +51,9 @@ GROUPS = {
                     'machine.h100-96.gemm_efficiency': (0.6, 0.3, 0.8),
                     'machine.h100-96.gemm_fp8_efficiency': (0.5, 0.2, 0.8)}),
     'nanotron': (['nanotron'],
-                 of('nanotron', 'elementwise_passes', 'launch_seconds', 'collective_launch_seconds', 'tensor_hop_seconds', 'step_seconds',
-                    'network_efficiency', 'message_seconds', 'straggling')),
+                 of('nanotron', 'product_efficiency', 'elementwise_passes', 'attention_efficiency', 'launch_seconds',
+                    'collective_launch_seconds', 'tensor_overlap', 'network_efficiency', 'message_seconds',
+                    'straggling', 'shard_copy_seconds')),
     'nanotron-memory': (['nanotron'], of('nanotron', 'gradient_bytes', 'logit_bytes', 'fragmentation', 'saved_factor')),
     'current': (['bridge-dense'],
                 {**of('current', 'elementwise_passes', 'tensor_overlap', 'step_seconds', 'message_seconds', 'straggling'),

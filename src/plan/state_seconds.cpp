@@ -1,0 +1,96 @@
+#include "plan/state_seconds.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace echelon {
+
+double added_seconds(double compute, double communication, double slowdown) {
+  return std::max(0.0, communication - compute) + (slowdown - 1) * std::min(compute, communication);
+}
+
+// ZeRO 1 of older programs: every rank gets the whole sum and uses its part.
+bool StateSeconds::reduces_whole(const Configuration& c) const {
+  return c.zero == 0 || (c.zero == 1 && !work_.software.sharded_states);
+}
+
+// The host calls for one collective after another: a call that takes it longer than the links holds them up.
+double StateSeconds::in_calls(Verb verb, double bytes, double calls, std::int64_t size,
+                              std::int64_t stride) const {
+  return calls * std::max(ops_.collective(verb, bytes / calls, size, stride), ops_.call_seconds(size));
+}
+
+StateSeconds::Exchange StateSeconds::exchange(const Configuration& c, const ShareCounts& counts,
+                                              double layers) const {
+  const Software& s = work_.software;
+  const std::int64_t ranks = static_cast<std::int64_t>(c.dp) * c.cp;
+  const std::int64_t routed_ranks = std::max<std::int64_t>(1, ranks * c.tp / (c.ep * c.etp));
+  const double calls = std::max(1.0, layers * s.layer_reductions);
+  Exchange sum;
+  const auto add = [&](double elements, std::int64_t size, std::int64_t stride) {
+    if (elements <= 0 || size <= 1) return;
+    const std::int64_t shard = std::max<std::int64_t>(1, c.zero == 0 ? 1 : size / c.hsdp);
+    const double reduced = elements * s.reduced_bytes;
+    if (reduces_whole(c)) {
+      sum.reduce += in_calls(Verb::all_reduce, reduced, calls, size, stride);
+    } else {
+      sum.reduce += in_calls(Verb::reduce_scatter, reduced, 1, shard, stride);
+      if (c.hsdp > 1)
+        sum.reduce +=
+            in_calls(Verb::all_reduce, reduced / static_cast<double>(shard), 1, c.hsdp, stride * shard);
+    }
+    if (c.zero > 0) sum.gather += in_calls(Verb::all_gather, elements * 2, 1, shard, stride);
+    if (c.zero > 0) sum.gather += s.shard_copy_seconds * layers * static_cast<double>(shard);
+  };
+  add(counts.common, ranks, c.tp);
+  add(counts.routed, routed_ranks, static_cast<std::int64_t>(c.ep) * c.etp);
+  return sum;
+}
+
+double StateSeconds::unit_adds(const Configuration& c, const ShareCounts& counts, double forward,
+                               double backward) const {
+  const Software& s = work_.software;
+  const auto [reduce, gather] = exchange(c, counts, 1);
+  if (!s.overlaps_parameters) return 2 * gather + reduce;
+  return added_seconds(forward, gather, s.overlap_slowdown) +
+         added_seconds(backward, (s.reshards ? gather : 0) + reduce, s.overlap_slowdown);
+}
+
+double StateSeconds::exposed(const Configuration& c, const ShareCounts& counts, double layers, double forward,
+                             double backward) const {
+  if (c.zero == 3) return 0;
+  const Software& s = work_.software;
+  const auto [reduce, gather] = exchange(c, counts, layers);
+  const auto left = [&](double seconds, double window, bool overlaps) {
+    if (!overlaps) return seconds;
+    // The last layer's part has nothing left to hide behind.
+    const double last = seconds / layers;
+    return last + added_seconds(window * (1 - 1 / layers), seconds - last, s.overlap_slowdown);
+  };
+  return left(reduce, backward, s.overlaps_gradients) + left(gather, forward, s.overlaps_parameters);
+}
+
+double StateSeconds::optimizer(const Configuration& c, const ShareCounts& counts) const {
+  const double ranks = static_cast<double>(c.dp) * c.cp / c.hsdp;
+  const double shards = c.zero > 0 ? ranks : 1;
+  const double routed_shards = c.zero > 0 ? std::max(1.0, ranks * c.tp / (c.ep * c.etp)) : 1;
+  const double elements = counts.common / shards + counts.routed / routed_shards;
+  // The norm reads gradients; the step reads gradients and state, and writes state and values.
+  const Software& s = work_.software;
+  const double bytes = elements * (2 * s.gradient_bytes + 2 * s.optimizer_bytes + s.value_bytes);
+  return ops_.memory_pass(bytes * s.optimizer_passes);
+}
+
+double StateSeconds::bytes(const Configuration& c, const ShareCounts& counts) const {
+  const auto of = [&](double elements, double ranks) {
+    if (ranks <= 1) return 0.0;
+    const double once = (ranks - 1) / ranks * elements;
+    const double reduced = once * work_.software.reduced_bytes * (reduces_whole(c) ? 2 : 1);
+    const double microbatches = c.zero == 3 ? static_cast<double>(num_microbatches(work_, c)) : 1;
+    return (reduced + (c.zero == 3 ? 2 : c.zero > 0 ? 1 : 0) * once * 2) * microbatches;
+  };
+  const double ranks = static_cast<double>(c.dp) * c.cp;
+  return of(counts.common, ranks) + of(counts.routed, ranks * c.tp / (c.ep * c.etp));
+}
+
+}  // namespace echelon
