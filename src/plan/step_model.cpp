@@ -318,7 +318,11 @@ Outlook StepModel::outlook(const Configuration& c, double most_bytes) {
 }
 
 double StepModel::message_seconds(const Configuration& c, const Prices& p) const {
-  return c.pp == 1 ? 0 : ops_.message(p.saved.boundary, pipeline_stride(c));
+  if (c.pp == 1) return 0;
+  const double bytes = p.saved.boundary;
+  if (c.tp == 1 || c.shards_sequence() || !work_.software.scatters_messages)
+    return ops_.message(bytes, pipeline_stride(c));
+  return ops_.message(bytes / c.tp, pipeline_stride(c)) + ops_.collective(Verb::all_gather, bytes, c.tp, 1);
 }
 
 double StepModel::whole_step(const Configuration& c, double seconds) const {

@@ -31,6 +31,7 @@ const std::vector<Field<Software>>& software_fields() {
       {"overlaps_gradients", &Software::overlaps_gradients},
       {"overlaps_parameters", &Software::overlaps_parameters},
       {"reshards", &Software::reshards},
+      {"scatters_messages", &Software::scatters_messages},
       {"loss_apart", &Software::loss_apart},
       {"layer_reductions", &Software::layer_reductions, 0, 1000},
       {"shard_copy_seconds", &Software::shard_copy_seconds, 0, 1},

@@ -31,6 +31,9 @@ struct Software {
   bool overlaps_gradients = true;   // reduces a layer's gradients while others compute
   bool overlaps_parameters = true;  // gathers those of ZeRO 1 and 3 while others compute
   bool reshards = true;             // ZeRO 3 lets a layer go between its passes
+  // Without sequence parallelism each tp rank hands over its part, and the next stage gathers (Narayanan et
+  // al. 2021, 4.1).
+  bool scatters_messages = false;
   // Where the last stage has no layer it computes the loss alone, from logits that the one before it hands
   // over.
   bool loss_apart = false;

@@ -318,6 +318,7 @@ Table torchtitan(const std::string& path) {
     c.tp = whole(r, "TP");
     c.pp = whole(r, "PP");
     c.cp = whole(r, "CP");
+    c.context = ContextKind::allgather;  // its default (context_parallel_rotate_method)
     c.zero = 3;
     c.chunks = 1;
     c.micro_batch = whole(r, "local_batch_seqs");
