@@ -52,7 +52,7 @@ class Pricer {
     if (c_.recompute == Recompute::full) t_.tensor_bytes *= c_.shards_sequence() ? 9.0 / 6 : 1.5;
     if (c_.recompute == Recompute::full) again = t_.forward;
     if (c_.recompute == Recompute::selective) again = core_;
-    hosted(again);
+    hosted(again, with_experts);
     return t_;
   }
 
@@ -265,8 +265,7 @@ class Pricer {
     const double group = here_ * real(m_.experts_per_token) * c_.etp;  // tokens that this rank computes
     const double bytes = copies * real(m_.hidden) * width_;
     // Copies are sorted by expert, and weighted and added up again.
-    const double sorting =
-        w_.software.expert_passes * ops_.memory_pass(4 * bytes) + w_.software.expert_launch_seconds;
+    const double sorting = w_.software.expert_passes * ops_.memory_pass(4 * bytes);
     t_.forward.compute += sorting;
     t_.backward_input.compute += sorting;
     const auto travel = [&](PassSeconds& pass) {
@@ -284,6 +283,11 @@ class Pricer {
     const LayerSeconds before = t_;
     product(group / local, real(m_.hidden), first_width() * hidden, local);
     product(group / local, hidden, real(m_.hidden), local);
+    // One after another, or on a few streams: each expert's two products are calls of their own.
+    const double calls = 2 * local * w_.software.expert_call_seconds;
+    t_.forward.compute += calls;
+    t_.backward_input.compute += calls;
+    t_.backward_weight.compute += calls;
     const double slower = 1 / w_.software.expert_efficiency - 1;
     t_.forward.compute += slower * (t_.forward.compute - before.forward.compute);
     t_.backward_input.compute += slower * (t_.backward_input.compute - before.backward_input.compute);
@@ -296,9 +300,9 @@ class Pricer {
 
   // A pass takes no less than the host needs to launch its kernels, of which the backward pass has twice as
   // many. What must be computed again is launched again.
-  void hosted(const PassSeconds& again) {
+  void hosted(const PassSeconds& again, bool with_experts) {
     const double launch =
-        w_.software.launch_seconds * kernels_ +
+        w_.software.launch_seconds * kernels_ + (with_experts ? w_.software.expert_launch_seconds : 0) +
         (w_.software.collective_launch_seconds + ops_.call_seconds(c_.tp)) * collectives_ / 3 + waits_ / 3;
     const double forward = t_.forward.total(), backward = t_.backward();
     t_.forward.compute += std::max(0.0, launch - forward);

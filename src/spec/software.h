@@ -55,8 +55,9 @@ struct Software {
   double tensor_overlap = 0;             // part of the tp collectives hidden behind products
   double expert_overlap = 0;             // part of the experts' all-to-all hidden
   double expert_efficiency = 1;          // of products, on those of many experts at once
+  double expert_call_seconds = 0;        // of each expert's product, where they are not one call
   double expert_passes = 1;          // as elementwise_passes, of sorting tokens by expert and adding them up
-  double expert_launch_seconds = 0;  // of the host, for the routing of a layer
+  double expert_launch_seconds = 0;  // of the host, for routing and calling the experts of a layer, forwards
   double overlap_slowdown = 1;       // of computation beside communication
   double network_efficiency = 1;     // of links between nodes
   double step_seconds = 0;           // of a step beside everything else

@@ -61,8 +61,9 @@ INSTANTIATE_TEST_SUITE_P(Tables, Published,
                          testing::Values(Bar{"sc21-table1", 0.05}, Bar{"korthikanti", 0.05},
                                          Bar{"zero-bubble", 0.06}, Bar{"llm-foundry", 0.06},
                                          Bar{"vtrain-singlenode", 0.15, 1e9, 1e9, 0.9, 0.05},
-                                         Bar{"bridge-experts", 1e9, 0.15}, Bar{"torchtitan", 0.065},
-                                         Bar{"vtrain-multinode", 0.1, 0.05, 1e9, 0.9, 0.05},
+                                         Bar{"bridge-experts", 1e9, 0.15, 1e9, 0.9, 0.05},
+                                         Bar{"torchtitan", 0.065},
+                                         Bar{"vtrain-multinode", 0.09, 0.05, 1e9, 0.9, 0.05},
                                          Bar{"nanotron", 1e9, 0.2, 0.05, 0.9, 0.05}),
                          [](const auto& instance) {
                            std::string name = instance.param.table;

@@ -11,12 +11,16 @@
 namespace echelon::published {
 namespace {
 
+// Equal ones share the mean of their ranks.
 std::vector<double> ranks_of(const std::vector<double>& values) {
   std::vector<std::size_t> order(values.size());
   std::iota(order.begin(), order.end(), 0);
   std::sort(order.begin(), order.end(), [&](auto a, auto b) { return values[a] < values[b]; });
   std::vector<double> ranks(values.size());
-  for (std::size_t i = 0; i < order.size(); ++i) ranks[order[i]] = static_cast<double>(i);
+  for (std::size_t i = 0, end = 0; i < order.size(); i = end) {
+    while (end < order.size() && values[order[end]] == values[order[i]]) ++end;
+    for (std::size_t k = i; k < end; ++k) ranks[order[k]] = static_cast<double>(i + end - 1) / 2;
+  }
   return ranks;
 }
 
@@ -84,8 +88,10 @@ Choice choice(const Table& table, const std::vector<Prediction>& predictions) {
     if (rows.size() < 5) continue;
     std::vector<double> measured, predicted;
     for (std::size_t i : rows) {
-      measured.push_back(table.points[i].seconds);
-      predicted.push_back(predictions[i].seconds);
+      const Workload& work = table.points[i].work;
+      const auto tokens = static_cast<double>(work.global_batch * work.seq_len);
+      measured.push_back(table.points[i].seconds / tokens);
+      predicted.push_back(predictions[i].seconds / tokens);
     }
     correlations.push_back(correlation(ranks_of(measured), ranks_of(predicted)));
     const auto chosen = std::min_element(predicted.begin(), predicted.end()) - predicted.begin();

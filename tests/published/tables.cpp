@@ -399,7 +399,7 @@ Table bridge(const std::string& path, const char* name, bool experts) {
     p.work = {*model, whole(r, "seq_len"),  whole(r, "global_batch_seqs"),
               kind,   load_machine(system), load_software("current")};
     if (!shape_problem(p.work, c).empty()) continue;
-    p.group = fmt::format("{} {} {}", r.at("model"), system, r.at("gpus"));
+    p.group = fmt::format("{} {}", r.at("model"), r.at("gpus"));
     p.configurations = {c};
     p.seconds = number(r, "derived_step_time_s");
     if (p.seconds <= 0) continue;

@@ -26,7 +26,7 @@ SOFTWARE = {
     'overlap_slowdown': (1.1, 1.0, 1.5), 'network_efficiency': (1, 0.1, 1.1), 'tensor_overlap': (0.1, 0, 0.95),
     'step_seconds': (0.005, 0, 0.01), 'launch_seconds': (2e-5, 0, 2e-4), 'optimizer_passes': (1, 0.5, 4),
     'message_seconds': (1e-4, 0, 1e-2), 'straggling': (0.003, 0, 0.05), 'collective_launch_seconds': (2e-4, 0, 2e-3), 'collective_rank_seconds': (0, 0, 1e-3), 'shard_copy_seconds': (2e-5, 0, 2e-4), 'expert_overlap': (0.3, 0, 0.95), 'expert_efficiency': (0.8, 0.2, 1), 'expert_passes': (2, 0.5, 10),
-    'expert_launch_seconds': (2e-5, 0, 3e-4),
+    'expert_launch_seconds': (1e-3, 0, 1e-2), 'expert_call_seconds': (1e-5, 0, 1e-4),
 }
 
 
@@ -63,7 +63,7 @@ GROUPS = {
                  'machine.blackwell.gemm_fp4_efficiency': (0.4, 0.15, 0.8)}),
     # Behind it, on what it found.
     'experts': (['bridge-experts'],
-                of('current', 'expert_overlap', 'expert_efficiency', 'expert_passes', 'expert_launch_seconds')),
+                of('current', 'expert_overlap', 'expert_efficiency', 'expert_call_seconds', 'expert_passes', 'expert_launch_seconds')),
 }
 
 
