@@ -1,0 +1,160 @@
+// Megatron-Core: Megatron-Bridge, and Llama 3's own program, which is its like.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "published/csv.h"
+#include "published/shapes.h"
+#include "published/sources.h"
+
+namespace echelon::published {
+static std::optional<ModelSpec> bridge_model(const std::string& name) {
+  if (name == "LLAMA3_8B") return load_model("llama-3-8b");
+  if (name == "LLAMA3_70B") return load_model("llama-3-70b");
+  if (name == "LLAMA3.1_405B") return load_model("llama-3-405b");
+  if (name.starts_with("DeepSeekV3")) return load_model("deepseek-v3");
+  if (name.starts_with("Qwen3_30B"))
+    return mixture(llama("qwen3-30b", 48, 2048, 32, 4, 128, 6144, 151936), 128, 8, 768);
+  if (name.starts_with("Qwen3_235B"))
+    return mixture(llama("qwen3-235b", 94, 4096, 64, 4, 128, 12288, 151936), 128, 8, 1536);
+  if (name.starts_with("GPT OSS"))
+    return mixture(llama("gpt-oss-120b", 36, 2880, 64, 8, 64, 2880, 201088), 128, 4, 2880);
+  if (name.starts_with("Kimi")) {
+    ModelSpec m = load_model("deepseek-v3");
+    m.name = "kimi-k2";
+    m.num_heads = m.num_kv_heads = 64;
+    m.vocab = 163840;
+    m.num_experts = 384;
+    m.num_dense_layers = 1;
+    return m;
+  }
+  return {};  // hybrids with state-space layers
+}
+
+static Table bridge(const std::string& path, const char* name, bool experts) {
+  Table t{name, {}};
+  for (const CsvRow& r : read_csv(path)) {
+    std::optional<ModelSpec> model = bridge_model(r.at("model"));
+    if (!model || (model->experts != Experts::none) != experts) continue;
+    Point p;
+    std::string system = r.at("system").substr(4);
+    std::transform(system.begin(), system.end(), system.begin(),
+                   [](unsigned char ch) { return std::tolower(ch); });
+    const std::string& precision = r.at("precision");
+    const Precision kind = precision.starts_with("BF16")    ? Precision::bf16
+                           : precision.starts_with("NVFP4") ? Precision::fp4
+                                                            : Precision::fp8;
+    Configuration c;
+    c.tp = std::max(1, whole(r, "TP"));
+    c.pp = std::max(1, whole(r, "PP"));
+    c.cp = std::max(1, whole(r, "CP"));
+    c.ep = std::max(1, whole(r, "EP"));
+    const int fsdp = whole(r, "FSDP");
+    c.dp = whole(r, "gpus") / (c.tp * c.pp * c.cp);
+    if (c.dp < 1 || whole(r, "gpus") % (c.tp * c.pp * c.cp) != 0) continue;
+    c.zero = fsdp > 1 ? 3 : 1;
+    c.micro_batch = std::max(1, whole(r, "micro_batch_seqs"));
+    c.chunks = c.pp > 1 ? std::max(1, whole(r, "VP")) : 1;
+    c.schedule = c.chunks > 1 ? "interleaved" : "1f1b";
+    c.even_split = false;
+    model->max_seq = longest;
+    p.label = fmt::format("{} {} {} {} {} GPUs {}", r.at("container"), r.at("model"), system,
+                          precision.substr(0, 6), r.at("gpus"), describe(c));
+    p.work = {*model, whole(r, "seq_len"),  whole(r, "global_batch_seqs"),
+              kind,   load_machine(system), load_software("current")};
+    if (!shape_problem(p.work, c).empty()) continue;
+    p.group = fmt::format("{} {}", r.at("model"), r.at("gpus"));
+    p.configurations = {c};
+    p.seconds = number(r, "derived_step_time_s");
+    if (p.seconds <= 0) continue;
+    t.points.push_back(std::move(p));
+  }
+  mark(t, 3);
+  return t;
+}
+Table bridge_dense(const std::string& path) { return bridge(path, "bridge-dense", false); }
+Table bridge_experts(const std::string& path) { return bridge(path, "bridge-experts", true); }
+
+static std::optional<ModelSpec> nemo_model(const std::string& name) {
+  const auto gpt3 = [](std::int64_t layers, std::int64_t hidden, std::int64_t heads, std::int64_t vocab,
+                       std::int64_t kv = 0) {
+    ModelSpec m = gpt(layers, hidden, heads, 4 * hidden, vocab, 1);
+    if (kv > 0) m.num_kv_heads = kv;
+    m.tied_embedding = vocab < 60000;
+    return m;
+  };
+  if (name == "GPT3-5B") return gpt3(24, 4096, 32, 51200);
+  if (name == "GPT3-20B") return gpt3(44, 6144, 48, 51200);
+  if (name == "GPT3-175B") return gpt3(96, 12288, 96, 51200);
+  if (name == "Nemotron-8B") return gpt3(32, 4096, 32, 256000);
+  if (name == "Nemotron-22B") return gpt3(40, 6144, 48, 256000);
+  if (name == "Nemotron-340B") return gpt3(96, 18432, 96, 256000, 8);
+  if (name == "LLAMA2-7B") return load_model("llama-2-7b");
+  if (name == "LLAMA2-13B") return load_model("llama-2-13b");
+  if (name == "LLAMA2-70B") return load_model("llama-2-70b");
+  if (name == "LLAMA3-8B") return load_model("llama-3-8b");
+  if (name == "LLAMA3-70B") return load_model("llama-3-70b");
+  return {};
+}
+
+// Pretraining; what is tuned with most of its parameters frozen is another computation. Nothing is fitted on
+// it.
+Table nemo(const std::string& path) {
+  Table t{"nemo-2407", {}};
+  for (const CsvRow& r : read_csv(path)) {
+    std::optional<ModelSpec> model = nemo_model(r.at("model"));
+    if (!model || r.at("task") != "Pretraining") continue;
+    Point p;
+    model->max_seq = whole(r, "seq_len");
+    Configuration c;
+    c.tp = whole(r, "TP");
+    c.pp = whole(r, "PP");
+    c.cp = whole(r, "CP");
+    c.dp = whole(r, "gpus") / (c.tp * c.pp * c.cp);
+    c.zero = 1;
+    c.micro_batch = whole(r, "micro_batch_seqs");
+    c.chunks = c.pp > 1 ? whole(r, "VP") : 1;
+    c.schedule = c.chunks > 1 ? "interleaved" : "1f1b";
+    c.even_split = true;
+    p.label = fmt::format("{} {} {} GPUs {}", r.at("doc_date").substr(0, 10), r.at("model"), r.at("gpus"),
+                          describe(c));
+    p.work = {*model,         whole(r, "seq_len"),  whole(r, "global_batch_seqs"),
+              Precision::fp8, load_machine("h100"), load_software("current")};
+    p.configurations = {c};
+    p.seconds = number(r, "seq_len") * number(r, "global_batch_seqs") /
+                (number(r, "tokens_per_s_per_gpu") * number(r, "gpus"));
+    t.points.push_back(std::move(p));
+  }
+  return t;
+}
+
+// Tokens per second are not printed: from its own count of FLOPs, 6N + causal attention.
+Table llama3(const std::string& path) {
+  Table t{"llama3-405b", {}};
+  for (const CsvRow& r : read_csv(path)) {
+    Point p;
+    Configuration c = mesh(r);
+    c.cp = whole(r, "CP");
+    c.context = ContextKind::allgather;
+    c.zero = 2;
+    c.chunks = 1;
+    c.schedule = "1f1b";
+    ModelSpec model = load_model("llama-3-405b");
+    p.label = fmt::format("{} GPUs seq {}", r.at("gpus"), r.at("seq_len"));
+    p.work = {model,           whole(r, "seq_len"),  whole(r, "DP") * whole(r, "batch_per_dp_seqs"),
+              Precision::bf16, load_machine("h100"), load_software("current")};
+    const double flops = model_flops_per_token(model, p.work.seq_len) *
+                         static_cast<double>(p.work.seq_len * p.work.global_batch);
+    p.seconds = flops / (number(r, "tflops_per_gpu") * 1e12 * number(r, "gpus"));
+    p.configurations = {c};
+    for (int chunks : {2, 4, 7}) {
+      c.chunks = chunks;
+      c.schedule = "interleaved";
+      p.configurations.push_back(c);
+    }
+    t.points.push_back(std::move(p));
+  }
+  return t;
+}
+
+}  // namespace echelon::published
