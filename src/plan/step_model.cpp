@@ -358,6 +358,13 @@ const StepModel::Ends& StepModel::simulated(const Configuration& c, const Simula
   return last_ends_;
 }
 
+std::pair<double, double> StepModel::interval(const Configuration& c) const {
+  const Software& s = work_.software;
+  if (work_.model.num_expert_layers() > 0 && s.experts_high > 0) return {s.experts_low, s.experts_high};
+  if (c.ranks() > work_.machine.node() && s.nodes_high > 0) return {s.nodes_low, s.nodes_high};
+  return {s.low, s.high};
+}
+
 Estimate StepModel::estimate(const Configuration& c) {
   const Shape& s = shape(c);
   const Prices& p = prices(c);
@@ -418,8 +425,9 @@ Estimate StepModel::estimate(const Configuration& c) {
       e.memory_rank = static_cast<int>(r);
     }
   }
-  e.low = e.seconds * work_.software.low;
-  e.high = e.seconds * work_.software.high;
+  const auto [low, high] = interval(c);
+  e.low = e.seconds * low;
+  e.high = e.seconds * high;
   const double gpus = c.ranks();
   e.tokens_per_second_per_gpu = real(work_.seq_len * work_.global_batch) / (e.seconds * gpus);
   e.model_tflops_per_gpu = flops_per_step_ / (e.seconds * gpus) / 1e12;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "plan/configuration.h"
@@ -103,6 +104,8 @@ class StepModel {
   std::int64_t pipeline_stride(const Configuration& c) const {
     return std::int64_t{c.tp} * c.cp * c.dp * c.pp;
   }
+  // Factors of the step time between which 8 of 10 measurements of such a configuration lie.
+  std::pair<double, double> interval(const Configuration& c) const;
   double whole_step(const Configuration& c, double seconds) const;
 
   Workload work_;

@@ -55,8 +55,12 @@ const std::vector<Field<Software>>& software_fields() {
       {"message_seconds", &Software::message_seconds, 0, 1},
       {"optimizer_passes", &Software::optimizer_passes, 0.01, 100},
       {"straggling", &Software::straggling, 0, 1},
-      {"low", &Software::low, 0.01, 1},
-      {"high", &Software::high, 1, 100},
+      {"low", &Software::low, 0.01, 100},
+      {"high", &Software::high, 0.01, 100},
+      {"nodes_low", &Software::nodes_low, 0, 100},
+      {"nodes_high", &Software::nodes_high, 0, 100},
+      {"experts_low", &Software::experts_low, 0, 100},
+      {"experts_high", &Software::experts_high, 0, 100},
   };
   return fields;
 }
@@ -65,6 +69,14 @@ const std::vector<Field<Software>>& software_fields() {
 
 void validate(const Software& s) {
   if (s.name.empty()) refuse("software: the key name is empty");
+  const auto in_order = [](const char* keys, double low, double high) {
+    if (low > high || (low == 0) != (high == 0))
+      refuse("software: {} = {}, {} is not legal: give the lower factor first, and both or neither", keys,
+             low, high);
+  };
+  in_order("low, high", s.low, s.high);
+  in_order("nodes_low, nodes_high", s.nodes_low, s.nodes_high);
+  in_order("experts_low, experts_high", s.experts_low, s.experts_high);
 }
 
 Software software_from_toml(const std::string& text, const std::string& where) {

@@ -64,8 +64,11 @@ struct Software {
   double message_seconds = 0;        // of handing over to the next stage, on both ranks
   double optimizer_passes = 1;       // over the state's least possible traffic
   double straggling = 0;             // a step's slow-down for each doubling of the nodes
-  // Factors of the step time that hold 80% of the published rows.
+  // Factors of the step time that hold 80% of the published rows: of dense models on one node, on several,
+  // and of mixtures of experts; 0: as those before it.
   double low = 0.9, high = 1.1;
+  double nodes_low = 0, nodes_high = 0;
+  double experts_low = 0, experts_high = 0;
 };
 
 void validate(const Software& software);

@@ -73,6 +73,21 @@ void answer_fit(const std::vector<Table>& tables, bool memory) {
   }
 }
 
+// For the intervals: each row's program, kind of configuration and log(published / predicted).
+void print_residuals(const std::vector<Table>& tables) {
+  for (const Table& table : tables)
+    for (const Point& p : table.points) {
+      const Prediction predicted = predict(p);
+      if (p.seconds <= 0 || predicted.seconds <= 0) continue;
+      const bool nodes = p.configurations.front().ranks() > p.work.machine.node();
+      fmt::print("{} {} {:.6f}\n", p.work.software.name,
+                 p.work.model.experts != Experts::none ? "experts_"
+                 : nodes                               ? "nodes_"
+                                                       : "",
+                 std::log(p.seconds / predicted.seconds));
+    }
+}
+
 void print(const Table& table, bool rows, const std::vector<std::string>& assignments) {
   std::vector<Prediction> predictions;
   Table changed_table = table;
@@ -106,7 +121,7 @@ void print(const Table& table, bool rows, const std::vector<std::string>& assign
 }  // namespace
 
 int main(int argc, char** argv) {
-  bool fit = false, memory = false, rows = false;
+  bool fit = false, memory = false, rows = false, residuals = false;
   std::vector<std::string> names, assignments;
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "--fit") == 0)
@@ -115,6 +130,8 @@ int main(int argc, char** argv) {
       memory = true;
     else if (std::strcmp(argv[i], "--rows") == 0)
       rows = true;
+    else if (std::strcmp(argv[i], "--residuals") == 0)
+      residuals = true;
     else if (std::strchr(argv[i], '=') != nullptr)
       assignments.emplace_back(argv[i]);
     else
@@ -131,6 +148,10 @@ int main(int argc, char** argv) {
     }
     if (fit) {
       answer_fit(tables, memory);
+      return 0;
+    }
+    if (residuals) {
+      print_residuals(tables);
       return 0;
     }
     for (const Table& table : tables) print(table, rows, assignments);
