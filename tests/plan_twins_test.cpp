@@ -1,0 +1,127 @@
+// What the planner's search says that a configuration holds is what training it holds: 36 configurations over
+// all axes, schedules, kinds of sharding and of recomputation.
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+#include "pipeline_runs.h"
+#include "plan/step_model.h"
+#include "schedule/schedules.h"
+#include "train/trainer.h"
+
+namespace echelon {
+namespace {
+
+using namespace checks;
+
+Workload workload(Family family) {
+  Workload w;
+  ModelSpec& m = w.model;
+  m.family = family;
+  m.num_layers = 8;
+  m.hidden = 32;
+  m.num_heads = 8;
+  m.num_kv_heads = family == Family::llama ? 4 : 8;
+  m.head_dim = 4;
+  m.mlp_hidden = 64;
+  m.vocab = 64;
+  m.max_seq = 32;
+  m.tied_embedding = family == Family::gpt2;
+  w.seq_len = 32;
+  w.global_batch = 16;
+  w.precision = Precision::f32;
+  w.machine = load_machine("a100-80");
+  w.software = load_software("echelon");
+  return w;
+}
+
+Configuration on(int dp, int tp, int pp, int cp = 1) {
+  Configuration c;
+  c.dp = dp;
+  c.tp = tp;
+  c.pp = pp;
+  c.cp = cp;
+  c.even_split = true;
+  return c;
+}
+
+std::vector<Configuration> configurations() {
+  std::vector<Configuration> all;
+  const auto add = [&](Configuration c, const auto& change) {
+    change(c);
+    all.push_back(c);
+  };
+  const auto as_it_is = [](Configuration&) {};
+  // Meshes, with and without sequence parallelism, and micro-batches.
+  add(on(1, 1, 1), as_it_is);
+  add(on(2, 1, 1), [](Configuration& c) { c.micro_batch = 4; });
+  add(on(1, 2, 1), as_it_is);
+  add(on(1, 4, 1), [](Configuration& c) { c.micro_batch = 2; });
+  add(on(1, 4, 1), [](Configuration& c) { c.sequence_parallel = false; });
+  add(on(2, 2, 2), [](Configuration& c) { c.sequence_parallel = false, c.micro_batch = 2; });
+  add(on(2, 2, 2), as_it_is);
+  // Every schedule.
+  for (const char* schedule : {"naive", "gpipe", "1f1b", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min",
+                               "dualpipe", "dualpipev", "zb-auto"})
+    add(on(1, 1, 4), [&](Configuration& c) { c.schedule = schedule; });
+  for (int chunks : {2, 4})
+    add(on(2, 1, 2), [&](Configuration& c) { c.schedule = "interleaved", c.chunks = chunks; });
+  // Context parallelism.
+  for (ContextKind kind : {ContextKind::ring, ContextKind::allgather, ContextKind::ulysses}) {
+    add(on(1, 1, 1, 2), [&](Configuration& c) { c.context = kind; });
+    add(on(1, 2, 2, 2), [&](Configuration& c) { c.context = kind, c.micro_batch = 2; });
+  }
+  // ZeRO, with and without replicas, and recomputation.
+  for (int zero : {1, 2, 3}) {
+    add(on(4, 1, 1), [&](Configuration& c) { c.zero = zero; });
+    add(on(4, 2, 1),
+        [&](Configuration& c) { c.zero = zero, c.hsdp = 2, c.recompute = Recompute::selective; });
+    add(on(2, 1, 2),
+        [&](Configuration& c) { c.zero = zero, c.schedule = "zb-h1", c.recompute = Recompute::full; });
+  }
+  add(on(1, 2, 2), [](Configuration& c) { c.recompute = Recompute::selective, c.micro_batch = 4; });
+  add(on(2, 1, 1, 2), [](Configuration& c) { c.zero = 3, c.recompute = Recompute::full; });
+  return all;
+}
+
+// Of the second step, of the first rank of each pipeline rank.
+std::vector<Memory> measure(const Plan& plan) {
+  std::vector<Memory> peaks(static_cast<std::size_t>(plan.mesh.size(Axis::pp)));
+  on_mesh(plan, [&](const Rank& rank) {
+    Trainer trainer(rank, plan, {}, 1);
+    for (std::int64_t step : {0, 1}) {
+      rank.arena().reset_peak();
+      trainer.compute_gradients(step, random_samples(plan));
+      trainer.apply_gradients(step);
+    }
+    const Coordinates at = rank.coordinates();
+    if (at.dp == 0 && at.tp == 0 && at.cp == 0) peaks[static_cast<std::size_t>(at.pp)] = rank.arena().peak();
+  });
+  return peaks;
+}
+
+TEST(PlanTwins, MemoryIsWhatTrainingHolds) {
+  const std::vector<Configuration> all = configurations();
+  ASSERT_GE(all.size(), 30u);
+  for (Family family : {Family::gpt2, Family::llama}) {
+    const Workload work = workload(family);
+    StepModel model(work);
+    for (const Configuration& c : all) {
+      SCOPED_TRACE(fmt::format("{} {}", family == Family::gpt2 ? "gpt2" : "llama", describe(c)));
+      ASSERT_EQ(shape_problem(work, c), "");
+      ASSERT_EQ(model.schedule_problem(c), "");
+      const Estimate estimate = model.estimate(c);
+      const std::vector<Memory> measured = measure(as_plan(work, c, estimate.layers));
+      ASSERT_EQ(estimate.rank_memory.size(), measured.size());
+      ASSERT_GT(measured.back()[MemoryCategory::activations], 0);
+      for (std::size_t r = 0; r < measured.size(); ++r)
+        for (MemoryCategory category : {MemoryCategory::parameters, MemoryCategory::gradients,
+                                        MemoryCategory::optimizer, MemoryCategory::activations})
+          EXPECT_EQ(estimate.rank_memory[r][category], measured[r][category])
+              << memory_category_name(category) << " of pipeline rank " << r;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace echelon
