@@ -2,19 +2,12 @@
 // simulated with these times, data-parallel traffic, optimizer.
 #pragma once
 
-#include <map>
-#include <memory>
-#include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "plan/configuration.h"
-#include "plan/footprint.h"
-#include "plan/layer_seconds.h"
-#include "plan/schedule_shelf.h"
-#include "plan/state_seconds.h"
+#include "plan/stages.h"
 #include "schedule/simulate.h"
 #include "spec/memory.h"
 
@@ -56,16 +49,16 @@ struct Outlook {
 class StepModel {
  public:
   explicit StepModel(Workload work);
-  ~StepModel();
+  StepModel(const StepModel&) = delete;
+  StepModel& operator=(const StepModel&) = delete;
 
   const Workload& workload() const { return work_; }
   // Memory that a plan may use of a device.
   double usable_bytes() const { return work_.machine.memory_bytes - work_.machine.reserved_bytes; }
 
-  // Why the schedule does not fit; empty where it does. Shapes must be legal (shape_problem()).
-  std::string schedule_problem(const Configuration& c);
-  // Whether balancing its layers gives the even split.
-  bool splits_evenly(const Configuration& c);
+  // As those of Stages.
+  std::string schedule_problem(const Configuration& c) { return stages_.schedule_problem(c); }
+  bool splits_evenly(const Configuration& c) { return stages_.splits_evenly(c); }
   // No step of this mesh, micro-batch and recomputation takes less, whatever its schedule, split and
   // sharding: the model's passes shared out evenly over the pipeline.
   double least_seconds(const Configuration& c);
@@ -79,44 +72,18 @@ class StepModel {
   Timeline timeline(const Configuration& c);
 
  private:
-  struct Prices {
-    ModelSeconds seconds;
-    SavedBytes saved;
-    ParameterCounts counts;
-  };
-  struct Shape;  // a configuration's stages: layers, times, shares
-  using PriceKey = std::tuple<int, int, int, int, int, int, int, int, std::int64_t, int, int>;
-
   struct Ends {
     std::vector<double> of_rank;  // seconds at which its last instruction ends
     double bubble_fraction = 0;
   };
   const Ends& simulated(const Configuration& c, const SimulationCosts& costs);
-  const Prices& prices(const Configuration& c);
-  const Shape& shape(const Configuration& c);
-  Shape make_shape(const Configuration& c);
-  void bound(const Configuration& c, Shape& shape) const;
-  std::vector<std::int64_t> layers(const Configuration& c, const ScheduleFacts& facts);
-  LayerSeconds stage_seconds(const Configuration& c, const Prices& p, const std::vector<std::int64_t>& layers,
-                             std::size_t stage) const;
-  double exposed_seconds(const Configuration& c, const Shape& shape, std::size_t rank) const;
-  double message_seconds(const Configuration& c, const Prices& p) const;
-  std::int64_t pipeline_stride(const Configuration& c) const {
-    return std::int64_t{c.tp} * c.cp * c.dp * c.pp;
-  }
   // Factors of the step time between which 8 of 10 measurements of such a configuration lie.
   std::pair<double, double> interval(const Configuration& c) const;
   double whole_step(const Configuration& c, double seconds) const;
 
   Workload work_;
-  OpSeconds ops_;
-  StateSeconds state_;
-  ScheduleShelf shelf_;
-  std::map<PriceKey, Prices> prices_;
-  std::map<int, ParameterCounts> counts_;
+  Stages stages_;
   double flops_per_step_ = 0;
-  Configuration last_shaped_;
-  std::unique_ptr<Shape> last_shape_;
   Configuration last_simulated_;
   Ends last_ends_;
 };
