@@ -60,9 +60,9 @@ std::string Mesh::describe() const {
   for (Axis axis : order)
     if (size(axis) > 1)
       axes += fmt::format("{}{} {}", axes.empty() ? "" : " x ", axis_name(axis), size(axis));
-  if (ep > 1) axes += fmt::format(", ep {} over dp x cp", ep);
   const int ranks = num_ranks();
-  return axes.empty() ? "1 rank" : fmt::format("{} ranks = {} (outermost first)", ranks, axes);
+  return axes.empty() ? "1 rank" : fmt::format("{} ranks = {} (outermost first){}", ranks, axes,
+                                            ep > 1 ? fmt::format(", ep {} over dp x cp", ep) : "");
 }
 
 void validate(const Mesh& mesh) {
