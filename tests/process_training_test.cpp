@@ -17,6 +17,7 @@ using nlohmann::json;
 struct Case {
   int ranks;
   const char* flags;
+  const char* model = "llama-tiny";
 };
 
 class ProcessTraining : public testing::Test {
@@ -26,12 +27,13 @@ class ProcessTraining : public testing::Test {
     for (int i = 0; i < 400; ++i) text += fmt::format("{} bottles of {} on the wall\n", i, i * i);
     write_text(directory_ / "text", text);
   }
-  std::string training(const char* flags, const std::string& name, int steps = 3) const {
+  std::string training(const char* flags, const std::string& name, int steps = 3,
+                       const char* model = "llama-tiny") const {
     return fmt::format(
-        "train --model llama-tiny --data {0}/text {1} --dtype {2} --global-batch 8 --micro-batch 1 --seq-len "
+        "train --model {5} --data {0}/text {1} --dtype {2} --global-batch 8 --micro-batch 1 --seq-len "
         "24 "
         "--steps {4} --threads 1 --sample 4 --checkpoint {0}/{3} --log {0}/{3}.jsonl",
-        std::string(directory_.path()), flags, ECHELON_TEST_DTYPE, name, steps);
+        std::string(directory_.path()), flags, ECHELON_TEST_DTYPE, name, steps, model);
   }
   // What does not depend on the clock.
   std::vector<json> log(const std::string& name) const {
@@ -48,9 +50,10 @@ class ProcessTraining : public testing::Test {
     SCOPED_TRACE(fmt::format("{} ranks: {}", c.ranks, c.flags));
     const std::string threads = fmt::format("threads{}", ++count_),
                       processes = fmt::format("processes{}", count_);
-    const CommandResult a = run_command(fmt::format("{} {}", ECHELON_BINARY, training(c.flags, threads)));
+    const CommandResult a =
+        run_command(fmt::format("{} {}", ECHELON_BINARY, training(c.flags, threads, 3, c.model)));
     ASSERT_EQ(a.status, 0) << a.output;
-    const CommandResult b = run_command(under_mpirun(c.ranks, training(c.flags, processes)));
+    const CommandResult b = run_command(under_mpirun(c.ranks, training(c.flags, processes, 3, c.model)));
     ASSERT_EQ(b.status, 0) << b.output;
     EXPECT_EQ(log(threads), log(processes));
     EXPECT_EQ(log(threads).size(), 4u);
@@ -60,7 +63,8 @@ class ProcessTraining : public testing::Test {
       const std::size_t at = text.find(begin);
       return at == std::string::npos ? std::string() : text.substr(at, text.find('\n', at) - at);
     };
-    for (const char* begin : {"  total ", "  dp all_reduce ", "  tp all_gather ", "  pp send "})
+    for (const char* begin :
+         {"  total ", "  dp all_reduce ", "  tp all_gather ", "  pp send ", "  ep all_to_all "})
       EXPECT_EQ(line(a.output, begin), line(b.output, begin));
     const CommandResult diff = run_command(fmt::format("{} checkpoint diff {}/{} {}/{}", ECHELON_BINARY,
                                                        std::string(directory_.path()), threads,
@@ -68,10 +72,10 @@ class ProcessTraining : public testing::Test {
     EXPECT_EQ(diff.status, 0) << diff.output;
   }
   void proves(const Case& c) const {
-    const CommandResult r = run_command(
-        under_mpirun(c.ranks, fmt::format("verify --model llama-tiny {} --dtype f64 --global-batch 8 "
-                                          "--seq-len 12 --steps 2 --threads 1",
-                                          c.flags)));
+    const CommandResult r =
+        run_command(under_mpirun(c.ranks, fmt::format("verify --model {} {} --dtype f64 --global-batch 8 "
+                                                      "--seq-len 12 --steps 2 --threads 1",
+                                                      c.model, c.flags)));
     EXPECT_EQ(r.status, 0) << c.flags << "\n" << r.output;
     EXPECT_NE(r.output.find("PASS"), std::string::npos) << c.flags << "\n" << r.output;
   }
@@ -89,7 +93,8 @@ TEST_F(ProcessTraining, FourRanks) {
   for (const Case& c :
        {Case{4, "--dp 2 --tp 2 --zero 3"}, Case{4, "--dp 4 --compress int8"},
         Case{4, "--pp 4 --schedule 1f1b"}, Case{4, "--pp 2 --dp 2 --schedule pipedream --clip 0"},
-        Case{4, "--dp 4 --compress powersgd:2 --zero 1"}, Case{4, "--dp 2 --cp 2"}})
+        Case{4, "--dp 4 --compress powersgd:2 --zero 1"}, Case{4, "--dp 2 --cp 2"},
+        Case{4, "--dp 4 --tp 1 --ep 4 --zero 1", "mixtral-tiny"}})
     same(c);
   for (const Case& c :
        {Case{4, "--dp 2 --tp 1 --pp 2 --schedule zb-v"}, Case{4, "--dp 1 --tp 4"},
@@ -102,7 +107,8 @@ TEST_F(ProcessTraining, EightRanks) {
        {Case{8, "--dp 2 --tp 2 --pp 2 --zero 1"}, Case{8, "--pp 4 --tp 2 --schedule interleaved --chunks 2"},
         Case{8, "--dp 8 --zero 3"}})
     same(c);
-  for (const Case& c : {Case{8, "--dp 2 --tp 2 --pp 2"}, Case{8, "--pp 2 --dp 2 --tp 2 --schedule dualpipe"}})
+  for (const Case& c : {Case{8, "--dp 2 --tp 2 --pp 2"}, Case{8, "--pp 2 --dp 2 --tp 2 --schedule dualpipe"},
+                        Case{8, "--pp 2 --dp 2 --tp 2 --ep 2 --schedule dualpipe", "deepseek-tiny"}})
     proves(c);
 }
 

@@ -41,8 +41,8 @@ FlatLayout flat_layout(const std::vector<std::vector<ParamSpec>>& groups, int tp
 
 std::vector<BucketRange> gradient_buckets(const FlatLayout& layout, std::int64_t bucket_elements) {
   std::vector<BucketRange> buckets;
-  BucketRange cut{{layout.cut_ranges.back().end, layout.cut_ranges.back().end}, false},
-      experts{{layout.expert_ranges.back().end, layout.expert_ranges.back().end}, true};
+  if (layout.cut_ranges.empty()) return buckets;  // a stage without layers
+  BucketRange cut{layout.cut_ranges.back(), false}, experts{layout.expert_ranges.back(), true};
   for (std::size_t g = layout.cut_ranges.size(); g-- > 0;) {
     cut.range.begin = layout.cut_ranges[g].begin;
     experts.range.begin = layout.expert_ranges[g].begin;
