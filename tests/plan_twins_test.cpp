@@ -1,5 +1,5 @@
 // What the planner's search says that a configuration holds is what training it holds: 36 configurations over
-// all axes, schedules, kinds of sharding and of recomputation.
+// all axes, schedules, kinds of sharding and of recomputation, and 9 more of a mixture of experts.
 #include <gtest/gtest.h>
 
 #include <mutex>
@@ -32,6 +32,15 @@ Workload workload(Family family) {
   w.precision = Precision::f32;
   w.machine = load_machine("a100-80");
   w.software = load_software("echelon");
+  return w;
+}
+
+// Of experts that all get every token, so that their loads are even.
+Workload mixture_workload() {
+  Workload w = workload(Family::llama);
+  w.model.experts = Experts::mixtral;
+  w.model.num_experts = w.model.experts_per_token = 4;
+  w.model.expert_hidden = 16;
   return w;
 }
 
@@ -84,6 +93,25 @@ std::vector<Configuration> configurations() {
   return all;
 }
 
+std::vector<Configuration> mixture_configurations() {
+  std::vector<Configuration> all;
+  const auto add = [&](Configuration c, int ep, const auto& change) {
+    c.ep = ep;
+    c.etp = c.tp;
+    change(c);
+    all.push_back(c);
+  };
+  const auto as_it_is = [](Configuration&) {};
+  add(on(2, 1, 1), 1, as_it_is);
+  add(on(2, 1, 1), 2, as_it_is);
+  add(on(2, 2, 1), 2, [](Configuration& c) { c.recompute = Recompute::full; });
+  add(on(2, 1, 1, 2), 4, as_it_is);
+  for (int zero : {1, 2, 3}) add(on(4, 1, 1), 2, [&](Configuration& c) { c.zero = zero; });
+  add(on(4, 1, 2), 4, [](Configuration& c) { c.schedule = "1f1b"; });
+  add(on(2, 1, 2), 2, [](Configuration& c) { c.schedule = "dualpipe"; });
+  return all;
+}
+
 // Of the second step, of the first rank of each pipeline rank.
 std::vector<Memory> measure(const Plan& plan) {
   std::vector<Memory> peaks(static_cast<std::size_t>(plan.mesh.size(Axis::pp)));
@@ -100,27 +128,29 @@ std::vector<Memory> measure(const Plan& plan) {
   return peaks;
 }
 
+void expect_held(const Workload& work, const std::vector<Configuration>& all) {
+  StepModel model(work);
+  for (const Configuration& c : all) {
+    SCOPED_TRACE(fmt::format("{} {}", work.model.family == Family::gpt2 ? "gpt2" : "llama", describe(c)));
+    ASSERT_EQ(shape_problem(work, c), "");
+    ASSERT_EQ(model.schedule_problem(c), "");
+    const Estimate estimate = model.estimate(c);
+    const std::vector<Memory> measured = measure(as_plan(work, c, estimate.layers));
+    ASSERT_EQ(estimate.rank_memory.size(), measured.size());
+    ASSERT_GT(measured.back()[MemoryCategory::activations], 0);
+    for (std::size_t r = 0; r < measured.size(); ++r)
+      for (MemoryCategory category : {MemoryCategory::parameters, MemoryCategory::gradients,
+                                      MemoryCategory::optimizer, MemoryCategory::activations})
+        EXPECT_EQ(estimate.rank_memory[r][category], measured[r][category])
+            << memory_category_name(category) << " of pipeline rank " << r;
+  }
+}
+
 TEST(PlanTwins, MemoryIsWhatTrainingHolds) {
   const std::vector<Configuration> all = configurations();
   ASSERT_GE(all.size(), 30u);
-  for (Family family : {Family::gpt2, Family::llama}) {
-    const Workload work = workload(family);
-    StepModel model(work);
-    for (const Configuration& c : all) {
-      SCOPED_TRACE(fmt::format("{} {}", family == Family::gpt2 ? "gpt2" : "llama", describe(c)));
-      ASSERT_EQ(shape_problem(work, c), "");
-      ASSERT_EQ(model.schedule_problem(c), "");
-      const Estimate estimate = model.estimate(c);
-      const std::vector<Memory> measured = measure(as_plan(work, c, estimate.layers));
-      ASSERT_EQ(estimate.rank_memory.size(), measured.size());
-      ASSERT_GT(measured.back()[MemoryCategory::activations], 0);
-      for (std::size_t r = 0; r < measured.size(); ++r)
-        for (MemoryCategory category : {MemoryCategory::parameters, MemoryCategory::gradients,
-                                        MemoryCategory::optimizer, MemoryCategory::activations})
-          EXPECT_EQ(estimate.rank_memory[r][category], measured[r][category])
-              << memory_category_name(category) << " of pipeline rank " << r;
-    }
-  }
+  for (Family family : {Family::gpt2, Family::llama}) expect_held(workload(family), all);
+  expect_held(mixture_workload(), mixture_configurations());
 }
 
 }  // namespace

@@ -65,6 +65,13 @@ std::string shape_problem(const Workload& work, const Configuration& c) {
     if (c.dp * c.cp * c.tp % (c.ep * c.etp) != 0)
       return fmt::format("ep {}: does not divide dp x cp x tp = {}", c.ep * c.etp, c.dp * c.cp * c.tp);
     if (c.tp % c.etp != 0) return fmt::format("etp {}: does not divide tp {}", c.etp, c.tp);
+    if (work.software.is_this_trainer) {
+      if (c.etp != c.tp)
+        return fmt::format("etp {}: experts are cut over tp {} here, as MLPs are", c.etp, c.tp);
+      const int block = c.zero > 0 ? c.shards() : c.dp * c.cp;
+      if (block % c.ep != 0)
+        return fmt::format("ep {}: does not divide the {} ranks that state is cut over", c.ep, block);
+    }
   }
   if (c.pp * std::max(1, c.chunks) > m.num_layers)
     return fmt::format("pp {} x {} chunks: the model has {} layers", c.pp, c.chunks, m.num_layers);

@@ -149,7 +149,7 @@ Estimate StepModel::estimate(const Configuration& c) {
   e.seconds = whole_step(c, latest);
   parts.other = e.seconds - latest;
 
-  const bool walked = work_.software.is_this_trainer && work_.model.experts == Experts::none;
+  const bool walked = work_.software.is_this_trainer && !work_.model.latent_attention();
   if (walked) e.rank_memory = walked_memory(work_, c, s.layers);
   for (std::size_t r = 0; r < s.ranks.size(); ++r) {
     if (!walked) e.rank_memory.push_back(footprint(work_, c, p.counts, p.saved, s.ranks[r]));
