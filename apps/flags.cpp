@@ -52,7 +52,7 @@ void PlanFlags::add_to(CLI::App& app, const Plan& defaults) {
   add_number(app, "--bias-rate", bias_rate_,
              "Loss-free balancing: how far a step moves the bias of each expert against its load");
   app.add_option("--balance-scope", balance_scope_, "Tokens over which balance losses and capacities count")
-      ->type_name("sequence|microbatch")
+      ->type_name("sequence|microbatch|batch")
       ->default_str(balance_scope_name(defaults.balancing.scope));
   add_number(app, "--capacity", capacity_,
              "Most tokens of an expert, as a multiple of the even load; 0: nothing is dropped");

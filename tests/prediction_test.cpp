@@ -143,6 +143,23 @@ TEST(Prediction, IsExactForMixturesOfExperts) {
   expect_predicted(plan);
 }
 
+// One sum of counts a layer and step, over all ranks of its tokens.
+TEST(Prediction, IsExactForLossesOfTheGlobalBatch) {
+  for (auto [dp, tp, pp, cp] : {std::tuple{2, 1, 1, 1}, {2, 2, 1, 2}, {1, 2, 2, 1}, {2, 1, 2, 1}}) {
+    Plan plan = odd_plan(odd_deepseek(4), dp, tp, tp > 1);
+    plan.mesh.set(Axis::pp, pp);
+    plan.mesh.set(Axis::cp, cp);
+    plan.seq_len = 12;
+    plan.global_batch = 8;
+    plan.micro_batch = pp > 1 ? 2 : 8;
+    plan.schedule = "gpipe";
+    plan.balancing = all_losses();
+    plan.balancing.scope = BalanceScope::batch;
+    SCOPED_TRACE(describe_experts(plan));
+    expect_predicted(plan);
+  }
+}
+
 constexpr std::array zero_stages{1, 2, 3};
 
 // DualPipe's forward and backward passes that run together change places while tokens travel.

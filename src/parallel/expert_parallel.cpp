@@ -304,11 +304,39 @@ void ExpertParallel::route_backward(const Tensor& normed, Saved& saved, Backward
                    d = d_logits] { gate.backward_weight(kernels, x, d); });
 }
 
+void ExpertParallel::begin_step() const {
+  batch_counts_.assign(static_cast<std::size_t>(num_routing_counts(experts(), router_.spec())), 0);
+  batch_is_known_ = false;
+}
+
+void ExpertParallel::count_forward(const Saved& saved) const {
+  if (balancing_.scope == BalanceScope::batch && !batch_counts_.empty() && !batch_is_known_)
+    count_routed(saved.ids, experts(), router_.spec(), batch_counts_);
+}
+
+// The first backward pass of a step adds up those of all ranks.
+std::span<const double> ExpertParallel::batch_counts() const {
+  if (!batch_is_known_) {
+    const Tensor counts(rank_->arena(), MemoryCategory::other, DType::f64, {std::ssize(batch_counts_)});
+    std::copy(batch_counts_.begin(), batch_counts_.end(), counts.data<double>());
+    rank_->dp_cp().all_reduce(counts).wait();
+    std::copy_n(counts.data<double>(), counts.numel(), batch_counts_.begin());
+    batch_is_known_ = true;
+  }
+  return batch_counts_;
+}
+
 RouterLosses ExpertParallel::losses(const Saved& saved) const {
   RouterLosses terms;
   terms.z_loss = balancing_.z_loss;
   const std::int64_t number = scopes(saved), rows = saved.ids.rows();
   if (!balancing_.has_counts() || number == 0) return terms;
+  if (balancing_.scope == BalanceScope::batch) {
+    terms.rows_per_scope = rows;
+    add_balance_factors(balancing_, router_.spec(), experts(), k(), 1 / loss_scale_, batch_counts(),
+                        terms.factors);
+    return terms;
+  }
   terms.rows_per_scope = rows / number;
   const std::int64_t width = num_routing_counts(experts(), router_.spec());
   const Tensor counts(rank_->arena(), MemoryCategory::other, DType::f64, {number, width});

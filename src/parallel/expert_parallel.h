@@ -66,6 +66,10 @@ class ExpertParallel {
   // generation
   // (`sequences` 0) nothing is dropped.
   Saved route(const Tensor& normed_here, std::int64_t rows, std::int64_t sequences) const;
+  // A training step begins: see count_forward().
+  void begin_step() const;
+  // In a forward pass, not where it is made again: what the losses of the global batch wait for.
+  void count_forward(const Saved& saved) const;
   // From all rows (N, C) up to the experts' hidden values, and from there to the partial sum y (N, C). These
   // and backward_input() pause while whole rows travel; what they are given outlives them.
   Work<void> in_forward(const Tensor& normed, Saved& saved) const;
@@ -107,6 +111,7 @@ class ExpertParallel {
   Tensor keep_of_scopes(const Tensor& ids, const Tensor& weights, std::int64_t scopes) const;
   Tensor keep_of_sequences(const Saved& saved) const;
   RouterLosses losses(const Saved& saved) const;
+  std::span<const double> batch_counts() const;
   Tensor take(const Tensor& normed, const Saved& saved) const;
   Tensor by_place(const Tensor& weights, const Saved& saved) const;
   void count(const Saved& saved) const;
@@ -130,6 +135,8 @@ class ExpertParallel {
   std::optional<Mlp> shared_;
   // Of a step, as gradients are; and what steps have made of them, as weights are.
   mutable RoutingCounts counts_;
+  mutable std::vector<double> batch_counts_;  // of the forward passes here; of all, once they are known
+  mutable bool batch_is_known_ = false;
   mutable std::vector<double> bias_;  // (E); empty: none
 };
 

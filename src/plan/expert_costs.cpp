@@ -42,7 +42,8 @@ ExpertCosts::ExpertCosts(const Plan& plan, std::int64_t sequences, const Coordin
   d_weights_ = rows_ * k_ * element_;
   d_weights_here_ = here * k_ * element_;
   const std::int64_t scopes = plan.balancing.scope == BalanceScope::sequence ? sequences : 1;
-  counts_ = plan.balancing.has_counts() ? scopes * (m.num_experts + m.router.groups) : 0;
+  const bool each = plan.balancing.has_counts() && plan.balancing.scope != BalanceScope::batch;
+  counts_ = each ? scopes * (m.num_experts + m.router.groups) : 0;
 }
 
 void ExpertCosts::route(Account& a) const {

@@ -214,6 +214,14 @@ Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, const 
     const auto num_parameters = static_cast<std::int64_t>(all_parameters(plan.model).size());
     for (Counter* axis : {&along_tp, &along_pp, &along_ep}) axis->all_reduce(num_parameters, 8);
   }
+  // What the losses of the global batch count, in the backward pass of the first microbatch.
+  if (plan.balancing.has_counts() && plan.balancing.scope == BalanceScope::batch)
+    for (const int stage : pipeline.stages_of(at.pp)) {
+      const Range layers = pipeline.slices()[static_cast<std::size_t>(stage)].layers;
+      for (std::int64_t layer = layers.begin; layer < layers.end; ++layer)
+        if (plan.model.has_experts(layer))
+          along_dp.all_reduce(plan.model.num_experts + plan.model.router.groups, 8);
+    }
   // What the routers did.
   if (const std::int64_t layers = plan.model.num_expert_layers();
       layers > 0 && programs.flushes() && plan.optimizer_barrier) {

@@ -160,6 +160,41 @@ void refuse_stream(const Plan& plan) {
         plan.schedule, plan.model.name);
 }
 
+// Of the global batch no counts are known before its last forward pass, so that a backward pass that comes
+// earlier could only have the loss of other tokens. Ranks that add counts up do so in the backward pass of
+// their first microbatch, between which and the last one gradients are not summed.
+void refuse_batch_scope(const Plan& plan, const Schedule& schedule, bool same_microbatches) {
+  if (plan.balancing.scope != BalanceScope::batch || !plan.balancing.has_counts()) return;
+  const char* legal =
+      "legal: --balance-scope sequence or microbatch, one microbatch a rank (--micro-batch at least what "
+      "each "
+      "has), or --schedule gpipe with --pp of at least 2";
+  if (!plan.optimizer_barrier)
+    refuse("--balance-scope batch: with --optimizer-barrier off forward passes are taken back; {}", legal);
+  if (!same_microbatches)
+    refuse(
+        "--balance-scope batch: with --global-batch {} --dp {} --micro-batch {} some ranks have more "
+        "microbatches than others; {}",
+        plan.global_batch, plan.mesh.size(Axis::dp), plan.micro_batch, legal);
+  if (parameter_copies(schedule) > 1)
+    refuse(
+        "--balance-scope batch: {} runs each stage on two ranks, which would wait for each other's counts; "
+        "{}",
+        schedule.name, legal);
+  for (const auto& instructions : schedule.ranks) {
+    std::set<int> backward;  // stages that have begun it
+    for (const Instruction& i : instructions) {
+      if (i.op == Op::B || i.op == Op::BW) backward.insert(i.stage);
+      if (i.op == Op::F && backward.contains(i.stage))
+        refuse(
+            "--balance-scope batch: {} with {} microbatches begins backward passes before the tokens of all "
+            "forward passes are counted; {}",
+            plan.mesh.size(Axis::pp) == 1 ? "one pipeline rank" : schedule.name.c_str(),
+            schedule.num_microbatches, legal);
+    }
+  }
+}
+
 void refuse_without_barrier(const Plan& plan, const Schedule& schedule) {
   if (schedule.num_ranks() == 1)
     refuse("--optimizer-barrier off: needs a pipeline, and --pp is 1; legal: on, or --pp of at least 2");
@@ -192,6 +227,7 @@ PipelineLayout::PipelineLayout(const Plan& plan)
   const Schedule& schedule = programs(0).schedule();
   if (!programs(0).flushes()) refuse_stream(plan);
   if (!plan.optimizer_barrier) refuse_without_barrier(plan, schedule);
+  refuse_batch_scope(plan, schedule, programs_.size() == 1);
   slices_ = cut_layers(plan, schedule);
   hold(plan, schedule);
 }

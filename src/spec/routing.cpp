@@ -11,7 +11,9 @@
 namespace echelon {
 
 const char* balance_scope_name(BalanceScope scope) {
-  return scope == BalanceScope::sequence ? "sequence" : "microbatch";
+  return scope == BalanceScope::sequence     ? "sequence"
+         : scope == BalanceScope::microbatch ? "microbatch"
+                                             : "batch";
 }
 
 const char* drop_policy_name(DropPolicy policy) {
@@ -19,9 +21,9 @@ const char* drop_policy_name(DropPolicy policy) {
 }
 
 BalanceScope parse_balance_scope(const std::string& text, const std::string& field) {
-  for (BalanceScope scope : {BalanceScope::sequence, BalanceScope::microbatch})
+  for (BalanceScope scope : {BalanceScope::sequence, BalanceScope::microbatch, BalanceScope::batch})
     if (text == balance_scope_name(scope)) return scope;
-  refuse("{} {}: no such scope; legal: sequence, microbatch", field, text);
+  refuse("{} {}: no such scope; legal: sequence, microbatch, batch", field, text);
 }
 
 DropPolicy parse_drop_policy(const std::string& text, const std::string& field) {
@@ -56,6 +58,12 @@ void validate_numbers(const Plan& plan) {
 // A microbatch is a scope only where it is the same on one rank.
 void validate_scope(const Plan& plan) {
   const Balancing& b = plan.balancing;
+  if (b.scope == BalanceScope::batch && b.capacity > 0)
+    refuse(
+        "--balance-scope batch: with --capacity {} all ranks would have to agree which tokens of the batch "
+        "an "
+        "expert drops; legal: --capacity 0, or --balance-scope sequence or microbatch",
+        b.capacity);
   if (b.scope != BalanceScope::microbatch || (!b.has_counts() && b.capacity == 0)) return;
   for (int dp = 1; dp < plan.mesh.size(Axis::dp); ++dp)
     if (dp_samples(plan, dp).begin % plan.micro_batch != 0)

@@ -28,6 +28,10 @@ struct RouterSpec {
 enum class BalanceScope {
   sequence,    // each sequence by itself: the same on every mesh and for every --micro-batch
   microbatch,  // those of a data-parallel rank's microbatch, over all ranks that share its sequences (cp)
+  // The global batch (Qiu et al. 2025, https://arxiv.org/abs/2501.11873). Its counts are known when all its
+  // forward passes are done, so that no backward pass may begin before: one microbatch a rank, or a schedule
+  // like GPipe's.
+  batch,
 };
 
 // Which tokens stay where an expert has more than its capacity.

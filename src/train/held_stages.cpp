@@ -70,6 +70,10 @@ double HeldStages::evaluate(const Microbatch& microbatch) const {
   return loss;
 }
 
+void HeldStages::begin_step() const {
+  for (const Stage& stage : held_) stage.begin_step();
+}
+
 std::vector<RoutingCounts> HeldStages::take_routing_counts() const {
   std::vector<RoutingCounts> counts;
   for (const Stage& stage : held_) stage.take_routing_counts(counts);

@@ -21,6 +21,7 @@ class HeldStages {
   Tensor make_boundary(std::int64_t rows) const;
 
   // Of this rank's layers that have experts, stage by stage.
+  void begin_step() const;  // of training
   std::vector<RoutingCounts> take_routing_counts() const;
   void balance_routers(const std::vector<RoutingCounts>& counts) const;
   RouterBiases router_biases() const;

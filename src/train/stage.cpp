@@ -167,6 +167,11 @@ void Stage::take_routing_counts(std::vector<RoutingCounts>& counts) const {
   }
 }
 
+void Stage::begin_step() const {
+  for (const TransformerBlock& block : blocks_)
+    if (block.experts() != nullptr) block.experts()->begin_step();
+}
+
 void Stage::balance_routers(const std::vector<RoutingCounts>& counts) const {
   for (const RoutingCounts& c : counts) {
     const std::int64_t i = c.layer - first_layer_;

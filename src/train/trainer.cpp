@@ -153,6 +153,7 @@ double Trainer::compute_gradients(std::int64_t step, const SampleSource& samples
   first_step_ = step;
   begin_update();
   training_.prepare(0);
+  stages_.begin_step();
   parameters_.begin_uses(group_uses(*pipeline_, programs_.program(0, 1), rank_.coordinate(Axis::pp)));
   run(programs_.program(0, 1));
   parameters_.end_uses();

@@ -116,7 +116,10 @@ Work<Tensor> TransformerBlock::run_forward(const Tensor& x, std::int64_t rows, s
   normed = rank_->activation({here, width});
   norm2_.forward(kernels, middle, normed, stats2);
   ExpertParallel::Saved routed;
-  if (experts_) routed = experts_->route(normed, rows, sequences);
+  if (experts_) {
+    routed = experts_->route(normed, rows, sequences);
+    if (until == Until::end && sequences > 0) experts_->count_forward(routed);
+  }
   normed = tensor_parallel_.enter(normed, rows).get();
   Tensor hidden;
   if (experts_) {
