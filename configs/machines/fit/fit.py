@@ -8,7 +8,7 @@ Every third row of a small table is fitted on (every fifth of a sweep); the othe
 robust (an error of 10% weighs little less than one of 50%), so that rows from broken runs do not pull. The search
 is a pattern search over the logarithms of the numbers; it needs nothing but Python's own library. What it finds is
 written into configs/. The scorer has the presets built in: build it again before the next group, and before the
-last one, `intervals`, which writes the interval (low, high) of each program from the fitted rows' errors.
+last one, `intervals`, which writes the intervals of each program by kind of configuration from all rows' errors.
 """
 import math
 import pathlib
