@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "plan/memory.h"
+#include "plan/op_seconds.h"
 #include "schedule/schedules.h"
 
 namespace echelon {
@@ -134,6 +135,93 @@ TEST(StepModel, ContextGrowsWithItsRanksAtTheSameMemory) {
     EXPECT_EQ(model.estimate(c).memory[MemoryCategory::activations],
               one.estimate(Configuration{}).memory[MemoryCategory::activations]);
   }
+}
+
+// Rings over nodes wait at each link; all-reduce has trees, and a group inside a node crosses none.
+TEST(OpSeconds, OnlyRingsOverNodesWait) {
+  const Machine machine = load_machine("h100");
+  Machine waiting = machine;
+  waiting.tiers.back().ring_seconds = 1e-3;
+  const Software software;
+  const OpSeconds quick(machine, software, Precision::bf16), slow(waiting, software, Precision::bf16);
+  const auto more = [&](Verb verb, std::int64_t size, std::int64_t stride) {
+    return slow.collective(verb, 1e6, size, stride) - quick.collective(verb, 1e6, size, stride);
+  };
+  EXPECT_NEAR(more(Verb::all_gather, 32, 1), 3e-3, 1e-12);  // four nodes
+  EXPECT_NEAR(more(Verb::reduce_scatter, 8, 8), 7e-3, 1e-12);
+  EXPECT_EQ(more(Verb::all_reduce, 32, 1), 0);
+  EXPECT_EQ(more(Verb::all_gather, 8, 1), 0);
+  EXPECT_NEAR(slow.ring_wait(Verb::all_gather, 32, 1), 3e-3, 1e-12);
+}
+
+double step_seconds(const Workload& work, const Configuration& c) {
+  return StepModel(work).estimate(c).seconds;
+}
+
+// A layer takes no less than the host: for each of its collectives the same, and as much again for each rank.
+TEST(StepModel, CallsOfCollectivesHoldUpSmallLayers) {
+  Workload work = workload("gpt2-124m", 8);
+  work.seq_len = 128;
+  Configuration c;
+  c.tp = 4;
+  c.micro_batch = 8;
+  const double without = step_seconds(work, c);
+  work.software.collective_rank_seconds = 1e-3;
+  const double with = step_seconds(work, c);
+  // Ten collectives of a layer, forwards and backwards; what the device takes is behind it.
+  const double host = 12 * 10 * 4 * 1e-3;
+  EXPECT_GT(with, host);
+  EXPECT_LT(with, host + without);
+}
+
+// The loss alone on the last stage, with logits handed over: the output matrix stays on the stage before.
+TEST(StepModel, TheLossMayBeAStageOfItsOwn) {
+  Workload work = workload("llama-3-8b", 64);
+  Configuration c;
+  c.pp = 4;
+  c.layers_per_stage = {11, 11, 10, 0};
+  const Estimate whole = StepModel(work).estimate(c);
+  work.software.loss_apart = true;
+  const Estimate apart = StepModel(work).estimate(c);
+  const auto total = [](const StageTimes& t) { return t.forward + t.backward_input + t.backward_weight; };
+  EXPECT_GT(total(apart.costs.stages[2]), total(whole.costs.stages[2]));
+  EXPECT_LT(total(apart.costs.stages[3]), total(whole.costs.stages[3]));
+  EXPECT_DOUBLE_EQ(total(apart.costs.stages[1]), total(whole.costs.stages[1]));
+}
+
+TEST(StepModel, MessagesInPartsAreFaster) {
+  Workload work = workload("llama-3-8b", 64);
+  Configuration c;
+  c.tp = 8;
+  c.pp = 4;
+  c.sequence_parallel = false;
+  work.software.scatters_messages = false;
+  const double message = StepModel(work).estimate(c).costs.message;
+  work.software.scatters_messages = true;
+  EXPECT_LT(StepModel(work).estimate(c).costs.message, message / 3);
+  c.sequence_parallel = true;  // they are parts already
+  const double parts = StepModel(work).estimate(c).costs.message;
+  work.software.scatters_messages = false;
+  EXPECT_EQ(StepModel(work).estimate(c).costs.message, parts);
+}
+
+TEST(StepModel, IntervalsAreOfAKindOfConfiguration) {
+  const auto interval = [](Workload work, int gpus) {
+    work.software.low = 0.9, work.software.high = 1.1;
+    work.software.nodes_low = 0.8, work.software.nodes_high = 1.2;
+    work.software.experts_low = 0.7, work.software.experts_high = 1.3;
+    Configuration c;
+    c.dp = gpus;
+    const Estimate e = StepModel(work).estimate(c);
+    return std::pair{e.low / e.seconds, e.high / e.seconds};
+  };
+  const auto expect = [](std::pair<double, double> is, double low, double high) {
+    EXPECT_NEAR(is.first, low, 1e-12);
+    EXPECT_NEAR(is.second, high, 1e-12);
+  };
+  expect(interval(workload("llama-3-8b", 64), 8), 0.9, 1.1);
+  expect(interval(workload("llama-3-8b", 64), 16), 0.8, 1.2);
+  expect(interval(workload("mixtral-8x7b", 64), 8), 0.7, 1.3);
 }
 
 // Of this repository's trainer a plan says what the trainer's own prediction says, to the byte, for every
