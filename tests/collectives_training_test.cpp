@@ -133,6 +133,8 @@ TEST(CollectivesTraining, RunsVerifiesAndIsPredicted) {
          {Collectives::direct, Collectives::ring, Collectives::halving_doubling, Collectives::automatic}) {
       SCOPED_TRACE(fmt::format("{}, {}, zero {}, {}, {}", describe(plan), plan.schedule, plan.zero,
                                compression_text(plan.compression), collectives_name(collectives)));
+      // The direct form is every other test's; once is enough to see that it sends no messages.
+      if (collectives == Collectives::direct && &plan != &plans.front()) continue;
       TrainRequest request;
       request.plan = plan;
       request.run.timeout = patience;
