@@ -205,5 +205,29 @@ TEST(Simulate, TheSteadyStateOfPairsHidesMessages) {
     }
 }
 
+// F took 2 and BW 5 by themselves. Side by side they took 6 together instead of 7.
+TEST(MeasuredCosts, PairsThatRanSideBySideHaveAFactor) {
+  const auto span = [](Op op, int stage, double begin, double end) {
+    Instruction i;
+    i.op = op;
+    i.stage = stage;
+    return Span{i, begin, end};
+  };
+  const Timeline timeline{{{span(Op::F, 0, 0, 2), span(Op::send, 0, 2, 2.5), span(Op::F, 0, 3, 8.5),
+                            span(Op::BW, 0, 3, 9), span(Op::BW, 0, 9, 14)}}};
+  const SimulationCosts costs = measured_costs(timeline);
+  EXPECT_DOUBLE_EQ(costs.of(0).forward, 2);
+  EXPECT_DOUBLE_EQ(costs.of(0).backward_input + costs.of(0).backward_weight, 5);
+  EXPECT_DOUBLE_EQ(costs.overlap_factor, 6.0 / 7);
+  // Never alone: half of a pair each, which is then all of its time.
+  const SimulationCosts halves =
+      measured_costs({{{span(Op::F, 0, 0, 5), span(Op::BW, 1, 0, 6), span(Op::F, 1, 6, 9)}}});
+  EXPECT_DOUBLE_EQ(halves.of(0).forward, 3);
+  EXPECT_DOUBLE_EQ(halves.of(1).backward_input + halves.of(1).backward_weight, 3);
+  EXPECT_DOUBLE_EQ(halves.overlap_factor, 1);
+  // One after the other nothing is gained.
+  EXPECT_DOUBLE_EQ(measured_costs({{{span(Op::F, 0, 0, 2), span(Op::BW, 0, 2, 7)}}}).overlap_factor, 1);
+}
+
 }  // namespace
 }  // namespace echelon

@@ -253,17 +253,50 @@ int parameter_copies(const Schedule& schedule) {
   return static_cast<int>(most);
 }
 
+namespace {
+
+using Part = std::pair<int, Op>;  // of a stage
+
+struct MeasuredPair {
+  Part a, b;
+  double seconds = 0;  // from the first beginning to the last end
+};
+
+// Computations of one rank by when they began: those that ran alone, and those that ran beside the next one.
+void part_spans(std::vector<Span> spans, std::map<Part, std::vector<double>>& alone,
+                std::vector<MeasuredPair>& pairs) {
+  std::erase_if(spans, [](const Span& span) { return !is_compute(span.instruction.op); });
+  std::stable_sort(spans.begin(), spans.end(),
+                   [](const Span& a, const Span& b) { return a.begin < b.begin; });
+  const auto part = [](const Span& span) { return Part{span.instruction.stage, span.instruction.op}; };
+  for (std::size_t k = 0; k < spans.size(); ++k) {
+    const Span& a = spans[k];
+    if (k + 1 == spans.size() || spans[k + 1].begin >= a.end) {
+      alone[part(a)].push_back(a.end - a.begin);
+      continue;
+    }
+    const Span& b = spans[++k];
+    pairs.push_back({part(a), part(b), std::max(a.end, b.end) - a.begin});
+  }
+}
+
+}  // namespace
+
 SimulationCosts measured_costs(const Timeline& timeline) {
-  std::map<std::pair<int, Op>, std::vector<double>> times;
-  int stages = 0;
-  for (const auto& spans : timeline.ranks)
-    for (const Span& span : spans)
-      if (is_compute(span.instruction.op)) {
-        times[{span.instruction.stage, span.instruction.op}].push_back(span.end - span.begin);
-        stages = std::max(stages, span.instruction.stage + 1);
-      }
+  std::map<Part, std::vector<double>> times;
+  std::vector<MeasuredPair> pairs;
+  for (const auto& spans : timeline.ranks) part_spans(spans, times, pairs);
   SimulationCosts costs;
   costs.stages.clear();
+  // A part that never ran alone is taken to be half of a pair.
+  std::vector<double> factors;
+  for (const MeasuredPair& pair : pairs) {
+    for (const Part& part : {pair.a, pair.b})
+      if (times[part].empty()) times[part].push_back(pair.seconds / 2);
+    factors.push_back(pair.seconds / (median(times[pair.a]) + median(times[pair.b])));
+  }
+  if (!factors.empty()) costs.overlap_factor = median(factors);
+  const int stages = times.empty() ? 0 : times.rbegin()->first.first + 1;
   for (int s = 0; s < stages; ++s) {
     const double fused = median(times[{s, Op::BW}]), split = median(times[{s, Op::B}]),
                  weight = median(times[{s, Op::W}]);

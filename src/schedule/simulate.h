@@ -33,8 +33,9 @@ struct SimulationCosts {
   }
 };
 
-// The times that the instructions of a timeline took: the median of each stage's. The weight part of BW is
-// taken from W where the stage has both.
+// The times that the instructions of a timeline took: the median of each stage's, of those that ran alone;
+// and the overlap factor of those that ran beside another. The weight part of BW is taken from W where the
+// stage has both.
 SimulationCosts measured_costs(const Timeline& timeline);
 
 struct Simulation {
