@@ -160,7 +160,7 @@ void PipelineExecutor::execute_together(std::span<const Instruction> list, const
   struct Part {
     Instruction i;
     Work<Tensor> work;
-    double begin;
+    double begin, end = 0;
     bool ended = false;
   };
   std::vector<Part> parts;
@@ -176,9 +176,11 @@ void PipelineExecutor::execute_together(std::span<const Instruction> list, const
       part.ended = part.work.step();
       if (!part.ended) continue;
       end(part.i, schedule, part.work.take(), run);
-      run.spans.push_back({part.i, part.begin, now()});
+      part.end = now();
       --left;
     }
+  // In the order of the list, by which drawings know what ran together.
+  for (const Part& part : parts) run.spans.push_back({part.i, part.begin, part.end});
   messages(Op::send);
   std::erase_if(sends_, [](Pending& pending) { return pending.progress(); });
 }
