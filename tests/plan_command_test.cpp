@@ -7,8 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "run_command.h"
-#include "temporary_directory.h"
+#include "verb_test.h"
 
 namespace {
 
@@ -16,29 +15,14 @@ namespace checks = echelon::checks;
 using checks::CommandResult;
 using nlohmann::json;
 
-class PlanCommand : public testing::Test {
+class PlanCommand : public checks::VerbTest {
  protected:
-  CommandResult run(const std::string& arguments) const {
-    const std::string command =
-        "cd '" + directory_.path().string() + "' && '" + ECHELON_BINARY + "' plan " + arguments;
-    return checks::output_of(command);
-  }
+  PlanCommand() : VerbTest("plan") {}
   json object(const std::string& arguments, int status = 0) const {
     const CommandResult r = run(arguments + " --json 2>/dev/null");
     EXPECT_EQ(r.status, status) << arguments;
     return json::parse(r.output);
   }
-  void refused(const std::string& arguments, const std::vector<std::string>& words) const {
-    const CommandResult r = run(arguments + " 2>&1");
-    EXPECT_EQ(r.status, 2) << r.output;
-    EXPECT_TRUE(r.output.starts_with("echelon: ")) << r.output;
-    EXPECT_EQ(std::count(r.output.begin(), r.output.end(), '\n'), 1) << r.output;
-    for (const std::string& word : words)
-      EXPECT_NE(r.output.find(word), std::string::npos) << word << " in: " << r.output;
-  }
-  std::string read(const std::string& name) const { return checks::read_bytes(directory_ / name); }
-
-  const checks::TemporaryDirectory directory_;
 };
 
 constexpr const char* small = "--model llama-3-8b --machine h100 --gpus 8 --global-batch 64 --seq-len 4096 ";

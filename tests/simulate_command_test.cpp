@@ -6,8 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "run_command.h"
-#include "temporary_directory.h"
+#include "verb_test.h"
 
 namespace {
 
@@ -15,32 +14,14 @@ namespace checks = echelon::checks;
 using checks::CommandResult;
 using nlohmann::json;
 
-class SimulateCommand : public testing::Test {
+class SimulateCommand : public checks::VerbTest {
  protected:
-  CommandResult run(const std::string& arguments) const {
-    const std::string command =
-        "cd '" + directory_.path().string() + "' && '" + ECHELON_BINARY + "' simulate " + arguments;
-    return checks::output_of(command);
-  }
+  SimulateCommand() : VerbTest("simulate") {}
   json object(const std::string& arguments) const {
     const CommandResult r = run(arguments + " --json");
     EXPECT_EQ(r.status, 0) << arguments;
     return json::parse(r.output);
   }
-  void refused(const std::string& arguments, const std::vector<std::string>& words) const {
-    const CommandResult r = run(arguments + " 2>&1");
-    EXPECT_EQ(r.status, 2) << r.output;
-    EXPECT_TRUE(r.output.starts_with("echelon: ")) << r.output;
-    EXPECT_EQ(std::count(r.output.begin(), r.output.end(), '\n'), 1) << r.output;
-    for (const std::string& word : words)
-      EXPECT_NE(r.output.find(word), std::string::npos) << word << " in: " << r.output;
-  }
-  void write(const std::string& name, const std::string& text) const {
-    checks::write_text(directory_ / name, text);
-  }
-  std::string read(const std::string& name) const { return checks::read_bytes(directory_ / name); }
-
-  const checks::TemporaryDirectory directory_;
 };
 
 TEST_F(SimulateCommand, AnswersInOneObject) {

@@ -7,8 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "run_command.h"
-#include "temporary_directory.h"
+#include "verb_test.h"
 
 namespace {
 
@@ -16,27 +15,14 @@ namespace checks = echelon::checks;
 using checks::CommandResult;
 using nlohmann::json;
 
-class SimulateExperts : public testing::Test {
+class SimulateExperts : public checks::VerbTest {
  protected:
-  CommandResult run(const std::string& arguments) const {
-    return checks::output_of("cd '" + directory_.path().string() + "' && '" + ECHELON_BINARY + "' simulate " +
-                             arguments);
-  }
+  SimulateExperts() : VerbTest("simulate") {}
   json object(const std::string& arguments) const {
     const CommandResult r = run("--moe --json " + arguments);
     EXPECT_EQ(r.status, 0) << arguments;
     return json::parse(r.output);
   }
-  void refused(const std::string& arguments, const std::vector<std::string>& words) const {
-    const CommandResult r = run(arguments + " 2>&1");
-    EXPECT_EQ(r.status, 2) << r.output;
-    EXPECT_TRUE(r.output.starts_with("echelon: ")) << r.output;
-    EXPECT_EQ(std::count(r.output.begin(), r.output.end(), '\n'), 1) << r.output;
-    for (const std::string& word : words)
-      EXPECT_NE(r.output.find(word), std::string::npos) << word << " in: " << r.output;
-  }
-
-  const checks::TemporaryDirectory directory_;
 };
 
 TEST_F(SimulateExperts, AnswersInOneObject) {
@@ -73,14 +59,14 @@ TEST_F(SimulateExperts, TakesSizesFromAModel) {
 }
 
 TEST_F(SimulateExperts, ReadsPopularitiesFromAFile) {
-  checks::write_text(directory_ / "wants", "1 1 1\n5\n");
+  write("wants", "1 1 1\n5\n");
   const json found = object("--experts 4 --top-k 1 --popularity wants --steps 1 --compare none");
   EXPECT_EQ(found["popularity"], (json{1.0, 1.0, 1.0, 5.0}));
   EXPECT_GT(found["methods"][0]["busiest_expert"], 2);
   refused("--moe --experts 5 --popularity wants", {"--popularity wants", "4 numbers", "5 experts"});
-  checks::write_text(directory_ / "wants", "1 1 0 2");
+  write("wants", "1 1 0 2");
   refused("--moe --experts 4 --popularity wants", {"--popularity wants", "above 0"});
-  checks::write_text(directory_ / "wants", "1 1 one 2");
+  write("wants", "1 1 one 2");
   refused("--moe --experts 4 --popularity wants", {"--popularity wants", "one"});
   refused("--moe --popularity absent", {"--popularity absent"});
 }
@@ -94,7 +80,7 @@ TEST_F(SimulateExperts, DrawsBeforeAndAfter) {
   const CommandResult devices = run("--moe --ep 2 --steps 5 --tokens 128 --heat devices --compare none");
   EXPECT_NE(devices.output.find("device 1 |"), std::string::npos);
   EXPECT_EQ(run("--moe --steps 5 --tokens 128 --format svg --out map.svg").status, 0);
-  EXPECT_TRUE(checks::read_bytes(directory_ / "map.svg").starts_with("<svg "));
+  EXPECT_TRUE(read("map.svg").starts_with("<svg "));
   const CommandResult csv =
       run("--moe --steps 5 --tokens 128 --compare none,capacity --format csv 2>/dev/null");
   EXPECT_TRUE(csv.output.starts_with("method,step,expert,device,chosen,kept\nnone,0,0,0,")) << csv.output;
