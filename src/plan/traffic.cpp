@@ -101,16 +101,13 @@ void count_gathers(const Plan& plan, const PipelineLayout& pipeline, int pp_rank
                    const StepPrograms& programs, const std::vector<ShardUnit>& units, const Counters& block) {
   const std::vector<int> uses = group_uses(pipeline, programs.program(0, 1), pp_rank);
   GatherWindow window(uses, plan.zero_prefetch);
-  const std::size_t num_groups = (units.size() - 1) / 2;
   const auto gather_unit = [&](const ShardUnit& u) {
     if (u.range.size() > 0)
       block.of(u.experts).parts(Verb::all_gather, u.counts(), element_bytes(plan.dtype));
   };
   const auto gather = [&](const std::vector<int>& groups) {
-    for (int group : groups) {
-      gather_unit(units[static_cast<std::size_t>(group)]);
-      gather_unit(units[num_groups + static_cast<std::size_t>(group)]);
-    }
+    for (int group : groups)
+      for (std::size_t unit : units_of_group(units.size(), group)) gather_unit(units[unit]);
   };
   gather_unit(units.back());
   gather(window.begin());

@@ -34,12 +34,6 @@ void ZeroWalk::begin_step(std::vector<int> uses) {
   allocate_values(window_.begin());
 }
 
-// A layer group's cut parameters, and its routed experts.
-std::vector<std::size_t> ZeroWalk::units_of(int group) const {
-  const auto g = static_cast<std::size_t>(group);
-  return {g, num_groups() + g};
-}
-
 void ZeroWalk::allocate_values(const std::vector<int>& groups) {
   for (int group : groups)
     for (std::size_t unit : units_of(group)) account_.allocate(bytes(unit), MemoryCategory::parameters);

@@ -32,8 +32,8 @@ class ZeroWalk {
   void end_step();
 
  private:
-  std::size_t num_groups() const { return (units_.size() - 1) / 2; }
-  std::vector<std::size_t> units_of(int group) const;
+  std::size_t num_groups() const { return num_groups_of(units_.size()); }
+  std::array<std::size_t, 2> units_of(int group) const { return units_of_group(units_.size(), group); }
   void allocate_values(const std::vector<int>& groups);
   std::int64_t own_bytes(std::size_t unit) const { return units_[unit].shard(shard_).size() * width_; }
   std::int64_t bytes(std::size_t unit) const { return units_[unit].range.size() * width_; }

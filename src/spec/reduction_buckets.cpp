@@ -25,10 +25,8 @@ std::vector<GradientBucket> reduction_buckets(const Plan& plan,
     buckets.back().experts = unit.experts;
     buckets.back().shards = unit.counts();
   };
-  for (std::size_t g = groups.size(); g-- > 0;) {
-    add(units[g]);
-    add(units[groups.size() + g]);
-  }
+  for (int group = static_cast<int>(groups.size()); group-- > 0;)
+    for (std::size_t unit : units_of_group(units.size(), group)) add(units[unit]);
   add(units.back());
   return buckets;
 }

@@ -48,6 +48,13 @@ std::vector<ShardUnit> shard_units(const FlatLayout& layout, const Shards& shard
   return units;
 }
 
+std::size_t num_groups_of(std::size_t num_units) { return (num_units - 1) / 2; }
+
+std::array<std::size_t, 2> units_of_group(std::size_t num_units, int group) {
+  const auto g = static_cast<std::size_t>(group);
+  return {g, num_groups_of(num_units) + g};
+}
+
 std::vector<Range> shard_ranges(const std::vector<ShardUnit>& units, const Shards& index) {
   std::vector<Range> ranges;
   for (const ShardUnit& unit : units) {

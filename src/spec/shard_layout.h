@@ -2,6 +2,8 @@
 // ranks. Read by the trainer's parameter store and by the memory and traffic predictions.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -37,6 +39,11 @@ struct ShardUnit {
 // one of two. So a bound is off by at most norm_block / 2 elements, a shard's size by at most norm_block, and
 // a shard may be empty.
 std::vector<ShardUnit> shard_units(const FlatLayout& layout, const Shards& shards);
+
+// Of so many of these units: the layer groups, and which units are those of one: its cut parameters, its
+// experts.
+std::size_t num_groups_of(std::size_t num_units);
+std::array<std::size_t, 2> units_of_group(std::size_t num_units, int group);
 
 // The pieces of the flat order that one rank of the group holds, one for each unit that it has a part of.
 std::vector<Range> shard_ranges(const std::vector<ShardUnit>& units, const Shards& index);

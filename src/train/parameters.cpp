@@ -169,12 +169,9 @@ void ParameterStore::fill_initial_values(std::uint64_t seed) {
 }
 
 const ParameterStore::Unit& ParameterStore::unit_of(const Parameter& p) const {
-  if (p.spec.expert >= 0) return units_[experts_unit(p.group)];
-  return p.spec.shard_dim >= 0 ? units_[static_cast<std::size_t>(p.group)] : units_.back();
-}
-
-std::size_t ParameterStore::experts_unit(int group) const {
-  return layout_.cut_ranges.size() + static_cast<std::size_t>(group);
+  const auto [cut, experts] = units_of_group(units_.size(), p.group);
+  if (p.spec.expert >= 0) return units_[experts];
+  return p.spec.shard_dim >= 0 ? units_[cut] : units_.back();
 }
 
 Communicator& ParameterStore::group_of(const ShardUnit& cut) const {
@@ -256,8 +253,7 @@ void ParameterStore::begin_unit(std::size_t index) const {
 }
 
 void ParameterStore::need_gradients(int group) const {
-  begin_unit(static_cast<std::size_t>(group));
-  begin_unit(experts_unit(group));
+  for (std::size_t unit : units_of_group(units_.size(), group)) begin_unit(unit);
 }
 
 void ParameterStore::need_output_gradient() const {
@@ -290,8 +286,10 @@ std::vector<BucketTensors> ParameterStore::bucket_tensors() const {
 
 void ParameterStore::make_gather(int ahead) {
   std::vector<std::vector<ShardedUnit>> groups;
-  for (std::size_t g = 0; g < layout_.cut_ranges.size(); ++g)
-    groups.push_back({sharded(units_[g]), sharded(units_[experts_unit(static_cast<int>(g))])});
+  for (int group = 0; group < static_cast<int>(num_groups_of(units_.size())); ++group) {
+    const auto [cut, experts] = units_of_group(units_.size(), group);
+    groups.push_back({sharded(units_[cut]), sharded(units_[experts])});
+  }
   gather_ = std::make_unique<ParameterGather>(std::move(groups), sharded(units_.back()), ahead);
 }
 
