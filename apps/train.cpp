@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <csignal>
 #include <memory>
 
 #include "apps/flags.h"
 #include "apps/job.h"
+#include "apps/stop_signals.h"
 #include "apps/timeline_flags.h"
 #include "base/error.h"
 #include "base/units.h"
@@ -87,14 +87,6 @@ std::optional<PlantedExpert> planted_expert(const TrainFlags& f) {
                        parse_number<double>("--plant-expert", f.plant_expert.substr(colon + 1))};
 }
 
-// SIGTERM, SIGINT, and SIGUSR1, which mpirun hands on without ending itself: the run ends behind the step. A
-// second one ends it at once.
-volatile std::sig_atomic_t interrupted = 0;
-void interrupt(int signal) {
-  interrupted = 1;
-  std::signal(signal, SIG_DFL);
-}
-
 PlannedDeath planned_death(const std::string& text, bool processes) {
   const std::size_t first = text.find(':'), second = text.find(':', first + 1);
   if (first == std::string::npos || second == std::string::npos)
@@ -131,7 +123,6 @@ std::unique_ptr<TokenData> read_request(TrainFlags& f) {
   if (f.async_save != "on" && f.async_save != "off") refuse("--async-save {}: legal: on, off", f.async_save);
   request.save_beside = f.async_save == "on";
   request.skip_nonfinite = f.on_nan == "skip";
-  request.stop_requested = [] { return interrupted != 0; };
   if (is_given("--die") && !request.resume)
     request.death = planned_death(f.die, f.job.processes() != nullptr);
   request.sample_tokens =
@@ -139,10 +130,11 @@ std::unique_ptr<TokenData> read_request(TrainFlags& f) {
   return std::make_unique<TokenData>(f.data, request.plan.model.vocab);
 }
 
-int run_train(TrainFlags& f) {
+int run_train(TrainFlags& f, StopSignals& signals) {
   std::unique_ptr<TokenData> read;
   refuse_together(f.job.processes(), [&] { read = read_request(f); });
   const TokenData& data = *read;
+  f.request.stop_requested = [&] { return signals.asked(); };
   const TrainRequest& request = f.request;
 
   // People read standard output; with --json it holds the summary alone and they read standard error.
@@ -232,8 +224,7 @@ int run_train(TrainFlags& f) {
     fmt::print(out, "\nsample, after \"{}\":\n{}\n", as_text(prompt, data.kind()),
                as_text(text, data.kind()));
   };
-  if (!request.asynchronous)  // whose workers have no common step to stop behind
-    for (int signal : {SIGTERM, SIGINT, SIGUSR1}) std::signal(signal, interrupt);
+  if (!request.asynchronous) signals.listen();  // whose workers have no common step to stop behind
   const TrainSummary summary = train(request, data, observer);
   if (!f.job.leads()) return 0;
   if (summary.stopped)
@@ -345,7 +336,8 @@ void add_train(CLI::App& program, int& status) {
   app.add_flag("--json", flags->json, "Summary as one JSON object on standard output");
   app.callback([flags, &status] {
     flags->timeline.check();
-    status = flags->job.run(flags->run, [&] { return run_train(*flags); });
+    StopSignals signals;  // before MPI's threads
+    status = flags->job.run(flags->run, [&] { return run_train(*flags, signals); });
   });
 }
 

@@ -382,6 +382,37 @@ TEST_F(CommandLine, AnInterruptLeavesWholeCheckpoints) {
   EXPECT_EQ(run({"generate", "--checkpoint", "ck", "--max-tokens", "2"}).status, 0);
 }
 
+// A handler that runs on a thread that computes may write over what oneDNN computes with.
+TEST_F(CommandLine, NoSignalIsHandledWhereItComputes) {
+  Result stopped;
+  std::thread training_run([&] {
+    stopped =
+        run(training({"--steps", "1000000", "--save-every", "1", "--checkpoint", "ck"}), "echo $$ >pid");
+  });
+  for (int i = 0; i < 2000 && !fs::exists(at("ck/step-00000002")); ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  const int pid = std::stoi(read_bytes(at("pid")));
+  const auto mask = [](const fs::path& status, const std::string& name) {
+    const std::string text = read_bytes(status);
+    return std::stoull(text.substr(text.find(name) + name.size()), nullptr, 16);
+  };
+  int threads = 0, unblocked = 0;
+  for (const auto& task : fs::directory_iterator("/proc/" + std::to_string(pid) + "/task")) {
+    ++threads;
+    for (int signal : {SIGTERM, SIGINT, SIGUSR1}) {
+      const std::uint64_t bit = std::uint64_t{1} << (signal - 1);
+      EXPECT_EQ(mask(task.path() / "status", "SigCgt:") & bit, 0u) << "signal " << signal;
+      unblocked += (mask(task.path() / "status", "SigBlk:") & bit) == 0;
+    }
+  }
+  EXPECT_GE(threads, 3);  // two ranks, and one that waits for signals: unblocked while it does
+  EXPECT_LE(unblocked, 3);
+  ::kill(pid, SIGUSR1);
+  training_run.join();
+  EXPECT_EQ(stopped.status, 0) << stopped.err;
+  EXPECT_NE(stopped.out.find("stopped behind step "), std::string::npos) << stopped.out;
+}
+
 TEST_F(CommandLine, LaunchGoesOnFromTheLastCheckpoint) {
   const Words saving{"--steps", "6", "--save-every", "2", "--async-save", "off", "--sample", "0"};
   ASSERT_EQ(run(joined(training(saving), {"--checkpoint", "whole"})).status, 0);

@@ -1,0 +1,32 @@
+#include "apps/stop_signals.h"
+
+#include <unistd.h>
+
+namespace echelon {
+
+StopSignals::StopSignals() {
+  sigemptyset(&signals_);
+  for (int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&signals_, signal);
+  pthread_sigmask(SIG_BLOCK, &signals_, &before_);
+  thread_ = std::thread([this] { take(); });
+}
+
+StopSignals::~StopSignals() {
+  ending_ = true;
+  pthread_kill(thread_.native_handle(), SIGUSR1);
+  thread_.join();
+  pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+}
+
+void StopSignals::take() {
+  for (;;) {
+    int signal = 0;
+    sigwait(&signals_, &signal);
+    if (ending_) return;
+    if (listens_ && !asked_.exchange(true)) continue;
+    ::kill(::getpid(), signal);
+    pthread_sigmask(SIG_UNBLOCK, &signals_, nullptr);  // here it ends the process
+  }
+}
+
+}  // namespace echelon

@@ -1,0 +1,36 @@
+// SIGTERM, SIGINT and SIGUSR1, which mpirun hands on without ending itself: the words by which a training is
+// asked to end behind its step.
+//
+// They are taken by a thread of their own, and blocked in every other: a handler would run on whichever
+// thread computes, and its frame lie where that thread's stack pointer says. Inside oneDNN's f32 products
+// that is the heap (uxlfoundation/oneDNN issue 4845, in all versions until 2026).
+#pragma once
+
+#include <signal.h>
+
+#include <atomic>
+#include <thread>
+
+namespace echelon {
+
+// Made before any thread that it is to protect.
+class StopSignals {
+ public:
+  StopSignals();
+  ~StopSignals();
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
+
+  // From now on the first signal asks; before, and the second, end the process as by default.
+  void listen() { listens_ = true; }
+  bool asked() const { return asked_; }
+
+ private:
+  void take();
+
+  sigset_t signals_{}, before_{};
+  std::atomic<bool> listens_{false}, asked_{false}, ending_{false};
+  std::thread thread_;
+};
+
+}  // namespace echelon
