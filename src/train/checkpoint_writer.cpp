@@ -74,7 +74,7 @@ struct CheckpointWriter::State {
         SafetensorsWriter writer((unfinished / file.name).string(), file.declared, {{"format", "pt"}});
         for (std::size_t i = 0; i < file.bytes.size(); ++i) {
           writer.write(file.declared[i].name, file.bytes[i].data(), file.bytes[i].size());
-          file.bytes[i] = {};
+          file.bytes[i] = std::vector<std::byte>();  // `= {}` would keep its memory
           if (watch) watch("write");
         }
         writer.finish();
