@@ -8,6 +8,7 @@
 
 #include "apps/flag_values.h"
 #include "base/error.h"
+#include "base/units.h"
 #include "draw/plan_report.h"
 #include "plan/explain.h"
 
@@ -77,9 +78,9 @@ std::string sweep_table(const Sweep& sweep) {
       continue;
     }
     const Estimate& e = *p.best;
-    text += fmt::format("{:>12} {:>10.3f} {:>9.0f} {:>6.1f}% {:>6.1f} GB  {}\n", p.value, e.seconds,
-                        e.tokens_per_second_per_gpu, 100 * e.mfu, static_cast<double>(e.memory.total()) / 1e9,
-                        describe(e.configuration));
+    text += fmt::format(
+        "{:>12} {:>10.3f} {:>9.0f} {:>6.1f}% {:>9}  {}\n", p.value, e.seconds, e.tokens_per_second_per_gpu,
+        100 * e.mfu, format_device_memory(static_cast<double>(e.memory.total())), describe(e.configuration));
   }
   return text;
 }
@@ -169,7 +170,7 @@ std::string plan_page(const SearchResult& result, const SearchRequest& request) 
                           {p.compute, p.tp_exposed, p.pp_bubble, p.dp_exposed, p.cp_exposed, p.ep_exposed,
                            p.optimizer, p.other}});
     page.alternatives.push_back({fmt::format("{:.3f} s", e.seconds), fmt::format("{:.1f}%", 100 * e.mfu),
-                                 fmt::format("{:.1f} GB", static_cast<double>(e.memory.total()) / 1e9),
+                                 format_device_memory(static_cast<double>(e.memory.total())),
                                  fmt::format("{:.1f}%", 100 * e.bubble_fraction), describe(e.configuration)});
   }
   StepModel model(work);

@@ -15,6 +15,13 @@ TEST(Units, BytesAreReadInEveryUnit) {
   EXPECT_EQ(parse_bytes("3B", "--x"), 3);
 }
 
+TEST(Units, MemoryOfDevices) {
+  EXPECT_EQ(format_device_memory(78.14e9), "78.1 GB");
+  EXPECT_EQ(format_device_memory(0.1e9), "0.1 GB");
+  EXPECT_EQ(format_device_memory(10.48e6), "10.5 MB");
+  EXPECT_EQ(format_device_memory(0), "0.0 MB");
+}
+
 TEST(Units, OtherTextIsRefused) {
   for (const char* text : {"", "MiB", "-1", "0", "1 XB", "1MiBs", "nan", "1e30", "0.2"}) try {
       parse_bytes(text, "--memory-limit");

@@ -20,6 +20,13 @@ std::string format_bytes(double bytes) {
   return unit == 0 ? fmt::format("{:.0f} B", bytes) : fmt::format("{:.2f} {}", bytes, names[unit]);
 }
 
+double device_memory_unit(double bytes) { return bytes >= 1e8 ? 1e9 : 1e6; }
+
+std::string format_device_memory(double bytes) {
+  const double unit = device_memory_unit(bytes);
+  return fmt::format("{:.1f} {}", bytes / unit, unit == 1e9 ? "GB" : "MB");
+}
+
 std::int64_t parse_bytes(const std::string& text, const std::string& field) {
   double number = 0;
   const char* const end = text.data() + text.size();

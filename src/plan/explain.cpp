@@ -105,9 +105,9 @@ std::string plans_table(const SearchResult& result) {
                    "bubble", "memory", "tokens/s");
   int place = 0;
   for (const Estimate& e : result.plans)
-    fmt::format_to(out, "{:>3} {:>10} {:>10} -{:>9} {:>5.1f}% {:>6.1f}% {:>6.1f} GB {:>9.0f}  {}\n", ++place,
+    fmt::format_to(out, "{:>3} {:>10} {:>10} -{:>9} {:>5.1f}% {:>6.1f}% {:>9} {:>9.0f}  {}\n", ++place,
                    seconds(e.seconds), seconds(e.low), seconds(e.high), 100 * e.mfu, 100 * e.bubble_fraction,
-                   static_cast<double>(e.memory.total()) / 1e9, e.tokens_per_second_per_gpu,
+                   format_device_memory(static_cast<double>(e.memory.total())), e.tokens_per_second_per_gpu,
                    describe(e.configuration));
   fmt::format_to(out, "{} configurations considered, {} simulated, in {}", result.considered,
                  result.simulated, seconds(result.seconds));
@@ -128,26 +128,28 @@ std::string explain_winner(const SearchResult& result, const Workload& work) {
   const Estimate& e = result.plans.front();
   std::string text = fmt::format("\n{}\n", describe(e.configuration));
   const auto out = std::back_inserter(text);
-  fmt::format_to(out, "a step of {} microbatches takes {}: on the pipeline rank that ends last\n",
-                 e.microbatches, seconds(e.seconds));
+  fmt::format_to(out, "a step of {} microbatch{} takes {}: on the pipeline rank that ends last\n",
+                 e.microbatches, e.microbatches == 1 ? "" : "es", seconds(e.seconds));
   for (const NamedPart& part : named_parts) {
     const double value = e.parts.*part.member;
     if (value != 0)
       fmt::format_to(out, "  {:>12} {:>5.1f}%  {}\n", seconds(value), 100 * value / e.seconds, part.words);
   }
   fmt::format_to(out, "layers of each stage: {}\n", fmt::join(e.layers, " "));
-  fmt::format_to(out, "memory of each pipeline rank, of {:.1f} GB:\n",
-                 (work.machine.memory_bytes - work.machine.reserved_bytes) / 1e9);
+  fmt::format_to(out, "memory of each pipeline rank, of {}:\n",
+                 format_device_memory(work.machine.memory_bytes - work.machine.reserved_bytes));
   for (std::size_t r = 0; r < e.rank_memory.size(); ++r) {
     const Memory& m = e.rank_memory[r];
     if (r >= 8 && r + 1 < e.rank_memory.size()) {
       if (r == 8) fmt::format_to(out, "  ...\n");
       continue;
     }
-    fmt::format_to(out, "  {:>3} {:>6.1f} GB =", r, static_cast<double>(m.total()) / 1e9);
+    const auto total = static_cast<double>(m.total());
+    fmt::format_to(out, "  {:>3} {:>9} =", r, format_device_memory(total));
     for (MemoryCategory c : all_memory_categories)
       if (m[c] > 0)
-        fmt::format_to(out, " {} {:.1f}", memory_category_name(c), static_cast<double>(m[c]) / 1e9);
+        fmt::format_to(out, " {} {:.1f}", memory_category_name(c),
+                       static_cast<double>(m[c]) / device_memory_unit(total));
     fmt::format_to(out, "\n");
   }
   if (result.plans.size() > 1)
@@ -175,16 +177,17 @@ std::string explain_loser(const Estimate& winner, const Estimate& other) {
       text += fmt::format("  {:>12} {} in {}\n", seconds(std::abs(d.value)), d.value > 0 ? "more" : "less",
                           d.words);
   const double more = static_cast<double>(other.memory.total() - winner.memory.total());
-  return text + fmt::format("  {:.1f} GB {} memory\n", std::abs(more) / 1e9, more > 0 ? "more" : "less");
+  return text +
+         fmt::format("  {} {} memory\n", format_device_memory(std::abs(more)), more > 0 ? "more" : "less");
 }
 
 std::string explain_nothing(const SearchResult& result, int gpus) {
   if (!result.nearest)
     return fmt::format("no configuration of {} GPUs has a legal shape and schedule\n", gpus);
   const Nearest& n = *result.nearest;
-  return fmt::format(
-      "no configuration of {} GPUs fits; the nearest needs {:.1f} GB of {:.1f} GB, {:.1f} GB too much: {}\n",
-      gpus, n.bytes / 1e9, n.usable_bytes / 1e9, (n.bytes - n.usable_bytes) / 1e9, describe(n.configuration));
+  return fmt::format("no configuration of {} GPUs fits; the nearest needs {} of {}, {} too much: {}\n", gpus,
+                     format_device_memory(n.bytes), format_device_memory(n.usable_bytes),
+                     format_device_memory(n.bytes - n.usable_bytes), describe(n.configuration));
 }
 
 std::string plan_file(const Estimate& e, const Workload& work) {

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/units.h"
 #include "schedule/schedules.h"
 
 namespace echelon {
@@ -292,9 +293,9 @@ class Search {
   void write_examples() {
     for (const auto& [schedule, unfit] : unfit_)
       result_.rejected["memory"].examples.push_back(
-          fmt::format("{}: {:.3g} in-flight activations, {:.1f} GB > {:.1f} GB on rank {} ({})", schedule,
-                      unfit.look.in_flight, unfit.look.bytes / 1e9, usable_ / 1e9, unfit.look.rank,
-                      describe(unfit.configuration)));
+          fmt::format("{}: {:.3g} in-flight activations, {} > {} on rank {} ({})", schedule,
+                      unfit.look.in_flight, format_device_memory(unfit.look.bytes),
+                      format_device_memory(usable_), unfit.look.rank, describe(unfit.configuration)));
   }
 
   struct Unfit {
