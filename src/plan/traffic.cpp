@@ -224,7 +224,7 @@ Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, const 
       layers > 0 && programs.flushes() && plan.optimizer_barrier) {
     if (plan.shards_sequence()) along_tp.all_reduce(layers, 8);
     for (Counter* axis : {&along_dp, &along_pp})
-      axis->all_reduce(layers * (2 * plan.model.num_experts + 2), 8);
+      axis->all_reduce(layers * routing_report_size(plan.model.num_experts), 8);
   }
   along_dp.all_reduce(programs.updates_per_step(), 8);                  // number of targets
   for (Counter* axis : {&along_dp, &along_pp}) axis->all_reduce(1, 8);  // the loss

@@ -24,6 +24,10 @@ struct RouterSpec {
   bool operator==(const RouterSpec&) const = default;
 };
 
+// Numbers that ranks add up after a step for each layer: tokens routed to each expert and dropped by it,
+// tokens sent away, the balance losses.
+constexpr std::int64_t routing_report_size(std::int64_t num_experts) { return 2 * num_experts + 2; }
+
 // Tokens over which a balance loss and a capacity count.
 enum class BalanceScope {
   sequence,    // each sequence by itself: the same on every mesh and for every --micro-batch

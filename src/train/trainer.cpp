@@ -167,7 +167,7 @@ double Trainer::compute_gradients(std::int64_t step, const SampleSource& samples
 // summed over tp: under sequence parallelism each rank has its own rows.
 void Trainer::count_routing() {
   const std::int64_t experts = plan_.model.num_experts, dense = plan_.model.num_dense_layers,
-                     layers = plan_.model.num_expert_layers(), width = 2 * experts + 2;
+                     layers = plan_.model.num_expert_layers(), width = routing_report_size(experts);
   if (layers == 0) return;
   std::vector<double> losses(static_cast<std::size_t>(layers)), all(static_cast<std::size_t>(layers * width));
   const std::vector<RoutingCounts> here = stages_.take_routing_counts();
