@@ -236,11 +236,15 @@ std::chrono::milliseconds RunFlags::timeout() const {
   return std::chrono::milliseconds(static_cast<std::int64_t>(timeout_seconds_ * 1000));
 }
 
+RanksHere ranks_here(const Plan& plan, const ProcessWorld* processes) {
+  if (processes != nullptr) return {processes->ranks_on_this_node(), machine_cores()};
+  return {plan.mesh.num_ranks(), available_cores()};
+}
+
 RunOptions RunFlags::options(const Plan& plan, const ProcessWorld* processes) const {
   constexpr int most_ranks = 1024, most_threads = 4096;  // of one process
   RunOptions run;
-  const int ranks = processes != nullptr ? processes->ranks_on_this_node() : plan.mesh.num_ranks();
-  const int cores = processes != nullptr ? machine_cores() : available_cores();
+  const auto [ranks, cores] = ranks_here(plan, processes);
   if (ranks > most_ranks)
     refuse(
         "--dp {} x --tp {} x --pp {} x --cp {}: {} ranks are as many threads of one process; legal: up to {}",

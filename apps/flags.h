@@ -54,6 +54,12 @@ class OptimizerFlags {
   std::optional<double> min_lr_, clip_;
 };
 
+// Ranks of the plan on this machine, and the cores that they share.
+struct RanksHere {
+  int ranks = 1, cores = 1;
+};
+RanksHere ranks_here(const Plan& plan, const ProcessWorld* processes);
+
 class RunFlags {
  public:
   void add_to(CLI::App& app);

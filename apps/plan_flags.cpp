@@ -87,21 +87,7 @@ SearchRequest PlanSearchFlags::request() const {
   std::optional<Plan> plan;
   if (is_given("--plan")) {
     plan = plan_from_toml(read_file("--plan", plan_file_), "--plan " + plan_file_);
-    pins.dp = plan->mesh.size(Axis::dp);
-    pins.tp = plan->mesh.size(Axis::tp);
-    pins.pp = plan->mesh.size(Axis::pp);
-    pins.cp = plan->mesh.size(Axis::cp);
-    pins.ep = plan->mesh.ep;
-    pins.zero = plan->zero;
-    pins.hsdp = plan->hsdp;
-    pins.sequence_parallel = plan->sequence_parallel;
-    pins.context = plan->context_kind;
-    pins.schedule = plan->schedule;
-    if (plan->chunks > 0) pins.chunks = plan->chunks;
-    pins.micro_batch = plan->micro_batch;
-    pins.recompute = plan->recompute;
-    pins.layers_per_stage = plan->layers_per_stage;
-    pins.balance_layers = plan->balance_layers;
+    pins = pins_of(*plan);
   }
   r.work.model = plan && !is_given("--model") ? plan->model : load_model(model_);
   r.work.machine = load_machine(machine_);

@@ -12,6 +12,7 @@
 #include "apps/timeline_flags.h"
 #include "base/error.h"
 #include "base/units.h"
+#include "plan/price.h"
 
 namespace echelon {
 namespace {
@@ -26,11 +27,31 @@ struct TrainFlags {
   std::string tokenizer = "bytes";
   TimelineFlags timeline;
   std::int64_t steps = 100, sample = 200;
-  std::string staleness, straggle, plant_expert, memory_limit, on_nan = "stop", async_save = "on", die;
+  std::string machine, staleness, straggle, plant_expert, memory_limit, on_nan = "stop", async_save = "on",
+                                                                        die;
   int servers = 1;
   bool json = false;
   CLI::App* app = nullptr;
 };
+
+// Of the machine that `echelon calibrate` measured, which gave each rank cores of its own.
+StepPrediction priced_step(const TrainFlags& f) {
+  const TrainRequest& request = f.request;
+  const Machine machine = load_machine(f.machine);
+  const int threads = request.run.threads_per_rank;
+  const auto [ranks, cores] = ranks_here(request.plan, f.job.processes());
+  if (request.asynchronous) refuse("--machine {}: steps around parameter servers are not priced", f.machine);
+  if (threads != machine.cores)
+    refuse(
+        "--machine {}: has {} cores a device, and a rank here {} threads; legal: what `echelon calibrate "
+        "--threads {}` wrote",
+        f.machine, machine.cores, threads, threads);
+  if (ranks * threads > cores)
+    refuse("--machine {}: prices cores of its own for each rank, and {} ranks of {} threads share {} here",
+           f.machine, ranks, threads, cores);
+  const Estimate estimate = price(request.plan, machine);
+  return {estimate.seconds, estimate.bubble_fraction};
+}
 
 // A token file has no bytes to show; ids of the bytes tokenizer are the bytes themselves.
 std::string as_text(const std::vector<std::int32_t>& tokens, TokenData::Kind kind) {
@@ -111,6 +132,7 @@ std::unique_ptr<TokenData> read_request(TrainFlags& f) {
   request.asynchronous = asynchronous_options(f);
   request.straggler = straggler(f);
   request.planted_expert = planted_expert(f);
+  if (!f.machine.empty()) request.priced_step = priced_step(f);
   const auto is_given = [&](const char* name) { return f.app->get_option(name)->count() > 0; };
   if (!is_given("--warmup")) request.optimizer.warmup_steps = std::min<std::int64_t>(10, f.steps);
   for (const auto& [name, path] :
@@ -184,8 +206,9 @@ int run_train(TrainFlags& f, StopSignals& signals) {
                    format_bytes(static_cast<double>(start.predicted_memory[c])));
         separator = ", ";
       }
-    fmt::print(out, ")\ntime    {} a step predicted, at {:.1f} GFLOP/s measured\n",
-               format_seconds(start.predicted_step_seconds), start.peak_flops / 1e9);
+    fmt::print(out, ")\ntime    {} a step predicted, {}\n", format_seconds(start.predicted_step_seconds),
+               request.priced_step ? "by " + f.machine
+                                   : fmt::format("at {:.1f} GFLOP/s measured", start.peak_flops / 1e9));
     if (!start.resumed_from.empty())
       fmt::print(out, "resume  after step {} of {}\n", start.first_step, start.resumed_from);
     std::fflush(out);
@@ -324,6 +347,10 @@ void add_train(CLI::App& program, int& status) {
                  "What a rank may hold, such as 800MiB: refused where more is predicted, ended where more is "
                  "asked for")
       ->type_name("BYTES");
+  app.add_option("--machine", flags->machine,
+                 "What `echelon calibrate` wrote: the step's time is predicted from it, without it from its "
+                 "matrix products alone")
+      ->type_name("FILE");
   app.add_option("--straggle", flags->straggle,
                  "Make rank R slow on purpose: each step's passes take F times as long")
       ->type_name("R:F");

@@ -366,6 +366,43 @@ TEST_F(CommandLine, OutputThatCannotBeWrittenIsAFailure) {
   EXPECT_NE(out.err.find("standard output"), std::string::npos) << out.err;
 }
 
+// One rank in f32 has a core of its own on every machine.
+TEST_F(CommandLine, AStepIsPricedAsThePlannerDoes) {
+  write("measured.toml", R"(name = "measured"
+memory_bytes = 8e9
+memory_bandwidth = 1e10
+cores = 1
+gemm_tile = 16
+launch_seconds = 1e-6
+collective_seconds = 4e-6
+peak_f32 = 1e11
+
+[[tier]]
+ranks = 2
+bandwidth = 1e10
+)");
+  const Words f32{"--dtype", "f32"}, machine{"--machine", "measured.toml"},
+      sizes{"--global-batch", "2", "--seq-len", "16"};
+  const Result planned = run(joined(joined({"plan", "--model", "tiny.toml", "--gpus", "1", "--software",
+                                            "echelon", "--json", "--out", "plan.toml"},
+                                           f32),
+                                    joined(machine, sizes)));
+  ASSERT_EQ(planned.status, 0) << planned.err;
+  const double seconds = json::parse(planned.out).at("plans").at(0).at("step_seconds");
+  const Words train{"train", "--plan",  "plan.toml", "--data",   "text.txt", "--threads",
+                    "1",     "--steps", "1",         "--sample", "0",        "--json"};
+  if (std::string(ECHELON_TEST_DTYPE) == "f32") {
+    const Result trained = run(joined(train, machine));
+    ASSERT_EQ(trained.status, 0) << trained.err;
+    EXPECT_EQ(json::parse(trained.out).at("step_seconds").at("predicted"), seconds);
+    EXPECT_NE(trained.err.find("predicted, by measured.toml"), std::string::npos) << trained.err;
+  }
+  refused(joined(train, joined(machine, {"--dtype", "f64"})), {"--dtype f64", "f32"});
+  refused(joined(train, joined(joined(f32, machine), {"--compress", "int8", "--dp", "2"})),
+          {"--compress int8", "none"});
+  refused(joined(train, joined(f32, {"--machine", "h100"})), {"--machine h100", "calibrate"});
+}
+
 TEST_F(CommandLine, AnInterruptLeavesWholeCheckpoints) {
   Result stopped;
   std::thread training_run([&] {

@@ -9,24 +9,13 @@
 #include <string>
 #include <vector>
 
+#include "plan/pins.h"
 #include "plan/step_model.h"
 
 namespace echelon {
 
 enum class Objective { time, memory };
 Objective parse_objective(const std::string& text, const std::string& field);
-
-// What is given is pinned, the rest is searched.
-struct Pins {
-  std::optional<int> dp, tp, pp, cp, ep, etp, zero, hsdp, chunks;
-  std::optional<bool> sequence_parallel;
-  std::optional<std::string> schedule;
-  std::optional<std::int64_t> micro_batch;
-  std::optional<Recompute> recompute;
-  std::optional<ContextKind> context;
-  std::vector<std::int64_t> layers_per_stage;
-  std::optional<bool> balance_layers;
-};
 
 struct SearchRequest {
   Workload work;

@@ -158,8 +158,8 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
     const ComputePower power = measure_power(plan, options);
     run.start = start_info(run, power.flops);
     const double rank_share = std::min(1.0, static_cast<double>(options.threads_per_rank) / power.threads);
-    const StepPrediction predicted =
-        predict_step(plan, *run.pipeline, {run.start.peak_flops, run.start.peak_flops * rank_share});
+    const StepPrediction predicted = request.priced_step.value_or(
+        predict_step(plan, *run.pipeline, {run.start.peak_flops, run.start.peak_flops * rank_share}));
     run.start.predicted_step_seconds = predicted.seconds * predicted_slowdown(run, predicted);
     run.outputs = &outputs.emplace(request);
     if (!request.resume) outputs->start_log_anew();

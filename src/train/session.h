@@ -10,6 +10,7 @@
 
 #include "comm/algorithm_communicator.h"
 #include "comm/process_world.h"
+#include "plan/cost.h"
 #include "spec/plan.h"
 #include "train/asynchronous.h"
 #include "train/generate.h"
@@ -51,6 +52,7 @@ struct TrainRequest {
   std::optional<AsynchronousOptions> asynchronous;  // workers around a parameter server
   std::optional<Straggler> straggler;
   std::optional<PlantedExpert> planted_expert{};  // in the initial weights
+  std::optional<StepPrediction> priced_step{};    // else what its matrix products take is predicted
   std::uint64_t seed = 1;
   double validation_fraction = 0.05;
   std::int64_t eval_every = 0;       // steps; 0: at the end only
