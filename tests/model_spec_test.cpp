@@ -8,7 +8,7 @@
 #include <set>
 #include <utility>
 
-#include "base/error.h"
+#include "refusals.h"
 #include "temporary_directory.h"
 
 namespace echelon {
@@ -42,20 +42,7 @@ void expect_same(const ModelSpec& a, const ModelSpec& b) {
   EXPECT_EQ(a.value_head_dim, b.value_head_dim);
 }
 
-// The refusal must be one line that has all the given words.
-template <class Act>
-void expect_refusal(const Act& act, const std::vector<std::string>& words) {
-  try {
-    act();
-  } catch (const RequestError& error) {
-    const std::string message = error.what();
-    for (const std::string& word : words)
-      EXPECT_NE(message.find(word), std::string::npos) << word << " in: " << message;
-    EXPECT_EQ(message.find('\n'), std::string::npos) << message;
-    return;
-  }
-  ADD_FAILURE() << "not refused: " << (words.empty() ? "" : words[0]);
-}
+using checks::expect_refusal;
 
 std::string replaced(std::string text, const std::string& from, const std::string& to) {
   const auto at = text.find(from);

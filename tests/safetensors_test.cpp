@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/philox.h"
+#include "refusals.h"
 #include "temporary_directory.h"
 
 namespace echelon {
@@ -18,18 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-template <class Act>
-void expect_refusal(const Act& act, const std::vector<std::string>& words) {
-  try {
-    act();
-  } catch (const RequestError& error) {
-    const std::string message = error.what();
-    for (const std::string& word : words)
-      EXPECT_NE(message.find(word), std::string::npos) << word << " in: " << message;
-    return;
-  }
-  ADD_FAILURE() << "not refused: " << (words.empty() ? "" : words[0]);
-}
+using checks::expect_refusal;
 
 class Safetensors : public ::testing::Test {
  protected:

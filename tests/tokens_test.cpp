@@ -12,7 +12,7 @@
 #include <limits>
 #include <numeric>
 
-#include "base/error.h"
+#include "refusals.h"
 #include "temporary_directory.h"
 
 namespace echelon {
@@ -20,19 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-template <class Act>
-void expect_refusal(const Act& act, const std::vector<std::string>& words) {
-  try {
-    act();
-  } catch (const RequestError& error) {
-    const std::string message = error.what();
-    for (const std::string& word : words)
-      EXPECT_NE(message.find(word), std::string::npos) << word << " in: " << message;
-    EXPECT_EQ(message.find('\n'), std::string::npos) << message;
-    return;
-  }
-  ADD_FAILURE() << "not refused: " << (words.empty() ? "" : words[0]);
-}
+using checks::expect_refusal;
 
 class Tokens : public ::testing::Test {
  protected:
