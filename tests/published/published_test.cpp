@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
 
+#include "base/median.h"
 #include "plan/footprint.h"
 #include "plan/memory.h"
 #include "plan/op_seconds.h"
@@ -107,28 +109,36 @@ TEST(PublishedMemory, FewRunsAreMisjudged) {
   }
 }
 
-// States are what a rank's parameters make them; above them lie work space and what the allocator rounds up,
-// between 23 and 170 MB (once 243) for models whose states are 200 to 1150 MB, which the planner does not
-// know.
-TEST(PublishedMemory, StatesOfMegatronsTests) {
+// Nothing but which of cuBLAS's two workspaces an environment has is fitted: the bars hold for all rows, too.
+TEST(PublishedMemory, BehindAStepOfMegatronsTests) {
   const auto path = find("megatron_ci_golden_memory.csv");
   if (!path)
     GTEST_SKIP() << "megatron_ci_golden_memory.csv is not there; set ECHELON_PUBLISHED to its folder";
   const std::vector<GoldenMemory> rows = golden_memory(path->string());
-  ASSERT_GT(rows.size(), 200u);
-  std::vector<double> errors;
+  ASSERT_GT(rows.size(), 340u);
+  std::vector<double> all, others, noise;
   for (const GoldenMemory& row : rows) {
-    EXPECT_GT(row.allocated - row.states, 20e6) << row.label;
-    EXPECT_LT(row.allocated - row.states, 250e6) << row.label;
-    const double predicted = row.states + fixed_bytes(rows, row.implementation);
-    if (!row.fitted) errors.push_back(std::abs(predicted / row.allocated - 1));
+    all.push_back(std::abs(row.predicted() / row.allocated - 1));
+    if (!row.fitted) others.push_back(all.back());
+    for (const GoldenMemory& run : rows)  // on another machine, or with other versions of the libraries
+      if (&run != &row && run.test == row.test) noise.push_back(std::abs(run.allocated / row.allocated - 1));
   }
-  std::sort(errors.begin(), errors.end());
-  fmt::print(
-      "states of {} runs with one constant for each implementation: {} others, median error {:.1f}%, "
-      "p90 {:.1f}%\n",
-      rows.size(), errors.size(), 100 * errors[errors.size() / 2], 100 * errors[errors.size() * 9 / 10]);
-  EXPECT_LE(errors[errors.size() / 2], 0.03);
+  for (auto* errors : {&all, &others, &noise}) {
+    std::sort(errors->begin(), errors->end());
+    const auto n = static_cast<double>(errors->size());
+    const double mean = std::accumulate(errors->begin(), errors->end(), 0.0) / n;
+    const double p90 = (*errors)[errors->size() * 9 / 10];
+    fmt::print(
+        "allocated behind a step, {}: {}, mean {:.2f}%, median {:.2f}%, p90 {:.2f}%, largest {:.0f}%\n",
+        errors == &all      ? "all runs"
+        : errors == &others ? "those not fitted on"
+                            : "pairs of runs of one test",
+        errors->size(), 100 * mean, 100 * median(*errors), 100 * p90, 100 * errors->back());
+    if (errors == &noise) continue;
+    EXPECT_LE(mean, 0.01);
+    EXPECT_LE(median(*errors), 0.005);
+    EXPECT_LE(p90, 0.02);
+  }
 }
 
 // vTrain's all-reduces inside a node of eight A100, over 2 to 8 of them, from 1 MB to 1 GB.
