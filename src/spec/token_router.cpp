@@ -91,21 +91,25 @@ void TokenRouter::backward(Row& row, std::span<const std::int32_t> ids, std::spa
                            std::span<double> d_logits) const {
   const std::size_t n = row.scores.size();
   row.d_scores.assign(n, 0.0);
-  // weight = scale s / sum of the chosen s: d s = scale / sum (d weight - <d weight, s> / sum).
+  // weight = scale s / sum of the chosen s: d s = scale / sum (d weight - <d weight, s> / sum). Counted from
+  // the first, so that where all are equal, as the only one is, nothing is left, not even rounding.
+  const double first_weight = spec_.normalise ? d_weights[0] : 0;
   double sum = 0, inner = 0;
   for (std::size_t j = 0; j < ids.size(); ++j) {
     const double s = row.scores[static_cast<std::size_t>(ids[j])];
     sum += s;
-    inner += d_weights[j] * s;
+    inner += (d_weights[j] - first_weight) * s;
   }
   for (std::size_t j = 0; j < ids.size(); ++j)
     row.d_scores[static_cast<std::size_t>(ids[j])] =
-        spec_.normalise ? spec_.scale / sum * (d_weights[j] - inner / sum) : spec_.scale * d_weights[j];
-  // p = s / sum of all s.
+        spec_.normalise ? spec_.scale / sum * (d_weights[j] - first_weight - inner / sum)
+                        : spec_.scale * d_weights[j];
+  // p = s / sum of all s; counted in the same way.
   if (!factors.empty()) {
     double mean = 0;
-    for (std::size_t e = 0; e < n; ++e) mean += factors[e] * row.scores[e] / row.score_sum;
-    for (std::size_t e = 0; e < n; ++e) row.d_scores[e] += loss_scale * (factors[e] - mean) / row.score_sum;
+    for (std::size_t e = 0; e < n; ++e) mean += (factors[e] - factors[0]) * row.scores[e] / row.score_sum;
+    for (std::size_t e = 0; e < n; ++e)
+      row.d_scores[e] += loss_scale * (factors[e] - factors[0] - mean) / row.score_sum;
   }
   double mean = 0;
   for (std::size_t e = 0; e < n; ++e) mean += row.d_scores[e] * row.scores[e];
