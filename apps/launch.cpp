@@ -1,6 +1,8 @@
 // echelon launch: runs a training, and runs it again from its last whole checkpoint when it fails.
 #include <fmt/core.h>
 #include <fmt/ranges.h>
+#include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -8,13 +10,14 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
-#include <csignal>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <sstream>
 #include <thread>
 
 #include "apps/flags.h"
+#include "apps/stop_signals.h"
 #include "base/error.h"
 #include "train/checkpoint.h"
 
@@ -34,14 +37,6 @@ struct LaunchFlags {
   bool elastic = false;
   Words command;
 };
-
-volatile std::sig_atomic_t child_process = 0, asked_to_stop = 0;
-// Of mpirun SIGTERM would get the ranks a second, and status 1; SIGUSR1 it hands on, and they end behind
-// their step. A second signal ends it at once.
-void forward(int signal) {
-  if (child_process > 0) ::kill(static_cast<pid_t>(child_process), asked_to_stop != 0 ? signal : SIGUSR1);
-  asked_to_stop = 1;
-}
 
 std::vector<Host> parse_hosts(const std::string& text) {
   std::vector<Host> hosts;
@@ -68,29 +63,65 @@ int axis_size(Words& command, const std::string& flag) {
   return text == nullptr ? 1 : parse_number<int>(flag, *text);
 }
 
-int run(const Words& words) {
-  std::vector<char*> arguments;
-  for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
-  arguments.push_back(nullptr);
-  const pid_t child = ::fork();
-  if (child < 0) fail("launch: no process: {}", std::strerror(errno));
-  if (child == 0) {
-    ::execvp(arguments[0], arguments.data());
-    fmt::print(stderr, "echelon: {}: {}\n", words[0], std::strerror(errno));
-    std::_Exit(127);
+// Runs commands one after another, and hands on to them what asks this process to stop. The signals are
+// blocked and waited for: none is lost between two commands.
+class Commands {
+ public:
+  Commands() {
+    sigemptyset(&signals_);
+    for (int signal : {SIGTERM, SIGINT, SIGUSR1, SIGCHLD}) sigaddset(&signals_, signal);
+    sigprocmask(SIG_BLOCK, &signals_, &before_);
   }
-  child_process = child;
-  int status = 0;
-  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-  child_process = 0;
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
+  ~Commands() { sigprocmask(SIG_SETMASK, &before_, nullptr); }
+  Commands(const Commands&) = delete;
+  Commands& operator=(const Commands&) = delete;
 
-// Whether the agent reaches the host and comes back within ten seconds.
-bool is_there(const std::string& agent, const std::string& host) {
-  return run({"timeout", "10", agent, host, "true"}) == 0;
-}
+  bool asked_to_stop() const { return asked_to_stop_; }
+
+  // Its exit status, or 128 + the signal that ended it.
+  int run(const Words& words) {
+    std::vector<char*> arguments;
+    for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
+    arguments.push_back(nullptr);
+    const pid_t parent = ::getpid(), child = ::fork();
+    if (child < 0) fail("launch: no process: {}", std::strerror(errno));
+    if (child == 0) {
+      // A terminal, and timeout(1), signal whole groups of processes: the command is to hear of it from here
+      // alone, once. So it does not end with the group either, but with this process.
+      ::setpgid(0, 0);
+      if (std::freopen("/dev/null", "r", stdin) == nullptr) std::_Exit(3);  // not the terminal's any more
+      ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+      if (::getppid() != parent) std::_Exit(3);
+      sigprocmask(SIG_SETMASK, &before_, nullptr);
+      ::execvp(arguments[0], arguments.data());
+      fmt::print(stderr, "echelon: {}: {}\n", words[0], std::strerror(errno));
+      std::_Exit(127);
+    }
+    for (;;) {
+      int signal = 0, status = 0;
+      sigwait(&signals_, &signal);
+      if (signal != SIGCHLD)
+        hand_on(signal, child);
+      else if (::waitpid(child, &status, WNOHANG) == child)
+        return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    }
+  }
+
+ private:
+  // Of mpirun SIGTERM would get the ranks a second, and status 1; SIGUSR1 it hands on, and they end behind
+  // their step. A second signal ends it at once.
+  void hand_on(int signal, pid_t child) {
+    const auto now = std::chrono::steady_clock::now();
+    if (asked_to_stop_ && now - first_asked_ < one_stop_request) return;
+    ::kill(child, asked_to_stop_ ? signal : SIGUSR1);
+    if (!asked_to_stop_) first_asked_ = now;
+    asked_to_stop_ = true;
+  }
+
+  sigset_t signals_{}, before_{};
+  bool asked_to_stop_ = false;
+  std::chrono::steady_clock::time_point first_asked_;
+};
 
 class Launch {
  public:
@@ -115,14 +146,15 @@ class Launch {
 
   int run_until_done() {
     for (int restarts = 0;; ++restarts) {
-      const int status = run(words());
-      if (status <= 2 || asked_to_stop != 0) return status;
+      const int status = commands_.run(words());
+      if (status <= 2) return status;
+      if (commands_.asked_to_stop()) return 3;  // before it listened, or by a second signal
       if (restarts == flags_.max_restarts) {
         fmt::print(stderr, "echelon: launch: ended with status {} after {} restarts\n", status, restarts);
         return 3;
       }
       if (flags_.elastic) shrink();
-      if (asked_to_stop != 0) return status;
+      if (commands_.asked_to_stop()) return 3;
       go_on();
       fmt::print(
           stderr, "echelon: launch: ended with status {}; restart {} of {} {}\n", status, restarts + 1,
@@ -162,11 +194,16 @@ class Launch {
     if (!whole.empty() && resume == command_.end()) command_.push_back("--resume");
   }
 
+  // Whether the agent reaches the host and comes back within ten seconds.
+  bool is_there(const std::string& host) {
+    return commands_.run({"timeout", "10", flags_.agent, host, "true"}) == 0;
+  }
+
   // Leaves out the hosts that are gone, and as many data-parallel ranks as the others have no room for.
   void shrink() {
     std::vector<Host> there;
     for (const Host& host : hosts_)
-      if (is_there(flags_.agent, host.name)) there.push_back(host);
+      if (is_there(host.name)) there.push_back(host);
     if (there.size() == hosts_.size()) return;
     hosts_ = there;
     std::string& dp = *value_of(command_, "--dp");
@@ -188,6 +225,7 @@ class Launch {
   }
 
   LaunchFlags flags_;
+  Commands commands_;
   Words command_;
   std::vector<Host> hosts_;
   std::string directory_, latest_;
@@ -208,10 +246,7 @@ void add_launch(CLI::App& program, int& status) {
   add_number(app, "--max-restarts", flags->max_restarts, "How often");
   app.add_flag("--elastic", flags->elastic, "Go on with fewer --dp ranks when a host is gone");
   app.add_option("command", flags->command, "Behind --: train and its flags")->type_name("train ...");
-  app.callback([flags, &status] {
-    for (int signal : {SIGTERM, SIGINT, SIGUSR1}) std::signal(signal, forward);
-    status = Launch(*flags).run_until_done();
-  });
+  app.callback([flags, &status] { status = Launch(*flags).run_until_done(); });
 }
 
 }  // namespace echelon

@@ -19,11 +19,13 @@ StopSignals::~StopSignals() {
 }
 
 void StopSignals::take() {
-  for (;;) {
+  using Clock = std::chrono::steady_clock;
+  for (Clock::time_point first;;) {
     int signal = 0;
     sigwait(&signals_, &signal);
     if (ending_) return;
-    if (listens_ && !asked_.exchange(true)) continue;
+    if (listens_ && !asked_.exchange(true)) first = Clock::now();
+    if (asked_ && Clock::now() - first < one_stop_request) continue;
     ::kill(::getpid(), signal);
     pthread_sigmask(SIG_UNBLOCK, &signals_, nullptr);  // here it ends the process
   }

@@ -9,9 +9,14 @@
 #include <signal.h>
 
 #include <atomic>
+#include <chrono>
 #include <thread>
 
 namespace echelon {
+
+// Signals within this time of the first are the same request: timeout(1) signals its command and then the
+// group that the command is in, a service manager all processes that one started.
+inline constexpr std::chrono::seconds one_stop_request{1};
 
 // Made before any thread that it is to protect.
 class StopSignals {
@@ -21,7 +26,8 @@ class StopSignals {
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
-  // From now on the first signal asks; before, and the second, end the process as by default.
+  // From now on the first signal asks, with those of the same request; before, and later ones, end the
+  // process as by default.
   void listen() { listens_ = true; }
   bool asked() const { return asked_; }
 

@@ -450,6 +450,21 @@ TEST_F(CommandLine, NoSignalIsHandledWhereItComputes) {
   EXPECT_NE(stopped.out.find("stopped behind step "), std::string::npos) << stopped.out;
 }
 
+// As timeout(1) asks a command to end: itself, and at once the group that it is in.
+TEST_F(CommandLine, ASignalToTheWholeGroupIsOneRequest) {
+  for (const std::string verb : {"train", "launch -- train"}) {
+    const CommandResult r = run_command(
+        "cd '" + directory_.string() + "'; rm -rf ck; setsid '" + ECHELON_BINARY + "' " + verb +
+        " --data text.txt --model tiny.toml --global-batch 2 --seq-len 16 --threads 1 --steps 1000000 "
+        "--save-every 1 --keep 2 --checkpoint ck --dtype " +
+        ECHELON_TEST_DTYPE +
+        " & while kill -0 $! && ! ls ck 2>/dev/null | grep -q ^step; do sleep 0.02; done; "
+        "kill -TERM $!; sleep 0.01; kill -TERM -- -$!; wait $!");
+    EXPECT_EQ(r.status, 0) << verb << "\n" << r.output;
+    EXPECT_NE(r.output.find("stopped behind step "), std::string::npos) << verb << "\n" << r.output;
+  }
+}
+
 TEST_F(CommandLine, LaunchGoesOnFromTheLastCheckpoint) {
   const Words saving{"--steps", "6", "--save-every", "2", "--async-save", "off", "--sample", "0"};
   ASSERT_EQ(run(joined(training(saving), {"--checkpoint", "whole"})).status, 0);
