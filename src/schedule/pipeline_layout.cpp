@@ -94,8 +94,9 @@ Schedule searched_schedule(const Plan& plan, int ranks, int microbatches) {
     const StageTimes flops = stage_flops(plan, slice);
     total += flops.forward + flops.backward_input + flops.backward_weight;
     costs.times.stages.push_back(flops);
-    const double layers =
-        static_cast<double>(slice.layers.size() * ranks) / static_cast<double>(plan.model.num_layers);
+    // A stage without layers keeps its input; no pass holds nothing.
+    const double layers = static_cast<double>(std::max<std::int64_t>(1, slice.layers.size()) * ranks) /
+                          static_cast<double>(plan.model.num_layers);
     costs.memory.push_back({layers, 0, -layers});
   }
   // In units of a mean pass, so that nothing depends on the size of the model.
