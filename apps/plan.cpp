@@ -23,7 +23,17 @@ int run_plan(const PlanSearchFlags& f) {
   const SearchRequest request = f.request();
   // People read standard output; with --json it holds the object alone.
   std::FILE* out = f.json ? stderr : stdout;
+  const bool is_against = !f.against_text.empty();
   if (!f.sweep.empty()) {
+    for (const auto& [flag, text] : {std::pair{"--out", &f.out}, {"--html", &f.html}})
+      if (!text->empty())
+        refuse("{} {}: is of the best plan, and --sweep has one of each value; leave one of them out", flag,
+               *text);
+    if (is_against || f.explain)
+      refuse("{}: explains one plan, and --sweep has one of each value; leave one of them out",
+             is_against ? "--against " + f.against_text : "--explain");
+    if (!f.sweep_out.empty() && !f.sweep_out.ends_with(".svg") && !f.sweep_out.ends_with(".csv"))
+      refuse("--sweep-out {}: must end in .csv, a table, or in .svg, a chart", f.sweep_out);
     const Sweep sweep = run_sweep(request, f.sweep);
     if (f.sweep_out.ends_with(".svg"))
       write_file("--sweep-out", f.sweep_out, sweep_svg(sweep));
@@ -33,7 +43,8 @@ int run_plan(const PlanSearchFlags& f) {
     if (f.json) fmt::print("{}\n", sweep_json(sweep));
     return sweep.any_fits() ? 0 : 1;
   }
-  SearchResult result;
+  if (!f.sweep_out.empty()) refuse("--sweep-out {}: there is no --sweep", f.sweep_out);
+  SearchResult result, other;
   int gpus = request.gpus;
   if (f.target_seconds > 0) {
     std::optional<LeastGpus> least = least_gpus(request, f.target_seconds);
@@ -47,18 +58,21 @@ int run_plan(const PlanSearchFlags& f) {
   } else {
     result = search(request);
   }
+  if (is_against) {
+    SearchRequest against = f.against(request);
+    against.gpus = gpus;
+    other = search(against);
+  }
   fmt::print(out, "{} on {} {} ({}), {} sequences of {} tokens a step, {}\n", request.work.model.name, gpus,
              request.work.machine.name, request.work.software.name, request.work.global_batch,
              request.work.seq_len, precision_name(request.work.precision));
   fmt::print(out, "{}", plans_table(result));
   if (result.plans.empty()) fmt::print(out, "{}", explain_nothing(result, gpus));
   if (f.explain) fmt::print(out, "{}", explain_winner(result, request.work));
-  if (!f.against_text.empty() && !result.plans.empty()) {
-    const SearchResult other = search(f.against(request));
+  if (is_against && !result.plans.empty())
     fmt::print(out, "\nwhy not {}: {}", f.against_text,
                other.plans.empty() ? explain_nothing(other, gpus)
                                    : explain_loser(result.plans.front(), other.plans.front()));
-  }
   if (!result.plans.empty()) {
     if (!f.out.empty()) write_file("--out", f.out, plan_file(result.plans.front(), request.work));
     if (!f.html.empty()) write_file("--html", f.html, plan_page(result, request));

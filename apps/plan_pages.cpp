@@ -15,10 +15,15 @@
 namespace echelon {
 namespace {
 
+constexpr const char* legal_sweeps = "legal: gpus=, seq-len= or global-batch=, then A..B or A,B,C";
+
 std::vector<std::int64_t> sweep_values(const std::string& text) {
   const std::string flag = "--sweep";
   std::vector<std::int64_t> values;
   const auto dots = text.find("..");
+  if (text.empty() || text.starts_with(",") || text.ends_with(",") || text.ends_with(".") ||
+      text.starts_with(".") || text.find(",,") != std::string::npos)
+    refuse("--sweep {}: a value is missing; {}", text, legal_sweeps);
   if (dots != std::string::npos) {
     const auto first = parse_number<std::int64_t>(flag, text.substr(0, dots)),
                last = parse_number<std::int64_t>(flag, text.substr(dots + 2));
@@ -30,7 +35,6 @@ std::vector<std::int64_t> sweep_values(const std::string& text) {
     for (std::string one; std::getline(in, one, ',');)
       values.push_back(parse_number<std::int64_t>(flag, one));
   }
-  if (values.empty()) refuse("--sweep: no values; legal: gpus=64..16384 or gpus=64,96,128");
   return values;
 }
 
@@ -51,7 +55,7 @@ Sweep run_sweep(const SearchRequest& request, const std::string& text) {
   sweep.key = text.substr(0, equals);
   if (equals == std::string::npos ||
       (sweep.key != "gpus" && sweep.key != "seq-len" && sweep.key != "global-batch"))
-    refuse("--sweep {}: legal: gpus=, seq-len= or global-batch=, then A..B or A,B,C", text);
+    refuse("--sweep {}: {}", text, legal_sweeps);
   for (std::int64_t value : sweep_values(text.substr(equals + 1))) {
     SearchRequest r = request;
     r.top = 1;

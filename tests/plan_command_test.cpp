@@ -87,6 +87,13 @@ TEST_F(PlanCommand, RefusesWhatCannotBe) {
   refused("--objective speed", {"--objective speed", "memory"});
   refused("--objective gpus", {"--target-time"});
   refused("--sweep layers=3", {"--sweep layers=3", "seq-len"});
+  refused("--sweep gpus=8,,16", {"--sweep 8,,16", "missing"});
+  refused("--sweep gpus=8,16 --sweep-out sweep.pdf", {"--sweep-out sweep.pdf", ".csv", ".svg"});
+  refused("--sweep gpus=8,16 --out plan.toml", {"--out plan.toml", "--sweep"});
+  refused("--sweep gpus=8,16 --against tp=2", {"--against tp=2", "--sweep"});
+  refused("--sweep-out sweep.csv", {"--sweep-out sweep.csv", "no --sweep"});
+  refused("--against tp=3", {"--tp 3", "--gpus 8"});
+  refused("--memory-margin nan", {"--memory-margin nan"});
   refused("--schedule quick", {"--schedule quick", "1f1b"});
   refused("--chunks 3 --schedule 1f1b", {"--chunks 3", "interleaved"});
   refused("--plan absent.toml", {"--plan absent.toml"});

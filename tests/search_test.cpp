@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 #include "plan/explain.h"
@@ -126,11 +127,43 @@ TEST(Search, RefusesWhatCannotBe) {
   refused([](SearchRequest& r) { r.pins.ep = 2; }, "no experts");
   refused([](SearchRequest& r) { r.pins.context = ContextKind::hybrid; }, "--cp-kind hybrid");
   refused([](SearchRequest& r) { r.pins.zero = 4; }, "--zero 4");
+  refused([](SearchRequest& r) { r.pins.etp = 2; }, "--etp 2");
+  refused([](SearchRequest& r) { r.pins.zero = 0, r.pins.hsdp = 2; }, "--hsdp 2");
+  refused([](SearchRequest& r) { r.memory_margin = std::nan(""); }, "--memory-margin nan");
+  refused([](SearchRequest& r) { r.pins.layers_per_stage = {1, 2}; }, "add up to 3");
+  refused([](SearchRequest& r) { r.pins.layers_per_stage = {81, -1}; }, "81 layers; legal: 0 to 80");
   refused([](SearchRequest& r) { r.pins.schedule = "best"; }, "--schedule best");
   refused([](SearchRequest& r) { r.work.seq_len = (1 << 24) + 1; }, "--seq-len");
   refused(
       [](SearchRequest& r) { r.work.machine = load_machine("a100-80"), r.work.precision = Precision::fp8; },
       "--dtype fp8");
+}
+
+// Each would be a plan for other ranks, layers or tokens than there are.
+TEST(Search, NamesAShapeThatNoMeshHas) {
+  const auto nothing = [](auto change, const char* words) {
+    SearchRequest r = request("mixtral-8x7b", 16, 64);
+    change(r);
+    const SearchResult result = search(r);
+    EXPECT_TRUE(result.plans.empty()) << words;
+    const std::string why = explain_nothing(result, 16);
+    EXPECT_NE(why.find(words), std::string::npos) << why;
+  };
+  nothing([](SearchRequest& r) { r.pins.zero = 3, r.pins.hsdp = 3; }, "hsdp 3: does not divide");
+  nothing([](SearchRequest& r) { r.pins.etp = 3; }, "etp 3");
+  nothing([](SearchRequest& r) { r.pins.cp = 2, r.work.seq_len = 4097; }, "4097 tokens do not divide");
+  nothing([](SearchRequest& r) { r.pins.pp = 1, r.pins.layers_per_stage = {16, 16}; }, "2 numbers");
+}
+
+// 4098 tokens are two parts of 2049, and no four of equal length.
+TEST(Search, PlanFileHasPartsThatTheLengthAllows) {
+  SearchRequest r = request("llama-3-8b", 8, 8);
+  r.work.seq_len = 4098;
+  r.pins.cp = 2;
+  const SearchResult result = search(r);
+  const Plan plan = plan_from_toml(plan_file(result.plans.front(), r.work), "plan.toml");
+  EXPECT_EQ(plan.mesh.size(Axis::cp), 2);
+  EXPECT_NO_THROW(validate(plan));
 }
 
 TEST(Search, PlanFileComesBack) {

@@ -22,6 +22,8 @@ Plan as_plan(const Workload& work, const Configuration& c, const std::vector<std
   plan.mesh.ep = c.ep;
   plan.sequence_parallel = c.sequence_parallel;
   plan.context_kind = c.context;
+  // Both are balanced parts; zigzag's are two of half the size.
+  if (c.cp > 1 && work.seq_len % (2 * c.cp) != 0) plan.context_balance = ContextBalance::stripe;
   plan.global_batch = work.global_batch;
   plan.micro_batch = c.micro_batch;
   plan.seq_len = work.seq_len;
@@ -57,14 +59,15 @@ std::string shape_problem(const Workload& work, const Configuration& c) {
     return fmt::format("dp {}: the global batch has only {} sequences", c.dp, work.global_batch);
   if (work.seq_len < 2 * c.cp && c.cp > 1)
     return fmt::format("cp {}: {} tokens are too few", c.cp, work.seq_len);
+  if (work.seq_len % c.cp != 0) return fmt::format("cp {}: {} tokens do not divide", c.cp, work.seq_len);
   if (c.cp > 1 && c.context == ContextKind::ulysses && (m.num_heads / c.tp) % c.cp != 0)
     return fmt::format("cp {}: {} heads of a tp rank do not divide (ulysses)", c.cp, m.num_heads / c.tp);
   if (m.experts == Experts::none && c.ep > 1) return fmt::format("ep {}: the model has no experts", c.ep);
   if (m.experts != Experts::none) {
     if (m.num_experts % c.ep != 0) return fmt::format("ep {}: {} experts do not divide", c.ep, m.num_experts);
+    if (c.tp % c.etp != 0) return fmt::format("etp {}: does not divide tp {}", c.etp, c.tp);
     if (c.dp * c.cp * c.tp % (c.ep * c.etp) != 0)
       return fmt::format("ep {}: does not divide dp x cp x tp = {}", c.ep * c.etp, c.dp * c.cp * c.tp);
-    if (c.tp % c.etp != 0) return fmt::format("etp {}: does not divide tp {}", c.etp, c.tp);
     if (work.software.is_this_trainer) {
       if (c.etp != c.tp)
         return fmt::format("etp {}: experts are cut over tp {} here, as MLPs are", c.etp, c.tp);

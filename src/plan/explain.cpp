@@ -182,8 +182,14 @@ std::string explain_loser(const Estimate& winner, const Estimate& other) {
 }
 
 std::string explain_nothing(const SearchResult& result, int gpus) {
-  if (!result.nearest)
-    return fmt::format("no configuration of {} GPUs has a legal shape and schedule\n", gpus);
+  if (!result.nearest) {
+    std::string example;
+    for (const char* reason : {"shape", "schedule"})
+      if (const auto found = result.rejected.find(reason);
+          example.empty() && found != result.rejected.end() && !found->second.examples.empty())
+        example = ", as " + found->second.examples.front();
+    return fmt::format("no configuration of {} GPUs has a legal shape and schedule{}\n", gpus, example);
+  }
   const Nearest& n = *result.nearest;
   return fmt::format("no configuration of {} GPUs fits; the nearest needs {} of {}, {} too much: {}\n", gpus,
                      format_device_memory(n.bytes), format_device_memory(n.usable_bytes),

@@ -103,7 +103,7 @@ class Search {
       for (int etp : pinned_or(r_.pins.etp, etps)) {
         c.ep = ep;
         c.etp = etp;
-        if (!r_.pins.ep && c.dp * c.cp * c.tp % (ep * etp) != 0) continue;  // no such mesh
+        if (!r_.pins.ep && !r_.pins.etp && c.dp * c.cp * c.tp % (ep * etp) != 0) continue;  // no such mesh
         contexts(c);
       }
   }
@@ -237,7 +237,11 @@ class Search {
       for (const Sharding& sharding : shardings_here) {
         c.zero = sharding.zero;
         c.hsdp = sharding.hsdp;
-        leaf(c);
+        const std::string problem = shape_problem(r_.work, c);
+        if (problem.empty())
+          leaf(c);
+        else
+          reject("shape", 1, problem.substr(0, 3), problem);
       }
     }
     rank();
@@ -338,6 +342,8 @@ void check(const SearchRequest& r) {
   check_pin("--zero", pins.zero, 0, 3);
   check_pin("--chunks", pins.chunks, 1, 1000);
   check_pin("--hsdp", pins.hsdp, 1, most_gpus);
+  if (pins.hsdp && *pins.hsdp > 1 && pins.zero == 0)
+    refuse("--hsdp {}: replicates what --zero 1, 2 or 3 cuts over ranks, and --zero is 0", *pins.hsdp);
   check_pin("--ep", pins.ep, 1, most_gpus);
   check_pin("--etp", pins.etp, 1, most_gpus);
   if (r.work.global_batch < 1 || r.work.global_batch > most_gpus * 100)
@@ -361,6 +367,18 @@ void check(const SearchRequest& r) {
   if (pins.ep && m.experts != Experts::none && m.num_experts % *pins.ep != 0)
     refuse("--ep {}: the {} experts of {} do not divide; legal: {}", *pins.ep, m.num_experts, m.name,
            fmt::join(divisors(static_cast<int>(m.num_experts)), ", "));
+  if (pins.etp && *pins.etp > 1 && m.experts == Experts::none)
+    refuse("--etp {}: {} has no experts; legal: 1", *pins.etp, m.name);
+  if (!pins.layers_per_stage.empty()) {
+    std::int64_t sum = 0;
+    for (std::int64_t count : pins.layers_per_stage) {
+      if (count < 0 || count > m.num_layers)
+        refuse("--layers-per-stage: {} layers; legal: 0 to {}", count, m.num_layers);
+      sum += count;
+    }
+    if (sum != m.num_layers)
+      refuse("--layers-per-stage: the numbers add up to {}, and {} has {} layers", sum, m.name, m.num_layers);
+  }
   if (pins.pp && *pins.pp > m.num_layers)
     refuse("--pp {}: {} has only {} layers; legal: up to {}", *pins.pp, m.name, m.num_layers, m.num_layers);
   if (pins.context == ContextKind::hybrid)
@@ -370,7 +388,7 @@ void check(const SearchRequest& r) {
     if (std::find(names.begin(), names.end(), *pins.schedule) == names.end())
       refuse("--schedule {}: unknown; legal: {}", *pins.schedule, fmt::join(names, ", "));
   }
-  if (r.memory_margin < 0 || r.memory_margin >= 1)
+  if (!(r.memory_margin >= 0 && r.memory_margin < 1))
     refuse("--memory-margin {}: must be from 0 to below 1, a part of the memory", r.memory_margin);
   if (r.top < 1 || r.top > 10000) refuse("--top {}: must be from 1 to 10000", r.top);
 }

@@ -53,7 +53,11 @@ const Schedule& Stages::schedule(const Configuration& c) {
 }
 
 std::string Stages::schedule_problem(const Configuration& c) {
-  if (c.pp == 1) return {};
+  if (c.pp == 1)
+    return c.layers_per_stage.size() <= 1
+               ? ""
+               : fmt::format("--layers-per-stage: {} numbers, and without pp there is one stage",
+                             c.layers_per_stage.size());
   if (is_stream(c.schedule)) return c.schedule + ": does not flush, so it trains otherwise than the others";
   const ScheduleFacts& facts = this->facts(c);
   if (!facts.problem.empty()) return facts.problem;
