@@ -178,11 +178,13 @@ class Search {
                      std::vector<Recompute>{Recompute::none, Recompute::selective, Recompute::full});
   }
 
-  void reject(const char* reason, std::int64_t count, const std::string& kind, const std::string& example) {
-    Rejected& rejected = result_.rejected[reason];
-    rejected.count += count;
-    if (example.empty() || rejected.examples.size() >= 12 || !examples_.insert(kind).second) return;
-    rejected.examples.push_back(example);
+  void reject(const char* reason, std::int64_t count) { result_.rejected[reason].count += count; }
+  // `example` is called for the first of its kind.
+  template <class Example>
+  void reject(const char* reason, std::int64_t count, const std::string& kind, const Example& example) {
+    reject(reason, count);
+    std::vector<std::string>& examples = result_.rejected[reason].examples;
+    if (examples.size() < 12 && examples_.insert(kind).second) examples.push_back(example());
   }
 
   void mesh(Configuration c) {
@@ -196,7 +198,7 @@ class Search {
                                  std::max<std::int64_t>(1, static_cast<std::int64_t>(batches.size())) *
                                  static_cast<std::int64_t>(recomputes().size());
       result_.considered += count;
-      reject("shape", count, problem.substr(0, 3), problem);
+      reject("shape", count, problem.substr(0, 3), [&] { return problem; });
       return;
     }
     for (std::int64_t batch : batches)
@@ -214,7 +216,7 @@ class Search {
     const auto shardings_count = static_cast<std::int64_t>(shardings_here.size());
     const auto leaves = static_cast<std::int64_t>(pipelines_here.size()) * shardings_count;
     result_.considered += leaves;
-    if (!can_win) return reject("slower", leaves, "", "");
+    if (!can_win) return reject("slower", leaves);
     candidates_.clear();
     for (const Pipeline& pipeline : pipelines_here) {
       c.schedule = pipeline.schedule;
@@ -223,14 +225,14 @@ class Search {
       c.layers_per_stage = r_.pins.layers_per_stage;
       const std::string unfit = model_.schedule_problem(c);
       if (!unfit.empty()) {
-        reject("schedule", shardings_count, c.schedule, describe(c) + ": " + unfit);
+        reject("schedule", shardings_count, c.schedule, [&] { return describe(c) + ": " + unfit; });
         continue;
       }
       if (!c.even_split && model_.splits_evenly(c)) {
         if (r_.pins.balance_layers.value_or(false))
           c.even_split = true;
         else {
-          reject("same", shardings_count, "", "");
+          reject("same", shardings_count);
           continue;
         }
       }
@@ -241,7 +243,7 @@ class Search {
         if (problem.empty())
           leaf(c);
         else
-          reject("shape", 1, problem.substr(0, 3), problem);
+          reject("shape", 1, problem.substr(0, 3), [&] { return problem; });
       }
     }
     rank();
