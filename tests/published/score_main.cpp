@@ -88,7 +88,19 @@ void print_residuals(const std::vector<Table>& tables) {
     }
 }
 
-void print(const Table& table, bool rows, const std::vector<std::string>& assignments) {
+void print_scores(const Table& table, const std::vector<Prediction>& predictions) {
+  for (bool fitted : {true, false}) {
+    const Score s = score(table, predictions, fitted);
+    if (s.rows > 0)
+      fmt::print(
+          "{:<18} {:<8} {:>4} rows  mean {:5.1f}%  median {:5.1f}%  p90 {:5.1f}%  bias {:+5.1f}%  inside "
+          "{:3.0f}%\n",
+          table.name, fitted ? "fitted" : "others", s.rows, 100 * s.mean_error, 100 * s.median_error,
+          100 * s.p90_error, 100 * s.bias, 100 * s.inside);
+  }
+}
+
+std::vector<Prediction> print(const Table& table, bool rows, const std::vector<std::string>& assignments) {
   std::vector<Prediction> predictions;
   Table changed_table = table;
   for (Point& p : changed_table.points) {
@@ -103,19 +115,24 @@ void print(const Table& table, bool rows, const std::vector<std::string>& assign
                  p.seconds > 0 ? 100 * (predictions[i].seconds / p.seconds - 1) : 0, p.memory_bytes / 1e9,
                  predictions[i].memory_bytes / 1e9, p.out_of_memory ? " OOM" : "");
     }
-  for (bool fitted : {true, false}) {
-    const Score s = score(table, predictions, fitted);
-    if (s.rows > 0)
-      fmt::print(
-          "{:<18} {:<8} {:>4} rows  mean {:5.1f}%  median {:5.1f}%  p90 {:5.1f}%  bias {:+5.1f}%  inside "
-          "{:3.0f}%\n",
-          table.name, fitted ? "fitted" : "others", s.rows, 100 * s.mean_error, 100 * s.median_error,
-          100 * s.p90_error, 100 * s.bias, 100 * s.inside);
-  }
+  print_scores(table, predictions);
   const Choice c = choice(table, predictions);
   if (c.groups > 0)
     fmt::print("{:<18} {} groups: rank correlation {:.3f}, regret {:.1f}%\n", table.name, c.groups,
                c.correlation, 100 * c.regret);
+  return predictions;
+}
+
+// Rows of all tables together, each with the same weight.
+void print_all(const std::vector<Table>& tables, const std::vector<std::string>& assignments, bool rows) {
+  Table all{"all", {}};
+  std::vector<Prediction> predictions;
+  for (const Table& table : tables) {
+    const std::vector<Prediction> its = print(table, rows, assignments);
+    predictions.insert(predictions.end(), its.begin(), its.end());
+    all.points.insert(all.points.end(), table.points.begin(), table.points.end());
+  }
+  if (tables.size() > 1) print_scores(all, predictions);
 }
 
 }  // namespace
@@ -154,7 +171,7 @@ int main(int argc, char** argv) {
       print_residuals(tables);
       return 0;
     }
-    for (const Table& table : tables) print(table, rows, assignments);
+    print_all(tables, assignments, rows);
   } catch (const std::exception& error) {
     fmt::print(stderr, "{}\n", error.what());
     return 1;
