@@ -21,7 +21,7 @@ class Pricer {
         tokens_(real(c.micro_batch * work.seq_len) / c.cp),
         here_(c.shards_sequence() ? tokens_ / c.tp : tokens_),
         width_(work.precision == Precision::f32 ? 4 : 2),
-        work_is_narrow_(work.precision == Precision::fp8 || work.precision == Precision::fp4) {}
+        narrow_(ops.operand_bytes() < 2) {}
 
   LayerSeconds layer(bool with_experts) {
     t_ = {};
@@ -96,11 +96,11 @@ class Pricer {
     t_.backward_input.compute += ops_.product(rows, cols, depth, count);
     t_.backward_weight.compute += ops_.product(depth, rows, cols, count);
     kernels_ += 1;
-    if (work_is_narrow_) {  // operands are read in 16 bits and written in 8
-      const double in = 3 * count * rows * depth, weights = 3 * count * depth * cols,
-                   out = 3 * count * rows * cols;
-      t_.forward.compute += ops_.elementwise(in + weights);
-      t_.backward_input.compute += ops_.elementwise(out);
+    if (narrow_) {  // operands are read in 16 bits and written in fewer
+      const double bytes = (width_ + ops_.operand_bytes()) * count;
+      const double weights = w_.software.narrow_parameters ? 0 : depth * cols;
+      t_.forward.compute += ops_.elementwise(bytes * (rows * depth + weights));
+      t_.backward_input.compute += ops_.elementwise(bytes * rows * cols);
     }
   }
 
@@ -124,10 +124,14 @@ class Pricer {
     passes(2 * bytes, 2 * bytes);
   }
 
-  double rows_bytes() const { return tokens_ * real(m_.hidden) * width_; }
+  // What is gathered is an operand, in as many bits as products read.
+  double rows_bytes(Verb verb) const {
+    const double width = verb == Verb::all_gather ? std::min(width_, ops_.operand_bytes()) : width_;
+    return tokens_ * real(m_.hidden) * width;
+  }
   void communicate(PassSeconds& pass, Verb verb) {
     collectives_ += 1;
-    const double seconds = ops_.collective(verb, rows_bytes(), c_.tp, 1),
+    const double seconds = ops_.collective(verb, rows_bytes(verb), c_.tp, 1),
                  wait = ops_.ring_wait(verb, c_.tp, 1);
     pass.tensor += wait + (seconds - wait) * (1 - w_.software.tensor_overlap);
     waits_ += wait;
@@ -135,13 +139,13 @@ class Pricer {
   void gather_rows(PassSeconds& pass) {
     if (tp_ == 1) return;
     communicate(pass, Verb::all_gather);
-    t_.tensor_bytes += (tp_ - 1) / tp_ * rows_bytes();
+    t_.tensor_bytes += (tp_ - 1) / tp_ * rows_bytes(Verb::all_gather);
   }
   // P -> S or P -> I.
   void reduce_rows(PassSeconds& pass) {
     if (tp_ == 1) return;
     const Verb verb = c_.shards_sequence() ? Verb::reduce_scatter : Verb::all_reduce;
-    t_.tensor_bytes += (c_.shards_sequence() ? 1 : 2) * (tp_ - 1) / tp_ * rows_bytes();
+    t_.tensor_bytes += (c_.shards_sequence() ? 1 : 2) * (tp_ - 1) / tp_ * rows_bytes(verb);
     communicate(pass, verb);
   }
   void enter() {
@@ -316,7 +320,7 @@ class Pricer {
   const OpSeconds& ops_;
   const ModelSpec& m_;
   double tp_, tokens_, here_, width_;
-  bool work_is_narrow_;
+  bool narrow_;
   double kernels_ = 0, collectives_ = 0;  // of the forward pass, and of both
   double waits_ = 0;                      // of both, for rings over nodes
   LayerSeconds t_;
@@ -354,13 +358,17 @@ LayerSeconds LayerSeconds::operator*(double factor) const {
 
 ModelSeconds model_seconds(const Workload& work, const Configuration& c, const OpSeconds& ops) {
   Pricer pricer(work, c, ops);
+  // Embedding and output matrix stay in 16 bits.
+  const bool narrow = work.precision == Precision::fp8 || work.precision == Precision::fp4;
+  const OpSeconds wide_ops(work.machine, work.software, narrow ? Precision::bf16 : work.precision);
+  Pricer wide(work, c, wide_ops);
   ModelSeconds seconds;
   const ModelSpec& m = work.model;
   if (m.num_expert_layers() < m.num_layers) seconds.dense = pricer.layer(false);
   if (m.num_expert_layers() > 0) seconds.experts = pricer.layer(true);
-  seconds.embedding = pricer.embedding();
-  seconds.head = pricer.head();
-  seconds.loss = pricer.loss();
+  seconds.embedding = wide.embedding();
+  seconds.head = wide.head();
+  seconds.loss = wide.loss();
   return seconds;
 }
 

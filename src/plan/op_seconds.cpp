@@ -27,7 +27,8 @@ OpSeconds::OpSeconds(const Machine& machine, const Software& software, Precision
   const Precision wide = narrow ? Precision::bf16 : precision;
   attention_flops_ = machine.peak(wide) * software.attention_efficiency *
                      (software.older_attention ? machine.older_attention : 1);
-  element_ = precision == Precision::f32 ? 4 : 2;
+  result_ = precision == Precision::f32 ? 4 : 2;
+  operand_ = precision == Precision::fp8 ? 1 : precision == Precision::fp4 ? 0.5 : result_;
 }
 
 double OpSeconds::product(double rows, double depth, double cols, double count) const {
@@ -43,7 +44,7 @@ double OpSeconds::product(double rows, double depth, double cols, double count) 
     least = std::min(least, counted * height * width / rates[i]);
   }
   const double compute = 2 * least * cores * (depth + machine_.gemm_half_depth) / product_flops_;
-  const double moved = element_ * count * (rows * depth + depth * cols + rows * cols);
+  const double moved = count * (operand_ * (rows * depth + depth * cols) + result_ * rows * cols);
   return std::max(compute, moved / (machine_.memory_bandwidth * machine_.memory_efficiency)) +
          machine_.launch_seconds;
 }

@@ -39,6 +39,8 @@ class OpSeconds {
   // From one rank to that `stride` ranks further.
   double message(double bytes, std::int64_t stride) const;
 
+  // Of an element that products read.
+  double operand_bytes() const { return operand_; }
   const Machine& machine() const { return machine_; }
   const Software& software() const { return software_; }
 
@@ -50,7 +52,8 @@ class OpSeconds {
 
   const Machine& machine_;
   const Software& software_;
-  double product_flops_, attention_flops_, element_;  // sustained FLOP/s; bytes of an operand
+  double product_flops_, attention_flops_;  // sustained FLOP/s
+  double operand_, result_;                 // bytes of an element of a product's operands, and of its result
 };
 
 }  // namespace echelon

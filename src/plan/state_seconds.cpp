@@ -14,6 +14,12 @@ bool StateSeconds::reduces_whole(const Configuration& c) const {
   return c.zero == 0 || (c.zero == 1 && !work_.software.sharded_states);
 }
 
+// Products in 8 bits read parameters of 8 bits: casting them before they travel halves the gathers (embedding
+// and output matrix, which stay in 16, are among them here).
+double StateSeconds::gathered_bytes() const {
+  return work_.precision == Precision::fp8 && work_.software.narrow_parameters ? 1 : 2;
+}
+
 // The host calls for one collective after another: a call that takes it longer than the links holds them up.
 double StateSeconds::in_calls(Verb verb, double bytes, double calls, std::int64_t size,
                               std::int64_t stride) const {
@@ -39,7 +45,7 @@ StateSeconds::Exchange StateSeconds::exchange(const Configuration& c, const Shar
         sum.reduce +=
             in_calls(Verb::all_reduce, reduced / static_cast<double>(shard), 1, c.hsdp, stride * shard);
     }
-    if (c.zero > 0) sum.gather += in_calls(Verb::all_gather, elements * 2, 1, shard, stride);
+    if (c.zero > 0) sum.gather += in_calls(Verb::all_gather, elements * gathered_bytes(), 1, shard, stride);
     if (c.zero > 0) sum.gather += s.shard_copy_seconds * layers * static_cast<double>(shard);
   };
   add(counts.common, ranks, c.tp);
@@ -78,7 +84,9 @@ double StateSeconds::optimizer(const Configuration& c, const ShareCounts& counts
   // The norm reads gradients; the step reads gradients and state, and writes state and values.
   const Software& s = work_.software;
   const double bytes = elements * (2 * s.gradient_bytes + 2 * s.optimizer_bytes + s.value_bytes);
-  return ops_.memory_pass(bytes * s.optimizer_passes);
+  const double cast =
+      ops_.operand_bytes() < 2 && s.narrow_parameters ? elements * (2 + ops_.operand_bytes()) : 0;
+  return ops_.memory_pass(bytes * s.optimizer_passes) + ops_.elementwise(cast);
 }
 
 double StateSeconds::bytes(const Configuration& c, const ShareCounts& counts) const {
@@ -87,7 +95,7 @@ double StateSeconds::bytes(const Configuration& c, const ShareCounts& counts) co
     const double once = (ranks - 1) / ranks * elements;
     const double reduced = once * work_.software.reduced_bytes * (reduces_whole(c) ? 2 : 1);
     const double microbatches = c.zero == 3 ? static_cast<double>(num_microbatches(work_, c)) : 1;
-    return (reduced + (c.zero == 3 ? 2 : c.zero > 0 ? 1 : 0) * once * 2) * microbatches;
+    return (reduced + (c.zero == 3 ? 2 : c.zero > 0 ? 1 : 0) * once * gathered_bytes()) * microbatches;
   };
   const double ranks = static_cast<double>(c.dp) * c.cp;
   return of(counts.common, ranks) + of(counts.routed, ranks * c.tp / (c.ep * c.etp));

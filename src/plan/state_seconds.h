@@ -34,6 +34,7 @@ class StateSeconds {
 
  private:
   bool reduces_whole(const Configuration& c) const;
+  double gathered_bytes() const;
   double in_calls(Verb verb, double bytes, double calls, std::int64_t size, std::int64_t stride) const;
 
   const Workload& work_;

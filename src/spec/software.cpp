@@ -30,6 +30,7 @@ const std::vector<Field<Software>>& software_fields() {
       {"regathers_sequence", &Software::regathers_sequence},
       {"overlaps_gradients", &Software::overlaps_gradients},
       {"overlaps_parameters", &Software::overlaps_parameters},
+      {"narrow_parameters", &Software::narrow_parameters},
       {"reshards", &Software::reshards},
       {"scatters_messages", &Software::scatters_messages},
       {"loss_apart", &Software::loss_apart},

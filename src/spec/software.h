@@ -30,7 +30,10 @@ struct Software {
       true;  // under sequence parallelism keeps a norm's output cut, and gathers it again
   bool overlaps_gradients = true;   // reduces a layer's gradients while others compute
   bool overlaps_parameters = true;  // gathers those of ZeRO 1 and 3 while others compute
-  bool reshards = true;             // ZeRO 3 lets a layer go between its passes
+  // Operands of products in 8 or 4 bits: parameters are cast where they are kept, once a step, not where a
+  // microbatch reads them.
+  bool narrow_parameters = true;
+  bool reshards = true;  // ZeRO 3 lets a layer go between its passes
   // Without sequence parallelism each tp rank hands over its part, and the next stage gathers (Narayanan et
   // al. 2021, 4.1).
   bool scatters_messages = false;

@@ -28,8 +28,14 @@ T changed(const T& value, const std::string& key, const std::string& number, Wri
   return read(text, "--set");
 }
 
+// One number may be that of several keys: machine.h100-96.gemm_efficiency+gemm_fp8_efficiency=0.5.
 void assign(Point& p, const std::string& what) {
-  const auto dot = what.find('.'), key = what.find('.', dot + 1), equals = what.find('=');
+  const auto dot = what.find('.'), key = what.find('.', dot + 1), plus = what.find('+', key),
+             equals = what.find('=');
+  if (plus < equals) {
+    assign(p, what.substr(0, plus) + what.substr(equals));
+    return assign(p, what.substr(0, key + 1) + what.substr(plus + 1));
+  }
   const std::string kind = what.substr(0, dot), name = what.substr(dot + 1, key - dot - 1);
   const std::string field = what.substr(key + 1, equals - key - 1), value = what.substr(equals + 1);
   const bool prefix =
