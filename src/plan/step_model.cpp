@@ -141,8 +141,8 @@ Estimate StepModel::estimate(const Configuration& c) {
   parts.dp_exposed += exposed;
   parts.optimizer = stages_.state().optimizer(c, s.counts[last]);
   parts.pp_bubble = latest - exposed - parts.optimizer - busy;
-  if (parts.pp_bubble < 0) {  // what runs together hid communication
-    parts.ep_exposed += parts.pp_bubble;
+  if (parts.pp_bubble < 0) {  // what runs together hid communication; or rounding
+    parts.ep_exposed = std::max(0.0, parts.ep_exposed + parts.pp_bubble);
     parts.pp_bubble = 0;
   }
   e.traffic.dp = stages_.state().bytes(c, s.counts[last]);
