@@ -45,10 +45,9 @@ void assign(Point& p, const std::string& what) {
         p.work.software, field, value, [](const Software& s) { return to_toml(s); },
         [](const std::string& t, const std::string& w) { return software_from_toml(t, w); });
   const std::string& machine = p.work.machine.name;
-  const bool blackwell =
-      machine.find("b200") != std::string::npos || machine.find("b300") != std::string::npos;
   const bool same = name == machine || (name == "a100" && machine.starts_with("a100")) ||
-                    (name == "blackwell" && blackwell);
+                    (name == "blackwell" && machine.ends_with("b200")) ||
+                    (name == "blackwell-ultra" && machine.ends_with("b300"));
   if (kind == "machine" && same) {
     if (field == "node_bandwidth")
       p.work.machine.tiers.front().bandwidth = std::stod(value);
