@@ -4,7 +4,8 @@
 //   failing_job threads|mpi RANKS RANK HOW TIMEOUT_MS
 //
 // HOW: kill (SIGKILL), stop (SIGSTOP), group (SIGSTOP, while the others make a group with it), throw,
-// disagree (another count), verb (another verb), spin (computes for ever), exit, none.
+// half (SIGSTOP, when its part of a gather is sent and the others' are not taken), disagree (another count),
+// verb (another verb), spin (computes for ever), exit, none.
 #include <fmt/core.h>
 
 #include <csignal>
@@ -13,6 +14,7 @@
 #include <numeric>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "base/error.h"
 #include "comm/process_world.h"
@@ -40,6 +42,18 @@ void go_wrong(const std::string& how, Communicator& group, const Tensor& x) {
   while (how == "spin") std::this_thread::sleep_for(std::chrono::milliseconds(10));
 }
 
+// Large enough that the sender is needed until its peer has taken it.
+void stop_half_way(Communicator& group, bool stops, Arena& arena) {
+  constexpr std::int64_t part = 1 << 20;
+  const Tensor own(arena, MemoryCategory::other, DType::f32, {part}),
+      all(arena, MemoryCategory::other, DType::f32, {part * group.size()});
+  if (!stops) std::this_thread::sleep_for(std::chrono::milliseconds(600));
+  const std::vector<std::int64_t> counts(static_cast<std::size_t>(group.size()), part);
+  Pending gathered = group.all_gather(own, all, counts);
+  if (stops) std::raise(SIGSTOP);
+  gathered.wait();
+}
+
 void run_rank(World& world, int index, const Task& task) {
   Mesh mesh;
   mesh.set(Axis::tp, 2);
@@ -59,6 +73,8 @@ void run_rank(World& world, int index, const Task& task) {
         std::iota(everyone.begin(), everyone.end(), 0);
         (void)world.join(index, everyone, "late");
       }
+      if (step == 10 && axis == Axis::dp && task.how == "half")
+        stop_half_way(group, index == task.rank, arena);
       if (step == 10 && index == task.rank && axis == Axis::dp) go_wrong(task.how, group, x);
       group.all_reduce(x).wait();
       const int n = group.size(), me = group.rank();

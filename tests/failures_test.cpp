@@ -110,6 +110,19 @@ TEST_P(Failures, AProcessThatIsStoppedIsNamedWhenTheDeadlineHasPassed) {
   }
 }
 
+// It has given what the others wait for, and will not take what they send it.
+TEST_P(Failures, AProcessThatIsStoppedHalfWayIsNamedToo) {
+  if (!processes()) GTEST_SKIP() << "thread ranks share one process";
+  for (int rank : {0, 3}) {
+    const Result r = fail(rank, "half");
+    EXPECT_EQ(r.status, 3);
+    EXPECT_LT(r.seconds, timeout_ms / 1000.0 + 2 + 0.6 + 4) << r.output;
+    for (const std::string& word : {fmt::format("the rank at fault is rank {}", rank),
+                                    fmt::format("rank {}, at fault", rank), std::string("silent since")})
+      EXPECT_NE(r.output.find(word), std::string::npos) << word << " is not in: " << r.output;
+  }
+}
+
 // MPI itself would wait for ever.
 TEST_P(Failures, AProcessThatIsStoppedWhileTheOthersMakeAGroupIsNamedToo) {
   if (!processes()) GTEST_SKIP() << "thread ranks share one process";

@@ -26,8 +26,9 @@ class Messages {
   // Goes on without waiting; appends whom a message has come from to `arrived` as the last piece of it does.
   // True when all have finished. CommError where MPI says so, or where a message is longer than its receive.
   bool advance(std::vector<int>& arrived);
-  // Whom a message has not come from.
+  // Whom a message has not come from, and whom one has not left for.
   std::vector<int> missing() const;
+  std::vector<int> leaving() const;
 
  private:
   struct State;

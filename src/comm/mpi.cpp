@@ -36,8 +36,8 @@ void need(int result, const char* doing) {
 
 struct Messages::State {
   std::vector<MPI_Request> requests;
-  std::vector<int> from;     // of each request; -1: it sends
-  std::vector<int> indices;  // room for MPI_Testsome
+  std::vector<int> from, to;  // of each request; -1: it sends, or receives
+  std::vector<int> indices;   // room for MPI_Testsome
   std::vector<MPI_Status> statuses;
   int open = 0;
 };
@@ -57,6 +57,7 @@ void Messages::send(int space, int to, int tag, const void* data, std::size_t by
          "send");
     state_->requests.push_back(request);
     state_->from.push_back(-1);
+    state_->to.push_back(to);
     ++state_->open;
     at += piece;
     bytes -= piece;
@@ -73,6 +74,7 @@ void Messages::receive(int space, int from, int tag, void* data, std::size_t byt
          "receive");
     state_->requests.push_back(request);
     state_->from.push_back(from);
+    state_->to.push_back(-1);
     ++state_->open;
     at += piece;
     bytes -= piece;
@@ -108,14 +110,17 @@ bool Messages::advance(std::vector<int>& arrived) {
   return state_->open == 0;
 }
 
-std::vector<int> Messages::missing() const {
-  std::vector<int> from;
-  for (std::size_t i = 0; i < state_->requests.size(); ++i)
-    if (state_->from[i] >= 0 && state_->requests[i] != MPI_REQUEST_NULL &&
-        std::find(from.begin(), from.end(), state_->from[i]) == from.end())
-      from.push_back(state_->from[i]);
-  return from;
+static std::vector<int> under_way(const std::vector<MPI_Request>& requests, const std::vector<int>& peers) {
+  std::vector<int> ranks;
+  for (std::size_t i = 0; i < requests.size(); ++i)
+    if (peers[i] >= 0 && requests[i] != MPI_REQUEST_NULL &&
+        std::find(ranks.begin(), ranks.end(), peers[i]) == ranks.end())
+      ranks.push_back(peers[i]);
+  return ranks;
 }
+
+std::vector<int> Messages::missing() const { return under_way(state_->requests, state_->from); }
+std::vector<int> Messages::leaving() const { return under_way(state_->requests, state_->to); }
 
 bool have_message_passing() { return true; }
 std::string how_to_get_message_passing() { return ""; }

@@ -17,6 +17,7 @@ void Messages::send(int, int, int, const void*, std::size_t) { not_built(); }
 void Messages::receive(int, int, int, void*, std::size_t) { not_built(); }
 bool Messages::advance(std::vector<int>&) { not_built(); }
 std::vector<int> Messages::missing() const { return {}; }
+std::vector<int> Messages::leaving() const { return {}; }
 
 bool have_message_passing() { return false; }
 std::string how_to_get_message_passing() {

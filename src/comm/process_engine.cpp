@@ -24,6 +24,8 @@ constexpr auto background_period = 100us;
 constexpr auto eager_time = 200us, lazy_period = 50us;
 // Four beats of the control network.
 constexpr double silence_seconds = 1.0;
+// A wait that was not given up when its time had passed is looked at again this often.
+constexpr auto review_period = 250ms;
 }  // namespace
 
 ProcessEngine::ProcessEngine(ControlNetwork& control, FlightRecorder& recorder,
@@ -100,7 +102,7 @@ bool ProcessEngine::progress(ProcessOperation& operation) {
 
 void ProcessEngine::wait(ProcessOperation& operation) {
   const auto begin = Clock::now();
-  auto deadline = begin + timeout_;
+  auto deadline = begin + timeout_, next_look = deadline;
   recorder_.sleep(operation.ticket);
   const auto drive = [&](bool drives) {
     const std::lock_guard lock(mutex_);
@@ -119,17 +121,22 @@ void ProcessEngine::wait(ProcessOperation& operation) {
       continue;
     }
     std::this_thread::sleep_for(lazy_period);
-    if (now < deadline) continue;
-    std::vector<int> missing;
+    if (now < next_look) continue;
+    next_look = now + review_period;
+    std::vector<int> late_ones;
     {
       const std::lock_guard lock(mutex_);
-      missing = operation.missing();
+      late_ones = operation.missing();
+      if (late_ones.empty()) {
+        // What has come from everyone is only slow to leave: no reason to give up, but where the one that it
+        // would leave for is not heard of either. It was stopped between its part and taking ours.
+        deadline = now + timeout_;
+        late_ones = silent(operation.leaving());
+      } else if (now < deadline) {
+        late_ones.clear();
+      }
     }
-    // What has come from everyone is only slow to leave: no reason to give up.
-    if (missing.empty())
-      deadline = now + timeout_;
-    else
-      fail(late(operation.name(), missing));
+    if (!late_ones.empty()) fail(late(operation.name(), late_ones));
   }
   (void)drive(false);
   changed_.notify_one();
@@ -138,28 +145,39 @@ void ProcessEngine::wait(ProcessOperation& operation) {
   recorder_.finish(operation.ticket);
 }
 
+// Those that have not been heard of for as long as a rank is waited for.
+std::vector<int> ProcessEngine::silent(std::vector<int> ranks) const {
+  const double patience = std::max(std::chrono::duration<double>(timeout_).count(), silence_seconds);
+  std::erase_if(ranks, [&](int rank) { return control_.seconds_since_heard(rank) <= patience; });
+  return ranks;
+}
+
 void ProcessEngine::finish_all() {
   const auto deadline = Clock::now() + timeout_;
   for (;;) {
     throw_if_failed();
     std::string name;
-    std::vector<int> missing;
+    std::vector<int> others;
     {
       const std::lock_guard lock(mutex_);
       advance_all();
       if (open_.empty()) return;
       name = open_.front()->name();
-      missing = open_.front()->missing();
+      others = open_.front()->missing();
+      if (others.empty()) others = open_.front()->leaving();
     }
     std::this_thread::sleep_for(lazy_period);
-    if (Clock::now() > deadline) fail(late(name, missing));
+    if (Clock::now() > deadline) fail(late(name, others));
   }
 }
 
-std::vector<int> ProcessEngine::missing(const ProcessOperation& operation) {
+std::vector<int> ProcessEngine::waits_for(const ProcessOperation& operation) {
   // MPI may hold the lock for long where ranks make a group together.
   for (int attempt = 0; attempt < 20; ++attempt) {
-    if (const std::unique_lock lock(mutex_, std::try_to_lock); lock) return operation.missing();
+    if (const std::unique_lock lock(mutex_, std::try_to_lock); lock) {
+      const std::vector<int> missing = operation.missing();
+      return missing.empty() ? operation.leaving() : missing;
+    }
     std::this_thread::sleep_for(1ms);
   }
   return {};

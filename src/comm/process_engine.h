@@ -60,8 +60,9 @@ class ProcessOperation {
   bool advance();
   // What it has moved is there for whoever sees true.
   bool finished() const { return finished_.load(std::memory_order_acquire); }
-  // World ranks that nothing has come from yet.
+  // World ranks that something has not come from yet, and those that something has not left for.
   std::vector<int> missing() const;
+  std::vector<int> leaving() const;
   const ProcessGroup& group() const { return group_; }
   std::string name() const;
 
@@ -120,7 +121,8 @@ class ProcessEngine {
   // Collective over all processes, without a deadline; so is the next.
   std::vector<std::string> gather(const std::string& text);
   int open_space(const std::vector<int>& ranks);
-  std::vector<int> missing(const ProcessOperation& operation);
+  // World ranks that it waits for: to send, or, where all have, to receive.
+  std::vector<int> waits_for(const ProcessOperation& operation);
   // A wait for these ranks has lasted too long. Any thread.
   Failure late(const std::string& name, const std::vector<int>& missing) const;
   [[noreturn]] void fail(const Failure& failure);
@@ -129,6 +131,7 @@ class ProcessEngine {
  private:
   void advance_all();
   void run();
+  std::vector<int> silent(std::vector<int> ranks) const;
 
   ControlNetwork& control_;
   FlightRecorder& recorder_;

@@ -271,6 +271,15 @@ std::vector<int> ProcessOperation::missing() const {
   return ranks;
 }
 
+std::vector<int> ProcessOperation::leaving() const {
+  std::vector<int> ranks = bulk_.leaving();
+  for (int peer : envelopes_.leaving())
+    if (std::find(ranks.begin(), ranks.end(), peer) == ranks.end()) ranks.push_back(peer);
+  std::sort(ranks.begin(), ranks.end());
+  for (int& rank : ranks) rank = group_.world(rank);
+  return ranks;
+}
+
 std::string ProcessOperation::name() const {
   if (call_.verb == Verb::recv)
     return fmt::format("{} message {} from rank {} to rank {} ({})", group_.name, number_,

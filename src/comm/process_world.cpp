@@ -75,7 +75,7 @@ struct ProcessWorld::State {
         return s;
       }
     }
-    if (operation && !s.waits_in.empty()) s.waits_for = engine->missing(*operation);
+    if (operation && !s.waits_in.empty()) s.waits_for = engine->waits_for(*operation);
     return s;
   }
 
