@@ -232,6 +232,30 @@ TEST(Pipeline, VerifyProvesTheOptimizerWithoutABarrier) {
                   {"--optimizer-barrier off", "--pp"});
 }
 
+// AdamW amplifies the rounding of a tiny gradient, and of two updates that are compared at once the first
+// one's may be tiny where the second one's is not.
+TEST(Pipeline, EachOfTwoUpdatesMayRoundInItsOwnWay) {
+  Plan plan;
+  plan.model = load_model("gpt2-tiny");
+  plan.dtype = DType::f64;
+  plan.mesh.set(Axis::tp, 2);
+  plan.mesh.set(Axis::pp, 2);
+  plan.sequence_parallel = true;
+  plan.global_batch = 7;
+  plan.micro_batch = 4;
+  plan.seq_len = 4;
+  plan.optimizer_barrier = false;
+  VerifyRequest request = verify_request(plan, 2, 1);
+  request.optimizer.eps = 1e-5;
+  request.optimizer.total_steps = 2;
+  request.optimizer.min_lr = request.optimizer.lr / 10;
+  for (std::uint64_t seed : {1, 2, 3}) {
+    request.seed = seed;
+    const VerifyReport report = verify(request);
+    EXPECT_TRUE(report.pass) << seed << to_json(report, plan);
+  }
+}
+
 // A checkpoint of one pipeline holds logical tensors: it loads on another, and on none.
 TEST(Pipeline, CheckpointsLoadOnAnotherPipeline) {
   const TemporaryDirectory directory;

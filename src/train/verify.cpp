@@ -129,7 +129,10 @@ class Comparison {
     if (is_whole) gradient_sizes = compare_gradients(step);
     if (!finite_) return false;
     const double clip = leads() ? reference_->apply_gradients(step) : 1;
-    if (!is_whole) return true;
+    if (!is_whole) {
+      if (trainer_.flushes()) keep_squares();
+      return true;
+    }
     compare_parameters(step, gradient_sizes, clip);
     take_reference_state();
     return true;
@@ -194,6 +197,34 @@ class Comparison {
     return request_.plan.optimizer_barrier ? static_cast<double>(trainer_.updates(1)) : 2;
   }
 
+  // Of the first of two updates that are compared together.
+  void keep_squares() {
+    has_earlier_squares_ = true;
+    earlier_squares_.clear();
+    if (!leads()) return;
+    for (std::size_t i = 0; i < count(); ++i)
+      earlier_squares_.push_back(
+          as_doubles(rank_, local_tensor(reference_->rank(), reference_->parameters().find(at(i).name),
+                                         ParameterTensor::exp_avg_sq)));
+  }
+
+  // What the first of two updates may have added to the tolerance of a parameter: its gradient was another
+  // one, which left (1 - beta2) g^2 or more.
+  void add_earlier_tolerance(std::size_t i, std::int64_t step, double* tolerance) const {
+    if (!has_earlier_squares_) return;
+    const OptimizerOptions& o = request_.optimizer;
+    const Tensor squares = leads()
+                               ? earlier_squares_[i]
+                               : Tensor(rank_.arena(), MemoryCategory::other, DType::f64, {at(i).numel()});
+    share(squares);
+    const double correction = 1.0 - std::pow(o.beta2, static_cast<double>(trainer_.updates(step)));
+    const double gradient_error = bound_ * std::sqrt(max_magnitude(squares) / (1 - o.beta2));
+    for (std::int64_t k = 0; k < squares.numel(); ++k)
+      tolerance[k] +=
+          4 * learning_rate(o, step - 1) *
+          std::min(1.0, gradient_error / (std::sqrt(squares.data<double>()[k] / correction) + o.eps));
+  }
+
   std::vector<double> compare_gradients(std::int64_t step) {
     std::vector<double> sizes;
     for (std::size_t i = 0; i < count(); ++i) {
@@ -245,6 +276,7 @@ class Comparison {
         tolerance[k] = updates_since_compared() * (4 * lr * std::min(1.0, gradient_error / scale) +
                                                    4 * epsilon * std::abs(expected.data<double>()[k]));
       }
+      add_earlier_tolerance(i, step, tolerance);
       const Worst worst = worst_difference(i, ParameterTensor::value, expected, tolerance);
       if (!leads()) continue;
       const double rel = relative(worst.difference, max_magnitude(expected));
@@ -253,6 +285,7 @@ class Comparison {
       report_.param_worst = std::max(report_.param_worst, worst.share);
       if (!(worst.share <= 1)) found(step, at(i).name, "param", rel);
     }
+    has_earlier_squares_ = false;
   }
 
   // AdamW turns the rounding of a small gradient into a step of any size up to lr, so parameters that each
@@ -286,6 +319,8 @@ class Comparison {
   std::unique_ptr<ReferenceRun> reference_;  // on rank 0
   std::vector<double> expected_;             // losses, by step
   bool finite_ = true;                       // agreed by all ranks
+  std::vector<Tensor> earlier_squares_;      // by parameter, on rank 0
+  bool has_earlier_squares_ = false;
 };
 
 // Where documents are kept apart, they have 16 tokens on average.
