@@ -151,6 +151,8 @@ TEST(Search, NamesAShapeThatNoMeshHas) {
   };
   nothing([](SearchRequest& r) { r.pins.zero = 3, r.pins.hsdp = 3; }, "hsdp 3: does not divide");
   nothing([](SearchRequest& r) { r.pins.etp = 3; }, "etp 3");
+  nothing([](SearchRequest& r) { r.pins.tp = 4, r.work.model.vocab = 3; }, "a vocabulary of only 3");
+  nothing([](SearchRequest& r) { r.pins.tp = 4, r.work.model.mlp_hidden = 3; }, "an MLP of only 3");
   nothing([](SearchRequest& r) { r.pins.cp = 2, r.work.seq_len = 4097; }, "4097 tokens do not divide");
   nothing([](SearchRequest& r) { r.pins.pp = 1, r.pins.layers_per_stage = {16, 16}; }, "2 numbers");
 }

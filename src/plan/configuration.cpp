@@ -55,6 +55,10 @@ std::string shape_problem(const Workload& work, const Configuration& c) {
   if (m.num_heads % c.tp != 0) return fmt::format("tp {}: {} heads do not divide", c.tp, m.num_heads);
   if (m.num_kv_heads % c.tp != 0 && c.tp % m.num_kv_heads != 0)
     return fmt::format("tp {}: {} key/value heads do not divide", c.tp, m.num_kv_heads);
+  if (m.vocab < c.tp) return fmt::format("tp {}: a vocabulary of only {}", c.tp, m.vocab);
+  if (m.mlp_hidden < c.tp) return fmt::format("tp {}: an MLP of only {}", c.tp, m.mlp_hidden);
+  if (m.experts != Experts::none && m.expert_hidden < c.tp)
+    return fmt::format("tp {}: experts of only {}", c.tp, m.expert_hidden);
   if (work.global_batch < c.dp)
     return fmt::format("dp {}: the global batch has only {} sequences", c.dp, work.global_batch);
   if (work.seq_len < 2 * c.cp && c.cp > 1)
