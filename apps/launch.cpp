@@ -52,6 +52,21 @@ std::vector<Host> parse_hosts(const std::string& text) {
   return hosts;
 }
 
+// --dp=2 as two words, of the flags that are read or changed here.
+Words separated(const Words& command) {
+  Words words;
+  for (const std::string& word : command) {
+    const std::size_t equals = word.find('=');
+    const std::string flag = word.substr(0, equals);
+    const bool splits =
+        equals != std::string::npos && (flag == "--checkpoint" || flag == "--plan" || flag == "--dp" ||
+                                        flag == "--tp" || flag == "--pp" || flag == "--cp");
+    words.push_back(splits ? flag : word);
+    if (splits) words.push_back(word.substr(equals + 1));
+  }
+  return words;
+}
+
 // The value of a flag of the command; nullptr where it is not there.
 std::string* value_of(Words& command, const std::string& flag) {
   const auto at = std::find(command.begin(), command.end(), flag);
@@ -126,7 +141,7 @@ class Commands {
 class Launch {
  public:
   explicit Launch(const LaunchFlags& flags)
-      : flags_(flags), command_(flags.command), hosts_(parse_hosts(flags.hosts)) {
+      : flags_(flags), command_(separated(flags.command)), hosts_(parse_hosts(flags.hosts)) {
     if (command_.empty() || command_.front() != "train")
       refuse(
           "launch: what it runs is missing; as in: echelon launch --max-restarts 3 -- train --checkpoint DIR "
@@ -142,6 +157,9 @@ class Launch {
       refuse("--elastic: a training can do with fewer hosts only where --hosts names at least two");
     if (flags_.elastic && value_of(command_, "--dp") == nullptr)
       refuse("--elastic: --dp is what shrinks when a host is gone; name it behind `train`");
+    if (flags_.elastic && value_of(command_, "--plan") != nullptr)
+      refuse("--elastic: --plan {}: the ranks are counted by --dp, --tp, --pp and --cp; name those instead",
+             *value_of(command_, "--plan"));
   }
 
   int run_until_done() {

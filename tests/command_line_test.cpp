@@ -484,6 +484,8 @@ TEST_F(CommandLine, LaunchGoesOnFromTheLastCheckpoint) {
   refused({"launch"}, {"launch", "train"});
   refused({"launch", "--", "train", "--data", "text.txt"}, {"--checkpoint"});
   refused({"launch", "--elastic", "--", "train", "--checkpoint", "x"}, {"--elastic", "--hosts"});
+  refused({"launch", "--elastic", "--hosts", "a,b", "--", "train", "--checkpoint=x", "--dp=2", "--plan=p"},
+          {"--elastic", "--plan p", "--tp"});
   refused({"launch", "--hosts", "a:x", "--", "train", "--checkpoint", "x"}, {"--hosts x"});
 }
 
