@@ -179,25 +179,29 @@ StageShape Stages::make_shape(const Configuration& c) {
   const std::int64_t dense_end = m.experts == Experts::none ? m.num_layers : m.num_dense_layers;
   std::vector<double> dense(s.layers.size());
   std::int64_t first = 0;
+  s.stages.reserve(s.layers.size());
   for (std::size_t i = 0; i < s.layers.size(); ++i) {
-    const bool embedding = i == 0, head = i + 1 == s.layers.size();
     s.stages.push_back(stage_seconds(c, p, s.layers, i));
     dense[i] = real(std::clamp<std::int64_t>(dense_end - first, 0, s.layers[i]));
-    double gathers = 0;
-    if (c.zero == 3 && c.shards() > 1) {
-      const auto unit = [&](const LayerSeconds& t, double common, double routed) {
-        return state_.unit_adds(c, {common, routed}, t.forward.total(), t.backward());
-      };
-      gathers += dense[i] * unit(p.seconds.dense, p.counts.dense_layer, 0);
-      if (real(s.layers[i]) > dense[i])
-        gathers += (real(s.layers[i]) - dense[i]) *
-                   unit(p.seconds.experts, p.counts.expert_layer, p.counts.routed / (c.ep * c.etp));
-      if (embedding) gathers += unit(p.seconds.embedding, p.counts.embedding, 0);
-      if (head) gathers += unit(p.seconds.head, p.counts.head, 0);
-    }
-    s.gathers.push_back(gathers);
     first += s.layers[i];
   }
+  s.gathers.resize(s.layers.size());
+  if (c.zero == 3 && c.shards() > 1) {
+    const auto unit = [&](const LayerSeconds& t, double common, double routed) {
+      return state_.unit_adds(c, {common, routed}, t.forward.total(), t.backward());
+    };
+    const bool experts = m.num_expert_layers() > 0;
+    const double dense_layer = unit(p.seconds.dense, p.counts.dense_layer, 0),
+                 expert_layer = experts ? unit(p.seconds.experts, p.counts.expert_layer,
+                                               p.counts.routed / (c.ep * c.etp))
+                                        : 0;
+    for (std::size_t i = 0; i < s.layers.size(); ++i)
+      s.gathers[i] = dense[i] * dense_layer + (real(s.layers[i]) - dense[i]) * expert_layer;
+    s.gathers.front() += unit(p.seconds.embedding, p.counts.embedding, 0);
+    s.gathers.back() += unit(p.seconds.head, p.counts.head, 0);
+  }
+  s.ranks.reserve(facts.uses.size());
+  s.counts.reserve(facts.uses.size());
   for (std::size_t r = 0; r < facts.uses.size(); ++r) {
     RankShare share;
     double fraction = 0;
