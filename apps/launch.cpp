@@ -13,6 +13,8 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
+#include <optional>
 #include <sstream>
 #include <thread>
 
@@ -78,8 +80,8 @@ int axis_size(Words& command, const std::string& flag) {
   return text == nullptr ? 1 : parse_number<int>(flag, *text);
 }
 
-// Runs commands one after another, and hands on to them what asks this process to stop. The signals are
-// blocked and waited for: none is lost between two commands.
+// Runs commands one after another, and hands on to them what asks this process to stop; a second request ends
+// them at once. The signals are blocked and waited for: none is lost between two commands.
 class Commands {
  public:
   Commands() {
@@ -91,51 +93,66 @@ class Commands {
   Commands(const Commands&) = delete;
   Commands& operator=(const Commands&) = delete;
 
-  bool asked_to_stop() const { return asked_to_stop_; }
+  bool asked_to_stop() const { return asked_at_.has_value(); }
 
   // Its exit status, or 128 + the signal that ended it.
   int run(const Words& words) {
+    const pid_t child = start(words);
+    for (bool to_hand_on = false;;) {
+      constexpr timespec now_and_then{0, 20'000'000};
+      const int signal =
+          to_hand_on ? sigtimedwait(&signals_, nullptr, &now_and_then) : sigwaitinfo(&signals_, nullptr);
+      int status = 0;
+      if (signal == SIGCHLD && ::waitpid(child, &status, WNOHANG) == child)
+        return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+      if (signal > 0 && signal != SIGCHLD) {
+        if (!asked_at_) {
+          asked_at_ = Clock::now();
+          to_hand_on = true;
+        } else if (Clock::now() - *asked_at_ >= one_stop_request) {
+          ::kill(child, signal);
+        }
+      }
+      // Of mpirun SIGTERM would get the ranks a second, and status 1; SIGUSR1 it hands on, and they end
+      // behind their step.
+      if (!to_hand_on || (words[0] == "mpirun" && !has_children(child))) continue;
+      ::kill(child, SIGUSR1);
+      to_hand_on = false;
+    }
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  pid_t start(const Words& words) const {
     std::vector<char*> arguments;
     for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
     arguments.push_back(nullptr);
     const pid_t parent = ::getpid(), child = ::fork();
     if (child < 0) fail("launch: no process: {}", std::strerror(errno));
-    if (child == 0) {
-      // A terminal, and timeout(1), signal whole groups of processes: the command is to hear of it from here
-      // alone, once. So it does not end with the group either, but with this process.
-      ::setpgid(0, 0);
-      if (std::freopen("/dev/null", "r", stdin) == nullptr) std::_Exit(3);  // not the terminal's any more
-      ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-      if (::getppid() != parent) std::_Exit(3);
-      sigprocmask(SIG_SETMASK, &before_, nullptr);
-      ::execvp(arguments[0], arguments.data());
-      fmt::print(stderr, "echelon: {}: {}\n", words[0], std::strerror(errno));
-      std::_Exit(127);
-    }
-    for (;;) {
-      int signal = 0, status = 0;
-      sigwait(&signals_, &signal);
-      if (signal != SIGCHLD)
-        hand_on(signal, child);
-      else if (::waitpid(child, &status, WNOHANG) == child)
-        return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    }
+    if (child > 0) return child;
+    // A terminal, and timeout(1), signal whole groups of processes: the command is to hear of it from here
+    // alone, once. So it does not end with the group either, but with this process.
+    ::setpgid(0, 0);
+    if (std::freopen("/dev/null", "r", stdin) == nullptr) std::_Exit(3);  // not the terminal's any more
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (::getppid() != parent) std::_Exit(3);
+    sigprocmask(SIG_SETMASK, &before_, nullptr);
+    ::execvp(arguments[0], arguments.data());
+    fmt::print(stderr, "echelon: {}: {}\n", words[0], std::strerror(errno));
+    std::_Exit(127);
   }
 
- private:
-  // Of mpirun SIGTERM would get the ranks a second, and status 1; SIGUSR1 it hands on, and they end behind
-  // their step. A second signal ends it at once.
-  void hand_on(int signal, pid_t child) {
-    const auto now = std::chrono::steady_clock::now();
-    if (asked_to_stop_ && now - first_asked_ < one_stop_request) return;
-    ::kill(child, asked_to_stop_ ? signal : SIGUSR1);
-    if (!asked_to_stop_) first_asked_ = now;
-    asked_to_stop_ = true;
+  // Before it has started its ranks, mpirun takes a signal and forgets it. One that starts them otherwise
+  // than from its first thread has had two seconds.
+  bool has_children(pid_t process) const {
+    std::ifstream children(fmt::format("/proc/{0}/task/{0}/children", process));
+    pid_t first = 0;
+    return !children.is_open() || children >> first || Clock::now() - *asked_at_ > std::chrono::seconds(2);
   }
 
   sigset_t signals_{}, before_{};
-  bool asked_to_stop_ = false;
-  std::chrono::steady_clock::time_point first_asked_;
+  std::optional<Clock::time_point> asked_at_;
 };
 
 class Launch {
