@@ -4,9 +4,11 @@
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstring>
 #include <exception>
+#include <thread>
 
 #include "apps/verbs.h"
 #include "base/error.h"
@@ -78,7 +80,11 @@ int main(int argc, char** argv) {
   } catch (const echelon::AlreadySaid& said) {
     return said.status;
   } catch (const echelon::RequestError& error) {
-    if (!echelon::is_another_process()) fmt::print(stderr, "echelon: {}\n", error.what());
+    // The first process says it. When one ends, mpirun ends those that have not, so the others give it time.
+    if (echelon::is_another_process())
+      std::this_thread::sleep_for(std::chrono::seconds(1));
+    else
+      fmt::print(stderr, "echelon: {}\n", error.what());
     return 2;
   } catch (const std::bad_alloc&) {
     fmt::print(stderr, "echelon: out of memory\n");

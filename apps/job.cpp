@@ -85,11 +85,18 @@ int Job::run(const RunFlags& flags, const std::function<int()>& body) {
     const int status = body();
     processes_.reset();
     return status;
-  } catch (const RequestError&) {
-    const bool quiet = said_ || !leads() || (processes_ && processes_->failed());
+  } catch (const RequestError& error) {
+    if (!processes_) {
+      if (said_) throw AlreadySaid{2};
+      throw;
+    }
+    // Before the others can leave MPI: when the first process ends, mpirun ends those that have not.
+    if (!said_ && leads() && !processes_->failed()) {
+      fmt::print(stderr, "echelon: {}\n", error.what());
+      std::fflush(stderr);
+    }
     processes_.reset();
-    if (quiet) throw AlreadySaid{2};
-    throw;
+    throw AlreadySaid{2};
   } catch (const std::exception&) {
     const bool quiet = said_ || (processes_ && processes_->failed());
     processes_.reset();

@@ -140,6 +140,9 @@ TEST_F(ProcessTraining, RefusalsAreSaidOnce) {
   refused(training("--dp 2 --lr -1", "no"), "--lr -1");
   refused(training("--dp 2 --nope", "no"), "--nope");
   refused(training("--dp 2 --staleness 1", "no"), "legal: threads");
+  // The one that says it must not be ended by mpirun because another one has left: that would show now and
+  // then.
+  for (int i = 0; i < 2; ++i) refused("verify --model llama-tiny --dp 2 --tp 1 --global-batch 1", "--dp 2");
 }
 
 }  // namespace
