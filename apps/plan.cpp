@@ -19,6 +19,20 @@ void write_file(const char* flag, const std::string& path, const std::string& te
   if (!file.flush()) refuse("{} {}: cannot be written", flag, path);
 }
 
+// Other programs train what this one does not.
+void write_plan(const std::string& path, const Estimate& best, const Workload& work) {
+  write_file("--out", path, plan_file(best, work));
+  try {
+    validate(as_plan(work, best.configuration, best.layers));
+    if (best.configuration.ep > 1 && best.configuration.etp != best.configuration.tp)
+      refuse("--etp {}: experts are cut over --tp {} here, as MLPs are", best.configuration.etp,
+             best.configuration.tp);
+  } catch (const RequestError& error) {
+    fmt::print(stderr, "echelon: {} is a plan for {}; train and verify refuse it: {}\n", path,
+               work.software.name, error.what());
+  }
+}
+
 int run_plan(const PlanSearchFlags& f) {
   const SearchRequest request = f.request();
   // People read standard output; with --json it holds the object alone.
@@ -74,7 +88,7 @@ int run_plan(const PlanSearchFlags& f) {
                other.plans.empty() ? explain_nothing(other, gpus)
                                    : explain_loser(result.plans.front(), other.plans.front()));
   if (!result.plans.empty()) {
-    if (!f.out.empty()) write_file("--out", f.out, plan_file(result.plans.front(), request.work));
+    if (!f.out.empty()) write_plan(f.out, result.plans.front(), request.work);
     if (!f.html.empty()) write_file("--html", f.html, plan_page(result, request));
   }
   if (f.json) fmt::print("{}\n", plans_json(result, request.work));
