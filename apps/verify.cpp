@@ -34,7 +34,8 @@ Plan verify_defaults() {
   return plan;
 }
 
-int run_verify(VerifyFlags& f) {
+// `data` outlives the request.
+void read_request(VerifyFlags& f, std::optional<TokenData>& data) {
   if (!f.staleness.empty())
     refuse(
         "--staleness {}: verify compares the mesh with one rank, and no rank alone computes late gradients; "
@@ -48,7 +49,6 @@ int run_verify(VerifyFlags& f) {
   validate(request.optimizer);
   refuse_beyond_memory(request.plan, request.plan.mesh.num_ranks() * predicted_bytes(request.plan) +
                                          predicted_bytes(one_rank_plan(request.plan)));
-  std::optional<TokenData> data;
   if (!f.data.empty()) {
     data.emplace(f.data, request.plan.model.vocab);
     const Split split = split_tokens(data->size(), 0.0, request.plan.seq_len);
@@ -56,6 +56,13 @@ int run_verify(VerifyFlags& f) {
                           std::int64_t step, std::int64_t sample, std::int32_t* tokens,
                           std::int32_t* targets) { sampler.sample(step, sample, seq_len, tokens, targets); };
   }
+  validate(request);
+}
+
+int run_verify(VerifyFlags& f) {
+  std::optional<TokenData> data;
+  refuse_together(f.job.processes(), [&] { read_request(f, data); });
+  const VerifyRequest& request = f.request;
   std::FILE* out = f.json ? stderr : stdout;
   if (f.job.leads())
     fmt::print(out, "one rank against {}{}, {}, {} step{} of {} sequences of {} tokens\n",

@@ -145,4 +145,23 @@ TEST_F(ProcessTraining, RefusalsAreSaidOnce) {
   for (int i = 0; i < 2; ++i) refused("verify --model llama-tiny --dp 2 --tp 1 --global-batch 1", "--dp 2");
 }
 
+// As where a file is missing on one host: the others do not wait for it.
+TEST_F(ProcessTraining, WhatOneRankRefusesAllRefuse) {
+  for (const char* verb : {"train --steps 1 --sample 0", "verify --steps 1"}) {
+    const auto process = [&](const char* data) {
+      return fmt::format(
+          "-n 1 {} {} --model llama-tiny --dp 2 --tp 1 --global-batch 4 --seq-len 16 --threads 1 --dtype {} "
+          "--data {}/{}",
+          ECHELON_BINARY, verb, ECHELON_TEST_DTYPE, std::string(directory_.path()), data);
+    };
+    const CommandResult r = run_command(
+        "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 30 mpirun "
+        "--oversubscribe " +
+        process("text") + " : " + process("absent"));
+    EXPECT_EQ(r.status, 2) << verb << "\n" << r.output;
+    EXPECT_NE(r.output.find("absent"), std::string::npos) << verb << "\n" << r.output;
+    EXPECT_EQ(r.output.find("one rank against"), std::string::npos) << verb << "\n" << r.output;
+  }
+}
+
 }  // namespace

@@ -360,8 +360,7 @@ double verify_bound(const Plan& plan) {
   return 4.0 * static_cast<double>(m.num_layers + 1) * epsilon * std::sqrt(static_cast<double>(longest));
 }
 
-VerifyReport verify(const VerifyRequest& given) {
-  VerifyRequest request = given;
+void validate(const VerifyRequest& request) {
   validate(request.plan);
   const PipelineLayout pipeline(request.plan);
   validate(request.optimizer);
@@ -373,6 +372,12 @@ VerifyReport verify(const VerifyRequest& given) {
     refuse("--comm mpi: the mesh {} needs a process for each rank, and {} were started",
            request.plan.mesh.describe(), processes->num_ranks());
   if (request.plan.offload != Offload::none) check_scratch_directory(request.plan.offload_directory);
+}
+
+VerifyReport verify(const VerifyRequest& given) {
+  refuse_together(given.run.processes, [&] { validate(given); });
+  VerifyRequest request = given;
+  const PipelineLayout pipeline(request.plan);
   if (!request.samples) request.samples = random_tokens(request.plan, request.seed);
   VerifyReport report;
   report.steps = request.steps;

@@ -54,6 +54,9 @@ struct VerifyReport {
 // then this times the updates that the two are apart before the mesh takes the reference's state.
 double verify_bound(const Plan& plan);
 
+// Throws RequestError for what verify() refuses, which it does before any rank starts.
+void validate(const VerifyRequest& request);
+
 // Parameters are held to the bound of their gradients carried through AdamW: a gradient element that may be
 // off by d moves its parameter by up to 4 lr d / (sqrt(v) + eps), and by no more than 4 lr.
 // With processes, every one of them calls this; the report is rank 0's.
