@@ -74,4 +74,15 @@ inline std::vector<Plan> combined_with_the_other_axes(const Plan& plan) {
   return plans;
 }
 
+inline Plan under_a_pipeline(ContextKind kind, const char* schedule, Recompute recompute) {
+  Plan plan = context_plan(Family::gpt2, {kind, ContextBalance::zigzag, 2, 1});
+  plan.model.num_layers = 4;
+  plan.mesh.set(Axis::pp, 2);
+  plan.schedule = schedule;
+  plan.recompute = recompute;
+  plan.micro_batch = 1;
+  plan.global_batch = 4;
+  return plan;
+}
+
 }  // namespace echelon::checks

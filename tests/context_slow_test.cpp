@@ -18,6 +18,13 @@ TEST(ContextSlow, EveryKindWithEveryOtherAxis) {
           }
 }
 
+TEST(ContextSlow, EveryPipelineAndRecompute) {
+  for (ContextKind kind : {ContextKind::ring, ContextKind::ulysses})
+    for (const char* schedule : {"gpipe", "interleaved", "zb-h1", "zb-v", "dualpipe"})
+      for (Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full})
+        expect_context_pass(under_a_pipeline(kind, schedule, recompute));
+}
+
 // Merging more blocks regroups longer sums, but no sum becomes longer: the bound is that of one rank.
 TEST(ContextSlow, DifferencesDoNotGrowWithTheRing) {
   if (!have_cpu_kernels()) GTEST_SKIP() << "this build has no CPU kernels";
