@@ -262,8 +262,10 @@ std::string trained(const Plan& plan, const std::string& directory, std::int64_t
 }
 
 TEST(CompressedCheckpoint, GoesOnWithTheSameBits) {
+  const std::vector<Shape> shapes{{2, 4, 1}, {2, 2, 2}, {3, 1, 1, 2}};
+  std::size_t turn = 0;  // two of the three for each
   for (const std::string& compress : lossy)
-    for (const Shape& shape : {Shape{2, 4, 1}, Shape{2, 2, 2}, Shape{3, 1, 1, 2}}) {
+    for (const Shape& shape : {shapes[turn++ % 3], shapes[turn++ % 3]}) {
       const Plan plan = plan_of(odd_gpt2(true, 4), shape, compress);
       SCOPED_TRACE(compress + " " + describe(plan));
       const TemporaryDirectory directory;
