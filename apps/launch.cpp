@@ -85,8 +85,7 @@ int axis_size(Words& command, const std::string& flag) {
 class Commands {
  public:
   Commands() {
-    sigemptyset(&signals_);
-    for (int signal : {SIGTERM, SIGINT, SIGUSR1, SIGCHLD}) sigaddset(&signals_, signal);
+    sigaddset(&signals_, SIGCHLD);
     sigprocmask(SIG_BLOCK, &signals_, &before_);
   }
   ~Commands() { sigprocmask(SIG_SETMASK, &before_, nullptr); }
@@ -151,7 +150,7 @@ class Commands {
     return !children.is_open() || children >> first || Clock::now() - *asked_at_ > std::chrono::seconds(2);
   }
 
-  sigset_t signals_{}, before_{};
+  sigset_t signals_ = stop_signals(), before_{};
   std::optional<Clock::time_point> asked_at_;
 };
 

@@ -4,9 +4,14 @@
 
 namespace echelon {
 
+sigset_t stop_signals() {
+  sigset_t signals{};
+  sigemptyset(&signals);
+  for (int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&signals, signal);
+  return signals;
+}
+
 StopSignals::StopSignals() {
-  sigemptyset(&signals_);
-  for (int signal : {SIGTERM, SIGINT, SIGUSR1}) sigaddset(&signals_, signal);
   pthread_sigmask(SIG_BLOCK, &signals_, &before_);
   thread_ = std::thread([this] { take(); });
 }

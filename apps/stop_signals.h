@@ -18,6 +18,9 @@ namespace echelon {
 // group that the command is in, a service manager all processes that one started.
 inline constexpr std::chrono::seconds one_stop_request{1};
 
+// SIGTERM, SIGINT and SIGUSR1.
+sigset_t stop_signals();
+
 // Made before any thread that it is to protect.
 class StopSignals {
  public:
@@ -34,7 +37,8 @@ class StopSignals {
  private:
   void take();
 
-  sigset_t signals_{}, before_{};
+  const sigset_t signals_ = stop_signals();
+  sigset_t before_{};
   std::atomic<bool> listens_{false}, asked_{false}, ending_{false};
   std::thread thread_;
 };
