@@ -85,4 +85,15 @@ inline Plan under_a_pipeline(ContextKind kind, const char* schedule, Recompute r
   return plan;
 }
 
+// Both families, with documents kept apart and without.
+inline void expect_every_kind(int cp) {
+  for (const ContextCase& c : context_cases(cp))
+    for (Family family : {Family::gpt2, Family::llama})
+      for (AttentionMask mask : {AttentionMask::causal, AttentionMask::document}) {
+        Plan plan = context_plan(family, c);
+        plan.mask = mask;
+        expect_context_pass(plan);
+      }
+}
+
 }  // namespace echelon::checks
