@@ -31,7 +31,7 @@ struct BenchCommFlags {
 constexpr int default_repeats = 101;
 constexpr double default_seconds = 6;
 
-struct Row {
+struct OperationRow {
   const CommOperation* operation;
   CommWork work;
   double seconds, bound_seconds, bus_bytes_per_second;
@@ -41,7 +41,7 @@ struct Size {
   std::int64_t bytes = 0;
   std::size_t repeats = 0;
   double copy_seconds = 0;  // median of the first operation
-  std::vector<Row> rows;
+  std::vector<OperationRow> rows;
 };
 
 // Seconds of each operation, in turns, so that noise hits all alike.
@@ -122,7 +122,7 @@ void print_table(std::FILE* out, const Size& size) {
   fmt::print(out, "\n{:<32}{:>11}{:>10}{:>7}{:>12}{:>11}{:>12}\n",
              fmt::format("{} (medians of {})", format_bytes(static_cast<double>(size.bytes)), size.repeats),
              "time, us", "bus GB/s", "steps", "sent", "bound, us", "bound/time");
-  for (const Row& row : size.rows)
+  for (const OperationRow& row : size.rows)
     fmt::print(out, "  {:<30}{:>11.1f}{:>10.2f}{:>7}{:>12}{:>11.1f}{:>11.0f}%\n", row.operation->name,
                1e6 * row.seconds, row.bus_bytes_per_second / 1e9, row.work.steps,
                format_bytes(4 * row.work.sent), 1e6 * row.bound_seconds,
@@ -131,7 +131,7 @@ void print_table(std::FILE* out, const Size& size) {
 
 ordered_json to_json(const Size& size) {
   ordered_json rows = ordered_json::array();
-  for (const Row& row : size.rows)
+  for (const OperationRow& row : size.rows)
     rows.push_back({{"name", row.operation->name},
                     {"seconds", row.seconds},
                     {"gigabytes_per_second", static_cast<double>(size.bytes) / row.seconds / 1e9},

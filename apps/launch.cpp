@@ -20,6 +20,7 @@
 
 #include "apps/flags.h"
 #include "apps/stop_signals.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "train/checkpoint.h"
 
@@ -121,7 +122,6 @@ class Commands {
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
 
   pid_t start(const Words& words) const {
     std::vector<char*> arguments;

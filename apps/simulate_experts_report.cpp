@@ -12,17 +12,17 @@ namespace echelon {
 namespace {
 
 using nlohmann::ordered_json;
-using Row = std::vector<std::string>;
+using TextRow = std::vector<std::string>;
 
 std::string percent(double share) { return fmt::format("{:.1f}%", 100 * share); }
 
 // The first column to the left, the others to the right.
-std::string aligned(const std::vector<Row>& rows) {
+std::string aligned(const std::vector<TextRow>& rows) {
   std::vector<std::size_t> widths(rows[0].size());
-  for (const Row& row : rows)
+  for (const TextRow& row : rows)
     for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
   std::string text;
-  for (const Row& row : rows) {
+  for (const TextRow& row : rows) {
     text += fmt::format("{:<{}}", row[0], widths[0]);
     for (std::size_t c = 1; c < row.size(); ++c) text += fmt::format("  {:>{}}", row[c], widths[c]);
     text += '\n';
@@ -48,16 +48,16 @@ std::string describe_request(const ExpertsFlags::Request& request) {
 
 std::string capacity_table(const RoutingRequest& r, const std::vector<RoutingReport>& reports) {
   if (r.capacities.empty()) return "";
-  std::vector<Row> rows(1, Row{"dropped at capacity"});
+  std::vector<TextRow> rows(1, TextRow{"dropped at capacity"});
   for (double factor : r.capacities) rows[0].push_back(fmt::format("{:.4g}", factor));
   const auto add = [&](const std::string& title, const RoutingReport& report, double CapacityMeasure::*what) {
-    Row& row = rows.emplace_back(Row{title});
+    TextRow& row = rows.emplace_back(TextRow{title});
     for (const CapacityMeasure& c : report.capacities) row.push_back(percent(c.*what));
   };
   for (const RoutingReport& report : reports) add(report.method, report, &CapacityMeasure::dropped);
   add("  weight lost, likeliest kept", reports[0], &CapacityMeasure::weight_dropped_by_probability);
   add("  weight lost, first kept", reports[0], &CapacityMeasure::weight_dropped_by_position);
-  Row& slowest = rows.emplace_back(Row{"  slowest device"});
+  TextRow& slowest = rows.emplace_back(TextRow{"  slowest device"});
   for (const CapacityMeasure& c : reports[0].capacities) slowest.push_back(fmt::format("{:.2f}", c.slowest));
   // The last three belong to the first way.
   for (std::size_t i = rows.size() - 3; i < rows.size(); ++i) rows[i][0] += " (" + reports[0].method + ")";
@@ -123,14 +123,14 @@ ordered_json to_json(const ExpertsFlags::Request& request, const std::vector<Rou
 
 std::string describe(const ExpertsFlags::Request& request, const std::vector<RoutingReport>& reports) {
   const bool has_devices = request.routing.ep > 1;
-  std::vector<Row> rows{{"over the even load", "busiest expert"}};
+  std::vector<TextRow> rows{{"over the even load", "busiest expert"}};
   if (has_devices) rows[0].emplace_back("slowest device");
   for (const char* title : {"dropped", "moved"}) rows[0].emplace_back(title);
   if (has_devices)
     for (const char* title : {"devices a token", "dispatched by a device", "most received"})
       rows[0].emplace_back(title);
   for (const RoutingReport& r : reports) {
-    Row& row = rows.emplace_back(Row{r.method, fmt::format("{:.2f}", r.busiest_expert)});
+    TextRow& row = rows.emplace_back(TextRow{r.method, fmt::format("{:.2f}", r.busiest_expert)});
     if (has_devices) row.push_back(fmt::format("{:.2f}", r.slowest_device));
     row.push_back(percent(r.dropped));
     row.push_back(percent(r.moved));

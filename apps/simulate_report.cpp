@@ -95,20 +95,20 @@ nlohmann::ordered_json to_json(const SimulationReport& r) {
 }
 
 std::string table(const std::vector<SimulationReport>& reports) {
-  using Row = std::vector<std::string>;
-  std::vector<Row> rows{{"schedule", "makespan", "bubble", "", "local bubble", "peak activations of a rank",
+  using TextRow = std::vector<std::string>;
+  std::vector<TextRow> rows{{"schedule", "makespan", "bubble", "", "local bubble", "peak activations of a rank",
                          "weight versions", "copies", "messages"}};
   for (const SimulationReport& r : reports)
     rows.push_back(
         !r.unfit.empty()
-            ? Row{r.name}
-            : Row{r.name, fmt::format("{:.6g}", r.makespan), fmt::format("{:.6g}", rounded(r.bubble())),
+            ? TextRow{r.name}
+            : TextRow{r.name, fmt::format("{:.6g}", r.makespan), fmt::format("{:.6g}", rounded(r.bubble())),
                   fmt::format("{:.1f}%", 100 * r.bubble_fraction()),
                   fmt::format("{:.6g}", rounded(r.local_bubble)), over_ranks(r.simulation.peak_activations),
                   over_ranks(r.simulation.weight_versions), fmt::format("{}", r.simulation.parameter_copies),
                   fmt::format("{}", r.simulation.messages)});
   std::vector<std::size_t> widths(rows[0].size());
-  for (const Row& row : rows)
+  for (const TextRow& row : rows)
     for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
   std::string text;
   for (std::size_t k = 0; k < rows.size(); ++k) {

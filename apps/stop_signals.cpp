@@ -24,7 +24,6 @@ StopSignals::~StopSignals() {
 }
 
 void StopSignals::take() {
-  using Clock = std::chrono::steady_clock;
   for (Clock::time_point first;;) {
     int signal = 0;
     sigwait(&signals_, &signal);

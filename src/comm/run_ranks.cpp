@@ -33,7 +33,7 @@ std::string reason(int rank) {
 }
 
 // How long a rank may take to come back once the job is aborted.
-constexpr std::chrono::milliseconds grace_time{1500};
+constexpr std::chrono::milliseconds abort_grace{1500};
 
 bool is_refusal(const std::exception_ptr& error) {
   try {
@@ -96,7 +96,7 @@ void ThreadWorld::run(const std::function<void(int rank)>& body) {
       came_back.wait_for(lock, std::chrono::milliseconds(100));
       if (!job.aborted() || !state_->hooks.last_resort) continue;
       if (!aborted) aborted = Clock::now();
-      if (Clock::now() < *aborted + grace_time) continue;
+      if (Clock::now() < *aborted + abort_grace) continue;
       lock.unlock();
       report();
       return state_->hooks.last_resort();

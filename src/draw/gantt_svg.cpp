@@ -12,11 +12,11 @@ namespace {
 
 using std::size_t;
 
-// In pixels.
-constexpr double margin = 16, title_height = 26, axis_height = 26, legend_height = 30, track_gap = 14;
-constexpr double letter_width = 0.6;  // of the font's size
-
 class SvgGantt {
+  // In pixels.
+  static constexpr double margin = 16, title_height = 26, axis_height = 26, legend_height = 30, track_gap = 14;
+  static constexpr double letter_width = 0.6;  // of the font's size
+
  public:
   explicit SvgGantt(const std::vector<Track>& tracks) : tracks_(tracks), out_(text_) {
     size_t most_ranks = 1;

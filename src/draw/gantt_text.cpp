@@ -23,7 +23,7 @@ struct Cell {
   bool is_bar = false;
   Look look;
 };
-using Line = std::vector<Cell>;
+using CellLine = std::vector<Cell>;
 
 class TextGantt {
  public:
@@ -87,7 +87,7 @@ class TextGantt {
 
   void draw_track(const Bars& bars) {
     const int columns = std::max(column(bars.makespan), 1), fold = units_per_fold_ * columns_per_unit_;
-    std::vector<Line> lines;
+    std::vector<CellLine> lines;
     for (const auto& row : bars.ranks)
       lines.push_back(is_squeezed_ ? squeezed_line(row, columns) : line(row, columns, fold));
     for (int from = 0; from < columns; from += fold) {
@@ -116,8 +116,8 @@ class TextGantt {
     out_ += axis + '\n';
   }
 
-  Line line(const std::vector<Bar>& row, int columns, int fold) const {
-    Line line(static_cast<size_t>(columns));
+  CellLine line(const std::vector<Bar>& row, int columns, int fold) const {
+    CellLine line(static_cast<size_t>(columns));
     for (int c = 0; c < columns; c += columns_per_unit_) line[static_cast<size_t>(c)].letter = '.';
     for (const Bar& bar : row) {
       const int begin = column(bar.begin), end = column(bar.end), middle = (begin + end) / 2;
@@ -127,7 +127,7 @@ class TextGantt {
     return line;
   }
 
-  void fill(Line& line, const Bar& bar, int begin, int end, int fold) const {
+  void fill(CellLine& line, const Bar& bar, int begin, int end, int fold) const {
     const int size = end - begin;
     if (size < 1) return;
     const std::string number = fmt::format("{}", bar.instruction.microbatch);
@@ -154,8 +154,8 @@ class TextGantt {
   }
 
   // In each column what takes most of its time.
-  Line squeezed_line(const std::vector<Bar>& row, int columns) const {
-    Line line(static_cast<size_t>(columns));
+  CellLine squeezed_line(const std::vector<Bar>& row, int columns) const {
+    CellLine line(static_cast<size_t>(columns));
     std::vector<double> most(line.size(), 0), busy(line.size(), 0);
     for (const Bar& bar : row) {
       const int last = std::min(static_cast<int>(bar.end / unit_), columns - 1);
@@ -173,7 +173,7 @@ class TextGantt {
     return line;
   }
 
-  void put(const Line& line, int from, int to, int num_chunks) {
+  void put(const CellLine& line, int from, int to, int num_chunks) {
     const auto is_empty = [&](const Cell& cell) {
       return cell.letter == ' ' && !(options_.is_colour && cell.is_bar);
     };

@@ -92,12 +92,12 @@ char letter_of(double value) {
       ->letter;
 }
 
-// In pixels.
-constexpr double margin = 16, title_height = 26, axis_height = 30, legend_height = 40, map_gap = 16,
-                 chart_width = 760;
-constexpr size_t most_svg_rows = 64, most_svg_columns = 400;
-
 class SvgHeatMap {
+  // In pixels.
+  static constexpr double margin = 16, title_height = 26, axis_height = 30, legend_height = 40, map_gap = 16,
+                          chart_width = 760;
+  static constexpr size_t most_svg_rows = 64, most_svg_columns = 400;
+
  public:
   explicit SvgHeatMap(const std::vector<HeatMap>& maps) : out_(text_) {
     size_t label = 0;

@@ -2,12 +2,11 @@
 
 #include <algorithm>
 
+#include "base/real.h"
 #include "spec/flat_layout.h"
 
 namespace echelon {
 namespace {
-
-double real(std::int64_t n) { return static_cast<double>(n); }
 
 double held(const std::vector<ParamSpec>& list, int tp, bool routed) {
   double sum = 0;

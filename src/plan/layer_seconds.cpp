@@ -3,11 +3,10 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/real.h"
 
 namespace echelon {
 namespace {
-
-double real(std::int64_t n) { return static_cast<double>(n); }
 
 // Prices a layer from its parts. Each part adds its forward pass and both halves of its backward pass.
 class Pricer {

@@ -6,19 +6,19 @@
 #include <utility>
 
 #include "base/philox.h"
+#include "base/real.h"
 #include "spec/routing_balance.h"
 #include "spec/token_router.h"
 
 namespace echelon {
 namespace {
 
-using Values = std::vector<double>;
+using Numbers = std::vector<double>;
 using Ids = std::vector<std::int32_t>;
 
 std::size_t index(std::int64_t i) { return static_cast<std::size_t>(i); }
-double real(std::int64_t i) { return static_cast<double>(i); }
-double sum(const Values& values) { return std::accumulate(values.begin(), values.end(), 0.0); }
-double largest(const Values& values) { return *std::max_element(values.begin(), values.end()); }
+double sum(const Numbers& values) { return std::accumulate(values.begin(), values.end(), 0.0); }
+double largest(const Numbers& values) { return *std::max_element(values.begin(), values.end()); }
 
 RouterSpec without_limit(RouterSpec spec) {
   spec.most_groups = spec.groups;
@@ -27,22 +27,22 @@ RouterSpec without_limit(RouterSpec spec) {
 
 // The tokens of a step: what they want, and where they would go by themselves.
 struct Tokens {
-  Values logits;  // (N, E)
+  Numbers logits;  // (N, E)
   Ids wanted;     // (N, k)
 };
 
 Tokens draw_tokens(const RoutingRequest& r, std::int64_t step) {
   const Philox random(r.seed, Stream::routing, static_cast<std::uint64_t>(step));
   const double total = sum(r.popularity);
-  Values base;
+  Numbers base;
   for (double p : r.popularity) base.push_back(std::log(p / total * real(r.experts)));
-  Tokens tokens{Values(index(r.tokens * r.experts)), Ids(index(r.tokens * r.experts_per_token))};
+  Tokens tokens{Numbers(index(r.tokens * r.experts)), Ids(index(r.tokens * r.experts_per_token))};
   for (std::size_t i = 0; i < tokens.logits.size(); ++i)
     tokens.logits[i] = base[i % base.size()] - std::log(-std::log(random.uniform(i) + 0x1p-54));
   const TokenRouter router(without_limit(r.router), r.experts, r.experts_per_token);
   const std::size_t k = index(r.experts_per_token);
   TokenRouter::Row row;
-  Values weights(k);
+  Numbers weights(k);
   for (std::size_t t = 0; t < index(r.tokens); ++t) {
     router.score({tokens.logits.data() + t * base.size(), base.size()}, row);
     router.choose(row, {}, {tokens.wanted.data() + t * k, k}, weights);
@@ -71,10 +71,10 @@ class Balanced {
 
   void step(const Tokens& tokens, bool measured) {
     route(tokens);
-    Values routed(index(r_.experts));
+    Numbers routed(index(r_.experts));
     for (std::int32_t id : ids_) routed[index(id)] += 1;
     drop(method_.balancing.capacity, method_.balancing.drop);
-    Values kept(routed.size());
+    Numbers kept(routed.size());
     for (std::int32_t id : kept_)
       if (id >= 0) kept[index(id)] += 1;
     report_.chosen.push_back(routed);
@@ -86,7 +86,7 @@ class Balanced {
 
   RoutingReport report(double measured_steps) {
     const auto divide = [&](double& value) { value /= measured_steps; };
-    for (Values* values : {&report_.expert_tokens, &report_.device_tokens})
+    for (Numbers* values : {&report_.expert_tokens, &report_.device_tokens})
       for (double& value : *values) divide(value);
     for (double* value : {&report_.busiest_expert, &report_.slowest_device, &report_.dropped,
                           &report_.weight_dropped, &report_.moved, &report_.devices_per_token,
@@ -141,8 +141,8 @@ class Balanced {
     return lost / sum(weights_);
   }
 
-  Values device_tokens() const {
-    Values devices(index(r_.ep));
+  Numbers device_tokens() const {
+    Numbers devices(index(r_.ep));
     for (std::int32_t id : kept_)
       if (id >= 0) devices[device_of(id)] += 1;
     return devices;
@@ -150,8 +150,8 @@ class Balanced {
 
   void measure(const Tokens& tokens) {
     const double choices = real(std::ssize(ids_));
-    const Values& experts = report_.kept.back();
-    const Values devices = device_tokens();
+    const Numbers& experts = report_.kept.back();
+    const Numbers devices = device_tokens();
     for (std::size_t e = 0; e < experts.size(); ++e) report_.expert_tokens[e] += experts[e];
     for (std::size_t d = 0; d < devices.size(); ++d) report_.device_tokens[d] += devices[d];
     report_.busiest_expert += largest(experts) * real(r_.experts) / choices;
@@ -177,7 +177,7 @@ class Balanced {
 
   // Where the copies that are kept travel.
   void measure_ways() {
-    Values received(index(r_.ep));
+    Numbers received(index(r_.ep));
     double devices = 0, groups = 0, sent = 0;
     std::vector<bool> device_seen, group_seen;
     for (std::int64_t t = 0; t < r_.tokens; ++t) {
@@ -204,8 +204,8 @@ class Balanced {
 
   // One step down the gradient of the losses, each a mean over all tokens.
   void learn(const Tokens& tokens) {
-    Values gradient(learned_.size()), d_logits(learned_.size()), counts, factors;
-    const Values none(index(k()));
+    Numbers gradient(learned_.size()), d_logits(learned_.size()), counts, factors;
+    const Numbers none(index(k()));
     for (int d = 0; d < r_.ep; ++d) {
       counts.assign(index(num_routing_counts(r_.experts, router_.spec())), 0);
       factors.clear();
@@ -226,11 +226,11 @@ class Balanced {
   const RoutingRequest& r_;
   BalanceMethod method_;
   TokenRouter router_;
-  Values learned_, bias_;  // (E)
+  Numbers learned_, bias_;  // (E)
   Ids ids_, kept_;         // (N, k) of the step
-  Values weights_;
+  Numbers weights_;
   TokenRouter::Row row_;
-  Values logits_;
+  Numbers logits_;
   RoutingReport report_;
 };
 

@@ -4,13 +4,12 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "base/real.h"
 #include "schedule/balance.h"
 #include "schedule/schedules.h"
 
 namespace echelon {
 namespace {
-
-double real(std::int64_t n) { return static_cast<double>(n); }
 
 std::int64_t pipeline_stride(const Configuration& c) { return std::int64_t{c.tp} * c.cp * c.dp * c.pp; }
 

@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/real.h"
 #include "plan/memory.h"
 
 namespace echelon {
 namespace {
-
-double real(std::int64_t n) { return static_cast<double>(n); }
 
 // The first data- and tensor-parallel rank has most.
 std::vector<Memory> walked_memory(const Workload& work, const Configuration& c,

@@ -17,9 +17,9 @@ namespace {
 using namespace balance_detail;
 using std::size_t;
 
-Problem make_problem(const Schedule& schedule, const std::vector<double>& layers, double first_extra,
+BalanceProblem make_problem(const Schedule& schedule, const std::vector<double>& layers, double first_extra,
                      double last_extra) {
-  Problem problem;
+  BalanceProblem problem;
   problem.before.push_back(0);
   for (double cost : layers) {
     check(std::isfinite(cost) && cost >= 0, "a layer's cost");
@@ -46,7 +46,7 @@ Problem make_problem(const Schedule& schedule, const std::vector<double>& layers
 }
 
 // The mean over ranks; and of each rank its least, one layer in each stage.
-double simple_bound(const Problem& problem) {
+double simple_bound(const BalanceProblem& problem) {
   const double all = problem.before.back() + std::accumulate(problem.extra.begin(), problem.extra.end(), 0.0);
   double bound = all / static_cast<double>(problem.num_ranks);
   if (problem.num_stages() == 1) return bound;
@@ -69,7 +69,7 @@ double simple_bound(const Problem& problem) {
 
 // Moves single layers from stage to stage, all boundaries between them with it: first as long as the slowest
 // rank gets faster, then towards the even split as long as it gets no slower.
-void improve(const Problem& problem, Counts& counts) {
+void improve(const BalanceProblem& problem, Counts& counts) {
   const size_t stages = counts.size();
   double best = slowest(problem, counts);
   const auto moved = [&](size_t from, size_t to) {
@@ -112,7 +112,7 @@ void improve(const Problem& problem, Counts& counts) {
 }
 
 // Of each stage the one among the differing ranks that has it; nothing where ranks share only some of theirs.
-std::optional<std::vector<size_t>> owners(const Problem& problem) {
+std::optional<std::vector<size_t>> owners(const BalanceProblem& problem) {
   constexpr size_t nobody = std::numeric_limits<size_t>::max();
   std::vector<size_t> owner(problem.num_stages(), nobody);
   for (size_t r = 0; r < problem.ranks.size(); ++r)
@@ -125,7 +125,7 @@ std::optional<std::vector<size_t>> owners(const Problem& problem) {
 
 // Layers that are all alike: a rank's cost depends on how many it has. Giving every layer to the rank that is
 // least with it keeps the most least. Then the stages are filled evenly within what that allows each rank.
-Counts balance_alike(const Problem& problem, const std::vector<size_t>& owner) {
+Counts balance_alike(const BalanceProblem& problem, const std::vector<size_t>& owner) {
   const double layer = problem.before[1];
   std::vector<double> fixed(problem.ranks.size(), 0), each(problem.ranks.size(), 0);
   Counts counts(problem.num_stages(), 1);
@@ -165,7 +165,7 @@ Balance balance_layers(const Schedule& schedule, const std::vector<double>& laye
   if (num_layers < schedule.num_stages)
     refuse("{} has {} stages of at least one layer, and there are {} layers", schedule.name,
            schedule.num_stages, num_layers);
-  const Problem problem = make_problem(schedule, layer_costs, first_extra, last_extra);
+  const BalanceProblem problem = make_problem(schedule, layer_costs, first_extra, last_extra);
   Balance balance;
   for (int s = 0; s < schedule.num_stages; ++s)
     balance.layers.push_back(split_range(num_layers, schedule.num_stages, s).size());

@@ -7,7 +7,7 @@
 
 namespace echelon::balance_detail {
 
-double slowest(const Problem& problem, const Counts& counts) {
+double slowest(const BalanceProblem& problem, const Counts& counts) {
   std::vector<double> stages;
   size_t begin = 0;
   for (size_t s = 0; s < counts.size(); ++s) {
@@ -29,7 +29,7 @@ namespace {
 // Layers are taken off both ends: after k stages at either end [left, right) are left over.
 class Fold {
  public:
-  Fold(const Problem& problem, const std::vector<size_t>& owner)
+  Fold(const BalanceProblem& problem, const std::vector<size_t>& owner)
       : problem_(problem),
         owner_(owner),
         layers_(problem.num_layers()),
@@ -131,7 +131,7 @@ class Fold {
     throw InvariantError("a way without a beginning");
   }
 
-  const Problem& problem_;
+  const BalanceProblem& problem_;
   const std::vector<size_t>& owner_;
   size_t layers_, levels_;
   std::vector<double> capacity_;            // of the ranks with stages k to S-1-k, over that of one of them
@@ -140,7 +140,7 @@ class Fold {
 
 }  // namespace
 
-bool is_fold(const Problem& problem) {
+bool is_fold(const BalanceProblem& problem) {
   const size_t last = problem.num_stages() - 1;
   for (const Shares& rank : problem.ranks)
     if (rank.size() > 2 || (rank.size() == 2 && rank[0].stage + rank[1].stage != last)) return false;
@@ -149,7 +149,7 @@ bool is_fold(const Problem& problem) {
          most_cells;
 }
 
-void balance_fold(const Problem& problem, const std::vector<size_t>& owner, Counts& counts, double& bound) {
+void balance_fold(const BalanceProblem& problem, const std::vector<size_t>& owner, Counts& counts, double& bound) {
   Fold fold(problem, owner);
   double found = slowest(problem, counts);
   // Halves the interval between what is impossible and what was found, down to the rounding of costs.

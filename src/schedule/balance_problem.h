@@ -20,7 +20,7 @@ struct Share {
 };
 using Shares = std::vector<Share>;  // of one rank, by stage
 
-struct Problem {
+struct BalanceProblem {
   std::vector<double> before;  // cost of the layers before layer k; the last one: of all
   std::vector<double> extra;   // of each stage
   std::vector<Shares> ranks;   // those that differ
@@ -33,13 +33,13 @@ struct Problem {
   }
 };
 
-double slowest(const Problem& problem, const Counts& counts);
+double slowest(const BalanceProblem& problem, const Counts& counts);
 
 // Whether each rank has one stage, or two in a V (k and S-1-k), and not too many layers to look at all
 // splits.
-bool is_fold(const Problem& problem);
+bool is_fold(const BalanceProblem& problem);
 // The least that the slowest rank of a fold can need: improves `counts` until no split has less, and raises
 // `bound`, which no split goes below, to that. `owner`: of each stage its place among the ranks.
-void balance_fold(const Problem& problem, const std::vector<size_t>& owner, Counts& counts, double& bound);
+void balance_fold(const BalanceProblem& problem, const std::vector<size_t>& owner, Counts& counts, double& bound);
 
 }  // namespace echelon::balance_detail

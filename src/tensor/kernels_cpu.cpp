@@ -14,6 +14,7 @@
 #include "base/split.h"
 #include "tensor/attention_cpu.h"
 #include "tensor/kernels.h"
+#include "tensor/local_column.h"
 #include "tensor/matmul_onednn.h"
 #include "tensor/reference_view.h"
 #include "tensor/rope_angles.h"
@@ -30,11 +31,6 @@ constexpr std::int64_t most_groups = 32, strip = 2048;
 constexpr std::int64_t column_sums_size = most_groups * 2 * strip;
 
 bool contiguous(const Rows& x) { return x.stride == x.cols || x.rows <= 1; }
-
-// Column of the local vocabulary part that an id stands in, -1 when it is ignored or held elsewhere.
-std::int64_t local_column(std::int32_t id, std::int64_t first_id, std::int64_t columns) {
-  return id >= 0 && id >= first_id && id < first_id + columns ? id - first_id : -1;
-}
 
 void check_attention(const AttentionShape& s, const Rows& q, const Rows& out, const Rows& k, const Rows& v) {
   check(s.batch >= 0 && s.q_len >= 0 && s.kv_len >= 0 && s.head_dim > 0, "attention: a size is negative");

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "tensor/attention_reference.h"
 #include "tensor/kernels.h"
+#include "tensor/local_column.h"
 #include "tensor/reference_view.h"
 
 namespace echelon {
@@ -38,12 +39,6 @@ F gelu_slope(F x) {
 template <class F>
 F sigmoid(F x) {
   return 1 / (1 + std::exp(-x));
-}
-
-// Column of the local vocabulary part that row's target stands in, -1 when it is ignored or held elsewhere.
-std::int64_t local_column(std::int32_t id, std::int64_t first_id, std::int64_t columns) {
-  const std::int64_t column = id - first_id;
-  return column >= 0 && column < columns ? column : -1;
 }
 
 // op(b) is copied in panels of a few columns, so that the inner loop is contiguous whatever the transposes,

@@ -12,7 +12,7 @@ namespace {
 
 // In double, in eight running sums: what is added in which order depends on n alone.
 template <class F>
-double dot(const F* x, const F* y, std::int64_t n) {
+double wide_dot(const F* x, const F* y, std::int64_t n) {
   constexpr std::int64_t lanes = 8;
   std::array<double, lanes> sums{};
   std::int64_t i = 0;
@@ -37,7 +37,7 @@ bool normalize(F* x, std::int64_t n) {
   const auto largest = static_cast<double>(largest_magnitude(x, n));
   if (largest < static_cast<double>(std::numeric_limits<F>::min())) return false;
   divide(x, largest, n);
-  divide(x, std::sqrt(dot(x, x, n)), n);
+  divide(x, std::sqrt(wide_dot(x, x, n)), n);
   return true;
 }
 
@@ -50,11 +50,11 @@ double project(F* x, std::int64_t i, std::int64_t cols) {
   for (int pass = 0; pass < 2; ++pass)
     for (std::int64_t j = 0; j < i; ++j) {
       const F* const above = x + j * cols;
-      const double along = dot(row, above, cols);
+      const double along = wide_dot(row, above, cols);
       for (std::int64_t c = 0; c < cols; ++c)
         row[c] = static_cast<F>(static_cast<double>(row[c]) - along * static_cast<double>(above[c]));
     }
-  return std::sqrt(dot(row, row, cols));
+  return std::sqrt(wide_dot(row, row, cols));
 }
 
 }  // namespace

@@ -50,15 +50,15 @@ void remove_checkpoint(const fs::path& path) {
   fs::remove_all(path, none);
 }
 
-struct CopiedFile {
-  std::string name;
-  std::vector<StoredTensor> declared;
-  std::vector<std::vector<std::byte>> bytes;  // of each
-};
-
 }  // namespace
 
 struct CheckpointWriter::State {
+  struct CopiedFile {
+    std::string name;
+    std::vector<StoredTensor> declared;
+    std::vector<std::vector<std::byte>> bytes;  // of each
+  };
+
   CheckpointInfo info;
   fs::path unfinished, whole;
   std::vector<CopiedFile> files;
@@ -113,7 +113,7 @@ void CheckpointWriter::start(const ParameterStore& parameters, const CheckpointI
   fs::create_directories(state->unfinished, error);
   if (error) fail("{}: cannot be made: {}", state->unfinished.string(), error.message());
   for (const OwnedFile& file : owned_files(rank_, parameters, info, carried, biases)) {
-    CopiedFile& copy = state->files.emplace_back();
+    CheckpointWriter::State::CopiedFile& copy = state->files.emplace_back();
     copy.name = file_name(file.kind, rank_);
     for (const OwnedTensor& tensor : file.tensors) {
       copy.declared.push_back(tensor.stored);

@@ -1,0 +1,10 @@
+// A count as a number to calculate with; exact below 2^53.
+#pragma once
+
+#include <cstdint>
+
+namespace echelon {
+
+inline double real(std::int64_t count) { return static_cast<double>(count); }
+
+}  // namespace echelon
