@@ -1,4 +1,5 @@
 # Two commands do everything on a fresh Debian 12 or Ubuntu 24.04: `make train` and `make test`.
+# `make test-all` goes on with what takes longer: wide loops, fuzzing, kill trials, the sanitizers.
 DATA ?= /usr/share/common-licenses
 STEPS ?= 400
 PACKAGES = g++ cmake ninja-build pkg-config libdnnl-dev libhwy-dev librandom123-dev libtomlplusplus-dev \
@@ -6,7 +7,7 @@ PACKAGES = g++ cmake ninja-build pkg-config libdnnl-dev libhwy-dev librandom123-
   openmpi-bin
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
-.PHONY: train test build packages
+.PHONY: train test test-all build packages
 
 # A small GPT on dp 2 x tp 2 x pp 2 with sequence parallelism, on 8 thread ranks.
 train: build
@@ -15,8 +16,18 @@ train: build
 
 test: packages
 	cmake --preset release
+	cmake --build --preset release --target fast_tests
+	ctest --preset fast
+
+test-all: test
 	cmake --build --preset release
-	ctest --preset release
+	ctest --preset slow
+	cmake --preset asan
+	cmake --build --preset asan --target fast_tests
+	ctest --preset asan
+	cmake --preset tsan
+	cmake --build --preset tsan --target fast_tests
+	ctest --preset tsan
 
 build: packages
 	cmake --preset release

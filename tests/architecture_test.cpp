@@ -7,6 +7,7 @@
 #include <set>
 #include <string>
 
+namespace echelon::architecture_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -64,3 +65,4 @@ TEST(Architecture, EachVendorHasOneFile) {
 }
 
 }  // namespace
+}  // namespace echelon::architecture_test

@@ -11,7 +11,7 @@
 #include "mesh_runs.h"
 #include "plan/memory.h"
 
-namespace echelon {
+namespace echelon::asynchronous_test {
 namespace {
 
 using namespace checks;
@@ -334,4 +334,4 @@ TEST(Asynchronous, WhatAServerCannotServeIsRefused) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::asynchronous_test

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "tensor_checks.h"
 
-namespace echelon {
+namespace echelon::attention_reference_test {
 namespace {
 
 using namespace checks;
@@ -237,4 +237,4 @@ TEST(AttentionReference, RefusesBrokenShapes) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::attention_reference_test

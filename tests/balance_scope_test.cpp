@@ -5,7 +5,7 @@
 #include "schedule/pipeline_layout.h"
 #include "train/verify.h"
 
-namespace echelon {
+namespace echelon::balance_scope_test {
 namespace {
 
 using namespace checks;
@@ -129,4 +129,4 @@ TEST(BalanceScope, OfTheBatchIsRefusedWhereItIsNotKnownInTime) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::balance_scope_test

@@ -12,7 +12,7 @@
 #include "schedule/schedules.h"
 #include "schedule/text.h"
 
-namespace echelon {
+namespace echelon::balance_test {
 namespace {
 
 using Counts = std::vector<std::int64_t>;
@@ -174,4 +174,4 @@ TEST(Balance, LargeModels) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::balance_test

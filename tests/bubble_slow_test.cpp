@@ -8,7 +8,7 @@
 #include "plan/cost.h"
 #include "schedule/simulate.h"
 
-namespace echelon {
+namespace echelon::bubble_slow_test {
 namespace {
 
 using namespace checks;
@@ -65,4 +65,4 @@ TEST(Bubble, StepTimeIsThatOfTheScheduleWithTheTimesMeasured) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::bubble_slow_test

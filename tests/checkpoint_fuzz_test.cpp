@@ -8,7 +8,7 @@
 #include "train/checkpoint.h"
 #include "train/checkpoint_compare.h"
 
-namespace echelon {
+namespace echelon::checkpoint_fuzz_test {
 namespace {
 
 using namespace checks;
@@ -133,4 +133,4 @@ TEST(CheckpointFuzz, AForeignShardIsRefusedByTensor) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::checkpoint_fuzz_test

@@ -14,7 +14,7 @@
 #include "train/session.h"
 #include "train/verify.h"
 
-namespace echelon {
+namespace echelon::checkpoint_test {
 namespace {
 
 using namespace checks;
@@ -413,9 +413,9 @@ TEST(Checkpoint, ADirectoryThatCannotBeMadeIsAnError) {
 }
 
 // Whole runs, as `echelon train` does them.
-class Resume : public testing::Test {
+class ResumedRuns : public testing::Test {
  protected:
-  Resume() {
+  ResumedRuns() {
     std::string text;
     for (int i = 0; i < 60; ++i) text += fmt::format("{} bottles of {} on the wall\n", i, i * i);
     write_text(directory_ / "text", text);
@@ -450,7 +450,7 @@ struct PowerCut : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-TEST_F(Resume, GoesOnWithTheSameBits) {
+TEST_F(ResumedRuns, GoesOnWithTheSameBits) {
   std::vector<Plan> plans{odd_plan(bytes_model(odd_gpt2()), 1, 1, false),
                           odd_plan(bytes_model(odd_llama()), 2, 2, true)};
   if (have_cpu_kernels()) plans.push_back(odd_plan(bytes_model(odd_llama()), 1, 2, true, DType::f32));
@@ -488,7 +488,7 @@ TEST_F(Resume, GoesOnWithTheSameBits) {
 }
 
 // Step by step the samples that (seed, step) name, from the part of the text that is for training.
-TEST_F(Resume, TrainsOnTheSamplersSamples) {
+TEST_F(ResumedRuns, TrainsOnTheSamplersSamples) {
   const Plan plan = odd_plan(bytes_model(odd_llama()), 1, 1, false);
   const TrainRequest r = request(plan, "run");
   std::vector<double> losses, by_hand;
@@ -511,7 +511,7 @@ TEST_F(Resume, TrainsOnTheSamplersSamples) {
   EXPECT_EQ(losses, by_hand);
 }
 
-TEST_F(Resume, WorksOnAnotherMesh) {
+TEST_F(ResumedRuns, WorksOnAnotherMesh) {
   const auto plan_of = [](int dp, int tp) { return odd_plan(bytes_model(odd_gpt2()), dp, tp, tp > 1); };
   std::vector<double> losses, norms;
   TrainObserver keep;
@@ -534,7 +534,7 @@ TEST_F(Resume, WorksOnAnotherMesh) {
   EXPECT_NEAR(norms[6], norms[3], bound * norms[3]);
 }
 
-TEST_F(Resume, RefusesWhatWouldNotBeTheSameRun) {
+TEST_F(ResumedRuns, RefusesWhatWouldNotBeTheSameRun) {
   const Plan plan = odd_plan(bytes_model(odd_gpt2()), 1, 1, false);
   train(request(plan, "run"), *data_, {});
   const auto refusal = [&](const std::function<void(TrainRequest&)>& change) {
@@ -563,4 +563,4 @@ TEST_F(Resume, RefusesWhatWouldNotBeTheSameRun) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::checkpoint_test

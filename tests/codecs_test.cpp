@@ -9,7 +9,7 @@
 
 #include "base/philox.h"
 
-namespace echelon {
+namespace echelon::codecs_test {
 namespace {
 
 template <class F>
@@ -220,4 +220,4 @@ TYPED_TEST(CodecsOf, DecodingAddsWhereAsked) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::codecs_test

@@ -13,7 +13,7 @@
 #include "comm/recording.h"
 #include "rank_runs.h"
 
-namespace echelon {
+namespace echelon::collective_costs_test {
 namespace {
 
 using namespace checks;
@@ -251,4 +251,4 @@ TEST(CollectiveCosts, TheFastestAllReduceDependsOnSizeAndRanks) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::collective_costs_test

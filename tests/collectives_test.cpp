@@ -12,7 +12,7 @@
 #include "comm/collectives.h"
 #include "rank_runs.h"
 
-namespace echelon {
+namespace echelon::collectives_test {
 namespace {
 
 using namespace checks;
@@ -406,4 +406,4 @@ TEST(Collectives, AreNamed) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::collectives_test

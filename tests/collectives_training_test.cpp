@@ -7,7 +7,7 @@
 #include "train/session.h"
 #include "train/verify.h"
 
-namespace echelon {
+namespace echelon::collectives_training_test {
 namespace {
 
 using namespace checks;
@@ -176,4 +176,4 @@ TEST(CollectivesTraining, RunsAroundParameterServers) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::collectives_training_test

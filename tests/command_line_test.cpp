@@ -15,6 +15,7 @@
 #include "run_command.h"
 #include "temporary_directory.h"
 
+namespace echelon::command_line_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -573,3 +574,4 @@ TEST_F(CommandLine, AsynchronousTraining) {
 }
 
 }  // namespace
+}  // namespace echelon::command_line_test

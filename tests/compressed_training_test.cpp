@@ -9,7 +9,7 @@
 #include "train/session.h"
 #include "train/verify.h"
 
-namespace echelon {
+namespace echelon::compressed_training_test {
 namespace {
 
 using namespace checks;
@@ -371,4 +371,4 @@ TEST(CompressedCheckpoint, LosesNoResidualSilently) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::compressed_training_test

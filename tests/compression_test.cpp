@@ -9,7 +9,7 @@
 #include "compression_buckets.h"
 #include "spec/model_spec.h"
 
-namespace echelon {
+namespace echelon::compression_test {
 namespace {
 
 using namespace compression_tests;
@@ -135,4 +135,4 @@ TEST(Compression, SendsTheFractionsPromised) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::compression_test

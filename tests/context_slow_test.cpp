@@ -2,7 +2,7 @@
 // rings.
 #include "context_runs.h"
 
-namespace echelon {
+namespace echelon::context_slow_test {
 namespace {
 
 using namespace checks;
@@ -41,4 +41,4 @@ TEST(ContextSlow, DifferencesDoNotGrowWithTheRing) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::context_slow_test

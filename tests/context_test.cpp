@@ -5,7 +5,7 @@
 #include "plan/memory.h"
 #include "plan/traffic.h"
 
-namespace echelon {
+namespace echelon::context_test {
 namespace {
 
 using namespace checks;
@@ -218,4 +218,4 @@ TEST(ContextParallel, RefusesWhatCannotBeCut) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::context_test

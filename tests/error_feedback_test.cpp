@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "compression_runs.h"
 
-namespace echelon {
+namespace echelon::error_feedback_test {
 namespace {
 
 using namespace compression_tests;
@@ -319,4 +319,4 @@ TEST(ErrorFeedback, NothingIsCarriedWhereNothingIsLost) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::error_feedback_test

@@ -8,7 +8,7 @@
 #include "mesh_runs.h"
 #include "tensor_checks.h"
 
-namespace echelon {
+namespace echelon::expert_exchange_test {
 namespace {
 
 using namespace checks;
@@ -132,4 +132,4 @@ TEST(ExpertExchange, MoreThanThereIsRoomForIsABrokenInvariant) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::expert_exchange_test

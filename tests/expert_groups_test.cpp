@@ -6,7 +6,7 @@
 #include "train/checkpoint.h"
 #include "train/verify.h"
 
-namespace echelon {
+namespace echelon::expert_groups_test {
 namespace {
 
 using namespace checks;
@@ -161,4 +161,4 @@ TEST(ExpertGroupsTogether, CheckpointsGoToAnyMesh) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::expert_groups_test

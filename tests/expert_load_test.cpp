@@ -8,7 +8,7 @@
 #include "expert_runs.h"
 #include "train/session.h"
 
-namespace echelon {
+namespace echelon::expert_load_test {
 namespace {
 
 using namespace checks;
@@ -148,4 +148,4 @@ TEST_F(ExpertLoads, AreInTheLogAndTheSummary) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::expert_load_test

@@ -9,7 +9,7 @@
 #include "train/planted_expert.h"
 #include "train/verify.h"
 
-namespace echelon {
+namespace echelon::expert_parallel_test {
 namespace {
 
 using namespace checks;
@@ -370,4 +370,4 @@ TEST(ExpertParallel, RefusesWhatItCannotDoExactly) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::expert_parallel_test

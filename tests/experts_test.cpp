@@ -7,7 +7,7 @@
 #include "layer/mlp.h"
 #include "tensor_checks.h"
 
-namespace echelon {
+namespace echelon::experts_test {
 namespace {
 
 using namespace checks;
@@ -118,4 +118,4 @@ TEST_F(ExpertsTest, CombiningIsTheAdjointOfTakingRows) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::experts_test

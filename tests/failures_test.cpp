@@ -9,6 +9,7 @@
 
 #include "run_command.h"
 
+namespace echelon::failures_test {
 namespace {
 
 struct Result : echelon::checks::CommandResult {
@@ -144,3 +145,4 @@ INSTANTIATE_TEST_SUITE_P(Processes, Failures, testing::Values("mpi"));
 #endif
 
 }  // namespace
+}  // namespace echelon::failures_test

@@ -9,7 +9,7 @@
 #include "mesh_runs.h"
 #include "train/verify.h"
 
-namespace echelon {
+namespace echelon::faults_test {
 namespace {
 
 using namespace checks;
@@ -187,4 +187,4 @@ TEST(Report, ADifferenceThatIsNotANumberIsFound) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::faults_test

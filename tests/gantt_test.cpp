@@ -10,7 +10,7 @@
 #include "schedule/simulate.h"
 #include "schedule/text.h"
 
-namespace echelon {
+namespace echelon::gantt_test {
 namespace {
 
 Track track(const Schedule& schedule, double message = 0) {
@@ -167,4 +167,4 @@ TEST(Perfetto, HoldsEveryInstruction) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::gantt_test

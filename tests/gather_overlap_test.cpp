@@ -10,7 +10,7 @@
 #include "parallel/zero.h"
 #include "schedule/group_uses.h"
 
-namespace echelon {
+namespace echelon::gather_overlap_test {
 namespace {
 
 using namespace checks;
@@ -201,4 +201,4 @@ TEST(GatherOverlap, WithoutGatheringAheadATrainingStepWaitsForAllOfThem) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::gather_overlap_test

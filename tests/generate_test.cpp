@@ -6,7 +6,7 @@
 
 #include "mesh_runs.h"
 
-namespace echelon {
+namespace echelon::generate_test {
 namespace {
 
 using namespace checks;
@@ -159,4 +159,4 @@ TEST(Generate, RefusesBadRequests) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::generate_test

@@ -7,7 +7,7 @@
 #include "compression_runs.h"
 #include "tensor/codecs.h"
 
-namespace echelon {
+namespace echelon::gradient_reducer_test {
 namespace {
 
 using namespace compression_tests;
@@ -306,4 +306,4 @@ TEST(GradientReducer, TopKRefusesWhatAnIndexCannotReach) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::gradient_reducer_test

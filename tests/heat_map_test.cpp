@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <string>
 
-namespace echelon {
+namespace echelon::heat_map_test {
 namespace {
 
 HeatMap map_of(std::vector<std::vector<double>> values) {
@@ -76,4 +76,4 @@ TEST(HeatMapSvg, StaysSmall) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::heat_map_test

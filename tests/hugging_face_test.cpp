@@ -13,7 +13,7 @@
 #include "train/checkpoint_compare.h"
 #include "train/safetensors.h"
 
-namespace echelon {
+namespace echelon::hugging_face_test {
 namespace {
 
 using namespace checks;
@@ -243,4 +243,4 @@ INSTANTIATE_TEST_SUITE_P(Models, HuggingFace, testing::Values("gpt2", "llama", "
                          });
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::hugging_face_test

@@ -14,7 +14,7 @@
 #include "base/philox.h"
 #include "tensor/kernels.h"
 
-namespace echelon {
+namespace echelon::kernels_cpu_test {
 namespace {
 
 constexpr double eps = std::numeric_limits<float>::epsilon();
@@ -511,4 +511,4 @@ TEST_F(KernelsCpu, OtherTypesAndShapesAreRefused) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::kernels_cpu_test

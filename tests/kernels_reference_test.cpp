@@ -14,7 +14,7 @@
 #include "tensor/kernels.h"
 #include "tensor_checks.h"
 
-namespace echelon {
+namespace echelon::kernels_reference_test {
 namespace {
 
 using namespace checks;
@@ -555,4 +555,4 @@ TEST_F(KernelsReference, F32AgreesWithF64) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::kernels_reference_test

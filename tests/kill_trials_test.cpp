@@ -19,6 +19,7 @@
 #include "command_runs.h"
 #include "temporary_directory.h"
 
+namespace echelon::kill_trials_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -172,3 +173,4 @@ TEST_F(KillTrials, RandomRanksAtRandomMoments) {
 }
 
 }  // namespace
+}  // namespace echelon::kill_trials_test

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 
-namespace echelon {
+namespace echelon::layout_test {
 namespace {
 
 const std::array<Placement, 5> all_placements{identical, replicated, partial, sharded(0), sharded(1)};
@@ -75,4 +75,4 @@ TEST(Layout, PairsWithoutARowAreRefused) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::layout_test

@@ -13,7 +13,7 @@
 #include "schedule/text.h"
 #include "schedule/validate.h"
 
-namespace echelon {
+namespace echelon::lower_test {
 namespace {
 
 template <class Run>
@@ -217,4 +217,4 @@ TEST(ProveFinishes, KnowsTheLawOfMessages) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::lower_test

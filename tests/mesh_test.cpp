@@ -13,7 +13,7 @@
 #include "spec/param_spec.h"
 #include "spec/traffic.h"
 
-namespace echelon {
+namespace echelon::mesh_test {
 namespace {
 
 std::vector<Mesh> meshes() {
@@ -232,4 +232,4 @@ TEST(Traffic, AccountAddsTheVerbsOfAnAxis) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::mesh_test

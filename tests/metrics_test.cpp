@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace echelon {
+namespace echelon::metrics_test {
 namespace {
 
 TrainSummary met() {
@@ -38,4 +38,4 @@ TEST(Metrics, SaysWhichPredictionsWereMissed) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::metrics_test

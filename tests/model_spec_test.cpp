@@ -11,7 +11,7 @@
 #include "refusals.h"
 #include "temporary_directory.h"
 
-namespace echelon {
+namespace echelon::model_spec_test {
 namespace {
 
 void expect_same(const ModelSpec& a, const ModelSpec& b) {
@@ -470,4 +470,4 @@ TEST(ModelHuggingFace, RefusesWhatWouldComputeSomethingElse) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::model_spec_test

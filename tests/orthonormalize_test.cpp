@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 
-namespace echelon {
+namespace echelon::orthonormalize_test {
 namespace {
 
 template <class F>
@@ -122,4 +122,4 @@ TEST(Orthonormalize, RefusesMoreRowsThanColumns) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::orthonormalize_test

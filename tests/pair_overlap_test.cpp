@@ -11,7 +11,7 @@
 #include "schedule/schedules.h"
 #include "schedule/step_programs.h"
 
-namespace echelon {
+namespace echelon::pair_overlap_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -91,4 +91,4 @@ TEST(PairOverlap, OnePassComputesWhileTheOtherTravels) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::pair_overlap_test

@@ -11,7 +11,7 @@
 
 #include "base/split.h"
 
-namespace echelon {
+namespace echelon::philox_test {
 namespace {
 
 using Words = std::array<std::uint32_t, 4>;
@@ -166,4 +166,4 @@ TEST(SplitRange, CoversInOrderWithSizesThatDifferByAtMostOne) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::philox_test

@@ -3,7 +3,7 @@
 
 #include "pipeline_runs.h"
 
-namespace echelon {
+namespace echelon::pipeline_slow_test {
 namespace {
 
 using namespace checks;
@@ -58,4 +58,4 @@ TEST(PipelineSlow, OptimizerWithoutABarrierGivesTheSameBits) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::pipeline_slow_test

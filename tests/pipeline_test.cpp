@@ -9,7 +9,7 @@
 #include "schedule/text.h"
 #include "train/checkpoint.h"
 
-namespace echelon {
+namespace echelon::pipeline_test {
 namespace {
 
 using namespace checks;
@@ -286,4 +286,4 @@ TEST(Pipeline, CheckpointsLoadOnAnotherPipeline) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::pipeline_test

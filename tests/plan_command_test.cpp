@@ -9,6 +9,7 @@
 
 #include "verb_test.h"
 
+namespace echelon::plan_command_test {
 namespace {
 
 namespace checks = echelon::checks;
@@ -140,3 +141,4 @@ TEST_F(PlanCommand, Sweeps) {
 }
 
 }  // namespace
+}  // namespace echelon::plan_command_test

@@ -9,7 +9,7 @@
 #include "schedule/schedules.h"
 #include "train/trainer.h"
 
-namespace echelon {
+namespace echelon::plan_twins_test {
 namespace {
 
 using namespace checks;
@@ -154,4 +154,4 @@ TEST(PlanTwins, MemoryIsWhatTrainingHolds) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::plan_twins_test

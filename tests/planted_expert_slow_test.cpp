@@ -6,7 +6,7 @@
 #include "mesh_runs.h"
 #include "train/session.h"
 
-namespace echelon {
+namespace echelon::planted_expert_slow_test {
 namespace {
 
 using namespace checks;
@@ -107,4 +107,4 @@ INSTANTIATE_TEST_SUITE_P(Presets, PlantedExpertRuns, testing::Values("mixtral-ti
                          [](const auto& preset) { return std::string(preset.param).substr(0, 7); });
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::planted_expert_slow_test

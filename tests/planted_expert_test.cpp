@@ -5,7 +5,7 @@
 #include "expert_runs.h"
 #include "train/session.h"
 
-namespace echelon {
+namespace echelon::planted_expert_test {
 namespace {
 
 using namespace checks;
@@ -93,4 +93,4 @@ TEST(PlantedExpert, IsRefusedWhereThereIsNone) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::planted_expert_test

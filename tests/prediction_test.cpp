@@ -11,7 +11,7 @@
 #include "plan/traffic.h"
 #include "schedule/schedules.h"
 
-namespace echelon {
+namespace echelon::prediction_test {
 namespace {
 
 using namespace checks;
@@ -543,4 +543,4 @@ TEST(SteadyState, AsksTheSystemForNoMemoryUnderCompression) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::prediction_test

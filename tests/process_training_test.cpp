@@ -9,6 +9,7 @@
 #include "command_runs.h"
 #include "temporary_directory.h"
 
+namespace echelon::process_training_test {
 namespace {
 
 using namespace echelon::checks;
@@ -165,3 +166,4 @@ TEST_F(ProcessTraining, WhatOneRankRefusesAllRefuse) {
 }
 
 }  // namespace
+}  // namespace echelon::process_training_test

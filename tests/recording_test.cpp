@@ -6,7 +6,7 @@
 
 #include "comm/threads.h"
 
-namespace echelon {
+namespace echelon::recording_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -93,4 +93,4 @@ TEST(Recording, ARefusedCallIsNotCounted) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::recording_test

@@ -8,7 +8,7 @@
 
 #include "mesh_runs.h"
 
-namespace echelon {
+namespace echelon::redistribute_test {
 namespace {
 
 using Extent = std::array<std::int64_t, 2>;
@@ -209,4 +209,4 @@ TEST(Redistribute, RefusesWhatTheTableDoesNotHave) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::redistribute_test

@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-namespace echelon {
+namespace echelon::reduce_test {
 namespace {
 
 template <class T>
@@ -155,4 +155,4 @@ TYPED_TEST(ReduceOf, MaxIsTheLargestOrNan) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::reduce_test

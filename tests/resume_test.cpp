@@ -8,7 +8,7 @@
 #include "train/checkpoint.h"
 #include "train/verify.h"
 
-namespace echelon {
+namespace echelon::resume_test {
 namespace {
 
 using namespace checks;
@@ -118,4 +118,4 @@ INSTANTIATE_TEST_SUITE_P(Models, Resume, testing::Values("llama", "tied_llama", 
                          [](const auto& instance) { return std::string(instance.param); });
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::resume_test

@@ -12,7 +12,7 @@
 #include "context_runs.h"
 #include "sleeping_kernels.h"
 
-namespace echelon {
+namespace echelon::ring_overlap_test {
 namespace {
 
 using namespace checks;
@@ -148,4 +148,4 @@ TEST(RingOverlap, HopsHideBehindBlocks) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::ring_overlap_test

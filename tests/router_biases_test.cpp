@@ -9,7 +9,7 @@
 #include "train/hugging_face.h"
 #include "train/session.h"
 
-namespace echelon {
+namespace echelon::router_biases_test {
 namespace {
 
 using namespace checks;
@@ -129,4 +129,4 @@ TEST(RouterBiases, AreNotLostWhereTheyHaveNoPlace) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::router_biases_test

@@ -11,7 +11,7 @@
 #include "layer/router_capacity.h"
 #include "tensor_checks.h"
 
-namespace echelon {
+namespace echelon::router_test {
 namespace {
 
 using namespace checks;
@@ -295,4 +295,4 @@ TEST_F(CapacityTest, CopiesAreSortedByExpertAndToken) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::router_test

@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "spec/routing_balance.h"
 
-namespace echelon {
+namespace echelon::routing_simulation_test {
 namespace {
 
 double sum(const std::vector<double>& values) { return std::accumulate(values.begin(), values.end(), 0.0); }
@@ -239,4 +239,4 @@ TEST(RoutingSimulation, RefusesWhatCannotBe) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::routing_simulation_test

@@ -11,7 +11,7 @@
 #include "train/checkpoint.h"
 #include "train/session.h"
 
-namespace echelon {
+namespace echelon::run_control_test {
 namespace {
 
 using namespace checks;
@@ -175,4 +175,4 @@ TEST(NonFinite, AStepIsSkippedWholeAndTheTensorNamed) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::run_control_test

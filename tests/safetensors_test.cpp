@@ -14,7 +14,7 @@
 #include "refusals.h"
 #include "temporary_directory.h"
 
-namespace echelon {
+namespace echelon::safetensors_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -340,4 +340,4 @@ TEST_F(Safetensors, WritesTextAtomically) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::safetensors_test

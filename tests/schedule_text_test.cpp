@@ -10,7 +10,7 @@
 #include "schedule/schedules.h"
 #include "schedule/validate.h"
 
-namespace echelon {
+namespace echelon::schedule_text_test {
 namespace {
 
 void expect_same(const Schedule& a, const Schedule& b) {
@@ -147,4 +147,4 @@ TEST(ScheduleText, SurvivesMutations) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::schedule_text_test

@@ -11,7 +11,7 @@
 #include "base/error.h"
 #include "schedule/simulate.h"
 
-namespace echelon {
+namespace echelon::schedules_test {
 namespace {
 
 // Times are given for a full stage.
@@ -277,4 +277,4 @@ TEST(Schedules, RefuseWhatCannotBe) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::schedules_test

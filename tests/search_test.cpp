@@ -8,7 +8,7 @@
 #include "base/error.h"
 #include "plan/explain.h"
 
-namespace echelon {
+namespace echelon::search_test {
 namespace {
 
 SearchRequest request(const char* model, int gpus, std::int64_t batch) {
@@ -206,4 +206,4 @@ TEST(Machine, FilesComeBackAndSayWhatIsWrong) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::search_test

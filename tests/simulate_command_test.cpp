@@ -8,6 +8,7 @@
 
 #include "verb_test.h"
 
+namespace echelon::simulate_command_test {
 namespace {
 
 namespace checks = echelon::checks;
@@ -198,3 +199,4 @@ TEST_F(SimulateCommand, RefusesBrokenSchedulesWithRankInstructionAndWhy) {
 }
 
 }  // namespace
+}  // namespace echelon::simulate_command_test

@@ -9,6 +9,7 @@
 
 #include "verb_test.h"
 
+namespace echelon::simulate_experts_command_test {
 namespace {
 
 namespace checks = echelon::checks;
@@ -110,3 +111,4 @@ TEST_F(SimulateExperts, RefusesInOneSentence) {
 }
 
 }  // namespace
+}  // namespace echelon::simulate_experts_command_test

@@ -12,7 +12,7 @@
 #include "schedule/text.h"
 #include "schedule/validate.h"
 
-namespace echelon {
+namespace echelon::simulate_test {
 namespace {
 
 SimulationCosts costs_of(const Schedule& schedule, double message, StageTimes full = {}, double factor = 1) {
@@ -230,4 +230,4 @@ TEST(MeasuredCosts, PairsThatRanSideBySideHaveAFactor) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::simulate_test

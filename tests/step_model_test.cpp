@@ -6,7 +6,7 @@
 #include "plan/op_seconds.h"
 #include "schedule/schedules.h"
 
-namespace echelon {
+namespace echelon::step_model_test {
 namespace {
 
 Workload workload(const char* model, std::int64_t batch, const char* machine = "h100") {
@@ -270,4 +270,4 @@ TEST(StepModel, ZeroStatesAreThePapers) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::step_model_test

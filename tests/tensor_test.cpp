@@ -9,7 +9,7 @@
 
 #include "base/error.h"
 
-namespace echelon {
+namespace echelon::tensor_test {
 namespace {
 
 using Shape = std::vector<std::int64_t>;
@@ -254,4 +254,4 @@ TEST(Arena, TheLimitThrowsAndLeavesTheAccountWhole) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::tensor_test

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "rank_runs.h"
 
-namespace echelon {
+namespace echelon::thread_failures_test {
 namespace {
 
 using namespace checks;
@@ -303,4 +303,4 @@ TEST(ThreadFailure, BadGroupsAreRefused) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::thread_failures_test

@@ -7,7 +7,7 @@
 
 #include "rank_runs.h"
 
-namespace echelon {
+namespace echelon::thread_programs_test {
 namespace {
 
 using namespace checks;
@@ -169,4 +169,4 @@ TEST(ThreadPrograms, RandomProgramsOnTwoAxesFinishWithTheRightValues) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::thread_programs_test

@@ -10,7 +10,7 @@
 
 #include "rank_runs.h"
 
-namespace echelon {
+namespace echelon::threads_test {
 namespace {
 
 using namespace checks;
@@ -142,4 +142,4 @@ TEST(Threads, AWorldRunsAgain) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::threads_test

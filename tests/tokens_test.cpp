@@ -15,7 +15,7 @@
 #include "refusals.h"
 #include "temporary_directory.h"
 
-namespace echelon {
+namespace echelon::tokens_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -290,4 +290,4 @@ TEST_F(Tokens, AFullDiskLeavesNothing) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::tokens_test

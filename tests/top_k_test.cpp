@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "base/philox.h"
 
-namespace echelon {
+namespace echelon::top_k_test {
 namespace {
 
 template <class F>
@@ -95,4 +95,4 @@ TEST(TopK, RefusesWhatCannotBe) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::top_k_test

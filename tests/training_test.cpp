@@ -8,7 +8,7 @@
 #include "mesh_runs.h"
 #include "train/verify.h"
 
-namespace echelon {
+namespace echelon::training_test {
 namespace {
 
 using namespace checks;
@@ -402,4 +402,4 @@ TEST(PlanRefusals, TheEdgesOfWhatIsLegalRun) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::training_test

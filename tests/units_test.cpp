@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 
-namespace echelon {
+namespace echelon::units_test {
 namespace {
 
 TEST(Units, BytesAreReadInEveryUnit) {
@@ -32,4 +32,4 @@ TEST(Units, OtherTextIsRefused) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::units_test

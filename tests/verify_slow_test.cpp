@@ -5,7 +5,7 @@
 #include "mesh_runs.h"
 #include "train/verify.h"
 
-namespace echelon {
+namespace echelon::verify_slow_test {
 namespace {
 
 using namespace checks;
@@ -52,4 +52,4 @@ TEST(VerifySlow, TwoThreadsARankAndLongSequences) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::verify_slow_test

@@ -11,7 +11,7 @@
 #include "mesh_runs.h"
 #include "train/tokens.h"
 
-namespace echelon {
+namespace echelon::verify_test {
 namespace {
 
 using namespace checks;
@@ -138,7 +138,7 @@ TEST(Verify, RefusesBadRequests) {
       {"--tp 3", "1, 2, 4"});
 }
 
-TEST(Mesh, InitialWeightsDoNotDependOnIt) {
+TEST(AnyMesh, InitialWeightsDoNotDependOnIt) {
   for (DType dtype : {DType::f64, DType::f32}) {
     if (dtype == DType::f32 && !have_cpu_kernels()) continue;
     for (const ModelSpec& model : {odd_gpt2(false), odd_llama()}) {
@@ -154,7 +154,7 @@ TEST(Mesh, InitialWeightsDoNotDependOnIt) {
 }
 
 // Each tp group sees every sample of the step once, wherever it runs, and a sample's tokens are the same.
-TEST(Mesh, DataOrderDoesNotDependOnIt) {
+TEST(AnyMesh, DataOrderDoesNotDependOnIt) {
   const TemporaryDirectory directory;
   std::string text;
   for (int i = 0; i < 40; ++i) text += fmt::format("line {} of the text\n", i * i);
@@ -226,4 +226,4 @@ TEST(Rerun, GivesTheSameBitsOnTwoThreads) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::verify_test

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace echelon {
+namespace echelon::work_test {
 namespace {
 
 Work<int> say(std::string& said, char letter, int times) {
@@ -85,4 +85,4 @@ TEST(Work, MayBeLeftUnfinished) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::work_test

@@ -10,7 +10,7 @@
 #include "schedule/schedules.h"
 #include "schedule/validate.h"
 
-namespace echelon {
+namespace echelon::zb_auto_test {
 namespace {
 
 double local_span(const Timeline& timeline) {
@@ -324,4 +324,4 @@ TEST(ZbAuto, Refuses) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::zb_auto_test

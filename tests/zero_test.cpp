@@ -13,7 +13,7 @@
 #include "train/generate.h"
 #include "train/verify.h"
 
-namespace echelon {
+namespace echelon::zero_test {
 namespace {
 
 using namespace checks;
@@ -583,4 +583,4 @@ TEST(Zero, RefusesWhatItCannotDo) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::zero_test
