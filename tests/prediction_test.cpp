@@ -441,7 +441,8 @@ TEST(Textbook, TensorParallelTrafficOfALayer) {
                              three.at(Axis::tp, verb).bytes - one.at(Axis::tp, verb).bytes};
         };
         if (sp) {
-          EXPECT_EQ(more(Verb::all_gather), (VerbTraffic{calls, volume / 2}));
+          // The inputs of attention and MLP are gathered once more, for the gradients of their weights.
+          EXPECT_EQ(more(Verb::all_gather), (VerbTraffic{calls * 3 / 2, volume * 3 / 4}));
           EXPECT_EQ(more(Verb::reduce_scatter), (VerbTraffic{calls, volume / 2}));
           // The norms' gradients, in the one all_reduce that there is in any case.
           const std::int64_t norms =
@@ -455,6 +456,67 @@ TEST(Textbook, TensorParallelTrafficOfALayer) {
         }
         EXPECT_EQ(three.bytes(Axis::dp), 0);
       }
+}
+
+// Bytes that rank 0 keeps of a layer from its forward to its backward pass: what each of two more layers adds
+// to the peak, which is in a backward pass.
+std::int64_t kept_of_a_layer(Plan plan) {
+  const auto activations = [&](std::int64_t layers) {
+    plan.model.num_layers = layers;
+    const std::int64_t predicted = predict_memory(plan, PipelineLayout(plan))[MemoryCategory::activations];
+    EXPECT_EQ(predicted, measure(plan).front().peak[MemoryCategory::activations]);
+    return predicted;
+  };
+  return (activations(5) - activations(3)) / 2;
+}
+
+// Korthikanti et al. 2022, table 2, for what this trainer keeps (no masks, no scores, norms computed again):
+// tp cuts what lies inside its regions, sequence parallelism the residual stream too, so all of it.
+TEST(Textbook, ActivationsOfALayer) {
+  for (const bool gpt2 : {true, false})
+    for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full})
+      for (const int t : {2, 4}) {
+        Plan plan = odd_plan(gpt2 ? odd_gpt2(true) : odd_llama(true, 4), 1, t, false);
+        plan.seq_len = 12;
+        plan.model.mlp_hidden = 40;
+        plan.global_batch = plan.micro_batch = 2;
+        plan.recompute = recompute;
+        const std::int64_t rows = 24, width = 8, c = plan.model.hidden, h = plan.model.num_heads,
+                           f = plan.model.mlp_hidden;
+        // The layer's input and the stream after attention, with mean and deviation or the latter alone.
+        const std::int64_t outside = recompute == Recompute::full ? c : 2 * c + (gpt2 ? 4 : 2);
+        std::int64_t inside = 0;  // q, k, v and the MLP's hidden values; attention's output and log-sum-exp
+        if (recompute != Recompute::full) inside += 3 * c + (gpt2 ? f : 2 * f);
+        if (recompute == Recompute::none) inside += c + h;
+        SCOPED_TRACE(fmt::format("{} {}", describe(plan), recompute_name(recompute)));
+        EXPECT_EQ(kept_of_a_layer(plan), rows * width * (outside + inside / t));
+        plan.sequence_parallel = true;
+        EXPECT_EQ(kept_of_a_layer(plan), rows * width * (outside + inside) / t);
+      }
+}
+
+// With it a rank never holds more, whatever is recomputed and however the pipeline runs, wherever the peak
+// is.
+TEST(Textbook, SequenceParallelismHoldsLess) {
+  for (const ModelSpec& model : {odd_gpt2(true, 4), odd_llama(false, 2, 5), odd_mixtral(4), odd_deepseek(5)})
+    for (const int t : {2, 4})
+      for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full})
+        for (const char* schedule : {"1f1b", "gpipe", "zb-h1", "zb-v"}) {
+          Plan plan = odd_plan(model, 1, t, false);
+          plan.mesh.set(Axis::pp, 2);
+          plan.global_batch = 16;
+          plan.schedule = schedule;
+          plan.recompute = recompute;
+          const PipelineLayout pipeline(plan);
+          for (int pp : {0, 1}) {
+            plan.sequence_parallel = false;
+            const std::int64_t without =
+                predict_memory(plan, pipeline, {.pp = pp})[MemoryCategory::activations];
+            plan.sequence_parallel = true;
+            EXPECT_LT(predict_memory(plan, pipeline, {.pp = pp})[MemoryCategory::activations], without)
+                << describe(plan) << " " << schedule << " " << recompute_name(recompute) << " rank " << pp;
+          }
+        }
 }
 
 // One all_reduce of the gradients, 2 (d-1)/d of them a rank, however many microbatches; and the loss.

@@ -1,7 +1,6 @@
 #include "parallel/expert_exchange.h"
 
 #include <algorithm>
-#include <functional>
 #include <numeric>
 #include <utility>
 
@@ -17,12 +16,6 @@ std::vector<std::int64_t> times(std::vector<std::int64_t> counts, std::int64_t w
 
 std::int64_t sum(const std::vector<std::int64_t>& counts) {
   return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
-}
-
-// Keeps what travels until it is waited for, whenever the others have taken it: what is held when depends on
-// no rank's haste.
-std::function<void()> until_then(const Tensor& sent) {
-  return [sent] {};
 }
 
 Tensor elements(const Tensor& rows, std::int64_t count) { return rows.flat_range(0, count * rows.cols()); }

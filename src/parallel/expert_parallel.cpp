@@ -160,13 +160,14 @@ Work<ExpertParallel::Backward> ExpertParallel::backward_input(const Tensor& dy, 
   co_return backward;
 }
 
-void ExpertParallel::in_backward_weight(const Tensor& normed, Saved& saved, Backward& backward,
+void ExpertParallel::in_backward_weight(std::shared_ptr<InputAgain> normed, Saved& saved, Backward& backward,
                                         const WeightGradient& weight_gradient) const {
   Tensor d_hidden = std::exchange(backward.d_hidden, {});
   if (exchange_.is_local()) {
     weight_gradient([this, normed, copies = saved.copies, bounds = saved.bounds, d = d_hidden] {
-      const Tensor taken = rank_->activation({copies.numel(), normed.cols()});
-      rank_->kernels().embedding(copies, normed, 0, taken);
+      const Tensor& rows = normed->whole();
+      const Tensor taken = rank_->activation({copies.numel(), rows.cols()});
+      rank_->kernels().embedding(copies, rows, 0, taken);
       experts_.in_backward_weight(rank_->kernels(), bounds, taken, d);
     });
   } else {
@@ -176,8 +177,8 @@ void ExpertParallel::in_backward_weight(const Tensor& normed, Saved& saved, Back
   d_hidden = Tensor();
   if (!shared_) return;
   weight_gradient(
-      [&kernels = rank_->kernels(), in = shared_->in(), normed,
-       d = std::exchange(backward.d_shared_hidden, {})] { in.backward_weight(kernels, normed, d); });
+      [&kernels = rank_->kernels(), in = shared_->in(), normed = std::move(normed),
+       d = std::exchange(backward.d_shared_hidden, {})] { in.backward_weight(kernels, normed->whole(), d); });
 }
 
 }  // namespace echelon

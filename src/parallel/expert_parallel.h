@@ -16,6 +16,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -81,12 +82,13 @@ class ExpertParallel {
     Tensor d_hidden, d_shared_hidden, d_weights;
   };
   Work<Backward> backward_input(const Tensor& dy, Saved& saved, const WeightGradient& weight_gradient) const;
-  // The weights of the experts' first product, from the normed rows (N, C).
-  void in_backward_weight(const Tensor& normed, Saved& saved, Backward& backward,
+  // The weights of the first products, from the normed rows: of experts that are all here, and of the shared
+  // one. What experts got from other ranks is kept.
+  void in_backward_weight(std::shared_ptr<InputAgain> normed, Saved& saved, Backward& backward,
                           const WeightGradient& weight_gradient) const;
   // Through the router: adds to d_normed_here (R, C).
-  void route_backward(const Tensor& normed, Saved& saved, Backward& backward, const Tensor& d_normed_here,
-                      const WeightGradient& weight_gradient) const;
+  void route_backward(const Tensor& normed_here, Saved& saved, Backward& backward,
+                      const Tensor& d_normed_here, const WeightGradient& weight_gradient) const;
 
   // Loss-free balancing: moves the bias that steers the choices by the loads of a step, over all its tokens.
   void balance(const std::vector<double>& routed) const;

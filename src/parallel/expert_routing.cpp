@@ -113,7 +113,7 @@ Tensor ExpertParallel::keep_of_sequences(const Saved& saved) const {
   return kept;
 }
 
-void ExpertParallel::route_backward(const Tensor& normed, Saved& saved, Backward& backward,
+void ExpertParallel::route_backward(const Tensor& normed_here, Saved& saved, Backward& backward,
                                     const Tensor& d_normed_here,
                                     const WeightGradient& weight_gradient) const {
   Kernels& kernels = rank_->kernels();
@@ -128,8 +128,9 @@ void ExpertParallel::route_backward(const Tensor& normed, Saved& saved, Backward
   if (balancing_.has_losses()) counts_.loss_sum += router_.loss(saved.logits, terms);
   saved = {};
   router_.gate().backward_input(kernels, d_logits, d_normed_here, true);
-  weight_gradient([&kernels, gate = router_.gate(), x = normed.row_range(here.begin, here.end),
-                   d = d_logits] { gate.backward_weight(kernels, x, d); });
+  weight_gradient([&kernels, gate = router_.gate(), x = normed_here, d = d_logits] {
+    gate.backward_weight(kernels, x, d);
+  });
 }
 
 void ExpertParallel::begin_step() const {

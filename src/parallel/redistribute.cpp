@@ -74,7 +74,8 @@ InFlight scatter_sum(const Rank& rank, Communicator& group, const Tensor& x, con
                      const Extent& extent) {
   const std::int64_t own = cut.parts[static_cast<std::size_t>(group.rank())].size();
   const Tensor out = cut.dim == 0 ? rank.activation({own, extent[1]}) : rank.activation({extent[0], own});
-  return {out, group.reduce_scatter(pack(rank, x, cut), out, counts_of(cut, extent[0], extent[1]))};
+  const Tensor packed = pack(rank, x, cut);
+  return {out, group.reduce_scatter(packed, out, counts_of(cut, extent[0], extent[1])), until_then(packed)};
 }
 
 Tensor slice(const Rank& rank, int index, const Tensor& x, const Cut& cut) {

@@ -26,6 +26,12 @@ class InFlight {
   std::function<void()> finish_;  // unpacks what arrived
 };
 
+// Of an InFlight: keeps what travels until it is waited for, whenever the others have taken it. What is held
+// when then depends on no rank's haste.
+inline std::function<void()> until_then(const Tensor& sent) {
+  return [sent] {};
+}
+
 // Brings x from placement `from` to placement `to` along `axis`. `extent` is the logical (rows, cols); a
 // sharded dimension is cut by split_range. x must be contiguous and may be overwritten (all_reduce works in
 // place); the result may be x itself. The gradient goes back with redistribute(..., gradient_of(to),

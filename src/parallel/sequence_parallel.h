@@ -1,7 +1,8 @@
 // Sequence parallelism (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198): between the
 // tensor-parallel regions the tokens of a microbatch are cut over the tp group, so that norms, residuals and
 // their saved activations shrink by tp. Each all_reduce of tensor parallelism becomes reduce_scatter +
-// all_gather: the same bytes.
+// all_gather: the same bytes. The inputs of the regions, which weight gradients read, are kept cut as well,
+// and gathered once more (InputAgain).
 #pragma once
 
 #include "base/split.h"

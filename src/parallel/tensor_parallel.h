@@ -7,8 +7,11 @@
 //
 // enter and leave are rows of the conjugate table: I -> R and P -> I (one all_reduce in backward, one in
 // forward), or S(0) -> R and P -> S(0) under sequence parallelism. Attention and MLP each enter and leave
-// once a layer. Bytes sent per rank, layer and direction: 2 x 2(t-1)/t x N x C elements.
+// once a layer. Bytes sent per rank, layer and direction: 2 x 2(t-1)/t x N x C elements; under sequence
+// parallelism half as much again in backward, where InputAgain gathers.
 #pragma once
+
+#include <utility>
 
 #include "parallel/redistribute.h"
 #include "parallel/sequence_parallel.h"
@@ -48,6 +51,35 @@ class TensorParallel {
 
   const Rank* rank_;
   bool sequence_parallel_;
+};
+
+// The whole (N, C) input of column-parallel products once more, for the gradients of their weights. What
+// waits for them are the rows that this rank holds of the residual stream; under sequence parallelism the
+// others are gathered again, when they are first asked for or from begin() on: an all_gather for (t-1)/t of
+// the memory (Korthikanti et al. 2022, section 4.2.2).
+class InputAgain {
+ public:
+  InputAgain(TensorParallel tensor_parallel, Tensor here, std::int64_t rows)
+      : tensor_parallel_(tensor_parallel), rows_(rows), here_(std::move(here)) {}
+
+  const Tensor& here() const { return here_; }
+  // Every rank of the tp group calls these alike.
+  void begin() {
+    arriving_ = tensor_parallel_.enter(here_, rows_);
+    is_begun_ = true;
+  }
+  const Tensor& whole() {
+    if (!is_begun_) begin();
+    if (!whole_.defined()) whole_ = arriving_.get();
+    return whole_;
+  }
+
+ private:
+  TensorParallel tensor_parallel_;
+  std::int64_t rows_;
+  bool is_begun_ = false;
+  InFlight arriving_;
+  Tensor here_, whole_;
 };
 
 }  // namespace echelon

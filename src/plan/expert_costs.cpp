@@ -30,6 +30,7 @@ ExpertCosts::ExpertCosts(const Plan& plan, std::int64_t sequences, const Coordin
   gathers_choices_ = kept_ > 0 && cp_ > 1;
   copies_ = room * m.hidden * element_;
   whole_ = rows_ * m.hidden * element_;
+  here_ = here * m.hidden * element_;
   activated_ = received * F * element_;
   taken_ = received * m.hidden * element_;
   by_row_ = received * element_;
@@ -140,8 +141,15 @@ void ExpertCosts::backward_input(Account& a, bool keep) const {
 
 void ExpertCosts::in_backward_weight(Account& a, bool keep) const {
   if (keep) return;
-  if (!exchanges()) a.allocate(copies_);
-  a.free(taken_ + hidden_ + shared_hidden_);
+  const std::int64_t gathered = gathers_input() ? whole_ : 0;
+  // Experts that are all here ask for it; else the shared one does, when what the others got is gone.
+  if (exchanges()) a.free(taken_ + hidden_);
+  a.allocate(gathered);
+  if (!exchanges()) {
+    a.allocate(copies_);
+    a.free(taken_ + hidden_);
+  }
+  a.free(gathered + shared_hidden_);
 }
 
 void ExpertCosts::route_backward(Account& a, bool keep) const {
@@ -159,12 +167,15 @@ void ExpertCosts::route_backward(Account& a, bool keep) const {
 void ExpertCosts::backward_weight(Account& a) const {
   a.free(taken_ + activated_);
   if (shared()) a.free(shared_activated_ + whole_);
+  const std::int64_t gathered = gathers_input() ? whole_ : 0;
+  if (exchanges()) a.free(taken_ + hidden_);
+  a.allocate(gathered);
   if (!exchanges()) {
     a.allocate(copies_);
-    a.free(copies_list());
+    a.free(copies_list() + taken_ + hidden_);
   }
-  a.free(taken_ + hidden_);
-  a.free(shared_hidden_ + logits_ + whole_);
+  a.free(gathered + shared_hidden_);
+  a.free(logits_ + here_);
 }
 
 void ExpertCosts::exchange_traffic(Traffic& traffic, std::int64_t width) const {

@@ -27,6 +27,9 @@ class ExpertCosts {
   // Whether there is an MLP that all tokens share. Only its weights' gradient needs the gradient of the sum
   // itself.
   bool shared() const { return shared_; }
+  // Whether the gradients of first weights need all rows of the normed input: those of a shared MLP, and of
+  // experts that are all here.
+  bool needs_input_again() const { return shared_ || !exchanges(); }
   // What forward keeps.
   std::int64_t saved() const {
     return logits_ + choices_ + places_ + indices_ + (exchanges() ? taken_ : 0) + hidden_ + shared_hidden_;
@@ -39,6 +42,7 @@ class ExpertCosts {
 
  private:
   bool exchanges() const { return ep_ > 1; }
+  bool gathers_input() const { return shards_sequence_ && needs_input_again(); }
   std::int64_t copies_list() const { return by_place_ / element_ * 4; }  // whose copy stands where
   // ExpertExchange's functions of these names, between `copies` and `rows` bytes.
   enum class Way { waits, pauses };  // while things travel
@@ -56,7 +60,7 @@ class ExpertCosts {
   bool gathers_choices_;                                          // over cp
   // Of copies here, and of rows of the experts here.
   std::int64_t copies_, by_place_, taken_, by_row_, indices_, hidden_, activated_;
-  std::int64_t whole_, shared_hidden_, shared_activated_, d_weights_, d_weights_here_;
+  std::int64_t whole_, here_, shared_hidden_, shared_activated_, d_weights_, d_weights_here_;
 };
 
 }  // namespace echelon

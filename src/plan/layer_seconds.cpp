@@ -24,7 +24,7 @@ class Pricer {
 
   LayerSeconds layer(bool with_experts) {
     t_ = {};
-    kernels_ = collectives_ = waits_ = 0;
+    kernels_ = collectives_ = waits_ = forward_bytes_ = 0;
     norm();
     enter();
     if (m_.latent_attention())
@@ -48,8 +48,10 @@ class Pricer {
       mlp(real(m_.mlp_hidden) / tp_);
     residual();
     PassSeconds again;
-    if (c_.recompute == Recompute::full) t_.tensor_bytes *= c_.shards_sequence() ? 9.0 / 6 : 1.5;
-    if (c_.recompute == Recompute::full) again = t_.forward;
+    if (c_.recompute == Recompute::full) {
+      t_.tensor_bytes += forward_bytes_;
+      again = t_.forward;
+    }
     if (c_.recompute == Recompute::selective) again = core_;
     hosted(again, with_experts);
     return t_;
@@ -73,7 +75,8 @@ class Pricer {
     t_ = {};
     kernels_ = collectives_ = waits_ = 0;
     norm();
-    enter();
+    // This trainer runs the output layer forwards and backwards at once, on one input.
+    enter(w_.software.regathers_sequence && !w_.software.is_this_trainer);
     product(tokens_, real(m_.hidden), real(m_.vocab) / tp_);
     return t_;
   }
@@ -128,7 +131,9 @@ class Pricer {
     const double width = verb == Verb::all_gather ? std::min(width_, ops_.operand_bytes()) : width_;
     return tokens_ * real(m_.hidden) * width;
   }
-  void communicate(PassSeconds& pass, Verb verb) {
+  void communicate(PassSeconds& pass, Verb verb, double bytes) {
+    t_.tensor_bytes += bytes;
+    if (&pass == &t_.forward) forward_bytes_ += bytes;
     collectives_ += 1;
     const double seconds = ops_.collective(verb, rows_bytes(verb), c_.tp, 1),
                  wait = ops_.ring_wait(verb, c_.tp, 1);
@@ -137,21 +142,20 @@ class Pricer {
   }
   void gather_rows(PassSeconds& pass) {
     if (tp_ == 1) return;
-    communicate(pass, Verb::all_gather);
-    t_.tensor_bytes += (tp_ - 1) / tp_ * rows_bytes(Verb::all_gather);
+    communicate(pass, Verb::all_gather, (tp_ - 1) / tp_ * rows_bytes(Verb::all_gather));
   }
   // P -> S or P -> I.
   void reduce_rows(PassSeconds& pass) {
     if (tp_ == 1) return;
     const Verb verb = c_.shards_sequence() ? Verb::reduce_scatter : Verb::all_reduce;
-    t_.tensor_bytes += (c_.shards_sequence() ? 1 : 2) * (tp_ - 1) / tp_ * rows_bytes(verb);
-    communicate(pass, verb);
+    communicate(pass, verb, (c_.shards_sequence() ? 1 : 2) * (tp_ - 1) / tp_ * rows_bytes(verb));
   }
-  void enter() {
+  void enter() { enter(w_.software.regathers_sequence); }
+  void enter(bool gathers_again) {
     if (c_.shards_sequence()) {
       gather_rows(t_.forward);
       // The second gather runs beside the input's gradient, but both share the links.
-      if (w_.software.regathers_sequence) gather_rows(t_.backward_weight);
+      if (gathers_again) gather_rows(t_.backward_weight);
     }
     reduce_rows(t_.backward_input);
   }
@@ -322,6 +326,7 @@ class Pricer {
   bool narrow_;
   double kernels_ = 0, collectives_ = 0;  // of the forward pass, and of both
   double waits_ = 0;                      // of both, for rings over nodes
+  double forward_bytes_ = 0;              // of tensor_bytes
   LayerSeconds t_;
   PassSeconds core_;
 };

@@ -55,10 +55,9 @@ void LayerWalk::normed_input() {  // norm and enter: keeps the whole input of a 
 
 // `keep`: what the backward pass needs stays; `keep_core`: attention's output and log-sum-exp too.
 void LayerWalk::forward(bool keep, bool keep_core, Until until) {
-  const bool keep_normed = sequence_parallel_ && keep;
   normed_input();
   a_.allocate(s_->qkv);
-  if (!keep_normed) a_.free(s_->whole);
+  a_.free(s_->whole);
   s_->context.enter(a_);
   attend();
   a_.allocate(s_->whole);
@@ -72,7 +71,7 @@ void LayerWalk::forward(bool keep, bool keep_core, Until until) {
     s_->experts.in_forward(a_);
   else
     a_.allocate(s_->hidden);
-  if (!keep_normed) a_.free(s_->whole);
+  a_.free(s_->whole);
   if (until == Until::hidden) return;
   if (has_experts_) {
     s_->experts.out_forward(a_);
@@ -138,18 +137,33 @@ void LayerWalk::free_left() {
   if (sequence_parallel_) a_.free(s_->whole);
 }
 
-// Input gradient of a column-parallel product whose output gradient takes `d_out`, which goes; keeps
-// nothing but that the norm's saved input and stats go too.
+// The input of a column-parallel product, of which the rows here are there: gathered, and let go of.
+void LayerWalk::gather_input() {
+  if (sequence_parallel_) a_.allocate(s_->whole);
+}
+
+void LayerWalk::free_input() { a_.free(s_->residual + (sequence_parallel_ ? s_->whole : 0)); }
+
+// Both gradients of a column-parallel product whose output gradient takes `d_out`, which goes; keeps nothing
+// but the gradient of the norm's output. Its saved input and stats go too.
 void LayerWalk::enter_backward(std::int64_t d_out) {
-  a_.allocate(s_->whole);
-  a_.allocate(s_->residual);  // the reduced gradient, or the norm's output computed again
-  if (sequence_parallel_)
-    a_.free(s_->whole);  // the norm's output, saved
-  else
-    a_.free(s_->residual);
+  a_.allocate(s_->residual);  // the norm's output computed again
+  gather_input();
+  reduce_input_gradient();
+  free_input();
   a_.free(d_out);
-  if (sequence_parallel_) a_.free(s_->whole);  // replaced by the reduced gradient
+  reduced();
   a_.free(s_->residual + s_->residual + s_->stats);
+}
+
+// Its gradient over all rows, and the sum over tp; then that alone.
+void LayerWalk::reduce_input_gradient() {
+  a_.allocate(s_->whole);
+  if (sequence_parallel_) a_.allocate(s_->residual);
+}
+
+void LayerWalk::reduced() {
+  if (sequence_parallel_) a_.free(s_->whole);
 }
 
 void LayerWalk::backward() {
@@ -171,9 +185,9 @@ void LayerWalk::backward() {
 
 // As above, but what the weight gradients need stays, and the residual branch's gradient is a copy.
 void LayerWalk::enter_backward_input() {
-  a_.allocate(s_->whole);
-  a_.allocate(s_->residual);  // the reduced gradient, or the norm's output computed again, which stays
-  if (sequence_parallel_) a_.free(s_->whole);
+  a_.allocate(s_->residual);  // the norm's output computed again, which stays
+  reduce_input_gradient();
+  reduced();
   a_.allocate(s_->residual);  // the copy
   a_.free(s_->residual + s_->residual + s_->stats);
 }
@@ -203,12 +217,12 @@ void LayerWalk::experts_backward(bool keep) {
   leave_backward();
   s_->experts.backward_input(a_, keep);
   if (!keep || !s_->experts.shared()) free_left();
-  // The reduced gradient, or the norm's output computed again.
-  a_.allocate(s_->residual);
+  if (sequence_parallel_) a_.allocate(s_->residual);  // the reduced gradient
+  a_.allocate(s_->residual);                          // the norm's output computed again
   s_->experts.in_backward_weight(a_, keep);
-  if (sequence_parallel_) a_.free(s_->whole);  // the gradient that was reduced
+  reduced();
   s_->experts.route_backward(a_, keep);
-  if (!keep) a_.free(sequence_parallel_ ? s_->whole : s_->residual);  // the norm's output
+  if (!keep) a_.free(s_->residual);     // the norm's output
   if (keep) a_.allocate(s_->residual);  // the copy of the residual branch's gradient
   a_.free(s_->residual + s_->residual + s_->stats);
 }
@@ -218,9 +232,18 @@ void LayerWalk::backward_weight() {
   if (has_experts_) {
     s_->experts.backward_weight(a_);
   } else {
-    a_.free(2 * s_->whole + s_->hidden + s_->activated);
+    a_.free(s_->whole + s_->activated);
+    input_weight(s_->hidden);
   }
-  a_.free(2 * s_->whole + s_->context.attended() + s_->qkv);
+  a_.free(s_->whole + s_->context.attended());
+  input_weight(s_->qkv);
+}
+
+// The deferred weight gradient of a column-parallel product.
+void LayerWalk::input_weight(std::int64_t d_out) {
+  gather_input();
+  free_input();
+  a_.free(d_out);
 }
 
 void LayerWalk::embed_backward() {  // the gradient of the embedding's result goes

@@ -54,6 +54,11 @@ class LayerWalk {
   void attend_backward(bool keep);
   void leave_backward();
   void free_left();
+  void gather_input();
+  void free_input();
+  void reduce_input_gradient();
+  void reduced();
+  void input_weight(std::int64_t d_out);
   void enter_backward(std::int64_t d_out);
   void enter_backward_input();
   void experts_backward(bool keep);

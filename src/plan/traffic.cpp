@@ -148,6 +148,12 @@ Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, const 
         if (plan.model.has_experts(layer)) experts.add_forward_traffic(traffic, true);
       }
     }
+    if (plan.shards_sequence() && (i.op == Op::W || i.op == Op::BW))  // the inputs, for the weights
+      for (std::int64_t layer = slice.layers.begin; layer < slice.layers.end; ++layer) {
+        const bool mlp = !plan.model.has_experts(layer) || experts.needs_input_again();
+        for (int regions = mlp ? 2 : 1; regions > 0; --regions)
+          along_tp.rows(Verb::all_gather, rows, plan.model.hidden, width);
+      }
     if (i.op == Op::B || i.op == Op::BW) {
       count_stage(plan, slice, rows, true, along_tp);
       for (std::int64_t layer = slice.layers.begin; layer < slice.layers.end; ++layer) {

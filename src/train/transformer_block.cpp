@@ -84,7 +84,6 @@ Work<Tensor> TransformerBlock::run_forward(const Tensor& x, std::int64_t rows, s
                                            AttentionCore core, Saved* saved, Until until) const {
   Kernels& kernels = rank_->kernels();
   const std::int64_t here = x.rows(), width = x.cols();
-  const bool keep_normed = tensor_parallel_.sequence_parallel();
 
   const Tensor stats1 = rank_->activation({here, norm1_.stats_width()});
   Tensor normed = rank_->activation({here, width});
@@ -92,7 +91,6 @@ Work<Tensor> TransformerBlock::run_forward(const Tensor& x, std::int64_t rows, s
   normed = tensor_parallel_.enter(normed, rows).get();
   Tensor qkv = rank_->activation({rows, attention_.qkv_width()});
   attention_in_.forward(kernels, normed, qkv);
-  if (saved && keep_normed) saved->normed1 = normed;
   normed = Tensor();
   if (attention_in_.bias().defined()) kernels.add_bias(attention_in_.bias(), qkv);
   Attended attended = core(std::exchange(qkv, {}));
@@ -128,7 +126,6 @@ Work<Tensor> TransformerBlock::run_forward(const Tensor& x, std::int64_t rows, s
     hidden = rank_->activation({rows, mlp_.hidden_width()});
     mlp_.in().forward(kernels, normed, hidden);
   }
-  if (saved && keep_normed) saved->normed2 = normed;
   normed = Tensor();
   if (saved) {
     saved->middle = middle;
@@ -192,12 +189,28 @@ Tensor TransformerBlock::forward_cached(const Tensor& positions, const Tensor& x
   return run_forward(x, x.rows(), 0, core, nullptr, Until::end).finish();
 }
 
-Tensor TransformerBlock::normed_again(const Norm& norm, const Tensor& saved_whole, const Tensor& x,
-                                      const Tensor& stats) const {
-  if (saved_whole.defined()) return saved_whole;
+std::shared_ptr<InputAgain> TransformerBlock::input_again(const Norm& norm, const Tensor& x,
+                                                          const Tensor& stats, std::int64_t rows) const {
   const Tensor normed = rank_->activation({x.rows(), x.cols()});
   norm.forward_again(rank_->kernels(), x, stats, normed);
-  return normed;
+  return std::make_shared<InputAgain>(tensor_parallel_, normed, rows);
+}
+
+Tensor TransformerBlock::enter_backward(const Linear& product, Tensor d_product, const Norm& norm,
+                                        const Tensor& x, const Tensor& stats, Weights when,
+                                        const WeightGradient& weight_gradient) const {
+  Kernels& kernels = rank_->kernels();
+  const std::int64_t rows = d_product.rows();
+  std::shared_ptr<InputAgain> input = input_again(norm, x, stats, rows);
+  if (when == Weights::now) input->begin();  // it travels beside the next product
+  Tensor d_normed = rank_->activation({rows, x.cols()});
+  product.backward_input(kernels, d_product, d_normed);
+  // The sum over tp is under way while the weight gradient is computed.
+  InFlight entering = tensor_parallel_.enter_backward(std::exchange(d_normed, {}), rows);
+  weight_gradient([&kernels, product, input = std::exchange(input, {}), d = std::exchange(d_product, {})] {
+    product.backward_weight(kernels, input->whole(), d);
+  });
+  return entering.get();
 }
 
 Work<Tensor> TransformerBlock::backward_input(const Microbatch& microbatch, const Tensor& dy,
@@ -217,7 +230,7 @@ Work<Tensor> TransformerBlock::backward(const Microbatch& microbatch, const Tens
   return run_backward(microbatch, dy, saved, Weights::now);
 }
 
-Tensor TransformerBlock::mlp_backward(const Tensor& dy, std::int64_t rows, Saved& saved,
+Tensor TransformerBlock::mlp_backward(const Tensor& dy, std::int64_t rows, Saved& saved, Weights when,
                                       const WeightGradient& weight_gradient) const {
   Kernels& kernels = rank_->kernels();
   Tensor d_projected = tensor_parallel_.leave_backward(dy, rows).get();
@@ -229,15 +242,8 @@ Tensor TransformerBlock::mlp_backward(const Tensor& dy, std::int64_t rows, Saved
   weight_gradient(
       [&k = kernels, out = mlp_.out(), x = mlp.activated, d = d_projected] { out.backward_weight(k, x, d); });
   mlp.activated = d_projected = Tensor();
-  Tensor d_normed = rank_->activation({rows, dy.cols()});
-  mlp_.in().backward_input(kernels, mlp.d_hidden, d_normed);
-  // The sum over tp is under way while the weight gradient is computed.
-  InFlight entering = tensor_parallel_.enter_backward(std::exchange(d_normed, {}), rows);
-  weight_gradient(
-      [&k = kernels, in = mlp_.in(), d = mlp.d_hidden,
-       x = normed_again(norm2_, saved.normed2, saved.middle, saved.stats2)] { in.backward_weight(k, x, d); });
-  mlp.d_hidden = saved.normed2 = Tensor();
-  return entering.get();
+  return enter_backward(mlp_.in(), std::exchange(mlp.d_hidden, {}), norm2_, saved.middle, saved.stats2, when,
+                        weight_gradient);
 }
 
 Work<Tensor> TransformerBlock::experts_backward(const Tensor& dy, std::int64_t rows, Saved& saved,
@@ -248,18 +254,18 @@ Work<Tensor> TransformerBlock::experts_backward(const Tensor& dy, std::int64_t r
     experts = co_await experts_->backward_input(d_projected, saved.routed, weight_gradient);
   }
   InFlight entering = tensor_parallel_.enter_backward(std::exchange(experts.d_normed, {}), rows);
-  const Tensor normed = normed_again(norm2_, saved.normed2, saved.middle, saved.stats2);
-  saved.normed2 = Tensor();
-  experts_->in_backward_weight(normed, saved.routed, experts, weight_gradient);
+  std::shared_ptr<InputAgain> input = input_again(norm2_, saved.middle, saved.stats2, rows);
+  const Tensor normed_here = input->here();
+  experts_->in_backward_weight(std::exchange(input, {}), saved.routed, experts, weight_gradient);
   const Tensor d_normed = entering.get();
-  experts_->route_backward(normed, saved.routed, experts, d_normed, weight_gradient);
+  experts_->route_backward(normed_here, saved.routed, experts, d_normed, weight_gradient);
   co_return d_normed;
 }
 
 Work<Tensor> TransformerBlock::run_backward(const Microbatch& microbatch, const Tensor& dy, Saved& saved,
                                             Weights when) const {
   Kernels& kernels = rank_->kernels();
-  const std::int64_t rows = microbatch.rows(), width = dy.cols();
+  const std::int64_t rows = microbatch.rows();
   const WeightGradient weight_gradient = [&](std::function<void()> gradient) {
     if (when == Weights::now)
       gradient();
@@ -283,7 +289,7 @@ Work<Tensor> TransformerBlock::run_backward(const Microbatch& microbatch, const 
   if (experts_)
     d_normed = co_await experts_backward(dy, rows, saved, weight_gradient);
   else
-    d_normed = mlp_backward(dy, rows, saved, weight_gradient);
+    d_normed = mlp_backward(dy, rows, saved, when, weight_gradient);
   Tensor d_middle = branch(dy);
   norm2_.backward_weight(kernels, d_normed, saved.middle, saved.stats2);
   norm2_.backward_input(kernels, d_normed, saved.middle, saved.stats2, d_middle);
@@ -306,14 +312,8 @@ Work<Tensor> TransformerBlock::run_backward(const Microbatch& microbatch, const 
                              std::move(delta), d_qkv);
   attention_.rotate_back(kernels, microbatch.positions, d_qkv);
   saved.core = saved.lse = Tensor();
-  d_normed = rank_->activation({rows, width});
-  attention_in_.backward_input(kernels, d_qkv, d_normed);
-  InFlight entering = tensor_parallel_.enter_backward(std::exchange(d_normed, {}), rows);
-  weight_gradient(
-      [&k = kernels, in = attention_in_, d = d_qkv,
-       x = normed_again(norm1_, saved.normed1, saved.x, saved.stats1)] { in.backward_weight(k, x, d); });
-  saved.normed1 = d_qkv = Tensor();
-  d_normed = entering.get();
+  d_normed = enter_backward(attention_in_, std::exchange(d_qkv, {}), norm1_, saved.x, saved.stats1, when,
+                            weight_gradient);
   Tensor dx = branch(d_middle);
   norm1_.backward_weight(kernels, d_normed, saved.x, saved.stats1);
   norm1_.backward_input(kernels, d_normed, saved.x, saved.stats1, dx);

@@ -20,15 +20,14 @@ namespace echelon {
 class TransformerBlock {
  public:
   // What forward keeps for the backward pass of one microbatch: x alone where whole layers are recomputed. N
-  // rows of tokens, R <= N of them in the residual stream here.
+  // rows of tokens, R <= N of them in the residual stream here. What the norms make of x and middle is
+  // computed again, and under sequence parallelism gathered again (InputAgain).
   struct Saved {
-    Tensor x, stats1;  // (R, C), (R, 1 or 2)
-    Tensor normed1,
-        normed2;            // (N, C), kept under sequence parallelism only: elsewhere they are computed again
-    Tensor core;            // (N, (H + 2 Hkv) D): what attention computes with, see ContextParallel
-    Tensor attended, lse;   // (N, H D), (N*H)
-    Tensor middle, stats2;  // (R, C), (R, 1 or 2): the residual stream after attention
-    Tensor hidden;          // (N, F or 2F)
+    Tensor x, stats1;              // (R, C), (R, 1 or 2)
+    Tensor core;                   // (N, (H + 2 Hkv) D): what attention computes with, see ContextParallel
+    Tensor attended, lse;          // (N, H D), (N*H)
+    Tensor middle, stats2;         // (R, C), (R, 1 or 2): the residual stream after attention
+    Tensor hidden;                 // (N, F or 2F)
     ExpertParallel::Saved routed;  // in the place of `hidden` where there are experts
     // Weight gradients that backward_input left for backward_weight.
     std::vector<std::function<void()>> deferred;
@@ -69,16 +68,20 @@ class TransformerBlock {
   // The gradient of the MLP's normed input over all rows, partial, and its weights' gradients; see
   // run_backward.
   using WeightGradient = ExpertParallel::WeightGradient;
-  Tensor mlp_backward(const Tensor& dy, std::int64_t rows, Saved& saved,
+  Tensor mlp_backward(const Tensor& dy, std::int64_t rows, Saved& saved, Weights when,
                       const WeightGradient& weight_gradient) const;
   Work<Tensor> experts_backward(const Tensor& dy, std::int64_t rows, Saved& saved,
                                 const WeightGradient& weight_gradient) const;
   AttentionCore training_core(const Microbatch& microbatch) const;
   void attend(const Microbatch& microbatch, const Tensor& core, Tensor& out, Tensor& lse) const;
   Work<Tensor> run_backward(const Microbatch& microbatch, const Tensor& dy, Saved& saved, Weights when) const;
-  // The norm's output over all N rows: the saved one, or computed again.
-  Tensor normed_again(const Norm& norm, const Tensor& saved_whole, const Tensor& x,
-                      const Tensor& stats) const;
+  // Of the N rows that the norm's output enters with.
+  std::shared_ptr<InputAgain> input_again(const Norm& norm, const Tensor& x, const Tensor& stats,
+                                          std::int64_t rows) const;
+  // Input and weight gradient of a column-parallel product behind a norm, which is given by its input and
+  // stats; returns the gradient of the norm's output.
+  Tensor enter_backward(const Linear& product, Tensor d_product, const Norm& norm, const Tensor& x,
+                        const Tensor& stats, Weights when, const WeightGradient& weight_gradient) const;
 
   const Rank* rank_;
   TensorParallel tensor_parallel_;
