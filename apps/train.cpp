@@ -256,11 +256,12 @@ int run_train(TrainFlags& f, StopSignals& signals) {
                    ? "; nothing is saved without --checkpoint"
                    : "; the same command with --resume goes on from " + summary.checkpoint);
   const auto& asynchronous = summary.asynchronous;
-  fmt::print(out, "\n{}{}{}", memory_table("rank 0", summary.predicted_memory, summary.measured_memory),
+  fmt::print(out, "\n{}{}{}{}", memory_table("rank 0", summary.predicted_memory, summary.measured_memory),
+             assumption_note(summary.memory_assumptions),
              asynchronous
                  ? memory_table("server 0", asynchronous->predicted_memory, asynchronous->measured_memory)
                  : "",
-             traffic_table(summary.predicted_traffic, summary.measured_traffic));
+             traffic_table(summary));
   fmt::print(out, "{}", expert_table(summary.experts));
   for (Axis axis : traffic_axes)
     if (const VerbTraffic& sent = summary.measured_messages.at(axis, Verb::send); sent.calls > 0)

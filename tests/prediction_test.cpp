@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <fstream>
 #include <map>
 #include <mutex>
 
@@ -10,6 +11,8 @@
 #include "plan/memory.h"
 #include "plan/traffic.h"
 #include "schedule/schedules.h"
+#include "temporary_directory.h"
+#include "train/session.h"
 
 namespace echelon::prediction_test {
 namespace {
@@ -19,6 +22,7 @@ using namespace checks;
 struct Measured {
   Traffic traffic;
   Memory peak;
+  DecidedByData decided;
 };
 
 // Of the second step, by rank.
@@ -33,24 +37,25 @@ std::vector<Measured> measure(const Plan& plan) {
       trainer.compute_gradients(step, random_samples(plan));
       trainer.apply_gradients(step);
     }
-    measured[static_cast<std::size_t>(rank.index())] = {rank.traffic() - before, rank.arena().peak()};
+    measured[static_cast<std::size_t>(rank.index())] = {rank.traffic() - before, rank.arena().peak(),
+                                                        trainer.take_decided()};
   });
   return measured;
 }
 
-// Whether every expert has the load that predictions take it to have. Else the router decides how many bytes
-// its copies are.
-enum class Load { even, routed };
-
-void expect_same(const Traffic& predicted, const Traffic& measured, Load load) {
+void expect_same(const Traffic& predicted, const Traffic& measured) {
   for (Axis axis : traffic_axes)
     for (Verb verb : all_verbs) {
       EXPECT_EQ(predicted.at(axis, verb).calls, measured.at(axis, verb).calls)
           << axis_name(axis) << " " << verb_name(verb);
-      if (load == Load::routed && axis == Axis::ep && verb == Verb::all_to_all) continue;
       EXPECT_EQ(predicted.at(axis, verb).bytes, measured.at(axis, verb).bytes)
           << axis_name(axis) << " " << verb_name(verb);
     }
+}
+
+void expect_same(const Memory& predicted, const Memory& measured) {
+  for (MemoryCategory c : all_memory_categories)
+    EXPECT_EQ(predicted[c], measured[c]) << memory_category_name(c);
 }
 
 // The fast suite runs each test's first plan and about a third of the others, the same ones each time; the
@@ -62,7 +67,8 @@ bool is_taken() {
   return all || plan == 0 || name_hash(std::to_string(plan).c_str()) % 3 == 0;
 }
 
-void expect_predicted(const Plan& plan, Load load = Load::even) {
+// Whatever a plan assumes, its traffic follows from what the data decided.
+void expect_predicted(const Plan& plan) {
   if (!is_taken()) return;
   const std::vector<Measured> measured = measure(plan);
   const PipelineLayout pipeline(plan);
@@ -71,13 +77,9 @@ void expect_predicted(const Plan& plan, Load load = Load::even) {
     SCOPED_TRACE(fmt::format("{}, batch {} of {}, rank {}", describe(plan), plan.micro_batch,
                              plan.global_batch, rank));
     const Measured& m = measured[static_cast<std::size_t>(rank)];
-    expect_same(predict_traffic(plan, pipeline, at), m.traffic, load);
-    const Memory predicted = predict_memory(plan, pipeline, at);
-    for (MemoryCategory c : {MemoryCategory::parameters, MemoryCategory::gradients, MemoryCategory::optimizer,
-                             MemoryCategory::activations})
-      EXPECT_EQ(predicted[c], m.peak[c]) << memory_category_name(c);
-    // Within 2%, whatever lies in the other categories at the peak.
-    EXPECT_LE(std::abs(predicted.total() - m.peak.total()), 0.02 * static_cast<double>(m.peak.total()));
+    expect_same(predict_traffic(plan, pipeline, at, many_updates, m.decided), m.traffic);
+    if (traffic_assumptions(plan).empty()) expect_same(predict_traffic(plan, pipeline, at), m.traffic);
+    if (memory_assumptions(plan).empty()) expect_same(predict_memory(plan, pipeline, at), m.peak);
   }
 }
 
@@ -189,7 +191,7 @@ TEST(Prediction, IsExactForPassesThatRunTogether) {
           plan.zero = zero;
           if (routed) plan.balancing = {.expert_loss = 0.1, .capacity = 0.8};
           SCOPED_TRACE(describe_experts(plan));
-          expect_predicted(plan, routed ? Load::routed : Load::even);
+          expect_predicted(plan);
         }
 }
 
@@ -206,10 +208,9 @@ TEST(Prediction, IsExactForExpertGroups) {
         if (!routed) plan.global_batch = 8;
         plan.recompute = recompute;
         if (routed) plan.balancing = {.expert_loss = 0.1, .capacity = 0.8};
-        const Load load = routed ? Load::routed : Load::even;
         const auto check_plan = [&] {
           SCOPED_TRACE(describe_experts(plan));
-          expect_predicted(plan, load);
+          expect_predicted(plan);
         };
         check_plan();
         for (int zero : zero_stages) {
@@ -310,13 +311,9 @@ TEST(Prediction, IsExactForStreams) {
           staleness_seen = std::max(staleness_seen, trainer.last_run().max_staleness);
         }
         const int pp = rank.coordinate(Axis::pp);
-        expect_same(predict_traffic(plan, pipeline, rank.coordinates()), (rank.traffic() - before) / steps,
-                    Load::even);
-        const Memory predicted = predict_memory(plan, pipeline, rank.coordinates());
-        for (MemoryCategory c : {MemoryCategory::parameters, MemoryCategory::gradients,
-                                 MemoryCategory::optimizer, MemoryCategory::activations})
-          EXPECT_EQ(predicted[c], rank.arena().peak()[c])
-              << memory_category_name(c) << " pipeline rank " << pp;
+        SCOPED_TRACE(fmt::format("pipeline rank {}", pp));
+        expect_same(predict_traffic(plan, pipeline, rank.coordinates()), (rank.traffic() - before) / steps);
+        expect_same(predict_memory(plan, pipeline, rank.coordinates()), rank.arena().peak());
         EXPECT_EQ(staleness_seen, staleness(programs.schedule())[static_cast<std::size_t>(pp)]);
         ASSERT_EQ(static_cast<int>(results.size()), steps);  // all are known when the pipeline is empty
         for (int step = 0; step < steps; ++step)
@@ -325,27 +322,103 @@ TEST(Prediction, IsExactForStreams) {
     }
 }
 
+// Every guess is right where nothing is clipped. Where all steps are, each is taken back, and the passes
+// before that are run again.
 TEST(Prediction, IsExactWithoutTheOptimizersBarrier) {
-  Plan plan = odd_plan(odd_llama(false, 2, 5), 1, 2, true);
-  plan.mesh.set(Axis::pp, 2);
-  plan.schedule = "zb-h2";
+  for (const bool mixture : {false, true})
+    for (const double clip : {0.0, 1e-3}) {
+      Plan plan = odd_plan(mixture ? odd_deepseek(5) : odd_llama(false, 2, 5), 1, 2, true);
+      if (mixture) plan = odd_plan(even_deepseek(2, 5), 2, 1, false);
+      plan.mesh.set(Axis::pp, 2);
+      plan.mesh.ep = mixture ? 2 : 1;
+      if (mixture) plan.balancing.capacity = 0.8;
+      plan.schedule = "zb-h2";
+      plan.optimizer_barrier = false;
+      const PipelineLayout pipeline(plan);
+      on_mesh(plan, [&](const Rank& rank) {
+        OptimizerOptions options;
+        options.clip = clip;
+        Trainer trainer(rank, plan, options, 1);
+        for (int step = 0; step < 4; ++step) {
+          SCOPED_TRACE(fmt::format("mixture {} clip {} step {}", mixture, clip, step));
+          const Traffic before = rank.traffic();
+          trainer.step(step, random_samples(plan), 4 - step);
+          const DecidedByData decided = trainer.take_decided();
+          EXPECT_EQ(decided.passes_again, clip > 0 && step > 0);
+          const Traffic sent = rank.traffic() - before;
+          expect_same(predict_traffic(plan, pipeline, rank.coordinates(), many_updates, decided), sent);
+          if (clip == 0 && !mixture) expect_same(predict_traffic(plan, pipeline, rank.coordinates()), sent);
+        }
+        expect_same(predict_memory(plan, pipeline, rank.coordinates()), rank.arena().peak());
+      });
+    }
+}
+
+// What a prediction takes for granted is said, and nothing else is.
+TEST(Prediction, SaysWhatItAssumes) {
+  using List = std::vector<Assumption>;
+  const List nothing, even{Assumption::even_expert_load}, right{Assumption::no_step_taken_back};
+  Plan plan = odd_plan(even_mixtral(2), 2, 1, false);
+  EXPECT_EQ(traffic_assumptions(plan), nothing);  // all experts are on every rank
+  plan.mesh.ep = 2;
+  EXPECT_EQ(traffic_assumptions(plan), even);
+  EXPECT_EQ(memory_assumptions(plan), even);
+  plan.balancing.capacity = 1;
+  EXPECT_EQ(traffic_assumptions(plan), even);
+  EXPECT_EQ(memory_assumptions(plan), nothing);  // there is room for all that may come
+  plan.balancing.capacity = 0;
+  plan.model = even_mixtral(8);
+  EXPECT_EQ(traffic_assumptions(plan), nothing);  // every token goes to every expert
+  EXPECT_EQ(memory_assumptions(plan), nothing);
   plan.optimizer_barrier = false;
-  const PipelineLayout pipeline(plan);
-  on_mesh(plan, [&](const Rank& rank) {
-    OptimizerOptions options;
-    options.clip = 0;  // what is taken back is sent again
-    Trainer trainer(rank, plan, options, 1);
-    trainer.step(0, random_samples(plan), 4);
-    const Traffic before = rank.traffic();
-    trainer.step(1, random_samples(plan), 3);
-    trainer.step(2, random_samples(plan), 2);
-    expect_same(predict_traffic(plan, pipeline, rank.coordinates()), (rank.traffic() - before) / 2,
-                Load::even);
-    const Memory predicted = predict_memory(plan, pipeline, rank.coordinates());
-    for (MemoryCategory c : {MemoryCategory::parameters, MemoryCategory::gradients, MemoryCategory::optimizer,
-                             MemoryCategory::activations})
-      EXPECT_EQ(predicted[c], rank.arena().peak()[c]) << memory_category_name(c);
-  });
+  EXPECT_EQ(traffic_assumptions(plan), right);
+  EXPECT_EQ(memory_assumptions(plan), nothing);
+}
+
+// Of a whole run: rank 0's numbers as its summary has them, and as programs read them.
+TEST(Prediction, OfARunIsExactOrSaysWhatItAssumes) {
+  const TemporaryDirectory directory;
+  {
+    std::ofstream text(directory / "text");
+    for (int i = 0; i < 4000; ++i) text << static_cast<char>('a' + i * i % 23);
+  }
+  const TokenData data({directory / "text"}, bytes_vocab);
+  const auto summary_of = [&](Plan plan, double clip) {
+    plan.model.vocab = bytes_vocab;
+    TrainRequest request;
+    request.plan = plan;
+    request.run.timeout = patience;
+    request.optimizer.total_steps = 4;
+    request.optimizer.warmup_steps = 0;
+    request.optimizer.clip = clip;
+    return train(request, data, {});
+  };
+  Plan stream = odd_plan(odd_llama(false, 2, 4), 1, 2, true);
+  stream.mesh.set(Axis::pp, 2);
+  stream.schedule = "2bw";
+  const TrainSummary streamed = summary_of(stream, 0);
+  EXPECT_EQ(streamed.predicted_traffic, streamed.measured_traffic);
+  EXPECT_EQ(streamed.predicted_memory, streamed.measured_memory);
+  EXPECT_EQ(to_json(streamed).find("assumes"), std::string::npos);
+
+  Plan mixture = odd_plan(even_mixtral(2), 2, 1, false);
+  mixture.mesh.ep = 2;
+  mixture.balancing.capacity = 0.8;
+  const TrainSummary routed = summary_of(mixture, 1);
+  EXPECT_NE(routed.predicted_traffic, routed.measured_traffic);
+  EXPECT_EQ(routed.traffic_by_data, routed.measured_traffic);
+  EXPECT_EQ(routed.predicted_memory, routed.measured_memory);
+  EXPECT_NE(to_json(routed).find(R"("assumes":["even_expert_load"])"), std::string::npos) << to_json(routed);
+  EXPECT_NE(traffic_table(routed).find("predicted assuming an even load of the experts"), std::string::npos);
+
+  stream.schedule = "zb-h2";
+  stream.optimizer_barrier = false;
+  const TrainSummary again = summary_of(stream, 1e-3);
+  EXPECT_EQ(again.taken_back, 3);
+  EXPECT_NE(again.predicted_traffic, again.measured_traffic);
+  EXPECT_EQ(again.traffic_by_data, again.measured_traffic);
+  EXPECT_EQ(again.predicted_memory, again.measured_memory);
+  EXPECT_NE(to_json(again).find(R"("assumes":["no_step_taken_back"])"), std::string::npos);
 }
 
 TEST(Prediction, IsExactForEveryRecompute) {

@@ -50,6 +50,7 @@ ExpertExchange::Route ExpertExchange::route(const ExpertMlps::Bounds& bounds, st
   std::partial_sum(route.bounds.begin(), route.bounds.end(), route.bounds.begin());
   route.away = sum(route.sent) - route.sent[static_cast<std::size_t>(rank_->ep().rank())];
   const std::int64_t total = route.bounds.back();
+  route.from_others = total - route.received[static_cast<std::size_t>(rank_->ep().rank())];
   check(room == 0 || total <= room, "capacities bound what arrives");
   route.room = room == 0 ? total : room;
   route.arrived = integers(route.room);

@@ -26,7 +26,7 @@ class ExpertExchange {
   struct Route {
     ExpertMlps::Bounds bounds;                 // of the experts here, among the rows
     std::vector<std::int64_t> sent, received;  // copies, to and from each rank of the group
-    std::int64_t away = 0;                     // of those sent, to other ranks
+    std::int64_t away = 0, from_others = 0;    // of those sent, to other ranks; of those received
     std::int64_t room = 0;                     // rows of a tensor of rows, used or not
     // (rows, i32): of each row the place where it arrived, in the order of source ranks; and of each place
     // the row.

@@ -69,7 +69,8 @@ class ExpertParallel {
   Saved route(const Tensor& normed_here, std::int64_t rows, std::int64_t sequences) const;
   // A training step begins: see count_forward().
   void begin_step() const;
-  // In a forward pass, not where it is made again: what the losses of the global batch wait for.
+  // In a forward pass, not where it is made again: what travels, and what the losses of the global batch wait
+  // for.
   void count_forward(const Saved& saved) const;
   // From all rows (N, C) up to the experts' hidden values, and from there to the partial sum y (N, C). These
   // and backward_input() pause while whole rows travel; what they are given outlives them.
@@ -98,6 +99,8 @@ class ExpertParallel {
 
   // What has been counted in backward passes, which are those of training.
   RoutingCounts take_counts() const { return std::exchange(counts_, empty_counts()); }
+  // In all passes, of this rank's copies and experts.
+  MovedCopies take_moved() const { return std::exchange(moved_, {}); }
 
  private:
   std::int64_t experts() const { return router_.num_experts(); }
@@ -137,6 +140,7 @@ class ExpertParallel {
   std::optional<Mlp> shared_;
   // Of a step, as gradients are; and what steps have made of them, as weights are.
   mutable RoutingCounts counts_;
+  mutable MovedCopies moved_;
   mutable std::vector<double> batch_counts_;  // of the forward passes here; of all, once they are known
   mutable bool batch_is_known_ = false;
   mutable std::vector<double> bias_;  // (E); empty: none

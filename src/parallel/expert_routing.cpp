@@ -139,6 +139,7 @@ void ExpertParallel::begin_step() const {
 }
 
 void ExpertParallel::count_forward(const Saved& saved) const {
+  moved_ += {.forward_sent = saved.route.away, .forward_received = saved.route.from_others};
   if (balancing_.scope == BalanceScope::batch && !batch_counts_.empty() && !batch_is_known_)
     count_routed(saved.ids, experts(), router_.spec(), batch_counts_);
 }
@@ -198,6 +199,7 @@ void ExpertParallel::count(const Saved& saved) const {
   for (std::size_t e = 0; e < kept.size(); ++e)
     check(kept[e] == saved.bounds[e + 1] - saved.bounds[e], "what is routed to an expert is kept or dropped");
   counts_.away += static_cast<double>(saved.route.away);
+  moved_ += {.backward_sent = saved.route.away, .backward_received = saved.route.from_others};
 }
 
 }  // namespace echelon

@@ -40,6 +40,7 @@ PipelineRun PipelineExecutor::run(const StepPrograms::Program& program, Pipeline
     run.spans.push_back({i, begin, now()});
     if (!again) continue;
     // Every message that was sent so far has been received so far, and all ranks start again.
+    run.was_again = true;
     shelf_.clear();
     saved_ = 0;
     k = static_cast<std::size_t>(-1);

@@ -51,6 +51,7 @@ struct PipelineRun {
   // Optimizer steps of the rank that a gradient was late, at most: between the weights that it was computed
   // with and those that it changed. 0 where the schedule flushes.
   int max_staleness = 0;
+  bool was_again = false;  // validation made all that was before it run again
 
   // The spans in seconds since `zero`.
   std::vector<Span> spans_since(Clock::time_point zero) const;

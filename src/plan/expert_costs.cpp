@@ -13,8 +13,7 @@ ExpertCosts::ExpertCosts(const Plan& plan, std::int64_t sequences, const Coordin
       k_(plan.model.experts_per_token),
       element_(element_bytes(plan.dtype)),
       shared_(plan.model.num_shared_experts > 0),
-      experts_(plan.model.num_experts),
-      width_(plan.model.hidden) {
+      experts_(plan.model.num_experts) {
   constexpr std::int64_t integer = 4;
   const ModelSpec& m = plan.model;
   const std::int64_t here = shards_sequence_ ? split_range(rows_, tp_, at.tp).size() : rows_;
@@ -74,7 +73,12 @@ void ExpertCosts::route(Account& a) const {
     a.allocate(kept_);
     a.free(kept_);
   }
-  a.allocate(indices_);
+  if (exchanges()) {  // how many copies go, and come, by expert
+    const std::int64_t told = 2 * experts_ * 4;
+    a.allocate(told, MemoryCategory::other);
+    a.allocate(indices_);
+    a.free(told, MemoryCategory::other);
+  }
 }
 
 void ExpertCosts::dispatch(Account& a, std::int64_t copies, std::int64_t rows, Way way) const {
@@ -157,6 +161,8 @@ void ExpertCosts::route_backward(Account& a, bool keep) const {
     a.allocate(d_weights_here_);
     a.free(d_weights_);
   }
+  a.allocate(counts_ * 8, MemoryCategory::other);
+  a.free(counts_ * 8, MemoryCategory::other);
   a.allocate(logits_);  // their gradient
   // Of what forward kept, the hidden values are gone, or wait for the weights' gradients.
   a.free(logits_ + choices_ + indices_ + (keep && !exchanges() ? places_ - copies_list() : places_));
@@ -178,17 +184,10 @@ void ExpertCosts::backward_weight(Account& a) const {
   a.free(logits_ + here_);
 }
 
-void ExpertCosts::exchange_traffic(Traffic& traffic, std::int64_t width) const {
-  traffic.at(Axis::ep, Verb::all_to_all).calls += 1;
-  traffic.at(Axis::ep, Verb::all_to_all).bytes += away_ * width * element_;
-}
-
 void ExpertCosts::add_forward_traffic(Traffic& traffic, bool whole) const {
-  if (exchanges()) {
-    traffic.at(Axis::ep, Verb::all_to_all).calls += 1;  // who gets how many
+  if (exchanges()) {  // who gets how many, the copies, and the rows back
+    traffic.at(Axis::ep, Verb::all_to_all).calls += whole ? 3 : 2;
     traffic.at(Axis::ep, Verb::all_to_all).bytes += (experts_ - experts_ / ep_) * 4;
-    exchange_traffic(traffic, width_);
-    if (whole) exchange_traffic(traffic, width_);
   }
   if (gathers_choices_) {
     traffic.at(Axis::cp, Verb::all_gather).calls += 1;
@@ -202,9 +201,8 @@ void ExpertCosts::add_forward_traffic(Traffic& traffic, bool whole) const {
 }
 
 void ExpertCosts::add_backward_traffic(Traffic& traffic) const {
-  if (exchanges())  // gradients of sums and weights of copies there, those of weights and of rows back
-    for (std::int64_t width : {width_, std::int64_t{1}, std::int64_t{1}, width_})
-      exchange_traffic(traffic, width);
+  // Gradients of sums and weights of copies there, those of weights and of rows back.
+  if (exchanges()) traffic.at(Axis::ep, Verb::all_to_all).calls += 4;
   if (shards_sequence_) {
     std::vector<std::int64_t> parts;
     for (int i = 0; i < tp_; ++i) parts.push_back(split_range(rows_, tp_, i).size() * k_);

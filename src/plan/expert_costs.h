@@ -35,10 +35,12 @@ class ExpertCosts {
     return logits_ + choices_ + places_ + indices_ + (exchanges() ? taken_ : 0) + hidden_ + shared_hidden_;
   }
 
-  // Sent on tp, cp and ep: of copies, those that an even load sends to other ranks. `whole`: up to the sum,
+  // Sent on tp, cp and ep, without the copies themselves (traffic.h has their bytes). `whole`: up to the sum,
   // not only to the experts' hidden values.
   void add_forward_traffic(Traffic& traffic, bool whole) const;
   void add_backward_traffic(Traffic& traffic) const;
+  // Copies that an even load sends to other ranks in a pass; it brings as many.
+  std::int64_t away() const { return exchanges() ? away_ : 0; }
 
  private:
   bool exchanges() const { return ep_ > 1; }
@@ -48,14 +50,13 @@ class ExpertCosts {
   enum class Way { waits, pauses };  // while things travel
   void dispatch(Account& account, std::int64_t copies, std::int64_t rows, Way way) const;
   void combine(Account& account, std::int64_t copies, std::int64_t rows, Way way) const;
-  void exchange_traffic(Traffic& traffic, std::int64_t width) const;
 
   bool shards_sequence_;
   int tp_, cp_, ep_, tp_rank_, cp_rank_;
   std::int64_t rows_, k_, element_;
   bool shared_;
-  std::int64_t counts_;
-  std::int64_t experts_, width_, away_;                           // copies that go to other ranks
+  std::int64_t counts_;  // of all scopes
+  std::int64_t experts_, away_;
   std::int64_t logits_, choices_here_, choices_, places_, kept_;  // ids and weights; places and copies
   bool gathers_choices_;                                          // over cp
   // Of copies here, and of rows of the experts here.

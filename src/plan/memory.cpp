@@ -57,8 +57,14 @@ Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, const Co
   Account account(kept);
   ZeroWalk state(plan, pipeline, at, account);
   StepWalk walk(plan, pipeline, at.pp, account, state);
-  for (int step = 0; step < programs.shown_steps(); ++step)
+  // A step whose loss is summed while the next one runs; without a barrier its gradients' squares too.
+  constexpr std::int64_t number = 8;
+  const std::int64_t squares = std::ssize(all_parameters(plan.model)) * number;
+  if (!plan.optimizer_barrier) walk.begin_waiting(number + squares);
+  for (int step = 0; step < programs.shown_steps(); ++step) {
     walk.run(programs.program(step, programs.shown_steps() - step), sizes, ids);
+    if (!programs.flushes()) walk.begin_waiting(number);
+  }
   if (programs.flushes()) walk.end_step(ids, copies);
   return account.peak();
 }

@@ -23,8 +23,9 @@ Memory kept_state(std::int64_t whole, std::int64_t own, int zero, const StateByt
 
 // Peak of one training step of the rank with these coordinates: parameters, gradients and optimizer state
 // from the parameters' own declarations; activations by walking the layers' allocations in their order. Equal
-// to the byte to what the trainer's arena measures. The kernels' scratch (category other) is the device's own
-// and comes on top. Where the schedule does not flush: of a stream that is long enough for its steady state.
+// to the byte to what the trainer's arena measures, under memory_assumptions(). The kernels' scratch
+// (category other) is the device's own and comes on top. Where the schedule does not flush: of a stream that
+// is long enough for its steady state.
 Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at = {});
 
 }  // namespace echelon

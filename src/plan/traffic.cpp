@@ -119,8 +119,19 @@ void count_gathers(const Plan& plan, const PipelineLayout& pipeline, int pp_rank
 
 }  // namespace
 
+// Whole rows to the experts and back; the backward pass also brings each copy's weight and takes its
+// gradient.
+void add_copies(const Plan& plan, const MovedCopies& moved, Traffic& traffic) {
+  const std::int64_t hidden = plan.model.hidden;
+  const std::int64_t again = plan.recompute == Recompute::full ? hidden : 0;
+  traffic.at(Axis::ep, Verb::all_to_all).bytes +=
+      element_bytes(plan.dtype) *
+      (hidden * (moved.forward_sent + moved.forward_received) + again * moved.backward_sent +
+       (hidden + 1) * (moved.backward_sent + moved.backward_received));
+}
+
 Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at,
-                        std::int64_t updates) {
+                        std::int64_t updates, const std::optional<DecidedByData>& decided) {
   Traffic traffic;
   const StepPrograms& programs = pipeline.programs(at.dp);
   const int tp = plan.mesh.size(Axis::tp), pp = plan.mesh.size(Axis::pp);
@@ -130,9 +141,8 @@ Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, const 
       along_pp(traffic, Axis::pp, pp, at.pp),
       along_ep(traffic, Axis::ep, plan.mesh.ep, plan.mesh.ep_index(at));
   const std::vector<Range> batches = microbatches(plan, at.dp);
-  constexpr int middle = 1 << 20;
-  for (const Instruction& i :
-       programs.program(middle, middle).lowered->ranks[static_cast<std::size_t>(at.pp)]) {
+  MovedCopies even;
+  const auto count = [&](const Instruction& i) {
     const auto microbatch = static_cast<std::size_t>(i.microbatch) % batches.size();
     const std::int64_t rows = batches[microbatch].size() * plan.tokens_here();
     const StageSlice& slice = pipeline.slices()[static_cast<std::size_t>(i.stage)];
@@ -145,7 +155,9 @@ Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, const 
       count_stage(plan, slice, rows, false, along_tp);
       for (std::int64_t layer = slice.layers.begin; layer < slice.layers.end; ++layer) {
         context.add_forward_traffic(traffic, true);
-        if (plan.model.has_experts(layer)) experts.add_forward_traffic(traffic, true);
+        if (!plan.model.has_experts(layer)) continue;
+        experts.add_forward_traffic(traffic, true);
+        even += {.forward_sent = experts.away(), .forward_received = experts.away()};
       }
     }
     if (plan.shards_sequence() && (i.op == Op::W || i.op == Op::BW))  // the inputs, for the weights
@@ -160,13 +172,24 @@ Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, const 
         if (plan.model.has_experts(layer)) {
           if (plan.recompute == Recompute::full) experts.add_forward_traffic(traffic, false);
           experts.add_backward_traffic(traffic);
+          even += {.backward_sent = experts.away(), .backward_received = experts.away()};
         }
         if (plan.recompute != Recompute::none)
           context.add_forward_traffic(traffic, plan.recompute == Recompute::full);
         context.add_backward_traffic(traffic);
       }
     }
-  }
+  };
+  constexpr int middle = 1 << 20;
+  const std::vector<Instruction>& list =
+      programs.program(middle, middle).lowered->ranks[static_cast<std::size_t>(at.pp)];
+  std::for_each(list.begin(), list.end(), count);
+  if (decided && decided->passes_again)  // those before the guess was found wrong
+    std::for_each(
+        list.begin(),
+        std::find_if(list.begin(), list.end(), [](const Instruction& i) { return i.op == Op::validate; }),
+        count);
+  add_copies(plan, decided ? decided->copies : even, traffic);
 
   const auto& groups = pipeline.groups_of(at.pp, plan.mesh.ep_index(at));
   const FlatLayout layout = flat_layout(groups, tp, at.tp);

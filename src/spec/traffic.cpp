@@ -63,6 +63,14 @@ Traffic Traffic::operator/(std::int64_t steps) const {
   });
 }
 
+MovedCopies& MovedCopies::operator+=(const MovedCopies& more) {
+  forward_sent += more.forward_sent;
+  forward_received += more.forward_received;
+  backward_sent += more.backward_sent;
+  backward_received += more.backward_received;
+  return *this;
+}
+
 std::int64_t bytes_sent(Verb verb, std::span<const std::int64_t> counts, int rank,
                         std::int64_t element_bytes) {
   const auto n = static_cast<std::int64_t>(counts.size());

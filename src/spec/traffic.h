@@ -36,6 +36,13 @@ struct Traffic {
   bool operator==(const Traffic&) const = default;
 };
 
+// Copies of tokens between a rank and the others of its expert group in the passes of a step: sent to their
+// experts, and got for the experts here.
+struct MovedCopies {
+  std::int64_t forward_sent = 0, forward_received = 0, backward_sent = 0, backward_received = 0;
+  MovedCopies& operator+=(const MovedCopies& more);
+};
+
 // Bytes that rank `rank` of a group of n sends, where counts[i] elements belong to rank i (n =
 // counts.size()).
 //   all_gather      own part to n-1 others                      (n-1) counts[rank]

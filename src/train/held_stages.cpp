@@ -80,6 +80,12 @@ std::vector<RoutingCounts> HeldStages::take_routing_counts() const {
   return counts;
 }
 
+MovedCopies HeldStages::take_moved_copies() const {
+  MovedCopies moved;
+  for (const Stage& stage : held_) moved += stage.take_moved_copies();
+  return moved;
+}
+
 void HeldStages::balance_routers(const std::vector<RoutingCounts>& counts) const {
   for (const Stage& stage : held_) stage.balance_routers(counts);
 }

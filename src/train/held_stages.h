@@ -23,6 +23,7 @@ class HeldStages {
   // Of this rank's layers that have experts, stage by stage.
   void begin_step() const;  // of training
   std::vector<RoutingCounts> take_routing_counts() const;
+  MovedCopies take_moved_copies() const;
   void balance_routers(const std::vector<RoutingCounts>& counts) const;
   RouterBiases router_biases() const;
   void set_router_biases(const RouterBiases& biases) const;  // those of other ranks' layers are left

@@ -30,6 +30,12 @@ ordered_json as_json(const Traffic& traffic) {
   return object;
 }
 
+ordered_json assumption_names(const std::vector<Assumption>& assumptions) {
+  ordered_json list = ordered_json::array();
+  for (Assumption a : assumptions) list.push_back(assumption_name(a));
+  return list;
+}
+
 }  // namespace
 
 static ordered_json json_of(const std::vector<ExpertLoad>& loads) {
@@ -96,6 +102,13 @@ std::string evaluation_json(std::int64_t step, double validation_loss) {
 }
 
 std::string to_json(const TrainSummary& s) {
+  ordered_json memory{{"predicted", as_json(s.predicted_memory)}, {"measured", as_json(s.measured_memory)}},
+      traffic{{"predicted", as_json(s.predicted_traffic)}, {"measured", as_json(s.measured_traffic)}};
+  if (!s.memory_assumptions.empty()) memory["assumes"] = assumption_names(s.memory_assumptions);
+  if (!s.traffic_assumptions.empty()) {
+    traffic["assumes"] = assumption_names(s.traffic_assumptions);
+    traffic["by_data"] = as_json(s.traffic_by_data);
+  }
   ordered_json object{
       {"steps", s.steps},
       {"last_step", s.last_step},
@@ -104,10 +117,8 @@ std::string to_json(const TrainSummary& s) {
       {"mfu", s.mfu},
       {"ranks", s.ranks},
       {"params", s.num_params},
-      {"memory_bytes",
-       {{"predicted", as_json(s.predicted_memory)}, {"measured", as_json(s.measured_memory)}}},
-      {"traffic_bytes",
-       {{"predicted", as_json(s.predicted_traffic)}, {"measured", as_json(s.measured_traffic)}}},
+      {"memory_bytes", memory},
+      {"traffic_bytes", traffic},
       {"step_seconds", {{"predicted", s.predicted_step_seconds}, {"measured", s.step_seconds}}},
       {"bubble_fraction", {{"predicted", s.predicted_bubble}, {"measured", s.measured_bubble}}},
       {"pipeline_seconds",
@@ -200,18 +211,32 @@ std::string staleness_table(const AsynchronousSummary& s) {
                      s.updates, s.mean_updates_late, s.max_updates_late);
 }
 
-std::string traffic_table(const Traffic& predicted, const Traffic& measured) {
+std::string traffic_table(const TrainSummary& s) {
+  const bool by_data = !s.traffic_assumptions.empty();
+  const auto column = [&](const std::string& text) { return by_data ? fmt::format("{:>14}", text) : ""; };
   std::string table;
   for (Axis axis : traffic_axes)
     for (Verb verb : all_verbs) {
-      const VerbTraffic &a = predicted.at(axis, verb), &b = measured.at(axis, verb);
+      const VerbTraffic &a = s.predicted_traffic.at(axis, verb), &b = s.measured_traffic.at(axis, verb);
       if (a.calls == 0 && b.calls == 0) continue;
-      table += fmt::format(
-          "  {:<16}{:>14}{:>14}{:>8} calls\n", fmt::format("{} {}", axis_name(axis), verb_name(verb)),
-          format_bytes(static_cast<double>(a.bytes)), format_bytes(static_cast<double>(b.bytes)), b.calls);
+      const auto bytes = [](const VerbTraffic& cell) {
+        return format_bytes(static_cast<double>(cell.bytes));
+      };
+      table += fmt::format("  {:<16}{:>14}{}{:>14}{:>8} calls\n",
+                           fmt::format("{} {}", axis_name(axis), verb_name(verb)), bytes(a),
+                           column(bytes(s.traffic_by_data.at(axis, verb))), bytes(b), b.calls);
     }
   if (table.empty()) return table;
-  return fmt::format("  {:<16}{:>14}{:>14}\n", "sent in a step", "predicted", "measured") + table;
+  return fmt::format("  {:<16}{:>14}{}{:>14}\n", "sent in a step", "predicted", column("by its data"),
+                     "measured") +
+         table + assumption_note(s.traffic_assumptions);
+}
+
+std::string assumption_note(const std::vector<Assumption>& assumptions) {
+  std::vector<std::string> parts;
+  for (Assumption a : assumptions)
+    parts.push_back(a == Assumption::even_expert_load ? "an even load of the experts" : "no step taken back");
+  return parts.empty() ? "" : fmt::format("  predicted assuming {}\n", fmt::join(parts, " and "));
 }
 
 }  // namespace echelon

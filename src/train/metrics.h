@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "parallel/zero.h"
+#include "plan/assumptions.h"
 #include "schedule/timeline.h"
 #include "spec/memory.h"
 #include "spec/plan.h"
@@ -52,8 +53,12 @@ struct TrainSummary {
   double step_seconds = 0, predicted_step_seconds = 0;
   int ranks = 1;
   std::int64_t num_params = 0;
-  Memory predicted_memory, measured_memory;          // peak of rank 0
-  Traffic predicted_traffic, measured_traffic;       // what rank 0 sends in one step
+  Memory predicted_memory, measured_memory;     // peak of rank 0
+  Traffic predicted_traffic, measured_traffic;  // what rank 0 sends in one step
+  // What predictions took for granted, and its traffic as it follows from what the data decided: equal to the
+  // measured one.
+  std::vector<Assumption> memory_assumptions, traffic_assumptions;
+  Traffic traffic_by_data;
   Traffic measured_messages;                         // what it sent for collectives by messages
   std::vector<ExpertLoad> experts;                   // of the last step
   double validation_loss = -1;                       // < 0: none
@@ -90,7 +95,9 @@ std::string evaluation_json(std::int64_t step, double validation_loss);
 // {"parameters": n, ..., "total": n} and {"tp": {"all_reduce": bytes, ...}, ...}, for people: one aligned
 // table each.
 std::string memory_table(const std::string& whose, const Memory& predicted, const Memory& measured);
-std::string traffic_table(const Traffic& predicted, const Traffic& measured);
+std::string traffic_table(const TrainSummary& summary);
+// What the table above it took for granted, in words; empty: nothing.
+std::string assumption_note(const std::vector<Assumption>& assumptions);
 // A line for each of memory, traffic, step time and bubble whose prediction is off by more than a tenth (of
 // the bubble: by more than a tenth of the step); empty where none is.
 std::string missed_predictions(const TrainSummary& summary);

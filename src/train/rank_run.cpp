@@ -109,6 +109,7 @@ void RankRun::summarize() {
     summary_.measured_traffic = traffic_ / summary_.steps;
     summary_.measured_messages = messages_ / summary_.steps;
   }
+  summary_.traffic_by_data = predicted_traffic(shared_, summary_.steps, decided_);
   summary_.step_seconds = median(step_seconds_);
   if (summary_.step_seconds > 0) {
     summary_.tokens_per_second = static_cast<double>(step_tokens()) / summary_.step_seconds;
@@ -216,12 +217,20 @@ void RankRun::train_step(std::int64_t step) {
   keep_run();
   max_staleness_ = std::max(max_staleness_, trainer_.last_run().max_staleness);
   if (!leads()) return;
-  summary_.measured_traffic = rank_.traffic() - before;
-  summary_.measured_messages = rank_.messages() - messages_before;
-  if (trainer_.parameters().gathers()) summary_.gathers = trainer_.parameters().gather()->measures();
-  traffic_ += summary_.measured_traffic;
-  messages_ += summary_.measured_messages;
   step_seconds_.push_back(seconds_since(begin));
+  const bool updated = results.empty() || results.back().skipped.empty();
+  if (updated) {
+    summary_.measured_traffic = rank_.traffic() - before;
+    summary_.measured_messages = rank_.messages() - messages_before;
+    traffic_ += summary_.measured_traffic;
+    messages_ += summary_.measured_messages;
+    const DecidedByData decided = trainer_.take_decided();
+    if (trainer_.flushes())
+      decided_ = decided;
+    else
+      decided_.copies += decided.copies;
+  }
+  if (trainer_.parameters().gathers()) summary_.gathers = trainer_.parameters().gather()->measures();
   for (const StepResult& result : results) report(result);
 }
 

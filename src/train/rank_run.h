@@ -58,6 +58,7 @@ class RankRun {
   TrainSummary& summary_;
   std::vector<double> step_seconds_;
   Traffic traffic_, messages_;          // of all steps
+  DecidedByData decided_;               // of the last step; where the schedule does not flush, of all
   std::vector<RingSpan> last_ring_;     // of the last step
   std::deque<PipelineRun> shown_runs_;  // the last ones
   int max_staleness_ = 0;

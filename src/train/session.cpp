@@ -1,14 +1,12 @@
 #include "train/session.h"
 
 #include <algorithm>
-#include <map>
 #include <memory>
 #include <optional>
 
 #include "base/error.h"
 #include "plan/cost.h"
 #include "plan/memory.h"
-#include "plan/traffic.h"
 #include "schedule/simulate.h"
 #include "train/checkpoint_writer.h"
 #include "train/rank_run.h"
@@ -21,7 +19,7 @@ namespace {
 Memory predicted_memory(const SharedRun& run) {
   const Plan& plan = run.request.plan;
   Memory memory = predict_memory(plan, *run.pipeline);
-  memory[MemoryCategory::other] = kernel_scratch_bytes(plan.dtype, run.request.run.threads_per_rank);
+  memory[MemoryCategory::other] += kernel_scratch_bytes(plan.dtype, run.request.run.threads_per_rank);
   if (run.request.asynchronous) memory[MemoryCategory::optimizer] = 0;  // the servers have it
   return memory;
 }
@@ -60,27 +58,6 @@ StartInfo start_info(const SharedRun& run, double peak_flops) {
   return start;
 }
 
-// Of the last step; where the schedule does not flush, of a stream's steps on average. As it is measured.
-Traffic predicted_traffic(const SharedRun& run) {
-  const Plan& plan = run.request.plan;
-  if (run.request.asynchronous) return predict_worker_traffic(plan, *run.pipeline, *run.request.asynchronous);
-  const StepPrograms& programs = run.pipeline->programs(0);
-  const std::int64_t steps = run.request.optimizer.total_steps - run.start.first_step;
-  std::map<std::int64_t, Traffic> by_uncompressed_updates;
-  const auto of = [&](std::int64_t step) -> const Traffic& {
-    const std::int64_t updates = run.resumed.updates + step * programs.updates_per_step();
-    const std::int64_t uncompressed =
-        std::clamp<std::int64_t>(plan.compression.warmup_steps - updates, 0, programs.updates_per_step());
-    const auto [found, fresh] = by_uncompressed_updates.try_emplace(uncompressed);
-    if (fresh) found->second = predict_traffic(plan, *run.pipeline, {}, updates);
-    return found->second;
-  };
-  if (programs.flushes()) return of(steps - 1);
-  Traffic sum;
-  for (std::int64_t step = 0; step < steps; ++step) sum += of(step);
-  return sum / steps;
-}
-
 // By a straggler. Where all wait for it, it sleeps in proportion to what it computes in a step.
 double predicted_slowdown(const SharedRun& run, const StepPrediction& step) {
   const TrainRequest& request = run.request;
@@ -98,7 +75,10 @@ TrainSummary start_summary(const SharedRun& run) {
   summary.ranks = num_ranks(plan, run.request.asynchronous);
   summary.num_params = run.start.num_params;
   summary.predicted_memory = run.start.predicted_memory;
-  summary.predicted_traffic = predicted_traffic(run);
+  summary.predicted_traffic =
+      predicted_traffic(run, run.request.optimizer.total_steps - run.start.first_step);
+  summary.memory_assumptions = memory_assumptions(plan);
+  summary.traffic_assumptions = traffic_assumptions(plan);
   summary.predicted_step_seconds = run.start.predicted_step_seconds;
   if (const auto& options = run.request.asynchronous)
     summary.asynchronous.emplace().predicted_memory = predict_server_memory(plan, *run.pipeline, *options, 0);

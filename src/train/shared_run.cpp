@@ -1,6 +1,7 @@
 #include "train/shared_run.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 
 namespace echelon {
@@ -44,6 +45,28 @@ StepRecord record_of(const SharedRun& run, const StepResult& result, std::int64_
   record.mfu = mfu(run, record.tokens_per_second);
   for (const RoutingCounts& layer : result.routing) record.experts.push_back(load_of(layer));
   return record;
+}
+
+Traffic predicted_traffic(const SharedRun& run, std::int64_t steps,
+                          const std::optional<DecidedByData>& decided) {
+  const Plan& plan = run.request.plan;
+  if (run.request.asynchronous) return predict_worker_traffic(plan, *run.pipeline, *run.request.asynchronous);
+  const StepPrograms& programs = run.pipeline->programs(0);
+  std::map<std::int64_t, Traffic> by_uncompressed_updates;
+  const auto of = [&](std::int64_t step, const std::optional<DecidedByData>& in_step) -> const Traffic& {
+    const std::int64_t updates = run.resumed.updates + step * programs.updates_per_step();
+    const std::int64_t uncompressed =
+        std::clamp<std::int64_t>(plan.compression.warmup_steps - updates, 0, programs.updates_per_step());
+    const auto [found, fresh] = by_uncompressed_updates.try_emplace(uncompressed);
+    if (fresh) found->second = predict_traffic(plan, *run.pipeline, {}, updates, in_step);
+    return found->second;
+  };
+  if (programs.flushes()) return of(steps - 1, decided);
+  Traffic sum;
+  for (std::int64_t step = 0; step < steps; ++step)
+    sum += of(step, decided ? std::optional(DecidedByData{}) : std::nullopt);
+  if (decided) add_copies(plan, decided->copies, sum);
+  return sum / steps;
 }
 
 AsynchronousRun asynchronous_run(const SharedRun& run) {

@@ -28,6 +28,11 @@ struct SharedRun {
 StepRecord record_of(const SharedRun& run, const StepResult& result, std::int64_t tokens, double seconds);
 double mfu(const SharedRun& run, double tokens_per_second);
 
+// What rank 0 sends in the last of so many steps; where the schedule does not flush, in each on average: as
+// it is measured. `decided` by that step, or by all of the stream's; without it under traffic_assumptions().
+Traffic predicted_traffic(const SharedRun& run, std::int64_t steps,
+                          const std::optional<DecidedByData>& decided = {});
+
 // By the one rank that leads: counts, logs and shows the step.
 void publish(const SharedRun& run, const StepRecord& record, TrainSummary& summary);
 

@@ -167,6 +167,13 @@ void Stage::take_routing_counts(std::vector<RoutingCounts>& counts) const {
   }
 }
 
+MovedCopies Stage::take_moved_copies() const {
+  MovedCopies moved;
+  for (const TransformerBlock& block : blocks_)
+    if (block.experts() != nullptr) moved += block.experts()->take_moved();
+  return moved;
+}
+
 void Stage::begin_step() const {
   for (const TransformerBlock& block : blocks_)
     if (block.experts() != nullptr) block.experts()->begin_step();

@@ -63,7 +63,8 @@ class Stage {
 
   // Of each layer that has experts, since they were last taken; see ExpertParallel.
   void take_routing_counts(std::vector<RoutingCounts>& counts) const;
-  void begin_step() const;  // of training
+  MovedCopies take_moved_copies() const;  // of all of them together
+  void begin_step() const;                // of training
   // From those of a whole step: moves the routers' biases.
   void balance_routers(const std::vector<RoutingCounts>& counts) const;
   void take_router_biases(RouterBiases& biases) const;  // adds those of this stage's layers

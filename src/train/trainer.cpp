@@ -150,6 +150,7 @@ void Trainer::add_pipeline_copies() {
 double Trainer::compute_gradients(std::int64_t step, const SampleSource& samples) {
   check(flushes() && !optimistic_, "steps that run into each other are made by step()");
   samples_ = &samples;
+  take_decided();
   first_step_ = step;
   begin_update();
   training_.prepare(0);
@@ -207,6 +208,7 @@ std::vector<StepResult> Trainer::step(std::int64_t step, const SampleSource& sam
                                       std::int64_t steps_left) {
   check(steps_left >= 1, "a step is one of those that are left");
   samples_ = &samples;
+  take_decided();  // an evaluation's
   if (!flushes()) return stream_step(step, steps_left);
   if (optimistic_) return optimistic_step(step, steps_left);
   const double loss = compute_gradients(step, samples);

@@ -10,6 +10,7 @@
 
 #include "parallel/data_parallel.h"
 #include "parallel/faults.h"
+#include "plan/traffic.h"
 #include "spec/plan.h"
 #include "train/optimistic_step.h"
 #include "train/training_stages.h"
@@ -69,6 +70,8 @@ class Trainer {
   // What the routers of each layer that has experts did in the last compute_gradients(), over the whole mesh;
   // the losses are means over the tokens of the global batch.
   const std::vector<RoutingCounts>& routing() const { return routing_; }
+  // What this rank's data decided in the last step() or compute_gradients(); once.
+  DecidedByData take_decided() const { return {stages_.take_moved_copies(), last_run_.was_again}; }
   // Target tokens behind the last compute_gradients(), over the ranks that add them up.
   double num_targets() const { return num_targets_.at(0); }
   // A step whose loss or gradient is not finite changes nothing and ends nothing. Where the schedule flushes

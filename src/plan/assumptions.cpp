@@ -1,0 +1,34 @@
+#include "plan/assumptions.h"
+
+#include "base/error.h"
+
+namespace echelon {
+
+const char* assumption_name(Assumption assumption) {
+  switch (assumption) {
+    case Assumption::even_expert_load:
+      return "even_expert_load";
+    case Assumption::no_step_taken_back:
+      return "no_step_taken_back";
+  }
+  throw InvariantError("not an assumption");
+}
+
+// With a capacity there is room for all that it allows, whatever comes. Without one a token that goes to all
+// experts goes everywhere.
+std::vector<Assumption> memory_assumptions(const Plan& plan) {
+  const bool certain = plan.mesh.ep == 1 || plan.balancing.capacity > 0 ||
+                       plan.model.experts_per_token == plan.model.num_experts;
+  return certain ? std::vector<Assumption>() : std::vector{Assumption::even_expert_load};
+}
+
+// Within a capacity, too, routers decide how many copies travel.
+std::vector<Assumption> traffic_assumptions(const Plan& plan) {
+  std::vector<Assumption> assumed = memory_assumptions(plan);
+  if (assumed.empty() && plan.mesh.ep > 1 && plan.balancing.capacity > 0)
+    assumed.push_back(Assumption::even_expert_load);
+  if (!plan.optimizer_barrier) assumed.push_back(Assumption::no_step_taken_back);
+  return assumed;
+}
+
+}  // namespace echelon
