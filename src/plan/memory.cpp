@@ -1,5 +1,7 @@
 #include "plan/memory.h"
 
+#include <algorithm>
+
 #include "plan/step_walk.h"
 #include "schedule/simulate.h"
 #include "spec/reduction_buckets.h"
@@ -20,7 +22,8 @@ Memory kept_state(std::int64_t whole, std::int64_t own, int zero, const StateByt
   return memory;
 }
 
-Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at) {
+Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at,
+                      std::int64_t steps) {
   const int tp = plan.mesh.size(Axis::tp), zero = plan.zero_stage();
   const auto& groups = pipeline.groups_of(at.pp, plan.mesh.ep_index(at));
   const std::int64_t e = element_bytes(plan.dtype);
@@ -60,9 +63,12 @@ Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, const Co
   // A step whose loss is summed while the next one runs; without a barrier its gradients' squares too.
   constexpr std::int64_t number = 8;
   const std::int64_t squares = std::ssize(all_parameters(plan.model)) * number;
-  if (!plan.optimizer_barrier) walk.begin_waiting(number + squares);
-  for (int step = 0; step < programs.shown_steps(); ++step) {
-    walk.run(programs.program(step, programs.shown_steps() - step), sizes, ids);
+  if (!plan.optimizer_barrier && steps > 1) walk.begin_waiting(number + squares);
+  // A stream's steady state, behind a step that it follows.
+  const int walked =
+      programs.flushes() ? 1 : static_cast<int>(std::min<std::int64_t>(steps, programs.shown_steps() + 1));
+  for (int step = 0; step < walked; ++step) {
+    walk.run(programs.program(step, walked - step), sizes, ids);
     if (!programs.flushes()) walk.begin_waiting(number);
   }
   if (programs.flushes()) walk.end_step(ids, copies);

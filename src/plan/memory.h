@@ -24,8 +24,10 @@ Memory kept_state(std::int64_t whole, std::int64_t own, int zero, const StateByt
 // Peak of one training step of the rank with these coordinates: parameters, gradients and optimizer state
 // from the parameters' own declarations; activations by walking the layers' allocations in their order. Equal
 // to the byte to what the trainer's arena measures, under memory_assumptions(). The kernels' scratch
-// (category other) is the device's own and comes on top. Where the schedule does not flush: of a stream that
-// is long enough for its steady state.
-Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at = {});
+// (category other) is the device's own and comes on top. Where a step goes on into the next one: of so many
+// steps, from an empty pipeline to an empty one.
+inline constexpr std::int64_t many_steps = std::int64_t{1} << 40;
+Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at = {},
+                      std::int64_t steps = many_steps);
 
 }  // namespace echelon

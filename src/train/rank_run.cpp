@@ -196,22 +196,12 @@ bool RankRun::saves_after(std::int64_t step) const {
   return shared_.request.save_every > 0 && (step + 1) % shared_.request.save_every == 0;
 }
 
-std::int64_t RankRun::steps_left(std::int64_t step) const {
-  std::int64_t until = last_step_;
-  const auto stop_at = [&](std::int64_t every) {
-    if (every > 0) until = std::min(until, (step / every + 1) * every);
-  };
-  if (!shared_.request.checkpoint_directory.empty()) stop_at(shared_.request.save_every);
-  if (trainer_.flushes()) stop_at(shared_.request.eval_every);
-  return until - step;
-}
-
 void RankRun::train_step(std::int64_t step) {
   const Traffic before = rank_.traffic(), messages_before = rank_.messages();
   const auto begin = Clock::now();
   const double waited = rank_.waited_seconds();
-  const auto results =
-      trainer_.step(step, source(shared_.split.train, shared_.request.plan.seq_len), steps_left(step));
+  const auto results = trainer_.step(step, source(shared_.split.train, shared_.request.plan.seq_len),
+                                     steps_until_empty(shared_, step, last_step_));
   last_ring_ = rank_.ring_spans();
   step_work_ = seconds_since(begin) - (rank_.waited_seconds() - waited);
   keep_run();

@@ -40,9 +40,6 @@ class RankRun {
   void meet(std::int64_t step);
   void add_to_spread(std::int64_t step, const std::vector<StepMeeting::Words>& words);
   void plan_death();
-  // Until the next checkpoint or the end, where the pipeline must be empty; without a barrier in the
-  // optimizer until the next evaluation too, which wants the true weights.
-  std::int64_t steps_left(std::int64_t step) const;
   // Continues the beginning of the held-out part, or of the training part where nothing is held out.
   void sample_text();
 

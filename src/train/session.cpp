@@ -16,9 +16,22 @@
 namespace echelon {
 namespace {
 
+// The most steps that run into one another. They come again and again: the first few show the longest, or
+// that there are several.
+std::int64_t steps_without_a_stop(const SharedRun& run) {
+  const std::int64_t last = run.request.optimizer.total_steps;
+  std::int64_t most = 0, step = run.resumed.step;
+  for (int stretch = 0; stretch < 8 && step < last; ++stretch) {
+    const std::int64_t steps = steps_until_empty(run, step, last);
+    most = std::max(most, steps);
+    step += steps;
+  }
+  return most;
+}
+
 Memory predicted_memory(const SharedRun& run) {
   const Plan& plan = run.request.plan;
-  Memory memory = predict_memory(plan, *run.pipeline);
+  Memory memory = predict_memory(plan, *run.pipeline, {}, steps_without_a_stop(run));
   memory[MemoryCategory::other] += kernel_scratch_bytes(plan.dtype, run.request.run.threads_per_rank);
   if (run.request.asynchronous) memory[MemoryCategory::optimizer] = 0;  // the servers have it
   return memory;

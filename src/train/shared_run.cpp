@@ -47,6 +47,16 @@ StepRecord record_of(const SharedRun& run, const StepResult& result, std::int64_
   return record;
 }
 
+std::int64_t steps_until_empty(const SharedRun& run, std::int64_t step, std::int64_t last_step) {
+  std::int64_t until = last_step;
+  const auto stop_at = [&](std::int64_t every) {
+    if (every > 0) until = std::min(until, (step / every + 1) * every);
+  };
+  if (!run.request.checkpoint_directory.empty()) stop_at(run.request.save_every);
+  if (run.pipeline->programs(0).flushes()) stop_at(run.request.eval_every);
+  return until - step;
+}
+
 Traffic predicted_traffic(const SharedRun& run, std::int64_t steps,
                           const std::optional<DecidedByData>& decided) {
   const Plan& plan = run.request.plan;

@@ -33,6 +33,10 @@ double mfu(const SharedRun& run, double tokens_per_second);
 Traffic predicted_traffic(const SharedRun& run, std::int64_t steps,
                           const std::optional<DecidedByData>& decided = {});
 
+// From `step` on, until the next checkpoint or the end, where the pipeline must be empty; without a barrier
+// in the optimizer until the next evaluation too, which wants the true weights.
+std::int64_t steps_until_empty(const SharedRun& run, std::int64_t step, std::int64_t last_step);
+
 // By the one rank that leads: counts, logs and shows the step.
 void publish(const SharedRun& run, const StepRecord& record, TrainSummary& summary);
 
