@@ -388,12 +388,12 @@ TEST(Prediction, OfARunIsExactOrSaysWhatItAssumes) {
     for (int i = 0; i < 4000; ++i) text << static_cast<char>('a' + i * i % 23);
   }
   const TokenData data({directory / "text"}, bytes_vocab);
-  const auto summary_of = [&](Plan plan, double clip) {
+  const auto summary_of = [&](Plan plan, double clip, std::int64_t steps = 4) {
     plan.model.vocab = bytes_vocab;
     TrainRequest request;
     request.plan = plan;
     request.run.timeout = patience;
-    request.optimizer.total_steps = 4;
+    request.optimizer.total_steps = steps;
     request.optimizer.warmup_steps = 0;
     request.optimizer.clip = clip;
     return train(request, data, {});
@@ -405,6 +405,17 @@ TEST(Prediction, OfARunIsExactOrSaysWhatItAssumes) {
   EXPECT_EQ(streamed.predicted_traffic, streamed.measured_traffic);
   EXPECT_EQ(streamed.predicted_memory, streamed.measured_memory);
   EXPECT_EQ(to_json(streamed).find("assumes"), std::string::npos);
+
+  // One step, whose first passes are the first to use the kernels' scratch.
+  if (have_cpu_kernels()) {
+    Plan single = odd_plan(odd_llama(false, 2, 6), 1, 2, true, DType::f32);
+    single.mesh.set(Axis::pp, 2);
+    single.seq_len = 8;
+    single.global_batch = 6;
+    single.micro_batch = 3;
+    const TrainSummary first = summary_of(single, 1, 1);
+    EXPECT_EQ(first.predicted_memory, first.measured_memory);
+  }
 
   Plan mixture = odd_plan(even_mixtral(2), 2, 1, false);
   mixture.mesh.ep = 2;

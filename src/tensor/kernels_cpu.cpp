@@ -71,7 +71,10 @@ Product product_of(const MatrixProduct& p) {
 
 class CpuKernels final : public Kernels {
  public:
-  CpuKernels(Arena& arena, int threads) : arena_(arena), team_(threads) {
+  CpuKernels(Arena& arena, int threads)
+      : team_(threads),
+        tiles_(arena, MemoryCategory::other, DType::f32, {threads * attention_scratch_per_thread()}),
+        column_sums_(arena, MemoryCategory::other, DType::f32, {column_sums_size}) {
     check(threads >= 1, "CPU kernels need at least one thread");
     // Every region names its number of threads; oneDNN called outside of one must not open its own.
     omp_set_num_threads(1);
@@ -337,8 +340,7 @@ class CpuKernels final : public Kernels {
                  const Tensor& out, const Tensor& lse) override {
     check_attention(shape, Rows(q), Rows(out), Rows(k), Rows(v));
     flat<float>(lse, shape.batch * shape.num_heads * shape.q_len);
-    attention_forward(q, k, v, shape, out, lse,
-                      kept(tiles_, team_.threads() * attention_scratch_per_thread()), team_.threads());
+    attention_forward(q, k, v, shape, out, lse, tiles_, team_.threads());
   }
 
   void attention_delta(const Tensor& tout, const Tensor& tdout, const AttentionShape& s,
@@ -362,9 +364,7 @@ class CpuKernels final : public Kernels {
     check_attention(shape, Rows(dq), Rows(dout), Rows(dk), Rows(dv));
     for (const Tensor& numbers : {lse, delta})
       flat<float>(numbers, shape.batch * shape.num_heads * shape.q_len);
-    echelon::attention_backward(q, k, v, dout, lse, delta, shape, dq, dk, dv,
-                                kept(tiles_, team_.threads() * attention_scratch_per_thread()),
-                                team_.threads());
+    echelon::attention_backward(q, k, v, dout, lse, delta, shape, dq, dk, dv, tiles_, team_.threads());
   }
 
   void embedding(const Tensor& tids, const Tensor& ttable, std::int64_t first_id, const Tensor& ty) override {
@@ -466,7 +466,7 @@ class CpuKernels final : public Kernels {
   void add_column_sums(std::int64_t rows, std::int64_t cols, float* first, float* second,
                        const AddRows& add_rows) {
     const std::int64_t groups = std::clamp<std::int64_t>(rows / 64, 1, most_groups);
-    float* sums = kept(column_sums_, column_sums_size).data<float>();
+    float* sums = column_sums_.data<float>();
     for (std::int64_t begin = 0; begin < cols; begin += strip) {
       const std::int64_t count = std::min(strip, cols - begin), width = second == nullptr ? count : 2 * count;
       team_.each_row(groups, rows / groups * count, [&](std::int64_t g) {
@@ -480,16 +480,10 @@ class CpuKernels final : public Kernels {
     }
   }
 
-  // Scratch, allocated when first needed and kept.
-  const Tensor& kept(Tensor& scratch, std::int64_t floats) {
-    if (!scratch.defined()) scratch = Tensor(arena_, MemoryCategory::other, DType::f32, {floats});
-    return scratch;
-  }
-
   const Simd& pass_ = simd();
-  Arena& arena_;
   const ThreadTeam team_;
-  Tensor tiles_, column_sums_;
+  // Scratch: there from the start, so that no step holds less than another.
+  const Tensor tiles_, column_sums_;
 };
 
 }  // namespace

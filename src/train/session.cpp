@@ -29,10 +29,15 @@ std::int64_t steps_without_a_stop(const SharedRun& run) {
   return most;
 }
 
+Memory with_scratch(Memory memory, const SharedRun& run) {
+  memory[MemoryCategory::other] +=
+      kernel_scratch_bytes(run.request.plan.dtype, run.request.run.threads_per_rank);
+  return memory;
+}
+
 Memory predicted_memory(const SharedRun& run) {
   const Plan& plan = run.request.plan;
-  Memory memory = predict_memory(plan, *run.pipeline, {}, steps_without_a_stop(run));
-  memory[MemoryCategory::other] += kernel_scratch_bytes(plan.dtype, run.request.run.threads_per_rank);
+  Memory memory = with_scratch(predict_memory(plan, *run.pipeline, {}, steps_without_a_stop(run)), run);
   if (run.request.asynchronous) memory[MemoryCategory::optimizer] = 0;  // the servers have it
   return memory;
 }
@@ -94,7 +99,8 @@ TrainSummary start_summary(const SharedRun& run) {
   summary.traffic_assumptions = traffic_assumptions(plan);
   summary.predicted_step_seconds = run.start.predicted_step_seconds;
   if (const auto& options = run.request.asynchronous)
-    summary.asynchronous.emplace().predicted_memory = predict_server_memory(plan, *run.pipeline, *options, 0);
+    summary.asynchronous.emplace().predicted_memory =
+        with_scratch(predict_server_memory(plan, *run.pipeline, *options, 0), run);
   summary.measured_timeline.ranks.resize(static_cast<std::size_t>(plan.mesh.size(Axis::pp)));
   summary.predicted_staleness = run.start.staleness;
   summary.measured_staleness.resize(run.start.staleness.size());
