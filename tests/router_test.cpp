@@ -147,7 +147,7 @@ TEST_F(RouterTest, WhatNoLogitChangesHasAGradientOfExactlyZero) {
     const RouterLosses even{.factors = std::vector<double>(E, 0.3), .rows_per_scope = 50};
     for (const RouterLosses& losses : {RouterLosses{}, even}) {
       r.backward(logits, ids, wanted, losses, 0.7, d_logits);
-      for (std::int64_t i = 0; i < d_logits.numel(); ++i) EXPECT_EQ(at(d_logits, i), 0);
+      for_each(d_logits, [&](std::int64_t i, std::int64_t j) { EXPECT_EQ(at(d_logits, i, j), 0); });
     }
   }
 }
