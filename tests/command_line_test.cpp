@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <filesystem>
 #include <map>
@@ -12,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "patience.h"
 #include "run_command.h"
 #include "temporary_directory.h"
 
@@ -75,13 +77,14 @@ class CommandLine : public testing::Test {
   template <class Act>
   Result interrupted(const Act& act) const {
     Result stopped;
+    std::atomic<bool> ended{false};
     std::thread training_run([&] {
       stopped =
           run(training({"--steps", "1000000", "--save-every", "1", "--checkpoint", "ck"}), "echo $$ >pid");
+      ended = true;
     });
-    for (int i = 0; i < 2000 && !fs::exists(at("ck/step-00000002")); ++i)
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    act(std::stoi(read_bytes(at("pid"))));
+    wait_until([&] { return ended || fs::exists(at("ck/step-00000002")); });
+    if (!ended) act(std::stoi(read_bytes(at("pid"))));
     training_run.join();
     return stopped;
   }
@@ -451,7 +454,8 @@ TEST_F(CommandLine, NoSignalIsHandledWhereItComputes) {
   EXPECT_NE(stopped.out.find("stopped behind step "), std::string::npos) << stopped.out;
 }
 
-// As timeout(1) asks a command to end: itself, and at once the group that it is in.
+// As timeout(1) asks a command to end: itself, and at once the group that it is in. It is stopped meanwhile,
+// so that it finds both, however slow this is; two of one kind would be one.
 TEST_F(CommandLine, ASignalToTheWholeGroupIsOneRequest) {
   for (const std::string verb : {"train", "launch -- train"}) {
     const CommandResult r = run_command(
@@ -460,7 +464,7 @@ TEST_F(CommandLine, ASignalToTheWholeGroupIsOneRequest) {
         "--save-every 1 --keep 2 --checkpoint ck --dtype " +
         ECHELON_TEST_DTYPE +
         " & while kill -0 $! && ! ls ck 2>/dev/null | grep -q ^step; do sleep 0.02; done; "
-        "kill -TERM $!; sleep 0.01; kill -TERM -- -$!; wait $!");
+        "kill -STOP $!; kill -TERM $!; kill -INT -- -$!; kill -CONT $!; wait $!");
     EXPECT_EQ(r.status, 0) << verb << "\n" << r.output;
     EXPECT_NE(r.output.find("stopped behind step "), std::string::npos) << verb << "\n" << r.output;
   }

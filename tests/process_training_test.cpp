@@ -156,7 +156,7 @@ TEST_F(ProcessTraining, WhatOneRankRefusesAllRefuse) {
           ECHELON_BINARY, verb, ECHELON_TEST_DTYPE, std::string(directory_.path()), data);
     };
     const CommandResult r = run_command(
-        "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 30 mpirun "
+        "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 300 mpirun "
         "--oversubscribe " +
         process("text") + " : " + process("absent"));
     EXPECT_EQ(r.status, 2) << verb << "\n" << r.output;

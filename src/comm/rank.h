@@ -72,6 +72,13 @@ class Rank {
   std::unique_ptr<Communicator> join_aside(const std::vector<int>& ranks, const std::string& name) const;
   // Seconds that this rank has waited for others so far.
   double waited_seconds() const { return world_.recorder(first_ + index_).waited_seconds(); }
+  // The clock of the job: what is timed for people to compare is timed by it.
+  const Time& time() const { return world_.time(); }
+  // While the result lives this rank waits for these ranks of the world, in something else than an operation
+  // of a group.
+  AnnouncedWait announce_wait(std::string what, std::vector<int> ranks) const {
+    return {world_.recorder(first_ + index_), std::move(what), std::move(ranks)};
+  }
   // Says what this rank is at, for the report of a failure.
   void at(std::string_view instruction) const { world_.recorder(first_ + index_).at(instruction); }
 

@@ -21,7 +21,7 @@ class Travel {
 
   // Posted before the block here is computed with, waited for afterwards.
   void start() {
-    asked_ = Clock::now();
+    asked_ = blocks_->rank().time().now();
     arriving_ = blocks_->make_kv();
     sent_ = ring_->send(here_, next());
     received_ = ring_->recv(arriving_, previous());
@@ -29,7 +29,8 @@ class Travel {
   void finish() {
     received_.wait();
     const int source = around(ring_->rank() - ++steps_, ring_->size());
-    blocks_->rank().ring_spans().push_back({RingSpan::Kind::transfer, source, asked_, Clock::now()});
+    const Rank& rank = blocks_->rank();
+    rank.ring_spans().push_back({RingSpan::Kind::transfer, source, asked_, rank.time().now()});
     sent_.wait();
     here_ = std::exchange(arriving_, {});
   }

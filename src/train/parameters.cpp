@@ -290,7 +290,8 @@ void ParameterStore::make_gather(int ahead) {
     const auto [cut, experts] = units_of_group(units_.size(), group);
     groups.push_back({sharded(units_[cut]), sharded(units_[experts])});
   }
-  gather_ = std::make_unique<ParameterGather>(std::move(groups), sharded(units_.back()), ahead);
+  gather_ =
+      std::make_unique<ParameterGather>(std::move(groups), sharded(units_.back()), ahead, rank_->time());
 }
 
 void ParameterStore::begin_uses(std::vector<int> groups) const {

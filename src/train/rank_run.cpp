@@ -207,12 +207,12 @@ std::int64_t RankRun::steps_left(std::int64_t step) const {
 
 void RankRun::train_step(std::int64_t step) {
   const Traffic before = rank_.traffic(), messages_before = rank_.messages();
-  const auto begin = Clock::now();
+  const auto begin = rank_.time().now();
   const double waited = rank_.waited_seconds();
   const auto results =
       trainer_.step(step, source(shared_.split.train, shared_.request.plan.seq_len), steps_left(step));
   last_ring_ = rank_.ring_spans();
-  step_work_ = seconds_since(begin) - (rank_.waited_seconds() - waited);
+  step_work_ = seconds_between(begin, rank_.time().now()) - (rank_.waited_seconds() - waited);
   keep_run();
   max_staleness_ = std::max(max_staleness_, trainer_.last_run().max_staleness);
   if (!leads()) return;
@@ -221,7 +221,7 @@ void RankRun::train_step(std::int64_t step) {
   if (trainer_.parameters().gathers()) summary_.gathers = trainer_.parameters().gather()->measures();
   traffic_ += summary_.measured_traffic;
   messages_ += summary_.measured_messages;
-  step_seconds_.push_back(seconds_since(begin));
+  step_seconds_.push_back(seconds_between(begin, rank_.time().now()));
   for (const StepResult& result : results) report(result);
 }
 
@@ -253,7 +253,7 @@ void RankRun::evaluate(std::int64_t step) {
 
 void RankRun::save(std::int64_t step) {
   if (shared_.request.checkpoint_directory.empty()) return;
-  const auto begin = Clock::now();
+  const auto begin = rank_.time().now();
   finish_save();  // the one before
   CheckpointInfo info;
   info.step = step + 1;
@@ -265,13 +265,15 @@ void RankRun::save(std::int64_t step) {
   saved_step_ = step + 1;
   writer_.start(trainer_.parameters(), info, trainer_.carried(), trainer_.stages().router_biases());
   if (!shared_.request.save_beside) finish_save();
-  summary_.checkpoint_seconds = std::max(summary_.checkpoint_seconds, seconds_since(begin));
+  summary_.checkpoint_seconds =
+      std::max(summary_.checkpoint_seconds, seconds_between(begin, rank_.time().now()));
 }
 
 void RankRun::commit() {
-  const auto begin = Clock::now();
+  const auto begin = rank_.time().now();
   const std::string path = writer_.commit(shared_.request.keep);
-  summary_.checkpoint_seconds = std::max(summary_.checkpoint_seconds, seconds_since(begin));
+  summary_.checkpoint_seconds =
+      std::max(summary_.checkpoint_seconds, seconds_between(begin, rank_.time().now()));
   if (!leads()) return;
   summary_.checkpoint = path;
   if (shared_.observer.on_checkpoint) shared_.observer.on_checkpoint(path);

@@ -169,11 +169,12 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
     summary.predicted_bubble = predicted.bubble_fraction;
   });
   run.start.first_step = run.resumed.step;
-  run.epoch = Clock::now();  // processes have just met
   std::optional<ThreadWorld> threads;
   if (options.processes == nullptr)
-    threads.emplace(num_ranks(plan, request.asynchronous), options.timeout, options.failure_hooks);
+    threads.emplace(num_ranks(plan, request.asynchronous), options.timeout, options.failure_hooks,
+                    options.time);
   World& world = threads ? static_cast<World&>(*threads) : *options.processes;
+  run.epoch = world.time().now();  // processes have just met
   try {
     world.run([&](int index) { run_rank(run, world, index, summary); });
   } catch (const RequestError&) {  // a checkpoint that is damaged inside

@@ -30,7 +30,9 @@ struct RunOptions {
   std::int64_t memory_limit = 0;  // bytes that a rank's arena may hold; 0: no limit
   // Each rank is one of these, and outlives the run; null: ranks are threads of this process.
   ProcessWorld* processes = nullptr;
-  FailureHooks failure_hooks{};  // of thread ranks; processes have their own
+  // Of thread ranks; processes have their own.
+  FailureHooks failure_hooks{};
+  Time time{};
 
   // Whether rank 0 lives in this process.
   bool leads() const { return processes == nullptr || processes->rank() == 0; }

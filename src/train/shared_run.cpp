@@ -47,8 +47,7 @@ StepRecord record_of(const SharedRun& run, const StepResult& result, std::int64_
 }
 
 AsynchronousRun asynchronous_run(const SharedRun& run) {
-  return {*run.request.asynchronous, run.resumed.step, run.request.optimizer.total_steps,
-          run.request.run.timeout};
+  return {*run.request.asynchronous, run.resumed.step, run.request.optimizer.total_steps};
 }
 
 void save_to(const SharedRun& run, const Rank& rank, const ParameterStore& parameters, CheckpointInfo info,

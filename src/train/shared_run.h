@@ -20,8 +20,8 @@ struct SharedRun {
   StartInfo start;
   const TrainObserver& observer;
   std::shared_ptr<const PipelineLayout> pipeline;
-  RunOutputs* outputs = nullptr;           // used by rank 0 alone
-  Clock::time_point epoch = Clock::now();  // zero of the measured timeline
+  RunOutputs* outputs = nullptr;  // used by rank 0 alone
+  Clock::time_point epoch{};      // zero of the measured timeline
 };
 
 // The optimizer's step and what it cost, in tokens and seconds.

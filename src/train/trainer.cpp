@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <thread>
 #include <utility>
 
 #include "base/error.h"
@@ -41,12 +40,14 @@ Trainer::Trainer(const Rank& rank, const Plan& plan, const OptimizerOptions& opt
                seed, parameters_.gradient_buckets()),
       stages_(rank_, plan_, *pipeline_, parameters_, faults),
       training_(stages_, programs_, rank.coordinate(Axis::pp), interleaves_pairs(plan), hooks()),
-      executor_(rank.along(Axis::pp),
-                [this](const Instruction& i) {
-                  const std::int64_t at = first_step_ + stream_step_ + 1;
-                  rank_.at(fmt::format("step {}, {}", at, to_string(i)));
-                  if (watch_) watch_(at, i);
-                }),
+      executor_(
+          rank.along(Axis::pp),
+          [this](const Instruction& i) {
+            const std::int64_t at = first_step_ + stream_step_ + 1;
+            rank_.at(fmt::format("step {}, {}", at, to_string(i)));
+            if (watch_) watch_(at, i);
+          },
+          rank.time()),
       late_groups_(pipeline_->late_groups(rank.coordinate(Axis::pp))) {
   const int pp_rank = rank.coordinate(Axis::pp);
   if (!flushes())
@@ -99,7 +100,8 @@ void Trainer::run(const StepPrograms::Program& program) {
   if (slowdown_ <= 1) return;
   double seconds = 0;
   for (const Span& span : last_run_.spans) seconds += span.end - span.begin;
-  std::this_thread::sleep_for(std::chrono::duration<double>((slowdown_ - 1) * seconds));
+  rank_.time().sleep(
+      std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>((slowdown_ - 1) * seconds)));
 }
 
 void Trainer::before_pass(const Instruction& i) {

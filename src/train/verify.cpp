@@ -383,11 +383,12 @@ VerifyReport verify(const VerifyRequest& given) {
   report.steps = request.steps;
   const double bound = verify_bound(request.plan) * updates_apart(request, pipeline.programs(0));
   report.bound = bound;
-  const auto epoch = std::chrono::steady_clock::now();
   std::optional<ThreadWorld> threads;
   if (request.run.processes == nullptr)
-    threads.emplace(request.plan.mesh.num_ranks(), request.run.timeout, request.run.failure_hooks);
+    threads.emplace(request.plan.mesh.num_ranks(), request.run.timeout, request.run.failure_hooks,
+                    request.run.time);
   World& world = threads ? static_cast<World&>(*threads) : *request.run.processes;
+  const auto epoch = world.time().now();
   world.run([&](int index) {
     Arena arena;
     const auto kernels = make_kernels(arena, request.plan.dtype, request.run.threads_per_rank);
