@@ -9,7 +9,8 @@
 // verb (another verb), spin (computes for ever), exit, none.
 //
 // However slow the machine is, nothing is late before that rank has done it: the clock of the job stands
-// still until the file MARK is there, which a rank that stops or spins makes just before.
+// still until the file MARK is there. A rank that spins makes it just before, another one when a rank has
+// stopped; by then all others have gone on as far as they can.
 #include <fmt/core.h>
 
 #include <unistd.h>
@@ -59,17 +60,22 @@ Time standing_until(const std::string& mark) {
 
 void nap() { std::this_thread::sleep_for(std::chrono::milliseconds(2)); }
 
-// Says who does it, in one piece: others may look at any moment.
-void make(const std::string& mark) {
-  std::ofstream(mark + ".new") << ::getpid() << "\n";
-  std::filesystem::rename(mark + ".new", mark);
+// In one piece: others may look at any moment.
+void make(const std::string& file) {
+  std::ofstream(file + ".new") << ::getpid() << "\n";
+  std::filesystem::rename(file + ".new", file);
 }
 
-// Returns when the process that made the mark is stopped, as /proc says.
-void wait_until_stopped(const std::string& mark) {
+void stop(const Task& task) {
+  make(task.mark + ".stops");
+  std::raise(SIGSTOP);
+}
+
+// Returns when the process that is to stop has, as /proc says.
+void wait_until_stopped(const Task& task) {
   for (;; nap()) {
     std::string text;
-    if (int pid = 0; std::ifstream(mark) >> pid)
+    if (int pid = 0; std::ifstream(task.mark + ".stops") >> pid)
       std::getline(std::ifstream(fmt::format("/proc/{}/stat", pid)), text);
     if (text.find(") T ") != std::string::npos) return;
   }
@@ -93,9 +99,9 @@ void wait_until_missed(World& world, int index, const std::string& how) {
 void go_wrong(World& world, const Task& task, Communicator& group, const Tensor& x) {
   if (task.how == "none") return;
   wait_until_missed(world, task.rank, task.how);
-  if (task.how == "stop" || task.how == "group" || task.how == "spin") make(task.mark);
+  if (task.how == "spin") make(task.mark);
   if (task.how == "kill") std::raise(SIGKILL);
-  if (task.how == "stop" || task.how == "group") std::raise(SIGSTOP);
+  if (task.how == "stop" || task.how == "group") stop(task);
   if (task.how == "exit") std::_Exit(0);
   if (task.how == "throw") fail("the disk of rank {} is full", task.rank);
   if (task.how == "disagree") group.all_reduce(x.flat_range(0, 7)).wait();
@@ -108,17 +114,22 @@ void stop_half_way(const Task& task, Communicator& group, bool stops, Arena& are
   constexpr std::int64_t part = 1 << 20;
   const Tensor own(arena, MemoryCategory::other, DType::f32, {part}),
       all(arena, MemoryCategory::other, DType::f32, {part * group.size()});
-  if (!stops) wait_until_stopped(task.mark);
+  if (!stops) wait_until_stopped(task);
   const std::vector<std::int64_t> counts(static_cast<std::size_t>(group.size()), part);
   Pending gathered = group.all_gather(own, all, counts);
-  if (stops) {
-    make(task.mark);
-    std::raise(SIGSTOP);
-  }
+  if (stops) stop(task);
   gathered.wait();
 }
 
 void run_rank(World& world, int index, const Task& task) {
+  std::jthread marks;
+  if ((task.how == "stop" || task.how == "group" || task.how == "half") &&
+      index == (task.rank + 1) % world.num_ranks())
+    marks = std::jthread([&] {
+      wait_until_stopped(task);
+      wait_until_missed(world, task.rank, task.how);
+      make(task.mark);
+    });
   Mesh mesh;
   mesh.set(Axis::tp, 2);
   mesh.set(Axis::dp, world.num_ranks() / 2);
