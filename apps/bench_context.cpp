@@ -38,7 +38,7 @@ struct Way {
 struct Measured {
   std::vector<double> forward, backward;          // seconds, by repeat; of rank 0 between barriers
   std::vector<std::vector<double>> rank_seconds;  // that each rank computed, by repeat
-  std::vector<std::vector<RingSpan>> spans;       // of the last repeat, by rank
+  std::vector<std::vector<WorkSpan>> spans;       // of the last repeat, by rank
   std::int64_t bytes_sent = 0;                    // by rank 0, forward and backward
 
   double seconds() const { return median(forward) + median(backward); }
@@ -73,10 +73,12 @@ void run_once(const BenchContextFlags& f, const Way& way, Measured& measured) {
   ThreadWorld world(way.ranks, std::chrono::seconds(300));
   measured.rank_seconds.emplace_back(static_cast<std::size_t>(way.ranks));
   measured.spans.assign(static_cast<std::size_t>(way.ranks), {});
+  const auto epoch = Clock::now();
   run_ranks(world, [&](int index) {
+    TraceRecorder recorder(epoch, 1);
     Arena arena;
     const auto kernels = make_kernels(arena, DType::f32, way.threads);
-    const Rank rank(world, plan.mesh, index, DType::f32, arena, *kernels);
+    const Rank rank(world, plan.mesh, index, DType::f32, arena, *kernels, Collectives::direct, 0, &recorder);
     const Attention attention(f.heads, f.kv_heads, f.head_dim, 0);
     const ContextParallel context(rank, plan, attention);
     const std::int64_t rows = plan.tokens_here();
@@ -93,7 +95,7 @@ void run_once(const BenchContextFlags& f, const Way& way, Measured& measured) {
     const Tensor out = rank.activation({rows, attention.width()}), lse = rank.activation({rows * f.heads});
     for (bool counts : {false, true}) {  // one to warm up
       const Tensor qkv = random(attention.qkv_width(), 2);
-      rank.ring_spans().clear();
+      recorder.begin_step(1);
       const std::int64_t sent = rank.traffic().bytes(Axis::cp);
       rank.along(Axis::cp).barrier().wait();
       const auto begin = Clock::now();
@@ -106,12 +108,12 @@ void run_once(const BenchContextFlags& f, const Way& way, Measured& measured) {
       rank.along(Axis::cp).barrier().wait();
       if (!counts) continue;
       double computed = 0;
-      for (const RingSpan& span : rank.ring_spans())
-        if (span.kind != RingSpan::Kind::transfer)
-          computed += std::chrono::duration<double>(span.end - span.begin).count();
+      std::vector<WorkSpan> spans = recorder.trace().work;
+      for (const WorkSpan& span : spans)
+        if (!is_beside(span.activity)) computed += 1e-9 * static_cast<double>(span.end - span.begin);
       const auto place = static_cast<std::size_t>(index);
       measured.rank_seconds.back()[place] = computed;
-      measured.spans[place] = rank.ring_spans();
+      measured.spans[place] = std::move(spans);
       if (index > 0) continue;
       measured.forward.push_back(forward);
       measured.backward.push_back(seconds_since(begin) - forward);
@@ -138,18 +140,18 @@ std::vector<Way> ways(const BenchContextFlags& f) {
 std::string drawing(const Measured& measured) {
   constexpr int columns = 96;
   constexpr const char* names = "0123456789abcdefghijklmnopqrstuvwxyz";
-  auto begin = Clock::time_point::max(), end = Clock::time_point::min();
+  TraceTime begin = std::numeric_limits<TraceTime>::max(), end = std::numeric_limits<TraceTime>::min();
   for (const auto& spans : measured.spans)
-    for (const RingSpan& span : spans) begin = std::min(begin, span.begin), end = std::max(end, span.end);
+    for (const WorkSpan& span : spans) begin = std::min(begin, span.begin), end = std::max(end, span.end);
   std::string text;
   for (std::size_t rank = 0; rank < measured.spans.size(); ++rank) {
     std::string computing(columns, '.'), arriving(columns, ' ');
     for (int column = 0; column < columns; ++column) {
       const auto now = begin + (end - begin) * (2 * column + 1) / (2 * columns);
-      for (const RingSpan& span : measured.spans[rank])
+      for (const WorkSpan& span : measured.spans[rank])
         if (span.begin <= now && now < span.end)
-          (span.kind == RingSpan::Kind::transfer ? arriving : computing)[static_cast<std::size_t>(column)] =
-              names[span.source % 36];
+          (is_beside(span.activity) ? arriving : computing)[static_cast<std::size_t>(column)] =
+              names[span.which % 36];
     }
     text += fmt::format("rank {:<3} {}\n         {}\n", rank, computing, arriving);
   }

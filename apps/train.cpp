@@ -145,6 +145,7 @@ std::unique_ptr<TokenData> read_request(TrainFlags& f) {
   if (f.async_save != "on" && f.async_save != "off") refuse("--async-save {}: legal: on, off", f.async_save);
   request.save_beside = f.async_save == "on";
   request.skip_nonfinite = f.on_nan == "skip";
+  request.trace = f.timeline.asked();
   if (is_given("--die") && !request.resume)
     request.death = planned_death(f.die, f.job.processes() != nullptr);
   request.sample_tokens =
@@ -291,11 +292,7 @@ int run_train(TrainFlags& f, StopSignals& signals) {
   if (!plan.optimizer_barrier)
     fmt::print(out, "optimizer without a barrier: {} of {} steps guessed wrongly and taken back\n",
                summary.taken_back, summary.steps);
-  std::vector<Track> ring;
-  if (!summary.ring_computing.ranks.empty())
-    ring = {{"ring attention, by whose keys", "", summary.ring_computing},
-            {"keys and values on their way", "", summary.ring_arriving}};
-  f.timeline.write(summary.simulated_timeline, summary.measured_timeline, ring);
+  f.timeline.write(summary.simulated_timeline, summary.measured_timeline, summary.rank_timelines);
   fmt::print(out, "{:.0f} tokens/s, MFU {:.1f}%, final loss {:.4f}", summary.tokens_per_second,
              100 * summary.mfu, summary.final_loss);
   if (summary.validation_loss >= 0) fmt::print(out, ", validation loss {:.4f}", summary.validation_loss);

@@ -44,6 +44,7 @@ void read_request(VerifyFlags& f, std::optional<TokenData>& data) {
   VerifyRequest& request = f.request;
   request.plan = f.plan.plan();
   request.run = f.job.options(f.run, request.plan);
+  request.trace = f.timeline.asked();
   if (request.steps < 1) refuse("--steps {}: must be at least 1", request.steps);
   f.optimizer.finish(request.steps, request.plan);
   validate(request.optimizer);
@@ -71,7 +72,7 @@ int run_verify(VerifyFlags& f) {
                request.plan.global_batch, request.plan.seq_len);
   const VerifyReport r = verify(request);
   if (!f.job.leads()) return 0;
-  f.timeline.write(r.simulated_timeline, r.measured_timeline);
+  f.timeline.write(r.simulated_timeline, r.measured_timeline, r.rank_timelines);
   for (std::size_t i = 0; i < r.reference_losses.size(); ++i)
     fmt::print(out, "step {}  loss of one rank {:.9f}  of the mesh {:.9f}\n", i, r.reference_losses[i],
                r.mesh_losses[i]);

@@ -8,6 +8,7 @@
 
 #include "command_runs.h"
 #include "temporary_directory.h"
+#include "trace_checks.h"
 
 namespace echelon::process_training_test {
 namespace {
@@ -111,6 +112,26 @@ TEST_F(ProcessTraining, EightRanks) {
   for (const Case& c : {Case{8, "--dp 2 --tp 2 --pp 2"}, Case{8, "--pp 2 --dp 2 --tp 2 --schedule dualpipe"},
                         Case{8, "--pp 2 --dp 2 --tp 2 --ep 2 --schedule dualpipe", "deepseek-tiny"}})
     proves(c);
+}
+
+// Every process is in the trace of rank 0, with what it would have sent as a thread.
+TEST_F(ProcessTraining, IsTracedAsThreadsAre) {
+  const auto traced = [&](const std::string& name) {
+    return read_trace(read_bytes(directory_ / (name + ".json")));
+  };
+  const auto flags = [&](const std::string& name) {
+    return fmt::format("--dp 2 --tp 2 --trace {}/{}.json", std::string(directory_.path()), name);
+  };
+  const CommandResult a =
+      run_command(fmt::format("{} {}", ECHELON_BINARY, training(flags("threads").c_str(), "threads")));
+  ASSERT_EQ(a.status, 0) << a.output;
+  const CommandResult b = run_command(under_mpirun(4, training(flags("processes").c_str(), "processes")));
+  ASSERT_EQ(b.status, 0) << b.output;
+  const ReadTrace threads = traced("threads"), processes = traced("processes");
+  EXPECT_EQ(processes.ranks, threads.ranks);
+  ASSERT_EQ(processes.ranks.size(), 4u);
+  EXPECT_EQ(processes.sent, threads.sent);
+  EXPECT_EQ(processes.sent[3].size(), 2u);  // of step 3, and behind it
 }
 
 // mpirun by itself would end the ranks a second later, with status 1.

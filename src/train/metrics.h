@@ -70,9 +70,9 @@ struct TrainSummary {
   // The last step of the first pipeline (dp 0, tp 0), in seconds: as it ran, and its schedule simulated with
   // the times that its instructions took. Of a stream the last few steps.
   Timeline measured_timeline, simulated_timeline;
-  // Ring attention in the last step, by ring index: the microbatch of a span is the ring index whose keys are
-  // computed with, or are on their way. Empty without a ring.
-  Timeline ring_computing, ring_arriving;
+  // By rank of the job, servers behind the workers: the last steps, and what came behind them. Empty unless
+  // asked for.
+  std::vector<RankTimeline> rank_timelines;
 };
 
 // How long each rank worked, waits for others not counted, in the mean over some steps.

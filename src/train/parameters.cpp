@@ -303,6 +303,7 @@ void ParameterStore::end_uses() const {
 
 void ParameterStore::share_values() const {
   if (zero_ == 0 || zero_ == 3) return;
+  const Doing doing = rank_->doing(Activity::share_parameters);
   std::vector<ShardedUnit> units;
   for (const Unit& unit : units_) units.push_back(sharded(unit));
   all_gather_units(units);

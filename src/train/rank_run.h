@@ -28,7 +28,8 @@ class RankRun {
   void keep_run();
   // Of the first pipeline, by messages.
   void gather_shown_runs();
-  void gather_ring();
+  std::vector<Span> shown_spans() const;
+  void gather_traces();  // of all ranks
   // The first sequences of the held-out part, one after another: the same at every evaluation.
   void evaluate(std::int64_t step);
   // The copy; it is written while the training goes on, and committed once every rank's part is there.
@@ -58,7 +59,6 @@ class RankRun {
   TrainSummary& summary_;
   std::vector<double> step_seconds_;
   Traffic traffic_, messages_;          // of all steps
-  std::vector<RingSpan> last_ring_;     // of the last step
   std::deque<PipelineRun> shown_runs_;  // the last ones
   int max_staleness_ = 0;
   StepMeeting meeting_;

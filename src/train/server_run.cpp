@@ -1,6 +1,7 @@
 #include "train/server_run.h"
 
 #include "train/metrics.h"
+#include "train/rank_timeline.h"
 
 namespace echelon {
 
@@ -18,15 +19,25 @@ void ServerRun::run() {
     load_checkpoint(rank_, server_.parameters(), shared_.resumed, false);
     server_.resume(shared_.resumed.updates);
   }
-  const StalenessMeasures staleness = server_.serve(*all, [this](const ServedStep& step) { report(step); });
+  StepTrace trace(rank_);
+  trace.begin(run_.first_step + 1);
+  const StalenessMeasures staleness = server_.serve(*all, [&](const ServedStep& step) {
+    report(step);
+    trace.next();
+  });
+  trace.end();
   if (leads()) summarize(staleness);
   all->barrier().wait();  // the workers have evaluated
   CheckpointInfo info;
   info.step = run_.last_step;
   info.updates = server_.updates();
   info.tokens = shared_.resumed.tokens + tokens_;
-  save_to(shared_, rank_, server_.parameters(), info, summary_);
+  {
+    const Doing doing = rank_.doing(Activity::checkpoint_copy);
+    save_to(shared_, rank_, server_.parameters(), info, summary_);
+  }
   all->barrier().wait();
+  if (shared_.request.trace) (void)gather_timelines(rank_, rank_timeline(rank_, "server", {}));
 }
 
 void ServerRun::report(const ServedStep& step) {

@@ -112,14 +112,19 @@ void run_rank(const SharedRun& run, World& world, int index, TrainSummary& summa
   const Plan& plan = run.request.plan;
   const Collectives collectives = run.request.run.collectives;
   const int workers = plan.mesh.num_ranks();
+  std::optional<TraceRecorder> recording;
+  // A worker's last batch is the one before the pull that tells it to stop.
+  if (run.request.trace)
+    recording.emplace(run.epoch, run.request.asynchronous ? 2 : run.pipeline->programs(0).shown_steps());
+  TraceRecorder* const recorder = recording ? &*recording : nullptr;
   Arena arena(static_cast<std::size_t>(run.request.run.memory_limit));
   const auto kernels = make_kernels(arena, plan.dtype, run.request.run.threads_per_rank);
   if (index >= workers) {
     const Rank rank(world, server_plan(plan, run.request.asynchronous->servers).mesh, index - workers,
-                    plan.dtype, arena, *kernels, collectives, workers);
+                    plan.dtype, arena, *kernels, collectives, workers, recorder);
     return ServerRun(run, rank, summary).run();
   }
-  const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels, collectives);
+  const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels, collectives, 0, recorder);
   TrainSummary unused;  // rank 0's alone is read
   RankRun(run, rank, index == 0 || run.request.asynchronous ? summary : unused).run();
 }

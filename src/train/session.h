@@ -63,6 +63,7 @@ struct TrainRequest {
   std::int64_t keep = 0;             // checkpoints, the last ones; 0: all
   bool resume = false;
   std::string log_path;            // JSON lines; empty: none
+  bool trace = false;              // every rank records what it does: TrainSummary::rank_timelines
   std::int64_t sample_tokens = 0;  // of text generated at the end; 0: none
   GenerateOptions generate;
   // Asked after each step, on every rank: true on any of them ends the run behind the step, with a

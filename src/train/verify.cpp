@@ -10,6 +10,7 @@
 #include "plan/cost.h"
 #include "spec/reduction_buckets.h"
 #include "train/logical_tensors.h"
+#include "train/rank_timeline.h"
 #include "train/reference_run.h"
 
 namespace echelon {
@@ -389,16 +390,28 @@ VerifyReport verify(const VerifyRequest& given) {
     threads.emplace(request.plan.mesh.num_ranks(), request.run.timeout, request.run.failure_hooks);
   World& world = threads ? static_cast<World&>(*threads) : *request.run.processes;
   world.run([&](int index) {
+    std::optional<TraceRecorder> recorder;
+    if (request.trace) recorder.emplace(epoch, pipeline.programs(0).shown_steps());
     Arena arena;
     const auto kernels = make_kernels(arena, request.plan.dtype, request.run.threads_per_rank);
     const Rank rank(world, request.plan.mesh, index, request.plan.dtype, arena, *kernels,
-                    request.run.collectives);
+                    request.run.collectives, 0, recorder ? &*recorder : nullptr);
     VerifyReport unused;  // only rank 0 reports
     Comparison comparison(request, rank, bound, index == 0 ? report : unused);
-    for (std::int64_t step = 0; step < request.steps; ++step)
-      if (!comparison.step(step)) break;
+    StepTrace trace(rank);
+    for (std::int64_t step = 0; step < request.steps; ++step) {
+      trace.begin(step + 1);
+      const bool goes_on = comparison.step(step);
+      trace.end();
+      if (!goes_on) break;
+    }
+    const std::vector<Span> spans = comparison.last_run().spans_since(epoch);
+    if (request.trace) {
+      auto all = gather_timelines(rank, rank_timeline(rank, "rank", spans));
+      if (index == 0) report.rank_timelines = std::move(all);
+    }
     if (rank.dp_cp().rank() != 0 || rank.coordinate(Axis::tp) != 0) return;
-    auto timelines = gather_spans(rank.along(Axis::pp), comparison.last_run().spans_since(epoch));
+    auto timelines = gather_spans(rank.along(Axis::pp), spans);
     if (index == 0) report.measured_timeline.ranks = std::move(timelines);
   });
   if (!request.run.leads()) return report;

@@ -23,6 +23,7 @@ struct VerifyRequest {
   std::uint64_t seed = 1;
   SampleSource samples;  // empty: random tokens
   Faults faults;         // planted in the mesh, by tests
+  bool trace = false;    // VerifyReport::rank_timelines, as TrainRequest's
 };
 
 struct Difference {
@@ -44,6 +45,7 @@ struct VerifyReport {
   std::vector<double> reference_losses, mesh_losses;
   // The mesh's last step, its first pipeline (dp 0, tp 0), as in TrainSummary.
   Timeline measured_timeline, simulated_timeline;
+  std::vector<RankTimeline> rank_timelines;
 };
 
 // Largest relative difference (max |a-b| / max |a| of a tensor) that regrouping sums may cause:
