@@ -13,6 +13,8 @@
 #include "base/error.h"
 #include "base/philox.h"
 #include "base/units.h"
+#include "train/metrics.h"
+#include "train/this_machine.h"
 #include "train/trainer.h"
 
 namespace echelon {
@@ -24,24 +26,6 @@ double peak_resident_bytes() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return static_cast<double>(usage.ru_maxrss) * 1024.0;
-}
-
-// FLOP/s of all threads together on a 2048 x 2048 x 2048 product, best of a few tries.
-double matmul_flops(Kernels& kernels, Arena& arena, DType dtype) {
-  const std::int64_t n = dtype == DType::f64 ? 192 : 2048;
-  const auto matrix = [&] {
-    const Tensor t(arena, MemoryCategory::other, dtype, {n, n});
-    kernels.fill(t, 0.5);
-    return t;
-  };
-  const Tensor a = matrix(), b = matrix(), c = matrix();
-  double best = 0;
-  for (int i = 0; i < 8; ++i) {
-    const auto begin = Clock::now();
-    kernels.matmul(a, Transpose::no, b, Transpose::no, c, false);
-    best = std::max(best, 2.0 * static_cast<double>(n * n * n) / seconds_since(begin));
-  }
-  return best;
 }
 
 struct BenchTrainFlags {
@@ -84,10 +68,12 @@ int bench_train(BenchTrainFlags& f) {
   double loss = 0;
   std::int64_t memory = 0, held = 0, allocations = 0;
   const int ranks = plan.mesh.num_ranks();
-  const int workers = std::min(available_cores(), ranks * run.threads_per_rank);
+  const int cores = available_cores(), threads = std::min(run.threads_per_rank, cores);
+  const int workers = std::min(cores, ranks * run.threads_per_rank),
+            teams = std::clamp(cores / threads, 1, ranks);
   ThreadWorld world(ranks, run.timeout);
   run_ranks(world, [&](int index) {
-    Arena arena, probe_arena;
+    Arena arena;
     const auto kernels = make_kernels(arena, plan.dtype, run.threads_per_rank);
     const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels);
     Trainer trainer(rank, plan, optimizer, 1);
@@ -109,9 +95,8 @@ int bench_train(BenchTrainFlags& f) {
         std::exception_ptr error;
         std::thread([&] {
           try {
-            Arena other;
-            const auto probe = make_kernels(other, plan.dtype, workers);
-            peaks.push_back(matmul_flops(*probe, other, plan.dtype));
+            peaks.push_back(measure_matmul_flops(plan.dtype, teams, threads, 2048) / (teams * threads) *
+                            workers);
           } catch (...) {
             error = std::current_exception();
           }
@@ -128,7 +113,9 @@ int bench_train(BenchTrainFlags& f) {
   const Spread seconds = spread_of(step_seconds), peak = spread_of(peaks);
   const auto tokens = static_cast<double>(plan.global_batch * plan.seq_len);
   const double flops = tokens * model_flops_per_token(plan.model, plan.seq_len);
-  const double mfu = flops / seconds.median / peak.most;
+  Utilization utilization(peak.most);
+  utilization.raise(flops / seconds.least);
+  const double mfu = utilization.of(flops / seconds.median);
   std::FILE* out = f.json ? stderr : stdout;
   fmt::print(out, "{}\n", cpu_name());
   fmt::print(out, "{} {}, {}, {} thread{} a rank, batch {} x {} tokens ({} at once on a rank)\n",
@@ -139,8 +126,8 @@ int bench_train(BenchTrainFlags& f) {
   fmt::print(out,
              "MFU {:.1f}% of the {:.1f} GFLOP/s that {} thread{} reach{} on 2048^3 (best of {}, measured "
              "between steps; median {:.1f})\n",
-             100 * mfu, peak.most / 1e9, workers, workers == 1 ? "" : "s", workers == 1 ? "es" : "",
-             peaks.size(), peak.median / 1e9);
+             100 * mfu, utilization.peak_flops() / 1e9, workers, workers == 1 ? "" : "s",
+             workers == 1 ? "es" : "", peaks.size(), peak.median / 1e9);
   fmt::print(out,
              "memory of rank 0: {} at the peak, {} held; of the process: {} resident at most; {} allocations "
              "in the measured steps\n",
@@ -156,7 +143,7 @@ int bench_train(BenchTrainFlags& f) {
                             {"tokens_per_second", tokens / seconds.median},
                             {"step_seconds",
                              {{"min", seconds.least}, {"median", seconds.median}, {"max", seconds.most}}},
-                            {"matmul_flops", peak.most},
+                            {"matmul_flops", utilization.peak_flops()},
                             {"mfu", mfu},
                             {"memory_bytes", memory},
                             {"peak_resident_bytes", peak_resident_bytes()},
@@ -196,7 +183,8 @@ void add_bench(CLI::App& program, int& status) {
   CLI::App& app = *program.add_subcommand("bench", "The measurements in docs/performance.md");
   app.require_subcommand(0, 1);
   app.callback([&app] {
-    if (app.get_subcommands().empty()) refuse("bench: what to measure is missing; legal: train, comm, context");
+    if (app.get_subcommands().empty())
+      refuse("bench: what to measure is missing; legal: train, comm, context");
   });
 
   auto train_flags = std::make_shared<BenchTrainFlags>();

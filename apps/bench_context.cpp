@@ -173,7 +173,7 @@ int bench_context(const BenchContextFlags& f) {
   std::vector<Measured> measured(all.size());
   std::vector<double> peaks;
   for (int repeat = 0; repeat < f.repeats; ++repeat) {  // in turns, so that noise hits all alike
-    peaks.push_back(measure_matmul_flops(DType::f32, 1));
+    peaks.push_back(measure_matmul_flops(DType::f32, 1, 1));
     for (std::size_t i = 0; i < all.size(); ++i) run_once(f, all[i], measured[i]);
   }
   const double peak = *std::max_element(peaks.begin(), peaks.end());

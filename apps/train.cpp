@@ -166,12 +166,21 @@ int run_train(TrainFlags& f, StopSignals& signals) {
   const bool terminal = f.job.processes() == nullptr && ::isatty(::fileno(out)) != 0;
   const Plan& plan = request.plan;
   TrainObserver observer;
+  bool shares_cores = false;
   observer.on_start = [&](const StartInfo& start) {
+    shares_cores = start.cores.are_shared(start.ranks);
     fmt::print(out, "model   {}: {} parameters\n", plan.model.name, start.num_params);
     fmt::print(out, "mesh    {}{}; {} compute thread{} a rank\n", plan.mesh.describe(),
                plan.shards_sequence() ? ", sequence parallel" : "", request.run.threads_per_rank,
                request.run.threads_per_rank == 1 ? "" : "s");
     fmt::print(out, "{}", f.job.describe(plan.mesh));
+    if (shares_cores)
+      fmt::print(
+          out,
+          "cores   {} ranks on {:.3g} core{}: ranks share cores, so nothing is hidden behind anything, "
+          "and a step takes the work of all ranks over {:.3g} core{}\n",
+          start.ranks, start.cores.cores, start.cores.cores == 1 ? "" : "s", start.cores.cores,
+          start.cores.cores == 1 ? "" : "s");
     if (plan.zero_stage() > 0)
       fmt::print(out, "zero    stage {}, cut over {} ranks{}\n", plan.zero, plan.shards(),
                  plan.hsdp > 1 ? fmt::format(", in {} replicas", plan.hsdp) : "");
@@ -208,8 +217,8 @@ int run_train(TrainFlags& f, StopSignals& signals) {
         separator = ", ";
       }
     fmt::print(out, ")\ntime    {} a step predicted, {}\n", format_seconds(start.predicted_step_seconds),
-               request.priced_step ? "by " + f.machine
-                                   : fmt::format("at {:.1f} GFLOP/s measured", start.peak_flops / 1e9));
+               request.priced_step ? "by " + f.machine : "from its parts, timed here");
+    fmt::print(out, "peak    {:.1f} GFLOP/s in matrix products: what MFU is of\n", start.peak_flops / 1e9);
     if (!start.resumed_from.empty())
       fmt::print(out, "resume  after step {} of {}\n", start.first_step, start.resumed_from);
     std::fflush(out);
@@ -237,9 +246,11 @@ int run_train(TrainFlags& f, StopSignals& signals) {
     std::sort(sorted.begin(), sorted.end());
     const double middle = sorted[sorted.size() / 2];
     fmt::print(
-        out, "{}ranks   steps {} to {}: each worked {} to {} a step; rank {} longest, {:.2f} x the median\n",
+        out,
+        "{}ranks   steps {} to {}: each worked {} to {} a step; rank {} longest, {:.2f} x the median{}\n",
         fresh_line, s.first_step, s.last_step, format_seconds(sorted.front()), format_seconds(sorted.back()),
-        s.slowest(), middle > 0 ? sorted.back() / middle : 1.0);
+        s.slowest(), middle > 0 ? sorted.back() / middle : 1.0,
+        shares_cores ? " (waits for a core are in it)" : "");
   };
   observer.on_checkpoint = [&](const std::string& path) {
     fmt::print(out, "{}saved   {}\n", fresh_line, path);
@@ -276,8 +287,10 @@ int run_train(TrainFlags& f, StopSignals& signals) {
     const double simulated = summary.simulated_timeline.makespan(),
                  measured = summary.measured_timeline.makespan();
     fmt::print(
-        out, "pipeline of the last step{}: {} measured, {} simulated with the times its instructions took\n",
-        flushes(plan) ? "" : "s", format_seconds(measured), format_seconds(simulated));
+        out,
+        "pipeline of the last step{}: {} measured, {} simulated with the times its instructions took{}\n",
+        flushes(plan) ? "" : "s", format_seconds(measured), format_seconds(simulated),
+        shares_cores ? ", in which they waited for cores" : "");
   }
   const std::string missed = missed_predictions(summary);
   if (!missed.empty()) fmt::print(out, "predicted, and off by more than 10%:\n{}", missed);
@@ -345,8 +358,8 @@ void add_train(CLI::App& program, int& status) {
                  "asked for")
       ->type_name("BYTES");
   app.add_option("--machine", flags->machine,
-                 "What `echelon calibrate` wrote: the step's time is predicted from it, without it from its "
-                 "matrix products alone")
+                 "What `echelon calibrate` wrote: the step's time is predicted from it, without it from "
+                 "its parts, timed before the run")
       ->type_name("FILE");
   app.add_option("--straggle", flags->straggle,
                  "Make rank R slow on purpose: each step's passes take F times as long")

@@ -118,6 +118,19 @@ class CommandLine : public testing::Test {
   const fs::path directory_ = top_.path() / "here";
 };
 
+TEST_F(CommandLine, SaysThatRanksShareCores) {
+  const Words two_ranks = training({"--steps", "1", "--warmup", "0", "--dp", "2", "--sample", "0"});
+  const std::string on_one_core = "taskset -cp $(taskset -cp $$ | grep -o '[0-9]*$') $$ >/dev/null";
+  const std::string said = "2 ranks on 1 core: ranks share cores";
+  EXPECT_NE(run(two_ranks, on_one_core).out.find(said), std::string::npos);
+  EXPECT_EQ(run(training({"--steps", "1", "--warmup", "0", "--sample", "0"}), on_one_core).out.find("share"),
+            std::string::npos);
+  const json summary = one_object(run(joined(two_ranks, {"--json"}), on_one_core));
+  EXPECT_EQ(summary.at("cores"), 1.0);
+  EXPECT_EQ(summary.at("ranks_share_cores"), true);
+  EXPECT_LE(summary.at("mfu"), 1.0);
+}
+
 TEST_F(CommandLine, WrongWordsAreRefusedByName) {
   refused({}, {"verb", "train, verify, plan, calibrate, simulate, checkpoint, launch, generate, bench"});
   refused({"frob"},

@@ -1,12 +1,14 @@
 // What a run measured, in the forms that command-line.md promises to programs.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "parallel/zero.h"
+#include "plan/cost.h"
 #include "schedule/timeline.h"
 #include "spec/memory.h"
 #include "spec/plan.h"
@@ -33,6 +35,27 @@ struct StepRecord {
   std::vector<ExpertLoad> experts;  // by layer; empty without experts
 };
 
+// Model FLOPs over the peak of the cores that compute. How fast these can be is known from below only: by the
+// fastest that they have been seen at, which is a matrix product on an idle machine, and may be a step on one
+// that was not idle when the products were made.
+class Utilization {
+ public:
+  explicit Utilization(double peak_flops) : peak_flops_(peak_flops) {}
+  double of(double flops) {
+    was_exceeded_ = was_exceeded_ || flops > peak_flops_;
+    raise(flops);
+    return flops / peak_flops_;
+  }
+  void raise(double flops) { peak_flops_ = std::max(peak_flops_, flops); }
+  // Whether something was faster than the peak that was measured.
+  bool was_exceeded() const { return was_exceeded_; }
+  double peak_flops() const { return peak_flops_; }
+
+ private:
+  double peak_flops_;
+  bool was_exceeded_ = false;
+};
+
 // Of a run around a parameter server.
 struct AsynchronousSummary {
   std::optional<std::int64_t> bound;  // no value: none
@@ -51,6 +74,8 @@ struct TrainSummary {
   double tokens_per_second = 0, mfu = 0;  // from the median step
   double step_seconds = 0, predicted_step_seconds = 0;
   int ranks = 1;
+  JobCores cores;
+  double peak_flops = 0;  // that MFU is of
   std::int64_t num_params = 0;
   Memory predicted_memory, measured_memory;          // peak of rank 0
   Traffic predicted_traffic, measured_traffic;       // what rank 0 sends in one step

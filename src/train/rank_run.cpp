@@ -117,10 +117,8 @@ void RankRun::summarize() {
     summary_.measured_messages = messages_ / summary_.steps;
   }
   summary_.step_seconds = median(step_seconds_);
-  if (summary_.step_seconds > 0) {
+  if (summary_.step_seconds > 0)
     summary_.tokens_per_second = static_cast<double>(step_tokens()) / summary_.step_seconds;
-    summary_.mfu = mfu(shared_, summary_.tokens_per_second);
-  }
 }
 
 void RankRun::run_as_worker() {
@@ -227,7 +225,7 @@ void RankRun::report(const StepResult& result) {
   summary_.taken_back += result.taken_back;
   summary_.skipped += !result.skipped.empty();
   publish(shared_,
-          record_of(shared_, result, step_tokens(),
+          record_of(result, step_tokens(),
                     step_seconds_[static_cast<std::size_t>(result.step - shared_.start.first_step)]),
           summary_);
 }

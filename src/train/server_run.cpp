@@ -42,7 +42,7 @@ void ServerRun::run() {
 
 void ServerRun::report(const ServedStep& step) {
   const StepRecord record =
-      record_of(shared_, step.result, step.sequences * shared_.request.plan.seq_len, step.seconds);
+      record_of(step.result, step.sequences * shared_.request.plan.seq_len, step.seconds);
   tokens_ += record.tokens;
   seconds_ += step.seconds;
   if (leads()) publish(shared_, record, summary_);
@@ -51,7 +51,6 @@ void ServerRun::report(const ServedStep& step) {
 void ServerRun::summarize(const StalenessMeasures& staleness) {
   summary_.step_seconds = seconds_ / static_cast<double>(summary_.steps);
   summary_.tokens_per_second = static_cast<double>(tokens_) / seconds_;
-  summary_.mfu = mfu(shared_, summary_.tokens_per_second);
   AsynchronousSummary& a = *summary_.asynchronous;
   a.measured_memory = rank_.arena().peak();
   a.bound = run_.options.staleness;

@@ -13,6 +13,7 @@
 #include "train/checkpoint_writer.h"
 #include "train/rank_run.h"
 #include "train/refuse_request.h"
+#include "train/rehearsal.h"
 #include "train/server_run.h"
 
 namespace echelon {
@@ -26,26 +27,59 @@ Memory predicted_memory(const SharedRun& run) {
   return memory;
 }
 
-// Compute threads of the whole job, as far as cores go round, and what they reach together.
-struct ComputePower {
-  int threads = 1;
-  double flops = 0;  // per second
+// Cores of the whole job. A process may be bound to fewer of them than it shares the machine with.
+struct JobMachine {
+  JobCores cores;
+  int ranks = 1;            // servers among them
+  double busy_threads = 1;  // that compute at once
+  int teams_here = 1;       // ranks' threads that this process has room for at once
 };
-ComputePower measure_power(const Plan& plan, const RunOptions& options) {
-  const int ranks = plan.mesh.num_ranks(), per_rank = options.threads_per_rank;
-  if (options.processes == nullptr) {
-    const int threads = std::min(available_cores(), ranks * per_rank);
-    return {threads, measure_matmul_flops(plan.dtype, threads)};
+JobMachine job_machine(const TrainRequest& request) {
+  const RunOptions& options = request.run;
+  const int ranks = num_ranks(request.plan, request.asynchronous), per_rank = options.threads_per_rank;
+  const int here = options.processes != nullptr ? options.processes->ranks_on_this_node() : ranks;
+  const double cores = options.processes != nullptr ? machine_cores() : usable_cores();
+  JobMachine machine;
+  machine.cores = {cores * ranks / here, static_cast<double>(per_rank)};
+  machine.ranks = ranks;
+  machine.busy_threads =
+      std::min<double>(machine.cores.cores, static_cast<double>(request.plan.mesh.num_ranks()) * per_rank);
+  machine.teams_here = std::clamp(available_cores() / per_rank, 1, here);
+  return machine;
+}
+
+// Of all threads that compute at once, from those of the ranks that fit here.
+double measure_peak_flops(const TrainRequest& request, const JobMachine& machine) {
+  const int threads = std::min(request.run.threads_per_rank, available_cores());
+  return measure_matmul_flops(request.plan.dtype, machine.teams_here, threads) /
+         (machine.teams_here * threads) * machine.busy_threads;
+}
+
+// A server receives and sends as much as its workers, and updates what they push.
+std::vector<Traffic> traffic_by_pipeline_rank(const SharedRun& run) {
+  const TrainRequest& request = run.request;
+  std::vector<Traffic> all;
+  for (int r = 0; r < request.plan.mesh.size(Axis::pp); ++r) {
+    if (!request.asynchronous) {
+      all.push_back(predict_traffic(request.plan, *run.pipeline, {.pp = r}));
+      continue;
+    }
+    Traffic both = predict_worker_traffic(request.plan, *run.pipeline, *request.asynchronous);
+    both += both;
+    all.push_back(both);
   }
-  // A process may be bound to fewer cores than it shares the machine with.
-  const int on_node = options.processes->ranks_on_this_node();
-  const int here = std::min(machine_cores(), on_node * per_rank), mine = std::min(here, available_cores());
-  const int threads = std::max(1, here * ranks / on_node);
-  return {threads, measure_matmul_flops(plan.dtype, mine) * threads / mine};
+  return all;
+}
+
+StepPrediction rehearsed_step(const SharedRun& run, const JobMachine& machine) {
+  const Plan& plan = run.request.plan;
+  const PartSeconds parts = rehearse(plan, run.request.run, machine.cores);
+  return predict_step(plan, *run.pipeline,
+                      step_work(plan, *run.pipeline, parts, traffic_by_pipeline_rank(run)), machine.cores);
 }
 
 // All but what predict_step() says.
-StartInfo start_info(const SharedRun& run, double peak_flops) {
+StartInfo start_info(const SharedRun& run, const JobMachine& machine) {
   StartInfo start;
   start.train_tokens = run.split.train.size();
   start.validation_tokens = run.split.validation.size();
@@ -54,7 +88,9 @@ StartInfo start_info(const SharedRun& run, double peak_flops) {
   start.first_step = run.resumed.step;
   start.resumed_from = run.resumed.path;
   start.predicted_memory = predicted_memory(run);
-  start.peak_flops = peak_flops;
+  start.ranks = machine.ranks;
+  start.cores = machine.cores;
+  start.peak_flops = measure_peak_flops(run.request, machine);
   const StepPrograms& programs = run.pipeline->programs(0);
   if (!programs.flushes()) start.staleness = staleness(programs.schedule());
   return start;
@@ -95,7 +131,8 @@ double predicted_slowdown(const SharedRun& run, const StepPrediction& step) {
 TrainSummary start_summary(const SharedRun& run) {
   const Plan& plan = run.request.plan;
   TrainSummary summary;
-  summary.ranks = num_ranks(plan, run.request.asynchronous);
+  summary.ranks = run.start.ranks;
+  summary.cores = run.start.cores;
   summary.num_params = run.start.num_params;
   summary.predicted_memory = run.start.predicted_memory;
   summary.predicted_traffic = predicted_traffic(run);
@@ -157,14 +194,15 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
   });
   SharedRun& run = *prepared;
   std::optional<RunOutputs> outputs;
+  std::optional<Utilization> utilization;
   TrainSummary summary;
   refuse_together(options.processes, [&] {
     if (!options.leads()) return;
-    const ComputePower power = measure_power(plan, options);
-    run.start = start_info(run, power.flops);
-    const double rank_share = std::min(1.0, static_cast<double>(options.threads_per_rank) / power.threads);
-    const StepPrediction predicted = request.priced_step.value_or(
-        predict_step(plan, *run.pipeline, {run.start.peak_flops, run.start.peak_flops * rank_share}));
+    const JobMachine machine = job_machine(request);
+    run.start = start_info(run, machine);
+    run.utilization = &utilization.emplace(run.start.peak_flops);
+    const StepPrediction predicted =
+        request.priced_step ? *request.priced_step : rehearsed_step(run, machine);
     run.start.predicted_step_seconds = predicted.seconds * predicted_slowdown(run, predicted);
     run.outputs = &outputs.emplace(request);
     if (!request.resume) outputs->start_log_anew();
@@ -185,7 +223,12 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
     if (outputs) outputs->remove_new_log();
     throw;
   }
-  if (options.leads()) compare_timelines(run.pipeline->programs(0), summary);
+  if (!options.leads()) return summary;
+  // Products that something else on the machine slowed down: they are made again.
+  if (utilization->was_exceeded()) utilization->raise(measure_peak_flops(request, job_machine(request)));
+  summary.mfu = utilization->of(summary.tokens_per_second * model_flops_per_token(plan.model, plan.seq_len));
+  summary.peak_flops = utilization->peak_flops();
+  compare_timelines(run.pipeline->programs(0), summary);
   return summary;
 }
 

@@ -52,7 +52,7 @@ struct TrainRequest {
   std::optional<AsynchronousOptions> asynchronous;  // workers around a parameter server
   std::optional<Straggler> straggler;
   std::optional<PlantedExpert> planted_expert{};  // in the initial weights
-  std::optional<StepPrediction> priced_step{};    // else what its matrix products take is predicted
+  std::optional<StepPrediction> priced_step{};    // else its parts are timed before the run
   std::uint64_t seed = 1;
   double validation_fraction = 0.05;
   std::int64_t eval_every = 0;       // steps; 0: at the end only
@@ -78,7 +78,9 @@ struct StartInfo {
   std::int64_t train_tokens = 0, validation_tokens = 0, num_files = 0;
   std::int64_t num_params = 0, first_step = 0;
   Memory predicted_memory;
-  double peak_flops = 0;  // of all compute threads together, measured by a short matrix product
+  int ranks = 1;          // parameter servers among them
+  JobCores cores;         // for all of them
+  double peak_flops = 0;  // of all threads that compute at once, measured by short matrix products
   double predicted_step_seconds = 0;
   std::string resumed_from;
   std::vector<int> staleness;  // predicted, by pipeline rank; empty where the schedule flushes

@@ -5,18 +5,16 @@
 
 namespace echelon {
 
-void publish(const SharedRun& run, const StepRecord& record, TrainSummary& summary) {
+void publish(const SharedRun& run, StepRecord record, TrainSummary& summary) {
+  const Plan& plan = run.request.plan;
+  record.mfu =
+      run.utilization->of(record.tokens_per_second * model_flops_per_token(plan.model, plan.seq_len));
   summary.steps += 1;
   summary.last_step = record.step;
   summary.final_loss = record.loss;
   summary.experts = record.experts;
   run.outputs->write_log(to_json(record));
   if (run.observer.on_step) run.observer.on_step(record);
-}
-
-double mfu(const SharedRun& run, double tokens_per_second) {
-  const Plan& plan = run.request.plan;
-  return tokens_per_second * model_flops_per_token(plan.model, plan.seq_len) / run.start.peak_flops;
 }
 
 static ExpertLoad load_of(const RoutingCounts& counts) {
@@ -31,7 +29,7 @@ static ExpertLoad load_of(const RoutingCounts& counts) {
           counts.dropped};
 }
 
-StepRecord record_of(const SharedRun& run, const StepResult& result, std::int64_t tokens, double seconds) {
+StepRecord record_of(const StepResult& result, std::int64_t tokens, double seconds) {
   StepRecord record;
   record.step = result.step + 1;
   record.loss = result.loss;
@@ -41,7 +39,6 @@ StepRecord record_of(const SharedRun& run, const StepResult& result, std::int64_
   record.tokens = tokens;
   record.step_seconds = seconds;
   record.tokens_per_second = static_cast<double>(tokens) / seconds;
-  record.mfu = mfu(run, record.tokens_per_second);
   for (const RoutingCounts& layer : result.routing) record.experts.push_back(load_of(layer));
   return record;
 }

@@ -21,15 +21,15 @@ struct SharedRun {
   const TrainObserver& observer;
   std::shared_ptr<const PipelineLayout> pipeline;
   RunOutputs* outputs = nullptr;           // used by rank 0 alone
+  Utilization* utilization = nullptr;      // the same
   Clock::time_point epoch = Clock::now();  // zero of the measured timeline
 };
 
 // The optimizer's step and what it cost, in tokens and seconds.
-StepRecord record_of(const SharedRun& run, const StepResult& result, std::int64_t tokens, double seconds);
-double mfu(const SharedRun& run, double tokens_per_second);
+StepRecord record_of(const StepResult& result, std::int64_t tokens, double seconds);
 
 // By the one rank that leads: counts, logs and shows the step.
-void publish(const SharedRun& run, const StepRecord& record, TrainSummary& summary);
+void publish(const SharedRun& run, StepRecord record, TrainSummary& summary);
 
 // By all ranks that hold the parameters: together they write one checkpoint; `info` names step, updates and
 // tokens. Nothing where the request has no directory.
