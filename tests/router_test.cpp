@@ -294,5 +294,25 @@ TEST_F(CapacityTest, CopiesAreSortedByExpertAndToken) {
   EXPECT_THROW(sort_by_expert(keep, E, places, tokens.flat_range(0, 4)), InvariantError);
 }
 
+// What would have to happen for a choice to be the router's.
+TEST_F(RouterTest, SaysHowFarAChoiceIsFromIts) {
+  const auto shift = [](const RouterSpec& spec, std::vector<double> wanted, std::vector<std::int32_t> ids) {
+    TokenRouter::Row row;
+    row.wanted = std::move(wanted);
+    return TokenRouter(spec, std::ssize(row.wanted), std::ssize(ids)).shift_to_choose(row, ids);
+  };
+  EXPECT_EQ(shift({}, {0.1, 0.4, 0.3, 0.2}, {1, 2}), 0);
+  EXPECT_EQ(shift({}, {0.1, 0.4, 0.3, 0.2}, {2, 1}), 0);             // in any order
+  EXPECT_NEAR(shift({}, {0.1, 0.4, 0.3, 0.2}, {1, 3}), 0.05, 1e-4);  // both move
+  EXPECT_NEAR(shift({}, {0.1, 0.4, 0.3, 0.2}, {0, 3}), 0.15, 1e-4);
+  EXPECT_LT(shift({}, {0.3, 0.3, 0.2, 0.2}, {1}), 1e-15);  // the higher number of equal ones
+  // The best group is that of experts 0 and 1.
+  const RouterSpec groups{.groups = 2, .most_groups = 1};
+  EXPECT_EQ(shift(groups, {0.4, 0.3, 0.35, 0.3}, {0}), 0);
+  EXPECT_NEAR(shift(groups, {0.4, 0.3, 0.35, 0.3}, {2}), 0.025, 1e-4);
+  EXPECT_EQ(shift({}, {0.1, std::numeric_limits<double>::quiet_NaN()}, {1}),
+            std::numeric_limits<double>::infinity());
+}
+
 }  // namespace
 }  // namespace echelon::router_test

@@ -25,6 +25,7 @@ class HeldStages {
   std::vector<RoutingCounts> take_routing_counts() const;
   void balance_routers(const std::vector<RoutingCounts>& counts) const;
   RouterBiases router_biases() const;
+  void watch_routing(RoutingWatch* watch) const;             // of all layers; it outlives this
   void set_router_biases(const RouterBiases& biases) const;  // those of other ranks' layers are left
 
   // loss_sum of a microbatch, on the ranks that hold the last stage; 0 elsewhere. Collective over pp.

@@ -14,6 +14,8 @@
 
 namespace echelon {
 
+// The router's matrix, and its bias.
+std::string router_weight_name(const ModelSpec& model, std::int64_t layer);
 std::string router_bias_name(const ModelSpec& model, std::int64_t layer);
 bool is_router_bias(const std::string& name);
 

@@ -67,6 +67,7 @@ class Stage {
   // From those of a whole step: moves the routers' biases.
   void balance_routers(const std::vector<RoutingCounts>& counts) const;
   void take_router_biases(RouterBiases& biases) const;  // adds those of this stage's layers
+  void watch_routing(RoutingWatch* watch) const;        // of all layers; it outlives this
   void set_router_biases(const RouterBiases& biases) const;
 
  private:
