@@ -48,7 +48,7 @@ void read_request(VerifyFlags& f, std::optional<TokenData>& data) {
   f.optimizer.finish(request.steps, request.plan);
   validate(request.optimizer);
   refuse_beyond_memory(request.plan, request.plan.mesh.num_ranks() * predicted_bytes(request.plan) +
-                                         predicted_bytes(one_rank_plan(request.plan)));
+                                         reference_bytes(request.plan));
   if (!f.data.empty()) {
     data.emplace(f.data, request.plan.model.vocab);
     const Split split = split_tokens(data->size(), 0.0, request.plan.seq_len);
@@ -57,6 +57,28 @@ void read_request(VerifyFlags& f, std::optional<TokenData>& data) {
                           std::int32_t* targets) { sampler.sample(step, sample, seq_len, tokens, targets); };
   }
   validate(request);
+}
+
+// What is said before the verdict.
+void print_notes(std::FILE* out, const VerifyReport& r) {
+  for (const RoutingDifference& d : r.routing_differences) {
+    const bool choice = d.kind == "choice";
+    fmt::print(out,
+               "step {}: {} of {} token{} in layer {} differs: {} ({:.1e} apart, rounding allows {:.1e})\n",
+               d.step, choice ? "the choice of experts" : "what experts drop at their capacity", d.tokens,
+               d.tokens == 1 ? "" : "s", d.layer,
+               d.ties() ? (choice ? "their scores tie within rounding; compared with the mesh's choice"
+                                  : "their weights tie within rounding; compared with what the mesh dropped")
+                        : (choice ? "their scores do not tie" : "their weights do not tie"),
+               d.shift, d.allowed);
+  }
+  if (r.judged > 0)
+    fmt::print(out,
+               "{} comparison{} beyond the bound, where sums cancel, held to {:.0f} times what rounding does "
+               "to these "
+               "numbers: {} of {} at step {} comes nearest, with {:.0f}% of that\n",
+               r.judged, r.judged == 1 ? "" : "s", rounding_multiple, r.worst_judged.kind,
+               r.worst_judged.tensor, r.worst_judged.step, 100 * r.worst_judged.rel_diff);
 }
 
 int run_verify(VerifyFlags& f) {
@@ -79,6 +101,7 @@ int run_verify(VerifyFlags& f) {
              "largest relative difference: loss {:.2e}, gradients {:.2e} (bound {:.2e}), parameters {:.2e} "
              "({:.0f}% of what those gradients allow)\n",
              r.loss_max_rel_diff, r.grad_max_rel_diff, r.bound, r.param_max_rel_diff, 100 * r.param_worst);
+  print_notes(out, r);
   if (r.pass)
     fmt::print(out, "PASS{}\n", r.bitwise ? ", to the last bit" : "");
   else
