@@ -124,6 +124,12 @@ static void set_layers_per_stage(Plan& plan, const std::string& text) {
   if (!plan.balance_layers) plan.layers_per_stage = parse_list("--layers-per-stage", text);
 }
 
+bool PlanFlags::gives_mesh() const {
+  for (const char* name : {"--dp", "--tp", "--pp", "--cp", "--ep", "--plan"})
+    if (app_->get_option(name)->count() > 0) return true;
+  return false;
+}
+
 Plan PlanFlags::plan() const {
   const auto is_given = [&](const char* name) { return app_->get_option(name)->count() > 0; };
   Plan plan = defaults_;

@@ -20,6 +20,8 @@ class PlanFlags {
   // `defaults` hold where neither flag nor file says anything.
   void add_to(CLI::App& app, const Plan& defaults);
   Plan plan() const;
+  // Whether an axis of the mesh is given, or a plan, which has one.
+  bool gives_mesh() const;
 
  private:
   // Flags that are named by the command line but not built yet: refused by name, not as unknown.

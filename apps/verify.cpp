@@ -26,12 +26,26 @@ struct VerifyFlags {
 Plan verify_defaults() {
   Plan plan;
   plan.model = load_model("gpt2-tiny");
-  plan.mesh.set(Axis::dp, 2);
-  plan.mesh.set(Axis::tp, 2);
   plan.global_batch = 4;
   plan.micro_batch = 1;
   plan.seq_len = 64;
   return plan;
+}
+
+// The mesh where none is asked for: the first of these that the rest of the request allows.
+void choose_mesh(Plan& plan) {
+  for (auto [dp, tp] : {std::pair{2, 2}, {2, 1}, {1, 2}}) {
+    Plan chosen = plan;
+    chosen.mesh.set(Axis::dp, dp);
+    chosen.mesh.set(Axis::tp, tp);
+    try {
+      validate(chosen);
+    } catch (const RequestError&) {
+      continue;
+    }
+    plan = chosen;
+    return;
+  }
 }
 
 // `data` outlives the request.
@@ -43,6 +57,7 @@ void read_request(VerifyFlags& f, std::optional<TokenData>& data) {
         f.staleness);
   VerifyRequest& request = f.request;
   request.plan = f.plan.plan();
+  if (!f.plan.gives_mesh()) choose_mesh(request.plan);
   request.run = f.job.options(f.run, request.plan);
   if (request.steps < 1) refuse("--steps {}: must be at least 1", request.steps);
   f.optimizer.finish(request.steps, request.plan);
@@ -86,6 +101,9 @@ int run_verify(VerifyFlags& f) {
   refuse_together(f.job.processes(), [&] { read_request(f, data); });
   const VerifyRequest& request = f.request;
   std::FILE* out = f.json ? stderr : stdout;
+  if (f.job.leads() && !f.plan.gives_mesh())
+    fmt::print(out, "no axis of the mesh is given: as with --dp {} --tp {}\n",
+               request.plan.mesh.size(Axis::dp), request.plan.mesh.size(Axis::tp));
   if (f.job.leads())
     fmt::print(out, "one rank against {}{}, {}, {} step{} of {} sequences of {} tokens\n",
                request.plan.mesh.describe(), request.plan.shards_sequence() ? ", sequence parallel" : "",
@@ -115,8 +133,9 @@ int run_verify(VerifyFlags& f) {
 
 void add_verify(CLI::App& program, int& status) {
   auto flags = std::make_shared<VerifyFlags>();
-  CLI::App& app =
-      *program.add_subcommand("verify", "Run one rank and the mesh side by side and compare every tensor");
+  CLI::App& app = *program.add_subcommand(
+      "verify",
+      "Run one rank and the mesh side by side and compare every tensor (with no axis given: dp 2 x tp 2)");
   flags->plan.add_to(app, verify_defaults());
   flags->run.add_to(app);
   flags->job.add_to(app);

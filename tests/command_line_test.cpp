@@ -313,6 +313,28 @@ TEST_F(CommandLine, VerifyAnswersYesInOneObject) {
   EXPECT_EQ(report["mesh"], (json{{"pp", 1}, {"dp", 2}, {"cp", 1}, {"tp", 3}, {"ep", 1}}));
 }
 
+// A mesh is what was asked for; where nothing was, the one that is taken is said.
+TEST_F(CommandLine, VerifyTakesTheMeshThatIsAsked) {
+  const auto verified = [&](const Words& more) {
+    Words command{"verify",    "--model", "tiny.toml", "--seq-len",       "8", "--steps", "1",
+                  "--threads", "1",       "--dtype",   ECHELON_TEST_DTYPE};
+    command.insert(command.end(), more.begin(), more.end());
+    const Result result = run(command);
+    EXPECT_EQ(result.status, 0) << result.out << result.err;
+    return result.out;
+  };
+  const auto expect_said = [](const std::string& out, const Words& parts) {
+    for (const std::string& part : parts)
+      EXPECT_NE(out.find(part), std::string::npos) << part << " in " << out;
+  };
+  expect_said(verified({"--dp", "2"}), {"2 ranks = dp 2 ", "PASS"});
+  expect_said(verified({"--tp", "3"}), {"3 ranks = tp 3 ", "PASS"});
+  expect_said(verified({"--pp", "2", "--global-batch", "4"}), {"2 ranks = pp 2 ", "PASS, to the last bit"});
+  // Three key/value heads, which tp 2 does not divide.
+  expect_said(verified({}),
+              {"no axis of the mesh is given: as with --dp 2 --tp 1", "2 ranks = dp 2 ", "PASS"});
+}
+
 TEST_F(CommandLine, ZeroTrainsAndVerifies) {
   const json summary =
       one_object(run(training({"--dp", "2", "--zero", "3", "--zero-prefetch", "2", "--offload", "optimizer",
