@@ -131,21 +131,21 @@ int bench_train(BenchTrainFlags& f) {
   const double mfu = flops / seconds.median / peak.most;
   std::FILE* out = f.json ? stderr : stdout;
   fmt::print(out, "{}\n", cpu_name());
-  fmt::print(out, "{} {}, {}, {} thread{} a rank, batch {} x {} tokens ({} at once on a rank)\n",
-             plan.model.name, dtype_name(plan.dtype), plan.mesh.describe(), run.threads_per_rank,
-             run.threads_per_rank == 1 ? "" : "s", plan.global_batch, plan.seq_len, plan.micro_batch);
-  fmt::print(out, "{:.0f} tokens/s (median of {} steps; step {:.3f} s, {:.3f} to {:.3f})\n",
-             tokens / seconds.median, f.steps, seconds.median, seconds.least, seconds.most);
+  fmt::print(out, "{} {}, {}, {} a rank, batch {} x {} ({} at once on a rank)\n", plan.model.name,
+             dtype_name(plan.dtype), plan.mesh.describe(), counted(run.threads_per_rank, "thread"),
+             plan.global_batch, counted(plan.seq_len, "token"), plan.micro_batch);
+  fmt::print(out, "{:.0f} tokens/s (median of {}; step {:.3f} s, {:.3f} to {:.3f})\n",
+             tokens / seconds.median, counted(f.steps, "step"), seconds.median, seconds.least, seconds.most);
   fmt::print(out,
-             "MFU {:.1f}% of the {:.1f} GFLOP/s that {} thread{} reach{} on 2048^3 (best of {}, measured "
+             "MFU {:.1f}% of the {:.1f} GFLOP/s that {} reach{} on 2048^3 (best of {}, measured "
              "between steps; median {:.1f})\n",
-             100 * mfu, peak.most / 1e9, workers, workers == 1 ? "" : "s", workers == 1 ? "es" : "",
-             peaks.size(), peak.median / 1e9);
+             100 * mfu, peak.most / 1e9, counted(workers, "thread"), workers == 1 ? "es" : "", peaks.size(),
+             peak.median / 1e9);
   fmt::print(out,
-             "memory of rank 0: {} at the peak, {} held; of the process: {} resident at most; {} allocations "
+             "memory of rank 0: {} at the peak, {} held; of the process: {} resident at most; {} "
              "in the measured steps\n",
              format_bytes(static_cast<double>(memory)), format_bytes(static_cast<double>(held)),
-             format_bytes(peak_resident_bytes()), allocations);
+             format_bytes(peak_resident_bytes()), counted(allocations, "allocation"));
   if (f.json)
     fmt::print("{}\n",
                ordered_json{{"cpu", cpu_name()},
@@ -185,18 +185,19 @@ std::string cpu_name() {
       break;
     }
   }
-  return fmt::format("{} ({}), {} cores", name,
+  return fmt::format("{} ({}), {}", name,
                      avx512 ? "AVX-512"
                      : avx2 ? "AVX2"
                             : "no AVX2",
-                     available_cores());
+                     counted(available_cores(), "core"));
 }
 
 void add_bench(CLI::App& program, int& status) {
   CLI::App& app = *program.add_subcommand("bench", "The measurements in docs/performance.md");
   app.require_subcommand(0, 1);
   app.callback([&app] {
-    if (app.get_subcommands().empty()) refuse("bench: what to measure is missing; legal: train, comm, context");
+    if (app.get_subcommands().empty())
+      refuse("bench: what to measure is missing; legal: train, comm, context");
   });
 
   auto train_flags = std::make_shared<BenchTrainFlags>();

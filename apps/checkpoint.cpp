@@ -67,8 +67,8 @@ int run_verify_checkpoint(const CheckpointFlags& f) {
                                       {"bytes", c.bytes}}
                              .dump());
     else
-      fmt::print("whole: {} tensors in {} parts and {} files, {}\n", c.tensors, c.parts, c.files,
-                 format_bytes(static_cast<double>(c.bytes)));
+      fmt::print("whole: {} in {} and {}, {}\n", counted(c.tensors, "tensor"), counted(c.parts, "part"),
+                 counted(c.files, "file"), format_bytes(static_cast<double>(c.bytes)));
     return 0;
   });
 }

@@ -22,6 +22,7 @@
 #include "apps/stop_signals.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/units.h"
 #include "train/checkpoint.h"
 
 namespace echelon {
@@ -122,7 +123,6 @@ class Commands {
   }
 
  private:
-
   pid_t start(const Words& words) const {
     std::vector<char*> arguments;
     for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
@@ -184,7 +184,8 @@ class Launch {
       if (status <= 2) return status;
       if (commands_.asked_to_stop()) return 3;  // before it listened, or by a second signal
       if (restarts == flags_.max_restarts) {
-        fmt::print(stderr, "echelon: launch: ended with status {} after {} restarts\n", status, restarts);
+        fmt::print(stderr, "echelon: launch: ended with status {} after {}\n", status,
+                   counted(restarts, "restart"));
         return 3;
       }
       if (flags_.elastic) shrink();
@@ -245,8 +246,8 @@ class Launch {
         axis_size(command_, "--tp") * axis_size(command_, "--pp") * axis_size(command_, "--cp");
     const int room = num_slots() / others;
     if (room < 1)
-      fail("launch: {} of the hosts are left, with room for {} ranks; the model is cut over {}",
-           hosts_.size(), num_slots(), others);
+      fail("launch: {} of the hosts left, with room for {}; the model is cut over {}", hosts_.size(),
+           counted(num_slots(), "rank"), others);
     dp = std::to_string(std::min(room, parse_number<int>("--dp", dp)));
     // No more processes than ranks: the last host has some to spare.
     for (int spare = num_slots() - std::stoi(dp) * others; spare > 0;) {
@@ -255,7 +256,8 @@ class Launch {
       spare -= fewer;
       if (hosts_.back().slots == 0) hosts_.pop_back();
     }
-    fmt::print(stderr, "echelon: launch: {} hosts are left; going on with --dp {}\n", hosts_.size(), dp);
+    fmt::print(stderr, "echelon: launch: {} left; going on with --dp {}\n",
+               counted(static_cast<std::int64_t>(hosts_.size()), "host"), dp);
   }
 
   LaunchFlags flags_;

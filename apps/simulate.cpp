@@ -13,6 +13,7 @@
 #include "apps/simulate_report.h"
 #include "apps/verbs.h"
 #include "base/error.h"
+#include "base/units.h"
 #include "schedule/lower.h"
 #include "schedule/schedules.h"
 #include "schedule/text.h"
@@ -140,7 +141,8 @@ class Simulate {
       return;
     }
     std::FILE* out = is_drawing_on_stdout() ? stderr : stdout;
-    fmt::print(out, "{} ranks, {} microbatches{}\n{}", reports[0].ranks, reports[0].microbatches,
+    fmt::print(out, "{}, {}{}\n{}", counted(reports[0].ranks, "rank"),
+               counted(reports[0].microbatches, "microbatch"),
                f_.steps > 1 ? fmt::format(", {} steps of those that do not flush", f_.steps) : "",
                table(reports) + remarks(reports));
   }

@@ -38,12 +38,10 @@ std::string describe_request(const ExpertsFlags::Request& request) {
   const RoutingRequest& r = request.routing;
   const double total = std::accumulate(r.popularity.begin(), r.popularity.end(), 0.0);
   const auto [least, most] = std::minmax_element(r.popularity.begin(), r.popularity.end());
-  return fmt::format(
-      "{} experts, top {}, {} on each of {} device{}; {} tokens a step, {} steps; first choices of an expert "
-      "{} "
-      "to {}\n",
-      r.experts, r.experts_per_token, r.experts / r.ep, r.ep, r.ep == 1 ? "" : "s", r.tokens, r.steps,
-      percent(*least / total), percent(*most / total));
+  return fmt::format("{}, top {}, {} on each of {}; {} a step, {}; first choices of an expert {} to {}\n",
+                     counted(r.experts, "expert"), r.experts_per_token, r.experts / r.ep,
+                     counted(r.ep, "device"), counted(r.tokens, "token"), counted(r.steps, "step"),
+                     percent(*least / total), percent(*most / total));
 }
 
 std::string capacity_table(const RoutingRequest& r, const std::vector<RoutingReport>& reports) {

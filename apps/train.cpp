@@ -167,9 +167,9 @@ int run_train(TrainFlags& f, StopSignals& signals) {
   TrainObserver observer;
   observer.on_start = [&](const StartInfo& start) {
     fmt::print(out, "model   {}: {} parameters\n", plan.model.name, start.num_params);
-    fmt::print(out, "mesh    {}{}; {} compute thread{} a rank\n", plan.mesh.describe(),
-               plan.shards_sequence() ? ", sequence parallel" : "", request.run.threads_per_rank,
-               request.run.threads_per_rank == 1 ? "" : "s");
+    fmt::print(out, "mesh    {}{}; {} a rank\n", plan.mesh.describe(),
+               plan.shards_sequence() ? ", sequence parallel" : "",
+               counted(request.run.threads_per_rank, "compute thread"));
     fmt::print(out, "{}", f.job.describe(plan.mesh));
     if (plan.zero_stage() > 0)
       fmt::print(out, "zero    stage {}, cut over {} ranks{}\n", plan.zero, plan.shards(),
@@ -178,15 +178,15 @@ int run_train(TrainFlags& f, StopSignals& signals) {
       fmt::print(out, "offload optimizer state in files in {}\n",
                  plan.offload_directory.empty() ? std::filesystem::temp_directory_path().string()
                                                 : plan.offload_directory);
-    fmt::print(out, "data    {} tokens from {} file{}; {} held out for validation\n", start.train_tokens,
-               start.num_files, start.num_files == 1 ? "" : "s", start.validation_tokens);
-    fmt::print(out, "batch   {} sequences of {} tokens a step, {} at once on a rank\n", plan.global_batch,
-               plan.seq_len, std::min(plan.micro_batch, plan.global_batch));
+    fmt::print(out, "data    {} from {}; {} held out for validation\n", counted(start.train_tokens, "token"),
+               counted(start.num_files, "file"), start.validation_tokens);
+    fmt::print(out, "batch   {} of {} a step, {} at once on a rank\n", counted(plan.global_batch, "sequence"),
+               counted(plan.seq_len, "token"), std::min(plan.micro_batch, plan.global_batch));
     if (request.asynchronous)
       fmt::print(out, "servers {} beside the mesh; a worker {}\n", request.asynchronous->servers,
                  request.asynchronous->staleness
-                     ? fmt::format("may run at most {} batches ahead of the slowest",
-                                   *request.asynchronous->staleness)
+                     ? fmt::format("may run at most {} ahead of the slowest",
+                                   counted(*request.asynchronous->staleness, "batch"))
                      : "never waits for another");
     if (!flushes(plan))
       fmt::print(
@@ -264,8 +264,8 @@ int run_train(TrainFlags& f, StopSignals& signals) {
   fmt::print(out, "{}", expert_table(summary.experts));
   for (Axis axis : traffic_axes)
     if (const VerbTraffic& sent = summary.measured_messages.at(axis, Verb::send); sent.calls > 0)
-      fmt::print(out, "  {:<16}{:>28}{:>8} messages of {} collectives\n", axis_name(axis),
-                 format_bytes(static_cast<double>(sent.bytes)), sent.calls,
+      fmt::print(out, "  {:<16}{:>28}{:>8} message{} of {} collectives\n", axis_name(axis),
+                 format_bytes(static_cast<double>(sent.bytes)), sent.calls, sent.calls == 1 ? "" : "s",
                  collectives_name(request.run.collectives));
   fmt::print(out, "  {:<16}{:>14}{:>14}\n", "step time", format_seconds(summary.predicted_step_seconds),
              format_seconds(summary.step_seconds));
@@ -281,16 +281,16 @@ int run_train(TrainFlags& f, StopSignals& signals) {
   const std::string missed = missed_predictions(summary);
   if (!missed.empty()) fmt::print(out, "predicted, and off by more than 10%:\n{}", missed);
   if (summary.gathers)
-    fmt::print(
-        out, "  {} gathers of parameters, {} under way before the layer ahead of theirs; uses waited {}\n",
-        summary.gathers->gathers, summary.gathers->ahead, format_seconds(summary.gathers->wait_seconds));
+    fmt::print(out, "  {} of parameters, {} under way before the layer ahead of theirs; uses waited {}\n",
+               counted(summary.gathers->gathers, "gather"), summary.gathers->ahead,
+               format_seconds(summary.gathers->wait_seconds));
   if (!summary.measured_staleness.empty())
     fmt::print(out, "gradients late by {} optimizer steps, by pipeline rank; predicted {}\n",
                fmt::join(summary.measured_staleness, " "), fmt::join(summary.predicted_staleness, " "));
   if (summary.asynchronous) fmt::print(out, "{}", staleness_table(*summary.asynchronous));
   if (!plan.optimizer_barrier)
-    fmt::print(out, "optimizer without a barrier: {} of {} steps guessed wrongly and taken back\n",
-               summary.taken_back, summary.steps);
+    fmt::print(out, "optimizer without a barrier: {} of {} guessed wrongly and taken back\n",
+               summary.taken_back, counted(summary.steps, "step"));
   std::vector<Track> ring;
   if (!summary.ring_computing.ranks.empty())
     ring = {{"ring attention, by whose keys", "", summary.ring_computing},

@@ -6,6 +6,7 @@
 #include "apps/job.h"
 #include "apps/timeline_flags.h"
 #include "base/error.h"
+#include "base/units.h"
 #include "train/reference_run.h"
 
 namespace echelon {
@@ -65,10 +66,10 @@ int run_verify(VerifyFlags& f) {
   const VerifyRequest& request = f.request;
   std::FILE* out = f.json ? stderr : stdout;
   if (f.job.leads())
-    fmt::print(out, "one rank against {}{}, {}, {} step{} of {} sequences of {} tokens\n",
-               request.plan.mesh.describe(), request.plan.shards_sequence() ? ", sequence parallel" : "",
-               dtype_name(request.plan.dtype), request.steps, request.steps == 1 ? "" : "s",
-               request.plan.global_batch, request.plan.seq_len);
+    fmt::print(out, "one rank against {}{}, {}, {} of {} of {}\n", request.plan.mesh.describe(),
+               request.plan.shards_sequence() ? ", sequence parallel" : "", dtype_name(request.plan.dtype),
+               counted(request.steps, "step"), counted(request.plan.global_batch, "sequence"),
+               counted(request.plan.seq_len, "token"));
   const VerifyReport r = verify(request);
   if (!f.job.leads()) return 0;
   f.timeline.write(r.simulated_timeline, r.measured_timeline);

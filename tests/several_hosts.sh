@@ -125,7 +125,7 @@ rm -rf "$work/elastic"
   --micro-batch 1 --seq-len 32 --steps 8 --threads 1 --sample 0 --save-every 2 --checkpoint "$work/elastic" \
   --timeout 20 --die 1:6:forward >"$work/elastic.out" 2>&1 ||
   { echo "launch did not go on without host 2"; cat "$work/elastic.out"; exit 1; }
-grep -q "rank 1 is gone" "$work/elastic.out" && grep -q "1 hosts are left; going on with --dp 1" "$work/elastic.out" &&
+grep -q "rank 1 is gone" "$work/elastic.out" && grep -q "1 host left; going on with --dp 1" "$work/elastic.out" &&
   grep -q "restart 1 of 2 from $work/elastic/step-0000000" "$work/elastic.out" &&
   [ -e "$work/elastic/step-00000008/checkpoint.json" ] ||
   { echo "launch said or did something else"; cat "$work/elastic.out"; exit 1; }

@@ -19,7 +19,10 @@ TEST(Units, MemoryOfDevices) {
   EXPECT_EQ(format_device_memory(78.14e9), "78.1 GB");
   EXPECT_EQ(format_device_memory(0.1e9), "0.1 GB");
   EXPECT_EQ(format_device_memory(10.48e6), "10.5 MB");
-  EXPECT_EQ(format_device_memory(0), "0.0 MB");
+  EXPECT_EQ(format_device_memory(0), "0 B");
+  EXPECT_EQ(format_device_memory(99'999), "100.0 kB");
+  EXPECT_EQ(format_device_memory(21'300), "21.3 kB");
+  EXPECT_EQ(format_device_memory(7), "7 B");
 }
 
 TEST(Units, OtherTextIsRefused) {
@@ -29,6 +32,12 @@ TEST(Units, OtherTextIsRefused) {
     } catch (const RequestError& error) {
       EXPECT_NE(std::string(error.what()).find(std::string("--memory-limit ") + text), std::string::npos);
     }
+}
+
+TEST(Units, CountsInTheSingularAndThePlural) {
+  EXPECT_EQ(counted(0, "rank"), "0 ranks");
+  EXPECT_EQ(counted(1, "microbatch"), "1 microbatch");
+  EXPECT_EQ(counted(2, "microbatch"), "2 microbatches");
 }
 
 }  // namespace

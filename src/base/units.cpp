@@ -20,11 +20,19 @@ std::string format_bytes(double bytes) {
   return unit == 0 ? fmt::format("{:.0f} B", bytes) : fmt::format("{:.2f} {}", bytes, names[unit]);
 }
 
-double device_memory_unit(double bytes) { return bytes >= 1e8 ? 1e9 : 1e6; }
+double device_memory_unit(double bytes) {
+  return bytes >= 1e8 ? 1e9 : bytes >= 1e5 ? 1e6 : bytes >= 1e3 ? 1e3 : 1;
+}
 
 std::string format_device_memory(double bytes) {
   const double unit = device_memory_unit(bytes);
-  return fmt::format("{:.1f} {}", bytes / unit, unit == 1e9 ? "GB" : "MB");
+  if (unit == 1) return fmt::format("{:.0f} B", bytes);
+  return fmt::format("{:.1f} {}", bytes / unit, unit == 1e9 ? "GB" : unit == 1e6 ? "MB" : "kB");
+}
+
+std::string counted(std::int64_t count, const std::string& one) {
+  if (count == 1) return "1 " + one;
+  return fmt::format("{} {}{}", count, one, one.ends_with("ch") ? "es" : "s");
 }
 
 std::int64_t parse_bytes(const std::string& text, const std::string& field) {
