@@ -90,14 +90,31 @@ SearchRequest PlanSearchFlags::request() const {
     pins = pins_of(*plan);
   }
   r.work.model = plan && !is_given("--model") ? plan->model : load_model(model_);
-  r.work.machine = load_machine(machine_);
-  if (nodes_of_) {
-    if (*nodes_of_ < 1 || (r.work.machine.tiers.size() > 1 && *nodes_of_ >= r.work.machine.tiers[1].ranks))
-      refuse("--nodes-of {}: must be at least 1, and less than the cluster", *nodes_of_);
-    r.work.machine.tiers.front().ranks = *nodes_of_;
+  const Priced by = plan ? plan->priced : Priced{};
+  // A plan is priced again for what it was made for, where no flag says otherwise.
+  const auto made_for = [&](const char* flag, const std::string& text, const std::string& noted) {
+    return is_given(flag) || noted.empty() ? text : noted;
+  };
+  const auto load = [&](const char* flag, const auto& loaded, const std::string& text,
+                        const std::string& noted) {
+    const std::string name = made_for(flag, text, noted);
+    try {
+      return loaded(name);
+    } catch (const RequestError&) {
+      if (name != noted || is_given(flag)) throw;
+      refuse("--plan {}: was made for {} {}, which is no preset; say with {} which file it is", plan_file_,
+             flag + 2, noted, flag);
+    }
+  };
+  r.work.machine = load("--machine", load_machine, machine_, by.machine);
+  const int noted = is_given("--machine") ? 0 : by.node;
+  if (const int node = nodes_of_.value_or(noted); nodes_of_ || node != 0) {
+    if (node < 1 || (r.work.machine.tiers.size() > 1 && node >= r.work.machine.tiers[1].ranks))
+      refuse("--nodes-of {}: must be at least 1, and less than the cluster", node);
+    r.work.machine.tiers.front().ranks = node;
   }
-  r.work.software = load_software(software_);
-  r.work.precision = parse_precision(dtype_, "--dtype");
+  r.work.software = load("--software", load_software, software_, by.software);
+  r.work.precision = parse_precision(made_for("--dtype", dtype_, by.dtype), "--dtype");
   r.work.global_batch = global_batch_.value_or(plan ? plan->global_batch : 1024);
   r.work.seq_len =
       seq_len_.value_or(plan ? plan->seq_len : std::min<std::int64_t>(4096, r.work.model.max_seq));
@@ -111,6 +128,8 @@ SearchRequest PlanSearchFlags::request() const {
                                    {&hsdp_, &pins.hsdp},
                                    {&chunks_, &pins.chunks}})
     if (*given) *pin = *given;
+  if (plan && plan->model.experts != Experts::none && plan->mesh.etp == 0 && tp_ && !etp_)
+    pins.etp = tp_;  // as MLPs are
   if (micro_batch_) pins.micro_batch = micro_batch_;
   if (is_given("--sp")) pins.sequence_parallel = on("--sp", sp_);
   if (is_given("--schedule")) pins.schedule = schedule_;

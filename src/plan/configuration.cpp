@@ -20,6 +20,7 @@ Plan as_plan(const Workload& work, const Configuration& c, const std::vector<std
   plan.mesh.set(Axis::pp, c.pp);
   plan.mesh.set(Axis::cp, c.cp);
   plan.mesh.ep = c.ep;
+  if (work.model.experts != Experts::none && c.etp != c.tp) plan.mesh.etp = c.etp;
   plan.sequence_parallel = c.sequence_parallel;
   plan.context_kind = c.context;
   // Both are balanced parts; zigzag's are two of half the size.
@@ -33,6 +34,7 @@ Plan as_plan(const Workload& work, const Configuration& c, const std::vector<std
   plan.layers_per_stage = layers;
   plan.zero = c.zero;
   plan.hsdp = c.hsdp;
+  plan.priced = {work.machine.name, work.software.name, precision_name(work.precision), work.machine.node()};
   return plan;
 }
 

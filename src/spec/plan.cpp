@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "spec/fields.h"
 #include "spec/toml_text.h"
 
 namespace echelon {
@@ -154,6 +155,7 @@ std::string to_toml(const Plan& plan) {
   toml::table mesh;
   for (Axis axis : all_axes) mesh.insert(axis_name(axis), plan.mesh.size(axis));
   mesh.insert("ep", plan.mesh.ep);
+  if (plan.mesh.etp != 0) mesh.insert("etp", plan.mesh.etp);
   toml::array layers;
   for (std::int64_t count : plan.layers_per_stage) layers.push_back(count);
   toml::table table{{"model", toml::parse(to_toml(plan.model))},
@@ -192,6 +194,11 @@ std::string to_toml(const Plan& plan) {
     table.insert("layers-per-stage", "auto");
   else
     table.insert("layers-per-stage", layers);
+  if (plan.priced != Priced{})
+    table.insert("priced", toml::table{{"machine", plan.priced.machine},
+                                       {"node", plan.priced.node},
+                                       {"software", plan.priced.software},
+                                       {"dtype", plan.priced.dtype}});
   std::ostringstream out;
   out << table << "\n";
   return out.str();
@@ -250,7 +257,8 @@ Plan plan_from_toml(const std::string& text, const std::string& where) {
                                     "bias-rate",
                                     "balance-scope",
                                     "capacity",
-                                    "drop"};
+                                    "drop",
+                                    "priced"};
   for (const auto& [key, node] : table)
     if (std::find(known.begin(), known.end(), std::string_view(key.str())) == known.end())
       refuse("{}: unknown key \"{}\"; legal: {}", where, key.str(), fmt::join(known, ", "));
@@ -266,20 +274,20 @@ Plan plan_from_toml(const std::string& text, const std::string& where) {
   }
   if (const toml::node* mesh = table.get("mesh")) {
     if (!mesh->is_table())
-      refuse("{}: mesh = {} is not legal: give a table of pp, dp, cp, tp, ep", where, shown(*mesh));
+      refuse("{}: mesh = {} is not legal: give a table of pp, dp, cp, tp, ep, etp", where, shown(*mesh));
     for (const auto& [key, node] : *mesh->as_table()) {
       const auto size = node.value_exact<std::int64_t>();
       if (!size || *size < 1 || *size > 1'000'000)
         refuse("{}: mesh.{} = {} is not legal: give a whole number from 1 to 1000000", where, key.str(),
                shown(node));
-      bool found = key.str() == "ep";
-      if (found) plan.mesh.ep = static_cast<int>(*size);
+      bool found = key.str() == "ep" || key.str() == "etp";
+      if (found) (key.str() == "ep" ? plan.mesh.ep : plan.mesh.etp) = static_cast<int>(*size);
       for (Axis axis : all_axes)
         if (key.str() == axis_name(axis)) {
           plan.mesh.set(axis, static_cast<int>(*size));
           found = true;
         }
-      if (!found) refuse("{}: mesh.{} is no axis; legal: pp, dp, cp, tp, ep", where, key.str());
+      if (!found) refuse("{}: mesh.{} is no axis; legal: pp, dp, cp, tp, ep, etp", where, key.str());
     }
   }
   plan.sequence_parallel = value_at<bool>(table, "sp", where, true);
@@ -331,6 +339,19 @@ Plan plan_from_toml(const std::string& text, const std::string& where) {
   balancing.drop = parse_drop_policy(
       value_at<std::string>(table, "drop", where, drop_policy_name(balancing.drop)), where + ": drop");
   plan.optimizer_barrier = value_at<bool>(table, "optimizer-barrier", where, true);
+  if (const toml::node* priced = table.get("priced")) {
+    if (!priced->is_table())
+      refuse("{}: priced = {} is not legal: give a table of machine, node, software, dtype", where,
+             shown(*priced));
+    const toml::table& by = *priced->as_table();
+    refuse_other_keys(by, {"machine", "node", "software", "dtype"}, where + ": [priced]",
+                      "legal: machine, node, software, dtype");
+    plan.priced = {value_at<std::string>(by, "machine", where, ""),
+                   value_at<std::string>(by, "software", where, ""),
+                   value_at<std::string>(by, "dtype", where, ""),
+                   static_cast<int>(std::clamp<std::int64_t>(value_at<std::int64_t>(by, "node", where, 0), -1,
+                                                             1'000'000))};
+  }
   if (const toml::node* layers = table.get("layers-per-stage")) {
     const auto illegal = [&] {
       refuse("{}: layers-per-stage = {} is not legal: give a list of whole numbers, or \"auto\"", where,

@@ -43,6 +43,13 @@ enum class Offload { none, optimizer };
 const char* offload_name(Offload offload);
 Offload parse_offload(const std::string& text, const std::string& field);
 
+// What `plan` priced a plan for, so that it can price it again; nothing of it trains. Empty where nobody did.
+struct Priced {
+  std::string machine, software, dtype;
+  int node = 0;  // devices of a node
+  bool operator==(const Priced&) const = default;
+};
+
 struct Plan {
   ModelSpec model;
   Mesh mesh;
@@ -72,6 +79,7 @@ struct Plan {
   Offload offload = Offload::none;
   std::string offload_directory;  // of the file; empty: the system's place for temporary files
   Balancing balancing;            // of a mixture's experts
+  Priced priced;
 
   bool shards_sequence() const { return sequence_parallel && mesh.size(Axis::tp) > 1; }
   // Context parallelism (parallel/context_parallel.h), where cp > 1.

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "base/units.h"
 #include "spec/plan.h"
 
 namespace echelon {
@@ -86,11 +87,9 @@ void validate_expert_groups(const Plan& plan) {
     for (int n = 1; n <= block && n <= m.num_experts; ++n)
       if (m.num_experts % n == 0 && block % n == 0)
         legal += fmt::format("{}{}", legal.empty() ? "" : ", ", n);
-    refuse(
-        "--ep {}: {} experts on {} data-parallel ranks (--dp {} x --cp {}{}) do not divide into so many; "
-        "legal: {}",
-        ep, m.num_experts, block, plan.mesh.size(Axis::dp), plan.mesh.size(Axis::cp),
-        plan.hsdp > 1 ? fmt::format(" / --hsdp {}", plan.hsdp) : "", legal);
+    refuse("--ep {}: {} on {} (--dp {} x --cp {}{}) do not divide into so many; legal: {}", ep,
+           counted(m.num_experts, "expert"), counted(block, "data-parallel rank"), plan.mesh.size(Axis::dp),
+           plan.mesh.size(Axis::cp), plan.hsdp > 1 ? fmt::format(" / --hsdp {}", plan.hsdp) : "", legal);
   }
   if (plan.compression.kind != CompressionKind::none)
     refuse("--compress {}: is not built for experts on several ranks; with --ep {} legal: none",
@@ -101,10 +100,14 @@ void validate_expert_groups(const Plan& plan) {
 
 void validate_experts(const Plan& plan) {
   const ModelSpec& m = plan.model;
+  const int tp = plan.mesh.size(Axis::tp), etp = plan.mesh.etp;
+  if (etp != 0 && (etp != tp || m.experts == Experts::none))
+    refuse("--etp {}: {}", etp,
+           m.experts == Experts::none ? m.name + " has no experts; leave it out"
+                                      : fmt::format("experts are cut over --tp {} here, as MLPs are", tp));
   validate_expert_groups(plan);
   validate_numbers(plan);
   if (m.experts == Experts::none) return;
-  const int tp = plan.mesh.size(Axis::tp);
   if (m.expert_hidden < tp) refuse("--tp {}: {} has experts of only {}", tp, m.name, m.expert_hidden);
   validate_scope(plan);
 }
