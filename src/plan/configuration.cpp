@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "schedule/schedules.h"
 
@@ -10,6 +12,23 @@ namespace echelon {
 std::int64_t num_microbatches(const Workload& work, const Configuration& c) {
   const std::int64_t of_rank = (work.global_batch + c.dp - 1) / c.dp;
   return (of_rank + c.micro_batch - 1) / c.micro_batch;
+}
+
+GradientSums gradient_sums(const Workload& work, const Configuration& c) {
+  const Software& s = work.software;
+  const bool cuts = c.zero >= 2, each = s.reduces_each_microbatch && !(c.pp > 1 && s.pipelines_reduce_once);
+  return {cuts && each, cuts && (each || num_microbatches(work, c) == 1)};
+}
+
+std::vector<std::string> not_run(const Software& software, const Configuration& c) {
+  const auto lacks = [](const auto& list, const auto& entry) {
+    return list && std::find(list->begin(), list->end(), entry) == list->end();
+  };
+  std::vector<std::string> missing;
+  if (c.pp > 1 && lacks(software.schedules, c.schedule)) missing.push_back("schedule " + c.schedule);
+  if (c.dp * c.cp > 1 && lacks(software.zero_stages, c.zero))
+    missing.push_back(fmt::format("ZeRO {}", c.zero));
+  return missing;
 }
 
 Plan as_plan(const Workload& work, const Configuration& c, const std::vector<std::int64_t>& layers) {

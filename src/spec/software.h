@@ -2,6 +2,7 @@
 // plan's time and memory depend on it as much as on the machine.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,15 @@ struct Software {
 
   // The trainer of this repository: memory is what plan/memory counts, byte for byte.
   bool is_this_trainer = false;
+  // What it can run; not given: everything that the planner knows. The search keeps to it; what is asked for
+  // by name is priced as if the program had it.
+  std::optional<std::vector<std::string>> schedules;  // of pipelines
+  std::optional<std::vector<int>> zero_stages;
+  // When ZeRO 2 and 3 sum gradients over the ranks: behind each microbatch, and keep shards of the sum; or
+  // all at once behind the last microbatch, until which whole gradients are kept (gradient_sums() in
+  // plan/configuration.h).
+  bool reduces_each_microbatch = true;
+  bool pipelines_reduce_once = false;  // the latter, wherever there is a pipeline
   // Attention without its scores in memory (Dao et al. 2022), and only the half that a causal mask leaves.
   bool fused_attention = true;
   bool older_attention = false;  // fused by kernels for the machines before (FlashAttention 2 on H100)
