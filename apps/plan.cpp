@@ -8,6 +8,7 @@
 #include "apps/plan_pages.h"
 #include "apps/verbs.h"
 #include "base/error.h"
+#include "base/units.h"
 #include "plan/explain.h"
 
 namespace echelon {
@@ -24,13 +25,14 @@ void write_plan(const std::string& path, const Estimate& best, const Workload& w
   write_file("--out", path, plan_file(best, work));
   try {
     validate(as_plan(work, best.configuration, best.layers));
-    if (best.configuration.ep > 1 && best.configuration.etp != best.configuration.tp)
-      refuse("--etp {}: experts are cut over --tp {} here, as MLPs are", best.configuration.etp,
-             best.configuration.tp);
   } catch (const RequestError& error) {
     fmt::print(stderr, "echelon: {} is a plan for {}; train and verify refuse it: {}\n", path,
                work.software.name, error.what());
+    return;
   }
+  if (work.precision != Precision::f32)
+    fmt::print(stderr, "echelon: {} is priced in {}; train and verify run it in f32\n", path,
+               precision_name(work.precision));
 }
 
 int run_plan(const PlanSearchFlags& f) {
@@ -63,7 +65,8 @@ int run_plan(const PlanSearchFlags& f) {
   if (f.target_seconds > 0) {
     std::optional<LeastGpus> least = least_gpus(request, f.target_seconds);
     if (!least) {
-      fmt::print(out, "no number of GPUs up to {} reaches {} s a step\n", request.gpus, f.target_seconds);
+      fmt::print(out, "no number of GPUs up to --gpus {} reaches {} s a step\n", request.gpus,
+                 f.target_seconds);
       if (f.json) fmt::print("{}\n", plans_json(result, request.work));
       return 1;
     }
@@ -77,16 +80,18 @@ int run_plan(const PlanSearchFlags& f) {
     against.gpus = gpus;
     other = search(against);
   }
-  fmt::print(out, "{} on {} {} ({}), {} sequences of {} tokens a step, {}\n", request.work.model.name, gpus,
-             request.work.machine.name, request.work.software.name, request.work.global_batch,
-             request.work.seq_len, precision_name(request.work.precision));
-  fmt::print(out, "{}", plans_table(result));
+  fmt::print(out, "{} on {} {} ({}), {} of {} a step, {}\n", request.work.model.name, gpus,
+             request.work.machine.name, request.work.software.name,
+             counted(request.work.global_batch, "sequence"), counted(request.work.seq_len, "token"),
+             precision_name(request.work.precision));
+  fmt::print(out, "{}", plans_table(result, request.work.software));
   if (result.plans.empty()) fmt::print(out, "{}", explain_nothing(result, gpus));
   if (f.explain) fmt::print(out, "{}", explain_winner(result, request.work));
   if (is_against && !result.plans.empty())
-    fmt::print(out, "\nwhy not {}: {}", f.against_text,
+    fmt::print(out, "\nwhy not {}: {}{}", f.against_text,
                other.plans.empty() ? explain_nothing(other, gpus)
-                                   : explain_loser(result.plans.front(), other.plans.front()));
+                                   : explain_loser(result.plans.front(), other.plans.front()),
+               priced_beyond(other, request.work.software));
   if (!result.plans.empty()) {
     if (!f.out.empty()) write_plan(f.out, result.plans.front(), request.work);
     if (!f.html.empty()) write_file("--html", f.html, plan_page(result, request));

@@ -11,7 +11,10 @@ namespace echelon {
 std::string plans_json(const SearchResult& result, const Workload& work);
 
 // A table of the ranked plans, then counts of what was left out.
-std::string plans_table(const SearchResult& result);
+std::string plans_table(const SearchResult& result, const Software& software);
+
+// A line where plans have what the program does not run, because it was asked for by name; else nothing.
+std::string priced_beyond(const SearchResult& result, const Software& software);
 
 // Where each second of the winner goes, what every rank holds, and examples of what was rejected.
 std::string explain_winner(const SearchResult& result, const Workload& work);
