@@ -19,6 +19,7 @@ Rank::Rank(World& world, const Mesh& mesh, int index, DType dtype, Arena& arena,
       collectives_(collectives),
       traffic_(std::make_unique<Traffic>()),
       messages_(std::make_unique<Traffic>()) {
+  check(mesh.ep >= 1 && mesh.dp_cp_size() % mesh.ep == 0, "expert groups make up the dp x cp group");
   for (Axis axis : all_axes)
     axes_[static_cast<std::size_t>(axis)] = join(in_world(mesh.group(index, axis)), axis_name(axis), axis);
 }
@@ -52,6 +53,7 @@ Communicator& Rank::joined(std::unique_ptr<Communicator>& place, const std::vect
 
 // Of groups cut into blocks of `size` neighbours: the block with the rank at `index`...
 static std::vector<int> block_of(const std::vector<int>& group, int index, int size) {
+  check(size >= 1 && group.size() % static_cast<std::size_t>(size) == 0, "blocks make up their group");
   const auto first = group.begin() + index / size * size;
   return {first, first + size};
 }

@@ -45,6 +45,11 @@ void refuse_asynchronous(const Plan& plan, const AsynchronousOptions& options) {
     if (axis != Axis::dp && plan.mesh.size(axis) > 1)
       refuse("{}: a parameter server serves data-parallel workers alone; legal: --{} 1, not {}", flag,
              axis_name(axis), plan.mesh.size(axis));
+  if (plan.mesh.ep > 1)
+    refuse(
+        "{}: ranks that hold different experts exchange tokens in every layer, and workers of different "
+        "clocks do not meet; legal: --ep 1, not {}",
+        flag, plan.mesh.ep);
   if (plan.zero > 0)
     refuse("{}: the servers hold the optimizer's state already, cut over --servers; legal: --zero 0, not {}",
            flag, plan.zero);
