@@ -11,6 +11,7 @@
 #include "apps/bench.h"
 #include "apps/flags.h"
 #include "base/error.h"
+#include "base/json_text.h"
 #include "base/philox.h"
 #include "base/units.h"
 #include "train/trainer.h"
@@ -147,22 +148,22 @@ int bench_train(BenchTrainFlags& f) {
              format_bytes(static_cast<double>(memory)), format_bytes(static_cast<double>(held)),
              format_bytes(peak_resident_bytes()), allocations);
   if (f.json)
-    fmt::print("{}\n",
-               ordered_json{{"cpu", cpu_name()},
-                            {"model", plan.model.name},
-                            {"dtype", dtype_name(plan.dtype)},
-                            {"ranks", ranks},
-                            {"threads_per_rank", run.threads_per_rank},
-                            {"tokens_per_second", tokens / seconds.median},
-                            {"step_seconds",
-                             {{"min", seconds.least}, {"median", seconds.median}, {"max", seconds.most}}},
-                            {"matmul_flops", peak.most},
-                            {"mfu", mfu},
-                            {"memory_bytes", memory},
-                            {"peak_resident_bytes", peak_resident_bytes()},
-                            {"steady_state_allocations", allocations},
-                            {"final_loss", loss}}
-                   .dump());
+    fmt::print(
+        "{}\n",
+        json_text(ordered_json{
+            {"cpu", cpu_name()},
+            {"model", plan.model.name},
+            {"dtype", dtype_name(plan.dtype)},
+            {"ranks", ranks},
+            {"threads_per_rank", run.threads_per_rank},
+            {"tokens_per_second", tokens / seconds.median},
+            {"step_seconds", {{"min", seconds.least}, {"median", seconds.median}, {"max", seconds.most}}},
+            {"matmul_flops", peak.most},
+            {"mfu", mfu},
+            {"memory_bytes", memory},
+            {"peak_resident_bytes", peak_resident_bytes()},
+            {"steady_state_allocations", allocations},
+            {"final_loss", loss}}));
   return 0;
 }
 
@@ -196,7 +197,8 @@ void add_bench(CLI::App& program, int& status) {
   CLI::App& app = *program.add_subcommand("bench", "The measurements in docs/performance.md");
   app.require_subcommand(0, 1);
   app.callback([&app] {
-    if (app.get_subcommands().empty()) refuse("bench: what to measure is missing; legal: train, comm, context");
+    if (app.get_subcommands().empty())
+      refuse("bench: what to measure is missing; legal: train, comm, context");
   });
 
   auto train_flags = std::make_shared<BenchTrainFlags>();

@@ -11,6 +11,7 @@
 #include "apps/bench_comm_operations.h"
 #include "apps/flags.h"
 #include "base/error.h"
+#include "base/json_text.h"
 #include "base/units.h"
 #include "comm/exchange.h"
 #include "comm/threads.h"
@@ -182,13 +183,12 @@ int bench_comm(const BenchCommFlags& f) {
   if (!f.json) return 0;
   ordered_json by_size = ordered_json::array();
   for (const Size& size : sizes) by_size.push_back({{"bytes", size.bytes}, {"rows", to_json(size)}});
-  fmt::print("{}\n", ordered_json{{"cpu", cpu_name()},
-                                  {"ranks", f.ranks},
-                                  {"message_seconds", message_seconds},
-                                  {"bytes", sizes.back().bytes},
-                                  {"rows", to_json(sizes.back())},
-                                  {"sizes", by_size}}
-                         .dump());
+  fmt::print("{}\n", json_text(ordered_json{{"cpu", cpu_name()},
+                                            {"ranks", f.ranks},
+                                            {"message_seconds", message_seconds},
+                                            {"bytes", sizes.back().bytes},
+                                            {"rows", to_json(sizes.back())},
+                                            {"sizes", by_size}}));
   return 0;
 }
 

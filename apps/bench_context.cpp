@@ -9,6 +9,7 @@
 #include "apps/bench.h"
 #include "apps/flags.h"
 #include "base/error.h"
+#include "base/json_text.h"
 #include "base/median.h"
 #include "base/philox.h"
 #include "base/units.h"
@@ -212,7 +213,7 @@ int bench_context(const BenchContextFlags& f) {
         drawing(measured[2]));
   }
   if (f.json)
-    fmt::print("{}\n", ordered_json{{"cpu", cpu_name()}, {"matmul_flops", peak}, {"rows", rows}}.dump());
+    fmt::print("{}\n", json_text(ordered_json{{"cpu", cpu_name()}, {"matmul_flops", peak}, {"rows", rows}}));
   return 0;
 }
 

@@ -9,6 +9,7 @@
 #include "apps/flag_values.h"
 #include "apps/verbs.h"
 #include "base/error.h"
+#include "base/json_text.h"
 #include "train/calibrate.h"
 #include "train/this_machine.h"
 
@@ -45,7 +46,7 @@ int run_calibrate(const CalibrateFlags& f) {
       samples.push_back({{"what", s.what},
                          {"measured_seconds", s.measured_seconds},
                          {"described_seconds", s.described_seconds}});
-    fmt::print("{}\n", nlohmann::ordered_json{{"machine", f.out}, {"samples", samples}}.dump());
+    fmt::print("{}\n", json_text(nlohmann::ordered_json{{"machine", f.out}, {"samples", samples}}));
   }
   return 0;
 }

@@ -7,6 +7,7 @@
 
 #include "apps/flags.h"
 #include "base/error.h"
+#include "base/json_text.h"
 #include "base/units.h"
 #include "train/checkpoint.h"
 #include "train/checkpoint_compare.h"
@@ -37,15 +38,14 @@ int answer(const std::function<int()>& check) {
 int run_info(const CheckpointFlags& f) {
   const CheckpointInfo info = read_checkpoint_info(f.path);
   if (f.json) {
-    fmt::print("{}\n", ordered_json{{"path", info.path},
-                                    {"step", info.step},
-                                    {"tokens", info.tokens},
-                                    {"seed", info.seed},
-                                    {"dtype", dtype_name(info.dtype)},
-                                    {"model", info.model.name},
-                                    {"params", num_parameters(info.model)},
-                                    {"compress", compression_text(info.compression)}}
-                           .dump());
+    fmt::print("{}\n", json_text(ordered_json{{"path", info.path},
+                                              {"step", info.step},
+                                              {"tokens", info.tokens},
+                                              {"seed", info.seed},
+                                              {"dtype", dtype_name(info.dtype)},
+                                              {"model", info.model.name},
+                                              {"params", num_parameters(info.model)},
+                                              {"compress", compression_text(info.compression)}}));
     return 0;
   }
   fmt::print("{}\nstep {}, {} tokens, seed {}, {}\nmodel {}: {} parameters\n", info.path, info.step,
@@ -60,12 +60,11 @@ int run_verify_checkpoint(const CheckpointFlags& f) {
   return answer([&] {
     const CheckpointContents c = check_checkpoint(f.path);
     if (f.json)
-      fmt::print("{}\n", ordered_json{{"whole", true},
-                                      {"tensors", c.tensors},
-                                      {"parts", c.parts},
-                                      {"files", c.files},
-                                      {"bytes", c.bytes}}
-                             .dump());
+      fmt::print("{}\n", json_text(ordered_json{{"whole", true},
+                                                {"tensors", c.tensors},
+                                                {"parts", c.parts},
+                                                {"files", c.files},
+                                                {"bytes", c.bytes}}));
     else
       fmt::print("whole: {} tensors in {} parts and {} files, {}\n", c.tensors, c.parts, c.files,
                  format_bytes(static_cast<double>(c.bytes)));
@@ -81,7 +80,7 @@ int run_diff(const CheckpointFlags& f) {
       rows.push_back(
           {{"tensor", d.name},
            {"rel_diff", std::isfinite(d.rel_diff) ? d.rel_diff : std::numeric_limits<double>::max()}});
-    fmt::print("{}\n", ordered_json{{"same", differences.empty()}, {"differences", rows}}.dump());
+    fmt::print("{}\n", json_text(ordered_json{{"same", differences.empty()}, {"differences", rows}}));
   } else if (differences.empty()) {
     fmt::print("the same, to the last bit\n");
   } else {

@@ -7,6 +7,7 @@
 #include "apps/flags.h"
 #include "base/error.h"
 #include "train/checkpoint.h"
+#include "base/json_text.h"
 
 namespace echelon {
 namespace {
@@ -69,7 +70,7 @@ int run_generate(GenerateFlags& f) {
       report["text"] = bytes;
     }
     // A model of bytes may write half a character; a program gets the replacement character then.
-    fmt::print("{}\n", report.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    fmt::print("{}\n", json_text(report));
   }
   return 0;
 }

@@ -81,11 +81,11 @@ int run_plan(const PlanSearchFlags& f) {
              request.work.machine.name, request.work.software.name, request.work.global_batch,
              request.work.seq_len, precision_name(request.work.precision));
   fmt::print(out, "{}", plans_table(result));
-  if (result.plans.empty()) fmt::print(out, "{}", explain_nothing(result, gpus));
+  if (result.plans.empty()) fmt::print(out, "{}\n", explain_nothing(result, gpus));
   if (f.explain) fmt::print(out, "{}", explain_winner(result, request.work));
   if (is_against && !result.plans.empty())
     fmt::print(out, "\nwhy not {}: {}", f.against_text,
-               other.plans.empty() ? explain_nothing(other, gpus)
+               other.plans.empty() ? explain_nothing(other, gpus) + "\n"
                                    : explain_loser(result.plans.front(), other.plans.front()));
   if (!result.plans.empty()) {
     if (!f.out.empty()) write_plan(f.out, result.plans.front(), request.work);

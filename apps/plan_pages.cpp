@@ -8,6 +8,7 @@
 
 #include "apps/flag_values.h"
 #include "base/error.h"
+#include "base/json_text.h"
 #include "base/units.h"
 #include "draw/plan_report.h"
 #include "plan/explain.h"
@@ -78,7 +79,7 @@ std::string sweep_table(const Sweep& sweep) {
                                  "MFU", "memory");
   for (const SweepPoint& p : sweep.points) {
     if (!p.best) {
-      text += fmt::format("{:>12} {}", p.value, p.why_not);
+      text += fmt::format("{:>12} {}\n", p.value, p.why_not);
       continue;
     }
     const Estimate& e = *p.best;
@@ -123,7 +124,7 @@ std::string sweep_json(const Sweep& sweep) {
       object["why_not"] = p.why_not;
     list.push_back(object);
   }
-  return nlohmann::ordered_json{{"sweep", list}}.dump();
+  return json_text(nlohmann::ordered_json{{"sweep", list}});
 }
 
 std::string sweep_svg(const Sweep& sweep) {

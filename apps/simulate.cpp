@@ -14,6 +14,7 @@
 #include "apps/verbs.h"
 #include "base/error.h"
 #include "schedule/lower.h"
+#include "base/json_text.h"
 #include "schedule/schedules.h"
 #include "schedule/text.h"
 
@@ -131,11 +132,11 @@ class Simulate {
   void print_numbers(const std::vector<SimulationReport>& reports) const {
     if (f_.json) {
       if (f_.compare.empty()) {
-        fmt::print("{}\n", to_json(reports[0]).dump());
+        fmt::print("{}\n", json_text(to_json(reports[0])));
       } else {
         nlohmann::ordered_json rows = nlohmann::ordered_json::array();
         for (const SimulationReport& r : reports) rows.push_back(to_json(r));
-        fmt::print("{}\n", nlohmann::ordered_json{{"schedules", rows}}.dump());
+        fmt::print("{}\n", json_text(nlohmann::ordered_json{{"schedules", rows}}));
       }
       return;
     }

@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include "apps/simulate_drawing.h"
+#include "base/json_text.h"
 #include "apps/simulate_experts_report.h"
 
 namespace echelon {
@@ -24,7 +25,7 @@ int simulate_experts(const SimulateFlags& shared, const ExpertsFlags& flags) {
   // Into a file first: if that cannot be, nothing was said yet.
   if (!shared.out.empty()) draw();
   if (shared.json)
-    fmt::print("{}\n", to_json(request, reports).dump());
+    fmt::print("{}\n", json_text(to_json(request, reports)));
   else
     fmt::print(shared.out.empty() && shared.format != "text" ? stderr : stdout, "{}",
                describe(request, reports));

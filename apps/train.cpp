@@ -278,8 +278,8 @@ int run_train(TrainFlags& f, StopSignals& signals) {
         out, "pipeline of the last step{}: {} measured, {} simulated with the times its instructions took\n",
         flushes(plan) ? "" : "s", format_seconds(measured), format_seconds(simulated));
   }
-  const std::string missed = missed_predictions(summary);
-  if (!missed.empty()) fmt::print(out, "predicted, and off by more than 10%:\n{}", missed);
+  if (const auto missed = missed_predictions(summary); !missed.empty())
+    fmt::print(out, "predicted, and off by more than 10%:\n  {}\n", fmt::join(missed, "\n  "));
   if (summary.gathers)
     fmt::print(
         out, "  {} gathers of parameters, {} under way before the layer ahead of theirs; uses waited {}\n",

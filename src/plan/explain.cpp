@@ -1,4 +1,5 @@
 #include "plan/explain.h"
+#include "base/json_text.h"
 
 #include <fmt/format.h>
 
@@ -94,7 +95,7 @@ std::string plans_json(const SearchResult& result, const Workload& work) {
                          {"bytes", result.nearest->bytes},
                          {"usable_bytes", result.nearest->usable_bytes}};
   for (const Estimate& e : result.plans) object["plans"].push_back(plan_json(e, work));
-  return object.dump();
+  return json_text(object);
 }
 
 std::string plans_table(const SearchResult& result) {
@@ -188,10 +189,10 @@ std::string explain_nothing(const SearchResult& result, int gpus) {
       if (const auto found = result.rejected.find(reason);
           example.empty() && found != result.rejected.end() && !found->second.examples.empty())
         example = ", as " + found->second.examples.front();
-    return fmt::format("no configuration of {} GPUs has a legal shape and schedule{}\n", gpus, example);
+    return fmt::format("no configuration of {} GPUs has a legal shape and schedule{}", gpus, example);
   }
   const Nearest& n = *result.nearest;
-  return fmt::format("no configuration of {} GPUs fits; the nearest needs {} of {}, {} too much: {}\n", gpus,
+  return fmt::format("no configuration of {} GPUs fits; the nearest needs {} of {}, {} too much: {}", gpus,
                      format_device_memory(n.bytes), format_device_memory(n.usable_bytes),
                      format_device_memory(n.bytes - n.usable_bytes), describe(n.configuration));
 }

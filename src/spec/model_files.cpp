@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "base/error.h"
+#include "base/utf8.h"
 #include "spec/embedded.h"
 #include "spec/model_spec.h"
 #include "spec/toml_text.h"
@@ -170,7 +171,8 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
   const Reader reader(table, where);
   reader.refuse_unknown_keys();
   ModelSpec m;
-  m.name = reader.has("name") ? reader.text("name", "a text") : std::filesystem::path(where).stem().string();
+  const std::string file = std::filesystem::path(where).stem().string();
+  m.name = reader.has("name") ? reader.text("name", "a text") : is_utf8(file) ? file : "model";
   const char* families = "\"gpt2\" or \"llama\"";
   const std::string family = reader.text("family", families);
   if (family != "gpt2" && family != "llama")

@@ -1,4 +1,5 @@
 #include "train/metrics.h"
+#include "base/json_text.h"
 
 #include <fmt/core.h>
 
@@ -76,7 +77,7 @@ std::string to_json(const StepRecord& r) {
                       {"step_seconds", r.step_seconds}};
   if (!r.experts.empty()) object["experts"] = json_of(r.experts);
   if (!r.skipped.empty()) object["skipped"] = r.skipped;
-  return object.dump();
+  return json_text(object);
 }
 
 int WorkSpread::slowest() const {
@@ -84,15 +85,14 @@ int WorkSpread::slowest() const {
 }
 
 std::string to_json(const WorkSpread& spread) {
-  return ordered_json{{"first_step", spread.first_step},
-                      {"last_step", spread.last_step},
-                      {"rank_seconds", spread.seconds},
-                      {"slowest_rank", spread.slowest()}}
-      .dump();
+  return json_text(ordered_json{{"first_step", spread.first_step},
+                                {"last_step", spread.last_step},
+                                {"rank_seconds", spread.seconds},
+                                {"slowest_rank", spread.slowest()}});
 }
 
 std::string evaluation_json(std::int64_t step, double validation_loss) {
-  return ordered_json{{"step", step}, {"validation_loss", validation_loss}}.dump();
+  return json_text(ordered_json{{"step", step}, {"validation_loss", validation_loss}});
 }
 
 std::string to_json(const TrainSummary& s) {
@@ -139,7 +139,7 @@ std::string to_json(const TrainSummary& s) {
   }
   if (s.stopped) object["stopped"] = true;
   if (s.skipped > 0) object["skipped_steps"] = s.skipped;
-  return object.dump();
+  return json_text(object);
 }
 
 std::string memory_table(const std::string& whose, const Memory& predicted, const Memory& measured) {
@@ -154,13 +154,14 @@ std::string memory_table(const std::string& whose, const Memory& predicted, cons
   return table;
 }
 
-std::string missed_predictions(const TrainSummary& s) {
+std::vector<std::string> missed_predictions(const TrainSummary& s) {
   constexpr double bar = 0.1;
-  std::string lines;
+  std::vector<std::string> missed;
   const auto compare = [&](const char* what, double predicted, double measured) {
     if (measured <= 0 || std::abs(predicted / measured - 1) <= bar) return;
-    lines += fmt::format("  {}: the prediction is {:.0f}% {} what was measured\n", what,
-                         100 * std::abs(predicted / measured - 1), predicted > measured ? "above" : "below");
+    missed.push_back(fmt::format("{}: the prediction is {:.0f}% {} what was measured", what,
+                                 100 * std::abs(predicted / measured - 1),
+                                 predicted > measured ? "above" : "below"));
   };
   const auto bytes = [](const Traffic& traffic) {
     std::int64_t sum = 0;
@@ -172,9 +173,9 @@ std::string missed_predictions(const TrainSummary& s) {
   compare("traffic", bytes(s.predicted_traffic), bytes(s.measured_traffic));
   compare("step time", s.predicted_step_seconds, s.step_seconds);
   if (std::abs(s.predicted_bubble - s.measured_bubble) > bar)
-    lines += fmt::format("  bubble: {:.1f}% of the step predicted, {:.1f}% measured\n",
-                         100 * s.predicted_bubble, 100 * s.measured_bubble);
-  return lines;
+    missed.push_back(fmt::format("bubble: {:.1f}% of the step predicted, {:.1f}% measured",
+                                 100 * s.predicted_bubble, 100 * s.measured_bubble));
+  return missed;
 }
 
 std::string staleness_table(const AsynchronousSummary& s) {

@@ -91,9 +91,9 @@ std::string evaluation_json(std::int64_t step, double validation_loss);
 // table each.
 std::string memory_table(const std::string& whose, const Memory& predicted, const Memory& measured);
 std::string traffic_table(const Traffic& predicted, const Traffic& measured);
-// A line for each of memory, traffic, step time and bubble whose prediction is off by more than a tenth (of
-// the bubble: by more than a tenth of the step); empty where none is.
-std::string missed_predictions(const TrainSummary& summary);
+// A sentence for each of memory, traffic, step time and bubble whose prediction is off by more than a tenth
+// (of the bubble: by more than a tenth of the step).
+std::vector<std::string> missed_predictions(const TrainSummary& summary);
 // Of a progress line: the largest load over the mean, of all layers, and what was dropped, of all choices;
 // empty without experts.
 std::string expert_note(const std::vector<ExpertLoad>& loads);

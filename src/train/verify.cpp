@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json_text.h"
 #include "base/philox.h"
 #include "plan/cost.h"
 #include "spec/reduction_buckets.h"
@@ -422,20 +423,19 @@ std::string to_json(const VerifyReport& r, const Plan& plan) {
   ordered_json mesh = ordered_json::object();
   for (Axis axis : all_axes) mesh[axis_name(axis)] = plan.mesh.size(axis);
   mesh["ep"] = plan.mesh.ep;
-  return ordered_json{{"pass", r.pass},
-                      {"ranks", plan.mesh.num_ranks()},
-                      {"steps", r.steps},
-                      {"bitwise", r.bitwise},
-                      {"loss_max_rel_diff", number(r.loss_max_rel_diff)},
-                      {"grad_max_rel_diff", number(r.grad_max_rel_diff)},
-                      {"param_max_rel_diff", number(r.param_max_rel_diff)},
-                      {"bound", r.bound},
-                      {"param_worst_over_allowed", number(r.param_worst)},
-                      {"first_difference", first},
-                      {"mesh", mesh},
-                      {"reference_losses", r.reference_losses},
-                      {"mesh_losses", r.mesh_losses}}
-      .dump();
+  return json_text(ordered_json{{"pass", r.pass},
+                                {"ranks", plan.mesh.num_ranks()},
+                                {"steps", r.steps},
+                                {"bitwise", r.bitwise},
+                                {"loss_max_rel_diff", number(r.loss_max_rel_diff)},
+                                {"grad_max_rel_diff", number(r.grad_max_rel_diff)},
+                                {"param_max_rel_diff", number(r.param_max_rel_diff)},
+                                {"bound", r.bound},
+                                {"param_worst_over_allowed", number(r.param_worst)},
+                                {"first_difference", first},
+                                {"mesh", mesh},
+                                {"reference_losses", r.reference_losses},
+                                {"mesh_losses", r.mesh_losses}});
 }
 
 }  // namespace echelon
