@@ -254,6 +254,19 @@ std::string to_toml(const ModelSpec& m) {
   return text;
 }
 
+std::vector<FieldDifference> differences(const ModelSpec& first, const ModelSpec& second) {
+  const auto value_in = [](const toml::table& table, const char* key) {
+    const toml::node* node = table.get(key);
+    return node == nullptr ? std::string() : shown(*node);
+  };
+  const toml::table a = parse_toml(to_toml(first), first.name), b = parse_toml(to_toml(second), second.name);
+  std::vector<FieldDifference> all;
+  for (const char* key : toml_keys)
+    if (const std::string mine = value_in(a, key), other = value_in(b, key); mine != other)
+      all.push_back({key, mine, other});
+  return all;
+}
+
 std::vector<std::string> model_preset_names() {
   std::vector<std::string> names;
   for (std::size_t i = 0; i < num_embedded_models; ++i) names.emplace_back(embedded_models[i].name);

@@ -74,6 +74,13 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where);
 ModelSpec model_from_hugging_face(const std::string& config_json, const std::string& where);
 std::string to_toml(const ModelSpec& model);  // model_from_toml(to_toml(m)) == m
 
+// A field that two models do not have alike, by its name in TOML; a value is empty where a model has no such
+// field.
+struct FieldDifference {
+  std::string field, first, second;
+};
+std::vector<FieldDifference> differences(const ModelSpec& first, const ModelSpec& second);
+
 // Parameters of one part of the model. Names are those that transformers saves.
 std::vector<ParamSpec> embedding_parameters(const ModelSpec& model);
 std::vector<ParamSpec> block_parameters(const ModelSpec& model, std::int64_t layer);

@@ -182,6 +182,18 @@ std::map<std::string, std::string> stored_names(const StoredModel& stored, const
   return names;
 }
 
+// A configuration means what its reader makes of it: that has to be the model, in every field.
+void refuse_inexpressible(const ModelSpec& model, const std::string& type, const std::string& config) {
+  ModelSpec meant = model_from_hugging_face(config, fmt::format("model {} as config.json", model.name));
+  meant.name = model.name;
+  if (model.num_expert_layers() == model.num_layers) meant.mlp_hidden = model.mlp_hidden;  // of no layer
+  for (const auto& [field, here, there] : differences(model, meant))
+    refuse(
+        "model {}: {} = {} cannot be said in a {} configuration of transformers, where it is {}; legal: a "
+        "model with {} = {}",
+        model.name, field, here, type, there, field, there);
+}
+
 }  // namespace
 
 std::string hugging_face_config(const ModelSpec& m, DType dtype) {
@@ -199,8 +211,6 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
               {"resid_pdrop", 0.0},
               {"embd_pdrop", 0.0},
               {"attn_pdrop", 0.0}};
-    if (m.hidden != m.attention_width())
-      refuse("model {}: a GPT-2 of transformers has heads of n_embd / n_head, not {}", m.name, m.head_dim);
   } else {
     if (m.experts == Experts::deepseek || m.latent_attention())
       refuse("model {}: its layout of Hugging Face is not written yet; legal: gpt2, llama, mixtral", m.name);
@@ -230,7 +240,9 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
   config["torch_dtype"] = dtype == DType::f64 ? "float64" : "float32";
   // transformers' own would lie outside a small vocabulary. Of bytes the last one ends a text.
   config["bos_token_id"] = config["eos_token_id"] = m.vocab - 1;
-  return config.dump(2) + "\n";
+  const std::string text = config.dump(2) + "\n";
+  refuse_inexpressible(m, config["model_type"], text);
+  return text;
 }
 
 void export_hugging_face(const std::string& checkpoint, const std::string& directory,

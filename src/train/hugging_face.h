@@ -10,7 +10,8 @@
 
 namespace echelon {
 
-// What transformers needs to know of the model. RequestError for one that it has no class for.
+// What transformers needs to know of the model: read back (model_from_hugging_face) it is the model, in every
+// field. RequestError for one that transformers has no class for, and naming the field that has no place.
 std::string hugging_face_config(const ModelSpec& model, DType dtype);
 
 // Writes the parameters of a checkpoint to `directory`, which must not exist or be empty, in files of about
