@@ -90,7 +90,7 @@ int bench_train(BenchTrainFlags& f) {
   run_ranks(world, [&](int index) {
     Arena arena, probe_arena;
     const auto kernels = make_kernels(arena, plan.dtype, run.threads_per_rank);
-    const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels);
+    const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels, run.collectives);
     Trainer trainer(rank, plan, optimizer, 1);
     const auto meet = [&] {
       for (Axis axis : all_axes) rank.along(axis).barrier().wait();

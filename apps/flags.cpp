@@ -7,6 +7,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "apps/flag_needs.h"
 #include "base/error.h"
 #include "base/units.h"
 #include "schedule/pipeline_layout.h"
@@ -124,6 +125,78 @@ static void set_layers_per_stage(Plan& plan, const std::string& text) {
   if (!plan.balance_layers) plan.layers_per_stage = parse_list("--layers-per-stage", text);
 }
 
+static std::vector<Remedy> sizes(Axis axis) {
+  std::vector<Remedy> all;
+  for (int size : {2, 3, 4, 6, 8}) all.push_back(remedy(axis, size));
+  return all;
+}
+
+// What each flag of a plan needs beside it.
+static std::vector<FlagNeed> plan_needs(const Plan& p) {
+  const int pp = p.mesh.size(Axis::pp), tp = p.mesh.size(Axis::tp), cp = p.mesh.size(Axis::cp);
+  const int state_ranks = p.mesh.dp_cp_size();
+  const std::string schedule = fmt::format("with --schedule {}", p.schedule),
+                    zero = fmt::format("with --zero {}", p.zero), alone = "with --dp 1 and --cp 1";
+  const bool cuts = p.zero >= 1 && p.zero <= 3;
+  const bool is_hybrid = p.context_kind == ContextKind::hybrid;
+  const Remedy zero_0 = remedy("--zero", &Plan::zero, 0), zero_3 = remedy("--zero", &Plan::zero, 3),
+               ring{"--cp-kind", "ring", [](Plan&o) { o.context_kind = ContextKind::ring; }},
+               hybrid{"--cp-kind", "hybrid", [](Plan&o) { o.context_kind = ContextKind::hybrid; }},
+               interleaved{"--schedule", "interleaved",
+                           [](Plan&o) { o.schedule = "interleaved", o.schedule_text = ""; }},
+               document{"--mask", "document", [](Plan&o) { o.mask = AttentionMask::document; }},
+               offload{"--offload", "optimizer", [](Plan&o) { o.offload = Offload::optimizer; }},
+               capacity{"--capacity", "1.25", [](Plan&o) { o.balancing.capacity = 1.25; }},
+               aux_loss{"--aux-loss", "0.01", [](Plan&o) { o.balancing.expert_loss = 0.01; }};
+  const bool has_experts = p.model.experts != Experts::none;
+  const std::string expertless = fmt::format("with {}, which has no experts", p.model.name);
+  const bool is_interleaved = p.schedule_text.empty() && p.schedule.starts_with("interleaved");
+  return {
+      {"--schedule", pp != 1, "with --pp 1", sizes(Axis::pp)},
+      {"--layers-per-stage", pp != 1, "with --pp 1", sizes(Axis::pp)},
+      {"--chunks", pp != 1 || p.chunks == 0, "with --pp 1", sizes(Axis::pp)},
+      {"--chunks", is_interleaved || p.chunks == 0, schedule, {interleaved}},
+      {"--optimizer-barrier", pp != 1 || p.optimizer_barrier, "with --pp 1", sizes(Axis::pp)},
+      {"--sp", tp != 1 || !p.sequence_parallel, "with --tp 1", sizes(Axis::tp)},
+      {"--cp-kind", cp != 1, "with --cp 1", sizes(Axis::cp)},
+      {"--cp-balance", cp != 1, "with --cp 1", sizes(Axis::cp)},
+      {"--cp-balance", p.context_kind != ContextKind::ulysses, "with --cp-kind ulysses", {ring}},
+      {"--cp-balance",
+       !is_hybrid || p.ulysses != cp,
+       fmt::format("with --cp-ulysses {} of --cp {}", p.ulysses, cp),
+       {remedy("--cp-ulysses", &Plan::ulysses, 1)}},
+      {"--cp-ulysses", cp != 1, "with --cp 1", sizes(Axis::cp)},
+      {"--cp-ulysses",
+       is_hybrid,
+       fmt::format("with --cp-kind {}", context_kind_name(p.context_kind)),
+       {hybrid}},
+      {"--document-end", p.mask == AttentionMask::document, "with --mask causal", {document}},
+      {"--drop", has_experts, expertless, {}},
+      {"--balance-scope", has_experts, expertless, {}},
+      {"--drop", p.balancing.capacity != 0, "with --capacity 0", {capacity}},
+      {"--balance-scope",
+       p.balancing.has_counts() || p.balancing.capacity != 0,
+       "without --aux-loss, --device-loss, --communication-loss or --capacity",
+       {aux_loss}},
+      {"--zero", !cuts || state_ranks != 1, alone, sizes(Axis::dp)},
+      {"--zero",
+       !cuts || p.hsdp != state_ranks,
+       fmt::format("with --hsdp {} of {} ranks", p.hsdp, state_ranks),
+       {remedy("--hsdp", &Plan::hsdp, 1)}},
+      {"--zero-prefetch", p.zero == 3, zero, {zero_3}},
+      {"--zero-prefetch", state_ranks != 1, alone, sizes(Axis::dp)},
+      {"--zero-prefetch",
+       p.hsdp != state_ranks,
+       fmt::format("with --hsdp {} of {} ranks", p.hsdp, state_ranks),
+       {remedy("--hsdp", &Plan::hsdp, 1)}},
+      {"--bucket", p.zero == 0, zero, {zero_0}},
+      {"--bucket", state_ranks != 1, alone, sizes(Axis::dp)},
+      {"--compress", p.compression.kind == CompressionKind::none || state_ranks != 1, alone, sizes(Axis::dp)},
+      {"--offload-dir", p.offload != Offload::none, "with --offload none", {offload}},
+      {"--collectives", p.mesh.num_ranks() != 1, "with one rank", sizes(Axis::dp)},
+  };
+}
+
 Plan PlanFlags::plan() const {
   const auto is_given = [&](const char* name) { return app_->get_option(name)->count() > 0; };
   Plan plan = defaults_;
@@ -139,21 +212,11 @@ Plan PlanFlags::plan() const {
   if (is_given("--pp")) plan.mesh.set(Axis::pp, pp_);
   if (is_given("--zero")) plan.zero = zero_;
   if (is_given("--hsdp")) plan.hsdp = hsdp_;
-  if (is_given("--zero-prefetch")) {
-    plan.zero_prefetch = zero_prefetch_;
-    if (plan.zero != 3)
-      refuse("--zero-prefetch {}: only --zero 3 gathers parameters, and --zero is {}", zero_prefetch_,
-             plan.zero);
-  }
+  if (is_given("--zero-prefetch")) plan.zero_prefetch = zero_prefetch_;
   if (is_given("--bucket")) plan.bucket_bytes = parse_bytes(bucket_, "--bucket");
   if (is_given("--compress")) plan.compression = parse_compression(compress_, "--compress");
   if (is_given("--offload")) plan.offload = parse_offload(offload_, "--offload");
-  if (is_given("--offload-dir")) {
-    if (offload_dir_.empty()) refuse("--offload-dir: the path is empty");
-    plan.offload_directory = offload_dir_;
-    if (plan.offload == Offload::none)
-      refuse("--offload-dir {}: nothing is kept in a file; add --offload optimizer", offload_dir_);
-  }
+  if (is_given("--offload-dir")) plan.offload_directory = offload_dir_;
   if (is_given("--aux-loss")) plan.balancing.expert_loss = aux_loss_;
   if (is_given("--device-loss")) plan.balancing.device_loss = device_loss_;
   if (is_given("--communication-loss")) plan.balancing.communication_loss = communication_loss_;
@@ -198,8 +261,12 @@ Plan PlanFlags::plan() const {
     if (flag.legal == nullptr) refuse("{} {}: not built yet; leave it out", flag.name, flag.value);
     refuse("{} {}: not built yet; legal: {}", flag.name, flag.value, flag.legal);
   }
-  validate(plan);
-  const PipelineLayout checked(plan);
+  check_with_remedies(plan, [this](const Plan& asked, const std::string& also_given) {
+    validate(asked.mesh);
+    refuse_idle(*app_, plan_needs(asked), also_given);
+    validate(asked);
+    const PipelineLayout checked(asked);
+  });
   return plan;
 }
 
@@ -221,8 +288,12 @@ void OptimizerFlags::finish(std::int64_t steps, const Plan& plan) {
   options_->min_lr = min_lr_.value_or(options_->lr / 10);
 }
 
-void RunFlags::add_to(CLI::App& app) {
+void RunFlags::add_threads_to(CLI::App& app) {
   add_number(app, "--threads", threads_, "Compute threads of one rank (default: the cores shared out)");
+}
+
+void RunFlags::add_to(CLI::App& app) {
+  add_threads_to(app);
   app.add_option("--collectives", collectives_,
                  "direct on shared memory, or an algorithm over messages (docs/collectives.md)")
       ->type_name("direct|ring|halving-doubling|auto")

@@ -63,6 +63,8 @@ RanksHere ranks_here(const Plan& plan, const ProcessWorld* processes);
 class RunFlags {
  public:
   void add_to(CLI::App& app);
+  // Of a verb that runs one rank.
+  void add_threads_to(CLI::App& app);
   // Compute threads of a rank: as given, or the cores shared out over the ranks.
   RunOptions options(const Plan& plan, const ProcessWorld* processes = nullptr) const;
   std::chrono::milliseconds timeout() const;

@@ -4,10 +4,11 @@
 
 #include <nlohmann/json.hpp>
 
+#include "apps/flag_needs.h"
 #include "apps/flags.h"
 #include "base/error.h"
-#include "train/checkpoint.h"
 #include "base/json_text.h"
+#include "train/checkpoint.h"
 
 namespace echelon {
 namespace {
@@ -18,10 +19,19 @@ struct GenerateFlags {
   std::string checkpoint, prompt;
   std::vector<std::int32_t> prompt_tokens;
   bool json = false;
+  CLI::App* app = nullptr;
 };
+
+std::vector<FlagNeed> generate_needs(const GenerateOptions& o) {
+  const std::vector<Remedy> warmer{advice("--temperature", "0.8")};
+  return {{"--top-k", o.temperature != 0 || o.top_k == 0, "with --temperature 0", warmer},
+          {"--seed", o.temperature != 0, "with --temperature 0", warmer},
+          {"--seed", o.top_k != 1, "with --top-k 1", {advice("--top-k", "40")}}};
+}
 
 int run_generate(GenerateFlags& f) {
   validate(f.options);
+  refuse_idle(*f.app, generate_needs(f.options));
   if (f.checkpoint.empty())
     refuse("--checkpoint: no path is given; give a directory of checkpoints, or one of them");
   const CheckpointInfo info = read_checkpoint_info(f.checkpoint);
@@ -80,7 +90,8 @@ int run_generate(GenerateFlags& f) {
 void add_generate(CLI::App& program, int& status) {
   auto flags = std::make_shared<GenerateFlags>();
   CLI::App& app = *program.add_subcommand("generate", "Sample text from a checkpoint");
-  flags->run.add_to(app);
+  flags->app = &app;
+  flags->run.add_threads_to(app);
   app.add_option("--checkpoint", flags->checkpoint,
                  "Directory of checkpoints (the last is used), or one of them (required)")
       ->type_name("DIR");

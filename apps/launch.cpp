@@ -18,6 +18,7 @@
 #include <sstream>
 #include <thread>
 
+#include "apps/flag_needs.h"
 #include "apps/flags.h"
 #include "apps/stop_signals.h"
 #include "base/clock.h"
@@ -122,7 +123,6 @@ class Commands {
   }
 
  private:
-
   pid_t start(const Words& words) const {
     std::vector<char*> arguments;
     for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
@@ -156,12 +156,20 @@ class Commands {
 
 class Launch {
  public:
-  explicit Launch(const LaunchFlags& flags)
+  Launch(const LaunchFlags& flags, const CLI::App& app)
       : flags_(flags), command_(separated(flags.command)), hosts_(parse_hosts(flags.hosts)) {
     if (command_.empty() || command_.front() != "train")
       refuse(
           "launch: what it runs is missing; as in: echelon launch --max-restarts 3 -- train --checkpoint DIR "
           "...");
+    if (flags_.ranks < 0) refuse("--ranks {}: must be at least 0", flags_.ranks);
+    if (!hosts_.empty() && is_given(app, "--ranks") && flags_.ranks != num_slots())
+      refuse("--ranks {}: --hosts {} takes {}; leave --ranks out, or give {}", flags_.ranks, flags_.hosts,
+             num_slots(), num_slots());
+    refuse_idle(
+        app,
+        {{"--agent", !hosts_.empty(), "without --hosts", {advice("--hosts", "HOST:N,...")}},
+         {"--elastic", flags_.max_restarts != 0, "with --max-restarts 0", {advice("--max-restarts", "3")}}});
     if (flags_.max_restarts < 0) refuse("--max-restarts {}: must be at least 0", flags_.max_restarts);
     const std::string* directory = value_of(command_, "--checkpoint");
     if (directory == nullptr && flags_.max_restarts > 0)
@@ -280,7 +288,7 @@ void add_launch(CLI::App& program, int& status) {
   add_number(app, "--max-restarts", flags->max_restarts, "How often");
   app.add_flag("--elastic", flags->elastic, "Go on with fewer --dp ranks when a host is gone");
   app.add_option("command", flags->command, "Behind --: train and its flags")->type_name("train ...");
-  app.callback([flags, &status] { status = Launch(*flags).run_until_done(); });
+  app.callback([flags, &app, &status] { status = Launch(*flags, app).run_until_done(); });
 }
 
 }  // namespace echelon

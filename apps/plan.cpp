@@ -39,13 +39,6 @@ int run_plan(const PlanSearchFlags& f) {
   std::FILE* out = f.json ? stderr : stdout;
   const bool is_against = !f.against_text.empty();
   if (!f.sweep.empty()) {
-    for (const auto& [flag, text] : {std::pair{"--out", &f.out}, {"--html", &f.html}})
-      if (!text->empty())
-        refuse("{} {}: is of the best plan, and --sweep has one of each value; leave one of them out", flag,
-               *text);
-    if (is_against || f.explain)
-      refuse("{}: explains one plan, and --sweep has one of each value; leave one of them out",
-             is_against ? "--against " + f.against_text : "--explain");
     if (!f.sweep_out.empty() && !f.sweep_out.ends_with(".svg") && !f.sweep_out.ends_with(".csv"))
       refuse("--sweep-out {}: must end in .csv, a table, or in .svg, a chart", f.sweep_out);
     const Sweep sweep = run_sweep(request, f.sweep);
@@ -57,7 +50,6 @@ int run_plan(const PlanSearchFlags& f) {
     if (f.json) fmt::print("{}\n", sweep_json(sweep));
     return sweep.any_fits() ? 0 : 1;
   }
-  if (!f.sweep_out.empty()) refuse("--sweep-out {}: there is no --sweep", f.sweep_out);
   SearchResult result, other;
   int gpus = request.gpus;
   if (f.target_seconds > 0) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "apps/flag_needs.h"
 #include "apps/flag_values.h"
 #include "base/error.h"
 #include "schedule/schedules.h"
@@ -80,6 +81,37 @@ void PlanSearchFlags::add_to(CLI::App& app) {
   app.add_flag("--json", json, "One JSON object on standard output");
 }
 
+// What each flag needs beside it: an axis that is pinned to one rank leaves nothing to say of it.
+static std::vector<FlagNeed> search_needs(const Pins& p, const std::string& sweep,
+                                          const std::string& objective) {
+  const bool pipeline = p.pp != 1, context = p.cp != 1, sweeps = !sweep.empty();
+  const auto is_swept = [&](const char* key) { return sweep.starts_with(std::string(key) + "="); };
+  return {
+      {"--schedule", pipeline, "with --pp 1", {}},
+      {"--layers-per-stage", pipeline, "with --pp 1", {}},
+      {"--chunks", pipeline || p.chunks == 1, "with --pp 1", {}},
+      {"--sp", p.tp != 1 || p.sequence_parallel == false, "with --tp 1", {}},
+      {"--cp-kind", context, "with --cp 1", {}},
+      {"--cp-balance", context, "with --cp 1", {}},
+      {"--cp-balance", p.context != ContextKind::ulysses, "with --cp-kind ulysses", {}},
+      {"--zero", p.zero == 0 || p.dp != 1 || p.cp != 1, "with --dp 1 and --cp 1", {}},
+      {"--target-time",
+       objective == "gpus",
+       fmt::format("with --objective {}", objective),
+       {advice("--objective", "gpus")}},
+      {"--objective", !sweeps || objective != "gpus", "with --sweep", {}},
+      {"--top", !sweeps, "with --sweep", {}},
+      {"--out", !sweeps, "with --sweep", {}},
+      {"--html", !sweeps, "with --sweep", {}},
+      {"--against", !sweeps, "with --sweep", {}},
+      {"--explain", !sweeps, "with --sweep", {}},
+      {"--sweep-out", sweeps, "without --sweep", {advice("--sweep", "KEY=VALUES")}},
+      {"--gpus", !is_swept("gpus"), "with --sweep " + sweep, {}},
+      {"--seq-len", !is_swept("seq-len"), "with --sweep " + sweep, {}},
+      {"--global-batch", !is_swept("global-batch"), "with --sweep " + sweep, {}},
+  };
+}
+
 SearchRequest PlanSearchFlags::request() const {
   const auto is_given = [&](const char* name) { return app_->get_option(name)->count() > 0; };
   SearchRequest r;
@@ -129,6 +161,7 @@ SearchRequest PlanSearchFlags::request() const {
     refuse("--chunks {}: only interleaved takes more than 1, and --schedule is {}", *pins.chunks,
            *pins.schedule);
   if (pins.chunks && *pins.chunks > 1 && !pins.schedule) pins.schedule = "interleaved";
+  refuse_idle(*app_, search_needs(pins, sweep, objective_));
   std::int64_t axes = 1;
   const bool whole = pins.dp && pins.tp && pins.pp && pins.cp;
   for (const auto& pin : {pins.dp, pins.tp, pins.pp, pins.cp}) axes *= std::max(1, pin.value_or(1));
@@ -141,8 +174,6 @@ SearchRequest PlanSearchFlags::request() const {
   if (objective_ != "gpus") r.objective = parse_objective(objective_, "--objective");
   if (objective_ == "gpus" && !(target_seconds > 0))
     refuse("--objective gpus: reaches a time that --target-time must give, in seconds above 0");
-  if (objective_ != "gpus" && is_given("--target-time"))
-    refuse("--target-time {}: only --objective gpus reaches a time", target_seconds);
   return r;
 }
 

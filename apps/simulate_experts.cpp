@@ -8,7 +8,7 @@
 
 namespace echelon {
 
-int simulate_experts(const SimulateFlags& shared, const ExpertsFlags& flags) {
+int simulate_experts(SimulateFlags& shared, const ExpertsFlags& flags) {
   const ExpertsFlags::Request request = flags.read(shared);
   const auto reports = simulate_routing(request.routing, request.methods);
   const auto draw = [&] {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <sstream>
 
+#include "apps/flag_needs.h"
 #include "apps/flag_values.h"
 #include "apps/simulate_drawing.h"
 #include "base/error.h"
@@ -146,10 +147,37 @@ void ExpertsFlags::read_router(const ModelSpec& model, RoutingRequest& r) const 
   }
 }
 
-ExpertsFlags::Request ExpertsFlags::read(const SimulateFlags& shared) const {
+// What each flag needs to have an effect, among others the ways of balancing that are asked for.
+void ExpertsFlags::refuse_idle(const Request& request) const {
+  const auto any = [&](const auto& fits) {
+    return std::any_of(request.methods.begin(), request.methods.end(), fits);
+  };
+  const auto any_with = [&](double Balancing::*number) {
+    return balancing_.*number == 0 || any([=](const auto& m) { return m.balancing.*number > 0; });
+  };
+  std::string names;
+  for (const BalanceMethod& m : request.methods) names += (names.empty() ? "" : ",") + m.name;
+  const std::string ways = "with --compare " + names;
+  const auto way = [](const char* name) { return std::vector<Remedy>{advice("--compare", name)}; };
+  const std::vector<Remedy> devices{advice("--ep", "2")};
+  echelon::refuse_idle(
+      *app_,
+      {{"--aux-loss", any_with(&Balancing::expert_loss), ways, way("aux-loss")},
+       {"--device-loss", any_with(&Balancing::device_loss), ways, way("device-loss")},
+       {"--communication-loss", any_with(&Balancing::communication_loss), ways, way("communication-loss")},
+       {"--bias-rate", any_with(&Balancing::bias_rate), ways, way("bias")},
+       {"--capacity", any_with(&Balancing::capacity), ways, way("capacity")},
+       {"--drop", any([](const auto& m) { return m.balancing.capacity > 0; }), ways, way("capacity")},
+       {"--router-lr", any([](const auto& m) { return m.balancing.has_losses(); }), ways, way("aux-loss")},
+       {"--most-groups", any([](const auto& m) { return m.node_limit; }), ways, way("node-limit")},
+       {"--hidden", request.routing.ep > 1, "with --ep 1", devices},
+       {"--dtype", request.routing.ep > 1, "with --ep 1", devices}});
+}
+
+ExpertsFlags::Request ExpertsFlags::read(SimulateFlags& shared) const {
+  read_format(shared, {"text", "svg", "csv"});
   check_text_options(shared);
-  if (!contains({"text", "svg", "csv"}, shared.format))
-    refuse("--format {}: with --moe legal: text, svg, csv", shared.format);
+  refuse_idle_drawing(shared, *app_, !shared.out.empty() || !shared.json);
   Request request;
   RoutingRequest& r = request.routing;
   ModelSpec model;
@@ -183,6 +211,7 @@ ExpertsFlags::Request ExpertsFlags::read(const SimulateFlags& shared) const {
   request.element_bytes = dtype_ == "bf16" ? 2 : 4;
   if (heat_ != "experts" && heat_ != "devices") refuse("--heat {}: legal: experts, devices", heat_);
   request.shows_devices = heat_ == "devices";
+  refuse_idle(request);
   return request;
 }
 

@@ -4,9 +4,11 @@
 
 #include <algorithm>
 
+#include "apps/flag_needs.h"
 #include "apps/flag_values.h"
 #include "apps/simulate_drawing.h"
 #include "base/error.h"
+#include "schedule/schedules.h"
 
 namespace echelon {
 namespace {
@@ -62,12 +64,31 @@ std::vector<std::string> SimulateFlags::names() const {
   return {schedule.empty() ? "1f1b" : schedule};
 }
 
-void SimulateFlags::read() {
+void SimulateFlags::refuse_idle(const CLI::App& app) const {
+  const auto all = names();
+  const auto any = [&](const auto& fits) { return std::any_of(all.begin(), all.end(), fits); };
+  const auto has = [&](const char* name) { return any([&](const auto& one) { return one == name; }); };
+  const std::string asked =
+      fmt::format("with {} {}", compare.empty() ? "--schedule" : "--compare", fmt::join(all, ","));
+  const std::vector<Remedy> searched{advice("--schedule", "zb-auto")},
+      cut{advice("--schedule", "interleaved")};
+  echelon::refuse_idle(
+      app, {{"--chunks", chunks == 0 || any([](const auto& one) { return one.starts_with("interleaved"); }),
+             asked, cut},
+            {"--group-size", group == 0 || has("interleaved"), asked, cut},
+            {"--steps", steps == 1 || any(is_stream), asked, {advice("--schedule", "2bw")}},
+            {"--times", stage_times.empty(), "with --stage-times", {}},
+            {"--stage-memory", has("zb-auto"), asked, searched},
+            {"--activation-limit", has("zb-auto"), asked, searched}});
+  const bool is_drawn = !out.empty() || (!json && (compare.empty() || is_format_given));
+  refuse_idle_drawing(*this, app, is_drawn);
+}
+
+void SimulateFlags::read(const CLI::App& app) {
   if (!schedule.empty() && !compare.empty()) refuse("--schedule excludes --compare; give one of the two");
-  const std::vector<std::string> formats{"text", "svg", "html", "perfetto", "rows", "csv", "lowered"};
-  if (std::find(formats.begin(), formats.end(), format) == formats.end())
-    refuse("--format {}: legal: {}", format, fmt::join(formats, ", "));
+  read_format(*this, {"text", "svg", "html", "perfetto", "rows", "csv", "lowered"});
   check_text_options(*this);
+  refuse_idle(app);
   if (!(message >= 0) || message > 1e12) refuse("--comm-time {}: must be from 0 to 1e12", message);
   if (!(overlap_factor > 0) || overlap_factor > 1)
     refuse("--overlap-factor {}: must be above 0 and at most 1", overlap_factor);
@@ -78,11 +99,7 @@ void SimulateFlags::read() {
   at_least_1("--pp", ranks());
   at_least_1("--microbatches", microbatches());
   if (chunks < 0) refuse("--chunks {}: must be at least 1", chunks);
-  const auto all = names();
-  const auto has = [&](const char* name) { return std::find(all.begin(), all.end(), name) != all.end(); };
   if (group < 0) refuse("--group-size {}: must be at least 1", group);
-  if (group > 0 && !has("interleaved"))
-    refuse("--group-size {}: only interleaved goes by it, and asked for is {}", group, fmt::join(all, ", "));
   double cells = steps;
   for (int factor : {ranks(), microbatches(), std::max(chunks, 2)}) cells *= factor;
   if (cells > most_cells)
@@ -93,10 +110,6 @@ void SimulateFlags::read() {
   full_stage = {full.f, full.b, full.w};
   for (const OfFbw& x : parse_stages("--stage-times", stage_times, 0)) stages.push_back({x.f, x.b, x.w});
 
-  for (const auto& [flag, value] :
-       {std::pair{"--stage-memory", &stage_memory}, {"--activation-limit", &activation_limit}})
-    if (!value->empty() && !has("zb-auto"))
-      refuse("{} {}: only zb-auto goes by it, and asked for is {}", flag, *value, fmt::join(all, ", "));
   for (const OfFbw& x : parse_stages("--stage-memory", stage_memory, -1e12))
     memory.push_back({x.f, x.b, x.w});
   if (memory.empty()) memory.push_back({});

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <memory>
 
+#include "apps/flag_needs.h"
 #include "apps/flags.h"
 #include "apps/job.h"
 #include "apps/stop_signals.h"
@@ -77,12 +78,7 @@ Plan train_defaults() {
 }
 
 std::optional<AsynchronousOptions> asynchronous_options(const TrainFlags& f) {
-  if (f.app->get_option("--staleness")->count() == 0) {
-    if (f.app->get_option("--servers")->count() > 0)
-      refuse("--servers {}: parameter servers are for asynchronous training; add --staleness S or inf",
-             f.servers);
-    return {};
-  }
+  if (!is_given(*f.app, "--staleness")) return {};
   AsynchronousOptions options;
   options.servers = f.servers;
   if (f.staleness != "inf") options.staleness = parse_number<std::int64_t>("--staleness", f.staleness);
@@ -122,6 +118,44 @@ PlannedDeath planned_death(const std::string& text, bool processes) {
 }
 
 // What the flags ask for. The data is returned, as the request has no place for it.
+// What each flag of train needs beside it that is none of the plan's.
+std::vector<FlagNeed> train_needs(const TrainFlags& f) {
+  const TrainRequest& r = f.request;
+  const bool saves = !r.checkpoint_directory.empty(), validates = r.validation_fraction != 0;
+  const std::vector<Remedy> checkpoint{advice("--checkpoint", "DIR")}, synchronous,
+      held_out{advice("--val-fraction", "0.05")};
+  return {
+      {"--save-every", saves || r.save_every == 0, "without --checkpoint", checkpoint},
+      {"--keep", saves || r.keep == 0, "without --checkpoint", checkpoint},
+      {"--async-save", saves, "without --checkpoint", checkpoint},
+      {"--async-save", !r.asynchronous, "with --staleness", synchronous},
+      {"--eval-every", validates || r.eval_every == 0, "with --val-fraction 0", held_out},
+      {"--eval-every",
+       r.eval_samples != 0 || r.eval_every == 0,
+       "with --eval-samples 0",
+       {advice("--eval-samples", "16")}},
+      {"--eval-samples", validates || r.eval_samples == 0, "with --val-fraction 0", held_out},
+      {"--servers", r.asynchronous.has_value(), "without --staleness", {advice("--staleness", "1")}},
+      {"--straggler-every", !r.asynchronous || r.straggler_every == 0, "with --staleness", synchronous},
+      {"--bucket", !r.asynchronous, "with --staleness", synchronous},
+  };
+}
+
+std::vector<FlagNeed> data_needs(const TrainFlags& f, const TokenData& data) {
+  const TrainRequest& r = f.request;
+  const std::int64_t seq_len = r.plan.seq_len;
+  const bool validates = r.validation_fraction == 0 ||
+                         split_tokens(data.size(), r.validation_fraction, seq_len).validation.size() > 0;
+  const std::string short_part = fmt::format(
+      "with {} tokens of data: a part of {} of them is no more than one "
+      "sequence of {}",
+      data.size(), r.validation_fraction, seq_len);
+  return {{"--tokenizer", data.kind() == TokenData::Kind::text, "with token files", {}},
+          {"--val-fraction", validates, short_part, {}},
+          {"--eval-every", validates || r.eval_every == 0, short_part, {}},
+          {"--eval-samples", validates || r.eval_samples == 0, short_part, {}}};
+}
+
 std::unique_ptr<TokenData> read_request(TrainFlags& f) {
   TrainRequest& request = f.request;
   request.plan = f.plan.plan();
@@ -133,11 +167,9 @@ std::unique_ptr<TokenData> read_request(TrainFlags& f) {
   request.straggler = straggler(f);
   request.planted_expert = planted_expert(f);
   if (!f.machine.empty()) request.priced_step = priced_step(f);
-  const auto is_given = [&](const char* name) { return f.app->get_option(name)->count() > 0; };
-  if (!is_given("--warmup")) request.optimizer.warmup_steps = std::min<std::int64_t>(10, f.steps);
-  for (const auto& [name, path] :
-       {std::pair{"--checkpoint", &request.checkpoint_directory}, {"--log", &request.log_path}})
-    if (is_given(name) && path->empty()) refuse("{}: the path is empty", name);
+  refuse_idle(*f.app, train_needs(f));
+  const auto is_given = [&](const char* name) { return echelon::is_given(*f.app, name); };
+  if (!is_given("--warmup")) request.optimizer.warmup_steps = std::clamp<std::int64_t>(f.steps, 0, 10);
   if (f.tokenizer != "bytes")
     refuse("--tokenizer {}: only the bytes tokenizer is built; legal: bytes, or token files as --data",
            f.tokenizer);
@@ -149,7 +181,21 @@ std::unique_ptr<TokenData> read_request(TrainFlags& f) {
     request.death = planned_death(f.die, f.job.processes() != nullptr);
   request.sample_tokens =
       is_given("--sample") ? f.sample : std::min(f.sample, request.plan.model.max_seq - 1);
-  return std::make_unique<TokenData>(f.data, request.plan.model.vocab);
+  auto data = std::make_unique<TokenData>(f.data, request.plan.model.vocab);
+  refuse_idle(*f.app, data_needs(f, *data));
+  return data;
+}
+
+// A model's directory says what it is, and its weights lie beside.
+std::string origin_of_weights(const TrainFlags& f) {
+  if (f.request.resume || !is_given(*f.app, "--model")) return "";
+  const std::string model = f.app->get_option("--model")->as<std::string>();
+  if (!has_weights(model)) return "";
+  return fmt::format(
+      "weights new, from --seed {}; those in {} are not used: `echelon checkpoint import {} --out DIR`, then "
+      "train "
+      "--checkpoint DIR --resume, goes on from them\n",
+      f.request.seed, model, model);
 }
 
 int run_train(TrainFlags& f, StopSignals& signals) {

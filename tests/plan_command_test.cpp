@@ -92,7 +92,7 @@ TEST_F(PlanCommand, RefusesWhatCannotBe) {
   refused("--sweep gpus=8,16 --sweep-out sweep.pdf", {"--sweep-out sweep.pdf", ".csv", ".svg"});
   refused("--sweep gpus=8,16 --out plan.toml", {"--out plan.toml", "--sweep"});
   refused("--sweep gpus=8,16 --against tp=2", {"--against tp=2", "--sweep"});
-  refused("--sweep-out sweep.csv", {"--sweep-out sweep.csv", "no --sweep"});
+  refused("--sweep-out sweep.csv", {"--sweep-out sweep.csv", "without --sweep"});
   refused("--against tp=3", {"--tp 3", "--gpus 8"});
   refused("--memory-margin nan", {"--memory-margin nan"});
   refused("--schedule quick", {"--schedule quick", "1f1b"});

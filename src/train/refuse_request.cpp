@@ -93,6 +93,8 @@ void refuse_obstacles(const TrainRequest& request, std::int64_t first_step) {
 
 void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeline) {
   const Plan& plan = request.plan;
+  if (request.optimizer.total_steps < 1)
+    refuse("--steps {}: must be at least 1", request.optimizer.total_steps);
   validate(request.optimizer);
   refuse_clipping(request.optimizer, pipeline);
   refuse_asynchronous(request);
@@ -100,8 +102,6 @@ void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeli
   refuse_planted_expert(request);
   refuse_processes(request);
   refuse_skipping(request, pipeline);
-  if (request.optimizer.total_steps < 1)
-    refuse("--steps {}: must be at least 1", request.optimizer.total_steps);
   if (request.optimizer.warmup_steps > request.optimizer.total_steps)
     refuse("--warmup {}: more than the {} --steps", request.optimizer.warmup_steps,
            request.optimizer.total_steps);

@@ -43,10 +43,13 @@ void refuse_beyond_memory(const Plan& plan, double bytes) {
   const double limit = memory_limit();
   if (bytes <= limit) return;
   const int ranks = plan.mesh.num_ranks();
-  refuse(
-      "--model {}: needs {} on {} rank{} of this machine, which has {}; take fewer ranks, a smaller "
-      "--micro-batch, --seq-len or model",
-      plan.model.name, format_bytes(bytes), ranks, ranks == 1 ? "" : "s", format_bytes(limit));
+  std::string less;
+  if (ranks > 1) less += "fewer ranks, ";
+  if (plan.micro_batch > 1) less += "a smaller --micro-batch, ";
+  if (plan.seq_len > 1) less += "a shorter --seq-len, ";
+  refuse("--model {}: needs {} on {} rank{} of this machine, which has {}; take {}a smaller model",
+         plan.model.name, format_bytes(bytes), ranks, ranks == 1 ? "" : "s", format_bytes(limit),
+         less.empty() ? "" : less.substr(0, less.size() - 2) + " or ");
 }
 
 int available_cores() {
