@@ -156,6 +156,7 @@ std::vector<FlagNeed> data_needs(const TrainFlags& f, const TokenData& data) {
           {"--eval-samples", validates || r.eval_samples == 0, short_part, {}}};
 }
 
+// What the flags ask for. The data is returned, as the request has no place for it.
 std::unique_ptr<TokenData> read_request(TrainFlags& f) {
   TrainRequest& request = f.request;
   request.plan = f.plan.plan();
@@ -227,6 +228,11 @@ int run_train(TrainFlags& f, StopSignals& signals) {
     fmt::print(out, "data    {} tokens from {} file{}; {} held out for validation\n", start.train_tokens,
                start.num_files, start.num_files == 1 ? "" : "s", start.validation_tokens);
     fmt::print(out, "batch   {} sequences of {} tokens a step, {} at once on a rank\n", plan.global_batch,
+    fmt::print(out, "{}", data.skipped());
+    if (data.kind() == TokenData::Kind::text && plan.model.vocab > bytes_vocab)
+      fmt::print(
+          out, "tokens  text is read as bytes, ids 0 to {}: the other {} of the vocabulary are never seen\n",
+          end_of_text, plan.model.vocab - bytes_vocab);
                plan.seq_len, std::min(plan.micro_batch, plan.global_batch));
     if (request.asynchronous)
       fmt::print(out, "servers {} beside the mesh; a worker {}\n", request.asynchronous->servers,

@@ -69,6 +69,7 @@ int run_verify(VerifyFlags& f) {
                request.plan.mesh.describe(), request.plan.shards_sequence() ? ", sequence parallel" : "",
                dtype_name(request.plan.dtype), request.steps, request.steps == 1 ? "" : "s",
                request.plan.global_batch, request.plan.seq_len);
+  if (f.job.leads() && data) fmt::print(out, "{}", data->skipped());
   const VerifyReport r = verify(request);
   if (!f.job.leads()) return 0;
   f.timeline.write(r.simulated_timeline, r.measured_timeline);

@@ -1,5 +1,7 @@
 #include "train/tokens.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -7,14 +9,17 @@
 #include <cstring>
 #include <filesystem>
 #include <limits>
+#include <map>
 #include <optional>
 #include <set>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
 #include <sys/stat.h>
 
 #include "base/error.h"
+#include "base/utf8.h"
 #include "train/atomic_file.h"
 
 namespace echelon {
@@ -99,6 +104,23 @@ struct Candidate {
   bool named_by_user = false;  // rather than found in a directory
 };
 
+constexpr const char *records = "records of JSON", *binary = "binary";
+
+// Lines of JSON: their text is inside of them.
+bool holds_records(const std::string& path) { return path.ends_with(".jsonl") || path.ends_with(".ndjson"); }
+
+// Judged by its beginning: text has no NUL, and no other control characters unless it is UTF-8.
+bool is_binary(std::span<const std::byte> bytes) {
+  constexpr std::size_t enough = 65536;
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), std::min(bytes.size(), enough));
+  const auto is_control = [](char c) {  // but white space, backspace and escape
+    const auto code = static_cast<unsigned char>(c);
+    return code < 0x08 || (code > 0x0d && code < 0x20 && code != 0x1b);
+  };
+  if (text.find('\0') != std::string_view::npos) return true;
+  return std::any_of(text.begin(), text.end(), is_control) && !is_utf8(text);
+}
+
 using FileId = std::pair<dev_t, ino_t>;
 
 FileId file_id(const std::string& path) {
@@ -153,11 +175,33 @@ std::vector<Candidate> list_files(const std::vector<std::string>& paths) {
 }  // namespace
 
 TokenData::TokenData(const std::vector<std::string>& paths, std::int64_t vocab) {
-  for (const Candidate& file : list_files(paths)) add_file(file.path, file.named_by_user, vocab);
-  if (parts_.empty()) refuse("--data {}: nothing but empty files", paths.front());
+  constexpr int most_shown = 3;
+  std::map<std::string, std::vector<std::string>> left_out;  // by why
+  for (const Candidate& file : list_files(paths))
+    if (const std::string why = add_file(file.path, file.named_by_user, vocab); !why.empty())
+      left_out[why].push_back(file.path);
+  for (auto& [why, files] : left_out) {
+    const std::size_t more = files.size() - std::min<std::size_t>(files.size(), most_shown);
+    files.resize(files.size() - more);
+    skipped_ += fmt::format("skipped {}{}: {}\n", fmt::join(files, ", "),
+                            more > 0 ? fmt::format(" and {} more", more) : "", why);
+  }
+  if (!parts_.empty()) return;
+  std::string why = skipped_.empty() ? "" : "; " + skipped_.substr(0, skipped_.size() - 1);
+  std::replace(why.begin(), why.end(), '\n', ';');
+  refuse("--data {}: {}{}", paths.front(),
+         why.empty() ? "nothing but empty files" : "holds no text and no tokens", why);
 }
 
-void TokenData::add_file(const std::string& path, bool named_by_user, std::int64_t vocab) {
+std::string TokenData::add_file(const std::string& path, bool named_by_user, std::int64_t vocab) {
+  if (holds_records(path)) {
+    if (!named_by_user) return records;
+    refuse(
+        "--data {}: {}, which are not read; take the text out of them into a file of its own, or rename it "
+        "to "
+        "train on its very characters",
+        path, records);
+  }
   Part part{MappedFile(path, "--data"), size_, 0, 1};
   const std::int64_t bytes = static_cast<std::int64_t>(part.file.bytes().size());
   const std::optional<TokenHeader> header = token_header(part.file);
@@ -165,7 +209,11 @@ void TokenData::add_file(const std::string& path, bool named_by_user, std::int64
     refuse("--data {}: not a token file: it begins with neither {} nor {} (llm.c); rename it if it is text",
            path, magic_u16, magic_u32);
   }
-  if (bytes == 0 || (header && header->count == 0)) return;
+  if (bytes == 0 || (header && header->count == 0)) return "";
+  if (!header && is_binary(part.file.bytes())) {
+    if (!named_by_user) return binary;
+    refuse("--data {}: {}: neither text nor a token file (llm.c)", path, binary);
+  }
   const Kind kind = header ? Kind::tokens : Kind::text;
   if (!parts_.empty() && kind != kind_) {
     const std::string& first = parts_.front().file.path();
@@ -187,6 +235,7 @@ void TokenData::add_file(const std::string& path, bool named_by_user, std::int64
   }
   size_ += part.count;
   parts_.push_back(std::move(part));
+  return "";
 }
 
 std::int32_t TokenData::token(std::int64_t i) const {
