@@ -38,9 +38,11 @@ int run_generate(GenerateFlags& f) {
   const bool text_mode = f.prompt_tokens.empty();
   std::vector<std::int32_t> prompt = f.prompt_tokens;
   if (text_mode) {
-    if (info.model.vocab < bytes_vocab)
-      refuse("--prompt: the vocabulary of {} has no room for the bytes tokenizer; use --prompt-tokens",
-             info.model.name);
+    if (!reads_bytes(info))
+      refuse(
+          "--prompt: text is read as bytes, and {} has learned the ids of another tokenizer; legal: "
+          "--prompt-tokens ID,ID,... with its ids, 0 to {}",
+          info.path, info.model.vocab - 1);
     for (char c : f.prompt) prompt.push_back(static_cast<unsigned char>(c));
     if (prompt.empty()) prompt.push_back(end_of_text);  // a document's beginning
     f.options.stop_token = end_of_text;

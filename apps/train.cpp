@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/units.h"
 #include "plan/price.h"
+#include "train/hugging_face.h"
 
 namespace echelon {
 namespace {
@@ -117,7 +118,6 @@ PlannedDeath planned_death(const std::string& text, bool processes) {
           parse_number<std::int64_t>("--die", text.substr(first + 1, second - first - 1)), where};
 }
 
-// What the flags ask for. The data is returned, as the request has no place for it.
 // What each flag of train needs beside it that is none of the plan's.
 std::vector<FlagNeed> train_needs(const TrainFlags& f) {
   const TrainRequest& r = f.request;
@@ -167,8 +167,8 @@ std::unique_ptr<TokenData> read_request(TrainFlags& f) {
   request.asynchronous = asynchronous_options(f);
   request.straggler = straggler(f);
   request.planted_expert = planted_expert(f);
-  if (!f.machine.empty()) request.priced_step = priced_step(f);
   refuse_idle(*f.app, train_needs(f));
+  if (!f.machine.empty()) request.priced_step = priced_step(f);
   const auto is_given = [&](const char* name) { return echelon::is_given(*f.app, name); };
   if (!is_given("--warmup")) request.optimizer.warmup_steps = std::clamp<std::int64_t>(f.steps, 0, 10);
   if (f.tokenizer != "bytes")
@@ -225,14 +225,15 @@ int run_train(TrainFlags& f, StopSignals& signals) {
       fmt::print(out, "offload optimizer state in files in {}\n",
                  plan.offload_directory.empty() ? std::filesystem::temp_directory_path().string()
                                                 : plan.offload_directory);
+    fmt::print(out, "{}", origin_of_weights(f));
     fmt::print(out, "data    {} tokens from {} file{}; {} held out for validation\n", start.train_tokens,
                start.num_files, start.num_files == 1 ? "" : "s", start.validation_tokens);
-    fmt::print(out, "batch   {} sequences of {} tokens a step, {} at once on a rank\n", plan.global_batch,
     fmt::print(out, "{}", data.skipped());
     if (data.kind() == TokenData::Kind::text && plan.model.vocab > bytes_vocab)
       fmt::print(
           out, "tokens  text is read as bytes, ids 0 to {}: the other {} of the vocabulary are never seen\n",
           end_of_text, plan.model.vocab - bytes_vocab);
+    fmt::print(out, "batch   {} sequences of {} tokens a step, {} at once on a rank\n", plan.global_batch,
                plan.seq_len, std::min(plan.micro_batch, plan.global_batch));
     if (request.asynchronous)
       fmt::print(out, "servers {} beside the mesh; a worker {}\n", request.asynchronous->servers,

@@ -278,6 +278,13 @@ void export_hugging_face(const std::string& checkpoint, const std::string& direc
   write_file_atomically((fs::path(directory) / "config.json").string(), config);
 }
 
+bool has_weights(const std::string& directory) {
+  std::error_code none;
+  for (const char* name : {single_file, index_file, "pytorch_model.bin", "pytorch_model.bin.index.json"})
+    if (fs::is_regular_file(fs::path(directory) / name, none)) return true;
+  return false;
+}
+
 std::string import_hugging_face(const std::string& directory, const std::string& checkpoints, DType dtype,
                                 std::uint64_t seed) {
   if (!fs::exists(fs::path(directory) / "config.json"))
@@ -312,6 +319,7 @@ std::string import_hugging_face(const std::string& directory, const std::string&
     info.seed = seed;
     info.dtype = dtype;
     info.model = plan.model;
+    info.trained_on = plan.model.vocab == bytes_vocab ? TokenData::Kind::text : TokenData::Kind::tokens;
     path = save_checkpoint(rank, parameters, checkpoints, info);
   });
   return path;

@@ -20,6 +20,9 @@ std::string hugging_face_config(const ModelSpec& model, DType dtype);
 void export_hugging_face(const std::string& checkpoint, const std::string& directory,
                          std::int64_t shard_bytes);
 
+// Whether a model's directory has its values, rather than its configuration alone.
+bool has_weights(const std::string& directory);
+
 // Makes a checkpoint at step 0 below `checkpoints` of the model in `directory`: its values, no moments.
 // Returns its path. F64, F32, F16 and BF16 are read. RequestError naming the tensor that is missing, foreign
 // or of another shape; an output matrix beside a tied embedding must be the same.

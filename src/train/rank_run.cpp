@@ -261,6 +261,7 @@ void RankRun::save(std::int64_t step) {
   info.tokens = shared_.resumed.tokens + (step + 1 - shared_.start.first_step) * step_tokens();
   info.seed = shared_.request.seed;
   info.model = shared_.request.plan.model;
+  info.trained_on = shared_.data.kind();
   info.compression = shared_.request.plan.compression;
   saved_step_ = step + 1;
   writer_.start(trainer_.parameters(), info, trainer_.carried(), trainer_.stages().router_biases());

@@ -148,7 +148,7 @@ void refuse_what_machine_lacks(const TrainRequest& request, const PipelineLayout
   refuse_beyond_limit(request, pipeline);
 }
 
-CheckpointInfo find_resumed(const TrainRequest& request) {
+CheckpointInfo find_resumed(const TrainRequest& request, TokenData::Kind data) {
   CheckpointInfo info;
   if (request.resume) {
     if (request.checkpoint_directory.empty())
@@ -175,6 +175,15 @@ CheckpointInfo find_resumed(const TrainRequest& request) {
           "--resume {}: its routers choose by biases, which parameter servers do not hold; legal: without "
           "--staleness",
           info.path);
+    if (data == TokenData::Kind::text && !reads_bytes(info))
+      refuse(
+          "--data: text is read as bytes, and {} has learned the ids of another tokenizer; legal: token "
+          "files "
+          "of that one",
+          info.path);
+    if (data == TokenData::Kind::tokens && info.trained_on == TokenData::Kind::text &&
+        info.model.vocab != bytes_vocab)
+      refuse("--data: {} has learned bytes, which the ids of token files are not; legal: text", info.path);
     if (info.step >= request.optimizer.total_steps)
       refuse("--steps {}: {} has {} steps behind it already; name a larger number",
              request.optimizer.total_steps, info.path, info.step);

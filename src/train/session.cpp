@@ -144,7 +144,7 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
     prepared.emplace(SharedRun{request,
                                data,
                                split_tokens(data.size(), request.validation_fraction, plan.seq_len),
-                               find_resumed(request),
+                               find_resumed(request, data.kind()),
                                {},
                                observer,
                                pipeline});
