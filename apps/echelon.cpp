@@ -10,6 +10,7 @@
 #include <exception>
 #include <thread>
 
+#include "apps/help.h"
 #include "apps/verbs.h"
 #include "base/error.h"
 
@@ -51,6 +52,7 @@ std::string names_of(const std::vector<CLI::App*>& verbs) {
 int run(CLI::App& program, int argc, char** argv) {
   int status = 0;
   echelon::add_verbs(program, status);
+  echelon::arrange_help(program);
   try {
     program.parse(argc, argv);
   } catch (const CLI::Success& done) {  // --help, --version
@@ -68,7 +70,7 @@ int run(CLI::App& program, int argc, char** argv) {
 
 int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file over the limit of its size is an error of write() like a full disk
-  CLI::App program{"Echelon plans, simulates, runs and proves the distributed training of transformers.",
+  CLI::App program{"Echelon plans, simulates and runs distributed training, and checks it against one rank.",
                    "echelon"};
   program.require_subcommand(0, 1);
   program.set_version_flag("--version", ECHELON_VERSION);

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "apps/help.h"
 #include "base/error.h"
 #include "base/units.h"
 #include "schedule/pipeline_layout.h"
@@ -22,51 +23,40 @@ void PlanFlags::add_to(CLI::App& app, const Plan& defaults) {
   global_batch_ = defaults.global_batch;
   micro_batch_ = defaults.micro_batch;
   seq_len_ = defaults.seq_len;
-  app.add_option("--plan", plan_file_, "TOML file with model, mesh and batch; flags on the line win")
-      ->type_name("FILE");
+  heading(app, common_flags);
   app.add_option("--model", model_, "Preset, Hugging Face directory, or TOML file")
       ->type_name("NAME|DIR|FILE")
       ->default_str(defaults.model.name);
+  app.add_option("--plan", plan_file_,
+                 "TOML file with model, mesh and batch; flags on the command line override it")
+      ->type_name("FILE");
   add_number(app, "--dp", dp_, "Data-parallel ranks");
   add_number(app, "--tp", tp_, "Tensor-parallel ranks");
   add_number(app, "--pp", pp_, "Pipeline-parallel ranks");
-  add_number(app, "--cp", cp_, "Context-parallel ranks: each holds a part of every sequence");
-  add_number(app, "--ep", ep_, "Ranks that routed experts are spread over, laid over dp x cp");
-  app.add_option("--cp-kind", cp_kind_, "How attention reaches the keys of the other parts (docs/context.md)")
-      ->type_name("ring|ulysses|allgather|hybrid")
-      ->default_str(context_kind_name(defaults.context_kind));
-  app.add_option("--cp-balance", cp_balance_, "Which positions a rank of the ring holds")
-      ->type_name("zigzag|stripe|none")
-      ->default_str(context_balance_name(defaults.context_balance));
-  add_number(app, "--cp-ulysses", cp_ulysses_,
-             "Ranks of a group that exchanges heads, with --cp-kind hybrid");
-  app.add_option("--mask", mask_, "What a token attends to: all before it, or those of its own document")
-      ->type_name("causal|document")
-      ->default_str(attention_mask_name(defaults.mask));
-  add_number(app, "--document-end", document_end_,
-             "Token that ends a document (default: the last one of the bytes' and GPT-2's vocabularies)");
-  add_number(app, "--aux-loss", aux_loss_, "Balance loss of the experts, a coefficient (docs/experts.md)");
-  add_number(app, "--device-loss", device_loss_, "Balance loss of the groups of experts");
-  add_number(app, "--communication-loss", communication_loss_, "Balance loss of what is sent to the groups");
-  add_number(app, "--z-loss", z_loss_, "Loss of large router logits");
-  add_number(app, "--bias-rate", bias_rate_,
-             "Loss-free balancing: how far a step moves the bias of each expert against its load");
-  app.add_option("--balance-scope", balance_scope_, "Tokens over which balance losses and capacities count")
-      ->type_name("sequence|microbatch|batch")
-      ->default_str(balance_scope_name(defaults.balancing.scope));
-  add_number(app, "--capacity", capacity_,
-             "Most tokens of an expert, as a multiple of the even load; 0: nothing is dropped");
-  app.add_option("--drop", drop_, "Which tokens an expert keeps at its capacity: the likeliest, or the first")
-      ->type_name("probability|position")
-      ->default_str(drop_policy_name(defaults.balancing.drop));
-  app.add_option("--recompute", recompute_, "What the backward pass computes again instead of keeping it")
-      ->type_name("none|selective|full")
-      ->default_str("none");
+  add_number(app, "--global-batch", global_batch_, "Sequences per step, over all ranks");
+  add_number(app, "--micro-batch", micro_batch_, "Sequences that a rank computes at once");
+  add_number(app, "--seq-len", seq_len_, "Tokens in a sequence");
+  heading(app, "Pipeline");
+  app.add_option("--schedule", schedule_,
+                 "Published schedule (" + fmt::format("{}", fmt::join(schedule_names(), ", ")) +
+                     ") or a file with your own")
+      ->type_name("NAME|FILE")
+      ->default_str(defaults.schedule);
+  add_number(app, "--chunks", chunks_, "Model chunks per pipeline rank, for interleaved");
+  app.add_option("--layers-per-stage", layers_per_stage_,
+                 "Layers of each stage, or auto: balanced by cost (default: as even as can be)")
+      ->type_name("N,N,...|auto");
+  app.add_option("--optimizer-barrier", optimizer_barrier_,
+                 "off: the optimizer steps before all pipeline ranks are known to agree, and takes back what "
+                 "was wrong")
+      ->type_name("on|off")
+      ->default_str("on");
+  heading(app, "Sharded data parallelism");
   add_number(app, "--zero", zero_,
-             "Cut over the data-parallel ranks: 1 optimizer state, 2 gradients too, 3 parameters too");
-  add_number(app, "--hsdp", hsdp_, "Replicas of the groups that --zero cuts over");
+             "What the data-parallel ranks share out: 1 optimizer state, 2 gradients too, 3 parameters too");
+  add_number(app, "--hsdp", hsdp_, "Replicas of the groups that --zero shards over");
   add_number(app, "--zero-prefetch", zero_prefetch_, "Layers that --zero 3 gathers ahead of their use");
-  app.add_option("--bucket", bucket_, "Gradients that are reduced together, at least, where --zero is 0")
+  app.add_option("--bucket", bucket_, "Smallest amount of gradients reduced together, where --zero is 0")
       ->type_name("BYTES")
       ->default_str("25MiB");
   app.add_option("--compress", compress_,
@@ -74,32 +64,52 @@ void PlanFlags::add_to(CLI::App& app, const Plan& defaults) {
                  "fraction R of largest elements, or factors of rank R after W plain steps")
       ->type_name("none|bf16|fp16|int8|topk:R|powersgd:R[:W]")
       ->default_str("none");
-  app.add_option("--offload", offload_, "Keep it in a file mapped into memory")
+  app.add_option("--offload", offload_, "What to keep in a file mapped into memory")
       ->type_name("none|optimizer")
       ->default_str("none");
   app.add_option("--offload-dir", offload_dir_,
-                 "Where that file is (default: the system's temporary directory)")
+                 "Directory of that file (default: the system's temporary directory)")
       ->type_name("DIR");
-  app.add_option("--schedule", schedule_,
-                 "Of the pipeline: " + fmt::format("{}", fmt::join(schedule_names(), " ")))
-      ->type_name("NAME|FILE")
-      ->default_str(defaults.schedule);
-  add_number(app, "--chunks", chunks_, "Model chunks of a pipeline rank, for interleaved");
-  app.add_option("--layers-per-stage", layers_per_stage_,
-                 "Uneven split of the layers: one number a stage, or balanced by cost")
-      ->type_name("N,N,...|auto");
-  app.add_option("--optimizer-barrier", optimizer_barrier_,
-                 "off: the optimizer steps before all pipeline ranks are known to agree, and takes back what "
-                 "was wrong")
-      ->type_name("on|off")
-      ->default_str("on");
+  heading(app, "Sequence and context parallelism");
   app.add_option("--sp", sp_, "Sequence parallelism (default: on where tp > 1)")->type_name("on|off");
-  add_number(app, "--global-batch", global_batch_, "Sequences of one step, over all ranks");
-  add_number(app, "--micro-batch", micro_batch_, "Sequences computed at once by one rank");
-  add_number(app, "--seq-len", seq_len_, "Tokens of a sequence");
-  app.add_option("--dtype", dtype_, "f64: slow reference kernels")
+  add_number(app, "--cp", cp_, "Context-parallel ranks: each holds a part of every sequence");
+  app.add_option("--cp-kind", cp_kind_, "How attention reaches the keys of the other parts (docs/context.md)")
+      ->type_name("ring|ulysses|allgather|hybrid")
+      ->default_str(context_kind_name(defaults.context_kind));
+  app.add_option("--cp-balance", cp_balance_, "Which positions a rank of the ring holds")
+      ->type_name("zigzag|stripe|none")
+      ->default_str(context_balance_name(defaults.context_balance));
+  add_number(app, "--cp-ulysses", cp_ulysses_,
+             "Ranks in a group that exchanges heads, with --cp-kind hybrid");
+  app.add_option("--mask", mask_, "What a token attends to: all before it, or those of its own document")
+      ->type_name("causal|document")
+      ->default_str(attention_mask_name(defaults.mask));
+  add_number(app, "--document-end", document_end_,
+             "Token that ends a document (default: the last one of the bytes' and GPT-2's vocabularies)");
+  heading(app, "Mixture of experts");
+  add_number(app, "--ep", ep_, "Ranks that routed experts are spread over, laid over dp x cp");
+  add_number(app, "--aux-loss", aux_loss_, "Coefficient of the experts' balance loss (docs/experts.md)");
+  add_number(app, "--device-loss", device_loss_, "Coefficient of the balance loss over groups of experts");
+  add_number(app, "--communication-loss", communication_loss_,
+             "Coefficient of the balance loss of what is sent to the groups");
+  add_number(app, "--z-loss", z_loss_, "Coefficient of the loss of large router logits");
+  add_number(app, "--bias-rate", bias_rate_,
+             "Loss-free balancing: how far a step moves the bias of each expert against its load");
+  app.add_option("--balance-scope", balance_scope_, "Tokens over which balance losses and capacities count")
+      ->type_name("sequence|microbatch|batch")
+      ->default_str(balance_scope_name(defaults.balancing.scope));
+  add_number(app, "--capacity", capacity_,
+             "Most tokens an expert takes, as a multiple of the even load; 0: nothing is dropped");
+  app.add_option("--drop", drop_, "Which tokens an expert keeps at its capacity: the likeliest, or the first")
+      ->type_name("probability|position")
+      ->default_str(drop_policy_name(defaults.balancing.drop));
+  heading(app, "Precision and memory");
+  app.add_option("--dtype", dtype_, "f64 runs on the slow reference kernels")
       ->type_name("f32|f64")
       ->default_str(dtype_name(defaults.dtype));
+  app.add_option("--recompute", recompute_, "What the backward pass computes again instead of keeping it")
+      ->type_name("none|selective|full")
+      ->default_str("none");
   const auto hidden = [](CLI::Option* option) { option->group(""); };
   later_ = {{"--device", "cpu", ""}};
   std::string names;
@@ -205,10 +215,13 @@ Plan PlanFlags::plan() const {
 
 void OptimizerFlags::add_to(CLI::App& app, OptimizerOptions& options) {
   options_ = &options;
+  heading(app, common_flags);
   add_number(app, "--lr", options.lr, "Learning rate after warm-up");
+  heading(app, "Optimizer");
   add_number(app, "--min-lr", min_lr_, "Learning rate at the end of the cosine (default: a tenth of --lr)");
   add_number(app, "--warmup", options.warmup_steps, "Steps of linear warm-up");
-  add_number(app, "--weight-decay", options.weight_decay, "Decoupled; not on norms and biases");
+  add_number(app, "--weight-decay", options.weight_decay,
+             "Decoupled weight decay; norms and biases have none");
   add_number(
       app, "--clip", clip_,
       fmt::format("Largest global gradient norm; 0: none (default: {}; 0 where the schedule does not flush)",
@@ -222,12 +235,13 @@ void OptimizerFlags::finish(std::int64_t steps, const Plan& plan) {
 }
 
 void RunFlags::add_to(CLI::App& app) {
-  add_number(app, "--threads", threads_, "Compute threads of one rank (default: the cores shared out)");
+  heading(app, "Running");
+  add_number(app, "--threads", threads_, "Compute threads per rank (default: the cores shared out)");
   app.add_option("--collectives", collectives_,
-                 "direct on shared memory, or an algorithm over messages (docs/collectives.md)")
+                 "Directly on shared memory, or by an algorithm over messages (docs/collectives.md)")
       ->type_name("direct|ring|halving-doubling|auto")
       ->capture_default_str();
-  add_number(app, "--timeout", timeout_seconds_, "Seconds that a rank waits for another before the job ends");
+  add_number(app, "--timeout", timeout_seconds_, "Seconds a rank waits for another before the job fails");
 }
 
 std::chrono::milliseconds RunFlags::timeout() const {

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "apps/flag_values.h"
+#include "apps/help.h"
 #include "base/error.h"
 #include "schedule/schedules.h"
 
@@ -32,16 +33,36 @@ void PlanSearchFlags::add_to(CLI::App& app) {
   const auto text = [&](const char* name, std::string& value, const char* description, const char* type) {
     app.add_option(name, value, description)->type_name(type);
   };
-  text("--plan", plan_file_, "TOML file of a plan: priced as it is; flags on the line win", "FILE");
+  heading(app, common_flags);
   app.add_option("--model", model_, "Preset, Hugging Face directory, or TOML file")
       ->type_name("NAME|DIR|FILE")
       ->capture_default_str();
-  app.add_option("--machine", machine_, "Preset or TOML file")->type_name("NAME|FILE")->capture_default_str();
-  app.add_option("--software", software_, "How it is trained: preset or TOML file")
+  app.add_option("--machine", machine_, "Preset, or TOML file (from `echelon calibrate`, or your own)")
       ->type_name("NAME|FILE")
       ->capture_default_str();
-  add_number(app, "--gpus", gpus_, "Devices (default: those of a node, or what the axes make)");
-  add_number(app, "--nodes-of", nodes_of_, "Devices of a node");
+  add_number(app, "--gpus", gpus_,
+             "Number of devices (default: those of a node, or the product of the axes)");
+  add_number(app, "--global-batch", global_batch_, "Sequences per step (default: 1024)");
+  add_number(app, "--seq-len", seq_len_, "Tokens in a sequence (default: 4096, or the model's longest)");
+  app.add_flag("--explain", explain, "Say where each second goes, and why not the other plans");
+  text("--out", out, "Write the best plan as a TOML file for train and verify", "PLAN.toml");
+  app.add_flag("--json", json, "One JSON object on standard output");
+  heading(app, "What is planned for");
+  app.add_option("--software", software_, "Training software: preset or TOML file")
+      ->type_name("NAME|FILE")
+      ->capture_default_str();
+  app.add_option("--dtype", dtype_, "Precision of the matrix products")
+      ->type_name("f32|bf16|fp8|fp4")
+      ->capture_default_str();
+  add_number(app, "--nodes-of", nodes_of_, "Devices in a node");
+  add_number(app, "--memory-margin", margin_, "Fraction of the memory to leave free");
+  app.add_option("--objective", objective_, "What to minimise; gpus: the fewest that reach --target-time")
+      ->type_name("time|memory|gpus")
+      ->capture_default_str();
+  add_number(app, "--target-time", target_seconds, "Seconds per step, for --objective gpus");
+  heading(app, "What is held fixed (default: searched)");
+  text("--plan", plan_file_, "TOML file of a plan, priced as it is; flags on the command line override it",
+       "FILE");
   add_number(app, "--dp", dp_, "Data-parallel ranks");
   add_number(app, "--tp", tp_, "Tensor-parallel ranks");
   add_number(app, "--pp", pp_, "Pipeline-parallel ranks");
@@ -51,33 +72,23 @@ void PlanSearchFlags::add_to(CLI::App& app) {
   text("--sp", sp_, "Sequence parallelism (default: on where tp > 1)", "on|off");
   text("--cp-kind", cp_kind_, "How context parallelism exchanges keys and values", "ring|ulysses|allgather");
   text("--cp-balance", cp_balance_, "The planner counts balanced parts: zigzag or stripe", "zigzag|stripe");
-  add_number(app, "--zero", zero_, "0, 1, 2 or 3");
-  add_number(app, "--hsdp", hsdp_, "Replicas of the groups that --zero cuts over");
-  text("--schedule", schedule_, "Of the pipeline", "NAME");
-  add_number(app, "--chunks", chunks_, "Model chunks of a pipeline rank, for interleaved");
-  text("--layers-per-stage", layers_per_stage_,
-       "Split of the layers: one number a stage, or balanced by cost", "N,N,...|auto");
+  add_number(app, "--zero", zero_, "ZeRO stage: 0, 1, 2 or 3");
+  add_number(app, "--hsdp", hsdp_, "Replicas of the groups that --zero shards over");
+  text("--schedule", schedule_, "Pipeline schedule", "NAME");
+  add_number(app, "--chunks", chunks_, "Model chunks per pipeline rank, for interleaved");
+  text("--layers-per-stage", layers_per_stage_, "Layers of each stage, or auto: balanced by cost",
+       "N,N,...|auto");
+  add_number(app, "--micro-batch", micro_batch_, "Sequences that a rank computes at once");
   text("--recompute", recompute_, "What the backward pass computes again", "none|selective|full");
-  text("--compress", compress_, "Only none is priced", "none");
-  add_number(app, "--global-batch", global_batch_, "Sequences of a step (default: 1024)");
-  add_number(app, "--micro-batch", micro_batch_, "Sequences computed at once by one rank");
-  add_number(app, "--seq-len", seq_len_, "Tokens of a sequence (default: 4096, or the model's longest)");
-  app.add_option("--dtype", dtype_, "Of the products")->type_name("f32|bf16|fp8|fp4")->capture_default_str();
-  app.add_option("--objective", objective_, "gpus: the fewest whose best plan reaches --target-time")
-      ->type_name("time|memory|gpus")
-      ->capture_default_str();
-  add_number(app, "--target-time", target_seconds, "Seconds of a step, for --objective gpus");
-  add_number(app, "--memory-margin", margin_, "Part of the memory to leave free");
-  add_number(app, "--top", top_, "Plans shown");
-  app.add_flag("--explain", explain, "Where each second goes, and why not the others");
-  text("--against", against_text, "Why a named alternative loses: axes as tp=8,pp=4,schedule=1f1b",
+  text("--compress", compress_, "Gradient compression: only none is priced", "none");
+  heading(app, "Reports");
+  add_number(app, "--top", top_, "How many plans to show");
+  text("--against", against_text, "Say why a named alternative loses, as tp=8,pp=4,schedule=1f1b",
        "KEY=VALUE,...");
-  text("--out", out, "Write the best plan as a TOML file for train and verify", "PLAN.toml");
-  text("--html", html, "Write a report of the best plans as one page", "FILE");
-  text("--sweep", sweep, "Plan for each: gpus=64..16384 (doubling), or gpus|seq-len|global-batch=A,B,C",
+  text("--html", html, "Write the best plans as one page", "FILE");
+  text("--sweep", sweep, "Plan for each value: gpus=64..16384 (doubling), or gpus|seq-len|global-batch=A,B,C",
        "KEY=VALUES");
-  text("--sweep-out", sweep_out, "Of the sweep: a table as .csv or a chart as .svg", "FILE");
-  app.add_flag("--json", json, "One JSON object on standard output");
+  text("--sweep-out", sweep_out, "Write the sweep: a table as .csv or a chart as .svg", "FILE");
 }
 
 SearchRequest PlanSearchFlags::request() const {

@@ -23,7 +23,7 @@ static void refuse_unwritable(const char* flag, const std::string& path) {
 void TimelineFlags::add_to(CLI::App& app) {
   app.add_option("--trace", trace_, "Timeline of the last step's pipeline, for ui.perfetto.dev")
       ->type_name("FILE.json");
-  app.add_option("--timeline", timeline_, "The same drawn, the simulated above the measured")
+  app.add_option("--timeline", timeline_, "The same as a page, the simulated timeline above the measured one")
       ->type_name("FILE.html");
 }
 
