@@ -6,10 +6,13 @@
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <thread>
 
 #include "apps/bench.h"
 #include "apps/flags.h"
+#include "apps/help.h"
+#include "apps/progress_line.h"
 #include "base/error.h"
 #include "base/philox.h"
 #include "base/units.h"
@@ -86,6 +89,8 @@ int bench_train(BenchTrainFlags& f) {
   const int ranks = plan.mesh.num_ranks();
   const int workers = std::min(available_cores(), ranks * run.threads_per_rank);
   ThreadWorld world(ranks, run.timeout);
+  std::optional<ProgressLine> line(std::in_place, "bench train", f.json);
+  const Progress progress = line->progress();
   run_ranks(world, [&](int index) {
     Arena arena, probe_arena;
     const auto kernels = make_kernels(arena, plan.dtype, run.threads_per_rank);
@@ -95,6 +100,9 @@ int bench_train(BenchTrainFlags& f) {
       for (Axis axis : all_axes) rank.along(axis).barrier().wait();
     };
     for (std::int64_t step = 0; step <= f.steps; ++step) {
+      if (index == 0)
+        report(progress, static_cast<double>(step) / static_cast<double>(f.steps + 1),
+               step == 0 ? "warming up" : fmt::format("step {} of {}", step, f.steps));
       meet();
       const std::int64_t allocations_before = arena.system_allocations();
       const auto begin = Clock::now();
@@ -125,6 +133,7 @@ int bench_train(BenchTrainFlags& f) {
       held = static_cast<std::int64_t>(arena.held_bytes());
     }
   });
+  line.reset();
   const Spread seconds = spread_of(step_seconds), peak = spread_of(peaks);
   const auto tokens = static_cast<double>(plan.global_batch * plan.seq_len);
   const double flops = tokens * model_flops_per_token(plan.model, plan.seq_len);
@@ -196,15 +205,17 @@ void add_bench(CLI::App& program, int& status) {
   CLI::App& app = *program.add_subcommand("bench", "The measurements in docs/performance.md");
   app.require_subcommand(0, 1);
   app.callback([&app] {
-    if (app.get_subcommands().empty()) refuse("bench: what to measure is missing; legal: train, comm, context");
+    if (app.get_subcommands().empty())
+      refuse("bench: what to measure is missing; legal: train, comm, context");
   });
 
   auto train_flags = std::make_shared<BenchTrainFlags>();
   CLI::App& train = *app.add_subcommand("train", "Training steps on random tokens: tokens/s, MFU, memory");
-  train_flags->plan.add_to(train, bench_defaults());
-  train_flags->run.add_to(train);
+  heading(train, common_flags);
   add_number(train, "--steps", train_flags->steps, "Measured steps, after one to warm up");
   train.add_flag("--json", train_flags->json, "One JSON object on standard output");
+  train_flags->plan.add_to(train, bench_defaults());
+  train_flags->run.add_to(train);
   train.callback([train_flags, &status] { status = bench_train(*train_flags); });
 
   add_bench_comm(app, status);

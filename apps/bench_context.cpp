@@ -5,9 +5,12 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 
 #include "apps/bench.h"
 #include "apps/flags.h"
+#include "apps/help.h"
+#include "apps/progress_line.h"
 #include "base/error.h"
 #include "base/median.h"
 #include "base/philox.h"
@@ -170,10 +173,16 @@ int bench_context(const BenchContextFlags& f) {
   const std::vector<Way> all = ways(f);
   std::vector<Measured> measured(all.size());
   std::vector<double> peaks;
+  std::optional<ProgressLine> line(std::in_place, "bench context", f.json);
   for (int repeat = 0; repeat < f.repeats; ++repeat) {  // in turns, so that noise hits all alike
     peaks.push_back(measure_matmul_flops(DType::f32, 1));
-    for (std::size_t i = 0; i < all.size(); ++i) run_once(f, all[i], measured[i]);
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const double done = repeat + static_cast<double>(i) / static_cast<double>(all.size());
+      report(line->progress(), done / f.repeats, all[i].name);
+      run_once(f, all[i], measured[i]);
+    }
   }
+  line.reset();
   const double peak = *std::max_element(peaks.begin(), peaks.end());
   const double forward_flops =
       2 * static_cast<double>(f.seq_len) * static_cast<double>(f.seq_len * f.heads * f.head_dim);
@@ -222,12 +231,13 @@ void add_bench_context(CLI::App& bench, int& status) {
   auto flags = std::make_shared<BenchContextFlags>();
   CLI::App& app =
       *bench.add_subcommand("context", "Attention, alone and cut over ranks: speed, balance, the ring drawn");
+  heading(app, common_flags);
   add_number(app, "--ranks", flags->ranks, "Thread ranks of one thread each");
-  add_number(app, "--seq-len", flags->seq_len, "Tokens of the sequence");
+  add_number(app, "--seq-len", flags->seq_len, "Tokens in the sequence");
   add_number(app, "--heads", flags->heads, "Query heads");
   add_number(app, "--kv-heads", flags->kv_heads, "Key/value heads");
-  add_number(app, "--head-dim", flags->head_dim, "Elements of a head");
-  add_number(app, "--repeats", flags->repeats, "Of each measurement, in turns");
+  add_number(app, "--head-dim", flags->head_dim, "Elements per head");
+  add_number(app, "--repeats", flags->repeats, "How often to measure each, in turns");
   app.add_flag("--json", flags->json, "One JSON object on standard output");
   app.callback([flags, &status] { status = bench_context(*flags); });
 }

@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/flags.h"
+#include "apps/help.h"
+#include "apps/progress_line.h"
 #include "base/error.h"
 #include "train/checkpoint.h"
 
@@ -42,6 +44,8 @@ int run_generate(GenerateFlags& f) {
   refuse_beyond_memory(plan, predicted_bytes(plan));
   std::FILE* out = f.json ? stderr : stdout;
   std::vector<std::int32_t> text;
+  ProgressLine line("generate", f.json);
+  report(line.progress(), -1, "loading " + info.path);
   ThreadWorld world(1, run.timeout);
   run_ranks(world, [&](int index) {
     Arena arena;
@@ -49,6 +53,7 @@ int run_generate(GenerateFlags& f) {
     const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels);
     const ParameterStore parameters(rank, plan, PipelineLayout(plan), info.seed);
     const RouterBiases biases = load_checkpoint(rank, parameters, info, true);
+    line.clear();
     if (text_mode) fmt::print(out, "{}", f.prompt);
     text = generate(rank, plan, parameters, biases, prompt, f.options, [&](std::int32_t token) {
       if (text_mode && token < 256)
@@ -79,7 +84,7 @@ int run_generate(GenerateFlags& f) {
 void add_generate(CLI::App& program, int& status) {
   auto flags = std::make_shared<GenerateFlags>();
   CLI::App& app = *program.add_subcommand("generate", "Sample text from a checkpoint");
-  flags->run.add_to(app);
+  heading(app, common_flags);
   app.add_option("--checkpoint", flags->checkpoint,
                  "Directory of checkpoints (the last is used), or one of them (required)")
       ->type_name("DIR");
@@ -95,11 +100,13 @@ void add_generate(CLI::App& program, int& status) {
       ->type_name("N")
       ->delimiter(',')
       ->excludes(prompt);
-  add_number(app, "--max-tokens", flags->options.max_tokens, "Tokens to sample");
-  add_number(app, "--temperature", flags->options.temperature, "0: always the most likely token");
-  add_number(app, "--top-k", flags->options.top_k, "Sample among the k most likely; 0: all");
-  add_number(app, "--seed", flags->options.seed, "Of the sampling");
+  add_number(app, "--max-tokens", flags->options.max_tokens, "Most tokens to generate");
   app.add_flag("--json", flags->json, "Tokens and text as one JSON object on standard output");
+  heading(app, "Sampling");
+  add_number(app, "--temperature", flags->options.temperature, "0: always the most likely token");
+  add_number(app, "--top-k", flags->options.top_k, "Sample among the k most likely tokens; 0: all");
+  add_number(app, "--seed", flags->options.seed, "Seed of the sampling");
+  flags->run.add_to(app);
   app.callback([flags, &status] { status = run_generate(*flags); });
 }
 

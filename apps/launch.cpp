@@ -19,6 +19,7 @@
 #include <thread>
 
 #include "apps/flags.h"
+#include "apps/help.h"
 #include "apps/stop_signals.h"
 #include "base/clock.h"
 #include "base/error.h"
@@ -166,13 +167,13 @@ class Launch {
     const std::string* directory = value_of(command_, "--checkpoint");
     if (directory == nullptr && flags_.max_restarts > 0)
       refuse(
-          "launch: without --checkpoint DIR behind `train` there is nothing to restart from; legal: "
+          "launch: without --checkpoint DIR after `train` there is nothing to restart from; legal: "
           "--max-restarts 0");
     if (directory != nullptr) directory_ = *directory;
     if (flags_.elastic && hosts_.size() < 2)
       refuse("--elastic: a training can do with fewer hosts only where --hosts names at least two");
     if (flags_.elastic && value_of(command_, "--dp") == nullptr)
-      refuse("--elastic: --dp is what shrinks when a host is gone; name it behind `train`");
+      refuse("--elastic: --dp is what shrinks when a host is gone; name it after `train`");
     if (flags_.elastic && value_of(command_, "--plan") != nullptr)
       refuse("--elastic: --plan {}: the ranks are counted by --dp, --tp, --pp and --cp; name those instead",
              *value_of(command_, "--plan"));
@@ -270,16 +271,18 @@ class Launch {
 void add_launch(CLI::App& program, int& status) {
   auto flags = std::make_shared<LaunchFlags>();
   CLI::App& app = *program.add_subcommand(
-      "launch", "Run a training, and again from its last checkpoint when it fails: launch ... -- train ...");
-  add_number(app, "--ranks", flags->ranks, "Start so many processes with mpirun; 0: thread ranks in one");
-  app.add_option("--hosts", flags->hosts, "Start them on these, and how many on each")
+      "launch",
+      "Run a training, and restart it from its last checkpoint when it fails: launch ... -- train ...");
+  heading(app, common_flags);
+  add_number(app, "--ranks", flags->ranks, "Processes to start with mpirun; 0: thread ranks in one process");
+  app.add_option("--hosts", flags->hosts, "Hosts to start them on, and how many on each")
       ->type_name("HOST:N,...");
-  app.add_option("--agent", flags->agent, "Runs a command on a host: AGENT HOST COMMAND...")
+  app.add_option("--agent", flags->agent, "Program that runs a command on a host: AGENT HOST COMMAND...")
       ->type_name("PROGRAM")
       ->capture_default_str();
-  add_number(app, "--max-restarts", flags->max_restarts, "How often");
-  app.add_flag("--elastic", flags->elastic, "Go on with fewer --dp ranks when a host is gone");
-  app.add_option("command", flags->command, "Behind --: train and its flags")->type_name("train ...");
+  add_number(app, "--max-restarts", flags->max_restarts, "How often to restart");
+  app.add_flag("--elastic", flags->elastic, "Continue with fewer --dp ranks when a host is gone");
+  app.add_option("command", flags->command, "After --: train and its flags")->type_name("train ...");
   app.callback([flags, &status] { status = Launch(*flags).run_until_done(); });
 }
 

@@ -6,6 +6,7 @@
 
 #include "apps/plan_flags.h"
 #include "apps/plan_pages.h"
+#include "apps/progress_line.h"
 #include "apps/verbs.h"
 #include "base/error.h"
 #include "plan/explain.h"
@@ -34,7 +35,9 @@ void write_plan(const std::string& path, const Estimate& best, const Workload& w
 }
 
 int run_plan(const PlanSearchFlags& f) {
-  const SearchRequest request = f.request();
+  SearchRequest request = f.request();
+  ProgressLine line("plan", f.json);
+  request.progress = line.progress();
   // People read standard output; with --json it holds the object alone.
   std::FILE* out = f.json ? stderr : stdout;
   const bool is_against = !f.against_text.empty();
@@ -49,6 +52,7 @@ int run_plan(const PlanSearchFlags& f) {
     if (!f.sweep_out.empty() && !f.sweep_out.ends_with(".svg") && !f.sweep_out.ends_with(".csv"))
       refuse("--sweep-out {}: must end in .csv, a table, or in .svg, a chart", f.sweep_out);
     const Sweep sweep = run_sweep(request, f.sweep);
+    line.clear();
     if (f.sweep_out.ends_with(".svg"))
       write_file("--sweep-out", f.sweep_out, sweep_svg(sweep));
     else if (!f.sweep_out.empty())
@@ -62,6 +66,7 @@ int run_plan(const PlanSearchFlags& f) {
   int gpus = request.gpus;
   if (f.target_seconds > 0) {
     std::optional<LeastGpus> least = least_gpus(request, f.target_seconds);
+    line.clear();
     if (!least) {
       fmt::print(out, "no number of GPUs up to {} reaches {} s a step\n", request.gpus, f.target_seconds);
       if (f.json) fmt::print("{}\n", plans_json(result, request.work));
@@ -77,6 +82,7 @@ int run_plan(const PlanSearchFlags& f) {
     against.gpus = gpus;
     other = search(against);
   }
+  line.clear();
   fmt::print(out, "{} on {} {} ({}), {} sequences of {} tokens a step, {}\n", request.work.model.name, gpus,
              request.work.machine.name, request.work.software.name, request.work.global_batch,
              request.work.seq_len, precision_name(request.work.precision));

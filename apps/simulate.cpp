@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "apps/flag_values.h"
+#include "apps/progress_line.h"
 #include "apps/simulate_drawing.h"
 #include "apps/simulate_experts.h"
 #include "apps/simulate_flags.h"
@@ -28,9 +29,14 @@ class Simulate {
 
   int run() {
     std::vector<SimulationReport> reports;
-    for (const std::string& name : f_.names())
-      reports.push_back(f_.compare.empty() ? report("--schedule", name, f_.chunks, f_.steps)
-                                           : compared(name));
+    {
+      ProgressLine line("simulate", f_.json);
+      for (const std::string& name : f_.names()) {
+        echelon::report(line.progress(), -1, name);
+        reports.push_back(f_.compare.empty() ? report("--schedule", name, f_.chunks, f_.steps)
+                                             : compared(name));
+      }
+    }
     // Into a file first: if that cannot be, nothing was said yet.
     if (!f_.out.empty()) draw(reports);
     print_numbers(reports);

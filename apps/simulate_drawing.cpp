@@ -1,33 +1,24 @@
 #include "apps/simulate_drawing.h"
 
-#include <sys/ioctl.h>
-#include <unistd.h>
-
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 
+#include "apps/terminal.h"
 #include "base/error.h"
 
 namespace echelon {
 namespace {
 
-int width(const SimulateFlags& f) {
-  if (f.width > 0) return f.width;
-  winsize size{};
-  if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col >= 20) return size.ws_col;
-  const char* columns = std::getenv("COLUMNS");
-  const int given = columns == nullptr ? 0 : std::atoi(columns);
-  return given >= 20 && given <= 100000 ? given : 100;
-}
+int width(const SimulateFlags& f) { return f.width > 0 ? f.width : terminal_columns(stdout, 100); }
 
 bool is_colour(const SimulateFlags& f) {
   const char* terminal = std::getenv("TERM");
   return f.colour == "always" ||
-         (f.colour == "auto" && f.out.empty() && ::isatty(STDOUT_FILENO) == 1 &&
-          std::getenv("NO_COLOR") == nullptr && terminal != nullptr && std::strcmp(terminal, "dumb") != 0);
+         (f.colour == "auto" && f.out.empty() && is_terminal(stdout) && std::getenv("NO_COLOR") == nullptr &&
+          terminal != nullptr && std::strcmp(terminal, "dumb") != 0);
 }
 
 }  // namespace

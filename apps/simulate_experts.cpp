@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include "apps/progress_line.h"
 #include "apps/simulate_drawing.h"
 #include "apps/simulate_experts_report.h"
 
@@ -9,7 +10,9 @@ namespace echelon {
 
 int simulate_experts(const SimulateFlags& shared, const ExpertsFlags& flags) {
   const ExpertsFlags::Request request = flags.read(shared);
-  const auto reports = simulate_routing(request.routing, request.methods);
+  const auto reports = with_progress("simulate", shared.json, [&](const Progress& progress) {
+    return simulate_routing(request.routing, request.methods, progress);
+  });
   const auto draw = [&] {
     const auto drawing = [&] {
       if (shared.format == "csv") return to_csv(request, reports);

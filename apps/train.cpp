@@ -1,15 +1,18 @@
 #include <fmt/core.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <memory>
 
 #include "apps/flags.h"
+#include "apps/help.h"
 #include "apps/job.h"
+#include "apps/progress_line.h"
 #include "apps/stop_signals.h"
+#include "apps/terminal.h"
 #include "apps/timeline_flags.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/units.h"
 #include "plan/price.h"
@@ -162,10 +165,14 @@ int run_train(TrainFlags& f, StopSignals& signals) {
   // People read standard output; with --json it holds the summary alone and they read standard error.
   std::FILE* out = f.json ? stderr : stdout;
   // Under mpirun standard output looks like a terminal, wherever it goes.
-  const bool terminal = f.job.processes() == nullptr && ::isatty(::fileno(out)) != 0;
+  const bool terminal = f.job.processes() == nullptr && is_terminal(out);
+  const char* const fresh = terminal ? fresh_line : "";  // in place of a progress line
   const Plan& plan = request.plan;
   TrainObserver observer;
+  std::optional<ProgressLine> starting(std::in_place, "train", true);
+  report(starting->progress(), -1, "starting");
   observer.on_start = [&](const StartInfo& start) {
+    starting.reset();
     fmt::print(out, "model   {}: {} parameters\n", plan.model.name, start.num_params);
     fmt::print(out, "mesh    {}{}; {} compute thread{} a rank\n", plan.mesh.describe(),
                plan.shards_sequence() ? ", sequence parallel" : "", request.run.threads_per_rank,
@@ -213,48 +220,49 @@ int run_train(TrainFlags& f, StopSignals& signals) {
       fmt::print(out, "resume  after step {} of {}\n", start.first_step, start.resumed_from);
     std::fflush(out);
   };
+  double seconds_in_steps = 0;
+  int steps_done = 0;
+  Clock::time_point last_line = Clock::now();
   observer.on_step = [&](const StepRecord& r) {
-    const double left = static_cast<double>(f.steps - r.step) * r.step_seconds;
-    const bool keeps = r.step % 10 == 0 || r.step == f.steps || f.steps <= 40;
-    if (!r.skipped.empty())
-      fmt::print(out, "{}step {:>5} skipped: {}\n", terminal ? "\r\033[K" : "", r.step, r.skipped);
+    seconds_in_steps += r.step_seconds;
+    ++steps_done;
+    const double left = static_cast<double>(f.steps - r.step) * seconds_in_steps / steps_done;
+    const bool keeps = r.step % 10 == 0 || r.step == f.steps || f.steps <= 40 ||
+                       (!terminal && seconds_since(last_line) > 30);
+    if (!r.skipped.empty()) fmt::print(out, "{}step {} skipped: {}\n", fresh, r.step, r.skipped);
     if (!terminal && !keeps) return;
-    // On a terminal every step is shown, those between on one line that is written over.
-    fmt::print(
-        out, "{}step {:>5}/{}  loss {:.4f}  {}lr {:.2e}  {}{:>7.0f} tokens/s  MFU {:>4.1f}%  ETA {:<8}{}",
-        terminal ? "\r" : "", r.step, f.steps, r.loss,
-        std::isfinite(r.grad_norm) ? fmt::format("grad {:.3f}  ", r.grad_norm) : "", r.lr,
-        expert_note(r.experts), r.tokens_per_second, 100 * r.mfu, format_seconds(left), keeps ? "\n" : "");
+    // On a terminal every step is shown, those between on one line that is written over; its last column
+    // stays free, or some terminals wrap.
+    const int columns = terminal ? terminal_columns(out, 80) - 1 : 79;
+    fmt::print(out, "{}{}{}", fresh, step_line(r, f.steps, left, columns), keeps ? "\n" : "");
     std::fflush(out);
+    last_line = Clock::now();
   };
-  const char* fresh_line = terminal ? "\r\033[K" : "";  // in place of a progress line
   observer.on_evaluation = [&](std::int64_t step, double loss) {
-    fmt::print(out, "{}step {:>5}  validation loss {:.4f}\n", fresh_line, step, loss);
+    fmt::print(out, "{}step {}  validation loss {:.4f}\n", fresh, step, loss);
   };
   observer.on_spread = [&](const WorkSpread& s) {
     std::vector<double> sorted = s.seconds;
     std::sort(sorted.begin(), sorted.end());
     const double middle = sorted[sorted.size() / 2];
-    fmt::print(
-        out, "{}ranks   steps {} to {}: each worked {} to {} a step; rank {} longest, {:.2f} x the median\n",
-        fresh_line, s.first_step, s.last_step, format_seconds(sorted.front()), format_seconds(sorted.back()),
-        s.slowest(), middle > 0 ? sorted.back() / middle : 1.0);
+    fmt::print(out, "{}ranks   steps {} to {}: {} to {} of work each; rank {} most, {:.2f}x median\n", fresh,
+               s.first_step, s.last_step, format_seconds(sorted.front()), format_seconds(sorted.back()),
+               s.slowest(), middle > 0 ? sorted.back() / middle : 1.0);
   };
-  observer.on_checkpoint = [&](const std::string& path) {
-    fmt::print(out, "{}saved   {}\n", fresh_line, path);
-  };
+  observer.on_checkpoint = [&](const std::string& path) { fmt::print(out, "{}saved   {}\n", fresh, path); };
   observer.on_sample = [&](const std::vector<std::int32_t>& prompt, const std::vector<std::int32_t>& text) {
     fmt::print(out, "\nsample, after \"{}\":\n{}\n", as_text(prompt, data.kind()),
                as_text(text, data.kind()));
   };
   if (!request.asynchronous) signals.listen();  // whose workers have no common step to stop behind
   const TrainSummary summary = train(request, data, observer);
+  fmt::print(out, "{}", fresh);
   if (!f.job.leads()) return 0;
   if (summary.stopped)
-    fmt::print(out, "stopped behind step {} as asked{}\n", summary.last_step,
+    fmt::print(out, "stopped after step {} as asked{}\n", summary.last_step,
                summary.checkpoint.empty()
                    ? "; nothing is saved without --checkpoint"
-                   : "; the same command with --resume goes on from " + summary.checkpoint);
+                   : "; the same command with --resume continues from " + summary.checkpoint);
   const auto& asynchronous = summary.asynchronous;
   fmt::print(out, "\n{}{}{}", memory_table("rank 0", summary.predicted_memory, summary.measured_memory),
              asynchronous
@@ -264,13 +272,13 @@ int run_train(TrainFlags& f, StopSignals& signals) {
   fmt::print(out, "{}", expert_table(summary.experts));
   for (Axis axis : traffic_axes)
     if (const VerbTraffic& sent = summary.measured_messages.at(axis, Verb::send); sent.calls > 0)
-      fmt::print(out, "  {:<16}{:>28}{:>8} messages of {} collectives\n", axis_name(axis),
+      fmt::print(out, "  {:<18}{:>28}{:>8} messages of {} collectives\n", axis_name(axis),
                  format_bytes(static_cast<double>(sent.bytes)), sent.calls,
                  collectives_name(request.run.collectives));
-  fmt::print(out, "  {:<16}{:>14}{:>14}\n", "step time", format_seconds(summary.predicted_step_seconds),
+  fmt::print(out, "  {:<18}{:>14}{:>14}\n", "step time", format_seconds(summary.predicted_step_seconds),
              format_seconds(summary.step_seconds));
   if (plan.mesh.size(Axis::pp) > 1) {
-    fmt::print(out, "  {:<16}{:>13.1f}%{:>13.1f}%\n", "bubble", 100 * summary.predicted_bubble,
+    fmt::print(out, "  {:<18}{:>13.1f}%{:>13.1f}%\n", "bubble", 100 * summary.predicted_bubble,
                100 * summary.measured_bubble);
     const double simulated = summary.simulated_timeline.makespan(),
                  measured = summary.measured_timeline.makespan();
@@ -310,57 +318,65 @@ void add_train(CLI::App& program, int& status) {
   auto flags = std::make_shared<TrainFlags>();
   CLI::App& app = *program.add_subcommand("train", "Train a model");
   flags->app = &app;
-  flags->plan.add_to(app, train_defaults());
-  flags->run.add_to(app);
-  flags->job.add_to(app);
-  flags->optimizer.add_to(app, flags->request.optimizer);
+  heading(app, common_flags);
   app.add_option("--data", flags->data, "Text files or directories, or token files (required)")
       ->type_name("PATH");
-  app.add_option("--tokenizer", flags->tokenizer, "Of text: bytes")->type_name("NAME")->capture_default_str();
   add_number(app, "--steps", flags->steps, "Train up to this step");
-  add_number(app, "--seed", flags->request.seed, "Of initial weights and data order");
-  add_number(app, "--val-fraction", flags->request.validation_fraction,
-             "Part of the data held out, at its end");
-  add_number(app, "--eval-every", flags->request.eval_every, "Steps between validations; 0: at the end only");
-  add_number(app, "--eval-samples", flags->request.eval_samples, "Sequences of a validation; 0: none");
   app.add_option("--checkpoint", flags->request.checkpoint_directory, "Directory of the checkpoints")
       ->type_name("DIR");
+  app.add_flag("--resume", flags->request.resume, "Continue from the last checkpoint");
+  add_number(app, "--sample", flags->sample, "Tokens of text generated at the end; 0: none");
+  app.add_flag("--json", flags->json, "Summary as one JSON object on standard output");
+  flags->plan.add_to(app, train_defaults());
+  flags->optimizer.add_to(app, flags->request.optimizer);
+  heading(app, "Data and evaluation");
+  app.add_option("--tokenizer", flags->tokenizer, "Tokenizer of text files: bytes")
+      ->type_name("NAME")
+      ->capture_default_str();
+  add_number(app, "--seed", flags->request.seed, "Seed of the initial weights and the data order");
+  add_number(app, "--val-fraction", flags->request.validation_fraction,
+             "Fraction of the data held out for validation, at its end");
+  add_number(app, "--eval-every", flags->request.eval_every, "Steps between validations; 0: at the end only");
+  add_number(app, "--eval-samples", flags->request.eval_samples, "Sequences per validation; 0: none");
+  heading(app, "Checkpoints");
   add_number(app, "--save-every", flags->request.save_every, "Steps between checkpoints; 0: at the end only");
   app.add_option("--async-save", flags->async_save, "Write checkpoints while the training goes on")
       ->type_name("on|off")
       ->capture_default_str();
-  add_number(app, "--keep", flags->request.keep, "Checkpoints that stay, the last ones; 0: all");
+  add_number(app, "--keep", flags->request.keep, "How many checkpoints to keep, the last ones; 0: all");
+  flags->run.add_to(app);
+  flags->job.add_to(app);
+  app.add_option(
+         "--memory-limit", flags->memory_limit,
+         "Most that a rank may hold, such as 800MiB: refused where more is predicted, ended where more "
+         "is asked for")
+      ->type_name("BYTES");
+  app.add_option("--machine", flags->machine,
+                 "File from `echelon calibrate` to predict the step time from (default: the matrix products' "
+                 "speed alone)")
+      ->type_name("FILE");
   app.add_option("--on-nan", flags->on_nan,
-                 "A loss or gradient that is not finite: end the run, or skip the step")
+                 "What to do on a loss or gradient that is not finite: end the run, or skip the step")
       ->type_name("stop|skip")
       ->capture_default_str();
   flags->request.straggler_every = 100;
   add_number(app, "--straggler-every", flags->request.straggler_every,
              "Steps between reports of how long each rank worked; 0: none");
-  app.add_option("--die", flags->die)->group("");  // for tests: RANK:STEP:WHERE
-  app.add_flag("--resume", flags->request.resume, "Go on from the last checkpoint");
+  heading(app, "Asynchronous training");
   app.add_option("--staleness", flags->staleness,
-                 "Asynchronous, around parameter servers: batches a worker may run ahead; 0: synchronous")
+                 "Train around parameter servers: batches a worker may run ahead; 0: synchronous")
       ->type_name("S|inf");
   add_number(app, "--servers", flags->servers, "Parameter servers, beside the --dp workers");
-  app.add_option("--memory-limit", flags->memory_limit,
-                 "What a rank may hold, such as 800MiB: refused where more is predicted, ended where more is "
-                 "asked for")
-      ->type_name("BYTES");
-  app.add_option("--machine", flags->machine,
-                 "What `echelon calibrate` wrote: the step's time is predicted from it, without it from its "
-                 "matrix products alone")
-      ->type_name("FILE");
-  app.add_option("--straggle", flags->straggle,
-                 "Make rank R slow on purpose: each step's passes take F times as long")
+  heading(app, "Reports");
+  flags->timeline.add_to(app);
+  app.add_option("--log", flags->request.log_path, "Log with one JSON object per step")->type_name("FILE");
+  heading(app, "Faults on purpose");
+  app.add_option("--straggle", flags->straggle, "Make rank R slow: its passes take F times as long")
       ->type_name("R:F");
   app.add_option("--plant-expert", flags->plant_expert,
-                 "Make expert E popular on purpose: its logits begin higher by S for every token")
+                 "Make expert E popular: its logits start higher by S for every token")
       ->type_name("E:S");
-  flags->timeline.add_to(app);
-  app.add_option("--log", flags->request.log_path, "One JSON object a step")->type_name("FILE");
-  add_number(app, "--sample", flags->sample, "Tokens of text generated at the end; 0: none");
-  app.add_flag("--json", flags->json, "Summary as one JSON object on standard output");
+  app.add_option("--die", flags->die)->group("");  // for tests: RANK:STEP:WHERE
   app.callback([flags, &status] {
     flags->timeline.check();
     StopSignals signals;  // before MPI's threads

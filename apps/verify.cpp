@@ -3,7 +3,9 @@
 #include <fmt/core.h>
 
 #include "apps/flags.h"
+#include "apps/help.h"
 #include "apps/job.h"
+#include "apps/progress_line.h"
 #include "apps/timeline_flags.h"
 #include "base/error.h"
 #include "train/reference_run.h"
@@ -69,7 +71,10 @@ int run_verify(VerifyFlags& f) {
                request.plan.mesh.describe(), request.plan.shards_sequence() ? ", sequence parallel" : "",
                dtype_name(request.plan.dtype), request.steps, request.steps == 1 ? "" : "s",
                request.plan.global_batch, request.plan.seq_len);
-  const VerifyReport r = verify(request);
+  const VerifyReport r = with_progress("verify", f.json, [&](const Progress& progress) {
+    f.request.progress = progress;
+    return verify(request);
+  });
   if (!f.job.leads()) return 0;
   f.timeline.write(r.simulated_timeline, r.measured_timeline);
   for (std::size_t i = 0; i < r.reference_losses.size(); ++i)
@@ -94,21 +99,24 @@ void add_verify(CLI::App& program, int& status) {
   auto flags = std::make_shared<VerifyFlags>();
   CLI::App& app =
       *program.add_subcommand("verify", "Run one rank and the mesh side by side and compare every tensor");
+  heading(app, common_flags);
+  add_number(app, "--steps", flags->request.steps, "Steps to compare");
+  app.add_flag("--json", flags->json, "Report as one JSON object on standard output");
   flags->plan.add_to(app, verify_defaults());
-  flags->run.add_to(app);
-  flags->job.add_to(app);
   OptimizerOptions& optimizer = flags->request.optimizer;
   optimizer.warmup_steps = 0;
   // Below this a gradient is rounding noise (a key bias, say, has none at all), which Adam would turn into
   // full steps.
   optimizer.eps = 1e-5;
   flags->optimizer.add_to(app, optimizer);
+  heading(app, "Data");
   app.add_option("--data", flags->data, "Text or token files (default: random tokens)")->type_name("PATH");
-  app.add_option("--staleness", flags->staleness)->group("");  // of train: refused here by name
-  add_number(app, "--steps", flags->request.steps, "Steps to compare");
-  add_number(app, "--seed", flags->request.seed, "Of weights and tokens");
+  add_number(app, "--seed", flags->request.seed, "Seed of the weights and the tokens");
+  flags->run.add_to(app);
+  flags->job.add_to(app);
+  heading(app, "Reports");
   flags->timeline.add_to(app);
-  app.add_flag("--json", flags->json, "Report as one JSON object on standard output");
+  app.add_option("--staleness", flags->staleness)->group("");  // of train: refused here by name
   app.callback([flags, &status] {
     flags->timeline.check();
     status = flags->job.run(flags->run, [&] { return run_verify(*flags); });

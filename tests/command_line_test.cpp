@@ -232,6 +232,35 @@ TEST_F(CommandLine, BadModelAndPlanFilesAreRefused) {
   refused({"train", "--data", "text.txt", "--model", "bare"}, {"bare", "config.json"});
 }
 
+TEST_F(CommandLine, HelpBeginsWithTheCommonFlagsAndFitsATerminal) {
+  for (const Words& verb : std::vector<Words>{{},
+                                              {"train"},
+                                              {"verify"},
+                                              {"plan"},
+                                              {"calibrate"},
+                                              {"simulate"},
+                                              {"checkpoint"},
+                                              {"checkpoint", "info"},
+                                              {"checkpoint", "import"},
+                                              {"launch"},
+                                              {"generate"},
+                                              {"bench", "train"},
+                                              {"bench", "comm"},
+                                              {"bench", "context"}}) {
+    const Result r = run(joined(verb, {"--help"}));
+    EXPECT_EQ(r.status, 0);
+    const std::size_t first = r.out.find(":\n");  // the first heading
+    ASSERT_NE(first, std::string::npos) << r.out;
+    const std::string heading = r.out.substr(r.out.rfind('\n', first) + 1);
+    EXPECT_TRUE(heading.starts_with("Common flags:") || heading.starts_with("Positionals:")) << r.out;
+    EXPECT_NE(r.out.find("\nCommon flags:\n"), std::string::npos) << r.out;
+    EXPECT_EQ(r.out.find("\nOptions:"), std::string::npos) << "a flag without a heading in " << r.out;
+    EXPECT_EQ(r.out.find("\n\n\n"), std::string::npos) << r.out;
+    std::istringstream lines(r.out);
+    for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80u) << line;
+  }
+}
+
 TEST_F(CommandLine, PathsThatCannotBeWrittenAreRefusedAndLeaveNothing) {
   write("kept.jsonl", "{\"step\": 1}\n");
   refused(training({"--checkpoint", "new", "--log", "absent/log"}), {"--log absent/log", "No such file"});
@@ -246,8 +275,7 @@ TEST_F(CommandLine, TrainsResumesAndGenerates) {
   const Result first = run(joined(training({"--steps", "3", "--save-every", "2"}), saving));
   EXPECT_EQ(first.status, 0) << first.err;
   EXPECT_EQ(first.err, "");
-  for (const char* word :
-       {"mesh", "memory", "step     3/3", "saved   ck/step-00000002", "sample", "tokens/s"})
+  for (const char* word : {"mesh", "memory", "step 3/3", "saved   ck/step-00000002", "sample", "tokens/s"})
     EXPECT_NE(first.out.find(word), std::string::npos) << word << " in: " << first.out;
 
   refused(joined(training({"--steps", "5"}), saving), {"ck", "step-00000003", "--resume"});
@@ -421,8 +449,8 @@ bandwidth = 1e10
 TEST_F(CommandLine, AnInterruptLeavesWholeCheckpoints) {
   const Result stopped = interrupted([](int pid) { ::kill(pid, SIGINT); });
   EXPECT_EQ(stopped.status, 0) << stopped.err;
-  EXPECT_NE(stopped.out.find("stopped behind step "), std::string::npos) << stopped.out;
-  EXPECT_NE(stopped.out.find("--resume goes on from ck/step-"), std::string::npos) << stopped.out;
+  EXPECT_NE(stopped.out.find("stopped after step "), std::string::npos) << stopped.out;
+  EXPECT_NE(stopped.out.find("--resume continues from ck/step-"), std::string::npos) << stopped.out;
   EXPECT_EQ(run({"generate", "--checkpoint", "ck", "--max-tokens", "2"}).status, 0);
 }
 
@@ -448,7 +476,7 @@ TEST_F(CommandLine, NoSignalIsHandledWhereItComputes) {
   EXPECT_GE(threads, 2);    // a rank, and one that waits for signals:
   EXPECT_LE(unblocked, 3);  // unblocked while it does
   EXPECT_EQ(stopped.status, 0) << stopped.err;
-  EXPECT_NE(stopped.out.find("stopped behind step "), std::string::npos) << stopped.out;
+  EXPECT_NE(stopped.out.find("stopped after step "), std::string::npos) << stopped.out;
 }
 
 // As timeout(1) asks a command to end: itself, and at once the group that it is in.
@@ -462,7 +490,7 @@ TEST_F(CommandLine, ASignalToTheWholeGroupIsOneRequest) {
         " & while kill -0 $! && ! ls ck 2>/dev/null | grep -q ^step; do sleep 0.02; done; "
         "kill -TERM $!; sleep 0.01; kill -TERM -- -$!; wait $!");
     EXPECT_EQ(r.status, 0) << verb << "\n" << r.output;
-    EXPECT_NE(r.output.find("stopped behind step "), std::string::npos) << verb << "\n" << r.output;
+    EXPECT_NE(r.output.find("stopped after step "), std::string::npos) << verb << "\n" << r.output;
   }
 }
 

@@ -123,7 +123,7 @@ TEST_F(ProcessTraining, LaunchEndsBehindTheStepWhenItIsToldTo) {
         "while kill -0 $! && ! ls {}/{} 2>&1 | grep -q ^step; do sleep 0.05; done; kill -{} $!; wait $!",
         ECHELON_BINARY, training("--dp 2", name, 1'000'000), std::string(directory_.path()), name, signal));
     EXPECT_EQ(r.status, 0) << r.output;
-    EXPECT_NE(r.output.find("stopped behind step "), std::string::npos) << r.output;
+    EXPECT_NE(r.output.find("stopped after step "), std::string::npos) << r.output;
     EXPECT_EQ(r.output.find("restart"), std::string::npos) << r.output;
   }
 }

@@ -22,6 +22,20 @@ TEST(Units, MemoryOfDevices) {
   EXPECT_EQ(format_device_memory(0), "0.0 MB");
 }
 
+TEST(Units, SecondsNeverReachTheNextUnit) {
+  EXPECT_EQ(format_seconds(0), "0s");
+  EXPECT_EQ(format_seconds(0.0000004), "0us");
+  EXPECT_EQ(format_seconds(0.00099), "990us");
+  EXPECT_EQ(format_seconds(0.0009999), "1ms");
+  EXPECT_EQ(format_seconds(0.0054), "5ms");
+  EXPECT_EQ(format_seconds(0.9997), "1.0s");
+  EXPECT_EQ(format_seconds(59.97), "1m00s");
+  EXPECT_EQ(format_seconds(95), "1m35s");
+  EXPECT_EQ(format_seconds(7384), "2h03m");
+  EXPECT_EQ(format_whole_seconds(0.7), "1s");
+  EXPECT_EQ(format_whole_seconds(59.6), "1m00s");
+}
+
 TEST(Units, OtherTextIsRefused) {
   for (const char* text : {"", "MiB", "-1", "0", "1 XB", "1MiBs", "nan", "1e30", "0.2"}) try {
       parse_bytes(text, "--memory-limit");

@@ -13,7 +13,8 @@ double device_memory_unit(double bytes);  // 1e9 or 1e6
 // "1536", "1.5KiB", "64 MB": a number above 0 and B, KB, KiB, MB, MiB, GB, GiB, TB, TiB or nothing (bytes).
 // RequestError naming `field` otherwise.
 std::int64_t parse_bytes(const std::string& text, const std::string& field);
-std::string format_count(double count);      // 124439808 -> "124.4M"
-std::string format_seconds(double seconds);  // 95 -> "1m35s"
+std::string format_count(double count);            // 124439808 -> "124.4M"
+std::string format_seconds(double seconds);        // 95 -> "1m35s", 0.005 -> "5ms"
+std::string format_whole_seconds(double seconds);  // 95.2 -> "1m35s", 0.7 -> "1s"
 
 }  // namespace echelon

@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "base/progress.h"
 #include "plan/routing_request.h"
 
 namespace echelon {
@@ -44,6 +45,7 @@ struct RoutingReport {
 
 // Depends on the request and the method alone; all methods see the same tokens.
 std::vector<RoutingReport> simulate_routing(const RoutingRequest& request,
-                                            const std::vector<BalanceMethod>& methods);
+                                            const std::vector<BalanceMethod>& methods,
+                                            const Progress& progress = {});
 
 }  // namespace echelon

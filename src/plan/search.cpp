@@ -64,8 +64,11 @@ class Search {
     // Those that could be fastest come first, so that the others need no looking at.
     std::sort(groups_.begin(), groups_.end(),
               [](const Group& a, const Group& b) { return a.least < b.least; });
-    for (const Group& g : groups_)
-      group(g.configuration, r_.objective == Objective::memory || g.least < worst_ranked());
+    const std::string what = fmt::format("{} GPU{}", r_.gpus, r_.gpus == 1 ? "" : "s");
+    for (std::size_t i = 0; i < groups_.size(); ++i) {
+      report(r_.progress, static_cast<double>(i) / static_cast<double>(groups_.size()), what);
+      group(groups_[i].configuration, r_.objective == Objective::memory || groups_[i].least < worst_ranked());
+    }
     if (!result_.plans.empty()) result_.nearest.reset();
     write_examples();
     result_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();

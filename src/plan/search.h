@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/progress.h"
 #include "plan/pins.h"
 #include "plan/step_model.h"
 
@@ -24,6 +25,7 @@ struct SearchRequest {
   Objective objective = Objective::time;
   double memory_margin = 0;  // part of the device's memory that stays free
   int top = 10;
+  Progress progress{};
 };
 
 struct Rejected {

@@ -46,7 +46,7 @@ static ordered_json json_of(const std::vector<ExpertLoad>& loads) {
 
 std::string expert_table(const std::vector<ExpertLoad>& loads) {
   if (loads.empty()) return "";
-  std::string text = fmt::format("{:<18}{:>14}{:>14}{:>14}\n", "experts, last step", "max over mean",
+  std::string text = fmt::format("{:<18}{:>14}{:>14}{:>14}\n", "experts, last step", "load / average",
                                  "dropped", "balance loss");
   for (const ExpertLoad& load : loads)
     text += fmt::format("  layer {:<10}{:>14.2f}{:>13.1f}%{:>14.4f}\n", load.layer, load.imbalance,
@@ -61,8 +61,31 @@ std::string expert_note(const std::vector<ExpertLoad>& loads) {
                        [](const ExpertLoad& a, const ExpertLoad& b) { return a.imbalance < b.imbalance; });
   double dropped = 0;
   for (const ExpertLoad& load : loads) dropped += load.drop_rate / static_cast<double>(loads.size());
-  return fmt::format("experts {:.2f}x{}  ", fullest->imbalance,
+  return fmt::format("experts {:.2f}x{}", fullest->imbalance,
                      dropped > 0 ? fmt::format(", {:.1f}% dropped", 100 * dropped) : "");
+}
+
+std::string step_line(const StepRecord& r, std::int64_t last_step, double seconds_left, int columns) {
+  const std::string last = fmt::format("{}", last_step);
+  struct Field {
+    std::string text;
+    int rank;  // the largest go first where there is no room
+  };
+  const std::vector<Field> fields{
+      {fmt::format("step {:>{}}/{}", r.step, last.size(), last), 0},
+      {fmt::format("  loss {:.4f}", r.loss), 0},
+      {std::isfinite(r.grad_norm) ? fmt::format("  grad {:.3f}", r.grad_norm) : "", 4},
+      {fmt::format("  lr {:.2e}", r.lr), 5},
+      {r.experts.empty() ? "" : "  " + expert_note(r.experts), 3},
+      {fmt::format("  {:>6.0f} tokens/s", r.tokens_per_second), 1},
+      {fmt::format("  MFU {:.1f}%", 100 * r.mfu), 6},
+      {r.step < last_step ? "  ETA " + format_whole_seconds(std::max(1.0, seconds_left)) : "", 2}};
+  for (int most = 6;; --most) {
+    std::string line;
+    for (const Field& field : fields)
+      if (field.rank <= most) line += field.text;
+    if (most == 0 || line.size() <= static_cast<std::size_t>(std::max(0, columns))) return line;
+  }
 }
 
 std::string to_json(const StepRecord& r) {
@@ -143,9 +166,9 @@ std::string to_json(const TrainSummary& s) {
 }
 
 std::string memory_table(const std::string& whose, const Memory& predicted, const Memory& measured) {
-  std::string table = fmt::format("  {:<16}{:>14}{:>14}\n", "memory, " + whose, "predicted", "measured");
+  std::string table = fmt::format("  {:<18}{:>14}{:>14}\n", "memory, " + whose, "predicted", "measured");
   const auto row = [&](const char* name, std::int64_t a, std::int64_t b) {
-    table += fmt::format("  {:<16}{:>14}{:>14}\n", name, format_bytes(static_cast<double>(a)),
+    table += fmt::format("  {:<18}{:>14}{:>14}\n", name, format_bytes(static_cast<double>(a)),
                          format_bytes(static_cast<double>(b)));
   };
   for (MemoryCategory c : all_memory_categories)
@@ -207,11 +230,11 @@ std::string traffic_table(const Traffic& predicted, const Traffic& measured) {
       const VerbTraffic &a = predicted.at(axis, verb), &b = measured.at(axis, verb);
       if (a.calls == 0 && b.calls == 0) continue;
       table += fmt::format(
-          "  {:<16}{:>14}{:>14}{:>8} calls\n", fmt::format("{} {}", axis_name(axis), verb_name(verb)),
+          "  {:<18}{:>14}{:>14}{:>8} calls\n", fmt::format("{} {}", axis_name(axis), verb_name(verb)),
           format_bytes(static_cast<double>(a.bytes)), format_bytes(static_cast<double>(b.bytes)), b.calls);
     }
   if (table.empty()) return table;
-  return fmt::format("  {:<16}{:>14}{:>14}\n", "sent in a step", "predicted", "measured") + table;
+  return fmt::format("  {:<18}{:>14}{:>14}\n", "sent in a step", "predicted", "measured") + table;
 }
 
 }  // namespace echelon

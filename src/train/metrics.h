@@ -97,6 +97,9 @@ std::string missed_predictions(const TrainSummary& summary);
 // Of a progress line: the largest load over the mean, of all layers, and what was dropped, of all choices;
 // empty without experts.
 std::string expert_note(const std::vector<ExpertLoad>& loads);
+// A progress line of at most `columns`: where not all fits, the learning rate and the like are left out.
+// `seconds_left`: until the last step.
+std::string step_line(const StepRecord& record, std::int64_t last_step, double seconds_left, int columns);
 // One line a layer; empty without experts.
 std::string expert_table(const std::vector<ExpertLoad>& loads);
 // The histogram as bars.

@@ -152,7 +152,7 @@ CheckpointInfo find_resumed(const TrainRequest& request) {
   CheckpointInfo info;
   if (request.resume) {
     if (request.checkpoint_directory.empty())
-      refuse("--resume: needs --checkpoint DIR, the directory to go on from");
+      refuse("--resume: needs --checkpoint DIR, the directory to continue from");
     info = read_checkpoint_info(request.checkpoint_directory);
     if (to_toml(info.model) != to_toml(request.plan.model))
       refuse("--resume {}: it holds the model {}, not {}", info.path, info.model.name,
@@ -176,12 +176,12 @@ CheckpointInfo find_resumed(const TrainRequest& request) {
           "--staleness",
           info.path);
     if (info.step >= request.optimizer.total_steps)
-      refuse("--steps {}: {} has {} steps behind it already; name a larger number",
+      refuse("--steps {}: {} has done {} steps already; give a larger number",
              request.optimizer.total_steps, info.path, info.step);
   } else if (!request.checkpoint_directory.empty()) {
     const auto existing = list_checkpoints(request.checkpoint_directory);
     if (!existing.empty())
-      refuse("--checkpoint {}: holds {} already; add --resume to go on from it, or name another directory",
+      refuse("--checkpoint {}: holds {} already; add --resume to continue from it, or name another directory",
              request.checkpoint_directory, fs::path(existing.back()).filename().string());
   }
   if (!request.checkpoint_directory.empty()) refuse_obstacles(request, info.step);

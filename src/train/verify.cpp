@@ -1,5 +1,7 @@
 #include "train/verify.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -395,8 +397,12 @@ VerifyReport verify(const VerifyRequest& given) {
                     request.run.collectives);
     VerifyReport unused;  // only rank 0 reports
     Comparison comparison(request, rank, bound, index == 0 ? report : unused);
-    for (std::int64_t step = 0; step < request.steps; ++step)
+    for (std::int64_t step = 0; step < request.steps; ++step) {
+      if (index == 0)
+        echelon::report(request.progress, static_cast<double>(step) / static_cast<double>(request.steps),
+                        fmt::format("step {} of {}", step + 1, request.steps));
       if (!comparison.step(step)) break;
+    }
     if (rank.dp_cp().rank() != 0 || rank.coordinate(Axis::tp) != 0) return;
     auto timelines = gather_spans(rank.along(Axis::pp), comparison.last_run().spans_since(epoch));
     if (index == 0) report.measured_timeline.ranks = std::move(timelines);

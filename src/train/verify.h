@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/progress.h"
 #include "parallel/faults.h"
 #include "spec/plan.h"
 #include "train/optimizer.h"
@@ -23,6 +24,7 @@ struct VerifyRequest {
   std::uint64_t seed = 1;
   SampleSource samples;  // empty: random tokens
   Faults faults;         // planted in the mesh, by tests
+  Progress progress{};   // told of each step, on rank 0's thread
 };
 
 struct Difference {
