@@ -276,6 +276,28 @@ TEST_F(Sampling, StartsAreUniform) {
   EXPECT_LT(chi2, 99 + 4 * 14.1);
 }
 
+TEST_F(Tokens, ASampleGoesOnFromWholeWords) {
+  const auto prompt = [&](const std::string& text, Range range, std::int64_t most) {
+    const TokenData data({write("words.txt", text)}, bytes_vocab);
+    std::string out;
+    for (std::int32_t id : sample_prompt(data, range, most))
+      out += id == end_of_text ? '|' : static_cast<char>(id);
+    return out;
+  };
+  const std::string text = "In the beginning was the word.";
+  EXPECT_EQ(prompt(text, {0, 30}, 10), "In the");  // "In the beg" ends inside a word
+  EXPECT_EQ(prompt(text, {0, 30}, 16), "In the beginning");
+  EXPECT_EQ(prompt(text, {4, 30}, 13), "beginning was");   // begins inside "the"
+  EXPECT_EQ(prompt(text, {3, 30}, 8), "the");              // behind a space
+  EXPECT_EQ(prompt(text, {6, 30}, 12), "beginning");       // at a space
+  EXPECT_EQ(prompt(text, {17, 31}, 32), "was the word.");  // not over the end of a text
+  EXPECT_EQ(prompt(text, {0, 30}, 1), "I");                // no room for a word
+  EXPECT_EQ(prompt(text, {8, 14}, 32), "eginni");          // no word begins there
+  EXPECT_EQ(prompt("    \n", {0, 5}, 3), "   ");
+  write_token_file(path("ids.bin"), std::vector<std::int32_t>{32, 7, 32, 9}, 2);
+  EXPECT_EQ(sample_prompt(TokenData({path("ids.bin")}, 100), {1, 4}, 2), (std::vector<std::int32_t>{7, 32}));
+}
+
 TEST_F(Tokens, AFullDiskLeavesNothing) {
   const std::vector<std::int32_t> ids(300000, 1);
   rlimit old{};

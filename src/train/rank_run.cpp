@@ -288,9 +288,9 @@ void RankRun::finish_save() {
 
 void RankRun::sample_text() {
   const Range range = shared_.split.validation.size() > 0 ? shared_.split.validation : shared_.split.train;
-  std::vector<std::int32_t> prompt(static_cast<std::size_t>(std::min<std::int64_t>(
-      {32, range.size(), shared_.request.plan.model.max_seq - shared_.request.sample_tokens})));
-  shared_.data.copy(range.begin, static_cast<std::int64_t>(prompt.size()), prompt.data());
+  const std::vector<std::int32_t> prompt = sample_prompt(
+      shared_.data, range,
+      std::min<std::int64_t>(32, shared_.request.plan.model.max_seq - shared_.request.sample_tokens));
   GenerateOptions options = shared_.request.generate;
   options.max_tokens = shared_.request.sample_tokens;
   const auto text = generate(rank_, shared_.request.plan, trainer_.parameters(),

@@ -261,6 +261,35 @@ Split split_tokens(std::int64_t num_tokens, double validation_fraction, std::int
   return {{0, cut}, {cut, num_tokens}};
 }
 
+std::vector<std::int32_t> sample_prompt(const TokenData& data, Range range, std::int64_t most) {
+  constexpr std::int64_t longest_word = 64;
+  const auto tokens = [&](std::int64_t begin, std::int64_t count) {
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(count));
+    data.copy(begin, count, ids.data());
+    return ids;
+  };
+  const auto plain = [&] { return tokens(range.begin, std::min(most, range.size())); };
+  if (data.kind() == TokenData::Kind::tokens) return plain();
+  const auto is_space = [](std::int32_t id) {
+    return id == end_of_text || id == ' ' || (id >= 9 && id <= 13);
+  };
+  // A word begins behind a space, or where the text does.
+  const bool is_mid_text = range.begin > 0 && !is_space(data.token(range.begin - 1));
+  std::vector<std::int32_t> ids = tokens(range.begin, std::min(range.size(), longest_word + most));
+  auto first = ids.begin();
+  if (is_mid_text) first = std::find_if(first, ids.end(), is_space);
+  first = std::find_if_not(first, ids.end(), is_space);
+  auto last = first + std::min<std::int64_t>(most, ids.end() - first);
+  last = std::find(first, last, end_of_text);
+  if (last != ids.end() && !is_space(*last)) {  // in the middle of a word
+    const auto space =
+        std::find_if(std::make_reverse_iterator(last), std::make_reverse_iterator(first), is_space);
+    if (space.base() != first) last = space.base() - 1;
+  }
+  if (first == last) return plain();
+  return {first, last};
+}
+
 std::int64_t Sampler::start(std::int64_t step, std::int64_t index, std::int64_t seq_len) const {
   const std::int64_t num_starts = range_.size() - seq_len;  // the last token is a target only
   check(seq_len > 0 && num_starts > 0, "the sampler's range is shorter than one sequence");

@@ -61,6 +61,10 @@ struct Split {
 // its next token. Throws RequestError when the rest is.
 Split split_tokens(std::int64_t num_tokens, double validation_fraction, std::int64_t seq_len);
 
+// The first tokens of `range` from which a sample of text goes on, `most` of them at most and at least one:
+// of text whole words where the range has any, else from the range's beginning.
+std::vector<std::int32_t> sample_prompt(const TokenData& data, Range range, std::int64_t most);
+
 // Training samples: windows that start anywhere in `range`, chosen by (seed, step, index) alone.
 class Sampler {
  public:
