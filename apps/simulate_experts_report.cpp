@@ -123,7 +123,7 @@ ordered_json to_json(const ExpertsFlags::Request& request, const std::vector<Rou
 
 std::string describe(const ExpertsFlags::Request& request, const std::vector<RoutingReport>& reports) {
   const bool has_devices = request.routing.ep > 1;
-  std::vector<TextRow> rows{{"over the even load", "busiest expert"}};
+  std::vector<TextRow> rows{{"load / average", "busiest expert"}};
   if (has_devices) rows[0].emplace_back("slowest device");
   for (const char* title : {"dropped", "moved"}) rows[0].emplace_back(title);
   if (has_devices)
@@ -154,7 +154,7 @@ std::vector<HeatMap> heat_maps(const ExpertsFlags::Request& request,
   for (const RoutingReport& report : reports) {
     HeatMap& map = maps.emplace_back();
     map.title = report.method;
-    map.note = fmt::format("busiest expert {:.2f}, slowest device {:.2f} of the even load",
+    map.note = fmt::format("busiest expert {:.2f}, slowest device {:.2f} (load / average)",
                            report.busiest_expert, report.slowest_device);
     if (report.dropped > 0) map.note += fmt::format("; {} dropped", percent(report.dropped));
     map.row_name = request.shows_devices ? "device" : "expert";

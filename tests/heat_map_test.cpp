@@ -26,7 +26,7 @@ TEST(HeatMapText, HasALetterForEachLoad) {
       "expert 1 |------|\n"
       "          step 0 to 5\n"
       "\n"
-      "of the even load:  '@' from 2.5  '#' from 1.75  '+' from 1.3  '-' around 1  '.' from 0.4  ' ' less\n");
+      "load / average:  '@' from 2.5  '#' from 1.75  '+' from 1.3  '-' around 1  '.' from 0.4  ' ' less\n");
 }
 
 // Rows by the largest, so that a hot one does not disappear, columns by the mean.

@@ -76,7 +76,7 @@ TEST_F(SimulateExperts, DrawsBeforeAndAfter) {
   const CommandResult text = run("--moe --ep 2 --steps 5 --tokens 128 --compare none,bias --width 60");
   EXPECT_EQ(text.status, 0);
   for (const char* part : {"slowest device", "dropped at capacity", "none: busiest expert",
-                           "bias: busiest expert", "expert 7 |", "of the even load"})
+                           "bias: busiest expert", "expert 7 |", "load / average"})
     EXPECT_NE(text.output.find(part), std::string::npos) << part;
   const CommandResult devices = run("--moe --ep 2 --steps 5 --tokens 128 --heat devices --compare none");
   EXPECT_NE(devices.output.find("device 1 |"), std::string::npos);

@@ -116,7 +116,7 @@ std::string plans_table(const SearchResult& result) {
       {"schedule", "have no such schedule"},
       {"shape", "do not divide"},
       {"slower", "cannot come among the first, whatever their schedule"},
-      {"same", "are another one's equal"}};
+      {"same", "are duplicates"}};
   for (const auto& [reason, what] : words)
     if (const auto found = result.rejected.find(reason); found != result.rejected.end())
       fmt::format_to(out, "; {} {}", found->second.count, what);
