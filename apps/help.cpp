@@ -54,8 +54,6 @@ class HelpFormat : public CLI::Formatter {
 
 }  // namespace
 
-void heading(CLI::App& app, const char* name) { app.option_defaults()->group(name); }
-
 void arrange_help(CLI::App& program) {
   program.formatter(std::make_shared<HelpFormat>());
   for (CLI::Option* option : program.get_options([](const CLI::Option*) { return true; }))

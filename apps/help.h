@@ -8,7 +8,7 @@ namespace echelon {
 inline constexpr const char* common_flags = "Common flags";
 
 // Flags that are added from now on stand under this heading.
-void heading(CLI::App& app, const char* name);
+inline void heading(CLI::App& app, const char* name) { app.option_defaults()->group(name); }
 
 // For the program and its verbs, once all are added.
 void arrange_help(CLI::App& program);
