@@ -45,7 +45,7 @@ struct Measured {
   std::int64_t bytes_sent = 0;                    // by rank 0, forward and backward
 
   double seconds() const { return median(forward) + median(backward); }
-  // Of the rank that computed longest over the mean, median over repeats.
+  // Load / average of the rank that computed longest, median over repeats.
   double imbalance() const {
     std::vector<double> ratios;
     for (const auto& ranks : rank_seconds)

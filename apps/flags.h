@@ -46,7 +46,7 @@ class PlanFlags {
 class OptimizerFlags {
  public:
   void add_to(CLI::App& app, OptimizerOptions& options);
-  // Of a run of this many steps of the plan.
+  // For a run of this many steps of the plan.
   void finish(std::int64_t steps, const Plan& plan);
 
  private:

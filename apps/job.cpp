@@ -47,7 +47,7 @@ bool Job::wants_processes() const {
 }
 
 FailureHooks Job::hooks() {
-  // Of this run alone: process numbers come again.
+  // For this run alone: process numbers come again.
   record_directory_ =
       (fs::temp_directory_path() /
        fmt::format("echelon-flight-{:%Y%m%d-%H%M%S}-{}", fmt::localtime(std::time(nullptr)), ::getpid()))

@@ -114,8 +114,8 @@ class Commands {
           ::kill(child, signal);
         }
       }
-      // Of mpirun SIGTERM would get the ranks a second, and status 1; SIGUSR1 it hands on, and they end
-      // behind their step.
+      // On SIGTERM mpirun gives the ranks a second, and returns 1; SIGUSR1 it hands on, and they end
+      // after their step.
       if (!to_hand_on || (words[0] == "mpirun" && !has_children(child))) continue;
       ::kill(child, SIGUSR1);
       to_hand_on = false;

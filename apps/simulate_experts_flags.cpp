@@ -12,7 +12,7 @@
 namespace echelon {
 namespace {
 
-// Of both kinds.
+// Flags of both kinds.
 const std::vector<std::string> shared_flags{"--help",  "--compare", "--steps", "--format", "--out",
                                             "--width", "--colour",  "--json",  "--moe"};
 

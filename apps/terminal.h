@@ -6,7 +6,7 @@
 namespace echelon {
 
 bool is_terminal(std::FILE* stream);
-// Of the terminal, or as the COLUMNS of the environment say; `otherwise` where neither tells.
+// The terminal's width, or COLUMNS of the environment; `otherwise` where neither tells.
 int terminal_columns(std::FILE* stream, int otherwise);
 // To the line's beginning, and what is on it gone: for a line that is written over.
 inline constexpr const char* fresh_line = "\r\033[K";

@@ -37,7 +37,7 @@ struct TrainFlags {
   CLI::App* app = nullptr;
 };
 
-// Of the machine that `echelon calibrate` measured, which gave each rank cores of its own.
+// Priced on the machine that `echelon calibrate` measured, which gave each rank cores of its own.
 StepPrediction priced_step(const TrainFlags& f) {
   const TrainRequest& request = f.request;
   const Machine machine = load_machine(f.machine);
@@ -254,7 +254,7 @@ int run_train(TrainFlags& f, StopSignals& signals) {
     fmt::print(out, "\nsample, after \"{}\":\n{}\n", as_text(prompt, data.kind()),
                as_text(text, data.kind()));
   };
-  if (!request.asynchronous) signals.listen();  // whose workers have no common step to stop behind
+  if (!request.asynchronous) signals.listen();  // whose workers have no common step to stop after
   const TrainSummary summary = train(request, data, observer);
   fmt::print(out, "{}", fresh);
   if (!f.job.leads()) return 0;

@@ -156,7 +156,7 @@ TEST(CompressedTraining, IsExactWhereNothingIsLeftOut) {
   }
 }
 
-// Of PowerSGD's uncompressed first steps too: where the run ends in them, just after them, or goes on from a
+// PowerSGD's uncompressed first steps too: where the run ends in them, just after them, or goes on from a
 // checkpoint among them.
 TEST(CompressedTraining, TrafficIsPredictedForTheStepThatIsMeasured) {
   const TemporaryDirectory directory;

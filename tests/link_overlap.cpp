@@ -111,7 +111,7 @@ Times bucket_times(ProcessWorld& world, std::int64_t mib, double layer, int laye
   return {median(together), median(computing)};
 }
 
-// Of all ranks, so that they go on with the same.
+// Over all ranks, so that they go on with the same.
 double longest(ProcessWorld& world, double seconds) {
   for (const std::string& other : world.gather(fmt::format("{}", seconds)))
     seconds = std::max(seconds, std::stod(other));

@@ -224,7 +224,7 @@ TEST(StepModel, IntervalsAreOfAKindOfConfiguration) {
   expect(interval(workload("mixtral-8x7b", 64), 8), 0.7, 1.3);
 }
 
-// Of this repository's trainer a plan says what the trainer's own prediction says, to the byte, for every
+// For this repository's trainer a plan says what the trainer's own prediction says, to the byte, for every
 // pipeline rank; that this is what a run holds, tests/prediction_test.cpp shows.
 TEST(StepModel, MemoryOfThisTrainerIsItsOwnAccount) {
   Workload work{load_model("llama-tiny"), 64, 32, Precision::f32, load_machine("h100"),

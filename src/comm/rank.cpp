@@ -50,7 +50,7 @@ Communicator& Rank::joined(std::unique_ptr<Communicator>& place, const std::vect
   return *place;
 }
 
-// Of groups cut into blocks of `size` neighbours: the block with the rank at `index`...
+// Where groups are cut into blocks of `size` neighbours: the block with the rank at `index`...
 static std::vector<int> block_of(const std::vector<int>& group, int index, int size) {
   const auto first = group.begin() + index / size * size;
   return {first, first + size};

@@ -51,7 +51,7 @@ class World {
   // Makes every present and later wait throw CommError with this message. The first call wins.
   virtual void abort(const std::string& why) = 0;
 
-  // Of a rank that lives in this process.
+  // The recorder of a rank that lives in this process.
   virtual FlightRecorder& recorder(int rank) = 0;
 };
 

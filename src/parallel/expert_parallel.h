@@ -133,7 +133,7 @@ class ExpertParallel {
   ExpertExchange exchange_;
   ExpertMlps experts_;
   std::optional<Mlp> shared_;
-  // Of a step, as gradients are; and what steps have made of them, as weights are.
+  // State of a step, as gradients are; and what steps have made of them, as weights are.
   mutable RoutingCounts counts_;
   mutable std::vector<double> batch_counts_;  // of the forward passes here; of all, once they are known
   mutable bool batch_is_known_ = false;

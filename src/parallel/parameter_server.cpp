@@ -11,7 +11,7 @@
 namespace echelon {
 namespace {
 
-// Requests of a worker: a header of f64, and behind that of a push the gradient's pieces. Answers: to a pull
+// Requests of a worker: a header of f64, and after that of a push the gradient's pieces. Answers: to a pull
 // the first server says whether it grants a batch; then come the values' pieces.
 constexpr double pull_request = 0, push_request = 1, finish_request = 2;
 constexpr std::int64_t header_length = 5, grant_length = 1;

@@ -71,7 +71,7 @@ class ParameterClient {
   std::int64_t clock_;
 };
 
-// Of all pushes, by the first server; the others leave it empty.
+// Measured over all pushes, by the first server; the others leave it empty.
 struct StalenessMeasures {
   // [n]: pushes whose values were pulled when the slowest worker was n clocks behind.
   std::vector<std::int64_t> histogram;

@@ -48,7 +48,7 @@ class ParameterGather {
   void use(int group);
   void done();
 
-  // Of the last run of uses.
+  // Measured over the last run of uses.
   struct Measures {
     int gathers = 0;
     int ahead = 0;              // layer groups asked for before the use ahead of theirs began

@@ -31,7 +31,7 @@ struct CapacityMeasure {
 
 struct RoutingReport {
   std::string method;
-  // Of each step, of each expert: tokens that choose it, and those of them that are not dropped.
+  // By step and expert: tokens that choose it, and those of them that are not dropped.
   std::vector<std::vector<double>> chosen, kept;
   // Means over the last tenth of the steps.
   std::vector<double> expert_tokens, device_tokens;  // what is not dropped

@@ -234,7 +234,7 @@ double Stages::exposed(const Configuration& c, const StageShape& s, std::size_t 
 }
 
 // A rank ends no earlier than the passes before its first one and its own; the whole pipeline not before
-// those behind its last one too.
+// those after its last one too.
 void Stages::bound(const Configuration& c, StageShape& s) const {
   const ScheduleFacts& facts = *s.facts;
   const double microbatches = real(num_microbatches(work_, c));

@@ -161,7 +161,7 @@ void refuse_stream(const Plan& plan) {
         plan.schedule, plan.model.name);
 }
 
-// Of the global batch no counts are known before its last forward pass, so that a backward pass that comes
+// The counts of the global batch are not known before its last forward pass, so a backward pass that comes
 // earlier could only have the loss of other tokens. Ranks that add counts up do so in the backward pass of
 // their first microbatch, between which and the last one gradients are not summed.
 void refuse_batch_scope(const Plan& plan, const Schedule& schedule, bool same_microbatches) {

@@ -21,7 +21,7 @@ namespace echelon {
 // be little memory.
 inline constexpr std::int64_t logits_chunk_rows = 512;
 
-// Of gradients that are reduced together: as much as hides the latency of many small messages (Li et al.
+// Size of gradients that are reduced together: as much as hides the latency of many small messages (Li et al.
 // 2020).
 inline constexpr std::int64_t default_bucket_bytes = std::int64_t{25} << 20;
 
@@ -111,7 +111,7 @@ bool interleaves_pairs(const Plan& plan);
 Range dp_samples(const Plan& plan, int dp_rank);
 
 // Samples of each microbatch of that rank, in order. From ZeRO 2 on the ranks that share state must meet
-// in every microbatch, and so must those that share experts: those that have fewer get empty ones behind the
+// in every microbatch, and so must those that share experts: those that have fewer get empty ones after the
 // others.
 std::vector<Range> microbatches(const Plan& plan, int dp_rank);
 

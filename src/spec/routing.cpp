@@ -116,7 +116,7 @@ std::int64_t expert_capacity(double factor, std::int64_t tokens, std::int64_t k,
   return capacity >= static_cast<double>(tokens) ? tokens : static_cast<std::int64_t>(capacity);
 }
 
-// Of a microbatch, over its scopes.
+// In a microbatch, over its scopes.
 static std::int64_t kept_by_expert(const Plan& plan, std::int64_t sequences) {
   const bool each = plan.balancing.scope == BalanceScope::sequence;
   const std::int64_t scopes = each ? sequences : 1, tokens = (each ? 1 : sequences) * plan.seq_len;

@@ -24,7 +24,7 @@ struct Software {
   double logit_bytes = 10;         // held for each logit in the output layer
   double fragmentation = 0.05;     // of activations, on top
   double saved_factor = 1;         // of a layer's saved bytes: what is kept more than once, or in more bits
-  bool keeps_norm_outputs = true;  // for the products behind them
+  bool keeps_norm_outputs = true;  // for the products after them
   bool keeps_activated = true;     // the MLP's activation function's output
   bool regathers_sequence =
       true;  // under sequence parallelism keeps a norm's output cut, and gathers it again
@@ -42,11 +42,11 @@ struct Software {
   bool loss_apart = false;
   // All-reduces into which a layer's gradients are cut; 0: one for all layers.
   double layer_reductions = 0;
-  // Of the host for each layer and rank, where ZeRO's shards travel as lists of tensors.
+  // The host's time for each layer and rank, where ZeRO's shards travel as lists of tensors.
   double shard_copy_seconds = 0;
-  double accumulation_bytes = 0;  // moved for each parameter behind each microbatch, to add its gradient up
+  double accumulation_bytes = 0;  // moved for each parameter after each microbatch, to add its gradient up
   double loss_passes = 1;         // over the bytes that a loss of fused kernels moves
-  // Of the host, for each rank of a collective's group, at each call.
+  // The host's time for each rank of a collective's group, at each call.
   double collective_rank_seconds = 0;
 
   // Fitted.

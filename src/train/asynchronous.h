@@ -72,7 +72,7 @@ class ParameterServerRank {
                       std::uint64_t seed, const AsynchronousRun& run);
 
   const ParameterStore& parameters() const { return parameters_; }
-  // Optimizer steps behind the parameters.
+  // Optimizer steps that the parameters have had.
   std::int64_t updates() const { return updates_; }
   void resume(std::int64_t updates) { updates_ = updates; }
 

@@ -16,7 +16,7 @@
 namespace echelon {
 namespace {
 
-// Best of as many tries as fit the time, at least three behind one that warms up.
+// Best of as many tries as fit the time, at least three after one that warms up.
 template <class Work>
 double best_seconds(const Work& work, double budget_seconds = 0.15) {
   work();
@@ -157,7 +157,7 @@ void fit_attention(Machine& machine, const AttentionTimes& shorter, const Attent
   machine.attention_backward = std::clamp(1 / (whole * peak), 1e-3, 1.0);
 }
 
-// Of one in a row of them, as layers call them: ranks that wait for one another are awake already.
+// Seconds of one in a row of them, as layers call them: ranks that wait for one another are awake already.
 double all_reduce_seconds(int ranks, std::int64_t count, int row) {
   ThreadWorld world(ranks, std::chrono::seconds(60));
   std::vector<int> everyone(static_cast<std::size_t>(ranks));

@@ -20,7 +20,7 @@ class HeldStages {
   // Room for the residual stream of so many rows, as it lies between two stages.
   Tensor make_boundary(std::int64_t rows) const;
 
-  // Of this rank's layers that have experts, stage by stage.
+  // For this rank's layers that have experts, stage by stage.
   void begin_step() const;  // of training
   std::vector<RoutingCounts> take_routing_counts() const;
   void balance_routers(const std::vector<RoutingCounts>& counts) const;

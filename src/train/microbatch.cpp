@@ -8,7 +8,7 @@ namespace {
 
 using Ids = std::vector<std::int32_t>;
 
-// The position at which the document of each token begins: behind the last token that ends one.
+// The position at which the document of each token begins: after the last token that ends one.
 Ids document_starts(const Ids& tokens, std::int32_t end) {
   Ids starts(tokens.size());
   std::int32_t start = 0;

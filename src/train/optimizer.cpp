@@ -75,7 +75,7 @@ Tensor gradient_squares(const Rank& rank, const ParameterStore& parameters) {
   const std::vector<double> here = sums_of_squares(rank, parameters);
   for (std::int64_t i = 0; i < count; ++i) {
     const Parameter* p = parameters.find_here(parameters.model()[static_cast<std::size_t>(i)].name);
-    // Of ranks that hold the same elements only the first counts them; of an expert group each its experts.
+    // Only the first of ranks that hold the same elements counts them; in an expert group each its experts.
     const bool mine = p != nullptr && index % tp_replicas(p->spec, tp) == 0 &&
                       p->holders.front() == rank.coordinate(Axis::pp) &&
                       (p->spec.expert >= 0 || rank.mesh().ep_index(rank.coordinates()) == 0);

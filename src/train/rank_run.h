@@ -26,7 +26,7 @@ class RankRun {
   void report(const StepResult& result);
   void summarize();
   void keep_run();
-  // Of the first pipeline, by messages.
+  // From the first pipeline, by messages.
   void gather_shown_runs();
   void gather_ring();
   // The first sequences of the held-out part, one after another: the same at every evaluation.
@@ -63,7 +63,7 @@ class RankRun {
   int max_staleness_ = 0;
   StepMeeting meeting_;
   CheckpointWriter writer_;
-  std::int64_t last_step_;                   // how many steps there will be behind the run
+  std::int64_t last_step_;                   // how many steps there will be after the run
   double step_work_ = 0;                     // seconds of the last one
   std::atomic<std::int64_t> saved_step_{0};  // of the checkpoint under way
   WorkSpread spread_;

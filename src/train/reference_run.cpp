@@ -16,7 +16,7 @@ Plan one_rank_plan(Plan plan) {
   plan.zero = 0;
   plan.hsdp = 1;
   plan.offload = Offload::none;
-  // One microbatch, behind which all tokens are counted.
+  // One microbatch, after which all tokens are counted.
   if (plan.balancing.scope == BalanceScope::batch) plan.micro_batch = plan.global_batch;
   return plan;
 }

@@ -65,7 +65,7 @@ struct TrainRequest {
   std::string log_path;            // JSON lines; empty: none
   std::int64_t sample_tokens = 0;  // of text generated at the end; 0: none
   GenerateOptions generate;
-  // Asked after each step, on every rank: true on any of them ends the run behind the step, with a
+  // Asked after each step, on every rank: true on any of them ends the run after the step, with a
   // checkpoint.
   std::function<bool()> stop_requested{};
   bool skip_nonfinite = false;          // a step whose loss or gradient is not finite; else it ends the run

@@ -32,7 +32,7 @@ Stage::Stage(const Rank& rank, const Plan& plan, const ParameterStore& parameter
   }
 }
 
-// Of the rows of the residual stream that are here.
+// The ids of the rows of the residual stream that are here.
 Tensor Stage::ids_here(const Tensor& ids) const {
   const Range here = tensor_parallel_.rows_here(ids.numel());
   return ids.flat_range(here.begin, here.end);

@@ -61,7 +61,7 @@ class Stage {
   Tensor logits(const Tensor& input) const;
   std::vector<Tensor> make_caches(std::int64_t max_positions) const;
 
-  // Of each layer that has experts, since they were last taken; see ExpertParallel.
+  // The counts of each layer that has experts, since they were last taken; see ExpertParallel.
   void take_routing_counts(std::vector<RoutingCounts>& counts) const;
   void begin_step() const;  // of training
   // From those of a whole step: moves the routers' biases.

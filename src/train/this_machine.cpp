@@ -31,7 +31,7 @@ double memory_limit() {
   if (::sysinfo(&machine) == 0)
     limit =
         (static_cast<double>(machine.totalram) + static_cast<double>(machine.totalswap)) * machine.mem_unit;
-  // Of a container; "max" where there is none.
+  // The limit of a container; "max" where there is none.
   for (const char* file : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
     double group = 0;
     if (std::ifstream(file) >> group && group > 0) limit = std::min(limit, group);

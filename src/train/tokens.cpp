@@ -273,7 +273,7 @@ std::vector<std::int32_t> sample_prompt(const TokenData& data, Range range, std:
   const auto is_space = [](std::int32_t id) {
     return id == end_of_text || id == ' ' || (id >= 9 && id <= 13);
   };
-  // A word begins behind a space, or where the text does.
+  // A word begins after a space, or where the text does.
   const bool is_mid_text = range.begin > 0 && !is_space(data.token(range.begin - 1));
   std::vector<std::int32_t> ids = tokens(range.begin, std::min(range.size(), longest_word + most));
   auto first = ids.begin();
