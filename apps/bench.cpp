@@ -6,13 +6,19 @@
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <thread>
 
 #include "apps/bench.h"
 #include "apps/flags.h"
+#include "apps/help.h"
+#include "apps/progress_line.h"
 #include "base/error.h"
+#include "base/json_text.h"
 #include "base/philox.h"
 #include "base/units.h"
+#include "train/metrics.h"
+#include "train/this_machine.h"
 #include "train/trainer.h"
 
 namespace echelon {
@@ -24,24 +30,6 @@ double peak_resident_bytes() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   return static_cast<double>(usage.ru_maxrss) * 1024.0;
-}
-
-// FLOP/s of all threads together on a 2048 x 2048 x 2048 product, best of a few tries.
-double matmul_flops(Kernels& kernels, Arena& arena, DType dtype) {
-  const std::int64_t n = dtype == DType::f64 ? 192 : 2048;
-  const auto matrix = [&] {
-    const Tensor t(arena, MemoryCategory::other, dtype, {n, n});
-    kernels.fill(t, 0.5);
-    return t;
-  };
-  const Tensor a = matrix(), b = matrix(), c = matrix();
-  double best = 0;
-  for (int i = 0; i < 8; ++i) {
-    const auto begin = Clock::now();
-    kernels.matmul(a, Transpose::no, b, Transpose::no, c, false);
-    best = std::max(best, 2.0 * static_cast<double>(n * n * n) / seconds_since(begin));
-  }
-  return best;
 }
 
 struct BenchTrainFlags {
@@ -84,17 +72,24 @@ int bench_train(BenchTrainFlags& f) {
   double loss = 0;
   std::int64_t memory = 0, held = 0, allocations = 0;
   const int ranks = plan.mesh.num_ranks();
-  const int workers = std::min(available_cores(), ranks * run.threads_per_rank);
+  const int cores = available_cores(), threads = std::min(run.threads_per_rank, cores);
+  const int workers = std::min(cores, ranks * run.threads_per_rank),
+            teams = std::clamp(cores / threads, 1, ranks);
   ThreadWorld world(ranks, run.timeout);
+  std::optional<ProgressLine> line(std::in_place, "bench train", f.json);
+  const Progress progress = line->progress();
   run_ranks(world, [&](int index) {
-    Arena arena, probe_arena;
+    Arena arena;
     const auto kernels = make_kernels(arena, plan.dtype, run.threads_per_rank);
-    const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels);
+    const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels, run.collectives);
     Trainer trainer(rank, plan, optimizer, 1);
     const auto meet = [&] {
       for (Axis axis : all_axes) rank.along(axis).barrier().wait();
     };
     for (std::int64_t step = 0; step <= f.steps; ++step) {
+      if (index == 0)
+        report(progress, static_cast<double>(step) / static_cast<double>(f.steps + 1),
+               step == 0 ? "warming up" : fmt::format("step {} of {}", step, f.steps));
       meet();
       const std::int64_t allocations_before = arena.system_allocations();
       const auto begin = Clock::now();
@@ -109,9 +104,8 @@ int bench_train(BenchTrainFlags& f) {
         std::exception_ptr error;
         std::thread([&] {
           try {
-            Arena other;
-            const auto probe = make_kernels(other, plan.dtype, workers);
-            peaks.push_back(matmul_flops(*probe, other, plan.dtype));
+            peaks.push_back(measure_matmul_flops(plan.dtype, teams, threads, 2048) / (teams * threads) *
+                            workers);
           } catch (...) {
             error = std::current_exception();
           }
@@ -125,44 +119,47 @@ int bench_train(BenchTrainFlags& f) {
       held = static_cast<std::int64_t>(arena.held_bytes());
     }
   });
+  line.reset();
   const Spread seconds = spread_of(step_seconds), peak = spread_of(peaks);
   const auto tokens = static_cast<double>(plan.global_batch * plan.seq_len);
   const double flops = tokens * model_flops_per_token(plan.model, plan.seq_len);
-  const double mfu = flops / seconds.median / peak.most;
+  Utilization utilization(peak.most);
+  utilization.raise(flops / seconds.least);
+  const double mfu = utilization.of(flops / seconds.median);
   std::FILE* out = f.json ? stderr : stdout;
   fmt::print(out, "{}\n", cpu_name());
-  fmt::print(out, "{} {}, {}, {} thread{} a rank, batch {} x {} tokens ({} at once on a rank)\n",
-             plan.model.name, dtype_name(plan.dtype), plan.mesh.describe(), run.threads_per_rank,
-             run.threads_per_rank == 1 ? "" : "s", plan.global_batch, plan.seq_len, plan.micro_batch);
-  fmt::print(out, "{:.0f} tokens/s (median of {} steps; step {:.3f} s, {:.3f} to {:.3f})\n",
-             tokens / seconds.median, f.steps, seconds.median, seconds.least, seconds.most);
+  fmt::print(out, "{} {}, {}, {} a rank, batch {} x {} ({} at once on a rank)\n", plan.model.name,
+             dtype_name(plan.dtype), plan.mesh.describe(), counted(run.threads_per_rank, "thread"),
+             plan.global_batch, counted(plan.seq_len, "token"), plan.micro_batch);
+  fmt::print(out, "{:.0f} tokens/s (median of {}; step {:.3f} s, {:.3f} to {:.3f})\n",
+             tokens / seconds.median, counted(f.steps, "step"), seconds.median, seconds.least, seconds.most);
   fmt::print(out,
-             "MFU {:.1f}% of the {:.1f} GFLOP/s that {} thread{} reach{} on 2048^3 (best of {}, measured "
+             "MFU {:.1f}% of the {:.1f} GFLOP/s that {} reach{} on 2048^3 (best of {}, measured "
              "between steps; median {:.1f})\n",
-             100 * mfu, peak.most / 1e9, workers, workers == 1 ? "" : "s", workers == 1 ? "es" : "",
-             peaks.size(), peak.median / 1e9);
+             100 * mfu, utilization.peak_flops() / 1e9, counted(workers, "thread"),
+             workers == 1 ? "es" : "", peaks.size(), peak.median / 1e9);
   fmt::print(out,
-             "memory of rank 0: {} at the peak, {} held; of the process: {} resident at most; {} allocations "
+             "memory of rank 0: {} at the peak, {} held; of the process: {} resident at most; {} "
              "in the measured steps\n",
              format_bytes(static_cast<double>(memory)), format_bytes(static_cast<double>(held)),
-             format_bytes(peak_resident_bytes()), allocations);
+             format_bytes(peak_resident_bytes()), counted(allocations, "allocation"));
   if (f.json)
-    fmt::print("{}\n",
-               ordered_json{{"cpu", cpu_name()},
-                            {"model", plan.model.name},
-                            {"dtype", dtype_name(plan.dtype)},
-                            {"ranks", ranks},
-                            {"threads_per_rank", run.threads_per_rank},
-                            {"tokens_per_second", tokens / seconds.median},
-                            {"step_seconds",
-                             {{"min", seconds.least}, {"median", seconds.median}, {"max", seconds.most}}},
-                            {"matmul_flops", peak.most},
-                            {"mfu", mfu},
-                            {"memory_bytes", memory},
-                            {"peak_resident_bytes", peak_resident_bytes()},
-                            {"steady_state_allocations", allocations},
-                            {"final_loss", loss}}
-                   .dump());
+    fmt::print(
+        "{}\n",
+        json_text(ordered_json{
+            {"cpu", cpu_name()},
+            {"model", plan.model.name},
+            {"dtype", dtype_name(plan.dtype)},
+            {"ranks", ranks},
+            {"threads_per_rank", run.threads_per_rank},
+            {"tokens_per_second", tokens / seconds.median},
+            {"step_seconds", {{"min", seconds.least}, {"median", seconds.median}, {"max", seconds.most}}},
+            {"matmul_flops", utilization.peak_flops()},
+            {"mfu", mfu},
+            {"memory_bytes", memory},
+            {"peak_resident_bytes", peak_resident_bytes()},
+            {"steady_state_allocations", allocations},
+            {"final_loss", loss}}));
   return 0;
 }
 
@@ -185,26 +182,28 @@ std::string cpu_name() {
       break;
     }
   }
-  return fmt::format("{} ({}), {} cores", name,
+  return fmt::format("{} ({}), {}", name,
                      avx512 ? "AVX-512"
                      : avx2 ? "AVX2"
                             : "no AVX2",
-                     available_cores());
+                     counted(available_cores(), "core"));
 }
 
 void add_bench(CLI::App& program, int& status) {
   CLI::App& app = *program.add_subcommand("bench", "The measurements in docs/performance.md");
   app.require_subcommand(0, 1);
   app.callback([&app] {
-    if (app.get_subcommands().empty()) refuse("bench: what to measure is missing; legal: train, comm, context");
+    if (app.get_subcommands().empty())
+      refuse("bench: what to measure is missing; legal: train, comm, context");
   });
 
   auto train_flags = std::make_shared<BenchTrainFlags>();
   CLI::App& train = *app.add_subcommand("train", "Training steps on random tokens: tokens/s, MFU, memory");
-  train_flags->plan.add_to(train, bench_defaults());
-  train_flags->run.add_to(train);
+  heading(train, common_flags);
   add_number(train, "--steps", train_flags->steps, "Measured steps, after one to warm up");
   train.add_flag("--json", train_flags->json, "One JSON object on standard output");
+  train_flags->plan.add_to(train, bench_defaults());
+  train_flags->run.add_to(train);
   train.callback([train_flags, &status] { status = bench_train(*train_flags); });
 
   add_bench_comm(app, status);

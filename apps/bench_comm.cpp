@@ -10,7 +10,10 @@
 #include "apps/bench.h"
 #include "apps/bench_comm_operations.h"
 #include "apps/flags.h"
+#include "apps/help.h"
+#include "apps/progress_line.h"
 #include "base/error.h"
+#include "base/json_text.h"
 #include "base/units.h"
 #include "comm/exchange.h"
 #include "comm/threads.h"
@@ -45,7 +48,8 @@ struct Size {
 };
 
 // Seconds of each operation, in turns, so that noise hits all alike.
-std::vector<std::vector<double>> measure(const BenchCommFlags& f, std::int64_t count) {
+std::vector<std::vector<double>> measure(const BenchCommFlags& f, std::int64_t count,
+                                         const Progress& progress) {
   ThreadWorld world(f.ranks, std::chrono::seconds(300));
   std::vector<int> everyone(static_cast<std::size_t>(f.ranks));
   std::iota(everyone.begin(), everyone.end(), 0);
@@ -75,6 +79,9 @@ std::vector<std::vector<double>> measure(const BenchCommFlags& f, std::int64_t c
     for (int repeat = -1;; ++repeat) {  // one to warm up
       const int most = f.repeats.value_or(seconds_since(start) < default_seconds ? default_repeats : 3);
       more = repeat < most ? 1 : 0;
+      if (index == 0)
+        report(progress, static_cast<double>(repeat + 1) / (most + 1),
+               format_bytes(4 * static_cast<double>(count)));
       group->broadcast(told, 0).wait();
       if (more == 0) return;
       for (std::size_t i = 0; i < all.size(); ++i) {
@@ -91,17 +98,18 @@ std::vector<std::vector<double>> measure(const BenchCommFlags& f, std::int64_t c
   return times;
 }
 
-double measure_message(int ranks) {
+double measure_message(int ranks, const Progress& progress) {
   const auto times =
-      measure({.ranks = ranks, .mebibytes = {}, .repeats = default_repeats, .json = false}, ranks);
+      measure({.ranks = ranks, .mebibytes = {}, .repeats = default_repeats, .json = false}, ranks, progress);
   for (std::size_t i = 0; i < times.size(); ++i)
     if (comm_operations()[i].ranks == 2 && !times[i].empty()) return spread_of(times[i]).least;
   return 0;
 }
 
 // `message_seconds`: of a message of one number.
-Size measure_size(const BenchCommFlags& f, std::int64_t count, double message_seconds) {
-  const auto times = measure(f, count);
+Size measure_size(const BenchCommFlags& f, std::int64_t count, double message_seconds,
+                  const Progress& progress) {
+  const auto times = measure(f, count, progress);
   const double bytes = 4 * static_cast<double>(count);
   const double copy_seconds = std::min(spread_of(times[0]).least, spread_of(times[1]).least);
   const double seconds_per_element = copy_seconds / static_cast<double>(f.ranks * count);
@@ -166,7 +174,9 @@ int bench_comm(const BenchCommFlags& f) {
              format_bytes(memory_limit()));
   }
   std::FILE* out = f.json ? stderr : stdout;
-  const double message_seconds = measure_message(f.ranks);
+  ProgressLine line("bench comm", f.json);
+  const double message_seconds = measure_message(f.ranks, line.progress());
+  line.clear();
   fmt::print(out, "{}\n{} thread rank{}, buffers of f32, operations in turns\n", cpu_name(), f.ranks,
              f.ranks == 1 ? "" : "s");
   fmt::print(
@@ -176,19 +186,19 @@ int bench_comm(const BenchCommFlags& f) {
       "faster copy.\n",
       1e6 * message_seconds);
   for (std::int64_t count : counts) {
-    sizes.push_back(measure_size(f, count, message_seconds));
+    sizes.push_back(measure_size(f, count, message_seconds, line.progress()));
+    line.clear();
     print_table(out, sizes.back());
   }
   if (!f.json) return 0;
   ordered_json by_size = ordered_json::array();
   for (const Size& size : sizes) by_size.push_back({{"bytes", size.bytes}, {"rows", to_json(size)}});
-  fmt::print("{}\n", ordered_json{{"cpu", cpu_name()},
-                                  {"ranks", f.ranks},
-                                  {"message_seconds", message_seconds},
-                                  {"bytes", sizes.back().bytes},
-                                  {"rows", to_json(sizes.back())},
-                                  {"sizes", by_size}}
-                         .dump());
+  fmt::print("{}\n", json_text(ordered_json{{"cpu", cpu_name()},
+                                            {"ranks", f.ranks},
+                                            {"message_seconds", message_seconds},
+                                            {"bytes", sizes.back().bytes},
+                                            {"rows", to_json(sizes.back())},
+                                            {"sizes", by_size}}));
   return 0;
 }
 
@@ -198,11 +208,13 @@ void add_bench_comm(CLI::App& bench, int& status) {
   auto flags = std::make_shared<BenchCommFlags>();
   CLI::App& comm =
       *bench.add_subcommand("comm", "Collectives of thread ranks against latency and memory copy");
+  heading(comm, common_flags);
   add_number(comm, "--ranks", flags->ranks, "Thread ranks");
-  add_number(comm, "--size", flags->mebibytes, "MiB of each rank's buffer (default: 1 KiB to 64 MiB)");
+  add_number(comm, "--size", flags->mebibytes,
+             "Size of each rank's buffer in MiB (default: 1 KiB to 64 MiB)");
   add_number(comm, "--repeats", flags->repeats,
-             fmt::format("Measured times (default: {}, or as many as {:.0f} seconds allow)", default_repeats,
-                         default_seconds));
+             fmt::format("How often to measure (default: {}, or as often as {:.0f} seconds allow)",
+                         default_repeats, default_seconds));
   comm.add_flag("--json", flags->json, "One JSON object on standard output");
   comm.callback([flags, &status] { status = bench_comm(*flags); });
 }

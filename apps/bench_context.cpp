@@ -5,10 +5,14 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 
 #include "apps/bench.h"
 #include "apps/flags.h"
+#include "apps/help.h"
+#include "apps/progress_line.h"
 #include "base/error.h"
+#include "base/json_text.h"
 #include "base/median.h"
 #include "base/philox.h"
 #include "base/units.h"
@@ -38,11 +42,11 @@ struct Way {
 struct Measured {
   std::vector<double> forward, backward;          // seconds, by repeat; of rank 0 between barriers
   std::vector<std::vector<double>> rank_seconds;  // that each rank computed, by repeat
-  std::vector<std::vector<RingSpan>> spans;       // of the last repeat, by rank
+  std::vector<std::vector<WorkSpan>> spans;       // of the last repeat, by rank
   std::int64_t bytes_sent = 0;                    // by rank 0, forward and backward
 
   double seconds() const { return median(forward) + median(backward); }
-  // Of the rank that computed longest over the mean, median over repeats.
+  // Load / average of the rank that computed longest, median over repeats.
   double imbalance() const {
     std::vector<double> ratios;
     for (const auto& ranks : rank_seconds)
@@ -73,10 +77,12 @@ void run_once(const BenchContextFlags& f, const Way& way, Measured& measured) {
   ThreadWorld world(way.ranks, std::chrono::seconds(300));
   measured.rank_seconds.emplace_back(static_cast<std::size_t>(way.ranks));
   measured.spans.assign(static_cast<std::size_t>(way.ranks), {});
+  const auto epoch = world.time().now();
   run_ranks(world, [&](int index) {
+    TraceRecorder recorder(world.time(), epoch, 1);
     Arena arena;
     const auto kernels = make_kernels(arena, DType::f32, way.threads);
-    const Rank rank(world, plan.mesh, index, DType::f32, arena, *kernels);
+    const Rank rank(world, plan.mesh, index, DType::f32, arena, *kernels, Collectives::direct, 0, &recorder);
     const Attention attention(f.heads, f.kv_heads, f.head_dim, 0);
     const ContextParallel context(rank, plan, attention);
     const std::int64_t rows = plan.tokens_here();
@@ -93,7 +99,7 @@ void run_once(const BenchContextFlags& f, const Way& way, Measured& measured) {
     const Tensor out = rank.activation({rows, attention.width()}), lse = rank.activation({rows * f.heads});
     for (bool counts : {false, true}) {  // one to warm up
       const Tensor qkv = random(attention.qkv_width(), 2);
-      rank.ring_spans().clear();
+      recorder.begin_step(1);
       const std::int64_t sent = rank.traffic().bytes(Axis::cp);
       rank.along(Axis::cp).barrier().wait();
       const auto begin = Clock::now();
@@ -106,12 +112,12 @@ void run_once(const BenchContextFlags& f, const Way& way, Measured& measured) {
       rank.along(Axis::cp).barrier().wait();
       if (!counts) continue;
       double computed = 0;
-      for (const RingSpan& span : rank.ring_spans())
-        if (span.kind != RingSpan::Kind::transfer)
-          computed += std::chrono::duration<double>(span.end - span.begin).count();
+      std::vector<WorkSpan> spans = recorder.trace().work;
+      for (const WorkSpan& span : spans)
+        if (!is_beside(span.activity)) computed += 1e-9 * static_cast<double>(span.end - span.begin);
       const auto place = static_cast<std::size_t>(index);
       measured.rank_seconds.back()[place] = computed;
-      measured.spans[place] = rank.ring_spans();
+      measured.spans[place] = std::move(spans);
       if (index > 0) continue;
       measured.forward.push_back(forward);
       measured.backward.push_back(seconds_since(begin) - forward);
@@ -138,18 +144,18 @@ std::vector<Way> ways(const BenchContextFlags& f) {
 std::string drawing(const Measured& measured) {
   constexpr int columns = 96;
   constexpr const char* names = "0123456789abcdefghijklmnopqrstuvwxyz";
-  auto begin = Clock::time_point::max(), end = Clock::time_point::min();
+  TraceTime begin = std::numeric_limits<TraceTime>::max(), end = std::numeric_limits<TraceTime>::min();
   for (const auto& spans : measured.spans)
-    for (const RingSpan& span : spans) begin = std::min(begin, span.begin), end = std::max(end, span.end);
+    for (const WorkSpan& span : spans) begin = std::min(begin, span.begin), end = std::max(end, span.end);
   std::string text;
   for (std::size_t rank = 0; rank < measured.spans.size(); ++rank) {
     std::string computing(columns, '.'), arriving(columns, ' ');
     for (int column = 0; column < columns; ++column) {
       const auto now = begin + (end - begin) * (2 * column + 1) / (2 * columns);
-      for (const RingSpan& span : measured.spans[rank])
+      for (const WorkSpan& span : measured.spans[rank])
         if (span.begin <= now && now < span.end)
-          (span.kind == RingSpan::Kind::transfer ? arriving : computing)[static_cast<std::size_t>(column)] =
-              names[span.source % 36];
+          (is_beside(span.activity) ? arriving : computing)[static_cast<std::size_t>(column)] =
+              names[span.which % 36];
     }
     text += fmt::format("rank {:<3} {}\n         {}\n", rank, computing, arriving);
   }
@@ -170,10 +176,16 @@ int bench_context(const BenchContextFlags& f) {
   const std::vector<Way> all = ways(f);
   std::vector<Measured> measured(all.size());
   std::vector<double> peaks;
+  std::optional<ProgressLine> line(std::in_place, "bench context", f.json);
   for (int repeat = 0; repeat < f.repeats; ++repeat) {  // in turns, so that noise hits all alike
-    peaks.push_back(measure_matmul_flops(DType::f32, 1));
-    for (std::size_t i = 0; i < all.size(); ++i) run_once(f, all[i], measured[i]);
+    peaks.push_back(measure_matmul_flops(DType::f32, 1, 1));
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const double done = repeat + static_cast<double>(i) / static_cast<double>(all.size());
+      report(line->progress(), done / f.repeats, all[i].name);
+      run_once(f, all[i], measured[i]);
+    }
   }
+  line.reset();
   const double peak = *std::max_element(peaks.begin(), peaks.end());
   const double forward_flops =
       2 * static_cast<double>(f.seq_len) * static_cast<double>(f.seq_len * f.heads * f.head_dim);
@@ -212,7 +224,7 @@ int bench_context(const BenchContextFlags& f) {
         drawing(measured[2]));
   }
   if (f.json)
-    fmt::print("{}\n", ordered_json{{"cpu", cpu_name()}, {"matmul_flops", peak}, {"rows", rows}}.dump());
+    fmt::print("{}\n", json_text(ordered_json{{"cpu", cpu_name()}, {"matmul_flops", peak}, {"rows", rows}}));
   return 0;
 }
 
@@ -222,12 +234,13 @@ void add_bench_context(CLI::App& bench, int& status) {
   auto flags = std::make_shared<BenchContextFlags>();
   CLI::App& app =
       *bench.add_subcommand("context", "Attention, alone and cut over ranks: speed, balance, the ring drawn");
+  heading(app, common_flags);
   add_number(app, "--ranks", flags->ranks, "Thread ranks of one thread each");
-  add_number(app, "--seq-len", flags->seq_len, "Tokens of the sequence");
+  add_number(app, "--seq-len", flags->seq_len, "Tokens in the sequence");
   add_number(app, "--heads", flags->heads, "Query heads");
   add_number(app, "--kv-heads", flags->kv_heads, "Key/value heads");
-  add_number(app, "--head-dim", flags->head_dim, "Elements of a head");
-  add_number(app, "--repeats", flags->repeats, "Of each measurement, in turns");
+  add_number(app, "--head-dim", flags->head_dim, "Elements per head");
+  add_number(app, "--repeats", flags->repeats, "How often to measure each, in turns");
   app.add_flag("--json", flags->json, "One JSON object on standard output");
   app.callback([flags, &status] { status = bench_context(*flags); });
 }

@@ -7,8 +7,11 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/flag_values.h"
+#include "apps/help.h"
+#include "apps/progress_line.h"
 #include "apps/verbs.h"
 #include "base/error.h"
+#include "base/json_text.h"
 #include "train/calibrate.h"
 #include "train/this_machine.h"
 
@@ -26,7 +29,8 @@ int run_calibrate(const CalibrateFlags& f) {
     refuse("--threads {}: must be from 1 to {}, the cores of this process", f.threads, available_cores());
   std::ofstream file(f.out);  // before the minute that measuring takes
   if (!file) refuse("--out {}: cannot be written", f.out);
-  const Calibration c = calibrate(f.threads);
+  const Calibration c = with_progress(
+      "calibrate", f.json, [&](const Progress& progress) { return calibrate(f.threads, progress); });
   file << "# This machine, as `echelon calibrate --threads " << f.threads << "` measured it.\n"
        << to_toml(c.machine);
   if (!file.flush()) fail("{}: cannot be written", f.out);
@@ -45,7 +49,7 @@ int run_calibrate(const CalibrateFlags& f) {
       samples.push_back({{"what", s.what},
                          {"measured_seconds", s.measured_seconds},
                          {"described_seconds", s.described_seconds}});
-    fmt::print("{}\n", nlohmann::ordered_json{{"machine", f.out}, {"samples", samples}}.dump());
+    fmt::print("{}\n", json_text(nlohmann::ordered_json{{"machine", f.out}, {"samples", samples}}));
   }
   return 0;
 }
@@ -55,8 +59,11 @@ int run_calibrate(const CalibrateFlags& f) {
 void add_calibrate(CLI::App& program, int& status) {
   auto flags = std::make_shared<CalibrateFlags>();
   CLI::App& app = *program.add_subcommand("calibrate", "Measure this machine for the planner");
-  app.add_option("--out", flags->out, "Machine file to write")->type_name("FILE")->capture_default_str();
-  add_number(app, "--threads", flags->threads, "Compute threads of one rank");
+  heading(app, common_flags);
+  app.add_option("--out", flags->out, "Machine file to write, for plan --machine")
+      ->type_name("FILE")
+      ->capture_default_str();
+  add_number(app, "--threads", flags->threads, "Compute threads per rank");
   app.add_flag("--json", flags->json, "One JSON object on standard output");
   app.callback([flags, &status] { status = run_calibrate(*flags); });
 }

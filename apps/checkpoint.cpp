@@ -6,7 +6,10 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/flags.h"
+#include "apps/help.h"
+#include "apps/progress_line.h"
 #include "base/error.h"
+#include "base/json_text.h"
 #include "base/units.h"
 #include "train/checkpoint.h"
 #include "train/checkpoint_compare.h"
@@ -37,15 +40,14 @@ int answer(const std::function<int()>& check) {
 int run_info(const CheckpointFlags& f) {
   const CheckpointInfo info = read_checkpoint_info(f.path);
   if (f.json) {
-    fmt::print("{}\n", ordered_json{{"path", info.path},
-                                    {"step", info.step},
-                                    {"tokens", info.tokens},
-                                    {"seed", info.seed},
-                                    {"dtype", dtype_name(info.dtype)},
-                                    {"model", info.model.name},
-                                    {"params", num_parameters(info.model)},
-                                    {"compress", compression_text(info.compression)}}
-                           .dump());
+    fmt::print("{}\n", json_text(ordered_json{{"path", info.path},
+                                              {"step", info.step},
+                                              {"tokens", info.tokens},
+                                              {"seed", info.seed},
+                                              {"dtype", dtype_name(info.dtype)},
+                                              {"model", info.model.name},
+                                              {"params", num_parameters(info.model)},
+                                              {"compress", compression_text(info.compression)}}));
     return 0;
   }
   fmt::print("{}\nstep {}, {} tokens, seed {}, {}\nmodel {}: {} parameters\n", info.path, info.step,
@@ -58,30 +60,33 @@ int run_info(const CheckpointFlags& f) {
 int run_verify_checkpoint(const CheckpointFlags& f) {
   (void)read_checkpoint_info(f.path).path;  // a path that holds none is a wrong request
   return answer([&] {
-    const CheckpointContents c = check_checkpoint(f.path);
+    const CheckpointContents c = with_progress("checkpoint verify", f.json, [&](const Progress& progress) {
+      return check_checkpoint(f.path, progress);
+    });
     if (f.json)
-      fmt::print("{}\n", ordered_json{{"whole", true},
-                                      {"tensors", c.tensors},
-                                      {"parts", c.parts},
-                                      {"files", c.files},
-                                      {"bytes", c.bytes}}
-                             .dump());
+      fmt::print("{}\n", json_text(ordered_json{{"whole", true},
+                                                {"tensors", c.tensors},
+                                                {"parts", c.parts},
+                                                {"files", c.files},
+                                                {"bytes", c.bytes}}));
     else
-      fmt::print("whole: {} tensors in {} parts and {} files, {}\n", c.tensors, c.parts, c.files,
-                 format_bytes(static_cast<double>(c.bytes)));
+      fmt::print("whole: {} in {} and {}, {}\n", counted(c.tensors, "tensor"), counted(c.parts, "part"),
+                 counted(c.files, "file"), format_bytes(static_cast<double>(c.bytes)));
     return 0;
   });
 }
 
 int run_diff(const CheckpointFlags& f) {
-  const auto differences = diff_checkpoints(f.path, f.other);
+  const auto differences = with_progress("checkpoint diff", f.json, [&](const Progress& progress) {
+    return diff_checkpoints(f.path, f.other, progress);
+  });
   if (f.json) {
     ordered_json rows = ordered_json::array();
     for (const TensorDifference& d : differences)
       rows.push_back(
           {{"tensor", d.name},
            {"rel_diff", std::isfinite(d.rel_diff) ? d.rel_diff : std::numeric_limits<double>::max()}});
-    fmt::print("{}\n", ordered_json{{"same", differences.empty()}, {"differences", rows}}.dump());
+    fmt::print("{}\n", json_text(ordered_json{{"same", differences.empty()}, {"differences", rows}}));
   } else if (differences.empty()) {
     fmt::print("the same, to the last bit\n");
   } else {
@@ -98,6 +103,7 @@ void add_checkpoint(CLI::App& program, int& status) {
   app.require_subcommand(0, 1);
   const auto verb = [&](const char* name, const char* description, const std::function<int()>& run) {
     CLI::App& sub = *app.add_subcommand(name, description);
+    heading(sub, common_flags);
     sub.callback([run, &status] { status = run(); });
     return &sub;
   };
@@ -107,7 +113,7 @@ void add_checkpoint(CLI::App& program, int& status) {
   const char* one = "A checkpoint, or a directory of checkpoints (the last is used)";
   CLI::App* info = verb("info", "What a checkpoint holds", [flags] { return run_info(*flags); });
   path(info, one);
-  CLI::App* check = verb("verify", "Read every byte and compare it with its checksum",
+  CLI::App* check = verb("verify", "Read every byte and check the checksums",
                          [flags] { return run_verify_checkpoint(*flags); });
   path(check, one);
   CLI::App* diff =
@@ -117,24 +123,31 @@ void add_checkpoint(CLI::App& program, int& status) {
   for (CLI::App* sub : {info, check, diff})
     sub->add_flag("--json", flags->json, "One JSON object on standard output");
   CLI::App* out = verb("export", "Write the model as Hugging Face's transformers reads it", [flags] {
-    export_hugging_face(flags->path, flags->out, flags->shard_bytes);
+    with_progress("checkpoint export", false, [&](const Progress& progress) {
+      report(progress, -1, "to " + flags->out);
+      export_hugging_face(flags->path, flags->out, flags->shard_bytes);
+    });
     fmt::print("written to {}\n", flags->out);
     return 0;
   });
   path(out, one);
-  out->add_option("--out", flags->out, "Directory that is made")->type_name("DIR")->required();
-  add_number(*out, "--shard-bytes", flags->shard_bytes, "Largest file, about");
-  CLI::App* in = verb("import", "Make a checkpoint of a model in Hugging Face's layout", [flags] {
-    const std::string made =
-        import_hugging_face(flags->path, flags->out, parse_dtype(flags->dtype, "--dtype"), flags->seed);
-    fmt::print("written to {}; train --model {} --checkpoint {} --resume goes on from it\n", made,
+  out->add_option("--out", flags->out, "Directory to create")->type_name("DIR")->required();
+  add_number(*out, "--shard-bytes", flags->shard_bytes, "Largest file, roughly");
+  CLI::App* in = verb("import", "Make a checkpoint from a model in Hugging Face's layout", [flags] {
+    const std::string made = with_progress("checkpoint import", false, [&](const Progress& progress) {
+      report(progress, -1, "to " + flags->out);
+      return import_hugging_face(flags->path, flags->out, parse_dtype(flags->dtype, "--dtype"), flags->seed);
+    });
+    fmt::print("written to {}; train --model {} --checkpoint {} --resume continues from it\n", made,
                flags->path, flags->out);
     return 0;
   });
   path(in, "Directory with config.json and model.safetensors");
-  in->add_option("--out", flags->out, "Directory of checkpoints that is made")->type_name("DIR")->required();
-  in->add_option("--dtype", flags->dtype, "Of the checkpoint")->type_name("f32|f64")->capture_default_str();
-  add_number(*in, "--seed", flags->seed, "Of the data order of the training that goes on from it");
+  in->add_option("--out", flags->out, "Directory of checkpoints to create")->type_name("DIR")->required();
+  in->add_option("--dtype", flags->dtype, "Type of the checkpoint")
+      ->type_name("f32|f64")
+      ->capture_default_str();
+  add_number(*in, "--seed", flags->seed, "Seed of the data order of the training that continues from it");
   app.callback([&app] {
     if (app.get_subcommands().empty())
       refuse("checkpoint: a verb is missing; legal: info, verify, diff, export, import");

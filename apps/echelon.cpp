@@ -10,6 +10,8 @@
 #include <exception>
 #include <thread>
 
+#include "apps/flag_needs.h"
+#include "apps/help.h"
 #include "apps/verbs.h"
 #include "base/error.h"
 
@@ -37,8 +39,11 @@ std::string names_of(const std::vector<CLI::App*>& verbs) {
     const std::string& first = unknown.front();
     if (!verbs.empty() && !first.starts_with("-"))
       refuse("{}: no such verb; legal: {}", first, names_of(verbs));
-    refuse("{}: {} has no such {}; {} --help lists what it has", first, words,
-           first.starts_with("-") ? "flag" : "argument", words);
+    refuse("{}: {} has no such {}; {} --help lists what it has{}", first, words,
+           first.starts_with("-") ? "flag" : "argument", words,
+           app->get_name() == "launch"
+               ? ", and what belongs to the training comes after --: launch ... -- train ..."
+               : "");
   }
   const std::string text = error.what(), flag = text.substr(0, text.find(':'));
   if (error.get_name() == "ArgumentMismatch" && text.ends_with("missing"))
@@ -51,6 +56,9 @@ std::string names_of(const std::vector<CLI::App*>& verbs) {
 int run(CLI::App& program, int argc, char** argv) {
   int status = 0;
   echelon::add_verbs(program, status);
+  echelon::arrange_help(program);
+  // Before the verb's own callback.
+  program.parse_complete_callback([&program] { echelon::refuse_empty_values(program); });
   try {
     program.parse(argc, argv);
   } catch (const CLI::Success& done) {  // --help, --version
@@ -68,7 +76,7 @@ int run(CLI::App& program, int argc, char** argv) {
 
 int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file over the limit of its size is an error of write() like a full disk
-  CLI::App program{"Echelon plans, simulates, runs and proves the distributed training of transformers.",
+  CLI::App program{"Echelon plans, simulates and runs distributed training, and checks it against one rank.",
                    "echelon"};
   program.require_subcommand(0, 1);
   program.set_version_flag("--version", ECHELON_VERSION);

@@ -20,6 +20,8 @@ class PlanFlags {
   // `defaults` hold where neither flag nor file says anything.
   void add_to(CLI::App& app, const Plan& defaults);
   Plan plan() const;
+  // Whether an axis of the mesh is given, or a plan, which has one.
+  bool gives_mesh() const;
 
  private:
   // Flags that are named by the command line but not built yet: refused by name, not as unknown.
@@ -46,7 +48,7 @@ class PlanFlags {
 class OptimizerFlags {
  public:
   void add_to(CLI::App& app, OptimizerOptions& options);
-  // Of a run of this many steps of the plan.
+  // For a run of this many steps of the plan.
   void finish(std::int64_t steps, const Plan& plan);
 
  private:
@@ -63,6 +65,8 @@ RanksHere ranks_here(const Plan& plan, const ProcessWorld* processes);
 class RunFlags {
  public:
   void add_to(CLI::App& app);
+  // Of a verb that runs one rank.
+  void add_threads_to(CLI::App& app);
   // Compute threads of a rank: as given, or the cores shared out over the ranks.
   RunOptions options(const Plan& plan, const ProcessWorld* processes = nullptr) const;
   std::chrono::milliseconds timeout() const;

@@ -4,8 +4,12 @@
 
 #include <nlohmann/json.hpp>
 
+#include "apps/flag_needs.h"
 #include "apps/flags.h"
+#include "apps/help.h"
+#include "apps/progress_line.h"
 #include "base/error.h"
+#include "base/json_text.h"
 #include "train/checkpoint.h"
 
 namespace echelon {
@@ -17,19 +21,30 @@ struct GenerateFlags {
   std::string checkpoint, prompt;
   std::vector<std::int32_t> prompt_tokens;
   bool json = false;
+  CLI::App* app = nullptr;
 };
+
+std::vector<FlagNeed> generate_needs(const GenerateOptions& o) {
+  const std::vector<Remedy> warmer{advice("--temperature", "0.8")};
+  return {{"--top-k", o.temperature != 0 || o.top_k == 0, "with --temperature 0", warmer},
+          {"--seed", o.temperature != 0, "with --temperature 0", warmer},
+          {"--seed", o.top_k != 1, "with --top-k 1", {advice("--top-k", "40")}}};
+}
 
 int run_generate(GenerateFlags& f) {
   validate(f.options);
+  refuse_idle(*f.app, generate_needs(f.options));
   if (f.checkpoint.empty())
     refuse("--checkpoint: no path is given; give a directory of checkpoints, or one of them");
   const CheckpointInfo info = read_checkpoint_info(f.checkpoint);
   const bool text_mode = f.prompt_tokens.empty();
   std::vector<std::int32_t> prompt = f.prompt_tokens;
   if (text_mode) {
-    if (info.model.vocab < bytes_vocab)
-      refuse("--prompt: the vocabulary of {} has no room for the bytes tokenizer; use --prompt-tokens",
-             info.model.name);
+    if (!reads_bytes(info))
+      refuse(
+          "--prompt: text is read as bytes, and {} has learned the ids of another tokenizer; legal: "
+          "--prompt-tokens ID,ID,... with its ids, 0 to {}",
+          info.path, info.model.vocab - 1);
     for (char c : f.prompt) prompt.push_back(static_cast<unsigned char>(c));
     if (prompt.empty()) prompt.push_back(end_of_text);  // a document's beginning
     f.options.stop_token = end_of_text;
@@ -42,6 +57,8 @@ int run_generate(GenerateFlags& f) {
   refuse_beyond_memory(plan, predicted_bytes(plan));
   std::FILE* out = f.json ? stderr : stdout;
   std::vector<std::int32_t> text;
+  ProgressLine line("generate", f.json);
+  report(line.progress(), -1, "loading " + info.path);
   ThreadWorld world(1, run.timeout);
   run_ranks(world, [&](int index) {
     Arena arena;
@@ -49,6 +66,7 @@ int run_generate(GenerateFlags& f) {
     const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels);
     const ParameterStore parameters(rank, plan, PipelineLayout(plan), info.seed);
     const RouterBiases biases = load_checkpoint(rank, parameters, info, true);
+    line.clear();
     if (text_mode) fmt::print(out, "{}", f.prompt);
     text = generate(rank, plan, parameters, biases, prompt, f.options, [&](std::int32_t token) {
       if (text_mode && token < 256)
@@ -69,7 +87,7 @@ int run_generate(GenerateFlags& f) {
       report["text"] = bytes;
     }
     // A model of bytes may write half a character; a program gets the replacement character then.
-    fmt::print("{}\n", report.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    fmt::print("{}\n", json_text(report));
   }
   return 0;
 }
@@ -79,7 +97,8 @@ int run_generate(GenerateFlags& f) {
 void add_generate(CLI::App& program, int& status) {
   auto flags = std::make_shared<GenerateFlags>();
   CLI::App& app = *program.add_subcommand("generate", "Sample text from a checkpoint");
-  flags->run.add_to(app);
+  heading(app, common_flags);
+  flags->app = &app;
   app.add_option("--checkpoint", flags->checkpoint,
                  "Directory of checkpoints (the last is used), or one of them (required)")
       ->type_name("DIR");
@@ -95,11 +114,14 @@ void add_generate(CLI::App& program, int& status) {
       ->type_name("N")
       ->delimiter(',')
       ->excludes(prompt);
-  add_number(app, "--max-tokens", flags->options.max_tokens, "Tokens to sample");
-  add_number(app, "--temperature", flags->options.temperature, "0: always the most likely token");
-  add_number(app, "--top-k", flags->options.top_k, "Sample among the k most likely; 0: all");
-  add_number(app, "--seed", flags->options.seed, "Of the sampling");
+  add_number(app, "--max-tokens", flags->options.max_tokens, "Most tokens to generate");
   app.add_flag("--json", flags->json, "Tokens and text as one JSON object on standard output");
+  heading(app, "Sampling");
+  add_number(app, "--temperature", flags->options.temperature, "0: always the most likely token");
+  add_number(app, "--top-k", flags->options.top_k, "Sample among the k most likely tokens; 0: all");
+  add_number(app, "--seed", flags->options.seed, "Seed of the sampling");
+  heading(app, "Running");
+  flags->run.add_threads_to(app);
   app.callback([flags, &status] { status = run_generate(*flags); });
 }
 

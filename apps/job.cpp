@@ -33,11 +33,10 @@ Job::Job() = default;
 Job::~Job() = default;
 
 void Job::add_to(CLI::App& app) {
-  option_ =
-      app.add_option("--comm", comm_,
-                     "Ranks: threads of one process, or processes started by mpirun or srun (default: mpi "
-                     "where one of those started this, else threads)")
-          ->type_name("threads|mpi");
+  option_ = app.add_option("--comm", comm_,
+                           "What a rank is: a thread of one process, or a process started by mpirun or srun "
+                           "(default: mpi under mpirun or srun, else threads)")
+                ->type_name("threads|mpi");
 }
 
 bool Job::wants_processes() const {
@@ -48,7 +47,7 @@ bool Job::wants_processes() const {
 }
 
 FailureHooks Job::hooks() {
-  // Of this run alone: process numbers come again.
+  // For this run alone: process numbers come again.
   record_directory_ =
       (fs::temp_directory_path() /
        fmt::format("echelon-flight-{:%Y%m%d-%H%M%S}-{}", fmt::localtime(std::time(nullptr)), ::getpid()))

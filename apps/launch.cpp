@@ -18,10 +18,13 @@
 #include <sstream>
 #include <thread>
 
+#include "apps/flag_needs.h"
 #include "apps/flags.h"
+#include "apps/help.h"
 #include "apps/stop_signals.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/units.h"
 #include "train/checkpoint.h"
 
 namespace echelon {
@@ -113,8 +116,8 @@ class Commands {
           ::kill(child, signal);
         }
       }
-      // Of mpirun SIGTERM would get the ranks a second, and status 1; SIGUSR1 it hands on, and they end
-      // behind their step.
+      // On SIGTERM mpirun gives the ranks a second, and returns 1; SIGUSR1 it hands on, and they end
+      // after their step.
       if (!to_hand_on || (words[0] == "mpirun" && !has_children(child))) continue;
       ::kill(child, SIGUSR1);
       to_hand_on = false;
@@ -122,7 +125,6 @@ class Commands {
   }
 
  private:
-
   pid_t start(const Words& words) const {
     std::vector<char*> arguments;
     for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
@@ -156,23 +158,31 @@ class Commands {
 
 class Launch {
  public:
-  explicit Launch(const LaunchFlags& flags)
+  Launch(const LaunchFlags& flags, const CLI::App& app)
       : flags_(flags), command_(separated(flags.command)), hosts_(parse_hosts(flags.hosts)) {
     if (command_.empty() || command_.front() != "train")
       refuse(
           "launch: what it runs is missing; as in: echelon launch --max-restarts 3 -- train --checkpoint DIR "
           "...");
+    if (flags_.ranks < 0) refuse("--ranks {}: must be at least 0", flags_.ranks);
+    if (!hosts_.empty() && is_given(app, "--ranks") && flags_.ranks != num_slots())
+      refuse("--ranks {}: --hosts {} takes {}; leave --ranks out, or give {}", flags_.ranks, flags_.hosts,
+             num_slots(), num_slots());
+    refuse_idle(
+        app,
+        {{"--agent", !hosts_.empty(), "without --hosts", {advice("--hosts", "HOST:N,...")}},
+         {"--elastic", flags_.max_restarts != 0, "with --max-restarts 0", {advice("--max-restarts", "3")}}});
     if (flags_.max_restarts < 0) refuse("--max-restarts {}: must be at least 0", flags_.max_restarts);
     const std::string* directory = value_of(command_, "--checkpoint");
     if (directory == nullptr && flags_.max_restarts > 0)
       refuse(
-          "launch: without --checkpoint DIR behind `train` there is nothing to restart from; legal: "
+          "launch: without --checkpoint DIR after `train` there is nothing to restart from; legal: "
           "--max-restarts 0");
     if (directory != nullptr) directory_ = *directory;
     if (flags_.elastic && hosts_.size() < 2)
       refuse("--elastic: a training can do with fewer hosts only where --hosts names at least two");
     if (flags_.elastic && value_of(command_, "--dp") == nullptr)
-      refuse("--elastic: --dp is what shrinks when a host is gone; name it behind `train`");
+      refuse("--elastic: --dp is what shrinks when a host is gone; name it after `train`");
     if (flags_.elastic && value_of(command_, "--plan") != nullptr)
       refuse("--elastic: --plan {}: the ranks are counted by --dp, --tp, --pp and --cp; name those instead",
              *value_of(command_, "--plan"));
@@ -184,7 +194,8 @@ class Launch {
       if (status <= 2) return status;
       if (commands_.asked_to_stop()) return 3;  // before it listened, or by a second signal
       if (restarts == flags_.max_restarts) {
-        fmt::print(stderr, "echelon: launch: ended with status {} after {} restarts\n", status, restarts);
+        fmt::print(stderr, "echelon: launch: ended with status {} after {}\n", status,
+                   counted(restarts, "restart"));
         return 3;
       }
       if (flags_.elastic) shrink();
@@ -245,8 +256,8 @@ class Launch {
         axis_size(command_, "--tp") * axis_size(command_, "--pp") * axis_size(command_, "--cp");
     const int room = num_slots() / others;
     if (room < 1)
-      fail("launch: {} of the hosts are left, with room for {} ranks; the model is cut over {}",
-           hosts_.size(), num_slots(), others);
+      fail("launch: {} of the hosts left, with room for {}; the model is cut over {}", hosts_.size(),
+           counted(num_slots(), "rank"), others);
     dp = std::to_string(std::min(room, parse_number<int>("--dp", dp)));
     // No more processes than ranks: the last host has some to spare.
     for (int spare = num_slots() - std::stoi(dp) * others; spare > 0;) {
@@ -255,7 +266,8 @@ class Launch {
       spare -= fewer;
       if (hosts_.back().slots == 0) hosts_.pop_back();
     }
-    fmt::print(stderr, "echelon: launch: {} hosts are left; going on with --dp {}\n", hosts_.size(), dp);
+    fmt::print(stderr, "echelon: launch: {} left; going on with --dp {}\n",
+               counted(static_cast<std::int64_t>(hosts_.size()), "host"), dp);
   }
 
   LaunchFlags flags_;
@@ -270,17 +282,19 @@ class Launch {
 void add_launch(CLI::App& program, int& status) {
   auto flags = std::make_shared<LaunchFlags>();
   CLI::App& app = *program.add_subcommand(
-      "launch", "Run a training, and again from its last checkpoint when it fails: launch ... -- train ...");
-  add_number(app, "--ranks", flags->ranks, "Start so many processes with mpirun; 0: thread ranks in one");
-  app.add_option("--hosts", flags->hosts, "Start them on these, and how many on each")
+      "launch",
+      "Run a training, and restart it from its last checkpoint when it fails: launch ... -- train ...");
+  heading(app, common_flags);
+  add_number(app, "--ranks", flags->ranks, "Processes to start with mpirun; 0: thread ranks in one process");
+  app.add_option("--hosts", flags->hosts, "Hosts to start them on, and how many on each")
       ->type_name("HOST:N,...");
-  app.add_option("--agent", flags->agent, "Runs a command on a host: AGENT HOST COMMAND...")
+  app.add_option("--agent", flags->agent, "Program that runs a command on a host: AGENT HOST COMMAND...")
       ->type_name("PROGRAM")
       ->capture_default_str();
-  add_number(app, "--max-restarts", flags->max_restarts, "How often");
-  app.add_flag("--elastic", flags->elastic, "Go on with fewer --dp ranks when a host is gone");
-  app.add_option("command", flags->command, "Behind --: train and its flags")->type_name("train ...");
-  app.callback([flags, &status] { status = Launch(*flags).run_until_done(); });
+  add_number(app, "--max-restarts", flags->max_restarts, "How often to restart");
+  app.add_flag("--elastic", flags->elastic, "Continue with fewer --dp ranks when a host is gone");
+  app.add_option("command", flags->command, "After --: train and its flags")->type_name("train ...");
+  app.callback([flags, &app, &status] { status = Launch(*flags, app).run_until_done(); });
 }
 
 }  // namespace echelon

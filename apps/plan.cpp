@@ -6,8 +6,10 @@
 
 #include "apps/plan_flags.h"
 #include "apps/plan_pages.h"
+#include "apps/progress_line.h"
 #include "apps/verbs.h"
 #include "base/error.h"
+#include "base/units.h"
 #include "plan/explain.h"
 
 namespace echelon {
@@ -24,31 +26,28 @@ void write_plan(const std::string& path, const Estimate& best, const Workload& w
   write_file("--out", path, plan_file(best, work));
   try {
     validate(as_plan(work, best.configuration, best.layers));
-    if (best.configuration.ep > 1 && best.configuration.etp != best.configuration.tp)
-      refuse("--etp {}: experts are cut over --tp {} here, as MLPs are", best.configuration.etp,
-             best.configuration.tp);
   } catch (const RequestError& error) {
     fmt::print(stderr, "echelon: {} is a plan for {}; train and verify refuse it: {}\n", path,
                work.software.name, error.what());
+    return;
   }
+  if (work.precision != Precision::f32)
+    fmt::print(stderr, "echelon: {} is priced in {}; train and verify run it in f32\n", path,
+               precision_name(work.precision));
 }
 
 int run_plan(const PlanSearchFlags& f) {
-  const SearchRequest request = f.request();
+  SearchRequest request = f.request();
+  ProgressLine line("plan", f.json);
+  request.progress = line.progress();
   // People read standard output; with --json it holds the object alone.
   std::FILE* out = f.json ? stderr : stdout;
   const bool is_against = !f.against_text.empty();
   if (!f.sweep.empty()) {
-    for (const auto& [flag, text] : {std::pair{"--out", &f.out}, {"--html", &f.html}})
-      if (!text->empty())
-        refuse("{} {}: is of the best plan, and --sweep has one of each value; leave one of them out", flag,
-               *text);
-    if (is_against || f.explain)
-      refuse("{}: explains one plan, and --sweep has one of each value; leave one of them out",
-             is_against ? "--against " + f.against_text : "--explain");
     if (!f.sweep_out.empty() && !f.sweep_out.ends_with(".svg") && !f.sweep_out.ends_with(".csv"))
       refuse("--sweep-out {}: must end in .csv, a table, or in .svg, a chart", f.sweep_out);
     const Sweep sweep = run_sweep(request, f.sweep);
+    line.clear();
     if (f.sweep_out.ends_with(".svg"))
       write_file("--sweep-out", f.sweep_out, sweep_svg(sweep));
     else if (!f.sweep_out.empty())
@@ -57,13 +56,14 @@ int run_plan(const PlanSearchFlags& f) {
     if (f.json) fmt::print("{}\n", sweep_json(sweep));
     return sweep.any_fits() ? 0 : 1;
   }
-  if (!f.sweep_out.empty()) refuse("--sweep-out {}: there is no --sweep", f.sweep_out);
   SearchResult result, other;
   int gpus = request.gpus;
   if (f.target_seconds > 0) {
     std::optional<LeastGpus> least = least_gpus(request, f.target_seconds);
+    line.clear();
     if (!least) {
-      fmt::print(out, "no number of GPUs up to {} reaches {} s a step\n", request.gpus, f.target_seconds);
+      fmt::print(out, "no number of GPUs up to --gpus {} reaches {} s a step\n", request.gpus,
+                 f.target_seconds);
       if (f.json) fmt::print("{}\n", plans_json(result, request.work));
       return 1;
     }
@@ -77,16 +77,19 @@ int run_plan(const PlanSearchFlags& f) {
     against.gpus = gpus;
     other = search(against);
   }
-  fmt::print(out, "{} on {} {} ({}), {} sequences of {} tokens a step, {}\n", request.work.model.name, gpus,
-             request.work.machine.name, request.work.software.name, request.work.global_batch,
-             request.work.seq_len, precision_name(request.work.precision));
-  fmt::print(out, "{}", plans_table(result));
-  if (result.plans.empty()) fmt::print(out, "{}", explain_nothing(result, gpus));
+  line.clear();
+  fmt::print(out, "{} on {} {} ({}), {} of {} a step, {}\n", request.work.model.name, gpus,
+             request.work.machine.name, request.work.software.name,
+             counted(request.work.global_batch, "sequence"), counted(request.work.seq_len, "token"),
+             precision_name(request.work.precision));
+  fmt::print(out, "{}", plans_table(result, request.work.software));
+  if (result.plans.empty()) fmt::print(out, "{}\n", explain_nothing(result, gpus));
   if (f.explain) fmt::print(out, "{}", explain_winner(result, request.work));
   if (is_against && !result.plans.empty())
-    fmt::print(out, "\nwhy not {}: {}", f.against_text,
-               other.plans.empty() ? explain_nothing(other, gpus)
-                                   : explain_loser(result.plans.front(), other.plans.front()));
+    fmt::print(out, "\nwhy not {}: {}{}", f.against_text,
+               other.plans.empty() ? explain_nothing(other, gpus) + "\n"
+                                   : explain_loser(result.plans.front(), other.plans.front()),
+               priced_beyond(other, request.work.software));
   if (!result.plans.empty()) {
     if (!f.out.empty()) write_plan(f.out, result.plans.front(), request.work);
     if (!f.html.empty()) write_file("--html", f.html, plan_page(result, request));

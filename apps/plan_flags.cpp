@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <sstream>
 
+#include "apps/flag_needs.h"
 #include "apps/flag_values.h"
+#include "apps/help.h"
 #include "base/error.h"
 #include "schedule/schedules.h"
 
@@ -32,16 +34,36 @@ void PlanSearchFlags::add_to(CLI::App& app) {
   const auto text = [&](const char* name, std::string& value, const char* description, const char* type) {
     app.add_option(name, value, description)->type_name(type);
   };
-  text("--plan", plan_file_, "TOML file of a plan: priced as it is; flags on the line win", "FILE");
+  heading(app, common_flags);
   app.add_option("--model", model_, "Preset, Hugging Face directory, or TOML file")
       ->type_name("NAME|DIR|FILE")
       ->capture_default_str();
-  app.add_option("--machine", machine_, "Preset or TOML file")->type_name("NAME|FILE")->capture_default_str();
-  app.add_option("--software", software_, "How it is trained: preset or TOML file")
+  app.add_option("--machine", machine_, "Preset, or TOML file (from `echelon calibrate`, or your own)")
       ->type_name("NAME|FILE")
       ->capture_default_str();
-  add_number(app, "--gpus", gpus_, "Devices (default: those of a node, or what the axes make)");
-  add_number(app, "--nodes-of", nodes_of_, "Devices of a node");
+  add_number(app, "--gpus", gpus_,
+             "Number of devices (default: those of a node, or the product of the axes)");
+  add_number(app, "--global-batch", global_batch_, "Sequences per step (default: 1024)");
+  add_number(app, "--seq-len", seq_len_, "Tokens in a sequence (default: 4096, or the model's longest)");
+  app.add_flag("--explain", explain, "Say where each second goes, and why not the other plans");
+  text("--out", out, "Write the best plan as a TOML file for train and verify", "PLAN.toml");
+  app.add_flag("--json", json, "One JSON object on standard output");
+  heading(app, "What is planned for");
+  app.add_option("--software", software_, "Training software: preset or TOML file")
+      ->type_name("NAME|FILE")
+      ->capture_default_str();
+  app.add_option("--dtype", dtype_, "Precision of the matrix products")
+      ->type_name("f32|bf16|fp8|fp4")
+      ->capture_default_str();
+  add_number(app, "--nodes-of", nodes_of_, "Devices in a node");
+  add_number(app, "--memory-margin", margin_, "Fraction of the memory to leave free");
+  app.add_option("--objective", objective_, "What to minimise; gpus: the fewest that reach --target-time")
+      ->type_name("time|memory|gpus")
+      ->capture_default_str();
+  add_number(app, "--target-time", target_seconds, "Seconds per step, for --objective gpus");
+  heading(app, "What is held fixed (default: searched)");
+  text("--plan", plan_file_, "TOML file of a plan, priced as it is; flags on the command line override it",
+       "FILE");
   add_number(app, "--dp", dp_, "Data-parallel ranks");
   add_number(app, "--tp", tp_, "Tensor-parallel ranks");
   add_number(app, "--pp", pp_, "Pipeline-parallel ranks");
@@ -51,33 +73,54 @@ void PlanSearchFlags::add_to(CLI::App& app) {
   text("--sp", sp_, "Sequence parallelism (default: on where tp > 1)", "on|off");
   text("--cp-kind", cp_kind_, "How context parallelism exchanges keys and values", "ring|ulysses|allgather");
   text("--cp-balance", cp_balance_, "The planner counts balanced parts: zigzag or stripe", "zigzag|stripe");
-  add_number(app, "--zero", zero_, "0, 1, 2 or 3");
-  add_number(app, "--hsdp", hsdp_, "Replicas of the groups that --zero cuts over");
-  text("--schedule", schedule_, "Of the pipeline", "NAME");
-  add_number(app, "--chunks", chunks_, "Model chunks of a pipeline rank, for interleaved");
-  text("--layers-per-stage", layers_per_stage_,
-       "Split of the layers: one number a stage, or balanced by cost", "N,N,...|auto");
+  add_number(app, "--zero", zero_, "ZeRO stage: 0, 1, 2 or 3");
+  add_number(app, "--hsdp", hsdp_, "Replicas of the groups that --zero shards over");
+  text("--schedule", schedule_, "Pipeline schedule", "NAME");
+  add_number(app, "--chunks", chunks_, "Model chunks per pipeline rank, for interleaved");
+  text("--layers-per-stage", layers_per_stage_, "Layers of each stage, or auto: balanced by cost",
+       "N,N,...|auto");
+  add_number(app, "--micro-batch", micro_batch_, "Sequences that a rank computes at once");
   text("--recompute", recompute_, "What the backward pass computes again", "none|selective|full");
-  text("--compress", compress_, "Only none is priced", "none");
-  add_number(app, "--global-batch", global_batch_, "Sequences of a step (default: 1024)");
-  add_number(app, "--micro-batch", micro_batch_, "Sequences computed at once by one rank");
-  add_number(app, "--seq-len", seq_len_, "Tokens of a sequence (default: 4096, or the model's longest)");
-  app.add_option("--dtype", dtype_, "Of the products")->type_name("f32|bf16|fp8|fp4")->capture_default_str();
-  app.add_option("--objective", objective_, "gpus: the fewest whose best plan reaches --target-time")
-      ->type_name("time|memory|gpus")
-      ->capture_default_str();
-  add_number(app, "--target-time", target_seconds, "Seconds of a step, for --objective gpus");
-  add_number(app, "--memory-margin", margin_, "Part of the memory to leave free");
-  add_number(app, "--top", top_, "Plans shown");
-  app.add_flag("--explain", explain, "Where each second goes, and why not the others");
-  text("--against", against_text, "Why a named alternative loses: axes as tp=8,pp=4,schedule=1f1b",
+  text("--compress", compress_, "Gradient compression: only none is priced", "none");
+  heading(app, "Reports");
+  add_number(app, "--top", top_, "How many plans to show");
+  text("--against", against_text, "Say why a named alternative loses, as tp=8,pp=4,schedule=1f1b",
        "KEY=VALUE,...");
-  text("--out", out, "Write the best plan as a TOML file for train and verify", "PLAN.toml");
-  text("--html", html, "Write a report of the best plans as one page", "FILE");
-  text("--sweep", sweep, "Plan for each: gpus=64..16384 (doubling), or gpus|seq-len|global-batch=A,B,C",
+  text("--html", html, "Write the best plans as one page", "FILE");
+  text("--sweep", sweep, "Plan for each value: gpus=64..16384 (doubling), or gpus|seq-len|global-batch=A,B,C",
        "KEY=VALUES");
-  text("--sweep-out", sweep_out, "Of the sweep: a table as .csv or a chart as .svg", "FILE");
-  app.add_flag("--json", json, "One JSON object on standard output");
+  text("--sweep-out", sweep_out, "Write the sweep: a table as .csv or a chart as .svg", "FILE");
+}
+
+// What each flag needs beside it: an axis that is pinned to one rank leaves nothing to say of it.
+static std::vector<FlagNeed> search_needs(const Pins& p, const std::string& sweep,
+                                          const std::string& objective) {
+  const bool pipeline = p.pp != 1, context = p.cp != 1, sweeps = !sweep.empty();
+  const auto is_swept = [&](const char* key) { return sweep.starts_with(std::string(key) + "="); };
+  return {
+      {"--schedule", pipeline, "with --pp 1", {}},
+      {"--layers-per-stage", pipeline, "with --pp 1", {}},
+      {"--chunks", pipeline || p.chunks == 1, "with --pp 1", {}},
+      {"--sp", p.tp != 1 || p.sequence_parallel == false, "with --tp 1", {}},
+      {"--cp-kind", context, "with --cp 1", {}},
+      {"--cp-balance", context, "with --cp 1", {}},
+      {"--cp-balance", p.context != ContextKind::ulysses, "with --cp-kind ulysses", {}},
+      {"--zero", p.zero == 0 || p.dp != 1 || p.cp != 1, "with --dp 1 and --cp 1", {}},
+      {"--target-time",
+       objective == "gpus",
+       fmt::format("with --objective {}", objective),
+       {advice("--objective", "gpus")}},
+      {"--objective", !sweeps || objective != "gpus", "with --sweep", {}},
+      {"--top", !sweeps, "with --sweep", {}},
+      {"--out", !sweeps, "with --sweep", {}},
+      {"--html", !sweeps, "with --sweep", {}},
+      {"--against", !sweeps, "with --sweep", {}},
+      {"--explain", !sweeps, "with --sweep", {}},
+      {"--sweep-out", sweeps, "without --sweep", {advice("--sweep", "KEY=VALUES")}},
+      {"--gpus", !is_swept("gpus"), "with --sweep " + sweep, {}},
+      {"--seq-len", !is_swept("seq-len"), "with --sweep " + sweep, {}},
+      {"--global-batch", !is_swept("global-batch"), "with --sweep " + sweep, {}},
+  };
 }
 
 SearchRequest PlanSearchFlags::request() const {
@@ -90,14 +133,31 @@ SearchRequest PlanSearchFlags::request() const {
     pins = pins_of(*plan);
   }
   r.work.model = plan && !is_given("--model") ? plan->model : load_model(model_);
-  r.work.machine = load_machine(machine_);
-  if (nodes_of_) {
-    if (*nodes_of_ < 1 || (r.work.machine.tiers.size() > 1 && *nodes_of_ >= r.work.machine.tiers[1].ranks))
-      refuse("--nodes-of {}: must be at least 1, and less than the cluster", *nodes_of_);
-    r.work.machine.tiers.front().ranks = *nodes_of_;
+  const Priced by = plan ? plan->priced : Priced{};
+  // A plan is priced again for what it was made for, where no flag says otherwise.
+  const auto made_for = [&](const char* flag, const std::string& text, const std::string& noted) {
+    return is_given(flag) || noted.empty() ? text : noted;
+  };
+  const auto load = [&](const char* flag, const auto& loaded, const std::string& text,
+                        const std::string& noted) {
+    const std::string name = made_for(flag, text, noted);
+    try {
+      return loaded(name);
+    } catch (const RequestError&) {
+      if (name != noted || is_given(flag)) throw;
+      refuse("--plan {}: was made for {} {}, which is no preset; say with {} which file it is", plan_file_,
+             flag + 2, noted, flag);
+    }
+  };
+  r.work.machine = load("--machine", load_machine, machine_, by.machine);
+  const int noted = is_given("--machine") ? 0 : by.node;
+  if (const int node = nodes_of_.value_or(noted); nodes_of_ || node != 0) {
+    if (node < 1 || (r.work.machine.tiers.size() > 1 && node >= r.work.machine.tiers[1].ranks))
+      refuse("--nodes-of {}: must be at least 1, and less than the cluster", node);
+    r.work.machine.tiers.front().ranks = node;
   }
-  r.work.software = load_software(software_);
-  r.work.precision = parse_precision(dtype_, "--dtype");
+  r.work.software = load("--software", load_software, software_, by.software);
+  r.work.precision = parse_precision(made_for("--dtype", dtype_, by.dtype), "--dtype");
   r.work.global_batch = global_batch_.value_or(plan ? plan->global_batch : 1024);
   r.work.seq_len =
       seq_len_.value_or(plan ? plan->seq_len : std::min<std::int64_t>(4096, r.work.model.max_seq));
@@ -111,6 +171,8 @@ SearchRequest PlanSearchFlags::request() const {
                                    {&hsdp_, &pins.hsdp},
                                    {&chunks_, &pins.chunks}})
     if (*given) *pin = *given;
+  if (plan && plan->model.experts != Experts::none && plan->mesh.etp == 0 && tp_ && !etp_)
+    pins.etp = tp_;  // as MLPs are
   if (micro_batch_) pins.micro_batch = micro_batch_;
   if (is_given("--sp")) pins.sequence_parallel = on("--sp", sp_);
   if (is_given("--schedule")) pins.schedule = schedule_;
@@ -129,6 +191,7 @@ SearchRequest PlanSearchFlags::request() const {
     refuse("--chunks {}: only interleaved takes more than 1, and --schedule is {}", *pins.chunks,
            *pins.schedule);
   if (pins.chunks && *pins.chunks > 1 && !pins.schedule) pins.schedule = "interleaved";
+  refuse_idle(*app_, search_needs(pins, sweep, objective_));
   std::int64_t axes = 1;
   const bool whole = pins.dp && pins.tp && pins.pp && pins.cp;
   for (const auto& pin : {pins.dp, pins.tp, pins.pp, pins.cp}) axes *= std::max(1, pin.value_or(1));
@@ -141,8 +204,6 @@ SearchRequest PlanSearchFlags::request() const {
   if (objective_ != "gpus") r.objective = parse_objective(objective_, "--objective");
   if (objective_ == "gpus" && !(target_seconds > 0))
     refuse("--objective gpus: reaches a time that --target-time must give, in seconds above 0");
-  if (objective_ != "gpus" && is_given("--target-time"))
-    refuse("--target-time {}: only --objective gpus reaches a time", target_seconds);
   return r;
 }
 

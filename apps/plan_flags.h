@@ -13,7 +13,7 @@ struct PlanSearchFlags {
   void add_to(CLI::App& app);
   // Throws RequestError for what no plan could mean.
   SearchRequest request() const;
-  // Of --against: the same request with other pins.
+  // For --against: the same request with other pins.
   SearchRequest against(const SearchRequest& request) const;
 
   std::string out, html, sweep, sweep_out, against_text;

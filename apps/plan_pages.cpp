@@ -8,6 +8,7 @@
 
 #include "apps/flag_values.h"
 #include "base/error.h"
+#include "base/json_text.h"
 #include "base/units.h"
 #include "draw/plan_report.h"
 #include "plan/explain.h"
@@ -74,16 +75,16 @@ Sweep run_sweep(const SearchRequest& request, const std::string& text) {
 }
 
 std::string sweep_table(const Sweep& sweep) {
-  std::string text = fmt::format("{:>12} {:>10} {:>9} {:>7} {:>9}  plan\n", sweep.key, "step s", "tokens/s",
-                                 "MFU", "memory");
+  std::string text = fmt::format("{:>12} {:>10} {:>12} {:>7} {:>9}  plan\n", sweep.key, "step s",
+                                 "tokens/s/GPU", "MFU", "memory");
   for (const SweepPoint& p : sweep.points) {
     if (!p.best) {
-      text += fmt::format("{:>12} {}", p.value, p.why_not);
+      text += fmt::format("{:>12} {}\n", p.value, p.why_not);
       continue;
     }
     const Estimate& e = *p.best;
     text += fmt::format(
-        "{:>12} {:>10.3f} {:>9.0f} {:>6.1f}% {:>9}  {}\n", p.value, e.seconds, e.tokens_per_second_per_gpu,
+        "{:>12} {:>10.3f} {:>12.0f} {:>6.1f}% {:>9}  {}\n", p.value, e.seconds, e.tokens_per_second_per_gpu,
         100 * e.mfu, format_device_memory(static_cast<double>(e.memory.total())), describe(e.configuration));
   }
   return text;
@@ -123,7 +124,7 @@ std::string sweep_json(const Sweep& sweep) {
       object["why_not"] = p.why_not;
     list.push_back(object);
   }
-  return nlohmann::ordered_json{{"sweep", list}}.dump();
+  return json_text(nlohmann::ordered_json{{"sweep", list}});
 }
 
 std::string sweep_svg(const Sweep& sweep) {
@@ -151,10 +152,10 @@ std::string plan_page(const SearchResult& result, const SearchRequest& request) 
   const Workload& work = request.work;
   PlanReport page;
   page.title = fmt::format("{} on {} {}", work.model.name, c.ranks(), work.machine.name);
-  page.subtitle = fmt::format(
-      "{} sequences of {} tokens a step, {}: {}. {:.3f} s a step, {:.0f} tokens/s a GPU, MFU {:.1f}%.",
-      work.global_batch, work.seq_len, precision_name(work.precision), describe(c), best.seconds,
-      best.tokens_per_second_per_gpu, 100 * best.mfu);
+  page.subtitle = fmt::format("{} of {} a step, {}: {}. {:.3f} s a step, {:.0f} tokens/s a GPU, MFU {:.1f}%.",
+                              counted(work.global_batch, "sequence"), counted(work.seq_len, "token"),
+                              precision_name(work.precision), describe(c), best.seconds,
+                              best.tokens_per_second_per_gpu, 100 * best.mfu);
   page.mesh = {c.pp, c.dp, c.cp, c.tp, work.machine.node()};
   for (MemoryCategory category : all_memory_categories)
     page.memory_names.emplace_back(memory_category_name(category));
@@ -179,7 +180,7 @@ std::string plan_page(const SearchResult& result, const SearchRequest& request) 
   }
   StepModel model(work);
   page.timeline = model.timeline(c);
-  page.explanation = plans_table(result) + explain_winner(result, work);
+  page.explanation = plans_table(result, work.software) + explain_winner(result, work);
   return plan_report_html(page);
 }
 

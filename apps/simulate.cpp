@@ -6,13 +6,17 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "apps/flag_needs.h"
 #include "apps/flag_values.h"
+#include "apps/progress_line.h"
 #include "apps/simulate_drawing.h"
 #include "apps/simulate_experts.h"
 #include "apps/simulate_flags.h"
 #include "apps/simulate_report.h"
 #include "apps/verbs.h"
 #include "base/error.h"
+#include "base/json_text.h"
+#include "base/units.h"
 #include "schedule/lower.h"
 #include "schedule/schedules.h"
 #include "schedule/text.h"
@@ -24,13 +28,19 @@ namespace fs = std::filesystem;
 
 class Simulate {
  public:
-  explicit Simulate(const SimulateFlags& flags) : f_(flags) {}
+  Simulate(const SimulateFlags& flags, const CLI::App& app) : f_(flags), app_(app) {}
 
   int run() {
     std::vector<SimulationReport> reports;
-    for (const std::string& name : f_.names())
-      reports.push_back(f_.compare.empty() ? report("--schedule", name, f_.chunks, f_.steps)
-                                           : compared(name));
+    {
+      ProgressLine line("simulate", f_.json);
+      for (const std::string& name : f_.names()) {
+        echelon::report(line.progress(), -1, name);
+        reports.push_back(f_.compare.empty() ? report("--schedule", name, f_.chunks, f_.steps)
+                                             : compared(name));
+      }
+    }
+    refuse_idle_costs(reports);
     // Into a file first: if that cannot be, nothing was said yet.
     if (!f_.out.empty()) draw(reports);
     print_numbers(reports);
@@ -41,6 +51,26 @@ class Simulate {
   }
 
  private:
+  // What costs nothing because no schedule has it.
+  void refuse_idle_costs(const std::vector<SimulationReport>& reports) const {
+    bool any_fits = false, any_message = false, any_pair = false;
+    for (const SimulationReport& r : reports) {
+      any_fits |= r.unfit.empty();
+      any_message |= r.unfit.empty() && r.simulation.messages > 0;
+      for (const auto& list : r.schedule.ranks)
+        for (const Instruction& i : list) any_pair |= i.overlaps_next;
+    }
+    if (any_fits)
+      refuse_idle(app_, {{"--comm-time",
+                          any_message || f_.message == 0,
+                          "without messages between ranks",
+                          {advice("--pp", "4")}},
+                         {"--overlap-factor",
+                          any_pair || f_.overlap_factor == 1,
+                          "without passes that run as a pair",
+                          {advice("--schedule", "dualpipev")}}});
+  }
+
   static bool is_name(const std::string& name) {
     const auto& names = schedule_names();
     return std::find(names.begin(), names.end(), name) != names.end();
@@ -131,16 +161,17 @@ class Simulate {
   void print_numbers(const std::vector<SimulationReport>& reports) const {
     if (f_.json) {
       if (f_.compare.empty()) {
-        fmt::print("{}\n", to_json(reports[0]).dump());
+        fmt::print("{}\n", json_text(to_json(reports[0])));
       } else {
         nlohmann::ordered_json rows = nlohmann::ordered_json::array();
         for (const SimulationReport& r : reports) rows.push_back(to_json(r));
-        fmt::print("{}\n", nlohmann::ordered_json{{"schedules", rows}}.dump());
+        fmt::print("{}\n", json_text(nlohmann::ordered_json{{"schedules", rows}}));
       }
       return;
     }
     std::FILE* out = is_drawing_on_stdout() ? stderr : stdout;
-    fmt::print(out, "{} ranks, {} microbatches{}\n{}", reports[0].ranks, reports[0].microbatches,
+    fmt::print(out, "{}, {}{}\n{}", counted(reports[0].ranks, "rank"),
+               counted(reports[0].microbatches, "microbatch"),
                f_.steps > 1 ? fmt::format(", {} steps of those that do not flush", f_.steps) : "",
                table(reports) + remarks(reports));
   }
@@ -168,6 +199,7 @@ class Simulate {
   }
 
   const SimulateFlags& f_;
+  const CLI::App& app_;
 };
 
 }  // namespace
@@ -189,8 +221,8 @@ void add_simulate(CLI::App& program, int& status) {
       status = simulate_experts(*flags, *experts);
       return;
     }
-    flags->read();
-    status = Simulate(*flags).run();
+    flags->read(app);
+    status = Simulate(*flags, app).run();
   });
 }
 

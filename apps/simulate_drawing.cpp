@@ -1,36 +1,75 @@
 #include "apps/simulate_drawing.h"
 
-#include <sys/ioctl.h>
-#include <unistd.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 
+#include "apps/flag_needs.h"
+#include "apps/terminal.h"
 #include "base/error.h"
 
 namespace echelon {
 namespace {
 
-int width(const SimulateFlags& f) {
-  if (f.width > 0) return f.width;
-  winsize size{};
-  if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col >= 20) return size.ws_col;
-  const char* columns = std::getenv("COLUMNS");
-  const int given = columns == nullptr ? 0 : std::atoi(columns);
-  return given >= 20 && given <= 100000 ? given : 100;
-}
+int width(const SimulateFlags& f) { return f.width > 0 ? f.width : terminal_columns(stdout, 100); }
 
 bool is_colour(const SimulateFlags& f) {
   const char* terminal = std::getenv("TERM");
   return f.colour == "always" ||
-         (f.colour == "auto" && f.out.empty() && ::isatty(STDOUT_FILENO) == 1 &&
-          std::getenv("NO_COLOR") == nullptr && terminal != nullptr && std::strcmp(terminal, "dumb") != 0);
+         (f.colour == "auto" && f.out.empty() && is_terminal(stdout) && std::getenv("NO_COLOR") == nullptr &&
+          terminal != nullptr && std::strcmp(terminal, "dumb") != 0);
+}
+
+// The formats that a file of this name may have, the first by itself; none where the name says nothing.
+std::vector<std::string> formats_of(const std::string& path) {
+  const std::string end = std::filesystem::path(path).extension().string();
+  if (end == ".svg" || end == ".csv") return {end.substr(1)};
+  if (end == ".html" || end == ".htm") return {"html"};
+  if (end == ".json") return {"perfetto"};
+  if (end == ".txt") return {"text", "rows", "lowered"};
+  return {};
 }
 
 }  // namespace
+
+void read_format(SimulateFlags& f, const std::vector<std::string>& legal) {
+  const auto is_legal = [&](const std::string& one) {
+    return std::find(legal.begin(), legal.end(), one) != legal.end();
+  };
+  std::vector<std::string> by_name = formats_of(f.out);
+  if (!f.is_format_given && !by_name.empty()) {
+    if (!is_legal(by_name.front()))
+      refuse("--out {}: would be {}; legal here: names for {}", f.out, by_name.front(),
+             fmt::join(legal, ", "));
+    f.format = by_name.front();
+  }
+  if (!is_legal(f.format)) refuse("--format {}: legal: {}", f.format, fmt::join(legal, ", "));
+  if (by_name.empty() || std::find(by_name.begin(), by_name.end(), f.format) != by_name.end()) return;
+  std::erase_if(by_name, [&](const std::string& one) { return !is_legal(one); });
+  refuse("--format {}: --out {} is a name of another; legal: {}", f.format, f.out,
+         by_name.empty() ? "another name" : fmt::format("{}, or another name", fmt::join(by_name, ", ")));
+}
+
+void refuse_idle_drawing(const SimulateFlags& f, const CLI::App& app, bool is_drawn) {
+  const std::string undrawn =
+      f.json ? "with --json and without --out" : "with --compare and without --format";
+  const std::vector<Remedy> file{advice("--out", "FILE")};
+  const bool is_text = f.format == "text";
+  const std::string format = fmt::format("with --format {}", f.format);
+  refuse_idle(app, {{"--format", is_drawn, undrawn, file},
+                    {"--width", is_drawn, undrawn, file},
+                    {"--colour", is_drawn, undrawn, file},
+                    {"--heat", is_drawn, undrawn, file},
+                    {"--heat", f.format != "csv", format, {advice("--format", "text")}},
+                    {"--width", is_text, format, {advice("--format", "text")}},
+                    {"--colour", is_text, format, {advice("--format", "text")}}});
+}
 
 TextOptions text_options(const SimulateFlags& flags) { return {width(flags), is_colour(flags)}; }
 

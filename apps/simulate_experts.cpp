@@ -2,14 +2,18 @@
 
 #include <fmt/core.h>
 
+#include "apps/progress_line.h"
 #include "apps/simulate_drawing.h"
+#include "base/json_text.h"
 #include "apps/simulate_experts_report.h"
 
 namespace echelon {
 
-int simulate_experts(const SimulateFlags& shared, const ExpertsFlags& flags) {
+int simulate_experts(SimulateFlags& shared, const ExpertsFlags& flags) {
   const ExpertsFlags::Request request = flags.read(shared);
-  const auto reports = simulate_routing(request.routing, request.methods);
+  const auto reports = with_progress("simulate", shared.json, [&](const Progress& progress) {
+    return simulate_routing(request.routing, request.methods, progress);
+  });
   const auto draw = [&] {
     const auto drawing = [&] {
       if (shared.format == "csv") return to_csv(request, reports);
@@ -24,7 +28,7 @@ int simulate_experts(const SimulateFlags& shared, const ExpertsFlags& flags) {
   // Into a file first: if that cannot be, nothing was said yet.
   if (!shared.out.empty()) draw();
   if (shared.json)
-    fmt::print("{}\n", to_json(request, reports).dump());
+    fmt::print("{}\n", json_text(to_json(request, reports)));
   else
     fmt::print(shared.out.empty() && shared.format != "text" ? stderr : stdout, "{}",
                describe(request, reports));

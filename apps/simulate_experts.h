@@ -6,6 +6,6 @@
 namespace echelon {
 
 // Returns the exit status.
-int simulate_experts(const SimulateFlags& shared, const ExpertsFlags& flags);
+int simulate_experts(SimulateFlags& shared, const ExpertsFlags& flags);
 
 }  // namespace echelon

@@ -4,15 +4,16 @@
 #include <cmath>
 #include <sstream>
 
+#include "apps/flag_needs.h"
 #include "apps/flag_values.h"
+#include "apps/help.h"
 #include "apps/simulate_drawing.h"
 #include "base/error.h"
 
 namespace echelon {
 namespace {
 
-constexpr const char* group_name = "Mixture of experts (with --moe)";
-// Of both kinds.
+// Flags of both kinds.
 const std::vector<std::string> shared_flags{"--help",  "--compare", "--steps", "--format", "--out",
                                             "--width", "--colour",  "--json",  "--moe"};
 
@@ -31,58 +32,65 @@ std::vector<std::string> parts_of(const std::string& text) {
 
 void ExpertsFlags::add_to(CLI::App& app) {
   app_ = &app;
-  app.add_flag("--moe", moe,
-               "How a router of popular experts loads devices, and what balancing does about it");
+  heading(app, "Mixture of experts (with --moe)");
+  app.add_flag(
+      "--moe", moe,
+      "Simulate how a router of popular experts loads the devices, and what balancing does about it");
   const auto mine = [&](CLI::Option* option) {
-    option->group(group_name);
     names_.push_back(option->get_name());
     return option;
   };
-  mine(app.add_option("--model", model_, "Gives experts, top k, scores, groups and C; flags on the line win")
+  mine(app.add_option(
+              "--model", model_,
+              "Model that gives experts, top k, scores, groups and C; flags on the command line override it")
            ->type_name("NAME|DIR|FILE"));
-  mine(add_number(app, "--experts", experts_, "Of a layer"));
-  mine(add_number(app, "--top-k", top_k_, "Experts of a token"));
-  mine(app.add_option("--scores", scores_, "What the router makes of its logits")
+  mine(add_number(app, "--experts", experts_, "Experts in a layer"));
+  mine(add_number(app, "--top-k", top_k_, "Experts per token"));
+  mine(app.add_option("--scores", scores_, "How the router scores its logits")
            ->type_name("softmax|sigmoid")
            ->capture_default_str());
-  mine(add_number(app, "--ep", ep_, "Devices, each with as many of the experts"));
+  mine(add_number(app, "--ep", ep_, "Devices, each with an equal share of the experts"));
   mine(add_number(app, "--groups", groups_, "Groups of experts (default: the model's, or one a device)"));
   mine(add_number(
       app, "--most-groups", most_groups_,
       "Groups that a token's experts may be in, under node-limit (default: the model's, or half)"));
-  mine(add_number(app, "--tokens", tokens_, "Of one step, over all devices"));
-  mine(add_number(app, "--hidden", hidden_, "C: numbers of a token that travels"));
-  mine(app.add_option("--dtype", dtype_, "Of these numbers")->type_name("bf16|f32")->capture_default_str());
-  CLI::Option* zipf = mine(add_number(
-      app, "--zipf", zipf_, "Popularity: expert e is wanted as 1 / (e + 1) to this power; 0: all alike"));
+  mine(add_number(app, "--tokens", tokens_, "Tokens per step, over all devices"));
+  mine(add_number(app, "--hidden", hidden_, "C: numbers sent for a token"));
+  mine(app.add_option("--dtype", dtype_, "Type of these numbers")
+           ->type_name("bf16|f32")
+           ->capture_default_str());
+  CLI::Option* zipf = mine(
+      add_number(app, "--zipf", zipf_,
+                 "Popularity: expert e is wanted in proportion to 1 / (e + 1) to this power; 0: all alike"));
   CLI::Option* one =
       mine(app.add_option("--popular-expert", popular_expert_,
                           "Popularity: expert E is the first choice of this share of the tokens")
                ->type_name("E:SHARE"));
   CLI::Option* file = mine(
-      app.add_option("--popularity", popularity_, "Popularity: a file with a number above 0 of each expert")
+      app.add_option("--popularity", popularity_, "Popularity: a file with a number above 0 for each expert")
           ->type_name("FILE"));
   zipf->excludes(one)->excludes(file);
   one->excludes(file);
-  mine(add_number(app, "--aux-loss", balancing_.expert_loss, "Coefficient where it balances, as train's"));
-  mine(add_number(app, "--device-loss", balancing_.device_loss, "Coefficient where it balances, as train's"));
+  mine(add_number(app, "--aux-loss", balancing_.expert_loss, "Coefficient of aux-loss, as train's"));
+  mine(add_number(app, "--device-loss", balancing_.device_loss, "Coefficient of device-loss, as train's"));
   mine(add_number(app, "--communication-loss", balancing_.communication_loss,
-                  "Coefficient where it balances, as train's"));
-  mine(add_number(app, "--bias-rate", balancing_.bias_rate, "Of bias, the loss-free balancing, as train's"));
+                  "Coefficient of communication-loss, as train's"));
+  mine(add_number(app, "--bias-rate", balancing_.bias_rate,
+                  "Rate of bias, the loss-free balancing, as train's"));
   mine(add_number(app, "--capacity", balancing_.capacity,
-                  "Where it balances, of a device's tokens, as train's"));
+                  "Capacity of capacity, over a device's tokens, as train's"));
   mine(app.add_option("--drop", drop_, "Which tokens an expert keeps: the likeliest, or the first")
            ->type_name("probability|position")
            ->default_str("probability"));
-  mine(app.add_option("--capacities", capacities_, "Capacities whose drops are shown of every way")
+  mine(app.add_option("--capacities", capacities_, "Capacities whose drops are shown for every way")
            ->type_name("X,X,...")
            ->capture_default_str());
-  mine(
-      add_number(app, "--router-lr", router_lr_, "How far a step moves logits against the losses' gradient"));
+  mine(add_number(app, "--router-lr", router_lr_,
+                  "How far a step moves the logits against the losses' gradient"));
   mine(app.add_option("--heat", heat_, "Rows of the heat map")
            ->type_name("experts|devices")
            ->capture_default_str());
-  mine(add_number(app, "--seed", seed_, "Of the tokens"));
+  mine(add_number(app, "--seed", seed_, "Seed of the tokens"));
 }
 
 void ExpertsFlags::refuse_strangers(const CLI::App& app) const {
@@ -146,10 +154,37 @@ void ExpertsFlags::read_router(const ModelSpec& model, RoutingRequest& r) const 
   }
 }
 
-ExpertsFlags::Request ExpertsFlags::read(const SimulateFlags& shared) const {
+// What each flag needs to have an effect, among others the ways of balancing that are asked for.
+void ExpertsFlags::refuse_idle(const Request& request) const {
+  const auto any = [&](const auto& fits) {
+    return std::any_of(request.methods.begin(), request.methods.end(), fits);
+  };
+  const auto any_with = [&](double Balancing::*number) {
+    return balancing_.*number == 0 || any([=](const auto& m) { return m.balancing.*number > 0; });
+  };
+  std::string names;
+  for (const BalanceMethod& m : request.methods) names += (names.empty() ? "" : ",") + m.name;
+  const std::string ways = "with --compare " + names;
+  const auto way = [](const char* name) { return std::vector<Remedy>{advice("--compare", name)}; };
+  const std::vector<Remedy> devices{advice("--ep", "2")};
+  echelon::refuse_idle(
+      *app_,
+      {{"--aux-loss", any_with(&Balancing::expert_loss), ways, way("aux-loss")},
+       {"--device-loss", any_with(&Balancing::device_loss), ways, way("device-loss")},
+       {"--communication-loss", any_with(&Balancing::communication_loss), ways, way("communication-loss")},
+       {"--bias-rate", any_with(&Balancing::bias_rate), ways, way("bias")},
+       {"--capacity", any_with(&Balancing::capacity), ways, way("capacity")},
+       {"--drop", any([](const auto& m) { return m.balancing.capacity > 0; }), ways, way("capacity")},
+       {"--router-lr", any([](const auto& m) { return m.balancing.has_losses(); }), ways, way("aux-loss")},
+       {"--most-groups", any([](const auto& m) { return m.node_limit; }), ways, way("node-limit")},
+       {"--hidden", request.routing.ep > 1, "with --ep 1", devices},
+       {"--dtype", request.routing.ep > 1, "with --ep 1", devices}});
+}
+
+ExpertsFlags::Request ExpertsFlags::read(SimulateFlags& shared) const {
+  read_format(shared, {"text", "svg", "csv"});
   check_text_options(shared);
-  if (!contains({"text", "svg", "csv"}, shared.format))
-    refuse("--format {}: with --moe legal: text, svg, csv", shared.format);
+  refuse_idle_drawing(shared, *app_, !shared.out.empty() || !shared.json);
   Request request;
   RoutingRequest& r = request.routing;
   ModelSpec model;
@@ -183,6 +218,7 @@ ExpertsFlags::Request ExpertsFlags::read(const SimulateFlags& shared) const {
   request.element_bytes = dtype_ == "bf16" ? 2 : 4;
   if (heat_ != "experts" && heat_ != "devices") refuse("--heat {}: legal: experts, devices", heat_);
   request.shows_devices = heat_ == "devices";
+  refuse_idle(request);
   return request;
 }
 

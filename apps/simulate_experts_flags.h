@@ -29,10 +29,11 @@ struct ExpertsFlags {
     bool shows_devices = false;  // in the heat map, instead of experts
   };
   // RequestError for what could not be simulated.
-  Request read(const SimulateFlags& shared) const;
+  Request read(SimulateFlags& shared) const;
 
  private:
   std::vector<double> popularities(std::int64_t experts) const;
+  void refuse_idle(const Request& request) const;
   void read_router(const ModelSpec& model, RoutingRequest& request) const;
   bool is_given(const char* name) const { return app_->get_option(name)->count() > 0; }
 

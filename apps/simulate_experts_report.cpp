@@ -38,12 +38,10 @@ std::string describe_request(const ExpertsFlags::Request& request) {
   const RoutingRequest& r = request.routing;
   const double total = std::accumulate(r.popularity.begin(), r.popularity.end(), 0.0);
   const auto [least, most] = std::minmax_element(r.popularity.begin(), r.popularity.end());
-  return fmt::format(
-      "{} experts, top {}, {} on each of {} device{}; {} tokens a step, {} steps; first choices of an expert "
-      "{} "
-      "to {}\n",
-      r.experts, r.experts_per_token, r.experts / r.ep, r.ep, r.ep == 1 ? "" : "s", r.tokens, r.steps,
-      percent(*least / total), percent(*most / total));
+  return fmt::format("{}, top {}, {} on each of {}; {} a step, {}; first choices of an expert {} to {}\n",
+                     counted(r.experts, "expert"), r.experts_per_token, r.experts / r.ep,
+                     counted(r.ep, "device"), counted(r.tokens, "token"), counted(r.steps, "step"),
+                     percent(*least / total), percent(*most / total));
 }
 
 std::string capacity_table(const RoutingRequest& r, const std::vector<RoutingReport>& reports) {
@@ -123,7 +121,7 @@ ordered_json to_json(const ExpertsFlags::Request& request, const std::vector<Rou
 
 std::string describe(const ExpertsFlags::Request& request, const std::vector<RoutingReport>& reports) {
   const bool has_devices = request.routing.ep > 1;
-  std::vector<TextRow> rows{{"over the even load", "busiest expert"}};
+  std::vector<TextRow> rows{{"load / average", "busiest expert"}};
   if (has_devices) rows[0].emplace_back("slowest device");
   for (const char* title : {"dropped", "moved"}) rows[0].emplace_back(title);
   if (has_devices)
@@ -154,7 +152,7 @@ std::vector<HeatMap> heat_maps(const ExpertsFlags::Request& request,
   for (const RoutingReport& report : reports) {
     HeatMap& map = maps.emplace_back();
     map.title = report.method;
-    map.note = fmt::format("busiest expert {:.2f}, slowest device {:.2f} of the even load",
+    map.note = fmt::format("busiest expert {:.2f}, slowest device {:.2f} (load / average)",
                            report.busiest_expert, report.slowest_device);
     if (report.dropped > 0) map.note += fmt::format("; {} dropped", percent(report.dropped));
     map.row_name = request.shows_devices ? "device" : "expert";

@@ -4,9 +4,12 @@
 
 #include <algorithm>
 
+#include "apps/flag_needs.h"
 #include "apps/flag_values.h"
+#include "apps/help.h"
 #include "apps/simulate_drawing.h"
 #include "base/error.h"
+#include "schedule/schedules.h"
 
 namespace echelon {
 namespace {
@@ -62,12 +65,31 @@ std::vector<std::string> SimulateFlags::names() const {
   return {schedule.empty() ? "1f1b" : schedule};
 }
 
-void SimulateFlags::read() {
+void SimulateFlags::refuse_idle(const CLI::App& app) const {
+  const auto all = names();
+  const auto any = [&](const auto& fits) { return std::any_of(all.begin(), all.end(), fits); };
+  const auto has = [&](const char* name) { return any([&](const auto& one) { return one == name; }); };
+  const std::string asked =
+      fmt::format("with {} {}", compare.empty() ? "--schedule" : "--compare", fmt::join(all, ","));
+  const std::vector<Remedy> searched{advice("--schedule", "zb-auto")},
+      cut{advice("--schedule", "interleaved")};
+  echelon::refuse_idle(
+      app, {{"--chunks", chunks == 0 || any([](const auto& one) { return one.starts_with("interleaved"); }),
+             asked, cut},
+            {"--group-size", group == 0 || has("interleaved"), asked, cut},
+            {"--steps", steps == 1 || any(is_stream), asked, {advice("--schedule", "2bw")}},
+            {"--times", stage_times.empty(), "with --stage-times", {}},
+            {"--stage-memory", has("zb-auto"), asked, searched},
+            {"--activation-limit", has("zb-auto"), asked, searched}});
+  const bool is_drawn = !out.empty() || (!json && (compare.empty() || is_format_given));
+  refuse_idle_drawing(*this, app, is_drawn);
+}
+
+void SimulateFlags::read(const CLI::App& app) {
   if (!schedule.empty() && !compare.empty()) refuse("--schedule excludes --compare; give one of the two");
-  const std::vector<std::string> formats{"text", "svg", "html", "perfetto", "rows", "csv", "lowered"};
-  if (std::find(formats.begin(), formats.end(), format) == formats.end())
-    refuse("--format {}: legal: {}", format, fmt::join(formats, ", "));
+  read_format(*this, {"text", "svg", "html", "perfetto", "rows", "csv", "lowered"});
   check_text_options(*this);
+  refuse_idle(app);
   if (!(message >= 0) || message > 1e12) refuse("--comm-time {}: must be from 0 to 1e12", message);
   if (!(overlap_factor > 0) || overlap_factor > 1)
     refuse("--overlap-factor {}: must be above 0 and at most 1", overlap_factor);
@@ -78,11 +100,7 @@ void SimulateFlags::read() {
   at_least_1("--pp", ranks());
   at_least_1("--microbatches", microbatches());
   if (chunks < 0) refuse("--chunks {}: must be at least 1", chunks);
-  const auto all = names();
-  const auto has = [&](const char* name) { return std::find(all.begin(), all.end(), name) != all.end(); };
   if (group < 0) refuse("--group-size {}: must be at least 1", group);
-  if (group > 0 && !has("interleaved"))
-    refuse("--group-size {}: only interleaved goes by it, and asked for is {}", group, fmt::join(all, ", "));
   double cells = steps;
   for (int factor : {ranks(), microbatches(), std::max(chunks, 2)}) cells *= factor;
   if (cells > most_cells)
@@ -93,10 +111,6 @@ void SimulateFlags::read() {
   full_stage = {full.f, full.b, full.w};
   for (const OfFbw& x : parse_stages("--stage-times", stage_times, 0)) stages.push_back({x.f, x.b, x.w});
 
-  for (const auto& [flag, value] :
-       {std::pair{"--stage-memory", &stage_memory}, {"--activation-limit", &activation_limit}})
-    if (!value->empty() && !has("zb-auto"))
-      refuse("{} {}: only zb-auto goes by it, and asked for is {}", flag, *value, fmt::join(all, ", "));
   for (const OfFbw& x : parse_stages("--stage-memory", stage_memory, -1e12))
     memory.push_back({x.f, x.b, x.w});
   if (memory.empty()) memory.push_back({});
@@ -108,46 +122,51 @@ void SimulateFlags::read() {
 }
 
 void SimulateFlags::add_to(CLI::App& app) {
-  app.add_option("--schedule", schedule, "One of the published ones, or a file of rows or torch's CSV")
+  heading(app, common_flags);
+  app.add_option("--schedule", schedule, "A published schedule, or a file of rows or torch's CSV")
       ->type_name("NAME|FILE")
       ->default_str("1f1b");
   app.add_option(
          "--compare", compare,
-         "Several, in one table and one drawing; with --moe ways of balancing (default: each by itself)")
+         "Several, in one table and one drawing; with --moe: ways of balancing (default: each by itself)")
       ->type_name("A,B,...");
   add_number(app, "--pp", given_ranks, "Pipeline ranks (default: 4, or the file's)");
-  add_number(app, "--microbatches", given_microbatches, "Of one step (default: 8, or the file's)");
-  add_number(app, "--chunks", chunks, "Model chunks of a rank; 0: the schedule's own number");
-  add_number(
-      app, "--group-size", group,
-      "Microbatches that interleaved takes through a chunk before the next one; 0: the number of ranks");
-  add_number(app, "--steps", steps,
-             "Steps run through by pipedream and 2bw, which do not flush; with --moe (default 100)");
-  app.add_option("--times", times, "Forward, input gradient, weight gradient of one full stage")
+  add_number(app, "--microbatches", given_microbatches, "Microbatches per step (default: 8, or the file's)");
+  app.add_option("--times", times, "Time of forward, input gradient and weight gradient of a full stage")
       ->type_name("F,B,W")
       ->default_str("1,1,1");
-  app.add_option("--stage-times", stage_times, "Those of each stage by itself, from stage 0 on")
+  app.add_option("--out", out, "Where the drawing goes (default: standard output)")->type_name("FILE");
+  app.add_option("--format", format,
+                 "A drawing, or the instructions: rows, torch's csv, lowered (with messages); with --moe: "
+                 "text, svg or csv")
+      ->type_name("text|svg|html|perfetto|rows|csv|lowered")
+      ->default_str("text");
+  app.add_flag("--json", json, "Report as one JSON object on standard output");
+  heading(app, "Schedule");
+  add_number(app, "--chunks", chunks, "Model chunks per rank; 0: the schedule's own number");
+  add_number(
+      app, "--group-size", group,
+      "Microbatches that interleaved takes through a chunk before the next chunk; 0: as many as ranks");
+  add_number(app, "--steps", steps,
+             "Steps to run of pipedream and 2bw, which do not flush; with --moe: steps (default 100)");
+  heading(app, "Costs");
+  app.add_option("--stage-times", stage_times, "The same for each stage, from stage 0 on")
       ->type_name("F,B,W;...|FILE");
-  add_number(app, "--comm-time", message, "Of one message between two ranks");
-  add_number(app, "--overlap-factor", overlap_factor, "Time of a pair run together over the sum of its two");
+  add_number(app, "--comm-time", message, "Time of one message between two ranks");
+  add_number(app, "--overlap-factor", overlap_factor,
+             "Time of two passes run together, over the sum of their times");
   app.add_option("--activation-limit", activation_limit,
-                 "Most that zb-auto may hold, in activations of a full stage: one for all ranks, or each its "
-                 "own (default: the number of ranks, as 1f1b)")
+                 "Most that zb-auto may hold, in activations of a full stage: one for all ranks, or one for "
+                 "each (default: the number of ranks, as 1f1b)")
       ->type_name("A[,A...]");
   app.add_option("--stage-memory", stage_memory,
                  "What F, B and W add to that memory, for all stages or each (default: 1,0,-1)")
       ->type_name("F,B,W;...|FILE");
-  app.add_option(
-         "--format", format,
-         "Drawing, or the instructions (rows, torch's csv, with messages); with --moe text, svg or csv")
-      ->type_name("text|svg|html|perfetto|rows|csv|lowered")
-      ->default_str("text");
-  app.add_option("--out", out, "Where the drawing goes (default: standard output)")->type_name("FILE");
+  heading(app, "Drawing");
   add_number(app, "--width", width, "Columns of the text drawing; 0: the terminal's");
-  app.add_option("--colour", colour, "Of the text drawing")
+  app.add_option("--colour", colour, "Colours in the text drawing")
       ->type_name("auto|always|never")
       ->default_str("auto");
-  app.add_flag("--json", json, "Report as one JSON object on standard output");
 }
 
 }  // namespace echelon

@@ -26,7 +26,10 @@ struct SimulateFlags {
 
   void add_to(CLI::App& app);
   // Throws RequestError for what no schedule could mean.
-  void read();
+  void read(const CLI::App& app);
+
+  // Throws RequestError for a flag that has no effect beside the others.
+  void refuse_idle(const CLI::App& app) const;
 
   int ranks() const { return given_ranks.value_or(4); }
   int microbatches() const { return given_microbatches.value_or(8); }

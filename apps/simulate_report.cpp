@@ -64,6 +64,7 @@ static void add_search(nlohmann::ordered_json& json, const AutoResult& search) {
   json["makespan_lower_bound"] = rounded(search.makespan_lower_bound);
   json["gap"] = rounded(search.gap());
   json["optimal"] = search.optimal;
+  json["makespan_optimal"] = search.makespan_optimal;
   json["peak_memory"] = rounded(search.peak_memory);
 }
 
@@ -96,17 +97,18 @@ nlohmann::ordered_json to_json(const SimulationReport& r) {
 
 std::string table(const std::vector<SimulationReport>& reports) {
   using TextRow = std::vector<std::string>;
-  std::vector<TextRow> rows{{"schedule", "makespan", "bubble", "", "local bubble", "peak activations of a rank",
-                         "weight versions", "copies", "messages"}};
+  std::vector<TextRow> rows{{"schedule", "makespan", "bubble", "", "local bubble",
+                             "peak activations of a rank", "weight versions", "copies", "messages"}};
   for (const SimulationReport& r : reports)
     rows.push_back(
         !r.unfit.empty()
             ? TextRow{r.name}
             : TextRow{r.name, fmt::format("{:.6g}", r.makespan), fmt::format("{:.6g}", rounded(r.bubble())),
-                  fmt::format("{:.1f}%", 100 * r.bubble_fraction()),
-                  fmt::format("{:.6g}", rounded(r.local_bubble)), over_ranks(r.simulation.peak_activations),
-                  over_ranks(r.simulation.weight_versions), fmt::format("{}", r.simulation.parameter_copies),
-                  fmt::format("{}", r.simulation.messages)});
+                      fmt::format("{:.1f}%", 100 * r.bubble_fraction()),
+                      fmt::format("{:.6g}", rounded(r.local_bubble)),
+                      over_ranks(r.simulation.peak_activations), over_ranks(r.simulation.weight_versions),
+                      fmt::format("{}", r.simulation.parameter_copies),
+                      fmt::format("{}", r.simulation.messages)});
   std::vector<std::size_t> widths(rows[0].size());
   for (const TextRow& row : rows)
     for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
@@ -124,9 +126,11 @@ static std::string remark(const SimulationReport& r, const AutoResult& found) {
   const std::string bound =
       found.optimal ? "proven least"
                     : fmt::format("no less than {:.6g} (gap {:.2g}%)", found.lower_bound, 100 * found.gap());
-  return fmt::format(
-      "{}: span {:.6g} from a rank's first F to its last W, {}; makespan no less than {:.6g}\n", r.name,
-      found.span, bound, found.makespan_lower_bound);
+  const std::string makespan = found.makespan_optimal
+                                   ? "proven least of all with this span"
+                                   : fmt::format("no less than {:.6g}", found.makespan_lower_bound);
+  return fmt::format("{}: span {:.6g} from a rank's first F to its last W, {}; makespan {:.6g}, {}\n", r.name,
+                     found.span, bound, found.makespan, makespan);
 }
 
 static std::string remark(const SimulationReport& r, const BetterGrouping& better) {

@@ -21,9 +21,9 @@ static void refuse_unwritable(const char* flag, const std::string& path) {
 }
 
 void TimelineFlags::add_to(CLI::App& app) {
-  app.add_option("--trace", trace_, "Timeline of the last step's pipeline, for ui.perfetto.dev")
+  app.add_option("--trace", trace_, "What every rank did in the last step, for ui.perfetto.dev")
       ->type_name("FILE.json");
-  app.add_option("--timeline", timeline_, "The same drawn, the simulated above the measured")
+  app.add_option("--timeline", timeline_, "The same as a page, the simulated timeline above the measured one")
       ->type_name("FILE.html");
 }
 
@@ -33,13 +33,11 @@ void TimelineFlags::check() const {
 }
 
 void TimelineFlags::write(const Timeline& simulated, const Timeline& measured,
-                          const std::vector<Track>& more) const {
+                          const std::vector<RankTimeline>& ranks) const {
   const Track ran{"measured", format_seconds(measured.makespan()), measured};
   const Track twin{"simulated with the times measured", format_seconds(simulated.makespan()), simulated};
-  std::vector<Track> tracks{ran};
-  tracks.insert(tracks.end(), more.begin(), more.end());
-  if (!trace_.empty()) write_file_atomically(trace_, perfetto_json(tracks, 1e6));
-  if (!timeline_.empty()) write_file_atomically(timeline_, gantt_html({twin, ran}));
+  if (!trace_.empty()) write_file_atomically(trace_, perfetto_json(ranks));
+  if (!timeline_.empty()) write_file_atomically(timeline_, gantt_html({twin, ran}, ranks));
 }
 
 }  // namespace echelon

@@ -1,4 +1,4 @@
-// --trace and --timeline: where train and verify draw what their pipeline did.
+// --trace and --timeline: where train and verify draw what their ranks did.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -14,8 +14,11 @@ class TimelineFlags {
   void add_to(CLI::App& app);
   // RequestError where a file cannot be written.
   void check() const;
-  // `more`: other measured tracks, for --trace.
-  void write(const Timeline& simulated, const Timeline& measured, const std::vector<Track>& more = {}) const;
+  // Whether every rank's timeline is wanted.
+  bool asked() const { return !trace_.empty() || !timeline_.empty(); }
+  // Simulated and measured of the first pipeline, and what every rank did.
+  void write(const Timeline& simulated, const Timeline& measured,
+             const std::vector<RankTimeline>& ranks) const;
 
  private:
   std::string trace_, timeline_;

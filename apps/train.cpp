@@ -1,18 +1,23 @@
 #include <fmt/core.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <memory>
 
+#include "apps/flag_needs.h"
 #include "apps/flags.h"
+#include "apps/help.h"
 #include "apps/job.h"
+#include "apps/progress_line.h"
 #include "apps/stop_signals.h"
+#include "apps/terminal.h"
 #include "apps/timeline_flags.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/units.h"
 #include "plan/price.h"
+#include "train/hugging_face.h"
 
 namespace echelon {
 namespace {
@@ -34,7 +39,7 @@ struct TrainFlags {
   CLI::App* app = nullptr;
 };
 
-// Of the machine that `echelon calibrate` measured, which gave each rank cores of its own.
+// Priced on the machine that `echelon calibrate` measured, which gave each rank cores of its own.
 StepPrediction priced_step(const TrainFlags& f) {
   const TrainRequest& request = f.request;
   const Machine machine = load_machine(f.machine);
@@ -77,12 +82,7 @@ Plan train_defaults() {
 }
 
 std::optional<AsynchronousOptions> asynchronous_options(const TrainFlags& f) {
-  if (f.app->get_option("--staleness")->count() == 0) {
-    if (f.app->get_option("--servers")->count() > 0)
-      refuse("--servers {}: parameter servers are for asynchronous training; add --staleness S or inf",
-             f.servers);
-    return {};
-  }
+  if (!is_given(*f.app, "--staleness")) return {};
   AsynchronousOptions options;
   options.servers = f.servers;
   if (f.staleness != "inf") options.staleness = parse_number<std::int64_t>("--staleness", f.staleness);
@@ -121,6 +121,44 @@ PlannedDeath planned_death(const std::string& text, bool processes) {
           parse_number<std::int64_t>("--die", text.substr(first + 1, second - first - 1)), where};
 }
 
+// What each flag of train needs beside it that is none of the plan's.
+std::vector<FlagNeed> train_needs(const TrainFlags& f) {
+  const TrainRequest& r = f.request;
+  const bool saves = !r.checkpoint_directory.empty(), validates = r.validation_fraction != 0;
+  const std::vector<Remedy> checkpoint{advice("--checkpoint", "DIR")}, synchronous,
+      held_out{advice("--val-fraction", "0.05")};
+  return {
+      {"--save-every", saves || r.save_every == 0, "without --checkpoint", checkpoint},
+      {"--keep", saves || r.keep == 0, "without --checkpoint", checkpoint},
+      {"--async-save", saves, "without --checkpoint", checkpoint},
+      {"--async-save", !r.asynchronous, "with --staleness", synchronous},
+      {"--eval-every", validates || r.eval_every == 0, "with --val-fraction 0", held_out},
+      {"--eval-every",
+       r.eval_samples != 0 || r.eval_every == 0,
+       "with --eval-samples 0",
+       {advice("--eval-samples", "16")}},
+      {"--eval-samples", validates || r.eval_samples == 0, "with --val-fraction 0", held_out},
+      {"--servers", r.asynchronous.has_value(), "without --staleness", {advice("--staleness", "1")}},
+      {"--straggler-every", !r.asynchronous || r.straggler_every == 0, "with --staleness", synchronous},
+      {"--bucket", !r.asynchronous, "with --staleness", synchronous},
+  };
+}
+
+std::vector<FlagNeed> data_needs(const TrainFlags& f, const TokenData& data) {
+  const TrainRequest& r = f.request;
+  const std::int64_t seq_len = r.plan.seq_len;
+  const bool validates = r.validation_fraction == 0 ||
+                         split_tokens(data.size(), r.validation_fraction, seq_len).validation.size() > 0;
+  const std::string short_part = fmt::format(
+      "with {} tokens of data: a part of {} of them is no more than one "
+      "sequence of {}",
+      data.size(), r.validation_fraction, seq_len);
+  return {{"--tokenizer", data.kind() == TokenData::Kind::text, "with token files", {}},
+          {"--val-fraction", validates, short_part, {}},
+          {"--eval-every", validates || r.eval_every == 0, short_part, {}},
+          {"--eval-samples", validates || r.eval_samples == 0, short_part, {}}};
+}
+
 // What the flags ask for. The data is returned, as the request has no place for it.
 std::unique_ptr<TokenData> read_request(TrainFlags& f) {
   TrainRequest& request = f.request;
@@ -132,12 +170,10 @@ std::unique_ptr<TokenData> read_request(TrainFlags& f) {
   request.asynchronous = asynchronous_options(f);
   request.straggler = straggler(f);
   request.planted_expert = planted_expert(f);
+  refuse_idle(*f.app, train_needs(f));
   if (!f.machine.empty()) request.priced_step = priced_step(f);
-  const auto is_given = [&](const char* name) { return f.app->get_option(name)->count() > 0; };
-  if (!is_given("--warmup")) request.optimizer.warmup_steps = std::min<std::int64_t>(10, f.steps);
-  for (const auto& [name, path] :
-       {std::pair{"--checkpoint", &request.checkpoint_directory}, {"--log", &request.log_path}})
-    if (is_given(name) && path->empty()) refuse("{}: the path is empty", name);
+  const auto is_given = [&](const char* name) { return echelon::is_given(*f.app, name); };
+  if (!is_given("--warmup")) request.optimizer.warmup_steps = std::clamp<std::int64_t>(f.steps, 0, 10);
   if (f.tokenizer != "bytes")
     refuse("--tokenizer {}: only the bytes tokenizer is built; legal: bytes, or token files as --data",
            f.tokenizer);
@@ -145,11 +181,26 @@ std::unique_ptr<TokenData> read_request(TrainFlags& f) {
   if (f.async_save != "on" && f.async_save != "off") refuse("--async-save {}: legal: on, off", f.async_save);
   request.save_beside = f.async_save == "on";
   request.skip_nonfinite = f.on_nan == "skip";
+  request.trace = f.timeline.asked();
   if (is_given("--die") && !request.resume)
     request.death = planned_death(f.die, f.job.processes() != nullptr);
   request.sample_tokens =
       is_given("--sample") ? f.sample : std::min(f.sample, request.plan.model.max_seq - 1);
-  return std::make_unique<TokenData>(f.data, request.plan.model.vocab);
+  auto data = std::make_unique<TokenData>(f.data, request.plan.model.vocab);
+  refuse_idle(*f.app, data_needs(f, *data));
+  return data;
+}
+
+// A model's directory says what it is, and its weights lie beside.
+std::string origin_of_weights(const TrainFlags& f) {
+  if (f.request.resume || !is_given(*f.app, "--model")) return "";
+  const std::string model = f.app->get_option("--model")->as<std::string>();
+  if (!has_weights(model)) return "";
+  return fmt::format(
+      "weights new, from --seed {}; those in {} are not used: `echelon checkpoint import {} --out DIR`, then "
+      "train "
+      "--checkpoint DIR --resume, goes on from them\n",
+      f.request.seed, model, model);
 }
 
 int run_train(TrainFlags& f, StopSignals& signals) {
@@ -162,15 +213,28 @@ int run_train(TrainFlags& f, StopSignals& signals) {
   // People read standard output; with --json it holds the summary alone and they read standard error.
   std::FILE* out = f.json ? stderr : stdout;
   // Under mpirun standard output looks like a terminal, wherever it goes.
-  const bool terminal = f.job.processes() == nullptr && ::isatty(::fileno(out)) != 0;
+  const bool terminal = f.job.processes() == nullptr && is_terminal(out);
+  const char* const fresh = terminal ? fresh_line : "";  // in place of a progress line
   const Plan& plan = request.plan;
   TrainObserver observer;
+  bool shares_cores = false;
+  std::optional<ProgressLine> starting(std::in_place, "train", true);
+  report(starting->progress(), -1, "starting");
   observer.on_start = [&](const StartInfo& start) {
+    starting.reset();
+    shares_cores = start.cores.are_shared(start.ranks);
     fmt::print(out, "model   {}: {} parameters\n", plan.model.name, start.num_params);
-    fmt::print(out, "mesh    {}{}; {} compute thread{} a rank\n", plan.mesh.describe(),
-               plan.shards_sequence() ? ", sequence parallel" : "", request.run.threads_per_rank,
-               request.run.threads_per_rank == 1 ? "" : "s");
+    fmt::print(out, "mesh    {}{}; {} a rank\n", plan.mesh.describe(),
+               plan.shards_sequence() ? ", sequence parallel" : "",
+               counted(request.run.threads_per_rank, "compute thread"));
     fmt::print(out, "{}", f.job.describe(plan.mesh));
+    if (shares_cores)
+      fmt::print(
+          out,
+          "cores   {} ranks on {:.3g} core{}: ranks share cores, so nothing is hidden behind anything, "
+          "and a step takes the work of all ranks over {:.3g} core{}\n",
+          start.ranks, start.cores.cores, start.cores.cores == 1 ? "" : "s", start.cores.cores,
+          start.cores.cores == 1 ? "" : "s");
     if (plan.zero_stage() > 0)
       fmt::print(out, "zero    stage {}, cut over {} ranks{}\n", plan.zero, plan.shards(),
                  plan.hsdp > 1 ? fmt::format(", in {} replicas", plan.hsdp) : "");
@@ -178,15 +242,21 @@ int run_train(TrainFlags& f, StopSignals& signals) {
       fmt::print(out, "offload optimizer state in files in {}\n",
                  plan.offload_directory.empty() ? std::filesystem::temp_directory_path().string()
                                                 : plan.offload_directory);
-    fmt::print(out, "data    {} tokens from {} file{}; {} held out for validation\n", start.train_tokens,
-               start.num_files, start.num_files == 1 ? "" : "s", start.validation_tokens);
-    fmt::print(out, "batch   {} sequences of {} tokens a step, {} at once on a rank\n", plan.global_batch,
-               plan.seq_len, std::min(plan.micro_batch, plan.global_batch));
+    fmt::print(out, "{}", origin_of_weights(f));
+    fmt::print(out, "data    {} from {}; {} held out for validation\n", counted(start.train_tokens, "token"),
+               counted(start.num_files, "file"), start.validation_tokens);
+    fmt::print(out, "{}", data.skipped());
+    if (data.kind() == TokenData::Kind::text && plan.model.vocab > bytes_vocab)
+      fmt::print(
+          out, "tokens  text is read as bytes, ids 0 to {}: the other {} of the vocabulary are never seen\n",
+          end_of_text, plan.model.vocab - bytes_vocab);
+    fmt::print(out, "batch   {} of {} a step, {} at once on a rank\n", counted(plan.global_batch, "sequence"),
+               counted(plan.seq_len, "token"), std::min(plan.micro_batch, plan.global_batch));
     if (request.asynchronous)
       fmt::print(out, "servers {} beside the mesh; a worker {}\n", request.asynchronous->servers,
                  request.asynchronous->staleness
-                     ? fmt::format("may run at most {} batches ahead of the slowest",
-                                   *request.asynchronous->staleness)
+                     ? fmt::format("may run at most {} ahead of the slowest",
+                                   counted(*request.asynchronous->staleness, "batch"))
                      : "never waits for another");
     if (!flushes(plan))
       fmt::print(
@@ -207,54 +277,56 @@ int run_train(TrainFlags& f, StopSignals& signals) {
         separator = ", ";
       }
     fmt::print(out, ")\ntime    {} a step predicted, {}\n", format_seconds(start.predicted_step_seconds),
-               request.priced_step ? "by " + f.machine
-                                   : fmt::format("at {:.1f} GFLOP/s measured", start.peak_flops / 1e9));
+               request.priced_step ? "by " + f.machine : "from its parts, timed here");
+    fmt::print(out, "peak    {:.1f} GFLOP/s in matrix products: what MFU is of\n", start.peak_flops / 1e9);
     if (!start.resumed_from.empty())
       fmt::print(out, "resume  after step {} of {}\n", start.first_step, start.resumed_from);
     std::fflush(out);
   };
+  double seconds_in_steps = 0;
+  int steps_done = 0;
+  Clock::time_point last_line = Clock::now();
   observer.on_step = [&](const StepRecord& r) {
-    const double left = static_cast<double>(f.steps - r.step) * r.step_seconds;
-    const bool keeps = r.step % 10 == 0 || r.step == f.steps || f.steps <= 40;
-    if (!r.skipped.empty())
-      fmt::print(out, "{}step {:>5} skipped: {}\n", terminal ? "\r\033[K" : "", r.step, r.skipped);
+    seconds_in_steps += r.step_seconds;
+    ++steps_done;
+    const double left = static_cast<double>(f.steps - r.step) * seconds_in_steps / steps_done;
+    const bool keeps = r.step % 10 == 0 || r.step == f.steps || f.steps <= 40 ||
+                       (!terminal && seconds_since(last_line) > 30);
+    if (!r.skipped.empty()) fmt::print(out, "{}step {} skipped: {}\n", fresh, r.step, r.skipped);
     if (!terminal && !keeps) return;
-    // On a terminal every step is shown, those between on one line that is written over.
-    fmt::print(
-        out, "{}step {:>5}/{}  loss {:.4f}  {}lr {:.2e}  {}{:>7.0f} tokens/s  MFU {:>4.1f}%  ETA {:<8}{}",
-        terminal ? "\r" : "", r.step, f.steps, r.loss,
-        std::isfinite(r.grad_norm) ? fmt::format("grad {:.3f}  ", r.grad_norm) : "", r.lr,
-        expert_note(r.experts), r.tokens_per_second, 100 * r.mfu, format_seconds(left), keeps ? "\n" : "");
+    // On a terminal every step is shown, those between on one line that is written over; its last column
+    // stays free, or some terminals wrap.
+    const int columns = terminal ? terminal_columns(out, 80) - 1 : 79;
+    fmt::print(out, "{}{}{}", fresh, step_line(r, f.steps, left, columns), keeps ? "\n" : "");
     std::fflush(out);
+    last_line = Clock::now();
   };
-  const char* fresh_line = terminal ? "\r\033[K" : "";  // in place of a progress line
   observer.on_evaluation = [&](std::int64_t step, double loss) {
-    fmt::print(out, "{}step {:>5}  validation loss {:.4f}\n", fresh_line, step, loss);
+    fmt::print(out, "{}step {}  validation loss {:.4f}\n", fresh, step, loss);
   };
   observer.on_spread = [&](const WorkSpread& s) {
     std::vector<double> sorted = s.seconds;
     std::sort(sorted.begin(), sorted.end());
     const double middle = sorted[sorted.size() / 2];
-    fmt::print(
-        out, "{}ranks   steps {} to {}: each worked {} to {} a step; rank {} longest, {:.2f} x the median\n",
-        fresh_line, s.first_step, s.last_step, format_seconds(sorted.front()), format_seconds(sorted.back()),
-        s.slowest(), middle > 0 ? sorted.back() / middle : 1.0);
+    fmt::print(out, "{}ranks   steps {} to {}: {} to {} of work each; rank {} most, {:.2f}x median{}\n", fresh,
+               s.first_step, s.last_step, format_seconds(sorted.front()), format_seconds(sorted.back()),
+               s.slowest(), middle > 0 ? sorted.back() / middle : 1.0,
+               shares_cores ? " (waits for cores included)" : "");
   };
-  observer.on_checkpoint = [&](const std::string& path) {
-    fmt::print(out, "{}saved   {}\n", fresh_line, path);
-  };
+  observer.on_checkpoint = [&](const std::string& path) { fmt::print(out, "{}saved   {}\n", fresh, path); };
   observer.on_sample = [&](const std::vector<std::int32_t>& prompt, const std::vector<std::int32_t>& text) {
     fmt::print(out, "\nsample, after \"{}\":\n{}\n", as_text(prompt, data.kind()),
                as_text(text, data.kind()));
   };
-  if (!request.asynchronous) signals.listen();  // whose workers have no common step to stop behind
+  if (!request.asynchronous) signals.listen();  // whose workers have no common step to stop after
   const TrainSummary summary = train(request, data, observer);
+  fmt::print(out, "{}", fresh);
   if (!f.job.leads()) return 0;
   if (summary.stopped)
-    fmt::print(out, "stopped behind step {} as asked{}\n", summary.last_step,
+    fmt::print(out, "stopped after step {} as asked{}\n", summary.last_step,
                summary.checkpoint.empty()
                    ? "; nothing is saved without --checkpoint"
-                   : "; the same command with --resume goes on from " + summary.checkpoint);
+                   : "; the same command with --resume continues from " + summary.checkpoint);
   const auto& asynchronous = summary.asynchronous;
   fmt::print(out, "\n{}{}{}{}", memory_table("rank 0", summary.predicted_memory, summary.measured_memory),
              assumption_note(summary.memory_assumptions),
@@ -265,38 +337,36 @@ int run_train(TrainFlags& f, StopSignals& signals) {
   fmt::print(out, "{}", expert_table(summary.experts));
   for (Axis axis : traffic_axes)
     if (const VerbTraffic& sent = summary.measured_messages.at(axis, Verb::send); sent.calls > 0)
-      fmt::print(out, "  {:<16}{:>28}{:>8} messages of {} collectives\n", axis_name(axis),
-                 format_bytes(static_cast<double>(sent.bytes)), sent.calls,
+      fmt::print(out, "  {:<18}{:>28}{:>8} message{} of {} collectives\n", axis_name(axis),
+                 format_bytes(static_cast<double>(sent.bytes)), sent.calls, sent.calls == 1 ? "" : "s",
                  collectives_name(request.run.collectives));
-  fmt::print(out, "  {:<16}{:>14}{:>14}\n", "step time", format_seconds(summary.predicted_step_seconds),
+  fmt::print(out, "  {:<18}{:>14}{:>14}\n", "step time", format_seconds(summary.predicted_step_seconds),
              format_seconds(summary.step_seconds));
   if (plan.mesh.size(Axis::pp) > 1) {
-    fmt::print(out, "  {:<16}{:>13.1f}%{:>13.1f}%\n", "bubble", 100 * summary.predicted_bubble,
+    fmt::print(out, "  {:<18}{:>13.1f}%{:>13.1f}%\n", "bubble", 100 * summary.predicted_bubble,
                100 * summary.measured_bubble);
     const double simulated = summary.simulated_timeline.makespan(),
                  measured = summary.measured_timeline.makespan();
     fmt::print(
-        out, "pipeline of the last step{}: {} measured, {} simulated with the times its instructions took\n",
-        flushes(plan) ? "" : "s", format_seconds(measured), format_seconds(simulated));
+        out,
+        "pipeline of the last step{}: {} measured, {} simulated with the times its instructions took{}\n",
+        flushes(plan) ? "" : "s", format_seconds(measured), format_seconds(simulated),
+        shares_cores ? ", in which they waited for cores" : "");
   }
-  const std::string missed = missed_predictions(summary);
-  if (!missed.empty()) fmt::print(out, "predicted, and off by more than 10%:\n{}", missed);
+  if (const auto missed = missed_predictions(summary); !missed.empty())
+    fmt::print(out, "predicted, and off by more than 10%:\n  {}\n", fmt::join(missed, "\n  "));
   if (summary.gathers)
-    fmt::print(
-        out, "  {} gathers of parameters, {} under way before the layer ahead of theirs; uses waited {}\n",
-        summary.gathers->gathers, summary.gathers->ahead, format_seconds(summary.gathers->wait_seconds));
+    fmt::print(out, "  {} of parameters, {} under way before the layer ahead of theirs; uses waited {}\n",
+               counted(summary.gathers->gathers, "gather"), summary.gathers->ahead,
+               format_seconds(summary.gathers->wait_seconds));
   if (!summary.measured_staleness.empty())
     fmt::print(out, "gradients late by {} optimizer steps, by pipeline rank; predicted {}\n",
                fmt::join(summary.measured_staleness, " "), fmt::join(summary.predicted_staleness, " "));
   if (summary.asynchronous) fmt::print(out, "{}", staleness_table(*summary.asynchronous));
   if (!plan.optimizer_barrier)
-    fmt::print(out, "optimizer without a barrier: {} of {} steps guessed wrongly and taken back\n",
-               summary.taken_back, summary.steps);
-  std::vector<Track> ring;
-  if (!summary.ring_computing.ranks.empty())
-    ring = {{"ring attention, by whose keys", "", summary.ring_computing},
-            {"keys and values on their way", "", summary.ring_arriving}};
-  f.timeline.write(summary.simulated_timeline, summary.measured_timeline, ring);
+    fmt::print(out, "optimizer without a barrier: {} of {} guessed wrongly and taken back\n",
+               summary.taken_back, counted(summary.steps, "step"));
+  f.timeline.write(summary.simulated_timeline, summary.measured_timeline, summary.rank_timelines);
   fmt::print(out, "{:.0f} tokens/s, MFU {:.1f}%, final loss {:.4f}", summary.tokens_per_second,
              100 * summary.mfu, summary.final_loss);
   if (summary.validation_loss >= 0) fmt::print(out, ", validation loss {:.4f}", summary.validation_loss);
@@ -311,57 +381,65 @@ void add_train(CLI::App& program, int& status) {
   auto flags = std::make_shared<TrainFlags>();
   CLI::App& app = *program.add_subcommand("train", "Train a model");
   flags->app = &app;
-  flags->plan.add_to(app, train_defaults());
-  flags->run.add_to(app);
-  flags->job.add_to(app);
-  flags->optimizer.add_to(app, flags->request.optimizer);
+  heading(app, common_flags);
   app.add_option("--data", flags->data, "Text files or directories, or token files (required)")
       ->type_name("PATH");
-  app.add_option("--tokenizer", flags->tokenizer, "Of text: bytes")->type_name("NAME")->capture_default_str();
   add_number(app, "--steps", flags->steps, "Train up to this step");
-  add_number(app, "--seed", flags->request.seed, "Of initial weights and data order");
-  add_number(app, "--val-fraction", flags->request.validation_fraction,
-             "Part of the data held out, at its end");
-  add_number(app, "--eval-every", flags->request.eval_every, "Steps between validations; 0: at the end only");
-  add_number(app, "--eval-samples", flags->request.eval_samples, "Sequences of a validation; 0: none");
   app.add_option("--checkpoint", flags->request.checkpoint_directory, "Directory of the checkpoints")
       ->type_name("DIR");
+  app.add_flag("--resume", flags->request.resume, "Continue from the last checkpoint");
+  add_number(app, "--sample", flags->sample, "Tokens of text generated at the end; 0: none");
+  app.add_flag("--json", flags->json, "Summary as one JSON object on standard output");
+  flags->plan.add_to(app, train_defaults());
+  flags->optimizer.add_to(app, flags->request.optimizer);
+  heading(app, "Data and evaluation");
+  app.add_option("--tokenizer", flags->tokenizer, "Tokenizer of text files: bytes")
+      ->type_name("NAME")
+      ->capture_default_str();
+  add_number(app, "--seed", flags->request.seed, "Seed of the initial weights and the data order");
+  add_number(app, "--val-fraction", flags->request.validation_fraction,
+             "Fraction of the data held out for validation, at its end");
+  add_number(app, "--eval-every", flags->request.eval_every, "Steps between validations; 0: at the end only");
+  add_number(app, "--eval-samples", flags->request.eval_samples, "Sequences per validation; 0: none");
+  heading(app, "Checkpoints");
   add_number(app, "--save-every", flags->request.save_every, "Steps between checkpoints; 0: at the end only");
   app.add_option("--async-save", flags->async_save, "Write checkpoints while the training goes on")
       ->type_name("on|off")
       ->capture_default_str();
-  add_number(app, "--keep", flags->request.keep, "Checkpoints that stay, the last ones; 0: all");
+  add_number(app, "--keep", flags->request.keep, "How many checkpoints to keep, the last ones; 0: all");
+  flags->run.add_to(app);
+  flags->job.add_to(app);
+  app.add_option(
+         "--memory-limit", flags->memory_limit,
+         "Most that a rank may hold, such as 800MiB: refused where more is predicted, ended where more "
+         "is asked for")
+      ->type_name("BYTES");
+  app.add_option("--machine", flags->machine,
+                 "File from `echelon calibrate` to predict the step time from (default: the step's parts, timed "
+                 "before the run)")
+      ->type_name("FILE");
   app.add_option("--on-nan", flags->on_nan,
-                 "A loss or gradient that is not finite: end the run, or skip the step")
+                 "What to do on a loss or gradient that is not finite: end the run, or skip the step")
       ->type_name("stop|skip")
       ->capture_default_str();
   flags->request.straggler_every = 100;
   add_number(app, "--straggler-every", flags->request.straggler_every,
              "Steps between reports of how long each rank worked; 0: none");
-  app.add_option("--die", flags->die)->group("");  // for tests: RANK:STEP:WHERE
-  app.add_flag("--resume", flags->request.resume, "Go on from the last checkpoint");
+  heading(app, "Asynchronous training");
   app.add_option("--staleness", flags->staleness,
-                 "Asynchronous, around parameter servers: batches a worker may run ahead; 0: synchronous")
+                 "Train around parameter servers: batches a worker may run ahead; 0: synchronous")
       ->type_name("S|inf");
   add_number(app, "--servers", flags->servers, "Parameter servers, beside the --dp workers");
-  app.add_option("--memory-limit", flags->memory_limit,
-                 "What a rank may hold, such as 800MiB: refused where more is predicted, ended where more is "
-                 "asked for")
-      ->type_name("BYTES");
-  app.add_option("--machine", flags->machine,
-                 "What `echelon calibrate` wrote: the step's time is predicted from it, without it from its "
-                 "matrix products alone")
-      ->type_name("FILE");
-  app.add_option("--straggle", flags->straggle,
-                 "Make rank R slow on purpose: each step's passes take F times as long")
+  heading(app, "Reports");
+  flags->timeline.add_to(app);
+  app.add_option("--log", flags->request.log_path, "Log with one JSON object per step")->type_name("FILE");
+  heading(app, "Faults on purpose");
+  app.add_option("--straggle", flags->straggle, "Make rank R slow: its passes take F times as long")
       ->type_name("R:F");
   app.add_option("--plant-expert", flags->plant_expert,
-                 "Make expert E popular on purpose: its logits begin higher by S for every token")
+                 "Make expert E popular: its logits start higher by S for every token")
       ->type_name("E:S");
-  flags->timeline.add_to(app);
-  app.add_option("--log", flags->request.log_path, "One JSON object a step")->type_name("FILE");
-  add_number(app, "--sample", flags->sample, "Tokens of text generated at the end; 0: none");
-  app.add_flag("--json", flags->json, "Summary as one JSON object on standard output");
+  app.add_option("--die", flags->die)->group("");  // for tests: RANK:STEP:WHERE
   app.callback([flags, &status] {
     flags->timeline.check();
     StopSignals signals;  // before MPI's threads

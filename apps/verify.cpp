@@ -3,9 +3,12 @@
 #include <fmt/core.h>
 
 #include "apps/flags.h"
+#include "apps/help.h"
 #include "apps/job.h"
+#include "apps/progress_line.h"
 #include "apps/timeline_flags.h"
 #include "base/error.h"
+#include "base/units.h"
 #include "train/reference_run.h"
 
 namespace echelon {
@@ -26,12 +29,26 @@ struct VerifyFlags {
 Plan verify_defaults() {
   Plan plan;
   plan.model = load_model("gpt2-tiny");
-  plan.mesh.set(Axis::dp, 2);
-  plan.mesh.set(Axis::tp, 2);
   plan.global_batch = 4;
   plan.micro_batch = 1;
   plan.seq_len = 64;
   return plan;
+}
+
+// The mesh where none is asked for: the first of these that the rest of the request allows.
+void choose_mesh(Plan& plan) {
+  for (auto [dp, tp] : {std::pair{2, 2}, {2, 1}, {1, 2}}) {
+    Plan chosen = plan;
+    chosen.mesh.set(Axis::dp, dp);
+    chosen.mesh.set(Axis::tp, tp);
+    try {
+      validate(chosen);
+    } catch (const RequestError&) {
+      continue;
+    }
+    plan = chosen;
+    return;
+  }
 }
 
 // `data` outlives the request.
@@ -43,12 +60,14 @@ void read_request(VerifyFlags& f, std::optional<TokenData>& data) {
         f.staleness);
   VerifyRequest& request = f.request;
   request.plan = f.plan.plan();
+  if (!f.plan.gives_mesh()) choose_mesh(request.plan);
   request.run = f.job.options(f.run, request.plan);
+  request.trace = f.timeline.asked();
   if (request.steps < 1) refuse("--steps {}: must be at least 1", request.steps);
   f.optimizer.finish(request.steps, request.plan);
   validate(request.optimizer);
   refuse_beyond_memory(request.plan, request.plan.mesh.num_ranks() * predicted_bytes(request.plan) +
-                                         predicted_bytes(one_rank_plan(request.plan)));
+                                         reference_bytes(request.plan));
   if (!f.data.empty()) {
     data.emplace(f.data, request.plan.model.vocab);
     const Split split = split_tokens(data->size(), 0.0, request.plan.seq_len);
@@ -59,19 +78,48 @@ void read_request(VerifyFlags& f, std::optional<TokenData>& data) {
   validate(request);
 }
 
+// What is said before the verdict.
+void print_notes(std::FILE* out, const VerifyReport& r) {
+  for (const RoutingDifference& d : r.routing_differences) {
+    const bool choice = d.kind == "choice";
+    fmt::print(out,
+               "step {}: {} of {} token{} in layer {} differs: {} ({:.1e} apart, rounding allows {:.1e})\n",
+               d.step, choice ? "the choice of experts" : "what experts drop at their capacity", d.tokens,
+               d.tokens == 1 ? "" : "s", d.layer,
+               d.ties() ? (choice ? "their scores tie within rounding; compared with the mesh's choice"
+                                  : "their weights tie within rounding; compared with what the mesh dropped")
+                        : (choice ? "their scores do not tie" : "their weights do not tie"),
+               d.shift, d.allowed);
+  }
+  if (r.judged > 0)
+    fmt::print(out,
+               "{} comparison{} beyond the bound, where sums cancel, held to {:.0f} times what rounding does "
+               "to these "
+               "numbers: {} of {} at step {} comes nearest, with {:.0f}% of that\n",
+               r.judged, r.judged == 1 ? "" : "s", rounding_multiple, r.worst_judged.kind,
+               r.worst_judged.tensor, r.worst_judged.step, 100 * r.worst_judged.rel_diff);
+}
+
 int run_verify(VerifyFlags& f) {
   std::optional<TokenData> data;
   refuse_together(f.job.processes(), [&] { read_request(f, data); });
   const VerifyRequest& request = f.request;
   std::FILE* out = f.json ? stderr : stdout;
+  if (f.job.leads() && !f.plan.gives_mesh())
+    fmt::print(out, "no axis of the mesh is given: as with --dp {} --tp {}\n",
+               request.plan.mesh.size(Axis::dp), request.plan.mesh.size(Axis::tp));
   if (f.job.leads())
-    fmt::print(out, "one rank against {}{}, {}, {} step{} of {} sequences of {} tokens\n",
-               request.plan.mesh.describe(), request.plan.shards_sequence() ? ", sequence parallel" : "",
-               dtype_name(request.plan.dtype), request.steps, request.steps == 1 ? "" : "s",
-               request.plan.global_batch, request.plan.seq_len);
-  const VerifyReport r = verify(request);
+    fmt::print(out, "one rank against {}{}, {}, {} of {} of {}\n", request.plan.mesh.describe(),
+               request.plan.shards_sequence() ? ", sequence parallel" : "", dtype_name(request.plan.dtype),
+               counted(request.steps, "step"), counted(request.plan.global_batch, "sequence"),
+               counted(request.plan.seq_len, "token"));
+  if (f.job.leads() && data) fmt::print(out, "{}", data->skipped());
+  const VerifyReport r = with_progress("verify", f.json, [&](const Progress& progress) {
+    f.request.progress = progress;
+    return verify(request);
+  });
   if (!f.job.leads()) return 0;
-  f.timeline.write(r.simulated_timeline, r.measured_timeline);
+  f.timeline.write(r.simulated_timeline, r.measured_timeline, r.rank_timelines);
   for (std::size_t i = 0; i < r.reference_losses.size(); ++i)
     fmt::print(out, "step {}  loss of one rank {:.9f}  of the mesh {:.9f}\n", i, r.reference_losses[i],
                r.mesh_losses[i]);
@@ -79,6 +127,7 @@ int run_verify(VerifyFlags& f) {
              "largest relative difference: loss {:.2e}, gradients {:.2e} (bound {:.2e}), parameters {:.2e} "
              "({:.0f}% of what those gradients allow)\n",
              r.loss_max_rel_diff, r.grad_max_rel_diff, r.bound, r.param_max_rel_diff, 100 * r.param_worst);
+  print_notes(out, r);
   if (r.pass)
     fmt::print(out, "PASS{}\n", r.bitwise ? ", to the last bit" : "");
   else
@@ -93,22 +142,27 @@ int run_verify(VerifyFlags& f) {
 void add_verify(CLI::App& program, int& status) {
   auto flags = std::make_shared<VerifyFlags>();
   CLI::App& app =
-      *program.add_subcommand("verify", "Run one rank and the mesh side by side and compare every tensor");
+      *program.add_subcommand("verify",
+                              "Run one rank and the mesh side by side and compare every tensor (with no axis "
+                              "given: dp 2 x tp 2)");
+  heading(app, common_flags);
+  add_number(app, "--steps", flags->request.steps, "Steps to compare");
+  app.add_flag("--json", flags->json, "Report as one JSON object on standard output");
   flags->plan.add_to(app, verify_defaults());
-  flags->run.add_to(app);
-  flags->job.add_to(app);
   OptimizerOptions& optimizer = flags->request.optimizer;
   optimizer.warmup_steps = 0;
   // Below this a gradient is rounding noise (a key bias, say, has none at all), which Adam would turn into
   // full steps.
   optimizer.eps = 1e-5;
   flags->optimizer.add_to(app, optimizer);
+  heading(app, "Data");
   app.add_option("--data", flags->data, "Text or token files (default: random tokens)")->type_name("PATH");
-  app.add_option("--staleness", flags->staleness)->group("");  // of train: refused here by name
-  add_number(app, "--steps", flags->request.steps, "Steps to compare");
-  add_number(app, "--seed", flags->request.seed, "Of weights and tokens");
+  add_number(app, "--seed", flags->request.seed, "Seed of the weights and the tokens");
+  flags->run.add_to(app);
+  flags->job.add_to(app);
+  heading(app, "Reports");
   flags->timeline.add_to(app);
-  app.add_flag("--json", flags->json, "Report as one JSON object on standard output");
+  app.add_option("--staleness", flags->staleness)->group("");  // of train: refused here by name
   app.callback([flags, &status] {
     flags->timeline.check();
     status = flags->job.run(flags->run, [&] { return run_verify(*flags); });

@@ -4,7 +4,7 @@
     bench/calibrated_steps.py build/release/echelon TEXT [--steps 30] [--only N] [--machine cpu.toml]
 
 Calibrates first, unless --machine names a file that `echelon calibrate` wrote. Wants a quiet machine. The time of a
-step is the median over the steps behind the first five. The status is 1 when the mean error of all twenty is above
+step is the median over the steps after the first five. The status is 1 when the mean error of all twenty is above
 15%, or when fewer than 15 lie inside their intervals; with --only there is no verdict.
 """
 import argparse
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 
-# Of two ranks each: a core for every rank, which is what the calibration measures.
+# Two ranks each: a core for every rank, which is what the calibration measures.
 CONFIGURATIONS = [
     '--dp 2', '--dp 2 --micro-batch 4', '--dp 2 --zero 1', '--dp 2 --zero 2', '--dp 2 --zero 3', '--dp 2 --recompute full',
     '--dp 2 --recompute selective', '--dp 2 --zero 3 --micro-batch 2 --recompute full', '--tp 2', '--tp 2 --sp off',

@@ -29,13 +29,15 @@ struct ServedOutcome {
 };
 
 ServedOutcome run_served(const Plan& plan, const OptimizerOptions& optimizer, const AsynchronousRun& run,
-                         const SampleSource& samples, Straggler straggler = {-1, 1}) {
+                         const SampleSource& samples, Straggler straggler = {-1, 1},
+                         const TimedJob& timed = {}) {
   const int workers = plan.mesh.size(Axis::dp), servers = run.options.servers;
   ServedOutcome o;
   o.worker_values.resize(static_cast<std::size_t>(workers));
   o.batches.resize(static_cast<std::size_t>(workers));
   o.server_memory.resize(static_cast<std::size_t>(servers));
-  ThreadWorld world(workers + servers, run.timeout);
+  ThreadWorld world(workers + servers, timed.timeout, timed.hooks, timed.time);
+  const Beside beside(timed, world);
   run_ranks(world, [&](int index) {
     Arena arena;
     const auto kernels = make_kernels(arena, plan.dtype, 1);
@@ -84,7 +86,7 @@ ServedOutcome run_served(const Plan& plan, const OptimizerOptions& optimizer, co
 }
 
 AsynchronousRun a_run(std::optional<std::int64_t> staleness, int servers, std::int64_t steps) {
-  return {{staleness, servers}, 0, steps, patience};
+  return {{staleness, servers}, 0, steps};
 }
 
 OptimizerOptions clipping_options(std::int64_t steps) {
@@ -149,9 +151,7 @@ class LateWorker {
   SampleSource source() {
     return [this](std::int64_t step, std::int64_t sample, std::int32_t* tokens, std::int32_t* targets) {
       if (sample == late_ && step == 0) {
-        const auto deadline = std::chrono::steady_clock::now() + patience;
-        while (begun_ < batches_ && std::chrono::steady_clock::now() < deadline)
-          std::this_thread::sleep_for(std::chrono::microseconds(200));
+        wait_until([&] { return begun_ >= batches_; });
       } else if (sample != late_ && std::find(firsts_.begin(), firsts_.end(), sample) != firsts_.end()) {
         ++begun_;
       }
@@ -207,16 +207,21 @@ TEST(Asynchronous, WithoutABoundTheOthersDoTheWorkOfAStraggler) {
 
 TEST(Asynchronous, AStragglerSleepsInProportionToItsWork) {
   const Plan plan = odd_plan(odd_gpt2(), 1, 1, false);
-  on_mesh(plan, [&](const Rank& rank) {
+  Time time = time_of_each_thread(std::chrono::milliseconds(1));
+  double slept = 0;
+  time.sleep = [&](Clock::duration d) { slept += std::chrono::duration<double>(d).count(); };
+  ThreadWorld world(1, patience, {}, time);
+  run_ranks(world, [&](int index) {
+    Arena arena;
+    const auto kernels = make_kernels(arena, plan.dtype, 1);
+    const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels);
     Trainer trainer(rank, plan, {}, 1);
     trainer.set_slowdown(20);
-    const auto begin = std::chrono::steady_clock::now();
     trainer.compute_gradients(0, random_samples(plan));
-    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
     double passes = 0;
     for (const Span& span : trainer.last_run().spans) passes += span.end - span.begin;
     EXPECT_GT(passes, 0);
-    EXPECT_GE(elapsed.count(), 20 * passes);
+    EXPECT_NEAR(slept, 19 * passes, 1e-9);
   });
 }
 
@@ -300,15 +305,30 @@ TEST(Asynchronous, AFailingWorkerEndsTheJob) {
                                  });
                     }),
                     {"planted"});
-  AsynchronousRun impatient = a_run(1, 1, 50);
-  impatient.timeout = std::chrono::milliseconds(150);
-  const SampleSource asleep = [&](std::int64_t step, std::int64_t sample, std::int32_t* tokens,
-                                  std::int32_t* targets) {
-    if (step == 1 && sample == 0) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  // Worker 0 stays in its second batch until the others have been given up.
+  TurnedClock clock;
+  std::atomic<bool> is_stuck{false}, given_up{false};
+  const SampleSource stuck = [&](std::int64_t step, std::int64_t sample, std::int32_t* tokens,
+                                 std::int32_t* targets) {
+    if (step == 1 && sample == 0) {
+      is_stuck = true;
+      wait_until([&] { return given_up.load(); });
+    }
     good(step, sample, tokens, targets);
   };
-  expect_contains(message_of<CommError>([&] { run_served(plan, clipping_options(50), impatient, asleep); }),
-                  {"waited 150 ms"});
+  TimedJob timed{std::chrono::milliseconds(150), clock.time(), {}, {}};
+  timed.hooks.last_resort = [&] { given_up = true; };
+  timed.beside = [&](ThreadWorld&) {
+    wait_until([&] { return is_stuck.load(); });
+    wait_until([&] {
+      clock.turn(std::chrono::milliseconds(10));
+      return given_up.load();
+    });
+  };
+  expect_contains(message_of<CommError>([&] {
+                    run_served(plan, clipping_options(50), a_run(1, 1, 50), stuck, {-1, 1}, timed);
+                  }),
+                  {"waited 150 ms for rank"});
 }
 
 TEST(Asynchronous, WhatAServerCannotServeIsRefused) {
@@ -328,6 +348,9 @@ TEST(Asynchronous, WhatAServerCannotServeIsRefused) {
   plan = good;
   plan.optimizer_barrier = false;
   refused(plan, {}, {"--optimizer-barrier on"});
+  plan = good;
+  plan.mesh.ep = 2;
+  for (std::optional<std::int64_t> bound : {0, 1}) refused(plan, {bound, 1}, {"--staleness", "legal: --ep 1"});
   refused(good, {-1, 1}, {"--staleness -1", "inf"});
   refused(good, {{}, 0}, {"--servers 0", "1 to 1022"});
   refused(good, {{}, 1023}, {"--servers 1023"});

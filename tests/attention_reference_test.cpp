@@ -149,6 +149,7 @@ TEST_P(AttentionReference, GradientsMatchDifferences) {
 
 // Documents one behind the other: every query sees the keys of its own from its first one on.
 TEST(AttentionReference, KeepsDocumentsApart) {
+  Arena arena;  // before what views its memory
   for (bool two_sequences : {false, true}) {
     AttentionShape shape{.batch = two_sequences ? 2 : 1,
                          .q_len = 6,
@@ -157,7 +158,6 @@ TEST(AttentionReference, KeepsDocumentsApart) {
                          .num_kv_heads = 1,
                          .head_dim = 3,
                          .scale = 0.6};
-    Arena arena;
     std::vector<std::int32_t> first{0, 0, 2, 2, 2, 5};
     if (two_sequences) first.insert(first.end(), {0, 1, 1, 1, 4, 4});
     shape.first_keys = integers(arena, first);

@@ -64,7 +64,7 @@ struct Gradients {
   LogicalTensors gradients;
 };
 
-// Of step 1; behind another one and an evaluation, whose tokens do not count.
+// Step 1, after another one and an evaluation, whose tokens do not count.
 Gradients gradients_of(const Plan& plan, bool in_second_step = false) {
   Gradients result;
   on_mesh(plan, [&](const Rank& rank) {

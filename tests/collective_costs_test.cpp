@@ -84,7 +84,7 @@ struct Measured {
   int steps = 0;
 };
 Measured measure(int n, const std::function<void(Communicator&)>& algorithm) {
-  ThreadWorld world(n, std::chrono::seconds(20));
+  ThreadWorld world(n, patience);
   std::vector<Traffic> traffic(static_cast<std::size_t>(n));
   std::vector<int> steps(traffic.size());
   StepCounter::Job job;

@@ -3,15 +3,19 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <csignal>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "patience.h"
 #include "run_command.h"
 #include "temporary_directory.h"
 
@@ -75,13 +79,14 @@ class CommandLine : public testing::Test {
   template <class Act>
   Result interrupted(const Act& act) const {
     Result stopped;
+    std::atomic<bool> ended{false};
     std::thread training_run([&] {
       stopped =
           run(training({"--steps", "1000000", "--save-every", "1", "--checkpoint", "ck"}), "echo $$ >pid");
+      ended = true;
     });
-    for (int i = 0; i < 2000 && !fs::exists(at("ck/step-00000002")); ++i)
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    act(std::stoi(read_bytes(at("pid"))));
+    wait_until([&] { return ended || fs::exists(at("ck/step-00000002")); });
+    if (!ended) act(std::stoi(read_bytes(at("pid"))));
     training_run.join();
     return stopped;
   }
@@ -118,6 +123,19 @@ class CommandLine : public testing::Test {
   const fs::path directory_ = top_.path() / "here";
 };
 
+TEST_F(CommandLine, SaysThatRanksShareCores) {
+  const Words two_ranks = training({"--steps", "1", "--warmup", "0", "--dp", "2", "--sample", "0"});
+  const std::string on_one_core = "taskset -cp $(taskset -cp $$ | grep -o '[0-9]*$') $$ >/dev/null";
+  const std::string said = "2 ranks on 1 core: ranks share cores";
+  EXPECT_NE(run(two_ranks, on_one_core).out.find(said), std::string::npos);
+  EXPECT_EQ(run(training({"--steps", "1", "--warmup", "0", "--sample", "0"}), on_one_core).out.find("share"),
+            std::string::npos);
+  const json summary = one_object(run(joined(two_ranks, {"--json"}), on_one_core));
+  EXPECT_EQ(summary.at("cores"), 1.0);
+  EXPECT_EQ(summary.at("ranks_share_cores"), true);
+  EXPECT_LE(summary.at("mfu"), 1.0);
+}
+
 TEST_F(CommandLine, WrongWordsAreRefusedByName) {
   refused({}, {"verb", "train, verify, plan, calibrate, simulate, checkpoint, launch, generate, bench"});
   refused({"frob"},
@@ -143,6 +161,7 @@ TEST_F(CommandLine, WrongValuesAreRefusedWithTheLegalOnes) {
   refused(training({"--lr", "1e-6", "--min-lr", "1e-5"}), {"--min-lr 1e-05", "--lr 1e-06"});
   refused(training({"--warmup", "9", "--steps", "5"}), {"--warmup 9", "5"});
   refused(training({"--steps", "0"}), {"--steps 0"});
+  refused(training({"--steps", "-1"}), {"--steps -1", "at least 1"});
   refused(training({"--eval-every", "-1"}), {"--eval-every -1"});
   refused(training({"--eval-samples", "-1"}), {"--eval-samples -1"});
   refused(training({"--save-every", "-1"}), {"--save-every -1"});
@@ -150,7 +169,7 @@ TEST_F(CommandLine, WrongValuesAreRefusedWithTheLegalOnes) {
   refused(training({"--sample", "64"}), {"--sample 64", "64"});
   refused(training({"--val-fraction", "1"}), {"--val-fraction 1"});
   refused(training({"--timeout", "0"}), {"--timeout 0"});
-  refused(training({"--collectives", "tree"}),
+  refused(training({"--dp", "2", "--collectives", "tree"}),
           {"--collectives tree", "direct, ring, halving-doubling, auto"});
   refused(training({"--sp", "maybe"}), {"--sp maybe", "on, off"});
   refused(training({"--tp", "4"}), {"--tp 4", "6 heads", "1, 3, 6"});
@@ -164,9 +183,9 @@ TEST_F(CommandLine, WrongValuesAreRefusedWithTheLegalOnes) {
   refused(training({"--pp", "2", "--schedule", "pipedream", "--clip", "1"}),
           {"--clip 1", "pipedream", "legal: 0"});
   refused(training({"--pp", "2", "--layers-per-stage", "1,2"}), {"--layers-per-stage", "3", "2 layers"});
-  refused(training({"--zero", "4"}), {"--zero 4", "legal: 0, 1, 2, 3"});
+  refused(training({"--dp", "2", "--zero", "4"}), {"--zero 4", "legal: 0, 1, 2, 3"});
   refused(training({"--dp", "2", "--hsdp", "2"}), {"--hsdp 2", "--zero is 0"});
-  refused(training({"--zero-prefetch", "2"}), {"--zero-prefetch 2", "--zero is 0"});
+  refused(training({"--zero-prefetch", "2"}), {"--zero-prefetch 2", "with --zero 0"});
   refused(training({"--offload", "all"}), {"--offload all", "none, optimizer"});
   refused(training({"--offload", "optimizer", "--offload-dir", ""}), {"--offload-dir", "empty"});
   refused(training({"--offload-dir", "here"}), {"--offload-dir here", "--offload optimizer"});
@@ -179,9 +198,9 @@ TEST_F(CommandLine, WrongValuesAreRefusedWithTheLegalOnes) {
   refused(with({"--memory-limit", "much"}), {"--memory-limit much", "800MiB"});
   refused(with({"--memory-limit", "100KiB"}),
           {"--memory-limit 100.00 KiB", "pp 0 tp 0", "activations", "--cp"});
-  refused(with({"--cp", "2", "--seq-len", "30"}), {"--seq-len 30", "--cp 2", "zigzag", "28 and 32"});
+  refused(with({"--cp", "2", "--seq-len", "30"}), {"--seq-len 30", "--cp 2", "zigzag", "legal: 28, 32"});
   refused(with({"--cp", "2", "--cp-kind", "star"}), {"--cp-kind star", "ring, ulysses, allgather, hybrid"});
-  refused(with({"--cp-balance", "fair"}), {"--cp-balance fair", "zigzag, stripe, none"});
+  refused(with({"--cp", "2", "--cp-balance", "fair"}), {"--cp-balance fair", "zigzag, stripe, none"});
   refused(with({"--mask", "full"}), {"--mask full", "causal, document"});
   refused(with({"--seq-len", "0"}), {"--seq-len 0"});
   refused(with({"--seq-len", "9999"}), {"--seq-len 9999", "4096"});
@@ -232,6 +251,35 @@ TEST_F(CommandLine, BadModelAndPlanFilesAreRefused) {
   refused({"train", "--data", "text.txt", "--model", "bare"}, {"bare", "config.json"});
 }
 
+TEST_F(CommandLine, HelpBeginsWithTheCommonFlagsAndFitsATerminal) {
+  for (const Words& verb : std::vector<Words>{{},
+                                              {"train"},
+                                              {"verify"},
+                                              {"plan"},
+                                              {"calibrate"},
+                                              {"simulate"},
+                                              {"checkpoint"},
+                                              {"checkpoint", "info"},
+                                              {"checkpoint", "import"},
+                                              {"launch"},
+                                              {"generate"},
+                                              {"bench", "train"},
+                                              {"bench", "comm"},
+                                              {"bench", "context"}}) {
+    const Result r = run(joined(verb, {"--help"}));
+    EXPECT_EQ(r.status, 0);
+    const std::size_t first = r.out.find(":\n");  // the first heading
+    ASSERT_NE(first, std::string::npos) << r.out;
+    const std::string heading = r.out.substr(r.out.rfind('\n', first) + 1);
+    EXPECT_TRUE(heading.starts_with("Common flags:") || heading.starts_with("Positionals:")) << r.out;
+    EXPECT_NE(r.out.find("\nCommon flags:\n"), std::string::npos) << r.out;
+    EXPECT_EQ(r.out.find("\nOptions:"), std::string::npos) << "a flag without a heading in " << r.out;
+    EXPECT_EQ(r.out.find("\n\n\n"), std::string::npos) << r.out;
+    std::istringstream lines(r.out);
+    for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80u) << line;
+  }
+}
+
 TEST_F(CommandLine, PathsThatCannotBeWrittenAreRefusedAndLeaveNothing) {
   write("kept.jsonl", "{\"step\": 1}\n");
   refused(training({"--checkpoint", "new", "--log", "absent/log"}), {"--log absent/log", "No such file"});
@@ -246,8 +294,7 @@ TEST_F(CommandLine, TrainsResumesAndGenerates) {
   const Result first = run(joined(training({"--steps", "3", "--save-every", "2"}), saving));
   EXPECT_EQ(first.status, 0) << first.err;
   EXPECT_EQ(first.err, "");
-  for (const char* word :
-       {"mesh", "memory", "step     3/3", "saved   ck/step-00000002", "sample", "tokens/s"})
+  for (const char* word : {"mesh", "memory", "step 3/3", "saved   ck/step-00000002", "sample", "tokens/s"})
     EXPECT_NE(first.out.find(word), std::string::npos) << word << " in: " << first.out;
 
   refused(joined(training({"--steps", "5"}), saving), {"ck", "step-00000003", "--resume"});
@@ -311,6 +358,28 @@ TEST_F(CommandLine, VerifyAnswersYesInOneObject) {
   EXPECT_EQ(report["pass"], true);
   EXPECT_EQ(report["ranks"], 6);
   EXPECT_EQ(report["mesh"], (json{{"pp", 1}, {"dp", 2}, {"cp", 1}, {"tp", 3}, {"ep", 1}}));
+}
+
+// A mesh is what was asked for; where nothing was, the one that is taken is said.
+TEST_F(CommandLine, VerifyTakesTheMeshThatIsAsked) {
+  const auto verified = [&](const Words& more) {
+    Words command{"verify",    "--model", "tiny.toml", "--seq-len",       "8", "--steps", "1",
+                  "--threads", "1",       "--dtype",   ECHELON_TEST_DTYPE};
+    command.insert(command.end(), more.begin(), more.end());
+    const Result result = run(command);
+    EXPECT_EQ(result.status, 0) << result.out << result.err;
+    return result.out;
+  };
+  const auto expect_said = [](const std::string& out, const Words& parts) {
+    for (const std::string& part : parts)
+      EXPECT_NE(out.find(part), std::string::npos) << part << " in " << out;
+  };
+  expect_said(verified({"--dp", "2"}), {"2 ranks = dp 2 ", "PASS"});
+  expect_said(verified({"--tp", "3"}), {"3 ranks = tp 3 ", "PASS"});
+  expect_said(verified({"--pp", "2", "--global-batch", "4"}), {"2 ranks = pp 2 ", "PASS, to the last bit"});
+  // Three key/value heads, which tp 2 does not divide.
+  expect_said(verified({}),
+              {"no axis of the mesh is given: as with --dp 2 --tp 1", "2 ranks = dp 2 ", "PASS"});
 }
 
 TEST_F(CommandLine, ZeroTrainsAndVerifies) {
@@ -421,8 +490,8 @@ bandwidth = 1e10
 TEST_F(CommandLine, AnInterruptLeavesWholeCheckpoints) {
   const Result stopped = interrupted([](int pid) { ::kill(pid, SIGINT); });
   EXPECT_EQ(stopped.status, 0) << stopped.err;
-  EXPECT_NE(stopped.out.find("stopped behind step "), std::string::npos) << stopped.out;
-  EXPECT_NE(stopped.out.find("--resume goes on from ck/step-"), std::string::npos) << stopped.out;
+  EXPECT_NE(stopped.out.find("stopped after step "), std::string::npos) << stopped.out;
+  EXPECT_NE(stopped.out.find("--resume continues from ck/step-"), std::string::npos) << stopped.out;
   EXPECT_EQ(run({"generate", "--checkpoint", "ck", "--max-tokens", "2"}).status, 0);
 }
 
@@ -448,10 +517,11 @@ TEST_F(CommandLine, NoSignalIsHandledWhereItComputes) {
   EXPECT_GE(threads, 2);    // a rank, and one that waits for signals:
   EXPECT_LE(unblocked, 3);  // unblocked while it does
   EXPECT_EQ(stopped.status, 0) << stopped.err;
-  EXPECT_NE(stopped.out.find("stopped behind step "), std::string::npos) << stopped.out;
+  EXPECT_NE(stopped.out.find("stopped after step "), std::string::npos) << stopped.out;
 }
 
-// As timeout(1) asks a command to end: itself, and at once the group that it is in.
+// As timeout(1) asks a command to end: itself, and at once the group that it is in. It is stopped meanwhile,
+// so that it finds both, however slow this is; two of one kind would be one.
 TEST_F(CommandLine, ASignalToTheWholeGroupIsOneRequest) {
   for (const std::string verb : {"train", "launch -- train"}) {
     const CommandResult r = run_command(
@@ -460,9 +530,9 @@ TEST_F(CommandLine, ASignalToTheWholeGroupIsOneRequest) {
         "--save-every 1 --keep 2 --checkpoint ck --dtype " +
         ECHELON_TEST_DTYPE +
         " & while kill -0 $! && ! ls ck 2>/dev/null | grep -q ^step; do sleep 0.02; done; "
-        "kill -TERM $!; sleep 0.01; kill -TERM -- -$!; wait $!");
+        "kill -STOP $!; kill -TERM $!; kill -INT -- -$!; kill -CONT $!; wait $!");
     EXPECT_EQ(r.status, 0) << verb << "\n" << r.output;
-    EXPECT_NE(r.output.find("stopped behind step "), std::string::npos) << verb << "\n" << r.output;
+    EXPECT_NE(r.output.find("stopped after step "), std::string::npos) << verb << "\n" << r.output;
   }
 }
 
@@ -481,8 +551,12 @@ TEST_F(CommandLine, LaunchGoesOnFromTheLastCheckpoint) {
   EXPECT_EQ(launched({"--max-restarts", "2"}, {"--checkpoint", "other", "--dp", "0"}).status, 2);
   const Result never = launched({"--max-restarts", "1"}, {"--checkpoint", "other", "--die", "0:1:forward"});
   EXPECT_EQ(never.status, 3);
-  EXPECT_NE(never.err.find("after 1 restarts"), std::string::npos) << never.err;
+  EXPECT_NE(never.err.find("after 1 restart\n"), std::string::npos) << never.err;
   refused({"launch"}, {"launch", "train"});
+  refused({"launch", "train", "--data", "text.txt"}, {"--data", "launch ... -- train"});
+  refused({"launch", "--ranks", "-1", "--", "train"}, {"--ranks -1", "at least 0"});
+  refused({"launch", "--ranks", "4", "--hosts", "localhost:2", "--", "train"},
+          {"--ranks 4", "--hosts localhost:2 takes 2"});
   refused({"launch", "--", "train", "--data", "text.txt"}, {"--checkpoint"});
   refused({"launch", "--elastic", "--", "train", "--checkpoint", "x"}, {"--elastic", "--hosts"});
   refused({"launch", "--elastic", "--hosts", "a,b", "--", "train", "--checkpoint=x", "--dp=2", "--plan=p"},
@@ -532,6 +606,300 @@ TEST_F(CommandLine, HelpNamesEveryFlag) {
     EXPECT_NE(r.out.find(flag), std::string::npos) << flag;
 }
 
+// Every flag of every verb either acts by itself, or one that cannot act says beside what it does not.
+class IdleFlags : public CommandLine {
+ protected:
+  struct Line {
+    Words words;  // the flag that cannot act first, what it stands beside after it
+    std::string where;
+  };
+
+  std::set<std::string> flags_of(const Words& verb) const {
+    std::set<std::string> flags;
+    std::istringstream help(run(joined(verb, {"--help"})).out);
+    for (std::string line; std::getline(help, line);) {
+      const std::size_t at = line.find_first_not_of(' ');
+      if (at == std::string::npos || at == 0 || line.compare(at, 2, "--") != 0) continue;
+      flags.insert(line.substr(at, line.find_first_of(" ,", at) - at));
+    }
+    EXPECT_GE(flags.size(), 2u);
+    return flags;
+  }
+  // Each line is refused, and every flag of the verb is known.
+  void expect_refused(const Words& verb, const std::vector<Line>& idle) const {
+    for (const Line& line : idle)
+      refused(joined(verb, line.words), {line.words.front(), "has no effect " + line.where, "leave it out"});
+  }
+  void expect_known(const Words& verb, const std::vector<Line>& idle, const Words& alone) const {
+    std::set<std::string> known(alone.begin(), alone.end());
+    for (const Line& line : idle) known.insert(line.words.front());
+    known.insert({"--help", "--json"});
+    for (const std::string& flag : flags_of(verb))
+      EXPECT_TRUE(known.contains(flag))
+          << testing::PrintToString(verb) << " " << flag << " neither acts by itself nor says what it needs";
+  }
+
+  static inline const Words plan_alone{"--plan",
+                                       "--model",
+                                       "--dp",
+                                       "--tp",
+                                       "--pp",
+                                       "--cp",
+                                       "--ep",
+                                       "--mask",
+                                       "--aux-loss",
+                                       "--device-loss",
+                                       "--communication-loss",
+                                       "--z-loss",
+                                       "--bias-rate",
+                                       "--capacity",
+                                       "--recompute",
+                                       "--hsdp",
+                                       "--offload",
+                                       "--global-batch",
+                                       "--micro-batch",
+                                       "--seq-len",
+                                       "--dtype",
+                                       "--threads",
+                                       "--timeout"};
+  static std::vector<Line> plan_idle() {
+    return {{{"--schedule", "nonsense"}, "with --pp 1"},
+            {{"--layers-per-stage", "auto"}, "with --pp 1"},
+            {{"--chunks", "2"}, "with --pp 1"},
+            {{"--chunks", "2", "--pp", "2"}, "with --schedule 1f1b"},
+            {{"--optimizer-barrier", "off"}, "with --pp 1"},
+            {{"--sp", "on"}, "with --tp 1"},
+            {{"--cp-kind", "ring"}, "with --cp 1"},
+            {{"--cp-balance", "stripe"}, "with --cp 1"},
+            {{"--cp-balance", "stripe", "--cp", "2", "--cp-kind", "ulysses"}, "with --cp-kind ulysses"},
+            {{"--cp-ulysses", "2"}, "with --cp 1"},
+            {{"--cp-ulysses", "2", "--cp", "2"}, "with --cp-kind ring"},
+            {{"--document-end", "3"}, "with --mask causal"},
+            {{"--drop", "position"}, "with tiny, which has no experts"},
+            {{"--drop", "position", "--model", "mixtral-tiny"}, "with --capacity 0"},
+            {{"--balance-scope", "batch", "--model", "mixtral-tiny"}, "without --aux-loss"},
+            {{"--zero", "1"}, "with --dp 1 and --cp 1"},
+            {{"--zero", "1", "--dp", "2", "--hsdp", "2"}, "with --hsdp 2 of 2 ranks"},
+            {{"--zero-prefetch", "2", "--dp", "2"}, "with --zero 0"},
+            {{"--bucket", "1MiB"}, "with --dp 1 and --cp 1"},
+            {{"--bucket", "1MiB", "--dp", "2", "--zero", "1"}, "with --zero 1"},
+            {{"--compress", "int8"}, "with --dp 1 and --cp 1"},
+            {{"--offload-dir", "."}, "with --offload none"},
+            {{"--collectives", "ring"}, "with one rank"}};
+  }
+};
+
+TEST_F(IdleFlags, OfAPlan) {
+  std::vector<Line> dense = plan_idle(), mixture;
+  for (std::size_t i = 0; i < dense.size();) {
+    const Words& words = dense[i].words;
+    const bool has_model = std::find(words.begin(), words.end(), "--model") != words.end();
+    if (!has_model) {
+      ++i;
+      continue;
+    }
+    mixture.push_back(dense[i]);
+    dense.erase(dense.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  const Words train{"train", "--data", "text.txt", "--seq-len", "16"};
+  expect_refused(joined(train, {"--model", "tiny.toml"}), dense);
+  expect_refused(train, mixture);
+  expect_known({"bench", "train"}, plan_idle(), joined(plan_alone, {"--steps"}));
+  expect_known({"verify"}, plan_idle(),
+               joined(plan_alone, {"--comm", "--lr", "--min-lr", "--warmup", "--weight-decay", "--clip",
+                                   "--data", "--steps", "--seed", "--trace", "--timeline"}));
+}
+
+TEST_F(IdleFlags, OfTrain) {
+  const std::vector<Line> own{
+      {{"--save-every", "2"}, "without --checkpoint"},
+      {{"--keep", "1"}, "without --checkpoint"},
+      {{"--async-save", "off"}, "without --checkpoint"},
+      {{"--async-save", "off", "--checkpoint", "ck", "--staleness", "1"}, "with --staleness"},
+      {{"--eval-every", "2", "--eval-samples", "0"}, "with --eval-samples 0"},
+      {{"--eval-every", "2", "--val-fraction", "0"}, "with --val-fraction 0"},
+      {{"--eval-samples", "2", "--val-fraction", "0"}, "with --val-fraction 0"},
+      {{"--val-fraction", "0.001"}, "with 8291 tokens of data"},
+      {{"--servers", "1"}, "without --staleness"},
+      {{"--straggler-every", "1", "--staleness", "1"}, "with --staleness"},
+      {{"--bucket", "1MiB", "--dp", "2", "--staleness", "1"}, "with --staleness"}};
+  expect_refused(training({}), own);
+  std::vector<Line> all = plan_idle();
+  all.insert(all.end(), own.begin(), own.end());
+  expect_known(
+      {"train"}, all,
+      joined(plan_alone, {"--comm",         "--lr",         "--min-lr",    "--warmup",       "--weight-decay",
+                          "--clip",         "--data",       "--tokenizer", "--steps",        "--seed",
+                          "--val-fraction", "--checkpoint", "--on-nan",    "--resume",       "--staleness",
+                          "--memory-limit", "--machine",    "--straggle",  "--plant-expert", "--trace",
+                          "--timeline",     "--log",        "--sample"}));
+}
+
+TEST_F(IdleFlags, OfTheOtherVerbs) {
+  const std::vector<Line> generating{{{"--top-k", "3", "--temperature", "0"}, "with --temperature 0"},
+                                     {{"--seed", "3", "--temperature", "0"}, "with --temperature 0"},
+                                     {{"--seed", "3", "--top-k", "1"}, "with --top-k 1"}};
+  expect_refused({"generate", "--checkpoint", "ck"}, generating);
+  expect_known({"generate"}, generating,
+               {"--threads", "--checkpoint", "--prompt", "--prompt-tokens", "--max-tokens", "--temperature"});
+  const std::vector<Line> launching{
+      {{"--agent", "ssh", "--", "train"}, "without --hosts"},
+      {{"--elastic", "--max-restarts", "0", "--", "train"}, "with --max-restarts 0"}};
+  expect_refused({"launch"}, launching);
+  expect_known({"launch"}, launching, {"--ranks", "--hosts", "--max-restarts"});
+  expect_known({"calibrate"}, {}, {"--out", "--threads"});
+  expect_known({"bench", "comm"}, {}, {"--ranks", "--size", "--repeats"});
+  expect_known({"bench", "context"}, {},
+               {"--ranks", "--seq-len", "--heads", "--kv-heads", "--head-dim", "--repeats"});
+  expect_known({"checkpoint", "export"}, {}, {"--out", "--shard-bytes"});
+  expect_known({"checkpoint", "import"}, {}, {"--out", "--dtype", "--seed"});
+}
+
+TEST_F(IdleFlags, OfThePlannersVerbs) {
+  const std::vector<Line> planning{
+      {{"--schedule", "zb-v", "--pp", "1"}, "with --pp 1"},
+      {{"--layers-per-stage", "auto", "--pp", "1"}, "with --pp 1"},
+      {{"--chunks", "2", "--pp", "1"}, "with --pp 1"},
+      {{"--sp", "on", "--tp", "1"}, "with --tp 1"},
+      {{"--cp-kind", "ring", "--cp", "1"}, "with --cp 1"},
+      {{"--cp-balance", "zigzag", "--cp", "1"}, "with --cp 1"},
+      {{"--cp-balance", "zigzag", "--cp-kind", "ulysses"}, "with --cp-kind ulysses"},
+      {{"--zero", "1", "--dp", "1", "--cp", "1"}, "with --dp 1 and --cp 1"},
+      {{"--target-time", "3"}, "with --objective time"},
+      {{"--objective", "gpus", "--target-time", "3", "--sweep", "gpus=1"}, "with --sweep"},
+      {{"--top", "3", "--sweep", "gpus=1"}, "with --sweep"},
+      {{"--out", "x", "--sweep", "gpus=1"}, "with --sweep"},
+      {{"--html", "x", "--sweep", "gpus=1"}, "with --sweep"},
+      {{"--against", "tp=1", "--sweep", "gpus=1"}, "with --sweep"},
+      {{"--explain", "--sweep", "gpus=1"}, "with --sweep"},
+      {{"--sweep-out", "x.csv"}, "without --sweep"},
+      {{"--gpus", "8", "--sweep", "gpus=1"}, "with --sweep gpus=1"},
+      {{"--seq-len", "64", "--sweep", "seq-len=64"}, "with --sweep seq-len=64"},
+      {{"--global-batch", "8", "--sweep", "global-batch=8"}, "with --sweep global-batch=8"}};
+  expect_refused({"plan"}, planning);
+  expect_known({"plan"}, planning,
+               {"--plan", "--model", "--machine", "--software", "--nodes-of", "--dp", "--tp", "--pp", "--cp",
+                "--ep", "--etp", "--hsdp", "--recompute", "--compress", "--micro-batch", "--dtype",
+                "--memory-margin", "--sweep"});
+  const std::vector<Line> simulating{
+      {{"--chunks", "2"}, "with --schedule 1f1b"},
+      {{"--group-size", "2"}, "with --schedule 1f1b"},
+      {{"--steps", "2", "--compare", "1f1b,zb-v"}, "with --compare 1f1b,zb-v"},
+      {{"--times", "1,1,1", "--stage-times", "1,1,1;1,1,1;1,1,1;1,1,1"}, "with --stage-times"},
+      {{"--stage-memory", "1,0,-1"}, "with --schedule 1f1b"},
+      {{"--activation-limit", "3"}, "with --schedule 1f1b"},
+      {{"--comm-time", "1", "--pp", "1"}, "without messages"},
+      {{"--overlap-factor", "0.5"}, "without passes that run as a pair"},
+      {{"--format", "svg", "--json"}, "with --json and without --out"},
+      {{"--width", "80", "--compare", "1f1b,zb-v"}, "with --compare and without"},
+      {{"--width", "80", "--format", "svg"}, "with --format svg"},
+      {{"--colour", "never", "--format", "csv"}, "with --format csv"}};
+  expect_refused({"simulate"}, simulating);
+  const std::vector<Line> routing{
+      {{"--aux-loss", "0.1", "--compare", "none"}, "with --compare none"},
+      {{"--device-loss", "0.1"}, "with --compare none,aux-loss,bias,capacity"},
+      {{"--communication-loss", "0.1"}, "with --compare none,aux-loss,bias,capacity"},
+      {{"--bias-rate", "0.1", "--compare", "capacity"}, "with --compare capacity"},
+      {{"--capacity", "2", "--compare", "bias"}, "with --compare bias"},
+      {{"--drop", "position", "--compare", "bias"}, "with --compare bias"},
+      {{"--router-lr", "2", "--compare", "bias"}, "with --compare bias"},
+      {{"--most-groups", "1", "--compare", "bias", "--top-k", "1"}, "with --compare bias"},
+      {{"--hidden", "64"}, "with --ep 1"},
+      {{"--dtype", "f32"}, "with --ep 1"},
+      {{"--heat", "experts", "--format", "csv"}, "with --format csv"}};
+  expect_refused({"simulate", "--moe"}, routing);
+  std::vector<Line> both = simulating;
+  both.insert(both.end(), routing.begin(), routing.end());
+  expect_known({"simulate"}, both,
+               {"--moe", "--schedule", "--compare", "--pp", "--microbatches", "--out", "--model", "--experts",
+                "--top-k", "--scores", "--ep", "--groups", "--tokens", "--zipf", "--popular-expert",
+                "--popularity", "--capacities", "--seed", "--stage-times"});
+}
+
+// An empty prompt is a prompt; any other empty value is none.
+TEST_F(CommandLine, EmptyValuesAreRefused) {
+  for (const char* flag : {"--trace", "--timeline", "--machine", "--schedule", "--log", "--checkpoint",
+                           "--mask", "--model", "--plan", "--staleness", "--straggle", "--memory-limit"})
+    refused(std::string(flag) == "--model" ? Words{"train", "--data", "text.txt", flag, ""}
+                                           : training({flag, ""}),
+            {flag, "empty"});
+  refused({"simulate", "--stage-times", ""}, {"--stage-times", "empty"});
+  refused({"simulate", "--out", ""}, {"--out", "empty"});
+  for (const char* flag : {"--html", "--sweep", "--out", "--against"})
+    refused({"plan", flag, ""}, {flag, "empty"});
+  refused({"calibrate", "--out", ""}, {"--out", "empty"});
+  refused({"launch", "--hosts", "", "--", "train"}, {"--hosts", "empty"});
+  refused({"bench", "train", "--schedule", ""}, {"--schedule", "empty"});
+  refused({"checkpoint", "export", "ck", "--out", ""}, {"--out", "empty"});
+}
+
+// What a model reads is said where it is not what one would expect.
+TEST_F(CommandLine, BytesAreNotFedToATokenizersIds) {
+  const auto config = [](int vocab) {
+    return R"({"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2, "n_positions": 32, "vocab_size": )" +
+           std::to_string(vocab) + "}";
+  };
+  fs::create_directory(at("big"));
+  write("big/config.json", config(300));
+  const Words train{"train",   "--data", "text.txt", "--seq-len", "8",       "--threads",       "1",
+                    "--steps", "1",      "--sample", "2",         "--dtype", ECHELON_TEST_DTYPE};
+  // Random weights learn bytes in any vocabulary that has them, and say so.
+  const Result fresh = run(joined(train, {"--model", "big", "--checkpoint", "ck"}));
+  EXPECT_EQ(fresh.status, 0) << fresh.err;
+  EXPECT_NE(fresh.out.find("read as bytes, ids 0 to 256: the other 43 of the vocabulary are never seen"),
+            std::string::npos)
+      << fresh.out;
+  EXPECT_EQ(fresh.out.find("weights"), std::string::npos) << fresh.out;  // the directory has none
+  EXPECT_EQ(run({"generate", "--checkpoint", "ck", "--prompt", "To", "--max-tokens", "2"}).status, 0);
+  const Result bytes = run(training({"--steps", "1", "--sample", "0"}));
+  EXPECT_EQ(bytes.out.find("read as bytes"), std::string::npos) << bytes.out;
+  // What comes from elsewhere has ids of its own.
+  ASSERT_EQ(run({"checkpoint", "export", "ck", "--out", "hf"}).status, 0);
+  ASSERT_EQ(run({"checkpoint", "import", "hf", "--out", "in", "--dtype", ECHELON_TEST_DTYPE}).status, 0);
+  for (const Words& prompt : {Words{}, Words{"--prompt", "To"}})
+    refused(joined({"generate", "--checkpoint", "in"}, prompt),
+            {"--prompt", "another tokenizer", "--prompt-tokens ID", "0 to 299"});
+  const json out = one_object(
+      run({"generate", "--checkpoint", "in", "--prompt-tokens", "299,3", "--max-tokens", "2", "--json"}));
+  EXPECT_FALSE(out.contains("text"));
+  refused(joined(train, {"--model", "hf", "--checkpoint", "in", "--resume"}),
+          {"--data", "another tokenizer"});
+  const Result unused = run(joined(train, {"--model", "hf"}));
+  EXPECT_EQ(unused.status, 0) << unused.err;
+  EXPECT_NE(unused.out.find("those in hf are not used: `echelon checkpoint import hf --out DIR`"),
+            std::string::npos)
+      << unused.out;
+  // A vocabulary of bytes stays one on the way out and back.
+  ASSERT_EQ(run(training({"--steps", "1", "--sample", "0", "--checkpoint", "small"})).status, 0);
+  ASSERT_EQ(run({"checkpoint", "export", "small", "--out", "hf257"}).status, 0);
+  ASSERT_EQ(run({"checkpoint", "import", "hf257", "--out", "in257", "--dtype", ECHELON_TEST_DTYPE}).status,
+            0);
+  EXPECT_EQ(run({"generate", "--checkpoint", "in257", "--prompt", "To", "--max-tokens", "2"}).status, 0);
+}
+
+// Names that are not UTF-8, and prose of several lines, have no place in JSON.
+TEST_F(CommandLine, JsonIsOneLineOfUtf8) {
+  fs::create_directory(at("b\xff"));
+  write(
+      "b\xff/config.json",
+      R"({"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2, "n_positions": 32, "vocab_size": 257})");
+  const json summary = one_object(
+      run({"train", "--data", "text.txt", "--model", "b\xff", "--seq-len", "8", "--threads", "1", "--steps",
+           "1", "--sample", "0", "--checkpoint", "c\xff", "--dtype", ECHELON_TEST_DTYPE, "--json"}));
+  EXPECT_EQ(summary["checkpoint"], "c\xef\xbf\xbd/step-00000001");
+  const std::function<void(const json&)> one_line = [&](const json& value) {
+    if (value.is_string()) {
+      EXPECT_EQ(value.get<std::string>().find('\n'), std::string::npos) << value;
+    }
+    if (value.is_structured())
+      for (const json& part : value) one_line(part);
+  };
+  one_line(summary);
+  const Result none = run({"plan", "--model", "llama-2-70b", "--sweep", "gpus=1,2", "--json"});
+  EXPECT_EQ(none.status, 1);
+  one_line(json::parse(none.out));
+}
+
 TEST_F(CommandLine, AsynchronousTraining) {
   const auto with = [](const Words& more) {
     return joined(training({"--dp", "2", "--sample", "0", "--json"}), more);
@@ -565,7 +933,8 @@ TEST_F(CommandLine, AsynchronousTraining) {
   refused(with({"--staleness", "-1"}), {"--staleness -1", "inf"});
   refused(with({"--staleness", "1", "--tp", "3"}), {"--staleness 1", "--tp 1"});
   refused(with({"--staleness", "1", "--eval-every", "2"}), {"--eval-every 2", "legal: 0"});
-  refused(with({"--staleness", "1", "--save-every", "2"}), {"--save-every 2", "legal: 0"});
+  refused(with({"--staleness", "1", "--checkpoint", "ck", "--save-every", "2"}),
+          {"--save-every 2", "legal: 0"});
   refused(with({"--servers", "2"}), {"--servers 2", "--staleness"});
   refused(with({"--straggle", "1"}), {"--straggle 1", "1:4"});
   refused(with({"--straggle", "2:4"}), {"--straggle 2:4", "0 to 1"});

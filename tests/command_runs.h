@@ -9,11 +9,12 @@
 
 namespace echelon::checks {
 
-// The program on `ranks` processes.
-inline std::string under_mpirun(int ranks, const std::string& arguments) {
+// The program on `ranks` processes. When one dies mpirun ends the others a second later, unless it is told
+// not to: then its status says nothing.
+inline std::string under_mpirun(int ranks, const std::string& arguments, const char* flags = "") {
   return fmt::format(
-      "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun -n {} --oversubscribe {} {}", ranks,
-      ECHELON_BINARY, arguments);
+      "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun -n {} --oversubscribe {} {} {}",
+      ranks, flags, ECHELON_BINARY, arguments);
 }
 
 }  // namespace echelon::checks

@@ -156,7 +156,7 @@ TEST(CompressedTraining, IsExactWhereNothingIsLeftOut) {
   }
 }
 
-// Of PowerSGD's uncompressed first steps too: where the run ends in them, just after them, or goes on from a
+// PowerSGD's uncompressed first steps too: where the run ends in them, just after them, or goes on from a
 // checkpoint among them.
 TEST(CompressedTraining, TrafficIsPredictedForTheStepThatIsMeasured) {
   const TemporaryDirectory directory;
@@ -211,7 +211,7 @@ TEST(CompressedTraining, RefusesWhatItCannotDo) {
   Plan plan = plan_of(odd_llama(), {4}, "int8");
   plan.zero = 3;
   expect_contains(message_of<RequestError>([&] { validate(plan); }),
-                  {"--compress int8", "--zero 3", "legal: --zero 0, 1 or 2"});
+                  {"--compress int8", "--zero 3", "legal: none, or --zero 0, 1, 2"});
   plan.zero = 2;
   plan.hsdp = 2;
   expect_contains(message_of<RequestError>([&] { validate(plan); }),

@@ -12,6 +12,7 @@
 #include "base/philox.h"
 #include "comm/recording.h"
 #include "comm/threads.h"
+#include "patience.h"
 #include "compression_buckets.h"
 #include "parallel/compression.h"
 
@@ -111,7 +112,7 @@ struct Worker {
 };
 
 inline void on_ranks(int n, const std::function<void(ThreadWorld&, int)>& body) {
-  ThreadWorld world(n, std::chrono::seconds(20));
+  ThreadWorld world(n, checks::patience);
   run_ranks(world, [&](int rank) { body(world, rank); });
 }
 

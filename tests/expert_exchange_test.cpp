@@ -15,7 +15,7 @@ using namespace checks;
 
 constexpr std::int64_t experts = 8, width = 3;
 
-// Of each expert so many copies on rank `rank`: uneven, and none of some experts anywhere.
+// So many copies of each expert on rank `rank`: uneven, and none of some experts anywhere.
 ExpertMlps::Bounds bounds_of(int rank, int of_others) {
   ExpertMlps::Bounds bounds{0};
   for (std::int64_t e = 0; e < experts; ++e) {

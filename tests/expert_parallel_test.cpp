@@ -352,7 +352,7 @@ TEST(ExpertParallel, RefusesWhatItCannotDoExactly) {
   refusal(plan, {"--ep 4", "--hsdp 2", "legal: 1, 2"});
   plan.zero = 0, plan.hsdp = 1;
   plan.compression = parse_compression("int8", "--compress");
-  refusal(plan, {"--compress int8", "--ep 4", "none"});
+  refusal(plan, {"--compress int8", "--ep is 4", "legal: none, or --ep 1"});
   Plan dense = odd_plan(odd_llama(), 1, 1, false);
   dense.balancing.expert_loss = 0.1;
   refusal(dense, {"--aux-loss 0.1", "no experts"});
@@ -366,7 +366,7 @@ TEST(ExpertParallel, RefusesWhatItCannotDoExactly) {
   stream.global_batch = 8;
   stream.balancing = {.z_loss = 0.1};
   expect_contains(message_of<RequestError>([&] { PipelineLayout{stream}; }),
-                  {"--z-loss 0.1", "pipedream", "flushes"});
+                  {"--z-loss 0.1", "pipedream", "legal: 0, or --schedule 1f1b"});
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "mesh_runs.h"
+#include "random_models.h"
 #include "train/verify.h"
 
 namespace echelon::faults_test {
@@ -141,6 +141,49 @@ TEST(Faults, AShardThatIsOffByOneIsNamed) {
     }
 }
 
+TEST(Faults, ChoicesThatDoNotTieAreNamed) {
+  Faults faults;
+  faults.router_bias = 0.01;
+  for (const ModelSpec& model : {odd_mixtral(), odd_deepseek()}) {
+    const Plan plan = odd_plan(model, 2, 2, true);
+    const VerifyReport report = verify_with(plan, faults);
+    EXPECT_FALSE(report.pass);
+    ASSERT_TRUE(report.first_difference);
+    // With the mesh's choices everything else is equal.
+    EXPECT_EQ(report.first_difference->kind, "choice");
+    EXPECT_EQ(report.first_difference->step, 0);
+    EXPECT_EQ(report.first_difference->tensor, model.experts == Experts::mixtral
+                                                   ? "model.layers.0.block_sparse_moe.gate.weight"
+                                                   : "model.layers.1.mlp.gate.weight");
+    EXPECT_LE(report.grad_max_rel_diff, report.bound);
+    const RoutingDifference& first = report.routing_differences.front();
+    EXPECT_FALSE(first.ties());
+    EXPECT_GT(first.tokens, 0);
+    EXPECT_LE(first.shift, 0.005 * 1.001);  // half of what was added
+    EXPECT_LT(first.allowed, 1e-12);
+  }
+}
+
+// Ill-conditioned tensors have room for rounding; errors show in those beside them.
+TEST(Faults, AreCaughtInIllConditionedModels) {
+  const auto caught = [](VerifyRequest request, const Faults& faults) {
+    request.faults = faults;
+    const VerifyReport report = verify(request);
+    EXPECT_FALSE(report.pass) << to_json(report, request.plan);
+    EXPECT_TRUE(report.first_difference);
+  };
+  Faults scale, words;
+  scale.loss_scale = 1.01;
+  words.vocabulary_shift = 1;
+  for_each_random_request(1000, 40, [&](const VerifyRequest& request) {
+    if (request.plan.model.vocab == 1) return;  // every gradient is zero, scaled or not
+    if (!flushes(request.plan) || !request.plan.optimizer_barrier)
+      return;  // compared after steps, by AdamW's signs
+    caught(request, scale);
+    if (request.plan.mesh.size(Axis::tp) > 1) caught(request, words);
+  });
+}
+
 TEST(Report, HasTheFieldsThatProgramsReadWhenItPasses) {
   const Plan plan = odd_plan(odd_llama(), 2, 2, true);
   const VerifyReport report = verify_with(plan, {});
@@ -154,6 +197,8 @@ TEST(Report, HasTheFieldsThatProgramsReadWhenItPasses) {
   EXPECT_EQ(json.at("param_max_rel_diff"), report.param_max_rel_diff);
   EXPECT_EQ(json.at("bound"), verify_bound(plan));
   EXPECT_TRUE(json.at("first_difference").is_null());
+  EXPECT_TRUE(json.at("judged_by_rounding").is_null());
+  EXPECT_TRUE(json.at("routing_differences").empty());
   EXPECT_EQ(json.at("mesh"), (nlohmann::json{{"pp", 1}, {"dp", 2}, {"cp", 1}, {"tp", 2}, {"ep", 1}}));
   EXPECT_EQ(json.at("reference_losses"), report.reference_losses);
   EXPECT_EQ(json.at("mesh_losses"), report.mesh_losses);

@@ -6,7 +6,9 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "mesh_runs.h"
 #include "train/checkpoint.h"
@@ -241,6 +243,55 @@ INSTANTIATE_TEST_SUITE_P(Models, HuggingFace, testing::Values("gpt2", "llama", "
                            std::erase(name, '-');
                            return name;
                          });
+
+// One field of the model at a time: its configuration is read back as that model, or refused by the field.
+TEST(HuggingFaceConfig, SaysTheWholeModelOrRefusesTheFieldByName) {
+  const std::vector<std::pair<const char*, std::function<void(ModelSpec&)>>> changes{
+      {"num_layers", [](ModelSpec& m) { m.num_layers += 1; }},
+      {"num_kv_heads", [](ModelSpec& m) { m.num_kv_heads = m.num_heads; }},
+      {"head_dim", [](ModelSpec& m) { m.head_dim *= 2; }},
+      {"mlp_hidden", [](ModelSpec& m) { m.mlp_hidden += 3; }},
+      {"vocab", [](ModelSpec& m) { m.vocab += 1; }},
+      {"max_seq", [](ModelSpec& m) { m.max_seq -= 1; }},
+      {"tied_embedding", [](ModelSpec& m) { m.tied_embedding = !m.tied_embedding; }},
+      {"norm_eps", [](ModelSpec& m) { m.norm_eps = 0.1 + 0.2; }},
+      {"rope_theta", [](ModelSpec& m) { m.rope_theta = 12345.678; }},
+      {"init_std", [](ModelSpec& m) { m.init_std = 1.0 / 3; }},
+      {"num_experts", [](ModelSpec& m) { m.num_experts *= 2; }},
+      {"experts_per_token", [](ModelSpec& m) { m.experts_per_token = 1; }},
+      {"expert_hidden", [](ModelSpec& m) { m.expert_hidden += 5; }},
+      {"router_scores", [](ModelSpec& m) { m.router.scores = RouterScores::sigmoid; }},
+      {"normalise_weights", [](ModelSpec& m) { m.router.normalise = false; }},
+      {"routed_scale", [](ModelSpec& m) { m.router.scale = 2.5; }},
+      {"router_groups", [](ModelSpec& m) { m.router.groups = m.router.most_groups = 2; }}};
+  std::set<std::string> refused;
+  for (const char* preset : {"gpt2-tiny", "llama-tiny", "mixtral-tiny"}) {
+    for (const auto& [field, change] : changes) {
+      ModelSpec model = load_model(preset);
+      change(model);
+      try {
+        validate(model);
+      } catch (const RequestError&) {
+        continue;  // not of this family
+      }
+      std::string config;
+      try {
+        config = hugging_face_config(model, DType::f32);
+      } catch (const RequestError& error) {
+        refused.insert(field);
+        expect_contains(error.what(), {std::string(field) + " = ", "mixtral configuration", "legal: "});
+        continue;
+      }
+      ModelSpec back = model_from_hugging_face(config, "config.json");
+      back.name = model.name;
+      if (model.experts != Experts::none) back.mlp_hidden = model.mlp_hidden;  // no layer has one
+      EXPECT_EQ(to_toml(back), to_toml(model)) << preset << " " << field;
+    }
+  }
+  // Of one group all are chosen among, so that their number alone decides nothing else.
+  EXPECT_EQ(refused,
+            (std::set<std::string>{"router_scores", "normalise_weights", "routed_scale", "router_groups"}));
+}
 
 }  // namespace
 }  // namespace echelon::hugging_face_test

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "command_runs.h"
+#include "patience.h"
 #include "temporary_directory.h"
 
 namespace echelon::kill_trials_test {
@@ -46,7 +48,7 @@ class KillTrials : public testing::Test {
         "train --model llama-tiny --data {0}/text --dp 2 --tp 2 --zero 1 --dtype {1} --global-batch 4 "
         "--micro-batch 1 --seq-len 16 --steps {2} --threads 1 --sample 0 --eval-samples 0 --save-every 2 "
         "--keep 3 "
-        "--timeout 20 --checkpoint {0}/{3} --log {0}/{3}.jsonl {4}",
+        "--timeout 300 --checkpoint {0}/{3} --log {0}/{3}.jsonl {4}",
         std::string(directory_.path()), ECHELON_TEST_DTYPE, steps, name, more);
   }
   // By step; a run that was killed and the one that resumed it write one log.
@@ -120,9 +122,8 @@ TEST_F(KillTrials, EachRankAtEachMoment) {
       if (std::string(moment) == "commit" && rank > 0) continue;  // rank 0 commits for all
       const std::string name = fmt::format("{}{}", moment, rank);
       SCOPED_TRACE(name);
-      const CommandResult killed =
-          run_command(under_mpirun(ranks, training(name, fmt::format("--die {}:6:{}", rank, moment))));
-      EXPECT_NE(killed.status, 0) << killed.output;
+      const CommandResult killed = run_command(under_mpirun(
+          ranks, training(name, fmt::format("--die {}:6:{}", rank, moment)), "--enable-recovery"));
       EXPECT_NE(killed.output.find(fmt::format("rank {} is gone", rank)), std::string::npos) << killed.output;
       // Step 4 was to be saved, and 6 was not finished.
       EXPECT_FALSE(checkpoints(name).contains(6));
@@ -154,12 +155,15 @@ TEST_F(KillTrials, RandomRanksAtRandomMoments) {
     const int victim = static_cast<int>(random() % ranks), wait_ms = static_cast<int>(random() % 900);
     SCOPED_TRACE(fmt::format("{}: rank {} after {} ms", name, victim, wait_ms));
     CommandResult killed;
-    std::thread job([&] { killed = run_command(under_mpirun(ranks, training(name))); });
+    std::atomic<bool> ended{false};
+    std::thread job([&] {
+      killed = run_command(under_mpirun(ranks, training(name)));
+      ended = true;
+    });
     // From the first step on, so that most are hit at work.
     const std::string log = at(name + ".jsonl"),
                       mark = fmt::format("{}/{} ", std::string(directory_.path()), name);
-    for (int i = 0; i < 3000 && !(fs::exists(log) && fs::file_size(log) > 0); ++i)
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    wait_until([&] { return ended || (fs::exists(log) && fs::file_size(log) > 0); });
     std::this_thread::sleep_for(std::chrono::milliseconds(wait_ms));
     const CommandResult who =
         run_command(fmt::format("for p in $(pgrep -f 'checkpoint {}/{} '); do tr '\\0' '\\n' < "

@@ -21,6 +21,7 @@
 #include "temporary_directory.h"
 #include "train/logical_tensors.h"
 #include "train/trainer.h"
+#include "turned_clock.h"
 
 namespace echelon::checks {
 
@@ -87,8 +88,6 @@ inline bool have_cpu_kernels() {
   }
   return true;
 }
-
-inline constexpr std::chrono::minutes patience{2};
 
 inline void on_mesh(const Plan& plan, const std::function<void(const Rank&)>& body, int threads = 1,
                     Collectives collectives = Collectives::direct) {

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -92,7 +94,7 @@ TEST_F(PlanCommand, RefusesWhatCannotBe) {
   refused("--sweep gpus=8,16 --sweep-out sweep.pdf", {"--sweep-out sweep.pdf", ".csv", ".svg"});
   refused("--sweep gpus=8,16 --out plan.toml", {"--out plan.toml", "--sweep"});
   refused("--sweep gpus=8,16 --against tp=2", {"--against tp=2", "--sweep"});
-  refused("--sweep-out sweep.csv", {"--sweep-out sweep.csv", "no --sweep"});
+  refused("--sweep-out sweep.csv", {"--sweep-out sweep.csv", "without --sweep"});
   refused("--against tp=3", {"--tp 3", "--gpus 8"});
   refused("--memory-margin nan", {"--memory-margin nan"});
   refused("--schedule quick", {"--schedule quick", "1f1b"});
@@ -128,6 +130,75 @@ TEST_F(PlanCommand, SaysWhichPlansOnlyOthersTrain) {
       << other.output;
   EXPECT_EQ(run(std::string(small) + "--top 1 --out plan.toml 2>&1").output.find("refuse it"),
             std::string::npos);
+}
+
+TEST_F(PlanCommand, SaysWhatItsNumbersAreOf) {
+  const std::string one = "--model gpt2-124m --global-batch 1 --micro-batch 1 --seq-len 1024 ";
+  const CommandResult said = run(one + "--gpus 1 --recompute none --explain");
+  EXPECT_NE(said.output.find("tokens/s/GPU  plan"), std::string::npos) << said.output;
+  EXPECT_NE(said.output.find("1 sequence of 1024 tokens a step"), std::string::npos) << said.output;
+  EXPECT_NE(said.output.find("\n1 configuration considered, 1 simulated"), std::string::npos) << said.output;
+  EXPECT_NE(said.output.find("a step of 1 microbatch takes"), std::string::npos) << said.output;
+  EXPECT_NE(run(one + "--sweep gpus=1,2").output.find("tokens/s/GPU"), std::string::npos);
+}
+
+// The same dtype, machine and program, though none of them is what `plan` takes without a flag.
+TEST_F(PlanCommand, APlanIsPricedAgainForWhatItWasMadeFor) {
+  const std::string made =
+      "--model mixtral-8x7b --machine b200 --nodes-of 4 --software torchtitan --dtype fp8 --gpus 16 --tp 4 "
+      "--etp 1 "
+      "--global-batch 64 --seq-len 4096 --top 1 ";
+  const json first = object(made + "--out plan.toml")["plans"][0];
+  const json again = object("--plan plan.toml --top 1")["plans"][0];
+  EXPECT_EQ(first["etp"], 1);
+  for (const auto& [key, value] : first.items()) EXPECT_EQ(again[key], value) << key;
+  const CommandResult said = run(made + "--out plan.toml 2>&1");
+  EXPECT_NE(said.output.find("train and verify refuse it: --etp 1"), std::string::npos) << said.output;
+  EXPECT_NE(run(std::string(small) + "--top 1 --out plan.toml 2>&1")
+                .output.find("plan.toml is priced in bf16; train and verify run it in f32"),
+            std::string::npos);
+  write("mine.toml", read("plan.toml").replace(read("plan.toml").find("'h100'"), 6, "'mine'"));
+  refused("--plan mine.toml", {"--plan mine.toml", "machine mine", "--machine"});
+}
+
+// docs/planning.md prints below a command what it answers. Lines may be cut off.
+TEST_F(PlanCommand, TextbookAnswersAreWhatItPrints) {
+  const std::string prompt = "$ echelon plan ";
+  std::ifstream page(std::string(ECHELON_SOURCE_DIR) + "/docs/planning.md");
+  int compared = 0;
+  for (std::string line; std::getline(page, line);) {
+    if (!line.starts_with(prompt) || line.find("a100-80") == std::string::npos) continue;
+    const std::string command = line.substr(prompt.size());
+    std::istringstream said(run(command).output);
+    for (std::string printed; std::getline(page, line) && line != "```"; ++compared) {
+      ASSERT_TRUE(std::getline(said, printed)) << command;
+      const auto seconds = line.find(", in ");  // that the search took
+      EXPECT_EQ(printed.substr(0, std::min(seconds, line.size())), line.substr(0, seconds)) << command;
+    }
+  }
+  EXPECT_GT(compared, 30);
+}
+
+TEST_F(PlanCommand, SeventyBillionOn80A100) {
+  const std::string base =
+      "--model llama-3-70b --machine a100-80 --gpus 80 --dp 80 --dtype f32 --global-batch 80 --micro-batch 1 "
+      "--seq-len 4096 --recompute full ";
+  const json whole = object(base + "--zero 0", 1)["nearest"]["memory_bytes"];
+  EXPECT_NEAR(whole["parameters"].get<double>(), 282.2e9, 0.05e9);
+  const json cut = object(base + "--zero 3")["plans"][0]["memory_bytes"];
+  EXPECT_NEAR(cut["parameters"].get<double>(), 3.53e9, 0.005e9);
+  EXPECT_NEAR(cut["gradients"].get<double>(), 3.53e9, 0.005e9);
+  EXPECT_NEAR(cut["optimizer"].get<double>(), 7.06e9, 0.01e9);
+}
+
+TEST_F(PlanCommand, SeventyBillionOn512A100) {
+  const json named = object(
+      "--model llama-3-70b --machine a100-80 --gpus 512 --global-batch 1024 --seq-len 4096 --tp 8 --pp 4 "
+      "--cp 1 "
+      "--top 1")["plans"][0];
+  EXPECT_EQ(named["dp"], 16);
+  EXPECT_LT(named["memory_bytes"]["total"].get<double>(), 80e9);
+  EXPECT_GT(named["mfu"].get<double>(), 0.5);
 }
 
 TEST_F(PlanCommand, Sweeps) {

@@ -35,7 +35,7 @@ Workload workload(Family family) {
   return w;
 }
 
-// Of experts that all get every token, so that their loads are even.
+// Experts that all get every token, so that their loads are even.
 Workload mixture_workload() {
   Workload w = workload(Family::llama);
   w.model.experts = Experts::mixtral;
@@ -112,7 +112,7 @@ std::vector<Configuration> mixture_configurations() {
   return all;
 }
 
-// Of the second step, of the first rank of each pipeline rank.
+// In the second step, on the first rank of each pipeline rank.
 std::vector<Memory> measure(const Plan& plan) {
   std::vector<Memory> peaks(static_cast<std::size_t>(plan.mesh.size(Axis::pp)));
   on_mesh(plan, [&](const Rank& rank) {

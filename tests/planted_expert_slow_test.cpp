@@ -54,7 +54,7 @@ class PlantedExpertRuns : public testing::TestWithParam<const char*> {
     return {records.end() - counted, records.end()};
   }
 
-  // Of each layer, over all of them.
+  // In each layer, over all of them.
   static std::vector<double> imbalances(const std::vector<StepRecord>& records) {
     std::vector<double> result;
     for (std::size_t i = 0; i < records.front().experts.size(); ++i) {

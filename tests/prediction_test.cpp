@@ -25,7 +25,7 @@ struct Measured {
   DecidedByData decided;
 };
 
-// Of the second step, by rank.
+// In the second step, by rank.
 std::vector<Measured> measure(const Plan& plan) {
   std::vector<Measured> measured(static_cast<std::size_t>(plan.mesh.num_ranks()));
   on_mesh(plan, [&](const Rank& rank) {

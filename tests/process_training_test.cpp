@@ -8,6 +8,7 @@
 
 #include "command_runs.h"
 #include "temporary_directory.h"
+#include "trace_checks.h"
 
 namespace echelon::process_training_test {
 namespace {
@@ -113,6 +114,26 @@ TEST_F(ProcessTraining, EightRanks) {
     proves(c);
 }
 
+// Every process is in the trace of rank 0, with what it would have sent as a thread.
+TEST_F(ProcessTraining, IsTracedAsThreadsAre) {
+  const auto traced = [&](const std::string& name) {
+    return read_trace(read_bytes(directory_ / (name + ".json")));
+  };
+  const auto flags = [&](const std::string& name) {
+    return fmt::format("--dp 2 --tp 2 --trace {}/{}.json", std::string(directory_.path()), name);
+  };
+  const CommandResult a =
+      run_command(fmt::format("{} {}", ECHELON_BINARY, training(flags("threads").c_str(), "threads")));
+  ASSERT_EQ(a.status, 0) << a.output;
+  const CommandResult b = run_command(under_mpirun(4, training(flags("processes").c_str(), "processes")));
+  ASSERT_EQ(b.status, 0) << b.output;
+  const ReadTrace threads = traced("threads"), processes = traced("processes");
+  EXPECT_EQ(processes.ranks, threads.ranks);
+  ASSERT_EQ(processes.ranks.size(), 4u);
+  EXPECT_EQ(processes.sent, threads.sent);
+  EXPECT_EQ(processes.sent[3].size(), 2u);  // of step 3, and behind it
+}
+
 // mpirun by itself would end the ranks a second later, with status 1.
 TEST_F(ProcessTraining, LaunchEndsBehindTheStepWhenItIsToldTo) {
   for (const char* signal : {"TERM", "USR1"}) {
@@ -123,7 +144,7 @@ TEST_F(ProcessTraining, LaunchEndsBehindTheStepWhenItIsToldTo) {
         "while kill -0 $! && ! ls {}/{} 2>&1 | grep -q ^step; do sleep 0.05; done; kill -{} $!; wait $!",
         ECHELON_BINARY, training("--dp 2", name, 1'000'000), std::string(directory_.path()), name, signal));
     EXPECT_EQ(r.status, 0) << r.output;
-    EXPECT_NE(r.output.find("stopped behind step "), std::string::npos) << r.output;
+    EXPECT_NE(r.output.find("stopped after step "), std::string::npos) << r.output;
     EXPECT_EQ(r.output.find("restart"), std::string::npos) << r.output;
   }
 }
@@ -156,7 +177,7 @@ TEST_F(ProcessTraining, WhatOneRankRefusesAllRefuse) {
           ECHELON_BINARY, verb, ECHELON_TEST_DTYPE, std::string(directory_.path()), data);
     };
     const CommandResult r = run_command(
-        "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 30 mpirun "
+        "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 300 mpirun "
         "--oversubscribe " +
         process("text") + " : " + process("absent"));
     EXPECT_EQ(r.status, 2) << verb << "\n" << r.output;

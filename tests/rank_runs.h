@@ -15,6 +15,7 @@
 
 #include "comm/algorithm_communicator.h"
 #include "comm/threads.h"
+#include "turned_clock.h"
 
 namespace echelon::checks {
 
@@ -32,7 +33,7 @@ inline std::int64_t total(const Counts& counts) {
 
 // Runs body(communicator of all ranks) on n ranks.
 inline void with_ranks(int n, const std::function<void(Communicator&)>& body,
-                       std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
+                       std::chrono::milliseconds timeout = patience) {
   ThreadWorld world(n, timeout);
   run_ranks(world, [&](int rank) { body(*world.join(rank, everyone(n), "tp")); });
 }
@@ -45,7 +46,7 @@ inline std::unique_ptr<Communicator> join(ThreadWorld& world, int rank, const st
   return with_algorithms(std::move(messages), world.join(rank, ranks, "tp collectives"), collectives);
 }
 inline void with_ranks(Collectives collectives, int n, const std::function<void(Communicator&)>& body) {
-  ThreadWorld world(n, std::chrono::seconds(20));
+  ThreadWorld world(n, patience);
   run_ranks(world, [&](int rank) { body(*join(world, rank, everyone(n), collectives)); });
 }
 inline constexpr std::array<Collectives, 4> every_collectives{
@@ -58,9 +59,10 @@ struct FailedJob {
   std::string thrown;
 };
 inline FailedJob failing(int n, const std::function<void(int, ThreadWorld&)>& body,
-                         std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
+                         const TimedJob& timed = {}) {
   FailedJob outcome{std::vector<std::string>(static_cast<std::size_t>(n)), ""};
-  ThreadWorld world(n, timeout);
+  ThreadWorld world(n, timed.timeout, timed.hooks, timed.time);
+  const Beside beside(timed, world);
   try {
     run_ranks(world, [&](int rank) {
       try {

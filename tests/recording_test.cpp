@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "comm/threads.h"
+#include "patience.h"
 
 namespace echelon::recording_test {
 namespace {
@@ -13,7 +14,7 @@ using namespace std::chrono_literals;
 using Counts = std::vector<std::int64_t>;
 
 Traffic recorded(int n, int rank_of_interest, const std::function<void(Communicator&)>& body) {
-  ThreadWorld world(n, 20s);
+  ThreadWorld world(n, checks::patience);
   std::vector<Traffic> traffic(static_cast<std::size_t>(n));
   std::vector<int> ranks;
   for (int rank = 0; rank < n; ++rank) ranks.push_back(rank);
@@ -77,7 +78,7 @@ TEST(Recording, CountsCallsAndBytesOfEveryVerb) {
 TEST(Recording, AGroupOfOneSendsNothing) { EXPECT_EQ(recorded(1, 0, all_verbs_once), Traffic{}); }
 
 TEST(Recording, ARefusedCallIsNotCounted) {
-  ThreadWorld world(2, 20s);
+  ThreadWorld world(2, checks::patience);
   std::vector<Traffic> traffic(2);
   EXPECT_THROW(run_ranks(world,
                          [&](int rank) {

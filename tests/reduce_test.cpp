@@ -17,7 +17,7 @@ constexpr DType dtype_of = std::is_same_v<T, float>    ? DType::f32
                            : std::is_same_v<T, double> ? DType::f64
                                                        : DType::i32;
 
-// Of both signs, with exponents so far apart that hardly any sum is exact.
+// Both signs, with exponents so far apart that hardly any sum is exact.
 template <class T>
 std::vector<T> wide(std::mt19937& random, std::size_t count) {
   std::vector<T> data(count);

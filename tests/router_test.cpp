@@ -147,7 +147,7 @@ TEST_F(RouterTest, WhatNoLogitChangesHasAGradientOfExactlyZero) {
     const RouterLosses even{.factors = std::vector<double>(E, 0.3), .rows_per_scope = 50};
     for (const RouterLosses& losses : {RouterLosses{}, even}) {
       r.backward(logits, ids, wanted, losses, 0.7, d_logits);
-      for (std::int64_t i = 0; i < d_logits.numel(); ++i) EXPECT_EQ(at(d_logits, i), 0);
+      for_each(d_logits, [&](std::int64_t i, std::int64_t j) { EXPECT_EQ(at(d_logits, i, j), 0); });
     }
   }
 }
@@ -292,6 +292,26 @@ TEST_F(CapacityTest, CopiesAreSortedByExpertAndToken) {
   EXPECT_EQ(list(places), (std::vector<std::int32_t>{3, 1, -1, 4, 2, 0}));
   EXPECT_EQ(list(tokens), (std::vector<std::int32_t>{2, 0, 2, 0, 1, -1}));
   EXPECT_THROW(sort_by_expert(keep, E, places, tokens.flat_range(0, 4)), InvariantError);
+}
+
+// What would have to happen for a choice to be the router's.
+TEST_F(RouterTest, SaysHowFarAChoiceIsFromIts) {
+  const auto shift = [](const RouterSpec& spec, std::vector<double> wanted, std::vector<std::int32_t> ids) {
+    TokenRouter::Row row;
+    row.wanted = std::move(wanted);
+    return TokenRouter(spec, std::ssize(row.wanted), std::ssize(ids)).shift_to_choose(row, ids);
+  };
+  EXPECT_EQ(shift({}, {0.1, 0.4, 0.3, 0.2}, {1, 2}), 0);
+  EXPECT_EQ(shift({}, {0.1, 0.4, 0.3, 0.2}, {2, 1}), 0);             // in any order
+  EXPECT_NEAR(shift({}, {0.1, 0.4, 0.3, 0.2}, {1, 3}), 0.05, 1e-4);  // both move
+  EXPECT_NEAR(shift({}, {0.1, 0.4, 0.3, 0.2}, {0, 3}), 0.15, 1e-4);
+  EXPECT_LT(shift({}, {0.3, 0.3, 0.2, 0.2}, {1}), 1e-15);  // the higher number of equal ones
+  // The best group is that of experts 0 and 1.
+  const RouterSpec groups{.groups = 2, .most_groups = 1};
+  EXPECT_EQ(shift(groups, {0.4, 0.3, 0.35, 0.3}, {0}), 0);
+  EXPECT_NEAR(shift(groups, {0.4, 0.3, 0.35, 0.3}, {2}), 0.025, 1e-4);
+  EXPECT_EQ(shift({}, {0.1, std::numeric_limits<double>::quiet_NaN()}, {1}),
+            std::numeric_limits<double>::infinity());
 }
 
 }  // namespace

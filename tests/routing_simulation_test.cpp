@@ -135,7 +135,7 @@ TEST(RoutingSimulation, UniformPopularityIsNearlyEven) {
   }
 }
 
-// Of one expert a token: the shares themselves.
+// One expert a token: the shares themselves.
 TEST(RoutingSimulation, ChoicesFollowThePopularity) {
   RoutingRequest r = request_of();
   r.experts_per_token = 1;

@@ -152,6 +152,26 @@ TEST_F(SimulateCommand, DrawsAndWritesWhatItReads) {
   EXPECT_NE(run("--schedule mine.txt --format lowered 2>/dev/null").output.find("0A0>1"), std::string::npos);
 }
 
+TEST_F(SimulateCommand, TheNameOfTheFileSaysTheFormat) {
+  const std::string small = "--pp 2 --microbatches 2 ";
+  for (const auto& [name, begin] : {std::pair{"a.svg", "<svg "},
+                                    {"a.html", "<!doctype html>"},
+                                    {"a.htm", "<!doctype html>"},
+                                    {"a.json", "{"},
+                                    {"a.csv", "0F0,"},
+                                    {"a.txt", "1f1b"},
+                                    {"a", "1f1b"}}) {
+    EXPECT_EQ(run(small + "--out " + name).status, 0) << name;
+    EXPECT_TRUE(read(name).starts_with(begin)) << name << ": " << read(name).substr(0, 40);
+  }
+  EXPECT_EQ(run(small + "--format svg --out b").status, 0);
+  EXPECT_TRUE(read("b").starts_with("<svg "));
+  EXPECT_EQ(run(small + "--format rows --out b.txt").status, 0);
+  refused("--format svg --out a.html", {"--format svg", "--out a.html", "legal: html"});
+  refused("--format text --out a.json", {"--format text", "legal: perfetto"});
+  refused("--format html --out a.txt", {"--format html", "legal: text, rows, lowered"});
+}
+
 TEST_F(SimulateCommand, RefusesWrongRequestsByName) {
   refused("--schedule zigzag", {"--schedule zigzag", "zb-v"});
   refused("--compare 1f1b,zigzag", {"--compare zigzag", "zb-v"});

@@ -76,11 +76,11 @@ TEST_F(SimulateExperts, DrawsBeforeAndAfter) {
   const CommandResult text = run("--moe --ep 2 --steps 5 --tokens 128 --compare none,bias --width 60");
   EXPECT_EQ(text.status, 0);
   for (const char* part : {"slowest device", "dropped at capacity", "none: busiest expert",
-                           "bias: busiest expert", "expert 7 |", "of the even load"})
+                           "bias: busiest expert", "expert 7 |", "load / average"})
     EXPECT_NE(text.output.find(part), std::string::npos) << part;
   const CommandResult devices = run("--moe --ep 2 --steps 5 --tokens 128 --heat devices --compare none");
   EXPECT_NE(devices.output.find("device 1 |"), std::string::npos);
-  EXPECT_EQ(run("--moe --steps 5 --tokens 128 --format svg --out map.svg").status, 0);
+  EXPECT_EQ(run("--moe --steps 5 --tokens 128 --out map.svg").status, 0);
   EXPECT_TRUE(read("map.svg").starts_with("<svg "));
   const CommandResult csv =
       run("--moe --steps 5 --tokens 128 --compare none,capacity --format csv 2>/dev/null");
@@ -96,6 +96,8 @@ TEST_F(SimulateExperts, RefusesInOneSentence) {
   refused("--moe --model llama-tiny", {"--model llama-tiny", "no experts"});
   refused("--moe --compare none,magic", {"--compare magic", "aux-loss"});
   refused("--moe --format html", {"--format html", "svg"});
+  refused("--moe --out map.html", {"--out map.html", "text, svg, csv"});
+  refused("--moe --format csv --out map.svg", {"--format csv", "--out map.svg", "legal: svg"});
   refused("--moe --popular-expert 9:0.5", {"--popular-expert 9:0.5", "0 to 7"});
   refused("--moe --popular-expert 1:1.5", {"--popular-expert 1:1.5", "between 0 and 1"});
   refused("--moe --popular-expert 1", {"--popular-expert 1", "0:0.5"});

@@ -1,10 +1,9 @@
 // Kernels that sleep as long as they would compute: what a program hides behind computation then shows on a
-// machine that does other things too.
+// machine that does other things too, and exactly where only sleep turns the clock.
 #pragma once
 
 #include <algorithm>
 #include <chrono>
-#include <thread>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -16,8 +15,8 @@ namespace echelon::checks {
 // of it backward.
 class SleepingKernels final : public Kernels {
  public:
-  SleepingKernels(std::int64_t pairs_of_block, std::chrono::duration<double> block)
-      : pairs_(pairs_of_block), block_(block) {}
+  SleepingKernels(std::int64_t pairs_of_block, std::chrono::duration<double> block, const Time& time)
+      : pairs_(pairs_of_block), block_(block), time_(time) {}
   // So far: a sleep may be longer than was asked for.
   double slept_seconds() const { return slept_seconds_; }
   void attention(const Tensor&, const Tensor&, const Tensor&, const AttentionShape& s, const Tensor&,
@@ -73,12 +72,13 @@ class SleepingKernels final : public Kernels {
     for (std::int64_t t = 0; t < s.q_len; ++t)
       pairs += std::clamp<std::int64_t>(s.q_offset + t + 1, 0, s.kv_len);
     const double share = times * static_cast<double>(pairs) / static_cast<double>(pairs_);
-    const auto begin = Clock::now();
-    std::this_thread::sleep_for(block_ * share);
-    slept_seconds_ += seconds_since(begin);
+    const auto begin = time_.now();
+    time_.sleep(std::chrono::duration_cast<Clock::duration>(block_ * share));
+    slept_seconds_ += seconds_between(begin, time_.now());
   }
   std::int64_t pairs_;
   std::chrono::duration<double> block_;
+  const Time time_;
   double slept_seconds_ = 0;
 };
 

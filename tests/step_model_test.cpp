@@ -4,6 +4,7 @@
 
 #include "plan/memory.h"
 #include "plan/op_seconds.h"
+#include "plan/traffic.h"
 #include "schedule/schedules.h"
 
 namespace echelon::step_model_test {
@@ -224,7 +225,7 @@ TEST(StepModel, IntervalsAreOfAKindOfConfiguration) {
   expect(interval(workload("mixtral-8x7b", 64), 8), 0.7, 1.3);
 }
 
-// Of this repository's trainer a plan says what the trainer's own prediction says, to the byte, for every
+// For this repository's trainer a plan says what the trainer's own prediction says, to the byte, for every
 // pipeline rank; that this is what a run holds, tests/prediction_test.cpp shows.
 TEST(StepModel, MemoryOfThisTrainerIsItsOwnAccount) {
   Workload work{load_model("llama-tiny"), 64, 32, Precision::f32, load_machine("h100"),
@@ -248,6 +249,117 @@ TEST(StepModel, MemoryOfThisTrainerIsItsOwnAccount) {
     ++looked_at;
   }
   EXPECT_GT(looked_at, 30);
+}
+
+// Under ZeRO 2 and 3 a program either holds whole gradients until the last microbatch, and sums them once a
+// step, or sums behind each microbatch and holds shards: memory, traffic and time say the same of it.
+TEST(StepModel, ShardsOfGradientsArePaidForInEveryMicrobatch) {
+  for (const std::string& name : software_preset_names())
+    for (int pp : {1, 2})
+      for (int zero : {2, 3}) {
+        Workload work{load_model("gpt2-1.5b"), 512, 32 * pp, Precision::bf16, load_machine("a100-80"),
+                      load_software(name)};
+        work.software.overlaps_gradients = work.software.overlaps_parameters = false;
+        const bool walked = work.software.is_this_trainer;
+        if (walked) work.model = load_model("llama-tiny"), work.seq_len = 64;
+        if (walked) work.precision = Precision::f32;
+        Configuration c;
+        c.dp = 4;
+        c.pp = pp;
+        c.schedule = "1f1b";
+        c.even_split = true;
+        StepModel model(work);
+        c.zero = 1;
+        const Estimate whole = model.estimate(c);
+        c.zero = zero;
+        const Estimate cut = model.estimate(c);
+        SCOPED_TRACE(name + " " + describe(c));
+        const auto microbatches = static_cast<double>(cut.microbatches);
+        ASSERT_GT(microbatches, 4);
+        const auto gradients = [](const Estimate& e) {
+          std::int64_t most = 0;
+          for (const Memory& m : e.rank_memory) most = std::max(most, m[MemoryCategory::gradients]);
+          return static_cast<double>(most);
+        };
+        // What ZeRO 3 gathers counts apart: once, without the gradients' sums.
+        work.software.reduces_each_microbatch = false;
+        const Estimate once = StepModel(work).estimate(c);
+        const double width = parameter_bytes(work).reduced / parameter_bytes(work).gradient;
+        const double sum = 0.75 * gradients(whole) * width;  // three quarters of them go to other ranks
+        const double more = cut.traffic.dp - once.traffic.dp;
+        if (gradients(cut) < 0.5 * gradients(whole)) {
+          EXPECT_NEAR(more, (microbatches - 1) * sum, 1e-3 * more);
+          EXPECT_GT(cut.seconds, once.seconds);
+          EXPECT_NEAR(gradients(cut), gradients(whole) / 4, 1e-6 * gradients(whole));
+        } else {
+          EXPECT_EQ(more, 0);
+          EXPECT_EQ(cut.seconds, once.seconds);
+          if (!walked) {  // what this trainer holds is its own account
+            EXPECT_EQ(gradients(cut), gradients(whole));
+          }
+          if (zero == 2) {
+            EXPECT_DOUBLE_EQ(cut.seconds, whole.seconds);
+            EXPECT_DOUBLE_EQ(cut.traffic.dp, whole.traffic.dp);
+          }
+        }
+        // One microbatch: nothing to wait for, so the shards come at the price of one sum.
+        work.global_batch = 4;
+        const Estimate one = StepModel(work).estimate(c);
+        if (!walked) {
+          EXPECT_NEAR(gradients(one), gradients(whole) / 4, 1e-6 * gradients(whole));
+        }
+      }
+}
+
+// 70B on 64 H100 as dp 8, tp 2, pp 4, v-half: ZeRO 1 does not fit, and ZeRO 2 does not by magic.
+TEST(StepModel, ZeroTwoDoesNotMake70BFitForNothing) {
+  Workload work = workload("llama-3-70b", 512);
+  work.seq_len = 8192;
+  Configuration c;
+  c.dp = 8;
+  c.tp = 2;
+  c.pp = 4;
+  c.schedule = "v-half";
+  c.zero = 1;
+  const Estimate one = StepModel(work).estimate(c);
+  c.zero = 2;
+  const Estimate each = StepModel(work).estimate(c);
+  EXPECT_GT(each.traffic.dp, 30 * one.traffic.dp);  // 64 microbatches, and one gather
+  EXPECT_GT(each.seconds, one.seconds);
+  work.software.reduces_each_microbatch = false;
+  const Estimate once = StepModel(work).estimate(c);
+  EXPECT_EQ(once.memory.total(), one.memory.total());
+  EXPECT_EQ(once.seconds, one.seconds);
+  EXPECT_EQ(once.traffic.dp, one.traffic.dp);
+}
+
+// Of each axis what the rank sends that sends most: in the middle of a pipeline twice what its ends send, and
+// nothing where a V turns on one rank.
+TEST(StepModel, PipelineTrafficIsThatOfTheBusiestRank) {
+  Workload work{load_model("llama-tiny"), 64, 16, Precision::f32, load_machine("h100"),
+                load_software("echelon")};
+  work.model.num_layers = 8;
+  StepModel model(work);
+  for (const char* schedule : {"1f1b", "interleaved", "zb-h1", "zb-v", "v-half", "dualpipev"})
+    for (int pp : {2, 4})
+      for (bool sequence_parallel : {true, false}) {
+        Configuration c;
+        c.pp = pp;
+        c.tp = 2;
+        c.sequence_parallel = sequence_parallel;
+        c.schedule = schedule;
+        c.chunks = c.schedule == "interleaved" ? 2 : 1;
+        c.even_split = true;
+        SCOPED_TRACE(describe(c));
+        ASSERT_EQ(model.schedule_problem(c), "");
+        const Estimate e = model.estimate(c);
+        const Plan plan = as_plan(work, c, e.layers);
+        const PipelineLayout pipeline(plan);
+        std::int64_t most = 0;
+        for (int r = 0; r < pp; ++r)
+          most = std::max(most, predict_traffic(plan, pipeline, {.pp = r}).at(Axis::pp, Verb::send).bytes);
+        EXPECT_DOUBLE_EQ(e.traffic.pp, static_cast<double>(most));
+      }
 }
 
 TEST(StepModel, ZeroStatesAreThePapers) {

@@ -10,6 +10,7 @@
 #include <limits>
 #include <vector>
 
+#include "base/error.h"
 #include "base/philox.h"
 #include "tensor/tensor.h"
 
@@ -17,7 +18,9 @@ namespace echelon::checks {
 
 inline constexpr double epsilon = std::numeric_limits<double>::epsilon();
 
+// Row i, column j. InvariantError beyond the tensor.
 inline double& at(const Tensor& t, std::int64_t i, std::int64_t j = 0) {
+  check(i >= 0 && i < t.rows() && j >= 0 && j < t.cols(), "a test reads beyond a tensor");
   return t.data<double>()[i * t.row_stride() + j];
 }
 

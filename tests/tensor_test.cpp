@@ -27,7 +27,10 @@ struct Counted {
   }
 };
 
-float at(const Tensor& t, std::int64_t i, std::int64_t j) { return t.data<float>()[i * t.row_stride() + j]; }
+float at(const Tensor& t, std::int64_t i, std::int64_t j) {
+  check(i >= 0 && i < t.rows() && j >= 0 && j < t.cols(), "a test reads beyond a tensor");
+  return t.data<float>()[i * t.row_stride() + j];
+}
 
 TEST(Tensor, ElementSizesAndNames) {
   EXPECT_EQ(element_bytes(DType::f32), 4);

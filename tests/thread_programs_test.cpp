@@ -130,7 +130,7 @@ void play_random_program(unsigned seed, Collectives collectives) {
   std::vector<std::vector<Step>> rows, columns;
   for (int i = 0; i < 2; ++i) rows.push_back(random_steps());
   for (int i = 0; i < 3; ++i) columns.push_back(random_steps());
-  ThreadWorld world(6, 20s);
+  ThreadWorld world(6, patience);
   run_ranks(world, [&](int rank) {
     std::mt19937 random(seed * 31 + static_cast<unsigned>(rank));
     // Algorithms wait inside the call, so all ranks take the two groups in one order.

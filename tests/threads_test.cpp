@@ -108,7 +108,7 @@ TEST(Threads, GroupsOfOneNeverWait) {
 }
 
 TEST(Threads, OppositeWaitsOnTwoAxesDoNotDeadlock) {
-  ThreadWorld world(4, 20s);
+  ThreadWorld world(4, patience);
   run_ranks(world, [&](int rank) {
     const int row = rank / 2, column = rank % 2;
     const auto tp = world.join(rank, {2 * row, 2 * row + 1}, "tp");
@@ -131,7 +131,7 @@ TEST(Threads, OppositeWaitsOnTwoAxesDoNotDeadlock) {
 }
 
 TEST(Threads, AWorldRunsAgain) {
-  ThreadWorld world(3, 20s);
+  ThreadWorld world(3, patience);
   for (int i = 0; i < 3; ++i)
     run_ranks(world, [&](int rank) {
       const auto tp = world.join(rank, everyone(3), "tp");

@@ -60,7 +60,7 @@ TEST_F(Tokens, AnyRangeIsAsTheWhole) {
   // Lengths about the border between files that are read and files that are mapped, and single bytes.
   for (const std::size_t length : {1UL, 65535UL, 65536UL, 65537UL, 1UL, 2UL, 100000UL}) {
     std::string text(length, ' ');
-    for (std::size_t i = 0; i < length; ++i) text[i] = static_cast<char>((i * 7 + length) % 251);
+    for (std::size_t i = 0; i < length; ++i) text[i] = static_cast<char>(' ' + (i * 7 + length) % 95);
     paths.push_back(write(fmt::format("{}.txt", paths.size()), text));
   }
   const TokenData data(paths, bytes_vocab);
@@ -95,6 +95,31 @@ TEST_F(Tokens, DirectoriesAreReadInTheOrderOfTheirPaths) {
   EXPECT_EQ(text_of(TokenData({path("d")}, bytes_vocab)), "A|Z|B|O|");  // '.' comes before '/'
   EXPECT_EQ(text_of(TokenData({path("d"), path("out.txt")}, bytes_vocab)), "A|Z|B|O|");
   EXPECT_EQ(text_of(TokenData({path("out.txt"), path("out.txt")}, bytes_vocab)), "O|O|");  // as asked
+}
+
+// A directory of text with what else lies about.
+TEST_F(Tokens, WhatIsNoTextIsSaidAndSkippedOrRefused) {
+  write("d/a.txt", "A");
+  write("d/latin.txt", "caf\xe9 cr\xe8me");
+  write("d/colours.log", "\x1b[31mred\x1b[0m");
+  write("d/picture.png", std::string("\x89PNG\r\n\x1a\n\0\0\0\rIHDR", 16));
+  write("d/packed.gz", "\x1f\x8b\x08\x08\xd1\xb5packed");
+  write("d/records.jsonl", "{\"text\": \"no\"}\n");
+  write("d/z.txt", "Z");
+  const TokenData data({path("d")}, bytes_vocab);
+  EXPECT_EQ(text_of(data), "A|\x1b[31mred\x1b[0m|caf\xe9 cr\xe8me|Z|");
+  EXPECT_EQ(data.skipped(), "skipped " + path("d/packed.gz") + ", " + path("d/picture.png") + ": binary\n" +
+                                "skipped " + path("d/records.jsonl") + ": records of JSON\n");
+  EXPECT_EQ(TokenData({path("d/a.txt")}, bytes_vocab).skipped(), "");
+  expect_refusal([&] { TokenData({path("d/picture.png")}, bytes_vocab); }, {"picture.png", "binary", "text"});
+  expect_refusal([&] { TokenData({path("d/records.jsonl")}, bytes_vocab); },
+                 {"records.jsonl", "JSON", "rename"});
+  for (const char* text : {"d/a.txt", "d/z.txt", "d/latin.txt", "d/colours.log"}) fs::remove(path(text));
+  expect_refusal([&] { TokenData({path("d")}, bytes_vocab); }, {"no text", "picture.png", "records.jsonl"});
+  // Many are counted.
+  for (int i = 0; i < 9; ++i) write(fmt::format("d/{}.bmp", i), std::string(3, '\0'));
+  write("d/a.txt", "A");
+  EXPECT_NE(TokenData({path("d")}, bytes_vocab).skipped().find(" and 8 more: binary"), std::string::npos);
 }
 
 TEST_F(Tokens, TokenFilesRoundTrip) {
@@ -274,6 +299,28 @@ TEST_F(Sampling, StartsAreUniform) {
   // 99 degrees of freedom: mean 99, standard deviation 14.
   EXPECT_GT(chi2, 99 - 4 * 14.1);
   EXPECT_LT(chi2, 99 + 4 * 14.1);
+}
+
+TEST_F(Tokens, ASampleGoesOnFromWholeWords) {
+  const auto prompt = [&](const std::string& text, Range range, std::int64_t most) {
+    const TokenData data({write("words.txt", text)}, bytes_vocab);
+    std::string out;
+    for (std::int32_t id : sample_prompt(data, range, most))
+      out += id == end_of_text ? '|' : static_cast<char>(id);
+    return out;
+  };
+  const std::string text = "In the beginning was the word.";
+  EXPECT_EQ(prompt(text, {0, 30}, 10), "In the");  // "In the beg" ends inside a word
+  EXPECT_EQ(prompt(text, {0, 30}, 16), "In the beginning");
+  EXPECT_EQ(prompt(text, {4, 30}, 13), "beginning was");   // begins inside "the"
+  EXPECT_EQ(prompt(text, {3, 30}, 8), "the");              // behind a space
+  EXPECT_EQ(prompt(text, {6, 30}, 12), "beginning");       // at a space
+  EXPECT_EQ(prompt(text, {17, 31}, 32), "was the word.");  // not over the end of a text
+  EXPECT_EQ(prompt(text, {0, 30}, 1), "I");                // no room for a word
+  EXPECT_EQ(prompt(text, {8, 14}, 32), "eginni");          // no word begins there
+  EXPECT_EQ(prompt("    \n", {0, 5}, 3), "   ");
+  write_token_file(path("ids.bin"), std::vector<std::int32_t>{32, 7, 32, 9}, 2);
+  EXPECT_EQ(sample_prompt(TokenData({path("ids.bin")}, 100), {1, 4}, 2), (std::vector<std::int32_t>{7, 32}));
 }
 
 TEST_F(Tokens, AFullDiskLeavesNothing) {

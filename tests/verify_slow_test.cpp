@@ -2,7 +2,7 @@
 // reference kernels and in f32 on the CPU kernels. Their vocabulary of 257 is uneven over tp.
 #include <gtest/gtest.h>
 
-#include "mesh_runs.h"
+#include "random_models.h"
 #include "train/verify.h"
 
 namespace echelon::verify_slow_test {
@@ -16,7 +16,7 @@ void expect_pass_on_every_mesh(const char* preset, DType dtype) {
     request.plan = odd_plan(load_model(preset), dp, tp, sp, dtype);
     request.plan.seq_len = 29;
     request.optimizer.clip = 0.1;
-    request.run.timeout = 5 * patience;
+    request.run.timeout = patience;
     const VerifyReport report = verify(request);
     EXPECT_TRUE(report.pass) << describe(request.plan) << "\n" << to_json(report, request.plan);
     EXPECT_LE(report.grad_max_rel_diff, dtype == DType::f64 ? 1e-10 : verify_bound(request.plan));
@@ -36,6 +36,14 @@ TEST(VerifySlow, LlamaTinyInF32) {
   expect_pass_on_every_mesh("llama-tiny", DType::f32);
 }
 
+TEST(VerifySlow, RandomModels) {
+  const int visited = for_each_random_request(5000, 1000, [&](const VerifyRequest& request) {
+    const VerifyReport report = verify(request);
+    EXPECT_TRUE(report.pass) << to_json(report, request.plan);
+  });
+  EXPECT_GT(visited, 800);
+}
+
 // More threads a rank, and longer sequences.
 TEST(VerifySlow, TwoThreadsARankAndLongSequences) {
   if (!have_cpu_kernels()) GTEST_SKIP() << "this build has no CPU kernels";
@@ -44,7 +52,7 @@ TEST(VerifySlow, TwoThreadsARankAndLongSequences) {
     request.plan = odd_plan(load_model(preset), 2, 2, true, DType::f32);
     request.plan.seq_len = 300;  // a microbatch is more than one chunk of logits
     request.run.threads_per_rank = 2;
-    request.run.timeout = 5 * patience;
+    request.run.timeout = patience;
     request.optimizer.clip = 0.1;
     const VerifyReport report = verify(request);
     EXPECT_TRUE(report.pass) << describe(request.plan) << "\n" << to_json(report, request.plan);

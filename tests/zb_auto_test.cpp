@@ -156,15 +156,19 @@ void against_brute_force(int ranks, int microbatches, bool any_order, int trials
       std::vector<int> done(static_cast<std::size_t>(microbatches), 0);
       all_lists(r, microbatches, any_order, list, done, lists[static_cast<std::size_t>(r)]);
     }
-    double least_span = 1e300, least_makespan = 1e300;
+    double least_span = 1e300, least_makespan = 1e300,
+           least_of_span = 1e300;  // the last: with the least span
     std::vector<std::size_t> at(static_cast<std::size_t>(ranks), 0);
     for (bool more = true; more;) {
       Schedule schedule{"brute force", ranks, microbatches, {}};
       for (std::size_t r = 0; r < at.size(); ++r) schedule.ranks.push_back(lists[r][at[r]]);
       if (keeps_limit(schedule, costs)) try {
           const Simulation simulation = simulate(schedule, costs.times);
-          least_span = std::min(least_span, local_span(simulation.timeline));
-          least_makespan = std::min(least_makespan, simulation.timeline.makespan());
+          const double span = local_span(simulation.timeline), makespan = simulation.timeline.makespan();
+          if (span < least_span - 1e-9) least_of_span = makespan;
+          if (span < least_span + 1e-9) least_of_span = std::min(least_of_span, makespan);
+          least_span = std::min(least_span, span);
+          least_makespan = std::min(least_makespan, makespan);
         } catch (const RequestError&) {  // dead-locks
         }
       more = false;
@@ -177,6 +181,8 @@ void against_brute_force(int ranks, int microbatches, bool any_order, int trials
                                     << trial);
     EXPECT_TRUE(result.optimal);
     EXPECT_NEAR(result.span, least_span, 1e-6);
+    EXPECT_TRUE(result.makespan_optimal);
+    EXPECT_NEAR(result.makespan, least_of_span, 1e-6);
     EXPECT_LE(result.makespan_lower_bound, least_makespan + 1e-6);
   }
 }
@@ -190,6 +196,18 @@ TEST(ZbAuto, BruteForceInOrder) {
 TEST(ZbAuto, BruteForceAnyOrder) {
   against_brute_force(2, 2, true, 30, 5);
   against_brute_force(3, 2, true, 6, 6);
+}
+
+// Its first order of the least span is not the shortest.
+TEST(ZbAuto, LeastMakespanOfTheLeastSpan) {
+  AutoCosts costs;
+  costs.times.stages = {{2, 2, 1}, {1.5, 2, 2}, {1, 2, 1}};
+  costs.limit = {2, 4, 2};
+  const AutoResult result = zb_auto(3, 3, costs);
+  check_result(result, costs);
+  EXPECT_TRUE(result.optimal);
+  EXPECT_TRUE(result.makespan_optimal);
+  EXPECT_EQ(result.makespan, 23);
 }
 
 // On a random rank any instruction whose inputs are there and that the limit has room for, until all have

@@ -201,7 +201,7 @@ TEST(Shards, CoverTheirUnitsInWholeNormBlocksAsEvenlyAsTheseAllow) {
       }
 }
 
-// Of two bounds that are equally near the lower one.
+// The lower one of two bounds that are equally near.
 TEST(Shards, TiesGoDown) {
   FlatLayout layout;
   layout.offsets = {0};
@@ -488,7 +488,7 @@ TEST(Zero3, GathersAheadOfUse) {
       Trainer trainer(rank, plan, clipping(), 1);
       trainer.compute_gradients(0, random_samples(plan));
       const ParameterGather::Measures& measured = trainer.parameters().gather()->measures();
-      // Of a microbatch: embedding, five blocks, the tied table again, five blocks.
+      // A microbatch: embedding, five blocks, the tied table again, five blocks.
       const int uses = 2 * (1 + 5 + 1 + 5);
       if (ahead == 0) {
         EXPECT_EQ(measured.gathers, uses + 1);  // and once what is whole

@@ -1,14 +1,24 @@
-// The clock that everything measured is measured by.
+// The clock that everything measured is measured by, and the one that a job of ranks is given.
 #pragma once
 
 #include <chrono>
+#include <functional>
+#include <thread>
 
 namespace echelon {
 
 using Clock = std::chrono::steady_clock;
 
-inline double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
+inline double seconds_between(Clock::time_point begin, Clock::time_point end) {
+  return std::chrono::duration<double>(end - begin).count();
 }
+inline double seconds_since(Clock::time_point begin) { return seconds_between(begin, Clock::now()); }
+
+// How a job reads the time and sleeps. Whatever decides by time (a wait that lasts too long, a rank that is
+// silent, how long a rank worked) asks this, so that a test can turn the clock itself. Called by any thread.
+struct Time {
+  std::function<Clock::time_point()> now = [] { return Clock::now(); };
+  std::function<void(Clock::duration)> sleep = [](Clock::duration d) { std::this_thread::sleep_for(d); };
+};
 
 }  // namespace echelon

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <map>
@@ -20,11 +21,19 @@ std::string format_bytes(double bytes) {
   return unit == 0 ? fmt::format("{:.0f} B", bytes) : fmt::format("{:.2f} {}", bytes, names[unit]);
 }
 
-double device_memory_unit(double bytes) { return bytes >= 1e8 ? 1e9 : 1e6; }
+double device_memory_unit(double bytes) {
+  return bytes >= 1e8 ? 1e9 : bytes >= 1e5 ? 1e6 : bytes >= 1e3 ? 1e3 : 1;
+}
 
 std::string format_device_memory(double bytes) {
   const double unit = device_memory_unit(bytes);
-  return fmt::format("{:.1f} {}", bytes / unit, unit == 1e9 ? "GB" : "MB");
+  if (unit == 1) return fmt::format("{:.0f} B", bytes);
+  return fmt::format("{:.1f} {}", bytes / unit, unit == 1e9 ? "GB" : unit == 1e6 ? "MB" : "kB");
+}
+
+std::string counted(std::int64_t count, const std::string& one) {
+  if (count == 1) return "1 " + one;
+  return fmt::format("{} {}{}", count, one, one.ends_with("ch") ? "es" : "s");
 }
 
 std::int64_t parse_bytes(const std::string& text, const std::string& field) {
@@ -52,10 +61,17 @@ std::string format_count(double count) {
 }
 
 std::string format_seconds(double seconds) {
-  if (seconds < 0.001) return fmt::format("{:.0f}us", seconds * 1e6);
-  if (seconds < 1.0) return fmt::format("{:.0f}ms", seconds * 1e3);
-  if (seconds < 60.0) return fmt::format("{:.1f}s", seconds);
-  const auto whole = static_cast<std::int64_t>(seconds + 0.5);
+  // A unit ends where rounding would reach the next.
+  if (seconds == 0) return "0s";
+  if (seconds < 0.0009995) return fmt::format("{:.0f}us", seconds * 1e6);
+  if (seconds < 0.9995) return fmt::format("{:.0f}ms", seconds * 1e3);
+  if (seconds < 59.95) return fmt::format("{:.1f}s", seconds);
+  return format_whole_seconds(seconds);
+}
+
+std::string format_whole_seconds(double seconds) {
+  const auto whole = static_cast<std::int64_t>((seconds > 0 ? std::min(seconds, 1e12) : 0) + 0.5);
+  if (whole < 60) return fmt::format("{}s", whole);
   if (whole < 3600) return fmt::format("{}m{:02}s", whole / 60, whole % 60);
   return fmt::format("{}h{:02}m", whole / 3600, whole % 3600 / 60);
 }

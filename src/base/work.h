@@ -85,7 +85,7 @@ class [[nodiscard]] Work {
     self_.promise().rethrow();
     return true;
   }
-  // Of one that has ended.
+  // The result, once it has ended.
   T take() { return self_.promise().take(); }
   // All of it at once.
   T finish() {

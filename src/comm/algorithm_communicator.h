@@ -21,7 +21,7 @@ const char* collectives_name(Collectives collectives);
 // RequestError naming `field` and the legal values.
 Collectives parse_collectives(const std::string& text, const std::string& field);
 
-// Of the same group, twice: `messages` carries the caller's sends and receives, `channels` those of the
+// The same group, twice: `messages` carries the caller's sends and receives, `channels` those of the
 // algorithms, so that the two never meet on one channel. Not for direct.
 //
 // A collective waits inside the call: its Pending is finished. So ranks that share two groups must call the

@@ -47,13 +47,15 @@ class Pending {
     if (operation_) operation_->wait();
     operation_.reset();
   }
+  // Whether it is known to be; does nothing for it.
+  bool finished() const { return operation_ == nullptr; }
 
  private:
   std::shared_ptr<Operation> operation_;
 };
 
-// Tensors are contiguous and of any dtype (all_reduce and reduce_scatter: not u8); only the element count matters, not the
-// shape.
+// Tensors are contiguous and of any dtype (all_reduce and reduce_scatter: not u8); only the element count
+// matters, not the shape.
 class Communicator {
  public:
   virtual ~Communicator() = default;

@@ -12,7 +12,6 @@
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "base/error.h"
@@ -22,69 +21,40 @@ namespace echelon {
 namespace {
 
 using namespace std::chrono_literals;
-using nlohmann::json;
+using Frame = ControlProtocol::Frame;
 
 constexpr auto beat = 250ms;
-// What the rank that speaks grants the others to say how they stood.
-constexpr auto last_words = 1000ms;
-
-enum class Frame : std::uint8_t { state, failure, final_state, reported, done, goodbye };
-
-std::string encode(const RankState& s) {
-  return json{{"at", s.instruction},
-              {"finished", s.last_finished},
-              {"in", s.waits_in},
-              {"for", s.waits_for},
-              {"seconds", s.seconds}}
-      .dump(-1, ' ', false, json::error_handler_t::replace);
-}
-
-RankState decode(int rank, const std::string& text) {
-  RankState s;
-  s.rank = rank;
-  const json j = json::parse(text, nullptr, false);
-  if (!j.is_object()) return s;
-  s.instruction = j.value("at", "");
-  s.last_finished = j.value("finished", "");
-  s.waits_in = j.value("in", "");
-  s.waits_for = j.value("for", std::vector<int>{});
-  s.seconds = j.value("seconds", 0.0);
-  return s;
-}
 
 }  // namespace
 
 struct ControlNetwork::State {
-  struct Peer {
+  struct Line {
     int fd = -1;
     std::string input;
-    RankState heard;
-    Clock::time_point heard_at = Clock::now();
-    bool gone = false, said_goodbye = false, final_words = false;
-    int rounds = 0;  // that the rank has finished
   };
 
   const int rank, size;
   const Hooks hooks;
+  const Time time;
   int listener = -1, waker = -1;
-  mutable std::mutex mutex;  // of all below
+  std::vector<Line> lines;   // of the listening thread, once it runs
+  mutable std::mutex mutex;  // of the protocol
   std::condition_variable changed;
-  std::vector<Peer> peers;
-  bool failed = false, handled = false, reported = false, spoke = false;
-  Failure failure;
-  int rounds = 0;  // that this rank has finished
+  ControlProtocol protocol;
+  bool told = false;  // of the failure
   std::atomic<bool> failed_flag{false}, stopping{false};
-  std::optional<Clock::time_point> speak_until;
   std::mutex send_mutex;
   std::thread thread;
 
-  State(int its_rank, int its_size, Hooks its_hooks)
+  State(int its_rank, int its_size, Hooks its_hooks, const Time& its_time)
       : rank(its_rank),
         size(its_size),
         hooks(std::move(its_hooks)),
-        peers(static_cast<std::size_t>(its_size)) {
-    for (int r = 0; r < size; ++r) peers[static_cast<std::size_t>(r)].heard.rank = r;
-  }
+        time(its_time),
+        lines(static_cast<std::size_t>(its_size)),
+        protocol(its_rank, its_size, time.now()) {}
+
+  Line& line(int r) { return lines[static_cast<std::size_t>(r)]; }
 
   void wake() const {
     const std::uint64_t one = 1;
@@ -99,127 +69,63 @@ struct ControlNetwork::State {
     frame += static_cast<char>(type);
     frame += text;
     const std::lock_guard lock(send_mutex);
-    for (const Peer& peer : peers)
-      if (peer.fd >= 0) send_all(peer.fd, frame.data(), frame.size());
+    for (const Line& to : lines)
+      if (to.fd >= 0) send_all(to.fd, frame.data(), frame.size());
   }
 
-  void fail(const Failure& first) {
-    {
-      const std::lock_guard lock(mutex);
-      if (failed) return;
-      failed = true;
-      failure = first;
-      changed.notify_all();
-      failed_flag.store(true, std::memory_order_release);
-    }
-    wake();
+  // Does something to the protocol.
+  template <class Act>
+  void change(const Act& act) {
+    const std::lock_guard lock(mutex);
+    act(protocol);
+    failed_flag.store(protocol.failed(), std::memory_order_release);
+    changed.notify_all();
   }
 
-  // The lowest rank that is not at fault and not gone speaks. Under the mutex.
-  bool speaks() const {
-    for (int r = 0; r < size; ++r)
-      if (r != failure.origin && !peers[static_cast<std::size_t>(r)].gone) return r == rank;
-    return failure.origin == rank;  // all others are gone
-  }
-
-  bool all_have_spoken() const {
-    for (int r = 0; r < size; ++r) {
-      const Peer& peer = peers[static_cast<std::size_t>(r)];
-      if (r != rank && !peer.gone && !peer.final_words) return false;
-    }
-    return true;
-  }
-
-  void handle_failure() {
-    std::unique_lock lock(mutex);
-    if (!failed || handled) return;
-    handled = true;
-    const Failure first = failure;
-    speak_until = Clock::now() + last_words;
-    lock.unlock();
+  void tell_of_failure() {
+    if (std::exchange(told, true)) return;
     const RankState own = hooks.state();
-    send(Frame::failure, json{{"origin", first.origin}, {"why", first.why}, {"refused", first.refused}}.dump(
-                             -1, ' ', false, json::error_handler_t::replace));
-    send(Frame::final_state, encode(own));
-    lock.lock();
-    peers[static_cast<std::size_t>(rank)].heard = own;
-    peers[static_cast<std::size_t>(rank)].heard.rank = rank;
-    lock.unlock();
-    if (hooks.on_failure) hooks.on_failure(first);
+    Failure failure;
+    change([&](ControlProtocol& p) {
+      p.say_last_words(own, time.now());
+      failure = p.failure();
+    });
+    send(Frame::failure, ControlProtocol::encode(failure));
+    send(Frame::last_words, ControlProtocol::encode(own));
+    if (hooks.on_failure) hooks.on_failure(failure);
   }
 
   void report_when_due() {
-    std::unique_lock lock(mutex);
-    if (!handled || reported || spoke) return;
-    if (!all_have_spoken() && Clock::now() < *speak_until) return;
-    if (!speaks()) {
-      // Whoever should speak is given as long again; after that nobody will.
-      if (Clock::now() > *speak_until + last_words) reported = true;
-      changed.notify_all();
-      return;
-    }
-    spoke = true;
-    std::vector<RankState> states;
-    for (int r = 0; r < size; ++r) {
-      const Peer& peer = peers[static_cast<std::size_t>(r)];
-      states.push_back(peer.heard);
-      if (r != rank && !peer.final_words)
-        states.back().silent_seconds = std::chrono::duration<double>(Clock::now() - peer.heard_at).count();
-    }
-    const Failure first = failure;
-    lock.unlock();
-    if (hooks.on_report) hooks.on_report(first, states);
-    send(Frame::reported, "");
-    lock.lock();
-    reported = true;
-    changed.notify_all();
-  }
-
-  void take(int from, Frame type, const std::string& text) {
-    if (type == Frame::failure) {
-      const json j = json::parse(text, nullptr, false);
-      if (j.is_object()) fail({j.value("origin", -1), j.value("why", ""), j.value("refused", false)});
-      return;
-    }
-    const std::lock_guard lock(mutex);
-    Peer& peer = peers[static_cast<std::size_t>(from)];
-    peer.heard_at = Clock::now();
-    if (type == Frame::state || type == Frame::final_state) peer.heard = decode(from, text);
-    if (type == Frame::final_state) peer.final_words = true;
-    if (type == Frame::done) ++peer.rounds;
-    if (type == Frame::goodbye) peer.said_goodbye = true;
-    if (type == Frame::reported) reported = true;
-    changed.notify_all();
+    std::optional<ControlProtocol::Report> report;
+    change([&](ControlProtocol& p) { report = p.report_when_due(time.now()); });
+    if (!report) return;
+    if (hooks.on_report) hooks.on_report(report->failure, report->states);
+    send(Frame::report, ControlProtocol::encode(report->failure));
   }
 
   void lose(int from) {
     {
-      const std::lock_guard lock(mutex);
-      Peer& peer = peers[static_cast<std::size_t>(from)];
       const std::lock_guard sending(send_mutex);
-      ::close(std::exchange(peer.fd, -1));
-      peer.gone = true;
-      changed.notify_all();
-      if (peer.said_goodbye) return;
+      ::close(std::exchange(line(from).fd, -1));
     }
-    fail({from, fmt::format("rank {} is gone: its process ended", from), false});
+    change([&](ControlProtocol& p) { p.lose(from, time.now()); });
   }
 
   void read_from(int from) {
-    Peer& peer = peers[static_cast<std::size_t>(from)];  // input and fd: of this thread
+    Line& in = line(from);
     std::array<char, 4096> room{};
-    const ssize_t got = ::recv(peer.fd, room.data(), room.size(), MSG_DONTWAIT);
+    const ssize_t got = ::recv(in.fd, room.data(), room.size(), MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
     if (got <= 0) return lose(from);
-    peer.input.append(room.data(), static_cast<std::size_t>(got));
+    in.input.append(room.data(), static_cast<std::size_t>(got));
     std::uint32_t length = 0;
-    while (peer.input.size() >= sizeof length) {
-      std::memcpy(&length, peer.input.data(), sizeof length);
-      if (peer.input.size() < sizeof length + length) break;
-      const auto type = static_cast<Frame>(peer.input[sizeof length]);
-      const std::string text = peer.input.substr(sizeof length + 1, length - 1);
-      peer.input.erase(0, sizeof length + length);
-      take(from, type, text);
+    while (in.input.size() >= sizeof length) {
+      std::memcpy(&length, in.input.data(), sizeof length);
+      if (in.input.size() < sizeof length + length) break;
+      const auto type = static_cast<Frame>(in.input[sizeof length]);
+      const std::string text = in.input.substr(sizeof length + 1, length - 1);
+      in.input.erase(0, sizeof length + length);
+      change([&](ControlProtocol& p) { p.take(from, type, text, time.now()); });
     }
   }
 
@@ -229,7 +135,7 @@ struct ControlNetwork::State {
       std::vector<pollfd> fds{{waker, POLLIN, 0}};
       std::vector<int> ranks{-1};
       for (int r = 0; r < size; ++r)
-        if (const int fd = peers[static_cast<std::size_t>(r)].fd; fd >= 0) {
+        if (const int fd = line(r).fd; fd >= 0) {
           fds.push_back({fd, POLLIN, 0});
           ranks.push_back(r);
         }
@@ -241,18 +147,20 @@ struct ControlNetwork::State {
       if (fds[0].revents != 0) (void)!::read(waker, &count, sizeof count);
       for (std::size_t i = 1; i < fds.size(); ++i)
         if (fds[i].revents != 0) read_from(ranks[i]);
-      handle_failure();
-      report_when_due();
+      if (failed_flag.load()) {
+        tell_of_failure();
+        report_when_due();
+      }
       if (Clock::now() < next_beat) continue;
       next_beat = Clock::now() + beat;
-      if (!failed_flag.load()) send(Frame::state, encode(hooks.state()));
+      if (!failed_flag.load()) send(Frame::state, ControlProtocol::encode(hooks.state()));
       if (hooks.on_tick) hooks.on_tick();
     }
   }
 };
 
-ControlNetwork::ControlNetwork(int rank, int size, Hooks hooks)
-    : state_(std::make_unique<State>(rank, size, std::move(hooks))) {
+ControlNetwork::ControlNetwork(int rank, int size, Hooks hooks, const Time& time)
+    : state_(std::make_unique<State>(rank, size, std::move(hooks), time)) {
   State& s = *state_;
   s.waker = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   s.listener = listen_anywhere(size);
@@ -266,8 +174,8 @@ ControlNetwork::~ControlNetwork() {
   s.stopping.store(true, std::memory_order_release);
   s.wake();
   if (s.thread.joinable()) s.thread.join();
-  for (const State::Peer& peer : s.peers)
-    if (peer.fd >= 0) ::close(peer.fd);
+  for (const State::Line& line : s.lines)
+    if (line.fd >= 0) ::close(line.fd);
   ::close(s.listener);
   ::close(s.waker);
 }
@@ -280,8 +188,8 @@ void ControlNetwork::connect(const std::vector<std::string>& addresses, const st
   const auto until = Clock::now() + patience;
   const auto me = static_cast<std::size_t>(s.rank);
   for (std::size_t r = 0; r < me; ++r) {
-    s.peers[r].fd = connect_to(addresses[r], nodes[r] == nodes[me], s.rank, until);
-    if (s.peers[r].fd < 0)
+    s.lines[r].fd = connect_to(addresses[r], nodes[r] == nodes[me], s.rank, until);
+    if (s.lines[r].fd < 0)
       echelon::fail("rank {} cannot reach rank {} on {} ({}): {}", s.rank, r, nodes[r], addresses[r],
                     std::strerror(errno));
   }
@@ -292,68 +200,65 @@ void ControlNetwork::connect(const std::vector<std::string>& addresses, const st
       echelon::fail("rank {}: {} ranks did not reach its control network in time", s.rank, missing);
     const int fd = ::accept4(s.listener, nullptr, nullptr, SOCK_CLOEXEC);
     if (fd < 0) continue;
-    set_timeouts(fd, 2000ms);
+    set_timeouts(fd, 10s);
     std::int32_t from = -1;
-    if (!receive_all(fd, &from, sizeof from) || from <= s.rank || from >= s.size ||
-        s.peers[static_cast<std::size_t>(from)].fd >= 0) {
+    if (!receive_all(fd, &from, sizeof from) || from <= s.rank || from >= s.size || s.line(from).fd >= 0) {
       ::close(fd);  // a stranger
       continue;
     }
-    s.peers[static_cast<std::size_t>(from)].fd = fd;
+    set_timeouts(fd, 2000ms);
+    s.line(from).fd = fd;
     --missing;
   }
-  for (State::Peer& peer : s.peers) peer.heard_at = Clock::now();
+  s.protocol = ControlProtocol(s.rank, s.size, s.time.now());
   s.thread = std::thread([&s] { s.listen(); });
 }
 
-void ControlNetwork::fail(const Failure& failure) { state_->fail(failure); }
+void ControlNetwork::fail(const Failure& failure) {
+  State& s = *state_;
+  s.change([&](ControlProtocol& p) { p.fail(failure, s.time.now()); });
+  s.wake();
+}
+
 bool ControlNetwork::failed() const { return state_->failed_flag.load(std::memory_order_acquire); }
 
 Failure ControlNetwork::failure() const {
   const std::lock_guard lock(state_->mutex);
-  return state_->failure;
+  return state_->protocol.failure();
+}
+
+bool ControlNetwork::reported() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->protocol.reported();
 }
 
 RankState ControlNetwork::last_heard(int rank) const {
   const std::lock_guard lock(state_->mutex);
-  return state_->peers[static_cast<std::size_t>(rank)].heard;
+  return state_->protocol.last_heard(rank, state_->time.now());
 }
 
-double ControlNetwork::seconds_since_heard(int rank) const {
+double ControlNetwork::unheard_seconds(int rank) const {
   const std::lock_guard lock(state_->mutex);
-  return std::chrono::duration<double>(Clock::now() - state_->peers[static_cast<std::size_t>(rank)].heard_at)
-      .count();
+  return state_->protocol.unheard_seconds(rank, state_->time.now());
 }
 
-bool ControlNetwork::gone(int rank) const {
+std::vector<int> ControlNetwork::unfinished() const {
   const std::lock_guard lock(state_->mutex);
-  return state_->peers[static_cast<std::size_t>(rank)].gone;
+  return state_->protocol.unfinished();
 }
 
-void ControlNetwork::wait_for_report(std::chrono::milliseconds patience) {
+void ControlNetwork::wait_for_report() {
   std::unique_lock lock(state_->mutex);
-  state_->changed.wait_for(lock, patience, [&] { return state_->reported; });
+  state_->changed.wait(lock, [&] { return state_->protocol.reported(); });
 }
 
-void ControlNetwork::finish_together(std::chrono::milliseconds patience) {
+void ControlNetwork::finish_together() {
   State& s = *state_;
   s.send(Frame::done, "");
   std::unique_lock lock(s.mutex);
-  ++s.rounds;
-  const auto missing = [&] {
-    for (int r = 0; r < s.size; ++r)
-      if (r != s.rank && s.peers[static_cast<std::size_t>(r)].rounds < s.rounds) return r;
-    return -1;
-  };
-  const bool all = s.changed.wait_for(lock, patience, [&] { return s.failed || missing() < 0; });
-  if (s.failed) throw CommError(s.failure.why);
-  if (all) return;
-  const int late = missing();
-  const std::string why = fmt::format("rank {} has finished and waited {} ms for rank {} to finish too",
-                                      s.rank, patience.count(), late);
-  lock.unlock();
-  s.fail({late, why, false});
-  throw CommError(why);
+  s.protocol.finish_round();
+  s.changed.wait(lock, [&] { return s.protocol.failed() || s.protocol.unfinished().empty(); });
+  if (s.protocol.failed()) throw CommError(s.protocol.failure().why);
 }
 
 }  // namespace echelon

@@ -1,37 +1,27 @@
 // The second network of a job of processes: a TCP connection between each two of them, and a thread in each
 // that listens. MPI says nothing of a process that died, was stopped or waits; this does, and goes on doing
-// so while the rank computes or MPI is stuck.
+// so while the rank computes or MPI is stuck. What is said on it, and what follows: control_protocol.h.
 //
 // Every process tells the others every quarter of a second how its rank stands. A connection that ends before
 // its goodbye is a process that died.
 #pragma once
 
 #include <chrono>
-#include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "comm/flight_recorder.h"
+#include "comm/control_protocol.h"
 
 namespace echelon {
 
-// Why a job ends.
-struct Failure {
-  int origin = -1;  // the rank at fault; -1: none, or not known
-  std::string why;
-  bool refused = false;  // the request is wrong, and nothing else
-};
-
 class ControlNetwork {
  public:
-  using Clock = std::chrono::steady_clock;
   // Called by the listening thread.
   struct Hooks {
     std::function<RankState()> state;  // of the own rank
-    // Once: the job has failed. `origin`: the rank at fault, or -1.
+    // Once: the job has failed.
     std::function<void(const Failure& failure)> on_failure;
     // Once, on the one rank that speaks for all: how each rank stood when it failed.
     std::function<void(const Failure& failure, const std::vector<RankState>& states)> on_report;
@@ -39,8 +29,9 @@ class ControlNetwork {
     std::function<void()> on_tick;
   };
 
-  // Where others reach this process; bring every rank's to connect().
-  ControlNetwork(int rank, int size, Hooks hooks);
+  // Where others reach this process; bring every rank's to connect(). The clock of `time` is the one by which
+  // ranks are silent.
+  ControlNetwork(int rank, int size, Hooks hooks, const Time& time);
   ~ControlNetwork();
   std::string address() const;
   // `nodes`: the machine of each rank. RunError when one cannot be reached within `patience`.
@@ -51,16 +42,18 @@ class ControlNetwork {
   void fail(const Failure& failure);
   bool failed() const;
   Failure failure() const;
-  // How a rank stood when it was last heard of, and how long ago.
+  // Somebody has spoken for all, or nobody will.
+  bool reported() const;
+  // How a rank stood when it was last heard of, and how long ago anything was heard of it.
   RankState last_heard(int rank) const;
-  double seconds_since_heard(int rank) const;
-  bool gone(int rank) const;
+  double unheard_seconds(int rank) const;
 
-  // After a failure: returns when the one that speaks has spoken, or after `patience`.
-  void wait_for_report(std::chrono::milliseconds patience);
-  // The rank has done its part: returns when every other rank has. CommError where one fails instead, or does
-  // not in time.
-  void finish_together(std::chrono::milliseconds patience);
+  // After a failure: returns when reported().
+  void wait_for_report();
+  // The rank has done its part: returns when every other rank has. CommError where the job fails instead.
+  void finish_together();
+  // Whom finish_together() waits for.
+  std::vector<int> unfinished() const;
 
  private:
   struct State;

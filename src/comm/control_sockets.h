@@ -12,7 +12,7 @@ namespace echelon {
 // All bytes, or false: the other end is gone, or the time set is over.
 bool send_all(int fd, const void* data, std::size_t bytes);
 bool receive_all(int fd, void* data, std::size_t bytes);
-// Of every later call; small messages leave at once.
+// For every later call; small messages leave at once.
 void set_timeouts(int fd, std::chrono::milliseconds time);
 
 // A socket that any address of this machine reaches; -1 and errno where there is none.

@@ -4,17 +4,22 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <exception>
 #include <numeric>
 
 namespace echelon {
 
 std::string describe(const RankState& s) {
   std::string text;
-  if (s.silent_seconds > 0) text = fmt::format("silent since {:.1f} s; until then ", s.silent_seconds);
+  if (s.gone)
+    text = fmt::format("its process ended {:.1f} s ago; until then ", s.age_seconds);
+  else if (s.silent)
+    text = fmt::format("silent since {:.1f} s; until then ", s.age_seconds);
   if (!s.waits_in.empty()) {
     text += "waits in " + s.waits_in;
     if (!s.waits_for.empty())
-      text += fmt::format(" for rank{} {}", s.waits_for.size() > 1 ? "s" : "", fmt::join(s.waits_for, ", "));
+      text += fmt::format(" for rank{} {}{}", s.waits_for.size() > 1 ? "s" : "", fmt::join(s.waits_for, ", "),
+                          s.to_take ? " to take its part" : "");
     text += fmt::format(", for {:.1f} s", s.seconds);
   } else {
     text += fmt::format("does not wait, since {:.1f} s", s.seconds);
@@ -38,7 +43,7 @@ FlightRecorder::Ticket FlightRecorder::begin(const std::string& group, std::uint
   e.num_counts = call.counts.size();
   std::copy_n(call.counts.begin(), std::min(e.counts.size(), call.counts.size()), e.counts.begin());
   e.total = std::accumulate(call.counts.begin(), call.counts.end(), std::int64_t{0});
-  e.begin = changed_ = Clock::now();
+  e.begin = changed_ = time_.now();
   e.finished = false;
   e.instruction = instruction_;
   return ticket;
@@ -49,21 +54,23 @@ void FlightRecorder::finish(Ticket ticket) {
   if (next_ - ticket > num_kept) return;  // forgotten
   Entry& e = entry(ticket);
   e.finished = true;
-  e.end = changed_ = Clock::now();
+  e.end = changed_ = time_.now();
+  if (waits_in_ == ticket) waits_in_.reset();
   last_finished_ = ticket;
   any_finished_ = true;
 }
 
 void FlightRecorder::sleep(Ticket ticket) {
   const std::lock_guard lock(mutex_);
-  if (!asleep_ || asleep_in_ != ticket) slept_at_ = Clock::now();
-  asleep_in_ = ticket;
+  slept_at_ = time_.now();
+  if (waits_in_ != ticket) wait_began_ = slept_at_;
+  waits_in_ = ticket;
   asleep_ = true;
 }
 
 void FlightRecorder::wake() {
   const std::lock_guard lock(mutex_);
-  if (asleep_) waited_seconds_ += std::chrono::duration<double>(Clock::now() - slept_at_).count();
+  if (asleep_) waited_seconds_ += seconds_between(slept_at_, time_.now());
   asleep_ = false;
 }
 
@@ -105,15 +112,32 @@ RankState FlightRecorder::state() const {
   s.instruction = instruction_.data();
   const auto kept = [&](Ticket ticket) { return next_ - ticket <= num_kept; };
   if (any_finished_ && kept(last_finished_)) s.last_finished = name(entry(last_finished_));
-  if (asleep_ && kept(asleep_in_)) s.waits_in = name(entry(asleep_in_));
-  s.seconds = std::chrono::duration<double>(Clock::now() - (asleep_ ? slept_at_ : changed_)).count();
+  if (announced_) {
+    s.waits_in = announced_->what;
+    s.waits_for = announced_->ranks;
+  } else if (asleep_) {
+    s.waits_in = kept(*waits_in_) ? name(entry(*waits_in_)) : "an operation that it began long ago";
+  }
+  s.seconds = seconds_between(waits_since().value_or(changed_), time_.now());
   return s;
+}
+
+std::optional<Clock::time_point> FlightRecorder::waits_since() const {
+  if (announced_) return announced_->since;
+  if (asleep_) return wait_began_;
+  return {};
+}
+
+double FlightRecorder::wait_seconds() const {
+  const std::lock_guard lock(mutex_);
+  const auto since = waits_since();
+  return since ? seconds_between(*since, time_.now()) : 0;
 }
 
 std::string FlightRecorder::json_lines(int rank) const {
   const std::lock_guard lock(mutex_);
-  const auto now = Clock::now();
-  const auto ago = [&](Clock::time_point t) { return std::chrono::duration<double>(now - t).count(); };
+  const auto now = time_.now();
+  const auto ago = [&](Clock::time_point t) { return seconds_between(t, now); };
   std::string lines;
   for (Ticket t = next_ > num_kept ? next_ - num_kept : 0; t < next_; ++t) {
     const Entry& e = entry(t);
@@ -125,6 +149,20 @@ std::string FlightRecorder::json_lines(int rank) const {
         e.finished ? fmt::format("{:.6f}", ago(e.end)) : "null");
   }
   return lines;
+}
+
+AnnouncedWait::AnnouncedWait(FlightRecorder& recorder, std::string what, std::vector<int> ranks)
+    : recorder_(recorder) {
+  const std::lock_guard lock(recorder_.mutex_);
+  recorder_.announced_ = {std::move(what), std::move(ranks), recorder_.time_.now()};
+}
+
+// Where it ends by an exception the record stays: the rank was held up there.
+AnnouncedWait::~AnnouncedWait() {
+  if (std::uncaught_exceptions() > 0) return;
+  const std::lock_guard lock(recorder_.mutex_);
+  recorder_.waited_seconds_ += seconds_between(recorder_.announced_->since, recorder_.time_.now());
+  recorder_.announced_.reset();
 }
 
 }  // namespace echelon

@@ -23,7 +23,7 @@ struct Fold {
 bool fold(Communicator& group, const Fold& at, const Tensor& x, ReduceOp op, Scratch& scratch);
 void unfold(Communicator& group, const Fold& at, const Tensor& x);
 
-// Of both together. Two more steps where n is not a power of two.
+// The cost of both together. Two more steps where n is not a power of two.
 Cost fold_cost(int n, int rank, std::int64_t count);
 
 }  // namespace echelon

@@ -106,14 +106,13 @@ class ProcessOperation {
 
 class ProcessEngine {
  public:
-  ProcessEngine(ControlNetwork& control, FlightRecorder& recorder, std::chrono::milliseconds timeout,
-                bool crowded, int rank);
+  ProcessEngine(ControlNetwork& control, FlightRecorder& recorder, bool crowded);
   ~ProcessEngine();
 
   std::shared_ptr<ProcessOperation> start(ProcessGroup& group, std::uint64_t number, Call call);
   // A send of `bytes` bytes, which are copied: nobody waits for it.
   void start_copied(ProcessGroup& group, std::uint64_t number, Call call, std::size_t bytes);
-  // By the rank's thread.
+  // By the rank's thread. It has no deadline: whoever looks at standing() now and then lets the job fail.
   void wait(ProcessOperation& operation);
   bool progress(ProcessOperation& operation);
   // Waits for what nobody waits for: sends whose buffer is still under way.
@@ -121,26 +120,25 @@ class ProcessEngine {
   // Collective over all processes, without a deadline; so is the next.
   std::vector<std::string> gather(const std::string& text);
   int open_space(const std::vector<int>& ranks);
-  // World ranks that it waits for: to send, or, where all have, to receive.
-  std::vector<int> waits_for(const ProcessOperation& operation);
-  // A wait for these ranks has lasted too long. Any thread.
-  Failure late(const std::string& name, const std::vector<int>& missing) const;
+  // What the rank's thread waits in, and for whom; or was held up in when the job failed. Of a RankState
+  // waits_in, waits_for and to_take; waits_in is empty where it does not wait, or that cannot be had now. Any
+  // thread.
+  RankState standing();
   [[noreturn]] void fail(const Failure& failure);
   void throw_if_failed() const;
 
  private:
   void advance_all();
   void run();
-  std::vector<int> silent(std::vector<int> ranks) const;
 
   ControlNetwork& control_;
   FlightRecorder& recorder_;
-  const std::chrono::milliseconds timeout_;
   const bool crowded_;  // more ranks than cores
-  const int rank_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::list<std::shared_ptr<ProcessOperation>> open_;
+  const ProcessOperation* waits_in_ = nullptr;  // the rank's thread
+  RankState held_up_;                           // where it was when the job failed
   bool stopping_ = false, rank_drives_ = false;
   std::thread thread_;
 };

@@ -82,7 +82,7 @@ ProcessOperation::ProcessOperation(ProcessGroup& group, std::uint64_t number, Ca
 
 ProcessOperation::~ProcessOperation() {
   if (finished()) return;
-  // Of a job that failed: MPI may still write to these, so they are left to the process's end.
+  // The job failed: MPI may still write to these, so they are left to the process's end.
   (void)stage_.release();
   for (auto& room : rooms_) (void)room.release();
 }

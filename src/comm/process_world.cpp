@@ -5,13 +5,14 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <map>
-#include <mutex>
 #include <numeric>
 #include <thread>
 
 #include "base/error.h"
 #include "comm/call_communicator.h"
+#include "comm/diagnosis.h"
 #include "comm/process_engine.h"
 
 namespace echelon {
@@ -20,83 +21,69 @@ using namespace std::chrono_literals;
 
 namespace {
 
-// To reach each other at the start; to say how ranks stood; for a rank's thread to come back afterwards.
-constexpr std::chrono::milliseconds meeting_time = 30s, report_time = 2500ms, grace_time = 4s;
+// To reach each other at the start; for a rank's thread to come back after a failure.
+constexpr std::chrono::milliseconds meeting_time = 60s, grace_time = 4s;
+constexpr const char* end_of_run = "the end of the run";
 
 }  // namespace
 
 struct ProcessWorld::State {
-  std::chrono::milliseconds timeout{};
+  std::chrono::milliseconds timeout;
   FailureHooks hooks;
-  FlightRecorder recorder;
-  Processes processes;
-  std::unique_ptr<ControlNetwork> control;
-  std::unique_ptr<ProcessEngine> engine;
-  std::map<std::pair<std::string, std::vector<int>>, ProcessGroup> groups;
-  // What the rank's thread waits in, for the report: set by that thread, read by the listening one.
-  std::mutex mutex;
-  std::weak_ptr<ProcessOperation> waited_for;
-  std::optional<std::chrono::steady_clock::time_point> failed_at;
-  bool back = true;  // the rank's thread is not in the body
-  // A call of MPI that the rank's thread cannot leave before these ranks have made it too.
-  struct Blocked {
-    std::string in;
-    std::vector<int> by;
-    std::chrono::steady_clock::time_point since;
-  };
-  std::optional<Blocked> blocked;
+  Time time;
+  FlightRecorder recorder{time};
+  Processes processes{};
+  std::unique_ptr<ControlNetwork> control{};
+  std::unique_ptr<ProcessEngine> engine{};
+  std::map<std::pair<std::string, std::vector<int>>, ProcessGroup> groups{};
+  // How many calls the rank's thread is in that it may not come back from after a failure.
+  std::atomic<int> inside{0};
+  std::optional<Clock::time_point> failed_at{};  // of the listening thread
 
+  struct Inside {
+    State& state;
+    explicit Inside(State& its_state) : state(its_state) { ++state.inside; }
+    ~Inside() { --state.inside; }
+    Inside(const Inside&) = delete;
+    Inside& operator=(const Inside&) = delete;
+  };
+
+  // A call of MPI that the rank's thread cannot leave before these ranks have made it too.
   template <class CallOfMpi>
   auto block_in(const std::string& in, const std::vector<int>& ranks, const CallOfMpi& call) {
     std::vector<int> others = ranks;
     std::erase(others, processes.rank);
-    struct Inside {
-      State& state;
-      Inside(State& its_state, Blocked now) : state(its_state) { set(std::move(now)); }
-      ~Inside() { set({}); }
-      void set(std::optional<Blocked> now) {
-        const std::lock_guard lock(state.mutex);
-        state.blocked = std::move(now);
-      }
-    } const inside(*this, {in, others, std::chrono::steady_clock::now()});
+    const Inside here(*this);
+    const AnnouncedWait waits(recorder, in, others);
     return call();
   }
 
+  // How this rank stands.
   RankState stand() {
     RankState s = recorder.state();
     s.rank = processes.rank;
-    std::shared_ptr<ProcessOperation> operation;
-    {
-      const std::lock_guard lock(mutex);
-      operation = waited_for.lock();
-      if (blocked) {
-        s.waits_in = blocked->in;
-        s.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - blocked->since).count();
-        return s;
-      }
-    }
-    if (operation && !s.waits_in.empty()) s.waits_for = engine->waits_for(*operation);
+    if (s.waits_in == end_of_run) s.waits_for = control->unfinished();
+    if (s.waits_in.empty() || !s.waits_for.empty()) return s;
+    const RankState in_operation = engine->standing();
+    if (!in_operation.waits_in.empty()) s.waits_in = in_operation.waits_in;
+    s.waits_for = in_operation.waits_for;
+    s.to_take = in_operation.to_take;
     return s;
   }
 
   void tick() {
-    std::optional<Blocked> late;
-    bool stuck = false;
-    {
-      const std::lock_guard lock(mutex);
-      const auto now = std::chrono::steady_clock::now();
-      if (!failed_at && blocked && now > blocked->since + timeout) late = blocked;
-      stuck = failed_at && (blocked || !back) && now >= *failed_at + grace_time;
+    if (control->failed()) {
+      const bool stuck = inside > 0 && failed_at && time.now() >= *failed_at + grace_time;
+      if (stuck && control->reported() && hooks.last_resort) hooks.last_resort();
+      return;
     }
-    if (late) control->fail(engine->late(late->in, late->by));
-    if (stuck && hooks.last_resort) hooks.last_resort();
+    const RankState own = stand();
+    if (waits_too_long(own, timeout, [&](int rank) { return control->unheard_seconds(rank); }))
+      control->fail({.why = describe_late_wait(own, timeout), .late = true});
   }
 
   void on_failure(const Failure& failure) {
-    {
-      const std::lock_guard lock(mutex);
-      failed_at = std::chrono::steady_clock::now();
-    }
+    failed_at = time.now();
     if (!failure.refused && hooks.record) hooks.record(processes.rank, recorder.json_lines(processes.rank));
   }
 };
@@ -118,10 +105,6 @@ class ProcessHandle final : public Operation {
   }
   bool progress() override { return finished_ = finished_ || world_.engine->progress(*operation_); }
   void wait() override {
-    {
-      const std::lock_guard lock(world_.mutex);
-      world_.waited_for = operation_;
-    }
     world_.engine->wait(*operation_);
     finished_ = true;
   }
@@ -169,7 +152,9 @@ class ProcessCommunicator final : public CallCommunicator {
     const std::uint64_t number = group_.next_sent[static_cast<std::size_t>(call.root)]++;
     world_.engine->start_copied(group_, number, std::move(call), bytes);
   }
-  [[noreturn]] void fail(const std::string& why) override { world_.engine->fail({world_rank(), why, false}); }
+  [[noreturn]] void fail(const std::string& why) override {
+    world_.engine->fail({.origin = world_rank(), .why = why});
+  }
   void throw_if_failed() override { world_.engine->throw_if_failed(); }
   const std::string& group_name() const override { return group_.name; }
   int world_rank() const override { return group_.world(group_.me); }
@@ -192,11 +177,9 @@ class ProcessCommunicator final : public CallCommunicator {
 
 }  // namespace
 
-ProcessWorld::ProcessWorld(std::chrono::milliseconds timeout, FailureHooks hooks)
-    : state_(std::make_unique<State>()) {
+ProcessWorld::ProcessWorld(std::chrono::milliseconds timeout, FailureHooks hooks, const Time& time)
+    : state_(new State{timeout, std::move(hooks), time}) {
   State& s = *state_;
-  s.timeout = timeout;
-  s.hooks = std::move(hooks);
   s.processes = start_message_passing();
   s.control = std::make_unique<ControlNetwork>(
       s.processes.rank, s.processes.size,
@@ -206,11 +189,12 @@ ProcessWorld::ProcessWorld(std::chrono::milliseconds timeout, FailureHooks hooks
             if (s.hooks.report)
               s.hooks.report(f.refused ? f.why : failure_report(f.why, f.origin, states, s.processes.nodes));
           },
-          [&s] { s.tick(); }});
+          [&s] { s.tick(); }},
+      time);
   const auto here = static_cast<unsigned>(ranks_on_this_node());
   const auto addresses = all_gather_text(s.control->address());
-  s.engine = std::make_unique<ProcessEngine>(*s.control, s.recorder, timeout,
-                                             here > std::thread::hardware_concurrency(), s.processes.rank);
+  s.engine =
+      std::make_unique<ProcessEngine>(*s.control, s.recorder, here > std::thread::hardware_concurrency());
   s.control->connect(addresses, s.processes.nodes, meeting_time);
 }
 
@@ -230,7 +214,16 @@ int ProcessWorld::ranks_on_this_node() const {
 }
 bool ProcessWorld::failed() const { return state_->control->failed(); }
 FlightRecorder& ProcessWorld::recorder(int) { return state_->recorder; }
-void ProcessWorld::abort(const std::string& why) { state_->control->fail({-1, why, false}); }
+const Time& ProcessWorld::time() const { return state_->time; }
+
+std::vector<RankState> ProcessWorld::states() {
+  std::vector<RankState> all;
+  for (int r = 0; r < num_ranks(); ++r)
+    all.push_back(r == rank() ? state_->stand() : state_->control->last_heard(r));
+  return all;
+}
+
+void ProcessWorld::abort(const std::string& why) { state_->control->fail({.why = why}); }
 
 std::vector<std::string> ProcessWorld::gather(const std::string& text) {
   std::vector<int> everyone(static_cast<std::size_t>(num_ranks()));
@@ -263,29 +256,24 @@ void ProcessWorld::set_watch(const std::string& group, const std::function<void(
 
 void ProcessWorld::run(const std::function<void(int rank)>& body) {
   State& s = *state_;
-  const auto inside = [&](bool is) {
-    const std::lock_guard lock(s.mutex);
-    s.back = !is;
+  const State::Inside here(s);
+  const auto failed = [&](const Failure& failure) {
+    s.control->fail(failure);
+    s.control->wait_for_report();
   };
-  const auto failed = [&](const std::string& why, bool refused) {
-    s.control->fail({rank(), why, refused});
-    s.control->wait_for_report(report_time);
-    inside(false);
-  };
-  inside(true);
   try {
     body(rank());
     s.engine->finish_all();
-    s.control->finish_together(s.timeout);
-    inside(false);
-  } catch (const EchoError&) {
-    failed("", false);
+    const AnnouncedWait waits(s.recorder, end_of_run, {});
+    s.control->finish_together();
+  } catch (const EchoError& error) {
+    failed({.why = error.what()});
   } catch (const RequestError& error) {
-    failed(error.what(), true);
+    failed({.origin = rank(), .why = error.what(), .refused = true});
   } catch (const CommError& error) {  // names the ranks itself
-    failed(error.what(), false);
+    failed({.origin = rank(), .why = error.what()});
   } catch (const std::exception& error) {
-    failed(fmt::format("rank {} failed: {}", rank(), error.what()), false);
+    failed({.origin = rank(), .why = fmt::format("rank {} failed: {}", rank(), error.what())});
   }
   if (!s.control->failed()) return;
   const Failure failure = s.control->failure();

@@ -15,9 +15,9 @@ namespace echelon {
 
 class ProcessWorld final : public World {
  public:
-  // Collective over all processes; one in a process. `timeout`: how long any wait may last. RequestError in a
-  // build without MPI.
-  ProcessWorld(std::chrono::milliseconds timeout, FailureHooks hooks);
+  // Collective over all processes; one in a process. `timeout`: how long any wait may last, on the clock of
+  // `time`. RequestError in a build without MPI.
+  ProcessWorld(std::chrono::milliseconds timeout, FailureHooks hooks, const Time& time = {});
   ~ProcessWorld() override;
 
   int rank() const;
@@ -30,6 +30,8 @@ class ProcessWorld final : public World {
   void run(const std::function<void(int rank)>& body) override;
   void abort(const std::string& why) override;
   FlightRecorder& recorder(int rank) override;
+  std::vector<RankState> states() override;
+  const Time& time() const override;
   // For tests: called by the rank in the middle of each large collective of a group of this name that it has
   // joined, when another rank has heard that it was called and nothing of its data has left.
   void set_watch(const std::string& group, const std::function<void()>& on_half_sent);

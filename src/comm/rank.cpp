@@ -1,14 +1,14 @@
 #include "comm/rank.h"
 
+#include <numeric>
 #include <utility>
 
 #include "base/error.h"
-#include "comm/recording.h"
 
 namespace echelon {
 
 Rank::Rank(World& world, const Mesh& mesh, int index, DType dtype, Arena& arena, Kernels& kernels,
-           Collectives collectives, int first)
+           Collectives collectives, int first, TraceRecorder* recorder)
     : world_(world),
       mesh_(mesh),
       index_(index),
@@ -17,8 +17,10 @@ Rank::Rank(World& world, const Mesh& mesh, int index, DType dtype, Arena& arena,
       arena_(arena),
       kernels_(kernels),
       collectives_(collectives),
+      recorder_(recorder),
       traffic_(std::make_unique<Traffic>()),
       messages_(std::make_unique<Traffic>()) {
+  check(mesh.ep >= 1 && mesh.dp_cp_size() % mesh.ep == 0, "expert groups make up the dp x cp group");
   for (Axis axis : all_axes)
     axes_[static_cast<std::size_t>(axis)] = join(in_world(mesh.group(index, axis)), axis_name(axis), axis);
 }
@@ -33,14 +35,22 @@ std::unique_ptr<Communicator> Rank::join(const std::vector<int>& ranks, const st
   auto group = world_.join(first_ + index_, ranks, name);
   if (collectives_ != Collectives::direct) {
     auto channels = world_.join(first_ + index_, ranks, name + " collectives");
-    group = with_algorithms(std::move(group), record_traffic(std::move(channels), axis, *messages_),
+    group = with_algorithms(std::move(group),
+                            record_traffic(std::move(channels), axis, *messages_,
+                                           {recorder_, name + " collectives", ranks, true}),
                             collectives_);
   }
-  return record_traffic(std::move(group), axis, *traffic_);
+  return record_traffic(std::move(group), axis, *traffic_, {recorder_, name, ranks});
 }
 
 std::unique_ptr<Communicator> Rank::join_aside(const std::vector<int>& ranks, const std::string& name) const {
   return world_.join(first_ + index_, in_world(ranks), name);
+}
+
+std::unique_ptr<Communicator> Rank::join_job_aside(const std::string& name) const {
+  std::vector<int> everyone(static_cast<std::size_t>(world_.num_ranks()));
+  std::iota(everyone.begin(), everyone.end(), 0);
+  return world_.join(first_ + index_, everyone, name);
 }
 
 Communicator& Rank::joined(std::unique_ptr<Communicator>& place, const std::vector<int>& group,
@@ -50,8 +60,9 @@ Communicator& Rank::joined(std::unique_ptr<Communicator>& place, const std::vect
   return *place;
 }
 
-// Of groups cut into blocks of `size` neighbours: the block with the rank at `index`...
+// Where groups are cut into blocks of `size` neighbours: the block with the rank at `index`...
 static std::vector<int> block_of(const std::vector<int>& group, int index, int size) {
+  check(size >= 1 && group.size() % static_cast<std::size_t>(size) == 0, "blocks make up their group");
   const auto first = group.begin() + index / size * size;
   return {first, first + size};
 }

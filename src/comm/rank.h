@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "base/clock.h"
 #include "comm/algorithm_communicator.h"
 #include "comm/communicator.h"
+#include "comm/recording.h"
 #include "comm/threads.h"
 #include "spec/mesh.h"
 #include "spec/traffic.h"
@@ -17,21 +17,14 @@
 
 namespace echelon {
 
-// What a rank did for a ring of keys and values: compute with those of ring index `source`, or wait for them,
-// from asking until they were there.
-struct RingSpan {
-  enum class Kind { forward, backward, transfer } kind = Kind::forward;
-  int source = 0;
-  Clock::time_point begin, end;
-};
-
 class Rank {
  public:
   // Joins the groups of every axis in `world`. `arena` and `kernels` belong to this rank's thread and outlive
   // it. Every rank of the job names the same `collectives`.
-  // `first`: the world rank of the mesh's rank 0, where a mesh is a part of the world.
+  // `first`: the world rank of the mesh's rank 0, where a mesh is a part of the world. `recorder`, if any,
+  // outlives it too, and gets the rank's trace.
   Rank(World& world, const Mesh& mesh, int index, DType dtype, Arena& arena, Kernels& kernels,
-       Collectives collectives = Collectives::direct, int first = 0);
+       Collectives collectives = Collectives::direct, int first = 0, TraceRecorder* recorder = nullptr);
 
   const Mesh& mesh() const { return mesh_; }
   int index() const { return index_; }
@@ -68,15 +61,28 @@ class Rank {
   const Traffic& traffic() const { return *traffic_; }
   // What the algorithms of other than direct collectives have sent for it, as sends.
   const Traffic& messages() const { return *messages_; }
+  // All ranks of the job, those beside the mesh too; not counted.
+  std::unique_ptr<Communicator> join_job_aside(const std::string& name) const;
   // A further group of ranks of the mesh, whose traffic is not counted: for what is said beside the training.
   std::unique_ptr<Communicator> join_aside(const std::vector<int>& ranks, const std::string& name) const;
   // Seconds that this rank has waited for others so far.
   double waited_seconds() const { return world_.recorder(first_ + index_).waited_seconds(); }
+  // The clock of the job: what is timed for people to compare is timed by it.
+  const Time& time() const { return world_.time(); }
+  // While the result lives this rank waits for these ranks of the world, in something else than an operation
+  // of a group.
+  AnnouncedWait announce_wait(std::string what, std::vector<int> ranks) const {
+    return {world_.recorder(first_ + index_), std::move(what), std::move(ranks)};
+  }
   // Says what this rank is at, for the report of a failure.
   void at(std::string_view instruction) const { world_.recorder(first_ + index_).at(instruction); }
 
-  // Of the last step.
-  std::vector<RingSpan>& ring_spans() const { return *ring_spans_; }
+  // Null where nothing but traffic is recorded.
+  TraceRecorder* recorder() const { return recorder_; }
+  // What the rank is at, for its trace, while the result lives.
+  [[nodiscard]] Doing doing(Activity activity, std::int32_t which = -1) const {
+    return {recorder_, activity, which};
+  }
 
   Tensor activation(std::vector<std::int64_t> shape) const {
     return {arena_, MemoryCategory::activations, dtype_, std::move(shape)};
@@ -92,7 +98,7 @@ class Rank {
   Arena& arena_;
   Kernels& kernels_;
   Collectives collectives_;
-  std::unique_ptr<std::vector<RingSpan>> ring_spans_ = std::make_unique<std::vector<RingSpan>>();
+  TraceRecorder* recorder_;
   std::unique_ptr<Traffic> traffic_, messages_;
   std::array<std::unique_ptr<Communicator>, all_axes.size()> axes_;
   Communicator& joined(std::unique_ptr<Communicator>& place, const std::vector<int>& group, const char* name,

@@ -21,10 +21,10 @@ namespace echelon {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Sources of one pass over the elements. Every one more is code for six instruction sets; sums of f32 are
+// Sources of one pass over the elements. Every one more is code for each instruction set; sums of f32 are
 // what training waits for.
 constexpr std::size_t most_fused(ReduceOp op, DType dtype) {
-  return op == ReduceOp::sum && dtype == DType::f32 ? 16 : 8;
+  return op == ReduceOp::sum && dtype == DType::f32 ? 16 : 4;
 }
 
 template <ReduceOp op, class V>

@@ -7,7 +7,6 @@
 #include <thread>
 #include <vector>
 
-#include "base/clock.h"
 #include "comm/thread_job.h"
 
 namespace echelon {
@@ -32,8 +31,8 @@ std::string reason(int rank) {
   }
 }
 
-// How long a rank may take to come back once the job is aborted.
-constexpr std::chrono::milliseconds abort_grace{1500};
+// How often the ranks are looked at; how long one may take to come back once the job is aborted.
+constexpr std::chrono::milliseconds look_period{100}, abort_grace{1500};
 
 bool is_refusal(const std::exception_ptr& error) {
   try {
@@ -90,16 +89,18 @@ void ThreadWorld::run(const std::function<void(int rank)>& body) {
   };
   // A rank that is stuck in something else than a wait never comes back: the report does not wait for it.
   const auto wait_for_all = [&] {
+    const Time& time = job.time();
     std::unique_lock lock(mutex);
     std::optional<Clock::time_point> aborted;
-    while (back < job.num_ranks()) {
-      came_back.wait_for(lock, std::chrono::milliseconds(100));
-      if (!job.aborted() || !state_->hooks.last_resort) continue;
-      if (!aborted) aborted = Clock::now();
-      if (Clock::now() < *aborted + abort_grace) continue;
+    while (!came_back.wait_for(lock, look_period, [&] { return back == job.num_ranks(); })) {
       lock.unlock();
-      report();
-      return state_->hooks.last_resort();
+      job.give_up_late_waits();
+      if (job.aborted() && !aborted) aborted = time.now();
+      if (aborted && state_->hooks.last_resort && time.now() >= *aborted + abort_grace) {
+        report();
+        return state_->hooks.last_resort();
+      }
+      lock.lock();
     }
   };
 

@@ -4,10 +4,9 @@
 #include <hwy/cache_control.h>
 
 #include <algorithm>
-#include <set>
 #include <thread>
 
-#include "base/clock.h"
+#include "comm/diagnosis.h"
 
 namespace echelon {
 
@@ -16,10 +15,12 @@ namespace {
 constexpr std::chrono::microseconds spin_time{20};
 }  // namespace
 
-ThreadJob::ThreadJob(int num_ranks, std::chrono::milliseconds timeout)
-    : timeout_(timeout), may_spin_(static_cast<unsigned>(num_ranks) <= std::thread::hardware_concurrency()) {
+ThreadJob::ThreadJob(int num_ranks, std::chrono::milliseconds timeout, const Time& time)
+    : timeout_(timeout),
+      time_(time),
+      may_spin_(static_cast<unsigned>(num_ranks) <= std::thread::hardware_concurrency()) {
   if (num_ranks < 1) refuse("number of thread ranks {}: at least 1 is needed", num_ranks);
-  for (int rank = 0; rank < num_ranks; ++rank) ranks_.emplace_back();
+  for (int rank = 0; rank < num_ranks; ++rank) ranks_.emplace_back(time_);
 }
 
 Group& ThreadJob::group(const std::string& name, const std::vector<int>& ranks) {
@@ -50,7 +51,6 @@ void ThreadJob::wake_all() {
 
 void ThreadJob::wait(int rank, Task& task) {
   ThreadState& self = state(rank);
-  std::optional<Clock::time_point> deadline;
   for (;;) {
     const std::uint32_t seen = self.events.load(std::memory_order_acquire);
     if (task.finished()) return self.recorder.finish(task.ticket);
@@ -61,26 +61,22 @@ void ThreadJob::wait(int rank, Task& task) {
                     [](const auto& other) { return other->advance(true); }))
       continue;
     const auto now = Clock::now();
-    if (!deadline) deadline = now + timeout_;
     if (may_spin_)
       while (self.events.load(std::memory_order_acquire) == seen && Clock::now() < now + spin_time)
         for (int i = 0; i < 16; ++i) hwy::Pause();
-    sleep(rank, task, seen, *deadline);
+    sleep(rank, task, seen);
   }
 }
 
-void ThreadJob::sleep(int rank, Task& task, std::uint32_t seen, Clock::time_point& deadline) {
+// Without a deadline: give_up_late_waits() wakes it.
+void ThreadJob::sleep(int rank, Task& task, std::uint32_t seen) {
   ThreadState& self = state(rank);
   std::unique_lock lock(mutex_);
   self.sleeping = true;
   self.waiting = &task;
   self.recorder.sleep(task.ticket);
-  const bool changed = self.changed.wait_until(
-      lock, deadline, [&] { return self.events.load(std::memory_order_relaxed) != seen; });
+  self.changed.wait(lock, [&] { return self.events.load(std::memory_order_relaxed) != seen; });
   self.sleeping = false;
-  // When nobody is missing, a thread is at work on it and only slow: no reason to give up.
-  if (!changed && !aborted() && task.missing().empty()) deadline = Clock::now() + timeout_;
-  if (!changed && !aborted() && !task.missing().empty()) fail_waiting(lock, rank, task);
   self.waiting = nullptr;
   self.recorder.wake();
 }
@@ -132,18 +128,50 @@ void ThreadJob::finish_dropped(int rank, const Group& group) {
 
 // ---- failing
 
+std::vector<RankState> ThreadJob::states_locked() {
+  std::vector<RankState> all;
+  for (int rank = 0; rank < num_ranks(); ++rank) {
+    RankState& stands = all.emplace_back(state(rank).recorder.state());
+    stands.rank = rank;
+    if (const Task* const waiting = state(rank).waiting) {
+      stands.waits_in = waiting->name();
+      stands.waits_for = waiting->missing();
+    }
+  }
+  return all;
+}
+
+std::vector<RankState> ThreadJob::states() {
+  const std::lock_guard lock(mutex_);
+  return states_locked();
+}
+
 void ThreadJob::abort_locked(int origin, const std::string& why) {
   if (aborted()) return;
   why_ = why;
   origin_ = at_fault_ = origin;
-  states_.clear();
-  for (int rank = 0; rank < num_ranks(); ++rank) {
-    RankState& stood = states_.emplace_back(state(rank).recorder.state());
-    stood.rank = rank;
-    if (const Task* const waiting = state(rank).waiting) stood.waits_for = waiting->missing();
-  }
+  states_ = states_locked();
   aborted_.store(true, std::memory_order_release);
   wake_all();
+}
+
+void ThreadJob::give_up_late_waits() {
+  const double patience = std::chrono::duration<double>(timeout_).count();
+  if (std::none_of(ranks_.begin(), ranks_.end(),
+                   [&](const ThreadState& rank) { return rank.recorder.wait_seconds() > patience; }))
+    return;
+  const std::lock_guard lock(mutex_);
+  if (aborted()) return;
+  const std::vector<RankState> states = states_locked();
+  const RankState* late = nullptr;
+  for (const RankState& s : states)
+    if (waits_too_long(s, timeout_, [](int) { return 0.0; }) &&
+        (late == nullptr || s.seconds > late->seconds))
+      late = &s;
+  if (late == nullptr) return;
+  const Diagnosis diagnosis = diagnose(states, late->rank);
+  abort_locked(late->rank, describe_late_wait(*late, timeout_) + diagnosis.verdict);
+  at_fault_ = diagnosis.at_fault;
 }
 
 void ThreadJob::abort(int origin, const std::string& why) {
@@ -203,41 +231,6 @@ void ThreadJob::quiesce(int rank) {
   self.sleeping = false;
   lock.unlock();
   self.tasks.clear();
-}
-
-// At fault is who does not wait: of those that are waited for, of those that they wait for, and so on.
-void ThreadJob::fail_waiting(std::unique_lock<std::mutex>& lock, int rank, const Task& task) {
-  std::set<int> seen{rank};
-  int at_fault = -1;
-  for (std::vector<int> next = task.missing(); !next.empty() && at_fault < 0;) {
-    const int other = next.back();
-    next.pop_back();
-    if (!seen.insert(other).second) continue;
-    if (const Task* const waiting = state(other).waiting) {
-      const std::vector<int> more = waiting->missing();
-      next.insert(next.end(), more.begin(), more.end());
-    } else {
-      at_fault = other;
-    }
-  }
-  const std::string verdict = at_fault < 0 ? "; the ranks wait for one another"
-                                           : fmt::format("; the rank at fault is rank {}", at_fault);
-  abort_locked(rank, explain_wait(rank, task) + verdict);
-  at_fault_ = at_fault;
-  state(rank).waiting = nullptr;
-  fail_locked(lock, rank, "");
-}
-
-// "rank 3 (waiting in dp collective 4, barrier)": where the missing are tells which of them is at fault.
-std::string ThreadJob::explain_wait(int rank, const Task& task) {
-  std::vector<std::string> missing;
-  for (int other : task.missing()) {
-    const Task* const waiting = state(other).waiting;
-    missing.push_back(
-        fmt::format("rank {} ({})", other, waiting ? "waiting in " + waiting->name() : "not waiting"));
-  }
-  return fmt::format("{}: rank {} waited {} ms for {}", task.name(), rank, timeout_.count(),
-                     fmt::join(missing, ", "));
 }
 
 void ThreadJob::leave(int rank) {

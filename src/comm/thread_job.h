@@ -87,7 +87,7 @@ class Task {
   // Under the lock, by any thread: whether another thread is at the tensors; what it is; whom it waits for.
   virtual bool in_use() const = 0;
   virtual std::string name() const = 0;
-  virtual std::vector<int> missing() const = 0;  // world ranks
+  virtual std::vector<int> missing() const = 0;  // world ranks that have not come to it
 
   Group& group() const { return group_; }
   bool dropped = false;  // its Pending is gone
@@ -99,7 +99,7 @@ class Task {
 
 class ThreadJob {
  public:
-  ThreadJob(int num_ranks, std::chrono::milliseconds timeout);
+  ThreadJob(int num_ranks, std::chrono::milliseconds timeout, const Time& time);
 
   int num_ranks() const { return static_cast<int>(ranks_.size()); }
   Group& group(const std::string& name, const std::vector<int>& ranks);
@@ -116,7 +116,14 @@ class ThreadJob {
   void drop(int rank, const std::shared_ptr<Task>& task);
   void finish_dropped(int rank, const Group& group);
 
-  // The first call wins. `origin`: the rank at fault, or -1.
+  // Gives up the wait that has lasted longest, where that is longer than it may, and the job with it. Called
+  // now and then by a thread that is no rank's.
+  void give_up_late_waits();
+  // How each rank stands.
+  std::vector<RankState> states();
+  const Time& time() const { return time_; }
+
+  // The first call wins. `origin`: the rank that says it, or -1.
   void abort(int origin, const std::string& why);
   [[noreturn]] void fail(int rank, const std::string& why);
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
@@ -137,6 +144,7 @@ class ThreadJob {
   friend class ReceiveTask;
 
   struct alignas(64) ThreadState {
+    explicit ThreadState(const Time& time) : recorder(time) {}
     std::vector<std::shared_ptr<Task>> tasks;  // of its thread alone
     std::atomic<std::uint32_t> events{0};      // changes, under the lock, when there is something to look at
     std::condition_variable changed;
@@ -147,14 +155,13 @@ class ThreadJob {
 
   ThreadState& state(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
   // Called under the lock.
+  std::vector<RankState> states_locked();
   void abort_locked(int origin, const std::string& why);
-  [[noreturn]] void fail_waiting(std::unique_lock<std::mutex>& lock, int rank, const Task& task);
   [[noreturn]] void fail_locked(std::unique_lock<std::mutex>& lock, int rank, const std::string& why);
   void wake(ThreadState& rank);
   void wake_all();
   void wake(const Group& group);
   std::string list_calls(const Group& group, const Collective& collective) const;
-  std::string explain_wait(int rank, const Task& task);
   void make_ready(Group& group, Collective& collective);
   std::shared_ptr<Message> message(Channel& channel, std::uint64_t number);
   void check_message(std::unique_lock<std::mutex>& lock, Group& group, int rank, int from, int to,
@@ -162,9 +169,10 @@ class ThreadJob {
   // Called without it.
   bool work(Group& group, Collective& collective, int part, bool all);
   void forget_finished(ThreadState& rank);
-  void sleep(int rank, Task& task, std::uint32_t seen, std::chrono::steady_clock::time_point& deadline);
+  void sleep(int rank, Task& task, std::uint32_t seen);
 
   const std::chrono::milliseconds timeout_;
+  const Time time_;
   const bool may_spin_;
   std::deque<ThreadState> ranks_;
   std::mutex mutex_;
@@ -177,8 +185,8 @@ class ThreadJob {
 };
 
 struct ThreadWorld::State {
-  State(int num_ranks, std::chrono::milliseconds timeout, FailureHooks its_hooks)
-      : job(num_ranks, timeout), hooks(std::move(its_hooks)) {}
+  State(int num_ranks, std::chrono::milliseconds timeout, FailureHooks its_hooks, const Time& time)
+      : job(num_ranks, timeout, time), hooks(std::move(its_hooks)) {}
   ThreadJob job;
   FailureHooks hooks;
 };

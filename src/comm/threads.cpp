@@ -51,8 +51,9 @@ class ThreadCommunicator final : public CallCommunicator {
 
 }  // namespace
 
-ThreadWorld::ThreadWorld(int num_ranks, std::chrono::milliseconds timeout, FailureHooks hooks)
-    : state_(std::make_unique<State>(num_ranks, timeout, std::move(hooks))) {}
+ThreadWorld::ThreadWorld(int num_ranks, std::chrono::milliseconds timeout, FailureHooks hooks,
+                         const Time& time)
+    : state_(std::make_unique<State>(num_ranks, timeout, std::move(hooks), time)) {}
 
 ThreadWorld::~ThreadWorld() = default;
 
@@ -67,5 +68,7 @@ std::unique_ptr<Communicator> ThreadWorld::join(int rank, const std::vector<int>
 void ThreadWorld::abort(const std::string& why) { state_->job.abort(-1, why); }
 
 FlightRecorder& ThreadWorld::recorder(int rank) { return state_->job.recorder(rank); }
+std::vector<RankState> ThreadWorld::states() { return state_->job.states(); }
+const Time& ThreadWorld::time() const { return state_->job.time(); }
 
 }  // namespace echelon

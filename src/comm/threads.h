@@ -13,9 +13,10 @@ namespace echelon {
 // The shared state of one job of thread ranks. Outlives its communicators.
 class ThreadWorld : public World {
  public:
-  // `timeout`: how long any wait may last before every rank throws CommError saying who is missing and in
-  // which verb.
-  ThreadWorld(int num_ranks, std::chrono::milliseconds timeout, FailureHooks hooks = {});
+  // `timeout`: how long any wait inside run() may last, on the clock of `time`, before every rank throws
+  // CommError saying who is missing, in which verb, and who is at fault (diagnosis.h).
+  ThreadWorld(int num_ranks, std::chrono::milliseconds timeout, FailureHooks hooks = {},
+              const Time& time = {});
   ~ThreadWorld() override;
   ThreadWorld(const ThreadWorld&) = delete;
   ThreadWorld& operator=(const ThreadWorld&) = delete;
@@ -26,6 +27,8 @@ class ThreadWorld : public World {
   void run(const std::function<void(int rank)>& body) override;
   void abort(const std::string& why) override;
   FlightRecorder& recorder(int rank) override;
+  std::vector<RankState> states() override;
+  const Time& time() const override;
 
  private:
   struct State;

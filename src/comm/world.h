@@ -51,8 +51,12 @@ class World {
   // Makes every present and later wait throw CommError with this message. The first call wins.
   virtual void abort(const std::string& why) = 0;
 
-  // Of a rank that lives in this process.
+  // The recorder of a rank that lives in this process.
   virtual FlightRecorder& recorder(int rank) = 0;
+  // How each rank stands, by rank: those of other processes as they were last heard of. Any thread may ask.
+  virtual std::vector<RankState> states() = 0;
+  // The clock that its waits are measured by.
+  virtual const Time& time() const = 0;
 };
 
 // world.run(body).

@@ -162,7 +162,7 @@ class SvgHeatMap {
     for (int power = -2; power <= 2; ++power)
       word(x + cell * (power * half_levels / 2 + half_levels + 0.5), y + 25, 11, "middle",
            power < 0 ? fmt::format("1/{}", 1 << -power) : fmt::format("{}", 1 << power));
-    word(x + cell * (2 * half_levels + 1) + 12, y + 10, 12, "start", "of the even load");
+    word(x + cell * (2 * half_levels + 1) + 12, y + 10, 12, "start", "load / average");
     return y + legend_height;
   }
 
@@ -221,7 +221,7 @@ std::string heat_map_text(const std::vector<HeatMap>& maps, const TextOptions& o
       text +=
           fmt::format("{:>{}}  step 0 to {}\n\n", "", label, static_cast<std::int64_t>(folded.columns) - 1);
   }
-  text += "of the even load:";
+  text += "load / average:";
   if (options.is_colour)
     for (const double value : {0.25, 0.5, 0.77, 1.0, 1.3, 2.0, 4.0})
       text +=

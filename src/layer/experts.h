@@ -12,7 +12,7 @@ namespace echelon {
 
 class ExpertMlps {
  public:
-  // Rows [bounds[e], bounds[e + 1]) belong to expert e, which may have none; rows behind the last bound are
+  // Rows [bounds[e], bounds[e + 1]) belong to expert e, which may have none; rows after the last bound are
   // neither read nor written.
   using Bounds = std::vector<std::int64_t>;
 
@@ -29,7 +29,7 @@ class ExpertMlps {
   void activate(Kernels& kernels, const Bounds& bounds, const Tensor& hidden, const Tensor& activated) const;
   void out_forward(Kernels& kernels, const Bounds& bounds, const Tensor& activated, const Tensor& y) const;
 
-  // Of the sum of weights[row] * y[row]: dy (M, C) is the gradient of that row's sum, and what in_forward and
+  // For the sum of weights[row] y[row]: dy (M, C) is the gradient of that row's sum, and what in_forward and
   // out_forward have to do with the weights is moved to the activation, so that y is not needed again.
   // dy -> d_activated (M, F)...
   void out_backward_input(Kernels& kernels, const Bounds& bounds, const Tensor& dy,

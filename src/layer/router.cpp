@@ -42,6 +42,23 @@ void Router::choose(const Tensor& logits, std::span<const double> bias, const Te
   });
 }
 
+void Router::weigh(const Tensor& logits, const Tensor& ids, const Tensor& weights) const {
+  const auto k = static_cast<std::size_t>(experts_per_token());
+  with_float_type(logits, [&]<class F>(F) {
+    const Matrix<F> in(logits);
+    const std::int32_t* id = flat<std::int32_t>(ids, in.rows * experts_per_token());
+    F* weight = flat<F>(weights, in.rows * experts_per_token());
+    TokenRouter::Row row;
+    std::vector<double> values, chosen(k);
+    for (std::int64_t i = 0; i < in.rows; ++i, id += k, weight += k) {
+      read_row(in, i, values);
+      token_.score(values, row);
+      token_.weigh(row, {id, k}, chosen);
+      for (std::size_t j = 0; j < k; ++j) weight[j] = static_cast<F>(chosen[j]);
+    }
+  });
+}
+
 double Router::loss(const Tensor& logits, const RouterLosses& losses) const {
   double total = 0;
   with_float_type(logits, [&]<class F>(F) {

@@ -36,12 +36,15 @@ class Router {
   std::int64_t num_experts() const { return token_.num_experts(); }
   std::int64_t experts_per_token() const { return token_.experts_per_token(); }
   const RouterSpec& spec() const { return token_.spec(); }
+  const TokenRouter& token() const { return token_; }
 
   // logits (N, E) -> ids (N, k, i32), the best first, and weights (N, k). `bias` (E, or empty) is added to
   // the scores for the choice alone (Wang et al. 2024, https://arxiv.org/abs/2408.15664). Equal ones: the
   // lower id first.
   void choose(const Tensor& logits, std::span<const double> bias, const Tensor& ids,
               const Tensor& weights) const;
+  // The weights of choices that someone else made.
+  void weigh(const Tensor& logits, const Tensor& ids, const Tensor& weights) const;
   // d_logits (N, E) = the gradient through the weights, whose gradient is d_weights (N, k), plus loss_scale
   // times that of the losses. The choice itself has none.
   void backward(const Tensor& logits, const Tensor& ids, const Tensor& d_weights, const RouterLosses& losses,

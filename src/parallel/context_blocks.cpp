@@ -59,7 +59,7 @@ void ContextBlocks::each_pair(int source, const Body& body) const {
 void ContextBlocks::forward(const Tensor& q, const Tensor& kv, int source, const Tensor& out,
                             const Tensor& lse) const {
   const std::int64_t heads = heads_.num_heads(), kv_width = heads_.kv_width();
-  const auto begin = Clock::now();
+  const Doing doing = rank_.doing(Activity::attention_forward, source);
   each_pair(source, [&](const Range& queries, const Range& keys, const AttentionShape& shape) {
     const Tensor block = kv.row_range(keys.begin, keys.end);
     rank_.kernels().attention(q.row_range(queries.begin, queries.end), block.column_range(0, kv_width),
@@ -67,14 +67,13 @@ void ContextBlocks::forward(const Tensor& q, const Tensor& kv, int source, const
                               out.row_range(queries.begin, queries.end),
                               lse.flat_range(queries.begin * heads, queries.end * heads));
   });
-  rank_.ring_spans().push_back({RingSpan::Kind::forward, source, begin, Clock::now()});
 }
 
 void ContextBlocks::backward(const Tensor& q, const Tensor& kv, int source, const Tensor& dout,
                              const Tensor& lse, const Tensor& delta, const Tensor& dq,
                              const Tensor& dkv) const {
   const std::int64_t heads = heads_.num_heads(), kv_width = heads_.kv_width();
-  const auto begin = Clock::now();
+  const Doing doing = rank_.doing(Activity::attention_backward, source);
   each_pair(source, [&](const Range& queries, const Range& keys, AttentionShape shape) {
     shape.accumulate = true;
     const Tensor block = kv.row_range(keys.begin, keys.end), gradient = dkv.row_range(keys.begin, keys.end);
@@ -86,7 +85,6 @@ void ContextBlocks::backward(const Tensor& q, const Tensor& kv, int source, cons
         dq.row_range(queries.begin, queries.end), gradient.column_range(0, kv_width),
         gradient.column_range(kv_width, 2 * kv_width));
   });
-  rank_.ring_spans().push_back({RingSpan::Kind::backward, source, begin, Clock::now()});
 }
 
 }  // namespace echelon

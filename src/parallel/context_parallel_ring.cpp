@@ -21,7 +21,7 @@ class Travel {
 
   // Posted before the block here is computed with, waited for afterwards.
   void start() {
-    asked_ = Clock::now();
+    if (TraceRecorder* const recorder = blocks_->rank().recorder()) asked_ = recorder->now();
     arriving_ = blocks_->make_kv();
     sent_ = ring_->send(here_, next());
     received_ = ring_->recv(arriving_, previous());
@@ -29,7 +29,8 @@ class Travel {
   void finish() {
     received_.wait();
     const int source = around(ring_->rank() - ++steps_, ring_->size());
-    blocks_->rank().ring_spans().push_back({RingSpan::Kind::transfer, source, asked_, Clock::now()});
+    if (TraceRecorder* const recorder = blocks_->rank().recorder())
+      recorder->add({Activity::keys_arriving, source, asked_, recorder->now()});
     sent_.wait();
     here_ = std::exchange(arriving_, {});
   }
@@ -39,7 +40,7 @@ class Travel {
   Communicator* ring_;
   Tensor here_, arriving_;
   Pending sent_, received_;
-  Clock::time_point asked_;
+  TraceTime asked_ = 0;
   int steps_ = 0;  // taken
 };
 

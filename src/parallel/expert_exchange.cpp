@@ -55,7 +55,7 @@ ExpertExchange::Route ExpertExchange::route(const ExpertMlps::Bounds& bounds, st
   route.room = room == 0 ? total : room;
   route.arrived = integers(route.room);
   route.rows = integers(route.room);
-  // Of each expert the copies of one rank after another, in their order.
+  // For each expert the copies of one rank after another, in their order.
   ExpertMlps::Bounds next(route.bounds.begin(), route.bounds.end() - 1);
   std::int32_t place = 0;
   for (std::size_t r = 0; r < ranks; ++r)

@@ -8,7 +8,7 @@
 namespace echelon {
 namespace {
 
-// Of a sequence's tokens, rank of the cp group after rank.
+// Positions of a sequence's tokens, one rank of the cp group after another.
 std::vector<std::int64_t> positions_of_ranks(const Plan& plan) {
   const ContextLayout layout(plan);
   std::vector<std::int64_t> all;

@@ -26,6 +26,7 @@
 #include "layer/mlp.h"
 #include "layer/router.h"
 #include "parallel/expert_exchange.h"
+#include "parallel/routing_watch.h"
 #include "parallel/tensor_parallel.h"
 #include "spec/plan.h"
 
@@ -63,10 +64,14 @@ class ExpertParallel {
 
   ExpertParallel(const Rank& rank, const Plan& plan, TensorParallel tensor_parallel, Weights weights);
 
-  // Chooses for the rows of the normed residual stream that are here (R, C), of a microbatch of N rows. Of
-  // generation
-  // (`sequences` 0) nothing is dropped.
-  Saved route(const Tensor& normed_here, std::int64_t rows, std::int64_t sequences) const;
+  // Chooses for the rows of the normed residual stream that are here (R, C), of a microbatch of N rows. In
+  // generation nothing is dropped.
+  Saved route(const Tensor& normed_here, std::int64_t rows, const RoutedTokens& tokens) const;
+  // From here on, of the layer's decisions in training; nullptr: nobody. It outlives this.
+  void watch_routing(std::int64_t layer, RoutingWatch* watch) const {
+    layer_ = layer;
+    watch_ = watch;
+  }
   // A training step begins: see count_forward().
   void begin_step() const;
   // In a forward pass, not where it is made again: what travels, and what the losses of the global batch wait
@@ -138,12 +143,14 @@ class ExpertParallel {
   ExpertExchange exchange_;
   ExpertMlps experts_;
   std::optional<Mlp> shared_;
-  // Of a step, as gradients are; and what steps have made of them, as weights are.
+  // State of a step, as gradients are; and what steps have made of them, as weights are.
   mutable RoutingCounts counts_;
   mutable MovedCopies moved_;
   mutable std::vector<double> batch_counts_;  // of the forward passes here; of all, once they are known
   mutable bool batch_is_known_ = false;
   mutable std::vector<double> bias_;  // (E); empty: none
+  mutable RoutingWatch* watch_ = nullptr;
+  mutable std::int64_t layer_ = 0;
 };
 
 }  // namespace echelon

@@ -13,8 +13,9 @@
 namespace echelon {
 
 ExpertParallel::Saved ExpertParallel::route(const Tensor& normed_here, std::int64_t rows,
-                                            std::int64_t sequences) const {
-  const std::int64_t here = normed_here.rows();
+                                            const RoutedTokens& tokens) const {
+  const std::int64_t here = normed_here.rows(), sequences = tokens.sequences;
+  RoutingWatch* const watch = sequences > 0 ? watch_ : nullptr;
   Saved saved;
   saved.sequences = sequences;
   saved.logits = rank_->activation({here, experts()});
@@ -22,6 +23,10 @@ ExpertParallel::Saved ExpertParallel::route(const Tensor& normed_here, std::int6
   saved.ids = integers({here, k()});
   saved.weights = rank_->activation({here, k()});
   router_.choose(saved.logits, bias_, saved.ids, saved.weights);
+  if (watch != nullptr) {
+    watch->on_choice(layer_, tokens, router_, saved.logits, bias_, saved.ids);
+    router_.weigh(saved.logits, saved.ids, saved.weights);
+  }
   if (tensor_parallel_.sequence_parallel()) share_choices(rows, saved);
   saved.places = integers({rows, k()});
   // What generation takes is what comes.
@@ -29,6 +34,10 @@ ExpertParallel::Saved ExpertParallel::route(const Tensor& normed_here, std::int6
   saved.copies = integers({room.copies});
   {
     const Tensor kept = keep(saved);
+    if (watch != nullptr)
+      watch->on_kept(layer_, tokens, saved.ids, saved.weights, kept, [&](const Tensor& weights) {
+        return keep_of_scopes(saved.ids, weights, scopes(saved));
+      });
     saved.bounds = sort_by_expert(kept, experts(), saved.places, saved.copies);
   }
   saved.route = exchange_.route(saved.bounds, room.copies, room.rows);

@@ -11,7 +11,7 @@
 namespace echelon {
 namespace {
 
-// Requests of a worker: a header of f64, and behind that of a push the gradient's pieces. Answers: to a pull
+// Requests of a worker: a header of f64, and after that of a push the gradient's pieces. Answers: to a pull
 // the first server says whether it grants a batch; then come the values' pieces.
 constexpr double pull_request = 0, push_request = 1, finish_request = 2;
 constexpr std::int64_t header_length = 5, grant_length = 1;
@@ -101,10 +101,11 @@ void ParameterClient::finish() {
 
 // ---- server
 
-ParameterServer::ParameterServer(Communicator& group, const ParameterServerRun& run,
-                                 const std::vector<ShardUnit>& units, Arena& arena, Tensor values,
+ParameterServer::ParameterServer(const Rank& rank, Communicator& group, const ParameterServerRun& run,
+                                 const std::vector<ShardUnit>& units, Tensor values,
                                  std::vector<Tensor> gradient, Update update)
-    : group_(group),
+    : rank_(rank),
+      group_(group),
       run_(run),
       pieces_(shard_ranges(units, {group.rank() - run.workers, group.rank() - run.workers})),
       values_(std::move(values)),
@@ -118,7 +119,7 @@ ParameterServer::ParameterServer(Communicator& group, const ParameterServerRun& 
     worker.gradient = gradient_;
     if (!run_.synchronous() || &worker == &workers_.front()) continue;
     for (Tensor& piece : worker.gradient)
-      piece = Tensor(arena, MemoryCategory::communication, piece.dtype(), {piece.numel()});
+      piece = Tensor(rank_.arena(), MemoryCategory::communication, piece.dtype(), {piece.numel()});
   }
 }
 
@@ -129,31 +130,36 @@ std::int64_t ParameterServer::slowest() const {
 
 void ParameterServer::serve() {
   for (int worker = 0; worker < run_.workers; ++worker) listen(worker);
-  constexpr std::chrono::microseconds shortest{20}, longest{500};
-  std::chrono::microseconds nap = shortest;
-  Clock::time_point heard = Clock::now();
   while (finished_ < run_.workers) {
-    bool any = false;
-    for (int w = 0; w < run_.workers; ++w) {
-      Worker& worker = workers_[static_cast<std::size_t>(w)];
-      if (!worker.listening || !worker.heard.progress()) continue;
-      hear(w);
-      any = true;
-    }
-    if (any) {
-      answer();
-      nap = shortest;
-      heard = Clock::now();
-      continue;
-    }
-    if (Clock::now() - heard > run_.timeout)
-      throw CommError(fmt::format("parameter server: rank {} waited {} ms for a message of any worker",
-                                  group_.rank(), run_.timeout.count()));
-    // Asleep rather than looking again and again: cores belong to the workers.
-    std::this_thread::sleep_for(nap);
-    nap = std::min(2 * nap, longest);
+    std::vector<int> heard = heard_from();
+    if (heard.empty()) heard = wait_for_any();
+    for (int worker : heard) hear(worker);
+    answer();
   }
   for (int worker = 0; worker < run_.workers; ++worker) send_values(worker);
+}
+
+// Workers whose next message is there.
+std::vector<int> ParameterServer::heard_from() {
+  std::vector<int> heard;
+  for (int w = 0; w < run_.workers; ++w) {
+    Worker& worker = workers_[static_cast<std::size_t>(w)];
+    if (worker.listening && worker.heard.progress()) heard.push_back(w);
+  }
+  return heard;
+}
+
+std::vector<int> ParameterServer::wait_for_any() {
+  std::vector<int> listening;
+  for (int w = 0; w < run_.workers; ++w)
+    if (workers_[static_cast<std::size_t>(w)].listening) listening.push_back(w);
+  const AnnouncedWait waits = rank_.announce_wait("a message of any worker", listening);
+  // Asleep rather than looking again and again: cores belong to the workers.
+  constexpr std::chrono::microseconds shortest{20}, longest{500};
+  std::vector<int> heard;
+  for (auto nap = shortest; (heard = heard_from()).empty(); nap = std::min(2 * nap, longest))
+    std::this_thread::sleep_for(nap);
+  return heard;
 }
 
 void ParameterServer::listen(int w) {

@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "base/split.h"
-#include "comm/communicator.h"
+#include "comm/rank.h"
 #include "spec/shard_layout.h"
 
 namespace echelon {
@@ -31,7 +31,6 @@ struct ParameterServerRun {
   int workers = 1, servers = 1;
   std::optional<std::int64_t> staleness;         // no value: no bound
   std::int64_t first_clock = 0, num_clocks = 1;  // all workers begin at the first
-  std::chrono::milliseconds timeout{300'000};    // of a server that hears of no worker
   bool synchronous() const { return staleness == 0; }
 };
 
@@ -71,7 +70,7 @@ class ParameterClient {
   std::int64_t clock_;
 };
 
-// Of all pushes, by the first server; the others leave it empty.
+// Measured over all pushes, by the first server; the others leave it empty.
 struct StalenessMeasures {
   // [n]: pushes whose values were pulled when the slowest worker was n clocks behind.
   std::vector<std::int64_t> histogram;
@@ -84,11 +83,13 @@ class ParameterServer {
   // The gradient is there: of all pushes of a clock where s = 0, in the order of workers, else of one.
   using Update = std::function<void(const std::vector<Push>&, int worker)>;
   // This server's shard: `values` flat, `gradient` a tensor for each unit that it has a part of; `update`
-  // changes the values. `group` outlives this.
-  ParameterServer(Communicator& group, const ParameterServerRun& run, const std::vector<ShardUnit>& units,
-                  Arena& arena, Tensor values, std::vector<Tensor> gradient, Update update);
+  // changes the values. `rank` is that of the server; it and `group`, whose ranks are those of the world,
+  // outlive this.
+  ParameterServer(const Rank& rank, Communicator& group, const ParameterServerRun& run,
+                  const std::vector<ShardUnit>& units, Tensor values, std::vector<Tensor> gradient,
+                  Update update);
 
-  // Until every worker has finished. CommError when no worker is heard of for the run's timeout.
+  // Until every worker has finished.
   void serve();
   const StalenessMeasures& staleness() const { return staleness_; }
 
@@ -105,6 +106,8 @@ class ParameterServer {
   };
   bool leads() const { return group_.rank() == run_.workers; }
   std::int64_t slowest() const;
+  std::vector<int> heard_from();
+  std::vector<int> wait_for_any();
   void listen(int worker);
   void hear(int worker);
   void take(int worker);
@@ -112,6 +115,7 @@ class ParameterServer {
   void answer();
   void send_values(int worker);
 
+  const Rank& rank_;
   Communicator& group_;
   ParameterServerRun run_;
   std::vector<Range> pieces_;  // of the shard, as messages

@@ -10,8 +10,8 @@
 namespace echelon {
 
 PipelineRun PipelineExecutor::run(const StepPrograms::Program& program, PipelineStages& stages) {
-  const auto start = Clock::now();
-  const auto now = [&] { return seconds_since(start); };
+  const auto start = time_.now();
+  const auto now = [&] { return seconds_between(start, time_.now()); };
   PipelineRun run;
   run.start = start;
   run.peak_saved = saved_;
@@ -147,7 +147,7 @@ void PipelineExecutor::execute(const Instruction& i, const Schedule& schedule, P
 // is done.
 void PipelineExecutor::execute_together(std::span<const Instruction> list, const Schedule& schedule,
                                         PipelineStages& stages, PipelineRun& run) {
-  const auto now = [&] { return seconds_since(run.start); };
+  const auto now = [&] { return seconds_between(run.start, time_.now()); };
   const auto messages = [&](Op op) {
     for (const Instruction& i : list) {
       if (i.op != op) continue;

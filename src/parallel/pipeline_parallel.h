@@ -64,10 +64,10 @@ std::vector<std::vector<Span>> gather_spans(Communicator& group, const std::vect
 class PipelineExecutor {
  public:
   // `group` is the pp group and outlives the executor.
-  // `watch` may be empty; it is called before each instruction.
+  // `watch` may be empty; it is called before each instruction. Spans are on the clock of `time`.
   using Watch = std::function<void(const Instruction&)>;
-  explicit PipelineExecutor(Communicator& group, Watch watch = {})
-      : group_(&group), watch_(std::move(watch)) {}
+  explicit PipelineExecutor(Communicator& group, Watch watch = {}, Time time = {})
+      : group_(&group), watch_(std::move(watch)), time_(std::move(time)) {}
 
   // Runs the rank's list of a program in order. Throws what stages and group throw.
   PipelineRun run(const StepPrograms::Program& program, PipelineStages& stages);
@@ -85,6 +85,7 @@ class PipelineExecutor {
 
   Communicator* group_;
   Watch watch_;
+  Time time_;
   std::map<Value, Tensor> shelf_;  // activations and gradients that wait for their one reader
   std::optional<int>
       oldest_read_;  // version of the weights that backward passes have read since the last step

@@ -14,8 +14,9 @@ void all_gather_units(const std::vector<ShardedUnit>& units) {
   for (Pending& pending : under_way) pending.wait();
 }
 
-ParameterGather::ParameterGather(std::vector<std::vector<ShardedUnit>> groups, ShardedUnit always, int ahead)
-    : groups_(std::move(groups)), ahead_(ahead) {
+ParameterGather::ParameterGather(std::vector<std::vector<ShardedUnit>> groups, ShardedUnit always, int ahead,
+                                 Time time)
+    : groups_(std::move(groups)), ahead_(ahead), time_(std::move(time)) {
   groups_.push_back({std::move(always)});
 }
 
@@ -53,7 +54,7 @@ void ParameterGather::gather(int group) {
   for (const ShardedUnit& u : groups_[static_cast<std::size_t>(group)]) {
     if (u.whole.numel() == 0) continue;
     u.whole.acquire_memory();
-    under_way_[group].push_back({u.group->all_gather(u.own, u.whole, u.counts), Clock::now()});
+    under_way_[group].push_back({u.group->all_gather(u.own, u.whole, u.counts), time_.now()});
     ++measures_.gathers;
   }
 }
@@ -62,10 +63,10 @@ void ParameterGather::wait_for(int group) {
   const auto found = under_way_.find(group);
   if (found == under_way_.end()) return;
   for (UnderWay& of : found->second) {
-    measures_.beside_seconds += seconds_since(of.begin);
-    const auto begin = Clock::now();
+    const auto begin = time_.now();
+    measures_.beside_seconds += seconds_between(of.begin, begin);
     of.pending.wait();
-    measures_.wait_seconds += seconds_since(begin);
+    measures_.wait_seconds += seconds_between(begin, time_.now());
   }
   under_way_.erase(found);
 }

@@ -39,7 +39,8 @@ void all_gather_units(const std::vector<ShardedUnit>& units);
 class ParameterGather {
  public:
   // The units of each layer group, and what is there throughout a run of uses. `ahead`: see GatherWindow.
-  ParameterGather(std::vector<std::vector<ShardedUnit>> groups, ShardedUnit always, int ahead);
+  ParameterGather(std::vector<std::vector<ShardedUnit>> groups, ShardedUnit always, int ahead,
+                  Time time = {});
 
   // A run of uses begins, and ends.
   void begin(std::vector<int> uses);
@@ -48,7 +49,7 @@ class ParameterGather {
   void use(int group);
   void done();
 
-  // Of the last run of uses.
+  // Measured over the last run of uses.
   struct Measures {
     int gathers = 0;
     int ahead = 0;              // layer groups asked for before the use ahead of theirs began
@@ -68,6 +69,7 @@ class ParameterGather {
 
   std::vector<std::vector<ShardedUnit>> groups_;  // the last one: what is always there
   int ahead_;
+  Time time_;
   GatherWindow window_;
   std::map<int, std::vector<UnderWay>> under_way_;
   Measures measures_;

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/error.h"
 #include "schedule/schedules.h"
 
@@ -12,6 +14,23 @@ std::int64_t num_microbatches(const Workload& work, const Configuration& c) {
   return (of_rank + c.micro_batch - 1) / c.micro_batch;
 }
 
+GradientSums gradient_sums(const Workload& work, const Configuration& c) {
+  const Software& s = work.software;
+  const bool cuts = c.zero >= 2, each = s.reduces_each_microbatch && !(c.pp > 1 && s.pipelines_reduce_once);
+  return {cuts && each, cuts && (each || num_microbatches(work, c) == 1)};
+}
+
+std::vector<std::string> not_run(const Software& software, const Configuration& c) {
+  const auto lacks = [](const auto& list, const auto& entry) {
+    return list && std::find(list->begin(), list->end(), entry) == list->end();
+  };
+  std::vector<std::string> missing;
+  if (c.pp > 1 && lacks(software.schedules, c.schedule)) missing.push_back("schedule " + c.schedule);
+  if (c.dp * c.cp > 1 && lacks(software.zero_stages, c.zero))
+    missing.push_back(fmt::format("ZeRO {}", c.zero));
+  return missing;
+}
+
 Plan as_plan(const Workload& work, const Configuration& c, const std::vector<std::int64_t>& layers) {
   Plan plan;
   plan.model = work.model;
@@ -20,6 +39,7 @@ Plan as_plan(const Workload& work, const Configuration& c, const std::vector<std
   plan.mesh.set(Axis::pp, c.pp);
   plan.mesh.set(Axis::cp, c.cp);
   plan.mesh.ep = c.ep;
+  if (work.model.experts != Experts::none && c.etp != c.tp) plan.mesh.etp = c.etp;
   plan.sequence_parallel = c.sequence_parallel;
   plan.context_kind = c.context;
   // Both are balanced parts; zigzag's are two of half the size.
@@ -33,6 +53,7 @@ Plan as_plan(const Workload& work, const Configuration& c, const std::vector<std
   plan.layers_per_stage = layers;
   plan.zero = c.zero;
   plan.hsdp = c.hsdp;
+  plan.priced = {work.machine.name, work.software.name, precision_name(work.precision), work.machine.node()};
   return plan;
 }
 

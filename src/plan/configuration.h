@@ -43,6 +43,19 @@ struct Configuration {
 // Microbatches of a step on one data-parallel rank.
 std::int64_t num_microbatches(const Workload& work, const Configuration& c);
 
+// How the program sums gradients over the ranks that share them. From ZeRO 2 on it either sums behind each
+// microbatch and keeps its shard, or keeps whole gradients until the last microbatch and sums once: what
+// memory, traffic and time count is one or the other.
+struct GradientSums {
+  bool each_microbatch = false;
+  bool keeps_shards = false;  // between microbatches
+};
+GradientSums gradient_sums(const Workload& work, const Configuration& c);
+
+// What of a configuration the program does not run: "schedule zb-v", "ZeRO 2". It is priced all the same, as
+// if the program had it.
+std::vector<std::string> not_run(const Software& software, const Configuration& c);
+
 // What train and verify take; `layers` of each stage. Their precision is f32.
 Plan as_plan(const Workload& work, const Configuration& c, const std::vector<std::int64_t>& layers);
 

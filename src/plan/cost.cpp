@@ -1,29 +1,34 @@
 #include "plan/cost.h"
 
 #include <algorithm>
+#include <initializer_list>
+#include <map>
 #include <utility>
 
+#include "plan/memory.h"
 #include "schedule/schedules.h"
+#include "schedule/share_cores.h"
 
 namespace echelon {
 
-SimulationCosts stage_costs(const Plan& plan, const PipelineLayout& pipeline, double rank_flops) {
-  SimulationCosts costs;
-  costs.stages.clear();
-  for (const StageSlice& slice : pipeline.slices()) {
-    const StageTimes flops = stage_flops(plan, slice);
-    costs.stages.push_back(
-        {flops.forward / rank_flops, flops.backward_input / rank_flops, flops.backward_weight / rank_flops});
-  }
-  return costs;
+namespace {
+
+double seconds_sent(const PartSeconds& parts, const Traffic& traffic, std::initializer_list<Axis> axes) {
+  double seconds = 0;
+  for (Axis axis : axes)
+    for (Verb verb : all_verbs) {
+      const VerbTraffic& sent = traffic.at(axis, verb);
+      seconds += parts.call * static_cast<double>(sent.calls) + parts.byte * static_cast<double>(sent.bytes);
+    }
+  return seconds;
 }
 
 // Makespan and mean busy time of a rank in a step. Where no barrier parts the steps: what one more adds to
 // them.
-static std::pair<double, double> step_and_busy(const StepPrograms& programs, const SimulationCosts& costs,
-                                               bool barrier) {
+std::pair<double, double> step_and_busy(const StepPrograms& programs, const SimulationCosts& costs,
+                                        const CoreShare& share, bool barrier) {
   const auto measures = [&](const Schedule& schedule) {
-    const Timeline timeline = simulate(schedule, costs).timeline;
+    const Timeline timeline = simulate_on_cores(schedule, costs, share);
     double busy = 0;
     for (int r = 0; r < schedule.num_ranks(); ++r) busy += timeline.busy(r) / schedule.num_ranks();
     return std::pair{timeline.makespan(), busy};
@@ -38,15 +43,77 @@ static std::pair<double, double> step_and_busy(const StepPrograms& programs, con
   return {longer.first - all.first, longer.second - all.second};
 }
 
-StepPrediction predict_step(const Plan& plan, const PipelineLayout& pipeline, const ComputeRates& rates) {
-  const auto [step, busy] = step_and_busy(pipeline.programs(0), stage_costs(plan, pipeline, rates.rank_flops),
-                                          plan.optimizer_barrier);
+// How often each stage runs a microbatch in a step, on each pipeline rank.
+std::vector<std::map<int, double>> runs_of(const StepPrograms& programs) {
+  std::vector<std::map<int, double>> runs;
+  for (const auto& list : programs.schedule().ranks) {
+    auto& here = runs.emplace_back();
+    for (const Instruction& i : list)
+      if (i.op == Op::F) here[i.stage] += 1.0 / programs.shown_steps();
+  }
+  return runs;
+}
+
+}  // namespace
+
+// A boundary's message is copied by the pass that makes it and by the one that reads it: half of what is sent
+// along pp counts as forward, half as backward.
+StepWork step_work(const Plan& plan, const PipelineLayout& pipeline, const PartSeconds& parts,
+                   const std::vector<Traffic>& traffic) {
+  const ModelSpec& m = plan.model;
+  StepWork work;
+  work.costs.stages.clear();
+  for (const StageSlice& slice : pipeline.slices()) {
+    PartSeconds::Passes passes;
+    const auto add = [&](const PartSeconds::Passes& more) {
+      passes.forward += more.forward;
+      passes.backward += more.backward;
+    };
+    for (std::int64_t layer = slice.layers.begin; layer < slice.layers.end; ++layer)
+      add(m.has_experts(layer) ? parts.experts : parts.dense);
+    if (slice.embedding) passes.forward += parts.ends.forward;
+    if (slice.head) passes.backward += parts.ends.backward;
+    const StageTimes flops = stage_flops(plan, slice);
+    const double both = flops.backward_input + flops.backward_weight,
+                 input = both > 0 ? flops.backward_input / both : 1;
+    work.costs.stages.push_back({passes.forward, input * passes.backward, (1 - input) * passes.backward});
+  }
+  const auto runs = runs_of(pipeline.programs(0));
+  const std::int64_t element_size = element_bytes(plan.dtype);
+  for (std::size_t r = 0; r < runs.size(); ++r) {
+    double passes = 0;
+    for (const auto& [stage, count] : runs[r]) passes += count;
+    // Shared out evenly over the rank's passes; a stage that two ranks hold gets the same from both.
+    const double sent = passes > 0 ? seconds_sent(parts, traffic[r], {Axis::pp}) / passes : 0;
+    for (const auto& [stage, count] : runs[r]) {
+      StageTimes& times = work.costs.stages[static_cast<std::size_t>(stage)];
+      double holders = 0;
+      for (const auto& other : runs) holders += other.contains(stage);
+      times.forward += 0.5 * sent / holders;
+      times.backward_input += 0.5 * sent / holders;
+    }
+    const Memory held = predict_memory(plan, pipeline, {.pp = static_cast<int>(r)});
+    const double elements =
+        static_cast<double>(held[MemoryCategory::parameters]) / static_cast<double>(element_size);
+    work.behind.push_back(parts.element * elements * pipeline.programs(0).updates_per_step() / plan.shards() +
+                          seconds_sent(parts, traffic[r], {Axis::dp}));
+  }
+  return work;
+}
+
+StepPrediction predict_step(const Plan& plan, const PipelineLayout& pipeline, const StepWork& work,
+                            const JobCores& cores) {
+  const double beside = static_cast<double>(plan.mesh.num_ranks()) / plan.mesh.size(Axis::pp);
+  const CoreShare share{cores.cores, cores.wanted * beside};
+  const auto [step, busy] = step_and_busy(pipeline.programs(0), work.costs, share, plan.optimizer_barrier);
+  double longest = 0, sum = 0;
+  for (double seconds : work.behind) {
+    longest = std::max(longest, seconds);
+    sum += seconds;
+  }
   StepPrediction prediction;
   prediction.bubble_fraction = std::max(0.0, 1 - busy / step);
-  const auto tokens = static_cast<double>(plan.global_batch * plan.seq_len);
-  const auto again = static_cast<double>(plan.model.num_layers * plan.model.attention_width() * plan.seq_len);
-  prediction.seconds =
-      std::max(step, tokens * (model_flops_per_token(plan.model, plan.seq_len) + again) / rates.all_flops);
+  prediction.seconds = step + std::max(longest, sum * share.wanted / share.cores);
   return prediction;
 }
 

@@ -2,31 +2,59 @@
 // timeline of a run.
 #pragma once
 
+#include <vector>
+
 #include "schedule/pipeline_layout.h"
 #include "schedule/simulate.h"
 #include "spec/plan.h"
+#include "spec/traffic.h"
 
 namespace echelon {
 
-// Rates measured on this machine.
-struct ComputeRates {
-  double all_flops = 0;   // of all compute threads together on matrix products
-  double rank_flops = 0;  // of one rank's threads while the other ranks wait
+// What the parts of a step take on one rank of a plan, by the clock (train/rehearsal).
+struct PartSeconds {
+  struct Passes {
+    double forward = 0, backward = 0;
+    Passes& operator*=(double factor) {
+      forward *= factor;
+      backward *= factor;
+      return *this;
+    }
+  };
+  // Of a full microbatch: one layer with a dense MLP, one with experts, and embedding and output layer
+  // together: with what they send along tp, cp and ep.
+  Passes dense, experts, ends;
+  double element = 0;  // zeroing, norm and AdamW of one parameter and its gradient
+  double call = 0;     // being in a call of a communicator that moves next to nothing
+  double byte = 0;     // of each byte that a call sends
 };
 
-// Seconds of each stage's instructions for a full microbatch, from their FLOPs: what moves memory only
-// (norms, activations, optimizer) and the messages are left out, so it is a lower bound that a good run comes
-// close to.
-SimulationCosts stage_costs(const Plan& plan, const PipelineLayout& pipeline, double rank_flops);
+// The work of one data-parallel replica's pipeline ranks, each with cores of its own.
+struct StepWork {
+  SimulationCosts costs;       // of the stages' instructions, with what they communicate
+  std::vector<double> behind;  // by pipeline rank: what follows its passes
+};
+
+// `traffic`: what each pipeline rank sends in a step.
+StepWork step_work(const Plan& plan, const PipelineLayout& pipeline, const PartSeconds& parts,
+                   const std::vector<Traffic>& traffic);
+
+// Cores for a job: `wanted` is what a rank's threads fill.
+struct JobCores {
+  double cores = 1;   // for all ranks together
+  double wanted = 1;  // by each of them
+  bool are_shared(int ranks) const { return ranks * wanted > cores; }
+};
 
 struct StepPrediction {
   double seconds = 0;
-  double bubble_fraction = 0;  // idle time of a pipeline rank over the step, mean over ranks
+  double bubble_fraction = 0;  // idle time of a pipeline rank over the pipeline's makespan, mean over ranks
 };
-// The makespan of the plan's own schedule, simulated with stage_costs(); or, where ranks share cores, the
-// step's FLOPs over the rate of all of them, if that is longer.
-// Where the schedule does not flush: of a step in the middle of the stream.
-StepPrediction predict_step(const Plan& plan, const PipelineLayout& pipeline, const ComputeRates& rates);
+// The plan's own schedule, simulated on these cores, and what follows it. Where ranks share cores nothing
+// hides behind anything: the step takes at least the work of all ranks over the cores. Where the schedule
+// does not flush: of a step in the middle of the stream.
+StepPrediction predict_step(const Plan& plan, const PipelineLayout& pipeline, const StepWork& work,
+                            const JobCores& cores);
 
 // The measured timeline's twin: the last `shown` of so many steps, simulated with the times that instructions
 // took. Of a schedule that flushes one step.

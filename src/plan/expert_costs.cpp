@@ -164,7 +164,7 @@ void ExpertCosts::route_backward(Account& a, bool keep) const {
   a.allocate(counts_ * 8, MemoryCategory::other);
   a.free(counts_ * 8, MemoryCategory::other);
   a.allocate(logits_);  // their gradient
-  // Of what forward kept, the hidden values are gone, or wait for the weights' gradients.
+  // The hidden values that forward kept are gone, or wait for the weights' gradients.
   a.free(logits_ + choices_ + indices_ + (keep && !exchanges() ? places_ - copies_list() : places_));
   if (!keep) a.free(logits_);
   a.free(shards_sequence_ ? d_weights_here_ : d_weights_);

@@ -59,7 +59,7 @@ class ExpertCosts {
   std::int64_t experts_, away_;
   std::int64_t logits_, choices_here_, choices_, places_, kept_;  // ids and weights; places and copies
   bool gathers_choices_;                                          // over cp
-  // Of copies here, and of rows of the experts here.
+  // Bytes of copies here, and of rows of the experts here.
   std::int64_t copies_, by_place_, taken_, by_row_, indices_, hidden_, activated_;
   std::int64_t whole_, here_, shared_hidden_, shared_activated_, d_weights_, d_weights_here_;
 };

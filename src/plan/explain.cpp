@@ -1,10 +1,13 @@
 #include "plan/explain.h"
+#include "base/json_text.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "base/units.h"
 
@@ -48,6 +51,7 @@ ordered_json plan_json(const Estimate& e, const Workload& work) {
                       {"hsdp", c.hsdp},
                       {"schedule", c.schedule},
                       {"chunks", c.chunks},
+                      {"not_run_by_software", not_run(work.software, c)},
                       {"layers_per_stage", e.layers},
                       {"micro_batch", c.micro_batch},
                       {"microbatches", e.microbatches},
@@ -74,6 +78,17 @@ ordered_json plan_json(const Estimate& e, const Workload& work) {
   return object;
 }
 
+// "  73.4 GB = parameters 18.4 gradients 4.6 ..."
+std::string memory_line(const Memory& memory) {
+  const auto total = static_cast<double>(memory.total());
+  std::string text = fmt::format("{:>9} =", format_device_memory(total));
+  for (MemoryCategory c : all_memory_categories)
+    if (memory[c] > 0)
+      text += fmt::format(" {} {:.1f}", memory_category_name(c),
+                          static_cast<double>(memory[c]) / device_memory_unit(total));
+  return text;
+}
+
 std::string seconds(double value) {
   return value >= 1 ? fmt::format("{:.3f} s", value) : fmt::format("{:.2f} ms", 1e3 * value);
 }
@@ -92,35 +107,50 @@ std::string plans_json(const SearchResult& result, const Workload& work) {
   if (result.nearest)
     object["nearest"] = {{"plan", describe(result.nearest->configuration)},
                          {"bytes", result.nearest->bytes},
-                         {"usable_bytes", result.nearest->usable_bytes}};
+                         {"usable_bytes", result.nearest->usable_bytes},
+                         {"memory_bytes", memory_json(result.nearest->memory)}};
   for (const Estimate& e : result.plans) object["plans"].push_back(plan_json(e, work));
-  return object.dump();
+  return json_text(object);
 }
 
-std::string plans_table(const SearchResult& result) {
+std::string priced_beyond(const SearchResult& result, const Software& software) {
+  std::set<std::string> missing;
+  for (const Estimate& e : result.plans)
+    for (const std::string& what : not_run(software, e.configuration)) missing.insert(what);
+  if (missing.empty()) return {};
+  return fmt::format("{} does not run {}; priced as if it did\n", software.name,
+                     fmt::join(missing, ", "));
+}
+
+std::string plans_table(const SearchResult& result, const Software& software) {
   std::string text;
   const auto out = std::back_inserter(text);
   if (!result.plans.empty())
-    fmt::format_to(out, "{:>3} {:>10} {:>21} {:>6} {:>7} {:>9} {:>9}  plan\n", "", "step", "P10 - P90", "MFU",
-                   "bubble", "memory", "tokens/s");
+    fmt::format_to(out, "{:>3} {:>10} {:>21} {:>6} {:>7} {:>9} {:>12}  plan\n", "", "step", "P10 - P90",
+                   "MFU", "bubble", "memory", "tokens/s/GPU");
   int place = 0;
   for (const Estimate& e : result.plans)
-    fmt::format_to(out, "{:>3} {:>10} {:>10} -{:>9} {:>5.1f}% {:>6.1f}% {:>9} {:>9.0f}  {}\n", ++place,
+    fmt::format_to(out, "{:>3} {:>10} {:>10} -{:>9} {:>5.1f}% {:>6.1f}% {:>9} {:>12.0f}  {}\n", ++place,
                    seconds(e.seconds), seconds(e.low), seconds(e.high), 100 * e.mfu, 100 * e.bubble_fraction,
                    format_device_memory(static_cast<double>(e.memory.total())), e.tokens_per_second_per_gpu,
                    describe(e.configuration));
-  fmt::format_to(out, "{} configurations considered, {} simulated, in {}", result.considered,
+  fmt::format_to(out, "{} considered, {} simulated, in {}", counted(result.considered, "configuration"),
                  result.simulated, seconds(result.seconds));
-  const std::pair<const char*, const char*> words[] = {
-      {"memory", "do not fit the memory"},
-      {"schedule", "have no such schedule"},
-      {"shape", "do not divide"},
-      {"slower", "cannot come among the first, whatever their schedule"},
-      {"same", "are another one's equal"}};
-  for (const auto& [reason, what] : words)
-    if (const auto found = result.rejected.find(reason); found != result.rejected.end())
-      fmt::format_to(out, "; {} {}", found->second.count, what);
-  return text + "\n";
+  struct Words {
+    const char *reason, *one, *several;
+  };
+  const Words words[] = {{"memory", "does not fit the memory", "do not fit the memory"},
+                         {"schedule", "has no such schedule", "have no such schedule"},
+                         {"shape", "does not divide", "do not divide"},
+                         {"slower", "cannot come among the first, whatever its schedule",
+                          "cannot come among the first, whatever their schedule"},
+                         {"same", "is a duplicate", "are duplicates"}};
+  for (const Words& w : words)
+    if (const auto found = result.rejected.find(w.reason); found != result.rejected.end()) {
+      const std::int64_t count = found->second.count;
+      fmt::format_to(out, "; {} {}", count, count == 1 ? w.one : w.several);
+    }
+  return text + "\n" + priced_beyond(result, software);
 }
 
 std::string explain_winner(const SearchResult& result, const Workload& work) {
@@ -128,8 +158,8 @@ std::string explain_winner(const SearchResult& result, const Workload& work) {
   const Estimate& e = result.plans.front();
   std::string text = fmt::format("\n{}\n", describe(e.configuration));
   const auto out = std::back_inserter(text);
-  fmt::format_to(out, "a step of {} microbatch{} takes {}: on the pipeline rank that ends last\n",
-                 e.microbatches, e.microbatches == 1 ? "" : "es", seconds(e.seconds));
+  fmt::format_to(out, "a step of {} takes {}: on the pipeline rank that ends last\n",
+                 counted(e.microbatches, "microbatch"), seconds(e.seconds));
   for (const NamedPart& part : named_parts) {
     const double value = e.parts.*part.member;
     if (value != 0)
@@ -144,13 +174,7 @@ std::string explain_winner(const SearchResult& result, const Workload& work) {
       if (r == 8) fmt::format_to(out, "  ...\n");
       continue;
     }
-    const auto total = static_cast<double>(m.total());
-    fmt::format_to(out, "  {:>3} {:>9} =", r, format_device_memory(total));
-    for (MemoryCategory c : all_memory_categories)
-      if (m[c] > 0)
-        fmt::format_to(out, " {} {:.1f}", memory_category_name(c),
-                       static_cast<double>(m[c]) / device_memory_unit(total));
-    fmt::format_to(out, "\n");
+    fmt::format_to(out, "  {:>3} {}\n", r, memory_line(m));
   }
   if (result.plans.size() > 1)
     fmt::format_to(out, "\nwhy not the next: {}", explain_loser(e, result.plans[1]));
@@ -161,8 +185,10 @@ std::string explain_winner(const SearchResult& result, const Workload& work) {
 }
 
 std::string explain_loser(const Estimate& winner, const Estimate& other) {
-  std::string text = fmt::format("{} takes {}, {:.1f}% longer\n", describe(other.configuration),
-                                 seconds(other.seconds), 100 * (other.seconds / winner.seconds - 1));
+  const double longer = other.seconds / winner.seconds - 1;
+  std::string text =
+      fmt::format("{} takes {}, {:.1f}% {}\n", describe(other.configuration), seconds(other.seconds),
+                  100 * std::abs(longer), longer < 0 ? "less" : "longer");
   struct Difference {
     const char* words;
     double value;
@@ -177,6 +203,7 @@ std::string explain_loser(const Estimate& winner, const Estimate& other) {
       text += fmt::format("  {:>12} {} in {}\n", seconds(std::abs(d.value)), d.value > 0 ? "more" : "less",
                           d.words);
   const double more = static_cast<double>(other.memory.total() - winner.memory.total());
+  if (more == 0) return text + "  as much memory\n";
   return text +
          fmt::format("  {} {} memory\n", format_device_memory(std::abs(more)), more > 0 ? "more" : "less");
 }
@@ -188,12 +215,14 @@ std::string explain_nothing(const SearchResult& result, int gpus) {
       if (const auto found = result.rejected.find(reason);
           example.empty() && found != result.rejected.end() && !found->second.examples.empty())
         example = ", as " + found->second.examples.front();
-    return fmt::format("no configuration of {} GPUs has a legal shape and schedule{}\n", gpus, example);
+    return fmt::format("no configuration of {} has a legal shape and schedule{}", counted(gpus, "GPU"),
+                       example);
   }
   const Nearest& n = *result.nearest;
-  return fmt::format("no configuration of {} GPUs fits; the nearest needs {} of {}, {} too much: {}\n", gpus,
-                     format_device_memory(n.bytes), format_device_memory(n.usable_bytes),
-                     format_device_memory(n.bytes - n.usable_bytes), describe(n.configuration));
+  return fmt::format("no configuration of {} fits; the nearest needs {} of {}, {} too much: {} ({})",
+                     counted(gpus, "GPU"), format_device_memory(n.bytes),
+                     format_device_memory(n.usable_bytes), format_device_memory(n.bytes - n.usable_bytes),
+                     describe(n.configuration), memory_line(n.memory));
 }
 
 std::string plan_file(const Estimate& e, const Workload& work) {

@@ -11,7 +11,10 @@ namespace echelon {
 std::string plans_json(const SearchResult& result, const Workload& work);
 
 // A table of the ranked plans, then counts of what was left out.
-std::string plans_table(const SearchResult& result);
+std::string plans_table(const SearchResult& result, const Software& software);
+
+// A line where plans have what the program does not run, because it was asked for by name; else nothing.
+std::string priced_beyond(const SearchResult& result, const Software& software);
 
 // Where each second of the winner goes, what every rank holds, and examples of what was rejected.
 std::string explain_winner(const SearchResult& result, const Workload& work);
@@ -22,8 +25,8 @@ std::string explain_loser(const Estimate& winner, const Estimate& other);
 // "no plan fits": the nearest one, and by how much.
 std::string explain_nothing(const SearchResult& result, int gpus);
 
-// Of the winner, for train and verify. A precision that the trainer has not is written as f32, an axis that
-// it has not as it is, and refused there.
+// The winner, for train and verify. A precision that the trainer lacks is written as f32, an axis that
+// it lacks as it is, and refused there.
 std::string plan_file(const Estimate& estimate, const Workload& work);
 
 }  // namespace echelon

@@ -31,6 +31,19 @@ ParameterCounts parameter_counts(const ModelSpec& m, int tp) {
   return counts;
 }
 
+ParameterBytes parameter_bytes(const Workload& work) {
+  const Software& s = work.software;
+  if (work.precision == Precision::f32) {
+    constexpr double width = 4;
+    const double copy = s.value_bytes < width ? width : 0;
+    return {width, std::max(width, s.gradient_bytes), std::max(0.0, s.optimizer_bytes - copy), width, width};
+  }
+  // Products in 8 bits read parameters of 8 bits: casting them before they travel halves the gathers
+  // (embedding and output matrix, which stay in 16, are among them here).
+  const bool narrow = work.precision == Precision::fp8 && s.narrow_parameters;
+  return {s.value_bytes, s.gradient_bytes, s.optimizer_bytes, s.reduced_bytes, narrow ? 1.0 : 2.0};
+}
+
 SavedBytes saved_bytes(const Workload& work, const Configuration& c) {
   const ModelSpec& m = work.model;
   const Software& s = work.software;
@@ -99,37 +112,38 @@ ShareCounts share_counts(const ParameterCounts& counts, const Configuration& c, 
 
 Memory footprint(const Workload& work, const Configuration& c, const ParameterCounts& counts,
                  const SavedBytes& saved, const RankShare& share) {
-  const Software& s = work.software;
+  const ParameterBytes bytes = parameter_bytes(work);
+  const GradientSums sums = gradient_sums(work, c);
   const ShareCounts held_here = share_counts(counts, c, share);
   const double shards = c.shards();
   const double routed_shards = std::max(1.0, c.zero == 0 ? 1.0 : shards * c.tp / (c.ep * c.etp));
-  const auto states = [&](double bytes, int from) {
-    const bool is_cut = c.zero >= from;
-    return bytes *
+  const auto states = [&](double width, bool is_cut) {
+    return width *
            (held_here.common / (is_cut ? shards : 1) + held_here.routed / (is_cut ? routed_shards : 1));
   };
   Memory memory;
-  const auto put = [&](MemoryCategory category, double bytes) {
-    memory[category] += static_cast<std::int64_t>(bytes);
+  const auto put = [&](MemoryCategory category, double size) {
+    memory[category] += static_cast<std::int64_t>(size);
   };
-  put(MemoryCategory::parameters, states(s.value_bytes, 3));
-  put(MemoryCategory::gradients, states(s.gradient_bytes, 2));
-  put(MemoryCategory::optimizer, states(s.optimizer_bytes, 1));
+  put(MemoryCategory::parameters, states(bytes.value, c.zero >= 3));
+  put(MemoryCategory::gradients, states(bytes.gradient, sums.keeps_shards));
+  put(MemoryCategory::optimizer, states(bytes.optimizer, c.zero >= 1));
   const bool any_experts = share.expert_layers > 0;
-  if (c.zero == 3) {  // this layer and the next are there whole, and one layer's gradients
-    const double layer =
-        std::max(counts.dense_layer, any_experts ? counts.expert_layer + counts.routed / (c.ep * c.etp) : 0);
+  const double layer =
+      std::max(counts.dense_layer, any_experts ? counts.expert_layer + counts.routed / (c.ep * c.etp) : 0);
+  if (c.zero == 3) {  // this layer and the next are there whole
     const double largest = std::max(
         {2 * layer, share.embedding ? counts.embedding : 0, share.head ? counts.head + counts.tied : 0});
-    put(MemoryCategory::communication, largest * s.value_bytes + layer * s.reduced_bytes);
+    put(MemoryCategory::communication, largest * bytes.value);
   }
+  if (sums.keeps_shards) put(MemoryCategory::communication, layer * bytes.reduced);  // one layer's gradients
   const double activations =
       share.in_flight * (share.dense_layers * saved.dense_layer + share.expert_layers * saved.expert_layer);
   const double working = std::max({share.dense_layers > 0 ? saved.dense_working : 0,
                                    any_experts ? saved.expert_working : 0, share.head ? saved.head : 0});
   put(MemoryCategory::activations, activations + working);
   if (c.pp > 1) put(MemoryCategory::communication, 4 * saved.boundary);
-  put(MemoryCategory::other, s.fragmentation * (activations + working));
+  put(MemoryCategory::other, work.software.fragmentation * (activations + working));
   return memory;
 }
 

@@ -17,6 +17,13 @@ struct ParameterCounts {
 };
 ParameterCounts parameter_counts(const ModelSpec& model, int tp);
 
+// Of each parameter: what is kept (its value, its gradient, the optimizer's state), and what travels of it.
+// In f32 the values need no second copy in 32 bits, and nothing travels in less.
+struct ParameterBytes {
+  double value = 2, gradient = 4, optimizer = 12, reduced = 4, gathered = 2;
+};
+ParameterBytes parameter_bytes(const Workload& work);
+
 // Bytes of one microbatch. 16-bit, dropout, unfused attention: s b h (10 + 24/t + 5 a s/(h t)) a layer, all
 // of it over t under sequence parallelism, without the last term under selective recomputation (Korthikanti
 // et al. 2022, table 2).

@@ -199,7 +199,7 @@ class Pricer {
     } else {
       const double rows = length / c_.cp, d = real(m_.head_dim), count = batch * heads;
       const double each = ops_.product(rows, d, length, count), back = ops_.product(rows, length, d, count);
-      // Softmax and the dropout behind it, over scores of 16 bits and masks of 8.
+      // Softmax and the dropout after it, over scores of 16 bits and masks of 8.
       const double mask = w_.software.dropout ? 1 : 0;
       forward = each + back + ops_.elementwise(per_rank * (4 + 5 * mask));
       backward = 2 * (each + back) + ops_.elementwise(per_rank * (6 + 5 * mask));

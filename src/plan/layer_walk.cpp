@@ -104,7 +104,7 @@ void LayerWalk::recompute_core() {
 }
 
 // Attention from the gradient of its output to that of [q | k | v], which stays. `keep`: what the weight
-// gradient of the product behind it needs stays.
+// gradient of the product after it needs stays.
 void LayerWalk::attend_backward(bool keep) {
   const ContextCosts& context = s_->context;
   a_.allocate(context.attended());

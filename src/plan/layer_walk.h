@@ -33,7 +33,7 @@ class LayerWalk {
 
   void embed();
   void embed_backward();
-  // Of a transformer block.
+  // The passes of a transformer block.
   void forward();
   void backward();
   void backward_input();

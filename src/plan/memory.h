@@ -12,7 +12,7 @@ namespace echelon {
 struct StateBytes {
   std::int64_t value = 0, gradient = 0, optimizer = 0;
 };
-// Of a run: values, gradients and two moments in its dtype; what is offloaded counts nothing.
+// In a run: values, gradients and two moments in its dtype; what is offloaded counts nothing.
 StateBytes state_bytes(const Plan& plan);
 inline constexpr StateBytes mixed_precision_adam{2, 2,
                                                  12};  // f16, f16; f32 values and moments (ZeRO, section 3)

@@ -30,16 +30,16 @@ class OpSeconds {
   // link, all_gather inside. all_to_all: each rank sends (n-1)/n of its S bytes, those to other nodes over
   // its own link.
   double collective(Verb verb, double bytes, std::int64_t size, std::int64_t stride) const;
-  // Of a collective's time: what rings wait at the links between nodes, which no computation hides.
+  // The part of a collective's time that rings wait at the links between nodes, which nothing hides.
   double ring_wait(Verb verb, std::int64_t size, std::int64_t stride) const;
-  // Of the host, for calling a collective of `size` ranks.
+  // The host's time for calling a collective of `size` ranks.
   double call_seconds(std::int64_t size) const {
     return software_.collective_rank_seconds * static_cast<double>(size);
   }
   // From one rank to that `stride` ranks further.
   double message(double bytes, std::int64_t stride) const;
 
-  // Of an element that products read.
+  // Bytes of an element that products read.
   double operand_bytes() const { return operand_; }
   const Machine& machine() const { return machine_; }
   const Software& software() const { return software_; }

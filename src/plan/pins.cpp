@@ -9,6 +9,7 @@ Pins pins_of(const Plan& plan) {
   pins.pp = plan.mesh.size(Axis::pp);
   pins.cp = plan.mesh.size(Axis::cp);
   pins.ep = plan.mesh.ep;
+  pins.etp = plan.model.experts == Experts::none ? 1 : plan.mesh.etp > 0 ? plan.mesh.etp : *pins.tp;
   pins.zero = plan.zero;
   pins.hsdp = plan.hsdp;
   pins.sequence_parallel = plan.sequence_parallel;

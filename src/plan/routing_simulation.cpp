@@ -237,12 +237,14 @@ class Balanced {
 }  // namespace
 
 std::vector<RoutingReport> simulate_routing(const RoutingRequest& request,
-                                            const std::vector<BalanceMethod>& methods) {
+                                            const std::vector<BalanceMethod>& methods,
+                                            const Progress& progress) {
   validate(request);
   std::vector<Balanced> runs;
   for (const BalanceMethod& method : methods) runs.emplace_back(request, method);
   const std::int64_t measured = std::max<std::int64_t>(1, request.steps / 10);
   for (std::int64_t step = 0; step < request.steps; ++step) {
+    report(progress, static_cast<double>(step) / static_cast<double>(request.steps), "routing");
     const Tokens tokens = draw_tokens(request, step);
     for (Balanced& run : runs) run.step(tokens, step >= request.steps - measured);
   }

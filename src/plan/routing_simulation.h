@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "base/progress.h"
 #include "plan/routing_request.h"
 
 namespace echelon {
@@ -30,7 +31,7 @@ struct CapacityMeasure {
 
 struct RoutingReport {
   std::string method;
-  // Of each step, of each expert: tokens that choose it, and those of them that are not dropped.
+  // By step and expert: tokens that choose it, and those of them that are not dropped.
   std::vector<std::vector<double>> chosen, kept;
   // Means over the last tenth of the steps.
   std::vector<double> expert_tokens, device_tokens;  // what is not dropped
@@ -44,6 +45,7 @@ struct RoutingReport {
 
 // Depends on the request and the method alone; all methods see the same tokens.
 std::vector<RoutingReport> simulate_routing(const RoutingRequest& request,
-                                            const std::vector<BalanceMethod>& methods);
+                                            const std::vector<BalanceMethod>& methods,
+                                            const Progress& progress = {});
 
 }  // namespace echelon

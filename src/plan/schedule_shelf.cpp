@@ -15,6 +15,27 @@ int shown_microbatches(int ranks, int microbatches) {
   return microbatches <= steady ? microbatches : steady + microbatches % period;
 }
 
+// Activations and gradients that each rank hands to another one, over the microbatches.
+std::vector<double> sends_of(const Schedule& schedule) {
+  std::map<std::tuple<ValueKind, int, int>, std::size_t> readers;
+  const auto key = [](const Value& v) { return std::tuple{v.kind, v.stage, v.microbatch}; };
+  for (std::size_t r = 0; r < schedule.ranks.size(); ++r)
+    for (const Instruction& i : schedule.ranks[r])
+      each_read(schedule, i, [&](const Value& v) {
+        if (travels(v)) readers[key(v)] = r;
+      });
+  std::vector<double> sends(schedule.ranks.size());
+  for (std::size_t r = 0; r < schedule.ranks.size(); ++r) {
+    for (const Instruction& i : schedule.ranks[r])
+      each_write(schedule, i, [&](const Value& v) {
+        const auto reader = travels(v) ? readers.find(key(v)) : readers.end();
+        if (reader != readers.end() && reader->second != r) ++sends[r];
+      });
+    sends[r] /= schedule.num_microbatches;
+  }
+  return sends;
+}
+
 }  // namespace
 
 ScheduleFacts facts_of(const Schedule& schedule) {
@@ -23,6 +44,7 @@ ScheduleFacts facts_of(const Schedule& schedule) {
   facts.stage_fraction = schedule.stage_fraction();
   facts.parameter_copies = parameter_copies(schedule);
   facts.peak = peak_activations(schedule);
+  facts.sends = sends_of(schedule);
   for (const auto& list : schedule.ranks) {
     std::map<int, int> forwards;
     for (const Instruction& i : list) {

@@ -26,6 +26,7 @@ struct ScheduleFacts {
   bool overlaps = false;                    // F and B run together
   std::vector<std::vector<StageUse>> uses;  // of each rank
   std::vector<double> peak;                 // of each rank, in activations of a full stage
+  std::vector<double> sends;                // of each rank: messages to others, of a microbatch
   std::string problem;                      // not empty: there is no such schedule, and why
 };
 

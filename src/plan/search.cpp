@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <set>
+#include <tuple>
 
 #include "base/error.h"
 #include "base/units.h"
@@ -25,13 +26,25 @@ std::vector<T> pinned_or(const std::optional<T>& pin, std::vector<T> all) {
   return pin ? std::vector<T>{*pin} : std::move(all);
 }
 
+// Of those that are tried, in this order, what the program runs.
+template <class T>
+std::vector<T> run_by(const std::optional<std::vector<T>>& program, std::vector<T> tried) {
+  if (program)
+    std::erase_if(tried, [&](const T& one) {
+      return std::find(program->begin(), program->end(), one) == program->end();
+    });
+  return tried;
+}
+
 // Part of the published schedules that can win: naive and gpipe never beat 1f1b in time or memory, and
 // streams train otherwise.
-const std::vector<std::string>& searched_schedules() {
-  static const std::vector<std::string> names{"1f1b",   "interleaved", "zb-h1",    "zb-h2",    "zb-v",
-                                              "v-half", "v-min",       "dualpipe", "dualpipev"};
-  return names;
+std::vector<std::string> searched_schedules(const Software& software) {
+  return run_by<std::string>(software.schedules, {"1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "v-half",
+                                                  "v-min", "dualpipe", "dualpipev"});
 }
+
+// Bounds are sums in another order than what they bound.
+constexpr double below_rounding = 1 - 1e-9;
 
 struct Pipeline {
   std::string schedule;
@@ -55,8 +68,12 @@ struct Candidate {
 
 class Search {
  public:
-  explicit Search(const SearchRequest& request)
-      : r_(request), model_(request.work), usable_(model_.usable_bytes() * (1 - request.memory_margin)) {}
+  // Of plans that take longer than `most_seconds` nothing is found out.
+  Search(const SearchRequest& request, StepModel& model, double most_seconds = 1e300)
+      : r_(request),
+        model_(model),
+        most_seconds_(most_seconds),
+        usable_(model_.usable_bytes() * (1 - request.memory_margin)) {}
 
   SearchResult run() {
     const auto begin = std::chrono::steady_clock::now();
@@ -64,9 +81,15 @@ class Search {
     // Those that could be fastest come first, so that the others need no looking at.
     std::sort(groups_.begin(), groups_.end(),
               [](const Group& a, const Group& b) { return a.least < b.least; });
-    for (const Group& g : groups_)
-      group(g.configuration, r_.objective == Objective::memory || g.least < worst_ranked());
+    const std::string what = counted(r_.gpus, "GPU");
+    for (std::size_t i = 0; i < groups_.size(); ++i) {
+      const Group& g = groups_[i];
+      if (g.least * below_rounding > most_seconds_) break;
+      report(r_.progress, static_cast<double>(i) / static_cast<double>(groups_.size()), what);
+      group(g.configuration, r_.objective == Objective::memory || g.least * below_rounding <= worst_ranked());
+    }
     if (!result_.plans.empty()) result_.nearest.reset();
+    if (result_.nearest) result_.nearest->memory = model_.estimate(result_.nearest->configuration).memory;
     write_examples();
     result_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     return std::move(result_);
@@ -141,7 +164,7 @@ class Search {
     };
     if (c.pp == 1) return with_splits({{"1f1b", 1}});
     std::vector<Pipeline> list;
-    for (const std::string& name : pinned_or(r_.pins.schedule, searched_schedules())) {
+    for (const std::string& name : pinned_or(r_.pins.schedule, searched_schedules(r_.work.software))) {
       if (!name.starts_with("interleaved")) {
         list.push_back({name, 1});
         continue;
@@ -160,7 +183,7 @@ class Search {
     const int ranks = c.dp * c.cp;
     std::vector<Sharding> list;
     for (int zero : r_.pins.zero ? std::vector{*r_.pins.zero}
-                    : ranks > 1  ? std::vector{0, 1, 2, 3}
+                    : ranks > 1  ? run_by<int>(r_.work.software.zero_stages, {0, 1, 2, 3})
                                  : std::vector{0}) {
       std::set<int> replicas{1};
       // A group of shards inside a node.
@@ -193,6 +216,11 @@ class Search {
     const auto leaves = static_cast<std::int64_t>(pipelines_here.size() * shardings_here.size());
     std::vector<std::int64_t> batches = micro_batches(c);
     const std::string problem = shape_problem(r_.work, c);
+    if (pipelines_here.empty()) {
+      ++result_.considered;
+      return reject("schedule", 1, "no pipelines",
+                    [&] { return fmt::format("pp {}: {} runs no pipelines", c.pp, r_.work.software.name); });
+    }
     if (!problem.empty() || batches.empty()) {
       const std::int64_t count = leaves *
                                  std::max<std::int64_t>(1, static_cast<std::int64_t>(batches.size())) *
@@ -252,7 +280,8 @@ class Search {
   void leaf(const Configuration& c) {
     const Outlook look = model_.outlook(c, usable_);
     if (look.bytes > usable_) {
-      if (!result_.nearest || look.bytes < result_.nearest->bytes) result_.nearest = {c, look.bytes, usable_};
+      if (!result_.nearest || look.bytes < result_.nearest->bytes)
+        result_.nearest = {c, look.bytes, usable_, {}};
       result_.rejected["memory"].count += 1;
       // The example of a schedule is the one that is nearest to fitting.
       auto [found, is_new] = unfit_.try_emplace(c.schedule, Unfit{c, look});
@@ -263,9 +292,9 @@ class Search {
     candidates_.push_back({c, look.seconds, look.bytes});
   }
 
-  // Seconds that a plan must stay below to be among the first.
+  // Seconds that a plan must not go beyond to be among the first.
   double worst_ranked() const {
-    return static_cast<int>(result_.plans.size()) < r_.top ? 1e300 : result_.plans.back().seconds;
+    return static_cast<int>(result_.plans.size()) < r_.top ? most_seconds_ : result_.plans.back().seconds;
   }
 
   void rank() {
@@ -276,16 +305,18 @@ class Search {
     const auto top = static_cast<std::size_t>(r_.top);
     auto& plans = result_.plans;
     const auto better = [&](const Estimate& a, const Estimate& b) {
-      if (by_memory && a.memory.total() != b.memory.total()) return a.memory.total() < b.memory.total();
-      return a.seconds < b.seconds;
+      const auto bytes_a = a.memory.total(), bytes_b = b.memory.total();
+      return by_memory ? std::tie(bytes_a, a.seconds) < std::tie(bytes_b, b.seconds)
+                       : std::tie(a.seconds, bytes_a) < std::tie(b.seconds, bytes_b);
     };
     for (const Candidate& candidate : candidates_) {
-      if (plans.size() == top &&
-          (by_memory ? candidate.bytes > static_cast<double>(plans.back().memory.total())
-                     : candidate.bound >= plans.back().seconds))
+      if (by_memory
+              ? plans.size() == top && candidate.bytes > static_cast<double>(plans.back().memory.total())
+              : candidate.bound * below_rounding > worst_ranked())
         break;
       Estimate e = model_.estimate(candidate.configuration);
       ++result_.simulated;
+      if (e.seconds > most_seconds_) continue;
       if (static_cast<double>(e.memory.total()) > usable_) {  // this trainer's, walked
         --result_.feasible;
         ++result_.rejected["memory"].count;
@@ -299,9 +330,10 @@ class Search {
   void write_examples() {
     for (const auto& [schedule, unfit] : unfit_)
       result_.rejected["memory"].examples.push_back(
-          fmt::format("{}: {:.3g} in-flight activations, {} > {} on rank {} ({})", schedule,
-                      unfit.look.in_flight, format_device_memory(unfit.look.bytes),
-                      format_device_memory(usable_), unfit.look.rank, describe(unfit.configuration)));
+          fmt::format("{}: {:.3g} in-flight activations, {} on rank {}, {} more than {} ({})", schedule,
+                      unfit.look.in_flight, format_device_memory(unfit.look.bytes), unfit.look.rank,
+                      format_device_memory(unfit.look.bytes - usable_), format_device_memory(usable_),
+                      describe(unfit.configuration)));
   }
 
   struct Unfit {
@@ -311,8 +343,8 @@ class Search {
   std::map<std::string, Unfit> unfit_;
 
   const SearchRequest& r_;
-  StepModel model_;
-  double usable_;
+  StepModel& model_;
+  double most_seconds_, usable_;
   SearchResult result_;
   std::set<std::string> examples_;
   std::vector<Group> groups_;
@@ -390,6 +422,10 @@ void check(const SearchRequest& r) {
     if (std::find(names.begin(), names.end(), *pins.schedule) == names.end())
       refuse("--schedule {}: unknown; legal: {}", *pins.schedule, fmt::join(names, ", "));
   }
+  for (const std::string& name : r.work.software.schedules.value_or(std::vector<std::string>{}))
+    if (std::find(schedule_names().begin(), schedule_names().end(), name) == schedule_names().end())
+      refuse("--software {}: schedules = {}: unknown; legal: {}", r.work.software.name, name,
+             fmt::join(schedule_names(), ", "));
   if (!(r.memory_margin >= 0 && r.memory_margin < 1))
     refuse("--memory-margin {}: must be from 0 to below 1, a part of the memory", r.memory_margin);
   if (r.top < 1 || r.top > 10000) refuse("--top {}: must be from 1 to 10000", r.top);
@@ -405,20 +441,25 @@ Objective parse_objective(const std::string& text, const std::string& field) {
 
 SearchResult search(const SearchRequest& request) {
   check(request);
-  return Search(request).run();
+  StepModel model(request.work);
+  return Search(request, model).run();
 }
 
 std::optional<LeastGpus> least_gpus(SearchRequest request, double target_seconds) {
-  const int most = request.gpus, node = request.work.machine.node();
-  for (int gpus = 1; gpus <= most; gpus = gpus < node && gpus * 2 > node ? node : gpus * 2) {
-    request.gpus = gpus;
-    const Pins& pins = request.pins;
-    const std::int64_t all =
-        std::int64_t{pins.dp.value_or(1)} * pins.tp.value_or(1) * pins.pp.value_or(1) * pins.cp.value_or(1);
-    if (gpus % all != 0) continue;
-    SearchResult result = search(request);
-    if (!result.plans.empty() && result.plans.front().seconds <= target_seconds)
-      return LeastGpus{gpus, std::move(result)};
+  const Pins& pins = request.pins;
+  const int most = request.gpus;
+  const std::int64_t all =
+      std::int64_t{pins.dp.value_or(1)} * pins.tp.value_or(1) * pins.pp.value_or(1) * pins.cp.value_or(1);
+  const bool whole = pins.dp && pins.tp && pins.pp && pins.cp;
+  // Layers cost the same on any number of devices: one model prices them once.
+  StepModel model(request.work);
+  for (std::int64_t gpus = all; gpus <= (whole ? std::min<std::int64_t>(all, most) : most); gpus += all) {
+    request.gpus = static_cast<int>(gpus);
+    SearchRequest one = request;
+    one.top = 1;
+    if (gpus == all) check(one);
+    if (!Search(one, model, target_seconds).run().plans.empty())
+      return LeastGpus{request.gpus, search(request)};
   }
   return {};
 }

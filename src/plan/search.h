@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "base/progress.h"
 #include "plan/pins.h"
 #include "plan/step_model.h"
 
@@ -24,6 +25,7 @@ struct SearchRequest {
   Objective objective = Objective::time;
   double memory_margin = 0;  // part of the device's memory that stays free
   int top = 10;
+  Progress progress{};
 };
 
 struct Rejected {
@@ -35,6 +37,7 @@ struct Rejected {
 struct Nearest {
   Configuration configuration;
   double bytes = 0, usable_bytes = 0;
+  Memory memory;  // of the rank with most
 };
 
 struct SearchResult {
@@ -42,7 +45,7 @@ struct SearchResult {
   // By reason: memory, schedule, shape; slower: whatever its schedule and sharding it could not come among
   // the first; same: its balanced split is the even one.
   std::map<std::string, Rejected> rejected;
-  std::vector<Estimate> plans;     // best first
+  std::vector<Estimate> plans;     // best first; of those that take the same time the one with least memory
   std::optional<Nearest> nearest;  // where nothing fits
   double seconds = 0;              // that the search took
 };
@@ -50,8 +53,9 @@ struct SearchResult {
 // Throws RequestError where no configuration could have these sizes, naming the flag.
 SearchResult search(const SearchRequest& request);
 
-// The fewest devices, up to request.gpus, whose best plan takes at most `target_seconds`: devices of whole
-// nodes by powers of two, and below a node those that divide it. No value where none does.
+// The fewest devices, up to request.gpus, whose best plan takes at most `target_seconds`: every number is
+// looked at from below, for more devices are not always faster (one that has few divisors has few meshes). No
+// value where none does.
 struct LeastGpus {
   int gpus = 0;
   SearchResult result;

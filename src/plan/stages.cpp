@@ -13,7 +13,7 @@ namespace {
 
 std::int64_t pipeline_stride(const Configuration& c) { return std::int64_t{c.tp} * c.cp * c.dp * c.pp; }
 
-SimulationCosts simulation_costs(const std::vector<LayerSeconds>& stages, const std::vector<double>& gathers,
+SimulationCosts simulation_costs(const std::vector<LayerSeconds>& stages, const std::vector<double>& sharing,
                                  const Software& software, double message, int pp) {
   SimulationCosts costs;
   costs.stages.clear();
@@ -21,10 +21,10 @@ SimulationCosts simulation_costs(const std::vector<LayerSeconds>& stages, const 
   for (std::size_t i = 0; i < stages.size(); ++i) {
     const LayerSeconds& t = stages[i];
     const double handing = pp > 1 ? software.message_seconds : 0;
-    costs.stages.push_back({t.forward.total() + gathers[i] / 3 + handing,
-                            t.backward_input.total() + gathers[i] * 2 / 3 + handing,
+    costs.stages.push_back({t.forward.total() + sharing[i] / 3 + handing,
+                            t.backward_input.total() + sharing[i] * 2 / 3 + handing,
                             t.backward_weight.total()});
-    all += t.forward.total() + t.backward() + gathers[i] + 2 * handing;
+    all += t.forward.total() + t.backward() + sharing[i] + 2 * handing;
     experts += t.forward.expert + t.backward_input.expert;
   }
   costs.message = message;
@@ -87,10 +87,7 @@ const LayerPrices& Stages::prices(const Configuration& c) {
                      c.etp,
                      c.shards_sequence(),
                      static_cast<int>(c.recompute),
-                     c.zero == 3 ? c.shards() : 0,
-                     c.micro_batch,
-                     c.zero == 3 ? c.hsdp : 0,
-                     0};
+                     c.micro_batch};
   const auto found = prices_.find(key);
   if (found != prices_.end()) return found->second;
   LayerPrices p;
@@ -156,10 +153,16 @@ LayerSeconds Stages::stage_seconds(const Configuration& c, const LayerPrices& p,
   return sum;
 }
 
-// ZeRO up to 2 leaves stages as they are: neighbours in the search share them.
-const StageShape& Stages::shape(const Configuration& c) {
+// What happens along dp once a step leaves stages as they are.
+Configuration Stages::of_passes(const Configuration& c) const {
   Configuration same = c;
-  if (c.zero < 3) same.zero = 0, same.hsdp = 1;
+  if (!state_.adds_to_passes(c)) same.zero = 0, same.hsdp = 1;
+  return same;
+}
+
+// Neighbours in the search share them.
+const StageShape& Stages::shape(const Configuration& c) {
+  const Configuration same = of_passes(c);
   if (!last_shape_ || !(same == last_shaped_)) {
     last_shape_ = std::make_unique<StageShape>(make_shape(c));
     last_shaped_ = same;
@@ -184,8 +187,8 @@ StageShape Stages::make_shape(const Configuration& c) {
     dense[i] = real(std::clamp<std::int64_t>(dense_end - first, 0, s.layers[i]));
     first += s.layers[i];
   }
-  s.gathers.resize(s.layers.size());
-  if (c.zero == 3 && c.shards() > 1) {
+  s.sharing.resize(s.layers.size());
+  if (state_.adds_to_passes(c)) {
     const auto unit = [&](const LayerSeconds& t, double common, double routed) {
       return state_.unit_adds(c, {common, routed}, t.forward.total(), t.backward());
     };
@@ -195,9 +198,9 @@ StageShape Stages::make_shape(const Configuration& c) {
                                                p.counts.routed / (c.ep * c.etp))
                                         : 0;
     for (std::size_t i = 0; i < s.layers.size(); ++i)
-      s.gathers[i] = dense[i] * dense_layer + (real(s.layers[i]) - dense[i]) * expert_layer;
-    s.gathers.front() += unit(p.seconds.embedding, p.counts.embedding, 0);
-    s.gathers.back() += unit(p.seconds.head, p.counts.head, 0);
+      s.sharing[i] = dense[i] * dense_layer + (real(s.layers[i]) - dense[i]) * expert_layer;
+    s.sharing.front() += unit(p.seconds.embedding, p.counts.embedding, 0);
+    s.sharing.back() += unit(p.seconds.head, p.counts.head, 0);
   }
   s.ranks.reserve(facts.uses.size());
   s.counts.reserve(facts.uses.size());
@@ -217,7 +220,7 @@ StageShape Stages::make_shape(const Configuration& c) {
     s.ranks.push_back(share);
     s.counts.push_back(share_counts(p.counts, c, share));
   }
-  s.costs = simulation_costs(s.stages, s.gathers, work_.software, message_seconds(c, p), c.pp);
+  s.costs = simulation_costs(s.stages, s.sharing, work_.software, message_seconds(c), c.pp);
   bound(c, s);
   return s;
 }
@@ -234,7 +237,7 @@ double Stages::exposed(const Configuration& c, const StageShape& s, std::size_t 
 }
 
 // A rank ends no earlier than the passes before its first one and its own; the whole pipeline not before
-// those behind its last one too.
+// those after its last one too.
 void Stages::bound(const Configuration& c, StageShape& s) const {
   const ScheduleFacts& facts = *s.facts;
   const double microbatches = real(num_microbatches(work_, c));
@@ -262,12 +265,19 @@ void Stages::bound(const Configuration& c, StageShape& s) const {
   }
 }
 
-double Stages::message_seconds(const Configuration& c, const LayerPrices& p) const {
+bool Stages::hands_over_parts(const Configuration& c) const {
+  return c.tp > 1 && !c.shards_sequence() && work_.software.scatters_messages;
+}
+
+double Stages::message_bytes(const Configuration& c) {
+  return prices(c).saved.boundary / (hands_over_parts(c) ? c.tp : 1);
+}
+
+double Stages::message_seconds(const Configuration& c) {
   if (c.pp == 1) return 0;
-  const double bytes = p.saved.boundary;
-  if (c.tp == 1 || c.shards_sequence() || !work_.software.scatters_messages)
-    return ops_.message(bytes, pipeline_stride(c));
-  return ops_.message(bytes / c.tp, pipeline_stride(c)) + ops_.collective(Verb::all_gather, bytes, c.tp, 1);
+  const double message = ops_.message(message_bytes(c), pipeline_stride(c));
+  if (!hands_over_parts(c)) return message;
+  return message + ops_.collective(Verb::all_gather, prices(c).saved.boundary, c.tp, 1);
 }
 
 }  // namespace echelon

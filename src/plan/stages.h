@@ -28,7 +28,7 @@ struct StageShape {
   const ScheduleFacts* facts = nullptr;
   std::vector<std::int64_t> layers;
   std::vector<LayerSeconds> stages;
-  std::vector<double> gathers;  // seconds that ZeRO 3 adds to a microbatch, of each stage
+  std::vector<double> sharing;  // seconds that gathers and sums along dp add to a microbatch, of each stage
   std::vector<RankShare> ranks;
   std::vector<ShareCounts> counts;
   std::optional<SimulationCosts> costs;
@@ -47,14 +47,18 @@ class Stages {
   // Whether balancing its layers gives the even split.
   bool splits_evenly(const Configuration& c);
   const Schedule& schedule(const Configuration& c);
+  // What of the configuration the passes of the pipeline depend on: those that are the same run the same.
+  Configuration of_passes(const Configuration& c) const;
   // Both stay until the next call with another configuration.
   const LayerPrices& prices(const Configuration& c);
   const StageShape& shape(const Configuration& c);
+  // That a rank hands to the next stage, of a microbatch.
+  double message_bytes(const Configuration& c);
   // Seconds of data-parallel traffic of a pipeline rank that nothing hides.
   double exposed(const Configuration& c, const StageShape& shape, std::size_t rank) const;
 
  private:
-  using PriceKey = std::tuple<int, int, int, int, int, int, int, int, std::int64_t, int, int>;
+  using PriceKey = std::tuple<int, int, int, int, int, bool, int, std::int64_t>;
 
   const ScheduleFacts& facts(const Configuration& c);
   StageShape make_shape(const Configuration& c);
@@ -62,7 +66,8 @@ class Stages {
   std::vector<std::int64_t> layers(const Configuration& c, const ScheduleFacts& facts);
   LayerSeconds stage_seconds(const Configuration& c, const LayerPrices& p,
                              const std::vector<std::int64_t>& layers, std::size_t stage) const;
-  double message_seconds(const Configuration& c, const LayerPrices& p) const;
+  double message_seconds(const Configuration& c);
+  bool hands_over_parts(const Configuration& c) const;
 
   const Workload& work_;
   OpSeconds ops_;

@@ -14,12 +14,6 @@ bool StateSeconds::reduces_whole(const Configuration& c) const {
   return c.zero == 0 || (c.zero == 1 && !work_.software.sharded_states);
 }
 
-// Products in 8 bits read parameters of 8 bits: casting them before they travel halves the gathers (embedding
-// and output matrix, which stay in 16, are among them here).
-double StateSeconds::gathered_bytes() const {
-  return work_.precision == Precision::fp8 && work_.software.narrow_parameters ? 1 : 2;
-}
-
 // The host calls for one collective after another: a call that takes it longer than the links holds them up.
 double StateSeconds::in_calls(Verb verb, double bytes, double calls, std::int64_t size,
                               std::int64_t stride) const {
@@ -36,7 +30,7 @@ StateSeconds::Exchange StateSeconds::exchange(const Configuration& c, const Shar
   const auto add = [&](double elements, std::int64_t size, std::int64_t stride) {
     if (elements <= 0 || size <= 1) return;
     const std::int64_t shard = std::max<std::int64_t>(1, c.zero == 0 ? 1 : size / c.hsdp);
-    const double reduced = elements * s.reduced_bytes;
+    const double reduced = elements * bytes_.reduced;
     if (reduces_whole(c)) {
       sum.reduce += in_calls(Verb::all_reduce, reduced, calls, size, stride);
     } else {
@@ -45,7 +39,7 @@ StateSeconds::Exchange StateSeconds::exchange(const Configuration& c, const Shar
         sum.reduce +=
             in_calls(Verb::all_reduce, reduced / static_cast<double>(shard), 1, c.hsdp, stride * shard);
     }
-    if (c.zero > 0) sum.gather += in_calls(Verb::all_gather, elements * gathered_bytes(), 1, shard, stride);
+    if (c.zero > 0) sum.gather += in_calls(Verb::all_gather, elements * bytes_.gathered, 1, shard, stride);
     if (c.zero > 0) sum.gather += s.shard_copy_seconds * layers * static_cast<double>(shard);
   };
   add(counts.common, ranks, c.tp);
@@ -53,20 +47,29 @@ StateSeconds::Exchange StateSeconds::exchange(const Configuration& c, const Shar
   return sum;
 }
 
+bool StateSeconds::adds_to_passes(const Configuration& c) const {
+  return c.dp * c.cp > 1 && ((c.zero == 3 && c.shards() > 1) || gradient_sums(work_, c).each_microbatch);
+}
+
 double StateSeconds::unit_adds(const Configuration& c, const ShareCounts& counts, double forward,
                                double backward) const {
   const Software& s = work_.software;
-  const auto [reduce, gather] = exchange(c, counts, 1);
-  if (!s.overlaps_parameters) return 2 * gather + reduce;
-  return added_seconds(forward, gather, s.overlap_slowdown) +
-         added_seconds(backward, (s.reshards ? gather : 0) + reduce, s.overlap_slowdown);
+  const auto [sum, values] = exchange(c, counts, 1);
+  const double reduce = gradient_sums(work_, c).each_microbatch ? sum : 0, gather = c.zero == 3 ? values : 0,
+               again = s.reshards ? gather : 0;
+  double alone = 0, beside_forward = 0, beside_backward = 0;
+  (s.overlaps_parameters ? beside_forward : alone) += gather;
+  (s.overlaps_parameters ? beside_backward : alone) += again;
+  (s.overlaps_gradients ? beside_backward : alone) += reduce;
+  return alone + added_seconds(forward, beside_forward, s.overlap_slowdown) +
+         added_seconds(backward, beside_backward, s.overlap_slowdown);
 }
 
 double StateSeconds::exposed(const Configuration& c, const ShareCounts& counts, double layers, double forward,
                              double backward) const {
-  if (c.zero == 3) return 0;
   const Software& s = work_.software;
-  const auto [reduce, gather] = exchange(c, counts, layers);
+  const auto [sum, values] = exchange(c, counts, layers);
+  const double reduce = gradient_sums(work_, c).each_microbatch ? 0 : sum, gather = c.zero == 3 ? 0 : values;
   const auto left = [&](double seconds, double window, bool overlaps) {
     if (!overlaps) return seconds;
     // The last layer's part has nothing left to hide behind.
@@ -83,22 +86,29 @@ double StateSeconds::optimizer(const Configuration& c, const ShareCounts& counts
   const double elements = counts.common / shards + counts.routed / routed_shards;
   // The norm reads gradients; the step reads gradients and state, and writes state and values.
   const Software& s = work_.software;
-  const double bytes = elements * (2 * s.gradient_bytes + 2 * s.optimizer_bytes + s.value_bytes);
+  const double bytes = elements * (2 * bytes_.gradient + 2 * bytes_.optimizer + bytes_.value);
   const double cast =
       ops_.operand_bytes() < 2 && s.narrow_parameters ? elements * (2 + ops_.operand_bytes()) : 0;
   return ops_.memory_pass(bytes * s.optimizer_passes) + ops_.elementwise(cast);
 }
 
-double StateSeconds::bytes(const Configuration& c, const ShareCounts& counts) const {
-  const auto of = [&](double elements, double ranks) {
+double StateSeconds::bytes(const Configuration& c, const ShareCounts& counts, double microbatches) const {
+  const double sums = gradient_sums(work_, c).each_microbatch ? microbatches : 1;
+  const double gathers = c.zero == 3 ? (work_.software.reshards ? 2 : 1) * microbatches : c.zero > 0 ? 1 : 0;
+  const auto of = [&](double elements, std::int64_t ranks) {
     if (ranks <= 1) return 0.0;
-    const double once = (ranks - 1) / ranks * elements;
-    const double reduced = once * work_.software.reduced_bytes * (reduces_whole(c) ? 2 : 1);
-    const double microbatches = c.zero == 3 ? static_cast<double>(num_microbatches(work_, c)) : 1;
-    return (reduced + (c.zero == 3 ? 2 : c.zero > 0 ? 1 : 0) * once * gathered_bytes()) * microbatches;
+    // As exchange(): a part of the rest to each rank, once.
+    const auto once = [](double parts) { return (parts - 1) / parts; };
+    if (reduces_whole(c)) {
+      const double all = once(static_cast<double>(ranks)) * elements;
+      return all * (2 * bytes_.reduced + gathers * bytes_.gathered);
+    }
+    const auto shards = static_cast<double>(std::max<std::int64_t>(1, ranks / c.hsdp));
+    const double reduced = once(shards) + 2 * once(c.hsdp) / shards;
+    return elements * (sums * reduced * bytes_.reduced + gathers * once(shards) * bytes_.gathered);
   };
-  const double ranks = static_cast<double>(c.dp) * c.cp;
-  return of(counts.common, ranks) + of(counts.routed, ranks * c.tp / (c.ep * c.etp));
+  const std::int64_t ranks = std::int64_t{c.dp} * c.cp;
+  return of(counts.common, ranks) + of(counts.routed, ranks * c.tp / (std::int64_t{c.ep} * c.etp));
 }
 
 }  // namespace echelon

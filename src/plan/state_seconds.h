@@ -14,31 +14,33 @@ double added_seconds(double compute, double communication, double slowdown);
 class StateSeconds {
  public:
   // Both outlive this.
-  StateSeconds(const Workload& work, const OpSeconds& ops) : work_(work), ops_(ops) {}
+  StateSeconds(const Workload& work, const OpSeconds& ops)
+      : work_(work), ops_(ops), bytes_(parameter_bytes(work)) {}
 
   struct Exchange {
     double reduce = 0, gather = 0;
   };
-  // Of all of these parameters' gradients, and of their values where ZeRO shards them; of so many layers.
+  // The exchange of all these gradients, and of the values where ZeRO shards them, in so many layers.
   Exchange exchange(const Configuration& c, const ShareCounts& counts, double layers) const;
-  // What ZeRO 3 adds to a microbatch's passes through these parameters' layer: its gathers before both, and
-  // its reduction.
+  // Whether a microbatch's passes gather parameters (ZeRO 3) or sum gradients over the ranks.
+  bool adds_to_passes(const Configuration& c) const;
+  // What that adds to a microbatch's passes through these parameters' layer.
   double unit_adds(const Configuration& c, const ShareCounts& counts, double forward, double backward) const;
-  // Of reductions behind a rank's last backward pass and gathers before its first forward pass, what is not
-  // hidden beside them. 0 under ZeRO 3, see above.
+  // What of reductions after a rank's last backward pass and gathers before its first forward pass is not
+  // hidden beside them; not of what is in the passes, see above.
   double exposed(const Configuration& c, const ShareCounts& counts, double layers, double forward,
                  double backward) const;
   double optimizer(const Configuration& c, const ShareCounts& counts) const;
-  // That a rank sends in a step.
-  double bytes(const Configuration& c, const ShareCounts& counts) const;
+  // That a rank sends in a step, whose stages each see so many microbatches.
+  double bytes(const Configuration& c, const ShareCounts& counts, double microbatches) const;
 
  private:
   bool reduces_whole(const Configuration& c) const;
-  double gathered_bytes() const;
   double in_calls(Verb verb, double bytes, double calls, std::int64_t size, std::int64_t stride) const;
 
   const Workload& work_;
   const OpSeconds& ops_;
+  ParameterBytes bytes_;
 };
 
 }  // namespace echelon

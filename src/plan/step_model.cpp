@@ -9,6 +9,13 @@
 namespace echelon {
 namespace {
 
+// To 12 digits: below them is rounding, and plans that take the same time compare as equal.
+double to_twelve_digits(double seconds) {
+  if (!(seconds > 0) || !std::isfinite(seconds)) return seconds;
+  const double unit = std::pow(10, 11 - std::floor(std::log10(seconds)));
+  return std::round(seconds * unit) / unit;
+}
+
 // The first data- and tensor-parallel rank has most.
 std::vector<Memory> walked_memory(const Workload& work, const Configuration& c,
                                   const std::vector<std::int64_t>& layers) {
@@ -72,10 +79,9 @@ Timeline StepModel::timeline(const Configuration& c) {
   return simulate(stages_.schedule(c), *s.costs).timeline;
 }
 
-// ZeRO up to 2 does not change what the pipeline runs: neighbours in the search share a simulation.
+// Neighbours in the search share a simulation.
 const StepModel::Ends& StepModel::simulated(const Configuration& c, const SimulationCosts& costs) {
-  Configuration same = c;
-  if (c.zero < 3) same.zero = 0, same.hsdp = 1;
+  const Configuration same = stages_.of_passes(c);
   if (last_ends_.of_rank.empty() || !(same == last_simulated_)) {
     const Schedule& schedule = stages_.schedule(c);
     const Timeline timeline = simulate(schedule, costs).timeline;
@@ -88,6 +94,30 @@ const StepModel::Ends& StepModel::simulated(const Configuration& c, const Simula
     last_simulated_ = same;
   }
   return last_ends_;
+}
+
+AxisBytes StepModel::most_traffic(const Configuration& c) {
+  const StageShape& s = stages_.shape(c);
+  const double microbatches = real(num_microbatches(work_, c));
+  AxisBytes most;
+  for (std::size_t r = 0; r < s.ranks.size(); ++r) {
+    AxisBytes own;
+    double passes = 0;  // mean over the rank's stages
+    for (const StageUse& use : s.facts->uses[r]) {
+      const LayerSeconds& t = s.stages[static_cast<std::size_t>(use.stage)];
+      const double count = use.share * microbatches;
+      own.tp += count * t.tensor_bytes;
+      own.cp += count * t.context_bytes;
+      own.ep += count * t.expert_bytes;
+      passes += count / real(static_cast<std::int64_t>(s.facts->uses[r].size()));
+    }
+    own.pp = microbatches * s.facts->sends[r] * stages_.message_bytes(c);
+    own.dp = stages_.state().bytes(c, s.counts[r], passes);
+    for (double AxisBytes::*axis :
+         {&AxisBytes::dp, &AxisBytes::tp, &AxisBytes::pp, &AxisBytes::cp, &AxisBytes::ep})
+      most.*axis = std::max(most.*axis, own.*axis);
+  }
+  return most;
 }
 
 std::pair<double, double> StepModel::interval(const Configuration& c) const {
@@ -128,13 +158,8 @@ Estimate StepModel::estimate(const Configuration& c) {
       parts.ep_exposed += count * pass->expert;
       busy += count * pass->total();
     }
-    parts.dp_exposed += count * s.gathers[i];
-    busy += count * s.gathers[i];
-    e.traffic.tp += count * t.tensor_bytes;
-    e.traffic.cp += count * t.context_bytes;
-    e.traffic.ep += count * t.expert_bytes;
-    const double sends = (use.stage + 1 < s.facts->num_stages ? 1 : 0) + (use.stage > 0 ? 1 : 0);
-    if (c.pp > 1) e.traffic.pp += count * sends * p.saved.boundary;
+    parts.dp_exposed += count * s.sharing[i];
+    busy += count * s.sharing[i];
   }
   const double exposed = stages_.exposed(c, s, last);
   parts.dp_exposed += exposed;
@@ -144,8 +169,8 @@ Estimate StepModel::estimate(const Configuration& c) {
     parts.ep_exposed = std::max(0.0, parts.ep_exposed + parts.pp_bubble);
     parts.pp_bubble = 0;
   }
-  e.traffic.dp = stages_.state().bytes(c, s.counts[last]);
-  e.seconds = whole_step(c, latest);
+  e.traffic = most_traffic(c);
+  e.seconds = to_twelve_digits(whole_step(c, latest));
   parts.other = e.seconds - latest;
 
   const bool walked = work_.software.is_this_trainer && !work_.model.latent_attention();

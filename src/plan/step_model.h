@@ -19,6 +19,7 @@ struct StepParts {
          optimizer = 0, other = 0;
 };
 
+// Sent along each axis in a step, by the rank that sends most along it.
 struct AxisBytes {
   double dp = 0, tp = 0, pp = 0, cp = 0, ep = 0;
 };
@@ -26,7 +27,7 @@ struct AxisBytes {
 struct Estimate {
   Configuration configuration;
   std::int64_t microbatches = 1;
-  double seconds = 0, low = 0, high = 0;  // of a step; the 10th and 90th percentile
+  double seconds = 0, low = 0, high = 0;  // of a step, to 12 digits; the 10th and 90th percentile
   double bubble_fraction = 0;             // idle time of a pipeline rank over the pipeline's makespan
   double tokens_per_second_per_gpu = 0, model_tflops_per_gpu = 0, mfu = 0;
   StepParts parts;
@@ -34,8 +35,8 @@ struct Estimate {
   int memory_rank = 0;               // which pipeline rank that is
   std::vector<Memory> rank_memory;   // of each pipeline rank
   std::vector<std::int64_t> layers;  // of each stage
-  AxisBytes traffic;                 // bytes sent by the pipeline rank with most tp traffic
-  SimulationCosts costs;             // of its schedule
+  AxisBytes traffic;
+  SimulationCosts costs;  // of its schedule
 };
 
 // What the pruning path finds out about a configuration.
@@ -80,6 +81,7 @@ class StepModel {
   // Factors of the step time between which 8 of 10 measurements of such a configuration lie.
   std::pair<double, double> interval(const Configuration& c) const;
   double whole_step(const Configuration& c, double seconds) const;
+  AxisBytes most_traffic(const Configuration& c);
 
   Workload work_;
   Stages stages_;

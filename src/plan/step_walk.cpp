@@ -92,7 +92,7 @@ void StepWalk::execute(const Instruction& i) {
       end_waiting();
       break;
     case Op::step:
-      // Where there are steps, a rank has one stage: behind a step's last one its tokens go.
+      // Where there are steps, a rank has one stage: after a step's last one its tokens go.
       if ((i.microbatch + 1) % count == 0) a_.free(ids_);
       break;
   }

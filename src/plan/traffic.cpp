@@ -43,7 +43,7 @@ class Counter {
   int size_, index_;
 };
 
-// Of the ranks that hold the same, and of those that hold the same routed experts.
+// Over the ranks that hold the same, and over those that hold the same routed experts.
 struct Counters {
   Counter all, experts;
   Counter of(bool is_expert) const { return is_expert ? experts : all; }

@@ -50,7 +50,7 @@ class ZeroWalk {
   std::map<int, int> passes_;    // microbatches of each stage
   std::int64_t tied_bytes_ = 0;  // of the output layer's part of a tied gradient, where it is kept apart
 
-  // Of the step under way.
+  // The state of the step under way.
   std::vector<int> done_;       // microbatches, by group
   std::vector<bool> begun_;     // by unit
   std::vector<bool> finished_;  // by group

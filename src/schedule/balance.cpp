@@ -53,7 +53,7 @@ double simple_bound(const BalanceProblem& problem) {
   for (const Shares& rank : problem.ranks) {
     double least = 0;
     for (const Share& share : rank) {
-      // The stage has one of these layers: so many stages are before it and behind it.
+      // The stage has one of these layers: so many stages are before it and after it.
       const size_t last = problem.num_layers() - (problem.num_stages() - 1 - share.stage);
       double cheapest = std::numeric_limits<double>::infinity();
       const size_t from = share.stage + 1 == problem.num_stages() ? last - 1 : share.stage;
@@ -111,7 +111,7 @@ void improve(const BalanceProblem& problem, Counts& counts) {
   }
 }
 
-// Of each stage the one among the differing ranks that has it; nothing where ranks share only some of theirs.
+// For each stage the differing rank that has it; nothing where ranks share only some of theirs.
 std::optional<std::vector<size_t>> owners(const BalanceProblem& problem) {
   constexpr size_t nobody = std::numeric_limits<size_t>::max();
   std::vector<size_t> owner(problem.num_stages(), nobody);

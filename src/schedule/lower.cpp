@@ -29,7 +29,7 @@ class Lowering {
   }
 
  private:
-  // Of a value that can travel: the rank that reads it, and the instruction there before which it is
+  // For a value that can travel: the rank that reads it, and the instruction there before which it is
   // received.
   struct Reader {
     int rank = -1, index = 0;

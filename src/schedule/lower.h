@@ -10,7 +10,7 @@ namespace echelon {
 
 // A value that another rank reads is sent right after the instruction that writes it, and received right
 // before the one that reads it, or earlier where the channel's order asks for it: the receiver then holds it.
-// Of two that run together the first sends before the second receives: neither waits for the other's
+// When two run together, the first sends before the second receives: neither waits for the other's
 // messages, and the pair holds those in between, `(1F3;1A3>2;4G1<5;5BW1)`. Never makes a schedule wait that
 // did not wait before: what is received early was sent before something that is needed now.
 Schedule lower(const Schedule& schedule);

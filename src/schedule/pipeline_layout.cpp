@@ -10,6 +10,7 @@
 #include "schedule/text.h"
 #include "schedule/validate.h"
 #include "schedule/zb_auto.h"
+#include "spec/plan_refusal.h"
 
 namespace echelon {
 
@@ -27,7 +28,10 @@ Schedule own_schedule(const Plan& plan, int ranks, int microbatches) {
     refuse("--schedule {}: has optimizer steps; of schedules that do not flush, train runs pipedream and 2bw",
            plan.schedule);
   if (schedule.num_ranks() != ranks)
-    refuse("--schedule {}: it is for {} ranks, and --pp is {}", plan.schedule, schedule.num_ranks(), ranks);
+    throw PlanRefusal("--schedule",
+                      fmt::format("--schedule {}: it is for {} ranks, and --pp is {}", plan.schedule,
+                                  schedule.num_ranks(), ranks),
+                      {remedy(Axis::pp, schedule.num_ranks())});
   if (schedule.num_microbatches != microbatches)
     refuse(
         "--schedule {}: it is for {} microbatches, and --global-batch {} over --dp {} in --micro-batch {} "
@@ -54,9 +58,16 @@ std::vector<std::int64_t> layers_of_stages(const Plan& plan, const Schedule& sch
              model.num_layers);
     return plan.layers_per_stage;
   }
-  if (model.num_layers < stages)
-    refuse("--pp {}: {} needs {} stages of at least one layer, and {} has {} layers",
-           plan.mesh.size(Axis::pp), plan.schedule, stages, model.name, model.num_layers);
+  if (model.num_layers < stages) {
+    std::vector<Remedy> legal;
+    for (int pp = plan.mesh.size(Axis::pp) - 1; pp >= 1 && std::ssize(legal) < 4; --pp)
+      if (stages / plan.mesh.size(Axis::pp) * pp <= model.num_layers) legal.push_back(remedy(Axis::pp, pp));
+    throw PlanRefusal(
+        "--pp",
+        fmt::format("--pp {}: {} needs {} stages of at least one layer, and {} has {} layers",
+                    plan.mesh.size(Axis::pp), plan.schedule, stages, model.name, model.num_layers),
+        legal);
+  }
   if (plan.balance_layers) {
     const auto cost = [&](const StageSlice& slice) {
       const StageTimes flops = stage_flops(plan, slice);
@@ -105,10 +116,28 @@ Schedule searched_schedule(const Plan& plan, int ranks, int microbatches) {
   return zb_auto(ranks, microbatches, costs).schedule;
 }
 
+Remedy schedule_remedy(const std::string& name) {
+  return {"--schedule", name, [=](Plan& plan) {
+            plan.schedule = name;
+            plan.schedule_text.clear();
+          }};
+}
+
+void refuse_unknown_schedule(const Plan& plan) {
+  const auto& names = schedule_names();
+  if (!plan.schedule_text.empty() || std::find(names.begin(), names.end(), plan.schedule) != names.end())
+    return;
+  std::vector<Remedy> legal;
+  for (const std::string& name : names) legal.push_back(schedule_remedy(name));
+  throw PlanRefusal("--schedule", fmt::format("--schedule {}: no such schedule or file", plan.schedule),
+                    legal);
+}
+
 // One rank needs no schedule but "forward, backward": the same as every schedule at P = 1, without a second
 // chunk.
 StepPrograms planned_programs(const Plan& plan, int microbatches) {
   const int ranks = plan.mesh.size(Axis::pp);
+  refuse_unknown_schedule(plan);
   if (ranks == 1) return StepPrograms(one_f_one_b(1, microbatches));
   if (!plan.schedule_text.empty())
     return StepPrograms(own_schedule(plan, ranks, microbatches), plan.optimizer_barrier);
@@ -127,92 +156,107 @@ StepPrograms planned_programs(const Plan& plan, int microbatches) {
   }
 }
 
-void refuse_stream(const Plan& plan) {
-  const int dp = plan.mesh.size(Axis::dp);
-  if (plan.zero > 0)
-    refuse(
-        "--zero {}: {} keeps several versions of whole weights, each stage at another step; legal: 0, or a "
-        "schedule that flushes",
-        plan.zero, plan.schedule);
-  if (plan.balancing.has_losses())
-    refuse(
-        "--aux-loss {}, --device-loss {}, --communication-loss {}, --z-loss {}: these are means over the "
-        "tokens of a "
-        "step, and {} updates stages inside of it; legal: 0, or a schedule that flushes",
-        plan.balancing.expert_loss, plan.balancing.device_loss, plan.balancing.communication_loss,
-        plan.balancing.z_loss, plan.schedule);
-  if (plan.balancing.bias_rate > 0)
-    refuse(
-        "--bias-rate {}: the loads of a step's experts are counted at its end, and {} has none; legal: 0, or "
-        "a "
-        "schedule that flushes",
-        plan.balancing.bias_rate, plan.schedule);
-  if (microbatches(plan, 0).size() != microbatches(plan, dp - 1).size())
-    refuse(
-        "--schedule {}: every data-parallel rank needs the same number of microbatches, and --global-batch "
-        "{} "
-        "over --dp {} in --micro-batch {} makes {} and {}",
-        plan.schedule, plan.global_batch, dp, plan.micro_batch, microbatches(plan, 0).size(),
-        microbatches(plan, dp - 1).size());
-  if (plan.model.tied_embedding)
-    refuse(
-        "--schedule {}: {} ties its output layer to its embedding, and the two ends of the pipeline step at "
-        "different times; legal: a model with an output layer of its own",
-        plan.schedule, plan.model.name);
+Remedy no_balancing(const char* flag, double Balancing::*number) {
+  return {flag, "0", [=](Plan& plan) { plan.balancing.*number = 0; }};
 }
 
-// Of the global batch no counts are known before its last forward pass, so that a backward pass that comes
+void refuse_stream(const Plan& plan) {
+  const int dp = plan.mesh.size(Axis::dp);
+  const Remedy flushing = schedule_remedy("1f1b");
+  if (plan.zero > 0)
+    throw PlanRefusal(
+        "--zero",
+        fmt::format("--zero {}: {} keeps several versions of whole weights, each stage at another "
+                    "step",
+                    plan.zero, plan.schedule),
+        {remedy("--zero", &Plan::zero, 0), flushing});
+  for (const auto& [flag, number] : {std::pair{"--aux-loss", &Balancing::expert_loss},
+                                     {"--device-loss", &Balancing::device_loss},
+                                     {"--communication-loss", &Balancing::communication_loss},
+                                     {"--z-loss", &Balancing::z_loss}})
+    if (plan.balancing.*number > 0)
+      throw PlanRefusal(
+          flag,
+          fmt::format("{} {}: is a mean over the tokens of a step, and {} updates stages inside of it", flag,
+                      plan.balancing.*number, plan.schedule),
+          {no_balancing(flag, number), flushing});
+  if (plan.balancing.bias_rate > 0)
+    throw PlanRefusal(
+        "--bias-rate",
+        fmt::format("--bias-rate {}: the loads of a step's experts are counted at its end, and {} "
+                    "has none",
+                    plan.balancing.bias_rate, plan.schedule),
+        {no_balancing("--bias-rate", &Balancing::bias_rate), flushing});
+  if (microbatches(plan, 0).size() != microbatches(plan, dp - 1).size())
+    throw PlanRefusal(
+        "--schedule",
+        fmt::format("--schedule {}: every data-parallel rank needs the same number of microbatches, and "
+                    "--global-batch {} over --dp {} in --micro-batch {} makes {} and {}",
+                    plan.schedule, plan.global_batch, dp, plan.micro_batch, microbatches(plan, 0).size(),
+                    microbatches(plan, dp - 1).size()),
+        {flushing, remedy("--global-batch", &Plan::global_batch, (plan.global_batch + dp - 1) / dp * dp)});
+  if (plan.model.tied_embedding)
+    throw PlanRefusal(
+        "--schedule",
+        fmt::format("--schedule {}: {} ties its output layer to its embedding, and the two ends of "
+                    "the pipeline step at different times",
+                    plan.schedule, plan.model.name),
+        {flushing});
+}
+
+// The counts of the global batch are not known before its last forward pass, so a backward pass that comes
 // earlier could only have the loss of other tokens. Ranks that add counts up do so in the backward pass of
 // their first microbatch, between which and the last one gradients are not summed.
 void refuse_batch_scope(const Plan& plan, const Schedule& schedule, bool same_microbatches) {
   if (plan.balancing.scope != BalanceScope::batch || !plan.balancing.has_counts()) return;
-  const char* legal =
-      "legal: --balance-scope sequence or microbatch, one microbatch a rank (--micro-batch at least what "
-      "each "
-      "has), or --schedule gpipe with --pp of at least 2";
-  if (!plan.optimizer_barrier)
-    refuse("--balance-scope batch: with --optimizer-barrier off forward passes are taken back; {}", legal);
+  const auto problem = [&](const std::string& why) {
+    const auto scope = [](BalanceScope one) {
+      return Remedy{"--balance-scope", balance_scope_name(one),
+                    [=](Plan& other) { other.balancing.scope = one; }};
+    };
+    const std::int64_t most = dp_samples(plan, 0).size();
+    return PlanRefusal("--balance-scope", "--balance-scope batch: " + why,
+                       {scope(BalanceScope::sequence), scope(BalanceScope::microbatch),
+                        remedy("--micro-batch", &Plan::micro_batch, most, Remedy::Kind::at_least),
+                        schedule_remedy("gpipe")});
+  };
+  if (!plan.optimizer_barrier) throw problem("with --optimizer-barrier off forward passes are taken back");
   if (!same_microbatches)
-    refuse(
-        "--balance-scope batch: with --global-batch {} --dp {} --micro-batch {} some ranks have more "
-        "microbatches than others; {}",
-        plan.global_batch, plan.mesh.size(Axis::dp), plan.micro_batch, legal);
+    throw problem(
+        fmt::format("with --global-batch {} --dp {} --micro-batch {} some ranks have more "
+                    "microbatches than others",
+                    plan.global_batch, plan.mesh.size(Axis::dp), plan.micro_batch));
   if (parameter_copies(schedule) > 1)
-    refuse(
-        "--balance-scope batch: {} runs each stage on two ranks, which would wait for each other's counts; "
-        "{}",
-        schedule.name, legal);
+    throw problem(fmt::format("{} runs each stage on two ranks, which would wait for each other's counts",
+                              schedule.name));
   for (const auto& instructions : schedule.ranks) {
     std::set<int> backward;  // stages that have begun it
     for (const Instruction& i : instructions) {
       if (i.op == Op::B || i.op == Op::BW) backward.insert(i.stage);
       if (i.op == Op::F && backward.contains(i.stage))
-        refuse(
-            "--balance-scope batch: {} with {} microbatches begins backward passes before the tokens of all "
-            "forward passes are counted; {}",
-            plan.mesh.size(Axis::pp) == 1 ? "one pipeline rank" : schedule.name.c_str(),
-            schedule.num_microbatches, legal);
+        throw problem(
+            fmt::format("{} with {} microbatches begins backward passes before the tokens of all "
+                        "forward passes are counted",
+                        plan.mesh.size(Axis::pp) == 1 ? "one pipeline rank" : schedule.name.c_str(),
+                        schedule.num_microbatches));
     }
   }
 }
 
 void refuse_without_barrier(const Plan& plan, const Schedule& schedule) {
-  if (schedule.num_ranks() == 1)
-    refuse("--optimizer-barrier off: needs a pipeline, and --pp is 1; legal: on, or --pp of at least 2");
-  if (!flushes(plan))
-    refuse("--optimizer-barrier off: {} has no barrier between its steps; leave it out", plan.schedule);
+  const auto problem = [](const std::string& why, std::vector<Remedy> others) {
+    others.push_back({"--optimizer-barrier", "on", [](Plan& other) { other.optimizer_barrier = true; }});
+    return PlanRefusal("--optimizer-barrier", "--optimizer-barrier off: " + why, std::move(others));
+  };
+  if (schedule.num_ranks() == 1) throw problem("needs a pipeline, and --pp is 1", {remedy(Axis::pp, 2)});
+  if (!flushes(plan)) throw problem(fmt::format("{} has no barrier between its steps", plan.schedule), {});
   if (plan.balancing.bias_rate > 0)
-    refuse(
-        "--optimizer-barrier off: a step's biases of routers are known when all its tokens are counted, "
-        "which is a "
-        "barrier; legal: on, or --bias-rate 0 and not {}",
-        plan.balancing.bias_rate);
+    throw problem("a step's biases of routers are known when all its tokens are counted, which is a barrier",
+                  {no_balancing("--bias-rate", &Balancing::bias_rate)});
   if (parameter_copies(schedule) > 1)
-    refuse(
-        "--optimizer-barrier off: {} adds up the gradients of its two copies of each stage, which is a "
-        "barrier; "
-        "legal: on",
-        plan.schedule);
+    throw problem(fmt::format("{} adds up the gradients of its two copies of each stage, which is a barrier",
+                              plan.schedule),
+                  {schedule_remedy("1f1b")});
 }
 
 }  // namespace

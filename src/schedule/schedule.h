@@ -50,7 +50,7 @@ struct Instruction {
   // Runs together with the next instruction of the list, each hiding the other's communication (DualPipe's
   // F&B).
   bool overlaps_next = false;
-  // Of send and recv: which value (its stage and microbatch are those above), and the other rank.
+  // For send and recv: which value (its stage and microbatch are those above), and the other rank.
   ValueKind carries = ValueKind::activation;
   int peer = -1;
   bool operator==(const Instruction&) const = default;

@@ -58,7 +58,7 @@ class Simulator {
   struct Part {
     double begin, end;
   };
-  // Of a stage and microbatch. All of it in one place, and stages next to one another: what an instruction
+  // All about a stage and microbatch in one place, and stages next to one another: what an instruction
   // touches then lies together, and where its neighbours' instructions were shortly before.
   struct Cell {
     double arrival[2] = {not_yet, not_yet};  // of the activation, and of its gradient

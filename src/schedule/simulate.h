@@ -21,7 +21,7 @@ struct StageTimes {
 };
 
 struct SimulationCosts {
-  // Of each stage. One entry stands for all stages.
+  // Times of each stage. One entry stands for all stages.
   std::vector<StageTimes> stages{StageTimes{}};
   // Time that a message between two ranks takes. Messages of one directed pair of ranks follow one another.
   double message = 0;

@@ -13,7 +13,7 @@ StageTimes stage_flops(const Plan& plan, const StageSlice& slice) {
   const auto tp = static_cast<double>(plan.mesh.size(Axis::tp));
   const auto largest = static_cast<double>(microbatches(plan, 0).front().size());
   const double tokens = largest * static_cast<double>(plan.tokens_here());
-  // Of the cp rank that has most to do.
+  // The load of the cp rank that has most to do.
   const double imbalance = ContextLayout(plan).imbalance();
   double products = 0, attention = 0;  // of one of the three products of each weight; of attention forward
   for (std::int64_t layer = slice.layers.begin; layer < slice.layers.end; ++layer) {

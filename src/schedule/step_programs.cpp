@@ -11,7 +11,7 @@
 namespace echelon {
 namespace {
 
-// Where the pieces of the steps end in a rank's list: behind the optimizer step of their last microbatch.
+// Where the pieces of the steps end in a rank's list: after the optimizer step of their last microbatch.
 std::vector<std::size_t> ends_of_steps(const std::vector<Instruction>& list, int microbatches) {
   std::vector<std::size_t> ends;
   for (std::size_t k = 0; k < list.size(); ++k)
@@ -19,7 +19,7 @@ std::vector<std::size_t> ends_of_steps(const std::vector<Instruction>& list, int
   return ends;
 }
 
-// Instructions [begin, end) of each rank, so that no message is under way behind them: what another rank
+// Instructions [begin, end) of each rank, so that no message is under way after them: what another rank
 // sends in its piece and is read later here is received at the end of this one.
 Schedule cut(const Schedule& lowered, const std::vector<std::size_t>& begin,
              const std::vector<std::size_t>& end) {

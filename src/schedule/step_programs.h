@@ -17,15 +17,15 @@ class StepPrograms {
  public:
   // `barrier`: the optimizer's step waits for all ranks, so that all know the gradient norm. Without it a
   // rank steps on what it knows and goes on; in the next step it validates what it did (Qi et al. 2023,
-  // section 4, https://arxiv.org/abs/2401.10241) behind its first forward passes, which are run again if it
+  // section 4, https://arxiv.org/abs/2401.10241) after its first forward passes, which are run again if it
   // was wrong.
   explicit StepPrograms(const Schedule& flushing, bool barrier = true);
-  // Of "pipedream" or "2bw". Throws what make_schedule() throws.
+  // For "pipedream" or "2bw". Throws what make_schedule() throws.
   StepPrograms(const std::string& name, int ranks, int microbatches);
 
   struct Program {
     const Schedule* lowered = nullptr;
-    // What the stream has behind it where the program counts from 0.
+    // What the stream has done where the program counts from 0.
     int first_microbatch = 0, first_version = 0;
     bool drains = true;  // the pipeline is empty after it
   };

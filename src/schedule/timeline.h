@@ -1,9 +1,11 @@
 // When what ran: predicted by simulate(), measured by a run, one type for both.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "schedule/schedule.h"
+#include "spec/trace.h"
 
 namespace echelon {
 
@@ -21,6 +23,14 @@ struct Timeline {
   // Idle time between a rank's first and last computation: the largest over ranks. What zero-bubble schedules
   // bring to 0.
   double local_bubble() const;
+};
+
+// All that one rank did in the last steps of a run.
+struct RankTimeline {
+  std::string name;            // "rank 3", "server 0"
+  std::string place;           // "pp 0, dp 1, cp 0, tp 1"; empty where there is no mesh
+  std::vector<Span> pipeline;  // in seconds since the run began
+  Trace trace;
 };
 
 // The last `steps` steps of a stream: on each rank what comes behind the optimizer step that ends the step

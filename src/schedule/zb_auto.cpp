@@ -16,6 +16,10 @@ namespace {
 
 using namespace zb_auto_detail;
 
+// What is searched exactly: these take about half a second, and nearly all of that size end before.
+constexpr std::size_t most_exact_instructions = 160;
+constexpr std::int64_t most_exact_nodes = 150'000;
+
 template <class T>
 void check_count(const char* flag, const std::vector<T>& list, int ranks) {
   if (list.size() != 1 && list.size() != static_cast<std::size_t>(ranks))
@@ -91,13 +95,13 @@ bool in_order(const Order& order) {
   return true;
 }
 
-// Moves single instructions on one rank, and keeps what is no worse.
+// Moves single instructions on one rank, and keeps what is no worse, until the bound is reached.
 void improve(const Problem& problem, const Bound& bound, Orders& orders, Cost& cost, std::int64_t work) {
   std::mt19937 random(1);
   const auto below = [&](std::size_t n) { return static_cast<std::size_t>(random()) % n; };
   const std::size_t length = orders[0].size();
   const auto per_trial = static_cast<std::int64_t>(orders.size() * length);
-  for (; work > 0 && bound.span * (1 + 1e-9) < cost.span; work -= per_trial) {
+  for (; work > 0 && !reaches(cost, bound); work -= per_trial) {
     Order& order = orders[below(orders.size())];
     const std::size_t from = below(length), reach = 1 + below(order[from] == Op::W ? length : 6);
     const std::size_t to = below(2) == 0 ? from - std::min(from, reach) : std::min(length - 1, from + reach);
@@ -133,7 +137,6 @@ Schedule schedule_of(const Problem& problem, const Orders& orders) {
 AutoResult zb_auto(int ranks, int microbatches, const AutoCosts& costs) {
   const Problem problem = make_problem(ranks, microbatches, costs);
   Bound bound = lower_bound(problem);
-  const std::size_t instructions = problem.ranks.size() * 3 * static_cast<std::size_t>(microbatches);
 
   Orders best;
   Cost best_cost;
@@ -154,25 +157,33 @@ AutoResult zb_auto(int ranks, int microbatches, const AutoCosts& costs) {
     return order;
   }()));
 
-  const auto done = [&] {
-    return best_cost.span <= bound.span * (1 + 1e-9) && best_cost.makespan <= bound.makespan * (1 + 1e-9);
-  };
   for (const Policy& policy : policies(problem, 12'000'000)) {
-    if (done()) break;
+    if (reaches(best_cost, bound)) break;
     offer(orders_by(problem, policy));
   }
   check(!best.empty(), "zb-auto found no order that keeps the memory limit");
-  improve(problem, bound, best, best_cost, 24'000'000);
-
-  bool exact = best_cost.span <= bound.span * (1 + 1e-9);
-  if (!exact && instructions <= 160) {
-    exact = search_exactly(problem, bound.span, best, 150'000);
-    best_cost = cost_of(problem, best);
-    if (exact) bound.span = best_cost.span;
+  bool span_proven = false, makespan_proven = false;
+  if (problem.ranks.size() * 3 * static_cast<std::size_t>(microbatches) <= most_exact_instructions) {
+    // Moves bring the span down, which is most of what cuts the search short.
+    improve(problem, {bound.span, never}, best, best_cost, 24'000'000);
+    if (!reaches(best_cost, bound)) {
+      span_proven = makespan_proven = search_exactly(problem, bound, best, most_exact_nodes);
+      best_cost = cost_of(problem, best);
+    }
+  } else {
+    improve(problem, bound, best, best_cost, 24'000'000);
   }
+  if (span_proven) bound.span = best_cost.span;
+  span_proven |= best_cost.span <= bound.span * (1 + 1e-9);
+  makespan_proven |= reaches(best_cost, bound);
   check(best_cost.span >= bound.span * (1 - 1e-9) && best_cost.makespan >= bound.makespan * (1 - 1e-9),
         "zb-auto beats its own lower bound");
-  AutoResult result{schedule_of(problem, best), best_cost.span, best_cost.makespan, 0, 0, exact, {}};
+  AutoResult result;
+  result.schedule = schedule_of(problem, best);
+  result.span = best_cost.span;
+  result.makespan = best_cost.makespan;
+  result.optimal = span_proven;
+  result.makespan_optimal = makespan_proven;
   for (std::size_t r = 0; r < best.size(); ++r)
     result.peak_memory.push_back(peak_memory(problem.ranks[r], best[r]));
   // Equal bounds may differ by rounding.

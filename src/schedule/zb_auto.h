@@ -27,11 +27,13 @@ struct AutoCosts {
 struct AutoResult {
   Schedule schedule;  // "zb-auto": stage r on rank r, F, B and W apart
   // As simulate() runs it. The span is the largest over ranks of first F to last W: the cost of a step where
-  // steps follow one another without a barrier. The search minimises the span, then the makespan.
+  // steps follow one another without a barrier. What is looked for is the least span, and of all orders with
+  // that span the least makespan.
   double span = 0, makespan = 0;
   // No order whatever that keeps the limit has less.
   double lower_bound = 0, makespan_lower_bound = 0;
   bool optimal = false;             // the span is proven least
+  bool makespan_optimal = false;    // and so is the makespan, of all orders with this span
   std::vector<double> peak_memory;  // of each rank, counted with the costs' memory
 
   double gap() const { return lower_bound > 0 ? span / lower_bound - 1 : 0; }  // part of the bound

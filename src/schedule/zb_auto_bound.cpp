@@ -13,6 +13,10 @@ bool operator<(const Cost& a, const Cost& b) {
   return less(a.ends, b.ends);
 }
 
+bool reaches(const Cost& cost, const Bound& bound) {
+  return cost.span <= bound.span * (1 + 1e-9) && cost.makespan <= bound.makespan * (1 + 1e-9);
+}
+
 double slack(const Rank& rank) { return 1e-9 * std::max(1.0, rank.limit == never ? 1.0 : rank.limit); }
 
 double peak_memory(const Rank& rank, const Order& order) {

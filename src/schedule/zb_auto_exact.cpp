@@ -1,10 +1,11 @@
 // Branch and bound over active schedules (Giffler and Thompson 1960). The span is the largest of (end of rank
-// r) - head(r) with head fixed, so no order gains from a later end, and some best schedule is active: no
-// instruction fits into an earlier gap. Of all instructions whose inputs are scheduled, let x, on rank r, be
-// the first that can end, at time C. Whatever is not schedulable yet starts at C or later, so in an active
-// schedule the next instruction of r starts before C, or is x. Putting x earlier must keep the memory limit:
-// B and W that add nothing can, and so can an F (between now and its later place there is no other F, and B
-// and W only free) unless B adds memory; then "not x next" is a branch of its own.
+// r) - head(r) with head fixed, and the makespan the largest end, so no order gains from a later end, and
+// some best schedule is active: no instruction fits into an earlier gap. Of all instructions whose inputs are
+// scheduled, let x, on rank r, be the first that can end, at time C. Whatever is not schedulable yet starts
+// at C or later, so in an active schedule the next instruction of r starts before C, or is x. Putting x
+// earlier must keep the memory limit: B and W that add nothing can, and so can an F (between now and its
+// later place there is no other F, and B and W only free) unless B adds memory; then "not x next" is a branch
+// of its own.
 #include <algorithm>
 #include <cstdint>
 #include <string>
@@ -17,7 +18,7 @@ namespace {
 
 class Search {
  public:
-  Search(const Problem& problem, double bound, Orders& best, std::int64_t most_nodes)
+  Search(const Problem& problem, const Bound& bound, Orders& best, std::int64_t most_nodes)
       : problem_(problem),
         bound_(bound),
         best_(best),
@@ -69,7 +70,7 @@ class Search {
   }
 
   // What the remaining work and its way through the pipeline cost at least.
-  double bound() {
+  Bound bound() {
     const std::size_t count = states_.size();
     const double unknown = -never;
     forwards_.assign(count, unknown);
@@ -80,7 +81,8 @@ class Search {
       if (r > 0)
         forwards_[r] = std::max(forwards_[r], forwards_[r - 1] + problem_.message + problem_.ranks[r].f);
     }
-    double backward = unknown, span = 0;
+    double backward = unknown;
+    Bound least;
     for (std::size_t r = count; r-- > 0;) {
       const State& s = states_[r];
       const Rank& k = problem_.ranks[r];
@@ -93,9 +95,16 @@ class Search {
         backward =
             std::max({backward, s.free + left[0] * k.f + left[1] * k.b, forwards_[r] + k.round_trip + k.b});
       const double end = std::max(s.free + left[0] * k.f + left[1] * k.b + left[2] * k.w, backward + k.w);
-      span = std::max(span, end - k.head);
+      least.span = std::max(least.span, end - k.head);
+      least.makespan = std::max(least.makespan, end);
     }
-    return span;
+    return least;
+  }
+  // Whether something of at least this cost could be better than the best: less span, or the same in less
+  // time.
+  bool could_win(const Bound& least) const {
+    const Cost cheapest{least.span, least.makespan, best_cost_.ends};
+    return cheapest < best_cost_;
   }
 
   // Whether a state with the same counts was seen that was nowhere later.
@@ -146,11 +155,11 @@ class Search {
     if (op == Op::B && r > 0) states_[r - 1].arrival[1].pop_back();
   }
 
-  bool finished() const { return nodes_left_ <= 0 || best_cost_.span <= bound_ * (1 + 1e-9); }
+  bool finished() const { return nodes_left_ <= 0 || reaches(best_cost_, bound_); }
 
   void visit() {
     if (finished() || --nodes_left_ <= 0) return;
-    if (bound() >= best_cost_.span * (1 - 1e-9) || dominated()) return;
+    if (!could_win(bound()) || dominated()) return;
     std::size_t rank = states_.size();
     Op first = Op::F;
     double earliest = never;
@@ -195,7 +204,7 @@ class Search {
   }
 
   const Problem& problem_;
-  double bound_;
+  Bound bound_;
   Orders& best_;
   Cost best_cost_;
   std::int64_t nodes_left_;
@@ -208,7 +217,7 @@ class Search {
 
 }  // namespace
 
-bool search_exactly(const Problem& problem, double bound, Orders& best, std::int64_t most_nodes) {
+bool search_exactly(const Problem& problem, const Bound& bound, Orders& best, std::int64_t most_nodes) {
   return Search(problem, bound, best, most_nodes).run();
 }
 

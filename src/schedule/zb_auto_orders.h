@@ -51,6 +51,8 @@ struct Bound {
   double span = 0, makespan = 0;
 };
 Bound lower_bound(const Problem& problem);
+// Nothing is better: neither span nor makespan can be less.
+bool reaches(const Cost& cost, const Bound& bound);
 
 // How a rank chooses its next instruction.
 struct Policy {
@@ -68,7 +70,7 @@ std::vector<Policy> policies(const Problem& problem, std::int64_t most_instructi
 Orders orders_by(const Problem& problem, const Policy& policy);
 
 // Branch and bound from `best`, which it improves; true when it looked at everything, so that `best` has the
-// least span.
-bool search_exactly(const Problem& problem, double bound, Orders& best, std::int64_t most_nodes);
+// least span, and of all orders with that span the least makespan.
+bool search_exactly(const Problem& problem, const Bound& bound, Orders& best, std::int64_t most_nodes);
 
 }  // namespace echelon::zb_auto_detail

@@ -9,7 +9,7 @@
 namespace echelon::zb_auto_detail {
 namespace {
 
-// Of all ranks the one that can start first, the lowest of several: a tournament, replayed where one changes.
+// The rank that can start first, the lowest of several: a tournament, replayed where one changes.
 class FirstRank {
  public:
   explicit FirstRank(std::size_t count) {

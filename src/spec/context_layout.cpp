@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "base/error.h"
-#include "spec/plan.h"
+#include "spec/plan_refusal.h"
 
 namespace echelon {
 namespace {
@@ -127,19 +127,36 @@ double ContextLayout::imbalance() const {
   return static_cast<double>(most) * ring_ / static_cast<double>(sum);
 }
 
-void validate_context(const Plan& plan) {
-  const int cp = plan.mesh.size(Axis::cp), tp = plan.mesh.size(Axis::tp);
-  if (plan.context_kind == ContextKind::hybrid) {
-    std::string legal;
-    for (int n = 1; n <= cp; ++n)
-      if (cp % n == 0) legal += fmt::format("{}{}", legal.empty() ? "" : ", ", n);
-    if (plan.ulysses < 1 || cp % plan.ulysses != 0)
-      refuse("--cp-ulysses {}: the {} ranks of --cp do not divide into groups of so many; legal: {}",
-             plan.ulysses, cp, legal);
-  } else if (plan.ulysses != 1) {
-    refuse("--cp-ulysses {}: groups of ranks that exchange heads are for --cp-kind hybrid, and it is {}",
-           plan.ulysses, context_kind_name(plan.context_kind));
+// Why the heads of a tp rank cannot be exchanged between the plan's ranks, and the ranks between which they
+// could be.
+static void validate_exchanged_heads(const Plan& plan) {
+  const int cp = plan.mesh.size(Axis::cp), tp = plan.mesh.size(Axis::tp), ulysses = ulysses_size(plan);
+  const std::int64_t heads = plan.model.num_heads / tp;
+  const std::int64_t kv_heads = plan.model.num_kv_heads >= tp ? plan.model.num_kv_heads / tp : 1;
+  const auto fits = [&](std::int64_t n) {
+    return heads % n == 0 && (kv_heads % n == 0 || n % kv_heads == 0);
+  };
+  if (fits(ulysses)) return;
+  const bool is_hybrid = plan.context_kind == ContextKind::hybrid;
+  std::vector<Remedy> legal;
+  for (int n = 1; n <= heads; ++n) {
+    if (!fits(n) || (is_hybrid && cp % n != 0)) continue;
+    legal.push_back(is_hybrid ? remedy("--cp-ulysses", &Plan::ulysses, n) : remedy(Axis::cp, n));
   }
+  legal.push_back({"--cp-kind", "ring", [](Plan& other) { other.context_kind = ContextKind::ring; }});
+  const std::string flag = is_hybrid ? "--cp-ulysses" : "--cp",
+                    given = is_hybrid ? fmt::format("--cp-ulysses {}", ulysses)
+                                      : fmt::format("--cp {} --cp-kind ulysses", cp);
+  throw PlanRefusal(
+      flag,
+      fmt::format("{}: the {} query and {} key/value heads of a tp rank of {} do not divide over {} "
+                  "ranks",
+                  given, heads, kv_heads, plan.model.name, ulysses),
+      legal);
+}
+
+void validate_context(const Plan& plan) {
+  const int cp = plan.mesh.size(Axis::cp);
   if (plan.document_end < -1 || plan.document_end >= plan.model.vocab)
     refuse("--document-end {}: {} has tokens 0 to {}", plan.document_end, plan.model.name,
            plan.model.vocab - 1);
@@ -149,25 +166,30 @@ void validate_context(const Plan& plan) {
     refuse("--mask document: say which of the {} tokens of {} ends a document with --document-end",
            plan.model.vocab, plan.model.name);
   if (cp == 1) return;
+  if (plan.context_kind == ContextKind::hybrid && (plan.ulysses < 1 || cp % plan.ulysses != 0)) {
+    std::vector<Remedy> legal;
+    for (int n = 1; n <= cp; ++n)
+      if (cp % n == 0) legal.push_back(remedy("--cp-ulysses", &Plan::ulysses, n));
+    throw PlanRefusal(
+        "--cp-ulysses",
+        fmt::format("--cp-ulysses {}: the {} ranks of --cp do not divide into groups of so many",
+                    plan.ulysses, cp),
+        legal);
+  }
   const std::int64_t unit = length_unit(plan), below = plan.seq_len / unit * unit;
-  if (plan.seq_len % unit != 0)
-    refuse("--seq-len {}: does not divide over --cp {} with --cp-balance {}; the nearest legal lengths: {}{}",
-           plan.seq_len, cp, context_balance_name(plan.context_balance),
-           below > 0 ? fmt::format("{} and ", below) : "", below + unit);
-  const int ulysses = ulysses_size(plan);
-  const std::int64_t heads = plan.model.num_heads / tp;
-  const std::int64_t kv_heads = plan.model.num_kv_heads >= tp ? plan.model.num_kv_heads / tp : 1;
-  const auto fits = [&](std::int64_t n) {
-    return heads % n == 0 && (kv_heads % n == 0 || n % kv_heads == 0);
-  };
-  if (fits(ulysses)) return;
-  std::string legal;
-  for (std::int64_t n = 1; n <= heads; ++n)
-    if (fits(n)) legal += fmt::format("{}{}", legal.empty() ? "" : ", ", n);
-  refuse("{}: the {} query and {} key/value heads of a tp rank of {} do not divide over {} ranks; legal: {}",
-         plan.context_kind == ContextKind::hybrid ? fmt::format("--cp-ulysses {}", ulysses)
-                                                  : fmt::format("--cp {} --cp-kind ulysses", cp),
-         heads, kv_heads, plan.model.name, ulysses, legal);
+  if (plan.seq_len % unit != 0) {
+    const bool is_balanced = cp > ulysses_size(plan);
+    std::vector<Remedy> legal;
+    for (std::int64_t length : {below, below + unit})
+      if (length > 0) legal.push_back(remedy("--seq-len", &Plan::seq_len, length));
+    throw PlanRefusal("--seq-len",
+                      fmt::format("--seq-len {}: does not divide over --cp {}{}", plan.seq_len, cp,
+                                  is_balanced ? fmt::format(" with --cp-balance {}",
+                                                            context_balance_name(plan.context_balance))
+                                              : ""),
+                      legal);
+  }
+  validate_exchanged_heads(plan);
 }
 
 }  // namespace echelon

@@ -50,7 +50,7 @@ struct PositionRun {
 // computes attention for all of them, on its part of the heads.
 class ContextLayout {
  public:
-  // Of a plan whose kind, balance and sizes validate() has passed.
+  // For a plan whose kind, balance and sizes validate() has passed.
   explicit ContextLayout(const Plan& plan);
 
   int ring() const { return ring_; }        // ranks that keys and values are cut over
@@ -74,7 +74,7 @@ class ContextLayout {
 
   // Key/query pairs of a causal sequence and one head that a ring index computes.
   std::int64_t causal_pairs(int ring_index) const;
-  // Of the rank with most of them over the mean.
+  // Load / average of the rank with most of them.
   double imbalance() const;
 
  private:

@@ -61,8 +61,9 @@ std::string Mesh::describe() const {
     if (size(axis) > 1)
       axes += fmt::format("{}{} {}", axes.empty() ? "" : " x ", axis_name(axis), size(axis));
   const int ranks = num_ranks();
-  return axes.empty() ? "1 rank" : fmt::format("{} ranks = {} (outermost first){}", ranks, axes,
-                                            ep > 1 ? fmt::format(", ep {} over dp x cp", ep) : "");
+  return axes.empty() ? "1 rank"
+                      : fmt::format("{} ranks = {} (outermost first){}", ranks, axes,
+                                    ep > 1 ? fmt::format(", ep {} over dp x cp", ep) : "");
 }
 
 void validate(const Mesh& mesh) {

@@ -28,6 +28,9 @@ struct Mesh {
   std::array<Axis, 4> order = default_axis_order;
   // Ranks that routed experts are spread over: blocks of so many neighbours of the dp x cp group.
   int ep = 1;
+  // Ranks that each of these experts is cut over; 0: all tp ranks, as MLPs are, which is what training here
+  // does.
+  int etp = 0;
 
   int size(Axis axis) const { return axis == Axis::ep ? ep : sizes[static_cast<std::size_t>(axis)]; }
   void set(Axis axis, int size) { sizes[static_cast<std::size_t>(axis)] = size; }

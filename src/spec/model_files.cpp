@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "base/error.h"
+#include "base/utf8.h"
 #include "spec/embedded.h"
 #include "spec/model_spec.h"
 #include "spec/toml_text.h"
@@ -170,7 +171,8 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
   const Reader reader(table, where);
   reader.refuse_unknown_keys();
   ModelSpec m;
-  m.name = reader.has("name") ? reader.text("name", "a text") : std::filesystem::path(where).stem().string();
+  const std::string file = std::filesystem::path(where).stem().string();
+  m.name = reader.has("name") ? reader.text("name", "a text") : is_utf8(file) ? file : "model";
   const char* families = "\"gpt2\" or \"llama\"";
   const std::string family = reader.text("family", families);
   if (family != "gpt2" && family != "llama")
@@ -250,6 +252,19 @@ std::string to_toml(const ModelSpec& m) {
     line("value_head_dim", m.value_head_dim);
   }
   return text;
+}
+
+std::vector<FieldDifference> differences(const ModelSpec& first, const ModelSpec& second) {
+  const auto value_in = [](const toml::table& table, const char* key) {
+    const toml::node* node = table.get(key);
+    return node == nullptr ? std::string() : shown(*node);
+  };
+  const toml::table a = parse_toml(to_toml(first), first.name), b = parse_toml(to_toml(second), second.name);
+  std::vector<FieldDifference> all;
+  for (const char* key : toml_keys)
+    if (const std::string mine = value_in(a, key), other = value_in(b, key); mine != other)
+      all.push_back({key, mine, other});
+  return all;
 }
 
 std::vector<std::string> model_preset_names() {

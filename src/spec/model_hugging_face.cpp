@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/utf8.h"
 #include "spec/model_spec.h"
 
 namespace echelon {
@@ -175,7 +176,8 @@ void read_mixtral(const Config& config, ModelSpec& m) {
 
 std::string model_name(const std::string& where, const std::string& type) {
   const std::string directory = std::filesystem::path(where).parent_path().filename().string();
-  return directory.empty() || directory == "." || directory == ".." ? type : directory;
+  const bool is_name = !directory.empty() && directory != "." && directory != ".." && is_utf8(directory);
+  return is_name ? directory : type;
 }
 
 }  // namespace

@@ -47,7 +47,7 @@ ParamSpec matrix(std::string name, std::int64_t rows, std::int64_t cols, int sha
   return p;
 }
 
-// Of a column-parallel linear: cut as its outputs are.
+// The bias of a column-parallel linear: cut as its outputs are.
 ParamSpec cut_bias(std::string name, std::int64_t width, std::vector<Piece> pieces) {
   ParamSpec p = norm(std::move(name), width, Init::zeros);
   p.shard_dim = 0;
@@ -56,7 +56,7 @@ ParamSpec cut_bias(std::string name, std::int64_t width, std::vector<Piece> piec
   return p;
 }
 
-// Of a row-parallel linear: added once, after the sum over the group.
+// The bias of a row-parallel linear: added once, after the sum over the group.
 ParamSpec whole_bias(std::string name, std::int64_t width) {
   return norm(std::move(name), width, Init::zeros);
 }

@@ -14,9 +14,9 @@ namespace echelon {
 // llama: RoPE, RMSNorm, SwiGLU, no biases, grouped-query attention, weights stored (out, in).
 enum class Family { gpt2, llama };
 
-// Of the MLPs of a llama: a router sends each token to a few of many experts (Shazeer et al. 2017).
+// In place of a llama's MLPs: a router sends each token to a few of many experts (Shazeer et al. 2017).
 // mixtral: in every layer, parameters named as transformers' Mixtral.
-// deepseek: behind num_dense_layers ordinary layers, beside experts that all tokens share; names of
+// deepseek: after num_dense_layers ordinary layers, beside experts that all tokens share; names of
 // DeepSeek-V3.
 enum class Experts { none, mixtral, deepseek };
 
@@ -74,6 +74,13 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where);
 ModelSpec model_from_hugging_face(const std::string& config_json, const std::string& where);
 std::string to_toml(const ModelSpec& model);  // model_from_toml(to_toml(m)) == m
 
+// A field that two models do not have alike, by its name in TOML; a value is empty where a model has no such
+// field.
+struct FieldDifference {
+  std::string field, first, second;
+};
+std::vector<FieldDifference> differences(const ModelSpec& first, const ModelSpec& second);
+
 // Parameters of one part of the model. Names are those that transformers saves.
 std::vector<ParamSpec> embedding_parameters(const ModelSpec& model);
 std::vector<ParamSpec> block_parameters(const ModelSpec& model, std::int64_t layer);
@@ -84,7 +91,7 @@ std::vector<ParamSpec> all_parameters(const ModelSpec& model);  // the three abo
 std::int64_t num_parameters(const ModelSpec& model);
 // Parameters that multiply activations, the output matrix included whether tied or not (N of 6N).
 std::int64_t num_multiplying_parameters(const ModelSpec& model);
-// Of those the ones that one token meets: k experts of each layer that has them, and all shared ones.
+// Those that one token meets: k experts of each layer that has them, and all shared ones.
 std::int64_t num_active_parameters(const ModelSpec& model);
 // Training FLOPs of one token, forward and backward, causal attention, nothing recomputed: 6N + 12 L (H D) T
 // / 2, N those of num_active_parameters(). Where values are narrower than keys (latent attention) the mean of

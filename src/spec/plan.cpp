@@ -6,19 +6,35 @@
 #include <sstream>
 
 #include "base/error.h"
+#include "spec/fields.h"
+#include "spec/plan_refusal.h"
 #include "spec/toml_text.h"
 
 namespace echelon {
 namespace {
 
-// Every tp in 1..heads that divides the heads and fits the key/value heads, as "1, 2, 4".
-std::string legal_tp(const ModelSpec& model) {
-  std::string legal;
-  for (std::int64_t tp = 1; tp <= model.num_heads; ++tp) {
-    const bool kv_fits = model.num_kv_heads % tp == 0 || tp % model.num_kv_heads == 0;
-    if (model.num_heads % tp == 0 && kv_fits) legal += fmt::format("{}{}", legal.empty() ? "" : ", ", tp);
-  }
-  return legal;
+// Why so many tp ranks cannot share the model; empty where they can.
+std::string tp_problem(const ModelSpec& model, int tp) {
+  if (model.num_heads % tp != 0)
+    return fmt::format("the {} heads of {} do not divide", model.num_heads, model.name);
+  if (model.num_kv_heads % tp != 0 && tp % model.num_kv_heads != 0)
+    return fmt::format("the {} key/value heads of {} neither divide by it nor into it", model.num_kv_heads,
+                       model.name);
+  if (model.vocab < tp) return fmt::format("{} has a vocabulary of only {}", model.name, model.vocab);
+  if (model.mlp_hidden < tp) return fmt::format("{} has an MLP of only {}", model.name, model.mlp_hidden);
+  if (model.experts != Experts::none && model.expert_hidden < tp)
+    return fmt::format("{} has experts of only {}", model.name, model.expert_hidden);
+  return "";
+}
+
+void validate_tp(const Plan& plan) {
+  const int tp = plan.mesh.size(Axis::tp);
+  const std::string problem = tp_problem(plan.model, tp);
+  if (problem.empty()) return;
+  std::vector<Remedy> legal;
+  for (int n = 1; n <= plan.model.num_heads; ++n)
+    if (tp_problem(plan.model, n).empty()) legal.push_back(remedy(Axis::tp, n));
+  throw PlanRefusal("--tp", fmt::format("--tp {}: {}", tp, problem), legal);
 }
 
 // Far above any real batch; their products then stay in range.
@@ -60,38 +76,60 @@ namespace {
 
 void validate_zero(const Plan& plan) {
   const int ranks = plan.mesh.dp_cp_size();
-  if (plan.zero < 0 || plan.zero > 3) refuse("--zero {}: no such stage; legal: 0, 1, 2, 3", plan.zero);
+  const auto stages = [](int least, int most) {
+    std::vector<Remedy> legal;
+    for (int stage = least; stage <= most; ++stage) legal.push_back(remedy("--zero", &Plan::zero, stage));
+    return legal;
+  };
+  if (plan.zero < 0 || plan.zero > 3)
+    throw PlanRefusal("--zero", fmt::format("--zero {}: no such stage", plan.zero), stages(0, 3));
   if (plan.hsdp < 1 || ranks % plan.hsdp != 0) {
-    std::string legal;
+    std::vector<Remedy> legal;
     for (int n = 1; n <= ranks; ++n)
-      if (ranks % n == 0) legal += fmt::format("{}{}", legal.empty() ? "" : ", ", n);
-    refuse("--hsdp {}: the {} data-parallel ranks do not divide into so many groups; legal: {}", plan.hsdp,
-           ranks, legal);
+      if (ranks % n == 0) legal.push_back(remedy("--hsdp", &Plan::hsdp, n));
+    throw PlanRefusal("--hsdp",
+                      fmt::format("--hsdp {}: the {} data-parallel ranks do not divide into so many groups",
+                                  plan.hsdp, ranks),
+                      legal);
   }
-  if (plan.hsdp > 1 && plan.zero == 0)
-    refuse("--hsdp {}: replicates what --zero 1, 2 or 3 cuts over ranks, and --zero is 0", plan.hsdp);
+  if (plan.hsdp > 1 && plan.zero == 0) {
+    std::vector<Remedy> legal = stages(1, 3);
+    legal.push_back(remedy("--hsdp", &Plan::hsdp, 1));
+    throw PlanRefusal(
+        "--hsdp",
+        fmt::format("--hsdp {}: replicates what --zero 1, 2 or 3 cuts over ranks, and --zero is 0",
+                    plan.hsdp),
+        legal);
+  }
   constexpr int most_units = 100'000;
   if (plan.zero_prefetch < 0 || plan.zero_prefetch > most_units)
     refuse("--zero-prefetch {}: must be from 0 to {}", plan.zero_prefetch, most_units);
   if (plan.bucket_bytes < 1) refuse("--bucket {}: must be at least 1 byte", plan.bucket_bytes);
   if (plan.zero > 0 && plan.bucket_bytes != default_bucket_bytes)
-    refuse("--bucket {}: --zero {} reduces gradients layer by layer; legal: --zero 0", plan.bucket_bytes,
-           plan.zero);
+    throw PlanRefusal(
+        "--bucket",
+        fmt::format("--bucket {}: --zero {} reduces gradients layer by layer", plan.bucket_bytes, plan.zero),
+        {remedy("--zero", &Plan::zero, 0)});
 }
 
 void validate_compression(const Plan& plan) {
   if (plan.compression.kind == CompressionKind::none) return;
   const std::string method = compression_text(plan.compression);
+  const Remedy without{"--compress", "none", [](Plan& other) { other.compression = {}; }};
   if (plan.zero == 3)
-    refuse(
-        "--compress {}: holds what it packs or carries over for all parameters, and --zero 3 is for ranks "
-        "that have no room for that; legal: --zero 0, 1 or 2",
-        method);
+    throw PlanRefusal(
+        "--compress",
+        fmt::format("--compress {}: holds what it packs or carries over for all parameters, and --zero 3 is "
+                    "for ranks that have no room for that",
+                    method),
+        {without, remedy("--zero", &Plan::zero, 0), remedy("--zero", &Plan::zero, 1),
+         remedy("--zero", &Plan::zero, 2)});
   if (plan.hsdp > 1)
-    refuse(
-        "--compress {}: what travels between the {} replicas of --hsdp would not be compressed; legal: "
-        "--hsdp 1",
-        method, plan.hsdp);
+    throw PlanRefusal(
+        "--compress",
+        fmt::format("--compress {}: what travels between the {} replicas of --hsdp would not be compressed",
+                    method, plan.hsdp),
+        {without, remedy("--hsdp", &Plan::hsdp, 1)});
 }
 
 }  // namespace
@@ -104,29 +142,27 @@ void validate(const Plan& plan) {
     refuse("--model {}: latent attention is not built yet; legal: a model with kv_rank = 0", model.name);
   within("--global-batch", plan.global_batch, most_sequences);
   within("--micro-batch", plan.micro_batch, most_sequences);
-  const int tp = plan.mesh.size(Axis::tp), dp = plan.mesh.size(Axis::dp);
-  if (model.num_heads % tp != 0)
-    refuse("--tp {}: the {} heads of {} do not divide; legal: {}", tp, model.num_heads, model.name,
-           legal_tp(model));
-  if (model.num_kv_heads % tp != 0 && tp % model.num_kv_heads != 0)
-    refuse("--tp {}: the {} key/value heads of {} neither divide by it nor into it; legal: {}", tp,
-           model.num_kv_heads, model.name, legal_tp(model));
-  if (model.vocab < tp) refuse("--tp {}: {} has a vocabulary of only {}", tp, model.name, model.vocab);
-  if (model.mlp_hidden < tp) refuse("--tp {}: {} has an MLP of only {}", tp, model.name, model.mlp_hidden);
+  validate_tp(plan);
+  const int dp = plan.mesh.size(Axis::dp);
   if (plan.global_batch < dp)
-    refuse(
-        "--dp {}: the global batch has only {} sequences, so some ranks would have none; legal: --dp up to "
-        "{}, or --global-batch of at least {}",
-        dp, plan.global_batch, plan.global_batch, dp);
+    throw PlanRefusal(
+        "--dp",
+        fmt::format("--dp {}: the global batch has only {} sequences, so some ranks would have none", dp,
+                    plan.global_batch),
+        {remedy(Axis::dp, static_cast<int>(plan.global_batch), Remedy::Kind::at_most),
+         remedy("--global-batch", &Plan::global_batch, dp, Remedy::Kind::at_least)});
   validate_zero(plan);
   validate_compression(plan);
   if (plan.seq_len < 1 || plan.seq_len > model.max_seq)
     refuse("--seq-len {}: {} has positions for 1 to {}", plan.seq_len, model.name, model.max_seq);
   if (!plan.optimizer_barrier && plan.zero_stage() > 0)
-    refuse(
-        "--optimizer-barrier off: with --zero {} the values of all ranks would have to travel twice; legal: "
-        "--zero 0",
-        plan.zero);
+    throw PlanRefusal(
+        "--optimizer-barrier",
+        fmt::format(
+            "--optimizer-barrier off: with --zero {} the values of all ranks would have to travel twice",
+            plan.zero),
+        {{"--optimizer-barrier", "on", [](Plan& other) { other.optimizer_barrier = true; }},
+         remedy("--zero", &Plan::zero, 0)});
   validate_context(plan);
   validate_experts(plan);
 }
@@ -154,6 +190,7 @@ std::string to_toml(const Plan& plan) {
   toml::table mesh;
   for (Axis axis : all_axes) mesh.insert(axis_name(axis), plan.mesh.size(axis));
   mesh.insert("ep", plan.mesh.ep);
+  if (plan.mesh.etp != 0) mesh.insert("etp", plan.mesh.etp);
   toml::array layers;
   for (std::int64_t count : plan.layers_per_stage) layers.push_back(count);
   toml::table table{{"model", toml::parse(to_toml(plan.model))},
@@ -192,6 +229,11 @@ std::string to_toml(const Plan& plan) {
     table.insert("layers-per-stage", "auto");
   else
     table.insert("layers-per-stage", layers);
+  if (plan.priced != Priced{})
+    table.insert("priced", toml::table{{"machine", plan.priced.machine},
+                                       {"node", plan.priced.node},
+                                       {"software", plan.priced.software},
+                                       {"dtype", plan.priced.dtype}});
   std::ostringstream out;
   out << table << "\n";
   return out.str();
@@ -250,7 +292,8 @@ Plan plan_from_toml(const std::string& text, const std::string& where) {
                                     "bias-rate",
                                     "balance-scope",
                                     "capacity",
-                                    "drop"};
+                                    "drop",
+                                    "priced"};
   for (const auto& [key, node] : table)
     if (std::find(known.begin(), known.end(), std::string_view(key.str())) == known.end())
       refuse("{}: unknown key \"{}\"; legal: {}", where, key.str(), fmt::join(known, ", "));
@@ -266,20 +309,20 @@ Plan plan_from_toml(const std::string& text, const std::string& where) {
   }
   if (const toml::node* mesh = table.get("mesh")) {
     if (!mesh->is_table())
-      refuse("{}: mesh = {} is not legal: give a table of pp, dp, cp, tp, ep", where, shown(*mesh));
+      refuse("{}: mesh = {} is not legal: give a table of pp, dp, cp, tp, ep, etp", where, shown(*mesh));
     for (const auto& [key, node] : *mesh->as_table()) {
       const auto size = node.value_exact<std::int64_t>();
       if (!size || *size < 1 || *size > 1'000'000)
         refuse("{}: mesh.{} = {} is not legal: give a whole number from 1 to 1000000", where, key.str(),
                shown(node));
-      bool found = key.str() == "ep";
-      if (found) plan.mesh.ep = static_cast<int>(*size);
+      bool found = key.str() == "ep" || key.str() == "etp";
+      if (found) (key.str() == "ep" ? plan.mesh.ep : plan.mesh.etp) = static_cast<int>(*size);
       for (Axis axis : all_axes)
         if (key.str() == axis_name(axis)) {
           plan.mesh.set(axis, static_cast<int>(*size));
           found = true;
         }
-      if (!found) refuse("{}: mesh.{} is no axis; legal: pp, dp, cp, tp, ep", where, key.str());
+      if (!found) refuse("{}: mesh.{} is no axis; legal: pp, dp, cp, tp, ep, etp", where, key.str());
     }
   }
   plan.sequence_parallel = value_at<bool>(table, "sp", where, true);
@@ -331,6 +374,19 @@ Plan plan_from_toml(const std::string& text, const std::string& where) {
   balancing.drop = parse_drop_policy(
       value_at<std::string>(table, "drop", where, drop_policy_name(balancing.drop)), where + ": drop");
   plan.optimizer_barrier = value_at<bool>(table, "optimizer-barrier", where, true);
+  if (const toml::node* priced = table.get("priced")) {
+    if (!priced->is_table())
+      refuse("{}: priced = {} is not legal: give a table of machine, node, software, dtype", where,
+             shown(*priced));
+    const toml::table& by = *priced->as_table();
+    refuse_other_keys(by, {"machine", "node", "software", "dtype"}, where + ": [priced]",
+                      "legal: machine, node, software, dtype");
+    plan.priced = {value_at<std::string>(by, "machine", where, ""),
+                   value_at<std::string>(by, "software", where, ""),
+                   value_at<std::string>(by, "dtype", where, ""),
+                   static_cast<int>(std::clamp<std::int64_t>(value_at<std::int64_t>(by, "node", where, 0), -1,
+                                                             1'000'000))};
+  }
   if (const toml::node* layers = table.get("layers-per-stage")) {
     const auto illegal = [&] {
       refuse("{}: layers-per-stage = {} is not legal: give a list of whole numbers, or \"auto\"", where,

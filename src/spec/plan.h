@@ -21,7 +21,7 @@ namespace echelon {
 // be little memory.
 inline constexpr std::int64_t logits_chunk_rows = 512;
 
-// Of gradients that are reduced together: as much as hides the latency of many small messages (Li et al.
+// Size of gradients that are reduced together: as much as hides the latency of many small messages (Li et al.
 // 2020).
 inline constexpr std::int64_t default_bucket_bytes = std::int64_t{25} << 20;
 
@@ -42,6 +42,13 @@ Recompute parse_recompute(const std::string& text, const std::string& field);
 enum class Offload { none, optimizer };
 const char* offload_name(Offload offload);
 Offload parse_offload(const std::string& text, const std::string& field);
+
+// What `plan` priced a plan for, so that it can price it again; nothing of it trains. Empty where nobody did.
+struct Priced {
+  std::string machine, software, dtype;
+  int node = 0;  // devices of a node
+  bool operator==(const Priced&) const = default;
+};
 
 struct Plan {
   ModelSpec model;
@@ -72,6 +79,7 @@ struct Plan {
   Offload offload = Offload::none;
   std::string offload_directory;  // of the file; empty: the system's place for temporary files
   Balancing balancing;            // of a mixture's experts
+  Priced priced;
 
   bool shards_sequence() const { return sequence_parallel && mesh.size(Axis::tp) > 1; }
   // Context parallelism (parallel/context_parallel.h), where cp > 1.
@@ -111,7 +119,7 @@ bool interleaves_pairs(const Plan& plan);
 Range dp_samples(const Plan& plan, int dp_rank);
 
 // Samples of each microbatch of that rank, in order. From ZeRO 2 on the ranks that share state must meet
-// in every microbatch, and so must those that share experts: those that have fewer get empty ones behind the
+// in every microbatch, and so must those that share experts: those that have fewer get empty ones after the
 // others.
 std::vector<Range> microbatches(const Plan& plan, int dp_rank);
 

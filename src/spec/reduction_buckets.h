@@ -11,7 +11,7 @@ namespace echelon {
 
 // In the order in which they are reduced; `groups` are the rank's layer groups. Without ZeRO: see
 // gradient_buckets(). With it the units of shard_units() that hold anything, the last layer group first, its
-// experts behind it, and the whole parameters at the end, and the shard of each rank of a block.
+// experts after it, and the whole parameters at the end, and the shard of each rank of a block.
 std::vector<GradientBucket> reduction_buckets(const Plan& plan,
                                               const std::vector<std::vector<ParamSpec>>& groups, int tp_rank);
 

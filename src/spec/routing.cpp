@@ -6,7 +6,8 @@
 #include <cmath>
 
 #include "base/error.h"
-#include "spec/plan.h"
+#include "base/units.h"
+#include "spec/plan_refusal.h"
 
 namespace echelon {
 
@@ -35,43 +36,64 @@ DropPolicy parse_drop_policy(const std::string& text, const std::string& field) 
 namespace {
 
 void validate_numbers(const Plan& plan) {
-  const Balancing& b = plan.balancing;
   constexpr double most = 1e6;
-  for (const auto& [flag, value] : {std::pair{"--aux-loss", b.expert_loss},
-                                    {"--device-loss", b.device_loss},
-                                    {"--communication-loss", b.communication_loss},
-                                    {"--z-loss", b.z_loss},
-                                    {"--bias-rate", b.bias_rate},
-                                    {"--capacity", b.capacity}}) {
+  for (const auto& [name, member] : {std::pair{"--aux-loss", &Balancing::expert_loss},
+                                     {"--device-loss", &Balancing::device_loss},
+                                     {"--communication-loss", &Balancing::communication_loss},
+                                     {"--z-loss", &Balancing::z_loss},
+                                     {"--bias-rate", &Balancing::bias_rate},
+                                     {"--capacity", &Balancing::capacity}}) {
+    const std::string flag = name;
+    const double value = plan.balancing.*member;
+    const Remedy none{flag, "0", [m = member](Plan& other) { other.balancing.*m = 0; }};
     if (!(value >= 0 && value <= most)) refuse("{} {}: must be from 0 to {:.0f}", flag, value, most);
     if (value > 0 && plan.model.experts == Experts::none)
-      refuse("{} {}: {} has no experts; legal: 0", flag, value, plan.model.name);
+      throw PlanRefusal(flag, fmt::format("{} {}: {} has no experts", flag, value, plan.model.name), {none});
+    if (value > 0 && plan.model.router.groups == 1 &&
+        (member == &Balancing::device_loss || member == &Balancing::communication_loss))
+      throw PlanRefusal(
+          flag,
+          fmt::format("{} {}: the experts of {} are one group, whose load is always even; a model "
+                      "with router_groups of at least 2 has several",
+                      flag, value, plan.model.name),
+          {none});
   }
-  if (plan.model.router.groups == 1 && b.device_loss + b.communication_loss > 0)
-    refuse(
-        "--device-loss {}, --communication-loss {}: the experts of {} are one group, whose load is always "
-        "even; "
-        "legal: 0, or a model with router_groups of at least 2",
-        b.device_loss, b.communication_loss, plan.model.name);
+}
+
+Remedy scope_remedy(BalanceScope scope) {
+  return {"--balance-scope", balance_scope_name(scope), [=](Plan& plan) { plan.balancing.scope = scope; }};
+}
+
+// Whether every data-parallel rank's microbatches of so many are those of one rank.
+bool has_whole_microbatches(const Plan& plan, std::int64_t micro_batch) {
+  for (int dp = 1; dp < plan.mesh.size(Axis::dp); ++dp)
+    if (dp_samples(plan, dp).begin % micro_batch != 0) return false;
+  return true;
 }
 
 // A microbatch is a scope only where it is the same on one rank.
 void validate_scope(const Plan& plan) {
   const Balancing& b = plan.balancing;
   if (b.scope == BalanceScope::batch && b.capacity > 0)
-    refuse(
-        "--balance-scope batch: with --capacity {} all ranks would have to agree which tokens of the batch "
-        "an "
-        "expert drops; legal: --capacity 0, or --balance-scope sequence or microbatch",
-        b.capacity);
+    throw PlanRefusal(
+        "--balance-scope",
+        fmt::format(
+            "--balance-scope batch: with --capacity {} all ranks would have to agree which tokens of the "
+            "batch an expert drops",
+            b.capacity),
+        {scope_remedy(BalanceScope::sequence),
+         scope_remedy(BalanceScope::microbatch),
+         {"--capacity", "0", [](Plan& other) { other.balancing.capacity = 0; }}});
   if (b.scope != BalanceScope::microbatch || (!b.has_counts() && b.capacity == 0)) return;
-  for (int dp = 1; dp < plan.mesh.size(Axis::dp); ++dp)
-    if (dp_samples(plan, dp).begin % plan.micro_batch != 0)
-      refuse(
-          "--balance-scope microbatch: with --dp {} and --global-batch {} the microbatches of {} are others "
-          "than on "
-          "one rank; legal: a --micro-batch that divides what each rank has, or --balance-scope sequence",
-          plan.mesh.size(Axis::dp), plan.global_batch, plan.micro_batch);
+  if (has_whole_microbatches(plan, plan.micro_batch)) return;
+  std::int64_t fits = plan.micro_batch;
+  while (!has_whole_microbatches(plan, fits)) --fits;
+  throw PlanRefusal(
+      "--balance-scope",
+      fmt::format("--balance-scope microbatch: with --dp {} and --global-batch {} the microbatches of {} are "
+                  "others than on one rank",
+                  plan.mesh.size(Axis::dp), plan.global_batch, plan.micro_batch),
+      {scope_remedy(BalanceScope::sequence), remedy("--micro-batch", &Plan::micro_batch, fits)});
 }
 
 // Equal runs of experts for each rank of a group, and equal groups for each block that ZeRO cuts state over.
@@ -79,33 +101,45 @@ void validate_expert_groups(const Plan& plan) {
   const int ep = plan.mesh.ep, ranks = plan.mesh.dp_cp_size();
   if (ep == 1) return;
   const ModelSpec& m = plan.model;
-  if (m.experts == Experts::none) refuse("--ep {}: {} has no experts; legal: 1", ep, m.name);
+  const auto spread_over = [](int n) {
+    return Remedy{"--ep", fmt::format("{}", n), [=](Plan& other) { other.mesh.ep = n; }};
+  };
+  if (m.experts == Experts::none)
+    throw PlanRefusal("--ep", fmt::format("--ep {}: {} has no experts", ep, m.name), {spread_over(1)});
   const int block = plan.zero > 0 ? plan.shards() : ranks;
   if (m.num_experts % ep != 0 || block % ep != 0) {
-    std::string legal;
+    std::vector<Remedy> legal;
     for (int n = 1; n <= block && n <= m.num_experts; ++n)
-      if (m.num_experts % n == 0 && block % n == 0)
-        legal += fmt::format("{}{}", legal.empty() ? "" : ", ", n);
-    refuse(
-        "--ep {}: {} experts on {} data-parallel ranks (--dp {} x --cp {}{}) do not divide into so many; "
-        "legal: {}",
-        ep, m.num_experts, block, plan.mesh.size(Axis::dp), plan.mesh.size(Axis::cp),
-        plan.hsdp > 1 ? fmt::format(" / --hsdp {}", plan.hsdp) : "", legal);
+      if (m.num_experts % n == 0 && block % n == 0) legal.push_back(spread_over(n));
+    throw PlanRefusal(
+        "--ep",
+        fmt::format(
+            "--ep {}: {} on {} (--dp {} x --cp {}{}) do not divide into so "
+            "many",
+            ep, counted(m.num_experts, "expert"), counted(block, "data-parallel rank"),
+            plan.mesh.size(Axis::dp), plan.mesh.size(Axis::cp),
+            plan.hsdp > 1 ? fmt::format(" / --hsdp {}", plan.hsdp) : ""),
+        legal);
   }
   if (plan.compression.kind != CompressionKind::none)
-    refuse("--compress {}: is not built for experts on several ranks; with --ep {} legal: none",
-           compression_text(plan.compression), ep);
+    throw PlanRefusal("--compress",
+                      fmt::format("--compress {}: is not built for experts on several ranks, and --ep is {}",
+                                  compression_text(plan.compression), ep),
+                      {{"--compress", "none", [](Plan& other) { other.compression = {}; }}, spread_over(1)});
 }
 
 }  // namespace
 
 void validate_experts(const Plan& plan) {
   const ModelSpec& m = plan.model;
+  const int tp = plan.mesh.size(Axis::tp), etp = plan.mesh.etp;
+  if (etp != 0 && (etp != tp || m.experts == Experts::none))
+    refuse("--etp {}: {}", etp,
+           m.experts == Experts::none ? m.name + " has no experts; leave it out"
+                                      : fmt::format("experts are cut over --tp {} here, as MLPs are", tp));
   validate_expert_groups(plan);
   validate_numbers(plan);
   if (m.experts == Experts::none) return;
-  const int tp = plan.mesh.size(Axis::tp);
-  if (m.expert_hidden < tp) refuse("--tp {}: {} has experts of only {}", tp, m.name, m.expert_hidden);
   validate_scope(plan);
 }
 
@@ -116,7 +150,7 @@ std::int64_t expert_capacity(double factor, std::int64_t tokens, std::int64_t k,
   return capacity >= static_cast<double>(tokens) ? tokens : static_cast<std::int64_t>(capacity);
 }
 
-// Of a microbatch, over its scopes.
+// In a microbatch, over its scopes.
 static std::int64_t kept_by_expert(const Plan& plan, std::int64_t sequences) {
   const bool each = plan.balancing.scope == BalanceScope::sequence;
   const std::int64_t scopes = each ? sequences : 1, tokens = (each ? 1 : sequences) * plan.seq_len;

@@ -22,7 +22,7 @@ inline std::int64_t num_routing_counts(std::int64_t experts, const RouterSpec& s
 void count_routed(std::span<const std::int32_t> ids, std::int64_t k, std::int64_t experts,
                   const RouterSpec& spec, std::span<double> counts);
 
-// Of the whole scope's counts, with its number of tokens: the E factors of RouterLosses. With every expert
+// From the whole scope's counts, with its number of tokens: the E factors of RouterLosses. With every expert
 // chosen as often as any other each loss is its coefficient, whatever E, k and the groups.
 //   f_e = E / (k T) tokens sent to e;               expert loss:         sum of f_e p_e
 //   F_g = mean of f_e over the group;               device loss:         sum of F_g p_e
@@ -39,7 +39,7 @@ void update_bias(std::span<const double> counts, double rate, std::span<double> 
 // none. All ranks that hold a layer have the same.
 using RouterBiases = std::map<std::int64_t, std::vector<double>>;
 
-// Of the choices ids (N, k) of one scope those that stay keep their place in `kept` (N, k), the others are -1
+// Choices ids (N, k) of one scope that stay keep their place in `kept` (N, k); the others are -1
 // there. Each expert keeps at most `capacity`, by the policy; weights (N, k). Returns how many were dropped.
 std::int64_t drop_over_capacity(std::span<const std::int32_t> ids, std::span<const double> weights,
                                 std::int64_t experts, std::int64_t capacity, DropPolicy policy,

@@ -40,7 +40,7 @@ struct ShardUnit {
 // a shard may be empty.
 std::vector<ShardUnit> shard_units(const FlatLayout& layout, const Shards& shards);
 
-// Of so many of these units: the layer groups, and which units are those of one: its cut parameters, its
+// From so many of these units: the layer groups, and which units are those of one: its cut parameters, its
 // experts.
 std::size_t num_groups_of(std::size_t num_units);
 std::array<std::size_t, 2> units_of_group(std::size_t num_units, int group);

@@ -1,8 +1,12 @@
 #include "spec/software.h"
 
+#include <fmt/ranges.h>
+
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <set>
+#include <type_traits>
 
 #include "base/error.h"
 #include "spec/embedded.h"
@@ -14,6 +18,8 @@ namespace {
 const std::vector<Field<Software>>& software_fields() {
   static const std::vector<Field<Software>> fields{
       {"is_this_trainer", &Software::is_this_trainer},
+      {"reduces_each_microbatch", &Software::reduces_each_microbatch},
+      {"pipelines_reduce_once", &Software::pipelines_reduce_once},
       {"fused_attention", &Software::fused_attention},
       {"older_attention", &Software::older_attention},
       {"dropout", &Software::dropout},
@@ -66,6 +72,22 @@ const std::vector<Field<Software>>& software_fields() {
   return fields;
 }
 
+// A list that says something where it is empty, too.
+template <class Value, class Entry>
+void read_list(const toml::table& table, const char* key, const std::string& where,
+               std::optional<std::vector<Entry>>& into, std::set<std::string>& seen) {
+  const toml::node* node = table.get(key);
+  if (node == nullptr) return;
+  seen.insert(key);
+  into.emplace();
+  if (node->is_array())
+    for (const toml::node& entry : *node->as_array())
+      if (const auto value = entry.value_exact<Value>()) into->push_back(static_cast<Entry>(*value));
+  if (!node->is_array() || into->size() != node->as_array()->size())
+    refuse("{}: {} = {} is not legal: give a list of {}", where, key, shown(*node),
+           std::is_same_v<Value, std::string> ? "names" : "whole numbers");
+}
+
 }  // namespace
 
 void validate(const Software& s) {
@@ -75,6 +97,10 @@ void validate(const Software& s) {
       refuse("software: {} = {}, {} is not legal: give the lower factor first, and both or neither", keys,
              low, high);
   };
+  for (int stage : s.zero_stages.value_or(std::vector<int>{}))
+    if (stage < 0 || stage > 3) refuse("software: zero_stages = {}: no such stage; legal: 0, 1, 2, 3", stage);
+  if (s.zero_stages && s.zero_stages->empty())
+    refuse("software: zero_stages = []: give at least one; legal: 0, 1, 2, 3");
   in_order("low, high", s.low, s.high);
   in_order("nodes_low, nodes_high", s.nodes_low, s.nodes_high);
   in_order("experts_low, experts_high", s.experts_low, s.experts_high);
@@ -86,13 +112,20 @@ Software software_from_toml(const std::string& text, const std::string& where) {
   std::set<std::string> seen{"name"};
   s.name = table["name"].value_or(std::filesystem::path(where).stem().string());
   read_fields(table, software_fields(), where, s, seen);
+  read_list<std::string>(table, "schedules", where, s.schedules, seen);
+  read_list<std::int64_t>(table, "zero_stages", where, s.zero_stages, seen);
   refuse_other_keys(table, seen, where, "see docs/planning.md for the keys of a training program");
   validate(s);
   return s;
 }
 
 std::string to_toml(const Software& s) {
-  return fmt::format("name = \"{}\"\n", s.name) + write_fields(s, software_fields());
+  std::string text = fmt::format("name = \"{}\"\n", s.name) + write_fields(s, software_fields());
+  if (s.schedules)
+    text += s.schedules->empty() ? "schedules = []\n"
+                                 : fmt::format("schedules = [\"{}\"]\n", fmt::join(*s.schedules, "\", \""));
+  if (s.zero_stages) text += fmt::format("zero_stages = [{}]\n", fmt::join(*s.zero_stages, ", "));
+  return text;
 }
 
 std::vector<std::string> software_preset_names() {

@@ -2,6 +2,7 @@
 // plan's time and memory depend on it as much as on the machine.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,15 @@ struct Software {
 
   // The trainer of this repository: memory is what plan/memory counts, byte for byte.
   bool is_this_trainer = false;
+  // What it can run; not given: everything that the planner knows. The search keeps to it; what is asked for
+  // by name is priced as if the program had it.
+  std::optional<std::vector<std::string>> schedules;  // of pipelines
+  std::optional<std::vector<int>> zero_stages;
+  // When ZeRO 2 and 3 sum gradients over the ranks: behind each microbatch, and keep shards of the sum; or
+  // all at once behind the last microbatch, until which whole gradients are kept (gradient_sums() in
+  // plan/configuration.h).
+  bool reduces_each_microbatch = true;
+  bool pipelines_reduce_once = false;  // the latter, wherever there is a pipeline
   // Attention without its scores in memory (Dao et al. 2022), and only the half that a causal mask leaves.
   bool fused_attention = true;
   bool older_attention = false;  // fused by kernels for the machines before (FlashAttention 2 on H100)
@@ -24,7 +34,7 @@ struct Software {
   double logit_bytes = 10;         // held for each logit in the output layer
   double fragmentation = 0.05;     // of activations, on top
   double saved_factor = 1;         // of a layer's saved bytes: what is kept more than once, or in more bits
-  bool keeps_norm_outputs = true;  // for the products behind them
+  bool keeps_norm_outputs = true;  // for the products after them
   bool keeps_activated = true;     // the MLP's activation function's output
   bool regathers_sequence =
       true;  // under sequence parallelism keeps a norm's output cut, and gathers it again
@@ -42,11 +52,11 @@ struct Software {
   bool loss_apart = false;
   // All-reduces into which a layer's gradients are cut; 0: one for all layers.
   double layer_reductions = 0;
-  // Of the host for each layer and rank, where ZeRO's shards travel as lists of tensors.
+  // The host's time for each layer and rank, where ZeRO's shards travel as lists of tensors.
   double shard_copy_seconds = 0;
-  double accumulation_bytes = 0;  // moved for each parameter behind each microbatch, to add its gradient up
+  double accumulation_bytes = 0;  // moved for each parameter after each microbatch, to add its gradient up
   double loss_passes = 1;         // over the bytes that a loss of fused kernels moves
-  // Of the host, for each rank of a collective's group, at each call.
+  // The host's time for each rank of a collective's group, at each call.
   double collective_rank_seconds = 0;
 
   // Fitted.

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/error.h"
+#include "base/least_shift.h"
 
 namespace echelon {
 namespace {
@@ -66,18 +67,46 @@ void TokenRouter::score(std::span<const double> logits, Row& row) const {
 
 void TokenRouter::choose(Row& row, std::span<const double> bias, std::span<std::int32_t> ids,
                          std::span<double> weights) const {
+  want(row, bias);
+  choose_wanted(row, ids);
+  weigh(row, ids, weights);
+}
+
+void TokenRouter::want(Row& row, std::span<const double> bias) const {
   row.wanted = row.scores;
   for (std::size_t e = 0; e < bias.size(); ++e) row.wanted[e] += bias[e];
+}
+
+void TokenRouter::choose_wanted(Row& row, std::span<std::int32_t> ids) const {
   row.taken.assign(row.wanted.size(), false);
   if (spec_.most_groups < spec_.groups) limit_groups(row.wanted, spec_, k_, row.taken);
   std::size_t j = 0;
+  take_best(row.wanted, 0, experts_, k_, row.taken,
+            [&](std::int64_t e) { ids[j++] = static_cast<std::int32_t>(e); });
+}
+
+void TokenRouter::weigh(const Row& row, std::span<const std::int32_t> ids, std::span<double> weights) const {
   double sum = 0;
-  take_best(row.wanted, 0, experts_, k_, row.taken, [&](std::int64_t e) {
-    ids[j++] = static_cast<std::int32_t>(e);
-    sum += row.scores[static_cast<std::size_t>(e)];
-  });
+  for (const std::int32_t id : ids) sum += row.scores[static_cast<std::size_t>(id)];
   const double factor = spec_.normalise ? spec_.scale / sum : spec_.scale;
-  for (j = 0; j < ids.size(); ++j) weights[j] = factor * row.scores[static_cast<std::size_t>(ids[j])];
+  for (std::size_t j = 0; j < ids.size(); ++j)
+    weights[j] = factor * row.scores[static_cast<std::size_t>(ids[j])];
+}
+
+double TokenRouter::shift_to_choose(const Row& row, std::span<const std::int32_t> ids) const {
+  std::vector<bool> inside(row.wanted.size());
+  for (const std::int32_t id : ids) inside[static_cast<std::size_t>(id)] = true;
+  Row moved;
+  std::vector<std::int32_t> chosen(ids.size());
+  double magnitude = 0;
+  for (const double w : row.wanted) magnitude = std::max(magnitude, std::abs(w));
+  return least_shift(magnitude, [&](double shift) {
+    moved.wanted = row.wanted;
+    for (std::size_t e = 0; e < inside.size(); ++e) moved.wanted[e] += inside[e] ? shift : -shift;
+    choose_wanted(moved, chosen);
+    return std::all_of(chosen.begin(), chosen.end(),
+                       [&](std::int32_t id) { return inside[static_cast<std::size_t>(id)]; });
+  });
 }
 
 double TokenRouter::loss(const Row& row, std::span<const double> factors, double z_loss) const {

@@ -35,6 +35,13 @@ class TokenRouter {
   // alone (Wang et al. 2024, https://arxiv.org/abs/2408.15664). Equal ones: the lower id first.
   void choose(Row& row, std::span<const double> bias, std::span<std::int32_t> ids,
               std::span<double> weights) const;
+  // Its parts: what the choice is made by, the choice, and the weights of one, whoever made it.
+  void want(Row& row, std::span<const double> bias) const;
+  void choose_wanted(Row& row, std::span<std::int32_t> ids) const;
+  void weigh(const Row& row, std::span<const std::int32_t> ids, std::span<double> weights) const;
+  // By how much the `wanted` of the row would have to move, up for `ids` and down for all others, for `ids`
+  // to be the choice: 0 where they are. Infinite where nothing makes them that.
+  double shift_to_choose(const Row& row, std::span<const std::int32_t> ids) const;
 
   // Sum over e of factors[e] p[e], plus z_loss times the square of log_sum; factors (E, or empty: none).
   double loss(const Row& row, std::span<const double> factors, double z_loss) const;

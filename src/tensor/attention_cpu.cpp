@@ -46,7 +46,7 @@ class Mask {
         kv_len_(s.kv_len),
         first_(s.first_keys.defined() ? s.first_keys.data<std::int32_t>() + sequence * s.q_len : nullptr) {}
 
-  // Keys [first_key(t), end_key(t)) of query t; none where the end is not behind the first.
+  // Keys [first_key(t), end_key(t)) of query t; none where the end is not after the first.
   std::int64_t first_key(std::int64_t t) const { return first_ == nullptr ? 0 : first_[t]; }
   std::int64_t end_key(std::int64_t t) const {
     return std::clamp<std::int64_t>(q_offset_ + t + 1, 0, kv_len_);

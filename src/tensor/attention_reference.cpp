@@ -51,7 +51,7 @@ void add_scaled(F factor, const F* x, F* y, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) y[i] += factor * x[i];
 }
 
-// body(query, first key, key behind the last) for every query of every head.
+// body(query, first key, key after the last) for every query of every head.
 struct Query {
   std::int64_t row, column;          // of q, out and their gradients
   std::int64_t key_row, key_column;  // of its sequence's key 0

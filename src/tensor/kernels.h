@@ -32,7 +32,7 @@ struct AttentionShape {
   double scale = 1.0;  // of q.k before the softmax
   bool accumulate = false;
   // (B*Tq, i32): the first key that a query sees, at least 0; undefined: key 0. Where documents lie one
-  // behind the other, the first key of the query's own.
+  // after the other, the first key of the query's own.
   Tensor first_keys = {};
 };
 

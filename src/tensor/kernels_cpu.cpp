@@ -306,7 +306,7 @@ class CpuKernels final : public Kernels {
     const std::int32_t* places = flat<std::int32_t>(tplaces, y.rows * k);
     const float* weights = tweights.defined() ? flat<float>(tweights, y.rows * k) : nullptr;
     check(std::all_of(places, places + y.rows * k, [&](std::int32_t p) { return p < x.rows; }),
-          "combine_rows: a place lies behind the last row");
+          "combine_rows: a place lies after the last row");
     team_.each_row(y.rows, (k + 1) * y.cols, [&](std::int64_t i) {
       std::fill_n(y[i], y.cols, 0.0f);
       for (std::int64_t j = i * k; j < (i + 1) * k; ++j)

@@ -377,7 +377,7 @@ class ReferenceKernels final : public Kernels {
         std::fill_n(y[i], y.cols, F(0));
         for (std::int64_t j = i * k; j < (i + 1) * k; ++j) {
           if (places[j] < 0) continue;
-          check(places[j] < x.rows, "combine_rows: a place lies behind the last row");
+          check(places[j] < x.rows, "combine_rows: a place lies after the last row");
           const F weight = weights == nullptr ? F(1) : weights[j];
           for (std::int64_t c = 0; c < y.cols; ++c) y[i][c] += weight * x[places[j]][c];
         }

@@ -12,8 +12,8 @@ namespace echelon {
 namespace {
 
 ParameterServerRun served_run(const Plan& plan, const AsynchronousRun& run) {
-  return {plan.mesh.size(Axis::dp),       run.options.servers, run.options.staleness, run.first_step,
-          run.last_step - run.first_step, run.timeout};
+  return {plan.mesh.size(Axis::dp), run.options.servers, run.options.staleness, run.first_step,
+          run.last_step - run.first_step};
 }
 
 std::vector<ShardUnit> units_over_servers(const FlatLayout& layout, const AsynchronousOptions& options) {
@@ -45,6 +45,11 @@ void refuse_asynchronous(const Plan& plan, const AsynchronousOptions& options) {
     if (axis != Axis::dp && plan.mesh.size(axis) > 1)
       refuse("{}: a parameter server serves data-parallel workers alone; legal: --{} 1, not {}", flag,
              axis_name(axis), plan.mesh.size(axis));
+  if (plan.mesh.ep > 1)
+    refuse(
+        "{}: ranks that hold different experts exchange tokens in every layer, and workers of different "
+        "clocks do not meet; legal: --ep 1, not {}",
+        flag, plan.mesh.ep);
   if (plan.zero > 0)
     refuse("{}: the servers hold the optimizer's state already, cut over --servers; legal: --zero 0, not {}",
            flag, plan.zero);
@@ -155,9 +160,10 @@ ParameterServerRank::ParameterServerRank(const Rank& rank, const Plan& plan,
 StalenessMeasures ParameterServerRank::serve(Communicator& all,
                                              const std::function<void(const ServedStep&)>& on_step) {
   on_step_ = on_step;
-  step_begin_ = std::chrono::steady_clock::now();
-  ParameterServer server(all, served_run(plan_, run_), units_over_servers(parameters_.layout(), run_.options),
-                         rank_.arena(), parameters_.own_values(), parameters_.keep_own_gradients(),
+  step_begin_ = rank_.time().now();
+  ParameterServer server(rank_, all, served_run(plan_, run_),
+                         units_over_servers(parameters_.layout(), run_.options), parameters_.own_values(),
+                         parameters_.keep_own_gradients(),
                          [this](const std::vector<Push>& pushes, int worker) { update(pushes, worker); });
   server.serve();
   return server.staleness();
@@ -186,8 +192,8 @@ void ParameterServerRank::update(const std::vector<Push>& pushes, int worker) {
     step_.sequences += dp_samples(plan_, worker).size();
   }
   if (pushes_ % workers != 0) return;
-  const auto now = std::chrono::steady_clock::now();
-  step_.seconds = std::chrono::duration<double>(now - std::exchange(step_begin_, now)).count();
+  const auto now = rank_.time().now();
+  step_.seconds = seconds_between(std::exchange(step_begin_, now), now);
   if (on_step_) on_step_(step_);
   step_ = {};
   num_targets_ = 0;

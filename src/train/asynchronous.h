@@ -46,7 +46,6 @@ double straggler_slowdown(double factor, int workers, std::int64_t steps, const 
 struct AsynchronousRun {
   AsynchronousOptions options;
   std::int64_t first_step = 0, last_step = 1;
-  std::chrono::milliseconds timeout{300'000};
 };
 
 // The group of all workers and servers.
@@ -72,7 +71,7 @@ class ParameterServerRank {
                       std::uint64_t seed, const AsynchronousRun& run);
 
   const ParameterStore& parameters() const { return parameters_; }
-  // Optimizer steps behind the parameters.
+  // Optimizer steps that the parameters have had.
   std::int64_t updates() const { return updates_; }
   void resume(std::int64_t updates) { updates_ = updates; }
 
@@ -93,7 +92,7 @@ class ParameterServerRank {
   std::int64_t pushes_ = 0;  // taken by this run
   ServedStep step_;          // under way
   double num_targets_ = 0;
-  std::chrono::steady_clock::time_point step_begin_;
+  Clock::time_point step_begin_;
   std::function<void(const ServedStep&)> on_step_;
 };
 

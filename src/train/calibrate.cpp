@@ -16,7 +16,7 @@
 namespace echelon {
 namespace {
 
-// Best of as many tries as fit the time, at least three behind one that warms up.
+// Best of as many tries as fit the time, at least three after one that warms up.
 template <class Work>
 double best_seconds(const Work& work, double budget_seconds = 0.15) {
   work();
@@ -59,11 +59,14 @@ class Bench {
 };
 
 // Those of small and middle-sized models: activations by weights, and what their gradients take.
-std::vector<Product> measure_products(Bench& bench) {
+std::vector<Product> measure_products(Bench& bench, const Progress& progress) {
   std::vector<Product> list{{1024, 64, 192},   {1024, 64, 256},   {1024, 256, 64},   {2048, 256, 1024},
                             {2048, 1024, 256}, {512, 512, 1536},  {2048, 512, 2048}, {1024, 1024, 1024},
                             {256, 2048, 64},   {1024, 2048, 256}, {512, 64, 257},    {512, 512, 8192}};
-  for (Product& p : list) p.seconds = bench.product(p);
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    report(progress, 0.7 * static_cast<double>(i) / static_cast<double>(list.size()), "matrix products");
+    list[i].seconds = bench.product(list[i]);
+  }
   return list;
 }
 
@@ -154,7 +157,7 @@ void fit_attention(Machine& machine, const AttentionTimes& shorter, const Attent
   machine.attention_backward = std::clamp(1 / (whole * peak), 1e-3, 1.0);
 }
 
-// Of one in a row of them, as layers call them: ranks that wait for one another are awake already.
+// Seconds of one in a row of them, as layers call them: ranks that wait for one another are awake already.
 double all_reduce_seconds(int ranks, std::int64_t count, int row) {
   ThreadWorld world(ranks, std::chrono::seconds(60));
   std::vector<int> everyone(static_cast<std::size_t>(ranks));
@@ -177,7 +180,7 @@ double all_reduce_seconds(int ranks, std::int64_t count, int row) {
 
 }  // namespace
 
-Calibration calibrate(int threads) {
+Calibration calibrate(int threads, const Progress& progress) {
   Bench bench(threads);
   Calibration result;
   Machine& m = result.machine;
@@ -190,14 +193,17 @@ Calibration calibrate(int threads) {
   m.memory_bandwidth =
       8.0 * static_cast<double>(large) / best_seconds([&] { bench.kernels().copy(from, to); });
   m.tiers = {{std::max(1, available_cores() / threads), 1e9, 0, 1}};
-  const std::vector<Product> products = measure_products(bench);
+  const std::vector<Product> products = measure_products(bench, progress);
   fit_products(m, products);
+  report(progress, 0.7, "passes over memory");
   const double rate = elementwise_rate(bench);
   m.memory_efficiency = std::clamp(rate / m.memory_bandwidth, 1e-3, 1.0);
+  report(progress, 0.8, "attention");
   const AttentionTimes shorter = measure_attention(bench, 128), longer = measure_attention(bench, 512);
   fit_attention(m, shorter, longer);
   const int ranks = static_cast<int>(std::max<std::int64_t>(2, m.tiers[0].ranks));
   const std::int64_t small_count = 1024, large_count = 4 << 20;
+  report(progress, 0.9, "all_reduce");
   const double small = all_reduce_seconds(ranks, small_count, 64),
                bulk = all_reduce_seconds(ranks, large_count, 2);
   const double moved = 2.0 * (ranks - 1) / ranks * 4;

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "base/progress.h"
 #include "spec/machine.h"
 
 namespace echelon {
@@ -22,6 +23,6 @@ struct Calibration {
 // f32 products of several shapes, attention, passes over memory, AdamW, and an all-reduce of thread ranks by
 // size; each the best of a few. One rank has `threads` compute threads; the machine is one node of as many
 // ranks as there are cores for.
-Calibration calibrate(int threads);
+Calibration calibrate(int threads, const Progress& progress = {});
 
 }  // namespace echelon

@@ -31,6 +31,11 @@ bool is_checkpoint(const std::string& directory) {
   return fs::exists(fs::path(directory) / manifest_name, none);
 }
 
+bool reads_bytes(const CheckpointInfo& info) {
+  return info.model.vocab == bytes_vocab ||
+         (info.model.vocab > bytes_vocab && info.trained_on == TokenData::Kind::text);
+}
+
 std::vector<std::string> list_checkpoints(const std::string& directory) {
   std::vector<std::pair<std::int64_t, std::string>> found;
   std::error_code none;

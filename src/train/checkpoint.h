@@ -20,6 +20,7 @@
 #include "parallel/compression.h"
 #include "spec/routing_balance.h"
 #include "train/parameters.h"
+#include "train/tokens.h"
 
 namespace echelon {
 
@@ -31,9 +32,14 @@ struct CheckpointInfo {
   std::int64_t tokens = 0;   // trained on so far
   DType dtype = DType::f32;
   ModelSpec model;
+  // Whose ids it has learned: those of bytes, or of a tokenizer that made token files or came with the model.
+  TokenData::Kind trained_on = TokenData::Kind::text;
   Compression compression;  // of the gradients; not none only where something is carried over
   int residual_ranks = 0;   // dp ranks whose residuals there are
 };
+
+// Whether bytes mean to the model what it has learned. A vocabulary of bytes and end of text leaves no doubt.
+bool reads_bytes(const CheckpointInfo& info);
 
 // The checkpoints of a directory by step; empty when it does not exist or holds none. Unfinished ones do not
 // count.

@@ -21,7 +21,7 @@ std::string factor_name(const std::string& parameter, int slice) {
   return fmt::format("{}.factor.{}", parameter, slice);
 }
 
-// Of the whole mesh, in the order of the file: visit_residuals(spec) for each parameter of which a rank
+// Over the whole mesh, in the order of the file: visit_residuals(spec) for each parameter of which a rank
 // carries one, visit_factor(spec, section) for each slice that has a factor.
 template <class Residuals, class Factor>
 void for_each_carried(const Rank& rank, const ParameterStore& parameters, const Compression& compression,

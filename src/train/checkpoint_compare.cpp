@@ -62,19 +62,24 @@ double relative_difference(const std::vector<double>& a, const std::vector<doubl
 
 }  // namespace
 
-CheckpointContents check_checkpoint(const std::string& path) {
+CheckpointContents check_checkpoint(const std::string& path, const Progress& progress) {
   CheckpointReader reader(read_checkpoint_info(path).path);
   const auto tensors = model_tensors(reader.info().model);
   CheckpointContents contents = reader.contents();
   std::set<std::string> names;
   for (const auto& [name, spec] : tensors) names.insert(name);
   for (const std::string& name : reader.names()) names.insert(name);
-  for (const std::string& name : names) (void)read(reader, name, tensors);
+  double done = 0;
+  for (const std::string& name : names) {
+    report(progress, done++ / static_cast<double>(names.size()), name);
+    (void)read(reader, name, tensors);
+  }
   contents.tensors = static_cast<std::int64_t>(names.size());
   return contents;
 }
 
-std::vector<TensorDifference> diff_checkpoints(const std::string& a, const std::string& b) {
+std::vector<TensorDifference> diff_checkpoints(const std::string& a, const std::string& b,
+                                               const Progress& progress) {
   CheckpointReader first(read_checkpoint_info(a).path), second(read_checkpoint_info(b).path);
   ModelSpec other = second.info().model;
   other.name = first.info().model.name;  // what it is called does not matter
@@ -86,7 +91,9 @@ std::vector<TensorDifference> diff_checkpoints(const std::string& a, const std::
   for (CheckpointReader* reader : {&first, &second})
     for (const std::string& name : reader->names()) names.insert(name);
   std::vector<TensorDifference> differences;
+  double done = 0;
   for (const std::string& name : names) {
+    report(progress, done++ / static_cast<double>(names.size()), name);
     const double diff = first.has(name) && second.has(name)
                             ? relative_difference(read(first, name, tensors), read(second, name, tensors))
                             : std::numeric_limits<double>::infinity();

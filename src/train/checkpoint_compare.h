@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "base/progress.h"
+
 namespace echelon {
 
 struct CheckpointContents {
@@ -12,7 +14,7 @@ struct CheckpointContents {
 };
 // Reads every byte: each part against its checksum, each tensor of the model and each of its moments from its
 // parts. RequestError naming the file, the field or the tensor that is damaged.
-CheckpointContents check_checkpoint(const std::string& path);
+CheckpointContents check_checkpoint(const std::string& path, const Progress& progress = {});
 
 struct TensorDifference {
   std::string name;
@@ -20,6 +22,7 @@ struct TensorDifference {
 };
 // By logical tensor, whatever meshes saved them, those that differ. RequestError where one is damaged or the
 // models are others.
-std::vector<TensorDifference> diff_checkpoints(const std::string& a, const std::string& b);
+std::vector<TensorDifference> diff_checkpoints(const std::string& a, const std::string& b,
+                                               const Progress& progress = {});
 
 }  // namespace echelon

@@ -19,6 +19,7 @@ using nlohmann::json;
 
 constexpr const char* format_name = "echelon-checkpoint-2";
 constexpr const char* seal_field = "seal";
+constexpr const char *byte_ids = "bytes", *token_ids = "tokens";
 
 std::string seal_of(json manifest) {
   manifest.erase(seal_field);
@@ -57,6 +58,13 @@ CheckpointInfo read_info(const json& manifest, const std::string& where) {
   info.tokens = field<std::int64_t>(manifest, "tokens", where);
   info.dtype = parse_dtype(field<std::string>(manifest, "dtype", where), where + ": dtype");
   info.model = model_from_toml(field<std::string>(manifest, "model", where), where + ": model");
+  // Where it is not said, only a vocabulary of bytes is known.
+  const auto ids = manifest.contains("ids")          ? field<std::string>(manifest, "ids", where)
+                   : info.model.vocab == bytes_vocab ? std::string(byte_ids)
+                                                     : std::string(token_ids);
+  if (ids != byte_ids && ids != token_ids)
+    refuse("{}: damaged: ids \"{}\" are neither \"{}\" nor \"{}\"", where, ids, byte_ids, token_ids);
+  info.trained_on = ids == byte_ids ? TokenData::Kind::text : TokenData::Kind::tokens;
   if (info.step < 0) refuse("{}: damaged: step {}", where, info.step);
   if (manifest.contains("compress")) {
     info.compression =
@@ -76,10 +84,15 @@ std::string seal_manifest(const std::string& text) {
 }
 
 std::string manifest_text(const CheckpointInfo& info, const Checksums& checksums) {
-  json manifest{{"format", format_name},        {"step", info.step},
-                {"updates", info.updates},      {"seed", info.seed},
-                {"tokens", info.tokens},        {"dtype", dtype_name(info.dtype)},
-                {"model", to_toml(info.model)}, {"checksums", checksums}};
+  json manifest{{"format", format_name},
+                {"step", info.step},
+                {"updates", info.updates},
+                {"seed", info.seed},
+                {"tokens", info.tokens},
+                {"dtype", dtype_name(info.dtype)},
+                {"model", to_toml(info.model)},
+                {"checksums", checksums},
+                {"ids", info.trained_on == TokenData::Kind::text ? byte_ids : token_ids}};
   if (info.residual_ranks > 0) {
     manifest["compress"] = compression_text(info.compression);
     manifest["residual-ranks"] = info.residual_ranks;

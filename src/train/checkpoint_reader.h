@@ -28,7 +28,7 @@ class CheckpointReader {
 
   // The bytes of the tensor in logical order; `spec` has its shape and how tp cuts it, whatever its own name.
   std::vector<std::byte> read(const std::string& name, const ParamSpec& spec, DType dtype);
-  // Of one that is stored whole, in this shape.
+  // Reads one that is stored whole, in this shape.
   std::vector<std::byte> read_whole(const std::string& name, const std::vector<std::int64_t>& shape,
                                     DType dtype);
   // The shape of one that is stored whole; nothing of another.

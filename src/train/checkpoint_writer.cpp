@@ -12,6 +12,7 @@
 #include <sstream>
 #include <thread>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "train/checkpoint_manifest.h"
 #include "train/checkpoint_parts.h"
@@ -63,11 +64,13 @@ struct CheckpointWriter::State {
   fs::path unfinished, whole;
   std::vector<CopiedFile> files;
   std::thread thread;
+  Clock::time_point begin, end;  // of writing
   std::atomic<bool> done{false};
   std::exception_ptr error;  // before done
   std::function<void(const char*)> watch;
 
   void write(int rank) {
+    begin = Clock::now();
     try {
       Checksums checksums;
       for (CopiedFile& file : files) {
@@ -86,6 +89,7 @@ struct CheckpointWriter::State {
     } catch (...) {
       error = std::current_exception();
     }
+    end = Clock::now();
     done.store(true, std::memory_order_release);
     done.notify_all();
   }
@@ -165,6 +169,8 @@ std::string CheckpointWriter::commit(std::int64_t keep) {
   wait();
   state_->thread.join();
   const std::string path = state_->whole.string();
+  if (TraceRecorder* const recorder = rank_.recorder())
+    recorder->add({Activity::checkpoint_write, -1, recorder->at(state_->begin), recorder->at(state_->end)});
   if (rank_.index() == 0) {
     write_manifest();
     if (watch_) watch_("commit");

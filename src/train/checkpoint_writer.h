@@ -32,7 +32,7 @@ class CheckpointWriter {
   // but the last `keep` (0: none is removed). Returns its path. RequestError where there is one already.
   std::string commit(std::int64_t keep);
 
-  // For tests: called by the thread that writes, with "write" between two tensors and with "written" behind
+  // For tests: called by the thread that writes, with "write" between two tensors and with "written" after
   // the last, and with "commit" on rank 0 before the checkpoint has its name.
   void set_watch(std::function<void(const char* at)> watch) { watch_ = std::move(watch); }
 

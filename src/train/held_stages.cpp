@@ -100,6 +100,10 @@ void HeldStages::set_router_biases(const RouterBiases& biases) const {
   for (const Stage& stage : held_) stage.set_router_biases(biases);
 }
 
+void HeldStages::watch_routing(RoutingWatch* watch) const {
+  for (const Stage& stage : held_) stage.watch_routing(watch);
+}
+
 HeldStages::Caches HeldStages::make_caches(std::int64_t max_positions) const {
   Caches caches;
   for (const Stage& stage : held_) caches.push_back(stage.make_caches(max_positions));

@@ -20,12 +20,13 @@ class HeldStages {
   // Room for the residual stream of so many rows, as it lies between two stages.
   Tensor make_boundary(std::int64_t rows) const;
 
-  // Of this rank's layers that have experts, stage by stage.
+  // For this rank's layers that have experts, stage by stage.
   void begin_step() const;  // of training
   std::vector<RoutingCounts> take_routing_counts() const;
   MovedCopies take_moved_copies() const;
   void balance_routers(const std::vector<RoutingCounts>& counts) const;
   RouterBiases router_biases() const;
+  void watch_routing(RoutingWatch* watch) const;             // of all layers; it outlives this
   void set_router_biases(const RouterBiases& biases) const;  // those of other ranks' layers are left
 
   // loss_sum of a microbatch, on the ranks that hold the last stage; 0 elsewhere. Collective over pp.

@@ -182,6 +182,18 @@ std::map<std::string, std::string> stored_names(const StoredModel& stored, const
   return names;
 }
 
+// A configuration means what its reader makes of it: that has to be the model, in every field.
+void refuse_inexpressible(const ModelSpec& model, const std::string& type, const std::string& config) {
+  ModelSpec meant = model_from_hugging_face(config, fmt::format("model {} as config.json", model.name));
+  meant.name = model.name;
+  if (model.num_expert_layers() == model.num_layers) meant.mlp_hidden = model.mlp_hidden;  // of no layer
+  for (const auto& [field, here, there] : differences(model, meant))
+    refuse(
+        "model {}: {} = {} cannot be said in a {} configuration of transformers, where it is {}; legal: a "
+        "model with {} = {}",
+        model.name, field, here, type, there, field, there);
+}
+
 }  // namespace
 
 std::string hugging_face_config(const ModelSpec& m, DType dtype) {
@@ -199,8 +211,6 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
               {"resid_pdrop", 0.0},
               {"embd_pdrop", 0.0},
               {"attn_pdrop", 0.0}};
-    if (m.hidden != m.attention_width())
-      refuse("model {}: a GPT-2 of transformers has heads of n_embd / n_head, not {}", m.name, m.head_dim);
   } else {
     if (m.experts == Experts::deepseek || m.latent_attention())
       refuse("model {}: its layout of Hugging Face is not written yet; legal: gpt2, llama, mixtral", m.name);
@@ -230,7 +240,9 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
   config["torch_dtype"] = dtype == DType::f64 ? "float64" : "float32";
   // transformers' own would lie outside a small vocabulary. Of bytes the last one ends a text.
   config["bos_token_id"] = config["eos_token_id"] = m.vocab - 1;
-  return config.dump(2) + "\n";
+  const std::string text = config.dump(2) + "\n";
+  refuse_inexpressible(m, config["model_type"], text);
+  return text;
 }
 
 void export_hugging_face(const std::string& checkpoint, const std::string& directory,
@@ -264,6 +276,13 @@ void export_hugging_face(const std::string& checkpoint, const std::string& direc
         (fs::path(directory) / index_file).string(),
         ordered_json{{"metadata", {{"total_size", bytes}}}, {"weight_map", weights}}.dump(2) + "\n");
   write_file_atomically((fs::path(directory) / "config.json").string(), config);
+}
+
+bool has_weights(const std::string& directory) {
+  std::error_code none;
+  for (const char* name : {single_file, index_file, "pytorch_model.bin", "pytorch_model.bin.index.json"})
+    if (fs::is_regular_file(fs::path(directory) / name, none)) return true;
+  return false;
 }
 
 std::string import_hugging_face(const std::string& directory, const std::string& checkpoints, DType dtype,
@@ -300,6 +319,7 @@ std::string import_hugging_face(const std::string& directory, const std::string&
     info.seed = seed;
     info.dtype = dtype;
     info.model = plan.model;
+    info.trained_on = plan.model.vocab == bytes_vocab ? TokenData::Kind::text : TokenData::Kind::tokens;
     path = save_checkpoint(rank, parameters, checkpoints, info);
   });
   return path;

@@ -10,7 +10,8 @@
 
 namespace echelon {
 
-// What transformers needs to know of the model. RequestError for one that it has no class for.
+// What transformers needs to know of the model: read back (model_from_hugging_face) it is the model, in every
+// field. RequestError for one that transformers has no class for, and naming the field that has no place.
 std::string hugging_face_config(const ModelSpec& model, DType dtype);
 
 // Writes the parameters of a checkpoint to `directory`, which must not exist or be empty, in files of about
@@ -18,6 +19,9 @@ std::string hugging_face_config(const ModelSpec& model, DType dtype);
 // the checkpoint is damaged, RunError where the disk is full.
 void export_hugging_face(const std::string& checkpoint, const std::string& directory,
                          std::int64_t shard_bytes);
+
+// Whether a model's directory has its values, rather than its configuration alone.
+bool has_weights(const std::string& directory);
 
 // Makes a checkpoint at step 0 below `checkpoints` of the model in `directory`: its values, no moments.
 // Returns its path. F64, F32, F16 and BF16 are read. RequestError naming the tensor that is missing, foreign

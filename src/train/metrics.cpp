@@ -1,6 +1,8 @@
 #include "train/metrics.h"
+#include "base/json_text.h"
 
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -52,7 +54,7 @@ static ordered_json json_of(const std::vector<ExpertLoad>& loads) {
 
 std::string expert_table(const std::vector<ExpertLoad>& loads) {
   if (loads.empty()) return "";
-  std::string text = fmt::format("{:<18}{:>14}{:>14}{:>14}\n", "experts, last step", "max over mean",
+  std::string text = fmt::format("{:<18}{:>14}{:>14}{:>14}\n", "experts, last step", "load / average",
                                  "dropped", "balance loss");
   for (const ExpertLoad& load : loads)
     text += fmt::format("  layer {:<10}{:>14.2f}{:>13.1f}%{:>14.4f}\n", load.layer, load.imbalance,
@@ -67,8 +69,31 @@ std::string expert_note(const std::vector<ExpertLoad>& loads) {
                        [](const ExpertLoad& a, const ExpertLoad& b) { return a.imbalance < b.imbalance; });
   double dropped = 0;
   for (const ExpertLoad& load : loads) dropped += load.drop_rate / static_cast<double>(loads.size());
-  return fmt::format("experts {:.2f}x{}  ", fullest->imbalance,
+  return fmt::format("experts {:.2f}x{}", fullest->imbalance,
                      dropped > 0 ? fmt::format(", {:.1f}% dropped", 100 * dropped) : "");
+}
+
+std::string step_line(const StepRecord& r, std::int64_t last_step, double seconds_left, int columns) {
+  const std::string last = fmt::format("{}", last_step);
+  struct Field {
+    std::string text;
+    int rank;  // the largest go first where there is no room
+  };
+  const std::vector<Field> fields{
+      {fmt::format("step {:>{}}/{}", r.step, last.size(), last), 0},
+      {fmt::format("  loss {:.4f}", r.loss), 0},
+      {std::isfinite(r.grad_norm) ? fmt::format("  grad {:.3f}", r.grad_norm) : "", 4},
+      {fmt::format("  lr {:.2e}", r.lr), 5},
+      {r.experts.empty() ? "" : "  " + expert_note(r.experts), 3},
+      {fmt::format("  {:>6.0f} tokens/s", r.tokens_per_second), 1},
+      {fmt::format("  MFU {:.1f}%", 100 * r.mfu), 6},
+      {r.step < last_step ? "  ETA " + format_whole_seconds(std::max(1.0, seconds_left)) : "", 2}};
+  for (int most = 6;; --most) {
+    std::string line;
+    for (const Field& field : fields)
+      if (field.rank <= most) line += field.text;
+    if (most == 0 || line.size() <= static_cast<std::size_t>(std::max(0, columns))) return line;
+  }
 }
 
 std::string to_json(const StepRecord& r) {
@@ -82,7 +107,7 @@ std::string to_json(const StepRecord& r) {
                       {"step_seconds", r.step_seconds}};
   if (!r.experts.empty()) object["experts"] = json_of(r.experts);
   if (!r.skipped.empty()) object["skipped"] = r.skipped;
-  return object.dump();
+  return json_text(object);
 }
 
 int WorkSpread::slowest() const {
@@ -90,15 +115,14 @@ int WorkSpread::slowest() const {
 }
 
 std::string to_json(const WorkSpread& spread) {
-  return ordered_json{{"first_step", spread.first_step},
-                      {"last_step", spread.last_step},
-                      {"rank_seconds", spread.seconds},
-                      {"slowest_rank", spread.slowest()}}
-      .dump();
+  return json_text(ordered_json{{"first_step", spread.first_step},
+                                {"last_step", spread.last_step},
+                                {"rank_seconds", spread.seconds},
+                                {"slowest_rank", spread.slowest()}});
 }
 
 std::string evaluation_json(std::int64_t step, double validation_loss) {
-  return ordered_json{{"step", step}, {"validation_loss", validation_loss}}.dump();
+  return json_text(ordered_json{{"step", step}, {"validation_loss", validation_loss}});
 }
 
 std::string to_json(const TrainSummary& s) {
@@ -115,7 +139,10 @@ std::string to_json(const TrainSummary& s) {
       {"final_loss", s.final_loss},
       {"tokens_per_second", s.tokens_per_second},
       {"mfu", s.mfu},
+      {"peak_flops", s.peak_flops},
       {"ranks", s.ranks},
+      {"cores", s.cores.cores},
+      {"ranks_share_cores", s.cores.are_shared(s.ranks)},
       {"params", s.num_params},
       {"memory_bytes", memory},
       {"traffic_bytes", traffic},
@@ -150,13 +177,13 @@ std::string to_json(const TrainSummary& s) {
   }
   if (s.stopped) object["stopped"] = true;
   if (s.skipped > 0) object["skipped_steps"] = s.skipped;
-  return object.dump();
+  return json_text(object);
 }
 
 std::string memory_table(const std::string& whose, const Memory& predicted, const Memory& measured) {
-  std::string table = fmt::format("  {:<16}{:>14}{:>14}\n", "memory, " + whose, "predicted", "measured");
+  std::string table = fmt::format("  {:<18}{:>14}{:>14}\n", "memory, " + whose, "predicted", "measured");
   const auto row = [&](const char* name, std::int64_t a, std::int64_t b) {
-    table += fmt::format("  {:<16}{:>14}{:>14}\n", name, format_bytes(static_cast<double>(a)),
+    table += fmt::format("  {:<18}{:>14}{:>14}\n", name, format_bytes(static_cast<double>(a)),
                          format_bytes(static_cast<double>(b)));
   };
   for (MemoryCategory c : all_memory_categories)
@@ -165,13 +192,14 @@ std::string memory_table(const std::string& whose, const Memory& predicted, cons
   return table;
 }
 
-std::string missed_predictions(const TrainSummary& s) {
+std::vector<std::string> missed_predictions(const TrainSummary& s) {
   constexpr double bar = 0.1;
-  std::string lines;
+  std::vector<std::string> missed;
   const auto compare = [&](const char* what, double predicted, double measured) {
     if (measured <= 0 || std::abs(predicted / measured - 1) <= bar) return;
-    lines += fmt::format("  {}: the prediction is {:.0f}% {} what was measured\n", what,
-                         100 * std::abs(predicted / measured - 1), predicted > measured ? "above" : "below");
+    missed.push_back(fmt::format("{}: the prediction is {:.0f}% {} what was measured", what,
+                                 100 * std::abs(predicted / measured - 1),
+                                 predicted > measured ? "above" : "below"));
   };
   const auto bytes = [](const Traffic& traffic) {
     std::int64_t sum = 0;
@@ -183,9 +211,9 @@ std::string missed_predictions(const TrainSummary& s) {
   compare("traffic", bytes(s.predicted_traffic), bytes(s.measured_traffic));
   compare("step time", s.predicted_step_seconds, s.step_seconds);
   if (std::abs(s.predicted_bubble - s.measured_bubble) > bar)
-    lines += fmt::format("  bubble: {:.1f}% of the step predicted, {:.1f}% measured\n",
-                         100 * s.predicted_bubble, 100 * s.measured_bubble);
-  return lines;
+    missed.push_back(fmt::format("bubble: {:.1f}% of the step predicted, {:.1f}% measured",
+                                 100 * s.predicted_bubble, 100 * s.measured_bubble));
+  return missed;
 }
 
 std::string staleness_table(const AsynchronousSummary& s) {
@@ -222,12 +250,12 @@ std::string traffic_table(const TrainSummary& s) {
       const auto bytes = [](const VerbTraffic& cell) {
         return format_bytes(static_cast<double>(cell.bytes));
       };
-      table += fmt::format("  {:<16}{:>14}{}{:>14}{:>8} calls\n",
+      table += fmt::format("  {:<18}{:>14}{}{:>14}{:>8} calls\n",
                            fmt::format("{} {}", axis_name(axis), verb_name(verb)), bytes(a),
                            column(bytes(s.traffic_by_data.at(axis, verb))), bytes(b), b.calls);
     }
   if (table.empty()) return table;
-  return fmt::format("  {:<16}{:>14}{}{:>14}\n", "sent in a step", "predicted", column("by its data"),
+  return fmt::format("  {:<18}{:>14}{}{:>14}\n", "sent in a step", "predicted", column("by its data"),
                      "measured") +
          table + assumption_note(s.traffic_assumptions);
 }

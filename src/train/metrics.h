@@ -1,6 +1,7 @@
 // What a run measured, in the forms that command-line.md promises to programs.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -8,6 +9,7 @@
 
 #include "parallel/zero.h"
 #include "plan/assumptions.h"
+#include "plan/cost.h"
 #include "schedule/timeline.h"
 #include "spec/memory.h"
 #include "spec/plan.h"
@@ -15,10 +17,10 @@
 
 namespace echelon {
 
-// Of a layer's experts in one step.
+// A layer's experts in one step.
 struct ExpertLoad {
   std::int64_t layer = 0;
-  double imbalance = 0;         // tokens of the expert that has most, over the mean
+  double imbalance = 0;         // load / average of the expert with most tokens
   double drop_rate = 0;         // of all choices
   double balance_loss = 0;      // of the router, z-loss included
   std::vector<double> tokens;   // sent to each expert
@@ -34,7 +36,28 @@ struct StepRecord {
   std::vector<ExpertLoad> experts;  // by layer; empty without experts
 };
 
-// Of a run around a parameter server.
+// Model FLOPs over the peak of the cores that compute. How fast these can be is known from below only: by the
+// fastest that they have been seen at, which is a matrix product on an idle machine, and may be a step on one
+// that was not idle when the products were made.
+class Utilization {
+ public:
+  explicit Utilization(double peak_flops) : peak_flops_(peak_flops) {}
+  double of(double flops) {
+    was_exceeded_ = was_exceeded_ || flops > peak_flops_;
+    raise(flops);
+    return flops / peak_flops_;
+  }
+  void raise(double flops) { peak_flops_ = std::max(peak_flops_, flops); }
+  // Whether something was faster than the peak that was measured.
+  bool was_exceeded() const { return was_exceeded_; }
+  double peak_flops() const { return peak_flops_; }
+
+ private:
+  double peak_flops_;
+  bool was_exceeded_ = false;
+};
+
+// A run around parameter servers.
 struct AsynchronousSummary {
   std::optional<std::int64_t> bound;  // no value: none
   // [n]: pushes of workers that were n batches ahead of the slowest when they pulled.
@@ -52,6 +75,8 @@ struct TrainSummary {
   double tokens_per_second = 0, mfu = 0;  // from the median step
   double step_seconds = 0, predicted_step_seconds = 0;
   int ranks = 1;
+  JobCores cores;
+  double peak_flops = 0;  // that MFU is of
   std::int64_t num_params = 0;
   Memory predicted_memory, measured_memory;     // peak of rank 0
   Traffic predicted_traffic, measured_traffic;  // what rank 0 sends in one step
@@ -75,9 +100,9 @@ struct TrainSummary {
   // The last step of the first pipeline (dp 0, tp 0), in seconds: as it ran, and its schedule simulated with
   // the times that its instructions took. Of a stream the last few steps.
   Timeline measured_timeline, simulated_timeline;
-  // Ring attention in the last step, by ring index: the microbatch of a span is the ring index whose keys are
-  // computed with, or are on their way. Empty without a ring.
-  Timeline ring_computing, ring_arriving;
+  // By rank of the job, servers behind the workers: the last steps, and what came behind them. Empty unless
+  // asked for.
+  std::vector<RankTimeline> rank_timelines;
 };
 
 // How long each rank worked, waits for others not counted, in the mean over some steps.
@@ -98,12 +123,15 @@ std::string memory_table(const std::string& whose, const Memory& predicted, cons
 std::string traffic_table(const TrainSummary& summary);
 // What the table above it took for granted, in words; empty: nothing.
 std::string assumption_note(const std::vector<Assumption>& assumptions);
-// A line for each of memory, traffic, step time and bubble whose prediction is off by more than a tenth (of
-// the bubble: by more than a tenth of the step); empty where none is.
-std::string missed_predictions(const TrainSummary& summary);
-// Of a progress line: the largest load over the mean, of all layers, and what was dropped, of all choices;
+// A sentence for each of memory, traffic, step time and bubble whose prediction is off by more than a tenth
+// (of the bubble: by more than a tenth of the step).
+std::vector<std::string> missed_predictions(const TrainSummary& summary);
+// For a progress line: the largest load / average of all layers, and the fraction of choices dropped;
 // empty without experts.
 std::string expert_note(const std::vector<ExpertLoad>& loads);
+// A progress line of at most `columns`: where not all fits, the learning rate and the like are left out.
+// `seconds_left`: until the last step.
+std::string step_line(const StepRecord& record, std::int64_t last_step, double seconds_left, int columns);
 // One line a layer; empty without experts.
 std::string expert_table(const std::vector<ExpertLoad>& loads);
 // The histogram as bars.

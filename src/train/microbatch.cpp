@@ -8,7 +8,7 @@ namespace {
 
 using Ids = std::vector<std::int32_t>;
 
-// The position at which the document of each token begins: behind the last token that ends one.
+// The position at which the document of each token begins: after the last token that ends one.
 Ids document_starts(const Ids& tokens, std::int32_t end) {
   Ids starts(tokens.size());
   std::int32_t start = 0;
@@ -31,7 +31,7 @@ Microbatch load_microbatch(const Rank& rank, const Plan& plan, std::int64_t step
     return Tensor(rank.arena(), MemoryCategory::activations, DType::i32, {count});
   };
   const std::int64_t rows = samples.size() * layout.tokens_here();
-  Microbatch microbatch{ids(rows), ids(rows), ids(rows), {samples.size(), {}}};
+  Microbatch microbatch{ids(rows), ids(rows), ids(rows), {samples.size(), {}}, step, samples.begin};
   const bool documents = plan.mask == AttentionMask::document;
   if (documents) microbatch.sequences.document_starts = ids(samples.size() * layout.core_tokens());
 

@@ -21,6 +21,7 @@ struct Microbatch {
   Tensor targets;       // (N, i32): the next token; negative = ignored
   Tensor positions;     // (N, i32) in their sequences
   Sequences sequences;  // as attention sees them
+  std::int64_t step = 0, first_sample = 0;
   std::int64_t rows() const { return tokens.numel(); }
 };
 

@@ -15,6 +15,7 @@ OptimisticStep::OptimisticStep(const Rank& rank, const ParameterStore& parameter
 
 void OptimisticStep::guess(const OptimizerOptions& options, double learning_rate, std::int64_t updates) {
   check(!is_guess_, "a guess is taken back before the next one");
+  const Doing doing = rank_->doing(Activity::optimizer);
   Kernels& kernels = rank_->kernels();
   kernels.copy(parameters_->values(), guessed_);
   for (std::size_t k = 0; k < parameters_->all().size(); ++k) {

@@ -75,7 +75,7 @@ Tensor gradient_squares(const Rank& rank, const ParameterStore& parameters) {
   const std::vector<double> here = sums_of_squares(rank, parameters);
   for (std::int64_t i = 0; i < count; ++i) {
     const Parameter* p = parameters.find_here(parameters.model()[static_cast<std::size_t>(i)].name);
-    // Of ranks that hold the same elements only the first counts them; of an expert group each its experts.
+    // Only the first of ranks that hold the same elements counts them; in an expert group each its experts.
     const bool mine = p != nullptr && index % tp_replicas(p->spec, tp) == 0 &&
                       p->holders.front() == rank.coordinate(Axis::pp) &&
                       (p->spec.expert >= 0 || rank.mesh().ep_index(rank.coordinates()) == 0);
@@ -92,6 +92,7 @@ double norm_of_squares(const Tensor& squares) {
 }
 
 double global_gradient_norm(const Rank& rank, const ParameterStore& parameters) {
+  const Doing doing = rank.doing(Activity::gradient_norm);
   const Tensor squares = gradient_squares(rank, parameters);
   rank.along(Axis::pp).all_reduce(squares).wait();
   return norm_of_squares(squares);
@@ -114,6 +115,7 @@ AdamWStep adamw_update(const ParamSpec& spec, const OptimizerOptions& options, d
 
 void adamw_step(const Rank& rank, const ParameterStore& parameters, const OptimizerOptions& options,
                 double learning_rate, std::int64_t updates, double gradient_scale) {
+  const Doing doing = rank.doing(Activity::optimizer);
   for (const Parameter& p : parameters.all())
     if (p.own.size() > 0)
       rank.kernels().adamw(p.own_value, p.own_gradient, p.exp_avg, p.exp_avg_sq,

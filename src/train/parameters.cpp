@@ -290,7 +290,8 @@ void ParameterStore::make_gather(int ahead) {
     const auto [cut, experts] = units_of_group(units_.size(), group);
     groups.push_back({sharded(units_[cut]), sharded(units_[experts])});
   }
-  gather_ = std::make_unique<ParameterGather>(std::move(groups), sharded(units_.back()), ahead);
+  gather_ =
+      std::make_unique<ParameterGather>(std::move(groups), sharded(units_.back()), ahead, rank_->time());
 }
 
 void ParameterStore::begin_uses(std::vector<int> groups) const {
@@ -303,6 +304,7 @@ void ParameterStore::end_uses() const {
 
 void ParameterStore::share_values() const {
   if (zero_ == 0 || zero_ == 3) return;
+  const Doing doing = rank_->doing(Activity::share_parameters);
   std::vector<ShardedUnit> units;
   for (const Unit& unit : units_) units.push_back(sharded(unit));
   all_gather_units(units);

@@ -44,7 +44,7 @@ class ParameterStore {
                  const Faults& faults = {}, Moments moments = Moments::here);
 
   const std::vector<Parameter>& all() const { return parameters_; }  // of this rank, group by group
-  // Of the whole model, in the same order on every rank: what collectives over parameters walk.
+  // The whole model's, in the same order on every rank: what collectives over parameters walk.
   const std::vector<ParamSpec>& model() const { return model_; }
   const Parameter* find_here(const std::string& name) const;  // nullptr on a rank that does not hold it
   const Parameter& find(const std::string& name) const;
@@ -62,10 +62,10 @@ class ParameterStore {
   const Tensor& gradients() const { return gradients_; }  // the same; undefined from ZeRO 2 on
   // Flat: this rank's shards, unit after unit, in ZeRO 3, and everything without ZeRO. Not in stages 1 and 2.
   const Tensor& own_values() const { return zero_ == 3 ? own_values_ : values_; }
-  // Of each unit the shard of its gradient, where that is not empty, with memory, which stays until an update
+  // For each unit its gradient's shard, where that is not empty, with memory, which stays until an update
   // begins.
   std::vector<Tensor> keep_own_gradients() const;
-  // Of all parameters that each tp rank holds whole.
+  // The gradients of all parameters that each tp rank holds whole.
   const Tensor& whole_gradients() const { return units_.back().gradient; }
   const FlatLayout& layout() const { return layout_; }
   // Ranks of a block over which state is cut.
@@ -79,7 +79,7 @@ class ParameterStore {
   void add_tied_gradient() const;
   // What is summed over dp, in the order in which the backward pass completes it.
   const std::vector<GradientBucket>& gradient_buckets() const { return buckets_; }
-  // Of a layer group: ranges that have their gradients when its backward passes are over.
+  // In a layer group: ranges that have their gradients when its backward passes are over.
   std::vector<Range> gradient_ranges(int group) const;
   std::vector<BucketTensors> bucket_tensors() const;
   // Every rank has updated what is its own: the values go to all that hold them whole.

@@ -13,7 +13,7 @@ struct PlantedExpert {
 
 // In the initial weights, which training is free to unlearn: all embeddings get a direction in common, and
 // the expert's row of every router points there, so that its logits begin higher by `strength` for every
-// token; behind the first layers by less, as these add to the embeddings. By every rank, on its part.
+// token; after the first layers by less, as these add to the embeddings. By every rank, on its part.
 void plant_expert(const ParameterStore& parameters, const ModelSpec& model, const PlantedExpert& planted);
 
 }  // namespace echelon

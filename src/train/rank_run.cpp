@@ -7,6 +7,7 @@
 #include "base/median.h"
 #include "train/generate.h"
 #include "train/metrics.h"
+#include "train/rank_timeline.h"
 
 namespace echelon {
 
@@ -45,9 +46,12 @@ void RankRun::run() {
     if (end || saves_after(step)) save(step);
   }
   finish_save();
-  meeting_.hear();
+  {
+    const Doing doing = rank_.doing(Activity::meet);
+    meeting_.hear();
+  }
   gather_shown_runs();
-  gather_ring();
+  gather_traces();
   if (leads()) {
     summary_.stopped = last_step_ < asked_for;
     summarize();
@@ -56,7 +60,10 @@ void RankRun::run() {
 }
 
 void RankRun::meet(std::int64_t step) {
-  const auto heard = meeting_.hear();
+  const auto heard = [this] {
+    const Doing doing = rank_.doing(Activity::meet);
+    return meeting_.hear();
+  }();
   const auto every = [&](auto said) {
     return !heard.empty() && std::all_of(heard.begin(), heard.end(), said);
   };
@@ -111,10 +118,8 @@ void RankRun::summarize() {
   }
   summary_.traffic_by_data = predicted_traffic(shared_, summary_.steps, decided_);
   summary_.step_seconds = median(step_seconds_);
-  if (summary_.step_seconds > 0) {
+  if (summary_.step_seconds > 0)
     summary_.tokens_per_second = static_cast<double>(step_tokens()) / summary_.step_seconds;
-    summary_.mfu = mfu(shared_, summary_.tokens_per_second);
-  }
 }
 
 void RankRun::run_as_worker() {
@@ -122,18 +127,22 @@ void RankRun::run_as_worker() {
   const auto all = join_all(rank_, rank_.size(Axis::dp), run.options.servers);
   rank_.arena().reset_peak();
   Traffic before = rank_.traffic(), messages_before = rank_.messages();
+  StepTrace trace(rank_);
+  trace.begin(run.first_step + 1);
   run_worker(*all, trainer_, run, source(shared_.split.train, shared_.request.plan.seq_len), [&] {
     keep_run();
+    trace.next();
     if (!leads()) return;
     summary_.measured_traffic = rank_.traffic() - std::exchange(before, rank_.traffic());
     summary_.measured_messages = rank_.messages() - std::exchange(messages_before, rank_.messages());
   });
+  trace.end();
   gather_shown_runs();
-  gather_ring();
   evaluate(run.last_step - 1);
   if (leads()) summary_.measured_memory = rank_.arena().peak();
   all->barrier().wait();  // then the servers save
   all->barrier().wait();
+  gather_traces();
   if (shared_.request.sample_tokens > 0) sample_text();
 }
 
@@ -143,39 +152,24 @@ void RankRun::keep_run() {
     shown_runs_.pop_front();
 }
 
-// The ring of the first cp ranks, in the form of a pipeline's timeline: the microbatch is the ring index
-// whose keys are computed with, or arrive.
-void RankRun::gather_ring() {
-  const ContextLayout layout(shared_.request.plan);
-  if (layout.ring() == 1 || rank_.coordinate(Axis::pp) != 0 || rank_.coordinate(Axis::dp) != 0 ||
-      rank_.coordinate(Axis::tp) != 0 || layout.ulysses_index(rank_.coordinate(Axis::cp)) != 0)
-    return;
-  std::vector<Span> computing, arriving;
-  for (const RingSpan& span : last_ring_) {
-    Instruction i;
-    i.op = span.kind == RingSpan::Kind::backward ? Op::BW : Op::F;
-    i.microbatch = span.source;
-    const auto seconds = [&](Clock::time_point t) {
-      return std::chrono::duration<double>(t - shared_.epoch).count();
-    };
-    (span.kind == RingSpan::Kind::transfer ? arriving : computing)
-        .push_back({i, seconds(span.begin), seconds(span.end)});
-  }
-  Communicator& ring = rank_.cp_across_blocks(layout.ulysses());
-  auto all_computing = gather_spans(ring, computing), all_arriving = gather_spans(ring, arriving);
-  if (!leads()) return;
-  summary_.ring_computing.ranks = std::move(all_computing);
-  summary_.ring_arriving.ranks = std::move(all_arriving);
-}
-
-void RankRun::gather_shown_runs() {
-  if (rank_.dp_cp().rank() != 0 || rank_.coordinate(Axis::tp) != 0) return;
+std::vector<Span> RankRun::shown_spans() const {
   std::vector<Span> spans;
   for (const PipelineRun& run : shown_runs_) {
     const std::vector<Span> more = run.spans_since(shared_.epoch);
     spans.insert(spans.end(), more.begin(), more.end());
   }
-  const auto timelines = gather_spans(rank_.along(Axis::pp), spans);
+  return spans;
+}
+
+void RankRun::gather_traces() {
+  if (!shared_.request.trace) return;
+  auto all = gather_timelines(rank_, rank_timeline(rank_, "rank", shown_spans()));
+  if (leads()) summary_.rank_timelines = std::move(all);
+}
+
+void RankRun::gather_shown_runs() {
+  if (rank_.dp_cp().rank() != 0 || rank_.coordinate(Axis::tp) != 0) return;
+  const auto timelines = gather_spans(rank_.along(Axis::pp), shown_spans());
   const auto staleness =
       gather_spans(rank_.along(Axis::pp), {Span{{}, static_cast<double>(max_staleness_), 0}});
   if (!leads()) return;
@@ -198,16 +192,18 @@ bool RankRun::saves_after(std::int64_t step) const {
 
 void RankRun::train_step(std::int64_t step) {
   const Traffic before = rank_.traffic(), messages_before = rank_.messages();
-  const auto begin = Clock::now();
+  const auto begin = rank_.time().now();
   const double waited = rank_.waited_seconds();
+  StepTrace trace(rank_);
+  trace.begin(step + 1);
   const auto results = trainer_.step(step, source(shared_.split.train, shared_.request.plan.seq_len),
                                      steps_until_empty(shared_, step, last_step_));
-  last_ring_ = rank_.ring_spans();
-  step_work_ = seconds_since(begin) - (rank_.waited_seconds() - waited);
+  trace.end();
+  step_work_ = seconds_between(begin, rank_.time().now()) - (rank_.waited_seconds() - waited);
   keep_run();
   max_staleness_ = std::max(max_staleness_, trainer_.last_run().max_staleness);
   if (!leads()) return;
-  step_seconds_.push_back(seconds_since(begin));
+  step_seconds_.push_back(seconds_between(begin, rank_.time().now()));
   const bool updated = results.empty() || results.back().skipped.empty();
   if (updated) {
     summary_.measured_traffic = rank_.traffic() - before;
@@ -228,7 +224,7 @@ void RankRun::report(const StepResult& result) {
   summary_.taken_back += result.taken_back;
   summary_.skipped += !result.skipped.empty();
   publish(shared_,
-          record_of(shared_, result, step_tokens(),
+          record_of(result, step_tokens(),
                     step_seconds_[static_cast<std::size_t>(result.step - shared_.start.first_step)]),
           summary_);
 }
@@ -236,6 +232,7 @@ void RankRun::report(const StepResult& result) {
 void RankRun::evaluate(std::int64_t step) {
   const Range held_out = shared_.split.validation;
   if (held_out.size() == 0) return;
+  const Doing doing = rank_.doing(Activity::validation);
   const std::int64_t seq_len = shared_.request.plan.seq_len, begin = held_out.begin;
   const std::int64_t samples = std::min(shared_.request.eval_samples, (held_out.size() - 1) / seq_len);
   if (samples == 0) return;
@@ -252,7 +249,7 @@ void RankRun::evaluate(std::int64_t step) {
 
 void RankRun::save(std::int64_t step) {
   if (shared_.request.checkpoint_directory.empty()) return;
-  const auto begin = Clock::now();
+  const auto begin = rank_.time().now();
   finish_save();  // the one before
   CheckpointInfo info;
   info.step = step + 1;
@@ -260,17 +257,24 @@ void RankRun::save(std::int64_t step) {
   info.tokens = shared_.resumed.tokens + (step + 1 - shared_.start.first_step) * step_tokens();
   info.seed = shared_.request.seed;
   info.model = shared_.request.plan.model;
+  info.trained_on = shared_.data.kind();
   info.compression = shared_.request.plan.compression;
   saved_step_ = step + 1;
-  writer_.start(trainer_.parameters(), info, trainer_.carried(), trainer_.stages().router_biases());
+  {
+    const Doing doing = rank_.doing(Activity::checkpoint_copy);
+    writer_.start(trainer_.parameters(), info, trainer_.carried(), trainer_.stages().router_biases());
+  }
   if (!shared_.request.save_beside) finish_save();
-  summary_.checkpoint_seconds = std::max(summary_.checkpoint_seconds, seconds_since(begin));
+  summary_.checkpoint_seconds =
+      std::max(summary_.checkpoint_seconds, seconds_between(begin, rank_.time().now()));
 }
 
 void RankRun::commit() {
-  const auto begin = Clock::now();
+  const auto begin = rank_.time().now();
+  const Doing doing = rank_.doing(Activity::checkpoint_commit);
   const std::string path = writer_.commit(shared_.request.keep);
-  summary_.checkpoint_seconds = std::max(summary_.checkpoint_seconds, seconds_since(begin));
+  summary_.checkpoint_seconds =
+      std::max(summary_.checkpoint_seconds, seconds_between(begin, rank_.time().now()));
   if (!leads()) return;
   summary_.checkpoint = path;
   if (shared_.observer.on_checkpoint) shared_.observer.on_checkpoint(path);
@@ -278,18 +282,22 @@ void RankRun::commit() {
 
 void RankRun::finish_save() {
   if (!writer_.under_way()) return;
-  writer_.wait();
-  meeting_.wait_for_all();
+  {
+    const Doing doing = rank_.doing(Activity::checkpoint_wait);
+    writer_.wait();
+    meeting_.wait_for_all();
+  }
   commit();
   // The next one may have the same files' names: only when the last is whole.
+  const Doing doing = rank_.doing(Activity::meet);
   meeting_.wait_for_all();
 }
 
 void RankRun::sample_text() {
   const Range range = shared_.split.validation.size() > 0 ? shared_.split.validation : shared_.split.train;
-  std::vector<std::int32_t> prompt(static_cast<std::size_t>(std::min<std::int64_t>(
-      {32, range.size(), shared_.request.plan.model.max_seq - shared_.request.sample_tokens})));
-  shared_.data.copy(range.begin, static_cast<std::int64_t>(prompt.size()), prompt.data());
+  const std::vector<std::int32_t> prompt = sample_prompt(
+      shared_.data, range,
+      std::min<std::int64_t>(32, shared_.request.plan.model.max_seq - shared_.request.sample_tokens));
   GenerateOptions options = shared_.request.generate;
   options.max_tokens = shared_.request.sample_tokens;
   const auto text = generate(rank_, shared_.request.plan, trainer_.parameters(),

@@ -26,9 +26,10 @@ class RankRun {
   void report(const StepResult& result);
   void summarize();
   void keep_run();
-  // Of the first pipeline, by messages.
+  // From the first pipeline, by messages.
   void gather_shown_runs();
-  void gather_ring();
+  std::vector<Span> shown_spans() const;
+  void gather_traces();  // of all ranks
   // The first sequences of the held-out part, one after another: the same at every evaluation.
   void evaluate(std::int64_t step);
   // The copy; it is written while the training goes on, and committed once every rank's part is there.
@@ -56,12 +57,11 @@ class RankRun {
   std::vector<double> step_seconds_;
   Traffic traffic_, messages_;          // of all steps
   DecidedByData decided_;               // of the last step; where the schedule does not flush, of all
-  std::vector<RingSpan> last_ring_;     // of the last step
   std::deque<PipelineRun> shown_runs_;  // the last ones
   int max_staleness_ = 0;
   StepMeeting meeting_;
   CheckpointWriter writer_;
-  std::int64_t last_step_;                   // how many steps there will be behind the run
+  std::int64_t last_step_;                   // how many steps there will be after the run
   double step_work_ = 0;                     // seconds of the last one
   std::atomic<std::int64_t> saved_step_{0};  // of the checkpoint under way
   WorkSpread spread_;

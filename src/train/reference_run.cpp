@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "train/this_machine.h"
 
 namespace echelon {
 
@@ -16,9 +17,17 @@ Plan one_rank_plan(Plan plan) {
   plan.zero = 0;
   plan.hsdp = 1;
   plan.offload = Offload::none;
-  // One microbatch, behind which all tokens are counted.
+  // One microbatch, after which all tokens are counted.
   if (plan.balancing.scope == BalanceScope::batch) plan.micro_batch = plan.global_batch;
   return plan;
+}
+
+double reference_bytes(const Plan& plan) {
+  double state = 0;  // values, gradients and moments
+  for (const ParamSpec& spec : all_parameters(plan.model))
+    state += 4 * static_cast<double>(spec.numel() * element_bytes(plan.dtype));
+  const int copies = flushes(plan) ? 2 : 3;  // before the stretches that are compared, and the present one
+  return predicted_bytes(one_rank_plan(plan)) + copies * state;
 }
 
 ReferenceRun::ReferenceRun(const Plan& plan, const OptimizerOptions& optimizer, const RunOptions& run,
@@ -28,8 +37,9 @@ ReferenceRun::ReferenceRun(const Plan& plan, const OptimizerOptions& optimizer, 
       optimizer_(optimizer),
       pipeline_(plan),
       world_(1, run.timeout),
-      kernels_(make_kernels(arena_, plan.dtype, run.threads_per_rank)) {
-  rank_ = std::make_unique<Rank>(world_, plan_.mesh, 0, plan_.dtype, arena_, *kernels_);
+      kernels_(make_kernels(arena_, plan.dtype, run.threads_per_rank)),
+      noise_(*kernels_, arena_) {
+  rank_ = std::make_unique<Rank>(world_, plan_.mesh, 0, plan_.dtype, arena_, noise_);
   if (!flushes(given_)) plan_.global_batch = static_cast<std::int64_t>(samples_of(0).size());
   trainer_ = std::make_unique<Trainer>(*rank_, plan_, optimizer, seed);
 }
@@ -85,6 +95,7 @@ double ReferenceRun::delayed_gradients(std::int64_t step, std::int64_t update, c
     kernels_->copy(version.flat_range(begin, begin + p.value.numel()), p.value.flat());
   }
   const std::vector<std::int64_t> chosen = samples_of(update);
+  if (judge_ != nullptr) judge_->of_samples(chosen);
   const double loss = trainer_->compute_gradients(
       step, [&](std::int64_t, std::int64_t k, std::int32_t* tokens, std::int32_t* targets) {
         if (k < static_cast<std::int64_t>(chosen.size()))
@@ -95,6 +106,38 @@ double ReferenceRun::delayed_gradients(std::int64_t step, std::int64_t update, c
       });
   kernels_->copy(versions_.back(), values);
   return loss;
+}
+
+void ReferenceRun::follow(RoutingJudge& judge) {
+  judge_ = &judge;
+  trainer_->stages().watch_routing(judge_);
+}
+
+ReferenceRun::State ReferenceRun::state() const {
+  // A version is written once, and then only read.
+  State s{{}, versions_, updates_, trainer_->stages().router_biases()};
+  const auto copy_of = [&](const Tensor& t) {
+    Tensor copy(rank_->arena(), MemoryCategory::other, t.dtype(), t.shape());
+    kernels_->copy(t, copy);
+    return copy;
+  };
+  for (const Parameter& p : parameters().all())
+    for (const Tensor& t : {p.value, p.gradient, p.exp_avg, p.exp_avg_sq}) s.tensors.push_back(copy_of(t));
+  return s;
+}
+
+void ReferenceRun::set_state(const State& s) {
+  auto from = s.tensors.begin();
+  for (const Parameter& p : parameters().all())
+    for (const Tensor& t : {p.value, p.gradient, p.exp_avg, p.exp_avg_sq}) kernels_->copy(*from++, t);
+  versions_ = s.versions;
+  updates_ = s.updates;
+  trainer_->stages().set_router_biases(s.biases);
+}
+
+Tensor ReferenceRun::tensor_in(const State& s, const std::string& name, ParameterTensor which) const {
+  const std::ptrdiff_t index = &parameters().find(name) - parameters().all().data();
+  return s.tensors[static_cast<std::size_t>(4 * index) + static_cast<std::size_t>(which)];
 }
 
 void ReferenceRun::keep_version() {

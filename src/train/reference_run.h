@@ -4,7 +4,11 @@
 
 #include <deque>
 #include <memory>
+#include <vector>
 
+#include "tensor/rounding_noise.h"
+#include "train/logical_tensors.h"
+#include "train/routing_decisions.h"
 #include "train/session.h"
 #include "train/trainer.h"
 
@@ -12,6 +16,9 @@ namespace echelon {
 
 // The plan's model, batch and dtype on one rank, with nothing computed again.
 Plan one_rank_plan(Plan plan);
+
+// What it takes of memory, with the copies of its state that verify() makes.
+double reference_bytes(const Plan& plan);
 
 class ReferenceRun {
  public:
@@ -24,6 +31,21 @@ class ReferenceRun {
   double compute_gradients(std::int64_t step, const SampleSource& samples);
   // The step's last update. Returns the factor by which the gradients were clipped.
   double apply_gradients(std::int64_t step);
+
+  // Decides which experts take which tokens; it outlives this.
+  void follow(RoutingJudge& judge);
+  // Everything that steps change, copied.
+  struct State {
+    std::vector<Tensor> tensors;  // of each parameter, as in ParameterTensor
+    std::deque<Tensor> versions;
+    std::int64_t updates = 0;
+    RouterBiases biases;
+  };
+  State state() const;
+  void set_state(const State& state);
+  Tensor tensor_in(const State& state, const std::string& name, ParameterTensor which) const;
+  // Off until begin().
+  RoundingNoise& noise() { return noise_; }
 
   const Rank& rank() const { return *rank_; }
   const ParameterStore& parameters() const { return trainer_->parameters(); }
@@ -41,11 +63,13 @@ class ReferenceRun {
   ThreadWorld world_;
   Arena arena_;
   std::unique_ptr<Kernels> kernels_;
+  RoundingNoise noise_;
   std::unique_ptr<Rank> rank_;
   std::unique_ptr<Trainer> trainer_;
   // Where gradients are late: the newest versions of all parameters, flat; the last one is the present one.
   std::deque<Tensor> versions_;
   std::int64_t updates_ = 0;  // made
+  RoutingJudge* judge_ = nullptr;
 };
 
 }  // namespace echelon

@@ -93,6 +93,8 @@ void refuse_obstacles(const TrainRequest& request, std::int64_t first_step) {
 
 void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeline) {
   const Plan& plan = request.plan;
+  if (request.optimizer.total_steps < 1)
+    refuse("--steps {}: must be at least 1", request.optimizer.total_steps);
   validate(request.optimizer);
   refuse_clipping(request.optimizer, pipeline);
   refuse_asynchronous(request);
@@ -100,8 +102,6 @@ void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeli
   refuse_planted_expert(request);
   refuse_processes(request);
   refuse_skipping(request, pipeline);
-  if (request.optimizer.total_steps < 1)
-    refuse("--steps {}: must be at least 1", request.optimizer.total_steps);
   if (request.optimizer.warmup_steps > request.optimizer.total_steps)
     refuse("--warmup {}: more than the {} --steps", request.optimizer.warmup_steps,
            request.optimizer.total_steps);
@@ -148,11 +148,11 @@ void refuse_what_machine_lacks(const TrainRequest& request, const PipelineLayout
   refuse_beyond_limit(request, pipeline);
 }
 
-CheckpointInfo find_resumed(const TrainRequest& request) {
+CheckpointInfo find_resumed(const TrainRequest& request, TokenData::Kind data) {
   CheckpointInfo info;
   if (request.resume) {
     if (request.checkpoint_directory.empty())
-      refuse("--resume: needs --checkpoint DIR, the directory to go on from");
+      refuse("--resume: needs --checkpoint DIR, the directory to continue from");
     info = read_checkpoint_info(request.checkpoint_directory);
     if (to_toml(info.model) != to_toml(request.plan.model))
       refuse("--resume {}: it holds the model {}, not {}", info.path, info.model.name,
@@ -175,13 +175,22 @@ CheckpointInfo find_resumed(const TrainRequest& request) {
           "--resume {}: its routers choose by biases, which parameter servers do not hold; legal: without "
           "--staleness",
           info.path);
+    if (data == TokenData::Kind::text && !reads_bytes(info))
+      refuse(
+          "--data: text is read as bytes, and {} has learned the ids of another tokenizer; legal: token "
+          "files "
+          "of that one",
+          info.path);
+    if (data == TokenData::Kind::tokens && info.trained_on == TokenData::Kind::text &&
+        info.model.vocab != bytes_vocab)
+      refuse("--data: {} has learned bytes, which the ids of token files are not; legal: text", info.path);
     if (info.step >= request.optimizer.total_steps)
-      refuse("--steps {}: {} has {} steps behind it already; name a larger number",
+      refuse("--steps {}: {} has done {} steps already; give a larger number",
              request.optimizer.total_steps, info.path, info.step);
   } else if (!request.checkpoint_directory.empty()) {
     const auto existing = list_checkpoints(request.checkpoint_directory);
     if (!existing.empty())
-      refuse("--checkpoint {}: holds {} already; add --resume to go on from it, or name another directory",
+      refuse("--checkpoint {}: holds {} already; add --resume to continue from it, or name another directory",
              request.checkpoint_directory, fs::path(existing.back()).filename().string());
   }
   if (!request.checkpoint_directory.empty()) refuse_obstacles(request, info.step);

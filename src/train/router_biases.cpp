@@ -18,6 +18,10 @@ std::string router_bias_name(const ModelSpec& model, std::int64_t layer) {
   return gate_name(model, layer, bias_suffix);
 }
 
+std::string router_weight_name(const ModelSpec& model, std::int64_t layer) {
+  return gate_name(model, layer, ".weight");
+}
+
 bool is_router_bias(const std::string& name) { return name.ends_with(bias_suffix); }
 
 std::vector<OwnedTensor> owned_router_biases(const Rank& rank, const ParameterStore& parameters,
@@ -25,7 +29,7 @@ std::vector<OwnedTensor> owned_router_biases(const Rank& rank, const ParameterSt
   std::vector<OwnedTensor> mine;
   if (rank.dp_cp().rank() != 0 || rank.coordinate(Axis::tp) != 0) return mine;
   for (const auto& [layer, bias] : biases) {
-    if (rank.coordinate(Axis::pp) != parameters.owner_of(gate_name(model, layer, ".weight"))) continue;
+    if (rank.coordinate(Axis::pp) != parameters.owner_of(router_weight_name(model, layer))) continue;
     const Tensor data(rank.arena(), MemoryCategory::other, DType::f64, {std::ssize(bias)});
     std::copy(bias.begin(), bias.end(), data.data<double>());
     mine.push_back({{router_bias_name(model, layer), StoredType::f64, data.shape()}, data});

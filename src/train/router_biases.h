@@ -14,6 +14,8 @@
 
 namespace echelon {
 
+// The router's matrix, and its bias.
+std::string router_weight_name(const ModelSpec& model, std::int64_t layer);
 std::string router_bias_name(const ModelSpec& model, std::int64_t layer);
 bool is_router_bias(const std::string& name);
 
@@ -21,7 +23,7 @@ bool is_router_bias(const std::string& name);
 std::vector<OwnedTensor> owned_router_biases(const Rank& rank, const ParameterStore& parameters,
                                              const ModelSpec& model, const RouterBiases& biases);
 
-// Of all layers that have one. RequestError where one is damaged or of another shape.
+// The biases of all layers that have some. RequestError where one is damaged or of another shape.
 RouterBiases read_router_biases(CheckpointReader& reader);
 
 }  // namespace echelon

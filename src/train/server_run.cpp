@@ -1,6 +1,7 @@
 #include "train/server_run.h"
 
 #include "train/metrics.h"
+#include "train/rank_timeline.h"
 
 namespace echelon {
 
@@ -18,20 +19,30 @@ void ServerRun::run() {
     load_checkpoint(rank_, server_.parameters(), shared_.resumed, false);
     server_.resume(shared_.resumed.updates);
   }
-  const StalenessMeasures staleness = server_.serve(*all, [this](const ServedStep& step) { report(step); });
+  StepTrace trace(rank_);
+  trace.begin(run_.first_step + 1);
+  const StalenessMeasures staleness = server_.serve(*all, [&](const ServedStep& step) {
+    report(step);
+    trace.next();
+  });
+  trace.end();
   if (leads()) summarize(staleness);
   all->barrier().wait();  // the workers have evaluated
   CheckpointInfo info;
   info.step = run_.last_step;
   info.updates = server_.updates();
   info.tokens = shared_.resumed.tokens + tokens_;
-  save_to(shared_, rank_, server_.parameters(), info, summary_);
+  {
+    const Doing doing = rank_.doing(Activity::checkpoint_copy);
+    save_to(shared_, rank_, server_.parameters(), info, summary_);
+  }
   all->barrier().wait();
+  if (shared_.request.trace) (void)gather_timelines(rank_, rank_timeline(rank_, "server", {}));
 }
 
 void ServerRun::report(const ServedStep& step) {
   const StepRecord record =
-      record_of(shared_, step.result, step.sequences * shared_.request.plan.seq_len, step.seconds);
+      record_of(step.result, step.sequences * shared_.request.plan.seq_len, step.seconds);
   tokens_ += record.tokens;
   seconds_ += step.seconds;
   if (leads()) publish(shared_, record, summary_);
@@ -40,7 +51,6 @@ void ServerRun::report(const ServedStep& step) {
 void ServerRun::summarize(const StalenessMeasures& staleness) {
   summary_.step_seconds = seconds_ / static_cast<double>(summary_.steps);
   summary_.tokens_per_second = static_cast<double>(tokens_) / seconds_;
-  summary_.mfu = mfu(shared_, summary_.tokens_per_second);
   AsynchronousSummary& a = *summary_.asynchronous;
   a.measured_memory = rank_.arena().peak();
   a.bound = run_.options.staleness;

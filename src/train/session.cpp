@@ -11,6 +11,7 @@
 #include "train/checkpoint_writer.h"
 #include "train/rank_run.h"
 #include "train/refuse_request.h"
+#include "train/rehearsal.h"
 #include "train/server_run.h"
 
 namespace echelon {
@@ -42,26 +43,59 @@ Memory predicted_memory(const SharedRun& run) {
   return memory;
 }
 
-// Compute threads of the whole job, as far as cores go round, and what they reach together.
-struct ComputePower {
-  int threads = 1;
-  double flops = 0;  // per second
+// Cores of the whole job. A process may be bound to fewer of them than it shares the machine with.
+struct JobMachine {
+  JobCores cores;
+  int ranks = 1;            // servers among them
+  double busy_threads = 1;  // that compute at once
+  int teams_here = 1;       // ranks' threads that this process has room for at once
 };
-ComputePower measure_power(const Plan& plan, const RunOptions& options) {
-  const int ranks = plan.mesh.num_ranks(), per_rank = options.threads_per_rank;
-  if (options.processes == nullptr) {
-    const int threads = std::min(available_cores(), ranks * per_rank);
-    return {threads, measure_matmul_flops(plan.dtype, threads)};
+JobMachine job_machine(const TrainRequest& request) {
+  const RunOptions& options = request.run;
+  const int ranks = num_ranks(request.plan, request.asynchronous), per_rank = options.threads_per_rank;
+  const int here = options.processes != nullptr ? options.processes->ranks_on_this_node() : ranks;
+  const double cores = options.processes != nullptr ? machine_cores() : usable_cores();
+  JobMachine machine;
+  machine.cores = {cores * ranks / here, static_cast<double>(per_rank)};
+  machine.ranks = ranks;
+  machine.busy_threads =
+      std::min<double>(machine.cores.cores, static_cast<double>(request.plan.mesh.num_ranks()) * per_rank);
+  machine.teams_here = std::clamp(available_cores() / per_rank, 1, here);
+  return machine;
+}
+
+// Of all threads that compute at once, from those of the ranks that fit here.
+double measure_peak_flops(const TrainRequest& request, const JobMachine& machine) {
+  const int threads = std::min(request.run.threads_per_rank, available_cores());
+  return measure_matmul_flops(request.plan.dtype, machine.teams_here, threads) /
+         (machine.teams_here * threads) * machine.busy_threads;
+}
+
+// A server receives and sends as much as its workers, and updates what they push.
+std::vector<Traffic> traffic_by_pipeline_rank(const SharedRun& run) {
+  const TrainRequest& request = run.request;
+  std::vector<Traffic> all;
+  for (int r = 0; r < request.plan.mesh.size(Axis::pp); ++r) {
+    if (!request.asynchronous) {
+      all.push_back(predict_traffic(request.plan, *run.pipeline, {.pp = r}));
+      continue;
+    }
+    Traffic both = predict_worker_traffic(request.plan, *run.pipeline, *request.asynchronous);
+    both += both;
+    all.push_back(both);
   }
-  // A process may be bound to fewer cores than it shares the machine with.
-  const int on_node = options.processes->ranks_on_this_node();
-  const int here = std::min(machine_cores(), on_node * per_rank), mine = std::min(here, available_cores());
-  const int threads = std::max(1, here * ranks / on_node);
-  return {threads, measure_matmul_flops(plan.dtype, mine) * threads / mine};
+  return all;
+}
+
+StepPrediction rehearsed_step(const SharedRun& run, const JobMachine& machine) {
+  const Plan& plan = run.request.plan;
+  const PartSeconds parts = rehearse(plan, run.request.run, machine.cores);
+  return predict_step(plan, *run.pipeline,
+                      step_work(plan, *run.pipeline, parts, traffic_by_pipeline_rank(run)), machine.cores);
 }
 
 // All but what predict_step() says.
-StartInfo start_info(const SharedRun& run, double peak_flops) {
+StartInfo start_info(const SharedRun& run, const JobMachine& machine) {
   StartInfo start;
   start.train_tokens = run.split.train.size();
   start.validation_tokens = run.split.validation.size();
@@ -70,7 +104,9 @@ StartInfo start_info(const SharedRun& run, double peak_flops) {
   start.first_step = run.resumed.step;
   start.resumed_from = run.resumed.path;
   start.predicted_memory = predicted_memory(run);
-  start.peak_flops = peak_flops;
+  start.ranks = machine.ranks;
+  start.cores = machine.cores;
+  start.peak_flops = measure_peak_flops(run.request, machine);
   const StepPrograms& programs = run.pipeline->programs(0);
   if (!programs.flushes()) start.staleness = staleness(programs.schedule());
   return start;
@@ -90,7 +126,8 @@ double predicted_slowdown(const SharedRun& run, const StepPrediction& step) {
 TrainSummary start_summary(const SharedRun& run) {
   const Plan& plan = run.request.plan;
   TrainSummary summary;
-  summary.ranks = num_ranks(plan, run.request.asynchronous);
+  summary.ranks = run.start.ranks;
+  summary.cores = run.start.cores;
   summary.num_params = run.start.num_params;
   summary.predicted_memory = run.start.predicted_memory;
   summary.predicted_traffic =
@@ -111,14 +148,19 @@ void run_rank(const SharedRun& run, World& world, int index, TrainSummary& summa
   const Plan& plan = run.request.plan;
   const Collectives collectives = run.request.run.collectives;
   const int workers = plan.mesh.num_ranks();
+  std::optional<TraceRecorder> recording;
+  // A worker's last batch is the one before the pull that tells it to stop.
+  if (run.request.trace)
+    recording.emplace(world.time(), run.epoch, run.request.asynchronous ? 2 : run.pipeline->programs(0).shown_steps());
+  TraceRecorder* const recorder = recording ? &*recording : nullptr;
   Arena arena(static_cast<std::size_t>(run.request.run.memory_limit));
   const auto kernels = make_kernels(arena, plan.dtype, run.request.run.threads_per_rank);
   if (index >= workers) {
     const Rank rank(world, server_plan(plan, run.request.asynchronous->servers).mesh, index - workers,
-                    plan.dtype, arena, *kernels, collectives, workers);
+                    plan.dtype, arena, *kernels, collectives, workers, recorder);
     return ServerRun(run, rank, summary).run();
   }
-  const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels, collectives);
+  const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels, collectives, 0, recorder);
   TrainSummary unused;  // rank 0's alone is read
   RankRun(run, rank, index == 0 || run.request.asynchronous ? summary : unused).run();
 }
@@ -143,7 +185,7 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
     prepared.emplace(SharedRun{request,
                                data,
                                split_tokens(data.size(), request.validation_fraction, plan.seq_len),
-                               find_resumed(request),
+                               find_resumed(request, data.kind()),
                                {},
                                observer,
                                pipeline});
@@ -151,14 +193,15 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
   });
   SharedRun& run = *prepared;
   std::optional<RunOutputs> outputs;
+  std::optional<Utilization> utilization;
   TrainSummary summary;
   refuse_together(options.processes, [&] {
     if (!options.leads()) return;
-    const ComputePower power = measure_power(plan, options);
-    run.start = start_info(run, power.flops);
-    const double rank_share = std::min(1.0, static_cast<double>(options.threads_per_rank) / power.threads);
-    const StepPrediction predicted = request.priced_step.value_or(
-        predict_step(plan, *run.pipeline, {run.start.peak_flops, run.start.peak_flops * rank_share}));
+    const JobMachine machine = job_machine(request);
+    run.start = start_info(run, machine);
+    run.utilization = &utilization.emplace(run.start.peak_flops);
+    const StepPrediction predicted =
+        request.priced_step ? *request.priced_step : rehearsed_step(run, machine);
     run.start.predicted_step_seconds = predicted.seconds * predicted_slowdown(run, predicted);
     run.outputs = &outputs.emplace(request);
     if (!request.resume) outputs->start_log_anew();
@@ -168,18 +211,24 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
     summary.predicted_bubble = predicted.bubble_fraction;
   });
   run.start.first_step = run.resumed.step;
-  run.epoch = Clock::now();  // processes have just met
   std::optional<ThreadWorld> threads;
   if (options.processes == nullptr)
-    threads.emplace(num_ranks(plan, request.asynchronous), options.timeout, options.failure_hooks);
+    threads.emplace(num_ranks(plan, request.asynchronous), options.timeout, options.failure_hooks,
+                    options.time);
   World& world = threads ? static_cast<World&>(*threads) : *options.processes;
+  run.epoch = world.time().now();  // processes have just met
   try {
     world.run([&](int index) { run_rank(run, world, index, summary); });
   } catch (const RequestError&) {  // a checkpoint that is damaged inside
     if (outputs) outputs->remove_new_log();
     throw;
   }
-  if (options.leads()) compare_timelines(run.pipeline->programs(0), summary);
+  if (!options.leads()) return summary;
+  // Products that something else on the machine slowed down: they are made again.
+  if (utilization->was_exceeded()) utilization->raise(measure_peak_flops(request, job_machine(request)));
+  summary.mfu = utilization->of(summary.tokens_per_second * model_flops_per_token(plan.model, plan.seq_len));
+  summary.peak_flops = utilization->peak_flops();
+  compare_timelines(run.pipeline->programs(0), summary);
   return summary;
 }
 

@@ -30,7 +30,9 @@ struct RunOptions {
   std::int64_t memory_limit = 0;  // bytes that a rank's arena may hold; 0: no limit
   // Each rank is one of these, and outlives the run; null: ranks are threads of this process.
   ProcessWorld* processes = nullptr;
-  FailureHooks failure_hooks{};  // of thread ranks; processes have their own
+  // Of thread ranks; processes have their own.
+  FailureHooks failure_hooks{};
+  Time time{};
 
   // Whether rank 0 lives in this process.
   bool leads() const { return processes == nullptr || processes->rank() == 0; }
@@ -52,7 +54,7 @@ struct TrainRequest {
   std::optional<AsynchronousOptions> asynchronous;  // workers around a parameter server
   std::optional<Straggler> straggler;
   std::optional<PlantedExpert> planted_expert{};  // in the initial weights
-  std::optional<StepPrediction> priced_step{};    // else what its matrix products take is predicted
+  std::optional<StepPrediction> priced_step{};    // else its parts are timed before the run
   std::uint64_t seed = 1;
   double validation_fraction = 0.05;
   std::int64_t eval_every = 0;       // steps; 0: at the end only
@@ -63,9 +65,10 @@ struct TrainRequest {
   std::int64_t keep = 0;             // checkpoints, the last ones; 0: all
   bool resume = false;
   std::string log_path;            // JSON lines; empty: none
+  bool trace = false;              // every rank records what it does: TrainSummary::rank_timelines
   std::int64_t sample_tokens = 0;  // of text generated at the end; 0: none
   GenerateOptions generate;
-  // Asked after each step, on every rank: true on any of them ends the run behind the step, with a
+  // Asked after each step, on every rank: true on any of them ends the run after the step, with a
   // checkpoint.
   std::function<bool()> stop_requested{};
   bool skip_nonfinite = false;          // a step whose loss or gradient is not finite; else it ends the run
@@ -77,7 +80,9 @@ struct StartInfo {
   std::int64_t train_tokens = 0, validation_tokens = 0, num_files = 0;
   std::int64_t num_params = 0, first_step = 0;
   Memory predicted_memory;
-  double peak_flops = 0;  // of all compute threads together, measured by a short matrix product
+  int ranks = 1;          // parameter servers among them
+  JobCores cores;         // for all of them
+  double peak_flops = 0;  // of all threads that compute at once, measured by short matrix products
   double predicted_step_seconds = 0;
   std::string resumed_from;
   std::vector<int> staleness;  // predicted, by pipeline rank; empty where the schedule flushes

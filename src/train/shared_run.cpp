@@ -6,18 +6,16 @@
 
 namespace echelon {
 
-void publish(const SharedRun& run, const StepRecord& record, TrainSummary& summary) {
+void publish(const SharedRun& run, StepRecord record, TrainSummary& summary) {
+  const Plan& plan = run.request.plan;
+  record.mfu =
+      run.utilization->of(record.tokens_per_second * model_flops_per_token(plan.model, plan.seq_len));
   summary.steps += 1;
   summary.last_step = record.step;
   summary.final_loss = record.loss;
   summary.experts = record.experts;
   run.outputs->write_log(to_json(record));
   if (run.observer.on_step) run.observer.on_step(record);
-}
-
-double mfu(const SharedRun& run, double tokens_per_second) {
-  const Plan& plan = run.request.plan;
-  return tokens_per_second * model_flops_per_token(plan.model, plan.seq_len) / run.start.peak_flops;
 }
 
 static ExpertLoad load_of(const RoutingCounts& counts) {
@@ -32,7 +30,7 @@ static ExpertLoad load_of(const RoutingCounts& counts) {
           counts.dropped};
 }
 
-StepRecord record_of(const SharedRun& run, const StepResult& result, std::int64_t tokens, double seconds) {
+StepRecord record_of(const StepResult& result, std::int64_t tokens, double seconds) {
   StepRecord record;
   record.step = result.step + 1;
   record.loss = result.loss;
@@ -42,7 +40,6 @@ StepRecord record_of(const SharedRun& run, const StepResult& result, std::int64_
   record.tokens = tokens;
   record.step_seconds = seconds;
   record.tokens_per_second = static_cast<double>(tokens) / seconds;
-  record.mfu = mfu(run, record.tokens_per_second);
   for (const RoutingCounts& layer : result.routing) record.experts.push_back(load_of(layer));
   return record;
 }
@@ -80,8 +77,7 @@ Traffic predicted_traffic(const SharedRun& run, std::int64_t steps,
 }
 
 AsynchronousRun asynchronous_run(const SharedRun& run) {
-  return {*run.request.asynchronous, run.resumed.step, run.request.optimizer.total_steps,
-          run.request.run.timeout};
+  return {*run.request.asynchronous, run.resumed.step, run.request.optimizer.total_steps};
 }
 
 void save_to(const SharedRun& run, const Rank& rank, const ParameterStore& parameters, CheckpointInfo info,
@@ -90,6 +86,7 @@ void save_to(const SharedRun& run, const Rank& rank, const ParameterStore& param
   info.seed = run.request.seed;
   info.dtype = rank.dtype();
   info.model = run.request.plan.model;
+  info.trained_on = run.data.kind();
   info.compression = run.request.plan.compression;
   const std::string path = save_checkpoint(rank, parameters, run.request.checkpoint_directory, info, carried);
   if (rank.index() > 0) return;

@@ -20,13 +20,13 @@ struct SharedRun {
   StartInfo start;
   const TrainObserver& observer;
   std::shared_ptr<const PipelineLayout> pipeline;
-  RunOutputs* outputs = nullptr;           // used by rank 0 alone
-  Clock::time_point epoch = Clock::now();  // zero of the measured timeline
+  RunOutputs* outputs = nullptr;       // used by rank 0 alone
+  Utilization* utilization = nullptr;  // the same
+  Clock::time_point epoch{};           // zero of the measured timeline
 };
 
 // The optimizer's step and what it cost, in tokens and seconds.
-StepRecord record_of(const SharedRun& run, const StepResult& result, std::int64_t tokens, double seconds);
-double mfu(const SharedRun& run, double tokens_per_second);
+StepRecord record_of(const StepResult& result, std::int64_t tokens, double seconds);
 
 // What rank 0 sends in the last of so many steps; where the schedule does not flush, in each on average: as
 // it is measured. `decided` by that step, or by all of the stream's; without it under traffic_assumptions().
@@ -38,7 +38,7 @@ Traffic predicted_traffic(const SharedRun& run, std::int64_t steps,
 std::int64_t steps_until_empty(const SharedRun& run, std::int64_t step, std::int64_t last_step);
 
 // By the one rank that leads: counts, logs and shows the step.
-void publish(const SharedRun& run, const StepRecord& record, TrainSummary& summary);
+void publish(const SharedRun& run, StepRecord record, TrainSummary& summary);
 
 // By all ranks that hold the parameters: together they write one checkpoint; `info` names step, updates and
 // tokens. Nothing where the request has no directory.

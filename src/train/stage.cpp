@@ -22,8 +22,14 @@ Stage::Stage(const Rank& rank, const Plan& plan, const ParameterStore& parameter
     embedding_.emplace(rank, tensor_parallel_, parameters.weight(table.name), first_id);
     if (gpt2) positions_ = parameters.weight("transformer.wpe.weight");
   }
-  for (std::int64_t layer = slice.layers.begin; layer < slice.layers.end; ++layer)
+  for (std::int64_t layer = slice.layers.begin; layer < slice.layers.end; ++layer) {
     blocks_.emplace_back(rank, plan, parameters, layer, tensor_parallel_);
+    if (faults.router_bias != 0 && model.has_experts(layer)) {
+      std::vector<double> bias(static_cast<std::size_t>(model.num_experts));
+      bias.front() = faults.router_bias;
+      blocks_.back().experts()->set_bias(bias);
+    }
+  }
   if (slice.head) {
     const Norm norm = gpt2 ? Norm(parameters.weight("transformer.ln_f.weight"),
                                   parameters.weight("transformer.ln_f.bias"), model.norm_eps)
@@ -32,7 +38,7 @@ Stage::Stage(const Rank& rank, const Plan& plan, const ParameterStore& parameter
   }
 }
 
-// Of the rows of the residual stream that are here.
+// The ids of the rows of the residual stream that are here.
 Tensor Stage::ids_here(const Tensor& ids) const {
   const Range here = tensor_parallel_.rows_here(ids.numel());
   return ids.flat_range(here.begin, here.end);
@@ -197,6 +203,12 @@ void Stage::set_router_biases(const RouterBiases& biases) const {
     const std::int64_t i = layer - first_layer_;
     if (i >= 0 && i < std::ssize(blocks_)) blocks_[static_cast<std::size_t>(i)].experts()->set_bias(bias);
   }
+}
+
+void Stage::watch_routing(RoutingWatch* watch) const {
+  for (std::size_t i = 0; i < blocks_.size(); ++i)
+    if (const ExpertParallel* experts = blocks_[i].experts(); experts != nullptr)
+      experts->watch_routing(first_layer_ + static_cast<std::int64_t>(i), watch);
 }
 
 Tensor Stage::logits(const Tensor& input) const {

@@ -61,13 +61,14 @@ class Stage {
   Tensor logits(const Tensor& input) const;
   std::vector<Tensor> make_caches(std::int64_t max_positions) const;
 
-  // Of each layer that has experts, since they were last taken; see ExpertParallel.
+  // The counts of each layer that has experts, since they were last taken; see ExpertParallel.
   void take_routing_counts(std::vector<RoutingCounts>& counts) const;
   MovedCopies take_moved_copies() const;  // of all of them together
   void begin_step() const;                // of training
   // From those of a whole step: moves the routers' biases.
   void balance_routers(const std::vector<RoutingCounts>& counts) const;
   void take_router_biases(RouterBiases& biases) const;  // adds those of this stage's layers
+  void watch_routing(RoutingWatch* watch) const;        // of all layers; it outlives this
   void set_router_biases(const RouterBiases& biases) const;
 
  private:

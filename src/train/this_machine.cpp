@@ -4,9 +4,14 @@
 #include <sys/sysinfo.h>
 
 #include <algorithm>
-#include <cmath>
+#include <atomic>
+#include <barrier>
 #include <fstream>
 #include <limits>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -31,7 +36,7 @@ double memory_limit() {
   if (::sysinfo(&machine) == 0)
     limit =
         (static_cast<double>(machine.totalram) + static_cast<double>(machine.totalswap)) * machine.mem_unit;
-  // Of a container; "max" where there is none.
+  // The limit of a container; "max" where there is none.
   for (const char* file : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
     double group = 0;
     if (std::ifstream(file) >> group && group > 0) limit = std::min(limit, group);
@@ -43,35 +48,105 @@ void refuse_beyond_memory(const Plan& plan, double bytes) {
   const double limit = memory_limit();
   if (bytes <= limit) return;
   const int ranks = plan.mesh.num_ranks();
-  refuse(
-      "--model {}: needs {} on {} rank{} of this machine, which has {}; take fewer ranks, a smaller "
-      "--micro-batch, --seq-len or model",
-      plan.model.name, format_bytes(bytes), ranks, ranks == 1 ? "" : "s", format_bytes(limit));
+  std::string less;
+  if (ranks > 1) less += "fewer ranks, ";
+  if (plan.micro_batch > 1) less += "a smaller --micro-batch, ";
+  if (plan.seq_len > 1) less += "a shorter --seq-len, ";
+  refuse("--model {}: needs {} on {} rank{} of this machine, which has {}; take {}a smaller model",
+         plan.model.name, format_bytes(bytes), ranks, ranks == 1 ? "" : "s", format_bytes(limit),
+         less.empty() ? "" : less.substr(0, less.size() - 2) + " or ");
 }
 
-int available_cores() {
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-  return std::max(1, CPU_COUNT(&set));
+namespace {
+
+// "max 100000" or "150000 100000" (microseconds of a period), in one file or in two.
+double quota_in(const std::filesystem::path& directory) {
+  constexpr double no_limit = std::numeric_limits<double>::infinity();
+  double quota = 0, period = 0;
+  if (std::ifstream(directory / "cpu.max") >> quota >> period && quota > 0 && period > 0)
+    return quota / period;
+  if (std::ifstream(directory / "cpu.cfs_quota_us") >> quota && quota > 0 &&
+      std::ifstream(directory / "cpu.cfs_period_us") >> period && period > 0)
+    return quota / period;
+  return no_limit;
 }
 
-int machine_cores() { return std::max(available_cores(), ::get_nprocs()); }
+}  // namespace
 
-double measure_matmul_flops(DType dtype, int threads) {
-  Arena arena;
-  const auto kernels = make_kernels(arena, dtype, threads);
-  const std::int64_t n = dtype == DType::f64 ? 192 : 1024;  // reference kernels are slow
-  const Tensor a(arena, MemoryCategory::other, dtype, {n, n}), b(arena, MemoryCategory::other, dtype, {n, n}),
-      c(arena, MemoryCategory::other, dtype, {n, n});
-  kernels->fill(a, 0.5);
-  kernels->fill(b, 0.25);
-  double best = 0;
-  for (int i = 0; i < 8; ++i) {
-    const auto begin = Clock::now();
-    kernels->matmul(a, Transpose::no, b, Transpose::no, c, false);
-    best = std::max(best, 2.0 * static_cast<double>(n * n * n) / seconds_since(begin));
+double cores_of_quota(const std::filesystem::path& groups, const std::filesystem::path& mount) {
+  double cores = std::numeric_limits<double>::infinity();
+  std::ifstream in(groups);
+  for (std::string line; std::getline(in, line);) {  // "0::/path", or "4:cpu,cpuacct:/path"
+    const std::size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    const bool is_unified = controllers == ",,";
+    if (!is_unified && controllers.find(",cpu,") == std::string::npos) continue;
+    const std::filesystem::path root = is_unified ? mount : mount / "cpu";
+    // From inside a container the path may be another's; its own group is then the root.
+    for (std::filesystem::path group = line.substr(second + 1);; group = group.parent_path()) {
+      cores = std::min(cores, quota_in(root / group.relative_path()));
+      if (group.relative_path().empty()) break;
+    }
   }
-  return best;
+  return cores;
+}
+
+double usable_cores() {
+  cpu_set_t set;
+  const int bound = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  static const double quota = cores_of_quota("/proc/self/cgroup", "/sys/fs/cgroup");
+  return std::min<double>(std::max(1, bound), quota);
+}
+
+int available_cores() { return std::max(1, static_cast<int>(usable_cores())); }
+
+int machine_cores() {
+  return std::max(available_cores(),
+                  static_cast<int>(std::min<double>(::get_nprocs(),
+                                                    cores_of_quota("/proc/self/cgroup", "/sys/fs/cgroup"))));
+}
+
+double measure_matmul_flops(DType dtype, int teams, int threads, std::int64_t size) {
+  const std::int64_t n = dtype == DType::f64 ? 192 : size;  // reference kernels are slow
+  {
+    Arena arena;
+    (void)make_kernels(arena, dtype, threads);  // RequestError where there are none, on this thread
+  }
+  // Until nothing better has been seen for a while: what else runs on the machine slows single tries down.
+  constexpr int patience = 3, most = 32;
+  std::vector<double> best(static_cast<std::size_t>(teams));
+  std::vector<std::thread> others;
+  std::barrier together(teams);
+  int last_gain = 0;
+  std::atomic<bool> gained{false}, ends{false};
+  const auto run = [&](int team) {
+    Arena arena;
+    const auto kernels = make_kernels(arena, dtype, threads);
+    const auto matrix = [&] { return Tensor(arena, MemoryCategory::other, dtype, {n, n}); };
+    const Tensor a = matrix(), b = matrix(), c = matrix();
+    kernels->fill(a, 0.5);
+    kernels->fill(b, 0.25);
+    double& mine = best[static_cast<std::size_t>(team)];
+    for (int k = 0; !ends; ++k) {
+      together.arrive_and_wait();
+      const auto begin = Clock::now();
+      kernels->matmul(a, Transpose::no, b, Transpose::no, c, false);
+      const double flops = 2.0 * static_cast<double>(n * n * n) / seconds_since(begin);
+      if (flops > 1.01 * mine) gained = true;
+      mine = std::max(mine, flops);
+      together.arrive_and_wait();
+      if (team == 0) {
+        if (gained.exchange(false)) last_gain = k;
+        ends = k - last_gain >= patience || k + 1 == most;
+      }
+      together.arrive_and_wait();
+    }
+  };
+  for (int team = 1; team < teams; ++team) others.emplace_back(run, team);
+  run(0);
+  for (std::thread& thread : others) thread.join();
+  return std::accumulate(best.begin(), best.end(), 0.0);
 }
 
 }  // namespace echelon

@@ -1,20 +1,28 @@
 // What the machine that runs this has: cores, memory, and how fast it multiplies.
 #pragma once
 
+#include <filesystem>
+
 #include "spec/plan.h"
 
 namespace echelon {
 
-// FLOP/s of `threads` compute threads together on a square matrix product of this dtype, best of a few tries.
-double measure_matmul_flops(DType dtype, int threads);
+// FLOP/s of `teams` of `threads` compute threads each, all at once, each team on square matrix products of
+// its own, as ranks compute: the sum of the best that each has reached. `size`: of the matrices, in f32.
+double measure_matmul_flops(DType dtype, int teams, int threads, std::int64_t size = 1024);
 
 // What the ranks of a plan will hold in memory, and the refusal of what this machine cannot hold.
 double predicted_bytes(const Plan& plan);  // of one rank
 double memory_limit();                     // of this process: the machine's memory, or its container's
 void refuse_beyond_memory(const Plan& plan, double bytes);
 
-// Cores that this process may use.
+// Cores that this process may use: those that it is bound to, or what its container's quota of CPU time is
+// worth; and how many threads can use them without waiting for one another.
+double usable_cores();
 int available_cores();
+// What control groups leave to a process: the least of its group and those around it. `groups` lists the
+// process's own (as /proc/self/cgroup), `mount` is where they are. Infinite where nothing is limited.
+double cores_of_quota(const std::filesystem::path& groups, const std::filesystem::path& mount);
 // Cores of the machine: a launcher may have given each of several processes its own.
 int machine_cores();
 

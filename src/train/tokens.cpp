@@ -1,5 +1,7 @@
 #include "train/tokens.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -7,14 +9,17 @@
 #include <cstring>
 #include <filesystem>
 #include <limits>
+#include <map>
 #include <optional>
 #include <set>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
 #include <sys/stat.h>
 
 #include "base/error.h"
+#include "base/utf8.h"
 #include "train/atomic_file.h"
 
 namespace echelon {
@@ -99,6 +104,23 @@ struct Candidate {
   bool named_by_user = false;  // rather than found in a directory
 };
 
+constexpr const char *records = "records of JSON", *binary = "binary";
+
+// Lines of JSON: their text is inside of them.
+bool holds_records(const std::string& path) { return path.ends_with(".jsonl") || path.ends_with(".ndjson"); }
+
+// Judged by its beginning: text has no NUL, and no other control characters unless it is UTF-8.
+bool is_binary(std::span<const std::byte> bytes) {
+  constexpr std::size_t enough = 65536;
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), std::min(bytes.size(), enough));
+  const auto is_control = [](char c) {  // but white space, backspace and escape
+    const auto code = static_cast<unsigned char>(c);
+    return code < 0x08 || (code > 0x0d && code < 0x20 && code != 0x1b);
+  };
+  if (text.find('\0') != std::string_view::npos) return true;
+  return std::any_of(text.begin(), text.end(), is_control) && !is_utf8(text);
+}
+
 using FileId = std::pair<dev_t, ino_t>;
 
 FileId file_id(const std::string& path) {
@@ -153,11 +175,33 @@ std::vector<Candidate> list_files(const std::vector<std::string>& paths) {
 }  // namespace
 
 TokenData::TokenData(const std::vector<std::string>& paths, std::int64_t vocab) {
-  for (const Candidate& file : list_files(paths)) add_file(file.path, file.named_by_user, vocab);
-  if (parts_.empty()) refuse("--data {}: nothing but empty files", paths.front());
+  constexpr int most_shown = 3;
+  std::map<std::string, std::vector<std::string>> left_out;  // by why
+  for (const Candidate& file : list_files(paths))
+    if (const std::string why = add_file(file.path, file.named_by_user, vocab); !why.empty())
+      left_out[why].push_back(file.path);
+  for (auto& [why, files] : left_out) {
+    const std::size_t more = files.size() - std::min<std::size_t>(files.size(), most_shown);
+    files.resize(files.size() - more);
+    skipped_ += fmt::format("skipped {}{}: {}\n", fmt::join(files, ", "),
+                            more > 0 ? fmt::format(" and {} more", more) : "", why);
+  }
+  if (!parts_.empty()) return;
+  std::string why = skipped_.empty() ? "" : "; " + skipped_.substr(0, skipped_.size() - 1);
+  std::replace(why.begin(), why.end(), '\n', ';');
+  refuse("--data {}: {}{}", paths.front(),
+         why.empty() ? "nothing but empty files" : "holds no text and no tokens", why);
 }
 
-void TokenData::add_file(const std::string& path, bool named_by_user, std::int64_t vocab) {
+std::string TokenData::add_file(const std::string& path, bool named_by_user, std::int64_t vocab) {
+  if (holds_records(path)) {
+    if (!named_by_user) return records;
+    refuse(
+        "--data {}: {}, which are not read; take the text out of them into a file of its own, or rename it "
+        "to "
+        "train on its very characters",
+        path, records);
+  }
   Part part{MappedFile(path, "--data"), size_, 0, 1};
   const std::int64_t bytes = static_cast<std::int64_t>(part.file.bytes().size());
   const std::optional<TokenHeader> header = token_header(part.file);
@@ -165,7 +209,11 @@ void TokenData::add_file(const std::string& path, bool named_by_user, std::int64
     refuse("--data {}: not a token file: it begins with neither {} nor {} (llm.c); rename it if it is text",
            path, magic_u16, magic_u32);
   }
-  if (bytes == 0 || (header && header->count == 0)) return;
+  if (bytes == 0 || (header && header->count == 0)) return "";
+  if (!header && is_binary(part.file.bytes())) {
+    if (!named_by_user) return binary;
+    refuse("--data {}: {}: neither text nor a token file (llm.c)", path, binary);
+  }
   const Kind kind = header ? Kind::tokens : Kind::text;
   if (!parts_.empty() && kind != kind_) {
     const std::string& first = parts_.front().file.path();
@@ -187,6 +235,7 @@ void TokenData::add_file(const std::string& path, bool named_by_user, std::int64
   }
   size_ += part.count;
   parts_.push_back(std::move(part));
+  return "";
 }
 
 std::int32_t TokenData::token(std::int64_t i) const {
@@ -259,6 +308,35 @@ Split split_tokens(std::int64_t num_tokens, double validation_fraction, std::int
         num_tokens, cut, validation_fraction, seq_len);
   }
   return {{0, cut}, {cut, num_tokens}};
+}
+
+std::vector<std::int32_t> sample_prompt(const TokenData& data, Range range, std::int64_t most) {
+  constexpr std::int64_t longest_word = 64;
+  const auto tokens = [&](std::int64_t begin, std::int64_t count) {
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(count));
+    data.copy(begin, count, ids.data());
+    return ids;
+  };
+  const auto plain = [&] { return tokens(range.begin, std::min(most, range.size())); };
+  if (data.kind() == TokenData::Kind::tokens) return plain();
+  const auto is_space = [](std::int32_t id) {
+    return id == end_of_text || id == ' ' || (id >= 9 && id <= 13);
+  };
+  // A word begins after a space, or where the text does.
+  const bool is_mid_text = range.begin > 0 && !is_space(data.token(range.begin - 1));
+  std::vector<std::int32_t> ids = tokens(range.begin, std::min(range.size(), longest_word + most));
+  auto first = ids.begin();
+  if (is_mid_text) first = std::find_if(first, ids.end(), is_space);
+  first = std::find_if_not(first, ids.end(), is_space);
+  auto last = first + std::min<std::int64_t>(most, ids.end() - first);
+  last = std::find(first, last, end_of_text);
+  if (last != ids.end() && !is_space(*last)) {  // in the middle of a word
+    const auto space =
+        std::find_if(std::make_reverse_iterator(last), std::make_reverse_iterator(first), is_space);
+    if (space.base() != first) last = space.base() - 1;
+  }
+  if (first == last) return plain();
+  return {first, last};
 }
 
 std::int64_t Sampler::start(std::int64_t step, std::int64_t index, std::int64_t seq_len) const {

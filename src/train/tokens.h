@@ -17,8 +17,9 @@ inline constexpr std::int32_t end_of_text = 256;  // and this follows each docum
 
 // The files of --data, one after the other. Text files are read by the bytes tokenizer. Token files are those
 // of llm.c (https://github.com/karpathy/llm.c): 256 int32 of header (magic, version, count), then the ids,
-// little-endian; magic 20240520, version 1: uint16; magic 20240801, version 7: uint32. Read-only once open;
-// safe to share by threads.
+// little-endian; magic 20240520, version 1: uint16; magic 20240801, version 7: uint32. What is neither, such
+// as a picture, is passed over in a directory, and refused where it is named. Read-only once open; safe to
+// share by threads.
 class TokenData {
  public:
   enum class Kind { text, tokens };
@@ -30,6 +31,8 @@ class TokenData {
 
   Kind kind() const { return kind_; }
   std::int64_t size() const { return size_; }
+  // What lies in the directories and is not read: lines for people; "" where there is nothing of the kind.
+  const std::string& skipped() const { return skipped_; }
   std::int64_t num_files() const { return static_cast<std::int64_t>(parts_.size()); }
   std::int32_t token(std::int64_t i) const;
   // out[i] = token(begin + i) for i in [0, count); the range must lie inside [0, size()) (InvariantError).
@@ -42,8 +45,10 @@ class TokenData {
     std::int64_t count = 0;  // tokens, the end of text included
     int width = 1;           // bytes of a stored id
   };
-  void add_file(const std::string& path, bool named_by_user, std::int64_t vocab);
+  // Why it is not read, in a word or two; empty where it is.
+  std::string add_file(const std::string& path, bool named_by_user, std::int64_t vocab);
 
+  std::string skipped_;
   Kind kind_ = Kind::text;
   std::vector<Part> parts_;  // none empty
   std::int64_t size_ = 0;
@@ -60,6 +65,10 @@ struct Split {
 // Holds the last `validation_fraction` out of training; nothing when that is shorter than one sequence and
 // its next token. Throws RequestError when the rest is.
 Split split_tokens(std::int64_t num_tokens, double validation_fraction, std::int64_t seq_len);
+
+// The first tokens of `range` from which a sample of text goes on, `most` of them at most and at least one:
+// of text whole words where the range has any, else from the range's beginning.
+std::vector<std::int32_t> sample_prompt(const TokenData& data, Range range, std::int64_t most);
 
 // Training samples: windows that start anywhere in `range`, chosen by (seed, step, index) alone.
 class Sampler {

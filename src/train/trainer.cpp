@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
-#include <thread>
 #include <utility>
 
 #include "base/error.h"
@@ -41,12 +40,14 @@ Trainer::Trainer(const Rank& rank, const Plan& plan, const OptimizerOptions& opt
                seed, parameters_.gradient_buckets()),
       stages_(rank_, plan_, *pipeline_, parameters_, faults),
       training_(stages_, programs_, rank.coordinate(Axis::pp), interleaves_pairs(plan), hooks()),
-      executor_(rank.along(Axis::pp),
-                [this](const Instruction& i) {
-                  const std::int64_t at = first_step_ + stream_step_ + 1;
-                  rank_.at(fmt::format("step {}, {}", at, to_string(i)));
-                  if (watch_) watch_(at, i);
-                }),
+      executor_(
+          rank.along(Axis::pp),
+          [this](const Instruction& i) {
+            const std::int64_t at = first_step_ + stream_step_ + 1;
+            rank_.at(fmt::format("step {}, {}", at, to_string(i)));
+            if (watch_) watch_(at, i);
+          },
+          rank.time()),
       late_groups_(pipeline_->late_groups(rank.coordinate(Axis::pp))) {
   const int pp_rank = rank.coordinate(Axis::pp);
   if (!flushes())
@@ -67,6 +68,7 @@ TrainingStages::Hooks Trainer::hooks() {
 // that are not ignored, whatever the mesh or padding, so their number must be known before the first
 // gradient. Where each microbatch has an optimizer step of its own, it is its own batch.
 StepBatch Trainer::load_step(int step) {
+  const Doing doing = rank_.doing(Activity::load_data);
   StepBatch batch;
   const auto updates = static_cast<std::size_t>(programs_.updates_per_step());
   std::vector<double> num_targets(updates, 0.0);
@@ -93,13 +95,14 @@ void Trainer::begin_update() {
 }
 
 void Trainer::run(const StepPrograms::Program& program) {
-  rank_.ring_spans().clear();
   last_run_ = executor_.run(program, training_);
   rank_.at(fmt::format("step {}, after its passes", first_step_ + stream_step_ + 1));
   if (slowdown_ <= 1) return;
   double seconds = 0;
   for (const Span& span : last_run_.spans) seconds += span.end - span.begin;
-  std::this_thread::sleep_for(std::chrono::duration<double>((slowdown_ - 1) * seconds));
+  const Doing doing = rank_.doing(Activity::straggle);
+  rank_.time().sleep(
+      std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>((slowdown_ - 1) * seconds)));
 }
 
 void Trainer::before_pass(const Instruction& i) {
@@ -170,6 +173,7 @@ void Trainer::count_routing() {
   const std::int64_t experts = plan_.model.num_experts, dense = plan_.model.num_dense_layers,
                      layers = plan_.model.num_expert_layers(), width = routing_report_size(experts);
   if (layers == 0) return;
+  const Doing doing = rank_.doing(Activity::count_routing);
   std::vector<double> losses(static_cast<std::size_t>(layers)), all(static_cast<std::size_t>(layers * width));
   const std::vector<RoutingCounts> here = stages_.take_routing_counts();
   for (const RoutingCounts& c : here) losses[static_cast<std::size_t>(c.layer - dense)] += c.loss_sum;
@@ -197,6 +201,7 @@ void Trainer::count_routing() {
 
 // What is left when the pipeline is empty. Returns this rank's summed loss.
 double Trainer::complete_gradients() {
+  const Doing doing = rank_.doing(Activity::reduce_gradients);
   parameters_.add_tied_gradient();
   add_pipeline_copies();
   for (int group : late_groups_) finish_group(group);
@@ -264,7 +269,10 @@ std::vector<StepResult> Trainer::optimistic_step(std::int64_t step, std::int64_t
   run(programs_.program(0, 1));  // validates the step before
   const double loss_sum = complete_gradients();
   unfinished_ = unfinished(step, loss_sum, num_targets_.at(0));
-  unfinished_->squares = gradient_squares(rank_, parameters_);
+  {
+    const Doing doing = rank_.doing(Activity::gradient_norm);
+    unfinished_->squares = gradient_squares(rank_, parameters_);
+  }
   // What this rank has counted is part of the norm: where that is too much, it knows that it must clip, and
   // waits.
   const double norm_here = norm_of_squares(unfinished_->squares);
@@ -303,7 +311,10 @@ bool Trainer::validate() {
 // The step of one stage on what has been added up since its last one. Clipping would need the norm over all
 // stages, and is refused with such a schedule.
 void Trainer::update(const Instruction& i) {
-  finish_reduction();
+  {
+    const Doing doing = rank_.doing(Activity::reduce_gradients);
+    finish_reduction();
+  }
   ++stream_updates_;
   versions_->advance(i.version);
   const std::int64_t step = first_step_ + i.microbatch / programs_.microbatches();

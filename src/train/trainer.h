@@ -149,7 +149,7 @@ class Trainer {
   bool skips_nonfinite_ = false;
   std::function<void(std::int64_t, const Instruction&)> watch_;
 
-  // Of the steps that are under way.
+  // The steps that are under way.
   const SampleSource* samples_ = nullptr;
   std::int64_t first_step_ = 0;             // what step 0 of the stream is
   int stream_step_ = 0;                     // done of the stream

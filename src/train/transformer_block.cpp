@@ -80,7 +80,11 @@ TransformerBlock::TransformerBlock(const Rank& rank, const Plan& plan, const Par
   }
 }
 
-Work<Tensor> TransformerBlock::run_forward(const Tensor& x, std::int64_t rows, std::int64_t sequences,
+static RoutedTokens tokens_of(const Microbatch& m) {
+  return {m.sequences.batch, m.step, m.first_sample, m.positions};
+}
+
+Work<Tensor> TransformerBlock::run_forward(const Tensor& x, std::int64_t rows, RoutedTokens tokens,
                                            AttentionCore core, Saved* saved, Until until) const {
   Kernels& kernels = rank_->kernels();
   const std::int64_t here = x.rows(), width = x.cols();
@@ -115,8 +119,8 @@ Work<Tensor> TransformerBlock::run_forward(const Tensor& x, std::int64_t rows, s
   norm2_.forward(kernels, middle, normed, stats2);
   ExpertParallel::Saved routed;
   if (experts_) {
-    routed = experts_->route(normed, rows, sequences);
-    if (until == Until::end && sequences > 0) experts_->count_forward(routed);
+    routed = experts_->route(normed, rows, tokens);
+    if (until == Until::end && tokens.sequences > 0) experts_->count_forward(routed);
   }
   normed = tensor_parallel_.enter(normed, rows).get();
   Tensor hidden;
@@ -170,10 +174,10 @@ void TransformerBlock::attend(const Microbatch& microbatch, const Tensor& core, 
 
 Work<Tensor> TransformerBlock::forward(const Microbatch& microbatch, const Tensor& x, Saved& saved) const {
   if (recompute_ != Recompute::full)
-    return run_forward(x, microbatch.rows(), microbatch.sequences.batch, training_core(microbatch), &saved,
+    return run_forward(x, microbatch.rows(), tokens_of(microbatch), training_core(microbatch), &saved,
                        Until::end);
   saved.x = x;
-  return run_forward(x, microbatch.rows(), microbatch.sequences.batch, training_core(microbatch), nullptr,
+  return run_forward(x, microbatch.rows(), tokens_of(microbatch), training_core(microbatch), nullptr,
                      Until::end);
 }
 
@@ -186,7 +190,7 @@ Tensor TransformerBlock::forward_cached(const Tensor& positions, const Tensor& x
                               attended.lse);
     return attended;
   };
-  return run_forward(x, x.rows(), 0, core, nullptr, Until::end).finish();
+  return run_forward(x, x.rows(), {}, core, nullptr, Until::end).finish();
 }
 
 std::shared_ptr<InputAgain> TransformerBlock::input_again(const Norm& norm, const Tensor& x,
@@ -282,7 +286,7 @@ Work<Tensor> TransformerBlock::run_backward(const Microbatch& microbatch, const 
   };
 
   if (recompute_ == Recompute::full)
-    co_await run_forward(saved.x, rows, microbatch.sequences.batch, training_core(microbatch), &saved,
+    co_await run_forward(saved.x, rows, tokens_of(microbatch), training_core(microbatch), &saved,
                          Until::hidden);
 
   Tensor d_normed;

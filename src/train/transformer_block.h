@@ -62,8 +62,7 @@ class TransformerBlock {
   using AttentionCore = std::function<Attended(Tensor qkv)>;
   // Up to where the backward pass needs it, or to the end. The result is undefined in the first case.
   enum class Until { hidden, end };
-  // `sequences` of a microbatch; 0 in generation.
-  Work<Tensor> run_forward(const Tensor& x, std::int64_t rows, std::int64_t sequences, AttentionCore core,
+  Work<Tensor> run_forward(const Tensor& x, std::int64_t rows, RoutedTokens tokens, AttentionCore core,
                            Saved* saved, Until until) const;
   // The gradient of the MLP's normed input over all rows, partial, and its weights' gradients; see
   // run_backward.

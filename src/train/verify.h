@@ -3,13 +3,16 @@
 // copy of every gradient and parameter is compared with the part of the one-rank tensor that it should be.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "base/progress.h"
 #include "parallel/faults.h"
 #include "spec/plan.h"
 #include "train/optimizer.h"
+#include "train/routing_decisions.h"
 #include "train/session.h"
 #include "train/trainer.h"
 
@@ -23,12 +26,17 @@ struct VerifyRequest {
   std::uint64_t seed = 1;
   SampleSource samples;  // empty: random tokens
   Faults faults;         // planted in the mesh, by tests
+  bool trace = false;    // VerifyReport::rank_timelines, as TrainRequest's
+  // Changes the initial weights of every rank and of the one-rank run in the same way, for tests; empty:
+  // nothing.
+  std::function<void(const ParameterStore&)> prepare = {};
+  Progress progress{};   // told of each step, on rank 0's thread
 };
 
 struct Difference {
   std::int64_t step = 0;  // counts from 0
   std::string tensor;     // the parameter's name, or "loss"
-  std::string kind;       // "grad", "param" or "loss"
+  std::string kind;       // "grad", "param", "loss", or of a router "choice" or "drop"
   double rel_diff = 0;
 };
 
@@ -41,9 +49,16 @@ struct VerifyReport {
   double param_worst =
       0;  // largest difference of a parameter's element over what its gradient's bound allows; <= 1 passes
   std::optional<Difference> first_difference;
+  // Comparisons beyond those bounds, which were held to rounding_multiple times what rounding does to these
+  // very numbers; and the one that comes nearest to that, as a share of it.
+  std::int64_t judged = 0;
+  Difference worst_judged;
+  // Where the mesh chose other experts than one rank, which then went on with the mesh's.
+  std::vector<RoutingDifference> routing_differences;
   std::vector<double> reference_losses, mesh_losses;
   // The mesh's last step, its first pipeline (dp 0, tp 0), as in TrainSummary.
   Timeline measured_timeline, simulated_timeline;
+  std::vector<RankTimeline> rank_timelines;
 };
 
 // Largest relative difference (max |a-b| / max |a| of a tensor) that regrouping sums may cause:
@@ -53,6 +68,12 @@ struct VerifyReport {
 // A schedule that does not flush is compared with a one-rank emulation of its delay; the report's bound is
 // then this times the updates that the two are apart before the mesh takes the reference's state.
 double verify_bound(const Plan& plan);
+
+// Ill-conditioned results owe more to rounding than their size says: a sum that cancels keeps the rounding of
+// its terms. What is beyond the bound is therefore computed again on one rank so many times with rounding
+// noise (tensor/rounding_noise.h), and may differ by so much times the root mean square of what that changes.
+constexpr int rounding_trials = 8;
+constexpr double rounding_multiple = 8;
 
 // Throws RequestError for what verify() refuses, which it does before any rank starts.
 void validate(const VerifyRequest& request);

@@ -96,7 +96,7 @@ double kept_bytes(const CsvRow& r, const Workload& w, const Configuration& c, co
     bytes += scores * static_cast<double>(w.model.num_heads) / c.tp * 2;
   // Sequences are gathered into one buffer, in 2 bytes.
   if (c.shards_sequence()) bytes += samples * rows * static_cast<double>(w.model.hidden) * 2;
-  // Of the last microbatch: its attention mask, a byte each, and what each virtual stage was handed, with the
+  // The last microbatch's: its attention mask, a byte each, and what each virtual stage was handed, with the
   // gradient that it handed back.
   if (c.pp > 1) bytes += scores + 2 * c.chunks * saved.boundary;
   return bytes;

@@ -17,7 +17,7 @@ struct GoldenMemory {
   double allocated = 0;  // bytes, measured
   double predicted() const { return states + kept + workspace; }
 };
-// Of the last pipeline rank, which writes the log. Left out are tests whose number of devices (releases),
+// On the last pipeline rank, which writes the log. Left out are tests whose number of devices (releases),
 // vocabulary (NullTokenizer), layers of the last stage (uneven pipelines) or ranks of latent attention the
 // table does not give.
 std::vector<GoldenMemory> golden_memory(const std::string& path);

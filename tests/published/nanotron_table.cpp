@@ -13,7 +13,7 @@ namespace {
 // GB/s of an all-reduce over the eight H100 of a node, as most runs of the sweep measured it.
 constexpr double h100_all_reduce = 425e9;
 
-// Of one device to other nodes, from the bus bandwidth of an all-reduce over nodes of eight:
+// The link of one device to other nodes, from the bus bandwidth of an all-reduce over nodes of eight:
 // 1 / bus = (7/8) / inside + 1 / (8 link).
 double link_bandwidth(double bus, double inside) {
   const double rest = 1 / bus - 7.0 / 8 / inside;

@@ -151,6 +151,9 @@ Table llama3(const std::string& path) {
     p.work = {model,           whole(r, "seq_len"),  whole(r, "DP") * whole(r, "batch_per_dp_seqs"),
               Precision::bf16, load_machine("h100"), load_software("current")};
     p.work.software.tensor_overlap = 0;
+    // "FP32 gradient accumulation during backward computation over multiple micro-batches" (the same
+    // section).
+    p.work.software.reduces_each_microbatch = false;
     const double flops = model_flops_per_token(model, p.work.seq_len) *
                          static_cast<double>(p.work.seq_len * p.work.global_batch);
     p.seconds = flops / (number(r, "tflops_per_gpu") * 1e12 * number(r, "gpus"));

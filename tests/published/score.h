@@ -21,7 +21,7 @@ struct Score {
   double mean_error = 0, median_error = 0, p90_error = 0, bias = 0;  // of predicted / published - 1
   double inside = 0;                                                 // part of the rows in their interval
 };
-// Of the rows that have a time: those fitted on, or the others.
+// Among the rows that have a time: those fitted on, or the others.
 Score score(const Table& table, const std::vector<Prediction>& predictions, bool fitted);
 
 struct Choice {

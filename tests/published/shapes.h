@@ -8,7 +8,7 @@
 
 namespace echelon::published {
 
-// Of models whose positions are not learned.
+// For models whose positions are not learned.
 inline constexpr std::int64_t longest = std::int64_t{1} << 24;
 
 ModelSpec gpt(std::int64_t layers, std::int64_t hidden, std::int64_t heads, std::int64_t ffn,

@@ -59,12 +59,12 @@ GROUPS = {
                 {**of('current', 'elementwise_passes', 'tensor_overlap', 'step_seconds', 'message_seconds', 'straggling'),
                  # In 16 bits, too, there are no fewer passes than the least possible.
                  'software.current.elementwise_passes': (1.2, 1, 3),
-                 # Of products in 16 bits its rows have only the output matrix: gemm_efficiency stays what it is, and in
+                 # For products in 16 bits its rows have only the output matrix: gemm_efficiency stays what it is, and in
                  # 8 bits no larger part of the peak is reached.
                  'machine.h100.gemm_fp8_efficiency': (0.6, 0.4, 0.659),
                  'machine.blackwell.gemm_fp8_efficiency': (0.6, 0.35, 0.8),
                  'machine.blackwell.gemm_fp4_efficiency': (0.4, 0.15, 0.8),
-                 # Of the same peaks in 8 bits, and more power to sustain them.
+                 # The same peaks in 8 bits, and more power to sustain them.
                  'machine.blackwell-ultra.gemm_fp8_efficiency': (0.6, 0.35, 0.8),
                  'machine.blackwell-ultra.gemm_fp4_efficiency': (0.4, 0.15, 0.8)}),
     # Behind it, on the machine that it found. Each configuration was published twice: both rows are fitted on, or none.

@@ -1,12 +1,10 @@
 // How much of its transfers between hosts the program hides behind computation: the hops of ring attention,
 // and the sums of gradients behind the rest of the backward pass. Computation sleeps, in proportion to what
-// the same transfers take alone, so that neither the speed of the network nor what else the machine does
-// decides.
+// the same transfers take alone.
 //
 //   mpirun -n HOSTS link_overlap ring|buckets MIB
 //
-// MIB: of a hop, or of the gradients of a layer. Status 1 where less is hidden than the order of transfers
-// and computation allows, within a tolerance.
+// MIB: of a hop, or of the gradients of a layer. bench/several_hosts.sh runs it over a slow network.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -26,8 +24,6 @@ namespace {
 using namespace echelon;
 using namespace echelon::checks;
 
-// What scheduling and uneven arrivals may cost, in parts of the transfers.
-constexpr double tolerance = 0.15;
 constexpr int repeats = 5;
 
 struct Times {
@@ -45,7 +41,8 @@ Times ring_times(ProcessWorld& world, std::int64_t mib, double block) {
   std::vector<double> together, computing;
   world.run([&](int index) {
     Arena arena;
-    SleepingKernels kernels(layout.causal_pairs(0) / ranks, std::chrono::duration<double>(block));
+    SleepingKernels kernels(layout.causal_pairs(0) / ranks, std::chrono::duration<double>(block),
+                            world.time());
     const Rank rank(world, plan.mesh, index, plan.dtype, arena, kernels);
     const ContextParallel context(rank, plan, heads);
     const Sequences sequences{1, {}};
@@ -111,7 +108,7 @@ Times bucket_times(ProcessWorld& world, std::int64_t mib, double layer, int laye
   return {median(together), median(computing)};
 }
 
-// Of all ranks, so that they go on with the same.
+// Over all ranks, so that they go on with the same.
 double longest(ProcessWorld& world, double seconds) {
   for (const std::string& other : world.gather(fmt::format("{}", seconds)))
     seconds = std::max(seconds, std::stod(other));
@@ -119,33 +116,30 @@ double longest(ProcessWorld& world, double seconds) {
 }
 
 // `exposed`: the part of the transfers that nothing can hide.
-bool report(ProcessWorld& world, const std::string& what, const Times& t, double transfers, double exposed) {
+void report(ProcessWorld& world, const std::string& what, const Times& t, double transfers, double exposed) {
   const double seen = longest(world, t.together - t.computing) / transfers;
   if (world.rank() == 0)
     fmt::print(
         "{:<26} computing {:.3f} s, transfers {:.3f} s, together {:.3f} s: {:3.0f}% of the transfers hidden, "
         "{:.0f}% at best\n",
         what, t.computing, transfers, t.together, 100 * (1 - seen), 100 * (1 - exposed));
-  return seen <= exposed + tolerance;
 }
 
-bool ring(ProcessWorld& world, std::int64_t mib) {
+void ring(ProcessWorld& world, std::int64_t mib) {
   const int ranks = world.num_ranks();
   const double transfers = longest(world, ring_times(world, mib, 0).together);
   // Forward one hop a block, backward one for keys and values and one for their gradients; the last of these
   // comes home when all blocks are done.
   const double hops = 3.0 * (ranks - 1), block = 1.25 * transfers / hops;
-  return report(world, fmt::format("ring of {}", ranks), ring_times(world, mib, block), transfers, 1 / hops);
+  report(world, fmt::format("ring of {}", ranks), ring_times(world, mib, block), transfers, 1 / hops);
 }
 
-bool buckets(ProcessWorld& world, std::int64_t mib) {
+void buckets(ProcessWorld& world, std::int64_t mib) {
   const double transfers = longest(world, bucket_times(world, mib, 0, layers).together),
                layer = transfers / layers;
   const std::string ranks = fmt::format(", dp {}", world.num_ranks());
-  const bool all = report(world, "one bucket" + ranks, bucket_times(world, mib, layer, layers), transfers, 1);
-  return report(world, "a bucket a layer" + ranks, bucket_times(world, mib, layer, 1), transfers,
-                1.0 / layers) &&
-         all;
+  report(world, "one bucket" + ranks, bucket_times(world, mib, layer, layers), transfers, 1);
+  report(world, "a bucket a layer" + ranks, bucket_times(world, mib, layer, 1), transfers, 1.0 / layers);
 }
 
 }  // namespace
@@ -155,8 +149,9 @@ int main(int argc, char** argv) {
   const std::int64_t mib = argc == 3 ? std::atoll(argv[2]) : 0;
   if ((what != "ring" && what != "buckets") || mib < 1) return 2;
   try {
-    ProcessWorld world(std::chrono::seconds(60), {});
-    return (what == "ring" ? ring(world, mib) : buckets(world, mib)) ? 0 : 1;
+    ProcessWorld world(patience, {});
+    (what == "ring" ? ring : buckets)(world, mib);
+    return 0;
   } catch (const std::exception& error) {
     fmt::print(stderr, "link_overlap: {}\n", error.what());
     return 3;

@@ -1,0 +1,35 @@
+#include "apps/flag_needs.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "base/error.h"
+
+namespace echelon {
+
+void refuse_idle(const CLI::App& app, const std::vector<FlagNeed>& needs, const std::string& also_given) {
+  for (const FlagNeed& need : needs) {
+    const CLI::Option* const option = app.get_option_no_throw(need.flag);
+    if (option == nullptr || need.acts || (option->count() == 0 && need.flag != also_given)) continue;
+    const std::string value =
+        option->get_items_expected_max() == 0 ? "" : fmt::format(" {}", fmt::join(option->results(), ","));
+    throw PlanRefusal::without_effect(
+        need.flag, fmt::format("{}{}: has no effect {}", need.flag, value, need.where), need.remedies);
+  }
+}
+
+void refuse_empty_values(const CLI::App& program) {
+  for (const CLI::App* verb : program.get_subcommands()) {
+    for (const CLI::Option* option : verb->get_options()) {
+      // An empty prompt is a prompt.
+      if (option->count() == 0 || option->get_items_expected_max() == 0 || option->get_positional() ||
+          option->get_name() == "--prompt")
+        continue;
+      for (const std::string& value : option->results())
+        if (value.empty()) refuse("{}: its value is empty", option->get_name());
+    }
+    refuse_empty_values(*verb);
+  }
+}
+
+}  // namespace echelon

@@ -1,0 +1,138 @@
+#include "schedule/share_cores.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+
+#include "base/error.h"
+
+namespace echelon {
+namespace {
+
+constexpr double never = std::numeric_limits<double>::infinity();
+
+class CoreSharing {
+ public:
+  CoreSharing(const Schedule& schedule, const SimulationCosts& costs, const CoreShare& share)
+      : schedule_(schedule), costs_(costs), share_(share), ranks_(schedule.ranks.size()) {
+    timeline_.ranks.resize(ranks_.size());
+  }
+
+  Timeline run() {
+    while (true) {
+      start_what_can();
+      int computing = 0;
+      for (const RankState& rank : ranks_) computing += rank.computes;
+      const double speed = computing > 0 ? std::min(1.0, share_.cores / (computing * share_.wanted)) : 1;
+      double wait = next_arrival_ - now_;
+      for (const RankState& rank : ranks_)
+        if (rank.computes) wait = std::min(wait, rank.left / speed);
+      if (wait == never) break;
+      pass(wait, speed);
+    }
+    for (std::size_t r = 0; r < ranks_.size(); ++r)
+      check(ranks_[r].next == schedule_.ranks[r].size(), "a schedule that is simulated finishes");
+    return std::move(timeline_);
+  }
+
+ private:
+  struct RankState {
+    std::size_t next = 0;
+    bool computes = false;
+    double begin = 0, left = 0;  // of the instruction: seconds with cores of its own
+  };
+
+  double seconds_of(const Instruction& i) const {
+    const StageTimes& t = costs_.of(i.stage);
+    switch (i.op) {
+      case Op::F:
+        return t.forward;
+      case Op::B:
+        return t.backward_input;
+      case Op::W:
+        return t.backward_weight;
+      case Op::BW:
+        return t.backward_input + t.backward_weight;
+      default:
+        return 0;
+    }
+  }
+
+  // Every rank that has what its next instruction reads begins with it; those that take no time end.
+  void start_what_can() {
+    next_arrival_ = never;
+    for (bool any = true; any;) {
+      any = false;
+      for (std::size_t r = 0; r < ranks_.size(); ++r) {
+        RankState& rank = ranks_[r];
+        if (rank.computes || rank.next == schedule_.ranks[r].size()) continue;
+        const Instruction& i = schedule_.ranks[r][rank.next];
+        const double there = available(r, i);
+        if (there > now_) {
+          if (there < never) next_arrival_ = std::min(next_arrival_, there);
+          continue;
+        }
+        rank.begin = now_;
+        rank.left = seconds_of(i);
+        rank.computes = rank.left > 0;
+        if (!rank.computes) finish(r);
+        any = any || !rank.computes;
+      }
+    }
+  }
+
+  // What a rank keeps for itself is there: its list is in order.
+  double available(std::size_t r, const Instruction& i) const {
+    double there = 0;
+    each_read(schedule_, i, [&](const Value& v) {
+      if (!travels(v)) return;
+      const auto found = made_.find(v);
+      if (found == made_.end())
+        there = never;
+      else
+        there = std::max(there, found->second.time + (found->second.rank == r ? 0 : costs_.message));
+    });
+    return there;
+  }
+
+  void pass(double seconds, double speed) {
+    now_ += seconds;
+    for (std::size_t r = 0; r < ranks_.size(); ++r) {
+      RankState& rank = ranks_[r];
+      if (!rank.computes) continue;
+      const bool ends = rank.left / speed <= seconds;
+      rank.left -= seconds * speed;
+      if (ends) finish(r);
+    }
+  }
+
+  void finish(std::size_t r) {
+    RankState& rank = ranks_[r];
+    const Instruction& i = schedule_.ranks[r][rank.next++];
+    rank.computes = false;
+    timeline_.ranks[r].push_back({i, rank.begin, now_});
+    each_write(schedule_, i, [&](const Value& v) {
+      if (travels(v)) made_[v] = {now_, r};
+    });
+  }
+
+  struct Made {
+    double time = 0;
+    std::size_t rank = 0;
+  };
+  const Schedule& schedule_;
+  const SimulationCosts& costs_;
+  CoreShare share_;
+  std::vector<RankState> ranks_;
+  std::map<Value, Made> made_;
+  double now_ = 0, next_arrival_ = never;
+  Timeline timeline_;
+};
+
+}  // namespace
+
+Timeline simulate_on_cores(const Schedule& schedule, const SimulationCosts& costs, const CoreShare& share) {
+  return CoreSharing(schedule, costs, share).run();
+}
+
+}  // namespace echelon

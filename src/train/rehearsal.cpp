@@ -1,0 +1,299 @@
+#include "train/rehearsal.h"
+
+#include <algorithm>
+#include <cstring>
+#include <ctime>
+#include <limits>
+#include <mutex>
+#include <numeric>
+
+#include "base/philox.h"
+#include "comm/threads.h"
+#include "train/trainer.h"
+
+namespace echelon {
+namespace {
+
+constexpr auto patience = std::chrono::hours(1);
+
+constexpr int tries = 4;
+
+SampleSource any_tokens(const Plan& plan) {
+  return [vocab = static_cast<std::uint64_t>(plan.model.vocab), seq_len = plan.seq_len](
+             std::int64_t step, std::int64_t sample, std::int32_t* tokens, std::int32_t* targets) {
+    const Philox draw(1, Stream::test, static_cast<std::uint64_t>(step * 1000 + sample));
+    for (std::int64_t t = 0; t < seq_len; ++t) {
+      tokens[t] = static_cast<std::int32_t>(draw.below(static_cast<std::uint64_t>(t), vocab));
+      targets[t] = static_cast<std::int32_t>(draw.below(static_cast<std::uint64_t>(t + 1), vocab));
+    }
+  };
+}
+
+// Meshes of the rehearsal, one behind the other: as many ranks as the job has, where they are not too many.
+struct Stand {
+  int meshes = 1, ranks = 1;
+  double cores_each = 1;  // that a rank has of those that it wants, when all compute
+};
+Stand stand_of(const Mesh& mesh, int job_ranks, const JobCores& cores) {
+  constexpr int most_ranks = 16;
+  Stand stand;
+  stand.meshes = std::max(1, std::min(job_ranks, most_ranks) / mesh.num_ranks());
+  stand.ranks = stand.meshes * mesh.num_ranks();
+  stand.cores_each = std::min(1.0, cores.cores / (stand.ranks * cores.wanted));
+  return stand;
+}
+
+// From the first rank's beginning to the last one's end: which rank that is, where they share cores, the
+// operating system says.
+class SharedStopwatch {
+ public:
+  // By one rank, between two barriers.
+  void reset() {
+    begin_ = Clock::time_point::max();
+    end_ = Clock::time_point::min();
+  }
+  void ran(Clock::time_point begin) {
+    const auto end = Clock::now();
+    const std::lock_guard lock(mutex_);
+    begin_ = std::min(begin_, begin);
+    end_ = std::max(end_, end);
+  }
+  double seconds() const { return std::chrono::duration<double>(end_ - begin_).count(); }
+
+ private:
+  std::mutex mutex_;
+  Clock::time_point begin_, end_;
+};
+
+// A few tries of `once` by all ranks of `all` together; rank 0 is told what each took.
+template <class Once, class Tell>
+void time_together(Communicator& all, SharedStopwatch& watch, const Once& once, const Tell& tell) {
+  for (int k = 0; k < tries; ++k) {
+    if (all.rank() == 0) watch.reset();
+    all.barrier().wait();
+    const auto begin = Clock::now();
+    once();
+    watch.ran(begin);
+    all.barrier().wait();
+    if (all.rank() == 0) tell(watch.seconds());
+    all.barrier().wait();
+  }
+}
+
+// Runs body(rank, meet) on all ranks of so many meshes at once; meet() is a barrier of them all.
+template <class Body>
+void on_meshes(const Stand& stand, const Mesh& mesh, DType dtype, int threads, const Body& body) {
+  std::vector<int> everyone(static_cast<std::size_t>(stand.ranks));
+  std::iota(everyone.begin(), everyone.end(), 0);
+  ThreadWorld world(stand.ranks, patience);
+  run_ranks(world, [&](int index) {
+    const auto all = world.join(index, everyone, "rehearsal");
+    Arena arena;
+    const auto kernels = make_kernels(arena, dtype, threads);
+    const int size = mesh.num_ranks();
+    body(Rank(world, mesh, index % size, dtype, arena, *kernels, Collectives::direct, index / size * size),
+         *all);
+  });
+}
+
+// Work of a rank in the passes of one microbatch. The time of all ranks together is measured, since one that
+// shares its core may run early or late in it.
+PartSeconds::Passes passes_of(const Plan& plan, const Stand& stand, int threads) {
+  struct Try {
+    double all = std::numeric_limits<double>::max(), forward = 0, passes = 0;
+  };
+  Try best, now;
+  std::mutex mutex;
+  SharedStopwatch watch;
+  on_meshes(stand, plan.mesh, plan.dtype, threads, [&](const Rank& rank, Communicator& all) {
+    Trainer trainer(rank, plan, {}, 1, {}, nullptr, Moments::elsewhere);
+    trainer.set_data_parallel_sums(DataParallelSums::none);
+    const auto samples = any_tokens(plan);
+    const auto once = [&] {
+      trainer.compute_gradients(0, samples);
+      const std::lock_guard lock(mutex);
+      for (const Span& span : trainer.last_run().spans) {
+        now.passes += span.end - span.begin;
+        if (span.instruction.op == Op::F) now.forward += span.end - span.begin;
+      }
+    };
+    time_together(all, watch, once, [&](double seconds) {
+      now.all = seconds;
+      if (now.all < best.all) best = now;
+      now = {};
+    });
+  });
+  const double work = best.all * stand.cores_each, forward = best.forward / best.passes;
+  return {forward * work, (1 - forward) * work};
+}
+
+PartSeconds::Passes operator-(const PartSeconds::Passes& a, const PartSeconds::Passes& b) {
+  return {std::max(0.0, a.forward - b.forward), std::max(0.0, a.backward - b.backward)};
+}
+
+// Zeroing, norm and update of one element.
+double element_seconds(const Plan& plan, const Stand& stand, int threads) {
+  constexpr std::int64_t elements = 1 << 16;
+  double best = std::numeric_limits<double>::max();
+  SharedStopwatch watch;
+  on_meshes(stand, Mesh{}, plan.dtype, threads, [&](const Rank& rank, Communicator& all) {
+    const auto tensor = [&](DType dtype, std::int64_t size) {
+      return Tensor(rank.arena(), MemoryCategory::other, dtype, {size});
+    };
+    const Tensor value = tensor(plan.dtype, elements), gradient = tensor(plan.dtype, elements),
+                 first = tensor(plan.dtype, elements), second = tensor(plan.dtype, elements);
+    const Tensor sums = tensor(DType::f64, norm_blocks(elements));
+    for (const Tensor& t : {value, first, second}) rank.kernels().fill(t, 0.5);
+    AdamWStep step;
+    step.lr = 1e-3;
+    const auto once = [&] {
+      rank.kernels().fill(gradient, 0.0);
+      rank.kernels().sum_squares(gradient, norm_block, sums);
+      rank.kernels().adamw(value, gradient, first, second, step);
+    };
+    time_together(all, watch, once, [&](double seconds) { best = std::min(best, seconds); });
+  });
+  return best * stand.cores_each / elements;
+}
+
+// Computes for so long: by the thread's own clock, so that waits for a core do not count.
+void compute_for(double seconds) {
+  const auto used = [] {
+    timespec t{};
+    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+  };
+  for (const double end = used() + seconds; used() < end;) {
+  }
+}
+
+// What an all_reduce of `count` elements costs each of so many ranks, in groups of neighbours, that compute
+// between one call and the next for as long as small layers do, none just as long as another: ranks that
+// wait fall asleep and are woken, or give their core to others. What they compute, and where each has a core
+// what the longest of a group computes, is taken off.
+double call_seconds(const Plan& plan, int ranks, int group_size, const JobCores& cores, std::int64_t count) {
+  constexpr int row = 8;
+  constexpr double shortest = 70e-6, longest = 130e-6;
+  const int groups = ranks / group_size, all_ranks = groups * group_size;
+  const bool shared = cores.are_shared(all_ranks);
+  const auto computes = [](int rank, int call) {
+    const Philox draw(1, Stream::test, static_cast<std::uint64_t>(rank));
+    return shortest + (longest - shortest) * 1e-3 *
+                          static_cast<double>(draw.below(static_cast<std::uint64_t>(call), 1000));
+  };
+  double computed = 0;  // in a row, by each rank on average or by the group that takes longest
+  for (int group = 0; group < groups; ++group) {
+    double by_longest = 0;
+    for (int call = 0; call < row; ++call) {
+      double most = 0;
+      for (int r = group * group_size; r < (group + 1) * group_size; ++r) {
+        most = std::max(most, computes(r, call));
+        if (shared) computed += computes(r, call) / all_ranks;
+      }
+      by_longest += most;
+    }
+    if (!shared) computed = std::max(computed, by_longest);
+  }
+  double best = std::numeric_limits<double>::max();
+  SharedStopwatch watch;
+  ThreadWorld world(all_ranks, patience);
+  run_ranks(world, [&](int index) {
+    std::vector<int> group(static_cast<std::size_t>(group_size)),
+        everyone(static_cast<std::size_t>(all_ranks));
+    std::iota(group.begin(), group.end(), index / group_size * group_size);
+    std::iota(everyone.begin(), everyone.end(), 0);
+    const auto all = world.join(index, everyone, "rehearsal");
+    const auto few = world.join(index, group, "rehearsal's group");
+    Arena arena;
+    const Tensor x(arena, MemoryCategory::communication, plan.dtype, {count});
+    std::memset(x.raw(), 0, static_cast<std::size_t>(x.bytes()));
+    const auto once = [&] {
+      for (int call = 0; call < row; ++call) {
+        compute_for(computes(index, call));
+        few->all_reduce(x).wait();
+      }
+    };
+    time_together(*all, watch, once, [&](double seconds) { best = std::min(best, seconds); });
+  });
+  return std::max(0.0, best * std::min(1.0, cores.cores / (all_ranks * cores.wanted)) - computed) / row;
+}
+
+}  // namespace
+
+RehearsedPlan rehearsed_plan(const Plan& plan, std::int64_t dense, std::int64_t experts) {
+  constexpr std::int64_t most_vocab = 8192, fewest_tokens = 16;
+  const double most_flops = plan.dtype == DType::f32 ? 2e9 : 3e7;  // forward; reference kernels are slow
+  RehearsedPlan r;
+  Plan& p = r.plan;
+  p.model = plan.model;
+  p.model.num_layers = dense + experts;
+  if (p.model.experts == Experts::deepseek) p.model.num_dense_layers = dense;
+  const int tp = plan.mesh.size(Axis::tp), cp = plan.mesh.size(Axis::cp), ep = plan.mesh.ep;
+  p.model.vocab = std::min(p.model.vocab, tp * most_vocab);
+  p.mesh.set(Axis::tp, tp);
+  p.mesh.set(Axis::cp, cp);
+  p.mesh.ep = ep;
+  if (ep > cp) p.mesh.set(Axis::dp, ep % cp == 0 ? ep / cp : plan.mesh.size(Axis::dp));
+  const std::int64_t sequences = microbatches(plan, 0).front().size();
+  p.micro_batch = std::max<std::int64_t>(1, sequences);
+  p.seq_len = plan.seq_len;
+  p.dtype = plan.dtype;
+  p.sequence_parallel = plan.sequence_parallel;
+  p.recompute = plan.recompute;
+  p.context_kind = plan.context_kind;
+  p.context_balance = plan.context_balance;
+  p.ulysses = plan.ulysses;
+  p.mask = plan.mask;
+  p.balancing = plan.balancing;
+  const auto flops = [](const Plan& of) { return stage_flops(of, {{0, 1}, false, false}).forward; };
+  const auto fit_batch = [&] { p.global_batch = p.micro_batch * p.mesh.size(Axis::dp); };
+  fit_batch();
+  // Lengths divide by what the ring and its balance ask for.
+  while (flops(p) > most_flops && p.seq_len % (4 * cp * tp) == 0 && p.seq_len / cp >= 2 * fewest_tokens) {
+    if (p.micro_batch > 1)
+      p.micro_batch = 1;
+    else
+      p.seq_len /= 2;
+    fit_batch();
+  }
+  r.layer_share = sequences == 0 ? 0 : flops(plan) / flops(p);
+  r.head_share = static_cast<double>(sequences * plan.seq_len) /
+                 static_cast<double>(p.micro_batch * p.seq_len) * static_cast<double>(plan.model.vocab) /
+                 static_cast<double>(p.model.vocab);
+  return r;
+}
+
+PartSeconds rehearse(const Plan& plan, const RunOptions& options, const JobCores& cores) {
+  const ModelSpec& m = plan.model;
+  const int ranks = plan.mesh.num_ranks(), threads = options.threads_per_rank;
+  PartSeconds parts;
+  const bool has_experts = m.experts != Experts::none;
+  const bool has_dense = !has_experts || (m.experts == Experts::deepseek && m.num_dense_layers > 0);
+  const std::int64_t dense = has_dense ? 1 : 0, experts = has_experts ? 1 : 0;
+  const RehearsedPlan r = rehearsed_plan(plan, dense, experts);
+  const Stand stand = stand_of(r.plan.mesh, ranks, cores);
+  const auto passes = [&](std::int64_t more_dense, std::int64_t more_experts) {
+    return passes_of(rehearsed_plan(plan, dense + more_dense, experts + more_experts).plan, stand, threads);
+  };
+  // One layer more: what it adds is a layer's, and what is left without any is that of both ends.
+  const PartSeconds::Passes base = passes(0, 0);
+  if (has_dense) parts.dense = passes(1, 0) - base;
+  if (has_experts) parts.experts = passes(0, 1) - base;
+  parts.ends = base - parts.dense - parts.experts;
+  parts.dense *= r.layer_share;
+  parts.experts *= r.layer_share;
+  parts.ends *= r.head_share;
+  parts.element = element_seconds(plan, stand_of(Mesh{}, ranks, cores), threads);
+  const int group = std::max(plan.mesh.dp_cp_size(), plan.mesh.size(Axis::pp));
+  if (group == 1) return parts;
+  constexpr int most_ranks = 32;
+  const int world = std::max(group, std::min(ranks, most_ranks) / group * group);
+  constexpr std::int64_t few = 16, many = 1 << 16;
+  parts.call = call_seconds(plan, world, group, cores, few);
+  const double large = call_seconds(plan, world, group, cores, many);
+  parts.byte = std::max(0.0, large - parts.call) /
+               static_cast<double>(all_reduce_bytes_sent(many, group, 0, element_bytes(plan.dtype)));
+  return parts;
+}
+
+}  // namespace echelon

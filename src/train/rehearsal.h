@@ -1,0 +1,25 @@
+// The parts of a step, timed on this machine before a run: one layer of each kind on the ranks that share its
+// work, embedding and output layer, the optimizer, and communication between as many ranks. plan/cost makes a
+// step of them.
+#pragma once
+
+#include "plan/cost.h"
+#include "train/session.h"
+
+namespace echelon {
+
+// One microbatch of the plan's model, with so many layers with a dense MLP and so many with experts, on the
+// ranks that compute it together: those of tp and cp, and those that experts are spread over. Fewer tokens
+// and a smaller vocabulary where a try would take long.
+struct RehearsedPlan {
+  Plan plan;
+  // What a rank of the plan computes in a full microbatch of a layer, and in the output layer, over what it
+  // computes here.
+  double layer_share = 1, head_share = 1;
+};
+RehearsedPlan rehearsed_plan(const Plan& plan, std::int64_t dense, std::int64_t experts);
+
+// On as many ranks at once as the job will have, or some of them; best of a few tries.
+PartSeconds rehearse(const Plan& plan, const RunOptions& options, const JobCores& cores);
+
+}  // namespace echelon

@@ -1,0 +1,369 @@
+// Every command that README.md, CONTRIBUTING.md and docs/ show runs and ends as they say. Commands are the
+// lines of ```sh blocks, those after "$ " in ```console blocks, whose other lines are output, and `echelon
+// VERB --flags` in the text; a block of another kind holds none. They run in the order of their document, in
+// a directory of its own. A comment "# refused: ..." expects exit status 2; other_endings() has what is said
+// otherwise.
+//
+// They run at the sizes of class Small. What is not run is in not_run(), with the reason.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <regex>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "run_command.h"
+#include "temporary_directory.h"
+
+namespace echelon::documents_test {
+namespace {
+
+namespace fs = std::filesystem;
+using namespace checks;
+using Words = std::vector<std::string>;
+
+// ---- what the documents show
+
+// What the text around a command says of its end.
+struct Ending {
+  const char* command;  // ends so
+  int status;
+};
+const std::vector<Ending>& other_endings() {
+  static const std::vector<Ending> list{
+      {"--global-batch 8 --zero 0 --tp 1 --pp 1 --cp 1", 1},             // does not fit without ZeRO
+      {"--seq-len 4096 --recompute full --zero 0", 1},                   // nor does 70B
+      {"--model mixtral-tiny --data build/bible.txt --dp 2 --ep 4", 2},  // no such expert groups
+  };
+  return list;
+}
+
+struct Command {
+  int line = 0;
+  std::string text, comment;
+  int status() const {
+    for (const Ending& ending : other_endings())
+      if (text.ends_with(ending.command)) return ending.status;
+    return comment.starts_with("refused") ? 2 : 0;
+  }
+};
+
+// Up to a # that begins a word outside quotes.
+Command parse_command(const std::string& line, int number) {
+  Command command{number, line, ""};
+  char quote = 0;
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    if (quote != 0) {
+      if (line[i] == quote) quote = 0;
+    } else if (line[i] == '"' || line[i] == '\'') {
+      quote = line[i];
+    } else if (line[i] == '#' && (i == 0 || line[i - 1] == ' ')) {
+      command.text = line.substr(0, i);
+      command.comment = line.substr(std::min(line.size(), line.find_first_not_of("# ", i)));
+      break;
+    }
+  }
+  command.text.erase(command.text.find_last_not_of(' ') + 1);
+  return command;
+}
+
+bool looks_like_a_command(const std::string& line) {
+  static const std::regex form(
+      R"(^(\$ )?(echelon|mpirun|srun|make|cmake|ctest|python3|build/release/\S+) .*)");
+  return std::regex_match(line, form);
+}
+
+// `echelon train --flags` in running text, which may go on in the next line. `text` begins in this line.
+void add_inline(const std::string& text, int line, std::vector<Command>& commands) {
+  static const std::regex span("`(echelon (?:(?:bench|checkpoint) )?[a-z]+ [^`]*--[^`]*)`");
+  for (std::sregex_iterator it(text.begin(), text.end(), span), end; it != end; ++it) {
+    const auto lines = std::count(text.begin(), text.begin() + it->position(), '\n');
+    std::string command = (*it)[1];
+    std::replace(command.begin(), command.end(), '\n', ' ');
+    commands.push_back({line + static_cast<int>(lines), command, ""});
+  }
+}
+
+std::vector<Command> commands_of(const fs::path& document) {
+  std::ifstream in(document);
+  std::vector<Command> commands;
+  std::optional<std::string> block;  // its kind, inside one
+  int number = 0, prose_begin = 1;
+  std::string line, prose;
+  while (++number, std::getline(in, line)) {
+    if (line.starts_with("```")) {
+      block = block ? std::nullopt : std::optional(line.substr(3));
+      if (block) add_inline(prose, prose_begin, commands);
+      prose.clear();
+      prose_begin = number + 1;
+      continue;
+    }
+    if (!block) {
+      prose += line + "\n";
+      continue;
+    }
+    const int first = number;
+    for (std::string more; line.ends_with("\\") && std::getline(in, more); ++number) {
+      line.pop_back();
+      line += more;
+    }
+    const bool prompted = line.starts_with("$ ");
+    if (*block != "sh" && !(*block == "console" && prompted)) {
+      EXPECT_FALSE(looks_like_a_command(line))
+          << document << ":" << first
+          << ": commands stand in ```sh blocks, or after \"$ \" in ```console blocks";
+      continue;
+    }
+    const Command command = parse_command(prompted ? line.substr(2) : line, first);
+    if (!command.text.empty()) commands.push_back(command);
+  }
+  add_inline(prose, prose_begin, commands);
+  for (const Command& command : commands)
+    EXPECT_EQ(command.text.find("..."), std::string::npos)
+        << document << ":" << command.line << ": is not whole";
+  return commands;
+}
+
+// ---- how they are run
+
+Words words_of(const std::string& text) {
+  Words words{""};
+  char quote = 0;
+  for (char c : text) {
+    if (quote == 0 && c == ' ') {
+      if (!words.back().empty()) words.emplace_back();
+      continue;
+    }
+    if (quote == 0 && (c == '"' || c == '\''))
+      quote = c;
+    else if (c == quote)
+      quote = 0;
+    words.back() += c;
+  }
+  if (words.back().empty()) words.pop_back();
+  return words;
+}
+
+// What the documents leave to the reader, and what only some machines have.
+std::string filled_in(std::string text) {
+  static const std::vector<std::pair<std::string, std::string>> values{
+      {"srun -n 8 --mpi=pmix ", "mpirun -n 8 --oversubscribe "},  // no Slurm here
+      {"srun --mpi=pmix ", "mpirun -n 8 --oversubscribe "},
+      {"--zero S", "--zero 2"},
+      {"--schedule S", "--schedule zb-h1"},
+      {"--seq-len T", "--seq-len 64"},
+      {"--cp N", "--cp 2"},
+      {"--ranks N", "--ranks 2"},
+      {"--global-batch G", "--global-batch 4"},
+      {"--zero-prefetch P", "--zero-prefetch 1"}};
+  for (const auto& [what, value] : values)
+    for (std::size_t at; (at = text.find(what)) != std::string::npos;) text.replace(at, what.size(), value);
+  return text;
+}
+
+// Words behind flags become smaller, flags that are missing are added: the same command at a size for tests.
+class Small {
+ public:
+  explicit Small(const std::string& text) : words_(words_of(text)) {}
+
+  std::string text() {
+    const std::string verb = find_verb();
+    if (verb == "train") {
+      // A hundredth of the steps, so that what resumes still goes on further.
+      for (const char* flag : {"--steps", "--save-every", "--eval-every"})
+        change(flag, [](std::int64_t n) { return (n + 99) / 100; });
+      add("--steps", "2");
+      add("--eval-samples", "1");
+      add("--sample", "8");
+      add("--threads", "1");
+      shorten_sequences();
+    } else if (verb == "verify") {
+      change("--steps", [](std::int64_t n) { return std::min<std::int64_t>(n, 2); });
+      add("--steps", "1");
+      shorten_sequences();
+    } else if (verb == "generate") {
+      add("--max-tokens", "8");
+    } else if (verb == "bench train") {
+      add("--model", "gpt2-tiny");
+      add("--steps", "1");
+      shorten_sequences();
+    } else if (verb == "bench comm") {
+      add("--repeats", "1");
+      add("--size", "0.1");
+    } else if (verb == "bench context") {
+      add("--repeats", "1");
+      shorten_sequences();
+    }
+    return fmt::format("{}", fmt::join(words_, " "));
+  }
+
+ private:
+  // "train" of `launch -- train` too.
+  std::string find_verb() const {
+    for (const char* before : {"--", "build/release/echelon", "echelon"}) {
+      const auto found = std::find(words_.begin(), words_.end(), before);
+      if (found == words_.end() || found + 1 == words_.end()) continue;
+      if (found[1] == "bench" && found + 2 < words_.end()) return "bench " + found[2];
+      return found[1];
+    }
+    return "";
+  }
+
+  std::string* value_of(const std::string& flag) {
+    const auto found = std::find(words_.begin(), words_.end(), flag);
+    return found == words_.end() || found + 1 == words_.end() ? nullptr : &found[1];
+  }
+  template <class Change>
+  void change(const std::string& flag, const Change& changed) {
+    if (std::string* value = value_of(flag)) *value = std::to_string(changed(std::stoll(*value)));
+  }
+  void add(const std::string& flag, const std::string& value) {
+    if (value_of(flag) == nullptr) words_.insert(words_.end(), {flag, value});
+  }
+  void shorten_sequences() {
+    change("--seq-len", [](std::int64_t n) { return std::min<std::int64_t>(n, 64); });
+    if (value_of("--plan") == nullptr) add("--seq-len", "64");
+  }
+
+  Words words_;
+};
+
+// Commands that begin so are not run; each stands in a document.
+struct NotRun {
+  const char* begin;
+  const char* why;
+};
+const std::vector<NotRun>& not_run() {
+  static const std::vector<NotRun> list{
+      {"make ", "builds and tests all of this; CI runs it"},
+      {"cmake ", "configures another build; CI runs it"},
+      {"ctest ", "runs this test"},
+      {"tests/several_hosts.sh", "a test by itself, which needs network namespaces"},
+      {"build/release/tests/", "a test by itself"},
+  };
+  return list;
+}
+
+// Left to the slow suite, where all documents run.
+bool is_slow(const Command& command) {
+  return command.text.starts_with("mpirun ") || command.text.starts_with("echelon bench ");
+}
+bool runs_all() { return std::getenv("ECHELON_ALL_DOCUMENTS") != nullptr; }
+
+// A make command's target, or a preset, must be there all the same.
+void check_unrun(const Command& command) {
+  const Words words = words_of(command.text);
+  const std::string makefile = read_bytes(fs::path(ECHELON_SOURCE_DIR) / "Makefile");
+  const std::string presets = read_bytes(fs::path(ECHELON_SOURCE_DIR) / "CMakePresets.json");
+  for (std::size_t i = 0; i + 1 < words.size(); ++i) {
+    if (words[i] == "make") {
+      EXPECT_NE(makefile.find("\n" + words[i + 1] + ":"), std::string::npos) << command.text;
+    }
+    if (words[i].ends_with("preset")) {
+      EXPECT_NE(presets.find("\"name\": \"" + words[i + 1] + "\""), std::string::npos) << command.text;
+    }
+  }
+  if (words.front().ends_with(".sh")) {
+    EXPECT_TRUE(fs::exists(fs::path(ECHELON_SOURCE_DIR) / words.front())) << command.text;
+  }
+}
+
+// A directory in which commands of a document run one after the other.
+class Place {
+ public:
+  Place() {
+    fs::create_directories(root_ / "build/release");
+    fs::create_symlink(ECHELON_BINARY, root_ / "build/release/echelon");
+    fs::copy(fs::path(ECHELON_SOURCE_DIR) / "docs", root_ / "docs");
+    std::string text;  // as `make train` leaves it
+    for (int i = 0; i < 400; ++i)
+      text += "And God said, Let there be light number " + std::to_string(i) + ".\n";
+    write_text((root_ / "build/bible.txt").string(), text);
+  }
+
+  void run(const Command& command) const {
+    SCOPED_TRACE(fmt::format("line {}: {}", command.line, command.text));
+    const auto is_begun = [&](const NotRun& n) { return command.text.starts_with(n.begin); };
+    if (std::any_of(not_run().begin(), not_run().end(), is_begun)) return check_unrun(command);
+    if (is_slow(command) && !runs_all()) return;
+    // What is refused at its full size is refused at once.
+    const std::string filled = filled_in(command.text);
+    const std::string small = command.status() == 2 ? filled : Small(filled).text();
+    const auto begin = std::chrono::steady_clock::now();
+    const CommandResult result = run_command(
+        fmt::format("export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 && cd '{}' && "
+                    "PATH=$PWD/build/release:$PATH && {} </dev/null",
+                    root_.string(), small));
+    EXPECT_EQ(result.status, command.status()) << small << "\n" << result.output;
+    if (command.status() == 2) {
+      EXPECT_NE(result.output.find("echelon: "), std::string::npos) << result.output;
+    }
+    if (std::getenv("ECHELON_SHOW_COMMANDS") != nullptr)
+      fmt::print("{:6.2f} s  {}\n",
+                 std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(), small);
+  }
+
+ private:
+  const TemporaryDirectory directory_;
+  const fs::path root_ = directory_.path();
+};
+
+// Without the kernels that the documents' runs take there is nothing to show.
+bool has_f32() { return std::string(ECHELON_TEST_DTYPE) == "f32"; }
+
+void run_document(const fs::path& document) {
+  SCOPED_TRACE(document.filename().string());
+  const Place place;
+  for (const Command& command : commands_of(document)) place.run(command);
+}
+
+TEST(Documents, EveryCommandOfTheReadmeRuns) {
+  if (!has_f32()) GTEST_SKIP() << "this build has f64 alone";
+  run_document(fs::path(ECHELON_SOURCE_DIR) / "README.md");
+}
+
+// What `make train` runs, and what it says then.
+TEST(Documents, TheQuickStartGoesOnAsItSays) {
+  if (!has_f32()) GTEST_SKIP() << "this build has f64 alone";
+  std::string makefile = read_bytes(fs::path(ECHELON_SOURCE_DIR) / "Makefile");
+  for (const auto& [variable, value] :
+       {std::pair{"$(RUN)", "runs/now"}, {"$(DATA)", "build/bible.txt"}, {"$(STEPS)", "200"}, {"\\\n\t", ""}})
+    for (std::size_t at; (at = makefile.find(variable)) != std::string::npos;)
+      makefile.replace(at, std::string(variable).size(), value);
+  const Place place;
+  std::istringstream lines(makefile);
+  int number = 0, trains = 0, others = 0;
+  for (std::string line; ++number, std::getline(lines, line);) {
+    const std::size_t begin = line.find_first_not_of(" \t");
+    if (begin == std::string::npos || begin == 0 || line.compare(begin, 14, "build/release/") != 0) continue;
+    place.run({number, line.substr(begin), ""});
+    (line.find("echelon train ") != std::string::npos ? trains : others) += 1;
+  }
+  EXPECT_EQ(trains, 1);
+  EXPECT_EQ(others, 3);
+}
+
+// The rest is slow: the fast suite sees that commands are marked as such, and whole.
+TEST(Documents, EveryOtherCommandRuns) {
+  std::vector<fs::path> documents{fs::path(ECHELON_SOURCE_DIR) / "CONTRIBUTING.md"};
+  for (const auto& entry : fs::directory_iterator(fs::path(ECHELON_SOURCE_DIR) / "docs"))
+    if (entry.path().extension() == ".md") documents.push_back(entry.path());
+  std::sort(documents.begin(), documents.end());
+  std::size_t count = 0;
+  for (const fs::path& document : documents) {
+    count += commands_of(document).size();
+    if (runs_all()) run_document(document);
+  }
+  EXPECT_GT(count, 70u);
+}
+
+}  // namespace
+}  // namespace echelon::documents_test

@@ -1,0 +1,155 @@
+// What a step's time is predicted from: the parts, the cores, and the peak that MFU is of.
+#include "train/rehearsal.h"
+
+#include <gtest/gtest.h>
+
+#include "expert_runs.h"
+#include "plan/memory.h"
+#include "train/metrics.h"
+#include "train/this_machine.h"
+
+namespace echelon::rehearsal_test {
+namespace {
+
+using namespace checks;
+
+Plan with_mesh(ModelSpec model, int dp, int tp, int pp, int cp = 1) {
+  Plan plan = odd_plan(std::move(model), dp, tp, tp > 1);
+  plan.mesh.set(Axis::pp, pp);
+  plan.mesh.set(Axis::cp, cp);
+  plan.seq_len = cp > 1 ? 12 : 11;
+  return plan;
+}
+
+// Each is a plan that runs, on the ranks that share a layer's work.
+TEST(Rehearsal, RunsALayerOnTheRanksThatShareIt) {
+  for (const ModelSpec& model : {odd_gpt2(), odd_llama(), odd_mixtral(), odd_deepseek(), even_mixtral(2)})
+    for (const auto& [dp, tp, cp, ep] :
+         {std::tuple{1, 1, 1, 1}, {2, 2, 1, 1}, {1, 1, 2, 1}, {1, 2, 2, 2}, {4, 1, 1, 4}}) {
+      if (ep > 1 && (model.experts == Experts::none || model.num_experts % ep != 0)) continue;
+      Plan plan = with_mesh(model, dp, tp, 1, cp);
+      plan.mesh.ep = ep;
+      SCOPED_TRACE(describe(plan));
+      const bool is_mixtral = model.experts == Experts::mixtral, has_experts = model.experts != Experts::none;
+      const RehearsedPlan r = rehearsed_plan(plan, is_mixtral ? 0 : 1, has_experts);
+      EXPECT_NO_THROW(validate(r.plan));
+      EXPECT_EQ(r.plan.mesh.num_ranks(), std::max(cp, ep) * tp);
+      EXPECT_DOUBLE_EQ(r.layer_share, 1);
+      EXPECT_DOUBLE_EQ(r.head_share, 1);
+      const PartSeconds parts = rehearse(plan, {}, {2, 1});
+      for (const PartSeconds::Passes& passes : {parts.dense, parts.experts, parts.ends}) {
+        EXPECT_GE(passes.forward, 0);
+        EXPECT_GE(passes.backward, 0);
+      }
+      if (is_mixtral) {
+        EXPECT_EQ(parts.dense.forward + parts.dense.backward, 0);
+      }
+      if (!has_experts) {
+        EXPECT_EQ(parts.experts.forward + parts.experts.backward, 0);
+      }
+      EXPECT_GT(parts.element, 0);
+      EXPECT_GE(parts.call, 0);
+      EXPECT_GE(parts.byte, 0);
+    }
+}
+
+// A large one is rehearsed with fewer tokens, and counted whole.
+TEST(Rehearsal, IsShortWhereTheStepIsLong) {
+  Plan plan;
+  plan.model = load_model("llama-3-8b");
+  plan.mesh.set(Axis::tp, 2);
+  plan.global_batch = plan.micro_batch = 4;
+  plan.seq_len = 4096;
+  const RehearsedPlan r = rehearsed_plan(plan, 1, 0);
+  EXPECT_EQ(r.plan.micro_batch, 1);
+  EXPECT_LT(r.plan.seq_len, 64);
+  EXPECT_GT(r.layer_share * static_cast<double>(r.plan.seq_len), 4 * 4096);  // attention grows faster
+  EXPECT_DOUBLE_EQ(r.head_share * static_cast<double>(r.plan.seq_len * r.plan.model.vocab),
+                   4.0 * 4096 * static_cast<double>(plan.model.vocab));
+}
+
+// Layers, ends, messages and updates of every rank, once each.
+TEST(Rehearsal, MakesAStepOfItsParts) {
+  PartSeconds parts;
+  parts.dense = {2, 4};
+  parts.ends = {1, 3};
+  for (const auto& [dp, pp] : {std::pair{1, 1}, {2, 2}, {1, 2}}) {
+    Plan plan = with_mesh(odd_llama(), dp, 1, pp);
+    plan.global_batch = 8;
+    const PipelineLayout pipeline(plan);
+    const std::vector<Traffic> none(static_cast<std::size_t>(pp));
+    const auto step = [&](const PartSeconds& p, double cores, const std::vector<Traffic>& traffic) {
+      return predict_step(plan, pipeline, step_work(plan, pipeline, p, traffic), {cores, 1});
+    };
+    const int ranks = dp * pp;
+    const double work = 4 * (2 * (2 + 4) + 1 + 3);  // four microbatches of all ranks together
+    EXPECT_NEAR(step(parts, 1, none).seconds, work, 1e-9);
+    const double alone = step(parts, 64, none).seconds;
+    EXPECT_GT(alone, work / ranks - 1e-9);
+    if (pp == 1) {
+      EXPECT_NEAR(alone, work / dp, 1e-9);
+      EXPECT_NEAR(step(parts, 1, none).bubble_fraction, 0, 1e-9);
+    }
+    // A second for each element: on one core those of all ranks, one after another.
+    PartSeconds updates;
+    updates.element = 1;
+    double elements = 0;
+    for (int r = 0; r < pp; ++r)
+      elements +=
+          static_cast<double>(predict_memory(plan, pipeline, {.pp = r})[MemoryCategory::parameters] / 8);
+    EXPECT_NEAR(step(updates, 1, none).seconds, dp * elements, 1e-6);
+    // Calls and bytes, too: of the pipeline in the passes, of dp behind them; those of tp are part of a
+    // layer.
+    PartSeconds talk;
+    talk.call = 1;
+    talk.byte = 0.5;
+    std::vector<Traffic> traffic(none);
+    for (Traffic& t : traffic)
+      t.at(Axis::pp, Verb::send) = {3, 10}, t.at(Axis::dp, Verb::all_reduce) = {1, 4};
+    EXPECT_NEAR(step(talk, 1, traffic).seconds, ranks * (3 + 5 + 1 + 2), 1e-9);
+    EXPECT_GE(step(talk, 64, traffic).seconds, 3 + 5 + 1 + 2 - 1e-9);
+    EXPECT_LE(step(talk, 64, traffic).seconds, pp * (3 + 5 + 1 + 2));
+  }
+}
+
+TEST(ThisMachine, KnowsItsQuotaOfCores) {
+  const TemporaryDirectory directory;
+  const auto mount = directory.path() / "cgroup";
+  std::filesystem::create_directories(mount / "a" / "b");
+  std::filesystem::create_directories(mount / "cpu" / "old");
+  const auto groups = directory / "groups";
+  const auto cores = [&](const std::string& list) {
+    write_text(groups, list);
+    return cores_of_quota(groups, mount);
+  };
+  EXPECT_TRUE(std::isinf(cores("0::/a/b\n")));
+  write_text(mount / "a" / "b" / "cpu.max", "max 100000\n");
+  EXPECT_TRUE(std::isinf(cores("0::/a/b\n")));
+  write_text(mount / "a" / "cpu.max", "150000 100000\n");
+  EXPECT_DOUBLE_EQ(cores("0::/a/b\n"), 1.5);  // of the group around it
+  write_text(mount / "a" / "b" / "cpu.max", "50000 100000\n");
+  EXPECT_DOUBLE_EQ(cores("0::/a/b\n"), 0.5);
+  EXPECT_TRUE(std::isinf(cores("0::/elsewhere\n")));
+  write_text(mount / "cpu.max", "400000 100000\n");
+  EXPECT_DOUBLE_EQ(cores("0::/elsewhere\n"), 4);
+  write_text(mount / "cpu" / "old" / "cpu.cfs_quota_us", "-1\n");
+  write_text(mount / "cpu" / "old" / "cpu.cfs_period_us", "100000\n");
+  EXPECT_TRUE(std::isinf(cores("7:memory:/a/b\n3:cpu,cpuacct:/old\n")));
+  write_text(mount / "cpu" / "old" / "cpu.cfs_quota_us", "250000\n");
+  EXPECT_DOUBLE_EQ(cores("7:memory:/a/b\n3:cpu,cpuacct:/old\n"), 2.5);
+}
+
+TEST(Utilization, IsNeverAboveOne) {
+  Utilization u(100);
+  EXPECT_DOUBLE_EQ(u.of(50), 0.5);
+  EXPECT_FALSE(u.was_exceeded());
+  EXPECT_DOUBLE_EQ(u.of(108.5), 1);  // so the peak had been measured on a busy machine
+  EXPECT_TRUE(u.was_exceeded());
+  u.raise(200);
+  EXPECT_DOUBLE_EQ(u.of(108.5), 0.5425);
+  u.raise(150);
+  EXPECT_DOUBLE_EQ(u.peak_flops(), 200);
+}
+
+}  // namespace
+}  // namespace echelon::rehearsal_test
