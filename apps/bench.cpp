@@ -136,8 +136,8 @@ int bench_train(BenchTrainFlags& f) {
   fmt::print(out,
              "MFU {:.1f}% of the {:.1f} GFLOP/s that {} reach{} on 2048^3 (best of {}, measured "
              "between steps; median {:.1f})\n",
-             100 * mfu, utilization.peak_flops() / 1e9, counted(workers, "thread"),
-             workers == 1 ? "es" : "", peaks.size(), peak.median / 1e9);
+             100 * mfu, utilization.peak_flops() / 1e9, counted(workers, "thread"), workers == 1 ? "es" : "",
+             peaks.size(), peak.median / 1e9);
   fmt::print(out,
              "memory of rank 0: {} at the peak, {} held; of the process: {} resident at most; {} "
              "in the measured steps\n",

@@ -4,8 +4,8 @@
 
 #include "apps/progress_line.h"
 #include "apps/simulate_drawing.h"
-#include "base/json_text.h"
 #include "apps/simulate_experts_report.h"
+#include "base/json_text.h"
 
 namespace echelon {
 

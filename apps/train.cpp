@@ -308,9 +308,9 @@ int run_train(TrainFlags& f, StopSignals& signals) {
     std::vector<double> sorted = s.seconds;
     std::sort(sorted.begin(), sorted.end());
     const double middle = sorted[sorted.size() / 2];
-    fmt::print(out, "{}ranks   steps {} to {}: {} to {} of work each; rank {} most, {:.2f}x median{}\n", fresh,
-               s.first_step, s.last_step, format_seconds(sorted.front()), format_seconds(sorted.back()),
-               s.slowest(), middle > 0 ? sorted.back() / middle : 1.0,
+    fmt::print(out, "{}ranks   steps {} to {}: {} to {} of work each; rank {} most, {:.2f}x median{}\n",
+               fresh, s.first_step, s.last_step, format_seconds(sorted.front()),
+               format_seconds(sorted.back()), s.slowest(), middle > 0 ? sorted.back() / middle : 1.0,
                shares_cores ? " (waits for cores included)" : "");
   };
   observer.on_checkpoint = [&](const std::string& path) { fmt::print(out, "{}saved   {}\n", fresh, path); };
@@ -414,9 +414,10 @@ void add_train(CLI::App& program, int& status) {
          "Most that a rank may hold, such as 800MiB: refused where more is predicted, ended where more "
          "is asked for")
       ->type_name("BYTES");
-  app.add_option("--machine", flags->machine,
-                 "File from `echelon calibrate` to predict the step time from (default: the step's parts, timed "
-                 "before the run)")
+  app.add_option(
+         "--machine", flags->machine,
+         "File from `echelon calibrate` to predict the step time from (default: the step's parts, timed "
+         "before the run)")
       ->type_name("FILE");
   app.add_option("--on-nan", flags->on_nan,
                  "What to do on a loss or gradient that is not finite: end the run, or skip the step")

@@ -350,7 +350,8 @@ TEST(Asynchronous, WhatAServerCannotServeIsRefused) {
   refused(plan, {}, {"--optimizer-barrier on"});
   plan = good;
   plan.mesh.ep = 2;
-  for (std::optional<std::int64_t> bound : {0, 1}) refused(plan, {bound, 1}, {"--staleness", "legal: --ep 1"});
+  for (std::optional<std::int64_t> bound : {0, 1})
+    refused(plan, {bound, 1}, {"--staleness", "legal: --ep 1"});
   refused(good, {-1, 1}, {"--staleness -1", "inf"});
   refused(good, {{}, 0}, {"--servers 0", "1 to 1022"});
   refused(good, {{}, 1023}, {"--servers 1023"});

@@ -12,9 +12,9 @@
 #include "base/philox.h"
 #include "comm/recording.h"
 #include "comm/threads.h"
-#include "patience.h"
 #include "compression_buckets.h"
 #include "parallel/compression.h"
+#include "patience.h"
 
 namespace echelon::compression_tests {
 

@@ -361,7 +361,8 @@ TEST(PlanRefusals, NameFlagValueAndLegalValues) {
   expect_contains(refusal(sizes(1, 3)), {"--tp 3", "4 heads", "legal: 1, 2, 4"});
   expect_contains(refusal(sizes(8, 1)), {"--dp 8", "7 sequences", "up to 7", "at least 8"});
   expect_contains(refusal(sizes(0, 1)), {"dp", "0", "1"});
-  expect_contains(refusal([](Plan& p) { p.mesh.set(Axis::cp, 3); }), {"--seq-len 11", "--cp 3", "legal: 6, 12"});
+  expect_contains(refusal([](Plan& p) { p.mesh.set(Axis::cp, 3); }),
+                  {"--seq-len 11", "--cp 3", "legal: 6, 12"});
   expect_contains(refusal([](Plan& p) { p.mesh.ep = 2; }), {"--ep 2", "no experts", "legal: 1"});
   expect_contains(refusal([](Plan& p) { p.micro_batch = 0; }), {"--micro-batch 0", "1 to"});
   expect_contains(refusal([](Plan& p) { p.global_batch = -7; }), {"--global-batch -7", "1 to"});

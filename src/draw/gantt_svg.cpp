@@ -14,7 +14,8 @@ using std::size_t;
 
 class SvgGantt {
   // In pixels.
-  static constexpr double margin = 16, title_height = 26, axis_height = 26, legend_height = 30, track_gap = 14;
+  static constexpr double margin = 16, title_height = 26, axis_height = 26, legend_height = 30,
+                          track_gap = 14;
   static constexpr double letter_width = 0.6;  // of the font's size
 
  public:

@@ -118,8 +118,7 @@ std::string priced_beyond(const SearchResult& result, const Software& software) 
   for (const Estimate& e : result.plans)
     for (const std::string& what : not_run(software, e.configuration)) missing.insert(what);
   if (missing.empty()) return {};
-  return fmt::format("{} does not run {}; priced as if it did\n", software.name,
-                     fmt::join(missing, ", "));
+  return fmt::format("{} does not run {}; priced as if it did\n", software.name, fmt::join(missing, ", "));
 }
 
 std::string plans_table(const SearchResult& result, const Software& software) {

@@ -28,7 +28,7 @@ RouterSpec without_limit(RouterSpec spec) {
 // The tokens of a step: what they want, and where they would go by themselves.
 struct Tokens {
   Numbers logits;  // (N, E)
-  Ids wanted;     // (N, k)
+  Ids wanted;      // (N, k)
 };
 
 Tokens draw_tokens(const RoutingRequest& r, std::int64_t step) {
@@ -227,7 +227,7 @@ class Balanced {
   BalanceMethod method_;
   TokenRouter router_;
   Numbers learned_, bias_;  // (E)
-  Ids ids_, kept_;         // (N, k) of the step
+  Ids ids_, kept_;          // (N, k) of the step
   Numbers weights_;
   TokenRouter::Row row_;
   Numbers logits_;

@@ -18,7 +18,7 @@ using namespace balance_detail;
 using std::size_t;
 
 BalanceProblem make_problem(const Schedule& schedule, const std::vector<double>& layers, double first_extra,
-                     double last_extra) {
+                            double last_extra) {
   BalanceProblem problem;
   problem.before.push_back(0);
   for (double cost : layers) {

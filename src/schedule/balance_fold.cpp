@@ -149,7 +149,8 @@ bool is_fold(const BalanceProblem& problem) {
          most_cells;
 }
 
-void balance_fold(const BalanceProblem& problem, const std::vector<size_t>& owner, Counts& counts, double& bound) {
+void balance_fold(const BalanceProblem& problem, const std::vector<size_t>& owner, Counts& counts,
+                  double& bound) {
   Fold fold(problem, owner);
   double found = slowest(problem, counts);
   // Halves the interval between what is impossible and what was found, down to the rounding of costs.

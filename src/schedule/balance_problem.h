@@ -40,6 +40,7 @@ double slowest(const BalanceProblem& problem, const Counts& counts);
 bool is_fold(const BalanceProblem& problem);
 // The least that the slowest rank of a fold can need: improves `counts` until no split has less, and raises
 // `bound`, which no split goes below, to that. `owner`: of each stage its place among the ranks.
-void balance_fold(const BalanceProblem& problem, const std::vector<size_t>& owner, Counts& counts, double& bound);
+void balance_fold(const BalanceProblem& problem, const std::vector<size_t>& owner, Counts& counts,
+                  double& bound);
 
 }  // namespace echelon::balance_detail

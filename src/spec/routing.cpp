@@ -111,15 +111,13 @@ void validate_expert_groups(const Plan& plan) {
     std::vector<Remedy> legal;
     for (int n = 1; n <= block && n <= m.num_experts; ++n)
       if (m.num_experts % n == 0 && block % n == 0) legal.push_back(spread_over(n));
-    throw PlanRefusal(
-        "--ep",
-        fmt::format(
-            "--ep {}: {} on {} (--dp {} x --cp {}{}) do not divide into so "
-            "many",
-            ep, counted(m.num_experts, "expert"), counted(block, "data-parallel rank"),
-            plan.mesh.size(Axis::dp), plan.mesh.size(Axis::cp),
-            plan.hsdp > 1 ? fmt::format(" / --hsdp {}", plan.hsdp) : ""),
-        legal);
+    throw PlanRefusal("--ep",
+                      fmt::format("--ep {}: {} on {} (--dp {} x --cp {}{}) do not divide into so "
+                                  "many",
+                                  ep, counted(m.num_experts, "expert"), counted(block, "data-parallel rank"),
+                                  plan.mesh.size(Axis::dp), plan.mesh.size(Axis::cp),
+                                  plan.hsdp > 1 ? fmt::format(" / --hsdp {}", plan.hsdp) : ""),
+                      legal);
   }
   if (plan.compression.kind != CompressionKind::none)
     throw PlanRefusal("--compress",

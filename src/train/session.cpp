@@ -151,7 +151,8 @@ void run_rank(const SharedRun& run, World& world, int index, TrainSummary& summa
   std::optional<TraceRecorder> recording;
   // A worker's last batch is the one before the pull that tells it to stop.
   if (run.request.trace)
-    recording.emplace(world.time(), run.epoch, run.request.asynchronous ? 2 : run.pipeline->programs(0).shown_steps());
+    recording.emplace(world.time(), run.epoch,
+                      run.request.asynchronous ? 2 : run.pipeline->programs(0).shown_steps());
   TraceRecorder* const recorder = recording ? &*recording : nullptr;
   Arena arena(static_cast<std::size_t>(run.request.run.memory_limit));
   const auto kernels = make_kernels(arena, plan.dtype, run.request.run.threads_per_rank);

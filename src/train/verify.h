@@ -30,7 +30,7 @@ struct VerifyRequest {
   // Changes the initial weights of every rank and of the one-rank run in the same way, for tests; empty:
   // nothing.
   std::function<void(const ParameterStore&)> prepare = {};
-  Progress progress{};   // told of each step, on rank 0's thread
+  Progress progress{};  // told of each step, on rank 0's thread
 };
 
 struct Difference {
