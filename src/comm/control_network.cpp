@@ -168,12 +168,18 @@ ControlNetwork::ControlNetwork(int rank, int size, Hooks hooks, const Time& time
     echelon::fail("rank {}: no socket for the control network: {}", rank, std::strerror(errno));
 }
 
-ControlNetwork::~ControlNetwork() {
+void ControlNetwork::stop() {
   State& s = *state_;
+  if (s.stopping.load(std::memory_order_acquire)) return;
   if (!failed()) s.send(Frame::goodbye, "");
   s.stopping.store(true, std::memory_order_release);
   s.wake();
   if (s.thread.joinable()) s.thread.join();
+}
+
+ControlNetwork::~ControlNetwork() {
+  stop();
+  State& s = *state_;
   for (const State::Line& line : s.lines)
     if (line.fd >= 0) ::close(line.fd);
   ::close(s.listener);

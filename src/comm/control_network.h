@@ -33,6 +33,9 @@ class ControlNetwork {
   // ranks are silent.
   ControlNetwork(int rank, int size, Hooks hooks, const Time& time);
   ~ControlNetwork();
+  // Says goodbye to the others and ends the thread that calls the hooks; so do destructors, but what the hooks
+  // use must be there until then. By the thread that made this.
+  void stop();
   std::string address() const;
   // `nodes`: the machine of each rank. RunError when one cannot be reached within `patience`.
   void connect(const std::vector<std::string>& addresses, const std::vector<std::string>& nodes,

@@ -201,6 +201,7 @@ ProcessWorld::ProcessWorld(std::chrono::milliseconds timeout, FailureHooks hooks
 ProcessWorld::~ProcessWorld() {
   const bool failed = state_->control->failed();
   state_->engine.reset();
+  state_->control->stop();  // its thread's hooks ask state_->control, which is null while it is reset
   state_->control.reset();
   if (!failed) end_message_passing();
 }
