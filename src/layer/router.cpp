@@ -22,10 +22,10 @@ std::span<const double> factors_of(const RouterLosses& losses, std::int64_t row,
 
 }  // namespace
 
-void Router::choose(const Tensor& logits, std::span<const double> bias, const Tensor& ids,
-                    const Tensor& weights) const {
-  check(logits.cols() == num_experts() && (bias.empty() || std::ssize(bias) == num_experts()),
-        "a router's logits and bias have a place for each expert");
+// body(row, ids, weights) fills the weights of each token's experts, and its ids where they are chosen here.
+template <class Body>
+void Router::each_token(const Tensor& logits, const Tensor& ids, const Tensor& weights,
+                        const Body& body) const {
   const auto k = static_cast<std::size_t>(experts_per_token());
   with_float_type(logits, [&]<class F>(F) {
     const Matrix<F> in(logits);
@@ -36,27 +36,27 @@ void Router::choose(const Tensor& logits, std::span<const double> bias, const Te
     for (std::int64_t i = 0; i < in.rows; ++i, id += k, weight += k) {
       read_row(in, i, values);
       token_.score(values, row);
-      token_.choose(row, bias, {id, k}, chosen);
+      body(row, std::span(id, k), chosen);
       for (std::size_t j = 0; j < k; ++j) weight[j] = static_cast<F>(chosen[j]);
     }
   });
 }
 
+void Router::choose(const Tensor& logits, std::span<const double> bias, const Tensor& ids,
+                    const Tensor& weights) const {
+  check(logits.cols() == num_experts() && (bias.empty() || std::ssize(bias) == num_experts()),
+        "a router's logits and bias have a place for each expert");
+  each_token(logits, ids, weights,
+             [&](TokenRouter::Row& row, std::span<std::int32_t> its, std::vector<double>& chosen) {
+               token_.choose(row, bias, its, chosen);
+             });
+}
+
 void Router::weigh(const Tensor& logits, const Tensor& ids, const Tensor& weights) const {
-  const auto k = static_cast<std::size_t>(experts_per_token());
-  with_float_type(logits, [&]<class F>(F) {
-    const Matrix<F> in(logits);
-    const std::int32_t* id = flat<std::int32_t>(ids, in.rows * experts_per_token());
-    F* weight = flat<F>(weights, in.rows * experts_per_token());
-    TokenRouter::Row row;
-    std::vector<double> values, chosen(k);
-    for (std::int64_t i = 0; i < in.rows; ++i, id += k, weight += k) {
-      read_row(in, i, values);
-      token_.score(values, row);
-      token_.weigh(row, {id, k}, chosen);
-      for (std::size_t j = 0; j < k; ++j) weight[j] = static_cast<F>(chosen[j]);
-    }
-  });
+  each_token(logits, ids, weights,
+             [&](TokenRouter::Row& row, std::span<std::int32_t> its, std::vector<double>& chosen) {
+               token_.weigh(row, its, chosen);
+             });
 }
 
 double Router::loss(const Tensor& logits, const RouterLosses& losses) const {

@@ -53,6 +53,9 @@ class Router {
   double loss(const Tensor& logits, const RouterLosses& losses) const;
 
  private:
+  template <class Body>
+  void each_token(const Tensor& logits, const Tensor& ids, const Tensor& weights, const Body& body) const;
+
   Linear gate_;
   TokenRouter token_;
 };

@@ -42,22 +42,6 @@ class CoreSharing {
     double begin = 0, left = 0;  // of the instruction: seconds with cores of its own
   };
 
-  double seconds_of(const Instruction& i) const {
-    const StageTimes& t = costs_.of(i.stage);
-    switch (i.op) {
-      case Op::F:
-        return t.forward;
-      case Op::B:
-        return t.backward_input;
-      case Op::W:
-        return t.backward_weight;
-      case Op::BW:
-        return t.backward_input + t.backward_weight;
-      default:
-        return 0;
-    }
-  }
-
   // Every rank that has what its next instruction reads begins with it; those that take no time end.
   void start_what_can() {
     next_arrival_ = never;
@@ -73,7 +57,7 @@ class CoreSharing {
           continue;
         }
         rank.begin = now_;
-        rank.left = seconds_of(i);
+        rank.left = costs_.of(i);
         rank.computes = rank.left > 0;
         if (!rank.computes) finish(r);
         any = any || !rank.computes;

@@ -90,22 +90,6 @@ class Simulator {
     return not_yet;
   }
 
-  double duration(const Instruction& i) const {
-    const StageTimes& t = costs_.of(i.stage);
-    switch (i.op) {
-      case Op::F:
-        return t.forward;
-      case Op::B:
-        return t.backward_input;
-      case Op::W:
-        return t.backward_weight;
-      case Op::BW:
-        return t.backward_input + t.backward_weight;
-      default:
-        return 0;
-    }
-  }
-
   // Runs the rank's next instruction, or those that run together; false when it must wait or has ended.
   bool advance(std::size_t r) {
     RankState& rank = ranks_[r];
@@ -123,7 +107,7 @@ class Simulator {
       }
       if (!parts_.empty()) late += time - done;
       const bool is_alone = parts_.empty() && !list[k].overlaps_next;
-      parts_.push_back({time, time + duration(list[k]) * (is_alone ? 1 : costs_.overlap_factor)});
+      parts_.push_back({time, time + costs_.of(list[k]) * (is_alone ? 1 : costs_.overlap_factor)});
       time = parts_.back().end;
     } while (list[k++].overlaps_next && k < list.size());
     rank.waiting = false;
@@ -281,6 +265,22 @@ void part_spans(std::vector<Span> spans, std::map<Part, std::vector<double>>& al
 }
 
 }  // namespace
+
+double SimulationCosts::of(const Instruction& instruction) const {
+  const StageTimes& t = of(instruction.stage);
+  switch (instruction.op) {
+    case Op::F:
+      return t.forward;
+    case Op::B:
+      return t.backward_input;
+    case Op::W:
+      return t.backward_weight;
+    case Op::BW:
+      return t.backward_input + t.backward_weight;
+    default:
+      return 0;
+  }
+}
 
 SimulationCosts measured_costs(const Timeline& timeline) {
   std::map<Part, std::vector<double>> times;

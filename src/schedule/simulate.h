@@ -31,6 +31,8 @@ struct SimulationCosts {
   const StageTimes& of(int stage) const {
     return stages.size() == 1 ? stages[0] : stages[static_cast<std::size_t>(stage)];
   }
+  // What the instruction takes where it runs alone; 0 where it computes nothing.
+  double of(const Instruction& instruction) const;
 };
 
 // The times that the instructions of a timeline took: the median of each stage's, of those that ran alone;
