@@ -220,6 +220,9 @@ int run_train(TrainFlags& f, StopSignals& signals) {
   bool shares_cores = false;
   std::optional<ProgressLine> starting(std::in_place, "train", true);
   report(starting->progress(), -1, "starting");
+  observer.on_progress = [&](double done, const std::string& what) {
+    report(starting->progress(), done, "checking the checkpoint, " + what);
+  };
   observer.on_start = [&](const StartInfo& start) {
     starting.reset();
     shares_cores = start.cores.are_shared(start.ranks);
@@ -279,6 +282,7 @@ int run_train(TrainFlags& f, StopSignals& signals) {
     fmt::print(out, ")\ntime    {} a step predicted, {}\n", format_seconds(start.predicted_step_seconds),
                request.priced_step ? "by " + f.machine : "from its parts, timed here");
     fmt::print(out, "peak    {:.1f} GFLOP/s in matrix products: what MFU is of\n", start.peak_flops / 1e9);
+    for (const std::string& note : start.notes) fmt::print(out, "note    {}\n", note);
     if (!start.resumed_from.empty())
       fmt::print(out, "resume  after step {} of {}\n", start.first_step, start.resumed_from);
     std::fflush(out);
@@ -320,8 +324,14 @@ int run_train(TrainFlags& f, StopSignals& signals) {
   };
   if (!request.asynchronous) signals.listen();  // whose workers have no common step to stop after
   const TrainSummary summary = train(request, data, observer);
+  starting.reset();
   fmt::print(out, "{}", fresh);
   if (!f.job.leads()) return 0;
+  if (summary.complete) {
+    fmt::print(out, "complete: {} has all {} done\n", summary.checkpoint, counted(summary.last_step, "step"));
+    if (f.json) fmt::print("{}\n", to_json(summary));
+    return 0;
+  }
   if (summary.stopped)
     fmt::print(out, "stopped after step {} as asked{}\n", summary.last_step,
                summary.checkpoint.empty()

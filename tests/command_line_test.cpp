@@ -91,6 +91,13 @@ class CommandLine : public testing::Test {
     return stopped;
   }
 
+  Words list_of_checkpoints() const {
+    Words paths;
+    for (const auto& entry : fs::directory_iterator(at("ck")))
+      if (entry.path().filename().string().starts_with("step-")) paths.push_back(entry.path().string());
+    return paths;
+  }
+
   // Status 2, one line that has all the words, no output, nothing changed on disk.
   void refused(const Words& arguments, const Words& words) const {
     SCOPED_TRACE(testing::PrintToString(arguments));
@@ -301,7 +308,7 @@ TEST_F(CommandLine, TrainsResumesAndGenerates) {
   const auto refused_resume = [&](const Words& more, const Words& words) {
     refused(joined(training({"--resume", "--checkpoint", "ck"}), more), words);
   };
-  refused_resume({"--steps", "3"}, {"--steps 3", "step-00000003"});
+  refused_resume({"--steps", "2"}, {"--steps 2", "step-00000003"});
   refused_resume({"--steps", "5", "--seed", "2"}, {"--seed 1", "2"});
   refused({"train", "--data", "text.txt", "--resume", "--checkpoint", "ck"}, {"tiny", "gpt2-tiny"});
   refused(training({"--checkpoint", "ck/step-00000003"}), {"ck/step-00000003", "above"});
@@ -345,7 +352,13 @@ TEST_F(CommandLine, TrainsResumesAndGenerates) {
   write("ck/step-00000005/checkpoint.json", "{");
   refused(generating, {"step-00000005/checkpoint.json", "damaged"});
   fs::remove(at("ck/step-00000005/checkpoint.json"));
-  refused_resume({"--steps", "6"}, {"step-00000005", "in the way"});
+  const Result resumed = run(training({"--steps", "6", "--checkpoint", "ck", "--resume"}));
+  EXPECT_EQ(resumed.status, 0) << resumed.err;
+  EXPECT_NE(resumed.out.find("step-00000005: there is no checkpoint here (checkpoint.json is missing); it is "
+                             "set aside as .step-00000005.damaged-"),
+            std::string::npos)
+      << resumed.out;
+  EXPECT_NE(resumed.out.find("resume  after step 3 of ck/step-00000003"), std::string::npos) << resumed.out;
   EXPECT_EQ(run({"generate", "--checkpoint", "ck/step-00000003", "--max-tokens", "2"}).status, 0);
 }
 
@@ -536,6 +549,24 @@ TEST_F(CommandLine, ASignalToTheWholeGroupIsOneRequest) {
   }
 }
 
+TEST_F(CommandLine, ASecondRunOnADirectoryIsRefused) {
+  Result second, third;
+  const Result first = interrupted([&](int process) {
+    second = run(training({"--steps", "9", "--checkpoint", "ck"}));
+    third = run(training({"--steps", "9", "--checkpoint", "ck", "--resume"}));
+    ::kill(process, SIGTERM);
+  });
+  EXPECT_EQ(first.status, 0) << first.err;
+  const std::string holder = "--checkpoint ck: process " + read_bytes(at("pid")).substr(0, 3);
+  for (const Result* r : {&second, &third}) {
+    EXPECT_EQ(r->status, 2);
+    EXPECT_NE(r->err.find(holder), std::string::npos) << r->err;
+    EXPECT_NE(r->err.find("name another directory"), std::string::npos) << r->err;
+  }
+  for (const std::string& path : list_of_checkpoints())
+    EXPECT_EQ(run({"checkpoint", "verify", path}).status, 0) << path;
+}
+
 TEST_F(CommandLine, LaunchGoesOnFromTheLastCheckpoint) {
   const Words saving{"--steps", "6", "--save-every", "2", "--async-save", "off", "--sample", "0"};
   ASSERT_EQ(run(joined(training(saving), {"--checkpoint", "whole"})).status, 0);
@@ -544,9 +575,24 @@ TEST_F(CommandLine, LaunchGoesOnFromTheLastCheckpoint) {
   };
   const Result r = launched({"--max-restarts", "2"}, {"--checkpoint", "ck", "--die", "0:5:forward"});
   EXPECT_EQ(r.status, 0) << r.err;
-  EXPECT_NE(r.err.find("ended with status 137; restart 1 of 2 from ck/step-00000004"), std::string::npos)
-      << r.err;
+  EXPECT_NE(r.err.find("ended with status 137; restart 1 of 2\n"), std::string::npos) << r.err;
+  EXPECT_NE(r.out.find("resume  after step 4 of ck/step-00000004"), std::string::npos) << r.out;
   EXPECT_EQ(run({"checkpoint", "diff", "whole", "ck"}).status, 0);
+  // A job that is queued again goes on, or has nothing left to do.
+  const Result again = launched({}, {"--checkpoint", "ck"});
+  EXPECT_EQ(again.status, 0) << again.err;
+  EXPECT_EQ(again.out, "complete: ck/step-00000006 has all 6 steps done\n");
+  const json complete = one_object(
+      run(training({"--steps", "6", "--sample", "0", "--checkpoint", "ck", "--resume", "--json"})));
+  EXPECT_EQ(complete["complete"], true);
+  EXPECT_EQ(complete["last_step"], 6);
+  const Result fresh = launched({}, {"--checkpoint", "fresh", "--resume"});
+  EXPECT_EQ(fresh.status, 0) << fresh.err;
+  // What the data brings about comes again.
+  const Result lasting = launched({}, {"--checkpoint", "hot", "--lr", "1e30", "--clip", "0"});
+  EXPECT_EQ(lasting.status, 3);
+  EXPECT_NE(lasting.err.find("not finite"), std::string::npos) << lasting.err;
+  EXPECT_NE(lasting.err.find("ended with status 3; it is not restarted"), std::string::npos) << lasting.err;
   // A wrong request is not repeated, and what fails at once is given up.
   EXPECT_EQ(launched({"--max-restarts", "2"}, {"--checkpoint", "other", "--dp", "0"}).status, 2);
   const Result never = launched({"--max-restarts", "1"}, {"--checkpoint", "other", "--die", "0:1:forward"});
@@ -557,6 +603,8 @@ TEST_F(CommandLine, LaunchGoesOnFromTheLastCheckpoint) {
   refused({"launch", "--ranks", "-1", "--", "train"}, {"--ranks -1", "at least 0"});
   refused({"launch", "--ranks", "4", "--hosts", "localhost:2", "--", "train"},
           {"--ranks 4", "--hosts localhost:2 takes 2"});
+  refused({"launch", "--ranks", "2", "--", "train", "--comm=threads"}, {"--comm threads", "--ranks", "mpi"});
+  refused({"launch", "--grace", "1", "--", "train", "--checkpoint", "x"}, {"--grace 1", "4"});
   refused({"launch", "--", "train", "--data", "text.txt"}, {"--checkpoint"});
   refused({"launch", "--elastic", "--", "train", "--checkpoint", "x"}, {"--elastic", "--hosts"});
   refused({"launch", "--elastic", "--hosts", "a,b", "--", "train", "--checkpoint=x", "--dp=2", "--plan=p"},
@@ -746,7 +794,7 @@ TEST_F(IdleFlags, OfTheOtherVerbs) {
       {{"--agent", "ssh", "--", "train"}, "without --hosts"},
       {{"--elastic", "--max-restarts", "0", "--", "train"}, "with --max-restarts 0"}};
   expect_refused({"launch"}, launching);
-  expect_known({"launch"}, launching, {"--ranks", "--hosts", "--max-restarts"});
+  expect_known({"launch"}, launching, {"--ranks", "--hosts", "--max-restarts", "--grace"});
   expect_known({"calibrate"}, {}, {"--out", "--threads"});
   expect_known({"bench", "comm"}, {}, {"--ranks", "--size", "--repeats"});
   expect_known({"bench", "context"}, {},

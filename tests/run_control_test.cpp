@@ -103,13 +103,16 @@ TEST_F(RunControl, OnlyTheLastCheckpointsAreKept) {
   r.save_every = 2;
   r.keep = 2;
   r.checkpoint_directory = directory_ / "kept";
-  fs::create_directories(directory_ / "kept/.step-00000002.unfinished");  // of a run that was killed
+  for (const char* stale :
+       {".step-00000002.unfinished", ".step-00000004.removed-0123"})  // of a run that was killed
+    fs::create_directories(fs::path(directory_ / "kept") / stale);
   losses(r);
   const auto left = list_checkpoints(r.checkpoint_directory);
   ASSERT_EQ(left.size(), 2u);
   EXPECT_EQ(checkpoint_step(left[0]), 10);
   EXPECT_EQ(checkpoint_step(left[1]), 12);
-  EXPECT_EQ(std::distance(fs::directory_iterator(r.checkpoint_directory), {}), 2);
+  EXPECT_EQ(std::distance(fs::directory_iterator(r.checkpoint_directory), {}), 3);
+  EXPECT_TRUE(fs::exists(fs::path(r.checkpoint_directory) / ".lock"));
 }
 
 // On clocks that go on by looks and by what a rank sleeps: how long others have to wait for a core is

@@ -196,6 +196,7 @@ ProcessWorld::ProcessWorld(std::chrono::milliseconds timeout, FailureHooks hooks
   s.engine =
       std::make_unique<ProcessEngine>(*s.control, s.recorder, here > std::thread::hardware_concurrency());
   s.control->connect(addresses, s.processes.nodes, meeting_time);
+  job_ = all_gather_text(job_).front();
 }
 
 ProcessWorld::~ProcessWorld() {
@@ -262,6 +263,7 @@ void ProcessWorld::run(const std::function<void(int rank)>& body) {
     s.control->fail(failure);
     s.control->wait_for_report();
   };
+  bool lasting = false;
   try {
     body(rank());
     s.engine->finish_all();
@@ -274,11 +276,13 @@ void ProcessWorld::run(const std::function<void(int rank)>& body) {
   } catch (const CommError& error) {  // names the ranks itself
     failed({.origin = rank(), .why = error.what()});
   } catch (const std::exception& error) {
+    lasting = dynamic_cast<const LastingError*>(&error) != nullptr;
     failed({.origin = rank(), .why = fmt::format("rank {} failed: {}", rank(), error.what())});
   }
   if (!s.control->failed()) return;
   const Failure failure = s.control->failure();
   if (failure.refused) throw RequestError(failure.why);
+  if (lasting) throw LastingError(failure.why);
   throw CommError(failure.why);
 }
 

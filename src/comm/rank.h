@@ -67,6 +67,7 @@ class Rank {
   std::unique_ptr<Communicator> join_aside(const std::vector<int>& ranks, const std::string& name) const;
   // Seconds that this rank has waited for others so far.
   double waited_seconds() const { return world_.recorder(first_ + index_).waited_seconds(); }
+  const std::string& job() const { return world_.job(); }  // World::job
   // The clock of the job: what is timed for people to compare is timed by it.
   const Time& time() const { return world_.time(); }
   // While the result lives this rank waits for these ranks of the world, in something else than an operation

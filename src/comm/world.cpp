@@ -3,11 +3,17 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <random>
 #include <set>
 
 #include "base/error.h"
 
 namespace echelon {
+
+World::World() {
+  std::random_device random;
+  job_ = fmt::format("{:08x}{:08x}", random(), random());
+}
 
 void run_ranks(World& world, const std::function<void(int rank)>& body) { world.run(body); }
 

@@ -36,6 +36,8 @@ class World {
  public:
   virtual ~World() = default;
   virtual int num_ranks() const = 0;
+  // A name that no other job has, the same on all ranks of this one.
+  const std::string& job() const { return job_; }
 
   // The communicator of world rank `rank` in the group `ranks` (world ranks in group order; contains `rank`).
   // Every member calls this with the same group and the same name ("dp", "tp", ...), which appears in error
@@ -57,6 +59,10 @@ class World {
   virtual std::vector<RankState> states() = 0;
   // The clock that its waits are measured by.
   virtual const Time& time() const = 0;
+
+ protected:
+  World();
+  std::string job_;
 };
 
 // world.run(body).

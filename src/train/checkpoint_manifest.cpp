@@ -108,8 +108,8 @@ Manifest read_manifest(const fs::path& path) {
   const json manifest = json::parse(read_text(path / manifest_name), nullptr, false);
   if (!manifest.is_object()) refuse("{}: damaged: not a JSON object", where);
   if (field<std::string>(manifest, "format", where) != format_name)
-    refuse("{}: format \"{}\" is not one that this version reads; legal: \"{}\"", where,
-           field<std::string>(manifest, "format", where), format_name);
+    throw ForeignFormat(fmt::format("{}: format \"{}\" is not one that this version reads; legal: \"{}\"",
+                                    where, field<std::string>(manifest, "format", where), format_name));
   Manifest read{read_info(manifest, where), field<Checksums>(manifest, "checksums", where)};
   read.info.path = path.string();
   if (field<std::string>(manifest, seal_field, where) != seal_of(manifest))

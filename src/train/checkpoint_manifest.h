@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <string>
 
+#include "base/error.h"
 #include "train/checkpoint.h"
 #include "train/checkpoint_file.h"
 
@@ -19,7 +20,12 @@ struct Manifest {
   CheckpointInfo info;
   Checksums checksums;
 };
-// RequestError naming the file and the field where it is missing, damaged or foreign.
+// In a format of another version: whole, for all that is known.
+struct ForeignFormat : RequestError {
+  using RequestError::RequestError;
+};
+
+// RequestError naming the file and the field where it is missing or damaged.
 Manifest read_manifest(const std::filesystem::path& checkpoint);
 
 std::string checksums_text(const Checksums& checksums);

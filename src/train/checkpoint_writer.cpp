@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "train/checkpoint_directory.h"
 #include "train/checkpoint_manifest.h"
 #include "train/checkpoint_parts.h"
 
@@ -22,8 +23,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string step_name(std::int64_t step) { return fmt::format("step-{:08}", step); }
-std::string unfinished_name(std::int64_t step) { return "." + step_name(step) + ".unfinished"; }
 std::string rank_file_name(int rank) { return fmt::format("rank-{:05}.json", rank); }
 
 void sync_directory(const fs::path& path) {
@@ -44,11 +43,13 @@ void remove_directory(const fs::path& path) {
   }
 }
 
-// No longer whole from the first removal on.
-void remove_checkpoint(const fs::path& path) {
-  std::error_code none;
-  fs::remove(path / manifest_name, none);
-  fs::remove_all(path, none);
+// It loses its name first: no half of it is ever taken for a checkpoint.
+void remove_checkpoint(const fs::path& path, const std::string& job) {
+  const fs::path removed =
+      path.parent_path() / hidden_name(checkpoint_step(path.string()).value(), "removed", job);
+  std::error_code error;
+  fs::rename(path, removed, error);
+  if (!error) fs::remove_all(removed, error);
 }
 
 }  // namespace
@@ -111,7 +112,7 @@ void CheckpointWriter::start(const ParameterStore& parameters, const CheckpointI
   state->info = info;
   state->info.dtype = rank_.dtype();
   state->info.residual_ranks = 0;
-  state->unfinished = directory_ / unfinished_name(info.step);
+  state->unfinished = directory_ / hidden_name(info.step, "unfinished", rank_.job());
   state->whole = directory_ / step_name(info.step);
   std::error_code error;
   fs::create_directories(state->unfinished, error);
@@ -181,21 +182,10 @@ std::string CheckpointWriter::commit(std::int64_t keep) {
     sync_directory(directory_);
     std::vector<std::string> all = list_checkpoints(directory_.string());
     for (std::size_t i = 0; keep > 0 && i + static_cast<std::size_t>(keep) < all.size(); ++i)
-      remove_checkpoint(all[i]);
+      remove_checkpoint(all[i], rank_.job());
   }
   state_.reset();
   return path;
-}
-
-void remove_unfinished_checkpoints(const std::string& directory) {
-  std::vector<fs::path> stale;
-  std::error_code none;
-  for (const auto& entry : fs::directory_iterator(directory, none)) {
-    const std::string name = entry.path().filename().string();
-    if (name.starts_with(".step-") && name.find(".unfinished") != std::string::npos)
-      stale.push_back(entry.path());
-  }
-  for (const fs::path& path : stale) fs::remove_all(path, none);
 }
 
 }  // namespace echelon

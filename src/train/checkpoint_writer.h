@@ -46,7 +46,4 @@ class CheckpointWriter {
   std::unique_ptr<State> state_;
 };
 
-// Rank 0, before a run: removes what an earlier one left unfinished.
-void remove_unfinished_checkpoints(const std::string& directory);
-
 }  // namespace echelon

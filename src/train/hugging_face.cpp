@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "comm/threads.h"
+#include "train/checkpoint_directory.h"
 #include "train/checkpoint_reader.h"
 #include "train/logical_tensors.h"
 #include "train/router_biases.h"
@@ -292,9 +293,10 @@ std::string import_hugging_face(const std::string& directory, const std::string&
   Plan plan;
   plan.model = load_model(directory);
   plan.dtype = dtype;
+  CheckpointDirectory into(checkpoints, "--out");
   const auto existing = list_checkpoints(checkpoints);
   if (!existing.empty())
-    refuse("--checkpoint {}: holds {} already; name another directory", checkpoints,
+    refuse("--out {}: holds {} already; name another directory", checkpoints,
            fs::path(existing.back()).filename().string());
   const StoredModel stored(directory);
   const auto names = stored_names(stored, plan.model);
@@ -320,6 +322,7 @@ std::string import_hugging_face(const std::string& directory, const std::string&
     info.dtype = dtype;
     info.model = plan.model;
     info.trained_on = plan.model.vocab == bytes_vocab ? TokenData::Kind::text : TokenData::Kind::tokens;
+    into.begin(world.job());
     path = save_checkpoint(rank, parameters, checkpoints, info);
   });
   return path;

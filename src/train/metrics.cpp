@@ -126,6 +126,12 @@ std::string evaluation_json(std::int64_t step, double validation_loss) {
 }
 
 std::string to_json(const TrainSummary& s) {
+  if (s.complete)
+    return json_text(ordered_json{{"complete", true},
+                                  {"steps", 0},
+                                  {"last_step", s.last_step},
+                                  {"params", s.num_params},
+                                  {"checkpoint", s.checkpoint}});
   ordered_json memory{{"predicted", as_json(s.predicted_memory)}, {"measured", as_json(s.measured_memory)}},
       traffic{{"predicted", as_json(s.predicted_traffic)}, {"measured", as_json(s.measured_traffic)}};
   if (!s.memory_assumptions.empty()) memory["assumes"] = assumption_names(s.memory_assumptions);

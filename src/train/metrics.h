@@ -84,13 +84,14 @@ struct TrainSummary {
   // measured one.
   std::vector<Assumption> memory_assumptions, traffic_assumptions;
   Traffic traffic_by_data;
-  Traffic measured_messages;                         // what it sent for collectives by messages
-  std::vector<ExpertLoad> experts;                   // of the last step
-  double validation_loss = -1;                       // < 0: none
-  std::string checkpoint;                            // the last one written
-  double checkpoint_seconds = 0;                     // the longest that training stood still for one
-  bool stopped = false;                              // before its last step, as it was asked to
-  std::int64_t skipped = 0;                          // steps whose loss or gradient was not finite
+  Traffic measured_messages;        // what it sent for collectives by messages
+  std::vector<ExpertLoad> experts;  // of the last step
+  double validation_loss = -1;      // < 0: none
+  std::string checkpoint;           // the last one written
+  double checkpoint_seconds = 0;    // the longest that training stood still for one
+  bool complete = false;            // before its first step: the checkpoint to go on from has them all
+  bool stopped = false;             // before its last step, as it was asked to
+  std::int64_t skipped = 0;         // steps whose loss or gradient was not finite
   double predicted_bubble = 0, measured_bubble = 0;  // idle part of a pipeline rank's time, mean over ranks
   std::int64_t taken_back = 0;  // steps that were wrongly guessed, where the optimizer has no barrier
   std::optional<ParameterGather::Measures> gathers;  // ZeRO 3: rank 0 in the last step

@@ -75,15 +75,13 @@ void refuse_asynchronous(const TrainRequest& request) {
 }
 
 // What would stop the run when it saves: found before it starts.
-void refuse_obstacles(const TrainRequest& request, std::int64_t first_step) {
+void refuse_obstacles(const TrainRequest& request) {
   const std::string& directory = request.checkpoint_directory;
-  if (is_checkpoint(directory))
-    refuse("--checkpoint {}: is one checkpoint itself; name the directory above it", directory);
   const std::int64_t last = request.optimizer.total_steps;
   std::error_code none;
   for (const auto& entry : fs::directory_iterator(directory, none)) {
     const std::optional<std::int64_t> step = checkpoint_step(entry.path().string());
-    if (step && *step > first_step && *step <= last)
+    if (step && *step <= last)
       refuse("--checkpoint {}: {} is in the way, and is not a whole checkpoint; remove it", directory,
              entry.path().filename().string());
   }
@@ -97,6 +95,13 @@ void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeli
     refuse("--steps {}: must be at least 1", request.optimizer.total_steps);
   validate(request.optimizer);
   refuse_clipping(request.optimizer, pipeline);
+  if (request.resume && request.checkpoint_directory.empty())
+    refuse("--resume: needs --checkpoint DIR, the directory to continue from");
+  if (request.resume && !fs::exists(request.checkpoint_directory))
+    refuse("--checkpoint {}: no such directory", request.checkpoint_directory);
+  if (is_checkpoint(request.checkpoint_directory))
+    refuse("--checkpoint {}: is one checkpoint itself; name the directory above it",
+           request.checkpoint_directory);
   refuse_asynchronous(request);
   refuse_straggler(request);
   refuse_planted_expert(request);
@@ -148,12 +153,10 @@ void refuse_what_machine_lacks(const TrainRequest& request, const PipelineLayout
   refuse_beyond_limit(request, pipeline);
 }
 
-CheckpointInfo find_resumed(const TrainRequest& request, TokenData::Kind data) {
+CheckpointInfo find_resumed(const TrainRequest& request, const std::string& path, TokenData::Kind data) {
   CheckpointInfo info;
   if (request.resume) {
-    if (request.checkpoint_directory.empty())
-      refuse("--resume: needs --checkpoint DIR, the directory to continue from");
-    info = read_checkpoint_info(request.checkpoint_directory);
+    info = read_checkpoint_info(path);
     if (to_toml(info.model) != to_toml(request.plan.model))
       refuse("--resume {}: it holds the model {}, not {}", info.path, info.model.name,
              request.plan.model.name);
@@ -184,7 +187,7 @@ CheckpointInfo find_resumed(const TrainRequest& request, TokenData::Kind data) {
     if (data == TokenData::Kind::tokens && info.trained_on == TokenData::Kind::text &&
         info.model.vocab != bytes_vocab)
       refuse("--data: {} has learned bytes, which the ids of token files are not; legal: text", info.path);
-    if (info.step >= request.optimizer.total_steps)
+    if (info.step > request.optimizer.total_steps)
       refuse("--steps {}: {} has done {} steps already; give a larger number", request.optimizer.total_steps,
              info.path, info.step);
   } else if (!request.checkpoint_directory.empty()) {
@@ -193,7 +196,7 @@ CheckpointInfo find_resumed(const TrainRequest& request, TokenData::Kind data) {
       refuse("--checkpoint {}: holds {} already; add --resume to continue from it, or name another directory",
              request.checkpoint_directory, fs::path(existing.back()).filename().string());
   }
-  if (!request.checkpoint_directory.empty()) refuse_obstacles(request, info.step);
+  if (!request.checkpoint_directory.empty() && !request.resume) refuse_obstacles(request);
   return info;
 }
 

@@ -10,10 +10,10 @@ namespace echelon {
 // RequestError where the plan, the optimizer or the run's numbers are out of range, or do not go together.
 void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeline);
 
-// The checkpoint to go on from; its path is empty where the run begins at the start. RequestError where the
-// directory holds what the run would not go on from with data of this kind, or what would stop it when it
+// What the run goes on from: the checkpoint at `path`, or the start where that is empty. RequestError where
+// the run cannot go on from it with data of this kind, or the directory holds what would stop it when it
 // saves.
-CheckpointInfo find_resumed(const TrainRequest& request, TokenData::Kind data);
+CheckpointInfo find_resumed(const TrainRequest& request, const std::string& path, TokenData::Kind data);
 
 // RequestError where memory, or the disk that parameters or moments are offloaded to, is too small.
 void refuse_what_machine_lacks(const TrainRequest& request, const PipelineLayout& pipeline);

@@ -1,7 +1,5 @@
 #include "train/run_outputs.h"
 
-#include <unistd.h>
-
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -18,18 +16,6 @@ RunOutputs::RunOutputs(const TrainRequest& request) : log_path_(request.log_path
     had_log_ = fs::exists(log_path_, error);
     open_log(std::ios::app);
   }
-  if (!request.checkpoint_directory.empty()) make_checkpoint_directory(request.checkpoint_directory);
-}
-
-void RunOutputs::make_checkpoint_directory(const std::string& directory) {
-  std::error_code error;
-  fs::create_directories(directory, error);
-  if (!error && !fs::is_directory(directory)) error = std::make_error_code(std::errc::not_a_directory);
-  if (!error && ::access(directory.c_str(), W_OK | X_OK) != 0)
-    error = std::error_code(errno, std::generic_category());
-  if (!error) return;
-  remove_new_log();
-  refuse("--checkpoint {}: cannot be written: {}", directory, error.message());
 }
 
 void RunOutputs::open_log(std::ios::openmode mode) {

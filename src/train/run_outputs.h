@@ -1,4 +1,4 @@
-// What a training run writes beside its checkpoints: the log. And the directory that the checkpoints go to.
+// What a training run writes beside its checkpoints: the log.
 #pragma once
 
 #include <fstream>
@@ -9,10 +9,10 @@
 
 namespace echelon {
 
-// A request that is refused leaves neither log nor directory behind, and an earlier log as it was.
+// A request that is refused leaves no log behind, and an earlier log as it was.
 class RunOutputs {
  public:
-  // RequestError naming --log or --checkpoint where it cannot be written.
+  // RequestError naming --log where it cannot be written.
   explicit RunOutputs(const TrainRequest& request);
   // Nothing more is refused: an earlier log makes room for this one.
   void start_log_anew();
@@ -22,7 +22,6 @@ class RunOutputs {
 
  private:
   void open_log(std::ios::openmode mode);
-  void make_checkpoint_directory(const std::string& directory);
 
   std::string log_path_;
   bool had_log_ = false;

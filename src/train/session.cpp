@@ -8,7 +8,7 @@
 #include "plan/cost.h"
 #include "plan/memory.h"
 #include "schedule/simulate.h"
-#include "train/checkpoint_writer.h"
+#include "train/checkpoint_directory.h"
 #include "train/rank_run.h"
 #include "train/refuse_request.h"
 #include "train/rehearsal.h"
@@ -173,12 +173,24 @@ void compare_timelines(const StepPrograms& programs, TrainSummary& summary) {
                                               summary.steps, programs.shown_steps());
 }
 
+// Of a run that has nothing left to do.
+TrainSummary complete(const SharedRun& run) {
+  TrainSummary summary;
+  summary.complete = true;
+  summary.last_step = run.resumed.step;
+  summary.checkpoint = run.resumed.path;
+  summary.num_params = num_parameters(run.request.plan.model);
+  return summary;
+}
+
 }  // namespace
 
 TrainSummary train(const TrainRequest& request, const TokenData& data, const TrainObserver& observer) {
   const Plan& plan = request.plan;
   const RunOptions& options = request.run;
   std::optional<SharedRun> prepared;
+  std::optional<CheckpointDirectory> directory;  // in the hands of the process that leads
+  std::string resumed;
   refuse_together(options.processes, [&] {
     validate(plan);
     const auto pipeline = std::make_shared<PipelineLayout>(plan);
@@ -186,13 +198,26 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
     prepared.emplace(SharedRun{request,
                                data,
                                split_tokens(data.size(), request.validation_fraction, plan.seq_len),
-                               find_resumed(request, data.kind()),
+                               {},
                                {},
                                observer,
                                pipeline});
     refuse_what_machine_lacks(request, *pipeline);
   });
+  refuse_together(options.processes, [&] {
+    if (!options.leads() || request.checkpoint_directory.empty()) return;
+    directory.emplace(request.checkpoint_directory, "--checkpoint");
+    if (request.resume) resumed = directory->find_last_whole(observer.on_progress);
+  });
+  if (options.processes != nullptr) resumed = options.processes->gather(resumed).front();
   SharedRun& run = *prepared;
+  refuse_together(options.processes, [&] { run.resumed = find_resumed(request, resumed, data.kind()); });
+  if (request.resume && run.resumed.step == request.optimizer.total_steps) return complete(run);
+  std::optional<ThreadWorld> threads;
+  if (options.processes == nullptr)
+    threads.emplace(num_ranks(plan, request.asynchronous), options.timeout, options.failure_hooks,
+                    options.time);
+  World& world = threads ? static_cast<World&>(*threads) : *options.processes;
   std::optional<RunOutputs> outputs;
   std::optional<Utilization> utilization;
   TrainSummary summary;
@@ -206,17 +231,15 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
     run.start.predicted_step_seconds = predicted.seconds * predicted_slowdown(run, predicted);
     run.outputs = &outputs.emplace(request);
     if (!request.resume) outputs->start_log_anew();
-    if (!request.checkpoint_directory.empty()) remove_unfinished_checkpoints(request.checkpoint_directory);
+    if (directory) {
+      run.start.notes = directory->begin(world.job());
+      if (!directory->warning().empty()) run.start.notes.push_back(directory->warning());
+    }
     if (observer.on_start) observer.on_start(run.start);
     summary = start_summary(run);
     summary.predicted_bubble = predicted.bubble_fraction;
   });
   run.start.first_step = run.resumed.step;
-  std::optional<ThreadWorld> threads;
-  if (options.processes == nullptr)
-    threads.emplace(num_ranks(plan, request.asynchronous), options.timeout, options.failure_hooks,
-                    options.time);
-  World& world = threads ? static_cast<World&>(*threads) : *options.processes;
   run.epoch = world.time().now();  // processes have just met
   try {
     world.run([&](int index) { run_rank(run, world, index, summary); });

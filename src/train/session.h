@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/progress.h"
 #include "comm/algorithm_communicator.h"
 #include "comm/process_world.h"
 #include "plan/cost.h"
@@ -85,12 +86,14 @@ struct StartInfo {
   double peak_flops = 0;  // of all threads that compute at once, measured by short matrix products
   double predicted_step_seconds = 0;
   std::string resumed_from;
-  std::vector<int> staleness;  // predicted, by pipeline rank; empty where the schedule flushes
+  std::vector<int> staleness;      // predicted, by pipeline rank; empty where the schedule flushes
+  std::vector<std::string> notes;  // what was found in the checkpoint directory
 };
 
 // Called on rank 0's thread, or the first server's, one at a time. Any may be empty. Ranks of other processes
 // than rank 0's call none.
 struct TrainObserver {
+  Progress on_progress;  // before the start: of reading the checkpoint to go on from
   std::function<void(const StartInfo&)> on_start;
   std::function<void(const StepRecord&)> on_step;
   std::function<void(std::int64_t step, double validation_loss)> on_evaluation;
@@ -100,6 +103,9 @@ struct TrainObserver {
       on_sample;
 };
 
+// A run that goes on from a checkpoint of its last step is complete: nothing is done, and the summary says
+// so.
+//
 // Everything that can be refused is refused before any rank starts. With processes, every one of them calls
 // this; the summary is rank 0's.
 TrainSummary train(const TrainRequest& request, const TokenData& data, const TrainObserver& observer);

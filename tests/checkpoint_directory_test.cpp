@@ -1,0 +1,132 @@
+// Who may write a directory of checkpoints, and which of them a run goes on from.
+#include <gtest/gtest.h>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "mesh_runs.h"
+#include "train/checkpoint.h"
+#include "train/checkpoint_directory.h"
+#include "train/session.h"
+
+namespace echelon::checkpoint_directory_test {
+namespace {
+
+using namespace checks;
+namespace fs = std::filesystem;
+
+class OfCheckpoints : public testing::Test {
+ protected:
+  OfCheckpoints() {
+    std::string text;
+    for (int i = 0; i < 60; ++i) text += fmt::format("{} bottles of {} on the wall\n", i, i * i);
+    write_text(directory_ / "text", text);
+    data_ = std::make_unique<TokenData>(std::vector{directory_ / "text"}, bytes_vocab);
+    request_.plan = odd_plan(odd_llama(), 1, 1, false);
+    request_.plan.model.vocab = bytes_vocab;
+    request_.optimizer.total_steps = 3;
+    request_.optimizer.warmup_steps = 1;
+    request_.run.timeout = patience;
+    request_.eval_samples = 0;
+    request_.save_every = 1;
+    request_.checkpoint_directory = path_;
+  }
+  std::string step(int n) const { return (fs::path(path_) / step_name(n)).string(); }
+  static std::string some_file(const std::string& checkpoint) {
+    for (const auto& entry : fs::directory_iterator(checkpoint))
+      if (entry.path().extension() == ".safetensors") return entry.path().string();
+    return "";
+  }
+
+  const TemporaryDirectory directory_;
+  const std::string path_ = directory_ / "a/b/run";
+  std::unique_ptr<TokenData> data_;
+  TrainRequest request_;
+};
+
+TEST_F(OfCheckpoints, OneRunHoldsThem) {
+  {
+    CheckpointDirectory first(path_, "--checkpoint");
+    expect_contains(
+        message_of<RequestError>([&] { CheckpointDirectory(path_, "--checkpoint"); }),
+        {"--checkpoint " + path_, fmt::format("process {} on ", ::getpid()), "since 2", "another directory"});
+    expect_contains(message_of<RequestError>([&] { train(request_, *data_, {}); }),
+                    {"--checkpoint " + path_});
+  }
+  EXPECT_FALSE(fs::exists(directory_ / "a"));  // what did not begin leaves nothing
+  CheckpointDirectory(path_, "--checkpoint").begin("job");
+  EXPECT_TRUE(fs::exists(path_));
+  CheckpointDirectory(path_, "--checkpoint").begin("job");
+}
+
+// However it dies.
+TEST_F(OfCheckpoints, ADeadHolderLetsGo) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    CheckpointDirectory held(path_, "--checkpoint");
+    held.begin("job");
+    ::kill(::getpid(), SIGKILL);
+  }
+  ::waitpid(child, nullptr, 0);
+  EXPECT_TRUE(fs::exists(path_ + "/.lock"));
+  CheckpointDirectory(path_, "--checkpoint").begin("job");
+}
+
+// Nothing that a link leads to is written.
+TEST_F(OfCheckpoints, ALockFollowsNoLink) {
+  fs::create_directories(path_);
+  write_text(directory_ / "precious", "text");
+  fs::create_symlink(directory_ / "precious", path_ + "/.lock");
+  expect_contains(message_of<RequestError>([&] { CheckpointDirectory(path_, "--checkpoint"); }),
+                  {path_, ".lock"});
+  EXPECT_EQ(read_bytes(directory_ / "precious"), "text");
+}
+
+TEST_F(OfCheckpoints, ARunGoesOnFromTheLastThatIsWhole) {
+  train(request_, *data_, {});
+  const std::string whole = read_bytes(some_file(step(3)));
+  request_.resume = true;
+  request_.optimizer.total_steps = 4;
+  const auto resumed = [&](std::int64_t from, int damaged) {
+    StartInfo seen;
+    TrainObserver observer;
+    observer.on_start = [&](const StartInfo& start) { seen = start; };
+    const TrainSummary summary = train(request_, *data_, observer);
+    EXPECT_EQ(seen.first_step, from);
+    ASSERT_EQ(static_cast<int>(seen.notes.size()), damaged);
+    for (const std::string& note : seen.notes) expect_contains(note, {path_, "set aside as .step-0000000"});
+    EXPECT_EQ(read_bytes(some_file(step(3))), whole);  // the same bits again
+    fs::remove_all(step(4));
+  };
+  const std::string file = some_file(step(3));
+  fs::resize_file(file, 10);
+  resumed(2, 1);
+  std::string flipped = whole;
+  flipped[flipped.size() - 3] ^= 1;
+  write_text(some_file(step(3)), flipped);
+  resumed(2, 1);
+  fs::remove(step(3) + "/checkpoint.json");
+  fs::remove(step(2) + "/checkpoint.json");
+  resumed(1, 2);
+  EXPECT_EQ(list_checkpoints(path_).size(), 3u);
+  // Those that were set aside are all there still.
+  EXPECT_EQ(std::distance(fs::directory_iterator(path_), {}), 3 + 4 + 1);
+  for (int n = 1; n <= 3; ++n) fs::resize_file(some_file(step(n)), 10);
+  expect_contains(message_of<RequestError>([&] { train(request_, *data_, {}); }),
+                  {path_, "none", "step-00000003"});
+  EXPECT_TRUE(fs::exists(step(3)));
+}
+
+// A later version's is not damaged for all that this one knows: nothing before it is taken in its place.
+TEST_F(OfCheckpoints, OneOfALaterVersionIsNotPassedOver) {
+  train(request_, *data_, {});
+  std::string manifest = read_bytes(step(3) + "/checkpoint.json");
+  manifest.replace(manifest.find("echelon-checkpoint-2"), 20, "echelon-checkpoint-9");
+  write_text(step(3) + "/checkpoint.json", manifest);
+  request_.resume = true;
+  request_.optimizer.total_steps = 4;
+  expect_contains(message_of<RequestError>([&] { train(request_, *data_, {}); }), {"echelon-checkpoint-9"});
+}
+
+}  // namespace
+}  // namespace echelon::checkpoint_directory_test
