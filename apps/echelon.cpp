@@ -12,6 +12,7 @@
 
 #include "apps/flag_needs.h"
 #include "apps/help.h"
+#include "apps/launch_words.h"
 #include "apps/verbs.h"
 #include "base/error.h"
 
@@ -72,10 +73,7 @@ int run(CLI::App& program, int argc, char** argv) {
   return status;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  std::signal(SIGXFSZ, SIG_IGN);  // a file over the limit of its size is an error of write() like a full disk
+int run_and_say(int argc, char** argv) {
   CLI::App program{"Echelon plans, simulates and runs distributed training, and checks it against one rank.",
                    "echelon"};
   program.require_subcommand(0, 1);
@@ -101,4 +99,13 @@ int main(int argc, char** argv) {
     fmt::print(stderr, "echelon: {}\n", error.what());
     return 3;
   }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file over the limit of its size is an error of write() like a full disk
+  const int status = run_and_say(argc, argv);
+  if (status != 0) echelon::tell_launch_end(status);  // a whole training has said it itself
+  return status;
 }

@@ -10,6 +10,7 @@
 #include <fstream>
 #include <mutex>
 
+#include "apps/launch_words.h"
 #include "apps/verbs.h"
 #include "base/error.h"
 
@@ -80,8 +81,10 @@ int Job::run(const RunFlags& flags, const std::function<int()>& body) {
     hooks_ = hooks();
   // One directory for all of them.
   if (processes_) record_directory_ = processes_->gather(record_directory_).front();
+  const LaunchBeat beat;
   try {
     const int status = body();
+    if (leads()) tell_launch_end(status);  // whatever becomes of mpirun
     processes_.reset();
     return status;
   } catch (const RequestError& error) {
@@ -96,7 +99,8 @@ int Job::run(const RunFlags& flags, const std::function<int()>& body) {
     }
     processes_.reset();
     throw AlreadySaid{2};
-  } catch (const std::exception&) {
+  } catch (const std::exception& error) {
+    if (dynamic_cast<const LastingError*>(&error) != nullptr) tell_launch_it_lasts();
     const bool quiet = said_ || (processes_ && processes_->failed());
     processes_.reset();
     if (quiet) throw AlreadySaid{3};

@@ -1,31 +1,22 @@
 // echelon launch: runs a training, and runs it again from its last whole checkpoint when it fails.
 #include <fmt/core.h>
 #include <fmt/ranges.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
 #include <chrono>
-#include <cstdio>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <optional>
 #include <sstream>
-#include <thread>
 
+#include "apps/commands.h"
 #include "apps/flag_needs.h"
 #include "apps/flags.h"
 #include "apps/help.h"
-#include "apps/stop_signals.h"
-#include "base/clock.h"
+#include "apps/launch_words.h"
 #include "base/error.h"
 #include "base/units.h"
 #include "train/checkpoint.h"
+#include "train/directory_lock.h"
+#include "train/session.h"
 
 namespace echelon {
 namespace {
@@ -39,6 +30,7 @@ struct Host {
 
 struct LaunchFlags {
   int ranks = 0, max_restarts = 3;
+  double grace = 10;  // seconds
   std::string hosts, agent = "ssh";
   bool elastic = false;
   Words command;
@@ -64,9 +56,9 @@ Words separated(const Words& command) {
   for (const std::string& word : command) {
     const std::size_t equals = word.find('=');
     const std::string flag = word.substr(0, equals);
-    const bool splits =
-        equals != std::string::npos && (flag == "--checkpoint" || flag == "--plan" || flag == "--dp" ||
-                                        flag == "--tp" || flag == "--pp" || flag == "--cp");
+    const bool splits = equals != std::string::npos &&
+                        (flag == "--checkpoint" || flag == "--plan" || flag == "--dp" || flag == "--tp" ||
+                         flag == "--pp" || flag == "--cp" || flag == "--comm" || flag == "--timeout");
     words.push_back(splits ? flag : word);
     if (splits) words.push_back(word.substr(equals + 1));
   }
@@ -84,82 +76,13 @@ int axis_size(Words& command, const std::string& flag) {
   return text == nullptr ? 1 : parse_number<int>(flag, *text);
 }
 
-// Runs commands one after another, and hands on to them what asks this process to stop; a second request ends
-// them at once. The signals are blocked and waited for: none is lost between two commands.
-class Commands {
- public:
-  Commands() {
-    sigaddset(&signals_, SIGCHLD);
-    sigprocmask(SIG_BLOCK, &signals_, &before_);
-  }
-  ~Commands() { sigprocmask(SIG_SETMASK, &before_, nullptr); }
-  Commands(const Commands&) = delete;
-  Commands& operator=(const Commands&) = delete;
-
-  bool asked_to_stop() const { return asked_at_.has_value(); }
-
-  // Its exit status, or 128 + the signal that ended it.
-  int run(const Words& words) {
-    const pid_t child = start(words);
-    for (bool to_hand_on = false;;) {
-      constexpr timespec now_and_then{0, 20'000'000};
-      const int signal =
-          to_hand_on ? sigtimedwait(&signals_, nullptr, &now_and_then) : sigwaitinfo(&signals_, nullptr);
-      int status = 0;
-      if (signal == SIGCHLD && ::waitpid(child, &status, WNOHANG) == child)
-        return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-      if (signal > 0 && signal != SIGCHLD) {
-        if (!asked_at_) {
-          asked_at_ = Clock::now();
-          to_hand_on = true;
-        } else if (Clock::now() - *asked_at_ >= one_stop_request) {
-          ::kill(child, signal);
-        }
-      }
-      // On SIGTERM mpirun gives the ranks a second, and returns 1; SIGUSR1 it hands on, and they end
-      // after their step.
-      if (!to_hand_on || (words[0] == "mpirun" && !has_children(child))) continue;
-      ::kill(child, SIGUSR1);
-      to_hand_on = false;
-    }
-  }
-
- private:
-  pid_t start(const Words& words) const {
-    std::vector<char*> arguments;
-    for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
-    arguments.push_back(nullptr);
-    const pid_t parent = ::getpid(), child = ::fork();
-    if (child < 0) fail("launch: no process: {}", std::strerror(errno));
-    if (child > 0) return child;
-    // A terminal, and timeout(1), signal whole groups of processes: the command is to hear of it from here
-    // alone, once. So it does not end with the group either, but with this process.
-    ::setpgid(0, 0);
-    if (std::freopen("/dev/null", "r", stdin) == nullptr) std::_Exit(3);  // not the terminal's any more
-    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-    if (::getppid() != parent) std::_Exit(3);
-    sigprocmask(SIG_SETMASK, &before_, nullptr);
-    ::execvp(arguments[0], arguments.data());
-    fmt::print(stderr, "echelon: {}: {}\n", words[0], std::strerror(errno));
-    std::_Exit(127);
-  }
-
-  // Before it has started its ranks, mpirun takes a signal and forgets it. One that starts them otherwise
-  // than from its first thread has had two seconds.
-  bool has_children(pid_t process) const {
-    std::ifstream children(fmt::format("/proc/{0}/task/{0}/children", process));
-    pid_t first = 0;
-    return !children.is_open() || children >> first || Clock::now() - *asked_at_ > std::chrono::seconds(2);
-  }
-
-  sigset_t signals_ = stop_signals(), before_{};
-  std::optional<Clock::time_point> asked_at_;
-};
-
 class Launch {
  public:
   Launch(const LaunchFlags& flags, const CLI::App& app)
-      : flags_(flags), command_(separated(flags.command)), hosts_(parse_hosts(flags.hosts)) {
+      : flags_(flags),
+        command_(separated(flags.command)),
+        hosts_(parse_hosts(flags.hosts)),
+        commands_(patience()) {
     if (command_.empty() || command_.front() != "train")
       refuse(
           "launch: what it runs is missing; as in: echelon launch --max-restarts 3 -- train --checkpoint DIR "
@@ -172,6 +95,12 @@ class Launch {
         app,
         {{"--agent", !hosts_.empty(), "without --hosts", {advice("--hosts", "HOST:N,...")}},
          {"--elastic", flags_.max_restarts != 0, "with --max-restarts 0", {advice("--max-restarts", "3")}}});
+    const std::string* const comm = value_of(command_, "--comm");
+    if (starts_processes() && comm != nullptr && *comm != "mpi")
+      refuse(
+          "--comm {}: --{} starts processes, each of which would be a whole training; legal: mpi, or none of "
+          "it",
+          *comm, hosts_.empty() ? "ranks" : "hosts");
     if (flags_.max_restarts < 0) refuse("--max-restarts {}: must be at least 0", flags_.max_restarts);
     const std::string* directory = value_of(command_, "--checkpoint");
     if (directory == nullptr && flags_.max_restarts > 0)
@@ -190,21 +119,30 @@ class Launch {
 
   int run_until_done() {
     for (int restarts = 0;; ++restarts) {
-      const int status = commands_.run(words());
-      if (status <= 2) return status;
-      if (commands_.asked_to_stop()) return 3;  // before it listened, or by a second signal
+      go_on();
+      const Commands::Ended ended = commands_.train(words());
+      const std::string how = description(ended);
+      const int status = ended.said.value_or(starts_processes() ? 3 : ended.status);
+      if (status <= 2) {
+        if (!ended.forced.empty()) say("{}", how);
+        return status;
+      }
+      if (commands_.asked_to_stop()) {  // before it listened, by a second signal, or by force
+        say("{}, as it was asked to stop", how);
+        return 3;
+      }
+      if (ended.lasting) {
+        say("{}; it is not restarted, since the same would come again", how);
+        return 3;
+      }
       if (restarts == flags_.max_restarts) {
-        fmt::print(stderr, "echelon: launch: ended with status {} after {}\n", status,
-                   counted(restarts, "restart"));
+        say("{} after {}", how, counted(restarts, "restart"));
         return 3;
       }
       if (flags_.elastic) shrink();
+      if (!directory_.empty()) wait_for_lock();
       if (commands_.asked_to_stop()) return 3;
-      go_on();
-      fmt::print(
-          stderr, "echelon: launch: ended with status {}; restart {} of {} {}\n", status, restarts + 1,
-          flags_.max_restarts,
-          latest_.empty() ? "from the beginning: there is no whole checkpoint yet" : "from " + latest_);
+      say("{}; restart {} of {}", how, restarts + 1, flags_.max_restarts);
     }
   }
 
@@ -213,7 +151,7 @@ class Launch {
     Words words;
     const int ranks = hosts_.empty() ? flags_.ranks : num_slots();
     if (ranks > 0) {
-      words = {"mpirun", "-n", std::to_string(ranks), "--oversubscribe"};
+      words = {"mpirun", "-n", std::to_string(ranks), "--oversubscribe", "-x", launch_variable};
       if (!hosts_.empty()) {
         Words named;
         for (const Host& host : hosts_) named.push_back(fmt::format("{}:{}", host.name, host.slots));
@@ -232,11 +170,55 @@ class Launch {
     return slots;
   }
 
+  template <class... Args>
+  static void say(fmt::format_string<Args...> form, Args&&... args) {
+    fmt::print(stderr, "echelon: launch: {}\n", fmt::format(form, std::forward<Args>(args)...));
+  }
+
+  bool starts_processes() const { return flags_.ranks > 0 || !hosts_.empty(); }
+
+  Commands::Patience patience() {
+    using std::chrono::milliseconds;
+    if (!(flags_.grace >= 4) || flags_.grace > 1e6)
+      refuse("--grace {}: must be from 4 to 1000000 seconds", flags_.grace);
+    const auto in_ms = [](double seconds) { return milliseconds(static_cast<std::int64_t>(seconds * 1000)); };
+    // Ranks that wait for one another say so after --timeout; where none says anything, nothing is left of
+    // them.
+    const std::string* const given = value_of(command_, "--timeout");
+    const milliseconds timeout =
+        given == nullptr ? RunOptions{}.timeout : in_ms(parse_number<double>("--timeout", *given));
+    return {in_ms(flags_.grace), std::max<milliseconds>(timeout, std::chrono::seconds(10))};
+  }
+
+  std::string description(const Commands::Ended& ended) const {
+    std::string text = fmt::format("ended with status {}", ended.said.value_or(ended.status));
+    if (starts_processes() && !ended.said)
+      text = fmt::format("mpirun ended with status {}, and no rank has said why", ended.status);
+    return ended.forced.empty() ? text : fmt::format("{}; it was ended by force: {}", text, ended.forced);
+  }
+
+  // A training that was under way here before goes on, whoever started it.
   void go_on() {
-    const auto whole = list_checkpoints(directory_);
-    latest_ = whole.empty() ? "" : whole.back();
     const auto resume = std::find(command_.begin(), command_.end(), "--resume");
-    if (!whole.empty() && resume == command_.end()) command_.push_back("--resume");
+    const bool has_any = !directory_.empty() && !list_checkpoints(directory_).empty();
+    if (has_any && resume == command_.end()) {
+      say("{} holds checkpoints: the training goes on from the last", directory_);
+      command_.push_back("--resume");
+    }
+    if (!has_any && resume != command_.end()) command_.erase(resume);
+  }
+
+  // Until the last rank of the run before lets go of the directory: on another host it may take a moment.
+  void wait_for_lock() {
+    for (int tenths = 0; tenths < 100 && !commands_.asked_to_stop() && std::filesystem::exists(directory_);
+         ++tenths) {
+      try {
+        DirectoryLock(directory_, "--checkpoint").leave_no_trace();
+        return;
+      } catch (const RequestError&) {
+        commands_.sleep(std::chrono::milliseconds(100));
+      }
+    }
   }
 
   // Whether the agent reaches the host and comes back within ten seconds.
@@ -266,15 +248,14 @@ class Launch {
       spare -= fewer;
       if (hosts_.back().slots == 0) hosts_.pop_back();
     }
-    fmt::print(stderr, "echelon: launch: {} left; going on with --dp {}\n",
-               counted(static_cast<std::int64_t>(hosts_.size()), "host"), dp);
+    say("{} left; going on with --dp {}", counted(static_cast<std::int64_t>(hosts_.size()), "host"), dp);
   }
 
   LaunchFlags flags_;
-  Commands commands_;
   Words command_;
   std::vector<Host> hosts_;
-  std::string directory_, latest_;
+  Commands commands_;
+  std::string directory_;
 };
 
 }  // namespace
@@ -292,6 +273,8 @@ void add_launch(CLI::App& program, int& status) {
       ->type_name("PROGRAM")
       ->capture_default_str();
   add_number(app, "--max-restarts", flags->max_restarts, "How often to restart");
+  add_number(app, "--grace", flags->grace,
+             "Seconds from a request to stop until all that runs is ended by force");
   app.add_flag("--elastic", flags->elastic, "Continue with fewer --dp ranks when a host is gone");
   app.add_option("command", flags->command, "After --: train and its flags")->type_name("train ...");
   app.callback([flags, &app, &status] { status = Launch(*flags, app).run_until_done(); });

@@ -19,6 +19,11 @@ struct RunError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// It failed, and would fail again: by the request and the data, not by what happened to the machine.
+struct LastingError : RunError {
+  using RunError::RunError;
+};
+
 // A peer was lost, disagreed on a collective, or did not arrive in time. Thrown on every rank. Exit status 3.
 struct CommError : RunError {
   using RunError::RunError;
@@ -39,6 +44,11 @@ template <class... Args>
 template <class... Args>
 [[noreturn]] void fail(fmt::format_string<Args...> form, Args&&... args) {
   throw RunError(fmt::format(form, std::forward<Args>(args)...));
+}
+
+template <class... Args>
+[[noreturn]] void fail_for_good(fmt::format_string<Args...> form, Args&&... args) {
+  throw LastingError(fmt::format(form, std::forward<Args>(args)...));
 }
 
 // Throws InvariantError when `holds` is false. Cheap enough to stay on in release builds.

@@ -42,9 +42,10 @@ std::shared_ptr<Block> Arena::allocate(std::size_t bytes, MemoryCategory categor
 void Arena::acquire(Block& block) {
   check(block.data == nullptr, "a block takes memory while it has some");
   if (limit_bytes_ > 0 && static_cast<std::size_t>(live_.total()) + block.bytes > limit_bytes_)
-    fail("memory limit of {} a rank: {} of {} more on top of {} do not fit",
-         format_bytes(static_cast<double>(limit_bytes_)), format_bytes(static_cast<double>(block.bytes)),
-         memory_category_name(block.category), format_bytes(static_cast<double>(live_.total())));
+    fail_for_good("memory limit of {} a rank: {} of {} more on top of {} do not fit",
+                  format_bytes(static_cast<double>(limit_bytes_)),
+                  format_bytes(static_cast<double>(block.bytes)), memory_category_name(block.category),
+                  format_bytes(static_cast<double>(live_.total())));
   const std::size_t wanted = rounded(block.bytes);
   // A kept block may be up to a quarter larger than asked: microbatches of slightly different sizes then
   // share blocks, and little is wasted.

@@ -31,9 +31,9 @@ double finite_norm(const Rank& rank, const ParameterStore& parameters, std::int6
   if (std::isfinite(norm)) return norm;
   for (std::int64_t i = 0; i < squares.numel(); ++i)
     if (!std::isfinite(squares.data<double>()[i]))
-      fail("step {}: the gradient of {} is not finite", step + 1,
-           parameters.model()[static_cast<std::size_t>(i)].name);
-  fail("step {}: the gradient norm overflows", step + 1);
+      fail_for_good("step {}: the gradient of {} is not finite", step + 1,
+                    parameters.model()[static_cast<std::size_t>(i)].name);
+  fail_for_good("step {}: the gradient norm overflows", step + 1);
 }
 
 }  // namespace

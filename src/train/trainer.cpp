@@ -80,7 +80,7 @@ StepBatch Trainer::load_step(int step) {
   if (sums_ != DataParallelSums::none) num_targets = sum_over({&rank_.dp_cp()}, num_targets);
   for (std::size_t m = 0; m < ranges.size(); ++m) {
     const double targets = num_targets[updates == 1 ? 0 : m];
-    if (targets == 0) fail("step {}: a batch has no target tokens", first_step_ + step + 1);
+    if (targets == 0) fail_for_good("step {}: a batch has no target tokens", first_step_ + step + 1);
     batch.gradient_scale.push_back(faults_.loss_scale / targets);
   }
   num_targets_[step] = std::accumulate(num_targets.begin(), num_targets.end(), 0.0);
@@ -258,8 +258,8 @@ std::vector<StepResult> Trainer::stream_step(std::int64_t step, std::int64_t ste
   }
   for (const StepResult& result : finished_)
     if (!std::isfinite(result.loss))
-      fail("step {}: the loss is {} (learning rate {}); stages had stepped on by then", result.step + 1,
-           result.loss, result.learning_rate);
+      fail_for_good("step {}: the loss is {} (learning rate {}); stages had stepped on by then",
+                    result.step + 1, result.loss, result.learning_rate);
   return std::exchange(finished_, {});
 }
 
@@ -340,7 +340,8 @@ std::string Trainer::first_nonfinite(double loss) const {
 }
 
 void Trainer::refuse_step(std::int64_t step, double learning_rate, double loss) const {
-  fail("step {}: {} (learning rate {}); nothing was updated", step + 1, first_nonfinite(loss), learning_rate);
+  fail_for_good("step {}: {} (learning rate {}); nothing was updated", step + 1, first_nonfinite(loss),
+                learning_rate);
 }
 
 Trainer::Applied Trainer::apply_gradients(std::int64_t step, double loss) {
