@@ -30,7 +30,7 @@ namespace {
 using namespace std::chrono_literals;
 
 // For a training that has said its end to be gone; and for what got SIGTERM, until it gets SIGKILL.
-constexpr auto after_its_end = 4s, after_sigterm = 2s;
+constexpr auto after_its_end = 2s, after_sigterm = 2s;
 
 std::string self() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
 

@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 
+#include "case_choice.h"
 #include "context_runs.h"
 #include "expert_runs.h"
 #include "plan/memory.h"
@@ -58,18 +59,9 @@ void expect_same(const Memory& predicted, const Memory& measured) {
     EXPECT_EQ(predicted[c], measured[c]) << memory_category_name(c);
 }
 
-// The fast suite runs each test's first plan and about a third of the others, the same ones each time; the
-// slow one all of them.
-bool is_taken() {
-  static const bool all = std::getenv("ECHELON_ALL_PLANS") != nullptr;
-  static std::map<std::string, int> plans;  // by test
-  const int plan = plans[testing::UnitTest::GetInstance()->current_test_info()->name()]++;
-  return all || plan == 0 || name_hash(std::to_string(plan).c_str()) % 3 == 0;
-}
-
 // Whatever a plan assumes, its traffic follows from what the data decided.
 void expect_predicted(const Plan& plan) {
-  if (!is_taken()) return;
+  if (!is_taken(3)) return;
   const std::vector<Measured> measured = measure(plan);
   const PipelineLayout pipeline(plan);
   for (int rank = 0; rank < plan.mesh.num_ranks(); ++rank) {

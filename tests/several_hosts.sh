@@ -41,7 +41,8 @@ rm -rf "$work/elastic"
   --timeout 200 --die 1:6:forward >"$work/elastic.out" 2>&1 ||
   { echo "launch did not go on without host 2"; cat "$work/elastic.out"; exit 1; }
 grep -q "1 host left; going on with --dp 1" "$work/elastic.out" &&
-  grep -q "restart 1 of 2 from $work/elastic/step-0000000" "$work/elastic.out" &&
+  grep -q "restart 1 of 2$" "$work/elastic.out" &&
+  grep -q "resume  after step [2-6] of $work/elastic/step-0000000" "$work/elastic.out" &&
   [ -e "$work/elastic/step-00000008/checkpoint.json" ] ||
   { echo "launch said or did something else"; cat "$work/elastic.out"; exit 1; }
 echo "host 2 is gone: launch goes on with --dp 1 from the last checkpoint"

@@ -1,0 +1,24 @@
+// Which cases of a long loop the fast suite runs: each test's first and a share of the others, the same ones
+// each time. The slow suite runs all of them.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <map>
+#include <string>
+
+#include "base/philox.h"
+
+namespace echelon::checks {
+
+// To be asked once for each case of a test; one in `share` is taken.
+inline bool is_taken(std::uint64_t share = 2) {
+  static const bool all = std::getenv("ECHELON_ALL_CASES") != nullptr;
+  static std::map<std::string, int> cases;  // by test
+  const testing::TestInfo* const test = testing::UnitTest::GetInstance()->current_test_info();
+  const int number = cases[std::string(test->test_suite_name()) + "." + test->name()]++;
+  return all || number == 0 || name_hash(std::to_string(number).c_str()) % share == 0;
+}
+
+}  // namespace echelon::checks
