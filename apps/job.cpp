@@ -1,14 +1,13 @@
 #include "apps/job.h"
 
-#include <fmt/chrono.h>
 #include <fmt/ranges.h>
-#include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
 #include <cstdlib>
-#include <ctime>
+#include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <mutex>
 
 #include "apps/launch_words.h"
 #include "apps/verbs.h"
@@ -26,6 +25,14 @@ int launched_rank() {
   return -1;
 }
 
+// How many processes the launcher started, as far as it says.
+int launched_processes() {
+  int processes = launched_rank() + 1;
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"})
+    if (const char* const text = std::getenv(name)) processes = std::max(processes, std::atoi(text));
+  return processes;
+}
+
 }  // namespace
 
 bool is_another_process() { return launched_rank() > 0; }
@@ -38,37 +45,70 @@ void Job::add_to(CLI::App& app) {
                            "What a rank is: a thread of one process, or a process started by mpirun or srun "
                            "(default: mpi under mpirun or srun, else threads)")
                 ->type_name("threads|mpi");
+  app.add_option("--record", record_,
+                 "Directory for the flight records of a run that fails, in a new one for each run "
+                 "(default: TMPDIR, else /tmp)")
+      ->type_name("DIR");
 }
 
 bool Job::wants_processes() const {
   if (option_->count() == 0) return launched_rank() >= 0;
   if (comm_ == "nccl") refuse("--comm nccl: not built yet; legal: threads, mpi");
   if (comm_ != "threads" && comm_ != "mpi") refuse("--comm {}: legal: threads, mpi", comm_);
+  if (comm_ == "threads" && launched_rank() >= 0 && launched_processes() > 1)
+    refuse(
+        "--comm threads: {} processes were started, and each would run all ranks by itself; legal: --comm "
+        "mpi, "
+        "or one process",
+        launched_processes());
   return comm_ == "mpi";
 }
 
+void Job::make_record_directory() {
+  std::string made;
+  refuse_together(processes_.get(), [&] {
+    if (processes_ && !processes_->is_first_on_this_node()) return;
+    made = make_private_directory(record_, "echelon-flight", "--record");
+    made_records_ = true;
+  });
+  const auto directories = processes_ ? processes_->gather_from_first_on_nodes(made) : std::vector{made};
+  std::vector<std::string> places;
+  for (std::size_t r = 0; processes_ && r < directories.size(); ++r) {
+    const std::string place = fmt::format("on {} in {}", processes_->nodes()[r], directories[r]);
+    if (std::find(places.begin(), places.end(), place) == places.end()) places.push_back(place);
+  }
+  where_records_are_ =
+      places.size() > 1 ? fmt::format("{}", fmt::join(places, ", ")) : "in " + directories.front();
+  records_.open(directories[processes_ ? static_cast<std::size_t>(processes_->rank()) : 0]);
+}
+
+void Job::remove_record_directory() const {
+  std::error_code not_empty;
+  if (made_records_) fs::remove(records_.directory(), not_empty);
+}
+
 FailureHooks Job::hooks() {
-  // For this run alone: process numbers come again.
-  record_directory_ =
-      (fs::temp_directory_path() /
-       fmt::format("echelon-flight-{:%Y%m%d-%H%M%S}-{}", fmt::localtime(std::time(nullptr)), ::getpid()))
-          .string();
   FailureHooks hooks;
   hooks.report = [this](const std::string& report) {
     if (std::exchange(said_, true)) return;
-    fmt::print(stderr, "echelon: {}\n", report);
-    if (report.find('\n') != std::string::npos)
-      fmt::print(stderr, "echelon: the last operations of each rank are in {}/flight-rank-*.jsonl\n",
-                 record_directory_);
-    std::fflush(stderr);
+    std::string text = fmt::format("echelon: {}\n", report);
+    if (report.find('\n') != std::string::npos && !records_.directory().empty())
+      text += fmt::format("echelon: the last operations of each rank are in flight-rank-*.jsonl {}\n",
+                          where_records_are_);
+    if (std::fputs(text.c_str(), stderr) < 0)
+      fail("standard error cannot be written: {}", std::strerror(errno));
   };
   hooks.record = [this](int rank, const std::string& lines) {
-    std::error_code none;
-    fs::create_directories(record_directory_, none);
-    std::ofstream(fs::path(record_directory_) / fmt::format("flight-rank-{}.jsonl", rank)) << lines;
+    if (records_.directory().empty()) return;  // it failed before it began
+    const std::string why = records_.append(fmt::format("flight-rank-{}.jsonl", rank), lines);
+    if (!why.empty())
+      std::fputs(
+          fmt::format("echelon: the flight record of rank {} cannot be written: {}\n", rank, why).c_str(),
+          stderr);
   };
   hooks.last_resort = [] {
     std::fflush(stdout);
+    tell_launch_end(3);
     std::_Exit(3);
   };
   return hooks;
@@ -79,31 +119,38 @@ int Job::run(const RunFlags& flags, const std::function<int()>& body) {
     processes_ = std::make_unique<ProcessWorld>(flags.timeout(), hooks());
   else
     hooks_ = hooks();
-  // One directory for all of them.
-  if (processes_) record_directory_ = processes_->gather(record_directory_).front();
   const LaunchBeat beat;
   try {
+    make_record_directory();
     const int status = body();
     if (leads()) tell_launch_end(status);  // whatever becomes of mpirun
     processes_.reset();
+    remove_record_directory();
     return status;
   } catch (const RequestError& error) {
     if (!processes_) {
+      remove_record_directory();
       if (said_) throw AlreadySaid{2};
       throw;
     }
-    // Before the others can leave MPI: when the first process ends, mpirun ends those that have not.
-    if (!said_ && leads() && !processes_->failed()) {
+    // What all refuse the first says, before the others can leave MPI: when the first process ends, mpirun
+    // ends those that have not. What this one alone refuses the others have to be told.
+    if (dynamic_cast<const JointRefusal*>(&error) == nullptr || processes_->failed()) {
+      processes_->fail(error);
+    } else if (leads()) {
       fmt::print(stderr, "echelon: {}\n", error.what());
       std::fflush(stderr);
     }
     processes_.reset();
+    remove_record_directory();
     throw AlreadySaid{2};
   } catch (const std::exception& error) {
     if (dynamic_cast<const LastingError*>(&error) != nullptr) tell_launch_it_lasts();
-    const bool quiet = said_ || (processes_ && processes_->failed());
+    const bool quiet = said_ || processes_;
+    if (processes_) processes_->fail(error);  // which somebody says
     processes_.reset();
     if (quiet) throw AlreadySaid{3};
+    remove_record_directory();  // of a job of one rank, which keeps none
     throw;
   }
 }

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "apps/flags.h"
+#include "base/private_directory.h"
 #include "comm/process_world.h"
 
 namespace echelon {
@@ -18,7 +19,9 @@ class Job {
   void add_to(CLI::App& app);
 
   // Starts processes where --comm says so or a launcher started this one, and calls body, which returns the
-  // exit status. Flight records go to a new directory in the system's temporary one.
+  // exit status. Flight records go to a private directory of this run, in --record or the temporary one, that
+  // is there before the run begins, on each node; one that is still empty when the run has not failed goes
+  // again.
   int run(const RunFlags& flags, const std::function<int()>& body);
 
   // Inside run().
@@ -32,11 +35,15 @@ class Job {
  private:
   FailureHooks hooks();
   bool wants_processes() const;
-
-  std::string comm_;
+  void make_record_directory();
+  // After a run that has not failed.
+  void remove_record_directory() const;
+  std::string comm_, record_;
   CLI::Option* option_ = nullptr;
+  PrivateFiles records_;
+  std::string where_records_are_;  // "in DIR", or of each node "on NODE in DIR"
+  bool made_records_ = false;      // by this process, for its node
   std::unique_ptr<ProcessWorld> processes_;
-  std::string record_directory_;
   FailureHooks hooks_;  // of thread ranks
   bool said_ = false;
 };

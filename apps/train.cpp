@@ -15,6 +15,7 @@
 #include "apps/timeline_flags.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/private_directory.h"
 #include "base/units.h"
 #include "plan/price.h"
 #include "train/hugging_face.h"
@@ -243,8 +244,7 @@ int run_train(TrainFlags& f, StopSignals& signals) {
                  plan.hsdp > 1 ? fmt::format(", in {} replicas", plan.hsdp) : "");
     if (plan.offload == Offload::optimizer)
       fmt::print(out, "offload optimizer state in files in {}\n",
-                 plan.offload_directory.empty() ? std::filesystem::temp_directory_path().string()
-                                                : plan.offload_directory);
+                 plan.offload_directory.empty() ? temporary_place() : plan.offload_directory);
     fmt::print(out, "{}", origin_of_weights(f));
     fmt::print(out, "data    {} from {}; {} held out for validation\n", counted(start.train_tokens, "token"),
                counted(start.num_files, "file"), start.validation_tokens);

@@ -754,8 +754,8 @@ TEST_F(IdleFlags, OfAPlan) {
   expect_refused(train, mixture);
   expect_known({"bench", "train"}, plan_idle(), joined(plan_alone, {"--steps"}));
   expect_known({"verify"}, plan_idle(),
-               joined(plan_alone, {"--comm", "--lr", "--min-lr", "--warmup", "--weight-decay", "--clip",
-                                   "--data", "--steps", "--seed", "--trace", "--timeline"}));
+               joined(plan_alone, {"--comm", "--record", "--lr", "--min-lr", "--warmup", "--weight-decay",
+                                   "--clip", "--data", "--steps", "--seed", "--trace", "--timeline"}));
 }
 
 TEST_F(IdleFlags, OfTrain) {
@@ -776,11 +776,11 @@ TEST_F(IdleFlags, OfTrain) {
   all.insert(all.end(), own.begin(), own.end());
   expect_known(
       {"train"}, all,
-      joined(plan_alone, {"--comm",         "--lr",         "--min-lr",    "--warmup",       "--weight-decay",
-                          "--clip",         "--data",       "--tokenizer", "--steps",        "--seed",
-                          "--val-fraction", "--checkpoint", "--on-nan",    "--resume",       "--staleness",
-                          "--memory-limit", "--machine",    "--straggle",  "--plant-expert", "--trace",
-                          "--timeline",     "--log",        "--sample"}));
+      joined(plan_alone, {"--comm",         "--record",       "--lr",         "--min-lr",    "--warmup",
+                          "--weight-decay", "--clip",         "--data",       "--tokenizer", "--steps",
+                          "--seed",         "--val-fraction", "--checkpoint", "--on-nan",    "--resume",
+                          "--staleness",    "--memory-limit", "--machine",    "--straggle",  "--plant-expert",
+                          "--trace",        "--timeline",     "--log",        "--sample"}));
 }
 
 TEST_F(IdleFlags, OfTheOtherVerbs) {

@@ -5,8 +5,9 @@
 //   failing_job threads|mpi RANKS RANK HOW TIMEOUT_MS MARK
 //
 // HOW: kill (SIGKILL), stop (SIGSTOP), group (SIGSTOP, while the others make a group with it), throw,
-// half (SIGSTOP, when its part of a gather is sent and the others' are not taken), disagree (another count),
-// verb (another verb), spin (computes for ever), exit, none.
+// together (all ranks throw, each by itself), alone (a process throws before the run, while the others wait
+// to meet it), half (SIGSTOP, when its part of a gather is sent and the others' are not taken), disagree
+// (another count), verb (another verb), spin (computes for ever), exit, none.
 //
 // However slow the machine is, nothing is late before that rank has done it: the clock of the job stands
 // still until the file MARK is there. A rank that spins makes it just before, another one when a rank has
@@ -96,6 +97,17 @@ void wait_until_missed(World& world, int index, const std::string& how) {
   }
 }
 
+// Returns when every rank has come here.
+void wait_for_all(World& world, const Rank& rank) {
+  rank.at("together");
+  for (;; nap()) {
+    const std::vector<RankState> states = world.states();
+    if (std::all_of(states.begin(), states.end(),
+                    [](const RankState& s) { return s.instruction == "together"; }))
+      return;
+  }
+}
+
 void go_wrong(World& world, const Task& task, Communicator& group, const Tensor& x) {
   if (task.how == "none") return;
   wait_until_missed(world, task.rank, task.how);
@@ -140,6 +152,10 @@ void run_rank(World& world, int index, const Task& task) {
   kernels->fill(x, 1);
   for (int step = 0; step < 20; ++step) {
     rank.at(fmt::format("step {}", step));
+    if (step == 10 && task.how == "together") {
+      wait_for_all(world, rank);
+      fail("the disk of rank {} is full", index);
+    }
     for (Axis axis : {Axis::tp, Axis::dp}) {
       Communicator& group = rank.along(axis);
       if (step == 10 && task.how == "group") {
@@ -172,7 +188,10 @@ int main(int argc, char** argv) {
   const FailureHooks hooks{
       [](const std::string& report) { fmt::print(stderr, "report: {}\nend of report\n", report); },
       [](int rank, const std::string& lines) {
-        fmt::print(stderr, "record of rank {}: {} bytes\n", rank, lines.size());
+        const std::size_t cause = lines.find("\"failed\"");
+        fmt::print(
+            stderr, "record of rank {}: {} bytes{}\n", rank, lines.size(),
+            cause == std::string::npos ? "" : ", " + lines.substr(cause, lines.find('\n', cause) - cause));
       },
       [] { std::_Exit(3); }};
   try {
@@ -181,6 +200,15 @@ int main(int argc, char** argv) {
       world = std::make_unique<ProcessWorld>(timeout, hooks, time);
     else
       world = std::make_unique<ThreadWorld>(ranks, timeout, hooks, time);
+    if (auto* const processes = dynamic_cast<ProcessWorld*>(world.get()); task.how == "alone") try {
+        refuse_together(processes, [&] {
+          if (processes->rank() == task.rank) fail("the disk of rank {} is full", task.rank);
+        });
+      } catch (const RunError& error) {
+        make(task.mark);  // from here on it may take too long
+        processes->fail(error);
+        throw;
+      }
     world->run([&](int rank) { run_rank(*world, rank, task); });
   } catch (const std::exception&) {
     return 3;

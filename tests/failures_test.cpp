@@ -63,6 +63,34 @@ TEST_P(Failures, ARankThatThrowsIsNamedWithItsReason) {
   }
 }
 
+// Each by itself: one speaks, all causes are said, and each is in the record of its rank.
+TEST_P(Failures, RanksThatFailTogetherAreAllNamed) {
+  const CommandResult r = fail(0, "together");
+  EXPECT_EQ(r.status, 3);
+  std::vector<std::string> words{"report: rank ", "end of report"};
+  int too = 0;
+  for (int rank = 0; rank < ranks; ++rank) {
+    words.push_back(fmt::format("failed\":\"the disk of rank {} is full\"}}", rank));
+    words.push_back(fmt::format("rank {} failed", rank));
+    if (r.output.find(fmt::format("\n  rank {0} failed too: the disk of rank {0} is full", rank)) !=
+        std::string::npos)
+      ++too;
+  }
+  EXPECT_EQ(too, ranks - 1) << r.output;
+  expect_words(r, words);
+}
+
+// Before the ranks run: its cause was lost once, and the others waited for it until their time was up.
+TEST_P(Failures, AProcessThatFailsAloneBeforeTheRunIsNamed) {
+  if (!processes()) GTEST_SKIP() << "thread ranks begin with the run";
+  for (int rank : {0, 2}) {
+    const CommandResult r = fail(rank, "alone");
+    EXPECT_EQ(r.status, 3);
+    expect_words(r, {fmt::format("report: rank {0} failed: the disk of rank {0} is full", rank),
+                     fmt::format("rank {}, at fault", rank), "waits in a meeting of all ranks"});
+  }
+}
+
 TEST_P(Failures, RanksThatDisagreeAreBothNamed) {
   CommandResult r = fail(2, "disagree");
   EXPECT_EQ(r.status, 3);

@@ -149,6 +149,19 @@ TEST_F(ProcessTraining, LaunchEndsBehindTheStepWhenItIsToldTo) {
   }
 }
 
+// The one that failed has a standard error that is full: another one says it.
+TEST_F(ProcessTraining, WhereTheOneThatFailedCannotSpeakAnotherDoes) {
+  std::string job = fmt::format("{} {}", ECHELON_BINARY, training("--dp 2", "mute"));
+  job.replace(job.find("--log "), std::string::npos, "--log /dev/full");
+  const CommandResult r = run_command(
+      "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 timeout 300 mpirun --oversubscribe "
+      "--enable-recovery "
+      "-n 1 sh -c '" +
+      job + " 2>/dev/full' : -n 1 " + job);
+  EXPECT_NE(r.output.find("echelon: rank 0 failed: --log /dev/full"), std::string::npos) << r.output;
+  EXPECT_NE(r.output.find("rank 0, at fault"), std::string::npos) << r.output;
+}
+
 // What one refuses all refuse, and it is said once.
 TEST_F(ProcessTraining, RefusalsAreSaidOnce) {
   const auto refused = [&](const std::string& arguments, const char* word) {
@@ -162,6 +175,9 @@ TEST_F(ProcessTraining, RefusalsAreSaidOnce) {
   refused(training("--dp 2 --lr -1", "no"), "--lr -1");
   refused(training("--dp 2 --nope", "no"), "--nope");
   refused(training("--dp 2 --staleness 1", "no"), "legal: threads");
+  // Each process would be a whole job.
+  refused(training("--dp 2 --comm threads", "no"), "--comm threads: 2 processes were started");
+  refused(training("--dp 2 --record /dev/null/x", "no"), "--record /dev/null/x");
   // The one that says it must not be ended by mpirun because another one has left: that would show now and
   // then.
   for (int i = 0; i < 2; ++i) refused("verify --model llama-tiny --dp 2 --tp 1 --global-batch 1", "--dp 2");

@@ -10,6 +10,7 @@ work=$2
 rate=
 . "$(dirname "$0")/hosts.sh"
 
+rm -rf "$work/records"
 same_loss() {
   [ "$(loss $1)" = "$(loss $2)" ] || { echo "$1 and $2 differ in loss: $(loss $1), $(loss $2)"; exit 1; }
 }
@@ -31,6 +32,15 @@ same_loss dp-one-bucket dp-bucket-a-layer
 run cp-ring-of-4 4 1 "" --cp 4 --cp-kind ring
 run pp 4 1 "" --pp 4
 echo "the ranks of several hosts compute what they are to"
+
+# A job that fails: every host keeps the records of its ranks, and the report says where.
+start 2 2 "--map-by slot" "$echelon" train --model llama-tiny --data "$work/text" --dp 2 --tp 2 --global-batch 4 --micro-batch 1 \
+  --seq-len 32 --steps 4 --threads 1 --sample 0 --log /dev/full --record "$work/records" >"$work/failed.out" 2>&1
+[ $? -eq 3 ] && grep -q "flight-rank-\*.jsonl on host1 in $work/records/echelon-flight-......, on host2 in $work/records/echelon-flight-" \
+  "$work/failed.out" && [ "$(ls "$work"/records/*/flight-rank-*.jsonl | wc -l)" -eq 4 ] &&
+  [ "$(ls -d "$work"/records/echelon-flight-* | wc -l)" -eq 2 ] ||
+  { echo "the records of two hosts are not where they are said to be"; cat "$work/failed.out"; ls -R "$work/records"; exit 1; }
+echo "a job that fails says on which host the records of its ranks are"
 
 # A host that is gone: the training goes on without it, from its last checkpoint.
 touch "$work/gone-2"

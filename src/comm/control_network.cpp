@@ -1,20 +1,25 @@
 #include "comm/control_network.h"
 
-#include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "base/error.h"
+#include "comm/control_door.h"
+#include "comm/control_frames.h"
 #include "comm/control_sockets.h"
 
 namespace echelon {
@@ -29,19 +34,22 @@ constexpr auto beat = 250ms;
 
 struct ControlNetwork::State {
   struct Line {
-    int fd = -1;
-    std::string input;
+    Descriptor socket{};
+    FrameReader input{};
+    bool is_broken = false;  // it took a part of a frame; under the send mutex
   };
 
   const int rank, size;
   const Hooks hooks;
   const Time time;
-  int listener = -1, waker = -1;
-  std::vector<Line> lines;   // of the listening thread, once it runs
-  mutable std::mutex mutex;  // of the protocol
+  const Descriptor waker{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  std::optional<ControlDoor> door{};  // until all ranks are in
+  std::vector<Line> lines;            // of the listening thread, once it runs
+  mutable std::mutex mutex;           // of the protocol
   std::condition_variable changed;
   ControlProtocol protocol;
-  bool told = false;  // of the failure
+  bool speaks = false;           // for all, just now
+  bool said_last_words = false;  // of the listening thread
   std::atomic<bool> failed_flag{false}, stopping{false};
   std::mutex send_mutex;
   std::thread thread;
@@ -58,19 +66,15 @@ struct ControlNetwork::State {
 
   void wake() const {
     const std::uint64_t one = 1;
-    (void)!::write(waker, &one, sizeof one);
+    (void)!::write(waker.get(), &one, sizeof one);
   }
 
   // To every rank that is there. Not under the mutex.
   void send(Frame type, const std::string& text) {
-    const auto length = static_cast<std::uint32_t>(text.size() + 1);
-    std::string frame(sizeof length, '\0');
-    std::memcpy(frame.data(), &length, sizeof length);
-    frame += static_cast<char>(type);
-    frame += text;
+    const std::string frame = encode_frame(type, text);
     const std::lock_guard lock(send_mutex);
-    for (const Line& to : lines)
-      if (to.fd >= 0) send_all(to.fd, frame.data(), frame.size());
+    for (Line& to : lines)
+      if (to.socket && !to.is_broken) to.is_broken = !send_all(to.socket.get(), frame.data(), frame.size());
   }
 
   // Does something to the protocol.
@@ -83,89 +87,110 @@ struct ControlNetwork::State {
   }
 
   void tell_of_failure() {
-    if (std::exchange(told, true)) return;
+    std::optional<Failure> failure;
+    change([&](ControlProtocol& p) { failure = p.failure_to_tell(); });
+    if (failure) send(Frame::failure, encode(*failure));
+    if (std::exchange(said_last_words, true)) return;
     const RankState own = hooks.state();
-    Failure failure;
     change([&](ControlProtocol& p) {
       p.say_last_words(own, time.now());
       failure = p.failure();
     });
-    send(Frame::failure, ControlProtocol::encode(failure));
-    send(Frame::last_words, ControlProtocol::encode(own));
-    if (hooks.on_failure) hooks.on_failure(failure);
+    send(Frame::last_words, encode(own));
+    if (hooks.on_failure) hooks.on_failure(*failure);
   }
 
+  // False where nobody can have heard it, as on a standard error that is full: this process ends, and when it
+  // has, another one speaks.
+  bool say(const ControlProtocol::Report& report) const {
+    try {
+      if (hooks.on_report) hooks.on_report(report);
+      return true;
+    } catch (const std::exception&) {
+      return false;
+    }
+  }
+
+  // The rank does not go on before what there is to say has been said, and the others know.
   void report_when_due() {
     std::optional<ControlProtocol::Report> report;
-    change([&](ControlProtocol& p) { report = p.report_when_due(time.now()); });
+    change([&](ControlProtocol& p) {
+      report = p.report_when_due(time.now());
+      speaks = report.has_value();
+    });
     if (!report) return;
-    if (hooks.on_report) hooks.on_report(report->failure, report->states);
-    send(Frame::report, ControlProtocol::encode(report->failure));
+    if (say(*report)) send(Frame::report, encode(report->failure));
+    change([&](ControlProtocol&) { speaks = false; });
   }
+  bool reported() const { return protocol.reported() && !speaks; }  // under the mutex
 
-  void lose(int from) {
+  void lose(int from, const std::string& why = "") {
     {
       const std::lock_guard sending(send_mutex);
-      ::close(std::exchange(line(from).fd, -1));
+      line(from).socket.reset();
     }
-    change([&](ControlProtocol& p) { p.lose(from, time.now()); });
+    change([&](ControlProtocol& p) { p.lose(from, time.now(), why); });
   }
 
   void read_from(int from) {
     Line& in = line(from);
     std::array<char, 4096> room{};
-    const ssize_t got = ::recv(in.fd, room.data(), room.size(), MSG_DONTWAIT);
+    const ssize_t got = ::recv(in.socket.get(), room.data(), room.size(), MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
     if (got <= 0) return lose(from);
-    in.input.append(room.data(), static_cast<std::size_t>(got));
-    std::uint32_t length = 0;
-    while (in.input.size() >= sizeof length) {
-      std::memcpy(&length, in.input.data(), sizeof length);
-      if (in.input.size() < sizeof length + length) break;
-      const auto type = static_cast<Frame>(in.input[sizeof length]);
-      const std::string text = in.input.substr(sizeof length + 1, length - 1);
-      in.input.erase(0, sizeof length + length);
-      change([&](ControlProtocol& p) { p.take(from, type, text, time.now()); });
-    }
+    in.input.add({room.data(), static_cast<std::size_t>(got)});
+    while (const auto frame = in.input.next())
+      change([&](ControlProtocol& p) { p.take(from, frame->first, frame->second, time.now()); });
+    if (!in.input.refusal().empty()) lose(from, in.input.refusal());
   }
 
+  void turn(Clock::time_point& next_beat) {
+    std::vector<pollfd> fds{{waker.get(), POLLIN, 0}};
+    std::vector<int> ranks{-1};
+    for (int r = 0; r < size; ++r)
+      if (const Descriptor& socket = line(r).socket) {
+        fds.push_back({socket.get(), POLLIN, 0});
+        ranks.push_back(r);
+      }
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(next_beat - Clock::now());
+    int wait = static_cast<int>(std::max<std::int64_t>(left.count(), 0));
+    if (failed_flag.load()) wait = std::min(wait, 20);
+    ::poll(fds.data(), fds.size(), wait);
+    std::uint64_t count = 0;
+    if (fds[0].revents != 0) (void)!::read(waker.get(), &count, sizeof count);
+    for (std::size_t i = 1; i < fds.size(); ++i)
+      if (fds[i].revents != 0) read_from(ranks[i]);
+    if (failed_flag.load()) {
+      tell_of_failure();
+      report_when_due();
+    }
+    if (Clock::now() < next_beat) return;
+    next_beat = Clock::now() + beat;
+    if (!failed_flag.load()) send(Frame::state, encode(hooks.state()));
+    if (hooks.on_tick) hooks.on_tick();
+  }
+
+  // A thread that an exception leaves would end the process without a word.
   void listen() {
     auto next_beat = Clock::now();
     while (!stopping.load(std::memory_order_acquire)) {
-      std::vector<pollfd> fds{{waker, POLLIN, 0}};
-      std::vector<int> ranks{-1};
-      for (int r = 0; r < size; ++r)
-        if (const int fd = line(r).fd; fd >= 0) {
-          fds.push_back({fd, POLLIN, 0});
-          ranks.push_back(r);
-        }
-      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(next_beat - Clock::now());
-      int wait = static_cast<int>(std::max<std::int64_t>(left.count(), 0));
-      if (failed_flag.load()) wait = std::min(wait, 20);
-      ::poll(fds.data(), fds.size(), wait);
-      std::uint64_t count = 0;
-      if (fds[0].revents != 0) (void)!::read(waker, &count, sizeof count);
-      for (std::size_t i = 1; i < fds.size(); ++i)
-        if (fds[i].revents != 0) read_from(ranks[i]);
-      if (failed_flag.load()) {
-        tell_of_failure();
-        report_when_due();
+      try {
+        turn(next_beat);
+      } catch (const std::exception& error) {
+        change([&](ControlProtocol& p) {
+          p.fail({.origin = rank,
+                  .why = fmt::format("rank {}: its control network failed: {}", rank, error.what())},
+                 time.now());
+        });
       }
-      if (Clock::now() < next_beat) continue;
-      next_beat = Clock::now() + beat;
-      if (!failed_flag.load()) send(Frame::state, ControlProtocol::encode(hooks.state()));
-      if (hooks.on_tick) hooks.on_tick();
     }
   }
 };
 
 ControlNetwork::ControlNetwork(int rank, int size, Hooks hooks, const Time& time)
     : state_(std::make_unique<State>(rank, size, std::move(hooks), time)) {
-  State& s = *state_;
-  s.waker = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  s.listener = listen_anywhere(size);
-  if (s.waker < 0 || s.listener < 0)
-    echelon::fail("rank {}: no socket for the control network: {}", rank, std::strerror(errno));
+  if (!state_->waker)
+    echelon::fail("rank {}: no descriptor for the control network: {}", rank, std::strerror(errno));
 }
 
 void ControlNetwork::stop() {
@@ -177,45 +202,34 @@ void ControlNetwork::stop() {
   if (s.thread.joinable()) s.thread.join();
 }
 
-ControlNetwork::~ControlNetwork() {
-  stop();
+ControlNetwork::~ControlNetwork() { stop(); }
+
+std::string ControlNetwork::open(const std::vector<std::vector<std::string>>& addresses,
+                                 const std::vector<std::string>& nodes) {
   State& s = *state_;
-  for (const State::Line& line : s.lines)
-    if (line.fd >= 0) ::close(line.fd);
-  ::close(s.listener);
-  ::close(s.waker);
+  return s.door.emplace(s.rank, s.size, where_to_listen(s.rank, addresses, nodes)).invitation();
 }
 
-std::string ControlNetwork::address() const { return reachable_at(state_->listener); }
-
-void ControlNetwork::connect(const std::vector<std::string>& addresses, const std::vector<std::string>& nodes,
-                             std::chrono::milliseconds patience) {
+void ControlNetwork::connect(const std::vector<std::string>& invitations,
+                             const std::vector<std::string>& nodes, std::chrono::milliseconds patience) {
   State& s = *state_;
+  check(s.door.has_value(), "the control network is opened before it connects");
   const auto until = Clock::now() + patience;
   const auto me = static_cast<std::size_t>(s.rank);
+  // Both at once: a rank that waits to be let in keeps nobody out.
+  std::jthread admits([&](const std::stop_token& stop) { s.door->admit(until, stop); });
   for (std::size_t r = 0; r < me; ++r) {
-    s.lines[r].fd = connect_to(addresses[r], nodes[r] == nodes[me], s.rank, until);
-    if (s.lines[r].fd < 0)
-      echelon::fail("rank {} cannot reach rank {} on {} ({}): {}", s.rank, r, nodes[r], addresses[r],
-                    std::strerror(errno));
+    s.lines[r].socket = knock(invitations[r], s.rank, nodes[r] == nodes[me], until);
+    if (!s.lines[r].socket)
+      echelon::fail("rank {} cannot reach rank {} on {}: {}", s.rank, r, nodes[r], std::strerror(errno));
   }
-  for (int missing = s.size - 1 - s.rank; missing > 0;) {
-    pollfd waiting{s.listener, POLLIN, 0};
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now()).count();
-    if (left <= 0 || ::poll(&waiting, 1, static_cast<int>(left)) <= 0)
-      echelon::fail("rank {}: {} ranks did not reach its control network in time", s.rank, missing);
-    const int fd = ::accept4(s.listener, nullptr, nullptr, SOCK_CLOEXEC);
-    if (fd < 0) continue;
-    set_timeouts(fd, 10s);
-    std::int32_t from = -1;
-    if (!receive_all(fd, &from, sizeof from) || from <= s.rank || from >= s.size || s.line(from).fd >= 0) {
-      ::close(fd);  // a stranger
-      continue;
-    }
-    set_timeouts(fd, 2000ms);
-    s.line(from).fd = fd;
-    --missing;
-  }
+  admits.join();
+  if (const std::vector<int> missing = s.door->missing(); !missing.empty())
+    echelon::fail("rank {}: the control network of {} {} did not reach it in {} s", s.rank,
+                  missing.size() == 1 ? "rank" : "ranks", fmt::join(missing, ", "), patience.count() / 1000);
+  std::vector<Descriptor> admitted = s.door->take_admitted();
+  for (std::size_t r = me + 1; r < admitted.size(); ++r) s.lines[r].socket = std::move(admitted[r]);
+  s.door.reset();
   s.protocol = ControlProtocol(s.rank, s.size, s.time.now());
   s.thread = std::thread([&s] { s.listen(); });
 }
@@ -223,6 +237,13 @@ void ControlNetwork::connect(const std::vector<std::string>& addresses, const st
 void ControlNetwork::fail(const Failure& failure) {
   State& s = *state_;
   s.change([&](ControlProtocol& p) { p.fail(failure, s.time.now()); });
+  s.wake();
+}
+
+void ControlNetwork::come_back(const std::string& cause) {
+  State& s = *state_;
+  s.change([&](ControlProtocol& p) { p.come_back(cause); });
+  s.send(Frame::back, cause.substr(0, 4096));
   s.wake();
 }
 
@@ -235,7 +256,7 @@ Failure ControlNetwork::failure() const {
 
 bool ControlNetwork::reported() const {
   const std::lock_guard lock(state_->mutex);
-  return state_->protocol.reported();
+  return state_->reported();
 }
 
 RankState ControlNetwork::last_heard(int rank) const {
@@ -255,7 +276,7 @@ std::vector<int> ControlNetwork::unfinished() const {
 
 void ControlNetwork::wait_for_report() {
   std::unique_lock lock(state_->mutex);
-  state_->changed.wait(lock, [&] { return state_->protocol.reported(); });
+  state_->changed.wait(lock, [&] { return state_->reported(); });
 }
 
 void ControlNetwork::finish_together() {

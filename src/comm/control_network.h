@@ -3,7 +3,7 @@
 // so while the rank computes or MPI is stuck. What is said on it, and what follows: control_protocol.h.
 //
 // Every process tells the others every quarter of a second how its rank stands. A connection that ends before
-// its goodbye is a process that died.
+// its goodbye is a process that died. Who is let in: control_door.h.
 #pragma once
 
 #include <chrono>
@@ -23,29 +23,35 @@ class ControlNetwork {
     std::function<RankState()> state;  // of the own rank
     // Once: the job has failed.
     std::function<void(const Failure& failure)> on_failure;
-    // Once, on the one rank that speaks for all: how each rank stood when it failed.
-    std::function<void(const Failure& failure, const std::vector<RankState>& states)> on_report;
+    // Once, on the one rank that speaks for all: how each rank stood when it failed. Throws where it cannot
+    // speak.
+    std::function<void(const ControlProtocol::Report& report)> on_report;
     // Every quarter of a second.
     std::function<void()> on_tick;
   };
 
-  // Where others reach this process; bring every rank's to connect(). The clock of `time` is the one by which
-  // ranks are silent.
+  // The clock of `time` is the one by which ranks are silent.
   ControlNetwork(int rank, int size, Hooks hooks, const Time& time);
   ~ControlNetwork();
-  // Says goodbye to the others and ends the thread that calls the hooks; so do destructors, but what the hooks
-  // use must be there until then. By the thread that made this.
+  // Says goodbye to the others and ends the thread that calls the hooks; so do destructors, but what the
+  // hooks use must be there until then. By the thread that made this.
   void stop();
-  std::string address() const;
-  // `nodes`: the machine of each rank. RunError when one cannot be reached within `patience`.
-  void connect(const std::vector<std::string>& addresses, const std::vector<std::string>& nodes,
+  // Listens where the other ranks are, from their addresses and machines by rank, and returns what lets them
+  // in: bring every rank's to connect(), and to nobody else. RunError when it cannot.
+  std::string open(const std::vector<std::vector<std::string>>& addresses,
+                   const std::vector<std::string>& nodes);
+  // Nothing listens any more when it returns. RunError when a rank cannot be reached within `patience`.
+  void connect(const std::vector<std::string>& invitations, const std::vector<std::string>& nodes,
                std::chrono::milliseconds patience);
 
   // Any thread. The first failure wins; every rank learns of it.
   void fail(const Failure& failure);
+  // After a failure: the rank's thread has left what it was at, for a cause of its own or (empty) for the
+  // failure.
+  void come_back(const std::string& cause);
   bool failed() const;
   Failure failure() const;
-  // Somebody has spoken for all, or nobody will.
+  // Somebody has spoken for all.
   bool reported() const;
   // How a rank stood when it was last heard of, and how long ago anything was heard of it.
   RankState last_heard(int rank) const;

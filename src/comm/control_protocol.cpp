@@ -2,63 +2,21 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
+#include <algorithm>
 #include <tuple>
 #include <utility>
 
+#include "base/utf8.h"
 #include "comm/diagnosis.h"
 
 namespace echelon {
 namespace {
 
-using nlohmann::json;
-
-std::string text_of(const json& object) {
-  return object.dump(-1, ' ', false, json::error_handler_t::replace);
-}
-
-RankState decode_state(int rank, const json& j) {
-  RankState s;
-  s.rank = rank;
-  if (!j.is_object()) return s;
-  s.instruction = j.value("at", "");
-  s.last_finished = j.value("finished", "");
-  s.waits_in = j.value("in", "");
-  s.waits_for = j.value("for", std::vector<int>{});
-  s.to_take = j.value("to_take", false);
-  s.seconds = j.value("seconds", 0.0);
-  return s;
-}
-
-Failure decode_failure(const json& j) {
-  return {j.value("origin", -1), j.value("why", ""), j.value("refused", false), j.value("late", false),
-          j.value("found_by", -1)};
-}
-
-// Of failures that were found at one time every process keeps the same: one whose cause is known, then the
-// one that the lowest rank found.
-bool goes_before(const Failure& a, const Failure& b) {
-  return std::tuple(a.late, a.found_by) < std::tuple(b.late, b.found_by);
-}
+// Which of two failures that were found at one time every process keeps: a cause that is known rather than a
+// connection that ended, that rather than a wait that was given up; then the one that the lowest rank found.
+auto order_of(const Failure& f) { return std::tuple(f.late, f.lost, f.found_by); }
 
 }  // namespace
-
-std::string ControlProtocol::encode(const RankState& s) {
-  return text_of({{"at", s.instruction},
-                  {"finished", s.last_finished},
-                  {"in", s.waits_in},
-                  {"for", s.waits_for},
-                  {"to_take", s.to_take},
-                  {"seconds", s.seconds}});
-}
-
-std::string ControlProtocol::encode(const Failure& f) {
-  return text_of({{"origin", f.origin},
-                  {"why", f.why},
-                  {"refused", f.refused},
-                  {"late", f.late},
-                  {"found_by", f.found_by}});
-}
 
 ControlProtocol::ControlProtocol(int rank, int size, Clock::time_point now)
     : rank_(rank), peers_(static_cast<std::size_t>(size)) {
@@ -71,6 +29,7 @@ ControlProtocol::ControlProtocol(int rank, int size, Clock::time_point now)
 void ControlProtocol::fail(Failure failure, Clock::time_point now) {
   if (failed()) return;
   failure.found_by = rank_;
+  failure.why = printable(failure.why);
   failure_ = std::move(failure);
   failed_at_ = now;
 }
@@ -78,41 +37,52 @@ void ControlProtocol::fail(Failure failure, Clock::time_point now) {
 void ControlProtocol::take(int from, Frame type, const std::string& text, Clock::time_point now) {
   Peer& p = peer(from);
   p.heard_at = now;
-  const json j = json::parse(text, nullptr, false);
   switch (type) {
     case Frame::state:
     case Frame::last_words:
-      p.state = decode_state(from, j);
-      p.stood_at = now;
-      p.said_last_words = type == Frame::last_words;
+      if (const auto said = decode_state(from, num_ranks(), text)) {
+        p.state = *said;
+        p.stood_at = now;
+      }
+      if (type == Frame::last_words) p.said_last_words = true;
       break;
     case Frame::failure: {
-      if (!j.is_object() || reported_) break;
-      const Failure heard = decode_failure(j);
+      const auto heard = decode_failure(from, num_ranks(), text);
+      if (!heard || reported_) break;
       if (!failed()) failed_at_ = now;
-      if (!failed() || goes_before(heard, *failure_)) failure_ = heard;
+      if (!failed() || order_of(*heard) < order_of(*failure_)) failure_ = heard;
       break;
     }
-    case Frame::report:
-      if (!j.is_object() || reported_) break;
-      failure_ = decode_failure(j);
+    case Frame::report: {
+      const auto heard = decode_failure(from, num_ranks(), text);
+      if (!heard || reported_) break;
+      if (!failed()) failed_at_ = now;
+      failure_ = heard;
       reported_ = true;
       break;
+    }
     case Frame::done:
       ++p.rounds;
       break;
     case Frame::goodbye:
       p.said_goodbye = true;
       break;
+    case Frame::back:
+      p.is_back = true;
+      p.cause = printable(text);
+      break;
   }
 }
 
-void ControlProtocol::lose(int from, Clock::time_point now) {
+void ControlProtocol::lose(int from, Clock::time_point now, const std::string& why) {
   Peer& p = peer(from);
   p.gone = true;
   p.heard_at = now;
   if (!p.said_goodbye)
-    fail({.origin = from, .why = fmt::format("rank {} is gone: its process ended", from)}, now);
+    fail({.origin = from,
+          .why = fmt::format("rank {} is gone: {}", from, why.empty() ? "its process ended" : why),
+          .lost = true},
+         now);
 }
 
 void ControlProtocol::say_last_words(const RankState& own, Clock::time_point now) {
@@ -123,31 +93,54 @@ void ControlProtocol::say_last_words(const RankState& own, Clock::time_point now
   p.said_last_words = true;
 }
 
+void ControlProtocol::come_back(const std::string& cause) {
+  peer(rank_).is_back = true;
+  peer(rank_).cause = printable(cause);
+}
+
+std::optional<Failure> ControlProtocol::failure_to_tell() {
+  if (!failed() || reported_ || (told_ && order_of(*told_) == order_of(*failure_))) return {};
+  return told_ = failure_;
+}
+
+// For so long at most: a rank that has not heard of the failure goes on saying where it is.
 bool ControlProtocol::waits_for_words(Clock::time_point now) const {
+  if (now - failed_at_ > silence * 3 / 2) return false;
   for (int r = 0; r < num_ranks(); ++r)
     if (!peer(r).gone && !peer(r).said_last_words && (r == rank_ || now - peer(r).heard_at <= silence))
       return true;
   return false;
 }
 
-// Where the one that found the failure cannot speak, the lowest of those that can.
+// Ranks leave what they are at as soon as they know. Where one is gone, or a wait was given up, some never
+// will.
+bool ControlProtocol::waits_for_causes(Clock::time_point now) const {
+  if (failure_->refused || failure_->late || failure_->lost || now - failed_at_ > settling) return false;
+  return std::any_of(peers_.begin(), peers_.end(),
+                     [](const Peer& p) { return !p.gone && p.said_last_words && !p.is_back; });
+}
+
+// The one that found the failure; where that cannot speak, the lowest of those that can. Who has heard nobody
+// speak by then speaks itself.
 int ControlProtocol::speaker(Clock::time_point now) const {
   const auto passed = now - failed_at_;
-  if (passed <= 2 * silence) return failure_->found_by;
-  if (passed > 3 * silence) return -1;
+  if (!peer(failure_->found_by).gone && passed <= 2 * silence) return failure_->found_by;
+  if (passed > 3 * silence) return rank_;
   int lowest = 0;
-  while (peer(lowest).gone || !peer(lowest).said_last_words) ++lowest;  // this rank has said them
+  while (lowest != rank_ && (peer(lowest).gone || !peer(lowest).said_last_words)) ++lowest;
   return lowest;
 }
 
 std::optional<ControlProtocol::Report> ControlProtocol::report_when_due(Clock::time_point now) {
-  if (!failed() || reported_ || waits_for_words(now)) return {};
-  const int speaks = speaker(now);
-  if (speaks < 0) reported_ = true;
-  if (speaks != rank_) return {};
+  if (!failed() || reported_ || waits_for_words(now) || waits_for_causes(now) || speaker(now) != rank_)
+    return {};
   reported_ = true;
-  Report report{*failure_, {}};
-  for (int r = 0; r < num_ranks(); ++r) report.states.push_back(last_heard(r, now));
+  Report report{*failure_, {}, {}};
+  for (int r = 0; r < num_ranks(); ++r) {
+    report.states.push_back(last_heard(r, now));
+    if (!peer(r).cause.empty() && r != failure_->found_by)
+      report.further.push_back(fmt::format("rank {} failed too: {}", r, peer(r).cause));
+  }
   if (report.failure.late) {
     const Diagnosis diagnosis = diagnose(report.states, failure_->found_by, seconds_between(failed_at_, now));
     report.failure.origin = diagnosis.at_fault;

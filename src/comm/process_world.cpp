@@ -6,12 +6,15 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <iterator>
 #include <map>
 #include <numeric>
+#include <sstream>
 #include <thread>
 
 #include "base/error.h"
 #include "comm/call_communicator.h"
+#include "comm/control_sockets.h"
 #include "comm/diagnosis.h"
 #include "comm/process_engine.h"
 
@@ -24,6 +27,11 @@ namespace {
 // To reach each other at the start; for a rank's thread to come back after a failure.
 constexpr std::chrono::milliseconds meeting_time = 60s, grace_time = 4s;
 constexpr const char* end_of_run = "the end of the run";
+
+std::vector<std::string> words(const std::string& text) {
+  std::istringstream in(text);
+  return {std::istream_iterator<std::string>(in), {}};
+}
 
 }  // namespace
 
@@ -39,6 +47,7 @@ struct ProcessWorld::State {
   // How many calls the rank's thread is in that it may not come back from after a failure.
   std::atomic<int> inside{0};
   std::optional<Clock::time_point> failed_at{};  // of the listening thread
+  bool is_back = false;                          // the rank's thread, after a failure
 
   struct Inside {
     State& state;
@@ -85,6 +94,18 @@ struct ProcessWorld::State {
   void on_failure(const Failure& failure) {
     failed_at = time.now();
     if (!failure.refused && hooks.record) hooks.record(processes.rank, recorder.json_lines(processes.rank));
+  }
+
+  // By the rank's thread: returns when somebody has spoken. `cause`: its own; empty: it has heard of the
+  // failure.
+  void fail(const Failure& failure, const std::string& cause) {
+    if (!std::exchange(is_back, true)) {
+      control->fail(failure);
+      if (!failure.refused && !cause.empty() && hooks.record)
+        hooks.record(processes.rank, cause_line(processes.rank, cause));
+      control->come_back(cause);
+    }
+    control->wait_for_report();
   }
 };
 
@@ -183,28 +204,39 @@ ProcessWorld::ProcessWorld(std::chrono::milliseconds timeout, FailureHooks hooks
   s.processes = start_message_passing();
   s.control = std::make_unique<ControlNetwork>(
       s.processes.rank, s.processes.size,
-      ControlNetwork::Hooks{
-          [&s] { return s.stand(); }, [&s](const Failure& f) { s.on_failure(f); },
-          [&s](const Failure& f, const std::vector<RankState>& states) {
-            if (s.hooks.report)
-              s.hooks.report(f.refused ? f.why : failure_report(f.why, f.origin, states, s.processes.nodes));
-          },
-          [&s] { s.tick(); }},
+      ControlNetwork::Hooks{[&s] { return s.stand(); }, [&s](const Failure& f) { s.on_failure(f); },
+                            [&s](const ControlProtocol::Report& r) {
+                              if (s.hooks.report)
+                                s.hooks.report(r.failure.refused ? r.failure.why
+                                                                 : failure_report(r.failure.why, r.further,
+                                                                                  r.failure.origin, r.states,
+                                                                                  s.processes.nodes));
+                            },
+                            [&s] { s.tick(); }},
       time);
   const auto here = static_cast<unsigned>(ranks_on_this_node());
-  const auto addresses = all_gather_text(s.control->address());
+  std::vector<std::vector<std::string>> addresses;
+  for (const std::string& of_rank : all_gather_text(fmt::format("{}", fmt::join(own_addresses(), " "))))
+    addresses.push_back(words(of_rank));
+  const auto invitations = all_gather_text(s.control->open(addresses, s.processes.nodes));
   s.engine =
       std::make_unique<ProcessEngine>(*s.control, s.recorder, here > std::thread::hardware_concurrency());
-  s.control->connect(addresses, s.processes.nodes, meeting_time);
+  s.control->connect(invitations, s.processes.nodes, meeting_time);
   job_ = all_gather_text(job_).front();
 }
 
+// A process that dies while the others leave MPI is noticed too: they would wait for it in there for ever.
 ProcessWorld::~ProcessWorld() {
-  const bool failed = state_->control->failed();
-  state_->engine.reset();
-  state_->control->stop();  // its thread's hooks ask state_->control, which is null while it is reset
-  state_->control.reset();
-  if (!failed) end_message_passing();
+  State& s = *state_;
+  if (s.control->failed()) {
+    s.control->wait_for_report();
+  } else {
+    const State::Inside here(s);
+    end_message_passing();
+  }
+  s.control->stop();  // its thread's hooks ask state_->control and the engine
+  s.engine.reset();
+  s.control.reset();
 }
 
 int ProcessWorld::rank() const { return state_->processes.rank; }
@@ -213,6 +245,10 @@ const std::vector<std::string>& ProcessWorld::nodes() const { return state_->pro
 int ProcessWorld::ranks_on_this_node() const {
   const std::vector<std::string>& all = nodes();
   return static_cast<int>(std::count(all.begin(), all.end(), all[static_cast<std::size_t>(rank())]));
+}
+bool ProcessWorld::is_first_on_this_node() const {
+  return std::find(nodes().begin(), nodes().end(), nodes()[static_cast<std::size_t>(rank())]) ==
+         nodes().begin() + rank();
 }
 bool ProcessWorld::failed() const { return state_->control->failed(); }
 FlightRecorder& ProcessWorld::recorder(int) { return state_->recorder; }
@@ -231,6 +267,14 @@ std::vector<std::string> ProcessWorld::gather(const std::string& text) {
   std::vector<int> everyone(static_cast<std::size_t>(num_ranks()));
   std::iota(everyone.begin(), everyone.end(), 0);
   return state_->block_in("a meeting of all ranks", everyone, [&] { return state_->engine->gather(text); });
+}
+
+std::vector<std::string> ProcessWorld::gather_from_first_on_nodes(const std::string& text) {
+  std::vector<std::string> texts = gather(text);
+  for (std::size_t r = 0; r < texts.size(); ++r)
+    texts[r] = texts[static_cast<std::size_t>(std::find(nodes().begin(), nodes().end(), nodes()[r]) -
+                                              nodes().begin())];
+  return texts;
 }
 
 std::unique_ptr<Communicator> ProcessWorld::join(int rank, const std::vector<int>& ranks,
@@ -259,31 +303,34 @@ void ProcessWorld::set_watch(const std::string& group, const std::function<void(
 void ProcessWorld::run(const std::function<void(int rank)>& body) {
   State& s = *state_;
   const State::Inside here(s);
-  const auto failed = [&](const Failure& failure) {
-    s.control->fail(failure);
-    s.control->wait_for_report();
-  };
   bool lasting = false;
   try {
     body(rank());
     s.engine->finish_all();
     const AnnouncedWait waits(s.recorder, end_of_run, {});
     s.control->finish_together();
-  } catch (const EchoError& error) {
-    failed({.why = error.what()});
-  } catch (const RequestError& error) {
-    failed({.origin = rank(), .why = error.what(), .refused = true});
-  } catch (const CommError& error) {  // names the ranks itself
-    failed({.origin = rank(), .why = error.what()});
   } catch (const std::exception& error) {
     lasting = dynamic_cast<const LastingError*>(&error) != nullptr;
-    failed({.origin = rank(), .why = fmt::format("rank {} failed: {}", rank(), error.what())});
+    fail(error);
   }
   if (!s.control->failed()) return;
   const Failure failure = s.control->failure();
   if (failure.refused) throw RequestError(failure.why);
   if (lasting) throw LastingError(failure.why);
   throw CommError(failure.why);
+}
+
+void ProcessWorld::fail(const std::exception& error) {
+  State& s = *state_;
+  const std::string why = error.what();
+  if (dynamic_cast<const EchoError*>(&error) != nullptr)
+    s.fail({.why = why}, "");
+  else if (dynamic_cast<const RequestError*>(&error) != nullptr)
+    s.fail({.origin = rank(), .why = why, .refused = true}, why);
+  else if (dynamic_cast<const CommError*>(&error) != nullptr)  // names the ranks itself
+    s.fail({.origin = rank(), .why = why}, why);
+  else
+    s.fail({.origin = rank(), .why = fmt::format("rank {} failed: {}", rank(), why)}, why);
 }
 
 void refuse_together(ProcessWorld* processes, const std::function<void()>& prepare) {
@@ -295,7 +342,7 @@ void refuse_together(ProcessWorld* processes, const std::function<void()>& prepa
     refusal = error.what();
   }
   for (const std::string& first : processes->gather(refusal))
-    if (!first.empty()) throw RequestError(first);
+    if (!first.empty()) throw JointRefusal(first);
 }
 
 std::string describe_nodes(const std::vector<std::string>& nodes) {

@@ -36,9 +36,16 @@ class ProcessWorld final : public World {
   // joined, when another rank has heard that it was called and nothing of its data has left.
   void set_watch(const std::string& group, const std::function<void()>& on_half_sent);
 
+  // For what goes wrong outside run(), where the others may wait for this rank: every rank learns of it, and
+  // it returns when somebody has said why. What run() has thrown they know.
+  void fail(const std::exception& error);
+
   int ranks_on_this_node() const;
+  bool is_first_on_this_node() const;
   // Every process's text, by rank: for what they must agree on before the ranks run.
   std::vector<std::string> gather(const std::string& text);
+  // By rank, the text of the first process on its node.
+  std::vector<std::string> gather_from_first_on_nodes(const std::string& text);
 
   struct State;
 
@@ -46,8 +53,13 @@ class ProcessWorld final : public World {
   std::unique_ptr<State> state_;
 };
 
+// What all processes of a job refuse alike.
+struct JointRefusal : RequestError {
+  using RequestError::RequestError;
+};
+
 // Runs `prepare`, in every process of the job where there are `processes`. Where it throws RequestError in
-// one, every process throws that of the lowest rank: what one refuses, all refuse.
+// one, every process throws that of the lowest rank as JointRefusal: what one refuses, all refuse.
 void refuse_together(ProcessWorld* processes, const std::function<void()>& prepare);
 
 // "2 nodes: a has ranks 0-3, b ranks 4-7"

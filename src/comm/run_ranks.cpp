@@ -1,12 +1,14 @@
 #include <algorithm>
 #include <condition_variable>
 #include <exception>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <system_error>
 #include <thread>
 #include <vector>
 
+#include "base/utf8.h"
 #include "comm/thread_job.h"
 
 namespace echelon {
@@ -41,6 +43,16 @@ bool is_refusal(const std::exception_ptr& error) {
     return true;
   } catch (...) {
     return false;
+  }
+}
+
+std::string message_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    return e.what();
+  } catch (...) {
+    return "something that is no exception was thrown";
   }
 }
 
@@ -80,12 +92,28 @@ void ThreadWorld::run(const std::function<void(int rank)>& body) {
     came_back.notify_one();
   };
   const auto report = [&] {
-    if (job.num_ranks() == 1) return;  // its own error says it all
-    if (state_->hooks.report)
-      state_->hooks.report(failure_report(job.why(), job.at_fault(), job.states_at_abort(), {}));
-    if (state_->hooks.record)
-      for (int rank = 0; rank < job.num_ranks(); ++rank)
-        state_->hooks.record(rank, job.recorder(rank).json_lines(rank));
+    if (job.num_ranks() == 1) return;   // its own error says it all
+    std::map<int, std::string> causes;  // of the ranks that failed by themselves
+    {
+      const std::lock_guard lock(mutex);
+      for (const RankFailure& failure : failures)
+        if (!failure.echo) causes[failure.rank] = message_of(failure.error);
+    }
+    std::vector<std::string> further;
+    for (const auto& [rank, cause] : causes)
+      if (rank != job.origin())
+        further.push_back(fmt::format("rank {} failed too: {}", rank, printable(cause)));
+    try {
+      if (state_->hooks.report)
+        state_->hooks.report(failure_report(job.why(), further, job.at_fault(), job.states_at_abort(), {}));
+    } catch (const std::exception&) {  // it cannot be said anywhere; the records and the status tell
+    }
+    if (!state_->hooks.record) return;
+    for (int rank = 0; rank < job.num_ranks(); ++rank) {
+      std::string lines = job.recorder(rank).json_lines(rank);
+      if (causes.contains(rank)) lines += cause_line(rank, causes[rank]);
+      state_->hooks.record(rank, lines);
+    }
   };
   // A rank that is stuck in something else than a wait never comes back: the report does not wait for it.
   const auto wait_for_all = [&] {

@@ -3,10 +3,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <random>
 #include <set>
 
 #include "base/error.h"
+#include "base/json_text.h"
+#include "base/utf8.h"
 
 namespace echelon {
 
@@ -17,13 +20,18 @@ World::World() {
 
 void run_ranks(World& world, const std::function<void(int rank)>& body) { world.run(body); }
 
-std::string failure_report(const std::string& why, int origin, const std::vector<RankState>& states,
-                           const std::vector<std::string>& nodes) {
+std::string failure_report(const std::string& why, const std::vector<std::string>& further, int origin,
+                           const std::vector<RankState>& states, const std::vector<std::string>& nodes) {
   std::string text = why;
+  for (const std::string& other : further) text += "\n  " + other;
   for (std::size_t i = 0; i < states.size(); ++i)
     text += fmt::format("\n  rank {}{}{}: {}", states[i].rank, states[i].rank == origin ? ", at fault" : "",
                         nodes.empty() ? "" : fmt::format(" [{}]", nodes[i]), describe(states[i]));
   return text;
+}
+
+std::string cause_line(int rank, const std::string& cause) {
+  return json_text({{"rank", rank}, {"failed", printable(cause)}}) + "\n";
 }
 
 int place_in_group(int rank, const std::vector<int>& ranks, int num_ranks, const std::string& name) {

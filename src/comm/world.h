@@ -20,17 +20,22 @@ struct EchoError : CommError {
 
 // What the program does when a job fails. Any may be empty.
 struct FailureHooks {
-  // Why, and how each rank stood then. Once in a job: processes have one that speaks for all.
+  // Why, and how each rank stood then. Once in a job: processes have one that speaks for all. Where it
+  // throws, another process speaks.
   std::function<void(const std::string& report)> report;
-  // The last operations of a rank of this process: its flight record.
+  // Lines for the flight record of a rank of this process: its last operations, and why it failed by itself.
+  // Any thread, more than once.
   std::function<void(int rank, const std::string& json_lines)> record;
   // A rank's thread has not come back from where it was: the process must end without it.
   std::function<void()> last_resort;
 };
 
-// "WHY\n  rank 0 [node]: waits in ..., rank `origin` marked. `nodes` by rank, or empty.
-std::string failure_report(const std::string& why, int origin, const std::vector<RankState>& states,
-                           const std::vector<std::string>& nodes);
+// "WHY\n  rank 2 failed too: ...\n  rank 0 [node]: waits in ..., rank `origin` marked. `further`: what failed
+// at the same time. `nodes` by rank, or empty.
+std::string failure_report(const std::string& why, const std::vector<std::string>& further, int origin,
+                           const std::vector<RankState>& states, const std::vector<std::string>& nodes);
+// A line of the flight record of a rank that failed by itself.
+std::string cause_line(int rank, const std::string& cause);
 
 class World {
  public:

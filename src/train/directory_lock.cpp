@@ -6,7 +6,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -15,6 +14,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/utf8.h"
 
 namespace echelon {
 
@@ -61,8 +61,7 @@ void DirectoryLock::refuse_second(const char* what) const {
   std::array<char, 512> record{};
   const ssize_t got = ::pread(fd_, record.data(), record.size(), 0);
   std::string holder(record.data(), got > 0 ? static_cast<std::size_t>(got) : 0);
-  std::replace_if(
-      holder.begin(), holder.end(), [](unsigned char c) { return c < 32 || c == 127; }, '?');
+  holder = printable(holder);
   ::close(fd_);
   refuse("{} {}: {} writes there; wait for its end, or name another directory", what, directory_,
          holder.empty() ? "another run" : holder);

@@ -11,14 +11,13 @@
 #include <filesystem>
 
 #include "base/error.h"
+#include "base/private_directory.h"
 #include "base/units.h"
 
 namespace echelon {
 namespace {
 
-std::string place(const std::string& directory) {
-  return directory.empty() ? std::filesystem::temp_directory_path().string() : directory;
-}
+std::string place(const std::string& directory) { return directory.empty() ? temporary_place() : directory; }
 
 // An open file that has lost its name already; -1 and errno when there is none.
 int open_nameless(const std::string& directory) {
