@@ -11,9 +11,13 @@ namespace echelon {
 void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeline);
 
 // The checkpoint to go on from; its path is empty where the run begins at the start. RequestError where the
-// directory holds what the run would not go on from with data of this kind, or what would stop it when it
+// directory holds what the run would not go on from with this data, or what would stop it when it
 // saves.
-CheckpointInfo find_resumed(const TrainRequest& request, TokenData::Kind data);
+CheckpointInfo find_resumed(const TrainRequest& request, const TokenData& data);
+
+// Collective where the ranks are processes: RequestError on all of them where they have not read the same
+// data.
+void refuse_different_data(ProcessWorld* processes, const TokenData& data);
 
 // RequestError where memory, or the disk that parameters or moments are offloaded to, is too small.
 void refuse_what_machine_lacks(const TrainRequest& request, const PipelineLayout& pipeline);

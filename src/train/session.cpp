@@ -179,6 +179,7 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
   const Plan& plan = request.plan;
   const RunOptions& options = request.run;
   std::optional<SharedRun> prepared;
+  refuse_different_data(options.processes, data);
   refuse_together(options.processes, [&] {
     validate(plan);
     const auto pipeline = std::make_shared<PipelineLayout>(plan);
@@ -186,7 +187,7 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
     prepared.emplace(SharedRun{request,
                                data,
                                split_tokens(data.size(), request.validation_fraction, plan.seq_len),
-                               find_resumed(request, data.kind()),
+                               find_resumed(request, data),
                                {},
                                observer,
                                pipeline});
