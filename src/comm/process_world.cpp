@@ -274,7 +274,7 @@ void ProcessWorld::run(const std::function<void(int rank)>& body) {
   } catch (const CommError& error) {  // names the ranks itself
     failed({.origin = rank(), .why = error.what()});
   } catch (const std::exception& error) {
-    failed({.origin = rank(), .why = fmt::format("rank {} failed: {}", rank(), error.what())});
+    failed({.origin = rank(), .why = fmt::format("rank {} failed: {}", rank(), message_of(error))});
   }
   if (!s.control->failed()) return;
   const Failure failure = s.control->failure();
