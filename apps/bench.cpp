@@ -16,7 +16,9 @@
 #include "base/error.h"
 #include "base/json_text.h"
 #include "base/philox.h"
+#include "base/start_thread.h"
 #include "base/units.h"
+#include "tensor/prepare_kernels.h"
 #include "train/metrics.h"
 #include "train/this_machine.h"
 #include "train/trainer.h"
@@ -68,6 +70,7 @@ int bench_train(BenchTrainFlags& f) {
   optimizer.lr = 3e-4;
   optimizer.warmup_steps = 0;
   optimizer.total_steps = f.steps + 1;
+  prepare_kernels(plan.dtype);
   std::vector<double> step_seconds, peaks;
   double loss = 0;
   std::int64_t memory = 0, held = 0, allocations = 0;
@@ -102,7 +105,7 @@ int bench_train(BenchTrainFlags& f) {
         allocations += arena.system_allocations() - allocations_before;
         // The limit is measured between the steps, while the other ranks wait.
         std::exception_ptr error;
-        std::thread([&] {
+        start_thread("measuring this machine", [&] {
           try {
             peaks.push_back(measure_matmul_flops(plan.dtype, teams, threads, 2048) / (teams * threads) *
                             workers);

@@ -18,6 +18,7 @@
 #include "base/units.h"
 #include "comm/threads.h"
 #include "parallel/context_parallel.h"
+#include "tensor/prepare_kernels.h"
 #include "train/this_machine.h"
 
 namespace echelon {
@@ -74,6 +75,7 @@ Plan plan_of(const BenchContextFlags& f, const Way& way) {
 // One more run of the layer's attention, forward and backward.
 void run_once(const BenchContextFlags& f, const Way& way, Measured& measured) {
   const Plan plan = plan_of(f, way);
+  prepare_kernels(plan.dtype);
   ThreadWorld world(way.ranks, std::chrono::seconds(300));
   measured.rank_seconds.emplace_back(static_cast<std::size_t>(way.ranks));
   measured.spans.assign(static_cast<std::size_t>(way.ranks), {});

@@ -2,7 +2,6 @@
 
 #include <CLI/CLI.hpp>
 #include <cmath>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -12,6 +11,7 @@
 #include "apps/verbs.h"
 #include "base/error.h"
 #include "base/json_text.h"
+#include "base/output_file.h"
 #include "train/calibrate.h"
 #include "train/this_machine.h"
 
@@ -27,13 +27,12 @@ struct CalibrateFlags {
 int run_calibrate(const CalibrateFlags& f) {
   if (f.threads < 1 || f.threads > available_cores())
     refuse("--threads {}: must be from 1 to {}, the cores of this process", f.threads, available_cores());
-  std::ofstream file(f.out);  // before the minute that measuring takes
-  if (!file) refuse("--out {}: cannot be written", f.out);
+  check_output("--out", f.out);  // before the minute that measuring takes
   const Calibration c = with_progress(
       "calibrate", f.json, [&](const Progress& progress) { return calibrate(f.threads, progress); });
-  file << "# This machine, as `echelon calibrate --threads " << f.threads << "` measured it.\n"
-       << to_toml(c.machine);
-  if (!file.flush()) fail("{}: cannot be written", f.out);
+  write_output("--out", f.out,
+               fmt::format("# This machine, as `echelon calibrate --threads {}` measured it.\n{}", f.threads,
+                           to_toml(c.machine)));
   std::FILE* out = f.json ? stderr : stdout;
   fmt::print(out, "{:<34}{:>12}{:>12}{:>9}\n", "", "measured", "described", "off by");
   for (const CalibrationSample& s : c.samples)

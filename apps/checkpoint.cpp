@@ -13,6 +13,7 @@
 #include "base/units.h"
 #include "train/checkpoint.h"
 #include "train/checkpoint_compare.h"
+#include "train/finite.h"
 #include "train/hugging_face.h"
 
 namespace echelon {
@@ -28,10 +29,11 @@ struct CheckpointFlags {
 };
 
 // What is damaged is an answer, not a wrong request.
+template <class Damage = RequestError>
 int answer(const std::function<int()>& check) {
   try {
     return check();
-  } catch (const RequestError& error) {
+  } catch (const Damage& error) {
     fmt::print(stderr, "echelon: {}\n", error.what());
     return 1;
   }
@@ -134,13 +136,16 @@ void add_checkpoint(CLI::App& program, int& status) {
   out->add_option("--out", flags->out, "Directory to create")->type_name("DIR")->required();
   add_number(*out, "--shard-bytes", flags->shard_bytes, "Largest file, roughly");
   CLI::App* in = verb("import", "Make a checkpoint from a model in Hugging Face's layout", [flags] {
-    const std::string made = with_progress("checkpoint import", false, [&](const Progress& progress) {
-      report(progress, -1, "to " + flags->out);
-      return import_hugging_face(flags->path, flags->out, parse_dtype(flags->dtype, "--dtype"), flags->seed);
+    return answer<NotFinite>([&] {
+      const std::string made = with_progress("checkpoint import", false, [&](const Progress& progress) {
+        report(progress, -1, "to " + flags->out);
+        return import_hugging_face(flags->path, flags->out, parse_dtype(flags->dtype, "--dtype"),
+                                   flags->seed);
+      });
+      fmt::print("written to {}; train --model {} --checkpoint {} --resume continues from it\n", made,
+                 flags->path, flags->out);
+      return 0;
     });
-    fmt::print("written to {}; train --model {} --checkpoint {} --resume continues from it\n", made,
-               flags->path, flags->out);
-    return 0;
   });
   path(in, "Directory with config.json and model.safetensors");
   in->add_option("--out", flags->out, "Directory of checkpoints to create")->type_name("DIR")->required();

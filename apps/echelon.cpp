@@ -1,13 +1,17 @@
 // echelon: one verb per thing a person wants. Exit status: 0 yes, 1 it ran and the answer is no, 2 the
 // request is wrong, 3 it failed while running.
+#include <execinfo.h>
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <new>
 #include <thread>
 
 #include "apps/flag_needs.h"
@@ -19,6 +23,9 @@
 namespace {
 
 using echelon::refuse;
+
+constexpr const char* out_of_memory =
+    "echelon: out of memory\n";  // printed as it is: formatting asks for some
 
 std::string names_of(const std::vector<CLI::App*>& verbs) {
   std::string names;
@@ -73,7 +80,7 @@ int run(CLI::App& program, int argc, char** argv) {
   return status;
 }
 
-int run_and_say(int argc, char** argv) {
+int run_program(int argc, char** argv) {
   CLI::App program{"Echelon plans, simulates and runs distributed training, and checks it against one rank.",
                    "echelon"};
   program.require_subcommand(0, 1);
@@ -92,20 +99,39 @@ int run_and_say(int argc, char** argv) {
     else
       fmt::print(stderr, "echelon: {}\n", error.what());
     return 2;
-  } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "echelon: out of memory\n");
-    return 3;
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "echelon: {}\n", error.what());
-    return 3;
   }
+}
+
+// An exception that nothing can take, as where memory ends while another one is on its way. A bug leaves its
+// core.
+[[noreturn]] void end_without_handler() noexcept {
+  try {
+    std::rethrow_exception(std::current_exception());
+  } catch (const std::bad_alloc&) {
+    std::fputs(out_of_memory, stderr);
+    std::_Exit(3);
+  } catch (...) {
+  }
+  std::abort();
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file over the limit of its size is an error of write() like a full disk
-  const int status = run_and_say(argc, argv);
+  std::set_terminate(end_without_handler);
+  // The C library looks for what unwinds the stack when it first needs it, and ends the process where memory
+  // is at an end by then.
+  void* frame = nullptr;
+  (void)::backtrace(&frame, 1);
+  int status = 3;
+  try {
+    status = run_program(argc, argv);
+  } catch (const std::bad_alloc&) {
+    std::fputs(out_of_memory, stderr);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "echelon: {}\n", echelon::message_of(error));
+  }
   if (status != 0) echelon::tell_launch_end(status);  // a whole training has said it itself
   return status;
 }

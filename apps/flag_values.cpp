@@ -1,11 +1,6 @@
 #include "apps/flag_values.h"
 
-#include <cerrno>
 #include <charconv>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <sstream>
 
 #include "base/error.h"
 
@@ -27,16 +22,5 @@ template int parse_number(const std::string&, const std::string&);
 template std::int64_t parse_number(const std::string&, const std::string&);
 template std::uint64_t parse_number(const std::string&, const std::string&);
 template double parse_number(const std::string&, const std::string&);
-
-std::string read_file(const std::string& flag, const std::string& path) {
-  if (std::filesystem::is_directory(path)) refuse("{} {}: cannot be read: it is a directory", flag, path);
-  errno = 0;
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  if (in && in.peek() != std::ifstream::traits_type::eof()) text << in.rdbuf();
-  if (!in.is_open() || in.bad() || text.fail())
-    refuse("{} {}: cannot be read: {}", flag, path, std::strerror(errno));
-  return text.str();
-}
 
 }  // namespace echelon

@@ -1,4 +1,4 @@
-// What flags say: numbers, whose whole text must be one, and the files that they name.
+// What flags say: numbers, whose whole text must be one.
 #pragma once
 
 #include <fmt/format.h>
@@ -15,9 +15,6 @@ namespace echelon {
 // name otherwise.
 template <class T>
 T parse_number(const std::string& flag, const std::string& text);
-
-// The whole file that a flag names; refused with the flag's name where it cannot be read.
-std::string read_file(const std::string& flag, const std::string& path);
 
 // A flag with a number, whose starting value is shown as the default.
 template <class T>

@@ -10,6 +10,7 @@
 #include "apps/flag_needs.h"
 #include "apps/help.h"
 #include "base/error.h"
+#include "base/open_file.h"
 #include "base/units.h"
 #include "schedule/pipeline_layout.h"
 #include "schedule/schedules.h"
@@ -218,7 +219,7 @@ Plan PlanFlags::plan() const {
   Plan plan = defaults_;
   plan.sequence_parallel = true;  // where tp > 1
   const bool has_file = is_given("--plan");
-  if (has_file) plan = plan_from_toml(read_file("--plan", plan_file_), "--plan " + plan_file_);
+  if (has_file) plan = plan_from_toml(read_text(plan_file_, "--plan"), "--plan " + plan_file_);
   if (is_given("--model")) {
     plan.model = load_model(model_);
     if (!has_file) plan.seq_len = std::min(plan.seq_len, plan.model.max_seq);
@@ -247,8 +248,9 @@ Plan PlanFlags::plan() const {
     plan.schedule = schedule_;
     const auto& names = schedule_names();
     const bool named = std::find(names.begin(), names.end(), schedule_) != names.end();
+    std::error_code none;
     plan.schedule_text =
-        !named && std::filesystem::exists(schedule_) ? read_file("--schedule", schedule_) : "";
+        !named && std::filesystem::exists(schedule_, none) ? read_text(schedule_, "--schedule") : "";
   }
   if (is_given("--chunks")) plan.chunks = chunks_;
   if (is_given("--layers-per-stage")) set_layers_per_stage(plan, layers_per_stage_);

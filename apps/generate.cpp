@@ -10,7 +10,9 @@
 #include "apps/progress_line.h"
 #include "base/error.h"
 #include "base/json_text.h"
+#include "tensor/prepare_kernels.h"
 #include "train/checkpoint.h"
+#include "train/finite.h"
 
 namespace echelon {
 namespace {
@@ -57,6 +59,7 @@ int run_generate(GenerateFlags& f) {
   refuse_beyond_memory(plan, predicted_bytes(plan));
   std::FILE* out = f.json ? stderr : stdout;
   std::vector<std::int32_t> text;
+  prepare_kernels(plan.dtype);
   ProgressLine line("generate", f.json);
   report(line.progress(), -1, "loading " + info.path);
   ThreadWorld world(1, run.timeout);
@@ -122,7 +125,14 @@ void add_generate(CLI::App& program, int& status) {
   add_number(app, "--seed", flags->options.seed, "Seed of the sampling");
   heading(app, "Running");
   flags->run.add_threads_to(app);
-  app.callback([flags, &status] { status = run_generate(*flags); });
+  app.callback([flags, &status] {
+    try {
+      status = run_generate(*flags);
+    } catch (const NotFinite& error) {  // the checkpoint has been read, and this is the answer
+      fmt::print(stderr, "echelon: {}\n", error.what());
+      status = 1;
+    }
+  });
 }
 
 }  // namespace echelon

@@ -1,7 +1,6 @@
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 
-#include <fstream>
 #include <memory>
 
 #include "apps/plan_flags.h"
@@ -9,21 +8,16 @@
 #include "apps/progress_line.h"
 #include "apps/verbs.h"
 #include "base/error.h"
+#include "base/output_file.h"
 #include "base/units.h"
 #include "plan/explain.h"
 
 namespace echelon {
 namespace {
 
-void write_file(const char* flag, const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  if (!file.flush()) refuse("{} {}: cannot be written", flag, path);
-}
-
 // Other programs train what this one does not.
 void write_plan(const std::string& path, const Estimate& best, const Workload& work) {
-  write_file("--out", path, plan_file(best, work));
+  write_output("--out", path, plan_file(best, work));
   try {
     validate(as_plan(work, best.configuration, best.layers));
   } catch (const RequestError& error) {
@@ -38,6 +32,9 @@ void write_plan(const std::string& path, const Estimate& best, const Workload& w
 
 int run_plan(const PlanSearchFlags& f) {
   SearchRequest request = f.request();
+  for (const auto& [flag, path] :
+       {std::pair{"--out", f.out}, {"--sweep-out", f.sweep_out}, {"--html", f.html}})
+    if (!path.empty()) check_output(flag, path);
   ProgressLine line("plan", f.json);
   request.progress = line.progress();
   // People read standard output; with --json it holds the object alone.
@@ -49,9 +46,9 @@ int run_plan(const PlanSearchFlags& f) {
     const Sweep sweep = run_sweep(request, f.sweep);
     line.clear();
     if (f.sweep_out.ends_with(".svg"))
-      write_file("--sweep-out", f.sweep_out, sweep_svg(sweep));
+      write_output("--sweep-out", f.sweep_out, sweep_svg(sweep));
     else if (!f.sweep_out.empty())
-      write_file("--sweep-out", f.sweep_out, sweep_csv(sweep));
+      write_output("--sweep-out", f.sweep_out, sweep_csv(sweep));
     fmt::print(out, "{}", sweep_table(sweep));
     if (f.json) fmt::print("{}\n", sweep_json(sweep));
     return sweep.any_fits() ? 0 : 1;
@@ -92,7 +89,7 @@ int run_plan(const PlanSearchFlags& f) {
                priced_beyond(other, request.work.software));
   if (!result.plans.empty()) {
     if (!f.out.empty()) write_plan(f.out, result.plans.front(), request.work);
-    if (!f.html.empty()) write_file("--html", f.html, plan_page(result, request));
+    if (!f.html.empty()) write_output("--html", f.html, plan_page(result, request));
   }
   if (f.json) fmt::print("{}\n", plans_json(result, request.work));
   return result.plans.empty() ? 1 : 0;

@@ -9,6 +9,7 @@
 #include "apps/flag_values.h"
 #include "apps/help.h"
 #include "base/error.h"
+#include "base/open_file.h"
 #include "schedule/schedules.h"
 
 namespace echelon {
@@ -129,7 +130,7 @@ SearchRequest PlanSearchFlags::request() const {
   Pins& pins = r.pins;
   std::optional<Plan> plan;
   if (is_given("--plan")) {
-    plan = plan_from_toml(read_file("--plan", plan_file_), "--plan " + plan_file_);
+    plan = plan_from_toml(read_text(plan_file_, "--plan"), "--plan " + plan_file_);
     pins = pins_of(*plan);
   }
   r.work.model = plan && !is_given("--model") ? plan->model : load_model(model_);

@@ -5,6 +5,7 @@
 #include "apps/terminal.h"
 #include "apps/verbs.h"
 #include "base/clock.h"
+#include "base/start_thread.h"
 
 namespace echelon {
 
@@ -13,7 +14,7 @@ ProgressLine::ProgressLine(std::string verb, bool terminal_only)
       terminal_(is_terminal(stderr)),
       quiet_(is_another_process() || (terminal_only && !terminal_)),
       pace_(terminal_) {
-  if (!quiet_) thread_ = std::thread([this] { keep_fresh(); });
+  if (!quiet_) thread_ = start_thread("the progress line", [this] { keep_fresh(); });
 }
 
 ProgressLine::~ProgressLine() {

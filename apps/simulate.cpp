@@ -16,6 +16,7 @@
 #include "apps/verbs.h"
 #include "base/error.h"
 #include "base/json_text.h"
+#include "base/open_file.h"
 #include "base/units.h"
 #include "schedule/lower.h"
 #include "schedule/schedules.h"
@@ -87,10 +88,11 @@ class Simulate {
   }
 
   Schedule read(const char* flag, const std::string& path) const {
-    if (!fs::exists(path))
+    std::error_code none;
+    if (fs::status(path, none).type() == fs::file_type::not_found)
       refuse("{} {}: no such schedule or file; legal: {}, or a file with rows of instructions", flag, path,
              fmt::join(schedule_names(), ", "));
-    Schedule schedule = from_text(read_file(flag, path), path);
+    Schedule schedule = from_text(read_text(path, flag), path);
     schedule.name = fs::path(path).stem().string();
     if (f_.given_ranks && *f_.given_ranks != schedule.num_ranks())
       refuse("--pp {}: {} has rows for {} ranks", *f_.given_ranks, path, schedule.num_ranks());
@@ -128,7 +130,7 @@ class Simulate {
 
   // A wrong name is a wrong request; a schedule that these numbers do not fit is a row that says so.
   SimulationReport compared(const std::string& name) const {
-    if (!is_name(name) && !fs::exists(name)) read("--compare", name);
+    if (std::error_code none; !is_name(name) && !fs::exists(name, none)) read("--compare", name);
     try {
       return report("--compare", name, name.starts_with("interleaved") ? f_.chunks : 0,
                     is_stream(name) ? f_.steps : 1);

@@ -3,16 +3,15 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 
 #include "apps/flag_needs.h"
 #include "apps/terminal.h"
 #include "base/error.h"
+#include "base/output_file.h"
 
 namespace echelon {
 namespace {
@@ -85,10 +84,7 @@ void write_drawing(const SimulateFlags& f, const std::string& text) {
     std::fwrite(text.data(), 1, text.size(), stdout);
     return;
   }
-  std::ofstream out(f.out, std::ios::binary);
-  if (!out) refuse("--out {}: {}", f.out, std::strerror(errno));
-  out << text << std::flush;
-  if (!out) fail("--out {}: {}", f.out, std::strerror(errno));
+  write_output("--out", f.out, text);
 }
 
 }  // namespace echelon

@@ -9,6 +9,7 @@
 #include "apps/help.h"
 #include "apps/simulate_drawing.h"
 #include "base/error.h"
+#include "base/open_file.h"
 
 namespace echelon {
 namespace {
@@ -117,7 +118,7 @@ std::vector<double> ExpertsFlags::popularities(std::int64_t experts) const {
     return one_popular_expert(experts, expert, share);
   }
   if (is_given("--popularity")) {
-    std::istringstream in(read_file("--popularity", popularity_));
+    std::istringstream in(read_text(popularity_, "--popularity"));
     std::vector<double> values;
     for (std::string word; in >> word;)
       values.push_back(parse_number<double>("--popularity " + popularity_, word));

@@ -9,6 +9,7 @@
 #include "apps/help.h"
 #include "apps/simulate_drawing.h"
 #include "base/error.h"
+#include "base/open_file.h"
 #include "schedule/schedules.h"
 
 namespace echelon {
@@ -51,7 +52,7 @@ std::vector<OfFbw> parse_stages(const char* flag, const std::string& given, doub
   std::vector<OfFbw> stages;
   if (given.empty()) return stages;
   const bool is_inline = given.find(',') != std::string::npos;
-  const std::string text = is_inline ? given : read_file(flag, given);
+  const std::string text = is_inline ? given : read_text(given, flag);
   for (const std::string& stage : split(text, ";\n"))
     if (!stage.empty() && stage[0] != '#') stages.push_back(parse_fbw(flag, stage, least));
   if (stages.empty()) refuse("{} {}: holds no numbers; legal: F,B,W of each stage", flag, given);

@@ -2,6 +2,9 @@
 
 #include <unistd.h>
 
+#include "base/clock.h"
+#include "base/start_thread.h"
+
 namespace echelon {
 
 sigset_t stop_signals() {
@@ -13,7 +16,7 @@ sigset_t stop_signals() {
 
 StopSignals::StopSignals() {
   pthread_sigmask(SIG_BLOCK, &signals_, &before_);
-  thread_ = std::thread([this] { take(); });
+  thread_ = start_thread("signals", [this] { take(); });
 }
 
 StopSignals::~StopSignals() {

@@ -19,6 +19,7 @@
 #include "base/units.h"
 #include "plan/price.h"
 #include "train/hugging_face.h"
+#include "train/scratch_file.h"
 
 namespace echelon {
 namespace {
@@ -243,8 +244,7 @@ int run_train(TrainFlags& f, StopSignals& signals) {
       fmt::print(out, "zero    stage {}, cut over {} ranks{}\n", plan.zero, plan.shards(),
                  plan.hsdp > 1 ? fmt::format(", in {} replicas", plan.hsdp) : "");
     if (plan.offload == Offload::optimizer)
-      fmt::print(out, "offload optimizer state in files in {}\n",
-                 plan.offload_directory.empty() ? temporary_place() : plan.offload_directory);
+      fmt::print(out, "offload optimizer state in files in {}\n", scratch_place(plan.offload_directory));
     fmt::print(out, "{}", origin_of_weights(f));
     fmt::print(out, "data    {} from {}; {} held out for validation\n", counted(start.train_tokens, "token"),
                counted(start.num_files, "file"), start.validation_tokens);
@@ -373,6 +373,9 @@ int run_train(TrainFlags& f, StopSignals& signals) {
     fmt::print(out, "gradients late by {} optimizer steps, by pipeline rank; predicted {}\n",
                fmt::join(summary.measured_staleness, " "), fmt::join(summary.predicted_staleness, " "));
   if (summary.asynchronous) fmt::print(out, "{}", staleness_table(*summary.asynchronous));
+  if (summary.skipped > 0)
+    fmt::print(out, "{} of {} skipped: what they computed was not finite (--on-nan skip)\n", summary.skipped,
+               counted(summary.steps, "step"));
   if (!plan.optimizer_barrier)
     fmt::print(out, "optimizer without a barrier: {} of {} guessed wrongly and taken back\n",
                summary.taken_back, counted(summary.steps, "step"));

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/units.h"
 #include "train/reference_run.h"
+#include "train/refuse_request.h"
 
 namespace echelon {
 namespace {
@@ -103,6 +104,7 @@ void print_notes(std::FILE* out, const VerifyReport& r) {
 int run_verify(VerifyFlags& f) {
   std::optional<TokenData> data;
   refuse_together(f.job.processes(), [&] { read_request(f, data); });
+  if (data) refuse_different_data(f.job.processes(), *data);
   const VerifyRequest& request = f.request;
   std::FILE* out = f.json ? stderr : stdout;
   if (f.job.leads() && !f.plan.gives_mesh())

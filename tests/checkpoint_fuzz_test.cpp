@@ -5,8 +5,11 @@
 #include <filesystem>
 
 #include "mesh_runs.h"
+#include "refusals.h"
+#include "run_command.h"
 #include "train/checkpoint.h"
 #include "train/checkpoint_compare.h"
+#include "train/finite.h"
 
 namespace echelon::checkpoint_fuzz_test {
 namespace {
@@ -107,6 +110,32 @@ TEST(CheckpointFuzz, EveryMutationIsRefusedInWordsOrChangesNothing) {
   EXPECT_GT(refused, mutations * 9 / 10);
   std::printf("%d refused, %d in bytes that say nothing\n", refused, harmless);
   EXPECT_TRUE(diff_checkpoints(path, copy).empty());
+}
+
+// Whole, and of no use: verify and generate say which tensor.
+TEST(CheckpointFuzz, ValuesThatAreNoNumbersAreNamed) {
+  const TemporaryDirectory directory;
+  const Plan plan = odd_plan(odd_llama(), 1, 1, false, DType::f64);
+  const std::string name = "model.layers.1.input_layernorm.weight";
+  std::string path;
+  on_mesh(plan, [&](const Rank& rank) {
+    const Trainer trainer(rank, plan, {}, 1);
+    trainer.parameters().find(name).value.data<double>()[3] = std::numeric_limits<double>::quiet_NaN();
+    CheckpointInfo info;
+    info.dtype = plan.dtype;
+    info.model = plan.model;
+    path = save_checkpoint(rank, trainer.parameters(), directory.path(), info);
+  });
+  expect_refusal([&] { check_checkpoint(path); }, {path, name, "1 of its", "nan", "index 3"});
+  EXPECT_THROW(check_checkpoint(path), NotFinite);
+  const std::string verify = fmt::format("{} checkpoint verify {}", ECHELON_BINARY, path),
+                    generate = fmt::format("{} generate --checkpoint {} --max-tokens 1 --prompt-tokens 1",
+                                           ECHELON_BINARY, path);
+  for (const std::string& command : {verify, generate}) {
+    const CommandResult r = run_command(command);
+    EXPECT_EQ(r.status, 1) << r.output;
+    EXPECT_NE(r.output.find(name), std::string::npos) << r.output;
+  }
 }
 
 // A shard of another checkpoint of the same model, with names and shapes that fit.

@@ -1,6 +1,7 @@
 // The program as its users meet it: exit status, one sentence, nothing lost; and as programs do: one JSON
 // object.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <atomic>
@@ -18,6 +19,7 @@
 #include "patience.h"
 #include "run_command.h"
 #include "temporary_directory.h"
+#include "train/checkpoint_manifest.h"
 
 namespace echelon::command_line_test {
 namespace {
@@ -360,6 +362,86 @@ TEST_F(CommandLine, TrainsResumesAndGenerates) {
       << resumed.out;
   EXPECT_NE(resumed.out.find("resume  after step 3 of ck/step-00000003"), std::string::npos) << resumed.out;
   EXPECT_EQ(run({"generate", "--checkpoint", "ck/step-00000003", "--max-tokens", "2"}).status, 0);
+}
+
+// It went on in silence, on samples that nothing had been trained on.
+TEST_F(CommandLine, ARunIsNotResumedOnOtherData) {
+  const auto train = [&](const char* steps, const Words& more) {
+    return run(joined(training({"--steps", steps, "--checkpoint", "ck", "--sample", "0"}), more));
+  };
+  ASSERT_EQ(train("1", {}).status, 0);
+  const std::string text = read_bytes(at("text.txt"));
+  std::string other = text;
+  other[text.size() / 2] ^= 1;
+  write("text.txt", other);
+  refused(training({"--steps", "2", "--checkpoint", "ck", "--resume"}),
+          {"--data", "ck/step-00000001", "fingerprint", "legal"});
+  write("text.txt", text);
+  ASSERT_EQ(train("2", {"--resume"}).status, 0);
+  // A checkpoint that does not say what it was trained on goes on with anything.
+  json manifest = json::parse(read_bytes(at("ck/step-00000002/checkpoint.json")));
+  EXPECT_EQ(manifest.erase("data"), 1u);
+  write("ck/step-00000002/checkpoint.json", seal_manifest(manifest.dump()));
+  write("text.txt", other);
+  EXPECT_EQ(train("3", {"--resume"}).status, 0);
+}
+
+TEST_F(CommandLine, StepsThatWereSkippedAreInTheSummary) {
+  const Words blown{"--steps",  "4",    "--warmup",       "0", "--lr",     "1e30",
+                    "--on-nan", "skip", "--val-fraction", "0", "--sample", "0"};
+  const Result r = run(training(blown));
+  EXPECT_EQ(r.status, 0) << r.err;
+  EXPECT_NE(r.out.find("\n3 of 4 steps skipped"), std::string::npos) << r.out;
+  EXPECT_EQ(one_object(run(joined(training(blown), {"--json"})))["skipped_steps"], 3);
+}
+
+// One home reads them all: it does not wait, and says what is there.
+TEST_F(CommandLine, WhatIsNoFileIsRefusedWhereverAFileIsNamed) {
+  ASSERT_EQ(::mkfifo(at("pipe").c_str(), 0600), 0);
+  fs::create_directory(at("directory"));
+  fs::create_directory(at("hf"));
+  fs::create_symlink("/dev/zero", at("hf/config.json"));
+  fs::create_directories(at("ck/step-00000001"));
+  fs::create_symlink("../../pipe", at("ck/step-00000001/checkpoint.json"));
+  const std::string over_long(5000, 'x');
+  const Words simulation{"simulate", "--schedule", "1f1b", "--pp", "2", "--microbatches", "2"};
+  const std::vector<std::pair<Words, std::string>> places{
+      {{"train", "--data"}, "--data"},
+      {{"train", "--data", "text.txt", "--model"}, "--model"},
+      {{"train", "--data", "text.txt", "--plan"}, "--plan"},
+      {training({"--machine"}), "--machine"},
+      {{"plan", "--model", "gpt2-tiny", "--gpus", "1", "--machine"}, "--machine"},
+      {{"plan", "--model", "gpt2-tiny", "--gpus", "1", "--software"}, "--software"},
+      {joined(simulation, {"--stage-times"}), "--stage-times"},
+      {{"simulate", "--schedule"}, "--schedule"}};
+  const std::vector<std::pair<std::string, std::string>> paths{
+      {"pipe", "a named pipe"},
+      {"/dev/zero", "a device"},
+      {"directory", ""},       // data may be one, and a model
+      {"/proc/self/mem", ""},  // an empty file of data
+      {over_long, "File name too long"}};
+  for (const auto& [words, flag] : places)
+    for (const auto& [path, why] : paths) {
+      SCOPED_TRACE(flag + " " + path.substr(0, 40));
+      refused(joined(words, {path}), {flag, why});
+    }
+  refused({"train", "--data", "text.txt", "--model", "hf"}, {"hf/config.json", "a device"});
+  refused({"checkpoint", "info", "ck"}, {"checkpoint.json", "a named pipe"});
+  refused({"generate", "--checkpoint", "ck"}, {"checkpoint.json", "a named pipe"});
+  refused(training({"--schedule", "directory", "--pp", "2"}), {"--schedule directory", "a directory"});
+}
+
+TEST_F(CommandLine, AnOutputIsAsItWasUntilItIsWhole) {
+  write("cpu.toml", "kept = 1\n");
+  refused({"calibrate", "--out", "absent/cpu.toml"}, {"--out absent/cpu.toml", "No such file"});
+  // No file may grow: it was emptied first, and stayed empty.
+  EXPECT_EQ(run({"calibrate"}, "ulimit -f 0").status, 3);
+  EXPECT_EQ(read_bytes(at("cpu.toml")), "kept = 1\n");
+  const Words plan{"plan", "--model", "gpt2-tiny", "--gpus", "1", "--machine", "a100-80"};
+  refused(joined(plan, {"--out", "absent/plan.toml"}), {"--out absent/plan.toml"});
+  const Result through = run(joined(plan, {"--out", "/dev/stdout"}));
+  EXPECT_EQ(through.status, 0) << through.err;
+  EXPECT_NE(through.out.find("[mesh]"), std::string::npos) << through.out;
 }
 
 TEST_F(CommandLine, VerifyAnswersYesInOneObject) {

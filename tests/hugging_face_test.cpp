@@ -11,8 +11,11 @@
 #include <set>
 
 #include "mesh_runs.h"
+#include "refusals.h"
+#include "run_command.h"
 #include "train/checkpoint.h"
 #include "train/checkpoint_compare.h"
+#include "train/finite.h"
 #include "train/safetensors.h"
 
 namespace echelon::hugging_face_test {
@@ -104,6 +107,38 @@ class HuggingFace : public testing::TestWithParam<const char*> {
 
   const TemporaryDirectory directory_;
 };
+
+// They went through the import, and later through `checkpoint verify` and `generate`.
+TEST_P(HuggingFace, WeightsThatAreNoNumbersAreNamedAndNothingIsWritten) {
+  const std::string copy = directory_ / "copy", out = directory_ / "ck";
+  fs::copy(model(), copy);
+  std::string name;
+  {
+    const SafetensorsFile original(model() + "/model.safetensors");
+    name = original.tensors().front().name;
+    SafetensorsWriter writer(copy + "/model.safetensors", original.tensors(), {{"format", "pt"}});
+    for (const StoredTensor& tensor : original.tensors()) {
+      std::vector<std::byte> bytes = original.bytes(tensor);
+      const double infinite = std::numeric_limits<double>::infinity();
+      const auto poison = [&]<class T>(T value) {
+        for (const std::size_t at : {std::size_t{5}, std::size_t{7}})
+          std::memcpy(bytes.data() + at * sizeof value, &value, sizeof value);
+      };
+      if (tensor.name == name && tensor.type == StoredType::f64) poison(infinite);
+      if (tensor.name == name && tensor.type == StoredType::f32) poison(static_cast<float>(infinite));
+      writer.write(tensor.name, bytes.data(), bytes.size());
+    }
+    writer.finish();
+  }
+  expect_refusal([&] { import_hugging_face(copy, out, DType::f64, 1); },
+                 {copy, name, "2 of its", "inf", "at index 5"});
+  EXPECT_THROW(import_hugging_face(copy, out, DType::f64, 1), NotFinite);
+  EXPECT_FALSE(fs::exists(out));
+  const CommandResult r =
+      run_command(fmt::format("{} checkpoint import {} --out {} --dtype f64", ECHELON_BINARY, copy, out));
+  EXPECT_EQ(r.status, 1) << r.output;
+  EXPECT_NE(r.output.find(name), std::string::npos) << r.output;
+}
 
 TEST_P(HuggingFace, LogitsAreThoseOfTransformers) {
   for (DType dtype : {DType::f64, DType::f32}) {

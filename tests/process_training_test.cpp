@@ -184,6 +184,24 @@ TEST_F(ProcessTraining, RefusalsAreSaidOnce) {
 }
 
 // As where a file is missing on one host: the others do not wait for it.
+// Each read a text of its own and of the same length, and they trained on both.
+TEST_F(ProcessTraining, RanksThatReadOtherDataAreNamed) {
+  std::string other = read_bytes(directory_ / "text");
+  other[other.size() / 2] ^= 1;
+  write_text(directory_ / "text-1", other);
+  write_text(directory_ / "text-0", read_bytes(directory_ / "text"));
+  for (const char* verb : {"train --steps 1 --warmup 0", "verify --steps 1"}) {
+    const CommandResult r = run_command(fmt::format(
+        "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun -n 2 --oversubscribe sh -c "
+        "'exec {} {} --model llama-tiny --dp 2 --global-batch 2 --seq-len 24 --threads 1 --dtype {} --data "
+        "{}/text-$OMPI_COMM_WORLD_RANK'",
+        ECHELON_BINARY, verb, ECHELON_TEST_DTYPE, directory_.path().string()));
+    EXPECT_EQ(r.status, 2) << r.output;
+    EXPECT_NE(r.output.find("--data"), std::string::npos) << r.output;
+    EXPECT_NE(r.output.find("rank 1 ("), std::string::npos) << r.output;
+  }
+}
+
 TEST_F(ProcessTraining, WhatOneRankRefusesAllRefuse) {
   for (const char* verb : {"train --steps 1 --sample 0", "verify --steps 1"}) {
     const auto process = [&](const char* data) {

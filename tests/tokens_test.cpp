@@ -1,5 +1,6 @@
 #include "train/tokens.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -11,6 +12,7 @@
 #include <fstream>
 #include <limits>
 #include <numeric>
+#include <set>
 
 #include "refusals.h"
 #include "temporary_directory.h"
@@ -208,6 +210,68 @@ TEST_F(Tokens, RefusalsNameTheFile) {
   fs::permissions(path("hollow"), fs::perms::none);
   expect_refusal([&] { TokenData({path("hollow")}, 257); }, {"hollow", "ermission"});
   fs::permissions(path("hollow"), fs::perms::owner_all);
+}
+
+// It ended the process: the file was mapped, and its last pages were gone.
+TEST_F(Tokens, AFileThatBecomesShorterIsNamed) {
+  std::vector<std::int32_t> ids(100000, 5);
+  write_token_file(path("a.bin"), ids, 2);
+  const TokenData tokens({path("a.bin")}, 10), text({write("t.txt", std::string(200000, 'x'))}, bytes_vocab);
+  fs::resize_file(path("a.bin"), 100000);
+  fs::resize_file(path("t.txt"), 100000);
+  EXPECT_EQ(tokens.token(1000), 5);
+  for (const auto& [data, name] : {std::pair{&tokens, "a.bin"}, {&text, "t.txt"}}) try {
+      (void)data->token(99000);
+      data->token(data->size() - 2);
+      ADD_FAILURE() << name;
+    } catch (const RunError& error) {
+      EXPECT_NE(std::string(error.what()).find(path(name)), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find("shorter"), std::string::npos) << error.what();
+    }
+}
+
+// More than a process may hold open, and pieces that reach over many of them.
+TEST_F(Tokens, ManyFilesAreReadAsOneText) {
+  std::string whole;
+  for (int i = 0; i < 600; ++i) {
+    const std::string text = fmt::format("{:04}", i);
+    write("d/" + text, text);
+    whole += text + "|";
+  }
+  rlimit before{};
+  ::getrlimit(RLIMIT_NOFILE, &before);
+  rlimit few = before;
+  few.rlim_cur = 400;
+  ::setrlimit(RLIMIT_NOFILE, &few);
+  const TokenData data({path("d")}, bytes_vocab);
+  EXPECT_EQ(text_of(data), whole);
+  ::setrlimit(RLIMIT_NOFILE, &before);
+}
+
+TEST_F(Tokens, TheFingerprintIsOfWhatIsRead) {
+  const auto of = [&](const std::vector<std::string>& paths) {
+    return TokenData(paths, 70000).fingerprint();
+  };
+  const std::string text(200000, 'a'), a = write("a.txt", text);
+  std::string other = text;
+  other[150000] = 'b';
+  EXPECT_EQ(of({a}).size(), 16u);
+  EXPECT_EQ(of({a}), of({write("copy.txt", text)}));  // names do not count
+  EXPECT_NE(of({a}), of({write("b.txt", other)}));
+  EXPECT_NE(of({a, path("b.txt")}), of({path("b.txt"), a}));
+  // The same bytes in files of other lengths have other ends of text.
+  EXPECT_NE(of({write("x", "ab"), write("y", "c")}), of({write("x2", "a"), write("y2", "bc")}));
+  const std::vector<std::int32_t> ids{1, 2, 3};
+  write_token_file(path("a.bin"), ids, 2);
+  EXPECT_NE(of({path("a.bin")}), of({a}));
+  // Of a large file the first and the last block, and blocks between, such as that which begins here.
+  constexpr std::int64_t size = std::int64_t{100} << 20;
+  fs::resize_file(write("large", std::string(65536, 'x')), size);  // zeros are text only after the beginning
+  std::set<std::string> seen{of({path("large")})};
+  for (const std::int64_t at : {std::int64_t{0}, (size - 65536) * 512 / 1023 + 100, size - 1}) {
+    std::fstream(path("large"), std::ios::in | std::ios::out | std::ios::binary).seekp(at).put('!');
+    EXPECT_TRUE(seen.insert(of({path("large")})).second) << at;
+  }
 }
 
 TEST(TokenSplit, HoldsTheEndOut) {

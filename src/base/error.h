@@ -3,6 +3,7 @@
 
 #include <fmt/core.h>
 
+#include <exception>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -50,6 +51,14 @@ template <class... Args>
 [[noreturn]] void fail_for_good(fmt::format_string<Args...> form, Args&&... args) {
   throw LastingError(fmt::format(form, std::forward<Args>(args)...));
 }
+// What an exception says to people. Those of the standard library speak of its own insides.
+std::string message_of(const std::exception& error);
+
+inline constexpr const char* no_thread =
+    "no thread could be started: the limit of threads (ulimit -u) or of memory (ulimit -v) has been reached";
+
+// A library's message without the name in brackets that it begins with.
+std::string without_library_name(const std::string& message);
 
 // Throws InvariantError when `holds` is false. Cheap enough to stay on in release builds.
 inline void check(bool holds, const char* what) {

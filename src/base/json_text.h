@@ -1,4 +1,4 @@
-// JSON as it is written, to files and to standard output.
+// JSON as it is written, to files and to standard output, and as it is read from files.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -8,5 +8,9 @@ namespace echelon {
 
 // On one line. What is not UTF-8, as a path may be, becomes U+FFFD: JSON has no other way to say it.
 std::string json_text(const nlohmann::ordered_json& value);
+
+// RequestError that begins with `where` for what is not JSON, or is nested so deeply that walking through it
+// would overflow a stack.
+nlohmann::json parse_json(const std::string& text, const std::string& where);
 
 }  // namespace echelon

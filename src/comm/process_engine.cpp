@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/start_thread.h"
 #include "comm/world.h"
 
 namespace echelon {
@@ -32,7 +33,7 @@ RankState stands_in(const ProcessOperation& operation) {
 
 ProcessEngine::ProcessEngine(ControlNetwork& control, FlightRecorder& recorder, bool crowded)
     : control_(control), recorder_(recorder), crowded_(crowded) {
-  thread_ = std::thread([this] { run(); });
+  thread_ = start_thread("the messages between processes", [this] { run(); });
 }
 
 ProcessEngine::~ProcessEngine() {

@@ -322,7 +322,7 @@ void ProcessWorld::run(const std::function<void(int rank)>& body) {
 
 void ProcessWorld::fail(const std::exception& error) {
   State& s = *state_;
-  const std::string why = error.what();
+  const std::string why = message_of(error);
   if (dynamic_cast<const EchoError*>(&error) != nullptr)
     s.fail({.why = why}, "");
   else if (dynamic_cast<const RequestError*>(&error) != nullptr)

@@ -4,10 +4,10 @@
 #include <map>
 #include <mutex>
 #include <optional>
-#include <system_error>
 #include <thread>
 #include <vector>
 
+#include "base/start_thread.h"
 #include "base/utf8.h"
 #include "comm/thread_job.h"
 
@@ -27,7 +27,7 @@ std::string reason(int rank) {
   } catch (const CommError& error) {
     return error.what();  // names the ranks itself
   } catch (const std::exception& error) {
-    return fmt::format("rank {} failed: {}", rank, error.what());
+    return fmt::format("rank {} failed: {}", rank, message_of(error));
   } catch (...) {
     return fmt::format("rank {} failed", rank);
   }
@@ -50,7 +50,7 @@ std::string message_of(const std::exception_ptr& error) {
   try {
     std::rethrow_exception(error);
   } catch (const std::exception& e) {
-    return e.what();
+    return echelon::message_of(e);
   } catch (...) {
     return "something that is no exception was thrown";
   }
@@ -75,6 +75,8 @@ void ThreadWorld::run(const std::function<void(int rank)>& body) {
   std::condition_variable came_back;
   int back = 0;
   std::vector<RankFailure> failures;  // in order of time
+  // What is done about a failure needs next to no memory: want of it may be the failure.
+  failures.reserve(static_cast<std::size_t>(job.num_ranks()));
   const auto run = [&](int rank) {
     try {
       body(rank);
@@ -84,7 +86,12 @@ void ThreadWorld::run(const std::function<void(int rank)>& body) {
         const std::lock_guard lock(mutex);
         failures.push_back({rank, std::current_exception(), is_echo()});
       }
-      job.abort(rank, reason(rank));
+      std::string why = "out of memory";
+      try {
+        why = reason(rank);
+      } catch (const std::bad_alloc&) {
+      }
+      job.abort(rank, std::move(why));
       job.quiesce(rank);
     }
     const std::lock_guard lock(mutex);
@@ -134,12 +141,13 @@ void ThreadWorld::run(const std::function<void(int rank)>& body) {
 
   std::vector<std::thread> threads;
   try {
-    for (int rank = 0; rank < job.num_ranks(); ++rank) threads.emplace_back(run, rank);
-  } catch (const std::system_error& error) {
-    const std::string why = fmt::format("no thread for rank {}: {}", threads.size(), error.what());
-    job.abort(-1, why);
+    threads.reserve(static_cast<std::size_t>(job.num_ranks()));
+    for (int rank = 0; rank < job.num_ranks(); ++rank)
+      threads.push_back(start_thread(fmt::format("rank {}", rank), [&run, rank] { run(rank); }));
+  } catch (const RunError& error) {
+    job.abort(-1, error.what());
     for (std::thread& thread : threads) thread.join();
-    throw RunError(why);
+    throw;
   }
   wait_for_all();
   for (std::thread& thread : threads) thread.join();

@@ -146,11 +146,15 @@ std::vector<RankState> ThreadJob::states() {
   return states_locked();
 }
 
-void ThreadJob::abort_locked(int origin, const std::string& why) {
+void ThreadJob::abort_locked(int origin, std::string why) {
   if (aborted()) return;
-  why_ = why;
+  why_ = std::move(why);
   origin_ = at_fault_ = origin;
-  states_ = states_locked();
+  try {
+    states_ = states_locked();
+  } catch (const std::bad_alloc&) {  // why it ends is said without them
+    states_.clear();
+  }
   aborted_.store(true, std::memory_order_release);
   wake_all();
 }
@@ -174,9 +178,9 @@ void ThreadJob::give_up_late_waits() {
   at_fault_ = diagnosis.at_fault;
 }
 
-void ThreadJob::abort(int origin, const std::string& why) {
+void ThreadJob::abort(int origin, std::string why) {
   const std::lock_guard lock(mutex_);
-  abort_locked(origin, why);
+  abort_locked(origin, std::move(why));
 }
 
 void ThreadJob::fail_locked(std::unique_lock<std::mutex>& lock, int rank, const std::string& why) {

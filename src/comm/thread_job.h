@@ -124,7 +124,7 @@ class ThreadJob {
   const Time& time() const { return time_; }
 
   // The first call wins. `origin`: the rank that says it, or -1.
-  void abort(int origin, const std::string& why);
+  void abort(int origin, std::string why);
   [[noreturn]] void fail(int rank, const std::string& why);
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
   int origin();
@@ -156,7 +156,7 @@ class ThreadJob {
   ThreadState& state(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
   // Called under the lock.
   std::vector<RankState> states_locked();
-  void abort_locked(int origin, const std::string& why);
+  void abort_locked(int origin, std::string why);
   [[noreturn]] void fail_locked(std::unique_lock<std::mutex>& lock, int rank, const std::string& why);
   void wake(ThreadState& rank);
   void wake_all();

@@ -1,11 +1,10 @@
 #include "spec/machine.h"
 
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <sstream>
 
 #include "base/error.h"
+#include "base/open_file.h"
 #include "spec/embedded.h"
 #include "spec/fields.h"
 
@@ -165,14 +164,11 @@ Machine load_machine(const std::string& name_or_path) {
   // What `calibrate` writes where it is not told another name.
   if (name_or_path == "cpu" && std::filesystem::is_regular_file("cpu.toml", error))
     return load_machine("cpu.toml");
-  if (!std::filesystem::is_regular_file(name_or_path, error))
+  if (std::filesystem::status(name_or_path, error).type() == std::filesystem::file_type::not_found)
     refuse("--machine {}: neither a preset nor a file; the presets are {}{}", name_or_path,
            fmt::join(machine_preset_names(), ", "),
            name_or_path == "cpu" ? "; `echelon calibrate` measures this machine and writes cpu.toml" : "");
-  std::ifstream file(name_or_path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file.is_open() || file.bad()) refuse("--machine {}: the file cannot be read", name_or_path);
-  return machine_from_toml(text, name_or_path);
+  return machine_from_toml(read_text(name_or_path, "--machine"), name_or_path);
 }
 
 }  // namespace echelon

@@ -3,10 +3,9 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 
 #include "base/error.h"
+#include "base/open_file.h"
 #include "base/utf8.h"
 #include "spec/embedded.h"
 #include "spec/model_spec.h"
@@ -157,13 +156,6 @@ std::string quoted(const std::string& text) {
   return out + '"';
 }
 
-std::string read_text(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file.is_open() || file.bad()) refuse("--model {}: the file cannot be read", path.string());
-  return text;
-}
-
 }  // namespace
 
 ModelSpec model_from_toml(const std::string& text, const std::string& where) {
@@ -286,10 +278,10 @@ ModelSpec load_model(const std::string& name_or_path) {
     const std::filesystem::path config = path / "config.json";
     if (!std::filesystem::exists(config, error))
       refuse("--model {}: the directory has no config.json", name_or_path);
-    return model_from_hugging_face(read_text(config), config.string());
+    return model_from_hugging_face(read_text(config.string(), "--model"), config.string());
   }
-  if (std::filesystem::is_regular_file(status)) {
-    const std::string text = read_text(path);
+  if (status.type() != std::filesystem::file_type::not_found) {
+    const std::string text = read_text(name_or_path, "--model");
     return path.extension() == ".json" ? model_from_hugging_face(text, name_or_path)
                                        : model_from_toml(text, name_or_path);
   }

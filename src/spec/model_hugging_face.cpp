@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.h"
+#include "base/json_text.h"
 #include "base/utf8.h"
 #include "spec/model_spec.h"
 
@@ -183,14 +184,7 @@ std::string model_name(const std::string& where, const std::string& type) {
 }  // namespace
 
 ModelSpec model_from_hugging_face(const std::string& config_json, const std::string& where) {
-  Json object;
-  try {
-    object = Json::parse(config_json);
-  } catch (const Json::exception& error) {
-    const std::string why = error.what();  // "[json.exception...] parse error at line ..."
-    refuse("{}: not JSON: {}", where,
-           why.substr(why.find("] ") == std::string::npos ? 0 : why.find("] ") + 2));
-  }
+  const Json object = parse_json(config_json, where);
   if (!object.is_object()) refuse("{}: not a JSON object", where);
   const Config config(object, where);
   config.required("model_type");

@@ -3,12 +3,11 @@
 #include <fmt/ranges.h>
 
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <set>
 #include <type_traits>
 
 #include "base/error.h"
+#include "base/open_file.h"
 #include "spec/embedded.h"
 #include "spec/fields.h"
 
@@ -139,13 +138,10 @@ Software load_software(const std::string& name_or_path) {
     if (name_or_path == embedded_software[i].name)
       return software_from_toml(embedded_software[i].text, "configs/software/" + name_or_path + ".toml");
   std::error_code error;
-  if (!std::filesystem::is_regular_file(name_or_path, error))
+  if (std::filesystem::status(name_or_path, error).type() == std::filesystem::file_type::not_found)
     refuse("--software {}: neither a preset nor a file; the presets are {}", name_or_path,
            fmt::join(software_preset_names(), ", "));
-  std::ifstream file(name_or_path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file.is_open() || file.bad()) refuse("--software {}: the file cannot be read", name_or_path);
-  return software_from_toml(text, name_or_path);
+  return software_from_toml(read_text(name_or_path, "--software"), name_or_path);
 }
 
 }  // namespace echelon

@@ -229,7 +229,7 @@ void attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const 
     for (std::int64_t i = 0; i < blocks * heads; ++i)
       ok = one_block(i, scratch.data<float>() + omp_get_thread_num() * attention_scratch_per_thread()) && ok;
   }
-  if (!ok) fail("attention: oneDNN failed");
+  if (!ok) fail("out of memory: oneDNN has none left for attention");
 }
 
 void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout,
@@ -273,7 +273,7 @@ void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const
       ok =
           one_kv_head(i, scratch.data<float>() + omp_get_thread_num() * attention_scratch_per_thread()) && ok;
   }
-  if (!ok) fail("attention backward: oneDNN failed");
+  if (!ok) fail("out of memory: oneDNN has none left for the backward pass of attention");
 }
 
 }  // namespace echelon

@@ -7,11 +7,16 @@
 #include <array>
 #include <atomic>
 #include <cmath>
+#include <exception>
+#include <latch>
 #include <memory>
+#include <mutex>
+#include <thread>
 #include <vector>
 
 #include "base/error.h"
 #include "base/split.h"
+#include "base/start_thread.h"
 #include "tensor/attention_cpu.h"
 #include "tensor/kernels.h"
 #include "tensor/local_column.h"
@@ -48,6 +53,32 @@ void check_attention(const AttentionShape& s, const Rows& q, const Rows& out, co
     check(x.rows >= rows && x.cols == s.num_kv_heads * s.head_dim, "attention: shape of k, v or a gradient");
 }
 
+// OpenMP ends the process where it gets no thread. So as many are started and ended first, and then its own,
+// which stay: one rank at a time, or two would find the same last ones free.
+void start_team(int threads) {
+  static std::mutex one_at_a_time;
+  if (threads == 1) return;
+  const std::lock_guard lock(one_at_a_time);
+  std::latch all_there(1);
+  std::vector<std::thread> tried;
+  tried.reserve(static_cast<std::size_t>(threads - 1));
+  std::exception_ptr error;
+  try {
+    for (int i = 1; i < threads; ++i)
+      tried.push_back(start_thread(fmt::format("{} compute threads a rank (--threads)", threads),
+                                   [&all_there] { all_there.wait(); }));
+  } catch (const RunError&) {
+    error = std::current_exception();
+  }
+  all_there.count_down();
+  for (std::thread& thread : tried) thread.join();
+  if (error) std::rethrow_exception(error);
+  std::atomic<int> started{0};
+#pragma omp parallel num_threads(threads)
+  ++started;
+  check(started == threads, "OpenMP started another number of threads");
+}
+
 Product product_of(const MatrixProduct& p) {
   const Rows a(p.a), b(p.b), c(p.c);
   const bool across_a = p.ta == Transpose::yes, across_b = p.tb == Transpose::yes;
@@ -78,6 +109,8 @@ class CpuKernels final : public Kernels {
     check(threads >= 1, "CPU kernels need at least one thread");
     // Every region names its number of threads; oneDNN called outside of one must not open its own.
     omp_set_num_threads(1);
+    prepare_products();
+    start_team(threads);
   }
 
   void matmul(const Tensor& ta, Transpose turn_a, const Tensor& tb, Transpose turn_b, const Tensor& tc,

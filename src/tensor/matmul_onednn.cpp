@@ -1,8 +1,10 @@
 #include "tensor/matmul_onednn.h"
 
 #include <oneapi/dnnl/dnnl.h>
+#include <sys/mman.h>
 
 #include <algorithm>
+#include <tuple>
 #include <vector>
 
 #include "base/error.h"
@@ -71,6 +73,37 @@ bool multiply_once(const Product& p) {
 
 }  // namespace
 
+void prepare_products() {
+  static const bool prepared = [] {
+    constexpr std::size_t enough = std::size_t{40}
+                                   << 20;  // it took 18 MiB on the machine where that was looked at
+    void* const room = ::mmap(nullptr, enough, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (room == MAP_FAILED)
+      fail("out of memory: the system has no {} MiB left for matrix products", enough >> 20);
+    ::munmap(room, enough);
+    // A number, a vector and a matrix: what each of its methods is written by. Any later call uses these.
+    const float one[4] = {1, 1, 1, 1};
+    float result[4];
+    bool ok = true;
+    for (const auto& [m, n, turn] :
+         {std::tuple{1, 1, Transpose::no}, {2, 1, Transpose::yes}, {2, 2, Transpose::no}})
+      ok = multiply_once({.tb = turn,
+                          .m = m,
+                          .n = n,
+                          .k = 1,
+                          .a = one,
+                          .a_stride = 1,
+                          .b = one,
+                          .b_stride = 2,
+                          .c = result,
+                          .c_stride = 2}) &&
+           ok;
+    if (!ok) fail("out of memory: oneDNN could not be prepared");
+    return true;
+  }();
+  (void)prepared;
+}
+
 bool multiply(const Product& p) {
   if (p.m == 0 || p.n == 0) return true;
   if (p.k == 0) {
@@ -110,7 +143,7 @@ void multiply(std::span<const Product> products, int threads) {
   }
   if (ok) return;
   const Product& p = products.front();
-  fail("matmul ({}, {}) x ({}, {}): oneDNN failed", p.m, p.k, p.k, p.n);
+  fail("out of memory: oneDNN has none left for the product ({}, {}) x ({}, {})", p.m, p.k, p.k, p.n);
 }
 
 }  // namespace echelon

@@ -23,6 +23,11 @@ struct Product {
   std::int64_t c_stride = 0;
 };
 
+// Before the first product, where OpenMP's thread count is 1. oneDNN writes its code when it is first called,
+// without a look at whether it got the memory, so this is done while there is some. RunError where there is
+// not.
+void prepare_products();
+
 // On the calling thread alone, provided that it is inside an OpenMP region of several threads or its own
 // OpenMP thread count is 1. False when oneDNN fails (no memory left): an exception may not leave an OpenMP
 // region.

@@ -11,6 +11,7 @@
 #include "train/checkpoint_manifest.h"
 #include "train/checkpoint_reader.h"
 #include "train/checkpoint_writer.h"
+#include "train/finite.h"
 #include "train/logical_tensors.h"
 #include "train/router_biases.h"
 
@@ -92,6 +93,11 @@ RouterBiases load_checkpoint(const Rank& rank, const ParameterStore& parameters,
       const auto bytes = reader.read(p.spec.name + suffix, p.spec, rank.dtype());
       Tensor logical(rank.arena(), MemoryCategory::other, rank.dtype(), p.spec.shape);
       std::memcpy(logical.raw(), bytes.data(), bytes.size());
+      const auto count = static_cast<std::size_t>(logical.numel());
+      if (which == ParameterTensor::value && rank.dtype() == DType::f64)
+        refuse_nonfinite<double>(info.path, p.spec.name, {logical.data<double>(), count});
+      else if (which == ParameterTensor::value)
+        refuse_nonfinite<float>(info.path, p.spec.name, {logical.data<float>(), count});
       scatter_logical(rank, logical, p, which);
     }
   if (!values_only && info.residual_ranks > 0) load_carried(rank, parameters, reader, info, carried);

@@ -34,6 +34,7 @@ struct CheckpointInfo {
   ModelSpec model;
   // Whose ids it has learned: those of bytes, or of a tokenizer that made token files or came with the model.
   TokenData::Kind trained_on = TokenData::Kind::text;
+  std::string data;         // TokenData::fingerprint() of what it was trained on; empty where it is not known
   Compression compression;  // of the gradients; not none only where something is carried over
   int residual_ranks = 0;   // dp ranks whose residuals there are
 };
@@ -63,7 +64,7 @@ std::string save_checkpoint(const Rank& rank, const ParameterStore& parameters, 
 
 // Fills parameters, and the moments and what is `carried` unless `values_only`. Every rank reads what it
 // holds. Returns the routers' biases, of all layers. RequestError naming the tensor when one is missing, of
-// another shape or damaged; nothing is changed in the checkpoint.
+// another shape or damaged, NotFinite (finite.h) where a value is; nothing is changed in the checkpoint.
 RouterBiases load_checkpoint(const Rank& rank, const ParameterStore& parameters, const CheckpointInfo& info,
                              bool values_only, const std::vector<CarriedTensor>& carried = {});
 

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "train/checkpoint_reader.h"
+#include "train/finite.h"
 #include "train/router_biases.h"
 
 namespace echelon {
@@ -72,7 +73,7 @@ CheckpointContents check_checkpoint(const std::string& path, const Progress& pro
   double done = 0;
   for (const std::string& name : names) {
     report(progress, done++ / static_cast<double>(names.size()), name);
-    (void)read(reader, name, tensors);
+    refuse_nonfinite<double>(reader.info().path, name, read(reader, name, tensors));
   }
   contents.tensors = static_cast<std::int64_t>(names.size());
   return contents;

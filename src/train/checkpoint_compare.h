@@ -13,7 +13,8 @@ struct CheckpointContents {
   std::int64_t tensors = 0, parts = 0, bytes = 0, files = 0;
 };
 // Reads every byte: each part against its checksum, each tensor of the model and each of its moments from its
-// parts. RequestError naming the file, the field or the tensor that is damaged.
+// parts. RequestError naming the file, the field or the tensor that is damaged, NotFinite (finite.h) where
+// one holds NaN or infinite values.
 CheckpointContents check_checkpoint(const std::string& path, const Progress& progress = {});
 
 struct TensorDifference {

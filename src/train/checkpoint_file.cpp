@@ -19,8 +19,8 @@ CheckpointFile::CheckpointFile(const std::string& directory, const std::string& 
   if (const auto found = checksums.find(name); found != checksums.end()) checksums_ = found->second;
 }
 
-std::span<const std::byte> CheckpointFile::read(const std::string& name,
-                                                const std::vector<std::int64_t>& shape, DType dtype) const {
+void CheckpointFile::read(const std::string& name, const std::vector<std::int64_t>& shape, DType dtype,
+                          std::span<std::byte> out) const {
   const StoredTensor& tensor = file_.at(name);
   if (tensor.shape != shape)
     refuse("{}: {} has shape ({}) where the model has ({})", file_.path(), name,
@@ -28,8 +28,7 @@ std::span<const std::byte> CheckpointFile::read(const std::string& name,
   if (tensor.type != stored_type(dtype))
     refuse("{}: {} is {}; this run needs --dtype {}", file_.path(), name, stored_type_name(tensor.type),
            dtype_name(dtype));
-  file_.check_bytes(tensor, expected(name));
-  return file_.bytes(tensor);
+  file_.read_checked(tensor, expected(name), out);
 }
 
 std::uint64_t CheckpointFile::expected(const std::string& name) const {

@@ -23,9 +23,10 @@ class CheckpointFile {
                  std::string manifest);
 
   const StoredTensor* find(const std::string& name) const { return file_.find(name); }
-  // RequestError naming the tensor where it is missing, of another shape or type, or damaged.
-  std::span<const std::byte> read(const std::string& name, const std::vector<std::int64_t>& shape,
-                                  DType dtype) const;
+  // Into `out`, which has its size. RequestError naming the tensor where it is missing, of another shape or
+  // type, or damaged.
+  void read(const std::string& name, const std::vector<std::int64_t>& shape, DType dtype,
+            std::span<std::byte> out) const;
 
  private:
   std::uint64_t expected(const std::string& name) const;

@@ -2,13 +2,13 @@
 
 #include <fmt/format.h>
 
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <span>
-#include <sstream>
 #include <type_traits>
 
 #include "base/error.h"
+#include "base/json_text.h"
+#include "base/open_file.h"
 #include "train/safetensors.h"
 
 namespace echelon {
@@ -19,6 +19,9 @@ using nlohmann::json;
 
 constexpr const char* format_name = "echelon-checkpoint-2";
 constexpr const char* seal_field = "seal";
+// One line for each part of each tensor that each rank wrote.
+constexpr std::int64_t largest_manifest = std::int64_t{1} << 30;
+constexpr const char* data_field = "data";
 constexpr const char *byte_ids = "bytes", *token_ids = "tokens";
 
 std::string seal_of(json manifest) {
@@ -41,14 +44,6 @@ T field(const json& manifest, const char* name, const std::string& where) {
   refuse("{}: damaged: \"{}\" is missing or of the wrong type", where, name);
 }
 
-std::string read_text(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  if (!in) refuse("{}: cannot be read", path.string());
-  return text.str();
-}
-
 CheckpointInfo read_info(const json& manifest, const std::string& where) {
   CheckpointInfo info;
   info.step = field<std::int64_t>(manifest, "step", where);
@@ -66,6 +61,7 @@ CheckpointInfo read_info(const json& manifest, const std::string& where) {
     refuse("{}: damaged: ids \"{}\" are neither \"{}\" nor \"{}\"", where, ids, byte_ids, token_ids);
   info.trained_on = ids == byte_ids ? TokenData::Kind::text : TokenData::Kind::tokens;
   if (info.step < 0) refuse("{}: damaged: step {}", where, info.step);
+  if (manifest.contains(data_field)) info.data = field<std::string>(manifest, data_field, where);
   if (manifest.contains("compress")) {
     info.compression =
         parse_compression(field<std::string>(manifest, "compress", where), where + ": compress");
@@ -93,6 +89,7 @@ std::string manifest_text(const CheckpointInfo& info, const Checksums& checksums
                 {"model", to_toml(info.model)},
                 {"checksums", checksums},
                 {"ids", info.trained_on == TokenData::Kind::text ? byte_ids : token_ids}};
+  if (!info.data.empty()) manifest[data_field] = info.data;
   if (info.residual_ranks > 0) {
     manifest["compress"] = compression_text(info.compression);
     manifest["residual-ranks"] = info.residual_ranks;
@@ -103,9 +100,9 @@ std::string manifest_text(const CheckpointInfo& info, const Checksums& checksums
 Manifest read_manifest(const fs::path& path) {
   const std::string where = (path / manifest_name).string();
   std::error_code error;
-  if (!fs::is_regular_file(path / manifest_name, error))
+  if (fs::status(path / manifest_name, error).type() == fs::file_type::not_found)
     refuse("{}: there is no checkpoint here ({} is missing)", path.string(), manifest_name);
-  const json manifest = json::parse(read_text(path / manifest_name), nullptr, false);
+  const json manifest = parse_json(read_text(where, "", largest_manifest), where + ": damaged");
   if (!manifest.is_object()) refuse("{}: damaged: not a JSON object", where);
   if (field<std::string>(manifest, "format", where) != format_name)
     throw ForeignFormat(fmt::format("{}: format \"{}\" is not one that this version reads; legal: \"{}\"",
@@ -123,7 +120,7 @@ Manifest read_manifest(const fs::path& path) {
 std::string checksums_text(const Checksums& checksums) { return json(checksums).dump() + "\n"; }
 
 Checksums parse_checksums(const std::string& text, const std::string& where) {
-  return field<Checksums>(json{{"checksums", json::parse(text, nullptr, false)}}, "checksums", where);
+  return field<Checksums>(json{{"checksums", parse_json(text, where)}}, "checksums", where);
 }
 
 }  // namespace echelon

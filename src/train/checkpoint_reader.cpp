@@ -69,24 +69,27 @@ const std::vector<CheckpointReader::StoredPart>& CheckpointReader::parts(const s
 }
 
 void CheckpointReader::read_part(const StoredPart& stored, const ParamSpec& spec, DType dtype,
-                                 std::byte* logical) {
+                                 std::span<std::byte> logical) {
   const TensorPart& part = stored.part;
-  const auto bytes =
-      file(stored.file)
-          .read(part.key(), part.whole ? spec.shape : std::vector<std::int64_t>{part.range.size()}, dtype);
   const std::int64_t width = element_bytes(dtype);
-  const auto copy = [&](std::int64_t to, std::int64_t from, std::int64_t count) {
-    if (count > 0)
-      std::memcpy(logical + to * width, bytes.data() + from * width, static_cast<std::size_t>(count * width));
+  const auto bytes_of = [&](std::int64_t first, std::int64_t count) {
+    return logical.subspan(static_cast<std::size_t>(first * width), static_cast<std::size_t>(count * width));
   };
-  if (part.whole) return copy(0, 0, spec.numel());
-  if (part.tp == 1) return copy(part.range.begin, 0, part.range.size());
+  const std::vector<std::int64_t> shape =
+      part.whole ? spec.shape : std::vector<std::int64_t>{part.range.size()};
+  const CheckpointFile& from = file(stored.file);
+  if (part.whole) return from.read(part.key(), shape, dtype, logical);
+  if (part.tp == 1)  // a piece in one
+    return from.read(part.key(), shape, dtype, bytes_of(part.range.begin, part.range.size()));
+  std::vector<std::byte> bytes(static_cast<std::size_t>(part.range.size() * width));
+  from.read(part.key(), shape, dtype, bytes);
   for_each_run(spec, part.tp, part.index,
                [&](std::int64_t logical_begin, std::int64_t local_begin, std::int64_t count) {
                  const std::int64_t begin = std::max(local_begin, part.range.begin),
                                     end = std::min(local_begin + count, part.range.end);
-                 if (begin < end)
-                   copy(logical_begin + begin - local_begin, begin - part.range.begin, end - begin);
+                 if (begin >= end) return;
+                 const auto to = bytes_of(logical_begin + begin - local_begin, end - begin);
+                 std::memcpy(to.data(), bytes.data() + (begin - part.range.begin) * width, to.size());
                });
 }
 
@@ -119,7 +122,7 @@ std::vector<std::byte> CheckpointReader::read(const std::string& name, const Par
     if (covered != expected[index]) damaged("are not all there");
   }
   std::vector<std::byte> logical(static_cast<std::size_t>(spec.numel() * element_bytes(dtype)));
-  for (const StoredPart& stored : all) read_part(stored, spec, dtype, logical.data());
+  for (const StoredPart& stored : all) read_part(stored, spec, dtype, logical);
   return logical;
 }
 

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -41,7 +42,7 @@ class CheckpointReader {
   };
   const CheckpointFile& file(const std::string& name);
   const std::vector<StoredPart>& parts(const std::string& name) const;
-  void read_part(const StoredPart& stored, const ParamSpec& spec, DType dtype, std::byte* logical);
+  void read_part(const StoredPart& stored, const ParamSpec& spec, DType dtype, std::span<std::byte> logical);
 
   Manifest manifest_;
   std::string where_;

@@ -14,6 +14,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/start_thread.h"
 #include "train/checkpoint_directory.h"
 #include "train/checkpoint_manifest.h"
 #include "train/checkpoint_parts.h"
@@ -128,7 +129,8 @@ void CheckpointWriter::start(const ParameterStore& parameters, const CheckpointI
   }
   state->watch = watch_;
   state_ = std::move(state);
-  state_->thread = std::thread([s = state_.get(), rank = rank_.index()] { s->write(rank); });
+  state_->thread =
+      start_thread("writing checkpoints", [s = state_.get(), rank = rank_.index()] { s->write(rank); });
 }
 
 bool CheckpointWriter::written() const {

@@ -7,16 +7,19 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "base/error.h"
+#include "base/json_text.h"
+#include "base/open_file.h"
 #include "comm/threads.h"
+#include "tensor/prepare_kernels.h"
 #include "train/checkpoint_directory.h"
 #include "train/checkpoint_reader.h"
+#include "train/finite.h"
 #include "train/logical_tensors.h"
 #include "train/router_biases.h"
 
@@ -100,9 +103,10 @@ class StoredModel {
  public:
   explicit StoredModel(const std::string& directory) : directory_(directory) {
     std::set<std::string> names;
-    if (fs::exists(fs::path(directory) / index_file)) {
-      std::ifstream in(fs::path(directory) / index_file);
-      const json index = json::parse(in, nullptr, false);
+    std::error_code none;
+    if (fs::exists(fs::path(directory) / index_file, none)) {
+      const std::string path = (fs::path(directory) / index_file).string();
+      const json index = parse_json(read_text(path), path);
       if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
         refuse("{}/{}: has no \"weight_map\"", directory, index_file);
       for (const auto& [tensor, file] : index["weight_map"].items()) {
@@ -140,10 +144,16 @@ class StoredModel {
     if (tensor.type != StoredType::f64 && tensor.type != StoredType::f32 && tensor.type != StoredType::f16 &&
         tensor.type != StoredType::bf16)
       refuse("{}: {} is {}; legal: F64, F32, F16, BF16", file.path(), name, stored_type_name(tensor.type));
-    const auto bytes = file.bytes(tensor);
     std::vector<double> values(static_cast<std::size_t>(tensor.numel()));
-    for (std::size_t i = 0; i < values.size(); ++i)
-      values[i] = element(tensor, bytes.data(), static_cast<std::int64_t>(i));
+    std::vector<std::byte> piece(1 << 20);
+    const std::int64_t width = stored_type_bytes(tensor.type), all = tensor.numel();
+    for (std::int64_t begin = 0; begin < all;) {
+      const std::int64_t here = std::min(all - begin, std::ssize(piece) / width);
+      file.read(tensor, begin * width, std::span(piece).first(static_cast<std::size_t>(here * width)));
+      for (std::int64_t i = 0; i < here; ++i)
+        values[static_cast<std::size_t>(begin + i)] = element(tensor, piece.data(), i);
+      begin += here;
+    }
     return values;
   }
   const std::string& directory() const { return directory_; }
@@ -288,7 +298,8 @@ bool has_weights(const std::string& directory) {
 
 std::string import_hugging_face(const std::string& directory, const std::string& checkpoints, DType dtype,
                                 std::uint64_t seed) {
-  if (!fs::exists(fs::path(directory) / "config.json"))
+  std::error_code none;
+  if (!fs::exists(fs::path(directory) / "config.json", none))
     refuse("{}: there is no config.json: not a model in Hugging Face's layout", directory);
   Plan plan;
   plan.model = load_model(directory);
@@ -301,6 +312,7 @@ std::string import_hugging_face(const std::string& directory, const std::string&
   const StoredModel stored(directory);
   const auto names = stored_names(stored, plan.model);
   std::string path;
+  prepare_kernels(dtype);
   ThreadWorld world(1, std::chrono::seconds(60));
   world.run([&](int index) {
     Arena arena;
@@ -310,11 +322,15 @@ std::string import_hugging_face(const std::string& directory, const std::string&
     for (const Parameter& p : parameters.all()) {
       const std::vector<double> values = stored.read(names.at(p.spec.name), p.spec.shape);
       const Tensor logical(arena, MemoryCategory::other, dtype, p.spec.shape);
-      if (dtype == DType::f64)
+      // Of what the checkpoint would hold: a large number of F64 is infinite in f32.
+      if (dtype == DType::f64) {
         std::copy(values.begin(), values.end(), logical.data<double>());
-      else
+        refuse_nonfinite<double>(directory, names.at(p.spec.name), {logical.data<double>(), values.size()});
+      } else {
         std::transform(values.begin(), values.end(), logical.data<float>(),
                        [](double x) { return static_cast<float>(x); });
+        refuse_nonfinite<float>(directory, names.at(p.spec.name), {logical.data<float>(), values.size()});
+      }
       scatter_logical(rank, logical, p, ParameterTensor::value);
     }
     CheckpointInfo info;

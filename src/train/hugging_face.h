@@ -25,7 +25,8 @@ bool has_weights(const std::string& directory);
 
 // Makes a checkpoint at step 0 below `checkpoints` of the model in `directory`: its values, no moments.
 // Returns its path. F64, F32, F16 and BF16 are read. RequestError naming the tensor that is missing, foreign
-// or of another shape; an output matrix beside a tied embedding must be the same.
+// or of another shape; an output matrix beside a tied embedding must be the same. NotFinite (finite.h) where
+// a weight is NaN or infinite in `dtype`. Nothing is written then.
 std::string import_hugging_face(const std::string& directory, const std::string& checkpoints, DType dtype,
                                 std::uint64_t seed);
 

@@ -258,6 +258,7 @@ void RankRun::save(std::int64_t step) {
   info.seed = shared_.request.seed;
   info.model = shared_.request.plan.model;
   info.trained_on = shared_.data.kind();
+  info.data = shared_.data.fingerprint();
   info.compression = shared_.request.plan.compression;
   saved_step_ = step + 1;
   {

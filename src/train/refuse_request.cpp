@@ -1,6 +1,9 @@
 #include "train/refuse_request.h"
 
+#include <fmt/ranges.h>
+
 #include <filesystem>
+#include <map>
 #include <optional>
 
 #include "base/error.h"
@@ -153,7 +156,37 @@ void refuse_what_machine_lacks(const TrainRequest& request, const PipelineLayout
   refuse_beyond_limit(request, pipeline);
 }
 
-CheckpointInfo find_resumed(const TrainRequest& request, const std::string& path, TokenData::Kind data) {
+// What it learned from is what it goes on with. Older checkpoints do not say.
+static void refuse_other_data(const CheckpointInfo& resumed, const TokenData& data) {
+  if (resumed.data.empty() || resumed.data == data.fingerprint()) return;
+  refuse(
+      "--data: is not what {} was trained on: its fingerprint is {}, and the checkpoint's {}; legal: the "
+      "same "
+      "files in the same order, or without --resume",
+      resumed.path, data.fingerprint(), resumed.data);
+}
+
+void refuse_different_data(ProcessWorld* processes, const TokenData& data) {
+  if (processes == nullptr) return;
+  const std::vector<std::string> all = processes->gather(data.fingerprint());
+  std::map<std::string, std::vector<std::string>> readers;  // by what they read
+  for (std::size_t rank = 0; rank < all.size(); ++rank)
+    readers[all[rank]].push_back(fmt::format("{} ({})", rank, processes->nodes()[rank]));
+  if (readers.size() == 1) return;
+  std::string others;
+  for (const auto& [fingerprint, ranks] : readers)
+    if (fingerprint != all.front())
+      others += fmt::format("{}{} {}", others.empty() ? "" : ", ", ranks.size() == 1 ? "rank" : "ranks",
+                            fmt::join(ranks, ", "));
+  refuse(
+      "--data: other files, or others of these names, are what {} read than rank 0 ({}); legal: the same on "
+      "every "
+      "host",
+      others, processes->nodes().front());
+}
+
+CheckpointInfo find_resumed(const TrainRequest& request, const std::string& path, const TokenData& tokens) {
+  const TokenData::Kind data = tokens.kind();
   CheckpointInfo info;
   if (request.resume) {
     info = read_checkpoint_info(path);
@@ -187,6 +220,7 @@ CheckpointInfo find_resumed(const TrainRequest& request, const std::string& path
     if (data == TokenData::Kind::tokens && info.trained_on == TokenData::Kind::text &&
         info.model.vocab != bytes_vocab)
       refuse("--data: {} has learned bytes, which the ids of token files are not; legal: text", info.path);
+    refuse_other_data(info, tokens);
     if (info.step > request.optimizer.total_steps)
       refuse("--steps {}: {} has done {} steps already; give a larger number", request.optimizer.total_steps,
              info.path, info.step);

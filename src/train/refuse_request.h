@@ -11,9 +11,12 @@ namespace echelon {
 void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeline);
 
 // What the run goes on from: the checkpoint at `path`, or the start where that is empty. RequestError where
-// the run cannot go on from it with data of this kind, or the directory holds what would stop it when it
-// saves.
-CheckpointInfo find_resumed(const TrainRequest& request, const std::string& path, TokenData::Kind data);
+// the run cannot go on from it with this data, or the directory holds what would stop it when it saves.
+CheckpointInfo find_resumed(const TrainRequest& request, const std::string& path, const TokenData& data);
+
+// Collective where the ranks are processes: RequestError on all of them where they have not read the same
+// data.
+void refuse_different_data(ProcessWorld* processes, const TokenData& data);
 
 // RequestError where memory, or the disk that parameters or moments are offloaded to, is too small.
 void refuse_what_machine_lacks(const TrainRequest& request, const PipelineLayout& pipeline);

@@ -13,8 +13,8 @@
 #include <string_view>
 #include <vector>
 
-#include "train/atomic_file.h"
-#include "train/mapped_file.h"
+#include "base/atomic_file.h"
+#include "base/open_file.h"
 
 struct XXH3_state_s;
 
@@ -83,7 +83,7 @@ class SafetensorsWriter {
 };
 
 // A file opened for reading; its header is checked completely. Throws RequestError naming the file and the
-// tensor.
+// tensor, and RunError where the file becomes shorter while it is read.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::string& path);
@@ -94,17 +94,18 @@ class SafetensorsFile {
   const StoredTensor* find(std::string_view name) const;  // nullptr when there is none
   const StoredTensor& at(std::string_view name) const;    // RequestError when there is none
 
-  // Not necessarily aligned for its type.
-  std::span<const std::byte> bytes(const StoredTensor& tensor) const;
-  // Throws RequestError when the XXH3-64 of the tensor's bytes is another one.
-  void check_bytes(const StoredTensor& tensor, std::uint64_t expected) const;
+  // Its bytes from `begin` on.
+  void read(const StoredTensor& tensor, std::int64_t begin, std::span<std::byte> out) const;
+  std::vector<std::byte> bytes(const StoredTensor& tensor) const;
+  // Reads all of them into `out`; RequestError when their XXH3-64 is another one.
+  void read_checked(const StoredTensor& tensor, std::uint64_t expected, std::span<std::byte> out) const;
 
  private:
-  MappedFile file_;
+  OpenFile file_;
   std::vector<StoredTensor> tensors_;
   std::map<std::string, std::size_t, std::less<>> by_name_;
   std::map<std::string, std::string> metadata_;
-  std::size_t data_begin_ = 0;
+  std::int64_t data_begin_ = 0;
 };
 
 }  // namespace echelon

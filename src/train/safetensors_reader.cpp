@@ -35,7 +35,7 @@ Json parse_header(std::string_view text, const std::string& path) {
   try {
     return Json::parse(text.begin(), text.end(), watch);
   } catch (const Json::exception& error) {
-    refuse("{}: the safetensors header is not JSON: {}", path, error.what());
+    refuse("{}: the safetensors header is not JSON: {}", path, without_library_name(error.what()));
   }
 }
 
@@ -112,20 +112,20 @@ std::map<std::string, std::string> read_metadata(const Json& entry, const std::s
 }  // namespace
 
 SafetensorsFile::SafetensorsFile(const std::string& path) : file_(path, "safetensors file") {
-  const std::span<const std::byte> all = file_.bytes();
   std::uint64_t length = 0;
-  if (all.size() < sizeof length) refuse("{}: not a safetensors file: {} bytes only", path, all.size());
-  std::memcpy(&length, all.data(), sizeof length);
-  if (length > largest_header || length > all.size() - sizeof length) {
+  const std::int64_t after_length = file_.size() - static_cast<std::int64_t>(sizeof length);
+  if (after_length < 0) refuse("{}: not a safetensors file: {} bytes only", path, file_.size());
+  file_.read(0, std::as_writable_bytes(std::span(&length, 1)));
+  if (length > largest_header || static_cast<std::int64_t>(length) > after_length) {
     refuse("{}: not a safetensors file, or truncated: it gives its header {} bytes and has {}", path, length,
-           all.size() - sizeof length);
+           after_length);
   }
-  const std::string_view text(reinterpret_cast<const char*>(all.data()) + sizeof length,
-                              static_cast<std::size_t>(length));
+  std::string text(static_cast<std::size_t>(length), '\0');
+  file_.read(sizeof length, std::as_writable_bytes(std::span(text)));
   if (!text.starts_with('{')) refuse("{}: not a safetensors file: its header does not begin with {{", path);
   const Json header = parse_header(text, path);
-  data_begin_ = sizeof length + static_cast<std::size_t>(length);
-  const auto data_bytes = static_cast<std::int64_t>(all.size() - data_begin_);
+  data_begin_ = static_cast<std::int64_t>(sizeof length + length);
+  const std::int64_t data_bytes = file_.size() - data_begin_;
   for (const auto& [name, entry] : header.items()) {
     if (name == metadata_key) {
       metadata_ = read_metadata(entry, path);
@@ -161,13 +161,21 @@ const StoredTensor& SafetensorsFile::at(std::string_view name) const {
   return *tensor;
 }
 
-std::span<const std::byte> SafetensorsFile::bytes(const StoredTensor& tensor) const {
-  return file_.bytes().subspan(data_begin_ + static_cast<std::size_t>(tensor.offset),
-                               static_cast<std::size_t>(tensor.bytes()));
+void SafetensorsFile::read(const StoredTensor& tensor, std::int64_t begin, std::span<std::byte> out) const {
+  file_.read(data_begin_ + tensor.offset + begin, out);
 }
 
-void SafetensorsFile::check_bytes(const StoredTensor& tensor, std::uint64_t expected) const {
-  const std::uint64_t found = checksum(bytes(tensor));
+std::vector<std::byte> SafetensorsFile::bytes(const StoredTensor& tensor) const {
+  std::vector<std::byte> all(static_cast<std::size_t>(tensor.bytes()));
+  read(tensor, 0, all);
+  return all;
+}
+
+void SafetensorsFile::read_checked(const StoredTensor& tensor, std::uint64_t expected,
+                                   std::span<std::byte> out) const {
+  check(out.size() == static_cast<std::size_t>(tensor.bytes()), "a stored tensor is read into another size");
+  read(tensor, 0, out);
+  const std::uint64_t found = checksum(out);
   if (found != expected) {
     refuse("{}: tensor {} is damaged: its checksum is {:016x}, expected {:016x}", path(), tensor.name, found,
            expected);

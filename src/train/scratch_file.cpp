@@ -17,17 +17,19 @@
 namespace echelon {
 namespace {
 
-std::string place(const std::string& directory) { return directory.empty() ? temporary_place() : directory; }
-
 // An open file that has lost its name already; -1 and errno when there is none.
 int open_nameless(const std::string& directory) {
-  std::string path = (std::filesystem::path(place(directory)) / "echelon-scratch-XXXXXX").string();
+  std::string path = (std::filesystem::path(scratch_place(directory)) / "echelon-scratch-XXXXXX").string();
   const int fd = ::mkostemp(path.data(), O_CLOEXEC);
   if (fd >= 0) ::unlink(path.c_str());
   return fd;
 }
 
 }  // namespace
+
+std::string scratch_place(const std::string& directory) {
+  return directory.empty() ? temporary_place() : directory;
+}
 
 ScratchFile::ScratchFile(const std::string& directory, std::size_t bytes)
     : bytes_(std::max<std::size_t>(bytes, 1)) {
@@ -42,7 +44,7 @@ ScratchFile::ScratchFile(const std::string& directory, std::size_t bytes)
   }
   if (fd >= 0) ::close(fd);
   if (error != 0)
-    fail("{}: a file of {} for optimizer state cannot be made: {}", place(directory),
+    fail("{}: a file of {} for optimizer state cannot be made: {}", scratch_place(directory),
          format_bytes(static_cast<double>(bytes)), std::strerror(error));
 }
 
@@ -51,7 +53,7 @@ ScratchFile::~ScratchFile() { ::munmap(data_, bytes_); }
 void check_scratch_directory(const std::string& directory) {
   const int fd = open_nameless(directory);
   if (fd < 0)
-    refuse("--offload-dir {}: no file can be made there: {}", place(directory), std::strerror(errno));
+    refuse("--offload-dir {}: no file can be made there: {}", scratch_place(directory), std::strerror(errno));
   ::close(fd);
 }
 

@@ -24,7 +24,9 @@ class ScratchFile {
   std::size_t bytes_;
 };
 
-// RequestError naming --offload-dir when no file can be made there.
+// That directory itself, or where temporary files go (base/private_directory.h).
+std::string scratch_place(const std::string& directory);
+// RequestError naming --offload-dir, or TMPDIR where that stands for it, when no file can be made there.
 void check_scratch_directory(const std::string& directory);
 
 }  // namespace echelon

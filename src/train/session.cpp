@@ -191,6 +191,7 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
   std::optional<SharedRun> prepared;
   std::optional<CheckpointDirectory> directory;  // in the hands of the process that leads
   std::string resumed;
+  refuse_different_data(options.processes, data);
   refuse_together(options.processes, [&] {
     validate(plan);
     const auto pipeline = std::make_shared<PipelineLayout>(plan);
@@ -211,7 +212,7 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
   });
   if (options.processes != nullptr) resumed = options.processes->gather(resumed).front();
   SharedRun& run = *prepared;
-  refuse_together(options.processes, [&] { run.resumed = find_resumed(request, resumed, data.kind()); });
+  refuse_together(options.processes, [&] { run.resumed = find_resumed(request, resumed, data); });
   if (request.resume && run.resumed.step == request.optimizer.total_steps) return complete(run);
   std::optional<ThreadWorld> threads;
   if (options.processes == nullptr)

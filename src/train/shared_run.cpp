@@ -87,6 +87,7 @@ void save_to(const SharedRun& run, const Rank& rank, const ParameterStore& param
   info.dtype = rank.dtype();
   info.model = run.request.plan.model;
   info.trained_on = run.data.kind();
+  info.data = run.data.fingerprint();
   info.compression = run.request.plan.compression;
   const std::string path = save_checkpoint(rank, parameters, run.request.checkpoint_directory, info, carried);
   if (rank.index() > 0) return;

@@ -6,8 +6,11 @@
 #include <algorithm>
 #include <atomic>
 #include <barrier>
+#include <exception>
 #include <fstream>
 #include <limits>
+#include <memory>
+#include <mutex>
 #include <numeric>
 #include <string>
 #include <thread>
@@ -15,9 +18,11 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/start_thread.h"
 #include "base/units.h"
 #include "plan/memory.h"
 #include "tensor/kernels.h"
+#include "tensor/prepare_kernels.h"
 
 namespace echelon {
 
@@ -109,43 +114,64 @@ int machine_cores() {
 
 double measure_matmul_flops(DType dtype, int teams, int threads, std::int64_t size) {
   const std::int64_t n = dtype == DType::f64 ? 192 : size;  // reference kernels are slow
-  {
-    Arena arena;
-    (void)make_kernels(arena, dtype, threads);  // RequestError where there are none, on this thread
-  }
+  prepare_kernels(dtype);
   // Until nothing better has been seen for a while: what else runs on the machine slows single tries down.
   constexpr int patience = 3, most = 32;
   std::vector<double> best(static_cast<std::size_t>(teams));
   std::vector<std::thread> others;
+  others.reserve(static_cast<std::size_t>(teams));
   std::barrier together(teams);
   int last_gain = 0;
-  std::atomic<bool> gained{false}, ends{false};
+  std::atomic<bool> gained{false}, failed{false}, ends{false};
+  std::mutex mutex;
+  std::exception_ptr error;  // the first
+  // Whoever fails goes on to meet the others, and all end together.
+  const auto or_fail = [&](const auto& act) {
+    try {
+      act();
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (!failed.exchange(true)) error = std::current_exception();
+    }
+  };
   const auto run = [&](int team) {
     Arena arena;
-    const auto kernels = make_kernels(arena, dtype, threads);
-    const auto matrix = [&] { return Tensor(arena, MemoryCategory::other, dtype, {n, n}); };
-    const Tensor a = matrix(), b = matrix(), c = matrix();
-    kernels->fill(a, 0.5);
-    kernels->fill(b, 0.25);
+    std::unique_ptr<Kernels> kernels;
+    Tensor a, b, c;
+    or_fail([&] {
+      kernels = make_kernels(arena, dtype, threads);
+      for (Tensor* const matrix : {&a, &b, &c}) {
+        *matrix = Tensor(arena, MemoryCategory::other, dtype, {n, n});
+        kernels->fill(*matrix, 0.5);
+      }
+    });
+    together.arrive_and_wait();
+    if (team == 0) ends = failed.load();
+    together.arrive_and_wait();
     double& mine = best[static_cast<std::size_t>(team)];
     for (int k = 0; !ends; ++k) {
       together.arrive_and_wait();
       const auto begin = Clock::now();
-      kernels->matmul(a, Transpose::no, b, Transpose::no, c, false);
+      or_fail([&] { kernels->matmul(a, Transpose::no, b, Transpose::no, c, false); });
       const double flops = 2.0 * static_cast<double>(n * n * n) / seconds_since(begin);
       if (flops > 1.01 * mine) gained = true;
       mine = std::max(mine, flops);
       together.arrive_and_wait();
       if (team == 0) {
         if (gained.exchange(false)) last_gain = k;
-        ends = k - last_gain >= patience || k + 1 == most;
+        ends = failed || k - last_gain >= patience || k + 1 == most;
       }
       together.arrive_and_wait();
     }
   };
-  for (int team = 1; team < teams; ++team) others.emplace_back(run, team);
+  for (int team = 1; team < teams; ++team)
+    or_fail([&] {
+      if (!failed) others.push_back(start_thread("measuring this machine", [&run, team] { run(team); }));
+    });
+  for (int team = static_cast<int>(others.size()) + 1; team < teams; ++team) together.arrive_and_drop();
   run(0);
   for (std::thread& thread : others) thread.join();
+  if (error) std::rethrow_exception(error);
   return std::accumulate(best.begin(), best.end(), 0.0);
 }
 

@@ -18,9 +18,10 @@
 
 #include <sys/stat.h>
 
+#include "base/atomic_file.h"
 #include "base/error.h"
 #include "base/utf8.h"
-#include "train/atomic_file.h"
+#include "train/safetensors.h"
 
 namespace echelon {
 
@@ -37,23 +38,25 @@ struct TokenHeader {
   std::int64_t count = 0;
 };
 
+constexpr std::size_t read_at_once = 64 * 1024;
+// The first files stay open; those that come after are opened when they are read. (OpenFile::close())
+constexpr std::size_t most_open = 256;
+
 std::int32_t header_word(std::span<const std::byte> bytes, std::size_t i) {
   std::int32_t word = 0;
   std::memcpy(&word, bytes.data() + 4 * i, 4);
   return word;
 }
 
-// Nothing when the file does not begin with one of the magic numbers.
-std::optional<TokenHeader> token_header(const MappedFile& file) {
-  const std::span<const std::byte> bytes = file.bytes();
+// `bytes` is how the file begins. Nothing when that is with none of the magic numbers.
+std::optional<TokenHeader> token_header(const OpenFile& file, std::span<const std::byte> bytes) {
   const char* path = file.path().c_str();
+  const std::int64_t size = file.size();
   if (bytes.size() < 4) return {};
   const std::int32_t magic = header_word(bytes, 0);
   if (magic != magic_u16 && magic != magic_u32) return {};
-  if (bytes.size() < header_bytes) {
-    refuse("--data {}: truncated token file: {} bytes, its header alone has {}", path, bytes.size(),
-           header_bytes);
-  }
+  if (bytes.size() < header_bytes)
+    refuse("--data {}: truncated token file: {} bytes, its header alone has {}", path, size, header_bytes);
   const std::int32_t version = magic == magic_u16 ? version_u16 : version_u32;
   if (header_word(bytes, 1) != version) {
     refuse("--data {}: token file of version {}; with magic {} only version {} is known", path,
@@ -61,40 +64,51 @@ std::optional<TokenHeader> token_header(const MappedFile& file) {
   }
   const TokenHeader header{magic == magic_u16 ? 2 : 4, header_word(bytes, 2)};
   if (header.count < 0) refuse("--data {}: token file with a count of {} tokens", path, header.count);
-  const std::size_t expected = header_bytes + static_cast<std::size_t>(header.count * header.width);
-  if (bytes.size() != expected) {
+  const std::int64_t expected = static_cast<std::int64_t>(header_bytes) + header.count * header.width;
+  if (size != expected) {
     refuse("--data {}: {} token file: {} bytes, but {} tokens of {} bytes make {}", path,
-           bytes.size() < expected ? "truncated" : "damaged", bytes.size(), header.count, header.width,
-           expected);
+           size < expected ? "truncated" : "damaged", size, header.count, header.width, expected);
   }
   return header;
 }
 
 template <class Id>
-void check_ids(const MappedFile& file, std::int64_t count, std::int64_t vocab) {
-  const std::byte* first = file.bytes().data() + header_bytes;
-  const auto id_at = [first](std::int64_t i) {
-    Id id = 0;
-    std::memcpy(&id, first + static_cast<std::size_t>(i) * sizeof(Id), sizeof(Id));
-    return id;
-  };
-  Id largest = 0;  // a loop without a branch runs at the speed of memory
-  for (std::int64_t i = 0; i < count; ++i) largest = std::max(largest, id_at(i));
-  if (static_cast<std::int64_t>(largest) < vocab) return;
-  for (std::int64_t i = 0; i < count; ++i) {
-    if (static_cast<std::int64_t>(id_at(i)) >= vocab) {
-      refuse("--data {}: token {} is id {}, and the model's vocabulary ends at {}", file.path(), i, id_at(i),
-             vocab - 1);
-    }
+Id id_at(const std::byte* bytes, std::int64_t i) {
+  Id id = 0;
+  std::memcpy(&id, bytes + static_cast<std::size_t>(i) * sizeof(Id), sizeof(Id));
+  return id;
+}
+
+// In pieces, so that a file needs no more memory than another.
+template <class Id>
+void check_ids(const OpenFile& file, std::int64_t count, std::int64_t vocab) {
+  constexpr auto width = static_cast<std::int64_t>(sizeof(Id));
+  std::vector<std::byte> piece(read_at_once);
+  for (std::int64_t begin = 0; begin < count;) {
+    const std::int64_t here = std::min(count - begin, std::ssize(piece) / width);
+    file.read(static_cast<std::int64_t>(header_bytes) + begin * width,
+              std::span(piece).first(static_cast<std::size_t>(here * width)));
+    Id largest = 0;  // a loop without a branch runs at the speed of memory
+    for (std::int64_t i = 0; i < here; ++i) largest = std::max(largest, id_at<Id>(piece.data(), i));
+    for (std::int64_t i = 0; static_cast<std::int64_t>(largest) >= vocab && i < here; ++i)
+      if (const Id id = id_at<Id>(piece.data(), i); static_cast<std::int64_t>(id) >= vocab)
+        refuse("--data {}: token {} is id {}, and the model's vocabulary ends at {}", file.path(), begin + i,
+               id, vocab - 1);
+    begin += here;
   }
 }
 
 template <class Id>
-void copy_ids(const std::byte* from, std::int64_t count, std::int32_t* out) {
-  for (std::int64_t i = 0; i < count; ++i) {
-    Id id = 0;
-    std::memcpy(&id, from + static_cast<std::size_t>(i) * sizeof(Id), sizeof(Id));
-    out[i] = static_cast<std::int32_t>(id);
+void copy_ids(const OpenFile& file, std::int64_t at, std::int64_t count, std::int32_t* out) {
+  constexpr auto width = static_cast<std::int64_t>(sizeof(Id));
+  std::array<std::byte, 16384> piece;  // a whole sample, mostly
+  while (count > 0) {
+    const std::int64_t here = std::min(count, std::ssize(piece) / width);
+    file.read(at, std::span(piece).first(static_cast<std::size_t>(here * width)));
+    for (std::int64_t i = 0; i < here; ++i) out[i] = static_cast<std::int32_t>(id_at<Id>(piece.data(), i));
+    at += here * width;
+    count -= here;
+    out += here;
   }
 }
 
@@ -109,10 +123,9 @@ constexpr const char *records = "records of JSON", *binary = "binary";
 // Lines of JSON: their text is inside of them.
 bool holds_records(const std::string& path) { return path.ends_with(".jsonl") || path.ends_with(".ndjson"); }
 
-// Judged by its beginning: text has no NUL, and no other control characters unless it is UTF-8.
+// Judged by its beginning, `bytes`: text has no NUL, and no other control characters unless it is UTF-8.
 bool is_binary(std::span<const std::byte> bytes) {
-  constexpr std::size_t enough = 65536;
-  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), std::min(bytes.size(), enough));
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   const auto is_control = [](char c) {  // but white space, backspace and escape
     const auto code = static_cast<unsigned char>(c);
     return code < 0x08 || (code > 0x0d && code < 0x20 && code != 0x1b);
@@ -186,7 +199,10 @@ TokenData::TokenData(const std::vector<std::string>& paths, std::int64_t vocab) 
     skipped_ += fmt::format("skipped {}{}: {}\n", fmt::join(files, ", "),
                             more > 0 ? fmt::format(" and {} more", more) : "", why);
   }
-  if (!parts_.empty()) return;
+  if (!parts_.empty()) {
+    take_fingerprint();
+    return;
+  }
   std::string why = skipped_.empty() ? "" : "; " + skipped_.substr(0, skipped_.size() - 1);
   std::replace(why.begin(), why.end(), '\n', ';');
   refuse("--data {}: {}{}", paths.front(),
@@ -202,15 +218,17 @@ std::string TokenData::add_file(const std::string& path, bool named_by_user, std
         "train on its very characters",
         path, records);
   }
-  Part part{MappedFile(path, "--data"), size_, 0, 1};
-  const std::int64_t bytes = static_cast<std::int64_t>(part.file.bytes().size());
-  const std::optional<TokenHeader> header = token_header(part.file);
+  Part part{OpenFile(path, "--data"), size_, 0, 1};
+  const std::int64_t bytes = part.file.size();
+  std::vector<std::byte> beginning(std::min(static_cast<std::size_t>(bytes), read_at_once));
+  part.file.read(0, beginning);
+  const std::optional<TokenHeader> header = token_header(part.file, beginning);
   if (!header && named_by_user && path.ends_with(".bin")) {
     refuse("--data {}: not a token file: it begins with neither {} nor {} (llm.c); rename it if it is text",
            path, magic_u16, magic_u32);
   }
   if (bytes == 0 || (header && header->count == 0)) return "";
-  if (!header && is_binary(part.file.bytes())) {
+  if (!header && is_binary(beginning)) {
     if (!named_by_user) return binary;
     refuse("--data {}: {}: neither text nor a token file (llm.c)", path, binary);
   }
@@ -234,8 +252,45 @@ std::string TokenData::add_file(const std::string& path, bool named_by_user, std
                     : check_ids<std::uint32_t>(part.file, part.count, vocab);
   }
   size_ += part.count;
+  if (parts_.size() >= most_open) part.file.close();
   parts_.push_back(std::move(part));
   return "";
+}
+
+void TokenData::read_bytes(std::int64_t begin, std::span<std::byte> out) const {
+  for (const Part& part : parts_) {
+    if (out.empty()) return;
+    if (begin < part.file.size()) {
+      const auto here =
+          static_cast<std::size_t>(std::min<std::int64_t>(part.file.size() - begin, std::ssize(out)));
+      part.file.read(begin, out.first(here));
+      out = out.subspan(here);
+    }
+    begin = std::max<std::int64_t>(begin - part.file.size(), 0);
+  }
+}
+
+void TokenData::take_fingerprint() {
+  constexpr std::int64_t block = read_at_once, most_blocks = 1024;
+  std::vector<std::uint64_t> facts{kind_ == Kind::tokens, parts_.size()};
+  std::int64_t bytes = 0;
+  for (const Part& part : parts_) {
+    facts.push_back(static_cast<std::uint64_t>(part.file.size()));
+    bytes += part.file.size();
+  }
+  std::vector<std::byte> piece(read_at_once);
+  const std::int64_t blocks = std::min((bytes + block - 1) / block, most_blocks);
+  const bool all = blocks * block >= bytes;
+  for (std::int64_t i = 0; i < blocks; ++i) {
+    // In floating point: the product of the two may be beyond 63 bits, and a byte to and fro does not matter.
+    const auto spread = static_cast<std::int64_t>(static_cast<double>(bytes - block) *
+                                                  static_cast<double>(i) / static_cast<double>(blocks - 1));
+    const std::int64_t begin = all ? i * block : spread;
+    const auto here = std::span(piece).first(static_cast<std::size_t>(std::min(block, bytes - begin)));
+    read_bytes(begin, here);
+    facts.push_back(checksum(here));
+  }
+  fingerprint_ = fmt::format("{:016x}", checksum(std::as_bytes(std::span(facts))));
 }
 
 std::int32_t TokenData::token(std::int64_t i) const {
@@ -251,14 +306,14 @@ void TokenData::copy(std::int64_t begin, std::int64_t count, std::int32_t* out) 
                                [](std::int64_t at, const Part& p) { return at < p.begin; });
   for (--part; count > 0; ++part) {
     const std::int64_t first = begin - part->begin, here = std::min(count, part->count - first);
-    const std::byte* data = part->file.bytes().data();
+    const std::int64_t ids = header_bytes;
     if (part->width == 2) {
-      copy_ids<std::uint16_t>(data + header_bytes + 2 * first, here, out);
+      copy_ids<std::uint16_t>(part->file, ids + 2 * first, here, out);
     } else if (part->width == 4) {
-      copy_ids<std::uint32_t>(data + header_bytes + 4 * first, here, out);
+      copy_ids<std::uint32_t>(part->file, ids + 4 * first, here, out);
     } else {
       const bool to_the_end = first + here == part->count;
-      copy_ids<std::uint8_t>(data + first, here - (to_the_end ? 1 : 0), out);
+      copy_ids<std::uint8_t>(part->file, first, here - (to_the_end ? 1 : 0), out);
       if (to_the_end) out[here - 1] = end_of_text;
     }
     begin += here;
@@ -351,9 +406,10 @@ std::int64_t Sampler::start(std::int64_t step, std::int64_t index, std::int64_t 
 void Sampler::sample(std::int64_t step, std::int64_t index, std::int64_t seq_len, std::int32_t* tokens,
                      std::int32_t* targets) const {
   const std::int64_t first = start(step, index, seq_len);
-  data_->copy(first, seq_len, tokens);
-  std::copy(tokens + 1, tokens + seq_len, targets);
-  data_->copy(first + seq_len, 1, targets + seq_len - 1);
+  std::vector<std::int32_t> window(static_cast<std::size_t>(seq_len + 1));  // read at once
+  data_->copy(first, seq_len + 1, window.data());
+  std::copy_n(window.begin(), seq_len, tokens);
+  std::copy_n(window.begin() + 1, seq_len, targets);
 }
 
 }  // namespace echelon

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "base/open_file.h"
 #include "base/philox.h"
 #include "base/split.h"
-#include "train/mapped_file.h"
 
 namespace echelon {
 
@@ -18,8 +18,9 @@ inline constexpr std::int32_t end_of_text = 256;  // and this follows each docum
 // The files of --data, one after the other. Text files are read by the bytes tokenizer. Token files are those
 // of llm.c (https://github.com/karpathy/llm.c): 256 int32 of header (magic, version, count), then the ids,
 // little-endian; magic 20240520, version 1: uint16; magic 20240801, version 7: uint32. What is neither, such
-// as a picture, is passed over in a directory, and refused where it is named. Read-only once open; safe to
-// share by threads.
+// as a picture, is passed over in a directory, and refused where it is named. Nothing is kept of the files
+// but where they are: what is asked for is read then (RunError where a file has become shorter since). Safe
+// to share by threads.
 class TokenData {
  public:
   enum class Kind { text, tokens };
@@ -33,6 +34,10 @@ class TokenData {
   std::int64_t size() const { return size_; }
   // What lies in the directories and is not read: lines for people; "" where there is nothing of the kind.
   const std::string& skipped() const { return skipped_; }
+  // 16 hexadecimal digits of the kind, the number and the sizes of the files, and their bytes: XXH3-64 of all
+  // of them up to 64 MiB, and beyond that of 1024 blocks of 64 KiB spread evenly from the first byte to the
+  // last. What files are called does not count.
+  const std::string& fingerprint() const { return fingerprint_; }
   std::int64_t num_files() const { return static_cast<std::int64_t>(parts_.size()); }
   std::int32_t token(std::int64_t i) const;
   // out[i] = token(begin + i) for i in [0, count); the range must lie inside [0, size()) (InvariantError).
@@ -40,7 +45,7 @@ class TokenData {
 
  private:
   struct Part {
-    MappedFile file;
+    OpenFile file;
     std::int64_t begin = 0;  // of its first token in the whole
     std::int64_t count = 0;  // tokens, the end of text included
     int width = 1;           // bytes of a stored id
@@ -48,7 +53,10 @@ class TokenData {
   // Why it is not read, in a word or two; empty where it is.
   std::string add_file(const std::string& path, bool named_by_user, std::int64_t vocab);
 
-  std::string skipped_;
+  void take_fingerprint();
+  void read_bytes(std::int64_t begin, std::span<std::byte> out) const;  // of all files, one after the other
+
+  std::string skipped_, fingerprint_;
   Kind kind_ = Kind::text;
   std::vector<Part> parts_;  // none empty
   std::int64_t size_ = 0;

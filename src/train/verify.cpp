@@ -12,6 +12,7 @@
 #include "base/philox.h"
 #include "plan/cost.h"
 #include "spec/reduction_buckets.h"
+#include "tensor/prepare_kernels.h"
 #include "train/comparison.h"
 #include "train/rank_timeline.h"
 
@@ -96,6 +97,7 @@ VerifyReport verify(const VerifyRequest& given) {
   report.steps = request.steps;
   const double bound = verify_bound(request.plan) * updates_apart(request, pipeline.programs(0));
   report.bound = bound;
+  prepare_kernels(request.plan.dtype);
   std::optional<ThreadWorld> threads;
   if (request.run.processes == nullptr)
     threads.emplace(request.plan.mesh.num_ranks(), request.run.timeout, request.run.failure_hooks,

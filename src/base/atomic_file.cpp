@@ -1,4 +1,4 @@
-#include "train/atomic_file.h"
+#include "base/atomic_file.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -24,7 +24,9 @@ constexpr std::size_t largest_write = std::size_t{1} << 30;  // Linux writes at 
 AtomicFile::AtomicFile(std::string path)
     : path_(std::move(path)), temporary_(fmt::format("{}.tmp-{}", path_, ::getpid())) {
   buffer_.reserve(buffer_bytes);
-  fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  // A new file: what lies there is left from a process of this number, or a link to somebody else's file.
+  ::unlink(temporary_.c_str());
+  fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
   if (fd_ < 0) fail("cannot create {}: {}", temporary_, std::strerror(errno));
 }
 

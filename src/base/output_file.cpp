@@ -1,0 +1,90 @@
+#include "base/output_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+
+#include "base/atomic_file.h"
+#include "base/error.h"
+
+namespace echelon {
+namespace {
+
+// Files that are ours already, as --out /dev/stdout > FILE: another one under their name would leave them
+// behind.
+bool is_standard_stream(const struct stat& status) {
+  for (const int fd : {STDOUT_FILENO, STDERR_FILENO}) {
+    struct stat ours {};
+    if (::fstat(fd, &ours) == 0 && ours.st_dev == status.st_dev && ours.st_ino == status.st_ino) return true;
+  }
+  return false;
+}
+
+bool is_written_to(const std::string& path) {
+  struct stat status {};
+  return ::stat(path.c_str(), &status) == 0 && (!S_ISREG(status.st_mode) || is_standard_stream(status));
+}
+
+// Where a link leads, so that the link stays one.
+std::string target_of(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_symlink(path, error)) return path;
+  const std::filesystem::path target = std::filesystem::canonical(path, error);
+  return error ? path : target.string();
+}
+
+[[noreturn]] void refuse_output(std::string_view flag, const std::string& path, const std::string& why) {
+  refuse("{} {}: cannot be written: {}", flag, path, why);
+}
+
+void write_to(std::string_view flag, const std::string& path, std::string_view text) {
+  std::fflush(stdout);  // what was printed before comes before it
+  const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY | O_APPEND);
+  if (fd < 0) refuse_output(flag, path, std::strerror(errno));
+  while (!text.empty()) {
+    const ssize_t written = ::write(fd, text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) break;
+    text.remove_prefix(static_cast<std::size_t>(written));
+  }
+  const int error = errno;
+  ::close(fd);
+  if (!text.empty()) fail("{} {}: cannot be written: {}", flag, path, std::strerror(error));
+}
+
+// Begun under a temporary name.
+AtomicFile begin(std::string_view flag, const std::string& path) {
+  const std::string target = target_of(path);
+  struct stat status {};
+  if (::stat(target.c_str(), &status) == 0 && ::access(target.c_str(), W_OK) != 0)
+    refuse_output(flag, path, std::strerror(errno));
+  try {
+    return AtomicFile(target);
+  } catch (const RunError& error) {
+    refuse_output(flag, path, error.what());
+  }
+}
+
+}  // namespace
+
+void check_output(std::string_view flag, const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode))
+    refuse_output(flag, path, std::strerror(EISDIR));
+  if (!is_written_to(path)) (void)begin(flag, path);
+}
+
+void write_output(std::string_view flag, const std::string& path, std::string_view text) {
+  if (is_written_to(path)) return write_to(flag, path, text);
+  AtomicFile file = begin(flag, path);
+  file.write(text.data(), text.size());
+  file.commit();
+}
+
+}  // namespace echelon

@@ -1,0 +1,17 @@
+// Files that the program is asked to write, such as --out FILE.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace echelon {
+
+// Before the work: RequestError with the flag, the path and the system's reason where nothing can be written
+// there. What is there stays as it is.
+void check_output(std::string_view flag, const std::string& path);
+
+// A regular file is there whole or as it was (AtomicFile); a link leads to it. A pipe, a terminal or another
+// device is written to. RequestError as above where it cannot be begun, RunError where it cannot be ended.
+void write_output(std::string_view flag, const std::string& path, std::string_view text);
+
+}  // namespace echelon
