@@ -1,7 +1,6 @@
 // echelon: one verb per thing a person wants. Exit status: 0 yes, 1 it ran and the answer is no, 2 the
 // request is wrong, 3 it failed while running.
 #include <execinfo.h>
-#include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
@@ -26,6 +25,9 @@ using echelon::refuse;
 
 constexpr const char* out_of_memory =
     "echelon: out of memory\n";  // printed as it is: formatting asks for some
+
+// Standard error may be on a full disk: fmt would throw, out of a handler.
+void say(const std::string& message) { std::fputs(("echelon: " + message + "\n").c_str(), stderr); }
 
 std::string names_of(const std::vector<CLI::App*>& verbs) {
   std::string names;
@@ -97,7 +99,7 @@ int run_program(int argc, char** argv) {
     if (echelon::is_another_process())
       std::this_thread::sleep_for(std::chrono::seconds(1));
     else
-      fmt::print(stderr, "echelon: {}\n", error.what());
+      say(error.what());
     return 2;
   }
 }
@@ -130,7 +132,7 @@ int main(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     std::fputs(out_of_memory, stderr);
   } catch (const std::exception& error) {
-    fmt::print(stderr, "echelon: {}\n", echelon::message_of(error));
+    say(echelon::message_of(error));
   }
   if (status != 0) echelon::tell_launch_end(status);  // a whole training has said it itself
   return status;

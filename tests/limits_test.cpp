@@ -99,7 +99,7 @@ TEST_F(Limits, PlanningInLittleMemory) {
 }
 
 TEST_F(Limits, BenchInLittleMemory) {
-  in_little_memory("bench comm --ranks 2 --size 1 --repeats 1 --threads 1", 50, 500);
+  in_little_memory("bench comm --ranks 2 --size 1 --repeats 1", 50, 500);
 }
 
 // Of a user who runs nothing else: root may start what it likes, so the program runs as somebody without a
