@@ -62,12 +62,13 @@ class FakeMpirun : public testing::Test {
   }
   ~FakeMpirun() override { ::setenv("PATH", path_.c_str(), 1); }
 
-  Commands::Ended train(const std::string& script, std::chrono::milliseconds silence) const {
+  Commands::Ended train(const std::string& script, std::chrono::milliseconds silence,
+                        Clock::duration look = 1s) const {
     const std::string program = directory_ / "mpirun";
     write_text(program,
                "#!/bin/sh\nsay() { printf '\\036%s %s\\n' \"${ECHELON_LAUNCH#2:}\" \"$1\" >&2; }\n" + script);
     fs::permissions(program, fs::perms::owner_all);
-    Commands commands({.grace = 10s, .silence = silence}, time_of_each_thread(1s));
+    Commands commands({.grace = 10s, .silence = silence}, time_of_each_thread(look));
     return commands.train({"mpirun"});
   }
 
@@ -80,12 +81,13 @@ constexpr auto endless = std::chrono::hours(1000);
 const std::string stays = "trap '' TERM\nsleep 100000 & wait\nwait\n";
 
 TEST_F(FakeMpirun, EndsByItselfAndItsStatusSaysLittle) {
-  const Commands::Ended silent = train("exit 1\n", endless);
+  constexpr auto still = Clock::duration(1);  // it has all the time to end
+  const Commands::Ended silent = train("exit 1\n", endless, still);
   EXPECT_EQ(silent.status, 1);
   EXPECT_FALSE(silent.said);
   EXPECT_EQ(silent.forced, "");
   const Commands::Ended spoken =
-      train("say here; say lasts; say 'ended 3'; say 'ended 2'; exit 1\n", endless);
+      train("say here; say lasts; say 'ended 3'; say 'ended 2'; exit 1\n", endless, still);
   EXPECT_EQ(spoken.status, 1);
   EXPECT_EQ(spoken.said, 3);
   EXPECT_TRUE(spoken.lasting);
