@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <utility>
 
+#include "base/start_thread.h"
+
 namespace echelon {
 namespace {
 
@@ -33,7 +35,7 @@ void tell_launch_it_lasts() { tell(lasts); }
 
 LaunchBeat::LaunchBeat() {
   if (std::getenv(launch_variable) == nullptr) return;
-  thread_ = std::thread([this] {
+  thread_ = start_thread("what tells launch that the training is there", [this] {
     std::unique_lock lock(mutex_);
     do tell(here);
     while (!ending_.wait_for(lock, std::chrono::seconds(2), [this] { return ends_; }));
