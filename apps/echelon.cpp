@@ -1,6 +1,8 @@
 // echelon: one verb per thing a person wants. Exit status: 0 yes, 1 it ran and the answer is no, 2 the
 // request is wrong, 3 it failed while running.
 #include <execinfo.h>
+#include <malloc.h>
+#include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
 #include <cerrno>
@@ -122,6 +124,11 @@ int run_program(int argc, char** argv) {
 int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file over the limit of its size is an error of write() like a full disk
   std::set_terminate(end_without_handler);
+  // A heap of each thread's own reserves 64 MiB of addresses, and where it gets none every allocation asks
+  // for it again: where addresses are limited (ulimit -v) all threads share one.
+  rlimit addresses{};
+  if (::getrlimit(RLIMIT_AS, &addresses) == 0 && addresses.rlim_cur != RLIM_INFINITY)
+    ::mallopt(M_ARENA_MAX, 1);
   // The C library looks for what unwinds the stack when it first needs it, and ends the process where memory
   // is at an end by then.
   void* frame = nullptr;

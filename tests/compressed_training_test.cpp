@@ -4,6 +4,7 @@
 #include <fstream>
 #include <mutex>
 
+#include "case_choice.h"
 #include "mesh_runs.h"
 #include "train/checkpoint.h"
 #include "train/session.h"
@@ -64,6 +65,7 @@ TEST(CompressedTraining, CopiesStayEqual) {
     for (const Shape& shape : {Shape{3, 1, 1}, Shape{2, 4, 1}, Shape{2, 2, 2}, Shape{3, 1, 1, 2},
                                Shape{2, 1, 2, 1}, Shape{2, 1, 2, 0, "dualpipe"}})
       for (const ModelSpec& model : {odd_gpt2(true, 4), odd_llama(false, 2, 4)}) {
+        if (!is_taken()) continue;
         const Plan plan = plan_of(model, shape, compress);
         SCOPED_TRACE(compress + " " + describe(plan));
         EXPECT_EQ(train_on_mesh(plan).empty(), false);
@@ -266,6 +268,7 @@ TEST(CompressedCheckpoint, GoesOnWithTheSameBits) {
   std::size_t turn = 0;  // two of the three for each
   for (const std::string& compress : lossy)
     for (const Shape& shape : {shapes[turn++ % 3], shapes[turn++ % 3]}) {
+      if (!is_taken()) continue;
       const Plan plan = plan_of(odd_gpt2(true, 4), shape, compress);
       SCOPED_TRACE(compress + " " + describe(plan));
       const TemporaryDirectory directory;

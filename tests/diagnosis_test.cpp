@@ -8,7 +8,7 @@
 
 #include "turned_clock.h"
 
-namespace echelon {
+namespace echelon::diagnosis_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -289,4 +289,4 @@ TEST(Diagnosis, AWaitIsTooLongWhereSomethingIsMissing) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::diagnosis_test

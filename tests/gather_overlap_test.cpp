@@ -5,7 +5,7 @@
 
 #include "overlap_runs.h"
 
-namespace echelon {
+namespace echelon::gather_overlap_test {
 namespace {
 
 using namespace checks;
@@ -61,4 +61,4 @@ TEST(GatherOverlap, WithoutGatheringAheadATrainingStepWaitsForAllOfThem) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::gather_overlap_test

@@ -106,7 +106,7 @@ class KillTrials : public testing::Test {
       EXPECT_EQ(found.at(step), expected_.at(step)) << name << ", step " << step;
     }
     for (const auto& entry : fs::directory_iterator(at(name)))
-      EXPECT_FALSE(entry.path().filename().string().starts_with(".")) << entry.path();
+      EXPECT_FALSE(entry.path().filename().string().starts_with(".step")) << entry.path();
     fs::remove_all(at(name));
   }
 

@@ -94,7 +94,7 @@ TEST_F(FakeMpirun, EndsByItselfAndItsStatusSaysLittle) {
 }
 
 TEST_F(FakeMpirun, IsEndedWhenNoRankSaysAWord) {
-  const Commands::Ended never = train(stays, 60s);
+  const Commands::Ended never = train(stays, 60s, 10s);
   EXPECT_EQ(never.status, 128 + SIGKILL);
   EXPECT_NE(never.forced.find("no rank had begun after"), std::string::npos) << never.forced;
 }

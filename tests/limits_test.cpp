@@ -45,9 +45,8 @@ class Limits : public testing::Test {
                                    arguments));
   }
 
-  // In 64 steps of the address space, from what the loader cannot work with to what is enough.
-  void in_little_memory(const std::string& arguments, int least_mib, int most_mib) const {
-    constexpr int steps = 64;
+  // In steps of the address space, from what the loader cannot work with to what is enough.
+  void in_little_memory(const std::string& arguments, int least_mib, int most_mib, int steps = 32) const {
     std::map<int, int> ends;  // by status
     CommandResult last;
     for (int i = 0; i < steps; ++i) {
@@ -75,7 +74,7 @@ TEST_F(Limits, TrainingInLittleMemory) {
       fmt::format("train --data text.txt {} --steps 2 --warmup 0 --threads 2 --dp 2 --checkpoint new "
                   "--sample 0",
                   small),
-      50, 700);
+      50, 700, 64);
 }
 
 TEST_F(Limits, VerifyInLittleMemory) {

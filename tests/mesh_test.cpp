@@ -85,6 +85,16 @@ TEST(Mesh, AnotherOrderIsData) {
   EXPECT_THROW(broken.coordinate(0, Axis::pp), InvariantError);
 }
 
+TEST(Mesh, EveryAxisIsSetAndRead) {
+  Mesh mesh;
+  for (Axis axis : {Axis::dp, Axis::tp, Axis::pp, Axis::cp, Axis::ep}) {
+    const Mesh before = mesh;
+    mesh.set(axis, 7);
+    for (Axis other : {Axis::dp, Axis::tp, Axis::pp, Axis::cp, Axis::ep})
+      EXPECT_EQ(mesh.size(other), other == axis ? 7 : before.size(other));
+  }
+}
+
 TEST(Mesh, SizesBelowOneAreRefused) {
   EXPECT_NO_THROW(validate(Mesh{}));
   EXPECT_THROW(validate(Mesh{{1, 0, 1, 1}}), RequestError);

@@ -5,7 +5,7 @@
 
 #include "overlap_runs.h"
 
-namespace echelon {
+namespace echelon::pair_overlap_test {
 namespace {
 
 using namespace checks;
@@ -29,4 +29,4 @@ TEST(PairOverlap, OnePassComputesWhileTheOtherTravels) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::pair_overlap_test

@@ -6,7 +6,7 @@
 #include "pipeline_runs.h"
 #include "plan/cost.h"
 
-namespace echelon {
+namespace echelon::pipeline_time_test {
 namespace {
 
 using namespace checks;
@@ -57,4 +57,4 @@ TEST(PipelineTime, IsThatOfItsOwnInstructions) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::pipeline_time_test

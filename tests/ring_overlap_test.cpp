@@ -5,7 +5,7 @@
 
 #include "overlap_runs.h"
 
-namespace echelon {
+namespace echelon::ring_overlap_test {
 namespace {
 
 using namespace checks;
@@ -24,4 +24,4 @@ TEST(RingOverlap, HopsHideBehindBlocks) {
 }
 
 }  // namespace
-}  // namespace echelon
+}  // namespace echelon::ring_overlap_test

@@ -33,7 +33,7 @@ struct Mesh {
   int etp = 0;
 
   int size(Axis axis) const { return axis == Axis::ep ? ep : sizes[static_cast<std::size_t>(axis)]; }
-  void set(Axis axis, int size) { sizes[static_cast<std::size_t>(axis)] = size; }
+  void set(Axis axis, int size) { (axis == Axis::ep ? ep : sizes[static_cast<std::size_t>(axis)]) = size; }
   int num_ranks() const;
 
   // Position of `rank` along `axis`, 0 <= result < size(axis).
