@@ -56,3 +56,22 @@ grep -q "1 host left; going on with --dp 1" "$work/elastic.out" &&
   [ -e "$work/elastic/step-00000008/checkpoint.json" ] ||
   { echo "launch said or did something else"; cat "$work/elastic.out"; exit 1; }
 echo "host 2 is gone: launch goes on with --dp 1 from the last checkpoint"
+
+# A host whose network is cut while it trains: it is named, mpirun is not waited for, and the training goes on.
+rm -rf "$work/gone-2" "$work/cut"
+"$work/agent" 10.77.0.1 timeout 300 "$echelon" launch --hosts 10.77.0.1:1,10.77.0.2:1 --agent "$work/agent" \
+  --elastic --max-restarts 2 -- train --model gpt2-tiny --data "$work/text" --dp 2 --global-batch 4 \
+  --micro-batch 1 --seq-len 32 --steps 300 --threads 1 --sample 0 --save-every 20 --checkpoint "$work/cut" \
+  --timeout 6 >"$work/cut.out" 2>&1 &
+launch=$!
+while kill -0 $launch 2>/dev/null && ! [ -e "$work/cut/step-00000020" ]; do sleep 0.02; done
+touch "$work/gone-2"
+ip -n $id-switch link set p2 down
+cut_at=$(date +%s)
+while kill -0 $launch 2>/dev/null && ! grep -q "; restart" "$work/cut.out"; do sleep 0.1; done
+went_on_at=$(date +%s)
+wait $launch || { echo "launch did not go on without the host that was cut off"; cat "$work/cut.out"; exit 1; }
+grep -q "silent since" "$work/cut.out" && grep -q "restart 1 of 2$" "$work/cut.out" &&
+  [ -e "$work/cut/step-00000300/checkpoint.json" ] ||
+  { echo "launch said or did something else"; cat "$work/cut.out"; exit 1; }
+echo "host 2 is cut off in a run with --timeout 6: launch goes on without it after $((went_on_at - cut_at)) s"
