@@ -205,7 +205,10 @@ class Launch {
       say("{} holds checkpoints: the training goes on from the last", directory_);
       command_.push_back("--resume");
     }
-    if (!has_any && resume != command_.end()) command_.erase(resume);
+    if (!has_any && resume != command_.end()) {
+      say("{} holds no checkpoint yet: the training begins", directory_);
+      command_.erase(resume);
+    }
   }
 
   // Until the last rank of the run before lets go of the directory: on another host it may take a moment.

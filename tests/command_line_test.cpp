@@ -673,6 +673,7 @@ TEST_F(CommandLine, LaunchGoesOnFromTheLastCheckpoint) {
   EXPECT_EQ(complete["last_step"], 6);
   const Result fresh = launched({}, {"--checkpoint", "fresh", "--resume"});
   EXPECT_EQ(fresh.status, 0) << fresh.err;
+  EXPECT_NE(fresh.err.find("fresh holds no checkpoint yet"), std::string::npos) << fresh.err;
   // What the data brings about comes again.
   const Result lasting = launched({}, {"--checkpoint", "hot", "--lr", "1e30", "--clip", "0"});
   EXPECT_EQ(lasting.status, 3);
