@@ -16,12 +16,12 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <random>
 #include <utility>
 
 #include "apps/launch_words.h"
 #include "apps/stop_signals.h"
 #include "base/error.h"
+#include "base/random_name.h"
 #include "base/units.h"
 
 namespace echelon {
@@ -31,8 +31,6 @@ using namespace std::chrono_literals;
 
 // For a training that has said its end to be gone; and for what got SIGTERM, until it gets SIGKILL.
 constexpr auto after_its_end = 2s, after_sigterm = 2s;
-
-std::string self() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
 
 // All processes that this one started, directly or not: what loses its parent is given to this one.
 std::vector<pid_t> descendants() {
@@ -61,7 +59,7 @@ std::vector<pid_t> descendants() {
 
 struct Commands::Child {
   pid_t pid = -1;
-  bool is_mpirun = false, listens = false;  // to words of a training
+  bool is_mpirun = false;
   int pipe = -1;
   bool pipe_ended = false;
   std::optional<int> status{};
@@ -126,7 +124,7 @@ void signal_all(int signal) {
 
 // Ranks that outlived their mpirun.
 void end_ranks_left() {
-  const std::string program = self();
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe").string();
   for (const pid_t process : descendants()) {
     std::error_code gone;
     if (std::filesystem::read_symlink(fmt::format("/proc/{}/exe", process), gone).string() == program)
@@ -149,14 +147,12 @@ int Commands::run(const std::vector<std::string>& words) {
 }
 
 Commands::Ended Commands::train(const std::vector<std::string>& words) {
-  std::random_device random;
-  const std::string token = fmt::format("{:08x}{:08x}", random(), random());
+  const std::string token = random_name();
   std::array<int, 2> ends{-1, -1};
   if (::pipe2(ends.data(), O_CLOEXEC) != 0) fail("launch: no pipe: {}", std::strerror(errno));
   Child child;
   child.heard = time_.now();
   child.pipe = ends[0];
-  child.listens = true;
   child.is_mpirun = words[0] == "mpirun";
   const std::string variable = fmt::format("{}:{}", child.is_mpirun ? STDERR_FILENO : ends[1], token);
   const pid_t parent = ::getpid();
@@ -225,7 +221,7 @@ std::string Commands::overdue(const Child& child) const {
   const auto shown = [](auto time) { return format_seconds(std::chrono::duration<double>(time).count()); };
   if (asked_at_ && now - *asked_at_ >= std::max<Clock::duration>(patience_.grace - 3s, 0s))
     return fmt::format("was asked to stop {} ago; --grace gives it more time", shown(now - *asked_at_));
-  if (child.listens && child.ended.said && now - child.said_at >= after_its_end)
+  if (child.ended.said && now - child.said_at >= after_its_end)
     return fmt::format("had said its end {} ago", shown(now - child.said_at));
   if (!child.is_mpirun || child.ended.said) return "";
   if (now - child.heard < patience_.silence) return "";

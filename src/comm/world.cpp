@@ -4,19 +4,16 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <set>
 
 #include "base/error.h"
 #include "base/json_text.h"
+#include "base/random_name.h"
 #include "base/utf8.h"
 
 namespace echelon {
 
-World::World() {
-  std::random_device random;
-  job_ = fmt::format("{:08x}{:08x}", random(), random());
-}
+World::World() : job_(random_name()) {}
 
 void run_ranks(World& world, const std::function<void(int rank)>& body) { world.run(body); }
 

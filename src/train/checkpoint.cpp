@@ -37,16 +37,21 @@ bool reads_bytes(const CheckpointInfo& info) {
          (info.model.vocab > bytes_vocab && info.trained_on == TokenData::Kind::text);
 }
 
-std::vector<std::string> list_checkpoints(const std::string& directory) {
+std::vector<std::string> named_as_checkpoints(const std::string& directory) {
   std::vector<std::pair<std::int64_t, std::string>> found;
   std::error_code none;
-  for (const auto& entry : fs::directory_iterator(directory, none)) {
-    const std::optional<std::int64_t> step = checkpoint_step(entry.path().string());
-    if (step && is_checkpoint(entry.path().string())) found.emplace_back(*step, entry.path().string());
-  }
+  for (const auto& entry : fs::directory_iterator(directory, none))
+    if (const auto step = checkpoint_step(entry.path().string()))
+      found.emplace_back(*step, entry.path().string());
   std::sort(found.begin(), found.end());
   std::vector<std::string> paths;
   for (auto& [step, path] : found) paths.push_back(std::move(path));
+  return paths;
+}
+
+std::vector<std::string> list_checkpoints(const std::string& directory) {
+  std::vector<std::string> paths = named_as_checkpoints(directory);
+  std::erase_if(paths, [](const std::string& path) { return !is_checkpoint(path); });
   return paths;
 }
 

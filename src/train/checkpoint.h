@@ -42,6 +42,8 @@ struct CheckpointInfo {
 // Whether bytes mean to the model what it has learned. A vocabulary of bytes and end of text leaves no doubt.
 bool reads_bytes(const CheckpointInfo& info);
 
+// Whatever in a directory has the name of a checkpoint, whole or not, by step; empty when it does not exist.
+std::vector<std::string> named_as_checkpoints(const std::string& directory);
 // The checkpoints of a directory by step; empty when it does not exist or holds none. Unfinished ones do not
 // count.
 std::vector<std::string> list_checkpoints(const std::string& directory);

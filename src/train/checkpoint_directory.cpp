@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -14,24 +13,8 @@
 #include "train/checkpoint_manifest.h"
 
 namespace echelon {
-namespace {
 
 namespace fs = std::filesystem;
-
-// Of whatever has the name of a checkpoint, whole or not, the last first.
-std::vector<std::string> named_as_checkpoints(const std::string& directory) {
-  std::vector<std::pair<std::int64_t, std::string>> found;
-  std::error_code none;
-  for (const auto& entry : fs::directory_iterator(directory, none))
-    if (const auto step = checkpoint_step(entry.path().string()))
-      found.emplace_back(*step, entry.path().string());
-  std::sort(found.rbegin(), found.rend());
-  std::vector<std::string> paths;
-  for (auto& [step, path] : found) paths.push_back(std::move(path));
-  return paths;
-}
-
-}  // namespace
 
 std::string step_name(std::int64_t step) { return fmt::format("step-{:08}", step); }
 
@@ -68,7 +51,9 @@ CheckpointDirectory::~CheckpointDirectory() {
 
 std::string CheckpointDirectory::find_last_whole(const Progress& progress) {
   damaged_.clear();
-  for (const std::string& path : named_as_checkpoints(path_)) {
+  std::vector<std::string> paths = named_as_checkpoints(path_);
+  for (; !paths.empty(); paths.pop_back()) {
+    const std::string& path = paths.back();
     try {
       (void)read_manifest(path);
       check_checkpoint(path, progress);

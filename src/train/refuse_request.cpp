@@ -81,13 +81,10 @@ void refuse_asynchronous(const TrainRequest& request) {
 void refuse_obstacles(const TrainRequest& request) {
   const std::string& directory = request.checkpoint_directory;
   const std::int64_t last = request.optimizer.total_steps;
-  std::error_code none;
-  for (const auto& entry : fs::directory_iterator(directory, none)) {
-    const std::optional<std::int64_t> step = checkpoint_step(entry.path().string());
-    if (step && *step <= last)
+  for (const std::string& path : named_as_checkpoints(directory))
+    if (checkpoint_step(path).value() <= last)
       refuse("--checkpoint {}: {} is in the way, and is not a whole checkpoint; remove it", directory,
-             entry.path().filename().string());
-  }
+             fs::path(path).filename().string());
 }
 
 }  // namespace
