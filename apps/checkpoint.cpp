@@ -11,10 +11,10 @@
 #include "base/error.h"
 #include "base/json_text.h"
 #include "base/units.h"
-#include "train/checkpoint.h"
-#include "train/checkpoint_compare.h"
-#include "train/finite.h"
-#include "train/hugging_face.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/checkpoint_compare.h"
+#include "checkpoint/finite.h"
+#include "checkpoint/hugging_face.h"
 
 namespace echelon {
 namespace {

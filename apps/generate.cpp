@@ -10,9 +10,9 @@
 #include "apps/progress_line.h"
 #include "base/error.h"
 #include "base/json_text.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/finite.h"
 #include "tensor/prepare_kernels.h"
-#include "train/checkpoint.h"
-#include "train/finite.h"
 
 namespace echelon {
 namespace {

@@ -14,8 +14,8 @@
 #include "apps/launch_words.h"
 #include "base/error.h"
 #include "base/units.h"
-#include "train/checkpoint.h"
-#include "train/directory_lock.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/directory_lock.h"
 #include "train/session.h"
 
 namespace echelon {

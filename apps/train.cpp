@@ -17,9 +17,9 @@
 #include "base/error.h"
 #include "base/private_directory.h"
 #include "base/units.h"
+#include "checkpoint/hugging_face.h"
+#include "model/scratch_file.h"
 #include "plan/price.h"
-#include "train/hugging_face.h"
-#include "train/scratch_file.h"
 
 namespace echelon {
 namespace {

@@ -1,4 +1,4 @@
-#include "train/verify.h"
+#include "verify/verify.h"
 
 #include <fmt/core.h>
 
@@ -9,8 +9,8 @@
 #include "apps/timeline_flags.h"
 #include "base/error.h"
 #include "base/units.h"
-#include "train/reference_run.h"
 #include "train/refuse_request.h"
+#include "verify/reference_run.h"
 
 namespace echelon {
 namespace {

@@ -23,7 +23,15 @@ const std::map<std::string, std::set<std::string>>& stands_on() {
       {"layer", {"base", "spec", "tensor"}},
       {"comm", {"base", "spec", "tensor"}},
       {"parallel", {"base", "spec", "schedule", "tensor", "layer", "comm"}},
-      {"train", {"base", "spec", "schedule", "plan", "tensor", "layer", "comm", "parallel"}},
+      {"model", {"base", "spec", "schedule", "tensor", "layer", "comm", "parallel"}},
+      {"data", {"base"}},
+      {"checkpoint", {"base", "spec", "schedule", "tensor", "comm", "parallel", "model", "data"}},
+      {"train",
+       {"base", "spec", "schedule", "plan", "tensor", "layer", "comm", "parallel", "model", "data",
+        "checkpoint"}},
+      {"verify",
+       {"base", "spec", "schedule", "plan", "tensor", "layer", "comm", "parallel", "model", "data",
+        "checkpoint", "train"}},
   };
   return rooms;
 }

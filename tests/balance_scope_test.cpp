@@ -3,7 +3,7 @@
 
 #include "expert_runs.h"
 #include "schedule/pipeline_layout.h"
-#include "train/verify.h"
+#include "verify/verify.h"
 
 namespace echelon::balance_scope_test {
 namespace {

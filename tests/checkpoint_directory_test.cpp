@@ -4,9 +4,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/checkpoint_directory.h"
 #include "mesh_runs.h"
-#include "train/checkpoint.h"
-#include "train/checkpoint_directory.h"
 #include "train/session.h"
 
 namespace echelon::checkpoint_directory_test {

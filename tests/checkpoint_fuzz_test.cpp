@@ -4,12 +4,12 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/checkpoint_compare.h"
+#include "checkpoint/finite.h"
 #include "mesh_runs.h"
 #include "refusals.h"
 #include "run_command.h"
-#include "train/checkpoint.h"
-#include "train/checkpoint_compare.h"
-#include "train/finite.h"
 
 namespace echelon::checkpoint_fuzz_test {
 namespace {

@@ -1,4 +1,4 @@
-#include "train/checkpoint.h"
+#include "checkpoint/checkpoint.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -9,11 +9,11 @@
 #include <nlohmann/json.hpp>
 
 #include "case_choice.h"
+#include "checkpoint/checkpoint_manifest.h"
+#include "checkpoint/safetensors.h"
 #include "expert_runs.h"
-#include "train/checkpoint_manifest.h"
-#include "train/safetensors.h"
 #include "train/session.h"
-#include "train/verify.h"
+#include "verify/verify.h"
 
 namespace echelon::checkpoint_test {
 namespace {

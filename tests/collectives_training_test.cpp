@@ -6,7 +6,7 @@
 #include "case_choice.h"
 #include "mesh_runs.h"
 #include "train/session.h"
-#include "train/verify.h"
+#include "verify/verify.h"
 
 namespace echelon::collectives_training_test {
 namespace {

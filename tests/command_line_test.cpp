@@ -17,10 +17,10 @@
 #include <vector>
 
 #include "case_choice.h"
+#include "checkpoint/checkpoint_manifest.h"
 #include "patience.h"
 #include "run_command.h"
 #include "temporary_directory.h"
-#include "train/checkpoint_manifest.h"
 
 namespace echelon::command_line_test {
 namespace {

@@ -5,10 +5,10 @@
 #include <mutex>
 
 #include "case_choice.h"
+#include "checkpoint/checkpoint.h"
 #include "mesh_runs.h"
-#include "train/checkpoint.h"
 #include "train/session.h"
-#include "train/verify.h"
+#include "verify/verify.h"
 
 namespace echelon::compressed_training_test {
 namespace {

@@ -1,10 +1,10 @@
 // Experts over expert groups, with everything that they meet: on every mesh what they are on one rank.
 #include <gtest/gtest.h>
 
+#include "checkpoint/checkpoint.h"
 #include "expert_runs.h"
 #include "schedule/pipeline_layout.h"
-#include "train/checkpoint.h"
-#include "train/verify.h"
+#include "verify/verify.h"
 
 namespace echelon::expert_groups_test {
 namespace {

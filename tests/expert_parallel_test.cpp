@@ -8,7 +8,7 @@
 #include "schedule/pipeline_layout.h"
 #include "schedule/schedules.h"
 #include "train/planted_expert.h"
-#include "train/verify.h"
+#include "verify/verify.h"
 
 namespace echelon::expert_parallel_test {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "case_choice.h"
 #include "random_models.h"
-#include "train/verify.h"
+#include "verify/verify.h"
 
 namespace echelon::faults_test {
 namespace {

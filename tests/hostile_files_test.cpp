@@ -10,18 +10,18 @@
 
 #include "base/open_file.h"
 #include "base/philox.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/checkpoint_compare.h"
+#include "checkpoint/safetensors.h"
+#include "data/tokens.h"
 #include "mesh_runs.h"
+#include "model/scratch_file.h"
 #include "refusals.h"
 #include "schedule/schedules.h"
 #include "schedule/text.h"
 #include "spec/machine.h"
 #include "spec/software.h"
 #include "temporary_directory.h"
-#include "train/checkpoint.h"
-#include "train/checkpoint_compare.h"
-#include "train/safetensors.h"
-#include "train/scratch_file.h"
-#include "train/tokens.h"
 
 namespace echelon::hostile_files_test {
 namespace {

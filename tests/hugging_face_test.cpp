@@ -1,6 +1,6 @@
 // Parity with an independent implementation: tiny random models that transformers made, with their logits,
 // loss and gradients (fixtures/hugging_face/make_fixtures.py says how, versions.txt with what).
-#include "train/hugging_face.h"
+#include "checkpoint/hugging_face.h"
 
 #include <gtest/gtest.h>
 
@@ -10,13 +10,13 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/checkpoint_compare.h"
+#include "checkpoint/finite.h"
+#include "checkpoint/safetensors.h"
 #include "mesh_runs.h"
 #include "refusals.h"
 #include "run_command.h"
-#include "train/checkpoint.h"
-#include "train/checkpoint_compare.h"
-#include "train/finite.h"
-#include "train/safetensors.h"
 
 namespace echelon::hugging_face_test {
 namespace {

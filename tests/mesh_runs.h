@@ -16,10 +16,10 @@
 
 #include "base/error.h"
 #include "base/philox.h"
+#include "checkpoint/logical_tensors.h"
 #include "comm/rank.h"
 #include "spec/plan.h"
 #include "temporary_directory.h"
-#include "train/logical_tensors.h"
 #include "train/trainer.h"
 #include "turned_clock.h"
 

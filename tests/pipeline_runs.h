@@ -7,7 +7,7 @@
 #include "case_choice.h"
 #include "mesh_runs.h"
 #include "schedule/schedules.h"
-#include "train/verify.h"
+#include "verify/verify.h"
 
 namespace echelon::checks {
 

@@ -4,10 +4,10 @@
 
 #include <mutex>
 
+#include "checkpoint/checkpoint.h"
 #include "pipeline_runs.h"
 #include "schedule/simulate.h"
 #include "schedule/text.h"
-#include "train/checkpoint.h"
 
 namespace echelon::pipeline_test {
 namespace {

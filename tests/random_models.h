@@ -9,7 +9,7 @@
 
 #include "expert_runs.h"
 #include "schedule/pipeline_layout.h"
-#include "train/verify.h"
+#include "verify/verify.h"
 
 namespace echelon::checks {
 

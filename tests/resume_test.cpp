@@ -4,9 +4,9 @@
 
 #include <mutex>
 
+#include "checkpoint/checkpoint.h"
 #include "mesh_runs.h"
-#include "train/checkpoint.h"
-#include "train/verify.h"
+#include "verify/verify.h"
 
 namespace echelon::resume_test {
 namespace {

@@ -1,12 +1,12 @@
 // Biases of loss-free balancing as state: saved by any mesh, loaded by any other, and used by all that
 // routes.
-#include "train/router_biases.h"
+#include "checkpoint/router_biases.h"
 
 #include <gtest/gtest.h>
 
+#include "checkpoint/hugging_face.h"
 #include "expert_runs.h"
 #include "train/generate.h"
-#include "train/hugging_face.h"
 #include "train/session.h"
 
 namespace echelon::router_biases_test {

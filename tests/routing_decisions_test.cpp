@@ -1,4 +1,4 @@
-#include "train/routing_decisions.h"
+#include "verify/routing_decisions.h"
 
 #include <gtest/gtest.h>
 

@@ -7,8 +7,8 @@
 #include <limits>
 #include <thread>
 
+#include "checkpoint/checkpoint.h"
 #include "mesh_runs.h"
-#include "train/checkpoint.h"
 #include "train/session.h"
 
 namespace echelon::run_control_test {

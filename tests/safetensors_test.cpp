@@ -1,4 +1,5 @@
-#include "train/safetensors.h"
+#include "checkpoint/safetensors.h"
+#include "data/checksum.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>

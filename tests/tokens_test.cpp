@@ -1,4 +1,4 @@
-#include "train/tokens.h"
+#include "data/tokens.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -6,7 +6,7 @@
 #include <numbers>
 
 #include "mesh_runs.h"
-#include "train/verify.h"
+#include "verify/verify.h"
 
 namespace echelon::training_test {
 namespace {

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "random_models.h"
-#include "train/verify.h"
+#include "verify/verify.h"
 
 namespace echelon::verify_slow_test {
 namespace {

@@ -1,6 +1,6 @@
 // One rank against the mesh over a grid of meshes: dp 1, 2, 3, 4 x tp 1, 2, 4 x sp off and on, with an
 // uneven vocabulary, MLP, batch and microbatch, and clipping that bites.
-#include "train/verify.h"
+#include "verify/verify.h"
 
 #include <gtest/gtest.h>
 
@@ -9,8 +9,8 @@
 #include <set>
 
 #include "case_choice.h"
+#include "data/tokens.h"
 #include "random_models.h"
-#include "train/tokens.h"
 
 namespace echelon::verify_test {
 namespace {

@@ -6,13 +6,13 @@
 #include <numeric>
 
 #include "case_choice.h"
+#include "checkpoint/checkpoint.h"
 #include "mesh_runs.h"
 #include "plan/memory.h"
 #include "schedule/schedules.h"
 #include "spec/shard_layout.h"
-#include "train/checkpoint.h"
 #include "train/generate.h"
-#include "train/verify.h"
+#include "verify/verify.h"
 
 namespace echelon::zero_test {
 namespace {

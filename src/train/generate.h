@@ -6,7 +6,7 @@
 #include <functional>
 #include <vector>
 
-#include "train/held_stages.h"
+#include "model/held_stages.h"
 
 namespace echelon {
 

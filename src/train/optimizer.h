@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "train/parameters.h"
+#include "model/parameters.h"
 
 namespace echelon {
 

@@ -2,7 +2,7 @@
 // --straggle).
 #pragma once
 
-#include "train/parameters.h"
+#include "model/parameters.h"
 
 namespace echelon {
 

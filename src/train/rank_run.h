@@ -5,7 +5,7 @@
 #include <deque>
 #include <vector>
 
-#include "train/checkpoint_writer.h"
+#include "checkpoint/checkpoint_writer.h"
 #include "train/shared_run.h"
 #include "train/step_meeting.h"
 

@@ -8,9 +8,9 @@
 
 #include "base/error.h"
 #include "base/units.h"
+#include "checkpoint/router_biases.h"
+#include "model/scratch_file.h"
 #include "plan/memory.h"
-#include "train/router_biases.h"
-#include "train/scratch_file.h"
 
 namespace echelon {
 namespace {

@@ -1,8 +1,8 @@
 // What of a training request cannot be done is refused before any rank starts, naming the flag.
 #pragma once
 
+#include "checkpoint/checkpoint.h"
 #include "schedule/pipeline_layout.h"
-#include "train/checkpoint.h"
 #include "train/session.h"
 
 namespace echelon {

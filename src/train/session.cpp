@@ -5,10 +5,10 @@
 #include <optional>
 
 #include "base/error.h"
+#include "checkpoint/checkpoint_directory.h"
 #include "plan/cost.h"
 #include "plan/memory.h"
 #include "schedule/simulate.h"
-#include "train/checkpoint_directory.h"
 #include "train/rank_run.h"
 #include "train/refuse_request.h"
 #include "train/rehearsal.h"

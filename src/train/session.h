@@ -11,6 +11,7 @@
 #include "base/progress.h"
 #include "comm/algorithm_communicator.h"
 #include "comm/process_world.h"
+#include "data/tokens.h"
 #include "plan/cost.h"
 #include "spec/plan.h"
 #include "train/asynchronous.h"
@@ -19,7 +20,6 @@
 #include "train/optimizer.h"
 #include "train/planted_expert.h"
 #include "train/this_machine.h"
-#include "train/tokens.h"
 
 namespace echelon {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "train/checkpoint.h"
+#include "checkpoint/checkpoint.h"
 #include "train/run_outputs.h"
 #include "train/session.h"
 #include "train/trainer.h"

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "model/held_stages.h"
 #include "parallel/pipeline_parallel.h"
-#include "train/held_stages.h"
 
 namespace echelon {
 

@@ -1,0 +1,112 @@
+#include "checkpoint/checkpoint.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+
+#include "base/error.h"
+#include "checkpoint/checkpoint_carried.h"
+#include "checkpoint/checkpoint_manifest.h"
+#include "checkpoint/checkpoint_reader.h"
+#include "checkpoint/checkpoint_writer.h"
+#include "checkpoint/finite.h"
+#include "checkpoint/logical_tensors.h"
+#include "checkpoint/router_biases.h"
+
+namespace echelon {
+
+namespace fs = std::filesystem;
+
+std::optional<std::int64_t> checkpoint_step(const std::string& path) {
+  const std::string name = fs::path(path).filename().string();
+  const bool digits = name.size() >= 13 && name.size() <= 5 + 18 && name.starts_with("step-") &&
+                      std::all_of(name.begin() + 5, name.end(), [](char c) { return c >= '0' && c <= '9'; });
+  if (!digits) return {};
+  return std::stoll(name.substr(5));
+}
+
+bool is_checkpoint(const std::string& directory) {
+  std::error_code none;
+  return fs::exists(fs::path(directory) / manifest_name, none);
+}
+
+bool reads_bytes(const CheckpointInfo& info) {
+  return info.model.vocab == bytes_vocab ||
+         (info.model.vocab > bytes_vocab && info.trained_on == TokenData::Kind::text);
+}
+
+std::vector<std::string> named_as_checkpoints(const std::string& directory) {
+  std::vector<std::pair<std::int64_t, std::string>> found;
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(directory, none))
+    if (const auto step = checkpoint_step(entry.path().string()))
+      found.emplace_back(*step, entry.path().string());
+  std::sort(found.begin(), found.end());
+  std::vector<std::string> paths;
+  for (auto& [step, path] : found) paths.push_back(std::move(path));
+  return paths;
+}
+
+std::vector<std::string> list_checkpoints(const std::string& directory) {
+  std::vector<std::string> paths = named_as_checkpoints(directory);
+  std::erase_if(paths, [](const std::string& path) { return !is_checkpoint(path); });
+  return paths;
+}
+
+CheckpointInfo read_checkpoint_info(const std::string& path) {
+  fs::path at = path;
+  std::error_code error;
+  const fs::file_status status = fs::status(at, error);
+  if (status.type() == fs::file_type::not_found) refuse("--checkpoint {}: no such directory", path);
+  if (status.type() == fs::file_type::none) refuse("--checkpoint {}: {}", path, error.message());
+  if (!fs::exists(at / manifest_name, error)) {
+    const std::vector<std::string> steps = list_checkpoints(path);
+    if (steps.empty())
+      refuse("--checkpoint {}: holds no checkpoint (no step-... directory with a {})", path, manifest_name);
+    at = steps.back();
+  }
+  return read_manifest(at).info;
+}
+
+std::string save_checkpoint(const Rank& rank, const ParameterStore& parameters, const std::string& directory,
+                            const CheckpointInfo& info, const std::vector<CarriedTensor>& carried,
+                            const RouterBiases& biases) {
+  const auto meet = [&] {
+    for (Axis axis : all_axes) rank.along(axis).barrier().wait();
+  };
+  CheckpointWriter writer(rank, directory);
+  writer.start(parameters, info, carried, biases);
+  writer.wait();
+  meet();
+  const std::string path = writer.commit(0);
+  meet();
+  return path;
+}
+
+RouterBiases load_checkpoint(const Rank& rank, const ParameterStore& parameters, const CheckpointInfo& info,
+                             bool values_only, const std::vector<CarriedTensor>& carried) {
+  CheckpointReader reader(info.path);
+  const std::vector<std::pair<const char*, ParameterTensor>> stored{
+      {"", ParameterTensor::value},
+      {".exp_avg", ParameterTensor::exp_avg},
+      {".exp_avg_sq", ParameterTensor::exp_avg_sq}};
+  for (const Parameter& p : parameters.all())
+    for (const auto& [suffix, which] : stored) {
+      if (values_only && which != ParameterTensor::value) continue;
+      const auto bytes = reader.read(p.spec.name + suffix, p.spec, rank.dtype());
+      Tensor logical(rank.arena(), MemoryCategory::other, rank.dtype(), p.spec.shape);
+      std::memcpy(logical.raw(), bytes.data(), bytes.size());
+      const auto count = static_cast<std::size_t>(logical.numel());
+      if (which == ParameterTensor::value && rank.dtype() == DType::f64)
+        refuse_nonfinite<double>(info.path, p.spec.name, {logical.data<double>(), count});
+      else if (which == ParameterTensor::value)
+        refuse_nonfinite<float>(info.path, p.spec.name, {logical.data<float>(), count});
+      scatter_logical(rank, logical, p, which);
+    }
+  if (!values_only && info.residual_ranks > 0) load_carried(rank, parameters, reader, info, carried);
+  return read_router_biases(reader);
+}
+
+}  // namespace echelon

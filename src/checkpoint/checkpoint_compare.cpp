@@ -1,0 +1,106 @@
+#include "checkpoint/checkpoint_compare.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <set>
+
+#include "base/error.h"
+#include "checkpoint/checkpoint_reader.h"
+#include "checkpoint/finite.h"
+#include "checkpoint/router_biases.h"
+
+namespace echelon {
+namespace {
+
+// The model's tensors and their moments, by name; how tp cuts them.
+std::map<std::string, ParamSpec> model_tensors(const ModelSpec& model) {
+  std::map<std::string, ParamSpec> tensors;
+  for (const ParamSpec& spec : all_parameters(model))
+    for (const char* suffix : {"", ".exp_avg", ".exp_avg_sq"}) tensors[spec.name + suffix] = spec;
+  return tensors;
+}
+
+// As a model tensor, or that of a parameter whose residual it is.
+std::vector<double> read(CheckpointReader& reader, const std::string& name,
+                         const std::map<std::string, ParamSpec>& tensors) {
+  const DType dtype = is_router_bias(name) ? DType::f64 : reader.info().dtype;
+  std::vector<std::byte> bytes;
+  if (const auto found = tensors.find(name); found != tensors.end())
+    bytes = reader.read(name, found->second, dtype);
+  else if (const std::size_t at = name.find(".residual.");
+           at != std::string::npos && tensors.contains(name.substr(0, at)))
+    bytes = reader.read(name, tensors.at(name.substr(0, at)), dtype);
+  else if (const auto shape = reader.whole_shape(name))
+    bytes = reader.read_whole(name, *shape, dtype);
+  else
+    refuse("{}: {} is no tensor of its model", reader.info().path, name);
+  std::vector<double> values(bytes.size() / static_cast<std::size_t>(element_bytes(dtype)));
+  if (dtype == DType::f64) {
+    std::memcpy(values.data(), bytes.data(), bytes.size());
+  } else {
+    std::vector<float> floats(values.size());
+    std::memcpy(floats.data(), bytes.data(), bytes.size());
+    std::copy(floats.begin(), floats.end(), values.begin());
+  }
+  return values;
+}
+
+double relative_difference(const std::vector<double>& a, const std::vector<double>& b) {
+  if (a.size() != b.size()) return std::numeric_limits<double>::infinity();
+  double difference = 0, magnitude = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const double d = std::abs(a[i] - b[i]);
+    if (std::isnan(d) && !(std::isnan(a[i]) && std::isnan(b[i])))
+      return std::numeric_limits<double>::infinity();
+    if (!std::isnan(d)) difference = std::max(difference, d);
+    magnitude = std::max(magnitude, std::abs(a[i]));
+  }
+  return difference == 0 ? 0 : difference / magnitude;
+}
+
+}  // namespace
+
+CheckpointContents check_checkpoint(const std::string& path, const Progress& progress) {
+  CheckpointReader reader(read_checkpoint_info(path).path);
+  const auto tensors = model_tensors(reader.info().model);
+  CheckpointContents contents = reader.contents();
+  std::set<std::string> names;
+  for (const auto& [name, spec] : tensors) names.insert(name);
+  for (const std::string& name : reader.names()) names.insert(name);
+  double done = 0;
+  for (const std::string& name : names) {
+    report(progress, done++ / static_cast<double>(names.size()), name);
+    refuse_nonfinite<double>(reader.info().path, name, read(reader, name, tensors));
+  }
+  contents.tensors = static_cast<std::int64_t>(names.size());
+  return contents;
+}
+
+std::vector<TensorDifference> diff_checkpoints(const std::string& a, const std::string& b,
+                                               const Progress& progress) {
+  CheckpointReader first(read_checkpoint_info(a).path), second(read_checkpoint_info(b).path);
+  ModelSpec other = second.info().model;
+  other.name = first.info().model.name;  // what it is called does not matter
+  if (to_toml(first.info().model) != to_toml(other))
+    refuse("{} holds the model {} and {} another one, {}", a, first.info().model.name, b,
+           second.info().model.name);
+  const auto tensors = model_tensors(other);
+  std::set<std::string> names;
+  for (CheckpointReader* reader : {&first, &second})
+    for (const std::string& name : reader->names()) names.insert(name);
+  std::vector<TensorDifference> differences;
+  double done = 0;
+  for (const std::string& name : names) {
+    report(progress, done++ / static_cast<double>(names.size()), name);
+    const double diff = first.has(name) && second.has(name)
+                            ? relative_difference(read(first, name, tensors), read(second, name, tensors))
+                            : std::numeric_limits<double>::infinity();
+    if (diff != 0) differences.push_back({name, diff});
+  }
+  return differences;
+}
+
+}  // namespace echelon

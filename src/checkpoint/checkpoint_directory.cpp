@@ -1,0 +1,95 @@
+#include "checkpoint/checkpoint_directory.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "base/error.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/checkpoint_compare.h"
+#include "checkpoint/checkpoint_manifest.h"
+
+namespace echelon {
+
+namespace fs = std::filesystem;
+
+std::string step_name(std::int64_t step) { return fmt::format("step-{:08}", step); }
+
+std::string hidden_name(std::int64_t step, const char* what, const std::string& job) {
+  return fmt::format(".{}.{}-{}", step_name(step), what, job);
+}
+
+CheckpointDirectory::CheckpointDirectory(const std::string& path, const char* what)
+    : path_(path), what_(what) {
+  const auto stop = [&](const std::string& why) { refuse("{} {}: cannot be written: {}", what, path, why); };
+  std::error_code error;
+  fs::path first;  // of those that are not there
+  for (fs::path p = fs::absolute(path, error); !p.empty() && !fs::exists(p, error) && p != p.root_path();
+       p = p.parent_path())
+    first = p;
+  fs::create_directories(path, error);
+  if (error) stop(error.message());
+  if (!fs::is_directory(path, error)) stop(std::strerror(ENOTDIR));
+  made_ = first.string();
+  if (::access(path.c_str(), W_OK | X_OK) != 0) stop(std::strerror(errno));
+  lock_.emplace(path, what);
+}
+
+CheckpointDirectory::~CheckpointDirectory() {
+  if (began_) return;
+  lock_->leave_no_trace();
+  lock_.reset();
+  // From the inner one outwards, as long as they are empty.
+  std::error_code error;
+  for (fs::path p = fs::absolute(path_, error); !made_.empty() && p.string().size() >= made_.size();
+       p = p.parent_path())
+    if (::rmdir(p.c_str()) != 0) break;
+}
+
+std::string CheckpointDirectory::find_last_whole(const Progress& progress) {
+  damaged_.clear();
+  std::vector<std::string> paths = named_as_checkpoints(path_);
+  for (; !paths.empty(); paths.pop_back()) {
+    const std::string& path = paths.back();
+    try {
+      (void)read_manifest(path);
+      check_checkpoint(path, progress);
+      return path;
+    } catch (const ForeignFormat&) {
+      throw;
+    } catch (const RequestError& error) {
+      damaged_.push_back({path, error.what()});
+    }
+  }
+  if (damaged_.empty())
+    refuse("{} {}: holds no checkpoint (no step-... directory with a {})", what_, path_, manifest_name);
+  refuse("{} {}: none of its checkpoints is whole; of the last: {}", what_, path_, damaged_.front().why);
+}
+
+std::vector<std::string> CheckpointDirectory::begin(const std::string& job) {
+  began_ = true;
+  std::vector<fs::path> stale;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(path_, error)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(".step-") &&
+        (name.find(".unfinished") != std::string::npos || name.find(".removed-") != std::string::npos))
+      stale.push_back(entry.path());
+  }
+  for (const fs::path& path : stale) fs::remove_all(path, error);
+  std::vector<std::string> said;
+  for (const Damaged& d : damaged_) {
+    const fs::path aside = fs::path(path_) / hidden_name(checkpoint_step(d.path).value(), "damaged", job);
+    fs::rename(d.path, aside, error);
+    if (error)
+      fail("{}: damaged, and cannot be set aside as {}: {}", d.path, aside.string(), error.message());
+    said.push_back(fmt::format("{}; it is set aside as {}", d.why, aside.filename().string()));
+  }
+  damaged_.clear();
+  return said;
+}
+
+}  // namespace echelon

@@ -1,0 +1,193 @@
+#include "checkpoint/checkpoint_writer.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <exception>
+#include <fstream>
+#include <sstream>
+#include <thread>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/start_thread.h"
+#include "checkpoint/checkpoint_directory.h"
+#include "checkpoint/checkpoint_manifest.h"
+#include "checkpoint/checkpoint_parts.h"
+
+namespace echelon {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string rank_file_name(int rank) { return fmt::format("rank-{:05}.json", rank); }
+
+void sync_directory(const fs::path& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY);
+  const bool synced = fd >= 0 && ::fsync(fd) == 0;
+  const int error = errno;
+  if (fd >= 0) ::close(fd);
+  if (!synced) fail("{}: cannot be flushed to disk: {}", path.string(), std::strerror(error));
+}
+
+// Other ranks may be writing there still, for a moment.
+void remove_directory(const fs::path& path) {
+  std::error_code error;
+  for (int attempt = 0; attempt < 100; ++attempt) {
+    fs::remove_all(path, error);
+    if (!error && !fs::exists(path)) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
+// It loses its name first: no half of it is ever taken for a checkpoint.
+void remove_checkpoint(const fs::path& path, const std::string& job) {
+  const fs::path removed =
+      path.parent_path() / hidden_name(checkpoint_step(path.string()).value(), "removed", job);
+  std::error_code error;
+  fs::rename(path, removed, error);
+  if (!error) fs::remove_all(removed, error);
+}
+
+}  // namespace
+
+struct CheckpointWriter::State {
+  struct CopiedFile {
+    std::string name;
+    std::vector<StoredTensor> declared;
+    std::vector<std::vector<std::byte>> bytes;  // of each
+  };
+
+  CheckpointInfo info;
+  fs::path unfinished, whole;
+  std::vector<CopiedFile> files;
+  std::thread thread;
+  Clock::time_point begin, end;  // of writing
+  std::atomic<bool> done{false};
+  std::exception_ptr error;  // before done
+  std::function<void(const char*)> watch;
+
+  void write(int rank) {
+    begin = Clock::now();
+    try {
+      Checksums checksums;
+      for (CopiedFile& file : files) {
+        SafetensorsWriter writer((unfinished / file.name).string(), file.declared, {{"format", "pt"}});
+        for (std::size_t i = 0; i < file.bytes.size(); ++i) {
+          writer.write(file.declared[i].name, file.bytes[i].data(), file.bytes[i].size());
+          file.bytes[i] = std::vector<std::byte>();  // `= {}` would keep its memory
+          if (watch) watch("write");
+        }
+        writer.finish();
+        for (std::size_t i = 0; i < writer.tensors().size(); ++i)
+          checksums[file.name][writer.tensors()[i].name] = fmt::format("{:016x}", writer.checksums()[i]);
+      }
+      write_file_atomically((unfinished / rank_file_name(rank)).string(), checksums_text(checksums));
+      if (watch) watch("written");
+    } catch (...) {
+      error = std::current_exception();
+    }
+    end = Clock::now();
+    done.store(true, std::memory_order_release);
+    done.notify_all();
+  }
+};
+
+CheckpointWriter::CheckpointWriter(const Rank& rank, std::string directory)
+    : rank_(rank), directory_(std::move(directory)) {}
+
+CheckpointWriter::~CheckpointWriter() {
+  if (!state_) return;
+  if (state_->thread.joinable()) state_->thread.join();
+  if (rank_.index() == 0) remove_directory(state_->unfinished);
+}
+
+void CheckpointWriter::start(const ParameterStore& parameters, const CheckpointInfo& info,
+                             const std::vector<CarriedTensor>& carried, const RouterBiases& biases) {
+  check(!state_, "one checkpoint is written at a time");
+  auto state = std::make_unique<State>();
+  state->info = info;
+  state->info.dtype = rank_.dtype();
+  state->info.residual_ranks = 0;
+  state->unfinished = directory_ / hidden_name(info.step, "unfinished", rank_.job());
+  state->whole = directory_ / step_name(info.step);
+  std::error_code error;
+  fs::create_directories(state->unfinished, error);
+  if (error) fail("{}: cannot be made: {}", state->unfinished.string(), error.message());
+  for (const OwnedFile& file : owned_files(rank_, parameters, info, carried, biases)) {
+    CheckpointWriter::State::CopiedFile& copy = state->files.emplace_back();
+    copy.name = file_name(file.kind, rank_);
+    for (const OwnedTensor& tensor : file.tensors) {
+      copy.declared.push_back(tensor.stored);
+      const auto* const data = static_cast<const std::byte*>(tensor.data.raw());
+      copy.bytes.emplace_back(data, data + tensor.data.bytes());
+    }
+  }
+  state->watch = watch_;
+  state_ = std::move(state);
+  state_->thread =
+      start_thread("writing checkpoints", [s = state_.get(), rank = rank_.index()] { s->write(rank); });
+}
+
+bool CheckpointWriter::written() const {
+  if (!state_->done.load(std::memory_order_acquire)) return false;
+  if (state_->error) std::rethrow_exception(state_->error);
+  return true;
+}
+
+void CheckpointWriter::wait() const {
+  state_->done.wait(false, std::memory_order_acquire);
+  (void)written();
+}
+
+// Rank 0: every rank's checksums as one manifest, and nothing else beside the files it names.
+void CheckpointWriter::write_manifest() const {
+  Checksums all;
+  for (int r = 0; r < rank_.mesh().num_ranks(); ++r) {
+    const fs::path path = state_->unfinished / rank_file_name(r);
+    std::ifstream in(path, std::ios::binary);
+    std::ostringstream text;
+    text << in.rdbuf();
+    if (!in) fail("{}: cannot be read: do all ranks see the same directory?", path.string());
+    for (auto& [file, tensors] : parse_checksums(text.str(), path.string())) all[file] = tensors;
+  }
+  CheckpointInfo info = state_->info;
+  for (const auto& [file, tensors] : all)
+    if (file.starts_with("compression")) info.residual_ranks = rank_.mesh().dp_cp_size();
+  write_file_atomically((state_->unfinished / manifest_name).string(), manifest_text(info, all));
+  std::vector<fs::path> strangers;
+  for (const auto& entry : fs::directory_iterator(state_->unfinished)) {
+    const std::string name = entry.path().filename().string();
+    if (name != manifest_name && !all.contains(name)) strangers.push_back(entry.path());
+  }
+  for (const fs::path& path : strangers) fs::remove_all(path);
+  sync_directory(state_->unfinished);
+}
+
+std::string CheckpointWriter::commit(std::int64_t keep) {
+  wait();
+  state_->thread.join();
+  const std::string path = state_->whole.string();
+  if (TraceRecorder* const recorder = rank_.recorder())
+    recorder->add({Activity::checkpoint_write, -1, recorder->at(state_->begin), recorder->at(state_->end)});
+  if (rank_.index() == 0) {
+    write_manifest();
+    if (watch_) watch_("commit");
+    if (fs::exists(state_->whole)) refuse("{}: exists already and is left as it is", path);
+    std::error_code error;
+    fs::rename(state_->unfinished, state_->whole, error);
+    if (error) fail("{}: cannot be given its name: {}", path, error.message());
+    sync_directory(directory_);
+    std::vector<std::string> all = list_checkpoints(directory_.string());
+    for (std::size_t i = 0; keep > 0 && i + static_cast<std::size_t>(keep) < all.size(); ++i)
+      remove_checkpoint(all[i], rank_.job());
+  }
+  state_.reset();
+  return path;
+}
+
+}  // namespace echelon

@@ -1,0 +1,347 @@
+#include "checkpoint/hugging_face.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "base/error.h"
+#include "base/json_text.h"
+#include "base/open_file.h"
+#include "checkpoint/checkpoint_directory.h"
+#include "checkpoint/checkpoint_reader.h"
+#include "checkpoint/finite.h"
+#include "checkpoint/logical_tensors.h"
+#include "checkpoint/router_biases.h"
+#include "comm/threads.h"
+#include "tensor/prepare_kernels.h"
+
+namespace echelon {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+constexpr const char* single_file = "model.safetensors";
+constexpr const char* index_file = "model.safetensors.index.json";
+
+// ---- export
+
+struct Shard {
+  std::string name;
+  std::vector<ParamSpec> parameters;
+};
+
+std::vector<Shard> cut_into_shards(const std::vector<ParamSpec>& all, DType dtype, std::int64_t shard_bytes) {
+  std::vector<Shard> shards;
+  std::int64_t filled = 0;
+  for (const ParamSpec& spec : all) {
+    const std::int64_t bytes = spec.numel() * element_bytes(dtype);
+    if (shards.empty() || filled + bytes > shard_bytes) {
+      shards.emplace_back();
+      filled = 0;
+    }
+    shards.back().parameters.push_back(spec);
+    filled += bytes;
+  }
+  for (std::size_t i = 0; i < shards.size(); ++i)
+    shards[i].name = shards.size() == 1
+                         ? single_file
+                         : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+  return shards;
+}
+
+void write_shard(CheckpointReader& reader, const Shard& shard, const fs::path& directory, DType dtype) {
+  std::vector<StoredTensor> declared;
+  for (const ParamSpec& spec : shard.parameters)
+    declared.push_back({spec.name, stored_type(dtype), spec.shape});
+  SafetensorsWriter writer((directory / shard.name).string(), declared, {{"format", "pt"}});
+  for (const ParamSpec& spec : shard.parameters) {
+    const auto bytes = reader.read(spec.name, spec, dtype);
+    writer.write(spec.name, bytes.data(), bytes.size());
+  }
+  writer.finish();
+}
+
+// ---- import
+
+double half(std::uint16_t bits) {
+  const int exponent = bits >> 10 & 0x1f, mantissa = bits & 0x3ff;
+  const double sign = bits >> 15 != 0 ? -1 : 1;
+  if (exponent == 31) return mantissa == 0 ? sign * HUGE_VAL : std::nan("");
+  return sign * (exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(mantissa + 1024, exponent - 25));
+}
+
+// Element i of a stored tensor; exact in double precision.
+double element(const StoredTensor& tensor, const std::byte* data, std::int64_t i) {
+  const auto load = [&]<class T>(T value) {
+    std::memcpy(&value, data + i * static_cast<std::int64_t>(sizeof value), sizeof value);
+    return value;
+  };
+  switch (tensor.type) {
+    case StoredType::f64:
+      return load(double{});
+    case StoredType::f32:
+      return static_cast<double>(load(float{}));
+    case StoredType::bf16:
+      return static_cast<double>(std::bit_cast<float>(std::uint32_t{load(std::uint16_t{})} << 16));
+    default:
+      return half(load(std::uint16_t{}));
+  }
+}
+
+// The tensors of all files of a model, under their own names.
+class StoredModel {
+ public:
+  explicit StoredModel(const std::string& directory) : directory_(directory) {
+    std::set<std::string> names;
+    std::error_code none;
+    if (fs::exists(fs::path(directory) / index_file, none)) {
+      const std::string path = (fs::path(directory) / index_file).string();
+      const json index = parse_json(read_text(path), path);
+      if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object())
+        refuse("{}/{}: has no \"weight_map\"", directory, index_file);
+      for (const auto& [tensor, file] : index["weight_map"].items()) {
+        if (!file.is_string() || file.get<std::string>().find('/') != std::string::npos)
+          refuse("{}/{}: {} is in {}, which is no name of a file", directory, index_file, tensor,
+                 file.dump());
+        names.insert(file.get<std::string>());
+      }
+    } else {
+      names.insert(single_file);
+    }
+    for (const std::string& name : names) {
+      files_.push_back(std::make_unique<SafetensorsFile>((fs::path(directory) / name).string()));
+      for (const StoredTensor& tensor : files_.back()->tensors())
+        if (!places_.emplace(tensor.name, files_.back().get()).second)
+          refuse("{}: {} is in two files", directory, tensor.name);
+    }
+  }
+
+  const std::string* find(const std::string& name) const {
+    const auto found = places_.find(name);
+    return found == places_.end() ? nullptr : &found->first;
+  }
+  std::set<std::string> names() const {
+    std::set<std::string> all;
+    for (const auto& [name, file] : places_) all.insert(name);
+    return all;
+  }
+  std::vector<double> read(const std::string& name, const std::vector<std::int64_t>& shape) const {
+    const SafetensorsFile& file = *places_.at(name);
+    const StoredTensor& tensor = file.at(name);
+    if (tensor.shape != shape)
+      refuse("{}: {} has shape ({}) where the model has ({})", file.path(), name,
+             fmt::join(tensor.shape, ", "), fmt::join(shape, ", "));
+    if (tensor.type != StoredType::f64 && tensor.type != StoredType::f32 && tensor.type != StoredType::f16 &&
+        tensor.type != StoredType::bf16)
+      refuse("{}: {} is {}; legal: F64, F32, F16, BF16", file.path(), name, stored_type_name(tensor.type));
+    std::vector<double> values(static_cast<std::size_t>(tensor.numel()));
+    std::vector<std::byte> piece(1 << 20);
+    const std::int64_t width = stored_type_bytes(tensor.type), all = tensor.numel();
+    for (std::int64_t begin = 0; begin < all;) {
+      const std::int64_t here = std::min(all - begin, std::ssize(piece) / width);
+      file.read(tensor, begin * width, std::span(piece).first(static_cast<std::size_t>(here * width)));
+      for (std::int64_t i = 0; i < here; ++i)
+        values[static_cast<std::size_t>(begin + i)] = element(tensor, piece.data(), i);
+      begin += here;
+    }
+    return values;
+  }
+  const std::string& directory() const { return directory_; }
+
+ private:
+  std::string directory_;
+  std::vector<std::unique_ptr<SafetensorsFile>> files_;
+  std::map<std::string, const SafetensorsFile*> places_;
+};
+
+// Masks and frequencies that older versions of transformers saved beside the parameters.
+bool is_constant(const std::string& name) {
+  return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
+         name.ends_with("rotary_emb.inv_freq");
+}
+
+// The stored name of each parameter of the model: its own, or GPT-2's without the prefix of the class.
+std::map<std::string, std::string> stored_names(const StoredModel& stored, const ModelSpec& model) {
+  const std::string prefix = "transformer.";
+  std::set<std::string> left = stored.names();
+  std::map<std::string, std::string> names;
+  for (const ParamSpec& spec : all_parameters(model)) {
+    const std::string* name = stored.find(spec.name);
+    if (name == nullptr && spec.name.starts_with(prefix)) name = stored.find(spec.name.substr(prefix.size()));
+    if (name == nullptr) refuse("{}: there is no tensor {}", stored.directory(), spec.name);
+    names[spec.name] = *name;
+    left.erase(*name);
+  }
+  const std::string output = "lm_head.weight";
+  if (model.tied_embedding && left.erase(output) > 0) {
+    const ParamSpec table = embedding_parameters(model).front();
+    if (stored.read(output, table.shape) != stored.read(names[table.name], table.shape))
+      refuse("{}: tie_word_embeddings, and yet {} is not {}", stored.directory(), output, table.name);
+  }
+  for (const std::string& name : left)
+    if (!is_constant(name)) refuse("{}: {} is no tensor of a {}", stored.directory(), name, model.name);
+  return names;
+}
+
+// A configuration means what its reader makes of it: that has to be the model, in every field.
+void refuse_inexpressible(const ModelSpec& model, const std::string& type, const std::string& config) {
+  ModelSpec meant = model_from_hugging_face(config, fmt::format("model {} as config.json", model.name));
+  meant.name = model.name;
+  if (model.num_expert_layers() == model.num_layers) meant.mlp_hidden = model.mlp_hidden;  // of no layer
+  for (const auto& [field, here, there] : differences(model, meant))
+    refuse(
+        "model {}: {} = {} cannot be said in a {} configuration of transformers, where it is {}; legal: a "
+        "model with {} = {}",
+        model.name, field, here, type, there, field, there);
+}
+
+}  // namespace
+
+std::string hugging_face_config(const ModelSpec& m, DType dtype) {
+  ordered_json config;
+  if (m.family == Family::gpt2) {
+    config = {{"model_type", "gpt2"},
+              {"architectures", {"GPT2LMHeadModel"}},
+              {"n_layer", m.num_layers},
+              {"n_embd", m.hidden},
+              {"n_head", m.num_heads},
+              {"n_inner", m.mlp_hidden},
+              {"n_positions", m.max_seq},
+              {"layer_norm_epsilon", m.norm_eps},
+              {"activation_function", "gelu_new"},
+              {"resid_pdrop", 0.0},
+              {"embd_pdrop", 0.0},
+              {"attn_pdrop", 0.0}};
+  } else {
+    if (m.experts == Experts::deepseek || m.latent_attention())
+      refuse("model {}: its layout of Hugging Face is not written yet; legal: gpt2, llama, mixtral", m.name);
+    const bool mixtral = m.experts == Experts::mixtral;
+    config = {{"model_type", mixtral ? "mixtral" : "llama"},
+              {"architectures", {mixtral ? "MixtralForCausalLM" : "LlamaForCausalLM"}},
+              {"num_hidden_layers", m.num_layers},
+              {"hidden_size", m.hidden},
+              {"intermediate_size", mixtral ? m.expert_hidden : m.mlp_hidden},
+              {"num_attention_heads", m.num_heads},
+              {"num_key_value_heads", m.num_kv_heads},
+              {"head_dim", m.head_dim},
+              {"max_position_embeddings", m.max_seq},
+              {"rms_norm_eps", m.norm_eps},
+              {"rope_theta", m.rope_theta},
+              {"hidden_act", "silu"},
+              {"attention_bias", false},
+              {"mlp_bias", false}};
+    if (mixtral) {
+      config["num_local_experts"] = m.num_experts;
+      config["num_experts_per_tok"] = m.experts_per_token;
+    }
+  }
+  config["vocab_size"] = m.vocab;
+  config["tie_word_embeddings"] = m.tied_embedding;
+  config["initializer_range"] = m.init_std;
+  config["torch_dtype"] = dtype == DType::f64 ? "float64" : "float32";
+  // transformers' own would lie outside a small vocabulary. Of bytes the last one ends a text.
+  config["bos_token_id"] = config["eos_token_id"] = m.vocab - 1;
+  const std::string text = config.dump(2) + "\n";
+  refuse_inexpressible(m, config["model_type"], text);
+  return text;
+}
+
+void export_hugging_face(const std::string& checkpoint, const std::string& directory,
+                         std::int64_t shard_bytes) {
+  if (shard_bytes < 1) refuse("--shard-bytes {}: must be at least 1", shard_bytes);
+  CheckpointReader reader(read_checkpoint_info(checkpoint).path);
+  const CheckpointInfo& info = reader.info();
+  const std::string config = hugging_face_config(info.model, info.dtype);
+  if (!read_router_biases(reader).empty())
+    refuse(
+        "{}: its routers choose by biases (--bias-rate), which {} has no place for in Hugging Face's layout; "
+        "legal: a checkpoint of a run without",
+        info.path, info.model.name);
+  std::error_code error;
+  if (fs::exists(directory, error) && !fs::is_empty(directory, error))
+    refuse("--out {}: is there already and not empty", directory);
+  fs::create_directories(directory, error);
+  if (error) refuse("--out {}: cannot be made: {}", directory, error.message());
+  const auto shards = cut_into_shards(all_parameters(info.model), info.dtype, shard_bytes);
+  ordered_json weights = ordered_json::object();
+  std::int64_t bytes = 0;
+  for (const Shard& shard : shards) {
+    write_shard(reader, shard, directory, info.dtype);
+    for (const ParamSpec& spec : shard.parameters) {
+      weights[spec.name] = shard.name;
+      bytes += spec.numel() * element_bytes(info.dtype);
+    }
+  }
+  if (shards.size() > 1)
+    write_file_atomically(
+        (fs::path(directory) / index_file).string(),
+        ordered_json{{"metadata", {{"total_size", bytes}}}, {"weight_map", weights}}.dump(2) + "\n");
+  write_file_atomically((fs::path(directory) / "config.json").string(), config);
+}
+
+bool has_weights(const std::string& directory) {
+  std::error_code none;
+  for (const char* name : {single_file, index_file, "pytorch_model.bin", "pytorch_model.bin.index.json"})
+    if (fs::is_regular_file(fs::path(directory) / name, none)) return true;
+  return false;
+}
+
+std::string import_hugging_face(const std::string& directory, const std::string& checkpoints, DType dtype,
+                                std::uint64_t seed) {
+  std::error_code none;
+  if (!fs::exists(fs::path(directory) / "config.json", none))
+    refuse("{}: there is no config.json: not a model in Hugging Face's layout", directory);
+  Plan plan;
+  plan.model = load_model(directory);
+  plan.dtype = dtype;
+  CheckpointDirectory into(checkpoints, "--out");
+  const auto existing = list_checkpoints(checkpoints);
+  if (!existing.empty())
+    refuse("--out {}: holds {} already; name another directory", checkpoints,
+           fs::path(existing.back()).filename().string());
+  const StoredModel stored(directory);
+  const auto names = stored_names(stored, plan.model);
+  std::string path;
+  prepare_kernels(dtype);
+  ThreadWorld world(1, std::chrono::seconds(60));
+  world.run([&](int index) {
+    Arena arena;
+    const auto kernels = make_kernels(arena, dtype, 1);
+    const Rank rank(world, plan.mesh, index, dtype, arena, *kernels);
+    const ParameterStore parameters(rank, plan, PipelineLayout(plan), seed);
+    for (const Parameter& p : parameters.all()) {
+      const std::vector<double> values = stored.read(names.at(p.spec.name), p.spec.shape);
+      const Tensor logical(arena, MemoryCategory::other, dtype, p.spec.shape);
+      // Of what the checkpoint would hold: a large number of F64 is infinite in f32.
+      if (dtype == DType::f64) {
+        std::copy(values.begin(), values.end(), logical.data<double>());
+        refuse_nonfinite<double>(directory, names.at(p.spec.name), {logical.data<double>(), values.size()});
+      } else {
+        std::transform(values.begin(), values.end(), logical.data<float>(),
+                       [](double x) { return static_cast<float>(x); });
+        refuse_nonfinite<float>(directory, names.at(p.spec.name), {logical.data<float>(), values.size()});
+      }
+      scatter_logical(rank, logical, p, ParameterTensor::value);
+    }
+    CheckpointInfo info;
+    info.seed = seed;
+    info.dtype = dtype;
+    info.model = plan.model;
+    info.trained_on = plan.model.vocab == bytes_vocab ? TokenData::Kind::text : TokenData::Kind::tokens;
+    into.begin(world.job());
+    path = save_checkpoint(rank, parameters, checkpoints, info);
+  });
+  return path;
+}
+
+}  // namespace echelon

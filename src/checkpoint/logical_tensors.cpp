@@ -1,0 +1,100 @@
+#include "checkpoint/logical_tensors.h"
+
+#include <cstring>
+
+#include "base/error.h"
+
+namespace echelon {
+namespace {
+
+// Copies between the logical tensor and what the rank `index` of `tp` holds.
+void copy_runs(const ParamSpec& spec, int tp, int index, std::byte* logical, std::byte* local,
+               std::int64_t width, bool to_logical) {
+  for_each_run(spec, tp, index,
+               [&](std::int64_t logical_begin, std::int64_t local_begin, std::int64_t count) {
+                 std::byte* there = logical + logical_begin * width;
+                 std::byte* here = local + local_begin * width;
+                 std::memcpy(to_logical ? there : here, to_logical ? here : there,
+                             static_cast<std::size_t>(count * width));
+               });
+}
+
+// What lies on this rank: the whole local tensor, or its own part.
+const Tensor& held(const Parameter& p, ParameterTensor which) {
+  switch (which) {
+    case ParameterTensor::value:
+      return p.value_stays ? p.value : p.own_value;
+    case ParameterTensor::gradient:
+      return p.own_gradient;
+    case ParameterTensor::exp_avg:
+      return p.exp_avg;
+    case ParameterTensor::exp_avg_sq:
+      return p.exp_avg_sq;
+  }
+  throw InvariantError("no such tensor of a parameter");
+}
+
+bool is_cut(const Parameter& p, ParameterTensor which) {
+  return p.shard_group != nullptr && !(which == ParameterTensor::value && p.value_stays);
+}
+
+}  // namespace
+
+Tensor local_tensor(const Rank& rank, const Parameter& parameter, ParameterTensor which) {
+  const Tensor& here = held(parameter, which);
+  if (!is_cut(parameter, which)) return here.reshape(parameter.value.shape());
+  Tensor local(rank.arena(), MemoryCategory::other, rank.dtype(), parameter.value.shape());
+  parameter.shard_group->all_gather(here, local.flat(), parameter.shard_sizes).wait();
+  return local;
+}
+
+void store_local(const Rank& rank, const Tensor& local, const Parameter& parameter, ParameterTensor which) {
+  const Tensor& here = held(parameter, which);
+  if (local.raw() == here.raw()) return;  // a view, changed in place
+  const Range part = is_cut(parameter, which) ? parameter.own : Range{0, local.numel()};
+  if (part.size() > 0) rank.kernels().copy(local.flat_range(part.begin, part.end), here.flat());
+}
+
+Tensor gather_logical(const Rank& rank, const Parameter& parameter, ParameterTensor which) {
+  return gather_logical(rank, parameter.spec, local_tensor(rank, parameter, which));
+}
+
+Tensor gather_logical(const Rank& rank, const ParamSpec& spec, const Tensor& local) {
+  const int tp = rank.size(Axis::tp);
+  Tensor logical(rank.arena(), MemoryCategory::other, rank.dtype(), spec.shape);
+  if (spec.shard_dim < 0 || tp == 1) {
+    rank.kernels().copy(local.flat(), logical.flat());
+    return logical;
+  }
+  std::vector<std::int64_t> counts;
+  std::int64_t total = 0;
+  for (int i = 0; i < tp; ++i) {
+    counts.push_back(local_numel(spec, tp, i));
+    total += counts.back();
+  }
+  const Tensor parts(rank.arena(), MemoryCategory::other, rank.dtype(), {total});
+  rank.along(Axis::tp).all_gather(local.flat(), parts, counts).wait();
+  const std::int64_t width = element_bytes(rank.dtype());
+  auto* from = static_cast<std::byte*>(parts.raw());
+  for (int i = 0; i < tp; ++i) {
+    copy_runs(spec, tp, i, static_cast<std::byte*>(logical.raw()), from, width, true);
+    from += counts[static_cast<std::size_t>(i)] * width;
+  }
+  return logical;
+}
+
+void scatter_logical(const Rank& rank, const Tensor& logical, const Parameter& parameter,
+                     ParameterTensor which) {
+  const Tensor local = is_cut(parameter, which) ? Tensor(rank.arena(), MemoryCategory::other, rank.dtype(),
+                                                         parameter.value.shape())
+                                                : held(parameter, which);
+  scatter_logical(rank, logical, parameter.spec, local);
+  if (is_cut(parameter, which)) store_local(rank, local, parameter, which);
+}
+
+void scatter_logical(const Rank& rank, const Tensor& logical, const ParamSpec& spec, const Tensor& local) {
+  copy_runs(spec, rank.size(Axis::tp), rank.coordinate(Axis::tp), static_cast<std::byte*>(logical.raw()),
+            static_cast<std::byte*>(local.raw()), element_bytes(rank.dtype()), false);
+}
+
+}  // namespace echelon

@@ -1,0 +1,123 @@
+#include "model/held_stages.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.h"
+#include "schedule/group_uses.h"
+
+namespace echelon {
+HeldStages::HeldStages(const Rank& rank, const Plan& plan, const PipelineLayout& pipeline,
+                       const ParameterStore& parameters, const Faults& faults)
+    : rank_(&rank),
+      parameters_(&parameters),
+      hidden_(plan.model.hidden),
+      tensor_parallel_(rank, plan.sequence_parallel),
+      ids_(pipeline.stages_of(rank.coordinate(Axis::pp))) {
+  for (int id : ids_)
+    held_.emplace_back(rank, plan, parameters, pipeline.slices()[static_cast<std::size_t>(id)],
+                       pipeline.first_group(rank.coordinate(Axis::pp), id), faults);
+  for (int s = 0; s < static_cast<int>(pipeline.slices().size()); ++s)
+    for (int r = 0; r < rank.size(Axis::pp) && static_cast<int>(runner_.size()) == s; ++r) {
+      const std::vector<int>& stages = pipeline.stages_of(r);
+      if (std::find(stages.begin(), stages.end(), s) != stages.end()) runner_.push_back(r);
+    }
+  const int pp_rank = rank.coordinate(Axis::pp);
+  for (int s = 0; s < static_cast<int>(runner_.size()); ++s) {
+    if (runner_[static_cast<std::size_t>(s)] != pp_rank) continue;
+    const StageGroups groups = stage_groups(pipeline, pp_rank, s);
+    for (int group = groups.first; group < groups.end; ++group) forward_uses_.push_back(group);
+    if (groups.output >= 0) forward_uses_.push_back(groups.output);
+  }
+}
+
+Tensor HeldStages::make_boundary(std::int64_t rows) const {
+  return rank_->activation({tensor_parallel_.rows_here(rows).size(), hidden_});
+}
+
+const Stage& HeldStages::stage(int id) const {
+  const auto found = std::find(ids_.begin(), ids_.end(), id);
+  check(found != ids_.end(), "a rank runs the stages that it holds");
+  return held_[static_cast<std::size_t>(found - ids_.begin())];
+}
+
+Tensor HeldStages::pass(std::int64_t rows,
+                        const std::function<Tensor(std::size_t held, Tensor input)>& run) const {
+  Communicator& group = rank_->along(Axis::pp);
+  Tensor x;
+  for (std::size_t s = 0; s < runner_.size(); ++s) {
+    if (runner_[s] != group.rank()) continue;
+    if (s > 0 && runner_[s - 1] != group.rank()) {
+      x = make_boundary(rows);
+      group.recv(x, runner_[s - 1]).wait();
+    }
+    const auto held =
+        static_cast<std::size_t>(std::find(ids_.begin(), ids_.end(), static_cast<int>(s)) - ids_.begin());
+    x = run(held, std::move(x));
+    if (s + 1 < runner_.size() && runner_[s + 1] != group.rank())
+      group.send(std::exchange(x, {}), runner_[s + 1]).wait();
+  }
+  return x;
+}
+
+double HeldStages::evaluate(const Microbatch& microbatch) const {
+  parameters_->begin_uses(forward_uses_);
+  const Tensor out = pass(microbatch.rows(), [&](std::size_t held, Tensor input) {
+    return held_[held].evaluate(microbatch, std::move(input));
+  });
+  const double loss = out.defined() ? held_.back().loss(microbatch, out) : 0.0;
+  parameters_->end_uses();
+  return loss;
+}
+
+void HeldStages::begin_step() const {
+  for (const Stage& stage : held_) stage.begin_step();
+}
+
+std::vector<RoutingCounts> HeldStages::take_routing_counts() const {
+  std::vector<RoutingCounts> counts;
+  for (const Stage& stage : held_) stage.take_routing_counts(counts);
+  return counts;
+}
+
+MovedCopies HeldStages::take_moved_copies() const {
+  MovedCopies moved;
+  for (const Stage& stage : held_) moved += stage.take_moved_copies();
+  return moved;
+}
+
+void HeldStages::balance_routers(const std::vector<RoutingCounts>& counts) const {
+  for (const Stage& stage : held_) stage.balance_routers(counts);
+}
+
+RouterBiases HeldStages::router_biases() const {
+  RouterBiases biases;
+  for (const Stage& stage : held_) stage.take_router_biases(biases);
+  return biases;
+}
+
+void HeldStages::set_router_biases(const RouterBiases& biases) const {
+  for (const Stage& stage : held_) stage.set_router_biases(biases);
+}
+
+void HeldStages::watch_routing(RoutingWatch* watch) const {
+  for (const Stage& stage : held_) stage.watch_routing(watch);
+}
+
+HeldStages::Caches HeldStages::make_caches(std::int64_t max_positions) const {
+  Caches caches;
+  for (const Stage& stage : held_) caches.push_back(stage.make_caches(max_positions));
+  return caches;
+}
+
+Tensor HeldStages::next_logits(const Tensor& tokens, std::int64_t position, const Caches& caches) const {
+  parameters_->begin_uses(forward_uses_);
+  const Tensor out = pass(tokens.numel(), [&](std::size_t held, Tensor input) {
+    return held_[held].forward_cached(tokens, std::move(input), position, caches[held]);
+  });
+  const Tensor logits = out.defined() ? held_.back().logits(out) : Tensor();
+  parameters_->end_uses();
+  return logits;
+}
+
+}  // namespace echelon

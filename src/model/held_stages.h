@@ -1,0 +1,58 @@
+// The pipeline stages that one rank holds, and the plain pass from stage to stage that evaluation and
+// generation use.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "model/stage.h"
+#include "schedule/pipeline_layout.h"
+
+namespace echelon {
+
+class HeldStages {
+ public:
+  // `parameters` outlive this.
+  HeldStages(const Rank& rank, const Plan& plan, const PipelineLayout& pipeline,
+             const ParameterStore& parameters, const Faults& faults);
+
+  const Stage& stage(int id) const;  // one of those that this rank holds
+  // Room for the residual stream of so many rows, as it lies between two stages.
+  Tensor make_boundary(std::int64_t rows) const;
+
+  // For this rank's layers that have experts, stage by stage.
+  void begin_step() const;  // of training
+  std::vector<RoutingCounts> take_routing_counts() const;
+  MovedCopies take_moved_copies() const;
+  void balance_routers(const std::vector<RoutingCounts>& counts) const;
+  RouterBiases router_biases() const;
+  void watch_routing(RoutingWatch* watch) const;             // of all layers; it outlives this
+  void set_router_biases(const RouterBiases& biases) const;  // those of other ranks' layers are left
+
+  // loss_sum of a microbatch, on the ranks that hold the last stage; 0 elsewhere. Collective over pp.
+  double evaluate(const Microbatch& microbatch) const;
+
+  // Logits (1, V_local) after the last of the new tokens at [position, ...), on the rank that holds the last
+  // stage; undefined elsewhere. Collective over pp.
+  using Caches = std::vector<std::vector<Tensor>>;
+  Caches make_caches(std::int64_t max_positions) const;
+  Tensor next_logits(const Tensor& tokens, std::int64_t position, const Caches& caches) const;
+  // The pipeline rank that holds the last stage, and runs it in evaluation and generation.
+  int last_rank() const { return runner_.back(); }
+
+ private:
+  // Hands the residual stream through all stages, from rank to rank: run(index of a held stage, input) ->
+  // output. The result is that of the last stage, on its rank.
+  Tensor pass(std::int64_t rows, const std::function<Tensor(std::size_t held, Tensor input)>& run) const;
+
+  const Rank* rank_;
+  const ParameterStore* parameters_;
+  std::int64_t hidden_;
+  TensorParallel tensor_parallel_;
+  std::vector<int> ids_;           // of the held stages
+  std::vector<Stage> held_;        // in the order of ids_
+  std::vector<int> forward_uses_;  // layer groups that pass() and the output layer read, in order
+  std::vector<int> runner_;        // of each stage of the model: the rank that runs it in pass()
+};
+
+}  // namespace echelon

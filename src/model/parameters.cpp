@@ -1,0 +1,333 @@
+#include "model/parameters.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+#include "base/philox.h"
+#include "spec/reduction_buckets.h"
+
+namespace echelon {
+namespace {
+
+// Elements [part.begin, part.end) of what rank `index` of `tp` holds.
+template <class T>
+void fill_initial(const ParamSpec& spec, int tp, int index, std::uint64_t seed, Range part, T* out) {
+  if (spec.init != Init::normal) {
+    std::fill(out, out + part.size(), spec.init == Init::ones ? T(1) : T(0));
+    return;
+  }
+  const Philox random(seed, Stream::initial_value, name_hash(spec.name.c_str()));
+  constexpr std::int64_t chunk = 4096;
+  double normals[chunk];
+  for_each_run(spec, tp, index, [&](std::int64_t logical, std::int64_t local, std::int64_t count) {
+    const std::int64_t end = std::min(local + count, part.end);
+    for (std::int64_t at = std::max(local, part.begin); at < end; at += chunk) {
+      const std::int64_t n = std::min(chunk, end - at);
+      random.fill_normal(static_cast<std::uint64_t>(logical + at - local), static_cast<std::uint64_t>(n),
+                         normals);
+      for (std::int64_t i = 0; i < n; ++i)
+        out[at - part.begin + i] = static_cast<T>(spec.init_std * normals[i]);
+    }
+  });
+}
+
+}  // namespace
+
+ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const PipelineLayout& pipeline,
+                               std::uint64_t seed, const Faults& faults, Moments moments)
+    : rank_(&rank),
+      zero_(plan.zero_stage()),
+      shards_(plan.all_shards()),
+      shard_(plan.shard_index(rank.coordinates())),
+      output_name_(plan.model.tied_embedding ? embedding_parameters(plan.model).front().name
+                                             : "lm_head.weight"),
+      model_(all_parameters(plan.model)) {
+  const auto& groups =
+      pipeline.groups_of(rank.coordinate(Axis::pp), rank.mesh().ep_index(rank.coordinates()));
+  for (std::size_t g = 0; g < groups.size(); ++g)
+    for (const ParamSpec& spec : groups[g]) {
+      here_[spec.name] = parameters_.size();
+      parameters_.emplace_back();
+      parameters_.back().spec = spec;
+      parameters_.back().group = static_cast<int>(g);
+      parameters_.back().holders = pipeline.holders_of(spec.name);
+    }
+  for (const ParamSpec& spec : model_) owners_[spec.name] = pipeline.holders_of(spec.name).front();
+  layout_ = flat_layout(groups, rank.size(Axis::tp), rank.coordinate(Axis::tp));
+  buckets_ = reduction_buckets(plan, groups, rank.coordinate(Axis::tp));
+  make_units();
+  if (moments == Moments::here) make_moments(plan, shard_size(shard_units(layout_, shards_), shard_));
+  if (zero_ == 3) make_gather(plan.zero_prefetch);
+  for (std::size_t i = 0; i < parameters_.size(); ++i) place(parameters_[i], i, faults);
+  fill_initial_values(seed);
+  if (keeps_tied_gradient_apart(plan, pipeline, rank.coordinate(Axis::dp), rank.coordinate(Axis::pp))) {
+    tied_gradient_ =
+        Tensor(rank.arena(), MemoryCategory::gradients, rank.dtype(), find(output_name_).gradient.shape());
+    if (zero_ >= 2) tied_gradient_.release_memory();
+  }
+}
+
+void ParameterStore::make_units() {
+  const auto make = [&](MemoryCategory category, std::int64_t size) {
+    const Tensor flat(rank_->arena(), category, rank_->dtype(), {size});
+    rank_->kernels().fill(flat, 0.0);
+    return flat;
+  };
+  // What comes and goes is made without memory.
+  const auto make_away = [&](MemoryCategory category, std::int64_t size) {
+    const Tensor flat(rank_->arena(), category, rank_->dtype(), {size});
+    flat.release_memory();
+    return flat;
+  };
+  const std::vector<ShardUnit> cuts = shard_units(layout_, shards_);
+  const std::int64_t own_size = shard_size(cuts, shard_);
+  if (zero_ < 3)
+    values_ = Tensor(rank_->arena(), MemoryCategory::parameters, rank_->dtype(), {layout_.size()});
+  else
+    own_values_ = make(MemoryCategory::parameters, own_size);
+  if (zero_ < 2) gradients_ = make(MemoryCategory::gradients, layout_.size());
+  std::int64_t own_begin = 0;
+  for (const ShardUnit& cut : cuts) {
+    const Range own = cut.shard(shard_), inside{own.begin - cut.range.begin, own.end - cut.range.begin};
+    Unit unit{cut, {}, {}, {}, {}, own_begin};
+    if (zero_ < 3) {
+      unit.value = values_.flat_range(cut.range.begin, cut.range.end);
+      unit.own_value = unit.value.flat_range(inside.begin, inside.end);
+    } else {
+      unit.value = make_away(MemoryCategory::parameters, cut.range.size());
+      unit.own_value = own_values_.flat_range(own_begin, own_begin + own.size());
+    }
+    if (zero_ < 2) {
+      unit.gradient = gradients_.flat_range(cut.range.begin, cut.range.end);
+      unit.own_gradient = unit.gradient.flat_range(inside.begin, inside.end);
+    } else {
+      unit.gradient = make_away(MemoryCategory::gradients, cut.range.size());
+      unit.own_gradient = make_away(MemoryCategory::gradients, own.size());
+    }
+    own_begin += own.size();
+    units_.push_back(std::move(unit));
+  }
+  begun_.resize(units_.size());
+}
+
+void ParameterStore::make_moments(const Plan& plan, std::int64_t own_size) {
+  const std::int64_t bytes = own_size * element_bytes(rank_->dtype());
+  if (plan.offload == Offload::optimizer)
+    offloaded_ = std::make_unique<ScratchFile>(plan.offload_directory, static_cast<std::size_t>(2 * bytes));
+  std::int64_t begin = 0;
+  for (Tensor* moment : {&exp_avg_, &exp_avg_sq_}) {
+    if (offloaded_) {
+      *moment = Tensor::view_of(offloaded_->data() + begin, rank_->dtype(), {own_size});
+    } else {
+      *moment = Tensor(rank_->arena(), MemoryCategory::optimizer, rank_->dtype(), {own_size});
+      rank_->kernels().fill(*moment, 0.0);
+    }
+    begin += bytes;
+  }
+}
+
+// Views of a parameter in its unit, and of the part of it that is this rank's own.
+void ParameterStore::place(Parameter& p, std::size_t index, const Faults& faults) {
+  const Range all{layout_.offsets[index], layout_.offsets[index] + layout_.sizes[index]};
+  const Unit& unit = unit_of(p);
+  const Weight views = view(p, all, local_shape(p.spec, rank_->size(Axis::tp), rank_->coordinate(Axis::tp)));
+  p.value = views.value;
+  p.gradient = views.gradient;
+  p.value_stays = zero_ < 3;
+  const auto common = [&](const Range& shard) {
+    const std::int64_t begin = std::clamp(shard.begin, all.begin, all.end);
+    return Range{begin, std::clamp(shard.end, begin, all.end)};
+  };
+  const int shards = unit.cut.of(shards_);
+  for (int i = 0; i < shards; ++i) p.shard_sizes.push_back(common(unit.cut.shard(i)).size());
+  if (shards > 1) p.shard_group = &group_of(unit.cut);
+  const Range shard = unit.cut.shard(shard_), own = common(shard);
+  p.own = {own.begin - all.begin, own.end - all.begin};
+  if (own.size() == 0) p.own = {0, 0};
+  const auto part = [&](const Tensor& flat, std::int64_t flat_begin) {
+    const std::int64_t begin = own.size() == 0 ? 0 : flat_begin + own.begin - shard.begin;
+    return flat.flat_range(begin, begin + own.size());
+  };
+  p.own_value = part(unit.own_value, 0);
+  const std::int64_t shift = unit.cut.of(shard_) > 0 && own.end < shard.end ? faults.shard_shift : 0;
+  p.own_gradient = part(unit.own_gradient, shift);
+  if (!exp_avg_.defined()) return;
+  p.exp_avg = part(exp_avg_, unit.own_begin);
+  p.exp_avg_sq = part(exp_avg_sq_, unit.own_begin);
+}
+
+void ParameterStore::fill_initial_values(std::uint64_t seed) {
+  const int tp = rank_->size(Axis::tp), index = rank_->coordinate(Axis::tp);
+  for (const Parameter& p : parameters_) {
+    const Tensor& held = p.value_stays ? p.value : p.own_value;
+    const Range part = p.value_stays ? Range{0, p.value.numel()} : p.own;
+    if (rank_->dtype() == DType::f64)
+      fill_initial(p.spec, tp, index, seed, part, held.data<double>());
+    else
+      fill_initial(p.spec, tp, index, seed, part, held.data<float>());
+  }
+}
+
+const ParameterStore::Unit& ParameterStore::unit_of(const Parameter& p) const {
+  const auto [cut, experts] = units_of_group(units_.size(), p.group);
+  if (p.spec.expert >= 0) return units_[experts];
+  return p.spec.shard_dim >= 0 ? units_[cut] : units_.back();
+}
+
+Communicator& ParameterStore::group_of(const ShardUnit& cut) const {
+  return cut.experts ? rank_->same_experts(shards_.all) : rank_->dp_cp_block(shards_.all);
+}
+
+ShardedUnit ParameterStore::sharded(const Unit& unit) const {
+  return {&group_of(unit.cut), unit.value, unit.own_value, unit.cut.counts()};
+}
+
+std::vector<Range> ParameterStore::gradient_ranges(int group) const {
+  const auto g = static_cast<std::size_t>(group);
+  return {layout_.cut_ranges[g], layout_.expert_ranges[g]};
+}
+
+Weight ParameterStore::view(const Parameter& first, Range range,
+                            const std::vector<std::int64_t>& shape) const {
+  const Unit& unit = unit_of(first);
+  const auto of = [&](const Tensor& flat) {
+    return flat.flat_range(range.begin - unit.cut.range.begin, range.end - unit.cut.range.begin)
+        .reshape(shape);
+  };
+  return {of(unit.value), of(unit.gradient)};
+}
+
+const Parameter* ParameterStore::find_here(const std::string& name) const {
+  const auto found = here_.find(name);
+  return found == here_.end() ? nullptr : &parameters_[found->second];
+}
+
+const Parameter& ParameterStore::find(const std::string& name) const {
+  const Parameter* parameter = find_here(name);
+  if (parameter == nullptr) throw InvariantError("this rank has no parameter called " + name);
+  return *parameter;
+}
+
+int ParameterStore::owner_of(const std::string& name) const {
+  const auto found = owners_.find(name);
+  check(found != owners_.end(), "a parameter of the model");
+  return found->second;
+}
+
+Weight ParameterStore::output_weight() const {
+  Weight output = weight(output_name_);
+  if (tied_gradient_.defined()) output.gradient = tied_gradient_;
+  return output;
+}
+
+void ParameterStore::begin_gradients() const {
+  if (zero_ >= 2) {
+    for (const Unit& unit : units_)
+      if (unit.own_gradient.has_memory()) unit.own_gradient.release_memory();
+    begun_.assign(units_.size(), false);
+    begin_unit(units_.size() - 1);
+    return;
+  }
+  rank_->kernels().fill(gradients_, 0.0);
+  if (tied_gradient_.defined()) rank_->kernels().fill(tied_gradient_, 0.0);
+}
+
+std::vector<Tensor> ParameterStore::keep_own_gradients() const {
+  std::vector<Tensor> shards;
+  for (const Unit& unit : units_) {
+    if (!unit.own_gradient.has_memory()) unit.own_gradient.acquire_memory();
+    if (unit.own_gradient.numel() > 0) shards.push_back(unit.own_gradient);
+  }
+  return shards;
+}
+
+void ParameterStore::begin_unit(std::size_t index) const {
+  const Tensor& gradient = units_[index].gradient;
+  if (zero_ < 2 || gradient.numel() == 0) return;
+  if (!begun_[index]) {
+    gradient.acquire_memory();
+    rank_->kernels().fill(gradient, 0.0);
+    begun_[index] = true;
+  }
+  check(gradient.has_memory(), "gradients are added up before they are reduced");
+}
+
+void ParameterStore::need_gradients(int group) const {
+  for (std::size_t unit : units_of_group(units_.size(), group)) begin_unit(unit);
+}
+
+void ParameterStore::need_output_gradient() const {
+  if (!tied_gradient_.defined()) return need_gradients(find(output_name_).group);
+  if (tied_gradient_.has_memory()) return;
+  tied_gradient_.acquire_memory();
+  rank_->kernels().fill(tied_gradient_, 0.0);
+}
+
+void ParameterStore::add_tied_gradient() const {
+  if (!tied_gradient_.defined()) return;
+  rank_->kernels().add(tied_gradient_, find(output_name_).gradient);
+  if (zero_ >= 2) tied_gradient_.release_memory();
+}
+
+std::vector<BucketTensors> ParameterStore::bucket_tensors() const {
+  std::vector<BucketTensors> tensors;
+  for (const GradientBucket& bucket : buckets_) {
+    if (zero_ == 0) {
+      tensors.push_back({bucket.range, gradients_.flat_range(bucket.range.begin, bucket.range.end), {}});
+      continue;
+    }
+    const auto unit = std::find_if(units_.begin(), units_.end(),
+                                   [&](const Unit& u) { return u.cut.range == bucket.range; });
+    check(unit != units_.end(), "with ZeRO a bucket is a unit");
+    tensors.push_back({bucket.range, unit->gradient, unit->own_gradient, zero_ >= 2});
+  }
+  return tensors;
+}
+
+void ParameterStore::make_gather(int ahead) {
+  std::vector<std::vector<ShardedUnit>> groups;
+  for (int group = 0; group < static_cast<int>(num_groups_of(units_.size())); ++group) {
+    const auto [cut, experts] = units_of_group(units_.size(), group);
+    groups.push_back({sharded(units_[cut]), sharded(units_[experts])});
+  }
+  gather_ =
+      std::make_unique<ParameterGather>(std::move(groups), sharded(units_.back()), ahead, rank_->time());
+}
+
+void ParameterStore::begin_uses(std::vector<int> groups) const {
+  if (gather_) gather_->begin(std::move(groups));
+}
+
+void ParameterStore::end_uses() const {
+  if (gather_) gather_->end();
+}
+
+void ParameterStore::share_values() const {
+  if (zero_ == 0 || zero_ == 3) return;
+  const Doing doing = rank_->doing(Activity::share_parameters);
+  std::vector<ShardedUnit> units;
+  for (const Unit& unit : units_) units.push_back(sharded(unit));
+  all_gather_units(units);
+}
+
+Weight ParameterStore::weight(const std::string& name) const {
+  const Parameter& p = find(name);
+  return {p.value, p.gradient};
+}
+
+Weight ParameterStore::stacked(const std::vector<std::string>& names) const {
+  const auto offset_of = [&](const Parameter& p) {
+    return layout_.offsets[static_cast<std::size_t>(&p - parameters_.data())];
+  };
+  const Parameter& first = find(names.front());
+  std::int64_t end = offset_of(first), rows = 0;
+  for (const std::string& name : names) {
+    const Parameter& p = find(name);
+    check(offset_of(p) == end && p.value.cols() == first.value.cols(), "stacked parameters lie side by side");
+    end += p.value.numel();
+    rows += p.value.rows();
+  }
+  return view(first, {offset_of(first), end}, {rows, first.value.cols()});
+}
+
+}  // namespace echelon

@@ -1,0 +1,154 @@
+// The parameters that one rank holds: values, gradients, first and second moments, and the views of them that
+// layers and optimizer use. Where ZeRO cuts them over ranks, the layers still see whole tensors.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/rank.h"
+#include "layer/weight.h"
+#include "model/scratch_file.h"
+#include "parallel/data_parallel.h"
+#include "parallel/faults.h"
+#include "parallel/zero.h"
+#include "schedule/pipeline_layout.h"
+#include "spec/shard_layout.h"
+
+namespace echelon {
+
+struct Parameter {
+  ParamSpec spec;
+  int group = 0;
+  std::vector<int> holders;  // pipeline ranks that hold it; the first one counts and saves it
+  // As the layers see them, in local shapes. The memory behind `gradient` comes and goes from ZeRO 2 on, that
+  // behind `value` in ZeRO 3.
+  Tensor value, gradient;
+  bool value_stays = true;  // not in ZeRO 3
+  // What this rank updates: elements [own.begin, own.end) of the local tensor, everything without ZeRO. The
+  // sum of the gradients over dp is here, and nowhere else, until the next update begins.
+  Range own;
+  Tensor own_value, own_gradient, exp_avg, exp_avg_sq;  // flat; no moments where these are elsewhere
+  std::vector<std::int64_t> shard_sizes;                // of `own` on each rank that it is cut over
+  Communicator* shard_group = nullptr;                  // these ranks; nullptr where it is not cut
+};
+
+// Whether a rank's optimizer is its own. Elsewhere, on parameter servers: it has no moments.
+enum class Moments { here, elsewhere };
+
+class ParameterStore {
+ public:
+  // What the layout gives this rank. Values start from (seed, name, logical element) alone.
+  ParameterStore(const Rank& rank, const Plan& plan, const PipelineLayout& pipeline, std::uint64_t seed,
+                 const Faults& faults = {}, Moments moments = Moments::here);
+
+  const std::vector<Parameter>& all() const { return parameters_; }  // of this rank, group by group
+  // The whole model's, in the same order on every rank: what collectives over parameters walk.
+  const std::vector<ParamSpec>& model() const { return model_; }
+  const Parameter* find_here(const std::string& name) const;  // nullptr on a rank that does not hold it
+  const Parameter& find(const std::string& name) const;
+  // The pipeline rank that counts and saves a parameter of the model.
+  int owner_of(const std::string& name) const;
+  Weight weight(const std::string& name) const;
+  // Adjacent (out, in) parameters used as one matrix, rows stacked: q, k, v; gate, up.
+  Weight stacked(const std::vector<std::string>& names) const;
+  // The matrix of the output layer. Where a tied table is looked up on the same rank and there are several
+  // microbatches, its gradient is kept apart until add_tied_gradient(), so that the sum is grouped as on two
+  // pipeline ranks: the same bits.
+  Weight output_weight() const;
+
+  const Tensor& values() const { return values_; }        // flat, everything; undefined in ZeRO 3
+  const Tensor& gradients() const { return gradients_; }  // the same; undefined from ZeRO 2 on
+  // Flat: this rank's shards, unit after unit, in ZeRO 3, and everything without ZeRO. Not in stages 1 and 2.
+  const Tensor& own_values() const { return zero_ == 3 ? own_values_ : values_; }
+  // For each unit its gradient's shard, where that is not empty, with memory, which stays until an update
+  // begins.
+  std::vector<Tensor> keep_own_gradients() const;
+  // The gradients of all parameters that each tp rank holds whole.
+  const Tensor& whole_gradients() const { return units_.back().gradient; }
+  const FlatLayout& layout() const { return layout_; }
+  // Ranks of a block over which state is cut.
+  int shards() const { return shards_.all; }
+
+  // An update's gradients begin: they are zero where they are there.
+  void begin_gradients() const;
+  // A layer group's gradients, or those of the output layer's matrix, are about to be added to.
+  void need_gradients(int group) const;
+  void need_output_gradient() const;
+  void add_tied_gradient() const;
+  // What is summed over dp, in the order in which the backward pass completes it.
+  const std::vector<GradientBucket>& gradient_buckets() const { return buckets_; }
+  // In a layer group: ranges that have their gradients when its backward passes are over.
+  std::vector<Range> gradient_ranges(int group) const;
+  std::vector<BucketTensors> bucket_tensors() const;
+  // Every rank has updated what is its own: the values go to all that hold them whole.
+  void share_values() const;
+
+  // Whether values are gathered for their uses (ZeRO 3). Then a run of uses begins with the layer groups that
+  // will be used, in order, and all ranks of a block go through the same ones. Without it all this does
+  // nothing.
+  bool gathers() const { return gather_ != nullptr; }
+  void begin_uses(std::vector<int> groups) const;
+  void end_uses() const;
+  // The layers of a group may read its values while what this returns lives.
+  class Use;
+  [[nodiscard]] Use use(int group) const;
+  int output_group() const { return find(output_name_).group; }
+  const ParameterGather* gather() const { return gather_.get(); }
+
+ private:
+  // A unit of the shard layout; `value` and `gradient` are what the layers see.
+  struct Unit {
+    ShardUnit cut;
+    Tensor value, gradient, own_value, own_gradient;
+    std::int64_t own_begin;  // where its shard lies in flat tensors of this rank's shards
+  };
+  void make_units();
+  void make_moments(const Plan& plan, std::int64_t own_size);
+  void make_gather(int ahead);
+  void place(Parameter& parameter, std::size_t index, const Faults& faults);
+  void fill_initial_values(std::uint64_t seed);
+  const Unit& unit_of(const Parameter& parameter) const;
+  Communicator& group_of(const ShardUnit& cut) const;
+  ShardedUnit sharded(const Unit& unit) const;
+  // A flat range that begins with a parameter, in that parameter's unit.
+  Weight view(const Parameter& first, Range range, const std::vector<std::int64_t>& shape) const;
+  void begin_unit(std::size_t index) const;
+
+  const Rank* rank_;
+  int zero_;
+  Shards shards_, shard_;                     // how many, and which one this rank has
+  Tensor values_, gradients_;                 // whole and flat, where they stay in memory
+  Tensor own_values_, exp_avg_, exp_avg_sq_;  // this rank's shards, unit after unit
+  std::unique_ptr<ScratchFile> offloaded_;    // behind the moments, where they are offloaded
+  Tensor tied_gradient_;                      // defined where it is kept apart
+  std::string output_name_;
+  std::vector<Parameter> parameters_;
+  std::vector<ParamSpec> model_;
+  std::map<std::string, std::size_t> here_;  // index in parameters_
+  std::map<std::string, int> owners_;        // of model_
+  FlatLayout layout_;
+  std::unique_ptr<ParameterGather> gather_;  // in ZeRO 3
+  std::vector<GradientBucket> buckets_;
+  std::vector<Unit> units_;          // see shard_units()
+  mutable std::vector<bool> begun_;  // units whose gradients are there, or were, in this update
+};
+
+class ParameterStore::Use {
+ public:
+  Use(ParameterGather* gather, int group) : gather_(gather) {
+    if (gather_ != nullptr) gather_->use(group);
+  }
+  ~Use() {
+    if (gather_ != nullptr) gather_->done();
+  }
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+
+ private:
+  ParameterGather* gather_;
+};
+inline ParameterStore::Use ParameterStore::use(int group) const { return {gather_.get(), group}; }
+
+}  // namespace echelon

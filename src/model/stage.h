@@ -1,0 +1,95 @@
+// The layers of one pipeline stage, and what an instruction does with them. Without pipeline parallelism one
+// stage is the model.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "model/transformer_block.h"
+#include "parallel/faults.h"
+#include "parallel/vocabulary_parallel.h"
+#include "spec/plan.h"
+#include "spec/routing_balance.h"
+
+namespace echelon {
+
+class Stage {
+ public:
+  // `first_group`: layer group of the stage's first part in `parameters`, which outlive this.
+  Stage(const Rank& rank, const Plan& plan, const ParameterStore& parameters, const StageSlice& slice,
+        int first_group, const Faults& faults);
+
+  bool has_embedding() const { return embedding_.has_value(); }
+  bool has_head() const { return head_.has_value(); }
+
+  // What forward keeps of one microbatch until its backward, and B until W.
+  struct Saved {
+    std::vector<TransformerBlock::Saved> blocks;
+    Tensor out;          // of the last block: the head's input
+    Tensor d_embedding;  // gradient of the embedding's result, left for W
+  };
+  // Called when the gradients of a layer group have got a microbatch's part.
+  using GroupDone = std::function<void(int group)>;
+
+  // The residual stream from stage to stage; `input` is undefined where the stage has the embedding, the
+  // result where it has the head.
+  // Passes pause as TransformerBlock's do.
+  Work<Tensor> forward(const Microbatch& microbatch, Tensor input, Saved& saved) const;
+
+  struct Backward {
+    Tensor dx;            // undefined where the stage has the embedding
+    double loss_sum = 0;  // over the targets that are not ignored, where it has the head
+  };
+  // Cross-entropy and its gradient first where the stage has the head (`dy` is undefined there). Adds to the
+  // parameter gradients, which are those of gradient_scale * loss_sum.
+  Work<Backward> backward(const Microbatch& microbatch, Tensor dy, double gradient_scale, Saved& saved,
+                          GroupDone group_done) const;
+  // The same in two parts. The head's weights get their gradient in the first: their logits exist only then.
+  Work<Backward> backward_input(const Microbatch& microbatch, Tensor dy, double gradient_scale, Saved& saved,
+                                GroupDone group_done) const;
+  void backward_weight(const Microbatch& microbatch, Saved& saved, const GroupDone& group_done) const;
+
+  // Without gradients.
+  Tensor evaluate(const Microbatch& microbatch, Tensor input) const;
+  double loss(const Microbatch& microbatch, const Tensor& input) const;  // loss_sum of the head
+
+  // Generation, one sequence of new tokens at [position, ...): residual stream to residual stream, then
+  // logits (1, V_local).
+  Tensor forward_cached(const Tensor& tokens, Tensor input, std::int64_t position,
+                        const std::vector<Tensor>& caches) const;
+  Tensor logits(const Tensor& input) const;
+  std::vector<Tensor> make_caches(std::int64_t max_positions) const;
+
+  // The counts of each layer that has experts, since they were last taken; see ExpertParallel.
+  void take_routing_counts(std::vector<RoutingCounts>& counts) const;
+  MovedCopies take_moved_copies() const;  // of all of them together
+  void begin_step() const;                // of training
+  // From those of a whole step: moves the routers' biases.
+  void balance_routers(const std::vector<RoutingCounts>& counts) const;
+  void take_router_biases(RouterBiases& biases) const;  // adds those of this stage's layers
+  void watch_routing(RoutingWatch* watch) const;        // of all layers; it outlives this
+  void set_router_biases(const RouterBiases& biases) const;
+
+ private:
+  Tensor embed(const Tensor& tokens, const Tensor& positions) const;
+  Tensor ids_here(const Tensor& ids) const;
+  void embed_backward(const Microbatch& microbatch, const Tensor& dx) const;
+  Tensor head_backward(const Microbatch& microbatch, double gradient_scale, Saved& saved,
+                       const GroupDone& group_done, double& loss_sum) const;
+  int block_group(std::size_t block) const {
+    return first_group_ + (has_embedding() ? 1 : 0) + static_cast<int>(block);
+  }
+
+  const Rank* rank_;
+  const ParameterStore* parameters_;
+  TensorParallel tensor_parallel_;
+  int first_group_;
+  std::int64_t first_layer_;
+  std::optional<VocabularyEmbedding> embedding_;
+  Weight positions_;  // learned (GPT-2); undefined otherwise
+  std::vector<TransformerBlock> blocks_;
+  std::optional<OutputHead> head_;
+};
+
+}  // namespace echelon

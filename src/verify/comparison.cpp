@@ -1,0 +1,303 @@
+#include "verify/comparison.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/philox.h"
+#include "tensor/reference_view.h"
+
+namespace echelon {
+namespace {
+
+Tensor as_doubles(const Rank& rank, const Tensor& t) {
+  const Tensor out(rank.arena(), MemoryCategory::other, DType::f64, {t.numel()});
+  with_float_type(t, [&]<class F>(F) { std::copy_n(t.data<F>(), t.numel(), out.data<double>()); });
+  return out;
+}
+
+double max_magnitude(const Tensor& t) {
+  double largest = 0;
+  for (std::int64_t i = 0; i < t.numel(); ++i) largest = std::max(largest, std::abs(t.data<double>()[i]));
+  return largest;
+}
+
+// Zero biases would hide a bias that is added twice, and norms of one a weight that is left out.
+void perturb_constants(const Rank& rank, const ParameterStore& parameters, std::uint64_t seed) {
+  for (const Parameter& p : parameters.all()) {
+    if (p.spec.init == Init::normal) continue;
+    const Tensor values = local_tensor(rank, p, ParameterTensor::value);
+    const Philox random(seed, Stream::test, name_hash(p.spec.name.c_str()));
+    for_each_run(p.spec, rank.size(Axis::tp), rank.coordinate(Axis::tp),
+                 [&](std::int64_t logical, std::int64_t local, std::int64_t count) {
+                   for (std::int64_t i = 0; i < count; ++i) {
+                     const double noise = 0.05 * random.normal(static_cast<std::uint64_t>(logical + i));
+                     if (rank.dtype() == DType::f64)
+                       values.data<double>()[local + i] += noise;
+                     else
+                       values.data<float>()[local + i] += static_cast<float>(noise);
+                   }
+                 });
+    store_local(rank, values, p, ParameterTensor::value);
+  }
+}
+
+}  // namespace
+
+Comparison::Comparison(const VerifyRequest& request, const Rank& rank, double bound, VerifyReport& report)
+    : request_(request),
+      rank_(rank),
+      bound_(bound),
+      updates_apart_(bound / verify_bound(request.plan)),
+      report_(report),
+      trainer_(rank, request.plan, request.optimizer, request.seed, request.faults),
+      recorder_(request.plan) {
+  const auto prepare = [&](const Rank& of, const ParameterStore& parameters) {
+    perturb_constants(of, parameters, request.seed);
+    if (request.prepare) request.prepare(parameters);
+  };
+  prepare(rank, trainer_.parameters());
+  trainer_.stages().watch_routing(&recorder_);
+  if (!leads()) return;
+  reference_ = std::make_unique<ReferenceRun>(request.plan, request.optimizer, request.run, request.seed);
+  prepare(reference_->rank(), reference_->parameters());
+  reference_->follow(judge_);
+}
+
+bool Comparison::step(std::int64_t step) {
+  if (!trainer_.flushes() || !request_.plan.optimizer_barrier) return run_on(step);
+  begin_stretch(step);
+  const double loss = trainer_.compute_gradients(step, request_.samples);
+  compute_reference(step);
+  compare(step, ParameterTensor::gradient);
+  compare_loss(step, loss);
+  if (!finite_) return false;
+  const double clip = from_rank_0(leads() ? reference_->apply_gradients(step) : 1);
+  trainer_.apply_gradients(step);
+  compare(step, ParameterTensor::value, clip);
+  has_earlier_squares_ = false;
+  take_reference_state();
+  return true;
+}
+
+// A step that the mesh does not end before it begins the next one.
+bool Comparison::run_on(std::int64_t step) {
+  // Without the optimizer's barrier a step is unfinished until the next one validates it: two go together.
+  const std::int64_t left = request_.steps - step;
+  const std::int64_t together = trainer_.flushes() ? std::min<std::int64_t>(left, 2 - step % 2) : left;
+  const bool is_whole = !trainer_.flushes() || together == 1;
+  if (!trainer_.flushes() || step % 2 == 0) begin_stretch(step);
+  const std::vector<StepResult> results = trainer_.step(step, request_.samples, together);
+  compute_reference(step);
+  for (const StepResult& result : results) compare_loss(result.step, result.loss);
+  // The gradients of the last update stay until the next one begins.
+  if (is_whole) compare(step, ParameterTensor::gradient);
+  if (!finite_) return false;
+  const double clip = from_rank_0(leads() ? reference_->apply_gradients(step) : 1);
+  if (!is_whole) {
+    if (trainer_.flushes()) keep_squares();
+    return true;
+  }
+  compare(step, ParameterTensor::value, clip);
+  has_earlier_squares_ = false;
+  take_reference_state();
+  return true;
+}
+
+void Comparison::begin_stretch(std::int64_t step) {
+  stretch_ = step;
+  if (!leads()) return;
+  // Where the schedule does not flush, a step's loss is known one step later.
+  while (stretches_.size() > (trainer_.flushes() ? 0u : 1u)) stretches_.erase(stretches_.begin());
+  judge_.forget_before(stretches_.empty() ? step : stretches_.begin()->first);
+  stretches_.emplace(step, reference_->state());
+}
+
+// With the experts that the mesh has chosen.
+void Comparison::compute_reference(std::int64_t step) {
+  RoutingRecorder::Gathered routing = recorder_.gather(rank_, step);
+  if (!leads()) return;
+  judge_.impose(step, std::move(routing));
+  expected_.push_back(reference_->compute_gradients(step, request_.samples));
+}
+
+// From rank 0 to everyone.
+void Comparison::share(const Tensor& t) const {
+  const bool first_stage = rank_.coordinate(Axis::pp) == 0;
+  if (first_stage && rank_.dp_cp().rank() == 0) rank_.along(Axis::tp).broadcast(t, 0).wait();
+  if (first_stage) rank_.dp_cp().broadcast(t, 0).wait();
+  rank_.along(Axis::pp).broadcast(t, 0).wait();
+}
+
+double Comparison::from_rank_0(double value) const {
+  const Tensor said(rank_.arena(), MemoryCategory::other, DType::f64, {1});
+  *said.data<double>() = value;
+  share(said);
+  return *said.data<double>();
+}
+
+// The reference's logical tensor, in double precision, on every rank.
+Tensor Comparison::reference_tensor(std::size_t i, ParameterTensor which) const {
+  const Tensor t = leads() ? as_doubles(rank_, local_tensor(reference_->rank(),
+                                                            reference_->parameters().find(at(i).name), which))
+                           : Tensor(rank_.arena(), MemoryCategory::other, DType::f64, {at(i).numel()});
+  share(t);
+  return t;
+}
+
+// Over what every rank holds of the tensor, replicas included.
+Comparison::Worst Comparison::worst_difference(std::size_t i, ParameterTensor which, const Tensor& expected,
+                                               const Tensor& tolerances) const {
+  const Tensor worst(rank_.arena(), MemoryCategory::other, DType::f64, {2});
+  double* w = worst.data<double>();
+  w[0] = w[1] = 0;
+  if (const Parameter* parameter = here(i)) {
+    const Tensor local = as_doubles(rank_, local_tensor(rank_, *parameter, which));
+    const double* tolerance = tolerances.data<double>();
+    for_each_run(at(i), rank_.size(Axis::tp), rank_.coordinate(Axis::tp),
+                 [&](std::int64_t logical, std::int64_t begin, std::int64_t n) {
+                   for (std::int64_t k = 0; k < n; ++k) {
+                     double d =
+                         std::abs(expected.data<double>()[logical + k] - local.data<double>()[begin + k]);
+                     if (std::isnan(d)) d = std::numeric_limits<double>::infinity();
+                     w[0] = std::max(w[0], d);
+                     w[1] = std::max(w[1], over(d, tolerance[logical + k]));
+                   }
+                 });
+  }
+  for (Axis axis : all_axes) rank_.along(axis).all_reduce(worst, ReduceOp::max).wait();
+  return {w[0], w[1]};
+}
+
+void Comparison::found(std::int64_t step, const std::string& tensor, const std::string& kind,
+                       double rel_diff) {
+  report_.pass = false;
+  if (!report_.first_difference) report_.first_difference = Difference{step, tensor, kind, rel_diff};
+}
+
+void Comparison::compare(std::int64_t step, ParameterTensor which, double clip) {
+  const bool is_gradient = which == ParameterTensor::gradient;
+  if (is_gradient) gradient_sizes_.clear();
+  std::vector<Beyond> beyond;
+  for (std::size_t i = 0; i < count(); ++i) {
+    const Tensor expected = reference_tensor(i, which);
+    const double size = max_magnitude(expected);
+    if (is_gradient) gradient_sizes_.push_back(size);
+    const Worst worst = worst_difference(i, which, expected, tolerances(i, which, step, clip, expected));
+    if (is_gradient) finite_ &= std::isfinite(worst.difference);
+    const double rel = over(worst.difference, size);
+    if (!(worst.share <= 1)) beyond.push_back({i, rel, worst.share});
+    if (!leads()) continue;
+    double& largest = is_gradient ? report_.grad_max_rel_diff : report_.param_max_rel_diff;
+    largest = std::max(largest, rel);
+    report_.bitwise &= worst.difference == 0;
+    if (!is_gradient && worst.share <= 1) report_.param_worst = std::max(report_.param_worst, worst.share);
+  }
+  judge(step, which, clip, beyond);
+}
+
+// Of each element, so far as it is known beforehand.
+Tensor Comparison::tolerances(std::size_t i, ParameterTensor which, std::int64_t step, double clip,
+                              const Tensor& expected) const {
+  if (which == ParameterTensor::value) return parameter_tolerances(i, step, clip, expected);
+  const Tensor allowed(rank_.arena(), MemoryCategory::other, DType::f64, {expected.numel()});
+  std::fill_n(allowed.data<double>(), expected.numel(), bound_ * gradient_sizes_[i]);
+  return allowed;
+}
+
+void Comparison::compare_loss(std::int64_t step, double loss) {
+  double difference = 0, rel = 0;
+  if (leads()) {
+    const double expected = expected_.at(static_cast<std::size_t>(step));
+    report_.reference_losses.push_back(expected);
+    report_.mesh_losses.push_back(loss);
+    difference = std::abs(expected - loss);
+    rel = over(difference, std::abs(expected));
+    report_.bitwise &= expected == loss;
+    report_.loss_max_rel_diff = std::max(report_.loss_max_rel_diff, rel);
+  }
+  if (agree(!(rel <= bound_))) judge_loss(step, difference, rel);
+}
+
+double Comparison::updates_since_compared() const {
+  return request_.plan.optimizer_barrier ? static_cast<double>(trainer_.updates(1)) : 2;
+}
+
+// Of the first of two updates that are compared together.
+void Comparison::keep_squares() {
+  has_earlier_squares_ = true;
+  earlier_squares_.clear();
+  if (!leads()) return;
+  for (std::size_t i = 0; i < count(); ++i)
+    earlier_squares_.push_back(
+        as_doubles(rank_, local_tensor(reference_->rank(), reference_->parameters().find(at(i).name),
+                                       ParameterTensor::exp_avg_sq)));
+}
+
+// What the first of two updates may have added to the tolerance of a parameter: its gradient was another
+// one, which left (1 - beta2) g^2 or more.
+void Comparison::add_earlier_tolerance(std::size_t i, std::int64_t step, double* tolerance) const {
+  if (!has_earlier_squares_) return;
+  const OptimizerOptions& o = request_.optimizer;
+  const Tensor squares = leads() ? earlier_squares_[i]
+                                 : Tensor(rank_.arena(), MemoryCategory::other, DType::f64, {at(i).numel()});
+  share(squares);
+  const double correction = 1.0 - std::pow(o.beta2, static_cast<double>(trainer_.updates(step)));
+  const double gradient_error = bound_ * std::sqrt(max_magnitude(squares) / (1 - o.beta2));
+  for (std::int64_t k = 0; k < squares.numel(); ++k)
+    tolerance[k] +=
+        4 * learning_rate(o, step - 1) *
+        std::min(1.0, gradient_error / (std::sqrt(squares.data<double>()[k] / correction) + o.eps));
+}
+
+Tensor Comparison::parameter_tolerances(std::size_t i, std::int64_t step, double clip,
+                                        const Tensor& expected) const {
+  const double lr = learning_rate(request_.optimizer, step);
+  const double correction =
+      1.0 - std::pow(request_.optimizer.beta2, static_cast<double>(trainer_.updates(step + 1)));
+  const double epsilon = rank_.dtype() == DType::f64 ? 0x1p-52 : 0x1p-23;
+  const Tensor squares = reference_tensor(i, ParameterTensor::exp_avg_sq);
+  const Tensor allowed(rank_.arena(), MemoryCategory::other, DType::f64, {expected.numel()});
+  double* tolerance = allowed.data<double>();
+  // Where a step has several updates the last one's gradient may be none at all, as that of an expert
+  // without tokens: each g of the others left (1 - beta2) g^2 or more, but for beta2 to the number of
+  // updates since.
+  const double earlier =
+      trainer_.flushes()
+          ? 0
+          : std::sqrt(max_magnitude(squares) / (1 - request_.optimizer.beta2) /
+                      std::pow(request_.optimizer.beta2, static_cast<double>(trainer_.updates(1) - 1)));
+  const double gradient_error = bound_ * std::max(gradient_sizes_[i], earlier) * clip;
+  for (std::int64_t k = 0; k < expected.numel(); ++k) {
+    const double scale = std::sqrt(squares.data<double>()[k] / correction) + request_.optimizer.eps;
+    tolerance[k] = updates_since_compared() * (4 * lr * std::min(1.0, gradient_error / scale) +
+                                               4 * epsilon * std::abs(expected.data<double>()[k]));
+  }
+  add_earlier_tolerance(i, step, tolerance);
+  return allowed;
+}
+
+// AdamW turns the rounding of a small gradient into a step of any size up to lr, so parameters that each
+// lie within their tolerance make gradients of the next step that differ by more than rounding. The mesh
+// goes on from the reference's state: every step is compared from the same weights.
+void Comparison::take_reference_state() {
+  for (std::size_t i = 0; i < count(); ++i)
+    for (ParameterTensor which :
+         {ParameterTensor::value, ParameterTensor::exp_avg, ParameterTensor::exp_avg_sq}) {
+      const Tensor reference = reference_tensor(i, which);
+      if (here(i) == nullptr) continue;
+      const Tensor local(rank_.arena(), MemoryCategory::other, rank_.dtype(), here(i)->value.shape());
+      for_each_run(at(i), rank_.size(Axis::tp), rank_.coordinate(Axis::tp),
+                   [&](std::int64_t logical, std::int64_t begin, std::int64_t n) {
+                     const double* from = reference.data<double>() + logical;
+                     if (rank_.dtype() == DType::f64)
+                       std::copy_n(from, n, local.data<double>() + begin);
+                     else
+                       std::transform(from, from + n, local.data<float>() + begin,
+                                      [](double x) { return static_cast<float>(x); });
+                   });
+      store_local(rank_, local, *here(i), which);
+    }
+}
+
+}  // namespace echelon

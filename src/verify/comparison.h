@@ -1,0 +1,107 @@
+// One rank of the mesh beside the one-rank run, step by step: what verify() does on every rank.
+#pragma once
+
+#include <limits>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "checkpoint/logical_tensors.h"
+#include "verify/reference_run.h"
+#include "verify/routing_decisions.h"
+#include "verify/verify.h"
+
+namespace echelon {
+
+// difference / magnitude; none of nothing is 0, and what is no number is no share of anything.
+inline double over(double difference, double magnitude) {
+  if (difference == 0) return 0;
+  return difference > 0 && magnitude > 0 ? difference / magnitude : std::numeric_limits<double>::infinity();
+}
+
+class Comparison {
+ public:
+  // `report` is used on rank 0 only; `bound` as in the report.
+  Comparison(const VerifyRequest& request, const Rank& rank, double bound, VerifyReport& report);
+
+  // False when what was found cannot be stepped on: a gradient that is not a number.
+  bool step(std::int64_t step);
+
+  const PipelineRun& last_run() const { return trainer_.last_run(); }
+
+ private:
+  struct Worst {
+    double difference = 0;  // max |a - b|
+    double share = 0;       // max |a - b| / tolerance
+  };
+  // A tensor that is further off than its tolerance.
+  struct Beyond {
+    std::size_t parameter = 0;
+    double rel_diff = 0, share = 0;
+  };
+  // How far rounding moves results, on rank 0.
+  struct Rounding {
+    std::vector<std::vector<double>> tensors;
+    double loss = 0;
+  };
+
+  bool leads() const { return rank_.index() == 0; }
+  std::size_t count() const { return trainer_.parameters().model().size(); }
+  const ParamSpec& at(std::size_t i) const { return trainer_.parameters().model()[i]; }
+  // nullptr on a pipeline rank that does not hold the parameter.
+  const Parameter* here(std::size_t i) const { return trainer_.parameters().find_here(at(i).name); }
+
+  bool run_on(std::int64_t step);
+  void begin_stretch(std::int64_t step);
+  void compute_reference(std::int64_t step);
+  void share(const Tensor& t) const;
+  double from_rank_0(double value) const;
+  bool agree(bool on_rank_0) const { return from_rank_0(on_rank_0 ? 1 : 0) != 0; }
+  Tensor reference_tensor(std::size_t i, ParameterTensor which) const;
+  Worst worst_difference(std::size_t i, ParameterTensor which, const Tensor& expected,
+                         const Tensor& tolerances) const;
+  void found(std::int64_t step, const std::string& tensor, const std::string& kind, double rel_diff);
+
+  // Of all parameters; `clip`: what the gradients of an update were multiplied by.
+  void compare(std::int64_t step, ParameterTensor which, double clip = 1);
+  void compare_loss(std::int64_t step, double loss);
+  Tensor tolerances(std::size_t i, ParameterTensor which, std::int64_t step, double clip,
+                    const Tensor& expected) const;
+  Tensor parameter_tolerances(std::size_t i, std::int64_t step, double clip, const Tensor& expected) const;
+
+  bool may_judge() const;  // on rank 0
+  double multiple() const { return rounding_multiple * updates_apart_; }
+  void judge(std::int64_t step, ParameterTensor which, double clip, const std::vector<Beyond>& beyond);
+  void judge_loss(std::int64_t step, double difference, double rel_diff);
+  void judge_routing(std::int64_t step);
+  void note_judged(std::int64_t step, const std::string& tensor, const std::string& kind,
+                   double share_of_allowed);
+  Rounding measure_rounding(std::int64_t step, ParameterTensor which, const std::vector<Beyond>& beyond);
+  double run_trial(int trial, std::int64_t last, bool updates);
+
+  double updates_since_compared() const;
+  void keep_squares();
+  void add_earlier_tolerance(std::size_t i, std::int64_t step, double* tolerance) const;
+  void take_reference_state();
+
+  const VerifyRequest& request_;
+  const Rank& rank_;
+  double bound_, updates_apart_;
+  VerifyReport& report_;
+  Trainer trainer_;
+  RoutingRecorder recorder_;
+  // Steps from here on go together: the mesh takes the reference's state behind the last of them.
+  std::int64_t stretch_ = 0;
+  std::vector<double> gradient_sizes_;  // of the last step compared, by parameter
+  bool finite_ = true;                  // agreed by all ranks
+  bool has_earlier_squares_ = false;
+  // On rank 0.
+  RoutingJudge judge_;
+  std::unique_ptr<ReferenceRun> reference_;
+  std::vector<double> expected_;                           // losses, by step
+  std::map<std::int64_t, ReferenceRun::State> stretches_;  // before the last two of them
+  std::vector<Tensor> earlier_squares_;                    // by parameter
+};
+
+}  // namespace echelon

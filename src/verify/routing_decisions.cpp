@@ -1,0 +1,239 @@
+#include "verify/routing_decisions.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "base/error.h"
+#include "base/least_shift.h"
+#include "tensor/reference_view.h"
+
+namespace echelon {
+
+RoutingDecisions::RoutingDecisions(const Plan& plan)
+    : first_layer_(plan.model.num_dense_layers),
+      samples_(plan.global_batch),
+      positions_(plan.seq_len),
+      k_(plan.model.experts_per_token),
+      codes_(static_cast<std::size_t>(plan.model.num_expert_layers() * samples_ * positions_ * k_), -1) {}
+
+std::int32_t* RoutingDecisions::at(std::int64_t layer, std::int64_t sample, std::int64_t position) {
+  return codes_.data() + (((layer - first_layer_) * samples_ + sample) * positions_ + position) * k_;
+}
+
+void RoutingRecorder::on_kept(std::int64_t layer, const RoutedTokens& tokens, const Tensor& ids,
+                              const Tensor&, const Tensor& kept, const Keep&) {
+  RoutingDecisions& decisions = steps_.try_emplace(tokens.step, plan_).first->second;
+  const std::int64_t rows = ids.rows(), k = ids.cols(), of_each = rows / tokens.sequences;
+  const auto experts = static_cast<std::int32_t>(plan_.model.num_experts);
+  const std::int32_t *id = ids.data<std::int32_t>(), *stays = kept.data<std::int32_t>();
+  for (std::int64_t row = 0; row < rows; ++row) {
+    std::int32_t* codes =
+        decisions.at(layer, tokens.first_sample + row / of_each, tokens.positions.data<std::int32_t>()[row]);
+    for (std::int64_t j = row * k; j < (row + 1) * k; ++j) *codes++ = stays[j] < 0 ? id[j] + experts : id[j];
+  }
+}
+
+RoutingRecorder::Gathered RoutingRecorder::gather(const Rank& rank, std::int64_t step) {
+  Gathered result{RoutingDecisions(plan_), {}};
+  std::vector<std::int32_t>& codes = result.decisions.codes();
+  if (codes.empty()) return result;
+  if (auto mine = steps_.extract(step); !mine.empty()) codes = mine.mapped().codes();
+  // The largest and the smallest number that any rank has: where they are not the same, ranks disagree.
+  constexpr std::int32_t none = std::numeric_limits<std::int32_t>::min();
+  const auto n = static_cast<std::int64_t>(codes.size());
+  const Tensor both(rank.arena(), MemoryCategory::other, DType::i32, {2 * n});
+  std::int32_t *largest = both.data<std::int32_t>(), *smallest = largest + n;
+  for (std::int64_t i = 0; i < n; ++i) {
+    largest[i] = codes[static_cast<std::size_t>(i)];
+    smallest[i] = largest[i] < 0 ? none : -largest[i];
+  }
+  for (Axis axis : all_axes) rank.along(axis).all_reduce(both, ReduceOp::max).wait();
+  const std::int64_t of_layer = n / plan_.model.num_expert_layers();
+  for (std::int64_t i = 0; i < n; ++i) {
+    codes[static_cast<std::size_t>(i)] = largest[i];
+    if (largest[i] < 0 || largest[i] != -smallest[i])
+      ++result.disputed[plan_.model.num_dense_layers + i / of_layer];
+  }
+  return result;
+}
+
+void RoutingJudge::impose(std::int64_t step, RoutingRecorder::Gathered gathered) {
+  steps_.insert_or_assign(step, std::move(gathered));
+}
+
+void RoutingJudge::forget_before(std::int64_t step) {
+  steps_.erase(steps_.begin(), steps_.lower_bound(step));
+  const Place first{step, 0, -1, 0};
+  choices_.erase(choices_.begin(), choices_.lower_bound(first));
+  drops_.erase(drops_.begin(), drops_.lower_bound(first));
+}
+
+RoutingJudge::Place RoutingJudge::place(std::int64_t layer, const RoutedTokens& tokens, std::int64_t row,
+                                        std::int64_t rows) const {
+  std::int64_t sample = tokens.first_sample + row / (rows / tokens.sequences);
+  if (!samples_.empty())  // behind the last one: of a smaller last microbatch, which the mesh does not have
+    sample = sample < std::ssize(samples_) ? samples_[static_cast<std::size_t>(sample)] : -1;
+  return {tokens.step, layer, sample, tokens.positions.data<std::int32_t>()[row]};
+}
+
+const std::int32_t* RoutingJudge::mesh_codes(const Place& place) {
+  const auto found = steps_.find(place.step);
+  if (found == steps_.end() || place.sample < 0) return nullptr;
+  const std::int32_t* codes = found->second.decisions.at(place.layer, place.sample, place.position);
+  return *codes < 0 ? nullptr : codes;
+}
+
+void RoutingJudge::Flip::add_trial(const std::vector<double>& moved) {
+  ++trials;
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    const double d = moved[places[i]] - numbers[i];
+    squares[i] += d * d;
+  }
+}
+
+// With what the double precision of the decision itself may add.
+double RoutingJudge::Flip::allowed(double factor) const {
+  double largest = 0, magnitude = 0;
+  for (double square : squares) largest = std::max(largest, square);
+  for (double number : numbers) magnitude = std::max(magnitude, std::abs(number));
+  return factor * (std::sqrt(largest / std::max(trials, 1)) + 0x1p-52 * magnitude);
+}
+
+void RoutingJudge::on_choice(std::int64_t layer, const RoutedTokens& tokens, const Router& router,
+                             const Tensor& logits, std::span<const double> bias, const Tensor& ids) {
+  const auto k = static_cast<std::size_t>(ids.cols());
+  const auto experts = static_cast<std::int32_t>(router.num_experts());
+  TokenRouter::Row row;
+  std::vector<double> values;
+  std::vector<std::int32_t> own(k), theirs(k);
+  for (std::int64_t i = 0; i < ids.rows(); ++i) {
+    const Place at = place(layer, tokens, i, ids.rows());
+    const std::int32_t* codes = mesh_codes(at);
+    if (codes == nullptr) continue;
+    std::int32_t* id = ids.data<std::int32_t>() + i * ids.cols();
+    std::transform(codes, codes + k, theirs.begin(), [&](std::int32_t c) { return c % experts; });
+    const auto wanted = [&] {
+      with_float_type(logits, [&]<class F>(F) {
+        const Matrix<F> in(logits);
+        values.assign(in[i], in[i] + in.cols);
+      });
+      router.token().score(values, row);
+      router.token().want(row, bias);
+    };
+    auto flip = choices_.find(at);
+    if (is_trial_) {
+      if (flip != choices_.end()) {
+        wanted();
+        flip->second.add_trial(row.wanted);
+      }
+    } else {
+      std::copy_n(id, k, own.begin());
+      std::sort(own.begin(), own.end());
+      std::vector<std::int32_t> sorted = theirs;
+      std::sort(sorted.begin(), sorted.end());
+      if (own != sorted) {
+        wanted();
+        Flip f;
+        const bool is_choice = std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end();
+        f.shift =
+            is_choice ? router.token().shift_to_choose(row, theirs) : std::numeric_limits<double>::infinity();
+        f.numbers = row.wanted;
+        f.squares.assign(f.numbers.size(), 0.0);
+        for (std::size_t e = 0; e < f.numbers.size(); ++e) f.places.push_back(e);
+        flip = choices_.insert_or_assign(at, std::move(f)).first;
+      }
+    }
+    if (flip == choices_.end() || flip->second.is_imposed()) std::copy(theirs.begin(), theirs.end(), id);
+  }
+}
+
+void RoutingJudge::on_kept(std::int64_t layer, const RoutedTokens& tokens, const Tensor& ids,
+                           const Tensor& weights, const Tensor& kept, const Keep& keep) {
+  const std::int64_t rows = ids.rows(), k = ids.cols();
+  const std::int32_t* id = ids.data<std::int32_t>();
+  std::int32_t* stays = kept.data<std::int32_t>();
+  // As the mesh has it, where it chose the same experts.
+  std::vector<std::int32_t> theirs(stays, stays + ids.numel());
+  std::vector<std::size_t> differing;
+  for (std::int64_t i = 0; i < rows; ++i) {
+    const std::int32_t* codes = mesh_codes(place(layer, tokens, i, rows));
+    for (std::int64_t j = i * k; codes != nullptr && j < (i + 1) * k; ++j, ++codes) {
+      const auto c = static_cast<std::size_t>(j);
+      theirs[c] = *codes == id[j] ? id[j] : -1;
+      if (theirs[c] != stays[j]) differing.push_back(c);
+    }
+  }
+  std::vector<double> values(theirs.size());
+  with_float_type(weights,
+                  [&]<class F>(F) { std::copy_n(weights.data<F>(), values.size(), values.begin()); });
+  const Place at = place(layer, tokens, 0, rows);
+  auto flip = drops_.find(at);
+  if (is_trial_) {
+    if (flip != drops_.end()) flip->second.add_trial(values);
+  } else if (!differing.empty()) {
+    Flip f;
+    f.count = std::ssize(differing);
+    f.places = differing;
+    f.squares.assign(differing.size(), 0.0);
+    double magnitude = 0;
+    for (std::size_t c : differing) {
+      f.numbers.push_back(values[c]);
+      magnitude = std::max(magnitude, std::abs(values[c]));
+    }
+    std::vector<std::byte> bytes(static_cast<std::size_t>(weights.bytes()));
+    const Tensor moved = Tensor::view_of(bytes.data(), weights.dtype(), weights.shape());
+    f.shift = kept.raw() == ids.raw()  // nothing may be dropped
+                  ? std::numeric_limits<double>::infinity()
+                  : least_shift(magnitude, [&](double shift) {
+                      with_float_type(moved, [&]<class F>(F) {
+                        for (std::size_t c = 0; c < values.size(); ++c)
+                          moved.data<F>()[c] = static_cast<F>(values[c] + (theirs[c] < 0 ? -shift : shift));
+                      });
+                      const Tensor found = keep(moved);
+                      return std::equal(theirs.begin(), theirs.end(), found.data<std::int32_t>());
+                    });
+    flip = drops_.insert_or_assign(at, std::move(f)).first;
+  }
+  if (kept.raw() != ids.raw() && (flip == drops_.end() || flip->second.is_imposed()))
+    std::copy(theirs.begin(), theirs.end(), stays);
+}
+
+bool RoutingJudge::has_differences(std::int64_t first_step, std::int64_t last_step) const {
+  const auto any = [&](const std::map<Place, Flip>& flips) {
+    const auto first = flips.lower_bound({first_step, 0, -1, 0});
+    return first != flips.end() && first->first.step <= last_step;
+  };
+  return any(choices_) || any(drops_) ||
+         std::any_of(steps_.lower_bound(first_step), steps_.upper_bound(last_step),
+                     [](const auto& step) { return !step.second.disputed.empty(); });
+}
+
+std::vector<RoutingDifference> RoutingJudge::differences(std::int64_t step, double factor) const {
+  std::map<std::pair<std::int64_t, std::string>, RoutingDifference> found;
+  const auto add = [&](std::int64_t layer, const char* kind, std::int64_t count, double shift,
+                       double allowed) {
+    RoutingDifference& d =
+        found.try_emplace({layer, kind}, RoutingDifference{step, layer, kind}).first->second;
+    if (d.tokens == 0 || shift * d.allowed > d.shift * allowed || std::isinf(shift)) {
+      d.shift = shift;
+      d.allowed = allowed;
+    }
+    d.tokens += count;
+  };
+  const auto add_all = [&](const std::map<Place, Flip>& flips, const char* kind) {
+    for (const auto& [at, flip] : flips)
+      if (at.step == step) add(at.layer, kind, flip.count, flip.shift, flip.allowed(factor));
+  };
+  if (const auto known = steps_.find(step); known != steps_.end())
+    for (const auto& [layer, places] : known->second.disputed)
+      add(layer, "choice", places, std::numeric_limits<double>::infinity(), 0);
+  add_all(choices_, "choice");
+  add_all(drops_, "drop");
+  std::vector<RoutingDifference> result;
+  for (auto& [key, difference] : found) result.push_back(std::move(difference));
+  return result;
+}
+
+}  // namespace echelon

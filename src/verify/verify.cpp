@@ -1,0 +1,189 @@
+#include "verify/verify.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/json_text.h"
+#include "base/philox.h"
+#include "plan/cost.h"
+#include "spec/reduction_buckets.h"
+#include "tensor/prepare_kernels.h"
+#include "train/rank_timeline.h"
+#include "verify/comparison.h"
+
+namespace echelon {
+namespace {
+
+// A sum from which something is left out is not what one rank has.
+void refuse_lossy(const Plan& plan, const PipelineLayout& pipeline) {
+  const Compression& c = plan.compression;
+  const bool all_elements = c.kind == CompressionKind::topk && c.fraction == 1;
+  if (plan.mesh.dp_cp_size() == 1 || c.kind == CompressionKind::none || all_elements) return;
+  std::int64_t least = 1;
+  for (int pp_rank = 0; pp_rank < plan.mesh.size(Axis::pp); ++pp_rank)
+    for (int tp_rank = 0; tp_rank < plan.mesh.size(Axis::tp); ++tp_rank)
+      for (const GradientBucket& bucket : reduction_buckets(plan, pipeline.groups_of(pp_rank, 0), tp_rank))
+        for (const GradientSection& section : bucket.sections)
+          least = std::max(least, uncompressed_rank(section));
+  if (c.kind == CompressionKind::powersgd && c.rank >= least) return;
+  refuse(
+      "--compress {}: changes gradients by more than the rounding that a proof allows for; legal: none, "
+      "topk:1, or powersgd:R with R of at least {}, which leave nothing out",
+      compression_text(c), least);
+}
+
+// Where documents are kept apart, they have 16 tokens on average.
+SampleSource random_tokens(const Plan& plan, std::uint64_t seed) {
+  const std::int32_t document_end = plan.mask == AttentionMask::document ? plan.end_of_document() : -1;
+  return [seed, document_end, vocab = static_cast<std::uint64_t>(plan.model.vocab), seq_len = plan.seq_len](
+             std::int64_t step, std::int64_t sample, std::int32_t* tokens, std::int32_t* targets) {
+    const Philox random(seed, Stream::test, static_cast<std::uint64_t>(step));
+    const auto token = [&](std::int64_t t) {
+      const auto place = static_cast<std::uint64_t>(sample) << 32 | static_cast<std::uint64_t>(t);
+      const auto id = static_cast<std::int32_t>(random.below(place, vocab));
+      return document_end >= 0 && random.below(place ^ (std::uint64_t{1} << 62), 16) == 0 ? document_end : id;
+    };
+    for (std::int64_t t = 0; t < seq_len; ++t) {
+      tokens[t] = token(t);
+      targets[t] = token(t + 1);
+    }
+  };
+}
+
+// The mesh takes the reference's state after every whole step. Until then, and in the versions of weights
+// that it keeps from before, it goes its own way: as many roundings of an update add up.
+double updates_apart(const VerifyRequest& request, const StepPrograms& programs) {
+  if (!request.plan.optimizer_barrier) return 2;
+  if (programs.flushes()) return 1;
+  const std::vector<int> late = staleness(programs.schedule());
+  return programs.updates_per_step() + *std::max_element(late.begin(), late.end());
+}
+
+}  // namespace
+
+double verify_bound(const Plan& plan) {
+  const ModelSpec& m = plan.model;
+  const std::int64_t longest =
+      std::max({m.hidden, m.attention_width(), m.mlp_hidden, m.vocab, plan.global_batch * plan.seq_len});
+  const double epsilon = plan.dtype == DType::f64 ? 0x1p-53 : 0x1p-24;
+  return 4.0 * static_cast<double>(m.num_layers + 1) * epsilon * std::sqrt(static_cast<double>(longest));
+}
+
+void validate(const VerifyRequest& request) {
+  validate(request.plan);
+  const PipelineLayout pipeline(request.plan);
+  validate(request.optimizer);
+  refuse_clipping(request.optimizer, pipeline);
+  refuse_lossy(request.plan, pipeline);
+  if (request.steps < 1) refuse("--steps {}: must be at least 1", request.steps);
+  if (const ProcessWorld* const processes = request.run.processes;
+      processes != nullptr && processes->num_ranks() != request.plan.mesh.num_ranks())
+    refuse("--comm mpi: the mesh {} needs a process for each rank, and {} were started",
+           request.plan.mesh.describe(), processes->num_ranks());
+  if (request.plan.offload != Offload::none) check_scratch_directory(request.plan.offload_directory);
+}
+
+VerifyReport verify(const VerifyRequest& given) {
+  refuse_together(given.run.processes, [&] { validate(given); });
+  VerifyRequest request = given;
+  const PipelineLayout pipeline(request.plan);
+  if (!request.samples) request.samples = random_tokens(request.plan, request.seed);
+  VerifyReport report;
+  report.steps = request.steps;
+  const double bound = verify_bound(request.plan) * updates_apart(request, pipeline.programs(0));
+  report.bound = bound;
+  prepare_kernels(request.plan.dtype);
+  std::optional<ThreadWorld> threads;
+  if (request.run.processes == nullptr)
+    threads.emplace(request.plan.mesh.num_ranks(), request.run.timeout, request.run.failure_hooks,
+                    request.run.time);
+  World& world = threads ? static_cast<World&>(*threads) : *request.run.processes;
+  const auto epoch = world.time().now();
+  world.run([&](int index) {
+    std::optional<TraceRecorder> recorder;
+    if (request.trace) recorder.emplace(world.time(), epoch, pipeline.programs(0).shown_steps());
+    Arena arena;
+    const auto kernels = make_kernels(arena, request.plan.dtype, request.run.threads_per_rank);
+    const Rank rank(world, request.plan.mesh, index, request.plan.dtype, arena, *kernels,
+                    request.run.collectives, 0, recorder ? &*recorder : nullptr);
+    VerifyReport unused;  // only rank 0 reports
+    Comparison comparison(request, rank, bound, index == 0 ? report : unused);
+    StepTrace trace(rank);
+    for (std::int64_t step = 0; step < request.steps; ++step) {
+      if (index == 0)
+        echelon::report(request.progress, static_cast<double>(step) / static_cast<double>(request.steps),
+                        fmt::format("step {} of {}", step + 1, request.steps));
+      trace.begin(step + 1);
+      const bool goes_on = comparison.step(step);
+      trace.end();
+      if (!goes_on) break;
+    }
+    const std::vector<Span> spans = comparison.last_run().spans_since(epoch);
+    if (request.trace) {
+      auto all = gather_timelines(rank, rank_timeline(rank, "rank", spans));
+      if (index == 0) report.rank_timelines = std::move(all);
+    }
+    if (rank.dp_cp().rank() != 0 || rank.coordinate(Axis::tp) != 0) return;
+    auto timelines = gather_spans(rank.along(Axis::pp), spans);
+    if (index == 0) report.measured_timeline.ranks = std::move(timelines);
+  });
+  if (!request.run.leads()) return report;
+  report.simulated_timeline =
+      simulated_twin(pipeline.programs(0), measured_costs(report.measured_timeline), request.steps, 1);
+  return report;
+}
+
+std::string to_json(const VerifyReport& r, const Plan& plan) {
+  using nlohmann::ordered_json;
+  // JSON has no infinity: what cannot be compared at all is as different as can be.
+  const auto number = [](double value) {
+    return std::isfinite(value) ? value : std::numeric_limits<double>::max();
+  };
+  ordered_json first = nullptr;
+  if (r.first_difference)
+    first = {{"step", r.first_difference->step},
+             {"tensor", r.first_difference->tensor},
+             {"kind", r.first_difference->kind},
+             {"rel_diff", number(r.first_difference->rel_diff)}};
+  ordered_json judged = nullptr;
+  if (r.judged > 0)
+    judged = {{"comparisons", r.judged},
+              {"worst_over_allowed", number(r.worst_judged.rel_diff)},
+              {"step", r.worst_judged.step},
+              {"tensor", r.worst_judged.tensor},
+              {"kind", r.worst_judged.kind}};
+  ordered_json routing = ordered_json::array();
+  for (const RoutingDifference& d : r.routing_differences)
+    routing.push_back({{"step", d.step},
+                       {"layer", d.layer},
+                       {"kind", d.kind},
+                       {"tokens", d.tokens},
+                       {"ties", d.ties()},
+                       {"shift", number(d.shift)},
+                       {"allowed", number(d.allowed)}});
+  ordered_json mesh = ordered_json::object();
+  for (Axis axis : all_axes) mesh[axis_name(axis)] = plan.mesh.size(axis);
+  mesh["ep"] = plan.mesh.ep;
+  return json_text(ordered_json{{"pass", r.pass},
+                                {"ranks", plan.mesh.num_ranks()},
+                                {"steps", r.steps},
+                                {"bitwise", r.bitwise},
+                                {"loss_max_rel_diff", number(r.loss_max_rel_diff)},
+                                {"grad_max_rel_diff", number(r.grad_max_rel_diff)},
+                                {"param_max_rel_diff", number(r.param_max_rel_diff)},
+                                {"bound", r.bound},
+                                {"param_worst_over_allowed", number(r.param_worst)},
+                                {"judged_by_rounding", judged},
+                                {"routing_differences", routing},
+                                {"first_difference", first},
+                                {"mesh", mesh},
+                                {"reference_losses", r.reference_losses},
+                                {"mesh_losses", r.mesh_losses}});
+}
+
+}  // namespace echelon

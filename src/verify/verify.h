@@ -1,0 +1,88 @@
+// The differential oracle: one rank and the mesh side by side for a few steps, each from the same weights,
+// moments and tokens: after a step's comparison the mesh goes on from the reference's state. Every rank's
+// copy of every gradient and parameter is compared with the part of the one-rank tensor that it should be.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/progress.h"
+#include "parallel/faults.h"
+#include "spec/plan.h"
+#include "train/optimizer.h"
+#include "train/session.h"
+#include "train/trainer.h"
+#include "verify/routing_decisions.h"
+
+namespace echelon {
+
+struct VerifyRequest {
+  Plan plan;
+  OptimizerOptions optimizer;
+  RunOptions run;
+  std::int64_t steps = 3;
+  std::uint64_t seed = 1;
+  SampleSource samples;  // empty: random tokens
+  Faults faults;         // planted in the mesh, by tests
+  bool trace = false;    // VerifyReport::rank_timelines, as TrainRequest's
+  // Changes the initial weights of every rank and of the one-rank run in the same way, for tests; empty:
+  // nothing.
+  std::function<void(const ParameterStore&)> prepare = {};
+  Progress progress{};  // told of each step, on rank 0's thread
+};
+
+struct Difference {
+  std::int64_t step = 0;  // counts from 0
+  std::string tensor;     // the parameter's name, or "loss"
+  std::string kind;       // "grad", "param", "loss", or of a router "choice" or "drop"
+  double rel_diff = 0;
+};
+
+struct VerifyReport {
+  bool pass = true;
+  bool bitwise = true;
+  std::int64_t steps = 0;
+  double loss_max_rel_diff = 0, grad_max_rel_diff = 0, param_max_rel_diff = 0;
+  double bound = 0;  // of losses and gradients
+  double param_worst =
+      0;  // largest difference of a parameter's element over what its gradient's bound allows; <= 1 passes
+  std::optional<Difference> first_difference;
+  // Comparisons beyond those bounds, which were held to rounding_multiple times what rounding does to these
+  // very numbers; and the one that comes nearest to that, as a share of it.
+  std::int64_t judged = 0;
+  Difference worst_judged;
+  // Where the mesh chose other experts than one rank, which then went on with the mesh's.
+  std::vector<RoutingDifference> routing_differences;
+  std::vector<double> reference_losses, mesh_losses;
+  // The mesh's last step, its first pipeline (dp 0, tp 0), as in TrainSummary.
+  Timeline measured_timeline, simulated_timeline;
+  std::vector<RankTimeline> rank_timelines;
+};
+
+// Largest relative difference (max |a-b| / max |a| of a tensor) that regrouping sums may cause:
+//   4 (L + 1) eps sqrt(n),  n = the longest sum (hidden, MLP, vocabulary, or tokens of the global batch),
+// eps = 2^-24 (f32) or 2^-53 (f64): each of about four products a layer, forward and backward, adds an error
+// that grows like a random walk with its length.
+// A schedule that does not flush is compared with a one-rank emulation of its delay; the report's bound is
+// then this times the updates that the two are apart before the mesh takes the reference's state.
+double verify_bound(const Plan& plan);
+
+// Ill-conditioned results owe more to rounding than their size says: a sum that cancels keeps the rounding of
+// its terms. What is beyond the bound is therefore computed again on one rank so many times with rounding
+// noise (tensor/rounding_noise.h), and may differ by so much times the root mean square of what that changes.
+constexpr int rounding_trials = 8;
+constexpr double rounding_multiple = 8;
+
+// Throws RequestError for what verify() refuses, which it does before any rank starts.
+void validate(const VerifyRequest& request);
+
+// Parameters are held to the bound of their gradients carried through AdamW: a gradient element that may be
+// off by d moves its parameter by up to 4 lr d / (sqrt(v) + eps), and by no more than 4 lr.
+// With processes, every one of them calls this; the report is rank 0's.
+VerifyReport verify(const VerifyRequest& request);
+
+std::string to_json(const VerifyReport& report, const Plan& plan);
+
+}  // namespace echelon
