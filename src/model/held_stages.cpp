@@ -1,6 +1,7 @@
 #include "model/held_stages.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "base/error.h"
@@ -112,8 +113,13 @@ HeldStages::Caches HeldStages::make_caches(std::int64_t max_positions) const {
 
 Tensor HeldStages::next_logits(const Tensor& tokens, std::int64_t position, const Caches& caches) const {
   parameters_->begin_uses(forward_uses_);
+  Microbatch placed;
+  placed.tokens = tokens;
+  placed.positions = Tensor(rank_->arena(), MemoryCategory::activations, DType::i32, {tokens.numel()});
+  std::iota(placed.positions.data<std::int32_t>(), placed.positions.data<std::int32_t>() + tokens.numel(),
+            static_cast<std::int32_t>(position));
   const Tensor out = pass(tokens.numel(), [&](std::size_t held, Tensor input) {
-    return held_[held].forward_cached(tokens, std::move(input), position, caches[held]);
+    return held_[held].generate(placed, std::move(input), position, caches[held]);
   });
   const Tensor logits = out.defined() ? held_.back().logits(out) : Tensor();
   parameters_->end_uses();
