@@ -498,9 +498,9 @@ TEST_F(KernelsReference, F32AgreesWithF64) {
       for (std::int64_t i = 0; i < t.numel(); ++i) {
         const float value = static_cast<float>(numbers.uniform(static_cast<std::uint64_t>(i)) + 0.25);
         if (dtype == DType::f32)
-          t.data<float>()[i] = value;
+          t.host<float>()[i] = value;
         else
-          t.data<double>()[i] = value;
+          t.host<double>()[i] = value;
       }
       made.push_back(t);
       return t;
@@ -545,12 +545,12 @@ TEST_F(KernelsReference, F32AgreesWithF64) {
   const std::vector<Tensor> single = run(DType::f32), twice = run(DType::f64);
   ASSERT_EQ(single.size(), twice.size());
   for (std::size_t n = 0; n < single.size(); ++n) {
-    const double* expected = twice[n].data<double>();
+    const double* expected = twice[n].host<double>();
     const double size = std::sqrt(std::inner_product(expected, expected + twice[n].numel(), expected, 0.0));
     // Sums of 8 terms in a chain of some ten operations.
     const double tolerance = 10 * 0x1p-23 * std::sqrt(8.0) * std::max(1.0, size);
     for (std::int64_t i = 0; i < single[n].numel(); ++i)
-      EXPECT_NEAR(single[n].data<float>()[i], expected[i], tolerance) << "tensor " << n << " element " << i;
+      EXPECT_NEAR(single[n].host<float>()[i], expected[i], tolerance) << "tensor " << n << " element " << i;
   }
 }
 

@@ -165,11 +165,11 @@ inline OverlapTimes training_gathers(int ahead, Clock::duration product, const T
     std::vector<double> undelayed;
     for (int i = 0; i < rounds; ++i) undelayed.push_back(measured.seconds(train));
     const Tensor compute(arena, MemoryCategory::other, DType::f64, {1});
-    *compute.data<double>() = median(undelayed);
+    *compute.host<double>() = median(undelayed);
     group.all_reduce(compute, ReduceOp::max).wait();
     const int gathers = parameters.gather()->measures().gathers;
     const auto delay = std::chrono::duration_cast<Clock::duration>(
-        std::chrono::duration<double>(4 * *compute.data<double>() / gathers));
+        std::chrono::duration<double>(4 * *compute.host<double>() / gathers));
 
     for (int round = 0; round < rounds; ++round) {
       world.link(index).delay = {};

@@ -43,14 +43,14 @@ void send_receive(Communicator& group, const Tensor& out, int to, const Tensor& 
 }
 
 void copy(const Tensor& from, const Tensor& to) {
-  if (from.raw() != to.raw() && from.numel() > 0)
-    std::memcpy(to.raw(), from.raw(), static_cast<std::size_t>(from.bytes()));
+  if (!from.begins_with(to) && from.numel() > 0)
+    std::memcpy(to.host_bytes(), from.host_bytes(), static_cast<std::size_t>(from.bytes()));
 }
 
 void reduce_two(ReduceOp op, const Tensor& left, const Tensor& right, const Tensor& out) {
-  const std::array<const std::byte*, 2> sources{static_cast<const std::byte*>(left.raw()),
-                                                static_cast<const std::byte*>(right.raw())};
-  const std::array<std::byte*, 1> to{static_cast<std::byte*>(out.raw())};
+  const std::array<const std::byte*, 2> sources{static_cast<const std::byte*>(left.host_bytes()),
+                                                static_cast<const std::byte*>(right.host_bytes())};
+  const std::array<std::byte*, 1> to{static_cast<std::byte*>(out.host_bytes())};
   reduce_elements(op, out.dtype(), sources, 0, to, 0, out.numel());
 }
 

@@ -155,7 +155,7 @@ std::vector<Tensor> Stage::make_caches(std::int64_t max_positions) const {
 Tensor Stage::forward_cached(const Tensor& tokens, Tensor input, std::int64_t position,
                              const std::vector<Tensor>& caches) const {
   const Tensor positions(rank_->arena(), MemoryCategory::activations, DType::i32, {tokens.numel()});
-  std::iota(positions.data<std::int32_t>(), positions.data<std::int32_t>() + positions.numel(),
+  std::iota(positions.host<std::int32_t>(), positions.host<std::int32_t>() + positions.numel(),
             static_cast<std::int32_t>(position));
   Tensor x = has_embedding() ? embed(tokens, positions) : std::move(input);
   for (std::size_t i = 0; i < blocks_.size(); ++i) {

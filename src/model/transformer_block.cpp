@@ -186,7 +186,7 @@ Tensor TransformerBlock::forward_cached(const Tensor& positions, const Tensor& x
     Attended attended{qkv, rank_->activation({x.rows(), attention_.width()}),
                       rank_->activation({x.rows() * attention_.num_heads()})};
     attention_.rotate(rank_->kernels(), positions, qkv);
-    attention_.forward_cached(rank_->kernels(), positions.data<std::int32_t>()[0], qkv, cache, attended.out,
+    attention_.forward_cached(rank_->kernels(), positions.host<std::int32_t>()[0], qkv, cache, attended.out,
                               attended.lse);
     return attended;
   };

@@ -65,7 +65,7 @@ void for_each_query(const AttentionShape& s, const Body& body) {
         const std::int64_t row = b * s.q_len + t;
         body(Query{row, h * s.head_dim, b * batch_stride(s), h / (s.num_heads / s.num_kv_heads) * s.head_dim,
                    (b * s.num_heads + h) * s.q_len + t},
-             s.first_keys.defined() ? s.first_keys.data<std::int32_t>()[row] : 0, visible_keys(s, t));
+             s.first_keys.defined() ? s.first_keys.host<std::int32_t>()[row] : 0, visible_keys(s, t));
       }
 }
 

@@ -499,7 +499,7 @@ class CpuKernels final : public Kernels {
   void add_column_sums(std::int64_t rows, std::int64_t cols, float* first, float* second,
                        const AddRows& add_rows) {
     const std::int64_t groups = std::clamp<std::int64_t>(rows / 64, 1, most_groups);
-    float* sums = column_sums_.data<float>();
+    float* sums = column_sums_.host<float>();
     for (std::int64_t begin = 0; begin < cols; begin += strip) {
       const std::int64_t count = std::min(strip, cols - begin), width = second == nullptr ? count : 2 * count;
       team_.each_row(groups, rows / groups * count, [&](std::int64_t g) {
