@@ -4,9 +4,11 @@
 
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "base/error.h"
+#include "tensor/kernels.h"
 #include "tensor_checks.h"
 
 namespace echelon::attention_reference_test {
@@ -18,6 +20,7 @@ constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 
 struct Problem {
   Arena arena;
+  std::unique_ptr<Kernels> kernels = make_reference_kernels();
   AttentionShape shape;
   std::int64_t stride, kv_rows;
   Tensor q, k, v, out, lse, delta, dout, dq, dk, dv;
@@ -49,10 +52,10 @@ struct Problem {
       if (row % stride >= shape.kv_len) body(row);
   }
 
-  void forward() { reference_attention<double>(q, k, v, shape, out, lse); }
+  void forward() { kernels->attention(q, k, v, shape, out, lse); }
   void backward() {
-    reference_attention_delta<double>(out, dout, shape, delta);
-    reference_attention_backward<double>(q, k, v, dout, lse, delta, shape, dq, dk, dv);
+    kernels->attention_delta(out, dout, shape, delta);
+    kernels->attention_backward(q, k, v, dout, lse, delta, shape, dq, dk, dv);
   }
   // Keys [first, end) of a sequence that query t sees.
   std::int64_t first_key(std::int64_t row) const {

@@ -178,7 +178,9 @@ TEST_F(KernelsCpu, MatmulBitsDoNotDependOnThreads) {
       one->matmul(a.one, Transpose::no, b.one, turn, c.one, false);
       for (int threads : {2, 4}) {
         make_cpu_kernels(arena, threads)->matmul(a.one, Transpose::no, b.one, turn, c.several, false);
-        EXPECT_EQ(std::memcmp(c.one.host_bytes(), c.several.host_bytes(), static_cast<std::size_t>(c.one.bytes())), 0)
+        EXPECT_EQ(
+            std::memcmp(c.one.host_bytes(), c.several.host_bytes(), static_cast<std::size_t>(c.one.bytes())),
+            0)
             << s[0] << " " << s[1] << " " << s[2] << " on " << threads;
       }
     }
@@ -508,6 +510,13 @@ TEST_F(KernelsCpu, OtherTypesAndShapesAreRefused) {
   EXPECT_THROW(one->add(x.one, y.one), InvariantError);
   EXPECT_THROW(one->matmul(x.one, Transpose::no, y.one, Transpose::no, y.one, false), InvariantError);
   EXPECT_THROW(one->fill(Tensor(), 1), InvariantError);
+}
+
+TEST_F(KernelsCpu, OfNoDeviceTakeWhatTheseWould) {
+  Arena real, none(Device::none);
+  const auto kernels = make_kernels(real, DType::f32, 3), dry = make_kernels(none, DType::f32, 3);
+  EXPECT_EQ(none.live(), real.live());
+  EXPECT_EQ(none.live().total(), kernel_scratch_bytes(DType::f32, 3));
 }
 
 }  // namespace

@@ -143,7 +143,8 @@ inline OverlapTimes training_gathers(int ahead, Clock::duration product, const T
   run_ranks(world, [&](int index) {
     Arena arena;
     auto kernels = make_kernels(arena, plan.dtype, 1);
-    if (product.count() > 0) kernels = std::make_unique<TimedKernels>(std::move(kernels), product, time);
+    if (product.count() > 0)
+      kernels = std::make_unique<Kernels>(std::make_shared<TimedKernels>(std::move(kernels), product, time));
     const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels);
     Communicator& group = rank.along(Axis::dp);
     Trainer trainer(rank, plan, {}, 1);
@@ -194,7 +195,7 @@ inline double ring_seconds(int cp, milliseconds block, milliseconds delay, const
   SlowWorld world(cp, "cp", delay, time);
   run_ranks(world, [&](int index) {
     Arena arena;
-    SleepingKernels kernels(layout.causal_pairs(0) / cp, block, time);
+    Kernels kernels(std::make_shared<SleepingKernels>(layout.causal_pairs(0) / cp, block, time));
     const Rank rank(world, plan.mesh, index, DType::f32, arena, kernels);
     const Attention heads(24, 4, 2, 0);
     const ContextParallel context(rank, plan, heads);

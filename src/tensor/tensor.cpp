@@ -28,6 +28,14 @@ Tensor Tensor::view_of(void* data, DType dtype, std::vector<std::int64_t> shape)
   return t;
 }
 
+Tensor Tensor::of_host(DType dtype, std::vector<std::int64_t> shape) {
+  const std::int64_t bytes = product(shape) * element_bytes(dtype);
+  const std::shared_ptr<std::byte[]> memory(new std::byte[static_cast<std::size_t>(bytes)]);
+  Tensor t = view_of(memory.get(), dtype, std::move(shape));
+  t.owner_ = {new Block(*t.owner_), [memory](Block* block) { delete block; }};
+  return t;
+}
+
 std::int64_t Tensor::numel() const { return product(shape_); }
 
 std::int64_t Tensor::cols() const { return shape_.empty() ? 1 : shape_.back(); }

@@ -20,6 +20,8 @@ class Tensor {
   Tensor(Arena& arena, MemoryCategory category, DType dtype, std::vector<std::int64_t> shape);
   // A view of the host's memory, which the caller keeps alive.
   static Tensor view_of(void* data, DType dtype, std::vector<std::int64_t> shape);
+  // Memory of the host's own, which no arena counts; contents undefined.
+  static Tensor of_host(DType dtype, std::vector<std::int64_t> shape);
 
   bool defined() const { return owner_ != nullptr; }
   DType dtype() const { return dtype_; }
@@ -77,6 +79,10 @@ class Out {
   Out(const Tensor& tensor) : tensor_(tensor) {}  // NOLINT(google-explicit-constructor)
   operator const Tensor&() const { return tensor_; }
   const Tensor* operator->() const { return &tensor_; }
+  template <class T>
+  T* host() const {
+    return tensor_.host<T>();
+  }
 
  private:
   const Tensor& tensor_;
