@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "schedule/group_uses.h"
+#include "tensor/host.h"
 
 namespace echelon {
 HeldStages::HeldStages(const Rank& rank, const Plan& plan, const PipelineLayout& pipeline,
@@ -116,8 +117,9 @@ Tensor HeldStages::next_logits(const Tensor& tokens, std::int64_t position, cons
   Microbatch placed;
   placed.tokens = tokens;
   placed.positions = Tensor(rank_->arena(), MemoryCategory::activations, DType::i32, {tokens.numel()});
-  std::iota(placed.positions.data<std::int32_t>(), placed.positions.data<std::int32_t>() + tokens.numel(),
-            static_cast<std::int32_t>(position));
+  std::vector<std::int32_t> positions(static_cast<std::size_t>(tokens.numel()));
+  std::iota(positions.begin(), positions.end(), static_cast<std::int32_t>(position));
+  copy_from_host<std::int32_t>(positions, placed.positions);
   const Tensor out = pass(tokens.numel(), [&](std::size_t held, Tensor input) {
     return held_[held].generate(placed, std::move(input), position, caches[held]);
   });
