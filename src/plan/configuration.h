@@ -30,7 +30,7 @@ struct Configuration {
   std::string schedule = "1f1b";
   int chunks = 1;  // model chunks of a pipeline rank
   std::int64_t micro_batch = 1;
-  Recompute recompute = Recompute::none;
+  Recompute recompute;
   std::vector<std::int64_t> layers_per_stage;  // empty: balanced by cost, embedding and output layer included
   bool even_split = false;                     // empty layers_per_stage: the even split instead
   bool operator==(const Configuration&) const = default;

@@ -67,6 +67,13 @@ SavedBytes saved_bytes(const Workload& work, const Configuration& c) {
     return copies * hidden * width * (first + (s.keeps_activated ? 1 : 0));
   };
 
+  const auto& list = c.recompute.ops();
+  const auto drops = [&](const char* op) { return std::binary_search(list.begin(), list.end(), op); };
+  const bool products = drops("linear");
+  const double dropped = (drops("attention") ? core : 0) + (products || drops("attention_in") ? qkv : 0) +
+                         (products || drops("mlp_in") ? mlp(tokens, real(m.mlp_hidden) / tp) : 0) +
+                         (drops("residual") || drops("residual1") ? cut : 0);
+
   SavedBytes saved;
   const double attention = cut + normed + qkv + compressed + core + (s.fused_attention ? 0 : attended) + mask;
   const double before_mlp = cut + normed + mask;
@@ -79,14 +86,11 @@ SavedBytes saved_bytes(const Workload& work, const Configuration& c) {
               mlp(copies * c.etp, real(m.expert_hidden) / c.etp) +
               mlp(tokens, real(m.num_shared_experts * m.expert_hidden) / tp);
   const auto kept = [&](double all) {
-    if (c.recompute == Recompute::full) return cut;
-    return s.saved_factor * (all - (c.recompute == Recompute::selective ? core : 0));
+    return c.recompute.everything() ? cut : s.saved_factor * (all - dropped);
   };
   const auto working = [&](double all, double hidden, double rows) {
     const double gradients = 2 * whole + rows * hidden * width * first;
-    return gradients + (c.recompute == Recompute::full        ? all - cut
-                        : c.recompute == Recompute::selective ? core
-                                                              : 0);
+    return gradients + (c.recompute.everything() ? all - cut : dropped);
   };
   saved.dense_layer = kept(dense);
   saved.dense_working = working(dense, real(m.mlp_hidden) / tp, tokens);

@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "base/real.h"
-#include "spec/block.h"
+#include "spec/block_passes.h"
 
 namespace echelon {
 namespace {
@@ -26,13 +26,26 @@ class Pricer {
   LayerSeconds layer(const BlockProgram& program) {
     t_ = {};
     kernels_ = collectives_ = waits_ = forward_bytes_ = 0;
-    for (const BlockOp& op : program.ops) price(program, op);
-    PassSeconds again;
-    if (c_.recompute == Recompute::full) {
-      t_.tensor_bytes += forward_bytes_;
-      again = t_.forward;
+    std::vector<PassSeconds> forward;  // by op
+    std::vector<double> bytes;
+    for (const BlockOp& op : program.ops) {
+      const PassSeconds seconds = t_.forward;
+      const double sent = forward_bytes_;
+      price(program, op);
+      forward.push_back(difference(t_.forward, seconds));
+      bytes.push_back(forward_bytes_ - sent);
     }
-    if (c_.recompute == Recompute::selective) again = core_;
+    PassSeconds again;
+    const auto make_again = [&](int op) {
+      again += forward[static_cast<std::size_t>(op)];
+      t_.tensor_bytes += bytes[static_cast<std::size_t>(op)];
+    };
+    if (c_.recompute.everything())  // programs run the last product as well
+      for (std::size_t op = 0; op < program.ops.size(); ++op) make_again(static_cast<int>(op));
+    else
+      for (const OpSequence& sequence : block_passes(program, c_.recompute).again)
+        if (!is_cheap(program, sequence))
+          for (int op : sequence.ops) make_again(op);
     hosted(again, program.find(OpKind::experts_in) != nullptr);
     return t_;
   }
@@ -69,6 +82,10 @@ class Pricer {
   }
 
  private:
+  static PassSeconds difference(const PassSeconds& a, const PassSeconds& b) {
+    return {a.compute - b.compute, a.tensor - b.tensor, a.context - b.context, a.expert - b.expert};
+  }
+
   void price(const BlockProgram& program, const BlockOp& op) {
     const auto width_here = [&](int value) {
       const BlockValue& v = program.value(value);
@@ -221,11 +238,9 @@ class Pricer {
       kernels_ += 3;
     }
     kernels_ += 1;
-    const PassSeconds before = t_.forward;
     t_.forward.compute += forward;
     t_.backward_input.compute += backward;
     context(forward, backward, values);
-    core_ = {t_.forward.compute - before.compute, 0, t_.forward.context - before.context, 0};
   }
 
   // Ring: key and value blocks travel beside the attention of the block before, cp - 1 times; their gradients
@@ -331,7 +346,7 @@ class Pricer {
     t_.forward.compute += std::max(0.0, launch - forward);
     t_.backward_input.compute += std::max(0.0, 2 * launch - backward);
     t_.backward_input += again;
-    if (c_.recompute == Recompute::full) t_.backward_input.compute += std::max(0.0, launch - again.total());
+    if (c_.recompute.everything()) t_.backward_input.compute += std::max(0.0, launch - again.total());
   }
 
   const Workload& w_;
@@ -344,7 +359,6 @@ class Pricer {
   double waits_ = 0;                      // of both, for rings over nodes
   double forward_bytes_ = 0;              // of tensor_bytes
   LayerSeconds t_;
-  PassSeconds core_;
 };
 
 }  // namespace

@@ -86,7 +86,7 @@ const LayerPrices& Stages::prices(const Configuration& c) {
                      c.ep,
                      c.etp,
                      c.shards_sequence(),
-                     static_cast<int>(c.recompute),
+                     recompute_name(c.recompute),
                      c.micro_batch};
   const auto found = prices_.find(key);
   if (found != prices_.end()) return found->second;

@@ -58,7 +58,7 @@ class Stages {
   double exposed(const Configuration& c, const StageShape& shape, std::size_t rank) const;
 
  private:
-  using PriceKey = std::tuple<int, int, int, int, int, bool, int, std::int64_t>;
+  using PriceKey = std::tuple<int, int, int, int, int, bool, std::string, std::int64_t>;
 
   const ScheduleFacts& facts(const Configuration& c);
   StageShape make_shape(const Configuration& c);

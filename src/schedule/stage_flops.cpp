@@ -1,5 +1,9 @@
 #include "schedule/stage_flops.h"
 
+#include <algorithm>
+
+#include "spec/block_passes.h"
+
 namespace echelon {
 
 // Routed tokens are taken as spread evenly.
@@ -16,17 +20,29 @@ StageTimes stage_flops(const Plan& plan, const StageSlice& slice) {
   // The load of the cp rank that has most to do.
   const double imbalance = ContextLayout(plan).imbalance();
   double products = 0, attention = 0;  // of one of the three products of each weight; of attention forward
-  for (std::int64_t layer = slice.layers.begin; layer < slice.layers.end; ++layer) {
-    for (const ParamSpec& spec : block_parameters(m, layer))
-      if (spec.multiplies)
-        products += 2 * tokens * static_cast<double>(spec.numel()) * share_of_tokens(m, spec);
-    attention += 2 * tokens * static_cast<double>(m.attention_width() * plan.seq_len) * imbalance;
-  }
+  double again = 0;                    // what the backward pass makes again
+  const std::int64_t dense_end = m.experts == Experts::none ? m.num_layers : m.num_dense_layers,
+                     dense = std::clamp<std::int64_t>(dense_end - slice.layers.begin, 0, slice.layers.size());
+  const auto add = [&](const BlockProgram& program, std::int64_t layers) {
+    const auto count = static_cast<double>(layers);
+    std::vector<double> forward;  // by op
+    for (const BlockOp& op : program.ops) {
+      double of_weights = 0, of_attention = 0;
+      for (const ParamSpec& spec : op.weights)
+        if (spec.multiplies)
+          of_weights += 2 * tokens * static_cast<double>(spec.numel()) * share_of_tokens(m, spec);
+      if (op.kind == OpKind::attention)
+        of_attention = 2 * tokens * static_cast<double>(m.attention_width() * plan.seq_len) * imbalance;
+      products += count * of_weights;
+      attention += count * of_attention;
+      forward.push_back(count * (of_weights + of_attention));
+    }
+    for (const OpSequence& sequence : block_passes(program, plan.recompute).again)
+      for (int op : sequence.ops) again += forward[static_cast<std::size_t>(op)];
+  };
+  if (dense > 0) add(layer_program(m, slice.layers.begin), dense);
+  if (dense < slice.layers.size()) add(layer_program(m, slice.layers.end - 1), slice.layers.size() - dense);
   const double head = slice.head ? 2 * tokens * static_cast<double>(m.vocab * m.hidden) : 0;
-  // What is computed again: the layer but for its last product is counted whole.
-  const double again = plan.recompute == Recompute::full        ? products + attention
-                       : plan.recompute == Recompute::selective ? attention
-                                                                : 0;
   // Attention's backward pass has five products where the forward pass has two.
   return {(products + attention) / tp, (products + 2.5 * attention + 3 * head + again) / tp, products / tp};
 }

@@ -7,10 +7,13 @@
 namespace echelon {
 namespace {
 
-// Attention's output and log-sum-exp are made again from what it computes with, which stays.
-bool is_made_again(const BlockOp& op, int value, Recompute recompute) {
-  return recompute == Recompute::full ||
-         (recompute == Recompute::selective && op.kind == OpKind::attention && value != op.outputs[0]);
+// What attention computes with is the work of the product before it.
+bool is_made_again(const BlockProgram& program, int value, const Recompute& recompute) {
+  const int made_by = program.producer(value);
+  if (made_by < 0) return false;
+  const BlockOp& op = program.ops[static_cast<std::size_t>(made_by)];
+  const bool hands_on = op.kind == OpKind::rope || (op.kind == OpKind::attention && value == op.outputs[0]);
+  return hands_on ? is_made_again(program, op.inputs[0], recompute) : recompute.contains(op);
 }
 
 // What an op needs to make its outputs again, of what is there: of a norm its input even where its statistics
@@ -73,7 +76,12 @@ bool is_cheap(const BlockProgram& program, int value) {
   return comes_with_backward(program, value) || (made_by.kind == OpKind::norm && made_by.outputs[0] == value);
 }
 
-BlockPasses block_passes(const BlockProgram& program, Recompute recompute) {
+bool is_cheap(const BlockProgram& program, const OpSequence& sequence) {
+  return std::all_of(sequence.ops.begin(), sequence.ops.end(),
+                     [&](int op) { return program.ops[static_cast<std::size_t>(op)].kind == OpKind::norm; });
+}
+
+BlockPasses block_passes(const BlockProgram& program, const Recompute& recompute) {
   const int count = static_cast<int>(program.ops.size());
   const auto op = [&](int i) -> const BlockOp& { return program.ops[static_cast<std::size_t>(i)]; };
   std::set<int> read;  // by backward passes, and not made again just before each
@@ -82,9 +90,7 @@ BlockPasses block_passes(const BlockProgram& program, Recompute recompute) {
       if (!is_cheap(program, value)) read.insert(value);
   std::set<int> there;  // at the beginning of the backward pass
   for (int value : read)
-    if (const int made_by = program.producer(value);
-        made_by < 0 || !is_made_again(op(made_by), value, recompute))
-      there.insert(value);
+    if (!is_made_again(program, value, recompute)) there.insert(value);
   if (program.input >= 0) there.insert(program.input);  // what is made again is made from it
 
   std::vector<int> all;

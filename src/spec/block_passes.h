@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "spec/block.h"
-#include "spec/plan.h"
+#include "spec/recompute.h"
 
 namespace echelon {
 
@@ -30,12 +30,15 @@ struct OpSequence {
   }
 };
 
+// Whether nothing of it takes time worth counting: norms are made again from their statistics.
+bool is_cheap(const BlockProgram& program, const OpSequence& sequence);
+
 struct BlockPasses {
   OpSequence forward;                  // of training
   OpSequence evaluation;               // keeps nothing but the block's output
   std::vector<OpSequence> again;       // by op: what is made again before its backward pass
   std::vector<std::vector<int>> done;  // by op: values that no backward pass reads behind its own
 };
-BlockPasses block_passes(const BlockProgram& program, Recompute recompute);
+BlockPasses block_passes(const BlockProgram& program, const Recompute& recompute);
 
 }  // namespace echelon

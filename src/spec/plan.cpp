@@ -54,16 +54,6 @@ DType parse_dtype(const std::string& text, const std::string& field) {
   refuse("{} {}: no such type; legal: f32, f64 (reference kernels)", field, text);
 }
 
-const char* recompute_name(Recompute recompute) {
-  return recompute == Recompute::none ? "none" : recompute == Recompute::selective ? "selective" : "full";
-}
-
-Recompute parse_recompute(const std::string& text, const std::string& field) {
-  for (Recompute kind : {Recompute::none, Recompute::selective, Recompute::full})
-    if (text == recompute_name(kind)) return kind;
-  refuse("{} {}: no such kind; legal: none, selective, full", field, text);
-}
-
 const char* offload_name(Offload offload) { return offload == Offload::none ? "none" : "optimizer"; }
 
 Offload parse_offload(const std::string& text, const std::string& field) {

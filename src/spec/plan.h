@@ -12,6 +12,7 @@
 #include "spec/dtype.h"
 #include "spec/mesh.h"
 #include "spec/model_spec.h"
+#include "spec/recompute.h"
 #include "spec/routing.h"
 #include "spec/shard_layout.h"
 
@@ -27,16 +28,6 @@ inline constexpr std::int64_t default_bucket_bytes = std::int64_t{25} << 20;
 
 // Elements of each moment that a guessed optimizer step works on at a time.
 inline constexpr std::int64_t guessed_moments = 1 << 16;
-
-// What the backward pass computes again instead of keeping it (Chen et al. 2016; Korthikanti et al. 2022).
-enum class Recompute {
-  none,
-  selective,  // attention's core: its output and log-sum-exp are made again from q, k and v
-  full,       // whole layers: only a layer's input is kept
-};
-const char* recompute_name(Recompute recompute);
-// RequestError naming `field` and the legal values.
-Recompute parse_recompute(const std::string& text, const std::string& field);
 
 // What lies in a file that is mapped into memory instead of in memory.
 enum class Offload { none, optimizer };
@@ -58,7 +49,7 @@ struct Plan {
   std::int64_t micro_batch = 1;    // sequences of one microbatch; the last one of a rank may be smaller
   std::int64_t seq_len = 1;
   DType dtype = DType::f32;  // f64 runs on the reference kernels
-  Recompute recompute = Recompute::none;
+  Recompute recompute;
   std::string schedule = "1f1b";  // of the pipeline, where pp > 1
   // A schedule of one's own in text form (schedule/text.h); `schedule` is then its name.
   std::string schedule_text;

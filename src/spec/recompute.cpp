@@ -1,0 +1,106 @@
+#include "spec/recompute.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <sstream>
+
+#include "base/error.h"
+#include "spec/block_passes.h"
+#include "spec/model_spec.h"
+
+namespace echelon {
+namespace {
+
+// Megatron's --recompute-modules.
+const std::map<std::string, std::string>& other_names() {
+  static const std::map<std::string, std::string> names{
+      {"core_attn", "attention"}, {"layernorm", "norm"}, {"moe_act", "activation"},
+      {"mlp", "mlp_in"},          {"moe", "experts_in"}, {"mla_up_proj", "latent"}};
+  return names;
+}
+
+// One layer stands for all that are alike.
+std::vector<BlockProgram> layers_of(const ModelSpec& m) {
+  std::vector<BlockProgram> layers{layer_program(m, m.num_layers - 1)};
+  if (!m.has_experts(0) && m.has_experts(m.num_layers - 1)) layers.push_back(layer_program(m, 0));
+  return layers;
+}
+
+}  // namespace
+
+const Recompute Recompute::none;
+const Recompute Recompute::selective({op_kind_name(OpKind::attention)});
+const Recompute Recompute::full = [] {
+  Recompute all;
+  all.everything_ = true;
+  return all;
+}();
+
+Recompute::Recompute(const std::vector<std::string>& ops) {
+  std::set<std::string> names;
+  for (const std::string& op : ops) {
+    const auto other = other_names().find(op);
+    names.insert(other == other_names().end() ? op : other->second);
+  }
+  for (OpKind cheap : {OpKind::norm, OpKind::activation}) names.erase(op_kind_name(cheap));
+  ops_.assign(names.begin(), names.end());
+}
+
+bool Recompute::contains(const BlockOp& op) const {
+  const auto has = [&](const std::string& name) {
+    return std::binary_search(ops_.begin(), ops_.end(), name);
+  };
+  return everything_ || has(op.name) || has(op_kind_name(op.kind));
+}
+
+std::string recompute_name(const Recompute& recompute) {
+  if (recompute == Recompute::none) return "none";
+  if (recompute == Recompute::selective) return "selective";
+  if (recompute == Recompute::full) return "full";
+  return fmt::format("{}", fmt::join(recompute.ops(), ","));
+}
+
+Recompute parse_recompute(const std::string& text, const std::string& field) {
+  for (const Recompute* kind : {&Recompute::none, &Recompute::selective, &Recompute::full})
+    if (text == recompute_name(*kind)) return *kind;
+  std::vector<std::string> ops;
+  std::istringstream in(text);
+  for (std::string op; std::getline(in, op, ',');) {
+    const bool is_name = !op.empty() && std::all_of(op.begin(), op.end(), [](char c) {
+      return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
+    });
+    if (!is_name || op == "none" || op == "selective" || op == "full")
+      ops.clear(), in.setstate(std::ios::failbit);
+    else
+      ops.push_back(op);
+  }
+  if (ops.empty() || text.back() == ',')
+    refuse("{} {}: legal: none, selective, full, or a list of a layer's ops, as in norm,activation,attention",
+           field, text);
+  return Recompute(ops);
+}
+
+std::vector<std::string> recompute_names(const ModelSpec& m) {
+  std::vector<std::string> names;
+  const auto add = [&](const std::string& name) {
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  };
+  for (const BlockProgram& layer : layers_of(m))
+    for (const BlockOp& op : layer.ops) {
+      add(op_kind_name(op.kind));
+      add(op.name);
+    }
+  return names;
+}
+
+std::string not_in_model(const Recompute& recompute, const ModelSpec& m) {
+  const std::vector<std::string> names = recompute_names(m);
+  for (const std::string& op : recompute.ops())
+    if (std::find(names.begin(), names.end(), op) == names.end()) return op;
+  return {};
+}
+
+}  // namespace echelon
