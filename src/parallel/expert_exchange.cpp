@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "comm/host_group.h"
 
 namespace echelon {
 namespace {
@@ -32,15 +33,11 @@ ExpertExchange::Route ExpertExchange::route(const ExpertMlps::Bounds& bounds, st
   }
   const auto ranks = static_cast<std::size_t>(rank_->size(Axis::ep));
   const auto here = static_cast<std::size_t>(num_experts_) / ranks;
-  const std::vector<std::int64_t> told(ranks, static_cast<std::int64_t>(here));
-  const Tensor out(rank_->arena(), MemoryCategory::other, DType::i32, {num_experts_}),
-      in(rank_->arena(), MemoryCategory::other, DType::i32, {num_experts_});
+  std::vector<std::int32_t> leaving;
   for (std::size_t e = 0; e < ranks * here; ++e)
-    out.host<std::int32_t>()[e] = static_cast<std::int32_t>(bounds[e + 1] - bounds[e]);
-  rank_->ep().all_to_all(out, told, in, told).wait();
-
-  // counts[rank][expert here]
-  const std::int32_t* counts = in.host<std::int32_t>();
+    leaving.push_back(static_cast<std::int32_t>(bounds[e + 1] - bounds[e]));
+  const std::vector<std::int32_t> coming = HostGroup(rank_->ep()).exchange(leaving);
+  const std::int32_t* counts = coming.data();  // [rank][expert here]
   route.bounds.assign(here + 1, 0);
   for (std::size_t r = 0; r < ranks; ++r) {
     route.sent.push_back(bounds[(r + 1) * here] - bounds[r * here]);

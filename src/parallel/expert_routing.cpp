@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "comm/host_group.h"
 #include "layer/router_balance.h"
 #include "layer/router_capacity.h"
 #include "parallel/expert_parallel.h"
@@ -156,10 +157,7 @@ void ExpertParallel::count_forward(const Saved& saved) const {
 // The first backward pass of a step adds up those of all ranks.
 std::span<const double> ExpertParallel::batch_counts() const {
   if (!batch_is_known_) {
-    const Tensor counts(rank_->arena(), MemoryCategory::other, DType::f64, {std::ssize(batch_counts_)});
-    std::copy(batch_counts_.begin(), batch_counts_.end(), counts.host<double>());
-    rank_->dp_cp().all_reduce(counts).wait();
-    std::copy_n(counts.host<double>(), counts.numel(), batch_counts_.begin());
+    batch_counts_ = HostGroup(rank_->dp_cp()).sum(batch_counts_);
     batch_is_known_ = true;
   }
   return batch_counts_;
@@ -178,15 +176,14 @@ RouterLosses ExpertParallel::losses(const Saved& saved) const {
   }
   terms.rows_per_scope = rows / number;
   const std::int64_t width = num_routing_counts(experts(), router_.spec());
-  const Tensor counts(rank_->arena(), MemoryCategory::other, DType::f64, {number, width});
-  std::fill_n(counts.host<double>(), counts.numel(), 0.0);
+  std::vector<double> counts(static_cast<std::size_t>(number * width));
   const auto of_scope = [&](std::int64_t s) {
-    return std::span(counts.host<double>() + s * width, static_cast<std::size_t>(width));
+    return std::span(counts.data() + s * width, static_cast<std::size_t>(width));
   };
   for (std::int64_t s = 0; s < number; ++s)
     count_routed(saved.ids.row_range(s * terms.rows_per_scope, (s + 1) * terms.rows_per_scope), experts(),
                  router_.spec(), of_scope(s));
-  if (rank_->size(Axis::cp) > 1) rank_->along(Axis::cp).all_reduce(counts).wait();
+  if (rank_->size(Axis::cp) > 1) counts = HostGroup(rank_->along(Axis::cp)).sum(counts);
   const auto tokens = static_cast<double>(saved.sequences * seq_len_ / number);
   for (std::int64_t s = 0; s < number; ++s)
     add_balance_factors(balancing_, router_.spec(), experts(), k(), tokens, of_scope(s), terms.factors);

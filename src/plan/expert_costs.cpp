@@ -73,12 +73,7 @@ void ExpertCosts::route(Account& a) const {
     a.allocate(kept_);
     a.free(kept_);
   }
-  if (exchanges()) {  // how many copies go, and come, by expert
-    const std::int64_t told = 2 * experts_ * 4;
-    a.allocate(told, MemoryCategory::other);
-    a.allocate(indices_);
-    a.free(told, MemoryCategory::other);
-  }
+  a.allocate(indices_);
 }
 
 void ExpertCosts::dispatch(Account& a, std::int64_t copies, std::int64_t rows, Way way) const {
@@ -161,8 +156,6 @@ void ExpertCosts::route_backward(Account& a, bool keep) const {
     a.allocate(d_weights_here_);
     a.free(d_weights_);
   }
-  a.allocate(counts_ * 8, MemoryCategory::other);
-  a.free(counts_ * 8, MemoryCategory::other);
   a.allocate(logits_);  // their gradient
   // The hidden values that forward kept are gone, or wait for the weights' gradients.
   a.free(logits_ + choices_ + indices_ + (keep && !exchanges() ? places_ - copies_list() : places_));

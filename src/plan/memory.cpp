@@ -60,17 +60,10 @@ Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, const Co
   Account account(kept);
   ZeroWalk state(plan, pipeline, at, account);
   StepWalk walk(plan, pipeline, at.pp, account, state);
-  // A step whose loss is summed while the next one runs; without a barrier its gradients' squares too.
-  constexpr std::int64_t number = 8;
-  const std::int64_t squares = std::ssize(all_parameters(plan.model)) * number;
-  if (!plan.optimizer_barrier && steps > 1) walk.begin_waiting(number + squares);
   // A stream's steady state, behind a step that it follows.
   const int walked =
       programs.flushes() ? 1 : static_cast<int>(std::min<std::int64_t>(steps, programs.shown_steps() + 1));
-  for (int step = 0; step < walked; ++step) {
-    walk.run(programs.program(step, walked - step), sizes, ids);
-    if (!programs.flushes()) walk.begin_waiting(number);
-  }
+  for (int step = 0; step < walked; ++step) walk.run(programs.program(step, walked - step), sizes, ids);
   if (programs.flushes()) walk.end_step(ids, copies);
   return account.peak();
 }

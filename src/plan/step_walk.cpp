@@ -1,6 +1,5 @@
 #include "plan/step_walk.h"
 
-#include <utility>
 
 namespace echelon {
 
@@ -30,14 +29,6 @@ void StepWalk::end_step(std::int64_t ids, const std::vector<std::int64_t>& copie
   }
   zero_.end_step();
 }
-
-void StepWalk::begin_waiting(std::int64_t bytes) {
-  a_.allocate(bytes, MemoryCategory::other);
-  end_waiting();
-  waiting_ = bytes;
-}
-
-void StepWalk::end_waiting() { a_.free(std::exchange(waiting_, 0), MemoryCategory::other); }
 
 void StepWalk::execute(const Instruction& i) {
   const auto count = static_cast<int>(sizes_->size());
@@ -89,7 +80,6 @@ void StepWalk::execute(const Instruction& i) {
       if (slice.embedding) adding_gradients(i.stage, g.first, [&] { layer_.embed_backward(); });
       break;
     case Op::validate:
-      end_waiting();
       break;
     case Op::step:
       // Where there are steps, a rank has one stage: after a step's last one its tokens go.
