@@ -1,4 +1,5 @@
 #include "apps/plan_flags.h"
+#include "train/dry_run.h"
 
 #include <fmt/ranges.h>
 
@@ -158,6 +159,7 @@ SearchRequest PlanSearchFlags::request() const {
     r.work.machine.tiers.front().ranks = node;
   }
   r.work.software = load("--software", load_software, software_, by.software);
+  r.work.exact_memory = exact_memory();
   r.work.precision = parse_precision(made_for("--dtype", dtype_, by.dtype), "--dtype");
   r.work.global_batch = global_batch_.value_or(plan ? plan->global_batch : 1024);
   r.work.seq_len =

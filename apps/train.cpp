@@ -20,6 +20,7 @@
 #include "checkpoint/hugging_face.h"
 #include "model/scratch_file.h"
 #include "plan/price.h"
+#include "train/dry_run.h"
 
 namespace echelon {
 namespace {
@@ -56,7 +57,7 @@ StepPrediction priced_step(const TrainFlags& f) {
   if (ranks * threads > cores)
     refuse("--machine {}: prices cores of its own for each rank, and {} ranks of {} threads share {} here",
            f.machine, ranks, threads, cores);
-  const Estimate estimate = price(request.plan, machine);
+  const Estimate estimate = price(request.plan, machine, exact_memory());
   return {estimate.seconds, estimate.bubble_fraction};
 }
 

@@ -10,6 +10,7 @@
 
 #include "mesh_runs.h"
 #include "plan/memory.h"
+#include "train/dry_run.h"
 
 namespace echelon::asynchronous_test {
 namespace {

@@ -48,7 +48,7 @@ TEST(BalanceScope, OfTheBatchIsTheSameOnEveryMesh) {
 // Where all forward passes come first there may be several microbatches.
 TEST(BalanceScope, OfTheBatchTakesMicrobatchesThatComeFirst) {
   for (auto [dp, tp] : {std::pair{1, 1}, {2, 2}})
-    for (Recompute recompute : {Recompute::none, Recompute::full}) {
+    for (const Recompute& recompute : {Recompute::none, Recompute::full}) {
       Plan plan = batch_plan(odd_deepseek(4), dp, tp, 2);
       plan.schedule = "gpipe";
       plan.micro_batch = 2;

@@ -23,7 +23,7 @@ TEST(ContextSlow, EveryKindOnFourRanks) { expect_every_kind(4); }
 TEST(ContextSlow, EveryPipelineAndRecompute) {
   for (ContextKind kind : {ContextKind::ring, ContextKind::ulysses})
     for (const char* schedule : {"gpipe", "interleaved", "zb-h1", "zb-v", "dualpipe"})
-      for (Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full})
+      for (const Recompute& recompute : {Recompute::none, Recompute::selective, Recompute::full})
         expect_context_pass(under_a_pipeline(kind, schedule, recompute));
 }
 

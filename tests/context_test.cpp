@@ -3,7 +3,7 @@
 
 #include "context_runs.h"
 #include "plan/memory.h"
-#include "plan/traffic.h"
+#include "train/dry_run.h"
 
 namespace echelon::context_test {
 namespace {
@@ -83,7 +83,7 @@ TEST(ContextParallel, EqualsOneRankWithTheOtherAxes) {
 
 TEST(ContextParallel, EqualsOneRankUnderPipelinesAndRecompute) {
   for (const char* schedule : {"interleaved", "zb-v"})
-    for (Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full})
+    for (const Recompute& recompute : {Recompute::none, Recompute::selective, Recompute::full})
       expect_context_pass(under_a_pipeline(ContextKind::ring, schedule, recompute));
   expect_context_pass(under_a_pipeline(ContextKind::ulysses, "dualpipe", Recompute::selective));
 }

@@ -110,7 +110,7 @@ TEST(ExpertParallel, PassesThatRunTogetherChangePlaces) {
 // Every copy of a token whose expert is elsewhere travels there and back, in forward and in backward, and
 // nothing else does: N k C elements each way, less what stays.
 TEST(ExpertParallel, SendsWhatLeavesItsRank) {
-  for (Recompute recompute : {Recompute::none, Recompute::full})
+  for (const Recompute& recompute : {Recompute::none, Recompute::full})
     for (double capacity : {0.0, 0.6})
       for (int tp : {1, 2}) {
         Plan plan = odd_plan(even_deepseek(2), 4, tp, tp > 1);
@@ -188,7 +188,7 @@ TEST(ExpertParallel, EqualsOneRankWhereTheLastUpdateLeavesExpertsOut) {
 
 TEST(ExpertParallel, EqualsOneRankUnderZero) {
   for (int zero : {1, 2, 3})
-    for (Recompute recompute : {Recompute::none, Recompute::full}) {
+    for (const Recompute& recompute : {Recompute::none, Recompute::full}) {
       Plan plan = odd_plan(odd_mixtral(), 2, 1, false);
       plan.zero = zero;
       plan.recompute = recompute;

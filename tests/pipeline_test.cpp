@@ -31,7 +31,7 @@ TEST(Pipeline, ComposesWithDataTensorAndSequenceParallel) {
 
 // What is computed again is computed the same: the bits of one rank that keeps everything.
 TEST(Pipeline, RecomputedActivationsGiveTheSameBits) {
-  for (Recompute recompute : {Recompute::selective, Recompute::full})
+  for (const Recompute& recompute : {Recompute::selective, Recompute::full})
     for (const char* schedule : {"1f1b", "zb-h2", "zb-v", "dualpipev"})
       for (const ModelSpec& model : {odd_gpt2(true, 4), odd_llama(false, 2, 4)}) {
         if (!is_taken()) continue;

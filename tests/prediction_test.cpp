@@ -10,9 +10,9 @@
 #include "context_runs.h"
 #include "expert_runs.h"
 #include "plan/memory.h"
-#include "plan/traffic.h"
 #include "schedule/schedules.h"
 #include "temporary_directory.h"
+#include "train/dry_run.h"
 #include "train/session.h"
 
 namespace echelon::prediction_test {
@@ -93,7 +93,7 @@ TEST(Prediction, IsExactForEveryKindOfContextParallelism) {
         expect_predicted(plan);
         if (cp > 2) continue;
         for (const Plan& combined : combined_with_the_other_axes(plan)) expect_predicted(combined);
-        for (Recompute recompute : {Recompute::selective, Recompute::full}) {
+        for (const Recompute& recompute : {Recompute::selective, Recompute::full}) {
           plan.recompute = recompute;
           expect_predicted(plan);
         }
@@ -126,7 +126,7 @@ TEST(Prediction, IsExactForMixturesOfExperts) {
   for (const ModelSpec& model : {odd_mixtral(), odd_deepseek()})
     for (const Balancing& balancing : balancings(model))
       for (auto [dp, tp, sp] : {std::tuple{1, 1, false}, {1, 2, false}, {2, 2, true}})
-        for (Recompute recompute : {Recompute::none, Recompute::full}) {
+        for (const Recompute& recompute : {Recompute::none, Recompute::full}) {
           Plan plan = odd_plan(model, dp, tp, sp);
           plan.balancing = balancing;
           plan.recompute = recompute;
@@ -171,7 +171,7 @@ constexpr std::array zero_stages{1, 2, 3};
 // DualPipe's forward and backward passes that run together change places while tokens travel.
 TEST(Prediction, IsExactForPassesThatRunTogether) {
   for (const char* schedule : {"dualpipe", "dualpipev"})
-    for (Recompute recompute : {Recompute::none, Recompute::full})
+    for (const Recompute& recompute : {Recompute::none, Recompute::full})
       for (int zero : {0, 1, 2, 3})
         for (bool routed : {false, true}) {
           Plan plan = odd_plan(routed ? even_deepseek(2, 5) : even_mixtral(8, 4), 2, 1, false);
@@ -191,7 +191,7 @@ TEST(Prediction, IsExactForPassesThatRunTogether) {
 // experts.
 TEST(Prediction, IsExactForExpertGroups) {
   for (auto [dp, cp, tp, ep] : {std::tuple{2, 1, 1, 2}, {4, 1, 1, 2}, {2, 2, 1, 4}, {2, 1, 2, 2}})
-    for (Recompute recompute : {Recompute::none, Recompute::full})
+    for (const Recompute& recompute : {Recompute::none, Recompute::full})
       for (bool routed : {false, true}) {
         Plan plan = odd_plan(routed ? even_deepseek(2) : even_mixtral(8), dp, tp, tp > 1);
         plan.mesh.set(Axis::cp, cp);
@@ -430,7 +430,7 @@ TEST(Prediction, OfARunIsExactOrSaysWhatItAssumes) {
 }
 
 TEST(Prediction, IsExactForEveryRecompute) {
-  for (Recompute recompute : {Recompute::selective, Recompute::full})
+  for (const Recompute& recompute : {Recompute::selective, Recompute::full})
     for (auto [pp, tp, sp] : {std::tuple{1, 1, false}, {1, 2, false}, {1, 4, true}, {2, 2, true}})
       for (const char* schedule : {"1f1b", "zb-h1", "gpipe"})
         for (ModelSpec model : {odd_gpt2(true, 4), odd_llama(false, 2, 4)}) {
@@ -555,7 +555,7 @@ std::int64_t kept_of_a_layer(Plan plan) {
 // tp cuts what lies inside its regions, sequence parallelism the residual stream too, so all of it.
 TEST(Textbook, ActivationsOfALayer) {
   for (const bool gpt2 : {true, false})
-    for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full})
+    for (const Recompute& recompute : {Recompute::none, Recompute::selective, Recompute::full})
       for (const int t : {2, 4}) {
         Plan plan = odd_plan(gpt2 ? odd_gpt2(true) : odd_llama(true, 4), 1, t, false);
         plan.seq_len = 12;
@@ -581,7 +581,7 @@ TEST(Textbook, ActivationsOfALayer) {
 TEST(Textbook, SequenceParallelismHoldsLess) {
   for (const ModelSpec& model : {odd_gpt2(true, 4), odd_llama(false, 2, 5), odd_mixtral(4), odd_deepseek(5)})
     for (const int t : {2, 4})
-      for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::full})
+      for (const Recompute& recompute : {Recompute::none, Recompute::selective, Recompute::full})
         for (const char* schedule : {"1f1b", "gpipe", "zb-h1", "zb-v"}) {
           Plan plan = odd_plan(model, 1, t, false);
           plan.mesh.set(Axis::pp, 2);

@@ -5,6 +5,7 @@
 
 #include "expert_runs.h"
 #include "plan/memory.h"
+#include "train/dry_run.h"
 #include "train/metrics.h"
 #include "train/this_machine.h"
 

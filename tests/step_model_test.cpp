@@ -4,8 +4,8 @@
 
 #include "plan/memory.h"
 #include "plan/op_seconds.h"
-#include "plan/traffic.h"
 #include "schedule/schedules.h"
+#include "train/dry_run.h"
 
 namespace echelon::step_model_test {
 namespace {

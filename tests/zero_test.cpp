@@ -11,6 +11,7 @@
 #include "plan/memory.h"
 #include "schedule/schedules.h"
 #include "spec/shard_layout.h"
+#include "train/dry_run.h"
 #include "train/generate.h"
 #include "verify/verify.h"
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/memory.h"
 #include "spec/machine.h"
 #include "spec/model_spec.h"
 #include "spec/plan.h"
@@ -18,6 +19,7 @@ struct Workload {
   Precision precision = Precision::bf16;
   Machine machine;
   Software software;
+  ExactMemory exact_memory = {};  // where the software is this repository's trainer
 };
 
 struct Configuration {

@@ -5,9 +5,9 @@
 #include <map>
 #include <utility>
 
-#include "plan/memory.h"
 #include "schedule/schedules.h"
 #include "schedule/share_cores.h"
+#include "spec/flat_layout.h"
 
 namespace echelon {
 
@@ -79,7 +79,6 @@ StepWork step_work(const Plan& plan, const PipelineLayout& pipeline, const PartS
     work.costs.stages.push_back({passes.forward, input * passes.backward, (1 - input) * passes.backward});
   }
   const auto runs = runs_of(pipeline.programs(0));
-  const std::int64_t element_size = element_bytes(plan.dtype);
   for (std::size_t r = 0; r < runs.size(); ++r) {
     double passes = 0;
     for (const auto& [stage, count] : runs[r]) passes += count;
@@ -92,9 +91,8 @@ StepWork step_work(const Plan& plan, const PipelineLayout& pipeline, const PartS
       times.forward += 0.5 * sent / holders;
       times.backward_input += 0.5 * sent / holders;
     }
-    const Memory held = predict_memory(plan, pipeline, {.pp = static_cast<int>(r)});
-    const double elements =
-        static_cast<double>(held[MemoryCategory::parameters]) / static_cast<double>(element_size);
+    const auto elements = static_cast<double>(
+        flat_layout(pipeline.groups_of(static_cast<int>(r), 0), plan.mesh.size(Axis::tp), 0).size());
     work.behind.push_back(parts.element * elements * pipeline.programs(0).updates_per_step() / plan.shards() +
                           seconds_sent(parts, traffic[r], {Axis::dp}));
   }

@@ -1,7 +1,8 @@
-// Bytes that a rank will hold, by category, before anything runs. The measured twin is Arena::peak().
+// Bytes that a rank keeps from step to step, by category.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "schedule/pipeline_layout.h"
 #include "spec/memory.h"
@@ -21,13 +22,8 @@ inline constexpr StateBytes mixed_precision_adam{2, 2,
 // ZeRO (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054, figure 1).
 Memory kept_state(std::int64_t whole, std::int64_t own, int zero, const StateBytes& bytes);
 
-// Peak of one training step of the rank with these coordinates: parameters, gradients and optimizer state
-// from the parameters' own declarations; activations by walking the layers' allocations in their order. Equal
-// to the byte to what the trainer's arena measures, under memory_assumptions(). The kernels' scratch
-// (category other) is the device's own and comes on top. Where a step goes on into the next one: of so many
-// steps, from an empty pipeline to an empty one.
-inline constexpr std::int64_t many_steps = std::int64_t{1} << 40;
-Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at = {},
-                      std::int64_t steps = many_steps);
+// Peak of one training step of a rank of a plan of this repository's trainer: train/dry_run.h, which the
+// planner stands below.
+using ExactMemory = std::function<Memory(const Plan&, const PipelineLayout&, const Coordinates&)>;
 
 }  // namespace echelon

@@ -22,11 +22,12 @@ void refuse_unpriced(const Plan& plan) {
 
 }  // namespace
 
-Estimate price(const Plan& plan, const Machine& machine) {
+Estimate price(const Plan& plan, const Machine& machine, const ExactMemory& exact_memory) {
   refuse_unpriced(plan);
   SearchRequest request;
   request.work = {plan.model,     plan.seq_len, plan.global_batch,
-                  Precision::f32, machine,      load_software("echelon")};
+                  Precision::f32, machine,      load_software("echelon"),
+                  exact_memory};
   request.gpus = plan.mesh.num_ranks();
   request.pins = pins_of(plan);
   request.top = 1;

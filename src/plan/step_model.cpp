@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/error.h"
 #include "base/real.h"
 #include "plan/memory.h"
 
@@ -17,12 +18,13 @@ double to_twelve_digits(double seconds) {
 }
 
 // The first data- and tensor-parallel rank has most.
-std::vector<Memory> walked_memory(const Workload& work, const Configuration& c,
-                                  const std::vector<std::int64_t>& layers) {
+std::vector<Memory> exact_memory(const Workload& work, const Configuration& c,
+                                 const std::vector<std::int64_t>& layers) {
+  check(work.exact_memory != nullptr, "a plan of this trainer is priced with what it holds");
   const Plan plan = as_plan(work, c, layers);
   const PipelineLayout pipeline(plan);
   std::vector<Memory> ranks;
-  for (int r = 0; r < c.pp; ++r) ranks.push_back(predict_memory(plan, pipeline, {.pp = r}));
+  for (int r = 0; r < c.pp; ++r) ranks.push_back(work.exact_memory(plan, pipeline, {.pp = r}));
   return ranks;
 }
 
@@ -174,7 +176,7 @@ Estimate StepModel::estimate(const Configuration& c) {
   parts.other = e.seconds - latest;
 
   const bool walked = work_.software.is_this_trainer && !work_.model.latent_attention();
-  if (walked) e.rank_memory = walked_memory(work_, c, s.layers);
+  if (walked) e.rank_memory = exact_memory(work_, c, s.layers);
   for (std::size_t r = 0; r < s.ranks.size(); ++r) {
     if (!walked) e.rank_memory.push_back(footprint(work_, c, p.counts, p.saved, s.ranks[r]));
     const Memory& memory = e.rank_memory[r];

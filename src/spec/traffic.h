@@ -43,6 +43,12 @@ struct MovedCopies {
   MovedCopies& operator+=(const MovedCopies& more);
 };
 
+// What no plan says of a step's traffic, as the step recorded it.
+struct DecidedByData {
+  MovedCopies copies;
+  bool passes_again = false;  // a guess of the optimizer's step was taken back
+};
+
 // Bytes that rank `rank` of a group of n sends, where counts[i] elements belong to rank i (n =
 // counts.size()).
 //   all_gather      own part to n-1 others                      (n-1) counts[rank]

@@ -6,7 +6,6 @@
 
 #include "base/error.h"
 #include "plan/memory.h"
-#include "plan/traffic.h"
 
 namespace echelon {
 namespace {

@@ -10,7 +10,8 @@
 #include "base/units.h"
 #include "checkpoint/router_biases.h"
 #include "model/scratch_file.h"
-#include "plan/memory.h"
+
+#include "train/dry_run.h"
 
 namespace echelon {
 namespace {

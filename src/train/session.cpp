@@ -7,8 +7,9 @@
 #include "base/error.h"
 #include "checkpoint/checkpoint_directory.h"
 #include "plan/cost.h"
-#include "plan/memory.h"
+
 #include "schedule/simulate.h"
+#include "train/dry_run.h"
 #include "train/rank_run.h"
 #include "train/refuse_request.h"
 #include "train/rehearsal.h"

@@ -4,6 +4,8 @@
 #include <map>
 #include <numeric>
 
+#include "train/dry_run.h"
+
 namespace echelon {
 
 void publish(const SharedRun& run, StepRecord record, TrainSummary& summary) {

@@ -20,9 +20,10 @@
 #include "base/error.h"
 #include "base/start_thread.h"
 #include "base/units.h"
-#include "plan/memory.h"
+
 #include "tensor/kernels.h"
 #include "tensor/prepare_kernels.h"
+#include "train/dry_run.h"
 
 namespace echelon {
 

@@ -299,7 +299,7 @@ double Trainer::make_true_step() {
 bool Trainer::validate() {
   bool right = true;
   if (unfinished_) {
-    right = make_true_step() == 1;
+    right = make_true_step() == 1 && !std::exchange(distrusts_guess_, false);
     finished_.back().taken_back = !right;
   }
   if (!reduction_) begin_update();

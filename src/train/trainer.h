@@ -11,8 +11,8 @@
 #include "comm/host_group.h"
 #include "parallel/data_parallel.h"
 #include "parallel/faults.h"
-#include "plan/traffic.h"
 #include "spec/plan.h"
+#include "spec/traffic.h"
 #include "train/optimistic_step.h"
 #include "train/training_stages.h"
 #include "train/weight_versions.h"
@@ -82,6 +82,8 @@ class Trainer {
   void set_watch(std::function<void(std::int64_t step, const Instruction&)> watch) {
     watch_ = std::move(watch);
   }
+  // The next guess of the optimizer's step counts as wrong, whatever it was.
+  void distrust_guess() { distrusts_guess_ = true; }
   // A rank made slow on purpose: after the passes of a step it sleeps (slowdown - 1) times as long as they
   // took.
   void set_slowdown(double slowdown) { slowdown_ = slowdown; }
@@ -126,8 +128,7 @@ class Trainer {
   std::string first_nonfinite(double loss) const;
   [[noreturn]] void refuse_step(std::int64_t step, double learning_rate, double loss) const;
   void add_pipeline_copies();
-  std::vector<double> sum_over(std::initializer_list<Communicator*> groups,
-                               std::vector<double> values) const;
+  std::vector<double> sum_over(std::initializer_list<Communicator*> groups, std::vector<double> values) const;
 
   const Rank& rank_;
   Plan plan_;
@@ -147,7 +148,7 @@ class Trainer {
   std::int64_t more_updates_ = 0;
   DataParallelSums sums_ = DataParallelSums::all;
   double slowdown_ = 1;
-  bool skips_nonfinite_ = false;
+  bool skips_nonfinite_ = false, distrusts_guess_ = false;
   std::function<void(std::int64_t, const Instruction&)> watch_;
 
   // The steps that are under way.

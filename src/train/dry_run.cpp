@@ -1,0 +1,90 @@
+#include "train/dry_run.h"
+
+#include <algorithm>
+
+#include "comm/imagined.h"
+#include "spec/block.h"
+#include "train/trainer.h"
+
+namespace echelon {
+namespace {
+
+// Tokens that nobody reads; none ends a document.
+void imagine_sample(std::int64_t, std::int64_t, std::int32_t*, std::int32_t*) {}
+
+// A step in the middle of a stream is as many steps behind its first one as fill the pipeline.
+std::int64_t steps_of_stream(const StepPrograms& programs, std::int64_t steps) {
+  return std::min<std::int64_t>(steps, programs.shown_steps() + 1);
+}
+
+}  // namespace
+
+DryRun dry_run(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at,
+               const DryRunOptions& options) {
+  const int index = plan.mesh.rank_at(at);
+  ImaginedWorld world(plan.mesh.num_ranks(), index);
+  Arena arena(Device::none);
+  const auto kernels = make_kernels(arena, plan.dtype, 1);
+  const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels);
+  // Where nothing is known of numbers nothing is clipped by them.
+  OptimizerOptions optimizer;
+  optimizer.clip = 0;
+  Trainer trainer(rank, plan, optimizer, 0, {}, {std::shared_ptr<void>(), &pipeline});
+  const StepPrograms& programs = pipeline.programs(at.dp);
+  trainer.resume(0, options.updates);
+  arena.reset_peak();
+
+  DryRun run;
+  const SampleSource samples = imagine_sample;
+  const bool ends_each_step = programs.flushes() && plan.optimizer_barrier;
+  const std::int64_t steps = ends_each_step ? 1 : steps_of_stream(programs, options.steps);
+  Traffic before;
+  for (std::int64_t step = 0; step < steps; ++step) {
+    before = rank.traffic();
+    (void)trainer.take_decided();
+    if (options.passes_again && step + 1 == steps) trainer.distrust_guess();
+    (void)trainer.step(step, samples, options.steps - step);
+  }
+  run.peak = arena.peak();
+  run.traffic = rank.traffic() - before;
+  run.copies = trainer.take_decided().copies;
+  return run;
+}
+
+Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at,
+                      std::int64_t steps) {
+  return dry_run(plan, pipeline, at, {.steps = steps}).peak;
+}
+
+ExactMemory exact_memory() {
+  return [](const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at) {
+    return predict_memory(plan, pipeline, at);
+  };
+}
+
+Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at,
+                        std::int64_t updates, const std::optional<DecidedByData>& decided) {
+  const DryRun run =
+      dry_run(plan, pipeline, at, {.updates = updates, .passes_again = decided && decided->passes_again});
+  if (!decided) return run.traffic;
+  Traffic traffic = run.traffic, even, as_decided;
+  add_copies(plan, run.copies, even);
+  add_copies(plan, decided->copies, as_decided);
+  traffic += as_decided;
+  return traffic - even;
+}
+
+// Whole rows to the experts and back; the backward pass also brings each copy's weight and takes its
+// gradient.
+void add_copies(const Plan& plan, const MovedCopies& moved, Traffic& traffic) {
+  if (plan.mesh.ep == 1) return;
+  const std::int64_t hidden = plan.model.hidden;
+  const BlockProgram layer = layer_program(plan.model, plan.model.num_layers - 1);
+  const std::int64_t again = plan.recompute.contains(*layer.find(OpKind::experts_in)) ? hidden : 0;
+  traffic.at(Axis::ep, Verb::all_to_all).bytes +=
+      element_bytes(plan.dtype) *
+      (hidden * (moved.forward_sent + moved.forward_received) + again * moved.backward_sent +
+       (hidden + 1) * (moved.backward_sent + moved.backward_received));
+}
+
+}  // namespace echelon

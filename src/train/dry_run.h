@@ -1,0 +1,48 @@
+// One rank's part of a training run with nothing in it: the trainer itself, on storage of no device, among
+// ranks that are imagined. What it holds and sends is what the real one does, since it is the same code; no
+// byte is allocated and none moves. Where experts decide how much travels, they are taken to be loaded
+// evenly.
+#pragma once
+
+#include <optional>
+
+#include "plan/memory.h"
+#include "schedule/pipeline_layout.h"
+#include "spec/memory.h"
+#include "spec/traffic.h"
+
+namespace echelon {
+
+struct DryRun {
+  Memory peak;         // of a step, without the kernels' scratch, which is the device's own
+  Traffic traffic;     // of a step; of a stream one in its middle
+  MovedCopies copies;  // that go to experts on other ranks, and are part of that
+};
+
+inline constexpr std::int64_t many_steps = std::int64_t{1} << 40;
+
+struct DryRunOptions {
+  // Of a run that goes on from step to step (a schedule that does not flush, or no optimizer barrier): so
+  // many from an empty pipeline to an empty one.
+  std::int64_t steps = many_steps;
+  std::int64_t updates = 0;   // optimizer steps before it: compression warms up
+  bool passes_again = false;  // without a barrier: a guess was wrong
+};
+DryRun dry_run(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at,
+               const DryRunOptions& options = {});
+
+// Bytes that a rank will hold, by category, at the peak of a step: to the byte what the trainer's arena
+// measures, under memory_assumptions().
+Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at = {},
+                      std::int64_t steps = many_steps);
+ExactMemory exact_memory();  // this, for the planner
+// What a rank will send in a step `updates` optimizer steps after the first, under traffic_assumptions(), or
+// as the data decided.
+inline constexpr std::int64_t many_updates = std::int64_t{1} << 40;
+Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at = {},
+                        std::int64_t updates = many_updates,
+                        const std::optional<DecidedByData>& decided = std::nullopt);
+// Adds the bytes of copies that travel to experts.
+void add_copies(const Plan& plan, const MovedCopies& moved, Traffic& traffic);
+
+}  // namespace echelon
