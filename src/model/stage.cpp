@@ -2,6 +2,9 @@
 
 #include <numeric>
 #include <utility>
+#include <vector>
+
+#include "tensor/host.h"
 
 namespace echelon {
 
@@ -75,7 +78,7 @@ Work<Tensor> Stage::forward(const Microbatch& microbatch, Tensor input, Saved& s
 }
 
 Tensor Stage::head_backward(const Microbatch& microbatch, double gradient_scale, Saved& saved,
-                            const GroupDone& group_done, double& loss_sum) const {
+                            const GroupDone& group_done, Tensor& loss_sum) const {
   const auto use = parameters_->use(parameters_->output_group());
   parameters_->need_output_gradient();
   OutputHead::Result head =
@@ -155,12 +158,13 @@ std::vector<Tensor> Stage::make_caches(std::int64_t max_positions) const {
 Tensor Stage::forward_cached(const Tensor& tokens, Tensor input, std::int64_t position,
                              const std::vector<Tensor>& caches) const {
   const Tensor positions(rank_->arena(), MemoryCategory::activations, DType::i32, {tokens.numel()});
-  std::iota(positions.host<std::int32_t>(), positions.host<std::int32_t>() + positions.numel(),
-            static_cast<std::int32_t>(position));
+  std::vector<std::int32_t> places(static_cast<std::size_t>(tokens.numel()));
+  std::iota(places.begin(), places.end(), static_cast<std::int32_t>(position));
+  copy_from_host(places, positions);
   Tensor x = has_embedding() ? embed(tokens, positions) : std::move(input);
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     const auto use = parameters_->use(block_group(i));
-    x = blocks_[i].forward_cached(positions, x, caches[i]);
+    x = blocks_[i].forward_cached(positions, position, x, caches[i]);
   }
   return x;
 }

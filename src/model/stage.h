@@ -38,8 +38,8 @@ class Stage {
   Work<Tensor> forward(const Microbatch& microbatch, Tensor input, Saved& saved) const;
 
   struct Backward {
-    Tensor dx;            // undefined where the stage has the embedding
-    double loss_sum = 0;  // over the targets that are not ignored, where it has the head
+    Tensor dx;        // undefined where the stage has the embedding
+    Tensor loss_sum;  // (1, f64): over the targets that are not ignored, where it has the head
   };
   // Cross-entropy and its gradient first where the stage has the head (`dy` is undefined there). Adds to the
   // parameter gradients, which are those of gradient_scale * loss_sum.
@@ -76,7 +76,7 @@ class Stage {
   Tensor ids_here(const Tensor& ids) const;
   void embed_backward(const Microbatch& microbatch, const Tensor& dx) const;
   Tensor head_backward(const Microbatch& microbatch, double gradient_scale, Saved& saved,
-                       const GroupDone& group_done, double& loss_sum) const;
+                       const GroupDone& group_done, Tensor& loss_sum) const;
   int block_group(std::size_t block) const {
     return first_group_ + (has_embedding() ? 1 : 0) + static_cast<int>(block);
   }

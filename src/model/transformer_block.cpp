@@ -181,13 +181,13 @@ Work<Tensor> TransformerBlock::forward(const Microbatch& microbatch, const Tenso
                      Until::end);
 }
 
-Tensor TransformerBlock::forward_cached(const Tensor& positions, const Tensor& x, const Tensor& cache) const {
+Tensor TransformerBlock::forward_cached(const Tensor& positions, std::int64_t position, const Tensor& x,
+                                        const Tensor& cache) const {
   const auto core = [&](const Tensor& qkv) {
     Attended attended{qkv, rank_->activation({x.rows(), attention_.width()}),
                       rank_->activation({x.rows() * attention_.num_heads()})};
     attention_.rotate(rank_->kernels(), positions, qkv);
-    attention_.forward_cached(rank_->kernels(), positions.host<std::int32_t>()[0], qkv, cache, attended.out,
-                              attended.lse);
+    attention_.forward_cached(rank_->kernels(), position, qkv, cache, attended.out, attended.lse);
     return attended;
   };
   return run_forward(x, x.rows(), {}, core, nullptr, Until::end).finish();

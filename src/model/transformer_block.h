@@ -46,9 +46,10 @@ class TransformerBlock {
   // overwritten.
   Work<Tensor> backward(const Microbatch& microbatch, const Tensor& dy, Saved& saved) const;
 
-  // Without gradients. One sequence: new tokens at consecutive positions (rows, i32), keys and values kept in
-  // cache.
-  Tensor forward_cached(const Tensor& positions, const Tensor& x, const Tensor& cache) const;
+  // Without gradients. One sequence: new tokens at consecutive positions (rows, i32) from `position` on, keys
+  // and values kept in cache.
+  Tensor forward_cached(const Tensor& positions, std::int64_t position, const Tensor& x,
+                        const Tensor& cache) const;
   std::int64_t cache_width() const { return 2 * attention_.kv_width(); }
 
   // nullptr where the layer has an ordinary MLP.

@@ -44,6 +44,7 @@ ExpertCosts::ExpertCosts(const Plan& plan, std::int64_t sequences, const Coordin
   const std::int64_t scopes = plan.balancing.scope == BalanceScope::sequence ? sequences : 1;
   const bool each = plan.balancing.has_counts() && plan.balancing.scope != BalanceScope::batch;
   counts_ = each ? scopes * (m.num_experts + m.router.groups) : 0;
+  told_ = (m.num_experts + scopes * (m.num_experts + m.router.groups)) * integer;
 }
 
 void ExpertCosts::route(Account& a) const {
@@ -68,11 +69,12 @@ void ExpertCosts::route(Account& a) const {
     a.allocate(packed + cp_ * packed);
     a.free(packed + cp_ * packed);
     a.allocate(cp_ * kept_ + kept_);
-    a.free(cp_ * kept_ + cp_ * choices_ + kept_);
+    a.free(cp_ * kept_ + cp_ * choices_);
   } else {
     a.allocate(kept_);
-    a.free(kept_);
   }
+  a.allocate(told_);
+  a.free(told_ + kept_);
   a.allocate(indices_);
 }
 

@@ -39,6 +39,13 @@ Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, const Co
   }
   if (zero < 2 && keeps_tied_gradient_apart(plan, pipeline, at.dp, at.pp))
     kept[MemoryCategory::gradients] += local_numel(embedding_parameters(plan.model).front(), tp, at.tp) * e;
+  for (const int stage : pipeline.stages_of(at.pp)) {  // losses that add up
+    const StageSlice& slice = pipeline.slices()[static_cast<std::size_t>(stage)];
+    if (slice.head) kept[MemoryCategory::other] += loss_bytes;
+    for (std::int64_t layer = slice.layers.begin; layer < slice.layers.end; ++layer)
+      if (plan.model.has_experts(layer) && plan.balancing.has_losses())
+        kept[MemoryCategory::other] += loss_bytes;
+  }
   const int index = plan.mesh.dp_cp_index(at);
   for (const GradientBucket& bucket : reduction_buckets(plan, groups, at.tp)) {
     const int ep = bucket.experts ? plan.mesh.ep : 1;

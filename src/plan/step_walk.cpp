@@ -64,6 +64,7 @@ void StepWalk::execute(const Instruction& i) {
         using_group(group, [&] { adding_gradients(i.stage, group, [&] { layer_.backward(); }); });
       }
       if (slice.embedding) adding_gradients(i.stage, g.first, [&] { layer_.embed_backward(); });
+      if (slice.head) a_.free(loss_bytes, MemoryCategory::other);
       break;
     case Op::B:
       if (slice.head) head(i.stage, g);
@@ -71,6 +72,7 @@ void StepWalk::execute(const Instruction& i) {
         in_layer(group, g.block);
         using_group(group, [&] { layer_.backward_input(); });
       }
+      if (slice.head) a_.free(loss_bytes, MemoryCategory::other);
       break;
     case Op::W:
       for (int group = g.end; group-- > g.block;) {
@@ -105,6 +107,7 @@ void StepWalk::execute_together(std::span<const Instruction> list) {
 void StepWalk::head(int stage, const StageGroups& g) {
   using_group(g.output, [&] {
     zero_.need_output_gradient(g.output);
+    a_.allocate(loss_bytes, MemoryCategory::other);
     layer_.head();
     zero_.group_done(stage, g.end);
   });

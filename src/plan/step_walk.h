@@ -11,6 +11,9 @@
 
 namespace echelon {
 
+// The summed loss of a microbatch, and of a step.
+inline constexpr std::int64_t loss_bytes = 8;
+
 class StepWalk {
  public:
   // All outlive this.
