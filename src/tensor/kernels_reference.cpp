@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 #include "tensor/attention_reference.h"
-#include "tensor/kernel_backend.h"
+#include "tensor/kernels_host.h"
 #include "tensor/local_column.h"
 #include "tensor/reference_view.h"
 
@@ -80,7 +80,7 @@ void add_column_sums(std::int64_t rows, std::int64_t cols, F* total, const Term&
   }
 }
 
-class ReferenceKernels final : public KernelBackend {
+class ReferenceKernels final : public HostBackend {
  public:
   void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, Out c, bool accumulate) override {
     with_float_type(c, [&]<class F>(F) {

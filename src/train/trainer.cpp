@@ -21,12 +21,6 @@ void refuse_clipping(const OptimizerOptions& optimizer, const PipelineLayout& pi
         optimizer.clip, programs.schedule().name);
 }
 
-static double count_targets(const Microbatch& microbatch) {
-  const std::int32_t* ids = microbatch.targets.host<std::int32_t>();
-  return static_cast<double>(
-      std::count_if(ids, ids + microbatch.rows(), [](std::int32_t id) { return id >= 0; }));
-}
-
 Trainer::Trainer(const Rank& rank, const Plan& plan, const OptimizerOptions& optimizer, std::uint64_t seed,
                  const Faults& faults, std::shared_ptr<const PipelineLayout> pipeline, Moments moments)
     : rank_(rank),
@@ -75,7 +69,7 @@ StepBatch Trainer::load_step(int step) {
   const std::vector<Range> ranges = microbatches(plan_, rank_.coordinate(Axis::dp));
   for (std::size_t m = 0; m < ranges.size(); ++m) {
     batch.microbatches.push_back(load_microbatch(rank_, plan_, first_step_ + step, ranges[m], *samples_));
-    num_targets[updates == 1 ? 0 : m] += count_targets(batch.microbatches.back());
+    num_targets[updates == 1 ? 0 : m] += static_cast<double>(batch.microbatches.back().num_targets);
   }
   if (sums_ != DataParallelSums::none) num_targets = sum_over({&rank_.dp_cp()}, num_targets);
   for (std::size_t m = 0; m < ranges.size(); ++m) {
@@ -374,7 +368,7 @@ double Trainer::evaluate(std::int64_t num_samples, const SampleSource& samples) 
   for (std::int64_t pass = 0; pass < last; ++pass) {
     const auto at = [&](std::int64_t p) { return std::min(mine.begin + p * size, mine.end); };
     const Microbatch microbatch = load_microbatch(rank_, plan_, 0, {at(pass), at(pass + 1)}, samples);
-    num_targets += count_targets(microbatch);
+    num_targets += static_cast<double>(microbatch.num_targets);
     loss_sum += stages_.evaluate(microbatch);
   }
   num_targets = sum_over({&rank_.dp_cp()}, {num_targets})[0];
