@@ -20,7 +20,7 @@ double to_twelve_digits(double seconds) {
 // The first data- and tensor-parallel rank has most.
 std::vector<Memory> exact_memory(const Workload& work, const Configuration& c,
                                  const std::vector<std::int64_t>& layers) {
-  check(work.exact_memory != nullptr, "a plan of this trainer is priced with what it holds");
+  if (!work.exact_memory) throw InvariantError("a plan of this trainer is priced with what it holds");
   const Plan plan = as_plan(work, c, layers);
   const PipelineLayout pipeline(plan);
   std::vector<Memory> ranks;

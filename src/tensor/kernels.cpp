@@ -484,7 +484,8 @@ void Kernels::orthonormalize_rows(InOut x, const Philox& fresh) {
 }
 
 std::unique_ptr<Kernels> make_kernels(Arena& arena, DType dtype, int threads) {
-  if (arena.device() == Device::none) return make_none_kernels(arena, kernel_scratch_bytes(dtype, threads));
+  if (arena.device() == Device::none)
+    return make_none_kernels(arena, threads == 0 ? 0 : kernel_scratch_bytes(dtype, threads));
   return dtype == DType::f64 ? make_reference_kernels() : make_cpu_kernels(arena, threads);
 }
 

@@ -244,6 +244,7 @@ std::unique_ptr<Kernels> make_none_kernels(Arena& arena, std::int64_t scratch_by
 
 // The kernels for the arena's device and a dtype: on the cpu f32 has the CPU kernels, f64 the reference
 // kernels; on no device, none, which take from the arena what those would.
+// On no device 0 threads have no scratch.
 std::unique_ptr<Kernels> make_kernels(Arena& arena, DType dtype, int threads);
 std::int64_t kernel_scratch_bytes(DType dtype, int threads);
 
