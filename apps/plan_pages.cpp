@@ -105,7 +105,7 @@ std::string sweep_csv(const Sweep& sweep) {
     text += fmt::format("{},{:.6g},{:.6g},{:.6g},{:.6g},{:.4f},{},{},{},{},{},{},{},{},{},{},{}\n", p.value,
                         e.seconds, e.low, e.high, e.tokens_per_second_per_gpu, e.mfu, e.memory.total(), c.dp,
                         c.tp, c.pp, c.cp, c.ep, c.zero, c.schedule, c.chunks, c.micro_batch,
-                        recompute_name(c.recompute));
+                        name_of(c.recompute));
   }
   return text;
 }
