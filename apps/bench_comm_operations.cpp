@@ -54,8 +54,8 @@ void send_and_receive(CommBuffers& x) {
 
 // Past the caches: without reading what is overwritten.
 void streaming_copy(CommBuffers& x) {
-  const std::array<std::byte*, 1> to{static_cast<std::byte*>(x.b.raw())};
-  copy_bytes(static_cast<const std::byte*>(x.a.raw()), to, 0, x.a.bytes(), true);
+  const std::array<std::byte*, 1> to{static_cast<std::byte*>(x.b.host_bytes())};
+  copy_bytes(static_cast<const std::byte*>(x.a.host_bytes()), to, 0, x.a.bytes(), true);
 }
 CommWork copy_of_all(int n, std::int64_t count) { return {0, 0, static_cast<double>(n * count)}; }
 

@@ -93,7 +93,7 @@ void run_once(const BenchContextFlags& f, const Way& way, Measured& measured) {
       const Philox numbers(1, Stream::test, which * 1000 + static_cast<std::uint64_t>(index));
       std::vector<double> values(static_cast<std::size_t>(t.numel()));
       numbers.fill_normal(0, values.size(), values.data());
-      std::copy(values.begin(), values.end(), t.data<float>());
+      std::copy(values.begin(), values.end(), t.host<float>());
       return t;
     };
     const Sequences sequences{1, {}};

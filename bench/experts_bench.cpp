@@ -21,7 +21,7 @@ struct Bench {
     Tensor t(arena, MemoryCategory::other, DType::f32, std::move(shape));
     const Philox numbers(5, Stream::test, draws++);
     for (std::int64_t i = 0; i < t.numel(); ++i)
-      t.data<float>()[i] = static_cast<float>(numbers.normal(static_cast<std::uint64_t>(i % 4099)));
+      t.host<float>()[i] = static_cast<float>(numbers.normal(static_cast<std::uint64_t>(i % 4099)));
     return t;
   }
   Tensor ids(std::int64_t n) { return {arena, MemoryCategory::other, DType::i32, {n / k, k}}; }
@@ -77,8 +77,8 @@ void GroupedExperts(benchmark::State& state) {
     const auto at = static_cast<std::uint64_t>(2 * t);
     const bool popular = numbers.below(at, 100) < static_cast<std::uint64_t>(2 * state.range(1));
     const auto first = popular ? 0 : numbers.below(at + 1, num_experts);
-    ids.data<std::int32_t>()[k * t] = static_cast<std::int32_t>(first);
-    ids.data<std::int32_t>()[k * t + 1] = static_cast<std::int32_t>(
+    ids.host<std::int32_t>()[k * t] = static_cast<std::int32_t>(first);
+    ids.host<std::int32_t>()[k * t + 1] = static_cast<std::int32_t>(
         (first + 1 + numbers.below(at + 2 * tokens, num_experts - 1)) % num_experts);
   }
   const Tensor x = b.random({tokens, width}), dy = b.random({tokens, width}), y = b.random({tokens, width}),

@@ -27,7 +27,7 @@ struct Bench {
     Tensor t(arena, MemoryCategory::other, DType::f32, std::move(shape));
     std::vector<double> values(4099);
     Philox(5, Stream::test, draws++).fill_normal(0, values.size(), values.data());
-    float* x = t.data<float>();
+    float* x = t.host<float>();
     for (std::int64_t i = 0; i < t.numel(); ++i)
       x[i] = static_cast<float>(values[static_cast<std::size_t>(i) % values.size()]);
     return t;
@@ -35,7 +35,7 @@ struct Bench {
   Tensor targets(std::int64_t n) {
     Tensor t(arena, MemoryCategory::other, DType::i32, {n});
     for (std::int64_t i = 0; i < n; ++i)
-      t.data<std::int32_t>()[i] = static_cast<std::int32_t>(i * 7919 % vocabulary);
+      t.host<std::int32_t>()[i] = static_cast<std::int32_t>(i * 7919 % vocabulary);
     return t;
   }
 

@@ -41,8 +41,9 @@ Times ring_times(ProcessWorld& world, std::int64_t mib, double block) {
   std::vector<double> together, computing;
   world.run([&](int index) {
     Arena arena;
-    SleepingKernels kernels(layout.causal_pairs(0) / ranks, std::chrono::duration<double>(block),
-                            world.time());
+    const auto sleeping = std::make_shared<SleepingKernels>(
+        layout.causal_pairs(0) / ranks, std::chrono::duration<double>(block), world.time());
+    Kernels kernels(sleeping);
     const Rank rank(world, plan.mesh, index, plan.dtype, arena, kernels);
     const ContextParallel context(rank, plan, heads);
     const Sequences sequences{1, {}};
@@ -52,13 +53,13 @@ Times ring_times(ProcessWorld& world, std::int64_t mib, double block) {
                  dqkv = rank.activation({rows, heads.qkv_width()});
     for (int repeat = 0; repeat < repeats; ++repeat) {
       rank.along(Axis::cp).barrier().wait();
-      const double slept = kernels.slept_seconds();
+      const double slept = sleeping->slept_seconds();
       const auto begin = Clock::now();
       const Tensor core = context.enter(sequences, qkv);
       context.forward(sequences, core, out, lse);
       context.backward(sequences, core, out, lse, context.delta(sequences, out, out), dqkv);
       together.push_back(seconds_since(begin));
-      computing.push_back(kernels.slept_seconds() - slept);
+      computing.push_back(sleeping->slept_seconds() - slept);
     }
   });
   return {median(together), median(computing)};

@@ -11,10 +11,10 @@ int main() {
   run_ranks(world, [&](int rank) {
     Arena arena;  // a rank's memory, accounted by category
     const Tensor x(arena, MemoryCategory::other, DType::f32, {3});
-    for (int i = 0; i < 3; ++i) x.data<float>()[i] = static_cast<float>(10 * rank + i);
+    for (int i = 0; i < 3; ++i) x.host<float>()[i] = static_cast<float>(10 * rank + i);
     const auto everyone = world.join(rank, {0, 1, 2, 3}, "example");
     everyone->all_reduce(x).wait();
     if (rank == 0)
-      fmt::print("{} {} {}\n", x.data<float>()[0], x.data<float>()[1], x.data<float>()[2]);  // 60 64 68
+      fmt::print("{} {} {}\n", x.host<float>()[0], x.host<float>()[1], x.host<float>()[2]);  // 60 64 68
   });
 }

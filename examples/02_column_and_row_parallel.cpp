@@ -23,7 +23,7 @@ Tensor part(const Rank& rank, int which, std::int64_t rows, std::int64_t cols, s
   const Tensor t = rank.activation({rows, cols});
   for (std::int64_t i = 0; i < rows; ++i)
     for (std::int64_t j = 0; j < cols; ++j)
-      t.data<double>()[i * cols + j] = element(which, first_row + i, first_col + j);
+      t.host<double>()[i * cols + j] = element(which, first_row + i, first_col + j);
   return t;
 }
 
@@ -47,7 +47,7 @@ double first_element_on(int tp) {
     kernels->gelu(h, {}, h);
     kernels->matmul(h, Transpose::no, b, Transpose::no, y, false);
     const Tensor whole = tensor_parallel.leave(y, tokens).get();  // P -> I: one all_reduce
-    if (index == 0) result = whole.data<double>()[0];
+    if (index == 0) result = whole.host<double>()[0];
   });
   return result;
 }

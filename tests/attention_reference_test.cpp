@@ -4,9 +4,11 @@
 
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "base/error.h"
+#include "tensor/kernels.h"
 #include "tensor_checks.h"
 
 namespace echelon::attention_reference_test {
@@ -18,6 +20,7 @@ constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 
 struct Problem {
   Arena arena;
+  std::unique_ptr<Kernels> kernels = make_reference_kernels();
   AttentionShape shape;
   std::int64_t stride, kv_rows;
   Tensor q, k, v, out, lse, delta, dout, dq, dk, dv;
@@ -49,14 +52,14 @@ struct Problem {
       if (row % stride >= shape.kv_len) body(row);
   }
 
-  void forward() { reference_attention<double>(q, k, v, shape, out, lse); }
+  void forward() { kernels->attention(q, k, v, shape, out, lse); }
   void backward() {
-    reference_attention_delta<double>(out, dout, shape, delta);
-    reference_attention_backward<double>(q, k, v, dout, lse, delta, shape, dq, dk, dv);
+    kernels->attention_delta(out, dout, shape, delta);
+    kernels->attention_backward(q, k, v, dout, lse, delta, shape, dq, dk, dv);
   }
   // Keys [first, end) of a sequence that query t sees.
   std::int64_t first_key(std::int64_t row) const {
-    return shape.first_keys.defined() ? shape.first_keys.data<std::int32_t>()[row] : 0;
+    return shape.first_keys.defined() ? shape.first_keys.host<std::int32_t>()[row] : 0;
   }
 };
 
@@ -81,7 +84,7 @@ void expect_matches_full_matrix(const Problem& problem) {
           line.push_back(std::exp(score));
           sum += line.back();
         }
-        EXPECT_NEAR(problem.lse.data<double>()[(b * s.num_heads + h) * s.q_len + t],
+        EXPECT_NEAR(problem.lse.host<double>()[(b * s.num_heads + h) * s.q_len + t],
                     std::log(static_cast<double>(sum)), tolerance);
         for (std::int64_t d = 0; d < s.head_dim; ++d) {
           long double mean = 0;
@@ -199,7 +202,7 @@ TEST(AttentionReference, BlocksOfKeysAddUp) {
       const Tensor k = whole.k.row_range(begin, end), v = whole.v.row_range(begin, end);
       reference_attention<double>(whole.q, k, v, shape, out, lse);
       if (!second) {
-        EXPECT_EQ(std::isinf(lse.data<double>()[0]), late);
+        EXPECT_EQ(std::isinf(lse.host<double>()[0]), late);
       }
       const Tensor dk_part = dk.row_range(begin, end), dv_part = dv.row_range(begin, end);
       for_each(dk_part, [&](std::int64_t i, std::int64_t j) { at(dk_part, i, j) = at(dv_part, i, j) = 0; });

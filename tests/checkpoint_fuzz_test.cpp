@@ -120,7 +120,7 @@ TEST(CheckpointFuzz, ValuesThatAreNoNumbersAreNamed) {
   std::string path;
   on_mesh(plan, [&](const Rank& rank) {
     const Trainer trainer(rank, plan, {}, 1);
-    trainer.parameters().find(name).value.data<double>()[3] = std::numeric_limits<double>::quiet_NaN();
+    trainer.parameters().find(name).value.host<double>()[3] = std::numeric_limits<double>::quiet_NaN();
     CheckpointInfo info;
     info.dtype = plan.dtype;
     info.model = plan.model;

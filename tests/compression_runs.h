@@ -41,16 +41,16 @@ inline void fill_gradient(const GradientBucket& bucket, int rank, std::int64_t s
       const double value = gradient_at(s.name, i, rank, step);
       const std::int64_t at = s.range.begin + i;
       if (x.dtype() == DType::f32)
-        x.data<float>()[at] = static_cast<float>(value);
+        x.host<float>()[at] = static_cast<float>(value);
       else
-        x.data<double>()[at] = value;
+        x.host<double>()[at] = value;
     }
 }
 
 inline std::vector<double> numbers(const Tensor& x) {
   std::vector<double> all;
   for (std::int64_t i = 0; i < x.numel(); ++i)
-    all.push_back(x.dtype() == DType::f32 ? static_cast<double>(x.data<float>()[i]) : x.data<double>()[i]);
+    all.push_back(x.dtype() == DType::f32 ? static_cast<double>(x.host<float>()[i]) : x.host<double>()[i]);
   return all;
 }
 

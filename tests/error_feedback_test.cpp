@@ -16,7 +16,7 @@ TEST(ErrorFeedback, TopKSendsTheLargestOfEachParameter) {
   const GradientBucket bucket = bucket_of({{10, 10}, {5, 1}, {3, 1}});
   on_ranks(2, [&](ThreadWorld& world, int rank) {
     Worker worker(world, rank, 2, "topk:0.02", DType::f64, {bucket});
-    double* const x = worker.gradients[0].data<double>();
+    double* const x = worker.gradients[0].host<double>();
     for (std::int64_t i = 0; i < bucket.numel(); ++i) x[i] = 1;
     x[40] = rank == 0 ? -7 : 3;
     x[50 + rank] = 5;
@@ -127,9 +127,9 @@ TEST(ErrorFeedback, PowerSgdIsExactOnSumsOfItsRank) {
                 squares += x * x;
                 if (other != rank) continue;
                 if (dtype == DType::f32)
-                  worker.gradients[0].data<float>()[at] = static_cast<float>(x);
+                  worker.gradients[0].host<float>()[at] = static_cast<float>(x);
                 else
-                  worker.gradients[0].data<double>()[at] = x;
+                  worker.gradients[0].host<double>()[at] = x;
               }
           worker.reduce(step);
           const double bound = low_rank_bound(dtype, squares, 70, step == 0);
@@ -156,7 +156,7 @@ TEST(ErrorFeedback, PowerSgdOutlivesTinyGradients) {
                                gradient_at("v", i % 40 * 2 + k, 0, 0);
         squares += 2 * x * x;
         exact[static_cast<std::size_t>(i)] = 2 * x;
-        worker.gradients[0].data<float>()[i] = static_cast<float>(x);
+        worker.gradients[0].host<float>()[i] = static_cast<float>(x);
       }
       worker.reduce(step);
       const double bound = low_rank_bound(DType::f32, squares, 40, step == 1);
@@ -181,7 +181,7 @@ TEST(ErrorFeedback, PowerSgdFindsTheBestApproximation) {
         if (c.what == "residual") worker.kernels->fill(c.tensor, 0);  // without error feedback
       worker.kernels->fill(worker.gradients[0], 0);
       for (auto [axis, value] : {std::pair{0, 8.0}, {1, 4.0}, {2, 1.0}, {3, 0.5}})
-        worker.gradients[0].data<double>()[axis * 20 + axis] = value / 2;
+        worker.gradients[0].host<double>()[axis * 20 + axis] = value / 2;
       const std::vector<double> before = numbers(worker.gradients[0]);
       worker.reduce(step);
       error = 0;
@@ -224,7 +224,7 @@ TEST(ErrorFeedback, AToyProblemConvergesByEveryMethod) {
           const double goal = random.normal(static_cast<std::uint64_t>(i)),
                        curvature = 0.5 + random.uniform(static_cast<std::uint64_t>(1000000 * (rank + 1) + i)),
                        distance = x[static_cast<std::size_t>(i)] - goal;
-          worker.gradients[0].data<float>()[i] = static_cast<float>(curvature * distance);
+          worker.gradients[0].host<float>()[i] = static_cast<float>(curvature * distance);
           if (rank == 0) loss[static_cast<std::size_t>(step)] += distance * distance;
         }
         worker.reduce(step);

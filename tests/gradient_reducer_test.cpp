@@ -251,7 +251,7 @@ TEST(GradientReducer, ABadGradientStaysBadAndInItsParameter) {
       on_ranks(3, [&](ThreadWorld& world, int rank) {
         Worker worker(world, rank, 3, compress, DType::f32, {bucket});
         fill_gradient(bucket, rank, 0, worker.gradients[0]);
-        if (rank == 1) worker.gradients[0].data<float>()[100] = static_cast<float>(bad);
+        if (rank == 1) worker.gradients[0].host<float>()[100] = static_cast<float>(bad);
         worker.reduce(0);
         for (const GradientSection& s : bucket.sections)
           ASSERT_EQ(worker.kernels->all_finite(worker.gradients[0].flat_range(s.range.begin, s.range.end)),

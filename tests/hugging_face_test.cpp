@@ -95,7 +95,7 @@ class HuggingFace : public testing::TestWithParam<const char*> {
         const auto caches = stages.make_caches(length);
         for (std::int64_t t = 0; t < length; ++t) {
           const Tensor id(rank.arena(), MemoryCategory::other, DType::i32, {1});
-          *id.data<std::int32_t>() =
+          *id.host<std::int32_t>() =
               static_cast<std::int32_t>(tokens[static_cast<std::size_t>(b * length + t)]);
           const auto row = as_doubles(stages.next_logits(id, t, caches));
           all.insert(all.end(), row.begin(), row.end());

@@ -47,11 +47,11 @@ class KernelsCpu : public ::testing::Test {
     numbers.fill_normal(0, values.size(), values.data());
     const auto make = [&]<class F>(DType dtype, F) {
       Tensor whole(arena, MemoryCategory::other, dtype, {rows, cols + (strided ? 5 : 0)});
-      std::fill_n(whole.data<F>(), whole.numel(), F(frame_value));
+      std::fill_n(whole.host<F>(), whole.numel(), F(frame_value));
       const Tensor t = strided ? whole.column_range(2, 2 + cols) : whole;
       for (std::int64_t i = 0; i < rows; ++i)
         for (std::int64_t j = 0; j < cols; ++j)
-          t.data<F>()[i * t.row_stride() + j] =
+          t.host<F>()[i * t.row_stride() + j] =
               static_cast<float>(scale * values[static_cast<std::size_t>(i * cols + j)]);
       return t;
     };
@@ -66,7 +66,7 @@ class KernelsCpu : public ::testing::Test {
 
   Tensor ids(const std::vector<std::int32_t>& values) {
     Tensor t(arena, MemoryCategory::other, DType::i32, {static_cast<std::int64_t>(values.size())});
-    std::copy(values.begin(), values.end(), t.data<std::int32_t>());
+    std::copy(values.begin(), values.end(), t.host<std::int32_t>());
     return t;
   }
 
@@ -83,9 +83,9 @@ class KernelsCpu : public ::testing::Test {
     const auto each = [&](const auto& body) {
       for (std::int64_t i = 0; i < x.one.rows(); ++i)
         for (std::int64_t j = 0; j < x.one.cols(); ++j)
-          body(x.exact.data<double>()[i * x.exact.row_stride() + j],
-               x.one.data<float>()[i * x.one.row_stride() + j],
-               x.several.data<float>()[i * x.several.row_stride() + j], i, j);
+          body(x.exact.host<double>()[i * x.exact.row_stride() + j],
+               x.one.host<float>()[i * x.one.row_stride() + j],
+               x.several.host<float>()[i * x.several.row_stride() + j], i, j);
     };
     each([&](double exact, float, float, auto, auto) {
       if (std::isfinite(exact)) largest = std::max(largest, std::abs(exact));
@@ -102,14 +102,14 @@ class KernelsCpu : public ::testing::Test {
     if (wrong > 0) {
       ADD_FAILURE() << what << " " << x.one.rows() << " x " << x.one.cols() << ": " << wrong
                     << " elements off by more than " << tolerance << ", the last at " << row << ", " << col
-                    << ": " << x.exact.data<double>()[row * x.exact.row_stride() + col] << " expected, not "
-                    << x.one.data<float>()[row * x.one.row_stride() + col];
+                    << ": " << x.exact.host<double>()[row * x.exact.row_stride() + col] << " expected, not "
+                    << x.one.host<float>()[row * x.one.row_stride() + col];
     }
     EXPECT_EQ(different, 0) << what << " " << x.one.rows() << " x " << x.one.cols()
                             << ": threads change the bits";
     if (x.one.row_stride() != x.one.cols()) {
       for (std::int64_t i = 0; i < x.one.rows(); ++i) {
-        const float* first = x.one.data<float>() + i * x.one.row_stride();
+        const float* first = x.one.host<float>() + i * x.one.row_stride();
         for (std::int64_t j : {std::int64_t{-2}, std::int64_t{-1}, x.one.cols(), x.one.cols() + 2})
           EXPECT_EQ(first[j], frame_value) << what << ": written outside of row " << i;
       }
@@ -159,8 +159,8 @@ TEST_F(KernelsCpu, GroupedMatmul) {
       expect_close(c[i], 131, 1, "grouped_matmul");
       one->matmul(a[i].one, Transpose::no, b[i].one, Transpose::yes, alone[i].one, accumulate);
       for (std::int64_t row = 0; row < alone[i].one.rows(); ++row)
-        EXPECT_EQ(std::memcmp(alone[i].one.data<float>() + row * 90,
-                              c[i].one.data<float>() + row * c[i].one.row_stride(), 90 * sizeof(float)),
+        EXPECT_EQ(std::memcmp(alone[i].one.host<float>() + row * 90,
+                              c[i].one.host<float>() + row * c[i].one.row_stride(), 90 * sizeof(float)),
                   0)
             << "another result than by itself";
     }
@@ -178,7 +178,9 @@ TEST_F(KernelsCpu, MatmulBitsDoNotDependOnThreads) {
       one->matmul(a.one, Transpose::no, b.one, turn, c.one, false);
       for (int threads : {2, 4}) {
         make_cpu_kernels(arena, threads)->matmul(a.one, Transpose::no, b.one, turn, c.several, false);
-        EXPECT_EQ(std::memcmp(c.one.raw(), c.several.raw(), static_cast<std::size_t>(c.one.bytes())), 0)
+        EXPECT_EQ(
+            std::memcmp(c.one.host_bytes(), c.several.host_bytes(), static_cast<std::size_t>(c.one.bytes())),
+            0)
             << s[0] << " " << s[1] << " " << s[2] << " on " << threads;
       }
     }
@@ -229,7 +231,7 @@ TEST_F(KernelsCpu, SumSquaresAndAllFinite) {
                         std::numeric_limits<float>::quiet_NaN()})
         for (std::int64_t i : {std::int64_t{0}, rows - 1}) {
           EXPECT_TRUE(several->all_finite(x.several));
-          float& element = x.several.data<float>()[i * x.several.row_stride() + cols - 1];
+          float& element = x.several.host<float>()[i * x.several.row_stride() + cols - 1];
           const float before = element;
           element = bad;
           EXPECT_FALSE(several->all_finite(x.several));
@@ -388,9 +390,9 @@ TEST_F(KernelsCpu, AdamW) {
   for (std::int64_t n : {1, 7, 100, 40001}) {
     const Operand p = vector(n), g = vector(n), m = vector(n), v = vector(n);
     const auto positive = [](double x) { return std::abs(x); };
-    std::transform(v.exact.data<double>(), v.exact.data<double>() + n, v.exact.data<double>(), positive);
+    std::transform(v.exact.host<double>(), v.exact.host<double>() + n, v.exact.host<double>(), positive);
     for (const Tensor& t : {v.one, v.several})
-      std::transform(t.data<float>(), t.data<float>() + n, t.data<float>(),
+      std::transform(t.host<float>(), t.host<float>() + n, t.host<float>(),
                      [](float x) { return std::abs(x); });
     const AdamWStep step{.lr = 1e-1,
                          .beta1 = 0.9,
@@ -508,6 +510,13 @@ TEST_F(KernelsCpu, OtherTypesAndShapesAreRefused) {
   EXPECT_THROW(one->add(x.one, y.one), InvariantError);
   EXPECT_THROW(one->matmul(x.one, Transpose::no, y.one, Transpose::no, y.one, false), InvariantError);
   EXPECT_THROW(one->fill(Tensor(), 1), InvariantError);
+}
+
+TEST_F(KernelsCpu, OfNoDeviceTakeWhatTheseWould) {
+  Arena real, none(Device::none);
+  const auto kernels = make_kernels(real, DType::f32, 3), dry = make_kernels(none, DType::f32, 3);
+  EXPECT_EQ(none.live(), real.live());
+  EXPECT_EQ(none.live().total(), kernel_scratch_bytes(DType::f32, 3));
 }
 
 }  // namespace

@@ -470,6 +470,42 @@ TEST_F(KernelsReference, AdamWFollowsTheScalarFormula) {
   }
 }
 
+TEST_F(KernelsReference, ABrokenCallNamesTheKernelAndItsTensors) {
+  const Tensor x = constant(arena, {2, 3}, 1), y = constant(arena, {4, 6}, 1).column_range(1, 4);
+  const auto said = [](const auto& call) -> std::string {
+    try {
+      call();
+    } catch (const InvariantError& error) {
+      return error.what();
+    }
+    return "nothing";
+  };
+  EXPECT_EQ(said([&] { kernels->add(x, y); }),
+            "internal error: add: x and y differ; called with f64 [2, 3] f64 [4, 3] of rows 6 apart");
+  EXPECT_EQ(said([&] { kernels->bias_gradient(x, Tensor()); }),
+            "internal error: bias_gradient: dbias is no row of dy; called with f64 [2, 3] (undefined)");
+  EXPECT_EQ(said([&] {
+              kernels->copy(integers(arena, {1, 2}), x);
+            }),
+            "internal error: copy: from and to differ; called with i32 [2] f64 [2, 3]");
+  // A vector of rows that are apart is no vector.
+  EXPECT_NE(said([&] { kernels->add_bias(constant(arena, {3, 2}, 1).column_range(0, 1), x); }), "nothing");
+}
+
+// What a dry run calls: checked like any call, and computed by nobody.
+TEST_F(KernelsReference, KernelsOfNoDeviceCheckAndComputeNothing) {
+  Arena none(Device::none);
+  const auto dry = make_kernels(none, DType::f64, 4);
+  const Tensor x(none, MemoryCategory::other, DType::f64, {4, 4}),
+      short_of(none, MemoryCategory::other, DType::f64, {3});
+  EXPECT_THROW(dry->add(x, short_of), InvariantError);
+  dry->matmul(x, Transpose::no, x, Transpose::yes, x, true);
+  dry->residual(x, x, {}, x);
+  EXPECT_TRUE(dry->all_finite(x));
+  // The reference kernels have no tensors to read there.
+  EXPECT_THROW(kernels->scale(x, 2), InvariantError);
+}
+
 TEST_F(KernelsReference, BrokenShapesAndTypesAreInvariantErrors) {
   const Tensor x = random(arena, {2, 3}, 1), y = random(arena, {3, 2}, 2), ids = integers(arena, {0, 1});
   const Tensor f32(arena, MemoryCategory::other, DType::f32, {2, 3});
@@ -498,9 +534,9 @@ TEST_F(KernelsReference, F32AgreesWithF64) {
       for (std::int64_t i = 0; i < t.numel(); ++i) {
         const float value = static_cast<float>(numbers.uniform(static_cast<std::uint64_t>(i)) + 0.25);
         if (dtype == DType::f32)
-          t.data<float>()[i] = value;
+          t.host<float>()[i] = value;
         else
-          t.data<double>()[i] = value;
+          t.host<double>()[i] = value;
       }
       made.push_back(t);
       return t;
@@ -545,12 +581,12 @@ TEST_F(KernelsReference, F32AgreesWithF64) {
   const std::vector<Tensor> single = run(DType::f32), twice = run(DType::f64);
   ASSERT_EQ(single.size(), twice.size());
   for (std::size_t n = 0; n < single.size(); ++n) {
-    const double* expected = twice[n].data<double>();
+    const double* expected = twice[n].host<double>();
     const double size = std::sqrt(std::inner_product(expected, expected + twice[n].numel(), expected, 0.0));
     // Sums of 8 terms in a chain of some ten operations.
     const double tolerance = 10 * 0x1p-23 * std::sqrt(8.0) * std::max(1.0, size);
     for (std::int64_t i = 0; i < single[n].numel(); ++i)
-      EXPECT_NEAR(single[n].data<float>()[i], expected[i], tolerance) << "tensor " << n << " element " << i;
+      EXPECT_NEAR(single[n].host<float>()[i], expected[i], tolerance) << "tensor " << n << " element " << i;
   }
 }
 

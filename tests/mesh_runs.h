@@ -114,8 +114,8 @@ inline SampleSource random_samples(const Plan& plan) {
 }
 
 inline std::vector<double> as_doubles(const Tensor& t) {
-  if (t.dtype() == DType::f64) return {t.data<double>(), t.data<double>() + t.numel()};
-  return {t.data<float>(), t.data<float>() + t.numel()};  // exact
+  if (t.dtype() == DType::f64) return {t.host<double>(), t.host<double>() + t.numel()};
+  return {t.host<float>(), t.host<float>() + t.numel()};  // exact
 }
 
 using LogicalTensors = std::map<std::string, std::vector<double>>;  // by name

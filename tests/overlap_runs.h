@@ -143,7 +143,8 @@ inline OverlapTimes training_gathers(int ahead, Clock::duration product, const T
   run_ranks(world, [&](int index) {
     Arena arena;
     auto kernels = make_kernels(arena, plan.dtype, 1);
-    if (product.count() > 0) kernels = std::make_unique<TimedKernels>(std::move(kernels), product, time);
+    if (product.count() > 0)
+      kernels = std::make_unique<Kernels>(std::make_shared<TimedKernels>(std::move(kernels), product, time));
     const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels);
     Communicator& group = rank.along(Axis::dp);
     Trainer trainer(rank, plan, {}, 1);
@@ -165,11 +166,11 @@ inline OverlapTimes training_gathers(int ahead, Clock::duration product, const T
     std::vector<double> undelayed;
     for (int i = 0; i < rounds; ++i) undelayed.push_back(measured.seconds(train));
     const Tensor compute(arena, MemoryCategory::other, DType::f64, {1});
-    *compute.data<double>() = median(undelayed);
+    *compute.host<double>() = median(undelayed);
     group.all_reduce(compute, ReduceOp::max).wait();
     const int gathers = parameters.gather()->measures().gathers;
     const auto delay = std::chrono::duration_cast<Clock::duration>(
-        std::chrono::duration<double>(4 * *compute.data<double>() / gathers));
+        std::chrono::duration<double>(4 * *compute.host<double>() / gathers));
 
     for (int round = 0; round < rounds; ++round) {
       world.link(index).delay = {};
@@ -194,7 +195,7 @@ inline double ring_seconds(int cp, milliseconds block, milliseconds delay, const
   SlowWorld world(cp, "cp", delay, time);
   run_ranks(world, [&](int index) {
     Arena arena;
-    SleepingKernels kernels(layout.causal_pairs(0) / cp, block, time);
+    Kernels kernels(std::make_shared<SleepingKernels>(layout.causal_pairs(0) / cp, block, time));
     const Rank rank(world, plan.mesh, index, DType::f32, arena, kernels);
     const Attention heads(24, 4, 2, 0);
     const ContextParallel context(rank, plan, heads);

@@ -198,7 +198,7 @@ TEST(ProcessWorld, WhatIsDroppedIsStillDone) {
       auto x = values<float>(rank, 4000);
       {
         const Tensor t(arena, MemoryCategory::other, DType::f32, {4000});
-        std::memcpy(t.raw(), x.data(), 16000);
+        std::memcpy(t.host_bytes(), x.data(), 16000);
         (void)group->all_reduce(t);
         group->all_reduce(view(x)).wait();
       }

@@ -111,7 +111,7 @@ Moved move(const std::vector<std::vector<double>>& local, const Placement& from,
     const Extent shape = local_extent(extent, from, n, rank.index());
     const Tensor x(rank.arena(), MemoryCategory::activations, DType::f64, {shape[0], shape[1]});
     ASSERT_EQ(static_cast<std::size_t>(x.numel()), local[me].size());
-    std::copy(local[me].begin(), local[me].end(), x.data<double>());
+    std::copy(local[me].begin(), local[me].end(), x.host<double>());
     const Tensor y = redistribute(rank, axis, x, from, to, extent).get();
     const Extent expected = local_extent(extent, to, n, rank.index());
     EXPECT_EQ(y.shape(), (std::vector<std::int64_t>{expected[0], expected[1]}));
@@ -187,9 +187,9 @@ TEST(Redistribute, StaysInsideItsGroup) {
   plan.dtype = DType::f64;
   checks::on_mesh(plan, [](const Rank& rank) {
     const Tensor x(rank.arena(), MemoryCategory::activations, DType::f64, {1, 1});
-    *x.data<double>() = rank.coordinate(Axis::dp) == 0 ? 1 : 10;
+    *x.host<double>() = rank.coordinate(Axis::dp) == 0 ? 1 : 10;
     const Tensor y = redistribute(rank, Axis::tp, x, partial, identical, {1, 1}).get();
-    EXPECT_EQ(*y.data<double>(), rank.coordinate(Axis::dp) == 0 ? 2 : 20);
+    EXPECT_EQ(*y.host<double>(), rank.coordinate(Axis::dp) == 0 ? 2 : 20);
   });
 }
 

@@ -16,11 +16,11 @@ struct RoundingNoiseTest : testing::Test {
   double product(std::vector<double> a, std::vector<double> b) {
     const Tensor x = constant(arena, {1, 2}, 0), y = constant(arena, {2, 1}, 0),
                  z = constant(arena, {1, 1}, 0);
-    std::copy(a.begin(), a.end(), x.data<double>());
-    std::copy(b.begin(), b.end(), y.data<double>());
+    std::copy(a.begin(), a.end(), x.host<double>());
+    std::copy(b.begin(), b.end(), y.host<double>());
     noise.matmul(x, Transpose::no, y, Transpose::no, z, false);
-    EXPECT_EQ(x.data<double>()[0], a[0]);  // operands stay
-    return *z.data<double>();
+    EXPECT_EQ(x.host<double>()[0], a[0]);  // operands stay
+    return *z.host<double>();
   }
   Arena arena;
   std::unique_ptr<Kernels> exact = make_reference_kernels();

@@ -37,11 +37,11 @@ struct RouterTest : testing::Test {
   }
   Tensor row(std::vector<double> values) {
     const Tensor t = constant(arena, {1, static_cast<std::int64_t>(values.size())}, 0);
-    std::copy(values.begin(), values.end(), t.data<double>());
+    std::copy(values.begin(), values.end(), t.host<double>());
     return t;
   }
   static std::vector<std::int32_t> list(const Tensor& ids) {
-    return {ids.data<std::int32_t>(), ids.data<std::int32_t>() + ids.numel()};
+    return {ids.host<std::int32_t>(), ids.host<std::int32_t>() + ids.numel()};
   }
   Arena arena;
 };
@@ -50,8 +50,8 @@ TEST_F(RouterTest, WeightsOfMixtralAreTheSoftmaxOfTheChosenLogits) {
   const Tensor logits = random(arena, {7, E}, 1);
   const Routed routed = choose(router({}, 2), logits);
   for (std::int64_t t = 0; t < 7; ++t) {
-    const std::int32_t a = routed.ids.data<std::int32_t>()[2 * t],
-                       b = routed.ids.data<std::int32_t>()[2 * t + 1];
+    const std::int32_t a = routed.ids.host<std::int32_t>()[2 * t],
+                       b = routed.ids.host<std::int32_t>()[2 * t + 1];
     for (std::int32_t e = 0; e < E; ++e)
       if (e != a && e != b) {
         EXPECT_LE(at(logits, t, e), at(logits, t, b));
@@ -105,7 +105,7 @@ TEST_F(RouterTest, TokensReachNoMoreGroupsThanAllowed) {
   for (std::int64_t t = 0; t < 50; ++t) {
     std::vector<bool> met(4);
     for (std::int64_t j = 0; j < 3; ++j)
-      met[static_cast<std::size_t>(routed.ids.data<std::int32_t>()[3 * t + j] / 3)] = true;
+      met[static_cast<std::size_t>(routed.ids.host<std::int32_t>()[3 * t + j] / 3)] = true;
     EXPECT_LE(std::count(met.begin(), met.end(), true), 2);
   }
 }
@@ -165,7 +165,7 @@ TEST_F(RouterTest, BalanceLossesAreThoseOfThePapers) {
     for (int e = 0; e < E; ++e) sum += 1 / (1 + std::exp(-at(logits, t, e)));
     for (int e = 0; e < E; ++e)
       p[static_cast<std::size_t>(e)] += 1 / (1 + std::exp(-at(logits, t, e))) / sum / T;
-    const std::int32_t* id = routed.ids.data<std::int32_t>() + k * t;
+    const std::int32_t* id = routed.ids.host<std::int32_t>() + k * t;
     for (int j = 0; j < k; ++j) f[static_cast<std::size_t>(id[j])] += double(E) / (k * T);
     for (int g = 0; g < 3; ++g)
       reached[static_cast<std::size_t>(g)] += (id[0] / 2 == g || id[1] / 2 == g) ? 3.0 / (2 * T) : 0;

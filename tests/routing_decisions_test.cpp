@@ -33,7 +33,7 @@ struct RoutingDecisionsTest : testing::Test {
   }
   std::vector<std::int32_t> visit(const std::vector<double>& weight) {
     const Tensor ids = integers(arena, {0, 0, 0, 1}).reshape({4, 1}), weights = constant(arena, {4, 1}, 0);
-    std::copy(weight.begin(), weight.end(), weights.data<double>());
+    std::copy(weight.begin(), weight.end(), weights.host<double>());
     const auto keep = [&](const Tensor& by) {
       const Tensor kept = integers(arena, {0, 0, 0, 0}).reshape({4, 1});
       drop_over_capacity(ids, by, 2, 2, DropPolicy::probability, kept);
@@ -41,7 +41,7 @@ struct RoutingDecisionsTest : testing::Test {
     };
     const Tensor kept = keep(weights);
     judge.on_kept(0, tokens, ids, weights, kept, keep);
-    return {kept.data<std::int32_t>(), kept.data<std::int32_t>() + 4};
+    return {kept.host<std::int32_t>(), kept.host<std::int32_t>() + 4};
   }
   RoutingDifference only_difference() const {
     const auto all = judge.differences(5, 8);

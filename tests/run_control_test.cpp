@@ -138,7 +138,7 @@ TEST_F(RunControl, TheSlowRankIsNamed) {
 
 // A value that is not a number, put where every mesh has it.
 void poison(const Trainer& trainer, const std::string& name, double value) {
-  if (const Parameter* p = trainer.parameters().find_here(name)) p->value.data<double>()[1] = value;
+  if (const Parameter* p = trainer.parameters().find_here(name)) p->value.host<double>()[1] = value;
 }
 
 TEST(NonFinite, AStepIsSkippedWholeAndTheTensorNamed) {
@@ -151,7 +151,7 @@ TEST(NonFinite, AStepIsSkippedWholeAndTheTensorNamed) {
       trainer.skip_nonfinite();
       const SampleSource samples = random_samples(plan);
       trainer.step(0, samples, 1);
-      const double before = trainer.parameters().find(name).value.data<double>()[1];
+      const double before = trainer.parameters().find(name).value.host<double>()[1];
       poison(trainer, name, std::numeric_limits<double>::quiet_NaN());
       const auto values = gather(rank, trainer, ParameterTensor::exp_avg);
       const StepResult skipped = trainer.step(1, samples, 1).front();

@@ -7,63 +7,61 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "tensor/kernels.h"
+#include "tensor/kernel_backend.h"
 
 namespace echelon::checks {
 
 // Attention on pairs of queries and keys that the mask leaves takes that many parts of `block`; five halves
 // of it backward.
-class SleepingKernels final : public Kernels {
+class SleepingKernels final : public KernelBackend {
  public:
   SleepingKernels(std::int64_t pairs_of_block, std::chrono::duration<double> block, const Time& time)
       : pairs_(pairs_of_block), block_(block), time_(time) {}
   // So far: a sleep may be longer than was asked for.
   double slept_seconds() const { return slept_seconds_; }
-  void attention(const Tensor&, const Tensor&, const Tensor&, const AttentionShape& s, const Tensor&,
-                 const Tensor&) override {
+  void attention(const Tensor&, const Tensor&, const Tensor&, const AttentionShape& s, Out, Out) override {
     rest(s, 1);
   }
   void attention_backward(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                          const Tensor&, const AttentionShape& s, const Tensor&, const Tensor&,
-                          const Tensor&) override {
+                          const Tensor&, const AttentionShape& s, Out, Out, Out) override {
     rest(s, 2.5);
   }
-  void attention_delta(const Tensor&, const Tensor&, const AttentionShape&, const Tensor&) override {}
-  void fill(const Tensor&, double) override {}
-  void copy(const Tensor&, const Tensor&) override {}
-  void add(const Tensor&, const Tensor&) override {}
+  void attention_delta(const Tensor&, const Tensor&, const AttentionShape&, Out) override {}
+  void fill(Out, double) override {}
+  void copy(const Tensor&, Out) override {}
+  void add(const Tensor&, InOut) override {}
 
   // Attention needs none of these.
   using T = const Tensor&;
-  void matmul(T, Transpose, T, Transpose, T, bool) override { never(); }
+  void matmul(T, Transpose, T, Transpose, Out, bool) override { never(); }
   void grouped_matmul(std::span<const MatrixProduct>) override { never(); }
-  void weighted_swiglu_backward(T, T, T, T) override { never(); }
-  void combine_rows(T, T, T, T) override { never(); }
-  void scale(T, double) override { never(); }
-  void sum_squares(T, std::int64_t, T) override { never(); }
+  void weighted_swiglu_backward(InOut, InOut, T, Out) override { never(); }
+  void combine_rows(T, T, T, Out) override { never(); }
+  void scale(InOut, double) override { never(); }
+  void sum_squares(T, std::int64_t, Out) override { never(); }
   bool all_finite(T) override { return false; }
-  void add_bias(T, T) override { never(); }
-  void residual(T, T, T, T) override { never(); }
-  void bias_gradient(T, T) override { never(); }
-  void layer_norm(T, T, T, double, T, T) override { never(); }
-  void layer_norm_again(T, T, T, T, T) override { never(); }
-  void layer_norm_backward_input(T, T, T, T, T) override { never(); }
-  void layer_norm_backward_weight(T, T, T, T, T) override { never(); }
-  void rms_norm(T, T, double, T, T) override { never(); }
-  void rms_norm_again(T, T, T, T) override { never(); }
-  void rms_norm_backward_input(T, T, T, T, T) override { never(); }
-  void rms_norm_backward_weight(T, T, T, T) override { never(); }
-  void gelu(T, T, T) override { never(); }
-  void gelu_backward(T, T) override { never(); }
-  void swiglu(T, T) override { never(); }
-  void swiglu_backward(T, T) override { never(); }
-  void rope(T, std::int64_t, T, double, bool) override { never(); }
-  void embedding(T, T, std::int64_t, T) override { never(); }
-  void embedding_backward(T, T, std::int64_t, T) override { never(); }
-  void row_max(T, T) override { never(); }
-  void exp_sum(T, T, T, std::int64_t, T, T) override { never(); }
-  void cross_entropy_backward(T, T, T, std::int64_t, double) override { never(); }
-  void adamw(T, T, T, T, const AdamWStep&) override { never(); }
+  void add_bias(T, InOut) override { never(); }
+  void residual(T, T, T, Out) override { never(); }
+  void bias_gradient(T, InOut) override { never(); }
+  void layer_norm(T, T, T, double, Out, Out) override { never(); }
+  void layer_norm_again(T, T, T, T, Out) override { never(); }
+  void layer_norm_backward_input(T, T, T, T, InOut) override { never(); }
+  void layer_norm_backward_weight(T, T, T, InOut, InOut) override { never(); }
+  void rms_norm(T, T, double, Out, Out) override { never(); }
+  void rms_norm_again(T, T, T, Out) override { never(); }
+  void rms_norm_backward_input(T, T, T, T, InOut) override { never(); }
+  void rms_norm_backward_weight(T, T, T, InOut) override { never(); }
+  void gelu(InOut, T, Out) override { never(); }
+  void gelu_backward(InOut, InOut) override { never(); }
+  void swiglu(T, Out) override { never(); }
+  void swiglu_backward(InOut, InOut) override { never(); }
+  void rope(InOut, std::int64_t, T, double, bool) override { never(); }
+  void embedding(T, T, std::int64_t, Out) override { never(); }
+  void embedding_backward(T, T, std::int64_t, InOut) override { never(); }
+  void row_max(T, Out) override { never(); }
+  void exp_sum(InOut, T, T, std::int64_t, Out, Out) override { never(); }
+  void cross_entropy_backward(InOut, T, T, std::int64_t, double) override { never(); }
+  void adamw(InOut, T, InOut, InOut, const AdamWStep&) override { never(); }
 
  private:
   static void never() { throw InvariantError("attention alone is run"); }

@@ -21,7 +21,7 @@ inline constexpr double epsilon = std::numeric_limits<double>::epsilon();
 // Row i, column j. InvariantError beyond the tensor.
 inline double& at(const Tensor& t, std::int64_t i, std::int64_t j = 0) {
   check(i >= 0 && i < t.rows() && j >= 0 && j < t.cols(), "a test reads beyond a tensor");
-  return t.data<double>()[i * t.row_stride() + j];
+  return t.host<double>()[i * t.row_stride() + j];
 }
 
 template <class Body>  // body(row, column)
@@ -59,7 +59,7 @@ inline Tensor clone(Arena& arena, const Tensor& from) {
 
 inline Tensor integers(Arena& arena, const std::vector<std::int32_t>& values) {
   Tensor t(arena, MemoryCategory::other, DType::i32, {static_cast<std::int64_t>(values.size())});
-  std::copy(values.begin(), values.end(), t.data<std::int32_t>());
+  std::copy(values.begin(), values.end(), t.host<std::int32_t>());
   return t;
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "tensor/host.h"
 
 namespace echelon::tensor_test {
 namespace {
@@ -29,7 +30,7 @@ struct Counted {
 
 float at(const Tensor& t, std::int64_t i, std::int64_t j) {
   check(i >= 0 && i < t.rows() && j >= 0 && j < t.cols(), "a test reads beyond a tensor");
-  return t.data<float>()[i * t.row_stride() + j];
+  return t.host<float>()[i * t.row_stride() + j];
 }
 
 TEST(Tensor, ElementSizesAndNames) {
@@ -72,7 +73,7 @@ TEST(Tensor, RowRangeIsAMatrixOverTheSameMemory) {
   EXPECT_TRUE(rows.contiguous());
   EXPECT_EQ(at(rows, 0, 0), 8);
   EXPECT_EQ(at(rows, 2, 3), 19);
-  rows.data<float>()[0] = -1;
+  rows.host<float>()[0] = -1;
   EXPECT_EQ(t.values[8], -1);
   EXPECT_EQ(t.tensor.row_range(6, 6).numel(), 0);
 }
@@ -123,9 +124,9 @@ TEST(Tensor, RangesOutsideAreInvariantErrors) {
 
 TEST(Tensor, DataChecksTheDType) {
   const Counted t({2});
-  EXPECT_NO_THROW(t.tensor.data<float>());
-  EXPECT_THROW(t.tensor.data<double>(), InvariantError);
-  EXPECT_THROW(t.tensor.data<std::int32_t>(), InvariantError);
+  EXPECT_NO_THROW(t.tensor.host<float>());
+  EXPECT_THROW(t.tensor.host<double>(), InvariantError);
+  EXPECT_THROW(t.tensor.host<std::int32_t>(), InvariantError);
 }
 
 TEST(Tensor, ViewsKeepTheMemoryAlive) {
@@ -146,14 +147,14 @@ TEST(Tensor, MemoryComesAndGoesBehindItsViews) {
   const Tensor row = t.row_range(2, 3), kept(arena, MemoryCategory::parameters, DType::f32, {10});
   for (int i = 0; i < 3; ++i) {
     EXPECT_TRUE(row.has_memory());
-    std::fill_n(t.data<float>(), 24, static_cast<float>(i));
+    std::fill_n(t.host<float>(), 24, static_cast<float>(i));
     EXPECT_EQ(at(row, 0, 5), static_cast<float>(i));
     t.release_memory();
     EXPECT_FALSE(t.has_memory() || row.has_memory());
     EXPECT_EQ(arena.live()[MemoryCategory::gradients], 0);
     EXPECT_EQ(arena.live()[MemoryCategory::parameters], 40);
-    EXPECT_THROW(row.data<float>(), InvariantError);
-    EXPECT_THROW(t.raw(), InvariantError);
+    EXPECT_THROW(row.host<float>(), InvariantError);
+    EXPECT_THROW(t.host_bytes(), InvariantError);
     EXPECT_THROW(row.release_memory(), InvariantError);
     // What was given back is anybody's.
     { const Tensor other(arena, MemoryCategory::activations, DType::f32, {24}); }
@@ -237,7 +238,7 @@ TEST(Arena, AMuchLargerBlockIsNotSpentOnASmallRequest) {
 }
 
 TEST(Arena, TheLimitThrowsAndLeavesTheAccountWhole) {
-  Arena arena(1000);
+  Arena arena(Device::cpu, 1000);
   const Tensor kept(arena, MemoryCategory::parameters, DType::f32, {150});
   const Memory before = arena.live();
   try {
@@ -254,6 +255,85 @@ TEST(Arena, TheLimitThrowsAndLeavesTheAccountWhole) {
     const Tensor fits(arena, MemoryCategory::activations, DType::f32, {100});
     EXPECT_EQ(arena.live().total(), 1000);
   }
+}
+
+// What a dry run holds: the same account, byte by byte, of memory that is never there.
+TEST(Arena, OnNoDeviceEveryByteIsCountedAndNoneIsThere) {
+  Arena real, none(Device::none);
+  const auto hold = [](Arena& arena) {
+    const Tensor kept(arena, MemoryCategory::parameters, DType::f64, {3, 5});
+    { const Tensor gone(arena, MemoryCategory::activations, DType::f32, {100}); }
+    const Tensor again(arena, MemoryCategory::gradients, DType::i32, {7});
+    again.release_memory();
+    EXPECT_FALSE(again.has_memory());
+    EXPECT_TRUE(kept.has_memory());
+    EXPECT_THROW(again.release_memory(), InvariantError);
+    again.acquire_memory();
+    EXPECT_THROW(again.acquire_memory(), InvariantError);
+    EXPECT_EQ(kept.row_range(1, 2).device(), arena.device());
+    return arena.live();
+  };
+  EXPECT_EQ(hold(none), hold(real));
+  EXPECT_EQ(none.live(), real.live());
+  EXPECT_EQ(none.peak(), real.peak());
+  EXPECT_EQ(real.peak()[MemoryCategory::activations], 400);
+  EXPECT_EQ(none.system_allocations(), 0);
+  EXPECT_EQ(none.held_bytes(), 0u);
+  EXPECT_GT(real.held_bytes(), 0u);
+
+  Arena small(Device::none, 1000);
+  const Tensor fits(small, MemoryCategory::other, DType::u8, {1000});
+  EXPECT_THROW(Tensor(small, MemoryCategory::other, DType::u8, {1}), RunError);
+  // More than any machine has.
+  const Tensor vast(none, MemoryCategory::parameters, DType::f32, {1'000'000, 1'000'000});
+  EXPECT_EQ(none.live().total(), 4'000'000'000'000);
+}
+
+TEST(Tensor, TheHostReadsTheCpuAlone) {
+  Arena cpu, none(Device::none);
+  const Tensor here(cpu, MemoryCategory::other, DType::f32, {2, 4}),
+      nowhere(none, MemoryCategory::other, DType::f32, {2, 4});
+  const std::vector<float> values{1, 2, 3, 4, 5, 6, 7, 8};
+  for (const Tensor& t : {here, nowhere}) copy_from_host(values, t);
+  EXPECT_EQ(copy_to_host<float>(here), values);
+  EXPECT_EQ(copy_to_host<float>(here.column_range(1, 3)), (std::vector<float>{2, 3, 6, 7}));
+  copy_from_host(std::vector<float>{0, 0}, here.column_range(3, 4));
+  EXPECT_EQ(copy_numbers_to_host(here), (std::vector<double>{1, 2, 3, 0, 5, 6, 7, 0}));
+  EXPECT_EQ(here.host<float>()[3], 0);
+  EXPECT_THROW(copy_from_host(std::vector<float>{0, 0, 0}, here), InvariantError);
+  EXPECT_THROW(copy_from_host(std::vector<float>{0, 0, 0}, nowhere), InvariantError);
+  EXPECT_THROW(copy_to_host<double>(here), InvariantError);
+
+  EXPECT_THROW(nowhere.host<float>(), InvariantError);
+  EXPECT_THROW(nowhere.host_bytes(), InvariantError);
+  EXPECT_THROW(copy_to_host<float>(nowhere), InvariantError);
+  EXPECT_THROW(copy_numbers_to_host(nowhere), InvariantError);
+  std::vector<std::byte> bytes(32);
+  EXPECT_THROW(copy_bytes_to_host(nowhere, bytes), InvariantError);
+  copy_bytes_from_host(bytes, nowhere);
+  copy_bytes_from_host(bytes, here);
+  EXPECT_EQ(copy_to_host<float>(here), std::vector<float>(8));
+}
+
+TEST(Tensor, BeginsWithAnotherWhereTheirFirstByteIsOne) {
+  Arena cpu, none(Device::none);
+  for (Arena* arena : {&cpu, &none}) {
+    const Tensor x(*arena, MemoryCategory::other, DType::f32, {4, 2}),
+        y(*arena, MemoryCategory::other, DType::f32, {4, 2});
+    EXPECT_TRUE(x.begins_with(x.flat_range(0, 3)));
+    EXPECT_TRUE(x.row_range(1, 2).begins_with(x.flat_range(2, 3)));
+    EXPECT_FALSE(x.begins_with(x.row_range(1, 2)));
+    EXPECT_FALSE(x.begins_with(y));
+    EXPECT_FALSE(x.begins_with({}));
+  }
+  std::vector<float> memory(4);
+  EXPECT_TRUE(Tensor::view_of(memory.data(), DType::f32, {4})
+                  .begins_with(Tensor::view_of(memory.data(), DType::f32, {2})));
+}
+
+TEST(Device, HasANameThatIsRead) {
+  for (const Device device : {Device::cpu, Device::none}) EXPECT_EQ(parse_device(device_name(device), "x"), device);
+  EXPECT_THROW(parse_device("gpu", "device"), RequestError);
 }
 
 }  // namespace

@@ -136,11 +136,11 @@ TEST(ThreadFailure, WrongArgumentsOfOneRank) {
       },
       "x is not contiguous");
   wrong([](auto& tp, auto&) { return tp.all_reduce(Tensor()); }, "x is not defined");
-  wrong([](auto& tp, auto& x) { return tp.all_reduce(Tensor::view_of(x.raw(), DType::u8, {48})); },
+  wrong([](auto& tp, auto& x) { return tp.all_reduce(Tensor::view_of(x.host_bytes(), DType::u8, {48})); },
         "u8: u8 is packed bytes, which have no sum");
   wrong(
       [](auto& tp, auto& x) {
-        const Tensor bytes = Tensor::view_of(x.raw(), DType::u8, {48});
+        const Tensor bytes = Tensor::view_of(x.host_bytes(), DType::u8, {48});
         return tp.reduce_scatter(bytes, bytes.flat_range(0, 16), Counts{16, 16, 16});
       },
       "u8: u8 is packed bytes, which have no sum");
@@ -172,7 +172,7 @@ TEST(ThreadFailure, ARankThatThrowsInTheMiddleOfOperations) {
       std::vector<Pending> pending;
       for (int i = 0; i < 4; ++i) {
         const Tensor x(arena, MemoryCategory::other, DType::f32, {200000});
-        std::fill_n(x.data<float>(), x.numel(), 1.0f);
+        std::fill_n(x.host<float>(), x.numel(), 1.0f);
         pending.push_back(tp->all_reduce(x));
       }
       if (rank == 2) {

@@ -79,7 +79,7 @@ TEST(Threads, TensorsGoBackToTheirArenaOnTheirOwnThread) {
       std::vector<Pending> pending;
       for (int k = 0; k < 3; ++k) {
         const Tensor x(arena, MemoryCategory::other, DType::f32, {i % 2 == 0 ? 100 : 70000});
-        std::fill_n(x.data<float>(), x.numel(), 1.0f);
+        std::fill_n(x.host<float>(), x.numel(), 1.0f);
         pending.push_back(tp.all_reduce(x));
       }
       for (Pending& p : pending) p.wait();

@@ -87,7 +87,7 @@ TEST(Training, GradientsAreTheDerivativesOfTheLoss) {
         for (std::size_t k = 0; k < direction.size(); ++k) expected += gradient[k] * direction[k] / length;
         const auto loss_at = [&](double distance) {
           for (std::size_t k = 0; k < middle.size(); ++k)
-            p.value.data<double>()[k] = middle[k] + distance * direction[k] / length;
+            p.value.host<double>()[k] = middle[k] + distance * direction[k] / length;
           return trainer.evaluate(plan.global_batch, samples);
         };
         EXPECT_NEAR((loss_at(step) - loss_at(-step)) / (2 * step), expected, tolerance) << p.spec.name;
@@ -293,7 +293,7 @@ TEST(Optimizer, AGradientThatIsNotFiniteIsNamedAndNothingIsUpdated) {
     trainer.compute_gradients(0, random_samples(plan));
     const LogicalTensors before = gather(rank, trainer, ParameterTensor::value);
     const std::string name = "model.layers.1.mlp.up_proj.weight";
-    trainer.parameters().find(name).gradient.data<double>()[5] = std::numeric_limits<double>::infinity();
+    trainer.parameters().find(name).gradient.host<double>()[5] = std::numeric_limits<double>::infinity();
     expect_contains(message_of<RunError>([&] { trainer.apply_gradients(0); }),
                     {"step 1", name, "not finite"});
     EXPECT_EQ(gather(rank, trainer, ParameterTensor::value), before);

@@ -159,7 +159,7 @@ TEST(Verify, ChoicesThatTieAreSaidAndFollowed) {
       for (const Parameter& p : parameters.all())
         if (p.spec.name.ends_with("gate.weight"))
           for (std::int64_t c = 0; c < p.value.cols(); ++c) {
-            double* gate = p.value.data<double>() + c;
+            double* gate = p.value.host<double>() + c;
             gate[p.value.cols()] = std::nextafter(gate[0], c % 2 == 0 ? 10 : -10);
           }
     };

@@ -312,7 +312,7 @@ TEST(Offload, AModelThatDoesNotFitSteps) {
   const auto step_in = [&](std::int64_t bytes) {
     ThreadWorld world(1, patience);
     run_ranks(world, [&](int index) {
-      Arena arena(static_cast<std::size_t>(bytes));
+      Arena arena(Device::cpu, static_cast<std::size_t>(bytes));
       const auto kernels = make_kernels(arena, plan.dtype, 1);
       const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels);
       Trainer trainer(rank, plan, {}, 1);
@@ -513,9 +513,9 @@ TEST(Zero3, ReadingAParameterThatIsNotThereIsAnError) {
     Trainer trainer(rank, plan, clipping(), 1);
     trainer.compute_gradients(0, random_samples(plan));
     const Parameter& p = trainer.parameters().find("model.layers.1.mlp.down_proj.weight");
-    EXPECT_THROW(p.value.data<double>(), InvariantError);
-    EXPECT_THROW(p.gradient.data<double>(), InvariantError);
-    EXPECT_NO_THROW(p.own_value.data<double>());
+    EXPECT_THROW(p.value.host<double>(), InvariantError);
+    EXPECT_THROW(p.gradient.host<double>(), InvariantError);
+    EXPECT_NO_THROW(p.own_value.host<double>());
   });
 }
 
@@ -528,7 +528,7 @@ TEST(Zero, NamesTheTensorThatIsNotFinite) {
                       Trainer trainer(rank, plan, clipping(), 1);
                       trainer.compute_gradients(0, random_samples(plan));
                       const Tensor& mine = trainer.parameters().find(name).own_gradient;
-                      if (mine.numel() > 0) mine.data<double>()[mine.numel() - 1] = std::nan("");
+                      if (mine.numel() > 0) mine.host<double>()[mine.numel() - 1] = std::nan("");
                       trainer.apply_gradients(0);
                     });
                   }),

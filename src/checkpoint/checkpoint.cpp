@@ -97,12 +97,12 @@ RouterBiases load_checkpoint(const Rank& rank, const ParameterStore& parameters,
       if (values_only && which != ParameterTensor::value) continue;
       const auto bytes = reader.read(p.spec.name + suffix, p.spec, rank.dtype());
       Tensor logical(rank.arena(), MemoryCategory::other, rank.dtype(), p.spec.shape);
-      std::memcpy(logical.raw(), bytes.data(), bytes.size());
+      std::memcpy(logical.host_bytes(), bytes.data(), bytes.size());
       const auto count = static_cast<std::size_t>(logical.numel());
       if (which == ParameterTensor::value && rank.dtype() == DType::f64)
-        refuse_nonfinite<double>(info.path, p.spec.name, {logical.data<double>(), count});
+        refuse_nonfinite<double>(info.path, p.spec.name, {logical.host<double>(), count});
       else if (which == ParameterTensor::value)
-        refuse_nonfinite<float>(info.path, p.spec.name, {logical.data<float>(), count});
+        refuse_nonfinite<float>(info.path, p.spec.name, {logical.host<float>(), count});
       scatter_logical(rank, logical, p, which);
     }
   if (!values_only && info.residual_ranks > 0) load_carried(rank, parameters, reader, info, carried);

@@ -55,14 +55,14 @@ Tensor zeros(const Rank& rank, const std::vector<std::int64_t>& shape) {
 
 bool all_zero(const Tensor& t) {
   const auto zero = [](auto x) { return x == 0; };
-  if (t.dtype() == DType::f64) return std::all_of(t.data<double>(), t.data<double>() + t.numel(), zero);
-  return std::all_of(t.data<float>(), t.data<float>() + t.numel(), zero);
+  if (t.dtype() == DType::f64) return std::all_of(t.host<double>(), t.host<double>() + t.numel(), zero);
+  return std::all_of(t.host<float>(), t.host<float>() + t.numel(), zero);
 }
 
 Tensor tensor_of(const Rank& rank, const std::vector<std::byte>& bytes,
                  const std::vector<std::int64_t>& shape) {
   Tensor tensor(rank.arena(), MemoryCategory::other, rank.dtype(), shape);
-  std::memcpy(tensor.raw(), bytes.data(), bytes.size());
+  std::memcpy(tensor.host_bytes(), bytes.data(), bytes.size());
   return tensor;
 }
 

@@ -123,7 +123,7 @@ void CheckpointWriter::start(const ParameterStore& parameters, const CheckpointI
     copy.name = file_name(file.kind, rank_);
     for (const OwnedTensor& tensor : file.tensors) {
       copy.declared.push_back(tensor.stored);
-      const auto* const data = static_cast<const std::byte*>(tensor.data.raw());
+      const auto* const data = static_cast<const std::byte*>(tensor.data.host_bytes());
       copy.bytes.emplace_back(data, data + tensor.data.bytes());
     }
   }

@@ -324,12 +324,12 @@ std::string import_hugging_face(const std::string& directory, const std::string&
       const Tensor logical(arena, MemoryCategory::other, dtype, p.spec.shape);
       // Of what the checkpoint would hold: a large number of F64 is infinite in f32.
       if (dtype == DType::f64) {
-        std::copy(values.begin(), values.end(), logical.data<double>());
-        refuse_nonfinite<double>(directory, names.at(p.spec.name), {logical.data<double>(), values.size()});
+        std::copy(values.begin(), values.end(), logical.host<double>());
+        refuse_nonfinite<double>(directory, names.at(p.spec.name), {logical.host<double>(), values.size()});
       } else {
-        std::transform(values.begin(), values.end(), logical.data<float>(),
+        std::transform(values.begin(), values.end(), logical.host<float>(),
                        [](double x) { return static_cast<float>(x); });
-        refuse_nonfinite<float>(directory, names.at(p.spec.name), {logical.data<float>(), values.size()});
+        refuse_nonfinite<float>(directory, names.at(p.spec.name), {logical.host<float>(), values.size()});
       }
       scatter_logical(rank, logical, p, ParameterTensor::value);
     }

@@ -50,7 +50,7 @@ Tensor local_tensor(const Rank& rank, const Parameter& parameter, ParameterTenso
 
 void store_local(const Rank& rank, const Tensor& local, const Parameter& parameter, ParameterTensor which) {
   const Tensor& here = held(parameter, which);
-  if (local.raw() == here.raw()) return;  // a view, changed in place
+  if (local.begins_with(here)) return;  // a view, changed in place
   const Range part = is_cut(parameter, which) ? parameter.own : Range{0, local.numel()};
   if (part.size() > 0) rank.kernels().copy(local.flat_range(part.begin, part.end), here.flat());
 }
@@ -75,9 +75,9 @@ Tensor gather_logical(const Rank& rank, const ParamSpec& spec, const Tensor& loc
   const Tensor parts(rank.arena(), MemoryCategory::other, rank.dtype(), {total});
   rank.along(Axis::tp).all_gather(local.flat(), parts, counts).wait();
   const std::int64_t width = element_bytes(rank.dtype());
-  auto* from = static_cast<std::byte*>(parts.raw());
+  auto* from = static_cast<std::byte*>(parts.host_bytes());
   for (int i = 0; i < tp; ++i) {
-    copy_runs(spec, tp, i, static_cast<std::byte*>(logical.raw()), from, width, true);
+    copy_runs(spec, tp, i, static_cast<std::byte*>(logical.host_bytes()), from, width, true);
     from += counts[static_cast<std::size_t>(i)] * width;
   }
   return logical;
@@ -93,8 +93,8 @@ void scatter_logical(const Rank& rank, const Tensor& logical, const Parameter& p
 }
 
 void scatter_logical(const Rank& rank, const Tensor& logical, const ParamSpec& spec, const Tensor& local) {
-  copy_runs(spec, rank.size(Axis::tp), rank.coordinate(Axis::tp), static_cast<std::byte*>(logical.raw()),
-            static_cast<std::byte*>(local.raw()), element_bytes(rank.dtype()), false);
+  copy_runs(spec, rank.size(Axis::tp), rank.coordinate(Axis::tp), static_cast<std::byte*>(logical.host_bytes()),
+            static_cast<std::byte*>(local.host_bytes()), element_bytes(rank.dtype()), false);
 }
 
 }  // namespace echelon

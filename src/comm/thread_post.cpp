@@ -69,7 +69,7 @@ class ReceiveTask final : public Task {
       buffer = std::exchange(message_->buffer, {});
     }
     if (!buffer.data) return false;
-    if (x_.numel() > 0) std::memcpy(x_.raw(), buffer.data.get(), static_cast<std::size_t>(x_.bytes()));
+    if (x_.numel() > 0) std::memcpy(x_.host_bytes(), buffer.data.get(), static_cast<std::size_t>(x_.bytes()));
     const std::lock_guard lock(job_.mutex_);
     if (channel_.spare.size() < 8) channel_.spare.push_back(std::move(buffer));
     message_->delivered.store(true, std::memory_order_release);
@@ -253,7 +253,7 @@ void ThreadJob::send(Group& group, int me, int to, const Tensor& x) {
     m->sent = m->active = true;
     channel.open.pop_front();
     lock.unlock();
-    if (x.numel() > 0) std::memcpy(m->destination, x.raw(), static_cast<std::size_t>(bytes));
+    if (x.numel() > 0) std::memcpy(m->destination, x.host_bytes(), static_cast<std::size_t>(bytes));
     lock.lock();
     m->active = false;
     m->delivered.store(true, std::memory_order_release);
@@ -270,7 +270,7 @@ void ThreadJob::send(Group& group, int me, int to, const Tensor& x) {
   lock.unlock();
   if (!buffer.data)
     buffer = {std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(bytes)), bytes};
-  if (x.numel() > 0) std::memcpy(buffer.data.get(), x.raw(), static_cast<std::size_t>(bytes));
+  if (x.numel() > 0) std::memcpy(buffer.data.get(), x.host_bytes(), static_cast<std::size_t>(bytes));
   lock.lock();
   m->buffer = std::move(buffer);
   m->sent = true;
@@ -294,7 +294,7 @@ std::shared_ptr<Task> ThreadJob::receive(Group& group, int me, int from, const T
   m->expected = true;
   m->expected_dtype = x.dtype();
   m->expected_count = x.numel();
-  m->destination = static_cast<std::byte*>(x.raw());
+  m->destination = static_cast<std::byte*>(x.host_bytes());
   if (m->sent) {
     check_message(lock, group, rank, from, me, *m);
     channel.open.pop_front();

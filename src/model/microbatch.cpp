@@ -40,15 +40,15 @@ Microbatch load_microbatch(const Rank& rank, const Plan& plan, std::int64_t step
   for (std::int64_t sample = samples.begin; sample < samples.end; ++sample) {
     source(step, sample, tokens.data(), targets.data());
     for (std::int64_t position : positions) {
-      microbatch.tokens.data<std::int32_t>()[row] = tokens[static_cast<std::size_t>(position)];
-      microbatch.targets.data<std::int32_t>()[row] = targets[static_cast<std::size_t>(position)];
-      microbatch.positions.data<std::int32_t>()[row++] = static_cast<std::int32_t>(position);
+      microbatch.tokens.host<std::int32_t>()[row] = tokens[static_cast<std::size_t>(position)];
+      microbatch.targets.host<std::int32_t>()[row] = targets[static_cast<std::size_t>(position)];
+      microbatch.positions.host<std::int32_t>()[row++] = static_cast<std::int32_t>(position);
     }
     if (!documents) continue;
     const Ids starts = document_starts(tokens, plan.end_of_document());
     for (const PositionRun& run : runs)
       for (std::int64_t i = 0; i < run.size; ++i)
-        microbatch.sequences.document_starts.data<std::int32_t>()[core++] =
+        microbatch.sequences.document_starts.host<std::int32_t>()[core++] =
             starts[static_cast<std::size_t>(run.at(i))];
   }
   return microbatch;

@@ -162,9 +162,9 @@ void ParameterStore::fill_initial_values(std::uint64_t seed) {
     const Tensor& held = p.value_stays ? p.value : p.own_value;
     const Range part = p.value_stays ? Range{0, p.value.numel()} : p.own;
     if (rank_->dtype() == DType::f64)
-      fill_initial(p.spec, tp, index, seed, part, held.data<double>());
+      fill_initial(p.spec, tp, index, seed, part, held.host<double>());
     else
-      fill_initial(p.spec, tp, index, seed, part, held.data<float>());
+      fill_initial(p.spec, tp, index, seed, part, held.host<float>());
   }
 }
 

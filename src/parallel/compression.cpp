@@ -26,7 +26,7 @@ void ReductionContext::keep_shard(const GradientBucket& bucket, const Reduction&
   std::int64_t begin = 0;
   for (int rank = 0; rank < group.rank(); ++rank) begin += bucket.shards[static_cast<std::size_t>(rank)];
   const Tensor sum = of.gradient.flat_range(begin, begin + of.shard.numel());
-  if (sum.raw() != of.shard.raw()) kernels.copy(sum, of.shard.flat());  // else its place inside the gradient
+  if (!sum.begins_with(of.shard)) kernels.copy(sum, of.shard.flat());  // else its place inside the gradient
 }
 
 Tensor matrix_of(const Tensor& bucket, const GradientSection& section) {

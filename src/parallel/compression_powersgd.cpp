@@ -57,7 +57,7 @@ void LowRankReduction::orthonormalize(const Factored& matrix, const Tensor& fact
   const Philox fresh(context_.seed, Stream::low_rank,
                      name_hash(fmt::format("{} slice {} {}", s.name, s.slice, when).c_str()));
   with_float_type(factor, [&](auto zero) {
-    orthonormalize_rows(factor.data<decltype(zero)>(), factor.rows(), factor.cols(), fresh);
+    orthonormalize_rows(factor.host<decltype(zero)>(), factor.rows(), factor.cols(), fresh);
   });
 }
 

@@ -89,7 +89,7 @@ void unpack(const ReductionContext& context, const GradientBucket& bucket, Range
 }
 
 std::byte* bytes_at(const Tensor& payload, std::int64_t offset) {
-  return static_cast<std::byte*>(payload.raw()) + offset;
+  return static_cast<std::byte*>(payload.host_bytes()) + offset;
 }
 
 }  // namespace
@@ -116,7 +116,7 @@ void QuantizedReduction::start(const Reduction& of) {
   with_float_type(of.gradient, [&](auto zero) {
     for (int rank = 0; rank < n; ++rank)
       pack(context_, bucket_, parts_[static_cast<std::size_t>(rank)], rounding,
-           of.gradient.data<decltype(zero)>(), bytes_at(outgoing_, payload_of(rank).begin));
+           of.gradient.host<decltype(zero)>(), bytes_at(outgoing_, payload_of(rank).begin));
   });
   const std::vector<std::int64_t> mine(static_cast<std::size_t>(n), sizes_[static_cast<std::size_t>(me)]);
   pending_ = context_.group.all_to_all(outgoing_, sizes_, incoming_, mine);
@@ -129,12 +129,12 @@ void QuantizedReduction::advance(const Reduction& of) {
   const bool whole = bucket_.shards.empty();
   with_float_type(of.gradient, [&](auto zero) {
     using F = decltype(zero);
-    F* const sum = whole ? of.gradient.data<F>() + part.begin : of.shard.data<F>();
+    F* const sum = whole ? of.gradient.host<F>() + part.begin : of.shard.host<F>();
     for (int rank = 0; rank < n; ++rank)
       unpack(context_, bucket_, part, bytes_at(incoming_, rank * payload.size()), rank > 0, sum);
     if (whole)
       pack(context_, bucket_, part, rounding_of(context_, bucket_, of.step, owner_of_sum),
-           of.gradient.data<F>(), bytes_at(outgoing_, payload.begin));
+           of.gradient.host<F>(), bytes_at(outgoing_, payload.begin));
   });
   if (whole)
     pending_ = context_.group.all_gather(outgoing_.flat_range(payload.begin, payload.end), outgoing_, sizes_);
@@ -148,7 +148,7 @@ void QuantizedReduction::finish(const Reduction& of) {
     for (int rank = 0; rank < context_.group.size(); ++rank) {
       const Range part = parts_[static_cast<std::size_t>(rank)];
       unpack(context_, bucket_, part, bytes_at(outgoing_, payload_of(rank).begin), false,
-             of.gradient.data<F>() + part.begin);
+             of.gradient.host<F>() + part.begin);
     }
   });
 }

@@ -32,8 +32,8 @@ void TopKReduction::start(const Reduction& of) {
     std::int64_t taken = 0;
     for (const GradientSection& s : bucket_.sections) {
       const std::int64_t kept = elements_kept(context_.compression, s);
-      take_largest(residual_.data<F>() + s.range.begin, s.range.size(), kept, s.range.begin,
-                   values.data<F>() + taken, indices.data<std::int32_t>() + taken);
+      take_largest(residual_.host<F>() + s.range.begin, s.range.size(), kept, s.range.begin,
+                   values.host<F>() + taken, indices.host<std::int32_t>() + taken);
       taken += kept;
     }
   });
@@ -53,9 +53,9 @@ void TopKReduction::finish(const Reduction& of) {
   context_.kernels.fill(of.gradient, 0);
   with_float_type(of.gradient, [&](auto zero) {
     using F = decltype(zero);
-    F* const sum = of.gradient.data<F>();
-    const F* const values = values_.data<F>();
-    const std::int32_t* const indices = indices_.data<std::int32_t>();
+    F* const sum = of.gradient.host<F>();
+    const F* const values = values_.host<F>();
+    const std::int32_t* const indices = indices_.host<std::int32_t>();
     for (std::int64_t i = 0; i < values_.numel(); ++i) sum[indices[i]] += values[i];
   });
   context_.keep_shard(bucket_, of);

@@ -36,11 +36,11 @@ ExpertExchange::Route ExpertExchange::route(const ExpertMlps::Bounds& bounds, st
   const Tensor out(rank_->arena(), MemoryCategory::other, DType::i32, {num_experts_}),
       in(rank_->arena(), MemoryCategory::other, DType::i32, {num_experts_});
   for (std::size_t e = 0; e < ranks * here; ++e)
-    out.data<std::int32_t>()[e] = static_cast<std::int32_t>(bounds[e + 1] - bounds[e]);
+    out.host<std::int32_t>()[e] = static_cast<std::int32_t>(bounds[e + 1] - bounds[e]);
   rank_->ep().all_to_all(out, told, in, told).wait();
 
   // counts[rank][expert here]
-  const std::int32_t* counts = in.data<std::int32_t>();
+  const std::int32_t* counts = in.host<std::int32_t>();
   route.bounds.assign(here + 1, 0);
   for (std::size_t r = 0; r < ranks; ++r) {
     route.sent.push_back(bounds[(r + 1) * here] - bounds[r * here]);
@@ -62,12 +62,12 @@ ExpertExchange::Route ExpertExchange::route(const ExpertMlps::Bounds& bounds, st
     for (std::size_t e = 0; e < here; ++e)
       for (std::int32_t i = 0; i < counts[r * here + e]; ++i, ++place) {
         const std::int64_t row = next[e]++;
-        route.arrived.data<std::int32_t>()[row] = place;
-        route.rows.data<std::int32_t>()[place] = static_cast<std::int32_t>(row);
+        route.arrived.host<std::int32_t>()[row] = place;
+        route.rows.host<std::int32_t>()[place] = static_cast<std::int32_t>(row);
       }
   // What is not used stands for nothing.
   for (const Tensor* index : {&route.arrived, &route.rows})
-    std::fill(index->data<std::int32_t>() + total, index->data<std::int32_t>() + route.room, -1);
+    std::fill(index->host<std::int32_t>() + total, index->host<std::int32_t>() + route.room, -1);
   return route;
 }
 

@@ -103,11 +103,11 @@ Work<Tensor> ExpertParallel::out_forward(const Saved& saved) const {
 // Weights of tokens' choices to where their copies stand: (M, 1).
 Tensor ExpertParallel::by_place(const Tensor& weights, const Saved& saved) const {
   const Tensor placed = rank_->activation({saved.copies.numel(), 1});
-  const std::int32_t* place = saved.places.data<std::int32_t>();
+  const std::int32_t* place = saved.places.host<std::int32_t>();
   with_float_type(weights, [&]<class F>(F) {
-    const F* weight = weights.data<F>();
+    const F* weight = weights.host<F>();
     for (std::int64_t i = 0; i < weights.numel(); ++i)
-      if (place[i] >= 0) placed.data<F>()[place[i]] = weight[i];
+      if (place[i] >= 0) placed.host<F>()[place[i]] = weight[i];
   });
   return placed;
 }

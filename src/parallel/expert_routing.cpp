@@ -49,10 +49,10 @@ ExpertParallel::Saved ExpertParallel::route(const Tensor& normed_here, std::int6
 Tensor ExpertParallel::packed_choices(const Saved& saved) const {
   const Tensor packed = rank_->activation({saved.ids.rows(), 2 * k()});
   with_float_type(packed, [&]<class F>(F) {
-    const F* weight = saved.weights.data<F>();
-    const std::int32_t* id = saved.ids.data<std::int32_t>();
+    const F* weight = saved.weights.host<F>();
+    const std::int32_t* id = saved.ids.host<std::int32_t>();
     for (std::int64_t i = 0; i < packed.rows(); ++i) {
-      F* row = packed.data<F>() + i * 2 * k();
+      F* row = packed.host<F>() + i * 2 * k();
       std::copy_n(weight + i * k(), k(), row);
       std::copy_n(id + i * k(), k(), row + k());
     }
@@ -66,9 +66,9 @@ void ExpertParallel::unpack_choices(const Tensor& packed, const Tensor& ids, con
                                     const Place& place) const {
   with_float_type(packed, [&]<class F>(F) {
     for (std::int64_t i = 0; i < packed.rows(); ++i) {
-      const F* row = packed.data<F>() + i * 2 * k();
-      std::copy_n(row, k(), weights.data<F>() + place(i) * k());
-      std::transform(row + k(), row + 2 * k(), ids.data<std::int32_t>() + place(i) * k(),
+      const F* row = packed.host<F>() + i * 2 * k();
+      std::copy_n(row, k(), weights.host<F>() + place(i) * k());
+      std::transform(row + k(), row + 2 * k(), ids.host<std::int32_t>() + place(i) * k(),
                      [](F id) { return static_cast<std::int32_t>(id); });
     }
   });
@@ -117,8 +117,8 @@ Tensor ExpertParallel::keep_of_sequences(const Saved& saved) const {
   }
   const Tensor all_kept = keep_of_scopes(ids, weights, scopes(saved)), kept = integers(saved.ids.shape());
   for (std::int64_t i = 0; i < rows; ++i)
-    std::copy_n(all_kept.data<std::int32_t>() + place(rank_->coordinate(Axis::cp), i) * k(), k(),
-                kept.data<std::int32_t>() + i * k());
+    std::copy_n(all_kept.host<std::int32_t>() + place(rank_->coordinate(Axis::cp), i) * k(), k(),
+                kept.host<std::int32_t>() + i * k());
   return kept;
 }
 
@@ -157,9 +157,9 @@ void ExpertParallel::count_forward(const Saved& saved) const {
 std::span<const double> ExpertParallel::batch_counts() const {
   if (!batch_is_known_) {
     const Tensor counts(rank_->arena(), MemoryCategory::other, DType::f64, {std::ssize(batch_counts_)});
-    std::copy(batch_counts_.begin(), batch_counts_.end(), counts.data<double>());
+    std::copy(batch_counts_.begin(), batch_counts_.end(), counts.host<double>());
     rank_->dp_cp().all_reduce(counts).wait();
-    std::copy_n(counts.data<double>(), counts.numel(), batch_counts_.begin());
+    std::copy_n(counts.host<double>(), counts.numel(), batch_counts_.begin());
     batch_is_known_ = true;
   }
   return batch_counts_;
@@ -179,9 +179,9 @@ RouterLosses ExpertParallel::losses(const Saved& saved) const {
   terms.rows_per_scope = rows / number;
   const std::int64_t width = num_routing_counts(experts(), router_.spec());
   const Tensor counts(rank_->arena(), MemoryCategory::other, DType::f64, {number, width});
-  std::fill_n(counts.data<double>(), counts.numel(), 0.0);
+  std::fill_n(counts.host<double>(), counts.numel(), 0.0);
   const auto of_scope = [&](std::int64_t s) {
-    return std::span(counts.data<double>() + s * width, static_cast<std::size_t>(width));
+    return std::span(counts.host<double>() + s * width, static_cast<std::size_t>(width));
   };
   for (std::int64_t s = 0; s < number; ++s)
     count_routed(saved.ids.row_range(s * terms.rows_per_scope, (s + 1) * terms.rows_per_scope), experts(),
@@ -195,7 +195,7 @@ RouterLosses ExpertParallel::losses(const Saved& saved) const {
 
 // Every choice is kept or dropped, expert by expert.
 void ExpertParallel::count(const Saved& saved) const {
-  const std::int32_t *id = saved.ids.data<std::int32_t>(), *place = saved.places.data<std::int32_t>();
+  const std::int32_t *id = saved.ids.host<std::int32_t>(), *place = saved.places.host<std::int32_t>();
   std::vector<std::int64_t> kept(static_cast<std::size_t>(experts()));
   for (std::int64_t i = 0; i < saved.ids.numel(); ++i) {
     const auto e = static_cast<std::size_t>(id[i]);

@@ -214,8 +214,8 @@ void ParameterServer::add_up() {
   for (std::size_t i = 0; i < gradient_.size(); ++i) {
     std::vector<const std::byte*> sources;
     for (const Worker& worker : workers_)
-      sources.push_back(static_cast<const std::byte*>(worker.gradient[i].raw()));
-    const std::array<std::byte*, 1> sum{static_cast<std::byte*>(gradient_[i].raw())};
+      sources.push_back(static_cast<const std::byte*>(worker.gradient[i].host_bytes()));
+    const std::array<std::byte*, 1> sum{static_cast<std::byte*>(gradient_[i].host_bytes())};
     reduce_elements(ReduceOp::sum, gradient_[i].dtype(), sources, 0, sum, 0, gradient_[i].numel());
   }
   std::vector<Push> pushes;

@@ -48,6 +48,11 @@ Coordinates Mesh::coordinates(int rank) const {
           coordinate(rank, Axis::tp)};
 }
 
+int Mesh::rank_at(const Coordinates& at) const {
+  return at.pp * stride_of(*this, Axis::pp) + at.dp * stride_of(*this, Axis::dp) +
+         at.cp * stride_of(*this, Axis::cp) + at.tp * stride_of(*this, Axis::tp);
+}
+
 std::vector<int> Mesh::dp_cp_group(int rank) const {
   std::vector<int> ranks;
   for (int dp : group(rank, Axis::dp))

@@ -43,6 +43,7 @@ struct Mesh {
   std::vector<int> group(int rank, Axis axis) const;
 
   Coordinates coordinates(int rank) const;
+  int rank_at(const Coordinates& at) const;
 
   // Ranks that hold the same parameters, each on tokens of its own: the dp and cp axes together, over which
   // gradients are summed and ZeRO cuts state. A rank's index there is dp * size(cp) + cp.

@@ -32,20 +32,28 @@ std::shared_ptr<Block> Arena::allocate(std::size_t bytes, MemoryCategory categor
   block->bytes = bytes;
   block->category = category;
   block->arena = this;
+  block->device = device_;
   acquire(*block);
   return {block.release(), [](Block* b) {
-            if (b->data != nullptr) b->arena->release(*b);
+            if (b->has_memory) b->arena->release(*b);
             delete b;
           }};
 }
 
 void Arena::acquire(Block& block) {
-  check(block.data == nullptr, "a block takes memory while it has some");
+  check(!block.has_memory, "a block takes memory while it has some");
   if (limit_bytes_ > 0 && static_cast<std::size_t>(live_.total()) + block.bytes > limit_bytes_)
     fail_for_good("memory limit of {} a rank: {} of {} more on top of {} do not fit",
                   format_bytes(static_cast<double>(limit_bytes_)),
                   format_bytes(static_cast<double>(block.bytes)), memory_category_name(block.category),
                   format_bytes(static_cast<double>(live_.total())));
+  if (device_ == Device::cpu) take_bytes(block);
+  block.has_memory = true;
+  live_[block.category] += static_cast<std::int64_t>(block.bytes);
+  if (live_.total() > peak_.total()) peak_ = live_;
+}
+
+void Arena::take_bytes(Block& block) {
   const std::size_t wanted = rounded(block.bytes);
   // A kept block may be up to a quarter larger than asked: microbatches of slightly different sizes then
   // share blocks, and little is wasted.
@@ -66,14 +74,13 @@ void Arena::acquire(Block& block) {
     held_bytes_ += wanted;
     ++system_allocations_;
   }
-  live_[block.category] += static_cast<std::int64_t>(block.bytes);
-  if (live_.total() > peak_.total()) peak_ = live_;
 }
 
 void Arena::release(Block& block) {
-  check(block.data != nullptr, "a block gives back memory that it has not");
+  check(block.has_memory, "a block gives back memory that it has not");
   live_[block.category] -= static_cast<std::int64_t>(block.bytes);
-  free_.emplace(block.capacity, std::exchange(block.data, nullptr));
+  block.has_memory = false;
+  if (block.data != nullptr) free_.emplace(block.capacity, std::exchange(block.data, nullptr));
 }
 
 }  // namespace echelon

@@ -1,5 +1,5 @@
 // Memory of one rank: every byte is accounted by category, and freed blocks are kept and handed out again, so
-// that a steady-state step asks the system for nothing.
+// that a steady-state step asks the system for nothing. On Device::none it is accounted and never there.
 #pragma once
 
 #include <array>
@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "spec/device.h"
 #include "spec/memory.h"
 
 namespace echelon {
@@ -19,7 +20,9 @@ class Arena;
 // memory that somebody else keeps.
 struct Block {
   Arena* arena = nullptr;
-  std::byte* data = nullptr;  // null while its memory is released
+  Device device = Device::cpu;
+  bool has_memory = false;    // not while it is released
+  std::byte* data = nullptr;  // on the cpu, while it has memory
   std::size_t bytes = 0;      // as asked: what the account counts
   std::size_t capacity = 0;   // as held
   MemoryCategory category = MemoryCategory::other;
@@ -30,7 +33,8 @@ class Arena {
  public:
   // `limit_bytes` > 0: an allocation that would bring the live total above it throws RunError (what, how
   // much).
-  explicit Arena(std::size_t limit_bytes = 0) : limit_bytes_(limit_bytes) {}
+  explicit Arena(Device device = Device::cpu, std::size_t limit_bytes = 0)
+      : device_(device), limit_bytes_(limit_bytes) {}
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -43,6 +47,7 @@ class Arena {
   void release(Block& block);
   void acquire(Block& block);
 
+  Device device() const { return device_; }
   const Memory& live() const { return live_; }
   // Live bytes by category at the moment when their total was largest since the last reset_peak().
   const Memory& peak() const { return peak_; }
@@ -55,6 +60,9 @@ class Arena {
   void drop_kept();
 
  private:
+  void take_bytes(Block& block);
+
+  Device device_;
   std::size_t limit_bytes_;
   Memory live_, peak_;
   std::multimap<std::size_t, std::byte*> free_;  // by capacity

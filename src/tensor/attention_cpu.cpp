@@ -27,7 +27,7 @@ struct Head {
 };
 
 Head head_of(const Tensor& x, std::int64_t first_row, std::int64_t head, std::int64_t head_dim) {
-  return {x.data<float>() + first_row * x.row_stride() + head * head_dim, x.row_stride()};
+  return {x.host<float>() + first_row * x.row_stride() + head * head_dim, x.row_stride()};
 }
 
 Head query_head(const Tensor& x, const AttentionShape& s, std::int64_t sequence, std::int64_t head) {
@@ -44,7 +44,7 @@ class Mask {
   Mask(const AttentionShape& s, std::int64_t sequence)
       : q_offset_(s.q_offset),
         kv_len_(s.kv_len),
-        first_(s.first_keys.defined() ? s.first_keys.data<std::int32_t>() + sequence * s.q_len : nullptr) {}
+        first_(s.first_keys.defined() ? s.first_keys.host<std::int32_t>() + sequence * s.q_len : nullptr) {}
 
   // Keys [first_key(t), end_key(t)) of query t; none where the end is not after the first.
   std::int64_t first_key(std::int64_t t) const { return first_ == nullptr ? 0 : first_[t]; }
@@ -219,15 +219,15 @@ void attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const 
     return forward_block(s, Mask(s, sequence), query_head(q, s, sequence, head),
                          key_head(k, s, sequence, head / group), key_head(v, s, sequence, head / group),
                          query_head(out, s, sequence, head),
-                         lse.data<float>() + (sequence * s.num_heads + head) * s.q_len, begin, end, score);
+                         lse.host<float>() + (sequence * s.num_heads + head) * s.q_len, begin, end, score);
   };
   bool ok = true;
   if (threads == 1) {
-    for (std::int64_t i = 0; i < blocks * heads; ++i) ok &= one_block(i, scratch.data<float>());
+    for (std::int64_t i = 0; i < blocks * heads; ++i) ok &= one_block(i, scratch.host<float>());
   } else {
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1) reduction(&& : ok)
     for (std::int64_t i = 0; i < blocks * heads; ++i)
-      ok = one_block(i, scratch.data<float>() + omp_get_thread_num() * attention_scratch_per_thread()) && ok;
+      ok = one_block(i, scratch.host<float>() + omp_get_thread_num() * attention_scratch_per_thread()) && ok;
   }
   if (!ok) fail("out of memory: oneDNN has none left for attention");
 }
@@ -252,8 +252,8 @@ void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const
       for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
         const std::int64_t of_head = (sequence * s.num_heads + head) * s.q_len;
         const QueryHead h{query_head(q, s, sequence, head), query_head(dout, s, sequence, head),
-                          query_head(dq, s, sequence, head), lse.data<float>() + of_head,
-                          delta.data<float>() + of_head};
+                          query_head(dq, s, sequence, head), lse.host<float>() + of_head,
+                          delta.host<float>() + of_head};
         for (std::int64_t begin = 0; begin < s.q_len; begin += query_block) {
           const std::int64_t end = std::min(begin + query_block, s.q_len);
           if (mask.end_key(end - 1) > first && mask.first_key(begin, end) < first + key_block)
@@ -266,12 +266,12 @@ void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const
   const std::int64_t pairs = s.batch * s.num_kv_heads;
   bool ok = true;
   if (threads == 1) {
-    for (std::int64_t i = 0; i < pairs; ++i) ok &= one_kv_head(i, scratch.data<float>());
+    for (std::int64_t i = 0; i < pairs; ++i) ok &= one_kv_head(i, scratch.host<float>());
   } else {
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1) reduction(&& : ok)
     for (std::int64_t i = 0; i < pairs; ++i)
       ok =
-          one_kv_head(i, scratch.data<float>() + omp_get_thread_num() * attention_scratch_per_thread()) && ok;
+          one_kv_head(i, scratch.host<float>() + omp_get_thread_num() * attention_scratch_per_thread()) && ok;
   }
   if (!ok) fail("out of memory: oneDNN has none left for the backward pass of attention");
 }

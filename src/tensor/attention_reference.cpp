@@ -18,27 +18,6 @@ std::int64_t visible_keys(const AttentionShape& s, std::int64_t query) {
   return std::clamp<std::int64_t>(s.q_offset + query + 1, 0, s.kv_len);
 }
 
-void check_shape(const AttentionShape& s) {
-  check(s.batch >= 0 && s.q_len >= 0 && s.kv_len >= 0 && s.head_dim > 0, "attention: a size is negative");
-  check(s.num_kv_heads > 0 && s.num_heads > 0 && s.num_heads % s.num_kv_heads == 0,
-        "attention: query heads do not divide over key/value heads");
-  check(batch_stride(s) >= s.kv_len, "attention: kv_batch_stride is below kv_len");
-  if (s.first_keys.defined()) flat<std::int32_t>(s.first_keys, s.batch * s.q_len);
-}
-
-template <class F>
-void check_queries(const Matrix<F>& x, const AttentionShape& s) {
-  check(x.rows == s.batch * s.q_len && x.cols == s.num_heads * s.head_dim,
-        "attention: shape of q, out or a gradient");
-}
-
-// A cache may hold more rows after the last sequence's keys.
-template <class F>
-void check_keys(const Matrix<F>& x, const AttentionShape& s) {
-  const std::int64_t rows = s.batch == 0 ? 0 : (s.batch - 1) * batch_stride(s) + s.kv_len;
-  check(x.rows >= rows && x.cols == s.num_kv_heads * s.head_dim, "attention: shape of k, v or a gradient");
-}
-
 template <class F>
 F dot(const F* x, const F* y, std::int64_t count) {
   F sum = 0;
@@ -65,7 +44,7 @@ void for_each_query(const AttentionShape& s, const Body& body) {
         const std::int64_t row = b * s.q_len + t;
         body(Query{row, h * s.head_dim, b * batch_stride(s), h / (s.num_heads / s.num_kv_heads) * s.head_dim,
                    (b * s.num_heads + h) * s.q_len + t},
-             s.first_keys.defined() ? s.first_keys.data<std::int32_t>()[row] : 0, visible_keys(s, t));
+             s.first_keys.defined() ? s.first_keys.host<std::int32_t>()[row] : 0, visible_keys(s, t));
       }
 }
 
@@ -75,10 +54,7 @@ template <class F>
 void reference_attention(const Tensor& tq, const Tensor& tk, const Tensor& tv, const AttentionShape& shape,
                          const Tensor& tout, const Tensor& tlse) {
   const Matrix<F> q(tq), k(tk), v(tv), out(tout);
-  check_shape(shape);
-  check_queries(q, shape), check_queries(out, shape);
-  check_keys(k, shape), check_keys(v, shape);
-  F* lse = flat<F>(tlse, shape.batch * shape.num_heads * shape.q_len);
+  F* lse = tlse.host<F>();
   const std::int64_t head_dim = shape.head_dim;
   std::vector<F> weights(static_cast<std::size_t>(shape.kv_len));
 
@@ -108,9 +84,7 @@ template <class F>
 void reference_attention_delta(const Tensor& tout, const Tensor& tdout, const AttentionShape& shape,
                                const Tensor& tdelta) {
   const Matrix<F> out(tout), dout(tdout);
-  check_shape(shape);
-  check_queries(out, shape), check_queries(dout, shape);
-  F* delta = flat<F>(tdelta, shape.batch * shape.num_heads * shape.q_len);
+  F* delta = tdelta.host<F>();
   for_each_query(shape, [&](const Query& at, std::int64_t, std::int64_t) {
     delta[at.index] = dot(out[at.row] + at.column, dout[at.row] + at.column, shape.head_dim);
   });
@@ -123,11 +97,7 @@ void reference_attention_backward(const Tensor& tq, const Tensor& tk, const Tens
                                   const Tensor& tlse, const Tensor& tdelta, const AttentionShape& shape,
                                   const Tensor& tdq, const Tensor& tdk, const Tensor& tdv) {
   const Matrix<F> q(tq), k(tk), v(tv), dout(tdout), dq(tdq), dk(tdk), dv(tdv);
-  check_shape(shape);
-  for (const Matrix<F>* x : {&q, &dout, &dq}) check_queries(*x, shape);
-  for (const Matrix<F>* x : {&k, &v, &dk, &dv}) check_keys(*x, shape);
-  const std::int64_t numbers = shape.batch * shape.num_heads * shape.q_len;
-  const F *lse = flat<F>(tlse, numbers), *delta = flat<F>(tdelta, numbers);
+  const F *lse = tlse.host<F>(), *delta = tdelta.host<F>();
   const std::int64_t head_dim = shape.head_dim;
 
   if (!shape.accumulate) {

@@ -1,10 +1,339 @@
 #include "tensor/kernels.h"
 
+#include <fmt/ranges.h>
+
+#include <initializer_list>
+#include <string>
+
+#include "base/error.h"
+#include "tensor/kernel_backend.h"
 #include "tensor/prepare_kernels.h"
 
 namespace echelon {
+namespace {
+
+[[noreturn]] void broken_call(const char* what, std::initializer_list<const Tensor*> tensors) {
+  std::string text = fmt::format("internal error: {}; called with", what);
+  for (const Tensor* t : tensors)
+    text += t->defined()
+                ? fmt::format(" {} [{}]{}", dtype_name(t->dtype()), fmt::join(t->shape(), ", "),
+                              t->contiguous() ? "" : fmt::format(" of rows {} apart", t->row_stride()))
+                : " (undefined)";
+  throw InvariantError(text);
+}
+
+// `what` names the kernel and what it asks for; the tensors are those that decide it.
+template <class... Tensors>
+void require(bool holds, const char* what, const Tensors&... tensors) {
+  if (!holds) [[unlikely]]
+    broken_call(what, {&static_cast<const Tensor&>(tensors)...});
+}
+
+bool is_float(const Tensor& x) { return x.defined() && (x.dtype() == DType::f32 || x.dtype() == DType::f64); }
+
+// Floats of the dtype of x, which is_float().
+bool like(const Tensor& x, const Tensor& y) { return y.defined() && y.dtype() == x.dtype(); }
+
+// Matrices of one dtype and shape (leading dimensions folded into rows).
+bool same(const Tensor& x, const Tensor& y) {
+  return is_float(x) && like(x, y) && x.rows() == y.rows() && x.cols() == y.cols();
+}
+
+// `count` contiguous elements of any shape.
+bool vector_of(const Tensor& t, DType dtype, std::int64_t count) {
+  return t.defined() && t.dtype() == dtype && t.contiguous() && t.numel() == count;
+}
+bool vector_like(const Tensor& x, const Tensor& t, std::int64_t count) {
+  return vector_of(t, x.dtype(), count);
+}
+bool ids_of(const Tensor& t, std::int64_t count) { return vector_of(t, DType::i32, count); }
+
+bool is_product(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& c) {
+  const bool turn_a = ta == Transpose::yes, turn_b = tb == Transpose::yes;
+  return is_float(c) && like(c, a) && like(c, b) && (turn_a ? a.cols() : a.rows()) == c.rows() &&
+         (turn_b ? b.cols() : b.rows()) == (turn_a ? a.rows() : a.cols()) &&
+         (turn_b ? b.rows() : b.cols()) == c.cols();
+}
+
+bool is_attention(const AttentionShape& s) {
+  return s.batch >= 0 && s.q_len >= 0 && s.kv_len >= 0 && s.head_dim > 0 && s.num_kv_heads > 0 &&
+         s.num_heads > 0 && s.num_heads % s.num_kv_heads == 0 &&
+         (s.kv_batch_stride == 0 || s.kv_batch_stride >= s.kv_len) &&
+         (!s.first_keys.defined() || ids_of(s.first_keys, s.batch * s.q_len));
+}
+
+bool is_queries(const AttentionShape& s, const Tensor& x) {
+  return is_float(x) && x.rows() == s.batch * s.q_len && x.cols() == s.num_heads * s.head_dim;
+}
+
+// A cache may hold more rows after the last sequence's keys.
+bool is_keys(const AttentionShape& s, const Tensor& x) {
+  const std::int64_t stride = s.kv_batch_stride > 0 ? s.kv_batch_stride : s.kv_len;
+  return x.rows() >= (s.batch == 0 ? 0 : (s.batch - 1) * stride + s.kv_len) &&
+         x.cols() == s.num_kv_heads * s.head_dim;
+}
+
+std::int64_t num_softmaxes(const AttentionShape& s) { return s.batch * s.num_heads * s.q_len; }
+
+constexpr const char* attention_sizes =
+    "attention: a size is negative, query heads do not divide over key/value heads, kv_batch_stride is below "
+    "kv_len, or first_keys is no i32 for each query";
+
+}  // namespace
+
+void Kernels::matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, Out c, bool accumulate) {
+  require(is_product(a, ta, b, tb, c), "matmul: c is no product of a and b", a, b, c);
+  backend_->matmul(a, ta, b, tb, c, accumulate);
+}
+
+void Kernels::grouped_matmul(std::span<const MatrixProduct> products) {
+  for (const MatrixProduct& p : products)
+    require(is_product(p.a, p.ta, p.b, p.tb, p.c), "grouped_matmul: c is no product of a and b", p.a, p.b,
+            p.c);
+  backend_->grouped_matmul(products);
+}
+
+void Kernels::fill(Out x, double value) {
+  require(is_float(x), "fill: x holds no floats", x);
+  backend_->fill(x, value);
+}
+
+void Kernels::copy(const Tensor& from, Out to) {
+  require(same(from, to), "copy: from and to differ", from, to);
+  backend_->copy(from, to);
+}
+
+void Kernels::add(const Tensor& x, InOut y) {
+  require(same(x, y), "add: x and y differ", x, y);
+  backend_->add(x, y);
+}
+
+void Kernels::scale(InOut x, double factor) {
+  require(is_float(x), "scale: x holds no floats", x);
+  backend_->scale(x, factor);
+}
+
+void Kernels::sum_squares(const Tensor& x, std::int64_t block, Out sums) {
+  require(is_float(x) && x.contiguous() && block > 0 &&
+              vector_of(sums, DType::f64, (x.numel() + block - 1) / block),
+          "sum_squares: sums is no f64 for each block of x", x, sums);
+  backend_->sum_squares(x, block, sums);
+}
+
+bool Kernels::all_finite(const Tensor& x) {
+  require(is_float(x), "all_finite: x holds no floats", x);
+  return backend_->all_finite(x);
+}
+
+void Kernels::add_bias(const Tensor& bias, InOut y) {
+  require(is_float(y) && vector_like(y, bias, y->cols()), "add_bias: bias is no row of y", bias, y);
+  backend_->add_bias(bias, y);
+}
+
+void Kernels::residual(const Tensor& x, const Tensor& y, const Tensor& bias, Out out) {
+  require(same(x, out) && same(y, out), "residual: x, y and out differ", x, y, out);
+  require(!bias.defined() || vector_like(out, bias, out->cols()), "residual: bias is no row of out", bias,
+          out);
+  backend_->residual(x, y, bias, out);
+}
+
+void Kernels::bias_gradient(const Tensor& dy, InOut dbias) {
+  require(is_float(dy) && vector_like(dy, dbias, dy.cols()), "bias_gradient: dbias is no row of dy", dy,
+          dbias);
+  backend_->bias_gradient(dy, dbias);
+}
+
+void Kernels::layer_norm(const Tensor& x, const Tensor& w, const Tensor& b, double eps, Out y, Out stats) {
+  require(same(x, y) && vector_like(x, w, x.cols()) && vector_like(x, b, x.cols()) &&
+              vector_like(x, stats, 2 * x.rows()),
+          "layer_norm: shapes of x, w, b, y, stats", x, w, b, y, stats);
+  backend_->layer_norm(x, w, b, eps, y, stats);
+}
+
+void Kernels::layer_norm_again(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& stats,
+                               Out y) {
+  require(same(x, y) && vector_like(x, w, x.cols()) && vector_like(x, b, x.cols()) &&
+              vector_like(x, stats, 2 * x.rows()),
+          "layer_norm_again: shapes of x, w, b, stats, y", x, w, b, stats, y);
+  backend_->layer_norm_again(x, w, b, stats, y);
+}
+
+void Kernels::layer_norm_backward_input(const Tensor& dy, const Tensor& x, const Tensor& w,
+                                        const Tensor& stats, InOut dx) {
+  require(same(x, dy) && same(x, dx) && vector_like(x, w, x.cols()) && vector_like(x, stats, 2 * x.rows()),
+          "layer_norm_backward_input: shapes of dy, x, w, stats, dx", dy, x, w, stats, dx);
+  backend_->layer_norm_backward_input(dy, x, w, stats, dx);
+}
+
+void Kernels::layer_norm_backward_weight(const Tensor& dy, const Tensor& x, const Tensor& stats, InOut dw,
+                                         InOut db) {
+  require(same(x, dy) && vector_like(x, stats, 2 * x.rows()) && vector_like(x, dw, x.cols()) &&
+              vector_like(x, db, x.cols()),
+          "layer_norm_backward_weight: shapes of dy, x, stats, dw, db", dy, x, stats, dw, db);
+  backend_->layer_norm_backward_weight(dy, x, stats, dw, db);
+}
+
+void Kernels::rms_norm(const Tensor& x, const Tensor& w, double eps, Out y, Out stats) {
+  require(same(x, y) && vector_like(x, w, x.cols()) && vector_like(x, stats, x.rows()),
+          "rms_norm: shapes of x, w, y, stats", x, w, y, stats);
+  backend_->rms_norm(x, w, eps, y, stats);
+}
+
+void Kernels::rms_norm_again(const Tensor& x, const Tensor& w, const Tensor& stats, Out y) {
+  require(same(x, y) && vector_like(x, w, x.cols()) && vector_like(x, stats, x.rows()),
+          "rms_norm_again: shapes of x, w, stats, y", x, w, stats, y);
+  backend_->rms_norm_again(x, w, stats, y);
+}
+
+void Kernels::rms_norm_backward_input(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& stats,
+                                      InOut dx) {
+  require(same(x, dy) && same(x, dx) && vector_like(x, w, x.cols()) && vector_like(x, stats, x.rows()),
+          "rms_norm_backward_input: shapes of dy, x, w, stats, dx", dy, x, w, stats, dx);
+  backend_->rms_norm_backward_input(dy, x, w, stats, dx);
+}
+
+void Kernels::rms_norm_backward_weight(const Tensor& dy, const Tensor& x, const Tensor& stats, InOut dw) {
+  require(same(x, dy) && vector_like(x, stats, x.rows()) && vector_like(x, dw, x.cols()),
+          "rms_norm_backward_weight: shapes of dy, x, stats, dw", dy, x, stats, dw);
+  backend_->rms_norm_backward_weight(dy, x, stats, dw);
+}
+
+void Kernels::gelu(InOut h, const Tensor& bias, Out y) {
+  require(same(h, y), "gelu: h and y differ", h, y);
+  require(!bias.defined() || vector_like(h, bias, h->cols()), "gelu: bias is no row of h", h, bias);
+  backend_->gelu(h, bias, y);
+}
+
+void Kernels::gelu_backward(InOut h, InOut dy) {
+  require(same(h, dy), "gelu_backward: h and dy differ", h, dy);
+  backend_->gelu_backward(h, dy);
+}
+
+// gate_up (N, 2F) for y (N, F).
+static bool twice_as_wide(const Tensor& gate_up, const Tensor& y) {
+  return is_float(y) && like(y, gate_up) && gate_up.rows() == y.rows() && gate_up.cols() == 2 * y.cols();
+}
+
+void Kernels::swiglu(const Tensor& gate_up, Out y) {
+  require(twice_as_wide(gate_up, y), "swiglu: gate_up is not twice as wide as y", gate_up, y);
+  backend_->swiglu(gate_up, y);
+}
+
+void Kernels::swiglu_backward(InOut gate_up, InOut dy) {
+  require(twice_as_wide(gate_up, dy), "swiglu_backward: gate_up is not twice as wide as dy", gate_up, dy);
+  backend_->swiglu_backward(gate_up, dy);
+}
+
+void Kernels::weighted_swiglu_backward(InOut gate_up, InOut dy, const Tensor& weights, Out dweights) {
+  require(twice_as_wide(gate_up, dy), "weighted_swiglu_backward: gate_up is not twice as wide as dy", gate_up,
+          dy);
+  require(vector_like(dy, weights, dy->rows()) && vector_like(dy, dweights, dy->rows()),
+          "weighted_swiglu_backward: weights and dweights are no number for each row of dy", dy, weights,
+          dweights);
+  backend_->weighted_swiglu_backward(gate_up, dy, weights, dweights);
+}
+
+void Kernels::rope(InOut x, std::int64_t head_dim, const Tensor& positions, double theta, bool inverse) {
+  require(is_float(x) && ids_of(positions, x->rows()), "rope: positions is no i32 for each row of x", x,
+          positions);
+  require(head_dim > 0 && head_dim % 2 == 0 && x->cols() % head_dim == 0,
+          "rope: columns of x are not heads of even size", x);
+  backend_->rope(x, head_dim, positions, theta, inverse);
+}
+
+void Kernels::attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape,
+                        Out out, Out lse) {
+  require(is_attention(shape), attention_sizes, q, k, shape.first_keys);
+  require(is_queries(shape, q) && same(q, out), "attention: q and out are not of batch, q_len and heads", q,
+          out);
+  require(like(q, k) && like(q, v) && is_keys(shape, k) && is_keys(shape, v),
+          "attention: k and v are not of batch, kv_len and heads", q, k, v);
+  require(vector_like(q, lse, num_softmaxes(shape)), "attention: lse is no number for each head and query", q,
+          lse);
+  backend_->attention(q, k, v, shape, out, lse);
+}
+
+void Kernels::attention_delta(const Tensor& out, const Tensor& dout, const AttentionShape& shape, Out delta) {
+  require(is_attention(shape), attention_sizes, out, shape.first_keys);
+  require(is_queries(shape, out) && same(out, dout),
+          "attention_delta: out and dout are not of batch, q_len and heads", out, dout);
+  require(vector_like(out, delta, num_softmaxes(shape)),
+          "attention_delta: delta is no number for each head and query", out, delta);
+  backend_->attention_delta(out, dout, shape, delta);
+}
+
+void Kernels::attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout,
+                                 const Tensor& lse, const Tensor& delta, const AttentionShape& shape, Out dq,
+                                 Out dk, Out dv) {
+  require(is_attention(shape), attention_sizes, q, k, shape.first_keys);
+  require(is_queries(shape, q) && same(q, dout) && same(q, dq),
+          "attention_backward: q, dout and dq are not of batch, q_len and heads", q, dout, dq);
+  for (const Tensor* x : {&k, &v, dk.operator->(), dv.operator->()})
+    require(like(q, *x) && is_keys(shape, *x),
+            "attention_backward: k, v, dk or dv is not of batch, kv_len and heads", q, *x);
+  for (const Tensor* x : {&lse, &delta})
+    require(vector_like(q, *x, num_softmaxes(shape)),
+            "attention_backward: lse or delta is no number for each head and query", q, *x);
+  backend_->attention_backward(q, k, v, dout, lse, delta, shape, dq, dk, dv);
+}
+
+void Kernels::embedding(const Tensor& ids, const Tensor& table, std::int64_t first_id, Out y) {
+  require(is_float(y) && like(y, table) && table.cols() == y->cols(),
+          "embedding: widths of the table and y differ", table, y);
+  require(ids_of(ids, y->rows()), "embedding: ids is no i32 for each row of y", ids, y);
+  backend_->embedding(ids, table, first_id, y);
+}
+
+void Kernels::embedding_backward(const Tensor& ids, const Tensor& dy, std::int64_t first_id, InOut dtable) {
+  require(is_float(dy) && like(dy, dtable) && dtable->cols() == dy.cols(),
+          "embedding_backward: widths of the table and dy differ", dtable, dy);
+  require(ids_of(ids, dy.rows()), "embedding_backward: ids is no i32 for each row of dy", ids, dy);
+  backend_->embedding_backward(ids, dy, first_id, dtable);
+}
+
+void Kernels::combine_rows(const Tensor& x, const Tensor& places, const Tensor& weights, Out y) {
+  require(is_float(y) && like(y, x) && x.cols() == y->cols(), "combine_rows: widths of x and y differ", x, y);
+  const std::int64_t copies = y->rows() == 0 ? 0 : places.numel() / y->rows() * y->rows();
+  require(ids_of(places, copies), "combine_rows: places is no i32, as many for each row of y", places, y);
+  require(!weights.defined() || vector_like(y, weights, copies), "combine_rows: weights are not as places",
+          places, weights);
+  backend_->combine_rows(x, places, weights, y);
+}
+
+void Kernels::row_max(const Tensor& logits, Out max) {
+  require(is_float(logits) && vector_like(logits, max, logits.rows()),
+          "row_max: max is no number for each row", logits, max);
+  backend_->row_max(logits, max);
+}
+
+void Kernels::exp_sum(InOut logits, const Tensor& max, const Tensor& targets, std::int64_t first_id, Out sum,
+                      Out target) {
+  require(is_float(logits) && ids_of(targets, logits->rows()), "exp_sum: targets is no i32 for each row",
+          logits, targets);
+  for (const Tensor* x : {&max, sum.operator->(), target.operator->()})
+    require(vector_like(logits, *x, logits->rows()), "exp_sum: max, sum or target is no number for each row",
+            logits, *x);
+  backend_->exp_sum(logits, max, targets, first_id, sum, target);
+}
+
+void Kernels::cross_entropy_backward(InOut p, const Tensor& sum, const Tensor& targets, std::int64_t first_id,
+                                     double loss_scale) {
+  require(is_float(p) && vector_like(p, sum, p->rows()) && ids_of(targets, p->rows()),
+          "cross_entropy_backward: sum and targets are no number for each row", p, sum, targets);
+  backend_->cross_entropy_backward(p, sum, targets, first_id, loss_scale);
+}
+
+void Kernels::adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step) {
+  const std::int64_t count = p->numel();
+  require(is_float(p) && p->contiguous() && vector_like(p, g, count) && vector_like(p, m, count) &&
+              vector_like(p, v, count),
+          "adamw: p, g, m and v differ", p, g, m, v);
+  check(step.step >= 1, "adamw: steps count from 1");
+  backend_->adamw(p, g, m, v, step);
+}
 
 std::unique_ptr<Kernels> make_kernels(Arena& arena, DType dtype, int threads) {
+  if (arena.device() == Device::none) return make_none_kernels(arena, kernel_scratch_bytes(dtype, threads));
   return dtype == DType::f64 ? make_reference_kernels() : make_cpu_kernels(arena, threads);
 }
 

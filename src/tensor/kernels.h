@@ -1,14 +1,15 @@
-// The mathematics of one rank on one device: the seam between layers and machines. kernels_reference.cpp is
-// plain loops in any float type; kernels_cpu.cpp is oneDNN and SIMD in f32. Every tensor of one call has the
-// same float dtype.
+// The mathematics of one rank on one device: what layers call. Each call is checked here, whatever computes
+// it (kernel_backend.h): a broken shape, a wrong dtype or a tensor that is not there is an InvariantError
+// that names the kernel and its tensors. Every float tensor of one call has the same dtype.
 //
 // Shapes: rows N = B*T (tokens of a microbatch in (B, T) order), columns as named. "+=" means accumulates
-// into the output. Outputs are allocated by the caller. A broken shape is an InvariantError.
+// into the output. Outputs are allocated by the caller.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 
 #include "tensor/tensor.h"
 
@@ -52,120 +53,112 @@ struct MatrixProduct {
   bool accumulate = false;
 };
 
+class KernelBackend;
+
 class Kernels {
  public:
-  virtual ~Kernels() = default;
+  explicit Kernels(std::shared_ptr<KernelBackend> backend) : backend_(std::move(backend)) {}
 
   // c = op(a) op(b), or c += when accumulate. op(a) is (M, K), op(b) is (K, N), c is (M, N). Row strides
   // allowed.
-  virtual void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& c,
-                      bool accumulate) = 0;
+  void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, Out c, bool accumulate);
   // Products of any shapes, empty ones too, none of which reads what another writes: each has the bits of
   // matmul(), all share the threads. The products of a mixture's experts.
-  virtual void grouped_matmul(std::span<const MatrixProduct> products) = 0;
+  void grouped_matmul(std::span<const MatrixProduct> products);
 
-  virtual void fill(const Tensor& x, double value) = 0;
-  virtual void copy(const Tensor& from,
-                    const Tensor& to) = 0;                 // same rows and cols; row strides allowed on both
-  virtual void add(const Tensor& x, const Tensor& y) = 0;  // y += x
-  virtual void scale(const Tensor& x, double factor) = 0;
+  void fill(Out x, double value);
+  void copy(const Tensor& from, Out to);  // same rows and cols; row strides allowed on both
+  void add(const Tensor& x, InOut y);     // y += x
+  void scale(InOut x, double factor);
   // x is contiguous; sums (f64) has one element for each block of `block` elements of x, the last of which
   // may be shorter: the sum of their squares, taken in double precision, the same on any number of threads.
-  virtual void sum_squares(const Tensor& x, std::int64_t block, const Tensor& sums) = 0;
-  virtual bool all_finite(const Tensor& x) = 0;
+  void sum_squares(const Tensor& x, std::int64_t block, Out sums);
+  bool all_finite(const Tensor& x);
 
   // y (N, C) += bias (C), on every row.
-  virtual void add_bias(const Tensor& bias, const Tensor& y) = 0;
+  void add_bias(const Tensor& bias, InOut y);
   // out = x + y + bias (C; may be undefined: none). out may be x or y.
-  virtual void residual(const Tensor& x, const Tensor& y, const Tensor& bias, const Tensor& out) = 0;
+  void residual(const Tensor& x, const Tensor& y, const Tensor& bias, Out out);
   // dbias (C) += column sums of dy (N, C).
-  virtual void bias_gradient(const Tensor& dy, const Tensor& dbias) = 0;
+  void bias_gradient(const Tensor& dy, InOut dbias);
 
   // LayerNorm (Ba 2016): y = (x - mean) rstd w + b. stats (N, 2) = mean, rstd of each row, kept for the
   // backward pass.
-  virtual void layer_norm(const Tensor& x, const Tensor& w, const Tensor& b, double eps, const Tensor& y,
-                          const Tensor& stats) = 0;
+  void layer_norm(const Tensor& x, const Tensor& w, const Tensor& b, double eps, Out y, Out stats);
   // The same y again from saved stats.
-  virtual void layer_norm_again(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& stats,
-                                const Tensor& y) = 0;
+  void layer_norm_again(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& stats, Out y);
   // dx, dw and db += (dx already holds the residual branch's gradient).
-  virtual void layer_norm_backward_input(const Tensor& dy, const Tensor& x, const Tensor& w,
-                                         const Tensor& stats, const Tensor& dx) = 0;
-  virtual void layer_norm_backward_weight(const Tensor& dy, const Tensor& x, const Tensor& stats,
-                                          const Tensor& dw, const Tensor& db) = 0;
+  void layer_norm_backward_input(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& stats,
+                                 InOut dx);
+  void layer_norm_backward_weight(const Tensor& dy, const Tensor& x, const Tensor& stats, InOut dw, InOut db);
 
   // RMSNorm (Zhang & Sennrich 2019): y = x rstd w. stats (N, 1) = rstd. dx and dw += as above.
-  virtual void rms_norm(const Tensor& x, const Tensor& w, double eps, const Tensor& y,
-                        const Tensor& stats) = 0;
-  virtual void rms_norm_again(const Tensor& x, const Tensor& w, const Tensor& stats, const Tensor& y) = 0;
-  virtual void rms_norm_backward_input(const Tensor& dy, const Tensor& x, const Tensor& w,
-                                       const Tensor& stats, const Tensor& dx) = 0;
-  virtual void rms_norm_backward_weight(const Tensor& dy, const Tensor& x, const Tensor& stats,
-                                        const Tensor& dw) = 0;
+  void rms_norm(const Tensor& x, const Tensor& w, double eps, Out y, Out stats);
+  void rms_norm_again(const Tensor& x, const Tensor& w, const Tensor& stats, Out y);
+  void rms_norm_backward_input(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& stats,
+                               InOut dx);
+  void rms_norm_backward_weight(const Tensor& dy, const Tensor& x, const Tensor& stats, InOut dw);
 
   // GELU, tanh form (Hendrycks 2016; GPT-2's gelu_new). h += bias (when defined), y = gelu(h). y may be h
   // when the biased h is not needed again.
-  virtual void gelu(const Tensor& h, const Tensor& bias, const Tensor& y) = 0;
+  void gelu(InOut h, const Tensor& bias, Out y);
   // In place, for the backward pass: on entry h (biased) and dy; on exit h holds y = gelu(h) and dy holds dh.
-  virtual void gelu_backward(const Tensor& h, const Tensor& dy) = 0;
+  void gelu_backward(InOut h, InOut dy);
 
   // SwiGLU (Shazeer 2020): gate_up (N, 2F) = [gate | up], y (N, F) = silu(gate) * up.
-  virtual void swiglu(const Tensor& gate_up, const Tensor& y) = 0;
+  void swiglu(const Tensor& gate_up, Out y);
   // In place: on entry gate_up and dy (N, F); on exit gate_up holds its gradient and dy holds y.
-  virtual void swiglu_backward(const Tensor& gate_up, const Tensor& dy) = 0;
+  void swiglu_backward(InOut gate_up, InOut dy);
   // The same where y was multiplied by weights (N, 1) row by row: dy is the gradient of the weighted y. On
   // exit dy holds the weighted y, and dweights (N, 1) the gradient of the weights.
-  virtual void weighted_swiglu_backward(const Tensor& gate_up, const Tensor& dy, const Tensor& weights,
-                                        const Tensor& dweights) = 0;
+  void weighted_swiglu_backward(InOut gate_up, InOut dy, const Tensor& weights, Out dweights);
 
   // RoPE (Su 2021), the half-split form of Llama: x (N, heads*D), row stride allowed; element i of a head
   // pairs with i + D/2. positions (N, i32): where each row stands. inverse = the backward pass.
-  virtual void rope(const Tensor& x, std::int64_t head_dim, const Tensor& positions, double theta,
-                    bool inverse) = 0;
+  void rope(InOut x, std::int64_t head_dim, const Tensor& positions, double theta, bool inverse);
 
   // out (B*Tq, H*D); lse (B*H*Tq): natural log of the sum of exponentials of each row. No T x T matrix is
   // stored.
-  virtual void attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape,
-                         const Tensor& out, const Tensor& lse) = 0;
+  void attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape, Out out,
+                 Out lse);
   // delta (B*H*Tq) = out . dout, head by head: all that the backward pass needs of out, and the same for
   // every block of keys (FlashAttention, Dao 2022, appendix B).
-  virtual void attention_delta(const Tensor& out, const Tensor& dout, const AttentionShape& shape,
-                               const Tensor& delta) = 0;
+  void attention_delta(const Tensor& out, const Tensor& dout, const AttentionShape& shape, Out delta);
   // lse and delta are those of all keys, of which these may be some. dq, dk, dv are overwritten, or added to
   // with `accumulate`. dout may have no aliasing with them.
-  virtual void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout,
-                                  const Tensor& lse, const Tensor& delta, const AttentionShape& shape,
-                                  const Tensor& dq, const Tensor& dk, const Tensor& dv) = 0;
+  void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout,
+                          const Tensor& lse, const Tensor& delta, const AttentionShape& shape, Out dq, Out dk,
+                          Out dv);
 
   // y (N, C) = rows of table (V_local, C) for ids (N, i32) in [first_id, first_id + V_local), zero for other
   // ids.
-  virtual void embedding(const Tensor& ids, const Tensor& table, std::int64_t first_id, const Tensor& y) = 0;
+  void embedding(const Tensor& ids, const Tensor& table, std::int64_t first_id, Out y);
   // dtable += ; rows whose ids lie elsewhere are skipped. Added in row order.
-  virtual void embedding_backward(const Tensor& ids, const Tensor& dy, std::int64_t first_id,
-                                  const Tensor& dtable) = 0;
+  void embedding_backward(const Tensor& ids, const Tensor& dy, std::int64_t first_id, InOut dtable);
 
   // y (N, C) = sum over j of weights[n, j] * x[places[n, j]]: places (N, k, i32) are rows of x (M, C), below
   // zero for none; weights (N, k), undefined for ones. Added in order of j, whatever the threads.
-  virtual void combine_rows(const Tensor& x, const Tensor& places, const Tensor& weights,
-                            const Tensor& y) = 0;
+  void combine_rows(const Tensor& x, const Tensor& places, const Tensor& weights, Out y);
 
   // Cross-entropy over vocabulary columns [first_id, first_id + V_local), in two steps so that only N-sized
   // vectors need to travel between ranks. Targets (N, i32) below zero are ignored. Step 1: max (N) = row
   // maxima of logits (N, V_local).
-  virtual void row_max(const Tensor& logits, const Tensor& max) = 0;
+  void row_max(const Tensor& logits, Out max);
   // Step 2: logits become exp(logits - max); sum (N) = their row sums; target (N) = logit - max at the
   // target, 0 when the target is ignored or another rank holds it.
-  virtual void exp_sum(const Tensor& logits, const Tensor& max, const Tensor& targets, std::int64_t first_id,
-                       const Tensor& sum, const Tensor& target) = 0;
+  void exp_sum(InOut logits, const Tensor& max, const Tensor& targets, std::int64_t first_id, Out sum,
+               Out target);
   // Step 3: on entry p = exp(logits - max) of step 2 and the *global* sum (N) for the same max; on exit the
   // gradient of the loss with respect to the logits: loss_scale * (p / sum - [column is target]), zero for
   // ignored rows.
-  virtual void cross_entropy_backward(const Tensor& p, const Tensor& sum, const Tensor& targets,
-                                      std::int64_t first_id, double loss_scale) = 0;
+  void cross_entropy_backward(InOut p, const Tensor& sum, const Tensor& targets, std::int64_t first_id,
+                              double loss_scale);
 
   // Decoupled weight decay (Loshchilov & Hutter 2019): p, m, v updated in place from g, one pass.
-  virtual void adamw(const Tensor& p, const Tensor& g, const Tensor& m, const Tensor& v,
-                     const AdamWStep& step) = 0;
+  void adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step);
+
+ private:
+  std::shared_ptr<KernelBackend> backend_;
 };
 
 // Plain loops, f32 and f64: the yardstick. One thread.
@@ -175,8 +168,12 @@ std::unique_ptr<Kernels> make_reference_kernels();
 std::unique_ptr<Kernels> make_cpu_kernels(Arena& arena, int threads);
 // What it takes from the arena for `threads` threads, at most.
 std::int64_t cpu_kernels_scratch_bytes(int threads);
+// Nothing computed: every call is checked and done at once, and numbers are finite. The arena lends
+// `scratch_bytes`.
+std::unique_ptr<Kernels> make_none_kernels(Arena& arena, std::int64_t scratch_bytes);
 
-// The kernels that a dtype runs on: f32 on the CPU kernels, f64 on the reference kernels.
+// The kernels for the arena's device and a dtype: on the cpu f32 has the CPU kernels, f64 the reference
+// kernels; on no device, none, which take from the arena what those would.
 std::unique_ptr<Kernels> make_kernels(Arena& arena, DType dtype, int threads);
 std::int64_t kernel_scratch_bytes(DType dtype, int threads);
 

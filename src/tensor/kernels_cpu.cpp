@@ -18,7 +18,7 @@
 #include "base/split.h"
 #include "base/start_thread.h"
 #include "tensor/attention_cpu.h"
-#include "tensor/kernels.h"
+#include "tensor/kernel_backend.h"
 #include "tensor/local_column.h"
 #include "tensor/matmul_onednn.h"
 #include "tensor/reference_view.h"
@@ -36,22 +36,6 @@ constexpr std::int64_t most_groups = 32, strip = 2048;
 constexpr std::int64_t column_sums_size = most_groups * 2 * strip;
 
 bool contiguous(const Rows& x) { return x.stride == x.cols || x.rows <= 1; }
-
-void check_attention(const AttentionShape& s, const Rows& q, const Rows& out, const Rows& k, const Rows& v) {
-  check(s.batch >= 0 && s.q_len >= 0 && s.kv_len >= 0 && s.head_dim > 0, "attention: a size is negative");
-  check(s.num_kv_heads > 0 && s.num_heads > 0 && s.num_heads % s.num_kv_heads == 0,
-        "attention: query heads do not divide over key/value heads");
-  check(s.kv_batch_stride == 0 || s.kv_batch_stride >= s.kv_len,
-        "attention: kv_batch_stride is below kv_len");
-  check(q.rows == s.batch * s.q_len && q.cols == s.num_heads * s.head_dim, "attention: shape of q or dq");
-  check_same(q, out, "attention: shape of out or its gradient");
-  if (s.first_keys.defined()) flat<std::int32_t>(s.first_keys, s.batch * s.q_len);
-  // A cache may hold more rows after the last sequence's keys.
-  const std::int64_t stride = s.kv_batch_stride > 0 ? s.kv_batch_stride : s.kv_len;
-  const std::int64_t rows = s.batch == 0 ? 0 : (s.batch - 1) * stride + s.kv_len;
-  for (const Rows& x : {k, v})
-    check(x.rows >= rows && x.cols == s.num_kv_heads * s.head_dim, "attention: shape of k, v or a gradient");
-}
 
 // OpenMP ends the process where it gets no thread. So as many are started and ended first, and then its own,
 // which stay: one rank at a time, or two would find the same last ones free.
@@ -81,11 +65,8 @@ void start_team(int threads) {
 
 Product product_of(const MatrixProduct& p) {
   const Rows a(p.a), b(p.b), c(p.c);
-  const bool across_a = p.ta == Transpose::yes, across_b = p.tb == Transpose::yes;
+  const bool across_a = p.ta == Transpose::yes;
   const std::int64_t k = across_a ? a.rows : a.cols;
-  check((across_a ? a.cols : a.rows) == c.rows, "matmul: rows of a and c differ");
-  check((across_b ? b.cols : b.rows) == k, "matmul: inner dimensions of a and b differ");
-  check((across_b ? b.rows : b.cols) == c.cols, "matmul: columns of b and c differ");
   return {.ta = p.ta,
           .tb = p.tb,
           .m = c.rows,
@@ -100,7 +81,7 @@ Product product_of(const MatrixProduct& p) {
           .c_stride = c.stride};
 }
 
-class CpuKernels final : public Kernels {
+class CpuKernels final : public KernelBackend {
  public:
   CpuKernels(Arena& arena, int threads)
       : team_(threads),
@@ -113,7 +94,7 @@ class CpuKernels final : public Kernels {
     start_team(threads);
   }
 
-  void matmul(const Tensor& ta, Transpose turn_a, const Tensor& tb, Transpose turn_b, const Tensor& tc,
+  void matmul(const Tensor& ta, Transpose turn_a, const Tensor& tb, Transpose turn_b, Out tc,
               bool accumulate) override {
     multiply(product_of({ta, turn_a, tb, turn_b, tc, accumulate}), team_.threads());
   }
@@ -124,42 +105,40 @@ class CpuKernels final : public Kernels {
     multiply(list, team_.threads());
   }
 
-  void fill(const Tensor& tx, double value) override {
+  void fill(Out tx, double value) override {
     const Rows x(tx);
     team_.each_span(x, contiguous(x), [&](float* at, std::int64_t, std::int64_t, std::int64_t n) {
       std::fill_n(at, n, static_cast<float>(value));
     });
   }
 
-  void copy(const Tensor& from, const Tensor& to) override {
+  void copy(const Tensor& from, Out to) override {
     const Rows x(from), y(to);
-    check_same(x, y, "copy: shapes differ");
     team_.each_span(x, contiguous(x) && contiguous(y),
                     [&](float* at, std::int64_t row, std::int64_t col, std::int64_t n) {
                       std::copy_n(at, n, y[row] + col);
                     });
   }
 
-  void add(const Tensor& tx, const Tensor& ty) override {
+  void add(const Tensor& tx, InOut ty) override {
     const Rows x(tx), y(ty);
-    check_same(x, y, "add: shapes differ");
     team_.each_span(x, contiguous(x) && contiguous(y),
                     [&](float* at, std::int64_t row, std::int64_t col, std::int64_t n) {
                       pass_.add(at, y[row] + col, n);
                     });
   }
 
-  void scale(const Tensor& tx, double factor) override {
+  void scale(InOut tx, double factor) override {
     const Rows x(tx);
     team_.each_span(x, contiguous(x), [&](float* at, std::int64_t, std::int64_t, std::int64_t n) {
       pass_.scale(at, static_cast<float>(factor), n);
     });
   }
 
-  void sum_squares(const Tensor& tx, std::int64_t block, const Tensor& tsums) override {
+  void sum_squares(const Tensor& tx, std::int64_t block, Out tsums) override {
     const std::int64_t count = tx.numel(), blocks = (count + block - 1) / block;
-    const float* x = flat<float>(tx, count);
-    double* sums = flat<double>(tsums, blocks);
+    const float* x = tx.host<float>();
+    double* sums = tsums.host<double>();
     team_.each_row(blocks, block, [&](std::int64_t i) {
       sums[i] = pass_.sum_squares(x + i * block, std::min(block, count - i * block));
     });
@@ -174,147 +153,127 @@ class CpuKernels final : public Kernels {
     return finite;
   }
 
-  void add_bias(const Tensor& tbias, const Tensor& ty) override {
+  void add_bias(const Tensor& tbias, InOut ty) override {
     const Rows y(ty);
-    const float* bias = flat<float>(tbias, y.cols);
+    const float* bias = tbias.host<float>();
     team_.each_row(y.rows, y.cols, [&](std::int64_t i) { pass_.add(bias, y[i], y.cols); });
   }
 
-  void residual(const Tensor& tx, const Tensor& ty, const Tensor& tbias, const Tensor& tout) override {
+  void residual(const Tensor& tx, const Tensor& ty, const Tensor& tbias, Out tout) override {
     const Rows x(tx), y(ty), out(tout);
-    check_same(x, out, "residual: shapes differ"), check_same(y, out, "residual: shapes differ");
-    const float* bias = tbias.defined() ? flat<float>(tbias, out.cols) : nullptr;
+    const float* bias = tbias.defined() ? tbias.host<float>() : nullptr;
     team_.each_row(out.rows, out.cols,
                    [&](std::int64_t i) { pass_.residual(x[i], y[i], bias, out[i], out.cols); });
   }
 
-  void bias_gradient(const Tensor& tdy, const Tensor& tdbias) override {
+  void bias_gradient(const Tensor& tdy, InOut tdbias) override {
     const Rows dy(tdy);
-    float* total = flat<float>(tdbias, dy.cols);
+    float* total = tdbias.host<float>();
     add_column_sums(dy.rows, dy.cols, total, nullptr,
                     [&](Range part, std::int64_t at, std::int64_t n, float* sum, float*) {
                       pass_.column_sums(dy[part.begin] + at, dy.stride, part.size(), sum, n);
                     });
   }
 
-  void layer_norm(const Tensor& tx, const Tensor& tw, const Tensor& tb, double eps, const Tensor& ty,
-                  const Tensor& tstats) override {
+  void layer_norm(const Tensor& tx, const Tensor& tw, const Tensor& tb, double eps, Out ty,
+                  Out tstats) override {
     const Rows x(tx), y(ty);
-    check_same(x, y, "layer_norm: shapes differ");
-    const float *w = flat<float>(tw, x.cols), *b = flat<float>(tb, x.cols);
-    float* stats = flat<float>(tstats, 2 * x.rows);
+    const float *w = tw.host<float>(), *b = tb.host<float>();
+    float* stats = tstats.host<float>();
     team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
       pass_.layer_norm(x[i], w, b, static_cast<float>(eps), y[i], stats + 2 * i, x.cols);
     });
   }
 
   void layer_norm_again(const Tensor& tx, const Tensor& tw, const Tensor& tb, const Tensor& tstats,
-                        const Tensor& ty) override {
+                        Out ty) override {
     const Rows x(tx), y(ty);
-    check_same(x, y, "layer_norm: shapes differ");
-    const float *w = flat<float>(tw, x.cols), *b = flat<float>(tb, x.cols),
-                *stats = flat<float>(tstats, 2 * x.rows);
+    const float *w = tw.host<float>(), *b = tb.host<float>(), *stats = tstats.host<float>();
     team_.each_row(x.rows, x.cols,
                    [&](std::int64_t i) { pass_.layer_norm_again(x[i], w, b, stats + 2 * i, y[i], x.cols); });
   }
 
   void layer_norm_backward_input(const Tensor& tdy, const Tensor& tx, const Tensor& tw, const Tensor& tstats,
-                                 const Tensor& tdx) override {
+                                 InOut tdx) override {
     const Rows dy(tdy), x(tx), dx(tdx);
-    check_same(dy, x, "layer_norm_backward_input: shapes differ");
-    check_same(dx, x, "layer_norm_backward_input: shapes differ");
-    const float *w = flat<float>(tw, x.cols), *stats = flat<float>(tstats, 2 * x.rows);
+    const float *w = tw.host<float>(), *stats = tstats.host<float>();
     team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
       pass_.layer_norm_dx(dy[i], x[i], w, stats + 2 * i, dx[i], x.cols);
     });
   }
 
-  void layer_norm_backward_weight(const Tensor& tdy, const Tensor& tx, const Tensor& tstats,
-                                  const Tensor& tdw, const Tensor& tdb) override {
+  void layer_norm_backward_weight(const Tensor& tdy, const Tensor& tx, const Tensor& tstats, InOut tdw,
+                                  InOut tdb) override {
     const Rows dy(tdy), x(tx);
-    check_same(dy, x, "layer_norm_backward_weight: shapes differ");
-    const float* stats = flat<float>(tstats, 2 * x.rows);
-    add_column_sums(x.rows, x.cols, flat<float>(tdw, x.cols), flat<float>(tdb, x.cols),
+    const float* stats = tstats.host<float>();
+    add_column_sums(x.rows, x.cols, tdw.host<float>(), tdb.host<float>(),
                     [&](Range part, std::int64_t at, std::int64_t n, float* dw, float* db) {
                       pass_.layer_norm_dw(dy[part.begin] + at, dy.stride, x[part.begin] + at, x.stride,
                                           stats + 2 * part.begin, part.size(), dw, db, n);
                     });
   }
 
-  void rms_norm(const Tensor& tx, const Tensor& tw, double eps, const Tensor& ty,
-                const Tensor& tstats) override {
+  void rms_norm(const Tensor& tx, const Tensor& tw, double eps, Out ty, Out tstats) override {
     const Rows x(tx), y(ty);
-    check_same(x, y, "rms_norm: shapes differ");
-    const float* w = flat<float>(tw, x.cols);
-    float* stats = flat<float>(tstats, x.rows);
+    const float* w = tw.host<float>();
+    float* stats = tstats.host<float>();
     team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
       pass_.rms_norm(x[i], w, static_cast<float>(eps), y[i], stats + i, x.cols);
     });
   }
 
-  void rms_norm_again(const Tensor& tx, const Tensor& tw, const Tensor& tstats, const Tensor& ty) override {
+  void rms_norm_again(const Tensor& tx, const Tensor& tw, const Tensor& tstats, Out ty) override {
     const Rows x(tx), y(ty);
-    check_same(x, y, "rms_norm: shapes differ");
-    const float *w = flat<float>(tw, x.cols), *stats = flat<float>(tstats, x.rows);
+    const float *w = tw.host<float>(), *stats = tstats.host<float>();
     team_.each_row(x.rows, x.cols,
                    [&](std::int64_t i) { pass_.rms_norm_again(x[i], w, stats + i, y[i], x.cols); });
   }
 
   void rms_norm_backward_input(const Tensor& tdy, const Tensor& tx, const Tensor& tw, const Tensor& tstats,
-                               const Tensor& tdx) override {
+                               InOut tdx) override {
     const Rows dy(tdy), x(tx), dx(tdx);
-    check_same(dy, x, "rms_norm_backward_input: shapes differ");
-    check_same(dx, x, "rms_norm_backward_input: shapes differ");
-    const float *w = flat<float>(tw, x.cols), *stats = flat<float>(tstats, x.rows);
+    const float *w = tw.host<float>(), *stats = tstats.host<float>();
     team_.each_row(x.rows, x.cols,
                    [&](std::int64_t i) { pass_.rms_norm_dx(dy[i], x[i], w, stats + i, dx[i], x.cols); });
   }
 
   void rms_norm_backward_weight(const Tensor& tdy, const Tensor& tx, const Tensor& tstats,
-                                const Tensor& tdw) override {
+                                InOut tdw) override {
     const Rows dy(tdy), x(tx);
-    check_same(dy, x, "rms_norm_backward_weight: shapes differ");
-    const float* stats = flat<float>(tstats, x.rows);
-    add_column_sums(x.rows, x.cols, flat<float>(tdw, x.cols), nullptr,
+    const float* stats = tstats.host<float>();
+    add_column_sums(x.rows, x.cols, tdw.host<float>(), nullptr,
                     [&](Range part, std::int64_t at, std::int64_t n, float* dw, float*) {
                       pass_.rms_norm_dw(dy[part.begin] + at, dy.stride, x[part.begin] + at, x.stride,
                                         stats + part.begin, part.size(), dw, n);
                     });
   }
 
-  void gelu(const Tensor& th, const Tensor& tbias, const Tensor& ty) override {
+  void gelu(InOut th, const Tensor& tbias, Out ty) override {
     const Rows h(th), y(ty);
-    check_same(h, y, "gelu: shapes differ");
-    const float* bias = tbias.defined() ? flat<float>(tbias, h.cols) : nullptr;
+    const float* bias = tbias.defined() ? tbias.host<float>() : nullptr;
     team_.each_row(h.rows, h.cols, [&](std::int64_t i) { pass_.gelu(h[i], bias, y[i], h.cols); });
   }
 
-  void gelu_backward(const Tensor& th, const Tensor& tdy) override {
+  void gelu_backward(InOut th, InOut tdy) override {
     const Rows h(th), dy(tdy);
-    check_same(h, dy, "gelu_backward: shapes differ");
     team_.each_row(h.rows, h.cols, [&](std::int64_t i) { pass_.gelu_backward(h[i], dy[i], h.cols); });
   }
 
-  void swiglu(const Tensor& gate_up, const Tensor& ty) override {
+  void swiglu(const Tensor& gate_up, Out ty) override {
     const Rows x(gate_up), y(ty);
-    check(x.rows == y.rows && x.cols == 2 * y.cols, "swiglu: gate_up is not twice as wide as y");
     team_.each_row(x.rows, x.cols, [&](std::int64_t i) { pass_.swiglu(x[i], x[i] + y.cols, y[i], y.cols); });
   }
 
-  void swiglu_backward(const Tensor& gate_up, const Tensor& tdy) override {
+  void swiglu_backward(InOut gate_up, InOut tdy) override {
     const Rows x(gate_up), dy(tdy);
-    check(x.rows == dy.rows && x.cols == 2 * dy.cols, "swiglu_backward: gate_up is not twice as wide as dy");
     team_.each_row(x.rows, x.cols,
                    [&](std::int64_t i) { pass_.swiglu_backward(x[i], x[i] + dy.cols, dy[i], dy.cols); });
   }
 
-  void weighted_swiglu_backward(const Tensor& gate_up, const Tensor& tdy, const Tensor& tweights,
-                                const Tensor& tdweights) override {
+  void weighted_swiglu_backward(InOut gate_up, InOut tdy, const Tensor& tweights, Out tdweights) override {
     const Rows x(gate_up), dy(tdy);
-    check(x.rows == dy.rows && x.cols == 2 * dy.cols,
-          "weighted_swiglu_backward: gate_up is not twice as wide as dy");
-    const float* weights = flat<float>(tweights, dy.rows);
-    float* dweights = flat<float>(tdweights, dy.rows);
+    const float* weights = tweights.host<float>();
+    float* dweights = tdweights.host<float>();
     team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
       constexpr std::int64_t piece = 256;  // of the incoming gradient, which is overwritten
       std::array<float, piece> incoming;
@@ -331,13 +290,11 @@ class CpuKernels final : public Kernels {
     });
   }
 
-  void combine_rows(const Tensor& tx, const Tensor& tplaces, const Tensor& tweights,
-                    const Tensor& ty) override {
+  void combine_rows(const Tensor& tx, const Tensor& tplaces, const Tensor& tweights, Out ty) override {
     const Rows x(tx), y(ty);
-    check(x.cols == y.cols, "combine_rows: widths of x and y differ");
     const std::int64_t k = y.rows == 0 ? 0 : tplaces.numel() / y.rows;
-    const std::int32_t* places = flat<std::int32_t>(tplaces, y.rows * k);
-    const float* weights = tweights.defined() ? flat<float>(tweights, y.rows * k) : nullptr;
+    const std::int32_t* places = tplaces.host<std::int32_t>();
+    const float* weights = tweights.defined() ? tweights.host<float>() : nullptr;
     check(std::all_of(places, places + y.rows * k, [&](std::int32_t p) { return p < x.rows; }),
           "combine_rows: a place lies after the last row");
     team_.each_row(y.rows, (k + 1) * y.cols, [&](std::int64_t i) {
@@ -348,12 +305,9 @@ class CpuKernels final : public Kernels {
     });
   }
 
-  void rope(const Tensor& tx, std::int64_t head_dim, const Tensor& tpositions, double theta,
-            bool inverse) override {
+  void rope(InOut tx, std::int64_t head_dim, const Tensor& tpositions, double theta, bool inverse) override {
     const Rows x(tx);
-    const std::int32_t* positions = flat<std::int32_t>(tpositions, x.rows);
-    check(head_dim > 0 && head_dim % 2 == 0 && x.cols % head_dim == 0,
-          "rope: columns are not heads of even size");
+    const std::int32_t* positions = tpositions.host<std::int32_t>();
     const std::int64_t half = head_dim / 2;
     constexpr std::int64_t block = 64, width = RopeAngles::most_pairs;
     const std::int64_t blocks = (x.rows + block - 1) / block;
@@ -369,19 +323,15 @@ class CpuKernels final : public Kernels {
     });
   }
 
-  void attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape,
-                 const Tensor& out, const Tensor& lse) override {
-    check_attention(shape, Rows(q), Rows(out), Rows(k), Rows(v));
-    flat<float>(lse, shape.batch * shape.num_heads * shape.q_len);
+  void attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape, Out out,
+                 Out lse) override {
     attention_forward(q, k, v, shape, out, lse, tiles_, team_.threads());
   }
 
   void attention_delta(const Tensor& tout, const Tensor& tdout, const AttentionShape& s,
-                       const Tensor& tdelta) override {
+                       Out tdelta) override {
     const Rows out(tout), dout(tdout);
-    check_same(out, dout, "attention: shape of out or its gradient");
-    check(out.rows == s.batch * s.q_len && out.cols == s.num_heads * s.head_dim, "attention: shape of out");
-    float* delta = flat<float>(tdelta, s.batch * s.num_heads * s.q_len);
+    float* delta = tdelta.host<float>();
     team_.each_row(out.rows, out.cols, [&](std::int64_t row) {
       float* first = delta + row / s.q_len * s.num_heads * s.q_len + row % s.q_len;
       for (std::int64_t head = 0; head < s.num_heads; ++head)
@@ -391,19 +341,14 @@ class CpuKernels final : public Kernels {
   }
 
   void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout,
-                          const Tensor& lse, const Tensor& delta, const AttentionShape& shape,
-                          const Tensor& dq, const Tensor& dk, const Tensor& dv) override {
-    check_attention(shape, Rows(q), Rows(dout), Rows(k), Rows(v));
-    check_attention(shape, Rows(dq), Rows(dout), Rows(dk), Rows(dv));
-    for (const Tensor& numbers : {lse, delta})
-      flat<float>(numbers, shape.batch * shape.num_heads * shape.q_len);
+                          const Tensor& lse, const Tensor& delta, const AttentionShape& shape, Out dq, Out dk,
+                          Out dv) override {
     echelon::attention_backward(q, k, v, dout, lse, delta, shape, dq, dk, dv, tiles_, team_.threads());
   }
 
-  void embedding(const Tensor& tids, const Tensor& ttable, std::int64_t first_id, const Tensor& ty) override {
+  void embedding(const Tensor& tids, const Tensor& ttable, std::int64_t first_id, Out ty) override {
     const Rows table(ttable), y(ty);
-    check(table.cols == y.cols, "embedding: widths of the table and y differ");
-    const std::int32_t* ids = flat<std::int32_t>(tids, y.rows);
+    const std::int32_t* ids = tids.host<std::int32_t>();
     team_.each_row(y.rows, y.cols, [&](std::int64_t i) {
       const std::int64_t row = local_column(ids[i], first_id, table.rows);
       if (row >= 0)
@@ -414,10 +359,9 @@ class CpuKernels final : public Kernels {
   }
 
   void embedding_backward(const Tensor& tids, const Tensor& tdy, std::int64_t first_id,
-                          const Tensor& tdtable) override {
+                          InOut tdtable) override {
     const Rows dy(tdy), dtable(tdtable);
-    check(dtable.cols == dy.cols, "embedding_backward: widths of the table and dy differ");
-    const std::int32_t* ids = flat<std::int32_t>(tids, dy.rows);
+    const std::int32_t* ids = tids.host<std::int32_t>();
     // Each thread takes a range of columns, so that the rows of an id are added in order.
     constexpr std::int64_t width = 64;
     team_.each_row((dy.cols + width - 1) / width, dy.rows * width, [&](std::int64_t block) {
@@ -429,19 +373,19 @@ class CpuKernels final : public Kernels {
     });
   }
 
-  void row_max(const Tensor& tlogits, const Tensor& tmax) override {
+  void row_max(const Tensor& tlogits, Out tmax) override {
     const Rows logits(tlogits);
-    float* max = flat<float>(tmax, logits.rows);
+    float* max = tmax.host<float>();
     team_.each_row(logits.rows, logits.cols,
                    [&](std::int64_t i) { max[i] = pass_.max(logits[i], logits.cols); });
   }
 
-  void exp_sum(const Tensor& tlogits, const Tensor& tmax, const Tensor& ttargets, std::int64_t first_id,
-               const Tensor& tsum, const Tensor& ttarget) override {
+  void exp_sum(InOut tlogits, const Tensor& tmax, const Tensor& ttargets, std::int64_t first_id, Out tsum,
+               Out ttarget) override {
     const Rows logits(tlogits);
-    const float* max = flat<float>(tmax, logits.rows);
-    const std::int32_t* targets = flat<std::int32_t>(ttargets, logits.rows);
-    float *sum = flat<float>(tsum, logits.rows), *target = flat<float>(ttarget, logits.rows);
+    const float* max = tmax.host<float>();
+    const std::int32_t* targets = ttargets.host<std::int32_t>();
+    float *sum = tsum.host<float>(), *target = ttarget.host<float>();
     team_.each_row(logits.rows, logits.cols, [&](std::int64_t i) {
       const std::int64_t column = local_column(targets[i], first_id, logits.cols);
       target[i] = column >= 0 ? logits[i][column] - max[i] : 0.0f;
@@ -449,11 +393,11 @@ class CpuKernels final : public Kernels {
     });
   }
 
-  void cross_entropy_backward(const Tensor& tp, const Tensor& tsum, const Tensor& ttargets,
-                              std::int64_t first_id, double loss_scale) override {
+  void cross_entropy_backward(InOut tp, const Tensor& tsum, const Tensor& ttargets, std::int64_t first_id,
+                              double loss_scale) override {
     const Rows p(tp);
-    const float* sum = flat<float>(tsum, p.rows);
-    const std::int32_t* targets = flat<std::int32_t>(ttargets, p.rows);
+    const float* sum = tsum.host<float>();
+    const std::int32_t* targets = ttargets.host<std::int32_t>();
     const float weight = static_cast<float>(loss_scale);
     team_.each_row(p.rows, p.cols, [&](std::int64_t i) {
       if (targets[i] < 0) {
@@ -467,14 +411,10 @@ class CpuKernels final : public Kernels {
     });
   }
 
-  void adamw(const Tensor& tp, const Tensor& tg, const Tensor& tm, const Tensor& tv,
-             const AdamWStep& step) override {
-    const std::int64_t count = tp.numel();
-    flat<float>(tp, count);
+  void adamw(InOut tp, const Tensor& tg, InOut tm, InOut tv, const AdamWStep& step) override {
     const Rows p(tp);
-    const float* g = flat<float>(tg, count);
-    float *m = flat<float>(tm, count), *v = flat<float>(tv, count);
-    check(step.step >= 1, "adamw: steps count from 1");
+    const float* g = tg.host<float>();
+    float *m = tm.host<float>(), *v = tv.host<float>();
     const double t = static_cast<double>(step.step);
     const auto f32 = [](double x) { return static_cast<float>(x); };
     const AdamWFactors factors{.beta1 = f32(step.beta1),
@@ -499,7 +439,7 @@ class CpuKernels final : public Kernels {
   void add_column_sums(std::int64_t rows, std::int64_t cols, float* first, float* second,
                        const AddRows& add_rows) {
     const std::int64_t groups = std::clamp<std::int64_t>(rows / 64, 1, most_groups);
-    float* sums = column_sums_.data<float>();
+    float* sums = column_sums_.host<float>();
     for (std::int64_t begin = 0; begin < cols; begin += strip) {
       const std::int64_t count = std::min(strip, cols - begin), width = second == nullptr ? count : 2 * count;
       team_.each_row(groups, rows / groups * count, [&](std::int64_t g) {
@@ -522,7 +462,7 @@ class CpuKernels final : public Kernels {
 }  // namespace
 
 std::unique_ptr<Kernels> make_cpu_kernels(Arena& arena, int threads) {
-  return std::make_unique<CpuKernels>(arena, threads);
+  return std::make_unique<Kernels>(std::make_shared<CpuKernels>(arena, threads));
 }
 
 std::int64_t cpu_kernels_scratch_bytes(int threads) {

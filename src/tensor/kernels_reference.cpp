@@ -11,7 +11,7 @@
 
 #include "base/error.h"
 #include "tensor/attention_reference.h"
-#include "tensor/kernels.h"
+#include "tensor/kernel_backend.h"
 #include "tensor/local_column.h"
 #include "tensor/reference_view.h"
 
@@ -49,9 +49,6 @@ void matmul_of(const Tensor& ta, bool a_transposed, const Tensor& tb, bool b_tra
   constexpr std::int64_t width = 16;  // as many running sums as fit in registers
   const Matrix<F> a(ta), b(tb), c(tc);
   const std::int64_t m = c.rows, n = c.cols, depth = a_transposed ? a.rows : a.cols;
-  check((a_transposed ? a.cols : a.rows) == m, "matmul: rows of a and c differ");
-  check((b_transposed ? b.cols : b.rows) == depth, "matmul: inner dimensions of a and b differ");
-  check((b_transposed ? b.rows : b.cols) == n, "matmul: columns of b and c differ");
   std::vector<F> panel(static_cast<std::size_t>(depth * width));
   for (std::int64_t begin = 0; begin < n; begin += width) {
     const std::int64_t used = std::min(width, n - begin);
@@ -83,10 +80,9 @@ void add_column_sums(std::int64_t rows, std::int64_t cols, F* total, const Term&
   }
 }
 
-class ReferenceKernels final : public Kernels {
+class ReferenceKernels final : public KernelBackend {
  public:
-  void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& c,
-              bool accumulate) override {
+  void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, Out c, bool accumulate) override {
     with_float_type(c, [&]<class F>(F) {
       matmul_of<F>(a, ta == Transpose::yes, b, tb == Transpose::yes, c, accumulate);
     });
@@ -96,31 +92,29 @@ class ReferenceKernels final : public Kernels {
     for (const MatrixProduct& p : products) matmul(p.a, p.ta, p.b, p.tb, p.c, p.accumulate);
   }
 
-  void fill(const Tensor& tx, double value) override {
+  void fill(Out tx, double value) override {
     with_float_type(tx, [&]<class F>(F) {
       const Matrix<F> x(tx);
       for (std::int64_t i = 0; i < x.rows; ++i) std::fill_n(x[i], x.cols, F(value));
     });
   }
 
-  void copy(const Tensor& from, const Tensor& to) override {
+  void copy(const Tensor& from, Out to) override {
     with_float_type(to, [&]<class F>(F) {
       const Matrix<F> x(from), y(to);
-      check_same(x, y, "copy: shapes differ");
       for (std::int64_t i = 0; i < x.rows; ++i) std::copy_n(x[i], x.cols, y[i]);
     });
   }
 
-  void add(const Tensor& tx, const Tensor& ty) override {
+  void add(const Tensor& tx, InOut ty) override {
     with_float_type(ty, [&]<class F>(F) {
       const Matrix<F> x(tx), y(ty);
-      check_same(x, y, "add: shapes differ");
       for (std::int64_t i = 0; i < x.rows; ++i)
         for (std::int64_t j = 0; j < x.cols; ++j) y[i][j] += x[i][j];
     });
   }
 
-  void scale(const Tensor& tx, double factor) override {
+  void scale(InOut tx, double factor) override {
     with_float_type(tx, [&]<class F>(F) {
       const Matrix<F> x(tx);
       for (std::int64_t i = 0; i < x.rows; ++i)
@@ -128,12 +122,12 @@ class ReferenceKernels final : public Kernels {
     });
   }
 
-  void sum_squares(const Tensor& tx, std::int64_t block, const Tensor& tsums) override {
+  void sum_squares(const Tensor& tx, std::int64_t block, Out tsums) override {
     with_float_type(tx, [&]<class F>(F) {
       const std::int64_t count = tx.numel();
-      const F* x = flat<F>(tx, count);
-      double* sums = flat<double>(tsums, (count + block - 1) / block);
-      std::fill_n(sums, tsums.numel(), 0.0);
+      const F* x = tx.host<F>();
+      double* sums = tsums.host<double>();
+      std::fill_n(sums, tsums->numel(), 0.0);
       for (std::int64_t i = 0; i < count; ++i) sums[i / block] += double{x[i]} * double{x[i]};
     });
   }
@@ -148,21 +142,19 @@ class ReferenceKernels final : public Kernels {
     return finite;
   }
 
-  void add_bias(const Tensor& tbias, const Tensor& ty) override {
+  void add_bias(const Tensor& tbias, InOut ty) override {
     with_float_type(ty, [&]<class F>(F) {
       const Matrix<F> y(ty);
-      const F* bias = flat<F>(tbias, y.cols);
+      const F* bias = tbias.host<F>();
       for (std::int64_t i = 0; i < y.rows; ++i)
         for (std::int64_t j = 0; j < y.cols; ++j) y[i][j] += bias[j];
     });
   }
 
-  void residual(const Tensor& tx, const Tensor& ty, const Tensor& tbias, const Tensor& tout) override {
+  void residual(const Tensor& tx, const Tensor& ty, const Tensor& tbias, Out tout) override {
     with_float_type(tout, [&]<class F>(F) {
       const Matrix<F> x(tx), y(ty), out(tout);
-      check_same(x, out, "residual: shapes differ");
-      check_same(y, out, "residual: shapes differ");
-      const F* bias = tbias.defined() ? flat<F>(tbias, out.cols) : nullptr;
+      const F* bias = tbias.defined() ? tbias.host<F>() : nullptr;
       for (std::int64_t i = 0; i < out.rows; ++i)
         for (std::int64_t j = 0; j < out.cols; ++j) {
           const F sum = x[i][j] + y[i][j];
@@ -171,19 +163,19 @@ class ReferenceKernels final : public Kernels {
     });
   }
 
-  void bias_gradient(const Tensor& tdy, const Tensor& tdbias) override {
+  void bias_gradient(const Tensor& tdy, InOut tdbias) override {
     with_float_type(tdy, [&]<class F>(F) {
       const Matrix<F> dy(tdy);
-      add_column_sums(dy.rows, dy.cols, flat<F>(tdbias, dy.cols),
+      add_column_sums(dy.rows, dy.cols, tdbias.host<F>(),
                       [&](std::int64_t i, std::int64_t j) { return dy[i][j]; });
     });
   }
 
-  void layer_norm(const Tensor& tx, const Tensor& w, const Tensor& b, double eps, const Tensor& y,
-                  const Tensor& tstats) override {
+  void layer_norm(const Tensor& tx, const Tensor& w, const Tensor& b, double eps, Out y,
+                  Out tstats) override {
     with_float_type(tx, [&]<class F>(F) {
       const Matrix<F> x(tx);
-      F* stats = flat<F>(tstats, 2 * x.rows);
+      F* stats = tstats.host<F>();
       const F columns = static_cast<F>(x.cols);
       for (std::int64_t i = 0; i < x.rows; ++i) {
         F mean = 0, variance = 0;
@@ -198,11 +190,10 @@ class ReferenceKernels final : public Kernels {
   }
 
   void layer_norm_again(const Tensor& tx, const Tensor& tw, const Tensor& tb, const Tensor& tstats,
-                        const Tensor& ty) override {
+                        Out ty) override {
     with_float_type(tx, [&]<class F>(F) {
       const Matrix<F> x(tx), y(ty);
-      check_same(x, y, "layer_norm: shapes differ");
-      const F *w = flat<F>(tw, x.cols), *b = flat<F>(tb, x.cols), *stats = flat<F>(tstats, 2 * x.rows);
+      const F *w = tw.host<F>(), *b = tb.host<F>(), *stats = tstats.host<F>();
       for (std::int64_t i = 0; i < x.rows; ++i)
         for (std::int64_t j = 0; j < x.cols; ++j)
           y[i][j] = (x[i][j] - stats[2 * i]) * stats[2 * i + 1] * w[j] + b[j];
@@ -211,12 +202,10 @@ class ReferenceKernels final : public Kernels {
 
   // With n = (x - mean) rstd and g = dy w: dx = rstd (g - mean(g) - n mean(g n)).
   void layer_norm_backward_input(const Tensor& tdy, const Tensor& tx, const Tensor& tw, const Tensor& tstats,
-                                 const Tensor& tdx) override {
+                                 InOut tdx) override {
     with_float_type(tx, [&]<class F>(F) {
       const Matrix<F> dy(tdy), x(tx), dx(tdx);
-      check_same(dy, x, "layer_norm_backward_input: shapes differ");
-      check_same(dx, x, "layer_norm_backward_input: shapes differ");
-      const F *w = flat<F>(tw, x.cols), *stats = flat<F>(tstats, 2 * x.rows);
+      const F *w = tw.host<F>(), *stats = tstats.host<F>();
       const F columns = static_cast<F>(x.cols);
       for (std::int64_t i = 0; i < x.rows; ++i) {
         const F mean = stats[2 * i], rstd = stats[2 * i + 1];
@@ -233,24 +222,22 @@ class ReferenceKernels final : public Kernels {
     });
   }
 
-  void layer_norm_backward_weight(const Tensor& tdy, const Tensor& tx, const Tensor& tstats, const Tensor& dw,
-                                  const Tensor& db) override {
+  void layer_norm_backward_weight(const Tensor& tdy, const Tensor& tx, const Tensor& tstats, InOut dw,
+                                  InOut db) override {
     with_float_type(tx, [&]<class F>(F) {
       const Matrix<F> dy(tdy), x(tx);
-      check_same(dy, x, "layer_norm_backward_weight: shapes differ");
-      const F* stats = flat<F>(tstats, 2 * x.rows);
-      add_column_sums(x.rows, x.cols, flat<F>(dw, x.cols), [&](std::int64_t i, std::int64_t j) {
+      const F* stats = tstats.host<F>();
+      add_column_sums(x.rows, x.cols, dw.host<F>(), [&](std::int64_t i, std::int64_t j) {
         return dy[i][j] * (x[i][j] - stats[2 * i]) * stats[2 * i + 1];
       });
     });
     bias_gradient(tdy, db);
   }
 
-  void rms_norm(const Tensor& tx, const Tensor& w, double eps, const Tensor& y,
-                const Tensor& tstats) override {
+  void rms_norm(const Tensor& tx, const Tensor& w, double eps, Out y, Out tstats) override {
     with_float_type(tx, [&]<class F>(F) {
       const Matrix<F> x(tx);
-      F* rstd = flat<F>(tstats, x.rows);
+      F* rstd = tstats.host<F>();
       for (std::int64_t i = 0; i < x.rows; ++i) {
         F squares = 0;
         for (std::int64_t j = 0; j < x.cols; ++j) squares += x[i][j] * x[i][j];
@@ -260,11 +247,10 @@ class ReferenceKernels final : public Kernels {
     rms_norm_again(tx, w, tstats, y);
   }
 
-  void rms_norm_again(const Tensor& tx, const Tensor& tw, const Tensor& tstats, const Tensor& ty) override {
+  void rms_norm_again(const Tensor& tx, const Tensor& tw, const Tensor& tstats, Out ty) override {
     with_float_type(tx, [&]<class F>(F) {
       const Matrix<F> x(tx), y(ty);
-      check_same(x, y, "rms_norm: shapes differ");
-      const F *w = flat<F>(tw, x.cols), *rstd = flat<F>(tstats, x.rows);
+      const F *w = tw.host<F>(), *rstd = tstats.host<F>();
       for (std::int64_t i = 0; i < x.rows; ++i)
         for (std::int64_t j = 0; j < x.cols; ++j) y[i][j] = x[i][j] * rstd[i] * w[j];
     });
@@ -272,12 +258,10 @@ class ReferenceKernels final : public Kernels {
 
   // With n = x rstd and g = dy w: dx = rstd (g - n mean(g n)).
   void rms_norm_backward_input(const Tensor& tdy, const Tensor& tx, const Tensor& tw, const Tensor& tstats,
-                               const Tensor& tdx) override {
+                               InOut tdx) override {
     with_float_type(tx, [&]<class F>(F) {
       const Matrix<F> dy(tdy), x(tx), dx(tdx);
-      check_same(dy, x, "rms_norm_backward_input: shapes differ");
-      check_same(dx, x, "rms_norm_backward_input: shapes differ");
-      const F *w = flat<F>(tw, x.cols), *rstd = flat<F>(tstats, x.rows);
+      const F *w = tw.host<F>(), *rstd = tstats.host<F>();
       for (std::int64_t i = 0; i < x.rows; ++i) {
         F mean_gn = 0;
         for (std::int64_t j = 0; j < x.cols; ++j) mean_gn += dy[i][j] * w[j] * x[i][j] * rstd[i];
@@ -289,30 +273,27 @@ class ReferenceKernels final : public Kernels {
   }
 
   void rms_norm_backward_weight(const Tensor& tdy, const Tensor& tx, const Tensor& tstats,
-                                const Tensor& dw) override {
+                                InOut dw) override {
     with_float_type(tx, [&]<class F>(F) {
       const Matrix<F> dy(tdy), x(tx);
-      check_same(dy, x, "rms_norm_backward_weight: shapes differ");
-      const F* rstd = flat<F>(tstats, x.rows);
-      add_column_sums(x.rows, x.cols, flat<F>(dw, x.cols),
+      const F* rstd = tstats.host<F>();
+      add_column_sums(x.rows, x.cols, dw.host<F>(),
                       [&](std::int64_t i, std::int64_t j) { return dy[i][j] * x[i][j] * rstd[i]; });
     });
   }
 
-  void gelu(const Tensor& th, const Tensor& bias, const Tensor& ty) override {
+  void gelu(InOut th, const Tensor& bias, Out ty) override {
     if (bias.defined()) add_bias(bias, th);
     with_float_type(th, [&]<class F>(F) {
       const Matrix<F> h(th), y(ty);
-      check_same(h, y, "gelu: shapes differ");
       for (std::int64_t i = 0; i < h.rows; ++i)
         for (std::int64_t j = 0; j < h.cols; ++j) y[i][j] = gelu_of(h[i][j]);
     });
   }
 
-  void gelu_backward(const Tensor& th, const Tensor& tdy) override {
+  void gelu_backward(InOut th, InOut tdy) override {
     with_float_type(th, [&]<class F>(F) {
       const Matrix<F> h(th), dy(tdy);
-      check_same(h, dy, "gelu_backward: shapes differ");
       for (std::int64_t i = 0; i < h.rows; ++i)
         for (std::int64_t j = 0; j < h.cols; ++j) {
           dy[i][j] *= gelu_slope(h[i][j]);
@@ -321,20 +302,17 @@ class ReferenceKernels final : public Kernels {
     });
   }
 
-  void swiglu(const Tensor& gate_up, const Tensor& ty) override {
+  void swiglu(const Tensor& gate_up, Out ty) override {
     with_float_type(ty, [&]<class F>(F) {
       const Matrix<F> x(gate_up), y(ty);
-      check(x.rows == y.rows && x.cols == 2 * y.cols, "swiglu: gate_up is not twice as wide as y");
       for (std::int64_t i = 0; i < y.rows; ++i)
         for (std::int64_t j = 0; j < y.cols; ++j) y[i][j] = x[i][j] * sigmoid(x[i][j]) * x[i][y.cols + j];
     });
   }
 
-  void swiglu_backward(const Tensor& gate_up, const Tensor& tdy) override {
+  void swiglu_backward(InOut gate_up, InOut tdy) override {
     with_float_type(tdy, [&]<class F>(F) {
       const Matrix<F> x(gate_up), dy(tdy);
-      check(x.rows == dy.rows && x.cols == 2 * dy.cols,
-            "swiglu_backward: gate_up is not twice as wide as dy");
       for (std::int64_t i = 0; i < dy.rows; ++i)
         for (std::int64_t j = 0; j < dy.cols; ++j) {
           const F gate = x[i][j], up = x[i][dy.cols + j], d = dy[i][j], open = sigmoid(gate);
@@ -345,12 +323,11 @@ class ReferenceKernels final : public Kernels {
     });
   }
 
-  void weighted_swiglu_backward(const Tensor& gate_up, const Tensor& tdy, const Tensor& tweights,
-                                const Tensor& tdweights) override {
+  void weighted_swiglu_backward(InOut gate_up, InOut tdy, const Tensor& tweights, Out tdweights) override {
     with_float_type(tdy, [&]<class F>(F) {
       const Matrix<F> x(gate_up), dy(tdy);
-      const F* weights = flat<F>(tweights, dy.rows);
-      F* dweights = flat<F>(tdweights, dy.rows);
+      const F* weights = tweights.host<F>();
+      F* dweights = tdweights.host<F>();
       for (std::int64_t i = 0; i < dy.rows; ++i) {
         dweights[i] = 0;
         for (std::int64_t j = 0; j < dy.cols; ++j) {
@@ -365,14 +342,12 @@ class ReferenceKernels final : public Kernels {
     });
   }
 
-  void combine_rows(const Tensor& tx, const Tensor& tplaces, const Tensor& tweights,
-                    const Tensor& ty) override {
+  void combine_rows(const Tensor& tx, const Tensor& tplaces, const Tensor& tweights, Out ty) override {
     with_float_type(ty, [&]<class F>(F) {
       const Matrix<F> x(tx), y(ty);
-      check(x.cols == y.cols, "combine_rows: widths of x and y differ");
       const std::int64_t k = y.rows == 0 ? 0 : tplaces.numel() / y.rows;
-      const std::int32_t* places = flat<std::int32_t>(tplaces, y.rows * k);
-      const F* weights = tweights.defined() ? flat<F>(tweights, y.rows * k) : nullptr;
+      const std::int32_t* places = tplaces.host<std::int32_t>();
+      const F* weights = tweights.defined() ? tweights.host<F>() : nullptr;
       for (std::int64_t i = 0; i < y.rows; ++i) {
         std::fill_n(y[i], y.cols, F(0));
         for (std::int64_t j = i * k; j < (i + 1) * k; ++j) {
@@ -387,13 +362,10 @@ class ReferenceKernels final : public Kernels {
 
   // Angles are made in double: in f32 the angle of a late position is off by more than the arithmetic that
   // follows.
-  void rope(const Tensor& tx, std::int64_t head_dim, const Tensor& tpositions, double theta,
-            bool inverse) override {
+  void rope(InOut tx, std::int64_t head_dim, const Tensor& tpositions, double theta, bool inverse) override {
     with_float_type(tx, [&]<class F>(F) {
       const Matrix<F> x(tx);
-      const std::int32_t* positions = flat<std::int32_t>(tpositions, x.rows);
-      check(head_dim > 0 && head_dim % 2 == 0 && x.cols % head_dim == 0,
-            "rope: columns are not heads of even size");
+      const std::int32_t* positions = tpositions.host<std::int32_t>();
       const std::int64_t half = head_dim / 2;
       for (std::int64_t pair = 0; pair < half; ++pair) {
         const double frequency =
@@ -411,29 +383,28 @@ class ReferenceKernels final : public Kernels {
     });
   }
 
-  void attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape,
-                 const Tensor& out, const Tensor& lse) override {
+  void attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape, Out out,
+                 Out lse) override {
     with_float_type(out, [&]<class F>(F) { reference_attention<F>(q, k, v, shape, out, lse); });
   }
 
   void attention_delta(const Tensor& out, const Tensor& dout, const AttentionShape& shape,
-                       const Tensor& delta) override {
+                       Out delta) override {
     with_float_type(out, [&]<class F>(F) { reference_attention_delta<F>(out, dout, shape, delta); });
   }
 
   void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout,
-                          const Tensor& lse, const Tensor& delta, const AttentionShape& shape,
-                          const Tensor& dq, const Tensor& dk, const Tensor& dv) override {
+                          const Tensor& lse, const Tensor& delta, const AttentionShape& shape, Out dq, Out dk,
+                          Out dv) override {
     with_float_type(dout, [&]<class F>(F) {
       reference_attention_backward<F>(q, k, v, dout, lse, delta, shape, dq, dk, dv);
     });
   }
 
-  void embedding(const Tensor& tids, const Tensor& ttable, std::int64_t first_id, const Tensor& ty) override {
+  void embedding(const Tensor& tids, const Tensor& ttable, std::int64_t first_id, Out ty) override {
     with_float_type(ty, [&]<class F>(F) {
       const Matrix<F> table(ttable), y(ty);
-      check(table.cols == y.cols, "embedding: widths of the table and y differ");
-      const std::int32_t* ids = flat<std::int32_t>(tids, y.rows);
+      const std::int32_t* ids = tids.host<std::int32_t>();
       for (std::int64_t i = 0; i < y.rows; ++i) {
         const std::int64_t row = local_column(ids[i], first_id, table.rows);
         if (row >= 0)
@@ -445,11 +416,10 @@ class ReferenceKernels final : public Kernels {
   }
 
   void embedding_backward(const Tensor& tids, const Tensor& tdy, std::int64_t first_id,
-                          const Tensor& tdtable) override {
+                          InOut tdtable) override {
     with_float_type(tdy, [&]<class F>(F) {
       const Matrix<F> dy(tdy), dtable(tdtable);
-      check(dtable.cols == dy.cols, "embedding_backward: widths of the table and dy differ");
-      const std::int32_t* ids = flat<std::int32_t>(tids, dy.rows);
+      const std::int32_t* ids = tids.host<std::int32_t>();
       for (std::int64_t i = 0; i < dy.rows; ++i) {
         const std::int64_t row = local_column(ids[i], first_id, dtable.rows);
         if (row < 0) continue;
@@ -458,10 +428,10 @@ class ReferenceKernels final : public Kernels {
     });
   }
 
-  void row_max(const Tensor& tlogits, const Tensor& tmax) override {
+  void row_max(const Tensor& tlogits, Out tmax) override {
     with_float_type(tlogits, [&]<class F>(F) {
       const Matrix<F> logits(tlogits);
-      F* max = flat<F>(tmax, logits.rows);
+      F* max = tmax.host<F>();
       for (std::int64_t i = 0; i < logits.rows; ++i) {
         max[i] = -std::numeric_limits<F>::infinity();
         for (std::int64_t j = 0; j < logits.cols; ++j) max[i] = std::max(max[i], logits[i][j]);
@@ -469,13 +439,13 @@ class ReferenceKernels final : public Kernels {
     });
   }
 
-  void exp_sum(const Tensor& tlogits, const Tensor& tmax, const Tensor& ttargets, std::int64_t first_id,
-               const Tensor& tsum, const Tensor& ttarget) override {
+  void exp_sum(InOut tlogits, const Tensor& tmax, const Tensor& ttargets, std::int64_t first_id, Out tsum,
+               Out ttarget) override {
     with_float_type(tlogits, [&]<class F>(F) {
       const Matrix<F> logits(tlogits);
-      const F* max = flat<F>(tmax, logits.rows);
-      const std::int32_t* targets = flat<std::int32_t>(ttargets, logits.rows);
-      F *sum = flat<F>(tsum, logits.rows), *target = flat<F>(ttarget, logits.rows);
+      const F* max = tmax.host<F>();
+      const std::int32_t* targets = ttargets.host<std::int32_t>();
+      F *sum = tsum.host<F>(), *target = ttarget.host<F>();
       for (std::int64_t i = 0; i < logits.rows; ++i) {
         const std::int64_t column = local_column(targets[i], first_id, logits.cols);
         target[i] = column >= 0 ? logits[i][column] - max[i] : F(0);
@@ -486,12 +456,12 @@ class ReferenceKernels final : public Kernels {
     });
   }
 
-  void cross_entropy_backward(const Tensor& tp, const Tensor& tsum, const Tensor& ttargets,
-                              std::int64_t first_id, double loss_scale) override {
+  void cross_entropy_backward(InOut tp, const Tensor& tsum, const Tensor& ttargets, std::int64_t first_id,
+                              double loss_scale) override {
     with_float_type(tp, [&]<class F>(F) {
       const Matrix<F> p(tp);
-      const F* sum = flat<F>(tsum, p.rows);
-      const std::int32_t* targets = flat<std::int32_t>(ttargets, p.rows);
+      const F* sum = tsum.host<F>();
+      const std::int32_t* targets = ttargets.host<std::int32_t>();
       for (std::int64_t i = 0; i < p.rows; ++i) {
         if (targets[i] < 0) {
           std::fill_n(p[i], p.cols, F(0));
@@ -504,13 +474,11 @@ class ReferenceKernels final : public Kernels {
     });
   }
 
-  void adamw(const Tensor& tp, const Tensor& tg, const Tensor& tm, const Tensor& tv,
-             const AdamWStep& step) override {
+  void adamw(InOut tp, const Tensor& tg, InOut tm, InOut tv, const AdamWStep& step) override {
     with_float_type(tp, [&]<class F>(F) {
-      const std::int64_t count = tp.numel();
-      F *p = flat<F>(tp, count), *m = flat<F>(tm, count), *v = flat<F>(tv, count);
-      const F* gradient = flat<F>(tg, count);
-      check(step.step >= 1, "adamw: steps count from 1");
+      const std::int64_t count = tp->numel();
+      F *p = tp.host<F>(), *m = tm.host<F>(), *v = tv.host<F>();
+      const F* gradient = tg.host<F>();
       const double t = static_cast<double>(step.step);
       const F beta1 = F(step.beta1), rest1 = F(1 - step.beta1), correction1 = F(1 - std::pow(step.beta1, t));
       const F beta2 = F(step.beta2), rest2 = F(1 - step.beta2), correction2 = F(1 - std::pow(step.beta2, t));
@@ -528,6 +496,8 @@ class ReferenceKernels final : public Kernels {
 
 }  // namespace
 
-std::unique_ptr<Kernels> make_reference_kernels() { return std::make_unique<ReferenceKernels>(); }
+std::unique_ptr<Kernels> make_reference_kernels() {
+  return std::make_unique<Kernels>(std::make_shared<ReferenceKernels>());
+}
 
 }  // namespace echelon

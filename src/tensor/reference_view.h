@@ -13,7 +13,7 @@ namespace echelon {
 template <class F>
 struct Matrix {
   explicit Matrix(const Tensor& t)
-      : data(t.data<F>()), rows(t.rows()), cols(t.cols()), stride(t.row_stride()) {
+      : data(t.host<F>()), rows(t.rows()), cols(t.cols()), stride(t.row_stride()) {
     check(t.defined() || t.numel() == 0, "kernel called with an undefined tensor");
   }
   F* operator[](std::int64_t row) const { return data + row * stride; }
@@ -32,7 +32,7 @@ template <class T>
 T* flat(const Tensor& t, std::int64_t count) {
   check(t.defined() || t.numel() == 0, "kernel called with an undefined tensor");
   check(t.contiguous() && t.numel() == count, "kernel called with a vector of the wrong length");
-  return t.data<T>();
+  return t.host<T>();
 }
 
 // Calls body(float{}) or body(double{}) after the tensor's dtype.

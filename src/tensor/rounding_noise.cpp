@@ -63,7 +63,7 @@ Tensor RoundingNoise::moved_logarithms(const Tensor& x) {
   return copy;
 }
 
-void RoundingNoise::matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& c,
+void RoundingNoise::matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, Out c,
                            bool accumulate) {
   const std::int64_t terms = ta == Transpose::yes ? a.rows() : a.cols();
   exact_.matmul(moved(a, terms), ta, moved(b, terms), tb, c, accumulate);
@@ -76,86 +76,85 @@ void RoundingNoise::grouped_matmul(std::span<const MatrixProduct> products) {
     if (p.c.numel() > 0) matmul(p.a, p.ta, p.b, p.tb, p.c, p.accumulate);
 }
 
-void RoundingNoise::add(const Tensor& x, const Tensor& y) {
+void RoundingNoise::add(const Tensor& x, InOut y) {
   exact_.add(moved(x), y);
   move(y);
 }
 
-void RoundingNoise::scale(const Tensor& x, double factor) {
+void RoundingNoise::scale(InOut x, double factor) {
   exact_.scale(x, factor);
   move(x);
 }
 
-void RoundingNoise::sum_squares(const Tensor& x, std::int64_t block, const Tensor& sums) {
+void RoundingNoise::sum_squares(const Tensor& x, std::int64_t block, Out sums) {
   exact_.sum_squares(moved(x), block, sums);
 }
 
-void RoundingNoise::add_bias(const Tensor& bias, const Tensor& y) {
+void RoundingNoise::add_bias(const Tensor& bias, InOut y) {
   exact_.add_bias(moved(bias), y);
   move(y);
 }
 
-void RoundingNoise::residual(const Tensor& x, const Tensor& y, const Tensor& bias, const Tensor& out) {
+void RoundingNoise::residual(const Tensor& x, const Tensor& y, const Tensor& bias, Out out) {
   exact_.residual(moved(x), moved(y), moved(bias), out);
   move(out);
 }
 
-void RoundingNoise::bias_gradient(const Tensor& dy, const Tensor& dbias) {
+void RoundingNoise::bias_gradient(const Tensor& dy, InOut dbias) {
   exact_.bias_gradient(moved(dy, dy.rows()), dbias);
   move(dbias, dy.rows());
 }
 
-void RoundingNoise::layer_norm(const Tensor& x, const Tensor& w, const Tensor& b, double eps, const Tensor& y,
-                               const Tensor& stats) {
+void RoundingNoise::layer_norm(const Tensor& x, const Tensor& w, const Tensor& b, double eps, Out y,
+                               Out stats) {
   exact_.layer_norm(moved(x, x.cols()), moved(w), moved(b), eps, y, stats);
   move(y);
   move(stats);
 }
 
 void RoundingNoise::layer_norm_again(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& stats,
-                                     const Tensor& y) {
+                                     Out y) {
   exact_.layer_norm_again(moved(x), moved(w), moved(b), moved(stats), y);
   move(y);
 }
 
 void RoundingNoise::layer_norm_backward_input(const Tensor& dy, const Tensor& x, const Tensor& w,
-                                              const Tensor& stats, const Tensor& dx) {
+                                              const Tensor& stats, InOut dx) {
   exact_.layer_norm_backward_input(moved(dy, x.cols()), moved(x, x.cols()), moved(w), moved(stats), dx);
   move(dx);
 }
 
 void RoundingNoise::layer_norm_backward_weight(const Tensor& dy, const Tensor& x, const Tensor& stats,
-                                               const Tensor& dw, const Tensor& db) {
+                                               InOut dw, InOut db) {
   exact_.layer_norm_backward_weight(moved(dy, x.rows()), moved(x, x.rows()), moved(stats), dw, db);
   move(dw, x.rows());
   move(db, x.rows());
 }
 
-void RoundingNoise::rms_norm(const Tensor& x, const Tensor& w, double eps, const Tensor& y,
-                             const Tensor& stats) {
+void RoundingNoise::rms_norm(const Tensor& x, const Tensor& w, double eps, Out y, Out stats) {
   exact_.rms_norm(moved(x, x.cols()), moved(w), eps, y, stats);
   move(y);
   move(stats);
 }
 
-void RoundingNoise::rms_norm_again(const Tensor& x, const Tensor& w, const Tensor& stats, const Tensor& y) {
+void RoundingNoise::rms_norm_again(const Tensor& x, const Tensor& w, const Tensor& stats, Out y) {
   exact_.rms_norm_again(moved(x), moved(w), moved(stats), y);
   move(y);
 }
 
 void RoundingNoise::rms_norm_backward_input(const Tensor& dy, const Tensor& x, const Tensor& w,
-                                            const Tensor& stats, const Tensor& dx) {
+                                            const Tensor& stats, InOut dx) {
   exact_.rms_norm_backward_input(moved(dy, x.cols()), moved(x, x.cols()), moved(w), moved(stats), dx);
   move(dx);
 }
 
 void RoundingNoise::rms_norm_backward_weight(const Tensor& dy, const Tensor& x, const Tensor& stats,
-                                             const Tensor& dw) {
+                                             InOut dw) {
   exact_.rms_norm_backward_weight(moved(dy, x.rows()), moved(x, x.rows()), moved(stats), dw);
   move(dw, x.rows());
 }
 
-void RoundingNoise::gelu(const Tensor& h, const Tensor& bias, const Tensor& y) {
+void RoundingNoise::gelu(InOut h, const Tensor& bias, Out y) {
   if (!on_) return exact_.gelu(h, bias, y);
   if (bias.defined()) add_bias(bias, h);
   move(h);
@@ -163,7 +162,7 @@ void RoundingNoise::gelu(const Tensor& h, const Tensor& bias, const Tensor& y) {
   move(y);
 }
 
-void RoundingNoise::gelu_backward(const Tensor& h, const Tensor& dy) {
+void RoundingNoise::gelu_backward(InOut h, InOut dy) {
   move(h);
   move(dy);
   exact_.gelu_backward(h, dy);
@@ -171,12 +170,12 @@ void RoundingNoise::gelu_backward(const Tensor& h, const Tensor& dy) {
   move(dy);
 }
 
-void RoundingNoise::swiglu(const Tensor& gate_up, const Tensor& y) {
+void RoundingNoise::swiglu(const Tensor& gate_up, Out y) {
   exact_.swiglu(moved(gate_up), y);
   move(y);
 }
 
-void RoundingNoise::swiglu_backward(const Tensor& gate_up, const Tensor& dy) {
+void RoundingNoise::swiglu_backward(InOut gate_up, InOut dy) {
   move(gate_up);
   move(dy);
   exact_.swiglu_backward(gate_up, dy);
@@ -184,17 +183,16 @@ void RoundingNoise::swiglu_backward(const Tensor& gate_up, const Tensor& dy) {
   move(dy);
 }
 
-void RoundingNoise::weighted_swiglu_backward(const Tensor& gate_up, const Tensor& dy, const Tensor& weights,
-                                             const Tensor& dweights) {
+void RoundingNoise::weighted_swiglu_backward(InOut gate_up, InOut dy, const Tensor& weights, Out dweights) {
   move(gate_up);
-  move(dy, dy.cols());
+  move(dy, dy->cols());
   exact_.weighted_swiglu_backward(gate_up, dy, moved(weights), dweights);
   move(gate_up);
   move(dy);
-  move(dweights, dy.cols());
+  move(dweights, dy->cols());
 }
 
-void RoundingNoise::rope(const Tensor& x, std::int64_t head_dim, const Tensor& positions, double theta,
+void RoundingNoise::rope(InOut x, std::int64_t head_dim, const Tensor& positions, double theta,
                          bool inverse) {
   move(x);
   exact_.rope(x, head_dim, positions, theta, inverse);
@@ -202,7 +200,7 @@ void RoundingNoise::rope(const Tensor& x, std::int64_t head_dim, const Tensor& p
 }
 
 void RoundingNoise::attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape,
-                              const Tensor& out, const Tensor& lse) {
+                              Out out, Out lse) {
   exact_.attention(moved(q, shape.head_dim), moved(k, shape.head_dim), moved(v, shape.kv_len), shape, out,
                    lse);
   move(out, shape.kv_len);
@@ -210,14 +208,14 @@ void RoundingNoise::attention(const Tensor& q, const Tensor& k, const Tensor& v,
 }
 
 void RoundingNoise::attention_delta(const Tensor& out, const Tensor& dout, const AttentionShape& shape,
-                                    const Tensor& delta) {
+                                    Out delta) {
   exact_.attention_delta(moved(out, shape.head_dim), moved(dout, shape.head_dim), shape, delta);
   move(delta, shape.head_dim);
 }
 
 void RoundingNoise::attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout,
                                        const Tensor& lse, const Tensor& delta, const AttentionShape& shape,
-                                       const Tensor& dq, const Tensor& dk, const Tensor& dv) {
+                                       Out dq, Out dk, Out dv) {
   const std::int64_t terms = std::max(shape.head_dim, std::max(shape.kv_len, shape.q_len));
   exact_.attention_backward(moved(q, terms), moved(k, terms), moved(v, terms), moved(dout, terms),
                             moved_logarithms(lse), moved(delta), shape, dq, dk, dv);
@@ -227,35 +225,33 @@ void RoundingNoise::attention_backward(const Tensor& q, const Tensor& k, const T
 }
 
 void RoundingNoise::embedding_backward(const Tensor& ids, const Tensor& dy, std::int64_t first_id,
-                                       const Tensor& dtable) {
+                                       InOut dtable) {
   exact_.embedding_backward(ids, moved(dy, dy.rows()), first_id, dtable);
   move(dtable);
 }
 
-void RoundingNoise::combine_rows(const Tensor& x, const Tensor& places, const Tensor& weights,
-                                 const Tensor& y) {
+void RoundingNoise::combine_rows(const Tensor& x, const Tensor& places, const Tensor& weights, Out y) {
   exact_.combine_rows(moved(x), places, moved(weights), y);
   move(y);
 }
 
-void RoundingNoise::exp_sum(const Tensor& logits, const Tensor& max, const Tensor& targets,
-                            std::int64_t first_id, const Tensor& sum, const Tensor& target) {
+void RoundingNoise::exp_sum(InOut logits, const Tensor& max, const Tensor& targets, std::int64_t first_id,
+                            Out sum, Out target) {
   move(logits);
   exact_.exp_sum(logits, max, targets, first_id, sum, target);
   move(logits);
-  move(sum, logits.cols());
+  move(sum, logits->cols());
   move(target);
 }
 
-void RoundingNoise::cross_entropy_backward(const Tensor& p, const Tensor& sum, const Tensor& targets,
+void RoundingNoise::cross_entropy_backward(InOut p, const Tensor& sum, const Tensor& targets,
                                            std::int64_t first_id, double loss_scale) {
   move(p);
   exact_.cross_entropy_backward(p, moved(sum), targets, first_id, loss_scale);
   move(p);
 }
 
-void RoundingNoise::adamw(const Tensor& p, const Tensor& g, const Tensor& m, const Tensor& v,
-                          const AdamWStep& step) {
+void RoundingNoise::adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step) {
   exact_.adamw(p, moved(g), m, v, step);
   move(p);
   move(m);

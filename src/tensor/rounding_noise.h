@@ -6,11 +6,11 @@
 
 #include <cstdint>
 
-#include "tensor/kernels.h"
+#include "tensor/kernel_backend.h"
 
 namespace echelon {
 
-class RoundingNoise final : public Kernels {
+class RoundingNoise final : public KernelBackend {
  public:
   // Those of `exact`, until begin(). Copies of operands are in the arena (category other).
   RoundingNoise(Kernels& exact, Arena& arena) : exact_(exact), arena_(arena) {}
@@ -23,60 +23,53 @@ class RoundingNoise final : public Kernels {
   }
   void end() { on_ = false; }
 
-  void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& c,
-              bool accumulate) override;
+  void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, Out c, bool accumulate) override;
   void grouped_matmul(std::span<const MatrixProduct> products) override;
-  void fill(const Tensor& x, double value) override { exact_.fill(x, value); }
-  void copy(const Tensor& from, const Tensor& to) override { exact_.copy(from, to); }
-  void add(const Tensor& x, const Tensor& y) override;
-  void scale(const Tensor& x, double factor) override;
-  void sum_squares(const Tensor& x, std::int64_t block, const Tensor& sums) override;
+  void fill(Out x, double value) override { exact_.fill(x, value); }
+  void copy(const Tensor& from, Out to) override { exact_.copy(from, to); }
+  void add(const Tensor& x, InOut y) override;
+  void scale(InOut x, double factor) override;
+  void sum_squares(const Tensor& x, std::int64_t block, Out sums) override;
   bool all_finite(const Tensor& x) override { return exact_.all_finite(x); }
-  void add_bias(const Tensor& bias, const Tensor& y) override;
-  void residual(const Tensor& x, const Tensor& y, const Tensor& bias, const Tensor& out) override;
-  void bias_gradient(const Tensor& dy, const Tensor& dbias) override;
-  void layer_norm(const Tensor& x, const Tensor& w, const Tensor& b, double eps, const Tensor& y,
-                  const Tensor& stats) override;
+  void add_bias(const Tensor& bias, InOut y) override;
+  void residual(const Tensor& x, const Tensor& y, const Tensor& bias, Out out) override;
+  void bias_gradient(const Tensor& dy, InOut dbias) override;
+  void layer_norm(const Tensor& x, const Tensor& w, const Tensor& b, double eps, Out y, Out stats) override;
   void layer_norm_again(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& stats,
-                        const Tensor& y) override;
+                        Out y) override;
   void layer_norm_backward_input(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& stats,
-                                 const Tensor& dx) override;
-  void layer_norm_backward_weight(const Tensor& dy, const Tensor& x, const Tensor& stats, const Tensor& dw,
-                                  const Tensor& db) override;
-  void rms_norm(const Tensor& x, const Tensor& w, double eps, const Tensor& y, const Tensor& stats) override;
-  void rms_norm_again(const Tensor& x, const Tensor& w, const Tensor& stats, const Tensor& y) override;
+                                 InOut dx) override;
+  void layer_norm_backward_weight(const Tensor& dy, const Tensor& x, const Tensor& stats, InOut dw,
+                                  InOut db) override;
+  void rms_norm(const Tensor& x, const Tensor& w, double eps, Out y, Out stats) override;
+  void rms_norm_again(const Tensor& x, const Tensor& w, const Tensor& stats, Out y) override;
   void rms_norm_backward_input(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& stats,
-                               const Tensor& dx) override;
-  void rms_norm_backward_weight(const Tensor& dy, const Tensor& x, const Tensor& stats,
-                                const Tensor& dw) override;
-  void gelu(const Tensor& h, const Tensor& bias, const Tensor& y) override;
-  void gelu_backward(const Tensor& h, const Tensor& dy) override;
-  void swiglu(const Tensor& gate_up, const Tensor& y) override;
-  void swiglu_backward(const Tensor& gate_up, const Tensor& dy) override;
-  void weighted_swiglu_backward(const Tensor& gate_up, const Tensor& dy, const Tensor& weights,
-                                const Tensor& dweights) override;
-  void rope(const Tensor& x, std::int64_t head_dim, const Tensor& positions, double theta,
-            bool inverse) override;
-  void attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape,
-                 const Tensor& out, const Tensor& lse) override;
+                               InOut dx) override;
+  void rms_norm_backward_weight(const Tensor& dy, const Tensor& x, const Tensor& stats, InOut dw) override;
+  void gelu(InOut h, const Tensor& bias, Out y) override;
+  void gelu_backward(InOut h, InOut dy) override;
+  void swiglu(const Tensor& gate_up, Out y) override;
+  void swiglu_backward(InOut gate_up, InOut dy) override;
+  void weighted_swiglu_backward(InOut gate_up, InOut dy, const Tensor& weights, Out dweights) override;
+  void rope(InOut x, std::int64_t head_dim, const Tensor& positions, double theta, bool inverse) override;
+  void attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape, Out out,
+                 Out lse) override;
   void attention_delta(const Tensor& out, const Tensor& dout, const AttentionShape& shape,
-                       const Tensor& delta) override;
+                       Out delta) override;
   void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout,
-                          const Tensor& lse, const Tensor& delta, const AttentionShape& shape,
-                          const Tensor& dq, const Tensor& dk, const Tensor& dv) override;
-  void embedding(const Tensor& ids, const Tensor& table, std::int64_t first_id, const Tensor& y) override {
+                          const Tensor& lse, const Tensor& delta, const AttentionShape& shape, Out dq, Out dk,
+                          Out dv) override;
+  void embedding(const Tensor& ids, const Tensor& table, std::int64_t first_id, Out y) override {
     exact_.embedding(ids, table, first_id, y);
   }
-  void embedding_backward(const Tensor& ids, const Tensor& dy, std::int64_t first_id,
-                          const Tensor& dtable) override;
-  void combine_rows(const Tensor& x, const Tensor& places, const Tensor& weights, const Tensor& y) override;
-  void row_max(const Tensor& logits, const Tensor& max) override { exact_.row_max(logits, max); }
-  void exp_sum(const Tensor& logits, const Tensor& max, const Tensor& targets, std::int64_t first_id,
-               const Tensor& sum, const Tensor& target) override;
-  void cross_entropy_backward(const Tensor& p, const Tensor& sum, const Tensor& targets,
-                              std::int64_t first_id, double loss_scale) override;
-  void adamw(const Tensor& p, const Tensor& g, const Tensor& m, const Tensor& v,
-             const AdamWStep& step) override;
+  void embedding_backward(const Tensor& ids, const Tensor& dy, std::int64_t first_id, InOut dtable) override;
+  void combine_rows(const Tensor& x, const Tensor& places, const Tensor& weights, Out y) override;
+  void row_max(const Tensor& logits, Out max) override { exact_.row_max(logits, max); }
+  void exp_sum(InOut logits, const Tensor& max, const Tensor& targets, std::int64_t first_id, Out sum,
+               Out target) override;
+  void cross_entropy_backward(InOut p, const Tensor& sum, const Tensor& targets, std::int64_t first_id,
+                              double loss_scale) override;
+  void adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step) override;
 
  private:
   // A sum of `terms` is off as if each of them were off by so many of the type's units in the last place: one

@@ -21,9 +21,18 @@ Tensor Tensor::view_of(void* data, DType dtype, std::vector<std::int64_t> shape)
   Tensor t;
   t.owner_ = std::make_shared<Block>();
   t.owner_->data = static_cast<std::byte*>(data);
+  t.owner_->has_memory = true;
   t.dtype_ = dtype;
   t.shape_ = std::move(shape);
   t.row_stride_ = t.shape_.empty() ? 1 : t.shape_.back();
+  return t;
+}
+
+Tensor Tensor::of_host(DType dtype, std::vector<std::int64_t> shape) {
+  const std::int64_t bytes = product(shape) * element_bytes(dtype);
+  const std::shared_ptr<std::byte[]> memory(new std::byte[static_cast<std::size_t>(bytes)]);
+  Tensor t = view_of(memory.get(), dtype, std::move(shape));
+  t.owner_ = {new Block(*t.owner_), [memory](Block* block) { delete block; }};
   return t;
 }
 
@@ -37,10 +46,19 @@ std::int64_t Tensor::rows() const {
   return count;
 }
 
-void* Tensor::raw() const {
+void* Tensor::host_bytes() const {
   if (!owner_) return nullptr;
-  check(owner_->data != nullptr || owner_->arena == nullptr, "a tensor is read while its memory is released");
+  check(owner_->device == Device::cpu, "the host reads a tensor whose device is not the cpu");
+  check(owner_->has_memory, "a tensor is read while its memory is released");
   return owner_->data + offset_;
+}
+
+bool Tensor::begins_with(const Tensor& other) const {
+  if (!owner_ || !other.owner_) return owner_ == other.owner_;
+  if (owner_ == other.owner_) return offset_ == other.offset_;
+  // Views of the host's memory have an owner each.
+  return owner_->data != nullptr && other.owner_->data != nullptr &&
+         owner_->data + offset_ == other.owner_->data + other.offset_;
 }
 
 void Tensor::release_memory() const { owner_->arena->release(*owner_); }
@@ -48,18 +66,18 @@ void Tensor::release_memory() const { owner_->arena->release(*owner_); }
 void Tensor::acquire_memory() const { owner_->arena->acquire(*owner_); }
 
 template <class T>
-T* Tensor::data() const {
+T* Tensor::host() const {
   constexpr DType wanted = std::is_same_v<T, float>          ? DType::f32
                            : std::is_same_v<T, double>       ? DType::f64
                            : std::is_same_v<T, std::int32_t> ? DType::i32
                                                              : DType::u8;
   check(dtype_ == wanted, "tensor read as another dtype than it has");
-  return static_cast<T*>(raw());
+  return static_cast<T*>(host_bytes());
 }
-template float* Tensor::data<float>() const;
-template double* Tensor::data<double>() const;
-template std::int32_t* Tensor::data<std::int32_t>() const;
-template std::uint8_t* Tensor::data<std::uint8_t>() const;
+template float* Tensor::host<float>() const;
+template double* Tensor::host<double>() const;
+template std::int32_t* Tensor::host<std::int32_t>() const;
+template std::uint8_t* Tensor::host<std::uint8_t>() const;
 
 Tensor Tensor::row_range(std::int64_t begin, std::int64_t end) const {
   check(0 <= begin && begin <= end && end <= rows(), "row range lies outside the tensor");
@@ -100,6 +118,7 @@ void Tensor::swap_memory(const Tensor& a, const Tensor& b) {
         "memory is swapped between allocations of one size");
   std::swap(a.owner_->data, b.owner_->data);
   std::swap(a.owner_->capacity, b.owner_->capacity);
+  std::swap(a.owner_->has_memory, b.owner_->has_memory);
 }
 
 }  // namespace echelon

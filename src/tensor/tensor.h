@@ -18,11 +18,14 @@ class Tensor {
   Tensor() = default;  // empty: defined() is false
   // Allocates from the arena, contents undefined.
   Tensor(Arena& arena, MemoryCategory category, DType dtype, std::vector<std::int64_t> shape);
-  // A view of memory that the caller keeps alive.
+  // A view of the host's memory, which the caller keeps alive.
   static Tensor view_of(void* data, DType dtype, std::vector<std::int64_t> shape);
+  // Memory of the host's own, which no arena counts; contents undefined.
+  static Tensor of_host(DType dtype, std::vector<std::int64_t> shape);
 
   bool defined() const { return owner_ != nullptr; }
   DType dtype() const { return dtype_; }
+  Device device() const { return owner_ ? owner_->device : Device::cpu; }
   const std::vector<std::int64_t>& shape() const { return shape_; }
   std::int64_t dim(int i) const { return shape_[static_cast<std::size_t>(i)]; }
   std::int64_t numel() const;
@@ -34,10 +37,14 @@ class Tensor {
   std::int64_t row_stride() const { return row_stride_; }
   bool contiguous() const { return row_stride_ == cols() || rows() <= 1; }
 
-  // T must be float, double, std::int32_t or std::uint8_t and match dtype() (checked).
+  // What the host may read and write as its own: on the cpu alone. InvariantError on another device, and
+  // while the memory is released. T must be float, double, std::int32_t or std::uint8_t and match dtype()
+  // (checked). What works on any device is in tensor/host.h.
   template <class T>
-  T* data() const;
-  void* raw() const;  // InvariantError while the memory is released
+  T* host() const;
+  void* host_bytes() const;
+  // Whether both begin at the same byte.
+  bool begins_with(const Tensor& other) const;
 
   Tensor row_range(std::int64_t begin,
                    std::int64_t end) const;  // 2-D or folded: rows [begin, end), 2-D result
@@ -51,7 +58,7 @@ class Tensor {
   // arena and comes again with undefined contents.
   void release_memory() const;
   void acquire_memory() const;
-  bool has_memory() const { return owner_ && owner_->data != nullptr; }
+  bool has_memory() const { return owner_ && owner_->has_memory; }
 
   // The allocations that two tensors view change places, and with them all views of both: which of several
   // versions of the weights the layers see. Same size.
@@ -63,6 +70,25 @@ class Tensor {
   DType dtype_ = DType::f32;
   std::vector<std::int64_t> shape_;
   std::int64_t row_stride_ = 0;
+};
+
+// How a call takes what it writes (Out), and what it reads and writes (InOut): its signature says so. For
+// the length of the call.
+class Out {
+ public:
+  Out(const Tensor& tensor) : tensor_(tensor) {}  // NOLINT(google-explicit-constructor)
+  operator const Tensor&() const { return tensor_; }
+  const Tensor* operator->() const { return &tensor_; }
+  template <class T>
+  T* host() const {
+    return tensor_.host<T>();
+  }
+
+ private:
+  const Tensor& tensor_;
+};
+class InOut : public Out {
+  using Out::Out;
 };
 
 }  // namespace echelon

@@ -30,7 +30,7 @@ double finite_norm(const Rank& rank, const ParameterStore& parameters, std::int6
   const double norm = norm_of_squares(squares);
   if (std::isfinite(norm)) return norm;
   for (std::int64_t i = 0; i < squares.numel(); ++i)
-    if (!std::isfinite(squares.data<double>()[i]))
+    if (!std::isfinite(squares.host<double>()[i]))
       fail_for_good("step {}: the gradient of {} is not finite", step + 1,
                     parameters.model()[static_cast<std::size_t>(i)].name);
   fail_for_good("step {}: the gradient norm overflows", step + 1);

@@ -167,7 +167,7 @@ double all_reduce_seconds(int ranks, std::int64_t count, int row) {
     Arena arena;
     const auto group = world.join(index, everyone, "calibrate");
     const Tensor x(arena, MemoryCategory::communication, DType::f32, {count});
-    std::fill_n(x.data<float>(), count, 0.0f);
+    std::fill_n(x.host<float>(), count, 0.0f);
     for (int repeat = 0; repeat < 12; ++repeat) {
       group->barrier().wait();
       const auto begin = Clock::now();

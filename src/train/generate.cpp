@@ -12,7 +12,7 @@ namespace {
 
 template <class T>
 std::vector<double> to_doubles(const Tensor& t) {
-  return {t.data<T>(), t.data<T>() + t.numel()};
+  return {t.host<T>(), t.host<T>() + t.numel()};
 }
 
 std::vector<double> gather_logits(const Rank& rank, const ModelSpec& model, const Tensor& local) {
@@ -93,16 +93,16 @@ std::vector<std::int32_t> generate(const Rank& rank, const Plan& plan, const Par
   while (static_cast<std::int64_t>(text.size()) < options.max_tokens) {
     const auto count = static_cast<std::int64_t>(fresh.size());
     const Tensor ids(rank.arena(), MemoryCategory::other, DType::i32, {count});
-    std::copy(fresh.begin(), fresh.end(), ids.data<std::int32_t>());
+    std::copy(fresh.begin(), fresh.end(), ids.host<std::int32_t>());
     const Tensor logits = stages.next_logits(ids, position, caches);
     position += count;
     // The pipeline rank that has the logits chooses for all.
     const Tensor chosen(rank.arena(), MemoryCategory::other, DType::i32, {1});
     if (logits.defined())
-      *chosen.data<std::int32_t>() = choose(gather_logits(rank, plan.model, logits), options,
+      *chosen.host<std::int32_t>() = choose(gather_logits(rank, plan.model, logits), options,
                                             random.uniform(static_cast<std::uint64_t>(position)));
     along_pipeline.broadcast(chosen, stages.last_rank()).wait();
-    const std::int32_t next = *chosen.data<std::int32_t>();
+    const std::int32_t next = *chosen.host<std::int32_t>();
     if (next == options.stop_token) break;
     text.push_back(next);
     if (on_token) on_token(next);

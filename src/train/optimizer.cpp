@@ -48,7 +48,7 @@ static std::vector<double> sums_of_squares(const Rank& rank, const ParameterStor
       }
     if (counted.empty()) continue;
     const Tensor blocks(rank.arena(), MemoryCategory::other, DType::f64, {total});
-    std::fill_n(blocks.data<double>(), total, 0.0);
+    std::fill_n(blocks.host<double>(), total, 0.0);
     std::int64_t begin = 0;
     for (const Parameter* p : counted) {
       const std::int64_t first = begin + p->own.begin / norm_block;
@@ -57,7 +57,7 @@ static std::vector<double> sums_of_squares(const Rank& rank, const ParameterStor
       begin += norm_blocks(p->value.numel());
     }
     if (Communicator* group = counted.front()->shard_group) group->all_reduce(blocks).wait();
-    const double* at = blocks.data<double>();
+    const double* at = blocks.host<double>();
     for (const Parameter* p : counted) {
       const std::int64_t count = norm_blocks(p->value.numel());
       sums[static_cast<std::size_t>(p - all.data())] = std::accumulate(at, at + count, 0.0);
@@ -71,7 +71,7 @@ Tensor gradient_squares(const Rank& rank, const ParameterStore& parameters) {
   const int tp = rank.size(Axis::tp), index = rank.coordinate(Axis::tp);
   const auto count = static_cast<std::int64_t>(parameters.model().size());
   Tensor squares(rank.arena(), MemoryCategory::other, DType::f64, {count});
-  double* sums = squares.data<double>();
+  double* sums = squares.host<double>();
   const std::vector<double> here = sums_of_squares(rank, parameters);
   for (std::int64_t i = 0; i < count; ++i) {
     const Parameter* p = parameters.find_here(parameters.model()[static_cast<std::size_t>(i)].name);
@@ -87,7 +87,7 @@ Tensor gradient_squares(const Rank& rank, const ParameterStore& parameters) {
 }
 
 double norm_of_squares(const Tensor& squares) {
-  const double* sums = squares.data<double>();
+  const double* sums = squares.host<double>();
   return std::sqrt(std::accumulate(sums, sums + squares.numel(), 0.0));
 }
 

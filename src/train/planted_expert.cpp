@@ -19,7 +19,7 @@ void plant_expert(const ParameterStore& parameters, const ModelSpec& model, cons
       with_float_type(held, [&]<class F>(F) {
         for (std::int64_t i = std::max(from - begin, std::int64_t{0}); i < std::min(to - begin, held.numel());
              ++i)
-          held.data<F>()[i] += static_cast<F>(what);
+          held.host<F>()[i] += static_cast<F>(what);
       });
     };
     if (p.spec.name == embedding_parameters(model).front().name)

@@ -206,7 +206,7 @@ double call_seconds(const Plan& plan, int ranks, int group_size, const JobCores&
     const auto few = world.join(index, group, "rehearsal's group");
     Arena arena;
     const Tensor x(arena, MemoryCategory::communication, plan.dtype, {count});
-    std::memset(x.raw(), 0, static_cast<std::size_t>(x.bytes()));
+    std::memset(x.host_bytes(), 0, static_cast<std::size_t>(x.bytes()));
     const auto once = [&] {
       for (int call = 0; call < row; ++call) {
         compute_for(computes(index, call));

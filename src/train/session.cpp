@@ -154,7 +154,7 @@ void run_rank(const SharedRun& run, World& world, int index, TrainSummary& summa
     recording.emplace(world.time(), run.epoch,
                       run.request.asynchronous ? 2 : run.pipeline->programs(0).shown_steps());
   TraceRecorder* const recorder = recording ? &*recording : nullptr;
-  Arena arena(static_cast<std::size_t>(run.request.run.memory_limit));
+  Arena arena(Device::cpu, static_cast<std::size_t>(run.request.run.memory_limit));
   const auto kernels = make_kernels(arena, plan.dtype, run.request.run.threads_per_rank);
   if (index >= workers) {
     const Rank rank(world, server_plan(plan, run.request.asynchronous->servers).mesh, index - workers,

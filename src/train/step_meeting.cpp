@@ -28,7 +28,7 @@ StepMeeting::StepMeeting(const Rank& rank)
 
 void StepMeeting::say(const Words& words) {
   check(!spoken_, "what was said is heard before more is said");
-  double* const w = said_.data<double>();
+  double* const w = said_.host<double>();
   w[0] = words.stop;
   w[1] = static_cast<double>(words.written);
   w[2] = words.seconds;
@@ -42,7 +42,7 @@ std::vector<StepMeeting::Words> StepMeeting::hear() {
   spoken_ = false;
   std::vector<Words> all;
   for (int r = 0; r < group_->size(); ++r) {
-    const double* const w = heard_.data<double>() + r * num_words;
+    const double* const w = heard_.host<double>() + r * num_words;
     all.push_back({w[0] != 0, static_cast<std::int64_t>(w[1]), w[2]});
   }
   return all;

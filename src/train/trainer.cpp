@@ -22,7 +22,7 @@ void refuse_clipping(const OptimizerOptions& optimizer, const PipelineLayout& pi
 }
 
 static double count_targets(const Microbatch& microbatch) {
-  const std::int32_t* ids = microbatch.targets.data<std::int32_t>();
+  const std::int32_t* ids = microbatch.targets.host<std::int32_t>();
   return static_cast<double>(
       std::count_if(ids, ids + microbatch.rows(), [](std::int32_t id) { return id >= 0; }));
 }
@@ -227,7 +227,7 @@ Trainer::Unfinished Trainer::unfinished(std::int64_t step, double loss_sum, doub
   u.result = {step, 0, std::nan(""), learning_rate(optimizer_, step)};
   u.num_targets = num_targets;
   u.loss_sum = Tensor(rank_.arena(), MemoryCategory::other, DType::f64, {1});
-  *u.loss_sum.data<double>() = sum_over({&rank_.dp_cp()}, {loss_sum})[0];
+  *u.loss_sum.host<double>() = sum_over({&rank_.dp_cp()}, {loss_sum})[0];
   u.sum = rank_.along(Axis::pp).all_reduce(u.loss_sum);
   return u;
 }
@@ -235,7 +235,7 @@ Trainer::Unfinished Trainer::unfinished(std::int64_t step, double loss_sum, doub
 void Trainer::finish_result() {
   unfinished_->sum.wait();
   finished_.push_back(unfinished_->result);
-  finished_.back().loss = *unfinished_->loss_sum.data<double>() / unfinished_->num_targets;
+  finished_.back().loss = *unfinished_->loss_sum.host<double>() / unfinished_->num_targets;
   unfinished_.reset();
 }
 
@@ -332,9 +332,9 @@ std::string Trainer::first_nonfinite(double loss) const {
   };
   while (first < all.size() && finite(all[first])) ++first;
   const Tensor left(rank_.arena(), MemoryCategory::other, DType::f64, {1});
-  *left.data<double>() = static_cast<double>(all.size() - first);
+  *left.host<double>() = static_cast<double>(all.size() - first);
   for (Axis axis : all_axes) rank_.along(axis).all_reduce(left, ReduceOp::max).wait();
-  const std::size_t named = all.size() - static_cast<std::size_t>(*left.data<double>());
+  const std::size_t named = all.size() - static_cast<std::size_t>(*left.host<double>());
   if (named < all.size()) return "the gradient of " + all[named].name + " is not finite";
   return std::isfinite(loss) ? "the gradient norm overflows" : "the loss is not finite";
 }
@@ -388,9 +388,9 @@ std::vector<double> Trainer::sum_over(std::initializer_list<Communicator*> group
                                       const std::vector<double>& values) const {
   const Tensor sums(rank_.arena(), MemoryCategory::other, DType::f64,
                     {static_cast<std::int64_t>(values.size())});
-  std::copy(values.begin(), values.end(), sums.data<double>());
+  std::copy(values.begin(), values.end(), sums.host<double>());
   for (Communicator* group : groups) group->all_reduce(sums).wait();
-  return {sums.data<double>(), sums.data<double>() + sums.numel()};
+  return {sums.host<double>(), sums.host<double>() + sums.numel()};
 }
 
 }  // namespace echelon

@@ -12,13 +12,13 @@ namespace {
 
 Tensor as_doubles(const Rank& rank, const Tensor& t) {
   const Tensor out(rank.arena(), MemoryCategory::other, DType::f64, {t.numel()});
-  with_float_type(t, [&]<class F>(F) { std::copy_n(t.data<F>(), t.numel(), out.data<double>()); });
+  with_float_type(t, [&]<class F>(F) { std::copy_n(t.host<F>(), t.numel(), out.host<double>()); });
   return out;
 }
 
 double max_magnitude(const Tensor& t) {
   double largest = 0;
-  for (std::int64_t i = 0; i < t.numel(); ++i) largest = std::max(largest, std::abs(t.data<double>()[i]));
+  for (std::int64_t i = 0; i < t.numel(); ++i) largest = std::max(largest, std::abs(t.host<double>()[i]));
   return largest;
 }
 
@@ -33,9 +33,9 @@ void perturb_constants(const Rank& rank, const ParameterStore& parameters, std::
                    for (std::int64_t i = 0; i < count; ++i) {
                      const double noise = 0.05 * random.normal(static_cast<std::uint64_t>(logical + i));
                      if (rank.dtype() == DType::f64)
-                       values.data<double>()[local + i] += noise;
+                       values.host<double>()[local + i] += noise;
                      else
-                       values.data<float>()[local + i] += static_cast<float>(noise);
+                       values.host<float>()[local + i] += static_cast<float>(noise);
                    }
                  });
     store_local(rank, values, p, ParameterTensor::value);
@@ -131,9 +131,9 @@ void Comparison::share(const Tensor& t) const {
 
 double Comparison::from_rank_0(double value) const {
   const Tensor said(rank_.arena(), MemoryCategory::other, DType::f64, {1});
-  *said.data<double>() = value;
+  *said.host<double>() = value;
   share(said);
-  return *said.data<double>();
+  return *said.host<double>();
 }
 
 // The reference's logical tensor, in double precision, on every rank.
@@ -149,16 +149,16 @@ Tensor Comparison::reference_tensor(std::size_t i, ParameterTensor which) const 
 Comparison::Worst Comparison::worst_difference(std::size_t i, ParameterTensor which, const Tensor& expected,
                                                const Tensor& tolerances) const {
   const Tensor worst(rank_.arena(), MemoryCategory::other, DType::f64, {2});
-  double* w = worst.data<double>();
+  double* w = worst.host<double>();
   w[0] = w[1] = 0;
   if (const Parameter* parameter = here(i)) {
     const Tensor local = as_doubles(rank_, local_tensor(rank_, *parameter, which));
-    const double* tolerance = tolerances.data<double>();
+    const double* tolerance = tolerances.host<double>();
     for_each_run(at(i), rank_.size(Axis::tp), rank_.coordinate(Axis::tp),
                  [&](std::int64_t logical, std::int64_t begin, std::int64_t n) {
                    for (std::int64_t k = 0; k < n; ++k) {
                      double d =
-                         std::abs(expected.data<double>()[logical + k] - local.data<double>()[begin + k]);
+                         std::abs(expected.host<double>()[logical + k] - local.host<double>()[begin + k]);
                      if (std::isnan(d)) d = std::numeric_limits<double>::infinity();
                      w[0] = std::max(w[0], d);
                      w[1] = std::max(w[1], over(d, tolerance[logical + k]));
@@ -201,7 +201,7 @@ Tensor Comparison::tolerances(std::size_t i, ParameterTensor which, std::int64_t
                               const Tensor& expected) const {
   if (which == ParameterTensor::value) return parameter_tolerances(i, step, clip, expected);
   const Tensor allowed(rank_.arena(), MemoryCategory::other, DType::f64, {expected.numel()});
-  std::fill_n(allowed.data<double>(), expected.numel(), bound_ * gradient_sizes_[i]);
+  std::fill_n(allowed.host<double>(), expected.numel(), bound_ * gradient_sizes_[i]);
   return allowed;
 }
 
@@ -247,7 +247,7 @@ void Comparison::add_earlier_tolerance(std::size_t i, std::int64_t step, double*
   for (std::int64_t k = 0; k < squares.numel(); ++k)
     tolerance[k] +=
         4 * learning_rate(o, step - 1) *
-        std::min(1.0, gradient_error / (std::sqrt(squares.data<double>()[k] / correction) + o.eps));
+        std::min(1.0, gradient_error / (std::sqrt(squares.host<double>()[k] / correction) + o.eps));
 }
 
 Tensor Comparison::parameter_tolerances(std::size_t i, std::int64_t step, double clip,
@@ -258,7 +258,7 @@ Tensor Comparison::parameter_tolerances(std::size_t i, std::int64_t step, double
   const double epsilon = rank_.dtype() == DType::f64 ? 0x1p-52 : 0x1p-23;
   const Tensor squares = reference_tensor(i, ParameterTensor::exp_avg_sq);
   const Tensor allowed(rank_.arena(), MemoryCategory::other, DType::f64, {expected.numel()});
-  double* tolerance = allowed.data<double>();
+  double* tolerance = allowed.host<double>();
   // Where a step has several updates the last one's gradient may be none at all, as that of an expert
   // without tokens: each g of the others left (1 - beta2) g^2 or more, but for beta2 to the number of
   // updates since.
@@ -269,9 +269,9 @@ Tensor Comparison::parameter_tolerances(std::size_t i, std::int64_t step, double
                       std::pow(request_.optimizer.beta2, static_cast<double>(trainer_.updates(1) - 1)));
   const double gradient_error = bound_ * std::max(gradient_sizes_[i], earlier) * clip;
   for (std::int64_t k = 0; k < expected.numel(); ++k) {
-    const double scale = std::sqrt(squares.data<double>()[k] / correction) + request_.optimizer.eps;
+    const double scale = std::sqrt(squares.host<double>()[k] / correction) + request_.optimizer.eps;
     tolerance[k] = updates_since_compared() * (4 * lr * std::min(1.0, gradient_error / scale) +
-                                               4 * epsilon * std::abs(expected.data<double>()[k]));
+                                               4 * epsilon * std::abs(expected.host<double>()[k]));
   }
   add_earlier_tolerance(i, step, tolerance);
   return allowed;
@@ -289,11 +289,11 @@ void Comparison::take_reference_state() {
       const Tensor local(rank_.arena(), MemoryCategory::other, rank_.dtype(), here(i)->value.shape());
       for_each_run(at(i), rank_.size(Axis::tp), rank_.coordinate(Axis::tp),
                    [&](std::int64_t logical, std::int64_t begin, std::int64_t n) {
-                     const double* from = reference.data<double>() + logical;
+                     const double* from = reference.host<double>() + logical;
                      if (rank_.dtype() == DType::f64)
-                       std::copy_n(from, n, local.data<double>() + begin);
+                       std::copy_n(from, n, local.host<double>() + begin);
                      else
-                       std::transform(from, from + n, local.data<float>() + begin,
+                       std::transform(from, from + n, local.host<float>() + begin,
                                       [](double x) { return static_cast<float>(x); });
                    });
       store_local(rank_, local, *here(i), which);

@@ -41,7 +41,7 @@ void Comparison::judge(std::int64_t step, ParameterTensor which, double clip,
       if (leads()) {
         std::vector<double>& moves = rounding.tensors[n];
         take_largest_of_rows(at(i), moves);
-        double* tolerance = allowed.data<double>();
+        double* tolerance = allowed.host<double>();
         for (std::size_t k = 0; k < moves.size(); ++k)
           if (std::isfinite(moves[k])) tolerance[k] = std::max(tolerance[k], multiple() * moves[k]);
       }
@@ -100,7 +100,7 @@ Comparison::Rounding Comparison::measure_rounding(std::int64_t step, ParameterTe
         const Tensor is = local_tensor(reference_->rank(), reference_->parameters().find(name), which);
         with_float_type(is, [&]<class F>(F) {
           for (std::size_t k = 0; k < rounding.tensors[n].size(); ++k)
-            rounding.tensors[n][k] += std::pow(static_cast<double>(is.data<F>()[k]) - was.data<F>()[k], 2);
+            rounding.tensors[n][k] += std::pow(static_cast<double>(is.host<F>()[k]) - was.host<F>()[k], 2);
         });
       }
     }

@@ -38,8 +38,9 @@ ReferenceRun::ReferenceRun(const Plan& plan, const OptimizerOptions& optimizer, 
       pipeline_(plan),
       world_(1, run.timeout),
       kernels_(make_kernels(arena_, plan.dtype, run.threads_per_rank)),
-      noise_(*kernels_, arena_) {
-  rank_ = std::make_unique<Rank>(world_, plan_.mesh, 0, plan_.dtype, arena_, noise_);
+      noise_(std::make_shared<RoundingNoise>(*kernels_, arena_)),
+      noisy_(noise_) {
+  rank_ = std::make_unique<Rank>(world_, plan_.mesh, 0, plan_.dtype, arena_, noisy_);
   if (!flushes(given_)) plan_.global_batch = static_cast<std::int64_t>(samples_of(0).size());
   trainer_ = std::make_unique<Trainer>(*rank_, plan_, optimizer, seed);
 }

@@ -45,7 +45,7 @@ class ReferenceRun {
   void set_state(const State& state);
   Tensor tensor_in(const State& state, const std::string& name, ParameterTensor which) const;
   // Off until begin().
-  RoundingNoise& noise() { return noise_; }
+  RoundingNoise& noise() { return *noise_; }
 
   const Rank& rank() const { return *rank_; }
   const ParameterStore& parameters() const { return trainer_->parameters(); }
@@ -63,7 +63,8 @@ class ReferenceRun {
   ThreadWorld world_;
   Arena arena_;
   std::unique_ptr<Kernels> kernels_;
-  RoundingNoise noise_;
+  const std::shared_ptr<RoundingNoise> noise_;
+  Kernels noisy_;
   std::unique_ptr<Rank> rank_;
   std::unique_ptr<Trainer> trainer_;
   // Where gradients are late: the newest versions of all parameters, flat; the last one is the present one.

@@ -27,10 +27,10 @@ void RoutingRecorder::on_kept(std::int64_t layer, const RoutedTokens& tokens, co
   RoutingDecisions& decisions = steps_.try_emplace(tokens.step, plan_).first->second;
   const std::int64_t rows = ids.rows(), k = ids.cols(), of_each = rows / tokens.sequences;
   const auto experts = static_cast<std::int32_t>(plan_.model.num_experts);
-  const std::int32_t *id = ids.data<std::int32_t>(), *stays = kept.data<std::int32_t>();
+  const std::int32_t *id = ids.host<std::int32_t>(), *stays = kept.host<std::int32_t>();
   for (std::int64_t row = 0; row < rows; ++row) {
     std::int32_t* codes =
-        decisions.at(layer, tokens.first_sample + row / of_each, tokens.positions.data<std::int32_t>()[row]);
+        decisions.at(layer, tokens.first_sample + row / of_each, tokens.positions.host<std::int32_t>()[row]);
     for (std::int64_t j = row * k; j < (row + 1) * k; ++j) *codes++ = stays[j] < 0 ? id[j] + experts : id[j];
   }
 }
@@ -44,7 +44,7 @@ RoutingRecorder::Gathered RoutingRecorder::gather(const Rank& rank, std::int64_t
   constexpr std::int32_t none = std::numeric_limits<std::int32_t>::min();
   const auto n = static_cast<std::int64_t>(codes.size());
   const Tensor both(rank.arena(), MemoryCategory::other, DType::i32, {2 * n});
-  std::int32_t *largest = both.data<std::int32_t>(), *smallest = largest + n;
+  std::int32_t *largest = both.host<std::int32_t>(), *smallest = largest + n;
   for (std::int64_t i = 0; i < n; ++i) {
     largest[i] = codes[static_cast<std::size_t>(i)];
     smallest[i] = largest[i] < 0 ? none : -largest[i];
@@ -75,7 +75,7 @@ RoutingJudge::Place RoutingJudge::place(std::int64_t layer, const RoutedTokens& 
   std::int64_t sample = tokens.first_sample + row / (rows / tokens.sequences);
   if (!samples_.empty())  // behind the last one: of a smaller last microbatch, which the mesh does not have
     sample = sample < std::ssize(samples_) ? samples_[static_cast<std::size_t>(sample)] : -1;
-  return {tokens.step, layer, sample, tokens.positions.data<std::int32_t>()[row]};
+  return {tokens.step, layer, sample, tokens.positions.host<std::int32_t>()[row]};
 }
 
 const std::int32_t* RoutingJudge::mesh_codes(const Place& place) {
@@ -112,7 +112,7 @@ void RoutingJudge::on_choice(std::int64_t layer, const RoutedTokens& tokens, con
     const Place at = place(layer, tokens, i, ids.rows());
     const std::int32_t* codes = mesh_codes(at);
     if (codes == nullptr) continue;
-    std::int32_t* id = ids.data<std::int32_t>() + i * ids.cols();
+    std::int32_t* id = ids.host<std::int32_t>() + i * ids.cols();
     std::transform(codes, codes + k, theirs.begin(), [&](std::int32_t c) { return c % experts; });
     const auto wanted = [&] {
       with_float_type(logits, [&]<class F>(F) {
@@ -152,8 +152,8 @@ void RoutingJudge::on_choice(std::int64_t layer, const RoutedTokens& tokens, con
 void RoutingJudge::on_kept(std::int64_t layer, const RoutedTokens& tokens, const Tensor& ids,
                            const Tensor& weights, const Tensor& kept, const Keep& keep) {
   const std::int64_t rows = ids.rows(), k = ids.cols();
-  const std::int32_t* id = ids.data<std::int32_t>();
-  std::int32_t* stays = kept.data<std::int32_t>();
+  const std::int32_t* id = ids.host<std::int32_t>();
+  std::int32_t* stays = kept.host<std::int32_t>();
   // As the mesh has it, where it chose the same experts.
   std::vector<std::int32_t> theirs(stays, stays + ids.numel());
   std::vector<std::size_t> differing;
@@ -167,7 +167,7 @@ void RoutingJudge::on_kept(std::int64_t layer, const RoutedTokens& tokens, const
   }
   std::vector<double> values(theirs.size());
   with_float_type(weights,
-                  [&]<class F>(F) { std::copy_n(weights.data<F>(), values.size(), values.begin()); });
+                  [&]<class F>(F) { std::copy_n(weights.host<F>(), values.size(), values.begin()); });
   const Place at = place(layer, tokens, 0, rows);
   auto flip = drops_.find(at);
   if (is_trial_) {
@@ -184,19 +184,19 @@ void RoutingJudge::on_kept(std::int64_t layer, const RoutedTokens& tokens, const
     }
     std::vector<std::byte> bytes(static_cast<std::size_t>(weights.bytes()));
     const Tensor moved = Tensor::view_of(bytes.data(), weights.dtype(), weights.shape());
-    f.shift = kept.raw() == ids.raw()  // nothing may be dropped
+    f.shift = kept.begins_with(ids)  // nothing may be dropped
                   ? std::numeric_limits<double>::infinity()
                   : least_shift(magnitude, [&](double shift) {
                       with_float_type(moved, [&]<class F>(F) {
                         for (std::size_t c = 0; c < values.size(); ++c)
-                          moved.data<F>()[c] = static_cast<F>(values[c] + (theirs[c] < 0 ? -shift : shift));
+                          moved.host<F>()[c] = static_cast<F>(values[c] + (theirs[c] < 0 ? -shift : shift));
                       });
                       const Tensor found = keep(moved);
-                      return std::equal(theirs.begin(), theirs.end(), found.data<std::int32_t>());
+                      return std::equal(theirs.begin(), theirs.end(), found.host<std::int32_t>());
                     });
     flip = drops_.insert_or_assign(at, std::move(f)).first;
   }
-  if (kept.raw() != ids.raw() && (flip == drops_.end() || flip->second.is_imposed()))
+  if (!kept.begins_with(ids) && (flip == drops_.end() || flip->second.is_imposed()))
     std::copy(theirs.begin(), theirs.end(), stays);
 }
 

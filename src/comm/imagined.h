@@ -1,0 +1,38 @@
+// A job of which one rank is run alone, and the others are imagined: for what that rank holds, sends and
+// calls.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/world.h"
+
+namespace echelon {
+
+// Every verb is finished at once and moves nothing: what would come from another rank keeps the contents that
+// it had. Ranks and sizes of groups are those of the job; arguments are checked as anywhere (CommError).
+class ImaginedWorld final : public World {
+ public:
+  // RequestError unless `rank` is one of num_ranks.
+  ImaginedWorld(int num_ranks, int rank, const Time& time = {});
+
+  int num_ranks() const override { return num_ranks_; }
+  std::unique_ptr<Communicator> join(int rank, const std::vector<int>& ranks,
+                                     const std::string& name) override;
+  // The one rank, on the calling thread.
+  void run(const std::function<void(int rank)>& body) override { body(rank_); }
+  // Nobody waits here.
+  void abort(const std::string& why) override;
+  FlightRecorder& recorder(int rank) override;
+  std::vector<RankState> states() override;
+  const Time& time() const override { return time_; }
+
+ private:
+  const int num_ranks_, rank_;
+  const Time time_;
+  FlightRecorder recorder_;
+};
+
+}  // namespace echelon

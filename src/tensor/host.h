@@ -1,0 +1,34 @@
+// What crosses between the host's memory and a tensor's device. On Device::none there is nothing to cross: a
+// copy from the host does nothing, and one to the host is an InvariantError, as whoever reads numbers that
+// were never computed must say what they are to be.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "tensor/tensor.h"
+
+namespace echelon {
+
+// T as in Tensor::host(). The elements in row-major order, whatever the stride of the rows.
+template <class T>
+std::vector<T> copy_to_host(const Tensor& from);
+// As many elements as the tensor has.
+template <class T>
+void copy_from_host(std::span<const T> from, Out to);
+template <class T>
+void copy_from_host(const std::vector<T>& from, Out to) {
+  copy_from_host(std::span<const T>(from), to);
+}
+
+// Numbers of any float dtype as doubles, and back, each rounded once.
+std::vector<double> copy_numbers_to_host(const Tensor& from);
+void copy_numbers_from_host(std::span<const double> from, Out to);
+
+// The bytes of a contiguous tensor; as many as it has.
+void copy_bytes_to_host(const Tensor& from, std::span<std::byte> to);
+void copy_bytes_from_host(std::span<const std::byte> from, Out to);
+
+}  // namespace echelon
