@@ -134,8 +134,7 @@ std::vector<Way> ways(const BenchContextFlags& f) {
   if (f.ranks == 1) return all;
   all.push_back({fmt::format("one rank, {} threads", f.ranks), 1, f.ranks});
   for (ContextBalance balance : {ContextBalance::zigzag, ContextBalance::stripe, ContextBalance::none})
-    all.push_back(
-        {fmt::format("ring, {}", context_balance_name(balance)), f.ranks, 1, ContextKind::ring, balance});
+    all.push_back({fmt::format("ring, {}", name_of(balance)), f.ranks, 1, ContextKind::ring, balance});
   all.push_back({"allgather, zigzag", f.ranks, 1, ContextKind::allgather});
   if (f.heads % f.ranks == 0 && (f.kv_heads % f.ranks == 0 || f.ranks % f.kv_heads == 0))
     all.push_back({"ulysses", f.ranks, 1, ContextKind::ulysses});

@@ -10,11 +10,12 @@ namespace echelon {
 void refuse_idle(const CLI::App& app, const std::vector<FlagNeed>& needs, const std::string& also_given) {
   for (const FlagNeed& need : needs) {
     const CLI::Option* const option = app.get_option_no_throw(need.flag);
-    if (option == nullptr || need.acts || (option->count() == 0 && need.flag != also_given)) continue;
+    if (option == nullptr || need.acts || (option->count() == 0 && need.flag != "--" + also_given)) continue;
     const std::string value =
         option->get_items_expected_max() == 0 ? "" : fmt::format(" {}", fmt::join(option->results(), ","));
-    throw PlanRefusal::without_effect(
-        need.flag, fmt::format("{}{}: has no effect {}", need.flag, value, need.where), need.remedies);
+    throw PlanRefusal::without_effect(need.flag.substr(2),
+                                      fmt::format("{}{}: has no effect {}", need.flag, value, need.where),
+                                      need.remedies);
   }
 }
 

@@ -12,20 +12,24 @@
 namespace echelon {
 
 struct FlagNeed {
-  const char* flag;
+  std::string flag;
   bool acts;          // with all other settings as they are
   std::string where;  // it does not: "with --pp 1", "without --checkpoint"
   std::vector<Remedy> remedies;
 };
 
-inline bool is_given(const CLI::App& app, const char* flag) { return app.get_option(flag)->count() > 0; }
+inline bool is_given(const CLI::App& app, const std::string& flag) {
+  return app.get_option(flag)->count() > 0;
+}
 
 // PlanRefusal for the first flag of the table that is given and cannot act, as if `also_given` were too.
 // Flags that the verb does not have are passed over.
 void refuse_idle(const CLI::App& app, const std::vector<FlagNeed>& needs, const std::string& also_given = "");
 
 // What would make a flag act that is none of a plan's: not tried, so always true.
-inline Remedy advice(std::string flag, std::string value) { return {std::move(flag), std::move(value), {}}; }
+inline Remedy advice(const std::string& flag, std::string value) {
+  return {flag.substr(2), std::move(value)};
+}
 
 // RequestError for a flag of a parsed verb that is given an empty text where a name, a path or a list is to
 // be.

@@ -1,20 +1,16 @@
-// What flags say: numbers, whose whole text must be one.
+// Flags that say numbers.
 #pragma once
 
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <cstdint>
 #include <optional>
 #include <string>
 #include <type_traits>
 
-namespace echelon {
+#include "base/parse_number.h"
 
-// The whole text as a T (int, std::int32_t, std::int64_t, std::uint64_t, double); refused with the flag's
-// name otherwise.
-template <class T>
-T parse_number(const std::string& flag, const std::string& text);
+namespace echelon {
 
 // A flag with a number, whose starting value is shown as the default.
 template <class T>

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -24,25 +25,10 @@ class PlanFlags {
   bool gives_mesh() const;
 
  private:
-  // Flags that are named by the command line but not built yet: refused by name, not as unknown.
-  struct Later {
-    const char* name;
-    const char* legal;  // the one value that changes nothing; null: none
-    std::string value;
-  };
-
   CLI::App* app_ = nullptr;
   Plan defaults_;
-  std::string plan_file_, model_, sp_, dtype_, schedule_, layers_per_stage_, recompute_, optimizer_barrier_,
-      offload_, offload_dir_, bucket_, compress_;
-  double aux_loss_ = 0, device_loss_ = 0, communication_loss_ = 0, z_loss_ = 0, bias_rate_ = 0, capacity_ = 0;
-  std::string balance_scope_, drop_;
-  int dp_ = 1, tp_ = 1, pp_ = 1, cp_ = 1, cp_ulysses_ = 1, document_end_ = -1, chunks_ = 0, zero_ = 0,
-      hsdp_ = 1, zero_prefetch_ = 1;
-  std::optional<int> ep_;
-  std::string cp_kind_, cp_balance_, mask_;
-  std::int64_t global_batch_ = 0, micro_batch_ = 0, seq_len_ = 0;
-  std::vector<Later> later_;
+  std::string plan_file_, device_;
+  std::map<std::string, std::string> values_;  // as they stand on the line
 };
 
 class OptimizerFlags {

@@ -11,6 +11,7 @@
 #include "base/output_file.h"
 #include "base/units.h"
 #include "plan/explain.h"
+#include "schedule/pipeline_layout.h"
 
 namespace echelon {
 namespace {
@@ -19,7 +20,8 @@ namespace {
 void write_plan(const std::string& path, const Estimate& best, const Workload& work) {
   write_output("--out", path, plan_file(best, work));
   try {
-    validate(as_plan(work, best.configuration, best.layers));
+    check_with_remedies(as_plan(work, best.configuration, best.layers),
+                        [](const Plan& plan, const std::string&) { check_whole(plan); });
   } catch (const RequestError& error) {
     fmt::print(stderr, "echelon: {} is a plan for {}; train and verify refuse it: {}\n", path,
                work.software.name, error.what());

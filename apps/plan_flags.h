@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <map>
 #include <optional>
 #include <string>
 
@@ -22,11 +23,9 @@ struct PlanSearchFlags {
 
  private:
   CLI::App* app_ = nullptr;
-  std::string plan_file_, model_ = "llama-3-8b", machine_ = "h100", software_ = "current", sp_, schedule_,
-                          dtype_ = "bf16", recompute_, cp_kind_, cp_balance_, compress_, layers_per_stage_,
-                          objective_ = "time";
-  std::optional<int> dp_, tp_, pp_, cp_, ep_, etp_, zero_, hsdp_, chunks_, gpus_, nodes_of_;
-  std::optional<std::int64_t> global_batch_, micro_batch_, seq_len_;
+  std::string plan_file_, machine_ = "h100", software_ = "current", dtype_ = "bf16", objective_ = "time";
+  std::map<std::string, std::string> values_;  // of the plan's fields, as they stand on the line
+  std::optional<int> gpus_, nodes_of_;
   int top_ = 10;
   double margin_ = 0;
 };

@@ -207,7 +207,7 @@ ExpertsFlags::Request ExpertsFlags::read(SimulateFlags& shared) const {
   r.seed = seed_;
   r.router_lr = router_lr_;
   r.balancing = balancing_;
-  if (is_given("--drop")) r.balancing.drop = parse_drop_policy(drop_, "--drop");
+  if (is_given("--drop")) r.balancing.drop = parse_choice<DropPolicy>(drop_, "--drop");
   read_router(model, r);
   for (const std::string& factor : parts_of(capacities_))
     r.capacities.push_back(parse_number<double>("--capacities", factor));

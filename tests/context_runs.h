@@ -46,8 +46,8 @@ inline Plan context_plan(Family family, const ContextCase& c, DType dtype = DTyp
 
 inline std::string describe_context(const Plan& p) {
   return fmt::format("{} cp {} {} of {} {} {} pp {} {} zero {}", describe(p), p.mesh.size(Axis::cp),
-                     context_kind_name(p.context_kind), p.ulysses, context_balance_name(p.context_balance),
-                     attention_mask_name(p.mask), p.mesh.size(Axis::pp), p.schedule, p.zero);
+                     name_of(p.context_kind), p.ulysses, name_of(p.context_balance), name_of(p.mask),
+                     p.mesh.size(Axis::pp), p.schedule, p.zero);
 }
 
 inline void expect_context_pass(const Plan& plan) {

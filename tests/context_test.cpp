@@ -208,7 +208,7 @@ TEST(ContextParallel, RefusesWhatCannotBeCut) {
                   {"--seq-len 45", "--cp 4", "zigzag", "legal: 40, 48"});
   expect_contains(refusal([](Plan& p) { p.seq_len = 5; }), {"--seq-len 5", "legal: 8"});
   expect_contains(refusal([](Plan& p) { p.context_kind = ContextKind::ulysses, p.model.num_kv_heads = 3; }),
-                  {"--cp 4 --cp-kind ulysses", "24 query and 3 key/value", "legal: 1, 3, 6, 12, 24"});
+                  {"--cp 4", "--cp-kind ulysses", "24 query and 3 key/value", "legal: 1, 3, 6, 12, 24"});
   expect_contains(refusal([](Plan& p) { p.context_kind = ContextKind::hybrid, p.ulysses = 3; }),
                   {"--cp-ulysses 3", "legal: 1, 2, 4"});
   // Groups that another kind does not have, and cp 1 neither, are none of its business.

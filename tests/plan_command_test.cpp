@@ -81,8 +81,9 @@ TEST_F(PlanCommand, NothingFits) {
 
 TEST_F(PlanCommand, RefusesWhatCannotBe) {
   refused("--gpus 0", {"--gpus 0", "from 1"});
-  refused("--gpus 64 --dp 8 --global-batch 4", {"--global-batch 4", "at least 8"});
-  refused("--model llama-3-70b --gpus 6 --tp 3", {"--tp 3", "64 heads", "1, 2, 4"});
+  refused("--gpus 64 --dp 8 --global-batch 4",
+          {"--dp 8", "only 4 sequences", "legal: up to 4, or --global-batch of at least 8"});
+  refused("--model llama-3-70b --gpus 6 --tp 3", {"--tp 3", "64 heads", "legal: 1, 2\n"});
   refused("--gpus 8 --tp 16", {"--tp 16", "--gpus 8"});
   refused("--machine tpu", {"--machine tpu", "h100"});
   refused("--software none", {"--software none", "current"});

@@ -7,6 +7,7 @@
 #include "pipeline_runs.h"
 #include "plan/step_model.h"
 #include "schedule/schedules.h"
+#include "train/dry_run.h"
 #include "train/trainer.h"
 
 namespace echelon::plan_twins_test {
@@ -32,6 +33,7 @@ Workload workload(Family family) {
   w.precision = Precision::f32;
   w.machine = load_machine("a100-80");
   w.software = load_software("echelon");
+  w.exact_memory = exact_memory();
   return w;
 }
 

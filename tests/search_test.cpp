@@ -1,4 +1,5 @@
 #include "plan/search.h"
+#include "train/dry_run.h"
 
 #include <gtest/gtest.h>
 
@@ -8,9 +9,13 @@
 
 #include "base/error.h"
 #include "plan/explain.h"
+#include "refusals.h"
+#include "schedule/pipeline_layout.h"
 
 namespace echelon::search_test {
 namespace {
+
+using checks::expect_refusal;
 
 SearchRequest request(const char* model, int gpus, std::int64_t batch) {
   SearchRequest r;
@@ -25,7 +30,8 @@ TEST(Search, FindsWhatSimulatingEverythingFinds) {
   for (const auto& [name, gpus, batch] :
        {std::tuple{"llama-2-7b", 8, 32}, {"gpt2-1.5b", 4, 16}, {"mixtral-8x7b", 16, 16}}) {
     SearchRequest some = request(name, gpus, batch);
-    if (some.work.model.experts != Experts::none) some.pins.cp = 1, some.pins.pp = 2;  // enough of them
+    if (some.work.model.experts != Experts::none)
+      some.pins.set("cp", 1), some.pins.set("pp", 2);  // enough of them
     SearchRequest all = some;
     all.top = 10000;
     const SearchResult few = search(some), every = search(all);
@@ -53,12 +59,12 @@ TEST(Search, EveryConfigurationIsAccountedFor) {
 
 TEST(Search, PinsHold) {
   SearchRequest r = request("llama-3-8b", 16, 64);
-  r.pins.tp = 4;
-  r.pins.pp = 2;
-  r.pins.schedule = "zb-h1";
-  r.pins.recompute = Recompute::full;
-  r.pins.zero = 1;
-  r.pins.micro_batch = 2;
+  r.pins.set("tp", 4);
+  r.pins.set("pp", 2);
+  r.pins.set("schedule", "zb-h1");
+  r.pins.set("recompute", "full");
+  r.pins.set("zero", 1);
+  r.pins.set("micro-batch", 2);
   const SearchResult result = search(r);
   ASSERT_FALSE(result.plans.empty());
   for (const Estimate& e : result.plans) {
@@ -97,7 +103,8 @@ TEST(Search, MemoryObjectiveAndMargin) {
 
 TEST(Search, FewestDevicesReachATime) {
   SearchRequest r = request("llama-3-8b", 64, 256);
-  r.pins.pp = r.pins.cp = 1;
+  r.pins.set("pp", 1);
+  r.pins.set("cp", 1);
   // Every smaller number takes longer, those too that are no power of two.
   for (const double target : {8.0, 3.0, 2.2}) {
     const auto found = least_gpus(r, target);
@@ -111,7 +118,7 @@ TEST(Search, FewestDevicesReachATime) {
     }
   }
   EXPECT_FALSE(least_gpus(r, 1e-6));
-  r.pins.tp = 4;
+  r.pins.set("tp", 4);
   const auto found = least_gpus(r, 3);
   ASSERT_TRUE(found);
   EXPECT_EQ(found->gpus % 4, 0);
@@ -122,8 +129,8 @@ TEST(Search, OfEqualPlansTheSmallerOneComesFirst) {
   SearchRequest r = request("gpt2-1.5b", 4, 4);
   r.work.software.zero_stages.reset();
   r.work.software.reduces_each_microbatch = false;
-  r.pins.dp = 4;
-  r.pins.micro_batch = 1;
+  r.pins.set("dp", 4);
+  r.pins.set("micro-batch", 1);
   r.top = 100;
   const SearchResult result = search(r);
   int ties = 0;
@@ -141,7 +148,7 @@ TEST(Search, OfEqualPlansTheSmallerOneComesFirst) {
 TEST(Search, KeepsToWhatTheProgramRuns) {
   for (const std::string& name : software_preset_names()) {
     SearchRequest r = request("gpt2-1.5b", 4, 32);
-    r.pins.cp = 1;
+    r.pins.set("cp", 1);
     r.work.software = load_software(name);
     r.work.precision = r.work.software.is_this_trainer ? Precision::f32 : Precision::bf16;
     r.top = 50;
@@ -151,10 +158,10 @@ TEST(Search, KeepsToWhatTheProgramRuns) {
       EXPECT_TRUE(not_run(r.work.software, e.configuration).empty()) << name << describe(e.configuration);
   }
   SearchRequest r = request("gpt2-1.5b", 8, 32);
-  r.pins.pp = 2;
-  r.pins.dp = 4;
-  r.pins.schedule = "zb-v";
-  r.pins.zero = 2;
+  r.pins.set("pp", 2);
+  r.pins.set("dp", 4);
+  r.pins.set("schedule", "zb-v");
+  r.pins.set("zero", 2);
   const SearchResult result = search(r);
   ASSERT_FALSE(result.plans.empty());
   EXPECT_EQ(not_run(r.work.software, result.plans.front().configuration),
@@ -167,8 +174,8 @@ TEST(Search, KeepsToWhatTheProgramRuns) {
 // By how much, however little that is.
 TEST(Search, SaysByHowMuchAPlanDoesNotFit) {
   SearchRequest r = request("gpt2-1.5b", 1, 8);
-  r.pins.micro_batch = 1;
-  r.pins.recompute = Recompute::none;
+  r.pins.set("micro-batch", 1);
+  r.pins.set("recompute", "none");
   const auto bytes = static_cast<double>(search(r).plans.front().memory.total());
   r.work.machine.memory_bytes = bytes + r.work.machine.reserved_bytes - 2300;
   const SearchResult result = search(r);
@@ -200,47 +207,86 @@ TEST(Search, RefusesWhatCannotBe) {
     }
   };
   refused([](SearchRequest& r) { r.gpus = 0; }, "--gpus 0");
-  refused([](SearchRequest& r) { r.pins.tp = 3; }, "--tp 3: does not divide --gpus 64");
-  refused([](SearchRequest& r) { r.gpus = 6, r.pins.tp = 3; }, "the 64 heads");
-  refused([](SearchRequest& r) { r.pins.dp = 8, r.work.global_batch = 4; }, "--global-batch 4");
-  refused([](SearchRequest& r) { r.pins.ep = 2; }, "no experts");
-  refused([](SearchRequest& r) { r.pins.context = ContextKind::hybrid; }, "--cp-kind hybrid");
-  refused([](SearchRequest& r) { r.pins.zero = 4; }, "--zero 4");
-  refused([](SearchRequest& r) { r.pins.etp = 2; }, "--etp 2");
-  refused([](SearchRequest& r) { r.pins.zero = 0, r.pins.hsdp = 2; }, "--hsdp 2");
+  refused([](SearchRequest& r) { r.pins.set("tp", 3); }, "--tp 3: does not divide --gpus 64");
+  refused([](SearchRequest& r) { r.gpus = 6, r.pins.set("tp", 3); }, "the 64 heads");
+  refused([](SearchRequest& r) { r.pins.set("dp", 8), r.work.global_batch = 4; },
+          "--dp 8: the global batch has only 4 sequences, so some ranks would have none; legal: up to 4, or "
+          "--global-batch of at least 8");
+  refused([](SearchRequest& r) { r.pins.set("ep", 2); }, "no experts");
+  refused([](SearchRequest& r) { r.pins.set("cp-kind", "hybrid"); }, "--cp-kind hybrid");
+  refused([](SearchRequest& r) { r.pins.set("zero", 4); }, "--zero 4");
+  refused([](SearchRequest& r) { r.pins.set("etp", 2); }, "--etp 2");
+  refused([](SearchRequest& r) { r.pins.set("zero", 0), r.pins.set("hsdp", 2); }, "--hsdp 2");
   refused([](SearchRequest& r) { r.memory_margin = std::nan(""); }, "--memory-margin nan");
-  refused([](SearchRequest& r) { r.pins.layers_per_stage = {1, 2}; }, "add up to 3");
-  refused([](SearchRequest& r) { r.pins.layers_per_stage = {81, -1}; }, "81 layers; legal: 0 to 80");
-  refused([](SearchRequest& r) { r.pins.schedule = "best"; }, "--schedule best");
+  refused([](SearchRequest& r) { r.pins.set("layers-per-stage", "1,2"); }, "add up to 3");
+  refused([](SearchRequest& r) { r.pins.set("layers-per-stage", "81,-1"); },
+          "81,-1: a stage has 0 to 80 layers; legal: auto");
+  refused([](SearchRequest& r) { r.pins.set("schedule", "best"); }, "--schedule best");
   refused([](SearchRequest& r) { r.work.seq_len = (1 << 24) + 1; }, "--seq-len");
   refused(
       [](SearchRequest& r) { r.work.machine = load_machine("a100-80"), r.work.precision = Precision::fp8; },
       "--dtype fp8");
 }
 
-// Each would be a plan for other ranks, layers or tokens than there are.
+// Each would be a plan for other ranks, layers or tokens than there are. What is called legal is tried beside
+// everything else that is given.
 TEST(Search, NamesAShapeThatNoMeshHas) {
-  const auto nothing = [](auto change, const char* words) {
+  const auto refused = [](auto change, const char* words) {
     SearchRequest r = request("mixtral-8x7b", 16, 64);
     change(r);
-    const SearchResult result = search(r);
-    EXPECT_TRUE(result.plans.empty()) << words;
-    const std::string why = explain_nothing(result, 16);
-    EXPECT_NE(why.find(words), std::string::npos) << why;
+    expect_refusal([&] { search(r); }, {words});
   };
-  nothing([](SearchRequest& r) { r.pins.zero = 3, r.pins.hsdp = 3; }, "hsdp 3: does not divide");
-  nothing([](SearchRequest& r) { r.pins.etp = 3; }, "etp 3");
-  nothing([](SearchRequest& r) { r.pins.tp = 4, r.work.model.vocab = 3; }, "a vocabulary of only 3");
-  nothing([](SearchRequest& r) { r.pins.tp = 4, r.work.model.mlp_hidden = 3; }, "an MLP of only 3");
-  nothing([](SearchRequest& r) { r.pins.cp = 2, r.work.seq_len = 4097; }, "4097 tokens do not divide");
-  nothing([](SearchRequest& r) { r.pins.pp = 1, r.pins.layers_per_stage = {16, 16}; }, "2 numbers");
+  refused([](SearchRequest& r) { r.pins.set("zero", 3), r.pins.set("hsdp", 3); },
+          "do not divide into so many groups; legal: 1, 2, 4, 8, 16");
+  refused([](SearchRequest& r) { r.pins.set("etp", 3); }, "--etp 3: does not divide --tp 1; legal: 1");
+  refused([](SearchRequest& r) { r.pins.set("tp", 4), r.work.model.vocab = 3; },
+          "has a vocabulary of only 3; legal: 1, 2");
+  refused([](SearchRequest& r) { r.pins.set("tp", 4), r.work.model.mlp_hidden = 3; },
+          "has an MLP of only 3; legal: 1, 2");
+  refused([](SearchRequest& r) { r.pins.set("cp", 2), r.work.seq_len = 4097; },
+          "--seq-len 4097: does not divide over --cp 2 with --cp-balance stripe; legal: 4096, 4098");
+  // With --pp 2 there are 8 ranks of dp, cp and tp.
+  refused([](SearchRequest& r) { r.pins.set("tp", 32), r.pins.set("pp", 2); },
+          "--tp 32: does not divide --gpus 16; legal: 1, 2, 4, 8");
+  SearchRequest layers = request("mixtral-8x7b", 16, 64);
+  layers.pins.set("pp", 1);
+  layers.pins.set("layers-per-stage", "16,16");
+  const SearchResult none = search(layers);
+  EXPECT_TRUE(none.plans.empty());
+  EXPECT_NE(explain_nothing(none, 16).find("2 numbers, and 1f1b over 1 rank has 1 stage"), std::string::npos)
+      << explain_nothing(none, 16);
+}
+
+// Six ranks can exchange 12 query heads, and not the 4 of keys and values.
+TEST(Search, ProposesWhatTrainAccepts) {
+  SearchRequest r = request("llama-3-8b", 12, 24);
+  r.work.software = load_software("echelon");
+  r.work.exact_memory = exact_memory();
+  r.work.seq_len = 1200;
+  r.work.model.num_heads = 12;
+  r.work.model.num_kv_heads = 4;
+  r.work.model.num_layers = 6;
+  r.pins.set("recompute", "none");
+  r.pins.set("micro-batch", 1);
+  r.pins.set("tp", 1);
+  r.top = 10000;
+  const SearchResult result = search(r);
+  EXPECT_GT(result.plans.size(), 100u);
+  for (const Estimate& e : result.plans)
+    EXPECT_NO_THROW(check_whole(as_plan(r.work, e.configuration, e.layers))) << describe(e.configuration);
+  r.pins.set("cp", 6);
+  r.pins.set("cp-kind", "ulysses");
+  expect_refusal([&] { search(r); },
+                 {"--cp 6", "12 query and 4 key/value heads", "legal: 1, 2, 4, 12, or --cp-kind ring"});
+  r.pins.set("pp", 2);  // leaves 6 ranks
+  expect_refusal([&] { search(r); }, {"--cp 6", "legal: 1, 2, or --cp-kind ring"});
 }
 
 // 4098 tokens are two parts of 2049, and no four of equal length.
 TEST(Search, PlanFileHasPartsThatTheLengthAllows) {
   SearchRequest r = request("llama-3-8b", 8, 8);
   r.work.seq_len = 4098;
-  r.pins.cp = 2;
+  r.pins.set("cp", 2);
   const SearchResult result = search(r);
   const Plan plan = plan_from_toml(plan_file(result.plans.front(), r.work), "plan.toml");
   EXPECT_EQ(plan.mesh.size(Axis::cp), 2);
@@ -287,19 +333,19 @@ TEST(Search, PlanFilesComeBack) {
   };
   SearchRequest dense = request("llama-3-8b", 16, 64);
   come_back(dense);
-  dense.pins.pp = 4;
-  dense.pins.cp = 2;
+  dense.pins.set("pp", 4);
+  dense.pins.set("cp", 2);
   come_back(dense);
-  dense.pins.zero = 3;
-  dense.pins.hsdp = 2;
+  dense.pins.set("zero", 3);
+  dense.pins.set("hsdp", 2);
   dense.work.precision = Precision::fp8;
   come_back(dense);
   SearchRequest mixture = request("mixtral-8x7b", 32, 64);
-  mixture.pins.tp = 4;
-  mixture.pins.ep = 4;
+  mixture.pins.set("tp", 4);
+  mixture.pins.set("ep", 4);
   mixture.work.software = load_software("torchtitan");
   come_back(mixture);
-  mixture.pins.etp = 1;
+  mixture.pins.set("etp", 1);
   come_back(mixture);
   for (const char* what : {"zero 1", "zero 3", "hsdp 1", "interleaved", "etp 0", "etp 1", "cp 1"})
     EXPECT_TRUE(seen.contains(what)) << what;

@@ -229,7 +229,7 @@ TEST(StepModel, IntervalsAreOfAKindOfConfiguration) {
 // pipeline rank; that this is what a run holds, tests/prediction_test.cpp shows.
 TEST(StepModel, MemoryOfThisTrainerIsItsOwnAccount) {
   Workload work{load_model("llama-tiny"), 64, 32, Precision::f32, load_machine("h100"),
-                load_software("echelon")};
+                load_software("echelon"), exact_memory()};
   StepModel model(work);
   int looked_at = 0;
   for (Configuration c : configurations()) {
@@ -337,7 +337,7 @@ TEST(StepModel, ZeroTwoDoesNotMake70BFitForNothing) {
 // nothing where a V turns on one rank.
 TEST(StepModel, PipelineTrafficIsThatOfTheBusiestRank) {
   Workload work{load_model("llama-tiny"), 64, 16, Precision::f32, load_machine("h100"),
-                load_software("echelon")};
+                load_software("echelon"), exact_memory()};
   work.model.num_layers = 8;
   StepModel model(work);
   for (const char* schedule : {"1f1b", "interleaved", "zb-h1", "zb-v", "v-half", "dualpipev"})

@@ -4,9 +4,6 @@
 
 #include <algorithm>
 
-#include "base/error.h"
-#include "schedule/schedules.h"
-
 namespace echelon {
 
 std::int64_t num_microbatches(const Workload& work, const Configuration& c) {
@@ -31,35 +28,51 @@ std::vector<std::string> not_run(const Software& software, const Configuration& 
   return missing;
 }
 
-Plan as_plan(const Workload& work, const Configuration& c, const std::vector<std::int64_t>& layers) {
+Runner runner_of(const Workload& work) {
+  return work.software.is_this_trainer ? Runner::this_trainer : Runner::any_program;
+}
+
+Plan plan_of(const Workload& work) {
   Plan plan;
   plan.model = work.model;
+  plan.global_batch = work.global_batch;
+  plan.seq_len = work.seq_len;
+  plan.priced = {work.machine.name, work.software.name, precision_name(work.precision), work.machine.node()};
+  return plan;
+}
+
+void place(const Workload& work, const Configuration& c, Plan& plan) {
   plan.mesh.set(Axis::dp, c.dp);
   plan.mesh.set(Axis::tp, c.tp);
   plan.mesh.set(Axis::pp, c.pp);
   plan.mesh.set(Axis::cp, c.cp);
   plan.mesh.ep = c.ep;
-  if (work.model.experts != Experts::none && c.etp != c.tp) plan.mesh.etp = c.etp;
+  const bool as_mlps = work.model.experts == Experts::none ? c.etp == 1 : c.etp == c.tp;
+  plan.mesh.etp = as_mlps ? 0 : c.etp;
   plan.sequence_parallel = c.sequence_parallel;
   plan.context_kind = c.context;
   // Both are balanced parts; zigzag's are two of half the size.
-  if (c.cp > 1 && work.seq_len % (2 * c.cp) != 0) plan.context_balance = ContextBalance::stripe;
-  plan.global_batch = work.global_batch;
+  plan.context_balance =
+      c.cp > 1 && work.seq_len % (2 * c.cp) != 0 ? ContextBalance::stripe : ContextBalance::zigzag;
   plan.micro_batch = c.micro_batch;
-  plan.seq_len = work.seq_len;
   plan.recompute = c.recompute;
   plan.schedule = c.pp > 1 ? c.schedule : "1f1b";
   plan.chunks = c.chunks > 1 ? c.chunks : 0;
-  plan.layers_per_stage = layers;
+  plan.layers_per_stage = c.layers_per_stage;
   plan.zero = c.zero;
   plan.hsdp = c.hsdp;
-  plan.priced = {work.machine.name, work.software.name, precision_name(work.precision), work.machine.node()};
+}
+
+Plan as_plan(const Workload& work, const Configuration& c, const std::vector<std::int64_t>& layers) {
+  Plan plan = plan_of(work);
+  place(work, c, plan);
+  plan.layers_per_stage = layers;
   return plan;
 }
 
 std::string describe(const Configuration& c) {
   std::string text = fmt::format("dp {} tp {} pp {}", c.dp, c.tp, c.pp);
-  if (c.cp > 1) text += fmt::format(" cp {} ({})", c.cp, context_kind_name(c.context));
+  if (c.cp > 1) text += fmt::format(" cp {} ({})", c.cp, name_of(c.context));
   if (c.ep > 1) text += fmt::format(" ep {}", c.ep);
   if (c.ep > 1 && c.etp > 1) text += fmt::format(" etp {}", c.etp);
   if (c.pp > 1) text += ", " + c.schedule + (c.chunks > 1 ? fmt::format(" x{}", c.chunks) : "");
@@ -72,40 +85,9 @@ std::string describe(const Configuration& c) {
 }
 
 std::string shape_problem(const Workload& work, const Configuration& c) {
-  const ModelSpec& m = work.model;
-  if (m.num_heads % c.tp != 0) return fmt::format("tp {}: {} heads do not divide", c.tp, m.num_heads);
-  if (m.num_kv_heads % c.tp != 0 && c.tp % m.num_kv_heads != 0)
-    return fmt::format("tp {}: {} key/value heads do not divide", c.tp, m.num_kv_heads);
-  if (m.vocab < c.tp) return fmt::format("tp {}: a vocabulary of only {}", c.tp, m.vocab);
-  if (m.mlp_hidden < c.tp) return fmt::format("tp {}: an MLP of only {}", c.tp, m.mlp_hidden);
-  if (m.experts != Experts::none && m.expert_hidden < c.tp)
-    return fmt::format("tp {}: experts of only {}", c.tp, m.expert_hidden);
-  if (work.global_batch < c.dp)
-    return fmt::format("dp {}: the global batch has only {} sequences", c.dp, work.global_batch);
-  if (work.seq_len < 2 * c.cp && c.cp > 1)
-    return fmt::format("cp {}: {} tokens are too few", c.cp, work.seq_len);
-  if (work.seq_len % c.cp != 0) return fmt::format("cp {}: {} tokens do not divide", c.cp, work.seq_len);
-  if (c.cp > 1 && c.context == ContextKind::ulysses && (m.num_heads / c.tp) % c.cp != 0)
-    return fmt::format("cp {}: {} heads of a tp rank do not divide (ulysses)", c.cp, m.num_heads / c.tp);
-  if (m.experts == Experts::none && c.ep > 1) return fmt::format("ep {}: the model has no experts", c.ep);
-  if (m.experts != Experts::none) {
-    if (m.num_experts % c.ep != 0) return fmt::format("ep {}: {} experts do not divide", c.ep, m.num_experts);
-    if (c.tp % c.etp != 0) return fmt::format("etp {}: does not divide tp {}", c.etp, c.tp);
-    if (c.dp * c.cp * c.tp % (c.ep * c.etp) != 0)
-      return fmt::format("ep {}: does not divide dp x cp x tp = {}", c.ep * c.etp, c.dp * c.cp * c.tp);
-    if (work.software.is_this_trainer) {
-      if (c.etp != c.tp)
-        return fmt::format("etp {}: experts are cut over tp {} here, as MLPs are", c.etp, c.tp);
-      const int block = c.zero > 0 ? c.shards() : c.dp * c.cp;
-      if (block % c.ep != 0)
-        return fmt::format("ep {}: does not divide the {} ranks that state is cut over", c.ep, block);
-    }
-  }
-  if (c.pp * std::max(1, c.chunks) > m.num_layers)
-    return fmt::format("pp {} x {} chunks: the model has {} layers", c.pp, c.chunks, m.num_layers);
-  if (c.zero > 0 && c.dp * c.cp % c.hsdp != 0)
-    return fmt::format("hsdp {}: does not divide dp {}", c.hsdp, c.dp * c.cp);
-  return {};
+  const Plan plan = as_plan(work, c, c.layers_per_stage);
+  const auto refusal = shape_refusal(plan, runner_of(work));
+  return refusal ? sentence(plan, *refusal) : "";
 }
 
 }  // namespace echelon

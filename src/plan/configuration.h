@@ -9,6 +9,7 @@
 #include "spec/machine.h"
 #include "spec/model_spec.h"
 #include "spec/plan.h"
+#include "spec/plan_rules.h"
 #include "spec/software.h"
 
 namespace echelon {
@@ -58,13 +59,18 @@ GradientSums gradient_sums(const Workload& work, const Configuration& c);
 // if the program had it.
 std::vector<std::string> not_run(const Software& software, const Configuration& c);
 
+// The configuration's part of a plan of the workload, which is what the rules of spec/plan_rules judge.
+Plan plan_of(const Workload& work);
+void place(const Workload& work, const Configuration& c, Plan& plan);
+Runner runner_of(const Workload& work);
+
 // What train and verify take; `layers` of each stage. Their precision is f32.
 Plan as_plan(const Workload& work, const Configuration& c, const std::vector<std::int64_t>& layers);
 
 // "dp 4 tp 8 pp 2, 1f1b, micro-batch 1, ZeRO 1, recompute selective"
 std::string describe(const Configuration& c);
 
-// Why these sizes do not go together, as one sentence; empty where they do.
+// Why these sizes do not go together, as one sentence; empty where they do (shape_refusal()).
 std::string shape_problem(const Workload& work, const Configuration& c);
 
 }  // namespace echelon

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "base/units.h"
+#include "spec/plan_fields.h"
 
 namespace echelon {
 namespace {
@@ -40,32 +41,28 @@ ordered_json memory_json(const Memory& memory) {
 
 ordered_json plan_json(const Estimate& e, const Workload& work) {
   const Configuration& c = e.configuration;
-  ordered_json object{{"dp", c.dp},
-                      {"tp", c.tp},
-                      {"pp", c.pp},
-                      {"cp", c.cp},
-                      {"ep", c.ep},
-                      {"etp", c.etp},
-                      {"sp", c.shards_sequence()},
-                      {"zero", c.zero},
-                      {"hsdp", c.hsdp},
-                      {"schedule", c.schedule},
-                      {"chunks", c.chunks},
-                      {"not_run_by_software", not_run(work.software, c)},
-                      {"layers_per_stage", e.layers},
-                      {"micro_batch", c.micro_batch},
-                      {"microbatches", e.microbatches},
-                      {"recompute", recompute_name(c.recompute)},
-                      {"dtype", precision_name(work.precision)},
-                      {"step_seconds", e.seconds},
-                      {"step_seconds_p10", e.low},
-                      {"step_seconds_p90", e.high},
-                      {"tokens_per_second_per_gpu", e.tokens_per_second_per_gpu},
-                      {"model_tflops_per_gpu", e.model_tflops_per_gpu},
-                      {"mfu", e.mfu},
-                      {"bubble_fraction", e.bubble_fraction},
-                      {"memory_bytes", memory_json(e.memory)}};
-  if (c.cp > 1) object["cp_kind"] = context_kind_name(c.context);
+  Plan plan = as_plan(work, c, e.layers);
+  plan.mesh.etp = c.etp;
+  plan.sequence_parallel = c.shards_sequence();
+  plan.chunks = c.chunks;
+  ordered_json object;
+  for (const PlanField& field : plan_fields()) {
+    std::string key = field.name();
+    std::replace(key.begin(), key.end(), '-', '_');
+    if (field.is_searched()) with_value(field, plan, [&](const auto& value) { object[key] = value; });
+  }
+  object["layers_per_stage"] = e.layers;
+  object.update({{"step_seconds", e.seconds},
+                 {"step_seconds_p10", e.low},
+                 {"step_seconds_p90", e.high},
+                 {"tokens_per_second_per_gpu", e.tokens_per_second_per_gpu},
+                 {"model_tflops_per_gpu", e.model_tflops_per_gpu},
+                 {"mfu", e.mfu},
+                 {"bubble_fraction", e.bubble_fraction},
+                 {"memory_bytes", memory_json(e.memory)},
+                 {"microbatches", e.microbatches},
+                 {"not_run_by_software", not_run(work.software, c)},
+                 {"dtype", precision_name(work.precision)}});
   ordered_json ranks = ordered_json::array();
   for (const Memory& memory : e.rank_memory) ranks.push_back(memory.total());
   object["rank_memory_bytes"] = ranks;

@@ -1,26 +1,36 @@
 #include "plan/pins.h"
 
+#include <algorithm>
+
+#include "spec/plan_fields.h"
+
 namespace echelon {
 
+void Pins::read(const std::string& name, const std::string& text, const std::string& where) {
+  read_text(*find_field(name), plan, text, where);
+  names.insert(name);
+}
+
 Pins pins_of(const Plan& plan) {
-  Pins pins;
-  pins.dp = plan.mesh.size(Axis::dp);
-  pins.tp = plan.mesh.size(Axis::tp);
-  pins.pp = plan.mesh.size(Axis::pp);
-  pins.cp = plan.mesh.size(Axis::cp);
-  pins.ep = plan.mesh.ep;
-  pins.etp = plan.model.experts == Experts::none ? 1 : plan.mesh.etp > 0 ? plan.mesh.etp : *pins.tp;
-  pins.zero = plan.zero;
-  pins.hsdp = plan.hsdp;
-  pins.sequence_parallel = plan.sequence_parallel;
-  pins.context = plan.context_kind;
-  pins.schedule = plan.schedule;
-  if (plan.chunks > 0) pins.chunks = plan.chunks;
-  pins.micro_batch = plan.micro_batch;
-  pins.recompute = plan.recompute;
-  pins.layers_per_stage = plan.layers_per_stage;
-  pins.balance_layers = plan.balance_layers;
+  Pins pins{plan, {}};
+  for (const PlanField& field : plan_fields())
+    if (field.is_searched()) pins.names.insert(field.name());
+  if (plan.chunks == 0) pins.names.erase("chunks");
+  if (plan.mesh.etp == 0)
+    pins.plan.mesh.etp = plan.model.experts == Experts::none ? 1 : plan.mesh.size(Axis::tp);
+  pins.plan.dtype = DType::f32;  // a workload has a precision of its own
   return pins;
+}
+
+std::int64_t given_ranks(const Pins& pins) {
+  std::int64_t ranks = 1;
+  for (Axis axis : all_axes)
+    if (pins.has(axis_name(axis))) ranks *= pins.plan.mesh.size(axis);
+  return ranks;
+}
+
+bool gives_mesh(const Pins& pins) {
+  return std::all_of(all_axes.begin(), all_axes.end(), [&](Axis axis) { return pins.has(axis_name(axis)); });
 }
 
 }  // namespace echelon

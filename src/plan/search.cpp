@@ -5,11 +5,14 @@
 #include <algorithm>
 #include <chrono>
 #include <set>
+#include <sstream>
 #include <tuple>
 
 #include "base/error.h"
 #include "base/units.h"
+#include "schedule/pipeline_layout.h"
 #include "schedule/schedules.h"
+#include "spec/plan_fields.h"
 
 namespace echelon {
 namespace {
@@ -22,8 +25,8 @@ std::vector<int> divisors(int n) {
 }
 
 template <class T>
-std::vector<T> pinned_or(const std::optional<T>& pin, std::vector<T> all) {
-  return pin ? std::vector<T>{*pin} : std::move(all);
+std::vector<T> pinned_or(const Pins& pins, const char* name, const T& value, std::vector<T> all) {
+  return pins.has(name) ? std::vector<T>{value} : std::move(all);
 }
 
 // Of those that are tried, in this order, what the program runs.
@@ -56,6 +59,63 @@ struct Sharding {
   int zero = 0, hsdp = 1;
 };
 
+// Every mesh that has the devices, its expert groups and its kind of context parallelism.
+template <class Visit>
+void each_shape(const SearchRequest& r, const Visit& visit) {
+  const Pins& pins = r.pins;
+  const Plan& pinned = pins.plan;
+  const ModelSpec& m = r.work.model;
+  const bool has_experts = m.experts != Experts::none;
+  const std::vector<int> axis = divisors(r.gpus),
+                         eps = has_experts ? divisors(static_cast<int>(m.num_experts)) : std::vector{1};
+  const std::vector<ContextKind> kinds{ContextKind::ring, ContextKind::ulysses, ContextKind::allgather};
+  Configuration c;
+  c.sequence_parallel = !pins.has("sp") || pinned.sequence_parallel;
+  c.layers_per_stage = pinned.layers_per_stage;
+  for (int pp : pinned_or(pins, "pp", pinned.mesh.size(Axis::pp), axis))
+    for (int tp : pinned_or(pins, "tp", pinned.mesh.size(Axis::tp), axis))
+      for (int cp : pinned_or(pins, "cp", pinned.mesh.size(Axis::cp), axis)) {
+        const std::int64_t inner = std::int64_t{pp} * tp * cp;
+        if (inner > r.gpus || r.gpus % inner != 0) continue;
+        c.pp = pp;
+        c.tp = tp;
+        c.cp = cp;
+        c.dp = static_cast<int>(r.gpus / inner);
+        if (pins.has("dp") && pinned.mesh.size(Axis::dp) != c.dp) continue;
+        const std::vector<int> etps = has_experts && tp > 1 ? std::vector{1, tp} : std::vector{1};
+        for (int ep : pinned_or(pins, "ep", pinned.mesh.ep, eps))
+          for (int etp : pinned_or(pins, "etp", pinned.mesh.etp, etps)) {
+            c.ep = ep;
+            c.etp = etp;
+            if (!pins.has("ep") && !pins.has("etp") && c.dp * cp * tp % (ep * etp) != 0)
+              continue;  // no such mesh
+            for (ContextKind kind : cp == 1 ? std::vector{ContextKind::ring}
+                                            : pinned_or(pins, "cp-kind", pinned.context_kind, kinds)) {
+              c.context = kind;
+              visit(c);
+            }
+          }
+      }
+}
+
+std::vector<Sharding> shardings_of(const SearchRequest& r, const Configuration& c) {
+  const int ranks = c.dp * c.cp;
+  const Plan& pinned = r.pins.plan;
+  std::vector<Sharding> list;
+  for (int zero :
+       pinned_or(r.pins, "zero", pinned.zero,
+                 ranks > 1 ? run_by<int>(r.work.software.zero_stages, {0, 1, 2, 3}) : std::vector{0})) {
+    std::set<int> replicas{1};
+    // A group of shards inside a node.
+    const int inside = std::max(1, r.work.machine.node() / c.tp);
+    if (zero > 0 && ranks > inside && ranks % inside == 0) replicas.insert(ranks / inside);
+    if (r.pins.has("hsdp")) replicas = {pinned.hsdp};
+    for (int hsdp : replicas)
+      if (hsdp == 1 || zero > 0 || r.pins.has("zero")) list.push_back({zero, hsdp});
+  }
+  return list;
+}
+
 struct Group {
   Configuration configuration;
   double least = 0;  // seconds
@@ -73,11 +133,12 @@ class Search {
       : r_(request),
         model_(model),
         most_seconds_(most_seconds),
-        usable_(model_.usable_bytes() * (1 - request.memory_margin)) {}
+        usable_(model_.usable_bytes() * (1 - request.memory_margin)),
+        plan_(plan_of(request.work)) {}
 
   SearchResult run() {
     const auto begin = std::chrono::steady_clock::now();
-    enumerate();
+    each_shape(r_, [this](const Configuration& c) { mesh(c); });
     // Those that could be fastest come first, so that the others need no looking at.
     std::sort(groups_.begin(), groups_.end(),
               [](const Group& a, const Group& b) { return a.least < b.least; });
@@ -96,52 +157,8 @@ class Search {
   }
 
  private:
-  void enumerate() {
-    const Pins& pins = r_.pins;
-    for (int pp : pinned_or(pins.pp, divisors(r_.gpus)))
-      for (int tp : pinned_or(pins.tp, divisors(r_.gpus)))
-        for (int cp : pinned_or(pins.cp, divisors(r_.gpus))) {
-          const std::int64_t inner = std::int64_t{pp} * tp * cp;
-          if (inner > r_.gpus || r_.gpus % inner != 0) continue;
-          const int dp = static_cast<int>(r_.gpus / inner);
-          if (pins.dp && *pins.dp != dp) continue;
-          Configuration c;
-          c.pp = pp;
-          c.tp = tp;
-          c.cp = cp;
-          c.dp = dp;
-          c.sequence_parallel = pins.sequence_parallel.value_or(true);
-          expert_meshes(c);
-        }
-  }
-
-  void expert_meshes(Configuration c) {
-    const ModelSpec& m = r_.work.model;
-    std::vector<int> eps{1}, etps{1};
-    if (m.experts != Experts::none) {
-      eps = divisors(static_cast<int>(m.num_experts));
-      if (c.tp > 1) etps.push_back(c.tp);
-    }
-    for (int ep : pinned_or(r_.pins.ep, eps))
-      for (int etp : pinned_or(r_.pins.etp, etps)) {
-        c.ep = ep;
-        c.etp = etp;
-        if (!r_.pins.ep && !r_.pins.etp && c.dp * c.cp * c.tp % (ep * etp) != 0) continue;  // no such mesh
-        contexts(c);
-      }
-  }
-
-  void contexts(Configuration c) {
-    std::vector<ContextKind> kinds{ContextKind::ring};
-    if (c.cp > 1) kinds = {ContextKind::ring, ContextKind::ulysses, ContextKind::allgather};
-    for (ContextKind kind : c.cp > 1 ? pinned_or(r_.pins.context, kinds) : kinds) {
-      c.context = kind;
-      mesh(c);
-    }
-  }
-
   std::vector<std::int64_t> micro_batches(const Configuration& c) const {
-    if (r_.pins.micro_batch) return {*r_.pins.micro_batch};
+    if (r_.pins.has("micro-batch")) return {r_.pins.plan.micro_batch};
     const std::int64_t of_rank = r_.work.global_batch / c.dp;
     std::vector<std::int64_t> list;
     for (std::int64_t n = 1; n <= of_rank && n <= 64; n *= 2)
@@ -150,11 +167,11 @@ class Search {
   }
 
   std::vector<Pipeline> pipelines(const Configuration& c) const {
-    const bool both = !r_.pins.balance_layers && r_.pins.layers_per_stage.empty();
+    const bool both = !r_.pins.has("layers-per-stage");
     const auto with_splits = [&](std::vector<Pipeline> list) {
       std::vector<Pipeline> result;
       for (Pipeline& p : list) {
-        p.even = both || !r_.pins.balance_layers.value_or(false);
+        p.even = !r_.pins.plan.balance_layers;
         result.push_back(p);
         if (!both || c.pp == 1) continue;
         p.even = false;
@@ -164,7 +181,8 @@ class Search {
     };
     if (c.pp == 1) return with_splits({{"1f1b", 1}});
     std::vector<Pipeline> list;
-    for (const std::string& name : pinned_or(r_.pins.schedule, searched_schedules(r_.work.software))) {
+    for (const std::string& name :
+         pinned_or(r_.pins, "schedule", r_.pins.plan.schedule, searched_schedules(r_.work.software))) {
       if (!name.starts_with("interleaved")) {
         list.push_back({name, 1});
         continue;
@@ -173,32 +191,20 @@ class Search {
       std::vector<int> chunks;
       for (int v = 2; v <= std::min(most, 16); ++v)
         if (r_.work.model.num_layers % (std::int64_t{c.pp} * v) == 0 || v <= 4) chunks.push_back(v);
-      if (r_.pins.schedule && chunks.empty()) chunks = {2};  // and say what is wrong with it
-      for (int v : pinned_or(r_.pins.chunks, chunks)) list.push_back({name, v});
+      if (r_.pins.has("schedule") && chunks.empty()) chunks = {2};  // and say what is wrong with it
+      for (int v : pinned_or(r_.pins, "chunks", r_.pins.plan.chunks, chunks)) list.push_back({name, v});
     }
     return with_splits(list);
   }
 
-  std::vector<Sharding> shardings(const Configuration& c) const {
-    const int ranks = c.dp * c.cp;
-    std::vector<Sharding> list;
-    for (int zero : r_.pins.zero ? std::vector{*r_.pins.zero}
-                    : ranks > 1  ? run_by<int>(r_.work.software.zero_stages, {0, 1, 2, 3})
-                                 : std::vector{0}) {
-      std::set<int> replicas{1};
-      // A group of shards inside a node.
-      const int inside = std::max(1, r_.work.machine.node() / c.tp);
-      if (zero > 0 && ranks > inside && ranks % inside == 0) replicas.insert(ranks / inside);
-      if (r_.pins.hsdp) replicas = {*r_.pins.hsdp};
-      for (int hsdp : replicas)
-        if (hsdp == 1 || zero > 0) list.push_back({zero, hsdp});
-    }
-    return list;
+  std::vector<Recompute> recomputes() const {
+    return pinned_or(r_.pins, "recompute", r_.pins.plan.recompute,
+                     std::vector{Recompute::none, Recompute::selective, Recompute::full});
   }
 
-  std::vector<Recompute> recomputes() const {
-    return pinned_or(r_.pins.recompute,
-                     std::vector<Recompute>{Recompute::none, Recompute::selective, Recompute::full});
+  std::optional<Refusal> shape_refusal_of(const Configuration& c) {
+    place(r_.work, c, plan_);
+    return shape_refusal(plan_, runner_of(r_.work));
   }
 
   void reject(const char* reason, std::int64_t count) { result_.rejected[reason].count += count; }
@@ -212,22 +218,22 @@ class Search {
 
   void mesh(Configuration c) {
     const std::vector<Pipeline> pipelines_here = pipelines(c);
-    const std::vector<Sharding> shardings_here = shardings(c);
+    const std::vector<Sharding> shardings_here = shardings_of(r_, c);
     const auto leaves = static_cast<std::int64_t>(pipelines_here.size() * shardings_here.size());
     std::vector<std::int64_t> batches = micro_batches(c);
-    const std::string problem = shape_problem(r_.work, c);
+    const auto refusal = shape_refusal_of(c);
     if (pipelines_here.empty()) {
       ++result_.considered;
       return reject("schedule", 1, "no pipelines",
                     [&] { return fmt::format("pp {}: {} runs no pipelines", c.pp, r_.work.software.name); });
     }
-    if (!problem.empty() || batches.empty()) {
+    if (refusal || batches.empty()) {
       const std::int64_t count = leaves *
                                  std::max<std::int64_t>(1, static_cast<std::int64_t>(batches.size())) *
                                  static_cast<std::int64_t>(recomputes().size());
       result_.considered += count;
-      reject("shape", count, problem.substr(0, 3), [&] { return problem; });
-      return;
+      if (!refusal) return reject("shape", count);
+      return reject("shape", count, refusal->field, [&] { return sentence(plan_, *refusal); });
     }
     for (std::int64_t batch : batches)
       for (Recompute recompute : recomputes()) {
@@ -240,7 +246,7 @@ class Search {
   // All schedules, splits and shardings of a mesh, micro-batch and recomputation.
   void group(Configuration c, bool can_win) {
     const std::vector<Pipeline> pipelines_here = pipelines(c);
-    const std::vector<Sharding> shardings_here = shardings(c);
+    const std::vector<Sharding> shardings_here = shardings_of(r_, c);
     const auto shardings_count = static_cast<std::int64_t>(shardings_here.size());
     const auto leaves = static_cast<std::int64_t>(pipelines_here.size()) * shardings_count;
     result_.considered += leaves;
@@ -250,14 +256,13 @@ class Search {
       c.schedule = pipeline.schedule;
       c.chunks = pipeline.chunks;
       c.even_split = pipeline.even;
-      c.layers_per_stage = r_.pins.layers_per_stage;
       const std::string unfit = model_.schedule_problem(c);
       if (!unfit.empty()) {
         reject("schedule", shardings_count, c.schedule, [&] { return describe(c) + ": " + unfit; });
         continue;
       }
       if (!c.even_split && model_.splits_evenly(c)) {
-        if (r_.pins.balance_layers.value_or(false))
+        if (r_.pins.plan.balance_layers)
           c.even_split = true;
         else {
           reject("same", shardings_count);
@@ -267,11 +272,10 @@ class Search {
       for (const Sharding& sharding : shardings_here) {
         c.zero = sharding.zero;
         c.hsdp = sharding.hsdp;
-        const std::string problem = shape_problem(r_.work, c);
-        if (problem.empty())
-          leaf(c);
+        if (const auto refusal = shape_refusal_of(c))
+          reject("shape", 1, refusal->field, [&] { return sentence(plan_, *refusal); });
         else
-          reject("shape", 1, problem.substr(0, 3), [&] { return problem; });
+          leaf(c);
       }
     }
     rank();
@@ -345,83 +349,66 @@ class Search {
   const SearchRequest& r_;
   StepModel& model_;
   double most_seconds_, usable_;
+  Plan plan_;  // of the configuration that is judged
   SearchResult result_;
   std::set<std::string> examples_;
   std::vector<Group> groups_;
   std::vector<Candidate> candidates_;  // of a group
 };
 
-void check_pin(const char* flag, const std::optional<int>& pin, int least, int most) {
-  if (pin && (*pin < least || *pin > most)) refuse("{} {}: must be from {} to {}", flag, *pin, least, most);
+// What is given, on a plan of the workload.
+Plan given_plan(const SearchRequest& r) {
+  Plan plan = r.pins.plan;
+  plan.model = r.work.model;
+  plan.seq_len = r.work.seq_len;
+  plan.global_batch = r.work.global_batch;
+  return plan;
+}
+
+// Whether some configuration has a legal shape, and of what is given the first that is in its way.
+struct Legality {
+  bool is_possible = false;
+  std::optional<Refusal> refusal;
+};
+Legality legality(const SearchRequest& r) {
+  const Plan given = given_plan(r);
+  for (const auto& refusal :
+       {value_refusal(given, runner_of(r.work)), unpriced(given), schedule_refusal(given)})
+    if (refusal) return {false, refusal};
+  if (r.pins.has("micro-batch") && given.micro_batch > given.global_batch)
+    return {false, refused("micro-batch", {}, "must be from 1 to --global-batch {}", given.global_batch)};
+  for (Axis axis : all_axes)
+    if (r.pins.has(axis_name(axis)) && r.gpus % given.mesh.size(axis) != 0)
+      return {false, refused(axis_name(axis), {remedy(axis_name(axis), r.gpus, Remedy::Kind::divisors)},
+                             "does not divide --gpus {}", r.gpus)};
+  Legality result;
+  Plan plan = plan_of(r.work);
+  each_shape(r, [&](Configuration c) {
+    for (const Sharding& sharding : result.is_possible ? std::vector<Sharding>{} : shardings_of(r, c)) {
+      c.zero = sharding.zero;
+      c.hsdp = sharding.hsdp;
+      place(r.work, c, plan);
+      const auto refusal = shape_refusal(plan, runner_of(r.work));
+      result.is_possible |= !refusal;
+      if (refusal && !result.refusal && (r.pins.has(refusal->field) || refusal->field == "seq-len"))
+        result.refusal = refusal;
+    }
+  });
+  return result;
 }
 
 void check(const SearchRequest& r) {
   constexpr int most_gpus = 1'000'000;
-  const ModelSpec& m = r.work.model;
   if (r.gpus < 1 || r.gpus > most_gpus) refuse("--gpus {}: must be from 1 to {}", r.gpus, most_gpus);
-  const Pins& pins = r.pins;
-  for (const auto& [flag, pin] :
-       {std::pair{"--dp", pins.dp}, {"--tp", pins.tp}, {"--pp", pins.pp}, {"--cp", pins.cp}}) {
-    check_pin(flag, pin, 1, most_gpus);
-    if (pin && r.gpus % *pin != 0) {
-      refuse("{} {}: does not divide --gpus {}; legal: {}", flag, *pin, r.gpus,
-             fmt::join(divisors(r.gpus), ", "));
-    }
+  if (const Legality found = legality(r); !found.is_possible && found.refusal) {
+    std::vector<Remedy> legal;
+    for (const Remedy& one : found.refusal->all_remedies())
+      if (makes_possible(one, r)) legal.push_back(one);
+    throw PlanRefusal(given_plan(r), *found.refusal).with(std::move(legal));
   }
-  const std::int64_t all =
-      std::int64_t{pins.dp.value_or(1)} * pins.tp.value_or(1) * pins.pp.value_or(1) * pins.cp.value_or(1);
-  const bool whole = pins.dp && pins.tp && pins.pp && pins.cp;
-  if (whole ? all != r.gpus : r.gpus % all != 0)
+  const std::int64_t all = given_ranks(r.pins);
+  if (gives_mesh(r.pins) ? all != r.gpus : r.gpus % all != 0)
     refuse("--gpus {}: the axes that are given make {} ranks", r.gpus, all);
-  check_pin("--zero", pins.zero, 0, 3);
-  check_pin("--chunks", pins.chunks, 1, 1000);
-  check_pin("--hsdp", pins.hsdp, 1, most_gpus);
-  if (pins.hsdp && *pins.hsdp > 1 && pins.zero == 0)
-    refuse("--hsdp {}: replicates what --zero 1, 2 or 3 cuts over ranks, and --zero is 0", *pins.hsdp);
-  check_pin("--ep", pins.ep, 1, most_gpus);
-  check_pin("--etp", pins.etp, 1, most_gpus);
-  if (r.work.global_batch < 1 || r.work.global_batch > most_gpus * 100)
-    refuse("--global-batch {}: must be from 1 to {}", r.work.global_batch, most_gpus * 100);
-  if (pins.dp && r.work.global_batch < *pins.dp)
-    refuse("--global-batch {}: smaller than --dp {}, so some ranks would have none; legal: at least {}",
-           r.work.global_batch, *pins.dp, *pins.dp);
-  if (pins.micro_batch && (*pins.micro_batch < 1 || *pins.micro_batch > r.work.global_batch))
-    refuse("--micro-batch {}: must be from 1 to --global-batch {}", *pins.micro_batch, r.work.global_batch);
-  // Rotary positions have no table that ends: longer sequences can be planned for, though the model must have
-  // learned them.
-  constexpr std::int64_t longest = std::int64_t{1} << 24;
-  const std::int64_t most = m.family == Family::gpt2 ? m.max_seq : longest;
-  if (r.work.seq_len < 1 || r.work.seq_len > most)
-    refuse("--seq-len {}: {} has positions for 1 to {}", r.work.seq_len, m.name, most);
-  if (pins.tp && m.num_heads % *pins.tp != 0)
-    refuse("--tp {}: the {} heads of {} do not divide; legal: {}", *pins.tp, m.num_heads, m.name,
-           fmt::join(divisors(static_cast<int>(m.num_heads)), ", "));
-  if (pins.ep && *pins.ep > 1 && m.experts == Experts::none)
-    refuse("--ep {}: {} has no experts; legal: 1", *pins.ep, m.name);
-  if (pins.ep && m.experts != Experts::none && m.num_experts % *pins.ep != 0)
-    refuse("--ep {}: the {} experts of {} do not divide; legal: {}", *pins.ep, m.num_experts, m.name,
-           fmt::join(divisors(static_cast<int>(m.num_experts)), ", "));
-  if (pins.etp && *pins.etp > 1 && m.experts == Experts::none)
-    refuse("--etp {}: {} has no experts; legal: 1", *pins.etp, m.name);
-  if (!pins.layers_per_stage.empty()) {
-    std::int64_t sum = 0;
-    for (std::int64_t count : pins.layers_per_stage) {
-      if (count < 0 || count > m.num_layers)
-        refuse("--layers-per-stage: {} layers; legal: 0 to {}", count, m.num_layers);
-      sum += count;
-    }
-    if (sum != m.num_layers)
-      refuse("--layers-per-stage: the numbers add up to {}, and {} has {} layers", sum, m.name, m.num_layers);
-  }
-  if (pins.pp && *pins.pp > m.num_layers)
-    refuse("--pp {}: {} has only {} layers; legal: up to {}", *pins.pp, m.name, m.num_layers, m.num_layers);
-  if (pins.context == ContextKind::hybrid)
-    refuse("--cp-kind hybrid: is not priced; legal: ring, ulysses, allgather");
-  if (pins.schedule) {
-    const auto& names = schedule_names();
-    if (std::find(names.begin(), names.end(), *pins.schedule) == names.end())
-      refuse("--schedule {}: unknown; legal: {}", *pins.schedule, fmt::join(names, ", "));
-  }
   for (const std::string& name : r.work.software.schedules.value_or(std::vector<std::string>{}))
     if (std::find(schedule_names().begin(), schedule_names().end(), name) == schedule_names().end())
       refuse("--software {}: schedules = {}: unknown; legal: {}", r.work.software.name, name,
@@ -439,6 +426,32 @@ Objective parse_objective(const std::string& text, const std::string& field) {
   refuse("{} {}: no such objective; legal: time, memory, gpus", field, text);
 }
 
+std::optional<Refusal> unpriced(const Plan& plan) {
+  if (!plan.schedule_text.empty())
+    return refused("schedule", {}, "a schedule of one's own is not priced; legal: a name");
+  for (const PlanField& field : plan_fields()) {
+    if (field.priced == nullptr) continue;
+    Refusal refusal = refused(field.name(), {}, "is not priced");
+    std::istringstream priced(field.priced);
+    for (std::string value; std::getline(priced, value, '|');)
+      refusal.remedies.push_back({field.name(), value});
+    const std::string text = text_of(field, plan);
+    if (std::none_of(refusal.remedies.begin(), refusal.remedies.end(),
+                     [&](const Remedy& one) { return one.value == text; }))
+      return refusal;
+  }
+  return {};
+}
+
+bool makes_possible(const Remedy& remedy, SearchRequest request) {
+  if (find_field(remedy.field) == nullptr) return true;  // of another flag
+  if (remedy.field == "schedule" && is_stream(remedy.value)) return false;
+  request.pins.read(remedy.field, remedy.value, remedy.field);
+  if (remedy.field == "seq-len") request.work.seq_len = request.pins.plan.seq_len;
+  if (remedy.field == "global-batch") request.work.global_batch = request.pins.plan.global_batch;
+  return legality(request).is_possible;
+}
+
 SearchResult search(const SearchRequest& request) {
   check(request);
   StepModel model(request.work);
@@ -446,11 +459,9 @@ SearchResult search(const SearchRequest& request) {
 }
 
 std::optional<LeastGpus> least_gpus(SearchRequest request, double target_seconds) {
-  const Pins& pins = request.pins;
   const int most = request.gpus;
-  const std::int64_t all =
-      std::int64_t{pins.dp.value_or(1)} * pins.tp.value_or(1) * pins.pp.value_or(1) * pins.cp.value_or(1);
-  const bool whole = pins.dp && pins.tp && pins.pp && pins.cp;
+  const std::int64_t all = given_ranks(request.pins);
+  const bool whole = gives_mesh(request.pins);
   // Layers cost the same on any number of devices: one model prices them once.
   StepModel model(request.work);
   for (std::int64_t gpus = all; gpus <= (whole ? std::min<std::int64_t>(all, most) : most); gpus += all) {

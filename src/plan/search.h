@@ -50,7 +50,15 @@ struct SearchResult {
   double seconds = 0;              // that the search took
 };
 
-// Throws RequestError where no configuration could have these sizes, naming the flag.
+// What the plan has that is not priced.
+std::optional<Refusal> unpriced(const Plan& plan);
+
+// Whether with this instead some configuration has a legal shape: what a refusal suggests is tried beside
+// everything else that is given.
+bool makes_possible(const Remedy& remedy, SearchRequest request);
+
+// Throws RequestError where no configuration could have these sizes, naming the flag; values that it calls
+// legal are those with which one can.
 SearchResult search(const SearchRequest& request);
 
 // The fewest devices, up to request.gpus, whose best plan takes at most `target_seconds`: every number is

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/real.h"
 #include "schedule/balance.h"
+#include "schedule/pipeline_layout.h"
 #include "schedule/schedules.h"
 
 namespace echelon {
@@ -39,7 +40,10 @@ SimulationCosts simulation_costs(const std::vector<LayerSeconds>& stages, const 
 }  // namespace
 
 Stages::Stages(const Workload& work)
-    : work_(work), ops_(work.machine, work.software, work.precision), state_(work, ops_) {}
+    : work_(work),
+      plan_(plan_of(work)),
+      ops_(work.machine, work.software, work.precision),
+      state_(work, ops_) {}
 
 const ScheduleFacts& Stages::facts(const Configuration& c) {
   return shelf_.facts(c.pp == 1 ? "1f1b" : c.schedule, c.pp, static_cast<int>(num_microbatches(work_, c)),
@@ -52,21 +56,16 @@ const Schedule& Stages::schedule(const Configuration& c) {
 }
 
 std::string Stages::schedule_problem(const Configuration& c) {
-  if (c.pp == 1)
-    return c.layers_per_stage.size() <= 1
-               ? ""
-               : fmt::format("--layers-per-stage: {} numbers, and without pp there is one stage",
-                             c.layers_per_stage.size());
-  if (is_stream(c.schedule)) return c.schedule + ": does not flush, so it trains otherwise than the others";
+  if (c.pp > 1 && is_stream(c.schedule))
+    return c.schedule + ": does not flush, so it trains otherwise than the others";
   const ScheduleFacts& facts = this->facts(c);
   if (!facts.problem.empty()) return facts.problem;
-  if (facts.num_stages > work_.model.num_layers)
-    return fmt::format("{}: {} stages, and the model has {} layers", c.schedule, facts.num_stages,
-                       work_.model.num_layers);
-  if (!c.layers_per_stage.empty() && static_cast<int>(c.layers_per_stage.size()) != facts.num_stages)
-    return fmt::format("--layers-per-stage: {} numbers, and {} has {} stages", c.layers_per_stage.size(),
-                       c.schedule, facts.num_stages);
-  return {};
+  place(work_, c, plan_);
+  const auto refusal = stages_refusal(plan_, facts.num_stages);
+  if (!refusal && facts.num_stages > work_.model.num_layers)
+    return fmt::format("{}: {} stages, and the model has {} layers: a stage without layers is not priced",
+                       c.schedule, facts.num_stages, work_.model.num_layers);
+  return refusal ? sentence(plan_, *refusal) : "";
 }
 
 bool Stages::splits_evenly(const Configuration& c) {

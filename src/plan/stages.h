@@ -70,6 +70,7 @@ class Stages {
   bool hands_over_parts(const Configuration& c) const;
 
   const Workload& work_;
+  Plan plan_;  // of the configuration that is looked at
   OpSeconds ops_;
   StateSeconds state_;
   ScheduleShelf shelf_;

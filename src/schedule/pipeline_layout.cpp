@@ -4,13 +4,14 @@
 #include <set>
 
 #include "base/error.h"
+#include "base/units.h"
 #include "schedule/balance.h"
 #include "schedule/schedules.h"
 #include "schedule/simulate.h"
 #include "schedule/text.h"
 #include "schedule/validate.h"
 #include "schedule/zb_auto.h"
-#include "spec/plan_refusal.h"
+#include "spec/plan_rules.h"
 
 namespace echelon {
 
@@ -28,10 +29,8 @@ Schedule own_schedule(const Plan& plan, int ranks, int microbatches) {
     refuse("--schedule {}: has optimizer steps; of schedules that do not flush, train runs pipedream and 2bw",
            plan.schedule);
   if (schedule.num_ranks() != ranks)
-    throw PlanRefusal("--schedule",
-                      fmt::format("--schedule {}: it is for {} ranks, and --pp is {}", plan.schedule,
-                                  schedule.num_ranks(), ranks),
-                      {remedy(Axis::pp, schedule.num_ranks())});
+    refuse_field(plan, "schedule", {remedy("pp", schedule.num_ranks())}, "it is for {} ranks, and --pp is {}",
+                 schedule.num_ranks(), ranks);
   if (schedule.num_microbatches != microbatches)
     refuse(
         "--schedule {}: it is for {} microbatches, and --global-batch {} over --dp {} in --micro-batch {} "
@@ -44,30 +43,8 @@ Schedule own_schedule(const Plan& plan, int ranks, int microbatches) {
 std::vector<std::int64_t> layers_of_stages(const Plan& plan, const Schedule& schedule) {
   const ModelSpec& model = plan.model;
   const int stages = schedule.num_stages;
-  if (!plan.layers_per_stage.empty()) {
-    if (static_cast<int>(plan.layers_per_stage.size()) != stages)
-      refuse("--layers-per-stage: {} numbers, and {} over {} ranks has {} stages",
-             plan.layers_per_stage.size(), plan.schedule, plan.mesh.size(Axis::pp), stages);
-    std::int64_t sum = 0;
-    for (std::int64_t count : plan.layers_per_stage) {
-      if (count < 0) refuse("--layers-per-stage: {} layers; legal: 0 and more", count);
-      sum += count;
-    }
-    if (sum != model.num_layers)
-      refuse("--layers-per-stage: the numbers add up to {}, and {} has {} layers", sum, model.name,
-             model.num_layers);
-    return plan.layers_per_stage;
-  }
-  if (model.num_layers < stages) {
-    std::vector<Remedy> legal;
-    for (int pp = plan.mesh.size(Axis::pp) - 1; pp >= 1 && std::ssize(legal) < 4; --pp)
-      if (stages / plan.mesh.size(Axis::pp) * pp <= model.num_layers) legal.push_back(remedy(Axis::pp, pp));
-    throw PlanRefusal(
-        "--pp",
-        fmt::format("--pp {}: {} needs {} stages of at least one layer, and {} has {} layers",
-                    plan.mesh.size(Axis::pp), plan.schedule, stages, model.name, model.num_layers),
-        legal);
-  }
+  if (const auto refusal = stages_refusal(plan, stages)) throw PlanRefusal(plan, *refusal);
+  if (!plan.layers_per_stage.empty()) return plan.layers_per_stage;
   if (plan.balance_layers) {
     const auto cost = [&](const StageSlice& slice) {
       const StageTimes flops = stage_flops(plan, slice);
@@ -116,28 +93,11 @@ Schedule searched_schedule(const Plan& plan, int ranks, int microbatches) {
   return zb_auto(ranks, microbatches, costs).schedule;
 }
 
-Remedy schedule_remedy(const std::string& name) {
-  return {"--schedule", name, [=](Plan& plan) {
-            plan.schedule = name;
-            plan.schedule_text.clear();
-          }};
-}
-
-void refuse_unknown_schedule(const Plan& plan) {
-  const auto& names = schedule_names();
-  if (!plan.schedule_text.empty() || std::find(names.begin(), names.end(), plan.schedule) != names.end())
-    return;
-  std::vector<Remedy> legal;
-  for (const std::string& name : names) legal.push_back(schedule_remedy(name));
-  throw PlanRefusal("--schedule", fmt::format("--schedule {}: no such schedule or file", plan.schedule),
-                    legal);
-}
-
 // One rank needs no schedule but "forward, backward": the same as every schedule at P = 1, without a second
 // chunk.
 StepPrograms planned_programs(const Plan& plan, int microbatches) {
   const int ranks = plan.mesh.size(Axis::pp);
-  refuse_unknown_schedule(plan);
+  if (const auto refusal = schedule_refusal(plan)) throw PlanRefusal(plan, *refusal);
   if (ranks == 1) return StepPrograms(one_f_one_b(1, microbatches));
   if (!plan.schedule_text.empty())
     return StepPrograms(own_schedule(plan, ranks, microbatches), plan.optimizer_barrier);
@@ -156,52 +116,34 @@ StepPrograms planned_programs(const Plan& plan, int microbatches) {
   }
 }
 
-Remedy no_balancing(const char* flag, double Balancing::*number) {
-  return {flag, "0", [=](Plan& plan) { plan.balancing.*number = 0; }};
-}
-
 void refuse_stream(const Plan& plan) {
   const int dp = plan.mesh.size(Axis::dp);
-  const Remedy flushing = schedule_remedy("1f1b");
+  const Remedy flushing{"schedule", "1f1b"};
   if (plan.zero > 0)
-    throw PlanRefusal(
-        "--zero",
-        fmt::format("--zero {}: {} keeps several versions of whole weights, each stage at another "
-                    "step",
-                    plan.zero, plan.schedule),
-        {remedy("--zero", &Plan::zero, 0), flushing});
-  for (const auto& [flag, number] : {std::pair{"--aux-loss", &Balancing::expert_loss},
-                                     {"--device-loss", &Balancing::device_loss},
-                                     {"--communication-loss", &Balancing::communication_loss},
-                                     {"--z-loss", &Balancing::z_loss}})
+    refuse_field(plan, "zero", {{"zero", "0"}, flushing},
+                 "{} keeps several versions of whole weights, each stage at another step", plan.schedule);
+  for (const auto& [field, number] : {std::pair{"aux-loss", &Balancing::expert_loss},
+                                      {"device-loss", &Balancing::device_loss},
+                                      {"communication-loss", &Balancing::communication_loss},
+                                      {"z-loss", &Balancing::z_loss}})
     if (plan.balancing.*number > 0)
-      throw PlanRefusal(
-          flag,
-          fmt::format("{} {}: is a mean over the tokens of a step, and {} updates stages inside of it", flag,
-                      plan.balancing.*number, plan.schedule),
-          {no_balancing(flag, number), flushing});
+      refuse_field(plan, field, {{field, "0"}, flushing},
+                   "is a mean over the tokens of a step, and {} updates stages inside of it", plan.schedule);
   if (plan.balancing.bias_rate > 0)
-    throw PlanRefusal(
-        "--bias-rate",
-        fmt::format("--bias-rate {}: the loads of a step's experts are counted at its end, and {} "
-                    "has none",
-                    plan.balancing.bias_rate, plan.schedule),
-        {no_balancing("--bias-rate", &Balancing::bias_rate), flushing});
+    refuse_field(plan, "bias-rate", {{"bias-rate", "0"}, flushing},
+                 "the loads of a step's experts are counted at its end, and {} has none", plan.schedule);
   if (microbatches(plan, 0).size() != microbatches(plan, dp - 1).size())
-    throw PlanRefusal(
-        "--schedule",
-        fmt::format("--schedule {}: every data-parallel rank needs the same number of microbatches, and "
-                    "--global-batch {} over --dp {} in --micro-batch {} makes {} and {}",
-                    plan.schedule, plan.global_batch, dp, plan.micro_batch, microbatches(plan, 0).size(),
-                    microbatches(plan, dp - 1).size()),
-        {flushing, remedy("--global-batch", &Plan::global_batch, (plan.global_batch + dp - 1) / dp * dp)});
+    refuse_field(
+        plan, "schedule", {flushing, remedy("global-batch", (plan.global_batch + dp - 1) / dp * dp)},
+        "every data-parallel rank needs the same number of microbatches, and --global-batch {} over --dp {} "
+        "in --micro-batch {} makes {} and {}",
+        plan.global_batch, dp, plan.micro_batch, microbatches(plan, 0).size(),
+        microbatches(plan, dp - 1).size());
   if (plan.model.tied_embedding)
-    throw PlanRefusal(
-        "--schedule",
-        fmt::format("--schedule {}: {} ties its output layer to its embedding, and the two ends of "
-                    "the pipeline step at different times",
-                    plan.schedule, plan.model.name),
-        {flushing});
+    refuse_field(
+        plan, "schedule", {flushing},
+        "{} ties its output layer to its embedding, and the two ends of the pipeline step at different times",
+        plan.model.name);
 }
 
 // The counts of the global batch are not known before its last forward pass, so a backward pass that comes
@@ -210,31 +152,29 @@ void refuse_stream(const Plan& plan) {
 void refuse_batch_scope(const Plan& plan, const Schedule& schedule, bool same_microbatches) {
   if (plan.balancing.scope != BalanceScope::batch || !plan.balancing.has_counts()) return;
   const auto problem = [&](const std::string& why) {
-    const auto scope = [](BalanceScope one) {
-      return Remedy{"--balance-scope", balance_scope_name(one),
-                    [=](Plan& other) { other.balancing.scope = one; }};
-    };
     const std::int64_t most = dp_samples(plan, 0).size();
-    return PlanRefusal("--balance-scope", "--balance-scope batch: " + why,
-                       {scope(BalanceScope::sequence), scope(BalanceScope::microbatch),
-                        remedy("--micro-batch", &Plan::micro_batch, most, Remedy::Kind::at_least),
-                        schedule_remedy("gpipe")});
+    refuse_field(plan, "balance-scope",
+                 {{"balance-scope", "sequence"},
+                  {"balance-scope", "microbatch"},
+                  remedy("micro-batch", most, Remedy::Kind::at_least),
+                  {"schedule", "gpipe"}},
+                 "{}", why);
   };
-  if (!plan.optimizer_barrier) throw problem("with --optimizer-barrier off forward passes are taken back");
+  if (!plan.optimizer_barrier) problem("with --optimizer-barrier off forward passes are taken back");
   if (!same_microbatches)
-    throw problem(
+    problem(
         fmt::format("with --global-batch {} --dp {} --micro-batch {} some ranks have more "
                     "microbatches than others",
                     plan.global_batch, plan.mesh.size(Axis::dp), plan.micro_batch));
   if (parameter_copies(schedule) > 1)
-    throw problem(fmt::format("{} runs each stage on two ranks, which would wait for each other's counts",
-                              schedule.name));
+    problem(fmt::format("{} runs each stage on two ranks, which would wait for each other's counts",
+                        schedule.name));
   for (const auto& instructions : schedule.ranks) {
     std::set<int> backward;  // stages that have begun it
     for (const Instruction& i : instructions) {
       if (i.op == Op::B || i.op == Op::BW) backward.insert(i.stage);
       if (i.op == Op::F && backward.contains(i.stage))
-        throw problem(
+        problem(
             fmt::format("{} with {} microbatches begins backward passes before the tokens of all "
                         "forward passes are counted",
                         plan.mesh.size(Axis::pp) == 1 ? "one pipeline rank" : schedule.name.c_str(),
@@ -244,22 +184,54 @@ void refuse_batch_scope(const Plan& plan, const Schedule& schedule, bool same_mi
 }
 
 void refuse_without_barrier(const Plan& plan, const Schedule& schedule) {
-  const auto problem = [](const std::string& why, std::vector<Remedy> others) {
-    others.push_back({"--optimizer-barrier", "on", [](Plan& other) { other.optimizer_barrier = true; }});
-    return PlanRefusal("--optimizer-barrier", "--optimizer-barrier off: " + why, std::move(others));
+  const auto problem = [&](const std::string& why, std::vector<Remedy> others) {
+    others.push_back({"optimizer-barrier", "on"});
+    refuse_field(plan, "optimizer-barrier", std::move(others), "{}", why);
   };
-  if (schedule.num_ranks() == 1) throw problem("needs a pipeline, and --pp is 1", {remedy(Axis::pp, 2)});
-  if (!flushes(plan)) throw problem(fmt::format("{} has no barrier between its steps", plan.schedule), {});
+  if (schedule.num_ranks() == 1) problem("needs a pipeline, and --pp is 1", {{"pp", "2"}});
+  if (!flushes(plan)) problem(fmt::format("{} has no barrier between its steps", plan.schedule), {});
   if (plan.balancing.bias_rate > 0)
-    throw problem("a step's biases of routers are known when all its tokens are counted, which is a barrier",
-                  {no_balancing("--bias-rate", &Balancing::bias_rate)});
+    problem("a step's biases of routers are known when all its tokens are counted, which is a barrier",
+            {{"bias-rate", "0"}});
   if (parameter_copies(schedule) > 1)
-    throw problem(fmt::format("{} adds up the gradients of its two copies of each stage, which is a barrier",
-                              plan.schedule),
-                  {schedule_remedy("1f1b")});
+    problem(fmt::format("{} adds up the gradients of its two copies of each stage, which is a barrier",
+                        plan.schedule),
+            {{"schedule", "1f1b"}});
 }
 
 }  // namespace
+
+std::optional<Refusal> schedule_refusal(const Plan& plan) {
+  const auto& names = schedule_names();
+  if (!plan.schedule_text.empty() || std::find(names.begin(), names.end(), plan.schedule) != names.end())
+    return {};
+  Refusal refusal = refused("schedule", {}, "no such schedule or file");
+  for (const std::string& name : names) refusal.remedies.push_back({"schedule", name});
+  return refusal;
+}
+
+std::optional<Refusal> stages_refusal(const Plan& plan, int stages) {
+  const ModelSpec& model = plan.model;
+  const int ranks = plan.mesh.size(Axis::pp);
+  const auto has = [&] {
+    return fmt::format("{} over {} has {}", plan.schedule, counted(ranks, "rank"), counted(stages, "stage"));
+  };
+  const auto numbers = std::ssize(plan.layers_per_stage);
+  if (numbers == stages || (numbers == 0 && model.num_layers >= stages)) return {};
+  if (numbers > 0)
+    return refused("layers-per-stage", {{"layers-per-stage", "auto"}}, "{}, and {}",
+                   counted(numbers, "number"), has());
+  Refusal refusal = refused("pp", {}, "{} of at least one layer, and {} has {}", has(), model.name,
+                            counted(model.num_layers, "layer"));
+  for (int pp = ranks - 1; pp >= 1 && std::ssize(refusal.remedies) < 4; --pp)
+    if (stages / ranks * pp <= model.num_layers) refusal.remedies.push_back(remedy("pp", pp));
+  return refusal;
+}
+
+void check_whole(const Plan& plan) {
+  judge(plan);
+  const PipelineLayout checked(plan);
+}
 
 PipelineLayout::PipelineLayout(const Plan& plan)
     : tied_(plan.model.tied_embedding),

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -10,11 +11,21 @@
 #include "schedule/stage_flops.h"
 #include "schedule/step_programs.h"
 #include "spec/plan.h"
+#include "spec/plan_refusal.h"
 
 namespace echelon {
 
 // Whether all microbatches of a step see the same weights: every schedule but PipeDream and 2BW.
 bool flushes(const Plan& plan);
+
+// What the rules of spec/plan_rules cannot know: whether there is a schedule of the plan's name, and whether
+// the layers go over the stages that it has.
+std::optional<Refusal> schedule_refusal(const Plan& plan);
+std::optional<Refusal> stages_refusal(const Plan& plan, int stages);
+
+// All that a plan must pass before it is run: its rules, and that it has a PipelineLayout. PlanRefusal, whose
+// remedies the caller tries.
+void check_whole(const Plan& plan);
 
 class PipelineLayout {
  public:

@@ -1,76 +1,21 @@
 #include "spec/context_layout.h"
 
 #include <algorithm>
-#include <array>
 #include <numeric>
 
-#include "base/error.h"
-#include "spec/plan_refusal.h"
+#include "spec/plan.h"
 
 namespace echelon {
-namespace {
-
-template <class Kind, std::size_t n>
-Kind parse(const std::array<Kind, n>& kinds, const char* (*name)(Kind), const std::string& text,
-           const std::string& field) {
-  std::string legal;
-  for (Kind kind : kinds) {
-    if (text == name(kind)) return kind;
-    legal += fmt::format("{}{}", legal.empty() ? "" : ", ", name(kind));
-  }
-  refuse("{} {}: no such kind; legal: {}", field, text, legal);
-}
-
 int ulysses_size(const Plan& plan) {
   const int cp = plan.mesh.size(Axis::cp);
   if (cp == 1 || plan.context_kind == ContextKind::ulysses) return cp;
   return plan.context_kind == ContextKind::hybrid ? plan.ulysses : 1;
 }
 
-// What a sequence's length must be a multiple of.
 std::int64_t length_unit(const Plan& plan) {
   const std::int64_t cp = plan.mesh.size(Axis::cp), ring = cp / ulysses_size(plan);
   const bool halves = ring > 1 && plan.context_balance == ContextBalance::zigzag;
   return halves ? std::lcm(2 * ring, cp) : cp;
-}
-
-}  // namespace
-
-const char* context_kind_name(ContextKind kind) {
-  switch (kind) {
-    case ContextKind::ring:
-      return "ring";
-    case ContextKind::ulysses:
-      return "ulysses";
-    case ContextKind::allgather:
-      return "allgather";
-    case ContextKind::hybrid:
-      return "hybrid";
-  }
-  return "?";
-}
-
-ContextKind parse_context_kind(const std::string& text, const std::string& field) {
-  return parse(
-      std::array{ContextKind::ring, ContextKind::ulysses, ContextKind::allgather, ContextKind::hybrid},
-      context_kind_name, text, field);
-}
-
-const char* context_balance_name(ContextBalance balance) {
-  return balance == ContextBalance::zigzag ? "zigzag" : balance == ContextBalance::stripe ? "stripe" : "none";
-}
-
-ContextBalance parse_context_balance(const std::string& text, const std::string& field) {
-  return parse(std::array{ContextBalance::zigzag, ContextBalance::stripe, ContextBalance::none},
-               context_balance_name, text, field);
-}
-
-const char* attention_mask_name(AttentionMask mask) {
-  return mask == AttentionMask::causal ? "causal" : "document";
-}
-
-AttentionMask parse_attention_mask(const std::string& text, const std::string& field) {
-  return parse(std::array{AttentionMask::causal, AttentionMask::document}, attention_mask_name, text, field);
 }
 
 ContextLayout::ContextLayout(const Plan& plan)
@@ -125,71 +70,6 @@ double ContextLayout::imbalance() const {
     sum += causal_pairs(r);
   }
   return static_cast<double>(most) * ring_ / static_cast<double>(sum);
-}
-
-// Why the heads of a tp rank cannot be exchanged between the plan's ranks, and the ranks between which they
-// could be.
-static void validate_exchanged_heads(const Plan& plan) {
-  const int cp = plan.mesh.size(Axis::cp), tp = plan.mesh.size(Axis::tp), ulysses = ulysses_size(plan);
-  const std::int64_t heads = plan.model.num_heads / tp;
-  const std::int64_t kv_heads = plan.model.num_kv_heads >= tp ? plan.model.num_kv_heads / tp : 1;
-  const auto fits = [&](std::int64_t n) {
-    return heads % n == 0 && (kv_heads % n == 0 || n % kv_heads == 0);
-  };
-  if (fits(ulysses)) return;
-  const bool is_hybrid = plan.context_kind == ContextKind::hybrid;
-  std::vector<Remedy> legal;
-  for (int n = 1; n <= heads; ++n) {
-    if (!fits(n) || (is_hybrid && cp % n != 0)) continue;
-    legal.push_back(is_hybrid ? remedy("--cp-ulysses", &Plan::ulysses, n) : remedy(Axis::cp, n));
-  }
-  legal.push_back({"--cp-kind", "ring", [](Plan& other) { other.context_kind = ContextKind::ring; }});
-  const std::string flag = is_hybrid ? "--cp-ulysses" : "--cp",
-                    given = is_hybrid ? fmt::format("--cp-ulysses {}", ulysses)
-                                      : fmt::format("--cp {} --cp-kind ulysses", cp);
-  throw PlanRefusal(
-      flag,
-      fmt::format("{}: the {} query and {} key/value heads of a tp rank of {} do not divide over {} "
-                  "ranks",
-                  given, heads, kv_heads, plan.model.name, ulysses),
-      legal);
-}
-
-void validate_context(const Plan& plan) {
-  const int cp = plan.mesh.size(Axis::cp);
-  if (plan.document_end < -1 || plan.document_end >= plan.model.vocab)
-    refuse("--document-end {}: {} has tokens 0 to {}", plan.document_end, plan.model.name,
-           plan.model.vocab - 1);
-  constexpr std::int64_t bytes = 257, gpt2 = 50257;
-  if (plan.mask == AttentionMask::document && plan.document_end < 0 && plan.model.vocab != bytes &&
-      plan.model.vocab != gpt2)
-    refuse("--mask document: say which of the {} tokens of {} ends a document with --document-end",
-           plan.model.vocab, plan.model.name);
-  if (cp == 1) return;
-  if (plan.context_kind == ContextKind::hybrid && (plan.ulysses < 1 || cp % plan.ulysses != 0)) {
-    std::vector<Remedy> legal;
-    for (int n = 1; n <= cp; ++n)
-      if (cp % n == 0) legal.push_back(remedy("--cp-ulysses", &Plan::ulysses, n));
-    throw PlanRefusal(
-        "--cp-ulysses",
-        fmt::format("--cp-ulysses {}: the {} ranks of --cp do not divide into groups of so many",
-                    plan.ulysses, cp),
-        legal);
-  }
-  const std::int64_t unit = length_unit(plan), below = plan.seq_len / unit * unit;
-  if (plan.seq_len % unit != 0) {
-    const bool is_balanced = cp > ulysses_size(plan);
-    std::vector<Remedy> legal;
-    for (std::int64_t length : {below, below + unit})
-      if (length > 0) legal.push_back(remedy("--seq-len", &Plan::seq_len, length));
-    throw PlanRefusal("--seq-len",
-                      fmt::format("--seq-len {}: does not divide over --cp {}{}", plan.seq_len, cp,
-                                  is_balanced ? fmt::format(" with --cp-balance {}",
-                                                            context_balance_name(plan.context_balance))
-                                              : ""),
-                      legal);
-  }
-  validate_exchanged_heads(plan);
 }
 
 }  // namespace echelon

@@ -4,8 +4,9 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <vector>
+
+#include "spec/choices.h"
 
 namespace echelon {
 
@@ -18,9 +19,8 @@ enum class ContextKind {
   allgather,  // every rank gathers all of them
   hybrid,     // Ulysses inside groups of neighbouring ranks, a ring across the groups (USP)
 };
-const char* context_kind_name(ContextKind kind);
-// RequestError naming `field` and the legal values.
-ContextKind parse_context_kind(const std::string& text, const std::string& field);
+template <>
+inline constexpr std::array choice_names<ContextKind>{"ring", "ulysses", "allgather", "hybrid"};
 
 // Which positions a rank of the ring holds. Under a causal mask late positions have more keys.
 enum class ContextBalance {
@@ -28,16 +28,16 @@ enum class ContextBalance {
   stripe,  // r, r + R, r + 2R ... (Brandon et al. 2023): the same but for a diagonal
   none,    // one chunk after another: the last rank has nearly twice the mean
 };
-const char* context_balance_name(ContextBalance balance);
-ContextBalance parse_context_balance(const std::string& text, const std::string& field);
+template <>
+inline constexpr std::array choice_names<ContextBalance>{"zigzag", "stripe", "none"};
 
 // What a token may attend to.
 enum class AttentionMask {
   causal,
   document,  // causal, and not across documents
 };
-const char* attention_mask_name(AttentionMask mask);
-AttentionMask parse_attention_mask(const std::string& text, const std::string& field);
+template <>
+inline constexpr std::array choice_names<AttentionMask>{"causal", "document"};
 
 // Positions begin, begin + stride, ...: `size` of them.
 struct PositionRun {
@@ -83,8 +83,9 @@ class ContextLayout {
   std::int64_t seq_len_;
 };
 
-// Throws RequestError naming the flag, the value and the legal values when the plan's sequence or heads
-// cannot be cut as its cp asks.
-void validate_context(const Plan& plan);
+// Ranks of a cp group that exchange heads.
+int ulysses_size(const Plan& plan);
+// What the plan's sequences must be a multiple of.
+std::int64_t length_unit(const Plan& plan);
 
 }  // namespace echelon

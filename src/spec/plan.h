@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/split.h"
+#include "spec/choices.h"
 #include "spec/compression.h"
 #include "spec/context_layout.h"
 #include "spec/dtype.h"
@@ -31,8 +32,8 @@ inline constexpr std::int64_t guessed_moments = 1 << 16;
 
 // What lies in a file that is mapped into memory instead of in memory.
 enum class Offload { none, optimizer };
-const char* offload_name(Offload offload);
-Offload parse_offload(const std::string& text, const std::string& field);
+template <>
+inline constexpr std::array choice_names<Offload>{"none", "optimizer"};
 
 // What `plan` priced a plan for, so that it can price it again; nothing of it trains. Empty where nobody did.
 struct Priced {
@@ -98,7 +99,8 @@ struct Plan {
   int zero_stage() const { return shards() == 1 ? 0 : zero; }
 };
 
-// Throws RequestError naming the flag, the value and the legal values when this plan cannot be run exactly.
+// Throws RequestError naming the flag, the value and the legal values when this plan cannot be run exactly;
+// with those that it calls legal it passes.
 void validate(const Plan& plan);
 
 // Whether two passes that a schedule overlaps (DualPipe) change places where tokens travel to experts on
@@ -114,6 +116,8 @@ Range dp_samples(const Plan& plan, int dp_rank);
 // others.
 std::vector<Range> microbatches(const Plan& plan, int dp_rank);
 
+// RequestError naming the key, its value and what is legal. Fields that the text does not have are as where
+// no flag is given.
 Plan plan_from_toml(const std::string& text, const std::string& where);
 std::string to_toml(const Plan& plan);
 

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "base/split.h"
+#include "spec/choices.h"
 
 namespace echelon {
 
@@ -38,11 +38,17 @@ enum class BalanceScope {
   batch,
 };
 
+template <>
+inline constexpr std::array choice_names<BalanceScope>{"sequence", "microbatch", "batch"};
+
 // Which tokens stay where an expert has more than its capacity.
 enum class DropPolicy {
   probability,  // those with the largest weight; of equal ones (to half their digits) the earlier
   position,     // the earlier ones
 };
+
+template <>
+inline constexpr std::array choice_names<DropPolicy>{"probability", "position"};
 
 // Part of a run. Coefficients of losses, each a mean over the tokens of the global batch; 0: none.
 struct Balancing {
@@ -60,16 +66,7 @@ struct Balancing {
   bool operator==(const Balancing&) const = default;
 };
 
-const char* balance_scope_name(BalanceScope scope);
-const char* drop_policy_name(DropPolicy policy);
-// RequestError naming `field` and the legal values.
-BalanceScope parse_balance_scope(const std::string& text, const std::string& field);
-DropPolicy parse_drop_policy(const std::string& text, const std::string& field);
-
 struct Plan;
-
-// RequestError unless the plan's experts can be balanced and placed as it says.
-void validate_experts(const Plan& plan);
 
 // Tokens that an expert takes of a scope of `tokens` (GShard, Lepikhin et al. 2020,
 // https://arxiv.org/abs/2006.16668): factor times the even load, rounded up, and never more than there are.

@@ -1,6 +1,7 @@
-#include "apps/flag_values.h"
+#include "base/parse_number.h"
 
 #include <charconv>
+#include <cstdint>
 
 #include "base/error.h"
 

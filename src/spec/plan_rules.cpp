@@ -1,0 +1,286 @@
+#include "spec/plan_rules.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <numeric>
+#include <tuple>
+#include <utility>
+
+#include "base/units.h"
+#include "spec/plan_fields.h"
+
+namespace echelon {
+namespace {
+
+using Verdict = std::optional<Refusal>;
+
+constexpr auto at_most = Remedy::Kind::at_most, at_least = Remedy::Kind::at_least,
+               divisors = Remedy::Kind::divisors;
+
+// These say more than that a number is out of its range.
+
+Verdict of_lengths(const Plan& plan, Runner runner) {
+  // Rotary positions have no table that ends: longer sequences can be planned for, though the model must have
+  // learned them.
+  const ModelSpec& m = plan.model;
+  const bool ends = runner == Runner::this_trainer || m.family == Family::gpt2;
+  if (plan.seq_len >= 1 && (!ends || plan.seq_len <= m.max_seq)) return {};
+  return refused("seq-len", {}, "{} has positions for 1 to {}", m.name, m.max_seq);
+}
+
+Verdict of_document_end(const Plan& plan) {
+  const ModelSpec& m = plan.model;
+  if (plan.document_end < -1 || plan.document_end >= m.vocab)
+    return refused("document-end", {}, "{} has tokens 0 to {}", m.name, m.vocab - 1);
+  constexpr std::int64_t bytes = 257, gpt2 = 50257;
+  if (plan.mask == AttentionMask::causal || plan.document_end >= 0 || m.vocab == bytes || m.vocab == gpt2)
+    return {};
+  return refused("mask", {{"mask", "causal"}},
+                 "say which of the {} tokens of {} ends a document with --document-end", m.vocab, m.name);
+}
+
+// Far above any real batch; the microbatches of a rank can then be listed.
+Verdict of_sequences(const Plan& plan) {
+  constexpr std::int64_t most = 1'000'000;
+  for (const auto& [field, value] :
+       {std::pair{"global-batch", plan.global_batch}, {"micro-batch", plan.micro_batch}})
+    if (value < 1 || value > most) return refused(field, {}, "must be from 1 to {}", most);
+  return {};
+}
+
+Verdict of_ranges(const Plan& plan) {
+  for (const PlanField& field : plan_fields()) {
+    if (!is_out_of_range(field, plan)) continue;
+    constexpr double few = 8;
+    if (field.most - field.least > few)
+      return refused(field.name(), {}, "must be a number {}", range_text(field));
+    Refusal refusal = refused(field.name(), {}, "no such value");
+    for (double n = field.least; n <= field.most; ++n) refusal.remedies.push_back(remedy(field.name(), n));
+    return refusal;
+  }
+  return {};
+}
+
+Verdict of_tensor_parallel(const Plan& plan) {
+  const ModelSpec& m = plan.model;
+  const int tp = plan.mesh.size(Axis::tp);
+  const auto problem = [&](auto form, const auto&... args) {
+    return refused("tp", {remedy("tp", m.num_heads, divisors)}, "{}",
+                   fmt::format(fmt::runtime(form), args...));
+  };
+  if (m.num_heads % tp != 0) return problem("the {} heads of {} do not divide", m.num_heads, m.name);
+  if (m.num_kv_heads % tp != 0 && tp % m.num_kv_heads != 0)
+    return problem("the {} key/value heads of {} neither divide by it nor into it", m.num_kv_heads, m.name);
+  if (m.vocab < tp) return problem("{} has a vocabulary of only {}", m.name, m.vocab);
+  if (m.mlp_hidden < tp) return problem("{} has an MLP of only {}", m.name, m.mlp_hidden);
+  if (m.experts != Experts::none && m.expert_hidden < tp)
+    return problem("{} has experts of only {}", m.name, m.expert_hidden);
+  return {};
+}
+
+Verdict of_data_parallel(const Plan& plan) {
+  const int dp = plan.mesh.size(Axis::dp), ranks = plan.mesh.dp_cp_size();
+  if (plan.global_batch < dp)
+    return refused("dp", {remedy("dp", plan.global_batch, at_most), remedy("global-batch", dp, at_least)},
+                   "the global batch has only {} sequences, so some ranks would have none",
+                   plan.global_batch);
+  if (ranks % plan.hsdp != 0)
+    return refused("hsdp", {remedy("hsdp", ranks, divisors)},
+                   "the {} data-parallel ranks do not divide into so many groups", ranks);
+  if (plan.hsdp > 1 && plan.zero == 0)
+    return refused("hsdp", {{"zero", "1"}, {"zero", "2"}, {"zero", "3"}, {"hsdp", "1"}},
+                   "replicates what --zero 1, 2 or 3 cuts over ranks, and --zero is 0");
+  return {};
+}
+
+Verdict of_layers(const Plan& plan) {
+  const ModelSpec& m = plan.model;
+  if (plan.layers_per_stage.empty()) {
+    if (plan.mesh.size(Axis::pp) <= m.num_layers || !plan.schedule_text.empty()) return {};
+    return refused("pp", {remedy("pp", m.num_layers, at_most)},
+                   "each rank of {} has a stage, and {} has only {} layers", plan.schedule, m.name,
+                   m.num_layers);
+  }
+  std::int64_t sum = 0;
+  for (std::int64_t count : plan.layers_per_stage) {
+    if (count < 0 || count > m.num_layers)
+      return refused("layers-per-stage", {{"layers-per-stage", "auto"}}, "a stage has 0 to {} layers",
+                     m.num_layers);
+    sum += count;
+  }
+  if (sum == m.num_layers) return {};
+  return refused("layers-per-stage", {{"layers-per-stage", "auto"}},
+                 "the numbers add up to {}, and {} has {} layers", sum, m.name, m.num_layers);
+}
+
+// Equal runs of positions, and of the heads that ranks exchange.
+Verdict of_context_parallel(const Plan& plan) {
+  const int cp = plan.mesh.size(Axis::cp), tp = plan.mesh.size(Axis::tp);
+  if (cp == 1) return {};
+  const bool is_hybrid = plan.context_kind == ContextKind::hybrid;
+  if (is_hybrid && cp % plan.ulysses != 0)
+    return refused("cp-ulysses", {remedy("cp-ulysses", cp, divisors)},
+                   "the {} ranks of --cp do not divide into groups of so many", cp);
+  const int ulysses = ulysses_size(plan);
+  if (const std::int64_t unit = length_unit(plan), below = plan.seq_len / unit * unit;
+      plan.seq_len != below) {
+    std::vector<Remedy> multiples{remedy("seq-len", below), remedy("seq-len", below + unit)};
+    if (below == 0) multiples.erase(multiples.begin());
+    return refused("seq-len", std::move(multiples), "does not divide over --cp {}{}", cp,
+                   cp > ulysses ? fmt::format(" with --cp-balance {}", name_of(plan.context_balance)) : "");
+  }
+  const std::int64_t heads = plan.model.num_heads / tp,
+                     kv_heads = std::max<std::int64_t>(1, plan.model.num_kv_heads / tp);
+  if (heads % ulysses == 0 && (kv_heads % ulysses == 0 || ulysses % kv_heads == 0)) return {};
+  const std::string field = is_hybrid ? "cp-ulysses" : "cp";
+  return refused(field, {remedy(field, heads, divisors), {"cp-kind", "ring"}},
+                 "the {} query and {} key/value heads of a tp rank of {} do not divide over {} ranks{}",
+                 heads, kv_heads, plan.model.name, ulysses, is_hybrid ? "" : " (--cp-kind ulysses)");
+}
+
+// Equal runs of experts for each rank of a group, and equal groups for each block that ZeRO cuts state over.
+Verdict of_expert_groups(const Plan& plan, Runner runner) {
+  const ModelSpec& m = plan.model;
+  const int ep = plan.mesh.ep, tp = plan.mesh.size(Axis::tp), etp = plan.mesh.etp == 0 ? tp : plan.mesh.etp;
+  if (m.experts == Experts::none) {
+    for (const auto& [field, size] : {std::pair{"ep", ep}, {"etp", plan.mesh.etp}})
+      if (size > 1) return refused(field, {{field, "1"}}, "{} has no experts", m.name);
+    return {};
+  }
+  if (runner == Runner::this_trainer && etp != tp)
+    return refused("etp", {remedy("etp", tp)}, "experts are cut over --tp {} here, as MLPs are", tp);
+  if (tp % etp != 0) return refused("etp", {remedy("etp", tp, divisors)}, "does not divide --tp {}", tp);
+  const bool cuts = runner == Runner::this_trainer && plan.zero > 0;
+  const int block = (cuts ? plan.shards() : plan.mesh.dp_cp_size()) * (tp / etp);
+  if (m.num_experts % ep == 0 && block % ep == 0) return {};
+  return refused("ep", {remedy("ep", std::gcd(m.num_experts, block), divisors)},
+                 "{} on {} (--dp {} x --cp {}{}{}) do not divide into so many",
+                 counted(m.num_experts, "expert"), counted(block, tp == etp ? "data-parallel rank" : "rank"),
+                 plan.mesh.size(Axis::dp), plan.mesh.size(Axis::cp),
+                 tp == etp ? "" : fmt::format(" x {}", tp / etp),
+                 cuts && plan.hsdp > 1 ? fmt::format(" / --hsdp {}", plan.hsdp) : "");
+}
+
+// What follows is about what this trainer does.
+
+Verdict of_compression(const Plan& plan) {
+  if (plan.compression.kind == CompressionKind::none) return {};
+  const Remedy without{"compress", "none"};
+  if (plan.zero == 3)
+    return refused(
+        "compress", {without, {"zero", "0"}, {"zero", "1"}, {"zero", "2"}},
+        "holds what it packs or carries over for all parameters, and --zero 3 is for ranks that have "
+        "no room for that");
+  if (plan.hsdp > 1)
+    return refused("compress", {without, {"hsdp", "1"}},
+                   "what travels between the {} replicas of --hsdp would not be compressed", plan.hsdp);
+  if (plan.mesh.ep > 1)
+    return refused("compress", {without, {"ep", "1"}},
+                   "is not built for experts on several ranks, and --ep is {}", plan.mesh.ep);
+  return {};
+}
+
+Verdict of_optimizer(const Plan& plan) {
+  if (plan.zero > 0 && plan.bucket_bytes != default_bucket_bytes)
+    return refused("bucket", {{"zero", "0"}}, "--zero {} reduces gradients layer by layer", plan.zero);
+  if (!plan.optimizer_barrier && plan.zero_stage() > 0)
+    return refused("optimizer-barrier", {{"optimizer-barrier", "on"}, {"zero", "0"}},
+                   "with --zero {} the values of all ranks would have to travel twice", plan.zero);
+  return {};
+}
+
+Verdict of_balancing(const Plan& plan) {
+  const ModelSpec& m = plan.model;
+  const Balancing& b = plan.balancing;
+  for (const auto& [field, value, is_of_groups] : {std::tuple{"aux-loss", b.expert_loss, false},
+                                                   {"device-loss", b.device_loss, true},
+                                                   {"communication-loss", b.communication_loss, true},
+                                                   {"z-loss", b.z_loss, false},
+                                                   {"bias-rate", b.bias_rate, false},
+                                                   {"capacity", b.capacity, false}}) {
+    if (value > 0 && m.experts == Experts::none)
+      return refused(field, {{field, "0"}}, "{} has no experts", m.name);
+    if (value > 0 && is_of_groups && m.router.groups == 1)
+      return refused(
+          field, {{field, "0"}},
+          "the experts of {} are one group, whose load is always even; a model with router_groups of at "
+          "least 2 has several",
+          m.name);
+  }
+  return {};
+}
+
+// Whether every data-parallel rank's microbatches of so many are those of one rank.
+bool has_whole_microbatches(const Plan& plan, std::int64_t micro_batch) {
+  for (int dp = 1; dp < plan.mesh.size(Axis::dp); ++dp)
+    if (dp_samples(plan, dp).begin % micro_batch != 0) return false;
+  return true;
+}
+
+// A microbatch is a scope only where it is the same on one rank.
+Verdict of_balance_scope(const Plan& plan) {
+  if (plan.model.experts == Experts::none) return {};
+  const Balancing& b = plan.balancing;
+  const Remedy sequence{"balance-scope", "sequence"};
+  if (b.scope == BalanceScope::batch && b.capacity > 0)
+    return refused(
+        "balance-scope", {sequence, {"balance-scope", "microbatch"}, {"capacity", "0"}},
+        "with --capacity {} all ranks would have to agree which tokens of the batch an expert drops",
+        b.capacity);
+  if (b.scope != BalanceScope::microbatch || (!b.has_counts() && b.capacity == 0)) return {};
+  if (has_whole_microbatches(plan, plan.micro_batch)) return {};
+  std::int64_t fits = plan.micro_batch;
+  while (!has_whole_microbatches(plan, fits)) --fits;
+  return refused("balance-scope", {sequence, remedy("micro-batch", fits)},
+                 "with --dp {} and --global-batch {} the microbatches of {} are others than on one rank",
+                 plan.mesh.size(Axis::dp), plan.global_batch, plan.micro_batch);
+}
+
+Verdict of_recompute(const Plan& plan) {
+  const std::string unknown = not_in_model(plan.recompute, plan.model);
+  if (unknown.empty()) return {};
+  return refused("recompute", {{"recompute", "none"}, {"recompute", "selective"}, {"recompute", "full"}},
+                 "no layer of {} has an op {}; it has {}", plan.model.name, unknown,
+                 fmt::join(recompute_names(plan.model), ", "));
+}
+
+template <class... Rules>
+Verdict first_of(const Plan& plan, Rules... rules) {
+  Verdict verdict;
+  (void)((verdict = rules(plan)).has_value() || ...);
+  return verdict;
+}
+
+}  // namespace
+
+std::optional<Refusal> value_refusal(const Plan& plan, Runner runner) {
+  if (runner == Runner::this_trainer) {
+    if (plan.model.latent_attention())
+      return refused("model", {}, "latent attention is not built yet; legal: a model with kv_rank = 0");
+    if (Verdict verdict = of_sequences(plan)) return verdict;
+  }
+  if (Verdict verdict = of_lengths(plan, runner)) return verdict;
+  if (Verdict verdict = first_of(plan, of_document_end, of_ranges, of_recompute)) return verdict;
+  validate(plan.mesh);
+  return {};
+}
+
+std::optional<Refusal> shape_refusal(const Plan& plan, Runner runner) {
+  Verdict verdict = first_of(plan, of_tensor_parallel, of_data_parallel, of_layers, of_context_parallel);
+  if (!verdict) verdict = of_expert_groups(plan, runner);
+  if (verdict || runner == Runner::any_program) return verdict;
+  return first_of(plan, of_compression, of_optimizer, of_balancing, of_balance_scope);
+}
+
+void judge(const Plan& plan) {
+  validate(plan.model);
+  for (const auto& rules : {value_refusal, shape_refusal})
+    if (const Verdict verdict = rules(plan, Runner::this_trainer)) throw PlanRefusal(plan, *verdict);
+}
+
+void validate(const Plan& plan) {
+  check_with_remedies(plan, [](const Plan& one, const std::string&) { judge(one); });
+}
+
+}  // namespace echelon

@@ -1,0 +1,23 @@
+// What is legal in a plan, whoever asks: train and verify before they run one, the planner of each that it
+// looks at. What the pipeline's schedule says of it is in schedule/pipeline_layout.
+#pragma once
+
+#include <optional>
+
+#include "spec/plan_refusal.h"
+
+namespace echelon {
+
+// No program can cut heads that do not divide; what this trainer cannot do another one may.
+enum class Runner { any_program, this_trainer };
+
+// The first rule that the plan breaks; none where it can be run.
+// Of each value by itself; RequestError where the mesh as a whole is none.
+std::optional<Refusal> value_refusal(const Plan& plan, Runner runner);
+// Of values that are legal, taken together. This is what a search asks of each configuration.
+std::optional<Refusal> shape_refusal(const Plan& plan, Runner runner);
+
+// validate() where whoever calls tries what is called legal.
+void judge(const Plan& plan);
+
+}  // namespace echelon
