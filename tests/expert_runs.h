@@ -68,7 +68,7 @@ inline std::string describe_experts(const Plan& plan) {
   return fmt::format(
       "{}, ep {} k {} pp {} {} cp {} zero {} recompute {}, losses {} scope {} capacity {} by {}",
       describe(plan), plan.mesh.ep, plan.model.experts_per_token, plan.mesh.size(Axis::pp), plan.schedule,
-      plan.mesh.size(Axis::cp), plan.zero, name_of(plan.recompute), b.has_losses(), name_of(b.scope),
+      plan.mesh.size(Axis::cp), plan.zero, recompute_name(plan.recompute), b.has_losses(), name_of(b.scope),
       b.capacity, name_of(b.drop));
 }
 

@@ -438,7 +438,7 @@ TEST(Prediction, IsExactForEveryRecompute) {
           plan.mesh.set(Axis::pp, pp);
           plan.schedule = schedule;
           plan.recompute = recompute;
-          SCOPED_TRACE(fmt::format("{} {}", name_of(recompute), schedule));
+          SCOPED_TRACE(fmt::format("{} {}", recompute_name(recompute), schedule));
           expect_predicted(plan);
         }
 }
@@ -569,7 +569,7 @@ TEST(Textbook, ActivationsOfALayer) {
         std::int64_t inside = 0;  // q, k, v and the MLP's hidden values; attention's output and log-sum-exp
         if (recompute != Recompute::full) inside += 3 * c + (gpt2 ? f : 2 * f);
         if (recompute == Recompute::none) inside += c + h;
-        SCOPED_TRACE(fmt::format("{} {}", describe(plan), name_of(recompute)));
+        SCOPED_TRACE(fmt::format("{} {}", describe(plan), recompute_name(recompute)));
         EXPECT_EQ(kept_of_a_layer(plan), rows * width * (outside + inside / t));
         plan.sequence_parallel = true;
         EXPECT_EQ(kept_of_a_layer(plan), rows * width * (outside + inside) / t);
@@ -595,7 +595,7 @@ TEST(Textbook, SequenceParallelismHoldsLess) {
                 predict_memory(plan, pipeline, {.pp = pp})[MemoryCategory::activations];
             plan.sequence_parallel = true;
             EXPECT_LT(predict_memory(plan, pipeline, {.pp = pp})[MemoryCategory::activations], without)
-                << describe(plan) << " " << schedule << " " << name_of(recompute) << " rank " << pp;
+                << describe(plan) << " " << schedule << " " << recompute_name(recompute) << " rank " << pp;
           }
         }
 }

@@ -87,7 +87,7 @@ Table korthikanti(const std::string& path) {
     c.micro_batch = whole(r, "micro_batch_seqs");
     c.chunks = whole(r, "interleave_m");
     c.schedule = c.chunks > 1 ? "interleaved" : "1f1b";
-    p.label = fmt::format("{} {} GPUs {}", r.at("model"), r.at("gpus"), name_of(c.recompute));
+    p.label = fmt::format("{} {} GPUs {}", r.at("model"), r.at("gpus"), recompute_name(c.recompute));
     p.work = {gpt_of(r),       whole(r, "seq_len"),     whole(r, "global_batch_seqs"),
               Precision::bf16, load_machine("a100-80"), load_software("megatron-2021")};
     p.configurations = {c};
