@@ -150,6 +150,7 @@ TEST(Search, KeepsToWhatTheProgramRuns) {
     SearchRequest r = request("gpt2-1.5b", 4, 32);
     r.pins.set("cp", 1);
     r.work.software = load_software(name);
+    r.work.exact_memory = exact_memory();
     r.work.precision = r.work.software.is_this_trainer ? Precision::f32 : Precision::bf16;
     r.top = 50;
     const SearchResult result = search(r);

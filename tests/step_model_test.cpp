@@ -258,7 +258,7 @@ TEST(StepModel, ShardsOfGradientsArePaidForInEveryMicrobatch) {
     for (int pp : {1, 2})
       for (int zero : {2, 3}) {
         Workload work{load_model("gpt2-1.5b"), 512, 32 * pp, Precision::bf16, load_machine("a100-80"),
-                      load_software(name)};
+                      load_software(name), exact_memory()};
         work.software.overlaps_gradients = work.software.overlaps_parameters = false;
         const bool walked = work.software.is_this_trainer;
         if (walked) work.model = load_model("llama-tiny"), work.seq_len = 64;

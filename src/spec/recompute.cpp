@@ -29,6 +29,29 @@ std::vector<BlockProgram> layers_of(const ModelSpec& m) {
   return layers;
 }
 
+// Of all families.
+const std::set<std::string>& known_names() {
+  static const std::set<std::string> names = [] {
+    ModelSpec m;
+    for (std::int64_t* size : {&m.num_layers, &m.hidden, &m.num_heads, &m.num_kv_heads, &m.head_dim,
+                               &m.mlp_hidden, &m.vocab, &m.max_seq})
+      *size = 2;
+    std::set<std::string> all;
+    const auto add = [&] {
+      for (const std::string& name : recompute_names(m)) all.insert(name);
+    };
+    for (Family family : {Family::gpt2, Family::llama}) {
+      m.family = family;
+      add();
+    }
+    m.experts = Experts::deepseek;
+    m.num_experts = m.experts_per_token = m.expert_hidden = m.kv_rank = m.value_head_dim = 1;
+    add();
+    return all;
+  }();
+  return names;
+}
+
 }  // namespace
 
 const Recompute Recompute::none;
@@ -68,18 +91,16 @@ Recompute parse_recompute(const std::string& text, const std::string& field) {
     if (text == recompute_name(*kind)) return *kind;
   std::vector<std::string> ops;
   std::istringstream in(text);
+  bool known = !text.empty() && text.back() != ',';
   for (std::string op; std::getline(in, op, ',');) {
-    const bool is_name = !op.empty() && std::all_of(op.begin(), op.end(), [](char c) {
-      return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_';
-    });
-    if (!is_name || op == "none" || op == "selective" || op == "full")
-      ops.clear(), in.setstate(std::ios::failbit);
-    else
-      ops.push_back(op);
+    known &= known_names().contains(op) || other_names().contains(op);
+    ops.push_back(op);
   }
-  if (ops.empty() || text.back() == ',')
-    refuse("{} {}: legal: none, selective, full, or a list of a layer's ops, as in norm,activation,attention",
-           field, text);
+  if (!known)
+    refuse(
+        "{} {}: legal: none, selective, full, or a list of a layer's ops, as in norm,activation,attention: "
+        "{}",
+        field, text, fmt::join(known_names(), ", "));
   return Recompute(ops);
 }
 

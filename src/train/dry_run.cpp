@@ -31,13 +31,13 @@ DryRun dry_run(const Plan& plan, const PipelineLayout& pipeline, const Coordinat
   optimizer.clip = 0;
   Trainer trainer(rank, plan, optimizer, 0, {}, {std::shared_ptr<void>(), &pipeline});
   const StepPrograms& programs = pipeline.programs(at.dp);
-  trainer.resume(0, options.updates);
   arena.reset_peak();
 
   DryRun run;
   const SampleSource samples = imagine_sample;
   const bool ends_each_step = programs.flushes() && plan.optimizer_barrier;
   const std::int64_t steps = ends_each_step ? 1 : steps_of_stream(programs, options.steps);
+  trainer.resume(steps - 1, options.updates);
   Traffic before;
   for (std::int64_t step = 0; step < steps; ++step) {
     before = rank.traffic();

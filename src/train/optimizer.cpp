@@ -105,7 +105,7 @@ AdamWStep adamw_update(const ParamSpec& spec, const OptimizerOptions& options, d
   update.beta1 = options.beta1;
   update.beta2 = options.beta2;
   update.eps = options.eps;
-  update.step = updates + 1;
+  update.step = std::max<std::int64_t>(updates, 0) + 1;
   update.gradient_scale = gradient_scale;
   update.weight_decay = spec.decay ? options.weight_decay : 0.0;
   return update;
