@@ -381,7 +381,7 @@ TEST_F(KernelsCpu, CrossEntropy) {
       });
       expect_close(max, 1, 0, "row_max"), expect_close(p, 1, 8, "exp_sum p");
       expect_close(sum, cols, 4, "exp_sum"), expect_close(target, 1, 2, "exp_sum target");
-      run([&](Kernels& k, auto of) { k.cross_entropy_backward(of(p), of(sum), targets, 1, 0.25); });
+      run([&](Kernels& k, auto of) { k.cross_entropy_backward(of(p), of(sum), targets, 1, 0.25, of(p)); });
       expect_close(p, cols, 4, "cross_entropy_backward");
     }
 }

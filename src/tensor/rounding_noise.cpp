@@ -244,18 +244,23 @@ void RoundingNoise::exp_sum(InOut logits, const Tensor& max, const Tensor& targe
   move(target);
 }
 
-void RoundingNoise::cross_entropy_backward(InOut p, const Tensor& sum, const Tensor& targets,
-                                           std::int64_t first_id, double loss_scale) {
-  move(p);
-  exact_.cross_entropy_backward(p, moved(sum), targets, first_id, loss_scale);
-  move(p);
+void RoundingNoise::cross_entropy_backward(const Tensor& p, const Tensor& sum, const Tensor& targets,
+                                           std::int64_t first_id, double loss_scale, Out dlogits) {
+  Tensor off = p;
+  if (p.begins_with(dlogits))
+    move(off);
+  else
+    off = moved(p);
+  exact_.cross_entropy_backward(off, moved(sum), targets, first_id, loss_scale, dlogits);
+  move(dlogits);
 }
 
-void RoundingNoise::adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step) {
+void RoundingNoise::adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step, Out rounded) {
   exact_.adamw(p, moved(g), m, v, step);
   move(p);
   move(m);
   move(v);
+  if (rounded->defined()) exact_.copy(p, rounded);
 }
 
 }  // namespace echelon
