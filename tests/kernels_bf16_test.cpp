@@ -389,6 +389,8 @@ TEST_F(KernelsBf16, WhatMustBeWideAndWhatMustNotIsChecked) {
   const Tensor row = make(DType::bf16, {4}), wide_row = make(DType::f32, {4}), stats = make(DType::bf16, {2});
   const Tensor targets = ids({0, 1}), each = make(DType::f32, {2});
   kernels->fill(x, 0), kernels->fill(f32, 1), kernels->fill(row, 0), kernels->fill(each, 1);
+  EXPECT_THROW(f32.host<bf16>(), InvariantError);
+  EXPECT_THROW(x.host<float>(), InvariantError);
   EXPECT_THROW(kernels->bias_gradient(x, row), InvariantError);
   EXPECT_THROW(kernels->rms_norm(x, row, 1e-5, x, stats), InvariantError);
   EXPECT_THROW(kernels->rms_norm_backward_weight(x, x, each, row), InvariantError);

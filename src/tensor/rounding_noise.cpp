@@ -31,7 +31,7 @@ double RoundingNoise::sign() {
 template <class Each>
 void RoundingNoise::visit(const Tensor& t, const Each& each) {
   if (!on_ || !t.defined() || t.numel() == 0) return;
-  with_float_type(t, [&]<class F>(F) {
+  with_stored_type(t, [&]<class F>(F) {
     const Matrix<F> x(t);
     for (std::int64_t i = 0; i < x.rows; ++i)
       for (std::int64_t j = 0; j < x.cols; ++j)
@@ -41,7 +41,8 @@ void RoundingNoise::visit(const Tensor& t, const Each& each) {
 }
 
 void RoundingNoise::move(const Tensor& x, std::int64_t terms) {
-  const double size = units(terms);
+  // What sums of bf16 are off by in f32 is far below a unit of bf16.
+  const double size = x.dtype() == DType::bf16 ? 1 : units(terms);
   visit(x, [&](double value, double epsilon) { return value + sign() * size * epsilon * value; });
 }
 
