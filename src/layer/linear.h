@@ -3,12 +3,10 @@
 #pragma once
 
 #include "layer/weight.h"
+#include "spec/block.h"
 #include "tensor/kernels.h"
 
 namespace echelon {
-
-// How the weight is stored: GPT-2 keeps (in, out), Llama (out, in).
-enum class WeightOrder { in_out, out_in };
 
 class Linear {
  public:

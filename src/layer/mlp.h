@@ -5,8 +5,6 @@
 
 namespace echelon {
 
-enum class Activation { gelu, swiglu };
-
 class Mlp {
  public:
   Mlp() = default;

@@ -1,10 +1,12 @@
 #include "model/held_stages.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "base/error.h"
 #include "schedule/group_uses.h"
+#include "tensor/host.h"
 
 namespace echelon {
 HeldStages::HeldStages(const Rank& rank, const Plan& plan, const PipelineLayout& pipeline,
@@ -112,8 +114,14 @@ HeldStages::Caches HeldStages::make_caches(std::int64_t max_positions) const {
 
 Tensor HeldStages::next_logits(const Tensor& tokens, std::int64_t position, const Caches& caches) const {
   parameters_->begin_uses(forward_uses_);
+  Microbatch placed;
+  placed.tokens = tokens;
+  placed.positions = Tensor(rank_->arena(), MemoryCategory::activations, DType::i32, {tokens.numel()});
+  std::vector<std::int32_t> positions(static_cast<std::size_t>(tokens.numel()));
+  std::iota(positions.begin(), positions.end(), static_cast<std::int32_t>(position));
+  copy_from_host<std::int32_t>(positions, placed.positions);
   const Tensor out = pass(tokens.numel(), [&](std::size_t held, Tensor input) {
-    return held_[held].forward_cached(tokens, std::move(input), position, caches[held]);
+    return held_[held].generate(placed, std::move(input), position, caches[held]);
   });
   const Tensor logits = out.defined() ? held_.back().logits(out) : Tensor();
   parameters_->end_uses();

@@ -137,7 +137,7 @@ class ParameterStore {
 
 class ParameterStore::Use {
  public:
-  Use(ParameterGather* gather, int group) : gather_(gather) {
+  Use(const ParameterStore& parameters, int group) : gather_(parameters.gather_.get()) {
     if (gather_ != nullptr) gather_->use(group);
   }
   ~Use() {
@@ -149,6 +149,6 @@ class ParameterStore::Use {
  private:
   ParameterGather* gather_;
 };
-inline ParameterStore::Use ParameterStore::use(int group) const { return {gather_.get(), group}; }
+inline ParameterStore::Use ParameterStore::use(int group) const { return {*this, group}; }
 
 }  // namespace echelon

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "model/transformer_block.h"
+#include "model/block_runner.h"
 #include "parallel/faults.h"
 #include "parallel/vocabulary_parallel.h"
 #include "spec/plan.h"
@@ -20,21 +20,20 @@ class Stage {
   Stage(const Rank& rank, const Plan& plan, const ParameterStore& parameters, const StageSlice& slice,
         int first_group, const Faults& faults);
 
-  bool has_embedding() const { return embedding_.has_value(); }
+  bool has_embedding() const { return has_embedding_; }
   bool has_head() const { return head_.has_value(); }
 
   // What forward keeps of one microbatch until its backward, and B until W.
   struct Saved {
-    std::vector<TransformerBlock::Saved> blocks;
-    Tensor out;          // of the last block: the head's input
-    Tensor d_embedding;  // gradient of the embedding's result, left for W
+    std::vector<BlockState> blocks;
+    Tensor out;  // of the last block: the head's input
   };
   // Called when the gradients of a layer group have got a microbatch's part.
   using GroupDone = std::function<void(int group)>;
 
   // The residual stream from stage to stage; `input` is undefined where the stage has the embedding, the
   // result where it has the head.
-  // Passes pause as TransformerBlock's do.
+  // Passes pause as BlockRunner's do.
   Work<Tensor> forward(const Microbatch& microbatch, Tensor input, Saved& saved) const;
 
   struct Backward {
@@ -43,11 +42,9 @@ class Stage {
   };
   // Cross-entropy and its gradient first where the stage has the head (`dy` is undefined there). Adds to the
   // parameter gradients, which are those of gradient_scale * loss_sum.
+  // Deferred: but for the head's, whose logits exist only here, weights get theirs in backward_weight().
   Work<Backward> backward(const Microbatch& microbatch, Tensor dy, double gradient_scale, Saved& saved,
-                          GroupDone group_done) const;
-  // The same in two parts. The head's weights get their gradient in the first: their logits exist only then.
-  Work<Backward> backward_input(const Microbatch& microbatch, Tensor dy, double gradient_scale, Saved& saved,
-                                GroupDone group_done) const;
+                          Weights when, GroupDone group_done) const;
   void backward_weight(const Microbatch& microbatch, Saved& saved, const GroupDone& group_done) const;
 
   // Without gradients.
@@ -56,8 +53,8 @@ class Stage {
 
   // Generation, one sequence of new tokens at [position, ...): residual stream to residual stream, then
   // logits (1, V_local).
-  Tensor forward_cached(const Tensor& tokens, Tensor input, std::int64_t position,
-                        const std::vector<Tensor>& caches) const;
+  Tensor generate(const Microbatch& tokens, Tensor input, std::int64_t position,
+                  const std::vector<Tensor>& caches) const;
   Tensor logits(const Tensor& input) const;
   std::vector<Tensor> make_caches(std::int64_t max_positions) const;
 
@@ -72,23 +69,19 @@ class Stage {
   void set_router_biases(const RouterBiases& biases) const;
 
  private:
-  Tensor embed(const Tensor& tokens, const Tensor& positions) const;
-  Tensor ids_here(const Tensor& ids) const;
-  void embed_backward(const Microbatch& microbatch, const Tensor& dx) const;
   Tensor head_backward(const Microbatch& microbatch, double gradient_scale, Saved& saved,
                        const GroupDone& group_done, Tensor& loss_sum) const;
-  int block_group(std::size_t block) const {
-    return first_group_ + (has_embedding() ? 1 : 0) + static_cast<int>(block);
-  }
+  // Of the blocks, one group each.
+  int group_of(std::size_t block) const { return first_group_ + static_cast<int>(block); }
+  template <class Visit>
+  void each_mixture(const Visit& visit) const;
 
   const Rank* rank_;
   const ParameterStore* parameters_;
-  TensorParallel tensor_parallel_;
   int first_group_;
-  std::int64_t first_layer_;
-  std::optional<VocabularyEmbedding> embedding_;
-  Weight positions_;  // learned (GPT-2); undefined otherwise
-  std::vector<TransformerBlock> blocks_;
+  bool has_embedding_;        // which is then the first block
+  std::int64_t first_layer_;  // of the blocks behind it
+  std::vector<BlockRunner> blocks_;
   std::optional<OutputHead> head_;
 };
 

@@ -20,8 +20,9 @@ class VocabularyEmbedding {
   VocabularyEmbedding(const Rank& rank, TensorParallel tensor_parallel, Weight table, std::int64_t first_id)
       : rank_(&rank), tensor_parallel_(tensor_parallel), table_(table), first_id_(first_id) {}
 
-  // ids (N, i32) -> residual stream (rows_here, C).
+  // ids (N, i32) -> (N, C), of which the sum over the ranks is the answer.
   Tensor forward(const Tensor& ids) const;
+  // dy: of that sum in the residual stream (rows_here, C).
   void backward(const Tensor& ids, const Tensor& dy) const;
 
  private:

@@ -4,11 +4,12 @@
 
 #include "base/error.h"
 #include "base/real.h"
+#include "spec/block.h"
 
 namespace echelon {
 namespace {
 
-// Prices a layer from its parts. Each part adds its forward pass and both halves of its backward pass.
+// Prices a block op by op. Each adds its forward pass and both halves of its backward pass.
 class Pricer {
  public:
   Pricer(const Workload& work, const Configuration& c, const OpSeconds& ops)
@@ -22,38 +23,17 @@ class Pricer {
         width_(work.precision == Precision::f32 ? 4 : 2),
         narrow_(ops.operand_bytes() < 2) {}
 
-  LayerSeconds layer(bool with_experts) {
+  LayerSeconds layer(const BlockProgram& program) {
     t_ = {};
     kernels_ = collectives_ = waits_ = forward_bytes_ = 0;
-    norm();
-    enter();
-    if (m_.latent_attention())
-      latent_projections();
-    else
-      product(tokens_, real(m_.hidden), real(m_.attention_width() + 2 * m_.kv_width()) / tp_);
-    if (m_.family == Family::llama) rope();
-    const LayerSeconds before = t_;
-    attention();
-    core_ = t_.forward;
-    core_.compute -= before.forward.compute;
-    core_.tensor -= before.forward.tensor;
-    core_.context -= before.forward.context;
-    product(tokens_, real(m_.attended_width()) / tp_, real(m_.hidden));
-    leave();
-    residual();
-    norm();
-    if (with_experts)
-      experts();
-    else
-      mlp(real(m_.mlp_hidden) / tp_);
-    residual();
+    for (const BlockOp& op : program.ops) price(program, op);
     PassSeconds again;
     if (c_.recompute == Recompute::full) {
       t_.tensor_bytes += forward_bytes_;
       again = t_.forward;
     }
     if (c_.recompute == Recompute::selective) again = core_;
-    hosted(again, with_experts);
+    hosted(again, program.find(OpKind::experts_in) != nullptr);
     return t_;
   }
 
@@ -71,13 +51,10 @@ class Pricer {
     return t_;
   }
 
-  LayerSeconds head() {
+  LayerSeconds head(const BlockProgram& program) {
     t_ = {};
     kernels_ = collectives_ = waits_ = 0;
-    norm();
-    // This trainer runs the output layer forwards and backwards at once, on one input.
-    enter(w_.software.regathers_sequence && !w_.software.is_this_trainer);
-    product(tokens_, real(m_.hidden), real(m_.vocab) / tp_);
+    for (const BlockOp& op : program.ops) price(program, op);
     return t_;
   }
 
@@ -92,6 +69,44 @@ class Pricer {
   }
 
  private:
+  void price(const BlockProgram& program, const BlockOp& op) {
+    const auto width_here = [&](int value) {
+      const BlockValue& v = program.value(value);
+      return real(v.width) / (v.home == Home::cut ? tp_ : 1);
+    };
+    switch (op.kind) {
+      case OpKind::norm:
+        return norm();
+      case OpKind::linear:
+        if (program.value(op.inputs[0]).home == Home::residual) enter();
+        return product(tokens_, width_here(op.inputs[0]), width_here(op.outputs[0]));
+      case OpKind::latent:
+        enter();
+        return latent_projections();
+      case OpKind::rope:
+        return rope();
+      case OpKind::attention:
+        return attention();
+      case OpKind::activation:
+        return activation(tokens_, width_here(op.outputs[1]), op.activation);
+      case OpKind::residual:
+        // What travels of a mixture is priced with it.
+        if (program.find(OpKind::experts_out) == nullptr || op.inputs[0] == program.input) leave();
+        return residual();
+      case OpKind::experts_in:
+        return experts();
+      case OpKind::experts_out:
+        return;           // in experts()
+      case OpKind::loss:  // its product; see loss()
+        // This trainer runs the output layer forwards and backwards at once, on one input.
+        enter(w_.software.regathers_sequence && !w_.software.is_this_trainer);
+        return product(tokens_, real(m_.hidden), real(m_.vocab) / tp_);
+      case OpKind::embedding:
+      case OpKind::positions:
+        return;  // see embedding()
+    }
+  }
+
   void product(double rows, double depth, double cols, double count = 1) {
     t_.backward_weight.compute += ops_.memory_pass(w_.software.accumulation_bytes * count * depth * cols);
     t_.forward.compute += ops_.product(rows, depth, cols, count);
@@ -206,9 +221,11 @@ class Pricer {
       kernels_ += 3;
     }
     kernels_ += 1;
+    const PassSeconds before = t_.forward;
     t_.forward.compute += forward;
     t_.backward_input.compute += backward;
     context(forward, backward, values);
+    core_ = {t_.forward.compute - before.compute, 0, t_.forward.context - before.context, 0};
   }
 
   // Ring: key and value blocks travel beside the attention of the block before, cp - 1 times; their gradients
@@ -246,19 +263,18 @@ class Pricer {
     }
   }
 
-  void activation(double tokens, double hidden) {
+  void activation(double tokens, double hidden, Activation of) {
     const double bytes = tokens * hidden * width_;
-    if (m_.family == Family::llama)
+    if (of == Activation::swiglu)
       passes(3 * bytes, 5 * bytes);
     else
       passes(2 * bytes, 3 * bytes);
   }
-  double first_width() const { return m_.family == Family::llama ? 2 : 1; }
 
-  void mlp(double hidden) {
+  void shared_expert(double hidden) {
     enter();
-    product(tokens_, real(m_.hidden), first_width() * hidden);
-    activation(tokens_, hidden);
+    product(tokens_, real(m_.hidden), 2 * hidden);
+    activation(tokens_, hidden, Activation::swiglu);
     product(tokens_, hidden, real(m_.hidden));
     leave();
   }
@@ -288,7 +304,7 @@ class Pricer {
     }
     const double hidden = real(m_.expert_hidden) / c_.etp;
     const LayerSeconds before = t_;
-    product(group / local, real(m_.hidden), first_width() * hidden, local);
+    product(group / local, real(m_.hidden), 2 * hidden, local);
     product(group / local, hidden, real(m_.hidden), local);
     // One after another, or on a few streams: each expert's two products are calls of their own.
     const double calls = 2 * local * w_.software.expert_call_seconds;
@@ -299,8 +315,8 @@ class Pricer {
     t_.forward.compute += slower * (t_.forward.compute - before.forward.compute);
     t_.backward_input.compute += slower * (t_.backward_input.compute - before.backward_input.compute);
     t_.backward_weight.compute += slower * (t_.backward_weight.compute - before.backward_weight.compute);
-    activation(group, hidden);
-    if (m_.num_shared_experts > 0) mlp(real(m_.num_shared_experts * m_.expert_hidden) / tp_);
+    activation(group, hidden, Activation::swiglu);
+    if (m_.num_shared_experts > 0) shared_expert(real(m_.num_shared_experts * m_.expert_hidden) / tp_);
   }
   // Expert groups are laid over neighbouring ranks of tp (where experts are not cut over it), cp and dp.
   std::int64_t expert_stride() const { return c_.etp; }
@@ -368,10 +384,10 @@ ModelSeconds model_seconds(const Workload& work, const Configuration& c, const O
   Pricer wide(work, c, wide_ops);
   ModelSeconds seconds;
   const ModelSpec& m = work.model;
-  if (m.num_expert_layers() < m.num_layers) seconds.dense = pricer.layer(false);
-  if (m.num_expert_layers() > 0) seconds.experts = pricer.layer(true);
+  if (m.num_expert_layers() < m.num_layers) seconds.dense = pricer.layer(layer_program(m, 0));
+  if (m.num_expert_layers() > 0) seconds.experts = pricer.layer(layer_program(m, m.num_layers - 1));
   seconds.embedding = wide.embedding();
-  seconds.head = wide.head();
+  seconds.head = wide.head(head_program(m));
   seconds.loss = wide.loss();
   return seconds;
 }

@@ -43,28 +43,31 @@ void LayerWalk::embed() {  // keeps the residual stream
   }
 }
 
-void LayerWalk::norm() {
+void LayerWalk::norm(bool keep) {
   a_.allocate(s_->stats);
   a_.allocate(s_->residual);
+  if (!keep) a_.free(s_->stats);
 }
 
-void LayerWalk::normed_input() {  // norm and enter: keeps the whole input of a column-parallel product
-  norm();
+void LayerWalk::normed_input(
+    bool keep) {  // norm and enter: keeps the whole input of a column-parallel product
+  norm(keep);
   residual_to_whole();
 }
 
 // `keep`: what the backward pass needs stays; `keep_core`: attention's output and log-sum-exp too.
 void LayerWalk::forward(bool keep, bool keep_core, Until until) {
-  normed_input();
+  normed_input(keep);
   a_.allocate(s_->qkv);
   a_.free(s_->whole);
   s_->context.enter(a_);
   attend();
-  a_.allocate(s_->whole);
   if (!keep) a_.free(s_->context.core());
-  if (!keep_core) a_.free(s_->context.attended() + s_->context.lse());
+  if (!keep_core) a_.free(s_->context.lse());
+  a_.allocate(s_->whole);
+  if (!keep_core) a_.free(s_->context.attended());
   whole_to_residual();
-  norm();
+  norm(keep);
   if (has_experts_) s_->experts.route(a_);
   residual_to_whole();
   if (has_experts_)
@@ -75,13 +78,15 @@ void LayerWalk::forward(bool keep, bool keep_core, Until until) {
   if (until == Until::hidden) return;
   if (has_experts_) {
     s_->experts.out_forward(a_);
+    if (!keep) a_.free(s_->experts.saved());
   } else {
     a_.allocate(s_->activated);
+    if (!keep) a_.free(s_->hidden);
     a_.allocate(s_->whole);
     a_.free(s_->activated);
   }
   whole_to_residual();
-  if (!keep) a_.free(2 * s_->stats + s_->residual + (has_experts_ ? s_->experts.saved() : s_->hidden));
+  if (!keep) a_.free(s_->residual);
 }
 
 void LayerWalk::attend() {
@@ -118,7 +123,7 @@ void LayerWalk::attend_backward(bool keep) {
 
 void LayerWalk::head() {
   a_.allocate(s_->residual);  // dx, kept
-  normed_input();
+  normed_input(true);
   a_.allocate(s_->whole);  // its gradient
   a_.allocate(s_->logits + 3 * s_->row_vector);
   a_.free(s_->logits + 3 * s_->row_vector);

@@ -1,5 +1,5 @@
 // What the parts of a stage allocate and free for one microbatch, in their order: the twin of
-// TransformerBlock, VocabularyEmbedding and OutputHead, line by line.
+// BlockRunner and OutputHead, line by line.
 #pragma once
 
 #include "plan/account.h"
@@ -46,8 +46,8 @@ class LayerWalk {
   void forward(bool keep, bool keep_core, Until until);
   void residual_to_whole();
   void whole_to_residual();
-  void norm();
-  void normed_input();
+  void norm(bool keep);
+  void normed_input(bool keep);
   void attend();
   void recompute_layer();
   void recompute_core();

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "spec/block.h"
 
 namespace echelon {
 
@@ -23,157 +24,6 @@ void check_positive(const ModelSpec& m, const char* field, double value) {
   if (!(value > 0) || !std::isfinite(value)) {
     refuse("model {}: {} = {} is not legal: give a number above 0", m.name, field, value);
   }
-}
-
-ParamSpec norm(std::string name, std::int64_t width, Init init) {
-  ParamSpec p;
-  p.name = std::move(name);
-  p.shape = {width};
-  p.init = init;
-  p.decay = false;
-  p.multiplies = false;
-  p.rows_are_sequence_sharded = true;
-  return p;
-}
-
-ParamSpec matrix(std::string name, std::int64_t rows, std::int64_t cols, int shard_dim,
-                 std::vector<Piece> pieces, double std) {
-  ParamSpec p;
-  p.name = std::move(name);
-  p.shape = {rows, cols};
-  p.shard_dim = shard_dim;
-  p.pieces = std::move(pieces);
-  p.init_std = std;
-  return p;
-}
-
-// The bias of a column-parallel linear: cut as its outputs are.
-ParamSpec cut_bias(std::string name, std::int64_t width, std::vector<Piece> pieces) {
-  ParamSpec p = norm(std::move(name), width, Init::zeros);
-  p.shard_dim = 0;
-  p.pieces = std::move(pieces);
-  p.rows_are_sequence_sharded = false;
-  return p;
-}
-
-// The bias of a row-parallel linear: added once, after the sum over the group.
-ParamSpec whole_bias(std::string name, std::int64_t width) {
-  return norm(std::move(name), width, Init::zeros);
-}
-
-void add_layer_norm(std::vector<ParamSpec>& list, const std::string& name, std::int64_t width) {
-  list.push_back(norm(name + ".weight", width, Init::ones));
-  list.push_back(norm(name + ".bias", width, Init::zeros));
-}
-
-// Residual outputs start smaller so that the variance of the residual stream does not grow with depth
-// (GPT-2).
-double residual_std(const ModelSpec& m) {
-  return m.init_std / std::sqrt(2.0 * static_cast<double>(m.num_layers));
-}
-
-std::vector<ParamSpec> gpt2_block(const ModelSpec& m, const std::string& prefix) {
-  const std::int64_t C = m.hidden, F = m.mlp_hidden, D = m.head_dim;
-  const std::vector<Piece> qkv{{C, D}, {C, D}, {C, D}};
-  std::vector<ParamSpec> list;
-  add_layer_norm(list, prefix + "ln_1", C);
-  list.push_back(matrix(prefix + "attn.c_attn.weight", C, 3 * C, 1, qkv, m.init_std));
-  list.push_back(cut_bias(prefix + "attn.c_attn.bias", 3 * C, qkv));
-  list.push_back(matrix(prefix + "attn.c_proj.weight", C, C, 0, {{C, D}}, residual_std(m)));
-  list.push_back(whole_bias(prefix + "attn.c_proj.bias", C));
-  add_layer_norm(list, prefix + "ln_2", C);
-  list.push_back(matrix(prefix + "mlp.c_fc.weight", C, F, 1, {{F, 1}}, m.init_std));
-  list.push_back(cut_bias(prefix + "mlp.c_fc.bias", F, {{F, 1}}));
-  list.push_back(matrix(prefix + "mlp.c_proj.weight", F, C, 0, {{F, 1}}, residual_std(m)));
-  list.push_back(whole_bias(prefix + "mlp.c_proj.bias", C));
-  return list;
-}
-
-ParamSpec column(std::string name, std::int64_t rows, std::int64_t cols, std::int64_t unit, double std) {
-  return matrix(std::move(name), rows, cols, 0, {{rows, unit}}, std);
-}
-ParamSpec row(std::string name, std::int64_t rows, std::int64_t cols, std::int64_t unit, double std) {
-  return matrix(std::move(name), rows, cols, 1, {{cols, unit}}, std);
-}
-
-void add_attention(std::vector<ParamSpec>& list, const ModelSpec& m, const std::string& prefix) {
-  const std::int64_t C = m.hidden, D = m.head_dim, Q = m.attention_width(), K = m.kv_width();
-  list.push_back(column(prefix + "q_proj.weight", Q, C, D, m.init_std));
-  list.push_back(column(prefix + "k_proj.weight", K, C, D, m.init_std));
-  list.push_back(column(prefix + "v_proj.weight", K, C, D, m.init_std));
-  list.push_back(row(prefix + "o_proj.weight", C, Q, D, residual_std(m)));
-}
-
-// Whole on every tp rank, which multiplies its own rows of the sequence with it.
-ParamSpec whole_matrix(std::string name, std::int64_t rows, std::int64_t cols, double std) {
-  ParamSpec p = matrix(std::move(name), rows, cols, -1, {}, std);
-  p.rows_are_sequence_sharded = true;
-  return p;
-}
-
-// What is compressed is whole on every tp rank; heads are cut where they are made of it again.
-void add_latent_attention(std::vector<ParamSpec>& list, const ModelSpec& m, const std::string& prefix) {
-  const std::int64_t C = m.hidden, D = m.head_dim, V = m.value_head_dim, H = m.num_heads;
-  const auto whole = [&](const char* name, std::int64_t rows, std::int64_t cols) {
-    list.push_back(whole_matrix(prefix + name, rows, cols, m.init_std));
-  };
-  if (m.q_rank > 0) {
-    whole("q_a_proj.weight", m.q_rank, C);
-    list.push_back(norm(prefix + "q_a_layernorm.weight", m.q_rank, Init::ones));
-    list.push_back(column(prefix + "q_b_proj.weight", H * D, m.q_rank, D, m.init_std));
-  } else {
-    list.push_back(column(prefix + "q_proj.weight", H * D, C, D, m.init_std));
-  }
-  whole("kv_a_proj_with_mqa.weight", m.kv_rank + m.rotary_dim, C);
-  list.push_back(norm(prefix + "kv_a_layernorm.weight", m.kv_rank, Init::ones));
-  const std::int64_t key_and_value = D - m.rotary_dim + V;
-  list.push_back(
-      column(prefix + "kv_b_proj.weight", H * key_and_value, m.kv_rank, key_and_value, m.init_std));
-  list.push_back(row(prefix + "o_proj.weight", C, H * V, V, residual_std(m)));
-}
-
-struct SwigluNames {
-  const char *gate, *up, *down;
-};
-
-void add_swiglu(std::vector<ParamSpec>& list, const ModelSpec& m, const std::string& prefix,
-                const SwigluNames& names, std::int64_t width) {
-  list.push_back(column(prefix + names.gate, width, m.hidden, 1, m.init_std));
-  list.push_back(column(prefix + names.up, width, m.hidden, 1, m.init_std));
-  list.push_back(row(prefix + names.down, m.hidden, width, 1, residual_std(m)));
-}
-
-constexpr SwigluNames llama_names{"gate_proj.weight", "up_proj.weight", "down_proj.weight"};
-constexpr SwigluNames mixtral_names{"w1.weight", "w3.weight", "w2.weight"};
-
-void add_experts(std::vector<ParamSpec>& list, const ModelSpec& m, const std::string& prefix) {
-  const bool mixtral = m.experts == Experts::mixtral;
-  const std::string home = prefix + (mixtral ? "block_sparse_moe." : "mlp.");
-  list.push_back(whole_matrix(home + "gate.weight", m.num_experts, m.hidden, m.init_std));
-  for (int expert = 0; expert < m.num_experts; ++expert) {
-    const std::size_t first = list.size();
-    add_swiglu(list, m, fmt::format("{}experts.{}.", home, expert), mixtral ? mixtral_names : llama_names,
-               m.expert_hidden);
-    for (std::size_t i = first; i < list.size(); ++i) list[i].expert = expert;
-  }
-  if (m.num_shared_experts > 0)
-    add_swiglu(list, m, home + "shared_experts.", llama_names, m.num_shared_experts * m.expert_hidden);
-}
-
-std::vector<ParamSpec> llama_block(const ModelSpec& m, std::int64_t layer) {
-  const std::string prefix = fmt::format("model.layers.{}.", layer);
-  std::vector<ParamSpec> list;
-  list.push_back(norm(prefix + "input_layernorm.weight", m.hidden, Init::ones));
-  if (m.latent_attention())
-    add_latent_attention(list, m, prefix + "self_attn.");
-  else
-    add_attention(list, m, prefix + "self_attn.");
-  list.push_back(norm(prefix + "post_attention_layernorm.weight", m.hidden, Init::ones));
-  if (m.has_experts(layer))
-    add_experts(list, m, prefix);
-  else
-    add_swiglu(list, m, prefix + "mlp.", llama_names, m.mlp_hidden);
-  return list;
 }
 
 enum class Counted { all, multiplying, active };
@@ -300,37 +150,13 @@ void validate(const ModelSpec& m) {
   }
 }
 
-std::vector<ParamSpec> embedding_parameters(const ModelSpec& m) {
-  const bool gpt2 = m.family == Family::gpt2;
-  std::vector<ParamSpec> list;
-  list.push_back(matrix(gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight", m.vocab, m.hidden, 0,
-                        {{m.vocab, 1}}, m.init_std));
-  list.back().multiplies = m.tied_embedding;  // as the output matrix; the lookup is no product
-  if (gpt2) {
-    list.push_back(matrix("transformer.wpe.weight", m.max_seq, m.hidden, -1, {}, m.init_std));
-    list.back().multiplies = false;
-    list.back().rows_are_sequence_sharded = true;
-  }
-  return list;
-}
+std::vector<ParamSpec> embedding_parameters(const ModelSpec& m) { return embedding_program(m).parameters(); }
 
 std::vector<ParamSpec> block_parameters(const ModelSpec& m, std::int64_t layer) {
-  if (m.family == Family::gpt2) return gpt2_block(m, fmt::format("transformer.h.{}.", layer));
-  return llama_block(m, layer);
+  return layer_program(m, layer).parameters();
 }
 
-std::vector<ParamSpec> head_parameters(const ModelSpec& m) {
-  std::vector<ParamSpec> list;
-  if (m.family == Family::gpt2) {
-    add_layer_norm(list, "transformer.ln_f", m.hidden);
-  } else {
-    list.push_back(norm("model.norm.weight", m.hidden, Init::ones));
-  }
-  if (!m.tied_embedding) {
-    list.push_back(matrix("lm_head.weight", m.vocab, m.hidden, 0, {{m.vocab, 1}}, m.init_std));
-  }
-  return list;
-}
+std::vector<ParamSpec> head_parameters(const ModelSpec& m) { return head_program(m).parameters(); }
 
 std::vector<ParamSpec> all_parameters(const ModelSpec& m) {
   std::vector<ParamSpec> list = embedding_parameters(m);

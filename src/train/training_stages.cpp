@@ -58,18 +58,18 @@ Work<Tensor> TrainingStages::forward(Instruction i, Tensor input) {
 Work<Tensor> TrainingStages::backward(Instruction i, Tensor gradient) {
   hooks_.before_pass(i);
   auto saved = saved_.extract({i.stage, i.microbatch});
-  Stage::Backward done =
-      co_await held_.stage(i.stage).backward(microbatch(i.microbatch), std::move(gradient),
-                                             gradient_scale(i.microbatch), saved.mapped(), counted(i.stage));
+  Stage::Backward done = co_await held_.stage(i.stage).backward(microbatch(i.microbatch), std::move(gradient),
+                                                                gradient_scale(i.microbatch), saved.mapped(),
+                                                                Weights::now, counted(i.stage));
   release(i.microbatch);
   co_return add_loss(std::move(done));
 }
 
 Work<Tensor> TrainingStages::backward_input(Instruction i, Tensor gradient) {
   hooks_.before_pass(i);
-  Stage::Backward done = co_await held_.stage(i.stage).backward_input(
+  Stage::Backward done = co_await held_.stage(i.stage).backward(
       microbatch(i.microbatch), std::move(gradient), gradient_scale(i.microbatch),
-      saved_.at({i.stage, i.microbatch}), counted(i.stage));
+      saved_.at({i.stage, i.microbatch}), Weights::deferred, counted(i.stage));
   co_return add_loss(std::move(done));
 }
 

@@ -1,0 +1,81 @@
+#include "model/block_run.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace echelon {
+
+Tensor BlockRun::take(int number) {
+  Tensor& slot = state_.values[static_cast<std::size_t>(number)];
+  check(slot.defined(), "an op reads values that are there");
+  return sequence_->lets_go(number, place_) ? std::exchange(slot, {}) : slot;
+}
+
+Tensor BlockRun::take_input(const BlockOp& op, std::size_t input) {
+  return bring(take(op.inputs[input]), program_.value(op.inputs[input]).home,
+               wanted_home(program_, op, input));
+}
+
+Tensor BlockRun::take_output() {
+  return bring(std::exchange(state_.values[static_cast<std::size_t>(program_.output)], {}),
+               program_.value(program_.output).home, Home::residual);
+}
+
+Tensor BlockRun::bring(Tensor x, Home from, Home to) const {
+  if (from == to) return x;
+  InFlight moving =
+      from == Home::partial_sum ? tensor_parallel_.leave(x, rows()) : tensor_parallel_.enter(x, rows());
+  x = Tensor();
+  return moving.get();
+}
+
+Tensor BlockRun::take_kept(int number) {
+  Tensor& slot = state_.values[static_cast<std::size_t>(number)];
+  check(slot.defined(), "a backward pass reads values that were kept or made again");
+  return std::find(done_->begin(), done_->end(), number) != done_->end() ? std::exchange(slot, {}) : slot;
+}
+
+Tensor BlockRun::take_gradient(int number) {
+  Gradient& g = gradient(number);
+  Tensor d = std::exchange(g.tensor, {});
+  check(d.defined(), "an op's backward pass comes behind those that read its outputs");
+  if (program_.value(number).home == g.home) return d;
+  check(g.home == Home::residual, "only the residual stream's gradients are left where they are");
+  InFlight moving = tensor_parallel_.leave_backward(d, rows());
+  d = Tensor();
+  return moving.get();
+}
+
+Tensor BlockRun::gradient_to_add_to(int number) {
+  Gradient& g = gradient(number);
+  // A weight's gradient that is left for later still reads what is there.
+  if (when_ == Weights::deferred) {
+    const Tensor own = activation({g.tensor.rows(), g.tensor.cols()});
+    kernels().copy(g.tensor, own);
+    g.tensor = own;
+  }
+  return g.tensor;
+}
+
+void BlockRun::weight_gradient(std::function<void()> take) {
+  if (when_ == Weights::now)
+    take();
+  else
+    state_.deferred.push_back(std::move(take));
+}
+
+void BlockRun::weight_gradient(int number, std::function<void(const Tensor&)> take) {
+  if (value(number).defined())
+    weight_gradient([take = std::move(take), x = take_kept(number)] { take(x); });
+  else
+    waiting_[number].push_back(std::move(take));
+}
+
+void BlockRun::provide(int number, Tensor made) {
+  auto waiting = waiting_.extract(number);
+  if (waiting.empty()) return;
+  for (auto& take : waiting.mapped()) weight_gradient([take = std::move(take), made] { take(made); });
+}
+
+}  // namespace echelon

@@ -1,0 +1,111 @@
+// One pass of one microbatch through a block, as its ops see it: values, gradients, and where they lie.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "model/microbatch.h"
+#include "parallel/expert_parallel.h"
+#include "parallel/tensor_parallel.h"
+#include "spec/block_passes.h"
+
+namespace echelon {
+
+// What a block keeps of one microbatch from its forward to its backward pass, or holds on the way.
+struct BlockState {
+  std::vector<Tensor> values;    // by number; undefined where there is none
+  ExpertParallel::Saved routed;  // the value with the experts, where there is one
+  // Weight gradients that the backward pass left for later.
+  std::vector<std::function<void()>> deferred;
+};
+
+// When the gradients of weights are taken: as soon as their inputs exist, so that these can go, or later.
+enum class Weights { now, deferred };
+
+class BlockRun {
+ public:
+  // All outlive this.
+  BlockRun(const Rank& rank, const TensorParallel& tensor_parallel, const BlockProgram& program,
+           const Microbatch& microbatch, BlockState& state)
+      : rank_(rank),
+        tensor_parallel_(tensor_parallel),
+        program_(program),
+        microbatch_(microbatch),
+        state_(state) {
+    state_.values.resize(program.values.size());
+  }
+
+  const Rank& rank() const { return rank_; }
+  Kernels& kernels() const { return rank_.kernels(); }
+  const TensorParallel& tensor_parallel() const { return tensor_parallel_; }
+  const Microbatch& microbatch() const { return microbatch_; }
+  std::int64_t rows() const { return microbatch_.rows(); }  // N, all of them on every tp rank
+  Tensor activation(std::vector<std::int64_t> shape) const { return rank_.activation(std::move(shape)); }
+  ExpertParallel::Saved& routed() const { return state_.routed; }
+
+  // Generation: new tokens of one sequence from `position` on; keys and values are kept in `cache`.
+  void set_cache(std::int64_t position, Tensor cache) { position_ = position, cache_ = std::move(cache); }
+  const Tensor& cache() const { return cache_; }  // undefined elsewhere
+  std::int64_t position() const { return position_; }
+
+  // Forward. What is taken is the op's own where nobody reads it afterwards.
+  const Tensor& value(int number) const { return state_.values[static_cast<std::size_t>(number)]; }
+  void set(int number, Tensor value) { state_.values[static_cast<std::size_t>(number)] = std::move(value); }
+  Tensor take(int number);
+  // An op's input in the home that it wants it in.
+  Tensor take_input(const BlockOp& op, std::size_t input = 0);
+  bool is_again() const { return is_again_; }  // made again for a backward pass
+  // What the block has made, in the residual stream.
+  Tensor take_output();
+
+  // Backward: what was kept or made again; the op's own where no other backward pass reads it.
+  Tensor take_kept(int number);
+  // The gradient of a value, in the value's home; in the second where the reader left it.
+  Tensor take_gradient(int number);
+  Tensor take_gradient_as_left(int number) { return std::exchange(gradient(number).tensor, {}); }
+  void set_gradient(int number, Tensor d) { gradient(number) = {std::move(d), program_.value(number).home}; }
+  // The same in the home that an op wants its input in.
+  void leave_gradient(const BlockOp& op, std::size_t input, Tensor d) {
+    gradient(op.inputs[input]) = {std::move(d), wanted_home(program_, op, input)};
+  }
+  ExpertParallel::Backward& routed_gradient() { return routed_gradient_; }
+  void set_gradient_of_output(const Tensor& d) { gradient(program_.output) = {d, Home::residual}; }
+  // The gradient of a value so far, to be added to.
+  Tensor gradient_to_add_to(int number);
+  // Takes a weight's gradient now or later; the second once the value is there that it reads.
+  Weights when() const { return when_; }
+  void weight_gradient(std::function<void()> take);
+  void weight_gradient(int number, std::function<void(const Tensor&)> take);
+  // A value that a backward pass has made.
+  void provide(int number, Tensor value);
+
+ private:
+  friend class BlockRunner;
+  struct Gradient {
+    Tensor tensor;
+    Home home = Home::residual;
+  };
+  Tensor bring(Tensor x, Home from, Home to) const;
+  Gradient& gradient(int number) { return gradients_[static_cast<std::size_t>(number)]; }
+
+  const Rank& rank_;
+  const TensorParallel& tensor_parallel_;
+  const BlockProgram& program_;
+  const Microbatch& microbatch_;
+  BlockState& state_;
+  std::int64_t position_ = 0;
+  Tensor cache_;
+  // Where in the pass it stands.
+  const OpSequence* sequence_ = nullptr;
+  int place_ = 0;
+  bool is_again_ = false;
+  const std::vector<int>* done_ = nullptr;
+  Weights when_ = Weights::now;
+  std::vector<Gradient> gradients_;  // by value
+  ExpertParallel::Backward routed_gradient_;
+  std::map<int, std::vector<std::function<void(const Tensor&)>>> waiting_;
+};
+
+}  // namespace echelon

@@ -1,0 +1,96 @@
+#include "model/block_runner.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace echelon {
+
+BlockRunner::BlockRunner(BlockProgram program, const Rank& rank, const Plan& plan,
+                         const ParameterStore& parameters, TensorParallel tensor_parallel,
+                         const Faults& faults)
+    : program_(std::make_unique<BlockProgram>(std::move(program))),
+      passes_(block_passes(*program_, plan.recompute)),
+      rank_(&rank),
+      tensor_parallel_(tensor_parallel) {
+  OpSetting setting{rank, plan, parameters, tensor_parallel, {}, faults};
+  if (const BlockOp* experts = program_->find(OpKind::experts_in))
+    experts_ = setting.experts = make_experts(*experts, setting);
+  if (program_->find(OpKind::attention) != nullptr) cache_width_ = 2 * heads_here(plan).kv_width();
+  for (const BlockOp& op : program_->ops) ops_.push_back(make_op(op, setting));
+}
+
+Work<void> BlockRunner::execute(BlockRun& run, const OpSequence& sequence, bool again) const {
+  run.sequence_ = &sequence;
+  run.is_again_ = again;
+  for (std::size_t place = 0; place < sequence.ops.size(); ++place) {
+    const auto i = static_cast<std::size_t>(sequence.ops[place]);
+    run.place_ = static_cast<int>(place);
+    if (again)
+      co_await ops_[i]->again(run);
+    else
+      co_await ops_[i]->forward(run);
+    let_go(run, program_->ops[i]);
+  }
+}
+
+// Of an op's values those that nobody reads any more.
+void BlockRunner::let_go(BlockRun& run, const BlockOp& op) const {
+  const auto each = [&](int value) {
+    if (!run.sequence_->lets_go(value, run.place_)) return;
+    run.set(value, {});
+    if (program_->value(value).home == Home::experts) run.routed() = {};
+  };
+  std::for_each(op.inputs.begin(), op.inputs.end(), each);
+  std::for_each(op.outputs.begin(), op.outputs.end(), each);
+}
+
+Work<Tensor> BlockRunner::forward(const Microbatch& microbatch, Tensor x, BlockState& state) const {
+  BlockRun run(*rank_, tensor_parallel_, *program_, microbatch, state);
+  if (x.defined()) run.set(program_->input, std::move(x));
+  co_await execute(run, passes_.forward, false);
+  co_return run.take_output();
+}
+
+Work<Tensor> BlockRunner::evaluate(const Microbatch& microbatch, Tensor x) const {
+  BlockState state;
+  BlockRun run(*rank_, tensor_parallel_, *program_, microbatch, state);
+  if (x.defined()) run.set(program_->input, std::move(x));
+  co_await execute(run, passes_.evaluation, false);
+  co_return run.take_output();
+}
+
+Tensor BlockRunner::generate(const Microbatch& tokens, Tensor x, std::int64_t position,
+                             const Tensor& cache) const {
+  BlockState state;
+  BlockRun run(*rank_, tensor_parallel_, *program_, tokens, state);
+  run.set_cache(position, cache);
+  if (x.defined()) run.set(program_->input, std::move(x));
+  execute(run, passes_.evaluation, false).finish();
+  return run.take_output();
+}
+
+Work<Tensor> BlockRunner::backward(const Microbatch& microbatch, const Tensor& dy, BlockState& state,
+                                   Weights when) const {
+  BlockRun run(*rank_, tensor_parallel_, *program_, microbatch, state);
+  run.when_ = when;
+  run.gradients_.resize(program_->values.size());
+  run.set_gradient_of_output(dy);
+  for (std::size_t i = ops_.size(); i-- > 0;) {
+    co_await execute(run, passes_.again[i], true);
+    run.done_ = &passes_.done[i];
+    co_await ops_[i]->backward(run);
+    for (int value : passes_.done[i]) run.set(value, {});
+  }
+  if (program_->input < 0) co_return Tensor();
+  co_return run.take_gradient(program_->input);
+}
+
+void BlockRunner::backward_weight(BlockState& state) {
+  for (auto& gradient : state.deferred) {
+    gradient();
+    gradient = nullptr;  // lets go of its tensors
+  }
+  state.deferred.clear();
+}
+
+}  // namespace echelon

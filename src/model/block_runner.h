@@ -1,0 +1,50 @@
+// Runs a block (spec/block.h) on one rank: a transformer layer, the embedding. No tape: what a forward pass
+// keeps is a value handed in, so any number of microbatches can be in flight.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "model/op.h"
+
+namespace echelon {
+
+class BlockRunner {
+ public:
+  // What the setting names outlives this.
+  BlockRunner(BlockProgram program, const Rank& rank, const Plan& plan, const ParameterStore& parameters,
+              TensorParallel tensor_parallel, const Faults& faults);
+
+  // Passes pause where experts are exchanged; what they are given outlives them. x is undefined where the
+  // block begins with tokens.
+  Work<Tensor> forward(const Microbatch& microbatch, Tensor x, BlockState& state) const;
+  // dy is the gradient of forward's result; returns the gradient of x, which may be dy's memory.
+  Work<Tensor> backward(const Microbatch& microbatch, const Tensor& dy, BlockState& state,
+                        Weights when) const;
+  // The weights' gradients that were deferred.
+  static void backward_weight(BlockState& state);
+
+  // Without gradients.
+  Work<Tensor> evaluate(const Microbatch& microbatch, Tensor x) const;
+  // One sequence of new tokens from `position` on; their keys and values go into `cache` (max positions,
+  // cache_width()), undefined where cache_width() is 0.
+  Tensor generate(const Microbatch& tokens, Tensor x, std::int64_t position, const Tensor& cache) const;
+  std::int64_t cache_width() const { return cache_width_; }
+
+  // nullptr where there are none.
+  const ExpertParallel* experts() const { return experts_.get(); }
+
+ private:
+  Work<void> execute(BlockRun& run, const OpSequence& sequence, bool again) const;
+  void let_go(BlockRun& run, const BlockOp& op) const;
+
+  std::unique_ptr<const BlockProgram> program_;
+  BlockPasses passes_;
+  const Rank* rank_;
+  TensorParallel tensor_parallel_;
+  std::shared_ptr<const ExpertParallel> experts_;
+  std::int64_t cache_width_ = 0;
+  std::vector<std::unique_ptr<OpRunner>> ops_;
+};
+
+}  // namespace echelon

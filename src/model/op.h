@@ -1,0 +1,85 @@
+// What runs one op of a block (spec/block.h) on a rank: a file for each kind, op_*.cpp. An op says what it
+// does with tensors; which of them are kept, let go of and made again is the block's affair (block_runner.h).
+#pragma once
+
+#include <memory>
+
+#include "model/block_run.h"
+#include "model/parameters.h"
+#include "parallel/faults.h"
+
+namespace echelon {
+
+class OpRunner {
+ public:
+  // `op` outlives this.
+  explicit OpRunner(const BlockOp& op) : op_(op) {}
+  virtual ~OpRunner() = default;
+  OpRunner(const OpRunner&) = delete;
+  OpRunner& operator=(const OpRunner&) = delete;
+
+  // Sets the op's outputs from its inputs; again(): those that its backward pass reads. backward() takes the
+  // gradients of outputs, sets those of inputs, and adds to the weights' or leaves that for later. All three
+  // may pause.
+  virtual Work<void> forward(BlockRun& run) const {
+    run_forward(run);
+    co_return;
+  }
+  virtual Work<void> again(BlockRun& run) const {
+    run_again(run);
+    co_return;
+  }
+  virtual Work<void> backward(BlockRun& run) const {
+    run_backward(run);
+    co_return;
+  }
+
+ protected:
+  // The same of an op that never does.
+  virtual void run_forward(BlockRun&) const {}
+  virtual void run_again(BlockRun& run) const { run_forward(run); }
+  virtual void run_backward(BlockRun&) const {}
+
+  const BlockOp& op() const { return op_; }
+  int in(std::size_t i = 0) const { return op_.inputs[i]; }
+  int out(std::size_t i = 0) const { return op_.outputs[i]; }
+
+ private:
+  const BlockOp& op_;
+};
+
+// What all ops of a rank's block stand on; outlives them.
+struct OpSetting {
+  const Rank& rank;
+  const Plan& plan;
+  const ParameterStore& parameters;
+  TensorParallel tensor_parallel;
+  std::shared_ptr<const ExpertParallel> experts;  // of this block
+  const Faults& faults;
+
+  // An op's weights or biases as one; undefined where it has none.
+  Weight stacked(const std::vector<ParamSpec>& list) const;
+};
+
+// The heads of this tp rank. With fewer key/value heads than ranks, neighbouring ranks hold the same one.
+Attention heads_here(const Plan& plan);
+// The first vocabulary row of a table that is here.
+std::int64_t first_id_here(const ParamSpec& table, const OpSetting& s);
+// Of a block with experts: what both of its ops work with.
+std::shared_ptr<const ExpertParallel> make_experts(const BlockOp& op, const OpSetting& s);
+
+std::unique_ptr<OpRunner> make_embedding_op(const BlockOp& op, const OpSetting& s);
+std::unique_ptr<OpRunner> make_positions_op(const BlockOp& op, const OpSetting& s);
+std::unique_ptr<OpRunner> make_norm_op(const BlockOp& op, const OpSetting& s);
+std::unique_ptr<OpRunner> make_linear_op(const BlockOp& op, const OpSetting& s);
+std::unique_ptr<OpRunner> make_rope_op(const BlockOp& op, const OpSetting& s);
+std::unique_ptr<OpRunner> make_attention_op(const BlockOp& op, const OpSetting& s);
+std::unique_ptr<OpRunner> make_activation_op(const BlockOp& op, const OpSetting& s);
+std::unique_ptr<OpRunner> make_residual_op(const BlockOp& op, const OpSetting& s);
+std::unique_ptr<OpRunner> make_experts_in_op(const BlockOp& op, const OpSetting& s);
+std::unique_ptr<OpRunner> make_experts_out_op(const BlockOp& op, const OpSetting& s);
+
+// The one of its kind.
+std::unique_ptr<OpRunner> make_op(const BlockOp& op, const OpSetting& s);
+
+}  // namespace echelon

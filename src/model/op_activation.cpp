@@ -1,0 +1,55 @@
+// GELU of the biased input, or SwiGLU. The backward pass works in place: the input's memory and that of the
+// output's gradient become the output, which the next product's weights need, and the input's gradient.
+#include "model/op.h"
+
+namespace echelon {
+namespace {
+
+class ActivationOp final : public OpRunner {
+ public:
+  ActivationOp(const BlockOp& op, const OpSetting& s)
+      : OpRunner(op), gated_(op.activation == Activation::swiglu), bias_(s.stacked(op.biases)) {}
+
+ protected:
+  void run_forward(BlockRun& run) const override {
+    const Tensor h = run.take(in()), y = run.activation({h.rows(), h.cols() / (gated_ ? 2 : 1)});
+    if (gated_)
+      run.kernels().swiglu(h, y);
+    else
+      run.kernels().gelu(h, bias_.value, y);
+    run.set(out(0), h);
+    run.set(out(1), y);
+  }
+
+  void run_again(BlockRun& run) const override {
+    const Tensor h = run.take(in());
+    if (bias_.defined()) run.kernels().add_bias(bias_.value, h);
+    run.set(out(0), h);
+  }
+
+  void run_backward(BlockRun& run) const override {
+    Tensor h = run.take_kept(out(0)), dy = run.take_gradient(out(1));
+    if (gated_) {
+      run.kernels().swiglu_backward(h, dy);
+      std::swap(h, dy);
+    } else {
+      run.kernels().gelu_backward(h, dy);
+    }
+    if (bias_.defined())
+      run.weight_gradient([&k = run.kernels(), bias = bias_, dy] { k.bias_gradient(dy, bias.gradient); });
+    run.set_gradient(in(), std::move(dy));
+    run.provide(out(1), std::move(h));
+  }
+
+ private:
+  bool gated_;
+  Weight bias_;
+};
+
+}  // namespace
+
+std::unique_ptr<OpRunner> make_activation_op(const BlockOp& op, const OpSetting& s) {
+  return std::make_unique<ActivationOp>(op, s);
+}
+
+}  // namespace echelon

@@ -1,0 +1,72 @@
+// Causal attention on the heads of this tp rank and, under context parallelism, on the tokens of the cp
+// group.
+#include <algorithm>
+
+#include "model/op.h"
+
+namespace echelon {
+
+Attention heads_here(const Plan& plan) {
+  const ModelSpec& m = plan.model;
+  const int tp = plan.mesh.size(Axis::tp);
+  return {m.num_heads / tp, std::max<std::int64_t>(m.num_kv_heads / tp, 1), m.head_dim, m.rope_theta};
+}
+
+namespace {
+
+class AttentionOp final : public OpRunner {
+ public:
+  AttentionOp(const BlockOp& op, const OpSetting& s)
+      : OpRunner(op), heads_(heads_here(s.plan)), context_parallel_(s.rank, s.plan, heads_) {}
+
+ protected:
+  void run_forward(BlockRun& run) const override {
+    if (run.cache().defined()) return generate(run);
+    run.set(out(0), context_parallel_.enter(run.microbatch().sequences, run.take(in())));
+    attend(run);
+  }
+
+  void run_again(BlockRun& run) const override {
+    if (run.value(out(0)).defined())
+      attend(run);
+    else
+      run_forward(run);
+  }
+
+  void run_backward(BlockRun& run) const override {
+    const Sequences& sequences = run.microbatch().sequences;
+    Tensor d_attended = run.take_gradient(out(1));
+    Tensor delta = context_parallel_.delta(sequences, run.take_kept(out(1)), d_attended);
+    const Tensor d_qkv = run.activation({run.rows(), heads_.qkv_width()});
+    context_parallel_.backward(sequences, run.value(out(0)), std::move(d_attended), run.value(out(2)),
+                               std::move(delta), d_qkv);
+    run.set_gradient(in(), d_qkv);
+  }
+
+ private:
+  void attend(BlockRun& run) const {
+    const Tensor attended = run.activation({run.rows(), heads_.width()}),
+                 lse = run.activation({run.rows() * heads_.num_heads()});
+    context_parallel_.forward(run.microbatch().sequences, run.value(out(0)), attended, lse);
+    run.set(out(1), attended);
+    run.set(out(2), lse);
+  }
+
+  void generate(BlockRun& run) const {
+    const Tensor attended = run.activation({run.rows(), heads_.width()}),
+                 lse = run.activation({run.rows() * heads_.num_heads()});
+    heads_.forward_cached(run.kernels(), run.position(), run.take(in()), run.cache(), attended, lse);
+    run.set(out(1), attended);
+  }
+
+  Attention heads_;
+  ContextParallel context_parallel_;
+};
+
+}  // namespace
+
+std::unique_ptr<OpRunner> make_attention_op(const BlockOp& op, const OpSetting& s) {
+  return std::make_unique<AttentionOp>(op, s);
+}
+
+}  // namespace echelon

@@ -1,0 +1,72 @@
+// Tokens' rows of the embedding table, cut by vocabulary, and learned positions (GPT-2).
+#include "model/op.h"
+#include "parallel/vocabulary_parallel.h"
+
+namespace echelon {
+namespace {
+
+class EmbeddingOp final : public OpRunner {
+ public:
+  EmbeddingOp(const BlockOp& op, const OpSetting& s)
+      : OpRunner(op),
+        table_(s.rank, s.tensor_parallel, s.stacked(op.weights), first_id_here(op.weights.front(), s)) {}
+
+ protected:
+  void run_forward(BlockRun& run) const override { run.set(out(), table_.forward(run.microbatch().tokens)); }
+
+  void run_backward(BlockRun& run) const override {
+    run.weight_gradient([table = table_, ids = run.microbatch().tokens,
+                         d = run.take_gradient_as_left(out())] { table.backward(ids, d); });
+  }
+
+ private:
+  VocabularyEmbedding table_;
+};
+
+class PositionsOp final : public OpRunner {
+ public:
+  PositionsOp(const BlockOp& op, const OpSetting& s) : OpRunner(op), table_(s.stacked(op.weights)) {}
+
+ protected:
+  void run_forward(BlockRun& run) const override {
+    const Tensor x = run.take_input(op()), added = run.activation({x.rows(), x.cols()});
+    run.kernels().embedding(positions_here(run), table_.value, 0, added);
+    run.kernels().add(added, x);
+    run.set(out(), x);
+  }
+
+  void run_backward(BlockRun& run) const override {
+    const Tensor d = run.take_gradient(out());
+    run.weight_gradient([&k = run.kernels(), table = table_, ids = positions_here(run), d] {
+      k.embedding_backward(ids, d, 0, table.gradient);
+    });
+    run.leave_gradient(op(), 0, d);
+  }
+
+ private:
+  // Of the rows of the residual stream that are here.
+  static Tensor positions_here(const BlockRun& run) {
+    const Range here = run.tensor_parallel().rows_here(run.rows());
+    return run.microbatch().positions.flat_range(here.begin, here.end);
+  }
+
+  Weight table_;
+};
+
+}  // namespace
+
+std::int64_t first_id_here(const ParamSpec& table, const OpSetting& s) {
+  const int index = s.rank.coordinate(Axis::tp);
+  return local_ranges(table, s.rank.size(Axis::tp), index)[0].begin +
+         (index > 0 ? s.faults.vocabulary_shift : 0);
+}
+
+std::unique_ptr<OpRunner> make_embedding_op(const BlockOp& op, const OpSetting& s) {
+  return std::make_unique<EmbeddingOp>(op, s);
+}
+
+std::unique_ptr<OpRunner> make_positions_op(const BlockOp& op, const OpSetting& s) {
+  return std::make_unique<PositionsOp>(op, s);
+}
+
+}  // namespace echelon

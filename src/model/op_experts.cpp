@@ -1,0 +1,103 @@
+// A mixture of experts (parallel/expert_parallel.h) as two ops: to the experts' hidden values, and to their
+// sum.
+#include <utility>
+
+#include "model/op.h"
+
+namespace echelon {
+
+std::shared_ptr<const ExpertParallel> make_experts(const BlockOp& op, const OpSetting& s) {
+  // The router, then gate, up and down of each expert, then those of the shared one.
+  const std::vector<ParamSpec>& list = op.weights;
+  const auto gate_up = [&](std::size_t first) { return s.stacked({list[first], list[first + 1]}); };
+  const auto down = [&](std::size_t first) { return s.stacked({list[first + 2]}); };
+  ExpertParallel::Weights weights{s.stacked({list[0]}), {}, {}, {}};
+  const Range here = experts_of(s.plan, s.rank.mesh().ep_index(s.rank.coordinates()));
+  for (std::int64_t e = here.begin; e < here.end; ++e) {
+    const auto first = static_cast<std::size_t>(1 + 3 * e);
+    weights.in.push_back(gate_up(first));
+    weights.out.push_back(down(first));
+  }
+  const auto shared = static_cast<std::size_t>(1 + 3 * s.plan.model.num_experts);
+  if (shared < list.size())
+    weights.shared = Mlp(Linear(gate_up(shared), {}, WeightOrder::out_in),
+                         Linear(down(shared), {}, WeightOrder::out_in), Activation::swiglu);
+  auto experts = std::make_shared<ExpertParallel>(s.rank, s.plan, s.tensor_parallel, std::move(weights));
+  if (s.faults.router_bias != 0) {
+    std::vector<double> bias(static_cast<std::size_t>(s.plan.model.num_experts));
+    bias.front() = s.faults.router_bias;
+    experts->set_bias(bias);
+  }
+  return experts;
+}
+
+namespace {
+
+RoutedTokens tokens_of(const Microbatch& m) {
+  return {m.sequences.batch, m.step, m.first_sample, m.positions};
+}
+
+class ExpertsInOp final : public OpRunner {
+ public:
+  ExpertsInOp(const BlockOp& op, const OpSetting& s) : OpRunner(op), experts_(s.experts) {}
+
+  Work<void> forward(BlockRun& run) const override {
+    const RoutedTokens tokens = tokens_of(run.microbatch());
+    Tensor normed = run.take(in());
+    run.routed() = experts_->route(normed, run.rows(), tokens);
+    if (!run.is_again() && tokens.sequences > 0) experts_->count_forward(run.routed());
+    normed = run.tensor_parallel().enter(normed, run.rows()).get();
+    co_await experts_->in_forward(normed, run.routed());
+  }
+  Work<void> again(BlockRun& run) const override { return forward(run); }
+
+ protected:
+  void run_backward(BlockRun& run) const override {
+    ExpertParallel::Backward& d = run.routed_gradient();
+    InFlight entering = run.tensor_parallel().enter_backward(std::exchange(d.d_normed, {}), run.rows());
+    const auto take = [&](std::function<void()> gradient) { run.weight_gradient(std::move(gradient)); };
+    auto input = std::make_shared<InputAgain>(run.tensor_parallel(), run.take_kept(in()), run.rows());
+    const Tensor normed_here = input->here();
+    experts_->in_backward_weight(std::exchange(input, {}), run.routed(), d, take);
+    const Tensor d_normed = entering.get();
+    experts_->route_backward(normed_here, run.routed(), d, d_normed, take);
+    d = {};
+    run.set_gradient(in(), d_normed);
+  }
+
+ private:
+  std::shared_ptr<const ExpertParallel> experts_;
+};
+
+class ExpertsOutOp final : public OpRunner {
+ public:
+  ExpertsOutOp(const BlockOp& op, const OpSetting& s) : OpRunner(op), experts_(s.experts) {}
+
+  Work<void> forward(BlockRun& run) const override {
+    Tensor y = co_await experts_->out_forward(run.routed());
+    run.set(out(), std::move(y));
+  }
+  Work<void> backward(BlockRun& run) const override {
+    const Tensor dy = run.take_gradient(out());
+    const ExpertParallel::WeightGradient take = [&run](std::function<void()> gradient) {
+      run.weight_gradient(std::move(gradient));
+    };
+    ExpertParallel::Backward d = co_await experts_->backward_input(dy, run.routed(), take);
+    run.routed_gradient() = std::move(d);
+  }
+
+ private:
+  std::shared_ptr<const ExpertParallel> experts_;
+};
+
+}  // namespace
+
+std::unique_ptr<OpRunner> make_experts_in_op(const BlockOp& op, const OpSetting& s) {
+  return std::make_unique<ExpertsInOp>(op, s);
+}
+
+std::unique_ptr<OpRunner> make_experts_out_op(const BlockOp& op, const OpSetting& s) {
+  return std::make_unique<ExpertsOutOp>(op, s);
+}
+
+}  // namespace echelon

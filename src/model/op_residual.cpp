@@ -1,0 +1,35 @@
+// x + y, and the bias of the product that y is the sum of, added once behind the sum over tp.
+#include "model/op.h"
+
+namespace echelon {
+namespace {
+
+class ResidualOp final : public OpRunner {
+ public:
+  ResidualOp(const BlockOp& op, const OpSetting& s) : OpRunner(op), bias_(s.stacked(op.biases)) {}
+
+ protected:
+  void run_forward(BlockRun& run) const override {
+    const Tensor y = run.take_input(op(), 1), &x = run.value(in(0));
+    run.kernels().residual(x, y, bias_.value, y);
+    run.set(out(), y);
+  }
+
+  void run_backward(BlockRun& run) const override {
+    const Tensor d = run.take_gradient(out());
+    if (bias_.defined()) run.kernels().bias_gradient(d, bias_.gradient);
+    run.leave_gradient(op(), 0, d);
+    run.leave_gradient(op(), 1, d);
+  }
+
+ private:
+  Weight bias_;
+};
+
+}  // namespace
+
+std::unique_ptr<OpRunner> make_residual_op(const BlockOp& op, const OpSetting& s) {
+  return std::make_unique<ResidualOp>(op, s);
+}
+
+}  // namespace echelon

@@ -1,0 +1,272 @@
+#include "spec/block.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "base/error.h"
+#include "spec/block_builder.h"
+#include "spec/families.h"
+
+namespace echelon {
+
+const char* op_kind_name(OpKind kind) {
+  switch (kind) {
+    case OpKind::embedding:
+      return "embedding";
+    case OpKind::positions:
+      return "positions";
+    case OpKind::norm:
+      return "norm";
+    case OpKind::linear:
+      return "linear";
+    case OpKind::rope:
+      return "rope";
+    case OpKind::attention:
+      return "attention";
+    case OpKind::latent:
+      return "latent";
+    case OpKind::activation:
+      return "activation";
+    case OpKind::residual:
+      return "residual";
+    case OpKind::experts_in:
+      return "experts_in";
+    case OpKind::experts_out:
+      return "experts_out";
+    case OpKind::loss:
+      return "loss";
+  }
+  return "";
+}
+
+std::vector<ParamSpec> BlockProgram::parameters() const {
+  std::vector<ParamSpec> list;
+  for (const BlockOp& op : ops) {
+    list.insert(list.end(), op.weights.begin(), op.weights.end());
+    list.insert(list.end(), op.biases.begin(), op.biases.end());
+  }
+  return list;
+}
+
+int BlockProgram::producer(int value) const {
+  for (std::size_t i = 0; i < ops.size(); ++i)
+    if (std::find(ops[i].outputs.begin(), ops[i].outputs.end(), value) != ops[i].outputs.end())
+      return static_cast<int>(i);
+  return -1;
+}
+
+const BlockOp* BlockProgram::find(OpKind kind) const {
+  const auto found = std::find_if(ops.begin(), ops.end(), [&](const BlockOp& op) { return op.kind == kind; });
+  return found == ops.end() ? nullptr : &*found;
+}
+
+Home wanted_home(const BlockProgram& program, const BlockOp& op, std::size_t input) {
+  const Home home = program.value(op.inputs[input]).home;
+  switch (op.kind) {
+    case OpKind::linear:
+    case OpKind::loss:
+      return home == Home::residual ? Home::whole : home;
+    case OpKind::residual:
+    case OpKind::positions:
+      return Home::residual;
+    default:
+      return home;
+  }
+}
+
+BlockProgram embedding_program(const ModelSpec& m) {
+  return m.family == Family::gpt2 ? Gpt2::embedding(m) : Llama::embedding(m);
+}
+
+BlockProgram layer_program(const ModelSpec& m, std::int64_t layer) {
+  return m.family == Family::gpt2 ? Gpt2::layer(m, layer) : Llama::layer(m, layer);
+}
+
+BlockProgram head_program(const ModelSpec& m) {
+  return m.family == Family::gpt2 ? Gpt2::head(m) : Llama::head(m);
+}
+
+int BlockBuilder::value(std::string name, Home home, std::int64_t width) {
+  program_.values.push_back({std::move(name), home, width});
+  return static_cast<int>(program_.values.size()) - 1;
+}
+
+BlockOp& BlockBuilder::add(OpKind kind, std::string name, std::vector<int> inputs, std::vector<int> outputs) {
+  BlockOp op;
+  op.kind = kind;
+  op.name = std::move(name);
+  op.inputs = std::move(inputs);
+  op.outputs = std::move(outputs);
+  program_.ops.push_back(std::move(op));
+  return program_.ops.back();
+}
+
+int BlockBuilder::input(const std::string& name) {
+  return program_.input = value(name, Home::residual, m_.hidden);
+}
+
+int BlockBuilder::embedding(ParamSpec table) {
+  const int x = value("embedded", Home::partial_sum, m_.hidden);
+  add(OpKind::embedding, "embedding", {}, {x}).weights = {std::move(table)};
+  return x;
+}
+
+int BlockBuilder::positions(int x, ParamSpec table) {
+  const int y = value("placed", Home::residual, m_.hidden);
+  add(OpKind::positions, "positions", {x}, {y}).weights = {std::move(table)};
+  return y;
+}
+
+int BlockBuilder::layer_norm(const std::string& name, int x, const std::string& parameter) {
+  const int y = value(name + ".out", program_.value(x).home, width(x)),
+            stats = value(name + ".stats", program_.value(x).home, 2);
+  BlockOp& op = add(OpKind::norm, name, {x}, {y, stats});
+  op.weights = {norm_weight(parameter + ".weight", width(x))};
+  op.biases = {whole_bias(parameter + ".bias", width(x))};
+  return y;
+}
+
+int BlockBuilder::rms_norm(const std::string& name, int x, const std::string& parameter) {
+  const int y = value(name + ".out", program_.value(x).home, width(x)),
+            stats = value(name + ".stats", program_.value(x).home, 1);
+  add(OpKind::norm, name, {x}, {y, stats}).weights = {norm_weight(parameter + ".weight", width(x))};
+  return y;
+}
+
+int BlockBuilder::columns(const std::string& name, int x, std::vector<ParamSpec> weights,
+                          std::vector<ParamSpec> biases) {
+  const auto made = static_cast<std::size_t>(weights.front().shard_dim);  // dimension
+  std::int64_t cols = 0;
+  for (const ParamSpec& weight : weights) cols += weight.shape[made];
+  const int y = value(name + ".out", Home::cut, cols);
+  BlockOp& op = add(OpKind::linear, name, {x}, {y});
+  op.order = made == 1 ? WeightOrder::in_out : WeightOrder::out_in;
+  op.weights = std::move(weights);
+  op.biases = std::move(biases);
+  return y;
+}
+
+int BlockBuilder::rows(const std::string& name, int x, ParamSpec weight) {
+  const bool in_out = weight.shard_dim == 0;
+  const int y = value(name + ".out", Home::partial_sum, weight.shape[in_out ? 1 : 0]);
+  BlockOp& op = add(OpKind::linear, name, {x}, {y});
+  op.order = in_out ? WeightOrder::in_out : WeightOrder::out_in;
+  op.weights = {std::move(weight)};
+  return y;
+}
+
+int BlockBuilder::rope(int qkv) {
+  const int turned = value("turned", Home::cut, width(qkv));
+  add(OpKind::rope, "rope", {qkv}, {turned});
+  return turned;
+}
+
+int BlockBuilder::attention(int qkv) {
+  const int core = value("core", Home::cut, width(qkv)),
+            out = value("attended", Home::cut, m_.attended_width()),
+            lse = value("lse", Home::cut, m_.num_heads);
+  add(OpKind::attention, "attention", {qkv}, {core, out, lse});
+  return out;
+}
+
+int BlockBuilder::latent(int x, std::vector<ParamSpec> weights) {
+  const int qkv = value("latent.out", Home::cut, m_.attention_width() * 2 + m_.attended_width());
+  add(OpKind::latent, "latent", {x}, {qkv}).weights = std::move(weights);
+  return qkv;
+}
+
+int BlockBuilder::activation(int hidden, Activation activation, std::vector<ParamSpec> biases) {
+  const bool gated = activation == Activation::swiglu;
+  const int biased = value("hidden", Home::cut, width(hidden)),
+            y = value("activated", Home::cut, width(hidden) / (gated ? 2 : 1));
+  BlockOp& op = add(OpKind::activation, "activation", {hidden}, {biased, y});
+  op.activation = activation;
+  op.biases = std::move(biases);
+  return y;
+}
+
+int BlockBuilder::residual(const std::string& name, int x, int y, std::vector<ParamSpec> biases) {
+  const int sum = value(name + ".out", Home::residual, width(x));
+  add(OpKind::residual, name, {x, y}, {sum}).biases = std::move(biases);
+  return sum;
+}
+
+int BlockBuilder::experts(int x, std::vector<ParamSpec> weights) {
+  const int hidden = value("routed", Home::experts, 2 * m_.expert_hidden),
+            y = value("experts.out", Home::partial_sum, m_.hidden);
+  add(OpKind::experts_in, "experts_in", {x}, {hidden}).weights = std::move(weights);
+  add(OpKind::experts_out, "experts_out", {hidden}, {y});
+  return y;
+}
+
+void BlockBuilder::loss(int x, std::vector<ParamSpec> weights) {
+  add(OpKind::loss, "loss", {x}, {}).weights = std::move(weights);
+}
+
+BlockProgram BlockBuilder::finish(int output) {
+  program_.output = output;
+  return std::move(program_);
+}
+
+static ParamSpec vector(std::string name, std::int64_t width, Init init) {
+  ParamSpec p;
+  p.name = std::move(name);
+  p.shape = {width};
+  p.init = init;
+  p.decay = false;
+  p.multiplies = false;
+  p.rows_are_sequence_sharded = true;
+  return p;
+}
+
+ParamSpec norm_weight(std::string name, std::int64_t width) {
+  return vector(std::move(name), width, Init::ones);
+}
+
+ParamSpec whole_bias(std::string name, std::int64_t width) {
+  return vector(std::move(name), width, Init::zeros);
+}
+
+ParamSpec cut_bias(std::string name, std::int64_t width, std::vector<Piece> pieces) {
+  ParamSpec p = vector(std::move(name), width, Init::zeros);
+  p.shard_dim = 0;
+  p.pieces = std::move(pieces);
+  p.rows_are_sequence_sharded = false;
+  return p;
+}
+
+ParamSpec matrix(std::string name, std::int64_t rows, std::int64_t cols, int shard_dim,
+                 std::vector<Piece> pieces, double std) {
+  ParamSpec p;
+  p.name = std::move(name);
+  p.shape = {rows, cols};
+  p.shard_dim = shard_dim;
+  p.pieces = std::move(pieces);
+  p.init_std = std;
+  return p;
+}
+
+ParamSpec cut_rows(std::string name, std::int64_t rows, std::int64_t cols, std::int64_t unit, double std) {
+  return matrix(std::move(name), rows, cols, 0, {{rows, unit}}, std);
+}
+
+ParamSpec cut_columns(std::string name, std::int64_t rows, std::int64_t cols, std::int64_t unit, double std) {
+  return matrix(std::move(name), rows, cols, 1, {{cols, unit}}, std);
+}
+
+ParamSpec whole_matrix(std::string name, std::int64_t rows, std::int64_t cols, double std) {
+  ParamSpec p = matrix(std::move(name), rows, cols, -1, {}, std);
+  p.rows_are_sequence_sharded = true;
+  return p;
+}
+
+std::vector<ParamSpec> output_matrix(const ModelSpec& m) {
+  if (m.tied_embedding) return {};
+  return {cut_rows("lm_head.weight", m.vocab, m.hidden, 1, m.init_std)};
+}
+
+double residual_std(const ModelSpec& m) {
+  return m.init_std / std::sqrt(2.0 * static_cast<double>(m.num_layers));
+}
+
+}  // namespace echelon

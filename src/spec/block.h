@@ -1,0 +1,81 @@
+// A part of a model as data: ops over named values of a microbatch, in order. A transformer layer, the
+// embedding, the output layer. What is told here is told nowhere else; its readers make one pass over the
+// list each: the parameters (model_spec.h), what is kept and what is made again (block_passes.h), the run
+// (model/block_runner.h), FLOPs and seconds (plan/layer_seconds.h), the drawing (draw/block.h).
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "spec/param_spec.h"
+
+namespace echelon {
+
+struct ModelSpec;
+
+// Where a value lies along tp, and with it which rows and columns of it are here.
+enum class Home {
+  residual,     // as the residual stream: I, or S(0) under sequence parallelism
+  whole,        // R: all rows, all columns
+  cut,          // S(1): all rows, the columns of this rank's heads or hidden units
+  partial_sum,  // P: all rows, all columns, and the sum over the ranks is the value
+  experts,      // with the experts: copies of tokens, sorted
+};
+
+struct BlockValue {
+  std::string name;
+  Home home = Home::residual;
+  std::int64_t width = 0;  // columns, all of them
+};
+
+// One file each in src/model/, with its forward and backward passes.
+enum class OpKind {
+  embedding,    // tokens -> rows of a table
+  positions,    // x + rows of a table of positions
+  norm,         // x -> y, stats. With a bias LayerNorm, without RMSNorm
+  linear,       // x -> x W (+ b). By columns (whole -> cut), by rows (cut -> partial sum)
+  rope,         // [q | k | v] -> the same, turned by position
+  attention,    // [q | k | v] -> what attention computes with, its output, its log-sum-exp
+  latent,       // x -> [q | k | v] through compressed forms (DeepSeek-V2)
+  activation,   // h -> h + b, its activation: GELU, or SwiGLU of [gate | up]
+  residual,     // x, y -> x + y (+ b)
+  experts_in,   // x -> the hidden values of the experts that its tokens are routed to
+  experts_out,  // these -> their sum
+  loss,         // x -> the loss of its logits
+};
+const char* op_kind_name(OpKind kind);
+
+enum class WeightOrder { in_out, out_in };  // how a matrix is stored: GPT-2's (in, out), Llama's (out, in)
+enum class Activation { gelu, swiglu };
+
+struct BlockOp {
+  OpKind kind = OpKind::norm;
+  std::string name;                        // within the block: "attention_in"
+  std::vector<int> inputs, outputs;        // values
+  std::vector<ParamSpec> weights, biases;  // of a linear op side by side: one matrix
+  WeightOrder order = WeightOrder::out_in;
+  Activation activation = Activation::gelu;
+};
+
+struct BlockProgram {
+  std::vector<BlockValue> values;
+  std::vector<BlockOp> ops;
+  int input = -1, output = -1;  // values; no input before the embedding, no output behind the loss
+
+  std::vector<ParamSpec> parameters() const;
+  const BlockValue& value(int number) const { return values[static_cast<std::size_t>(number)]; }
+  // The op that makes a value; -1: it comes from outside.
+  int producer(int value) const;
+  const BlockOp* find(OpKind kind) const;  // the first one, or nullptr
+};
+
+// In which home an op takes its input: where that is another one, a collective brings it there, and its
+// gradient back (the conjugate table, layout.h).
+Home wanted_home(const BlockProgram& program, const BlockOp& op, std::size_t input);
+
+// The parts of a model, by its family (family_*.cpp).
+BlockProgram embedding_program(const ModelSpec& model);
+BlockProgram layer_program(const ModelSpec& model, std::int64_t layer);
+BlockProgram head_program(const ModelSpec& model);
+
+}  // namespace echelon

@@ -1,0 +1,64 @@
+// How a family writes its blocks down: each call adds an op behind those before it and returns the value that
+// it makes for the next one.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "spec/block.h"
+#include "spec/model_spec.h"
+
+namespace echelon {
+
+class BlockBuilder {
+ public:
+  explicit BlockBuilder(const ModelSpec& model) : m_(model) {}
+
+  int input(const std::string& name);  // the residual stream
+  // `weight` (rows of a table, cut over tp, or whole on every rank).
+  int embedding(ParamSpec table);
+  int positions(int x, ParamSpec table);
+  int layer_norm(const std::string& name, int x, const std::string& parameter);
+  int rms_norm(const std::string& name, int x, const std::string& parameter);
+  // By columns where the weights are cut along what they make, by rows where they are cut along what they
+  // take. Several weights lie side by side.
+  int columns(const std::string& name, int x, std::vector<ParamSpec> weights,
+              std::vector<ParamSpec> biases = {});
+  int rows(const std::string& name, int x, ParamSpec weight);
+  int rope(int qkv);
+  int attention(int qkv);
+  int latent(int x, std::vector<ParamSpec> weights);
+  int activation(int hidden, Activation activation, std::vector<ParamSpec> biases = {});
+  int residual(const std::string& name, int x, int y, std::vector<ParamSpec> biases = {});
+  int experts(int x, std::vector<ParamSpec> weights);
+  void loss(int x, std::vector<ParamSpec> weights);
+
+  BlockProgram finish(int output);
+
+ private:
+  int value(std::string name, Home home, std::int64_t width);
+  BlockOp& add(OpKind kind, std::string name, std::vector<int> inputs, std::vector<int> outputs);
+  std::int64_t width(int value) const { return program_.value(value).width; }
+
+  const ModelSpec& m_;
+  BlockProgram program_;
+};
+
+// Parameters. Names are those that transformers saves.
+ParamSpec matrix(std::string name, std::int64_t rows, std::int64_t cols, int shard_dim,
+                 std::vector<Piece> pieces, double std);
+// (out, in) matrices cut by what they make, by what they take, or held whole by every tp rank, which
+// multiplies its own rows of the sequence with it. `unit`: rows or columns that stay together (a head).
+ParamSpec cut_rows(std::string name, std::int64_t rows, std::int64_t cols, std::int64_t unit, double std);
+ParamSpec cut_columns(std::string name, std::int64_t rows, std::int64_t cols, std::int64_t unit, double std);
+ParamSpec whole_matrix(std::string name, std::int64_t rows, std::int64_t cols, double std);
+ParamSpec norm_weight(std::string name, std::int64_t width);
+ParamSpec whole_bias(std::string name, std::int64_t width);  // added once, behind the sum over the group
+ParamSpec cut_bias(std::string name, std::int64_t width,
+                   std::vector<Piece> pieces);  // as the outputs are cut
+// Residual outputs start smaller so that the variance of the residual stream does not grow with depth
+// (GPT-2).
+double residual_std(const ModelSpec& model);
+
+}  // namespace echelon

@@ -1,0 +1,143 @@
+#include "spec/block_passes.h"
+
+#include <algorithm>
+#include <functional>
+#include <set>
+
+namespace echelon {
+namespace {
+
+// Attention's output and log-sum-exp are made again from what it computes with, which stays.
+bool is_made_again(const BlockOp& op, int value, Recompute recompute) {
+  return recompute == Recompute::full ||
+         (recompute == Recompute::selective && op.kind == OpKind::attention && value != op.outputs[0]);
+}
+
+// What an op needs to make its outputs again, of what is there: of a norm its input even where its statistics
+// are kept, of attention what it computes with.
+std::vector<int> made_from(const BlockOp& op, const std::set<int>& there) {
+  if (op.kind == OpKind::attention && there.contains(op.outputs[0])) return {op.outputs[0]};
+  return op.inputs;
+}
+
+OpSequence sequence(const BlockProgram& program, std::vector<int> ops, const std::set<int>& keeps) {
+  OpSequence s;
+  s.ops = std::move(ops);
+  s.last_use.assign(program.values.size(), -1);
+  s.keeps.assign(program.values.size(), false);
+  for (std::size_t place = 0; place < s.ops.size(); ++place)
+    for (int value : program.ops[static_cast<std::size_t>(s.ops[place])].inputs)
+      s.last_use[static_cast<std::size_t>(value)] = static_cast<int>(place);
+  for (int value : keeps) s.keeps[static_cast<std::size_t>(value)] = true;
+  return s;
+}
+
+}  // namespace
+
+std::vector<int> backward_reads(const BlockOp& op) {
+  switch (op.kind) {
+    case OpKind::norm:
+      return {op.inputs[0], op.outputs[1]};
+    case OpKind::linear:
+    case OpKind::latent:
+      return {op.inputs[0]};
+    case OpKind::attention:
+      return op.outputs;
+    case OpKind::activation:
+      return {op.outputs[0]};
+    case OpKind::experts_in:
+      return {op.inputs[0], op.outputs[0]};
+    case OpKind::experts_out:
+      return {op.inputs[0]};
+    case OpKind::loss:
+      return {op.inputs[0]};
+    case OpKind::embedding:
+    case OpKind::positions:
+    case OpKind::rope:
+    case OpKind::residual:
+      return {};
+  }
+  return {};
+}
+
+bool comes_with_backward(const BlockProgram& program, int value) {
+  const int op = program.producer(value);
+  return op >= 0 && program.ops[static_cast<std::size_t>(op)].kind == OpKind::activation &&
+         program.ops[static_cast<std::size_t>(op)].outputs[1] == value;
+}
+
+bool is_cheap(const BlockProgram& program, int value) {
+  const int op = program.producer(value);
+  if (op < 0) return false;
+  const BlockOp& made_by = program.ops[static_cast<std::size_t>(op)];
+  return comes_with_backward(program, value) || (made_by.kind == OpKind::norm && made_by.outputs[0] == value);
+}
+
+BlockPasses block_passes(const BlockProgram& program, Recompute recompute) {
+  const int count = static_cast<int>(program.ops.size());
+  const auto op = [&](int i) -> const BlockOp& { return program.ops[static_cast<std::size_t>(i)]; };
+  std::set<int> read;  // by backward passes, and not made again just before each
+  for (const BlockOp& o : program.ops)
+    for (int value : backward_reads(o))
+      if (!is_cheap(program, value)) read.insert(value);
+  std::set<int> there;  // at the beginning of the backward pass
+  for (int value : read)
+    if (const int made_by = program.producer(value);
+        made_by < 0 || !is_made_again(op(made_by), value, recompute))
+      there.insert(value);
+  if (program.input >= 0) there.insert(program.input);  // what is made again is made from it
+
+  std::vector<int> all;
+  for (int i = 0; i < count; ++i) all.push_back(i);
+  BlockPasses passes;
+  std::set<int> kept = there, output;
+  if (program.output >= 0) output.insert(program.output);
+  kept.insert(output.begin(), output.end());
+  passes.forward = sequence(program, all, kept);
+  passes.evaluation = sequence(program, all, output);
+  passes.again.resize(program.ops.size());
+  for (int i = count; i-- > 0;) {
+    std::set<int> needs;
+    for (int value : backward_reads(op(i))) {
+      if (!comes_with_backward(program, value)) {
+        needs.insert(value);
+        continue;
+      }
+      // It comes of the op before, whose backward pass begins with what this one leaves.
+      for (int earlier : backward_reads(op(program.producer(value)))) needs.insert(earlier);
+    }
+    std::set<int> ops, makes;
+    const std::function<void(int)> make = [&](int value) {
+      if (there.contains(value) || makes.contains(value)) return;
+      const int made_by = program.producer(value);
+      makes.insert(value);
+      ops.insert(made_by);
+      for (int from : made_from(op(made_by), there)) make(from);
+    };
+    for (int value : needs) make(value);
+    std::set<int> keeps = there;
+    for (int made_by : ops)
+      for (int value : op(made_by).outputs)
+        if (read.contains(value)) keeps.insert(value);
+    there = keeps;
+    for (int value : needs)
+      if (makes.contains(value)) keeps.insert(value);
+    passes.again[static_cast<std::size_t>(i)] = sequence(program, {ops.begin(), ops.end()}, keeps);
+  }
+  passes.done.resize(program.ops.size());
+  std::vector<bool> is_done(program.values.size());
+  for (int i = 0; i < count; ++i) {
+    std::vector<int> last = backward_reads(op(i));
+    for (int again : passes.again[static_cast<std::size_t>(i)].ops)
+      for (const std::vector<int>* list : {&op(again).inputs, &op(again).outputs})
+        last.insert(last.end(), list->begin(), list->end());
+    for (int value : last)
+      if (!is_done[static_cast<std::size_t>(value)]) {
+        is_done[static_cast<std::size_t>(value)] = true;
+        passes.done[static_cast<std::size_t>(i)].push_back(value);
+      }
+  }
+  return passes;
+}
+
+}  // namespace echelon

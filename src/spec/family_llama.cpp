@@ -1,0 +1,104 @@
+// Llama: RoPE, RMSNorm, SwiGLU, no biases, grouped-query attention, weights stored (out, in); in place of
+// MLPs the experts of Mixtral or DeepSeek.
+#include <fmt/core.h>
+
+#include "spec/block_builder.h"
+#include "spec/families.h"
+
+namespace echelon {
+namespace {
+
+struct SwigluNames {
+  const char *gate, *up, *down;
+};
+constexpr SwigluNames llama_names{"gate_proj.weight", "up_proj.weight", "down_proj.weight"};
+constexpr SwigluNames mixtral_names{"w1.weight", "w3.weight", "w2.weight"};
+
+// gate, up and down.
+std::vector<ParamSpec> swiglu(const ModelSpec& m, const std::string& at, const SwigluNames& names,
+                              std::int64_t width) {
+  return {cut_rows(at + names.gate, width, m.hidden, 1, m.init_std),
+          cut_rows(at + names.up, width, m.hidden, 1, m.init_std),
+          cut_columns(at + names.down, m.hidden, width, 1, residual_std(m))};
+}
+
+// The router, the experts one after another, the one that all tokens share.
+std::vector<ParamSpec> experts(const ModelSpec& m, const std::string& at) {
+  const bool mixtral = m.experts == Experts::mixtral;
+  const std::string home = at + (mixtral ? "block_sparse_moe." : "mlp.");
+  std::vector<ParamSpec> list{whole_matrix(home + "gate.weight", m.num_experts, m.hidden, m.init_std)};
+  for (int expert = 0; expert < m.num_experts; ++expert)
+    for (ParamSpec& p : swiglu(m, fmt::format("{}experts.{}.", home, expert),
+                               mixtral ? mixtral_names : llama_names, m.expert_hidden)) {
+      p.expert = expert;
+      list.push_back(std::move(p));
+    }
+  if (m.num_shared_experts > 0)
+    for (ParamSpec& p :
+         swiglu(m, home + "shared_experts.", llama_names, m.num_shared_experts * m.expert_hidden))
+      list.push_back(std::move(p));
+  return list;
+}
+
+// What is compressed is whole on every tp rank; heads are cut where they are made of it again.
+std::vector<ParamSpec> latent_projections(const ModelSpec& m, const std::string& at) {
+  const std::int64_t C = m.hidden, D = m.head_dim, V = m.value_head_dim, H = m.num_heads;
+  std::vector<ParamSpec> list;
+  if (m.q_rank > 0) {
+    list.push_back(whole_matrix(at + "q_a_proj.weight", m.q_rank, C, m.init_std));
+    list.push_back(norm_weight(at + "q_a_layernorm.weight", m.q_rank));
+    list.push_back(cut_rows(at + "q_b_proj.weight", H * D, m.q_rank, D, m.init_std));
+  } else {
+    list.push_back(cut_rows(at + "q_proj.weight", H * D, C, D, m.init_std));
+  }
+  list.push_back(whole_matrix(at + "kv_a_proj_with_mqa.weight", m.kv_rank + m.rotary_dim, C, m.init_std));
+  list.push_back(norm_weight(at + "kv_a_layernorm.weight", m.kv_rank));
+  const std::int64_t key_and_value = D - m.rotary_dim + V;
+  list.push_back(cut_rows(at + "kv_b_proj.weight", H * key_and_value, m.kv_rank, key_and_value, m.init_std));
+  return list;
+}
+
+int attention_in(BlockBuilder& b, const ModelSpec& m, int x, const std::string& at) {
+  if (m.latent_attention()) return b.latent(x, latent_projections(m, at));
+  const std::int64_t C = m.hidden, D = m.head_dim, Q = m.attention_width(), K = m.kv_width();
+  return b.columns("attention_in", x,
+                   {cut_rows(at + "q_proj.weight", Q, C, D, m.init_std),
+                    cut_rows(at + "k_proj.weight", K, C, D, m.init_std),
+                    cut_rows(at + "v_proj.weight", K, C, D, m.init_std)});
+}
+
+}  // namespace
+
+BlockProgram Llama::embedding(const ModelSpec& m) {
+  BlockBuilder b(m);
+  ParamSpec table = cut_rows("model.embed_tokens.weight", m.vocab, m.hidden, 1, m.init_std);
+  table.multiplies = m.tied_embedding;  // as the output matrix; the lookup is no product
+  return b.finish(b.embedding(std::move(table)));
+}
+
+BlockProgram Llama::layer(const ModelSpec& m, std::int64_t layer) {
+  const std::string at = fmt::format("model.layers.{}.", layer);
+  BlockBuilder b(m);
+  const int x = b.input("x");
+  int y = b.rms_norm("norm1", x, at + "input_layernorm");
+  y = b.rope(attention_in(b, m, y, at + "self_attn."));
+  y = b.rows("attention_out", b.attention(y),
+             cut_columns(at + "self_attn.o_proj.weight", m.hidden, m.attended_width(),
+                         m.attended_width() / m.num_heads, residual_std(m)));
+  const int middle = b.residual("residual1", x, y);
+  y = b.rms_norm("norm2", middle, at + "post_attention_layernorm");
+  if (m.has_experts(layer)) return b.finish(b.residual("residual2", middle, b.experts(y, experts(m, at))));
+  const std::vector<ParamSpec> mlp = swiglu(m, at + "mlp.", llama_names, m.mlp_hidden);
+  y = b.columns("mlp_in", y, {mlp[0], mlp[1]});
+  y = b.rows("mlp_out", b.activation(y, Activation::swiglu), mlp[2]);
+  return b.finish(b.residual("residual2", middle, y));
+}
+
+BlockProgram Llama::head(const ModelSpec& m) {
+  BlockBuilder b(m);
+  const int y = b.rms_norm("norm", b.input("x"), "model.norm");
+  b.loss(y, output_matrix(m));
+  return b.finish(-1);
+}
+
+}  // namespace echelon
