@@ -82,7 +82,7 @@ TEST(DryRun, DenseModelsOnEveryAxis) {
 
 TEST(DryRun, Pipelines) {
   for (const char* schedule : {"1f1b", "gpipe", "zb-h1", "pipedream", "dualpipe"})
-    expect_dry_run_counts(pipeline_plan(odd_llama(true, 2, 4), schedule, 2, 1, 1, 4), schedule);
+    expect_dry_run_counts(pipeline_plan(odd_llama(false, 2, 4), schedule, 2, 1, 1, 4), schedule);
 }
 
 TEST(DryRun, CompressedGradients) {
