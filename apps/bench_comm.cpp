@@ -17,6 +17,7 @@
 #include "base/units.h"
 #include "comm/exchange.h"
 #include "comm/threads.h"
+#include "tensor/host.h"
 
 namespace echelon {
 namespace {
@@ -62,7 +63,8 @@ std::vector<std::vector<double>> measure(const BenchCommFlags& f, std::int64_t c
     const auto group = world.join(index, everyone, "bench");
     const auto tensor = [&](std::int64_t n) {
       const Tensor t(arena, MemoryCategory::communication, DType::f32, {n});
-      std::fill_n(t.host<float>(), n, 0.0f);  // of which every sum is a normal number
+      copy_from_host(std::vector<float>(static_cast<std::size_t>(n)),
+                     t);  // of which every sum is a normal number
       return t;
     };
     std::vector<std::int64_t> counts = even_counts(count, f.ranks);

@@ -18,6 +18,7 @@
 #include "base/units.h"
 #include "comm/threads.h"
 #include "parallel/context_parallel.h"
+#include "tensor/host.h"
 #include "tensor/prepare_kernels.h"
 #include "train/this_machine.h"
 
@@ -93,7 +94,7 @@ void run_once(const BenchContextFlags& f, const Way& way, Measured& measured) {
       const Philox numbers(1, Stream::test, which * 1000 + static_cast<std::uint64_t>(index));
       std::vector<double> values(static_cast<std::size_t>(t.numel()));
       numbers.fill_normal(0, values.size(), values.data());
-      std::copy(values.begin(), values.end(), t.host<float>());
+      copy_numbers_from_host(values, t);
       return t;
     };
     const Sequences sequences{1, {}};

@@ -8,7 +8,7 @@
 #include "base/philox.h"
 #include "layer/experts.h"
 #include "layer/mlp.h"
-#include "layer/router_capacity.h"
+#include "tensor/host.h"
 
 namespace echelon {
 namespace {
@@ -86,8 +86,12 @@ void GroupedExperts(benchmark::State& state) {
                rows = b.random({copies, width}), h = b.random({copies, 2 * expert_hidden}),
                a = b.random({copies, expert_hidden}), weights = b.random({tokens, k}),
                row_weights = b.random({copies, 1}), d_weights = b.random({copies, 1});
+  const Tensor counts(b.arena, MemoryCategory::other, DType::i32, {num_experts});
   for (auto _ : state) {
-    const ExpertMlps::Bounds bounds = sort_by_expert(ids, num_experts, places, token_of);
+    b.kernels->sort_by_expert(ids, places, token_of, counts);
+    ExpertMlps::Bounds bounds{0};
+    for (const std::int32_t of_expert : copy_to_host<std::int32_t>(counts))
+      bounds.push_back(bounds.back() + of_expert);
     b.kernels->embedding(token_of, x, 0, taken);
     experts.in_forward(*b.kernels, bounds, taken, h);
     experts.activate(*b.kernels, bounds, h, a);

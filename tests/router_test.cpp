@@ -7,8 +7,8 @@
 
 #include "base/error.h"
 #include "base/split.h"
-#include "layer/router_balance.h"
-#include "layer/router_capacity.h"
+#include "spec/routing_balance.h"
+#include "tensor/kernels.h"
 #include "tensor_checks.h"
 
 namespace echelon::router_test {
@@ -32,7 +32,7 @@ struct RouterTest : testing::Test {
                                    static_cast<std::size_t>(logits.rows() * r.experts_per_token())))
                    .reshape({logits.rows(), r.experts_per_token()}),
                constant(arena, {logits.rows(), r.experts_per_token()}, 0)};
-    r.choose(logits, bias, out.ids, out.weights);
+    kernels->route(r.token(), logits, bias, out.ids, out.weights);
     return out;
   }
   Tensor row(std::vector<double> values) {
@@ -43,7 +43,25 @@ struct RouterTest : testing::Test {
   static std::vector<std::int32_t> list(const Tensor& ids) {
     return {ids.host<std::int32_t>(), ids.host<std::int32_t>() + ids.numel()};
   }
+  void backward(const Router& r, const Tensor& logits, const Tensor& ids, const Tensor& d_weights,
+                const RouterLosses& losses, double scale, const Tensor& d_logits) {
+    kernels->route_backward(r.token(), logits, ids, d_weights, losses, scale, d_logits);
+  }
+  double loss_of(const Router& r, const Tensor& logits, const RouterLosses& losses) {
+    const Tensor loss = constant(arena, {1}, 0);
+    kernels->add_router_losses(r.token(), logits, losses, loss);
+    return at(loss, 0);
+  }
+  std::vector<double> counts_of(const Router& r, const Tensor& ids, std::int64_t scopes = 1) {
+    const std::int64_t width = num_routing_counts(r.num_experts(), r.spec());
+    const Tensor counts =
+        integers(arena, std::vector<std::int32_t>(static_cast<std::size_t>(scopes * width)));
+    kernels->count_routed(r.token(), ids, scopes, counts);
+    const std::vector<std::int32_t> numbers = list(counts);
+    return {numbers.begin(), numbers.end()};
+  }
   Arena arena;
+  std::unique_ptr<Kernels> kernels = make_reference_kernels();
 };
 
 TEST_F(RouterTest, WeightsOfMixtralAreTheSoftmaxOfTheChosenLogits) {
@@ -124,9 +142,11 @@ TEST_P(RouterGradient, AgreesWithDifferences) {
   const Tensor logits = random(arena, {6, E}, 3), wanted = random(arena, {6, k}, 4);
   RouterLosses losses{.rows_per_scope = 2, .first_row = 1, .z_loss = 0.3};
   for (int i = 0; i < 4 * E; ++i) losses.factors.push_back(std::sin(i + 0.5));
-  const auto loss = [&] { return inner(choose(r, logits).weights, wanted) + 0.7 * r.loss(logits, losses); };
+  const auto loss = [&] {
+    return inner(choose(r, logits).weights, wanted) + 0.7 * loss_of(r, logits, losses);
+  };
   const Tensor d_logits = constant(arena, {6, E}, 0);
-  r.backward(logits, choose(r, logits).ids, wanted, losses, 0.7, d_logits);
+  backward(r, logits, choose(r, logits).ids, wanted, losses, 0.7, d_logits);
   expect_gradient(logits, d_logits, loss, "logits");
 }
 
@@ -146,7 +166,7 @@ TEST_F(RouterTest, WhatNoLogitChangesHasAGradientOfExactlyZero) {
     const Tensor ids = choose(r, logits).ids, d_logits = constant(arena, {50, E}, 1);
     const RouterLosses even{.factors = std::vector<double>(E, 0.3), .rows_per_scope = 50};
     for (const RouterLosses& losses : {RouterLosses{}, even}) {
-      r.backward(logits, ids, wanted, losses, 0.7, d_logits);
+      backward(r, logits, ids, wanted, losses, 0.7, d_logits);
       for_each(d_logits, [&](std::int64_t i, std::int64_t j) { EXPECT_EQ(at(d_logits, i, j), 0); });
     }
   }
@@ -176,12 +196,11 @@ TEST_F(RouterTest, BalanceLossesAreThoseOfThePapers) {
     device += (f[e / 2 * 2] + f[e / 2 * 2 + 1]) / 2 * p[e];
     communication += reached[e / 2] * p[e];
   }
-  std::vector<double> counts(static_cast<std::size_t>(num_routing_counts(E, spec)));
-  count_routed(routed.ids, E, spec, counts);
+  const std::vector<double> counts = counts_of(r, routed.ids);
   const auto loss = [&](const Balancing& balancing) {
     RouterLosses losses{.rows_per_scope = T};
     add_balance_factors(balancing, spec, E, k, T, counts, losses.factors);
-    return r.loss(logits, losses) / T;
+    return loss_of(r, logits, losses) / T;
   };
   EXPECT_NEAR(loss({.expert_loss = 1}), expert, 100 * epsilon);
   EXPECT_NEAR(loss({.device_loss = 1}), device, 100 * epsilon);
@@ -195,27 +214,30 @@ TEST_F(RouterTest, CountsOfPartsAddUp) {
   const Router r = router({}, 2);
   const Tensor logits = random(arena, {8, E}, 6), none = constant(arena, {8, 2}, 0);
   const Routed routed = choose(r, logits);
-  std::vector<double> whole(E + 1), parts(E + 1);
-  count_routed(routed.ids, E, {}, whole);
-  count_routed(routed.ids.row_range(0, 3), E, {}, parts);
-  count_routed(routed.ids.row_range(3, 8), E, {}, parts);
+  const std::vector<double> whole = counts_of(r, routed.ids), halves = counts_of(r, routed.ids, 2);
+  std::vector<double> parts = counts_of(r, routed.ids.row_range(0, 3));
+  const std::vector<double> rest = counts_of(r, routed.ids.row_range(3, 8));
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    parts[i] += rest[i];
+    EXPECT_EQ(halves[i] + halves[parts.size() + i], whole[i]);
+  }
   EXPECT_EQ(whole, parts);
   EXPECT_EQ(std::accumulate(whole.begin(), whole.begin() + E, 0.0), 16);
   EXPECT_EQ(whole.back(), 8);
   RouterLosses losses{.rows_per_scope = 8};
   add_balance_factors({.expert_loss = 1}, {}, E, 2, 8, whole, losses.factors);
   const Tensor together = constant(arena, {8, E}, 0), apart = constant(arena, {8, E}, 0);
-  r.backward(logits, routed.ids, none, losses, 1, together);
+  backward(r, logits, routed.ids, none, losses, 1, together);
   double loss = 0;
   for (const Range part : {Range{0, 3}, Range{3, 8}}) {
     losses.first_row = part.begin;
     const auto of = [&](const Tensor& t) { return t.row_range(part.begin, part.end); };
-    r.backward(of(logits), of(routed.ids), of(none), losses, 1, of(apart));
-    loss += r.loss(of(logits), losses);
+    backward(r, of(logits), of(routed.ids), of(none), losses, 1, of(apart));
+    loss += loss_of(r, of(logits), losses);
   }
   losses.first_row = 0;
   expect_near(apart, together, 0);
-  EXPECT_NEAR(loss, r.loss(logits, losses), 100 * epsilon);
+  EXPECT_NEAR(loss, loss_of(r, logits, losses), 100 * epsilon);
 }
 
 TEST_F(RouterTest, BiasMovesAgainstTheLoad) {
@@ -240,9 +262,11 @@ struct CapacityTest : RouterTest {
                                  std::int64_t capacity, DropPolicy policy, std::int64_t dropped) {
     const auto n = static_cast<std::int64_t>(ids.size()) / k;
     const Tensor id = integers(arena, ids).reshape({n, k}), keep = integers(arena, ids).reshape({n, k});
-    EXPECT_EQ(drop_over_capacity(id, row(weights), E, capacity, policy, keep), dropped);
+    kernels->drop_over_capacity(id, row(weights), {1, E, capacity, policy}, keep);
     EXPECT_EQ(list(id), ids);
-    return list(keep);
+    const std::vector<std::int32_t> stay = list(keep);
+    EXPECT_EQ(std::count(stay.begin(), stay.end(), -1), dropped);
+    return stay;
   }
 };
 
@@ -275,9 +299,8 @@ TEST_F(CapacityTest, WhatIsRoutedIsKeptOrDropped) {
   for (DropPolicy policy : {DropPolicy::probability, DropPolicy::position})
     for (std::int64_t capacity : {0, 1, 7, 20, 40}) {
       const Tensor keep = integers(arena, list(routed.ids)).reshape({40, 3});
-      const std::int64_t dropped = drop_over_capacity(routed.ids, routed.weights, E, capacity, policy, keep);
+      kernels->drop_over_capacity(routed.ids, routed.weights, {1, E, capacity, policy}, keep);
       const std::vector<std::int32_t> before = list(routed.ids), after = list(keep);
-      EXPECT_EQ(std::count(after.begin(), after.end(), -1), dropped);
       for (std::int32_t e = 0; e < E; ++e)
         EXPECT_EQ(std::count(after.begin(), after.end(), e),
                   std::min<std::int64_t>(std::count(before.begin(), before.end(), e), capacity));
@@ -288,10 +311,34 @@ TEST_F(CapacityTest, CopiesAreSortedByExpertAndToken) {
   const Tensor keep = integers(arena, {4, 1, -1, 4, 1, 0}).reshape({3, 2});
   const Tensor places = integers(arena, std::vector<std::int32_t>(6)),
                tokens = integers(arena, std::vector<std::int32_t>(6));
-  EXPECT_EQ(sort_by_expert(keep, E, places, tokens), (std::vector<std::int64_t>{0, 1, 3, 3, 3, 5, 5}));
+  const Tensor counts = integers(arena, std::vector<std::int32_t>(E));
+  kernels->sort_by_expert(keep, places, tokens, counts);
+  EXPECT_EQ(list(counts), (std::vector<std::int32_t>{1, 2, 0, 0, 2, 0}));
   EXPECT_EQ(list(places), (std::vector<std::int32_t>{3, 1, -1, 4, 2, 0}));
   EXPECT_EQ(list(tokens), (std::vector<std::int32_t>{2, 0, 2, 0, 1, -1}));
-  EXPECT_THROW(sort_by_expert(keep, E, places, tokens.flat_range(0, 4)), InvariantError);
+  EXPECT_THROW(kernels->sort_by_expert(keep, places, tokens.flat_range(0, 4), counts), InvariantError);
+}
+
+// The scopes of a microbatch are each by itself; what travels packed comes back, in any order.
+TEST_F(CapacityTest, ScopesAndPackedChoices) {
+  const Tensor ids = integers(arena, {0, 1, 0, 2, 0, 3, 0, 4}).reshape({4, 2}),
+               kept = integers(arena, list(ids)).reshape({4, 2}), weights = random(arena, {4, 2}, 30);
+  kernels->drop_over_capacity(ids, weights, {2, E, 1, DropPolicy::position}, kept);
+  EXPECT_EQ(list(kept), (std::vector<std::int32_t>{0, 1, -1, 2, 0, 3, -1, 4}));
+  const Tensor packed = constant(arena, {4, 4}, 0), back = integers(arena, list(ids)).reshape({4, 2}),
+               weights_back = constant(arena, {4, 2}, 0);
+  kernels->pack_choices(ids, weights, packed);
+  kernels->unpack_choices(packed, {}, back, weights_back);
+  EXPECT_EQ(list(back), list(ids));
+  expect_near(weights_back, weights, 0);
+  const std::vector<std::int64_t> turned{3, 2, 1, 0};
+  kernels->unpack_choices(packed, turned, back, weights_back);
+  EXPECT_EQ(list(back), (std::vector<std::int32_t>{0, 4, 0, 3, 0, 2, 0, 1}));
+  EXPECT_EQ(at(weights_back, 3, 1), at(weights, 0, 1));
+  const Tensor two = integers(arena, {0, 0, 0, 0}).reshape({2, 2});
+  kernels->take_ids(ids, std::vector<std::int64_t>{3, 1}, two);
+  EXPECT_EQ(list(two), (std::vector<std::int32_t>{0, 4, 0, 2}));
+  EXPECT_THROW(kernels->take_ids(ids, turned, two), InvariantError);
 }
 
 // What would have to happen for a choice to be the router's.

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "layer/router_capacity.h"
+#include "tensor/kernels.h"
 #include "tensor_checks.h"
 
 namespace echelon::routing_decisions_test {
@@ -36,7 +36,7 @@ struct RoutingDecisionsTest : testing::Test {
     std::copy(weight.begin(), weight.end(), weights.host<double>());
     const auto keep = [&](const Tensor& by) {
       const Tensor kept = integers(arena, {0, 0, 0, 0}).reshape({4, 1});
-      drop_over_capacity(ids, by, 2, 2, DropPolicy::probability, kept);
+      kernels->drop_over_capacity(ids, by, {1, 2, 2, DropPolicy::probability}, kept);
       return kept;
     };
     const Tensor kept = keep(weights);
@@ -49,6 +49,7 @@ struct RoutingDecisionsTest : testing::Test {
     return all.at(0);
   }
   Arena arena;
+  std::unique_ptr<Kernels> kernels = make_reference_kernels();
   Plan plan;
   RoutedTokens tokens;
   RoutingJudge judge;

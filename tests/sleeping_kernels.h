@@ -63,6 +63,34 @@ class SleepingKernels final : public KernelBackend {
   void cross_entropy_backward(T, T, T, std::int64_t, double, Out) override { never(); }
   void adamw(InOut, T, InOut, InOut, const AdamWStep&, Out) override { never(); }
 
+  void add_losses(const Tensor&, const Tensor&, const Tensor&, InOut) override { never(); }
+  void add_number(const Tensor&, InOut) override { never(); }
+  void route(const TokenRouter&, const Tensor&, std::span<const double>, Out, Out) override { never(); }
+  void weigh_routes(const TokenRouter&, const Tensor&, const Tensor&, Out) override { never(); }
+  void route_backward(const TokenRouter&, const Tensor&, const Tensor&, const Tensor&, const RouterLosses&,
+                      double, Out) override {
+    never();
+  }
+  void add_router_losses(const TokenRouter&, const Tensor&, const RouterLosses&, InOut) override { never(); }
+  void count_routed(const TokenRouter&, const Tensor&, std::int64_t, Out) override { never(); }
+  void drop_over_capacity(const Tensor&, const Tensor&, const ExpertCapacity&, Out) override { never(); }
+  void sort_by_expert(const Tensor&, Out, Out, Out) override { never(); }
+  void pack_choices(const Tensor&, const Tensor&, Out) override { never(); }
+  void unpack_choices(const Tensor&, std::span<const std::int64_t>, Out, Out) override { never(); }
+  void take_ids(const Tensor&, std::span<const std::int64_t>, Out) override { never(); }
+  void place_weights(const Tensor&, const Tensor&, InOut) override { never(); }
+  void pack_gradient(CompressionKind, const GradientBucket&, Range, std::span<const Philox>, const Tensor&,
+                     Out) override {
+    never();
+  }
+  void unpack_gradient(CompressionKind, const GradientBucket&, Range, const Tensor&, bool, Out) override {
+    never();
+  }
+  void take_largest(InOut, std::int64_t, Out, Out) override { never(); }
+  void add_at(const Tensor&, const Tensor&, InOut) override { never(); }
+  void orthonormalize_rows(InOut, const Philox&) override { never(); }
+  void first_keys(const Tensor&, std::int64_t, std::int64_t, std::int64_t, Out) override { never(); }
+
  private:
   static void never() { throw InvariantError("attention alone is run"); }
   void rest(const AttentionShape& s, double times) {

@@ -91,6 +91,70 @@ class TimedKernels final : public KernelBackend {
     inner_->adamw(p, g, m, v, step, rounded);
   }
 
+  void add_losses(const Tensor& sum, const Tensor& target, const Tensor& targets, InOut loss) override {
+    inner_->add_losses(sum, target, targets, loss);
+  }
+  void add_number(const Tensor& x, InOut y) override { inner_->add_number(x, y); }
+  void route(const TokenRouter& router, const Tensor& logits, std::span<const double> bias, Out ids,
+             Out weights) override {
+    inner_->route(router, logits, bias, ids, weights);
+  }
+  void weigh_routes(const TokenRouter& router, const Tensor& logits, const Tensor& ids,
+                    Out weights) override {
+    inner_->weigh_routes(router, logits, ids, weights);
+  }
+  void route_backward(const TokenRouter& router, const Tensor& logits, const Tensor& ids,
+                      const Tensor& d_weights, const RouterLosses& losses, double loss_scale,
+                      Out d_logits) override {
+    inner_->route_backward(router, logits, ids, d_weights, losses, loss_scale, d_logits);
+  }
+  void add_router_losses(const TokenRouter& router, const Tensor& logits, const RouterLosses& losses,
+                         InOut loss) override {
+    inner_->add_router_losses(router, logits, losses, loss);
+  }
+  void count_routed(const TokenRouter& router, const Tensor& ids, std::int64_t scopes, Out counts) override {
+    inner_->count_routed(router, ids, scopes, counts);
+  }
+  void drop_over_capacity(const Tensor& ids, const Tensor& weights, const ExpertCapacity& capacity,
+                          Out kept) override {
+    inner_->drop_over_capacity(ids, weights, capacity, kept);
+  }
+  void sort_by_expert(const Tensor& kept, Out places, Out tokens, Out counts) override {
+    inner_->sort_by_expert(kept, places, tokens, counts);
+  }
+  void pack_choices(const Tensor& ids, const Tensor& weights, Out packed) override {
+    inner_->pack_choices(ids, weights, packed);
+  }
+  void unpack_choices(const Tensor& packed, std::span<const std::int64_t> rows, Out ids,
+                      Out weights) override {
+    inner_->unpack_choices(packed, rows, ids, weights);
+  }
+  void take_ids(const Tensor& from, std::span<const std::int64_t> rows, Out to) override {
+    inner_->take_ids(from, rows, to);
+  }
+  void place_weights(const Tensor& weights, const Tensor& places, InOut placed) override {
+    inner_->place_weights(weights, places, placed);
+  }
+  void pack_gradient(CompressionKind kind, const GradientBucket& bucket, Range part,
+                     std::span<const Philox> rounding, const Tensor& gradient, Out packed) override {
+    inner_->pack_gradient(kind, bucket, part, rounding, gradient, packed);
+  }
+  void unpack_gradient(CompressionKind kind, const GradientBucket& bucket, Range part, const Tensor& packed,
+                       bool accumulate, Out part_of_gradient) override {
+    inner_->unpack_gradient(kind, bucket, part, packed, accumulate, part_of_gradient);
+  }
+  void take_largest(InOut x, std::int64_t first_index, Out values, Out indices) override {
+    inner_->take_largest(x, first_index, values, indices);
+  }
+  void add_at(const Tensor& values, const Tensor& indices, InOut sum) override {
+    inner_->add_at(values, indices, sum);
+  }
+  void orthonormalize_rows(InOut x, const Philox& fresh) override { inner_->orthonormalize_rows(x, fresh); }
+  void first_keys(const Tensor& starts, std::int64_t first_position, std::int64_t stride, std::int64_t count,
+                  Out first) override {
+    inner_->first_keys(starts, first_position, stride, count, first);
+  }
+
  private:
   std::unique_ptr<Kernels> inner_;
   Clock::duration product_;

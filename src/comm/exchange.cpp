@@ -53,6 +53,14 @@ void copy(const Tensor& from, const Tensor& to) {
     std::memcpy(to.host_bytes(), from.host_bytes(), static_cast<std::size_t>(from.bytes()));
 }
 
+void reduce_several(ReduceOp op, std::span<const Tensor> from, const Tensor& out) {
+  if (out.device() == Device::none) return;
+  std::vector<const std::byte*> sources;
+  for (const Tensor& t : from) sources.push_back(static_cast<const std::byte*>(t.host_bytes()));
+  const std::array<std::byte*, 1> to{static_cast<std::byte*>(out.host_bytes())};
+  reduce_elements(op, out.dtype(), sources, 0, to, 0, out.numel());
+}
+
 void reduce_two(ReduceOp op, const Tensor& left, const Tensor& right, const Tensor& out) {
   if (is_dry(left, right) || out.device() == Device::none) return;
   const std::array<const std::byte*, 2> sources{static_cast<const std::byte*>(left.host_bytes()),

@@ -23,6 +23,8 @@ void send_receive(Communicator& group, const Tensor& out, int to, const Tensor& 
 // Does nothing where both are the same memory.
 void copy(const Tensor& from, const Tensor& to);
 
+// out = all of them, grouped as ranks are (halving_tree.h). `out` may be one of them.
+void reduce_several(ReduceOp op, std::span<const Tensor> from, const Tensor& out);
 // out = left op right. `out` may be either.
 void reduce_two(ReduceOp op, const Tensor& left, const Tensor& right, const Tensor& out);
 

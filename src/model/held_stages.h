@@ -16,6 +16,8 @@ class HeldStages {
   HeldStages(const Rank& rank, const Plan& plan, const PipelineLayout& pipeline,
              const ParameterStore& parameters, const Faults& faults);
 
+  const Rank& rank() const { return *rank_; }
+  bool has_last_stage() const { return !held_.empty() && held_.back().has_head(); }
   const Stage& stage(int id) const;  // one of those that this rank holds
   // Room for the residual stream of so many rows, as it lies between two stages.
   Tensor make_boundary(std::int64_t rows) const;

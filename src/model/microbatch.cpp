@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "tensor/host.h"
+
 namespace echelon {
 namespace {
 
@@ -35,22 +37,27 @@ Microbatch load_microbatch(const Rank& rank, const Plan& plan, std::int64_t step
   const bool documents = plan.mask == AttentionMask::document;
   if (documents) microbatch.sequences.document_starts = ids(samples.size() * layout.core_tokens());
 
-  Ids tokens(static_cast<std::size_t>(plan.seq_len)), targets(tokens.size());
-  std::int64_t row = 0, core = 0;
+  Ids tokens(static_cast<std::size_t>(plan.seq_len)), targets(tokens.size()), all_tokens, all_targets,
+      all_positions, all_starts;
   for (std::int64_t sample = samples.begin; sample < samples.end; ++sample) {
     source(step, sample, tokens.data(), targets.data());
     for (std::int64_t position : positions) {
-      microbatch.tokens.host<std::int32_t>()[row] = tokens[static_cast<std::size_t>(position)];
-      microbatch.targets.host<std::int32_t>()[row] = targets[static_cast<std::size_t>(position)];
-      microbatch.positions.host<std::int32_t>()[row++] = static_cast<std::int32_t>(position);
+      all_tokens.push_back(tokens[static_cast<std::size_t>(position)]);
+      all_targets.push_back(targets[static_cast<std::size_t>(position)]);
+      all_positions.push_back(static_cast<std::int32_t>(position));
     }
     if (!documents) continue;
     const Ids starts = document_starts(tokens, plan.end_of_document());
     for (const PositionRun& run : runs)
       for (std::int64_t i = 0; i < run.size; ++i)
-        microbatch.sequences.document_starts.host<std::int32_t>()[core++] =
-            starts[static_cast<std::size_t>(run.at(i))];
+        all_starts.push_back(starts[static_cast<std::size_t>(run.at(i))]);
   }
+  copy_from_host(all_tokens, microbatch.tokens);
+  copy_from_host(all_targets, microbatch.targets);
+  copy_from_host(all_positions, microbatch.positions);
+  if (documents) copy_from_host(all_starts, microbatch.sequences.document_starts);
+  microbatch.num_targets =
+      std::count_if(all_targets.begin(), all_targets.end(), [](std::int32_t id) { return id >= 0; });
   return microbatch;
 }
 

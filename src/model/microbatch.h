@@ -22,6 +22,7 @@ struct Microbatch {
   Tensor positions;     // (N, i32) in their sequences
   Sequences sequences;  // as attention sees them
   std::int64_t step = 0, first_sample = 0;
+  std::int64_t num_targets = 0;  // that are not ignored
   std::int64_t rows() const { return tokens.numel(); }
 };
 

@@ -5,6 +5,8 @@
 #include "base/error.h"
 #include "base/philox.h"
 #include "spec/reduction_buckets.h"
+#include "tensor/host.h"
+#include "tensor/reference_view.h"
 
 namespace echelon {
 namespace {
@@ -161,10 +163,12 @@ void ParameterStore::fill_initial_values(std::uint64_t seed) {
   for (const Parameter& p : parameters_) {
     const Tensor& held = p.value_stays ? p.value : p.own_value;
     const Range part = p.value_stays ? Range{0, p.value.numel()} : p.own;
-    if (rank_->dtype() == DType::f64)
-      fill_initial(p.spec, tp, index, seed, part, held.host<double>());
-    else
-      fill_initial(p.spec, tp, index, seed, part, held.host<float>());
+    if (held.device() == Device::none) continue;
+    with_float_type(held, [&]<class F>(F) {
+      std::vector<F> values(static_cast<std::size_t>(part.size()));
+      fill_initial(p.spec, tp, index, seed, part, values.data());
+      copy_from_host(values, held);
+    });
   }
 }
 

@@ -43,7 +43,7 @@ Work<Tensor> Stage::forward(const Microbatch& microbatch, Tensor input, Saved& s
 }
 
 Tensor Stage::head_backward(const Microbatch& microbatch, double gradient_scale, Saved& saved,
-                            const GroupDone& group_done, double& loss_sum) const {
+                            const GroupDone& group_done, Tensor& loss_sum) const {
   const auto use = parameters_->use(parameters_->output_group());
   parameters_->need_output_gradient();
   OutputHead::Result head =

@@ -37,8 +37,8 @@ class Stage {
   Work<Tensor> forward(const Microbatch& microbatch, Tensor input, Saved& saved) const;
 
   struct Backward {
-    Tensor dx;            // undefined where the stage has the embedding
-    double loss_sum = 0;  // over the targets that are not ignored, where it has the head
+    Tensor dx;        // undefined where the stage has the embedding
+    Tensor loss_sum;  // (1, f64): over the targets that are not ignored, where it has the head
   };
   // Cross-entropy and its gradient first where the stage has the head (`dy` is undefined there). Adds to the
   // parameter gradients, which are those of gradient_scale * loss_sum.
@@ -70,7 +70,7 @@ class Stage {
 
  private:
   Tensor head_backward(const Microbatch& microbatch, double gradient_scale, Saved& saved,
-                       const GroupDone& group_done, double& loss_sum) const;
+                       const GroupDone& group_done, Tensor& loss_sum) const;
   // Of the blocks, one group each.
   int group_of(std::size_t block) const { return first_group_ + static_cast<int>(block); }
   template <class Visit>

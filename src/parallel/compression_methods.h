@@ -64,6 +64,7 @@ class QuantizedReduction {
 
  private:
   Range payload_of(int rank) const;  // bytes of outgoing_
+  Tensor outgoing(int rank) const;
 
   const ReductionContext& context_;
   const GradientBucket& bucket_;

@@ -16,8 +16,6 @@
 #include "base/error.h"
 #include "base/philox.h"
 #include "parallel/compression_methods.h"
-#include "tensor/orthonormalize.h"
-#include "tensor/reference_view.h"
 
 namespace echelon {
 
@@ -56,9 +54,7 @@ void LowRankReduction::orthonormalize(const Factored& matrix, const Tensor& fact
   const GradientSection& s = *matrix.section;
   const Philox fresh(context_.seed, Stream::low_rank,
                      name_hash(fmt::format("{} slice {} {}", s.name, s.slice, when).c_str()));
-  with_float_type(factor, [&](auto zero) {
-    orthonormalize_rows(factor.host<decltype(zero)>(), factor.rows(), factor.cols(), fresh);
-  });
+  context_.kernels.orthonormalize_rows(factor, fresh);
 }
 
 void LowRankReduction::copy_rest(const Tensor& gradient, bool pack) const {

@@ -14,16 +14,11 @@
 // Bytes sent per rank: (n-1)/n of the packed bucket in each step.
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
-#include <cstring>
 #include <numeric>
 
 #include "base/error.h"
 #include "base/philox.h"
 #include "parallel/compression_methods.h"
-#include "tensor/codecs.h"
-#include "tensor/reference_view.h"
 
 namespace echelon {
 namespace {
@@ -44,54 +39,6 @@ std::vector<Philox> rounding_of(const ReductionContext& context, const GradientB
   return generators;
 }
 
-// Packs the elements of `part` of the bucket that begins at x.
-template <class F>
-void pack(const ReductionContext& context, const GradientBucket& bucket, Range part,
-          const std::vector<Philox>& rounding, const F* x, std::byte* out) {
-  const CompressionKind kind = context.compression.kind;
-  if (kind == CompressionKind::bf16) return encode_bf16(x + part.begin, part.size(), out);
-  for_each_block(bucket, part, [&](const GradientSection& section, Range block, Range piece) {
-    // Where a part ends within a block, both sides send the scale of the whole block.
-    const auto largest = static_cast<double>(largest_magnitude(x + block.begin, block.size()));
-    const float scale = kind == CompressionKind::fp16 ? fp16_scale(largest) : int8_scale(largest);
-    std::memcpy(out, &scale, sizeof scale);
-    out += sizeof scale;
-    if (kind == CompressionKind::fp16) {
-      encode_fp16(x + piece.begin, piece.size(), scale, out);
-    } else {
-      std::array<std::uint32_t, scale_block> random;
-      rounding[static_cast<std::size_t>(&section - bucket.sections.data())].fill_words(
-          static_cast<std::uint64_t>(piece.begin - section.range.begin),
-          static_cast<std::uint64_t>(piece.size()), random.data());
-      encode_int8(x + piece.begin, piece.size(), scale, random.data(), out);
-    }
-    out += piece.size() * quantized_element_bytes(kind);
-  });
-}
-
-// y[i] = or += the packed element part.begin + i.
-template <class F>
-void unpack(const ReductionContext& context, const GradientBucket& bucket, Range part, const std::byte* in,
-            bool accumulate, F* y) {
-  const CompressionKind kind = context.compression.kind;
-  if (kind == CompressionKind::bf16) return decode_bf16(in, part.size(), accumulate, y);
-  for_each_block(bucket, part, [&](const GradientSection&, Range, Range piece) {
-    float scale;
-    std::memcpy(&scale, in, sizeof scale);
-    in += sizeof scale;
-    F* const to = y + (piece.begin - part.begin);
-    if (kind == CompressionKind::fp16)
-      decode_fp16(in, piece.size(), scale, accumulate, to);
-    else
-      decode_int8(in, piece.size(), scale, accumulate, to);
-    in += piece.size() * quantized_element_bytes(kind);
-  });
-}
-
-std::byte* bytes_at(const Tensor& payload, std::int64_t offset) {
-  return static_cast<std::byte*>(payload.host_bytes()) + offset;
-}
-
 }  // namespace
 
 QuantizedReduction::QuantizedReduction(const ReductionContext& context, const GradientBucket& bucket)
@@ -110,14 +57,17 @@ Range QuantizedReduction::payload_of(int rank) const {
   return {begin, begin + *own};
 }
 
+Tensor QuantizedReduction::outgoing(int rank) const {
+  const Range payload = payload_of(rank);
+  return outgoing_.flat_range(payload.begin, payload.end);
+}
+
 void QuantizedReduction::start(const Reduction& of) {
   const int n = context_.group.size(), me = context_.group.rank();
   const std::vector<Philox> rounding = rounding_of(context_, bucket_, of.step, me);
-  with_float_type(of.gradient, [&](auto zero) {
-    for (int rank = 0; rank < n; ++rank)
-      pack(context_, bucket_, parts_[static_cast<std::size_t>(rank)], rounding,
-           of.gradient.host<decltype(zero)>(), bytes_at(outgoing_, payload_of(rank).begin));
-  });
+  for (int rank = 0; rank < n; ++rank)
+    context_.kernels.pack_gradient(context_.compression.kind, bucket_, parts_[static_cast<std::size_t>(rank)],
+                                   rounding, of.gradient.flat(), outgoing(rank));
   const std::vector<std::int64_t> mine(static_cast<std::size_t>(n), sizes_[static_cast<std::size_t>(me)]);
   pending_ = context_.group.all_to_all(outgoing_, sizes_, incoming_, mine);
 }
@@ -127,30 +77,27 @@ void QuantizedReduction::advance(const Reduction& of) {
   const int n = context_.group.size(), me = context_.group.rank();
   const Range part = parts_[static_cast<std::size_t>(me)], payload = payload_of(me);
   const bool whole = bucket_.shards.empty();
-  with_float_type(of.gradient, [&](auto zero) {
-    using F = decltype(zero);
-    F* const sum = whole ? of.gradient.host<F>() + part.begin : of.shard.host<F>();
-    for (int rank = 0; rank < n; ++rank)
-      unpack(context_, bucket_, part, bytes_at(incoming_, rank * payload.size()), rank > 0, sum);
-    if (whole)
-      pack(context_, bucket_, part, rounding_of(context_, bucket_, of.step, owner_of_sum),
-           of.gradient.host<F>(), bytes_at(outgoing_, payload.begin));
-  });
+  Kernels& kernels = context_.kernels;
+  const CompressionKind kind = context_.compression.kind;
+  const Tensor sum = whole ? of.gradient.flat_range(part.begin, part.end) : of.shard.flat();
+  for (int rank = 0; rank < n; ++rank)
+    kernels.unpack_gradient(kind, bucket_, part,
+                            incoming_.flat_range(rank * payload.size(), (rank + 1) * payload.size()),
+                            rank > 0, sum);
   if (whole)
-    pending_ = context_.group.all_gather(outgoing_.flat_range(payload.begin, payload.end), outgoing_, sizes_);
+    kernels.pack_gradient(kind, bucket_, part, rounding_of(context_, bucket_, of.step, owner_of_sum),
+                          of.gradient.flat(), outgoing(me));
+  if (whole) pending_ = context_.group.all_gather(outgoing(me), outgoing_, sizes_);
 }
 
 void QuantizedReduction::finish(const Reduction& of) {
   pending_.wait();
   if (!bucket_.shards.empty()) return;
-  with_float_type(of.gradient, [&](auto zero) {
-    using F = decltype(zero);
-    for (int rank = 0; rank < context_.group.size(); ++rank) {
-      const Range part = parts_[static_cast<std::size_t>(rank)];
-      unpack(context_, bucket_, part, bytes_at(outgoing_, payload_of(rank).begin), false,
-             of.gradient.host<F>() + part.begin);
-    }
-  });
+  for (int rank = 0; rank < context_.group.size(); ++rank) {
+    const Range part = parts_[static_cast<std::size_t>(rank)];
+    context_.kernels.unpack_gradient(context_.compression.kind, bucket_, part, outgoing(rank), false,
+                                     of.gradient.flat_range(part.begin, part.end));
+  }
 }
 
 }  // namespace echelon

@@ -10,8 +10,6 @@
 
 #include "base/error.h"
 #include "parallel/compression_methods.h"
-#include "tensor/reference_view.h"
-#include "tensor/top_k.h"
 
 namespace echelon {
 
@@ -27,16 +25,13 @@ void TopKReduction::start(const Reduction& of) {
   const std::int64_t begin = context_.group.rank() * kept_;
   const Tensor values = values_.flat_range(begin, begin + kept_),
                indices = indices_.flat_range(begin, begin + kept_);
-  with_float_type(of.gradient, [&](auto zero) {
-    using F = decltype(zero);
-    std::int64_t taken = 0;
-    for (const GradientSection& s : bucket_.sections) {
-      const std::int64_t kept = elements_kept(context_.compression, s);
-      take_largest(residual_.host<F>() + s.range.begin, s.range.size(), kept, s.range.begin,
-                   values.host<F>() + taken, indices.host<std::int32_t>() + taken);
-      taken += kept;
-    }
-  });
+  std::int64_t taken = 0;
+  for (const GradientSection& s : bucket_.sections) {
+    const std::int64_t end = taken + elements_kept(context_.compression, s);
+    context_.kernels.take_largest(residual_.flat_range(s.range.begin, s.range.end), s.range.begin,
+                                  values.flat_range(taken, end), indices.flat_range(taken, end));
+    taken = end;
+  }
   const std::vector<std::int64_t> counts(static_cast<std::size_t>(context_.group.size()), kept_);
   values_pending_ = context_.group.all_gather(values, values_, counts);
   indices_pending_ = context_.group.all_gather(indices, indices_, counts);
@@ -51,13 +46,7 @@ void TopKReduction::finish(const Reduction& of) {
   values_pending_.wait();
   indices_pending_.wait();
   context_.kernels.fill(of.gradient, 0);
-  with_float_type(of.gradient, [&](auto zero) {
-    using F = decltype(zero);
-    F* const sum = of.gradient.host<F>();
-    const F* const values = values_.host<F>();
-    const std::int32_t* const indices = indices_.host<std::int32_t>();
-    for (std::int64_t i = 0; i < values_.numel(); ++i) sum[indices[i]] += values[i];
-  });
+  context_.kernels.add_at(values_, indices_, of.gradient.flat());
   context_.keep_shard(bucket_, of);
 }
 

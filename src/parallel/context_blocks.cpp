@@ -32,11 +32,9 @@ std::vector<ContextBlocks::Part> ContextBlocks::parts_of(int ring_index) const {
 Tensor ContextBlocks::first_keys(const Part& queries, const Part& keys) const {
   if (!sequences_.document_starts.defined()) return {};
   const Tensor first(rank_.arena(), MemoryCategory::activations, DType::i32, {queries.run.size});
-  const std::int32_t* starts = sequences_.document_starts.host<std::int32_t>() + queries.rows.begin;
-  const std::int64_t stride = keys.run.stride;
-  for (std::int64_t i = 0; i < queries.run.size; ++i)
-    first.host<std::int32_t>()[i] = static_cast<std::int32_t>(
-        std::clamp<std::int64_t>((starts[i] - keys.run.begin + stride - 1) / stride, 0, keys.run.size));
+  rank_.kernels().first_keys(
+      sequences_.document_starts.flat_range(queries.rows.begin, queries.rows.begin + queries.run.size),
+      keys.run.begin, keys.run.stride, keys.run.size, first);
   return first;
 }
 

@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "base/error.h"
+#include "comm/host_group.h"
+#include "tensor/host.h"
 
 namespace echelon {
 namespace {
@@ -32,15 +34,11 @@ ExpertExchange::Route ExpertExchange::route(const ExpertMlps::Bounds& bounds, st
   }
   const auto ranks = static_cast<std::size_t>(rank_->size(Axis::ep));
   const auto here = static_cast<std::size_t>(num_experts_) / ranks;
-  const std::vector<std::int64_t> told(ranks, static_cast<std::int64_t>(here));
-  const Tensor out(rank_->arena(), MemoryCategory::other, DType::i32, {num_experts_}),
-      in(rank_->arena(), MemoryCategory::other, DType::i32, {num_experts_});
+  std::vector<std::int32_t> leaving;
   for (std::size_t e = 0; e < ranks * here; ++e)
-    out.host<std::int32_t>()[e] = static_cast<std::int32_t>(bounds[e + 1] - bounds[e]);
-  rank_->ep().all_to_all(out, told, in, told).wait();
-
-  // counts[rank][expert here]
-  const std::int32_t* counts = in.host<std::int32_t>();
+    leaving.push_back(static_cast<std::int32_t>(bounds[e + 1] - bounds[e]));
+  const std::vector<std::int32_t> coming = HostGroup(rank_->ep()).exchange(leaving);
+  const std::int32_t* counts = coming.data();  // [rank][expert here]
   route.bounds.assign(here + 1, 0);
   for (std::size_t r = 0; r < ranks; ++r) {
     route.sent.push_back(bounds[(r + 1) * here] - bounds[r * here]);
@@ -57,17 +55,19 @@ ExpertExchange::Route ExpertExchange::route(const ExpertMlps::Bounds& bounds, st
   route.rows = integers(route.room);
   // For each expert the copies of one rank after another, in their order.
   ExpertMlps::Bounds next(route.bounds.begin(), route.bounds.end() - 1);
+  const auto room_rows = static_cast<std::size_t>(route.room);
+  std::vector<std::int32_t> arrived(room_rows, -1),
+      rows(room_rows, -1);  // what is not used stands for nothing
   std::int32_t place = 0;
   for (std::size_t r = 0; r < ranks; ++r)
     for (std::size_t e = 0; e < here; ++e)
       for (std::int32_t i = 0; i < counts[r * here + e]; ++i, ++place) {
         const std::int64_t row = next[e]++;
-        route.arrived.host<std::int32_t>()[row] = place;
-        route.rows.host<std::int32_t>()[place] = static_cast<std::int32_t>(row);
+        arrived[static_cast<std::size_t>(row)] = place;
+        rows[static_cast<std::size_t>(place)] = static_cast<std::int32_t>(row);
       }
-  // What is not used stands for nothing.
-  for (const Tensor* index : {&route.arrived, &route.rows})
-    std::fill(index->host<std::int32_t>() + total, index->host<std::int32_t>() + route.room, -1);
+  copy_from_host(arrived, route.arrived);
+  copy_from_host(rows, route.rows);
   return route;
 }
 

@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "layer/router_balance.h"
-#include "tensor/reference_view.h"
+#include "spec/routing_balance.h"
+#include "tensor/host.h"
 
 namespace echelon {
 namespace {
@@ -36,7 +36,19 @@ ExpertParallel::ExpertParallel(const Rank& rank, const Plan& plan, TensorParalle
       experts_(std::move(weights.in), std::move(weights.out)),
       shared_(std::move(weights.shared)),
       counts_(empty_counts()),
-      bias_(plan.balancing.bias_rate > 0 ? counts_.routed : std::vector<double>()) {}
+      bias_(plan.balancing.bias_rate > 0 ? counts_.routed : std::vector<double>()) {
+  if (!balancing_.has_losses()) return;
+  loss_sum_ = Tensor(rank.arena(), MemoryCategory::other, DType::f64, {1});
+  copy_from_host(std::vector<double>{0}, loss_sum_);
+}
+
+RoutingCounts ExpertParallel::take_counts() const {
+  RoutingCounts counts = std::exchange(counts_, empty_counts());
+  if (!loss_sum_.defined()) return counts;
+  counts.loss_sum = copy_to_host(loss_sum_, 0.0).front();
+  copy_from_host(std::vector<double>{0}, loss_sum_);
+  return counts;
+}
 
 void ExpertParallel::balance(const std::vector<double>& routed) const {
   if (balancing_.bias_rate > 0) update_bias(routed, balancing_.bias_rate, bias_);
@@ -103,12 +115,7 @@ Work<Tensor> ExpertParallel::out_forward(const Saved& saved) const {
 // Weights of tokens' choices to where their copies stand: (M, 1).
 Tensor ExpertParallel::by_place(const Tensor& weights, const Saved& saved) const {
   const Tensor placed = rank_->activation({saved.copies.numel(), 1});
-  const std::int32_t* place = saved.places.host<std::int32_t>();
-  with_float_type(weights, [&]<class F>(F) {
-    const F* weight = weights.host<F>();
-    for (std::int64_t i = 0; i < weights.numel(); ++i)
-      if (place[i] >= 0) placed.host<F>()[place[i]] = weight[i];
-  });
+  rank_->kernels().place_weights(weights, saved.places, placed);
   return placed;
 }
 

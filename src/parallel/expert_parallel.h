@@ -54,6 +54,7 @@ class ExpertParallel {
     Tensor weights;             // (N, k)
     Tensor places, copies;      // (N, k, i32), (M, i32): see sort_by_expert
     ExpertMlps::Bounds bounds;  // of all experts, among the copies
+    std::vector<double> routed;  // of each scope: see num_routing_counts()
     ExpertExchange::Route route;
     Tensor taken;                // (rows, C), what the experts here got, where it came from other ranks
     Tensor hidden;               // (rows, 2F); without an exchange, rows are copies
@@ -103,7 +104,7 @@ class ExpertParallel {
   void set_bias(const std::vector<double>& bias) const;
 
   // What has been counted in backward passes, which are those of training.
-  RoutingCounts take_counts() const { return std::exchange(counts_, empty_counts()); }
+  RoutingCounts take_counts() const;
   // In all passes, of this rank's copies and experts.
   MovedCopies take_moved() const { return std::exchange(moved_, {}); }
 
@@ -114,12 +115,11 @@ class ExpertParallel {
   Tensor integers(std::vector<std::int64_t> shape) const;
   void share_choices(std::int64_t rows, Saved& saved) const;
   Tensor packed_choices(const Saved& saved) const;
-  template <class Place>
-  void unpack_choices(const Tensor& packed, const Tensor& ids, const Tensor& weights,
-                      const Place& place) const;
   Tensor keep(const Saved& saved) const;
   Tensor keep_of_scopes(const Tensor& ids, const Tensor& weights, std::int64_t scopes) const;
   Tensor keep_of_sequences(const Saved& saved) const;
+  void sort_and_count(const Tensor& kept, Saved& saved) const;
+  std::vector<std::int32_t> even_counts(std::int64_t copies, std::int64_t scopes) const;
   RouterLosses losses(const Saved& saved) const;
   std::span<const double> batch_counts() const;
   Tensor take(const Tensor& normed, const Saved& saved) const;
@@ -144,6 +144,7 @@ class ExpertParallel {
   ExpertMlps experts_;
   std::optional<Mlp> shared_;
   // State of a step, as gradients are; and what steps have made of them, as weights are.
+  Tensor loss_sum_;  // (1, f64) of the routers' losses; undefined: there are none
   mutable RoutingCounts counts_;
   mutable MovedCopies moved_;
   mutable std::vector<double> batch_counts_;  // of the forward passes here; of all, once they are known

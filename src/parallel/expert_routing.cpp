@@ -1,14 +1,14 @@
 // Which experts take which tokens on a rank of the mesh, and what balances them: the part of ExpertParallel
 // that comes before the tokens travel.
 #include <algorithm>
-#include <numeric>
+#include <functional>
 #include <utility>
 
 #include "base/error.h"
-#include "layer/router_balance.h"
-#include "layer/router_capacity.h"
+#include "comm/host_group.h"
 #include "parallel/expert_parallel.h"
-#include "tensor/reference_view.h"
+#include "spec/routing_balance.h"
+#include "tensor/host.h"
 
 namespace echelon {
 
@@ -22,10 +22,10 @@ ExpertParallel::Saved ExpertParallel::route(const Tensor& normed_here, std::int6
   router_.gate().forward(rank_->kernels(), normed_here, saved.logits);
   saved.ids = integers({here, k()});
   saved.weights = rank_->activation({here, k()});
-  router_.choose(saved.logits, bias_, saved.ids, saved.weights);
+  rank_->kernels().route(router_.token(), saved.logits, bias_, saved.ids, saved.weights);
   if (watch != nullptr) {
     watch->on_choice(layer_, tokens, router_, saved.logits, bias_, saved.ids);
-    router_.weigh(saved.logits, saved.ids, saved.weights);
+    rank_->kernels().weigh_routes(router_.token(), saved.logits, saved.ids, saved.weights);
   }
   if (tensor_parallel_.sequence_parallel()) share_choices(rows, saved);
   saved.places = integers({rows, k()});
@@ -38,40 +38,57 @@ ExpertParallel::Saved ExpertParallel::route(const Tensor& normed_here, std::int6
       watch->on_kept(layer_, tokens, saved.ids, saved.weights, kept, [&](const Tensor& weights) {
         return keep_of_scopes(saved.ids, weights, scopes(saved));
       });
-    saved.bounds = sort_by_expert(kept, experts(), saved.places, saved.copies);
+    sort_and_count(kept, saved);
   }
   saved.route = exchange_.route(saved.bounds, room.copies, room.rows);
   return saved;
 }
 
-// Choices of experts and their weights as rows of 2 k numbers, so that they travel together: numbers of
-// experts are exact as floats.
-Tensor ExpertParallel::packed_choices(const Saved& saved) const {
-  const Tensor packed = rank_->activation({saved.ids.rows(), 2 * k()});
-  with_float_type(packed, [&]<class F>(F) {
-    const F* weight = saved.weights.host<F>();
-    const std::int32_t* id = saved.ids.host<std::int32_t>();
-    for (std::int64_t i = 0; i < packed.rows(); ++i) {
-      F* row = packed.host<F>() + i * 2 * k();
-      std::copy_n(weight + i * k(), k(), row);
-      std::copy_n(id + i * k(), k(), row + k());
-    }
-  });
-  return packed;
+// All that the host needs to know of where tokens go, in one copy: how many copies each expert gets, and how
+// many choices each had in each scope.
+void ExpertParallel::sort_and_count(const Tensor& kept, Saved& saved) const {
+  const std::int64_t number = std::max<std::int64_t>(scopes(saved), 1),
+                     width = num_routing_counts(experts(), router_.spec());
+  const Tensor counts = integers({experts() + number * width});
+  Kernels& kernels = rank_->kernels();
+  kernels.sort_by_expert(kept, saved.places, saved.copies, counts.flat_range(0, experts()));
+  kernels.count_routed(router_.token(), saved.ids, number, counts.flat_range(experts(), counts.numel()));
+  const std::vector<std::int32_t> numbers = counts.device() == Device::none
+                                                ? even_counts(saved.copies.numel(), number)
+                                                : copy_to_host<std::int32_t>(counts);
+  saved.bounds.assign(1, 0);
+  for (std::int64_t e = 0; e < experts(); ++e)
+    saved.bounds.push_back(saved.bounds.back() + numbers[static_cast<std::size_t>(e)]);
+  saved.routed.assign(numbers.begin() + experts(), numbers.end());
 }
 
-// Row i of `packed` goes to row place(i).
-template <class Place>
-void ExpertParallel::unpack_choices(const Tensor& packed, const Tensor& ids, const Tensor& weights,
-                                    const Place& place) const {
-  with_float_type(packed, [&]<class F>(F) {
-    for (std::int64_t i = 0; i < packed.rows(); ++i) {
-      const F* row = packed.host<F>() + i * 2 * k();
-      std::copy_n(row, k(), weights.host<F>() + place(i) * k());
-      std::transform(row + k(), row + 2 * k(), ids.host<std::int32_t>() + place(i) * k(),
-                     [](F id) { return static_cast<std::int32_t>(id); });
-    }
-  });
+// What a dry run takes for them, as plan/expert_costs does: as many copies for each rank of the expert group,
+// and of those as many for each of its experts.
+std::vector<std::int32_t> ExpertParallel::even_counts(std::int64_t copies, std::int64_t scopes) const {
+  const int ep = rank_->size(Axis::ep), me = rank_->ep().rank();
+  const std::int64_t here = experts() / ep, own = copies / ep;
+  std::vector<std::int32_t> counts;
+  for (int r = 0, others = 0; r < ep; ++r) {
+    const std::int64_t share = r == me ? own : split_range(copies - own, ep - 1, others++).size();
+    for (std::int64_t e = 0; e < here; ++e)
+      counts.push_back(
+          static_cast<std::int32_t>(split_range(share, static_cast<int>(here), static_cast<int>(e)).size()));
+  }
+  const std::vector<std::int32_t> kept = counts;
+  for (std::int64_t s = 0; s < scopes; ++s) {
+    for (const std::int32_t n : kept)
+      counts.push_back(
+          static_cast<std::int32_t>(split_range(n, static_cast<int>(scopes), static_cast<int>(s)).size()));
+    counts.insert(counts.end(), static_cast<std::size_t>(router_.spec().groups), 0);
+  }
+  return counts;
+}
+
+// So that they travel together.
+Tensor ExpertParallel::packed_choices(const Saved& saved) const {
+  const Tensor packed = rank_->activation({saved.ids.rows(), 2 * k()});
+  rank_->kernels().pack_choices(saved.ids, saved.weights, packed);
+  return packed;
 }
 
 // From the rows that are here to all rows.
@@ -79,7 +96,7 @@ void ExpertParallel::share_choices(std::int64_t rows, Saved& saved) const {
   const Tensor all = tensor_parallel_.enter(packed_choices(saved), rows).get();
   saved.ids = integers({rows, k()});
   saved.weights = rank_->activation({rows, k()});
-  unpack_choices(all, saved.ids, saved.weights, [](std::int64_t row) { return row; });
+  rank_->kernels().unpack_choices(all, {}, saved.ids, saved.weights);
 }
 
 // The choices that capacities leave; the choices themselves where there are none.
@@ -93,10 +110,7 @@ Tensor ExpertParallel::keep_of_scopes(const Tensor& ids, const Tensor& weights, 
   const Tensor kept = integers(ids.shape());
   const std::int64_t tokens = ids.rows() / scopes;
   const std::int64_t capacity = expert_capacity(balancing_.capacity, tokens, k(), experts());
-  for (std::int64_t s = 0; s < scopes; ++s) {
-    const auto of = [&](const Tensor& t) { return t.row_range(s * tokens, (s + 1) * tokens); };
-    drop_over_capacity(of(ids), of(weights), experts(), capacity, balancing_.drop, of(kept));
-  }
+  rank_->kernels().drop_over_capacity(ids, weights, {scopes, experts(), capacity, balancing_.drop}, kept);
   return kept;
 }
 
@@ -104,21 +118,22 @@ Tensor ExpertParallel::keep_of_scopes(const Tensor& ids, const Tensor& weights, 
 // the same of them as the others, and as one rank.
 Tensor ExpertParallel::keep_of_sequences(const Saved& saved) const {
   const std::int64_t rows = saved.ids.rows(), cp = rank_->size(Axis::cp), here = seq_len_ / cp;
-  // The row among whole sequences of row i of rank r.
-  const auto place = [&](std::int64_t r, std::int64_t i) {
-    return i / here * seq_len_ + positions_[static_cast<std::size_t>(r * here + i % here)];
-  };
+  // The rows among whole sequences of those of one rank after another.
+  std::vector<std::int64_t> places;
+  for (std::int64_t r = 0; r < cp; ++r)
+    for (std::int64_t i = 0; i < rows; ++i)
+      places.push_back(i / here * seq_len_ + positions_[static_cast<std::size_t>(r * here + i % here)]);
   Tensor ids = integers({cp * rows, k()}), weights = rank_->activation({cp * rows, k()});
   {
     const Tensor packed = packed_choices(saved), all = rank_->activation({cp * rows, 2 * k()});
     const std::vector<std::int64_t> counts(static_cast<std::size_t>(cp), packed.numel());
     rank_->along(Axis::cp).all_gather(packed, all, counts).wait();
-    unpack_choices(all, ids, weights, [&](std::int64_t row) { return place(row / rows, row % rows); });
+    rank_->kernels().unpack_choices(all, places, ids, weights);
   }
   const Tensor all_kept = keep_of_scopes(ids, weights, scopes(saved)), kept = integers(saved.ids.shape());
-  for (std::int64_t i = 0; i < rows; ++i)
-    std::copy_n(all_kept.host<std::int32_t>() + place(rank_->coordinate(Axis::cp), i) * k(), k(),
-                kept.host<std::int32_t>() + i * k());
+  const std::span<const std::int64_t> mine(places.data() + rank_->coordinate(Axis::cp) * rows,
+                                           static_cast<std::size_t>(rows));
+  rank_->kernels().take_ids(all_kept, mine, kept);
   return kept;
 }
 
@@ -132,9 +147,9 @@ void ExpertParallel::route_backward(const Tensor& normed_here, Saved& saved, Bac
   RouterLosses terms = losses(saved);
   terms.first_row = here.begin;
   const Tensor d_logits = rank_->activation({here.size(), experts()});
-  router_.backward(saved.logits, saved.ids.row_range(here.begin, here.end).reshape({here.size(), k()}),
-                   d_weights, terms, loss_scale_, d_logits);
-  if (balancing_.has_losses()) counts_.loss_sum += router_.loss(saved.logits, terms);
+  kernels.route_backward(router_.token(), saved.logits, saved.ids.row_range(here.begin, here.end), d_weights,
+                         terms, loss_scale_, d_logits);
+  if (balancing_.has_losses()) kernels.add_router_losses(router_.token(), saved.logits, terms, loss_sum_);
   saved = {};
   router_.gate().backward_input(kernels, d_logits, d_normed_here, true);
   weight_gradient([&kernels, gate = router_.gate(), x = normed_here, d = d_logits] {
@@ -150,16 +165,14 @@ void ExpertParallel::begin_step() const {
 void ExpertParallel::count_forward(const Saved& saved) const {
   moved_ += {.forward_sent = saved.route.away, .forward_received = saved.route.from_others};
   if (balancing_.scope == BalanceScope::batch && !batch_counts_.empty() && !batch_is_known_)
-    count_routed(saved.ids, experts(), router_.spec(), batch_counts_);
+    std::transform(batch_counts_.begin(), batch_counts_.end(), saved.routed.begin(), batch_counts_.begin(),
+                   std::plus<>());
 }
 
 // The first backward pass of a step adds up those of all ranks.
 std::span<const double> ExpertParallel::batch_counts() const {
   if (!batch_is_known_) {
-    const Tensor counts(rank_->arena(), MemoryCategory::other, DType::f64, {std::ssize(batch_counts_)});
-    std::copy(batch_counts_.begin(), batch_counts_.end(), counts.host<double>());
-    rank_->dp_cp().all_reduce(counts).wait();
-    std::copy_n(counts.host<double>(), counts.numel(), batch_counts_.begin());
+    batch_counts_ = HostGroup(rank_->dp_cp()).sum(batch_counts_);
     batch_is_known_ = true;
   }
   return batch_counts_;
@@ -178,15 +191,11 @@ RouterLosses ExpertParallel::losses(const Saved& saved) const {
   }
   terms.rows_per_scope = rows / number;
   const std::int64_t width = num_routing_counts(experts(), router_.spec());
-  const Tensor counts(rank_->arena(), MemoryCategory::other, DType::f64, {number, width});
-  std::fill_n(counts.host<double>(), counts.numel(), 0.0);
+  std::vector<double> counts = saved.routed;
   const auto of_scope = [&](std::int64_t s) {
-    return std::span(counts.host<double>() + s * width, static_cast<std::size_t>(width));
+    return std::span(counts.data() + s * width, static_cast<std::size_t>(width));
   };
-  for (std::int64_t s = 0; s < number; ++s)
-    count_routed(saved.ids.row_range(s * terms.rows_per_scope, (s + 1) * terms.rows_per_scope), experts(),
-                 router_.spec(), of_scope(s));
-  if (rank_->size(Axis::cp) > 1) rank_->along(Axis::cp).all_reduce(counts).wait();
+  if (rank_->size(Axis::cp) > 1) counts = HostGroup(rank_->along(Axis::cp)).sum(counts);
   const auto tokens = static_cast<double>(saved.sequences * seq_len_ / number);
   for (std::int64_t s = 0; s < number; ++s)
     add_balance_factors(balancing_, router_.spec(), experts(), k(), tokens, of_scope(s), terms.factors);
@@ -195,18 +204,17 @@ RouterLosses ExpertParallel::losses(const Saved& saved) const {
 
 // Every choice is kept or dropped, expert by expert.
 void ExpertParallel::count(const Saved& saved) const {
-  const std::int32_t *id = saved.ids.host<std::int32_t>(), *place = saved.places.host<std::int32_t>();
-  std::vector<std::int64_t> kept(static_cast<std::size_t>(experts()));
-  for (std::int64_t i = 0; i < saved.ids.numel(); ++i) {
-    const auto e = static_cast<std::size_t>(id[i]);
-    counts_.routed[e] += 1;
-    if (place[i] < 0)
-      counts_.dropped[e] += 1;
-    else
-      ++kept[e];
+  const std::int64_t width = num_routing_counts(experts(), router_.spec());
+  for (std::int64_t e = 0; e < experts(); ++e) {
+    const auto at = static_cast<std::size_t>(e);
+    double routed = 0;
+    for (std::int64_t i = e; i < std::ssize(saved.routed); i += width)
+      routed += saved.routed[static_cast<std::size_t>(i)];
+    const auto kept = static_cast<double>(saved.bounds[at + 1] - saved.bounds[at]);
+    check(kept <= routed, "what is routed to an expert is kept or dropped");
+    counts_.routed[at] += routed;
+    counts_.dropped[at] += routed - kept;
   }
-  for (std::size_t e = 0; e < kept.size(); ++e)
-    check(kept[e] == saved.bounds[e + 1] - saved.bounds[e], "what is routed to an expert is kept or dropped");
   counts_.away += static_cast<double>(saved.route.away);
   moved_ += {.backward_sent = saved.route.away, .backward_received = saved.route.from_others};
 }

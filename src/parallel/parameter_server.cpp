@@ -6,7 +6,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "comm/reduce.h"
+#include "comm/exchange.h"
 
 namespace echelon {
 namespace {
@@ -212,11 +212,9 @@ void ParameterServer::take(int w) {
 // Grouped by the rank of workers, not by arrival: the bits of an all_reduce.
 void ParameterServer::add_up() {
   for (std::size_t i = 0; i < gradient_.size(); ++i) {
-    std::vector<const std::byte*> sources;
-    for (const Worker& worker : workers_)
-      sources.push_back(static_cast<const std::byte*>(worker.gradient[i].host_bytes()));
-    const std::array<std::byte*, 1> sum{static_cast<std::byte*>(gradient_[i].host_bytes())};
-    reduce_elements(ReduceOp::sum, gradient_[i].dtype(), sources, 0, sum, 0, gradient_[i].numel());
+    std::vector<Tensor> pushed;
+    for (const Worker& worker : workers_) pushed.push_back(worker.gradient[i]);
+    reduce_several(ReduceOp::sum, pushed, gradient_[i]);
   }
   std::vector<Push> pushes;
   for (const Worker& worker : workers_) pushes.push_back(worker.push);

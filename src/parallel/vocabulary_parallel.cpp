@@ -1,7 +1,9 @@
 #include "parallel/vocabulary_parallel.h"
 
 #include <algorithm>
-#include <cmath>
+#include <vector>
+
+#include "tensor/host.h"
 
 namespace echelon {
 
@@ -31,17 +33,13 @@ static void for_each_chunk(std::int64_t rows, const Visit& visit) {
     visit(begin, std::min(begin + logits_chunk_rows, rows));
 }
 
-// Adds the loss of the rows whose sum and target logit are given, in row order and double precision.
-template <class T>
-static double sum_losses(const Tensor& sum, const Tensor& target, const Tensor& targets) {
-  double loss = 0;
-  for (std::int64_t i = 0; i < sum.numel(); ++i)
-    if (targets.host<std::int32_t>()[i] >= 0)
-      loss += std::log(static_cast<double>(sum.host<T>()[i])) - static_cast<double>(target.host<T>()[i]);
+Tensor OutputHead::no_loss() const {
+  const Tensor loss(rank_->arena(), MemoryCategory::other, DType::f64, {1});
+  copy_from_host(std::vector<double>{0}, loss);
   return loss;
 }
 
-Tensor OutputHead::softmax_sums(const Tensor& logits, const Tensor& targets, double& loss_sum) const {
+Tensor OutputHead::softmax_sums(const Tensor& logits, const Tensor& targets, const Tensor& loss_sum) const {
   const std::int64_t rows = logits.rows();
   Communicator& group = rank_->along(Axis::tp);
   const Tensor max = rank_->activation({rows});
@@ -52,8 +50,7 @@ Tensor OutputHead::softmax_sums(const Tensor& logits, const Tensor& targets, dou
   const Tensor sum = sum_and_target.flat_range(0, rows), target = sum_and_target.flat_range(rows, 2 * rows);
   rank_->kernels().exp_sum(logits, max, targets, first_id_, sum, target);
   group.all_reduce(sum_and_target).wait();
-  loss_sum += rank_->dtype() == DType::f64 ? sum_losses<double>(sum, target, targets)
-                                           : sum_losses<float>(sum, target, targets);
+  rank_->kernels().add_losses(sum, target, targets, loss_sum);
   return sum;
 }
 
@@ -61,8 +58,8 @@ OutputHead::Result OutputHead::loss_and_gradient(const Tensor& x, const Tensor& 
                                                  double gradient_scale) const {
   Kernels& kernels = rank_->kernels();
   const std::int64_t rows = targets.numel(), width = x.cols(), vocab = table_.value.rows();
+  const Tensor loss_sum = no_loss();
   Tensor dx = rank_->activation({x.rows(), width});
-  double loss_sum = 0;
   Normed normed = norm(x, rows);
   Tensor d_whole = rank_->activation({rows, width});
   {
@@ -88,7 +85,7 @@ OutputHead::Result OutputHead::loss_and_gradient(const Tensor& x, const Tensor& 
 
 double OutputHead::loss(const Tensor& x, const Tensor& targets) const {
   const std::int64_t rows = targets.numel();
-  double loss_sum = 0;
+  const Tensor loss_sum = no_loss();
   const Normed normed = norm(x, rows);
   const Tensor buffer = rank_->activation({std::min(rows, logits_chunk_rows), table_.value.rows()});
   for_each_chunk(rows, [&](std::int64_t begin, std::int64_t end) {
@@ -97,7 +94,7 @@ double OutputHead::loss(const Tensor& x, const Tensor& targets) const {
                             logits, false);
     softmax_sums(logits, targets.flat_range(begin, end), loss_sum);
   });
-  return loss_sum;
+  return copy_to_host(loss_sum, 0.0).front();
 }
 
 Tensor OutputHead::logits(const Tensor& x, std::int64_t rows) const {

@@ -39,7 +39,7 @@ class OutputHead {
       : rank_(&rank), tensor_parallel_(tensor_parallel), norm_(norm), table_(table), first_id_(first_id) {}
 
   struct Result {
-    double loss_sum;  // of -log p(target) over the targets that are not ignored
+    Tensor loss_sum;  // (1, f64): of -log p(target) over the targets that are not ignored
     Tensor dx;  // gradient of gradient_scale * loss_sum, in the residual stream; undefined without a gradient
   };
   // x: residual stream (rows_here, C); targets (N, i32), negative = ignored. Adds to the parameter gradients.
@@ -54,8 +54,9 @@ class OutputHead {
     Tensor whole;  // (N, C)
   };
   Normed norm(const Tensor& x, std::int64_t rows) const;
+  Tensor no_loss() const;  // (1, f64), 0
   // Leaves exp(logits - max) in `logits` and their global sums in the returned vector; adds to loss_sum.
-  Tensor softmax_sums(const Tensor& logits, const Tensor& targets, double& loss_sum) const;
+  Tensor softmax_sums(const Tensor& logits, const Tensor& targets, const Tensor& loss_sum) const;
 
   const Rank* rank_;
   TensorParallel tensor_parallel_;

@@ -44,6 +44,7 @@ ExpertCosts::ExpertCosts(const Plan& plan, std::int64_t sequences, const Coordin
   const std::int64_t scopes = plan.balancing.scope == BalanceScope::sequence ? sequences : 1;
   const bool each = plan.balancing.has_counts() && plan.balancing.scope != BalanceScope::batch;
   counts_ = each ? scopes * (m.num_experts + m.router.groups) : 0;
+  told_ = (m.num_experts + scopes * (m.num_experts + m.router.groups)) * integer;
 }
 
 void ExpertCosts::route(Account& a) const {
@@ -68,17 +69,13 @@ void ExpertCosts::route(Account& a) const {
     a.allocate(packed + cp_ * packed);
     a.free(packed + cp_ * packed);
     a.allocate(cp_ * kept_ + kept_);
-    a.free(cp_ * kept_ + cp_ * choices_ + kept_);
+    a.free(cp_ * kept_ + cp_ * choices_);
   } else {
     a.allocate(kept_);
-    a.free(kept_);
   }
-  if (exchanges()) {  // how many copies go, and come, by expert
-    const std::int64_t told = 2 * experts_ * 4;
-    a.allocate(told, MemoryCategory::other);
-    a.allocate(indices_);
-    a.free(told, MemoryCategory::other);
-  }
+  a.allocate(told_);
+  a.free(told_ + kept_);
+  a.allocate(indices_);
 }
 
 void ExpertCosts::dispatch(Account& a, std::int64_t copies, std::int64_t rows, Way way) const {
@@ -161,8 +158,6 @@ void ExpertCosts::route_backward(Account& a, bool keep) const {
     a.allocate(d_weights_here_);
     a.free(d_weights_);
   }
-  a.allocate(counts_ * 8, MemoryCategory::other);
-  a.free(counts_ * 8, MemoryCategory::other);
   a.allocate(logits_);  // their gradient
   // The hidden values that forward kept are gone, or wait for the weights' gradients.
   a.free(logits_ + choices_ + indices_ + (keep && !exchanges() ? places_ - copies_list() : places_));

@@ -56,6 +56,7 @@ class ExpertCosts {
   std::int64_t rows_, k_, element_;
   bool shared_;
   std::int64_t counts_;  // of all scopes
+  std::int64_t told_;    // bytes of what the host is told of the choices
   std::int64_t experts_, away_;
   std::int64_t logits_, choices_here_, choices_, places_, kept_;  // ids and weights; places and copies
   bool gathers_choices_;                                          // over cp

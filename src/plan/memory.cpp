@@ -39,6 +39,13 @@ Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, const Co
   }
   if (zero < 2 && keeps_tied_gradient_apart(plan, pipeline, at.dp, at.pp))
     kept[MemoryCategory::gradients] += local_numel(embedding_parameters(plan.model).front(), tp, at.tp) * e;
+  for (const int stage : pipeline.stages_of(at.pp)) {  // losses that add up
+    const StageSlice& slice = pipeline.slices()[static_cast<std::size_t>(stage)];
+    if (slice.head) kept[MemoryCategory::other] += loss_bytes;
+    for (std::int64_t layer = slice.layers.begin; layer < slice.layers.end; ++layer)
+      if (plan.model.has_experts(layer) && plan.balancing.has_losses())
+        kept[MemoryCategory::other] += loss_bytes;
+  }
   const int index = plan.mesh.dp_cp_index(at);
   for (const GradientBucket& bucket : reduction_buckets(plan, groups, at.tp)) {
     const int ep = bucket.experts ? plan.mesh.ep : 1;
@@ -60,17 +67,10 @@ Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, const Co
   Account account(kept);
   ZeroWalk state(plan, pipeline, at, account);
   StepWalk walk(plan, pipeline, at.pp, account, state);
-  // A step whose loss is summed while the next one runs; without a barrier its gradients' squares too.
-  constexpr std::int64_t number = 8;
-  const std::int64_t squares = std::ssize(all_parameters(plan.model)) * number;
-  if (!plan.optimizer_barrier && steps > 1) walk.begin_waiting(number + squares);
   // A stream's steady state, behind a step that it follows.
   const int walked =
       programs.flushes() ? 1 : static_cast<int>(std::min<std::int64_t>(steps, programs.shown_steps() + 1));
-  for (int step = 0; step < walked; ++step) {
-    walk.run(programs.program(step, walked - step), sizes, ids);
-    if (!programs.flushes()) walk.begin_waiting(number);
-  }
+  for (int step = 0; step < walked; ++step) walk.run(programs.program(step, walked - step), sizes, ids);
   if (programs.flushes()) walk.end_step(ids, copies);
   return account.peak();
 }

@@ -1,6 +1,5 @@
 #include "plan/step_walk.h"
 
-#include <utility>
 
 namespace echelon {
 
@@ -30,14 +29,6 @@ void StepWalk::end_step(std::int64_t ids, const std::vector<std::int64_t>& copie
   }
   zero_.end_step();
 }
-
-void StepWalk::begin_waiting(std::int64_t bytes) {
-  a_.allocate(bytes, MemoryCategory::other);
-  end_waiting();
-  waiting_ = bytes;
-}
-
-void StepWalk::end_waiting() { a_.free(std::exchange(waiting_, 0), MemoryCategory::other); }
 
 void StepWalk::execute(const Instruction& i) {
   const auto count = static_cast<int>(sizes_->size());
@@ -73,6 +64,7 @@ void StepWalk::execute(const Instruction& i) {
         using_group(group, [&] { adding_gradients(i.stage, group, [&] { layer_.backward(); }); });
       }
       if (slice.embedding) adding_gradients(i.stage, g.first, [&] { layer_.embed_backward(); });
+      if (slice.head) a_.free(loss_bytes, MemoryCategory::other);
       break;
     case Op::B:
       if (slice.head) head(i.stage, g);
@@ -80,6 +72,7 @@ void StepWalk::execute(const Instruction& i) {
         in_layer(group, g.block);
         using_group(group, [&] { layer_.backward_input(); });
       }
+      if (slice.head) a_.free(loss_bytes, MemoryCategory::other);
       break;
     case Op::W:
       for (int group = g.end; group-- > g.block;) {
@@ -89,7 +82,6 @@ void StepWalk::execute(const Instruction& i) {
       if (slice.embedding) adding_gradients(i.stage, g.first, [&] { layer_.embed_backward(); });
       break;
     case Op::validate:
-      end_waiting();
       break;
     case Op::step:
       // Where there are steps, a rank has one stage: after a step's last one its tokens go.
@@ -115,6 +107,7 @@ void StepWalk::execute_together(std::span<const Instruction> list) {
 void StepWalk::head(int stage, const StageGroups& g) {
   using_group(g.output, [&] {
     zero_.need_output_gradient(g.output);
+    a_.allocate(loss_bytes, MemoryCategory::other);
     layer_.head();
     zero_.group_done(stage, g.end);
   });

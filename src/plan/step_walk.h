@@ -11,6 +11,9 @@
 
 namespace echelon {
 
+// The summed loss of a microbatch, and of a step.
+inline constexpr std::int64_t loss_bytes = 8;
+
 class StepWalk {
  public:
   // All outlive this.
@@ -29,9 +32,6 @@ class StepWalk {
   // Where the schedule flushes, after its program: `copies` are the sizes of what arrives of gradients that
   // another pipeline rank holds as well.
   void end_step(std::int64_t ids, const std::vector<std::int64_t>& copies);
-  // Numbers of a step that is not known yet, until the next one validates it, or ends.
-  void begin_waiting(std::int64_t bytes);
-  void end_waiting();
 
  private:
   void execute(const Instruction& i);
@@ -58,7 +58,6 @@ class StepWalk {
   const std::vector<MicrobatchSizes>* sizes_ = nullptr;
   std::int64_t ids_ = 0;
   int loaded_ = 0;  // steps whose tokens are there, or were
-  std::int64_t waiting_ = 0;
   Account& a_;
   ZeroWalk& zero_;
   LayerWalk layer_;

@@ -10,6 +10,16 @@
 
 namespace echelon {
 
+// Losses of a router, as what they are of one token: sum over e of factors[e] p[e], plus z_loss times the
+// square of the logits' log-sum-exp. p are the scores, of sigmoids divided by their sum. Factors hold the
+// counts of the token's scope, through which no gradient flows.
+struct RouterLosses {
+  std::vector<double> factors = {};  // (scopes, E); empty: none
+  std::int64_t rows_per_scope = 1;   // a run of rows of the microbatch
+  std::int64_t first_row = 0;        // of the microbatch: where the rows at hand begin
+  double z_loss = 0;
+};
+
 class TokenRouter {
  public:
   TokenRouter() = default;

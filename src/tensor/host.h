@@ -15,6 +15,12 @@ namespace echelon {
 // T as in Tensor::host(). The elements in row-major order, whatever the stride of the rows.
 template <class T>
 std::vector<T> copy_to_host(const Tensor& from);
+// The same where a dry run goes on with `dry` in each place.
+template <class T>
+std::vector<T> copy_to_host(const Tensor& from, T dry) {
+  if (from.device() == Device::none) return std::vector<T>(static_cast<std::size_t>(from.numel()), dry);
+  return copy_to_host<T>(from);
+}
 // As many elements as the tensor has.
 template <class T>
 void copy_from_host(std::span<const T> from, Out to);

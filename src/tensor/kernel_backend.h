@@ -63,6 +63,37 @@ class KernelBackend {
   virtual void cross_entropy_backward(const Tensor& p, const Tensor& sum, const Tensor& targets,
                                       std::int64_t first_id, double loss_scale, Out dlogits) = 0;
   virtual void adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step, Out rounded) = 0;
+
+  virtual void add_losses(const Tensor& sum, const Tensor& target, const Tensor& targets, InOut loss) = 0;
+  virtual void add_number(const Tensor& x, InOut y) = 0;
+  virtual void route(const TokenRouter& router, const Tensor& logits, std::span<const double> bias, Out ids,
+                     Out weights) = 0;
+  virtual void weigh_routes(const TokenRouter& router, const Tensor& logits, const Tensor& ids,
+                            Out weights) = 0;
+  virtual void route_backward(const TokenRouter& router, const Tensor& logits, const Tensor& ids,
+                              const Tensor& d_weights, const RouterLosses& losses, double loss_scale,
+                              Out d_logits) = 0;
+  virtual void add_router_losses(const TokenRouter& router, const Tensor& logits, const RouterLosses& losses,
+                                 InOut loss) = 0;
+  virtual void count_routed(const TokenRouter& router, const Tensor& ids, std::int64_t scopes,
+                            Out counts) = 0;
+  virtual void drop_over_capacity(const Tensor& ids, const Tensor& weights, const ExpertCapacity& capacity,
+                                  Out kept) = 0;
+  virtual void sort_by_expert(const Tensor& kept, Out places, Out tokens, Out counts) = 0;
+  virtual void pack_choices(const Tensor& ids, const Tensor& weights, Out packed) = 0;
+  virtual void unpack_choices(const Tensor& packed, std::span<const std::int64_t> rows, Out ids,
+                              Out weights) = 0;
+  virtual void take_ids(const Tensor& from, std::span<const std::int64_t> rows, Out to) = 0;
+  virtual void place_weights(const Tensor& weights, const Tensor& places, InOut placed) = 0;
+  virtual void pack_gradient(CompressionKind kind, const GradientBucket& bucket, Range part,
+                             std::span<const Philox> rounding, const Tensor& gradient, Out packed) = 0;
+  virtual void unpack_gradient(CompressionKind kind, const GradientBucket& bucket, Range part,
+                               const Tensor& packed, bool accumulate, Out part_of_gradient) = 0;
+  virtual void take_largest(InOut x, std::int64_t first_index, Out values, Out indices) = 0;
+  virtual void add_at(const Tensor& values, const Tensor& indices, InOut sum) = 0;
+  virtual void orthonormalize_rows(InOut x, const Philox& fresh) = 0;
+  virtual void first_keys(const Tensor& starts, std::int64_t first_position, std::int64_t stride,
+                          std::int64_t count, Out first) = 0;
 };
 
 }  // namespace echelon

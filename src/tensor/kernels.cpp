@@ -7,6 +7,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "spec/routing_balance.h"
 #include "tensor/kernel_backend.h"
 #include "tensor/prepare_kernels.h"
 
@@ -356,6 +357,156 @@ void Kernels::adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep&
 
 Philox weight_rounding(std::uint64_t seed, const std::string& parameter, std::int64_t step) {
   return {seed, Stream::weight_rounding, name_hash(fmt::format("{} step {}", parameter, step).c_str())};
+}
+
+void Kernels::first_keys(const Tensor& starts, std::int64_t first_position, std::int64_t stride,
+                         std::int64_t count, Out first) {
+  require(ids_of(starts, starts.numel()) && ids_of(first, starts.numel()) && stride > 0 && count >= 0,
+          "first_keys: starts and first differ, or the keys do not follow each other", starts, first);
+  backend_->first_keys(starts, first_position, stride, count, first);
+}
+
+static bool is_number(const Tensor& x) { return vector_of(x, DType::f64, 1); }
+
+void Kernels::add_losses(const Tensor& sum, const Tensor& target, const Tensor& targets, InOut loss) {
+  require(is_wide(sum) && vector_like(sum, sum, targets.numel()) &&
+              vector_like(sum, target, targets.numel()) && ids_of(targets, targets.numel()) &&
+              is_number(loss),
+          "add_losses: sum, target and targets differ, or loss is no f64", sum, target, targets, loss);
+  backend_->add_losses(sum, target, targets, loss);
+}
+
+void Kernels::add_number(const Tensor& x, InOut y) {
+  require(is_number(x) && is_number(y), "add_number: x or y is no f64", x, y);
+  backend_->add_number(x, y);
+}
+
+// Logits (N, E) of a router, and its choices (N, k).
+static bool is_routing(const TokenRouter& router, const Tensor& logits, const Tensor& ids) {
+  return is_wide(logits) && logits.cols() == router.num_experts() &&
+         ids_of(ids, logits.rows() * router.experts_per_token());
+}
+
+void Kernels::route(const TokenRouter& router, const Tensor& logits, std::span<const double> bias, Out ids,
+                    Out weights) {
+  require(is_routing(router, logits, ids) && vector_like(logits, weights, ids->numel()),
+          "route: ids and weights are not k for each row of logits, or logits not E", logits, ids, weights);
+  check(bias.empty() || std::ssize(bias) == router.num_experts(),
+        "route: the bias has a place for each expert");
+  backend_->route(router, logits, bias, ids, weights);
+}
+
+void Kernels::weigh_routes(const TokenRouter& router, const Tensor& logits, const Tensor& ids, Out weights) {
+  require(is_routing(router, logits, ids) && vector_like(logits, weights, ids.numel()),
+          "weigh_routes: ids and weights are not k for each row of logits, or logits not E", logits, ids,
+          weights);
+  backend_->weigh_routes(router, logits, ids, weights);
+}
+
+void Kernels::route_backward(const TokenRouter& router, const Tensor& logits, const Tensor& ids,
+                             const Tensor& d_weights, const RouterLosses& losses, double loss_scale,
+                             Out d_logits) {
+  require(is_routing(router, logits, ids) && vector_like(logits, d_weights, ids.numel()) &&
+              same(logits, d_logits),
+          "route_backward: shapes of logits, ids, d_weights, d_logits", logits, ids, d_weights, d_logits);
+  backend_->route_backward(router, logits, ids, d_weights, losses, loss_scale, d_logits);
+}
+
+void Kernels::add_router_losses(const TokenRouter& router, const Tensor& logits, const RouterLosses& losses,
+                                InOut loss) {
+  require(is_wide(logits) && logits.cols() == router.num_experts() && is_number(loss),
+          "add_router_losses: logits are not E for each row, or loss is no f64", logits, loss);
+  backend_->add_router_losses(router, logits, losses, loss);
+}
+
+void Kernels::count_routed(const TokenRouter& router, const Tensor& ids, std::int64_t scopes, Out counts) {
+  require(scopes > 0 && ids_of(ids, ids.numel()) && ids.rows() % scopes == 0 &&
+              ids.cols() == router.experts_per_token() &&
+              ids_of(counts, scopes * num_routing_counts(router.num_experts(), router.spec())),
+          "count_routed: ids are not k for each row of scopes of one size, or counts not those of each scope",
+          ids, counts);
+  backend_->count_routed(router, ids, scopes, counts);
+}
+
+void Kernels::drop_over_capacity(const Tensor& ids, const Tensor& weights, const ExpertCapacity& capacity,
+                                 Out kept) {
+  require(is_wide(weights) && vector_like(weights, weights, ids.numel()) && ids_of(ids, ids.numel()) &&
+              ids_of(kept, ids.numel()) && capacity.scopes > 0 && ids.rows() % capacity.scopes == 0,
+          "drop_over_capacity: ids, weights and kept differ, or scopes have not one size", ids, weights,
+          kept);
+  backend_->drop_over_capacity(ids, weights, capacity, kept);
+}
+
+void Kernels::sort_by_expert(const Tensor& kept, Out places, Out tokens, Out counts) {
+  require(ids_of(kept, kept.numel()) && ids_of(places, kept.numel()) && ids_of(tokens, tokens->numel()) &&
+              ids_of(counts, counts->numel()),
+          "sort_by_expert: kept and places differ, or something is no i32", kept, places, tokens, counts);
+  backend_->sort_by_expert(kept, places, tokens, counts);
+}
+
+void Kernels::pack_choices(const Tensor& ids, const Tensor& weights, Out packed) {
+  require(is_wide(packed) && ids_of(ids, ids.numel()) && vector_like(packed, weights, ids.numel()) &&
+              vector_like(packed, packed, 2 * ids.numel()) && packed->rows() == ids.rows(),
+          "pack_choices: packed is not twice as wide as ids and weights", ids, weights, packed);
+  backend_->pack_choices(ids, weights, packed);
+}
+
+void Kernels::unpack_choices(const Tensor& packed, std::span<const std::int64_t> rows, Out ids, Out weights) {
+  require(is_wide(packed) && ids_of(ids, ids->numel()) && vector_like(packed, weights, ids->numel()) &&
+              vector_like(packed, packed, 2 * ids->numel()) && packed.rows() == ids->rows() &&
+              (rows.empty() || std::ssize(rows) == packed.rows()),
+          "unpack_choices: packed is not twice as wide as ids and weights", packed, ids, weights);
+  backend_->unpack_choices(packed, rows, ids, weights);
+}
+
+void Kernels::take_ids(const Tensor& from, std::span<const std::int64_t> rows, Out to) {
+  require(ids_of(from, from.numel()) && ids_of(to, std::ssize(rows) * from.cols()),
+          "take_ids: `to` has not the rows that are taken", from, to);
+  backend_->take_ids(from, rows, to);
+}
+
+void Kernels::place_weights(const Tensor& weights, const Tensor& places, InOut placed) {
+  require(
+      is_wide(weights) && ids_of(places, weights.numel()) && vector_like(weights, placed, placed->numel()),
+      "place_weights: weights and places differ", weights, places, placed);
+  backend_->place_weights(weights, places, placed);
+}
+
+void Kernels::pack_gradient(CompressionKind kind, const GradientBucket& bucket, Range part,
+                            std::span<const Philox> rounding, const Tensor& gradient, Out packed) {
+  require(is_wide(gradient) && gradient.contiguous() && part.end <= gradient.numel() &&
+              vector_of(packed, DType::u8, quantized_bytes(kind, bucket, part)),
+          "pack_gradient: the part lies outside the gradient, or packed has another size", gradient, packed);
+  backend_->pack_gradient(kind, bucket, part, rounding, gradient, packed);
+}
+
+void Kernels::unpack_gradient(CompressionKind kind, const GradientBucket& bucket, Range part,
+                              const Tensor& packed, bool accumulate, Out part_of_gradient) {
+  require(is_wide(part_of_gradient) && part_of_gradient->contiguous() &&
+              part_of_gradient->numel() == part.size() &&
+              vector_of(packed, DType::u8, quantized_bytes(kind, bucket, part)),
+          "unpack_gradient: packed and the part have other sizes", packed, part_of_gradient);
+  backend_->unpack_gradient(kind, bucket, part, packed, accumulate, part_of_gradient);
+}
+
+void Kernels::take_largest(InOut x, std::int64_t first_index, Out values, Out indices) {
+  require(is_wide(x) && x->contiguous() && values->numel() <= x->numel() &&
+              vector_like(x, values, values->numel()) && ids_of(indices, values->numel()),
+          "take_largest: values and indices differ, or are more than x has", x, values, indices);
+  backend_->take_largest(x, first_index, values, indices);
+}
+
+void Kernels::add_at(const Tensor& values, const Tensor& indices, InOut sum) {
+  require(is_wide(values) && values.contiguous() && ids_of(indices, values.numel()) &&
+              vector_like(values, sum, sum->numel()),
+          "add_at: values and indices differ", values, indices, sum);
+  backend_->add_at(values, indices, sum);
+}
+
+void Kernels::orthonormalize_rows(InOut x, const Philox& fresh) {
+  require(is_wide(x) && x->contiguous() && x->rows() <= x->cols(),
+          "orthonormalize_rows: x has more rows than columns", x);
+  backend_->orthonormalize_rows(x, fresh);
 }
 
 std::unique_ptr<Kernels> make_kernels(Arena& arena, DType dtype, int threads) {

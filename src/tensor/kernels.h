@@ -18,7 +18,9 @@
 #include <utility>
 
 #include "base/philox.h"
+#include "spec/compression.h"
 #include "spec/param_spec.h"
+#include "spec/token_router.h"
 #include "tensor/tensor.h"
 
 namespace echelon {
@@ -60,6 +62,12 @@ struct AdamWStep {
   std::int64_t step = 1;                         // 1 for the first: bias corrections are 1 - beta^step
   double gradient_scale = 1;                     // clipping: the gradient used is gradient_scale * g
   const StochasticRounding* rounding = nullptr;  // of p in bf16; needed there, and not allowed elsewhere
+};
+
+// What each expert may keep of the choices of a scope, a run of rows of a microbatch.
+struct ExpertCapacity {
+  std::int64_t scopes = 1, experts = 0, each = 0;
+  DropPolicy policy = DropPolicy::probability;
 };
 
 // One product of a group: as the arguments of Kernels::matmul.
@@ -156,6 +164,12 @@ class Kernels {
   // dtable (wide) += ; rows whose ids lie elsewhere are skipped. Added in row order.
   void embedding_backward(const Tensor& ids, const Tensor& dy, std::int64_t first_id, InOut dtable);
 
+  // first (N, i32) = the first of a block's keys that each query sees, where starts (N, i32) are the
+  // positions that its document begins at: the keys stand at first_position + i * stride, i < count; count:
+  // none.
+  void first_keys(const Tensor& starts, std::int64_t first_position, std::int64_t stride, std::int64_t count,
+                  Out first);
+
   // y (N, C) = sum over j of weights[n, j] * x[places[n, j]]: places (N, k, i32) are rows of x (M, C), below
   // zero for none; weights (N, k, wide), undefined for ones. Added in order of j, whatever the threads.
   void combine_rows(const Tensor& x, const Tensor& places, const Tensor& weights, Out y);
@@ -173,6 +187,61 @@ class Kernels {
   // for ignored rows. dlogits may be p; as bf16 it is a tensor of its own.
   void cross_entropy_backward(const Tensor& p, const Tensor& sum, const Tensor& targets,
                               std::int64_t first_id, double loss_scale, Out dlogits);
+
+  // The loss of rows whose sum and target logit exp_sum() gave, over the ranks (N each): loss (1, f64) += the
+  // sum of log(sum) - target over the targets (N, i32) that are not ignored, in row order, in double
+  // precision and by itself before it is added.
+  void add_losses(const Tensor& sum, const Tensor& target, const Tensor& targets, InOut loss);
+  // y (1, f64) += x (1, f64).
+  void add_number(const Tensor& x, InOut y);
+
+  // Which experts the tokens go to (spec/token_router): in double precision whatever the dtype. logits (N, E)
+  // -> ids (N, k, i32), the best first, and weights (N, k). `bias` (E, or empty) is added to the scores for
+  // the choice alone.
+  void route(const TokenRouter& router, const Tensor& logits, std::span<const double> bias, Out ids,
+             Out weights);
+  // The weights of choices that someone else made.
+  void weigh_routes(const TokenRouter& router, const Tensor& logits, const Tensor& ids, Out weights);
+  // d_logits (N, E) = the gradient through the weights, whose gradient is d_weights (N, k), plus loss_scale
+  // times that of the losses. The choice itself has none.
+  void route_backward(const TokenRouter& router, const Tensor& logits, const Tensor& ids,
+                      const Tensor& d_weights, const RouterLosses& losses, double loss_scale, Out d_logits);
+  // loss (1, f64) += the losses summed over the tokens.
+  void add_router_losses(const TokenRouter& router, const Tensor& logits, const RouterLosses& losses,
+                         InOut loss);
+  // counts (scopes, E + groups, i32): num_routing_counts() of each run of as many rows of ids (N, k).
+  void count_routed(const TokenRouter& router, const Tensor& ids, std::int64_t scopes, Out counts);
+  // kept (N, k) = the choices ids (N, k) that each expert has room for, -1 for the others
+  // (spec/routing_balance), in scopes of as many rows. Weights (N, k) count as equal where they agree in half
+  // the digits of their type.
+  void drop_over_capacity(const Tensor& ids, const Tensor& weights, const ExpertCapacity& capacity, Out kept);
+  // Tokens' copies sorted by expert, and by token for each: places (N, k, i32) is where each choice kept (N,
+  // k) went, -1 where it was dropped; tokens (M, i32) is whose copy stands at each place, -1 after the last;
+  // M is room for all. counts (E, i32): copies of each expert.
+  void sort_by_expert(const Tensor& kept, Out places, Out tokens, Out counts);
+  // Choices and their weights as rows of 2 k numbers, so that they travel together: numbers of experts are
+  // exact as floats. Row i goes back to row rows[i]; empty: to row i.
+  void pack_choices(const Tensor& ids, const Tensor& weights, Out packed);
+  void unpack_choices(const Tensor& packed, std::span<const std::int64_t> rows, Out ids, Out weights);
+  // to = the rows of `from` (N, k, i32) that are named.
+  void take_ids(const Tensor& from, std::span<const std::int64_t> rows, Out to);
+  // placed (M, 1): weights (N, k) where their copies stand; the rest stays.
+  void place_weights(const Tensor& weights, const Tensor& places, InOut placed);
+
+  // Gradients on their way (spec/compression.h): elements `part` of the bucket to bytes, and back to a tensor
+  // of that part. int8 rounds by the generator of each section.
+  void pack_gradient(CompressionKind kind, const GradientBucket& bucket, Range part,
+                     std::span<const Philox> rounding, const Tensor& gradient, Out packed);
+  void unpack_gradient(CompressionKind kind, const GradientBucket& bucket, Range part, const Tensor& packed,
+                       bool accumulate, Out part_of_gradient);
+  // Moves the elements of x that are largest in magnitude, as many as values holds, there, and leaves zeros;
+  // indices (i32): where they were, from first_index on. Indices ascend.
+  void take_largest(InOut x, std::int64_t first_index, Out values, Out indices);
+  // sum[indices[i]] += values[i], in order.
+  void add_at(const Tensor& values, const Tensor& indices, InOut sum);
+  // The rows of x (rows <= cols) made orthonormal in their order; one without a direction of its own is
+  // drawn.
+  void orthonormalize_rows(InOut x, const Philox& fresh);
 
   // Decoupled weight decay (Loshchilov & Hutter 2019): p, m, v updated in place from g (wide), one pass.
   // `rounded`, where defined: bf16, the new p rounded to nearest, for layers to compute with beside p as f32

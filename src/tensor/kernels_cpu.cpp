@@ -18,7 +18,7 @@
 #include "base/split.h"
 #include "base/start_thread.h"
 #include "tensor/attention_cpu.h"
-#include "tensor/kernel_backend.h"
+#include "tensor/kernels_host.h"
 #include "tensor/local_column.h"
 #include "tensor/matmul_onednn.h"
 #include "tensor/reference_view.h"
@@ -81,7 +81,7 @@ Product product_of(const MatrixProduct& p) {
           .c_stride = c.stride};
 }
 
-class CpuKernels final : public KernelBackend {
+class CpuKernels final : public HostBackend {
  public:
   CpuKernels(Arena& arena, int threads)
       : team_(threads),

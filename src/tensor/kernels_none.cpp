@@ -47,6 +47,27 @@ class NoneKernels final : public KernelBackend {
   void cross_entropy_backward(const Tensor&, const Tensor&, const Tensor&, std::int64_t, double,
                               Out) override {}
   void adamw(InOut, const Tensor&, InOut, InOut, const AdamWStep&, Out) override {}
+  void add_losses(const Tensor&, const Tensor&, const Tensor&, InOut) override {}
+  void add_number(const Tensor&, InOut) override {}
+  void route(const TokenRouter&, const Tensor&, std::span<const double>, Out, Out) override {}
+  void weigh_routes(const TokenRouter&, const Tensor&, const Tensor&, Out) override {}
+  void route_backward(const TokenRouter&, const Tensor&, const Tensor&, const Tensor&, const RouterLosses&,
+                      double, Out) override {}
+  void add_router_losses(const TokenRouter&, const Tensor&, const RouterLosses&, InOut) override {}
+  void count_routed(const TokenRouter&, const Tensor&, std::int64_t, Out) override {}
+  void drop_over_capacity(const Tensor&, const Tensor&, const ExpertCapacity&, Out) override {}
+  void sort_by_expert(const Tensor&, Out, Out, Out) override {}
+  void pack_choices(const Tensor&, const Tensor&, Out) override {}
+  void unpack_choices(const Tensor&, std::span<const std::int64_t>, Out, Out) override {}
+  void take_ids(const Tensor&, std::span<const std::int64_t>, Out) override {}
+  void place_weights(const Tensor&, const Tensor&, InOut) override {}
+  void pack_gradient(CompressionKind, const GradientBucket&, Range, std::span<const Philox>, const Tensor&,
+                     Out) override {}
+  void unpack_gradient(CompressionKind, const GradientBucket&, Range, const Tensor&, bool, Out) override {}
+  void take_largest(InOut, std::int64_t, Out, Out) override {}
+  void add_at(const Tensor&, const Tensor&, InOut) override {}
+  void orthonormalize_rows(InOut, const Philox&) override {}
+  void first_keys(const Tensor&, std::int64_t, std::int64_t, std::int64_t, Out) override {}
 
  private:
   const Tensor scratch_;

@@ -13,7 +13,7 @@
 
 #include "base/error.h"
 #include "tensor/attention_reference.h"
-#include "tensor/kernel_backend.h"
+#include "tensor/kernels_host.h"
 #include "tensor/local_column.h"
 #include "tensor/reference_view.h"
 
@@ -141,7 +141,7 @@ class WeightRounding<bf16> {
   std::size_t at_ = 0;
 };
 
-class ReferenceKernels final : public KernelBackend {
+class ReferenceKernels final : public HostBackend {
  public:
   void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, Out c, bool accumulate) override {
     with_pair(a, b, [&]<class A, class B>(const Matrix<A>& left, const Matrix<B>& right) {

@@ -26,13 +26,12 @@ std::string shown_bound(const AsynchronousOptions& options) {
 
 // The norm of the gradient that the store holds, all of it or cut over servers, which then agree on the name.
 double finite_norm(const Rank& rank, const ParameterStore& parameters, std::int64_t step) {
-  const Tensor squares = gradient_squares(rank, parameters);
+  const std::vector<double> squares = gradient_squares(rank, parameters);
   const double norm = norm_of_squares(squares);
   if (std::isfinite(norm)) return norm;
-  for (std::int64_t i = 0; i < squares.numel(); ++i)
-    if (!std::isfinite(squares.host<double>()[i]))
-      fail_for_good("step {}: the gradient of {} is not finite", step + 1,
-                    parameters.model()[static_cast<std::size_t>(i)].name);
+  for (std::size_t i = 0; i < squares.size(); ++i)
+    if (!std::isfinite(squares[i]))
+      fail_for_good("step {}: the gradient of {} is not finite", step + 1, parameters.model()[i].name);
   fail_for_good("step {}: the gradient norm overflows", step + 1);
 }
 

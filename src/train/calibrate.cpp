@@ -10,6 +10,7 @@
 #include "comm/threads.h"
 #include "comm/world.h"
 #include "plan/op_seconds.h"
+#include "tensor/host.h"
 #include "tensor/kernels.h"
 #include "train/this_machine.h"
 
@@ -167,7 +168,7 @@ double all_reduce_seconds(int ranks, std::int64_t count, int row) {
     Arena arena;
     const auto group = world.join(index, everyone, "calibrate");
     const Tensor x(arena, MemoryCategory::communication, DType::f32, {count});
-    std::fill_n(x.host<float>(), count, 0.0f);
+    copy_from_host(std::vector<float>(static_cast<std::size_t>(count)), x);
     for (int repeat = 0; repeat < 12; ++repeat) {
       group->barrier().wait();
       const auto begin = Clock::now();

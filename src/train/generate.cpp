@@ -6,14 +6,10 @@
 
 #include "base/error.h"
 #include "base/philox.h"
+#include "tensor/host.h"
 
 namespace echelon {
 namespace {
-
-template <class T>
-std::vector<double> to_doubles(const Tensor& t) {
-  return {t.host<T>(), t.host<T>() + t.numel()};
-}
 
 std::vector<double> gather_logits(const Rank& rank, const ModelSpec& model, const Tensor& local) {
   std::vector<std::int64_t> counts;
@@ -21,7 +17,7 @@ std::vector<double> gather_logits(const Rank& rank, const ModelSpec& model, cons
     counts.push_back(split_range(model.vocab, rank.size(Axis::tp), i).size());
   const Tensor all = rank.activation({model.vocab});
   rank.along(Axis::tp).all_gather(local.flat(), all, counts).wait();
-  return rank.dtype() == DType::f64 ? to_doubles<double>(all) : to_doubles<float>(all);
+  return copy_numbers_to_host(all);
 }
 
 std::int32_t choose(const std::vector<double>& logits, const GenerateOptions& options, double uniform) {
@@ -93,16 +89,17 @@ std::vector<std::int32_t> generate(const Rank& rank, const Plan& plan, const Par
   while (static_cast<std::int64_t>(text.size()) < options.max_tokens) {
     const auto count = static_cast<std::int64_t>(fresh.size());
     const Tensor ids(rank.arena(), MemoryCategory::other, DType::i32, {count});
-    std::copy(fresh.begin(), fresh.end(), ids.host<std::int32_t>());
+    copy_from_host(fresh, ids);
     const Tensor logits = stages.next_logits(ids, position, caches);
     position += count;
     // The pipeline rank that has the logits chooses for all.
     const Tensor chosen(rank.arena(), MemoryCategory::other, DType::i32, {1});
     if (logits.defined())
-      *chosen.host<std::int32_t>() = choose(gather_logits(rank, plan.model, logits), options,
-                                            random.uniform(static_cast<std::uint64_t>(position)));
+      copy_from_host(std::vector<std::int32_t>{choose(gather_logits(rank, plan.model, logits), options,
+                                                      random.uniform(static_cast<std::uint64_t>(position)))},
+                     chosen);
     along_pipeline.broadcast(chosen, stages.last_rank()).wait();
-    const std::int32_t next = *chosen.host<std::int32_t>();
+    const std::int32_t next = copy_to_host<std::int32_t>(chosen).front();
     if (next == options.stop_token) break;
     text.push_back(next);
     if (on_token) on_token(next);

@@ -6,6 +6,8 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "comm/host_group.h"
+#include "tensor/host.h"
 
 namespace echelon {
 
@@ -48,7 +50,7 @@ static std::vector<double> sums_of_squares(const Rank& rank, const ParameterStor
       }
     if (counted.empty()) continue;
     const Tensor blocks(rank.arena(), MemoryCategory::other, DType::f64, {total});
-    std::fill_n(blocks.host<double>(), total, 0.0);
+    copy_from_host(std::vector<double>(static_cast<std::size_t>(total)), blocks);
     std::int64_t begin = 0;
     for (const Parameter* p : counted) {
       const std::int64_t first = begin + p->own.begin / norm_block;
@@ -56,8 +58,9 @@ static std::vector<double> sums_of_squares(const Rank& rank, const ParameterStor
                                  blocks.flat_range(first, first + norm_blocks(p->own.size())));
       begin += norm_blocks(p->value.numel());
     }
-    if (Communicator* group = counted.front()->shard_group) group->all_reduce(blocks).wait();
-    const double* at = blocks.host<double>();
+    std::vector<double> of_blocks = copy_to_host(blocks, 0.0);
+    if (Communicator* group = counted.front()->shard_group) of_blocks = HostGroup(*group).sum(of_blocks);
+    const double* at = of_blocks.data();
     for (const Parameter* p : counted) {
       const std::int64_t count = norm_blocks(p->value.numel());
       sums[static_cast<std::size_t>(p - all.data())] = std::accumulate(at, at + count, 0.0);
@@ -67,35 +70,30 @@ static std::vector<double> sums_of_squares(const Rank& rank, const ParameterStor
   return sums;
 }
 
-Tensor gradient_squares(const Rank& rank, const ParameterStore& parameters) {
+std::vector<double> gradient_squares(const Rank& rank, const ParameterStore& parameters) {
   const int tp = rank.size(Axis::tp), index = rank.coordinate(Axis::tp);
-  const auto count = static_cast<std::int64_t>(parameters.model().size());
-  Tensor squares(rank.arena(), MemoryCategory::other, DType::f64, {count});
-  double* sums = squares.host<double>();
+  std::vector<double> squares(parameters.model().size());
   const std::vector<double> here = sums_of_squares(rank, parameters);
-  for (std::int64_t i = 0; i < count; ++i) {
-    const Parameter* p = parameters.find_here(parameters.model()[static_cast<std::size_t>(i)].name);
+  for (std::size_t i = 0; i < squares.size(); ++i) {
+    const Parameter* p = parameters.find_here(parameters.model()[i].name);
     // Only the first of ranks that hold the same elements counts them; in an expert group each its experts.
     const bool mine = p != nullptr && index % tp_replicas(p->spec, tp) == 0 &&
                       p->holders.front() == rank.coordinate(Axis::pp) &&
                       (p->spec.expert >= 0 || rank.mesh().ep_index(rank.coordinates()) == 0);
-    sums[i] = mine ? here[static_cast<std::size_t>(p - parameters.all().data())] : 0.0;
+    if (mine) squares[i] = here[static_cast<std::size_t>(p - parameters.all().data())];
   }
-  rank.along(Axis::tp).all_reduce(squares).wait();
-  if (rank.size(Axis::ep) > 1) rank.ep().all_reduce(squares).wait();
+  squares = HostGroup(rank.along(Axis::tp)).sum(squares);
+  if (rank.size(Axis::ep) > 1) squares = HostGroup(rank.ep()).sum(squares);
   return squares;
 }
 
-double norm_of_squares(const Tensor& squares) {
-  const double* sums = squares.host<double>();
-  return std::sqrt(std::accumulate(sums, sums + squares.numel(), 0.0));
+double norm_of_squares(const std::vector<double>& squares) {
+  return std::sqrt(std::accumulate(squares.begin(), squares.end(), 0.0));
 }
 
 double global_gradient_norm(const Rank& rank, const ParameterStore& parameters) {
   const Doing doing = rank.doing(Activity::gradient_norm);
-  const Tensor squares = gradient_squares(rank, parameters);
-  rank.along(Axis::pp).all_reduce(squares).wait();
-  return norm_of_squares(squares);
+  return norm_of_squares(HostGroup(rank.along(Axis::pp)).sum(gradient_squares(rank, parameters)));
 }
 
 double clip_factor(double norm, double clip) { return clip > 0 && norm > clip ? clip / norm : 1.0; }

@@ -25,13 +25,13 @@ void validate(const OptimizerOptions& options);
 // from 0.
 double learning_rate(const OptimizerOptions& options, std::int64_t step);
 
-// Sum of squares of each of the model's parameters' gradients (f64), each logical element counted once on any
+// Sum of squares of each of the model's parameters' gradients, each logical element counted once on any
 // mesh: of the parameters that this pipeline rank counts, 0 for the others. Squares are added in double
 // precision over blocks of a parameter (norm_block), then over the blocks. Collective over tp and, where
 // state is cut over it, dp.
-Tensor gradient_squares(const Rank& rank, const ParameterStore& parameters);
+std::vector<double> gradient_squares(const Rank& rank, const ParameterStore& parameters);
 // Euclidean norm from the squares of all pipeline ranks, added in the order of parameters.
-double norm_of_squares(const Tensor& squares);
+double norm_of_squares(const std::vector<double>& squares);
 // The norm of the whole gradient. Collective over tp, dp and pp.
 double global_gradient_norm(const Rank& rank, const ParameterStore& parameters);
 

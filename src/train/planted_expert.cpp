@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <numbers>
+#include <vector>
 
+#include "tensor/host.h"
 #include "tensor/reference_view.h"
 
 namespace echelon {
@@ -16,10 +18,13 @@ void plant_expert(const ParameterStore& parameters, const ModelSpec& model, cons
     if (held.numel() == 0) continue;
     const std::int64_t begin = p.value_stays ? 0 : p.own.begin;
     const auto add = [&](std::int64_t from, std::int64_t to, double what) {
-      with_float_type(held, [&]<class F>(F) {
-        for (std::int64_t i = std::max(from - begin, std::int64_t{0}); i < std::min(to - begin, held.numel());
-             ++i)
-          held.host<F>()[i] += static_cast<F>(what);
+      const Range part{std::max(from - begin, std::int64_t{0}), std::min(to - begin, held.numel())};
+      if (part.begin >= part.end) return;
+      const Tensor where = held.flat_range(part.begin, part.end);
+      with_float_type(where, [&]<class F>(F) {
+        std::vector<F> values = copy_to_host(where, F(0));
+        for (F& value : values) value += static_cast<F>(what);
+        copy_from_host(values, where);
       });
     };
     if (p.spec.name == embedding_parameters(model).front().name)

@@ -9,6 +9,7 @@
 
 #include "base/philox.h"
 #include "comm/threads.h"
+#include "tensor/host.h"
 #include "train/trainer.h"
 
 namespace echelon {
@@ -206,7 +207,7 @@ double call_seconds(const Plan& plan, int ranks, int group_size, const JobCores&
     const auto few = world.join(index, group, "rehearsal's group");
     Arena arena;
     const Tensor x(arena, MemoryCategory::communication, plan.dtype, {count});
-    std::memset(x.host_bytes(), 0, static_cast<std::size_t>(x.bytes()));
+    copy_bytes_from_host(std::vector<std::byte>(static_cast<std::size_t>(x.bytes())), x);
     const auto once = [&] {
       for (int call = 0; call < row; ++call) {
         compute_for(computes(index, call));

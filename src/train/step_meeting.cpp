@@ -1,5 +1,6 @@
 #include "train/step_meeting.h"
 
+#include <array>
 #include <numeric>
 
 #include "base/error.h"
@@ -7,7 +8,7 @@
 namespace echelon {
 namespace {
 
-constexpr std::int64_t num_words = 3;
+constexpr std::size_t num_words = 3;
 
 std::vector<int> everyone(int n) {
   std::vector<int> ranks(static_cast<std::size_t>(n));
@@ -17,34 +18,23 @@ std::vector<int> everyone(int n) {
 
 }  // namespace
 
-// Its memory is nobody's: predictions of the arena's know nothing of it.
 StepMeeting::StepMeeting(const Rank& rank)
-    : group_(rank.join_aside(everyone(rank.mesh().num_ranks()), "steps")),
-      counts_(static_cast<std::size_t>(group_->size()), num_words),
-      memory_(static_cast<std::size_t>((1 + group_->size()) * num_words)) {
-  said_ = Tensor::view_of(memory_.data(), DType::f64, {num_words});
-  heard_ = Tensor::view_of(memory_.data() + num_words, DType::f64, {group_->size() * num_words});
-}
+    : group_(rank.join_aside(everyone(rank.mesh().num_ranks()), "steps")) {}
 
 void StepMeeting::say(const Words& words) {
-  check(!spoken_, "what was said is heard before more is said");
-  double* const w = said_.host<double>();
-  w[0] = words.stop;
-  w[1] = static_cast<double>(words.written);
-  w[2] = words.seconds;
-  pending_ = group_->all_gather(said_, heard_, counts_);
-  spoken_ = true;
+  check(!said_, "what was said is heard before more is said");
+  const std::array<double, num_words> numbers{words.stop ? 1.0 : 0.0, static_cast<double>(words.written),
+                                              words.seconds};
+  said_ = HostGroup(*group_).begin_gather(numbers);
 }
 
 std::vector<StepMeeting::Words> StepMeeting::hear() {
-  if (!spoken_) return {};
-  pending_.wait();
-  spoken_ = false;
   std::vector<Words> all;
-  for (int r = 0; r < group_->size(); ++r) {
-    const double* const w = heard_.host<double>() + r * num_words;
-    all.push_back({w[0] != 0, static_cast<std::int64_t>(w[1]), w[2]});
-  }
+  if (!said_) return all;
+  const std::vector<double> heard = said_->get();
+  said_.reset();
+  for (std::size_t at = 0; at < heard.size(); at += num_words)
+    all.push_back({heard[at] != 0, static_cast<std::int64_t>(heard[at + 1]), heard[at + 2]});
   return all;
 }
 

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "comm/host_group.h"
 #include "comm/rank.h"
 
 namespace echelon {
@@ -27,11 +29,7 @@ class StepMeeting {
 
  private:
   std::unique_ptr<Communicator> group_;
-  std::vector<std::int64_t> counts_;
-  std::vector<double> memory_;  // of the two
-  Tensor said_, heard_;
-  Pending pending_;
-  bool spoken_ = false;
+  std::optional<HostNumbers> said_;
 };
 
 }  // namespace echelon

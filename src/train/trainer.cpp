@@ -21,12 +21,6 @@ void refuse_clipping(const OptimizerOptions& optimizer, const PipelineLayout& pi
         optimizer.clip, programs.schedule().name);
 }
 
-static double count_targets(const Microbatch& microbatch) {
-  const std::int32_t* ids = microbatch.targets.host<std::int32_t>();
-  return static_cast<double>(
-      std::count_if(ids, ids + microbatch.rows(), [](std::int32_t id) { return id >= 0; }));
-}
-
 Trainer::Trainer(const Rank& rank, const Plan& plan, const OptimizerOptions& optimizer, std::uint64_t seed,
                  const Faults& faults, std::shared_ptr<const PipelineLayout> pipeline, Moments moments)
     : rank_(rank),
@@ -75,7 +69,7 @@ StepBatch Trainer::load_step(int step) {
   const std::vector<Range> ranges = microbatches(plan_, rank_.coordinate(Axis::dp));
   for (std::size_t m = 0; m < ranges.size(); ++m) {
     batch.microbatches.push_back(load_microbatch(rank_, plan_, first_step_ + step, ranges[m], *samples_));
-    num_targets[updates == 1 ? 0 : m] += count_targets(batch.microbatches.back());
+    num_targets[updates == 1 ? 0 : m] += static_cast<double>(batch.microbatches.back().num_targets);
   }
   if (sums_ != DataParallelSums::none) num_targets = sum_over({&rank_.dp_cp()}, num_targets);
   for (std::size_t m = 0; m < ranges.size(); ++m) {
@@ -226,16 +220,14 @@ Trainer::Unfinished Trainer::unfinished(std::int64_t step, double loss_sum, doub
   Unfinished u;
   u.result = {step, 0, std::nan(""), learning_rate(optimizer_, step)};
   u.num_targets = num_targets;
-  u.loss_sum = Tensor(rank_.arena(), MemoryCategory::other, DType::f64, {1});
-  *u.loss_sum.host<double>() = sum_over({&rank_.dp_cp()}, {loss_sum})[0];
-  u.sum = rank_.along(Axis::pp).all_reduce(u.loss_sum);
+  u.loss_sum = HostGroup(rank_.along(Axis::pp)).begin_sum(sum_over({&rank_.dp_cp()}, {loss_sum}));
   return u;
 }
 
 void Trainer::finish_result() {
-  unfinished_->sum.wait();
+  const double loss_sum = unfinished_->loss_sum.get()[0];
   finished_.push_back(unfinished_->result);
-  finished_.back().loss = *unfinished_->loss_sum.host<double>() / unfinished_->num_targets;
+  finished_.back().loss = loss_sum / unfinished_->num_targets;
   unfinished_.reset();
 }
 
@@ -269,14 +261,15 @@ std::vector<StepResult> Trainer::optimistic_step(std::int64_t step, std::int64_t
   run(programs_.program(0, 1));  // validates the step before
   const double loss_sum = complete_gradients();
   unfinished_ = unfinished(step, loss_sum, num_targets_.at(0));
+  std::vector<double> squares;
   {
     const Doing doing = rank_.doing(Activity::gradient_norm);
-    unfinished_->squares = gradient_squares(rank_, parameters_);
+    squares = gradient_squares(rank_, parameters_);
   }
   // What this rank has counted is part of the norm: where that is too much, it knows that it must clip, and
   // waits.
-  const double norm_here = norm_of_squares(unfinished_->squares);
-  unfinished_->squares_sum = rank_.along(Axis::pp).all_reduce(unfinished_->squares);
+  const double norm_here = norm_of_squares(squares);
+  unfinished_->squares = HostGroup(rank_.along(Axis::pp)).begin_sum(squares);
   if (steps_left == 1)
     make_true_step();
   else if (std::isfinite(norm_here) && clip_factor(norm_here, optimizer_.clip) == 1)
@@ -288,9 +281,8 @@ std::vector<StepResult> Trainer::optimistic_step(std::int64_t step, std::int64_t
 // multiplied by.
 double Trainer::make_true_step() {
   optimistic_->take_back();
-  unfinished_->squares_sum.wait();
   StepResult& result = unfinished_->result;
-  result.gradient_norm = norm_of_squares(unfinished_->squares);
+  result.gradient_norm = norm_of_squares(unfinished_->squares.get());
   if (!std::isfinite(result.gradient_norm)) refuse_step(result.step, result.learning_rate, 0);
   const double factor = clip_factor(result.gradient_norm, optimizer_.clip);
   adamw_step(rank_, parameters_, optimizer_, result.learning_rate, updates(result.step), factor);
@@ -331,10 +323,9 @@ std::string Trainer::first_nonfinite(double loss) const {
     return p == nullptr || rank_.kernels().all_finite(p->own_gradient);
   };
   while (first < all.size() && finite(all[first])) ++first;
-  const Tensor left(rank_.arena(), MemoryCategory::other, DType::f64, {1});
-  *left.host<double>() = static_cast<double>(all.size() - first);
-  for (Axis axis : all_axes) rank_.along(axis).all_reduce(left, ReduceOp::max).wait();
-  const std::size_t named = all.size() - static_cast<std::size_t>(*left.host<double>());
+  auto left = static_cast<double>(all.size() - first);
+  for (Axis axis : all_axes) left = HostGroup(rank_.along(axis)).max(left);
+  const std::size_t named = all.size() - static_cast<std::size_t>(left);
   if (named < all.size()) return "the gradient of " + all[named].name + " is not finite";
   return std::isfinite(loss) ? "the gradient norm overflows" : "the loss is not finite";
 }
@@ -377,7 +368,7 @@ double Trainer::evaluate(std::int64_t num_samples, const SampleSource& samples) 
   for (std::int64_t pass = 0; pass < last; ++pass) {
     const auto at = [&](std::int64_t p) { return std::min(mine.begin + p * size, mine.end); };
     const Microbatch microbatch = load_microbatch(rank_, plan_, 0, {at(pass), at(pass + 1)}, samples);
-    num_targets += count_targets(microbatch);
+    num_targets += static_cast<double>(microbatch.num_targets);
     loss_sum += stages_.evaluate(microbatch);
   }
   num_targets = sum_over({&rank_.dp_cp()}, {num_targets})[0];
@@ -385,12 +376,9 @@ double Trainer::evaluate(std::int64_t num_samples, const SampleSource& samples) 
 }
 
 std::vector<double> Trainer::sum_over(std::initializer_list<Communicator*> groups,
-                                      const std::vector<double>& values) const {
-  const Tensor sums(rank_.arena(), MemoryCategory::other, DType::f64,
-                    {static_cast<std::int64_t>(values.size())});
-  std::copy(values.begin(), values.end(), sums.host<double>());
-  for (Communicator* group : groups) group->all_reduce(sums).wait();
-  return {sums.host<double>(), sums.host<double>() + sums.numel()};
+                                      std::vector<double> values) const {
+  for (Communicator* group : groups) values = HostGroup(*group).sum(values);
+  return values;
 }
 
 }  // namespace echelon

@@ -8,6 +8,7 @@
 #include <set>
 #include <vector>
 
+#include "comm/host_group.h"
 #include "parallel/data_parallel.h"
 #include "parallel/faults.h"
 #include "plan/traffic.h"
@@ -126,7 +127,7 @@ class Trainer {
   [[noreturn]] void refuse_step(std::int64_t step, double learning_rate, double loss) const;
   void add_pipeline_copies();
   std::vector<double> sum_over(std::initializer_list<Communicator*> groups,
-                               const std::vector<double>& values) const;
+                               std::vector<double> values) const;
 
   const Rank& rank_;
   Plan plan_;
@@ -158,8 +159,7 @@ class Trainer {
   std::optional<WeightVersions> versions_;  // where the schedule does not flush
   struct Unfinished {
     StepResult result;
-    Tensor loss_sum, squares;
-    Pending sum, squares_sum;  // over the pipeline
+    HostNumbers loss_sum, squares;  // over the pipeline
     double num_targets = 0;
   };
   Unfinished unfinished(std::int64_t step, double loss_sum, double num_targets);

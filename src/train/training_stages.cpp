@@ -1,6 +1,7 @@
 #include "train/training_stages.h"
 
 #include "base/error.h"
+#include "tensor/host.h"
 
 namespace echelon {
 
@@ -9,6 +10,10 @@ TrainingStages::TrainingStages(const HeldStages& held, const StepPrograms& progr
     : held_(held), pauses_(pauses), hooks_(std::move(hooks)), microbatches_(programs.microbatches()) {
   // Counted from the schedule: a rank runs all microbatches of its stages, or one direction of DualPipe.
   const int steps = programs.shown_steps(), updates = steps * programs.updates_per_step();
+  if (held_.has_last_stage()) {
+    loss_sum_ = Tensor(held_.rank().arena(), MemoryCategory::other, DType::f64, {1});
+    copy_from_host(std::vector<double>{0}, loss_sum_);
+  }
   std::map<int, int> runs;
   for (const Instruction& i : programs.schedule().ranks[static_cast<std::size_t>(pp_rank)])
     if (i.op == Op::F) ++runs[i.stage];
@@ -16,6 +21,13 @@ TrainingStages::TrainingStages(const HeldStages& held, const StepPrograms& progr
     expected_[stage] = count / updates;
     passes_ += count / steps;
   }
+}
+
+double TrainingStages::take_loss_sum() {
+  if (!loss_sum_.defined()) return 0;
+  const double loss = copy_to_host(loss_sum_, 0.0).front();
+  copy_from_host(std::vector<double>{0}, loss_sum_);
+  return loss;
 }
 
 TrainingStages::Loaded& TrainingStages::batch(int step) {
@@ -76,7 +88,7 @@ bool TrainingStages::validate() {
 Tensor TrainingStages::make_boundary(int index) { return held_.make_boundary(microbatch(index).rows()); }
 
 Tensor TrainingStages::add_loss(Stage::Backward backward) {
-  loss_sum_ += backward.loss_sum;
+  if (backward.loss_sum.defined()) held_.rank().kernels().add_number(backward.loss_sum, loss_sum_);
   return std::move(backward.dx);
 }
 

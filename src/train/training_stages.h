@@ -42,8 +42,9 @@ class TrainingStages : public PipelineStages {
 
   // Loads the step's microbatches if they are not there yet.
   void prepare(int step) { (void)batch(step); }
-  // The summed loss of the backward passes since the last call, where this rank has the last stage.
-  double take_loss_sum() { return std::exchange(loss_sum_, 0.0); }
+  // The summed loss of the backward passes since the last call, where this rank has the last stage. The host
+  // waits for them.
+  double take_loss_sum();
 
  private:
   struct Loaded {
@@ -66,7 +67,7 @@ class TrainingStages : public PipelineStages {
   std::map<int, int> done_;                            // of a layer group, since the last update
   std::map<int, Loaded> loaded_;                       // by step
   std::map<std::pair<int, int>, Stage::Saved> saved_;  // by stage and microbatch
-  double loss_sum_ = 0;
+  Tensor loss_sum_;                                    // (1, f64), where this rank has the last stage
 };
 
 }  // namespace echelon
