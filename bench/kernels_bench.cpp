@@ -192,7 +192,7 @@ void CrossEntropy(benchmark::State& state) {
     return Measured{[=, &b] {
                       b.kernels->row_max(logits, max);
                       b.kernels->exp_sum(logits, max, ids, 0, sum, target);
-                      b.kernels->cross_entropy_backward(logits, sum, ids, 0, 1.0);
+                      b.kernels->cross_entropy_backward(logits, sum, ids, 0, 1.0, logits);
                     },
                     5 * bytes({logits})};
   });

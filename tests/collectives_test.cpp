@@ -23,12 +23,13 @@ T reduce_two(ReduceOp op, T left, T right) {
   return op == ReduceOp::max ? std::max(left, right) : static_cast<T>(left + right);
 }
 
-// Element i of ranks [begin, end), grouped as communicator.h says.
-template <class T>
-T by_halves(ReduceOp op, int begin, int end, std::int64_t i) {
-  if (end - begin == 1) return value<T>(begin, i);
+// Element i of ranks [begin, end), grouped as communicator.h says. Partial sums are rounded to Partial.
+template <class T, class Partial = T>
+Partial by_halves(ReduceOp op, int begin, int end, std::int64_t i) {
+  if (end - begin == 1) return Partial(value<T>(begin, i));
   const int middle = begin + (end - begin + 1) / 2;
-  return reduce_two(op, by_halves<T>(op, begin, middle, i), by_halves<T>(op, middle, end, i));
+  return reduce_two(op, by_halves<T, Partial>(op, begin, middle, i),
+                    by_halves<T, Partial>(op, middle, end, i));
 }
 
 // Element i of n ranks, from the one after `last` round the ring.
@@ -44,13 +45,13 @@ bool reduces_round_ring(Collectives collectives, int n, std::int64_t bytes) {
          (collectives == Collectives::automatic && fastest_all_reduce(n, bytes) == AllReduceAlgorithm::ring);
 }
 
-template <class T>
+template <class T, class Partial = T>
 std::vector<T> reduced(ReduceOp op, int n, std::int64_t count, bool ring) {
   std::vector<T> result;
   for (int part = 0; part < n; ++part) {
     const Range range = split_range(count, n, part);
     for (std::int64_t i = range.begin; i < range.end; ++i)
-      result.push_back(ring ? round_ring<T>(op, n, part, i) : by_halves<T>(op, 0, n, i));
+      result.push_back(ring ? round_ring<T>(op, n, part, i) : T(by_halves<T, Partial>(op, 0, n, i)));
   }
   return result;
 }
@@ -71,7 +72,7 @@ std::vector<Counts> shares(int n) {
 
 template <class T>
 class VerbsOf : public testing::Test {};
-using Types = testing::Types<float, double, std::int32_t>;
+using Types = testing::Types<float, double, bf16, std::int32_t>;
 TYPED_TEST_SUITE(VerbsOf, Types);
 
 constexpr std::array<int, 8> group_sizes{1, 2, 3, 4, 5, 6, 8, 11};
@@ -91,12 +92,16 @@ TYPED_TEST(VerbsOf, AllReduceIsTheSumInTheOrderOfItsLaw) {
     for (ReduceOp op : {ReduceOp::sum, ReduceOp::max})
       for (std::int64_t count : {0, 1, 15, 17, 1000, n < 6 ? 150001 : 20011}) {
         const auto halves = reduced<T>(op, n, count, false), ring = reduced<T>(op, n, count, true);
+        const auto at_once = reduced<T, Wide<T>>(op, n, count, false);
         for (Collectives collectives : every_collectives)
           with_ranks(collectives, n, [&](Communicator& tp) {
             auto x = values<T>(tp.rank(), count);
             tp.all_reduce(view(x), op).wait();
             const auto bytes = static_cast<std::int64_t>(sizeof(T)) * count;
-            ASSERT_EQ(x, reduces_round_ring(collectives, n, bytes) ? ring : halves)
+            const bool direct = collectives == Collectives::direct;
+            ASSERT_EQ(x, direct                                      ? at_once
+                         : reduces_round_ring(collectives, n, bytes) ? ring
+                                                                     : halves)
                 << n << " ranks, " << count << " elements, " << collectives_name(collectives);
           });
         with_ranks(n, [&](Communicator& tp) {
@@ -121,7 +126,7 @@ TYPED_TEST(VerbsOf, AllGatherIsTheConcatenation) {
         expected.insert(expected.end(), part.begin(), part.end());
       }
       auto in = values<T>(tp.rank(), counts[mine]);
-      std::vector<T> out(expected.size(), T{7}), in_place(expected.size(), T{7});
+      std::vector<T> out(expected.size(), T(7.0f)), in_place(expected.size(), T(7.0f));
       tp.all_gather(view(in), view(out), counts).wait();
       ASSERT_EQ(out, expected);
       std::copy(in.begin(), in.end(), in_place.begin() + begin);
@@ -143,7 +148,7 @@ TYPED_TEST(VerbsOf, ReduceScatterIsMyPartOfTheSum) {
       const std::int64_t begin = std::accumulate(counts.begin(), counts.begin() + tp.rank(), std::int64_t{0});
       for (std::int64_t i = begin; i < begin + static_cast<std::int64_t>(out.size()); ++i)
         expected.push_back(collectives == Collectives::direct
-                               ? by_halves<T>(ReduceOp::sum, 0, n, i)
+                               ? T(by_halves<T, Wide<T>>(ReduceOp::sum, 0, n, i))
                                : round_ring<T>(ReduceOp::sum, n, tp.rank(), i));
       tp.reduce_scatter(view(in), view(out), counts).wait();
       ASSERT_EQ(out, expected);
@@ -157,6 +162,52 @@ TYPED_TEST(VerbsOf, ReduceScatterIsMyPartOfTheSum) {
       ASSERT_EQ(in, in_place);
     }
   });
+}
+
+// Of bf16, where partial sums travel: within (1 + u)^h - 1 of the sum of magnitudes, h hops, of what f64
+// says; where they do not, within one rounding and f32's. The bound of the latter is no bound of the former.
+TEST(Collectives, Bf16SumsAreWithinTheirBounds) {
+  constexpr std::int64_t count = 2000;
+  const double u = 0x1p-8, eps = 0x1p-23;
+  for (int n : group_sizes)
+    for (Collectives collectives : every_collectives)
+      with_ranks(collectives, n, [&](Communicator& tp) {
+        auto x = values<bf16>(tp.rank(), count);
+        tp.all_reduce(view(x)).wait();
+        const double levels = std::ceil(std::log2(n));
+        const bool ring = reduces_round_ring(collectives, n, 2 * count);
+        const double travelled = std::pow(1 + u, ring ? n - 1 : levels) - 1;
+        for (std::int64_t i = 0; i < count; ++i) {
+          double exact = 0, size = 0;
+          for (int r = 0; r < n; ++r) {
+            const double term = float{value<bf16>(r, i)};
+            exact += term;
+            size += std::abs(term);
+          }
+          const double found = float{x[static_cast<std::size_t>(i)]};
+          const double bound = collectives == Collectives::direct
+                                   ? u * std::abs(exact) + 2 * levels * eps * size
+                                   : (travelled + 2 * n * eps) * size;
+          ASSERT_LE(std::abs(found - exact), bound) << n << " ranks, " << collectives_name(collectives);
+        }
+      });
+}
+
+// The law: what all_reduce leaves is what reduce_scatter leaves, in the parts that both cut.
+TYPED_TEST(VerbsOf, AllReduceAndReduceScatterGiveTheSameBits) {
+  using T = TypeParam;
+  for (int n : group_sizes)
+    for (Collectives collectives : {Collectives::direct, Collectives::ring})
+      with_ranks(collectives, n, [&](Communicator& tp) {
+        Counts counts;
+        for (int r = 0; r < n; ++r) counts.push_back(split_range(3001, n, r).size());
+        auto x = values<T>(tp.rank(), 3001), in = x;
+        std::vector<T> out(static_cast<std::size_t>(counts[static_cast<std::size_t>(tp.rank())]));
+        tp.all_reduce(view(x)).wait();
+        tp.reduce_scatter(view(in), view(out), counts).wait();
+        const std::int64_t begin = split_range(3001, n, tp.rank()).begin;
+        ASSERT_TRUE(std::equal(out.begin(), out.end(), x.begin() + begin)) << collectives_name(collectives);
+      });
 }
 
 TYPED_TEST(VerbsOf, AllToAllTransposes) {

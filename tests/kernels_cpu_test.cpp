@@ -381,8 +381,17 @@ TEST_F(KernelsCpu, CrossEntropy) {
       });
       expect_close(max, 1, 0, "row_max"), expect_close(p, 1, 8, "exp_sum p");
       expect_close(sum, cols, 4, "exp_sum"), expect_close(target, 1, 2, "exp_sum target");
-      run([&](Kernels& k, auto of) { k.cross_entropy_backward(of(p), of(sum), targets, 1, 0.25); });
+      const Operand apart = random(rows, cols, strided);
+      run([&](Kernels& k, auto of) {
+        k.cross_entropy_backward(of(p), of(sum), targets, 1, 0.25, of(apart));
+        k.cross_entropy_backward(of(p), of(sum), targets, 1, 0.25, of(p));
+      });
       expect_close(p, cols, 4, "cross_entropy_backward");
+      expect_close(apart, cols, 4, "cross_entropy_backward to another place");
+      for (std::int64_t i = 0; i < rows; ++i)
+        for (std::int64_t j = 0; j < cols; ++j)
+          ASSERT_EQ(p.one.host<float>()[i * p.one.row_stride() + j],
+                    apart.one.host<float>()[i * apart.one.row_stride() + j]);
     }
 }
 

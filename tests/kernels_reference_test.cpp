@@ -397,7 +397,7 @@ CrossEntropy cross_entropy(Kernels& kernels, Arena& arena, const Tensor& logits,
   for (std::int64_t i = 0; i < rows; ++i)
     if (ids[static_cast<std::size_t>(i)] >= 0) result.loss += std::log(at(sum, 0, i)) - at(target, 0, i);
   for_each_part([&](std::int64_t first, const Tensor& part) {
-    kernels.cross_entropy_backward(part, sum, targets, first, loss_scale);
+    kernels.cross_entropy_backward(part, sum, targets, first, loss_scale, part);
   });
   return result;
 }
@@ -483,7 +483,7 @@ TEST_F(KernelsReference, ABrokenCallNamesTheKernelAndItsTensors) {
   EXPECT_EQ(said([&] { kernels->add(x, y); }),
             "internal error: add: x and y differ; called with f64 [2, 3] f64 [4, 3] of rows 6 apart");
   EXPECT_EQ(said([&] { kernels->bias_gradient(x, Tensor()); }),
-            "internal error: bias_gradient: dbias is no row of dy; called with f64 [2, 3] (undefined)");
+            "internal error: bias_gradient: dbias is no wide row of dy; called with f64 [2, 3] (undefined)");
   EXPECT_EQ(said([&] {
               kernels->copy(integers(arena, {1, 2}), x);
             }),
@@ -572,7 +572,7 @@ TEST_F(KernelsReference, F32AgreesWithF64) {
     kernels->embedding_backward(ids, y, 0, w);
     kernels->row_max(y, max);
     kernels->exp_sum(y, max, ids, 0, sum, target);
-    kernels->cross_entropy_backward(y, sum, ids, 0, 0.5);
+    kernels->cross_entropy_backward(y, sum, ids, 0, 0.5, y);
     const Tensor p = make({cols}), g = make({cols}), m = make({cols}), square = make({cols});
     kernels->adamw(p, g, m, square, {.lr = 0.1, .weight_decay = 0.1});
     EXPECT_TRUE(kernels->all_finite(y));

@@ -83,22 +83,24 @@ void expect_same_sums(std::int64_t largest = 1 << 30) {
 TEST(ProcessWorld, SumsAreThoseOfThreadsToTheLastBit) {
   expect_same_sums<float>();
   expect_same_sums<double>(6000);
+  expect_same_sums<bf16>(6000);
   expect_same_sums<std::int32_t>(6000);
 }
 
-TEST(ProcessWorld, MovesWhatThreadsMove) {
+template <class T>
+void expect_same_moves() {
   for (const auto& ranks : groups())
     for (std::int64_t count : sizes) {
-      expect_same<float>(
+      expect_same<T>(
           [&](Communicator& group, int rank) {
             const Counts counts = uneven(group.size(), count);
-            auto in = values<float>(rank, counts[static_cast<std::size_t>(group.rank())]);
-            std::vector<float> out(static_cast<std::size_t>(total(counts)));
+            auto in = values<T>(rank, counts[static_cast<std::size_t>(group.rank())]);
+            std::vector<T> out(static_cast<std::size_t>(total(counts)));
             group.all_gather(view(in), view(out), counts).wait();
             return out;
           },
           ranks);
-      expect_same<float>(
+      expect_same<T>(
           [&](Communicator& group, int rank) {
             Counts send, receive;
             const auto between = [&](int from, int to) {
@@ -108,20 +110,25 @@ TEST(ProcessWorld, MovesWhatThreadsMove) {
               send.push_back(between(group.rank(), r));
               receive.push_back(between(r, group.rank()));
             }
-            auto in = values<float>(rank, total(send));
-            std::vector<float> out(static_cast<std::size_t>(total(receive)));
+            auto in = values<T>(rank, total(send));
+            std::vector<T> out(static_cast<std::size_t>(total(receive)));
             group.all_to_all(view(in), send, view(out), receive).wait();
             return out;
           },
           ranks);
-      expect_same<float>(
+      expect_same<T>(
           [&](Communicator& group, int rank) {
-            auto x = values<float>(rank, count);
+            auto x = values<T>(rank, count);
             group.broadcast(view(x), group.size() - 1).wait();
             return x;
           },
           ranks);
     }
+}
+
+TEST(ProcessWorld, MovesWhatThreadsMove) {
+  expect_same_moves<float>();
+  expect_same_moves<bf16>();
 }
 
 TEST(ProcessWorld, APlaceInsideTheBufferIsLegal) {

@@ -80,11 +80,9 @@ inline FailedJob failing(int n, const std::function<void(int, ThreadWorld&)>& bo
 
 template <class T>
 Tensor view(std::vector<T>& data) {
-  constexpr DType dtype = std::is_same_v<T, float>    ? DType::f32
-                          : std::is_same_v<T, double> ? DType::f64
-                                                      : DType::i32;
   static T none;
-  return Tensor::view_of(data.empty() ? &none : data.data(), dtype, {static_cast<std::int64_t>(data.size())});
+  return Tensor::view_of(data.empty() ? &none : data.data(), dtype_of<T>,
+                         {static_cast<std::int64_t>(data.size())});
 }
 
 // Element i of what rank r brings: no sum of these is exact in f32, so the order of a sum shows.

@@ -12,11 +12,6 @@
 namespace echelon::reduce_test {
 namespace {
 
-template <class T>
-constexpr DType dtype_of = std::is_same_v<T, float>    ? DType::f32
-                           : std::is_same_v<T, double> ? DType::f64
-                                                       : DType::i32;
-
 // Both signs, with exponents so far apart that hardly any sum is exact.
 template <class T>
 std::vector<T> wide(std::mt19937& random, std::size_t count) {
@@ -25,8 +20,8 @@ std::vector<T> wide(std::mt19937& random, std::size_t count) {
     if constexpr (std::is_integral_v<T>) {
       x = static_cast<T>(random());
     } else {
-      x = std::ldexp(static_cast<T>(random()) + 1, static_cast<int>(random() % 40) - 40);
-      if (random() % 2 == 0) x = -x;
+      x = T(std::ldexp(static_cast<Wide<T>>(random()) + 1, static_cast<int>(random() % 40) - 40));
+      if (random() % 2 == 0) x = T(-x);
     }
   }
   return data;
@@ -57,7 +52,7 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
 
 template <class T>
 class ReduceOf : public testing::Test {};
-using Types = testing::Types<float, double, std::int32_t>;
+using Types = testing::Types<float, double, bf16, std::int32_t>;
 TYPED_TEST_SUITE(ReduceOf, Types);
 
 template <class T>
@@ -68,8 +63,8 @@ T add(T a, T b) {
     return a + b;
 }
 template <class T>
-T sum_by_halves(const std::vector<std::vector<T>>& sources, std::size_t begin, std::size_t end,
-                std::size_t i) {
+Wide<T> sum_by_halves(const std::vector<std::vector<T>>& sources, std::size_t begin, std::size_t end,
+                      std::size_t i) {
   if (end - begin == 1) return sources[begin][i];
   const std::size_t middle = begin + (end - begin + 1) / 2;
   return add(sum_by_halves(sources, begin, middle, i), sum_by_halves(sources, middle, end, i));
@@ -81,7 +76,7 @@ TYPED_TEST(ReduceOf, SumsAreGroupedByHalves) {
     for (std::size_t count : {1U, 15U, 64U, 67U, 1024U, 2503U}) {
       const auto sources = wide_sources<T>(n, count);
       std::vector<T> expected(count);
-      for (std::size_t i = 0; i < count; ++i) expected[i] = sum_by_halves(sources, 0, sources.size(), i);
+      for (std::size_t i = 0; i < count; ++i) expected[i] = T(sum_by_halves(sources, 0, sources.size(), i));
       ASSERT_TRUE(same_bits(reduce(ReduceOp::sum, sources), expected)) << n << " sources of " << count;
     }
 }
@@ -95,9 +90,29 @@ TYPED_TEST(ReduceOf, GroupsThenAcrossGroupsIsTheFlatSum) {
       for (int g = 0; g < groups; ++g)
         sums.push_back(reduce(ReduceOp::sum, std::vector<std::vector<T>>(sources.begin() + g * group,
                                                                          sources.begin() + (g + 1) * group)));
-      ASSERT_TRUE(same_bits(reduce(ReduceOp::sum, sums), reduce(ReduceOp::sum, sources)))
-          << groups << " groups of " << group;
+      const auto flat = reduce(ReduceOp::sum, sources), across = reduce(ReduceOp::sum, sums);
+      if constexpr (std::is_same_v<T, bf16>) {
+        // Each is rounded once, and the former's groups before.
+        for (std::size_t i = 0; i < flat.size(); ++i) {
+          float size = 0;
+          for (const auto& source : sources) size += std::abs(float{source[i]});
+          ASSERT_LE(std::abs(flat[i] - across[i]), 3 * 0x1p-8f * (1 + 0x1p-7f) * size)
+              << groups << " groups of " << group;
+        }
+      } else {
+        ASSERT_TRUE(same_bits(across, flat)) << groups << " groups of " << group;
+      }
     }
+}
+
+// Halves that bf16 cannot hold: rounded on the way, or added up in bf16, they come out as nothing.
+TEST(Reduce, Bf16IsRoundedOnceHoweverManyAreSummed) {
+  for (std::size_t n : {4U, 16U, 64U, 256U}) {
+    std::vector<std::vector<bf16>> sources(n, std::vector<bf16>(70, bf16(0x1p-9f)));
+    for (std::size_t k = 0; k < n; k += 2) sources[k].assign(70, bf16(k < n / 2 ? 1.0f : -1.0f));
+    const auto sum = reduce(ReduceOp::sum, sources);
+    for (bf16 x : sum) ASSERT_EQ(x, static_cast<float>(n / 2) * 0x1p-9f) << n;
+  }
 }
 
 // What makes the two tests above mean something: these values do show how a sum was grouped.
@@ -122,7 +137,7 @@ TYPED_TEST(ReduceOf, SourcesMayBeDestinationsAtOffsets) {
       in.push_back(reinterpret_cast<const std::byte*>(source.data()));
       out.push_back(reinterpret_cast<std::byte*>(source.data()));
     }
-    std::vector<T> apart(count + from, T{7});
+    std::vector<T> apart(count + from, T(7.0f));
     out.push_back(reinterpret_cast<std::byte*>(apart.data()));
     reduce_elements(ReduceOp::sum, dtype_of<T>, in, from, out, from, count);
     for (int k = 0; k < n; ++k) {
@@ -132,7 +147,7 @@ TYPED_TEST(ReduceOf, SourcesMayBeDestinationsAtOffsets) {
       ASSERT_TRUE(std::equal(x.begin(), x.begin() + from, old.begin())) << n;
     }
     ASSERT_TRUE(std::equal(apart.begin() + from, apart.end(), expected.begin() + from)) << n;
-    ASSERT_EQ(apart[from - 1], T{7});
+    ASSERT_EQ(apart[from - 1], T(7.0f));
   }
 }
 

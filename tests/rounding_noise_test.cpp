@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "tensor/host.h"
 #include "tensor_checks.h"
 
 namespace echelon::rounding_noise_test {
@@ -48,6 +49,32 @@ TEST_F(RoundingNoiseTest, IsAsLargeAsTheTermsOfASum) {
   }
   EXPECT_GE(most, 1e8 * epsilon);
   EXPECT_LT(least, 0);
+}
+
+// A unit of bf16 for each operand and for the result, however long the sum; an f32 result by its own.
+TEST_F(RoundingNoiseTest, IsOfTheTypeThatNumbersAreKeptIn) {
+  constexpr std::int64_t terms = 4096;
+  const double narrow = 0x1p-7, wide = 0x1p-23;
+  for (DType of_result : {DType::bf16, DType::f32}) {
+    const Tensor a(arena, MemoryCategory::other, DType::bf16, {1, terms}),
+        b = a.reshape({terms, 1}), c(arena, MemoryCategory::other, of_result, {1, 1}),
+        x(arena, MemoryCategory::other, of_result, {1, 1});
+    exact->fill(a, 0);
+    exact->fill(a.column_range(7, 8), 1);
+    exact->fill(x, 1);
+    double most = 0;
+    for (std::uint64_t trial = 0; trial < 40; ++trial) {
+      noise.begin(trial);
+      noise.matmul(a, Transpose::no, b, Transpose::no, c, false);
+      const double off = std::abs(copy_numbers_to_host(c)[0] - 1);
+      EXPECT_LE(off, 4 * narrow);
+      most = std::max(most, off);
+      const Tensor y(arena, MemoryCategory::other, of_result, {1, 1});
+      noise.residual(x, x, Tensor(), y);
+      EXPECT_LE(std::abs(copy_numbers_to_host(y)[0] - 2), (of_result == DType::bf16 ? narrow : wide) * 6);
+    }
+    EXPECT_GE(most, narrow);
+  }
 }
 
 TEST_F(RoundingNoiseTest, IsTheSameForTheSameTrial) {

@@ -12,8 +12,10 @@
 
 #include "base/error.h"
 #include "base/philox.h"
+#include "checkpoint/checkpoint_file.h"
 #include "refusals.h"
 #include "temporary_directory.h"
+#include "tensor/host.h"
 
 namespace echelon::safetensors_test {
 namespace {
@@ -108,6 +110,24 @@ TEST_F(Safetensors, EveryTypeHasItsNameAndSize) {
   writer.finish();
   const SafetensorsFile file(path_);
   for (const StoredTensor& t : all) EXPECT_EQ(file.at(t.name).type, t.type);
+}
+
+// Every pattern of bf16, by the dtype of a tensor: what is written is BF16 of other programs, and comes back.
+TEST_F(Safetensors, Bf16TensorsAreWrittenAndReadAsTheyAre) {
+  const Tensor written = Tensor::of_host(DType::bf16, {256, 256}),
+               read = Tensor::of_host(DType::bf16, {256, 256});
+  for (std::int64_t i = 0; i < written.numel(); ++i)
+    written.host<bf16>()[i] = bf16::of_bits(static_cast<std::uint16_t>(i));
+  SafetensorsWriter writer(path_, {{"w", stored_type(DType::bf16), written.shape()}});
+  writer.write("w", written.host_bytes(), static_cast<std::size_t>(written.bytes()));
+  writer.finish();
+  EXPECT_NE(get().find("\"dtype\":\"BF16\""), std::string::npos);
+  const SafetensorsFile file(path_);
+  ASSERT_EQ(file.at("w").bytes(), read.bytes());
+  std::vector<std::byte> bytes = file.bytes(file.at("w"));
+  copy_bytes_from_host(bytes, read);
+  for (std::int64_t i = 0; i < read.numel(); ++i)
+    ASSERT_EQ(read.host<bf16>()[i].bits, written.host<bf16>()[i].bits) << i;
 }
 
 TEST_F(Safetensors, NoTensorsAtAll) {

@@ -60,8 +60,8 @@ class SleepingKernels final : public KernelBackend {
   void embedding_backward(T, T, std::int64_t, InOut) override { never(); }
   void row_max(T, Out) override { never(); }
   void exp_sum(InOut, T, T, std::int64_t, Out, Out) override { never(); }
-  void cross_entropy_backward(InOut, T, T, std::int64_t, double) override { never(); }
-  void adamw(InOut, T, InOut, InOut, const AdamWStep&) override { never(); }
+  void cross_entropy_backward(T, T, T, std::int64_t, double, Out) override { never(); }
+  void adamw(InOut, T, InOut, InOut, const AdamWStep&, Out) override { never(); }
 
   void add_losses(const Tensor&, const Tensor&, const Tensor&, InOut) override { never(); }
   void add_number(const Tensor&, InOut) override { never(); }

@@ -83,11 +83,12 @@ class TimedKernels final : public KernelBackend {
   void exp_sum(InOut logits, T max, T targets, std::int64_t first_id, Out sum, Out target) override {
     inner_->exp_sum(logits, max, targets, first_id, sum, target);
   }
-  void cross_entropy_backward(InOut p, T sum, T targets, std::int64_t first_id, double loss_scale) override {
-    inner_->cross_entropy_backward(p, sum, targets, first_id, loss_scale);
+  void cross_entropy_backward(T p, T sum, T targets, std::int64_t first_id, double loss_scale,
+                              Out dlogits) override {
+    inner_->cross_entropy_backward(p, sum, targets, first_id, loss_scale, dlogits);
   }
-  void adamw(InOut p, T g, InOut m, InOut v, const AdamWStep& step) override {
-    inner_->adamw(p, g, m, v, step);
+  void adamw(InOut p, T g, InOut m, InOut v, const AdamWStep& step, Out rounded) override {
+    inner_->adamw(p, g, m, v, step, rounded);
   }
 
   void add_losses(const Tensor& sum, const Tensor& target, const Tensor& targets, InOut loss) override {

@@ -16,7 +16,8 @@ enum class Stream : std::uint32_t {
   test = 4,
   rounding = 5,
   low_rank = 6,
-  routing = 7
+  routing = 7,
+  weight_rounding = 8
 };
 
 class Philox {

@@ -11,7 +11,9 @@
 
 namespace echelon {
 
-StoredType stored_type(DType dtype) { return dtype == DType::f64 ? StoredType::f64 : StoredType::f32; }
+StoredType stored_type(DType dtype) {
+  return dtype == DType::f64 ? StoredType::f64 : dtype == DType::bf16 ? StoredType::bf16 : StoredType::f32;
+}
 
 CheckpointFile::CheckpointFile(const std::string& directory, const std::string& name,
                                const Checksums& checksums, std::string manifest)

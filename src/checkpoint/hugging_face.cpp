@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -92,7 +91,7 @@ double element(const StoredTensor& tensor, const std::byte* data, std::int64_t i
     case StoredType::f32:
       return static_cast<double>(load(float{}));
     case StoredType::bf16:
-      return static_cast<double>(std::bit_cast<float>(std::uint32_t{load(std::uint16_t{})} << 16));
+      return static_cast<double>(float{load(bf16{})});
     default:
       return half(load(std::uint16_t{}));
   }
@@ -248,7 +247,7 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
   config["vocab_size"] = m.vocab;
   config["tie_word_embeddings"] = m.tied_embedding;
   config["initializer_range"] = m.init_std;
-  config["torch_dtype"] = dtype == DType::f64 ? "float64" : "float32";
+  config["torch_dtype"] = dtype == DType::f64 ? "float64" : dtype == DType::bf16 ? "bfloat16" : "float32";
   // transformers' own would lie outside a small vocabulary. Of bytes the last one ends a text.
   config["bos_token_id"] = config["eos_token_id"] = m.vocab - 1;
   const std::string text = config.dump(2) + "\n";

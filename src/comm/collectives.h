@@ -4,10 +4,16 @@
 // All of them block: when one returns, this rank's part is done. As a send never waits for its receive, that
 // is safe wherever blocking collectives are: every rank of the group calls the same ones in the same order.
 // On each channel they use, messages of others must not stand between theirs. Counts may be uneven or zero;
-// tensors are contiguous, f32, f64 or i32. CommError on wrong arguments, and where send and recv throw it.
+// tensors are contiguous, f32, f64, bf16 or i32. CommError on wrong arguments, and where send and recv throw
+// it.
 //
 // How a sum is grouped depends on group ranks only. halving_doubling and recursive_doubling group by halves,
 // as communicator.h says, and so give the bits of the direct forms; a ring adds one rank after another.
+//
+// Partial sums of bf16 are rounded to bf16 at each hop, after an addition in f32. A summand x passes h
+// roundings, each off by at most u = 2^-8 of the partial sum, which is at most sum |x| (1 + u)^(h-1): the
+// result is within h u (1 + u)^(h-1) sum |x|, with h = n-1 in a ring and ceil(log2 n) by halves. The rank
+// that ends a sum hands the same bits to all.
 #pragma once
 
 #include <cstddef>

@@ -5,9 +5,13 @@
 // directed pair of ranks is one in-order channel. Sums are grouped by halves of the group's ranks
 // (halving_tree.h), whatever the order of arrival: all_reduce and reduce_scatter give the same bits, and a
 // sum over k 2^j ranks has those of a sum inside 2^j groups of k neighbours followed by one across the
-// groups. Buffers handed to a verb must stay untouched until its Pending has been waited for (it keeps the
-// views alive). A rank that disagrees on verb, counts or dtype, throws, or does not arrive before the
-// deadline makes every rank of the job throw CommError; nothing hangs.
+// groups. bf16 is summed in f32 in that order and rounded once, where a rank has all summands, as with direct
+// collectives: |error| <= (u + c eps) sum |x| with u = 2^-8, eps = 2^-23 and c = ceil(log2 n) levels. Where
+// partial sums travel (collectives.h) they travel as bf16. So of bf16 a sum inside groups followed by one
+// across has the flat sum's value within 2 u sum |x|, and not its bits. Buffers handed to a verb must stay
+// untouched until its Pending has been waited for (it keeps the views alive). A rank that disagrees on verb,
+// counts or dtype, throws, or does not arrive before the deadline makes every rank of the job throw
+// CommError; nothing hangs.
 #pragma once
 
 #include <chrono>

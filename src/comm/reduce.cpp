@@ -21,10 +21,41 @@ namespace echelon {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Sources of one pass over the elements. Every one more is code for each instruction set; sums of f32 are
-// what training waits for.
-constexpr std::size_t most_fused(ReduceOp op, DType dtype) {
-  return op == ReduceOp::sum && dtype == DType::f32 ? 16 : 4;
+// Sources of one pass over the elements, as they are stored. Every one more is code for each instruction set;
+// sums of f32 are what training waits for.
+constexpr std::size_t most_fused(ReduceOp op, DType from, DType to) {
+  return from != to && to == DType::bf16 ? 2 : op == ReduceOp::sum && from == DType::f32 ? 16 : 4;
+}
+
+template <class Tag>
+HWY_INLINE hn::Vec<Tag> load(Tag tag, const hn::TFromD<Tag>* at) {
+  return hn::LoadU(tag, at);
+}
+template <class Tag>
+HWY_INLINE hn::Vec<Tag> load(Tag tag, const bf16* at) {
+  const hn::Rebind<std::uint16_t, Tag> upper;
+  const hn::RebindToUnsigned<Tag> whole;
+  const auto bits = hn::LoadU(upper, reinterpret_cast<const std::uint16_t*>(at));
+  return hn::BitCast(tag, hn::ShiftLeft<16>(hn::PromoteTo(whole, bits)));
+}
+
+template <class Tag>
+HWY_INLINE void store(hn::Vec<Tag> x, Tag tag, hn::TFromD<Tag>* at) {
+  hn::StoreU(x, tag, at);
+}
+// As bf16(float) rounds.
+template <class Tag>
+HWY_INLINE void store(hn::Vec<Tag> x, Tag tag, bf16* at) {
+  const hn::Rebind<std::uint16_t, Tag> upper;
+  const hn::RebindToUnsigned<Tag> whole;
+  const auto bits = hn::BitCast(whole, x);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(whole, 1u));
+  const auto nearest = hn::Add(bits, hn::Add(odd, hn::Set(whole, 0x7fffu)));
+  const auto nan = hn::Or(bits, hn::Set(whole, 0x400000u));
+  const auto rounded = hn::ShiftRight<16>(hn::IfThenElse(hn::RebindMask(whole, hn::IsNaN(x)), nan, nearest));
+  hn::StoreU(hn::DemoteTo(upper, hn::BitCast(hn::RebindToSigned<Tag>(), rounded)), upper,
+             reinterpret_cast<std::uint16_t*>(at));
+  static_cast<void>(tag);
 }
 
 template <ReduceOp op, class V>
@@ -39,10 +70,10 @@ HWY_INLINE V combine(V a, V b) {
 
 // Element or vector i of n sources, reduced by halves. n is known when compiled, so that all stays in
 // registers.
-template <ReduceOp op, std::size_t n, class Tag>
-HWY_INLINE hn::Vec<Tag> reduced_at(Tag tag, const hn::TFromD<Tag>* const* sources, std::int64_t i) {
+template <ReduceOp op, std::size_t n, class Tag, class From>
+HWY_INLINE hn::Vec<Tag> reduced_at(Tag tag, const From* const* sources, std::int64_t i) {
   if constexpr (n == 1) {
-    return hn::LoadU(tag, sources[0] + i);
+    return load(tag, sources[0] + i);
   } else {
     constexpr std::size_t cut = halving_cut(std::size_t{0}, n);
     return combine<op>(reduced_at<op, cut>(tag, sources, i), reduced_at<op, n - cut>(tag, sources + cut, i));
@@ -50,26 +81,26 @@ HWY_INLINE hn::Vec<Tag> reduced_at(Tag tag, const hn::TFromD<Tag>* const* source
 }
 
 // Every vector is loaded from all sources before it is stored anywhere, so that destinations may be sources.
-template <ReduceOp op, std::size_t n, class T>
-void reduce_sources(const T* const* sources, std::span<std::byte* const> destinations, std::int64_t to,
+template <ReduceOp op, std::size_t n, class From, class To>
+void reduce_sources(const From* const* sources, std::span<std::byte* const> destinations, std::int64_t to,
                     std::int64_t count) {
-  const hn::ScalableTag<T> tag;
-  const hn::CappedTag<T, 1> one;
+  const hn::ScalableTag<Wide<From>> tag;
+  const hn::CappedTag<Wide<From>, 1> one;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
-  const auto destination = [&](std::size_t k) { return reinterpret_cast<T*>(destinations[k]) + to; };
+  const auto destination = [&](std::size_t k) { return reinterpret_cast<To*>(destinations[k]) + to; };
   std::int64_t i = 0;
   if (n == 2 && destinations.size() <= 2) {
     // Two ranks: two reads and two writes, all pointers in registers.
-    const T* const pair[2] = {sources[0], sources[n - 1]};
-    T* const out = destination(0);
-    T* const other = destination(destinations.size() - 1);
+    const From* const pair[2] = {sources[0], sources[n - 1]};
+    To* const out = destination(0);
+    To* const other = destination(destinations.size() - 1);
     for (; i + 2 * lanes <= count; i += 2 * lanes) {
       const auto x0 = reduced_at<op, 2>(tag, pair, i), x1 = reduced_at<op, 2>(tag, pair, i + lanes);
-      hn::StoreU(x0, tag, out + i);
-      hn::StoreU(x1, tag, out + i + lanes);
+      store(x0, tag, out + i);
+      store(x1, tag, out + i + lanes);
       if (other == out) continue;
-      hn::StoreU(x0, tag, other + i);
-      hn::StoreU(x1, tag, other + i + lanes);
+      store(x0, tag, other + i);
+      store(x1, tag, other + i + lanes);
     }
   }
   for (; i + 4 * lanes <= count; i += 4 * lanes) {
@@ -77,48 +108,54 @@ void reduce_sources(const T* const* sources, std::span<std::byte* const> destina
     const auto x2 = reduced_at<op, n>(tag, sources, i + 2 * lanes);
     const auto x3 = reduced_at<op, n>(tag, sources, i + 3 * lanes);
     for (std::size_t k = 0; k < destinations.size(); ++k) {
-      T* const out = destination(k) + i;
-      hn::StoreU(x0, tag, out);
-      hn::StoreU(x1, tag, out + lanes);
-      hn::StoreU(x2, tag, out + 2 * lanes);
-      hn::StoreU(x3, tag, out + 3 * lanes);
+      To* const out = destination(k) + i;
+      store(x0, tag, out);
+      store(x1, tag, out + lanes);
+      store(x2, tag, out + 2 * lanes);
+      store(x3, tag, out + 3 * lanes);
     }
   }
   for (; i < count; ++i) {
     const auto x = reduced_at<op, n>(one, sources, i);
-    for (std::size_t k = 0; k < destinations.size(); ++k) hn::StoreU(x, one, destination(k) + i);
+    for (std::size_t k = 0; k < destinations.size(); ++k) store(x, one, destination(k) + i);
   }
 }
 
-template <ReduceOp op, DType dtype, class T>
+template <ReduceOp op, class From, class To>
 void reduce_typed(std::span<const std::byte* const> sources, std::int64_t from,
                   std::span<std::byte* const> destinations, std::int64_t to, std::int64_t count) {
-  constexpr std::size_t most = most_fused(op, dtype);
-  std::array<const T*, most> at{};
-  for (std::size_t k = 0; k < sources.size(); ++k) at[k] = reinterpret_cast<const T*>(sources[k]) + from;
+  constexpr std::size_t most = HWY_NAMESPACE::most_fused(op, dtype_of<From>, dtype_of<To>);
+  std::array<const From*, most> at{};
+  for (std::size_t k = 0; k < sources.size(); ++k) at[k] = reinterpret_cast<const From*>(sources[k]) + from;
   const auto run = [&]<std::size_t... k>(std::index_sequence<k...>) {
-    ((sources.size() == k + 1 ? reduce_sources<op, k + 1, T>(at.data(), destinations, to, count) : void()),
+    ((sources.size() == k + 1 ? reduce_sources<op, k + 1, From, To>(at.data(), destinations, to, count)
+                              : void()),
      ...);
   };
   run(std::make_index_sequence<most>());
 }
 
-// At most most_fused sources.
-void reduce_fused(ReduceOp op, DType dtype, std::span<const std::byte* const> sources, std::int64_t from,
-                  std::span<std::byte* const> destinations, std::int64_t to, std::int64_t count) {
-  const auto run = [&](auto sum, auto max) {
-    (op == ReduceOp::sum ? sum : max)(sources, from, destinations, to, count);
-  };
-  switch (dtype) {
+template <class From, class To>
+void reduce_either(ReduceOp op, std::span<const std::byte* const> sources, std::int64_t from,
+                   std::span<std::byte* const> destinations, std::int64_t to, std::int64_t count) {
+  (op == ReduceOp::sum ? reduce_typed<ReduceOp::sum, From, To>
+                       : reduce_typed<ReduceOp::max, From, To>)(sources, from, destinations, to, count);
+}
+
+// At most most_fused sources, of one dtype, to another of the same width when summed.
+void reduce_fused(ReduceOp op, DType from, DType to, std::span<const std::byte* const> sources,
+                  std::int64_t begin, std::span<std::byte* const> destinations,
+                  std::int64_t destination_begin, std::int64_t count) {
+  const auto run = [&](auto reduce) { reduce(op, sources, begin, destinations, destination_begin, count); };
+  switch (from) {
     case DType::f32:
-      return run(reduce_typed<ReduceOp::sum, DType::f32, float>,
-                 reduce_typed<ReduceOp::max, DType::f32, float>);
+      return to == DType::bf16 ? run(reduce_either<float, bf16>) : run(reduce_either<float, float>);
     case DType::f64:
-      return run(reduce_typed<ReduceOp::sum, DType::f64, double>,
-                 reduce_typed<ReduceOp::max, DType::f64, double>);
+      return run(reduce_either<double, double>);
+    case DType::bf16:
+      return to == DType::bf16 ? run(reduce_either<bf16, bf16>) : run(reduce_either<bf16, float>);
     case DType::i32:
-      return run(reduce_typed<ReduceOp::sum, DType::i32, std::int32_t>,
-                 reduce_typed<ReduceOp::max, DType::i32, std::int32_t>);
+      return run(reduce_either<std::int32_t, std::int32_t>);
     case DType::u8:
       throw InvariantError("packed bytes have no sum");
   }
@@ -160,18 +197,21 @@ namespace {
 
 constexpr std::int64_t block_bytes = 4096;  // a few of them fit the first-level cache
 
-// More sources than one pass takes: both halves into blocks on the stack, then those. At most one block.
-void reduce_block(ReduceOp op, DType dtype, std::span<const std::byte* const> sources, std::int64_t from,
-                  std::span<std::byte* const> destinations, std::int64_t to, std::int64_t count) {
-  if (sources.size() <= most_fused(op, dtype))
-    return HWY_DYNAMIC_DISPATCH(reduce_fused)(op, dtype, sources, from, destinations, to, count);
+// More sources than one pass takes: both halves into blocks on the stack, then those. At most one block. What
+// is summed is rounded to no narrower form in between.
+void reduce_block(ReduceOp op, DType from, DType to, std::span<const std::byte* const> sources,
+                  std::int64_t begin, std::span<std::byte* const> destinations,
+                  std::int64_t destination_begin, std::int64_t count) {
+  if (sources.size() <= most_fused(op, from, to))
+    return HWY_DYNAMIC_DISPATCH(reduce_fused)(op, from, to, sources, begin, destinations, destination_begin,
+                                              count);
   const std::size_t cut = halving_cut(std::size_t{0}, sources.size());
   alignas(64) std::array<std::byte, block_bytes> left, right;
   const std::array<std::byte*, 1> to_left{left.data()}, to_right{right.data()};
-  reduce_block(op, dtype, sources.first(cut), from, to_left, 0, count);
-  reduce_block(op, dtype, sources.subspan(cut), from, to_right, 0, count);
+  reduce_block(op, from, wide(from), sources.first(cut), begin, to_left, 0, count);
+  reduce_block(op, from, wide(from), sources.subspan(cut), begin, to_right, 0, count);
   const std::array<const std::byte*, 2> halves{left.data(), right.data()};
-  HWY_DYNAMIC_DISPATCH(reduce_fused)(op, dtype, halves, 0, destinations, to, count);
+  HWY_DYNAMIC_DISPATCH(reduce_fused)(op, wide(from), to, halves, 0, destinations, destination_begin, count);
 }
 
 }  // namespace
@@ -181,9 +221,9 @@ void reduce_elements(ReduceOp op, DType dtype, std::span<const std::byte* const>
                      std::int64_t destination_begin, std::int64_t count) {
   if (destinations.empty()) return;
   const std::int64_t step =
-      sources.size() <= most_fused(op, dtype) ? count : block_bytes / element_bytes(dtype);
+      sources.size() <= most_fused(op, dtype, dtype) ? count : block_bytes / element_bytes(wide(dtype));
   for (std::int64_t i = 0; i < count; i += step)
-    reduce_block(op, dtype, sources, source_begin + i, destinations, destination_begin + i,
+    reduce_block(op, dtype, dtype, sources, source_begin + i, destinations, destination_begin + i,
                  std::min(step, count - i));
 }
 

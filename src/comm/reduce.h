@@ -12,7 +12,8 @@ namespace echelon {
 
 // The sources' elements i, reduced by halves (halving_tree.h), are written to every destination, for `count`
 // elements from source_begin (in the sources) and destination_begin (in the destinations). A destination may
-// be a source at the same place. max propagates NaN; i32 sums wrap around.
+// be a source at the same place. max propagates NaN; i32 sums wrap around; bf16 is summed in f32, and each
+// sum rounded once.
 void reduce_elements(ReduceOp op, DType dtype, std::span<const std::byte* const> sources,
                      std::int64_t source_begin, std::span<std::byte* const> destinations,
                      std::int64_t destination_begin, std::int64_t count);

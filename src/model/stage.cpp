@@ -2,9 +2,6 @@
 
 #include <numeric>
 #include <utility>
-#include <vector>
-
-#include "tensor/host.h"
 
 namespace echelon {
 

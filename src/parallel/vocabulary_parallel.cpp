@@ -69,7 +69,7 @@ OutputHead::Result OutputHead::loss_and_gradient(const Tensor& x, const Tensor& 
       const Tensor chunk_targets = targets.flat_range(begin, end);
       kernels.matmul(chunk, Transpose::no, table_.value, Transpose::yes, logits, false);
       const Tensor sum = softmax_sums(logits, chunk_targets, loss_sum);
-      kernels.cross_entropy_backward(logits, sum, chunk_targets, first_id_, gradient_scale);
+      kernels.cross_entropy_backward(logits, sum, chunk_targets, first_id_, gradient_scale, logits);
       kernels.matmul(logits, Transpose::no, table_.value, Transpose::no, d_whole.row_range(begin, end),
                      false);
       kernels.matmul(logits, Transpose::yes, chunk, Transpose::no, table_.gradient, true);

@@ -1,5 +1,7 @@
 #include "spec/param_spec.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 
 namespace echelon {
@@ -63,6 +65,15 @@ void for_each_run(const ParamSpec& spec, int tp, int index,
       visit((o * spec.shape[dim] + range.begin) * inner, local, count);
       local += count;
     }
+}
+
+std::vector<LogicalRun> logical_runs(const ParamSpec& spec, int tp, int index, Range part) {
+  std::vector<LogicalRun> runs;
+  for_each_run(spec, tp, index, [&](std::int64_t logical, std::int64_t local, std::int64_t count) {
+    const std::int64_t begin = std::max(local, part.begin), end = std::min(local + count, part.end);
+    if (begin < end) runs.push_back({logical + begin - local, end - begin});
+  });
+  return runs;
 }
 
 }  // namespace echelon

@@ -57,4 +57,13 @@ void for_each_run(const ParamSpec& spec, int tp, int index,
                   const std::function<void(std::int64_t logical_begin, std::int64_t local_begin,
                                            std::int64_t count)>& visit);
 
+// Elements that lie side by side in the logical tensor too.
+struct LogicalRun {
+  std::int64_t begin = 0;  // of the first, in the logical tensor
+  std::int64_t count = 0;
+};
+
+// What elements [part.begin, part.end) of those that rank `index` of `tp` holds are, in local order.
+std::vector<LogicalRun> logical_runs(const ParamSpec& spec, int tp, int index, Range part);
+
 }  // namespace echelon

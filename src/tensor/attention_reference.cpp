@@ -18,45 +18,81 @@ std::int64_t visible_keys(const AttentionShape& s, std::int64_t query) {
   return std::clamp<std::int64_t>(s.q_offset + query + 1, 0, s.kv_len);
 }
 
-template <class F>
-F dot(const F* x, const F* y, std::int64_t count) {
-  F sum = 0;
+template <class T>
+Wide<T> dot(const T* x, const T* y, std::int64_t count) {
+  Wide<T> sum = 0;
   for (std::int64_t i = 0; i < count; ++i) sum += x[i] * y[i];
   return sum;
 }
 
-template <class F>
-void add_scaled(F factor, const F* x, F* y, std::int64_t count) {
+template <class T>
+void add_scaled(Wide<T> factor, const T* x, Wide<T>* y, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) y[i] += factor * x[i];
 }
 
-// body(query, first key, key after the last) for every query of every head.
+// Columns [column, column + cols) of rows [row, row + rows) of an output as they are summed, to be rounded
+// once, when they are stored.
+template <class T>
+class Sums {
+ public:
+  Sums(const Matrix<T>& out, std::int64_t rows, std::int64_t cols)
+      : out_(out), rows_(rows), cols_(cols), sums_(static_cast<std::size_t>(rows * cols)) {}
+
+  void begin(std::int64_t row, std::int64_t column, bool from_stored) {
+    row_ = row;
+    column_ = column;
+    for (std::int64_t i = 0; i < rows_; ++i)
+      for (std::int64_t j = 0; j < cols_; ++j)
+        (*this)[i][j] = from_stored ? Wide<T>(out_[row_ + i][column_ + j]) : Wide<T>(0);
+  }
+  Wide<T>* operator[](std::int64_t row) { return sums_.data() + row * cols_; }
+  void store() {
+    for (std::int64_t i = 0; i < rows_; ++i)
+      for (std::int64_t j = 0; j < cols_; ++j) out_[row_ + i][column_ + j] = T((*this)[i][j]);
+  }
+
+ private:
+  const Matrix<T>& out_;
+  const std::int64_t rows_, cols_;
+  std::int64_t row_ = 0, column_ = 0;
+  std::vector<Wide<T>> sums_;
+};
+
+// body(query, first key, key after the last) for every query of the heads that read one key/value head.
 struct Query {
   std::int64_t row, column;          // of q, out and their gradients
   std::int64_t key_row, key_column;  // of its sequence's key 0
   std::int64_t index;                // into lse and delta
 };
 template <class Body>
+void for_each_query_of(const AttentionShape& s, std::int64_t b, std::int64_t kv_head, const Body& body) {
+  const std::int64_t heads = s.num_heads / s.num_kv_heads;
+  for (std::int64_t h = kv_head * heads; h < (kv_head + 1) * heads; ++h)
+    for (std::int64_t t = 0; t < s.q_len; ++t) {
+      const std::int64_t row = b * s.q_len + t;
+      body(Query{row, h * s.head_dim, b * batch_stride(s), kv_head * s.head_dim,
+                 (b * s.num_heads + h) * s.q_len + t},
+           s.first_keys.defined() ? s.first_keys.host<std::int32_t>()[row] : 0, visible_keys(s, t));
+    }
+}
+template <class Body>
 void for_each_query(const AttentionShape& s, const Body& body) {
   for (std::int64_t b = 0; b < s.batch; ++b)
-    for (std::int64_t h = 0; h < s.num_heads; ++h)
-      for (std::int64_t t = 0; t < s.q_len; ++t) {
-        const std::int64_t row = b * s.q_len + t;
-        body(Query{row, h * s.head_dim, b * batch_stride(s), h / (s.num_heads / s.num_kv_heads) * s.head_dim,
-                   (b * s.num_heads + h) * s.q_len + t},
-             s.first_keys.defined() ? s.first_keys.host<std::int32_t>()[row] : 0, visible_keys(s, t));
-      }
+    for (std::int64_t kv_head = 0; kv_head < s.num_kv_heads; ++kv_head)
+      for_each_query_of(s, b, kv_head, body);
 }
 
 }  // namespace
 
-template <class F>
+template <class T>
 void reference_attention(const Tensor& tq, const Tensor& tk, const Tensor& tv, const AttentionShape& shape,
                          const Tensor& tout, const Tensor& tlse) {
-  const Matrix<F> q(tq), k(tk), v(tv), out(tout);
+  using F = Wide<T>;
+  const Matrix<T> q(tq), k(tk), v(tv), out(tout);
   F* lse = tlse.host<F>();
   const std::int64_t head_dim = shape.head_dim;
   std::vector<F> weights(static_cast<std::size_t>(shape.kv_len));
+  Sums<T> sums(out, 1, head_dim);
 
   for_each_query(shape, [&](const Query& at, std::int64_t first, std::int64_t end) {
     F* p = weights.data();
@@ -73,18 +109,21 @@ void reference_attention(const Tensor& tq, const Tensor& tk, const Tensor& tv, c
     for (std::int64_t j = first; j < end; ++j) sum += p[j] = std::exp(p[j] - max);
     lse[at.index] = max + std::log(sum);  // no key: -infinity
 
-    F* result = out[at.row] + at.column;
-    for (std::int64_t i = 0; i < head_dim; ++i) result[i] = begun ? result[i] * (kept / sum) : F(0);
+    sums.begin(at.row, at.column, begun);
+    F* result = sums[0];
+    if (begun)
+      for (std::int64_t i = 0; i < head_dim; ++i) result[i] *= kept / sum;
     for (std::int64_t j = first; j < end; ++j)
       add_scaled(p[j] / sum, v[at.key_row + j] + at.key_column, result, head_dim);
+    sums.store();
   });
 }
 
-template <class F>
+template <class T>
 void reference_attention_delta(const Tensor& tout, const Tensor& tdout, const AttentionShape& shape,
                                const Tensor& tdelta) {
-  const Matrix<F> out(tout), dout(tdout);
-  F* delta = tdelta.host<F>();
+  const Matrix<T> out(tout), dout(tdout);
+  auto* delta = tdelta.host<Wide<T>>();
   for_each_query(shape, [&](const Query& at, std::int64_t, std::int64_t) {
     delta[at.index] = dot(out[at.row] + at.column, dout[at.row] + at.column, shape.head_dim);
   });
@@ -92,51 +131,49 @@ void reference_attention_delta(const Tensor& tout, const Tensor& tdout, const At
 
 // With p = softmax(s), s = scale q.k: dv_j = sum_t p_tj dout_t, ds_tj = p_tj (dout_t.v_j - delta_t), and dq,
 // dk follow from ds. delta_t is the sum over j of p_tj dout_t.v_j (FlashAttention, Dao 2022, appendix B).
-template <class F>
+template <class T>
 void reference_attention_backward(const Tensor& tq, const Tensor& tk, const Tensor& tv, const Tensor& tdout,
                                   const Tensor& tlse, const Tensor& tdelta, const AttentionShape& shape,
                                   const Tensor& tdq, const Tensor& tdk, const Tensor& tdv) {
-  const Matrix<F> q(tq), k(tk), v(tv), dout(tdout), dq(tdq), dk(tdk), dv(tdv);
+  using F = Wide<T>;
+  const Matrix<T> q(tq), k(tk), v(tv), dout(tdout), dq(tdq), dk(tdk), dv(tdv);
   const F *lse = tlse.host<F>(), *delta = tdelta.host<F>();
   const std::int64_t head_dim = shape.head_dim;
+  Sums<T> dq_sums(dq, 1, head_dim), dk_sums(dk, shape.kv_len, head_dim), dv_sums(dv, shape.kv_len, head_dim);
 
-  if (!shape.accumulate) {
-    for (std::int64_t row = 0; row < dq.rows; ++row) std::fill_n(dq[row], dq.cols, F(0));
-    for (std::int64_t b = 0; b < shape.batch; ++b)
-      for (std::int64_t j = 0; j < shape.kv_len; ++j) {
-        std::fill_n(dk[b * batch_stride(shape) + j], dk.cols, F(0));
-        std::fill_n(dv[b * batch_stride(shape) + j], dv.cols, F(0));
-      }
-  }
-
-  for_each_query(shape, [&](const Query& at, std::int64_t first, std::int64_t end) {
-    const F* query = q[at.row] + at.column;
-    const F* gradient = dout[at.row] + at.column;
-    for (std::int64_t j = first; j < end; ++j) {
-      const std::int64_t row = at.key_row + j;
-      const F* key = k[row] + at.key_column;
-      const F p = std::exp(F(shape.scale) * dot(query, key, head_dim) - lse[at.index]);
-      const F ds = F(shape.scale) * p * (dot(gradient, v[row] + at.key_column, head_dim) - delta[at.index]);
-      add_scaled(p, gradient, dv[row] + at.key_column, head_dim);
-      add_scaled(ds, key, dq[at.row] + at.column, head_dim);
-      add_scaled(ds, query, dk[row] + at.key_column, head_dim);
+  for (std::int64_t b = 0; b < shape.batch; ++b)
+    for (std::int64_t kv_head = 0; kv_head < shape.num_kv_heads; ++kv_head) {
+      for (Sums<T>* sums : {&dk_sums, &dv_sums})
+        sums->begin(b * batch_stride(shape), kv_head * head_dim, shape.accumulate);
+      for_each_query_of(shape, b, kv_head, [&](const Query& at, std::int64_t first, std::int64_t end) {
+        const T* query = q[at.row] + at.column;
+        const T* gradient = dout[at.row] + at.column;
+        dq_sums.begin(at.row, at.column, shape.accumulate);
+        for (std::int64_t j = first; j < end; ++j) {
+          const std::int64_t row = at.key_row + j;
+          const T* key = k[row] + at.key_column;
+          const F p = std::exp(F(shape.scale) * dot(query, key, head_dim) - lse[at.index]);
+          const F ds =
+              F(shape.scale) * p * (dot(gradient, v[row] + at.key_column, head_dim) - delta[at.index]);
+          add_scaled(p, gradient, dv_sums[j], head_dim);
+          add_scaled(ds, key, dq_sums[0], head_dim);
+          add_scaled(ds, query, dk_sums[j], head_dim);
+        }
+        dq_sums.store();
+      });
+      dk_sums.store();
+      dv_sums.store();
     }
-  });
 }
 
-template void reference_attention<float>(const Tensor&, const Tensor&, const Tensor&, const AttentionShape&,
-                                         const Tensor&, const Tensor&);
-template void reference_attention_delta<float>(const Tensor&, const Tensor&, const AttentionShape&,
-                                               const Tensor&);
-template void reference_attention_backward<float>(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                                  const Tensor&, const Tensor&, const AttentionShape&,
-                                                  const Tensor&, const Tensor&, const Tensor&);
-template void reference_attention<double>(const Tensor&, const Tensor&, const Tensor&, const AttentionShape&,
-                                          const Tensor&, const Tensor&);
-template void reference_attention_delta<double>(const Tensor&, const Tensor&, const AttentionShape&,
-                                                const Tensor&);
-template void reference_attention_backward<double>(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                                   const Tensor&, const Tensor&, const AttentionShape&,
-                                                   const Tensor&, const Tensor&, const Tensor&);
+template decltype(reference_attention<float>) reference_attention<float>;
+template decltype(reference_attention_delta<float>) reference_attention_delta<float>;
+template decltype(reference_attention_backward<float>) reference_attention_backward<float>;
+template decltype(reference_attention<double>) reference_attention<double>;
+template decltype(reference_attention_delta<double>) reference_attention_delta<double>;
+template decltype(reference_attention_backward<double>) reference_attention_backward<double>;
+template decltype(reference_attention<bf16>) reference_attention<bf16>;
+template decltype(reference_attention_delta<bf16>) reference_attention_delta<bf16>;
+template decltype(reference_attention_backward<bf16>) reference_attention_backward<bf16>;
 
 }  // namespace echelon

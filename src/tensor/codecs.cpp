@@ -7,21 +7,15 @@
 #include <limits>
 #include <type_traits>
 
+#include "base/bf16.h"
+
 namespace echelon {
 namespace {
 
 constexpr std::uint32_t magnitude_mask = 0x7fffffffu, infinity_bits = 0x7f800000u;
 
-// The f32 that rounds on to any narrower form as x itself does: not exact means the last bit is set (Boldo &
-// Melquiond 2008, rounding to odd).
 inline float narrow(float x) { return x; }
-inline float narrow(double x) {
-  const auto nearest = static_cast<float>(x);
-  if (static_cast<double>(nearest) == x || !std::isfinite(nearest)) return nearest;
-  std::uint32_t bits = std::bit_cast<std::uint32_t>(nearest);
-  if (std::abs(static_cast<double>(nearest)) > std::abs(x)) --bits;
-  return std::bit_cast<float>(bits | 1u);
-}
+inline float narrow(double x) { return rounded_to_odd(x); }
 
 inline std::uint16_t bf16_of(float x) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(x), magnitude = bits & magnitude_mask;

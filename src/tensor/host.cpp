@@ -27,8 +27,8 @@ void write_rows(std::span<const U> from, const Tensor& to) {
   if (to.device() == Device::none) return;
   T* const data = to.host<T>();
   for (std::int64_t i = 0; i < to.rows(); ++i)
-    std::transform(from.data() + i * to.cols(), from.data() + (i + 1) * to.cols(),
-                   data + i * to.row_stride(), [](U x) { return static_cast<T>(x); });
+    std::transform(from.data() + i * to.cols(), from.data() + (i + 1) * to.cols(), data + i * to.row_stride(),
+                   [](U x) { return static_cast<T>(x); });
 }
 
 }  // namespace
@@ -42,6 +42,7 @@ std::vector<T> copy_to_host(const Tensor& from) {
 }
 template std::vector<float> copy_to_host(const Tensor&);
 template std::vector<double> copy_to_host(const Tensor&);
+template std::vector<bf16> copy_to_host(const Tensor&);
 template std::vector<std::int32_t> copy_to_host(const Tensor&);
 template std::vector<std::uint8_t> copy_to_host(const Tensor&);
 
@@ -51,18 +52,19 @@ void copy_from_host(std::span<const T> from, Out to) {
 }
 template void copy_from_host(std::span<const float>, Out);
 template void copy_from_host(std::span<const double>, Out);
+template void copy_from_host(std::span<const bf16>, Out);
 template void copy_from_host(std::span<const std::int32_t>, Out);
 template void copy_from_host(std::span<const std::uint8_t>, Out);
 
 std::vector<double> copy_numbers_to_host(const Tensor& from) {
   check_readable(from);
   std::vector<double> to(static_cast<std::size_t>(from.numel()));
-  with_float_type(from, [&]<class F>(F) { read_rows<F>(from, to.data()); });
+  with_stored_type(from, [&]<class F>(F) { read_rows<F>(from, to.data()); });
   return to;
 }
 
 void copy_numbers_from_host(std::span<const double> from, Out to) {
-  with_float_type(to, [&]<class F>(F) { write_rows<F>(from, to); });
+  with_stored_type(to, [&]<class F>(F) { write_rows<F>(from, to); });
 }
 
 void copy_bytes_to_host(const Tensor& from, std::span<std::byte> to) {

@@ -60,9 +60,9 @@ class KernelBackend {
   virtual void row_max(const Tensor& logits, Out max) = 0;
   virtual void exp_sum(InOut logits, const Tensor& max, const Tensor& targets, std::int64_t first_id, Out sum,
                        Out target) = 0;
-  virtual void cross_entropy_backward(InOut p, const Tensor& sum, const Tensor& targets,
-                                      std::int64_t first_id, double loss_scale) = 0;
-  virtual void adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step) = 0;
+  virtual void cross_entropy_backward(const Tensor& p, const Tensor& sum, const Tensor& targets,
+                                      std::int64_t first_id, double loss_scale, Out dlogits) = 0;
+  virtual void adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step, Out rounded) = 0;
 
   virtual void add_losses(const Tensor& sum, const Tensor& target, const Tensor& targets, InOut loss) = 0;
   virtual void add_number(const Tensor& x, InOut y) = 0;

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <initializer_list>
+#include <numeric>
 #include <string>
 
 #include "base/error.h"
@@ -30,15 +31,18 @@ void require(bool holds, const char* what, const Tensors&... tensors) {
     broken_call(what, {&static_cast<const Tensor&>(tensors)...});
 }
 
-bool is_float(const Tensor& x) { return x.defined() && (x.dtype() == DType::f32 || x.dtype() == DType::f64); }
+bool is_wide(const Tensor& x) { return x.defined() && (x.dtype() == DType::f32 || x.dtype() == DType::f64); }
+bool is_float(const Tensor& x) { return is_wide(x) || (x.defined() && x.dtype() == DType::bf16); }
+
+// Floats that meet in one call: both bf16 or what it widens to, or both f64.
+bool meets(const Tensor& x, const Tensor& y) { return is_float(y) && wide(y.dtype()) == wide(x.dtype()); }
 
 // Floats of the dtype of x, which is_float().
 bool like(const Tensor& x, const Tensor& y) { return y.defined() && y.dtype() == x.dtype(); }
 
-// Matrices of one dtype and shape (leading dimensions folded into rows).
-bool same(const Tensor& x, const Tensor& y) {
-  return is_float(x) && like(x, y) && x.rows() == y.rows() && x.cols() == y.cols();
-}
+// Matrices of one shape (leading dimensions folded into rows), and of one dtype.
+bool same_shape(const Tensor& x, const Tensor& y) { return x.rows() == y.rows() && x.cols() == y.cols(); }
+bool same(const Tensor& x, const Tensor& y) { return is_float(x) && like(x, y) && same_shape(x, y); }
 
 // `count` contiguous elements of any shape.
 bool vector_of(const Tensor& t, DType dtype, std::int64_t count) {
@@ -47,11 +51,15 @@ bool vector_of(const Tensor& t, DType dtype, std::int64_t count) {
 bool vector_like(const Tensor& x, const Tensor& t, std::int64_t count) {
   return vector_of(t, x.dtype(), count);
 }
+// What is wide in a call on x.
+bool wide_vector(const Tensor& x, const Tensor& t, std::int64_t count) {
+  return vector_of(t, wide(x.dtype()), count);
+}
 bool ids_of(const Tensor& t, std::int64_t count) { return vector_of(t, DType::i32, count); }
 
 bool is_product(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, const Tensor& c) {
   const bool turn_a = ta == Transpose::yes, turn_b = tb == Transpose::yes;
-  return is_float(c) && like(c, a) && like(c, b) && (turn_a ? a.cols() : a.rows()) == c.rows() &&
+  return is_float(c) && meets(c, a) && meets(c, b) && (turn_a ? a.cols() : a.rows()) == c.rows() &&
          (turn_b ? b.cols() : b.rows()) == (turn_a ? a.rows() : a.cols()) &&
          (turn_b ? b.rows() : b.cols()) == c.cols();
 }
@@ -100,12 +108,12 @@ void Kernels::fill(Out x, double value) {
 }
 
 void Kernels::copy(const Tensor& from, Out to) {
-  require(same(from, to), "copy: from and to differ", from, to);
+  require(is_float(from) && meets(from, to) && same_shape(from, to), "copy: from and to differ", from, to);
   backend_->copy(from, to);
 }
 
 void Kernels::add(const Tensor& x, InOut y) {
-  require(same(x, y), "add: x and y differ", x, y);
+  require(is_float(x) && meets(x, y) && same_shape(x, y), "add: x and y differ", x, y);
   backend_->add(x, y);
 }
 
@@ -139,14 +147,14 @@ void Kernels::residual(const Tensor& x, const Tensor& y, const Tensor& bias, Out
 }
 
 void Kernels::bias_gradient(const Tensor& dy, InOut dbias) {
-  require(is_float(dy) && vector_like(dy, dbias, dy.cols()), "bias_gradient: dbias is no row of dy", dy,
+  require(is_float(dy) && wide_vector(dy, dbias, dy.cols()), "bias_gradient: dbias is no wide row of dy", dy,
           dbias);
   backend_->bias_gradient(dy, dbias);
 }
 
 void Kernels::layer_norm(const Tensor& x, const Tensor& w, const Tensor& b, double eps, Out y, Out stats) {
   require(same(x, y) && vector_like(x, w, x.cols()) && vector_like(x, b, x.cols()) &&
-              vector_like(x, stats, 2 * x.rows()),
+              wide_vector(x, stats, 2 * x.rows()),
           "layer_norm: shapes of x, w, b, y, stats", x, w, b, y, stats);
   backend_->layer_norm(x, w, b, eps, y, stats);
 }
@@ -154,47 +162,47 @@ void Kernels::layer_norm(const Tensor& x, const Tensor& w, const Tensor& b, doub
 void Kernels::layer_norm_again(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& stats,
                                Out y) {
   require(same(x, y) && vector_like(x, w, x.cols()) && vector_like(x, b, x.cols()) &&
-              vector_like(x, stats, 2 * x.rows()),
+              wide_vector(x, stats, 2 * x.rows()),
           "layer_norm_again: shapes of x, w, b, stats, y", x, w, b, stats, y);
   backend_->layer_norm_again(x, w, b, stats, y);
 }
 
 void Kernels::layer_norm_backward_input(const Tensor& dy, const Tensor& x, const Tensor& w,
                                         const Tensor& stats, InOut dx) {
-  require(same(x, dy) && same(x, dx) && vector_like(x, w, x.cols()) && vector_like(x, stats, 2 * x.rows()),
+  require(same(x, dy) && same(x, dx) && vector_like(x, w, x.cols()) && wide_vector(x, stats, 2 * x.rows()),
           "layer_norm_backward_input: shapes of dy, x, w, stats, dx", dy, x, w, stats, dx);
   backend_->layer_norm_backward_input(dy, x, w, stats, dx);
 }
 
 void Kernels::layer_norm_backward_weight(const Tensor& dy, const Tensor& x, const Tensor& stats, InOut dw,
                                          InOut db) {
-  require(same(x, dy) && vector_like(x, stats, 2 * x.rows()) && vector_like(x, dw, x.cols()) &&
-              vector_like(x, db, x.cols()),
+  require(same(x, dy) && wide_vector(x, stats, 2 * x.rows()) && wide_vector(x, dw, x.cols()) &&
+              wide_vector(x, db, x.cols()),
           "layer_norm_backward_weight: shapes of dy, x, stats, dw, db", dy, x, stats, dw, db);
   backend_->layer_norm_backward_weight(dy, x, stats, dw, db);
 }
 
 void Kernels::rms_norm(const Tensor& x, const Tensor& w, double eps, Out y, Out stats) {
-  require(same(x, y) && vector_like(x, w, x.cols()) && vector_like(x, stats, x.rows()),
+  require(same(x, y) && vector_like(x, w, x.cols()) && wide_vector(x, stats, x.rows()),
           "rms_norm: shapes of x, w, y, stats", x, w, y, stats);
   backend_->rms_norm(x, w, eps, y, stats);
 }
 
 void Kernels::rms_norm_again(const Tensor& x, const Tensor& w, const Tensor& stats, Out y) {
-  require(same(x, y) && vector_like(x, w, x.cols()) && vector_like(x, stats, x.rows()),
+  require(same(x, y) && vector_like(x, w, x.cols()) && wide_vector(x, stats, x.rows()),
           "rms_norm_again: shapes of x, w, stats, y", x, w, stats, y);
   backend_->rms_norm_again(x, w, stats, y);
 }
 
 void Kernels::rms_norm_backward_input(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& stats,
                                       InOut dx) {
-  require(same(x, dy) && same(x, dx) && vector_like(x, w, x.cols()) && vector_like(x, stats, x.rows()),
+  require(same(x, dy) && same(x, dx) && vector_like(x, w, x.cols()) && wide_vector(x, stats, x.rows()),
           "rms_norm_backward_input: shapes of dy, x, w, stats, dx", dy, x, w, stats, dx);
   backend_->rms_norm_backward_input(dy, x, w, stats, dx);
 }
 
 void Kernels::rms_norm_backward_weight(const Tensor& dy, const Tensor& x, const Tensor& stats, InOut dw) {
-  require(same(x, dy) && vector_like(x, stats, x.rows()) && vector_like(x, dw, x.cols()),
+  require(same(x, dy) && wide_vector(x, stats, x.rows()) && wide_vector(x, dw, x.cols()),
           "rms_norm_backward_weight: shapes of dy, x, stats, dw", dy, x, stats, dw);
   backend_->rms_norm_backward_weight(dy, x, stats, dw);
 }
@@ -228,8 +236,8 @@ void Kernels::swiglu_backward(InOut gate_up, InOut dy) {
 void Kernels::weighted_swiglu_backward(InOut gate_up, InOut dy, const Tensor& weights, Out dweights) {
   require(twice_as_wide(gate_up, dy), "weighted_swiglu_backward: gate_up is not twice as wide as dy", gate_up,
           dy);
-  require(vector_like(dy, weights, dy->rows()) && vector_like(dy, dweights, dy->rows()),
-          "weighted_swiglu_backward: weights and dweights are no number for each row of dy", dy, weights,
+  require(wide_vector(dy, weights, dy->rows()) && wide_vector(dy, dweights, dy->rows()),
+          "weighted_swiglu_backward: weights and dweights are no wide number for each row of dy", dy, weights,
           dweights);
   backend_->weighted_swiglu_backward(gate_up, dy, weights, dweights);
 }
@@ -249,8 +257,8 @@ void Kernels::attention(const Tensor& q, const Tensor& k, const Tensor& v, const
           out);
   require(like(q, k) && like(q, v) && is_keys(shape, k) && is_keys(shape, v),
           "attention: k and v are not of batch, kv_len and heads", q, k, v);
-  require(vector_like(q, lse, num_softmaxes(shape)), "attention: lse is no number for each head and query", q,
-          lse);
+  require(wide_vector(q, lse, num_softmaxes(shape)),
+          "attention: lse is no wide number for each head and query", q, lse);
   backend_->attention(q, k, v, shape, out, lse);
 }
 
@@ -258,8 +266,8 @@ void Kernels::attention_delta(const Tensor& out, const Tensor& dout, const Atten
   require(is_attention(shape), attention_sizes, out, shape.first_keys);
   require(is_queries(shape, out) && same(out, dout),
           "attention_delta: out and dout are not of batch, q_len and heads", out, dout);
-  require(vector_like(out, delta, num_softmaxes(shape)),
-          "attention_delta: delta is no number for each head and query", out, delta);
+  require(wide_vector(out, delta, num_softmaxes(shape)),
+          "attention_delta: delta is no wide number for each head and query", out, delta);
   backend_->attention_delta(out, dout, shape, delta);
 }
 
@@ -273,8 +281,8 @@ void Kernels::attention_backward(const Tensor& q, const Tensor& k, const Tensor&
     require(like(q, *x) && is_keys(shape, *x),
             "attention_backward: k, v, dk or dv is not of batch, kv_len and heads", q, *x);
   for (const Tensor* x : {&lse, &delta})
-    require(vector_like(q, *x, num_softmaxes(shape)),
-            "attention_backward: lse or delta is no number for each head and query", q, *x);
+    require(wide_vector(q, *x, num_softmaxes(shape)),
+            "attention_backward: lse or delta is no wide number for each head and query", q, *x);
   backend_->attention_backward(q, k, v, dout, lse, delta, shape, dq, dk, dv);
 }
 
@@ -286,8 +294,9 @@ void Kernels::embedding(const Tensor& ids, const Tensor& table, std::int64_t fir
 }
 
 void Kernels::embedding_backward(const Tensor& ids, const Tensor& dy, std::int64_t first_id, InOut dtable) {
-  require(is_float(dy) && like(dy, dtable) && dtable->cols() == dy.cols(),
-          "embedding_backward: widths of the table and dy differ", dtable, dy);
+  require(
+      is_float(dy) && dtable->defined() && dtable->dtype() == wide(dy.dtype()) && dtable->cols() == dy.cols(),
+      "embedding_backward: dtable is not wide and as wide as dy", dtable, dy);
   require(ids_of(ids, dy.rows()), "embedding_backward: ids is no i32 for each row of dy", ids, dy);
   backend_->embedding_backward(ids, dy, first_id, dtable);
 }
@@ -296,41 +305,58 @@ void Kernels::combine_rows(const Tensor& x, const Tensor& places, const Tensor& 
   require(is_float(y) && like(y, x) && x.cols() == y->cols(), "combine_rows: widths of x and y differ", x, y);
   const std::int64_t copies = y->rows() == 0 ? 0 : places.numel() / y->rows() * y->rows();
   require(ids_of(places, copies), "combine_rows: places is no i32, as many for each row of y", places, y);
-  require(!weights.defined() || vector_like(y, weights, copies), "combine_rows: weights are not as places",
+  require(!weights.defined() || wide_vector(y, weights, copies), "combine_rows: weights are not as places",
           places, weights);
   backend_->combine_rows(x, places, weights, y);
 }
 
 void Kernels::row_max(const Tensor& logits, Out max) {
-  require(is_float(logits) && vector_like(logits, max, logits.rows()),
-          "row_max: max is no number for each row", logits, max);
+  require(is_wide(logits) && vector_like(logits, max, logits.rows()),
+          "row_max: logits are not wide, or max is no number for each row", logits, max);
   backend_->row_max(logits, max);
 }
 
 void Kernels::exp_sum(InOut logits, const Tensor& max, const Tensor& targets, std::int64_t first_id, Out sum,
                       Out target) {
-  require(is_float(logits) && ids_of(targets, logits->rows()), "exp_sum: targets is no i32 for each row",
-          logits, targets);
+  require(is_wide(logits) && ids_of(targets, logits->rows()),
+          "exp_sum: logits are not wide, or targets is no i32 for each row", logits, targets);
   for (const Tensor* x : {&max, sum.operator->(), target.operator->()})
     require(vector_like(logits, *x, logits->rows()), "exp_sum: max, sum or target is no number for each row",
             logits, *x);
   backend_->exp_sum(logits, max, targets, first_id, sum, target);
 }
 
-void Kernels::cross_entropy_backward(InOut p, const Tensor& sum, const Tensor& targets, std::int64_t first_id,
-                                     double loss_scale) {
-  require(is_float(p) && vector_like(p, sum, p->rows()) && ids_of(targets, p->rows()),
-          "cross_entropy_backward: sum and targets are no number for each row", p, sum, targets);
-  backend_->cross_entropy_backward(p, sum, targets, first_id, loss_scale);
+void Kernels::cross_entropy_backward(const Tensor& p, const Tensor& sum, const Tensor& targets,
+                                     std::int64_t first_id, double loss_scale, Out dlogits) {
+  require(is_wide(p) && vector_like(p, sum, p.rows()) && ids_of(targets, p.rows()),
+          "cross_entropy_backward: p is not wide, or sum and targets are no number for each row", p, sum,
+          targets);
+  require(meets(p, dlogits) && same_shape(p, dlogits), "cross_entropy_backward: dlogits is not as p", p,
+          dlogits);
+  require(!p.begins_with(dlogits) || p.dtype() == dlogits->dtype(),
+          "cross_entropy_backward: narrow dlogits lie where p does", p, dlogits);
+  backend_->cross_entropy_backward(p, sum, targets, first_id, loss_scale, dlogits);
 }
 
-void Kernels::adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step) {
+void Kernels::adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step, Out rounded) {
   const std::int64_t count = p->numel();
-  require(is_float(p) && p->contiguous() && vector_like(p, g, count) && vector_like(p, m, count) &&
+  require(is_float(p) && p->contiguous() && wide_vector(p, g, count) && vector_like(p, m, count) &&
               vector_like(p, v, count),
           "adamw: p, g, m and v differ", p, g, m, v);
+  require(!rounded->defined() || (p->dtype() == DType::f32 && vector_of(rounded, DType::bf16, count)),
+          "adamw: rounded is no bf16 for each f32 of p", p, rounded);
+  require((p->dtype() == DType::bf16) == (step.rounding != nullptr),
+          "adamw: weights are rounded at random in bf16 and nowhere else", p);
+  if (step.rounding != nullptr)
+    require(std::accumulate(step.rounding->runs.begin(), step.rounding->runs.end(), std::int64_t{0},
+                            [](std::int64_t sum, const LogicalRun& run) { return sum + run.count; }) == count,
+            "adamw: it is not said which logical element each of p is", p);
   check(step.step >= 1, "adamw: steps count from 1");
-  backend_->adamw(p, g, m, v, step);
+  backend_->adamw(p, g, m, v, step, rounded);
+}
+
+Philox weight_rounding(std::uint64_t seed, const std::string& parameter, std::int64_t step) {
+  return {seed, Stream::weight_rounding, name_hash(fmt::format("{} step {}", parameter, step).c_str())};
 }
 
 void Kernels::first_keys(const Tensor& starts, std::int64_t first_position, std::int64_t stride,
@@ -343,7 +369,7 @@ void Kernels::first_keys(const Tensor& starts, std::int64_t first_position, std:
 static bool is_number(const Tensor& x) { return vector_of(x, DType::f64, 1); }
 
 void Kernels::add_losses(const Tensor& sum, const Tensor& target, const Tensor& targets, InOut loss) {
-  require(is_float(sum) && vector_like(sum, sum, targets.numel()) &&
+  require(is_wide(sum) && vector_like(sum, sum, targets.numel()) &&
               vector_like(sum, target, targets.numel()) && ids_of(targets, targets.numel()) &&
               is_number(loss),
           "add_losses: sum, target and targets differ, or loss is no f64", sum, target, targets, loss);
@@ -357,7 +383,7 @@ void Kernels::add_number(const Tensor& x, InOut y) {
 
 // Logits (N, E) of a router, and its choices (N, k).
 static bool is_routing(const TokenRouter& router, const Tensor& logits, const Tensor& ids) {
-  return is_float(logits) && logits.cols() == router.num_experts() &&
+  return is_wide(logits) && logits.cols() == router.num_experts() &&
          ids_of(ids, logits.rows() * router.experts_per_token());
 }
 
@@ -388,7 +414,7 @@ void Kernels::route_backward(const TokenRouter& router, const Tensor& logits, co
 
 void Kernels::add_router_losses(const TokenRouter& router, const Tensor& logits, const RouterLosses& losses,
                                 InOut loss) {
-  require(is_float(logits) && logits.cols() == router.num_experts() && is_number(loss),
+  require(is_wide(logits) && logits.cols() == router.num_experts() && is_number(loss),
           "add_router_losses: logits are not E for each row, or loss is no f64", logits, loss);
   backend_->add_router_losses(router, logits, losses, loss);
 }
@@ -404,7 +430,7 @@ void Kernels::count_routed(const TokenRouter& router, const Tensor& ids, std::in
 
 void Kernels::drop_over_capacity(const Tensor& ids, const Tensor& weights, const ExpertCapacity& capacity,
                                  Out kept) {
-  require(is_float(weights) && vector_like(weights, weights, ids.numel()) && ids_of(ids, ids.numel()) &&
+  require(is_wide(weights) && vector_like(weights, weights, ids.numel()) && ids_of(ids, ids.numel()) &&
               ids_of(kept, ids.numel()) && capacity.scopes > 0 && ids.rows() % capacity.scopes == 0,
           "drop_over_capacity: ids, weights and kept differ, or scopes have not one size", ids, weights,
           kept);
@@ -419,14 +445,14 @@ void Kernels::sort_by_expert(const Tensor& kept, Out places, Out tokens, Out cou
 }
 
 void Kernels::pack_choices(const Tensor& ids, const Tensor& weights, Out packed) {
-  require(is_float(packed) && ids_of(ids, ids.numel()) && vector_like(packed, weights, ids.numel()) &&
+  require(is_wide(packed) && ids_of(ids, ids.numel()) && vector_like(packed, weights, ids.numel()) &&
               vector_like(packed, packed, 2 * ids.numel()) && packed->rows() == ids.rows(),
           "pack_choices: packed is not twice as wide as ids and weights", ids, weights, packed);
   backend_->pack_choices(ids, weights, packed);
 }
 
 void Kernels::unpack_choices(const Tensor& packed, std::span<const std::int64_t> rows, Out ids, Out weights) {
-  require(is_float(packed) && ids_of(ids, ids->numel()) && vector_like(packed, weights, ids->numel()) &&
+  require(is_wide(packed) && ids_of(ids, ids->numel()) && vector_like(packed, weights, ids->numel()) &&
               vector_like(packed, packed, 2 * ids->numel()) && packed.rows() == ids->rows() &&
               (rows.empty() || std::ssize(rows) == packed.rows()),
           "unpack_choices: packed is not twice as wide as ids and weights", packed, ids, weights);
@@ -441,14 +467,14 @@ void Kernels::take_ids(const Tensor& from, std::span<const std::int64_t> rows, O
 
 void Kernels::place_weights(const Tensor& weights, const Tensor& places, InOut placed) {
   require(
-      is_float(weights) && ids_of(places, weights.numel()) && vector_like(weights, placed, placed->numel()),
+      is_wide(weights) && ids_of(places, weights.numel()) && vector_like(weights, placed, placed->numel()),
       "place_weights: weights and places differ", weights, places, placed);
   backend_->place_weights(weights, places, placed);
 }
 
 void Kernels::pack_gradient(CompressionKind kind, const GradientBucket& bucket, Range part,
                             std::span<const Philox> rounding, const Tensor& gradient, Out packed) {
-  require(is_float(gradient) && gradient.contiguous() && part.end <= gradient.numel() &&
+  require(is_wide(gradient) && gradient.contiguous() && part.end <= gradient.numel() &&
               vector_of(packed, DType::u8, quantized_bytes(kind, bucket, part)),
           "pack_gradient: the part lies outside the gradient, or packed has another size", gradient, packed);
   backend_->pack_gradient(kind, bucket, part, rounding, gradient, packed);
@@ -456,7 +482,7 @@ void Kernels::pack_gradient(CompressionKind kind, const GradientBucket& bucket, 
 
 void Kernels::unpack_gradient(CompressionKind kind, const GradientBucket& bucket, Range part,
                               const Tensor& packed, bool accumulate, Out part_of_gradient) {
-  require(is_float(part_of_gradient) && part_of_gradient->contiguous() &&
+  require(is_wide(part_of_gradient) && part_of_gradient->contiguous() &&
               part_of_gradient->numel() == part.size() &&
               vector_of(packed, DType::u8, quantized_bytes(kind, bucket, part)),
           "unpack_gradient: packed and the part have other sizes", packed, part_of_gradient);
@@ -464,21 +490,21 @@ void Kernels::unpack_gradient(CompressionKind kind, const GradientBucket& bucket
 }
 
 void Kernels::take_largest(InOut x, std::int64_t first_index, Out values, Out indices) {
-  require(is_float(x) && x->contiguous() && values->numel() <= x->numel() &&
+  require(is_wide(x) && x->contiguous() && values->numel() <= x->numel() &&
               vector_like(x, values, values->numel()) && ids_of(indices, values->numel()),
           "take_largest: values and indices differ, or are more than x has", x, values, indices);
   backend_->take_largest(x, first_index, values, indices);
 }
 
 void Kernels::add_at(const Tensor& values, const Tensor& indices, InOut sum) {
-  require(is_float(values) && values.contiguous() && ids_of(indices, values.numel()) &&
+  require(is_wide(values) && values.contiguous() && ids_of(indices, values.numel()) &&
               vector_like(values, sum, sum->numel()),
           "add_at: values and indices differ", values, indices, sum);
   backend_->add_at(values, indices, sum);
 }
 
 void Kernels::orthonormalize_rows(InOut x, const Philox& fresh) {
-  require(is_float(x) && x->contiguous() && x->rows() <= x->cols(),
+  require(is_wide(x) && x->contiguous() && x->rows() <= x->cols(),
           "orthonormalize_rows: x has more rows than columns", x);
   backend_->orthonormalize_rows(x, fresh);
 }
@@ -486,11 +512,11 @@ void Kernels::orthonormalize_rows(InOut x, const Philox& fresh) {
 std::unique_ptr<Kernels> make_kernels(Arena& arena, DType dtype, int threads) {
   if (arena.device() == Device::none)
     return make_none_kernels(arena, threads == 0 ? 0 : kernel_scratch_bytes(dtype, threads));
-  return dtype == DType::f64 ? make_reference_kernels() : make_cpu_kernels(arena, threads);
+  return dtype == DType::f32 ? make_cpu_kernels(arena, threads) : make_reference_kernels();
 }
 
 std::int64_t kernel_scratch_bytes(DType dtype, int threads) {
-  return dtype == DType::f64 ? 0 : cpu_kernels_scratch_bytes(threads);
+  return dtype == DType::f32 ? cpu_kernels_scratch_bytes(threads) : 0;
 }
 
 void prepare_kernels(DType dtype) {

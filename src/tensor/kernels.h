@@ -1,6 +1,12 @@
 // The mathematics of one rank on one device: what layers call. Each call is checked here, whatever computes
 // it (kernel_backend.h): a broken shape, a wrong dtype or a tensor that is not there is an InvariantError
-// that names the kernel and its tensors. Every float tensor of one call has the same dtype.
+// that names the kernel and its tensors.
+//
+// Every float tensor of one call has the same dtype, f32 or f64; or the call is one in bf16: activations,
+// their gradients and weights are bf16, and what is wide is f32: statistics (of norms and of softmaxes:
+// stats, lse, delta, max, sum), logits of tokens and of routers, gradients of weights, and the weights of
+// rows. All arithmetic and all sums are f32 then, and each element of a bf16 output is rounded once, when it
+// is stored: a call that adds to what others left rounds once more.
 //
 // Shapes: rows N = B*T (tokens of a microbatch in (B, T) order), columns as named. "+=" means accumulates
 // into the output. Outputs are allocated by the caller.
@@ -9,10 +15,12 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 
 #include "base/philox.h"
 #include "spec/compression.h"
+#include "spec/param_spec.h"
 #include "spec/token_router.h"
 #include "tensor/tensor.h"
 
@@ -40,10 +48,21 @@ struct AttentionShape {
   Tensor first_keys = {};
 };
 
+// How weights in bf16 are updated where no master is kept: rounded up or down at random, as to nearest an
+// update below half a unit would never be seen. Which way depends on the parameter, the step and the logical
+// element alone, and so not on the mesh.
+struct StochasticRounding {
+  Philox random;                     // weight_rounding(): word i for logical element i
+  std::span<const LogicalRun> runs;  // what the elements of p are, in order (logical_runs)
+};
+// For one step of one parameter.
+Philox weight_rounding(std::uint64_t seed, const std::string& parameter, std::int64_t step);
+
 struct AdamWStep {
   double lr = 0, beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0;
-  std::int64_t step = 1;      // 1 for the first: bias corrections are 1 - beta^step
-  double gradient_scale = 1;  // clipping: the gradient used is gradient_scale * g
+  std::int64_t step = 1;                         // 1 for the first: bias corrections are 1 - beta^step
+  double gradient_scale = 1;                     // clipping: the gradient used is gradient_scale * g
+  const StochasticRounding* rounding = nullptr;  // of p in bf16; needed there, and not allowed elsewhere
 };
 
 // What each expert may keep of the choices of a scope, a run of rows of a microbatch.
@@ -69,15 +88,16 @@ class Kernels {
   explicit Kernels(std::shared_ptr<KernelBackend> backend) : backend_(std::move(backend)) {}
 
   // c = op(a) op(b), or c += when accumulate. op(a) is (M, K), op(b) is (K, N), c is (M, N). Row strides
-  // allowed.
+  // allowed. Of a, b and c any may be bf16 and the others f32: gradients of weights, and logits, are f32.
   void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, Out c, bool accumulate);
   // Products of any shapes, empty ones too, none of which reads what another writes: each has the bits of
   // matmul(), all share the threads. The products of a mixture's experts.
   void grouped_matmul(std::span<const MatrixProduct> products);
 
   void fill(Out x, double value);
-  void copy(const Tensor& from, Out to);  // same rows and cols; row strides allowed on both
-  void add(const Tensor& x, InOut y);     // y += x
+  // Same rows and cols; row strides allowed on both. One may be bf16 and the other f32, here and in add.
+  void copy(const Tensor& from, Out to);
+  void add(const Tensor& x, InOut y);  // y += x
   void scale(InOut x, double factor);
   // x is contiguous; sums (f64) has one element for each block of `block` elements of x, the last of which
   // may be shorter: the sum of their squares, taken in double precision, the same on any number of threads.
@@ -88,20 +108,20 @@ class Kernels {
   void add_bias(const Tensor& bias, InOut y);
   // out = x + y + bias (C; may be undefined: none). out may be x or y.
   void residual(const Tensor& x, const Tensor& y, const Tensor& bias, Out out);
-  // dbias (C) += column sums of dy (N, C).
+  // dbias (C, wide) += column sums of dy (N, C).
   void bias_gradient(const Tensor& dy, InOut dbias);
 
-  // LayerNorm (Ba 2016): y = (x - mean) rstd w + b. stats (N, 2) = mean, rstd of each row, kept for the
-  // backward pass.
+  // LayerNorm (Ba 2016): y = (x - mean) rstd w + b. stats (N, 2, wide) = mean, rstd of each row, kept
+  // for the backward pass.
   void layer_norm(const Tensor& x, const Tensor& w, const Tensor& b, double eps, Out y, Out stats);
   // The same y again from saved stats.
   void layer_norm_again(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& stats, Out y);
-  // dx, dw and db += (dx already holds the residual branch's gradient).
+  // dx, dw and db (wide) += (dx already holds the residual branch's gradient).
   void layer_norm_backward_input(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& stats,
                                  InOut dx);
   void layer_norm_backward_weight(const Tensor& dy, const Tensor& x, const Tensor& stats, InOut dw, InOut db);
 
-  // RMSNorm (Zhang & Sennrich 2019): y = x rstd w. stats (N, 1) = rstd. dx and dw += as above.
+  // RMSNorm (Zhang & Sennrich 2019): y = x rstd w. stats (N, 1, wide) = rstd. dx and dw += as above.
   void rms_norm(const Tensor& x, const Tensor& w, double eps, Out y, Out stats);
   void rms_norm_again(const Tensor& x, const Tensor& w, const Tensor& stats, Out y);
   void rms_norm_backward_input(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& stats,
@@ -118,20 +138,20 @@ class Kernels {
   void swiglu(const Tensor& gate_up, Out y);
   // In place: on entry gate_up and dy (N, F); on exit gate_up holds its gradient and dy holds y.
   void swiglu_backward(InOut gate_up, InOut dy);
-  // The same where y was multiplied by weights (N, 1) row by row: dy is the gradient of the weighted y. On
-  // exit dy holds the weighted y, and dweights (N, 1) the gradient of the weights.
+  // The same where y was multiplied by weights (N, 1, wide) row by row: dy is the gradient of the weighted
+  // y. On exit dy holds the weighted y, and dweights (N, 1, wide) the gradient of the weights.
   void weighted_swiglu_backward(InOut gate_up, InOut dy, const Tensor& weights, Out dweights);
 
   // RoPE (Su 2021), the half-split form of Llama: x (N, heads*D), row stride allowed; element i of a head
   // pairs with i + D/2. positions (N, i32): where each row stands. inverse = the backward pass.
   void rope(InOut x, std::int64_t head_dim, const Tensor& positions, double theta, bool inverse);
 
-  // out (B*Tq, H*D); lse (B*H*Tq): natural log of the sum of exponentials of each row. No T x T matrix is
-  // stored.
+  // out (B*Tq, H*D); lse (B*H*Tq, wide): natural log of the sum of exponentials of each row. No T x T matrix
+  // is stored.
   void attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape, Out out,
                  Out lse);
-  // delta (B*H*Tq) = out . dout, head by head: all that the backward pass needs of out, and the same for
-  // every block of keys (FlashAttention, Dao 2022, appendix B).
+  // delta (B*H*Tq, wide) = out . dout, head by head: all that the backward pass needs of out, and the same
+  // for every block of keys (FlashAttention, Dao 2022, appendix B).
   void attention_delta(const Tensor& out, const Tensor& dout, const AttentionShape& shape, Out delta);
   // lse and delta are those of all keys, of which these may be some. dq, dk, dv are overwritten, or added to
   // with `accumulate`. dout may have no aliasing with them.
@@ -142,7 +162,7 @@ class Kernels {
   // y (N, C) = rows of table (V_local, C) for ids (N, i32) in [first_id, first_id + V_local), zero for other
   // ids.
   void embedding(const Tensor& ids, const Tensor& table, std::int64_t first_id, Out y);
-  // dtable += ; rows whose ids lie elsewhere are skipped. Added in row order.
+  // dtable (wide) += ; rows whose ids lie elsewhere are skipped. Added in row order.
   void embedding_backward(const Tensor& ids, const Tensor& dy, std::int64_t first_id, InOut dtable);
 
   // first (N, i32) = the first of a block's keys that each query sees, where starts (N, i32) are the
@@ -152,22 +172,22 @@ class Kernels {
                   Out first);
 
   // y (N, C) = sum over j of weights[n, j] * x[places[n, j]]: places (N, k, i32) are rows of x (M, C), below
-  // zero for none; weights (N, k), undefined for ones. Added in order of j, whatever the threads.
+  // zero for none; weights (N, k, wide), undefined for ones. Added in order of j, whatever the threads.
   void combine_rows(const Tensor& x, const Tensor& places, const Tensor& weights, Out y);
 
   // Cross-entropy over vocabulary columns [first_id, first_id + V_local), in two steps so that only N-sized
-  // vectors need to travel between ranks. Targets (N, i32) below zero are ignored. Step 1: max (N) = row
-  // maxima of logits (N, V_local).
+  // vectors need to travel between ranks. All is wide but the gradient that comes out. Targets (N, i32) below
+  // zero are ignored. Step 1: max (N) = row maxima of logits (N, V_local).
   void row_max(const Tensor& logits, Out max);
   // Step 2: logits become exp(logits - max); sum (N) = their row sums; target (N) = logit - max at the
   // target, 0 when the target is ignored or another rank holds it.
   void exp_sum(InOut logits, const Tensor& max, const Tensor& targets, std::int64_t first_id, Out sum,
                Out target);
-  // Step 3: on entry p = exp(logits - max) of step 2 and the *global* sum (N) for the same max; on exit the
-  // gradient of the loss with respect to the logits: loss_scale * (p / sum - [column is target]), zero for
-  // ignored rows.
-  void cross_entropy_backward(InOut p, const Tensor& sum, const Tensor& targets, std::int64_t first_id,
-                              double loss_scale);
+  // Step 3: p = exp(logits - max) of step 2 and the *global* sum (N) for the same max; dlogits (N, V_local)
+  // = the gradient of the loss with respect to the logits: loss_scale * (p / sum - [column is target]), zero
+  // for ignored rows. dlogits may be p; as bf16 it is a tensor of its own.
+  void cross_entropy_backward(const Tensor& p, const Tensor& sum, const Tensor& targets,
+                              std::int64_t first_id, double loss_scale, Out dlogits);
 
   // The loss of rows whose sum and target logit exp_sum() gave, over the ranks (N each): loss (1, f64) += the
   // sum of log(sum) - target over the targets (N, i32) that are not ignored, in row order, in double
@@ -224,14 +244,17 @@ class Kernels {
   // drawn.
   void orthonormalize_rows(InOut x, const Philox& fresh);
 
-  // Decoupled weight decay (Loshchilov & Hutter 2019): p, m, v updated in place from g, one pass.
-  void adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step);
+  // Decoupled weight decay (Loshchilov & Hutter 2019): p, m, v updated in place from g (wide), one pass.
+  // `rounded`, where defined: bf16, the new p rounded to nearest, for layers to compute with beside p as f32
+  // master weights. p, m and v in bf16 have no master: they are widened, updated in f32 and rounded, m and v
+  // to nearest, p as step.rounding says.
+  void adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step, Out rounded = Tensor());
 
  private:
   std::shared_ptr<KernelBackend> backend_;
 };
 
-// Plain loops, f32 and f64: the yardstick. One thread.
+// Plain loops, f32, f64 and bf16: the yardstick. One thread.
 std::unique_ptr<Kernels> make_reference_kernels();
 // oneDNN and SIMD, f32; `threads` compute threads (OpenMP) for the calling rank. Scratch memory comes from
 // the arena (category other). Must be made, used and destroyed by one thread.
@@ -242,9 +265,9 @@ std::int64_t cpu_kernels_scratch_bytes(int threads);
 // `scratch_bytes`.
 std::unique_ptr<Kernels> make_none_kernels(Arena& arena, std::int64_t scratch_bytes);
 
-// The kernels for the arena's device and a dtype: on the cpu f32 has the CPU kernels, f64 the reference
-// kernels; on no device, none, which take from the arena what those would.
-// On no device 0 threads have no scratch.
+// The kernels for the arena's device and the dtype of activations: on the cpu f32 has the CPU kernels, f64
+// and bf16 the reference kernels; on no device, none, which take from the arena what those would.
+// Of those of no device 0 threads have no scratch.
 std::unique_ptr<Kernels> make_kernels(Arena& arena, DType dtype, int threads);
 std::int64_t kernel_scratch_bytes(DType dtype, int threads);
 

@@ -393,25 +393,27 @@ class CpuKernels final : public HostBackend {
     });
   }
 
-  void cross_entropy_backward(InOut tp, const Tensor& tsum, const Tensor& ttargets, std::int64_t first_id,
-                              double loss_scale) override {
-    const Rows p(tp);
+  void cross_entropy_backward(const Tensor& tp, const Tensor& tsum, const Tensor& ttargets,
+                              std::int64_t first_id, double loss_scale, Out tdlogits) override {
+    const Rows p(tp), dlogits(tdlogits);
     const float* sum = tsum.host<float>();
     const std::int32_t* targets = ttargets.host<std::int32_t>();
     const float weight = static_cast<float>(loss_scale);
     team_.each_row(p.rows, p.cols, [&](std::int64_t i) {
       if (targets[i] < 0) {
-        std::fill_n(p[i], p.cols, 0.0f);
+        std::fill_n(dlogits[i], p.cols, 0.0f);
         return;
       }
       const std::int64_t column = local_column(targets[i], first_id, p.cols);
       const float at_target = column >= 0 ? weight * (p[i][column] / sum[i] - 1.0f) : 0.0f;
-      pass_.scale(p[i], weight / sum[i], p.cols);
-      if (column >= 0) p[i][column] = at_target;
+      if (dlogits[i] != p[i]) std::copy_n(p[i], p.cols, dlogits[i]);
+      pass_.scale(dlogits[i], weight / sum[i], p.cols);
+      if (column >= 0) dlogits[i][column] = at_target;
     });
   }
 
-  void adamw(InOut tp, const Tensor& tg, InOut tm, InOut tv, const AdamWStep& step) override {
+  void adamw(InOut tp, const Tensor& tg, InOut tm, InOut tv, const AdamWStep& step, Out rounded) override {
+    check(!rounded->defined(), "the CPU kernels make no bf16 weights");
     const Rows p(tp);
     const float* g = tg.host<float>();
     float *m = tm.host<float>(), *v = tv.host<float>();

@@ -44,8 +44,9 @@ class NoneKernels final : public KernelBackend {
   void combine_rows(const Tensor&, const Tensor&, const Tensor&, Out) override {}
   void row_max(const Tensor&, Out) override {}
   void exp_sum(InOut, const Tensor&, const Tensor&, std::int64_t, Out, Out) override {}
-  void cross_entropy_backward(InOut, const Tensor&, const Tensor&, std::int64_t, double) override {}
-  void adamw(InOut, const Tensor&, InOut, InOut, const AdamWStep&) override {}
+  void cross_entropy_backward(const Tensor&, const Tensor&, const Tensor&, std::int64_t, double,
+                              Out) override {}
+  void adamw(InOut, const Tensor&, InOut, InOut, const AdamWStep&, Out) override {}
   void add_losses(const Tensor&, const Tensor&, const Tensor&, InOut) override {}
   void add_number(const Tensor&, InOut) override {}
   void route(const TokenRouter&, const Tensor&, std::span<const double>, Out, Out) override {}

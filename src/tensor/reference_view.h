@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "base/error.h"
 #include "tensor/tensor.h"
@@ -35,12 +36,20 @@ T* flat(const Tensor& t, std::int64_t count) {
   return t.host<T>();
 }
 
-// Calls body(float{}) or body(double{}) after the tensor's dtype.
+// Calls body(float{}) or body(double{}) after the tensor's dtype: for what is never kept narrower.
 template <class Body>
 void with_float_type(const Tensor& t, const Body& body) {
   if (t.dtype() == DType::f32) return body(float{});
   if (t.dtype() == DType::f64) return body(double{});
-  throw InvariantError("internal error: kernel called with an integer tensor where floats belong");
+  throw InvariantError(std::string("internal error: f32 or f64 belongs where a kernel is called with ") +
+                       dtype_name(t.dtype()));
+}
+
+// The same, and body(bf16{}).
+template <class Body>
+void with_stored_type(const Tensor& t, const Body& body) {
+  if (t.dtype() == DType::bf16) return body(bf16{});
+  with_float_type(t, body);
 }
 
 }  // namespace echelon

@@ -31,7 +31,7 @@ double RoundingNoise::sign() {
 template <class Each>
 void RoundingNoise::visit(const Tensor& t, const Each& each) {
   if (!on_ || !t.defined() || t.numel() == 0) return;
-  with_float_type(t, [&]<class F>(F) {
+  with_stored_type(t, [&]<class F>(F) {
     const Matrix<F> x(t);
     for (std::int64_t i = 0; i < x.rows; ++i)
       for (std::int64_t j = 0; j < x.cols; ++j)
@@ -41,7 +41,8 @@ void RoundingNoise::visit(const Tensor& t, const Each& each) {
 }
 
 void RoundingNoise::move(const Tensor& x, std::int64_t terms) {
-  const double size = units(terms);
+  // What sums of bf16 are off by in f32 is far below a unit of bf16.
+  const double size = x.dtype() == DType::bf16 ? 1 : units(terms);
   visit(x, [&](double value, double epsilon) { return value + sign() * size * epsilon * value; });
 }
 
@@ -244,18 +245,23 @@ void RoundingNoise::exp_sum(InOut logits, const Tensor& max, const Tensor& targe
   move(target);
 }
 
-void RoundingNoise::cross_entropy_backward(InOut p, const Tensor& sum, const Tensor& targets,
-                                           std::int64_t first_id, double loss_scale) {
-  move(p);
-  exact_.cross_entropy_backward(p, moved(sum), targets, first_id, loss_scale);
-  move(p);
+void RoundingNoise::cross_entropy_backward(const Tensor& p, const Tensor& sum, const Tensor& targets,
+                                           std::int64_t first_id, double loss_scale, Out dlogits) {
+  Tensor off = p;
+  if (p.begins_with(dlogits))
+    move(off);
+  else
+    off = moved(p);
+  exact_.cross_entropy_backward(off, moved(sum), targets, first_id, loss_scale, dlogits);
+  move(dlogits);
 }
 
-void RoundingNoise::adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step) {
+void RoundingNoise::adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step, Out rounded) {
   exact_.adamw(p, moved(g), m, v, step);
   move(p);
   move(m);
   move(v);
+  if (rounded->defined()) exact_.copy(p, rounded);
 }
 
 }  // namespace echelon

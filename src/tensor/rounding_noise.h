@@ -67,9 +67,9 @@ class RoundingNoise final : public KernelBackend {
   void row_max(const Tensor& logits, Out max) override { exact_.row_max(logits, max); }
   void exp_sum(InOut logits, const Tensor& max, const Tensor& targets, std::int64_t first_id, Out sum,
                Out target) override;
-  void cross_entropy_backward(InOut p, const Tensor& sum, const Tensor& targets, std::int64_t first_id,
-                              double loss_scale) override;
-  void adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step) override;
+  void cross_entropy_backward(const Tensor& p, const Tensor& sum, const Tensor& targets,
+                              std::int64_t first_id, double loss_scale, Out dlogits) override;
+  void adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step, Out rounded) override;
 
   // What decides, and what only adds up, is exact.
   void add_losses(const Tensor& sum, const Tensor& target, const Tensor& targets, InOut loss) override {

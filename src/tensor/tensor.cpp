@@ -2,7 +2,6 @@
 
 #include <functional>
 #include <numeric>
-#include <type_traits>
 
 #include "base/error.h"
 
@@ -67,15 +66,12 @@ void Tensor::acquire_memory() const { owner_->arena->acquire(*owner_); }
 
 template <class T>
 T* Tensor::host() const {
-  constexpr DType wanted = std::is_same_v<T, float>          ? DType::f32
-                           : std::is_same_v<T, double>       ? DType::f64
-                           : std::is_same_v<T, std::int32_t> ? DType::i32
-                                                             : DType::u8;
-  check(dtype_ == wanted, "tensor read as another dtype than it has");
+  check(dtype_ == dtype_of<T>, "tensor read as another dtype than it has");
   return static_cast<T*>(host_bytes());
 }
 template float* Tensor::host<float>() const;
 template double* Tensor::host<double>() const;
+template bf16* Tensor::host<bf16>() const;
 template std::int32_t* Tensor::host<std::int32_t>() const;
 template std::uint8_t* Tensor::host<std::uint8_t>() const;
 

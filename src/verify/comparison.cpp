@@ -5,14 +5,16 @@
 #include <limits>
 
 #include "base/philox.h"
+#include "tensor/host.h"
 #include "tensor/reference_view.h"
 
 namespace echelon {
 namespace {
 
-Tensor as_doubles(const Rank& rank, const Tensor& t) {
-  const Tensor out(rank.arena(), MemoryCategory::other, DType::f64, {t.numel()});
-  with_float_type(t, [&]<class F>(F) { std::copy_n(t.host<F>(), t.numel(), out.host<double>()); });
+// What is compared is in the host's own memory, in double precision.
+Tensor as_doubles(const Tensor& t) {
+  const Tensor out = Tensor::of_host(DType::f64, {t.numel()});
+  copy_from_host(copy_numbers_to_host(t), out);
   return out;
 }
 
@@ -28,16 +30,16 @@ void perturb_constants(const Rank& rank, const ParameterStore& parameters, std::
     if (p.spec.init == Init::normal) continue;
     const Tensor values = local_tensor(rank, p, ParameterTensor::value);
     const Philox random(seed, Stream::test, name_hash(p.spec.name.c_str()));
-    for_each_run(p.spec, rank.size(Axis::tp), rank.coordinate(Axis::tp),
-                 [&](std::int64_t logical, std::int64_t local, std::int64_t count) {
-                   for (std::int64_t i = 0; i < count; ++i) {
-                     const double noise = 0.05 * random.normal(static_cast<std::uint64_t>(logical + i));
-                     if (rank.dtype() == DType::f64)
-                       values.host<double>()[local + i] += noise;
-                     else
-                       values.host<float>()[local + i] += static_cast<float>(noise);
-                   }
-                 });
+    with_float_type(values, [&]<class F>(F) {
+      std::vector<F> numbers = copy_to_host<F>(values);
+      for_each_run(p.spec, rank.size(Axis::tp), rank.coordinate(Axis::tp),
+                   [&](std::int64_t logical, std::int64_t local, std::int64_t count) {
+                     for (std::int64_t i = 0; i < count; ++i)
+                       numbers[static_cast<std::size_t>(local + i)] +=
+                           static_cast<F>(0.05 * random.normal(static_cast<std::uint64_t>(logical + i)));
+                   });
+      copy_from_host(numbers, values);
+    });
     store_local(rank, values, p, ParameterTensor::value);
   }
 }
@@ -130,17 +132,17 @@ void Comparison::share(const Tensor& t) const {
 }
 
 double Comparison::from_rank_0(double value) const {
-  const Tensor said(rank_.arena(), MemoryCategory::other, DType::f64, {1});
-  *said.host<double>() = value;
+  const Tensor said = Tensor::of_host(DType::f64, {1});
+  copy_from_host(std::vector<double>{value}, said);
   share(said);
-  return *said.host<double>();
+  return copy_to_host<double>(said).front();
 }
 
 // The reference's logical tensor, in double precision, on every rank.
 Tensor Comparison::reference_tensor(std::size_t i, ParameterTensor which) const {
-  const Tensor t = leads() ? as_doubles(rank_, local_tensor(reference_->rank(),
-                                                            reference_->parameters().find(at(i).name), which))
-                           : Tensor(rank_.arena(), MemoryCategory::other, DType::f64, {at(i).numel()});
+  const Tensor t =
+      leads() ? as_doubles(local_tensor(reference_->rank(), reference_->parameters().find(at(i).name), which))
+              : Tensor::of_host(DType::f64, {at(i).numel()});
   share(t);
   return t;
 }
@@ -148,11 +150,11 @@ Tensor Comparison::reference_tensor(std::size_t i, ParameterTensor which) const 
 // Over what every rank holds of the tensor, replicas included.
 Comparison::Worst Comparison::worst_difference(std::size_t i, ParameterTensor which, const Tensor& expected,
                                                const Tensor& tolerances) const {
-  const Tensor worst(rank_.arena(), MemoryCategory::other, DType::f64, {2});
+  const Tensor worst = Tensor::of_host(DType::f64, {2});
   double* w = worst.host<double>();
   w[0] = w[1] = 0;
   if (const Parameter* parameter = here(i)) {
-    const Tensor local = as_doubles(rank_, local_tensor(rank_, *parameter, which));
+    const Tensor local = as_doubles(local_tensor(rank_, *parameter, which));
     const double* tolerance = tolerances.host<double>();
     for_each_run(at(i), rank_.size(Axis::tp), rank_.coordinate(Axis::tp),
                  [&](std::int64_t logical, std::int64_t begin, std::int64_t n) {
@@ -200,7 +202,7 @@ void Comparison::compare(std::int64_t step, ParameterTensor which, double clip) 
 Tensor Comparison::tolerances(std::size_t i, ParameterTensor which, std::int64_t step, double clip,
                               const Tensor& expected) const {
   if (which == ParameterTensor::value) return parameter_tolerances(i, step, clip, expected);
-  const Tensor allowed(rank_.arena(), MemoryCategory::other, DType::f64, {expected.numel()});
+  const Tensor allowed = Tensor::of_host(DType::f64, {expected.numel()});
   std::fill_n(allowed.host<double>(), expected.numel(), bound_ * gradient_sizes_[i]);
   return allowed;
 }
@@ -229,9 +231,8 @@ void Comparison::keep_squares() {
   earlier_squares_.clear();
   if (!leads()) return;
   for (std::size_t i = 0; i < count(); ++i)
-    earlier_squares_.push_back(
-        as_doubles(rank_, local_tensor(reference_->rank(), reference_->parameters().find(at(i).name),
-                                       ParameterTensor::exp_avg_sq)));
+    earlier_squares_.push_back(as_doubles(local_tensor(
+        reference_->rank(), reference_->parameters().find(at(i).name), ParameterTensor::exp_avg_sq)));
 }
 
 // What the first of two updates may have added to the tolerance of a parameter: its gradient was another
@@ -239,8 +240,7 @@ void Comparison::keep_squares() {
 void Comparison::add_earlier_tolerance(std::size_t i, std::int64_t step, double* tolerance) const {
   if (!has_earlier_squares_) return;
   const OptimizerOptions& o = request_.optimizer;
-  const Tensor squares = leads() ? earlier_squares_[i]
-                                 : Tensor(rank_.arena(), MemoryCategory::other, DType::f64, {at(i).numel()});
+  const Tensor squares = leads() ? earlier_squares_[i] : Tensor::of_host(DType::f64, {at(i).numel()});
   share(squares);
   const double correction = 1.0 - std::pow(o.beta2, static_cast<double>(trainer_.updates(step)));
   const double gradient_error = bound_ * std::sqrt(max_magnitude(squares) / (1 - o.beta2));
@@ -257,7 +257,7 @@ Tensor Comparison::parameter_tolerances(std::size_t i, std::int64_t step, double
       1.0 - std::pow(request_.optimizer.beta2, static_cast<double>(trainer_.updates(step + 1)));
   const double epsilon = rank_.dtype() == DType::f64 ? 0x1p-52 : 0x1p-23;
   const Tensor squares = reference_tensor(i, ParameterTensor::exp_avg_sq);
-  const Tensor allowed(rank_.arena(), MemoryCategory::other, DType::f64, {expected.numel()});
+  const Tensor allowed = Tensor::of_host(DType::f64, {expected.numel()});
   double* tolerance = allowed.host<double>();
   // Where a step has several updates the last one's gradient may be none at all, as that of an expert
   // without tokens: each g of the others left (1 - beta2) g^2 or more, but for beta2 to the number of
@@ -287,15 +287,12 @@ void Comparison::take_reference_state() {
       const Tensor reference = reference_tensor(i, which);
       if (here(i) == nullptr) continue;
       const Tensor local(rank_.arena(), MemoryCategory::other, rank_.dtype(), here(i)->value.shape());
+      std::vector<double> numbers(static_cast<std::size_t>(local.numel()));
       for_each_run(at(i), rank_.size(Axis::tp), rank_.coordinate(Axis::tp),
                    [&](std::int64_t logical, std::int64_t begin, std::int64_t n) {
-                     const double* from = reference.host<double>() + logical;
-                     if (rank_.dtype() == DType::f64)
-                       std::copy_n(from, n, local.host<double>() + begin);
-                     else
-                       std::transform(from, from + n, local.host<float>() + begin,
-                                      [](double x) { return static_cast<float>(x); });
+                     std::copy_n(reference.host<double>() + logical, n, numbers.data() + begin);
                    });
+      copy_numbers_from_host(numbers, local);
       store_local(rank_, local, *here(i), which);
     }
 }

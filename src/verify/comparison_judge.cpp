@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "checkpoint/router_biases.h"
-#include "tensor/reference_view.h"
+#include "tensor/host.h"
 #include "verify/comparison.h"
 
 namespace echelon {
@@ -98,10 +98,9 @@ Comparison::Rounding Comparison::measure_rounding(std::int64_t step, ParameterTe
         const std::string& name = at(beyond[n].parameter).name;
         const Tensor was = reference_->tensor_in(clean, name, which);
         const Tensor is = local_tensor(reference_->rank(), reference_->parameters().find(name), which);
-        with_float_type(is, [&]<class F>(F) {
-          for (std::size_t k = 0; k < rounding.tensors[n].size(); ++k)
-            rounding.tensors[n][k] += std::pow(static_cast<double>(is.host<F>()[k]) - was.host<F>()[k], 2);
-        });
+        const std::vector<double> numbers = copy_numbers_to_host(is), before = copy_numbers_to_host(was);
+        for (std::size_t k = 0; k < rounding.tensors[n].size(); ++k)
+          rounding.tensors[n][k] += std::pow(numbers[k] - before[k], 2);
       }
     }
     (void)agree(true);

@@ -7,9 +7,11 @@
 
 #include "base/error.h"
 #include "base/least_shift.h"
-#include "tensor/reference_view.h"
+#include "tensor/host.h"
 
 namespace echelon {
+
+using Integers = std::vector<std::int32_t>;
 
 RoutingDecisions::RoutingDecisions(const Plan& plan)
     : first_layer_(plan.model.num_dense_layers),
@@ -27,11 +29,14 @@ void RoutingRecorder::on_kept(std::int64_t layer, const RoutedTokens& tokens, co
   RoutingDecisions& decisions = steps_.try_emplace(tokens.step, plan_).first->second;
   const std::int64_t rows = ids.rows(), k = ids.cols(), of_each = rows / tokens.sequences;
   const auto experts = static_cast<std::int32_t>(plan_.model.num_experts);
-  const std::int32_t *id = ids.host<std::int32_t>(), *stays = kept.host<std::int32_t>();
+  const Integers id = copy_to_host<std::int32_t>(ids), stays = copy_to_host<std::int32_t>(kept),
+                 positions = copy_to_host<std::int32_t>(tokens.positions);
+  std::size_t j = 0;
   for (std::int64_t row = 0; row < rows; ++row) {
     std::int32_t* codes =
-        decisions.at(layer, tokens.first_sample + row / of_each, tokens.positions.host<std::int32_t>()[row]);
-    for (std::int64_t j = row * k; j < (row + 1) * k; ++j) *codes++ = stays[j] < 0 ? id[j] + experts : id[j];
+        decisions.at(layer, tokens.first_sample + row / of_each, positions[static_cast<std::size_t>(row)]);
+    for (std::int64_t of_row = 0; of_row < k; ++of_row, ++j)
+      *codes++ = stays[j] < 0 ? id[j] + experts : id[j];
   }
 }
 
@@ -43,7 +48,7 @@ RoutingRecorder::Gathered RoutingRecorder::gather(const Rank& rank, std::int64_t
   // The largest and the smallest number that any rank has: where they are not the same, ranks disagree.
   constexpr std::int32_t none = std::numeric_limits<std::int32_t>::min();
   const auto n = static_cast<std::int64_t>(codes.size());
-  const Tensor both(rank.arena(), MemoryCategory::other, DType::i32, {2 * n});
+  const Tensor both = Tensor::of_host(DType::i32, {2 * n});
   std::int32_t *largest = both.host<std::int32_t>(), *smallest = largest + n;
   for (std::int64_t i = 0; i < n; ++i) {
     largest[i] = codes[static_cast<std::size_t>(i)];
@@ -70,12 +75,13 @@ void RoutingJudge::forget_before(std::int64_t step) {
   drops_.erase(drops_.begin(), drops_.lower_bound(first));
 }
 
-RoutingJudge::Place RoutingJudge::place(std::int64_t layer, const RoutedTokens& tokens, std::int64_t row,
+RoutingJudge::Place RoutingJudge::place(std::int64_t layer, const RoutedTokens& tokens,
+                                        const Integers& positions, std::int64_t row,
                                         std::int64_t rows) const {
   std::int64_t sample = tokens.first_sample + row / (rows / tokens.sequences);
   if (!samples_.empty())  // behind the last one: of a smaller last microbatch, which the mesh does not have
     sample = sample < std::ssize(samples_) ? samples_[static_cast<std::size_t>(sample)] : -1;
-  return {tokens.step, layer, sample, tokens.positions.host<std::int32_t>()[row]};
+  return {tokens.step, layer, sample, positions[static_cast<std::size_t>(row)]};
 }
 
 const std::int32_t* RoutingJudge::mesh_codes(const Place& place) {
@@ -108,17 +114,16 @@ void RoutingJudge::on_choice(std::int64_t layer, const RoutedTokens& tokens, con
   TokenRouter::Row row;
   std::vector<double> values;
   std::vector<std::int32_t> own(k), theirs(k);
+  Integers chosen = copy_to_host<std::int32_t>(ids);
+  const Integers positions = copy_to_host<std::int32_t>(tokens.positions);
   for (std::int64_t i = 0; i < ids.rows(); ++i) {
-    const Place at = place(layer, tokens, i, ids.rows());
+    const Place at = place(layer, tokens, positions, i, ids.rows());
     const std::int32_t* codes = mesh_codes(at);
     if (codes == nullptr) continue;
-    std::int32_t* id = ids.host<std::int32_t>() + i * ids.cols();
+    std::int32_t* id = chosen.data() + i * ids.cols();
     std::transform(codes, codes + k, theirs.begin(), [&](std::int32_t c) { return c % experts; });
     const auto wanted = [&] {
-      with_float_type(logits, [&]<class F>(F) {
-        const Matrix<F> in(logits);
-        values.assign(in[i], in[i] + in.cols);
-      });
+      values = copy_numbers_to_host(logits.row_range(i, i + 1));
       router.token().score(values, row);
       router.token().want(row, bias);
     };
@@ -147,28 +152,27 @@ void RoutingJudge::on_choice(std::int64_t layer, const RoutedTokens& tokens, con
     }
     if (flip == choices_.end() || flip->second.is_imposed()) std::copy(theirs.begin(), theirs.end(), id);
   }
+  copy_from_host(chosen, ids);
 }
 
 void RoutingJudge::on_kept(std::int64_t layer, const RoutedTokens& tokens, const Tensor& ids,
                            const Tensor& weights, const Tensor& kept, const Keep& keep) {
   const std::int64_t rows = ids.rows(), k = ids.cols();
-  const std::int32_t* id = ids.host<std::int32_t>();
-  std::int32_t* stays = kept.host<std::int32_t>();
+  const Integers id = copy_to_host<std::int32_t>(ids), stays = copy_to_host<std::int32_t>(kept),
+                 positions = copy_to_host<std::int32_t>(tokens.positions);
   // As the mesh has it, where it chose the same experts.
-  std::vector<std::int32_t> theirs(stays, stays + ids.numel());
+  Integers theirs = stays;
   std::vector<std::size_t> differing;
   for (std::int64_t i = 0; i < rows; ++i) {
-    const std::int32_t* codes = mesh_codes(place(layer, tokens, i, rows));
+    const std::int32_t* codes = mesh_codes(place(layer, tokens, positions, i, rows));
     for (std::int64_t j = i * k; codes != nullptr && j < (i + 1) * k; ++j, ++codes) {
       const auto c = static_cast<std::size_t>(j);
-      theirs[c] = *codes == id[j] ? id[j] : -1;
-      if (theirs[c] != stays[j]) differing.push_back(c);
+      theirs[c] = *codes == id[c] ? id[c] : -1;
+      if (theirs[c] != stays[c]) differing.push_back(c);
     }
   }
-  std::vector<double> values(theirs.size());
-  with_float_type(weights,
-                  [&]<class F>(F) { std::copy_n(weights.host<F>(), values.size(), values.begin()); });
-  const Place at = place(layer, tokens, 0, rows);
+  const std::vector<double> values = copy_numbers_to_host(weights);
+  const Place at = place(layer, tokens, positions, 0, rows);
   auto flip = drops_.find(at);
   if (is_trial_) {
     if (flip != drops_.end()) flip->second.add_trial(values);
@@ -182,22 +186,20 @@ void RoutingJudge::on_kept(std::int64_t layer, const RoutedTokens& tokens, const
       f.numbers.push_back(values[c]);
       magnitude = std::max(magnitude, std::abs(values[c]));
     }
-    std::vector<std::byte> bytes(static_cast<std::size_t>(weights.bytes()));
-    const Tensor moved = Tensor::view_of(bytes.data(), weights.dtype(), weights.shape());
+    const Tensor moved = Tensor::of_host(weights.dtype(), weights.shape());
     f.shift = kept.begins_with(ids)  // nothing may be dropped
                   ? std::numeric_limits<double>::infinity()
                   : least_shift(magnitude, [&](double shift) {
-                      with_float_type(moved, [&]<class F>(F) {
-                        for (std::size_t c = 0; c < values.size(); ++c)
-                          moved.host<F>()[c] = static_cast<F>(values[c] + (theirs[c] < 0 ? -shift : shift));
-                      });
-                      const Tensor found = keep(moved);
-                      return std::equal(theirs.begin(), theirs.end(), found.host<std::int32_t>());
+                      std::vector<double> shifted = values;
+                      for (std::size_t c = 0; c < values.size(); ++c)
+                        shifted[c] += theirs[c] < 0 ? -shift : shift;
+                      copy_numbers_from_host(shifted, moved);
+                      return copy_to_host<std::int32_t>(keep(moved)) == theirs;
                     });
     flip = drops_.insert_or_assign(at, std::move(f)).first;
   }
   if (!kept.begins_with(ids) && (flip == drops_.end() || flip->second.is_imposed()))
-    std::copy(theirs.begin(), theirs.end(), stays);
+    copy_from_host(theirs, kept);
 }
 
 bool RoutingJudge::has_differences(std::int64_t first_step, std::int64_t last_step) const {

@@ -105,7 +105,9 @@ class RoutingJudge : public RoutingWatch {
     std::int64_t step, layer, sample, position;
     auto operator<=>(const Place&) const = default;
   };
-  Place place(std::int64_t layer, const RoutedTokens& tokens, std::int64_t row, std::int64_t rows) const;
+  // `positions`: those of the tokens, on the host.
+  Place place(std::int64_t layer, const RoutedTokens& tokens, const std::vector<std::int32_t>& positions,
+              std::int64_t row, std::int64_t rows) const;
   // The mesh's decisions on a token, or nullptr.
   const std::int32_t* mesh_codes(const Place& place);
 

@@ -1,0 +1,77 @@
+// bfloat16: the upper half of an f32, 8 significant bits. A form to store numbers in; arithmetic is that of
+// float, into which it turns by itself and exactly. Back it is rounded, which has to be written down.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+namespace echelon {
+
+// The f32 that rounds on to any narrower form as x itself does: where it is not exact, its last bit is set
+// (Boldo & Melquiond 2008, rounding to odd).
+inline float rounded_to_odd(double x) {
+  const auto nearest = static_cast<float>(x);
+  if (static_cast<double>(nearest) == x || !std::isfinite(nearest)) return nearest;
+  std::uint32_t bits = std::bit_cast<std::uint32_t>(nearest);
+  if (std::abs(static_cast<double>(nearest)) > std::abs(x)) --bits;
+  return std::bit_cast<float>(bits | 1u);
+}
+
+struct bf16 {
+  bf16() = default;
+  // To nearest, ties to even: |error| <= 2^-8 |x|, or 2^-134 where x is below the smallest normal number.
+  // Beyond the largest one infinity; NaN stays NaN.
+  explicit bf16(float x) : bits(rounded(x)) {}
+  explicit bf16(double x) : bf16(rounded_to_odd(x)) {}
+  operator float() const {  // NOLINT(google-explicit-constructor)
+    return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+  }
+  static bf16 of_bits(std::uint16_t bits) {
+    bf16 x;
+    x.bits = bits;
+    return x;
+  }
+  // Up or down at random, the nearer the likelier, so that the expected value is x: the lower half of x is
+  // the number of 65536ths of the way to the next bfloat16 away from zero. `random`: 16 uniform bits. (Gupta
+  // et al. 2015, https://arxiv.org/abs/1502.02551.)
+  static bf16 stochastic(float x, std::uint16_t random) {
+    const auto whole = std::bit_cast<std::uint32_t>(x);
+    return std::isfinite(x) ? of_bits(static_cast<std::uint16_t>((whole + random) >> 16)) : bf16(x);
+  }
+
+  std::uint16_t bits;
+
+ private:
+  static std::uint16_t rounded(float x) {
+    const auto whole = std::bit_cast<std::uint32_t>(x);
+    // Bit 6 keeps a NaN whose payload lies in the lower half from becoming infinity.
+    const std::uint32_t upper = (whole & 0x7fffffffu) > 0x7f800000u
+                                    ? whole >> 16 | 0x40u
+                                    : (whole + 0x7fffu + (whole >> 16 & 1u)) >> 16;
+    return static_cast<std::uint16_t>(upper);
+  }
+};
+static_assert(std::is_trivially_copyable_v<bf16> && sizeof(bf16) == 2);
+
+// What numbers stored as T are computed and summed in, and what gradients of weights, statistics and losses
+// of them are kept in.
+template <class T>
+using Wide = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
+
+}  // namespace echelon
+
+template <>
+struct std::numeric_limits<echelon::bf16> {
+  static constexpr bool is_specialized = true, is_integer = false, is_signed = true, has_infinity = true,
+                        has_quiet_NaN = true;
+  static constexpr int digits = 8;
+  static echelon::bf16 epsilon() { return echelon::bf16::of_bits(0x3c00); }  // 2^-7
+  static echelon::bf16 min() { return echelon::bf16::of_bits(0x0080); }
+  static echelon::bf16 max() { return echelon::bf16::of_bits(0x7f7f); }
+  static echelon::bf16 lowest() { return echelon::bf16::of_bits(0xff7f); }
+  static echelon::bf16 infinity() { return echelon::bf16::of_bits(0x7f80); }
+  static echelon::bf16 quiet_NaN() { return echelon::bf16::of_bits(0x7fc0); }
+};

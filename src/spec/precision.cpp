@@ -1,0 +1,50 @@
+#include "spec/precision.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+
+#include "base/error.h"
+
+namespace echelon {
+namespace {
+
+const std::array<PrecisionRecipe, 4>& recipes() {
+  static const std::array<PrecisionRecipe, 4> all{
+      {{"f64", DType::f64, DType::f64, DType::f64, DType::f64, DType::f64, DType::f64},
+       {"f32", DType::f32, DType::f32, DType::f32, DType::f32, DType::f32, DType::f32},
+       {"bf16", DType::bf16, DType::f32, DType::f32, DType::f32, DType::bf16, DType::f32},
+       {"bf16-lean", DType::bf16, DType::bf16, DType::f32, DType::bf16, DType::bf16, DType::f32}}};
+  return all;
+}
+
+const PrecisionRecipe* find_recipe(const std::string& name) {
+  const auto found = std::find_if(recipes().begin(), recipes().end(),
+                                  [&](const PrecisionRecipe& r) { return r.name == name; });
+  return found == recipes().end() ? nullptr : &*found;
+}
+
+}  // namespace
+
+const std::vector<std::string>& recipe_names() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> list;
+    for (const PrecisionRecipe& r : recipes()) list.push_back(r.name);
+    return list;
+  }();
+  return names;
+}
+
+const PrecisionRecipe& recipe(const std::string& name) {
+  const PrecisionRecipe* found = find_recipe(name);
+  check(found != nullptr, "a precision is asked for by a name that there is not");
+  return *found;
+}
+
+const PrecisionRecipe& parse_recipe(const std::string& text, const std::string& field) {
+  if (const PrecisionRecipe* found = find_recipe(text)) return *found;
+  refuse("{} {}: no such precision; legal: {}", field, text, fmt::join(recipe_names(), ", "));
+}
+
+}  // namespace echelon

@@ -1,0 +1,43 @@
+// In which dtype a training run keeps each kind of number. Plain data: what is computed follows from the
+// dtypes of the tensors.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "spec/dtype.h"
+
+namespace echelon {
+
+struct PrecisionRecipe {
+  std::string name;
+  DType parameters = DType::f32;   // what layers compute with
+  DType master = DType::f32;       // what the optimizer updates; that of the parameters where it is they
+  DType gradients = DType::f32;    // of parameters, summed over microbatches
+  DType moments = DType::f32;      // of the optimizer
+  DType activations = DType::f32;  // and their gradients
+  // Norms, log-sum-exp, losses, logits of tokens and routers, and all sums over ranks of these.
+  DType statistics = DType::f32;
+
+  // Parameters are rounded copies of wider weights.
+  bool has_master() const { return master != parameters; }
+  // Narrow parameters are all there is of the weights: each step rounds them at random (Kernels::adamw).
+  bool rounds_stochastically() const { return !has_master() && parameters != wide(parameters); }
+};
+
+// In the order in which they are named to users:
+//   f64        all f64, on the reference kernels
+//   f32        all f32
+//   bf16       parameters and activations bf16; master weights, gradients and moments f32 (Micikevicius et
+//   al.
+//              2018, https://arxiv.org/abs/1710.03740; Kalamkar et al. 2019,
+//              https://arxiv.org/abs/1905.12322)
+//   bf16-lean  parameters, moments and activations bf16, no master weights; gradients f32
+// Statistics are f32 in both of the latter.
+const std::vector<std::string>& recipe_names();
+const PrecisionRecipe& recipe(const std::string& name);  // InvariantError when there is none
+
+// RequestError naming `field`, the value and the legal names.
+const PrecisionRecipe& parse_recipe(const std::string& text, const std::string& field);
+
+}  // namespace echelon

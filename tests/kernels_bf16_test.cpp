@@ -1,0 +1,426 @@
+// Every reference kernel in bf16 against itself in f64, on the same numbers, which bf16 holds exactly. What
+// is bf16 may be off by one rounding, 2^-8 of the element, and by what f32 sums are off by, c eps(f32)
+// sqrt(length); what is f32 by the latter alone, which no number kept in bf16 on the way would keep to.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <vector>
+
+#include "base/error.h"
+#include "base/philox.h"
+#include "tensor/host.h"
+#include "tensor/kernels.h"
+
+namespace echelon::kernels_bf16_test {
+namespace {
+
+constexpr double eps = std::numeric_limits<float>::epsilon();
+constexpr Transpose no = Transpose::no, yes = Transpose::yes;
+
+// The same numbers in f64 and in bf16, or in f32 for what is wide.
+struct Operand {
+  Tensor exact, held;
+};
+
+class KernelsBf16 : public ::testing::Test {
+ protected:
+  Arena arena;
+  std::unique_ptr<Kernels> kernels = make_reference_kernels();
+  std::uint64_t draws = 0;
+
+  Tensor make(DType dtype, std::vector<std::int64_t> shape) {
+    return {arena, MemoryCategory::other, dtype, std::move(shape)};
+  }
+  // Normal numbers rounded to bf16, `scale` times.
+  Operand random(DType dtype, std::int64_t rows, std::int64_t cols, double scale = 1) {
+    std::vector<double> values(static_cast<std::size_t>(rows * cols));
+    Philox(13, Stream::test, draws++).fill_normal(0, values.size(), values.data());
+    for (double& x : values) x = float{bf16(scale * x)};
+    const Operand x{make(DType::f64, {rows, cols}), make(dtype, {rows, cols})};
+    copy_numbers_from_host(values, x.exact);
+    copy_numbers_from_host(values, x.held);
+    return x;
+  }
+  Operand narrow(std::int64_t rows, std::int64_t cols) { return random(DType::bf16, rows, cols); }
+  Operand wide(std::int64_t rows, std::int64_t cols) { return random(DType::f32, rows, cols); }
+  Tensor ids(const std::vector<std::int32_t>& values) {
+    const Tensor t = make(DType::i32, {std::ssize(values)});
+    std::copy(values.begin(), values.end(), t.host<std::int32_t>());
+    return t;
+  }
+
+  // call(of): of(operand) is the operand's tensor in f64, and then as it is held.
+  template <class Call>
+  static void run(const Call& call) {
+    call([](const Operand& x) { return x.exact; });
+    call([](const Operand& x) { return x.held; });
+  }
+
+  // `length`: of the longest sum. Afterwards the exact numbers are those held: the next kernel begins with
+  // the same on both sides.
+  static void expect_close(const Operand& x, std::int64_t length, double c, const char* what) {
+    const std::vector<double> exact = copy_numbers_to_host(x.exact), held = copy_numbers_to_host(x.held);
+    double largest = 0;
+    for (double value : exact)
+      if (std::isfinite(value)) largest = std::max(largest, std::abs(value));
+    const double unit = x.held.dtype() == DType::bf16 ? 0x1p-8 : 0;
+    const double sums = c * eps * std::sqrt(static_cast<double>(length)) * largest;
+    double worst_if_bf16 = 0;
+    for (std::size_t i = 0; i < exact.size(); ++i) {
+      EXPECT_TRUE(held[i] == exact[i] || std::abs(held[i] - exact[i]) <= unit * std::abs(exact[i]) + sums)
+          << what << " element " << i << ": " << exact[i] << " expected, not " << held[i];
+      if (std::isfinite(exact[i]))
+        worst_if_bf16 = std::max(worst_if_bf16, std::abs(double{float{bf16(exact[i])}} - exact[i]));
+    }
+    if (x.held.dtype() == DType::f32 && worst_if_bf16 > 0) {
+      EXPECT_GT(worst_if_bf16, sums) << what << ": the bound would let bf16 pass";
+    }
+    copy_numbers_from_host(held, x.exact);
+  }
+};
+
+struct Size {
+  std::int64_t rows, cols;
+};
+const std::vector<Size> sizes{{1, 1}, {3, 7}, {40, 300}, {300, 40}};
+
+TEST_F(KernelsBf16, ProductsInEveryMixtureOfTypes) {
+  for (const auto& [m, n, depth] :
+       {std::array<std::int64_t, 3>{3, 19, 5}, {40, 33, 700}, {1, 1, 1}, {2, 3, 0}})
+    for (DType ta : {DType::bf16, DType::f32})
+      for (DType tb : {DType::bf16, DType::f32})
+        for (DType tc : {DType::bf16, DType::f32})
+          for (bool turned : {false, true})
+            for (bool accumulate : {false, true}) {
+              const Operand a = turned ? random(ta, depth, m) : random(ta, m, depth);
+              const Operand b = turned ? random(tb, n, depth) : random(tb, depth, n), c = random(tc, m, n);
+              run([&](auto of) {
+                kernels->matmul(of(a), turned ? yes : no, of(b), turned ? yes : no, of(c), accumulate);
+              });
+              expect_close(c, depth + 1, 2, "matmul");
+            }
+}
+
+TEST_F(KernelsBf16, ElementwiseOperations) {
+  for (const auto& [rows, cols] : sizes)
+    for (DType tx : {DType::bf16, DType::f32})
+      for (DType ty : {DType::bf16, DType::f32}) {
+        const Operand x = random(tx, rows, cols), y = random(ty, rows, cols), z = random(ty, rows, cols);
+        run([&](auto of) { kernels->add(of(x), of(y)); });
+        expect_close(y, 1, 0, "add");
+        run([&](auto of) { kernels->scale(of(y), 1.0 / 3); });
+        expect_close(y, 1, 1, "scale");
+        run([&](auto of) { kernels->copy(of(y), of(z)); });
+        expect_close(z, 1, 0, "copy");
+        run([&](auto of) { kernels->fill(of(z), 1.5); });
+        expect_close(z, 1, 0, "fill");
+      }
+  const Operand x = narrow(1, 1000);
+  const Tensor sums = make(DType::f64, {2}), expected = make(DType::f64, {2});
+  kernels->sum_squares(x.held.flat(), 900, sums);
+  kernels->sum_squares(x.exact.flat(), 900, expected);
+  EXPECT_EQ(copy_to_host<double>(sums), copy_to_host<double>(expected));
+  EXPECT_TRUE(kernels->all_finite(x.held));
+  for (bf16 bad : {std::numeric_limits<bf16>::infinity(), std::numeric_limits<bf16>::quiet_NaN()}) {
+    x.held.host<bf16>()[999] = bad;
+    EXPECT_FALSE(kernels->all_finite(x.held));
+  }
+}
+
+TEST_F(KernelsBf16, BiasAndResidual) {
+  for (const auto& [rows, cols] : sizes) {
+    const Operand x = narrow(rows, cols), y = narrow(rows, cols), bias = narrow(1, cols),
+                  out = narrow(rows, cols);
+    run([&](auto of) { kernels->residual(of(x), of(y), of(bias), of(out)); });
+    expect_close(out, 2, 1, "residual");
+    run([&](auto of) { kernels->add_bias(of(bias), of(y)); });
+    expect_close(y, 1, 1, "add_bias");
+    const Operand dbias = wide(1, cols);
+    run([&](auto of) { kernels->bias_gradient(of(x), of(dbias)); });
+    expect_close(dbias, rows + 1, 2, "bias_gradient");
+  }
+}
+
+TEST_F(KernelsBf16, Norms) {
+  for (const auto& [rows, cols] : sizes) {
+    const Operand x = narrow(rows, cols), w = narrow(1, cols), b = narrow(1, cols), y = narrow(rows, cols);
+    const Operand stats = wide(rows, 2), rstd = wide(rows, 1), dy = narrow(rows, cols),
+                  dx = narrow(rows, cols);
+    const Operand dw = wide(1, cols), db = wide(1, cols);
+    run([&](auto of) { kernels->layer_norm(of(x), of(w), of(b), 1e-5, of(y), of(stats)); });
+    expect_close(y, cols, 8, "layer_norm"), expect_close(stats, cols, 8, "layer_norm stats");
+    run([&](auto of) { kernels->layer_norm_again(of(x), of(w), of(b), of(stats), of(y)); });
+    expect_close(y, 1, 8, "layer_norm_again");
+    run([&](auto of) { kernels->layer_norm_backward_input(of(dy), of(x), of(w), of(stats), of(dx)); });
+    expect_close(dx, cols, 8, "layer_norm_backward_input");
+    run([&](auto of) { kernels->layer_norm_backward_weight(of(dy), of(x), of(stats), of(dw), of(db)); });
+    expect_close(dw, rows + 1, 4, "layer_norm dw"), expect_close(db, rows + 1, 2, "layer_norm db");
+    run([&](auto of) { kernels->rms_norm(of(x), of(w), 1e-5, of(y), of(rstd)); });
+    expect_close(y, cols, 8, "rms_norm"), expect_close(rstd, cols, 4, "rms_norm stats");
+    run([&](auto of) { kernels->rms_norm_again(of(x), of(w), of(rstd), of(y)); });
+    expect_close(y, 1, 8, "rms_norm_again");
+    run([&](auto of) { kernels->rms_norm_backward_input(of(dy), of(x), of(w), of(rstd), of(dx)); });
+    expect_close(dx, cols, 8, "rms_norm_backward_input");
+    run([&](auto of) { kernels->rms_norm_backward_weight(of(dy), of(x), of(rstd), of(dw)); });
+    expect_close(dw, rows + 1, 4, "rms_norm dw");
+  }
+}
+
+TEST_F(KernelsBf16, Activations) {
+  for (const auto& [rows, cols] : sizes) {
+    const Operand h = narrow(rows, cols), bias = narrow(1, cols), y = narrow(rows, cols),
+                  dy = narrow(rows, cols);
+    run([&](auto of) { kernels->gelu(of(h), of(bias), of(y)); });
+    expect_close(h, 1, 1, "gelu's bias");  // a store of its own: y is that of the h that is kept
+    run([&](auto of) { kernels->gelu(of(h), Tensor(), of(y)); });
+    expect_close(y, 1, 8, "gelu");
+    run([&](auto of) { kernels->gelu_backward(of(h), of(dy)); });
+    expect_close(dy, 1, 16, "gelu_backward dy"), expect_close(h, 1, 8, "gelu_backward y");
+
+    const Operand x = narrow(rows, 2 * cols), again = narrow(rows, 2 * cols), d = narrow(rows, cols);
+    const Operand weights = wide(rows, 1), dweights = wide(rows, 1), weighted = narrow(rows, cols);
+    run([&](auto of) { kernels->swiglu(of(x), of(y)); });
+    expect_close(y, 1, 8, "swiglu");
+    run([&](auto of) { kernels->swiglu_backward(of(x), of(d)); });
+    expect_close(x, 1, 16, "swiglu_backward dx"), expect_close(d, 1, 8, "swiglu_backward y");
+    run([&](auto of) {
+      kernels->weighted_swiglu_backward(of(again), of(weighted), of(weights), of(dweights));
+    });
+    expect_close(again, 1, 16, "weighted_swiglu_backward dx");
+    expect_close(weighted, 1, 8, "weighted_swiglu_backward y");
+    expect_close(dweights, cols, 8, "weighted_swiglu_backward dweights");
+  }
+}
+
+TEST_F(KernelsBf16, Rope) {
+  const Operand x = narrow(40, 4 * 64);
+  std::vector<std::int32_t> places(40);
+  std::iota(places.begin(), places.end(), 1000);
+  for (bool inverse : {false, true}) {
+    run([&](auto of) { kernels->rope(of(x), 64, ids(places), 1e4, inverse); });
+    expect_close(x, 1, 4, "rope");
+  }
+}
+
+TEST_F(KernelsBf16, Attention) {
+  for (bool accumulate : {false, true})
+    for (std::int64_t length : {1, 5, 200}) {
+      const AttentionShape shape{.batch = 2,
+                                 .q_len = length,
+                                 .kv_len = length,
+                                 .num_heads = 4,
+                                 .num_kv_heads = 2,
+                                 .head_dim = 16,
+                                 .scale = 0.25,
+                                 .accumulate = accumulate};
+      const std::int64_t rows = 2 * length;
+      const Operand q = narrow(rows, 64), k = narrow(rows, 32), v = narrow(rows, 32), out = narrow(rows, 64);
+      const Operand lse = wide(1, 8 * length), delta = wide(1, 8 * length), dout = narrow(rows, 64);
+      const Operand dq = narrow(rows, 64), dk = narrow(rows, 32), dv = narrow(rows, 32);
+      run([&](auto of) { kernels->attention(of(q), of(k), of(v), shape, of(out), of(lse)); });
+      expect_close(out, length + 16, 8, "attention"), expect_close(lse, length + 16, 8, "attention lse");
+      run([&](auto of) { kernels->attention_delta(of(out), of(dout), shape, of(delta)); });
+      expect_close(delta, 16, 4, "attention_delta");
+      run([&](auto of) {
+        kernels->attention_backward(of(q), of(k), of(v), of(dout), of(lse), of(delta), shape, of(dq), of(dk),
+                                    of(dv));
+      });
+      // Of each key and value, the queries of both heads that read it.
+      expect_close(dq, length + 16, 8, "attention dq");
+      expect_close(dk, 2 * length + 16, 8, "attention dk"),
+          expect_close(dv, 2 * length + 16, 8, "attention dv");
+    }
+}
+
+TEST_F(KernelsBf16, RowsOfTables) {
+  std::vector<std::int32_t> tokens(300), places(3 * 100);
+  for (std::int32_t i = 0; i < 300; ++i) tokens[static_cast<std::size_t>(i)] = i * i % 7 - 1;
+  for (std::int32_t i = 0; i < 300; ++i) places[static_cast<std::size_t>(i)] = i * 7 % 41 - 1;
+  const Operand table = narrow(5, 33), y = narrow(300, 33), dtable = wide(5, 33);
+  run([&](auto of) { kernels->embedding(ids(tokens), of(table), 1, of(y)); });
+  expect_close(y, 1, 0, "embedding");
+  const Operand dy = narrow(300, 33);
+  run([&](auto of) { kernels->embedding_backward(ids(tokens), of(dy), 1, of(dtable)); });
+  expect_close(dtable, 300, 2, "embedding_backward");
+  const Operand x = narrow(40, 33), weights = wide(100, 3), combined = narrow(100, 33);
+  for (bool weighted : {false, true}) {
+    run([&](auto of) {
+      kernels->combine_rows(of(x), ids(places), weighted ? of(weights) : Tensor(), of(combined));
+    });
+    expect_close(combined, 3, 2, "combine_rows");
+  }
+}
+
+TEST_F(KernelsBf16, GradientOfLogitsIsF32OrBf16) {
+  const std::int64_t rows = 20, cols = 300;
+  std::vector<std::int32_t> values(static_cast<std::size_t>(rows));
+  for (std::int32_t i = 0; i < rows; ++i) values[static_cast<std::size_t>(i)] = i * 31 % 320 - 1;
+  const Tensor targets = ids(values);
+  const Operand p = wide(rows, cols), max = wide(1, rows), sum = wide(1, rows), target = wide(1, rows);
+  run([&](auto of) {
+    kernels->row_max(of(p), of(max));
+    kernels->exp_sum(of(p), of(max), targets, 1, of(sum), of(target));
+  });
+  expect_close(p, 1, 8, "exp_sum p"), expect_close(sum, cols, 4, "exp_sum");
+  const Operand dlogits = narrow(rows, cols), apart = wide(rows, cols);
+  run([&](auto of) { kernels->cross_entropy_backward(of(p), of(sum), targets, 1, 0.125, of(dlogits)); });
+  expect_close(dlogits, 1, 4, "cross_entropy_backward in bf16");
+  run([&](auto of) { kernels->cross_entropy_backward(of(p), of(sum), targets, 1, 0.125, of(apart)); });
+  kernels->cross_entropy_backward(p.held, sum.held, targets, 1, 0.125, p.held);
+  EXPECT_EQ(copy_to_host<float>(apart.held), copy_to_host<float>(p.held)) << "in place it has other bits";
+}
+
+TEST_F(KernelsBf16, AdamWRoundsACopyOfMasterWeights) {
+  const Operand p = wide(1, 1000), g = wide(1, 1000), m = wide(1, 1000), v = wide(1, 1000);
+  const Tensor alone = make(DType::f32, {1, 1000}), rounded = make(DType::bf16, {1, 1000});
+  kernels->fill(v.held, 0.5);
+  const Tensor m2 = make(DType::f32, {1, 1000}), v2 = make(DType::f32, {1, 1000});
+  kernels->copy(p.held, alone), kernels->copy(m.held, m2), kernels->copy(v.held, v2);
+  const AdamWStep step{.lr = 0.01, .weight_decay = 0.1, .step = 3};
+  kernels->adamw(p.held, g.held, m.held, v.held, step, rounded);
+  kernels->adamw(alone, g.held, m2, v2, step);
+  EXPECT_EQ(copy_to_host<float>(p.held), copy_to_host<float>(alone)) << "the copy changes the master";
+  for (std::int64_t i = 0; i < 1000; ++i)
+    ASSERT_EQ(rounded.host<bf16>()[i].bits, bf16(alone.host<float>()[i]).bits) << i;
+}
+
+// One parameter of 12 x 10 whose second dimension, or first, is cut over tp and whose elements are cut again,
+// as ZeRO does: every element is rounded as in the whole.
+TEST_F(KernelsBf16, WeightsWithoutAMasterAreRoundedAlikeHoweverTheyAreCut) {
+  const std::int64_t count = 120;
+  const auto values = [&](DType dtype, std::uint64_t which) {
+    const Tensor t = make(dtype, {count});
+    std::vector<double> numbers(static_cast<std::size_t>(count));
+    Philox(17, Stream::test, which).fill_normal(0, numbers.size(), numbers.data());
+    if (which == 3)
+      for (double& x : numbers) x = x * x;
+    copy_numbers_from_host(numbers, t);
+    return t;
+  };
+  const auto pick = [&](const Tensor& whole, const std::vector<LogicalRun>& runs) {
+    std::int64_t size = 0, at = 0;
+    for (const LogicalRun& run : runs) size += run.count;
+    const Tensor part = make(whole.dtype(), {size});
+    for (const LogicalRun& run : runs) {
+      kernels->copy(whole.flat_range(run.begin, run.begin + run.count), part.flat_range(at, at + run.count));
+      at += run.count;
+    }
+    return part;
+  };
+  const auto updated = [&](const std::vector<LogicalRun>& runs, std::int64_t step) {
+    const Tensor p = pick(values(DType::bf16, 0), runs), g = pick(values(DType::f32, 1), runs);
+    const Tensor m = pick(values(DType::bf16, 2), runs), v = pick(values(DType::bf16, 3), runs);
+    const StochasticRounding rounding{weight_rounding(5, "a.weight", step), runs};
+    kernels->adamw(p, g, m, v, {.lr = 0.001, .weight_decay = 0.1, .step = step, .rounding = &rounding});
+    std::vector<std::uint16_t> bits;
+    for (const Tensor& t : {p, m, v})
+      for (std::int64_t i = 0; i < t.numel(); ++i) bits.push_back(t.host<bf16>()[i].bits);
+    return bits;
+  };
+  const std::vector<std::uint16_t> whole = updated({{0, count}}, 1);
+  const auto weights_differ = [&](const std::vector<std::uint16_t>& other) {
+    return !std::equal(whole.begin(), whole.begin() + count, other.begin());
+  };
+  EXPECT_EQ(updated({{0, count}}, 1), whole);
+  EXPECT_TRUE(weights_differ(updated({{0, count}}, 2))) << "every step rounds the same way";
+  for (int dim : {0, 1})
+    for (int tp : {1, 2, 4}) {
+      const ParamSpec spec{.name = "a.weight",
+                           .shape = {12, 10},
+                           .shard_dim = dim,
+                           .pieces = {{dim == 0 ? 4 : 6, 1}, {dim == 0 ? 8 : 4, 1}}};
+      std::vector<bool> seen(static_cast<std::size_t>(count));
+      for (int index = 0; index < tp; ++index) {
+        const auto shape = local_shape(spec, tp, index);
+        const std::int64_t local = shape[0] * shape[1], cut = local / 3;
+        for (const Range& part : {Range{0, cut}, Range{cut, local}}) {
+          const std::vector<LogicalRun> runs = logical_runs(spec, tp, index, part);
+          const std::vector<std::uint16_t> bits = updated(runs, 1);
+          std::size_t at = 0;
+          for (const LogicalRun& run : runs)
+            for (std::int64_t i = run.begin; i < run.begin + run.count; ++i, ++at) {
+              seen[static_cast<std::size_t>(i)] = true;
+              for (std::int64_t kind = 0; kind < 3; ++kind)
+                ASSERT_EQ(bits[at + static_cast<std::size_t>(kind * part.size())],
+                          whole[static_cast<std::size_t>(kind * count + i)])
+                    << "dim " << dim << " tp " << tp << " element " << i;
+            }
+          ASSERT_EQ(static_cast<std::int64_t>(at), part.size());
+        }
+      }
+      EXPECT_EQ(std::count(seen.begin(), seen.end(), true), count) << "dim " << dim << " tp " << tp;
+    }
+}
+
+// Weights that a step moves by 1/50 of a unit: to nearest none would ever move. The mean over n elements is
+// off by a random walk of n roundings of variance f (1 - f) units^2, with f = 1/50; six deviations are
+// allowed.
+TEST_F(KernelsBf16, UpdatesFarBelowAUnitAreThereOnAverage) {
+  constexpr std::int64_t count = 100'000;
+  const double unit = 0x1p-7, f = 1.0 / 50;
+  const Tensor p = make(DType::bf16, {count}), g = make(DType::f32, {count});
+  const Tensor m = make(DType::bf16, {count}), v = make(DType::bf16, {count});
+  kernels->fill(p, 1.5), kernels->fill(g, -1), kernels->fill(m, 0), kernels->fill(v, 0);
+  const std::vector<LogicalRun> runs{{0, count}};
+  const StochasticRounding rounding{weight_rounding(1, "w", 1), runs};
+  // The first step of Adam is lr times the gradient's sign; eps and f32 are off by far less than the bound.
+  kernels->adamw(p, g, m, v, {.lr = f * unit, .eps = 1e-12, .rounding = &rounding});
+  double sum = 0;
+  std::int64_t moved = 0;
+  for (double x : copy_numbers_to_host(p)) {
+    ASSERT_TRUE(x == 1.5 || x == 1.5 + unit) << x;
+    sum += x - 1.5;
+    moved += x == 1.5 ? 0 : 1;
+  }
+  EXPECT_GT(moved, 0);
+  const double allowed = 6 * unit * std::sqrt(f * (1 - f) / static_cast<double>(count));
+  EXPECT_LT(allowed, f * unit / 5);  // the bound tells the mean from none at all
+  EXPECT_NEAR(sum / static_cast<double>(count), f * unit, allowed);
+}
+
+TEST_F(KernelsBf16, WhatMustBeWideAndWhatMustNotIsChecked) {
+  const Tensor x = make(DType::bf16, {2, 4}), f32 = make(DType::f32, {2, 4}), f64 = make(DType::f64, {2, 4});
+  const Tensor row = make(DType::bf16, {4}), wide_row = make(DType::f32, {4}), stats = make(DType::bf16, {2});
+  const Tensor targets = ids({0, 1}), each = make(DType::f32, {2});
+  kernels->fill(x, 0), kernels->fill(f32, 1), kernels->fill(row, 0), kernels->fill(each, 1);
+  EXPECT_THROW(f32.host<bf16>(), InvariantError);
+  EXPECT_THROW(x.host<float>(), InvariantError);
+  EXPECT_THROW(kernels->bias_gradient(x, row), InvariantError);
+  EXPECT_THROW(kernels->rms_norm(x, row, 1e-5, x, stats), InvariantError);
+  EXPECT_THROW(kernels->rms_norm_backward_weight(x, x, each, row), InvariantError);
+  EXPECT_THROW(kernels->embedding_backward(targets, x, 0, x), InvariantError);
+  EXPECT_THROW(kernels->row_max(x, stats), InvariantError);
+  EXPECT_THROW(kernels->add_bias(wide_row, x), InvariantError);
+  EXPECT_THROW(kernels->residual(x, f32, {}, x), InvariantError);
+  EXPECT_THROW(kernels->copy(f64, x), InvariantError);
+  EXPECT_THROW(kernels->matmul(f64, no, x, yes, make(DType::f64, {2, 2}), false), InvariantError);
+  // bf16 where p lies would overwrite what is still to be read.
+  EXPECT_THROW(kernels->cross_entropy_backward(f32, each, targets, 0, 1,
+                                               Tensor::view_of(f32.host_bytes(), DType::bf16, {2, 4})),
+               InvariantError);
+  EXPECT_THROW(kernels->adamw(x, f32, x, x, {}), InvariantError);  // no word of how to round
+  const std::vector<LogicalRun> some{{0, 7}}, all{{0, 8}};
+  const StochasticRounding too_few{weight_rounding(1, "w", 1), some}, right{weight_rounding(1, "w", 1), all};
+  EXPECT_THROW(kernels->adamw(x, f32, x, x, {.rounding = &too_few}), InvariantError);
+  EXPECT_THROW(kernels->adamw(f32, f32, f32, f32, {.rounding = &right}), InvariantError);
+  EXPECT_THROW(kernels->adamw(x, x, x, x, {.rounding = &right}), InvariantError);
+  EXPECT_THROW(kernels->adamw(f32, f32, f32, f32, {}, f32), InvariantError);
+}
+
+TEST_F(KernelsBf16, AreTheReferenceKernels) {
+  const auto made = make_kernels(arena, DType::bf16, 1);
+  const Operand x = narrow(3, 4), y = narrow(3, 4);
+  made->add(x.held, y.held);
+  kernels->add(x.exact, y.exact);
+  expect_close(y, 1, 0, "add");
+  EXPECT_EQ(kernel_scratch_bytes(DType::bf16, 4), 0);
+}
+
+}  // namespace
+}  // namespace echelon::kernels_bf16_test
