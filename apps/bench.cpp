@@ -70,7 +70,7 @@ int bench_train(BenchTrainFlags& f) {
   optimizer.lr = 3e-4;
   optimizer.warmup_steps = 0;
   optimizer.total_steps = f.steps + 1;
-  prepare_kernels(plan.dtype);
+  prepare_kernels(plan.precision);
   std::vector<double> step_seconds, peaks;
   double loss = 0;
   std::int64_t memory = 0, held = 0, allocations = 0;
@@ -83,8 +83,8 @@ int bench_train(BenchTrainFlags& f) {
   const Progress progress = line->progress();
   run_ranks(world, [&](int index) {
     Arena arena;
-    const auto kernels = make_kernels(arena, plan.dtype, run.threads_per_rank);
-    const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels, run.collectives);
+    const auto kernels = make_kernels(arena, plan.precision, run.threads_per_rank);
+    const Rank rank(world, plan.mesh, index, plan.precision, arena, *kernels, run.collectives);
     Trainer trainer(rank, plan, optimizer, 1);
     const auto meet = [&] {
       for (Axis axis : all_axes) rank.along(axis).barrier().wait();
@@ -107,7 +107,7 @@ int bench_train(BenchTrainFlags& f) {
         std::exception_ptr error;
         start_thread("measuring this machine", [&] {
           try {
-            peaks.push_back(measure_matmul_flops(plan.dtype, teams, threads, 2048) / (teams * threads) *
+            peaks.push_back(measure_matmul_flops(plan.precision, teams, threads, 2048) / (teams * threads) *
                             workers);
           } catch (...) {
             error = std::current_exception();
@@ -132,7 +132,7 @@ int bench_train(BenchTrainFlags& f) {
   std::FILE* out = f.json ? stderr : stdout;
   fmt::print(out, "{}\n", cpu_name());
   fmt::print(out, "{} {}, {}, {} a rank, batch {} x {} ({} at once on a rank)\n", plan.model.name,
-             dtype_name(plan.dtype), plan.mesh.describe(), counted(run.threads_per_rank, "thread"),
+             plan.precision.name, plan.mesh.describe(), counted(run.threads_per_rank, "thread"),
              plan.global_batch, counted(plan.seq_len, "token"), plan.micro_batch);
   fmt::print(out, "{:.0f} tokens/s (median of {}; step {:.3f} s, {:.3f} to {:.3f})\n",
              tokens / seconds.median, counted(f.steps, "step"), seconds.median, seconds.least, seconds.most);
@@ -152,7 +152,7 @@ int bench_train(BenchTrainFlags& f) {
         json_text(ordered_json{
             {"cpu", cpu_name()},
             {"model", plan.model.name},
-            {"dtype", dtype_name(plan.dtype)},
+            {"dtype", plan.precision.name},
             {"ranks", ranks},
             {"threads_per_rank", run.threads_per_rank},
             {"tokens_per_second", tokens / seconds.median},

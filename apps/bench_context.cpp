@@ -76,7 +76,7 @@ Plan plan_of(const BenchContextFlags& f, const Way& way) {
 // One more run of the layer's attention, forward and backward.
 void run_once(const BenchContextFlags& f, const Way& way, Measured& measured) {
   const Plan plan = plan_of(f, way);
-  prepare_kernels(plan.dtype);
+  prepare_kernels(plan.precision);
   ThreadWorld world(way.ranks, std::chrono::seconds(300));
   measured.rank_seconds.emplace_back(static_cast<std::size_t>(way.ranks));
   measured.spans.assign(static_cast<std::size_t>(way.ranks), {});

@@ -40,7 +40,7 @@ int run_calibrate(const CalibrateFlags& f) {
                1e6 * s.described_seconds, 100 * (s.described_seconds / s.measured_seconds - 1));
   fmt::print(out,
              "{:.1f} GFLOP/s, memory {:.1f} GB/s; written to {}: plan with --machine {} --software echelon "
-             "--dtype f32\n",
+             "--precision f32\n",
              c.machine.peak(Precision::f32) / 1e9, c.machine.memory_bandwidth / 1e9, f.out, f.out);
   if (f.json) {
     nlohmann::ordered_json samples = nlohmann::ordered_json::array();

@@ -22,7 +22,7 @@ namespace {
 using nlohmann::ordered_json;
 
 struct CheckpointFlags {
-  std::string path, other, out, dtype = "f32";
+  std::string path, other, out, dtype = "f32", as;
   std::int64_t shard_bytes = 5'000'000'000;
   std::uint64_t seed = 1;
   bool json = false;
@@ -127,13 +127,16 @@ void add_checkpoint(CLI::App& program, int& status) {
   CLI::App* out = verb("export", "Write the model as Hugging Face's transformers reads it", [flags] {
     with_progress("checkpoint export", false, [&](const Progress& progress) {
       report(progress, -1, "to " + flags->out);
-      export_hugging_face(flags->path, flags->out, flags->shard_bytes);
+      export_hugging_face(flags->path, flags->out, flags->shard_bytes,
+                          flags->as.empty() ? std::optional<DType>() : parse_dtype(flags->as, "--dtype"));
     });
     fmt::print("written to {}\n", flags->out);
     return 0;
   });
   path(out, one);
   out->add_option("--out", flags->out, "Directory to create")->type_name("DIR")->required();
+  out->add_option("--dtype", flags->as, "Type of the weights (default: as they are kept)")
+      ->type_name("f32|bf16|f64");
   add_number(*out, "--shard-bytes", flags->shard_bytes, "Largest file, roughly");
   CLI::App* in = verb("import", "Make a checkpoint from a model in Hugging Face's layout", [flags] {
     return answer<NotFinite>([&] {

@@ -53,20 +53,20 @@ int run_generate(GenerateFlags& f) {
   }
   Plan plan;
   plan.model = info.model;
-  plan.dtype = info.dtype;
+  plan.precision = recipe_of_weights(info.dtype);
   const RunOptions run = f.run.options(plan);
   validate(f.options, plan.model, prompt);
   refuse_beyond_memory(plan, predicted_bytes(plan));
   std::FILE* out = f.json ? stderr : stdout;
   std::vector<std::int32_t> text;
-  prepare_kernels(plan.dtype);
+  prepare_kernels(plan.precision);
   ProgressLine line("generate", f.json);
   report(line.progress(), -1, "loading " + info.path);
   ThreadWorld world(1, run.timeout);
   run_ranks(world, [&](int index) {
     Arena arena;
-    const auto kernels = make_kernels(arena, plan.dtype, run.threads_per_rank);
-    const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels);
+    const auto kernels = make_kernels(arena, plan.precision, run.threads_per_rank);
+    const Rank rank(world, plan.mesh, index, plan.precision, arena, *kernels);
     const ParameterStore parameters(rank, plan, PipelineLayout(plan), info.seed);
     const RouterBiases biases = load_checkpoint(rank, parameters, info, true);
     line.clear();

@@ -38,7 +38,7 @@ void PlanSearchFlags::add_to(CLI::App& app) {
   app.add_option("--software", software_, "Training software: preset or TOML file")
       ->type_name("NAME|FILE")
       ->capture_default_str();
-  app.add_option("--dtype", dtype_, "Precision of the matrix products")
+  app.add_option("--precision", dtype_, "Precision of the matrix products")
       ->type_name("f32|bf16|fp8|fp4")
       ->capture_default_str();
   add_number(app, "--nodes-of", nodes_of_, "Devices in a node");
@@ -144,7 +144,7 @@ SearchRequest PlanSearchFlags::request() const {
   }
   r.work.software = load("--software", load_software, software_, by.software);
   r.work.exact_memory = exact_memory();
-  r.work.precision = parse_precision(made_for("--dtype", dtype_, by.dtype), "--dtype");
+  r.work.precision = parse_precision(made_for("--precision", dtype_, by.dtype), "--precision");
   const std::int64_t axes = given_ranks(pins);
   r.gpus = gpus_.value_or(
       static_cast<int>(gives_mesh(pins) || axes > r.work.machine.node() ? axes : r.work.machine.node()));

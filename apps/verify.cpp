@@ -112,7 +112,7 @@ int run_verify(VerifyFlags& f) {
                request.plan.mesh.size(Axis::dp), request.plan.mesh.size(Axis::tp));
   if (f.job.leads())
     fmt::print(out, "one rank against {}{}, {}, {} of {} of {}\n", request.plan.mesh.describe(),
-               request.plan.shards_sequence() ? ", sequence parallel" : "", dtype_name(request.plan.dtype),
+               request.plan.shards_sequence() ? ", sequence parallel" : "", request.plan.precision.name,
                counted(request.steps, "step"), counted(request.plan.global_batch, "sequence"),
                counted(request.plan.seq_len, "token"));
   if (f.job.leads() && data) fmt::print(out, "{}", data->skipped());
@@ -129,6 +129,12 @@ int run_verify(VerifyFlags& f) {
              "largest relative difference: loss {:.2e}, gradients {:.2e} (bound {:.2e}), parameters {:.2e} "
              "({:.0f}% of what those gradients allow)\n",
              r.loss_max_rel_diff, r.grad_max_rel_diff, r.bound, r.param_max_rel_diff, 100 * r.param_worst);
+  if (r.wide)
+    fmt::print(
+        out,
+        "a rank in {} from the same weights: its loss is {:.2e} from that of one rank and {:.2e} from the "
+        "mesh's, its gradients {:.2e}\n",
+        r.wide->precision, r.wide->loss_rel_diff, r.wide->mesh_loss_rel_diff, r.wide->grad_rel_diff);
   print_notes(out, r);
   if (r.pass)
     fmt::print(out, "PASS{}\n", r.bitwise ? ", to the last bit" : "");

@@ -71,7 +71,7 @@ def main():
         for flags in CONFIGURATIONS[:a.only]:
             plan = folder / 'plan.toml'
             words = pinned(flags)
-            answer = run(a.echelon, 'plan', '--model', a.model, '--machine', machine, '--software', 'echelon', '--dtype', 'f32',
+            answer = run(a.echelon, 'plan', '--model', a.model, '--machine', machine, '--software', 'echelon', '--precision', 'f32',
                          '--gpus', 2, '--global-batch', 16, '--seq-len', 256, '--top', 1, '--json', '--out', plan, *words)
             best = json.loads(answer.splitlines()[0])['plans'][0]
             seconds = measured(a.echelon, plan, a.text, a.steps, folder)

@@ -35,7 +35,8 @@ Times ring_times(ProcessWorld& world, std::int64_t mib, double block) {
   const int ranks = world.num_ranks();
   Plan plan = context_plan(Family::llama, {ContextKind::ring, ContextBalance::zigzag, ranks, 1}, DType::f32);
   const Attention heads(plan.model.num_heads, plan.model.num_kv_heads, plan.model.head_dim, 0);
-  const std::int64_t rows = (mib << 20) / (2 * plan.model.kv_width() * element_bytes(plan.dtype));
+  const std::int64_t rows =
+      (mib << 20) / (2 * plan.model.kv_width() * element_bytes(plan.precision.activations));
   plan.seq_len = plan.model.max_seq = rows * ranks;
   const ContextLayout layout(plan);
   std::vector<double> together, computing;
@@ -44,7 +45,7 @@ Times ring_times(ProcessWorld& world, std::int64_t mib, double block) {
     const auto sleeping = std::make_shared<SleepingKernels>(
         layout.causal_pairs(0) / ranks, std::chrono::duration<double>(block), world.time());
     Kernels kernels(sleeping);
-    const Rank rank(world, plan.mesh, index, plan.dtype, arena, kernels);
+    const Rank rank(world, plan.mesh, index, plan.precision, arena, kernels);
     const ContextParallel context(rank, plan, heads);
     const Sequences sequences{1, {}};
     const Tensor qkv = rank.activation({rows, heads.qkv_width()}),

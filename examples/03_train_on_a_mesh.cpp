@@ -35,8 +35,8 @@ int main() {
   ThreadWorld world(plan.mesh.num_ranks(), std::chrono::seconds(60));
   run_ranks(world, [&](int index) {
     Arena arena;
-    const auto kernels = make_kernels(arena, plan.dtype, /*threads=*/1);
-    const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels);
+    const auto kernels = make_kernels(arena, plan.precision, /*threads=*/1);
+    const Rank rank(world, plan.mesh, index, plan.precision, arena, *kernels);
     Trainer trainer(rank, plan, optimizer, /*seed=*/1);
     for (std::int64_t step = 0; step < 10; ++step) {
       const double mean = trainer.compute_gradients(step, counting);

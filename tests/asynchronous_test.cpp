@@ -41,9 +41,9 @@ ServedOutcome run_served(const Plan& plan, const OptimizerOptions& optimizer, co
   const Beside beside(timed, world);
   run_ranks(world, [&](int index) {
     Arena arena;
-    const auto kernels = make_kernels(arena, plan.dtype, 1);
+    const auto kernels = make_kernels(arena, plan.precision, 1);
     if (index < workers) {
-      const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels);
+      const Rank rank(world, plan.mesh, index, plan.precision, arena, *kernels);
       const auto all = join_all(rank, workers, servers);
       Trainer trainer(rank, plan, optimizer, 1, {}, nullptr, Moments::elsewhere);
       if (index == straggler.rank) trainer.set_slowdown(straggler.factor);
@@ -58,7 +58,7 @@ ServedOutcome run_served(const Plan& plan, const OptimizerOptions& optimizer, co
       return;
     }
     const Plan served = server_plan(plan, servers);
-    const Rank rank(world, served.mesh, index - workers, plan.dtype, arena, *kernels, Collectives::direct,
+    const Rank rank(world, served.mesh, index - workers, plan.precision, arena, *kernels, Collectives::direct,
                     workers);
     const auto all = join_all(rank, workers, servers);
     ParameterServerRank server(rank, plan, optimizer, 1, run);
@@ -214,8 +214,8 @@ TEST(Asynchronous, AStragglerSleepsInProportionToItsWork) {
   ThreadWorld world(1, patience, {}, time);
   run_ranks(world, [&](int index) {
     Arena arena;
-    const auto kernels = make_kernels(arena, plan.dtype, 1);
-    const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels);
+    const auto kernels = make_kernels(arena, plan.precision, 1);
+    const Rank rank(world, plan.mesh, index, plan.precision, arena, *kernels);
     Trainer trainer(rank, plan, {}, 1);
     trainer.set_slowdown(20);
     trainer.compute_gradients(0, random_samples(plan));

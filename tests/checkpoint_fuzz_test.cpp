@@ -69,7 +69,7 @@ TEST(CheckpointFuzz, EveryMutationIsRefusedInWordsOrChangesNothing) {
     CheckpointInfo info;
     info.step = 1;
     info.seed = 1;
-    info.dtype = plan.dtype;
+    info.dtype = plan.precision.master;
     info.model = plan.model;
     info.compression = plan.compression;
     const std::string saved =
@@ -122,7 +122,7 @@ TEST(CheckpointFuzz, ValuesThatAreNoNumbersAreNamed) {
     const Trainer trainer(rank, plan, {}, 1);
     trainer.parameters().find(name).value.host<double>()[3] = std::numeric_limits<double>::quiet_NaN();
     CheckpointInfo info;
-    info.dtype = plan.dtype;
+    info.dtype = plan.precision.master;
     info.model = plan.model;
     path = save_checkpoint(rank, trainer.parameters(), directory.path(), info);
   });
@@ -148,7 +148,7 @@ TEST(CheckpointFuzz, AForeignShardIsRefusedByTensor) {
       const Trainer trainer(rank, plan, {}, seed);
       CheckpointInfo info;
       info.seed = 1;
-      info.dtype = plan.dtype;
+      info.dtype = plan.precision.master;
       info.model = plan.model;
       const std::string saved =
           save_checkpoint(rank, trainer.parameters(), directory / fmt::format("seed{}", seed), info);

@@ -49,7 +49,7 @@ CheckpointInfo info_of(const Plan& plan, std::int64_t step = 2) {
   info.step = step;
   info.seed = 1;
   info.tokens = 154;
-  info.dtype = plan.dtype;
+  info.dtype = plan.precision.master;
   info.model = plan.model;
   return info;
 }
@@ -550,7 +550,7 @@ TEST_F(ResumedRuns, RefusesWhatWouldNotBeTheSameRun) {
   expect_contains(refusal([](auto& r) { r.checkpoint_directory = ""; }), {"--resume", "--checkpoint"});
   expect_contains(refusal([](auto& r) { r.seed = 2; }), {"--seed 1", "2"});
   expect_contains(refusal([](auto& r) { r.optimizer.total_steps = 5; }), {"--steps 5", "step-00000006"});
-  expect_contains(refusal([](auto& r) { r.plan.dtype = DType::f32; }), {"f64", "f32"});
+  expect_contains(refusal([](auto& r) { r.plan.precision = DType::f32; }), {"f64", "f32"});
   expect_contains(refusal([](auto& r) { r.plan.model.norm_eps = 1e-6; }), {"--resume", "odd-gpt2"});
   expect_contains(refusal([](auto& r) { r.plan.model = bytes_model(odd_llama()); }),
                   {"odd-gpt2", "odd-llama"});

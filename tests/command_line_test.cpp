@@ -75,7 +75,7 @@ class CommandLine : public testing::Test {
   // A run of a fraction of a second, and `more` flags.
   static Words training(const Words& more) {
     return joined({"train", "--data", "text.txt", "--model", "tiny.toml", "--global-batch", "2", "--seq-len",
-                   "16", "--threads", "1", "--dtype", ECHELON_TEST_DTYPE},
+                   "16", "--threads", "1", "--precision", ECHELON_TEST_DTYPE},
                   more);
   }
   // A training without end; `act` is told its process once two checkpoints are there.
@@ -216,7 +216,7 @@ TEST_F(CommandLine, WrongValuesAreRefusedWithTheLegalOnes) {
   refused(with({"--seq-len", "9999"}), {"--seq-len 9999", "4096"});
   refused(with({"--global-batch", "0"}), {"--global-batch 0"});
   refused(with({"--global-batch", "9223372036854775807"}), {"--global-batch", "1000000"});
-  refused(with({"--dtype", "bf16"}), {"--dtype bf16", "f32"});
+  refused(with({"--precision", "bf8"}), {"--precision bf8", "f32"});
   refused(with({"--model", "gpt5"}), {"--model gpt5", "gpt2-tiny"});
   refused(with({"--model", "llama-3-405b"}), {"llama-3-405b", "TiB", "this machine"});
   refused(with({"--checkpoint", ""}), {"--checkpoint", "empty"});
@@ -449,7 +449,7 @@ TEST_F(CommandLine, AnOutputIsAsItWasUntilItIsWhole) {
 TEST_F(CommandLine, VerifyAnswersYesInOneObject) {
   const json report =
       one_object(run({"verify", "--model", "tiny.toml", "--dp", "2", "--tp", "3", "--seq-len", "8", "--steps",
-                      "1", "--threads", "1", "--dtype", ECHELON_TEST_DTYPE, "--json"}));
+                      "1", "--threads", "1", "--precision", ECHELON_TEST_DTYPE, "--json"}));
   has(report, {"pass", "ranks", "steps", "bitwise", "loss_max_rel_diff", "grad_max_rel_diff",
                "param_max_rel_diff", "bound", "first_difference", "mesh", "reference_losses", "mesh_losses"});
   EXPECT_EQ(report["pass"], true);
@@ -460,8 +460,8 @@ TEST_F(CommandLine, VerifyAnswersYesInOneObject) {
 // A mesh is what was asked for; where nothing was, the one that is taken is said.
 TEST_F(CommandLine, VerifyTakesTheMeshThatIsAsked) {
   const auto verified = [&](const Words& more) {
-    Words command{"verify",    "--model", "tiny.toml", "--seq-len",       "8", "--steps", "1",
-                  "--threads", "1",       "--dtype",   ECHELON_TEST_DTYPE};
+    Words command{"verify",    "--model", "tiny.toml",   "--seq-len",       "8", "--steps", "1",
+                  "--threads", "1",       "--precision", ECHELON_TEST_DTYPE};
     command.insert(command.end(), more.begin(), more.end());
     const Result result = run(command);
     EXPECT_EQ(result.status, 0) << result.out << result.err;
@@ -487,10 +487,26 @@ TEST_F(CommandLine, ZeroTrainsAndVerifies) {
   EXPECT_EQ(summary["memory_bytes"]["measured"]["optimizer"], 0);
   EXPECT_EQ(summary["traffic_bytes"]["measured"], summary["traffic_bytes"]["predicted"]);
   EXPECT_GT(summary["traffic_bytes"]["measured"]["dp"]["all_gather"], 0);
-  const json report = one_object(run(
-      {"verify",           "--model", "tiny.toml", "--dp", "4",         "--hsdp", "2",    "--zero", "3",
-       "--seq-len",        "8",       "--steps",   "1",    "--threads", "1",      "--tp", "1",      "--dtype",
-       ECHELON_TEST_DTYPE, "--json"}));
+  const json report = one_object(run({"verify",
+                                      "--model",
+                                      "tiny.toml",
+                                      "--dp",
+                                      "4",
+                                      "--hsdp",
+                                      "2",
+                                      "--zero",
+                                      "3",
+                                      "--seq-len",
+                                      "8",
+                                      "--steps",
+                                      "1",
+                                      "--threads",
+                                      "1",
+                                      "--tp",
+                                      "1",
+                                      "--precision",
+                                      ECHELON_TEST_DTYPE,
+                                      "--json"}));
   EXPECT_EQ(report["pass"], true);
 }
 
@@ -501,14 +517,14 @@ TEST_F(CommandLine, CollectivesByMessagesTrainAndVerify) {
   EXPECT_GT(summary["collective_messages"]["dp"]["send"], 0);
   const json report = one_object(
       run({"verify", "--model", "tiny.toml", "--dp", "3", "--tp", "1", "--collectives", "halving-doubling",
-           "--seq-len", "8", "--steps", "1", "--threads", "1", "--dtype", ECHELON_TEST_DTYPE, "--json"}));
+           "--seq-len", "8", "--steps", "1", "--threads", "1", "--precision", ECHELON_TEST_DTYPE, "--json"}));
   EXPECT_EQ(report["pass"], true);
 }
 
 TEST_F(CommandLine, BenchAnswersInOneObject) {
   if (!takes_all_cases()) GTEST_SKIP() << "what is timed takes its time: the slow suite runs it";
   has(one_object(run({"bench", "train", "--model", "tiny.toml", "--seq-len", "8", "--steps", "1", "--threads",
-                      "1", "--dtype", ECHELON_TEST_DTYPE, "--json"})),
+                      "1", "--precision", ECHELON_TEST_DTYPE, "--json"})),
       {"tokens_per_second", "mfu", "step_seconds", "matmul_flops", "memory_bytes", "peak_resident_bytes"});
   const json comm =
       one_object(run({"bench", "comm", "--ranks", "2", "--size", "0.0625", "--repeats", "1", "--json"}));
@@ -563,7 +579,7 @@ peak_f32 = 1e11
 ranks = 2
 bandwidth = 1e10
 )");
-  const Words f32{"--dtype", "f32"}, machine{"--machine", "measured.toml"},
+  const Words f32{"--precision", "f32"}, machine{"--machine", "measured.toml"},
       sizes{"--global-batch", "2", "--seq-len", "16"};
   const Result planned = run(joined(joined({"plan", "--model", "tiny.toml", "--gpus", "1", "--software",
                                             "echelon", "--json", "--out", "plan.toml"},
@@ -579,7 +595,7 @@ bandwidth = 1e10
     EXPECT_EQ(json::parse(trained.out).at("step_seconds").at("predicted"), seconds);
     EXPECT_NE(trained.err.find("predicted, by measured.toml"), std::string::npos) << trained.err;
   }
-  refused(joined(train, joined(machine, {"--dtype", "f64"})), {"--dtype f64", "f32"});
+  refused(joined(train, joined(machine, {"--precision", "f64"})), {"--precision f64", "f32"});
   refused(joined(train, joined(joined(f32, machine), {"--compress", "int8", "--dp", "2"})),
           {"--compress int8", "none"});
   refused(joined(train, joined(f32, {"--machine", "h100"})), {"--machine h100", "calibrate"});
@@ -625,7 +641,7 @@ TEST_F(CommandLine, ASignalToTheWholeGroupIsOneRequest) {
     const CommandResult r = run_command(
         "cd '" + directory_.string() + "'; rm -rf ck; setsid '" + ECHELON_BINARY + "' " + verb +
         " --data text.txt --model tiny.toml --global-batch 2 --seq-len 16 --threads 1 --steps 1000000 "
-        "--save-every 1 --keep 2 --checkpoint ck --dtype " +
+        "--save-every 1 --keep 2 --checkpoint ck --precision " +
         ECHELON_TEST_DTYPE +
         " & while kill -0 $! && ! ls ck 2>/dev/null | grep -q ^step; do sleep 0.02; done; "
         "kill -STOP $!; kill -TERM $!; kill -INT -- -$!; kill -CONT $!; wait $!");
@@ -733,10 +749,10 @@ TEST_F(CommandLine, HelpNamesEveryFlag) {
   EXPECT_EQ(r.status, 0);
   EXPECT_EQ(r.err, "");
   for (const char* flag :
-       {"--plan",        "--model",   "--dp",     "--tp",           "--sp",        "--global-batch",
-        "--micro-batch", "--seq-len", "--dtype",  "--data",         "--tokenizer", "--steps",
-        "--lr",          "--min-lr",  "--warmup", "--weight-decay", "--clip",      "--checkpoint",
-        "--save-every",  "--resume",  "--log",    "--json"})
+       {"--plan",        "--model",   "--dp",        "--tp",           "--sp",        "--global-batch",
+        "--micro-batch", "--seq-len", "--precision", "--data",         "--tokenizer", "--steps",
+        "--lr",          "--min-lr",  "--warmup",    "--weight-decay", "--clip",      "--checkpoint",
+        "--save-every",  "--resume",  "--log",       "--json"})
     EXPECT_NE(r.out.find(flag), std::string::npos) << flag;
 }
 
@@ -793,7 +809,7 @@ class IdleFlags : public CommandLine {
                                        "--global-batch",
                                        "--micro-batch",
                                        "--seq-len",
-                                       "--dtype",
+                                       "--precision",
                                        "--threads",
                                        "--timeout"};
   static std::vector<Line> plan_idle() {
@@ -885,7 +901,7 @@ TEST_F(IdleFlags, OfTheOtherVerbs) {
   expect_known({"bench", "comm"}, {}, {"--ranks", "--size", "--repeats"});
   expect_known({"bench", "context"}, {},
                {"--ranks", "--seq-len", "--heads", "--kv-heads", "--head-dim", "--repeats"});
-  expect_known({"checkpoint", "export"}, {}, {"--out", "--shard-bytes"});
+  expect_known({"checkpoint", "export"}, {}, {"--out", "--shard-bytes", "--dtype"});
   expect_known({"checkpoint", "import"}, {}, {"--out", "--dtype", "--seed"});
 }
 
@@ -913,7 +929,7 @@ TEST_F(IdleFlags, OfThePlannersVerbs) {
   expect_refused({"plan"}, planning);
   expect_known({"plan"}, planning,
                {"--plan", "--model", "--machine", "--software", "--nodes-of", "--dp", "--tp", "--pp", "--cp",
-                "--ep", "--etp", "--hsdp", "--recompute", "--compress", "--micro-batch", "--dtype",
+                "--ep", "--etp", "--hsdp", "--recompute", "--compress", "--micro-batch", "--precision",
                 "--memory-margin", "--sweep"});
   const std::vector<Line> simulating{
       {{"--chunks", "2"}, "with --schedule 1f1b"},
@@ -975,8 +991,8 @@ TEST_F(CommandLine, BytesAreNotFedToATokenizersIds) {
   };
   fs::create_directory(at("big"));
   write("big/config.json", config(300));
-  const Words train{"train",   "--data", "text.txt", "--seq-len", "8",       "--threads",       "1",
-                    "--steps", "1",      "--sample", "2",         "--dtype", ECHELON_TEST_DTYPE};
+  const Words train{"train",   "--data", "text.txt", "--seq-len", "8",           "--threads",       "1",
+                    "--steps", "1",      "--sample", "2",         "--precision", ECHELON_TEST_DTYPE};
   // Random weights learn bytes in any vocabulary that has them, and say so.
   const Result fresh = run(joined(train, {"--model", "big", "--checkpoint", "ck"}));
   EXPECT_EQ(fresh.status, 0) << fresh.err;
@@ -1019,7 +1035,7 @@ TEST_F(CommandLine, JsonIsOneLineOfUtf8) {
       R"({"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2, "n_positions": 32, "vocab_size": 257})");
   const json summary = one_object(
       run({"train", "--data", "text.txt", "--model", "b\xff", "--seq-len", "8", "--threads", "1", "--steps",
-           "1", "--sample", "0", "--checkpoint", "c\xff", "--dtype", ECHELON_TEST_DTYPE, "--json"}));
+           "1", "--sample", "0", "--checkpoint", "c\xff", "--precision", ECHELON_TEST_DTYPE, "--json"}));
   EXPECT_EQ(summary["checkpoint"], "c\xef\xbf\xbd/step-00000001");
   const std::function<void(const json&)> one_line = [&](const json& value) {
     if (value.is_string()) {

@@ -245,7 +245,7 @@ std::string save(const Rank& rank, const Trainer& trainer, const Plan& plan, con
   CheckpointInfo info;
   info.step = info.updates = step;
   info.seed = 1;
-  info.dtype = plan.dtype;
+  info.dtype = plan.precision.master;
   info.model = plan.model;
   info.compression = plan.compression;
   return save_checkpoint(rank, trainer.parameters(), directory, info, trainer.carried());

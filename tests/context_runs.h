@@ -55,7 +55,7 @@ inline void expect_context_pass(const Plan& plan) {
   SCOPED_TRACE(describe_context(plan));
   const VerifyReport report = verified(plan);
   EXPECT_TRUE(report.pass) << to_json(report, plan);
-  if (plan.dtype == DType::f64) {
+  if (plan.precision == DType::f64) {
     EXPECT_LE(report.loss_max_rel_diff, 1e-10);
     EXPECT_LE(report.grad_max_rel_diff, 1e-10);
   }

@@ -43,10 +43,10 @@ void expect_dry_run_counts(const Plan& plan, const std::string& what, bool data_
   for (int index = 0; index < plan.mesh.num_ranks(); ++index) {
     ImaginedWorld world(plan.mesh.num_ranks(), index);
     Arena arena(Device::none);
-    const auto kernels = make_kernels(arena, plan.dtype, 1);
+    const auto kernels = make_kernels(arena, plan.precision, 1);
     Account dry;
     {
-      const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels);
+      const Rank rank(world, plan.mesh, index, plan.precision, arena, *kernels);
       dry = account(rank, plan, options);
     }
     Account& among = real[static_cast<std::size_t>(index)];

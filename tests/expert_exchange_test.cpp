@@ -27,7 +27,7 @@ ExpertMlps::Bounds bounds_of(int rank, int of_others) {
 
 void on_groups(int ep, const std::function<void(const Rank&, const ExpertExchange&)>& body) {
   Plan plan;
-  plan.dtype = DType::f64;
+  plan.precision = DType::f64;
   plan.mesh.set(Axis::dp, 4);
   plan.mesh.ep = ep;
   on_mesh(plan, [&](const Rank& rank) { body(rank, ExpertExchange(rank, experts)); });
@@ -122,7 +122,7 @@ TEST(ExpertExchange, NoCopiesAtAllAreNothing) {
 
 TEST(ExpertExchange, MoreThanThereIsRoomForIsABrokenInvariant) {
   Plan plan;
-  plan.dtype = DType::f64;
+  plan.precision = DType::f64;
   plan.mesh.set(Axis::dp, 2);
   plan.mesh.ep = 2;
   EXPECT_ANY_THROW(on_mesh(plan, [&](const Rank& rank) {

@@ -133,7 +133,7 @@ TEST(ExpertGroupsTogether, CheckpointsGoToAnyMesh) {
   CheckpointInfo info;
   info.step = 2;
   info.seed = 1;
-  info.dtype = plan.dtype;
+  info.dtype = plan.precision.master;
   info.model = plan.model;
   double undisturbed = 0;
   std::string path;

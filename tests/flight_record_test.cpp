@@ -41,7 +41,7 @@ class FlightRecord : public testing::Test {
     return run_command(
         fmt::format("{} {} train --model gpt2-tiny --data {}/text --dp 2 --global-batch 2 --seq-len 16 "
                     "--steps 2 --threads 1 "
-                    "--sample 0 --eval-samples 0 --dtype {} {}",
+                    "--sample 0 --eval-samples 0 --precision {} {}",
                     environment, ECHELON_BINARY, directory_.path().string(), ECHELON_TEST_DTYPE, flags));
   }
   std::string in_tmp() const { return "TMPDIR=" + (directory_ / "tmp"); }

@@ -142,7 +142,7 @@ TEST(HostileFiles, ACheckpointOfPipesAndDevices) {
   on_mesh(plan, [&](const Rank& rank) {
     const Trainer trainer(rank, plan, {}, 1);
     CheckpointInfo info;
-    info.dtype = plan.dtype;
+    info.dtype = plan.precision.master;
     info.model = plan.model;
     path = save_checkpoint(rank, trainer.parameters(), directory.path(), info);
   });

@@ -54,7 +54,7 @@ class HuggingFace : public testing::TestWithParam<const char*> {
   Plan plan(const CheckpointInfo& info, int dp, int tp, int pp) const {
     Plan p;
     p.model = info.model;
-    p.dtype = info.dtype;
+    p.precision = info.dtype;
     p.mesh.set(Axis::dp, dp);
     p.mesh.set(Axis::tp, tp);
     p.mesh.set(Axis::pp, pp);

@@ -31,7 +31,7 @@ struct Account {
 Account small_step(const Rank& rank) {
   Kernels& kernels = rank.kernels();
   const std::int64_t rows = 6 + rank.coordinate(Axis::tp), n = rank.size(Axis::tp);
-  const Tensor weight(rank.arena(), MemoryCategory::parameters, rank.dtype(), {8, 5});
+  const Tensor weight(rank.arena(), MemoryCategory::parameters, rank.precision().activations, {8, 5});
   kernels.fill(weight, 0.5);
   {
     const Tensor x = rank.activation({rows, 8}), y = rank.activation({rows, 5}),
@@ -59,7 +59,7 @@ Account small_step(const Rank& rank) {
     rank.along(Axis::pp).send(handed, 1).wait();
   else
     rank.along(Axis::pp).recv(handed, 0).wait();
-  const Tensor gradient(rank.arena(), MemoryCategory::gradients, rank.dtype(), {8, 5});
+  const Tensor gradient(rank.arena(), MemoryCategory::gradients, rank.precision().activations, {8, 5});
   kernels.fill(gradient, 1);
   rank.dp_cp().all_reduce(gradient).wait();
   rank.ep().all_reduce(gradient.flat_range(0, 7), ReduceOp::max).wait();

@@ -414,12 +414,12 @@ TEST_F(KernelsBf16, WhatMustBeWideAndWhatMustNotIsChecked) {
 }
 
 TEST_F(KernelsBf16, AreTheReferenceKernels) {
-  const auto made = make_kernels(arena, DType::bf16, 1);
+  const auto made = make_kernels(arena, recipe("bf16"), 1);
   const Operand x = narrow(3, 4), y = narrow(3, 4);
   made->add(x.held, y.held);
   kernels->add(x.exact, y.exact);
   expect_close(y, 1, 0, "add");
-  EXPECT_EQ(kernel_scratch_bytes(DType::bf16, 4), 0);
+  EXPECT_EQ(kernel_scratch_bytes(recipe("bf16"), 4), 0);
 }
 
 }  // namespace

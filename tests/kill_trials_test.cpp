@@ -45,7 +45,7 @@ class KillTrials : public testing::Test {
   std::string at(const std::string& name) const { return directory_ / name; }
   std::string training(const std::string& name, const std::string& more = "") const {
     return fmt::format(
-        "train --model llama-tiny --data {0}/text --dp 2 --tp 2 --zero 1 --dtype {1} --global-batch 4 "
+        "train --model llama-tiny --data {0}/text --dp 2 --tp 2 --zero 1 --precision {1} --global-batch 4 "
         "--micro-batch 1 --seq-len 16 --steps {2} --threads 1 --sample 0 --eval-samples 0 --save-every 2 "
         "--keep 3 "
         "--timeout 300 --checkpoint {0}/{3} --log {0}/{3}.jsonl {4}",

@@ -20,6 +20,7 @@
 #include "comm/rank.h"
 #include "spec/plan.h"
 #include "temporary_directory.h"
+#include "tensor/host.h"
 #include "train/trainer.h"
 #include "turned_clock.h"
 
@@ -60,12 +61,12 @@ inline Plan odd_plan(ModelSpec model, int dp, int tp, bool sp, DType dtype = DTy
   plan.global_batch = 7;
   plan.micro_batch = 2;
   plan.seq_len = 11;
-  plan.dtype = dtype;
+  plan.precision = dtype;
   return plan;
 }
 
 inline std::string describe(const Plan& p) {
-  return fmt::format("{} {} tied {} kv heads {}: dp {} tp {} sp {}", p.model.name, dtype_name(p.dtype),
+  return fmt::format("{} {} tied {} kv heads {}: dp {} tp {} sp {}", p.model.name, p.precision.name,
                      p.model.tied_embedding, p.model.num_kv_heads, p.mesh.size(Axis::dp),
                      p.mesh.size(Axis::tp), p.sequence_parallel);
 }
@@ -94,8 +95,8 @@ inline void on_mesh(const Plan& plan, const std::function<void(const Rank&)>& bo
   ThreadWorld world(plan.mesh.num_ranks(), patience);
   run_ranks(world, [&](int index) {
     Arena arena;
-    const auto kernels = make_kernels(arena, plan.dtype, threads);
-    body(Rank(world, plan.mesh, index, plan.dtype, arena, *kernels, collectives));
+    const auto kernels = make_kernels(arena, plan.precision, threads);
+    body(Rank(world, plan.mesh, index, plan.precision, arena, *kernels, collectives));
   });
 }
 
@@ -113,10 +114,7 @@ inline SampleSource random_samples(const Plan& plan) {
   };
 }
 
-inline std::vector<double> as_doubles(const Tensor& t) {
-  if (t.dtype() == DType::f64) return {t.host<double>(), t.host<double>() + t.numel()};
-  return {t.host<float>(), t.host<float>() + t.numel()};  // exact
-}
+inline std::vector<double> as_doubles(const Tensor& t) { return copy_numbers_to_host(t); }
 
 using LogicalTensors = std::map<std::string, std::vector<double>>;  // by name
 

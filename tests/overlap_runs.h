@@ -128,7 +128,7 @@ inline Plan gathering_plan(int ahead) {
   plan.global_batch = 8;
   plan.micro_batch = 4;  // one microbatch on each rank
   plan.seq_len = 64;
-  plan.dtype = have_cpu_kernels() ? DType::f32 : DType::f64;
+  plan.precision = have_cpu_kernels() ? DType::f32 : DType::f64;
   plan.zero = 3;
   plan.zero_prefetch = ahead;
   return plan;
@@ -142,10 +142,10 @@ inline OverlapTimes training_gathers(int ahead, Clock::duration product, const T
   DelayedWorld world(2, time);
   run_ranks(world, [&](int index) {
     Arena arena;
-    auto kernels = make_kernels(arena, plan.dtype, 1);
+    auto kernels = make_kernels(arena, plan.precision, 1);
     if (product.count() > 0)
       kernels = std::make_unique<Kernels>(std::make_shared<TimedKernels>(std::move(kernels), product, time));
-    const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels);
+    const Rank rank(world, plan.mesh, index, plan.precision, arena, *kernels);
     Communicator& group = rank.along(Axis::dp);
     Trainer trainer(rank, plan, {}, 1);
     const ParameterStore& parameters = trainer.parameters();

@@ -50,7 +50,7 @@ TEST(PipelineSlow, OptimizerWithoutABarrierGivesTheSameBits) {
           if (dtype == DType::f32 && !have_cpu_kernels()) continue;
           if (schedule == std::string("interleaved") && microbatches % pp != 0) continue;
           Plan plan = pipeline_plan(model, schedule, pp, dp, tp, microbatches);
-          plan.dtype = dtype;
+          plan.precision = dtype;
           expect_bits_without_barrier(plan, guesses);
         }
   EXPECT_GT(guesses.right, 100);

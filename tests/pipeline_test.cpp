@@ -238,7 +238,7 @@ TEST(Pipeline, VerifyProvesTheOptimizerWithoutABarrier) {
 TEST(Pipeline, EachOfTwoUpdatesMayRoundInItsOwnWay) {
   Plan plan;
   plan.model = load_model("gpt2-tiny");
-  plan.dtype = DType::f64;
+  plan.precision = DType::f64;
   plan.mesh.set(Axis::tp, 2);
   plan.mesh.set(Axis::pp, 2);
   plan.sequence_parallel = true;
@@ -266,7 +266,7 @@ TEST(Pipeline, CheckpointsLoadOnAnotherPipeline) {
       Trainer trainer(rank, plan, {}, load ? 99 : 1);
       CheckpointInfo info;
       info.model = model;
-      info.dtype = plan.dtype;
+      info.dtype = plan.precision.master;
       if (load) load_checkpoint(rank, trainer.parameters(), read_checkpoint_info(directory.path()), false);
       trainer.compute_gradients(load ? 1 : 0, random_samples(plan));
       trainer.apply_gradients(load ? 1 : 0);

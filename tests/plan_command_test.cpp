@@ -87,7 +87,7 @@ TEST_F(PlanCommand, RefusesWhatCannotBe) {
   refused("--gpus 8 --tp 16", {"--tp 16", "--gpus 8"});
   refused("--machine tpu", {"--machine tpu", "h100"});
   refused("--software none", {"--software none", "current"});
-  refused("--dtype int4", {"--dtype int4", "bf16"});
+  refused("--precision int4", {"--precision int4", "bf16"});
   refused("--objective speed", {"--objective speed", "memory"});
   refused("--objective gpus", {"--target-time"});
   refused("--sweep layers=3", {"--sweep layers=3", "seq-len"});
@@ -122,7 +122,7 @@ TEST_F(PlanCommand, ExplainsWritesAndReadsBack) {
 // The planner knows programs that do what the trainer here does not.
 TEST_F(PlanCommand, SaysWhichPlansOnlyOthersTrain) {
   const CommandResult other =
-      run("--model deepseek-v3 --machine h100 --gpus 2048 --dtype fp8 --dp 128 --tp 1 --pp 16 "
+      run("--model deepseek-v3 --machine h100 --gpus 2048 --precision fp8 --dp 128 --tp 1 --pp 16 "
           "--cp 1 --ep 64 --zero 1 --top 1 --out plan.toml 2>&1");
   EXPECT_EQ(other.status, 0) << other.output;
   EXPECT_NE(
@@ -146,7 +146,7 @@ TEST_F(PlanCommand, SaysWhatItsNumbersAreOf) {
 // The same dtype, machine and program, though none of them is what `plan` takes without a flag.
 TEST_F(PlanCommand, APlanIsPricedAgainForWhatItWasMadeFor) {
   const std::string made =
-      "--model mixtral-8x7b --machine b200 --nodes-of 4 --software torchtitan --dtype fp8 --gpus 16 --tp 4 "
+      "--model mixtral-8x7b --machine b200 --nodes-of 4 --software torchtitan --precision fp8 --gpus 16 --tp 4 "
       "--etp 1 "
       "--global-batch 64 --seq-len 4096 --top 1 ";
   const json first = object(made + "--out plan.toml")["plans"][0];
@@ -182,7 +182,7 @@ TEST_F(PlanCommand, TextbookAnswersAreWhatItPrints) {
 
 TEST_F(PlanCommand, SeventyBillionOn80A100) {
   const std::string base =
-      "--model llama-3-70b --machine a100-80 --gpus 80 --dp 80 --dtype f32 --global-batch 80 --micro-batch 1 "
+      "--model llama-3-70b --machine a100-80 --gpus 80 --dp 80 --precision f32 --global-batch 80 --micro-batch 1 "
       "--seq-len 4096 --recompute full ";
   const json whole = object(base + "--zero 0", 1)["nearest"]["memory_bytes"];
   EXPECT_NEAR(whole["parameters"].get<double>(), 282.2e9, 0.05e9);

@@ -37,7 +37,7 @@ class PlantedExpertRuns : public testing::TestWithParam<const char*> {
     request.plan.balancing = balancing;
     request.plan.global_batch = request.plan.micro_batch = 8;
     request.plan.seq_len = 64;
-    request.plan.dtype = DType::f32;
+    request.plan.precision = DType::f32;
     request.planted_expert = PlantedExpert{3, 4};
     request.optimizer.total_steps = steps;
     request.run.timeout = patience;

@@ -32,7 +32,7 @@ class ProcessTraining : public testing::Test {
   std::string training(const char* flags, const std::string& name, int steps = 3,
                        const char* model = "llama-tiny") const {
     return fmt::format(
-        "train --model {5} --data {0}/text {1} --dtype {2} --global-batch 8 --micro-batch 1 --seq-len "
+        "train --model {5} --data {0}/text {1} --precision {2} --global-batch 8 --micro-batch 1 --seq-len "
         "24 "
         "--steps {4} --threads 1 --sample 4 --checkpoint {0}/{3} --log {0}/{3}.jsonl",
         std::string(directory_.path()), flags, ECHELON_TEST_DTYPE, name, steps, model);
@@ -75,7 +75,7 @@ class ProcessTraining : public testing::Test {
   }
   void proves(const Case& c) const {
     const CommandResult r =
-        run_command(under_mpirun(c.ranks, fmt::format("verify --model {} {} --dtype f64 --global-batch 8 "
+        run_command(under_mpirun(c.ranks, fmt::format("verify --model {} {} --precision f64 --global-batch 8 "
                                                       "--seq-len 12 --steps 2 --threads 1",
                                                       c.model, c.flags)));
     EXPECT_EQ(r.status, 0) << c.flags << "\n" << r.output;
@@ -193,7 +193,7 @@ TEST_F(ProcessTraining, RanksThatReadOtherDataAreNamed) {
   for (const char* verb : {"train --steps 1 --warmup 0", "verify --steps 1"}) {
     const CommandResult r = run_command(fmt::format(
         "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun -n 2 --oversubscribe sh -c "
-        "'exec {} {} --model llama-tiny --dp 2 --global-batch 2 --seq-len 24 --threads 1 --dtype {} --data "
+        "'exec {} {} --model llama-tiny --dp 2 --global-batch 2 --seq-len 24 --threads 1 --precision {} --data "
         "{}/text-$OMPI_COMM_WORLD_RANK'",
         ECHELON_BINARY, verb, ECHELON_TEST_DTYPE, directory_.path().string()));
     EXPECT_EQ(r.status, 2) << r.output;
@@ -206,7 +206,7 @@ TEST_F(ProcessTraining, WhatOneRankRefusesAllRefuse) {
   for (const char* verb : {"train --steps 1 --sample 0", "verify --steps 1"}) {
     const auto process = [&](const char* data) {
       return fmt::format(
-          "-n 1 {} {} --model llama-tiny --dp 2 --tp 1 --global-batch 4 --seq-len 16 --threads 1 --dtype {} "
+          "-n 1 {} {} --model llama-tiny --dp 2 --tp 1 --global-batch 4 --seq-len 16 --threads 1 --precision {} "
           "--data {}/{}",
           ECHELON_BINARY, verb, ECHELON_TEST_DTYPE, std::string(directory_.path()), data);
     };

@@ -103,7 +103,7 @@ Moved move(const std::vector<std::vector<double>>& local, const Placement& from,
   const int n = static_cast<int>(local.size());
   Plan plan;
   plan.mesh.set(axis, n);
-  plan.dtype = DType::f64;
+  plan.precision = DType::f64;
   Moved moved;
   moved.local.resize(local.size());
   checks::on_mesh(plan, [&](const Rank& rank) {
@@ -184,7 +184,7 @@ TEST(Redistribute, StaysInsideItsGroup) {
   Plan plan;
   plan.mesh.set(Axis::dp, 2);
   plan.mesh.set(Axis::tp, 2);
-  plan.dtype = DType::f64;
+  plan.precision = DType::f64;
   checks::on_mesh(plan, [](const Rank& rank) {
     const Tensor x(rank.arena(), MemoryCategory::activations, DType::f64, {1, 1});
     *x.host<double>() = rank.coordinate(Axis::dp) == 0 ? 1 : 10;
@@ -198,7 +198,7 @@ TEST(Redistribute, RefusesWhatTheTableDoesNotHave) {
       {identical, partial}, {replicated, partial}, {sharded(0), partial}, {replicated, sharded(0)}};
   Plan plan;
   plan.mesh.set(Axis::tp, 2);
-  plan.dtype = DType::f64;
+  plan.precision = DType::f64;
   for (const auto& [from, to] : none)
     EXPECT_THROW(checks::on_mesh(plan,
                                  [&, f = from, t = to](const Rank& rank) {

@@ -57,7 +57,7 @@ Trained train(const Plan& plan, std::int64_t first, const std::function<void(con
         CheckpointInfo info;
         info.step = info.updates = saved_after;
         info.seed = 1;
-        info.dtype = plan.dtype;
+        info.dtype = plan.precision.master;
         info.model = plan.model;
         save_checkpoint(rank, trainer.parameters(), directory, info);
       }

@@ -121,7 +121,7 @@ TEST(RouterBiases, AreNotLostWhereTheyHaveNoPlace) {
   request.checkpoint_directory = directory / "run";
   request.resume = true;
   request.seed = 0;  // as train_and_save() says
-  request.plan.dtype = DType::f64;
+  request.plan.precision = DType::f64;
   write_text(directory / "text", std::string(2000, 'x'));
   const TokenData data({directory / "text"}, plan.model.vocab);
   expect_contains(message_of<RequestError>([&] { train(request, data, {}); }),

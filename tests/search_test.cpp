@@ -226,7 +226,7 @@ TEST(Search, RefusesWhatCannotBe) {
   refused([](SearchRequest& r) { r.work.seq_len = (1 << 24) + 1; }, "--seq-len");
   refused(
       [](SearchRequest& r) { r.work.machine = load_machine("a100-80"), r.work.precision = Precision::fp8; },
-      "--dtype fp8");
+      "--precision fp8");
 }
 
 // Each would be a plan for other ranks, layers or tokens than there are. What is called legal is tried beside

@@ -62,8 +62,9 @@ TEST(Trace, EveryRankCallAndByteOfAStepIsInIt) {
     run_ranks(world, [&](int index) {
       TraceRecorder recorder({}, zero, 1);
       Arena arena;
-      const auto kernels = make_kernels(arena, c.plan.dtype, 1);
-      const Rank rank(world, c.plan.mesh, index, c.plan.dtype, arena, *kernels, c.collectives, 0, &recorder);
+      const auto kernels = make_kernels(arena, c.plan.precision, 1);
+      const Rank rank(world, c.plan.mesh, index, c.plan.precision, arena, *kernels, c.collectives, 0,
+                      &recorder);
       OptimizerOptions optimizer;
       optimizer.clip = flushes(c.plan) ? 1 : 0;
       Trainer trainer(rank, c.plan, optimizer, 1);

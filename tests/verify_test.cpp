@@ -117,7 +117,7 @@ TEST(Verify, Float32OnCpuKernelsPasses) {
 TEST(Verify, TheBoundIsTheOneStated) {
   Plan plan = odd_plan(odd_gpt2(), 1, 1, false);
   EXPECT_DOUBLE_EQ(verify_bound(plan), 4 * 3 * std::ldexp(1.0, -53) * std::sqrt(77.0));
-  plan.dtype = DType::f32;
+  plan.precision = DType::f32;
   plan.model.vocab = 1000;
   EXPECT_DOUBLE_EQ(verify_bound(plan), 4 * 3 * std::ldexp(1.0, -24) * std::sqrt(1000.0));
 }

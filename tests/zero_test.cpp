@@ -314,8 +314,8 @@ TEST(Offload, AModelThatDoesNotFitSteps) {
     ThreadWorld world(1, patience);
     run_ranks(world, [&](int index) {
       Arena arena(Device::cpu, static_cast<std::size_t>(bytes));
-      const auto kernels = make_kernels(arena, plan.dtype, 1);
-      const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels);
+      const auto kernels = make_kernels(arena, plan.precision, 1);
+      const Rank rank(world, plan.mesh, index, plan.precision, arena, *kernels);
       Trainer trainer(rank, plan, {}, 1);
       trainer.step(0, random_samples(plan), 1);
     });
@@ -371,7 +371,7 @@ TEST(Zero, CheckpointsKnowNoStage) {
       CheckpointInfo info;
       info.step = info.updates = 2;
       info.seed = 1;
-      info.dtype = from.dtype;
+      info.dtype = from.precision.master;
       info.model = from.model;
       const std::string where = save_checkpoint(rank, trainer.parameters(), directory.path(), info);
       if (rank.index() == 0) saved = mine, path = where;

@@ -14,6 +14,7 @@
 #include "checkpoint/finite.h"
 #include "checkpoint/logical_tensors.h"
 #include "checkpoint/router_biases.h"
+#include "tensor/reference_view.h"
 
 namespace echelon {
 
@@ -95,14 +96,14 @@ RouterBiases load_checkpoint(const Rank& rank, const ParameterStore& parameters,
   for (const Parameter& p : parameters.all())
     for (const auto& [suffix, which] : stored) {
       if (values_only && which != ParameterTensor::value) continue;
-      const auto bytes = reader.read(p.spec.name + suffix, p.spec, rank.dtype());
-      Tensor logical(rank.arena(), MemoryCategory::other, rank.dtype(), p.spec.shape);
+      const auto bytes = reader.read(p.spec.name + suffix, p.spec, info.dtype);
+      Tensor logical(rank.arena(), MemoryCategory::other, info.dtype, p.spec.shape);
       std::memcpy(logical.host_bytes(), bytes.data(), bytes.size());
-      const auto count = static_cast<std::size_t>(logical.numel());
-      if (which == ParameterTensor::value && rank.dtype() == DType::f64)
-        refuse_nonfinite<double>(info.path, p.spec.name, {logical.host<double>(), count});
-      else if (which == ParameterTensor::value)
-        refuse_nonfinite<float>(info.path, p.spec.name, {logical.host<float>(), count});
+      if (which == ParameterTensor::value)
+        with_stored_type(logical, [&]<class F>(F) {
+          refuse_nonfinite<F>(info.path, p.spec.name,
+                              {logical.host<F>(), static_cast<std::size_t>(logical.numel())});
+        });
       scatter_logical(rank, logical, p, which);
     }
   if (!values_only && info.residual_ranks > 0) load_carried(rank, parameters, reader, info, carried);

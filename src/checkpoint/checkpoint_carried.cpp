@@ -48,7 +48,7 @@ const CarriedTensor* find(const std::vector<CarriedTensor>& carried, const std::
 }
 
 Tensor zeros(const Rank& rank, const std::vector<std::int64_t>& shape) {
-  Tensor tensor(rank.arena(), MemoryCategory::other, rank.dtype(), shape);
+  Tensor tensor(rank.arena(), MemoryCategory::other, rank.precision().gradients, shape);
   rank.kernels().fill(tensor, 0);
   return tensor;
 }
@@ -61,7 +61,7 @@ bool all_zero(const Tensor& t) {
 
 Tensor tensor_of(const Rank& rank, const std::vector<std::byte>& bytes,
                  const std::vector<std::int64_t>& shape) {
-  Tensor tensor(rank.arena(), MemoryCategory::other, rank.dtype(), shape);
+  Tensor tensor(rank.arena(), MemoryCategory::other, rank.precision().gradients, shape);
   std::memcpy(tensor.host_bytes(), bytes.data(), bytes.size());
   return tensor;
 }
@@ -91,9 +91,10 @@ std::vector<OwnedTensor> owned_carried(const Rank& rank, const ParameterStore& p
         if (!is_here(spec) || index_of(rank) != 0 || rank.coordinate(Axis::tp) != index) return;
         const CarriedTensor* here = find(carried, spec.name, "factor");
         check(here != nullptr, "a factored matrix has its factor");
-        mine.push_back(
-            {{factor_name(spec.name, slice.slice), stored_type(rank.dtype()), {compression.rank, slice.cols}},
-             here->tensor.flat()});
+        mine.push_back({{factor_name(spec.name, slice.slice),
+                         stored_type(here->tensor.dtype()),
+                         {compression.rank, slice.cols}},
+                        here->tensor.flat()});
       });
   return mine;
 }
@@ -106,7 +107,8 @@ void load_carried(const Rank& rank, const ParameterStore& parameters, Checkpoint
     Tensor sum = zeros(rank, p.spec.shape);
     for (int source : residual_sources(index_of(rank), rank.mesh().dp_cp_size(), info.residual_ranks))
       rank.kernels().add(
-          tensor_of(rank, reader.read(residual_name(p.spec, source), p.spec, rank.dtype()), p.spec.shape),
+          tensor_of(rank, reader.read(residual_name(p.spec, source), p.spec, rank.precision().gradients),
+                    p.spec.shape),
           sum);
     const Tensor local =
         here != nullptr ? here->tensor
@@ -123,7 +125,9 @@ void load_carried(const Rank& rank, const ParameterStore& parameters, Checkpoint
     const std::string name = factor_name(c.parameter, c.slice);
     if (reader.whole_shape(name) == c.tensor.shape())
       rank.kernels().copy(
-          tensor_of(rank, reader.read_whole(name, c.tensor.shape(), rank.dtype()), c.tensor.shape()).flat(),
+          tensor_of(rank, reader.read_whole(name, c.tensor.shape(), rank.precision().gradients),
+                    c.tensor.shape())
+              .flat(),
           c.tensor.flat());
   }
 }

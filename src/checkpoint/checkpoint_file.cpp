@@ -28,7 +28,7 @@ void CheckpointFile::read(const std::string& name, const std::vector<std::int64_
     refuse("{}: {} has shape ({}) where the model has ({})", file_.path(), name,
            fmt::join(tensor.shape, ", "), fmt::join(shape, ", "));
   if (tensor.type != stored_type(dtype))
-    refuse("{}: {} is {}; this run needs --dtype {}", file_.path(), name, stored_type_name(tensor.type),
+    refuse("{}: {} is {}; this run needs {}", file_.path(), name, stored_type_name(tensor.type),
            dtype_name(dtype));
   file_.read_checked(tensor, expected(name), out);
 }

@@ -111,7 +111,7 @@ void CheckpointWriter::start(const ParameterStore& parameters, const CheckpointI
   check(!state_, "one checkpoint is written at a time");
   auto state = std::make_unique<State>();
   state->info = info;
-  state->info.dtype = rank_.dtype();
+  state->info.dtype = rank_.precision().master;
   state->info.residual_ranks = 0;
   state->unfinished = directory_ / hidden_name(info.step, "unfinished", rank_.job());
   state->whole = directory_ / step_name(info.step);

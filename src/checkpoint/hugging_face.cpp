@@ -20,7 +20,9 @@
 #include "checkpoint/logical_tensors.h"
 #include "checkpoint/router_biases.h"
 #include "comm/threads.h"
+#include "tensor/host.h"
 #include "tensor/prepare_kernels.h"
+#include "tensor/reference_view.h"
 
 namespace echelon {
 namespace {
@@ -58,13 +60,21 @@ std::vector<Shard> cut_into_shards(const std::vector<ParamSpec>& all, DType dtyp
   return shards;
 }
 
+// Weights that are kept in another dtype are rounded to this one.
 void write_shard(CheckpointReader& reader, const Shard& shard, const fs::path& directory, DType dtype) {
+  const DType kept = reader.info().dtype;
   std::vector<StoredTensor> declared;
   for (const ParamSpec& spec : shard.parameters)
     declared.push_back({spec.name, stored_type(dtype), spec.shape});
   SafetensorsWriter writer((directory / shard.name).string(), declared, {{"format", "pt"}});
   for (const ParamSpec& spec : shard.parameters) {
-    const auto bytes = reader.read(spec.name, spec, dtype);
+    std::vector<std::byte> bytes = reader.read(spec.name, spec, kept);
+    if (dtype != kept) {
+      std::vector<std::byte> rounded(static_cast<std::size_t>(spec.numel() * element_bytes(dtype)));
+      const Tensor to = Tensor::view_of(rounded.data(), dtype, {spec.numel()});
+      copy_numbers_from_host(copy_numbers_to_host(Tensor::view_of(bytes.data(), kept, {spec.numel()})), to);
+      bytes = std::move(rounded);
+    }
     writer.write(spec.name, bytes.data(), bytes.size());
   }
   writer.finish();
@@ -256,11 +266,12 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
 }
 
 void export_hugging_face(const std::string& checkpoint, const std::string& directory,
-                         std::int64_t shard_bytes) {
+                         std::int64_t shard_bytes, std::optional<DType> asked) {
   if (shard_bytes < 1) refuse("--shard-bytes {}: must be at least 1", shard_bytes);
   CheckpointReader reader(read_checkpoint_info(checkpoint).path);
   const CheckpointInfo& info = reader.info();
-  const std::string config = hugging_face_config(info.model, info.dtype);
+  const DType dtype = asked.value_or(info.dtype);
+  const std::string config = hugging_face_config(info.model, dtype);
   if (!read_router_biases(reader).empty())
     refuse(
         "{}: its routers choose by biases (--bias-rate), which {} has no place for in Hugging Face's layout; "
@@ -271,14 +282,14 @@ void export_hugging_face(const std::string& checkpoint, const std::string& direc
     refuse("--out {}: is there already and not empty", directory);
   fs::create_directories(directory, error);
   if (error) refuse("--out {}: cannot be made: {}", directory, error.message());
-  const auto shards = cut_into_shards(all_parameters(info.model), info.dtype, shard_bytes);
+  const auto shards = cut_into_shards(all_parameters(info.model), dtype, shard_bytes);
   ordered_json weights = ordered_json::object();
   std::int64_t bytes = 0;
   for (const Shard& shard : shards) {
-    write_shard(reader, shard, directory, info.dtype);
+    write_shard(reader, shard, directory, dtype);
     for (const ParamSpec& spec : shard.parameters) {
       weights[spec.name] = shard.name;
-      bytes += spec.numel() * element_bytes(info.dtype);
+      bytes += spec.numel() * element_bytes(dtype);
     }
   }
   if (shards.size() > 1)
@@ -302,7 +313,7 @@ std::string import_hugging_face(const std::string& directory, const std::string&
     refuse("{}: there is no config.json: not a model in Hugging Face's layout", directory);
   Plan plan;
   plan.model = load_model(directory);
-  plan.dtype = dtype;
+  plan.precision = recipe_of_weights(dtype);
   CheckpointDirectory into(checkpoints, "--out");
   const auto existing = list_checkpoints(checkpoints);
   if (!existing.empty())
@@ -311,25 +322,21 @@ std::string import_hugging_face(const std::string& directory, const std::string&
   const StoredModel stored(directory);
   const auto names = stored_names(stored, plan.model);
   std::string path;
-  prepare_kernels(dtype);
+  prepare_kernels(plan.precision);
   ThreadWorld world(1, std::chrono::seconds(60));
   world.run([&](int index) {
     Arena arena;
-    const auto kernels = make_kernels(arena, dtype, 1);
-    const Rank rank(world, plan.mesh, index, dtype, arena, *kernels);
+    const auto kernels = make_kernels(arena, plan.precision, 1);
+    const Rank rank(world, plan.mesh, index, plan.precision, arena, *kernels);
     const ParameterStore parameters(rank, plan, PipelineLayout(plan), seed);
     for (const Parameter& p : parameters.all()) {
       const std::vector<double> values = stored.read(names.at(p.spec.name), p.spec.shape);
       const Tensor logical(arena, MemoryCategory::other, dtype, p.spec.shape);
       // Of what the checkpoint would hold: a large number of F64 is infinite in f32.
-      if (dtype == DType::f64) {
-        std::copy(values.begin(), values.end(), logical.host<double>());
-        refuse_nonfinite<double>(directory, names.at(p.spec.name), {logical.host<double>(), values.size()});
-      } else {
-        std::transform(values.begin(), values.end(), logical.host<float>(),
-                       [](double x) { return static_cast<float>(x); });
-        refuse_nonfinite<float>(directory, names.at(p.spec.name), {logical.host<float>(), values.size()});
-      }
+      copy_numbers_from_host(values, logical);
+      with_stored_type(logical, [&]<class F>(F) {
+        refuse_nonfinite<F>(directory, names.at(p.spec.name), {logical.host<F>(), values.size()});
+      });
       scatter_logical(rank, logical, p, ParameterTensor::value);
     }
     CheckpointInfo info;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "spec/dtype.h"
@@ -15,10 +16,10 @@ namespace echelon {
 std::string hugging_face_config(const ModelSpec& model, DType dtype);
 
 // Writes the parameters of a checkpoint to `directory`, which must not exist or be empty, in files of about
-// `shard_bytes` at most. A tied output matrix is not written: it is the token embedding's. RequestError where
-// the checkpoint is damaged, RunError where the disk is full.
+// `shard_bytes` at most, in `dtype` or as they are kept. A tied output matrix is not written: it is the token
+// embedding's. RequestError where the checkpoint is damaged, RunError where the disk is full.
 void export_hugging_face(const std::string& checkpoint, const std::string& directory,
-                         std::int64_t shard_bytes);
+                         std::int64_t shard_bytes, std::optional<DType> dtype = {});
 
 // Whether a model's directory has its values, rather than its configuration alone.
 bool has_weights(const std::string& directory);

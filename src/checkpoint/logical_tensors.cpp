@@ -19,11 +19,13 @@ void copy_runs(const ParamSpec& spec, int tp, int index, std::byte* logical, std
                });
 }
 
+bool has_master(const Parameter& p) { return !p.own_master.begins_with(p.own_value); }
+
 // What lies on this rank: the whole local tensor, or its own part.
 const Tensor& held(const Parameter& p, ParameterTensor which) {
   switch (which) {
     case ParameterTensor::value:
-      return p.value_stays ? p.value : p.own_value;
+      return has_master(p) || !p.value_stays ? p.own_master : p.value;
     case ParameterTensor::gradient:
       return p.own_gradient;
     case ParameterTensor::exp_avg:
@@ -35,7 +37,7 @@ const Tensor& held(const Parameter& p, ParameterTensor which) {
 }
 
 bool is_cut(const Parameter& p, ParameterTensor which) {
-  return p.shard_group != nullptr && !(which == ParameterTensor::value && p.value_stays);
+  return p.shard_group != nullptr && !(which == ParameterTensor::value && p.value_stays && !has_master(p));
 }
 
 }  // namespace
@@ -43,16 +45,21 @@ bool is_cut(const Parameter& p, ParameterTensor which) {
 Tensor local_tensor(const Rank& rank, const Parameter& parameter, ParameterTensor which) {
   const Tensor& here = held(parameter, which);
   if (!is_cut(parameter, which)) return here.reshape(parameter.value.shape());
-  Tensor local(rank.arena(), MemoryCategory::other, rank.dtype(), parameter.value.shape());
+  Tensor local(rank.arena(), MemoryCategory::other, here.dtype(), parameter.value.shape());
   parameter.shard_group->all_gather(here, local.flat(), parameter.shard_sizes).wait();
   return local;
 }
 
 void store_local(const Rank& rank, const Tensor& local, const Parameter& parameter, ParameterTensor which) {
   const Tensor& here = held(parameter, which);
-  if (local.begins_with(here)) return;  // a view, changed in place
   const Range part = is_cut(parameter, which) ? parameter.own : Range{0, local.numel()};
-  if (part.size() > 0) rank.kernels().copy(local.flat_range(part.begin, part.end), here.flat());
+  if (part.size() > 0 && !local.begins_with(here))  // which is a view, changed in place
+    rank.kernels().copy(local.flat_range(part.begin, part.end), here.flat());
+  if (which != ParameterTensor::value || !has_master(parameter)) return;
+  const Range rounded = parameter.value_stays ? Range{0, local.numel()} : parameter.own;
+  if (rounded.size() > 0)
+    rank.kernels().copy(local.flat_range(rounded.begin, rounded.end),
+                        parameter.value_stays ? parameter.value.flat() : parameter.own_value);
 }
 
 Tensor gather_logical(const Rank& rank, const Parameter& parameter, ParameterTensor which) {
@@ -61,7 +68,7 @@ Tensor gather_logical(const Rank& rank, const Parameter& parameter, ParameterTen
 
 Tensor gather_logical(const Rank& rank, const ParamSpec& spec, const Tensor& local) {
   const int tp = rank.size(Axis::tp);
-  Tensor logical(rank.arena(), MemoryCategory::other, rank.dtype(), spec.shape);
+  Tensor logical(rank.arena(), MemoryCategory::other, local.dtype(), spec.shape);
   if (spec.shard_dim < 0 || tp == 1) {
     rank.kernels().copy(local.flat(), logical.flat());
     return logical;
@@ -72,9 +79,9 @@ Tensor gather_logical(const Rank& rank, const ParamSpec& spec, const Tensor& loc
     counts.push_back(local_numel(spec, tp, i));
     total += counts.back();
   }
-  const Tensor parts(rank.arena(), MemoryCategory::other, rank.dtype(), {total});
+  const Tensor parts(rank.arena(), MemoryCategory::other, local.dtype(), {total});
   rank.along(Axis::tp).all_gather(local.flat(), parts, counts).wait();
-  const std::int64_t width = element_bytes(rank.dtype());
+  const std::int64_t width = element_bytes(local.dtype());
   auto* from = static_cast<std::byte*>(parts.host_bytes());
   for (int i = 0; i < tp; ++i) {
     copy_runs(spec, tp, i, static_cast<std::byte*>(logical.host_bytes()), from, width, true);
@@ -85,16 +92,18 @@ Tensor gather_logical(const Rank& rank, const ParamSpec& spec, const Tensor& loc
 
 void scatter_logical(const Rank& rank, const Tensor& logical, const Parameter& parameter,
                      ParameterTensor which) {
-  const Tensor local = is_cut(parameter, which) ? Tensor(rank.arena(), MemoryCategory::other, rank.dtype(),
+  const Tensor& here = held(parameter, which);
+  const Tensor local = is_cut(parameter, which) ? Tensor(rank.arena(), MemoryCategory::other, here.dtype(),
                                                          parameter.value.shape())
-                                                : held(parameter, which);
+                                                : here.reshape(parameter.value.shape());
   scatter_logical(rank, logical, parameter.spec, local);
-  if (is_cut(parameter, which)) store_local(rank, local, parameter, which);
+  store_local(rank, local, parameter, which);
 }
 
 void scatter_logical(const Rank& rank, const Tensor& logical, const ParamSpec& spec, const Tensor& local) {
-  copy_runs(spec, rank.size(Axis::tp), rank.coordinate(Axis::tp), static_cast<std::byte*>(logical.host_bytes()),
-            static_cast<std::byte*>(local.host_bytes()), element_bytes(rank.dtype()), false);
+  copy_runs(spec, rank.size(Axis::tp), rank.coordinate(Axis::tp),
+            static_cast<std::byte*>(logical.host_bytes()), static_cast<std::byte*>(local.host_bytes()),
+            element_bytes(local.dtype()), false);
 }
 
 }  // namespace echelon

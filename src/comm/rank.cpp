@@ -7,13 +7,13 @@
 
 namespace echelon {
 
-Rank::Rank(World& world, const Mesh& mesh, int index, DType dtype, Arena& arena, Kernels& kernels,
-           Collectives collectives, int first, TraceRecorder* recorder)
+Rank::Rank(World& world, const Mesh& mesh, int index, const PrecisionRecipe& precision, Arena& arena,
+           Kernels& kernels, Collectives collectives, int first, TraceRecorder* recorder)
     : world_(world),
       mesh_(mesh),
       index_(index),
       first_(first),
-      dtype_(dtype),
+      precision_(precision),
       arena_(arena),
       kernels_(kernels),
       collectives_(collectives),

@@ -12,6 +12,7 @@
 #include "comm/recording.h"
 #include "comm/threads.h"
 #include "spec/mesh.h"
+#include "spec/precision.h"
 #include "spec/traffic.h"
 #include "tensor/kernels.h"
 
@@ -23,15 +24,16 @@ class Rank {
   // it. Every rank of the job names the same `collectives`.
   // `first`: the world rank of the mesh's rank 0, where a mesh is a part of the world. `recorder`, if any,
   // outlives it too, and gets the rank's trace.
-  Rank(World& world, const Mesh& mesh, int index, DType dtype, Arena& arena, Kernels& kernels,
-       Collectives collectives = Collectives::direct, int first = 0, TraceRecorder* recorder = nullptr);
+  Rank(World& world, const Mesh& mesh, int index, const PrecisionRecipe& precision, Arena& arena,
+       Kernels& kernels, Collectives collectives = Collectives::direct, int first = 0,
+       TraceRecorder* recorder = nullptr);
 
   const Mesh& mesh() const { return mesh_; }
   int index() const { return index_; }
   int coordinate(Axis axis) const { return mesh_.coordinate(index_, axis); }
   Coordinates coordinates() const { return mesh_.coordinates(index_); }
   int size(Axis axis) const { return mesh_.size(axis); }
-  DType dtype() const { return dtype_; }
+  const PrecisionRecipe& precision() const { return precision_; }
   Arena& arena() const { return arena_; }
   Kernels& kernels() const { return kernels_; }
 
@@ -86,7 +88,11 @@ class Rank {
   }
 
   Tensor activation(std::vector<std::int64_t> shape) const {
-    return {arena_, MemoryCategory::activations, dtype_, std::move(shape)};
+    return {arena_, MemoryCategory::activations, precision_.activations, std::move(shape)};
+  }
+  // A value of a pass that is a statistic of others.
+  Tensor statistic(std::vector<std::int64_t> shape) const {
+    return {arena_, MemoryCategory::activations, precision_.statistics, std::move(shape)};
   }
 
  private:
@@ -95,7 +101,7 @@ class Rank {
   World& world_;
   Mesh mesh_;
   int index_, first_;
-  DType dtype_;
+  PrecisionRecipe precision_;
   Arena& arena_;
   Kernels& kernels_;
   Collectives collectives_;

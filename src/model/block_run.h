@@ -43,6 +43,7 @@ class BlockRun {
   const Microbatch& microbatch() const { return microbatch_; }
   std::int64_t rows() const { return microbatch_.rows(); }  // N, all of them on every tp rank
   Tensor activation(std::vector<std::int64_t> shape) const { return rank_.activation(std::move(shape)); }
+  Tensor statistic(std::vector<std::int64_t> shape) const { return rank_.statistic(std::move(shape)); }
   ExpertParallel::Saved& routed() const { return state_.routed; }
 
   // Generation: new tokens of one sequence from `position` on; keys and values are kept in `cache`.

@@ -46,7 +46,7 @@ class AttentionOp final : public OpRunner {
  private:
   void attend(BlockRun& run) const {
     const Tensor attended = run.activation({run.rows(), heads_.width()}),
-                 lse = run.activation({run.rows() * heads_.num_heads()});
+                 lse = run.statistic({run.rows() * heads_.num_heads()});
     context_parallel_.forward(run.microbatch().sequences, run.value(out(0)), attended, lse);
     run.set(out(1), attended);
     run.set(out(2), lse);
@@ -54,7 +54,7 @@ class AttentionOp final : public OpRunner {
 
   void generate(BlockRun& run) const {
     const Tensor attended = run.activation({run.rows(), heads_.width()}),
-                 lse = run.activation({run.rows() * heads_.num_heads()});
+                 lse = run.statistic({run.rows() * heads_.num_heads()});
     heads_.forward_cached(run.kernels(), run.position(), run.take(in()), run.cache(), attended, lse);
     run.set(out(1), attended);
   }

@@ -12,7 +12,7 @@ class NormOp : public OpRunner {
 
  protected:
   void run_forward(BlockRun& run) const override {
-    const Tensor x = run.take(in()), stats = run.activation({x.rows(), norm_.stats_width()}),
+    const Tensor x = run.take(in()), stats = run.statistic({x.rows(), norm_.stats_width()}),
                  y = run.activation({x.rows(), x.cols()});
     norm_.forward(run.kernels(), x, y, stats);
     run.set(out(0), y);

@@ -39,6 +39,7 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
                                std::uint64_t seed, const Faults& faults, Moments moments)
     : rank_(&rank),
       zero_(plan.zero_stage()),
+      seed_(seed),
       shards_(plan.all_shards()),
       shard_(plan.shard_index(rank.coordinates())),
       output_name_(plan.model.tied_embedding ? embedding_parameters(plan.model).front().name
@@ -63,31 +64,32 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
   for (std::size_t i = 0; i < parameters_.size(); ++i) place(parameters_[i], i, faults);
   fill_initial_values(seed);
   if (keeps_tied_gradient_apart(plan, pipeline, rank.coordinate(Axis::dp), rank.coordinate(Axis::pp))) {
-    tied_gradient_ =
-        Tensor(rank.arena(), MemoryCategory::gradients, rank.dtype(), find(output_name_).gradient.shape());
+    tied_gradient_ = Tensor(rank.arena(), MemoryCategory::gradients, rank.precision().gradients,
+                            find(output_name_).gradient.shape());
     if (zero_ >= 2) tied_gradient_.release_memory();
   }
 }
 
 void ParameterStore::make_units() {
-  const auto make = [&](MemoryCategory category, std::int64_t size) {
-    const Tensor flat(rank_->arena(), category, rank_->dtype(), {size});
+  const PrecisionRecipe& precision = rank_->precision();
+  const auto make = [&](MemoryCategory category, DType dtype, std::int64_t size) {
+    const Tensor flat(rank_->arena(), category, dtype, {size});
     rank_->kernels().fill(flat, 0.0);
     return flat;
   };
   // What comes and goes is made without memory.
-  const auto make_away = [&](MemoryCategory category, std::int64_t size) {
-    const Tensor flat(rank_->arena(), category, rank_->dtype(), {size});
+  const auto make_away = [&](MemoryCategory category, DType dtype, std::int64_t size) {
+    const Tensor flat(rank_->arena(), category, dtype, {size});
     flat.release_memory();
     return flat;
   };
   const std::vector<ShardUnit> cuts = shard_units(layout_, shards_);
   const std::int64_t own_size = shard_size(cuts, shard_);
   if (zero_ < 3)
-    values_ = Tensor(rank_->arena(), MemoryCategory::parameters, rank_->dtype(), {layout_.size()});
+    values_ = Tensor(rank_->arena(), MemoryCategory::parameters, precision.parameters, {layout_.size()});
   else
-    own_values_ = make(MemoryCategory::parameters, own_size);
-  if (zero_ < 2) gradients_ = make(MemoryCategory::gradients, layout_.size());
+    own_values_ = make(MemoryCategory::parameters, precision.parameters, own_size);
+  if (zero_ < 2) gradients_ = make(MemoryCategory::gradients, precision.gradients, layout_.size());
   std::int64_t own_begin = 0;
   for (const ShardUnit& cut : cuts) {
     const Range own = cut.shard(shard_), inside{own.begin - cut.range.begin, own.end - cut.range.begin};
@@ -96,15 +98,15 @@ void ParameterStore::make_units() {
       unit.value = values_.flat_range(cut.range.begin, cut.range.end);
       unit.own_value = unit.value.flat_range(inside.begin, inside.end);
     } else {
-      unit.value = make_away(MemoryCategory::parameters, cut.range.size());
+      unit.value = make_away(MemoryCategory::parameters, precision.parameters, cut.range.size());
       unit.own_value = own_values_.flat_range(own_begin, own_begin + own.size());
     }
     if (zero_ < 2) {
       unit.gradient = gradients_.flat_range(cut.range.begin, cut.range.end);
       unit.own_gradient = unit.gradient.flat_range(inside.begin, inside.end);
     } else {
-      unit.gradient = make_away(MemoryCategory::gradients, cut.range.size());
-      unit.own_gradient = make_away(MemoryCategory::gradients, own.size());
+      unit.gradient = make_away(MemoryCategory::gradients, precision.gradients, cut.range.size());
+      unit.own_gradient = make_away(MemoryCategory::gradients, precision.gradients, own.size());
     }
     own_begin += own.size();
     units_.push_back(std::move(unit));
@@ -113,15 +115,18 @@ void ParameterStore::make_units() {
 }
 
 void ParameterStore::make_moments(const Plan& plan, std::int64_t own_size) {
-  const std::int64_t bytes = own_size * element_bytes(rank_->dtype());
+  const PrecisionRecipe& precision = rank_->precision();
+  if (precision.has_master())
+    master_ = Tensor(rank_->arena(), MemoryCategory::optimizer, precision.master, {own_size});
+  const std::int64_t bytes = own_size * element_bytes(precision.moments);
   if (plan.offload == Offload::optimizer)
     offloaded_ = std::make_unique<ScratchFile>(plan.offload_directory, static_cast<std::size_t>(2 * bytes));
   std::int64_t begin = 0;
   for (Tensor* moment : {&exp_avg_, &exp_avg_sq_}) {
     if (offloaded_) {
-      *moment = Tensor::view_of(offloaded_->data() + begin, rank_->dtype(), {own_size});
+      *moment = Tensor::view_of(offloaded_->data() + begin, precision.moments, {own_size});
     } else {
-      *moment = Tensor(rank_->arena(), MemoryCategory::optimizer, rank_->dtype(), {own_size});
+      *moment = Tensor(rank_->arena(), MemoryCategory::optimizer, precision.moments, {own_size});
       rank_->kernels().fill(*moment, 0.0);
     }
     begin += bytes;
@@ -153,6 +158,7 @@ void ParameterStore::place(Parameter& p, std::size_t index, const Faults& faults
   p.own_value = part(unit.own_value, 0);
   const std::int64_t shift = unit.cut.of(shard_) > 0 && own.end < shard.end ? faults.shard_shift : 0;
   p.own_gradient = part(unit.own_gradient, shift);
+  p.own_master = master_.defined() ? part(master_, unit.own_begin) : p.own_value;
   if (!exp_avg_.defined()) return;
   p.exp_avg = part(exp_avg_, unit.own_begin);
   p.exp_avg_sq = part(exp_avg_sq_, unit.own_begin);
@@ -164,11 +170,20 @@ void ParameterStore::fill_initial_values(std::uint64_t seed) {
     const Tensor& held = p.value_stays ? p.value : p.own_value;
     const Range part = p.value_stays ? Range{0, p.value.numel()} : p.own;
     if (held.device() == Device::none) continue;
-    with_float_type(held, [&]<class F>(F) {
+    const auto fill = [&]<class F>(F) {
       std::vector<F> values(static_cast<std::size_t>(part.size()));
       fill_initial(p.spec, tp, index, seed, part, values.data());
-      copy_from_host(values, held);
-    });
+      if (held.dtype() == dtype_of<F>) return copy_from_host(values, held);
+      copy_numbers_from_host(std::vector<double>(values.begin(), values.end()), held);
+      if (!master_.defined()) return;
+      const auto own = std::span<const F>(values).subspan(static_cast<std::size_t>(p.own.begin - part.begin),
+                                                          static_cast<std::size_t>(p.own.size()));
+      copy_from_host(own, p.own_master);
+    };
+    if (held.dtype() == DType::f64)
+      fill(double());
+    else
+      fill(float());
   }
 }
 

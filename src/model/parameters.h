@@ -30,8 +30,10 @@ struct Parameter {
   // sum of the gradients over dp is here, and nowhere else, until the next update begins.
   Range own;
   Tensor own_value, own_gradient, exp_avg, exp_avg_sq;  // flat; no moments where these are elsewhere
-  std::vector<std::int64_t> shard_sizes;                // of `own` on each rank that it is cut over
-  Communicator* shard_group = nullptr;                  // these ranks; nullptr where it is not cut
+  // What the optimizer updates, flat: own_value itself, or the weights that it is the rounded copy of.
+  Tensor own_master;
+  std::vector<std::int64_t> shard_sizes;  // of `own` on each rank that it is cut over
+  Communicator* shard_group = nullptr;    // these ranks; nullptr where it is not cut
 };
 
 // Whether a rank's optimizer is its own. Elsewhere, on parameter servers: it has no moments.
@@ -68,6 +70,7 @@ class ParameterStore {
   // The gradients of all parameters that each tp rank holds whole.
   const Tensor& whole_gradients() const { return units_.back().gradient; }
   const FlatLayout& layout() const { return layout_; }
+  std::uint64_t seed() const { return seed_; }  // of initial values, and of what is rounded at random
   // Ranks of a block over which state is cut.
   int shards() const { return shards_.all; }
 
@@ -118,11 +121,12 @@ class ParameterStore {
 
   const Rank* rank_;
   int zero_;
-  Shards shards_, shard_;                     // how many, and which one this rank has
-  Tensor values_, gradients_;                 // whole and flat, where they stay in memory
-  Tensor own_values_, exp_avg_, exp_avg_sq_;  // this rank's shards, unit after unit
-  std::unique_ptr<ScratchFile> offloaded_;    // behind the moments, where they are offloaded
-  Tensor tied_gradient_;                      // defined where it is kept apart
+  std::uint64_t seed_;
+  Shards shards_, shard_;                              // how many, and which one this rank has
+  Tensor values_, gradients_;                          // whole and flat, where they stay in memory
+  Tensor own_values_, master_, exp_avg_, exp_avg_sq_;  // this rank's shards, unit after unit
+  std::unique_ptr<ScratchFile> offloaded_;             // behind the moments, where they are offloaded
+  Tensor tied_gradient_;                               // defined where it is kept apart
   std::string output_name_;
   std::vector<Parameter> parameters_;
   std::vector<ParamSpec> model_;

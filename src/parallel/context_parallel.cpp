@@ -30,7 +30,7 @@ void ContextParallel::forward(const Sequences& sequences, const Tensor& core, co
 
 // The order of the numbers is that of ContextBlocks where no heads are exchanged.
 Tensor ContextParallel::delta(const Sequences& sequences, const Tensor& out, const Tensor& dout) const {
-  const Tensor delta = rank_->activation({out.rows() * heads_.num_heads()});
+  const Tensor delta = rank_->statistic({out.rows() * heads_.num_heads()});
   const auto runs = layout_.runs(layout_.ring_index(rank_->coordinate(Axis::cp)));
   if (exchanges_heads() || runs.size() == 1) {
     rank_->kernels().attention_delta(out, dout, heads_.shape(sequences.batch, layout_.tokens_here(), 0),

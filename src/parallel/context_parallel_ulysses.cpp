@@ -126,8 +126,8 @@ Tensor UlyssesExchange::delta_to_heads(const Tensor& delta) const {
   const std::int64_t size = group_.size(), all = heads_.num_heads(), here = here_.num_heads();
   const std::int64_t part = batch_ * here * tokens_;  // to and from each rank
   const std::vector<std::int64_t> counts(static_cast<std::size_t>(size), part);
-  const Tensor packed = rank_.activation({size * batch_ * here, tokens_});
-  const Tensor arrived = rank_.activation({size * batch_ * here, tokens_});
+  const Tensor packed = rank_.statistic({size * batch_ * here, tokens_});
+  const Tensor arrived = rank_.statistic({size * batch_ * here, tokens_});
   const Tensor rows = delta.reshape({batch_ * all, tokens_});
   for (std::int64_t u = 0; u < size; ++u)
     for (std::int64_t b = 0; b < batch_; ++b) {
@@ -136,7 +136,7 @@ Tensor UlyssesExchange::delta_to_heads(const Tensor& delta) const {
     }
   group_.all_to_all(packed.flat(), counts, arrived.flat(), counts).wait();
   const std::int64_t core_tokens = layout_.core_tokens();
-  const Tensor core = rank_.activation({batch_ * core_tokens * here});
+  const Tensor core = rank_.statistic({batch_ * core_tokens * here});
   const auto runs = layout_.runs(layout_.ring_index(rank_.coordinate(Axis::cp)));
   for (std::int64_t b = 0; b < batch_; ++b) {
     std::int64_t begin = 0;  // of the run among the core tokens

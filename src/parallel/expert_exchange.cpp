@@ -74,7 +74,7 @@ ExpertExchange::Route ExpertExchange::route(const ExpertMlps::Bounds& bounds, st
 InFlight ExpertExchange::begin_dispatch(const Tensor& copies, const Route& route) const {
   if (is_local()) return InFlight(copies);
   const std::int64_t width = copies.cols();
-  const Tensor arrived = rank_->activation({route.room, width});
+  const Tensor arrived = like(copies, route.room);
   return {arrived,
           rank_->ep().all_to_all(elements(copies, sum(route.sent)), times(route.sent, width),
                                  elements(arrived, sum(route.received)), times(route.received, width)),
@@ -84,7 +84,7 @@ InFlight ExpertExchange::begin_dispatch(const Tensor& copies, const Route& route
 Tensor ExpertExchange::arrange(InFlight arriving, const Route& route) const {
   const Tensor arrived = arriving.get();
   if (is_local()) return arrived;
-  const Tensor rows = rank_->activation({route.room, arrived.cols()});
+  const Tensor rows = like(arrived, route.room);
   rank_->kernels().embedding(route.arrived, arrived, 0, rows);
   return rows;
 }
@@ -98,10 +98,10 @@ Tensor ExpertExchange::dispatch(Tensor copies, const Route& route) const {
 InFlight ExpertExchange::begin_combine(Tensor rows, const Route& route, std::int64_t copies) const {
   if (is_local()) return InFlight(rows);
   const std::int64_t width = rows.cols();
-  const Tensor leaving = rank_->activation({route.room, width});
+  const Tensor leaving = like(rows, route.room);
   rank_->kernels().embedding(route.rows, rows, 0, leaving);
   rows = Tensor();
-  const Tensor back = rank_->activation({copies, width});
+  const Tensor back = like(leaving, copies);
   return {back,
           rank_->ep().all_to_all(elements(leaving, sum(route.received)), times(route.received, width),
                                  elements(back, sum(route.sent)), times(route.sent, width)),

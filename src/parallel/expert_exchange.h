@@ -56,6 +56,11 @@ class ExpertExchange {
     return {rank_->arena(), MemoryCategory::activations, DType::i32, {count}};
   }
 
+  // So many rows as those of x.
+  Tensor like(const Tensor& x, std::int64_t rows) const {
+    return {rank_->arena(), MemoryCategory::activations, x.dtype(), {rows, x.cols()}};
+  }
+
   const Rank* rank_;
   std::int64_t num_experts_;
 };

@@ -114,7 +114,7 @@ Work<Tensor> ExpertParallel::out_forward(const Saved& saved) const {
 
 // Weights of tokens' choices to where their copies stand: (M, 1).
 Tensor ExpertParallel::by_place(const Tensor& weights, const Saved& saved) const {
-  const Tensor placed = rank_->activation({saved.copies.numel(), 1});
+  const Tensor placed = rank_->statistic({saved.copies.numel(), 1});
   rank_->kernels().place_weights(weights, saved.places, placed);
   return placed;
 }
@@ -126,7 +126,7 @@ Work<ExpertParallel::Backward> ExpertParallel::backward_input(const Tensor& dy, 
   const ExpertExchange::Route& route = saved.route;
   count(saved);
   Backward backward;
-  backward.d_weights = rank_->activation({rows, k()});
+  backward.d_weights = rank_->statistic({rows, k()});
   backward.d_normed = rank_->activation({rows, width});
   // The gradient of a row's sum, by copy.
   InFlight arriving = exchange_.begin_dispatch(take(dy, saved), route);
@@ -135,7 +135,7 @@ Work<ExpertParallel::Backward> ExpertParallel::backward_input(const Tensor& dy, 
          d_activated = rank_->activation({route.room, experts_.activated_width()});
   experts_.out_backward_input(kernels, route.bounds, d_out, d_activated);
   Tensor weights = exchange_.dispatch(by_place(saved.weights, saved), route),
-         d_weights = rank_->activation({route.room, 1});
+         d_weights = rank_->statistic({route.room, 1});
   experts_.activate_backward(kernels, route.bounds, saved.hidden, d_activated, weights, d_weights);
   weights = Tensor();
   backward.d_hidden = std::exchange(saved.hidden, {});

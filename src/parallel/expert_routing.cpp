@@ -18,10 +18,10 @@ ExpertParallel::Saved ExpertParallel::route(const Tensor& normed_here, std::int6
   RoutingWatch* const watch = sequences > 0 ? watch_ : nullptr;
   Saved saved;
   saved.sequences = sequences;
-  saved.logits = rank_->activation({here, experts()});
+  saved.logits = rank_->statistic({here, experts()});
   router_.gate().forward(rank_->kernels(), normed_here, saved.logits);
   saved.ids = integers({here, k()});
-  saved.weights = rank_->activation({here, k()});
+  saved.weights = rank_->statistic({here, k()});
   rank_->kernels().route(router_.token(), saved.logits, bias_, saved.ids, saved.weights);
   if (watch != nullptr) {
     watch->on_choice(layer_, tokens, router_, saved.logits, bias_, saved.ids);
@@ -86,7 +86,7 @@ std::vector<std::int32_t> ExpertParallel::even_counts(std::int64_t copies, std::
 
 // So that they travel together.
 Tensor ExpertParallel::packed_choices(const Saved& saved) const {
-  const Tensor packed = rank_->activation({saved.ids.rows(), 2 * k()});
+  const Tensor packed = rank_->statistic({saved.ids.rows(), 2 * k()});
   rank_->kernels().pack_choices(saved.ids, saved.weights, packed);
   return packed;
 }
@@ -95,7 +95,7 @@ Tensor ExpertParallel::packed_choices(const Saved& saved) const {
 void ExpertParallel::share_choices(std::int64_t rows, Saved& saved) const {
   const Tensor all = tensor_parallel_.enter(packed_choices(saved), rows).get();
   saved.ids = integers({rows, k()});
-  saved.weights = rank_->activation({rows, k()});
+  saved.weights = rank_->statistic({rows, k()});
   rank_->kernels().unpack_choices(all, {}, saved.ids, saved.weights);
 }
 
@@ -123,9 +123,9 @@ Tensor ExpertParallel::keep_of_sequences(const Saved& saved) const {
   for (std::int64_t r = 0; r < cp; ++r)
     for (std::int64_t i = 0; i < rows; ++i)
       places.push_back(i / here * seq_len_ + positions_[static_cast<std::size_t>(r * here + i % here)]);
-  Tensor ids = integers({cp * rows, k()}), weights = rank_->activation({cp * rows, k()});
+  Tensor ids = integers({cp * rows, k()}), weights = rank_->statistic({cp * rows, k()});
   {
-    const Tensor packed = packed_choices(saved), all = rank_->activation({cp * rows, 2 * k()});
+    const Tensor packed = packed_choices(saved), all = rank_->statistic({cp * rows, 2 * k()});
     const std::vector<std::int64_t> counts(static_cast<std::size_t>(cp), packed.numel());
     rank_->along(Axis::cp).all_gather(packed, all, counts).wait();
     rank_->kernels().unpack_choices(all, places, ids, weights);
@@ -146,7 +146,7 @@ void ExpertParallel::route_backward(const Tensor& normed_here, Saved& saved, Bac
   const Tensor d_weights = tensor_parallel_.enter_backward(std::exchange(backward.d_weights, {}), rows).get();
   RouterLosses terms = losses(saved);
   terms.first_row = here.begin;
-  const Tensor d_logits = rank_->activation({here.size(), experts()});
+  const Tensor d_logits = rank_->statistic({here.size(), experts()});
   kernels.route_backward(router_.token(), saved.logits, saved.ids.row_range(here.begin, here.end), d_weights,
                          terms, loss_scale_, d_logits);
   if (balancing_.has_losses()) kernels.add_router_losses(router_.token(), saved.logits, terms, loss_sum_);

@@ -10,7 +10,8 @@ struct Faults {
   // Ranks after the first of a block that shares gradients (ZeRO) believe that theirs start this much later.
   int shard_shift = 0;
   int vocabulary_shift = 0;  // ranks after the first believe that their vocabulary rows start this much later
-  double router_bias = 0;    // every router likes its first expert so much more
+  bool narrow_gradients = false;  // kept in bf16
+  double router_bias = 0;         // every router likes its first expert so much more
 };
 
 }  // namespace echelon

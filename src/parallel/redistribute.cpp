@@ -8,6 +8,11 @@
 namespace echelon {
 namespace {
 
+// What comes of x has its dtype.
+Tensor like(const Rank& rank, const Tensor& x, std::vector<std::int64_t> shape) {
+  return {rank.arena(), MemoryCategory::activations, x.dtype(), std::move(shape)};
+}
+
 using Extent = std::array<std::int64_t, 2>;
 
 struct Cut {
@@ -36,7 +41,7 @@ std::vector<std::int64_t> counts_of(const Cut& cut, std::int64_t rows, std::int6
 // The parts of x one after another in one buffer; x itself when they lie so already.
 Tensor pack(const Rank& rank, const Tensor& x, const Cut& cut) {
   if (cut.dim == 0) return x;
-  const Tensor packed = rank.activation({x.numel()});
+  const Tensor packed = like(rank, x, {x.numel()});
   std::int64_t begin = 0;
   for (const Range& range : cut.parts) {
     const std::int64_t count = range.size() * x.rows();
@@ -62,10 +67,10 @@ void unpack(const Rank& rank, const Tensor& packed, const Cut& cut, const Tensor
 
 InFlight gather(const Rank& rank, Communicator& group, const Tensor& x, const Cut& cut,
                 const Extent& extent) {
-  const Tensor whole = rank.activation({extent[0], extent[1]});
+  const Tensor whole = like(rank, x, {extent[0], extent[1]});
   const std::vector<std::int64_t> counts = counts_of(cut, extent[0], extent[1]);
   if (cut.dim == 0) return {whole, group.all_gather(x, whole, counts)};
-  const Tensor packed = rank.activation({whole.numel()});
+  const Tensor packed = like(rank, x, {whole.numel()});
   return {whole, group.all_gather(x, packed, counts),
           [&rank, packed, cut, whole] { unpack(rank, packed, cut, whole); }};
 }
@@ -73,14 +78,14 @@ InFlight gather(const Rank& rank, Communicator& group, const Tensor& x, const Cu
 InFlight scatter_sum(const Rank& rank, Communicator& group, const Tensor& x, const Cut& cut,
                      const Extent& extent) {
   const std::int64_t own = cut.parts[static_cast<std::size_t>(group.rank())].size();
-  const Tensor out = cut.dim == 0 ? rank.activation({own, extent[1]}) : rank.activation({extent[0], own});
+  const Tensor out = cut.dim == 0 ? like(rank, x, {own, extent[1]}) : like(rank, x, {extent[0], own});
   const Tensor packed = pack(rank, x, cut);
   return {out, group.reduce_scatter(packed, out, counts_of(cut, extent[0], extent[1])), until_then(packed)};
 }
 
 Tensor slice(const Rank& rank, int index, const Tensor& x, const Cut& cut) {
   const Tensor view = part(x, cut.dim, cut.parts[static_cast<std::size_t>(index)]);
-  const Tensor out = rank.activation({view.rows(), view.cols()});
+  const Tensor out = like(rank, x, {view.rows(), view.cols()});
   if (out.numel() > 0) rank.kernels().copy(view, out);
   return out;
 }
@@ -97,8 +102,8 @@ InFlight exchange(const Rank& rank, Communicator& group, const Tensor& x, const 
     recv_counts.push_back(from.parts[static_cast<std::size_t>(i)].size() * gets.size());
   }
   const Tensor out =
-      to.dim == 0 ? rank.activation({gets.size(), extent[1]}) : rank.activation({extent[0], gets.size()});
-  const Tensor packed = rank.activation({out.numel()});
+      to.dim == 0 ? like(rank, x, {gets.size(), extent[1]}) : like(rank, x, {extent[0], gets.size()});
+  const Tensor packed = like(rank, x, {out.numel()});
   return {out, group.all_to_all(pack(rank, x, to), send_counts, packed, recv_counts),
           [&rank, packed, from, out] { unpack(rank, packed, from, out); }};
 }

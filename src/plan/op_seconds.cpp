@@ -17,7 +17,7 @@ OpSeconds::OpSeconds(const Machine& machine, const Software& software, Precision
     : machine_(machine), software_(software) {
   double peak = machine.peak(precision);
   if (peak <= 0)
-    refuse("--dtype {}: machine {} does not say how fast it is in it", precision_name(precision),
+    refuse("--precision {}: machine {} does not say how fast it is in it", precision_name(precision),
            machine.name);
   const bool narrow = precision == Precision::fp8 || precision == Precision::fp4;
   const double efficiency = precision == Precision::fp8   ? machine.gemm_fp8_efficiency

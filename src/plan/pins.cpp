@@ -18,7 +18,7 @@ Pins pins_of(const Plan& plan) {
   if (plan.chunks == 0) pins.names.erase("chunks");
   if (plan.mesh.etp == 0)
     pins.plan.mesh.etp = plan.model.experts == Experts::none ? 1 : plan.mesh.size(Axis::tp);
-  pins.plan.dtype = DType::f32;  // a workload has a precision of its own
+  pins.plan.precision = DType::f32;  // a workload has a precision of its own
   return pins;
 }
 

@@ -8,9 +8,8 @@ namespace echelon {
 DType parse_dtype(const std::string& text, const std::string& field) {
   if (text == "f32") return DType::f32;
   if (text == "f64") return DType::f64;
-  if (text == "bf16")
-    refuse("{} bf16: training in bf16 is not built yet; legal: f32, f64 (reference kernels)", field);
-  refuse("{} {}: no such type; legal: f32, f64 (reference kernels)", field, text);
+  if (text == "bf16") return DType::bf16;
+  refuse("{} {}: no such type; legal: f32, f64, bf16", field, text);
 }
 
 bool interleaves_pairs(const Plan& plan) { return plan.mesh.ep > 1 && plan.zero_stage() < 3; }

@@ -10,9 +10,9 @@
 #include "spec/choices.h"
 #include "spec/compression.h"
 #include "spec/context_layout.h"
-#include "spec/dtype.h"
 #include "spec/mesh.h"
 #include "spec/model_spec.h"
+#include "spec/precision.h"
 #include "spec/recompute.h"
 #include "spec/routing.h"
 #include "spec/shard_layout.h"
@@ -49,7 +49,7 @@ struct Plan {
   std::int64_t global_batch = 1;   // sequences of one step, over all data-parallel ranks
   std::int64_t micro_batch = 1;    // sequences of one microbatch; the last one of a rank may be smaller
   std::int64_t seq_len = 1;
-  DType dtype = DType::f32;  // f64 runs on the reference kernels
+  PrecisionRecipe precision;
   Recompute recompute;
   std::string schedule = "1f1b";  // of the pipeline, where pp > 1
   // A schedule of one's own in text form (schedule/text.h); `schedule` is then its name.

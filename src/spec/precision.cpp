@@ -10,12 +10,20 @@
 namespace echelon {
 namespace {
 
+// bf16, and the optimizer's state in these.
+PrecisionRecipe in_bf16(const char* name, DType master, DType moments) {
+  PrecisionRecipe r;
+  r.name = name;
+  r.parameters = r.activations = DType::bf16;
+  r.master = master;
+  r.moments = moments;
+  return r;
+}
+
 const std::array<PrecisionRecipe, 4>& recipes() {
-  static const std::array<PrecisionRecipe, 4> all{
-      {{"f64", DType::f64, DType::f64, DType::f64, DType::f64, DType::f64, DType::f64},
-       {"f32", DType::f32, DType::f32, DType::f32, DType::f32, DType::f32, DType::f32},
-       {"bf16", DType::bf16, DType::f32, DType::f32, DType::f32, DType::bf16, DType::f32},
-       {"bf16-lean", DType::bf16, DType::bf16, DType::f32, DType::bf16, DType::bf16, DType::f32}}};
+  static const std::array<PrecisionRecipe, 4> all{DType::f64, DType::f32,
+                                                  in_bf16("bf16", DType::f32, DType::f32),
+                                                  in_bf16("bf16-lean", DType::bf16, DType::bf16)};
   return all;
 }
 
@@ -26,6 +34,23 @@ const PrecisionRecipe* find_recipe(const std::string& name) {
 }
 
 }  // namespace
+
+PrecisionRecipe::PrecisionRecipe(DType all)
+    : name(dtype_name(all)),
+      parameters(all),
+      master(all),
+      gradients(all),
+      moments(all),
+      activations(all),
+      statistics(all) {
+  check(all == wide(all), "narrow numbers are kept beside wide ones");
+}
+
+const PrecisionRecipe& recipe_of_weights(DType weights) {
+  return recipe(weights == DType::bf16 ? "bf16-lean" : dtype_name(weights));
+}
+
+const std::string& recipe_name(const PrecisionRecipe& recipe) { return recipe.name; }
 
 const std::vector<std::string>& recipe_names() {
   static const std::vector<std::string> names = [] {

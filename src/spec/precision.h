@@ -10,7 +10,9 @@
 namespace echelon {
 
 struct PrecisionRecipe {
-  std::string name;
+  PrecisionRecipe() = default;
+  PrecisionRecipe(DType all);  // f32 or f64: everything in it
+  std::string name = "f32";
   DType parameters = DType::f32;   // what layers compute with
   DType master = DType::f32;       // what the optimizer updates; that of the parameters where it is they
   DType gradients = DType::f32;    // of parameters, summed over microbatches
@@ -18,6 +20,8 @@ struct PrecisionRecipe {
   DType activations = DType::f32;  // and their gradients
   // Norms, log-sum-exp, losses, logits of tokens and routers, and all sums over ranks of these.
   DType statistics = DType::f32;
+
+  bool operator==(const PrecisionRecipe&) const = default;
 
   // Parameters are rounded copies of wider weights.
   bool has_master() const { return master != parameters; }
@@ -39,5 +43,8 @@ const PrecisionRecipe& recipe(const std::string& name);  // InvariantError when 
 
 // RequestError naming `field`, the value and the legal names.
 const PrecisionRecipe& parse_recipe(const std::string& text, const std::string& field);
+// In which weights of this dtype are trained and computed with: f64, f32, or bf16-lean.
+const PrecisionRecipe& recipe_of_weights(DType weights);
+const std::string& recipe_name(const PrecisionRecipe& recipe);
 
 }  // namespace echelon

@@ -12,7 +12,7 @@ std::vector<GradientBucket> reduction_buckets(const Plan& plan,
   std::vector<GradientBucket> buckets;
   if (plan.zero_stage() == 0) {
     for (const auto& [range, experts] :
-         gradient_buckets(layout, plan.bucket_bytes / element_bytes(plan.dtype))) {
+         gradient_buckets(layout, plan.bucket_bytes / element_bytes(plan.precision.gradients))) {
       buckets.push_back(gradient_bucket(groups, layout, range, tp, tp_rank));
       buckets.back().experts = experts;
     }

@@ -509,19 +509,20 @@ void Kernels::orthonormalize_rows(InOut x, const Philox& fresh) {
   backend_->orthonormalize_rows(x, fresh);
 }
 
-std::unique_ptr<Kernels> make_kernels(Arena& arena, DType dtype, int threads) {
+// What a pass computes in decides.
+std::unique_ptr<Kernels> make_kernels(Arena& arena, const PrecisionRecipe& precision, int threads) {
   if (arena.device() == Device::none)
-    return make_none_kernels(arena, threads == 0 ? 0 : kernel_scratch_bytes(dtype, threads));
-  return dtype == DType::f32 ? make_cpu_kernels(arena, threads) : make_reference_kernels();
+    return make_none_kernels(arena, threads == 0 ? 0 : kernel_scratch_bytes(precision, threads));
+  return precision.activations == DType::f32 ? make_cpu_kernels(arena, threads) : make_reference_kernels();
 }
 
-std::int64_t kernel_scratch_bytes(DType dtype, int threads) {
-  return dtype == DType::f32 ? cpu_kernels_scratch_bytes(threads) : 0;
+std::int64_t kernel_scratch_bytes(const PrecisionRecipe& precision, int threads) {
+  return precision.activations == DType::f32 ? cpu_kernels_scratch_bytes(threads) : 0;
 }
 
-void prepare_kernels(DType dtype) {
+void prepare_kernels(const PrecisionRecipe& precision) {
   Arena arena;
-  (void)make_kernels(arena, dtype, 1);
+  (void)make_kernels(arena, precision, 1);
 }
 
 }  // namespace echelon

@@ -467,6 +467,8 @@ std::unique_ptr<Kernels> make_cpu_kernels(Arena& arena, int threads) {
   return std::make_unique<Kernels>(std::make_shared<CpuKernels>(arena, threads));
 }
 
+bool has_cpu_kernels() { return true; }
+
 std::int64_t cpu_kernels_scratch_bytes(int threads) {
   return 4 * (threads * attention_scratch_per_thread() + column_sums_size);
 }

@@ -6,9 +6,12 @@ namespace echelon {
 
 std::unique_ptr<Kernels> make_cpu_kernels(Arena&, int) {
   refuse(
-      "--dtype f32: this build has no CPU kernels (ECHELON_CPU_KERNELS=OFF); legal: f64, on the reference "
+      "--precision f32: this build has no CPU kernels (ECHELON_CPU_KERNELS=OFF); legal: f64, bf16, "
+      "bf16-lean, on the reference "
       "kernels");
 }
+
+bool has_cpu_kernels() { return false; }
 
 std::int64_t cpu_kernels_scratch_bytes(int) { return 0; }
 

@@ -1,13 +1,13 @@
 // What kernels make once in a process.
 #pragma once
 
-#include "spec/dtype.h"
+#include "spec/precision.h"
 
 namespace echelon {
 
 // On the main thread, before it starts ranks or a progress line: oneDNN writes its code then, and what it
 // does where memory ends meanwhile is not to be relied on. RequestError where there are no kernels for the
-// dtype, RunError where memory is too little.
-void prepare_kernels(DType dtype);
+// precision, RunError where memory is too little.
+void prepare_kernels(const PrecisionRecipe& precision);
 
 }  // namespace echelon

@@ -31,6 +31,7 @@ double RoundingNoise::sign() {
 template <class Each>
 void RoundingNoise::visit(const Tensor& t, const Each& each) {
   if (!on_ || !t.defined() || t.numel() == 0) return;
+  if (t.dtype() == DType::bf16 && !moves_narrow_) return;
   with_stored_type(t, [&]<class F>(F) {
     const Matrix<F> x(t);
     for (std::int64_t i = 0; i < x.rows; ++i)

@@ -15,9 +15,11 @@ class RoundingNoise final : public KernelBackend {
   // Those of `exact`, until begin(). Copies of operands are in the arena (category other).
   RoundingNoise(Kernels& exact, Arena& arena) : exact_(exact), arena_(arena) {}
 
-  // The draws of one trial; the same number, the same draws.
-  void begin(std::uint64_t trial) {
+  // The draws of one trial; the same number, the same draws. `narrow`: whether what is kept in bf16 moves
+  // too, which it does not where both runs round the same numbers.
+  void begin(std::uint64_t trial, bool narrow = true) {
     on_ = true;
+    moves_narrow_ = narrow;
     state_ = trial * 0xd1342543de82ef95;
     left_ = 0;
   }
@@ -152,7 +154,7 @@ class RoundingNoise final : public KernelBackend {
 
   Kernels& exact_;
   Arena& arena_;
-  bool on_ = false;
+  bool on_ = false, moves_narrow_ = true;
   std::uint64_t state_ = 0, bits_ = 0;
   int left_ = 0;  // of bits_
 };

@@ -37,6 +37,11 @@ double finite_norm(const Rank& rank, const ParameterStore& parameters, std::int6
 }  // namespace
 
 void refuse_asynchronous(const Plan& plan, const AsynchronousOptions& options) {
+  if (plan.precision.parameters != plan.precision.gradients)
+    refuse(
+        "--precision {}: parameter servers keep and send wide weights alone; legal with --staleness: f32, "
+        "f64",
+        plan.precision.name);
   const std::string flag = "--staleness " + shown_bound(options);
   if (options.staleness && *options.staleness < 0) refuse("{}: must be a number of at least 0, or inf", flag);
   for (Axis axis : all_axes)
@@ -112,7 +117,7 @@ Traffic predict_worker_traffic(const Plan& plan, const PipelineLayout& pipeline,
       units_over_servers(flat_layout(pipeline.groups_of(0, 0), 1, 0), options);
   const ParameterServerRun run = served_run(plan, {options});
   Traffic traffic;
-  traffic.at(Axis::dp, Verb::send) = worker_sends(units, run, element_bytes(plan.dtype));
+  traffic.at(Axis::dp, Verb::send) = worker_sends(units, run, element_bytes(plan.precision.gradients));
   traffic.at(Axis::dp, Verb::recv) = worker_receives(units, run);
   if (run.synchronous() && run.workers > 1)  // targets and loss
     traffic.at(Axis::dp, Verb::all_reduce) = {2, 2 * all_reduce_bytes_sent(1, run.workers, 0, 8)};

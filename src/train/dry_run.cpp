@@ -24,8 +24,8 @@ DryRun dry_run(const Plan& plan, const PipelineLayout& pipeline, const Coordinat
   const int index = plan.mesh.rank_at(at);
   ImaginedWorld world(plan.mesh.num_ranks(), index);
   Arena arena(Device::none);
-  const auto kernels = make_kernels(arena, plan.dtype, 0);
-  const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels);
+  const auto kernels = make_kernels(arena, plan.precision, 0);
+  const Rank rank(world, plan.mesh, index, plan.precision, arena, *kernels);
   // Where nothing is known of numbers nothing is clipped by them.
   OptimizerOptions optimizer;
   optimizer.clip = 0;
@@ -82,9 +82,10 @@ void add_copies(const Plan& plan, const MovedCopies& moved, Traffic& traffic) {
   const BlockProgram layer = layer_program(plan.model, plan.model.num_layers - 1);
   const std::int64_t again = plan.recompute.contains(*layer.find(OpKind::experts_in)) ? hidden : 0;
   traffic.at(Axis::ep, Verb::all_to_all).bytes +=
-      element_bytes(plan.dtype) *
-      (hidden * (moved.forward_sent + moved.forward_received) + again * moved.backward_sent +
-       (hidden + 1) * (moved.backward_sent + moved.backward_received));
+      element_bytes(plan.precision.activations) * (hidden * (moved.forward_sent + moved.forward_received +
+                                                             moved.backward_sent + moved.backward_received) +
+                                                   again * moved.backward_sent) +
+      element_bytes(plan.precision.statistics) * (moved.backward_sent + moved.backward_received);
 }
 
 }  // namespace echelon

@@ -15,7 +15,7 @@ std::vector<double> gather_logits(const Rank& rank, const ModelSpec& model, cons
   std::vector<std::int64_t> counts;
   for (int i = 0; i < rank.size(Axis::tp); ++i)
     counts.push_back(split_range(model.vocab, rank.size(Axis::tp), i).size());
-  const Tensor all = rank.activation({model.vocab});
+  const Tensor all(rank.arena(), MemoryCategory::activations, local.dtype(), {model.vocab});
   rank.along(Axis::tp).all_gather(local.flat(), all, counts).wait();
   return copy_numbers_to_host(all);
 }

@@ -9,9 +9,13 @@ namespace echelon {
 OptimisticStep::OptimisticStep(const Rank& rank, const ParameterStore& parameters)
     : rank_(&rank),
       parameters_(&parameters),
-      guessed_(rank.arena(), MemoryCategory::parameters, rank.dtype(), parameters.values().shape()),
-      exp_avg_(rank.arena(), MemoryCategory::optimizer, rank.dtype(), {guessed_moments}),
-      exp_avg_sq_(rank.arena(), MemoryCategory::optimizer, rank.dtype(), {guessed_moments}) {}
+      guessed_(rank.arena(), MemoryCategory::parameters, rank.precision().parameters,
+               parameters.values().shape()),
+      exp_avg_(rank.arena(), MemoryCategory::optimizer, rank.precision().moments, {guessed_moments}),
+      exp_avg_sq_(rank.arena(), MemoryCategory::optimizer, rank.precision().moments, {guessed_moments}) {
+  if (rank.precision().has_master())
+    master_ = Tensor(rank.arena(), MemoryCategory::optimizer, rank.precision().master, {guessed_moments});
+}
 
 void OptimisticStep::guess(const OptimizerOptions& options, double learning_rate, std::int64_t updates) {
   check(!is_guess_, "a guess is taken back before the next one");
@@ -28,8 +32,14 @@ void OptimisticStep::guess(const OptimizerOptions& options, double learning_rate
                    second = exp_avg_sq_.flat_range(0, end - begin);
       kernels.copy(p.exp_avg.flat_range(begin, end), first);
       kernels.copy(p.exp_avg_sq.flat_range(begin, end), second);
-      kernels.adamw(guessed_.flat_range(offset + begin, offset + end), p.gradient.flat_range(begin, end),
-                    first, second, update);
+      const Tensor value = guessed_.flat_range(offset + begin, offset + end);
+      Updated updated{value, p.gradient.flat_range(begin, end), first, second, {}};
+      if (master_.defined()) {
+        updated.weights = master_.flat_range(0, end - begin);
+        updated.rounded = value;
+        kernels.copy(p.own_master.flat_range(begin, end), updated.weights);
+      }
+      adamw_part(*rank_, *parameters_, p, {begin, end}, updated, update);
     }
   }
   Tensor::swap_memory(parameters_->values(), guessed_);

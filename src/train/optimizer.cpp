@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numbers>
 #include <numeric>
+#include <optional>
 
 #include "base/error.h"
 #include "comm/host_group.h"
@@ -111,13 +112,27 @@ AdamWStep adamw_update(const ParamSpec& spec, const OptimizerOptions& options, d
   return update;
 }
 
+void adamw_part(const Rank& rank, const ParameterStore& parameters, const Parameter& p, Range part,
+                const Updated& u, AdamWStep update) {
+  std::vector<LogicalRun> runs;
+  std::optional<StochasticRounding> rounding;
+  if (rank.precision().rounds_stochastically()) {
+    runs = logical_runs(p.spec, rank.size(Axis::tp), rank.coordinate(Axis::tp), part);
+    rounding.emplace(StochasticRounding{weight_rounding(parameters.seed(), p.spec.name, update.step), runs});
+    update.rounding = &*rounding;
+  }
+  rank.kernels().adamw(u.weights, u.gradient, u.exp_avg, u.exp_avg_sq, update, u.rounded);
+}
+
 void adamw_step(const Rank& rank, const ParameterStore& parameters, const OptimizerOptions& options,
                 double learning_rate, std::int64_t updates, double gradient_scale) {
   const Doing doing = rank.doing(Activity::optimizer);
   for (const Parameter& p : parameters.all())
     if (p.own.size() > 0)
-      rank.kernels().adamw(p.own_value, p.own_gradient, p.exp_avg, p.exp_avg_sq,
-                           adamw_update(p.spec, options, learning_rate, updates, gradient_scale));
+      adamw_part(rank, parameters, p, p.own,
+                 {p.own_master, p.own_gradient, p.exp_avg, p.exp_avg_sq,
+                  rank.precision().has_master() ? p.own_value : Tensor()},
+                 adamw_update(p.spec, options, learning_rate, updates, gradient_scale));
   parameters.share_values();
 }
 

@@ -42,6 +42,14 @@ double clip_factor(double norm, double clip);
 AdamWStep adamw_update(const ParamSpec& spec, const OptimizerOptions& options, double learning_rate,
                        std::int64_t updates, double gradient_scale);
 
+// Updates elements `part` of what a rank has of a parameter. `weights` are its master weights, or copies of
+// them, `rounded` the values that are made of them where these are others.
+struct Updated {
+  Tensor weights, gradient, exp_avg, exp_avg_sq, rounded;
+};
+void adamw_part(const Rank& rank, const ParameterStore& parameters, const Parameter& parameter, Range part,
+                const Updated& updated, AdamWStep update);
+
 // One step on everything that is this rank's own, `updates` steps after the first; then the values go to all
 // ranks that hold them whole (collective over dp). Norms and biases do not decay.
 void adamw_step(const Rank& rank, const ParameterStore& parameters, const OptimizerOptions& options,

@@ -130,7 +130,7 @@ static void refuse_beyond_limit(const TrainRequest& request, const PipelineLayou
   for (int pp = 0; limit > 0 && pp < plan.mesh.size(Axis::pp); ++pp)
     for (int tp = 0; tp < plan.mesh.size(Axis::tp); ++tp) {
       Memory memory = predict_memory(plan, pipeline, {.pp = pp, .tp = tp});
-      memory[MemoryCategory::other] += kernel_scratch_bytes(plan.dtype, request.run.threads_per_rank);
+      memory[MemoryCategory::other] += kernel_scratch_bytes(plan.precision, request.run.threads_per_rank);
       if (static_cast<double>(memory.total()) > limit)
         refuse(
             "--memory-limit {}: the rank at pp {} tp {} needs {}, of which {} for activations; more ranks of "
@@ -191,9 +191,9 @@ CheckpointInfo find_resumed(const TrainRequest& request, const std::string& path
     if (to_toml(info.model) != to_toml(request.plan.model))
       refuse("--resume {}: it holds the model {}, not {}", info.path, info.model.name,
              request.plan.model.name);
-    if (info.dtype != request.plan.dtype)
-      refuse("--resume {}: it was trained in {}, not {}", info.path, dtype_name(info.dtype),
-             dtype_name(request.plan.dtype));
+    if (info.dtype != request.plan.precision.master)
+      refuse("--resume {}: its weights are in {}, and those of --precision {} in {}", info.path,
+             dtype_name(info.dtype), request.plan.precision.name, dtype_name(request.plan.precision.master));
     if (info.seed != request.seed)
       refuse("--resume {}: it was trained with --seed {}, not {}: the order of the data would change",
              info.path, info.seed, request.seed);

@@ -83,17 +83,19 @@ void time_together(Communicator& all, SharedStopwatch& watch, const Once& once, 
 
 // Runs body(rank, meet) on all ranks of so many meshes at once; meet() is a barrier of them all.
 template <class Body>
-void on_meshes(const Stand& stand, const Mesh& mesh, DType dtype, int threads, const Body& body) {
+void on_meshes(const Stand& stand, const Mesh& mesh, const PrecisionRecipe& precision, int threads,
+               const Body& body) {
   std::vector<int> everyone(static_cast<std::size_t>(stand.ranks));
   std::iota(everyone.begin(), everyone.end(), 0);
   ThreadWorld world(stand.ranks, patience);
   run_ranks(world, [&](int index) {
     const auto all = world.join(index, everyone, "rehearsal");
     Arena arena;
-    const auto kernels = make_kernels(arena, dtype, threads);
+    const auto kernels = make_kernels(arena, precision, threads);
     const int size = mesh.num_ranks();
-    body(Rank(world, mesh, index % size, dtype, arena, *kernels, Collectives::direct, index / size * size),
-         *all);
+    body(
+        Rank(world, mesh, index % size, precision, arena, *kernels, Collectives::direct, index / size * size),
+        *all);
   });
 }
 
@@ -106,7 +108,7 @@ PartSeconds::Passes passes_of(const Plan& plan, const Stand& stand, int threads)
   Try best, now;
   std::mutex mutex;
   SharedStopwatch watch;
-  on_meshes(stand, plan.mesh, plan.dtype, threads, [&](const Rank& rank, Communicator& all) {
+  on_meshes(stand, plan.mesh, plan.precision, threads, [&](const Rank& rank, Communicator& all) {
     Trainer trainer(rank, plan, {}, 1, {}, nullptr, Moments::elsewhere);
     trainer.set_data_parallel_sums(DataParallelSums::none);
     const auto samples = any_tokens(plan);
@@ -137,16 +139,22 @@ double element_seconds(const Plan& plan, const Stand& stand, int threads) {
   constexpr std::int64_t elements = 1 << 16;
   double best = std::numeric_limits<double>::max();
   SharedStopwatch watch;
-  on_meshes(stand, Mesh{}, plan.dtype, threads, [&](const Rank& rank, Communicator& all) {
+  on_meshes(stand, Mesh{}, plan.precision, threads, [&](const Rank& rank, Communicator& all) {
     const auto tensor = [&](DType dtype, std::int64_t size) {
       return Tensor(rank.arena(), MemoryCategory::other, dtype, {size});
     };
-    const Tensor value = tensor(plan.dtype, elements), gradient = tensor(plan.dtype, elements),
-                 first = tensor(plan.dtype, elements), second = tensor(plan.dtype, elements);
+    const PrecisionRecipe& r = plan.precision;
+    const Tensor value = tensor(r.master, elements), gradient = tensor(r.gradients, elements),
+                 first = tensor(r.moments, elements), second = tensor(r.moments, elements);
     const Tensor sums = tensor(DType::f64, norm_blocks(elements));
     for (const Tensor& t : {value, first, second}) rank.kernels().fill(t, 0.5);
     AdamWStep step;
     step.lr = 1e-3;
+    ParamSpec spec;
+    spec.shape = {elements};
+    const std::vector<LogicalRun> runs = logical_runs(spec, 1, 0, {0, elements});
+    const StochasticRounding rounding{weight_rounding(0, spec.name, 0), runs};
+    if (r.rounds_stochastically()) step.rounding = &rounding;
     const auto once = [&] {
       rank.kernels().fill(gradient, 0.0);
       rank.kernels().sum_squares(gradient, norm_block, sums);
@@ -206,7 +214,7 @@ double call_seconds(const Plan& plan, int ranks, int group_size, const JobCores&
     const auto all = world.join(index, everyone, "rehearsal");
     const auto few = world.join(index, group, "rehearsal's group");
     Arena arena;
-    const Tensor x(arena, MemoryCategory::communication, plan.dtype, {count});
+    const Tensor x(arena, MemoryCategory::communication, plan.precision.activations, {count});
     copy_bytes_from_host(std::vector<std::byte>(static_cast<std::size_t>(x.bytes())), x);
     const auto once = [&] {
       for (int call = 0; call < row; ++call) {
@@ -223,7 +231,8 @@ double call_seconds(const Plan& plan, int ranks, int group_size, const JobCores&
 
 RehearsedPlan rehearsed_plan(const Plan& plan, std::int64_t dense, std::int64_t experts) {
   constexpr std::int64_t most_vocab = 8192, fewest_tokens = 16;
-  const double most_flops = plan.dtype == DType::f32 ? 2e9 : 3e7;  // forward; reference kernels are slow
+  const double most_flops =
+      plan.precision.activations == DType::f32 ? 2e9 : 3e7;  // forward; reference kernels are slow
   RehearsedPlan r;
   Plan& p = r.plan;
   p.model = plan.model;
@@ -238,7 +247,7 @@ RehearsedPlan rehearsed_plan(const Plan& plan, std::int64_t dense, std::int64_t 
   const std::int64_t sequences = microbatches(plan, 0).front().size();
   p.micro_batch = std::max<std::int64_t>(1, sequences);
   p.seq_len = plan.seq_len;
-  p.dtype = plan.dtype;
+  p.precision = plan.precision;
   p.sequence_parallel = plan.sequence_parallel;
   p.recompute = plan.recompute;
   p.context_kind = plan.context_kind;
@@ -292,8 +301,9 @@ PartSeconds rehearse(const Plan& plan, const RunOptions& options, const JobCores
   constexpr std::int64_t few = 16, many = 1 << 16;
   parts.call = call_seconds(plan, world, group, cores, few);
   const double large = call_seconds(plan, world, group, cores, many);
-  parts.byte = std::max(0.0, large - parts.call) /
-               static_cast<double>(all_reduce_bytes_sent(many, group, 0, element_bytes(plan.dtype)));
+  parts.byte =
+      std::max(0.0, large - parts.call) /
+      static_cast<double>(all_reduce_bytes_sent(many, group, 0, element_bytes(plan.precision.activations)));
   return parts;
 }
 

@@ -33,7 +33,7 @@ std::int64_t steps_without_a_stop(const SharedRun& run) {
 
 Memory with_scratch(Memory memory, const SharedRun& run) {
   memory[MemoryCategory::other] +=
-      kernel_scratch_bytes(run.request.plan.dtype, run.request.run.threads_per_rank);
+      kernel_scratch_bytes(run.request.plan.precision, run.request.run.threads_per_rank);
   return memory;
 }
 
@@ -68,7 +68,7 @@ JobMachine job_machine(const TrainRequest& request) {
 // Of all threads that compute at once, from those of the ranks that fit here.
 double measure_peak_flops(const TrainRequest& request, const JobMachine& machine) {
   const int threads = std::min(request.run.threads_per_rank, available_cores());
-  return measure_matmul_flops(request.plan.dtype, machine.teams_here, threads) /
+  return measure_matmul_flops(request.plan.precision, machine.teams_here, threads) /
          (machine.teams_here * threads) * machine.busy_threads;
 }
 
@@ -156,13 +156,13 @@ void run_rank(const SharedRun& run, World& world, int index, TrainSummary& summa
                       run.request.asynchronous ? 2 : run.pipeline->programs(0).shown_steps());
   TraceRecorder* const recorder = recording ? &*recording : nullptr;
   Arena arena(Device::cpu, static_cast<std::size_t>(run.request.run.memory_limit));
-  const auto kernels = make_kernels(arena, plan.dtype, run.request.run.threads_per_rank);
+  const auto kernels = make_kernels(arena, plan.precision, run.request.run.threads_per_rank);
   if (index >= workers) {
     const Rank rank(world, server_plan(plan, run.request.asynchronous->servers).mesh, index - workers,
-                    plan.dtype, arena, *kernels, collectives, workers, recorder);
+                    plan.precision, arena, *kernels, collectives, workers, recorder);
     return ServerRun(run, rank, summary).run();
   }
-  const Rank rank(world, plan.mesh, index, plan.dtype, arena, *kernels, collectives, 0, recorder);
+  const Rank rank(world, plan.mesh, index, plan.precision, arena, *kernels, collectives, 0, recorder);
   TrainSummary unused;  // rank 0's alone is read
   RankRun(run, rank, index == 0 || run.request.asynchronous ? summary : unused).run();
 }

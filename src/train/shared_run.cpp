@@ -86,7 +86,7 @@ void save_to(const SharedRun& run, const Rank& rank, const ParameterStore& param
              TrainSummary& summary, const std::vector<CarriedTensor>& carried) {
   if (run.request.checkpoint_directory.empty()) return;
   info.seed = run.request.seed;
-  info.dtype = rank.dtype();
+  info.dtype = rank.precision().master;
   info.model = run.request.plan.model;
   info.trained_on = run.data.kind();
   info.data = run.data.fingerprint();

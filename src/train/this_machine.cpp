@@ -113,9 +113,9 @@ int machine_cores() {
                                                     cores_of_quota("/proc/self/cgroup", "/sys/fs/cgroup"))));
 }
 
-double measure_matmul_flops(DType dtype, int teams, int threads, std::int64_t size) {
-  const std::int64_t n = dtype == DType::f64 ? 192 : size;  // reference kernels are slow
-  prepare_kernels(dtype);
+double measure_matmul_flops(const PrecisionRecipe& precision, int teams, int threads, std::int64_t size) {
+  const std::int64_t n = precision.activations == DType::f32 ? size : 192;  // reference kernels are slow
+  prepare_kernels(precision);
   // Until nothing better has been seen for a while: what else runs on the machine slows single tries down.
   constexpr int patience = 3, most = 32;
   std::vector<double> best(static_cast<std::size_t>(teams));
@@ -140,9 +140,9 @@ double measure_matmul_flops(DType dtype, int teams, int threads, std::int64_t si
     std::unique_ptr<Kernels> kernels;
     Tensor a, b, c;
     or_fail([&] {
-      kernels = make_kernels(arena, dtype, threads);
+      kernels = make_kernels(arena, precision, threads);
       for (Tensor* const matrix : {&a, &b, &c}) {
-        *matrix = Tensor(arena, MemoryCategory::other, dtype, {n, n});
+        *matrix = Tensor(arena, MemoryCategory::other, precision.activations, {n, n});
         kernels->fill(*matrix, 0.5);
       }
     });

@@ -9,7 +9,8 @@ namespace echelon {
 
 // FLOP/s of `teams` of `threads` compute threads each, all at once, each team on square matrix products of
 // its own, as ranks compute: the sum of the best that each has reached. `size`: of the matrices, in f32.
-double measure_matmul_flops(DType dtype, int teams, int threads, std::int64_t size = 1024);
+double measure_matmul_flops(const PrecisionRecipe& precision, int teams, int threads,
+                            std::int64_t size = 1024);
 
 // What the ranks of a plan will hold in memory, and the refusal of what this machine cannot hold.
 double predicted_bytes(const Plan& plan);  // of one rank

@@ -30,8 +30,8 @@ Trainer::Trainer(const Rank& rank, const Plan& plan, const OptimizerOptions& opt
       pipeline_(pipeline ? std::move(pipeline) : std::make_shared<PipelineLayout>(plan)),
       programs_(pipeline_->programs(rank.coordinate(Axis::dp))),
       parameters_(rank, plan, *pipeline_, seed, faults, moments),
-      reducer_(DataParallel::groups(rank, plan), rank.kernels(), rank.arena(), rank.dtype(), plan.compression,
-               seed, parameters_.gradient_buckets()),
+      reducer_(DataParallel::groups(rank, plan), rank.kernels(), rank.arena(), rank.precision().gradients,
+               plan.compression, seed, parameters_.gradient_buckets()),
       stages_(rank_, plan_, *pipeline_, parameters_, faults),
       training_(stages_, programs_, rank.coordinate(Axis::pp), interleaves_pairs(plan), hooks()),
       executor_(
@@ -111,6 +111,13 @@ void Trainer::before_pass(const Instruction& i) {
 // them.
 void Trainer::finish_group(int group) {
   const int tp = rank_.size(Axis::tp);
+  if (faults_.narrow_gradients)
+    for (const Parameter& p : parameters_.all())
+      if (p.group == group) {
+        const Tensor narrow(rank_.arena(), MemoryCategory::other, DType::bf16, p.gradient.shape());
+        rank_.kernels().copy(p.gradient, narrow);
+        rank_.kernels().copy(narrow, p.gradient);
+      }
   for (const Parameter& p : parameters_.all()) {
     const int replicas = tp_replicas(p.spec, tp);
     if (p.group == group && p.spec.shard_dim >= 0 && replicas > 1)
@@ -136,7 +143,8 @@ void Trainer::add_pipeline_copies() {
     if (p == nullptr || p->holders.size() < 2) continue;
     check(p->holders.size() == 2, "a parameter is on at most two pipeline ranks");
     const int other = p->holders[p->holders.front() == group.rank() ? 1 : 0];
-    const Tensor theirs(rank_.arena(), MemoryCategory::communication, rank_.dtype(), p->gradient.shape());
+    const Tensor theirs(rank_.arena(), MemoryCategory::communication, p->gradient.dtype(),
+                        p->gradient.shape());
     Pending sent = group.send(p->gradient, other);
     group.recv(theirs, other).wait();
     sent.wait();

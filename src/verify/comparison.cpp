@@ -4,7 +4,9 @@
 #include <cmath>
 #include <limits>
 
+#include "base/bf16.h"
 #include "base/philox.h"
+#include "comm/host_group.h"
 #include "tensor/host.h"
 #include "tensor/reference_view.h"
 
@@ -24,19 +26,24 @@ double max_magnitude(const Tensor& t) {
   return largest;
 }
 
+// The relative distance of neighbouring numbers.
+double unit_of(DType dtype) { return dtype == DType::f64 ? 0x1p-52 : dtype == DType::f32 ? 0x1p-23 : 0x1p-7; }
+
 // Zero biases would hide a bias that is added twice, and norms of one a weight that is left out.
 void perturb_constants(const Rank& rank, const ParameterStore& parameters, std::uint64_t seed) {
   for (const Parameter& p : parameters.all()) {
     if (p.spec.init == Init::normal) continue;
     const Tensor values = local_tensor(rank, p, ParameterTensor::value);
     const Philox random(seed, Stream::test, name_hash(p.spec.name.c_str()));
-    with_float_type(values, [&]<class F>(F) {
+    with_stored_type(values, [&]<class F>(F) {
       std::vector<F> numbers = copy_to_host<F>(values);
       for_each_run(p.spec, rank.size(Axis::tp), rank.coordinate(Axis::tp),
                    [&](std::int64_t logical, std::int64_t local, std::int64_t count) {
-                     for (std::int64_t i = 0; i < count; ++i)
-                       numbers[static_cast<std::size_t>(local + i)] +=
-                           static_cast<F>(0.05 * random.normal(static_cast<std::uint64_t>(logical + i)));
+                     for (std::int64_t i = 0; i < count; ++i) {
+                       F& number = numbers[static_cast<std::size_t>(local + i)];
+                       const double noise = 0.05 * random.normal(static_cast<std::uint64_t>(logical + i));
+                       number = static_cast<F>(number + static_cast<Wide<F>>(noise));
+                     }
                    });
       copy_from_host(numbers, values);
     });
@@ -64,6 +71,55 @@ Comparison::Comparison(const VerifyRequest& request, const Rank& rank, double bo
   reference_ = std::make_unique<ReferenceRun>(request.plan, request.optimizer, request.run, request.seed);
   prepare(reference_->rank(), reference_->parameters());
   reference_->follow(judge_);
+  if (request.plan.precision.gradients == request.plan.precision.activations || !trainer_.flushes()) return;
+  Plan wide = request.plan;
+  wide.precision = has_cpu_kernels() ? DType::f32 : DType::f64;
+  wide_ = std::make_unique<ReferenceRun>(wide, request.optimizer, request.run, request.seed);
+  wide_->follow(judge_);
+  report_.wide.emplace().precision = wide.precision.name;
+}
+
+// The step once more from the reference's weights, before it is stepped on.
+void Comparison::compare_wide(std::int64_t step) {
+  if (!wide_) return;
+  for (const Parameter& p : reference_->parameters().all()) {
+    const Parameter& q = wide_->parameters().find(p.spec.name);
+    copy_numbers_from_host(copy_numbers_to_host(p.own_master), q.own_master);
+  }
+  const double loss = wide_->compute_gradients(step, request_.samples), narrow = expected_.back();
+  VerifyReport::Wide& wide = *report_.wide;
+  wide.loss_rel_diff = std::max(wide.loss_rel_diff, over(std::abs(loss - narrow), std::abs(loss)));
+  for (const Parameter& p : reference_->parameters().all()) {
+    const std::vector<double> of_narrow = copy_numbers_to_host(p.own_gradient),
+                              of_wide =
+                                  copy_numbers_to_host(wide_->parameters().find(p.spec.name).own_gradient);
+    double largest = 0, apart = 0;
+    for (std::size_t k = 0; k < of_wide.size(); ++k) {
+      largest = std::max(largest, std::abs(of_wide[k]));
+      apart = std::max(apart, std::abs(of_wide[k] - of_narrow[k]));
+    }
+    if (apart > 0) wide.grad_rel_diff = std::max(wide.grad_rel_diff, over(apart, largest));
+  }
+  wide_losses_.push_back(loss);
+}
+
+// Where gradients are promised to be wider than what they are sums of: a matrix's whose every element fits
+// into the narrower type was kept in it. A row of a table that one token has looked up has no sum.
+void Comparison::check_widths(std::int64_t step) {
+  const PrecisionRecipe& precision = rank_.precision();
+  if (precision.gradients == precision.activations) return;
+  constexpr double enough = 256;  // elements: of a sum one in 2^16 is so by chance
+  for (std::size_t i = 0; i < count(); ++i) {
+    std::vector<double> counts(2);  // elements other than zero; those of them that fit
+    if (const Parameter* p = here(i); p != nullptr && p->spec.multiplies)
+      for (double x : copy_numbers_to_host(p->own_gradient))
+        if (x != 0) {
+          counts[0] += 1;
+          counts[1] += static_cast<double>(static_cast<float>(bf16(x))) == x ? 1 : 0;
+        }
+    for (Axis axis : all_axes) counts = HostGroup(rank_.along(axis)).sum(counts);
+    if (leads() && counts[0] >= enough && counts[1] == counts[0]) found(step, at(i).name, "width", 0);
+  }
 }
 
 bool Comparison::step(std::int64_t step) {
@@ -72,6 +128,7 @@ bool Comparison::step(std::int64_t step) {
   const double loss = trainer_.compute_gradients(step, request_.samples);
   compute_reference(step);
   compare(step, ParameterTensor::gradient);
+  check_widths(step);
   compare_loss(step, loss);
   if (!finite_) return false;
   const double clip = from_rank_0(leads() ? reference_->apply_gradients(step) : 1);
@@ -121,6 +178,7 @@ void Comparison::compute_reference(std::int64_t step) {
   if (!leads()) return;
   judge_.impose(step, std::move(routing));
   expected_.push_back(reference_->compute_gradients(step, request_.samples));
+  compare_wide(step);
 }
 
 // From rank 0 to everyone.
@@ -217,6 +275,11 @@ void Comparison::compare_loss(std::int64_t step, double loss) {
     rel = over(difference, std::abs(expected));
     report_.bitwise &= expected == loss;
     report_.loss_max_rel_diff = std::max(report_.loss_max_rel_diff, rel);
+    if (wide_) {
+      const double exact = wide_losses_.at(static_cast<std::size_t>(step));
+      double& mesh = report_.wide->mesh_loss_rel_diff;
+      mesh = std::max(mesh, over(std::abs(exact - loss), std::abs(exact)));
+    }
   }
   if (agree(!(rel <= bound_))) judge_loss(step, difference, rel);
 }
@@ -255,7 +318,7 @@ Tensor Comparison::parameter_tolerances(std::size_t i, std::int64_t step, double
   const double lr = learning_rate(request_.optimizer, step);
   const double correction =
       1.0 - std::pow(request_.optimizer.beta2, static_cast<double>(trainer_.updates(step + 1)));
-  const double epsilon = rank_.dtype() == DType::f64 ? 0x1p-52 : 0x1p-23;
+  const double epsilon = unit_of(rank_.precision().master);
   const Tensor squares = reference_tensor(i, ParameterTensor::exp_avg_sq);
   const Tensor allowed = Tensor::of_host(DType::f64, {expected.numel()});
   double* tolerance = allowed.host<double>();
@@ -286,7 +349,9 @@ void Comparison::take_reference_state() {
          {ParameterTensor::value, ParameterTensor::exp_avg, ParameterTensor::exp_avg_sq}) {
       const Tensor reference = reference_tensor(i, which);
       if (here(i) == nullptr) continue;
-      const Tensor local(rank_.arena(), MemoryCategory::other, rank_.dtype(), here(i)->value.shape());
+      const Parameter& p = *here(i);
+      const Tensor& kept = which == ParameterTensor::value ? p.own_master : p.exp_avg;
+      const Tensor local(rank_.arena(), MemoryCategory::other, kept.dtype(), p.value.shape());
       std::vector<double> numbers(static_cast<std::size_t>(local.numel()));
       for_each_run(at(i), rank_.size(Axis::tp), rank_.coordinate(Axis::tp),
                    [&](std::int64_t logical, std::int64_t begin, std::int64_t n) {

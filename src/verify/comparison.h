@@ -65,6 +65,8 @@ class Comparison {
 
   // Of all parameters; `clip`: what the gradients of an update were multiplied by.
   void compare(std::int64_t step, ParameterTensor which, double clip = 1);
+  void check_widths(std::int64_t step);
+  void compare_wide(std::int64_t step);
   void compare_loss(std::int64_t step, double loss);
   Tensor tolerances(std::size_t i, ParameterTensor which, std::int64_t step, double clip,
                     const Tensor& expected) const;
@@ -99,7 +101,9 @@ class Comparison {
   // On rank 0.
   RoutingJudge judge_;
   std::unique_ptr<ReferenceRun> reference_;
+  std::unique_ptr<ReferenceRun> wide_;                     // in f32, where the plan is narrower
   std::vector<double> expected_;                           // losses, by step
+  std::vector<double> wide_losses_;                        // by step
   std::map<std::int64_t, ReferenceRun::State> stretches_;  // before the last two of them
   std::vector<Tensor> earlier_squares_;                    // by parameter
 };

@@ -25,7 +25,7 @@ Plan one_rank_plan(Plan plan) {
 double reference_bytes(const Plan& plan) {
   double state = 0;  // values, gradients and moments
   for (const ParamSpec& spec : all_parameters(plan.model))
-    state += 4 * static_cast<double>(spec.numel() * element_bytes(plan.dtype));
+    state += 4 * static_cast<double>(spec.numel() * element_bytes(plan.precision.master));
   const int copies = flushes(plan) ? 2 : 3;  // before the stretches that are compared, and the present one
   return predicted_bytes(one_rank_plan(plan)) + copies * state;
 }
@@ -37,10 +37,10 @@ ReferenceRun::ReferenceRun(const Plan& plan, const OptimizerOptions& optimizer, 
       optimizer_(optimizer),
       pipeline_(plan),
       world_(1, run.timeout),
-      kernels_(make_kernels(arena_, plan.dtype, run.threads_per_rank)),
+      kernels_(make_kernels(arena_, plan.precision, run.threads_per_rank)),
       noise_(std::make_shared<RoundingNoise>(*kernels_, arena_)),
       noisy_(noise_) {
-  rank_ = std::make_unique<Rank>(world_, plan_.mesh, 0, plan_.dtype, arena_, noisy_);
+  rank_ = std::make_unique<Rank>(world_, plan_.mesh, 0, plan_.precision, arena_, noisy_);
   if (!flushes(given_)) plan_.global_batch = static_cast<std::int64_t>(samples_of(0).size());
   trainer_ = std::make_unique<Trainer>(*rank_, plan_, optimizer, seed);
 }

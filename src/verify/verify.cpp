@@ -70,8 +70,17 @@ double verify_bound(const Plan& plan) {
   const ModelSpec& m = plan.model;
   const std::int64_t longest =
       std::max({m.hidden, m.attention_width(), m.mlp_hidden, m.vocab, plan.global_batch * plan.seq_len});
-  const double epsilon = plan.dtype == DType::f64 ? 0x1p-53 : 0x1p-24;
-  return 4.0 * static_cast<double>(m.num_layers + 1) * epsilon * std::sqrt(static_cast<double>(longest));
+  const PrecisionRecipe& precision = plan.precision;
+  double error =
+      (precision.gradients == DType::f64 ? 0x1p-53 : 0x1p-24) * std::sqrt(static_cast<double>(longest));
+  // Sums are taken wide and rounded once, but those over ranks are of as many rounded parts.
+  if (regroups_activations(plan) && precision.activations == DType::bf16)
+    error += 0x1p-8 * std::sqrt(static_cast<double>(plan.mesh.size(Axis::tp) * plan.mesh.size(Axis::cp)));
+  return 4.0 * static_cast<double>(m.num_layers + 1) * error;
+}
+
+bool regroups_activations(const Plan& plan) {
+  return plan.mesh.size(Axis::tp) > 1 || plan.mesh.size(Axis::cp) > 1;
 }
 
 void validate(const VerifyRequest& request) {
@@ -97,7 +106,7 @@ VerifyReport verify(const VerifyRequest& given) {
   report.steps = request.steps;
   const double bound = verify_bound(request.plan) * updates_apart(request, pipeline.programs(0));
   report.bound = bound;
-  prepare_kernels(request.plan.dtype);
+  prepare_kernels(request.plan.precision);
   std::optional<ThreadWorld> threads;
   if (request.run.processes == nullptr)
     threads.emplace(request.plan.mesh.num_ranks(), request.run.timeout, request.run.failure_hooks,
@@ -108,8 +117,8 @@ VerifyReport verify(const VerifyRequest& given) {
     std::optional<TraceRecorder> recorder;
     if (request.trace) recorder.emplace(world.time(), epoch, pipeline.programs(0).shown_steps());
     Arena arena;
-    const auto kernels = make_kernels(arena, request.plan.dtype, request.run.threads_per_rank);
-    const Rank rank(world, request.plan.mesh, index, request.plan.dtype, arena, *kernels,
+    const auto kernels = make_kernels(arena, request.plan.precision, request.run.threads_per_rank);
+    const Rank rank(world, request.plan.mesh, index, request.plan.precision, arena, *kernels,
                     request.run.collectives, 0, recorder ? &*recorder : nullptr);
     VerifyReport unused;  // only rank 0 reports
     Comparison comparison(request, rank, bound, index == 0 ? report : unused);
@@ -157,6 +166,12 @@ std::string to_json(const VerifyReport& r, const Plan& plan) {
               {"step", r.worst_judged.step},
               {"tensor", r.worst_judged.tensor},
               {"kind", r.worst_judged.kind}};
+  ordered_json wide = nullptr;
+  if (r.wide)
+    wide = {{"precision", r.wide->precision},
+            {"loss_rel_diff", number(r.wide->loss_rel_diff)},
+            {"mesh_loss_rel_diff", number(r.wide->mesh_loss_rel_diff)},
+            {"grad_rel_diff", number(r.wide->grad_rel_diff)}};
   ordered_json routing = ordered_json::array();
   for (const RoutingDifference& d : r.routing_differences)
     routing.push_back({{"step", d.step},
@@ -180,6 +195,7 @@ std::string to_json(const VerifyReport& r, const Plan& plan) {
                                 {"param_worst_over_allowed", number(r.param_worst)},
                                 {"judged_by_rounding", judged},
                                 {"routing_differences", routing},
+                                {"wide", wide},
                                 {"first_difference", first},
                                 {"mesh", mesh},
                                 {"reference_losses", r.reference_losses},

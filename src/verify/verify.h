@@ -36,7 +36,9 @@ struct VerifyRequest {
 struct Difference {
   std::int64_t step = 0;  // counts from 0
   std::string tensor;     // the parameter's name, or "loss"
-  std::string kind;       // "grad", "param", "loss", or of a router "choice" or "drop"
+  // "grad", "param", "loss", of a router "choice" or "drop", or "width": a gradient kept in fewer bits than
+  // promised.
+  std::string kind;
   double rel_diff = 0;
 };
 
@@ -56,6 +58,12 @@ struct VerifyReport {
   // Where the mesh chose other experts than one rank, which then went on with the mesh's.
   std::vector<RoutingDifference> routing_differences;
   std::vector<double> reference_losses, mesh_losses;
+  // Of a precision narrower than that: how far a run in it from the same weights is from both.
+  struct Wide {
+    std::string precision;
+    double loss_rel_diff = 0, mesh_loss_rel_diff = 0, grad_rel_diff = 0;
+  };
+  std::optional<Wide> wide;
   // The mesh's last step, its first pipeline (dp 0, tp 0), as in TrainSummary.
   Timeline measured_timeline, simulated_timeline;
   std::vector<RankTimeline> rank_timelines;
@@ -65,9 +73,13 @@ struct VerifyReport {
 //   4 (L + 1) eps sqrt(n),  n = the longest sum (hidden, MLP, vocabulary, or tokens of the global batch),
 // eps = 2^-24 (f32) or 2^-53 (f64): each of about four products a layer, forward and backward, adds an error
 // that grows like a random walk with its length.
+// In bf16 that is so of weights' gradients, which are sums in f32. Where tp or cp cut the sums that
+// activations are, their parts are rounded by themselves, and eps sqrt(n) becomes that and 2^-8 sqrt(tp cp).
 // A schedule that does not flush is compared with a one-rank emulation of its delay; the report's bound is
 // then this times the updates that the two are apart before the mesh takes the reference's state.
 double verify_bound(const Plan& plan);
+// Whether activations are other sums than those of one rank.
+bool regroups_activations(const Plan& plan);
 
 // Ill-conditioned results owe more to rounding than their size says: a sum that cancels keeps the rounding of
 // its terms. What is beyond the bound is therefore computed again on one rank so many times with rounding

@@ -1,0 +1,179 @@
+// Training in bf16, on the reference kernels: proved, predicted, saved and gone on with as in any precision.
+#include <gtest/gtest.h>
+
+#include "checkpoint/checkpoint.h"
+#include "mesh_runs.h"
+#include "schedule/schedules.h"
+#include "temporary_directory.h"
+#include "train/dry_run.h"
+#include "verify/verify.h"
+
+namespace echelon::precision_training_test {
+namespace {
+
+using namespace checks;
+
+Plan plan_in(const char* precision, ModelSpec model, int dp = 1, int tp = 1) {
+  Plan plan = odd_plan(std::move(model), dp, tp, tp > 1);
+  plan.precision = recipe(precision);
+  plan.global_batch = 8;
+  plan.seq_len = 16;
+  return plan;
+}
+
+ModelSpec mixture() {
+  ModelSpec m = load_model("mixtral-tiny");
+  m.num_layers = 2;
+  return m;
+}
+
+// The axes of parallelism, one or two at a time.
+std::vector<Plan> plans_in(const char* precision) {
+  std::vector<Plan> plans;
+  const auto add = [&](ModelSpec model, int dp, int tp, const std::function<void(Plan&)>& change) {
+    plans.push_back(plan_in(precision, std::move(model), dp, tp));
+    change(plans.back());
+  };
+  const auto as_is = [](Plan&) {};
+  for (const ModelSpec& model : {odd_gpt2(true), odd_llama()}) {
+    add(model, 2, 1, as_is);
+    add(model, 1, 2, as_is);
+    add(model, 2, 2, [](Plan& p) { p.recompute = Recompute::full; });
+    add(model, 1, 1, [](Plan& p) { p.recompute = Recompute({"attention_in", "mlp_in"}); });
+    for (int zero : {1, 2, 3}) add(model, 2, 1, [&](Plan& p) { p.zero = zero; });
+  }
+  for (const char* schedule : {"gpipe", "1f1b", "zb-h1", "zb-v", "dualpipe"})
+    add(odd_llama(false, 2, 4), 1, 1, [&](Plan& p) {
+      p.mesh.set(Axis::pp, 2);
+      p.schedule = schedule;
+    });
+  for (ContextKind kind : {ContextKind::ring, ContextKind::ulysses, ContextKind::allgather})
+    add(odd_llama(), 1, 1, [&](Plan& p) {
+      p.mesh.set(Axis::cp, 2);
+      p.context_kind = kind;
+    });
+  for (int tp : {1, 2}) add(mixture(), 2, tp, [](Plan& p) { p.mesh.ep = 2; });
+  return plans;
+}
+
+VerifyReport verify_with(const Plan& plan, const Faults& faults = {}) {
+  VerifyRequest request;
+  request.plan = plan;
+  request.steps = 2;
+  request.optimizer.warmup_steps = 0;
+  request.optimizer.eps = 1e-5;
+  request.run.timeout = patience;
+  request.faults = faults;
+  return verify(request);
+}
+
+TEST(PrecisionTraining, IsProvedOnEveryAxis) {
+  for (const char* precision : {"bf16", "bf16-lean"})
+    for (const Plan& plan : plans_in(precision)) {
+      SCOPED_TRACE(describe(plan) + " " + plan.mesh.describe() + " " + plan.schedule);
+      const VerifyReport report = verify_with(plan);
+      EXPECT_TRUE(report.pass) << (report.first_difference ? report.first_difference->tensor : "");
+      ASSERT_TRUE(report.wide);
+      // Rounding to 8 bits shows, and is far from a half.
+      EXPECT_GT(report.wide->grad_rel_diff, 0x1p-10);
+      EXPECT_LT(report.wide->grad_rel_diff, 0.5);
+      // Where nothing regroups activations they have the same bits, and weights' gradients are sums in f32.
+      if (!regroups_activations(plan)) {
+        EXPECT_LT(report.grad_max_rel_diff, 1e-4);
+      }
+    }
+}
+
+TEST(PrecisionTraining, AGradientKeptInFewerBitsIsNamed) {
+  Faults faults;
+  faults.narrow_gradients = true;
+  for (auto [dp, tp] : {std::pair{2, 1}, {1, 2}}) {
+    const Plan plan = plan_in("bf16", odd_llama(), dp, tp);
+    const VerifyReport report = verify_with(plan, faults);
+    EXPECT_FALSE(report.pass);
+    ASSERT_TRUE(report.first_difference);
+    EXPECT_EQ(report.first_difference->kind, tp == 1 ? "grad" : "width");
+    EXPECT_TRUE(report.first_difference->tensor.ends_with(".weight"));
+  }
+}
+
+TEST(PrecisionTraining, ASkippedReductionIsNamed) {
+  Faults faults;
+  faults.forget_norm_reduction = true;
+  const VerifyReport report = verify_with(plan_in("bf16", odd_llama(), 1, 2), faults);
+  EXPECT_FALSE(report.pass);
+  ASSERT_TRUE(report.first_difference);
+  EXPECT_EQ(report.first_difference->kind, "grad");
+  EXPECT_EQ(report.first_difference->tensor, "model.layers.0.input_layernorm.weight");
+}
+
+TEST(PrecisionTraining, IsPredictedToTheByte) {
+  for (const char* precision : {"bf16", "bf16-lean"})
+    for (const Plan& plan : plans_in(precision)) {
+      if (plan.mesh.ep > 1) continue;  // what travels is decided by data
+      const PipelineLayout pipeline(plan);
+      on_mesh(plan, [&](const Rank& rank) {
+        Trainer trainer(rank, plan, {}, 1);
+        rank.arena().reset_peak();
+        const Traffic before = rank.traffic();
+        (void)trainer.step(0, random_samples(plan), 1);
+        const DryRun dry = dry_run(plan, pipeline, rank.coordinates());
+        EXPECT_EQ(dry.peak, rank.arena().peak()) << describe(plan) << " " << plan.mesh.describe();
+        EXPECT_EQ(dry.traffic, rank.traffic() - before) << describe(plan) << " " << plan.mesh.describe();
+      });
+    }
+}
+
+// A parameter's weights are kept in two bytes where layers compute with it, and in four beside it, or not.
+TEST(PrecisionTraining, HoldsWhatTheRecipeSays) {
+  const auto held = [](const char* precision) {
+    const Plan plan = plan_in(precision, odd_llama());
+    return dry_run(plan, PipelineLayout(plan), {}).peak;
+  };
+  const auto parameters = [](const Memory& m) { return m[MemoryCategory::parameters]; };
+  const auto optimizer = [](const Memory& m) { return m[MemoryCategory::optimizer]; };
+  const Memory f32 = held("f32"), bf16 = held("bf16"), lean = held("bf16-lean");
+  EXPECT_EQ(2 * parameters(bf16), parameters(f32));
+  EXPECT_EQ(2 * parameters(lean), parameters(f32));
+  EXPECT_EQ(2 * optimizer(bf16), 3 * optimizer(f32));
+  EXPECT_EQ(2 * optimizer(lean), optimizer(f32));
+  EXPECT_LT(bf16[MemoryCategory::activations], f32[MemoryCategory::activations]);
+}
+
+// Saved on one mesh and gone on with on another: the same masters, and values that are these rounded.
+TEST(PrecisionTraining, GoesOnFromItsMasterWeights) {
+  TemporaryDirectory directory;
+  for (const char* precision : {"bf16", "bf16-lean"}) {
+    const Plan saved = plan_in(precision, odd_llama(), 2, 1);
+    std::string path;
+    LogicalTensors weights;
+    on_mesh(saved, [&](const Rank& rank) {
+      Trainer trainer(rank, saved, {}, 1);
+      (void)trainer.step(0, random_samples(saved), 1);
+      CheckpointInfo info;
+      info.step = info.updates = 1;
+      info.seed = 1;
+      info.model = saved.model;
+      info.dtype = saved.precision.master;
+      const auto here = gather(rank, trainer, ParameterTensor::value);
+      const std::string at = save_checkpoint(rank, trainer.parameters(), directory / precision, info, {});
+      if (rank.index() == 0) path = at, weights = here;
+    });
+    Plan other = plan_in(precision, odd_llama(), 2, 2);
+    other.zero = 3;
+    on_mesh(other, [&](const Rank& rank) {
+      Trainer trainer(rank, other, {}, 2);
+      load_checkpoint(rank, trainer.parameters(), read_checkpoint_info(path), false, {});
+      EXPECT_EQ(gather(rank, trainer, ParameterTensor::value), weights);
+      for (const Parameter& p : trainer.parameters().all()) {
+        const std::vector<double> master = copy_numbers_to_host(p.own_master),
+                                  value = copy_numbers_to_host(p.own_value);
+        for (std::size_t i = 0; i < master.size(); ++i)
+          ASSERT_EQ(static_cast<double>(static_cast<float>(bf16(master[i]))), value[i]);
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace echelon::precision_training_test
