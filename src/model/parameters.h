@@ -51,7 +51,8 @@ class ParameterStore {
   // The pipeline rank that counts and saves a parameter of the model.
   int owner_of(const std::string& name) const;
   Weight weight(const std::string& name) const;
-  // Adjacent (out, in) parameters used as one matrix, rows stacked: q, k, v; gate, up.
+  // Adjacent (out, in) parameters used as one matrix, rows stacked: q, k, v; gate, up. Or their biases, as
+  // one vector.
   Weight stacked(const std::vector<std::string>& names) const;
   // The matrix of the output layer. Where a tied table is looked up on the same rank and there are several
   // microbatches, its gradient is kept apart until add_tied_gradient(), so that the sum is grouped as on two
