@@ -1,5 +1,5 @@
-// Llama: RoPE, RMSNorm, SwiGLU, no biases, grouped-query attention, weights stored (out, in); in place of
-// MLPs the experts of Mixtral or DeepSeek.
+// Llama: RoPE, RMSNorm, SwiGLU, no biases (but Qwen2's of queries, keys and values), grouped-query attention,
+// weights stored (out, in); in place of MLPs the experts of Mixtral or DeepSeek.
 #include <fmt/core.h>
 
 #include "spec/block_builder.h"
@@ -61,10 +61,15 @@ std::vector<ParamSpec> latent_projections(const ModelSpec& m, const std::string&
 int attention_in(BlockBuilder& b, const ModelSpec& m, int x, const std::string& at) {
   if (m.latent_attention()) return b.latent(x, latent_projections(m, at));
   const std::int64_t C = m.hidden, D = m.head_dim, Q = m.attention_width(), K = m.kv_width();
+  std::vector<ParamSpec> biases;
+  if (m.qkv_bias)
+    biases = {cut_bias(at + "q_proj.bias", Q, {{Q, D}}), cut_bias(at + "k_proj.bias", K, {{K, D}}),
+              cut_bias(at + "v_proj.bias", K, {{K, D}})};
   return b.columns("attention_in", x,
                    {cut_rows(at + "q_proj.weight", Q, C, D, m.init_std),
                     cut_rows(at + "k_proj.weight", K, C, D, m.init_std),
-                    cut_rows(at + "v_proj.weight", K, C, D, m.init_std)});
+                    cut_rows(at + "v_proj.weight", K, C, D, m.init_std)},
+                   std::move(biases));
 }
 
 }  // namespace

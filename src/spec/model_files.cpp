@@ -29,6 +29,7 @@ constexpr const char* toml_keys[] = {"name",
                                      "rope_theta",
                                      "init_std",
                                      "tied_embedding",
+                                     "qkv_bias",
                                      "experts",
                                      "num_experts",
                                      "experts_per_token",
@@ -140,6 +141,17 @@ void read_experts(const Reader& reader, const std::string& where, ModelSpec& m) 
   m.router.most_groups = reader.integer_or("router_most_groups", m.router.groups);
 }
 
+// What only a llama has, and only where queries, keys and values are projected straight from the input.
+bool llama_choice(const Reader& reader, const std::string& where, const char* key, const ModelSpec& m) {
+  const bool chosen = reader.boolean_or(key, false);
+  if (chosen && m.family == Family::gpt2)
+    refuse("{}: {} = true is not legal for the gpt2 family; give false, or family = \"llama\"", where, key);
+  if (chosen && m.latent_attention())
+    refuse("{}: {} = true is not legal with latent attention (kv_rank = {}); give false", where, key,
+           m.kv_rank);
+  return chosen;
+}
+
 std::string quoted(const std::string& text) {
   std::string out = "\"";
   for (const char c : text) {
@@ -194,6 +206,7 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
   m.init_std = reader.real_or("init_std", m.init_std);
   read_experts(reader, where, m);
   m.kv_rank = reader.integer_or("kv_rank", 0);
+  m.qkv_bias = llama_choice(reader, where, "qkv_bias", m);
   m.q_rank = reader.integer_or("q_rank", 0);
   m.rotary_dim = reader.integer_or("rotary_dim", 0);
   m.value_head_dim = reader.integer_or("value_head_dim", 0);
@@ -223,6 +236,7 @@ std::string to_toml(const ModelSpec& m) {
   line("norm_eps", m.norm_eps);
   if (!gpt2) line("rope_theta", m.rope_theta);
   line("init_std", m.init_std);
+  if (m.qkv_bias) line("qkv_bias", m.qkv_bias);
   if (m.experts != Experts::none) {
     text += fmt::format("experts = \"{}\"\n", experts_name(m.experts));
     line("num_experts", m.num_experts);

@@ -35,6 +35,7 @@ struct ModelSpec {
   double norm_eps = 1e-5;
   double rope_theta = 10000.0;
   double init_std = 0.02;
+  bool qkv_bias = false;  // of a llama's query, key and value projections (Qwen2)
 
   // Mixture of experts; in brackets the names of Hugging Face's configurations.
   Experts experts = Experts::none;
