@@ -137,7 +137,7 @@ TEST(ModelSpec, ParametersOfEveryPresetAreConsistent) {
       EXPECT_FALSE(vector && p.multiplies) << p.name;
       if (p.shard_dim < 0) {
         EXPECT_TRUE(p.pieces.empty());
-        EXPECT_TRUE(p.rows_are_sequence_sharded) << p.name;
+        EXPECT_NE(p.rows_are_sequence_sharded, p.tp_partial) << p.name;
         continue;
       }
       EXPECT_FALSE(p.rows_are_sequence_sharded) << p.name;

@@ -68,6 +68,11 @@ class ParameterStore {
   std::vector<Tensor> keep_own_gradients() const;
   // The gradients of all parameters that each tp rank holds whole.
   const Tensor& whole_gradients() const { return units_.back().gradient; }
+  // Of those the ones that are partial whatever the plan, at their end (ParamSpec::tp_partial).
+  Tensor partial_gradients() const {
+    const Tensor& whole = whole_gradients();
+    return whole.flat_range(whole.numel() - layout_.partial_range.size(), whole.numel());
+  }
   const FlatLayout& layout() const { return layout_; }
   // Ranks of a block over which state is cut.
   int shards() const { return shards_.all; }
