@@ -93,7 +93,7 @@ class Pricer {
     };
     switch (op.kind) {
       case OpKind::norm:
-        return norm();
+        return norm(program.value(op.outputs[0]));
       case OpKind::linear:
         if (program.value(op.inputs[0]).home == Home::residual) enter();
         return product(tokens_, width_here(op.inputs[0]), width_here(op.outputs[0]));
@@ -144,8 +144,9 @@ class Pricer {
     kernels_ += 1;
   }
 
-  void norm() {
-    const double bytes = here_ * real(m_.hidden) * width_;
+  // In the residual stream, or of this rank's heads.
+  void norm(const BlockValue& y) {
+    const double bytes = (y.home == Home::cut ? tokens_ / tp_ : here_) * real(y.width) * width_;
     passes(2 * bytes, 3 * bytes);
   }
   void residual() {

@@ -32,7 +32,7 @@ struct BlockValue {
 enum class OpKind {
   embedding,    // tokens -> rows of a table
   positions,    // x + rows of a table of positions
-  norm,         // x -> y, stats. With a bias LayerNorm, without RMSNorm
+  norm,         // x -> y, stats. With a bias LayerNorm, without RMSNorm; of rows, or of heads
   linear,       // x -> x W (+ b). By columns (whole -> cut), by rows (cut -> partial sum)
   rope,         // [q | k | v] -> the same, turned by position
   attention,    // [q | k | v] -> what attention computes with, its output, its log-sum-exp
@@ -55,6 +55,8 @@ struct BlockOp {
   std::vector<ParamSpec> weights, biases;  // of a linear op side by side: one matrix
   WeightOrder order = WeightOrder::out_in;
   Activation activation = Activation::gelu;
+  std::vector<std::int64_t>
+      heads;  // of a norm of heads: how many each weight is for, from the first column on
 };
 
 struct BlockProgram {
