@@ -185,13 +185,22 @@ const Row rows[] = {
      [](ModelSpec& m) { m.qkv_bias = true; },
      {"self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"},
      "qwen2"},
+    {"qwen3",
+     [](ModelSpec& m) { m.qk_norm = true; },
+     {"self_attn.q_norm.weight", "self_attn.k_norm.weight"},
+     "qwen3"},
+    {"both",
+     [](ModelSpec& m) { m.qkv_bias = m.qk_norm = true; },
+     {"self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", "self_attn.q_norm.weight",
+      "self_attn.k_norm.weight"},
+     nullptr},
 };
 INSTANTIATE_TEST_SUITE_P(Models, Families, testing::ValuesIn(rows),
                          [](const auto& instance) { return std::string(instance.param.name); });
 
 TEST(FamilyChoices, AreRefusedWhereTheyMeanNothing) {
   const auto text = [](ModelSpec m, const char* key) { return to_toml(m) + key + " = true\n"; };
-  for (const char* key : {"qkv_bias"}) {
+  for (const char* key : {"qkv_bias", "qk_norm"}) {
     expect_refusal([&] { model_from_toml(text(load_model("gpt2-tiny"), key), "x"); },
                    {key, "gpt2 family", "give false"});
     expect_refusal([&] { model_from_toml(text(load_model("deepseek-v3"), key), "x"); },

@@ -223,11 +223,14 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
               {"attn_pdrop", 0.0}};
   } else {
     if (m.experts == Experts::deepseek || m.latent_attention())
-      refuse("model {}: its layout of Hugging Face is not written yet; legal: gpt2, llama, mixtral, qwen2",
-             m.name);
+      refuse(
+          "model {}: its layout of Hugging Face is not written yet; legal: gpt2, llama, mixtral, qwen2, "
+          "qwen3",
+          m.name);
     const bool mixtral = m.experts == Experts::mixtral;
     const auto [type, architecture] = mixtral      ? std::pair{"mixtral", "MixtralForCausalLM"}
                                       : m.qkv_bias ? std::pair{"qwen2", "Qwen2ForCausalLM"}
+                                      : m.qk_norm  ? std::pair{"qwen3", "Qwen3ForCausalLM"}
                                                    : std::pair{"llama", "LlamaForCausalLM"};
     config = {{"model_type", type},
               {"architectures", {architecture}},

@@ -1,5 +1,6 @@
-// Llama: RoPE, RMSNorm, SwiGLU, no biases (but Qwen2's of queries, keys and values), grouped-query attention,
-// weights stored (out, in); in place of MLPs the experts of Mixtral or DeepSeek.
+// Llama: RoPE, RMSNorm, SwiGLU, no biases (but Qwen2's of queries, keys and values), grouped-query attention
+// (Qwen3's with norms of heads), weights stored (out, in); in place of MLPs the experts of Mixtral or
+// DeepSeek.
 #include <fmt/core.h>
 
 #include "spec/block_builder.h"
@@ -65,11 +66,15 @@ int attention_in(BlockBuilder& b, const ModelSpec& m, int x, const std::string& 
   if (m.qkv_bias)
     biases = {cut_bias(at + "q_proj.bias", Q, {{Q, D}}), cut_bias(at + "k_proj.bias", K, {{K, D}}),
               cut_bias(at + "v_proj.bias", K, {{K, D}})};
-  return b.columns("attention_in", x,
-                   {cut_rows(at + "q_proj.weight", Q, C, D, m.init_std),
-                    cut_rows(at + "k_proj.weight", K, C, D, m.init_std),
-                    cut_rows(at + "v_proj.weight", K, C, D, m.init_std)},
-                   std::move(biases));
+  const int qkv = b.columns("attention_in", x,
+                            {cut_rows(at + "q_proj.weight", Q, C, D, m.init_std),
+                             cut_rows(at + "k_proj.weight", K, C, D, m.init_std),
+                             cut_rows(at + "v_proj.weight", K, C, D, m.init_std)},
+                            std::move(biases));
+  if (!m.qk_norm) return qkv;
+  return b.head_norm("qk_norm", qkv,
+                     {head_norm_weight(at + "q_norm.weight", D), head_norm_weight(at + "k_norm.weight", D)},
+                     {m.num_heads, m.num_kv_heads});
 }
 
 }  // namespace

@@ -30,6 +30,7 @@ constexpr const char* toml_keys[] = {"name",
                                      "init_std",
                                      "tied_embedding",
                                      "qkv_bias",
+                                     "qk_norm",
                                      "experts",
                                      "num_experts",
                                      "experts_per_token",
@@ -207,6 +208,7 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
   read_experts(reader, where, m);
   m.kv_rank = reader.integer_or("kv_rank", 0);
   m.qkv_bias = llama_choice(reader, where, "qkv_bias", m);
+  m.qk_norm = llama_choice(reader, where, "qk_norm", m);
   m.q_rank = reader.integer_or("q_rank", 0);
   m.rotary_dim = reader.integer_or("rotary_dim", 0);
   m.value_head_dim = reader.integer_or("value_head_dim", 0);
@@ -237,6 +239,7 @@ std::string to_toml(const ModelSpec& m) {
   if (!gpt2) line("rope_theta", m.rope_theta);
   line("init_std", m.init_std);
   if (m.qkv_bias) line("qkv_bias", m.qkv_bias);
+  if (m.qk_norm) line("qk_norm", m.qk_norm);
   if (m.experts != Experts::none) {
     text += fmt::format("experts = \"{}\"\n", experts_name(m.experts));
     line("num_experts", m.num_experts);

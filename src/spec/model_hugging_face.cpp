@@ -166,20 +166,23 @@ void read_mixtral(const Config& config, ModelSpec& m) {
   config.only_real("router_jitter_noise", 0.0);
 }
 
-// Its window, where one is named, is of use_sliding_window alone.
-void read_qwen2(const Config& config, ModelSpec& m) {
+// Their window, where one is named, is of use_sliding_window alone.
+void read_qwen(const Config& config, bool qwen2, ModelSpec& m) {
   config.required("num_key_value_heads");
+  if (!qwen2) config.required("head_dim");  // transformers would take 128
   config.only_boolean("use_sliding_window", false);
   read_llama(config, false, m);
-  m.qkv_bias = true;
+  m.qkv_bias = qwen2;
+  m.qk_norm = !qwen2;
 }
 
 [[noreturn]] void refuse_model_type(const std::string& where, const std::string& type) {
   const char* why = "";
   if (type.starts_with("deepseek"))
     why = " (nor are its scaled positions and FP8 weights; --model deepseek-v3 plans it)";
-  refuse("{}: model_type = \"{}\" is not supported{}: only gpt2, llama, mistral, mixtral and qwen2 are",
-         where, type, why);
+  refuse(
+      "{}: model_type = \"{}\" is not supported{}: only gpt2, llama, mistral, mixtral, qwen2 and qwen3 are",
+      where, type, why);
 }
 
 std::string model_name(const std::string& where, const std::string& type) {
@@ -210,8 +213,8 @@ ModelSpec model_from_hugging_face(const std::string& config_json, const std::str
     read_llama(config, true, m);
   } else if (type == "mixtral") {
     read_mixtral(config, m);
-  } else if (type == "qwen2") {
-    read_qwen2(config, m);
+  } else if (type == "qwen2" || type == "qwen3") {
+    read_qwen(config, type == "qwen2", m);
   } else {
     refuse_model_type(where, type);
   }

@@ -36,6 +36,7 @@ struct ModelSpec {
   double rope_theta = 10000.0;
   double init_std = 0.02;
   bool qkv_bias = false;  // of a llama's query, key and value projections (Qwen2)
+  bool qk_norm = false;   // RMSNorm of each head of its queries and keys before they are turned (Qwen3)
 
   // Mixture of experts; in brackets the names of Hugging Face's configurations.
   Experts experts = Experts::none;
