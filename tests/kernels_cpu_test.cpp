@@ -290,9 +290,9 @@ TEST_F(KernelsCpu, Gates) {
                       bias = vector(cols);
         const Operand y = random(rows, cols, strided), in_place = random(rows, cols, strided, scale);
         run([&](Kernels& k, auto of) {
-          k.gelu(of(h), of(bias), of(y));
-          k.gelu_backward(of(h), of(dy));
-          k.gelu(of(in_place), Tensor(), of(in_place));
+          k.activate(Activation::gelu, of(h), of(bias), of(y));
+          k.activate_backward(Activation::gelu, of(h), of(dy));
+          k.activate(Activation::gelu, of(in_place), Tensor(), of(in_place));
         });
         expect_close(y, 1, 8, "gelu"), expect_close(in_place, 1, 8, "gelu in place");
         expect_close(h, 1, 8, "gelu_backward y"), expect_close(dy, 1, 16 * scale, "gelu_backward dh");

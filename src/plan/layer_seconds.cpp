@@ -281,7 +281,7 @@ class Pricer {
 
   void activation(double tokens, double hidden, Activation of) {
     const double bytes = tokens * hidden * width_;
-    if (of == Activation::swiglu)
+    if (is_gated(of))
       passes(3 * bytes, 5 * bytes);
     else
       passes(2 * bytes, 3 * bytes);

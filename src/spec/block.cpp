@@ -188,9 +188,8 @@ int BlockBuilder::latent(int x, std::vector<ParamSpec> weights) {
 }
 
 int BlockBuilder::activation(int hidden, Activation activation, std::vector<ParamSpec> biases) {
-  const bool gated = activation == Activation::swiglu;
   const int biased = value("hidden", Home::cut, width(hidden)),
-            y = value("activated", Home::cut, width(hidden) / (gated ? 2 : 1));
+            y = value("activated", Home::cut, width(hidden) / (is_gated(activation) ? 2 : 1));
   BlockOp& op = add(OpKind::activation, "activation", {hidden}, {biased, y});
   op.activation = activation;
   op.biases = std::move(biases);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "spec/activation.h"
 #include "spec/param_spec.h"
 
 namespace echelon {
@@ -37,7 +38,7 @@ enum class OpKind {
   rope,         // [q | k | v] -> the same, turned by position
   attention,    // [q | k | v] -> what attention computes with, its output, its log-sum-exp
   latent,       // x -> [q | k | v] through compressed forms (DeepSeek-V2)
-  activation,   // h -> h + b, its activation: GELU, or SwiGLU of [gate | up]
+  activation,   // h -> h + b, its activation (activation.h)
   residual,     // x, y -> x + y (+ b)
   experts_in,   // x -> the hidden values of the experts that its tokens are routed to
   experts_out,  // these -> their sum
@@ -46,7 +47,6 @@ enum class OpKind {
 const char* op_kind_name(OpKind kind);
 
 enum class WeightOrder { in_out, out_in };  // how a matrix is stored: GPT-2's (in, out), Llama's (out, in)
-enum class Activation { gelu, swiglu };
 
 struct BlockOp {
   OpKind kind = OpKind::norm;

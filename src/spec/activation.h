@@ -1,0 +1,12 @@
+// What stands between the two products of an MLP.
+#pragma once
+
+namespace echelon {
+
+// gelu: tanh form (Hendrycks 2016; GPT-2's gelu_new). swiglu (Shazeer 2020): of [gate | up], silu(gate) up.
+enum class Activation { gelu, swiglu };
+
+// Whether it makes one number of two.
+constexpr bool is_gated(Activation a) { return a == Activation::swiglu; }
+
+}  // namespace echelon
