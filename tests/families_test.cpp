@@ -194,6 +194,7 @@ const Row rows[] = {
      {"self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", "self_attn.q_norm.weight",
       "self_attn.k_norm.weight"},
      nullptr},
+    {"relu2", [](ModelSpec& m) { m.activation = Activation::relu2; }, {}, nullptr},
 };
 INSTANTIATE_TEST_SUITE_P(Models, Families, testing::ValuesIn(rows),
                          [](const auto& instance) { return std::string(instance.param.name); });
@@ -206,6 +207,16 @@ TEST(FamilyChoices, AreRefusedWhereTheyMeanNothing) {
     expect_refusal([&] { model_from_toml(text(load_model("deepseek-v3"), key), "x"); },
                    {key, "latent attention", "give false"});
   }
+}
+
+TEST(FamilyChoices, AnActivationIsRefusedWhereItMeansNothing) {
+  const auto text = [](const char* preset) {
+    return to_toml(load_model(preset)) + "activation = \"relu2\"\n";
+  };
+  expect_refusal([&] { model_from_toml(text("gpt2-tiny"), "x"); }, {"activation = \"relu2\"", "gpt2 family"});
+  expect_refusal([&] { model_from_toml(text("mixtral-tiny"), "x"); }, {"activation = \"relu2\"", "experts"});
+  expect_refusal([] { model_from_toml(to_toml(load_model("llama-tiny")) + "activation = \"relu\"\n", "x"); },
+                 {"activation = \"relu\"", "\"swiglu\" or \"relu2\""});
 }
 
 }  // namespace

@@ -29,6 +29,7 @@ void expect_same(const ModelSpec& a, const ModelSpec& b) {
   EXPECT_EQ(a.norm_eps, b.norm_eps);
   EXPECT_EQ(a.rope_theta, b.rope_theta);
   EXPECT_EQ(a.init_std, b.init_std);
+  EXPECT_EQ(a.activation, b.activation);
   EXPECT_EQ(a.qkv_bias, b.qkv_bias);
   EXPECT_EQ(a.qk_norm, b.qk_norm);
   EXPECT_EQ(a.experts, b.experts);
@@ -60,7 +61,8 @@ TEST(ModelSpec, PublishedCountsAreExact) {
       {"llama-3-405b", 405853388800},  {"gpt3-175b", 174604259328},   {"gpt2-tiny", 578624},
       {"llama-tiny", 402624},          {"llama-42m", 58073600},       {"mixtral-8x7b", 46702792704},
       {"mixtral-8x22b", 140620634112}, {"deepseek-v3", 671026404352}, {"mixtral-tiny", 674496},
-      {"deepseek-tiny", 466112},       {"qwen2-tiny", 403648},        {"qwen3-tiny", 402880}};
+      {"deepseek-tiny", 466112},       {"qwen2-tiny", 403648},        {"qwen3-tiny", 402880},
+      {"relu2-tiny", 312512}};
   std::set<std::string> names;
   for (const std::string& name : model_preset_names()) names.insert(name);
   for (const auto& [name, count] : published) {

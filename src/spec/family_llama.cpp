@@ -1,6 +1,6 @@
-// Llama: RoPE, RMSNorm, SwiGLU, no biases (but Qwen2's of queries, keys and values), grouped-query attention
-// (Qwen3's with norms of heads), weights stored (out, in); in place of MLPs the experts of Mixtral or
-// DeepSeek.
+// Llama: RoPE, RMSNorm, SwiGLU or an activation without a gate, no biases (but Qwen2's of queries, keys and
+// values), grouped-query attention (Qwen3's with norms of heads), weights stored (out, in); in place of MLPs
+// the experts of Mixtral or DeepSeek.
 #include <fmt/core.h>
 
 #include "spec/block_builder.h"
@@ -98,9 +98,12 @@ BlockProgram Llama::layer(const ModelSpec& m, std::int64_t layer) {
   const int middle = b.residual("residual1", x, y);
   y = b.rms_norm("norm2", middle, at + "post_attention_layernorm");
   if (m.has_experts(layer)) return b.finish(b.residual("residual2", middle, b.experts(y, experts(m, at))));
-  const std::vector<ParamSpec> mlp = swiglu(m, at + "mlp.", llama_names, m.mlp_hidden);
-  y = b.columns("mlp_in", y, {mlp[0], mlp[1]});
-  y = b.rows("mlp_out", b.activation(y, Activation::swiglu), mlp[2]);
+  std::vector<ParamSpec> in = swiglu(m, at + "mlp.", llama_names, m.mlp_hidden);
+  ParamSpec down = std::move(in.back());
+  in.pop_back();
+  if (!is_gated(m.activation)) in.erase(in.begin());
+  y = b.columns("mlp_in", y, std::move(in));
+  y = b.rows("mlp_out", b.activation(y, m.activation), std::move(down));
   return b.finish(b.residual("residual2", middle, y));
 }
 

@@ -40,14 +40,15 @@ F gelu_slope(F x) {
 
 template <class F>
 F activation_of(Activation a, F x) {
-  check(a == Activation::gelu, "an activation without a gate");
-  return gelu_of(x);
+  check(!is_gated(a), "an activation without a gate");
+  const F positive = std::max(x, F(0));
+  return a == Activation::relu2 ? positive * positive : gelu_of(x);
 }
 
 template <class F>
 F activation_slope(Activation a, F x) {
-  check(a == Activation::gelu, "an activation without a gate");
-  return gelu_slope(x);
+  check(!is_gated(a), "an activation without a gate");
+  return a == Activation::relu2 ? 2 * std::max(x, F(0)) : gelu_slope(x);
 }
 
 template <class F>

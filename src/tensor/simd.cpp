@@ -311,8 +311,29 @@ void gelu_backward(float* h, float* dy, Size n) {
   });
 }
 
+void relu2(float* h, const float* bias, float* y, Size n) {
+  each(n, [=](auto d, Size i) HWY_ATTR {
+    auto v = LoadU(d, h + i);
+    if (bias != nullptr) {
+      v = Add(v, LoadU(d, bias + i));
+      StoreU(v, d, h + i);
+    }
+    const auto positive = Max(v, Zero(d));
+    StoreU(Mul(positive, positive), d, y + i);
+  });
+}
+
+void relu2_backward(float* h, float* dy, Size n) {
+  each(n, [=](auto d, Size i) HWY_ATTR {
+    const auto positive = Max(LoadU(d, h + i), Zero(d));
+    StoreU(Mul(positive, positive), d, h + i);
+    StoreU(Mul(LoadU(d, dy + i), Add(positive, positive)), d, dy + i);
+  });
+}
+
 Simd::ActivationPasses activation(Activation a) {
-  check(a == Activation::gelu, "an activation without a gate");
+  check(!is_gated(a), "an activation without a gate");
+  if (a == Activation::relu2) return {relu2, relu2_backward};
   return {gelu, gelu_backward};
 }
 
