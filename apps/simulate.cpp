@@ -9,6 +9,7 @@
 #include "apps/flag_needs.h"
 #include "apps/flag_values.h"
 #include "apps/progress_line.h"
+#include "apps/simulate_block.h"
 #include "apps/simulate_drawing.h"
 #include "apps/simulate_experts.h"
 #include "apps/simulate_flags.h"
@@ -211,13 +212,17 @@ void add_simulate(CLI::App& program, int& status) {
   CLI::App& app = *program.add_subcommand(
       "simulate",
       "Run a pipeline schedule on paper: makespan, bubble, memory, messages, and its drawing; or the routing "
-      "of a mixture of experts (--moe)");
+      "of a mixture of experts (--moe); or the blocks of a model, drawn (--block)");
   flags->add_to(app);
   auto experts = std::make_shared<ExpertsFlags>();
   experts->add_to(app);
-  app.callback([flags, experts, &app, &status] {
+  auto block = std::make_shared<BlockFlags>();
+  block->add_to(app);
+  app.callback([flags, experts, block, &app, &status] {
     flags->is_format_given = app.get_option("--format")->count() > 0;
     flags->is_steps_given = app.get_option("--steps")->count() > 0;
+    block->refuse_strangers();
+    if (block->is_asked()) return block->draw();
     experts->refuse_strangers(app);
     if (experts->moe) {
       status = simulate_experts(*flags, *experts);

@@ -151,13 +151,15 @@ void Gelu(benchmark::State& state) {
   measure(state, [](Bench& b) {
     const Tensor h = b.random({tokens, 4 * width}), y = b.random({tokens, 4 * width}),
                  bias = b.random({4 * width});
-    return Measured{[&b, h, y, bias] { b.kernels->gelu(h, bias, y); }, bytes({h, h, y})};
+    return Measured{[&b, h, y, bias] { b.kernels->activate(Activation::gelu, h, bias, y); },
+                    bytes({h, h, y})};
   });
 }
 void GeluBackward(benchmark::State& state) {
   measure(state, [](Bench& b) {
     const Tensor h = b.random({tokens, 4 * width}), dy = b.random({tokens, 4 * width});
-    return Measured{[&b, h, dy] { b.kernels->gelu_backward(h, dy); }, bytes({h, h, dy, dy})};
+    return Measured{[&b, h, dy] { b.kernels->activate_backward(Activation::gelu, h, dy); },
+                    bytes({h, h, dy, dy})};
   });
 }
 void LayerNorm(benchmark::State& state) {

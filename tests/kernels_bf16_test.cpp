@@ -176,12 +176,18 @@ TEST_F(KernelsBf16, Activations) {
   for (const auto& [rows, cols] : sizes) {
     const Operand h = narrow(rows, cols), bias = narrow(1, cols), y = narrow(rows, cols),
                   dy = narrow(rows, cols);
-    run([&](auto of) { kernels->gelu(of(h), of(bias), of(y)); });
+    run([&](auto of) { kernels->activate(Activation::gelu, of(h), of(bias), of(y)); });
     expect_close(h, 1, 1, "gelu's bias");  // a store of its own: y is that of the h that is kept
-    run([&](auto of) { kernels->gelu(of(h), Tensor(), of(y)); });
+    run([&](auto of) { kernels->activate(Activation::gelu, of(h), Tensor(), of(y)); });
     expect_close(y, 1, 8, "gelu");
-    run([&](auto of) { kernels->gelu_backward(of(h), of(dy)); });
+    run([&](auto of) { kernels->activate_backward(Activation::gelu, of(h), of(dy)); });
     expect_close(dy, 1, 16, "gelu_backward dy"), expect_close(h, 1, 8, "gelu_backward y");
+
+    const Operand r = narrow(rows, cols), dr = narrow(rows, cols);
+    run([&](auto of) { kernels->activate(Activation::relu2, of(r), Tensor(), of(y)); });
+    expect_close(y, 1, 8, "relu2");
+    run([&](auto of) { kernels->activate_backward(Activation::relu2, of(r), of(dr)); });
+    expect_close(dr, 1, 16, "relu2_backward dy"), expect_close(r, 1, 8, "relu2_backward y");
 
     const Operand x = narrow(rows, 2 * cols), again = narrow(rows, 2 * cols), d = narrow(rows, cols);
     const Operand weights = wide(rows, 1), dweights = wide(rows, 1), weighted = narrow(rows, cols);

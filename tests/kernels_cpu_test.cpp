@@ -282,6 +282,21 @@ TEST_F(KernelsCpu, RmsNorm) {
     }
 }
 
+TEST_F(KernelsCpu, Relu2) {
+  for (const auto& [rows, cols] : sizes)
+    for (bool strided : {false, true}) {
+      const Operand h = random(rows, cols, strided), dy = random(rows, cols, strided), bias = vector(cols);
+      const Operand y = random(rows, cols, strided), in_place = random(rows, cols, strided);
+      run([&](Kernels& k, auto of) {
+        k.activate(Activation::relu2, of(h), of(bias), of(y));
+        k.activate_backward(Activation::relu2, of(h), of(dy));
+        k.activate(Activation::relu2, of(in_place), Tensor(), of(in_place));
+      });
+      expect_close(y, 1, 8, "relu2"), expect_close(in_place, 1, 8, "relu2 in place");
+      expect_close(h, 1, 8, "relu2_backward y"), expect_close(dy, 1, 8, "relu2_backward dh");
+    }
+}
+
 TEST_F(KernelsCpu, Gates) {
   for (const auto& [rows, cols] : sizes)
     for (double scale : {1.0, 30.0})  // 30: both tails of the sigmoid
@@ -290,9 +305,9 @@ TEST_F(KernelsCpu, Gates) {
                       bias = vector(cols);
         const Operand y = random(rows, cols, strided), in_place = random(rows, cols, strided, scale);
         run([&](Kernels& k, auto of) {
-          k.gelu(of(h), of(bias), of(y));
-          k.gelu_backward(of(h), of(dy));
-          k.gelu(of(in_place), Tensor(), of(in_place));
+          k.activate(Activation::gelu, of(h), of(bias), of(y));
+          k.activate_backward(Activation::gelu, of(h), of(dy));
+          k.activate(Activation::gelu, of(in_place), Tensor(), of(in_place));
         });
         expect_close(y, 1, 8, "gelu"), expect_close(in_place, 1, 8, "gelu in place");
         expect_close(h, 1, 8, "gelu_backward y"), expect_close(dy, 1, 16 * scale, "gelu_backward dh");

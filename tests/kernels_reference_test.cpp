@@ -236,27 +236,46 @@ TEST_F(KernelsReference, Gelu) {
                                                     {5, 4.999999770820380337}}};
   const Tensor h = unwritten({1, 8}), y = unwritten({1, 8});
   for (std::int64_t j = 0; j < 8; ++j) at(h, 0, j) = known[static_cast<std::size_t>(j)][0];
-  kernels->gelu(h, Tensor(), y);
+  kernels->activate(Activation::gelu, h, Tensor(), y);
   for (std::int64_t j = 0; j < 8; ++j)
     EXPECT_NEAR(at(y, 0, j), known[static_cast<std::size_t>(j)][1], 4 * epsilon * std::max(1.0, at(y, 0, j)));
 
   // The bias goes into h, and y may be h.
   const Tensor x = random(arena, {3, 4}, 1), bias = random(arena, {4}, 2), biased = clone(arena, x);
   const Tensor separate = unwritten({3, 4}), in_place = clone(arena, x);
-  kernels->gelu(biased, bias, separate);
-  kernels->gelu(in_place, bias, in_place);
+  kernels->activate(Activation::gelu, biased, bias, separate);
+  kernels->activate(Activation::gelu, in_place, bias, in_place);
   expect_near(in_place, separate, 0);
   for_each(
       x, [&](std::int64_t i, std::int64_t j) { EXPECT_EQ(at(biased, i, j), at(x, i, j) + at(bias, 0, j)); });
 
   const Tensor dy = random(arena, {3, 4}, 3), dh = clone(arena, dy), h_to_y = clone(arena, biased);
-  kernels->gelu_backward(h_to_y, dh);
+  kernels->activate_backward(Activation::gelu, h_to_y, dh);
   expect_near(h_to_y, separate, 0);
   const auto loss = [&] {
-    kernels->gelu(biased, Tensor(), separate);
+    kernels->activate(Activation::gelu, biased, Tensor(), separate);
     return inner(separate, dy);
   };
   expect_gradient(biased, dh, loss, "dh");
+}
+
+TEST_F(KernelsReference, Relu2) {
+  const Tensor h = unwritten({1, 5}), y = unwritten({1, 5});
+  const std::array<double, 5> x{-2, -0.5, 0, 0.5, 3}, squares{0, 0, 0, 0.25, 9};
+  for (std::int64_t j = 0; j < 5; ++j) at(h, 0, j) = x[static_cast<std::size_t>(j)];
+  kernels->activate(Activation::relu2, h, Tensor(), y);
+  for (std::int64_t j = 0; j < 5; ++j) EXPECT_EQ(at(y, 0, j), squares[static_cast<std::size_t>(j)]);
+  const Tensor input = random(arena, {3, 4}, 1), dy = random(arena, {3, 4}, 3), out = unwritten({3, 4});
+  const Tensor h_to_y = clone(arena, input), dh = clone(arena, dy);
+  kernels->activate_backward(Activation::relu2, h_to_y, dh);
+  const auto loss = [&] {
+    kernels->activate(Activation::relu2, input, Tensor(), out);
+    return inner(out, dy);
+  };
+  loss();
+  expect_near(h_to_y, out, 0);
+  expect_gradient(input, dh, loss, "dh");
+  EXPECT_THROW(kernels->activate(Activation::swiglu, input, Tensor(), out), InvariantError);
 }
 
 TEST_F(KernelsReference, Swiglu) {
@@ -552,8 +571,8 @@ TEST_F(KernelsReference, F32AgreesWithF64) {
     kernels->rms_norm_backward_weight(y, x, rms, dw);
     const Tensor h = make({rows, cols}), half = make({rows, cols / 2}), dh = make({rows, cols});
     kernels->matmul(x, Transpose::no, w, Transpose::yes, h, false);
-    kernels->gelu(h, bias, y);
-    kernels->gelu_backward(h, dh);
+    kernels->activate(Activation::gelu, h, bias, y);
+    kernels->activate_backward(Activation::gelu, h, dh);
     kernels->swiglu(h, half);
     kernels->swiglu_backward(h, half);
     kernels->rope(h, 4, integers(arena, {2, 3, 4, 2, 3, 4}), 10000, false);

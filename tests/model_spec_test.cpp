@@ -29,6 +29,9 @@ void expect_same(const ModelSpec& a, const ModelSpec& b) {
   EXPECT_EQ(a.norm_eps, b.norm_eps);
   EXPECT_EQ(a.rope_theta, b.rope_theta);
   EXPECT_EQ(a.init_std, b.init_std);
+  EXPECT_EQ(a.activation, b.activation);
+  EXPECT_EQ(a.qkv_bias, b.qkv_bias);
+  EXPECT_EQ(a.qk_norm, b.qk_norm);
   EXPECT_EQ(a.experts, b.experts);
   EXPECT_EQ(a.num_experts, b.num_experts);
   EXPECT_EQ(a.experts_per_token, b.experts_per_token);
@@ -58,7 +61,8 @@ TEST(ModelSpec, PublishedCountsAreExact) {
       {"llama-3-405b", 405853388800},  {"gpt3-175b", 174604259328},   {"gpt2-tiny", 578624},
       {"llama-tiny", 402624},          {"llama-42m", 58073600},       {"mixtral-8x7b", 46702792704},
       {"mixtral-8x22b", 140620634112}, {"deepseek-v3", 671026404352}, {"mixtral-tiny", 674496},
-      {"deepseek-tiny", 466112}};
+      {"deepseek-tiny", 466112},       {"qwen2-tiny", 403648},        {"qwen3-tiny", 402880},
+      {"relu2-tiny", 312512}};
   std::set<std::string> names;
   for (const std::string& name : model_preset_names()) names.insert(name);
   for (const auto& [name, count] : published) {
@@ -136,7 +140,7 @@ TEST(ModelSpec, ParametersOfEveryPresetAreConsistent) {
       EXPECT_FALSE(vector && p.multiplies) << p.name;
       if (p.shard_dim < 0) {
         EXPECT_TRUE(p.pieces.empty());
-        EXPECT_TRUE(p.rows_are_sequence_sharded) << p.name;
+        EXPECT_NE(p.rows_are_sequence_sharded, p.tp_partial) << p.name;
         continue;
       }
       EXPECT_FALSE(p.rows_are_sequence_sharded) << p.name;
@@ -410,6 +414,46 @@ TEST(ModelHuggingFace, Mixtral) {
       {"experts_per_token = 9", "from 1 to 8"});
 }
 
+// Qwen/Qwen2-0.5B; its count is the one published.
+TEST(ModelHuggingFace, Qwen2) {
+  const char* json =
+      R"({"architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
+    "eos_token_id": 151643, "hidden_act": "silu", "hidden_size": 896, "initializer_range": 0.02,
+    "intermediate_size": 4864, "max_position_embeddings": 131072, "max_window_layers": 24,
+    "model_type": "qwen2", "num_attention_heads": 14, "num_hidden_layers": 24, "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 131072, "tie_word_embeddings": true,
+    "torch_dtype": "bfloat16", "use_cache": true, "use_sliding_window": false, "vocab_size": 151936})";
+  const ModelSpec m = model_from_hugging_face(json, "qwen/config.json");
+  EXPECT_TRUE(m.qkv_bias);
+  EXPECT_EQ(num_parameters(m), 494032768);
+  const auto refused = [&](const char* from, const char* to, const std::vector<std::string>& words) {
+    expect_refusal([&] { model_from_hugging_face(replaced(json, from, to), "qwen/config.json"); }, words);
+  };
+  refused("\"use_sliding_window\": false", "\"use_sliding_window\": true",
+          {"use_sliding_window", "only false"});
+  refused("\"num_key_value_heads\": 2", "\"x\": 2", {"num_key_value_heads", "missing"});
+}
+
+// Qwen/Qwen3-0.6B; its count is the one published.
+TEST(ModelHuggingFace, Qwen3) {
+  const char* json =
+      R"({"architectures": ["Qwen3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0,
+    "head_dim": 128, "hidden_act": "silu", "hidden_size": 1024, "initializer_range": 0.02,
+    "intermediate_size": 3072, "max_position_embeddings": 40960, "max_window_layers": 28,
+    "model_type": "qwen3", "num_attention_heads": 16, "num_hidden_layers": 28, "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 1000000, "sliding_window": null,
+    "tie_word_embeddings": true, "use_sliding_window": false, "vocab_size": 151936})";
+  const ModelSpec m = model_from_hugging_face(json, "qwen/config.json");
+  EXPECT_TRUE(m.qk_norm);
+  EXPECT_FALSE(m.qkv_bias);
+  EXPECT_EQ(num_parameters(m), 596049920);
+  const auto refused = [&](const char* from, const char* to, const std::vector<std::string>& words) {
+    expect_refusal([&] { model_from_hugging_face(replaced(json, from, to), "qwen/config.json"); }, words);
+  };
+  refused("\"attention_bias\": false", "\"attention_bias\": true", {"attention_bias", "only false"});
+  refused("\"head_dim\": 128", "\"x\": 128", {"head_dim", "missing"});
+}
+
 TEST(ModelHuggingFace, RefusesWhatWouldComputeSomethingElse) {
   const auto refused = [](const std::string& base, const std::string& from, const std::string& to,
                           std::vector<std::string> words) {
@@ -443,7 +487,7 @@ TEST(ModelHuggingFace, RefusesWhatWouldComputeSomethingElse) {
           {"sliding_window", "4096", "32768"});
   refused(mistral, "\"sliding_window\": null", "\"x\": 0", {"sliding_window", "missing"});
   refused(mistral, "\"num_key_value_heads\": 8", "\"x\": 0", {"num_key_value_heads", "missing"});
-  for (const char* type : {"deepseek_v3", "qwen2", "bert"}) {
+  for (const char* type : {"deepseek_v3", "bert"}) {
     refused(llama, "\"model_type\": \"llama\"", fmt::format("\"model_type\": \"{}\"", type),
             {"model_type", type});
   }

@@ -51,8 +51,8 @@ class SleepingKernels final : public KernelBackend {
   void rms_norm_again(T, T, T, Out) override { never(); }
   void rms_norm_backward_input(T, T, T, T, InOut) override { never(); }
   void rms_norm_backward_weight(T, T, T, InOut) override { never(); }
-  void gelu(InOut, T, Out) override { never(); }
-  void gelu_backward(InOut, InOut) override { never(); }
+  void activate(Activation, InOut, T, Out) override { never(); }
+  void activate_backward(Activation, InOut, InOut) override { never(); }
   void swiglu(T, Out) override { never(); }
   void swiglu_backward(InOut, InOut) override { never(); }
   void rope(InOut, std::int64_t, T, double, bool) override { never(); }

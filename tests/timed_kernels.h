@@ -52,8 +52,8 @@ class TimedKernels final : public KernelBackend {
   void rms_norm_backward_weight(T dy, T x, T stats, InOut dw) override {
     inner_->rms_norm_backward_weight(dy, x, stats, dw);
   }
-  void gelu(InOut h, T bias, Out y) override { inner_->gelu(h, bias, y); }
-  void gelu_backward(InOut h, InOut dy) override { inner_->gelu_backward(h, dy); }
+  void activate(Activation a, InOut h, T bias, Out y) override { inner_->activate(a, h, bias, y); }
+  void activate_backward(Activation a, InOut h, InOut dy) override { inner_->activate_backward(a, h, dy); }
   void swiglu(T gate_up, Out y) override { inner_->swiglu(gate_up, y); }
   void swiglu_backward(InOut gate_up, InOut dy) override { inner_->swiglu_backward(gate_up, dy); }
   void weighted_swiglu_backward(InOut gate_up, InOut dy, T weights, Out dweights) override {

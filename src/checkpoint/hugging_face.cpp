@@ -233,10 +233,17 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
               {"attn_pdrop", 0.0}};
   } else {
     if (m.experts == Experts::deepseek || m.latent_attention())
-      refuse("model {}: its layout of Hugging Face is not written yet; legal: gpt2, llama, mixtral", m.name);
+      refuse(
+          "model {}: its layout of Hugging Face is not written yet; legal: gpt2, llama, mixtral, qwen2, "
+          "qwen3",
+          m.name);
     const bool mixtral = m.experts == Experts::mixtral;
-    config = {{"model_type", mixtral ? "mixtral" : "llama"},
-              {"architectures", {mixtral ? "MixtralForCausalLM" : "LlamaForCausalLM"}},
+    const auto [type, architecture] = mixtral      ? std::pair{"mixtral", "MixtralForCausalLM"}
+                                      : m.qkv_bias ? std::pair{"qwen2", "Qwen2ForCausalLM"}
+                                      : m.qk_norm  ? std::pair{"qwen3", "Qwen3ForCausalLM"}
+                                                   : std::pair{"llama", "LlamaForCausalLM"};
+    config = {{"model_type", type},
+              {"architectures", {architecture}},
               {"num_hidden_layers", m.num_layers},
               {"hidden_size", m.hidden},
               {"intermediate_size", mixtral ? m.expert_hidden : m.mlp_hidden},

@@ -3,16 +3,16 @@
 namespace echelon {
 
 void Mlp::activate(Kernels& kernels, const Tensor& hidden, const Tensor& activated) const {
-  if (activation_ == Activation::gelu)
-    kernels.gelu(hidden, in_.bias(), activated);
+  if (!is_gated(activation_))
+    kernels.activate(activation_, hidden, in_.bias(), activated);
   else
     kernels.swiglu(hidden, activated);
 }
 
 Mlp::Gradients Mlp::activate_backward(Kernels& kernels, const Tensor& hidden,
                                       const Tensor& d_activated) const {
-  if (activation_ == Activation::gelu) {
-    kernels.gelu_backward(hidden, d_activated);
+  if (!is_gated(activation_)) {
+    kernels.activate_backward(activation_, hidden, d_activated);
     return {hidden, d_activated};
   }
   kernels.swiglu_backward(hidden, d_activated);

@@ -1,5 +1,6 @@
-// GELU of the biased input, or SwiGLU. The backward pass works in place: the input's memory and that of the
-// output's gradient become the output, which the next product's weights need, and the input's gradient.
+// An activation of the biased input, or SwiGLU. The backward pass works in place: the input's memory and that
+// of the output's gradient become the output, which the next product's weights need, and the input's
+// gradient.
 #include "model/op.h"
 
 namespace echelon {
@@ -8,15 +9,16 @@ namespace {
 class ActivationOp final : public OpRunner {
  public:
   ActivationOp(const BlockOp& op, const OpSetting& s)
-      : OpRunner(op), gated_(op.activation == Activation::swiglu), bias_(s.stacked(op.biases)) {}
+      : OpRunner(op), activation_(op.activation), bias_(s.stacked(op.biases)) {}
 
  protected:
   void run_forward(BlockRun& run) const override {
-    const Tensor h = run.take(in()), y = run.activation({h.rows(), h.cols() / (gated_ ? 2 : 1)});
-    if (gated_)
+    const Tensor h = run.take(in()),
+                 y = run.activation({h.rows(), h.cols() / (is_gated(activation_) ? 2 : 1)});
+    if (is_gated(activation_))
       run.kernels().swiglu(h, y);
     else
-      run.kernels().gelu(h, bias_.value, y);
+      run.kernels().activate(activation_, h, bias_.value, y);
     run.set(out(0), h);
     run.set(out(1), y);
   }
@@ -29,11 +31,11 @@ class ActivationOp final : public OpRunner {
 
   void run_backward(BlockRun& run) const override {
     Tensor h = run.take_kept(out(0)), dy = run.take_gradient(out(1));
-    if (gated_) {
+    if (is_gated(activation_)) {
       run.kernels().swiglu_backward(h, dy);
       std::swap(h, dy);
     } else {
-      run.kernels().gelu_backward(h, dy);
+      run.kernels().activate_backward(activation_, h, dy);
     }
     if (bias_.defined())
       run.weight_gradient([&k = run.kernels(), bias = bias_, dy] { k.bias_gradient(dy, bias.gradient); });
@@ -42,7 +44,7 @@ class ActivationOp final : public OpRunner {
   }
 
  private:
-  bool gated_;
+  Activation activation_;
   Weight bias_;
 };
 

@@ -339,14 +339,18 @@ Weight ParameterStore::stacked(const std::vector<std::string>& names) const {
     return layout_.offsets[static_cast<std::size_t>(&p - parameters_.data())];
   };
   const Parameter& first = find(names.front());
-  std::int64_t end = offset_of(first), rows = 0;
+  std::vector<std::int64_t> shape = first.value.shape();
+  shape.front() = 0;
+  std::int64_t end = offset_of(first);
   for (const std::string& name : names) {
     const Parameter& p = find(name);
-    check(offset_of(p) == end && p.value.cols() == first.value.cols(), "stacked parameters lie side by side");
+    shape.front() += p.value.dim(0);
+    check(offset_of(p) == end && p.value.shape().size() == shape.size() &&
+              (shape.size() == 1 || p.value.cols() == shape.back()),
+          "stacked parameters lie side by side");
     end += p.value.numel();
-    rows += p.value.rows();
   }
-  return view(first, {offset_of(first), end}, {rows, first.value.cols()});
+  return view(first, {offset_of(first), end}, shape);
 }
 
 }  // namespace echelon

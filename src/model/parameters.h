@@ -53,7 +53,8 @@ class ParameterStore {
   // The pipeline rank that counts and saves a parameter of the model.
   int owner_of(const std::string& name) const;
   Weight weight(const std::string& name) const;
-  // Adjacent (out, in) parameters used as one matrix, rows stacked: q, k, v; gate, up.
+  // Adjacent (out, in) parameters used as one matrix, rows stacked: q, k, v; gate, up. Or their biases, as
+  // one vector.
   Weight stacked(const std::vector<std::string>& names) const;
   // The matrix of the output layer. Where a tied table is looked up on the same rank and there are several
   // microbatches, its gradient is kept apart until add_tied_gradient(), so that the sum is grouped as on two
@@ -69,6 +70,11 @@ class ParameterStore {
   std::vector<Tensor> keep_own_gradients() const;
   // The gradients of all parameters that each tp rank holds whole.
   const Tensor& whole_gradients() const { return units_.back().gradient; }
+  // Of those the ones that are partial whatever the plan, at their end (ParamSpec::tp_partial).
+  Tensor partial_gradients() const {
+    const Tensor& whole = whole_gradients();
+    return whole.flat_range(whole.numel() - layout_.partial_range.size(), whole.numel());
+  }
   const FlatLayout& layout() const { return layout_; }
   std::uint64_t seed() const { return seed_; }  // of initial values, and of what is rounded at random
   // Ranks of a block over which state is cut.

@@ -17,9 +17,9 @@ Placement residual_placement(bool sequence_parallel);
 // Rows of an N-row residual stream that rank `index` of a tp group of `tp` holds.
 Range residual_rows(bool sequence_parallel, std::int64_t rows, int tp, int index);
 
-// Parameters that every tp rank applied to its own rows only (norms, learned positions, row-parallel biases)
-// hold partial gradients: sums them over tp, in place. Forgetting this is the classic silent error of
-// sequence parallelism.
-void reduce_sequence_sharded_gradients(const Rank& rank, const Tensor& gradients);
+// Parameters that every tp rank applied to its own rows only (norms, learned positions, row-parallel biases),
+// or to its own heads, hold partial gradients: sums them over tp, in place. Forgetting this is the classic
+// silent error of sequence parallelism.
+void reduce_partial_gradients(const Rank& rank, const Tensor& gradients);
 
 }  // namespace echelon

@@ -93,7 +93,7 @@ class Pricer {
     };
     switch (op.kind) {
       case OpKind::norm:
-        return norm();
+        return norm(program.value(op.outputs[0]));
       case OpKind::linear:
         if (program.value(op.inputs[0]).home == Home::residual) enter();
         return product(tokens_, width_here(op.inputs[0]), width_here(op.outputs[0]));
@@ -144,8 +144,9 @@ class Pricer {
     kernels_ += 1;
   }
 
-  void norm() {
-    const double bytes = here_ * real(m_.hidden) * width_;
+  // In the residual stream, or of this rank's heads.
+  void norm(const BlockValue& y) {
+    const double bytes = (y.home == Home::cut ? tokens_ / tp_ : here_) * real(y.width) * width_;
     passes(2 * bytes, 3 * bytes);
   }
   void residual() {
@@ -280,7 +281,7 @@ class Pricer {
 
   void activation(double tokens, double hidden, Activation of) {
     const double bytes = tokens * hidden * width_;
-    if (of == Activation::swiglu)
+    if (is_gated(of))
       passes(3 * bytes, 5 * bytes);
     else
       passes(2 * bytes, 3 * bytes);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "base/error.h"
 #include "spec/block_builder.h"
@@ -133,6 +134,17 @@ int BlockBuilder::rms_norm(const std::string& name, int x, const std::string& pa
   return y;
 }
 
+int BlockBuilder::head_norm(const std::string& name, int x, std::vector<ParamSpec> weights,
+                            std::vector<std::int64_t> heads) {
+  const int y = value(name + ".out", program_.value(x).home, width(x)),
+            stats = value(name + ".stats", program_.value(x).home,
+                          std::accumulate(heads.begin(), heads.end(), std::int64_t{0}));
+  BlockOp& op = add(OpKind::norm, name, {x}, {y, stats});
+  op.weights = std::move(weights);
+  op.heads = std::move(heads);
+  return y;
+}
+
 int BlockBuilder::columns(const std::string& name, int x, std::vector<ParamSpec> weights,
                           std::vector<ParamSpec> biases) {
   const auto made = static_cast<std::size_t>(weights.front().shard_dim);  // dimension
@@ -176,9 +188,8 @@ int BlockBuilder::latent(int x, std::vector<ParamSpec> weights) {
 }
 
 int BlockBuilder::activation(int hidden, Activation activation, std::vector<ParamSpec> biases) {
-  const bool gated = activation == Activation::swiglu;
   const int biased = value("hidden", Home::cut, width(hidden)),
-            y = value("activated", Home::cut, width(hidden) / (gated ? 2 : 1));
+            y = value("activated", Home::cut, width(hidden) / (is_gated(activation) ? 2 : 1));
   BlockOp& op = add(OpKind::activation, "activation", {hidden}, {biased, y});
   op.activation = activation;
   op.biases = std::move(biases);
@@ -221,6 +232,13 @@ static ParamSpec vector(std::string name, std::int64_t width, Init init) {
 
 ParamSpec norm_weight(std::string name, std::int64_t width) {
   return vector(std::move(name), width, Init::ones);
+}
+
+ParamSpec head_norm_weight(std::string name, std::int64_t head_dim) {
+  ParamSpec p = norm_weight(std::move(name), head_dim);
+  p.rows_are_sequence_sharded = false;
+  p.tp_partial = true;
+  return p;
 }
 
 ParamSpec whole_bias(std::string name, std::int64_t width) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "spec/activation.h"
 #include "spec/param_spec.h"
 
 namespace echelon {
@@ -32,12 +33,12 @@ struct BlockValue {
 enum class OpKind {
   embedding,    // tokens -> rows of a table
   positions,    // x + rows of a table of positions
-  norm,         // x -> y, stats. With a bias LayerNorm, without RMSNorm
+  norm,         // x -> y, stats. With a bias LayerNorm, without RMSNorm; of rows, or of heads
   linear,       // x -> x W (+ b). By columns (whole -> cut), by rows (cut -> partial sum)
   rope,         // [q | k | v] -> the same, turned by position
   attention,    // [q | k | v] -> what attention computes with, its output, its log-sum-exp
   latent,       // x -> [q | k | v] through compressed forms (DeepSeek-V2)
-  activation,   // h -> h + b, its activation: GELU, or SwiGLU of [gate | up]
+  activation,   // h -> h + b, its activation (activation.h)
   residual,     // x, y -> x + y (+ b)
   experts_in,   // x -> the hidden values of the experts that its tokens are routed to
   experts_out,  // these -> their sum
@@ -46,7 +47,6 @@ enum class OpKind {
 const char* op_kind_name(OpKind kind);
 
 enum class WeightOrder { in_out, out_in };  // how a matrix is stored: GPT-2's (in, out), Llama's (out, in)
-enum class Activation { gelu, swiglu };
 
 struct BlockOp {
   OpKind kind = OpKind::norm;
@@ -55,6 +55,8 @@ struct BlockOp {
   std::vector<ParamSpec> weights, biases;  // of a linear op side by side: one matrix
   WeightOrder order = WeightOrder::out_in;
   Activation activation = Activation::gelu;
+  std::vector<std::int64_t>
+      heads;  // of a norm of heads: how many each weight is for, from the first column on
 };
 
 struct BlockProgram {

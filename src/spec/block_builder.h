@@ -21,6 +21,10 @@ class BlockBuilder {
   int positions(int x, ParamSpec table);
   int layer_norm(const std::string& name, int x, const std::string& parameter);
   int rms_norm(const std::string& name, int x, const std::string& parameter);
+  // Each head of x on its own: `heads[i]` of them with weights[i], one behind the other. What lies behind
+  // them in x stays as it is.
+  int head_norm(const std::string& name, int x, std::vector<ParamSpec> weights,
+                std::vector<std::int64_t> heads);
   // By columns where the weights are cut along what they make, by rows where they are cut along what they
   // take. Several weights lie side by side.
   int columns(const std::string& name, int x, std::vector<ParamSpec> weights,
@@ -54,6 +58,7 @@ ParamSpec cut_rows(std::string name, std::int64_t rows, std::int64_t cols, std::
 ParamSpec cut_columns(std::string name, std::int64_t rows, std::int64_t cols, std::int64_t unit, double std);
 ParamSpec whole_matrix(std::string name, std::int64_t rows, std::int64_t cols, double std);
 ParamSpec norm_weight(std::string name, std::int64_t width);
+ParamSpec head_norm_weight(std::string name, std::int64_t head_dim);
 ParamSpec whole_bias(std::string name, std::int64_t width);  // added once, behind the sum over the group
 ParamSpec cut_bias(std::string name, std::int64_t width,
                    std::vector<Piece> pieces);  // as the outputs are cut

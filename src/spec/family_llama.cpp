@@ -1,5 +1,6 @@
-// Llama: RoPE, RMSNorm, SwiGLU, no biases, grouped-query attention, weights stored (out, in); in place of
-// MLPs the experts of Mixtral or DeepSeek.
+// Llama: RoPE, RMSNorm, SwiGLU or an activation without a gate, no biases (but Qwen2's of queries, keys and
+// values), grouped-query attention (Qwen3's with norms of heads), weights stored (out, in); in place of MLPs
+// the experts of Mixtral or DeepSeek.
 #include <fmt/core.h>
 
 #include "spec/block_builder.h"
@@ -61,10 +62,19 @@ std::vector<ParamSpec> latent_projections(const ModelSpec& m, const std::string&
 int attention_in(BlockBuilder& b, const ModelSpec& m, int x, const std::string& at) {
   if (m.latent_attention()) return b.latent(x, latent_projections(m, at));
   const std::int64_t C = m.hidden, D = m.head_dim, Q = m.attention_width(), K = m.kv_width();
-  return b.columns("attention_in", x,
-                   {cut_rows(at + "q_proj.weight", Q, C, D, m.init_std),
-                    cut_rows(at + "k_proj.weight", K, C, D, m.init_std),
-                    cut_rows(at + "v_proj.weight", K, C, D, m.init_std)});
+  std::vector<ParamSpec> biases;
+  if (m.qkv_bias)
+    biases = {cut_bias(at + "q_proj.bias", Q, {{Q, D}}), cut_bias(at + "k_proj.bias", K, {{K, D}}),
+              cut_bias(at + "v_proj.bias", K, {{K, D}})};
+  const int qkv = b.columns("attention_in", x,
+                            {cut_rows(at + "q_proj.weight", Q, C, D, m.init_std),
+                             cut_rows(at + "k_proj.weight", K, C, D, m.init_std),
+                             cut_rows(at + "v_proj.weight", K, C, D, m.init_std)},
+                            std::move(biases));
+  if (!m.qk_norm) return qkv;
+  return b.head_norm("qk_norm", qkv,
+                     {head_norm_weight(at + "q_norm.weight", D), head_norm_weight(at + "k_norm.weight", D)},
+                     {m.num_heads, m.num_kv_heads});
 }
 
 }  // namespace
@@ -88,9 +98,12 @@ BlockProgram Llama::layer(const ModelSpec& m, std::int64_t layer) {
   const int middle = b.residual("residual1", x, y);
   y = b.rms_norm("norm2", middle, at + "post_attention_layernorm");
   if (m.has_experts(layer)) return b.finish(b.residual("residual2", middle, b.experts(y, experts(m, at))));
-  const std::vector<ParamSpec> mlp = swiglu(m, at + "mlp.", llama_names, m.mlp_hidden);
-  y = b.columns("mlp_in", y, {mlp[0], mlp[1]});
-  y = b.rows("mlp_out", b.activation(y, Activation::swiglu), mlp[2]);
+  std::vector<ParamSpec> in = swiglu(m, at + "mlp.", llama_names, m.mlp_hidden);
+  ParamSpec down = std::move(in.back());
+  in.pop_back();
+  if (!is_gated(m.activation)) in.erase(in.begin());
+  y = b.columns("mlp_in", y, std::move(in));
+  y = b.rows("mlp_out", b.activation(y, m.activation), std::move(down));
   return b.finish(b.residual("residual2", middle, y));
 }
 

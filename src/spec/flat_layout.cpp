@@ -34,8 +34,10 @@ FlatLayout flat_layout(const std::vector<std::vector<ParamSpec>>& groups, int tp
   layout.cut_ranges = place([](const ParamSpec& spec) { return spec.expert < 0 && spec.shard_dim >= 0; });
   layout.expert_ranges = place([](const ParamSpec& spec) { return spec.expert >= 0; });
   layout.whole_range.begin = end;
-  place([](const ParamSpec& spec) { return spec.expert < 0 && spec.shard_dim < 0; });
-  layout.whole_range.end = end;
+  place([](const ParamSpec& spec) { return spec.expert < 0 && spec.shard_dim < 0 && !spec.tp_partial; });
+  layout.partial_range.begin = end;
+  place([](const ParamSpec& spec) { return spec.expert < 0 && spec.shard_dim < 0 && spec.tp_partial; });
+  layout.whole_range.end = layout.partial_range.end = end;
   return layout;
 }
 

@@ -12,11 +12,11 @@ namespace echelon {
 // First everything that is cut over tp, group by group (embedding, each block, head), so that what a backward
 // pass has finished lies in one piece; then the routed experts, group by group: fewer ranks hold the same
 // ones; then everything that each tp rank holds whole: few elements, whose gradients need one more sum under
-// sequence parallelism.
+// sequence parallelism, the last of them (ParamSpec::tp_partial) always.
 struct FlatLayout {
   std::vector<std::int64_t> offsets, sizes;      // of each parameter, in the order of the groups
   std::vector<Range> cut_ranges, expert_ranges;  // of each group
-  Range whole_range;
+  Range whole_range, partial_range;              // the second at the end of the first
   std::int64_t size() const { return whole_range.end; }
 };
 

@@ -29,6 +29,9 @@ constexpr const char* toml_keys[] = {"name",
                                      "rope_theta",
                                      "init_std",
                                      "tied_embedding",
+                                     "activation",
+                                     "qkv_bias",
+                                     "qk_norm",
                                      "experts",
                                      "num_experts",
                                      "experts_per_token",
@@ -140,6 +143,32 @@ void read_experts(const Reader& reader, const std::string& where, ModelSpec& m) 
   m.router.most_groups = reader.integer_or("router_most_groups", m.router.groups);
 }
 
+// What only a llama has, and only where queries, keys and values are projected straight from the input.
+bool llama_choice(const Reader& reader, const std::string& where, const char* key, const ModelSpec& m) {
+  const bool chosen = reader.boolean_or(key, false);
+  if (chosen && m.family == Family::gpt2)
+    refuse("{}: {} = true is not legal for the gpt2 family; give false, or family = \"llama\"", where, key);
+  if (chosen && m.latent_attention())
+    refuse("{}: {} = true is not legal with latent attention (kv_rank = {}); give false", where, key,
+           m.kv_rank);
+  return chosen;
+}
+
+Activation read_activation(const Reader& reader, const std::string& where, const ModelSpec& m) {
+  const char* legal = "\"swiglu\" or \"relu2\"";
+  if (!reader.has("activation")) return Activation::swiglu;
+  const std::string name = reader.text("activation", legal);
+  if (m.family == Family::gpt2)
+    refuse("{}: activation = \"{}\" is not legal for the gpt2 family, whose activation is GELU", where, name);
+  if (name != "swiglu" && name != "relu2")
+    refuse("{}: activation = \"{}\" is not legal: give {}", where, name, legal);
+  if (name == "relu2" && m.experts != Experts::none)
+    refuse(
+        "{}: activation = \"relu2\" is not legal with experts, whose activation is SwiGLU; give \"swiglu\"",
+        where);
+  return name == "relu2" ? Activation::relu2 : Activation::swiglu;
+}
+
 std::string quoted(const std::string& text) {
   std::string out = "\"";
   for (const char c : text) {
@@ -194,6 +223,9 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
   m.init_std = reader.real_or("init_std", m.init_std);
   read_experts(reader, where, m);
   m.kv_rank = reader.integer_or("kv_rank", 0);
+  m.activation = read_activation(reader, where, m);
+  m.qkv_bias = llama_choice(reader, where, "qkv_bias", m);
+  m.qk_norm = llama_choice(reader, where, "qk_norm", m);
   m.q_rank = reader.integer_or("q_rank", 0);
   m.rotary_dim = reader.integer_or("rotary_dim", 0);
   m.value_head_dim = reader.integer_or("value_head_dim", 0);
@@ -223,6 +255,9 @@ std::string to_toml(const ModelSpec& m) {
   line("norm_eps", m.norm_eps);
   if (!gpt2) line("rope_theta", m.rope_theta);
   line("init_std", m.init_std);
+  if (m.activation == Activation::relu2) text += "activation = \"relu2\"\n";
+  if (m.qkv_bias) line("qkv_bias", m.qkv_bias);
+  if (m.qk_norm) line("qk_norm", m.qk_norm);
   if (m.experts != Experts::none) {
     text += fmt::format("experts = \"{}\"\n", experts_name(m.experts));
     line("num_experts", m.num_experts);

@@ -127,7 +127,7 @@ void read_rope(const Config& config, ModelSpec& m) {
   m.rope_theta = rope.real_or("rope_theta", m.rope_theta);
 }
 
-void read_llama(const Config& config, bool mistral, ModelSpec& m) {
+void read_llama(const Config& config, bool window, ModelSpec& m) {
   m.family = Family::llama;
   m.num_layers = config.integer("num_hidden_layers");
   m.hidden = config.integer("hidden_size");
@@ -150,7 +150,7 @@ void read_llama(const Config& config, bool mistral, ModelSpec& m) {
       if (type != "full_attention") config.wrong("layer_types", "full_attention in every layer");
     }
   }
-  if (mistral && config.has("sliding_window") && config.integer("sliding_window") < m.max_seq) {
+  if (window && config.has("sliding_window") && config.integer("sliding_window") < m.max_seq) {
     config.wrong("sliding_window", fmt::format("null, or at least max_position_embeddings = {},", m.max_seq));
   }
 }
@@ -166,13 +166,23 @@ void read_mixtral(const Config& config, ModelSpec& m) {
   config.only_real("router_jitter_noise", 0.0);
 }
 
+// Their window, where one is named, is of use_sliding_window alone.
+void read_qwen(const Config& config, bool qwen2, ModelSpec& m) {
+  config.required("num_key_value_heads");
+  if (!qwen2) config.required("head_dim");  // transformers would take 128
+  config.only_boolean("use_sliding_window", false);
+  read_llama(config, false, m);
+  m.qkv_bias = qwen2;
+  m.qk_norm = !qwen2;
+}
+
 [[noreturn]] void refuse_model_type(const std::string& where, const std::string& type) {
   const char* why = "";
   if (type.starts_with("deepseek"))
     why = " (nor are its scaled positions and FP8 weights; --model deepseek-v3 plans it)";
-  if (type == "qwen2") why = " (biases of the query, key and value projections are not supported yet)";
-  refuse("{}: model_type = \"{}\" is not supported{}: only gpt2, llama, mistral and mixtral are", where, type,
-         why);
+  refuse(
+      "{}: model_type = \"{}\" is not supported{}: only gpt2, llama, mistral, mixtral, qwen2 and qwen3 are",
+      where, type, why);
 }
 
 std::string model_name(const std::string& where, const std::string& type) {
@@ -203,6 +213,8 @@ ModelSpec model_from_hugging_face(const std::string& config_json, const std::str
     read_llama(config, true, m);
   } else if (type == "mixtral") {
     read_mixtral(config, m);
+  } else if (type == "qwen2" || type == "qwen3") {
+    read_qwen(config, type == "qwen2", m);
   } else {
     refuse_model_type(where, type);
   }

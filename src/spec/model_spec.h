@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "spec/activation.h"
 #include "spec/param_spec.h"
 #include "spec/routing.h"
 
@@ -35,6 +36,9 @@ struct ModelSpec {
   double norm_eps = 1e-5;
   double rope_theta = 10000.0;
   double init_std = 0.02;
+  Activation activation = Activation::swiglu;  // of a llama's MLPs; without a gate they have no gate_proj
+  bool qkv_bias = false;                       // of a llama's query, key and value projections (Qwen2)
+  bool qk_norm = false;  // RMSNorm of each head of its queries and keys before they are turned (Qwen3)
 
   // Mixture of experts; in brackets the names of Hugging Face's configurations.
   Experts experts = Experts::none;

@@ -29,24 +29,12 @@ std::vector<BlockProgram> layers_of(const ModelSpec& m) {
   return layers;
 }
 
-// Of all families.
+// Of all families: the presets have one of each.
 const std::set<std::string>& known_names() {
   static const std::set<std::string> names = [] {
-    ModelSpec m;
-    for (std::int64_t* size : {&m.num_layers, &m.hidden, &m.num_heads, &m.num_kv_heads, &m.head_dim,
-                               &m.mlp_hidden, &m.vocab, &m.max_seq})
-      *size = 2;
     std::set<std::string> all;
-    const auto add = [&] {
-      for (const std::string& name : recompute_names(m)) all.insert(name);
-    };
-    for (Family family : {Family::gpt2, Family::llama}) {
-      m.family = family;
-      add();
-    }
-    m.experts = Experts::deepseek;
-    m.num_experts = m.experts_per_token = m.expert_hidden = m.kv_rank = m.value_head_dim = 1;
-    add();
+    for (const std::string& preset : model_preset_names())
+      for (const std::string& name : recompute_names(load_model(preset))) all.insert(name);
     return all;
   }();
   return names;

@@ -40,8 +40,8 @@ class KernelBackend {
   virtual void rms_norm_backward_input(const Tensor& dy, const Tensor& x, const Tensor& w,
                                        const Tensor& stats, InOut dx) = 0;
   virtual void rms_norm_backward_weight(const Tensor& dy, const Tensor& x, const Tensor& stats, InOut dw) = 0;
-  virtual void gelu(InOut h, const Tensor& bias, Out y) = 0;
-  virtual void gelu_backward(InOut h, InOut dy) = 0;
+  virtual void activate(Activation a, InOut h, const Tensor& bias, Out y) = 0;
+  virtual void activate_backward(Activation a, InOut h, InOut dy) = 0;
   virtual void swiglu(const Tensor& gate_up, Out y) = 0;
   virtual void swiglu_backward(InOut gate_up, InOut dy) = 0;
   virtual void weighted_swiglu_backward(InOut gate_up, InOut dy, const Tensor& weights, Out dweights) = 0;

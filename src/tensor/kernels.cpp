@@ -207,15 +207,17 @@ void Kernels::rms_norm_backward_weight(const Tensor& dy, const Tensor& x, const 
   backend_->rms_norm_backward_weight(dy, x, stats, dw);
 }
 
-void Kernels::gelu(InOut h, const Tensor& bias, Out y) {
-  require(same(h, y), "gelu: h and y differ", h, y);
-  require(!bias.defined() || vector_like(h, bias, h->cols()), "gelu: bias is no row of h", h, bias);
-  backend_->gelu(h, bias, y);
+void Kernels::activate(Activation a, InOut h, const Tensor& bias, Out y) {
+  check(!is_gated(a), "activate: of one input");
+  require(same(h, y), "activate: h and y differ", h, y);
+  require(!bias.defined() || vector_like(h, bias, h->cols()), "activate: bias is no row of h", h, bias);
+  backend_->activate(a, h, bias, y);
 }
 
-void Kernels::gelu_backward(InOut h, InOut dy) {
-  require(same(h, dy), "gelu_backward: h and dy differ", h, dy);
-  backend_->gelu_backward(h, dy);
+void Kernels::activate_backward(Activation a, InOut h, InOut dy) {
+  check(!is_gated(a), "activate_backward: of one input");
+  require(same(h, dy), "activate_backward: h and dy differ", h, dy);
+  backend_->activate_backward(a, h, dy);
 }
 
 // gate_up (N, 2F) for y (N, F).

@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "base/philox.h"
+#include "spec/activation.h"
 #include "spec/compression.h"
 #include "spec/param_spec.h"
 #include "spec/precision.h"
@@ -129,11 +130,11 @@ class Kernels {
                                InOut dx);
   void rms_norm_backward_weight(const Tensor& dy, const Tensor& x, const Tensor& stats, InOut dw);
 
-  // GELU, tanh form (Hendrycks 2016; GPT-2's gelu_new). h += bias (when defined), y = gelu(h). y may be h
-  // when the biased h is not needed again.
-  void gelu(InOut h, const Tensor& bias, Out y);
-  // In place, for the backward pass: on entry h (biased) and dy; on exit h holds y = gelu(h) and dy holds dh.
-  void gelu_backward(InOut h, InOut dy);
+  // An activation a without a gate. h += bias (when defined), y = a(h). y may be h when the biased h is not
+  // needed again.
+  void activate(Activation a, InOut h, const Tensor& bias, Out y);
+  // In place, for the backward pass: on entry h (biased) and dy; on exit h holds y = a(h) and dy holds dh.
+  void activate_backward(Activation a, InOut h, InOut dy);
 
   // SwiGLU (Shazeer 2020): gate_up (N, 2F) = [gate | up], y (N, F) = silu(gate) * up.
   void swiglu(const Tensor& gate_up, Out y);

@@ -248,15 +248,17 @@ class CpuKernels final : public HostBackend {
                     });
   }
 
-  void gelu(InOut th, const Tensor& tbias, Out ty) override {
+  void activate(Activation a, InOut th, const Tensor& tbias, Out ty) override {
     const Rows h(th), y(ty);
     const float* bias = tbias.defined() ? tbias.host<float>() : nullptr;
-    team_.each_row(h.rows, h.cols, [&](std::int64_t i) { pass_.gelu(h[i], bias, y[i], h.cols); });
+    const auto pass = pass_.activation(a).forward;
+    team_.each_row(h.rows, h.cols, [&](std::int64_t i) { pass(h[i], bias, y[i], h.cols); });
   }
 
-  void gelu_backward(InOut th, InOut tdy) override {
+  void activate_backward(Activation a, InOut th, InOut tdy) override {
     const Rows h(th), dy(tdy);
-    team_.each_row(h.rows, h.cols, [&](std::int64_t i) { pass_.gelu_backward(h[i], dy[i], h.cols); });
+    const auto pass = pass_.activation(a).backward;
+    team_.each_row(h.rows, h.cols, [&](std::int64_t i) { pass(h[i], dy[i], h.cols); });
   }
 
   void swiglu(const Tensor& gate_up, Out ty) override {

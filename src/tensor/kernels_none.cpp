@@ -29,8 +29,8 @@ class NoneKernels final : public KernelBackend {
   void rms_norm_again(const Tensor&, const Tensor&, const Tensor&, Out) override {}
   void rms_norm_backward_input(const Tensor&, const Tensor&, const Tensor&, const Tensor&, InOut) override {}
   void rms_norm_backward_weight(const Tensor&, const Tensor&, const Tensor&, InOut) override {}
-  void gelu(InOut, const Tensor&, Out) override {}
-  void gelu_backward(InOut, InOut) override {}
+  void activate(Activation, InOut, const Tensor&, Out) override {}
+  void activate_backward(Activation, InOut, InOut) override {}
   void swiglu(const Tensor&, Out) override {}
   void swiglu_backward(InOut, InOut) override {}
   void weighted_swiglu_backward(InOut, InOut, const Tensor&, Out) override {}

@@ -39,6 +39,19 @@ F gelu_slope(F x) {
 }
 
 template <class F>
+F activation_of(Activation a, F x) {
+  check(!is_gated(a), "an activation without a gate");
+  const F positive = std::max(x, F(0));
+  return a == Activation::relu2 ? positive * positive : gelu_of(x);
+}
+
+template <class F>
+F activation_slope(Activation a, F x) {
+  check(!is_gated(a), "an activation without a gate");
+  return a == Activation::relu2 ? 2 * std::max(x, F(0)) : gelu_slope(x);
+}
+
+template <class F>
 F sigmoid(F x) {
   return 1 / (1 + std::exp(-x));
 }
@@ -358,24 +371,24 @@ class ReferenceKernels final : public HostBackend {
     });
   }
 
-  void gelu(InOut th, const Tensor& bias, Out ty) override {
+  void activate(Activation a, InOut th, const Tensor& bias, Out ty) override {
     if (bias.defined()) add_bias(bias, th);
     with_stored_type(th, [&]<class T>(T) {
       using F = Wide<T>;
       const Matrix<T> h(th), y(ty);
       for (std::int64_t i = 0; i < h.rows; ++i)
-        for (std::int64_t j = 0; j < h.cols; ++j) y[i][j] = T(gelu_of<F>(h[i][j]));
+        for (std::int64_t j = 0; j < h.cols; ++j) y[i][j] = T(activation_of<F>(a, h[i][j]));
     });
   }
 
-  void gelu_backward(InOut th, InOut tdy) override {
+  void activate_backward(Activation a, InOut th, InOut tdy) override {
     with_stored_type(th, [&]<class T>(T) {
       using F = Wide<T>;
       const Matrix<T> h(th), dy(tdy);
       for (std::int64_t i = 0; i < h.rows; ++i)
         for (std::int64_t j = 0; j < h.cols; ++j) {
-          dy[i][j] = T(dy[i][j] * gelu_slope<F>(h[i][j]));
-          h[i][j] = T(gelu_of<F>(h[i][j]));
+          dy[i][j] = T(dy[i][j] * activation_slope<F>(a, h[i][j]));
+          h[i][j] = T(activation_of<F>(a, h[i][j]));
         }
     });
   }

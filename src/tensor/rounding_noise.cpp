@@ -156,18 +156,18 @@ void RoundingNoise::rms_norm_backward_weight(const Tensor& dy, const Tensor& x, 
   move(dw, x.rows());
 }
 
-void RoundingNoise::gelu(InOut h, const Tensor& bias, Out y) {
-  if (!on_) return exact_.gelu(h, bias, y);
+void RoundingNoise::activate(Activation a, InOut h, const Tensor& bias, Out y) {
+  if (!on_) return exact_.activate(a, h, bias, y);
   if (bias.defined()) add_bias(bias, h);
   move(h);
-  exact_.gelu(h, {}, y);
+  exact_.activate(a, h, {}, y);
   move(y);
 }
 
-void RoundingNoise::gelu_backward(InOut h, InOut dy) {
+void RoundingNoise::activate_backward(Activation a, InOut h, InOut dy) {
   move(h);
   move(dy);
-  exact_.gelu_backward(h, dy);
+  exact_.activate_backward(a, h, dy);
   move(h);
   move(dy);
 }

@@ -48,8 +48,8 @@ class RoundingNoise final : public KernelBackend {
   void rms_norm_backward_input(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& stats,
                                InOut dx) override;
   void rms_norm_backward_weight(const Tensor& dy, const Tensor& x, const Tensor& stats, InOut dw) override;
-  void gelu(InOut h, const Tensor& bias, Out y) override;
-  void gelu_backward(InOut h, InOut dy) override;
+  void activate(Activation a, InOut h, const Tensor& bias, Out y) override;
+  void activate_backward(Activation a, InOut h, InOut dy) override;
   void swiglu(const Tensor& gate_up, Out y) override;
   void swiglu_backward(InOut gate_up, InOut dy) override;
   void weighted_swiglu_backward(InOut gate_up, InOut dy, const Tensor& weights, Out dweights) override;

@@ -1,5 +1,7 @@
 #include "tensor/simd.h"
 
+#include "base/error.h"
+
 #include <cmath>
 #include <limits>
 
@@ -309,6 +311,32 @@ void gelu_backward(float* h, float* dy, Size n) {
   });
 }
 
+void relu2(float* h, const float* bias, float* y, Size n) {
+  each(n, [=](auto d, Size i) HWY_ATTR {
+    auto v = LoadU(d, h + i);
+    if (bias != nullptr) {
+      v = Add(v, LoadU(d, bias + i));
+      StoreU(v, d, h + i);
+    }
+    const auto positive = Max(v, Zero(d));
+    StoreU(Mul(positive, positive), d, y + i);
+  });
+}
+
+void relu2_backward(float* h, float* dy, Size n) {
+  each(n, [=](auto d, Size i) HWY_ATTR {
+    const auto positive = Max(LoadU(d, h + i), Zero(d));
+    StoreU(Mul(positive, positive), d, h + i);
+    StoreU(Mul(LoadU(d, dy + i), Add(positive, positive)), d, dy + i);
+  });
+}
+
+Simd::ActivationPasses activation(Activation a) {
+  check(!is_gated(a), "an activation without a gate");
+  if (a == Activation::relu2) return {relu2, relu2_backward};
+  return {gelu, gelu_backward};
+}
+
 void swiglu(const float* gate, const float* up, float* y, Size n) {
   each(n, [=](auto d, Size i) HWY_ATTR {
     const auto g = LoadU(d, gate + i);
@@ -436,19 +464,12 @@ void softmax_gradient_row(float* s, float* dp, Size visible, Size n, float lse, 
 }  // namespace
 
 const Simd* passes() {
-  static constexpr Simd table{add,           add_scaled,
-                              scale,         sum_squares,
-                              all_finite,    dot,
-                              residual,      column_sums,
-                              layer_norm,    layer_norm_again,
-                              layer_norm_dx, layer_norm_dw,
-                              rms_norm,      rms_norm_again,
-                              rms_norm_dx,   rms_norm_dw,
-                              gelu,          gelu_backward,
-                              swiglu,        swiglu_backward,
-                              rotate,        max,
-                              exp_sum,       adamw,
-                              softmax_row,   softmax_gradient_row};
+  static constexpr Simd table{
+      add,           add_scaled,    scale,       sum_squares,     all_finite,
+      dot,           residual,      column_sums, layer_norm,      layer_norm_again,
+      layer_norm_dx, layer_norm_dw, rms_norm,    rms_norm_again,  rms_norm_dx,
+      rms_norm_dw,   activation,    swiglu,      swiglu_backward, rotate,
+      max,           exp_sum,       adamw,       softmax_row,     softmax_gradient_row};
   return &table;
 }
 

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "spec/activation.h"
+
 namespace echelon {
 
 // What AdamW multiplies by, the same for all elements of a step.
@@ -50,10 +52,14 @@ struct Simd {
   void (*rms_norm_dw)(const float* dy, Size dy_stride, const float* x, Size x_stride, const float* stats,
                       Size rows, float* dw, Size n);
 
-  // h += bias (may be null), y = gelu(h).
-  void (*gelu)(float* h, const float* bias, float* y, Size n);
-  // h becomes gelu(h), dy becomes the gradient of h.
-  void (*gelu_backward)(float* h, float* dy, Size n);
+  // Of an activation a without a gate.
+  struct ActivationPasses {
+    // h += bias (may be null), y = a(h).
+    void (*forward)(float* h, const float* bias, float* y, Size n);
+    // h becomes a(h), dy becomes the gradient of h.
+    void (*backward)(float* h, float* dy, Size n);
+  };
+  ActivationPasses (*activation)(Activation a);
   void (*swiglu)(const float* gate, const float* up, float* y, Size n);
   // gate and up become their gradients, dy becomes y.
   void (*swiglu_backward)(float* gate, float* up, float* dy, Size n);

@@ -128,8 +128,10 @@ void Trainer::finish_group(int group) {
 
 // Every group is finished: what is left is what each tp rank holds whole.
 void Trainer::finish_reduction() {
-  if (plan_.shards_sequence() && !faults_.forget_norm_reduction)
-    reduce_sequence_sharded_gradients(rank_, parameters_.whole_gradients());
+  if (!plan_.shards_sequence())
+    reduce_partial_gradients(rank_, parameters_.partial_gradients());
+  else if (!faults_.forget_norm_reduction)
+    reduce_partial_gradients(rank_, parameters_.whole_gradients());
   reduction_->finish();
   reduction_.reset();
 }

@@ -1,0 +1,64 @@
+#include "apps/simulate_block.h"
+
+#include <algorithm>
+
+#include "apps/flag_values.h"
+#include "apps/help.h"
+#include "base/error.h"
+#include "base/output_file.h"
+#include "draw/block.h"
+#include "spec/model_spec.h"
+
+namespace echelon {
+namespace {
+
+const std::vector<std::string> own_flags{"--tp", "--sp", "--recompute"};
+
+bool contains(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+}  // namespace
+
+void BlockFlags::add_to(CLI::App& app) {
+  app_ = &app;
+  heading(app, "Blocks of a model (with --block and --model)");
+  app.add_option(
+         "--block", out_,
+         "Draw the model's blocks as an SVG: ops, values, where they lie, what the backward pass keeps")
+      ->type_name("FILE");
+  add_number(app, "--tp", tp_, "Tensor-parallel ranks");
+  app.add_option("--sp", sequence_parallel_, "Sequence parallelism (default: on where tp > 1)")
+      ->type_name("on|off");
+  app.add_option("--recompute", recompute_, "What the backward pass makes again, as train's")
+      ->type_name("none|selective|full|OP,...")
+      ->capture_default_str();
+}
+
+void BlockFlags::refuse_strangers() const {
+  for (const CLI::Option* option : app_->get_options()) {
+    const std::string name = option->get_name();
+    if (option->count() == 0 || name == "--block" || name == "--help") continue;
+    const bool is_mine = contains(own_flags, name) || name == "--model";
+    if (is_asked() && !is_mine)
+      refuse("{}: is of another simulation, and --block draws the blocks of a model; drop one", name);
+    if (!is_asked() && contains(own_flags, name))
+      refuse("{}: is of a drawing of a model's blocks; add --block FILE", name);
+  }
+}
+
+void BlockFlags::draw() const {
+  if (app_->get_option("--model")->count() == 0) refuse("--block {}: of which model? Add --model NAME", out_);
+  const ModelSpec model = load_model(app_->get_option("--model")->as<std::string>());
+  if (tp_ < 1 || model.num_heads % tp_ != 0)
+    refuse("--tp {}: does not divide the {} heads of {}; give a divisor", tp_, model.num_heads, model.name);
+  if (!sequence_parallel_.empty() && sequence_parallel_ != "on" && sequence_parallel_ != "off")
+    refuse("--sp {}: legal: on, off", sequence_parallel_);
+  BlockSetting setting{tp_, tp_ > 1 && sequence_parallel_ != "off",
+                       parse_recompute(recompute_, "--recompute")};
+  if (const std::string stranger = not_in_model(setting.recompute, model); !stranger.empty())
+    refuse("--recompute {}: no layer of {} has an op {}", recompute_, model.name, stranger);
+  write_output("--block", out_, block_svg(block_drawings(model), setting));
+}
+
+}  // namespace echelon

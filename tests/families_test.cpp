@@ -1,0 +1,223 @@
+// What a family of models has beyond the others: its gradients are the derivatives of its loss, are the same
+// on every mesh, and its memory and traffic are predicted to the byte. Each row is a model.
+#include "spec/families.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <set>
+
+#include "base/atomic_file.h"
+#include "base/philox.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/hugging_face.h"
+#include "checkpoint/safetensors.h"
+#include "predicted_runs.h"
+#include "random_models.h"
+#include "refusals.h"
+#include "verify/verify.h"
+
+namespace echelon::families_test {
+namespace {
+
+using namespace checks;
+namespace fs = std::filesystem;
+
+struct Row {
+  const char* name;
+  void (*change)(ModelSpec& model);
+  std::vector<std::string> parameters;  // of a layer, that a Llama has not
+  const char* type;                     // in transformers; nullptr: it has none
+};
+
+ModelSpec model_of(const Row& row) {
+  ModelSpec m = odd_llama();
+  m.name = row.name;
+  row.change(m);
+  return m;
+}
+
+class Families : public testing::TestWithParam<Row> {};
+
+TEST_P(Families, HaveTheirOwnParameters) {
+  const auto names_of = [](const ModelSpec& m) {
+    std::set<std::string> names;
+    for (const ParamSpec& p : block_parameters(m, 1)) names.insert(p.name);
+    return names;
+  };
+  const std::set<std::string> llama = names_of(odd_llama()), all = names_of(model_of(GetParam()));
+  std::set<std::string> own;
+  std::set_difference(all.begin(), all.end(), llama.begin(), llama.end(), std::inserter(own, own.end()));
+  std::set<std::string> expected;
+  for (const std::string& name : GetParam().parameters) expected.insert("model.layers.1." + name);
+  EXPECT_EQ(own, expected);
+}
+
+// As the same test of Training, which says why these bounds.
+TEST_P(Families, GradientsAreTheDerivativesOfTheLoss) {
+  const double step = std::cbrt(0x1p-52);
+  ModelSpec model = model_of(GetParam());
+  model.init_std = 0.2;
+  const Plan plan = odd_plan(model, 1, 1, false);
+  on_mesh(plan, [&](const Rank& rank) {
+    Trainer trainer(rank, plan, {}, 1);
+    const SampleSource samples = random_samples(plan);
+    // Away from the ones and zeros that norms and biases begin with.
+    for (const Parameter& p : trainer.parameters().all()) {
+      std::vector<double> noise(static_cast<std::size_t>(p.value.numel()));
+      Philox(23, Stream::test, name_hash(p.spec.name.c_str())).fill_normal(0, noise.size(), noise.data());
+      for (std::size_t k = 0; k < noise.size(); ++k) p.value.host<double>()[k] += 0.1 * noise[k];
+    }
+    const double loss = trainer.compute_gradients(0, samples), tolerance = 20 * step * step * (1 + loss);
+    for (const Parameter& p : trainer.parameters().all()) {
+      const std::vector<double> middle = as_doubles(p.value), gradient = as_doubles(p.gradient);
+      std::vector<double> direction(middle.size());
+      Philox(17, Stream::test, name_hash(p.spec.name.c_str()))
+          .fill_normal(0, direction.size(), direction.data());
+      double length = 0, expected = 0;
+      for (double d : direction) length += d * d;
+      length = std::sqrt(length);
+      for (std::size_t k = 0; k < direction.size(); ++k) expected += gradient[k] * direction[k] / length;
+      const auto loss_at = [&](double distance) {
+        for (std::size_t k = 0; k < middle.size(); ++k)
+          p.value.host<double>()[k] = middle[k] + distance * direction[k] / length;
+        return trainer.evaluate(plan.global_batch, samples);
+      };
+      EXPECT_NEAR((loss_at(step) - loss_at(-step)) / (2 * step), expected, tolerance) << p.spec.name;
+      loss_at(0);
+    }
+  });
+}
+
+// tp (4: neighbouring ranks hold the same key/value head), sp, cp, pp, ZeRO, what is made again.
+std::vector<Plan> plans_of(const ModelSpec& model) {
+  std::vector<Plan> plans;
+  for (int tp : {2, 4})
+    for (bool sp : {false, true}) plans.push_back(odd_plan(model, 1, tp, sp));
+  for (int zero : {1, 2, 3}) {
+    plans.push_back(odd_plan(model, 2, 2, zero == 2));
+    plans.back().zero = zero;
+  }
+  for (ContextKind kind : {ContextKind::ring, ContextKind::allgather}) {
+    plans.push_back(odd_plan(model, 1, 2, kind == ContextKind::ring));
+    plans.back().mesh.set(Axis::cp, 2);
+    plans.back().context_kind = kind;
+    plans.back().seq_len = 12;
+  }
+  for (const char* schedule : {"1f1b", "zb-h1"}) {
+    plans.push_back(odd_plan(model, 1, 2, false));
+    plans.back().mesh.set(Axis::pp, 2);
+    plans.back().schedule = schedule;
+  }
+  for (const Recompute& recompute : {Recompute::selective, Recompute::full}) {
+    plans.push_back(odd_plan(model, 1, 2, true));
+    plans.back().recompute = recompute;
+  }
+  return plans;
+}
+
+TEST_P(Families, VerifyPassesOnEveryAxis) {
+  for (const Plan& plan : plans_of(model_of(GetParam()))) {
+    SCOPED_TRACE(to_toml(plan));
+    VerifyRequest request;
+    request.plan = plan;
+    request.optimizer.warmup_steps = 0;
+    request.optimizer.total_steps = 10;
+    request.run.timeout = patience;
+    request.steps = 2;
+    const VerifyReport report = verify(request);
+    EXPECT_TRUE(report.pass) << to_json(report, plan);
+    EXPECT_LE(report.grad_max_rel_diff, 1e-10);
+  }
+}
+
+// Memory and traffic.
+TEST_P(Families, PredictionsAreExact) {
+  for (const Plan& plan : plans_of(model_of(GetParam()))) {
+    SCOPED_TRACE(to_toml(plan));
+    expect_predicted(plan);
+  }
+}
+
+TEST_P(Families, TomlSaysThem) {
+  const ModelSpec model = model_of(GetParam());
+  EXPECT_EQ(to_toml(model_from_toml(to_toml(model), "x")), to_toml(model));
+  EXPECT_FALSE(differences(model, odd_llama()).empty());
+}
+
+// A model in Hugging Face's layout, filled by a formula, comes in and goes out as it was.
+TEST_P(Families, TransformersModelsComeInAndGoOut) {
+  const ModelSpec model = model_of(GetParam());
+  if (GetParam().type == nullptr) {
+    const std::string field = differences(model, odd_llama()).at(1).field;  // behind the name
+    return expect_refusal([&] { hugging_face_config(model, DType::f32); }, {field, "transformers"});
+  }
+  const TemporaryDirectory directory;
+  const std::string in = directory / "in", out = directory / "out";
+  fs::create_directories(in);
+  const std::string config = hugging_face_config(model, DType::f64);
+  expect_contains(config, {fmt::format("\"model_type\": \"{}\"", GetParam().type)});
+  write_file_atomically(in + "/config.json", config);
+  const std::vector<ParamSpec> all = all_parameters(model);
+  std::vector<StoredTensor> declared;
+  for (const ParamSpec& p : all) declared.push_back({p.name, StoredType::f64, p.shape});
+  SafetensorsWriter writer(in + "/model.safetensors", declared, {{"format", "pt"}});
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    std::vector<double> values(static_cast<std::size_t>(all[i].numel()));
+    for (std::size_t k = 0; k < values.size(); ++k)
+      values[k] = std::sin(static_cast<double>(i + 1) + 0.37 * static_cast<double>(k));
+    writer.write(all[i].name, values.data(), values.size() * sizeof values[0]);
+  }
+  writer.finish();
+  const std::string path = import_hugging_face(in, directory / "ck", DType::f64, 1);
+  export_hugging_face(path, out, std::int64_t{1} << 30);
+  const SafetensorsFile before(in + "/model.safetensors"), after(out + "/model.safetensors");
+  ASSERT_EQ(before.tensors().size(), after.tensors().size());
+  for (const StoredTensor& tensor : before.tensors())
+    EXPECT_EQ(before.bytes(tensor), after.bytes(after.at(tensor.name))) << tensor.name;
+  const ModelSpec again = load_model(out);
+  EXPECT_EQ(differences(again, model).size(), 1u);  // the name
+}
+
+const Row rows[] = {
+    {"qwen2",
+     [](ModelSpec& m) { m.qkv_bias = true; },
+     {"self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias"},
+     "qwen2"},
+    {"qwen3",
+     [](ModelSpec& m) { m.qk_norm = true; },
+     {"self_attn.q_norm.weight", "self_attn.k_norm.weight"},
+     "qwen3"},
+    {"both",
+     [](ModelSpec& m) { m.qkv_bias = m.qk_norm = true; },
+     {"self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", "self_attn.q_norm.weight",
+      "self_attn.k_norm.weight"},
+     nullptr},
+    {"relu2", [](ModelSpec& m) { m.activation = Activation::relu2; }, {}, nullptr},
+};
+INSTANTIATE_TEST_SUITE_P(Models, Families, testing::ValuesIn(rows),
+                         [](const auto& instance) { return std::string(instance.param.name); });
+
+TEST(FamilyChoices, AreRefusedWhereTheyMeanNothing) {
+  const auto text = [](ModelSpec m, const char* key) { return to_toml(m) + key + " = true\n"; };
+  for (const char* key : {"qkv_bias", "qk_norm"}) {
+    expect_refusal([&] { model_from_toml(text(load_model("gpt2-tiny"), key), "x"); },
+                   {key, "gpt2 family", "give false"});
+    expect_refusal([&] { model_from_toml(text(load_model("deepseek-v3"), key), "x"); },
+                   {key, "latent attention", "give false"});
+  }
+}
+
+TEST(FamilyChoices, AnActivationIsRefusedWhereItMeansNothing) {
+  const auto text = [](const char* preset) {
+    return to_toml(load_model(preset)) + "activation = \"relu2\"\n";
+  };
+  expect_refusal([&] { model_from_toml(text("gpt2-tiny"), "x"); }, {"activation = \"relu2\"", "gpt2 family"});
+  expect_refusal([&] { model_from_toml(text("mixtral-tiny"), "x"); }, {"activation = \"relu2\"", "experts"});
+  expect_refusal([] { model_from_toml(to_toml(load_model("llama-tiny")) + "activation = \"relu\"\n", "x"); },
+                 {"activation = \"relu\"", "\"swiglu\" or \"relu2\""});
+}
+
+}  // namespace
+}  // namespace echelon::families_test
