@@ -48,6 +48,7 @@ DryRun dry_run(const Plan& plan, const PipelineLayout& pipeline, const Coordinat
   run.peak = arena.peak();
   run.traffic = rank.traffic() - before;
   run.copies = trainer.take_decided().copies;
+  run.uneven_sums = world.uneven_sums();
   return run;
 }
 

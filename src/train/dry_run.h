@@ -5,7 +5,9 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
+#include "comm/imagined.h"
 #include "plan/memory.h"
 #include "schedule/pipeline_layout.h"
 #include "spec/memory.h"
@@ -17,6 +19,7 @@ struct DryRun {
   Memory peak;         // of a step, without the kernels' scratch, which is the device's own
   Traffic traffic;     // of a step; of a stream one in its middle
   MovedCopies copies;  // that go to experts on other ranks, and are part of that
+  std::vector<UnevenSum> uneven_sums;
 };
 
 inline constexpr std::int64_t many_steps = std::int64_t{1} << 40;
