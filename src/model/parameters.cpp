@@ -115,11 +115,12 @@ void ParameterStore::make_units() {
 void ParameterStore::make_moments(const Plan& plan, std::int64_t own_size) {
   const std::int64_t bytes = own_size * element_bytes(rank_->dtype());
   if (plan.offload == Offload::optimizer)
-    offloaded_ = std::make_unique<ScratchFile>(plan.offload_directory, static_cast<std::size_t>(2 * bytes));
+    offloaded_ = std::make_unique<ScratchFile>(plan.offload_directory, static_cast<std::size_t>(2 * bytes),
+                                               rank_->arena().device());
   std::int64_t begin = 0;
   for (Tensor* moment : {&exp_avg_, &exp_avg_sq_}) {
     if (offloaded_) {
-      *moment = Tensor::view_of(offloaded_->data() + begin, rank_->dtype(), {own_size});
+      *moment = Tensor::view_of(offloaded_->at(begin), rank_->dtype(), {own_size});
     } else {
       *moment = Tensor(rank_->arena(), MemoryCategory::optimizer, rank_->dtype(), {own_size});
       rank_->kernels().fill(*moment, 0.0);

@@ -1,7 +1,6 @@
 #include "train/dry_report.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
@@ -58,6 +57,19 @@ std::optional<double> bubble_of(const Plan& plan, const PipelineLayout& pipeline
   costs.stages.clear();
   for (const StageSlice& slice : pipeline.slices()) costs.stages.push_back(stage_flops(plan, slice));
   return simulate(programs.schedule(), costs).timeline.bubble_fraction();
+}
+
+// "14 x 8, 2 x 7"
+std::string in_runs(const std::vector<std::int64_t>& numbers) {
+  std::string text;
+  for (std::size_t i = 0; i < numbers.size();) {
+    const auto end = std::find_if(numbers.begin() + static_cast<std::ptrdiff_t>(i), numbers.end(),
+                                  [&](std::int64_t n) { return n != numbers[i]; });
+    const auto count = static_cast<std::size_t>(end - numbers.begin()) - i;
+    text += fmt::format("{}{} x {}", text.empty() ? "" : ", ", count, numbers[i]);
+    i += count;
+  }
+  return text;
 }
 
 std::string place_of(const Mesh& mesh, int rank) {
@@ -128,8 +140,8 @@ std::string dry_run_text(const Plan& plan, const PipelineLayout& pipeline, const
     const auto bubble = bubble_of(plan, pipeline);
     const std::vector<std::int64_t> layers = layers_of_stages(pipeline);
     text += fmt::format(
-        "stages  {}: {} of {} layers, {}{}\n", plan.schedule, counted(std::ssize(layers), "stage"),
-        fmt::join(layers, " "), counted(pipeline.programs(0).microbatches(), "microbatch"),
+        "stages  {}: {} of {} layers; {}{}\n", plan.schedule, counted(std::ssize(layers), "stage"),
+        in_runs(layers), counted(pipeline.programs(0).microbatches(), "microbatch"),
         bubble ? fmt::format(", bubble {:.1f}% where passes take their FLOPs and messages nothing",
                              100 * *bubble)
                : "");

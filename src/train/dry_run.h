@@ -38,7 +38,9 @@ DryRun dry_run(const Plan& plan, const PipelineLayout& pipeline, const Coordinat
 // measures, under memory_assumptions().
 Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at = {},
                       std::int64_t steps = many_steps);
-ExactMemory exact_memory();  // this, for the planner
+// For the planner: of a pipeline rank at the data- and tensor-parallel rank that holds most of it. Those have
+// equal batches in its plans, so it is the one with the largest shard.
+ExactMemory exact_memory();
 // What a rank will send in a step `updates` optimizer steps after the first, under traffic_assumptions(), or
 // as the data decided.
 inline constexpr std::int64_t many_updates = std::int64_t{1} << 40;
