@@ -1,6 +1,5 @@
 #include <fmt/core.h>
 #include <fmt/ranges.h>
-#include <malloc.h>
 
 #include <algorithm>
 #include <cmath>
@@ -212,9 +211,6 @@ std::string origin_of_weights(const TrainFlags& f) {
 
 // A plan is all that is run dry: every other flag is idle.
 int run_dry(const TrainFlags& f) {
-  // The host's own numbers of each rank take the place of the rank's before it, instead of new pages.
-  ::mallopt(M_MMAP_THRESHOLD, 32 << 20);  // no more is taken
-  ::mallopt(M_TRIM_THRESHOLD, 512 << 20);
   std::vector<FlagNeed> needs;
   for (const CLI::Option* option : f.app->get_options()) {
     const std::string name = option->get_lnames().front();
