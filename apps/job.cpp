@@ -25,15 +25,14 @@ int launched_rank() {
   return -1;
 }
 
-// How many processes the launcher started, as far as it says.
+}  // namespace
+
 int launched_processes() {
   int processes = launched_rank() + 1;
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"})
     if (const char* const text = std::getenv(name)) processes = std::max(processes, std::atoi(text));
   return processes;
 }
-
-}  // namespace
 
 bool is_another_process() { return launched_rank() > 0; }
 

@@ -20,6 +20,9 @@
 #include "checkpoint/hugging_face.h"
 #include "model/scratch_file.h"
 #include "plan/price.h"
+#include "schedule/pipeline_layout.h"
+#include "spec/plan_fields.h"
+#include "train/dry_report.h"
 #include "train/dry_run.h"
 
 namespace echelon {
@@ -38,7 +41,7 @@ struct TrainFlags {
   std::string machine, staleness, straggle, plant_expert, memory_limit, on_nan = "stop", async_save = "on",
                                                                         die;
   int servers = 1;
-  bool json = false;
+  bool json = false, dry_run = false;
   CLI::App* app = nullptr;
 };
 
@@ -204,6 +207,26 @@ std::string origin_of_weights(const TrainFlags& f) {
       "train "
       "--checkpoint DIR --resume, goes on from them\n",
       f.request.seed, model, model);
+}
+
+// A plan is all that is run dry: every other flag is idle.
+int run_dry(const TrainFlags& f) {
+  std::vector<FlagNeed> needs;
+  for (const CLI::Option* option : f.app->get_options()) {
+    const std::string name = option->get_lnames().front();
+    const bool acts = find_field(name) != nullptr || name == "plan" || name == "dry-run" || name == "json";
+    needs.push_back({"--" + name, acts, "with --dry-run", {}});
+  }
+  refuse_idle(*f.app, needs);
+  if (launched_processes() > 1)
+    refuse("--dry-run: imagines all ranks in one process, and {} were started; legal: one",
+           launched_processes());
+  const Plan plan = f.plan.plan();
+  const PipelineLayout pipeline(plan);
+  const DryJob job = with_progress(
+      "train", f.json, [&](const Progress& progress) { return dry_job(plan, pipeline, progress); });
+  fmt::print("{}", f.json ? dry_run_json(plan, pipeline, job) + "\n" : dry_run_text(plan, pipeline, job));
+  return 0;
 }
 
 int run_train(TrainFlags& f, StopSignals& signals) {
@@ -404,6 +427,8 @@ void add_train(CLI::App& program, int& status) {
   app.add_flag("--resume", flags->request.resume, "Continue from the last checkpoint");
   add_number(app, "--sample", flags->sample, "Tokens of text generated at the end; 0: none");
   app.add_flag("--json", flags->json, "Summary as one JSON object on standard output");
+  app.add_flag("--dry-run", flags->dry_run,
+               "Say what every rank would hold, and send in a step, and end: needs no data and no memory");
   flags->plan.add_to(app, train_defaults());
   flags->optimizer.add_to(app, flags->request.optimizer);
   heading(app, "Data and evaluation");
@@ -456,6 +481,10 @@ void add_train(CLI::App& program, int& status) {
       ->type_name("E:S");
   app.add_option("--die", flags->die)->group("");  // for tests: RANK:STEP:WHERE
   app.callback([flags, &status] {
+    if (flags->dry_run) {
+      status = run_dry(*flags);
+      return;
+    }
     flags->timeline.check();
     StopSignals signals;  // before MPI's threads
     status = flags->job.run(flags->run, [&] { return run_train(*flags, signals); });

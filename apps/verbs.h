@@ -26,5 +26,7 @@ struct AlreadySaid {
 // Whether this process is one that a launcher started beside others, and not the first of them: it does not
 // repeat what they all would say.
 bool is_another_process();
+// How many a launcher started, as far as it says; 0 or 1 where this one is alone.
+int launched_processes();
 
 }  // namespace echelon

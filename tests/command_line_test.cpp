@@ -882,7 +882,42 @@ TEST_F(IdleFlags, OfTrain) {
                           "--weight-decay", "--clip",         "--data",       "--tokenizer", "--steps",
                           "--seed",         "--val-fraction", "--checkpoint", "--on-nan",    "--resume",
                           "--staleness",    "--memory-limit", "--machine",    "--straggle",  "--plant-expert",
-                          "--trace",        "--timeline",     "--log",        "--sample"}));
+                          "--trace",        "--timeline",     "--log",        "--sample",    "--dry-run"}));
+}
+
+TEST_F(IdleFlags, OfADryRun) {
+  for (const Words& words : std::vector<Words>{{"--resume"},
+                                               {"--checkpoint", "ck"},
+                                               {"--comm", "mpi"},
+                                               {"--data", "text.txt"},
+                                               {"--steps", "3"},
+                                               {"--threads", "2"},
+                                               {"--lr", "1"},
+                                               {"--die", "0:1:forward"}})
+    refused(joined({"train", "--dry-run", "--model", "llama-tiny"}, words),
+            {words.front(), "has no effect with --dry-run"});
+}
+
+TEST_F(CommandLine, DryRunsNeedNoDataAndAnyNumberOfRanks) {
+  const Words job{"train", "--dry-run", "--model", "llama-tiny", "--dp",           "512", "--tp", "2",
+                  "--pp",  "4",         "--zero",  "1",          "--global-batch", "1024"};
+  const std::string before = listing();
+  const Result text = run(job);
+  EXPECT_EQ(text.status, 0) << text.err;
+  for (const char* words : {"4096 ranks", "largest: rank ", "dp reduce_scatter", "tp all_gather", "bubble"})
+    EXPECT_NE(text.out.find(words), std::string::npos) << words;
+  const json object = one_object(run(joined(job, {"--json"})));
+  std::int64_t ranks = 0, largest = 0;
+  for (const json& of : object.at("classes")) {
+    ranks += of.at("ranks").get<std::int64_t>();
+    largest = std::max(largest, of.at("memory_bytes").at("total").get<std::int64_t>());
+    EXPECT_TRUE(of.at("coordinates").contains("pp"));
+    EXPECT_TRUE(of.at("traffic_bytes").at("dp").contains("reduce_scatter"));
+  }
+  EXPECT_EQ(ranks, 4096);
+  EXPECT_EQ(object.at("memory_bytes").at("largest").at("total"), largest);
+  EXPECT_EQ(object.at("schedule").at("stages"), 4);
+  EXPECT_EQ(listing(), before);
 }
 
 TEST_F(IdleFlags, OfTheOtherVerbs) {

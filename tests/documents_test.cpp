@@ -176,7 +176,9 @@ class Small {
 
   std::string text() {
     const std::string verb = find_verb();
-    if (verb == "train") {
+    if (std::find(words_.begin(), words_.end(), "--dry-run") != words_.end()) {
+      shorten_sequences();
+    } else if (verb == "train") {
       // A hundredth of the steps, so that what resumes still goes on further.
       for (const char* flag : {"--steps", "--save-every", "--eval-every"})
         change(flag, [](std::int64_t n) { return (n + 99) / 100; });

@@ -241,7 +241,7 @@ TEST(StepModel, MemoryOfThisTrainerIsItsOwnAccount) {
     const PipelineLayout pipeline(plan);
     Memory largest;
     for (int r = 0; r < c.pp; ++r) {
-      const Memory own = predict_memory(plan, pipeline, {.pp = r});
+      const Memory own = exact_memory()(plan, pipeline, {.pp = r});
       EXPECT_EQ(e.rank_memory[static_cast<std::size_t>(r)], own) << describe(c);
       if (own.total() > largest.total()) largest = own;
     }

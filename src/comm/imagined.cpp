@@ -5,15 +5,20 @@
 #include "comm/call.h"
 
 namespace echelon {
-namespace {
 
 class ImaginedCommunicator final : public Communicator {
  public:
-  ImaginedCommunicator(int rank, int size) : rank_(rank), size_(size) {}
+  // The world outlives it.
+  ImaginedCommunicator(ImaginedWorld& world, int rank, int size, const std::string& name)
+      : world_(world), group_(world.groups_.size()), rank_(rank), size_(size) {
+    world.groups_.push_back({name, size, rank, 0});
+  }
   int rank() const override { return rank_; }
   int size() const override { return size_; }
 
   Pending all_reduce(const Tensor& x, ReduceOp op) override {
+    if (const auto larger = static_cast<int>(x.numel() % size_); larger > 0)
+      world_.sums_.insert({group_, larger});
     return done({.verb = Verb::all_reduce, .op = op, .counts = {x.numel()}}, x, x);
   }
   Pending all_gather(const Tensor& in, const Tensor& out, std::span<const std::int64_t> counts) override {
@@ -45,10 +50,10 @@ class ImaginedCommunicator final : public Communicator {
     check_arguments(std::move(call), *this, in, out);
     return {};
   }
+  ImaginedWorld& world_;
+  const std::size_t group_;
   const int rank_, size_;
 };
-
-}  // namespace
 
 ImaginedWorld::ImaginedWorld(int num_ranks, int rank, const Time& time)
     : num_ranks_(num_ranks), rank_(rank), time_(time), recorder_(time) {
@@ -59,8 +64,17 @@ ImaginedWorld::ImaginedWorld(int num_ranks, int rank, const Time& time)
 std::unique_ptr<Communicator> ImaginedWorld::join(int rank, const std::vector<int>& ranks,
                                                   const std::string& name) {
   check(rank == rank_, "of an imagined job one rank is run");
-  return std::make_unique<ImaginedCommunicator>(place_in_group(rank, ranks, num_ranks_, name),
-                                                static_cast<int>(ranks.size()));
+  return std::make_unique<ImaginedCommunicator>(*this, place_in_group(rank, ranks, num_ranks_, name),
+                                                static_cast<int>(ranks.size()), name);
+}
+
+std::vector<UnevenSum> ImaginedWorld::uneven_sums() const {
+  std::vector<UnevenSum> sums;
+  for (const auto& [group, larger] : sums_) {
+    sums.push_back(groups_[group]);
+    sums.back().larger = larger;
+  }
+  return sums;
 }
 
 void ImaginedWorld::abort(const std::string& why) { throw CommError(why); }

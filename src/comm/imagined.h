@@ -4,12 +4,21 @@
 
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/world.h"
 
 namespace echelon {
+
+// All_reduces of a group that it cannot cut evenly (split_range): those at its first `larger` places send
+// more than the others.
+struct UnevenSum {
+  std::string group;  // the name that it was joined by
+  int size = 0, place = 0, larger = 0;
+};
 
 // Every verb is finished at once and moves nothing: what would come from another rank keeps the contents that
 // it had. Ranks and sizes of groups are those of the job; arguments are checked as anywhere (CommError).
@@ -29,8 +38,14 @@ class ImaginedWorld final : public World {
   std::vector<RankState> states() override;
   const Time& time() const override { return time_; }
 
+  // Of the groups that were joined, each remainder once.
+  std::vector<UnevenSum> uneven_sums() const;
+
  private:
+  friend class ImaginedCommunicator;
   const int num_ranks_, rank_;
+  std::vector<UnevenSum> groups_;               // as they were joined
+  std::set<std::pair<std::size_t, int>> sums_;  // group and remainder
   const Time time_;
   FlightRecorder recorder_;
 };

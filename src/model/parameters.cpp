@@ -120,11 +120,12 @@ void ParameterStore::make_moments(const Plan& plan, std::int64_t own_size) {
     master_ = Tensor(rank_->arena(), MemoryCategory::optimizer, precision.master, {own_size});
   const std::int64_t bytes = own_size * element_bytes(precision.moments);
   if (plan.offload == Offload::optimizer)
-    offloaded_ = std::make_unique<ScratchFile>(plan.offload_directory, static_cast<std::size_t>(2 * bytes));
+    offloaded_ = std::make_unique<ScratchFile>(plan.offload_directory, static_cast<std::size_t>(2 * bytes),
+                                               rank_->arena().device());
   std::int64_t begin = 0;
   for (Tensor* moment : {&exp_avg_, &exp_avg_sq_}) {
     if (offloaded_) {
-      *moment = Tensor::view_of(offloaded_->data() + begin, precision.moments, {own_size});
+      *moment = Tensor::view_of(offloaded_->at(begin), precision.moments, {own_size});
     } else {
       *moment = Tensor(rank_->arena(), MemoryCategory::optimizer, precision.moments, {own_size});
       rank_->kernels().fill(*moment, 0.0);

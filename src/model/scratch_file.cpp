@@ -31,8 +31,9 @@ std::string scratch_place(const std::string& directory) {
   return directory.empty() ? temporary_place() : directory;
 }
 
-ScratchFile::ScratchFile(const std::string& directory, std::size_t bytes)
+ScratchFile::ScratchFile(const std::string& directory, std::size_t bytes, Device device)
     : bytes_(std::max<std::size_t>(bytes, 1)) {
+  if (device == Device::none) return;
   const int fd = open_nameless(directory);
   int error = fd < 0 ? errno : ::posix_fallocate(fd, 0, static_cast<off_t>(bytes_));
   if (error == 0) {
@@ -48,7 +49,9 @@ ScratchFile::ScratchFile(const std::string& directory, std::size_t bytes)
          format_bytes(static_cast<double>(bytes)), std::strerror(error));
 }
 
-ScratchFile::~ScratchFile() { ::munmap(data_, bytes_); }
+ScratchFile::~ScratchFile() {
+  if (data_ != nullptr) ::munmap(data_, bytes_);
+}
 
 void check_scratch_directory(const std::string& directory) {
   const int fd = open_nameless(directory);

@@ -4,20 +4,25 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
+
+#include "spec/device.h"
 
 namespace echelon {
 
 class ScratchFile {
  public:
   // Zeros. The file is made in `directory` (empty: the system's place for temporary files) and goes with the
-  // process, however that ends. Its room on the disk is taken at once: RunError when there is none.
-  ScratchFile(const std::string& directory, std::size_t bytes);
+  // process, however that ends. Its room on the disk is taken at once: RunError when there is none. Of
+  // Device::none nothing is made.
+  ScratchFile(const std::string& directory, std::size_t bytes, Device device);
   ~ScratchFile();
   ScratchFile(const ScratchFile&) = delete;
   ScratchFile& operator=(const ScratchFile&) = delete;
 
-  std::byte* data() const { return data_; }
+  // Null on Device::none.
+  std::byte* at(std::int64_t byte) const { return data_ == nullptr ? nullptr : data_ + byte; }
 
  private:
   std::byte* data_ = nullptr;

@@ -318,9 +318,10 @@ class Search {
               ? plans.size() == top && candidate.bytes > static_cast<double>(plans.back().memory.total())
               : candidate.bound * below_rounding > worst_ranked())
         break;
-      Estimate e = model_.estimate(candidate.configuration);
+      Estimate e = model_.estimate_seconds(candidate.configuration);
       ++result_.simulated;
-      if (e.seconds > most_seconds_) continue;
+      if (e.seconds > (by_memory ? most_seconds_ : worst_ranked())) continue;
+      model_.add_memory(e, usable_);
       if (static_cast<double>(e.memory.total()) > usable_) {  // this trainer's, walked
         --result_.feasible;
         ++result_.rejected["memory"].count;

@@ -17,17 +17,6 @@ double to_twelve_digits(double seconds) {
   return std::round(seconds * unit) / unit;
 }
 
-// The first data- and tensor-parallel rank has most.
-std::vector<Memory> exact_memory(const Workload& work, const Configuration& c,
-                                 const std::vector<std::int64_t>& layers) {
-  if (!work.exact_memory) throw InvariantError("a plan of this trainer is priced with what it holds");
-  const Plan plan = as_plan(work, c, layers);
-  const PipelineLayout pipeline(plan);
-  std::vector<Memory> ranks;
-  for (int r = 0; r < c.pp; ++r) ranks.push_back(work.exact_memory(plan, pipeline, {.pp = r}));
-  return ranks;
-}
-
 }  // namespace
 
 StepModel::StepModel(Workload work) : work_(std::move(work)), stages_(work_) {
@@ -130,8 +119,42 @@ std::pair<double, double> StepModel::interval(const Configuration& c) const {
 }
 
 Estimate StepModel::estimate(const Configuration& c) {
+  Estimate e = estimate_seconds(c);
+  add_memory(e);
+  return e;
+}
+
+// Of this trainer the first data- and tensor-parallel rank has most; pipeline ranks are asked from the one
+// that is likely to hold most.
+void StepModel::add_memory(Estimate& e, double most_bytes) {
+  const Configuration& c = e.configuration;
   const StageShape& s = stages_.shape(c);
   const LayerPrices& p = stages_.prices(c);
+  std::vector<int> order;
+  for (std::size_t r = 0; r < s.ranks.size(); ++r) {
+    e.rank_memory.push_back(footprint(work_, c, p.counts, p.saved, s.ranks[r]));
+    order.push_back(static_cast<int>(r));
+  }
+  const auto held = [&](int r) { return e.rank_memory[static_cast<std::size_t>(r)].total(); };
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return held(a) > held(b); });
+  if (work_.software.is_this_trainer && !work_.model.latent_attention()) {
+    if (!work_.exact_memory) throw InvariantError("a plan of this trainer is priced with what it holds");
+    const Plan plan = as_plan(work_, c, s.layers);
+    const PipelineLayout pipeline(plan);
+    for (int r : order) {
+      e.memory = e.rank_memory[static_cast<std::size_t>(r)] = work_.exact_memory(plan, pipeline, {.pp = r});
+      e.memory_rank = r;
+      if (real(e.memory.total()) > most_bytes) return;
+    }
+  }
+  e.memory_rank = 0;
+  for (int r = 1; r < static_cast<int>(e.rank_memory.size()); ++r)
+    if (held(r) > held(e.memory_rank)) e.memory_rank = r;
+  e.memory = e.rank_memory[static_cast<std::size_t>(e.memory_rank)];
+}
+
+Estimate StepModel::estimate_seconds(const Configuration& c) {
+  const StageShape& s = stages_.shape(c);
   Estimate e;
   e.configuration = c;
   e.layers = s.layers;
@@ -175,16 +198,6 @@ Estimate StepModel::estimate(const Configuration& c) {
   e.seconds = to_twelve_digits(whole_step(c, latest));
   parts.other = e.seconds - latest;
 
-  const bool walked = work_.software.is_this_trainer && !work_.model.latent_attention();
-  if (walked) e.rank_memory = exact_memory(work_, c, s.layers);
-  for (std::size_t r = 0; r < s.ranks.size(); ++r) {
-    if (!walked) e.rank_memory.push_back(footprint(work_, c, p.counts, p.saved, s.ranks[r]));
-    const Memory& memory = e.rank_memory[r];
-    if (r == 0 || memory.total() > e.memory.total()) {
-      e.memory = memory;
-      e.memory_rank = static_cast<int>(r);
-    }
-  }
   const auto [low, high] = interval(c);
   e.low = e.seconds * low;
   e.high = e.seconds * high;

@@ -69,6 +69,10 @@ class StepModel {
   Outlook outlook(const Configuration& c, double most_bytes = 1e300);
   // The whole: its schedule simulated.
   Estimate estimate(const Configuration& c);
+  // Its two halves: all but the memory, and that. Where it is found to be above `most_bytes` on some rank,
+  // what that one holds is all that is found out.
+  Estimate estimate_seconds(const Configuration& c);
+  void add_memory(Estimate& e, double most_bytes = 1e300);
   // The schedule's timeline as the estimate simulates it.
   Timeline timeline(const Configuration& c);
 

@@ -48,6 +48,7 @@ DryRun dry_run(const Plan& plan, const PipelineLayout& pipeline, const Coordinat
   run.peak = arena.peak();
   run.traffic = rank.traffic() - before;
   run.copies = trainer.take_decided().copies;
+  run.uneven_sums = world.uneven_sums();
   return run;
 }
 
@@ -57,7 +58,20 @@ Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, const Co
 }
 
 ExactMemory exact_memory() {
-  return [](const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at) {
+  return [](const Plan& plan, const PipelineLayout& pipeline, Coordinates at) {
+    if (plan.zero_stage() > 0) {
+      const FlatLayout layout =
+          flat_layout(pipeline.groups_of(at.pp, plan.mesh.ep_index(at)), plan.mesh.size(Axis::tp), at.tp);
+      const std::vector<ShardUnit> units = shard_units(layout, plan.all_shards());
+      std::int64_t most = 0;
+      for (int i = 0; i < plan.shards(); ++i) {
+        const Coordinates there{at.pp, i / plan.mesh.size(Axis::cp), i % plan.mesh.size(Axis::cp), at.tp};
+        const std::int64_t size = shard_size(units, plan.shard_index(there));
+        if (size <= most) continue;
+        most = size;
+        at = there;
+      }
+    }
     return predict_memory(plan, pipeline, at);
   };
 }

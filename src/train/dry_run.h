@@ -5,7 +5,9 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
+#include "comm/imagined.h"
 #include "plan/memory.h"
 #include "schedule/pipeline_layout.h"
 #include "spec/memory.h"
@@ -17,6 +19,7 @@ struct DryRun {
   Memory peak;         // of a step, without the kernels' scratch, which is the device's own
   Traffic traffic;     // of a step; of a stream one in its middle
   MovedCopies copies;  // that go to experts on other ranks, and are part of that
+  std::vector<UnevenSum> uneven_sums;
 };
 
 inline constexpr std::int64_t many_steps = std::int64_t{1} << 40;
@@ -35,7 +38,9 @@ DryRun dry_run(const Plan& plan, const PipelineLayout& pipeline, const Coordinat
 // measures, under memory_assumptions().
 Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at = {},
                       std::int64_t steps = many_steps);
-ExactMemory exact_memory();  // this, for the planner
+// For the planner: of a pipeline rank at the data- and tensor-parallel rank that holds most of it. Those have
+// equal batches in its plans, so it is the one with the largest shard.
+ExactMemory exact_memory();
 // What a rank will send in a step `updates` optimizer steps after the first, under traffic_assumptions(), or
 // as the data decided.
 inline constexpr std::int64_t many_updates = std::int64_t{1} << 40;

@@ -9,10 +9,9 @@
 #include <nlohmann/json.hpp>
 
 #include "base/units.h"
+#include "train/account_json.h"
 
 namespace echelon {
-namespace {
-
 using nlohmann::ordered_json;
 
 ordered_json as_json(const Memory& memory) {
@@ -37,8 +36,6 @@ ordered_json assumption_names(const std::vector<Assumption>& assumptions) {
   for (Assumption a : assumptions) list.push_back(assumption_name(a));
   return list;
 }
-
-}  // namespace
 
 static ordered_json json_of(const std::vector<ExpertLoad>& loads) {
   ordered_json list = ordered_json::array();

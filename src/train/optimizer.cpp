@@ -51,6 +51,11 @@ static std::vector<double> sums_of_squares(const Rank& rank, const ParameterStor
       }
     if (counted.empty()) continue;
     const Tensor blocks(rank.arena(), MemoryCategory::other, DType::f64, {total});
+    Communicator* const group = counted.front()->shard_group;
+    if (blocks.device() == Device::none) {  // millions of numbers, which nobody would read
+      if (group != nullptr) group->all_reduce(blocks).wait();
+      continue;
+    }
     copy_from_host(std::vector<double>(static_cast<std::size_t>(total)), blocks);
     std::int64_t begin = 0;
     for (const Parameter* p : counted) {
@@ -60,7 +65,7 @@ static std::vector<double> sums_of_squares(const Rank& rank, const ParameterStor
       begin += norm_blocks(p->value.numel());
     }
     std::vector<double> of_blocks = copy_to_host(blocks, 0.0);
-    if (Communicator* group = counted.front()->shard_group) of_blocks = HostGroup(*group).sum(of_blocks);
+    if (group != nullptr) of_blocks = HostGroup(*group).sum(of_blocks);
     const double* at = of_blocks.data();
     for (const Parameter* p : counted) {
       const std::int64_t count = norm_blocks(p->value.numel());
