@@ -26,9 +26,6 @@ Ids document_starts(const Ids& tokens, std::int32_t end) {
 Microbatch load_microbatch(const Rank& rank, const Plan& plan, std::int64_t step, Range samples,
                            const SampleSource& source) {
   const ContextLayout layout(plan);
-  const int cp_rank = rank.coordinate(Axis::cp);
-  const std::vector<std::int64_t> positions = layout.positions(cp_rank);
-  const std::vector<PositionRun> runs = layout.runs(layout.ring_index(cp_rank));
   const auto ids = [&](std::int64_t count) {
     return Tensor(rank.arena(), MemoryCategory::activations, DType::i32, {count});
   };
@@ -37,6 +34,12 @@ Microbatch load_microbatch(const Rank& rank, const Plan& plan, std::int64_t step
   const bool documents = plan.mask == AttentionMask::document;
   if (documents) microbatch.sequences.document_starts = ids(samples.size() * layout.core_tokens());
 
+  microbatch.num_targets = rows;
+  if (microbatch.tokens.device() == Device::none) return microbatch;  // none of them is ignored
+
+  const int cp_rank = rank.coordinate(Axis::cp);
+  const std::vector<std::int64_t> positions = layout.positions(cp_rank);
+  const std::vector<PositionRun> runs = layout.runs(layout.ring_index(cp_rank));
   Ids tokens(static_cast<std::size_t>(plan.seq_len)), targets(tokens.size()), all_tokens, all_targets,
       all_positions, all_starts;
   for (std::int64_t sample = samples.begin; sample < samples.end; ++sample) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <set>
 #include <sstream>
 #include <tuple>
@@ -147,8 +148,9 @@ class Search {
       const Group& g = groups_[i];
       if (g.least * below_rounding > most_seconds_) break;
       report(r_.progress, static_cast<double>(i) / static_cast<double>(groups_.size()), what);
-      group(g.configuration, r_.objective == Objective::memory || g.least * below_rounding <= worst_ranked());
+      group(g.configuration, by_memory() || may_be_ranked(g.least));
     }
+    settle();
     if (!result_.plans.empty()) result_.nearest.reset();
     if (result_.nearest) result_.nearest->memory = model_.estimate(result_.nearest->configuration).memory;
     write_examples();
@@ -301,34 +303,69 @@ class Search {
     return static_cast<int>(result_.plans.size()) < r_.top ? most_seconds_ : result_.plans.back().seconds;
   }
 
-  void rank() {
-    const bool by_memory = r_.objective == Objective::memory;
-    std::sort(candidates_.begin(), candidates_.end(), [&](const Candidate& a, const Candidate& b) {
-      return by_memory ? a.bytes < b.bytes : a.bound < b.bound;
-    });
-    const auto top = static_cast<std::size_t>(r_.top);
+  bool by_memory() const { return r_.objective == Objective::memory; }
+  std::size_t top() const { return static_cast<std::size_t>(r_.top); }
+
+  // The same if all that waits fits: no later than worst_ranked().
+  double worst_hoped() const {
+    auto plan = result_.plans.begin();
+    auto next = waiting_.begin();
+    double seconds = 0;
+    for (std::size_t i = 0; i < top(); ++i) {
+      if (plan == result_.plans.end() && next == waiting_.end()) return most_seconds_;
+      const bool waits =
+          plan == result_.plans.end() || (next != waiting_.end() && next->first < plan->seconds);
+      seconds = waits ? next++->first : plan++->seconds;
+    }
+    return seconds;
+  }
+
+  bool may_be_ranked(double least_seconds) {
+    if (least_seconds * below_rounding <= worst_hoped()) return true;
+    settle();
+    return least_seconds * below_rounding <= worst_ranked();
+  }
+
+  // Walks the memory of what waits, the fastest first, until no other can be among the first.
+  void settle() {
+    while (!waiting_.empty() && waiting_.begin()->first <= worst_ranked())
+      walk(std::move(waiting_.extract(waiting_.begin()).mapped()));
+    waiting_.clear();
+  }
+
+  void walk(Estimate e) {
+    model_.add_memory(e, usable_);
+    if (static_cast<double>(e.memory.total()) > usable_) {  // this trainer's
+      --result_.feasible;
+      ++result_.rejected["memory"].count;
+      return;
+    }
     auto& plans = result_.plans;
     const auto better = [&](const Estimate& a, const Estimate& b) {
       const auto bytes_a = a.memory.total(), bytes_b = b.memory.total();
-      return by_memory ? std::tie(bytes_a, a.seconds) < std::tie(bytes_b, b.seconds)
-                       : std::tie(a.seconds, bytes_a) < std::tie(b.seconds, bytes_b);
+      return by_memory() ? std::tie(bytes_a, a.seconds) < std::tie(bytes_b, b.seconds)
+                         : std::tie(a.seconds, bytes_a) < std::tie(b.seconds, bytes_b);
     };
+    plans.insert(std::upper_bound(plans.begin(), plans.end(), e, better), std::move(e));
+    if (plans.size() > top()) plans.pop_back();
+  }
+
+  void rank() {
+    std::sort(candidates_.begin(), candidates_.end(), [&](const Candidate& a, const Candidate& b) {
+      return by_memory() ? a.bytes < b.bytes : a.bound < b.bound;
+    });
+    const auto& plans = result_.plans;
     for (const Candidate& candidate : candidates_) {
-      if (by_memory
-              ? plans.size() == top && candidate.bytes > static_cast<double>(plans.back().memory.total())
-              : candidate.bound * below_rounding > worst_ranked())
+      if (by_memory()
+              ? plans.size() == top() && candidate.bytes > static_cast<double>(plans.back().memory.total())
+              : !may_be_ranked(candidate.bound))
         break;
       Estimate e = model_.estimate_seconds(candidate.configuration);
       ++result_.simulated;
-      if (e.seconds > (by_memory ? most_seconds_ : worst_ranked())) continue;
-      model_.add_memory(e, usable_);
-      if (static_cast<double>(e.memory.total()) > usable_) {  // this trainer's, walked
-        --result_.feasible;
-        ++result_.rejected["memory"].count;
-        continue;
-      }
-      plans.insert(std::upper_bound(plans.begin(), plans.end(), e, better), std::move(e));
-      if (plans.size() > top) plans.pop_back();
+      if (by_memory() && e.seconds <= most_seconds_)
+        walk(std::move(e));
+      else if (!by_memory() && e.seconds <= worst_ranked())
+        waiting_.emplace(e.seconds, std::move(e));
     }
   }
 
@@ -355,6 +392,9 @@ class Search {
   std::set<std::string> examples_;
   std::vector<Group> groups_;
   std::vector<Candidate> candidates_;  // of a group
+  // By seconds: what may be among the first, whose memory is not walked yet. That takes longer than to
+  // simulate.
+  std::multimap<double, Estimate> waiting_;
 };
 
 // What is given, on a plan of the workload.
