@@ -995,10 +995,17 @@ TEST_F(IdleFlags, OfThePlannersVerbs) {
   expect_refused({"simulate", "--moe"}, routing);
   std::vector<Line> both = simulating;
   both.insert(both.end(), routing.begin(), routing.end());
+  // What a drawing of blocks depends on names it.
+  for (const Words& words : {Words{"--tp", "2"}, {"--sp", "on"}, {"--recompute", "full"}}) {
+    refused(joined({"simulate", "--schedule", "gpipe", "--pp", "2", "--microbatches", "4"}, words),
+            {words.front(), "--block"});
+    both.push_back({{words.front()}, "without --block"});
+  }
   expect_known({"simulate"}, both,
-               {"--moe", "--schedule", "--compare", "--pp", "--microbatches", "--out", "--model", "--experts",
-                "--top-k", "--scores", "--ep", "--groups", "--tokens", "--zipf", "--popular-expert",
-                "--popularity", "--capacities", "--seed", "--stage-times"});
+               {"--moe",        "--schedule",   "--compare", "--pp",          "--microbatches",
+                "--out",        "--model",      "--experts", "--top-k",       "--scores",
+                "--ep",         "--groups",     "--tokens",  "--zipf",        "--popular-expert",
+                "--popularity", "--capacities", "--seed",    "--stage-times", "--block"});
 }
 
 // An empty prompt is a prompt; any other empty value is none.
