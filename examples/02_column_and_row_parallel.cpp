@@ -44,7 +44,7 @@ double first_element_on(int tp) {
                  b = part(rank, 2, mine.size(), width, mine.begin, 0);
     const Tensor h = rank.activation({tokens, mine.size()}), y = rank.activation({tokens, width});
     kernels->matmul(x, Transpose::no, a, Transpose::no, h, false);
-    kernels->gelu(h, {}, h);
+    kernels->activate(Activation::gelu, h, {}, h);
     kernels->matmul(h, Transpose::no, b, Transpose::no, y, false);
     const Tensor whole = tensor_parallel.leave(y, tokens).get();  // P -> I: one all_reduce
     if (index == 0) result = whole.host<double>()[0];
