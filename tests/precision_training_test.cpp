@@ -21,6 +21,13 @@ Plan plan_in(const char* precision, ModelSpec model, int dp = 1, int tp = 1) {
   return plan;
 }
 
+// Norms over heads.
+ModelSpec with_head_norms() {
+  ModelSpec m = odd_llama();
+  m.qk_norm = true;
+  return m;
+}
+
 ModelSpec mixture() {
   ModelSpec m = load_model("mixtral-tiny");
   m.num_layers = 2;
@@ -35,7 +42,7 @@ std::vector<Plan> plans_in(const char* precision) {
     change(plans.back());
   };
   const auto as_is = [](Plan&) {};
-  for (const ModelSpec& model : {odd_gpt2(true), odd_llama()}) {
+  for (const ModelSpec& model : {odd_gpt2(true), odd_llama(), with_head_norms()}) {
     add(model, 2, 1, as_is);
     add(model, 1, 2, as_is);
     add(model, 2, 2, [](Plan& p) { p.recompute = Recompute::full; });

@@ -10,14 +10,13 @@ namespace {
 
 class NormOp : public OpRunner {
  public:
-  NormOp(const BlockOp& op, const OpSetting& s)
-      : OpRunner(op), norm_(s.stacked(op.weights), s.stacked(op.biases), s.plan.model.norm_eps) {}
+  using OpRunner::OpRunner;
 
  protected:
   void run_forward(BlockRun& run) const override {
-    const Tensor x = run.take(in()), stats = run.statistic({x.rows(), norm_.stats_width()}),
+    const Tensor x = run.take(in()), stats = run.statistic(stats_shape(x)),
                  y = run.activation({x.rows(), x.cols()});
-    norm_.forward(run.kernels(), x, y, stats);
+    normalize(run.kernels(), x, stats, y, false);
     run.set(out(0), y);
     run.set(out(1), stats);
   }
@@ -26,10 +25,31 @@ class NormOp : public OpRunner {
     const Tensor& stats = run.value(out(1));
     if (!stats.defined()) return run_forward(run);
     const Tensor x = run.take(in()), y = run.activation({x.rows(), x.cols()});
-    norm_.forward_again(run.kernels(), x, stats, y);
+    normalize(run.kernels(), x, stats, y, true);
     run.set(out(0), y);
   }
 
+ private:
+  virtual std::vector<std::int64_t> stats_shape(const Tensor& x) const = 0;
+  // `again`: from statistics that are there, instead of making them.
+  virtual void normalize(Kernels& kernels, const Tensor& x, const Tensor& stats, const Tensor& y,
+                         bool again) const = 0;
+};
+
+void normalize_with(const Norm& norm, Kernels& kernels, const Tensor& x, const Tensor& stats, const Tensor& y,
+                    bool again) {
+  if (again)
+    norm.forward_again(kernels, x, stats, y);
+  else
+    norm.forward(kernels, x, y, stats);
+}
+
+class RowNormOp final : public NormOp {
+ public:
+  RowNormOp(const BlockOp& op, const OpSetting& s)
+      : NormOp(op), norm_(s.stacked(op.weights), s.stacked(op.biases), s.plan.model.norm_eps) {}
+
+ protected:
   void run_backward(BlockRun& run) const override {
     const Tensor dy = run.take_gradient(out(0)), dx = run.gradient_to_add_to(in());
     const Tensor &x = run.value(in()), &stats = run.value(out(1));
@@ -38,13 +58,21 @@ class NormOp : public OpRunner {
   }
 
  private:
+  std::vector<std::int64_t> stats_shape(const Tensor& x) const override {
+    return {x.rows(), norm_.stats_width()};
+  }
+  void normalize(Kernels& kernels, const Tensor& x, const Tensor& stats, const Tensor& y,
+                 bool again) const override {
+    normalize_with(norm_, kernels, x, stats, y, again);
+  }
+
   Norm norm_;
 };
 
 // RMSNorm of each of this rank's heads: as many norms of a few columns.
-class HeadNormOp final : public OpRunner {
+class HeadNormOp final : public NormOp {
  public:
-  HeadNormOp(const BlockOp& op, const OpSetting& s) : OpRunner(op), width_(op.weights.front().shape[0]) {
+  HeadNormOp(const BlockOp& op, const OpSetting& s) : NormOp(op), width_(op.weights.front().shape[0]) {
     for (std::size_t i = 0; i < op.heads.size(); ++i) {
       // With fewer heads than ranks, neighbouring ranks hold the same one.
       const auto here = std::max<std::int64_t>(op.heads[i] / s.tensor_parallel.size(), 1);
@@ -54,26 +82,6 @@ class HeadNormOp final : public OpRunner {
   }
 
  protected:
-  void run_forward(BlockRun& run) const override {
-    const Tensor x = run.take(in()), stats = run.activation({std::ssize(heads_) * x.rows()}),
-                 y = run.activation({x.rows(), x.cols()});
-    run.kernels().copy(behind_heads(x), behind_heads(y));
-    for (std::size_t h = 0; h < heads_.size(); ++h)
-      heads_[h].forward(run.kernels(), head(x, h), head(y, h), stats_of(stats, h));
-    run.set(out(0), y);
-    run.set(out(1), stats);
-  }
-
-  void run_again(BlockRun& run) const override {
-    const Tensor& stats = run.value(out(1));
-    if (!stats.defined()) return run_forward(run);
-    const Tensor x = run.take(in()), y = run.activation({x.rows(), x.cols()});
-    run.kernels().copy(behind_heads(x), behind_heads(y));
-    for (std::size_t h = 0; h < heads_.size(); ++h)
-      heads_[h].forward_again(run.kernels(), head(x, h), stats_of(stats, h), head(y, h));
-    run.set(out(0), y);
-  }
-
   void run_backward(BlockRun& run) const override {
     const Tensor dy = run.take_gradient(out(0)), dx = run.activation({dy.rows(), dy.cols()});
     const Tensor &x = run.value(in()), &stats = run.value(out(1));
@@ -87,6 +95,15 @@ class HeadNormOp final : public OpRunner {
   }
 
  private:
+  std::vector<std::int64_t> stats_shape(const Tensor& x) const override {
+    return {std::ssize(heads_) * x.rows()};
+  }
+  void normalize(Kernels& kernels, const Tensor& x, const Tensor& stats, const Tensor& y,
+                 bool again) const override {
+    kernels.copy(behind_heads(x), behind_heads(y));
+    for (std::size_t h = 0; h < heads_.size(); ++h)
+      normalize_with(heads_[h], kernels, head(x, h), stats_of(stats, h), head(y, h), again);
+  }
   Tensor head(const Tensor& x, std::size_t h) const {
     const auto begin = static_cast<std::int64_t>(h) * width_;
     return x.column_range(begin, begin + width_);
@@ -105,7 +122,7 @@ class HeadNormOp final : public OpRunner {
 
 std::unique_ptr<OpRunner> make_norm_op(const BlockOp& op, const OpSetting& s) {
   if (!op.heads.empty()) return std::make_unique<HeadNormOp>(op, s);
-  return std::make_unique<NormOp>(op, s);
+  return std::make_unique<RowNormOp>(op, s);
 }
 
 }  // namespace echelon
