@@ -43,7 +43,7 @@ const std::set<std::string>& known_names() {
 }  // namespace
 
 const Recompute Recompute::none;
-const Recompute Recompute::selective({op_kind_name(OpKind::attention)});
+const Recompute Recompute::selective({name_of(OpKind::attention)});
 const Recompute Recompute::full = [] {
   Recompute all;
   all.everything_ = true;
@@ -56,7 +56,7 @@ Recompute::Recompute(const std::vector<std::string>& ops) {
     const auto other = other_names().find(op);
     names.insert(other == other_names().end() ? op : other->second);
   }
-  for (OpKind cheap : {OpKind::norm, OpKind::activation}) names.erase(op_kind_name(cheap));
+  for (OpKind cheap : {OpKind::norm, OpKind::activation}) names.erase(name_of(cheap));
   ops_.assign(names.begin(), names.end());
 }
 
@@ -64,7 +64,7 @@ bool Recompute::contains(const BlockOp& op) const {
   const auto has = [&](const std::string& name) {
     return std::binary_search(ops_.begin(), ops_.end(), name);
   };
-  return everything_ || has(op.name) || has(op_kind_name(op.kind));
+  return everything_ || has(op.name) || has(name_of(op.kind));
 }
 
 std::string recompute_name(const Recompute& recompute) {
@@ -99,13 +99,15 @@ std::vector<std::string> recompute_names(const ModelSpec& m) {
   };
   for (const BlockProgram& layer : layers_of(m))
     for (const BlockOp& op : layer.ops) {
-      add(op_kind_name(op.kind));
+      add(name_of(op.kind));
       add(op.name);
     }
   return names;
 }
 
 std::string not_in_model(const Recompute& recompute, const ModelSpec& m) {
+  // What a search asks of every configuration: every model has these.
+  if (recompute.ops().empty() || recompute == Recompute::selective) return {};
   const std::vector<std::string> names = recompute_names(m);
   for (const std::string& op : recompute.ops())
     if (std::find(names.begin(), names.end(), op) == names.end()) return op;
