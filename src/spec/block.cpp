@@ -10,36 +10,6 @@
 
 namespace echelon {
 
-const char* op_kind_name(OpKind kind) {
-  switch (kind) {
-    case OpKind::embedding:
-      return "embedding";
-    case OpKind::positions:
-      return "positions";
-    case OpKind::norm:
-      return "norm";
-    case OpKind::linear:
-      return "linear";
-    case OpKind::rope:
-      return "rope";
-    case OpKind::attention:
-      return "attention";
-    case OpKind::latent:
-      return "latent";
-    case OpKind::activation:
-      return "activation";
-    case OpKind::residual:
-      return "residual";
-    case OpKind::experts_in:
-      return "experts_in";
-    case OpKind::experts_out:
-      return "experts_out";
-    case OpKind::loss:
-      return "loss";
-  }
-  return "";
-}
-
 std::vector<ParamSpec> BlockProgram::parameters() const {
   std::vector<ParamSpec> list;
   for (const BlockOp& op : ops) {

@@ -4,10 +4,12 @@
 // (model/block_runner.h), FLOPs and seconds (plan/layer_seconds.h), the drawing (draw/block.h).
 #pragma once
 
+#include <array>
 #include <string>
 #include <vector>
 
 #include "spec/activation.h"
+#include "spec/choices.h"
 #include "spec/param_spec.h"
 
 namespace echelon {
@@ -44,7 +46,10 @@ enum class OpKind {
   experts_out,  // these -> their sum
   loss,         // x -> the loss of its logits
 };
-const char* op_kind_name(OpKind kind);
+template <>
+inline constexpr std::array choice_names<OpKind>{"embedding", "positions",  "norm",        "linear",
+                                                 "rope",      "attention",  "latent",      "activation",
+                                                 "residual",  "experts_in", "experts_out", "loss"};
 
 enum class WeightOrder { in_out, out_in };  // how a matrix is stored: GPT-2's (in, out), Llama's (out, in)
 
