@@ -28,11 +28,11 @@ TEST(VerifySlow, Gpt2TinyInF64) { expect_pass_on_every_mesh("gpt2-tiny", DType::
 TEST(VerifySlow, LlamaTinyInF64) { expect_pass_on_every_mesh("llama-tiny", DType::f64); }
 
 TEST(VerifySlow, Gpt2TinyInF32) {
-  if (!have_cpu_kernels()) GTEST_SKIP() << "this build has no CPU kernels";
+  if (!has_cpu_kernels()) GTEST_SKIP() << "this build has no CPU kernels";
   expect_pass_on_every_mesh("gpt2-tiny", DType::f32);
 }
 TEST(VerifySlow, LlamaTinyInF32) {
-  if (!have_cpu_kernels()) GTEST_SKIP() << "this build has no CPU kernels";
+  if (!has_cpu_kernels()) GTEST_SKIP() << "this build has no CPU kernels";
   expect_pass_on_every_mesh("llama-tiny", DType::f32);
 }
 
@@ -46,7 +46,7 @@ TEST(VerifySlow, RandomModels) {
 
 // More threads a rank, and longer sequences.
 TEST(VerifySlow, TwoThreadsARankAndLongSequences) {
-  if (!have_cpu_kernels()) GTEST_SKIP() << "this build has no CPU kernels";
+  if (!has_cpu_kernels()) GTEST_SKIP() << "this build has no CPU kernels";
   for (const char* preset : {"gpt2-tiny", "llama-tiny"}) {
     VerifyRequest request;
     request.plan = odd_plan(load_model(preset), 2, 2, true, DType::f32);

@@ -99,7 +99,7 @@ TEST(Verify, IgnoredTargetsCountOnNoMesh) {
 }
 
 TEST(Verify, Float32OnCpuKernelsPasses) {
-  if (!have_cpu_kernels()) GTEST_SKIP() << "this build has no CPU kernels";
+  if (!has_cpu_kernels()) GTEST_SKIP() << "this build has no CPU kernels";
   for (const ModelSpec& model : {odd_gpt2(), odd_llama()})
     for (auto [dp, tp, sp] :
          {std::tuple{2, 1, false}, {1, 4, false}, {1, 2, true}, {3, 2, true}, {2, 4, true}}) {
@@ -138,7 +138,7 @@ TEST(Verify, IllConditionedModelsPass) {
 
 TEST(Verify, OneTokenASequencePasses) {
   for (DType dtype : {DType::f64, DType::f32}) {
-    if (dtype == DType::f32 && !have_cpu_kernels()) continue;
+    if (dtype == DType::f32 && !has_cpu_kernels()) continue;
     for (const ModelSpec& model : {odd_gpt2(), odd_llama()}) {
       Plan plan = odd_plan(model, 2, 2, true, dtype);
       plan.seq_len = 1;
@@ -195,7 +195,7 @@ TEST(Verify, RefusesBadRequests) {
 
 TEST(AnyMesh, InitialWeightsDoNotDependOnIt) {
   for (DType dtype : {DType::f64, DType::f32}) {
-    if (dtype == DType::f32 && !have_cpu_kernels()) continue;
+    if (dtype == DType::f32 && !has_cpu_kernels()) continue;
     for (const ModelSpec& model : {odd_gpt2(false), odd_llama()}) {
       const auto initial = [&](int dp, int tp, bool sp) {
         return run_steps(odd_plan(model, dp, tp, sp, dtype), {}, 0, {});
@@ -252,7 +252,7 @@ TEST(AnyMesh, DataOrderDoesNotDependOnIt) {
 
 TEST(Rerun, GivesTheSameBits) {
   for (DType dtype : {DType::f64, DType::f32}) {
-    if (dtype == DType::f32 && !have_cpu_kernels()) continue;
+    if (dtype == DType::f32 && !has_cpu_kernels()) continue;
     for (const ModelSpec& model : {odd_gpt2(), odd_llama()}) {
       const Plan plan = odd_plan(model, 2, 2, true, dtype);
       OptimizerOptions options = request_for(plan, 3).optimizer;
@@ -265,7 +265,7 @@ TEST(Rerun, GivesTheSameBits) {
 }
 
 TEST(Rerun, GivesTheSameBitsOnTwoThreads) {
-  if (!have_cpu_kernels()) GTEST_SKIP() << "this build has no CPU kernels";
+  if (!has_cpu_kernels()) GTEST_SKIP() << "this build has no CPU kernels";
   for (ModelSpec model : {odd_gpt2(), odd_llama()}) {
     model.hidden = 96;  // enough work that the kernels do share it
     model.head_dim = 24;

@@ -71,12 +71,11 @@ Comparison::Comparison(const VerifyRequest& request, const Rank& rank, double bo
   reference_ = std::make_unique<ReferenceRun>(request.plan, request.optimizer, request.run, request.seed);
   prepare(reference_->rank(), reference_->parameters());
   reference_->follow(judge_);
-  if (request.plan.precision.gradients == request.plan.precision.activations || !trainer_.flushes()) return;
-  Plan wide = request.plan;
-  wide.precision = has_cpu_kernels() ? DType::f32 : DType::f64;
-  wide_ = std::make_unique<ReferenceRun>(wide, request.optimizer, request.run, request.seed);
+  const std::optional<Plan> wide = wide_plan(request.plan);
+  if (!wide) return;
+  wide_ = std::make_unique<ReferenceRun>(*wide, request.optimizer, request.run, request.seed);
   wide_->follow(judge_);
-  report_.wide.emplace().precision = wide.precision.name;
+  report_.wide.emplace().precision = wide->precision.name;
 }
 
 // The step once more from the reference's weights, before it is stepped on.
@@ -108,18 +107,19 @@ void Comparison::compare_wide(std::int64_t step) {
 void Comparison::check_widths(std::int64_t step) {
   const PrecisionRecipe& precision = rank_.precision();
   if (precision.gradients == precision.activations) return;
-  constexpr double enough = 256;  // elements: of a sum one in 2^16 is so by chance
-  for (std::size_t i = 0; i < count(); ++i) {
-    std::vector<double> counts(2);  // elements other than zero; those of them that fit
+  constexpr double enough = 256;            // elements: of a sum one in 2^16 is so by chance
+  std::vector<double> counts(2 * count());  // of each parameter: elements other than zero; those that fit
+  for (std::size_t i = 0; i < count(); ++i)
     if (const Parameter* p = here(i); p != nullptr && p->spec.multiplies)
       for (double x : copy_numbers_to_host(p->own_gradient))
         if (x != 0) {
-          counts[0] += 1;
-          counts[1] += static_cast<double>(static_cast<float>(bf16(x))) == x ? 1 : 0;
+          counts[2 * i] += 1;
+          counts[2 * i + 1] += static_cast<double>(static_cast<float>(bf16(x))) == x ? 1 : 0;
         }
-    for (Axis axis : all_axes) counts = HostGroup(rank_.along(axis)).sum(counts);
-    if (leads() && counts[0] >= enough && counts[1] == counts[0]) found(step, at(i).name, "width", 0);
-  }
+  for (Axis axis : all_axes) counts = HostGroup(rank_.along(axis)).sum(counts);
+  for (std::size_t i = 0; i < count(); ++i)
+    if (leads() && counts[2 * i] >= enough && counts[2 * i + 1] == counts[2 * i])
+      found(step, at(i).name, "width", 0);
 }
 
 bool Comparison::step(std::int64_t step) {
@@ -128,7 +128,6 @@ bool Comparison::step(std::int64_t step) {
   const double loss = trainer_.compute_gradients(step, request_.samples);
   compute_reference(step);
   compare(step, ParameterTensor::gradient);
-  check_widths(step);
   compare_loss(step, loss);
   if (!finite_) return false;
   const double clip = from_rank_0(leads() ? reference_->apply_gradients(step) : 1);
@@ -254,6 +253,7 @@ void Comparison::compare(std::int64_t step, ParameterTensor which, double clip) 
     if (!is_gradient && worst.share <= 1) report_.param_worst = std::max(report_.param_worst, worst.share);
   }
   judge(step, which, clip, beyond);
+  if (is_gradient) check_widths(step);
 }
 
 // Of each element, so far as it is known beforehand.

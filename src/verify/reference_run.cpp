@@ -22,12 +22,20 @@ Plan one_rank_plan(Plan plan) {
   return plan;
 }
 
+std::optional<Plan> wide_plan(Plan plan) {
+  if (plan.precision.gradients == plan.precision.activations || !flushes(plan)) return {};
+  plan.precision = has_cpu_kernels() ? DType::f32 : DType::f64;
+  return plan;
+}
+
 double reference_bytes(const Plan& plan) {
   double state = 0;  // values, gradients and moments
   for (const ParamSpec& spec : all_parameters(plan.model))
     state += 4 * static_cast<double>(spec.numel() * element_bytes(plan.precision.master));
   const int copies = flushes(plan) ? 2 : 3;  // before the stretches that are compared, and the present one
-  return predicted_bytes(one_rank_plan(plan)) + copies * state;
+  const std::optional<Plan> wide = wide_plan(plan);
+  return predicted_bytes(one_rank_plan(plan)) + copies * state +
+         (wide ? predicted_bytes(one_rank_plan(*wide)) : 0);
 }
 
 ReferenceRun::ReferenceRun(const Plan& plan, const OptimizerOptions& optimizer, const RunOptions& run,

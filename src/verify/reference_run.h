@@ -4,6 +4,7 @@
 
 #include <deque>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "checkpoint/logical_tensors.h"
@@ -17,7 +18,11 @@ namespace echelon {
 // The plan's model, batch and dtype on one rank, with nothing computed again.
 Plan one_rank_plan(Plan plan);
 
-// What it takes of memory, with the copies of its state that verify() makes.
+// The plan in f32, where it is narrower and its schedule flushes: how far that is from it. In f64 in a build
+// without kernels for f32.
+std::optional<Plan> wide_plan(Plan plan);
+
+// What these take of memory, with the copies of state that verify() makes.
 double reference_bytes(const Plan& plan);
 
 class ReferenceRun {
