@@ -44,19 +44,19 @@ void BlockRunner::let_go(BlockRun& run, const BlockOp& op) const {
   std::for_each(op.outputs.begin(), op.outputs.end(), each);
 }
 
-Work<Tensor> BlockRunner::forward(const Microbatch& microbatch, Tensor x, BlockState& state) const {
-  BlockRun run(*rank_, tensor_parallel_, *program_, microbatch, state);
+Work<Tensor> BlockRunner::pass(BlockRun& run, const OpSequence& sequence, Tensor x) const {
   if (x.defined()) run.set(program_->input, std::move(x));
-  co_await execute(run, passes_.forward, false);
+  co_await execute(run, sequence, false);
   co_return run.take_output();
 }
 
-Work<Tensor> BlockRunner::evaluate(const Microbatch& microbatch, Tensor x) const {
-  BlockState state;
+Work<Tensor> BlockRunner::forward(const Microbatch& microbatch, Tensor x, BlockState& state) const {
   BlockRun run(*rank_, tensor_parallel_, *program_, microbatch, state);
-  if (x.defined()) run.set(program_->input, std::move(x));
-  co_await execute(run, passes_.evaluation, false);
-  co_return run.take_output();
+  co_return co_await pass(run, passes_.forward, std::move(x));
+}
+
+Tensor BlockRunner::evaluate(const Microbatch& microbatch, Tensor x) const {
+  return generate(microbatch, std::move(x), 0, {});
 }
 
 Tensor BlockRunner::generate(const Microbatch& tokens, Tensor x, std::int64_t position,
@@ -64,9 +64,7 @@ Tensor BlockRunner::generate(const Microbatch& tokens, Tensor x, std::int64_t po
   BlockState state;
   BlockRun run(*rank_, tensor_parallel_, *program_, tokens, state);
   run.set_cache(position, cache);
-  if (x.defined()) run.set(program_->input, std::move(x));
-  execute(run, passes_.evaluation, false).finish();
-  return run.take_output();
+  return pass(run, passes_.evaluation, std::move(x)).finish();
 }
 
 Work<Tensor> BlockRunner::backward(const Microbatch& microbatch, const Tensor& dy, BlockState& state,

@@ -25,7 +25,7 @@ class BlockRunner {
   static void backward_weight(BlockState& state);
 
   // Without gradients.
-  Work<Tensor> evaluate(const Microbatch& microbatch, Tensor x) const;
+  Tensor evaluate(const Microbatch& microbatch, Tensor x) const;
   // One sequence of new tokens from `position` on; their keys and values go into `cache` (max positions,
   // cache_width()), undefined where cache_width() is 0.
   Tensor generate(const Microbatch& tokens, Tensor x, std::int64_t position, const Tensor& cache) const;
@@ -36,6 +36,7 @@ class BlockRunner {
 
  private:
   Work<void> execute(BlockRun& run, const OpSequence& sequence, bool again) const;
+  Work<Tensor> pass(BlockRun& run, const OpSequence& sequence, Tensor x) const;
   void let_go(BlockRun& run, const BlockOp& op) const;
 
   std::unique_ptr<const BlockProgram> program_;

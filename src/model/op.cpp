@@ -37,7 +37,7 @@ std::unique_ptr<OpRunner> make_op(const BlockOp& op, const OpSetting& s) {
     case OpKind::loss:
       break;
   }
-  throw InvariantError(std::string("no block runs an op of the kind ") + op_kind_name(op.kind));
+  throw InvariantError(std::string("no block runs an op of the kind ") + name_of(op.kind));
 }
 
 }  // namespace echelon

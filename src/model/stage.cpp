@@ -69,7 +69,7 @@ Work<Stage::Backward> Stage::backward(const Microbatch& microbatch, Tensor dy, d
   co_return std::move(result);
 }
 
-void Stage::backward_weight(const Microbatch&, Saved& saved, const GroupDone& group_done) const {
+void Stage::backward_weight(Saved& saved, const GroupDone& group_done) const {
   for (std::size_t i = blocks_.size(); i-- > 0;) {
     parameters_->need_gradients(group_of(i));
     BlockRunner::backward_weight(saved.blocks[i]);
@@ -81,7 +81,7 @@ Tensor Stage::evaluate(const Microbatch& microbatch, Tensor input) const {
   Tensor x = std::move(input);
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     const auto use = parameters_->use(group_of(i));
-    x = blocks_[i].evaluate(microbatch, std::move(x)).finish();
+    x = blocks_[i].evaluate(microbatch, std::move(x));
   }
   return x;
 }

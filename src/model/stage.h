@@ -45,7 +45,7 @@ class Stage {
   // Deferred: but for the head's, whose logits exist only here, weights get theirs in backward_weight().
   Work<Backward> backward(const Microbatch& microbatch, Tensor dy, double gradient_scale, Saved& saved,
                           Weights when, GroupDone group_done) const;
-  void backward_weight(const Microbatch& microbatch, Saved& saved, const GroupDone& group_done) const;
+  void backward_weight(Saved& saved, const GroupDone& group_done) const;
 
   // Without gradients.
   Tensor evaluate(const Microbatch& microbatch, Tensor input) const;

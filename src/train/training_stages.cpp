@@ -75,7 +75,7 @@ Work<Tensor> TrainingStages::backward_input(Instruction i, Tensor gradient) {
 
 void TrainingStages::backward_weight(const Instruction& i) {
   auto saved = saved_.extract({i.stage, i.microbatch});
-  held_.stage(i.stage).backward_weight(microbatch(i.microbatch), saved.mapped(), counted(i.stage));
+  held_.stage(i.stage).backward_weight(saved.mapped(), counted(i.stage));
   release(i.microbatch);
 }
 
