@@ -287,13 +287,20 @@ void rms_norm_dw(const float* dy, Size dy_stride, const float* x, Size x_stride,
 constexpr float k0 = 1.5957691216057308f;  // 2 sqrt(2 / pi)
 constexpr float k1 = 1.5957691216057308f * 0.044715f;
 
+// h + bias (where there is one), which h becomes.
+template <class D>
+HWY_INLINE hn::Vec<D> biased(D d, float* h, const float* bias, Size i) {
+  auto v = LoadU(d, h + i);
+  if (bias != nullptr) {
+    v = Add(v, LoadU(d, bias + i));
+    StoreU(v, d, h + i);
+  }
+  return v;
+}
+
 void gelu(float* h, const float* bias, float* y, Size n) {
   each(n, [=](auto d, Size i) HWY_ATTR {
-    auto v = LoadU(d, h + i);
-    if (bias != nullptr) {
-      v = Add(v, LoadU(d, bias + i));
-      StoreU(v, d, h + i);
-    }
+    const auto v = biased(d, h, bias, i);
     const auto u2 = Mul(v, MulAdd(Set(d, k1), Mul(v, v), Set(d, k0)));
     StoreU(Mul(v, sigmoid(d, u2)), d, y + i);
   });
@@ -313,12 +320,7 @@ void gelu_backward(float* h, float* dy, Size n) {
 
 void relu2(float* h, const float* bias, float* y, Size n) {
   each(n, [=](auto d, Size i) HWY_ATTR {
-    auto v = LoadU(d, h + i);
-    if (bias != nullptr) {
-      v = Add(v, LoadU(d, bias + i));
-      StoreU(v, d, h + i);
-    }
-    const auto positive = Max(v, Zero(d));
+    const auto positive = Max(biased(d, h, bias, i), Zero(d));
     StoreU(Mul(positive, positive), d, y + i);
   });
 }
