@@ -102,7 +102,7 @@ OptimizerOptions clipping_options(std::int64_t steps) {
 TEST(Asynchronous, StalenessZeroIsSynchronousToTheLastBit) {
   constexpr std::int64_t steps = 4;
   std::vector<DType> dtypes{DType::f64};
-  if (have_cpu_kernels()) dtypes.push_back(DType::f32);
+  if (has_cpu_kernels()) dtypes.push_back(DType::f32);
   for (DType dtype : dtypes)
     for (const auto& [workers, servers] : {std::pair{1, 1}, {2, 1}, {3, 2}, {4, 3}}) {
       const ModelSpec model = workers % 2 == 0 ? odd_gpt2() : odd_llama();

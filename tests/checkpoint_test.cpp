@@ -84,7 +84,7 @@ std::vector<State> load(const Plan& plan, const std::string& path, bool values_o
 
 TEST(Checkpoint, LoadsOnAnyMesh) {
   for (DType dtype : {DType::f64, DType::f32}) {
-    if (dtype == DType::f32 && !have_cpu_kernels()) continue;
+    if (dtype == DType::f32 && !has_cpu_kernels()) continue;
     for (const ModelSpec& model : {odd_gpt2(), odd_llama()}) {
       const TemporaryDirectory directory;
       const auto [state, path] = save(odd_plan(model, 2, 2, true, dtype), directory.path());
@@ -454,7 +454,7 @@ struct PowerCut : std::runtime_error {
 TEST_F(ResumedRuns, GoesOnWithTheSameBits) {
   std::vector<Plan> plans{odd_plan(bytes_model(odd_gpt2()), 1, 1, false),
                           odd_plan(bytes_model(odd_llama()), 2, 2, true)};
-  if (have_cpu_kernels()) plans.push_back(odd_plan(bytes_model(odd_llama()), 1, 2, true, DType::f32));
+  if (has_cpu_kernels()) plans.push_back(odd_plan(bytes_model(odd_llama()), 1, 2, true, DType::f32));
   for (int tp : {1, 2}) {  // and biases that every step moves
     Plan& experts = plans.emplace_back(odd_plan(bytes_model(odd_deepseek(4)), tp, tp, tp > 1));
     experts.mesh.set(Axis::pp, tp);

@@ -29,7 +29,7 @@ TEST(ContextSlow, EveryPipelineAndRecompute) {
 
 // Merging more blocks regroups longer sums, but no sum becomes longer: the bound is that of one rank.
 TEST(ContextSlow, DifferencesDoNotGrowWithTheRing) {
-  if (!have_cpu_kernels()) GTEST_SKIP() << "this build has no CPU kernels";
+  if (!has_cpu_kernels()) GTEST_SKIP() << "this build has no CPU kernels";
   for (int cp : {2, 4, 8, 16}) {
     Plan plan = context_plan(Family::llama, {ContextKind::ring, ContextBalance::zigzag, cp, 1}, DType::f32);
     plan.model.max_seq = plan.seq_len = 4096;

@@ -89,7 +89,7 @@ TEST(ContextParallel, EqualsOneRankUnderPipelinesAndRecompute) {
 }
 
 TEST(ContextParallel, EqualsOneRankOnCpuKernels) {
-  if (!have_cpu_kernels()) GTEST_SKIP() << "this build has no CPU kernels";
+  if (!has_cpu_kernels()) GTEST_SKIP() << "this build has no CPU kernels";
   for (const ContextCase& c : context_cases(4)) {
     Plan plan = context_plan(Family::llama, c, DType::f32);
     plan.mask = AttentionMask::document;

@@ -138,7 +138,7 @@ void expect_real(const Plan& plan, const std::string& what) {
 
 TEST(DryJob, EveryRankHoldsAndSendsWhatARealOneDoes) {
   for (const DType dtype : {DType::f64, DType::f32}) {
-    if (dtype == DType::f32 && !have_cpu_kernels()) continue;
+    if (dtype == DType::f32 && !has_cpu_kernels()) continue;
     for (const int zero : {0, 1, 2, 3}) {
       Plan plan = odd_plan(odd_llama(false, 1), 3, 2, true, dtype);
       plan.zero = zero;

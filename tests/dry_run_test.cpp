@@ -64,7 +64,7 @@ void expect_dry_run_counts(const Plan& plan, const std::string& what, bool data_
 TEST(DryRun, DenseModelsOnEveryAxis) {
   for (const ModelSpec& model : {odd_llama(), odd_gpt2()})
     for (const DType dtype : {DType::f64, DType::f32}) {
-      if (dtype == DType::f32 && !have_cpu_kernels()) continue;
+      if (dtype == DType::f32 && !has_cpu_kernels()) continue;
       for (const bool sp : {false, true})
         expect_dry_run_counts(odd_plan(model, 2, 2, sp, dtype), "dp 2 tp 2");
       for (const int zero : {1, 2, 3}) {

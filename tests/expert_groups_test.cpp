@@ -79,7 +79,7 @@ INSTANTIATE_TEST_SUITE_P(Sizes, ExpertGroups,
 // Everything at once, on 16 ranks; f32 on the fast kernels too.
 TEST(ExpertGroupsTogether, EqualOneRank) {
   for (DType dtype : {DType::f64, DType::f32}) {
-    if (dtype == DType::f32 && !have_cpu_kernels()) continue;
+    if (dtype == DType::f32 && !has_cpu_kernels()) continue;
     Plan plan = odd_plan(even_deepseek(2, 5), 2, 2, true, dtype);
     plan.mesh.set(Axis::cp, 2), plan.mesh.set(Axis::pp, 2);
     plan.mesh.ep = 4;

@@ -70,23 +70,9 @@ TEST_P(Families, GradientsAreTheDerivativesOfTheLoss) {
       for (std::size_t k = 0; k < noise.size(); ++k) p.value.host<double>()[k] += 0.1 * noise[k];
     }
     const double loss = trainer.compute_gradients(0, samples), tolerance = 20 * step * step * (1 + loss);
-    for (const Parameter& p : trainer.parameters().all()) {
-      const std::vector<double> middle = as_doubles(p.value), gradient = as_doubles(p.gradient);
-      std::vector<double> direction(middle.size());
-      Philox(17, Stream::test, name_hash(p.spec.name.c_str()))
-          .fill_normal(0, direction.size(), direction.data());
-      double length = 0, expected = 0;
-      for (double d : direction) length += d * d;
-      length = std::sqrt(length);
-      for (std::size_t k = 0; k < direction.size(); ++k) expected += gradient[k] * direction[k] / length;
-      const auto loss_at = [&](double distance) {
-        for (std::size_t k = 0; k < middle.size(); ++k)
-          p.value.host<double>()[k] = middle[k] + distance * direction[k] / length;
-        return trainer.evaluate(plan.global_batch, samples);
-      };
-      EXPECT_NEAR((loss_at(step) - loss_at(-step)) / (2 * step), expected, tolerance) << p.spec.name;
-      loss_at(0);
-    }
+    each_derivative(trainer, samples, step, [&](const Parameter& p, double measured, double expected) {
+      EXPECT_NEAR(measured, expected, tolerance) << p.spec.name;
+    });
   });
 }
 

@@ -142,7 +142,7 @@ TEST_P(HuggingFace, WeightsThatAreNoNumbersAreNamedAndNothingIsWritten) {
 
 TEST_P(HuggingFace, LogitsAreThoseOfTransformers) {
   for (DType dtype : {DType::f64, DType::f32}) {
-    if (dtype == DType::f32 && !have_cpu_kernels()) continue;
+    if (dtype == DType::f32 && !has_cpu_kernels()) continue;
     const CheckpointInfo info = import(dtype);
     const auto logits = logits_of(plan(info, 1, 1, 1), info, values_of(expected(), "tokens"));
     const double bound = dtype == DType::f64 ? error_of_transformers(info) : 1e-5;
@@ -237,7 +237,7 @@ TEST_P(HuggingFace, WhatIsNotTheModelIsRefusedByName) {
 
 #ifdef ECHELON_PEER_PYTHON
 TEST_P(HuggingFace, TransformersComputesTheSameFromAnExportedModel) {
-  if (!have_cpu_kernels()) GTEST_SKIP() << "f32 needs the fast kernels";
+  if (!has_cpu_kernels()) GTEST_SKIP() << "f32 needs the fast kernels";
   // Trained a little, so that it is not the fixture.
   const CheckpointInfo info = import(DType::f32);
   const Plan p = plan(info, 1, 2, 1);

@@ -80,16 +80,6 @@ void for_each_mesh(const Visit& visit) {
         if (tp > 1 || !sp) visit(dp, tp, sp);
 }
 
-inline bool have_cpu_kernels() {
-  Arena arena;
-  try {
-    make_cpu_kernels(arena, 1);
-  } catch (const RequestError&) {
-    return false;
-  }
-  return true;
-}
-
 inline void on_mesh(const Plan& plan, const std::function<void(const Rank&)>& body, int threads = 1,
                     Collectives collectives = Collectives::direct) {
   ThreadWorld world(plan.mesh.num_ranks(), patience);
@@ -115,6 +105,29 @@ inline SampleSource random_samples(const Plan& plan) {
 }
 
 inline std::vector<double> as_doubles(const Tensor& t) { return copy_numbers_to_host(t); }
+
+// The derivative of the loss along a random direction of each parameter of a rank alone, in f64:
+// visit(parameter, by central differences over +-step, by its gradient).
+template <class Visit>
+void each_derivative(Trainer& trainer, const SampleSource& samples, double step, const Visit& visit) {
+  for (const Parameter& p : trainer.parameters().all()) {
+    const std::vector<double> middle = as_doubles(p.value), gradient = as_doubles(p.gradient);
+    std::vector<double> direction(middle.size());
+    Philox(17, Stream::test, name_hash(p.spec.name.c_str()))
+        .fill_normal(0, direction.size(), direction.data());
+    double length = 0, expected = 0;
+    for (double d : direction) length += d * d;
+    length = std::sqrt(length);
+    for (std::size_t k = 0; k < direction.size(); ++k) expected += gradient[k] * direction[k] / length;
+    const auto loss_at = [&](double distance) {
+      for (std::size_t k = 0; k < middle.size(); ++k)
+        p.value.host<double>()[k] = middle[k] + distance * direction[k] / length;
+      return trainer.evaluate(trainer.plan().global_batch, samples);
+    };
+    visit(p, (loss_at(step) - loss_at(-step)) / (2 * step), expected);
+    loss_at(0);
+  }
+}
 
 using LogicalTensors = std::map<std::string, std::vector<double>>;  // by name
 

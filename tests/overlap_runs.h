@@ -128,7 +128,7 @@ inline Plan gathering_plan(int ahead) {
   plan.global_batch = 8;
   plan.micro_batch = 4;  // one microbatch on each rank
   plan.seq_len = 64;
-  plan.precision = have_cpu_kernels() ? DType::f32 : DType::f64;
+  plan.precision = has_cpu_kernels() ? DType::f32 : DType::f64;
   plan.zero = 3;
   plan.zero_prefetch = ahead;
   return plan;

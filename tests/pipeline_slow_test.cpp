@@ -47,7 +47,7 @@ TEST(PipelineSlow, OptimizerWithoutABarrierGivesTheSameBits) {
          {std::tuple{2, 1, 1, 4}, {4, 1, 1, 8}, {4, 1, 1, 2}, {3, 1, 1, 1}, {2, 2, 2, 3}})
       for (const ModelSpec& model : {odd_gpt2(true, 8), odd_llama(false, 2, 8)})
         for (DType dtype : {DType::f64, DType::f32}) {
-          if (dtype == DType::f32 && !have_cpu_kernels()) continue;
+          if (dtype == DType::f32 && !has_cpu_kernels()) continue;
           if (schedule == std::string("interleaved") && microbatches % pp != 0) continue;
           Plan plan = pipeline_plan(model, schedule, pp, dp, tp, microbatches);
           plan.precision = dtype;

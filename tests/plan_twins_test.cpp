@@ -114,9 +114,11 @@ std::vector<Configuration> mixture_configurations() {
   return all;
 }
 
-// In the second step, on the first rank of each pipeline rank.
+// In the second step, on that rank of each pipeline rank which holds most of the parameters' state: shards of
+// ZeRO are seldom equal, and whoever plans for one device must know of the fullest.
 std::vector<Memory> measure(const Plan& plan) {
   std::vector<Memory> peaks(static_cast<std::size_t>(plan.mesh.size(Axis::pp)));
+  std::mutex mutex;
   on_mesh(plan, [&](const Rank& rank) {
     Trainer trainer(rank, plan, {}, 1);
     for (std::int64_t step : {0, 1}) {
@@ -124,8 +126,9 @@ std::vector<Memory> measure(const Plan& plan) {
       trainer.compute_gradients(step, random_samples(plan));
       trainer.apply_gradients(step);
     }
-    const Coordinates at = rank.coordinates();
-    if (at.dp == 0 && at.tp == 0 && at.cp == 0) peaks[static_cast<std::size_t>(at.pp)] = rank.arena().peak();
+    const std::scoped_lock lock(mutex);
+    Memory& most = peaks[static_cast<std::size_t>(rank.coordinates().pp)];
+    if (const Memory peak = rank.arena().peak(); peak.total() > most.total()) most = peak;
   });
   return peaks;
 }

@@ -16,7 +16,7 @@ constexpr std::int64_t steps = 200, counted = 25;
 class PlantedExpertRuns : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    if (!have_cpu_kernels()) GTEST_SKIP() << "200 steps take the reference kernels too long";
+    if (!has_cpu_kernels()) GTEST_SKIP() << "200 steps take the reference kernels too long";
     // Words of some language: what comes next can be learned.
     std::string text;
     const Philox random(1, Stream::test, 0);

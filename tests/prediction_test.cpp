@@ -9,8 +9,8 @@
 #include "case_choice.h"
 #include "context_runs.h"
 #include "expert_runs.h"
-#include "predicted_runs.h"
 #include "plan/memory.h"
+#include "predicted_runs.h"
 #include "schedule/schedules.h"
 #include "temporary_directory.h"
 #include "train/dry_run.h"
@@ -345,7 +345,7 @@ TEST(Prediction, OfARunIsExactOrSaysWhatItAssumes) {
   EXPECT_EQ(to_json(streamed).find("assumes"), std::string::npos);
 
   // One step, whose first passes are the first to use the kernels' scratch.
-  if (have_cpu_kernels()) {
+  if (has_cpu_kernels()) {
     Plan single = odd_plan(odd_llama(false, 2, 6), 1, 2, true, DType::f32);
     single.mesh.set(Axis::pp, 2);
     single.seq_len = 8;

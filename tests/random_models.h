@@ -78,7 +78,7 @@ inline VerifyRequest random_request(std::uint64_t seed) {
   plan.micro_batch = draw.one_of<std::int64_t>({1, 1, 2});
   plan.global_batch =
       plan.micro_batch * plan.mesh.size(Axis::dp) * (plan.mesh.size(Axis::pp) > 1 ? 4 : draw.one_of({1, 2}));
-  plan.precision = have_cpu_kernels() ? draw.one_of({DType::f32, DType::f32, DType::f64}) : DType::f64;
+  plan.precision = has_cpu_kernels() ? draw.one_of({DType::f32, DType::f32, DType::f64}) : DType::f64;
   plan.zero = plan.mesh.size(Axis::dp) > 1 ? draw.one_of({0, 0, 1, 2, 3}) : 0;
   if (plan.mesh.size(Axis::pp) > 1) {
     plan.schedule = m.tied_embedding || plan.zero > 0

@@ -135,7 +135,7 @@ TEST(Hsdp, Verifies) {
 }
 
 TEST(Zero, GivesTheBitsInF32OnCpuKernels) {
-  if (!have_cpu_kernels()) GTEST_SKIP() << "this build has no CPU kernels";
+  if (!has_cpu_kernels()) GTEST_SKIP() << "this build has no CPU kernels";
   for (ModelSpec model : {odd_gpt2(), odd_llama()}) {
     model.hidden = 44;  // no multiple of a vector
     model.head_dim = 11;
@@ -285,7 +285,7 @@ TEST(ZeroMemory, BetweenStepsIsTheFormulaToTheByte) {
 TEST(Offload, GivesTheSameBitsWithoutMemoryForTheOptimizer) {
   const TemporaryDirectory directory;
   for (DType dtype : {DType::f64, DType::f32}) {
-    if (dtype == DType::f32 && !have_cpu_kernels()) continue;
+    if (dtype == DType::f32 && !has_cpu_kernels()) continue;
     for (int zero : {0, 1, 3}) {
       Plan plan = odd_plan(odd_gpt2(), 3, 2, true, dtype);
       plan.zero = zero;
