@@ -56,10 +56,7 @@ class SvgBlock {
       text(middle() + 10, top(0) - gap / 2, "value", "tokens");
     }
     line(fmt::format("M{0} {1}V{2}", middle(), bottom(last), bottom(last) + gap - 8), "edge");
-    if (p_.output >= 0)
-      label(p_.output, bottom(last) + 22, moved(p_.value(p_.output).home, Home::residual));
-    else
-      text(middle() + 10, bottom(last) + 22, "value", "loss");
+    label(p_.output, bottom(last) + 22, moved(p_.value(p_.output).home, p_.output_home()));
     return out_;
   }
 
@@ -99,6 +96,8 @@ class SvgBlock {
         return "P";
       case Home::experts:
         return "with the experts";
+      case Home::same:
+        return "I";
     }
     return "";
   }
@@ -148,7 +147,8 @@ class SvgBlock {
     const std::string kind = op.name == name_of(op.kind) ? "" : name_of(op.kind);
     text(x_ + 10, top(i) + 17, "name", op.name);
     std::string below = kind;
-    if (weights > 0) below += fmt::format("{}{} weights", kind.empty() ? "" : ", ", weights);
+    if (weights > 0)
+      below += fmt::format("{}{} {}weights", kind.empty() ? "" : ", ", weights, op.tied ? "tied " : "");
     text(x_ + 10, top(i) + 32, "kind", below);
     // What no other op reads is for the backward pass.
     double y = top(i) + 14;
@@ -225,8 +225,8 @@ std::string block_svg(const std::vector<BlockDrawing>& blocks, const BlockSettin
       "<rect class=\"kept\" x=\"24\" y=\"{3:.0f}\" width=\"9\" height=\"9\"/>"
       "<text x=\"38\" y=\"{4:.0f}\">kept for the backward pass</text>\n"
       "<rect class=\"again\" x=\"210\" y=\"{3:.0f}\" width=\"9\" height=\"9\"/>"
-      "<text x=\"224\" y=\"{4:.0f}\">made again there</text>\n"
-      "<text x=\"340\" y=\"{4:.0f}\">dashed op: run again</text>\n"
+      "<text x=\"224\" y=\"{4:.0f}\">made there</text>\n"
+      "<text x=\"340\" y=\"{4:.0f}\">dashed op: run there</text>\n"
       "<text x=\"480\" y=\"{4:.0f}\">name, width{5}; {6}</text>\n</svg>\n",
       width, height, body, height - 25, height - 16, setting.tp > 1 ? ", place along tp" : "", plan);
 }

@@ -33,8 +33,9 @@ std::unique_ptr<OpRunner> make_op(const BlockOp& op, const OpSetting& s) {
       return make_experts_in_op(op, s);
     case OpKind::experts_out:
       return make_experts_out_op(op, s);
-    case OpKind::latent:
     case OpKind::loss:
+      return make_loss_op(op, s);
+    case OpKind::latent:
       break;
   }
   throw InvariantError(std::string("no block runs an op of the kind ") + name_of(op.kind));

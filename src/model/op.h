@@ -78,6 +78,7 @@ std::unique_ptr<OpRunner> make_activation_op(const BlockOp& op, const OpSetting&
 std::unique_ptr<OpRunner> make_residual_op(const BlockOp& op, const OpSetting& s);
 std::unique_ptr<OpRunner> make_experts_in_op(const BlockOp& op, const OpSetting& s);
 std::unique_ptr<OpRunner> make_experts_out_op(const BlockOp& op, const OpSetting& s);
+std::unique_ptr<OpRunner> make_loss_op(const BlockOp& op, const OpSetting& s);
 
 // The one of its kind.
 std::unique_ptr<OpRunner> make_op(const BlockOp& op, const OpSetting& s);

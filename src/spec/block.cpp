@@ -13,7 +13,7 @@ namespace echelon {
 std::vector<ParamSpec> BlockProgram::parameters() const {
   std::vector<ParamSpec> list;
   for (const BlockOp& op : ops) {
-    list.insert(list.end(), op.weights.begin(), op.weights.end());
+    if (!op.tied) list.insert(list.end(), op.weights.begin(), op.weights.end());
     list.insert(list.end(), op.biases.begin(), op.biases.end());
   }
   return list;
@@ -24,6 +24,11 @@ int BlockProgram::producer(int value) const {
     if (std::find(ops[i].outputs.begin(), ops[i].outputs.end(), value) != ops[i].outputs.end())
       return static_cast<int>(i);
   return -1;
+}
+
+Home BlockProgram::output_home() const {
+  const Home home = value(output).home;
+  return home == Home::partial_sum ? Home::residual : home;
 }
 
 const BlockOp* BlockProgram::find(OpKind kind) const {
@@ -180,8 +185,12 @@ int BlockBuilder::experts(int x, std::vector<ParamSpec> weights) {
   return y;
 }
 
-void BlockBuilder::loss(int x, std::vector<ParamSpec> weights) {
-  add(OpKind::loss, "loss", {x}, {}).weights = std::move(weights);
+int BlockBuilder::loss(int x, ParamSpec table) {
+  const int sum = value("loss", Home::same, 1);
+  BlockOp& op = add(OpKind::loss, "loss", {x}, {sum});
+  op.tied = m_.tied_embedding;
+  op.weights = {op.tied ? std::move(table) : cut_rows("lm_head.weight", m_.vocab, m_.hidden, 1, m_.init_std)};
+  return sum;
 }
 
 BlockProgram BlockBuilder::finish(int output) {
@@ -248,9 +257,10 @@ ParamSpec whole_matrix(std::string name, std::int64_t rows, std::int64_t cols, d
   return p;
 }
 
-std::vector<ParamSpec> output_matrix(const ModelSpec& m) {
-  if (m.tied_embedding) return {};
-  return {cut_rows("lm_head.weight", m.vocab, m.hidden, 1, m.init_std)};
+ParamSpec embedding_table(std::string name, const ModelSpec& m) {
+  ParamSpec table = cut_rows(std::move(name), m.vocab, m.hidden, 1, m.init_std);
+  table.multiplies = m.tied_embedding;  // as the output matrix; the lookup is no product
+  return table;
 }
 
 double residual_std(const ModelSpec& m) {

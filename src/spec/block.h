@@ -23,6 +23,7 @@ enum class Home {
   cut,          // S(1): all rows, the columns of this rank's heads or hidden units
   partial_sum,  // P: all rows, all columns, and the sum over the ranks is the value
   experts,      // with the experts: copies of tokens, sorted
+  same,         // I: one thing, known to every rank
 };
 
 struct BlockValue {
@@ -44,7 +45,7 @@ enum class OpKind {
   residual,     // x, y -> x + y (+ b)
   experts_in,   // x -> the hidden values of the experts that its tokens are routed to
   experts_out,  // these -> their sum
-  loss,         // x -> the loss of its logits
+  loss,         // x -> the summed loss of its logits
 };
 template <>
 inline constexpr std::array choice_names<OpKind>{"embedding", "positions",  "norm",        "linear",
@@ -58,6 +59,7 @@ struct BlockOp {
   std::string name;                        // within the block: "attention_in"
   std::vector<int> inputs, outputs;        // values
   std::vector<ParamSpec> weights, biases;  // of a linear op side by side: one matrix
+  bool tied = false;                       // the weights are declared by an op of another block
   WeightOrder order = WeightOrder::out_in;
   Activation activation = Activation::gelu;
   std::vector<std::int64_t>
@@ -67,13 +69,16 @@ struct BlockOp {
 struct BlockProgram {
   std::vector<BlockValue> values;
   std::vector<BlockOp> ops;
-  int input = -1, output = -1;  // values; no input before the embedding, no output behind the loss
+  int input = -1, output = -1;  // values; no input before the embedding
 
   std::vector<ParamSpec> parameters() const;
   const BlockValue& value(int number) const { return values[static_cast<std::size_t>(number)]; }
   // The op that makes a value; -1: it comes from outside.
   int producer(int value) const;
+  Home output_home() const;                // in which the output is handed on
   const BlockOp* find(OpKind kind) const;  // the first one, or nullptr
+  // Whether it is run as a whole in its backward pass: logits are there for a moment only.
+  bool ends_in_loss() const { return find(OpKind::loss) != nullptr; }
 };
 
 // In which home an op takes its input: where that is another one, a collective brings it there, and its

@@ -36,7 +36,7 @@ class BlockBuilder {
   int activation(int hidden, Activation activation, std::vector<ParamSpec> biases = {});
   int residual(const std::string& name, int x, int y, std::vector<ParamSpec> biases = {});
   int experts(int x, std::vector<ParamSpec> weights);
-  void loss(int x, std::vector<ParamSpec> weights);
+  int loss(int x, ParamSpec table);  // of the embedding, for a model where it is the output matrix too
 
   BlockProgram finish(int output);
 
@@ -57,6 +57,7 @@ ParamSpec matrix(std::string name, std::int64_t rows, std::int64_t cols, int sha
 ParamSpec cut_rows(std::string name, std::int64_t rows, std::int64_t cols, std::int64_t unit, double std);
 ParamSpec cut_columns(std::string name, std::int64_t rows, std::int64_t cols, std::int64_t unit, double std);
 ParamSpec whole_matrix(std::string name, std::int64_t rows, std::int64_t cols, double std);
+ParamSpec embedding_table(std::string name, const ModelSpec& model);
 ParamSpec norm_weight(std::string name, std::int64_t width);
 ParamSpec head_norm_weight(std::string name, std::int64_t head_dim);
 ParamSpec whole_bias(std::string name, std::int64_t width);  // added once, behind the sum over the group

@@ -88,19 +88,19 @@ BlockPasses block_passes(const BlockProgram& program, const Recompute& recompute
   for (const BlockOp& o : program.ops)
     for (int value : backward_reads(o))
       if (!is_cheap(program, value)) read.insert(value);
+  const bool later = program.ends_in_loss();
   std::set<int> there;  // at the beginning of the backward pass
   for (int value : read)
-    if (!is_made_again(program, value, recompute)) there.insert(value);
+    if (!later && !is_made_again(program, value, recompute)) there.insert(value);
   if (program.input >= 0) there.insert(program.input);  // what is made again is made from it
 
   std::vector<int> all;
   for (int i = 0; i < count; ++i) all.push_back(i);
   BlockPasses passes;
-  std::set<int> kept = there, output;
-  if (program.output >= 0) output.insert(program.output);
-  kept.insert(output.begin(), output.end());
-  passes.forward = sequence(program, all, kept);
-  passes.evaluation = sequence(program, all, output);
+  std::set<int> kept = there;
+  kept.insert(program.output);
+  passes.forward = sequence(program, later ? std::vector<int>() : all, kept);
+  passes.evaluation = sequence(program, all, {program.output});
   passes.again.resize(program.ops.size());
   for (int i = count; i-- > 0;) {
     std::set<int> needs;
