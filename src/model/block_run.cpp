@@ -59,8 +59,8 @@ Tensor BlockRun::gradient_to_add_to(int number) {
     kernels().fill(g.tensor, 0.0);
     return g.tensor;
   }
-  // A weight's gradient that is left for later still reads what is there.
-  if (when_ == Weights::deferred) {
+  // A weight's gradient that is left for later still reads what is there, but for rows that were gathered.
+  if (when_ == Weights::deferred && !tensor_parallel_.sequence_parallel()) {
     const Tensor own = activation({g.tensor.rows(), g.tensor.cols()});
     kernels().copy(g.tensor, own);
     g.tensor = own;

@@ -63,13 +63,13 @@ Tensor BlockRunner::evaluate(const Microbatch& microbatch, Tensor x, std::int64_
   return pass(run, passes_.evaluation, std::move(x)).finish();
 }
 
-Work<Tensor> BlockRunner::backward(const Microbatch& microbatch, const Tensor& dy, BlockState& state,
-                                   Weights when, const Loss& loss) const {
+Work<Tensor> BlockRunner::backward(const Microbatch& microbatch, Tensor dy, BlockState& state, Weights when,
+                                   const Loss& loss) const {
   BlockRun run(*rank_, tensor_parallel_, *program_, microbatch, state);
   run.when_ = when;
   run.loss_ = &loss;
   run.gradients_.resize(program_->values.size());
-  run.set_gradient_of_output(dy);
+  run.set_gradient_of_output(std::move(dy));
   for (std::size_t i = ops_.size(); i-- > 0;) {
     co_await execute(run, passes_.again[i], true);
     run.done_ = &passes_.done[i];

@@ -20,7 +20,7 @@ class BlockRunner {
   Work<Tensor> forward(const Microbatch& microbatch, Tensor x, BlockState& state) const;
   // dy is the gradient of forward's result, undefined where that is the loss; returns the gradient of x,
   // which may be dy's memory.
-  Work<Tensor> backward(const Microbatch& microbatch, const Tensor& dy, BlockState& state, Weights when,
+  Work<Tensor> backward(const Microbatch& microbatch, Tensor dy, BlockState& state, Weights when,
                         const Loss& loss) const;
   bool begins_with_tokens() const { return program_->input < 0; }
   bool ends_in_loss() const { return program_->ends_in_loss(); }
