@@ -79,7 +79,9 @@ class BlockRun {
     gradient(op.inputs[input]) = {std::move(d), wanted_home(program_, op, input)};
   }
   ExpertParallel::Backward& routed_gradient() { return routed_gradient_; }
-  void set_gradient_of_output(Tensor d) { gradient(program_.output) = {std::move(d), program_.output_home()}; }
+  void set_gradient_of_output(Tensor d) {
+    gradient(program_.output) = {std::move(d), program_.output_home()};
+  }
   // The gradient of a value so far, to be added to; zero where there is none yet.
   Tensor gradient_to_add_to(int number);
   // Takes a weight's gradient now or later; the second once the value is there that it reads.

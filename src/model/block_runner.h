@@ -1,5 +1,5 @@
-// Runs a block (spec/block.h) on one rank: a transformer layer, the embedding, the output layer. No tape: what a forward pass
-// keeps is a value handed in, so any number of microbatches can be in flight.
+// Runs a block (spec/block.h) on one rank: a transformer layer, the embedding, the output layer. No tape:
+// what a forward pass keeps is a value handed in, so any number of microbatches can be in flight.
 #pragma once
 
 #include <memory>
@@ -29,8 +29,8 @@ class BlockRunner {
 
   // Without gradients. The result of the output layer is the summed loss (1, f64), or where there are no
   // targets the logits (1, V_local) of the last row.
-  // With a cache (max positions, cache_width()) it is one sequence of new tokens from `position` on, whose keys
-  // and values go there.
+  // With a cache (max positions, cache_width()) it is one sequence of new tokens from `position` on, whose
+  // keys and values go there.
   Tensor evaluate(const Microbatch& microbatch, Tensor x, std::int64_t position = 0,
                   const Tensor& cache = {}) const;
   std::int64_t cache_width() const { return cache_width_; }

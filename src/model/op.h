@@ -62,7 +62,7 @@ struct OpSetting {
 };
 
 // The heads of this tp rank. With fewer key/value heads than ranks, neighbouring ranks hold the same one.
-Attention heads_here(const Plan& plan);
+Heads heads_here(const Plan& plan);
 // The first vocabulary row of a table that is here.
 std::int64_t first_id_here(const ParamSpec& table, const OpSetting& s);
 // Of a block with experts: what both of its ops work with.

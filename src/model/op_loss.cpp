@@ -29,15 +29,13 @@ Tensor no_loss(const Rank& rank) {
 class LossOp final : public OpRunner {
  public:
   LossOp(const BlockOp& op, const OpSetting& s)
-      : OpRunner(op),
-        table_(s.parameters.output_weight()),
-        first_id_(first_id_here(op.weights.front(), s)) {}
+      : OpRunner(op), table_(s.parameters.output_weight()), first_id_(first_id_here(op.weights.front(), s)) {}
 
  protected:
   void run_forward(BlockRun& run) const override {
     const Tensor x = run.take_input(op()), targets = run.microbatch().targets;
-    run.set(out(), targets.defined() ? loss(run, x, targets)
-                                     : logits(run, x.row_range(x.rows() - 1, x.rows())));
+    run.set(out(),
+            targets.defined() ? loss(run, x, targets) : logits(run, x.row_range(x.rows() - 1, x.rows())));
   }
 
   void run_backward(BlockRun& run) const override {

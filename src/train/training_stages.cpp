@@ -68,9 +68,9 @@ Work<Tensor> TrainingStages::backward(Instruction i, Tensor gradient) {
 
 Work<Tensor> TrainingStages::backward_input(Instruction i, Tensor gradient) {
   hooks_.before_pass(i);
-  co_return co_await held_.stage(i.stage).backward(
-      microbatch(i.microbatch), std::move(gradient), loss(i.microbatch), saved_.at({i.stage, i.microbatch}),
-      Weights::deferred, counted(i.stage));
+  co_return co_await held_.stage(i.stage).backward(microbatch(i.microbatch), std::move(gradient),
+                                                   loss(i.microbatch), saved_.at({i.stage, i.microbatch}),
+                                                   Weights::deferred, counted(i.stage));
 }
 
 void TrainingStages::backward_weight(const Instruction& i) {
