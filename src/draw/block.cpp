@@ -25,8 +25,7 @@ class SvgBlock {
         title_(drawing.title),
         s_(setting),
         passes_(block_passes(p_, setting.recompute)) {
-    for (const BlockOp& op : p_.ops)
-      for (int value : backward_reads(op)) read_.insert(value);
+    for (const BlockOp& op : p_.ops) read_.insert(op.backward_reads.begin(), op.backward_reads.end());
     for (const OpSequence& sequence : passes_.again) again_.insert(sequence.ops.begin(), sequence.ops.end());
     for (std::size_t to = 0; to < p_.ops.size(); ++to)
       for (std::size_t input = 0; input < p_.ops[to].inputs.size(); ++input) {
@@ -163,8 +162,7 @@ class SvgBlock {
   }
 
   std::string collective(const Edge& edge) const {
-    return moved(p_.value(edge.value).home,
-                 wanted_home(p_, p_.ops[static_cast<std::size_t>(edge.to)], edge.input));
+    return moved(p_.value(edge.value).home, p_.ops[static_cast<std::size_t>(edge.to)].wants[edge.input]);
   }
 
   void straight(const Edge& edge) {

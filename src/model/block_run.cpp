@@ -13,8 +13,7 @@ Tensor BlockRun::take(int number) {
 }
 
 Tensor BlockRun::take_input(const BlockOp& op, std::size_t input) {
-  return bring(take(op.inputs[input]), program_.value(op.inputs[input]).home,
-               wanted_home(program_, op, input));
+  return bring(take(op.inputs[input]), program_.value(op.inputs[input]).home, op.wants[input]);
 }
 
 Tensor BlockRun::take_output() {
@@ -37,7 +36,7 @@ Tensor BlockRun::take_kept(int number) {
 }
 
 Tensor BlockRun::take_kept_input(const BlockOp& op) {
-  return bring(take_kept(op.inputs[0]), program_.value(op.inputs[0]).home, wanted_home(program_, op, 0));
+  return bring(take_kept(op.inputs[0]), program_.value(op.inputs[0]).home, op.wants[0]);
 }
 
 Tensor BlockRun::take_gradient(int number) {

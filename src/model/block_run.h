@@ -76,7 +76,7 @@ class BlockRun {
   void set_gradient(int number, Tensor d) { gradient(number) = {std::move(d), program_.value(number).home}; }
   // The same in the home that an op wants its input in.
   void leave_gradient(const BlockOp& op, std::size_t input, Tensor d) {
-    gradient(op.inputs[input]) = {std::move(d), wanted_home(program_, op, input)};
+    gradient(op.inputs[input]) = {std::move(d), op.wants[input]};
   }
   ExpertParallel::Backward& routed_gradient() { return routed_gradient_; }
   void set_gradient_of_output(Tensor d) {

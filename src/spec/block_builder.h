@@ -41,8 +41,11 @@ class BlockBuilder {
   BlockProgram finish(int output);
 
  private:
-  int value(std::string name, Home home, std::int64_t width);
-  BlockOp& add(OpKind kind, std::string name, std::vector<int> inputs, std::vector<int> outputs);
+  int value(std::string name, Home home, std::int64_t width, Again again = Again::asked);
+  BlockOp& add(OpKind kind, std::string name, std::vector<int> inputs, std::vector<int> outputs,
+               std::vector<int> backward_reads);
+  BlockOp& norm(const std::string& name, int x, std::int64_t statistics);
+  BlockOp& product(OpKind kind, const std::string& name, int x, int y);
   std::int64_t width(int value) const { return program_.value(value).width; }
 
   const ModelSpec& m_;
