@@ -19,6 +19,8 @@ HeldStages::HeldStages(const Rank& rank, const Plan& plan, const PipelineLayout&
   for (int id : ids_)
     held_.emplace_back(rank, plan, parameters, pipeline.slices()[static_cast<std::size_t>(id)],
                        pipeline.first_group(rank.coordinate(Axis::pp), id), faults);
+  for (const Stage& stage : held_)
+    for (const Stage::Mixture& m : stage.mixtures()) mixtures_.push_back(m);
   for (int s = 0; s < static_cast<int>(pipeline.slices().size()); ++s)
     for (int r = 0; r < rank.size(Axis::pp) && static_cast<int>(runner_.size()) == s; ++r) {
       const std::vector<int>& stages = pipeline.stages_of(r);
@@ -70,37 +72,44 @@ double HeldStages::evaluate(const Microbatch& microbatch) const {
 }
 
 void HeldStages::begin_step() const {
-  for (const Stage& stage : held_) stage.begin_step();
+  for (const Stage::Mixture& m : mixtures_) m.experts->begin_step();
 }
 
 std::vector<RoutingCounts> HeldStages::take_routing_counts() const {
   std::vector<RoutingCounts> counts;
-  for (const Stage& stage : held_) stage.take_routing_counts(counts);
+  for (const Stage::Mixture& m : mixtures_) {
+    counts.push_back(m.experts->take_counts());
+    counts.back().layer = m.layer;
+  }
   return counts;
 }
 
 MovedCopies HeldStages::take_moved_copies() const {
   MovedCopies moved;
-  for (const Stage& stage : held_) moved += stage.take_moved_copies();
+  for (const Stage::Mixture& m : mixtures_) moved += m.experts->take_moved();
   return moved;
 }
 
 void HeldStages::balance_routers(const std::vector<RoutingCounts>& counts) const {
-  for (const Stage& stage : held_) stage.balance_routers(counts);
+  for (const RoutingCounts& c : counts)
+    for (const Stage::Mixture& m : mixtures_)
+      if (m.layer == c.layer) m.experts->balance(c.routed);
 }
 
 RouterBiases HeldStages::router_biases() const {
   RouterBiases biases;
-  for (const Stage& stage : held_) stage.take_router_biases(biases);
+  for (const Stage::Mixture& m : mixtures_)
+    if (!m.experts->bias().empty()) biases[m.layer] = m.experts->bias();
   return biases;
 }
 
 void HeldStages::set_router_biases(const RouterBiases& biases) const {
-  for (const Stage& stage : held_) stage.set_router_biases(biases);
+  for (const Stage::Mixture& m : mixtures_)
+    if (const auto found = biases.find(m.layer); found != biases.end()) m.experts->set_bias(found->second);
 }
 
 void HeldStages::watch_routing(RoutingWatch* watch) const {
-  for (const Stage& stage : held_) stage.watch_routing(watch);
+  for (const Stage::Mixture& m : mixtures_) m.experts->watch_routing(m.layer, watch);
 }
 
 HeldStages::Caches HeldStages::make_caches(std::int64_t max_positions) const {

@@ -6,6 +6,7 @@
 
 #include "model/stage.h"
 #include "schedule/pipeline_layout.h"
+#include "spec/routing_balance.h"
 
 namespace echelon {
 
@@ -50,8 +51,9 @@ class HeldStages {
   const ParameterStore* parameters_;
   std::int64_t hidden_;
   TensorParallel tensor_parallel_;
-  std::vector<int> ids_;           // of the held stages
-  std::vector<Stage> held_;        // in the order of ids_
+  std::vector<int> ids_;     // of the held stages
+  std::vector<Stage> held_;  // in the order of ids_
+  std::vector<Stage::Mixture> mixtures_;
   std::vector<int> forward_uses_;  // layer groups that pass() reads, in order
   std::vector<int> runner_;        // of each stage of the model: the rank that runs it in pass()
 };

@@ -84,52 +84,12 @@ std::vector<Tensor> Stage::make_caches(std::int64_t max_positions) const {
   return caches;
 }
 
-template <class Visit>
-void Stage::each_mixture(const Visit& visit) const {
+std::vector<Stage::Mixture> Stage::mixtures() const {
+  std::vector<Mixture> list;
   for (std::size_t i = 0; i < blocks_.size(); ++i)
     if (const ExpertParallel* experts = blocks_[i].experts())
-      visit(first_layer_ + static_cast<std::int64_t>(i), *experts);
-}
-
-void Stage::take_routing_counts(std::vector<RoutingCounts>& counts) const {
-  each_mixture([&](std::int64_t layer, const ExpertParallel& experts) {
-    counts.push_back(experts.take_counts());
-    counts.back().layer = layer;
-  });
-}
-
-MovedCopies Stage::take_moved_copies() const {
-  MovedCopies moved;
-  each_mixture([&](std::int64_t, const ExpertParallel& experts) { moved += experts.take_moved(); });
-  return moved;
-}
-
-void Stage::begin_step() const {
-  each_mixture([](std::int64_t, const ExpertParallel& experts) { experts.begin_step(); });
-}
-
-void Stage::balance_routers(const std::vector<RoutingCounts>& counts) const {
-  for (const RoutingCounts& c : counts)
-    each_mixture([&](std::int64_t layer, const ExpertParallel& experts) {
-      if (layer == c.layer) experts.balance(c.routed);
-    });
-}
-
-void Stage::take_router_biases(RouterBiases& biases) const {
-  each_mixture([&](std::int64_t layer, const ExpertParallel& experts) {
-    if (!experts.bias().empty()) biases[layer] = experts.bias();
-  });
-}
-
-void Stage::set_router_biases(const RouterBiases& biases) const {
-  each_mixture([&](std::int64_t layer, const ExpertParallel& experts) {
-    if (const auto found = biases.find(layer); found != biases.end()) experts.set_bias(found->second);
-  });
-}
-
-void Stage::watch_routing(RoutingWatch* watch) const {
-  each_mixture(
-      [&](std::int64_t layer, const ExpertParallel& experts) { experts.watch_routing(layer, watch); });
+      list.push_back({first_layer_ + static_cast<std::int64_t>(i), experts});
+  return list;
 }
 
 }  // namespace echelon

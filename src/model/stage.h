@@ -8,7 +8,6 @@
 #include "model/block_runner.h"
 #include "parallel/faults.h"
 #include "spec/plan.h"
-#include "spec/routing_balance.h"
 
 namespace echelon {
 
@@ -43,23 +42,18 @@ class Stage {
                   const std::vector<Tensor>& caches) const;
   std::vector<Tensor> make_caches(std::int64_t max_positions) const;
 
-  // The counts of each layer that has experts, since they were last taken; see ExpertParallel.
-  void take_routing_counts(std::vector<RoutingCounts>& counts) const;
-  MovedCopies take_moved_copies() const;  // of all of them together
-  void begin_step() const;                // of training
-  // From those of a whole step: moves the routers' biases.
-  void balance_routers(const std::vector<RoutingCounts>& counts) const;
-  void take_router_biases(RouterBiases& biases) const;  // adds those of this stage's layers
-  void watch_routing(RoutingWatch* watch) const;        // of all layers; it outlives this
-  void set_router_biases(const RouterBiases& biases) const;
+  // Its layers that have experts.
+  struct Mixture {
+    std::int64_t layer;
+    const ExpertParallel* experts;
+  };
+  std::vector<Mixture> mixtures() const;
 
  private:
   // Of the blocks, one group each. What the head reads is where the output layer's matrix is.
   int group_of(std::size_t block) const { return first_group_ + static_cast<int>(block); }
   int group_read_by(std::size_t block) const;
   void need_gradients(std::size_t block) const;
-  template <class Visit>
-  void each_mixture(const Visit& visit) const;
 
   const Rank* rank_;
   const ParameterStore* parameters_;
