@@ -399,8 +399,11 @@ LayerSeconds LayerSeconds::operator*(double factor) const {
           tensor_bytes * factor, context_bytes * factor,  expert_bytes * factor};
 }
 
+ModelPrograms::ModelPrograms(const ModelSpec& m)
+    : first(layer_program(m, 0)), last(layer_program(m, m.num_layers - 1)), head(head_program(m)) {}
+
 ModelSeconds model_seconds(const Workload& work, const Plan& c, const Recompute& recompute,
-                           const OpSeconds& ops) {
+                           const OpSeconds& ops, const ModelPrograms& programs) {
   Pricer pricer(work, c, recompute, ops);
   // Embedding and output matrix stay in 16 bits.
   const bool narrow = work.precision == Precision::fp8 || work.precision == Precision::fp4;
@@ -408,10 +411,10 @@ ModelSeconds model_seconds(const Workload& work, const Plan& c, const Recompute&
   Pricer wide(work, c, recompute, wide_ops);
   ModelSeconds seconds;
   const ModelSpec& m = c.model;
-  if (m.num_expert_layers() < m.num_layers) seconds.dense = pricer.layer(layer_program(m, 0));
-  if (m.num_expert_layers() > 0) seconds.experts = pricer.layer(layer_program(m, m.num_layers - 1));
+  if (m.num_expert_layers() < m.num_layers) seconds.dense = pricer.layer(programs.first);
+  if (m.num_expert_layers() > 0) seconds.experts = pricer.layer(programs.last);
   seconds.embedding = wide.embedding();
-  seconds.head = wide.head(head_program(m));
+  seconds.head = wide.head(programs.head);
   seconds.loss = wide.loss();
   return seconds;
 }

@@ -4,6 +4,7 @@
 
 #include "plan/op_seconds.h"
 #include "plan/workload.h"
+#include "spec/block.h"
 
 namespace echelon {
 
@@ -29,9 +30,15 @@ struct ModelSeconds {
   LayerSeconds dense, experts, embedding, head, loss;
 };
 
+// Of a model. To list the parameters of hundreds of experts takes longer than to price them.
+struct ModelPrograms {
+  explicit ModelPrograms(const ModelSpec& model);
+  BlockProgram first, last, head;  // layers: the first one dense where there are two kinds
+};
+
 // Recomputation counts as part of backward_input. Under sequence parallelism the backward pass gathers a
 // column-parallel product's input again where the software keeps it cut (Korthikanti et al. 2022).
 ModelSeconds model_seconds(const Workload& work, const Plan& c, const Recompute& recompute,
-                           const OpSeconds& ops);
+                           const OpSeconds& ops, const ModelPrograms& programs);
 
 }  // namespace echelon

@@ -40,7 +40,10 @@ SimulationCosts simulation_costs(const std::vector<LayerSeconds>& stages, const 
 }  // namespace
 
 Stages::Stages(const Workload& work)
-    : work_(work), ops_(work.machine, work.software, work.precision), state_(work, ops_) {}
+    : work_(work),
+      ops_(work.machine, work.software, work.precision),
+      state_(work, ops_),
+      programs_(work.plan.model) {}
 
 const ScheduleFacts& Stages::facts(const Plan& c) {
   return shelf_.facts(c.mesh.pp() == 1 ? "1f1b" : c.schedule, c.mesh.pp(),
@@ -96,7 +99,7 @@ const LayerPrices& Stages::prices(const Plan& c, const Recompute& recompute) {
   if (!counts_.contains(c.mesh.tp())) counts_[c.mesh.tp()] = parameter_counts(c.model, c.mesh.tp());
   p.counts = counts_.at(c.mesh.tp());
   p.saved = saved_bytes(work_, c, recompute);
-  p.seconds = model_seconds(work_, c, recompute, ops_);
+  p.seconds = model_seconds(work_, c, recompute, ops_, programs_);
   return prices_.emplace(key, std::move(p)).first->second;
 }
 

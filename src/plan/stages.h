@@ -76,6 +76,7 @@ class Stages {
   const Workload& work_;
   OpSeconds ops_;
   StateSeconds state_;
+  ModelPrograms programs_;
   ScheduleShelf shelf_;
   std::map<PriceKey, LayerPrices> prices_;
   std::map<int, ParameterCounts> counts_;
