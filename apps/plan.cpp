@@ -20,7 +20,7 @@ namespace {
 void write_plan(const std::string& path, const Estimate& best, const Workload& work) {
   write_output("--out", path, plan_file(best, work));
   try {
-    check_with_remedies(as_plan(work, best.configuration, best.layers),
+    check_with_remedies(trained_plan(best, work),
                         [](const Plan& plan, const std::string&) { check_whole(plan); });
   } catch (const RequestError& error) {
     fmt::print(stderr, "echelon: {} is a plan for {}; train and verify refuse it: {}\n", path,
@@ -77,9 +77,9 @@ int run_plan(const PlanSearchFlags& f) {
     other = search(against);
   }
   line.clear();
-  fmt::print(out, "{} on {} {} ({}), {} of {} a step, {}\n", request.work.model.name, gpus,
+  fmt::print(out, "{} on {} {} ({}), {} of {} a step, {}\n", request.work.plan.model.name, gpus,
              request.work.machine.name, request.work.software.name,
-             counted(request.work.global_batch, "sequence"), counted(request.work.seq_len, "token"),
+             counted(request.work.plan.global_batch, "sequence"), counted(request.work.plan.seq_len, "token"),
              precision_name(request.work.precision));
   fmt::print(out, "{}", plans_table(result, request.work.software));
   if (result.plans.empty()) fmt::print(out, "{}\n", explain_nothing(result, gpus));

@@ -63,12 +63,12 @@ void PlanSearchFlags::add_to(CLI::App& app) {
 }
 
 // What each flag needs beside it: an axis that is pinned to one rank leaves nothing to say of it.
-static std::vector<FlagNeed> search_needs(const Pins& pins, const std::string& sweep,
+static std::vector<FlagNeed> search_needs(const SearchRequest& r, const std::string& sweep,
                                           const std::string& objective) {
   constexpr int several = 1000, most = 30'000;  // whose square is an int
-  Plan free = pins.plan;
+  Plan free = r.work.plan;
   for (Axis axis : all_axes)
-    free.mesh.set(axis, pins.has(axis_name(axis)) ? std::min(free.mesh.size(axis), most) : several);
+    free.mesh.set(axis, r.has(axis_name(axis)) ? std::min(free.mesh.size(axis), most) : several);
   if (free.chunks == 1) free.chunks = 0;
   std::vector<FlagNeed> needs = plan_needs(free);
   const bool sweeps = !sweep.empty();
@@ -96,13 +96,10 @@ static std::vector<FlagNeed> search_needs(const Pins& pins, const std::string& s
 SearchRequest PlanSearchFlags::request() const {
   const auto is_given = [&](const std::string& name) { return echelon::is_given(*app_, name); };
   SearchRequest r;
-  Pins& pins = r.pins;
+  Plan& plan = r.work.plan;
   const bool has_plan = is_given("--plan");
-  Plan& plan = pins.plan;
-  int noted_etp = 1;
   if (has_plan) {
-    pins = pins_of(plan_from_toml(read_text(plan_file_, "--plan"), "--plan " + plan_file_));
-    noted_etp = plan.mesh.etp == plan.mesh.size(Axis::tp) ? 0 : plan.mesh.etp;
+    r.pin_all(plan_from_toml(read_text(plan_file_, "--plan"), "--plan " + plan_file_));
   } else {
     plan.model = load_model("llama-3-8b");
     plan.global_batch = 1024;
@@ -110,15 +107,10 @@ SearchRequest PlanSearchFlags::request() const {
   for (const PlanField& field : plan_fields()) {
     if (!field.is_flag_of_plan() || !is_given(field.flag())) continue;
     read_field(field, plan, values_.at(field.name()), field.flag());
-    if (field.is_searched()) pins.names.insert(field.name());
+    if (field.is_searched()) r.pinned.insert(field.name());
   }
-  r.work.model = plan.model;
-  r.work.global_batch = plan.global_batch;
-  r.work.seq_len =
-      has_plan || is_given("--seq-len") ? plan.seq_len : std::min<std::int64_t>(4096, plan.model.max_seq);
-  if (noted_etp == 0 && plan.model.experts != Experts::none && is_given("--tp") && !is_given("--etp"))
-    plan.mesh.etp = plan.mesh.size(Axis::tp);  // as MLPs are
-  if (plan.chunks > 1 && !pins.has("schedule")) pins.set("schedule", "interleaved");
+  if (!has_plan && !is_given("--seq-len")) plan.seq_len = std::min<std::int64_t>(4096, plan.model.max_seq);
+  if (plan.chunks > 1 && !r.has("schedule")) r.pin("schedule", "interleaved");
   const Priced by = plan.priced;
   // A plan is priced again for what it was made for, where no flag says otherwise.
   const auto made_for = [&](const char* flag, const std::string& text, const std::string& noted) {
@@ -145,11 +137,11 @@ SearchRequest PlanSearchFlags::request() const {
   r.work.software = load("--software", load_software, software_, by.software);
   r.work.exact_memory = exact_memory();
   r.work.precision = parse_precision(made_for("--precision", dtype_, by.dtype), "--precision");
-  const std::int64_t axes = given_ranks(pins);
+  const std::int64_t axes = r.given_ranks();
   r.gpus = gpus_.value_or(
-      static_cast<int>(gives_mesh(pins) || axes > r.work.machine.node() ? axes : r.work.machine.node()));
+      static_cast<int>(r.gives_mesh() || axes > r.work.machine.node() ? axes : r.work.machine.node()));
   try {
-    refuse_idle(*app_, search_needs(pins, sweep, objective_));
+    refuse_idle(*app_, search_needs(r, sweep, objective_));
   } catch (const PlanRefusal& refusal) {
     std::vector<Remedy> legal = refusal.remedies();
     std::erase_if(legal, [&](const Remedy& one) { return !makes_possible(one, r); });
@@ -178,7 +170,7 @@ SearchRequest PlanSearchFlags::against(const SearchRequest& request) const {
         if (one.is_searched()) legal.push_back(one.name());
       refuse("--against {}: legal keys: {}", pair, fmt::join(legal, ", "));
     }
-    other.pins.read(key, value, "--against " + key);
+    other.pin(key, value, "--against " + key);
   }
   return other;
 }

@@ -61,8 +61,8 @@ Sweep run_sweep(const SearchRequest& request, const std::string& text) {
     SearchRequest r = request;
     r.top = 1;
     if (sweep.key == "gpus") r.gpus = static_cast<int>(std::clamp<std::int64_t>(value, -1, 2'000'000'000));
-    if (sweep.key == "seq-len") r.work.seq_len = value;
-    if (sweep.key == "global-batch") r.work.global_batch = value;
+    if (sweep.key == "seq-len") r.work.plan.seq_len = value;
+    if (sweep.key == "global-batch") r.work.plan.global_batch = value;
     SearchResult result = search(r);
     SweepPoint point{value, r.gpus, {}, {}};
     if (result.plans.empty())
@@ -83,9 +83,9 @@ std::string sweep_table(const Sweep& sweep) {
       continue;
     }
     const Estimate& e = *p.best;
-    text += fmt::format(
-        "{:>12} {:>10.3f} {:>12.0f} {:>6.1f}% {:>9}  {}\n", p.value, e.seconds, e.tokens_per_second_per_gpu,
-        100 * e.mfu, format_device_memory(static_cast<double>(e.memory.total())), describe(e.configuration));
+    text += fmt::format("{:>12} {:>10.3f} {:>12.0f} {:>6.1f}% {:>9}  {}\n", p.value, e.seconds,
+                        e.tokens_per_second_per_gpu, 100 * e.mfu,
+                        format_device_memory(static_cast<double>(e.memory.total())), summary(e.plan));
   }
   return text;
 }
@@ -101,11 +101,11 @@ std::string sweep_csv(const Sweep& sweep) {
       continue;
     }
     const Estimate& e = *p.best;
-    const Configuration& c = e.configuration;
+    const Plan& c = e.plan;
     text += fmt::format("{},{:.6g},{:.6g},{:.6g},{:.6g},{:.4f},{},{},{},{},{},{},{},{},{},{},{}\n", p.value,
-                        e.seconds, e.low, e.high, e.tokens_per_second_per_gpu, e.mfu, e.memory.total(), c.dp,
-                        c.tp, c.pp, c.cp, c.ep, c.zero, c.schedule, c.chunks, c.micro_batch,
-                        recompute_name(c.recompute));
+                        e.seconds, e.low, e.high, e.tokens_per_second_per_gpu, e.mfu, e.memory.total(),
+                        c.mesh.dp(), c.mesh.tp(), c.mesh.pp(), c.mesh.cp(), c.mesh.ep, c.zero, c.schedule,
+                        std::max(1, c.chunks), c.micro_batch, recompute_name(c.recompute));
   }
   return text;
 }
@@ -119,7 +119,7 @@ std::string sweep_json(const Sweep& sweep) {
                      {"tokens_per_second_per_gpu", p.best->tokens_per_second_per_gpu},
                      {"mfu", p.best->mfu},
                      {"memory_bytes", p.best->memory.total()},
-                     {"plan", describe(p.best->configuration)}});
+                     {"plan", summary(p.best->plan)}});
     else
       object["why_not"] = p.why_not;
     list.push_back(object);
@@ -148,15 +148,15 @@ std::string sweep_svg(const Sweep& sweep) {
 
 std::string plan_page(const SearchResult& result, const SearchRequest& request) {
   const Estimate& best = result.plans.front();
-  const Configuration& c = best.configuration;
+  const Plan& c = best.plan;
   const Workload& work = request.work;
   PlanReport page;
-  page.title = fmt::format("{} on {} {}", work.model.name, c.ranks(), work.machine.name);
+  page.title = fmt::format("{} on {} {}", c.model.name, c.mesh.num_ranks(), work.machine.name);
   page.subtitle = fmt::format("{} of {} a step, {}: {}. {:.3f} s a step, {:.0f} tokens/s a GPU, MFU {:.1f}%.",
-                              counted(work.global_batch, "sequence"), counted(work.seq_len, "token"),
-                              precision_name(work.precision), describe(c), best.seconds,
+                              counted(c.global_batch, "sequence"), counted(c.seq_len, "token"),
+                              precision_name(work.precision), summary(c), best.seconds,
                               best.tokens_per_second_per_gpu, 100 * best.mfu);
-  page.mesh = {c.pp, c.dp, c.cp, c.tp, work.machine.node()};
+  page.mesh = {c.mesh.pp(), c.mesh.dp(), c.mesh.cp(), c.mesh.tp(), work.machine.node()};
   for (MemoryCategory category : all_memory_categories)
     page.memory_names.emplace_back(memory_category_name(category));
   constexpr std::size_t most_ranks = 32;
@@ -171,12 +171,12 @@ std::string plan_page(const SearchResult& result, const SearchRequest& request) 
   page.header = {"step", "MFU", "memory", "bubble", "plan"};
   for (const Estimate& e : result.plans) {
     const StepParts& p = e.parts;
-    page.times.push_back({describe(e.configuration).substr(0, 40),
+    page.times.push_back({summary(e.plan).substr(0, 40),
                           {p.compute, p.tp_exposed, p.pp_bubble, p.dp_exposed, p.cp_exposed, p.ep_exposed,
                            p.optimizer, p.other}});
     page.alternatives.push_back({fmt::format("{:.3f} s", e.seconds), fmt::format("{:.1f}%", 100 * e.mfu),
                                  format_device_memory(static_cast<double>(e.memory.total())),
-                                 fmt::format("{:.1f}%", 100 * e.bubble_fraction), describe(e.configuration)});
+                                 fmt::format("{:.1f}%", 100 * e.bubble_fraction), summary(e.plan)});
   }
   StepModel model(work);
   page.timeline = model.timeline(c);

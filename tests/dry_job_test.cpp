@@ -13,6 +13,7 @@
 #include "plan/search.h"
 #include "train/dry_job.h"
 #include "train/dry_report.h"
+#include "workloads.h"
 
 namespace echelon::dry_job_test {
 namespace {
@@ -171,26 +172,26 @@ TEST(DryJob, RunsFewRanksOfALargeMesh) {
 TEST(DryJob, HoldsWhatThePlanSays) {
   for (const char* model : {"gpt2-124m", "llama-tiny", "mixtral-tiny"}) {
     SearchRequest request;
-    request.work = {load_model(model),        256,           64, Precision::f32, load_machine("a100-80"),
-                    load_software("echelon"), exact_memory()};
+    request.work = checks::workload_of(load_model(model), 256, 64, Precision::f32, load_machine("a100-80"),
+                                       load_software("echelon"), exact_memory());
     request.gpus = 16;
     request.top = 3;
     const SearchResult result = search(request);
     ASSERT_FALSE(result.plans.empty()) << model;
     for (const Estimate& e : result.plans) {
-      const Plan plan = plan_from_toml(to_toml(as_plan(request.work, e.configuration, e.layers)), "plan");
+      const Plan plan = plan_from_toml(to_toml(trained_plan(e, request.work)), "plan");
       const DryJob job = job_of(plan);
       Memory largest;
       for (const RankClass& of : job.classes)
         if (of.run.peak.total() > largest.total()) largest = of.run.peak;
-      EXPECT_EQ(largest.total(), e.memory.total()) << describe(e.configuration);
+      EXPECT_EQ(largest.total(), e.memory.total()) << summary(e.plan);
       std::vector<std::int64_t> of_pipeline(e.rank_memory.size());
       for (int rank = 0; rank < plan.mesh.num_ranks(); ++rank) {
         std::int64_t& most = of_pipeline[static_cast<std::size_t>(plan.mesh.coordinate(rank, Axis::pp))];
         most = std::max(most, job.of(rank).peak.total());
       }
       for (std::size_t pp = 0; pp < of_pipeline.size(); ++pp)
-        EXPECT_EQ(of_pipeline[pp], e.rank_memory[pp].total()) << describe(e.configuration);
+        EXPECT_EQ(of_pipeline[pp], e.rank_memory[pp].total()) << summary(e.plan);
     }
   }
 }

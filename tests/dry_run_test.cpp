@@ -76,6 +76,9 @@ TEST(DryRun, DenseModelsOnEveryAxis) {
   Plan recompute = odd_plan(odd_llama(), 1, 2, true);
   recompute.recompute = Recompute::full;
   expect_dry_run_counts(recompute, "recompute");
+  Plan by_rank = pipeline_plan(odd_llama(false, 2, 4), "interleaved", 2, 1, 1, 4);
+  by_rank.recompute = parse_pipeline_recompute("full/none", "");
+  expect_dry_run_counts(by_rank, "recompute by rank");
   for (const ContextKind kind : {ContextKind::ring, ContextKind::ulysses, ContextKind::allgather})
     expect_dry_run_counts(context_plan(Family::llama, {kind, ContextBalance::zigzag, 2, 1}), "context");
 }

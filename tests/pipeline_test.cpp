@@ -31,8 +31,10 @@ TEST(Pipeline, ComposesWithDataTensorAndSequenceParallel) {
 
 // What is computed again is computed the same: the bits of one rank that keeps everything.
 TEST(Pipeline, RecomputedActivationsGiveTheSameBits) {
-  for (const Recompute& recompute : {Recompute::selective, Recompute::full})
-    for (const char* schedule : {"1f1b", "zb-h2", "zb-v", "dualpipev"})
+  for (const PipelineRecompute& recompute :
+       {PipelineRecompute(Recompute::selective), PipelineRecompute(Recompute::full),
+        parse_pipeline_recompute("full/none", ""), parse_pipeline_recompute("mlp_in/selective", "")})
+    for (const char* schedule : {"1f1b", "interleaved", "zb-h2", "zb-v", "dualpipev"})
       for (const ModelSpec& model : {odd_gpt2(true, 4), odd_llama(false, 2, 4)}) {
         if (!is_taken()) continue;
         Plan plan = pipeline_plan(model, schedule, 2, 1, 1, 5);
@@ -41,6 +43,11 @@ TEST(Pipeline, RecomputedActivationsGiveTheSameBits) {
         EXPECT_TRUE(report.pass && report.bitwise) << schedule << to_json(report, plan);
         plan.mesh.set(Axis::tp, 2);
         plan.sequence_parallel = true;
+        EXPECT_TRUE(verified(plan).pass) << schedule;
+        plan.mesh.set(Axis::tp, 1);
+        plan.mesh.set(Axis::dp, 2);
+        plan.global_batch = 10;
+        plan.zero = 3;
         EXPECT_TRUE(verified(plan).pass) << schedule;
       }
 }

@@ -42,7 +42,7 @@ std::vector<std::string> values_of(const PlanField& field) {
       {"model", {"gpt2-tiny", "llama-tiny"}},
       {"schedule", {"zb-v", "gpipe"}},
       {"layers-per-stage", {"auto", "1,3", "4"}},
-      {"recompute", {"none", "selective", "full", "attention,mlp_in"}},
+      {"recompute", {"none", "selective", "full", "attention,mlp_in", "full/mlp_in/none"}},
       {"compress", {"none", "int8", "topk:0.25", "powersgd:3:7"}}};
   if (const auto found = own.find(field.name()); found != own.end()) return found->second;
   if (field.values().find('|') != std::string::npos) return parts_of(field.values(), '|');

@@ -5,10 +5,12 @@
 #include <mutex>
 
 #include "pipeline_runs.h"
+#include "plan/explain.h"
 #include "plan/step_model.h"
 #include "schedule/schedules.h"
 #include "train/dry_run.h"
 #include "train/trainer.h"
+#include "workloads.h"
 
 namespace echelon::plan_twins_test {
 namespace {
@@ -17,7 +19,7 @@ using namespace checks;
 
 Workload workload(Family family) {
   Workload w;
-  ModelSpec& m = w.model;
+  ModelSpec& m = w.plan.model;
   m.family = family;
   m.num_layers = 8;
   m.hidden = 32;
@@ -28,8 +30,8 @@ Workload workload(Family family) {
   m.vocab = 64;
   m.max_seq = 32;
   m.tied_embedding = family == Family::gpt2;
-  w.seq_len = 32;
-  w.global_batch = 16;
+  w.plan.seq_len = 32;
+  w.plan.global_batch = 16;
   w.precision = Precision::f32;
   w.machine = load_machine("a100-80");
   w.software = load_software("echelon");
@@ -40,77 +42,74 @@ Workload workload(Family family) {
 // Experts that all get every token, so that their loads are even.
 Workload mixture_workload() {
   Workload w = workload(Family::llama);
-  w.model.experts = Experts::mixtral;
-  w.model.num_experts = w.model.experts_per_token = 4;
-  w.model.expert_hidden = 16;
+  w.plan.model.experts = Experts::mixtral;
+  w.plan.model.num_experts = w.plan.model.experts_per_token = 4;
+  w.plan.model.expert_hidden = 16;
   return w;
 }
 
-Configuration on(int dp, int tp, int pp, int cp = 1) {
-  Configuration c;
-  c.dp = dp;
-  c.tp = tp;
-  c.pp = pp;
-  c.cp = cp;
-  c.even_split = true;
+Plan on(int dp, int tp, int pp, int cp = 1) {
+  Plan c = checks::searched_plan();
+  c.mesh.set(Axis::dp, dp);
+  c.mesh.set(Axis::tp, tp);
+  c.mesh.set(Axis::pp, pp);
+  c.mesh.set(Axis::cp, cp);
+  c.balance_layers = false;
   return c;
 }
 
-std::vector<Configuration> configurations() {
-  std::vector<Configuration> all;
-  const auto add = [&](Configuration c, const auto& change) {
+std::vector<Plan> configurations() {
+  std::vector<Plan> all;
+  const auto add = [&](Plan c, const auto& change) {
     change(c);
     all.push_back(c);
   };
-  const auto as_it_is = [](Configuration&) {};
+  const auto as_it_is = [](Plan&) {};
   // Meshes, with and without sequence parallelism, and micro-batches.
   add(on(1, 1, 1), as_it_is);
-  add(on(2, 1, 1), [](Configuration& c) { c.micro_batch = 4; });
+  add(on(2, 1, 1), [](Plan& c) { c.micro_batch = 4; });
   add(on(1, 2, 1), as_it_is);
-  add(on(1, 4, 1), [](Configuration& c) { c.micro_batch = 2; });
-  add(on(1, 4, 1), [](Configuration& c) { c.sequence_parallel = false; });
-  add(on(2, 2, 2), [](Configuration& c) { c.sequence_parallel = false, c.micro_batch = 2; });
+  add(on(1, 4, 1), [](Plan& c) { c.micro_batch = 2; });
+  add(on(1, 4, 1), [](Plan& c) { c.sequence_parallel = false; });
+  add(on(2, 2, 2), [](Plan& c) { c.sequence_parallel = false, c.micro_batch = 2; });
   add(on(2, 2, 2), as_it_is);
   // Every schedule.
   for (const char* schedule : {"naive", "gpipe", "1f1b", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min",
                                "dualpipe", "dualpipev", "zb-auto"})
-    add(on(1, 1, 4), [&](Configuration& c) { c.schedule = schedule; });
-  for (int chunks : {2, 4})
-    add(on(2, 1, 2), [&](Configuration& c) { c.schedule = "interleaved", c.chunks = chunks; });
+    add(on(1, 1, 4), [&](Plan& c) { c.schedule = schedule; });
+  for (int chunks : {2, 4}) add(on(2, 1, 2), [&](Plan& c) { c.schedule = "interleaved", c.chunks = chunks; });
   // Context parallelism.
   for (ContextKind kind : {ContextKind::ring, ContextKind::allgather, ContextKind::ulysses}) {
-    add(on(1, 1, 1, 2), [&](Configuration& c) { c.context = kind; });
-    add(on(1, 2, 2, 2), [&](Configuration& c) { c.context = kind, c.micro_batch = 2; });
+    add(on(1, 1, 1, 2), [&](Plan& c) { c.context_kind = kind; });
+    add(on(1, 2, 2, 2), [&](Plan& c) { c.context_kind = kind, c.micro_batch = 2; });
   }
   // ZeRO, with and without replicas, and recomputation.
   for (int zero : {1, 2, 3}) {
-    add(on(4, 1, 1), [&](Configuration& c) { c.zero = zero; });
-    add(on(4, 2, 1),
-        [&](Configuration& c) { c.zero = zero, c.hsdp = 2, c.recompute = Recompute::selective; });
-    add(on(2, 1, 2),
-        [&](Configuration& c) { c.zero = zero, c.schedule = "zb-h1", c.recompute = Recompute::full; });
+    add(on(4, 1, 1), [&](Plan& c) { c.zero = zero; });
+    add(on(4, 2, 1), [&](Plan& c) { c.zero = zero, c.hsdp = 2, c.recompute = Recompute::selective; });
+    add(on(2, 1, 2), [&](Plan& c) { c.zero = zero, c.schedule = "zb-h1", c.recompute = Recompute::full; });
   }
-  add(on(1, 2, 2), [](Configuration& c) { c.recompute = Recompute::selective, c.micro_batch = 4; });
-  add(on(2, 1, 1, 2), [](Configuration& c) { c.zero = 3, c.recompute = Recompute::full; });
+  add(on(1, 2, 2), [](Plan& c) { c.recompute = Recompute::selective, c.micro_batch = 4; });
+  add(on(2, 1, 1, 2), [](Plan& c) { c.zero = 3, c.recompute = Recompute::full; });
   return all;
 }
 
-std::vector<Configuration> mixture_configurations() {
-  std::vector<Configuration> all;
-  const auto add = [&](Configuration c, int ep, const auto& change) {
-    c.ep = ep;
-    c.etp = c.tp;
+std::vector<Plan> mixture_configurations() {
+  std::vector<Plan> all;
+  const auto add = [&](Plan c, int ep, const auto& change) {
+    c.mesh.ep = ep;
+    c.mesh.etp = c.mesh.tp();
     change(c);
     all.push_back(c);
   };
-  const auto as_it_is = [](Configuration&) {};
+  const auto as_it_is = [](Plan&) {};
   add(on(2, 1, 1), 1, as_it_is);
   add(on(2, 1, 1), 2, as_it_is);
-  add(on(2, 2, 1), 2, [](Configuration& c) { c.recompute = Recompute::full; });
+  add(on(2, 2, 1), 2, [](Plan& c) { c.recompute = Recompute::full; });
   add(on(2, 1, 1, 2), 4, as_it_is);
-  for (int zero : {1, 2, 3}) add(on(4, 1, 1), 2, [&](Configuration& c) { c.zero = zero; });
-  add(on(4, 1, 2), 4, [](Configuration& c) { c.schedule = "1f1b"; });
-  add(on(2, 1, 2), 2, [](Configuration& c) { c.schedule = "dualpipe"; });
+  for (int zero : {1, 2, 3}) add(on(4, 1, 1), 2, [&](Plan& c) { c.zero = zero; });
+  add(on(4, 1, 2), 4, [](Plan& c) { c.schedule = "1f1b"; });
+  add(on(2, 1, 2), 2, [](Plan& c) { c.schedule = "dualpipe"; });
   return all;
 }
 
@@ -133,14 +132,17 @@ std::vector<Memory> measure(const Plan& plan) {
   return peaks;
 }
 
-void expect_held(const Workload& work, const std::vector<Configuration>& all) {
+void expect_held(const Workload& work, const std::vector<Plan>& all) {
   StepModel model(work);
-  for (const Configuration& c : all) {
-    SCOPED_TRACE(fmt::format("{} {}", work.model.family == Family::gpt2 ? "gpt2" : "llama", describe(c)));
+  for (Plan c : all) {
+    c.model = work.plan.model;
+    c.seq_len = work.plan.seq_len;
+    c.global_batch = work.plan.global_batch;
+    SCOPED_TRACE(fmt::format("{} {}", work.plan.model.family == Family::gpt2 ? "gpt2" : "llama", summary(c)));
     ASSERT_EQ(shape_problem(work, c), "");
     ASSERT_EQ(model.schedule_problem(c), "");
     const Estimate estimate = model.estimate(c);
-    const std::vector<Memory> measured = measure(as_plan(work, c, estimate.layers));
+    const std::vector<Memory> measured = measure(trained_plan(estimate, work));
     ASSERT_EQ(estimate.rank_memory.size(), measured.size());
     ASSERT_GT(measured.back()[MemoryCategory::activations], 0);
     for (std::size_t r = 0; r < measured.size(); ++r)
@@ -152,7 +154,7 @@ void expect_held(const Workload& work, const std::vector<Configuration>& all) {
 }
 
 TEST(PlanTwins, MemoryIsWhatTrainingHolds) {
-  const std::vector<Configuration> all = configurations();
+  const std::vector<Plan> all = configurations();
   ASSERT_GE(all.size(), 30u);
   for (Family family : {Family::gpt2, Family::llama}) expect_held(workload(family), all);
   expect_held(mixture_workload(), mixture_configurations());

@@ -49,6 +49,56 @@ TEST(Prediction, IsExactForEveryKindOfContextParallelism) {
       }
 }
 
+// Each pipeline rank makes again what is its own; with ZeRO, with experts on several ranks.
+TEST(Prediction, IsExactForRecomputationByRank) {
+  for (const char* recompute : {"full/none", "none/full", "selective/mlp_in"})
+    for (const char* schedule : {"1f1b", "interleaved", "zb-v", "zb-h1"})
+      for (int zero : {0, 1, 2, 3}) {
+        Plan plan = odd_plan(zero == 1 ? even_mixtral(8, 4) : odd_llama(false, 2, 5), 2, 1, false);
+        plan.mesh.set(Axis::pp, 2);
+        if (zero == 1) plan.mesh.ep = 2;
+        plan.schedule = schedule;
+        plan.global_batch = 24;
+        plan.zero = zero;
+        plan.recompute =
+            parse_pipeline_recompute(zero == 1 && recompute[0] == 's' ? "selective/linear" : recompute, "");
+        SCOPED_TRACE(fmt::format("{} {}", schedule, recompute_name(plan.recompute)));
+        expect_predicted(plan);
+      }
+}
+
+// A rank holds as much in a step of few microbatches, with the batch of all of them, as in the whole one.
+TEST(Prediction, ASteadyStepHasThePeak) {
+  int shorter = 0;
+  for (const std::string& schedule : schedule_names()) {
+    if (is_stream(schedule)) continue;
+    for (int pp : {1, 2, 3, 4})
+      for (int zero : {0, 2, 3})
+        for (std::int64_t batch : {37, 64, 74, 130}) {
+          Plan plan = odd_plan(zero == 3 ? odd_gpt2(true, 8) : odd_llama(false, 2, 8), 2, 1, false);
+          plan.mesh.set(Axis::pp, pp);
+          plan.schedule = schedule;
+          plan.micro_batch = 2;
+          plan.global_batch = 2 * batch;
+          plan.zero = zero;
+          plan.recompute =
+              pp == 2 ? parse_pipeline_recompute(schedule == "dualpipe" ? "full/full" : "full/none", "")
+                      : PipelineRecompute(Recompute::selective);
+          SCOPED_TRACE(fmt::format("{} pp {} zero {} batch {}", schedule, pp, zero, batch));
+          if (!is_taken(3)) continue;
+          try {
+            const PipelineLayout whole(plan), steady(plan, StepLength::steady);
+            shorter += steady.programs(0).microbatches() < whole.programs(0).microbatches();
+            for (int r = 0; r < pp; ++r)
+              expect_same(exact_memory()(plan, steady, {.pp = r}), exact_memory()(plan, whole, {.pp = r}));
+          } catch (const RequestError&) {
+            EXPECT_TRUE(schedule == "dualpipe" && (pp == 3 || batch % 4 != 0));  // it has two directions
+          }
+        }
+  }
+  EXPECT_GT(shorter, 20);
+}
+
 // Every schedule that flushes, both ends of a tied embedding on two ranks, uneven layers and ragged
 // microbatches.
 TEST(Prediction, IsExactForEverySchedule) {

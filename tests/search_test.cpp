@@ -11,6 +11,7 @@
 #include "plan/explain.h"
 #include "refusals.h"
 #include "schedule/pipeline_layout.h"
+#include "workloads.h"
 
 namespace echelon::search_test {
 namespace {
@@ -19,10 +20,83 @@ using checks::expect_refusal;
 
 SearchRequest request(const char* model, int gpus, std::int64_t batch) {
   SearchRequest r;
-  r.work = {load_model(model), 1024, batch, Precision::bf16, load_machine("h100"), load_software("current")};
+  r.work = checks::workload_of(load_model(model), 1024, batch, Precision::bf16, load_machine("h100"),
+                               load_software("current"));
   r.gpus = gpus;
   r.top = 5;
   return r;
+}
+
+// What each rank chooses by itself is the best of all that they could choose together, wherever the memory
+// ends; and where it ends between what the ranks keep, better than the same for all.
+TEST(Search, RanksChooseTheirRecomputation) {
+  int mixed = 0, faster = 0;
+  for (const auto& [pp, schedule] :
+       {std::pair{2, "1f1b"}, {3, "1f1b"}, {2, "zb-v"}, {2, "interleaved"}, {2, "dualpipe"}}) {
+    SearchRequest r = request("gpt2-1.5b", pp, 8 * pp);
+    for (const char* axis : {"dp", "tp", "cp", "micro-batch"}) r.pin(axis, 1);
+    r.pin("pp", pp);
+    r.pin("schedule", schedule);
+    r.pin("layers-per-stage", "");
+    if (std::string(schedule) == "interleaved") r.pin("chunks", 2);
+    r.top = 1;
+    const auto with = [&](const std::string& recompute, double usable) {
+      SearchRequest one = r;
+      if (!recompute.empty()) one.pin("recompute", recompute);
+      one.work.machine.memory_bytes = usable + one.work.machine.reserved_bytes;
+      return search(one).plans;
+    };
+    const std::vector<Recompute> kinds = StepModel(r.work).recompute_kinds();
+    ASSERT_GE(kinds.size(), 4u);
+    std::vector<std::string> all{""};
+    for (int rank = 0; rank < pp; ++rank) {
+      std::vector<std::string> longer;
+      for (const std::string& text : all)
+        for (const Recompute& kind : kinds)
+          longer.push_back(text + (rank > 0 ? "/" : "") + recompute_name(kind));
+      all = longer;
+    }
+    const auto most = static_cast<double>(with("none", 1e15).front().memory.total()),
+               least = static_cast<double>(with("full", 1e15).front().memory.total());
+    ASSERT_LT(least, most);
+    for (const double part : {0.0, 0.2, 0.5, 0.8, 0.95, 1.0}) {
+      const double usable = least + part * (most - least) + 1;
+      SCOPED_TRACE(fmt::format("{} over {}, {:.0f} bytes", schedule, pp, usable));
+      double best = 1e300;
+      for (const std::string& text : all) {
+        if (std::string(schedule) == "dualpipe" &&
+            text.substr(0, text.find('/')) != text.substr(text.find('/') + 1))
+          continue;  // both run the same stages
+        const auto plans = with(text, usable);
+        if (!plans.empty()) best = std::min(best, plans.front().seconds);
+      }
+      const auto found = with("", usable), full = with("full", usable);
+      ASSERT_FALSE(found.empty());
+      EXPECT_DOUBLE_EQ(found.front().seconds, best) << summary(found.front().plan);
+      mixed += found.front().plan.recompute.kinds().size() > 1;
+      faster += found.front().seconds < full.front().seconds;
+    }
+  }
+  EXPECT_GE(mixed, 5);
+  EXPECT_GE(faster, 15);
+}
+
+TEST(Search, ListsOfRecomputationAreForSoManyRanks) {
+  SearchRequest r = request("llama-3-8b", 8, 16);
+  r.pin("recompute", "full/none");
+  for (const Estimate& e : search(r).plans) {
+    EXPECT_EQ(e.plan.mesh.pp(), 2);
+    EXPECT_EQ(recompute_name(e.plan.recompute), "full/none");
+  }
+  r.pin("pp", 4);
+  expect_refusal([&] { search(r); }, {"--recompute full/none: is for 2 pipeline ranks, and --pp is 4",
+                                      "legal: none, selective, full, or --pp 2"});
+  Plan plan = r.work.plan;
+  plan.mesh.set(Axis::pp, 2);
+  plan.schedule = "dualpipe";
+  expect_refusal([&] { PipelineLayout unlike(plan); },
+                 {"--recompute full/none: pipeline ranks 0 and 1 of dualpipe both run stage 0",
+                  "legal: none, selective, full"});
 }
 
 // The ranking with bounds is that of simulating everything.
@@ -30,8 +104,8 @@ TEST(Search, FindsWhatSimulatingEverythingFinds) {
   for (const auto& [name, gpus, batch] :
        {std::tuple{"llama-2-7b", 8, 32}, {"gpt2-1.5b", 4, 16}, {"mixtral-8x7b", 16, 16}}) {
     SearchRequest some = request(name, gpus, batch);
-    if (some.work.model.experts != Experts::none)
-      some.pins.set("cp", 1), some.pins.set("pp", 2);  // enough of them
+    if (some.work.plan.model.experts != Experts::none)
+      some.pin("cp", 1), some.pin("pp", 2);  // enough of them
     SearchRequest all = some;
     all.top = 10000;
     const SearchResult few = search(some), every = search(all);
@@ -59,19 +133,19 @@ TEST(Search, EveryConfigurationIsAccountedFor) {
 
 TEST(Search, PinsHold) {
   SearchRequest r = request("llama-3-8b", 16, 64);
-  r.pins.set("tp", 4);
-  r.pins.set("pp", 2);
-  r.pins.set("schedule", "zb-h1");
-  r.pins.set("recompute", "full");
-  r.pins.set("zero", 1);
-  r.pins.set("micro-batch", 2);
+  r.pin("tp", 4);
+  r.pin("pp", 2);
+  r.pin("schedule", "zb-h1");
+  r.pin("recompute", "full");
+  r.pin("zero", 1);
+  r.pin("micro-batch", 2);
   const SearchResult result = search(r);
   ASSERT_FALSE(result.plans.empty());
   for (const Estimate& e : result.plans) {
-    const Configuration& c = e.configuration;
-    EXPECT_EQ(c.tp, 4);
-    EXPECT_EQ(c.pp, 2);
-    EXPECT_EQ(c.dp * c.cp, 2);
+    const Plan& c = e.plan;
+    EXPECT_EQ(c.mesh.tp(), 4);
+    EXPECT_EQ(c.mesh.pp(), 2);
+    EXPECT_EQ(c.mesh.dp_cp_size(), 2);
     EXPECT_EQ(c.schedule, "zb-h1");
     EXPECT_EQ(c.recompute, Recompute::full);
     EXPECT_EQ(c.zero, 1);
@@ -82,13 +156,13 @@ TEST(Search, PinsHold) {
 // "If model and batch fit on one GPU use no parallelism; if only the batch does not fit, dp alone."
 TEST(Search, SplitsNoMoreThanItMust) {
   const SearchResult one = search(request("gpt2-124m", 1, 8));
-  EXPECT_EQ(one.plans.front().configuration.ranks(), 1);
-  const Configuration best = search(request("gpt2-124m", 8, 256)).plans.front().configuration;
-  EXPECT_EQ(best.dp, 8);
-  EXPECT_EQ(best.tp * best.pp * best.cp, 1);
+  EXPECT_EQ(one.plans.front().plan.mesh.num_ranks(), 1);
+  const Plan best = search(request("gpt2-124m", 8, 256)).plans.front().plan;
+  EXPECT_EQ(best.mesh.dp(), 8);
+  EXPECT_EQ(best.mesh.tp() * best.mesh.pp() * best.mesh.cp(), 1);
   SearchRequest large = request("llama-2-70b", 8, 8);
   for (const Estimate& e : search(large).plans)
-    EXPECT_TRUE(e.configuration.zero > 0 || e.configuration.tp * e.configuration.pp > 1);
+    EXPECT_TRUE(e.plan.zero > 0 || e.plan.mesh.tp() * e.plan.mesh.pp() > 1);
 }
 
 TEST(Search, MemoryObjectiveAndMargin) {
@@ -103,8 +177,8 @@ TEST(Search, MemoryObjectiveAndMargin) {
 
 TEST(Search, FewestDevicesReachATime) {
   SearchRequest r = request("llama-3-8b", 64, 256);
-  r.pins.set("pp", 1);
-  r.pins.set("cp", 1);
+  r.pin("pp", 1);
+  r.pin("cp", 1);
   // Every smaller number takes longer, those too that are no power of two.
   for (const double target : {8.0, 3.0, 2.2}) {
     const auto found = least_gpus(r, target);
@@ -118,7 +192,7 @@ TEST(Search, FewestDevicesReachATime) {
     }
   }
   EXPECT_FALSE(least_gpus(r, 1e-6));
-  r.pins.set("tp", 4);
+  r.pin("tp", 4);
   const auto found = least_gpus(r, 3);
   ASSERT_TRUE(found);
   EXPECT_EQ(found->gpus % 4, 0);
@@ -129,8 +203,8 @@ TEST(Search, OfEqualPlansTheSmallerOneComesFirst) {
   SearchRequest r = request("gpt2-1.5b", 4, 4);
   r.work.software.zero_stages.reset();
   r.work.software.reduces_each_microbatch = false;
-  r.pins.set("dp", 4);
-  r.pins.set("micro-batch", 1);
+  r.pin("dp", 4);
+  r.pin("micro-batch", 1);
   r.top = 100;
   const SearchResult result = search(r);
   int ties = 0;
@@ -148,7 +222,7 @@ TEST(Search, OfEqualPlansTheSmallerOneComesFirst) {
 TEST(Search, KeepsToWhatTheProgramRuns) {
   for (const std::string& name : software_preset_names()) {
     SearchRequest r = request("gpt2-1.5b", 4, 32);
-    r.pins.set("cp", 1);
+    r.pin("cp", 1);
     r.work.software = load_software(name);
     r.work.exact_memory = exact_memory();
     r.work.precision = r.work.software.is_this_trainer ? Precision::f32 : Precision::bf16;
@@ -156,16 +230,16 @@ TEST(Search, KeepsToWhatTheProgramRuns) {
     const SearchResult result = search(r);
     ASSERT_FALSE(result.plans.empty()) << name;
     for (const Estimate& e : result.plans)
-      EXPECT_TRUE(not_run(r.work.software, e.configuration).empty()) << name << describe(e.configuration);
+      EXPECT_TRUE(not_run(r.work.software, e.plan).empty()) << name << summary(e.plan);
   }
   SearchRequest r = request("gpt2-1.5b", 8, 32);
-  r.pins.set("pp", 2);
-  r.pins.set("dp", 4);
-  r.pins.set("schedule", "zb-v");
-  r.pins.set("zero", 2);
+  r.pin("pp", 2);
+  r.pin("dp", 4);
+  r.pin("schedule", "zb-v");
+  r.pin("zero", 2);
   const SearchResult result = search(r);
   ASSERT_FALSE(result.plans.empty());
-  EXPECT_EQ(not_run(r.work.software, result.plans.front().configuration),
+  EXPECT_EQ(not_run(r.work.software, result.plans.front().plan),
             (std::vector<std::string>{"schedule zb-v", "ZeRO 2"}));
   EXPECT_NE(plans_table(result, r.work.software)
                 .find("current does not run ZeRO 2, schedule zb-v; priced as if it did"),
@@ -175,8 +249,8 @@ TEST(Search, KeepsToWhatTheProgramRuns) {
 // By how much, however little that is.
 TEST(Search, SaysByHowMuchAPlanDoesNotFit) {
   SearchRequest r = request("gpt2-1.5b", 1, 8);
-  r.pins.set("micro-batch", 1);
-  r.pins.set("recompute", "none");
+  r.pin("micro-batch", 1);
+  r.pin("recompute", "none");
   const auto bytes = static_cast<double>(search(r).plans.front().memory.total());
   r.work.machine.memory_bytes = bytes + r.work.machine.reserved_bytes - 2300;
   const SearchResult result = search(r);
@@ -208,22 +282,22 @@ TEST(Search, RefusesWhatCannotBe) {
     }
   };
   refused([](SearchRequest& r) { r.gpus = 0; }, "--gpus 0");
-  refused([](SearchRequest& r) { r.pins.set("tp", 3); }, "--tp 3: does not divide --gpus 64");
-  refused([](SearchRequest& r) { r.gpus = 6, r.pins.set("tp", 3); }, "the 64 heads");
-  refused([](SearchRequest& r) { r.pins.set("dp", 8), r.work.global_batch = 4; },
+  refused([](SearchRequest& r) { r.pin("tp", 3); }, "--tp 3: does not divide --gpus 64");
+  refused([](SearchRequest& r) { r.gpus = 6, r.pin("tp", 3); }, "the 64 heads");
+  refused([](SearchRequest& r) { r.pin("dp", 8), r.work.plan.global_batch = 4; },
           "--dp 8: the global batch has only 4 sequences, so some ranks would have none; legal: up to 4, or "
           "--global-batch of at least 8");
-  refused([](SearchRequest& r) { r.pins.set("ep", 2); }, "no experts");
-  refused([](SearchRequest& r) { r.pins.set("cp-kind", "hybrid"); }, "--cp-kind hybrid");
-  refused([](SearchRequest& r) { r.pins.set("zero", 4); }, "--zero 4");
-  refused([](SearchRequest& r) { r.pins.set("etp", 2); }, "--etp 2");
-  refused([](SearchRequest& r) { r.pins.set("zero", 0), r.pins.set("hsdp", 2); }, "--hsdp 2");
+  refused([](SearchRequest& r) { r.pin("ep", 2); }, "no experts");
+  refused([](SearchRequest& r) { r.pin("cp-kind", "hybrid"); }, "--cp-kind hybrid");
+  refused([](SearchRequest& r) { r.pin("zero", 4); }, "--zero 4");
+  refused([](SearchRequest& r) { r.pin("etp", 2); }, "--etp 2");
+  refused([](SearchRequest& r) { r.pin("zero", 0), r.pin("hsdp", 2); }, "--hsdp 2");
   refused([](SearchRequest& r) { r.memory_margin = std::nan(""); }, "--memory-margin nan");
-  refused([](SearchRequest& r) { r.pins.set("layers-per-stage", "1,2"); }, "add up to 3");
-  refused([](SearchRequest& r) { r.pins.set("layers-per-stage", "81,-1"); },
+  refused([](SearchRequest& r) { r.pin("layers-per-stage", "1,2"); }, "add up to 3");
+  refused([](SearchRequest& r) { r.pin("layers-per-stage", "81,-1"); },
           "81,-1: a stage has 0 to 80 layers; legal: auto");
-  refused([](SearchRequest& r) { r.pins.set("schedule", "best"); }, "--schedule best");
-  refused([](SearchRequest& r) { r.work.seq_len = (1 << 24) + 1; }, "--seq-len");
+  refused([](SearchRequest& r) { r.pin("schedule", "best"); }, "--schedule best");
+  refused([](SearchRequest& r) { r.work.plan.seq_len = (1 << 24) + 1; }, "--seq-len");
   refused(
       [](SearchRequest& r) { r.work.machine = load_machine("a100-80"), r.work.precision = Precision::fp8; },
       "--precision fp8");
@@ -237,21 +311,21 @@ TEST(Search, NamesAShapeThatNoMeshHas) {
     change(r);
     expect_refusal([&] { search(r); }, {words});
   };
-  refused([](SearchRequest& r) { r.pins.set("zero", 3), r.pins.set("hsdp", 3); },
+  refused([](SearchRequest& r) { r.pin("zero", 3), r.pin("hsdp", 3); },
           "do not divide into so many groups; legal: 1, 2, 4, 8, 16");
-  refused([](SearchRequest& r) { r.pins.set("etp", 3); }, "--etp 3: does not divide --tp 1; legal: 1");
-  refused([](SearchRequest& r) { r.pins.set("tp", 4), r.work.model.vocab = 3; },
+  refused([](SearchRequest& r) { r.pin("etp", 3); }, "--etp 3: does not divide --tp 1; legal: 1");
+  refused([](SearchRequest& r) { r.pin("tp", 4), r.work.plan.model.vocab = 3; },
           "has a vocabulary of only 3; legal: 1, 2");
-  refused([](SearchRequest& r) { r.pins.set("tp", 4), r.work.model.mlp_hidden = 3; },
+  refused([](SearchRequest& r) { r.pin("tp", 4), r.work.plan.model.mlp_hidden = 3; },
           "has an MLP of only 3; legal: 1, 2");
-  refused([](SearchRequest& r) { r.pins.set("cp", 2), r.work.seq_len = 4097; },
+  refused([](SearchRequest& r) { r.pin("cp", 2), r.work.plan.seq_len = 4097; },
           "--seq-len 4097: does not divide over --cp 2 with --cp-balance stripe; legal: 4096, 4098");
   // With --pp 2 there are 8 ranks of dp, cp and tp.
-  refused([](SearchRequest& r) { r.pins.set("tp", 32), r.pins.set("pp", 2); },
+  refused([](SearchRequest& r) { r.pin("tp", 32), r.pin("pp", 2); },
           "--tp 32: does not divide --gpus 16; legal: 1, 2, 4, 8");
   SearchRequest layers = request("mixtral-8x7b", 16, 64);
-  layers.pins.set("pp", 1);
-  layers.pins.set("layers-per-stage", "16,16");
+  layers.pin("pp", 1);
+  layers.pin("layers-per-stage", "16,16");
   const SearchResult none = search(layers);
   EXPECT_TRUE(none.plans.empty());
   EXPECT_NE(explain_nothing(none, 16).find("2 numbers, and 1f1b over 1 rank has 1 stage"), std::string::npos)
@@ -263,31 +337,31 @@ TEST(Search, ProposesWhatTrainAccepts) {
   SearchRequest r = request("llama-3-8b", 12, 24);
   r.work.software = load_software("echelon");
   r.work.exact_memory = exact_memory();
-  r.work.seq_len = 1200;
-  r.work.model.num_heads = 12;
-  r.work.model.num_kv_heads = 4;
-  r.work.model.num_layers = 6;
-  r.pins.set("recompute", "none");
-  r.pins.set("micro-batch", 1);
-  r.pins.set("tp", 1);
+  r.work.plan.seq_len = 1200;
+  r.work.plan.model.num_heads = 12;
+  r.work.plan.model.num_kv_heads = 4;
+  r.work.plan.model.num_layers = 6;
+  r.pin("recompute", "none");
+  r.pin("micro-batch", 1);
+  r.pin("tp", 1);
   r.top = 10000;
   const SearchResult result = search(r);
   EXPECT_GT(result.plans.size(), 100u);
   for (const Estimate& e : result.plans)
-    EXPECT_NO_THROW(check_whole(as_plan(r.work, e.configuration, e.layers))) << describe(e.configuration);
-  r.pins.set("cp", 6);
-  r.pins.set("cp-kind", "ulysses");
+    EXPECT_NO_THROW(check_whole(trained_plan(e, r.work))) << summary(e.plan);
+  r.pin("cp", 6);
+  r.pin("cp-kind", "ulysses");
   expect_refusal([&] { search(r); },
                  {"--cp 6", "12 query and 4 key/value heads", "legal: 1, 2, 4, 12, or --cp-kind ring"});
-  r.pins.set("pp", 2);  // leaves 6 ranks
+  r.pin("pp", 2);  // leaves 6 ranks
   expect_refusal([&] { search(r); }, {"--cp 6", "legal: 1, 2, or --cp-kind ring"});
 }
 
 // 4098 tokens are two parts of 2049, and no four of equal length.
 TEST(Search, PlanFileHasPartsThatTheLengthAllows) {
   SearchRequest r = request("llama-3-8b", 8, 8);
-  r.work.seq_len = 4098;
-  r.pins.set("cp", 2);
+  r.work.plan.seq_len = 4098;
+  r.pin("cp", 2);
   const SearchResult result = search(r);
   const Plan plan = plan_from_toml(plan_file(result.plans.front(), r.work), "plan.toml");
   EXPECT_EQ(plan.mesh.size(Axis::cp), 2);
@@ -302,51 +376,48 @@ TEST(Search, PlanFilesComeBack) {
     const SearchResult result = search(r);
     ASSERT_FALSE(result.plans.empty());
     for (const Estimate& e : result.plans) {
-      SCOPED_TRACE(r.work.model.name + " " + describe(e.configuration));
-      const Configuration& c = e.configuration;
+      SCOPED_TRACE(r.work.plan.model.name + " " + summary(e.plan));
+      const Plan& c = e.plan;
       const Plan plan = plan_from_toml(plan_file(e, r.work), "plan.toml");
-      EXPECT_EQ(to_toml(plan), to_toml(as_plan(r.work, c, e.layers)));
+      EXPECT_EQ(to_toml(plan), to_toml(trained_plan(e, r.work)));
       EXPECT_EQ(plan.priced.dtype, precision_name(r.work.precision));
       SearchRequest again = r;
-      again.pins = pins_of(plan);
+      again.pin_all(plan);
       again.top = 2;
-      again.work.model = plan.model;
-      again.work.global_batch = plan.global_batch;
-      again.work.seq_len = plan.seq_len;
       again.work.machine = load_machine(plan.priced.machine);
       again.work.software = load_software(plan.priced.software);
       const SearchResult same = search(again);
       ASSERT_EQ(same.plans.size(), 1u);
-      Configuration written = same.plans.front().configuration;
+      Plan written = same.plans.front().plan;
       EXPECT_EQ(same.plans.front().layers, e.layers);
       written.layers_per_stage = c.layers_per_stage;  // its own choice, now as numbers
-      written.even_split = c.even_split;
-      if (c.cp == 1) written.context = c.context;
-      EXPECT_EQ(describe(written), describe(c));
-      EXPECT_TRUE(written == c);
+      written.balance_layers = c.balance_layers;
+      if (c.mesh.cp() == 1) written.context_kind = c.context_kind;
+      EXPECT_EQ(summary(written), summary(c));
+      EXPECT_TRUE(written.mesh == c.mesh && written.recompute == c.recompute);
       EXPECT_EQ(same.plans.front().seconds, e.seconds);
       EXPECT_EQ(same.plans.front().memory, e.memory);
-      for (const std::string& what :
-           {"zero " + std::to_string(c.zero), "hsdp " + std::to_string(c.hsdp > 1), c.schedule,
-            "etp " + std::to_string(c.etp == c.tp), "cp " + std::to_string(c.cp > 1)})
+      for (const std::string& what : {"zero " + std::to_string(c.zero), "hsdp " + std::to_string(c.hsdp > 1),
+                                      c.schedule, "etp " + std::to_string(c.mesh.expert_cut() == c.mesh.tp()),
+                                      "cp " + std::to_string(c.mesh.cp() > 1)})
         seen.insert(what);
     }
   };
   SearchRequest dense = request("llama-3-8b", 16, 64);
   come_back(dense);
-  dense.pins.set("pp", 4);
-  dense.pins.set("cp", 2);
+  dense.pin("pp", 4);
+  dense.pin("cp", 2);
   come_back(dense);
-  dense.pins.set("zero", 3);
-  dense.pins.set("hsdp", 2);
+  dense.pin("zero", 3);
+  dense.pin("hsdp", 2);
   dense.work.precision = Precision::fp8;
   come_back(dense);
   SearchRequest mixture = request("mixtral-8x7b", 32, 64);
-  mixture.pins.set("tp", 4);
-  mixture.pins.set("ep", 4);
+  mixture.pin("tp", 4);
+  mixture.pin("ep", 4);
   mixture.work.software = load_software("torchtitan");
   come_back(mixture);
-  mixture.pins.set("etp", 1);
+  mixture.pin("etp", 1);
   come_back(mixture);
   for (const char* what : {"zero 1", "zero 3", "hsdp 1", "interleaved", "etp 0", "etp 1", "cp 1"})
     EXPECT_TRUE(seen.contains(what)) << what;

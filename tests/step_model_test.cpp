@@ -2,33 +2,36 @@
 
 #include <gtest/gtest.h>
 
+#include "plan/explain.h"
 #include "plan/memory.h"
 #include "plan/op_seconds.h"
 #include "schedule/schedules.h"
 #include "train/dry_run.h"
+#include "workloads.h"
 
 namespace echelon::step_model_test {
 namespace {
 
 Workload workload(const char* model, std::int64_t batch, const char* machine = "h100") {
-  return {load_model(model), 4096, batch, Precision::bf16, load_machine(machine), load_software("current")};
+  return checks::workload_of(load_model(model), 4096, batch, Precision::bf16, load_machine(machine),
+                             load_software("current"));
 }
 
-std::vector<Configuration> configurations() {
-  std::vector<Configuration> list;
+std::vector<Plan> plans_like(const Plan& base) {
+  std::vector<Plan> list;
   for (const char* schedule : {"1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipev"})
     for (int pp : {1, 2, 4, 8})
       for (int tp : {1, 8})
         for (int zero : {0, 1, 3})
           for (bool even : {true, false}) {
-            Configuration c;
-            c.pp = pp;
-            c.tp = tp;
-            c.dp = 64 / pp / tp;
+            Plan c = base;
+            c.mesh.set(Axis::pp, pp);
+            c.mesh.set(Axis::tp, tp);
+            c.mesh.set(Axis::dp, 64 / pp / tp);
             c.zero = zero;
             c.schedule = schedule;
             c.chunks = c.schedule == "interleaved" && pp > 1 ? 2 : 1;
-            c.even_split = even;
+            c.balance_layers = !even;
             c.recompute = zero == 1 ? Recompute::full : Recompute::none;
             list.push_back(c);
           }
@@ -39,18 +42,18 @@ std::vector<Configuration> configurations() {
 TEST(StepModel, OutlookBoundsTheEstimate) {
   for (const char* name : {"llama-3-70b", "deepseek-v3", "gpt2-1.5b"}) {
     Workload work = workload(name, 1024);
-    work.seq_len = 1024;
+    work.plan.seq_len = 1024;
     StepModel model(work);
     int looked_at = 0;
     double tightest = 0;
-    for (Configuration c : configurations()) {
-      if (work.model.experts != Experts::none) c.ep = 8;
+    for (Plan c : plans_like(work.plan)) {
+      if (work.plan.model.experts != Experts::none) c.mesh.ep = 8, c.mesh.etp = 1;
       if (!shape_problem(work, c).empty() || !model.schedule_problem(c).empty()) continue;
       const Outlook look = model.outlook(c);
       const Estimate e = model.estimate(c);
-      EXPECT_LE(look.seconds, e.seconds * (1 + 1e-9)) << name << " " << describe(c);
-      EXPECT_LE(model.least_seconds(c), e.seconds * (1 + 1e-9)) << name << " " << describe(c);
-      EXPECT_DOUBLE_EQ(look.bytes, static_cast<double>(e.memory.total())) << describe(c);
+      EXPECT_LE(look.seconds, e.seconds * (1 + 1e-9)) << name << " " << summary(c);
+      EXPECT_LE(model.least_seconds(c), e.seconds * (1 + 1e-9)) << name << " " << summary(c);
+      EXPECT_DOUBLE_EQ(look.bytes, static_cast<double>(e.memory.total())) << summary(c);
       tightest = std::max(tightest, look.seconds / e.seconds);
       ++looked_at;
     }
@@ -61,17 +64,17 @@ TEST(StepModel, OutlookBoundsTheEstimate) {
 
 TEST(StepModel, PartsAddUpToTheStep) {
   StepModel model(workload("llama-3-70b", 512));
-  for (const Configuration& c : configurations()) {
+  for (const Plan& c : plans_like(model.workload().plan)) {
     if (!model.schedule_problem(c).empty()) continue;
     const Estimate e = model.estimate(c);
     const StepParts& p = e.parts;
     EXPECT_NEAR(p.compute + p.tp_exposed + p.pp_bubble + p.dp_exposed + p.cp_exposed + p.ep_exposed +
                     p.optimizer + p.other,
                 e.seconds, 1e-9 * e.seconds)
-        << describe(c);
+        << summary(c);
     EXPECT_LE(e.low, e.seconds);
     EXPECT_GE(e.high, e.seconds);
-    EXPECT_LT(e.mfu, 1) << describe(c);
+    EXPECT_LT(e.mfu, 1) << summary(c);
   }
 }
 
@@ -79,8 +82,8 @@ TEST(StepModel, PartsAddUpToTheStep) {
 TEST(ScheduleShelf, ShortSchedulesShowWhatLongOnesHave) {
   ScheduleShelf shelf;
   for (const std::string& name :
-       std::vector<std::string>{"1f1b", "interleaved", "interleaved-even", "zb-h1", "zb-h2", "zb-v", "v-half",
-                                "v-min", "dualpipe", "dualpipev"})
+       std::vector<std::string>{"1f1b", "interleaved", "interleaved-even", "gpipe", "naive", "zb-h1", "zb-h2",
+                                "zb-v", "v-half", "v-min", "dualpipe", "dualpipev"})
     for (int ranks : {2, 3, 4, 8})
       for (int microbatches : {1, 2, 5, 8, 16, 31, 40, 64, 101, 200}) {
         const int chunks = name.starts_with("interleaved") ? 3 : 0;
@@ -105,16 +108,16 @@ TEST(ScheduleShelf, ShortSchedulesShowWhatLongOnesHave) {
 // The textbook's reasons, as numbers.
 TEST(StepModel, TensorParallelismBelongsInsideANode) {
   StepModel model(workload("llama-3-70b", 512));
-  Configuration inside, across;
-  inside.tp = 8, inside.pp = 8, inside.schedule = "1f1b";
-  across.tp = 16, across.pp = 4, across.schedule = "1f1b";
+  Plan inside = model.workload().plan, across = inside;
+  inside.mesh.set(Axis::tp, 8), inside.mesh.set(Axis::pp, 8), inside.schedule = "1f1b";
+  across.mesh.set(Axis::tp, 16), across.mesh.set(Axis::pp, 4), across.schedule = "1f1b";
   EXPECT_GT(model.estimate(across).parts.tp_exposed, 2 * model.estimate(inside).parts.tp_exposed);
 }
 
 TEST(StepModel, SequenceParallelismCutsActivations) {
   StepModel model(workload("llama-3-8b", 64));
-  Configuration c;
-  c.tp = 8;
+  Plan c = model.workload().plan;
+  c.mesh.set(Axis::tp, 8);
   const Estimate with = model.estimate(c);
   c.sequence_parallel = false;
   const Estimate without = model.estimate(c);
@@ -125,16 +128,16 @@ TEST(StepModel, SequenceParallelismCutsActivations) {
 TEST(StepModel, ContextGrowsWithItsRanksAtTheSameMemory) {
   for (int cp : {2, 4, 8}) {
     Workload work = workload("llama-3-8b", 1);
-    work.seq_len = 8192 * cp;
-    work.model.max_seq = 1 << 20;
+    work.plan.seq_len = 8192 * cp;
+    work.plan.model.max_seq = 1 << 20;
     StepModel model(work);
-    Configuration c;
-    c.cp = cp;
+    Plan c = work.plan;
+    c.mesh.set(Axis::cp, cp);
     Workload alone = work;
-    alone.seq_len = 8192;
+    alone.plan.seq_len = 8192;
     StepModel one(alone);
     EXPECT_EQ(model.estimate(c).memory[MemoryCategory::activations],
-              one.estimate(Configuration{}).memory[MemoryCategory::activations]);
+              one.estimate(alone.plan).memory[MemoryCategory::activations]);
   }
 }
 
@@ -155,16 +158,14 @@ TEST(OpSeconds, OnlyRingsOverNodesWait) {
   EXPECT_NEAR(slow.ring_wait(Verb::all_gather, 32, 1), 3e-3, 1e-12);
 }
 
-double step_seconds(const Workload& work, const Configuration& c) {
-  return StepModel(work).estimate(c).seconds;
-}
+double step_seconds(const Workload& work, const Plan& c) { return StepModel(work).estimate(c).seconds; }
 
 // A layer takes no less than the host: for each of its collectives the same, and as much again for each rank.
 TEST(StepModel, CallsOfCollectivesHoldUpSmallLayers) {
   Workload work = workload("gpt2-124m", 8);
-  work.seq_len = 128;
-  Configuration c;
-  c.tp = 4;
+  work.plan.seq_len = 128;
+  Plan c = work.plan;
+  c.mesh.set(Axis::tp, 4);
   c.micro_batch = 8;
   const double without = step_seconds(work, c);
   work.software.collective_rank_seconds = 1e-3;
@@ -178,8 +179,8 @@ TEST(StepModel, CallsOfCollectivesHoldUpSmallLayers) {
 // The loss alone on the last stage, with logits handed over: the output matrix stays on the stage before.
 TEST(StepModel, TheLossMayBeAStageOfItsOwn) {
   Workload work = workload("llama-3-8b", 64);
-  Configuration c;
-  c.pp = 4;
+  Plan c = work.plan;
+  c.mesh.set(Axis::pp, 4);
   c.layers_per_stage = {11, 11, 10, 0};
   const Estimate whole = StepModel(work).estimate(c);
   work.software.loss_apart = true;
@@ -192,9 +193,9 @@ TEST(StepModel, TheLossMayBeAStageOfItsOwn) {
 
 TEST(StepModel, MessagesInPartsAreFaster) {
   Workload work = workload("llama-3-8b", 64);
-  Configuration c;
-  c.tp = 8;
-  c.pp = 4;
+  Plan c = work.plan;
+  c.mesh.set(Axis::tp, 8);
+  c.mesh.set(Axis::pp, 4);
   c.sequence_parallel = false;
   work.software.scatters_messages = false;
   const double message = StepModel(work).estimate(c).costs.message;
@@ -211,8 +212,8 @@ TEST(StepModel, IntervalsAreOfAKindOfConfiguration) {
     work.software.low = 0.9, work.software.high = 1.1;
     work.software.nodes_low = 0.8, work.software.nodes_high = 1.2;
     work.software.experts_low = 0.7, work.software.experts_high = 1.3;
-    Configuration c;
-    c.dp = gpus;
+    Plan c = work.plan;
+    c.mesh.set(Axis::dp, gpus);
     const Estimate e = StepModel(work).estimate(c);
     return std::pair{e.low / e.seconds, e.high / e.seconds};
   };
@@ -228,24 +229,24 @@ TEST(StepModel, IntervalsAreOfAKindOfConfiguration) {
 // For this repository's trainer a plan says what the trainer's own prediction says, to the byte, for every
 // pipeline rank; that this is what a run holds, tests/prediction_test.cpp shows.
 TEST(StepModel, MemoryOfThisTrainerIsItsOwnAccount) {
-  Workload work{load_model("llama-tiny"), 64, 32, Precision::f32, load_machine("h100"),
-                load_software("echelon"), exact_memory()};
+  Workload work = checks::workload_of(load_model("llama-tiny"), 64, 32, Precision::f32, load_machine("h100"),
+                                      load_software("echelon"), exact_memory());
   StepModel model(work);
   int looked_at = 0;
-  for (Configuration c : configurations()) {
-    c.dp = std::min(c.dp, 4);
-    c.tp = std::min(c.tp, 2);
+  for (Plan c : plans_like(work.plan)) {
+    c.mesh.set(Axis::dp, std::min(c.mesh.dp(), 4));
+    c.mesh.set(Axis::tp, std::min(c.mesh.tp(), 2));
     if (!shape_problem(work, c).empty() || !model.schedule_problem(c).empty()) continue;
     const Estimate e = model.estimate(c);
-    const Plan plan = as_plan(work, c, e.layers);
+    const Plan plan = trained_plan(e, work);
     const PipelineLayout pipeline(plan);
     Memory largest;
-    for (int r = 0; r < c.pp; ++r) {
+    for (int r = 0; r < c.mesh.pp(); ++r) {
       const Memory own = exact_memory()(plan, pipeline, {.pp = r});
-      EXPECT_EQ(e.rank_memory[static_cast<std::size_t>(r)], own) << describe(c);
+      EXPECT_EQ(e.rank_memory[static_cast<std::size_t>(r)], own) << summary(c);
       if (own.total() > largest.total()) largest = own;
     }
-    EXPECT_EQ(e.memory, largest) << describe(c);
+    EXPECT_EQ(e.memory, largest) << summary(c);
     ++looked_at;
   }
   EXPECT_GT(looked_at, 30);
@@ -257,23 +258,23 @@ TEST(StepModel, ShardsOfGradientsArePaidForInEveryMicrobatch) {
   for (const std::string& name : software_preset_names())
     for (int pp : {1, 2})
       for (int zero : {2, 3}) {
-        Workload work{load_model("gpt2-1.5b"), 512, 32 * pp, Precision::bf16, load_machine("a100-80"),
-                      load_software(name), exact_memory()};
+        Workload work = checks::workload_of(load_model("gpt2-1.5b"), 512, 32 * pp, Precision::bf16,
+                                            load_machine("a100-80"), load_software(name), exact_memory());
         work.software.overlaps_gradients = work.software.overlaps_parameters = false;
         const bool walked = work.software.is_this_trainer;
-        if (walked) work.model = load_model("llama-tiny"), work.seq_len = 64;
+        if (walked) work.plan.model = load_model("llama-tiny"), work.plan.seq_len = 64;
         if (walked) work.precision = Precision::f32;
-        Configuration c;
-        c.dp = 4;
-        c.pp = pp;
+        Plan c = work.plan;
+        c.mesh.set(Axis::dp, 4);
+        c.mesh.set(Axis::pp, pp);
         c.schedule = "1f1b";
-        c.even_split = true;
+        c.balance_layers = false;
         StepModel model(work);
         c.zero = 1;
         const Estimate whole = model.estimate(c);
         c.zero = zero;
         const Estimate cut = model.estimate(c);
-        SCOPED_TRACE(name + " " + describe(c));
+        SCOPED_TRACE(name + " " + summary(c));
         const auto microbatches = static_cast<double>(cut.microbatches);
         ASSERT_GT(microbatches, 4);
         const auto gradients = [](const Estimate& e) {
@@ -303,7 +304,7 @@ TEST(StepModel, ShardsOfGradientsArePaidForInEveryMicrobatch) {
           }
         }
         // One microbatch: nothing to wait for, so the shards come at the price of one sum.
-        work.global_batch = 4;
+        c.global_batch = 4;
         const Estimate one = StepModel(work).estimate(c);
         if (!walked) {
           EXPECT_NEAR(gradients(one), gradients(whole) / 4, 1e-6 * gradients(whole));
@@ -314,11 +315,11 @@ TEST(StepModel, ShardsOfGradientsArePaidForInEveryMicrobatch) {
 // 70B on 64 H100 as dp 8, tp 2, pp 4, v-half: ZeRO 1 does not fit, and ZeRO 2 does not by magic.
 TEST(StepModel, ZeroTwoDoesNotMake70BFitForNothing) {
   Workload work = workload("llama-3-70b", 512);
-  work.seq_len = 8192;
-  Configuration c;
-  c.dp = 8;
-  c.tp = 2;
-  c.pp = 4;
+  work.plan.seq_len = 8192;
+  Plan c = work.plan;
+  c.mesh.set(Axis::dp, 8);
+  c.mesh.set(Axis::tp, 2);
+  c.mesh.set(Axis::pp, 4);
   c.schedule = "v-half";
   c.zero = 1;
   const Estimate one = StepModel(work).estimate(c);
@@ -336,24 +337,24 @@ TEST(StepModel, ZeroTwoDoesNotMake70BFitForNothing) {
 // Of each axis what the rank sends that sends most: in the middle of a pipeline twice what its ends send, and
 // nothing where a V turns on one rank.
 TEST(StepModel, PipelineTrafficIsThatOfTheBusiestRank) {
-  Workload work{load_model("llama-tiny"), 64, 16, Precision::f32, load_machine("h100"),
-                load_software("echelon"), exact_memory()};
-  work.model.num_layers = 8;
+  Workload work = checks::workload_of(load_model("llama-tiny"), 64, 16, Precision::f32, load_machine("h100"),
+                                      load_software("echelon"), exact_memory());
+  work.plan.model.num_layers = 8;
   StepModel model(work);
   for (const char* schedule : {"1f1b", "interleaved", "zb-h1", "zb-v", "v-half", "dualpipev"})
     for (int pp : {2, 4})
       for (bool sequence_parallel : {true, false}) {
-        Configuration c;
-        c.pp = pp;
-        c.tp = 2;
+        Plan c = work.plan;
+        c.mesh.set(Axis::pp, pp);
+        c.mesh.set(Axis::tp, 2);
         c.sequence_parallel = sequence_parallel;
         c.schedule = schedule;
         c.chunks = c.schedule == "interleaved" ? 2 : 1;
-        c.even_split = true;
-        SCOPED_TRACE(describe(c));
+        c.balance_layers = false;
+        SCOPED_TRACE(summary(c));
         ASSERT_EQ(model.schedule_problem(c), "");
         const Estimate e = model.estimate(c);
-        const Plan plan = as_plan(work, c, e.layers);
+        const Plan plan = trained_plan(e, work);
         const PipelineLayout pipeline(plan);
         std::int64_t most = 0;
         for (int r = 0; r < pp; ++r)
@@ -366,10 +367,10 @@ TEST(StepModel, ZeroStatesAreThePapers) {
   Workload work = workload("llama-2-7b", 64, "a100-80");
   work.software.gradient_bytes = 2;
   StepModel model(work);
-  const double parameters = static_cast<double>(num_parameters(work.model));
+  const double parameters = static_cast<double>(num_parameters(work.plan.model));
   const auto states = [&](int zero) {
-    Configuration c;
-    c.dp = 64;
+    Plan c = work.plan;
+    c.mesh.set(Axis::dp, 64);
     c.zero = zero;
     const Memory m = model.estimate(c).memory;
     return static_cast<double>(m[MemoryCategory::parameters] + m[MemoryCategory::gradients] +

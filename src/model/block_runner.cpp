@@ -9,7 +9,7 @@ BlockRunner::BlockRunner(BlockProgram program, const Rank& rank, const Plan& pla
                          const ParameterStore& parameters, TensorParallel tensor_parallel,
                          const Faults& faults)
     : program_(std::make_unique<BlockProgram>(std::move(program))),
-      passes_(block_passes(*program_, plan.recompute)),
+      passes_(block_passes(*program_, plan.recompute.of(rank.coordinate(Axis::pp)))),
       rank_(&rank),
       tensor_parallel_(tensor_parallel) {
   OpSetting setting{rank, plan, parameters, tensor_parallel, {}, faults};

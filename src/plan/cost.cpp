@@ -13,6 +13,11 @@ namespace echelon {
 
 namespace {
 
+double backward_flops(const Plan& plan, const StageSlice& slice) {
+  const StageTimes flops = stage_flops(plan, slice);
+  return flops.backward_input + flops.backward_weight;
+}
+
 double seconds_sent(const PartSeconds& parts, const Traffic& traffic, std::initializer_list<Axis> axes) {
   double seconds = 0;
   for (Axis axis : axes)
@@ -71,9 +76,14 @@ StepWork step_work(const Plan& plan, const PipelineLayout& pipeline, const PartS
     };
     for (std::int64_t layer = slice.layers.begin; layer < slice.layers.end; ++layer)
       add(m.has_experts(layer) ? parts.experts : parts.dense);
+    const StageTimes flops = stage_flops(plan, slice);
+    // Layers were timed as those of the first rank: what another one makes again differs by its FLOPs.
+    StageSlice layers{slice.layers, false, false, slice.recompute};
+    const double own = backward_flops(plan, layers);
+    layers.recompute = plan.recompute.of(0);
+    if (own > 0) passes.backward *= own / backward_flops(plan, layers);
     if (slice.embedding) passes.forward += parts.ends.forward;
     if (slice.head) passes.backward += parts.ends.backward;
-    const StageTimes flops = stage_flops(plan, slice);
     const double both = flops.backward_input + flops.backward_weight,
                  input = both > 0 ? flops.backward_input / both : 1;
     work.costs.stages.push_back({passes.forward, input * passes.backward, (1 - input) * passes.backward});

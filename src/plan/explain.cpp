@@ -40,11 +40,10 @@ ordered_json memory_json(const Memory& memory) {
 }
 
 ordered_json plan_json(const Estimate& e, const Workload& work) {
-  const Configuration& c = e.configuration;
-  Plan plan = as_plan(work, c, e.layers);
-  plan.mesh.etp = c.etp;
-  plan.sequence_parallel = c.shards_sequence();
-  plan.chunks = c.chunks;
+  Plan plan = e.plan;
+  plan.mesh.etp = plan.model.experts == Experts::none ? 1 : plan.mesh.expert_cut();
+  plan.sequence_parallel = plan.shards_sequence();
+  plan.chunks = std::max(1, plan.chunks);
   ordered_json object;
   for (const PlanField& field : plan_fields()) {
     std::string key = field.name();
@@ -61,7 +60,7 @@ ordered_json plan_json(const Estimate& e, const Workload& work) {
                  {"bubble_fraction", e.bubble_fraction},
                  {"memory_bytes", memory_json(e.memory)},
                  {"microbatches", e.microbatches},
-                 {"not_run_by_software", not_run(work.software, c)},
+                 {"not_run_by_software", not_run(work.software, e.plan)},
                  {"dtype", precision_name(work.precision)}});
   ordered_json ranks = ordered_json::array();
   for (const Memory& memory : e.rank_memory) ranks.push_back(memory.total());
@@ -102,7 +101,7 @@ std::string plans_json(const SearchResult& result, const Workload& work) {
     if (!rejected.examples.empty()) object["examples"][reason] = rejected.examples;
   }
   if (result.nearest)
-    object["nearest"] = {{"plan", describe(result.nearest->configuration)},
+    object["nearest"] = {{"plan", summary(result.nearest->plan)},
                          {"bytes", result.nearest->bytes},
                          {"usable_bytes", result.nearest->usable_bytes},
                          {"memory_bytes", memory_json(result.nearest->memory)}};
@@ -113,7 +112,7 @@ std::string plans_json(const SearchResult& result, const Workload& work) {
 std::string priced_beyond(const SearchResult& result, const Software& software) {
   std::set<std::string> missing;
   for (const Estimate& e : result.plans)
-    for (const std::string& what : not_run(software, e.configuration)) missing.insert(what);
+    for (const std::string& what : not_run(software, e.plan)) missing.insert(what);
   if (missing.empty()) return {};
   return fmt::format("{} does not run {}; priced as if it did\n", software.name, fmt::join(missing, ", "));
 }
@@ -129,7 +128,7 @@ std::string plans_table(const SearchResult& result, const Software& software) {
     fmt::format_to(out, "{:>3} {:>10} {:>10} -{:>9} {:>5.1f}% {:>6.1f}% {:>9} {:>12.0f}  {}\n", ++place,
                    seconds(e.seconds), seconds(e.low), seconds(e.high), 100 * e.mfu, 100 * e.bubble_fraction,
                    format_device_memory(static_cast<double>(e.memory.total())), e.tokens_per_second_per_gpu,
-                   describe(e.configuration));
+                   summary(e.plan));
   fmt::format_to(out, "{} considered, {} simulated, in {}", counted(result.considered, "configuration"),
                  result.simulated, seconds(result.seconds));
   struct Words {
@@ -142,7 +141,8 @@ std::string plans_table(const SearchResult& result, const Software& software) {
                           "cannot come among the first, whatever their schedule"},
                          {"same", "is a duplicate", "are duplicates"}};
   for (const Words& w : words)
-    if (const auto found = result.rejected.find(w.reason); found != result.rejected.end()) {
+    if (const auto found = result.rejected.find(w.reason);
+        found != result.rejected.end() && found->second.count > 0) {
       const std::int64_t count = found->second.count;
       fmt::format_to(out, "; {} {}", count, count == 1 ? w.one : w.several);
     }
@@ -152,7 +152,7 @@ std::string plans_table(const SearchResult& result, const Software& software) {
 std::string explain_winner(const SearchResult& result, const Workload& work) {
   if (result.plans.empty()) return {};
   const Estimate& e = result.plans.front();
-  std::string text = fmt::format("\n{}\n", describe(e.configuration));
+  std::string text = fmt::format("\n{}\n", summary(e.plan));
   const auto out = std::back_inserter(text);
   fmt::format_to(out, "a step of {} takes {}: on the pipeline rank that ends last\n",
                  counted(e.microbatches, "microbatch"), seconds(e.seconds));
@@ -182,9 +182,8 @@ std::string explain_winner(const SearchResult& result, const Workload& work) {
 
 std::string explain_loser(const Estimate& winner, const Estimate& other) {
   const double longer = other.seconds / winner.seconds - 1;
-  std::string text =
-      fmt::format("{} takes {}, {:.1f}% {}\n", describe(other.configuration), seconds(other.seconds),
-                  100 * std::abs(longer), longer < 0 ? "less" : "longer");
+  std::string text = fmt::format("{} takes {}, {:.1f}% {}\n", summary(other.plan), seconds(other.seconds),
+                                 100 * std::abs(longer), longer < 0 ? "less" : "longer");
   struct Difference {
     const char* words;
     double value;
@@ -218,14 +217,21 @@ std::string explain_nothing(const SearchResult& result, int gpus) {
   return fmt::format("no configuration of {} fits; the nearest needs {} of {}, {} too much: {} ({})",
                      counted(gpus, "GPU"), format_device_memory(n.bytes),
                      format_device_memory(n.usable_bytes), format_device_memory(n.bytes - n.usable_bytes),
-                     describe(n.configuration), memory_line(n.memory));
+                     summary(n.plan), memory_line(n.memory));
+}
+
+Plan trained_plan(const Estimate& e, const Workload& work) {
+  Plan plan = e.plan;
+  plan.layers_per_stage = e.layers;
+  plan.balance_layers = false;
+  plan.priced = {work.machine.name, work.software.name, precision_name(work.precision), work.machine.node()};
+  return plan;
 }
 
 std::string plan_file(const Estimate& e, const Workload& work) {
-  const Configuration& c = e.configuration;
-  std::string text = fmt::format("# {}: {}, {} {} a step predicted on {}\n", work.model.name, describe(c),
-                                 seconds(e.seconds), precision_name(work.precision), work.machine.name);
-  return text + to_toml(as_plan(work, c, e.layers));
+  return fmt::format("# {}: {}, {} {} a step predicted on {}\n", e.plan.model.name, summary(e.plan),
+                     seconds(e.seconds), precision_name(work.precision), work.machine.name) +
+         to_toml(trained_plan(e, work));
 }
 
 }  // namespace echelon

@@ -25,6 +25,9 @@ std::string explain_loser(const Estimate& winner, const Estimate& other);
 // "no plan fits": the nearest one, and by how much.
 std::string explain_nothing(const SearchResult& result, int gpus);
 
+// What train and verify take of it, in f32.
+Plan trained_plan(const Estimate& estimate, const Workload& work);
+
 // The winner, for train and verify. A precision that the trainer lacks is written as f32, an axis that
 // it lacks as it is, and refused there.
 std::string plan_file(const Estimate& estimate, const Workload& work);

@@ -44,11 +44,11 @@ ParameterBytes parameter_bytes(const Workload& work) {
   return {s.value_bytes, s.gradient_bytes, s.optimizer_bytes, s.reduced_bytes, narrow ? 1.0 : 2.0};
 }
 
-SavedBytes saved_bytes(const Workload& work, const Configuration& c) {
-  const ModelSpec& m = work.model;
+SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& recompute) {
+  const ModelSpec& m = c.model;
   const Software& s = work.software;
-  const double tp = c.tp, width = work.precision == Precision::f32 ? 4 : 2;
-  const double tokens = real(c.micro_batch * work.seq_len) / c.cp;
+  const double tp = c.mesh.tp(), width = work.precision == Precision::f32 ? 4 : 2;
+  const double tokens = real(c.micro_batch * c.seq_len) / c.mesh.cp();
   const double whole = tokens * real(m.hidden) * width;
   const double cut = c.shards_sequence() ? whole / tp : whole;
   const double normed = !s.keeps_norm_outputs ? 0 : c.shards_sequence() && s.regathers_sequence ? cut : whole;
@@ -60,14 +60,14 @@ SavedBytes saved_bytes(const Workload& work, const Configuration& c) {
   const double compressed =
       m.latent_attention() ? 2 * tokens * real(m.q_rank + m.kv_rank + m.rotary_dim) * width : 0;
   const double attended = tokens * heads * values * width;
-  const double scores = tokens * heads * real(work.seq_len) * (s.dropout ? 2 * width + 1 : width);
+  const double scores = tokens * heads * real(c.seq_len) * (s.dropout ? 2 * width + 1 : width);
   const double core = s.fused_attention ? attended + tokens * heads * 4 : scores;
   const double first = m.family == Family::llama ? 2 : 1;
   const auto mlp = [&](double copies, double hidden) {
     return copies * hidden * width * (first + (s.keeps_activated ? 1 : 0));
   };
 
-  const auto& list = c.recompute.ops();
+  const auto& list = recompute.ops();
   const auto drops = [&](const char* op) { return std::binary_search(list.begin(), list.end(), op); };
   const bool products = drops("linear");
   const double dropped = (drops("attention") ? core : 0) + (products || drops("attention_in") ? qkv : 0) +
@@ -83,21 +83,22 @@ SavedBytes saved_bytes(const Workload& work, const Configuration& c) {
   const double copies = here * real(m.experts_per_token);
   if (m.experts != Experts::none)
     experts = attention + before_mlp + 2 * copies * real(m.hidden) * width +
-              mlp(copies * c.etp, real(m.expert_hidden) / c.etp) +
+              mlp(copies * c.mesh.expert_cut(), real(m.expert_hidden) / c.mesh.expert_cut()) +
               mlp(tokens, real(m.num_shared_experts * m.expert_hidden) / tp);
   const auto kept = [&](double all) {
-    return c.recompute.everything() ? cut : s.saved_factor * (all - dropped);
+    return recompute.everything() ? cut : s.saved_factor * (all - dropped);
   };
   const auto working = [&](double all, double hidden, double rows) {
     const double gradients = 2 * whole + rows * hidden * width * first;
-    return gradients + (c.recompute.everything() ? all - cut : dropped);
+    return gradients + (recompute.everything() ? all - cut : dropped);
   };
   saved.dense_layer = kept(dense);
   saved.dense_working = working(dense, real(m.mlp_hidden) / tp, tokens);
   if (m.experts != Experts::none) {
     saved.expert_layer = kept(experts);
     saved.expert_working =
-        working(experts, real(m.expert_hidden) / c.etp, copies * c.etp) + 2 * copies * real(m.hidden) * width;
+        working(experts, real(m.expert_hidden) / c.mesh.expert_cut(), copies * c.mesh.expert_cut()) +
+        2 * copies * real(m.hidden) * width;
   }
   saved.head = tokens * real(m.vocab) / tp * s.logit_bytes + 2 * whole;
   saved.boundary = cut;
@@ -105,22 +106,23 @@ SavedBytes saved_bytes(const Workload& work, const Configuration& c) {
   return saved;
 }
 
-ShareCounts share_counts(const ParameterCounts& counts, const Configuration& c, const RankShare& share) {
+ShareCounts share_counts(const ParameterCounts& counts, const Plan& c, const RankShare& share) {
   ShareCounts sum;
   sum.common = share.dense_layers * counts.dense_layer + share.expert_layers * counts.expert_layer +
                (share.embedding ? counts.embedding : 0) + (share.head ? counts.head : 0) +
                (share.tied_copy ? counts.tied : 0);
-  sum.routed = share.expert_layers * counts.routed / (c.ep * c.etp);
+  sum.routed = share.expert_layers * counts.routed / c.mesh.expert_ranks();
   return sum;
 }
 
-Memory footprint(const Workload& work, const Configuration& c, const ParameterCounts& counts,
-                 const SavedBytes& saved, const RankShare& share) {
+Memory footprint(const Workload& work, const Plan& c, const ParameterCounts& counts, const SavedBytes& saved,
+                 const RankShare& share) {
   const ParameterBytes bytes = parameter_bytes(work);
-  const GradientSums sums = gradient_sums(work, c);
+  const GradientSums sums = gradient_sums(work.software, c);
   const ShareCounts held_here = share_counts(counts, c, share);
   const double shards = c.shards();
-  const double routed_shards = std::max(1.0, c.zero == 0 ? 1.0 : shards * c.tp / (c.ep * c.etp));
+  const double routed_shards =
+      std::max(1.0, c.zero == 0 ? 1.0 : shards * c.mesh.tp() / c.mesh.expert_ranks());
   const auto states = [&](double width, bool is_cut) {
     return width *
            (held_here.common / (is_cut ? shards : 1) + held_here.routed / (is_cut ? routed_shards : 1));
@@ -133,8 +135,8 @@ Memory footprint(const Workload& work, const Configuration& c, const ParameterCo
   put(MemoryCategory::gradients, states(bytes.gradient, sums.keeps_shards));
   put(MemoryCategory::optimizer, states(bytes.optimizer, c.zero >= 1));
   const bool any_experts = share.expert_layers > 0;
-  const double layer =
-      std::max(counts.dense_layer, any_experts ? counts.expert_layer + counts.routed / (c.ep * c.etp) : 0);
+  const double layer = std::max(
+      counts.dense_layer, any_experts ? counts.expert_layer + counts.routed / c.mesh.expert_ranks() : 0);
   if (c.zero == 3) {  // this layer and the next are there whole
     const double largest = std::max(
         {2 * layer, share.embedding ? counts.embedding : 0, share.head ? counts.head + counts.tied : 0});
@@ -146,7 +148,7 @@ Memory footprint(const Workload& work, const Configuration& c, const ParameterCo
   const double working = std::max({share.dense_layers > 0 ? saved.dense_working : 0,
                                    any_experts ? saved.expert_working : 0, share.head ? saved.head : 0});
   put(MemoryCategory::activations, activations + working);
-  if (c.pp > 1) put(MemoryCategory::communication, 4 * saved.boundary);
+  if (c.mesh.pp() > 1) put(MemoryCategory::communication, 4 * saved.boundary);
   put(MemoryCategory::other, work.software.fragmentation * (activations + working));
   return memory;
 }

@@ -3,7 +3,7 @@
 // plan/memory counts.
 #pragma once
 
-#include "plan/configuration.h"
+#include "plan/workload.h"
 #include "spec/memory.h"
 
 namespace echelon {
@@ -34,7 +34,7 @@ struct SavedBytes {
   double boundary = 0;                           // one activation between stages
   double logits = 0;                             // as the output matrix leaves them
 };
-SavedBytes saved_bytes(const Workload& work, const Configuration& c);
+SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& recompute);
 
 // What one pipeline rank holds of the model, and how much is in flight on it.
 struct RankShare {
@@ -47,9 +47,9 @@ struct RankShare {
 struct ShareCounts {
   double common = 0, routed = 0;
 };
-ShareCounts share_counts(const ParameterCounts& counts, const Configuration& c, const RankShare& share);
+ShareCounts share_counts(const ParameterCounts& counts, const Plan& c, const RankShare& share);
 
-Memory footprint(const Workload& work, const Configuration& c, const ParameterCounts& counts,
-                 const SavedBytes& saved, const RankShare& share);
+Memory footprint(const Workload& work, const Plan& c, const ParameterCounts& counts, const SavedBytes& saved,
+                 const RankShare& share);
 
 }  // namespace echelon

@@ -12,14 +12,16 @@ namespace {
 // Prices a block op by op. Each adds its forward pass and both halves of its backward pass.
 class Pricer {
  public:
-  Pricer(const Workload& work, const Configuration& c, const OpSeconds& ops)
+  Pricer(const Workload& work, const Plan& c, const Recompute& recompute, const OpSeconds& ops)
       : w_(work),
         c_(c),
+        mesh_(c.mesh),
+        recompute_(recompute),
         ops_(ops),
-        m_(work.model),
-        tp_(c.tp),
-        tokens_(real(c.micro_batch * work.seq_len) / c.cp),
-        here_(c.shards_sequence() ? tokens_ / c.tp : tokens_),
+        m_(c.model),
+        tp_(c.mesh.tp()),
+        tokens_(real(c.micro_batch * c.seq_len) / c.mesh.cp()),
+        here_(c.shards_sequence() ? tokens_ / c.mesh.tp() : tokens_),
         width_(work.precision == Precision::f32 ? 4 : 2),
         narrow_(ops.operand_bytes() < 2) {}
 
@@ -40,10 +42,10 @@ class Pricer {
       again += forward[static_cast<std::size_t>(op)];
       t_.tensor_bytes += bytes[static_cast<std::size_t>(op)];
     };
-    if (c_.recompute.everything())  // programs run the last product as well
+    if (recompute_.everything())  // programs run the last product as well
       for (std::size_t op = 0; op < program.ops.size(); ++op) make_again(static_cast<int>(op));
     else
-      for (const OpSequence& sequence : block_passes(program, c_.recompute).again)
+      for (const OpSequence& sequence : block_passes(program, recompute_).again)
         if (!is_cheap(program, sequence))
           for (int op : sequence.ops) make_again(op);
     hosted(again, program.find(OpKind::experts_in) != nullptr);
@@ -63,7 +65,7 @@ class Pricer {
     const double logits = tokens_ * real(m_.vocab) / tp_ * w_.software.loss_passes;
     t_.forward.compute += ops_.elementwise(logits * 14);
     t_.backward_input.compute += ops_.elementwise(logits * 8);
-    if (tp_ > 1) t_.forward.tensor += 3 * ops_.collective(Verb::all_reduce, tokens_ * 4, c_.tp, 1);
+    if (tp_ > 1) t_.forward.tensor += 3 * ops_.collective(Verb::all_reduce, tokens_ * 4, mesh_.tp(), 1);
     return t_;
   }
 
@@ -167,8 +169,8 @@ class Pricer {
     t_.tensor_bytes += bytes;
     if (&pass == &t_.forward) forward_bytes_ += bytes;
     collectives_ += 1;
-    const double seconds = ops_.collective(verb, rows_bytes(verb), c_.tp, 1),
-                 wait = ops_.ring_wait(verb, c_.tp, 1);
+    const double seconds = ops_.collective(verb, rows_bytes(verb), mesh_.tp(), 1),
+                 wait = ops_.ring_wait(verb, mesh_.tp(), 1);
     pass.tensor += wait + (seconds - wait) * (1 - w_.software.tensor_overlap);
     waits_ += wait;
   }
@@ -213,23 +215,24 @@ class Pricer {
   }
 
   void attention() {
-    const double batch = real(c_.micro_batch), length = real(w_.seq_len), heads = real(m_.num_heads) / tp_;
+    const double batch = real(c_.micro_batch), length = real(c_.seq_len), heads = real(m_.num_heads) / tp_;
     const double values = m_.latent_attention() ? real(m_.value_head_dim) : real(m_.head_dim);
-    const double per_rank = batch * heads * length * length / c_.cp;
+    const double per_rank = batch * heads * length * length / mesh_.cp();
     double forward = 0, backward = 0;
     if (w_.software.fused_attention) {
       const double flops = per_rank * (real(m_.head_dim) + values);  // two products, half of each masked
       // Around a ring keys come in blocks, whose results are weighted and added up.
-      const double block = c_.cp > 1 && c_.context == ContextKind::ring ? length / c_.cp : length;
+      const double block =
+          mesh_.cp() > 1 && c_.context_kind == ContextKind::ring ? length / mesh_.cp() : length;
       forward = ops_.attention_forward(flops, block);
       backward = ops_.attention_backward(2.5 * flops, block);
       if (block < length) {
-        const double merged = (c_.cp - 1) * 3 * 4 * tokens_ * heads * values;
+        const double merged = (mesh_.cp() - 1) * 3 * 4 * tokens_ * heads * values;
         forward += ops_.elementwise(merged);
         backward += ops_.elementwise(merged);
       }
     } else {
-      const double rows = length / c_.cp, d = real(m_.head_dim), count = batch * heads;
+      const double rows = length / mesh_.cp(), d = real(m_.head_dim), count = batch * heads;
       const double each = ops_.product(rows, d, length, count), back = ops_.product(rows, length, d, count);
       // Softmax and the dropout after it, over scores of 16 bits and masks of 8.
       const double mask = w_.software.dropout ? 1 : 0;
@@ -246,25 +249,25 @@ class Pricer {
   // Ring: key and value blocks travel beside the attention of the block before, cp - 1 times; their gradients
   // come back the same way. Ulysses: heads for tokens and back, four all_to_alls. All-gather: before it.
   void context(double forward, double backward, double values) {
-    if (c_.cp == 1) return;
-    const double cp = c_.cp;
+    if (mesh_.cp() == 1) return;
+    const double cp = mesh_.cp();
     const double kv_heads = std::max(1.0, real(m_.num_kv_heads) / tp_);
     const double kv = tokens_ * kv_heads * (real(m_.head_dim) + values) * width_;
     const double queries = tokens_ * real(m_.num_heads) / tp_ * real(m_.head_dim) * width_;
     t_.context_bytes +=
-        c_.context == ContextKind::ulysses ? 4 * (cp - 1) / cp * (queries + kv / 2) : 3 * (cp - 1) * kv;
-    switch (c_.context) {
+        c_.context_kind == ContextKind::ulysses ? 4 * (cp - 1) / cp * (queries + kv / 2) : 3 * (cp - 1) * kv;
+    switch (c_.context_kind) {
       case ContextKind::ring: {
         const double hop =
-            ops_.message(kv, static_cast<std::int64_t>(c_.cp) * c_.tp) + w_.machine.launch_seconds * 4;
+            ops_.message(kv, std::int64_t{mesh_.cp()} * mesh_.tp()) + w_.machine.launch_seconds * 4;
         const double backward_hop = 2 * hop;
         t_.forward.context += (cp - 1) * std::max(0.0, hop - forward / cp);
         t_.backward_input.context += (cp - 1) * std::max(0.0, backward_hop - backward / cp);
         break;
       }
       case ContextKind::ulysses: {
-        const double there = ops_.collective(Verb::all_to_all, queries + kv, c_.cp, c_.tp);
-        const double back = ops_.collective(Verb::all_to_all, queries, c_.cp, c_.tp);
+        const double there = ops_.collective(Verb::all_to_all, queries + kv, mesh_.cp(), mesh_.tp());
+        const double back = ops_.collective(Verb::all_to_all, queries, mesh_.cp(), mesh_.tp());
         t_.forward.context += there + back;
         t_.backward_input.context += there + back;
         break;
@@ -272,8 +275,8 @@ class Pricer {
       case ContextKind::hybrid:
         fail("a ring of groups that exchange heads is not priced");
       case ContextKind::allgather:
-        t_.forward.context += ops_.collective(Verb::all_gather, kv * cp, c_.cp, c_.tp);
-        t_.backward_input.context += 2 * ops_.collective(Verb::all_gather, kv * cp, c_.cp, c_.tp);
+        t_.forward.context += ops_.collective(Verb::all_gather, kv * cp, mesh_.cp(), mesh_.tp());
+        t_.backward_input.context += 2 * ops_.collective(Verb::all_gather, kv * cp, mesh_.cp(), mesh_.tp());
         break;
     }
   }
@@ -299,25 +302,27 @@ class Pricer {
   void experts() {
     const double copies = here_ * real(m_.experts_per_token);
     product(here_, real(m_.hidden), real(m_.num_experts));
-    const double local = real(m_.num_experts) / c_.ep;
-    const double group = here_ * real(m_.experts_per_token) * c_.etp;  // tokens that this rank computes
+    const double local = real(m_.num_experts) / mesh_.ep;
+    const double group =
+        here_ * real(m_.experts_per_token) * mesh_.expert_cut();  // tokens that this rank computes
     const double bytes = copies * real(m_.hidden) * width_;
     // Copies are sorted by expert, and weighted and added up again.
     const double sorting = w_.software.expert_passes * ops_.memory_pass(4 * bytes);
     t_.forward.compute += sorting;
     t_.backward_input.compute += sorting;
     const auto travel = [&](PassSeconds& pass) {
-      if (c_.ep > 1) t_.expert_bytes += (c_.ep - 1.0) / c_.ep * bytes;
-      if (c_.ep > 1)
+      if (mesh_.ep > 1) t_.expert_bytes += (mesh_.ep - 1.0) / mesh_.ep * bytes;
+      if (mesh_.ep > 1)
         pass.expert += (1 - w_.software.expert_overlap) *
-                       ops_.collective(Verb::all_to_all, bytes, c_.ep, expert_stride());
-      if (c_.etp > 1) pass.expert += ops_.collective(Verb::all_gather, bytes * c_.etp, c_.etp, 1);
+                       ops_.collective(Verb::all_to_all, bytes, mesh_.ep, expert_stride());
+      if (mesh_.expert_cut() > 1)
+        pass.expert += ops_.collective(Verb::all_gather, bytes * mesh_.expert_cut(), mesh_.expert_cut(), 1);
     };
     for (int way = 0; way < 2; ++way) {
       travel(t_.forward);
       travel(t_.backward_input);
     }
-    const double hidden = real(m_.expert_hidden) / c_.etp;
+    const double hidden = real(m_.expert_hidden) / mesh_.expert_cut();
     const LayerSeconds before = t_;
     product(group / local, real(m_.hidden), 2 * hidden, local);
     product(group / local, hidden, real(m_.hidden), local);
@@ -334,23 +339,26 @@ class Pricer {
     if (m_.num_shared_experts > 0) shared_expert(real(m_.num_shared_experts * m_.expert_hidden) / tp_);
   }
   // Expert groups are laid over neighbouring ranks of tp (where experts are not cut over it), cp and dp.
-  std::int64_t expert_stride() const { return c_.etp; }
+  std::int64_t expert_stride() const { return mesh_.expert_cut(); }
 
   // A pass takes no less than the host needs to launch its kernels, of which the backward pass has twice as
   // many. What must be computed again is launched again.
   void hosted(const PassSeconds& again, bool with_experts) {
     const double launch =
         w_.software.launch_seconds * kernels_ + (with_experts ? w_.software.expert_launch_seconds : 0) +
-        (w_.software.collective_launch_seconds + ops_.call_seconds(c_.tp)) * collectives_ / 3 + waits_ / 3;
+        (w_.software.collective_launch_seconds + ops_.call_seconds(mesh_.tp())) * collectives_ / 3 +
+        waits_ / 3;
     const double forward = t_.forward.total(), backward = t_.backward();
     t_.forward.compute += std::max(0.0, launch - forward);
     t_.backward_input.compute += std::max(0.0, 2 * launch - backward);
     t_.backward_input += again;
-    if (c_.recompute.everything()) t_.backward_input.compute += std::max(0.0, launch - again.total());
+    if (recompute_.everything()) t_.backward_input.compute += std::max(0.0, launch - again.total());
   }
 
   const Workload& w_;
-  const Configuration& c_;
+  const Plan& c_;
+  const Mesh& mesh_;
+  const Recompute& recompute_;
   const OpSeconds& ops_;
   const ModelSpec& m_;
   double tp_, tokens_, here_, width_;
@@ -390,18 +398,25 @@ LayerSeconds LayerSeconds::operator*(double factor) const {
           tensor_bytes * factor, context_bytes * factor,  expert_bytes * factor};
 }
 
-ModelSeconds model_seconds(const Workload& work, const Configuration& c, const OpSeconds& ops) {
-  Pricer pricer(work, c, ops);
+ModelPrograms::ModelPrograms(const ModelSpec& m)
+    : first(layer_program(m, 0)),
+      last(layer_program(m, m.num_layers - 1)),
+      embedding(embedding_program(m)),
+      head(head_program(m)) {}
+
+ModelSeconds model_seconds(const Workload& work, const Plan& c, const Recompute& recompute,
+                           const OpSeconds& ops, const ModelPrograms& programs) {
+  Pricer pricer(work, c, recompute, ops);
   // Embedding and output matrix stay in 16 bits.
   const bool narrow = work.precision == Precision::fp8 || work.precision == Precision::fp4;
   const OpSeconds wide_ops(work.machine, work.software, narrow ? Precision::bf16 : work.precision);
-  Pricer wide(work, c, wide_ops);
+  Pricer wide(work, c, recompute, wide_ops);
   ModelSeconds seconds;
-  const ModelSpec& m = work.model;
-  if (m.num_expert_layers() < m.num_layers) seconds.dense = pricer.layer(layer_program(m, 0));
-  if (m.num_expert_layers() > 0) seconds.experts = pricer.layer(layer_program(m, m.num_layers - 1));
-  seconds.embedding = wide.end(embedding_program(m));
-  seconds.head = wide.end(head_program(m));
+  const ModelSpec& m = c.model;
+  if (m.num_expert_layers() < m.num_layers) seconds.dense = pricer.layer(programs.first);
+  if (m.num_expert_layers() > 0) seconds.experts = pricer.layer(programs.last);
+  seconds.embedding = wide.end(programs.embedding);
+  seconds.head = wide.end(programs.head);
   seconds.loss = wide.loss();
   return seconds;
 }

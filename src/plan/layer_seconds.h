@@ -1,9 +1,10 @@
-// Seconds of one microbatch's passes through one layer of a configuration: every product by its shape, every
+// Seconds of one microbatch's passes through one layer of a plan: every product by its shape, every
 // pass over memory, every collective by the links that it crosses.
 #pragma once
 
-#include "plan/configuration.h"
 #include "plan/op_seconds.h"
+#include "plan/workload.h"
+#include "spec/block.h"
 
 namespace echelon {
 
@@ -23,14 +24,21 @@ struct LayerSeconds {
   LayerSeconds operator*(double factor) const;
 };
 
-// All of a configuration: of a layer with a dense MLP and of one with experts, of the embedding, of final
+// All of a plan: of a layer with a dense MLP and of one with experts, of the embedding, of final
 // norm and output matrix, and of the loss.
 struct ModelSeconds {
   LayerSeconds dense, experts, embedding, head, loss;
 };
 
+// Of a model. To list the parameters of hundreds of experts takes longer than to price them.
+struct ModelPrograms {
+  explicit ModelPrograms(const ModelSpec& model);
+  BlockProgram first, last, embedding, head;  // layers: the first one dense where there are two kinds
+};
+
 // Recomputation counts as part of backward_input. Under sequence parallelism the backward pass gathers a
 // column-parallel product's input again where the software keeps it cut (Korthikanti et al. 2022).
-ModelSeconds model_seconds(const Workload& work, const Configuration& c, const OpSeconds& ops);
+ModelSeconds model_seconds(const Workload& work, const Plan& c, const Recompute& recompute,
+                           const OpSeconds& ops, const ModelPrograms& programs);
 
 }  // namespace echelon

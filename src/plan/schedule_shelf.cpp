@@ -7,14 +7,6 @@
 namespace echelon {
 namespace {
 
-// As many microbatches as show the steady state of every published schedule, with the same remainders by P
-// and by 2, which interleaving and DualPipe depend on.
-int shown_microbatches(int ranks, int microbatches) {
-  const int period = ranks % 2 == 0 ? ranks : 2 * ranks;
-  const int steady = 4 * period;
-  return microbatches <= steady ? microbatches : steady + microbatches % period;
-}
-
 // Activations and gradients that each rank hands to another one, over the microbatches.
 std::vector<double> sends_of(const Schedule& schedule) {
   std::map<std::tuple<ValueKind, int, int>, std::size_t> readers;
@@ -60,7 +52,7 @@ ScheduleFacts facts_of(const Schedule& schedule) {
 }
 
 const ScheduleFacts& ScheduleShelf::facts(const std::string& name, int ranks, int microbatches, int chunks) {
-  const int shown = name == "interleaved-even" ? microbatches : shown_microbatches(ranks, microbatches);
+  const int shown = steady_microbatches(name, ranks, microbatches);
   const Key key{name, ranks, shown, chunks};
   auto found = facts_.find(key);
   if (found == facts_.end()) {

@@ -32,8 +32,7 @@ struct ScheduleFacts {
 
 class ScheduleShelf {
  public:
-  // Read off a schedule of fewer microbatches where more change nothing: beyond the steady state only the
-  // peak of gpipe grows.
+  // Read off a schedule of steady_microbatches().
   const ScheduleFacts& facts(const std::string& name, int ranks, int microbatches, int chunks);
   const Schedule& schedule(const std::string& name, int ranks, int microbatches, int chunks);
 

@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <deque>
 #include <map>
 #include <set>
 #include <sstream>
 #include <tuple>
+#include <utility>
 
 #include "base/error.h"
 #include "base/units.h"
@@ -26,8 +28,8 @@ std::vector<int> divisors(int n) {
 }
 
 template <class T>
-std::vector<T> pinned_or(const Pins& pins, const char* name, const T& value, std::vector<T> all) {
-  return pins.has(name) ? std::vector<T>{value} : std::move(all);
+std::vector<T> pinned_or(const SearchRequest& r, const char* name, const T& value, std::vector<T> all) {
+  return r.has(name) ? std::vector<T>{value} : std::move(all);
 }
 
 // Of those that are tried, in this order, what the program runs.
@@ -52,79 +54,114 @@ constexpr double below_rounding = 1 - 1e-9;
 
 struct Pipeline {
   std::string schedule;
-  int chunks = 1;
-  bool even = true;
+  int chunks = 0;
+  bool balanced = false;
+
+  void place_in(Plan& plan) const {
+    plan.schedule = schedule;
+    plan.chunks = chunks;
+    plan.balance_layers = balanced;
+  }
 };
 
 struct Sharding {
   int zero = 0, hsdp = 1;
+
+  void place_in(Plan& plan) const {
+    plan.zero = zero;
+    plan.hsdp = hsdp;
+  }
 };
 
 // Every mesh that has the devices, its expert groups and its kind of context parallelism.
 template <class Visit>
 void each_shape(const SearchRequest& r, const Visit& visit) {
-  const Pins& pins = r.pins;
-  const Plan& pinned = pins.plan;
-  const ModelSpec& m = r.work.model;
+  const Plan& given = r.work.plan;
+  const Mesh& pinned = given.mesh;
+  const ModelSpec& m = given.model;
   const bool has_experts = m.experts != Experts::none;
   const std::vector<int> axis = divisors(r.gpus),
                          eps = has_experts ? divisors(static_cast<int>(m.num_experts)) : std::vector{1};
   const std::vector<ContextKind> kinds{ContextKind::ring, ContextKind::ulysses, ContextKind::allgather};
-  Configuration c;
-  c.sequence_parallel = !pins.has("sp") || pinned.sequence_parallel;
-  c.layers_per_stage = pinned.layers_per_stage;
-  for (int pp : pinned_or(pins, "pp", pinned.mesh.size(Axis::pp), axis))
-    for (int tp : pinned_or(pins, "tp", pinned.mesh.size(Axis::tp), axis))
-      for (int cp : pinned_or(pins, "cp", pinned.mesh.size(Axis::cp), axis)) {
+  Plan plan = given;
+  Mesh& mesh = plan.mesh;
+  plan.sequence_parallel |= !r.has("sp");
+  for (int pp : pinned_or(r, "pp", pinned.pp(), axis))
+    for (int tp : pinned_or(r, "tp", pinned.tp(), axis))
+      for (int cp : pinned_or(r, "cp", pinned.cp(), axis)) {
         const std::int64_t inner = std::int64_t{pp} * tp * cp;
         if (inner > r.gpus || r.gpus % inner != 0) continue;
-        c.pp = pp;
-        c.tp = tp;
-        c.cp = cp;
-        c.dp = static_cast<int>(r.gpus / inner);
-        if (pins.has("dp") && pinned.mesh.size(Axis::dp) != c.dp) continue;
-        const std::vector<int> etps = has_experts && tp > 1 ? std::vector{1, tp} : std::vector{1};
-        for (int ep : pinned_or(pins, "ep", pinned.mesh.ep, eps))
-          for (int etp : pinned_or(pins, "etp", pinned.mesh.etp, etps)) {
-            c.ep = ep;
-            c.etp = etp;
-            if (!pins.has("ep") && !pins.has("etp") && c.dp * cp * tp % (ep * etp) != 0)
+        mesh.set(Axis::pp, pp);
+        mesh.set(Axis::tp, tp);
+        mesh.set(Axis::cp, cp);
+        mesh.set(Axis::dp, static_cast<int>(r.gpus / inner));
+        if (r.has("dp") && pinned.dp() != mesh.dp()) continue;
+        // Both are balanced parts; zigzag's are two of half the size.
+        plan.context_balance =
+            cp > 1 && plan.seq_len % (2 * cp) != 0 ? ContextBalance::stripe : ContextBalance::zigzag;
+        const std::vector<int> etps =
+            has_experts && tp > 1 ? std::vector{1, 0} : std::vector{has_experts ? 0 : 1};
+        for (int ep : pinned_or(r, "ep", pinned.ep, eps))
+          for (int etp : pinned_or(r, "etp", pinned.etp, etps)) {
+            mesh.ep = ep;
+            mesh.etp = etp == (has_experts ? tp : 1) ? 0 : etp;  // as MLPs are
+            if (!r.has("ep") && !r.has("etp") &&
+                mesh.dp_cp_size() * tp % (has_experts ? mesh.expert_ranks() : ep) != 0)
               continue;  // no such mesh
             for (ContextKind kind : cp == 1 ? std::vector{ContextKind::ring}
-                                            : pinned_or(pins, "cp-kind", pinned.context_kind, kinds)) {
-              c.context = kind;
-              visit(c);
+                                            : pinned_or(r, "cp-kind", given.context_kind, kinds)) {
+              plan.context_kind = kind;
+              visit(plan);
             }
           }
       }
 }
 
-std::vector<Sharding> shardings_of(const SearchRequest& r, const Configuration& c) {
-  const int ranks = c.dp * c.cp;
-  const Plan& pinned = r.pins.plan;
+std::vector<Sharding> shardings_of(const SearchRequest& r, const Mesh& mesh) {
+  const int ranks = mesh.dp_cp_size();
+  const Plan& given = r.work.plan;
   std::vector<Sharding> list;
   for (int zero :
-       pinned_or(r.pins, "zero", pinned.zero,
+       pinned_or(r, "zero", given.zero,
                  ranks > 1 ? run_by<int>(r.work.software.zero_stages, {0, 1, 2, 3}) : std::vector{0})) {
     std::set<int> replicas{1};
     // A group of shards inside a node.
-    const int inside = std::max(1, r.work.machine.node() / c.tp);
+    const int inside = std::max(1, r.work.machine.node() / mesh.tp());
     if (zero > 0 && ranks > inside && ranks % inside == 0) replicas.insert(ranks / inside);
-    if (r.pins.has("hsdp")) replicas = {pinned.hsdp};
+    if (r.has("hsdp")) replicas = {given.hsdp};
     for (int hsdp : replicas)
-      if (hsdp == 1 || zero > 0 || r.pins.has("zero")) list.push_back({zero, hsdp});
+      if (hsdp == 1 || zero > 0 || r.has("zero")) list.push_back({zero, hsdp});
   }
   return list;
 }
 
+// Plans of a mesh.
+struct MeshPlans {
+  Plan plan;
+  std::vector<Pipeline> pipelines;
+  std::vector<Sharding> shardings;
+};
+
+// Those of a micro-batch and recomputation.
 struct Group {
-  Configuration configuration;
+  const MeshPlans* mesh = nullptr;
+  std::int64_t micro_batch = 1;
+  PipelineRecompute recompute;
   double least = 0;  // seconds
 };
 
+// One of them.
 struct Candidate {
-  Configuration configuration;
+  const Pipeline* pipeline = nullptr;
+  Sharding sharding;
+  bool balanced = false;
   double bound = 0, bytes = 0;
+
+  void place_in(Plan& plan) const {
+    pipeline->place_in(plan);
+    sharding.place_in(plan);
+    plan.balance_layers = balanced;
+  }
 };
 
 class Search {
@@ -134,12 +171,13 @@ class Search {
       : r_(request),
         model_(model),
         most_seconds_(most_seconds),
-        usable_(model_.usable_bytes() * (1 - request.memory_margin)),
-        plan_(plan_of(request.work)) {}
+        usable_(model_.usable_bytes() * (1 - request.memory_margin)) {
+    if (!r_.has("recompute")) kinds_ = model_.recompute_kinds();
+  }
 
   SearchResult run() {
     const auto begin = std::chrono::steady_clock::now();
-    each_shape(r_, [this](const Configuration& c) { mesh(c); });
+    each_shape(r_, [this](const Plan& plan) { mesh(plan); });
     // Those that could be fastest come first, so that the others need no looking at.
     std::sort(groups_.begin(), groups_.end(),
               [](const Group& a, const Group& b) { return a.least < b.least; });
@@ -148,65 +186,61 @@ class Search {
       const Group& g = groups_[i];
       if (g.least * below_rounding > most_seconds_) break;
       report(r_.progress, static_cast<double>(i) / static_cast<double>(groups_.size()), what);
-      group(g.configuration, by_memory() || may_be_ranked(g.least));
+      group(g, by_memory() || may_be_ranked(g.least));
     }
+    if (!by_memory()) recompute_by_rank();
     settle();
     if (!result_.plans.empty()) result_.nearest.reset();
-    if (result_.nearest) result_.nearest->memory = model_.estimate(result_.nearest->configuration).memory;
+    if (result_.nearest) result_.nearest->memory = model_.estimate(result_.nearest->plan).memory;
     write_examples();
     result_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     return std::move(result_);
   }
 
  private:
-  std::vector<std::int64_t> micro_batches(const Configuration& c) const {
-    if (r_.pins.has("micro-batch")) return {r_.pins.plan.micro_batch};
-    const std::int64_t of_rank = r_.work.global_batch / c.dp;
+  std::vector<std::int64_t> micro_batches(const Plan& plan) const {
+    if (r_.has("micro-batch")) return {r_.work.plan.micro_batch};
+    const std::int64_t of_rank = plan.global_batch / plan.mesh.dp();
     std::vector<std::int64_t> list;
     for (std::int64_t n = 1; n <= of_rank && n <= 64; n *= 2)
       if (of_rank % n == 0) list.push_back(n);
     return list;
   }
 
-  std::vector<Pipeline> pipelines(const Configuration& c) const {
-    const bool both = !r_.pins.has("layers-per-stage");
-    const auto with_splits = [&](std::vector<Pipeline> list) {
+  std::vector<Pipeline> pipelines(const Plan& plan) const {
+    const Plan& given = r_.work.plan;
+    const int pp = plan.mesh.pp();
+    const auto with_splits = [&](const std::vector<Pipeline>& list) {
       std::vector<Pipeline> result;
-      for (Pipeline& p : list) {
-        p.even = !r_.pins.plan.balance_layers;
+      for (Pipeline p : list) {
+        p.balanced = given.balance_layers;
         result.push_back(p);
-        if (!both || c.pp == 1) continue;
-        p.even = false;
+        if (r_.has("layers-per-stage") || pp == 1) continue;
+        p.balanced = true;
         result.push_back(p);
       }
       return result;
     };
-    if (c.pp == 1) return with_splits({{"1f1b", 1}});
+    if (pp == 1) return with_splits({{"1f1b"}});
     std::vector<Pipeline> list;
     for (const std::string& name :
-         pinned_or(r_.pins, "schedule", r_.pins.plan.schedule, searched_schedules(r_.work.software))) {
+         pinned_or(r_, "schedule", given.schedule, searched_schedules(r_.work.software))) {
       if (!name.starts_with("interleaved")) {
-        list.push_back({name, 1});
+        list.push_back({name});
         continue;
       }
-      const auto most = static_cast<int>(r_.work.model.num_layers / c.pp);
+      const auto most = static_cast<int>(plan.model.num_layers / pp);
       std::vector<int> chunks;
       for (int v = 2; v <= std::min(most, 16); ++v)
-        if (r_.work.model.num_layers % (std::int64_t{c.pp} * v) == 0 || v <= 4) chunks.push_back(v);
-      if (r_.pins.has("schedule") && chunks.empty()) chunks = {2};  // and say what is wrong with it
-      for (int v : pinned_or(r_.pins, "chunks", r_.pins.plan.chunks, chunks)) list.push_back({name, v});
+        if (plan.model.num_layers % (std::int64_t{pp} * v) == 0 || v <= 4) chunks.push_back(v);
+      if (r_.has("schedule") && chunks.empty()) chunks = {2};  // and say what is wrong with it
+      for (int v : pinned_or(r_, "chunks", given.chunks, chunks)) list.push_back({name, v == 1 ? 0 : v});
     }
     return with_splits(list);
   }
 
-  std::vector<Recompute> recomputes() const {
-    return pinned_or(r_.pins, "recompute", r_.pins.plan.recompute,
-                     std::vector{Recompute::none, Recompute::selective, Recompute::full});
-  }
-
-  std::optional<Refusal> shape_refusal_of(const Configuration& c) {
-    place(r_.work, c, plan_);
-    return shape_refusal(plan_, runner_of(r_.work));
+  std::optional<Refusal> shape_refusal_of(const Plan& plan) const {
+    return shape_refusal(plan, runner_of(r_.work));
   }
 
   void reject(const char* reason, std::int64_t count) { result_.rejected[reason].count += count; }
@@ -218,84 +252,115 @@ class Search {
     if (examples.size() < 12 && examples_.insert(kind).second) examples.push_back(example());
   }
 
-  void mesh(Configuration c) {
-    const std::vector<Pipeline> pipelines_here = pipelines(c);
-    const std::vector<Sharding> shardings_here = shardings_of(r_, c);
-    const auto leaves = static_cast<std::int64_t>(pipelines_here.size() * shardings_here.size());
-    std::vector<std::int64_t> batches = micro_batches(c);
-    const auto refusal = shape_refusal_of(c);
-    if (pipelines_here.empty()) {
+  void mesh(const Plan& plan) {
+    const std::vector<std::int64_t> batches = micro_batches(plan);
+    meshes_.push_back({plan, pipelines(plan), shardings_of(r_, plan.mesh)});
+    const MeshPlans& here = meshes_.back();
+    const auto refusal = shape_refusal_of(plan);
+    const std::vector<Recompute> uniform{Recompute::none, Recompute::selective, Recompute::full};
+    const bool is_pinned = r_.has("recompute");
+    const std::size_t kinds = is_pinned ? 1 : uniform.size();
+    if (here.pipelines.empty()) {
       ++result_.considered;
-      return reject("schedule", 1, "no pipelines",
-                    [&] { return fmt::format("pp {}: {} runs no pipelines", c.pp, r_.work.software.name); });
-    }
-    if (refusal || batches.empty()) {
-      const std::int64_t count = leaves *
-                                 std::max<std::int64_t>(1, static_cast<std::int64_t>(batches.size())) *
-                                 static_cast<std::int64_t>(recomputes().size());
+      reject("schedule", 1, "no pipelines", [&] {
+        return fmt::format("pp {}: {} runs no pipelines", plan.mesh.pp(), r_.work.software.name);
+      });
+    } else if (refusal || batches.empty()) {
+      const auto count = static_cast<std::int64_t>(here.pipelines.size() * here.shardings.size() * kinds *
+                                                   std::max<std::size_t>(1, batches.size()));
       result_.considered += count;
-      if (!refusal) return reject("shape", count);
-      return reject("shape", count, refusal->field, [&] { return sentence(plan_, *refusal); });
+      if (refusal)
+        reject("shape", count, refusal->field, [&] { return sentence(plan, *refusal); });
+      else
+        reject("shape", count);
+    } else {
+      Plan one = plan;
+      for (std::int64_t batch : batches)
+        for (std::size_t kind = 0; kind < kinds; ++kind) {
+          one.micro_batch = batch;
+          if (!is_pinned) one.recompute = uniform[kind];
+          groups_.push_back({&here, batch, one.recompute, model_.least_seconds(one)});
+        }
+      return;
     }
-    for (std::int64_t batch : batches)
-      for (Recompute recompute : recomputes()) {
-        c.micro_batch = batch;
-        c.recompute = recompute;
-        groups_.push_back({c, model_.least_seconds(c)});
-      }
+    meshes_.pop_back();
   }
 
   // All schedules, splits and shardings of a mesh, micro-batch and recomputation.
-  void group(Configuration c, bool can_win) {
-    const std::vector<Pipeline> pipelines_here = pipelines(c);
-    const std::vector<Sharding> shardings_here = shardings_of(r_, c);
-    const auto shardings_count = static_cast<std::int64_t>(shardings_here.size());
-    const auto leaves = static_cast<std::int64_t>(pipelines_here.size()) * shardings_count;
+  void group(const Group& g, bool can_win) {
+    const MeshPlans& mesh = *g.mesh;
+    const auto shardings = static_cast<std::int64_t>(mesh.shardings.size());
+    const std::int64_t leaves = static_cast<std::int64_t>(mesh.pipelines.size()) * shardings;
     result_.considered += leaves;
     if (!can_win) return reject("slower", leaves);
     candidates_.clear();
-    for (const Pipeline& pipeline : pipelines_here) {
-      c.schedule = pipeline.schedule;
-      c.chunks = pipeline.chunks;
-      c.even_split = pipeline.even;
-      const std::string unfit = model_.schedule_problem(c);
+    plan_ = mesh.plan;
+    plan_.micro_batch = g.micro_batch;
+    plan_.recompute = g.recompute;
+    for (const Pipeline& pipeline : mesh.pipelines) {
+      pipeline.place_in(plan_);
+      const std::string unfit = model_.schedule_problem(plan_);
       if (!unfit.empty()) {
-        reject("schedule", shardings_count, c.schedule, [&] { return describe(c) + ": " + unfit; });
+        reject("schedule", shardings, plan_.schedule, [&] { return summary(plan_) + ": " + unfit; });
         continue;
       }
-      if (!c.even_split && model_.splits_evenly(c)) {
-        if (r_.pins.plan.balance_layers)
-          c.even_split = true;
-        else {
-          reject("same", shardings_count);
+      if (plan_.balance_layers && model_.splits_evenly(plan_)) {
+        if (!r_.work.plan.balance_layers) {
+          reject("same", shardings);
           continue;
         }
+        plan_.balance_layers = false;
       }
-      for (const Sharding& sharding : shardings_here) {
-        c.zero = sharding.zero;
-        c.hsdp = sharding.hsdp;
-        if (const auto refusal = shape_refusal_of(c))
+      for (const Sharding& sharding : mesh.shardings) {
+        sharding.place_in(plan_);
+        if (const auto refusal = shape_refusal_of(plan_))
           reject("shape", 1, refusal->field, [&] { return sentence(plan_, *refusal); });
         else
-          leaf(c);
+          leaf(g, {&pipeline, sharding, plan_.balance_layers});
       }
     }
     rank();
   }
 
-  void leaf(const Configuration& c) {
-    const Outlook look = model_.outlook(c, usable_);
-    if (look.bytes > usable_) {
-      if (!result_.nearest || look.bytes < result_.nearest->bytes)
-        result_.nearest = {c, look.bytes, usable_, {}};
-      result_.rejected["memory"].count += 1;
-      // The example of a schedule is the one that is nearest to fitting.
-      auto [found, is_new] = unfit_.try_emplace(c.schedule, Unfit{c, look});
-      if (!is_new && look.bytes < found->second.look.bytes) found->second = {c, look};
+  void leaf(const Group& g, Candidate candidate) {
+    const Outlook look = model_.outlook(plan_, usable_);
+    if (look.bytes <= usable_) {
+      ++result_.feasible;
+      candidate.bound = look.seconds;
+      candidate.bytes = look.bytes;
+      candidates_.push_back(candidate);
       return;
     }
-    ++result_.feasible;
-    candidates_.push_back({c, look.seconds, look.bytes});
+    if (!result_.nearest || look.bytes < result_.nearest->bytes)
+      result_.nearest = {plan_, look.bytes, usable_, {}};
+    result_.rejected["memory"].count += 1;
+    // The example of a schedule is the one that is nearest to fitting.
+    const auto found = unfit_.find(plan_.schedule);
+    if (found == unfit_.end() || look.bytes < found->second.look.bytes)
+      unfit_.insert_or_assign(plan_.schedule, Unfit{plan_, look});
+    if (!kinds_.empty() && g.recompute == PipelineRecompute()) too_large_.emplace_back(&g, candidate);
+  }
+
+  // What does not fit with everything kept may with some of it made again on the ranks that hold most. These
+  // take longer than if all were kept, and are looked at last.
+  void recompute_by_rank() {
+    for (const auto& [g, candidate] : too_large_) {
+      if (!may_be_ranked(g->least)) break;
+      plan_ = g->mesh->plan;
+      plan_.micro_batch = g->micro_batch;
+      plan_.recompute = g->recompute;
+      candidate.place_in(plan_);
+      if (!may_be_ranked(model_.outlook(plan_).seconds)) continue;
+      const auto chosen = model_.fitting_recompute(
+          plan_, kinds_, std::vector(static_cast<std::size_t>(plan_.mesh.pp()), usable_));
+      if (!chosen || is_searched_everywhere(*chosen)) continue;
+      plan_.recompute = *chosen;
+      const Outlook look = model_.outlook(plan_, usable_);
+      if (look.bytes > usable_) continue;
+      --result_.rejected["memory"].count;
+      ++result_.feasible;
+      if (may_be_ranked(look.seconds)) simulate(plan_);
+    }
   }
 
   // Seconds that a plan must not go beyond to be among the first.
@@ -334,10 +399,11 @@ class Search {
   }
 
   void walk(Estimate e) {
+    const std::vector<double> counted_bytes = model_.rank_bytes(e.plan);
     model_.add_memory(e, usable_);
     if (static_cast<double>(e.memory.total()) > usable_) {  // this trainer's
-      --result_.feasible;
-      ++result_.rejected["memory"].count;
+      make_room(std::move(e.plan), counted_bytes, e.memory_rank,
+                static_cast<double>(e.memory.total()) - usable_);
       return;
     }
     auto& plans = result_.plans;
@@ -350,6 +416,32 @@ class Search {
     if (plans.size() > top()) plans.pop_back();
   }
 
+  // The rank that holds too much makes more again.
+  void make_room(Plan plan, std::vector<double> most_bytes, int rank, double excess) {
+    --result_.feasible;
+    most_bytes[static_cast<std::size_t>(rank)] -= excess;
+    const auto chosen =
+        kinds_.empty() || by_memory() ? std::nullopt : model_.fitting_recompute(plan, kinds_, most_bytes);
+    if (!chosen || is_searched_everywhere(*chosen)) return reject("memory", 1);
+    plan.recompute = *chosen;
+    ++result_.feasible;
+    simulate(plan);
+  }
+
+  // Of the search's own groups.
+  static bool is_searched_everywhere(const PipelineRecompute& r) {
+    return r == Recompute::none || r == Recompute::selective || r == Recompute::full;
+  }
+
+  void simulate(const Plan& plan) {
+    Estimate e = model_.estimate_seconds(plan);
+    ++result_.simulated;
+    if (by_memory() && e.seconds <= most_seconds_)
+      walk(std::move(e));
+    else if (!by_memory() && e.seconds <= worst_ranked())
+      waiting_.emplace(e.seconds, std::move(e));
+  }
+
   void rank() {
     std::sort(candidates_.begin(), candidates_.end(), [&](const Candidate& a, const Candidate& b) {
       return by_memory() ? a.bytes < b.bytes : a.bound < b.bound;
@@ -360,12 +452,8 @@ class Search {
               ? plans.size() == top() && candidate.bytes > static_cast<double>(plans.back().memory.total())
               : !may_be_ranked(candidate.bound))
         break;
-      Estimate e = model_.estimate_seconds(candidate.configuration);
-      ++result_.simulated;
-      if (by_memory() && e.seconds <= most_seconds_)
-        walk(std::move(e));
-      else if (!by_memory() && e.seconds <= worst_ranked())
-        waiting_.emplace(e.seconds, std::move(e));
+      candidate.place_in(plan_);
+      simulate(plan_);
     }
   }
 
@@ -375,11 +463,11 @@ class Search {
           fmt::format("{}: {:.3g} in-flight activations, {} on rank {}, {} more than {} ({})", schedule,
                       unfit.look.in_flight, format_device_memory(unfit.look.bytes), unfit.look.rank,
                       format_device_memory(unfit.look.bytes - usable_), format_device_memory(usable_),
-                      describe(unfit.configuration)));
+                      summary(unfit.plan)));
   }
 
   struct Unfit {
-    Configuration configuration;
+    Plan plan;
     Outlook look;
   };
   std::map<std::string, Unfit> unfit_;
@@ -387,24 +475,18 @@ class Search {
   const SearchRequest& r_;
   StepModel& model_;
   double most_seconds_, usable_;
-  Plan plan_;  // of the configuration that is judged
+  std::vector<Recompute> kinds_;  // that ranks choose from; empty: they do not
+  Plan plan_;                     // that is looked at
   SearchResult result_;
   std::set<std::string> examples_;
+  std::deque<MeshPlans> meshes_;
   std::vector<Group> groups_;
-  std::vector<Candidate> candidates_;  // of a group
+  std::vector<Candidate> candidates_;                          // of a group
+  std::vector<std::pair<const Group*, Candidate>> too_large_;  // with everything kept
   // By seconds: what may be among the first, whose memory is not walked yet. That takes longer than to
   // simulate.
   std::multimap<double, Estimate> waiting_;
 };
-
-// What is given, on a plan of the workload.
-Plan given_plan(const SearchRequest& r) {
-  Plan plan = r.pins.plan;
-  plan.model = r.work.model;
-  plan.seq_len = r.work.seq_len;
-  plan.global_batch = r.work.global_batch;
-  return plan;
-}
 
 // Whether some configuration has a legal shape, and of what is given the first that is in its way.
 struct Legality {
@@ -412,26 +494,24 @@ struct Legality {
   std::optional<Refusal> refusal;
 };
 Legality legality(const SearchRequest& r) {
-  const Plan given = given_plan(r);
+  const Plan& given = r.work.plan;
   for (const auto& refusal :
        {value_refusal(given, runner_of(r.work)), unpriced(given), schedule_refusal(given)})
     if (refusal) return {false, refusal};
-  if (r.pins.has("micro-batch") && given.micro_batch > given.global_batch)
+  if (r.has("micro-batch") && given.micro_batch > given.global_batch)
     return {false, refused("micro-batch", {}, "must be from 1 to --global-batch {}", given.global_batch)};
   for (Axis axis : all_axes)
-    if (r.pins.has(axis_name(axis)) && r.gpus % given.mesh.size(axis) != 0)
+    if (r.has(axis_name(axis)) && r.gpus % given.mesh.size(axis) != 0)
       return {false, refused(axis_name(axis), {remedy(axis_name(axis), r.gpus, Remedy::Kind::divisors)},
                              "does not divide --gpus {}", r.gpus)};
   Legality result;
-  Plan plan = plan_of(r.work);
-  each_shape(r, [&](Configuration c) {
-    for (const Sharding& sharding : result.is_possible ? std::vector<Sharding>{} : shardings_of(r, c)) {
-      c.zero = sharding.zero;
-      c.hsdp = sharding.hsdp;
-      place(r.work, c, plan);
+  each_shape(r, [&](Plan plan) {
+    for (const Sharding& sharding :
+         result.is_possible ? std::vector<Sharding>{} : shardings_of(r, plan.mesh)) {
+      sharding.place_in(plan);
       const auto refusal = shape_refusal(plan, runner_of(r.work));
       result.is_possible |= !refusal;
-      if (refusal && !result.refusal && (r.pins.has(refusal->field) || refusal->field == "seq-len"))
+      if (refusal && !result.refusal && (r.has(refusal->field) || refusal->field == "seq-len"))
         result.refusal = refusal;
     }
   });
@@ -445,10 +525,10 @@ void check(const SearchRequest& r) {
     std::vector<Remedy> legal;
     for (const Remedy& one : found.refusal->all_remedies())
       if (makes_possible(one, r)) legal.push_back(one);
-    throw PlanRefusal(given_plan(r), *found.refusal).with(std::move(legal));
+    throw PlanRefusal(r.work.plan, *found.refusal).with(std::move(legal));
   }
-  const std::int64_t all = given_ranks(r.pins);
-  if (gives_mesh(r.pins) ? all != r.gpus : r.gpus % all != 0)
+  const std::int64_t all = r.given_ranks();
+  if (r.gives_mesh() ? all != r.gpus : r.gpus % all != 0)
     refuse("--gpus {}: the axes that are given make {} ranks", r.gpus, all);
   for (const std::string& name : r.work.software.schedules.value_or(std::vector<std::string>{}))
     if (std::find(schedule_names().begin(), schedule_names().end(), name) == schedule_names().end())
@@ -460,6 +540,31 @@ void check(const SearchRequest& r) {
 }
 
 }  // namespace
+
+void SearchRequest::pin(const std::string& field, const std::string& text, const std::string& where) {
+  read_text(*find_field(field), work.plan, text, where);
+  pinned.insert(field);
+}
+
+void SearchRequest::pin_all(const Plan& plan) {
+  work.plan = plan;
+  work.plan.precision = DType::f32;  // a workload has a precision of its own
+  if (plan.mesh.etp == plan.mesh.tp()) work.plan.mesh.etp = 0;
+  for (const PlanField& field : plan_fields())
+    if (field.is_searched()) pinned.insert(field.name());
+  if (plan.chunks == 0) pinned.erase("chunks");
+}
+
+std::int64_t SearchRequest::given_ranks() const {
+  std::int64_t ranks = 1;
+  for (Axis axis : all_axes)
+    if (has(axis_name(axis))) ranks *= work.plan.mesh.size(axis);
+  return ranks;
+}
+
+bool SearchRequest::gives_mesh() const {
+  return std::all_of(all_axes.begin(), all_axes.end(), [&](Axis axis) { return has(axis_name(axis)); });
+}
 
 Objective parse_objective(const std::string& text, const std::string& field) {
   if (text == "time") return Objective::time;
@@ -487,9 +592,7 @@ std::optional<Refusal> unpriced(const Plan& plan) {
 bool makes_possible(const Remedy& remedy, SearchRequest request) {
   if (find_field(remedy.field) == nullptr) return true;  // of another flag
   if (remedy.field == "schedule" && is_stream(remedy.value)) return false;
-  request.pins.read(remedy.field, remedy.value, remedy.field);
-  if (remedy.field == "seq-len") request.work.seq_len = request.pins.plan.seq_len;
-  if (remedy.field == "global-batch") request.work.global_batch = request.pins.plan.global_batch;
+  request.pin(remedy.field, remedy.value, remedy.field);
   return legality(request).is_possible;
 }
 
@@ -501,8 +604,8 @@ SearchResult search(const SearchRequest& request) {
 
 std::optional<LeastGpus> least_gpus(SearchRequest request, double target_seconds) {
   const int most = request.gpus;
-  const std::int64_t all = given_ranks(request.pins);
-  const bool whole = gives_mesh(request.pins);
+  const std::int64_t all = request.given_ranks();
+  const bool whole = request.gives_mesh();
   // Layers cost the same on any number of devices: one model prices them once.
   StepModel model(request.work);
   for (std::int64_t gpus = all; gpus <= (whole ? std::min<std::int64_t>(all, most) : most); gpus += all) {

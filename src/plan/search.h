@@ -1,16 +1,19 @@
-// The search over configurations: every legal one is looked at, what cannot fit or cannot win is left out by
+// The search over plans: every legal one is looked at, what cannot fit or cannot win is left out by
 // exact memory and a proven bound on its time, and the rest is simulated in the order of that bound until no
 // other can enter the ranking.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/progress.h"
-#include "plan/pins.h"
 #include "plan/step_model.h"
 
 namespace echelon {
@@ -21,11 +24,25 @@ Objective parse_objective(const std::string& text, const std::string& field);
 struct SearchRequest {
   Workload work;
   int gpus = 1;
-  Pins pins;
+  // Fields of the plan that are held as they are; the search goes over the others that it knows.
+  std::set<std::string, std::less<>> pinned{};
   Objective objective = Objective::time;
   double memory_margin = 0;  // part of the device's memory that stays free
   int top = 10;
   Progress progress{};
+
+  bool has(std::string_view field) const { return pinned.contains(field); }
+  // RequestError naming `where` unless the text is of such a value.
+  void pin(const std::string& field, const std::string& text, const std::string& where);
+  template <class T>
+  void pin(const std::string& field, const T& value) {
+    pin(field, fmt::format("{}", value), field);
+  }
+  // Everything, as this plan has it.
+  void pin_all(const Plan& plan);
+  // The product of the axes that are given, and whether all are.
+  std::int64_t given_ranks() const;
+  bool gives_mesh() const;
 };
 
 struct Rejected {
@@ -33,9 +50,9 @@ struct Rejected {
   std::vector<std::string> examples;  // a few, each of another kind
 };
 
-// A configuration that does not fit, nearest to fitting.
+// A plan that does not fit, nearest to fitting.
 struct Nearest {
-  Configuration configuration;
+  Plan plan;
   double bytes = 0, usable_bytes = 0;
   Memory memory;  // of the rank with most
 };

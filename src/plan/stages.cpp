@@ -12,7 +12,7 @@
 namespace echelon {
 namespace {
 
-std::int64_t pipeline_stride(const Configuration& c) { return std::int64_t{c.tp} * c.cp * c.dp * c.pp; }
+std::int64_t pipeline_stride(const Plan& c) { return c.mesh.num_ranks(); }
 
 SimulationCosts simulation_costs(const std::vector<LayerSeconds>& stages, const std::vector<double>& sharing,
                                  const Software& software, double message, int pp) {
@@ -41,95 +41,106 @@ SimulationCosts simulation_costs(const std::vector<LayerSeconds>& stages, const 
 
 Stages::Stages(const Workload& work)
     : work_(work),
-      plan_(plan_of(work)),
       ops_(work.machine, work.software, work.precision),
-      state_(work, ops_) {}
+      state_(work, ops_),
+      programs_(work.plan.model) {}
 
-const ScheduleFacts& Stages::facts(const Configuration& c) {
-  return shelf_.facts(c.pp == 1 ? "1f1b" : c.schedule, c.pp, static_cast<int>(num_microbatches(work_, c)),
-                      c.chunks > 1 ? c.chunks : 0);
+const ScheduleFacts& Stages::facts(const Plan& c) {
+  return shelf_.facts(c.mesh.pp() == 1 ? "1f1b" : c.schedule, c.mesh.pp(),
+                      static_cast<int>(num_microbatches(c)), c.chunks > 1 ? c.chunks : 0);
 }
 
-const Schedule& Stages::schedule(const Configuration& c) {
-  return shelf_.schedule(c.pp == 1 ? "1f1b" : c.schedule, c.pp, static_cast<int>(num_microbatches(work_, c)),
-                         c.chunks > 1 ? c.chunks : 0);
+const Schedule& Stages::schedule(const Plan& c) {
+  return shelf_.schedule(c.mesh.pp() == 1 ? "1f1b" : c.schedule, c.mesh.pp(),
+                         static_cast<int>(num_microbatches(c)), c.chunks > 1 ? c.chunks : 0);
 }
 
-std::string Stages::schedule_problem(const Configuration& c) {
-  if (c.pp > 1 && is_stream(c.schedule))
+std::string Stages::schedule_problem(const Plan& c) {
+  if (c.mesh.pp() > 1 && is_stream(c.schedule))
     return c.schedule + ": does not flush, so it trains otherwise than the others";
   const ScheduleFacts& facts = this->facts(c);
   if (!facts.problem.empty()) return facts.problem;
-  place(work_, c, plan_);
-  const auto refusal = stages_refusal(plan_, facts.num_stages);
-  if (!refusal && facts.num_stages > work_.model.num_layers)
+  auto refusal = stages_refusal(c, facts.num_stages);
+  if (!refusal && c.recompute.kinds().size() > 1) {
+    std::vector<std::vector<int>> stages_of;
+    for (const auto& uses : facts.uses)
+      for (auto& held = stages_of.emplace_back(); const StageUse& use : uses) held.push_back(use.stage);
+    refusal = copies_refusal(c, stages_of);
+  }
+  if (!refusal && facts.num_stages > c.model.num_layers)
     return fmt::format("{}: {} stages, and the model has {} layers: a stage without layers is not priced",
-                       c.schedule, facts.num_stages, work_.model.num_layers);
-  return refusal ? sentence(plan_, *refusal) : "";
+                       c.schedule, facts.num_stages, c.model.num_layers);
+  return refusal ? sentence(c, *refusal) : "";
 }
 
-bool Stages::splits_evenly(const Configuration& c) {
+bool Stages::splits_evenly(const Plan& c) {
   const ScheduleFacts& facts = this->facts(c);
-  const auto balanced = layers(c, facts);
+  const auto balanced = layers(c, facts, rank_prices(c));
   for (std::size_t s = 0; s < balanced.size(); ++s)
-    if (balanced[s] !=
-        split_range(work_.model.num_layers, facts.num_stages, static_cast<std::int64_t>(s)).size())
+    if (balanced[s] != split_range(c.model.num_layers, facts.num_stages, static_cast<std::int64_t>(s)).size())
       return false;
   return true;
 }
 
-const LayerPrices& Stages::prices(const Configuration& c) {
-  const PriceKey key{c.tp,
-                     c.cp,
-                     static_cast<int>(c.context),
-                     c.ep,
-                     c.etp,
-                     c.shards_sequence(),
-                     recompute_name(c.recompute),
-                     c.micro_batch};
+std::vector<const LayerPrices*> Stages::rank_prices(const Plan& c) {
+  std::vector<const LayerPrices*> all(static_cast<std::size_t>(c.mesh.pp()), &prices(c, c.recompute.of(0)));
+  for (std::size_t r = 1; r < all.size() && c.recompute.kinds().size() > 1; ++r)
+    all[r] = &prices(c, c.recompute.of(static_cast<int>(r)));
+  return all;
+}
+
+const LayerPrices& Stages::prices(const Plan& c, const Recompute& recompute) {
+  const PriceKey key{
+      c.mesh.tp(),         c.mesh.cp(),         static_cast<int>(c.context_kind), c.mesh.ep,
+      c.mesh.expert_cut(), c.shards_sequence(), recompute_name(recompute),        c.micro_batch};
   const auto found = prices_.find(key);
   if (found != prices_.end()) return found->second;
   LayerPrices p;
-  if (!counts_.contains(c.tp)) counts_[c.tp] = parameter_counts(work_.model, c.tp);
-  p.counts = counts_.at(c.tp);
-  p.saved = saved_bytes(work_, c);
-  p.seconds = model_seconds(work_, c, ops_);
+  if (!counts_.contains(c.mesh.tp())) counts_[c.mesh.tp()] = parameter_counts(c.model, c.mesh.tp());
+  p.counts = counts_.at(c.mesh.tp());
+  p.saved = saved_bytes(work_, c, recompute);
+  p.seconds = model_seconds(work_, c, recompute, ops_, programs_);
   return prices_.emplace(key, std::move(p)).first->second;
 }
 
-std::vector<std::int64_t> Stages::layers(const Configuration& c, const ScheduleFacts& facts) {
-  const std::int64_t total = work_.model.num_layers;
+std::vector<std::int64_t> Stages::layers(const Plan& c, const ScheduleFacts& facts,
+                                         const std::vector<const LayerPrices*>& prices) const {
+  const std::int64_t total = c.model.num_layers;
   if (!c.layers_per_stage.empty()) return c.layers_per_stage;
   const auto stages = static_cast<std::size_t>(facts.num_stages);
-  std::vector<std::int64_t> even(stages);
+  std::vector<std::int64_t> layers(stages);
   for (std::size_t s = 0; s < stages; ++s)
-    even[s] = split_range(total, facts.num_stages, static_cast<std::int64_t>(s)).size();
-  if (c.even_split || stages == 1) return even;
+    layers[s] = split_range(total, facts.num_stages, static_cast<std::int64_t>(s)).size();
+  if (!c.balance_layers || stages == 1) return layers;
   // The ends have work beside their layers: a layer moves away from an end for as long as the slowest stage
   // gets faster by it.
-  const ModelSeconds& t = prices(c).seconds;
-  const LayerSeconds& layer = work_.model.num_expert_layers() > 0 ? t.experts : t.dense;
-  const double cost = layer.forward.total() + layer.backward();
-  std::vector<double> extra(stages, 0);
+  const ModelSeconds& t = prices.front()->seconds;
+  std::vector<double> extra(stages, 0), cost(stages, 0);  // of a layer
+  for (std::size_t r = 0; r < facts.uses.size(); ++r)
+    for (const StageUse& use : facts.uses[r]) {
+      const ModelSeconds& of_rank = prices[r]->seconds;
+      const LayerSeconds& layer = c.model.num_expert_layers() > 0 ? of_rank.experts : of_rank.dense;
+      cost[static_cast<std::size_t>(use.stage)] = layer.forward.total() + layer.backward();
+    }
   extra.front() += t.embedding.forward.total() + t.embedding.backward();
   extra.back() += t.head.forward.total() + t.head.backward() + t.loss.forward.total() + t.loss.backward();
-  const auto work = [&](std::size_t s) { return real(even[s]) * cost + extra[s]; };
+  const auto work = [&](std::size_t s) { return real(layers[s]) * cost[s] + extra[s]; };
   for (std::int64_t moves = 0; moves < total; ++moves) {
     std::size_t most = 0, least = 0;
     for (std::size_t s = 1; s < stages; ++s) {
       if (work(s) > work(most)) most = s;
-      if (work(s) < work(least)) least = s;
+      if (work(s) + cost[s] < work(least) + cost[least]) least = s;
     }
-    if (even[most] <= 1 || work(least) + cost >= work(most) * (1 - 1e-9)) break;
-    --even[most];
-    ++even[least];
+    if (layers[most] <= 1 || work(least) + cost[least] >= work(most) * (1 - 1e-9)) break;
+    --layers[most];
+    ++layers[least];
   }
-  return even;
+  return layers;
 }
 
-LayerSeconds Stages::stage_seconds(const Configuration& c, const LayerPrices& p,
+LayerSeconds Stages::stage_seconds(const Plan& c, const LayerPrices& p,
                                    const std::vector<std::int64_t>& layers, std::size_t stage) const {
-  const ModelSpec& m = work_.model;
+  const ModelSpec& m = c.model;
   const auto at = layers.begin() + static_cast<std::ptrdiff_t>(stage);
   const std::int64_t first = std::accumulate(layers.begin(), at, std::int64_t{0});
   const std::int64_t dense_end = m.experts == Experts::none ? m.num_layers : m.num_dense_layers;
@@ -153,36 +164,44 @@ LayerSeconds Stages::stage_seconds(const Configuration& c, const LayerPrices& p,
 }
 
 // What happens along dp once a step leaves stages as they are.
-Configuration Stages::of_passes(const Configuration& c) const {
-  Configuration same = c;
-  if (!state_.adds_to_passes(c)) same.zero = 0, same.hsdp = 1;
-  return same;
+bool Stages::same_passes(const Plan& a, const Plan& b) const {
+  const auto sharing = [&](const Plan& c) {
+    return state_.adds_to_passes(c) ? std::pair{c.zero, c.hsdp} : std::pair{0, 1};
+  };
+  return a.mesh == b.mesh && a.micro_batch == b.micro_batch && a.schedule == b.schedule &&
+         a.chunks == b.chunks && a.balance_layers == b.balance_layers &&
+         a.layers_per_stage == b.layers_per_stage && a.recompute == b.recompute &&
+         a.context_kind == b.context_kind && a.sequence_parallel == b.sequence_parallel &&
+         sharing(a) == sharing(b);
 }
 
 // Neighbours in the search share them.
-const StageShape& Stages::shape(const Configuration& c) {
-  const Configuration same = of_passes(c);
-  if (!last_shape_ || !(same == last_shaped_)) {
+const StageShape& Stages::shape(const Plan& c) {
+  if (!last_shape_ || !same_passes(c, last_shaped_)) {
     last_shape_ = std::make_unique<StageShape>(make_shape(c));
-    last_shaped_ = same;
+    last_shaped_ = c;
   }
   return *last_shape_;
 }
 
-StageShape Stages::make_shape(const Configuration& c) {
+StageShape Stages::make_shape(const Plan& c) {
   StageShape s;
   const ScheduleFacts& facts = this->facts(c);
   s.facts = &facts;
   check(facts.problem.empty(), "a configuration's schedule was looked at before");
-  const LayerPrices& p = prices(c);
-  const ModelSpec& m = work_.model;
-  s.layers = layers(c, facts);
+  s.prices = rank_prices(c);
+  const LayerPrices& first_prices = *s.prices.front();
+  const ModelSpec& m = c.model;
+  s.layers = layers(c, facts, s.prices);
+  std::vector<const LayerPrices*> stage_prices(s.layers.size());
+  for (std::size_t r = 0; r < facts.uses.size(); ++r)
+    for (const StageUse& use : facts.uses[r]) stage_prices[static_cast<std::size_t>(use.stage)] = s.prices[r];
   const std::int64_t dense_end = m.experts == Experts::none ? m.num_layers : m.num_dense_layers;
   std::vector<double> dense(s.layers.size());
   std::int64_t first = 0;
   s.stages.reserve(s.layers.size());
   for (std::size_t i = 0; i < s.layers.size(); ++i) {
-    s.stages.push_back(stage_seconds(c, p, s.layers, i));
+    s.stages.push_back(stage_seconds(c, *stage_prices[i], s.layers, i));
     dense[i] = real(std::clamp<std::int64_t>(dense_end - first, 0, s.layers[i]));
     first += s.layers[i];
   }
@@ -191,15 +210,16 @@ StageShape Stages::make_shape(const Configuration& c) {
     const auto unit = [&](const LayerSeconds& t, double common, double routed) {
       return state_.unit_adds(c, {common, routed}, t.forward.total(), t.backward());
     };
-    const bool experts = m.num_expert_layers() > 0;
-    const double dense_layer = unit(p.seconds.dense, p.counts.dense_layer, 0),
-                 expert_layer = experts ? unit(p.seconds.experts, p.counts.expert_layer,
-                                               p.counts.routed / (c.ep * c.etp))
-                                        : 0;
-    for (std::size_t i = 0; i < s.layers.size(); ++i)
-      s.sharing[i] = dense[i] * dense_layer + (real(s.layers[i]) - dense[i]) * expert_layer;
-    s.sharing.front() += unit(p.seconds.embedding, p.counts.embedding, 0);
-    s.sharing.back() += unit(p.seconds.head, p.counts.head, 0);
+    const ParameterCounts& counts = first_prices.counts;
+    for (std::size_t i = 0; i < s.layers.size(); ++i) {
+      const ModelSeconds& t = stage_prices[i]->seconds;
+      const double experts = real(s.layers[i]) - dense[i];
+      if (dense[i] > 0) s.sharing[i] += dense[i] * unit(t.dense, counts.dense_layer, 0);
+      if (experts > 0)
+        s.sharing[i] += experts * unit(t.experts, counts.expert_layer, counts.routed / c.mesh.expert_ranks());
+    }
+    s.sharing.front() += unit(first_prices.seconds.embedding, counts.embedding, 0);
+    s.sharing.back() += unit(first_prices.seconds.head, counts.head, 0);
   }
   s.ranks.reserve(facts.uses.size());
   s.counts.reserve(facts.uses.size());
@@ -217,14 +237,14 @@ StageShape Stages::make_shape(const Configuration& c) {
     share.tied_copy = m.tied_embedding && share.head && !share.embedding;
     share.in_flight = facts.peak[r] / fraction;
     s.ranks.push_back(share);
-    s.counts.push_back(share_counts(p.counts, c, share));
+    s.counts.push_back(share_counts(first_prices.counts, c, share));
   }
-  s.costs = simulation_costs(s.stages, s.sharing, work_.software, message_seconds(c), c.pp);
+  s.costs = simulation_costs(s.stages, s.sharing, work_.software, message_seconds(c), c.mesh.pp());
   bound(c, s);
   return s;
 }
 
-double Stages::exposed(const Configuration& c, const StageShape& s, std::size_t rank) const {
+double Stages::exposed(const Plan& c, const StageShape& s, std::size_t rank) const {
   double backward = 0, forward = 0;
   for (const StageUse& use : s.facts->uses[rank]) {
     const LayerSeconds& t = s.stages[static_cast<std::size_t>(use.stage)];
@@ -237,9 +257,9 @@ double Stages::exposed(const Configuration& c, const StageShape& s, std::size_t 
 
 // A rank ends no earlier than the passes before its first one and its own; the whole pipeline not before
 // those after its last one too.
-void Stages::bound(const Configuration& c, StageShape& s) const {
+void Stages::bound(const Plan& c, StageShape& s) const {
   const ScheduleFacts& facts = *s.facts;
-  const double microbatches = real(num_microbatches(work_, c));
+  const double microbatches = real(num_microbatches(c));
   // Passes that run together take this part of their sum.
   const double factor = facts.overlaps ? std::min(1.0, s.costs->overlap_factor) : 1;
   std::vector<double> before(s.stages.size() + 1), behind(s.stages.size() + 1);
@@ -264,19 +284,20 @@ void Stages::bound(const Configuration& c, StageShape& s) const {
   }
 }
 
-bool Stages::hands_over_parts(const Configuration& c) const {
-  return c.tp > 1 && !c.shards_sequence() && work_.software.scatters_messages;
+bool Stages::hands_over_parts(const Plan& c) const {
+  return c.mesh.tp() > 1 && !c.shards_sequence() && work_.software.scatters_messages;
 }
 
-double Stages::message_bytes(const Configuration& c) {
-  return prices(c).saved.boundary / (hands_over_parts(c) ? c.tp : 1);
+double Stages::message_bytes(const Plan& c) {
+  return prices(c, c.recompute.of(0)).saved.boundary / (hands_over_parts(c) ? c.mesh.tp() : 1);
 }
 
-double Stages::message_seconds(const Configuration& c) {
-  if (c.pp == 1) return 0;
+double Stages::message_seconds(const Plan& c) {
+  if (c.mesh.pp() == 1) return 0;
   const double message = ops_.message(message_bytes(c), pipeline_stride(c));
   if (!hands_over_parts(c)) return message;
-  return message + ops_.collective(Verb::all_gather, prices(c).saved.boundary, c.tp, 1);
+  return message +
+         ops_.collective(Verb::all_gather, prices(c, c.recompute.of(0)).saved.boundary, c.mesh.tp(), 1);
 }
 
 }  // namespace echelon

@@ -10,7 +10,7 @@ double added_seconds(double compute, double communication, double slowdown) {
 }
 
 // ZeRO 1 of older programs: every rank gets the whole sum and uses its part.
-bool StateSeconds::reduces_whole(const Configuration& c) const {
+bool StateSeconds::reduces_whole(const Plan& c) const {
   return c.zero == 0 || (c.zero == 1 && !work_.software.sharded_states);
 }
 
@@ -20,11 +20,10 @@ double StateSeconds::in_calls(Verb verb, double bytes, double calls, std::int64_
   return calls * std::max(ops_.collective(verb, bytes / calls, size, stride), ops_.call_seconds(size));
 }
 
-StateSeconds::Exchange StateSeconds::exchange(const Configuration& c, const ShareCounts& counts,
-                                              double layers) const {
+StateSeconds::Exchange StateSeconds::exchange(const Plan& c, const ShareCounts& counts, double layers) const {
   const Software& s = work_.software;
-  const std::int64_t ranks = static_cast<std::int64_t>(c.dp) * c.cp;
-  const std::int64_t routed_ranks = std::max<std::int64_t>(1, ranks * c.tp / (c.ep * c.etp));
+  const std::int64_t ranks = std::int64_t{c.mesh.dp_cp_size()};
+  const std::int64_t routed_ranks = std::max<std::int64_t>(1, ranks * c.mesh.tp() / c.mesh.expert_ranks());
   const double calls = std::max(1.0, layers * s.layer_reductions);
   Exchange sum;
   const auto add = [&](double elements, std::int64_t size, std::int64_t stride) {
@@ -42,21 +41,22 @@ StateSeconds::Exchange StateSeconds::exchange(const Configuration& c, const Shar
     if (c.zero > 0) sum.gather += in_calls(Verb::all_gather, elements * bytes_.gathered, 1, shard, stride);
     if (c.zero > 0) sum.gather += s.shard_copy_seconds * layers * static_cast<double>(shard);
   };
-  add(counts.common, ranks, c.tp);
-  add(counts.routed, routed_ranks, static_cast<std::int64_t>(c.ep) * c.etp);
+  add(counts.common, ranks, c.mesh.tp());
+  add(counts.routed, routed_ranks, c.mesh.expert_ranks());
   return sum;
 }
 
-bool StateSeconds::adds_to_passes(const Configuration& c) const {
-  return c.dp * c.cp > 1 && ((c.zero == 3 && c.shards() > 1) || gradient_sums(work_, c).each_microbatch);
+bool StateSeconds::adds_to_passes(const Plan& c) const {
+  return c.mesh.dp_cp_size() > 1 &&
+         ((c.zero == 3 && c.shards() > 1) || gradient_sums(work_.software, c).each_microbatch);
 }
 
-double StateSeconds::unit_adds(const Configuration& c, const ShareCounts& counts, double forward,
+double StateSeconds::unit_adds(const Plan& c, const ShareCounts& counts, double forward,
                                double backward) const {
   const Software& s = work_.software;
   const auto [sum, values] = exchange(c, counts, 1);
-  const double reduce = gradient_sums(work_, c).each_microbatch ? sum : 0, gather = c.zero == 3 ? values : 0,
-               again = s.reshards ? gather : 0;
+  const double reduce = gradient_sums(work_.software, c).each_microbatch ? sum : 0,
+               gather = c.zero == 3 ? values : 0, again = s.reshards ? gather : 0;
   double alone = 0, beside_forward = 0, beside_backward = 0;
   (s.overlaps_parameters ? beside_forward : alone) += gather;
   (s.overlaps_parameters ? beside_backward : alone) += again;
@@ -65,11 +65,12 @@ double StateSeconds::unit_adds(const Configuration& c, const ShareCounts& counts
          added_seconds(backward, beside_backward, s.overlap_slowdown);
 }
 
-double StateSeconds::exposed(const Configuration& c, const ShareCounts& counts, double layers, double forward,
+double StateSeconds::exposed(const Plan& c, const ShareCounts& counts, double layers, double forward,
                              double backward) const {
   const Software& s = work_.software;
   const auto [sum, values] = exchange(c, counts, layers);
-  const double reduce = gradient_sums(work_, c).each_microbatch ? 0 : sum, gather = c.zero == 3 ? 0 : values;
+  const double reduce = gradient_sums(work_.software, c).each_microbatch ? 0 : sum,
+               gather = c.zero == 3 ? 0 : values;
   const auto left = [&](double seconds, double window, bool overlaps) {
     if (!overlaps) return seconds;
     // The last layer's part has nothing left to hide behind.
@@ -79,10 +80,10 @@ double StateSeconds::exposed(const Configuration& c, const ShareCounts& counts, 
   return left(reduce, backward, s.overlaps_gradients) + left(gather, forward, s.overlaps_parameters);
 }
 
-double StateSeconds::optimizer(const Configuration& c, const ShareCounts& counts) const {
-  const double ranks = static_cast<double>(c.dp) * c.cp / c.hsdp;
+double StateSeconds::optimizer(const Plan& c, const ShareCounts& counts) const {
+  const double ranks = static_cast<double>(c.mesh.dp_cp_size()) / c.hsdp;
   const double shards = c.zero > 0 ? ranks : 1;
-  const double routed_shards = c.zero > 0 ? std::max(1.0, ranks * c.tp / (c.ep * c.etp)) : 1;
+  const double routed_shards = c.zero > 0 ? std::max(1.0, ranks * c.mesh.tp() / c.mesh.expert_ranks()) : 1;
   const double elements = counts.common / shards + counts.routed / routed_shards;
   // The norm reads gradients; the step reads gradients and state, and writes state and values.
   const Software& s = work_.software;
@@ -92,8 +93,8 @@ double StateSeconds::optimizer(const Configuration& c, const ShareCounts& counts
   return ops_.memory_pass(bytes * s.optimizer_passes) + ops_.elementwise(cast);
 }
 
-double StateSeconds::bytes(const Configuration& c, const ShareCounts& counts, double microbatches) const {
-  const double sums = gradient_sums(work_, c).each_microbatch ? microbatches : 1;
+double StateSeconds::bytes(const Plan& c, const ShareCounts& counts, double microbatches) const {
+  const double sums = gradient_sums(work_.software, c).each_microbatch ? microbatches : 1;
   const double gathers = c.zero == 3 ? (work_.software.reshards ? 2 : 1) * microbatches : c.zero > 0 ? 1 : 0;
   const auto of = [&](double elements, std::int64_t ranks) {
     if (ranks <= 1) return 0.0;
@@ -107,8 +108,8 @@ double StateSeconds::bytes(const Configuration& c, const ShareCounts& counts, do
     const double reduced = once(shards) + 2 * once(c.hsdp) / shards;
     return elements * (sums * reduced * bytes_.reduced + gathers * once(shards) * bytes_.gathered);
   };
-  const std::int64_t ranks = std::int64_t{c.dp} * c.cp;
-  return of(counts.common, ranks) + of(counts.routed, ranks * c.tp / (std::int64_t{c.ep} * c.etp));
+  const std::int64_t ranks = std::int64_t{c.mesh.dp_cp_size()};
+  return of(counts.common, ranks) + of(counts.routed, ranks * c.mesh.tp() / c.mesh.expert_ranks());
 }
 
 }  // namespace echelon

@@ -2,9 +2,9 @@
 // reductions and gathers along dp, and the optimizer.
 #pragma once
 
-#include "plan/configuration.h"
 #include "plan/footprint.h"
 #include "plan/op_seconds.h"
+#include "plan/workload.h"
 
 namespace echelon {
 
@@ -21,21 +21,21 @@ class StateSeconds {
     double reduce = 0, gather = 0;
   };
   // The exchange of all these gradients, and of the values where ZeRO shards them, in so many layers.
-  Exchange exchange(const Configuration& c, const ShareCounts& counts, double layers) const;
+  Exchange exchange(const Plan& c, const ShareCounts& counts, double layers) const;
   // Whether a microbatch's passes gather parameters (ZeRO 3) or sum gradients over the ranks.
-  bool adds_to_passes(const Configuration& c) const;
+  bool adds_to_passes(const Plan& c) const;
   // What that adds to a microbatch's passes through these parameters' layer.
-  double unit_adds(const Configuration& c, const ShareCounts& counts, double forward, double backward) const;
+  double unit_adds(const Plan& c, const ShareCounts& counts, double forward, double backward) const;
   // What of reductions after a rank's last backward pass and gathers before its first forward pass is not
   // hidden beside them; not of what is in the passes, see above.
-  double exposed(const Configuration& c, const ShareCounts& counts, double layers, double forward,
+  double exposed(const Plan& c, const ShareCounts& counts, double layers, double forward,
                  double backward) const;
-  double optimizer(const Configuration& c, const ShareCounts& counts) const;
+  double optimizer(const Plan& c, const ShareCounts& counts) const;
   // That a rank sends in a step, whose stages each see so many microbatches.
-  double bytes(const Configuration& c, const ShareCounts& counts, double microbatches) const;
+  double bytes(const Plan& c, const ShareCounts& counts, double microbatches) const;
 
  private:
-  bool reduces_whole(const Configuration& c) const;
+  bool reduces_whole(const Plan& c) const;
   double in_calls(Verb verb, double bytes, double calls, std::int64_t size, std::int64_t stride) const;
 
   const Workload& work_;

@@ -17,35 +17,36 @@ double to_twelve_digits(double seconds) {
   return std::round(seconds * unit) / unit;
 }
 
-}  // namespace
-
-StepModel::StepModel(Workload work) : work_(std::move(work)), stages_(work_) {
-  flops_per_step_ =
-      model_flops_per_token(work_.model, work_.seq_len) * real(work_.seq_len * work_.global_batch);
+// DualPipe's two ranks of a stage.
+bool runs_the_same(const ScheduleFacts& facts, std::size_t a, std::size_t b) {
+  return std::any_of(facts.uses[a].begin(), facts.uses[a].end(), [&](const StageUse& x) {
+    return std::any_of(facts.uses[b].begin(), facts.uses[b].end(),
+                       [&](const StageUse& y) { return x.stage == y.stage; });
+  });
 }
 
-double StepModel::least_seconds(const Configuration& any) {
-  Configuration c = any;
-  c.zero = 0;
-  c.hsdp = 1;
-  const LayerPrices& p = stages_.prices(c);
-  LayerSeconds t = p.seconds.dense * real(work_.model.num_layers - work_.model.num_expert_layers());
-  t += p.seconds.experts * real(work_.model.num_expert_layers());
+}  // namespace
+
+StepModel::StepModel(Workload work) : work_(std::move(work)), stages_(work_) {}
+
+double StepModel::least_seconds(const Plan& c) {
+  const LayerPrices& p = stages_.prices(c, c.recompute.of(0));
+  LayerSeconds t = p.seconds.dense * real(c.model.num_layers - c.model.num_expert_layers());
+  t += p.seconds.experts * real(c.model.num_expert_layers());
   t += p.seconds.embedding;
   t += p.seconds.head;
   t += p.seconds.loss;
-  const double hidden = c.pp > 1 ? t.forward.expert + t.backward_input.expert : 0;
-  return whole_step(c, real(num_microbatches(work_, c)) * (t.forward.total() + t.backward() - hidden) / c.pp);
+  const double hidden = c.mesh.pp() > 1 ? t.forward.expert + t.backward_input.expert : 0;
+  return whole_step(c, real(num_microbatches(c)) * (t.forward.total() + t.backward() - hidden) / c.mesh.pp());
 }
 
-Outlook StepModel::outlook(const Configuration& c, double most_bytes) {
+Outlook StepModel::outlook(const Plan& c, double most_bytes) {
   const StageShape& s = stages_.shape(c);
-  const LayerPrices& p = stages_.prices(c);
   Outlook look;
+  const std::vector<double> bytes = rank_bytes(c);
   for (std::size_t r = 0; r < s.ranks.size(); ++r) {
-    const double bytes = real(footprint(work_, c, p.counts, p.saved, s.ranks[r]).total());
-    if (bytes <= look.bytes) continue;
-    look.bytes = bytes;
+    if (bytes[r] <= look.bytes) continue;
+    look.bytes = bytes[r];
     look.rank = static_cast<int>(r);
     look.in_flight = s.facts->peak[r];
   }
@@ -60,20 +61,76 @@ Outlook StepModel::outlook(const Configuration& c, double most_bytes) {
   return look;
 }
 
-double StepModel::whole_step(const Configuration& c, double seconds) const {
-  const double nodes = std::max(1.0, static_cast<double>(c.ranks()) / work_.machine.node());
+std::vector<double> StepModel::rank_bytes(const Plan& c) {
+  const StageShape& s = stages_.shape(c);
+  std::vector<double> bytes;
+  for (std::size_t r = 0; r < s.ranks.size(); ++r)
+    bytes.push_back(real(footprint(work_, c, s.prices[r]->counts, s.prices[r]->saved, s.ranks[r]).total()));
+  return bytes;
+}
+
+std::vector<Recompute> StepModel::recompute_kinds() const {
+  std::vector<Recompute> kinds{Recompute::none};
+  const auto kept = [&](const Recompute& kind) {
+    const SavedBytes saved = saved_bytes(work_, work_.plan, kind);
+    return saved.dense_layer + saved.expert_layer;
+  };
+  const auto add = [&](const Recompute& kind) {
+    if (std::find(kinds.begin(), kinds.end(), kind) == kinds.end() && kept(kind) < kept(Recompute::none))
+      kinds.push_back(kind);
+  };
+  for (const std::string& name : recompute_names(work_.plan.model)) add(Recompute({name}));
+  add(Recompute::full);
+  return kinds;
+}
+
+std::optional<PipelineRecompute> StepModel::fitting_recompute(Plan c, const std::vector<Recompute>& kinds,
+                                                              const std::vector<double>& most_bytes) {
+  constexpr int most_rounds = 4;  // of a split by cost; what it ends with is judged like any other plan
+  for (int round = 0; round < most_rounds; ++round) {
+    const StageShape& s = stages_.shape(c);
+    const std::size_t ranks = s.ranks.size();
+    std::vector<Recompute> chosen(ranks);
+    for (std::size_t r = 0; r < ranks; ++r) {
+      double least = 1e300;
+      for (const Recompute& kind : kinds) {
+        const LayerPrices& p = stages_.prices(c, kind);
+        const double seconds = s.ranks[r].dense_layers * p.seconds.dense.backward() +
+                               s.ranks[r].expert_layers * p.seconds.experts.backward();
+        if (seconds >= least) continue;
+        bool fits = true;
+        for (std::size_t other = 0; other < ranks && fits; ++other)
+          if (other == r || runs_the_same(*s.facts, r, other))
+            fits = real(footprint(work_, c, p.counts, p.saved, s.ranks[other]).total()) <= most_bytes[other];
+        if (!fits) continue;
+        least = seconds;
+        chosen[r] = kind;
+      }
+      if (least == 1e300) return {};
+    }
+    const bool is_uniform =
+        std::all_of(chosen.begin(), chosen.end(), [&](const Recompute& kind) { return kind == chosen[0]; });
+    PipelineRecompute next = is_uniform ? PipelineRecompute(chosen[0]) : PipelineRecompute(std::move(chosen));
+    if (next == c.recompute) break;
+    c.recompute = std::move(next);
+    if (!c.balance_layers) break;
+  }
+  return c.recompute;
+}
+
+double StepModel::whole_step(const Plan& c, double seconds) const {
+  const double nodes = std::max(1.0, static_cast<double>(c.mesh.num_ranks()) / work_.machine.node());
   return seconds * (1 + work_.software.straggling * std::log2(nodes)) + work_.software.step_seconds;
 }
 
-Timeline StepModel::timeline(const Configuration& c) {
+Timeline StepModel::timeline(const Plan& c) {
   const StageShape& s = stages_.shape(c);
   return simulate(stages_.schedule(c), *s.costs).timeline;
 }
 
 // Neighbours in the search share a simulation.
-const StepModel::Ends& StepModel::simulated(const Configuration& c, const SimulationCosts& costs) {
-  const Configuration same = stages_.of_passes(c);
-  if (last_ends_.of_rank.empty() || !(same == last_simulated_)) {
+const StepModel::Ends& StepModel::simulated(const Plan& c, const SimulationCosts& costs) {
+  if (last_ends_.of_rank.empty() || !stages_.same_passes(c, last_simulated_)) {
     const Schedule& schedule = stages_.schedule(c);
     const Timeline timeline = simulate(schedule, costs).timeline;
     last_ends_ = {{}, timeline.bubble_fraction()};
@@ -82,14 +139,14 @@ const StepModel::Ends& StepModel::simulated(const Configuration& c, const Simula
       for (const Span& span : spans) end = std::max(end, span.end);
       last_ends_.of_rank.push_back(end);
     }
-    last_simulated_ = same;
+    last_simulated_ = c;
   }
   return last_ends_;
 }
 
-AxisBytes StepModel::most_traffic(const Configuration& c) {
+AxisBytes StepModel::most_traffic(const Plan& c) {
   const StageShape& s = stages_.shape(c);
-  const double microbatches = real(num_microbatches(work_, c));
+  const double microbatches = real(num_microbatches(c));
   AxisBytes most;
   for (std::size_t r = 0; r < s.ranks.size(); ++r) {
     AxisBytes own;
@@ -111,14 +168,14 @@ AxisBytes StepModel::most_traffic(const Configuration& c) {
   return most;
 }
 
-std::pair<double, double> StepModel::interval(const Configuration& c) const {
+std::pair<double, double> StepModel::interval(const Plan& c) const {
   const Software& s = work_.software;
-  if (work_.model.num_expert_layers() > 0 && s.experts_high > 0) return {s.experts_low, s.experts_high};
-  if (c.ranks() > work_.machine.node() && s.nodes_high > 0) return {s.nodes_low, s.nodes_high};
+  if (c.model.num_expert_layers() > 0 && s.experts_high > 0) return {s.experts_low, s.experts_high};
+  if (c.mesh.num_ranks() > work_.machine.node() && s.nodes_high > 0) return {s.nodes_low, s.nodes_high};
   return {s.low, s.high};
 }
 
-Estimate StepModel::estimate(const Configuration& c) {
+Estimate StepModel::estimate(const Plan& c) {
   Estimate e = estimate_seconds(c);
   add_memory(e);
   return e;
@@ -127,20 +184,21 @@ Estimate StepModel::estimate(const Configuration& c) {
 // Of this trainer the first data- and tensor-parallel rank has most; pipeline ranks are asked from the one
 // that is likely to hold most.
 void StepModel::add_memory(Estimate& e, double most_bytes) {
-  const Configuration& c = e.configuration;
+  const Plan& c = e.plan;
   const StageShape& s = stages_.shape(c);
-  const LayerPrices& p = stages_.prices(c);
   std::vector<int> order;
   for (std::size_t r = 0; r < s.ranks.size(); ++r) {
-    e.rank_memory.push_back(footprint(work_, c, p.counts, p.saved, s.ranks[r]));
+    e.rank_memory.push_back(footprint(work_, c, s.prices[r]->counts, s.prices[r]->saved, s.ranks[r]));
     order.push_back(static_cast<int>(r));
   }
   const auto held = [&](int r) { return e.rank_memory[static_cast<std::size_t>(r)].total(); };
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return held(a) > held(b); });
-  if (work_.software.is_this_trainer && !work_.model.latent_attention()) {
+  if (work_.software.is_this_trainer && !c.model.latent_attention()) {
     if (!work_.exact_memory) throw InvariantError("a plan of this trainer is priced with what it holds");
-    const Plan plan = as_plan(work_, c, s.layers);
-    const PipelineLayout pipeline(plan);
+    Plan plan = c;
+    plan.layers_per_stage = s.layers;
+    plan.balance_layers = false;
+    const PipelineLayout pipeline(plan, StepLength::steady);
     for (int r : order) {
       e.memory = e.rank_memory[static_cast<std::size_t>(r)] = work_.exact_memory(plan, pipeline, {.pp = r});
       e.memory_rank = r;
@@ -153,12 +211,12 @@ void StepModel::add_memory(Estimate& e, double most_bytes) {
   e.memory = e.rank_memory[static_cast<std::size_t>(e.memory_rank)];
 }
 
-Estimate StepModel::estimate_seconds(const Configuration& c) {
+Estimate StepModel::estimate_seconds(const Plan& c) {
   const StageShape& s = stages_.shape(c);
   Estimate e;
-  e.configuration = c;
+  e.plan = c;
   e.layers = s.layers;
-  e.microbatches = num_microbatches(work_, c);
+  e.microbatches = num_microbatches(c);
   e.costs = *s.costs;
   const Ends& ends = simulated(c, e.costs);
   e.bubble_fraction = ends.bubble_fraction;
@@ -201,9 +259,10 @@ Estimate StepModel::estimate_seconds(const Configuration& c) {
   const auto [low, high] = interval(c);
   e.low = e.seconds * low;
   e.high = e.seconds * high;
-  const double gpus = c.ranks();
-  e.tokens_per_second_per_gpu = real(work_.seq_len * work_.global_batch) / (e.seconds * gpus);
-  e.model_tflops_per_gpu = flops_per_step_ / (e.seconds * gpus) / 1e12;
+  const double gpus = c.mesh.num_ranks();
+  e.tokens_per_second_per_gpu = real(c.seq_len * c.global_batch) / (e.seconds * gpus);
+  const double flops = model_flops_per_token(c.model, c.seq_len) * real(c.seq_len * c.global_batch);
+  e.model_tflops_per_gpu = flops / (e.seconds * gpus) / 1e12;
   e.mfu = e.model_tflops_per_gpu * 1e12 / work_.machine.peak(work_.precision);
   return e;
 }

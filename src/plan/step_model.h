@@ -1,13 +1,14 @@
-// Seconds and bytes of a step of any configuration of a workload: layers priced by shape, the schedule
+// Seconds and bytes of a step of any plan of a workload: layers priced by shape, the schedule
 // simulated with these times, data-parallel traffic, optimizer.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "plan/configuration.h"
 #include "plan/stages.h"
+#include "plan/workload.h"
 #include "schedule/simulate.h"
 #include "spec/memory.h"
 
@@ -25,7 +26,7 @@ struct AxisBytes {
 };
 
 struct Estimate {
-  Configuration configuration;
+  Plan plan;
   std::int64_t microbatches = 1;
   double seconds = 0, low = 0, high = 0;  // of a step, to 12 digits; the 10th and 90th percentile
   double bubble_fraction = 0;             // idle time of a pipeline rank over the pipeline's makespan
@@ -39,7 +40,7 @@ struct Estimate {
   SimulationCosts costs;  // of its schedule
 };
 
-// What the pruning path finds out about a configuration.
+// What the pruning path finds out about a plan.
 struct Outlook {
   double seconds = 0;  // no step takes less
   double bytes = 0;    // of the pipeline rank with most
@@ -58,39 +59,47 @@ class StepModel {
   double usable_bytes() const { return work_.machine.memory_bytes - work_.machine.reserved_bytes; }
 
   // As those of Stages.
-  std::string schedule_problem(const Configuration& c) { return stages_.schedule_problem(c); }
-  bool splits_evenly(const Configuration& c) { return stages_.splits_evenly(c); }
+  std::string schedule_problem(const Plan& c) { return stages_.schedule_problem(c); }
+  bool splits_evenly(const Plan& c) { return stages_.splits_evenly(c); }
   // No step of this mesh, micro-batch and recomputation takes less, whatever its schedule, split and
   // sharding: the model's passes shared out evenly over the pipeline.
-  double least_seconds(const Configuration& c);
+  double least_seconds(const Plan& c);
   // Exact memory, and a bound on the seconds: what the busiest rank computes, with the passes that must come
   // before and after it.
   // Where the memory is above `most_bytes` only that is found out.
-  Outlook outlook(const Configuration& c, double most_bytes = 1e300);
+  Outlook outlook(const Plan& c, double most_bytes = 1e300);
+  // Kinds of recomputation that keep less than others of the workload's model, for less time.
+  std::vector<Recompute> recompute_kinds() const;
+  // For each pipeline rank the one that takes it least time of those with which it holds no more than its
+  // `most_bytes`; ranks that run the same stages have the same. What one chooses changes no other's memory
+  // but through a split of layers by cost, which follows. No value where some rank has none.
+  std::optional<PipelineRecompute> fitting_recompute(Plan c, const std::vector<Recompute>& kinds,
+                                                     const std::vector<double>& most_bytes);
+  // Of each pipeline rank, as outlook() counts them.
+  std::vector<double> rank_bytes(const Plan& c);
   // The whole: its schedule simulated.
-  Estimate estimate(const Configuration& c);
+  Estimate estimate(const Plan& c);
   // Its two halves: all but the memory, and that. Where it is found to be above `most_bytes` on some rank,
   // what that one holds is all that is found out.
-  Estimate estimate_seconds(const Configuration& c);
+  Estimate estimate_seconds(const Plan& c);
   void add_memory(Estimate& e, double most_bytes = 1e300);
   // The schedule's timeline as the estimate simulates it.
-  Timeline timeline(const Configuration& c);
+  Timeline timeline(const Plan& c);
 
  private:
   struct Ends {
     std::vector<double> of_rank;  // seconds at which its last instruction ends
     double bubble_fraction = 0;
   };
-  const Ends& simulated(const Configuration& c, const SimulationCosts& costs);
+  const Ends& simulated(const Plan& c, const SimulationCosts& costs);
   // Factors of the step time between which 8 of 10 measurements of such a configuration lie.
-  std::pair<double, double> interval(const Configuration& c) const;
-  double whole_step(const Configuration& c, double seconds) const;
-  AxisBytes most_traffic(const Configuration& c);
+  std::pair<double, double> interval(const Plan& c) const;
+  double whole_step(const Plan& c, double seconds) const;
+  AxisBytes most_traffic(const Plan& c);
 
   Workload work_;
   Stages stages_;
-  double flops_per_step_ = 0;
-  Configuration last_simulated_;
+  Plan last_simulated_;
   Ends last_ends_;
 };
 

@@ -50,8 +50,11 @@ std::vector<std::int64_t> layers_of_stages(const Plan& plan, const Schedule& sch
       const StageTimes flops = stage_flops(plan, slice);
       return flops.forward + flops.backward_input + flops.backward_weight;
     };
-    return balanced_layers(schedule, model.num_layers, cost({{0, 1}, false, false}),
-                           cost({{0, 0}, true, false}), cost({{0, 0}, false, true}));
+    double layer = 0;  // mean over what ranks make again
+    for (const Recompute& kind : plan.recompute.kinds())
+      layer += cost({{0, 1}, false, false, kind}) / static_cast<double>(plan.recompute.kinds().size());
+    return balanced_layers(schedule, model.num_layers, layer, cost({{0, 0}, true, false}),
+                           cost({{0, 0}, false, true}));
   }
   std::vector<std::int64_t> even;
   for (int s = 0; s < stages; ++s) even.push_back(split_range(model.num_layers, stages, s).size());
@@ -66,6 +69,9 @@ std::vector<StageSlice> cut_layers(const Plan& plan, const Schedule& schedule) {
     next += count;
   }
   slices.back().head = true;
+  for (int r = 0; r < schedule.num_ranks(); ++r)
+    for (const Instruction& i : schedule.ranks[static_cast<std::size_t>(r)])
+      slices[static_cast<std::size_t>(i.stage)].recompute = plan.recompute.of(r);
   return slices;
 }
 
@@ -228,15 +234,32 @@ std::optional<Refusal> stages_refusal(const Plan& plan, int stages) {
   return refusal;
 }
 
+std::optional<Refusal> copies_refusal(const Plan& plan, const std::vector<std::vector<int>>& stages_of) {
+  std::map<int, int> first;  // rank that runs a stage
+  for (int r = 0; r < static_cast<int>(stages_of.size()); ++r)
+    for (int stage : stages_of[static_cast<std::size_t>(r)])
+      if (const int other = first.emplace(stage, r).first->second;
+          !(plan.recompute.of(other) == plan.recompute.of(r)))
+        return refused("recompute",
+                       {{"recompute", "none"}, {"recompute", "selective"}, {"recompute", "full"}},
+                       "pipeline ranks {} and {} of {} both run stage {}, and must make the same again",
+                       other, r, plan.schedule, stage);
+  return {};
+}
+
 void check_whole(const Plan& plan) {
   judge(plan);
   const PipelineLayout checked(plan);
 }
 
-PipelineLayout::PipelineLayout(const Plan& plan)
+PipelineLayout::PipelineLayout(const Plan& plan, StepLength length)
     : tied_(plan.model.tied_embedding), output_name_(output_matrix(plan.model).name) {
   for (int r = 0; r < plan.mesh.size(Axis::dp); ++r) {
-    const int count = static_cast<int>(microbatches(plan, r).size());
+    const std::vector<Range> batches = microbatches(plan, r);
+    int count = static_cast<int>(batches.size());
+    if (length == StepLength::steady && plan.schedule_text.empty() &&
+        batches.back().size() == batches[0].size())
+      count = steady_microbatches(plan.schedule, plan.mesh.size(Axis::pp), count);
     microbatches_.push_back(count);
     if (!programs_.contains(count)) programs_.emplace(count, planned_programs(plan, count));
   }
@@ -246,6 +269,7 @@ PipelineLayout::PipelineLayout(const Plan& plan)
   refuse_batch_scope(plan, schedule, programs_.size() == 1);
   slices_ = cut_layers(plan, schedule);
   hold(plan, schedule);
+  if (const auto refusal = copies_refusal(plan, held_)) throw PlanRefusal(plan, *refusal);
 }
 
 void PipelineLayout::hold(const Plan& plan, const Schedule& schedule) {

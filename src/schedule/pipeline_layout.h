@@ -22,15 +22,21 @@ bool flushes(const Plan& plan);
 // the layers go over the stages that it has.
 std::optional<Refusal> schedule_refusal(const Plan& plan);
 std::optional<Refusal> stages_refusal(const Plan& plan, int stages);
+// Ranks that run the same stage (DualPipe) make the same again: its passes are priced and drawn as one's.
+std::optional<Refusal> copies_refusal(const Plan& plan, const std::vector<std::vector<int>>& stages_of_ranks);
 
 // All that a plan must pass before it is run: its rules, and that it has a PipelineLayout. PlanRefusal, whose
 // remedies the caller tries.
 void check_whole(const Plan& plan);
 
+// The programs of a plan's step: all of it, or, where its microbatches are alike, no more of their passes than
+// show the peak, with the tokens of all of them.
+enum class StepLength { whole, steady };
+
 class PipelineLayout {
  public:
   // RequestError when the plan's schedule, stages and layers do not go together.
-  explicit PipelineLayout(const Plan& plan);
+  explicit PipelineLayout(const Plan& plan, StepLength length = StepLength::whole);
 
   const std::vector<StageSlice>& slices() const { return slices_; }
   // Stages that a pipeline rank holds, ascending.

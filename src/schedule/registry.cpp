@@ -51,6 +51,13 @@ Schedule make_schedule(const std::string& name, int ranks, int microbatches, int
   return dualpipe_v(ranks, microbatches);
 }
 
+int steady_microbatches(const std::string& name, int ranks, int microbatches) {
+  if (name == "gpipe" || name == "interleaved-even" || name == "zb-auto" || is_stream(name))
+    return microbatches;
+  const int period = ranks % 2 == 0 ? ranks : 2 * ranks, steady = 4 * period;
+  return microbatches <= steady ? microbatches : steady + microbatches % period;
+}
+
 bool is_synchronous(const Schedule& schedule) {
   for (const auto& list : schedule.ranks)
     for (const Instruction& i : list)

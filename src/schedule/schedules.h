@@ -40,6 +40,10 @@ bool is_stream(const std::string& name);
 // Throws RequestError naming the flag and the least legal value. `chunks`: 0 for the schedule's own number.
 // `steps`: those that a schedule without a flush runs through, `microbatches` each.
 Schedule make_schedule(const std::string& name, int ranks, int microbatches, int chunks = 0, int steps = 1);
+// Microbatches of a step that shows all there is of one with so many: enough for the steady state of the
+// published schedules, with the same remainders by P and by 2, which interleaving and DualPipe depend on. All
+// of them where the order depends on their number, or the peak.
+int steady_microbatches(const std::string& name, int ranks, int microbatches);
 // Whether all microbatches of a step see the same weights: no step between them.
 bool is_synchronous(const Schedule& schedule);
 

@@ -41,7 +41,7 @@ StageTimes stage_flops(const Plan& plan, const StageSlice& slice) {
       attention += count * of_attention;
       forward.push_back(count * (of_weights + of_attention));
     }
-    for (const OpSequence& sequence : block_passes(program, plan.recompute).again)
+    for (const OpSequence& sequence : block_passes(program, slice.recompute).again)
       for (int op : sequence.ops) again += forward[static_cast<std::size_t>(op)];
   };
   if (dense > 0) add(layer_program(m, slice.layers.begin), dense);

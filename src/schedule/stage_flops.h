@@ -14,6 +14,7 @@ namespace echelon {
 struct StageSlice {
   Range layers;
   bool embedding = false, head = false;
+  Recompute recompute{};  // of the ranks that run it
 };
 
 // FLOPs of F, B and W on one tp rank for a full microbatch: the matrix products, and what is computed again.

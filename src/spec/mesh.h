@@ -34,6 +34,12 @@ struct Mesh {
 
   int size(Axis axis) const { return axis == Axis::ep ? ep : sizes[static_cast<std::size_t>(axis)]; }
   void set(Axis axis, int size) { (axis == Axis::ep ? ep : sizes[static_cast<std::size_t>(axis)]) = size; }
+  int pp() const { return size(Axis::pp); }
+  int dp() const { return size(Axis::dp); }
+  int cp() const { return size(Axis::cp); }
+  int tp() const { return size(Axis::tp); }
+  int expert_cut() const { return etp == 0 ? tp() : etp; }
+  int expert_ranks() const { return ep * expert_cut(); }  // that hold all experts of a layer once
   int num_ranks() const;
 
   // Position of `rank` along `axis`, 0 <= result < size(axis).

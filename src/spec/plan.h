@@ -50,7 +50,7 @@ struct Plan {
   std::int64_t micro_batch = 1;    // sequences of one microbatch; the last one of a rank may be smaller
   std::int64_t seq_len = 1;
   PrecisionRecipe precision;
-  Recompute recompute;
+  PipelineRecompute recompute;
   std::string schedule = "1f1b";  // of the pipeline, where pp > 1
   // A schedule of one's own in text form (schedule/text.h); `schedule` is then its name.
   std::string schedule_text;

@@ -166,9 +166,11 @@ std::vector<PlanField> all_fields() {
         "What parameters and activations are kept in (docs/precision.md); bf16 and f64 run on the slow "
         "reference kernels",
         train, 0, 0, "f32"},
-       {"recompute", parsed<&Plan::recompute, recompute_name, parse_recompute>("none|selective|full|OPS"),
+       {"recompute",
+        parsed<&Plan::recompute, [](const PipelineRecompute& r) { return recompute_name(r); },
+               parse_pipeline_recompute>("none|selective|full|OPS[/...]"),
         "What the backward pass makes again instead of keeping it; OPS: a list of a layer's ops, as in "
-        "norm,activation,attention (docs/parallelism.md)",
+        "norm,activation,attention (docs/parallelism.md); full/full/none/none: by pipeline rank",
         pinned}});
   add(nullptr, {{"priced.machine", at<&Plan::priced, &Priced::machine>, "", file},
                 {"priced.node", at<&Plan::priced, &Priced::node>, "", file, 0, most_ranks},

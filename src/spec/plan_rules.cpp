@@ -237,12 +237,24 @@ Verdict of_balance_scope(const Plan& plan) {
                  plan.mesh.size(Axis::dp), plan.global_batch, plan.micro_batch);
 }
 
+const std::vector<Remedy> kinds_of_recompute{
+    {"recompute", "none"}, {"recompute", "selective"}, {"recompute", "full"}};
+
 Verdict of_recompute(const Plan& plan) {
-  const std::string unknown = not_in_model(plan.recompute, plan.model);
-  if (unknown.empty()) return {};
-  return refused("recompute", {{"recompute", "none"}, {"recompute", "selective"}, {"recompute", "full"}},
-                 "no layer of {} has an op {}; it has {}", plan.model.name, unknown,
-                 fmt::join(recompute_names(plan.model), ", "));
+  for (const Recompute& kind : plan.recompute.kinds())
+    if (const std::string unknown = not_in_model(kind, plan.model); !unknown.empty())
+      return refused("recompute", kinds_of_recompute, "no layer of {} has an op {}; it has {}",
+                     plan.model.name, unknown, fmt::join(recompute_names(plan.model), ", "));
+  return {};
+}
+
+Verdict of_recomputing_ranks(const Plan& plan) {
+  const auto kinds = std::ssize(plan.recompute.kinds());
+  if (kinds == 1 || kinds == plan.mesh.size(Axis::pp)) return {};
+  Refusal refusal = refused("recompute", kinds_of_recompute, "is for {} pipeline ranks, and --pp is {}",
+                            kinds, plan.mesh.size(Axis::pp));
+  refusal.remedies.push_back(remedy("pp", kinds));
+  return refusal;
 }
 
 template <class... Rules>
@@ -267,7 +279,8 @@ std::optional<Refusal> value_refusal(const Plan& plan, Runner runner) {
 }
 
 std::optional<Refusal> shape_refusal(const Plan& plan, Runner runner) {
-  Verdict verdict = first_of(plan, of_tensor_parallel, of_data_parallel, of_layers, of_context_parallel);
+  Verdict verdict = first_of(plan, of_tensor_parallel, of_data_parallel, of_layers, of_context_parallel,
+                             of_recomputing_ranks);
   if (!verdict) verdict = of_expert_groups(plan, runner);
   if (verdict || runner == Runner::any_program) return verdict;
   return first_of(plan, of_compression, of_optimizer, of_balancing, of_balance_scope);

@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 #include <sstream>
+#include <utility>
 
 #include "base/error.h"
 #include "spec/block_passes.h"
@@ -72,6 +73,19 @@ std::string recompute_name(const Recompute& recompute) {
   if (recompute == Recompute::selective) return "selective";
   if (recompute == Recompute::full) return "full";
   return fmt::format("{}", fmt::join(recompute.ops(), ","));
+}
+
+std::string recompute_name(const PipelineRecompute& recompute) {
+  std::string text;
+  for (const Recompute& kind : recompute.kinds()) text += (text.empty() ? "" : "/") + recompute_name(kind);
+  return text;
+}
+
+PipelineRecompute parse_pipeline_recompute(const std::string& text, const std::string& field) {
+  std::vector<Recompute> kinds;
+  std::istringstream in(text + "/");
+  for (std::string kind; std::getline(in, kind, '/');) kinds.push_back(parse_recompute(kind, field));
+  return PipelineRecompute(std::move(kinds));
 }
 
 Recompute parse_recompute(const std::string& text, const std::string& field) {

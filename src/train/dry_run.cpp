@@ -82,19 +82,20 @@ Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, const 
       dry_run(plan, pipeline, at, {.updates = updates, .passes_again = decided && decided->passes_again});
   if (!decided) return run.traffic;
   Traffic traffic = run.traffic, even, as_decided;
-  add_copies(plan, run.copies, even);
-  add_copies(plan, decided->copies, as_decided);
+  add_copies(plan, at.pp, run.copies, even);
+  add_copies(plan, at.pp, decided->copies, as_decided);
   traffic += as_decided;
   return traffic - even;
 }
 
 // Whole rows to the experts and back; the backward pass also brings each copy's weight and takes its
 // gradient.
-void add_copies(const Plan& plan, const MovedCopies& moved, Traffic& traffic) {
+void add_copies(const Plan& plan, int pp_rank, const MovedCopies& moved, Traffic& traffic) {
   if (plan.mesh.ep == 1) return;
   const std::int64_t hidden = plan.model.hidden;
   const BlockProgram layer = layer_program(plan.model, plan.model.num_layers - 1);
-  const std::int64_t again = plan.recompute.contains(*layer.find(OpKind::experts_in)) ? hidden : 0;
+  const std::int64_t again =
+      plan.recompute.of(pp_rank).contains(*layer.find(OpKind::experts_in)) ? hidden : 0;
   traffic.at(Axis::ep, Verb::all_to_all).bytes +=
       element_bytes(plan.precision.activations) * (hidden * (moved.forward_sent + moved.forward_received +
                                                              moved.backward_sent + moved.backward_received) +

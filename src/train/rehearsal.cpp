@@ -249,7 +249,7 @@ RehearsedPlan rehearsed_plan(const Plan& plan, std::int64_t dense, std::int64_t 
   p.seq_len = plan.seq_len;
   p.precision = plan.precision;
   p.sequence_parallel = plan.sequence_parallel;
-  p.recompute = plan.recompute;
+  p.recompute = plan.recompute.of(0);
   p.context_kind = plan.context_kind;
   p.context_balance = plan.context_balance;
   p.ulysses = plan.ulysses;

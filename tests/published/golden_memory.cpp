@@ -6,6 +6,7 @@
 #include "plan/footprint.h"
 #include "published/csv.h"
 #include "published/shapes.h"
+#include "workloads.h"
 
 namespace echelon::published {
 namespace {
@@ -20,35 +21,37 @@ bool is_scored(const CsvRow& r) {
          !named(r, "uneven");
 }
 
-Configuration configuration_of(const CsvRow& r) {
-  Configuration c;
-  c.tp = at_least_one(r, "tensor_model_parallel_size");
-  c.pp = at_least_one(r, "pipeline_model_parallel_size");
-  c.cp = at_least_one(r, "context_parallel_size");
-  c.dp = 8 / (c.tp * c.pp * c.cp);
-  c.ep = at_least_one(r, "expert_model_parallel_size");
-  c.etp = r.at("expert_tensor_parallel_size").empty() ? c.tp : whole(r, "expert_tensor_parallel_size");
+Plan configuration_of(const CsvRow& r) {
+  Plan c = checks::searched_plan();
+  c.mesh.set(Axis::tp, at_least_one(r, "tensor_model_parallel_size"));
+  c.mesh.set(Axis::pp, at_least_one(r, "pipeline_model_parallel_size"));
+  c.mesh.set(Axis::cp, at_least_one(r, "context_parallel_size"));
+  c.mesh.set(Axis::dp, 8 / (c.mesh.tp() * c.mesh.pp() * c.mesh.cp()));
+  c.mesh.ep = at_least_one(r, "expert_model_parallel_size");
+  c.mesh.etp =
+      r.at("expert_tensor_parallel_size").empty() ? c.mesh.tp() : whole(r, "expert_tensor_parallel_size");
   c.sequence_parallel = yes(r, "sequence_parallel");
   c.zero = yes(r, "use_megatron_fsdp") ? 3 : yes(r, "use_distributed_optimizer") ? 1 : 0;
   // Several instances of the optimizer over 4 data-parallel ranks, each still cut: two.
   if (named(r, "multi_dist_optimizer_instances")) c.hsdp = 2;
   c.micro_batch = whole(r, "micro_batch_size");
   const int chunk = whole(r, "num_layers_per_virtual_pipeline_stage");
-  c.chunks = chunk > 0 ? whole(r, "num_layers") / c.pp / chunk
+  c.chunks = chunk > 0 ? whole(r, "num_layers") / c.mesh.pp() / chunk
                        : at_least_one(r, "num_virtual_stages_per_pipeline_rank");
   return c;
 }
 
-Workload workload_of(const CsvRow& r, const Configuration& c) {
+Workload workload_of(const CsvRow& r, const Plan& c) {
   const std::int64_t hidden = whole(r, "hidden_size");
   // Megatron's defaults: 4 h, and with a gate two thirds of that, down to a multiple of 64.
   const std::int64_t ffn = yes(r, "swiglu") ? 8 * hidden / 3 / 64 * 64 : 4 * hidden;
-  const std::int64_t padding = 128 * c.tp, vocab = (50257 + padding - 1) / padding * padding;
+  const std::int64_t padding = 128 * c.mesh.tp(), vocab = (50257 + padding - 1) / padding * padding;
   Workload w;
-  w.seq_len = whole(r, "seq_length");
-  w.model = gpt(whole(r, "num_layers"), hidden, whole(r, "num_attention_heads"), ffn, vocab, w.seq_len);
-  w.model.tied_embedding = !yes(r, "untie_embeddings_and_output_weights");
-  w.global_batch = whole(r, "global_batch_size");
+  w.plan.seq_len = whole(r, "seq_length");
+  w.plan.model =
+      gpt(whole(r, "num_layers"), hidden, whole(r, "num_attention_heads"), ffn, vocab, w.plan.seq_len);
+  w.plan.model.tied_embedding = !yes(r, "untie_embeddings_and_output_weights");
+  w.plan.global_batch = whole(r, "global_batch_size");
   w.software = load_software("current");
   // In fp16 gradients are 2 bytes, and the optimizer keeps a copy of 4.
   if (yes(r, "fp16")) w.software.gradient_bytes = 2, w.software.optimizer_bytes = 16;
@@ -57,48 +60,49 @@ Workload workload_of(const CsvRow& r, const Configuration& c) {
 
 // GPT's of the planner, and what flags of Megatron make of them. Rotary positions are in tests alone whose
 // last rank has no embedding.
-ParameterCounts counts_of(const CsvRow& r, const ModelSpec& m, const Configuration& c) {
-  ParameterCounts counts = parameter_counts(m, c.tp);
+ParameterCounts counts_of(const CsvRow& r, const ModelSpec& m, const Plan& c) {
+  ParameterCounts counts = parameter_counts(m, c.mesh.tp());
   const auto h = static_cast<double>(m.hidden), f = static_cast<double>(m.mlp_hidden);
   const double bias = yes(r, "disable_bias_linear") ? 0 : 1;
-  counts.dense_layer -= (1 - bias) * ((3 * h + f) / c.tp + 2 * h);
-  if (yes(r, "swiglu")) counts.dense_layer += f * (h + bias) / c.tp;
+  counts.dense_layer -= (1 - bias) * ((3 * h + f) / c.mesh.tp() + 2 * h);
+  if (yes(r, "swiglu")) counts.dense_layer += f * (h + bias) / c.mesh.tp();
   const double experts = number(r, "num_experts");
   if (experts > 0) {  // instead of the MLP, without biases or gates in all of these tests
     const double given = number(r, "moe_ffn_hidden_size");
-    counts.expert_layer = counts.dense_layer - 2 * h * f / c.tp + experts * h;
+    counts.expert_layer = counts.dense_layer - 2 * h * f / c.mesh.tp() + experts * h;
     counts.routed = experts * 2 * h * (given > 0 ? given : f);
   }
   return counts;
 }
 
-RankShare last_rank(const CsvRow& r, const ModelSpec& m, const Configuration& c) {
+RankShare last_rank(const CsvRow& r, const ModelSpec& m, const Plan& c) {
   // Where embedding and loss count as layers when these are split, the last rank has the loss for one.
   const bool counted = named(r, "account_for_embedding_loss");
   const auto all = static_cast<double>(m.num_layers);
-  const double layers = counted ? (all + 2) / c.pp - 1 : all / c.pp;
+  const double layers = counted ? (all + 2) / c.mesh.pp() - 1 : all / c.mesh.pp();
   RankShare last;
   (r.at("num_experts").empty() ? last.dense_layers : last.expert_layers) = layers;
   last.head = true;
-  last.embedding = c.pp == 1;
-  last.tied_copy = c.pp > 1 && m.tied_embedding;
+  last.embedding = c.mesh.pp() == 1;
+  last.tied_copy = c.mesh.pp() > 1 && m.tied_embedding;
   return last;
 }
 
 // What stays when a step is over.
-double kept_bytes(const CsvRow& r, const Workload& w, const Configuration& c, const SavedBytes& saved) {
-  const double samples = static_cast<double>(c.micro_batch), rows = static_cast<double>(w.seq_len) / c.cp;
-  const double scores = samples * rows * static_cast<double>(w.seq_len);  // of one head
+double kept_bytes(const CsvRow& r, const Workload& w, const Plan& c, const SavedBytes& saved) {
+  const double samples = static_cast<double>(c.micro_batch),
+               rows = static_cast<double>(w.plan.seq_len) / c.mesh.cp();
+  const double scores = samples * rows * static_cast<double>(w.plan.seq_len);  // of one head
   double bytes = 0;
   if (r.at("transformer_impl") == "transformer_engine")
     bytes += 4096 * kib;  // its products' workspace on an A100
   else                    // attention's scores of 2 bytes are written to one buffer for all layers
-    bytes += scores * static_cast<double>(w.model.num_heads) / c.tp * 2;
+    bytes += scores * static_cast<double>(w.plan.model.num_heads) / c.mesh.tp() * 2;
   // Sequences are gathered into one buffer, in 2 bytes.
-  if (c.shards_sequence()) bytes += samples * rows * static_cast<double>(w.model.hidden) * 2;
+  if (c.shards_sequence()) bytes += samples * rows * static_cast<double>(w.plan.model.hidden) * 2;
   // The last microbatch's: its attention mask, a byte each, and what each virtual stage was handed, with the
   // gradient that it handed back.
-  if (c.pp > 1) bytes += scores + 2 * c.chunks * saved.boundary;
+  if (c.mesh.pp() > 1) bytes += scores + 2 * c.chunks * saved.boundary;
   return bytes;
 }
 
@@ -124,10 +128,13 @@ double workspace_bytes(const std::vector<GoldenMemory>& rows, const std::string&
 }
 
 GoldenMemory row_of(const CsvRow& r) {
-  const Configuration c = configuration_of(r);
+  Plan c = configuration_of(r);
   const Workload w = workload_of(r, c);
-  const SavedBytes saved = saved_bytes(w, c);
-  const Memory memory = footprint(w, c, counts_of(r, w.model, c), saved, last_rank(r, w.model, c));
+  c.model = w.plan.model;
+  c.seq_len = w.plan.seq_len;
+  c.global_batch = w.plan.global_batch;
+  const SavedBytes saved = saved_bytes(w, c, c.recompute.of(0));
+  const Memory memory = footprint(w, c, counts_of(r, w.plan.model, c), saved, last_rank(r, w.plan.model, c));
   GoldenMemory row;
   row.test = r.at("test_case");
   row.environment = environment_of(r);

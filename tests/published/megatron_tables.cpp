@@ -6,6 +6,7 @@
 #include "published/csv.h"
 #include "published/shapes.h"
 #include "published/sources.h"
+#include "workloads.h"
 
 namespace echelon::published {
 // Micro-batch and interleaving are not printed: those that the memory of the time holds, the fastest.
@@ -14,9 +15,9 @@ Table sc21(const std::string& path) {
   for (const CsvRow& r : read_csv(path)) {
     Point p;
     p.label = fmt::format("{}B {} GPUs", r.at("params_billion"), r.at("gpus"));
-    p.work = {gpt_of(r),       whole(r, "seq_len"),     whole(r, "global_batch_seqs"),
-              Precision::bf16, load_machine("a100-80"), load_software("megatron-2021")};
-    Configuration c = mesh(r);
+    p.work = checks::workload_of(gpt_of(r), whole(r, "seq_len"), whole(r, "global_batch_seqs"),
+                                 Precision::bf16, load_machine("a100-80"), load_software("megatron-2021"));
+    Plan c = mesh(r);
     c.sequence_parallel = false;
     c.recompute = Recompute::full;
     for (std::int64_t micro_batch : {1, 2, 4, 8})
@@ -24,9 +25,10 @@ Table sc21(const std::string& path) {
         c.micro_batch = micro_batch;
         c.chunks = chunks;
         c.schedule = chunks > 1 ? "interleaved" : "1f1b";
-        if (p.work.global_batch / c.dp % micro_batch != 0) continue;
-        if (chunks > 1 && (c.pp == 1 || p.work.model.num_layers % (c.pp * chunks) != 0)) continue;
-        p.configurations.push_back(c);
+        if (p.work.plan.global_batch / c.mesh.dp() % micro_batch != 0) continue;
+        if (chunks > 1 && (c.mesh.pp() == 1 || p.work.plan.model.num_layers % (c.mesh.pp() * chunks) != 0))
+          continue;
+        p.plans.push_back(c);
       }
     p.seconds = number(r, "derived_iteration_time_s");
     t.points.push_back(std::move(p));
@@ -43,15 +45,12 @@ static Table sc21_second(const std::string& path, bool zero3) {
     if (r.at("scheme").starts_with("ZeRO-3") != zero3) continue;
     Point p;
     const int gpus = whole(r, "gpus");
-    p.work = {gpt(whole(r, "layers"), whole(r, "hidden"), whole(r, "attention_heads"), 4 * whole(r, "hidden"),
-                  whole(r, "vocab"), whole(r, "seq_len")),
-              whole(r, "seq_len"),
-              whole(r, "global_batch_seqs"),
-              Precision::bf16,
-              load_machine("a100-80"),
-              load_software("megatron-2021")};
-    Configuration c;
-    c.even_split = true;
+    p.work = checks::workload_of(gpt(whole(r, "layers"), whole(r, "hidden"), whole(r, "attention_heads"),
+                                     4 * whole(r, "hidden"), whole(r, "vocab"), whole(r, "seq_len")),
+                                 whole(r, "seq_len"), whole(r, "global_batch_seqs"), Precision::bf16,
+                                 load_machine("a100-80"), load_software("megatron-2021"));
+    Plan c = checks::searched_plan();
+    c.balance_layers = false;
     c.sequence_parallel = false;
     c.recompute = Recompute::full;
     c.micro_batch = whole(r, "micro_batch_seqs");
@@ -61,13 +60,13 @@ static Table sc21_second(const std::string& path, bool zero3) {
       p.work.software.sharded_states = true;
       p.work.software.reduced_bytes = 2;
     } else {
-      c.tp = 8;
-      c.pp = whole(r, "model_parallel_size") / 8;
+      c.mesh.set(Axis::tp, 8);
+      c.mesh.set(Axis::pp, whole(r, "model_parallel_size") / 8);
     }
-    c.dp = gpus / (c.tp * c.pp);
-    p.configurations = {c};
-    p.label = fmt::format("{}B {} GPUs {}", r.at("params_billion"), gpus, describe(c));
-    const double tokens = static_cast<double>(p.work.global_batch * p.work.seq_len);
+    c.mesh.set(Axis::dp, gpus / (c.mesh.tp() * c.mesh.pp()));
+    p.plans = {c};
+    p.label = fmt::format("{}B {} GPUs {}", r.at("params_billion"), gpus, summary(c));
+    const double tokens = static_cast<double>(p.work.plan.global_batch * p.work.plan.seq_len);
     p.seconds = number(r, "training_days_300B_tokens") * 86400 * tokens / 300e9;
     t.points.push_back(std::move(p));
   }
@@ -81,16 +80,16 @@ Table korthikanti(const std::string& path) {
   Table t{"korthikanti", {}};
   for (const CsvRow& r : read_csv(path)) {
     Point p;
-    Configuration c = mesh(r);
+    Plan c = mesh(r);
     c.sequence_parallel = yes(r, "sequence_parallel");
     c.recompute = r.at("recompute") == "full" ? Recompute::full : Recompute::selective;
     c.micro_batch = whole(r, "micro_batch_seqs");
     c.chunks = whole(r, "interleave_m");
     c.schedule = c.chunks > 1 ? "interleaved" : "1f1b";
     p.label = fmt::format("{} {} GPUs {}", r.at("model"), r.at("gpus"), recompute_name(c.recompute));
-    p.work = {gpt_of(r),       whole(r, "seq_len"),     whole(r, "global_batch_seqs"),
-              Precision::bf16, load_machine("a100-80"), load_software("megatron-2021")};
-    p.configurations = {c};
+    p.work = checks::workload_of(gpt_of(r), whole(r, "seq_len"), whole(r, "global_batch_seqs"),
+                                 Precision::bf16, load_machine("a100-80"), load_software("megatron-2021"));
+    p.plans = {c};
     p.seconds = number(r, "iteration_time_s");
     t.points.push_back(std::move(p));
   }
@@ -102,19 +101,19 @@ static Table vtrain(const std::string& path, const char* name, std::size_t every
   Table t{name, {}};
   for (const CsvRow& r : read_csv(path)) {
     Point p;
-    Configuration c = mesh(r);
+    Plan c = mesh(r);
     c.sequence_parallel = false;
     c.recompute = Recompute::full;
     c.micro_batch = whole(r, "micro_batch_seqs");
     const ModelSpec model = gpt_of(r);
-    p.label = fmt::format("{}x{} {} micro {}", model.num_layers, model.hidden, describe(c), c.micro_batch);
+    p.label = fmt::format("{}x{} {} micro {}", model.num_layers, model.hidden, summary(c), c.micro_batch);
     p.group = fmt::format("{}x{} {} {} {} GPUs", model.num_layers, model.hidden, r.at("seq_len"),
                           r.at("global_batch_seqs"), r.at("gpus"));
-    p.work = {model,           whole(r, "seq_len"),     whole(r, "global_batch_seqs"),
-              Precision::bf16, load_machine("a100-80"), load_software("megatron-deepspeed")};
+    p.work = checks::workload_of(model, whole(r, "seq_len"), whole(r, "global_batch_seqs"), Precision::bf16,
+                                 load_machine("a100-80"), load_software("megatron-deepspeed"));
     // Four 200 Gb/s adapters a node, not eight.
     p.work.machine.tiers.back().bandwidth /= 2;
-    p.configurations = {c};
+    p.plans = {c};
     p.seconds = number(r, "iteration_time_ms") / 1000;
     t.points.push_back(std::move(p));
   }
@@ -130,32 +129,29 @@ Table zero_bubble(const std::string& path) {
   Table t{"zero-bubble", {}};
   for (const CsvRow& r : read_csv(path)) {
     Point p;
-    Configuration c = mesh(r);
+    Plan c = mesh(r);
     const std::string& name = r.at("schedule");
     const bool interleaved = name == "1F1B-I";
     c.schedule = name == "1F1B" ? "1f1b" : interleaved ? "interleaved" : name == "ZB-1p" ? "zb-h1" : "zb-h2";
     c.chunks = interleaved ? 3 : 1;
     c.micro_batch = whole(r, "micro_batch_seqs");
     const std::int64_t layers = whole(r, "layers");
-    c.even_split = false;
+    c.balance_layers = true;
     if (interleaved) {
-      c.layers_per_stage.assign(static_cast<std::size_t>(c.pp * 3), 1);
+      c.layers_per_stage.assign(static_cast<std::size_t>(c.mesh.pp() * 3), 1);
       c.layers_per_stage.front() = c.layers_per_stage.back() = 0;
     } else {
-      c.layers_per_stage.assign(static_cast<std::size_t>(c.pp), (layers + 2) / c.pp);
+      c.layers_per_stage.assign(static_cast<std::size_t>(c.mesh.pp()), (layers + 2) / c.mesh.pp());
       --c.layers_per_stage.front();
       --c.layers_per_stage.back();
     }
     p.label = fmt::format("{} {} m {}", name, r.at("model"), r.at("num_microbatches"));
     p.group = fmt::format("{} {}", r.at("model"), r.at("num_microbatches"));
-    p.work = {gpt(layers, whole(r, "hidden"), whole(r, "attention_heads"), 4 * whole(r, "hidden"), 50304,
-                  whole(r, "seq_len")),
-              whole(r, "seq_len"),
-              whole(r, "global_batch_seqs"),
-              Precision::bf16,
-              load_machine("a100-80"),
-              load_software("zero-bubble")};
-    p.configurations = {c};
+    p.work = checks::workload_of(gpt(layers, whole(r, "hidden"), whole(r, "attention_heads"),
+                                     4 * whole(r, "hidden"), 50304, whole(r, "seq_len")),
+                                 whole(r, "seq_len"), whole(r, "global_batch_seqs"), Precision::bf16,
+                                 load_machine("a100-80"), load_software("zero-bubble"));
+    p.plans = {c};
     p.seconds = number(r, "derived_iteration_time_s");
     p.memory_bytes = number(r, "memory_GB") * 1e9;
     t.points.push_back(std::move(p));

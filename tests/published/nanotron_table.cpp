@@ -6,6 +6,7 @@
 #include "published/csv.h"
 #include "published/shapes.h"
 #include "published/sources.h"
+#include "workloads.h"
 
 namespace echelon::published {
 namespace {
@@ -64,7 +65,7 @@ Table nanotron(const std::string& path) {
     const bool usable = yes(r, "after_pp_fix") || whole(r, "PP") == 1;
     if (!usable || r.at("status") == "Other") continue;
     Point p;
-    Configuration c = mesh(r);
+    Plan c = mesh(r);
     c.zero = whole(r, "zero_stage");
     c.micro_batch = whole(r, "micro_batch_seqs");
     const bool tied = yes(r, "tied_embeddings");
@@ -72,13 +73,13 @@ Table nanotron(const std::string& path) {
         r.at("model_size_B"), whole(r, "layers"), whole(r, "hidden"), whole(r, "attention_heads"),
         whole(r, r.at("kv_heads").empty() ? "attention_heads" : "kv_heads"),
         whole(r, "hidden") / whole(r, "attention_heads"), whole(r, "ffn_hidden"), whole(r, "vocab"), tied);
-    p.label = fmt::format("{}B {}", r.at("model_size_B"), describe(c));
+    p.label = fmt::format("{}B {}", r.at("model_size_B"), summary(c));
     p.group = fmt::format("{} {} {}", r.at("model_size_B"), r.at("gpus"), r.at("global_batch_seqs"));
-    p.work = {model,           whole(r, "seq_len"),  whole(r, "global_batch_seqs"),
-              Precision::bf16, load_machine("h100"), load_software("nanotron")};
-    if (c.pp > 1) {
-      c.layers_per_stage = nanotron_stages(model, c.pp);
-      c.pp = static_cast<int>(c.layers_per_stage.size());
+    p.work = checks::workload_of(model, whole(r, "seq_len"), whole(r, "global_batch_seqs"), Precision::bf16,
+                                 load_machine("h100"), load_software("nanotron"));
+    if (c.mesh.pp() > 1) {
+      c.layers_per_stage = nanotron_stages(model, c.mesh.pp());
+      c.mesh.set(Axis::pp, static_cast<int>(c.layers_per_stage.size()));
     }
     p.work.software.collective_rank_seconds = part_of_call * slow_call(number(r, "ag_intra_GBps") * 1e9);
     // Its machine's links differ from run to run: each brings its own measurement of an all-reduce over all
@@ -88,9 +89,9 @@ Table nanotron(const std::string& path) {
     if (inside > 0) tiers.front().bandwidth *= std::min(1.0, inside / h100_all_reduce);
     // Where the host is slow to call, its time is what the collectives over all ranks took.
     tiers.back().ring_seconds = 0.33e-3;
-    if (reduce > 0 && c.ranks() > 8 && p.work.software.collective_rank_seconds == 0)
+    if (reduce > 0 && c.mesh.num_ranks() > 8 && p.work.software.collective_rank_seconds == 0)
       tiers.back().bandwidth = link_bandwidth(reduce, inside > 0 ? inside : h100_all_reduce);
-    p.configurations = {c};
+    p.plans = {c};
     p.out_of_memory = r.at("status") == "OOM";
     const double rate = number(r, "tokens_per_s_per_gpu");
     if (!p.out_of_memory && rate > 0)

@@ -6,6 +6,7 @@
 #include "published/csv.h"
 #include "published/shapes.h"
 #include "published/sources.h"
+#include "workloads.h"
 
 namespace echelon::published {
 static std::optional<ModelSpec> bridge_model(const std::string& name) {
@@ -44,27 +45,31 @@ static Table bridge(const std::string& path, const char* name, bool experts) {
     const Precision kind = precision.starts_with("BF16")    ? Precision::bf16
                            : precision.starts_with("NVFP4") ? Precision::fp4
                                                             : Precision::fp8;
-    Configuration c;
-    c.tp = std::max(1, whole(r, "TP"));
-    c.pp = std::max(1, whole(r, "PP"));
-    c.cp = std::max(1, whole(r, "CP"));
-    c.ep = std::max(1, whole(r, "EP"));
+    Plan c = checks::searched_plan();
+    c.mesh.set(Axis::tp, std::max(1, whole(r, "TP")));
+    c.mesh.set(Axis::pp, std::max(1, whole(r, "PP")));
+    c.mesh.set(Axis::cp, std::max(1, whole(r, "CP")));
+    c.mesh.ep = std::max(1, whole(r, "EP"));
+    c.mesh.etp = 1;
     const int fsdp = whole(r, "FSDP");
-    c.dp = whole(r, "gpus") / (c.tp * c.pp * c.cp);
-    if (c.dp < 1 || whole(r, "gpus") % (c.tp * c.pp * c.cp) != 0) continue;
+    c.mesh.set(Axis::dp, whole(r, "gpus") / (c.mesh.tp() * c.mesh.pp() * c.mesh.cp()));
+    if (c.mesh.dp() < 1 || whole(r, "gpus") % (c.mesh.tp() * c.mesh.pp() * c.mesh.cp()) != 0) continue;
     c.zero = fsdp > 1 ? 3 : 1;
     c.micro_batch = std::max(1, whole(r, "micro_batch_seqs"));
-    c.chunks = c.pp > 1 ? std::max(1, whole(r, "VP")) : 1;
+    c.chunks = c.mesh.pp() > 1 ? std::max(1, whole(r, "VP")) : 1;
     c.schedule = c.chunks > 1 ? "interleaved" : "1f1b";
-    c.even_split = false;
+    c.balance_layers = true;
     model->max_seq = longest;
     p.label = fmt::format("{} {} {} {} {} GPUs {}", r.at("container"), r.at("model"), system,
-                          precision.substr(0, 6), r.at("gpus"), describe(c));
-    p.work = {*model, whole(r, "seq_len"),  whole(r, "global_batch_seqs"),
-              kind,   load_machine(system), load_software("current")};
+                          precision.substr(0, 6), r.at("gpus"), summary(c));
+    p.work = checks::workload_of(*model, whole(r, "seq_len"), whole(r, "global_batch_seqs"), kind,
+                                 load_machine(system), load_software("current"));
+    c.model = p.work.plan.model;
+    c.seq_len = p.work.plan.seq_len;
+    c.global_batch = p.work.plan.global_batch;
     if (!shape_problem(p.work, c).empty()) continue;
     p.group = fmt::format("{} {}", r.at("model"), r.at("gpus"));
-    p.configurations = {c};
+    p.plans = {c};
     p.seconds = number(r, "derived_step_time_s");
     if (p.seconds <= 0) continue;
     t.points.push_back(std::move(p));
@@ -107,25 +112,25 @@ Table nemo(const std::string& path) {
     if (!model || r.at("task") != "Pretraining") continue;
     Point p;
     model->max_seq = whole(r, "seq_len");
-    Configuration c;
-    c.tp = whole(r, "TP");
-    c.pp = whole(r, "PP");
-    c.cp = whole(r, "CP");
-    c.dp = whole(r, "gpus") / (c.tp * c.pp * c.cp);
+    Plan c = checks::searched_plan();
+    c.mesh.set(Axis::tp, whole(r, "TP"));
+    c.mesh.set(Axis::pp, whole(r, "PP"));
+    c.mesh.set(Axis::cp, whole(r, "CP"));
+    c.mesh.set(Axis::dp, whole(r, "gpus") / (c.mesh.tp() * c.mesh.pp() * c.mesh.cp()));
     c.zero = 1;
     c.micro_batch = whole(r, "micro_batch_seqs");
-    c.chunks = c.pp > 1 ? whole(r, "VP") : 1;
+    c.chunks = c.mesh.pp() > 1 ? whole(r, "VP") : 1;
     c.schedule = c.chunks > 1 ? "interleaved" : "1f1b";
-    c.even_split = true;
-    const std::string run = fmt::format("{} {} GPUs {}", r.at("model"), r.at("gpus"), describe(c));
+    c.balance_layers = false;
+    const std::string run = fmt::format("{} {} GPUs {}", r.at("model"), r.at("gpus"), summary(c));
     const auto at = std::find(seen.begin(), seen.end(), run);
     p.fitted = (at - seen.begin()) % 3 == 0;
     if (at == seen.end()) seen.push_back(run);
     p.label = r.at("doc_date").substr(0, 10) + " " + run;
-    p.work = {*model,         whole(r, "seq_len"),  whole(r, "global_batch_seqs"),
-              Precision::fp8, load_machine("h100"), load_software("nemo-2024")};
+    p.work = checks::workload_of(*model, whole(r, "seq_len"), whole(r, "global_batch_seqs"), Precision::fp8,
+                                 load_machine("h100"), load_software("nemo-2024"));
     p.work.software.dropout = r.at("model").starts_with("GPT3");  // by its recipes
-    p.configurations = {c};
+    p.plans = {c};
     p.seconds = number(r, "seq_len") * number(r, "global_batch_seqs") /
                 (number(r, "tokens_per_s_per_gpu") * number(r, "gpus"));
     t.points.push_back(std::move(p));
@@ -140,28 +145,28 @@ Table llama3(const std::string& path) {
   Table t{"llama3-405b", {}};
   for (const CsvRow& r : read_csv(path)) {
     Point p;
-    Configuration c = mesh(r);
-    c.cp = whole(r, "CP");
-    c.context = ContextKind::allgather;
+    Plan c = mesh(r);
+    c.mesh.set(Axis::cp, whole(r, "CP"));
+    c.context_kind = ContextKind::allgather;
     c.zero = 2;
     c.chunks = 1;
     c.schedule = "1f1b";
     ModelSpec model = load_model("llama-3-405b");
     p.label = fmt::format("{} GPUs seq {}", r.at("gpus"), r.at("seq_len"));
-    p.work = {model,           whole(r, "seq_len"),  whole(r, "DP") * whole(r, "batch_per_dp_seqs"),
-              Precision::bf16, load_machine("h100"), load_software("current")};
+    p.work = checks::workload_of(model, whole(r, "seq_len"), whole(r, "DP") * whole(r, "batch_per_dp_seqs"),
+                                 Precision::bf16, load_machine("h100"), load_software("current"));
     p.work.software.tensor_overlap = 0;
     // "FP32 gradient accumulation during backward computation over multiple micro-batches" (the same
     // section).
     p.work.software.reduces_each_microbatch = false;
-    const double flops = model_flops_per_token(model, p.work.seq_len) *
-                         static_cast<double>(p.work.seq_len * p.work.global_batch);
+    const double flops = model_flops_per_token(model, p.work.plan.seq_len) *
+                         static_cast<double>(p.work.plan.seq_len * p.work.plan.global_batch);
     p.seconds = flops / (number(r, "tflops_per_gpu") * 1e12 * number(r, "gpus"));
-    p.configurations = {c};
+    p.plans = {c};
     for (int chunks : {2, 4, 7}) {
       c.chunks = chunks;
       c.schedule = "interleaved";
-      p.configurations.push_back(c);
+      p.plans.push_back(c);
     }
     t.points.push_back(std::move(p));
   }

@@ -17,6 +17,7 @@
 #include "published/score.h"
 #include "schedule/schedules.h"
 #include "schedule/simulate.h"
+#include "workloads.h"
 
 namespace echelon::published {
 namespace {
@@ -198,13 +199,13 @@ TEST(PublishedExactly, ZeroModelStates) {
 
 Workload gpt_workload(std::int64_t layers, std::int64_t hidden, std::int64_t heads) {
   Workload w;
-  w.model = load_model("gpt3-175b");
-  w.model.num_layers = layers;
-  w.model.hidden = hidden;
-  w.model.num_heads = w.model.num_kv_heads = heads;
-  w.model.head_dim = hidden / heads;
-  w.model.mlp_hidden = 4 * hidden;
-  w.seq_len = 2048;
+  w.plan.model = load_model("gpt3-175b");
+  w.plan.model.num_layers = layers;
+  w.plan.model.hidden = hidden;
+  w.plan.model.num_heads = w.plan.model.num_kv_heads = heads;
+  w.plan.model.head_dim = hidden / heads;
+  w.plan.model.mlp_hidden = 4 * hidden;
+  w.plan.seq_len = 2048;
   w.machine = load_machine("a100-80");
   w.software = load_software("megatron-2021");
   return w;
@@ -219,12 +220,12 @@ TEST(PublishedExactly, ActivationsOfALayer) {
       const double sbh = static_cast<double>(2048 * batch * hidden),
                    scores = 5.0 * static_cast<double>(heads) * 2048 / static_cast<double>(hidden);
       const auto saved = [&, batch = batch](bool sequence, Recompute recompute) {
-        Configuration c;
-        c.tp = t;
+        Plan c = w.plan;
+        c.mesh.set(Axis::tp, t);
         c.sequence_parallel = sequence;
         c.micro_batch = batch;
         c.recompute = recompute;
-        return saved_bytes(w, c).dense_layer;
+        return saved_bytes(w, c, c.recompute.of(0)).dense_layer;
       };
       EXPECT_DOUBLE_EQ(saved(false, Recompute::none), sbh * (10 + 24.0 / t + scores / t));
       EXPECT_DOUBLE_EQ(saved(true, Recompute::none), sbh / t * (34 + scores));

@@ -42,7 +42,10 @@ double correlation(const std::vector<double>& a, const std::vector<double>& b) {
 Prediction predict(const Point& point) {
   StepModel model(point.work);
   Prediction best;
-  for (const Configuration& c : point.configurations) {
+  for (Plan c : point.plans) {
+    c.model = point.work.plan.model;
+    c.seq_len = point.work.plan.seq_len;
+    c.global_batch = point.work.plan.global_batch;
     if (!model.schedule_problem(c).empty()) continue;
     const Estimate e = model.estimate(c);
     const auto bytes = static_cast<double>(e.memory.total());
@@ -89,7 +92,7 @@ Choice choice(const Table& table, const std::vector<Prediction>& predictions) {
     std::vector<double> measured, predicted;
     for (std::size_t i : rows) {
       const Workload& work = table.points[i].work;
-      const auto tokens = static_cast<double>(work.global_batch * work.seq_len);
+      const auto tokens = static_cast<double>(work.plan.global_batch * work.plan.seq_len);
       measured.push_back(table.points[i].seconds / tokens);
       predicted.push_back(predictions[i].seconds / tokens);
     }

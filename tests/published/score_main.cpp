@@ -84,11 +84,11 @@ void print_residuals(const std::vector<Table>& tables) {
     for (const Point& p : table.points) {
       const Prediction predicted = predict(p);
       if (p.seconds <= 0 || predicted.seconds <= 0) continue;
-      const bool nodes = p.configurations.front().ranks() > p.work.machine.node();
+      const bool nodes = p.plans.front().mesh.num_ranks() > p.work.machine.node();
       fmt::print("{} {} {:.6f}\n", p.work.software.name,
-                 p.work.model.experts != Experts::none ? "experts_"
-                 : nodes                               ? "nodes_"
-                                                       : "",
+                 p.work.plan.model.experts != Experts::none ? "experts_"
+                 : nodes                                    ? "nodes_"
+                                                            : "",
                  std::log(p.seconds / predicted.seconds));
     }
 }

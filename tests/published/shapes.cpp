@@ -1,4 +1,5 @@
 #include "published/shapes.h"
+#include "workloads.h"
 
 #include <fmt/format.h>
 
@@ -55,12 +56,12 @@ ModelSpec gpt_of(const CsvRow& r, const char* heads) {
              whole(r, "vocab"), whole(r, "seq_len"));
 }
 
-Configuration mesh(const CsvRow& r) {
-  Configuration c;
-  c.dp = std::max(1, whole(r, "DP"));
-  c.tp = std::max(1, whole(r, "TP"));
-  c.pp = std::max(1, whole(r, "PP"));
-  c.even_split = true;
+Plan mesh(const CsvRow& r) {
+  Plan c = checks::searched_plan();
+  c.mesh.set(Axis::dp, std::max(1, whole(r, "DP")));
+  c.mesh.set(Axis::tp, std::max(1, whole(r, "TP")));
+  c.mesh.set(Axis::pp, std::max(1, whole(r, "PP")));
+  c.balance_layers = false;
   return c;
 }
 

@@ -23,7 +23,7 @@ ModelSpec mixture(ModelSpec m, std::int64_t experts, std::int64_t per_token, std
 ModelSpec gpt_of(const CsvRow& r, const char* heads = "attention_heads");
 
 // dp, tp and pp, with layers split evenly.
-Configuration mesh(const CsvRow& r);
+Plan mesh(const CsvRow& r);
 
 // Every `every`-th row is one to fit on.
 void mark(Table& table, std::size_t every);

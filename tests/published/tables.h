@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "plan/configuration.h"
+#include "plan/workload.h"
 
 namespace echelon::published {
 
@@ -15,9 +15,10 @@ struct Point {
   std::string group;    // of the same model and number of devices, for ranking
   bool fitted = false;  // the software's and machine's numbers were fitted on it
   Workload work;
-  std::vector<Configuration> configurations;  // what the source leaves open: the fastest one counts
-  double seconds = 0;                         // of a step; 0: none
-  double memory_bytes = 0;                    // 0: none
+  // What the source leaves open: the fastest one counts. Of the workload's model, lengths and batch.
+  std::vector<Plan> plans;
+  double seconds = 0;       // of a step; 0: none
+  double memory_bytes = 0;  // 0: none
   bool out_of_memory = false;
 };
 

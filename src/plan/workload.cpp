@@ -1,0 +1,58 @@
+#include "plan/workload.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace echelon {
+
+Runner runner_of(const Workload& work) {
+  return work.software.is_this_trainer ? Runner::this_trainer : Runner::any_program;
+}
+
+std::int64_t num_microbatches(const Plan& plan) {
+  const std::int64_t of_rank = (plan.global_batch + plan.mesh.dp() - 1) / plan.mesh.dp();
+  return (of_rank + plan.micro_batch - 1) / plan.micro_batch;
+}
+
+GradientSums gradient_sums(const Software& s, const Plan& plan) {
+  const bool cuts = plan.zero >= 2,
+             each = s.reduces_each_microbatch && !(plan.mesh.pp() > 1 && s.pipelines_reduce_once);
+  return {cuts && each, cuts && (each || num_microbatches(plan) == 1)};
+}
+
+std::vector<std::string> not_run(const Software& software, const Plan& plan) {
+  const auto lacks = [](const auto& list, const auto& entry) {
+    return list && std::find(list->begin(), list->end(), entry) == list->end();
+  };
+  std::vector<std::string> missing;
+  if (plan.mesh.pp() > 1 && lacks(software.schedules, plan.schedule))
+    missing.push_back("schedule " + plan.schedule);
+  if (plan.mesh.dp_cp_size() > 1 && lacks(software.zero_stages, plan.zero))
+    missing.push_back(fmt::format("ZeRO {}", plan.zero));
+  return missing;
+}
+
+std::string summary(const Plan& plan) {
+  const Mesh& mesh = plan.mesh;
+  std::string text = fmt::format("dp {} tp {} pp {}", mesh.dp(), mesh.tp(), mesh.pp());
+  if (mesh.cp() > 1) text += fmt::format(" cp {} ({})", mesh.cp(), name_of(plan.context_kind));
+  if (mesh.ep > 1) text += fmt::format(" ep {}", mesh.ep);
+  if (mesh.ep > 1 && mesh.expert_cut() > 1) text += fmt::format(" etp {}", mesh.expert_cut());
+  if (mesh.pp() > 1) text += ", " + plan.schedule + (plan.chunks > 1 ? fmt::format(" x{}", plan.chunks) : "");
+  if (mesh.pp() > 1 && plan.balance_layers) text += ", balanced layers";
+  text += fmt::format(", micro-batch {}", plan.micro_batch);
+  if (plan.zero > 0)
+    text += fmt::format(", ZeRO {}", plan.zero) +
+            (plan.hsdp > 1 ? fmt::format(" in {} replicas", plan.hsdp) : "");
+  if (!(plan.recompute == Recompute::none))
+    text += fmt::format(", recompute {}", recompute_name(plan.recompute));
+  return text;
+}
+
+std::string shape_problem(const Workload& work, const Plan& plan) {
+  const auto refusal = shape_refusal(plan, runner_of(work));
+  return refusal ? sentence(plan, *refusal) : "";
+}
+
+}  // namespace echelon

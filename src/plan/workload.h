@@ -1,0 +1,48 @@
+// What is planned for, and what the program that trains makes of a plan.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "plan/memory.h"
+#include "spec/machine.h"
+#include "spec/plan.h"
+#include "spec/plan_rules.h"
+#include "spec/software.h"
+
+namespace echelon {
+
+struct Workload {
+  Plan plan;  // model, batch and lengths, and whatever else is given: each plan of the search is one of it
+  Precision precision = Precision::bf16;
+  Machine machine;
+  Software software;
+  ExactMemory exact_memory = {};  // where the software is this repository's trainer
+};
+
+Runner runner_of(const Workload& work);
+
+// Microbatches of a step on one data-parallel rank.
+std::int64_t num_microbatches(const Plan& plan);
+
+// How the program sums gradients over the ranks that share them. From ZeRO 2 on it either sums behind each
+// microbatch and keeps its shard, or keeps whole gradients until the last microbatch and sums once: what
+// memory, traffic and time count is one or the other.
+struct GradientSums {
+  bool each_microbatch = false;
+  bool keeps_shards = false;  // between microbatches
+};
+GradientSums gradient_sums(const Software& software, const Plan& plan);
+
+// What of a plan the program does not run: "schedule zb-v", "ZeRO 2". It is priced all the same, as if the
+// program had it.
+std::vector<std::string> not_run(const Software& software, const Plan& plan);
+
+// "dp 4 tp 8 pp 2, 1f1b, micro-batch 1, ZeRO 1, recompute selective"
+std::string summary(const Plan& plan);
+
+// Why these sizes do not go together, as one sentence; empty where they do (shape_refusal()).
+std::string shape_problem(const Workload& work, const Plan& plan);
+
+}  // namespace echelon
