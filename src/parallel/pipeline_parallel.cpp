@@ -30,7 +30,7 @@ PipelineRun PipelineExecutor::run(const StepPrograms::Program& program, Pipeline
     }
     const double begin = now();
     bool again = false;
-    if (watch_) watch_(i);
+    stages.before(i);
     if (i.op == Op::validate)
       again = !stages.validate();
     else
@@ -82,62 +82,51 @@ std::vector<std::vector<Span>> gather_spans(Communicator& group, const std::vect
   return all;
 }
 
-Tensor PipelineExecutor::take(const Value& v) {
-  const auto found = shelf_.find(v);
-  check(found != shelf_.end(), "a pipeline instruction reads a value that is not there");
-  Tensor t = std::move(found->second);
-  shelf_.erase(found);
-  return t;
-}
-
-Work<Tensor> PipelineExecutor::begin(const Instruction& i, const Schedule& schedule, PipelineStages& stages) {
-  const bool first = i.stage == 0, last = i.stage + 1 == schedule.num_stages;
-  if (i.op == Op::F)
-    return stages.forward(i, first ? Tensor() : take({ValueKind::activation, i.stage - 1, i.microbatch}));
-  Tensor gradient = last ? Tensor() : take({ValueKind::gradient, i.stage, i.microbatch});
-  return i.op == Op::BW ? stages.backward(i, std::move(gradient))
-                        : stages.backward_input(i, std::move(gradient));
-}
-
-void PipelineExecutor::end(const Instruction& i, const Schedule& schedule, Tensor result, PipelineRun& run) {
-  const bool first = i.stage == 0, last = i.stage + 1 == schedule.num_stages;
-  if (i.op == Op::F) {
-    if (!last) shelf_[{ValueKind::activation, i.stage, i.microbatch}] = std::move(result);
-    run.peak_saved = std::max(run.peak_saved, ++saved_);
-    return;
+Tensor PipelineExecutor::fetch(const Instruction& i, const Schedule& schedule) {
+  Tensor fetched;
+  for (const Value& v : reads(schedule, i)) {
+    if (v.kind == ValueKind::weights && (i.op == Op::B || i.op == Op::BW))
+      oldest_read_ = std::min(oldest_read_.value_or(v.version), v.version);
+    if (!travels(v)) continue;
+    const auto found = shelf_.find(v);
+    check(found != shelf_.end(), "a pipeline instruction reads a value that is not there");
+    fetched = std::move(found->second);
+    shelf_.erase(found);
   }
-  if (!first) shelf_[{ValueKind::gradient, i.stage - 1, i.microbatch}] = std::move(result);
-  if (i.op == Op::BW) --saved_;
-  oldest_read_ = std::min(oldest_read_.value_or(i.version), i.version);
+  return fetched;
+}
+
+void PipelineExecutor::shelve(const Instruction& i, const Schedule& schedule, const Tensor& result,
+                              PipelineRun& run) {
+  for (const Value& v : writes(schedule, i)) {
+    if (travels(v)) shelf_[v] = result;
+    if (v.kind == ValueKind::saved) run.peak_saved = std::max(run.peak_saved, ++saved_);
+  }
+  for (const Value& v : releases(i)) saved_ -= v.kind == ValueKind::saved;
 }
 
 void PipelineExecutor::execute(const Instruction& i, const Schedule& schedule, PipelineStages& stages,
                                PipelineRun& run) {
-  const Value carried{i.carries, i.stage, i.microbatch};
   switch (i.op) {
     case Op::recv: {
       const Tensor room = stages.make_boundary(i.microbatch);
       group_->recv(room, i.peer).wait();
-      shelf_[carried] = room;
-      break;
+      return shelve(i, schedule, room, run);
     }
     case Op::send:
-      sends_.push_back(group_->send(take(carried), i.peer));
+      sends_.push_back(group_->send(fetch(i, schedule), i.peer));
       ++run.messages;
-      break;
+      return;
     case Op::F:
     case Op::B:
     case Op::BW:
-      end(i, schedule, begin(i, schedule, stages).finish(), run);
-      break;
+      return shelve(i, schedule, stages.pass(i, fetch(i, schedule)).finish(), run);
     case Op::W:
       stages.backward_weight(i);
-      --saved_;
-      break;
+      return shelve(i, schedule, {}, run);
     case Op::step:
       note_staleness(i, run);
-      stages.step(i);
-      break;
+      return stages.step(i);
     case Op::validate:
       throw InvariantError("validation may start the list again: it is run() that executes it");
   }
@@ -152,7 +141,7 @@ void PipelineExecutor::execute_together(std::span<const Instruction> list, const
     for (const Instruction& i : list) {
       if (i.op != op) continue;
       const double begin = now();
-      if (watch_) watch_(i);
+      stages.before(i);
       execute(i, schedule, stages, run);
       run.spans.push_back({i, begin, now()});
     }
@@ -168,15 +157,15 @@ void PipelineExecutor::execute_together(std::span<const Instruction> list, const
   for (const Instruction& i : list)
     if (is_compute(i.op)) {
       check(i.op != Op::W, "passes run together");
-      parts.push_back({i, begin(i, schedule, stages), now()});
+      parts.push_back({i, stages.pass(i, fetch(i, schedule)), now()});
     }
   for (std::size_t left = parts.size(); left > 0;)
     for (Part& part : parts) {
       if (part.ended) continue;
-      if (watch_) watch_(part.i);
+      stages.before(part.i);
       part.ended = part.work.step();
       if (!part.ended) continue;
-      end(part.i, schedule, part.work.take(), run);
+      shelve(part.i, schedule, part.work.take(), run);
       part.end = now();
       --left;
     }

@@ -14,16 +14,18 @@ namespace echelon {
 RankRun::RankRun(const SharedRun& shared, const Rank& rank, TrainSummary& summary)
     : shared_(shared),
       rank_(rank),
-      trainer_(rank, shared.request.plan, shared.request.optimizer, shared.request.seed, {}, shared.pipeline,
-               shared.request.asynchronous ? Moments::elsewhere : Moments::here),
+      trainer_(rank, shared.request.plan, shared.request.optimizer, shared.request.seed, hooks(),
+               shared.pipeline, shared.request.asynchronous ? Moments::elsewhere : Moments::here),
       summary_(summary),
       meeting_(rank),
       writer_(rank, shared.request.checkpoint_directory),
       last_step_(shared.request.optimizer.total_steps) {
   if (shared.request.skip_nonfinite) trainer_.skip_nonfinite();
-  plan_death();
-  const auto& straggler = shared.request.straggler;
-  if (straggler && straggler->rank == rank.index()) trainer_.set_slowdown(straggler->factor);
+  const auto& death = shared.request.death;
+  if (death && death->rank == rank.index())
+    writer_.set_watch([this, at = *death](const char* where) {
+      if (at.where == where && saved_step_ == at.step) std::raise(SIGKILL);
+    });
 }
 
 void RankRun::run() {
@@ -93,20 +95,21 @@ void RankRun::add_to_spread(std::int64_t step, const std::vector<StepMeeting::Wo
   spread_ = {};
 }
 
-void RankRun::plan_death() {
+TrainerHooks RankRun::hooks() {
+  TrainerHooks hooks;
+  const auto& straggler = shared_.request.straggler;
+  if (straggler && straggler->rank == rank_.index()) hooks.slowdown = straggler->factor;
   const auto& death = shared_.request.death;
-  if (!death || death->rank != rank_.index()) return;
-  const auto die = [] { std::raise(SIGKILL); };
-  trainer_.set_watch([this, die, at = *death](std::int64_t step, const Instruction& i) {
+  if (!death || death->rank != rank_.index()) return hooks;
+  hooks.before_instruction = [this, at = *death](std::int64_t step, const Instruction& i) {
+    const auto die = [] { std::raise(SIGKILL); };
     if (step != at.step) return;
     const bool forward = i.op == Op::F, backward = i.op == Op::B || i.op == Op::BW;
     if ((forward && at.where == "forward") || (backward && at.where == "backward")) die();
     if (const auto dash = at.where.find("-collective"); dash != std::string::npos)
       shared_.request.run.processes->set_watch(at.where.substr(0, dash), die);
-  });
-  writer_.set_watch([this, die, at = *death](const char* where) {
-    if (at.where == where && saved_step_ == at.step) die();
-  });
+  };
+  return hooks;
 }
 
 void RankRun::summarize() {

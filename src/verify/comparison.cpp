@@ -59,7 +59,7 @@ Comparison::Comparison(const VerifyRequest& request, const Rank& rank, double bo
       bound_(bound),
       updates_apart_(bound / verify_bound(request.plan)),
       report_(report),
-      trainer_(rank, request.plan, request.optimizer, request.seed, request.faults),
+      trainer_(rank, request.plan, request.optimizer, request.seed, {request.faults}),
       recorder_(request.plan) {
   const auto prepare = [&](const Rank& of, const ParameterStore& parameters) {
     perturb_constants(of, parameters, request.seed);
