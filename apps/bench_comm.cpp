@@ -16,6 +16,7 @@
 #include "base/json_text.h"
 #include "base/units.h"
 #include "comm/exchange.h"
+#include "comm/host_group.h"
 #include "comm/threads.h"
 #include "tensor/host.h"
 
@@ -75,17 +76,15 @@ std::vector<std::vector<double>> measure(const BenchCommFlags& f, std::int64_t c
     CommBuffers buffers{*group, std::move(counts),     a,
                         b,      tensor(place.numel()), place,
                         equal,  a.flat_range(0, used), b.flat_range(0, used)};
-    std::int32_t more = 0;
-    const Tensor told = Tensor::view_of(&more, DType::i32, {1});
     const auto start = Clock::now();
     for (int repeat = -1;; ++repeat) {  // one to warm up
       const int most = f.repeats.value_or(seconds_since(start) < default_seconds ? default_repeats : 3);
-      more = repeat < most ? 1 : 0;
+      std::vector<double> more{repeat < most ? 1.0 : 0.0};
       if (index == 0)
         report(progress, static_cast<double>(repeat + 1) / (most + 1),
                format_bytes(4 * static_cast<double>(count)));
-      group->broadcast(told, 0).wait();
-      if (more == 0) return;
+      HostGroup(*group).broadcast(more, 0);
+      if (more.front() == 0) return;
       for (std::size_t i = 0; i < all.size(); ++i) {
         if (all[i].ranks > f.ranks) continue;
         group->barrier().wait();

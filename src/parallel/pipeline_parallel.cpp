@@ -1,8 +1,6 @@
 #include "parallel/pipeline_parallel.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <type_traits>
 #include <utility>
 
 #include "base/error.h"
@@ -58,28 +56,6 @@ std::vector<Span> PipelineRun::spans_since(Clock::time_point zero) const {
     span.end += offset;
   }
   return moved;
-}
-
-std::vector<std::vector<Span>> gather_spans(Communicator& group, const std::vector<Span>& spans) {
-  static_assert(std::is_trivially_copyable_v<Span>);
-  const auto bytes = [](std::vector<Span>& part) {
-    return Tensor::view_of(part.data(), DType::u8, {static_cast<std::int64_t>(part.size() * sizeof(Span))});
-  };
-  std::vector<Span> mine = spans;
-  std::int32_t count = static_cast<std::int32_t>(mine.size());
-  const auto number = [](std::int32_t& n) { return Tensor::view_of(&n, DType::i32, {1}); };
-  if (group.rank() > 0) {
-    group.send(number(count), 0).wait();
-    if (count > 0) group.send(bytes(mine), 0).wait();
-    return {};
-  }
-  std::vector<std::vector<Span>> all{std::move(mine)};
-  for (int from = 1; from < group.size(); ++from) {
-    group.recv(number(count), from).wait();
-    auto& theirs = all.emplace_back(static_cast<std::size_t>(count));
-    if (count > 0) group.recv(bytes(theirs), from).wait();
-  }
-  return all;
 }
 
 Tensor PipelineExecutor::fetch(const Instruction& i, const Schedule& schedule) {

@@ -56,9 +56,6 @@ struct PipelineRun {
   std::vector<Span> spans_since(Clock::time_point zero) const;
 };
 
-// What each rank of the group ran, by group rank; empty on all but the first. Collective.
-std::vector<std::vector<Span>> gather_spans(Communicator& group, const std::vector<Span>& spans);
-
 // One rank's executor. Where the schedule does not flush, it keeps what is in flight from step to step.
 class PipelineExecutor {
  public:

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/median.h"
+#include "comm/host_group.h"
 #include "train/generate.h"
 #include "train/metrics.h"
 #include "train/rank_timeline.h"
@@ -172,14 +173,13 @@ void RankRun::gather_traces() {
 
 void RankRun::gather_shown_runs() {
   if (rank_.dp_cp().rank() != 0 || rank_.coordinate(Axis::tp) != 0) return;
-  const auto timelines = gather_spans(rank_.along(Axis::pp), shown_spans());
-  const auto staleness =
-      gather_spans(rank_.along(Axis::pp), {Span{{}, static_cast<double>(max_staleness_), 0}});
+  const HostGroup pipeline(rank_.along(Axis::pp));
+  const auto timelines = pipeline.gather_records(shown_spans());
+  const auto staleness = pipeline.gather_records(std::vector{max_staleness_});
   if (!leads()) return;
   summary_.measured_timeline.ranks = timelines;
   if (trainer_.flushes()) return;
-  for (std::size_t i = 0; i < staleness.size(); ++i)
-    summary_.measured_staleness[i] = static_cast<int>(staleness[i].front().begin);
+  for (std::size_t i = 0; i < staleness.size(); ++i) summary_.measured_staleness[i] = staleness[i].front();
 }
 
 SampleSource RankRun::source(Range range, std::int64_t seq_len) const {

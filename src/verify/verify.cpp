@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/json_text.h"
 #include "base/philox.h"
+#include "comm/host_group.h"
 #include "plan/cost.h"
 #include "spec/reduction_buckets.h"
 #include "tensor/prepare_kernels.h"
@@ -138,7 +139,7 @@ VerifyReport verify(const VerifyRequest& given) {
       if (index == 0) report.rank_timelines = std::move(all);
     }
     if (rank.dp_cp().rank() != 0 || rank.coordinate(Axis::tp) != 0) return;
-    auto timelines = gather_spans(rank.along(Axis::pp), spans);
+    auto timelines = HostGroup(rank.along(Axis::pp)).gather_records(spans);
     if (index == 0) report.measured_timeline.ranks = std::move(timelines);
   });
   if (!request.run.leads()) return report;
