@@ -11,7 +11,7 @@ class ImaginedCommunicator final : public Communicator {
   // The world outlives it.
   ImaginedCommunicator(ImaginedWorld& world, int rank, int size, const std::string& name)
       : world_(world), group_(world.groups_.size()), rank_(rank), size_(size) {
-    world.groups_.push_back({name, size, rank, 0});
+    world.groups_.push_back({name, size, 0});
   }
   int rank() const override { return rank_; }
   int size() const override { return size_; }
