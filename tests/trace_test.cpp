@@ -12,6 +12,18 @@
 namespace echelon::trace_test {
 namespace {
 
+// What the calls of a step sent, as Traffic counts it; the messages of collectives' algorithms, or all else.
+Traffic traffic_of(const Trace& trace, std::int32_t step, bool parts = false) {
+  Traffic traffic;
+  for (const CallSpan& call : trace.calls) {
+    if (call.step != step || call.is_part != parts) continue;
+    VerbTraffic& cell = traffic.at(call.axis, call.verb);
+    cell.calls += 1;
+    cell.bytes += call.bytes;
+  }
+  return traffic;
+}
+
 using namespace checks;
 
 Plan small_plan(ModelSpec model, int dp, int tp, int pp) {
