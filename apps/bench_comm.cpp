@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <optional>
 
 #include "apps/bench.h"
@@ -53,15 +52,13 @@ struct Size {
 std::vector<std::vector<double>> measure(const BenchCommFlags& f, std::int64_t count,
                                          const Progress& progress) {
   ThreadWorld world(f.ranks, std::chrono::seconds(300));
-  std::vector<int> everyone(static_cast<std::size_t>(f.ranks));
-  std::iota(everyone.begin(), everyone.end(), 0);
   const std::vector<CommOperation>& all = comm_operations();
   std::vector<std::vector<double>> times(all.size());
   // Several in a row where one takes no longer than the barriers around it.
   const int in_a_row = static_cast<int>(std::clamp<std::int64_t>((1 << 17) / count, 1, 64));
   run_ranks(world, [&](int index) {
     Arena arena;
-    const auto group = world.join(index, everyone, "bench");
+    const auto group = world.join(index, everyone(f.ranks), "bench");
     const auto tensor = [&](std::int64_t n) {
       const Tensor t(arena, MemoryCategory::communication, DType::f32, {n});
       copy_from_host(std::vector<float>(static_cast<std::size_t>(n)),
@@ -69,7 +66,7 @@ std::vector<std::vector<double>> measure(const BenchCommFlags& f, std::int64_t c
       return t;
     };
     std::vector<std::int64_t> counts = even_counts(count, f.ranks);
-    const std::vector<std::int64_t> equal(everyone.size(), count / f.ranks);
+    const std::vector<std::int64_t> equal(static_cast<std::size_t>(f.ranks), count / f.ranks);
     const Tensor a = tensor(count), b = tensor(count),
                  place = cut(b, counts)[static_cast<std::size_t>(index)];
     const std::int64_t used = count / f.ranks * f.ranks;

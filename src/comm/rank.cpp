@@ -1,6 +1,5 @@
 #include "comm/rank.h"
 
-#include <numeric>
 #include <utility>
 
 #include "base/error.h"
@@ -48,9 +47,7 @@ std::unique_ptr<Communicator> Rank::join_aside(const std::vector<int>& ranks, co
 }
 
 std::unique_ptr<Communicator> Rank::join_job_aside(const std::string& name) const {
-  std::vector<int> everyone(static_cast<std::size_t>(world_.num_ranks()));
-  std::iota(everyone.begin(), everyone.end(), 0);
-  return world_.join(first_ + index_, everyone, name);
+  return world_.join(first_ + index_, everyone(world_.num_ranks()), name);
 }
 
 Communicator& Rank::group(GroupKind kind, int size) const {

@@ -254,15 +254,8 @@ void RankRun::save(std::int64_t step) {
   if (shared_.request.checkpoint_directory.empty()) return;
   const auto begin = rank_.time().now();
   finish_save();  // the one before
-  CheckpointInfo info;
-  info.step = step + 1;
-  info.updates = trainer_.updates(step + 1);
-  info.tokens = shared_.resumed.tokens + (step + 1 - shared_.start.first_step) * step_tokens();
-  info.seed = shared_.request.seed;
-  info.model = shared_.request.plan.model;
-  info.trained_on = shared_.data.kind();
-  info.data = shared_.data.fingerprint();
-  info.compression = shared_.request.plan.compression;
+  const CheckpointInfo info = checkpoint_info(shared_, step + 1, trainer_.updates(step + 1),
+                                              (step + 1 - shared_.start.first_step) * step_tokens());
   saved_step_ = step + 1;
   {
     const Doing doing = rank_.doing(Activity::checkpoint_copy);
