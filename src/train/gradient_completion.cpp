@@ -49,6 +49,10 @@ void GradientCompletion::finish_group(int group) {
 
 void GradientCompletion::finish() {
   const Doing doing = rank_.doing(Activity::reduce_gradients);
+  finish_sums();
+}
+
+void GradientCompletion::finish_sums() {
   // Every group is finished: what is left is what each tp rank holds whole.
   if (!shards_sequence_)
     reduce_partial_gradients(rank_, parameters_.partial_gradients());
@@ -59,13 +63,11 @@ void GradientCompletion::finish() {
 }
 
 void GradientCompletion::finish_with_pipeline() {
-  {
-    const Doing doing = rank_.doing(Activity::reduce_gradients);
-    parameters_.add_tied_gradient();
-    add_pipeline_copies();
-    for (int group : late_groups_) finish_group(group);
-  }
-  finish();
+  const Doing doing = rank_.doing(Activity::reduce_gradients);
+  parameters_.add_tied_gradient();
+  add_pipeline_copies();
+  for (int group : late_groups_) finish_group(group);
+  finish_sums();
 }
 
 // A parameter that two pipeline ranks hold (both ends of a tied embedding, both copies of a DualPipe stage)

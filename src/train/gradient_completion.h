@@ -36,6 +36,7 @@ class GradientCompletion {
 
  private:
   void finish_group(int group);
+  void finish_sums();
   void add_pipeline_copies();
 
   const Rank& rank_;
