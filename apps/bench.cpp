@@ -7,7 +7,6 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <thread>
 
 #include "apps/bench.h"
 #include "apps/flags.h"
@@ -15,11 +14,10 @@
 #include "apps/progress_line.h"
 #include "base/error.h"
 #include "base/json_text.h"
-#include "base/philox.h"
-#include "base/start_thread.h"
 #include "base/units.h"
 #include "tensor/prepare_kernels.h"
 #include "train/metrics.h"
+#include "train/random_tokens.h"
 #include "train/this_machine.h"
 #include "train/trainer.h"
 
@@ -56,16 +54,7 @@ int bench_train(BenchTrainFlags& f) {
     refuse("--steps {}: must be from 1 to {}", f.steps, most_repeats);
   const RunOptions run = f.run.options(plan);
   refuse_beyond_memory(plan, plan.mesh.num_ranks() * predicted_bytes(plan));
-  const SampleSource random = [vocab = static_cast<std::uint64_t>(plan.model.vocab), seq_len = plan.seq_len](
-                                  std::int64_t step, std::int64_t sample, std::int32_t* tokens,
-                                  std::int32_t* targets) {
-    const Philox draw(1, Stream::test, static_cast<std::uint64_t>(step));
-    for (std::int64_t t = 0; t < seq_len; ++t) {
-      const auto place = static_cast<std::uint64_t>(sample * (seq_len + 1) + t);
-      tokens[t] = static_cast<std::int32_t>(draw.below(place, vocab));
-      targets[t] = static_cast<std::int32_t>(draw.below(place + 1, vocab));
-    }
-  };
+  const SampleSource random = random_tokens(plan, 1);
   OptimizerOptions optimizer;
   optimizer.lr = 3e-4;
   optimizer.warmup_steps = 0;
@@ -104,16 +93,8 @@ int bench_train(BenchTrainFlags& f) {
         step_seconds.push_back(seconds);
         allocations += arena.system_allocations() - allocations_before;
         // The limit is measured between the steps, while the other ranks wait.
-        std::exception_ptr error;
-        start_thread("measuring this machine", [&] {
-          try {
-            peaks.push_back(measure_matmul_flops(plan.precision, teams, threads, 2048) / (teams * threads) *
-                            workers);
-          } catch (...) {
-            error = std::current_exception();
-          }
-        }).join();
-        if (error) std::rethrow_exception(error);
+        peaks.push_back(measure_matmul_flops(plan.precision, teams, threads, 2048) / (teams * threads) *
+                        workers);
       }
       if (index == 0) loss = step_loss;
     }

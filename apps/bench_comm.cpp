@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <optional>
 
 #include "apps/bench.h"
@@ -16,6 +15,7 @@
 #include "base/json_text.h"
 #include "base/units.h"
 #include "comm/exchange.h"
+#include "comm/host_group.h"
 #include "comm/threads.h"
 #include "tensor/host.h"
 
@@ -52,15 +52,13 @@ struct Size {
 std::vector<std::vector<double>> measure(const BenchCommFlags& f, std::int64_t count,
                                          const Progress& progress) {
   ThreadWorld world(f.ranks, std::chrono::seconds(300));
-  std::vector<int> everyone(static_cast<std::size_t>(f.ranks));
-  std::iota(everyone.begin(), everyone.end(), 0);
   const std::vector<CommOperation>& all = comm_operations();
   std::vector<std::vector<double>> times(all.size());
   // Several in a row where one takes no longer than the barriers around it.
   const int in_a_row = static_cast<int>(std::clamp<std::int64_t>((1 << 17) / count, 1, 64));
   run_ranks(world, [&](int index) {
     Arena arena;
-    const auto group = world.join(index, everyone, "bench");
+    const auto group = world.join(index, everyone(f.ranks), "bench");
     const auto tensor = [&](std::int64_t n) {
       const Tensor t(arena, MemoryCategory::communication, DType::f32, {n});
       copy_from_host(std::vector<float>(static_cast<std::size_t>(n)),
@@ -68,24 +66,22 @@ std::vector<std::vector<double>> measure(const BenchCommFlags& f, std::int64_t c
       return t;
     };
     std::vector<std::int64_t> counts = even_counts(count, f.ranks);
-    const std::vector<std::int64_t> equal(everyone.size(), count / f.ranks);
+    const std::vector<std::int64_t> equal(static_cast<std::size_t>(f.ranks), count / f.ranks);
     const Tensor a = tensor(count), b = tensor(count),
                  place = cut(b, counts)[static_cast<std::size_t>(index)];
     const std::int64_t used = count / f.ranks * f.ranks;
     CommBuffers buffers{*group, std::move(counts),     a,
                         b,      tensor(place.numel()), place,
                         equal,  a.flat_range(0, used), b.flat_range(0, used)};
-    std::int32_t more = 0;
-    const Tensor told = Tensor::view_of(&more, DType::i32, {1});
     const auto start = Clock::now();
     for (int repeat = -1;; ++repeat) {  // one to warm up
       const int most = f.repeats.value_or(seconds_since(start) < default_seconds ? default_repeats : 3);
-      more = repeat < most ? 1 : 0;
+      std::vector<double> more{repeat < most ? 1.0 : 0.0};
       if (index == 0)
         report(progress, static_cast<double>(repeat + 1) / (most + 1),
                format_bytes(4 * static_cast<double>(count)));
-      group->broadcast(told, 0).wait();
-      if (more == 0) return;
+      HostGroup(*group).broadcast(more, 0);
+      if (more.front() == 0) return;
       for (std::size_t i = 0; i < all.size(); ++i) {
         if (all[i].ranks > f.ranks) continue;
         group->barrier().wait();

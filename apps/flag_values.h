@@ -4,13 +4,32 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
+#include "base/error.h"
 #include "base/parse_number.h"
 
 namespace echelon {
+
+inline bool contains(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// The parts of a value like "1:4" or "a,b", without the blanks around them.
+std::vector<std::string> split(const std::string& text, const char* separators);
+
+// "1:4". RequestError that says what it must be, as "a rank and how many times slower it is, as 1:4".
+template <class A, class B>
+std::pair<A, B> parse_pair(const std::string& flag, const std::string& text, const char* meaning) {
+  const std::size_t colon = text.find(':');
+  if (colon == std::string::npos) refuse("{} {}: must be {}", flag, text, meaning);
+  return {parse_number<A>(flag, text.substr(0, colon)), parse_number<B>(flag, text.substr(colon + 1))};
+}
 
 // A flag with a number, whose starting value is shown as the default.
 template <class T>

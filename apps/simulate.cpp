@@ -73,10 +73,7 @@ class Simulate {
                           {advice("--schedule", "dualpipev")}}});
   }
 
-  static bool is_name(const std::string& name) {
-    const auto& names = schedule_names();
-    return std::find(names.begin(), names.end(), name) != names.end();
-  }
+  static bool is_name(const std::string& name) { return contains(schedule_names(), name); }
 
   SimulationReport report(const char* flag, const std::string& name, int chunks, int steps) const {
     if (!is_name(name)) return report_on(read(flag, name));

@@ -14,10 +14,6 @@ namespace {
 
 const std::vector<std::string> own_flags{"--tp", "--sp", "--recompute"};
 
-bool contains(const std::vector<std::string>& names, const std::string& name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
-
 }  // namespace
 
 void BlockFlags::add_to(CLI::App& app) {

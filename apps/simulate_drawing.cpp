@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "apps/flag_needs.h"
+#include "apps/flag_values.h"
 #include "apps/terminal.h"
 #include "base/error.h"
 #include "base/output_file.h"
@@ -38,9 +39,7 @@ std::vector<std::string> formats_of(const std::string& path) {
 }  // namespace
 
 void read_format(SimulateFlags& f, const std::vector<std::string>& legal) {
-  const auto is_legal = [&](const std::string& one) {
-    return std::find(legal.begin(), legal.end(), one) != legal.end();
-  };
+  const auto is_legal = [&](const std::string& one) { return contains(legal, one); };
   std::vector<std::string> by_name = formats_of(f.out);
   if (!f.is_format_given && !by_name.empty()) {
     if (!is_legal(by_name.front()))
@@ -49,7 +48,7 @@ void read_format(SimulateFlags& f, const std::vector<std::string>& legal) {
     f.format = by_name.front();
   }
   if (!is_legal(f.format)) refuse("--format {}: legal: {}", f.format, fmt::join(legal, ", "));
-  if (by_name.empty() || std::find(by_name.begin(), by_name.end(), f.format) != by_name.end()) return;
+  if (by_name.empty() || contains(by_name, f.format)) return;
   std::erase_if(by_name, [&](const std::string& one) { return !is_legal(one); });
   refuse("--format {}: --out {} is a name of another; legal: {}", f.format, f.out,
          by_name.empty() ? "another name" : fmt::format("{}, or another name", fmt::join(by_name, ", ")));

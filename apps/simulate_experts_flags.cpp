@@ -18,17 +18,6 @@ namespace {
 const std::vector<std::string> shared_flags{"--help",  "--compare", "--steps", "--format", "--out",
                                             "--width", "--colour",  "--json",  "--moe"};
 
-bool contains(const std::vector<std::string>& names, const std::string& name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
-
-std::vector<std::string> parts_of(const std::string& text) {
-  std::vector<std::string> parts;
-  std::istringstream in(text + ",");
-  for (std::string part; std::getline(in, part, ',');) parts.push_back(part);
-  return parts;
-}
-
 }  // namespace
 
 void ExpertsFlags::add_to(CLI::App& app) {
@@ -106,11 +95,8 @@ void ExpertsFlags::refuse_strangers(const CLI::App& app) const {
 
 std::vector<double> ExpertsFlags::popularities(std::int64_t experts) const {
   if (is_given("--popular-expert")) {
-    const std::size_t colon = popular_expert_.find(':');
-    if (colon == std::string::npos)
-      refuse("--popular-expert {}: must be an expert and its share, as 0:0.5", popular_expert_);
-    const auto expert = parse_number<std::int64_t>("--popular-expert", popular_expert_.substr(0, colon));
-    const auto share = parse_number<double>("--popular-expert", popular_expert_.substr(colon + 1));
+    const auto [expert, share] = parse_pair<std::int64_t, double>("--popular-expert", popular_expert_,
+                                                                  "an expert and its share, as 0:0.5");
     if (expert < 0 || expert >= experts)
       refuse("--popular-expert {}: expert {} is none of 0 to {}", popular_expert_, expert, experts - 1);
     if (!(share > 0 && share < 1))
@@ -209,11 +195,11 @@ ExpertsFlags::Request ExpertsFlags::read(SimulateFlags& shared) const {
   r.balancing = balancing_;
   if (is_given("--drop")) r.balancing.drop = parse_choice<DropPolicy>(drop_, "--drop");
   read_router(model, r);
-  for (const std::string& factor : parts_of(capacities_))
+  for (const std::string& factor : split(capacities_, ","))
     r.capacities.push_back(parse_number<double>("--capacities", factor));
   if (r.experts >= 2 && r.experts <= 4096) r.popularity = popularities(r.experts);
   validate(r);
-  for (const std::string& name : shared.compare.empty() ? balance_methods(r) : parts_of(shared.compare))
+  for (const std::string& name : shared.compare.empty() ? balance_methods(r) : split(shared.compare, ","))
     request.methods.push_back(parse_balance_method(name, "--compare", r.balancing));
   if (dtype_ != "bf16" && dtype_ != "f32") refuse("--dtype {}: no such type; legal: bf16, f32", dtype_);
   request.element_bytes = dtype_ == "bf16" ? 2 : 4;

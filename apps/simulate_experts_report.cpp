@@ -6,29 +6,15 @@
 #include <algorithm>
 #include <numeric>
 
+#include "apps/text_rows.h"
 #include "base/units.h"
 
 namespace echelon {
 namespace {
 
 using nlohmann::ordered_json;
-using TextRow = std::vector<std::string>;
 
 std::string percent(double share) { return fmt::format("{:.1f}%", 100 * share); }
-
-// The first column to the left, the others to the right.
-std::string aligned(const std::vector<TextRow>& rows) {
-  std::vector<std::size_t> widths(rows[0].size());
-  for (const TextRow& row : rows)
-    for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
-  std::string text;
-  for (const TextRow& row : rows) {
-    text += fmt::format("{:<{}}", row[0], widths[0]);
-    for (std::size_t c = 1; c < row.size(); ++c) text += fmt::format("  {:>{}}", row[c], widths[c]);
-    text += '\n';
-  }
-  return text;
-}
 
 double copy_bytes(const ExpertsFlags::Request& request) {
   return static_cast<double>(request.hidden) * request.element_bytes;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "apps/text_rows.h"
 #include "base/error.h"
 #include "schedule/step_programs.h"
 #include "schedule/validate.h"
@@ -96,30 +97,19 @@ nlohmann::ordered_json to_json(const SimulationReport& r) {
 }
 
 std::string table(const std::vector<SimulationReport>& reports) {
-  using TextRow = std::vector<std::string>;
   std::vector<TextRow> rows{{"schedule", "makespan", "bubble", "", "local bubble",
                              "peak activations of a rank", "weight versions", "copies", "messages"}};
   for (const SimulationReport& r : reports)
     rows.push_back(
         !r.unfit.empty()
-            ? TextRow{r.name}
+            ? TextRow{r.name, r.unfit}
             : TextRow{r.name, fmt::format("{:.6g}", r.makespan), fmt::format("{:.6g}", rounded(r.bubble())),
                       fmt::format("{:.1f}%", 100 * r.bubble_fraction()),
                       fmt::format("{:.6g}", rounded(r.local_bubble)),
                       over_ranks(r.simulation.peak_activations), over_ranks(r.simulation.weight_versions),
                       fmt::format("{}", r.simulation.parameter_copies),
                       fmt::format("{}", r.simulation.messages)});
-  std::vector<std::size_t> widths(rows[0].size());
-  for (const TextRow& row : rows)
-    for (std::size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
-  std::string text;
-  for (std::size_t k = 0; k < rows.size(); ++k) {
-    std::string line = fmt::format("{:<{}}", rows[k][0], widths[0]);
-    for (std::size_t c = 1; c < rows[k].size(); ++c) line += fmt::format("  {:>{}}", rows[k][c], widths[c]);
-    if (rows[k].size() == 1) line += "  " + reports[k - 1].unfit;
-    text += line + '\n';
-  }
-  return text;
+  return aligned(rows);
 }
 
 static std::string remark(const SimulationReport& r, const AutoResult& found) {

@@ -97,21 +97,16 @@ std::optional<AsynchronousOptions> asynchronous_options(const TrainFlags& f) {
 
 std::optional<Straggler> straggler(const TrainFlags& f) {
   if (f.app->get_option("--straggle")->count() == 0) return {};
-  const std::size_t colon = f.straggle.find(':');
-  if (colon == std::string::npos)
-    refuse("--straggle {}: must be a rank and how many times slower it is, as 1:4", f.straggle);
-  return Straggler{parse_number<int>("--straggle", f.straggle.substr(0, colon)),
-                   parse_number<double>("--straggle", f.straggle.substr(colon + 1))};
+  const auto [rank, factor] =
+      parse_pair<int, double>("--straggle", f.straggle, "a rank and how many times slower it is, as 1:4");
+  return Straggler{rank, factor};
 }
 
 std::optional<PlantedExpert> planted_expert(const TrainFlags& f) {
   if (f.app->get_option("--plant-expert")->count() == 0) return {};
-  const std::size_t colon = f.plant_expert.find(':');
-  if (colon == std::string::npos)
-    refuse("--plant-expert {}: must be an expert and how much higher its logits begin, as 0:4",
-           f.plant_expert);
-  return PlantedExpert{parse_number<std::int64_t>("--plant-expert", f.plant_expert.substr(0, colon)),
-                       parse_number<double>("--plant-expert", f.plant_expert.substr(colon + 1))};
+  const auto [expert, strength] = parse_pair<std::int64_t, double>(
+      "--plant-expert", f.plant_expert, "an expert and how much higher its logits begin, as 0:4");
+  return PlantedExpert{expert, strength};
 }
 
 PlannedDeath planned_death(const std::string& text, bool processes) {
@@ -121,7 +116,7 @@ PlannedDeath planned_death(const std::string& text, bool processes) {
   const std::string where = text.substr(second + 1);
   std::vector<std::string> legal{"forward", "backward", "write", "written", "commit"};
   if (processes) legal.insert(legal.end(), {"tp-collective", "dp-collective"});
-  if (std::find(legal.begin(), legal.end(), where) == legal.end())
+  if (!contains(legal, where))
     refuse("--die {}: WHERE is one of {}", text, fmt::join(legal, ", "));
   return {parse_number<int>("--die", text.substr(0, first)),
           parse_number<std::int64_t>("--die", text.substr(first + 1, second - first - 1)), where};
@@ -362,11 +357,13 @@ int run_train(TrainFlags& f, StopSignals& signals) {
                    ? "; nothing is saved without --checkpoint"
                    : "; the same command with --resume continues from " + summary.checkpoint);
   const auto& asynchronous = summary.asynchronous;
-  fmt::print(out, "\n{}{}{}{}", memory_table("rank 0", summary.predicted_memory, summary.measured_memory),
+  fmt::print(out, "\n{}{}{}{}",
+             memory_table("memory, rank 0", "predicted", summary.predicted_memory, "measured",
+                          summary.measured_memory),
              assumption_note(summary.memory_assumptions),
-             asynchronous
-                 ? memory_table("server 0", asynchronous->predicted_memory, asynchronous->measured_memory)
-                 : "",
+             asynchronous ? memory_table("memory, server 0", "predicted", asynchronous->predicted_memory,
+                                         "measured", asynchronous->measured_memory)
+                          : "",
              traffic_table(summary));
   fmt::print(out, "{}", expert_table(summary.experts));
   for (Axis axis : traffic_axes)

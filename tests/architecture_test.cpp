@@ -54,6 +54,25 @@ TEST(Architecture, RoomsIncludeDownwardsOnly) {
   EXPECT_GT(arrows, 50);  // the test read something
 }
 
+// What a step computes is on the rank's device: the host reads and writes copies (tensor/host.h).
+TEST(Architecture, OnlyStorageCommunicationAndFilesSeeMemory) {
+  const std::set<std::string> allowed{"src/tensor", "src/comm", "src/checkpoint", "src/data"};
+  std::set<std::string> seeing;
+  for (const char* half : {"src", "apps"})
+    for (const auto& entry : fs::recursive_directory_iterator(fs::path(ECHELON_SOURCE_DIR) / half)) {
+      if (!entry.is_regular_file()) continue;
+      const std::string room = fs::relative(entry.path().parent_path(), ECHELON_SOURCE_DIR).string();
+      std::ifstream in(entry.path());
+      for (std::string line; std::getline(in, line);)
+        for (const char* access : {".host<", ".host_bytes("}) {
+          if (line.find(access) == std::string::npos) continue;
+          EXPECT_TRUE(allowed.contains(room)) << entry.path() << ": " << line;
+          seeing.insert(room);
+        }
+    }
+  EXPECT_TRUE(seeing.contains("src/tensor") && seeing.contains("src/comm"));  // the test read something
+}
+
 // What only one file may know, so that another version or vendor is one file's change.
 TEST(Architecture, EachVendorHasOneFile) {
   const std::map<std::string, std::string> home{{"dnnl", "src/tensor/matmul_onednn.cpp"},

@@ -45,8 +45,8 @@ ServedOutcome run_served(const Plan& plan, const OptimizerOptions& optimizer, co
     if (index < workers) {
       const Rank rank(world, plan.mesh, index, plan.precision, arena, *kernels);
       const auto all = join_all(rank, workers, servers);
-      Trainer trainer(rank, plan, optimizer, 1, {}, nullptr, Moments::elsewhere);
-      if (index == straggler.rank) trainer.set_slowdown(straggler.factor);
+      const TrainerHooks hooks{.slowdown = index == straggler.rank ? straggler.factor : 1};
+      Trainer trainer(rank, plan, optimizer, 1, hooks, nullptr, Moments::elsewhere);
       Traffic before = rank.traffic();
       const auto me = static_cast<std::size_t>(index);
       run_worker(*all, trainer, run, samples, [&] {
@@ -216,8 +216,7 @@ TEST(Asynchronous, AStragglerSleepsInProportionToItsWork) {
     Arena arena;
     const auto kernels = make_kernels(arena, plan.precision, 1);
     const Rank rank(world, plan.mesh, index, plan.precision, arena, *kernels);
-    Trainer trainer(rank, plan, {}, 1);
-    trainer.set_slowdown(20);
+    Trainer trainer(rank, plan, {}, 1, {.slowdown = 20});
     trainer.compute_gradients(0, random_samples(plan));
     double passes = 0;
     for (const Span& span : trainer.last_run().spans) passes += span.end - span.begin;

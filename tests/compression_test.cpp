@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "compression_buckets.h"
+#include "reduction_predictions.h"
 #include "spec/model_spec.h"
 
 namespace echelon::compression_test {

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "compression_runs.h"
+#include "reduction_predictions.h"
 #include "tensor/codecs.h"
 
 namespace echelon::gradient_reducer_test {

@@ -21,6 +21,11 @@ TEST(HostGroup, SumsGathersAndExchangesNumbers) {
     EXPECT_EQ(host.sum(Numbers{1.0 + me, 10}), (Numbers{6, 30}));
     EXPECT_EQ(host.sum(me), 3);
     EXPECT_EQ(host.max(-me), 0);
+    EXPECT_EQ(host.max(Numbers{0.5 * me, -0.5 * me}), (Numbers{1, 0}));
+    EXPECT_EQ(host.max(Integers{me, -me}), (Integers{2, 0}));
+    Numbers said{1.0 * me, 2.0 * me};
+    host.broadcast(said, 2);
+    EXPECT_EQ(said, (Numbers{2, 4}));
     // Two sums under way, with another between.
     HostNumbers first = host.begin_sum(Numbers{1}), second = host.begin_gather(Numbers{me + 0.5, 7});
     EXPECT_EQ(host.sum(2.0), 6);
@@ -30,6 +35,18 @@ TEST(HostGroup, SumsGathersAndExchangesNumbers) {
     const Integers counts{10 * me, 10 * me + 1, 10 * me + 2, 10 * me + 3, 10 * me + 4, 10 * me + 5};
     EXPECT_EQ(host.exchange(counts),
               (Integers{2 * me, 2 * me + 1, 10 + 2 * me, 11 + 2 * me, 20 + 2 * me, 21 + 2 * me}));
+  });
+}
+
+// As many of each rank as it has, which may be none.
+TEST(HostGroup, GathersRecordsOfEachRank) {
+  checks::with_ranks(3, [](Communicator& group) {
+    const int me = group.rank();
+    const auto all = HostGroup(group).gather_records(Integers(static_cast<std::size_t>(2 - me), 7 + me));
+    if (me == 0)
+      EXPECT_EQ(all, (std::vector<Integers>{{7, 7}, {8}, {}}));
+    else
+      EXPECT_TRUE(all.empty());
   });
 }
 

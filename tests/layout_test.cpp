@@ -17,7 +17,6 @@ TEST(Layout, Names) {
   EXPECT_EQ(to_string(replicated), "R");
   EXPECT_EQ(to_string(partial), "P");
   EXPECT_EQ(to_string(sharded(1)), "S(1)");
-  EXPECT_STREQ(collective_name(Collective::reduce_scatter), "reduce_scatter");
 }
 
 TEST(Layout, GradientPlacements) {

@@ -155,7 +155,7 @@ inline std::vector<Outcome> run_steps(const Plan& plan, const OptimizerOptions& 
       plan,
       [&](const Rank& rank) {
         Outcome& o = outcomes[static_cast<std::size_t>(rank.index())];
-        Trainer trainer(rank, plan, options, 1, faults);
+        Trainer trainer(rank, plan, options, 1, {faults});
         for (std::int64_t step = 0; step < steps; ++step) {
           o.losses.push_back(trainer.compute_gradients(step, samples));
           if (step + 1 == steps) o.gradients = gather(rank, trainer, ParameterTensor::gradient);

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "spec/param_spec.h"
+#include "spec/rank_groups.h"
 #include "spec/traffic.h"
 
 namespace echelon::mesh_test {
@@ -65,6 +66,45 @@ TEST(Mesh, GroupsPartitionTheRanks) {
       EXPECT_EQ(times_seen.size(), static_cast<std::size_t>(mesh.num_ranks()));
       for (const auto& [rank, times] : times_seen) EXPECT_EQ(times, 1) << "rank " << rank;
     }
+}
+
+// Every group that ranks join: its members agree on it, and on who stands where.
+TEST(RankGroups, MembersAgree) {
+  Mesh mesh{{2, 6, 4, 2}, {Axis::tp, Axis::dp, Axis::pp, Axis::cp}};
+  mesh.ep = 2;
+  const std::map<GroupKind, int> sizes{
+      {GroupKind::pp, 2},           {GroupKind::dp, 6},         {GroupKind::cp, 4},
+      {GroupKind::tp, 2},           {GroupKind::ep, 2},         {GroupKind::tp_replicas, 2},
+      {GroupKind::dp_cp, 24},       {GroupKind::dp_shards, 12}, {GroupKind::dp_replicas, 2},
+      {GroupKind::same_experts, 6}, {GroupKind::cp_heads, 2},   {GroupKind::cp_ring, 2}};
+  ASSERT_EQ(sizes.size(), static_cast<std::size_t>(num_group_kinds));
+  for (const auto& [kind, size] : sizes) {
+    EXPECT_EQ(group_named(group_name(kind)), kind);
+    for (int rank = 0; rank < mesh.num_ranks(); ++rank) {
+      const std::vector<int> group = group_ranks(mesh, rank, kind, size);
+      ASSERT_EQ(group.size(), static_cast<std::size_t>(size)) << group_name(kind);
+      const int place = place_in(mesh, mesh.coordinates(rank), kind, size);
+      EXPECT_EQ(group.at(static_cast<std::size_t>(place)), rank) << group_name(kind);
+      for (int peer : group) EXPECT_EQ(group_ranks(mesh, peer, kind, size), group) << group_name(kind);
+    }
+  }
+  EXPECT_THROW((void)group_named("dp xcp"), InvariantError);
+  EXPECT_THROW((void)group_ranks(mesh, 0, GroupKind::cp_heads, 3), InvariantError);
+}
+
+// Told by hand: 2 x 4 ranks of dp x cp, in blocks of 4.
+TEST(RankGroups, BlocksAndWhatLiesAcrossThem) {
+  Mesh mesh{{1, 2, 4, 1}};
+  mesh.ep = 2;
+  using Ranks = std::vector<int>;
+  EXPECT_EQ(group_ranks(mesh, 6, GroupKind::dp_cp, 8), (Ranks{0, 1, 2, 3, 4, 5, 6, 7}));
+  EXPECT_EQ(group_ranks(mesh, 6, GroupKind::dp_shards, 4), (Ranks{4, 5, 6, 7}));
+  EXPECT_EQ(group_ranks(mesh, 6, GroupKind::dp_replicas, 2), (Ranks{2, 6}));
+  EXPECT_EQ(group_ranks(mesh, 6, GroupKind::ep, 2), (Ranks{6, 7}));
+  EXPECT_EQ(group_ranks(mesh, 6, GroupKind::same_experts, 2), (Ranks{4, 6}));
+  EXPECT_EQ(group_ranks(mesh, 6, GroupKind::same_experts, 4), (Ranks{0, 2, 4, 6}));
+  EXPECT_EQ(group_ranks(mesh, 7, GroupKind::cp_heads, 2), (Ranks{6, 7}));
+  EXPECT_EQ(group_ranks(mesh, 7, GroupKind::cp_ring, 2), (Ranks{5, 7}));
 }
 
 TEST(Mesh, TensorParallelIsInnermostByDefault) {

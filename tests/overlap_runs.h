@@ -224,12 +224,17 @@ class SleepingStages final : public PipelineStages {
   SleepingStages(Arena& arena, const SimulationCosts& costs, Clock::duration travel, bool pauses,
                  const Time& time)
       : arena_(arena), costs_(costs), travel_(travel), pauses_(pauses), time_(time) {}
-  Work<Tensor> forward(Instruction i, Tensor) override { return pass(costs_.of(i.stage).forward); }
-  Work<Tensor> backward(Instruction i, Tensor) override {
-    return pass(costs_.of(i.stage).backward_input + costs_.of(i.stage).backward_weight);
-  }
-  Work<Tensor> backward_input(Instruction i, Tensor) override {
-    return pass(costs_.of(i.stage).backward_input);
+  Work<Tensor> pass(Instruction i, Tensor) override {
+    const auto& of = costs_.of(i.stage);
+    const double seconds = i.op == Op::F   ? of.forward
+                           : i.op == Op::B ? of.backward_input
+                                           : of.backward_input + of.backward_weight;
+    time_.sleep(duration(seconds) / 2);
+    const auto there = time_.now() + travel_;
+    co_await Pause{};
+    sleep_until(time_, there);
+    time_.sleep(duration(seconds) - duration(seconds) / 2);
+    co_return make_boundary(0);
   }
   bool pauses() const override { return pauses_; }
   void backward_weight(const Instruction& i) override {
@@ -244,15 +249,6 @@ class SleepingStages final : public PipelineStages {
   }
 
  private:
-  Work<Tensor> pass(double seconds) {
-    time_.sleep(duration(seconds) / 2);
-    const auto there = time_.now() + travel_;
-    co_await Pause{};
-    sleep_until(time_, there);
-    time_.sleep(duration(seconds) - duration(seconds) / 2);
-    co_return make_boundary(0);
-  }
-
   Arena& arena_;
   const SimulationCosts costs_;
   const Clock::duration travel_;
@@ -278,7 +274,7 @@ inline SleepingRun run_asleep(const StepPrograms& programs, int ranks, const Sim
     const auto group = world.join(rank, all, "pp");
     Arena arena;
     SleepingStages stages(arena, costs, travel, pauses, time);
-    PipelineExecutor executor(*group, {}, time);
+    PipelineExecutor executor(*group, time);
     group->barrier().wait();
     const auto begin = time.now();
     const PipelineRun of = executor.run(programs.program(0, 1), stages);

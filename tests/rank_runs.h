@@ -21,12 +21,6 @@ namespace echelon::checks {
 
 using Counts = std::vector<std::int64_t>;
 
-inline std::vector<int> everyone(int n) {
-  std::vector<int> ranks(static_cast<std::size_t>(n));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
-
 inline std::int64_t total(const Counts& counts) {
   return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
 }

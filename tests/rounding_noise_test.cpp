@@ -25,7 +25,8 @@ struct RoundingNoiseTest : testing::Test {
   }
   Arena arena;
   std::unique_ptr<Kernels> exact = make_reference_kernels();
-  RoundingNoise noise{*exact, arena};
+  std::shared_ptr<RoundingNoise> made = make_rounding_noise(*exact, arena);
+  RoundingNoise& noise = *made;
 };
 
 TEST_F(RoundingNoiseTest, IsNoneUntilItBegins) {

@@ -331,10 +331,5 @@ TEST(Tensor, BeginsWithAnotherWhereTheirFirstByteIsOne) {
                   .begins_with(Tensor::view_of(memory.data(), DType::f32, {2})));
 }
 
-TEST(Device, HasANameThatIsRead) {
-  for (const Device device : {Device::cpu, Device::none}) EXPECT_EQ(parse_device(device_name(device), "x"), device);
-  EXPECT_THROW(parse_device("gpu", "device"), RequestError);
-}
-
 }  // namespace
 }  // namespace echelon::tensor_test

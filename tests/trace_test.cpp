@@ -2,6 +2,8 @@
 // what is drawn from it is well formed.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "draw/gantt.h"
 #include "draw/rank_rows.h"
 #include "expert_runs.h"
@@ -11,6 +13,18 @@
 
 namespace echelon::trace_test {
 namespace {
+
+// What the calls of a step sent, as Traffic counts it; the messages of collectives' algorithms, or all else.
+Traffic traffic_of(const Trace& trace, std::int32_t step, bool parts = false) {
+  Traffic traffic;
+  for (const CallSpan& call : trace.calls) {
+    if (call.step != step || call.is_part != parts) continue;
+    VerbTraffic& cell = traffic.at(call.axis, call.verb);
+    cell.calls += 1;
+    cell.bytes += call.bytes;
+  }
+  return traffic;
+}
 
 using namespace checks;
 
@@ -95,6 +109,9 @@ TEST(Trace, EveryRankCallAndByteOfAStepIsInIt) {
       EXPECT_EQ(traffic_of(timelines[r].trace, 2, true), messages[r]);
       for (const char* name : {"step 2", "optimizer", "reduce gradients"})
         EXPECT_TRUE(read.names[r].contains(name)) << name;
+      const std::vector<WorkSpan>& work = timelines[r].trace.work;
+      const auto reduces = [](const WorkSpan& span) { return span.activity == Activity::reduce_gradients; };
+      EXPECT_EQ(std::count_if(work.begin(), work.end(), reduces) == 1, flushes(c.plan));  // else each stage's
       // A stream has loaded its last step's data in the step before.
       for (const char* name : {"load data", "gradient norm"})
         EXPECT_EQ(read.names[r].contains(name), flushes(c.plan)) << name;

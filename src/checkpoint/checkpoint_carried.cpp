@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/error.h"
 #include "checkpoint/logical_tensors.h"
+#include "tensor/host.h"
 
 namespace echelon {
 namespace {
@@ -54,15 +54,14 @@ Tensor zeros(const Rank& rank, const std::vector<std::int64_t>& shape) {
 }
 
 bool all_zero(const Tensor& t) {
-  const auto zero = [](auto x) { return x == 0; };
-  if (t.dtype() == DType::f64) return std::all_of(t.host<double>(), t.host<double>() + t.numel(), zero);
-  return std::all_of(t.host<float>(), t.host<float>() + t.numel(), zero);
+  const std::vector<double> numbers = copy_numbers_to_host(t);
+  return std::all_of(numbers.begin(), numbers.end(), [](double x) { return x == 0; });
 }
 
 Tensor tensor_of(const Rank& rank, const std::vector<std::byte>& bytes,
                  const std::vector<std::int64_t>& shape) {
   Tensor tensor(rank.arena(), MemoryCategory::other, rank.precision().gradients, shape);
-  std::memcpy(tensor.host_bytes(), bytes.data(), bytes.size());
+  copy_bytes_from_host(bytes, tensor);
   return tensor;
 }
 

@@ -18,6 +18,7 @@
 #include "checkpoint/checkpoint_directory.h"
 #include "checkpoint/checkpoint_manifest.h"
 #include "checkpoint/checkpoint_parts.h"
+#include "tensor/host.h"
 
 namespace echelon {
 namespace {
@@ -123,8 +124,7 @@ void CheckpointWriter::start(const ParameterStore& parameters, const CheckpointI
     copy.name = file_name(file.kind, rank_);
     for (const OwnedTensor& tensor : file.tensors) {
       copy.declared.push_back(tensor.stored);
-      const auto* const data = static_cast<const std::byte*>(tensor.data.host_bytes());
-      copy.bytes.emplace_back(data, data + tensor.data.bytes());
+      copy_bytes_to_host(tensor.data, copy.bytes.emplace_back(static_cast<std::size_t>(tensor.data.bytes())));
     }
   }
   state->watch = watch_;

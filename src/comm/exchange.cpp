@@ -47,9 +47,12 @@ static bool is_dry(const Tensor& x, const Tensor& y) {
   return x.device() == Device::none || y.device() == Device::none;
 }
 
-void copy(const Tensor& from, const Tensor& to) {
-  if (is_dry(from, to)) return;
-  if (!from.begins_with(to) && from.numel() > 0)
+void copy(const Tensor& from, const Tensor& to, bool stream) {
+  if (is_dry(from, to) || from.begins_with(to) || from.numel() == 0) return;
+  const std::array<std::byte*, 1> destinations{static_cast<std::byte*>(to.host_bytes())};
+  if (stream)
+    copy_bytes(static_cast<const std::byte*>(from.host_bytes()), destinations, 0, from.bytes(), true);
+  else
     std::memcpy(to.host_bytes(), from.host_bytes(), static_cast<std::size_t>(from.bytes()));
 }
 

@@ -20,8 +20,8 @@ std::vector<std::int64_t> even_counts(std::int64_t count, int n);
 // Sends `out` to one rank and receives `in` from another, or the same.
 void send_receive(Communicator& group, const Tensor& out, int to, const Tensor& in, int from);
 
-// Does nothing where both are the same memory.
-void copy(const Tensor& from, const Tensor& to);
+// Does nothing where both are the same memory. `stream`: see copy_bytes().
+void copy(const Tensor& from, const Tensor& to, bool stream = false);
 
 // out = all of them, grouped as ranks are (halving_tree.h). `out` may be one of them.
 void reduce_several(ReduceOp op, std::span<const Tensor> from, const Tensor& out);

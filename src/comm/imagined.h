@@ -17,7 +17,7 @@ namespace echelon {
 // more than the others.
 struct UnevenSum {
   std::string group;  // the name that it was joined by
-  int size = 0, place = 0, larger = 0;
+  int size = 0, larger = 0;
 };
 
 // Every verb is finished at once and moves nothing: what would come from another rank keeps the contents that

@@ -8,7 +8,6 @@
 #include <atomic>
 #include <iterator>
 #include <map>
-#include <numeric>
 #include <sstream>
 #include <thread>
 
@@ -264,9 +263,8 @@ std::vector<RankState> ProcessWorld::states() {
 void ProcessWorld::abort(const std::string& why) { state_->control->fail({.why = why}); }
 
 std::vector<std::string> ProcessWorld::gather(const std::string& text) {
-  std::vector<int> everyone(static_cast<std::size_t>(num_ranks()));
-  std::iota(everyone.begin(), everyone.end(), 0);
-  return state_->block_in("a meeting of all ranks", everyone, [&] { return state_->engine->gather(text); });
+  return state_->block_in("a meeting of all ranks", everyone(num_ranks()),
+                          [&] { return state_->engine->gather(text); });
 }
 
 std::vector<std::string> ProcessWorld::gather_from_first_on_nodes(const std::string& text) {

@@ -11,8 +11,8 @@
 #include "comm/communicator.h"
 #include "comm/recording.h"
 #include "comm/threads.h"
-#include "spec/mesh.h"
 #include "spec/precision.h"
+#include "spec/rank_groups.h"
 #include "spec/traffic.h"
 #include "tensor/kernels.h"
 
@@ -37,23 +37,19 @@ class Rank {
   Arena& arena() const { return arena_; }
   Kernels& kernels() const { return kernels_; }
 
+  // The groups of spec/rank_groups.h that this rank is in, each joined at its first use; it has one size in a
+  // run.
+  Communicator& group(GroupKind kind, int size) const;
   // Ranks that differ along one axis only.
-  Communicator& along(Axis axis) const { return *axes_[static_cast<std::size_t>(axis)]; }
-  // Blocks of `replicas` neighbouring ranks of the tp group: those that hold the same key/value head.
-  Communicator& tp_replicas(int replicas) const;
-  // The ranks that hold the same parameters (Mesh::dp_cp_group); what they send counts on dp.
+  Communicator& along(Axis axis) const { return *groups_[static_cast<std::size_t>(axis)]; }
   Communicator& dp_cp() const;
-  // Blocks of `size` neighbouring ranks of that group: those that state is cut over (ZeRO). The group itself
-  // where there is one block.
+  Communicator& ep() const { return group(GroupKind::ep, mesh_.ep); }
+  // Of blocks of `size` ranks, and across them; the larger group itself where there is one block.
   Communicator& dp_cp_block(int size) const;
-  // The ranks at the same place in each of those blocks.
-  Communicator& dp_cp_across_blocks(int size) const;
-  // The ranks that routed experts are spread over: Mesh::ep neighbours of that group; what they send counts
-  // on ep.
-  Communicator& ep() const;
-  // Those of a block of `size` neighbours that hold the same experts.
+  Communicator& dp_cp_across_blocks(int size) const {
+    return group(GroupKind::dp_replicas, mesh_.dp_cp_size() / size);
+  }
   Communicator& same_experts(int size) const;
-  // Blocks of `size` neighbouring ranks of the cp group, and the ranks at the same place in each of them.
   Communicator& cp_block(int size) const;
   Communicator& cp_across_blocks(int size) const;
   // A further group, of world ranks; what this rank sends there counts on `axis`. See World::join.
@@ -107,12 +103,7 @@ class Rank {
   Collectives collectives_;
   TraceRecorder* recorder_;
   std::unique_ptr<Traffic> traffic_, messages_;
-  std::array<std::unique_ptr<Communicator>, all_axes.size()> axes_;
-  Communicator& joined(std::unique_ptr<Communicator>& place, const std::vector<int>& group, const char* name,
-                       Axis axis) const;
-  // Joined at first use.
-  mutable std::unique_ptr<Communicator> replicas_, dp_cp_, dp_cp_block_, dp_cp_across_blocks_, ep_,
-      same_experts_, cp_block_, cp_across_blocks_;
+  mutable std::array<std::unique_ptr<Communicator>, num_group_kinds> groups_;
 };
 
 }  // namespace echelon

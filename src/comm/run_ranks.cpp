@@ -106,13 +106,14 @@ void ThreadWorld::run(const std::function<void(int rank)>& body) {
       for (const RankFailure& failure : failures)
         if (!failure.echo) causes[failure.rank] = message_of(failure.error);
     }
+    const ThreadJob::Abort& abort = job.how_it_was_aborted();
     std::vector<std::string> further;
     for (const auto& [rank, cause] : causes)
-      if (rank != job.origin())
+      if (rank != abort.origin)
         further.push_back(fmt::format("rank {} failed too: {}", rank, printable(cause)));
     try {
       if (state_->hooks.report)
-        state_->hooks.report(failure_report(job.why(), further, job.at_fault(), job.states_at_abort(), {}));
+        state_->hooks.report(failure_report(abort.why, further, abort.at_fault, abort.states, {}));
     } catch (const std::exception&) {  // it cannot be said anywhere; the records and the status tell
     }
     if (!state_->hooks.record) return;
@@ -158,7 +159,7 @@ void ThreadWorld::run(const std::function<void(int rank)>& body) {
 
   // The rank that aborted the job first; else whoever failed by itself; else an echo of an abort from
   // outside.
-  const int origin = job.origin();
+  const int origin = job.how_it_was_aborted().origin;
   for (const RankFailure& failure : failures)
     if (failure.rank == origin) std::rethrow_exception(failure.error);
   for (const RankFailure& failure : failures)

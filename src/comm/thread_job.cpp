@@ -148,12 +148,12 @@ std::vector<RankState> ThreadJob::states() {
 
 void ThreadJob::abort_locked(int origin, std::string why) {
   if (aborted()) return;
-  why_ = std::move(why);
-  origin_ = at_fault_ = origin;
+  abort_.why = std::move(why);
+  abort_.origin = abort_.at_fault = origin;
   try {
-    states_ = states_locked();
+    abort_.states = states_locked();
   } catch (const std::bad_alloc&) {  // why it ends is said without them
-    states_.clear();
+    abort_.states.clear();
   }
   aborted_.store(true, std::memory_order_release);
   wake_all();
@@ -175,7 +175,7 @@ void ThreadJob::give_up_late_waits() {
   if (late == nullptr) return;
   const Diagnosis diagnosis = diagnose(states, late->rank);
   abort_locked(late->rank, describe_late_wait(*late, timeout_) + diagnosis.verdict);
-  at_fault_ = diagnosis.at_fault;
+  abort_.at_fault = diagnosis.at_fault;
 }
 
 void ThreadJob::abort(int origin, std::string why) {
@@ -195,32 +195,17 @@ void ThreadJob::fail(int rank, const std::string& why) {
   fail_locked(lock, rank, why);
 }
 
-std::string ThreadJob::why() {
+const ThreadJob::Abort& ThreadJob::how_it_was_aborted() {
   const std::lock_guard lock(mutex_);
-  return why_;
-}
-
-std::vector<RankState> ThreadJob::states_at_abort() {
-  const std::lock_guard lock(mutex_);
-  return states_;
-}
-
-int ThreadJob::at_fault() {
-  const std::lock_guard lock(mutex_);
-  return at_fault_;
-}
-
-int ThreadJob::origin() {
-  const std::lock_guard lock(mutex_);
-  return origin_;
+  return abort_;
 }
 
 void ThreadJob::throw_if_aborted(int rank) {
   if (!aborted()) return;
   quiesce(rank);
   const std::lock_guard lock(mutex_);
-  if (origin_ == rank) throw CommError(why_);
-  throw EchoError(why_);
+  if (abort_.origin == rank) throw CommError(abort_.why);
+  throw EchoError(abort_.why);
 }
 
 void ThreadJob::quiesce(int rank) {

@@ -127,11 +127,13 @@ class ThreadJob {
   void abort(int origin, std::string why);
   [[noreturn]] void fail(int rank, const std::string& why);
   bool aborted() const { return aborted_.load(std::memory_order_acquire); }
-  int origin();
-  int at_fault();  // the rank that brought it about, or -1
-  std::string why();
-  // How each rank stood when the job was aborted.
-  std::vector<RankState> states_at_abort();
+  struct Abort {
+    std::string why{};
+    int origin = -1, at_fault = -1;   // the rank that says it, and the one that brought it about; -1: none
+    std::vector<RankState> states{};  // how each rank stood then
+  };
+  // Nothing changes it once it is so.
+  const Abort& how_it_was_aborted();
   // Throws when the job is aborted, after other threads have let go of the rank's tensors.
   void throw_if_aborted(int rank);
   // The rank calls nothing more: what waits for it fails at once, and what it has under way is finished.
@@ -178,9 +180,7 @@ class ThreadJob {
   std::mutex mutex_;
   std::map<std::pair<std::string, std::vector<int>>, Group> groups_;
   bool any_left_ = false;
-  std::string why_;
-  std::vector<RankState> states_;
-  int origin_ = -1, at_fault_ = -1;
+  Abort abort_;
   std::atomic<bool> aborted_{false};
 };
 

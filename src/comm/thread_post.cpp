@@ -249,7 +249,7 @@ void ThreadJob::send(Group& group, int me, int to, const Tensor& x) {
   m->sent_count = x.numel();
   if (m->expected) {
     check_message(lock, group, rank, me, to, *m);
-    if (aborted()) fail_locked(lock, rank, why_);
+    if (aborted()) fail_locked(lock, rank, abort_.why);
     m->sent = m->active = true;
     channel.open.pop_front();
     lock.unlock();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <set>
 
 #include "base/error.h"
@@ -29,6 +30,12 @@ std::string failure_report(const std::string& why, const std::vector<std::string
 
 std::string cause_line(int rank, const std::string& cause) {
   return json_text({{"rank", rank}, {"failed", printable(cause)}}) + "\n";
+}
+
+std::vector<int> everyone(int n) {
+  std::vector<int> ranks(static_cast<std::size_t>(n));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
 }
 
 int place_in_group(int rank, const std::vector<int>& ranks, int num_ranks, const std::string& name) {

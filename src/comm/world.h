@@ -70,6 +70,9 @@ class World {
   std::string job_;
 };
 
+// The ranks 0 to n - 1.
+std::vector<int> everyone(int n);
+
 // world.run(body).
 void run_ranks(World& world, const std::function<void(int rank)>& body);
 

@@ -46,7 +46,7 @@ struct ReductionGroups {
 class GradientReducer {
  public:
   // `groups`, `kernels` and `arena` outlive it. On a group of one nothing travels, so nothing is compressed.
-  // Allocates all it will need (reduction_memory()). `seed`: the run's.
+  // Allocates all it will need. `seed`: the run's.
   GradientReducer(const ReductionGroups& groups, Kernels& kernels, Arena& arena, DType dtype,
                   const Compression& compression, std::uint64_t seed, std::vector<GradientBucket> buckets);
   ~GradientReducer();

@@ -1,8 +1,6 @@
 #include "parallel/pipeline_parallel.h"
 
 #include <algorithm>
-#include <cstdint>
-#include <type_traits>
 #include <utility>
 
 #include "base/error.h"
@@ -30,7 +28,7 @@ PipelineRun PipelineExecutor::run(const StepPrograms::Program& program, Pipeline
     }
     const double begin = now();
     bool again = false;
-    if (watch_) watch_(i);
+    stages.before(i);
     if (i.op == Op::validate)
       again = !stages.validate();
     else
@@ -60,84 +58,51 @@ std::vector<Span> PipelineRun::spans_since(Clock::time_point zero) const {
   return moved;
 }
 
-std::vector<std::vector<Span>> gather_spans(Communicator& group, const std::vector<Span>& spans) {
-  static_assert(std::is_trivially_copyable_v<Span>);
-  const auto bytes = [](std::vector<Span>& part) {
-    return Tensor::view_of(part.data(), DType::u8, {static_cast<std::int64_t>(part.size() * sizeof(Span))});
-  };
-  std::vector<Span> mine = spans;
-  std::int32_t count = static_cast<std::int32_t>(mine.size());
-  const auto number = [](std::int32_t& n) { return Tensor::view_of(&n, DType::i32, {1}); };
-  if (group.rank() > 0) {
-    group.send(number(count), 0).wait();
-    if (count > 0) group.send(bytes(mine), 0).wait();
-    return {};
+Tensor PipelineExecutor::fetch(const Instruction& i, const Schedule& schedule) {
+  Tensor fetched;
+  for (const Value& v : reads(schedule, i)) {
+    if (v.kind == ValueKind::weights && (i.op == Op::B || i.op == Op::BW))
+      oldest_read_ = std::min(oldest_read_.value_or(v.version), v.version);
+    if (!travels(v)) continue;
+    const auto found = shelf_.find(v);
+    check(found != shelf_.end(), "a pipeline instruction reads a value that is not there");
+    fetched = std::move(found->second);
+    shelf_.erase(found);
   }
-  std::vector<std::vector<Span>> all{std::move(mine)};
-  for (int from = 1; from < group.size(); ++from) {
-    group.recv(number(count), from).wait();
-    auto& theirs = all.emplace_back(static_cast<std::size_t>(count));
-    if (count > 0) group.recv(bytes(theirs), from).wait();
-  }
-  return all;
+  return fetched;
 }
 
-Tensor PipelineExecutor::take(const Value& v) {
-  const auto found = shelf_.find(v);
-  check(found != shelf_.end(), "a pipeline instruction reads a value that is not there");
-  Tensor t = std::move(found->second);
-  shelf_.erase(found);
-  return t;
-}
-
-Work<Tensor> PipelineExecutor::begin(const Instruction& i, const Schedule& schedule, PipelineStages& stages) {
-  const bool first = i.stage == 0, last = i.stage + 1 == schedule.num_stages;
-  if (i.op == Op::F)
-    return stages.forward(i, first ? Tensor() : take({ValueKind::activation, i.stage - 1, i.microbatch}));
-  Tensor gradient = last ? Tensor() : take({ValueKind::gradient, i.stage, i.microbatch});
-  return i.op == Op::BW ? stages.backward(i, std::move(gradient))
-                        : stages.backward_input(i, std::move(gradient));
-}
-
-void PipelineExecutor::end(const Instruction& i, const Schedule& schedule, Tensor result, PipelineRun& run) {
-  const bool first = i.stage == 0, last = i.stage + 1 == schedule.num_stages;
-  if (i.op == Op::F) {
-    if (!last) shelf_[{ValueKind::activation, i.stage, i.microbatch}] = std::move(result);
-    run.peak_saved = std::max(run.peak_saved, ++saved_);
-    return;
+void PipelineExecutor::shelve(const Instruction& i, const Schedule& schedule, const Tensor& result,
+                              PipelineRun& run) {
+  for (const Value& v : writes(schedule, i)) {
+    if (travels(v)) shelf_[v] = result;
+    if (v.kind == ValueKind::saved) run.peak_saved = std::max(run.peak_saved, ++saved_);
   }
-  if (!first) shelf_[{ValueKind::gradient, i.stage - 1, i.microbatch}] = std::move(result);
-  if (i.op == Op::BW) --saved_;
-  oldest_read_ = std::min(oldest_read_.value_or(i.version), i.version);
+  for (const Value& v : releases(i)) saved_ -= v.kind == ValueKind::saved;
 }
 
 void PipelineExecutor::execute(const Instruction& i, const Schedule& schedule, PipelineStages& stages,
                                PipelineRun& run) {
-  const Value carried{i.carries, i.stage, i.microbatch};
   switch (i.op) {
     case Op::recv: {
       const Tensor room = stages.make_boundary(i.microbatch);
       group_->recv(room, i.peer).wait();
-      shelf_[carried] = room;
-      break;
+      return shelve(i, schedule, room, run);
     }
     case Op::send:
-      sends_.push_back(group_->send(take(carried), i.peer));
+      sends_.push_back(group_->send(fetch(i, schedule), i.peer));
       ++run.messages;
-      break;
+      return;
     case Op::F:
     case Op::B:
     case Op::BW:
-      end(i, schedule, begin(i, schedule, stages).finish(), run);
-      break;
+      return shelve(i, schedule, stages.pass(i, fetch(i, schedule)).finish(), run);
     case Op::W:
       stages.backward_weight(i);
-      --saved_;
-      break;
+      return shelve(i, schedule, {}, run);
     case Op::step:
       note_staleness(i, run);
-      stages.step(i);
-      break;
+      return stages.step(i);
     case Op::validate:
       throw InvariantError("validation may start the list again: it is run() that executes it");
   }
@@ -152,7 +117,7 @@ void PipelineExecutor::execute_together(std::span<const Instruction> list, const
     for (const Instruction& i : list) {
       if (i.op != op) continue;
       const double begin = now();
-      if (watch_) watch_(i);
+      stages.before(i);
       execute(i, schedule, stages, run);
       run.spans.push_back({i, begin, now()});
     }
@@ -168,15 +133,15 @@ void PipelineExecutor::execute_together(std::span<const Instruction> list, const
   for (const Instruction& i : list)
     if (is_compute(i.op)) {
       check(i.op != Op::W, "passes run together");
-      parts.push_back({i, begin(i, schedule, stages), now()});
+      parts.push_back({i, stages.pass(i, fetch(i, schedule)), now()});
     }
   for (std::size_t left = parts.size(); left > 0;)
     for (Part& part : parts) {
       if (part.ended) continue;
-      if (watch_) watch_(part.i);
+      stages.before(part.i);
       part.ended = part.work.step();
       if (!part.ended) continue;
-      end(part.i, schedule, part.work.take(), run);
+      shelve(part.i, schedule, part.work.take(), run);
       part.end = now();
       --left;
     }

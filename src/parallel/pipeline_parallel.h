@@ -5,7 +5,6 @@
 // another rank.
 #pragma once
 
-#include <functional>
 #include <map>
 #include <optional>
 #include <span>
@@ -25,11 +24,11 @@ namespace echelon {
 class PipelineStages {
  public:
   virtual ~PipelineStages() = default;
-  // `input` is undefined for stage 0; the result is undefined for the last stage.
-  virtual Work<Tensor> forward(Instruction i, Tensor input) = 0;
-  // `gradient` of the stage's output is undefined for the last stage; the result, of its input, for stage 0.
-  virtual Work<Tensor> backward(Instruction i, Tensor gradient) = 0;
-  virtual Work<Tensor> backward_input(Instruction i, Tensor gradient) = 0;
+  // Called before each instruction.
+  virtual void before(const Instruction&) {}
+  // F, B or BW: from the value that it reads to the one that it writes, of those that travel; undefined where
+  // there is none, at the ends of the model.
+  virtual Work<Tensor> pass(Instruction i, Tensor input) = 0;
   // Whether these pause where they wait for other ranks than the pipeline's. Two that the schedule overlaps
   // change places there, each time: in the same order on all ranks that run the same list.
   virtual bool pauses() const = 0;
@@ -57,26 +56,20 @@ struct PipelineRun {
   std::vector<Span> spans_since(Clock::time_point zero) const;
 };
 
-// What each rank of the group ran, by group rank; empty on all but the first. Collective.
-std::vector<std::vector<Span>> gather_spans(Communicator& group, const std::vector<Span>& spans);
-
 // One rank's executor. Where the schedule does not flush, it keeps what is in flight from step to step.
 class PipelineExecutor {
  public:
   // `group` is the pp group and outlives the executor.
-  // `watch` may be empty; it is called before each instruction. Spans are on the clock of `time`.
-  using Watch = std::function<void(const Instruction&)>;
-  explicit PipelineExecutor(Communicator& group, Watch watch = {}, Time time = {})
-      : group_(&group), watch_(std::move(watch)), time_(std::move(time)) {}
+  // Spans are on the clock of `time`.
+  explicit PipelineExecutor(Communicator& group, Time time = {}) : group_(&group), time_(std::move(time)) {}
 
   // Runs the rank's list of a program in order. Throws what stages and group throw.
   PipelineRun run(const StepPrograms::Program& program, PipelineStages& stages);
 
  private:
-  Tensor take(const Value& v);
-  // The beginning and the end of F, B or BW.
-  Work<Tensor> begin(const Instruction& i, const Schedule& schedule, PipelineStages& stages);
-  void end(const Instruction& i, const Schedule& schedule, Tensor result, PipelineRun& run);
+  // The value that an instruction reads, off the shelf, and the one that it wrote, onto it.
+  Tensor fetch(const Instruction& i, const Schedule& schedule);
+  void shelve(const Instruction& i, const Schedule& schedule, const Tensor& result, PipelineRun& run);
   void execute(const Instruction& i, const Schedule& schedule, PipelineStages& stages, PipelineRun& run);
   // Computations that run together, and the messages between them.
   void execute_together(std::span<const Instruction> list, const Schedule& schedule, PipelineStages& stages,
@@ -84,7 +77,6 @@ class PipelineExecutor {
   void note_staleness(const Instruction& step, PipelineRun& run);
 
   Communicator* group_;
-  Watch watch_;
   Time time_;
   std::map<Value, Tensor> shelf_;  // activations and gradients that wait for their one reader
   std::optional<int>

@@ -14,8 +14,6 @@
 
 #include "spec/dtype.h"
 #include "spec/flat_layout.h"
-#include "spec/memory.h"
-#include "spec/traffic.h"
 
 namespace echelon {
 
@@ -95,19 +93,5 @@ bool has_residual(const Compression& compression, const GradientSection& section
 constexpr bool has_residuals(CompressionKind kind) {
   return kind == CompressionKind::topk || kind == CompressionKind::powersgd;
 }
-
-// ---- predictions
-
-// Adds what rank `rank` of a dp group of `size` sends, by verb, for one reduction of the bucket in step
-// `step` (0 for the first).
-void add_reduction_traffic(const Compression& compression, const GradientBucket& bucket, DType dtype,
-                           int size, int rank, std::int64_t step, Axis axis, Traffic& traffic);
-// The same as one number of bytes.
-std::int64_t compressed_bytes_sent(const Compression& compression, const GradientBucket& bucket, DType dtype,
-                                   int size, int rank, std::int64_t step);
-// What that rank holds for the bucket as long as the run lasts: payloads (communication); the error carried
-// over and PowerSGD's factor (optimizer).
-Memory reduction_memory(const Compression& compression, const GradientBucket& bucket, DType dtype, int size,
-                        int rank);
 
 }  // namespace echelon

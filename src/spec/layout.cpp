@@ -18,24 +18,6 @@ std::string to_string(const Placement& placement) {
   return "?";
 }
 
-const char* collective_name(Collective collective) {
-  switch (collective) {
-    case Collective::none:
-      return "none";
-    case Collective::all_reduce:
-      return "all_reduce";
-    case Collective::all_gather:
-      return "all_gather";
-    case Collective::reduce_scatter:
-      return "reduce_scatter";
-    case Collective::all_to_all:
-      return "all_to_all";
-    case Collective::slice:
-      return "slice";
-  }
-  return "?";
-}
-
 Placement gradient_of(const Placement& placement) {
   switch (placement.kind) {
     case PlacementKind::replicated:

@@ -28,7 +28,6 @@ constexpr Placement sharded(int dim) { return {PlacementKind::sharded, dim}; }
 std::string to_string(const Placement& placement);  // "I", "R", "P", "S(0)"
 
 enum class Collective { none, all_reduce, all_gather, reduce_scatter, all_to_all, slice };
-const char* collective_name(Collective collective);
 
 // Placement of the gradient of a value with this placement: I -> I, R -> P, P -> R, S(d) -> S(d).
 Placement gradient_of(const Placement& placement);

@@ -42,15 +42,4 @@ const char* activity_name(Activity activity) {
   return "?";
 }
 
-Traffic traffic_of(const Trace& trace, std::int32_t step, bool parts) {
-  Traffic traffic;
-  for (const CallSpan& call : trace.calls) {
-    if (call.step != step || call.is_part != parts) continue;
-    VerbTraffic& cell = traffic.at(call.axis, call.verb);
-    cell.calls += 1;
-    cell.bytes += call.bytes;
-  }
-  return traffic;
-}
-
 }  // namespace echelon

@@ -64,7 +64,4 @@ struct Trace {
   std::vector<std::string> groups;
 };
 
-// What the calls of a step sent, as Traffic counts it; the messages of collectives' algorithms, or all else.
-Traffic traffic_of(const Trace& trace, std::int32_t step, bool parts = false);
-
 }  // namespace echelon

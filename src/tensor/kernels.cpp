@@ -92,71 +92,71 @@ constexpr const char* attention_sizes =
 
 void Kernels::matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, Out c, bool accumulate) {
   require(is_product(a, ta, b, tb, c), "matmul: c is no product of a and b", a, b, c);
-  backend_->matmul(a, ta, b, tb, c, accumulate);
+  if (backend_) backend_->matmul(a, ta, b, tb, c, accumulate);
 }
 
 void Kernels::grouped_matmul(std::span<const MatrixProduct> products) {
   for (const MatrixProduct& p : products)
     require(is_product(p.a, p.ta, p.b, p.tb, p.c), "grouped_matmul: c is no product of a and b", p.a, p.b,
             p.c);
-  backend_->grouped_matmul(products);
+  if (backend_) backend_->grouped_matmul(products);
 }
 
 void Kernels::fill(Out x, double value) {
   require(is_float(x), "fill: x holds no floats", x);
-  backend_->fill(x, value);
+  if (backend_) backend_->fill(x, value);
 }
 
 void Kernels::copy(const Tensor& from, Out to) {
   require(is_float(from) && meets(from, to) && same_shape(from, to), "copy: from and to differ", from, to);
-  backend_->copy(from, to);
+  if (backend_) backend_->copy(from, to);
 }
 
 void Kernels::add(const Tensor& x, InOut y) {
   require(is_float(x) && meets(x, y) && same_shape(x, y), "add: x and y differ", x, y);
-  backend_->add(x, y);
+  if (backend_) backend_->add(x, y);
 }
 
 void Kernels::scale(InOut x, double factor) {
   require(is_float(x), "scale: x holds no floats", x);
-  backend_->scale(x, factor);
+  if (backend_) backend_->scale(x, factor);
 }
 
 void Kernels::sum_squares(const Tensor& x, std::int64_t block, Out sums) {
   require(is_float(x) && x.contiguous() && block > 0 &&
               vector_of(sums, DType::f64, (x.numel() + block - 1) / block),
           "sum_squares: sums is no f64 for each block of x", x, sums);
-  backend_->sum_squares(x, block, sums);
+  if (backend_) backend_->sum_squares(x, block, sums);
 }
 
 bool Kernels::all_finite(const Tensor& x) {
   require(is_float(x), "all_finite: x holds no floats", x);
-  return backend_->all_finite(x);
+  return !backend_ || backend_->all_finite(x);
 }
 
 void Kernels::add_bias(const Tensor& bias, InOut y) {
   require(is_float(y) && vector_like(y, bias, y->cols()), "add_bias: bias is no row of y", bias, y);
-  backend_->add_bias(bias, y);
+  if (backend_) backend_->add_bias(bias, y);
 }
 
 void Kernels::residual(const Tensor& x, const Tensor& y, const Tensor& bias, Out out) {
   require(same(x, out) && same(y, out), "residual: x, y and out differ", x, y, out);
   require(!bias.defined() || vector_like(out, bias, out->cols()), "residual: bias is no row of out", bias,
           out);
-  backend_->residual(x, y, bias, out);
+  if (backend_) backend_->residual(x, y, bias, out);
 }
 
 void Kernels::bias_gradient(const Tensor& dy, InOut dbias) {
   require(is_float(dy) && wide_vector(dy, dbias, dy.cols()), "bias_gradient: dbias is no wide row of dy", dy,
           dbias);
-  backend_->bias_gradient(dy, dbias);
+  if (backend_) backend_->bias_gradient(dy, dbias);
 }
 
 void Kernels::layer_norm(const Tensor& x, const Tensor& w, const Tensor& b, double eps, Out y, Out stats) {
   require(same(x, y) && vector_like(x, w, x.cols()) && vector_like(x, b, x.cols()) &&
               wide_vector(x, stats, 2 * x.rows()),
           "layer_norm: shapes of x, w, b, y, stats", x, w, b, y, stats);
-  backend_->layer_norm(x, w, b, eps, y, stats);
+  if (backend_) backend_->layer_norm(x, w, b, eps, y, stats);
 }
 
 void Kernels::layer_norm_again(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& stats,
@@ -164,14 +164,14 @@ void Kernels::layer_norm_again(const Tensor& x, const Tensor& w, const Tensor& b
   require(same(x, y) && vector_like(x, w, x.cols()) && vector_like(x, b, x.cols()) &&
               wide_vector(x, stats, 2 * x.rows()),
           "layer_norm_again: shapes of x, w, b, stats, y", x, w, b, stats, y);
-  backend_->layer_norm_again(x, w, b, stats, y);
+  if (backend_) backend_->layer_norm_again(x, w, b, stats, y);
 }
 
 void Kernels::layer_norm_backward_input(const Tensor& dy, const Tensor& x, const Tensor& w,
                                         const Tensor& stats, InOut dx) {
   require(same(x, dy) && same(x, dx) && vector_like(x, w, x.cols()) && wide_vector(x, stats, 2 * x.rows()),
           "layer_norm_backward_input: shapes of dy, x, w, stats, dx", dy, x, w, stats, dx);
-  backend_->layer_norm_backward_input(dy, x, w, stats, dx);
+  if (backend_) backend_->layer_norm_backward_input(dy, x, w, stats, dx);
 }
 
 void Kernels::layer_norm_backward_weight(const Tensor& dy, const Tensor& x, const Tensor& stats, InOut dw,
@@ -179,45 +179,45 @@ void Kernels::layer_norm_backward_weight(const Tensor& dy, const Tensor& x, cons
   require(same(x, dy) && wide_vector(x, stats, 2 * x.rows()) && wide_vector(x, dw, x.cols()) &&
               wide_vector(x, db, x.cols()),
           "layer_norm_backward_weight: shapes of dy, x, stats, dw, db", dy, x, stats, dw, db);
-  backend_->layer_norm_backward_weight(dy, x, stats, dw, db);
+  if (backend_) backend_->layer_norm_backward_weight(dy, x, stats, dw, db);
 }
 
 void Kernels::rms_norm(const Tensor& x, const Tensor& w, double eps, Out y, Out stats) {
   require(same(x, y) && vector_like(x, w, x.cols()) && wide_vector(x, stats, x.rows()),
           "rms_norm: shapes of x, w, y, stats", x, w, y, stats);
-  backend_->rms_norm(x, w, eps, y, stats);
+  if (backend_) backend_->rms_norm(x, w, eps, y, stats);
 }
 
 void Kernels::rms_norm_again(const Tensor& x, const Tensor& w, const Tensor& stats, Out y) {
   require(same(x, y) && vector_like(x, w, x.cols()) && wide_vector(x, stats, x.rows()),
           "rms_norm_again: shapes of x, w, stats, y", x, w, stats, y);
-  backend_->rms_norm_again(x, w, stats, y);
+  if (backend_) backend_->rms_norm_again(x, w, stats, y);
 }
 
 void Kernels::rms_norm_backward_input(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& stats,
                                       InOut dx) {
   require(same(x, dy) && same(x, dx) && vector_like(x, w, x.cols()) && wide_vector(x, stats, x.rows()),
           "rms_norm_backward_input: shapes of dy, x, w, stats, dx", dy, x, w, stats, dx);
-  backend_->rms_norm_backward_input(dy, x, w, stats, dx);
+  if (backend_) backend_->rms_norm_backward_input(dy, x, w, stats, dx);
 }
 
 void Kernels::rms_norm_backward_weight(const Tensor& dy, const Tensor& x, const Tensor& stats, InOut dw) {
   require(same(x, dy) && wide_vector(x, stats, x.rows()) && wide_vector(x, dw, x.cols()),
           "rms_norm_backward_weight: shapes of dy, x, stats, dw", dy, x, stats, dw);
-  backend_->rms_norm_backward_weight(dy, x, stats, dw);
+  if (backend_) backend_->rms_norm_backward_weight(dy, x, stats, dw);
 }
 
 void Kernels::activate(Activation a, InOut h, const Tensor& bias, Out y) {
   check(!is_gated(a), "activate: of one input");
   require(same(h, y), "activate: h and y differ", h, y);
   require(!bias.defined() || vector_like(h, bias, h->cols()), "activate: bias is no row of h", h, bias);
-  backend_->activate(a, h, bias, y);
+  if (backend_) backend_->activate(a, h, bias, y);
 }
 
 void Kernels::activate_backward(Activation a, InOut h, InOut dy) {
   check(!is_gated(a), "activate_backward: of one input");
   require(same(h, dy), "activate_backward: h and dy differ", h, dy);
-  backend_->activate_backward(a, h, dy);
+  if (backend_) backend_->activate_backward(a, h, dy);
 }
 
 // gate_up (N, 2F) for y (N, F).
@@ -227,12 +227,12 @@ static bool twice_as_wide(const Tensor& gate_up, const Tensor& y) {
 
 void Kernels::swiglu(const Tensor& gate_up, Out y) {
   require(twice_as_wide(gate_up, y), "swiglu: gate_up is not twice as wide as y", gate_up, y);
-  backend_->swiglu(gate_up, y);
+  if (backend_) backend_->swiglu(gate_up, y);
 }
 
 void Kernels::swiglu_backward(InOut gate_up, InOut dy) {
   require(twice_as_wide(gate_up, dy), "swiglu_backward: gate_up is not twice as wide as dy", gate_up, dy);
-  backend_->swiglu_backward(gate_up, dy);
+  if (backend_) backend_->swiglu_backward(gate_up, dy);
 }
 
 void Kernels::weighted_swiglu_backward(InOut gate_up, InOut dy, const Tensor& weights, Out dweights) {
@@ -241,7 +241,7 @@ void Kernels::weighted_swiglu_backward(InOut gate_up, InOut dy, const Tensor& we
   require(wide_vector(dy, weights, dy->rows()) && wide_vector(dy, dweights, dy->rows()),
           "weighted_swiglu_backward: weights and dweights are no wide number for each row of dy", dy, weights,
           dweights);
-  backend_->weighted_swiglu_backward(gate_up, dy, weights, dweights);
+  if (backend_) backend_->weighted_swiglu_backward(gate_up, dy, weights, dweights);
 }
 
 void Kernels::rope(InOut x, std::int64_t head_dim, const Tensor& positions, double theta, bool inverse) {
@@ -249,7 +249,7 @@ void Kernels::rope(InOut x, std::int64_t head_dim, const Tensor& positions, doub
           positions);
   require(head_dim > 0 && head_dim % 2 == 0 && x->cols() % head_dim == 0,
           "rope: columns of x are not heads of even size", x);
-  backend_->rope(x, head_dim, positions, theta, inverse);
+  if (backend_) backend_->rope(x, head_dim, positions, theta, inverse);
 }
 
 void Kernels::attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape,
@@ -261,7 +261,7 @@ void Kernels::attention(const Tensor& q, const Tensor& k, const Tensor& v, const
           "attention: k and v are not of batch, kv_len and heads", q, k, v);
   require(wide_vector(q, lse, num_softmaxes(shape)),
           "attention: lse is no wide number for each head and query", q, lse);
-  backend_->attention(q, k, v, shape, out, lse);
+  if (backend_) backend_->attention(q, k, v, shape, out, lse);
 }
 
 void Kernels::attention_delta(const Tensor& out, const Tensor& dout, const AttentionShape& shape, Out delta) {
@@ -270,7 +270,7 @@ void Kernels::attention_delta(const Tensor& out, const Tensor& dout, const Atten
           "attention_delta: out and dout are not of batch, q_len and heads", out, dout);
   require(wide_vector(out, delta, num_softmaxes(shape)),
           "attention_delta: delta is no wide number for each head and query", out, delta);
-  backend_->attention_delta(out, dout, shape, delta);
+  if (backend_) backend_->attention_delta(out, dout, shape, delta);
 }
 
 void Kernels::attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout,
@@ -285,14 +285,14 @@ void Kernels::attention_backward(const Tensor& q, const Tensor& k, const Tensor&
   for (const Tensor* x : {&lse, &delta})
     require(wide_vector(q, *x, num_softmaxes(shape)),
             "attention_backward: lse or delta is no wide number for each head and query", q, *x);
-  backend_->attention_backward(q, k, v, dout, lse, delta, shape, dq, dk, dv);
+  if (backend_) backend_->attention_backward(q, k, v, dout, lse, delta, shape, dq, dk, dv);
 }
 
 void Kernels::embedding(const Tensor& ids, const Tensor& table, std::int64_t first_id, Out y) {
   require(is_float(y) && like(y, table) && table.cols() == y->cols(),
           "embedding: widths of the table and y differ", table, y);
   require(ids_of(ids, y->rows()), "embedding: ids is no i32 for each row of y", ids, y);
-  backend_->embedding(ids, table, first_id, y);
+  if (backend_) backend_->embedding(ids, table, first_id, y);
 }
 
 void Kernels::embedding_backward(const Tensor& ids, const Tensor& dy, std::int64_t first_id, InOut dtable) {
@@ -300,7 +300,7 @@ void Kernels::embedding_backward(const Tensor& ids, const Tensor& dy, std::int64
       is_float(dy) && dtable->defined() && dtable->dtype() == wide(dy.dtype()) && dtable->cols() == dy.cols(),
       "embedding_backward: dtable is not wide and as wide as dy", dtable, dy);
   require(ids_of(ids, dy.rows()), "embedding_backward: ids is no i32 for each row of dy", ids, dy);
-  backend_->embedding_backward(ids, dy, first_id, dtable);
+  if (backend_) backend_->embedding_backward(ids, dy, first_id, dtable);
 }
 
 void Kernels::combine_rows(const Tensor& x, const Tensor& places, const Tensor& weights, Out y) {
@@ -309,13 +309,13 @@ void Kernels::combine_rows(const Tensor& x, const Tensor& places, const Tensor& 
   require(ids_of(places, copies), "combine_rows: places is no i32, as many for each row of y", places, y);
   require(!weights.defined() || wide_vector(y, weights, copies), "combine_rows: weights are not as places",
           places, weights);
-  backend_->combine_rows(x, places, weights, y);
+  if (backend_) backend_->combine_rows(x, places, weights, y);
 }
 
 void Kernels::row_max(const Tensor& logits, Out max) {
   require(is_wide(logits) && vector_like(logits, max, logits.rows()),
           "row_max: logits are not wide, or max is no number for each row", logits, max);
-  backend_->row_max(logits, max);
+  if (backend_) backend_->row_max(logits, max);
 }
 
 void Kernels::exp_sum(InOut logits, const Tensor& max, const Tensor& targets, std::int64_t first_id, Out sum,
@@ -325,7 +325,7 @@ void Kernels::exp_sum(InOut logits, const Tensor& max, const Tensor& targets, st
   for (const Tensor* x : {&max, sum.operator->(), target.operator->()})
     require(vector_like(logits, *x, logits->rows()), "exp_sum: max, sum or target is no number for each row",
             logits, *x);
-  backend_->exp_sum(logits, max, targets, first_id, sum, target);
+  if (backend_) backend_->exp_sum(logits, max, targets, first_id, sum, target);
 }
 
 void Kernels::cross_entropy_backward(const Tensor& p, const Tensor& sum, const Tensor& targets,
@@ -337,7 +337,7 @@ void Kernels::cross_entropy_backward(const Tensor& p, const Tensor& sum, const T
           dlogits);
   require(!p.begins_with(dlogits) || p.dtype() == dlogits->dtype(),
           "cross_entropy_backward: narrow dlogits lie where p does", p, dlogits);
-  backend_->cross_entropy_backward(p, sum, targets, first_id, loss_scale, dlogits);
+  if (backend_) backend_->cross_entropy_backward(p, sum, targets, first_id, loss_scale, dlogits);
 }
 
 void Kernels::adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step, Out rounded) {
@@ -354,7 +354,7 @@ void Kernels::adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep&
                             [](std::int64_t sum, const LogicalRun& run) { return sum + run.count; }) == count,
             "adamw: it is not said which logical element each of p is", p);
   check(step.step >= 1, "adamw: steps count from 1");
-  backend_->adamw(p, g, m, v, step, rounded);
+  if (backend_) backend_->adamw(p, g, m, v, step, rounded);
 }
 
 Philox weight_rounding(std::uint64_t seed, const std::string& parameter, std::int64_t step) {
@@ -365,7 +365,7 @@ void Kernels::first_keys(const Tensor& starts, std::int64_t first_position, std:
                          std::int64_t count, Out first) {
   require(ids_of(starts, starts.numel()) && ids_of(first, starts.numel()) && stride > 0 && count >= 0,
           "first_keys: starts and first differ, or the keys do not follow each other", starts, first);
-  backend_->first_keys(starts, first_position, stride, count, first);
+  if (backend_) backend_->first_keys(starts, first_position, stride, count, first);
 }
 
 static bool is_number(const Tensor& x) { return vector_of(x, DType::f64, 1); }
@@ -375,12 +375,12 @@ void Kernels::add_losses(const Tensor& sum, const Tensor& target, const Tensor& 
               vector_like(sum, target, targets.numel()) && ids_of(targets, targets.numel()) &&
               is_number(loss),
           "add_losses: sum, target and targets differ, or loss is no f64", sum, target, targets, loss);
-  backend_->add_losses(sum, target, targets, loss);
+  if (backend_) backend_->add_losses(sum, target, targets, loss);
 }
 
 void Kernels::add_number(const Tensor& x, InOut y) {
   require(is_number(x) && is_number(y), "add_number: x or y is no f64", x, y);
-  backend_->add_number(x, y);
+  if (backend_) backend_->add_number(x, y);
 }
 
 // Logits (N, E) of a router, and its choices (N, k).
@@ -395,14 +395,14 @@ void Kernels::route(const TokenRouter& router, const Tensor& logits, std::span<c
           "route: ids and weights are not k for each row of logits, or logits not E", logits, ids, weights);
   check(bias.empty() || std::ssize(bias) == router.num_experts(),
         "route: the bias has a place for each expert");
-  backend_->route(router, logits, bias, ids, weights);
+  if (backend_) backend_->route(router, logits, bias, ids, weights);
 }
 
 void Kernels::weigh_routes(const TokenRouter& router, const Tensor& logits, const Tensor& ids, Out weights) {
   require(is_routing(router, logits, ids) && vector_like(logits, weights, ids.numel()),
           "weigh_routes: ids and weights are not k for each row of logits, or logits not E", logits, ids,
           weights);
-  backend_->weigh_routes(router, logits, ids, weights);
+  if (backend_) backend_->weigh_routes(router, logits, ids, weights);
 }
 
 void Kernels::route_backward(const TokenRouter& router, const Tensor& logits, const Tensor& ids,
@@ -411,14 +411,14 @@ void Kernels::route_backward(const TokenRouter& router, const Tensor& logits, co
   require(is_routing(router, logits, ids) && vector_like(logits, d_weights, ids.numel()) &&
               same(logits, d_logits),
           "route_backward: shapes of logits, ids, d_weights, d_logits", logits, ids, d_weights, d_logits);
-  backend_->route_backward(router, logits, ids, d_weights, losses, loss_scale, d_logits);
+  if (backend_) backend_->route_backward(router, logits, ids, d_weights, losses, loss_scale, d_logits);
 }
 
 void Kernels::add_router_losses(const TokenRouter& router, const Tensor& logits, const RouterLosses& losses,
                                 InOut loss) {
   require(is_wide(logits) && logits.cols() == router.num_experts() && is_number(loss),
           "add_router_losses: logits are not E for each row, or loss is no f64", logits, loss);
-  backend_->add_router_losses(router, logits, losses, loss);
+  if (backend_) backend_->add_router_losses(router, logits, losses, loss);
 }
 
 void Kernels::count_routed(const TokenRouter& router, const Tensor& ids, std::int64_t scopes, Out counts) {
@@ -427,7 +427,7 @@ void Kernels::count_routed(const TokenRouter& router, const Tensor& ids, std::in
               ids_of(counts, scopes * num_routing_counts(router.num_experts(), router.spec())),
           "count_routed: ids are not k for each row of scopes of one size, or counts not those of each scope",
           ids, counts);
-  backend_->count_routed(router, ids, scopes, counts);
+  if (backend_) backend_->count_routed(router, ids, scopes, counts);
 }
 
 void Kernels::drop_over_capacity(const Tensor& ids, const Tensor& weights, const ExpertCapacity& capacity,
@@ -436,21 +436,21 @@ void Kernels::drop_over_capacity(const Tensor& ids, const Tensor& weights, const
               ids_of(kept, ids.numel()) && capacity.scopes > 0 && ids.rows() % capacity.scopes == 0,
           "drop_over_capacity: ids, weights and kept differ, or scopes have not one size", ids, weights,
           kept);
-  backend_->drop_over_capacity(ids, weights, capacity, kept);
+  if (backend_) backend_->drop_over_capacity(ids, weights, capacity, kept);
 }
 
 void Kernels::sort_by_expert(const Tensor& kept, Out places, Out tokens, Out counts) {
   require(ids_of(kept, kept.numel()) && ids_of(places, kept.numel()) && ids_of(tokens, tokens->numel()) &&
               ids_of(counts, counts->numel()),
           "sort_by_expert: kept and places differ, or something is no i32", kept, places, tokens, counts);
-  backend_->sort_by_expert(kept, places, tokens, counts);
+  if (backend_) backend_->sort_by_expert(kept, places, tokens, counts);
 }
 
 void Kernels::pack_choices(const Tensor& ids, const Tensor& weights, Out packed) {
   require(is_wide(packed) && ids_of(ids, ids.numel()) && vector_like(packed, weights, ids.numel()) &&
               vector_like(packed, packed, 2 * ids.numel()) && packed->rows() == ids.rows(),
           "pack_choices: packed is not twice as wide as ids and weights", ids, weights, packed);
-  backend_->pack_choices(ids, weights, packed);
+  if (backend_) backend_->pack_choices(ids, weights, packed);
 }
 
 void Kernels::unpack_choices(const Tensor& packed, std::span<const std::int64_t> rows, Out ids, Out weights) {
@@ -458,20 +458,20 @@ void Kernels::unpack_choices(const Tensor& packed, std::span<const std::int64_t>
               vector_like(packed, packed, 2 * ids->numel()) && packed.rows() == ids->rows() &&
               (rows.empty() || std::ssize(rows) == packed.rows()),
           "unpack_choices: packed is not twice as wide as ids and weights", packed, ids, weights);
-  backend_->unpack_choices(packed, rows, ids, weights);
+  if (backend_) backend_->unpack_choices(packed, rows, ids, weights);
 }
 
 void Kernels::take_ids(const Tensor& from, std::span<const std::int64_t> rows, Out to) {
   require(ids_of(from, from.numel()) && ids_of(to, std::ssize(rows) * from.cols()),
           "take_ids: `to` has not the rows that are taken", from, to);
-  backend_->take_ids(from, rows, to);
+  if (backend_) backend_->take_ids(from, rows, to);
 }
 
 void Kernels::place_weights(const Tensor& weights, const Tensor& places, InOut placed) {
   require(
       is_wide(weights) && ids_of(places, weights.numel()) && vector_like(weights, placed, placed->numel()),
       "place_weights: weights and places differ", weights, places, placed);
-  backend_->place_weights(weights, places, placed);
+  if (backend_) backend_->place_weights(weights, places, placed);
 }
 
 void Kernels::pack_gradient(CompressionKind kind, const GradientBucket& bucket, Range part,
@@ -479,7 +479,7 @@ void Kernels::pack_gradient(CompressionKind kind, const GradientBucket& bucket, 
   require(is_wide(gradient) && gradient.contiguous() && part.end <= gradient.numel() &&
               vector_of(packed, DType::u8, quantized_bytes(kind, bucket, part)),
           "pack_gradient: the part lies outside the gradient, or packed has another size", gradient, packed);
-  backend_->pack_gradient(kind, bucket, part, rounding, gradient, packed);
+  if (backend_) backend_->pack_gradient(kind, bucket, part, rounding, gradient, packed);
 }
 
 void Kernels::unpack_gradient(CompressionKind kind, const GradientBucket& bucket, Range part,
@@ -488,33 +488,35 @@ void Kernels::unpack_gradient(CompressionKind kind, const GradientBucket& bucket
               part_of_gradient->numel() == part.size() &&
               vector_of(packed, DType::u8, quantized_bytes(kind, bucket, part)),
           "unpack_gradient: packed and the part have other sizes", packed, part_of_gradient);
-  backend_->unpack_gradient(kind, bucket, part, packed, accumulate, part_of_gradient);
+  if (backend_) backend_->unpack_gradient(kind, bucket, part, packed, accumulate, part_of_gradient);
 }
 
 void Kernels::take_largest(InOut x, std::int64_t first_index, Out values, Out indices) {
   require(is_wide(x) && x->contiguous() && values->numel() <= x->numel() &&
               vector_like(x, values, values->numel()) && ids_of(indices, values->numel()),
           "take_largest: values and indices differ, or are more than x has", x, values, indices);
-  backend_->take_largest(x, first_index, values, indices);
+  if (backend_) backend_->take_largest(x, first_index, values, indices);
 }
 
 void Kernels::add_at(const Tensor& values, const Tensor& indices, InOut sum) {
   require(is_wide(values) && values.contiguous() && ids_of(indices, values.numel()) &&
               vector_like(values, sum, sum->numel()),
           "add_at: values and indices differ", values, indices, sum);
-  backend_->add_at(values, indices, sum);
+  if (backend_) backend_->add_at(values, indices, sum);
 }
 
 void Kernels::orthonormalize_rows(InOut x, const Philox& fresh) {
   require(is_wide(x) && x->contiguous() && x->rows() <= x->cols(),
           "orthonormalize_rows: x has more rows than columns", x);
-  backend_->orthonormalize_rows(x, fresh);
+  if (backend_) backend_->orthonormalize_rows(x, fresh);
 }
 
 // What a pass computes in decides.
 std::unique_ptr<Kernels> make_kernels(Arena& arena, const PrecisionRecipe& precision, int threads) {
   if (arena.device() == Device::none)
-    return make_none_kernels(arena, threads == 0 ? 0 : kernel_scratch_bytes(precision, threads));
+    return std::make_unique<Kernels>(nullptr,
+                                     Tensor(arena, MemoryCategory::other, DType::u8,
+                                            {threads == 0 ? 0 : kernel_scratch_bytes(precision, threads)}));
   return precision.activations == DType::f32 ? make_cpu_kernels(arena, threads) : make_reference_kernels();
 }
 

@@ -87,7 +87,10 @@ class KernelBackend;
 
 class Kernels {
  public:
-  explicit Kernels(std::shared_ptr<KernelBackend> backend) : backend_(std::move(backend)) {}
+  // Without a backend nothing is computed: every call is checked and done at once, and numbers are finite.
+  // `scratch`: memory that a backend would have taken.
+  explicit Kernels(std::shared_ptr<KernelBackend> backend, Tensor scratch = {})
+      : backend_(std::move(backend)), scratch_(std::move(scratch)) {}
 
   // c = op(a) op(b), or c += when accumulate. op(a) is (M, K), op(b) is (K, N), c is (M, N). Row strides
   // allowed. Of a, b and c any may be bf16 and the others f32: gradients of weights, and logits, are f32.
@@ -254,6 +257,7 @@ class Kernels {
 
  private:
   std::shared_ptr<KernelBackend> backend_;
+  Tensor scratch_;
 };
 
 // Plain loops, f32, f64 and bf16: the yardstick. One thread.
@@ -264,9 +268,6 @@ std::unique_ptr<Kernels> make_cpu_kernels(Arena& arena, int threads);
 bool has_cpu_kernels();  // or this build was made without them
 // What it takes from the arena for `threads` threads, at most.
 std::int64_t cpu_kernels_scratch_bytes(int threads);
-// Nothing computed: every call is checked and done at once, and numbers are finite. The arena lends
-// `scratch_bytes`.
-std::unique_ptr<Kernels> make_none_kernels(Arena& arena, std::int64_t scratch_bytes);
 
 // The kernels for the arena's device and a precision: on the cpu f32 has the CPU kernels, f64
 // and bf16 the reference kernels; on no device, none, which take from the arena what those would.

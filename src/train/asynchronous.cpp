@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "base/error.h"
 #include "plan/memory.h"
@@ -125,9 +124,7 @@ Traffic predict_worker_traffic(const Plan& plan, const PipelineLayout& pipeline,
 }
 
 std::unique_ptr<Communicator> join_all(const Rank& rank, int workers, int servers) {
-  std::vector<int> everyone(static_cast<std::size_t>(workers + servers));
-  std::iota(everyone.begin(), everyone.end(), 0);
-  return rank.join(everyone, "parameter server", Axis::dp);
+  return rank.join(everyone(workers + servers), "parameter server", Axis::dp);
 }
 
 void run_worker(Communicator& all, Trainer& trainer, const AsynchronousRun& run, const SampleSource& samples,

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 #include "base/clock.h"
 #include "comm/threads.h"
@@ -161,12 +160,10 @@ void fit_attention(Machine& machine, const AttentionTimes& shorter, const Attent
 // Seconds of one in a row of them, as layers call them: ranks that wait for one another are awake already.
 double all_reduce_seconds(int ranks, std::int64_t count, int row) {
   ThreadWorld world(ranks, std::chrono::seconds(60));
-  std::vector<int> everyone(static_cast<std::size_t>(ranks));
-  std::iota(everyone.begin(), everyone.end(), 0);
   double best = 1e300;
   run_ranks(world, [&](int index) {
     Arena arena;
-    const auto group = world.join(index, everyone, "calibrate");
+    const auto group = world.join(index, everyone(ranks), "calibrate");
     const Tensor x(arena, MemoryCategory::communication, DType::f32, {count});
     copy_from_host(std::vector<float>(static_cast<std::size_t>(count)), x);
     for (int repeat = 0; repeat < 12; ++repeat) {

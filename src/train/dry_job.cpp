@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "parallel/sequence_parallel.h"
+#include "spec/rank_groups.h"
 #include "spec/reduction_buckets.h"
 
 namespace echelon {
@@ -121,40 +122,20 @@ class Shapes {
   std::map<std::pair<int, std::int64_t>, std::vector<std::int64_t>> states_;
 };
 
-// Where a rank stands in its group of this name and size: as Rank forms them.
-int place_in(const UnevenSum& sum, const Mesh& mesh, const Coordinates& at) {
-  const int dp_cp = mesh.dp_cp_index(at), size = sum.size;
-  if (sum.group == "pp") return at.pp;
-  if (sum.group == "dp") return at.dp;
-  if (sum.group == "cp") return at.cp;
-  if (sum.group == "tp") return at.tp;
-  if (sum.group == "tp replicas") return at.tp % size;
-  if (sum.group == "dp x cp") return dp_cp;
-  if (sum.group == "dp shards") return dp_cp % size;
-  if (sum.group == "dp replicas") return dp_cp / (mesh.dp_cp_size() / size);
-  if (sum.group == "ep") return dp_cp % size;
-  if (sum.group == "same experts") return dp_cp % (size * mesh.ep) / mesh.ep;
-  if (sum.group == "cp heads") return at.cp % size;
-  if (sum.group == "cp ring") return at.cp / (mesh.size(Axis::cp) / size);
-  throw InvariantError("a dry run knows where ranks stand in every group that they join");
-}
-
 // For each sum whether the rank has one of its larger parts.
 std::vector<bool> larger_parts(const std::vector<UnevenSum>& sums, const Mesh& mesh, const Coordinates& at) {
   std::vector<bool> larger;
-  for (const UnevenSum& sum : sums) larger.push_back(place_in(sum, mesh, at) < sum.larger);
+  for (const UnevenSum& sum : sums)
+    larger.push_back(place_in(mesh, at, group_named(sum.group), sum.size) < sum.larger);
   return larger;
 }
 
-void check_places(const DryRun& run, const std::vector<UnevenSum>& expected, const Mesh& mesh,
-                  const Coordinates& at) {
+void check_same(const std::vector<UnevenSum>& sums, const std::vector<UnevenSum>& expected) {
   const auto same = [](const UnevenSum& a, const UnevenSum& b) {
     return a.group == b.group && a.size == b.size && a.larger == b.larger;
   };
-  check(std::equal(run.uneven_sums.begin(), run.uneven_sums.end(), expected.begin(), expected.end(), same),
+  check(std::equal(sums.begin(), sums.end(), expected.begin(), expected.end(), same),
         "ranks of the same shapes call the same sums");
-  for (const UnevenSum& sum : run.uneven_sums)
-    check(place_in(sum, mesh, at) == sum.place, "a rank stands in a group where Rank puts it");
 }
 
 }  // namespace
@@ -187,7 +168,7 @@ DryJob dry_job(const Plan& plan, const PipelineLayout& pipeline, const Progress&
         }
       RankClass next{1, rank, dry_run(plan, pipeline, at)};
       if (rank == ranks.front()) sums = next.run.uneven_sums;
-      check_places(next.run, sums, mesh, at);
+      check_same(next.run.uneven_sums, sums);
       job.class_of[static_cast<std::size_t>(rank)] = static_cast<int>(job.classes.size());
       classes.emplace(larger_parts(sums, mesh, at), job.classes.size());
       job.classes.push_back(std::move(next));

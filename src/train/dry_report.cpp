@@ -77,18 +77,9 @@ std::string place_of(const Mesh& mesh, int rank) {
   return fmt::format("rank {} (pp {}, dp {}, cp {}, tp {})", rank, at.pp, at.dp, at.cp, at.tp);
 }
 
-std::string row(const std::string& name, std::int64_t most, std::int64_t least) {
-  return fmt::format("  {:<18}{:>14}{:>14}\n", name, format_bytes(static_cast<double>(most)),
-                     format_bytes(static_cast<double>(least)));
-}
-
 std::string memory_text(const Mesh& mesh, const DryJob& job) {
   const RankClass &top = most(job, held), &bottom = least(job, held);
-  std::string text = fmt::format("  {:<18}{:>14}{:>14}\n", "memory of a rank", "largest", "smallest");
-  for (MemoryCategory c : all_memory_categories)
-    if (top.run.peak[c] != 0 || bottom.run.peak[c] != 0)
-      text += row(memory_category_name(c), top.run.peak[c], bottom.run.peak[c]);
-  return text + row("total", held(top), held(bottom)) +
+  return memory_table("memory of a rank", "largest", top.run.peak, "smallest", bottom.run.peak) +
          fmt::format("  largest: {}, one of {}; smallest: {}, one of {}\n", place_of(mesh, top.first),
                      top.ranks, place_of(mesh, bottom.first), bottom.ranks);
 }
@@ -100,11 +91,11 @@ std::string traffic_text(const Mesh& mesh, const DryJob& job) {
       const auto bytes = [&](const RankClass& of) { return of.run.traffic.at(axis, verb).bytes; };
       const std::int64_t largest = bytes(most(job, bytes));
       if (largest > 0)
-        text +=
-            row(fmt::format("{} {}", axis_name(axis), verb_name(verb)), largest, bytes(least(job, bytes)));
+        text += bytes_row(fmt::format("{} {}", axis_name(axis), verb_name(verb)), largest,
+                          bytes(least(job, bytes)));
     }
   const RankClass &top = most(job, sent), &bottom = least(job, sent);
-  return text + row("of one rank", sent(top), sent(bottom)) +
+  return text + bytes_row("of one rank", sent(top), sent(bottom)) +
          fmt::format("  most: {}, one of {}; least: {}, one of {}\n", place_of(mesh, top.first), top.ranks,
                      place_of(mesh, bottom.first), bottom.ranks);
 }

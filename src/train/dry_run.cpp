@@ -29,20 +29,22 @@ DryRun dry_run(const Plan& plan, const PipelineLayout& pipeline, const Coordinat
   // Where nothing is known of numbers nothing is clipped by them.
   OptimizerOptions optimizer;
   optimizer.clip = 0;
-  Trainer trainer(rank, plan, optimizer, 0, {}, {std::shared_ptr<void>(), &pipeline});
   const StepPrograms& programs = pipeline.programs(at.dp);
+  const bool ends_each_step = programs.flushes() && plan.optimizer_barrier;
+  const std::int64_t steps = ends_each_step ? 1 : steps_of_stream(programs, options.steps);
+  // What is counted are the passes of the last step: they find out that the guess before them was wrong.
+  TrainerHooks hooks;
+  if (options.passes_again) hooks.distrusts_guess = [&](std::int64_t step) { return step + 2 == steps; };
+  Trainer trainer(rank, plan, optimizer, 0, hooks, {std::shared_ptr<void>(), &pipeline});
   arena.reset_peak();
 
   DryRun run;
   const SampleSource samples = imagine_sample;
-  const bool ends_each_step = programs.flushes() && plan.optimizer_barrier;
-  const std::int64_t steps = ends_each_step ? 1 : steps_of_stream(programs, options.steps);
   trainer.resume(steps - 1, options.updates);
   Traffic before;
   for (std::int64_t step = 0; step < steps; ++step) {
     before = rank.traffic();
     (void)trainer.take_decided();
-    if (options.passes_again && step + 1 == steps) trainer.distrust_guess();
     (void)trainer.step(step, samples, options.steps - step);
   }
   run.peak = arena.peak();

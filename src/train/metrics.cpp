@@ -183,16 +183,17 @@ std::string to_json(const TrainSummary& s) {
   return json_text(object);
 }
 
-std::string memory_table(const std::string& whose, const Memory& predicted, const Memory& measured) {
-  std::string table = fmt::format("  {:<18}{:>14}{:>14}\n", "memory, " + whose, "predicted", "measured");
-  const auto row = [&](const char* name, std::int64_t a, std::int64_t b) {
-    table += fmt::format("  {:<18}{:>14}{:>14}\n", name, format_bytes(static_cast<double>(a)),
-                         format_bytes(static_cast<double>(b)));
-  };
+std::string memory_table(const std::string& title, const char* first, const Memory& a, const char* second,
+                         const Memory& b) {
+  std::string table = fmt::format("  {:<18}{:>14}{:>14}\n", title, first, second);
   for (MemoryCategory c : all_memory_categories)
-    if (predicted[c] != 0 || measured[c] != 0) row(memory_category_name(c), predicted[c], measured[c]);
-  row("total", predicted.total(), measured.total());
-  return table;
+    if (a[c] != 0 || b[c] != 0) table += bytes_row(memory_category_name(c), a[c], b[c]);
+  return table + bytes_row("total", a.total(), b.total());
+}
+
+std::string bytes_row(const std::string& name, std::int64_t first, std::int64_t second) {
+  return fmt::format("  {:<18}{:>14}{:>14}\n", name, format_bytes(static_cast<double>(first)),
+                     format_bytes(static_cast<double>(second)));
 }
 
 std::vector<std::string> missed_predictions(const TrainSummary& s) {

@@ -120,7 +120,9 @@ std::string evaluation_json(std::int64_t step, double validation_loss);
 
 // {"parameters": n, ..., "total": n} and {"tp": {"all_reduce": bytes, ...}, ...}, for people: one aligned
 // table each.
-std::string memory_table(const std::string& whose, const Memory& predicted, const Memory& measured);
+std::string memory_table(const std::string& title, const char* first, const Memory& a, const char* second,
+                         const Memory& b);
+std::string bytes_row(const std::string& name, std::int64_t first, std::int64_t second);  // of such a table
 std::string traffic_table(const TrainSummary& summary);
 // What the table above it took for granted, in words; empty: nothing.
 std::string assumption_note(const std::vector<Assumption>& assumptions);

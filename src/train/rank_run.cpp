@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/median.h"
+#include "comm/host_group.h"
 #include "train/generate.h"
 #include "train/metrics.h"
 #include "train/rank_timeline.h"
@@ -14,16 +15,18 @@ namespace echelon {
 RankRun::RankRun(const SharedRun& shared, const Rank& rank, TrainSummary& summary)
     : shared_(shared),
       rank_(rank),
-      trainer_(rank, shared.request.plan, shared.request.optimizer, shared.request.seed, {}, shared.pipeline,
-               shared.request.asynchronous ? Moments::elsewhere : Moments::here),
+      trainer_(rank, shared.request.plan, shared.request.optimizer, shared.request.seed, hooks(),
+               shared.pipeline, shared.request.asynchronous ? Moments::elsewhere : Moments::here),
       summary_(summary),
       meeting_(rank),
       writer_(rank, shared.request.checkpoint_directory),
       last_step_(shared.request.optimizer.total_steps) {
   if (shared.request.skip_nonfinite) trainer_.skip_nonfinite();
-  plan_death();
-  const auto& straggler = shared.request.straggler;
-  if (straggler && straggler->rank == rank.index()) trainer_.set_slowdown(straggler->factor);
+  const auto& death = shared.request.death;
+  if (death && death->rank == rank.index())
+    writer_.set_watch([this, at = *death](const char* where) {
+      if (at.where == where && saved_step_ == at.step) std::raise(SIGKILL);
+    });
 }
 
 void RankRun::run() {
@@ -93,20 +96,21 @@ void RankRun::add_to_spread(std::int64_t step, const std::vector<StepMeeting::Wo
   spread_ = {};
 }
 
-void RankRun::plan_death() {
+TrainerHooks RankRun::hooks() {
+  TrainerHooks hooks;
+  const auto& straggler = shared_.request.straggler;
+  if (straggler && straggler->rank == rank_.index()) hooks.slowdown = straggler->factor;
   const auto& death = shared_.request.death;
-  if (!death || death->rank != rank_.index()) return;
-  const auto die = [] { std::raise(SIGKILL); };
-  trainer_.set_watch([this, die, at = *death](std::int64_t step, const Instruction& i) {
+  if (!death || death->rank != rank_.index()) return hooks;
+  hooks.before_instruction = [this, at = *death](std::int64_t step, const Instruction& i) {
+    const auto die = [] { std::raise(SIGKILL); };
     if (step != at.step) return;
     const bool forward = i.op == Op::F, backward = i.op == Op::B || i.op == Op::BW;
     if ((forward && at.where == "forward") || (backward && at.where == "backward")) die();
     if (const auto dash = at.where.find("-collective"); dash != std::string::npos)
       shared_.request.run.processes->set_watch(at.where.substr(0, dash), die);
-  });
-  writer_.set_watch([this, die, at = *death](const char* where) {
-    if (at.where == where && saved_step_ == at.step) die();
-  });
+  };
+  return hooks;
 }
 
 void RankRun::summarize() {
@@ -169,14 +173,13 @@ void RankRun::gather_traces() {
 
 void RankRun::gather_shown_runs() {
   if (rank_.dp_cp().rank() != 0 || rank_.coordinate(Axis::tp) != 0) return;
-  const auto timelines = gather_spans(rank_.along(Axis::pp), shown_spans());
-  const auto staleness =
-      gather_spans(rank_.along(Axis::pp), {Span{{}, static_cast<double>(max_staleness_), 0}});
+  const HostGroup pipeline(rank_.along(Axis::pp));
+  const auto timelines = pipeline.gather_records(shown_spans());
+  const auto staleness = pipeline.gather_records(std::vector{max_staleness_});
   if (!leads()) return;
   summary_.measured_timeline.ranks = timelines;
   if (trainer_.flushes()) return;
-  for (std::size_t i = 0; i < staleness.size(); ++i)
-    summary_.measured_staleness[i] = static_cast<int>(staleness[i].front().begin);
+  for (std::size_t i = 0; i < staleness.size(); ++i) summary_.measured_staleness[i] = staleness[i].front();
 }
 
 SampleSource RankRun::source(Range range, std::int64_t seq_len) const {
@@ -251,15 +254,8 @@ void RankRun::save(std::int64_t step) {
   if (shared_.request.checkpoint_directory.empty()) return;
   const auto begin = rank_.time().now();
   finish_save();  // the one before
-  CheckpointInfo info;
-  info.step = step + 1;
-  info.updates = trainer_.updates(step + 1);
-  info.tokens = shared_.resumed.tokens + (step + 1 - shared_.start.first_step) * step_tokens();
-  info.seed = shared_.request.seed;
-  info.model = shared_.request.plan.model;
-  info.trained_on = shared_.data.kind();
-  info.data = shared_.data.fingerprint();
-  info.compression = shared_.request.plan.compression;
+  const CheckpointInfo info = checkpoint_info(shared_, step + 1, trainer_.updates(step + 1),
+                                              (step + 1 - shared_.start.first_step) * step_tokens());
   saved_step_ = step + 1;
   {
     const Doing doing = rank_.doing(Activity::checkpoint_copy);

@@ -40,7 +40,8 @@ class RankRun {
   // After a step: what each rank says, and what follows from what they said after the one before.
   void meet(std::int64_t step);
   void add_to_spread(std::int64_t step, const std::vector<StepMeeting::Words>& words);
-  void plan_death();
+  // What the request does to this rank on purpose.
+  TrainerHooks hooks();
   // Continues the beginning of the held-out part, or of the training part where nothing is held out.
   void sample_text();
 

@@ -2,83 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <cstring>
-#include <type_traits>
 #include <utility>
 
-#include "base/error.h"
+#include "comm/host_group.h"
 
 namespace echelon {
-namespace {
-
-// Processes of one program on machines of one kind: values travel as they lie in memory.
-class PackedTimeline {
- public:
-  PackedTimeline() = default;
-  explicit PackedTimeline(std::vector<std::byte> bytes) : bytes_(std::move(bytes)) {}
-  const std::vector<std::byte>& bytes() const { return bytes_; }
-
-  template <class T>
-  void put(const std::vector<T>& values) {
-    static_assert(std::is_trivially_copyable_v<T>);
-    const std::uint64_t count = values.size();
-    append(&count, sizeof count);
-    append(values.data(), values.size() * sizeof(T));
-  }
-  void put(const std::string& text) { put(std::vector<char>(text.begin(), text.end())); }
-  template <class T>
-  std::vector<T> take() {
-    std::uint64_t count = 0;
-    extract(&count, sizeof count);
-    std::vector<T> values(count);
-    extract(values.data(), count * sizeof(T));
-    return values;
-  }
-  std::string take_text() {
-    const auto text = take<char>();
-    return {text.begin(), text.end()};
-  }
-
- private:
-  void append(const void* data, std::size_t size) {
-    const auto* const begin = static_cast<const std::byte*>(data);
-    bytes_.insert(bytes_.end(), begin, begin + size);
-  }
-  void extract(void* data, std::size_t size) {
-    check(size <= bytes_.size() - at_, "a timeline has been packed as it is unpacked");
-    if (size > 0) std::memcpy(data, bytes_.data() + at_, size);
-    at_ += size;
-  }
-  std::vector<std::byte> bytes_;
-  std::size_t at_ = 0;
-};
-
-std::vector<std::byte> packed(const RankTimeline& t) {
-  PackedTimeline bytes;
-  bytes.put(t.name);
-  bytes.put(t.place);
-  bytes.put(t.pipeline);
-  bytes.put(t.trace.work);
-  bytes.put(t.trace.calls);
-  bytes.put(std::vector<std::uint64_t>{t.trace.groups.size()});
-  for (const std::string& group : t.trace.groups) bytes.put(group);
-  return bytes.bytes();
-}
-
-RankTimeline unpacked(std::vector<std::byte> all) {
-  PackedTimeline bytes(std::move(all));
-  RankTimeline t;
-  t.name = bytes.take_text();
-  t.place = bytes.take_text();
-  t.pipeline = bytes.take<Span>();
-  t.trace.work = bytes.take<WorkSpan>();
-  t.trace.calls = bytes.take<CallSpan>();
-  const auto groups = bytes.take<std::uint64_t>();
-  for (std::uint64_t i = 0; i < groups.front(); ++i) t.trace.groups.push_back(bytes.take_text());
-  return t;
-}
-
-}  // namespace
 
 void StepTrace::begin(std::int64_t step) {
   if (recorder_ == nullptr) return;
@@ -108,26 +36,32 @@ RankTimeline rank_timeline(const Rank& rank, const char* name, std::vector<Span>
   return t;
 }
 
-std::vector<RankTimeline> gather_timelines(const Rank& rank, RankTimeline mine) {
+// Processes of one program on machines of one kind: values travel as they lie in memory.
+std::vector<RankTimeline> gather_timelines(const Rank& rank, const RankTimeline& mine) {
   const auto group = rank.join_job_aside("timelines");
-  const auto number = [](std::uint64_t& n) { return Tensor::view_of(&n, DType::u8, {sizeof n}); };
-  const auto view = [](std::vector<std::byte>& bytes) {
-    return Tensor::view_of(bytes.data(), DType::u8, {static_cast<std::int64_t>(bytes.size())});
-  };
-  if (group->rank() > 0) {
-    std::vector<std::byte> bytes = packed(mine);
-    std::uint64_t size = bytes.size();
-    group->send(number(size), 0).wait();
-    group->send(view(bytes), 0).wait();
-    return {};
-  }
-  std::vector<RankTimeline> all{std::move(mine)};
-  for (int from = 1; from < group->size(); ++from) {
-    std::uint64_t size = 0;
-    group->recv(number(size), from).wait();
-    std::vector<std::byte> bytes(size);
-    group->recv(view(bytes), from).wait();
-    all.push_back(unpacked(std::move(bytes)));
+  const HostGroup job(*group);
+  std::vector<std::string> texts = mine.trace.groups;
+  texts.insert(texts.end(), {mine.place, mine.name});
+  std::vector<char> ended;  // each by a zero
+  for (const std::string& text : texts)
+    ended.insert(ended.end(), text.c_str(), text.c_str() + text.size() + 1);
+  const auto all_texts = job.gather_records(ended);
+  const auto pipelines = job.gather_records(mine.pipeline);
+  const auto work = job.gather_records(mine.trace.work);
+  const auto calls = job.gather_records(mine.trace.calls);
+  std::vector<RankTimeline> all;
+  for (std::size_t r = 0; r < all_texts.size(); ++r) {
+    texts.clear();
+    for (const char* at = all_texts[r].data(); at != all_texts[r].data() + all_texts[r].size();
+         at += texts.back().size() + 1)
+      texts.emplace_back(at);
+    RankTimeline& t = all.emplace_back();
+    t.name = std::exchange(texts.back(), {});
+    texts.pop_back();
+    t.place = std::exchange(texts.back(), {});
+    texts.pop_back();
+    t.pipeline = pipelines[r];
+    t.trace = {work[r], calls[r], texts};
   }
   return all;
 }

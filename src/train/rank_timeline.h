@@ -23,6 +23,6 @@ class StepTrace {
 RankTimeline rank_timeline(const Rank& rank, const char* name, std::vector<Span> pipeline);
 
 // By rank of the job, on its rank 0; empty elsewhere. Collective over the job.
-std::vector<RankTimeline> gather_timelines(const Rank& rank, RankTimeline mine);
+std::vector<RankTimeline> gather_timelines(const Rank& rank, const RankTimeline& mine);
 
 }  // namespace echelon

@@ -10,6 +10,7 @@
 #include "base/philox.h"
 #include "comm/threads.h"
 #include "tensor/host.h"
+#include "train/random_tokens.h"
 #include "train/trainer.h"
 
 namespace echelon {
@@ -18,17 +19,6 @@ namespace {
 constexpr auto patience = std::chrono::hours(1);
 
 constexpr int tries = 4;
-
-SampleSource any_tokens(const Plan& plan) {
-  return [vocab = static_cast<std::uint64_t>(plan.model.vocab), seq_len = plan.seq_len](
-             std::int64_t step, std::int64_t sample, std::int32_t* tokens, std::int32_t* targets) {
-    const Philox draw(1, Stream::test, static_cast<std::uint64_t>(step * 1000 + sample));
-    for (std::int64_t t = 0; t < seq_len; ++t) {
-      tokens[t] = static_cast<std::int32_t>(draw.below(static_cast<std::uint64_t>(t), vocab));
-      targets[t] = static_cast<std::int32_t>(draw.below(static_cast<std::uint64_t>(t + 1), vocab));
-    }
-  };
-}
 
 // Meshes of the rehearsal, one behind the other: as many ranks as the job has, where they are not too many.
 struct Stand {
@@ -85,11 +75,9 @@ void time_together(Communicator& all, SharedStopwatch& watch, const Once& once, 
 template <class Body>
 void on_meshes(const Stand& stand, const Mesh& mesh, const PrecisionRecipe& precision, int threads,
                const Body& body) {
-  std::vector<int> everyone(static_cast<std::size_t>(stand.ranks));
-  std::iota(everyone.begin(), everyone.end(), 0);
   ThreadWorld world(stand.ranks, patience);
   run_ranks(world, [&](int index) {
-    const auto all = world.join(index, everyone, "rehearsal");
+    const auto all = world.join(index, everyone(stand.ranks), "rehearsal");
     Arena arena;
     const auto kernels = make_kernels(arena, precision, threads);
     const int size = mesh.num_ranks();
@@ -111,7 +99,7 @@ PartSeconds::Passes passes_of(const Plan& plan, const Stand& stand, int threads)
   on_meshes(stand, plan.mesh, plan.precision, threads, [&](const Rank& rank, Communicator& all) {
     Trainer trainer(rank, plan, {}, 1, {}, nullptr, Moments::elsewhere);
     trainer.set_data_parallel_sums(DataParallelSums::none);
-    const auto samples = any_tokens(plan);
+    const SampleSource samples = random_tokens(plan, 1);
     const auto once = [&] {
       trainer.compute_gradients(0, samples);
       const std::lock_guard lock(mutex);
@@ -207,11 +195,9 @@ double call_seconds(const Plan& plan, int ranks, int group_size, const JobCores&
   SharedStopwatch watch;
   ThreadWorld world(all_ranks, patience);
   run_ranks(world, [&](int index) {
-    std::vector<int> group(static_cast<std::size_t>(group_size)),
-        everyone(static_cast<std::size_t>(all_ranks));
+    std::vector<int> group(static_cast<std::size_t>(group_size));
     std::iota(group.begin(), group.end(), index / group_size * group_size);
-    std::iota(everyone.begin(), everyone.end(), 0);
-    const auto all = world.join(index, everyone, "rehearsal");
+    const auto all = world.join(index, everyone(all_ranks), "rehearsal");
     const auto few = world.join(index, group, "rehearsal's group");
     Arena arena;
     const Tensor x(arena, MemoryCategory::communication, plan.precision.activations, {count});

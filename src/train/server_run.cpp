@@ -28,13 +28,13 @@ void ServerRun::run() {
   trace.end();
   if (leads()) summarize(staleness);
   all->barrier().wait();  // the workers have evaluated
-  CheckpointInfo info;
-  info.step = run_.last_step;
-  info.updates = server_.updates();
-  info.tokens = shared_.resumed.tokens + tokens_;
-  {
+  if (const std::string& directory = shared_.request.checkpoint_directory; !directory.empty()) {
     const Doing doing = rank_.doing(Activity::checkpoint_copy);
-    save_to(shared_, rank_, server_.parameters(), info, summary_);
+    const std::string path =
+        save_checkpoint(rank_, server_.parameters(), directory,
+                        checkpoint_info(shared_, run_.last_step, server_.updates(), tokens_));
+    if (leads()) summary_.checkpoint = path;
+    if (leads() && shared_.observer.on_checkpoint) shared_.observer.on_checkpoint(path);
   }
   all->barrier().wait();
   if (shared_.request.trace) (void)gather_timelines(rank_, rank_timeline(rank_, "server", {}));

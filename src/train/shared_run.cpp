@@ -82,19 +82,18 @@ AsynchronousRun asynchronous_run(const SharedRun& run) {
   return {*run.request.asynchronous, run.resumed.step, run.request.optimizer.total_steps};
 }
 
-void save_to(const SharedRun& run, const Rank& rank, const ParameterStore& parameters, CheckpointInfo info,
-             TrainSummary& summary, const std::vector<CarriedTensor>& carried) {
-  if (run.request.checkpoint_directory.empty()) return;
+CheckpointInfo checkpoint_info(const SharedRun& run, std::int64_t step, std::int64_t updates,
+                               std::int64_t tokens) {
+  CheckpointInfo info;
+  info.step = step;
+  info.updates = updates;
+  info.tokens = run.resumed.tokens + tokens;
   info.seed = run.request.seed;
-  info.dtype = rank.precision().master;
   info.model = run.request.plan.model;
   info.trained_on = run.data.kind();
   info.data = run.data.fingerprint();
   info.compression = run.request.plan.compression;
-  const std::string path = save_checkpoint(rank, parameters, run.request.checkpoint_directory, info, carried);
-  if (rank.index() > 0) return;
-  summary.checkpoint = path;
-  if (run.observer.on_checkpoint) run.observer.on_checkpoint(path);
+  return info;
 }
 
 }  // namespace echelon

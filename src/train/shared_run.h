@@ -40,10 +40,9 @@ std::int64_t steps_until_empty(const SharedRun& run, std::int64_t step, std::int
 // By the one rank that leads: counts, logs and shows the step.
 void publish(const SharedRun& run, StepRecord record, TrainSummary& summary);
 
-// By all ranks that hold the parameters: together they write one checkpoint; `info` names step, updates and
-// tokens. Nothing where the request has no directory.
-void save_to(const SharedRun& run, const Rank& rank, const ParameterStore& parameters, CheckpointInfo info,
-             TrainSummary& summary, const std::vector<CarriedTensor>& carried = {});
+// What a checkpoint of the run says after so many steps, of which this run has trained on `tokens`.
+CheckpointInfo checkpoint_info(const SharedRun& run, std::int64_t step, std::int64_t updates,
+                               std::int64_t tokens);
 
 AsynchronousRun asynchronous_run(const SharedRun& run);
 

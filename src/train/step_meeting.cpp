@@ -1,22 +1,12 @@
 #include "train/step_meeting.h"
 
 #include <array>
-#include <numeric>
 
 #include "base/error.h"
 
 namespace echelon {
-namespace {
 
-constexpr std::size_t num_words = 3;
-
-std::vector<int> everyone(int n) {
-  std::vector<int> ranks(static_cast<std::size_t>(n));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
-
-}  // namespace
+static constexpr std::size_t num_words = 3;
 
 StepMeeting::StepMeeting(const Rank& rank)
     : group_(rank.join_aside(everyone(rank.mesh().num_ranks()), "steps")) {}

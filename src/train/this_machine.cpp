@@ -4,23 +4,17 @@
 #include <sys/sysinfo.h>
 
 #include <algorithm>
-#include <atomic>
-#include <barrier>
-#include <exception>
 #include <fstream>
 #include <limits>
-#include <memory>
-#include <mutex>
 #include <numeric>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/start_thread.h"
 #include "base/units.h"
-
+#include "comm/host_group.h"
+#include "comm/threads.h"
 #include "tensor/kernels.h"
 #include "tensor/prepare_kernels.h"
 #include "train/dry_run.h"
@@ -119,60 +113,28 @@ double measure_matmul_flops(const PrecisionRecipe& precision, int teams, int thr
   // Until nothing better has been seen for a while: what else runs on the machine slows single tries down.
   constexpr int patience = 3, most = 32;
   std::vector<double> best(static_cast<std::size_t>(teams));
-  std::vector<std::thread> others;
-  others.reserve(static_cast<std::size_t>(teams));
-  std::barrier together(teams);
-  int last_gain = 0;
-  std::atomic<bool> gained{false}, failed{false}, ends{false};
-  std::mutex mutex;
-  std::exception_ptr error;  // the first
-  // Whoever fails goes on to meet the others, and all end together.
-  const auto or_fail = [&](const auto& act) {
-    try {
-      act();
-    } catch (...) {
-      const std::lock_guard lock(mutex);
-      if (!failed.exchange(true)) error = std::current_exception();
-    }
-  };
-  const auto run = [&](int team) {
+  ThreadWorld world(teams, std::chrono::hours(1));
+  run_ranks(world, [&](int team) {
+    const auto all = world.join(team, everyone(teams), "measuring this machine");
     Arena arena;
-    std::unique_ptr<Kernels> kernels;
-    Tensor a, b, c;
-    or_fail([&] {
-      kernels = make_kernels(arena, precision, threads);
-      for (Tensor* const matrix : {&a, &b, &c}) {
-        *matrix = Tensor(arena, MemoryCategory::other, precision.activations, {n, n});
-        kernels->fill(*matrix, 0.5);
-      }
-    });
-    together.arrive_and_wait();
-    if (team == 0) ends = failed.load();
-    together.arrive_and_wait();
+    const auto kernels = make_kernels(arena, precision, threads);
+    const auto matrix = [&] {
+      const Tensor m(arena, MemoryCategory::other, precision.activations, {n, n});
+      kernels->fill(m, 0.5);
+      return m;
+    };
+    const Tensor a = matrix(), b = matrix(), c = matrix();
     double& mine = best[static_cast<std::size_t>(team)];
-    for (int k = 0; !ends; ++k) {
-      together.arrive_and_wait();
+    int last_gain = 0;
+    for (int k = 0; k < most && k - last_gain <= patience; ++k) {
+      all->barrier().wait();
       const auto begin = Clock::now();
-      or_fail([&] { kernels->matmul(a, Transpose::no, b, Transpose::no, c, false); });
+      kernels->matmul(a, Transpose::no, b, Transpose::no, c, false);
       const double flops = 2.0 * static_cast<double>(n * n * n) / seconds_since(begin);
-      if (flops > 1.01 * mine) gained = true;
+      if (HostGroup(*all).max(flops > 1.01 * mine ? 1 : 0) > 0) last_gain = k;
       mine = std::max(mine, flops);
-      together.arrive_and_wait();
-      if (team == 0) {
-        if (gained.exchange(false)) last_gain = k;
-        ends = failed || k - last_gain >= patience || k + 1 == most;
-      }
-      together.arrive_and_wait();
     }
-  };
-  for (int team = 1; team < teams; ++team)
-    or_fail([&] {
-      if (!failed) others.push_back(start_thread("measuring this machine", [&run, team] { run(team); }));
-    });
-  for (int team = static_cast<int>(others.size()) + 1; team < teams; ++team) together.arrive_and_drop();
-  run(0);
-  for (std::thread& thread : others) thread.join();
-  if (error) std::rethrow_exception(error);
+  });
   return std::accumulate(best.begin(), best.end(), 0.0);
 }
 

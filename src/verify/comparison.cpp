@@ -13,16 +13,9 @@
 namespace echelon {
 namespace {
 
-// What is compared is in the host's own memory, in double precision.
-Tensor as_doubles(const Tensor& t) {
-  const Tensor out = Tensor::of_host(DType::f64, {t.numel()});
-  copy_from_host(copy_numbers_to_host(t), out);
-  return out;
-}
-
-double max_magnitude(const Tensor& t) {
+double max_magnitude(const std::vector<double>& numbers) {
   double largest = 0;
-  for (std::int64_t i = 0; i < t.numel(); ++i) largest = std::max(largest, std::abs(t.host<double>()[i]));
+  for (double x : numbers) largest = std::max(largest, std::abs(x));
   return largest;
 }
 
@@ -59,7 +52,7 @@ Comparison::Comparison(const VerifyRequest& request, const Rank& rank, double bo
       bound_(bound),
       updates_apart_(bound / verify_bound(request.plan)),
       report_(report),
-      trainer_(rank, request.plan, request.optimizer, request.seed, request.faults),
+      trainer_(rank, request.plan, request.optimizer, request.seed, {request.faults}),
       recorder_(request.plan) {
   const auto prepare = [&](const Rank& of, const ParameterStore& parameters) {
     perturb_constants(of, parameters, request.seed);
@@ -181,51 +174,45 @@ void Comparison::compute_reference(std::int64_t step) {
 }
 
 // From rank 0 to everyone.
-void Comparison::share(const Tensor& t) const {
+void Comparison::share(Numbers& numbers) const {
   const bool first_stage = rank_.coordinate(Axis::pp) == 0;
-  if (first_stage && rank_.dp_cp().rank() == 0) rank_.along(Axis::tp).broadcast(t, 0).wait();
-  if (first_stage) rank_.dp_cp().broadcast(t, 0).wait();
-  rank_.along(Axis::pp).broadcast(t, 0).wait();
+  if (first_stage && rank_.dp_cp().rank() == 0) HostGroup(rank_.along(Axis::tp)).broadcast(numbers, 0);
+  if (first_stage) HostGroup(rank_.dp_cp()).broadcast(numbers, 0);
+  HostGroup(rank_.along(Axis::pp)).broadcast(numbers, 0);
 }
 
 double Comparison::from_rank_0(double value) const {
-  const Tensor said = Tensor::of_host(DType::f64, {1});
-  copy_from_host(std::vector<double>{value}, said);
+  Numbers said{value};
   share(said);
-  return copy_to_host<double>(said).front();
+  return said.front();
 }
 
-// The reference's logical tensor, in double precision, on every rank.
-Tensor Comparison::reference_tensor(std::size_t i, ParameterTensor which) const {
-  const Tensor t =
-      leads() ? as_doubles(local_tensor(reference_->rank(), reference_->parameters().find(at(i).name), which))
-              : Tensor::of_host(DType::f64, {at(i).numel()});
-  share(t);
-  return t;
+// Of the reference's logical tensor, on every rank.
+Comparison::Numbers Comparison::reference_tensor(std::size_t i, ParameterTensor which) const {
+  Numbers numbers = leads() ? reference_numbers(i, which) : Numbers(static_cast<std::size_t>(at(i).numel()));
+  share(numbers);
+  return numbers;
 }
 
 // Over what every rank holds of the tensor, replicas included.
-Comparison::Worst Comparison::worst_difference(std::size_t i, ParameterTensor which, const Tensor& expected,
-                                               const Tensor& tolerances) const {
-  const Tensor worst = Tensor::of_host(DType::f64, {2});
-  double* w = worst.host<double>();
-  w[0] = w[1] = 0;
+Comparison::Worst Comparison::worst_difference(std::size_t i, ParameterTensor which, const Numbers& expected,
+                                               const Numbers& tolerances) const {
+  Numbers worst(2);
   if (const Parameter* parameter = here(i)) {
-    const Tensor local = as_doubles(local_tensor(rank_, *parameter, which));
-    const double* tolerance = tolerances.host<double>();
+    const Numbers local = copy_numbers_to_host(local_tensor(rank_, *parameter, which));
     for_each_run(at(i), rank_.size(Axis::tp), rank_.coordinate(Axis::tp),
                  [&](std::int64_t logical, std::int64_t begin, std::int64_t n) {
                    for (std::int64_t k = 0; k < n; ++k) {
-                     double d =
-                         std::abs(expected.host<double>()[logical + k] - local.host<double>()[begin + k]);
+                     const auto there = static_cast<std::size_t>(logical + k);
+                     double d = std::abs(expected[there] - local[static_cast<std::size_t>(begin + k)]);
                      if (std::isnan(d)) d = std::numeric_limits<double>::infinity();
-                     w[0] = std::max(w[0], d);
-                     w[1] = std::max(w[1], over(d, tolerance[logical + k]));
+                     worst[0] = std::max(worst[0], d);
+                     worst[1] = std::max(worst[1], over(d, tolerances[there]));
                    }
                  });
   }
-  for (Axis axis : all_axes) rank_.along(axis).all_reduce(worst, ReduceOp::max).wait();
-  return {w[0], w[1]};
+  for (Axis axis : all_axes) worst = HostGroup(rank_.along(axis)).max(worst);
+  return {worst[0], worst[1]};
 }
 
 void Comparison::found(std::int64_t step, const std::string& tensor, const std::string& kind,
@@ -239,7 +226,7 @@ void Comparison::compare(std::int64_t step, ParameterTensor which, double clip) 
   if (is_gradient) gradient_sizes_.clear();
   std::vector<Beyond> beyond;
   for (std::size_t i = 0; i < count(); ++i) {
-    const Tensor expected = reference_tensor(i, which);
+    const Numbers expected = reference_tensor(i, which);
     const double size = max_magnitude(expected);
     if (is_gradient) gradient_sizes_.push_back(size);
     const Worst worst = worst_difference(i, which, expected, tolerances(i, which, step, clip, expected));
@@ -257,12 +244,10 @@ void Comparison::compare(std::int64_t step, ParameterTensor which, double clip) 
 }
 
 // Of each element, so far as it is known beforehand.
-Tensor Comparison::tolerances(std::size_t i, ParameterTensor which, std::int64_t step, double clip,
-                              const Tensor& expected) const {
+Comparison::Numbers Comparison::tolerances(std::size_t i, ParameterTensor which, std::int64_t step,
+                                           double clip, const Numbers& expected) const {
   if (which == ParameterTensor::value) return parameter_tolerances(i, step, clip, expected);
-  const Tensor allowed = Tensor::of_host(DType::f64, {expected.numel()});
-  std::fill_n(allowed.host<double>(), expected.numel(), bound_ * gradient_sizes_[i]);
-  return allowed;
+  return Numbers(expected.size(), bound_ * gradient_sizes_[i]);
 }
 
 void Comparison::compare_loss(std::int64_t step, double loss) {
@@ -294,34 +279,31 @@ void Comparison::keep_squares() {
   earlier_squares_.clear();
   if (!leads()) return;
   for (std::size_t i = 0; i < count(); ++i)
-    earlier_squares_.push_back(as_doubles(local_tensor(
-        reference_->rank(), reference_->parameters().find(at(i).name), ParameterTensor::exp_avg_sq)));
+    earlier_squares_.push_back(reference_numbers(i, ParameterTensor::exp_avg_sq));
 }
 
 // What the first of two updates may have added to the tolerance of a parameter: its gradient was another
 // one, which left (1 - beta2) g^2 or more.
-void Comparison::add_earlier_tolerance(std::size_t i, std::int64_t step, double* tolerance) const {
+void Comparison::add_earlier_tolerance(std::size_t i, std::int64_t step, Numbers& tolerance) const {
   if (!has_earlier_squares_) return;
   const OptimizerOptions& o = request_.optimizer;
-  const Tensor squares = leads() ? earlier_squares_[i] : Tensor::of_host(DType::f64, {at(i).numel()});
+  Numbers squares = leads() ? earlier_squares_[i] : Numbers(tolerance.size());
   share(squares);
   const double correction = 1.0 - std::pow(o.beta2, static_cast<double>(trainer_.updates(step)));
   const double gradient_error = bound_ * std::sqrt(max_magnitude(squares) / (1 - o.beta2));
-  for (std::int64_t k = 0; k < squares.numel(); ++k)
-    tolerance[k] +=
-        4 * learning_rate(o, step - 1) *
-        std::min(1.0, gradient_error / (std::sqrt(squares.host<double>()[k] / correction) + o.eps));
+  for (std::size_t k = 0; k < squares.size(); ++k)
+    tolerance[k] += 4 * learning_rate(o, step - 1) *
+                    std::min(1.0, gradient_error / (std::sqrt(squares[k] / correction) + o.eps));
 }
 
-Tensor Comparison::parameter_tolerances(std::size_t i, std::int64_t step, double clip,
-                                        const Tensor& expected) const {
+Comparison::Numbers Comparison::parameter_tolerances(std::size_t i, std::int64_t step, double clip,
+                                                     const Numbers& expected) const {
   const double lr = learning_rate(request_.optimizer, step);
   const double correction =
       1.0 - std::pow(request_.optimizer.beta2, static_cast<double>(trainer_.updates(step + 1)));
   const double epsilon = unit_of(rank_.precision().master);
-  const Tensor squares = reference_tensor(i, ParameterTensor::exp_avg_sq);
-  const Tensor allowed = Tensor::of_host(DType::f64, {expected.numel()});
-  double* tolerance = allowed.host<double>();
+  const Numbers squares = reference_tensor(i, ParameterTensor::exp_avg_sq);
+  Numbers tolerance(expected.size());
   // Where a step has several updates the last one's gradient may be none at all, as that of an expert
   // without tokens: each g of the others left (1 - beta2) g^2 or more, but for beta2 to the number of
   // updates since.
@@ -331,13 +313,13 @@ Tensor Comparison::parameter_tolerances(std::size_t i, std::int64_t step, double
           : std::sqrt(max_magnitude(squares) / (1 - request_.optimizer.beta2) /
                       std::pow(request_.optimizer.beta2, static_cast<double>(trainer_.updates(1) - 1)));
   const double gradient_error = bound_ * std::max(gradient_sizes_[i], earlier) * clip;
-  for (std::int64_t k = 0; k < expected.numel(); ++k) {
-    const double scale = std::sqrt(squares.host<double>()[k] / correction) + request_.optimizer.eps;
-    tolerance[k] = updates_since_compared() * (4 * lr * std::min(1.0, gradient_error / scale) +
-                                               4 * epsilon * std::abs(expected.host<double>()[k]));
+  for (std::size_t k = 0; k < expected.size(); ++k) {
+    const double scale = std::sqrt(squares[k] / correction) + request_.optimizer.eps;
+    tolerance[k] = updates_since_compared() *
+                   (4 * lr * std::min(1.0, gradient_error / scale) + 4 * epsilon * std::abs(expected[k]));
   }
   add_earlier_tolerance(i, step, tolerance);
-  return allowed;
+  return tolerance;
 }
 
 // AdamW turns the rounding of a small gradient into a step of any size up to lr, so parameters that each
@@ -347,7 +329,7 @@ void Comparison::take_reference_state() {
   for (std::size_t i = 0; i < count(); ++i)
     for (ParameterTensor which :
          {ParameterTensor::value, ParameterTensor::exp_avg, ParameterTensor::exp_avg_sq}) {
-      const Tensor reference = reference_tensor(i, which);
+      const Numbers reference = reference_tensor(i, which);
       if (here(i) == nullptr) continue;
       const Parameter& p = *here(i);
       const Tensor& kept = which == ParameterTensor::value ? p.own_master : p.exp_avg;
@@ -355,7 +337,7 @@ void Comparison::take_reference_state() {
       std::vector<double> numbers(static_cast<std::size_t>(local.numel()));
       for_each_run(at(i), rank_.size(Axis::tp), rank_.coordinate(Axis::tp),
                    [&](std::int64_t logical, std::int64_t begin, std::int64_t n) {
-                     std::copy_n(reference.host<double>() + logical, n, numbers.data() + begin);
+                     std::copy_n(reference.data() + logical, n, numbers.data() + begin);
                    });
       copy_numbers_from_host(numbers, local);
       store_local(rank_, local, *here(i), which);

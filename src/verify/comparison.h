@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "checkpoint/logical_tensors.h"
+#include "tensor/host.h"
 #include "verify/reference_run.h"
 #include "verify/routing_decisions.h"
 #include "verify/verify.h"
@@ -55,12 +56,17 @@ class Comparison {
   bool run_on(std::int64_t step);
   void begin_stretch(std::int64_t step);
   void compute_reference(std::int64_t step);
-  void share(const Tensor& t) const;
+  using Numbers = std::vector<double>;
+  void share(Numbers& numbers) const;
   double from_rank_0(double value) const;
   bool agree(bool on_rank_0) const { return from_rank_0(on_rank_0 ? 1 : 0) != 0; }
-  Tensor reference_tensor(std::size_t i, ParameterTensor which) const;
-  Worst worst_difference(std::size_t i, ParameterTensor which, const Tensor& expected,
-                         const Tensor& tolerances) const;
+  Numbers reference_numbers(std::size_t i, ParameterTensor which) const {  // on rank 0
+    return copy_numbers_to_host(
+        local_tensor(reference_->rank(), reference_->parameters().find(at(i).name), which));
+  }
+  Numbers reference_tensor(std::size_t i, ParameterTensor which) const;
+  Worst worst_difference(std::size_t i, ParameterTensor which, const Numbers& expected,
+                         const Numbers& tolerances) const;
   void found(std::int64_t step, const std::string& tensor, const std::string& kind, double rel_diff);
 
   // Of all parameters; `clip`: what the gradients of an update were multiplied by.
@@ -68,9 +74,9 @@ class Comparison {
   void check_widths(std::int64_t step);
   void compare_wide(std::int64_t step);
   void compare_loss(std::int64_t step, double loss);
-  Tensor tolerances(std::size_t i, ParameterTensor which, std::int64_t step, double clip,
-                    const Tensor& expected) const;
-  Tensor parameter_tolerances(std::size_t i, std::int64_t step, double clip, const Tensor& expected) const;
+  Numbers tolerances(std::size_t i, ParameterTensor which, std::int64_t step, double clip,
+                     const Numbers& expected) const;
+  Numbers parameter_tolerances(std::size_t i, std::int64_t step, double clip, const Numbers& expected) const;
 
   bool may_judge() const;  // on rank 0
   double multiple() const { return rounding_multiple * updates_apart_; }
@@ -84,7 +90,7 @@ class Comparison {
 
   double updates_since_compared() const;
   void keep_squares();
-  void add_earlier_tolerance(std::size_t i, std::int64_t step, double* tolerance) const;
+  void add_earlier_tolerance(std::size_t i, std::int64_t step, Numbers& tolerance) const;
   void take_reference_state();
 
   const VerifyRequest& request_;
@@ -105,7 +111,7 @@ class Comparison {
   std::vector<double> expected_;                           // losses, by step
   std::vector<double> wide_losses_;                        // by step
   std::map<std::int64_t, ReferenceRun::State> stretches_;  // before the last two of them
-  std::vector<Tensor> earlier_squares_;                    // by parameter
+  std::vector<Numbers> earlier_squares_;                   // by parameter
 };
 
 }  // namespace echelon

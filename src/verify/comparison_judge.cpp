@@ -36,14 +36,13 @@ void Comparison::judge(std::int64_t step, ParameterTensor which, double clip,
     const std::size_t i = beyond[n].parameter;
     double share_of_allowed = beyond[n].share;
     if (measured) {
-      const Tensor expected = reference_tensor(i, which),
-                   allowed = tolerances(i, which, step, clip, expected);
+      const Numbers expected = reference_tensor(i, which);
+      Numbers allowed = tolerances(i, which, step, clip, expected);
       if (leads()) {
         std::vector<double>& moves = rounding.tensors[n];
         take_largest_of_rows(at(i), moves);
-        double* tolerance = allowed.host<double>();
         for (std::size_t k = 0; k < moves.size(); ++k)
-          if (std::isfinite(moves[k])) tolerance[k] = std::max(tolerance[k], multiple() * moves[k]);
+          if (std::isfinite(moves[k])) allowed[k] = std::max(allowed[k], multiple() * moves[k]);
       }
       share(allowed);
       share_of_allowed = worst_difference(i, which, expected, allowed).share;
@@ -96,9 +95,8 @@ Comparison::Rounding Comparison::measure_rounding(std::int64_t step, ParameterTe
       rounding.loss += std::pow(loss - expected_.at(static_cast<std::size_t>(step)), 2);
       for (std::size_t n = 0; n < beyond.size(); ++n) {
         const std::string& name = at(beyond[n].parameter).name;
-        const Tensor was = reference_->tensor_in(clean, name, which);
-        const Tensor is = local_tensor(reference_->rank(), reference_->parameters().find(name), which);
-        const std::vector<double> numbers = copy_numbers_to_host(is), before = copy_numbers_to_host(was);
+        const Numbers numbers = reference_numbers(beyond[n].parameter, which),
+                      before = copy_numbers_to_host(reference_->tensor_in(clean, name, which));
         for (std::size_t k = 0; k < rounding.tensors[n].size(); ++k)
           rounding.tensors[n][k] += std::pow(numbers[k] - before[k], 2);
       }

@@ -46,7 +46,7 @@ ReferenceRun::ReferenceRun(const Plan& plan, const OptimizerOptions& optimizer, 
       pipeline_(plan),
       world_(1, run.timeout),
       kernels_(make_kernels(arena_, plan.precision, run.threads_per_rank)),
-      noise_(std::make_shared<RoundingNoise>(*kernels_, arena_)),
+      noise_(make_rounding_noise(*kernels_, arena_)),
       noisy_(noise_) {
   rank_ = std::make_unique<Rank>(world_, plan_.mesh, 0, plan_.precision, arena_, noisy_);
   if (!flushes(given_)) plan_.global_batch = static_cast<std::int64_t>(samples_of(0).size());

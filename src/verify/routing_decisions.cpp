@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/least_shift.h"
+#include "comm/host_group.h"
 #include "tensor/host.h"
 
 namespace echelon {
@@ -47,19 +48,15 @@ RoutingRecorder::Gathered RoutingRecorder::gather(const Rank& rank, std::int64_t
   if (auto mine = steps_.extract(step); !mine.empty()) codes = mine.mapped().codes();
   // The largest and the smallest number that any rank has: where they are not the same, ranks disagree.
   constexpr std::int32_t none = std::numeric_limits<std::int32_t>::min();
-  const auto n = static_cast<std::int64_t>(codes.size());
-  const Tensor both = Tensor::of_host(DType::i32, {2 * n});
-  std::int32_t *largest = both.host<std::int32_t>(), *smallest = largest + n;
-  for (std::int64_t i = 0; i < n; ++i) {
-    largest[i] = codes[static_cast<std::size_t>(i)];
-    smallest[i] = largest[i] < 0 ? none : -largest[i];
-  }
-  for (Axis axis : all_axes) rank.along(axis).all_reduce(both, ReduceOp::max).wait();
-  const std::int64_t of_layer = n / plan_.model.num_expert_layers();
-  for (std::int64_t i = 0; i < n; ++i) {
-    codes[static_cast<std::size_t>(i)] = largest[i];
-    if (largest[i] < 0 || largest[i] != -smallest[i])
-      ++result.disputed[plan_.model.num_dense_layers + i / of_layer];
+  const std::size_t n = codes.size(),
+                    of_layer = n / static_cast<std::size_t>(plan_.model.num_expert_layers());
+  std::vector<std::int32_t> both = codes;
+  for (std::int32_t code : codes) both.push_back(code < 0 ? none : -code);
+  for (Axis axis : all_axes) both = HostGroup(rank.along(axis)).max(both);
+  for (std::size_t i = 0; i < n; ++i) {
+    codes[i] = both[i];
+    if (both[i] < 0 || both[i] != -both[n + i])
+      ++result.disputed[plan_.model.num_dense_layers + static_cast<std::int64_t>(i / of_layer)];
   }
   return result;
 }

@@ -9,10 +9,11 @@
 
 #include "base/error.h"
 #include "base/json_text.h"
-#include "base/philox.h"
+#include "comm/host_group.h"
 #include "plan/cost.h"
 #include "spec/reduction_buckets.h"
 #include "tensor/prepare_kernels.h"
+#include "train/random_tokens.h"
 #include "train/rank_timeline.h"
 #include "verify/comparison.h"
 
@@ -35,24 +36,6 @@ void refuse_lossy(const Plan& plan, const PipelineLayout& pipeline) {
       "--compress {}: changes gradients by more than the rounding that a proof allows for; legal: none, "
       "topk:1, or powersgd:R with R of at least {}, which leave nothing out",
       compression_text(c), least);
-}
-
-// Where documents are kept apart, they have 16 tokens on average.
-SampleSource random_tokens(const Plan& plan, std::uint64_t seed) {
-  const std::int32_t document_end = plan.mask == AttentionMask::document ? plan.end_of_document() : -1;
-  return [seed, document_end, vocab = static_cast<std::uint64_t>(plan.model.vocab), seq_len = plan.seq_len](
-             std::int64_t step, std::int64_t sample, std::int32_t* tokens, std::int32_t* targets) {
-    const Philox random(seed, Stream::test, static_cast<std::uint64_t>(step));
-    const auto token = [&](std::int64_t t) {
-      const auto place = static_cast<std::uint64_t>(sample) << 32 | static_cast<std::uint64_t>(t);
-      const auto id = static_cast<std::int32_t>(random.below(place, vocab));
-      return document_end >= 0 && random.below(place ^ (std::uint64_t{1} << 62), 16) == 0 ? document_end : id;
-    };
-    for (std::int64_t t = 0; t < seq_len; ++t) {
-      tokens[t] = token(t);
-      targets[t] = token(t + 1);
-    }
-  };
 }
 
 // The mesh takes the reference's state after every whole step. Until then, and in the versions of weights
@@ -138,7 +121,7 @@ VerifyReport verify(const VerifyRequest& given) {
       if (index == 0) report.rank_timelines = std::move(all);
     }
     if (rank.dp_cp().rank() != 0 || rank.coordinate(Axis::tp) != 0) return;
-    auto timelines = gather_spans(rank.along(Axis::pp), spans);
+    auto timelines = HostGroup(rank.along(Axis::pp)).gather_records(spans);
     if (index == 0) report.measured_timeline.ranks = std::move(timelines);
   });
   if (!request.run.leads()) return report;

@@ -1,0 +1,83 @@
+#include "train/flush_driver.h"
+
+#include <cmath>
+
+#include "schedule/group_uses.h"
+
+namespace echelon {
+
+std::vector<StepResult> FlushDriver::train(std::int64_t step, const SampleSource& samples, std::int64_t) {
+  const double loss = compute_gradients(step, samples);
+  return {apply_gradients(step, loss)};
+}
+
+double FlushDriver::compute_gradients(std::int64_t step, const SampleSource& samples) {
+  const Rank& rank = parts_.rank;
+  const StepPrograms::Program program = parts_.programs.program(0, 1);
+  begin(step, samples);
+  parts_.gradients.begin(parts_.updates(step), parts_.sums == DataParallelSums::all);
+  prepare(0);
+  parts_.stages.begin_step();
+  parts_.parameters.begin_uses(group_uses(*parts_.pipeline, program, rank.coordinate(Axis::pp)));
+  run(program);
+  parts_.parameters.end_uses();
+  parts_.gradients.finish_with_pipeline();
+  double loss_sum = take_loss_sum();
+  if (parts_.sums == DataParallelSums::all) count_routing();
+  if (parts_.sums != DataParallelSums::none)
+    loss_sum = HostGroup(rank.along(Axis::pp)).sum(HostGroup(rank.dp_cp()).sum(loss_sum));
+  return loss_sum / num_targets();
+}
+
+StepResult FlushDriver::apply_gradients(std::int64_t step, double loss) {
+  StepResult result{step, loss, global_gradient_norm(parts_.rank, parts_.parameters),
+                    learning_rate(parts_.optimizer, step)};
+  result.routing = routing_;
+  if (!std::isfinite(result.gradient_norm) || !std::isfinite(loss)) {
+    if (!parts_.skips_nonfinite) refuse_step(step, loss);
+    result.skipped = parts_.gradients.first_nonfinite(loss);
+    parts_.more_updates -= parts_.programs.updates_per_step();
+    return result;
+  }
+  adamw_step(parts_.rank, parts_.parameters, parts_.optimizer, result.learning_rate, parts_.updates(step),
+             clip_factor(result.gradient_norm, parts_.optimizer.clip));
+  parts_.stages.balance_routers(routing_);
+  return result;
+}
+
+// A layer's tokens are on all data-parallel ranks, and in DualPipe on two pipeline ranks. Losses alone are
+// summed over tp: under sequence parallelism each rank has its own rows.
+void FlushDriver::count_routing() {
+  const Rank& rank = parts_.rank;
+  const ModelSpec& model = parts_.plan.model;
+  const std::int64_t experts = model.num_experts, dense = model.num_dense_layers,
+                     layers = model.num_expert_layers(), width = routing_report_size(experts);
+  if (layers == 0) return;
+  const Doing doing = rank.doing(Activity::count_routing);
+  std::vector<double> losses(static_cast<std::size_t>(layers)), all(static_cast<std::size_t>(layers * width));
+  const std::vector<RoutingCounts> here = parts_.stages.take_routing_counts();
+  for (const RoutingCounts& c : here) losses[static_cast<std::size_t>(c.layer - dense)] += c.loss_sum;
+  if (parts_.plan.shards_sequence()) losses = HostGroup(rank.along(Axis::tp)).sum(losses);
+  for (const RoutingCounts& c : here) {
+    double* place = all.data() + (c.layer - dense) * width;
+    for (std::size_t e = 0; e < c.routed.size(); ++e) {
+      place[e] += c.routed[e];
+      place[static_cast<std::size_t>(experts) + e] += c.dropped[e];
+    }
+    place[2 * experts] += c.away;
+    place[width - 1] = losses[static_cast<std::size_t>(c.layer - dense)];
+  }
+  all = HostGroup(rank.along(Axis::pp)).sum(HostGroup(rank.dp_cp()).sum(all));
+  routing_.clear();
+  for (std::int64_t i = 0; i < layers; ++i) {
+    const double* place = all.data() + i * width;
+    routing_.push_back(
+        {dense + i,
+         {place, place + experts},
+         {place + experts, place + 2 * experts},
+         place[2 * experts],
+         place[width - 1] / static_cast<double>(parts_.plan.global_batch * parts_.plan.seq_len)});
+  }
+}
+
+}  // namespace echelon

@@ -1,0 +1,26 @@
+// Steps that end one by one: the schedule flushes, and the optimizer has its barrier. All passes; the
+// gradients of the whole mesh; their norm over all stages; the optimizer's step.
+#pragma once
+
+#include "train/step_driver.h"
+
+namespace echelon {
+
+class FlushDriver final : public StepDriver {
+ public:
+  using StepDriver::StepDriver;
+
+  std::vector<StepResult> train(std::int64_t step, const SampleSource& samples,
+                                std::int64_t steps_left) override;
+  // See Trainer.
+  double compute_gradients(std::int64_t step, const SampleSource& samples);
+  StepResult apply_gradients(std::int64_t step, double loss);
+  const std::vector<RoutingCounts>& routing() const { return routing_; }
+
+ private:
+  void count_routing();
+
+  std::vector<RoutingCounts> routing_;
+};
+
+}  // namespace echelon

@@ -1,0 +1,106 @@
+#include "train/gradient_completion.h"
+
+#include <cmath>
+
+#include "base/error.h"
+#include "comm/host_group.h"
+#include "parallel/sequence_parallel.h"
+
+namespace echelon {
+
+GradientCompletion::GradientCompletion(const Rank& rank, const Plan& plan, const PipelineLayout& pipeline,
+                                       const ParameterStore& parameters, const Faults& faults)
+    : rank_(rank),
+      parameters_(parameters),
+      shards_sequence_(plan.shards_sequence()),
+      faults_(faults),
+      reducer_(DataParallel::groups(rank, plan), rank.kernels(), rank.arena(), rank.precision().gradients,
+               plan.compression, parameters.seed(), parameters.gradient_buckets()),
+      late_groups_(pipeline.late_groups(rank.coordinate(Axis::pp))) {}
+
+void GradientCompletion::begin(std::int64_t updates, bool reduces) {
+  parameters_.begin_gradients();
+  reduction_.emplace(rank_, parameters_.shards(), reducer_, updates,
+                     reduces ? parameters_.bucket_tensors() : std::vector<BucketTensors>());
+}
+
+void GradientCompletion::group_done(int group) {
+  if (!late_groups_.contains(group)) finish_group(group);
+}
+
+// Ranks that share a key/value head each saw their own query heads only, so its gradient is the sum over
+// them.
+void GradientCompletion::finish_group(int group) {
+  const int tp = rank_.size(Axis::tp);
+  if (faults_.narrow_gradients)
+    for (const Parameter& p : parameters_.all())
+      if (p.group == group) {
+        const Tensor narrow(rank_.arena(), MemoryCategory::other, DType::bf16, p.gradient.shape());
+        rank_.kernels().copy(p.gradient, narrow);
+        rank_.kernels().copy(narrow, p.gradient);
+      }
+  for (const Parameter& p : parameters_.all()) {
+    const int replicas = tp_replicas(p.spec, tp);
+    if (p.group == group && p.spec.shard_dim >= 0 && replicas > 1)
+      rank_.group(GroupKind::tp_replicas, replicas).all_reduce(p.gradient).wait();
+  }
+  for (const Range& range : parameters_.gradient_ranges(group)) reduction_->ready(range);
+}
+
+void GradientCompletion::finish() {
+  const Doing doing = rank_.doing(Activity::reduce_gradients);
+  finish_sums();
+}
+
+void GradientCompletion::finish_sums() {
+  // Every group is finished: what is left is what each tp rank holds whole.
+  if (!shards_sequence_)
+    reduce_partial_gradients(rank_, parameters_.partial_gradients());
+  else if (!faults_.forget_norm_reduction)
+    reduce_partial_gradients(rank_, parameters_.whole_gradients());
+  reduction_->finish();
+  reduction_.reset();
+}
+
+void GradientCompletion::finish_with_pipeline() {
+  const Doing doing = rank_.doing(Activity::reduce_gradients);
+  parameters_.add_tied_gradient();
+  add_pipeline_copies();
+  for (int group : late_groups_) finish_group(group);
+  finish_sums();
+}
+
+// A parameter that two pipeline ranks hold (both ends of a tied embedding, both copies of a DualPipe stage)
+// has a part of its gradient on each. Each rank adds the other's part to its own; a sum of two has one order.
+void GradientCompletion::add_pipeline_copies() {
+  Communicator& group = rank_.along(Axis::pp);
+  for (const ParamSpec& spec : parameters_.model()) {
+    const Parameter* p = parameters_.find_here(spec.name);
+    if (p == nullptr || p->holders.size() < 2) continue;
+    check(p->holders.size() == 2, "a parameter is on at most two pipeline ranks");
+    const int other = p->holders[p->holders.front() == group.rank() ? 1 : 0];
+    const Tensor theirs(rank_.arena(), MemoryCategory::communication, p->gradient.dtype(),
+                        p->gradient.shape());
+    Pending sent = group.send(p->gradient, other);
+    group.recv(theirs, other).wait();
+    sent.wait();
+    rank_.kernels().add(theirs, p->gradient);
+  }
+}
+
+std::string GradientCompletion::first_nonfinite(double loss) const {
+  const auto& all = parameters_.model();
+  std::size_t first = 0;
+  const auto finite = [&](const ParamSpec& spec) {
+    const Parameter* p = parameters_.find_here(spec.name);
+    return p == nullptr || rank_.kernels().all_finite(p->own_gradient);
+  };
+  while (first < all.size() && finite(all[first])) ++first;
+  auto left = static_cast<double>(all.size() - first);
+  for (Axis axis : all_axes) left = HostGroup(rank_.along(axis)).max(left);
+  const std::size_t named = all.size() - static_cast<std::size_t>(left);
+  if (named < all.size()) return "the gradient of " + all[named].name + " is not finite";
+  return std::isfinite(loss) ? "the gradient norm overflows" : "the loss is not finite";
+}
+
+}  // namespace echelon

@@ -1,0 +1,164 @@
+#include "train/step_driver.h"
+
+#include <cmath>
+#include <numeric>
+
+#include "base/error.h"
+#include "tensor/host.h"
+
+namespace echelon {
+
+StepDriver::StepDriver(TrainingParts& parts)
+    : parts_(parts),
+      executor_(parts.rank.along(Axis::pp), parts.rank.time()),
+      pauses_(interleaves_pairs(parts.plan)),
+      microbatches_(parts.programs.microbatches()) {
+  if (parts_.stages.has_last_stage()) {
+    loss_sum_ = Tensor(parts_.rank.arena(), MemoryCategory::other, DType::f64, {1});
+    copy_from_host(std::vector<double>{0}, loss_sum_);
+  }
+  // Counted from the schedule: a rank runs all microbatches of its stages, or one direction of DualPipe.
+  const StepPrograms& programs = parts_.programs;
+  const int steps = programs.shown_steps(), updates = steps * programs.updates_per_step();
+  std::map<int, int> runs;
+  for (const Instruction& i :
+       programs.schedule().ranks[static_cast<std::size_t>(parts_.rank.coordinate(Axis::pp))])
+    if (i.op == Op::F) ++runs[i.stage];
+  for (const auto& [stage, count] : runs) {
+    expected_[stage] = count / updates;
+    passes_ += count / steps;
+  }
+}
+
+void StepDriver::begin(std::int64_t first_step, const SampleSource& samples) {
+  first_step_ = first_step;
+  samples_ = &samples;
+}
+
+void StepDriver::run(const StepPrograms::Program& program) {
+  last_run_ = executor_.run(program, *this);
+  const Rank& rank = parts_.rank;
+  rank.at(fmt::format("step {}, after its passes", first_step_ + stream_step_ + 1));
+  if (parts_.hooks.slowdown <= 1) return;
+  double seconds = 0;
+  for (const Span& span : last_run_.spans) seconds += span.end - span.begin;
+  const Doing doing = rank.doing(Activity::straggle);
+  rank.time().sleep(std::chrono::duration_cast<Clock::duration>(
+      std::chrono::duration<double>((parts_.hooks.slowdown - 1) * seconds)));
+}
+
+void StepDriver::before(const Instruction& i) {
+  const std::int64_t step = first_step_ + stream_step_ + 1;
+  parts_.rank.at(fmt::format("step {}, {}", step, to_string(i)));
+  if (parts_.hooks.before_instruction) parts_.hooks.before_instruction(step, i);
+}
+
+// All microbatches of a step are loaded at once: the loss is the mean over the targets of the global batch
+// that are not ignored, whatever the mesh or padding, so their number must be known before the first
+// gradient. Where each microbatch has an optimizer step of its own, it is its own batch.
+StepDriver::Batch StepDriver::load(int step) {
+  const Rank& rank = parts_.rank;
+  const Doing doing = rank.doing(Activity::load_data);
+  Batch loaded;
+  loaded.left = passes_;
+  const auto updates = static_cast<std::size_t>(parts_.programs.updates_per_step());
+  std::vector<double> num_targets(updates, 0.0);
+  const std::vector<Range> ranges = microbatches(parts_.plan, rank.coordinate(Axis::dp));
+  for (std::size_t m = 0; m < ranges.size(); ++m) {
+    loaded.microbatches.push_back(
+        load_microbatch(rank, parts_.plan, first_step_ + step, ranges[m], *samples_));
+    num_targets[updates == 1 ? 0 : m] += static_cast<double>(loaded.microbatches.back().num_targets);
+  }
+  if (parts_.sums != DataParallelSums::none) num_targets = HostGroup(rank.dp_cp()).sum(num_targets);
+  for (std::size_t m = 0; m < ranges.size(); ++m) {
+    const double targets = num_targets[updates == 1 ? 0 : m];
+    if (targets == 0) fail_for_good("step {}: a batch has no target tokens", first_step_ + step + 1);
+    loaded.gradient_scale.push_back(parts_.hooks.faults.loss_scale / targets);
+  }
+  num_targets_[step] = std::accumulate(num_targets.begin(), num_targets.end(), 0.0);
+  return loaded;
+}
+
+StepDriver::Batch& StepDriver::batch(int step) {
+  const auto found = batches_.find(step);
+  return found != batches_.end() ? found->second : batches_[step] = load(step);
+}
+
+const Microbatch& StepDriver::microbatch(int index) {
+  return batch(index / microbatches_).microbatches[static_cast<std::size_t>(index % microbatches_)];
+}
+
+Loss StepDriver::loss(int index) {
+  return {batch(index / microbatches_).gradient_scale[static_cast<std::size_t>(index % microbatches_)],
+          loss_sum_};
+}
+
+void StepDriver::release(int index) {
+  const auto found = batches_.find(index / microbatches_);
+  if (--found->second.left == 0) batches_.erase(found);
+}
+
+Work<Tensor> StepDriver::pass(Instruction i, Tensor input) {
+  before_pass(i);
+  const Stage& stage = parts_.stages.stage(i.stage);
+  const std::pair place{i.stage, i.microbatch};
+  if (i.op == Op::F)
+    co_return co_await stage.forward(microbatch(i.microbatch), std::move(input), saved_[place]);
+  Tensor dx = co_await stage.backward(microbatch(i.microbatch), std::move(input), loss(i.microbatch),
+                                      saved_.at(place), i.op == Op::BW ? Weights::now : Weights::deferred,
+                                      counted(i.stage));
+  if (i.op == Op::BW) {
+    saved_.erase(place);
+    release(i.microbatch);
+  }
+  co_return std::move(dx);
+}
+
+void StepDriver::backward_weight(const Instruction& i) {
+  auto saved = saved_.extract({i.stage, i.microbatch});
+  parts_.stages.stage(i.stage).backward_weight(saved.mapped(), counted(i.stage));
+  release(i.microbatch);
+}
+
+void StepDriver::step(const Instruction&) {
+  throw InvariantError("no stage steps by itself in a schedule that flushes");
+}
+
+bool StepDriver::validate() {
+  throw InvariantError("no step is validated where the optimizer has its barrier");
+}
+
+Tensor StepDriver::make_boundary(int index) { return parts_.stages.make_boundary(microbatch(index).rows()); }
+
+Stage::GroupDone StepDriver::counted(int stage) {
+  return [this, stage](int group) {
+    if (++done_[group] < expected_[stage]) return;
+    done_[group] = 0;
+    parts_.gradients.group_done(group);
+  };
+}
+
+double StepDriver::take_loss_sum() {
+  if (!loss_sum_.defined()) return 0;
+  const double loss = copy_to_host(loss_sum_, 0.0).front();
+  copy_from_host(std::vector<double>{0}, loss_sum_);
+  return loss;
+}
+
+void StepDriver::refuse_step(std::int64_t step, double loss) const {
+  fail_for_good("step {}: {} (learning rate {}); nothing was updated", step + 1,
+                parts_.gradients.first_nonfinite(loss), learning_rate(parts_.optimizer, step));
+}
+
+LateResult::LateResult(const TrainingParts& parts, std::int64_t step, double loss_sum, double num_targets)
+    : result{step, 0, std::nan(""), learning_rate(parts.optimizer, step)}, num_targets_(num_targets) {
+  const double of_all = HostGroup(parts.rank.dp_cp()).sum(loss_sum);
+  loss_sum_ = HostGroup(parts.rank.along(Axis::pp)).begin_sum({&of_all, 1});
+}
+
+StepResult LateResult::finish() {
+  result.loss = loss_sum_.get()[0] / num_targets_;
+  return result;
+}
+
+}  // namespace echelon

@@ -1,0 +1,100 @@
+// What drives a rank's training steps: it is what the executor runs, the layers of the rank's stages on the
+// microbatches of a step, with what each forward pass keeps until its backward pass. How a step ends is told
+// by its three kinds:
+//   flush_driver.h       all ranks' passes end, then all take the optimizer's step together
+//   stream_driver.h      a schedule without a flush: each stage takes its own, and the next passes go on
+//   optimistic_driver.h  no optimizer barrier: a rank guesses the step, and checks it after its next passes
+#pragma once
+
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "comm/host_group.h"
+#include "parallel/pipeline_parallel.h"
+#include "train/training_parts.h"
+
+namespace echelon {
+
+class StepDriver : public PipelineStages {
+ public:
+  explicit StepDriver(TrainingParts& parts);
+
+  // See Trainer::step().
+  virtual std::vector<StepResult> train(std::int64_t step, const SampleSource& samples,
+                                        std::int64_t steps_left) = 0;
+  // Of the last run of passes.
+  const PipelineRun& last_run() const { return last_run_; }
+  // Target tokens of the global batch.
+  double num_targets() const { return num_targets_.at(0); }
+
+  void before(const Instruction& i) override;
+  Work<Tensor> pass(Instruction i, Tensor input) override;
+  bool pauses() const override { return pauses_; }
+  void backward_weight(const Instruction& i) override;
+  Tensor make_boundary(int microbatch) override;
+  void step(const Instruction& i) override;
+  bool validate() override;
+
+ protected:
+  // Before F, B or BW.
+  virtual void before_pass(const Instruction&) {}
+
+  // The samples of step `first_step`, and on: a stream begins.
+  void begin(std::int64_t first_step, const SampleSource& samples);
+  // Loads the step's microbatches if they are not there yet.
+  void prepare(int step) { (void)batch(step); }
+  void run(const StepPrograms::Program& program);
+  // The summed loss of the backward passes since the last call, where this rank has the last stage. The host
+  // waits for them.
+  double take_loss_sum();
+  // Target tokens of the global batch of a step of the stream, once.
+  double take_num_targets(int step) { return num_targets_.extract(step).mapped(); }
+  // What is kept for backward passes is of no use.
+  void forget_forwards() { saved_.clear(); }
+  [[noreturn]] void refuse_step(std::int64_t step, double loss) const;
+
+  TrainingParts& parts_;
+  std::int64_t first_step_ = 0;  // what step 0 of the stream is
+  int stream_step_ = 0;          // done of the stream
+
+ private:
+  struct Batch {
+    std::vector<Microbatch> microbatches;
+    std::vector<double> gradient_scale;  // of each: gradients are those of this times its summed loss
+    int left = 0;                        // passes of this rank that are not finished
+  };
+  Batch load(int step);
+  Batch& batch(int step);
+  const Microbatch& microbatch(int index);
+  Loss loss(int index);
+  Stage::GroupDone counted(int stage);
+  void release(int microbatch);
+
+  const SampleSource* samples_ = nullptr;
+  PipelineExecutor executor_;
+  PipelineRun last_run_;
+  bool pauses_;
+  int microbatches_;                                   // of a step
+  int passes_ = 0;                                     // of a step, on this rank
+  std::map<int, int> expected_;                        // microbatches that an update of a stage waits for
+  std::map<int, int> done_;                            // of a layer group, since the last update
+  std::map<int, Batch> batches_;                       // by step
+  std::map<int, double> num_targets_;                  // of the global batch, by step of the stream
+  std::map<std::pair<int, int>, Stage::Saved> saved_;  // by stage and microbatch
+  Tensor loss_sum_;                                    // (1, f64), where this rank has the last stage
+};
+
+// The result of a step whose loss pipeline ranks sum while they go on: asked for now, taken a step later.
+struct LateResult {
+  LateResult(const TrainingParts& parts, std::int64_t step, double loss_sum, double num_targets);
+  StepResult finish();  // waits
+
+  StepResult result;
+
+ private:
+  HostNumbers loss_sum_;  // over the pipeline
+  double num_targets_;
+};
+
+}  // namespace echelon
