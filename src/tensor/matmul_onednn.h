@@ -1,6 +1,7 @@
-// f32 matrix products by oneDNN (2.6 or later). Nothing else in the library knows of it.
+// Matrix products in f32 and bf16 by oneDNN (2.6 or later). Nothing else in the library knows of it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
@@ -8,20 +9,33 @@
 
 namespace echelon {
 
-// c = alpha op(a) op(b) + beta c, beta 0 or 1. Row-major; op(a) is (m, k), op(b) is (k, n), c is (m, n); rows
-// stand a_stride, b_stride and c_stride floats apart.
+// A row-major matrix, f32 or bf16, whose rows stand `stride` elements apart.
+struct ConstPanel {
+  const void* data = nullptr;
+  std::int64_t stride = 0;
+  DType type = DType::f32;
+};
+struct Panel {
+  void* data = nullptr;
+  std::int64_t stride = 0;
+  DType type = DType::f32;
+};
+
+// c = alpha op(a) op(b) + beta c, beta 0 or 1. op(a) is (m, k), op(b) is (k, n), c is (m, n). Sums are f32.
 struct Product {
   Transpose ta = Transpose::no, tb = Transpose::no;
   std::int64_t m = 0, n = 0, k = 0;
   float alpha = 1;
-  const float* a = nullptr;
-  std::int64_t a_stride = 0;
-  const float* b = nullptr;
-  std::int64_t b_stride = 0;
+  ConstPanel a, b;
   float beta = 0;
-  float* c = nullptr;
-  std::int64_t c_stride = 0;
+  Panel c;
 };
+
+// Whether this processor multiplies bf16 by itself. Where it does not, bf16 is widened piece by piece.
+bool multiplies_bf16();
+
+// Room that a thread needs for products in bf16, at an address that 64 divides; those of f32 alone need none.
+std::int64_t product_scratch_bytes();
 
 // Before the first product, where OpenMP's thread count is 1. oneDNN writes its code when it is first called,
 // without a look at whether it got the memory, so this is done while there is some. RunError where there is
@@ -31,12 +45,11 @@ void prepare_products();
 // On the calling thread alone, provided that it is inside an OpenMP region of several threads or its own
 // OpenMP thread count is 1. False when oneDNN fails (no memory left): an exception may not leave an OpenMP
 // region.
-bool multiply(const Product& product);
+bool multiply(const Product& product, std::byte* scratch);
 
-// On `threads` threads; the same bits for any number of them. Throws RunError when oneDNN fails.
-void multiply(const Product& product, int threads);
-
-// All of them, none of which reads what another writes, with the bits that each has alone.
-void multiply(std::span<const Product> products, int threads);
+// All of them, none of which reads what another writes, on `threads` threads with as many times
+// product_scratch_bytes() of scratch: each has the bits that it has alone, whatever the number of threads.
+// Throws RunError when oneDNN fails.
+void multiply(std::span<const Product> products, std::byte* scratch, int threads);
 
 }  // namespace echelon
