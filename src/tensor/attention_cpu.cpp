@@ -10,7 +10,7 @@
 #include <type_traits>
 
 #include "base/error.h"
-#include "tensor/matmul_onednn.h"
+#include "tensor/matmul.h"
 #include "tensor/simd.h"
 
 namespace echelon {
@@ -61,11 +61,11 @@ struct Workspace {
 };
 
 Workspace<float> workspace(std::byte* room, float) {
-  auto* const floats = reinterpret_cast<float*>(room);
-  return {floats, floats + tile, floats, floats + tile, nullptr, room};  // products in f32 need no room
+  auto* const floats = reinterpret_cast<float*>(room + product_scratch_bytes(DType::f32));
+  return {floats, floats + tile, floats, floats + tile, nullptr, room};
 }
 Workspace<bf16> workspace(std::byte* room, bf16) {
-  auto* const floats = reinterpret_cast<float*>(room + product_scratch_bytes());
+  auto* const floats = reinterpret_cast<float*>(room + product_scratch_bytes(DType::bf16));
   auto* const rounded = reinterpret_cast<bf16*>(floats + 2 * tile + sum_floats);
   return {floats, floats + tile, rounded, rounded + tile, floats + 2 * tile, room};
 }
@@ -365,7 +365,8 @@ bool backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& d
 }  // namespace
 
 std::int64_t attention_scratch_bytes(DType dtype) {
-  return dtype == DType::f32 ? 2 * tile * 4 : product_scratch_bytes() + 2 * tile * (4 + 2) + sum_floats * 4;
+  const std::int64_t tiles = dtype == DType::f32 ? 2 * tile * 4 : 2 * tile * (4 + 2) + sum_floats * 4;
+  return product_scratch_bytes(dtype) + tiles;
 }
 
 void attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& s,

@@ -9,7 +9,7 @@
 
 namespace echelon {
 
-// Scratch that each thread needs.
+// Scratch that each thread needs, its products' too.
 std::int64_t attention_scratch_bytes(DType dtype);
 // In bf16: more would not fit in it.
 inline constexpr std::int64_t most_head_dim = 4096;

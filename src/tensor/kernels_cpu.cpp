@@ -21,7 +21,7 @@
 #include "tensor/attention_cpu.h"
 #include "tensor/kernels_host.h"
 #include "tensor/local_column.h"
-#include "tensor/matmul_onednn.h"
+#include "tensor/matmul.h"
 #include "tensor/reference_view.h"
 #include "tensor/rope_angles.h"
 #include "tensor/simd.h"
@@ -113,17 +113,12 @@ AdamWFactors factors_of(const AdamWStep& step) {
           .eps = f32(step.eps)};
 }
 
-// Scratch of one thread: that of attention, which is the larger, also serves products.
-std::int64_t scratch_per_thread(DType dtype) {
-  return std::max(attention_scratch_bytes(dtype), dtype == DType::f32 ? 0 : product_scratch_bytes());
-}
-
 class CpuKernels final : public HostBackend {
  public:
   CpuKernels(Arena& arena, DType dtype, int threads)
       : dtype_(dtype),
         team_(threads),
-        scratch_(arena, MemoryCategory::other, DType::u8, {threads * scratch_per_thread(dtype)}),
+        scratch_(arena, MemoryCategory::other, DType::u8, {threads * attention_scratch_bytes(dtype)}),
         column_sums_(arena, MemoryCategory::other, DType::f32, {column_sums_size}) {
     check(threads >= 1, "CPU kernels need at least one thread");
     // Every region names its number of threads; oneDNN called outside of one must not open its own.
@@ -547,7 +542,7 @@ class CpuKernels final : public HostBackend {
   void multiply_all(std::span<const Product> products) {
     for (const Product& p : products)
       for (DType type : {p.a.type, p.b.type, p.c.type}) check_room(type);
-    multiply(products, scratch_.host<std::byte>(), team_.threads());
+    multiply(products, scratch_.host<std::byte>(), attention_scratch_bytes(dtype_), team_.threads());
   }
 
   // Kernels made for f32 have no scratch for what is narrower.
@@ -626,7 +621,8 @@ class CpuKernels final : public HostBackend {
 
   const DType dtype_;
   const ThreadTeam team_;
-  // Scratch: there from the start, so that no step holds less than another.
+  // Scratch: there from the start, so that no step holds less than another. Attention's holds what its
+  // products need, and so what all do.
   const Tensor scratch_, column_sums_;
 };
 
@@ -639,7 +635,7 @@ std::unique_ptr<Kernels> make_cpu_kernels(Arena& arena, DType dtype, int threads
 bool has_cpu_kernels() { return true; }
 
 std::int64_t cpu_kernels_scratch_bytes(DType dtype, int threads) {
-  return threads * scratch_per_thread(dtype) + 4 * column_sums_size;
+  return threads * attention_scratch_bytes(dtype) + 4 * column_sums_size;
 }
 
 }  // namespace echelon

@@ -1,6 +1,5 @@
 #include "tensor/simd.h"
 
-#include "base/bf16.h"
 #include "base/error.h"
 
 #include <cmath>
@@ -15,6 +14,8 @@
 #define HWY_TARGET_INCLUDE "tensor/simd.cpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
+
+#include "tensor/simd_bf16-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace echelon {
@@ -33,43 +34,6 @@ constexpr float kLowest = std::numeric_limits<float>::lowest();
 template <class D>
 Size lanes(D d) {
   return static_cast<Size>(hn::Lanes(d));
-}
-
-// As many elements as d has lanes: bf16 is widened when it is loaded, and rounded to nearest, ties to even,
-// when it is stored.
-template <class D>
-HWY_INLINE hn::Vec<D> load(D d, const float* x) {
-  return hn::LoadU(d, x);
-}
-template <class D>
-HWY_INLINE hn::Vec<D> load(D d, const bf16* x) {
-  const hn::RebindToUnsigned<D> whole;
-  const hn::Rebind<std::uint16_t, D> half;
-  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(whole, hn::LoadU(half, &x->bits))));
-}
-template <class D, class V>
-HWY_INLINE void store(V v, D d, float* x) {
-  hn::StoreU(v, d, x);
-}
-template <class D, class V>
-HWY_INLINE void store_upper_half(V whole, D, bf16* x) {  // of each 32-bit word
-  const hn::Rebind<std::uint16_t, D> half;
-  const hn::RebindToSigned<D> small;  // below 2^16, which no conversion has to cut
-  hn::StoreU(hn::DemoteTo(half, hn::BitCast(small, hn::ShiftRight<16>(whole))), half, &x->bits);
-}
-template <class D, class V>
-HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> nearest_bf16(D, V v) {  // in the upper halves
-  const hn::RebindToUnsigned<D> words;
-  const auto whole = hn::BitCast(words, v);
-  const auto odd = hn::And(hn::ShiftRight<16>(whole), Set(words, 1u));
-  const auto rounded = Add(Add(whole, Set(words, 0x7fffu)), odd);
-  // A NaN whose payload lies in the lower half must not become infinity.
-  const auto quiet = hn::Or(whole, Set(words, 0x400000u));
-  return hn::IfThenElse(hn::RebindMask(words, hn::IsNaN(v)), quiet, rounded);
-}
-template <class D, class V>
-HWY_INLINE void store(V v, D d, bf16* x) {
-  store_upper_half(nearest_bf16(d, v), d, x);
 }
 
 // f(d, i) for each vector of the row.
