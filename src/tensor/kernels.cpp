@@ -511,24 +511,20 @@ void Kernels::orthonormalize_rows(InOut x, const Philox& fresh) {
   backend_->orthonormalize_rows(x, fresh);
 }
 
-namespace {
-
-// What a pass computes in decides.
-bool wants_cpu_kernels(const PrecisionRecipe& precision) {
+// What a pass computes in decides. f32 without its kernels is refused where they are made.
+bool has_fast_kernels(const PrecisionRecipe& precision) {
   return precision.activations == DType::f32 || (precision.activations == DType::bf16 && has_cpu_kernels());
 }
-
-}  // namespace
 
 std::unique_ptr<Kernels> make_kernels(Arena& arena, const PrecisionRecipe& precision, int threads) {
   if (arena.device() == Device::none)
     return make_none_kernels(arena, threads == 0 ? 0 : kernel_scratch_bytes(precision, threads));
-  if (wants_cpu_kernels(precision)) return make_cpu_kernels(arena, precision.activations, threads);
+  if (has_fast_kernels(precision)) return make_cpu_kernels(arena, precision.activations, threads);
   return make_reference_kernels();
 }
 
 std::int64_t kernel_scratch_bytes(const PrecisionRecipe& precision, int threads) {
-  return wants_cpu_kernels(precision) ? cpu_kernels_scratch_bytes(precision.activations, threads) : 0;
+  return has_fast_kernels(precision) ? cpu_kernels_scratch_bytes(precision.activations, threads) : 0;
 }
 
 void prepare_kernels(const PrecisionRecipe& precision) {

@@ -274,6 +274,7 @@ std::unique_ptr<Kernels> make_none_kernels(Arena& arena, std::int64_t scratch_by
 // arena what those would.
 // Of those of no device 0 threads have no scratch.
 std::unique_ptr<Kernels> make_kernels(Arena& arena, const PrecisionRecipe& precision, int threads);
+bool has_fast_kernels(const PrecisionRecipe& precision);  // or the reference kernels compute in it
 std::int64_t kernel_scratch_bytes(const PrecisionRecipe& precision, int threads);
 
 }  // namespace echelon
