@@ -86,8 +86,8 @@ void run_once(const BenchContextFlags& f, const Way& way, Measured& measured) {
     Arena arena;
     const auto kernels = make_kernels(arena, DType::f32, way.threads);
     const Rank rank(world, plan.mesh, index, DType::f32, arena, *kernels, Collectives::direct, 0, &recorder);
-    const Attention attention(f.heads, f.kv_heads, f.head_dim, 0);
-    const ContextParallel context(rank, plan, attention);
+    const Heads heads(f.heads, f.kv_heads, f.head_dim);
+    const ContextParallel context(rank, plan, heads);
     const std::int64_t rows = plan.tokens_here();
     const auto random = [&](std::int64_t cols, std::uint64_t which) {
       const Tensor t = rank.activation({rows, cols});
@@ -98,10 +98,10 @@ void run_once(const BenchContextFlags& f, const Way& way, Measured& measured) {
       return t;
     };
     const Sequences sequences{1, {}};
-    const Tensor dout = random(attention.width(), 1), dqkv = rank.activation({rows, attention.qkv_width()});
-    const Tensor out = rank.activation({rows, attention.width()}), lse = rank.activation({rows * f.heads});
+    const Tensor dout = random(heads.width(), 1), dqkv = rank.activation({rows, heads.qkv_width()});
+    const Tensor out = rank.activation({rows, heads.width()}), lse = rank.activation({rows * f.heads});
     for (bool counts : {false, true}) {  // one to warm up
-      const Tensor qkv = random(attention.qkv_width(), 2);
+      const Tensor qkv = random(heads.qkv_width(), 2);
       recorder.begin_step(1);
       const std::int64_t sent = rank.traffic().bytes(Axis::cp);
       rank.along(Axis::cp).barrier().wait();

@@ -6,8 +6,7 @@
 #include <memory>
 
 #include "base/philox.h"
-#include "layer/experts.h"
-#include "layer/mlp.h"
+#include "tensor/expert_products.h"
 #include "tensor/host.h"
 
 namespace echelon {
@@ -42,20 +41,19 @@ void rate(benchmark::State& state) {
 void DenseMlp(benchmark::State& state) {
   Bench b(state);
   constexpr std::int64_t hidden = k * expert_hidden;
-  const Mlp mlp(Linear(b.weight(2 * hidden, width), {}, WeightOrder::out_in),
-                Linear(b.weight(width, hidden), {}, WeightOrder::out_in), Activation::swiglu);
+  const Weight in = b.weight(2 * hidden, width), out = b.weight(width, hidden);
   const Tensor x = b.random({tokens, width}), dy = b.random({tokens, width}), dx = b.random({tokens, width}),
                y = b.random({tokens, width}), h = b.random({tokens, 2 * hidden}),
                a = b.random({tokens, hidden});
   for (auto _ : state) {
-    mlp.in().forward(*b.kernels, x, h);
-    mlp.activate(*b.kernels, h, a);
-    mlp.out().forward(*b.kernels, a, y);
-    mlp.out().backward_input(*b.kernels, dy, a);
-    const Mlp::Gradients g = mlp.activate_backward(*b.kernels, h, a);
-    mlp.out().backward_weight(*b.kernels, g.activated, dy);
-    mlp.in().backward_input(*b.kernels, g.d_hidden, dx);
-    mlp.in().backward_weight(*b.kernels, x, g.d_hidden);
+    b.kernels->matmul(x, Transpose::no, in.value, Transpose::yes, h, false);
+    b.kernels->swiglu(h, a);
+    b.kernels->matmul(a, Transpose::no, out.value, Transpose::yes, y, false);
+    b.kernels->matmul(dy, Transpose::no, out.value, Transpose::no, a, false);
+    b.kernels->swiglu_backward(h, a);
+    b.kernels->matmul(dy, Transpose::yes, a, Transpose::no, out.gradient, true);
+    b.kernels->matmul(h, Transpose::no, in.value, Transpose::no, dx, false);
+    b.kernels->matmul(h, Transpose::yes, x, Transpose::no, in.gradient, true);
   }
   rate(state);
 }
@@ -69,7 +67,6 @@ void GroupedExperts(benchmark::State& state) {
     in.push_back(b.weight(2 * expert_hidden, width));
     out.push_back(b.weight(width, expert_hidden));
   }
-  const ExpertMlps experts(in, out);
   constexpr std::int64_t copies = tokens * k;
   const Tensor ids = b.ids(copies), places = b.ids(copies), token_of = b.ids(copies).flat();
   const Philox numbers(6, Stream::test, 0);
@@ -89,21 +86,21 @@ void GroupedExperts(benchmark::State& state) {
   const Tensor counts(b.arena, MemoryCategory::other, DType::i32, {num_experts});
   for (auto _ : state) {
     b.kernels->sort_by_expert(ids, places, token_of, counts);
-    ExpertMlps::Bounds bounds{0};
+    ExpertBounds bounds{0};
     for (const std::int32_t of_expert : copy_to_host<std::int32_t>(counts))
       bounds.push_back(bounds.back() + of_expert);
     b.kernels->embedding(token_of, x, 0, taken);
-    experts.in_forward(*b.kernels, bounds, taken, h);
-    experts.activate(*b.kernels, bounds, h, a);
-    experts.out_forward(*b.kernels, bounds, a, rows);
+    multiply(*b.kernels, in, Transpose::yes, bounds, taken, h);
+    b.kernels->swiglu(h, a);
+    multiply(*b.kernels, out, Transpose::yes, bounds, a, rows);
     b.kernels->combine_rows(rows, places, weights, y);
     b.kernels->embedding(token_of, dy, 0, rows);
-    experts.out_backward_input(*b.kernels, bounds, rows, a);
-    experts.activate_backward(*b.kernels, bounds, h, a, row_weights, d_weights);
-    experts.out_backward_weight(*b.kernels, bounds, a, rows);
-    experts.in_backward_input(*b.kernels, bounds, h, rows);
+    multiply(*b.kernels, out, Transpose::no, bounds, rows, a);
+    b.kernels->weighted_swiglu_backward(h, a, row_weights, d_weights);
+    add_gradients(*b.kernels, out, bounds, a, rows);
+    multiply(*b.kernels, in, Transpose::no, bounds, h, rows);
     b.kernels->combine_rows(rows, places, {}, dx);
-    experts.in_backward_weight(*b.kernels, bounds, taken, h);
+    add_gradients(*b.kernels, in, bounds, taken, h);
   }
   rate(state);
 }

@@ -34,7 +34,7 @@ struct Times {
 Times ring_times(ProcessWorld& world, std::int64_t mib, double block) {
   const int ranks = world.num_ranks();
   Plan plan = context_plan(Family::llama, {ContextKind::ring, ContextBalance::zigzag, ranks, 1}, DType::f32);
-  const Attention heads(plan.model.num_heads, plan.model.num_kv_heads, plan.model.head_dim, 0);
+  const Heads heads(plan.model.num_heads, plan.model.num_kv_heads, plan.model.head_dim);
   const std::int64_t rows =
       (mib << 20) / (2 * plan.model.kv_width() * element_bytes(plan.precision.activations));
   plan.seq_len = plan.model.max_seq = rows * ranks;

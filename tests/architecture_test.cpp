@@ -20,18 +20,16 @@ const std::map<std::string, std::set<std::string>>& stands_on() {
       {"draw", {"base", "spec", "schedule"}},
       {"plan", {"base", "spec", "schedule"}},
       {"tensor", {"base", "spec"}},
-      {"layer", {"base", "spec", "tensor"}},
       {"comm", {"base", "spec", "tensor"}},
-      {"parallel", {"base", "spec", "schedule", "tensor", "layer", "comm"}},
-      {"model", {"base", "spec", "schedule", "tensor", "layer", "comm", "parallel"}},
+      {"parallel", {"base", "spec", "schedule", "tensor", "comm"}},
+      {"model", {"base", "spec", "schedule", "tensor", "comm", "parallel"}},
       {"data", {"base"}},
       {"checkpoint", {"base", "spec", "schedule", "tensor", "comm", "parallel", "model", "data"}},
       {"train",
-       {"base", "spec", "schedule", "plan", "tensor", "layer", "comm", "parallel", "model", "data",
-        "checkpoint"}},
+       {"base", "spec", "schedule", "plan", "tensor", "comm", "parallel", "model", "data", "checkpoint"}},
       {"verify",
-       {"base", "spec", "schedule", "plan", "tensor", "layer", "comm", "parallel", "model", "data",
-        "checkpoint", "train"}},
+       {"base", "spec", "schedule", "plan", "tensor", "comm", "parallel", "model", "data", "checkpoint",
+        "train"}},
   };
   return rooms;
 }

@@ -16,8 +16,8 @@ using namespace checks;
 constexpr std::int64_t experts = 8, width = 3;
 
 // So many copies of each expert on rank `rank`: uneven, and none of some experts anywhere.
-ExpertMlps::Bounds bounds_of(int rank, int of_others) {
-  ExpertMlps::Bounds bounds{0};
+ExpertBounds bounds_of(int rank, int of_others) {
+  ExpertBounds bounds{0};
   for (std::int64_t e = 0; e < experts; ++e) {
     const std::int64_t count = e % 3 == 1 ? 0 : (5 * rank + 3 * e + of_others) % 4;
     bounds.push_back(bounds.back() + count);
@@ -43,7 +43,7 @@ TEST(ExpertExchange, SortsByExpertAndThenByRank) {
     for (std::int64_t spare : {0, 2})
       on_groups(ep, [&](const Rank& rank, const ExpertExchange& exchange) {
         const int me = rank.index(), first = me / ep * ep;
-        const ExpertMlps::Bounds bounds = bounds_of(me, 0);
+        const ExpertBounds bounds = bounds_of(me, 0);
         const std::int64_t copies = bounds.back() + spare;
         const Tensor sent = constant(rank.arena(), {copies, width}, -1);
         for (std::int64_t i = 0; i < bounds.back(); ++i)
@@ -57,7 +57,7 @@ TEST(ExpertExchange, SortsByExpertAndThenByRank) {
         for (std::int64_t e = 0; e < here; ++e) {
           EXPECT_EQ(route.bounds[static_cast<std::size_t>(e)], row);
           for (int from = first; from < first + ep; ++from) {
-            const ExpertMlps::Bounds theirs = bounds_of(from, 0);
+            const ExpertBounds theirs = bounds_of(from, 0);
             const auto expert = static_cast<std::size_t>((me - first) * here + e);
             for (std::int64_t i = theirs[expert]; i < theirs[expert + 1]; ++i, ++row)
               for (std::int64_t c = 0; c < width; ++c) EXPECT_EQ(at(rows, row, c), name_of(from, i, c));
@@ -73,7 +73,7 @@ TEST(ExpertExchange, SortsByExpertAndThenByRank) {
 
 TEST(ExpertExchange, CountsWhatLeaves) {
   on_groups(4, [](const Rank& rank, const ExpertExchange& exchange) {
-    const ExpertMlps::Bounds bounds = bounds_of(rank.index(), 1);
+    const ExpertBounds bounds = bounds_of(rank.index(), 1);
     const std::int64_t before = rank.traffic().bytes(Axis::ep);
     const ExpertExchange::Route route = exchange.route(bounds, bounds.back(), 0);
     const std::int64_t told = rank.traffic().bytes(Axis::ep) - before;
@@ -92,7 +92,7 @@ TEST(ExpertExchange, CombineIsTheAdjointOfDispatch) {
     std::mutex mutex;
     on_groups(ep, [&](const Rank& rank, const ExpertExchange& exchange) {
       const auto seed = static_cast<std::uint64_t>(rank.index());
-      const ExpertMlps::Bounds bounds = bounds_of(rank.index(), 2);
+      const ExpertBounds bounds = bounds_of(rank.index(), 2);
       const std::int64_t copies = bounds.back();
       const ExpertExchange::Route route = exchange.route(bounds, copies, 0);
       const Tensor v = random(rank.arena(), {copies, width}, seed),
@@ -111,7 +111,7 @@ TEST(ExpertExchange, CombineIsTheAdjointOfDispatch) {
 
 TEST(ExpertExchange, NoCopiesAtAllAreNothing) {
   on_groups(2, [](const Rank& rank, const ExpertExchange& exchange) {
-    const ExpertMlps::Bounds none(experts + 1, 0);
+    const ExpertBounds none(experts + 1, 0);
     const ExpertExchange::Route route = exchange.route(none, 0, 0);
     EXPECT_EQ(route.bounds.back(), 0);
     const Tensor rows = exchange.dispatch(constant(rank.arena(), {0, width}, 0), route);
@@ -126,7 +126,7 @@ TEST(ExpertExchange, MoreThanThereIsRoomForIsABrokenInvariant) {
   plan.mesh.set(Axis::dp, 2);
   plan.mesh.ep = 2;
   EXPECT_ANY_THROW(on_mesh(plan, [&](const Rank& rank) {
-    const ExpertMlps::Bounds bounds = bounds_of(rank.index(), 0);
+    const ExpertBounds bounds = bounds_of(rank.index(), 0);
     ExpertExchange(rank, experts).route(bounds, bounds.back(), 1);
   }));
 }

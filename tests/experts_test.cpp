@@ -1,10 +1,9 @@
-#include "layer/experts.h"
+#include "tensor/expert_products.h"
 
 #include <gtest/gtest.h>
 
 #include <numeric>
 
-#include "layer/mlp.h"
 #include "tensor_checks.h"
 
 namespace echelon::experts_test {
@@ -25,31 +24,32 @@ struct ExpertsTest : testing::Test {
       in.push_back(weight(arena, {2 * F, C}, 10 + e));
       out.push_back(weight(arena, {C, F}, 20 + e));
     }
-    experts = ExpertMlps(in, out);
+  }
+  static Tensor used(const Tensor& t) { return t.row_range(0, 8); }
+  void forward(const Tensor& hidden, const Tensor& activated, const Tensor& y) {
+    multiply(*kernels, in, Transpose::yes, bounds, x, hidden);
+    kernels->swiglu(used(hidden), used(activated));
+    multiply(*kernels, out, Transpose::yes, bounds, activated, y);
   }
   Arena arena;
   std::unique_ptr<Kernels> kernels = make_reference_kernels();
-  const ExpertMlps::Bounds bounds{0, 3, 3, 4, 8};
+  const ExpertBounds bounds{0, 3, 3, 4, 8};
   std::vector<Weight> in, out;
-  ExpertMlps experts;
   Tensor x = random(arena, {10, C}, 1), weights = random(arena, {10, 1}, 2), dy = random(arena, {10, C}, 3);
 };
 
 TEST_F(ExpertsTest, ForwardIsThatOfEachMlpOnItsRows) {
   const Tensor hidden = constant(arena, {10, 2 * F}, 7), activated = constant(arena, {10, F}, 7),
                y = constant(arena, {10, C}, 7);
-  experts.in_forward(*kernels, bounds, x, hidden);
-  experts.activate(*kernels, bounds, hidden, activated);
-  experts.out_forward(*kernels, bounds, activated, y);
+  forward(hidden, activated, y);
   for (std::size_t e = 0; e < 4; ++e) {
-    const Mlp mlp(Linear(in[e], {}, WeightOrder::out_in), Linear(out[e], {}, WeightOrder::out_in),
-                  Activation::swiglu);
     const std::int64_t rows = bounds[e + 1] - bounds[e];
     const Tensor h = constant(arena, {rows, 2 * F}, 0), a = constant(arena, {rows, F}, 0),
                  expected = constant(arena, {rows, C}, 0);
-    mlp.in().forward(*kernels, x.row_range(bounds[e], bounds[e + 1]), h);
-    mlp.activate(*kernels, h, a);
-    mlp.out().forward(*kernels, a, expected);
+    kernels->matmul(x.row_range(bounds[e], bounds[e + 1]), Transpose::no, in[e].value, Transpose::yes, h,
+                    false);
+    kernels->swiglu(h, a);
+    kernels->matmul(a, Transpose::no, out[e].value, Transpose::yes, expected, false);
     expect_near(y.row_range(bounds[e], bounds[e + 1]), expected, 0);
   }
   for (const Tensor& t : {hidden, activated, y})
@@ -60,9 +60,7 @@ TEST_F(ExpertsTest, GradientsAgreeWithDifferences) {
   const auto loss = [&] {
     const Tensor hidden = constant(arena, {10, 2 * F}, 0), activated = constant(arena, {10, F}, 0),
                  y = constant(arena, {10, C}, 0);
-    experts.in_forward(*kernels, bounds, x, hidden);
-    experts.activate(*kernels, bounds, hidden, activated);
-    experts.out_forward(*kernels, bounds, activated, y);
+    forward(hidden, activated, y);
     for_each(y, [&](std::int64_t i, std::int64_t j) { at(y, i, j) *= at(weights, i); });
     return inner(y, dy);
   };
@@ -73,12 +71,12 @@ TEST_F(ExpertsTest, GradientsAgreeWithDifferences) {
   }
   const Tensor hidden = constant(arena, {10, 2 * F}, 0), d_activated = constant(arena, {10, F}, 0),
                d_weights = constant(arena, {10, 1}, 0), dx = constant(arena, {10, C}, 0);
-  experts.in_forward(*kernels, bounds, x, hidden);
-  experts.out_backward_input(*kernels, bounds, dy, d_activated);
-  experts.activate_backward(*kernels, bounds, hidden, d_activated, weights, d_weights);
-  experts.out_backward_weight(*kernels, bounds, d_activated, dy);
-  experts.in_backward_input(*kernels, bounds, hidden, dx);
-  experts.in_backward_weight(*kernels, bounds, x, hidden);
+  multiply(*kernels, in, Transpose::yes, bounds, x, hidden);
+  multiply(*kernels, out, Transpose::no, bounds, dy, d_activated);
+  kernels->weighted_swiglu_backward(used(hidden), used(d_activated), used(weights), used(d_weights));
+  add_gradients(*kernels, out, bounds, d_activated, dy);
+  multiply(*kernels, in, Transpose::no, bounds, hidden, dx);
+  add_gradients(*kernels, in, bounds, x, hidden);
   expect_gradient(x, dx, loss, "x");
   expect_gradient(weights, d_weights, loss, "weights");
   for (std::size_t e = 0; e < 4; ++e) {
@@ -90,12 +88,11 @@ TEST_F(ExpertsTest, GradientsAgreeWithDifferences) {
 }
 
 TEST_F(ExpertsTest, NoTokensAtAllAreNothing) {
-  const ExpertMlps::Bounds none(5, 0);
-  const Tensor hidden = constant(arena, {10, 2 * F}, 7), d = constant(arena, {10, F}, 7);
-  experts.in_forward(*kernels, none, x, hidden);
-  experts.activate(*kernels, none, hidden, d);
-  experts.activate_backward(*kernels, none, hidden, d, weights, weights);
-  experts.in_backward_weight(*kernels, none, x, hidden);
+  const ExpertBounds none(5, 0);
+  const Tensor hidden = constant(arena, {10, 2 * F}, 7), before = clone(arena, in[0].gradient);
+  multiply(*kernels, in, Transpose::yes, none, x, hidden);
+  add_gradients(*kernels, in, none, x, hidden);
+  expect_near(in[0].gradient, before, 0);
   expect_near(hidden, constant(arena, {10, 2 * F}, 7), 0);
 }
 

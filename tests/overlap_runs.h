@@ -197,7 +197,7 @@ inline double ring_seconds(int cp, milliseconds block, milliseconds delay, const
     Arena arena;
     Kernels kernels(std::make_shared<SleepingKernels>(layout.causal_pairs(0) / cp, block, time));
     const Rank rank(world, plan.mesh, index, DType::f32, arena, kernels);
-    const Attention heads(24, 4, 2, 0);
+    const Heads heads(24, 4, 2);
     const ContextParallel context(rank, plan, heads);
     const Sequences sequences{1, {}};
     const std::int64_t rows = plan.tokens_here();

@@ -1,4 +1,4 @@
-#include "layer/router.h"
+#include "spec/token_router.h"
 
 #include <gtest/gtest.h>
 
@@ -16,23 +16,22 @@ namespace {
 
 using namespace checks;
 
-constexpr std::int64_t C = 5, E = 6;
+constexpr std::int64_t E = 6;
 
 struct Routed {
   Tensor ids, weights;
 };
 
 struct RouterTest : testing::Test {
-  Router router(const RouterSpec& spec, std::int64_t k, std::int64_t experts = E) {
-    const Weight gate{random(arena, {experts, C}, 90), constant(arena, {experts, C}, 0)};
-    return {Linear(gate, {}, WeightOrder::out_in), spec, k};
+  static TokenRouter router(const RouterSpec& spec, std::int64_t k, std::int64_t experts = E) {
+    return {spec, experts, k};
   }
-  Routed choose(const Router& r, const Tensor& logits, std::span<const double> bias = {}) {
+  Routed choose(const TokenRouter& r, const Tensor& logits, std::span<const double> bias = {}) {
     Routed out{integers(arena, std::vector<std::int32_t>(
                                    static_cast<std::size_t>(logits.rows() * r.experts_per_token())))
                    .reshape({logits.rows(), r.experts_per_token()}),
                constant(arena, {logits.rows(), r.experts_per_token()}, 0)};
-    kernels->route(r.token(), logits, bias, out.ids, out.weights);
+    kernels->route(r, logits, bias, out.ids, out.weights);
     return out;
   }
   Tensor row(std::vector<double> values) {
@@ -43,20 +42,20 @@ struct RouterTest : testing::Test {
   static std::vector<std::int32_t> list(const Tensor& ids) {
     return {ids.host<std::int32_t>(), ids.host<std::int32_t>() + ids.numel()};
   }
-  void backward(const Router& r, const Tensor& logits, const Tensor& ids, const Tensor& d_weights,
+  void backward(const TokenRouter& r, const Tensor& logits, const Tensor& ids, const Tensor& d_weights,
                 const RouterLosses& losses, double scale, const Tensor& d_logits) {
-    kernels->route_backward(r.token(), logits, ids, d_weights, losses, scale, d_logits);
+    kernels->route_backward(r, logits, ids, d_weights, losses, scale, d_logits);
   }
-  double loss_of(const Router& r, const Tensor& logits, const RouterLosses& losses) {
+  double loss_of(const TokenRouter& r, const Tensor& logits, const RouterLosses& losses) {
     const Tensor loss = constant(arena, {1}, 0);
-    kernels->add_router_losses(r.token(), logits, losses, loss);
+    kernels->add_router_losses(r, logits, losses, loss);
     return at(loss, 0);
   }
-  std::vector<double> counts_of(const Router& r, const Tensor& ids, std::int64_t scopes = 1) {
+  std::vector<double> counts_of(const TokenRouter& r, const Tensor& ids, std::int64_t scopes = 1) {
     const std::int64_t width = num_routing_counts(r.num_experts(), r.spec());
     const Tensor counts =
         integers(arena, std::vector<std::int32_t>(static_cast<std::size_t>(scopes * width)));
-    kernels->count_routed(r.token(), ids, scopes, counts);
+    kernels->count_routed(r, ids, scopes, counts);
     const std::vector<std::int32_t> numbers = list(counts);
     return {numbers.begin(), numbers.end()};
   }
@@ -104,7 +103,7 @@ TEST_F(RouterTest, WhatIsNoNumberIsRoutedSomewhere) {
 
 TEST_F(RouterTest, BiasSteersTheChoiceAndNotTheWeights) {
   const Tensor logits = row({3, 2, 1, 0, 0, 0});
-  const Router r = router({.scores = RouterScores::sigmoid, .normalise = false}, 2);
+  const TokenRouter r = router({.scores = RouterScores::sigmoid, .normalise = false}, 2);
   const std::vector<double> bias{0, 0, 0, 0, 0, 1};
   const Routed routed = choose(r, logits, bias);
   EXPECT_EQ(list(routed.ids), (std::vector<std::int32_t>{5, 0}));
@@ -138,7 +137,7 @@ class RouterGradient : public RouterTest, public testing::WithParamInterface<Kin
 // Through weights and all losses at once. Random logits stand far from a change of choice: steps are 6e-6.
 TEST_P(RouterGradient, AgreesWithDifferences) {
   const auto [spec, k] = GetParam();
-  const Router r = router(spec, k);
+  const TokenRouter r = router(spec, k);
   const Tensor logits = random(arena, {6, E}, 3), wanted = random(arena, {6, k}, 4);
   RouterLosses losses{.rows_per_scope = 2, .first_row = 1, .z_loss = 0.3};
   for (int i = 0; i < 4 * E; ++i) losses.factors.push_back(std::sin(i + 0.5));
@@ -162,7 +161,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_F(RouterTest, WhatNoLogitChangesHasAGradientOfExactlyZero) {
   const Tensor logits = random(arena, {50, E}, 12), wanted = random(arena, {50, 1}, 13);
   for (const RouterScores scores : {RouterScores::softmax, RouterScores::sigmoid}) {
-    const Router r = router({.scores = scores, .scale = 2.5}, 1);
+    const TokenRouter r = router({.scores = scores, .scale = 2.5}, 1);
     const Tensor ids = choose(r, logits).ids, d_logits = constant(arena, {50, E}, 1);
     const RouterLosses even{.factors = std::vector<double>(E, 0.3), .rows_per_scope = 50};
     for (const RouterLosses& losses : {RouterLosses{}, even}) {
@@ -176,7 +175,7 @@ TEST_F(RouterTest, WhatNoLogitChangesHasAGradientOfExactlyZero) {
 TEST_F(RouterTest, BalanceLossesAreThoseOfThePapers) {
   constexpr std::int64_t T = 8, k = 2;
   const RouterSpec spec{.scores = RouterScores::sigmoid, .groups = 3, .most_groups = 2};
-  const Router r = router(spec, k);
+  const TokenRouter r = router(spec, k);
   const Tensor logits = random(arena, {T, E}, 5);
   const Routed routed = choose(r, logits);
   std::vector<double> f(E), p(E), reached(3);
@@ -211,7 +210,7 @@ TEST_F(RouterTest, BalanceLossesAreThoseOfThePapers) {
 
 // Halves of a scope that know the counts of the whole have the loss and the gradient of the whole.
 TEST_F(RouterTest, CountsOfPartsAddUp) {
-  const Router r = router({}, 2);
+  const TokenRouter r = router({}, 2);
   const Tensor logits = random(arena, {8, E}, 6), none = constant(arena, {8, 2}, 0);
   const Routed routed = choose(r, logits);
   const std::vector<double> whole = counts_of(r, routed.ids), halves = counts_of(r, routed.ids, 2);

@@ -25,8 +25,7 @@ class SvgBlock {
         title_(drawing.title),
         s_(setting),
         passes_(block_passes(p_, setting.recompute)) {
-    for (const BlockOp& op : p_.ops)
-      for (int value : backward_reads(op)) read_.insert(value);
+    for (const BlockOp& op : p_.ops) read_.insert(op.backward_reads.begin(), op.backward_reads.end());
     for (const OpSequence& sequence : passes_.again) again_.insert(sequence.ops.begin(), sequence.ops.end());
     for (std::size_t to = 0; to < p_.ops.size(); ++to)
       for (std::size_t input = 0; input < p_.ops[to].inputs.size(); ++input) {
@@ -56,10 +55,7 @@ class SvgBlock {
       text(middle() + 10, top(0) - gap / 2, "value", "tokens");
     }
     line(fmt::format("M{0} {1}V{2}", middle(), bottom(last), bottom(last) + gap - 8), "edge");
-    if (p_.output >= 0)
-      label(p_.output, bottom(last) + 22, moved(p_.value(p_.output).home, Home::residual));
-    else
-      text(middle() + 10, bottom(last) + 22, "value", "loss");
+    label(p_.output, bottom(last) + 22, moved(p_.value(p_.output).home, p_.output_home()));
     return out_;
   }
 
@@ -99,6 +95,8 @@ class SvgBlock {
         return "P";
       case Home::experts:
         return "with the experts";
+      case Home::same:
+        return "I";
     }
     return "";
   }
@@ -148,7 +146,8 @@ class SvgBlock {
     const std::string kind = op.name == name_of(op.kind) ? "" : name_of(op.kind);
     text(x_ + 10, top(i) + 17, "name", op.name);
     std::string below = kind;
-    if (weights > 0) below += fmt::format("{}{} weights", kind.empty() ? "" : ", ", weights);
+    if (weights > 0)
+      below += fmt::format("{}{} {}weights", kind.empty() ? "" : ", ", weights, op.tied ? "tied " : "");
     text(x_ + 10, top(i) + 32, "kind", below);
     // What no other op reads is for the backward pass.
     double y = top(i) + 14;
@@ -163,8 +162,7 @@ class SvgBlock {
   }
 
   std::string collective(const Edge& edge) const {
-    return moved(p_.value(edge.value).home,
-                 wanted_home(p_, p_.ops[static_cast<std::size_t>(edge.to)], edge.input));
+    return moved(p_.value(edge.value).home, p_.ops[static_cast<std::size_t>(edge.to)].wants[edge.input]);
   }
 
   void straight(const Edge& edge) {
@@ -225,8 +223,8 @@ std::string block_svg(const std::vector<BlockDrawing>& blocks, const BlockSettin
       "<rect class=\"kept\" x=\"24\" y=\"{3:.0f}\" width=\"9\" height=\"9\"/>"
       "<text x=\"38\" y=\"{4:.0f}\">kept for the backward pass</text>\n"
       "<rect class=\"again\" x=\"210\" y=\"{3:.0f}\" width=\"9\" height=\"9\"/>"
-      "<text x=\"224\" y=\"{4:.0f}\">made again there</text>\n"
-      "<text x=\"340\" y=\"{4:.0f}\">dashed op: run again</text>\n"
+      "<text x=\"224\" y=\"{4:.0f}\">made there</text>\n"
+      "<text x=\"340\" y=\"{4:.0f}\">dashed op: run there</text>\n"
       "<text x=\"480\" y=\"{4:.0f}\">name, width{5}; {6}</text>\n</svg>\n",
       width, height, body, height - 25, height - 16, setting.tp > 1 ? ", place along tp" : "", plan);
 }

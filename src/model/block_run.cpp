@@ -13,13 +13,12 @@ Tensor BlockRun::take(int number) {
 }
 
 Tensor BlockRun::take_input(const BlockOp& op, std::size_t input) {
-  return bring(take(op.inputs[input]), program_.value(op.inputs[input]).home,
-               wanted_home(program_, op, input));
+  return bring(take(op.inputs[input]), program_.value(op.inputs[input]).home, op.wants[input]);
 }
 
 Tensor BlockRun::take_output() {
   return bring(std::exchange(state_.values[static_cast<std::size_t>(program_.output)], {}),
-               program_.value(program_.output).home, Home::residual);
+               program_.value(program_.output).home, program_.output_home());
 }
 
 Tensor BlockRun::bring(Tensor x, Home from, Home to) const {
@@ -36,6 +35,10 @@ Tensor BlockRun::take_kept(int number) {
   return std::find(done_->begin(), done_->end(), number) != done_->end() ? std::exchange(slot, {}) : slot;
 }
 
+Tensor BlockRun::take_kept_input(const BlockOp& op) {
+  return bring(take_kept(op.inputs[0]), program_.value(op.inputs[0]).home, op.wants[0]);
+}
+
 Tensor BlockRun::take_gradient(int number) {
   Gradient& g = gradient(number);
   Tensor d = std::exchange(g.tensor, {});
@@ -49,8 +52,14 @@ Tensor BlockRun::take_gradient(int number) {
 
 Tensor BlockRun::gradient_to_add_to(int number) {
   Gradient& g = gradient(number);
-  // A weight's gradient that is left for later still reads what is there.
-  if (when_ == Weights::deferred) {
+  if (!g.tensor.defined()) {
+    const Tensor& x = value(number);
+    set_gradient(number, activation({x.rows(), x.cols()}));
+    kernels().fill(g.tensor, 0.0);
+    return g.tensor;
+  }
+  // A weight's gradient that is left for later still reads what is there, but for rows that were gathered.
+  if (when_ == Weights::deferred && !tensor_parallel_.sequence_parallel()) {
     const Tensor own = activation({g.tensor.rows(), g.tensor.cols()});
     kernels().copy(g.tensor, own);
     g.tensor = own;

@@ -13,6 +13,12 @@
 
 namespace echelon {
 
+// What the gradients of a microbatch's backward pass are of, and where its loss is added to.
+struct Loss {
+  double gradient_scale = 0;  // gradients are those of this times the summed loss
+  Tensor sum;                 // (1, f64): over the targets that are not ignored
+};
+
 // What a block keeps of one microbatch from its forward to its backward pass, or holds on the way.
 struct BlockState {
   std::vector<Tensor> values;    // by number; undefined where there is none
@@ -63,22 +69,27 @@ class BlockRun {
 
   // Backward: what was kept or made again; the op's own where no other backward pass reads it.
   Tensor take_kept(int number);
+  Tensor take_kept_input(const BlockOp& op);  // in the home that the op wants it in
   // The gradient of a value, in the value's home; in the second where the reader left it.
   Tensor take_gradient(int number);
   Tensor take_gradient_as_left(int number) { return std::exchange(gradient(number).tensor, {}); }
   void set_gradient(int number, Tensor d) { gradient(number) = {std::move(d), program_.value(number).home}; }
   // The same in the home that an op wants its input in.
   void leave_gradient(const BlockOp& op, std::size_t input, Tensor d) {
-    gradient(op.inputs[input]) = {std::move(d), wanted_home(program_, op, input)};
+    gradient(op.inputs[input]) = {std::move(d), op.wants[input]};
   }
   ExpertParallel::Backward& routed_gradient() { return routed_gradient_; }
-  void set_gradient_of_output(const Tensor& d) { gradient(program_.output) = {d, Home::residual}; }
-  // The gradient of a value so far, to be added to.
+  void set_gradient_of_output(Tensor d) {
+    gradient(program_.output) = {std::move(d), program_.output_home()};
+  }
+  // The gradient of a value so far, to be added to; zero where there is none yet.
   Tensor gradient_to_add_to(int number);
   // Takes a weight's gradient now or later; the second once the value is there that it reads.
   Weights when() const { return when_; }
   void weight_gradient(std::function<void()> take);
   void weight_gradient(int number, std::function<void(const Tensor&)> take);
+  // Where the block ends in it.
+  const Loss& loss() const { return *loss_; }
   // A value that a backward pass has made.
   void provide(int number, Tensor value);
 
@@ -104,6 +115,7 @@ class BlockRun {
   bool is_again_ = false;
   const std::vector<int>* done_ = nullptr;
   Weights when_ = Weights::now;
+  const Loss* loss_ = nullptr;
   std::vector<Gradient> gradients_;  // by value
   ExpertParallel::Backward routed_gradient_;
   std::map<int, std::vector<std::function<void(const Tensor&)>>> waiting_;

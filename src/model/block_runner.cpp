@@ -55,24 +55,21 @@ Work<Tensor> BlockRunner::forward(const Microbatch& microbatch, Tensor x, BlockS
   co_return co_await pass(run, passes_.forward, std::move(x));
 }
 
-Tensor BlockRunner::evaluate(const Microbatch& microbatch, Tensor x) const {
-  return generate(microbatch, std::move(x), 0, {});
-}
-
-Tensor BlockRunner::generate(const Microbatch& tokens, Tensor x, std::int64_t position,
+Tensor BlockRunner::evaluate(const Microbatch& microbatch, Tensor x, std::int64_t position,
                              const Tensor& cache) const {
   BlockState state;
-  BlockRun run(*rank_, tensor_parallel_, *program_, tokens, state);
+  BlockRun run(*rank_, tensor_parallel_, *program_, microbatch, state);
   run.set_cache(position, cache);
   return pass(run, passes_.evaluation, std::move(x)).finish();
 }
 
-Work<Tensor> BlockRunner::backward(const Microbatch& microbatch, const Tensor& dy, BlockState& state,
-                                   Weights when) const {
+Work<Tensor> BlockRunner::backward(const Microbatch& microbatch, Tensor dy, BlockState& state, Weights when,
+                                   const Loss& loss) const {
   BlockRun run(*rank_, tensor_parallel_, *program_, microbatch, state);
   run.when_ = when;
+  run.loss_ = &loss;
   run.gradients_.resize(program_->values.size());
-  run.set_gradient_of_output(dy);
+  run.set_gradient_of_output(std::move(dy));
   for (std::size_t i = ops_.size(); i-- > 0;) {
     co_await execute(run, passes_.again[i], true);
     run.done_ = &passes_.done[i];

@@ -1,5 +1,5 @@
-// Runs a block (spec/block.h) on one rank: a transformer layer, the embedding. No tape: what a forward pass
-// keeps is a value handed in, so any number of microbatches can be in flight.
+// Runs a block (spec/block.h) on one rank: a transformer layer, the embedding, the output layer. No tape:
+// what a forward pass keeps is a value handed in, so any number of microbatches can be in flight.
 #pragma once
 
 #include <memory>
@@ -18,17 +18,21 @@ class BlockRunner {
   // Passes pause where experts are exchanged; what they are given outlives them. x is undefined where the
   // block begins with tokens.
   Work<Tensor> forward(const Microbatch& microbatch, Tensor x, BlockState& state) const;
-  // dy is the gradient of forward's result; returns the gradient of x, which may be dy's memory.
-  Work<Tensor> backward(const Microbatch& microbatch, const Tensor& dy, BlockState& state,
-                        Weights when) const;
+  // dy is the gradient of forward's result, undefined where that is the loss; returns the gradient of x,
+  // which may be dy's memory.
+  Work<Tensor> backward(const Microbatch& microbatch, Tensor dy, BlockState& state, Weights when,
+                        const Loss& loss) const;
+  bool begins_with_tokens() const { return program_->input < 0; }
+  bool ends_in_loss() const { return program_->ends_in_loss(); }
   // The weights' gradients that were deferred.
   static void backward_weight(BlockState& state);
 
-  // Without gradients.
-  Tensor evaluate(const Microbatch& microbatch, Tensor x) const;
-  // One sequence of new tokens from `position` on; their keys and values go into `cache` (max positions,
-  // cache_width()), undefined where cache_width() is 0.
-  Tensor generate(const Microbatch& tokens, Tensor x, std::int64_t position, const Tensor& cache) const;
+  // Without gradients. The result of the output layer is the summed loss (1, f64), or where there are no
+  // targets the logits (1, V_local) of the last row.
+  // With a cache (max positions, cache_width()) it is one sequence of new tokens from `position` on, whose
+  // keys and values go there.
+  Tensor evaluate(const Microbatch& microbatch, Tensor x, std::int64_t position = 0,
+                  const Tensor& cache = {}) const;
   std::int64_t cache_width() const { return cache_width_; }
 
   // nullptr where there are none.

@@ -19,6 +19,8 @@ HeldStages::HeldStages(const Rank& rank, const Plan& plan, const PipelineLayout&
   for (int id : ids_)
     held_.emplace_back(rank, plan, parameters, pipeline.slices()[static_cast<std::size_t>(id)],
                        pipeline.first_group(rank.coordinate(Axis::pp), id), faults);
+  for (const Stage& stage : held_)
+    for (const Stage::Mixture& m : stage.mixtures()) mixtures_.push_back(m);
   for (int s = 0; s < static_cast<int>(pipeline.slices().size()); ++s)
     for (int r = 0; r < rank.size(Axis::pp) && static_cast<int>(runner_.size()) == s; ++r) {
       const std::vector<int>& stages = pipeline.stages_of(r);
@@ -43,67 +45,71 @@ const Stage& HeldStages::stage(int id) const {
   return held_[static_cast<std::size_t>(found - ids_.begin())];
 }
 
-Tensor HeldStages::pass(std::int64_t rows,
-                        const std::function<Tensor(std::size_t held, Tensor input)>& run) const {
+Tensor HeldStages::pass(const Microbatch& microbatch, std::int64_t position, const Caches& caches) const {
+  parameters_->begin_uses(forward_uses_);
   Communicator& group = rank_->along(Axis::pp);
   Tensor x;
   for (std::size_t s = 0; s < runner_.size(); ++s) {
     if (runner_[s] != group.rank()) continue;
     if (s > 0 && runner_[s - 1] != group.rank()) {
-      x = make_boundary(rows);
+      x = make_boundary(microbatch.rows());
       group.recv(x, runner_[s - 1]).wait();
     }
     const auto held =
         static_cast<std::size_t>(std::find(ids_.begin(), ids_.end(), static_cast<int>(s)) - ids_.begin());
-    x = run(held, std::move(x));
+    x = held_[held].evaluate(microbatch, std::move(x), position,
+                             caches.empty() ? std::vector<Tensor>() : caches[held]);
     if (s + 1 < runner_.size() && runner_[s + 1] != group.rank())
       group.send(std::exchange(x, {}), runner_[s + 1]).wait();
   }
+  parameters_->end_uses();
   return x;
 }
 
 double HeldStages::evaluate(const Microbatch& microbatch) const {
-  parameters_->begin_uses(forward_uses_);
-  const Tensor out = pass(microbatch.rows(), [&](std::size_t held, Tensor input) {
-    return held_[held].evaluate(microbatch, std::move(input));
-  });
-  const double loss = out.defined() ? held_.back().loss(microbatch, out) : 0.0;
-  parameters_->end_uses();
-  return loss;
+  const Tensor loss = pass(microbatch, 0, {});
+  return loss.defined() ? copy_to_host(loss, 0.0).front() : 0.0;
 }
 
 void HeldStages::begin_step() const {
-  for (const Stage& stage : held_) stage.begin_step();
+  for (const Stage::Mixture& m : mixtures_) m.experts->begin_step();
 }
 
 std::vector<RoutingCounts> HeldStages::take_routing_counts() const {
   std::vector<RoutingCounts> counts;
-  for (const Stage& stage : held_) stage.take_routing_counts(counts);
+  for (const Stage::Mixture& m : mixtures_) {
+    counts.push_back(m.experts->take_counts());
+    counts.back().layer = m.layer;
+  }
   return counts;
 }
 
 MovedCopies HeldStages::take_moved_copies() const {
   MovedCopies moved;
-  for (const Stage& stage : held_) moved += stage.take_moved_copies();
+  for (const Stage::Mixture& m : mixtures_) moved += m.experts->take_moved();
   return moved;
 }
 
 void HeldStages::balance_routers(const std::vector<RoutingCounts>& counts) const {
-  for (const Stage& stage : held_) stage.balance_routers(counts);
+  for (const RoutingCounts& c : counts)
+    for (const Stage::Mixture& m : mixtures_)
+      if (m.layer == c.layer) m.experts->balance(c.routed);
 }
 
 RouterBiases HeldStages::router_biases() const {
   RouterBiases biases;
-  for (const Stage& stage : held_) stage.take_router_biases(biases);
+  for (const Stage::Mixture& m : mixtures_)
+    if (!m.experts->bias().empty()) biases[m.layer] = m.experts->bias();
   return biases;
 }
 
 void HeldStages::set_router_biases(const RouterBiases& biases) const {
-  for (const Stage& stage : held_) stage.set_router_biases(biases);
+  for (const Stage::Mixture& m : mixtures_)
+    if (const auto found = biases.find(m.layer); found != biases.end()) m.experts->set_bias(found->second);
 }
 
 void HeldStages::watch_routing(RoutingWatch* watch) const {
-  for (const Stage& stage : held_) stage.watch_routing(watch);
+  for (const Stage::Mixture& m : mixtures_) m.experts->watch_routing(m.layer, watch);
 }
 
 HeldStages::Caches HeldStages::make_caches(std::int64_t max_positions) const {
@@ -113,19 +119,13 @@ HeldStages::Caches HeldStages::make_caches(std::int64_t max_positions) const {
 }
 
 Tensor HeldStages::next_logits(const Tensor& tokens, std::int64_t position, const Caches& caches) const {
-  parameters_->begin_uses(forward_uses_);
   Microbatch placed;
   placed.tokens = tokens;
   placed.positions = Tensor(rank_->arena(), MemoryCategory::activations, DType::i32, {tokens.numel()});
   std::vector<std::int32_t> positions(static_cast<std::size_t>(tokens.numel()));
   std::iota(positions.begin(), positions.end(), static_cast<std::int32_t>(position));
   copy_from_host<std::int32_t>(positions, placed.positions);
-  const Tensor out = pass(tokens.numel(), [&](std::size_t held, Tensor input) {
-    return held_[held].generate(placed, std::move(input), position, caches[held]);
-  });
-  const Tensor logits = out.defined() ? held_.back().logits(out) : Tensor();
-  parameters_->end_uses();
-  return logits;
+  return pass(placed, position, caches);
 }
 
 }  // namespace echelon

@@ -2,11 +2,11 @@
 // generation use.
 #pragma once
 
-#include <functional>
 #include <vector>
 
 #include "model/stage.h"
 #include "schedule/pipeline_layout.h"
+#include "spec/routing_balance.h"
 
 namespace echelon {
 
@@ -43,17 +43,18 @@ class HeldStages {
   int last_rank() const { return runner_.back(); }
 
  private:
-  // Hands the residual stream through all stages, from rank to rank: run(index of a held stage, input) ->
-  // output. The result is that of the last stage, on its rank.
-  Tensor pass(std::int64_t rows, const std::function<Tensor(std::size_t held, Tensor input)>& run) const;
+  // Hands the residual stream through all stages, from rank to rank. The result is that of the last stage, on
+  // its rank.
+  Tensor pass(const Microbatch& microbatch, std::int64_t position, const Caches& caches) const;
 
   const Rank* rank_;
   const ParameterStore* parameters_;
   std::int64_t hidden_;
   TensorParallel tensor_parallel_;
-  std::vector<int> ids_;           // of the held stages
-  std::vector<Stage> held_;        // in the order of ids_
-  std::vector<int> forward_uses_;  // layer groups that pass() and the output layer read, in order
+  std::vector<int> ids_;     // of the held stages
+  std::vector<Stage> held_;  // in the order of ids_
+  std::vector<Stage::Mixture> mixtures_;
+  std::vector<int> forward_uses_;  // layer groups that pass() reads, in order
   std::vector<int> runner_;        // of each stage of the model: the rank that runs it in pass()
 };
 

@@ -1,5 +1,7 @@
 #include "model/op.h"
 
+#include <utility>
+
 #include "base/error.h"
 
 namespace echelon {
@@ -12,31 +14,19 @@ Weight OpSetting::stacked(const std::vector<ParamSpec>& list) const {
 }
 
 std::unique_ptr<OpRunner> make_op(const BlockOp& op, const OpSetting& s) {
-  switch (op.kind) {
-    case OpKind::embedding:
-      return make_embedding_op(op, s);
-    case OpKind::positions:
-      return make_positions_op(op, s);
-    case OpKind::norm:
-      return make_norm_op(op, s);
-    case OpKind::linear:
-      return make_linear_op(op, s);
-    case OpKind::rope:
-      return make_rope_op(op, s);
-    case OpKind::attention:
-      return make_attention_op(op, s);
-    case OpKind::activation:
-      return make_activation_op(op, s);
-    case OpKind::residual:
-      return make_residual_op(op, s);
-    case OpKind::experts_in:
-      return make_experts_in_op(op, s);
-    case OpKind::experts_out:
-      return make_experts_out_op(op, s);
-    case OpKind::latent:
-    case OpKind::loss:
-      break;
-  }
+  static constexpr std::pair<OpKind, MakeOp*> makers[]{{OpKind::embedding, make_embedding_op},
+                                                       {OpKind::positions, make_positions_op},
+                                                       {OpKind::norm, make_norm_op},
+                                                       {OpKind::linear, make_linear_op},
+                                                       {OpKind::rope, make_rope_op},
+                                                       {OpKind::attention, make_attention_op},
+                                                       {OpKind::activation, make_activation_op},
+                                                       {OpKind::residual, make_residual_op},
+                                                       {OpKind::experts_in, make_experts_in_op},
+                                                       {OpKind::experts_out, make_experts_out_op},
+                                                       {OpKind::loss, make_loss_op}};
+  for (const auto& [kind, make] : makers)
+    if (kind == op.kind) return make(op, s);
   throw InvariantError(std::string("no block runs an op of the kind ") + name_of(op.kind));
 }
 

@@ -62,24 +62,15 @@ struct OpSetting {
 };
 
 // The heads of this tp rank. With fewer key/value heads than ranks, neighbouring ranks hold the same one.
-Attention heads_here(const Plan& plan);
+Heads heads_here(const Plan& plan);
 // The first vocabulary row of a table that is here.
 std::int64_t first_id_here(const ParamSpec& table, const OpSetting& s);
 // Of a block with experts: what both of its ops work with.
 std::shared_ptr<const ExpertParallel> make_experts(const BlockOp& op, const OpSetting& s);
 
-std::unique_ptr<OpRunner> make_embedding_op(const BlockOp& op, const OpSetting& s);
-std::unique_ptr<OpRunner> make_positions_op(const BlockOp& op, const OpSetting& s);
-std::unique_ptr<OpRunner> make_norm_op(const BlockOp& op, const OpSetting& s);
-std::unique_ptr<OpRunner> make_linear_op(const BlockOp& op, const OpSetting& s);
-std::unique_ptr<OpRunner> make_rope_op(const BlockOp& op, const OpSetting& s);
-std::unique_ptr<OpRunner> make_attention_op(const BlockOp& op, const OpSetting& s);
-std::unique_ptr<OpRunner> make_activation_op(const BlockOp& op, const OpSetting& s);
-std::unique_ptr<OpRunner> make_residual_op(const BlockOp& op, const OpSetting& s);
-std::unique_ptr<OpRunner> make_experts_in_op(const BlockOp& op, const OpSetting& s);
-std::unique_ptr<OpRunner> make_experts_out_op(const BlockOp& op, const OpSetting& s);
-
-// The one of its kind.
-std::unique_ptr<OpRunner> make_op(const BlockOp& op, const OpSetting& s);
+using MakeOp = std::unique_ptr<OpRunner>(const BlockOp& op, const OpSetting& s);
+MakeOp make_embedding_op, make_positions_op, make_norm_op, make_linear_op, make_rope_op, make_attention_op,
+    make_activation_op, make_residual_op, make_experts_in_op, make_experts_out_op, make_loss_op;
+MakeOp make_op;  // the one of its kind
 
 }  // namespace echelon

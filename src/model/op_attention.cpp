@@ -6,10 +6,10 @@
 
 namespace echelon {
 
-Attention heads_here(const Plan& plan) {
+Heads heads_here(const Plan& plan) {
   const ModelSpec& m = plan.model;
   const int tp = plan.mesh.size(Axis::tp);
-  return {m.num_heads / tp, std::max<std::int64_t>(m.num_kv_heads / tp, 1), m.head_dim, m.rope_theta};
+  return {m.num_heads / tp, std::max<std::int64_t>(m.num_kv_heads / tp, 1), m.head_dim};
 }
 
 namespace {
@@ -52,14 +52,21 @@ class AttentionOp final : public OpRunner {
     run.set(out(2), lse);
   }
 
+  // The new tokens' keys and values go into the cache, and they attend to all that is there.
   void generate(BlockRun& run) const {
-    const Tensor attended = run.activation({run.rows(), heads_.width()}),
+    const Tensor qkv = run.take(in()), attended = run.activation({run.rows(), heads_.width()}),
                  lse = run.statistic({run.rows() * heads_.num_heads()});
-    heads_.forward_cached(run.kernels(), run.position(), run.take(in()), run.cache(), attended, lse);
+    const std::int64_t end = run.position() + run.rows(), width = heads_.kv_width();
+    run.kernels().copy(heads_.kv(qkv), run.cache().row_range(run.position(), end));
+    AttentionShape shape = heads_.shape(1, run.rows(), end);
+    shape.q_offset = run.position();
+    const Tensor seen = run.cache().row_range(0, end);
+    run.kernels().attention(heads_.q(qkv), seen.column_range(0, width), seen.column_range(width, 2 * width),
+                            shape, attended, lse);
     run.set(out(1), attended);
   }
 
-  Attention heads_;
+  Heads heads_;
   ContextParallel context_parallel_;
 };
 

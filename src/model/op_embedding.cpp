@@ -1,6 +1,7 @@
-// Tokens' rows of the embedding table, cut by vocabulary, and learned positions (GPT-2).
+// Tokens' rows of the embedding table, cut by vocabulary (Megatron-LM, https://arxiv.org/abs/1909.08053,
+// section 3): each rank answers for its own rows of the table, the others stay zero, and the sum over ranks
+// is the whole answer. And learned positions (GPT-2).
 #include "model/op.h"
-#include "parallel/vocabulary_parallel.h"
 
 namespace echelon {
 namespace {
@@ -8,19 +9,25 @@ namespace {
 class EmbeddingOp final : public OpRunner {
  public:
   EmbeddingOp(const BlockOp& op, const OpSetting& s)
-      : OpRunner(op),
-        table_(s.rank, s.tensor_parallel, s.stacked(op.weights), first_id_here(op.weights.front(), s)) {}
+      : OpRunner(op), table_(s.stacked(op.weights)), first_id_(first_id_here(op.weights.front(), s)) {}
 
  protected:
-  void run_forward(BlockRun& run) const override { run.set(out(), table_.forward(run.microbatch().tokens)); }
+  void run_forward(BlockRun& run) const override {
+    const Tensor y = run.activation({run.rows(), table_.value.cols()});
+    run.kernels().embedding(run.microbatch().tokens, table_.value, first_id_, y);
+    run.set(out(), y);
+  }
 
   void run_backward(BlockRun& run) const override {
-    run.weight_gradient([table = table_, ids = run.microbatch().tokens,
-                         d = run.take_gradient_as_left(out())] { table.backward(ids, d); });
+    run.weight_gradient([&k = run.kernels(), tp = run.tensor_parallel(), table = table_, first_id = first_id_,
+                         ids = run.microbatch().tokens, d = run.take_gradient_as_left(out())] {
+      k.embedding_backward(ids, tp.leave_backward(d, ids.numel()).get(), first_id, table.gradient);
+    });
   }
 
  private:
-  VocabularyEmbedding table_;
+  Weight table_;  // (V_local, C): vocabulary rows from first_id_ on
+  std::int64_t first_id_;
 };
 
 class PositionsOp final : public OpRunner {

@@ -11,7 +11,7 @@ std::shared_ptr<const ExpertParallel> make_experts(const BlockOp& op, const OpSe
   const std::vector<ParamSpec>& list = op.weights;
   const auto gate_up = [&](std::size_t first) { return s.stacked({list[first], list[first + 1]}); };
   const auto down = [&](std::size_t first) { return s.stacked({list[first + 2]}); };
-  ExpertParallel::Weights weights{s.stacked({list[0]}), {}, {}, {}};
+  ExpertParallel::Weights weights{s.stacked({list[0]}), {}, {}, {}, {}};
   const Range here = experts_of(s.plan, s.rank.mesh().ep_index(s.rank.coordinates()));
   for (std::int64_t e = here.begin; e < here.end; ++e) {
     const auto first = static_cast<std::size_t>(1 + 3 * e);
@@ -19,9 +19,10 @@ std::shared_ptr<const ExpertParallel> make_experts(const BlockOp& op, const OpSe
     weights.out.push_back(down(first));
   }
   const auto shared = static_cast<std::size_t>(1 + 3 * s.plan.model.num_experts);
-  if (shared < list.size())
-    weights.shared = Mlp(Linear(gate_up(shared), {}, WeightOrder::out_in),
-                         Linear(down(shared), {}, WeightOrder::out_in), Activation::swiglu);
+  if (shared < list.size()) {
+    weights.shared_in = gate_up(shared);
+    weights.shared_out = down(shared);
+  }
   auto experts = std::make_shared<ExpertParallel>(s.rank, s.plan, s.tensor_parallel, std::move(weights));
   if (s.faults.router_bias != 0) {
     std::vector<double> bias(static_cast<std::size_t>(s.plan.model.num_experts));

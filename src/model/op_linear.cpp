@@ -1,7 +1,6 @@
 // A matrix product with a parameter: by columns, behind which each tp rank has its columns, or by rows,
 // behind which each has a part of the sum. Where it enters by columns, the sum of the input's gradient over
 // tp is under way while the weight's gradient is computed.
-#include "layer/linear.h"
 #include "model/op.h"
 
 namespace echelon {
@@ -10,25 +9,37 @@ namespace {
 class LinearOp : public OpRunner {
  public:
   LinearOp(const BlockOp& op, const OpSetting& s)
-      : OpRunner(op), product_(s.stacked(op.weights), s.stacked(op.biases), op.order) {}
+      : OpRunner(op),
+        weight_(s.stacked(op.weights)),
+        bias_(s.stacked(op.biases)),
+        in_out_(op.order == WeightOrder::in_out) {}
 
  protected:
   void run_forward(BlockRun& run) const override {
     Tensor x = run.take_input(op());
-    const Tensor y = run.activation({run.rows(), product_.out_features()});
-    product_.forward(run.kernels(), x, y);
+    const Tensor y = run.activation({run.rows(), weight_.value.dim(in_out_ ? 1 : 0)});
+    run.kernels().matmul(x, Transpose::no, weight_.value, in_out_ ? Transpose::no : Transpose::yes, y, false);
     x = Tensor();
-    if (product_.bias().defined()) run.kernels().add_bias(product_.bias(), y);
+    if (bias_.defined()) run.kernels().add_bias(bias_.value, y);
     run.set(out(), y);
   }
 
   Tensor input_gradient(BlockRun& run, const Tensor& dy) const {
-    Tensor dx = run.activation({run.rows(), product_.in_features()});
-    product_.backward_input(run.kernels(), dy, dx);
+    Tensor dx = run.activation({run.rows(), weight_.value.dim(in_out_ ? 0 : 1)});
+    run.kernels().matmul(dy, Transpose::no, weight_.value, in_out_ ? Transpose::yes : Transpose::no, dx,
+                         false);
     return dx;
   }
 
-  Linear product_;
+  void add_weight_gradient(Kernels& kernels, const Tensor& x, const Tensor& dy) const {
+    const Tensor &rows = in_out_ ? x : dy, &cols = in_out_ ? dy : x;
+    kernels.matmul(rows, Transpose::yes, cols, Transpose::no, weight_.gradient, true);
+    if (bias_.defined()) kernels.bias_gradient(dy, bias_.gradient);
+  }
+
+ private:
+  Weight weight_, bias_;
+  bool in_out_;  // how the matrix is stored
 };
 
 class RowLinearOp final : public LinearOp {
@@ -39,9 +50,8 @@ class RowLinearOp final : public LinearOp {
   void run_backward(BlockRun& run) const override {
     Tensor dy = run.take_gradient(out());
     run.set_gradient(in(), input_gradient(run, dy));
-    run.weight_gradient(in(), [&k = run.kernels(), product = product_, dy](const Tensor& x) {
-      product.backward_weight(k, x, dy);
-    });
+    run.weight_gradient(in(),
+                        [this, &k = run.kernels(), dy](const Tensor& x) { add_weight_gradient(k, x, dy); });
   }
 };
 
@@ -57,8 +67,7 @@ class ColumnLinearOp final : public LinearOp {
     {
       const Tensor dy = run.take_gradient(out());
       entering = run.tensor_parallel().enter_backward(input_gradient(run, dy), run.rows());
-      run.weight_gradient(
-          [&k = run.kernels(), product = product_, x, dy] { product.backward_weight(k, x->whole(), dy); });
+      run.weight_gradient([this, &k = run.kernels(), x, dy] { add_weight_gradient(k, x->whole(), dy); });
     }
     run.set_gradient(in(), entering.get());
   }

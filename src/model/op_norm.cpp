@@ -2,11 +2,38 @@
 #include <algorithm>
 #include <vector>
 
-#include "layer/norm.h"
 #include "model/op.h"
 
 namespace echelon {
 namespace {
+
+// With a bias LayerNorm, without RMSNorm.
+struct Norm {
+  Weight weight, bias;
+  double eps;
+
+  // Of x (N, C). `again`: from statistics that are there, instead of making them.
+  void forward(Kernels& k, const Tensor& x, const Tensor& stats, const Tensor& y, bool again) const {
+    if (bias.defined() && again)
+      k.layer_norm_again(x, weight.value, bias.value, stats, y);
+    else if (bias.defined())
+      k.layer_norm(x, weight.value, bias.value, eps, y, stats);
+    else if (again)
+      k.rms_norm_again(x, weight.value, stats, y);
+    else
+      k.rms_norm(x, weight.value, eps, y, stats);
+  }
+  // Adds to dx and to the gradients of the weights.
+  void backward(Kernels& k, const Tensor& dy, const Tensor& x, const Tensor& stats, const Tensor& dx) const {
+    if (bias.defined()) {
+      k.layer_norm_backward_weight(dy, x, stats, weight.gradient, bias.gradient);
+      k.layer_norm_backward_input(dy, x, weight.value, stats, dx);
+    } else {
+      k.rms_norm_backward_weight(dy, x, stats, weight.gradient);
+      k.rms_norm_backward_input(dy, x, weight.value, stats, dx);
+    }
+  }
+};
 
 class NormOp : public OpRunner {
  public:
@@ -31,39 +58,28 @@ class NormOp : public OpRunner {
 
  private:
   virtual std::vector<std::int64_t> stats_shape(const Tensor& x) const = 0;
-  // `again`: from statistics that are there, instead of making them.
   virtual void normalize(Kernels& kernels, const Tensor& x, const Tensor& stats, const Tensor& y,
                          bool again) const = 0;
 };
 
-void normalize_with(const Norm& norm, Kernels& kernels, const Tensor& x, const Tensor& stats, const Tensor& y,
-                    bool again) {
-  if (again)
-    norm.forward_again(kernels, x, stats, y);
-  else
-    norm.forward(kernels, x, y, stats);
-}
-
 class RowNormOp final : public NormOp {
  public:
   RowNormOp(const BlockOp& op, const OpSetting& s)
-      : NormOp(op), norm_(s.stacked(op.weights), s.stacked(op.biases), s.plan.model.norm_eps) {}
+      : NormOp(op), norm_{s.stacked(op.weights), s.stacked(op.biases), s.plan.model.norm_eps} {}
 
  protected:
   void run_backward(BlockRun& run) const override {
     const Tensor dy = run.take_gradient(out(0)), dx = run.gradient_to_add_to(in());
-    const Tensor &x = run.value(in()), &stats = run.value(out(1));
-    norm_.backward_weight(run.kernels(), dy, x, stats);
-    norm_.backward_input(run.kernels(), dy, x, stats, dx);
+    norm_.backward(run.kernels(), dy, run.value(in()), run.value(out(1)), dx);
   }
 
  private:
   std::vector<std::int64_t> stats_shape(const Tensor& x) const override {
-    return {x.rows(), norm_.stats_width()};
+    return {x.rows(), norm_.bias.defined() ? 2 : 1};  // mean and rstd, or rstd
   }
   void normalize(Kernels& kernels, const Tensor& x, const Tensor& stats, const Tensor& y,
                  bool again) const override {
-    normalize_with(norm_, kernels, x, stats, y, again);
+    norm_.forward(kernels, x, stats, y, again);
   }
 
   Norm norm_;
@@ -77,7 +93,7 @@ class HeadNormOp final : public NormOp {
       // With fewer heads than ranks, neighbouring ranks hold the same one.
       const auto here = std::max<std::int64_t>(op.heads[i] / s.tensor_parallel.size(), 1);
       heads_.insert(heads_.end(), static_cast<std::size_t>(here),
-                    Norm(s.stacked({op.weights[i]}), {}, s.plan.model.norm_eps));
+                    Norm{s.stacked({op.weights[i]}), {}, s.plan.model.norm_eps});
     }
   }
 
@@ -87,10 +103,8 @@ class HeadNormOp final : public NormOp {
     const Tensor &x = run.value(in()), &stats = run.value(out(1));
     run.kernels().fill(dx, 0.0);
     run.kernels().copy(behind_heads(dy), behind_heads(dx));
-    for (std::size_t h = 0; h < heads_.size(); ++h) {
-      heads_[h].backward_weight(run.kernels(), head(dy, h), head(x, h), stats_of(stats, h));
-      heads_[h].backward_input(run.kernels(), head(dy, h), head(x, h), stats_of(stats, h), head(dx, h));
-    }
+    for (std::size_t h = 0; h < heads_.size(); ++h)
+      heads_[h].backward(run.kernels(), head(dy, h), head(x, h), stats_of(stats, h), head(dx, h));
     run.set_gradient(in(), dx);
   }
 
@@ -102,7 +116,7 @@ class HeadNormOp final : public NormOp {
                  bool again) const override {
     kernels.copy(behind_heads(x), behind_heads(y));
     for (std::size_t h = 0; h < heads_.size(); ++h)
-      normalize_with(heads_[h], kernels, head(x, h), stats_of(stats, h), head(y, h), again);
+      heads_[h].forward(kernels, head(x, h), stats_of(stats, h), head(y, h), again);
   }
   Tensor head(const Tensor& x, std::size_t h) const {
     const auto begin = static_cast<std::int64_t>(h) * width_;

@@ -6,23 +6,24 @@ namespace {
 
 class RopeOp final : public OpRunner {
  public:
-  RopeOp(const BlockOp& op, const OpSetting& s) : OpRunner(op), heads_(heads_here(s.plan)) {}
+  RopeOp(const BlockOp& op, const OpSetting& s)
+      : OpRunner(op), heads_(heads_here(s.plan)), theta_(s.plan.model.rope_theta) {}
 
  protected:
-  void run_forward(BlockRun& run) const override {
-    const Tensor qkv = run.take(in());
-    heads_.rotate(run.kernels(), run.microbatch().positions, qkv);
-    run.set(out(), qkv);
-  }
-
+  void run_forward(BlockRun& run) const override { run.set(out(), turn(run, run.take(in()), false)); }
   void run_backward(BlockRun& run) const override {
-    const Tensor d = run.take_gradient(out());
-    heads_.rotate_back(run.kernels(), run.microbatch().positions, d);
-    run.set_gradient(in(), d);
+    run.set_gradient(in(), turn(run, run.take_gradient(out()), true));
   }
 
  private:
-  Attention heads_;
+  // q and k lie side by side, so one pass turns both.
+  Tensor turn(BlockRun& run, Tensor qkv, bool back) const {
+    run.kernels().rope(heads_.qk(qkv), heads_.head_dim(), run.microbatch().positions, theta_, back);
+    return qkv;
+  }
+
+  Heads heads_;
+  double theta_;
 };
 
 }  // namespace

@@ -42,8 +42,7 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
       seed_(seed),
       shards_(plan.all_shards()),
       shard_(plan.shard_index(rank.coordinates())),
-      output_name_(plan.model.tied_embedding ? embedding_parameters(plan.model).front().name
-                                             : "lm_head.weight"),
+      output_name_(output_matrix(plan.model).name),
       model_(all_parameters(plan.model)) {
   const auto& groups =
       pipeline.groups_of(rank.coordinate(Axis::pp), rank.mesh().ep_index(rank.coordinates()));

@@ -8,13 +8,13 @@
 #include <vector>
 
 #include "comm/rank.h"
-#include "layer/weight.h"
 #include "model/scratch_file.h"
 #include "parallel/data_parallel.h"
 #include "parallel/faults.h"
 #include "parallel/zero.h"
 #include "schedule/pipeline_layout.h"
 #include "spec/shard_layout.h"
+#include "tensor/weight.h"
 
 namespace echelon {
 

@@ -4,7 +4,7 @@
 
 namespace echelon {
 
-ContextBlocks::ContextBlocks(const Rank& rank, const ContextLayout& layout, const Attention& heads,
+ContextBlocks::ContextBlocks(const Rank& rank, const ContextLayout& layout, const Heads& heads,
                              const Sequences& sequences)
     : rank_(rank),
       layout_(layout),

@@ -6,7 +6,7 @@
 
 #include "base/split.h"
 #include "comm/rank.h"
-#include "layer/attention.h"
+#include "parallel/heads.h"
 #include "spec/context_layout.h"
 
 namespace echelon {
@@ -25,7 +25,7 @@ struct Sequences {
 class ContextBlocks {
  public:
   // All outlive this.
-  ContextBlocks(const Rank& rank, const ContextLayout& layout, const Attention& heads,
+  ContextBlocks(const Rank& rank, const ContextLayout& layout, const Heads& heads,
                 const Sequences& sequences);
 
   const Rank& rank() const { return rank_; }
@@ -52,7 +52,7 @@ class ContextBlocks {
 
   const Rank& rank_;
   const ContextLayout& layout_;
-  const Attention& heads_;
+  const Heads& heads_;
   const Sequences& sequences_;
   int own_;  // ring index
 };

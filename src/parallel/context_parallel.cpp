@@ -8,7 +8,7 @@
 
 namespace echelon {
 
-ContextParallel::ContextParallel(const Rank& rank, const Plan& plan, const Attention& heads)
+ContextParallel::ContextParallel(const Rank& rank, const Plan& plan, const Heads& heads)
     : rank_(&rank),
       layout_(plan),
       gathers_(plan.context_kind == ContextKind::allgather),
@@ -60,6 +60,13 @@ void ContextParallel::backward(const Sequences& sequences, const Tensor& core, T
   exchange.gradient_to_tokens(dcore, dqkv);
 }
 
+AttentionShape ContextParallel::whole_sequences(const Sequences& sequences, const Tensor& core) const {
+  const std::int64_t seq_len = sequences.batch == 0 ? 0 : core.rows() / sequences.batch;
+  AttentionShape shape = here_.shape(sequences.batch, seq_len, seq_len);
+  shape.first_keys = sequences.document_starts;
+  return shape;
+}
+
 Tensor ContextParallel::own_kv(const Tensor& core) const {
   const Tensor kv = rank_->activation({core.rows(), 2 * here_.kv_width()});
   rank_->kernels().copy(here_.kv(core), kv);
@@ -69,7 +76,8 @@ Tensor ContextParallel::own_kv(const Tensor& core) const {
 void ContextParallel::core_forward(const Sequences& sequences, const Tensor& core, const Tensor& out,
                                    const Tensor& lse) const {
   if (layout_.ring() == 1)
-    return here_.forward(rank_->kernels(), sequences.batch, core, sequences.document_starts, out, lse);
+    return rank_->kernels().attention(here_.q(core), here_.k(core), here_.v(core),
+                                      whole_sequences(sequences, core), out, lse);
   const ContextBlocks blocks(*rank_, layout_, here_, sequences);
   const auto attend = gathers_ ? gathered_attention_forward : ring_attention_forward;
   attend(blocks, ring(), here_.q(core), own_kv(core), out, lse);
@@ -78,8 +86,9 @@ void ContextParallel::core_forward(const Sequences& sequences, const Tensor& cor
 void ContextParallel::core_backward(const Sequences& sequences, const Tensor& core, const Tensor& dout,
                                     const Tensor& lse, const Tensor& delta, const Tensor& dcore) const {
   if (layout_.ring() == 1)
-    return here_.backward(rank_->kernels(), sequences.batch, core, sequences.document_starts, dout, lse,
-                          delta, dcore);
+    return rank_->kernels().attention_backward(here_.q(core), here_.k(core), here_.v(core), dout, lse, delta,
+                                               whole_sequences(sequences, core), here_.q(dcore),
+                                               here_.k(dcore), here_.v(dcore));
   const ContextBlocks blocks(*rank_, layout_, here_, sequences);
   const auto attend = gathers_ ? gathered_attention_backward : ring_attention_backward;
   attend(blocks, ring(), here_.q(core), own_kv(core), dout, lse, delta, here_.q(dcore), here_.kv(dcore));

@@ -17,7 +17,7 @@ namespace echelon {
 class ContextParallel {
  public:
   // `rank` outlives this. `heads`: of this tp rank.
-  ContextParallel(const Rank& rank, const Plan& plan, const Attention& heads);
+  ContextParallel(const Rank& rank, const Plan& plan, const Heads& heads);
 
   // Rotated [q | k | v] of this rank's tokens, handed over, to what attention computes with here and its
   // backward pass needs again.
@@ -38,13 +38,14 @@ class ContextParallel {
                     const Tensor& lse) const;
   void core_backward(const Sequences& sequences, const Tensor& core, const Tensor& dout, const Tensor& lse,
                      const Tensor& delta, const Tensor& dcore) const;
+  AttentionShape whole_sequences(const Sequences& sequences, const Tensor& core) const;
   Tensor own_kv(const Tensor& core) const;
 
   const Rank* rank_;
   ContextLayout layout_;
   bool gathers_;
-  Attention heads_;  // of this rank's tokens
-  Attention here_;   // that this rank computes
+  Heads heads_;  // of this rank's tokens
+  Heads here_;   // that this rank computes
 };
 
 }  // namespace echelon

@@ -18,7 +18,7 @@ struct UlyssesExchange::Columns {
 };
 
 UlyssesExchange::UlyssesExchange(const Rank& rank, Communicator& group, const ContextLayout& layout,
-                                 const Attention& heads, std::int64_t batch)
+                                 const Heads& heads, std::int64_t batch)
     : rank_(rank),
       group_(group),
       layout_(layout),
@@ -27,8 +27,9 @@ UlyssesExchange::UlyssesExchange(const Rank& rank, Communicator& group, const Co
       batch_(batch),
       tokens_(layout.tokens_here()) {}
 
-Attention UlyssesExchange::part_of(const Attention& heads, int ulysses) {
-  return heads.part(heads.num_heads() / ulysses, std::max<std::int64_t>(heads.num_kv_heads() / ulysses, 1));
+Heads UlyssesExchange::part_of(const Heads& heads, int ulysses) {
+  return {heads.num_heads() / ulysses, std::max<std::int64_t>(heads.num_kv_heads() / ulysses, 1),
+          heads.head_dim()};
 }
 
 UlyssesExchange::Columns UlyssesExchange::columns(std::int64_t heads) const {

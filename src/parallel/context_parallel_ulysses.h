@@ -6,7 +6,7 @@
 #pragma once
 
 #include "comm/rank.h"
-#include "layer/attention.h"
+#include "parallel/heads.h"
 #include "spec/context_layout.h"
 
 namespace echelon {
@@ -16,11 +16,11 @@ class UlyssesExchange {
  public:
   // All outlive this. `heads`: those of this rank's tokens. With fewer key/value heads than ranks, ranks that
   // need the same one each get a copy, and its gradient is the sum of theirs.
-  UlyssesExchange(const Rank& rank, Communicator& group, const ContextLayout& layout, const Attention& heads,
+  UlyssesExchange(const Rank& rank, Communicator& group, const ContextLayout& layout, const Heads& heads,
                   std::int64_t batch);
 
   // The heads that rank `index` of the group computes.
-  static Attention part_of(const Attention& heads, int ulysses);
+  static Heads part_of(const Heads& heads, int ulysses);
 
   // [q | k | v] (B*T, all heads) to (B*U*T, heads here).
   Tensor to_heads(const Tensor& qkv) const;
@@ -41,7 +41,7 @@ class UlyssesExchange {
   const Rank& rank_;
   Communicator& group_;
   const ContextLayout& layout_;
-  Attention heads_, here_;
+  Heads heads_, here_;
   std::int64_t batch_, tokens_;
 };
 

@@ -24,7 +24,7 @@ Tensor elements(const Tensor& rows, std::int64_t count) { return rows.flat_range
 
 }  // namespace
 
-ExpertExchange::Route ExpertExchange::route(const ExpertMlps::Bounds& bounds, std::int64_t copies,
+ExpertExchange::Route ExpertExchange::route(const ExpertBounds& bounds, std::int64_t copies,
                                             std::int64_t room) const {
   Route route;
   if (is_local()) {
@@ -54,7 +54,7 @@ ExpertExchange::Route ExpertExchange::route(const ExpertMlps::Bounds& bounds, st
   route.arrived = integers(route.room);
   route.rows = integers(route.room);
   // For each expert the copies of one rank after another, in their order.
-  ExpertMlps::Bounds next(route.bounds.begin(), route.bounds.end() - 1);
+  ExpertBounds next(route.bounds.begin(), route.bounds.end() - 1);
   const auto room_rows = static_cast<std::size_t>(route.room);
   std::vector<std::int32_t> arrived(room_rows, -1),
       rows(room_rows, -1);  // what is not used stands for nothing

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "comm/rank.h"
-#include "layer/experts.h"
 #include "parallel/redistribute.h"
+#include "tensor/expert_products.h"
 
 namespace echelon {
 
@@ -24,7 +24,7 @@ class ExpertExchange {
  public:
   // Where the copies of one microbatch go.
   struct Route {
-    ExpertMlps::Bounds bounds;                 // of the experts here, among the rows
+    ExpertBounds bounds;                       // of the experts here, among the rows
     std::vector<std::int64_t> sent, received;  // copies, to and from each rank of the group
     std::int64_t away = 0, from_others = 0;    // of those sent, to other ranks; of those received
     std::int64_t room = 0;                     // rows of a tensor of rows, used or not
@@ -40,7 +40,7 @@ class ExpertExchange {
 
   // All ranks of the group call each of these alike. `bounds`: of all experts, among the copies here;
   // `copies`: room for them; `room`: for rows, 0 where there is as much as comes.
-  Route route(const ExpertMlps::Bounds& bounds, std::int64_t copies, std::int64_t room) const;
+  Route route(const ExpertBounds& bounds, std::int64_t copies, std::int64_t room) const;
   // (copies, W) to where they arrive, which is under way; arrange() makes (room, W) of that.
   InFlight begin_dispatch(const Tensor& copies, const Route& route) const;
   Tensor arrange(InFlight arriving, const Route& route) const;

@@ -17,6 +17,9 @@ std::vector<std::int64_t> positions_of_ranks(const Plan& plan) {
   return all;
 }
 
+// The rows of experts; those behind them are neither read nor written.
+Tensor used(const Tensor& x, const ExpertBounds& bounds) { return x.row_range(0, bounds.back()); }
+
 }  // namespace
 
 ExpertParallel::ExpertParallel(const Rank& rank, const Plan& plan, TensorParallel tensor_parallel,
@@ -31,10 +34,9 @@ ExpertParallel::ExpertParallel(const Rank& rank, const Plan& plan, TensorParalle
       seq_len_(plan.seq_len),
       positions_(positions_of_ranks(plan)),
       loss_scale_(1.0 / static_cast<double>(plan.global_batch * plan.seq_len)),
-      router_(Linear(weights.gate, {}, WeightOrder::out_in), plan.model.router, plan.model.experts_per_token),
+      router_(plan.model.router, plan.model.num_experts, plan.model.experts_per_token),
       exchange_(rank, plan.model.num_experts),
-      experts_(std::move(weights.in), std::move(weights.out)),
-      shared_(std::move(weights.shared)),
+      weights_(std::move(weights)),
       counts_(empty_counts()),
       bias_(plan.balancing.bias_rate > 0 ? counts_.routed : std::vector<double>()) {
   if (!balancing_.has_losses()) return;
@@ -71,14 +73,14 @@ Tensor ExpertParallel::integers(std::vector<std::int64_t> shape) const {
 Work<void> ExpertParallel::in_forward(const Tensor& normed, Saved& saved) const {
   Kernels& kernels = rank_->kernels();
   InFlight arriving = exchange_.begin_dispatch(take(normed, saved), saved.route);
-  if (shared_) {  // while copies travel
-    saved.shared_hidden = rank_->activation({normed.rows(), shared_->hidden_width()});
-    shared_->in().forward(kernels, normed, saved.shared_hidden);
+  if (const Tensor& in = weights_.shared_in.value; in.defined()) {  // while copies travel
+    saved.shared_hidden = rank_->activation({normed.rows(), in.rows()});
+    kernels.matmul(normed, Transpose::no, in, Transpose::yes, saved.shared_hidden, false);
   }
   if (!exchange_.is_local()) co_await Pause{};
   const Tensor taken = exchange_.arrange(std::move(arriving), saved.route);
-  saved.hidden = rank_->activation({saved.route.room, experts_.hidden_width()});
-  experts_.in_forward(kernels, saved.route.bounds, taken, saved.hidden);
+  saved.hidden = rank_->activation({saved.route.room, weights_.in.front().value.rows()});
+  multiply(kernels, weights_.in, Transpose::yes, saved.route.bounds, taken, saved.hidden);
   if (!exchange_.is_local()) saved.taken = taken;
 }
 
@@ -91,23 +93,25 @@ Tensor ExpertParallel::take(const Tensor& normed, const Saved& saved) const {
 
 Work<Tensor> ExpertParallel::out_forward(const Saved& saved) const {
   Kernels& kernels = rank_->kernels();
-  const std::int64_t room = saved.route.room, rows = saved.ids.rows(), width = router_.gate().in_features();
+  const std::int64_t room = saved.route.room, rows = saved.ids.rows(), width = weights_.gate.value.cols();
   const Tensor y = rank_->activation({rows, width});
   Tensor out = rank_->activation({room, width}),
-         activated = rank_->activation({room, experts_.activated_width()});
-  experts_.activate(kernels, saved.route.bounds, saved.hidden, activated);
-  experts_.out_forward(kernels, saved.route.bounds, activated, out);
+         activated = rank_->activation({room, weights_.out.front().value.cols()});
+  const ExpertBounds& bounds = saved.route.bounds;
+  kernels.swiglu(used(saved.hidden, bounds), used(activated, bounds));
+  multiply(kernels, weights_.out, Transpose::yes, bounds, activated, out);
   activated = Tensor();
   InFlight coming = exchange_.begin_combine(std::exchange(out, {}), saved.route, saved.copies.numel());
   if (!exchange_.is_local()) co_await Pause{};
   out = coming.get();
   kernels.combine_rows(out, saved.places, saved.weights, y);
   out = Tensor();
-  if (!shared_) co_return y;
-  activated = rank_->activation({rows, shared_->activated_width()});
+  const Tensor& shared_out = weights_.shared_out.value;
+  if (!shared_out.defined()) co_return y;
+  activated = rank_->activation({rows, shared_out.cols()});
   out = rank_->activation({rows, width});
-  shared_->activate(kernels, saved.shared_hidden, activated);
-  shared_->out().forward(kernels, activated, out);
+  kernels.swiglu(saved.shared_hidden, activated);
+  kernels.matmul(activated, Transpose::no, shared_out, Transpose::yes, out, false);
   kernels.add(out, y);
   co_return y;
 }
@@ -132,38 +136,41 @@ Work<ExpertParallel::Backward> ExpertParallel::backward_input(const Tensor& dy, 
   InFlight arriving = exchange_.begin_dispatch(take(dy, saved), route);
   if (!exchange_.is_local()) co_await Pause{};
   Tensor d_out = exchange_.arrange(std::move(arriving), route),
-         d_activated = rank_->activation({route.room, experts_.activated_width()});
-  experts_.out_backward_input(kernels, route.bounds, d_out, d_activated);
+         d_activated = rank_->activation({route.room, weights_.out.front().value.cols()});
+  multiply(kernels, weights_.out, Transpose::no, route.bounds, d_out, d_activated);
   Tensor weights = exchange_.dispatch(by_place(saved.weights, saved), route),
          d_weights = rank_->statistic({route.room, 1});
-  experts_.activate_backward(kernels, route.bounds, saved.hidden, d_activated, weights, d_weights);
+  // In place: hidden becomes its gradient and d_activated the weighted activation. d_out is the gradient of a
+  // weighted row, so the weights of both products are right with them, and the rows are not needed again.
+  kernels.weighted_swiglu_backward(used(saved.hidden, route.bounds), used(d_activated, route.bounds),
+                                   used(weights, route.bounds), used(d_weights, route.bounds));
   weights = Tensor();
   backward.d_hidden = std::exchange(saved.hidden, {});
   d_weights = exchange_.combine(std::exchange(d_weights, {}), route, copies);
   kernels.combine_rows(d_weights, saved.places.reshape({rows * k(), 1}), {},
                        backward.d_weights.reshape({rows * k(), 1}));
   d_weights = Tensor();
-  weight_gradient([&kernels, experts = &experts_, bounds = route.bounds, x = d_activated, d = d_out] {
-    experts->out_backward_weight(kernels, bounds, x, d);
+  weight_gradient([this, bounds = route.bounds, x = d_activated, d = d_out] {
+    add_gradients(rank_->kernels(), weights_.out, bounds, x, d);
   });
   d_out = d_activated = Tensor();
   d_out = rank_->activation({route.room, width});
-  experts_.in_backward_input(kernels, route.bounds, backward.d_hidden, d_out);
+  multiply(kernels, weights_.in, Transpose::no, route.bounds, backward.d_hidden, d_out);
   InFlight coming = exchange_.begin_combine(std::exchange(d_out, {}), route, copies);
   if (!exchange_.is_local()) co_await Pause{};
   d_out = coming.get();
   kernels.combine_rows(d_out, saved.places, {}, backward.d_normed);
   d_out = Tensor();
-  if (!shared_) co_return backward;
-  d_activated = rank_->activation({rows, shared_->activated_width()});
-  shared_->out().backward_input(kernels, dy, d_activated);
-  Mlp::Gradients shared = shared_->activate_backward(kernels, saved.shared_hidden, d_activated);
-  saved.shared_hidden = d_activated = Tensor();
-  weight_gradient(
-      [&kernels, out = shared_->out(), x = shared.activated, d = dy] { out.backward_weight(kernels, x, d); });
-  shared.activated = Tensor();
-  backward.d_shared_hidden = shared.d_hidden;
-  shared_->in().backward_input(kernels, backward.d_shared_hidden, backward.d_normed, true);
+  const Weight &in = weights_.shared_in, &out = weights_.shared_out;
+  if (!out.defined()) co_return backward;
+  d_activated = rank_->activation({rows, out.value.cols()});
+  kernels.matmul(dy, Transpose::no, out.value, Transpose::no, d_activated, false);
+  kernels.swiglu_backward(saved.shared_hidden, d_activated);  // which becomes the activation again
+  backward.d_shared_hidden = std::exchange(saved.shared_hidden, {});
+  weight_gradient([&kernels, gradient = out.gradient, x = std::exchange(d_activated, {}), d = dy] {
+    kernels.matmul(d, Transpose::yes, x, Transpose::no, gradient, true);
+  });
+  kernels.matmul(backward.d_shared_hidden, Transpose::no, in.value, Transpose::no, backward.d_normed, true);
   co_return backward;
 }
 
@@ -175,17 +182,18 @@ void ExpertParallel::in_backward_weight(std::shared_ptr<InputAgain> normed, Save
       const Tensor& rows = normed->whole();
       const Tensor taken = rank_->activation({copies.numel(), rows.cols()});
       rank_->kernels().embedding(copies, rows, 0, taken);
-      experts_.in_backward_weight(rank_->kernels(), bounds, taken, d);
+      add_gradients(rank_->kernels(), weights_.in, bounds, taken, d);
     });
   } else {
     weight_gradient([this, bounds = saved.route.bounds, taken = std::exchange(saved.taken, {}),
-                     d = d_hidden] { experts_.in_backward_weight(rank_->kernels(), bounds, taken, d); });
+                     d = d_hidden] { add_gradients(rank_->kernels(), weights_.in, bounds, taken, d); });
   }
   d_hidden = Tensor();
-  if (!shared_) return;
-  weight_gradient(
-      [&kernels = rank_->kernels(), in = shared_->in(), normed = std::move(normed),
-       d = std::exchange(backward.d_shared_hidden, {})] { in.backward_weight(kernels, normed->whole(), d); });
+  if (!weights_.shared_in.defined()) return;
+  weight_gradient([&kernels = rank_->kernels(), gradient = weights_.shared_in.gradient,
+                   normed = std::move(normed), d = std::exchange(backward.d_shared_hidden, {})] {
+    kernels.matmul(d, Transpose::yes, normed->whole(), Transpose::no, gradient, true);
+  });
 }
 
 }  // namespace echelon

@@ -17,18 +17,15 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "base/work.h"
 #include "comm/rank.h"
-#include "layer/experts.h"
-#include "layer/mlp.h"
-#include "layer/router.h"
 #include "parallel/expert_exchange.h"
 #include "parallel/routing_watch.h"
 #include "parallel/tensor_parallel.h"
 #include "spec/plan.h"
+#include "spec/token_router.h"
 
 namespace echelon {
 
@@ -43,17 +40,17 @@ struct RoutingCounts {
 class ExpertParallel {
  public:
   struct Weights {
-    Weight gate;                  // (E, C)
-    std::vector<Weight> in, out;  // of each expert that is here (2F, C), (C, F)
-    std::optional<Mlp> shared;
+    Weight gate;                   // (E, C)
+    std::vector<Weight> in, out;   // of each expert that is here (2F, C), (C, F)
+    Weight shared_in, shared_out;  // undefined where no MLP is shared
   };
   // What forward keeps for the backward pass of one microbatch. N rows of tokens, R <= N of them routed here.
   struct Saved {
-    Tensor logits;              // (R, E)
-    Tensor ids;                 // (N, k, i32), chosen
-    Tensor weights;             // (N, k)
-    Tensor places, copies;      // (N, k, i32), (M, i32): see sort_by_expert
-    ExpertMlps::Bounds bounds;  // of all experts, among the copies
+    Tensor logits;               // (R, E)
+    Tensor ids;                  // (N, k, i32), chosen
+    Tensor weights;              // (N, k)
+    Tensor places, copies;       // (N, k, i32), (M, i32): see sort_by_expert
+    ExpertBounds bounds;         // of all experts, among the copies
     std::vector<double> routed;  // of each scope: see num_routing_counts()
     ExpertExchange::Route route;
     Tensor taken;                // (rows, C), what the experts here got, where it came from other ranks
@@ -139,10 +136,9 @@ class ExpertParallel {
   std::int64_t seq_len_;
   std::vector<std::int64_t> positions_;  // of a sequence's tokens, by cp rank
   double loss_scale_;                    // the losses are means over the tokens of the global batch
-  Router router_;
+  TokenRouter router_;
   ExpertExchange exchange_;
-  ExpertMlps experts_;
-  std::optional<Mlp> shared_;
+  Weights weights_;
   // State of a step, as gradients are; and what steps have made of them, as weights are.
   Tensor loss_sum_;  // (1, f64) of the routers' losses; undefined: there are none
   mutable RoutingCounts counts_;

@@ -19,13 +19,14 @@ ExpertParallel::Saved ExpertParallel::route(const Tensor& normed_here, std::int6
   Saved saved;
   saved.sequences = sequences;
   saved.logits = rank_->statistic({here, experts()});
-  router_.gate().forward(rank_->kernels(), normed_here, saved.logits);
+  rank_->kernels().matmul(normed_here, Transpose::no, weights_.gate.value, Transpose::yes, saved.logits,
+                          false);
   saved.ids = integers({here, k()});
   saved.weights = rank_->statistic({here, k()});
-  rank_->kernels().route(router_.token(), saved.logits, bias_, saved.ids, saved.weights);
+  rank_->kernels().route(router_, saved.logits, bias_, saved.ids, saved.weights);
   if (watch != nullptr) {
     watch->on_choice(layer_, tokens, router_, saved.logits, bias_, saved.ids);
-    rank_->kernels().weigh_routes(router_.token(), saved.logits, saved.ids, saved.weights);
+    rank_->kernels().weigh_routes(router_, saved.logits, saved.ids, saved.weights);
   }
   if (tensor_parallel_.sequence_parallel()) share_choices(rows, saved);
   saved.places = integers({rows, k()});
@@ -52,7 +53,7 @@ void ExpertParallel::sort_and_count(const Tensor& kept, Saved& saved) const {
   const Tensor counts = integers({experts() + number * width});
   Kernels& kernels = rank_->kernels();
   kernels.sort_by_expert(kept, saved.places, saved.copies, counts.flat_range(0, experts()));
-  kernels.count_routed(router_.token(), saved.ids, number, counts.flat_range(experts(), counts.numel()));
+  kernels.count_routed(router_, saved.ids, number, counts.flat_range(experts(), counts.numel()));
   const std::vector<std::int32_t> numbers = counts.device() == Device::none
                                                 ? even_counts(saved.copies.numel(), number)
                                                 : copy_to_host<std::int32_t>(counts);
@@ -147,13 +148,13 @@ void ExpertParallel::route_backward(const Tensor& normed_here, Saved& saved, Bac
   RouterLosses terms = losses(saved);
   terms.first_row = here.begin;
   const Tensor d_logits = rank_->statistic({here.size(), experts()});
-  kernels.route_backward(router_.token(), saved.logits, saved.ids.row_range(here.begin, here.end), d_weights,
-                         terms, loss_scale_, d_logits);
-  if (balancing_.has_losses()) kernels.add_router_losses(router_.token(), saved.logits, terms, loss_sum_);
+  kernels.route_backward(router_, saved.logits, saved.ids.row_range(here.begin, here.end), d_weights, terms,
+                         loss_scale_, d_logits);
+  if (balancing_.has_losses()) kernels.add_router_losses(router_, saved.logits, terms, loss_sum_);
   saved = {};
-  router_.gate().backward_input(kernels, d_logits, d_normed_here, true);
-  weight_gradient([&kernels, gate = router_.gate(), x = normed_here, d = d_logits] {
-    gate.backward_weight(kernels, x, d);
+  kernels.matmul(d_logits, Transpose::no, weights_.gate.value, Transpose::no, d_normed_here, true);
+  weight_gradient([&kernels, gate = weights_.gate.gradient, x = normed_here, d = d_logits] {
+    kernels.matmul(d, Transpose::yes, x, Transpose::no, gate, true);
   });
 }
 

@@ -6,7 +6,7 @@
 #include <functional>
 #include <span>
 
-#include "layer/router.h"
+#include "spec/token_router.h"
 #include "tensor/tensor.h"
 
 namespace echelon {
@@ -22,7 +22,7 @@ class RoutingWatch {
  public:
   virtual ~RoutingWatch() = default;
   // A router has chosen `ids` (R, k, i32) for the rows that it has; what is there afterwards is the choice.
-  virtual void on_choice(std::int64_t layer, const RoutedTokens& tokens, const Router& router,
+  virtual void on_choice(std::int64_t layer, const RoutedTokens& tokens, const TokenRouter& router,
                          const Tensor& logits, std::span<const double> bias, const Tensor& ids) = 0;
   // Of the choices `ids` of all rows (N, k, i32) those in `kept` stay, the others are -1 there; what is there
   // afterwards is kept. keep(weights): what would be by other weights than these (N, k). Without a capacity

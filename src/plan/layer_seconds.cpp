@@ -50,23 +50,9 @@ class Pricer {
     return t_;
   }
 
-  LayerSeconds embedding() {
+  // Embedding, or final norm and output matrix.
+  LayerSeconds end(const BlockProgram& program) {
     t_ = {};
-    const double bytes = tokens_ * real(m_.hidden) * width_;
-    t_.forward.compute += ops_.elementwise(2 * bytes);
-    t_.backward_weight.compute += ops_.elementwise(3 * bytes);
-    if (w_.software.dropout) {
-      t_.forward.compute += ops_.elementwise(2.5 * here_ * real(m_.hidden) * width_);
-      t_.backward_input.compute += ops_.elementwise(2.5 * here_ * real(m_.hidden) * width_);
-    }
-    reduce_rows(t_.forward);
-    if (c_.shards_sequence()) gather_rows(t_.backward_weight);
-    return t_;
-  }
-
-  LayerSeconds head(const BlockProgram& program) {
-    t_ = {};
-    kernels_ = collectives_ = waits_ = 0;
     for (const BlockOp& op : program.ops) price(program, op);
     return t_;
   }
@@ -117,11 +103,24 @@ class Pricer {
       case OpKind::loss:  // its product; see loss()
         // This trainer runs the output layer forwards and backwards at once, on one input.
         enter(w_.software.regathers_sequence && !w_.software.is_this_trainer);
-        return product(tokens_, real(m_.hidden), real(m_.vocab) / tp_);
+        return product(tokens_, width_here(op.inputs[0]), real(op.weights.front().shape[0]) / tp_);
       case OpKind::embedding:
+        return lookup();
       case OpKind::positions:
-        return;  // see embedding()
+        return;  // in lookup()
     }
+  }
+
+  void lookup() {
+    const double bytes = tokens_ * real(m_.hidden) * width_;
+    t_.forward.compute += ops_.elementwise(2 * bytes);
+    t_.backward_weight.compute += ops_.elementwise(3 * bytes);
+    if (w_.software.dropout) {
+      t_.forward.compute += ops_.elementwise(2.5 * here_ * real(m_.hidden) * width_);
+      t_.backward_input.compute += ops_.elementwise(2.5 * here_ * real(m_.hidden) * width_);
+    }
+    reduce_rows(t_.forward);
+    if (c_.shards_sequence()) gather_rows(t_.backward_weight);
   }
 
   void product(double rows, double depth, double cols, double count = 1) {
@@ -401,8 +400,8 @@ ModelSeconds model_seconds(const Workload& work, const Configuration& c, const O
   const ModelSpec& m = work.model;
   if (m.num_expert_layers() < m.num_layers) seconds.dense = pricer.layer(layer_program(m, 0));
   if (m.num_expert_layers() > 0) seconds.experts = pricer.layer(layer_program(m, m.num_layers - 1));
-  seconds.embedding = wide.embedding();
-  seconds.head = wide.head(head_program(m));
+  seconds.embedding = wide.end(embedding_program(m));
+  seconds.head = wide.end(head_program(m));
   seconds.loss = wide.loss();
   return seconds;
 }

@@ -234,8 +234,7 @@ void check_whole(const Plan& plan) {
 }
 
 PipelineLayout::PipelineLayout(const Plan& plan)
-    : tied_(plan.model.tied_embedding),
-      output_name_(tied_ ? embedding_parameters(plan.model).front().name : "lm_head.weight") {
+    : tied_(plan.model.tied_embedding), output_name_(output_matrix(plan.model).name) {
   for (int r = 0; r < plan.mesh.size(Axis::dp); ++r) {
     const int count = static_cast<int>(microbatches(plan, r).size());
     microbatches_.push_back(count);
@@ -262,7 +261,7 @@ void PipelineLayout::hold(const Plan& plan, const Schedule& schedule) {
         groups.push_back(block_parameters(plan.model, layer));
       if (!slice.head) continue;
       groups.push_back(head_parameters(plan.model));
-      if (tied_ && !held.contains(0)) groups.back().push_back(embedding_parameters(plan.model).front());
+      if (tied_ && !held.contains(0)) groups.back().push_back(output_matrix(plan.model));
     }
     for (const auto& group : groups)
       for (const ParamSpec& spec : group) {

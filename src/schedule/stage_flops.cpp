@@ -20,7 +20,7 @@ StageTimes stage_flops(const Plan& plan, const StageSlice& slice) {
   // The load of the cp rank that has most to do.
   const double imbalance = ContextLayout(plan).imbalance();
   double products = 0, attention = 0;  // of one of the three products of each weight; of attention forward
-  double again = 0;                    // what the backward pass makes again
+  double again = 0;                    // what the backward pass makes again, or first
   const std::int64_t dense_end = m.experts == Experts::none ? m.num_layers : m.num_dense_layers,
                      dense = std::clamp<std::int64_t>(dense_end - slice.layers.begin, 0, slice.layers.size());
   const auto add = [&](const BlockProgram& program, std::int64_t layers) {
@@ -33,7 +33,11 @@ StageTimes stage_flops(const Plan& plan, const StageSlice& slice) {
           of_weights += 2 * tokens * static_cast<double>(spec.numel()) * share_of_tokens(m, spec);
       if (op.kind == OpKind::attention)
         of_attention = 2 * tokens * static_cast<double>(m.attention_width() * plan.seq_len) * imbalance;
-      products += count * of_weights;
+      // The output layer is run in the backward pass, where its two other products are.
+      if (program.ends_in_loss())
+        again += 3 * of_weights;
+      else
+        products += count * of_weights;
       attention += count * of_attention;
       forward.push_back(count * (of_weights + of_attention));
     }
@@ -42,9 +46,9 @@ StageTimes stage_flops(const Plan& plan, const StageSlice& slice) {
   };
   if (dense > 0) add(layer_program(m, slice.layers.begin), dense);
   if (dense < slice.layers.size()) add(layer_program(m, slice.layers.end - 1), slice.layers.size() - dense);
-  const double head = slice.head ? 2 * tokens * static_cast<double>(m.vocab * m.hidden) : 0;
+  if (slice.head) add(head_program(m), 1);
   // Attention's backward pass has five products where the forward pass has two.
-  return {(products + attention) / tp, (products + 2.5 * attention + 3 * head + again) / tp, products / tp};
+  return {(products + attention) / tp, (products + 2.5 * attention + again) / tp, products / tp};
 }
 
 }  // namespace echelon

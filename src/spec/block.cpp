@@ -13,7 +13,7 @@ namespace echelon {
 std::vector<ParamSpec> BlockProgram::parameters() const {
   std::vector<ParamSpec> list;
   for (const BlockOp& op : ops) {
-    list.insert(list.end(), op.weights.begin(), op.weights.end());
+    if (!op.tied) list.insert(list.end(), op.weights.begin(), op.weights.end());
     list.insert(list.end(), op.biases.begin(), op.biases.end());
   }
   return list;
@@ -26,23 +26,14 @@ int BlockProgram::producer(int value) const {
   return -1;
 }
 
+Home BlockProgram::output_home() const {
+  const Home home = value(output).home;
+  return home == Home::partial_sum ? Home::residual : home;
+}
+
 const BlockOp* BlockProgram::find(OpKind kind) const {
   const auto found = std::find_if(ops.begin(), ops.end(), [&](const BlockOp& op) { return op.kind == kind; });
   return found == ops.end() ? nullptr : &*found;
-}
-
-Home wanted_home(const BlockProgram& program, const BlockOp& op, std::size_t input) {
-  const Home home = program.value(op.inputs[input]).home;
-  switch (op.kind) {
-    case OpKind::linear:
-    case OpKind::loss:
-      return home == Home::residual ? Home::whole : home;
-    case OpKind::residual:
-    case OpKind::positions:
-      return Home::residual;
-    default:
-      return home;
-  }
 }
 
 BlockProgram embedding_program(const ModelSpec& m) {
@@ -57,17 +48,20 @@ BlockProgram head_program(const ModelSpec& m) {
   return m.family == Family::gpt2 ? Gpt2::head(m) : Llama::head(m);
 }
 
-int BlockBuilder::value(std::string name, Home home, std::int64_t width) {
-  program_.values.push_back({std::move(name), home, width});
+int BlockBuilder::value(std::string name, Home home, std::int64_t width, Again again) {
+  program_.values.push_back({std::move(name), home, width, again});
   return static_cast<int>(program_.values.size()) - 1;
 }
 
-BlockOp& BlockBuilder::add(OpKind kind, std::string name, std::vector<int> inputs, std::vector<int> outputs) {
+BlockOp& BlockBuilder::add(OpKind kind, std::string name, std::vector<int> inputs, std::vector<int> outputs,
+                           std::vector<int> backward_reads) {
   BlockOp op;
   op.kind = kind;
   op.name = std::move(name);
   op.inputs = std::move(inputs);
   op.outputs = std::move(outputs);
+  op.backward_reads = std::move(backward_reads);
+  for (int input : op.inputs) op.wants.push_back(program_.value(input).home);
   program_.ops.push_back(std::move(op));
   return program_.ops.back();
 }
@@ -78,41 +72,51 @@ int BlockBuilder::input(const std::string& name) {
 
 int BlockBuilder::embedding(ParamSpec table) {
   const int x = value("embedded", Home::partial_sum, m_.hidden);
-  add(OpKind::embedding, "embedding", {}, {x}).weights = {std::move(table)};
+  add(OpKind::embedding, "embedding", {}, {x}, {}).weights = {std::move(table)};
   return x;
 }
 
 int BlockBuilder::positions(int x, ParamSpec table) {
   const int y = value("placed", Home::residual, m_.hidden);
-  add(OpKind::positions, "positions", {x}, {y}).weights = {std::move(table)};
+  BlockOp& op = add(OpKind::positions, "positions", {x}, {y}, {});
+  op.wants = {Home::residual};
+  op.weights = {std::move(table)};
   return y;
+}
+
+BlockOp& BlockBuilder::norm(const std::string& name, int x, std::int64_t statistics) {
+  const Home home = program_.value(x).home;
+  const int y = value(name + ".out", home, width(x), Again::always),
+            stats = value(name + ".stats", home, statistics);
+  return add(OpKind::norm, name, {x}, {y, stats}, {x, stats});
 }
 
 int BlockBuilder::layer_norm(const std::string& name, int x, const std::string& parameter) {
-  const int y = value(name + ".out", program_.value(x).home, width(x)),
-            stats = value(name + ".stats", program_.value(x).home, 2);
-  BlockOp& op = add(OpKind::norm, name, {x}, {y, stats});
+  BlockOp& op = norm(name, x, 2);
   op.weights = {norm_weight(parameter + ".weight", width(x))};
   op.biases = {whole_bias(parameter + ".bias", width(x))};
-  return y;
+  return op.outputs.front();
 }
 
 int BlockBuilder::rms_norm(const std::string& name, int x, const std::string& parameter) {
-  const int y = value(name + ".out", program_.value(x).home, width(x)),
-            stats = value(name + ".stats", program_.value(x).home, 1);
-  add(OpKind::norm, name, {x}, {y, stats}).weights = {norm_weight(parameter + ".weight", width(x))};
-  return y;
+  BlockOp& op = norm(name, x, 1);
+  op.weights = {norm_weight(parameter + ".weight", width(x))};
+  return op.outputs.front();
 }
 
 int BlockBuilder::head_norm(const std::string& name, int x, std::vector<ParamSpec> weights,
                             std::vector<std::int64_t> heads) {
-  const int y = value(name + ".out", program_.value(x).home, width(x)),
-            stats = value(name + ".stats", program_.value(x).home,
-                          std::accumulate(heads.begin(), heads.end(), std::int64_t{0}));
-  BlockOp& op = add(OpKind::norm, name, {x}, {y, stats});
+  BlockOp& op = norm(name, x, std::accumulate(heads.begin(), heads.end(), std::int64_t{0}));
   op.weights = std::move(weights);
   op.heads = std::move(heads);
-  return y;
+  return op.outputs.front();
+}
+
+// x enters the region that is cut.
+BlockOp& BlockBuilder::product(OpKind kind, const std::string& name, int x, int y) {
+  BlockOp& op = add(kind, name, {x}, {y}, {x});
+  if (op.wants.front() == Home::residual) op.wants = {Home::whole};
+  return op;
 }
 
 int BlockBuilder::columns(const std::string& name, int x, std::vector<ParamSpec> weights,
@@ -121,7 +125,7 @@ int BlockBuilder::columns(const std::string& name, int x, std::vector<ParamSpec>
   std::int64_t cols = 0;
   for (const ParamSpec& weight : weights) cols += weight.shape[made];
   const int y = value(name + ".out", Home::cut, cols);
-  BlockOp& op = add(OpKind::linear, name, {x}, {y});
+  BlockOp& op = product(OpKind::linear, name, x, y);
   op.order = made == 1 ? WeightOrder::in_out : WeightOrder::out_in;
   op.weights = std::move(weights);
   op.biases = std::move(biases);
@@ -131,36 +135,37 @@ int BlockBuilder::columns(const std::string& name, int x, std::vector<ParamSpec>
 int BlockBuilder::rows(const std::string& name, int x, ParamSpec weight) {
   const bool in_out = weight.shard_dim == 0;
   const int y = value(name + ".out", Home::partial_sum, weight.shape[in_out ? 1 : 0]);
-  BlockOp& op = add(OpKind::linear, name, {x}, {y});
+  BlockOp& op = product(OpKind::linear, name, x, y);
   op.order = in_out ? WeightOrder::in_out : WeightOrder::out_in;
   op.weights = {std::move(weight)};
   return y;
 }
 
 int BlockBuilder::rope(int qkv) {
-  const int turned = value("turned", Home::cut, width(qkv));
-  add(OpKind::rope, "rope", {qkv}, {turned});
+  const int turned = value("turned", Home::cut, width(qkv), Again::with_input);
+  add(OpKind::rope, "rope", {qkv}, {turned}, {});
   return turned;
 }
 
 int BlockBuilder::attention(int qkv) {
-  const int core = value("core", Home::cut, width(qkv)),
+  const int core = value("core", Home::cut, width(qkv), Again::with_input),
             out = value("attended", Home::cut, m_.attended_width()),
             lse = value("lse", Home::cut, m_.num_heads);
-  add(OpKind::attention, "attention", {qkv}, {core, out, lse});
+  add(OpKind::attention, "attention", {qkv}, {core, out, lse}, {core, out, lse});
   return out;
 }
 
 int BlockBuilder::latent(int x, std::vector<ParamSpec> weights) {
   const int qkv = value("latent.out", Home::cut, m_.attention_width() * 2 + m_.attended_width());
-  add(OpKind::latent, "latent", {x}, {qkv}).weights = std::move(weights);
+  add(OpKind::latent, "latent", {x}, {qkv}, {x}).weights = std::move(weights);
   return qkv;
 }
 
 int BlockBuilder::activation(int hidden, Activation activation, std::vector<ParamSpec> biases) {
   const int biased = value("hidden", Home::cut, width(hidden)),
-            y = value("activated", Home::cut, width(hidden) / (is_gated(activation) ? 2 : 1));
-  BlockOp& op = add(OpKind::activation, "activation", {hidden}, {biased, y});
+            y = value("activated", Home::cut, width(hidden) / (is_gated(activation) ? 2 : 1),
+                      Again::with_backward);
+  BlockOp& op = add(OpKind::activation, "activation", {hidden}, {biased, y}, {biased});
   op.activation = activation;
   op.biases = std::move(biases);
   return y;
@@ -168,20 +173,26 @@ int BlockBuilder::activation(int hidden, Activation activation, std::vector<Para
 
 int BlockBuilder::residual(const std::string& name, int x, int y, std::vector<ParamSpec> biases) {
   const int sum = value(name + ".out", Home::residual, width(x));
-  add(OpKind::residual, name, {x, y}, {sum}).biases = std::move(biases);
+  BlockOp& op = add(OpKind::residual, name, {x, y}, {sum}, {});
+  op.wants = {Home::residual, Home::residual};
+  op.biases = std::move(biases);
   return sum;
 }
 
 int BlockBuilder::experts(int x, std::vector<ParamSpec> weights) {
   const int hidden = value("routed", Home::experts, 2 * m_.expert_hidden),
             y = value("experts.out", Home::partial_sum, m_.hidden);
-  add(OpKind::experts_in, "experts_in", {x}, {hidden}).weights = std::move(weights);
-  add(OpKind::experts_out, "experts_out", {hidden}, {y});
+  add(OpKind::experts_in, "experts_in", {x}, {hidden}, {x, hidden}).weights = std::move(weights);
+  add(OpKind::experts_out, "experts_out", {hidden}, {y}, {hidden});
   return y;
 }
 
-void BlockBuilder::loss(int x, std::vector<ParamSpec> weights) {
-  add(OpKind::loss, "loss", {x}, {}).weights = std::move(weights);
+int BlockBuilder::loss(int x, ParamSpec table) {
+  const int sum = value("loss", Home::same, 1);
+  BlockOp& op = product(OpKind::loss, "loss", x, sum);
+  op.tied = m_.tied_embedding;
+  op.weights = {op.tied ? std::move(table) : cut_rows("lm_head.weight", m_.vocab, m_.hidden, 1, m_.init_std)};
+  return sum;
 }
 
 BlockProgram BlockBuilder::finish(int output) {
@@ -248,9 +259,10 @@ ParamSpec whole_matrix(std::string name, std::int64_t rows, std::int64_t cols, d
   return p;
 }
 
-std::vector<ParamSpec> output_matrix(const ModelSpec& m) {
-  if (m.tied_embedding) return {};
-  return {cut_rows("lm_head.weight", m.vocab, m.hidden, 1, m.init_std)};
+ParamSpec embedding_table(std::string name, const ModelSpec& m) {
+  ParamSpec table = cut_rows(std::move(name), m.vocab, m.hidden, 1, m.init_std);
+  table.multiplies = m.tied_embedding;  // as the output matrix; the lookup is no product
+  return table;
 }
 
 double residual_std(const ModelSpec& m) {

@@ -23,15 +23,25 @@ enum class Home {
   cut,          // S(1): all rows, the columns of this rank's heads or hidden units
   partial_sum,  // P: all rows, all columns, and the sum over the ranks is the value
   experts,      // with the experts: copies of tokens, sorted
+  same,         // I: one thing, known to every rank
+};
+
+// When the backward pass makes a value that it reads instead of finding it kept.
+enum class Again {
+  asked,          // where a plan wants its op made again (recompute.h)
+  always,         // it costs less to make than to keep
+  with_backward,  // always: its op's own backward pass makes it, beside the gradient
+  with_input,     // where the op's first input is, which it is of the memory of
 };
 
 struct BlockValue {
   std::string name;
   Home home = Home::residual;
   std::int64_t width = 0;  // columns, all of them
+  Again again = Again::asked;
 };
 
-// One file each in src/model/, with its forward and backward passes.
+// Each is written down by a function of BlockBuilder, and run by a file in src/model/.
 enum class OpKind {
   embedding,    // tokens -> rows of a table
   positions,    // x + rows of a table of positions
@@ -44,7 +54,7 @@ enum class OpKind {
   residual,     // x, y -> x + y (+ b)
   experts_in,   // x -> the hidden values of the experts that its tokens are routed to
   experts_out,  // these -> their sum
-  loss,         // x -> the loss of its logits
+  loss,         // x -> the summed loss of its logits
 };
 template <>
 inline constexpr std::array choice_names<OpKind>{"embedding", "positions",  "norm",        "linear",
@@ -55,9 +65,14 @@ enum class WeightOrder { in_out, out_in };  // how a matrix is stored: GPT-2's (
 
 struct BlockOp {
   OpKind kind = OpKind::norm;
-  std::string name;                        // within the block: "attention_in"
-  std::vector<int> inputs, outputs;        // values
+  std::string name;                  // within the block: "attention_in"
+  std::vector<int> inputs, outputs;  // values
+  std::vector<int> backward_reads;   // those of them that the backward pass reads
+  // Of each input the home that it is taken in: where its own is another one, a collective brings it there,
+  // and its gradient back (the conjugate table, layout.h).
+  std::vector<Home> wants;
   std::vector<ParamSpec> weights, biases;  // of a linear op side by side: one matrix
+  bool tied = false;                       // the weights are declared by an op of another block
   WeightOrder order = WeightOrder::out_in;
   Activation activation = Activation::gelu;
   std::vector<std::int64_t>
@@ -67,18 +82,17 @@ struct BlockOp {
 struct BlockProgram {
   std::vector<BlockValue> values;
   std::vector<BlockOp> ops;
-  int input = -1, output = -1;  // values; no input before the embedding, no output behind the loss
+  int input = -1, output = -1;  // values; no input before the embedding
 
   std::vector<ParamSpec> parameters() const;
   const BlockValue& value(int number) const { return values[static_cast<std::size_t>(number)]; }
   // The op that makes a value; -1: it comes from outside.
   int producer(int value) const;
+  Home output_home() const;                // in which the output is handed on
   const BlockOp* find(OpKind kind) const;  // the first one, or nullptr
+  // Whether it is run as a whole in its backward pass: logits are there for a moment only.
+  bool ends_in_loss() const { return find(OpKind::loss) != nullptr; }
 };
-
-// In which home an op takes its input: where that is another one, a collective brings it there, and its
-// gradient back (the conjugate table, layout.h).
-Home wanted_home(const BlockProgram& program, const BlockOp& op, std::size_t input);
 
 // The parts of a model, by its family (family_*.cpp).
 BlockProgram embedding_program(const ModelSpec& model);

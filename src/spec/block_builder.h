@@ -36,13 +36,16 @@ class BlockBuilder {
   int activation(int hidden, Activation activation, std::vector<ParamSpec> biases = {});
   int residual(const std::string& name, int x, int y, std::vector<ParamSpec> biases = {});
   int experts(int x, std::vector<ParamSpec> weights);
-  void loss(int x, std::vector<ParamSpec> weights);
+  int loss(int x, ParamSpec table);  // of the embedding, for a model where it is the output matrix too
 
   BlockProgram finish(int output);
 
  private:
-  int value(std::string name, Home home, std::int64_t width);
-  BlockOp& add(OpKind kind, std::string name, std::vector<int> inputs, std::vector<int> outputs);
+  int value(std::string name, Home home, std::int64_t width, Again again = Again::asked);
+  BlockOp& add(OpKind kind, std::string name, std::vector<int> inputs, std::vector<int> outputs,
+               std::vector<int> backward_reads);
+  BlockOp& norm(const std::string& name, int x, std::int64_t statistics);
+  BlockOp& product(OpKind kind, const std::string& name, int x, int y);
   std::int64_t width(int value) const { return program_.value(value).width; }
 
   const ModelSpec& m_;
@@ -57,6 +60,7 @@ ParamSpec matrix(std::string name, std::int64_t rows, std::int64_t cols, int sha
 ParamSpec cut_rows(std::string name, std::int64_t rows, std::int64_t cols, std::int64_t unit, double std);
 ParamSpec cut_columns(std::string name, std::int64_t rows, std::int64_t cols, std::int64_t unit, double std);
 ParamSpec whole_matrix(std::string name, std::int64_t rows, std::int64_t cols, double std);
+ParamSpec embedding_table(std::string name, const ModelSpec& model);
 ParamSpec norm_weight(std::string name, std::int64_t width);
 ParamSpec head_norm_weight(std::string name, std::int64_t head_dim);
 ParamSpec whole_bias(std::string name, std::int64_t width);  // added once, behind the sum over the group

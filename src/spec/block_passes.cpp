@@ -7,20 +7,25 @@
 namespace echelon {
 namespace {
 
-// What attention computes with is the work of the product before it.
 bool is_made_again(const BlockProgram& program, int value, const Recompute& recompute) {
   const int made_by = program.producer(value);
   if (made_by < 0) return false;
   const BlockOp& op = program.ops[static_cast<std::size_t>(made_by)];
-  const bool hands_on = op.kind == OpKind::rope || (op.kind == OpKind::attention && value == op.outputs[0]);
-  return hands_on ? is_made_again(program, op.inputs[0], recompute) : recompute.contains(op);
+  return program.value(value).again == Again::with_input ? is_made_again(program, op.inputs[0], recompute)
+                                                         : recompute.contains(op);
 }
 
 // What an op needs to make its outputs again, of what is there: of a norm its input even where its statistics
 // are kept, of attention what it computes with.
-std::vector<int> made_from(const BlockOp& op, const std::set<int>& there) {
-  if (op.kind == OpKind::attention && there.contains(op.outputs[0])) return {op.outputs[0]};
+std::vector<int> made_from(const BlockProgram& program, const BlockOp& op, const std::set<int>& there) {
+  for (int output : op.outputs)
+    if (program.value(output).again == Again::with_input && there.contains(output)) return {output};
   return op.inputs;
+}
+
+bool is_cheap(const BlockProgram& program, int value) {
+  const Again again = program.value(value).again;
+  return again == Again::always || again == Again::with_backward;
 }
 
 OpSequence sequence(const BlockProgram& program, std::vector<int> ops, const std::set<int>& keeps) {
@@ -37,48 +42,10 @@ OpSequence sequence(const BlockProgram& program, std::vector<int> ops, const std
 
 }  // namespace
 
-std::vector<int> backward_reads(const BlockOp& op) {
-  switch (op.kind) {
-    case OpKind::norm:
-      return {op.inputs[0], op.outputs[1]};
-    case OpKind::linear:
-    case OpKind::latent:
-      return {op.inputs[0]};
-    case OpKind::attention:
-      return op.outputs;
-    case OpKind::activation:
-      return {op.outputs[0]};
-    case OpKind::experts_in:
-      return {op.inputs[0], op.outputs[0]};
-    case OpKind::experts_out:
-      return {op.inputs[0]};
-    case OpKind::loss:
-      return {op.inputs[0]};
-    case OpKind::embedding:
-    case OpKind::positions:
-    case OpKind::rope:
-    case OpKind::residual:
-      return {};
-  }
-  return {};
-}
-
-bool comes_with_backward(const BlockProgram& program, int value) {
-  const int op = program.producer(value);
-  return op >= 0 && program.ops[static_cast<std::size_t>(op)].kind == OpKind::activation &&
-         program.ops[static_cast<std::size_t>(op)].outputs[1] == value;
-}
-
-bool is_cheap(const BlockProgram& program, int value) {
-  const int op = program.producer(value);
-  if (op < 0) return false;
-  const BlockOp& made_by = program.ops[static_cast<std::size_t>(op)];
-  return comes_with_backward(program, value) || (made_by.kind == OpKind::norm && made_by.outputs[0] == value);
-}
-
 bool is_cheap(const BlockProgram& program, const OpSequence& sequence) {
-  return std::all_of(sequence.ops.begin(), sequence.ops.end(),
-                     [&](int op) { return program.ops[static_cast<std::size_t>(op)].kind == OpKind::norm; });
+  return std::all_of(sequence.ops.begin(), sequence.ops.end(), [&](int op) {
+    return program.value(program.ops[static_cast<std::size_t>(op)].outputs.front()).again == Again::always;
+  });
 }
 
 BlockPasses block_passes(const BlockProgram& program, const Recompute& recompute) {
@@ -86,31 +53,31 @@ BlockPasses block_passes(const BlockProgram& program, const Recompute& recompute
   const auto op = [&](int i) -> const BlockOp& { return program.ops[static_cast<std::size_t>(i)]; };
   std::set<int> read;  // by backward passes, and not made again just before each
   for (const BlockOp& o : program.ops)
-    for (int value : backward_reads(o))
+    for (int value : o.backward_reads)
       if (!is_cheap(program, value)) read.insert(value);
+  const bool later = program.ends_in_loss();
   std::set<int> there;  // at the beginning of the backward pass
   for (int value : read)
-    if (!is_made_again(program, value, recompute)) there.insert(value);
+    if (!later && !is_made_again(program, value, recompute)) there.insert(value);
   if (program.input >= 0) there.insert(program.input);  // what is made again is made from it
 
   std::vector<int> all;
   for (int i = 0; i < count; ++i) all.push_back(i);
   BlockPasses passes;
-  std::set<int> kept = there, output;
-  if (program.output >= 0) output.insert(program.output);
-  kept.insert(output.begin(), output.end());
-  passes.forward = sequence(program, all, kept);
-  passes.evaluation = sequence(program, all, output);
+  std::set<int> kept = there;
+  kept.insert(program.output);
+  passes.forward = sequence(program, later ? std::vector<int>() : all, kept);
+  passes.evaluation = sequence(program, all, {program.output});
   passes.again.resize(program.ops.size());
   for (int i = count; i-- > 0;) {
     std::set<int> needs;
-    for (int value : backward_reads(op(i))) {
-      if (!comes_with_backward(program, value)) {
+    for (int value : op(i).backward_reads) {
+      if (program.value(value).again != Again::with_backward) {
         needs.insert(value);
         continue;
       }
       // It comes of the op before, whose backward pass begins with what this one leaves.
-      for (int earlier : backward_reads(op(program.producer(value)))) needs.insert(earlier);
+      for (int earlier : op(program.producer(value)).backward_reads) needs.insert(earlier);
     }
     std::set<int> ops, makes;
     const std::function<void(int)> make = [&](int value) {
@@ -118,7 +85,7 @@ BlockPasses block_passes(const BlockProgram& program, const Recompute& recompute
       const int made_by = program.producer(value);
       makes.insert(value);
       ops.insert(made_by);
-      for (int from : made_from(op(made_by), there)) make(from);
+      for (int from : made_from(program, op(made_by), there)) make(from);
     };
     for (int value : needs) make(value);
     std::set<int> keeps = there;
@@ -133,7 +100,7 @@ BlockPasses block_passes(const BlockProgram& program, const Recompute& recompute
   passes.done.resize(program.ops.size());
   std::vector<bool> is_done(program.values.size());
   for (int i = 0; i < count; ++i) {
-    std::vector<int> last = backward_reads(op(i));
+    std::vector<int> last = op(i).backward_reads;
     for (int again : passes.again[static_cast<std::size_t>(i)].ops)
       for (const std::vector<int>* list : {&op(again).inputs, &op(again).outputs})
         last.insert(last.end(), list->begin(), list->end());

@@ -9,15 +9,6 @@
 
 namespace echelon {
 
-// Of an op's inputs and outputs those that its backward pass reads.
-std::vector<int> backward_reads(const BlockOp& op);
-
-// Whether a value is always made again: a norm's output, which costs less to make than to keep, and an
-// activation's, which its backward pass makes beside the gradient.
-bool is_cheap(const BlockProgram& program, int value);
-// The second of these: whoever reads it waits for that backward pass.
-bool comes_with_backward(const BlockProgram& program, int value);
-
 // Ops to be run in order.
 struct OpSequence {
   std::vector<int> ops;

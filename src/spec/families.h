@@ -18,7 +18,4 @@ struct Llama {
   static BlockProgram head(const ModelSpec& model);
 };
 
-// The output layer's own, where it is not the embedding's.
-std::vector<ParamSpec> output_matrix(const ModelSpec& model);
-
 }  // namespace echelon

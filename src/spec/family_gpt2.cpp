@@ -7,13 +7,13 @@
 
 namespace echelon {
 
+static ParamSpec gpt2_table(const ModelSpec& m) { return embedding_table("transformer.wte.weight", m); }
+
 BlockProgram Gpt2::embedding(const ModelSpec& m) {
   BlockBuilder b(m);
-  ParamSpec table = cut_rows("transformer.wte.weight", m.vocab, m.hidden, 1, m.init_std);
-  table.multiplies = m.tied_embedding;  // as the output matrix; the lookup is no product
   ParamSpec positions = whole_matrix("transformer.wpe.weight", m.max_seq, m.hidden, m.init_std);
   positions.multiplies = false;
-  return b.finish(b.positions(b.embedding(std::move(table)), std::move(positions)));
+  return b.finish(b.positions(b.embedding(gpt2_table(m)), std::move(positions)));
 }
 
 BlockProgram Gpt2::layer(const ModelSpec& m, std::int64_t layer) {
@@ -38,8 +38,7 @@ BlockProgram Gpt2::layer(const ModelSpec& m, std::int64_t layer) {
 BlockProgram Gpt2::head(const ModelSpec& m) {
   BlockBuilder b(m);
   const int y = b.layer_norm("norm", b.input("x"), "transformer.ln_f");
-  b.loss(y, output_matrix(m));
-  return b.finish(-1);
+  return b.finish(b.loss(y, gpt2_table(m)));
 }
 
 }  // namespace echelon

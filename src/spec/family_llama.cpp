@@ -9,6 +9,8 @@
 namespace echelon {
 namespace {
 
+ParamSpec llama_table(const ModelSpec& m) { return embedding_table("model.embed_tokens.weight", m); }
+
 struct SwigluNames {
   const char *gate, *up, *down;
 };
@@ -81,9 +83,7 @@ int attention_in(BlockBuilder& b, const ModelSpec& m, int x, const std::string& 
 
 BlockProgram Llama::embedding(const ModelSpec& m) {
   BlockBuilder b(m);
-  ParamSpec table = cut_rows("model.embed_tokens.weight", m.vocab, m.hidden, 1, m.init_std);
-  table.multiplies = m.tied_embedding;  // as the output matrix; the lookup is no product
-  return b.finish(b.embedding(std::move(table)));
+  return b.finish(b.embedding(llama_table(m)));
 }
 
 BlockProgram Llama::layer(const ModelSpec& m, std::int64_t layer) {
@@ -110,8 +110,7 @@ BlockProgram Llama::layer(const ModelSpec& m, std::int64_t layer) {
 BlockProgram Llama::head(const ModelSpec& m) {
   BlockBuilder b(m);
   const int y = b.rms_norm("norm", b.input("x"), "model.norm");
-  b.loss(y, output_matrix(m));
-  return b.finish(-1);
+  return b.finish(b.loss(y, llama_table(m)));
 }
 
 }  // namespace echelon

@@ -158,6 +158,8 @@ std::vector<ParamSpec> block_parameters(const ModelSpec& m, std::int64_t layer) 
 
 std::vector<ParamSpec> head_parameters(const ModelSpec& m) { return head_program(m).parameters(); }
 
+ParamSpec output_matrix(const ModelSpec& m) { return head_program(m).find(OpKind::loss)->weights.front(); }
+
 std::vector<ParamSpec> all_parameters(const ModelSpec& m) {
   std::vector<ParamSpec> list = embedding_parameters(m);
   const auto append = [&list](std::vector<ParamSpec> part) {

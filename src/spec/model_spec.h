@@ -89,7 +89,8 @@ std::vector<FieldDifference> differences(const ModelSpec& first, const ModelSpec
 std::vector<ParamSpec> embedding_parameters(const ModelSpec& model);
 std::vector<ParamSpec> block_parameters(const ModelSpec& model, std::int64_t layer);
 std::vector<ParamSpec> head_parameters(
-    const ModelSpec& model);  // final norm; the output matrix when it is untied
+    const ModelSpec& model);                      // final norm; the output matrix when it is untied
+ParamSpec output_matrix(const ModelSpec& model);  // tied or not
 std::vector<ParamSpec> all_parameters(const ModelSpec& model);  // the three above, in model order
 
 std::int64_t num_parameters(const ModelSpec& model);

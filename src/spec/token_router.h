@@ -1,5 +1,5 @@
 // Which experts one token goes to (Shazeer et al. 2017, https://arxiv.org/abs/1701.06538), what its balance
-// losses are, and their gradients: the arithmetic of layer/router, and of plan/routing_simulation.
+// losses are, and their gradients: the arithmetic of Kernels, and of plan/routing_simulation.
 #pragma once
 
 #include <cstdint>

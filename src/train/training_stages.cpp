@@ -40,8 +40,9 @@ const Microbatch& TrainingStages::microbatch(int index) {
   return batch(index / microbatches_).batch.microbatches[static_cast<std::size_t>(index % microbatches_)];
 }
 
-double TrainingStages::gradient_scale(int index) {
-  return batch(index / microbatches_).batch.gradient_scale[static_cast<std::size_t>(index % microbatches_)];
+Loss TrainingStages::loss(int index) {
+  const StepBatch& of = batch(index / microbatches_).batch;
+  return {of.gradient_scale[static_cast<std::size_t>(index % microbatches_)], loss_sum_};
 }
 
 void TrainingStages::release(int index) {
@@ -58,19 +59,18 @@ Work<Tensor> TrainingStages::forward(Instruction i, Tensor input) {
 Work<Tensor> TrainingStages::backward(Instruction i, Tensor gradient) {
   hooks_.before_pass(i);
   auto saved = saved_.extract({i.stage, i.microbatch});
-  Stage::Backward done = co_await held_.stage(i.stage).backward(microbatch(i.microbatch), std::move(gradient),
-                                                                gradient_scale(i.microbatch), saved.mapped(),
-                                                                Weights::now, counted(i.stage));
+  Tensor dx = co_await held_.stage(i.stage).backward(microbatch(i.microbatch), std::move(gradient),
+                                                     loss(i.microbatch), saved.mapped(), Weights::now,
+                                                     counted(i.stage));
   release(i.microbatch);
-  co_return add_loss(std::move(done));
+  co_return std::move(dx);
 }
 
 Work<Tensor> TrainingStages::backward_input(Instruction i, Tensor gradient) {
   hooks_.before_pass(i);
-  Stage::Backward done = co_await held_.stage(i.stage).backward(
-      microbatch(i.microbatch), std::move(gradient), gradient_scale(i.microbatch),
-      saved_.at({i.stage, i.microbatch}), Weights::deferred, counted(i.stage));
-  co_return add_loss(std::move(done));
+  co_return co_await held_.stage(i.stage).backward(microbatch(i.microbatch), std::move(gradient),
+                                                   loss(i.microbatch), saved_.at({i.stage, i.microbatch}),
+                                                   Weights::deferred, counted(i.stage));
 }
 
 void TrainingStages::backward_weight(const Instruction& i) {
@@ -86,11 +86,6 @@ bool TrainingStages::validate() {
 }
 
 Tensor TrainingStages::make_boundary(int index) { return held_.make_boundary(microbatch(index).rows()); }
-
-Tensor TrainingStages::add_loss(Stage::Backward backward) {
-  if (backward.loss_sum.defined()) held_.rank().kernels().add_number(backward.loss_sum, loss_sum_);
-  return std::move(backward.dx);
-}
 
 Stage::GroupDone TrainingStages::counted(int stage) {
   return [this, stage](int group) {

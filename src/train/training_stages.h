@@ -53,8 +53,7 @@ class TrainingStages : public PipelineStages {
   };
   Loaded& batch(int step);
   const Microbatch& microbatch(int index);
-  double gradient_scale(int index);
-  Tensor add_loss(Stage::Backward backward);
+  Loss loss(int index);
   Stage::GroupDone counted(int stage);
   void release(int microbatch);
 

@@ -107,7 +107,7 @@ double RoutingJudge::Flip::allowed(double factor) const {
   return factor * (std::sqrt(largest / std::max(trials, 1)) + 0x1p-52 * magnitude);
 }
 
-void RoutingJudge::on_choice(std::int64_t layer, const RoutedTokens& tokens, const Router& router,
+void RoutingJudge::on_choice(std::int64_t layer, const RoutedTokens& tokens, const TokenRouter& router,
                              const Tensor& logits, std::span<const double> bias, const Tensor& ids) {
   const auto k = static_cast<std::size_t>(ids.cols());
   const auto experts = static_cast<std::int32_t>(router.num_experts());
@@ -124,8 +124,8 @@ void RoutingJudge::on_choice(std::int64_t layer, const RoutedTokens& tokens, con
     std::transform(codes, codes + k, theirs.begin(), [&](std::int32_t c) { return c % experts; });
     const auto wanted = [&] {
       values = copy_numbers_to_host(logits.row_range(i, i + 1));
-      router.token().score(values, row);
-      router.token().want(row, bias);
+      router.score(values, row);
+      router.want(row, bias);
     };
     auto flip = choices_.find(at);
     if (is_trial_) {
@@ -142,8 +142,7 @@ void RoutingJudge::on_choice(std::int64_t layer, const RoutedTokens& tokens, con
         wanted();
         Flip f;
         const bool is_choice = std::adjacent_find(sorted.begin(), sorted.end()) == sorted.end();
-        f.shift =
-            is_choice ? router.token().shift_to_choose(row, theirs) : std::numeric_limits<double>::infinity();
+        f.shift = is_choice ? router.shift_to_choose(row, theirs) : std::numeric_limits<double>::infinity();
         f.numbers = row.wanted;
         f.squares.assign(f.numbers.size(), 0.0);
         for (std::size_t e = 0; e < f.numbers.size(); ++e) f.places.push_back(e);

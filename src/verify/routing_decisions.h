@@ -38,8 +38,8 @@ class RoutingRecorder : public RoutingWatch {
  public:
   explicit RoutingRecorder(const Plan& plan) : plan_(plan) {}
 
-  void on_choice(std::int64_t, const RoutedTokens&, const Router&, const Tensor&, std::span<const double>,
-                 const Tensor&) override {}
+  void on_choice(std::int64_t, const RoutedTokens&, const TokenRouter&, const Tensor&,
+                 std::span<const double>, const Tensor&) override {}
   void on_kept(std::int64_t layer, const RoutedTokens& tokens, const Tensor& ids, const Tensor& weights,
                const Tensor& kept, const Keep& keep) override;
 
@@ -84,8 +84,8 @@ class RoutingJudge : public RoutingWatch {
   // After the trials: what rounding may do is `factor` times their root mean square.
   std::vector<RoutingDifference> differences(std::int64_t step, double factor) const;
 
-  void on_choice(std::int64_t layer, const RoutedTokens& tokens, const Router& router, const Tensor& logits,
-                 std::span<const double> bias, const Tensor& ids) override;
+  void on_choice(std::int64_t layer, const RoutedTokens& tokens, const TokenRouter& router,
+                 const Tensor& logits, std::span<const double> bias, const Tensor& ids) override;
   void on_kept(std::int64_t layer, const RoutedTokens& tokens, const Tensor& ids, const Tensor& weights,
                const Tensor& kept, const Keep& keep) override;
 

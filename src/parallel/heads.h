@@ -1,0 +1,47 @@
+// The attention heads of one rank, and where they lie in a projected (N, (H + 2 Hkv) D) matrix [q | k | v].
+// Grouped-query attention (Ainslie 2023) when Hkv < H.
+#pragma once
+
+#include <cmath>
+
+#include "tensor/kernels.h"
+
+namespace echelon {
+
+class Heads {
+ public:
+  Heads() = default;
+  Heads(std::int64_t num_heads, std::int64_t num_kv_heads, std::int64_t head_dim)
+      : num_heads_(num_heads), num_kv_heads_(num_kv_heads), head_dim_(head_dim) {}
+
+  std::int64_t width() const { return num_heads_ * head_dim_; }
+  std::int64_t qkv_width() const { return (num_heads_ + 2 * num_kv_heads_) * head_dim_; }
+  std::int64_t num_heads() const { return num_heads_; }
+  std::int64_t num_kv_heads() const { return num_kv_heads_; }
+  std::int64_t head_dim() const { return head_dim_; }
+  std::int64_t kv_width() const { return num_kv_heads_ * head_dim_; }
+
+  // Columns of a [q | k | v] matrix.
+  Tensor q(const Tensor& qkv) const { return qkv.column_range(0, width()); }
+  Tensor k(const Tensor& qkv) const { return qkv.column_range(width(), width() + kv_width()); }
+  Tensor v(const Tensor& qkv) const { return qkv.column_range(width() + kv_width(), qkv_width()); }
+  Tensor qk(const Tensor& qkv) const { return qkv.column_range(0, width() + kv_width()); }
+  Tensor kv(const Tensor& qkv) const { return qkv.column_range(width(), qkv_width()); }
+
+  AttentionShape shape(std::int64_t batch, std::int64_t q_len, std::int64_t kv_len) const {
+    AttentionShape s;
+    s.batch = batch;
+    s.q_len = q_len;
+    s.kv_len = kv_len;
+    s.num_heads = num_heads_;
+    s.num_kv_heads = num_kv_heads_;
+    s.head_dim = head_dim_;
+    s.scale = 1.0 / std::sqrt(static_cast<double>(head_dim_));
+    return s;
+  }
+
+ private:
+  std::int64_t num_heads_ = 0, num_kv_heads_ = 0, head_dim_ = 0;
+};
+
+}  // namespace echelon

@@ -1,0 +1,23 @@
+// Products of tokens that are sorted by expert: those of all experts are one call.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tensor/kernels.h"
+#include "tensor/weight.h"
+
+namespace echelon {
+
+// Rows [bounds[e], bounds[e + 1]) belong to expert e, which may have none; rows after the last bound are
+// neither read nor written.
+using ExpertBounds = std::vector<std::int64_t>;
+
+// y = x W or x W^T.
+void multiply(Kernels& kernels, const std::vector<Weight>& weights, Transpose turn,
+              const ExpertBounds& bounds, const Tensor& x, const Tensor& y);
+// Gradients += dy^T x. Those of an expert without tokens stay as they are.
+void add_gradients(Kernels& kernels, const std::vector<Weight>& weights, const ExpertBounds& bounds,
+                   const Tensor& x, const Tensor& dy);
+
+}  // namespace echelon
