@@ -29,7 +29,7 @@ struct Bench {
   int threads;
   Arena arena;
   std::uint64_t draws = 0;
-  std::unique_ptr<Kernels> kernels = make_cpu_kernels(arena, threads);
+  std::unique_ptr<Kernels> kernels = make_cpu_kernels(arena, DType::f32, threads);
 };
 
 void rate(benchmark::State& state) {

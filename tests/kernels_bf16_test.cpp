@@ -1,6 +1,7 @@
-// Every reference kernel in bf16 against itself in f64, on the same numbers, which bf16 holds exactly. What
-// is bf16 may be off by one rounding, 2^-8 of the element, and by what f32 sums are off by, c eps(f32)
-// sqrt(length); what is f32 by the latter alone, which no number kept in bf16 on the way would keep to.
+// Every kernel in bf16, the reference and the fast ones, against the reference in f64 on the same numbers,
+// which bf16 holds exactly. What is bf16 may be off by one rounding, 2^-8 of the element, and by what f32
+// sums are off by, c eps(f32) sqrt(length); what is f32 by the latter alone, which no number kept in bf16 on
+// the way would keep to.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "base/error.h"
@@ -28,10 +30,18 @@ struct Operand {
   Tensor exact, held;
 };
 
-class KernelsBf16 : public ::testing::Test {
+struct Maker {
+  const char* name;
+  int threads;  // 0: the reference kernels
+};
+
+class KernelsBf16 : public ::testing::TestWithParam<Maker> {
  protected:
   Arena arena;
-  std::unique_ptr<Kernels> kernels = make_reference_kernels();
+  const bool fast = GetParam().threads > 0;
+  std::unique_ptr<Kernels> kernels =
+      fast ? make_cpu_kernels(arena, DType::bf16, GetParam().threads) : make_reference_kernels();
+  std::unique_ptr<Kernels> reference = make_reference_kernels();
   std::uint64_t draws = 0;
 
   Tensor make(DType dtype, std::vector<std::int64_t> shape) {
@@ -55,22 +65,23 @@ class KernelsBf16 : public ::testing::Test {
     return t;
   }
 
-  // call(of): of(operand) is the operand's tensor in f64, and then as it is held.
+  // call(kernels, of): of(operand) is the operand's tensor in f64, and then as it is held.
   template <class Call>
-  static void run(const Call& call) {
-    call([](const Operand& x) { return x.exact; });
-    call([](const Operand& x) { return x.held; });
+  void run(const Call& call) {
+    call(*reference, [](const Operand& x) { return x.exact; });
+    call(*kernels, [](const Operand& x) { return x.held; });
   }
 
-  // `length`: of the longest sum. Afterwards the exact numbers are those held: the next kernel begins with
-  // the same on both sides.
-  static void expect_close(const Operand& x, std::int64_t length, double c, const char* what) {
+  // `length`: of the longest sum; `unit_of_largest`: what its terms are rounded by. Afterwards the exact
+  // numbers are those held: the next kernel begins with the same on both sides.
+  static void expect_close(const Operand& x, std::int64_t length, double c, const char* what,
+                           double unit_of_largest = 0) {
     const std::vector<double> exact = copy_numbers_to_host(x.exact), held = copy_numbers_to_host(x.held);
     double largest = 0;
     for (double value : exact)
       if (std::isfinite(value)) largest = std::max(largest, std::abs(value));
     const double unit = x.held.dtype() == DType::bf16 ? 0x1p-8 : 0;
-    const double sums = c * eps * std::sqrt(static_cast<double>(length)) * largest;
+    const double sums = (c * eps * std::sqrt(static_cast<double>(length)) + unit_of_largest) * largest;
     double worst_if_bf16 = 0;
     for (std::size_t i = 0; i < exact.size(); ++i) {
       EXPECT_TRUE(held[i] == exact[i] || std::abs(held[i] - exact[i]) <= unit * std::abs(exact[i]) + sums)
@@ -90,7 +101,7 @@ struct Size {
 };
 const std::vector<Size> sizes{{1, 1}, {3, 7}, {40, 300}, {300, 40}};
 
-TEST_F(KernelsBf16, ProductsInEveryMixtureOfTypes) {
+TEST_P(KernelsBf16, ProductsInEveryMixtureOfTypes) {
   for (const auto& [m, n, depth] :
        {std::array<std::int64_t, 3>{3, 19, 5}, {40, 33, 700}, {1, 1, 1}, {2, 3, 0}})
     for (DType ta : {DType::bf16, DType::f32})
@@ -100,32 +111,33 @@ TEST_F(KernelsBf16, ProductsInEveryMixtureOfTypes) {
             for (bool accumulate : {false, true}) {
               const Operand a = turned ? random(ta, depth, m) : random(ta, m, depth);
               const Operand b = turned ? random(tb, n, depth) : random(tb, depth, n), c = random(tc, m, n);
-              run([&](auto of) {
-                kernels->matmul(of(a), turned ? yes : no, of(b), turned ? yes : no, of(c), accumulate);
+              run([&](Kernels& on, auto of) {
+                on.matmul(of(a), turned ? yes : no, of(b), turned ? yes : no, of(c), accumulate);
               });
               expect_close(c, depth + 1, 2, "matmul");
             }
 }
 
-TEST_F(KernelsBf16, ElementwiseOperations) {
+TEST_P(KernelsBf16, ElementwiseOperations) {
   for (const auto& [rows, cols] : sizes)
     for (DType tx : {DType::bf16, DType::f32})
       for (DType ty : {DType::bf16, DType::f32}) {
         const Operand x = random(tx, rows, cols), y = random(ty, rows, cols), z = random(ty, rows, cols);
-        run([&](auto of) { kernels->add(of(x), of(y)); });
+        run([&](Kernels& on, auto of) { on.add(of(x), of(y)); });
         expect_close(y, 1, 0, "add");
-        run([&](auto of) { kernels->scale(of(y), 1.0 / 3); });
+        run([&](Kernels& on, auto of) { on.scale(of(y), 1.0 / 3); });
         expect_close(y, 1, 1, "scale");
-        run([&](auto of) { kernels->copy(of(y), of(z)); });
+        run([&](Kernels& on, auto of) { on.copy(of(y), of(z)); });
         expect_close(z, 1, 0, "copy");
-        run([&](auto of) { kernels->fill(of(z), 1.5); });
+        run([&](Kernels& on, auto of) { on.fill(of(z), 1.5); });
         expect_close(z, 1, 0, "fill");
       }
   const Operand x = narrow(1, 1000);
   const Tensor sums = make(DType::f64, {2}), expected = make(DType::f64, {2});
   kernels->sum_squares(x.held.flat(), 900, sums);
-  kernels->sum_squares(x.exact.flat(), 900, expected);
-  EXPECT_EQ(copy_to_host<double>(sums), copy_to_host<double>(expected));
+  reference->sum_squares(x.exact.flat(), 900, expected);
+  for (std::size_t i = 0; i < 2; ++i)
+    EXPECT_NEAR(copy_to_host<double>(sums)[i], copy_to_host<double>(expected)[i], 1e-10);
   EXPECT_TRUE(kernels->all_finite(x.held));
   for (bf16 bad : {std::numeric_limits<bf16>::infinity(), std::numeric_limits<bf16>::quiet_NaN()}) {
     x.held.host<bf16>()[999] = bad;
@@ -133,70 +145,72 @@ TEST_F(KernelsBf16, ElementwiseOperations) {
   }
 }
 
-TEST_F(KernelsBf16, BiasAndResidual) {
+TEST_P(KernelsBf16, BiasAndResidual) {
   for (const auto& [rows, cols] : sizes) {
     const Operand x = narrow(rows, cols), y = narrow(rows, cols), bias = narrow(1, cols),
                   out = narrow(rows, cols);
-    run([&](auto of) { kernels->residual(of(x), of(y), of(bias), of(out)); });
+    run([&](Kernels& on, auto of) { on.residual(of(x), of(y), of(bias), of(out)); });
     expect_close(out, 2, 1, "residual");
-    run([&](auto of) { kernels->add_bias(of(bias), of(y)); });
+    run([&](Kernels& on, auto of) { on.add_bias(of(bias), of(y)); });
     expect_close(y, 1, 1, "add_bias");
     const Operand dbias = wide(1, cols);
-    run([&](auto of) { kernels->bias_gradient(of(x), of(dbias)); });
+    run([&](Kernels& on, auto of) { on.bias_gradient(of(x), of(dbias)); });
     expect_close(dbias, rows + 1, 2, "bias_gradient");
   }
 }
 
-TEST_F(KernelsBf16, Norms) {
+TEST_P(KernelsBf16, Norms) {
   for (const auto& [rows, cols] : sizes) {
     const Operand x = narrow(rows, cols), w = narrow(1, cols), b = narrow(1, cols), y = narrow(rows, cols);
     const Operand stats = wide(rows, 2), rstd = wide(rows, 1), dy = narrow(rows, cols),
                   dx = narrow(rows, cols);
     const Operand dw = wide(1, cols), db = wide(1, cols);
-    run([&](auto of) { kernels->layer_norm(of(x), of(w), of(b), 1e-5, of(y), of(stats)); });
+    run([&](Kernels& on, auto of) { on.layer_norm(of(x), of(w), of(b), 1e-5, of(y), of(stats)); });
     expect_close(y, cols, 8, "layer_norm"), expect_close(stats, cols, 8, "layer_norm stats");
-    run([&](auto of) { kernels->layer_norm_again(of(x), of(w), of(b), of(stats), of(y)); });
+    run([&](Kernels& on, auto of) { on.layer_norm_again(of(x), of(w), of(b), of(stats), of(y)); });
     expect_close(y, 1, 8, "layer_norm_again");
-    run([&](auto of) { kernels->layer_norm_backward_input(of(dy), of(x), of(w), of(stats), of(dx)); });
+    run([&](Kernels& on, auto of) { on.layer_norm_backward_input(of(dy), of(x), of(w), of(stats), of(dx)); });
     expect_close(dx, cols, 8, "layer_norm_backward_input");
-    run([&](auto of) { kernels->layer_norm_backward_weight(of(dy), of(x), of(stats), of(dw), of(db)); });
+    run([&](Kernels& on, auto of) {
+      on.layer_norm_backward_weight(of(dy), of(x), of(stats), of(dw), of(db));
+    });
     expect_close(dw, rows + 1, 4, "layer_norm dw"), expect_close(db, rows + 1, 2, "layer_norm db");
-    run([&](auto of) { kernels->rms_norm(of(x), of(w), 1e-5, of(y), of(rstd)); });
+    run([&](Kernels& on, auto of) { on.rms_norm(of(x), of(w), 1e-5, of(y), of(rstd)); });
     expect_close(y, cols, 8, "rms_norm"), expect_close(rstd, cols, 4, "rms_norm stats");
-    run([&](auto of) { kernels->rms_norm_again(of(x), of(w), of(rstd), of(y)); });
+    run([&](Kernels& on, auto of) { on.rms_norm_again(of(x), of(w), of(rstd), of(y)); });
     expect_close(y, 1, 8, "rms_norm_again");
-    run([&](auto of) { kernels->rms_norm_backward_input(of(dy), of(x), of(w), of(rstd), of(dx)); });
+    run([&](Kernels& on, auto of) { on.rms_norm_backward_input(of(dy), of(x), of(w), of(rstd), of(dx)); });
     expect_close(dx, cols, 8, "rms_norm_backward_input");
-    run([&](auto of) { kernels->rms_norm_backward_weight(of(dy), of(x), of(rstd), of(dw)); });
+    run([&](Kernels& on, auto of) { on.rms_norm_backward_weight(of(dy), of(x), of(rstd), of(dw)); });
     expect_close(dw, rows + 1, 4, "rms_norm dw");
   }
 }
 
-TEST_F(KernelsBf16, Activations) {
+TEST_P(KernelsBf16, Activations) {
   for (const auto& [rows, cols] : sizes) {
     const Operand h = narrow(rows, cols), bias = narrow(1, cols), y = narrow(rows, cols),
                   dy = narrow(rows, cols);
-    run([&](auto of) { kernels->activate(Activation::gelu, of(h), of(bias), of(y)); });
+    run([&](Kernels& on, auto of) { on.activate(Activation::gelu, of(h), of(bias), of(y)); });
     expect_close(h, 1, 1, "gelu's bias");  // a store of its own: y is that of the h that is kept
-    run([&](auto of) { kernels->activate(Activation::gelu, of(h), Tensor(), of(y)); });
+    run([&](Kernels& on, auto of) { on.activate(Activation::gelu, of(h), Tensor(), of(y)); });
     expect_close(y, 1, 8, "gelu");
-    run([&](auto of) { kernels->activate_backward(Activation::gelu, of(h), of(dy)); });
+    run([&](Kernels& on, auto of) { on.activate_backward(Activation::gelu, of(h), of(dy)); });
     expect_close(dy, 1, 16, "gelu_backward dy"), expect_close(h, 1, 8, "gelu_backward y");
 
     const Operand r = narrow(rows, cols), dr = narrow(rows, cols);
-    run([&](auto of) { kernels->activate(Activation::relu2, of(r), Tensor(), of(y)); });
+    run([&](Kernels& on, auto of) { on.activate(Activation::relu2, of(r), Tensor(), of(y)); });
     expect_close(y, 1, 8, "relu2");
-    run([&](auto of) { kernels->activate_backward(Activation::relu2, of(r), of(dr)); });
+    run([&](Kernels& on, auto of) { on.activate_backward(Activation::relu2, of(r), of(dr)); });
     expect_close(dr, 1, 16, "relu2_backward dy"), expect_close(r, 1, 8, "relu2_backward y");
 
     const Operand x = narrow(rows, 2 * cols), again = narrow(rows, 2 * cols), d = narrow(rows, cols);
     const Operand weights = wide(rows, 1), dweights = wide(rows, 1), weighted = narrow(rows, cols);
-    run([&](auto of) { kernels->swiglu(of(x), of(y)); });
+    run([&](Kernels& on, auto of) { on.swiglu(of(x), of(y)); });
     expect_close(y, 1, 8, "swiglu");
-    run([&](auto of) { kernels->swiglu_backward(of(x), of(d)); });
+    run([&](Kernels& on, auto of) { on.swiglu_backward(of(x), of(d)); });
     expect_close(x, 1, 16, "swiglu_backward dx"), expect_close(d, 1, 8, "swiglu_backward y");
-    run([&](auto of) {
-      kernels->weighted_swiglu_backward(of(again), of(weighted), of(weights), of(dweights));
+    run([&](Kernels& on, auto of) {
+      on.weighted_swiglu_backward(of(again), of(weighted), of(weights), of(dweights));
     });
     expect_close(again, 1, 16, "weighted_swiglu_backward dx");
     expect_close(weighted, 1, 8, "weighted_swiglu_backward y");
@@ -204,17 +218,17 @@ TEST_F(KernelsBf16, Activations) {
   }
 }
 
-TEST_F(KernelsBf16, Rope) {
+TEST_P(KernelsBf16, Rope) {
   const Operand x = narrow(40, 4 * 64);
   std::vector<std::int32_t> places(40);
   std::iota(places.begin(), places.end(), 1000);
   for (bool inverse : {false, true}) {
-    run([&](auto of) { kernels->rope(of(x), 64, ids(places), 1e4, inverse); });
+    run([&](Kernels& on, auto of) { on.rope(of(x), 64, ids(places), 1e4, inverse); });
     expect_close(x, 1, 4, "rope");
   }
 }
 
-TEST_F(KernelsBf16, Attention) {
+TEST_P(KernelsBf16, Attention) {
   for (bool accumulate : {false, true})
     for (std::int64_t length : {1, 5, 200}) {
       const AttentionShape shape{.batch = 2,
@@ -229,60 +243,65 @@ TEST_F(KernelsBf16, Attention) {
       const Operand q = narrow(rows, 64), k = narrow(rows, 32), v = narrow(rows, 32), out = narrow(rows, 64);
       const Operand lse = wide(1, 8 * length), delta = wide(1, 8 * length), dout = narrow(rows, 64);
       const Operand dq = narrow(rows, 64), dk = narrow(rows, 32), dv = narrow(rows, 32);
-      run([&](auto of) { kernels->attention(of(q), of(k), of(v), shape, of(out), of(lse)); });
-      expect_close(out, length + 16, 8, "attention"), expect_close(lse, length + 16, 8, "attention lse");
-      run([&](auto of) { kernels->attention_delta(of(out), of(dout), shape, of(delta)); });
+      run([&](Kernels& on, auto of) { on.attention(of(q), of(k), of(v), shape, of(out), of(lse)); });
+      // Fast attention multiplies by weights, and gradients of scores, rounded to bf16.
+      const double rounded = fast ? 0x1p-8 : 0;
+      expect_close(out, length + 16, 8, "attention", rounded),
+          expect_close(lse, length + 16, 8, "attention lse");
+      run([&](Kernels& on, auto of) { on.attention_delta(of(out), of(dout), shape, of(delta)); });
       expect_close(delta, 16, 4, "attention_delta");
-      run([&](auto of) {
-        kernels->attention_backward(of(q), of(k), of(v), of(dout), of(lse), of(delta), shape, of(dq), of(dk),
-                                    of(dv));
+      run([&](Kernels& on, auto of) {
+        on.attention_backward(of(q), of(k), of(v), of(dout), of(lse), of(delta), shape, of(dq), of(dk),
+                              of(dv));
       });
       // Of each key and value, the queries of both heads that read it.
-      expect_close(dq, length + 16, 8, "attention dq");
-      expect_close(dk, 2 * length + 16, 8, "attention dk"),
-          expect_close(dv, 2 * length + 16, 8, "attention dv");
+      expect_close(dq, length + 16, 8, "attention dq", rounded);
+      expect_close(dk, 2 * length + 16, 8, "attention dk", rounded),
+          expect_close(dv, 2 * length + 16, 8, "attention dv", rounded);
     }
 }
 
-TEST_F(KernelsBf16, RowsOfTables) {
+TEST_P(KernelsBf16, RowsOfTables) {
   std::vector<std::int32_t> tokens(300), places(3 * 100);
   for (std::int32_t i = 0; i < 300; ++i) tokens[static_cast<std::size_t>(i)] = i * i % 7 - 1;
   for (std::int32_t i = 0; i < 300; ++i) places[static_cast<std::size_t>(i)] = i * 7 % 41 - 1;
   const Operand table = narrow(5, 33), y = narrow(300, 33), dtable = wide(5, 33);
-  run([&](auto of) { kernels->embedding(ids(tokens), of(table), 1, of(y)); });
+  run([&](Kernels& on, auto of) { on.embedding(ids(tokens), of(table), 1, of(y)); });
   expect_close(y, 1, 0, "embedding");
   const Operand dy = narrow(300, 33);
-  run([&](auto of) { kernels->embedding_backward(ids(tokens), of(dy), 1, of(dtable)); });
+  run([&](Kernels& on, auto of) { on.embedding_backward(ids(tokens), of(dy), 1, of(dtable)); });
   expect_close(dtable, 300, 2, "embedding_backward");
   const Operand x = narrow(40, 33), weights = wide(100, 3), combined = narrow(100, 33);
   for (bool weighted : {false, true}) {
-    run([&](auto of) {
-      kernels->combine_rows(of(x), ids(places), weighted ? of(weights) : Tensor(), of(combined));
+    run([&](Kernels& on, auto of) {
+      on.combine_rows(of(x), ids(places), weighted ? of(weights) : Tensor(), of(combined));
     });
     expect_close(combined, 3, 2, "combine_rows");
   }
 }
 
-TEST_F(KernelsBf16, GradientOfLogitsIsF32OrBf16) {
+TEST_P(KernelsBf16, GradientOfLogitsIsF32OrBf16) {
   const std::int64_t rows = 20, cols = 300;
   std::vector<std::int32_t> values(static_cast<std::size_t>(rows));
   for (std::int32_t i = 0; i < rows; ++i) values[static_cast<std::size_t>(i)] = i * 31 % 320 - 1;
   const Tensor targets = ids(values);
   const Operand p = wide(rows, cols), max = wide(1, rows), sum = wide(1, rows), target = wide(1, rows);
-  run([&](auto of) {
-    kernels->row_max(of(p), of(max));
-    kernels->exp_sum(of(p), of(max), targets, 1, of(sum), of(target));
+  run([&](Kernels& on, auto of) {
+    on.row_max(of(p), of(max));
+    on.exp_sum(of(p), of(max), targets, 1, of(sum), of(target));
   });
   expect_close(p, 1, 8, "exp_sum p"), expect_close(sum, cols, 4, "exp_sum");
   const Operand dlogits = narrow(rows, cols), apart = wide(rows, cols);
-  run([&](auto of) { kernels->cross_entropy_backward(of(p), of(sum), targets, 1, 0.125, of(dlogits)); });
+  run([&](Kernels& on, auto of) {
+    on.cross_entropy_backward(of(p), of(sum), targets, 1, 0.125, of(dlogits));
+  });
   expect_close(dlogits, 1, 4, "cross_entropy_backward in bf16");
-  run([&](auto of) { kernels->cross_entropy_backward(of(p), of(sum), targets, 1, 0.125, of(apart)); });
+  run([&](Kernels& on, auto of) { on.cross_entropy_backward(of(p), of(sum), targets, 1, 0.125, of(apart)); });
   kernels->cross_entropy_backward(p.held, sum.held, targets, 1, 0.125, p.held);
   EXPECT_EQ(copy_to_host<float>(apart.held), copy_to_host<float>(p.held)) << "in place it has other bits";
 }
 
-TEST_F(KernelsBf16, AdamWRoundsACopyOfMasterWeights) {
+TEST_P(KernelsBf16, AdamWRoundsACopyOfMasterWeights) {
   const Operand p = wide(1, 1000), g = wide(1, 1000), m = wide(1, 1000), v = wide(1, 1000);
   const Tensor alone = make(DType::f32, {1, 1000}), rounded = make(DType::bf16, {1, 1000});
   kernels->fill(v.held, 0.5);
@@ -298,7 +317,7 @@ TEST_F(KernelsBf16, AdamWRoundsACopyOfMasterWeights) {
 
 // One parameter of 12 x 10 whose second dimension, or first, is cut over tp and whose elements are cut again,
 // as ZeRO does: every element is rounded as in the whole.
-TEST_F(KernelsBf16, WeightsWithoutAMasterAreRoundedAlikeHoweverTheyAreCut) {
+TEST_P(KernelsBf16, WeightsWithoutAMasterAreRoundedAlikeHoweverTheyAreCut) {
   const std::int64_t count = 120;
   const auto values = [&](DType dtype, std::uint64_t which) {
     const Tensor t = make(dtype, {count});
@@ -367,7 +386,7 @@ TEST_F(KernelsBf16, WeightsWithoutAMasterAreRoundedAlikeHoweverTheyAreCut) {
 // Weights that a step moves by 1/50 of a unit: to nearest none would ever move. The mean over n elements is
 // off by a random walk of n roundings of variance f (1 - f) units^2, with f = 1/50; six deviations are
 // allowed.
-TEST_F(KernelsBf16, UpdatesFarBelowAUnitAreThereOnAverage) {
+TEST_P(KernelsBf16, UpdatesFarBelowAUnitAreThereOnAverage) {
   constexpr std::int64_t count = 100'000;
   const double unit = 0x1p-7, f = 1.0 / 50;
   const Tensor p = make(DType::bf16, {count}), g = make(DType::f32, {count});
@@ -390,7 +409,7 @@ TEST_F(KernelsBf16, UpdatesFarBelowAUnitAreThereOnAverage) {
   EXPECT_NEAR(sum / static_cast<double>(count), f * unit, allowed);
 }
 
-TEST_F(KernelsBf16, WhatMustBeWideAndWhatMustNotIsChecked) {
+TEST_P(KernelsBf16, WhatMustBeWideAndWhatMustNotIsChecked) {
   const Tensor x = make(DType::bf16, {2, 4}), f32 = make(DType::f32, {2, 4}), f64 = make(DType::f64, {2, 4});
   const Tensor row = make(DType::bf16, {4}), wide_row = make(DType::f32, {4}), stats = make(DType::bf16, {2});
   const Tensor targets = ids({0, 1}), each = make(DType::f32, {2});
@@ -419,14 +438,52 @@ TEST_F(KernelsBf16, WhatMustBeWideAndWhatMustNotIsChecked) {
   EXPECT_THROW(kernels->adamw(f32, f32, f32, f32, {}, f32), InvariantError);
 }
 
-TEST_F(KernelsBf16, AreTheReferenceKernels) {
-  const auto made = make_kernels(arena, recipe("bf16"), 1);
-  const Operand x = narrow(3, 4), y = narrow(3, 4);
-  made->add(x.held, y.held);
-  kernels->add(x.exact, y.exact);
-  expect_close(y, 1, 0, "add");
-  EXPECT_EQ(kernel_scratch_bytes(recipe("bf16"), 4), 0);
+// Also across pieces that threads cut, depths that a processor's own products take at once or do not, and
+// what is narrow.
+TEST_P(KernelsBf16, BitsOfProductsDoNotDependOnThreads) {
+  if (GetParam().threads != 1) GTEST_SKIP() << "one thread is held against several";
+  for (const auto& [m, n, depth] : {std::array<std::int64_t, 3>{300, 17, 3000},
+                                    {64, 64, 4096},
+                                    {130, 768, 1500},
+                                    {1, 768, 768},
+                                    {770, 129, 901},
+                                    {515, 1030, 64}})
+    for (DType tb : {DType::bf16, DType::f32})
+      for (DType tc : {DType::bf16, DType::f32})
+        for (Transpose turn_a : {no, yes})
+          for (Transpose turn_b : {no, yes}) {
+            const Operand a = turn_a == yes ? narrow(depth, m) : narrow(m, depth);
+            const Operand b = turn_b == yes ? random(tb, n, depth) : random(tb, depth, n),
+                          c = random(tc, m, n);
+            const Tensor first = make(tc, {m, n}), again = make(tc, {m, n});
+            kernels->copy(c.held, first);
+            kernels->matmul(a.held, turn_a, b.held, turn_b, first, true);
+            for (int threads : {2, 5}) {
+              kernels->copy(c.held, again);
+              make_cpu_kernels(arena, DType::bf16, threads)
+                  ->matmul(a.held, turn_a, b.held, turn_b, again, true);
+              EXPECT_EQ(std::memcmp(first.host_bytes(), again.host_bytes(),
+                                    static_cast<std::size_t>(first.bytes())),
+                        0)
+                  << m << " " << n << " " << depth << " on " << threads;
+            }
+          }
 }
+
+TEST_P(KernelsBf16, OfNoDeviceTakeWhatTheseWould) {
+  Arena real, none(Device::none);
+  const auto made = make_kernels(real, recipe("bf16"), 3), dry = make_kernels(none, recipe("bf16"), 3);
+  EXPECT_EQ(none.live(), real.live());
+  EXPECT_EQ(none.live().total(), kernel_scratch_bytes(recipe("bf16"), 3));
+}
+
+std::vector<Maker> makers() {
+  std::vector<Maker> all{{"reference", 0}};
+  if (has_cpu_kernels()) all.insert(all.end(), {{"one_thread", 1}, {"three_threads", 3}});
+  return all;
+}
+INSTANTIATE_TEST_SUITE_P(On, KernelsBf16, ::testing::ValuesIn(makers()),
+                         [](const auto& maker) { return std::string(maker.param.name); });
 
 }  // namespace
 }  // namespace echelon::kernels_bf16_test

@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <initializer_list>
 #include <limits>
+#include <type_traits>
 
 #include "base/error.h"
-#include "tensor/matmul_onednn.h"
+#include "tensor/matmul.h"
 #include "tensor/simd.h"
 
 namespace echelon {
@@ -18,24 +21,53 @@ namespace {
 constexpr std::int64_t query_block = 128;
 constexpr std::int64_t key_block = 512;
 constexpr std::int64_t tile = query_block * key_block;
+// Room for what is summed in f32 before it is rounded to bf16: output rows of a block of queries, or
+// gradients of a block of keys and of its values.
+constexpr std::int64_t sum_floats = 2 * key_block * 128;
 
-// One head of one sequence: rows stand `stride` floats apart.
+// One head of one sequence: rows stand `stride` elements apart. T: float, bf16, or either of them const.
+template <class T>
 struct Head {
-  float* data = nullptr;
+  T* data = nullptr;
   std::int64_t stride = 0;
-  float* row(std::int64_t i) const { return data + i * stride; }
+  T* row(std::int64_t i) const { return data + i * stride; }
+  Head from(std::int64_t i) const { return {row(i), stride}; }
 };
 
-Head head_of(const Tensor& x, std::int64_t first_row, std::int64_t head, std::int64_t head_dim) {
-  return {x.host<float>() + first_row * x.row_stride() + head * head_dim, x.row_stride()};
+template <class T>
+Head<T> head_of(const Tensor& x, std::int64_t first_row, std::int64_t head, std::int64_t head_dim) {
+  return {x.host<std::remove_const_t<T>>() + first_row * x.row_stride() + head * head_dim, x.row_stride()};
 }
 
-Head query_head(const Tensor& x, const AttentionShape& s, std::int64_t sequence, std::int64_t head) {
-  return head_of(x, sequence * s.q_len, head, s.head_dim);
+template <class T>
+Head<T> query_head(const Tensor& x, const AttentionShape& s, std::int64_t sequence, std::int64_t head) {
+  return head_of<T>(x, sequence * s.q_len, head, s.head_dim);
 }
 
-Head key_head(const Tensor& x, const AttentionShape& s, std::int64_t sequence, std::int64_t kv_head) {
-  return head_of(x, sequence * (s.kv_batch_stride > 0 ? s.kv_batch_stride : s.kv_len), kv_head, s.head_dim);
+template <class T>
+Head<T> key_head(const Tensor& x, const AttentionShape& s, std::int64_t sequence, std::int64_t kv_head) {
+  return head_of<T>(x, sequence * (s.kv_batch_stride > 0 ? s.kv_batch_stride : s.kv_len), kv_head,
+                    s.head_dim);
+}
+
+// What a thread works in. p and ds are the tiles that go into products: in f32 the scores and their gradients
+// themselves, in bf16 these rounded.
+template <class T>
+struct Workspace {
+  float *scores, *gradients;
+  T *p, *ds;
+  float* sums;
+  std::byte* products;
+};
+
+Workspace<float> workspace(std::byte* room, float) {
+  auto* const floats = reinterpret_cast<float*>(room + product_scratch_bytes(DType::f32));
+  return {floats, floats + tile, floats, floats + tile, nullptr, room};
+}
+Workspace<bf16> workspace(std::byte* room, bf16) {
+  auto* const floats = reinterpret_cast<float*>(room + product_scratch_bytes(DType::bf16));
+  auto* const rounded = reinterpret_cast<bf16*>(floats + 2 * tile + sum_floats);
+  return {floats, floats + tile, rounded, rounded + tile, floats + 2 * tile, room};
 }
 
 // What each query of one sequence sees.
@@ -57,19 +89,18 @@ class Mask {
   }
 
   // For query t, the scores of keys [first, first + cols): calls pass(begin, visible, n) for the rest of the
-  // row from `begin` on, a vector's boundary. What lies ahead of the first visible key is zero afterwards, in
-  // `also` too.
-  template <class Pass>
-  void on_visible(std::int64_t t, std::int64_t first, std::int64_t cols, float* row, float* also,
-                  const Pass& pass) const {
+  // row from `begin` on, a vector's boundary. What lies ahead of the first visible key is zero in `made`,
+  // what the pass makes, afterwards.
+  template <class T, class Pass>
+  void on_visible(std::int64_t t, std::int64_t first, std::int64_t cols, float* row,
+                  std::initializer_list<T*> made, const Pass& pass) const {
     const std::int64_t end = std::clamp<std::int64_t>(end_key(t) - first, 0, cols);
     const std::int64_t hidden = std::clamp<std::int64_t>(first_key(t) - first, 0, end);
     constexpr std::int64_t vector = 64;  // at least the widest one's elements
     const std::int64_t skipped = hidden == end ? end / vector * vector : hidden / vector * vector;
     std::fill(row + skipped, row + hidden, unseen);
     pass(skipped, hidden == end ? 0 : end - skipped, cols - skipped);
-    for (float* x : {row, also})
-      if (x != nullptr) std::fill_n(x, hidden, 0.0f);
+    for (T* x : made) std::fill_n(x, hidden, T{});
   }
 
  private:
@@ -78,59 +109,91 @@ class Mask {
   const std::int32_t* first_;
 };
 
+template <class T>
+constexpr DType stored_as = std::is_same_v<std::remove_const_t<T>, bf16> ? DType::bf16 : DType::f32;
+
+template <class T>
+ConstPanel operand(Head<T> x) {
+  return {x.data, x.stride, stored_as<T>};
+}
+template <class T>
+ConstPanel operand(const T* a_tile) {
+  return {a_tile, key_block, stored_as<T>};
+}
+
 // c (m, n) = alpha x (m, k) y (n, k)^T
-bool scores(Head x, Head y, std::int64_t m, std::int64_t n, std::int64_t k, float alpha, float* c) {
+template <class T>
+bool scores(Head<const T> x, Head<const T> y, std::int64_t m, std::int64_t n, std::int64_t k, float alpha,
+            float* c, std::byte* scratch) {
   return multiply({.tb = Transpose::yes,
                    .m = m,
                    .n = n,
                    .k = k,
                    .alpha = alpha,
-                   .a = x.data,
-                   .a_stride = x.stride,
-                   .b = y.data,
-                   .b_stride = y.stride,
-                   .beta = 0,
-                   .c = c,
-                   .c_stride = key_block});
+                   .a = operand(x),
+                   .b = operand(y),
+                   .c = {c, key_block}},
+                  scratch);
 }
 
-// to (m, n) = beta to + alpha p (m, k) y (k, n)
-bool weigh(const float* p, Head y, std::int64_t m, std::int64_t n, std::int64_t k, float alpha, float beta,
-           Head to) {
-  return multiply({.m = m,
-                   .n = n,
-                   .k = k,
-                   .alpha = alpha,
-                   .a = p,
-                   .a_stride = key_block,
-                   .b = y.data,
-                   .b_stride = y.stride,
-                   .beta = beta,
-                   .c = to.data,
-                   .c_stride = to.stride});
-}
-
-// to (m, n) += alpha p (k, m)^T y (k, n)
-bool weigh_transposed(const float* p, Head y, std::int64_t m, std::int64_t n, std::int64_t k, float alpha,
-                      Head to) {
-  return multiply({.ta = Transpose::yes,
+// to (m, n) = beta to + alpha op(p) (m, k) y (k, n)
+template <class T>
+bool weigh(const T* p, Transpose turn, Head<const T> y, std::int64_t m, std::int64_t n, std::int64_t k,
+           float alpha, float beta, const Panel& to, std::byte* scratch) {
+  return multiply({.ta = turn,
                    .m = m,
                    .n = n,
                    .k = k,
                    .alpha = alpha,
-                   .a = p,
-                   .a_stride = key_block,
-                   .b = y.data,
-                   .b_stride = y.stride,
-                   .beta = 1,
-                   .c = to.data,
-                   .c_stride = to.stride});
+                   .a = operand(p),
+                   .b = operand(y),
+                   .beta = beta,
+                   .c = to},
+                  scratch);
+}
+
+// Where rows of a head are summed: in f32 where they are, in bf16 in `room`, to be rounded once.
+Head<float> sums_of(Head<float> x, std::int64_t, float*) { return x; }
+Head<float> sums_of(Head<bf16>, std::int64_t depth, float* room) { return {room, depth}; }
+
+void load_sums(Head<float>, Head<float>, std::int64_t, std::int64_t) {}
+void load_sums(Head<bf16> x, Head<float> sums, std::int64_t rows, std::int64_t depth) {
+  for (std::int64_t i = 0; i < rows; ++i) simd<bf16>().widen(x.row(i), sums.row(i), depth);
+}
+
+void store_sums(Head<float>, Head<float>, std::int64_t, std::int64_t) {}
+void store_sums(Head<float> sums, Head<bf16> x, std::int64_t rows, std::int64_t depth) {
+  for (std::int64_t i = 0; i < rows; ++i) simd<bf16>().narrow(sums.row(i), x.row(i), depth);
+}
+
+template <class T>
+Panel panel(Head<T> x) {
+  return {x.data, x.stride, stored_as<T>};
+}
+
+void zero(const Panel& x, std::int64_t rows, std::int64_t cols) {
+  const std::int64_t each = element_bytes(x.type);
+  for (std::int64_t i = 0; i < rows; ++i)
+    std::memset(static_cast<std::byte*>(x.data) + i * x.stride * each, 0,
+                static_cast<std::size_t>(cols * each));
+}
+
+// Queries, and keys, that a tile has at most: in bf16 as many as there is room for their sums.
+template <class T>
+std::int64_t queries_at_once(std::int64_t depth) {
+  return std::is_same_v<T, float> ? query_block : std::min(query_block, sum_floats / depth);
+}
+template <class T>
+std::int64_t keys_at_once(std::int64_t depth) {
+  return std::is_same_v<T, float> ? key_block : std::min(key_block, sum_floats / 2 / depth / 16 * 16);
 }
 
 // The queries [begin, end) of one head, all their keys.
-bool forward_block(const AttentionShape& s, const Mask& mask, Head q, Head k, Head v, Head out, float* lse,
-                   std::int64_t begin, std::int64_t end, float* score) {
-  const Simd& pass = simd();
+template <class T>
+bool forward_block(const AttentionShape& s, const Mask& mask, Head<const T> q, Head<const T> k,
+                   Head<const T> v, Head<T> out, float* lse, std::int64_t begin, std::int64_t end,
+                   const Workspace<T>& work) {
+  const Simd<T>& pass = simd<T>();
   const std::int64_t rows = end - begin, depth = s.head_dim;
   float max[query_block], sum[query_block];
   for (std::int64_t r = 0; r < rows; ++r) {  // earlier keys are one that weighs exp(lse)
@@ -138,142 +201,186 @@ bool forward_block(const AttentionShape& s, const Mask& mask, Head q, Head k, He
     max[r] = begun ? lse[begin + r] : std::numeric_limits<float>::lowest();
     sum[r] = begun ? 1.0f : 0.0f;
   }
-  const std::int64_t first_key = mask.first_key(begin, end), last_key = mask.end_key(end - 1);
+  const Head<float> sums = sums_of(out.from(begin), depth, work.sums);
+  if (s.accumulate) load_sums(out.from(begin), sums, rows, depth);
+  // Documents begin anywhere, their tiles at few places: each form of a product in bf16 is a program of its
+  // own.
+  constexpr std::int64_t step = std::is_same_v<T, bf16> ? 64 : 1;
+  const std::int64_t first_key = mask.first_key(begin, end) / step * step, last_key = mask.end_key(end - 1);
   bool ok = true, has_out = s.accumulate;
   for (std::int64_t first = first_key; first < last_key; first += key_block) {
     const std::int64_t cols = std::min(key_block, last_key - first);
-    ok &= scores({q.row(begin), q.stride}, {k.row(first), k.stride}, rows, cols, depth,
-                 static_cast<float>(s.scale), score);
+    ok &= scores(q.from(begin), k.from(first), rows, cols, depth, static_cast<float>(s.scale), work.scores,
+                 work.products);
     for (std::int64_t r = 0; r < rows; ++r) {
-      float* row = score + r * key_block;
-      mask.on_visible(begin + r, first, cols, row, nullptr,
-                      [&](std::int64_t at, std::int64_t visible, std::int64_t n) {
-                        const float correction = pass.softmax_row(row + at, visible, n, &max[r], &sum[r]);
-                        if (has_out && correction != 1.0f) pass.scale(out.row(begin + r), correction, depth);
-                      });
+      float* row = work.scores + r * key_block;
+      T* p = work.p + r * key_block;
+      mask.on_visible(
+          begin + r, first, cols, row, {p}, [&](std::int64_t at, std::int64_t visible, std::int64_t n) {
+            const float correction = pass.softmax_row(row + at, visible, n, &max[r], &sum[r], p + at);
+            if (has_out && correction != 1.0f)
+              simd<float>().scale(sums.row(r), correction, sums.row(r), depth);
+          });
     }
-    ok &= weigh(score, {v.row(first), v.stride}, rows, depth, cols, 1.0f, has_out ? 1.0f : 0.0f,
-                {out.row(begin), out.stride});
+    ok &= weigh(work.p, Transpose::no, v.from(first), rows, depth, cols, 1.0f, has_out ? 1.0f : 0.0f,
+                panel(sums), work.products);
     has_out = true;
   }
   for (std::int64_t r = 0; r < rows; ++r) {
     if (sum[r] > 0) {
-      if (sum[r] != 1.0f) pass.scale(out.row(begin + r), 1.0f / sum[r], depth);
+      if (sum[r] != 1.0f || stored_as<T> == DType::bf16)
+        pass.scale_wide(sums.row(r), 1.0f / sum[r], out.row(begin + r), depth);
       lse[begin + r] = max[r] + std::log(sum[r]);
     } else {  // sees no key
-      std::fill_n(out.row(begin + r), depth, 0.0f);
+      std::fill_n(out.row(begin + r), depth, T{});
       lse[begin + r] = -std::numeric_limits<float>::infinity();
     }
   }
   return ok;
 }
 
+template <class T>
 struct QueryHead {
-  Head q, dout, dq;
+  Head<const T> q, dout;
+  Panel dq;
   const float *lse, *delta;
 };
 
-// One tile of the backward pass: queries [begin, end) against keys [first, first + key_block). Adds to the
-// gradients.
-bool backward_tile(const AttentionShape& s, const Mask& mask, const QueryHead& h, Head k, Head v, Head dk,
-                   Head dv, std::int64_t begin, std::int64_t end, std::int64_t first, float* score,
-                   float* gradient) {
-  const Simd& pass = simd();
+// One tile of the backward pass: queries [begin, end) against keys [first, first + cols). Adds to the
+// gradients; dk and dv are those of these keys.
+template <class T>
+bool backward_tile(const AttentionShape& s, const Mask& mask, const QueryHead<T>& h, Head<const T> k,
+                   Head<const T> v, Head<float> dk, Head<float> dv, std::int64_t begin, std::int64_t end,
+                   std::int64_t first, std::int64_t cols, const Workspace<T>& work) {
+  const Simd<T>& pass = simd<T>();
   const std::int64_t rows = end - begin, depth = s.head_dim;
-  const std::int64_t cols = std::min(key_block, mask.end_key(end - 1) - first);
   const float factor = static_cast<float>(s.scale);
-  const Head q{h.q.row(begin), h.q.stride}, dout{h.dout.row(begin), h.dout.stride};
-  const Head keys{k.row(first), k.stride}, values{v.row(first), v.stride};
-  bool ok = scores(q, keys, rows, cols, depth, factor, score);
-  ok &= scores(dout, values, rows, cols, depth, 1.0f, gradient);
+  const Head<const T> q = h.q.from(begin), dout = h.dout.from(begin), keys = k.from(first),
+                      values = v.from(first);
+  bool ok = scores(q, keys, rows, cols, depth, factor, work.scores, work.products);
+  ok &= scores(dout, values, rows, cols, depth, 1.0f, work.gradients, work.products);
   for (std::int64_t r = 0; r < rows; ++r) {
-    float *p = score + r * key_block, *dp = gradient + r * key_block;
-    mask.on_visible(
-        begin + r, first, cols, p, dp, [&](std::int64_t at, std::int64_t visible, std::int64_t n) {
-          pass.softmax_gradient_row(p + at, dp + at, visible, n, h.lse[begin + r], h.delta[begin + r]);
-        });
+    float *score = work.scores + r * key_block, *gradient = work.gradients + r * key_block;
+    T *p = work.p + r * key_block, *ds = work.ds + r * key_block;
+    mask.on_visible(begin + r, first, cols, score, {p, ds},
+                    [&](std::int64_t at, std::int64_t visible, std::int64_t n) {
+                      pass.softmax_gradient_row(score + at, gradient + at, visible, n, h.lse[begin + r],
+                                                h.delta[begin + r], p + at, ds + at);
+                    });
   }
-  ok &= weigh_transposed(score, dout, cols, depth, rows, 1.0f, {dv.row(first), dv.stride});
-  ok &= weigh_transposed(gradient, q, cols, depth, rows, factor, {dk.row(first), dk.stride});
-  ok &= weigh(gradient, keys, rows, depth, cols, factor, 1.0f, {h.dq.row(begin), h.dq.stride});
+  ok &= weigh(work.p, Transpose::yes, dout, cols, depth, rows, 1.0f, 1.0f, panel(dv), work.products);
+  ok &= weigh(work.ds, Transpose::yes, q, cols, depth, rows, factor, 1.0f, panel(dk), work.products);
+  const Panel dq{static_cast<std::byte*>(h.dq.data) + begin * h.dq.stride * element_bytes(h.dq.type),
+                 h.dq.stride, h.dq.type};
+  ok &= weigh(work.ds, Transpose::no, keys, rows, depth, cols, factor, 1.0f, dq, work.products);
   return ok;
 }
 
-void zero(Head x, std::int64_t begin, std::int64_t end, std::int64_t depth) {
-  for (std::int64_t i = begin; i < end; ++i) std::fill_n(x.row(i), depth, 0.0f);
+// body(task, workspace of its thread) for each, on `threads` threads: false where one is.
+template <class T, class Body>
+bool each_task(std::int64_t tasks, const Tensor& scratch, int threads, const Body& body) {
+  std::byte* const room = scratch.host<std::byte>();
+  bool ok = true;
+  if (threads == 1) {
+    for (std::int64_t i = 0; i < tasks; ++i) ok &= body(i, workspace(room, T{}));
+  } else {
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1) reduction(&& : ok)
+    for (std::int64_t i = 0; i < tasks; ++i)
+      ok = body(i, workspace(room + omp_get_thread_num() * attention_scratch_bytes(stored_as<T>), T{})) && ok;
+  }
+  return ok;
+}
+
+template <class T>
+bool forward(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& s, const Tensor& out,
+             const Tensor& lse, const Tensor& scratch, int threads) {
+  const std::int64_t group = s.num_heads / s.num_kv_heads;
+  const std::int64_t rows = queries_at_once<T>(s.head_dim);
+  const std::int64_t blocks = (s.q_len + rows - 1) / rows, heads = s.batch * s.num_heads;
+  return each_task<T>(blocks * heads, scratch, threads, [&](std::int64_t i, const Workspace<T>& work) {
+    // Late blocks see the most keys: they come first, so that the threads end together.
+    const std::int64_t block = blocks - 1 - i / heads, sequence = i % heads / s.num_heads,
+                       head = i % s.num_heads;
+    const std::int64_t begin = block * rows, end = std::min(begin + rows, s.q_len);
+    return forward_block<T>(s, Mask(s, sequence), query_head<const T>(q, s, sequence, head),
+                            key_head<const T>(k, s, sequence, head / group),
+                            key_head<const T>(v, s, sequence, head / group),
+                            query_head<T>(out, s, sequence, head),
+                            lse.host<float>() + (sequence * s.num_heads + head) * s.q_len, begin, end, work);
+  });
+}
+
+template <class T>
+bool backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout, const Tensor& lse,
+              const Tensor& delta, const AttentionShape& s, const Tensor& dq, const Tensor& dk,
+              const Tensor& dv, const Tensor& scratch, int threads) {
+  const std::int64_t group = s.num_heads / s.num_kv_heads, depth = s.head_dim;
+  const std::int64_t keys = keys_at_once<T>(depth);
+  const auto dq_head = [&](std::int64_t sequence, std::int64_t head) -> Panel {
+    return dq.dtype() == DType::f32 ? panel(query_head<float>(dq, s, sequence, head))
+                                    : panel(query_head<bf16>(dq, s, sequence, head));
+  };
+  // A key/value head's gradient is a sum over its query heads: one thread adds them in order.
+  return each_task<T>(
+      s.batch * s.num_kv_heads, scratch, threads, [&](std::int64_t i, const Workspace<T>& work) {
+        const std::int64_t sequence = i / s.num_kv_heads, kv_head = i % s.num_kv_heads;
+        const Head<T> dk_head = key_head<T>(dk, s, sequence, kv_head),
+                      dv_head = key_head<T>(dv, s, sequence, kv_head);
+        const Head<const T> k_head = key_head<const T>(k, s, sequence, kv_head),
+                            v_head = key_head<const T>(v, s, sequence, kv_head);
+        const Mask mask(s, sequence);
+        if (!s.accumulate)
+          for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
+            zero(dq_head(sequence, head), s.q_len, depth);
+        bool ok = true;
+        for (std::int64_t first = 0; first < s.kv_len; first += keys) {
+          const std::int64_t here = std::min(keys, s.kv_len - first);
+          const Head<float> dk_sums = sums_of(dk_head.from(first), depth, work.sums),
+                            dv_sums = sums_of(dv_head.from(first), depth, work.sums + sum_floats / 2);
+          if (s.accumulate) {
+            load_sums(dk_head.from(first), dk_sums, here, depth),
+                load_sums(dv_head.from(first), dv_sums, here, depth);
+          } else {
+            zero(panel(dk_sums), here, depth), zero(panel(dv_sums), here, depth);
+          }
+          for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+            const std::int64_t of_head = (sequence * s.num_heads + head) * s.q_len;
+            const QueryHead<T> h{query_head<const T>(q, s, sequence, head),
+                                 query_head<const T>(dout, s, sequence, head), dq_head(sequence, head),
+                                 lse.host<float>() + of_head, delta.host<float>() + of_head};
+            for (std::int64_t begin = 0; begin < s.q_len; begin += query_block) {
+              const std::int64_t end = std::min(begin + query_block, s.q_len), last = mask.end_key(end - 1);
+              if (last > first && mask.first_key(begin, end) < first + keys)
+                ok &= backward_tile(s, mask, h, k_head, v_head, dk_sums, dv_sums, begin, end, first,
+                                    std::min(keys, last - first), work);
+            }
+          }
+          store_sums(dk_sums, dk_head.from(first), here, depth);
+          store_sums(dv_sums, dv_head.from(first), here, depth);
+        }
+        return ok;
+      });
 }
 
 }  // namespace
 
-std::int64_t attention_scratch_per_thread() { return 2 * tile; }
+std::int64_t attention_scratch_bytes(DType dtype) {
+  const std::int64_t tiles = dtype == DType::f32 ? 2 * tile * 4 : 2 * tile * (4 + 2) + sum_floats * 4;
+  return product_scratch_bytes(dtype) + tiles;
+}
 
 void attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& s,
                        const Tensor& out, const Tensor& lse, const Tensor& scratch, int threads) {
-  const std::int64_t group = s.num_heads / s.num_kv_heads;
-  const std::int64_t blocks = (s.q_len + query_block - 1) / query_block, heads = s.batch * s.num_heads;
-  const auto one_block = [&](std::int64_t i, float* score) {
-    // Late blocks see the most keys: they come first, so that the threads end together.
-    const std::int64_t block = blocks - 1 - i / heads, sequence = i % heads / s.num_heads,
-                       head = i % s.num_heads;
-    const std::int64_t begin = block * query_block, end = std::min(begin + query_block, s.q_len);
-    return forward_block(s, Mask(s, sequence), query_head(q, s, sequence, head),
-                         key_head(k, s, sequence, head / group), key_head(v, s, sequence, head / group),
-                         query_head(out, s, sequence, head),
-                         lse.host<float>() + (sequence * s.num_heads + head) * s.q_len, begin, end, score);
-  };
-  bool ok = true;
-  if (threads == 1) {
-    for (std::int64_t i = 0; i < blocks * heads; ++i) ok &= one_block(i, scratch.host<float>());
-  } else {
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1) reduction(&& : ok)
-    for (std::int64_t i = 0; i < blocks * heads; ++i)
-      ok = one_block(i, scratch.host<float>() + omp_get_thread_num() * attention_scratch_per_thread()) && ok;
-  }
-  if (!ok) fail("out of memory: oneDNN has none left for attention");
+  const auto run = out.dtype() == DType::f32 ? forward<float> : forward<bf16>;
+  if (!run(q, k, v, s, out, lse, scratch, threads)) fail("out of memory: oneDNN has none left for attention");
 }
 
 void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout,
                         const Tensor& lse, const Tensor& delta, const AttentionShape& s, const Tensor& dq,
                         const Tensor& dk, const Tensor& dv, const Tensor& scratch, int threads) {
-  const std::int64_t group = s.num_heads / s.num_kv_heads, depth = s.head_dim;
-  // A key/value head's gradient is a sum over its query heads: one thread adds them in order.
-  const auto one_kv_head = [&](std::int64_t i, float* score) {
-    const std::int64_t sequence = i / s.num_kv_heads, kv_head = i % s.num_kv_heads;
-    const Head dk_head = key_head(dk, s, sequence, kv_head), dv_head = key_head(dv, s, sequence, kv_head);
-    const Head k_head = key_head(k, s, sequence, kv_head), v_head = key_head(v, s, sequence, kv_head);
-    const Mask mask(s, sequence);
-    if (!s.accumulate) {
-      zero(dk_head, 0, s.kv_len, depth), zero(dv_head, 0, s.kv_len, depth);
-      for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
-        zero(query_head(dq, s, sequence, head), 0, s.q_len, depth);
-    }
-    bool ok = true;
-    for (std::int64_t first = 0; first < s.kv_len; first += key_block)
-      for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-        const std::int64_t of_head = (sequence * s.num_heads + head) * s.q_len;
-        const QueryHead h{query_head(q, s, sequence, head), query_head(dout, s, sequence, head),
-                          query_head(dq, s, sequence, head), lse.host<float>() + of_head,
-                          delta.host<float>() + of_head};
-        for (std::int64_t begin = 0; begin < s.q_len; begin += query_block) {
-          const std::int64_t end = std::min(begin + query_block, s.q_len);
-          if (mask.end_key(end - 1) > first && mask.first_key(begin, end) < first + key_block)
-            ok &= backward_tile(s, mask, h, k_head, v_head, dk_head, dv_head, begin, end, first, score,
-                                score + tile);
-        }
-      }
-    return ok;
-  };
-  const std::int64_t pairs = s.batch * s.num_kv_heads;
-  bool ok = true;
-  if (threads == 1) {
-    for (std::int64_t i = 0; i < pairs; ++i) ok &= one_kv_head(i, scratch.host<float>());
-  } else {
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1) reduction(&& : ok)
-    for (std::int64_t i = 0; i < pairs; ++i)
-      ok =
-          one_kv_head(i, scratch.host<float>() + omp_get_thread_num() * attention_scratch_per_thread()) && ok;
-  }
-  if (!ok) fail("out of memory: oneDNN has none left for the backward pass of attention");
+  const auto run = dout.dtype() == DType::f32 ? backward<float> : backward<bf16>;
+  if (!run(q, k, v, dout, lse, delta, s, dq, dk, dv, scratch, threads))
+    fail("out of memory: oneDNN has none left for the backward pass of attention");
 }
 
 }  // namespace echelon

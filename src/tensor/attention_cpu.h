@@ -1,5 +1,6 @@
 // Causal attention in tiles (FlashAttention-2: Dao 2023, https://arxiv.org/abs/2307.08691): a tile of scores
-// at a time, never a T x T matrix. Products by oneDNN, softmax by fused passes. f32.
+// at a time, never a T x T matrix. Products by oneDNN, softmax by fused passes. f32, or bf16 whose scores and
+// sums are f32.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +9,13 @@
 
 namespace echelon {
 
-// Floats of scratch that each thread needs.
-std::int64_t attention_scratch_per_thread();
+// Scratch that each thread needs, its products' too.
+std::int64_t attention_scratch_bytes(DType dtype);
+// In bf16: more would not fit in it.
+inline constexpr std::int64_t most_head_dim = 4096;
 
 // As Kernels::attention and Kernels::attention_backward, shapes already checked. `scratch` holds
-// threads * attention_scratch_per_thread() floats. Forward: the threads share
+// threads * attention_scratch_bytes(). Forward: the threads share
 // blocks of queries; backward: key/value heads of the batch. The bits do not depend on `threads`.
 void attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape,
                        const Tensor& out, const Tensor& lse, const Tensor& scratch, int threads);

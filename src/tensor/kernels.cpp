@@ -511,17 +511,22 @@ void Kernels::orthonormalize_rows(InOut x, const Philox& fresh) {
   if (backend_) backend_->orthonormalize_rows(x, fresh);
 }
 
-// What a pass computes in decides.
+// What a pass computes in decides. f32 without its kernels is refused where they are made.
+bool has_fast_kernels(const PrecisionRecipe& precision) {
+  return precision.activations == DType::f32 || (precision.activations == DType::bf16 && has_cpu_kernels());
+}
+
 std::unique_ptr<Kernels> make_kernels(Arena& arena, const PrecisionRecipe& precision, int threads) {
   if (arena.device() == Device::none)
     return std::make_unique<Kernels>(nullptr,
                                      Tensor(arena, MemoryCategory::other, DType::u8,
                                             {threads == 0 ? 0 : kernel_scratch_bytes(precision, threads)}));
-  return precision.activations == DType::f32 ? make_cpu_kernels(arena, threads) : make_reference_kernels();
+  if (has_fast_kernels(precision)) return make_cpu_kernels(arena, precision.activations, threads);
+  return make_reference_kernels();
 }
 
 std::int64_t kernel_scratch_bytes(const PrecisionRecipe& precision, int threads) {
-  return precision.activations == DType::f32 ? cpu_kernels_scratch_bytes(threads) : 0;
+  return has_fast_kernels(precision) ? cpu_kernels_scratch_bytes(precision.activations, threads) : 0;
 }
 
 void prepare_kernels(const PrecisionRecipe& precision) {

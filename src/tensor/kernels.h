@@ -262,17 +262,20 @@ class Kernels {
 
 // Plain loops, f32, f64 and bf16: the yardstick. One thread.
 std::unique_ptr<Kernels> make_reference_kernels();
-// oneDNN and SIMD, f32; `threads` compute threads (OpenMP) for the calling rank. Scratch memory comes from
-// the arena (category other). Must be made, used and destroyed by one thread.
-std::unique_ptr<Kernels> make_cpu_kernels(Arena& arena, int threads);
+// oneDNN and SIMD; `threads` compute threads (OpenMP) for the calling rank. `dtype` is f32, or bf16: then
+// they compute both. Scratch memory comes from the arena (category other). Must be made, used and destroyed
+// by one thread.
+std::unique_ptr<Kernels> make_cpu_kernels(Arena& arena, DType dtype, int threads);
 bool has_cpu_kernels();  // or this build was made without them
-// What it takes from the arena for `threads` threads, at most.
-std::int64_t cpu_kernels_scratch_bytes(int threads);
+// What it takes from the arena for `threads` threads.
+std::int64_t cpu_kernels_scratch_bytes(DType dtype, int threads);
 
-// The kernels for the arena's device and a precision: on the cpu f32 has the CPU kernels, f64
-// and bf16 the reference kernels; on no device, none, which take from the arena what those would.
+// The kernels for the arena's device and a precision: on the cpu f32 and bf16 have the CPU kernels, f64 the
+// reference kernels, and so has bf16 in a build without the others; on no device, none, which take from the
+// arena what those would.
 // Of those of no device 0 threads have no scratch.
 std::unique_ptr<Kernels> make_kernels(Arena& arena, const PrecisionRecipe& precision, int threads);
+bool has_fast_kernels(const PrecisionRecipe& precision);  // or the reference kernels compute in it
 std::int64_t kernel_scratch_bytes(const PrecisionRecipe& precision, int threads);
 
 }  // namespace echelon

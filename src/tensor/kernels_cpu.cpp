@@ -1,6 +1,6 @@
-// The fast kernels of one rank: oneDNN products, SIMD passes, OpenMP threads; f32 only. What each element of
-// a result is made of, and in which order it is added, depends on the shapes alone and never on the number of
-// threads.
+// The fast kernels of one rank: oneDNN products, SIMD passes, OpenMP threads; f32 and bf16. T is what numbers
+// are stored as; they are computed in f32. What each element of a result is made of, and in which order it is
+// added, depends on the shapes alone and never on the number of threads.
 #include <omp.h>
 
 #include <algorithm>
@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #include "base/error.h"
@@ -20,7 +21,7 @@
 #include "tensor/attention_cpu.h"
 #include "tensor/kernels_host.h"
 #include "tensor/local_column.h"
-#include "tensor/matmul_onednn.h"
+#include "tensor/matmul.h"
 #include "tensor/reference_view.h"
 #include "tensor/rope_angles.h"
 #include "tensor/simd.h"
@@ -29,13 +30,14 @@
 namespace echelon {
 namespace {
 
-using Rows = Matrix<float>;
-
 // Column sums: groups of rows summed side by side, and columns of one strip.
 constexpr std::int64_t most_groups = 32, strip = 2048;
 constexpr std::int64_t column_sums_size = most_groups * 2 * strip;
 
-bool contiguous(const Rows& x) { return x.stride == x.cols || x.rows <= 1; }
+template <class T>
+bool contiguous(const Matrix<T>& x) {
+  return x.stride == x.cols || x.rows <= 1;
+}
 
 // OpenMP ends the process where it gets no thread. So as many are started and ended first, and then its own,
 // which stay: one rank at a time, or two would find the same last ones free.
@@ -63,29 +65,60 @@ void start_team(int threads) {
   check(started == threads, "OpenMP started another number of threads");
 }
 
+// body(float{}) or body(bf16{}) after the tensor's dtype.
+template <class Body>
+void with_type(const Tensor& t, const Body& body) {
+  if (t.dtype() == DType::f32) return body(float{});
+  if (t.dtype() == DType::bf16) return body(bf16{});
+  throw InvariantError(fmt::format("internal error: the CPU kernels compute in f32 and bf16, not in {}",
+                                   dtype_name(t.dtype())));
+}
+
+Panel panel_of(const Tensor& t) {
+  Panel panel;
+  with_type(t, [&]<class T>(T) {
+    const Matrix<T> x(t);
+    panel = {x.data, x.stride, t.dtype()};
+  });
+  return panel;
+}
+ConstPanel operand_of(const Tensor& t) {
+  const Panel x = panel_of(t);
+  return {x.data, x.stride, x.type};
+}
+
 Product product_of(const MatrixProduct& p) {
-  const Rows a(p.a), b(p.b), c(p.c);
-  const bool across_a = p.ta == Transpose::yes;
-  const std::int64_t k = across_a ? a.rows : a.cols;
   return {.ta = p.ta,
           .tb = p.tb,
-          .m = c.rows,
-          .n = c.cols,
-          .k = k,
-          .a = a.data,
-          .a_stride = a.stride,
-          .b = b.data,
-          .b_stride = b.stride,
+          .m = p.c.rows(),
+          .n = p.c.cols(),
+          .k = p.ta == Transpose::yes ? p.a.rows() : p.a.cols(),
+          .a = operand_of(p.a),
+          .b = operand_of(p.b),
           .beta = p.accumulate ? 1.0f : 0.0f,
-          .c = c.data,
-          .c_stride = c.stride};
+          .c = panel_of(p.c)};
+}
+
+AdamWFactors factors_of(const AdamWStep& step) {
+  const double t = static_cast<double>(step.step);
+  const auto f32 = [](double x) { return static_cast<float>(x); };
+  return {.beta1 = f32(step.beta1),
+          .one_minus_beta1 = f32(1 - step.beta1),
+          .beta2 = f32(step.beta2),
+          .one_minus_beta2 = f32(1 - step.beta2),
+          .gradient_scale = f32(step.gradient_scale),
+          .decay = f32(1 - step.lr * step.weight_decay),
+          .rate = f32(step.lr / (1 - std::pow(step.beta1, t))),
+          .root_scale = f32(1 / std::sqrt(1 - std::pow(step.beta2, t))),
+          .eps = f32(step.eps)};
 }
 
 class CpuKernels final : public HostBackend {
  public:
-  CpuKernels(Arena& arena, int threads)
-      : team_(threads),
-        tiles_(arena, MemoryCategory::other, DType::f32, {threads * attention_scratch_per_thread()}),
+  CpuKernels(Arena& arena, DType dtype, int threads)
+      : dtype_(dtype),
+        team_(threads),
+        scratch_(arena, MemoryCategory::other, DType::u8, {threads * attention_scratch_bytes(dtype)}),
         column_sums_(arena, MemoryCategory::other, DType::f32, {column_sums_size}) {
     check(threads >= 1, "CPU kernels need at least one thread");
     // Every region names its number of threads; oneDNN called outside of one must not open its own.
@@ -96,346 +129,475 @@ class CpuKernels final : public HostBackend {
 
   void matmul(const Tensor& ta, Transpose turn_a, const Tensor& tb, Transpose turn_b, Out tc,
               bool accumulate) override {
-    multiply(product_of({ta, turn_a, tb, turn_b, tc, accumulate}), team_.threads());
+    const Product product = product_of({ta, turn_a, tb, turn_b, tc, accumulate});
+    multiply_all({&product, 1});
   }
 
   void grouped_matmul(std::span<const MatrixProduct> products) override {
     std::vector<Product> list;
     for (const MatrixProduct& p : products) list.push_back(product_of(p));
-    multiply(list, team_.threads());
+    multiply_all(list);
   }
 
   void fill(Out tx, double value) override {
-    const Rows x(tx);
-    team_.each_span(x, contiguous(x), [&](float* at, std::int64_t, std::int64_t, std::int64_t n) {
-      std::fill_n(at, n, static_cast<float>(value));
+    with_type(tx, [&]<class T>(T) {
+      const Matrix<T> x(tx);
+      team_.each_span(x, contiguous(x), [&](T* at, std::int64_t, std::int64_t, std::int64_t n) {
+        std::fill_n(at, n, T(static_cast<float>(value)));
+      });
     });
   }
 
   void copy(const Tensor& from, Out to) override {
-    const Rows x(from), y(to);
-    team_.each_span(x, contiguous(x) && contiguous(y),
-                    [&](float* at, std::int64_t row, std::int64_t col, std::int64_t n) {
-                      std::copy_n(at, n, y[row] + col);
-                    });
+    each_pair(from, to, []<class X, class Y>(const X* x, Y* y, std::int64_t n) {
+      if constexpr (std::is_same_v<X, Y>)
+        std::copy_n(x, n, y);
+      else if constexpr (std::is_same_v<X, bf16>)
+        simd<bf16>().widen(x, y, n);
+      else
+        simd<bf16>().narrow(x, y, n);
+    });
   }
 
   void add(const Tensor& tx, InOut ty) override {
-    const Rows x(tx), y(ty);
-    team_.each_span(x, contiguous(x) && contiguous(y),
-                    [&](float* at, std::int64_t row, std::int64_t col, std::int64_t n) {
-                      pass_.add(at, y[row] + col, n);
-                    });
+    each_pair(tx, ty, []<class X, class Y>(const X* x, Y* y, std::int64_t n) {
+      if constexpr (std::is_same_v<X, Y>)
+        simd<X>().add(x, y, n);
+      else if constexpr (std::is_same_v<X, bf16>)
+        simd<bf16>().add_to_wide(x, y, n);
+      else
+        simd<bf16>().add_wide(x, y, n);
+    });
   }
 
   void scale(InOut tx, double factor) override {
-    const Rows x(tx);
-    team_.each_span(x, contiguous(x), [&](float* at, std::int64_t, std::int64_t, std::int64_t n) {
-      pass_.scale(at, static_cast<float>(factor), n);
+    with_type(tx, [&]<class T>(T) {
+      const Matrix<T> x(tx);
+      team_.each_span(x, contiguous(x), [&](T* at, std::int64_t, std::int64_t, std::int64_t n) {
+        simd<T>().scale(at, static_cast<float>(factor), at, n);
+      });
     });
   }
 
   void sum_squares(const Tensor& tx, std::int64_t block, Out tsums) override {
-    const std::int64_t count = tx.numel(), blocks = (count + block - 1) / block;
-    const float* x = tx.host<float>();
-    double* sums = tsums.host<double>();
-    team_.each_row(blocks, block, [&](std::int64_t i) {
-      sums[i] = pass_.sum_squares(x + i * block, std::min(block, count - i * block));
+    with_type(tx, [&]<class T>(T) {
+      const std::int64_t count = tx.numel(), blocks = (count + block - 1) / block;
+      const T* x = tx.host<T>();
+      double* sums = tsums.host<double>();
+      team_.each_row(blocks, block, [&](std::int64_t i) {
+        sums[i] = simd<T>().sum_squares(x + i * block, std::min(block, count - i * block));
+      });
     });
   }
 
   bool all_finite(const Tensor& tx) override {
-    const Rows x(tx);
     std::atomic<bool> finite = true;
-    team_.each_span(x, contiguous(x), [&](float* at, std::int64_t, std::int64_t, std::int64_t n) {
-      if (!pass_.all_finite(at, n)) finite.store(false, std::memory_order_relaxed);
+    with_type(tx, [&]<class T>(T) {
+      const Matrix<T> x(tx);
+      team_.each_span(x, contiguous(x), [&](T* at, std::int64_t, std::int64_t, std::int64_t n) {
+        if (!simd<T>().all_finite(at, n)) finite.store(false, std::memory_order_relaxed);
+      });
     });
     return finite;
   }
 
   void add_bias(const Tensor& tbias, InOut ty) override {
-    const Rows y(ty);
-    const float* bias = tbias.host<float>();
-    team_.each_row(y.rows, y.cols, [&](std::int64_t i) { pass_.add(bias, y[i], y.cols); });
+    with_type(ty, [&]<class T>(T) {
+      const Matrix<T> y(ty);
+      const T* bias = tbias.host<T>();
+      team_.each_row(y.rows, y.cols, [&](std::int64_t i) { simd<T>().add(bias, y[i], y.cols); });
+    });
   }
 
   void residual(const Tensor& tx, const Tensor& ty, const Tensor& tbias, Out tout) override {
-    const Rows x(tx), y(ty), out(tout);
-    const float* bias = tbias.defined() ? tbias.host<float>() : nullptr;
-    team_.each_row(out.rows, out.cols,
-                   [&](std::int64_t i) { pass_.residual(x[i], y[i], bias, out[i], out.cols); });
+    with_type(tout, [&]<class T>(T) {
+      const Matrix<T> x(tx), y(ty), out(tout);
+      const T* bias = tbias.defined() ? tbias.host<T>() : nullptr;
+      team_.each_row(out.rows, out.cols,
+                     [&](std::int64_t i) { simd<T>().residual(x[i], y[i], bias, out[i], out.cols); });
+    });
   }
 
   void bias_gradient(const Tensor& tdy, InOut tdbias) override {
-    const Rows dy(tdy);
-    float* total = tdbias.host<float>();
-    add_column_sums(dy.rows, dy.cols, total, nullptr,
-                    [&](Range part, std::int64_t at, std::int64_t n, float* sum, float*) {
-                      pass_.column_sums(dy[part.begin] + at, dy.stride, part.size(), sum, n);
-                    });
+    with_type(tdy, [&]<class T>(T) {
+      const Matrix<T> dy(tdy);
+      add_column_sums(dy.rows, dy.cols, tdbias.host<float>(), nullptr,
+                      [&](Range part, std::int64_t at, std::int64_t n, float* sum, float*) {
+                        simd<T>().column_sums(dy[part.begin] + at, dy.stride, part.size(), sum, n);
+                      });
+    });
   }
 
   void layer_norm(const Tensor& tx, const Tensor& tw, const Tensor& tb, double eps, Out ty,
                   Out tstats) override {
-    const Rows x(tx), y(ty);
-    const float *w = tw.host<float>(), *b = tb.host<float>();
-    float* stats = tstats.host<float>();
-    team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
-      pass_.layer_norm(x[i], w, b, static_cast<float>(eps), y[i], stats + 2 * i, x.cols);
+    with_type(tx, [&]<class T>(T) {
+      const Matrix<T> x(tx), y(ty);
+      const T *w = tw.host<T>(), *b = tb.host<T>();
+      float* stats = tstats.host<float>();
+      team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
+        simd<T>().layer_norm(x[i], w, b, static_cast<float>(eps), y[i], stats + 2 * i, x.cols);
+      });
     });
   }
 
   void layer_norm_again(const Tensor& tx, const Tensor& tw, const Tensor& tb, const Tensor& tstats,
                         Out ty) override {
-    const Rows x(tx), y(ty);
-    const float *w = tw.host<float>(), *b = tb.host<float>(), *stats = tstats.host<float>();
-    team_.each_row(x.rows, x.cols,
-                   [&](std::int64_t i) { pass_.layer_norm_again(x[i], w, b, stats + 2 * i, y[i], x.cols); });
+    with_type(tx, [&]<class T>(T) {
+      const Matrix<T> x(tx), y(ty);
+      const T *w = tw.host<T>(), *b = tb.host<T>();
+      const float* stats = tstats.host<float>();
+      team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
+        simd<T>().layer_norm_again(x[i], w, b, stats + 2 * i, y[i], x.cols);
+      });
+    });
   }
 
   void layer_norm_backward_input(const Tensor& tdy, const Tensor& tx, const Tensor& tw, const Tensor& tstats,
                                  InOut tdx) override {
-    const Rows dy(tdy), x(tx), dx(tdx);
-    const float *w = tw.host<float>(), *stats = tstats.host<float>();
-    team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
-      pass_.layer_norm_dx(dy[i], x[i], w, stats + 2 * i, dx[i], x.cols);
+    with_type(tx, [&]<class T>(T) {
+      const Matrix<T> dy(tdy), x(tx), dx(tdx);
+      const T* w = tw.host<T>();
+      const float* stats = tstats.host<float>();
+      team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
+        simd<T>().layer_norm_dx(dy[i], x[i], w, stats + 2 * i, dx[i], x.cols);
+      });
     });
   }
 
   void layer_norm_backward_weight(const Tensor& tdy, const Tensor& tx, const Tensor& tstats, InOut tdw,
                                   InOut tdb) override {
-    const Rows dy(tdy), x(tx);
-    const float* stats = tstats.host<float>();
-    add_column_sums(x.rows, x.cols, tdw.host<float>(), tdb.host<float>(),
-                    [&](Range part, std::int64_t at, std::int64_t n, float* dw, float* db) {
-                      pass_.layer_norm_dw(dy[part.begin] + at, dy.stride, x[part.begin] + at, x.stride,
-                                          stats + 2 * part.begin, part.size(), dw, db, n);
-                    });
+    with_type(tx, [&]<class T>(T) {
+      const Matrix<T> dy(tdy), x(tx);
+      const float* stats = tstats.host<float>();
+      add_column_sums(x.rows, x.cols, tdw.host<float>(), tdb.host<float>(),
+                      [&](Range part, std::int64_t at, std::int64_t n, float* dw, float* db) {
+                        simd<T>().layer_norm_dw(dy[part.begin] + at, dy.stride, x[part.begin] + at, x.stride,
+                                                stats + 2 * part.begin, part.size(), dw, db, n);
+                      });
+    });
   }
 
   void rms_norm(const Tensor& tx, const Tensor& tw, double eps, Out ty, Out tstats) override {
-    const Rows x(tx), y(ty);
-    const float* w = tw.host<float>();
-    float* stats = tstats.host<float>();
-    team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
-      pass_.rms_norm(x[i], w, static_cast<float>(eps), y[i], stats + i, x.cols);
+    with_type(tx, [&]<class T>(T) {
+      const Matrix<T> x(tx), y(ty);
+      const T* w = tw.host<T>();
+      float* stats = tstats.host<float>();
+      team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
+        simd<T>().rms_norm(x[i], w, static_cast<float>(eps), y[i], stats + i, x.cols);
+      });
     });
   }
 
   void rms_norm_again(const Tensor& tx, const Tensor& tw, const Tensor& tstats, Out ty) override {
-    const Rows x(tx), y(ty);
-    const float *w = tw.host<float>(), *stats = tstats.host<float>();
-    team_.each_row(x.rows, x.cols,
-                   [&](std::int64_t i) { pass_.rms_norm_again(x[i], w, stats + i, y[i], x.cols); });
+    with_type(tx, [&]<class T>(T) {
+      const Matrix<T> x(tx), y(ty);
+      const T* w = tw.host<T>();
+      const float* stats = tstats.host<float>();
+      team_.each_row(x.rows, x.cols,
+                     [&](std::int64_t i) { simd<T>().rms_norm_again(x[i], w, stats + i, y[i], x.cols); });
+    });
   }
 
   void rms_norm_backward_input(const Tensor& tdy, const Tensor& tx, const Tensor& tw, const Tensor& tstats,
                                InOut tdx) override {
-    const Rows dy(tdy), x(tx), dx(tdx);
-    const float *w = tw.host<float>(), *stats = tstats.host<float>();
-    team_.each_row(x.rows, x.cols,
-                   [&](std::int64_t i) { pass_.rms_norm_dx(dy[i], x[i], w, stats + i, dx[i], x.cols); });
+    with_type(tx, [&]<class T>(T) {
+      const Matrix<T> dy(tdy), x(tx), dx(tdx);
+      const T* w = tw.host<T>();
+      const float* stats = tstats.host<float>();
+      team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
+        simd<T>().rms_norm_dx(dy[i], x[i], w, stats + i, dx[i], x.cols);
+      });
+    });
   }
 
   void rms_norm_backward_weight(const Tensor& tdy, const Tensor& tx, const Tensor& tstats,
                                 InOut tdw) override {
-    const Rows dy(tdy), x(tx);
-    const float* stats = tstats.host<float>();
-    add_column_sums(x.rows, x.cols, tdw.host<float>(), nullptr,
-                    [&](Range part, std::int64_t at, std::int64_t n, float* dw, float*) {
-                      pass_.rms_norm_dw(dy[part.begin] + at, dy.stride, x[part.begin] + at, x.stride,
-                                        stats + part.begin, part.size(), dw, n);
-                    });
+    with_type(tx, [&]<class T>(T) {
+      const Matrix<T> dy(tdy), x(tx);
+      const float* stats = tstats.host<float>();
+      add_column_sums(x.rows, x.cols, tdw.host<float>(), nullptr,
+                      [&](Range part, std::int64_t at, std::int64_t n, float* dw, float*) {
+                        simd<T>().rms_norm_dw(dy[part.begin] + at, dy.stride, x[part.begin] + at, x.stride,
+                                              stats + part.begin, part.size(), dw, n);
+                      });
+    });
   }
 
   void activate(Activation a, InOut th, const Tensor& tbias, Out ty) override {
-    const Rows h(th), y(ty);
-    const float* bias = tbias.defined() ? tbias.host<float>() : nullptr;
-    const auto pass = pass_.activation(a).forward;
-    team_.each_row(h.rows, h.cols, [&](std::int64_t i) { pass(h[i], bias, y[i], h.cols); });
+    with_type(th, [&]<class T>(T) {
+      const Matrix<T> h(th), y(ty);
+      const T* bias = tbias.defined() ? tbias.host<T>() : nullptr;
+      const auto pass = simd<T>().activation(a).forward;
+      team_.each_row(h.rows, h.cols, [&](std::int64_t i) { pass(h[i], bias, y[i], h.cols); });
+    });
   }
 
   void activate_backward(Activation a, InOut th, InOut tdy) override {
-    const Rows h(th), dy(tdy);
-    const auto pass = pass_.activation(a).backward;
-    team_.each_row(h.rows, h.cols, [&](std::int64_t i) { pass(h[i], dy[i], h.cols); });
+    with_type(th, [&]<class T>(T) {
+      const Matrix<T> h(th), dy(tdy);
+      const auto pass = simd<T>().activation(a).backward;
+      team_.each_row(h.rows, h.cols, [&](std::int64_t i) { pass(h[i], dy[i], h.cols); });
+    });
   }
 
   void swiglu(const Tensor& gate_up, Out ty) override {
-    const Rows x(gate_up), y(ty);
-    team_.each_row(x.rows, x.cols, [&](std::int64_t i) { pass_.swiglu(x[i], x[i] + y.cols, y[i], y.cols); });
+    with_type(ty, [&]<class T>(T) {
+      const Matrix<T> x(gate_up), y(ty);
+      team_.each_row(x.rows, x.cols,
+                     [&](std::int64_t i) { simd<T>().swiglu(x[i], x[i] + y.cols, y[i], y.cols); });
+    });
   }
 
   void swiglu_backward(InOut gate_up, InOut tdy) override {
-    const Rows x(gate_up), dy(tdy);
-    team_.each_row(x.rows, x.cols,
-                   [&](std::int64_t i) { pass_.swiglu_backward(x[i], x[i] + dy.cols, dy[i], dy.cols); });
+    with_type(tdy, [&]<class T>(T) {
+      const Matrix<T> x(gate_up), dy(tdy);
+      team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
+        simd<T>().swiglu_backward(x[i], x[i] + dy.cols, dy[i], dy.cols);
+      });
+    });
   }
 
   void weighted_swiglu_backward(InOut gate_up, InOut tdy, const Tensor& tweights, Out tdweights) override {
-    const Rows x(gate_up), dy(tdy);
-    const float* weights = tweights.host<float>();
-    float* dweights = tdweights.host<float>();
-    team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
-      constexpr std::int64_t piece = 256;  // of the incoming gradient, which is overwritten
-      std::array<float, piece> incoming;
-      float *gate = x[i], *up = x[i] + dy.cols;
-      dweights[i] = 0;
-      for (std::int64_t at = 0; at < dy.cols; at += piece) {
-        const std::int64_t n = std::min(piece, dy.cols - at);
-        std::copy_n(dy[i] + at, n, incoming.data());
-        pass_.scale(dy[i] + at, weights[i], n);
-        pass_.swiglu_backward(gate + at, up + at, dy[i] + at, n);
-        dweights[i] += pass_.dot(incoming.data(), dy[i] + at, n);
-        pass_.scale(dy[i] + at, weights[i], n);
-      }
+    with_type(tdy, [&]<class T>(T) {
+      const Matrix<T> x(gate_up), dy(tdy);
+      const float* weights = tweights.host<float>();
+      float* dweights = tdweights.host<float>();
+      team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
+        constexpr std::int64_t piece = 256;
+        std::array<float, piece> incoming, weighted;
+        T *gate = x[i], *up = x[i] + dy.cols;
+        dweights[i] = 0;
+        for (std::int64_t at = 0; at < dy.cols; at += piece) {
+          const std::int64_t n = std::min(piece, dy.cols - at);
+          simd<T>().widen(dy[i] + at, incoming.data(), n);
+          simd<float>().scale(incoming.data(), weights[i], weighted.data(), n);
+          simd<T>().swiglu_backward_wide(gate + at, up + at, weighted.data(), n);
+          dweights[i] += simd<float>().dot(incoming.data(), weighted.data(), n);
+          simd<T>().scale_wide(weighted.data(), weights[i], dy[i] + at, n);
+        }
+      });
     });
   }
 
   void combine_rows(const Tensor& tx, const Tensor& tplaces, const Tensor& tweights, Out ty) override {
-    const Rows x(tx), y(ty);
-    const std::int64_t k = y.rows == 0 ? 0 : tplaces.numel() / y.rows;
-    const std::int32_t* places = tplaces.host<std::int32_t>();
-    const float* weights = tweights.defined() ? tweights.host<float>() : nullptr;
-    check(std::all_of(places, places + y.rows * k, [&](std::int32_t p) { return p < x.rows; }),
-          "combine_rows: a place lies after the last row");
-    team_.each_row(y.rows, (k + 1) * y.cols, [&](std::int64_t i) {
-      std::fill_n(y[i], y.cols, 0.0f);
-      for (std::int64_t j = i * k; j < (i + 1) * k; ++j)
-        if (places[j] >= 0)
-          pass_.add_scaled(x[places[j]], weights == nullptr ? 1.0f : weights[j], y[i], y.cols);
+    with_type(ty, [&]<class T>(T) {
+      const Matrix<T> x(tx), y(ty);
+      const std::int64_t k = y.rows == 0 ? 0 : tplaces.numel() / y.rows;
+      const std::int32_t* places = tplaces.host<std::int32_t>();
+      const float* weights = tweights.defined() ? tweights.host<float>() : nullptr;
+      check(std::all_of(places, places + y.rows * k, [&](std::int32_t p) { return p < x.rows; }),
+            "combine_rows: a place lies after the last row");
+      team_.each_row(y.rows, (k + 1) * y.cols, [&](std::int64_t i) {
+        constexpr std::int64_t piece = 1024;
+        std::array<float, piece> sum;
+        for (std::int64_t at = 0; at < y.cols; at += piece) {
+          const std::int64_t n = std::min(piece, y.cols - at);
+          std::fill_n(sum.data(), n, 0.0f);
+          for (std::int64_t j = i * k; j < (i + 1) * k; ++j)
+            if (places[j] >= 0)
+              simd<T>().add_scaled(x[places[j]] + at, weights == nullptr ? 1.0f : weights[j], sum.data(), n);
+          simd<T>().narrow(sum.data(), y[i] + at, n);
+        }
+      });
     });
   }
 
   void rope(InOut tx, std::int64_t head_dim, const Tensor& tpositions, double theta, bool inverse) override {
-    const Rows x(tx);
-    const std::int32_t* positions = tpositions.host<std::int32_t>();
-    const std::int64_t half = head_dim / 2;
-    constexpr std::int64_t block = 64, width = RopeAngles::most_pairs;
-    const std::int64_t blocks = (x.rows + block - 1) / block;
-    team_.each_row(blocks * ((half + width - 1) / width), block * x.cols, [&](std::int64_t part) {
-      const std::int64_t first_pair = part / blocks * width, pairs = std::min(width, half - first_pair);
-      const std::int64_t begin = part % blocks * block, end = std::min(begin + block, x.rows);
-      RopeAngles angles(theta, head_dim, first_pair, pairs);
-      for (std::int64_t i = begin; i < end; ++i) {
-        angles.move_to(positions[i]);
-        for (float* head = x[i] + first_pair; head < x[i] + x.cols; head += head_dim)
-          pass_.rotate(head, head + half, angles.cosine(), angles.sine(), inverse ? -1.0f : 1.0f, pairs);
-      }
+    with_type(tx, [&]<class T>(T) {
+      const Matrix<T> x(tx);
+      const std::int32_t* positions = tpositions.host<std::int32_t>();
+      const std::int64_t half = head_dim / 2;
+      constexpr std::int64_t block = 64, width = RopeAngles::most_pairs;
+      const std::int64_t blocks = (x.rows + block - 1) / block;
+      team_.each_row(blocks * ((half + width - 1) / width), block * x.cols, [&](std::int64_t part) {
+        const std::int64_t first_pair = part / blocks * width, pairs = std::min(width, half - first_pair);
+        const std::int64_t begin = part % blocks * block, end = std::min(begin + block, x.rows);
+        RopeAngles angles(theta, head_dim, first_pair, pairs);
+        for (std::int64_t i = begin; i < end; ++i) {
+          angles.move_to(positions[i]);
+          for (T* head = x[i] + first_pair; head < x[i] + x.cols; head += head_dim)
+            simd<T>().rotate(head, head + half, angles.cosine(), angles.sine(), inverse ? -1.0f : 1.0f,
+                             pairs);
+        }
+      });
     });
   }
 
   void attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape, Out out,
                  Out lse) override {
-    attention_forward(q, k, v, shape, out, lse, tiles_, team_.threads());
+    check_head(q, shape);
+    attention_forward(q, k, v, shape, out, lse, scratch_, team_.threads());
   }
 
   void attention_delta(const Tensor& tout, const Tensor& tdout, const AttentionShape& s,
                        Out tdelta) override {
-    const Rows out(tout), dout(tdout);
-    float* delta = tdelta.host<float>();
-    team_.each_row(out.rows, out.cols, [&](std::int64_t row) {
-      float* first = delta + row / s.q_len * s.num_heads * s.q_len + row % s.q_len;
-      for (std::int64_t head = 0; head < s.num_heads; ++head)
-        first[head * s.q_len] =
-            pass_.dot(out[row] + head * s.head_dim, dout[row] + head * s.head_dim, s.head_dim);
+    with_type(tout, [&]<class T>(T) {
+      const Matrix<T> out(tout), dout(tdout);
+      float* delta = tdelta.host<float>();
+      team_.each_row(out.rows, out.cols, [&](std::int64_t row) {
+        float* first = delta + row / s.q_len * s.num_heads * s.q_len + row % s.q_len;
+        for (std::int64_t head = 0; head < s.num_heads; ++head)
+          first[head * s.q_len] =
+              simd<T>().dot(out[row] + head * s.head_dim, dout[row] + head * s.head_dim, s.head_dim);
+      });
     });
   }
 
   void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout,
                           const Tensor& lse, const Tensor& delta, const AttentionShape& shape, Out dq, Out dk,
                           Out dv) override {
-    echelon::attention_backward(q, k, v, dout, lse, delta, shape, dq, dk, dv, tiles_, team_.threads());
+    check_head(q, shape);
+    echelon::attention_backward(q, k, v, dout, lse, delta, shape, dq, dk, dv, scratch_, team_.threads());
   }
 
   void embedding(const Tensor& tids, const Tensor& ttable, std::int64_t first_id, Out ty) override {
-    const Rows table(ttable), y(ty);
-    const std::int32_t* ids = tids.host<std::int32_t>();
-    team_.each_row(y.rows, y.cols, [&](std::int64_t i) {
-      const std::int64_t row = local_column(ids[i], first_id, table.rows);
-      if (row >= 0)
-        std::copy_n(table[row], y.cols, y[i]);
-      else
-        std::fill_n(y[i], y.cols, 0.0f);
+    with_type(ty, [&]<class T>(T) {
+      const Matrix<T> table(ttable), y(ty);
+      const std::int32_t* ids = tids.host<std::int32_t>();
+      team_.each_row(y.rows, y.cols, [&](std::int64_t i) {
+        const std::int64_t row = local_column(ids[i], first_id, table.rows);
+        if (row >= 0)
+          std::copy_n(table[row], y.cols, y[i]);
+        else
+          std::fill_n(y[i], y.cols, T{});
+      });
     });
   }
 
   void embedding_backward(const Tensor& tids, const Tensor& tdy, std::int64_t first_id,
                           InOut tdtable) override {
-    const Rows dy(tdy), dtable(tdtable);
-    const std::int32_t* ids = tids.host<std::int32_t>();
-    // Each thread takes a range of columns, so that the rows of an id are added in order.
-    constexpr std::int64_t width = 64;
-    team_.each_row((dy.cols + width - 1) / width, dy.rows * width, [&](std::int64_t block) {
-      const std::int64_t begin = block * width, count = std::min(width, dy.cols - begin);
-      for (std::int64_t i = 0; i < dy.rows; ++i) {
-        const std::int64_t row = local_column(ids[i], first_id, dtable.rows);
-        if (row >= 0) pass_.add(dy[i] + begin, dtable[row] + begin, count);
-      }
+    with_type(tdy, [&]<class T>(T) {
+      const Matrix<T> dy(tdy);
+      const Matrix<float> dtable(tdtable);
+      const std::int32_t* ids = tids.host<std::int32_t>();
+      // Each thread takes a range of columns, so that the rows of an id are added in order.
+      constexpr std::int64_t width = 64;
+      team_.each_row((dy.cols + width - 1) / width, dy.rows * width, [&](std::int64_t block) {
+        const std::int64_t begin = block * width, count = std::min(width, dy.cols - begin);
+        for (std::int64_t i = 0; i < dy.rows; ++i) {
+          const std::int64_t row = local_column(ids[i], first_id, dtable.rows);
+          if (row >= 0) simd<T>().add_to_wide(dy[i] + begin, dtable[row] + begin, count);
+        }
+      });
     });
   }
 
   void row_max(const Tensor& tlogits, Out tmax) override {
-    const Rows logits(tlogits);
+    const Matrix<float> logits(tlogits);
     float* max = tmax.host<float>();
     team_.each_row(logits.rows, logits.cols,
-                   [&](std::int64_t i) { max[i] = pass_.max(logits[i], logits.cols); });
+                   [&](std::int64_t i) { max[i] = wide_simd().max(logits[i], logits.cols); });
   }
 
   void exp_sum(InOut tlogits, const Tensor& tmax, const Tensor& ttargets, std::int64_t first_id, Out tsum,
                Out ttarget) override {
-    const Rows logits(tlogits);
+    const Matrix<float> logits(tlogits);
     const float* max = tmax.host<float>();
     const std::int32_t* targets = ttargets.host<std::int32_t>();
     float *sum = tsum.host<float>(), *target = ttarget.host<float>();
     team_.each_row(logits.rows, logits.cols, [&](std::int64_t i) {
       const std::int64_t column = local_column(targets[i], first_id, logits.cols);
       target[i] = column >= 0 ? logits[i][column] - max[i] : 0.0f;
-      sum[i] = pass_.exp_sum(logits[i], max[i], logits.cols);
+      sum[i] = wide_simd().exp_sum(logits[i], max[i], logits.cols);
     });
   }
 
   void cross_entropy_backward(const Tensor& tp, const Tensor& tsum, const Tensor& ttargets,
                               std::int64_t first_id, double loss_scale, Out tdlogits) override {
-    const Rows p(tp), dlogits(tdlogits);
-    const float* sum = tsum.host<float>();
-    const std::int32_t* targets = ttargets.host<std::int32_t>();
-    const float weight = static_cast<float>(loss_scale);
-    team_.each_row(p.rows, p.cols, [&](std::int64_t i) {
-      if (targets[i] < 0) {
-        std::fill_n(dlogits[i], p.cols, 0.0f);
-        return;
-      }
-      const std::int64_t column = local_column(targets[i], first_id, p.cols);
-      const float at_target = column >= 0 ? weight * (p[i][column] / sum[i] - 1.0f) : 0.0f;
-      if (dlogits[i] != p[i]) std::copy_n(p[i], p.cols, dlogits[i]);
-      pass_.scale(dlogits[i], weight / sum[i], p.cols);
-      if (column >= 0) dlogits[i][column] = at_target;
+    with_type(tdlogits, [&]<class T>(T) {
+      const Matrix<float> p(tp);
+      const Matrix<T> dlogits(tdlogits);
+      const float* sum = tsum.host<float>();
+      const std::int32_t* targets = ttargets.host<std::int32_t>();
+      const float weight = static_cast<float>(loss_scale);
+      team_.each_row(p.rows, p.cols, [&](std::int64_t i) {
+        if (targets[i] < 0) {
+          std::fill_n(dlogits[i], p.cols, T{});
+          return;
+        }
+        const std::int64_t column = local_column(targets[i], first_id, p.cols);
+        const float at_target = column >= 0 ? weight * (p[i][column] / sum[i] - 1.0f) : 0.0f;
+        simd<T>().scale_wide(p[i], weight / sum[i], dlogits[i], p.cols);
+        if (column >= 0) dlogits[i][column] = T(at_target);
+      });
     });
   }
 
-  void adamw(InOut tp, const Tensor& tg, InOut tm, InOut tv, const AdamWStep& step, Out rounded) override {
-    check(!rounded->defined(), "the CPU kernels make no bf16 weights");
-    const Rows p(tp);
+  void adamw(InOut tp, const Tensor& tg, InOut tm, InOut tv, const AdamWStep& step, Out trounded) override {
+    const AdamWFactors factors = factors_of(step);
     const float* g = tg.host<float>();
+    if (tp->dtype() == DType::bf16)
+      return adamw_without_master(tp.host<bf16>(), g, tm.host<bf16>(), tv.host<bf16>(), tp->numel(),
+                                  *step.rounding, factors);
     float *m = tm.host<float>(), *v = tv.host<float>();
-    const double t = static_cast<double>(step.step);
-    const auto f32 = [](double x) { return static_cast<float>(x); };
-    const AdamWFactors factors{.beta1 = f32(step.beta1),
-                               .one_minus_beta1 = f32(1 - step.beta1),
-                               .beta2 = f32(step.beta2),
-                               .one_minus_beta2 = f32(1 - step.beta2),
-                               .gradient_scale = f32(step.gradient_scale),
-                               .decay = f32(1 - step.lr * step.weight_decay),
-                               .rate = f32(step.lr / (1 - std::pow(step.beta1, t))),
-                               .root_scale = f32(1 / std::sqrt(1 - std::pow(step.beta2, t))),
-                               .eps = f32(step.eps)};
-    team_.each_span(p, true, [&](float* at, std::int64_t, std::int64_t first, std::int64_t n) {
-      pass_.adamw(at, g + first, m + first, v + first, factors, n);
-    });
+    bf16* const rounded = trounded->defined() ? trounded.host<bf16>() : nullptr;
+    team_.each_span(Matrix<float>(tp), true,
+                    [&](float* at, std::int64_t, std::int64_t first, std::int64_t n) {
+                      wide_simd().adamw(at, g + first, m + first, v + first,
+                                        rounded == nullptr ? nullptr : rounded + first, factors, n);
+                    });
   }
 
  private:
+  void multiply_all(std::span<const Product> products) {
+    for (const Product& p : products)
+      for (DType type : {p.a.type, p.b.type, p.c.type}) check_room(type);
+    multiply(products, scratch_.host<std::byte>(), attention_scratch_bytes(dtype_), team_.threads());
+  }
+
+  // Kernels made for f32 have no scratch for what is narrower.
+  void check_room(DType type) const {
+    check(type == DType::f32 || type == dtype_, "CPU kernels made for f32 multiply in f32 alone");
+  }
+  void check_head(const Tensor& q, const AttentionShape& shape) const {
+    check_room(q.dtype());
+    check(q.dtype() == DType::f32 || shape.head_dim <= most_head_dim,
+          "attention in bf16 has room for heads of 4096 columns");
+  }
+
+  // body(from, to, count) on pieces, whichever of them is bf16.
+  template <class Body>
+  void each_pair(const Tensor& tx, const Tensor& ty, const Body& body) {
+    with_type(tx, [&]<class X>(X) {
+      with_type(ty, [&]<class Y>(Y) {
+        const Matrix<X> x(tx);
+        const Matrix<Y> y(ty);
+        team_.each_span(x, contiguous(x) && contiguous(y),
+                        [&](const X* at, std::int64_t row, std::int64_t col, std::int64_t n) {
+                          body(at, y[row] + col, n);
+                        });
+      });
+    });
+  }
+
+  // In the order of the runs of logical elements, whose words say how each is rounded.
+  void adamw_without_master(bf16* p, const float* g, bf16* m, bf16* v, std::int64_t count,
+                            const StochasticRounding& rounding, const AdamWFactors& factors) {
+    // Pieces as they lie, each with where its first element stands among the runs.
+    constexpr std::int64_t piece = 4096;
+    std::vector<std::int64_t> begins;  // of each run among the elements
+    std::int64_t begin = 0;
+    for (const LogicalRun& run : rounding.runs) {
+      begins.push_back(begin);
+      begin += run.count;
+    }
+    team_.each_row((count + piece - 1) / piece, piece, [&](std::int64_t i) {
+      std::array<std::uint32_t, piece> words;
+      const std::int64_t first = i * piece, end = std::min(count, first + piece);
+      auto run = static_cast<std::size_t>(std::upper_bound(begins.begin(), begins.end(), first) -
+                                          begins.begin() - 1);
+      for (std::int64_t at = first; at < end; ++run) {
+        const std::int64_t skipped = at - begins[run];
+        const std::int64_t n = std::min(end - at, rounding.runs[run].count - skipped);
+        rounding.random.fill_words(static_cast<std::uint64_t>(rounding.runs[run].begin + skipped),
+                                   static_cast<std::uint64_t>(n), words.data() + (at - first));
+        at += n;
+      }
+      wide_simd().adamw_without_master(p + first, g + first, m + first, v + first, words.data(), factors,
+                                       end - first);
+    });
+  }
+
   // first (cols) += column sums made by add_rows, second likewise when not null. Groups of rows are summed
   // side by side and then added in order; there are as many groups as the rows ask for, whatever the number
   // of threads.
@@ -451,28 +613,29 @@ class CpuKernels final : public HostBackend {
         std::fill_n(sum, width, 0.0f);
         add_rows(split_range(rows, groups, g), begin, count, sum, sum + width - count);
       });
-      for (std::int64_t g = 1; g < groups; ++g) pass_.add(sums + g * width, sums, width);
-      pass_.add(sums, first + begin, count);
-      if (second != nullptr) pass_.add(sums + count, second + begin, count);
+      for (std::int64_t g = 1; g < groups; ++g) simd<float>().add(sums + g * width, sums, width);
+      simd<float>().add(sums, first + begin, count);
+      if (second != nullptr) simd<float>().add(sums + count, second + begin, count);
     }
   }
 
-  const Simd& pass_ = simd();
+  const DType dtype_;
   const ThreadTeam team_;
-  // Scratch: there from the start, so that no step holds less than another.
-  const Tensor tiles_, column_sums_;
+  // Scratch: there from the start, so that no step holds less than another. Attention's holds what its
+  // products need, and so what all do.
+  const Tensor scratch_, column_sums_;
 };
 
 }  // namespace
 
-std::unique_ptr<Kernels> make_cpu_kernels(Arena& arena, int threads) {
-  return std::make_unique<Kernels>(std::make_shared<CpuKernels>(arena, threads));
+std::unique_ptr<Kernels> make_cpu_kernels(Arena& arena, DType dtype, int threads) {
+  return std::make_unique<Kernels>(std::make_shared<CpuKernels>(arena, dtype, threads));
 }
 
 bool has_cpu_kernels() { return true; }
 
-std::int64_t cpu_kernels_scratch_bytes(int threads) {
-  return 4 * (threads * attention_scratch_per_thread() + column_sums_size);
+std::int64_t cpu_kernels_scratch_bytes(DType dtype, int threads) {
+  return threads * attention_scratch_bytes(dtype) + 4 * column_sums_size;
 }
 
 }  // namespace echelon

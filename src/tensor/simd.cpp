@@ -15,6 +15,8 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include "tensor/simd_bf16-inl.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace echelon {
 namespace HWY_NAMESPACE {
@@ -25,7 +27,7 @@ using Size = std::int64_t;
 using Full = hn::ScalableTag<float>;
 using One =
     hn::CappedTag<float, 1>;  // what is left of a row goes through the same code one element at a time
-using hn::Add, hn::Div, hn::LoadU, hn::Mul, hn::MulAdd, hn::NegMulAdd, hn::Set, hn::StoreU, hn::Sub, hn::Zero;
+using hn::Add, hn::Div, hn::Mul, hn::MulAdd, hn::NegMulAdd, hn::Set, hn::Sub, hn::Zero;
 
 constexpr float kLowest = std::numeric_limits<float>::lowest();
 
@@ -91,77 +93,85 @@ HWY_INLINE V sigmoid(D d, V x) {
   return Div(Set(d, 1.0f), Add(Set(d, 1.0f), e));
 }
 
-void add(const float* x, float* y, Size n) {
-  each(n, [=](auto d, Size i) HWY_ATTR { StoreU(Add(LoadU(d, x + i), LoadU(d, y + i)), d, y + i); });
+template <class X, class Y>
+void add(const X* x, Y* y, Size n) {
+  each(n, [=](auto d, Size i) HWY_ATTR { store(Add(load(d, x + i), load(d, y + i)), d, y + i); });
 }
 
-void add_scaled(const float* x, float factor, float* y, Size n) {
+template <class T>
+void add_scaled(const T* x, float factor, float* y, Size n) {
   each(n, [=](auto d, Size i)
-              HWY_ATTR { StoreU(MulAdd(LoadU(d, x + i), Set(d, factor), LoadU(d, y + i)), d, y + i); });
+              HWY_ATTR { store(MulAdd(load(d, x + i), Set(d, factor), load(d, y + i)), d, y + i); });
 }
-void scale(float* x, float factor, Size n) {
-  each(n, [=](auto d, Size i) HWY_ATTR { StoreU(Mul(LoadU(d, x + i), Set(d, factor)), d, x + i); });
+template <class X, class Y>
+void scaled(const X* x, float factor, Y* y, Size n) {
+  each(n, [=](auto d, Size i) HWY_ATTR { store(Mul(load(d, x + i), Set(d, factor)), d, y + i); });
+}
+template <class X, class Y>
+void copy(const X* x, Y* y, Size n) {
+  each(n, [=](auto d, Size i) HWY_ATTR { store(load(d, x + i), d, y + i); });
 }
 
-double sum_squares(const float* x, Size n) {
+template <class T>
+double sum_squares(const T* x, Size n) {
   const hn::ScalableTag<double> dd;
   const hn::Rebind<float, decltype(dd)> df;
   const Size step = lanes(dd);
   auto a = Zero(dd), b = a;
   Size i = 0;
   for (; i + 2 * step <= n; i += 2 * step) {
-    const auto u = hn::PromoteTo(dd, LoadU(df, x + i)), v = hn::PromoteTo(dd, LoadU(df, x + i + step));
+    const auto u = hn::PromoteTo(dd, load(df, x + i)), v = hn::PromoteTo(dd, load(df, x + i + step));
     a = MulAdd(u, u, a);
     b = MulAdd(v, v, b);
   }
   double rest = 0;
-  for (; i < n; ++i) rest += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  for (; i < n; ++i) rest += double{x[i]} * double{x[i]};
   return hn::GetLane(hn::SumOfLanes(dd, Add(a, b))) + rest;
 }
 
-bool all_finite(const float* x, Size n) {
+template <class T>
+bool all_finite(const T* x, Size n) {
   // 0 * x is 0 for every finite x and NaN for the others, and NaN stays in a sum.
-  return sum_of(n, [=](auto d, Size i) HWY_ATTR { return Mul(LoadU(d, x + i), Zero(d)); }) == 0.0f;
+  return sum_of(n, [=](auto d, Size i) HWY_ATTR { return Mul(load(d, x + i), Zero(d)); }) == 0.0f;
 }
 
-float dot(const float* x, const float* y, Size n) {
-  return sum_of(n, [=](auto d, Size i) HWY_ATTR { return Mul(LoadU(d, x + i), LoadU(d, y + i)); });
+template <class T>
+float dot(const T* x, const T* y, Size n) {
+  return sum_of(n, [=](auto d, Size i) HWY_ATTR { return Mul(load(d, x + i), load(d, y + i)); });
 }
 
-void residual(const float* x, const float* y, const float* bias, float* out, Size n) {
+template <class T>
+void residual(const T* x, const T* y, const T* bias, T* out, Size n) {
   if (bias == nullptr) {
-    each(n, [=](auto d, Size i) HWY_ATTR { StoreU(Add(LoadU(d, x + i), LoadU(d, y + i)), d, out + i); });
+    each(n, [=](auto d, Size i) HWY_ATTR { store(Add(load(d, x + i), load(d, y + i)), d, out + i); });
   } else {
-    each(n, [=](auto d, Size i) HWY_ATTR {
-      StoreU(Add(Add(LoadU(d, x + i), LoadU(d, y + i)), LoadU(d, bias + i)), d, out + i);
-    });
+    each(n, [=](auto d, Size i)
+                HWY_ATTR { store(Add(Add(load(d, x + i), load(d, y + i)), load(d, bias + i)), d, out + i); });
   }
 }
 
 // LayerNorm and RMSNorm are one computation: the second has mean 0 and no b.
-template <bool centered>
-HWY_INLINE void normalise(const float* x, const float* w, const float* b, float mean, float rstd, float* y,
-                          Size n) {
+template <bool centered, class T>
+HWY_INLINE void normalise(const T* x, const T* w, const T* b, float mean, float rstd, T* y, Size n) {
   each(n, [=](auto d, Size i) HWY_ATTR {
-    auto v = LoadU(d, x + i);
+    auto v = load(d, x + i);
     if constexpr (centered) v = Sub(v, Set(d, mean));
-    v = Mul(Mul(v, Set(d, rstd)), LoadU(d, w + i));
-    if constexpr (centered) v = Add(v, LoadU(d, b + i));
-    StoreU(v, d, y + i);
+    v = Mul(Mul(v, Set(d, rstd)), load(d, w + i));
+    if constexpr (centered) v = Add(v, load(d, b + i));
+    store(v, d, y + i);
   });
 }
 
-template <bool centered>
-HWY_INLINE void norm_dx(const float* dy, const float* x, const float* w, float mean, float rstd, float* dx,
-                        Size n) {
+template <bool centered, class T>
+HWY_INLINE void norm_dx(const T* dy, const T* x, const T* w, float mean, float rstd, T* dx, Size n) {
   // The sums over the row: of dxhat = dy w, and of dxhat xhat with xhat = (x - mean) rstd.
   float level = 0, along = 0;
   const Full d;
   auto levels = Zero(d), alongs = levels, levels2 = levels, alongs2 = levels;
   const auto both = [=](auto tag, Size i, auto& sum, auto& product) HWY_ATTR {
-    const auto dxhat = Mul(LoadU(tag, dy + i), LoadU(tag, w + i));
+    const auto dxhat = Mul(load(tag, dy + i), load(tag, w + i));
     sum = Add(sum, dxhat);
-    product = MulAdd(dxhat, Sub(LoadU(tag, x + i), Set(tag, mean)), product);
+    product = MulAdd(dxhat, Sub(load(tag, x + i), Set(tag, mean)), product);
   };
   const Size step = lanes(d);
   Size done = 0;
@@ -170,7 +180,7 @@ HWY_INLINE void norm_dx(const float* dy, const float* x, const float* w, float m
     both(d, done + step, levels2, alongs2);
   }
   for (; done < n; ++done) {
-    const float dxhat = dy[done] * w[done];
+    const float dxhat = float{dy[done]} * float{w[done]};
     level += dxhat;
     along += dxhat * (x[done] - mean);
   }
@@ -178,40 +188,41 @@ HWY_INLINE void norm_dx(const float* dy, const float* x, const float* w, float m
   level = centered ? (level + hn::GetLane(hn::SumOfLanes(d, Add(levels, levels2)))) / count : 0.0f;
   along = (along + hn::GetLane(hn::SumOfLanes(d, Add(alongs, alongs2)))) * rstd / count;
   each(n, [=](auto tag, Size i) HWY_ATTR {
-    const auto dxhat = Mul(LoadU(tag, dy + i), LoadU(tag, w + i));
-    const auto xhat = Mul(Sub(LoadU(tag, x + i), Set(tag, mean)), Set(tag, rstd));
+    const auto dxhat = Mul(load(tag, dy + i), load(tag, w + i));
+    const auto xhat = Mul(Sub(load(tag, x + i), Set(tag, mean)), Set(tag, rstd));
     auto g = NegMulAdd(xhat, Set(tag, along), dxhat);
     if constexpr (centered) g = Sub(g, Set(tag, level));
-    StoreU(MulAdd(g, Set(tag, rstd), LoadU(tag, dx + i)), tag, dx + i);
+    store(MulAdd(g, Set(tag, rstd), load(tag, dx + i)), tag, dx + i);
   });
 }
 
 // Rows that a column sum reads at once: memory is read faster in several streams than in one.
 constexpr Size streams = 8;
 
-void column_sums(const float* x, Size stride, Size rows, float* sum, Size n) {
+template <class T>
+void column_sums(const T* x, Size stride, Size rows, float* sum, Size n) {
   Size r = 0;
   for (; r + streams <= rows; r += streams) {
-    const float* first = x + r * stride;
+    const T* first = x + r * stride;
     each(n, [=](auto d, Size i) HWY_ATTR {
-      auto total = LoadU(d, sum + i);
-      for (Size k = 0; k < streams; ++k) total = Add(total, LoadU(d, first + k * stride + i));
-      StoreU(total, d, sum + i);
+      auto total = load(d, sum + i);
+      for (Size k = 0; k < streams; ++k) total = Add(total, load(d, first + k * stride + i));
+      store(total, d, sum + i);
     });
   }
   for (; r < rows; ++r) add(x + r * stride, sum, n);
 }
 
 // count rows at once; centered: stats are (mean, rstd) of each row, otherwise rstd.
-template <bool centered, Size count>
-HWY_INLINE void norm_dw_rows(const float* dy, Size dy_stride, const float* x, Size x_stride,
-                             const float* stats, float* dw, float* db, Size n) {
+template <bool centered, Size count, class T>
+HWY_INLINE void norm_dw_rows(const T* dy, Size dy_stride, const T* x, Size x_stride, const float* stats,
+                             float* dw, float* db, Size n) {
   each(n, [=](auto d, Size i) HWY_ATTR {
-    auto weight = LoadU(d, dw + i);
+    auto weight = load(d, dw + i);
     auto level = Zero(d);
     for (Size r = 0; r < count; ++r) {
-      const auto g = LoadU(d, dy + r * dy_stride + i);
-      auto xhat = LoadU(d, x + r * x_stride + i);
+      const auto g = load(d, dy + r * dy_stride + i);
+      auto xhat = load(d, x + r * x_stride + i);
       if constexpr (centered) {
         xhat = Mul(Sub(xhat, Set(d, stats[2 * r])), Set(d, stats[2 * r + 1]));
         level = Add(level, g);
@@ -220,14 +231,14 @@ HWY_INLINE void norm_dw_rows(const float* dy, Size dy_stride, const float* x, Si
       }
       weight = MulAdd(g, xhat, weight);
     }
-    StoreU(weight, d, dw + i);
-    if constexpr (centered) StoreU(Add(level, LoadU(d, db + i)), d, db + i);
+    store(weight, d, dw + i);
+    if constexpr (centered) store(Add(level, load(d, db + i)), d, db + i);
   });
 }
 
-template <bool centered>
-HWY_INLINE void norm_dw(const float* dy, Size dy_stride, const float* x, Size x_stride, const float* stats,
-                        Size rows, float* dw, float* db, Size n) {
+template <bool centered, class T>
+HWY_INLINE void norm_dw(const T* dy, Size dy_stride, const T* x, Size x_stride, const float* stats, Size rows,
+                        float* dw, float* db, Size n) {
   constexpr Size each_stats = centered ? 2 : 1;
   Size r = 0;
   for (; r + streams <= rows; r += streams)
@@ -238,12 +249,13 @@ HWY_INLINE void norm_dw(const float* dy, Size dy_stride, const float* x, Size x_
                               stats + r * each_stats, dw, db, n);
 }
 
-void layer_norm(const float* x, const float* w, const float* b, float eps, float* y, float* stats, Size n) {
+template <class T>
+void layer_norm(const T* x, const T* w, const T* b, float eps, T* y, float* stats, Size n) {
   const float count = static_cast<float>(n);
-  const float mean = sum_of(n, [=](auto d, Size i) HWY_ATTR { return LoadU(d, x + i); }) / count;
+  const float mean = sum_of(n, [=](auto d, Size i) HWY_ATTR { return load(d, x + i); }) / count;
   const float variance = sum_of(n,
                                 [=](auto d, Size i) HWY_ATTR {
-                                  const auto v = Sub(LoadU(d, x + i), Set(d, mean));
+                                  const auto v = Sub(load(d, x + i), Set(d, mean));
                                   return Mul(v, v);
                                 }) /
                          count;
@@ -252,34 +264,41 @@ void layer_norm(const float* x, const float* w, const float* b, float eps, float
   normalise<true>(x, w, b, mean, stats[1], y, n);
 }
 
-void layer_norm_again(const float* x, const float* w, const float* b, const float* stats, float* y, Size n) {
+template <class T>
+void layer_norm_again(const T* x, const T* w, const T* b, const float* stats, T* y, Size n) {
   normalise<true>(x, w, b, stats[0], stats[1], y, n);
 }
 
-void layer_norm_dx(const float* dy, const float* x, const float* w, const float* stats, float* dx, Size n) {
+template <class T>
+void layer_norm_dx(const T* dy, const T* x, const T* w, const float* stats, T* dx, Size n) {
   norm_dx<true>(dy, x, w, stats[0], stats[1], dx, n);
 }
 
-void layer_norm_dw(const float* dy, Size dy_stride, const float* x, Size x_stride, const float* stats,
-                   Size rows, float* dw, float* db, Size n) {
+template <class T>
+void layer_norm_dw(const T* dy, Size dy_stride, const T* x, Size x_stride, const float* stats, Size rows,
+                   float* dw, float* db, Size n) {
   norm_dw<true>(dy, dy_stride, x, x_stride, stats, rows, dw, db, n);
 }
 
-void rms_norm(const float* x, const float* w, float eps, float* y, float* stats, Size n) {
+template <class T>
+void rms_norm(const T* x, const T* w, float eps, T* y, float* stats, Size n) {
   stats[0] = 1.0f / std::sqrt(dot(x, x, n) / static_cast<float>(n) + eps);
-  normalise<false>(x, w, nullptr, 0.0f, stats[0], y, n);
+  normalise<false, T>(x, w, nullptr, 0.0f, stats[0], y, n);
 }
 
-void rms_norm_again(const float* x, const float* w, const float* stats, float* y, Size n) {
-  normalise<false>(x, w, nullptr, 0.0f, stats[0], y, n);
+template <class T>
+void rms_norm_again(const T* x, const T* w, const float* stats, T* y, Size n) {
+  normalise<false, T>(x, w, nullptr, 0.0f, stats[0], y, n);
 }
 
-void rms_norm_dx(const float* dy, const float* x, const float* w, const float* stats, float* dx, Size n) {
+template <class T>
+void rms_norm_dx(const T* dy, const T* x, const T* w, const float* stats, T* dx, Size n) {
   norm_dx<false>(dy, x, w, 0.0f, stats[0], dx, n);
 }
 
-void rms_norm_dw(const float* dy, Size dy_stride, const float* x, Size x_stride, const float* stats,
-                 Size rows, float* dw, Size n) {
+template <class T>
+void rms_norm_dw(const T* dy, Size dy_stride, const T* x, Size x_stride, const float* stats, Size rows,
+                 float* dw, Size n) {
   norm_dw<false>(dy, dy_stride, x, x_stride, stats, rows, dw, nullptr, n);
 }
 
@@ -288,81 +307,89 @@ constexpr float k0 = 1.5957691216057308f;  // 2 sqrt(2 / pi)
 constexpr float k1 = 1.5957691216057308f * 0.044715f;
 
 // h + bias (where there is one), which h becomes.
-template <class D>
-HWY_INLINE hn::Vec<D> biased(D d, float* h, const float* bias, Size i) {
-  auto v = LoadU(d, h + i);
+template <class D, class T>
+HWY_INLINE hn::Vec<D> biased(D d, T* h, const T* bias, Size i) {
+  auto v = load(d, h + i);
   if (bias != nullptr) {
-    v = Add(v, LoadU(d, bias + i));
-    StoreU(v, d, h + i);
+    v = Add(v, load(d, bias + i));
+    store(v, d, h + i);
   }
   return v;
 }
 
-void gelu(float* h, const float* bias, float* y, Size n) {
+template <class T>
+void gelu(T* h, const T* bias, T* y, Size n) {
   each(n, [=](auto d, Size i) HWY_ATTR {
     const auto v = biased(d, h, bias, i);
     const auto u2 = Mul(v, MulAdd(Set(d, k1), Mul(v, v), Set(d, k0)));
-    StoreU(Mul(v, sigmoid(d, u2)), d, y + i);
+    store(Mul(v, sigmoid(d, u2)), d, y + i);
   });
 }
 
-void gelu_backward(float* h, float* dy, Size n) {
+template <class T>
+void gelu_backward(T* h, T* dy, Size n) {
   each(n, [=](auto d, Size i) HWY_ATTR {
-    const auto v = LoadU(d, h + i), square = Mul(v, v);
+    const auto v = load(d, h + i), square = Mul(v, v);
     const auto s = sigmoid(d, Mul(v, MulAdd(Set(d, k1), square, Set(d, k0))));
     const auto y = Mul(v, s);
     const auto slope = MulAdd(Set(d, 3 * k1), square, Set(d, k0));  // of 2u
     const auto derivative = MulAdd(Mul(y, Sub(Set(d, 1.0f), s)), slope, s);
-    StoreU(y, d, h + i);
-    StoreU(Mul(LoadU(d, dy + i), derivative), d, dy + i);
+    store(y, d, h + i);
+    store(Mul(load(d, dy + i), derivative), d, dy + i);
   });
 }
 
-void relu2(float* h, const float* bias, float* y, Size n) {
+template <class T>
+void relu2(T* h, const T* bias, T* y, Size n) {
   each(n, [=](auto d, Size i) HWY_ATTR {
     const auto positive = Max(biased(d, h, bias, i), Zero(d));
-    StoreU(Mul(positive, positive), d, y + i);
+    store(Mul(positive, positive), d, y + i);
   });
 }
 
-void relu2_backward(float* h, float* dy, Size n) {
+template <class T>
+void relu2_backward(T* h, T* dy, Size n) {
   each(n, [=](auto d, Size i) HWY_ATTR {
-    const auto positive = Max(LoadU(d, h + i), Zero(d));
-    StoreU(Mul(positive, positive), d, h + i);
-    StoreU(Mul(LoadU(d, dy + i), Add(positive, positive)), d, dy + i);
+    const auto positive = Max(load(d, h + i), Zero(d));
+    store(Mul(positive, positive), d, h + i);
+    store(Mul(load(d, dy + i), Add(positive, positive)), d, dy + i);
   });
 }
 
-Simd::ActivationPasses activation(Activation a) {
+template <class T>
+ActivationPasses<T> activation(Activation a) {
   check(!is_gated(a), "an activation without a gate");
-  if (a == Activation::relu2) return {relu2, relu2_backward};
-  return {gelu, gelu_backward};
+  if (a == Activation::relu2) return {relu2<T>, relu2_backward<T>};
+  return {gelu<T>, gelu_backward<T>};
 }
 
-void swiglu(const float* gate, const float* up, float* y, Size n) {
+template <class T>
+void swiglu(const T* gate, const T* up, T* y, Size n) {
   each(n, [=](auto d, Size i) HWY_ATTR {
-    const auto g = LoadU(d, gate + i);
-    StoreU(Mul(Mul(g, sigmoid(d, g)), LoadU(d, up + i)), d, y + i);
+    const auto g = load(d, gate + i);
+    store(Mul(Mul(g, sigmoid(d, g)), load(d, up + i)), d, y + i);
   });
 }
 
-void swiglu_backward(float* gate, float* up, float* dy, Size n) {
+template <class T, class Y>
+void swiglu_backward(T* gate, T* up, Y* dy, Size n) {
   each(n, [=](auto d, Size i) HWY_ATTR {
-    const auto g = LoadU(d, gate + i), u = LoadU(d, up + i), grad = LoadU(d, dy + i);
+    const auto g = load(d, gate + i), u = load(d, up + i), grad = load(d, dy + i);
     const auto s = sigmoid(d, g), silu = Mul(g, s);
     const auto slope = MulAdd(silu, Sub(Set(d, 1.0f), s), s);
-    StoreU(Mul(Mul(grad, u), slope), d, gate + i);
-    StoreU(Mul(grad, silu), d, up + i);
-    StoreU(Mul(silu, u), d, dy + i);
+    store(Mul(Mul(grad, u), slope), d, gate + i);
+    store(Mul(grad, silu), d, up + i);
+    store(Mul(silu, u), d, dy + i);
   });
 }
 
-void rotate(float* low, float* high, const float* cosine, const float* sine, float sign, Size n) {
+template <class T>
+void rotate(T* low, T* high, const float* cosine, const float* sine, float sign, Size n) {
   each(n, [=](auto d, Size i) HWY_ATTR {
-    const auto a = LoadU(d, low + i), b = LoadU(d, high + i);
-    const auto c = LoadU(d, cosine + i), s = Mul(LoadU(d, sine + i), Set(d, sign));
-    StoreU(NegMulAdd(b, s, Mul(a, c)), d, low + i);
-    StoreU(MulAdd(a, s, Mul(b, c)), d, high + i);
+    const auto a = load(d, low + i), b = load(d, high + i);
+    const auto c = load(d, cosine + i), s = Mul(load(d, sine + i), Set(d, sign));
+    store(NegMulAdd(b, s, Mul(a, c)), d, low + i);
+    store(MulAdd(a, s, Mul(b, c)), d, high + i);
   });
 }
 
@@ -372,8 +399,8 @@ float max(const float* x, Size n) {
   const Size step = lanes(d);
   Size i = 0;
   for (; i + 2 * step <= n; i += 2 * step) {
-    a = hn::Max(a, LoadU(d, x + i));
-    b = hn::Max(b, LoadU(d, x + i + step));
+    a = hn::Max(a, load(d, x + i));
+    b = hn::Max(b, load(d, x + i + step));
   }
   float result = hn::GetLane(hn::MaxOfLanes(d, hn::Max(a, b)));
   for (; i < n; ++i) result = x[i] > result ? x[i] : result;
@@ -382,31 +409,57 @@ float max(const float* x, Size n) {
 
 float exp_sum(float* x, float max, Size n) {
   return sum_of(n, [=](auto d, Size i) HWY_ATTR {
-    const auto e = exponential(d, Sub(LoadU(d, x + i), Set(d, max)));
-    StoreU(e, d, x + i);
+    const auto e = exponential(d, Sub(load(d, x + i), Set(d, max)));
+    store(e, d, x + i);
     return e;
   });
 }
 
-void adamw(float* p, const float* g, float* m, float* v, const AdamWFactors& f, Size n) {
+// What p becomes; m and v are stored.
+template <class D, class T>
+HWY_INLINE hn::Vec<D> adamw_step(D d, const T* p, const float* g, T* m, T* v, const AdamWFactors& f, Size i) {
+  const auto gradient = Mul(load(d, g + i), Set(d, f.gradient_scale));
+  const auto mean = MulAdd(load(d, m + i), Set(d, f.beta1), Mul(gradient, Set(d, f.one_minus_beta1)));
+  const auto square =
+      MulAdd(load(d, v + i), Set(d, f.beta2), Mul(Mul(gradient, gradient), Set(d, f.one_minus_beta2)));
+  const auto root = MulAdd(hn::Sqrt(square), Set(d, f.root_scale), Set(d, f.eps));
+  const auto step = Div(Mul(mean, Set(d, f.rate)), root);
+  store(mean, d, m + i);
+  store(square, d, v + i);
+  return Sub(Mul(load(d, p + i), Set(d, f.decay)), step);
+}
+
+void adamw(float* p, const float* g, float* m, float* v, bf16* rounded, const AdamWFactors& f, Size n) {
+  if (rounded == nullptr) {
+    each(n, [=](auto d, Size i) HWY_ATTR { store(adamw_step(d, p, g, m, v, f, i), d, p + i); });
+  } else {
+    each(n, [=](auto d, Size i) HWY_ATTR {
+      const auto updated = adamw_step(d, p, g, m, v, f, i);
+      store(updated, d, p + i);
+      store(updated, d, rounded + i);
+    });
+  }
+}
+
+void adamw_without_master(bf16* p, const float* g, bf16* m, bf16* v, const std::uint32_t* random,
+                          const AdamWFactors& f, Size n) {
   each(n, [=](auto d, Size i) HWY_ATTR {
-    const auto gradient = Mul(LoadU(d, g + i), Set(d, f.gradient_scale));
-    const auto mean = MulAdd(LoadU(d, m + i), Set(d, f.beta1), Mul(gradient, Set(d, f.one_minus_beta1)));
-    const auto square =
-        MulAdd(LoadU(d, v + i), Set(d, f.beta2), Mul(Mul(gradient, gradient), Set(d, f.one_minus_beta2)));
-    const auto root = MulAdd(hn::Sqrt(square), Set(d, f.root_scale), Set(d, f.eps));
-    const auto step = Div(Mul(mean, Set(d, f.rate)), root);
-    StoreU(mean, d, m + i);
-    StoreU(square, d, v + i);
-    StoreU(Sub(Mul(LoadU(d, p + i), Set(d, f.decay)), step), d, p + i);
+    const hn::RebindToUnsigned<decltype(d)> words;
+    const auto updated = adamw_step(d, p, g, m, v, f, i);
+    const auto whole = hn::BitCast(words, updated);
+    const auto finite = hn::Lt(hn::Abs(updated), Set(d, std::numeric_limits<float>::infinity()));
+    const auto moved = Add(whole, hn::ShiftRight<16>(hn::LoadU(words, random + i)));
+    store_upper_half(hn::IfThenElse(hn::RebindMask(words, finite), moved, nearest_bf16(d, updated)), d,
+                     p + i);
   });
 }
 
-float softmax_row(float* s, Size visible, Size n, float* max, float* sum) {
+template <class T>
+float softmax_row(const float* s, Size visible, Size n, float* max, float* sum, T* p) {
   const Full d;
   const Size step = lanes(d);
   if (visible <= 0) {
-    for (Size i = 0; i < n; i += step) StoreU(Zero(d), d, s + i);
+    for (Size i = 0; i < n; i += step) store(Zero(d), d, p + i);
     return 1.0f;
   }
   // The last vector is cut by a mask; the row has room for the whole of it.
@@ -415,65 +468,96 @@ float softmax_row(float* s, Size visible, Size n, float* max, float* sum) {
   auto top = Set(d, *max), top2 = top;
   Size i = 0;
   for (; i + 2 * step <= whole; i += 2 * step) {
-    top = hn::Max(top, LoadU(d, s + i));
-    top2 = hn::Max(top2, LoadU(d, s + i + step));
+    top = hn::Max(top, load(d, s + i));
+    top2 = hn::Max(top2, load(d, s + i + step));
   }
-  if (i < whole) top = hn::Max(top, LoadU(d, s + i));
-  if (whole < visible) top2 = hn::Max(top2, hn::IfThenElse(seen, LoadU(d, s + whole), Set(d, kLowest)));
+  if (i < whole) top = hn::Max(top, load(d, s + i));
+  if (whole < visible) top2 = hn::Max(top2, hn::IfThenElse(seen, load(d, s + whole), Set(d, kLowest)));
   const float new_max = hn::GetLane(hn::MaxOfLanes(d, hn::Max(top, top2)));
   auto total = Zero(d);
   for (i = 0; i < whole; i += step) {
-    const auto p = exponential(d, Sub(LoadU(d, s + i), Set(d, new_max)));
-    StoreU(p, d, s + i);
-    total = Add(total, p);
+    const auto e = exponential(d, Sub(load(d, s + i), Set(d, new_max)));
+    store(e, d, p + i);
+    total = Add(total, e);
   }
   if (whole < visible) {
-    const auto p = hn::IfThenElseZero(seen, exponential(d, Sub(LoadU(d, s + whole), Set(d, new_max))));
-    StoreU(p, d, s + whole);
-    total = Add(total, p);
+    const auto e = hn::IfThenElseZero(seen, exponential(d, Sub(load(d, s + whole), Set(d, new_max))));
+    store(e, d, p + whole);
+    total = Add(total, e);
     i += step;
   }
-  for (; i < n; i += step) StoreU(Zero(d), d, s + i);
+  for (; i < n; i += step) store(Zero(d), d, p + i);
   const float correction = std::exp(*max - new_max);
   *max = new_max;
   *sum = *sum * correction + hn::GetLane(hn::SumOfLanes(d, total));
   return correction;
 }
 
-void softmax_gradient_row(float* s, float* dp, Size visible, Size n, float lse, float delta) {
+template <class T>
+void softmax_gradient_row(const float* s, const float* dp, Size visible, Size n, float lse, float delta, T* p,
+                          T* ds) {
   const Full d;
   const Size step = lanes(d);
-  const Size shown = visible > 0 ? visible : 0;
-  const auto gradient = [=](Size i) HWY_ATTR {
-    const auto p = exponential(d, Sub(LoadU(d, s + i), Set(d, lse)));
-    StoreU(p, d, s + i);
-    StoreU(Mul(p, Sub(LoadU(d, dp + i), Set(d, delta))), d, dp + i);
-  };
+  const auto weight = [=](Size i) HWY_ATTR { return exponential(d, Sub(load(d, s + i), Set(d, lse))); };
+  const auto gradient = [=](Size i, auto e) HWY_ATTR { return Mul(e, Sub(load(d, dp + i), Set(d, delta))); };
   Size i = 0;
-  for (; i < shown; i += step) gradient(i);
+  for (; i + step <= visible; i += step) {
+    const auto e = weight(i), g = gradient(i, e);
+    store(e, d, p + i);
+    store(g, d, ds + i);
+  }
   // The last vector may reach beyond what is visible.
-  if (i > shown) {
-    const auto seen = hn::FirstN(d, static_cast<std::size_t>(shown - (i - step)));
-    StoreU(hn::IfThenElseZero(seen, LoadU(d, s + i - step)), d, s + i - step);
-    StoreU(hn::IfThenElseZero(seen, LoadU(d, dp + i - step)), d, dp + i - step);
+  if (i < visible) {
+    const auto seen = hn::FirstN(d, static_cast<std::size_t>(visible - i));
+    const auto e = weight(i), g = gradient(i, e);
+    store(hn::IfThenElseZero(seen, e), d, p + i);
+    store(hn::IfThenElseZero(seen, g), d, ds + i);
+    i += step;
   }
   for (; i < n; i += step) {
-    StoreU(Zero(d), d, s + i);
-    StoreU(Zero(d), d, dp + i);
+    store(Zero(d), d, p + i);
+    store(Zero(d), d, ds + i);
   }
 }
+
+template <class T>
+constexpr Simd<T> passes{.add = add<T, T>,
+                         .add_to_wide = add<T, float>,
+                         .add_wide = add<float, T>,
+                         .add_scaled = add_scaled<T>,
+                         .widen = copy<T, float>,
+                         .narrow = copy<float, T>,
+                         .scale = scaled<T, T>,
+                         .scale_wide = scaled<float, T>,
+                         .sum_squares = sum_squares<T>,
+                         .all_finite = all_finite<T>,
+                         .dot = dot<T>,
+                         .residual = residual<T>,
+                         .column_sums = column_sums<T>,
+                         .layer_norm = layer_norm<T>,
+                         .layer_norm_again = layer_norm_again<T>,
+                         .layer_norm_dx = layer_norm_dx<T>,
+                         .layer_norm_dw = layer_norm_dw<T>,
+                         .rms_norm = rms_norm<T>,
+                         .rms_norm_again = rms_norm_again<T>,
+                         .rms_norm_dx = rms_norm_dx<T>,
+                         .rms_norm_dw = rms_norm_dw<T>,
+                         .activation = activation<T>,
+                         .swiglu = swiglu<T>,
+                         .swiglu_backward = swiglu_backward<T, T>,
+                         .swiglu_backward_wide = swiglu_backward<T, float>,
+                         .rotate = rotate<T>,
+                         .softmax_row = softmax_row<T>,
+                         .softmax_gradient_row = softmax_gradient_row<T>};
+
+constexpr WideSimd wide_passes{
+    .max = max, .exp_sum = exp_sum, .adamw = adamw, .adamw_without_master = adamw_without_master};
 
 }  // namespace
 
-const Simd* passes() {
-  static constexpr Simd table{
-      add,           add_scaled,    scale,       sum_squares,     all_finite,
-      dot,           residual,      column_sums, layer_norm,      layer_norm_again,
-      layer_norm_dx, layer_norm_dw, rms_norm,    rms_norm_again,  rms_norm_dx,
-      rms_norm_dw,   activation,    swiglu,      swiglu_backward, rotate,
-      max,           exp_sum,       adamw,       softmax_row,     softmax_gradient_row};
-  return &table;
-}
+const Simd<float>* f32_passes() { return &passes<float>; }
+const Simd<bf16>* bf16_passes() { return &passes<bf16>; }
+const WideSimd* passes_on_wide() { return &wide_passes; }
 
 }  // namespace HWY_NAMESPACE
 }  // namespace echelon
@@ -482,9 +566,19 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace echelon {
 
-HWY_EXPORT(passes);
+HWY_EXPORT(f32_passes);
+HWY_EXPORT(bf16_passes);
+HWY_EXPORT(passes_on_wide);
 
-const Simd& simd() { return *HWY_DYNAMIC_DISPATCH(passes)(); }
+template <>
+const Simd<float>& simd<float>() {
+  return *HWY_DYNAMIC_DISPATCH(f32_passes)();
+}
+template <>
+const Simd<bf16>& simd<bf16>() {
+  return *HWY_DYNAMIC_DISPATCH(bf16_passes)();
+}
+const WideSimd& wide_simd() { return *HWY_DYNAMIC_DISPATCH(passes_on_wide)(); }
 
 }  // namespace echelon
 #endif

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "base/bf16.h"
 #include "spec/activation.h"
 
 namespace echelon {
@@ -19,67 +20,93 @@ struct AdamWFactors {
   float eps;
 };
 
-// All pointers are to n floats unless said otherwise; none needs to be aligned.
+template <class T>
+struct ActivationPasses {
+  // h += bias (may be null), y = a(h).
+  void (*forward)(T* h, const T* bias, T* y, std::int64_t n);
+  // h becomes a(h), dy becomes the gradient of h.
+  void (*backward)(T* h, T* dy, std::int64_t n);
+};
+
+// T, float or bf16, is what numbers are stored as; all arithmetic is that of floats, and a bf16 is rounded to
+// nearest once, when it is stored. All pointers are to n elements unless said otherwise; none needs to be
+// aligned.
+template <class T>
 struct Simd {
   using Size = std::int64_t;
 
-  void (*add)(const float* x, float* y, Size n);                       // y += x
-  void (*add_scaled)(const float* x, float factor, float* y, Size n);  // y += factor x
-  void (*scale)(float* x, float factor, Size n);
-  double (*sum_squares)(const float* x, Size n);
-  bool (*all_finite)(const float* x, Size n);
-  float (*dot)(const float* x, const float* y, Size n);
+  void (*add)(const T* x, T* y, Size n);                           // y += x
+  void (*add_to_wide)(const T* x, float* y, Size n);               // likewise
+  void (*add_wide)(const float* x, T* y, Size n);                  // likewise
+  void (*add_scaled)(const T* x, float factor, float* y, Size n);  // y += factor x
+  void (*widen)(const T* x, float* y, Size n);                     // y = x
+  void (*narrow)(const float* x, T* y, Size n);                    // y = x
+  void (*scale)(const T* x, float factor, T* y, Size n);           // y = factor x; y may be x
+  void (*scale_wide)(const float* x, float factor, T* y, Size n);  // likewise; y may be x if it is as wide
+  double (*sum_squares)(const T* x, Size n);
+  bool (*all_finite)(const T* x, Size n);
+  float (*dot)(const T* x, const T* y, Size n);
   // out = x + y + bias (bias may be null); out may be x or y.
-  void (*residual)(const float* x, const float* y, const float* bias, float* out, Size n);
+  void (*residual)(const T* x, const T* y, const T* bias, T* out, Size n);
   // sum += column sums over `rows` rows that stand `stride` apart.
-  void (*column_sums)(const float* x, Size stride, Size rows, float* sum, Size n);
+  void (*column_sums)(const T* x, Size stride, Size rows, float* sum, Size n);
 
   // stats[0] = mean, stats[1] = rstd.
-  void (*layer_norm)(const float* x, const float* w, const float* b, float eps, float* y, float* stats,
-                     Size n);
-  void (*layer_norm_again)(const float* x, const float* w, const float* b, const float* stats, float* y,
-                           Size n);
+  void (*layer_norm)(const T* x, const T* w, const T* b, float eps, T* y, float* stats, Size n);
+  void (*layer_norm_again)(const T* x, const T* w, const T* b, const float* stats, T* y, Size n);
   // dx += gradient through the norm.
-  void (*layer_norm_dx)(const float* dy, const float* x, const float* w, const float* stats, float* dx,
-                        Size n);
+  void (*layer_norm_dx)(const T* dy, const T* x, const T* w, const float* stats, T* dx, Size n);
   // dw += column sums of dy * xhat, db += column sums of dy, over `rows` rows that stand their stride apart.
-  void (*layer_norm_dw)(const float* dy, Size dy_stride, const float* x, Size x_stride, const float* stats,
-                        Size rows, float* dw, float* db, Size n);
+  void (*layer_norm_dw)(const T* dy, Size dy_stride, const T* x, Size x_stride, const float* stats, Size rows,
+                        float* dw, float* db, Size n);
   // stats[0] = rstd.
-  void (*rms_norm)(const float* x, const float* w, float eps, float* y, float* stats, Size n);
-  void (*rms_norm_again)(const float* x, const float* w, const float* stats, float* y, Size n);
-  void (*rms_norm_dx)(const float* dy, const float* x, const float* w, const float* stats, float* dx, Size n);
-  void (*rms_norm_dw)(const float* dy, Size dy_stride, const float* x, Size x_stride, const float* stats,
-                      Size rows, float* dw, Size n);
+  void (*rms_norm)(const T* x, const T* w, float eps, T* y, float* stats, Size n);
+  void (*rms_norm_again)(const T* x, const T* w, const float* stats, T* y, Size n);
+  void (*rms_norm_dx)(const T* dy, const T* x, const T* w, const float* stats, T* dx, Size n);
+  void (*rms_norm_dw)(const T* dy, Size dy_stride, const T* x, Size x_stride, const float* stats, Size rows,
+                      float* dw, Size n);
 
   // Of an activation a without a gate.
-  struct ActivationPasses {
-    // h += bias (may be null), y = a(h).
-    void (*forward)(float* h, const float* bias, float* y, Size n);
-    // h becomes a(h), dy becomes the gradient of h.
-    void (*backward)(float* h, float* dy, Size n);
-  };
-  ActivationPasses (*activation)(Activation a);
-  void (*swiglu)(const float* gate, const float* up, float* y, Size n);
+  ActivationPasses<T> (*activation)(Activation a);
+  void (*swiglu)(const T* gate, const T* up, T* y, Size n);
   // gate and up become their gradients, dy becomes y.
-  void (*swiglu_backward)(float* gate, float* up, float* dy, Size n);
+  void (*swiglu_backward)(T* gate, T* up, T* dy, Size n);
+  void (*swiglu_backward_wide)(T* gate, T* up, float* dy, Size n);
   // Turns (low[i], high[i]) by the angle of (cosine[i], sign * sine[i]).
-  void (*rotate)(float* low, float* high, const float* cosine, const float* sine, float sign, Size n);
+  void (*rotate)(T* low, T* high, const float* cosine, const float* sine, float sign, Size n);
+
+  // One row of a tile of attention scores s, of which the first `visible` may be seen; max and sum are the
+  // row's so far. p = exp(s - new max), 0 where not visible up to n; max and sum are updated; returns exp(old
+  // max - new max). p may be s. Both must have room up to a multiple of 64 elements.
+  float (*softmax_row)(const float* s, Size visible, Size n, float* max, float* sum, T* p);
+  // p = exp(s - lse), ds = p (dp - delta); both 0 where not visible up to n. They may be s and dp. Room as
+  // above.
+  void (*softmax_gradient_row)(const float* s, const float* dp, Size visible, Size n, float lse, float delta,
+                               T* p, T* ds);
+};
+
+// Passes over what is f32 whatever the rest is stored as.
+struct WideSimd {
+  using Size = std::int64_t;
 
   float (*max)(const float* x, Size n);
   // x becomes exp(x - max); returns the sum.
   float (*exp_sum)(float* x, float max, Size n);
-  void (*adamw)(float* p, const float* g, float* m, float* v, const AdamWFactors& factors, Size n);
-
-  // One row of a tile of attention scores, of which the first `visible` may be seen; max and sum are the
-  // row's so far. s becomes exp(s - new max), 0 where not visible up to n; max and sum are updated; returns
-  // exp(old max - new max). s must have room up to a multiple of 64 floats.
-  float (*softmax_row)(float* s, Size visible, Size n, float* max, float* sum);
-  // s becomes p = exp(s - lse), dp becomes p (dp - delta); both 0 where not visible up to n. Room as above.
-  void (*softmax_gradient_row)(float* s, float* dp, Size visible, Size n, float lse, float delta);
+  // `rounded`, unless null, becomes the new p.
+  void (*adamw)(float* p, const float* g, float* m, float* v, bf16* rounded, const AdamWFactors& factors,
+                Size n);
+  // p is rounded by the upper half of its word of `random` (bf16::stochastic), m and v to nearest.
+  void (*adamw_without_master)(bf16* p, const float* g, bf16* m, bf16* v, const std::uint32_t* random,
+                               const AdamWFactors& factors, Size n);
 };
 
 // The passes for this processor.
-const Simd& simd();
+template <class T>
+const Simd<T>& simd();
+template <>
+const Simd<float>& simd<float>();
+template <>
+const Simd<bf16>& simd<bf16>();
+const WideSimd& wide_simd();
 
 }  // namespace echelon

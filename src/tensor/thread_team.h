@@ -29,8 +29,8 @@ class ThreadTeam {
 
   // body(pointer, row, column, count) for pieces of x. When `whole` (every operand is contiguous) x is one
   // long row 0.
-  template <class Body>
-  void each_span(const Matrix<float>& x, bool whole, const Body& body) const {
+  template <class T, class Body>
+  void each_span(const Matrix<T>& x, bool whole, const Body& body) const {
     if (!whole) return each_row(x.rows, x.cols, [&](std::int64_t i) { body(x[i], i, 0, x.cols); });
     constexpr std::int64_t piece = 8192;
     const std::int64_t length = x.rows * x.cols;

@@ -217,8 +217,7 @@ double call_seconds(const Plan& plan, int ranks, int group_size, const JobCores&
 
 RehearsedPlan rehearsed_plan(const Plan& plan, std::int64_t dense, std::int64_t experts) {
   constexpr std::int64_t most_vocab = 8192, fewest_tokens = 16;
-  const double most_flops =
-      plan.precision.activations == DType::f32 ? 2e9 : 3e7;  // forward; reference kernels are slow
+  const double most_flops = has_fast_kernels(plan.precision) ? 2e9 : 3e7;  // forward
   RehearsedPlan r;
   Plan& p = r.plan;
   p.model = plan.model;

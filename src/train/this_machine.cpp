@@ -108,7 +108,7 @@ int machine_cores() {
 }
 
 double measure_matmul_flops(const PrecisionRecipe& precision, int teams, int threads, std::int64_t size) {
-  const std::int64_t n = precision.activations == DType::f32 ? size : 192;  // reference kernels are slow
+  const std::int64_t n = has_fast_kernels(precision) ? size : 192;
   prepare_kernels(precision);
   // Until nothing better has been seen for a while: what else runs on the machine slows single tries down.
   constexpr int patience = 3, most = 32;

@@ -1,0 +1,232 @@
+#include "tensor/matmul.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "base/error.h"
+#include "base/split.h"
+#include "tensor/matmul_onednn.h"
+#include "tensor/matmul_simd.h"
+
+namespace echelon {
+namespace {
+
+// A block of a stays in the L2 cache while it meets a block of b. Depth is in words of packed operands.
+constexpr std::int64_t depth = 512, block_rows = 112, block_cols = 1024;
+// What is summed in f32 before it is rounded to bf16, where k is deeper.
+constexpr std::int64_t piece_rows = 4 * block_rows, piece_cols = 512;
+
+constexpr std::int64_t a_words = (block_rows + MicroKernel::most_rows) * depth,
+                       b_words = (block_cols + MicroKernel::most_cols) * depth,
+                       piece_floats = piece_rows * piece_cols;
+
+struct Scratch {
+  std::uint32_t *a, *b;
+  float* piece;
+};
+
+Scratch scratch_of(std::byte* room) {
+  auto* const words = reinterpret_cast<std::uint32_t*>(room);
+  return {words, words + a_words, reinterpret_cast<float*>(words + a_words + b_words)};
+}
+
+// Rows [m.begin, m.end) and columns [n.begin, n.end) of the product.
+Product part(const Product& p, Range m, Range n) {
+  Product q = p;
+  q.m = m.size();
+  q.n = n.size();
+  q.a = at(p.a, p.ta, m.begin, 0);
+  q.b = at(p.b, p.tb, 0, n.begin);
+  q.c = at(p.c, m.begin, n.begin);
+  return q;
+}
+
+// `length` cut into `parts` whose borders are multiples of 16, so that no vector of the result is shared.
+Range aligned_range(std::int64_t length, std::int64_t parts, std::int64_t index) {
+  const Range r = split_range((length + 15) / 16, parts, index);
+  return {std::min(r.begin * 16, length), std::min(r.end * 16, length)};
+}
+
+struct Grid {
+  std::int64_t rows = 1, cols = 1;
+};
+
+// How to cut the result for `threads`. A narrow one is cut by its shape only, since oneDNN has methods of its
+// own for vectors.
+Grid grid(std::int64_t m, std::int64_t n, int threads) {
+  constexpr std::int64_t narrow = 64, piece = 128;
+  if (std::min(m, n) < narrow) return m < n ? Grid{1, (n + 511) / 512} : Grid{(m + 511) / 512, 1};
+  const std::int64_t most_rows = std::max<std::int64_t>(1, m / piece),
+                     most_cols = std::max<std::int64_t>(1, n / piece);
+  Grid best;
+  std::int64_t best_pieces = 1;
+  double best_border = 0;
+  for (std::int64_t rows = 1; rows <= threads; ++rows) {
+    const Grid g{std::min(rows, most_rows), std::min(threads / rows, most_cols)};
+    const std::int64_t pieces = g.rows * g.cols;
+    // What the threads read in all, a multiple of k: each row of pieces reads b, each column of pieces reads
+    // a.
+    const double border = static_cast<double>(g.rows * n + g.cols * m);
+    if (pieces > best_pieces || (pieces == best_pieces && border < best_border)) {
+      best = g;
+      best_pieces = pieces;
+      best_border = border;
+    }
+  }
+  return best;
+}
+
+// `lines` lines of op(x), k long, from (line, k_begin) on, as panels of `width` lines.
+void pack(const ConstPanel& x, bool along, bool pairs, std::int64_t line, std::int64_t lines, Range k,
+          std::int64_t width, std::uint32_t* to) {
+  const MatmulPasses& passes = matmul_passes();
+  const std::int64_t words = pairs ? (k.size() + 1) / 2 : k.size();
+  for (std::int64_t done = 0; done < lines; done += width, to += words * width) {
+    const ConstPanel from = at(x, along ? Transpose::no : Transpose::yes, line + done, k.begin);
+    const std::int64_t here = std::min(width, lines - done);
+    if (x.type == DType::f32) {
+      const auto pass = along ? passes.floats_along : passes.floats_across;
+      pass(static_cast<const float*>(from.data), x.stride, here, k.size(), width, to);
+    } else {
+      const auto pass = pairs ? (along ? passes.pairs_along : passes.pairs_across)
+                              : (along ? passes.widened_along : passes.widened_across);
+      pass(static_cast<const bf16*>(from.data), x.stride, here, k.size(), width, to);
+    }
+  }
+}
+
+void store(const float* sums, std::int64_t stride, std::int64_t rows, std::int64_t cols, float alpha,
+           float beta, const Panel& c) {
+  if (c.type == DType::f32)
+    matmul_passes().store_floats(sums, stride, rows, cols, alpha, beta, static_cast<float*>(c.data),
+                                 c.stride);
+  else
+    matmul_passes().store_bf16(sums, stride, rows, cols, alpha, beta, static_cast<bf16*>(c.data), c.stride);
+}
+
+const MicroKernel& kernel_for(const Product& p) {
+  const MicroKernel* const pairs = bf16_micro_kernel();
+  return pairs != nullptr && p.a.type == DType::bf16 && p.b.type == DType::bf16 ? *pairs : f32_micro_kernel();
+}
+
+std::int64_t depth_of(const MicroKernel& kernel) { return kernel.pairs ? 2 * depth : depth; }
+
+// A packed block of a times a packed block of b, a tile at a time.
+void multiply_block(const MicroKernel& kernel, std::int64_t words, const Scratch& scratch, std::int64_t rows,
+                    std::int64_t cols, float alpha, float beta, const Panel& c) {
+  alignas(64) float sums[MicroKernel::most_rows * MicroKernel::most_cols];
+  for (std::int64_t j = 0; j < cols; j += kernel.cols)
+    for (std::int64_t i = 0; i < rows; i += kernel.rows) {
+      kernel.tile(words, scratch.a + i * words, scratch.b + j * words, sums);
+      store(sums, kernel.cols, std::min<std::int64_t>(kernel.rows, rows - i),
+            std::min<std::int64_t>(kernel.cols, cols - j), alpha, beta, at(c, i, j));
+    }
+}
+
+// c is f32, or k is no deeper than what is packed at once.
+void multiply_blocks(const Product& p, const Scratch& scratch) {
+  const MicroKernel& kernel = kernel_for(p);
+  const std::int64_t deep = depth_of(kernel);
+  const std::int64_t rows_at_once = block_rows / kernel.rows * kernel.rows;
+  for (std::int64_t j = 0; j < p.n; j += block_cols) {
+    const std::int64_t cols = std::min(block_cols, p.n - j);
+    for (std::int64_t begin = 0; begin < p.k; begin += deep) {
+      const Range k{begin, std::min(begin + deep, p.k)};
+      const std::int64_t words = kernel.pairs ? (k.size() + 1) / 2 : k.size();
+      pack(p.b, p.tb == Transpose::yes, kernel.pairs, j, cols, k, kernel.cols, scratch.b);
+      for (std::int64_t i = 0; i < p.m; i += rows_at_once) {
+        const std::int64_t rows = std::min(rows_at_once, p.m - i);
+        pack(p.a, p.ta == Transpose::no, kernel.pairs, i, rows, k, kernel.rows, scratch.a);
+        multiply_block(kernel, words, scratch, rows, cols, p.alpha, begin > 0 ? 1.0f : p.beta, at(p.c, i, j));
+      }
+    }
+  }
+}
+
+void clear(const Panel& c, std::int64_t rows, std::int64_t cols) {
+  for (std::int64_t i = 0; i < rows; ++i)
+    std::memset(at(c, i, 0).data, 0, static_cast<std::size_t>(cols * element_bytes(c.type)));
+}
+
+bool is_f32(const Product& p) {
+  return p.a.type == DType::f32 && p.b.type == DType::f32 && p.c.type == DType::f32;
+}
+
+}  // namespace
+
+Panel at(const Panel& x, std::int64_t row, std::int64_t col) {
+  return {static_cast<std::byte*>(x.data) + (row * x.stride + col) * element_bytes(x.type), x.stride, x.type};
+}
+
+ConstPanel at(const ConstPanel& x, Transpose turn, std::int64_t row, std::int64_t col) {
+  if (turn == Transpose::yes) std::swap(row, col);
+  return {static_cast<const std::byte*>(x.data) + (row * x.stride + col) * element_bytes(x.type), x.stride,
+          x.type};
+}
+
+const char* bf16_products() { return bf16_micro_kernel() != nullptr ? "avx512_bf16" : "f32"; }
+
+void prepare_products() {
+  if (onednn_adds_in_one_order()) prepare_onednn();
+}
+
+std::int64_t product_scratch_bytes(DType dtype) {
+  if (dtype == DType::f32 && onednn_adds_in_one_order()) return 0;
+  return 4 * (a_words + b_words + piece_floats);
+}
+
+bool multiply(const Product& p, std::byte* room) {
+  if (p.m == 0 || p.n == 0) return true;
+  if (p.k == 0) {
+    if (p.beta == 0) clear(p.c, p.m, p.n);
+    return true;
+  }
+  if (is_f32(p) && onednn_adds_in_one_order()) return multiply_by_onednn(p);
+  const Scratch scratch = scratch_of(room);
+  if (p.c.type == DType::f32 || p.k <= depth_of(kernel_for(p))) {
+    multiply_blocks(p, scratch);
+    return true;
+  }
+  for (std::int64_t j = 0; j < p.n; j += piece_cols)
+    for (std::int64_t i = 0; i < p.m; i += piece_rows) {
+      const Range rows{i, std::min(i + piece_rows, p.m)}, cols{j, std::min(j + piece_cols, p.n)};
+      Product q = part(p, rows, cols);
+      q.c = {scratch.piece, cols.size()};
+      q.alpha = 1, q.beta = 0;
+      multiply_blocks(q, scratch);
+      store(scratch.piece, cols.size(), rows.size(), cols.size(), p.alpha, p.beta, at(p.c, i, j));
+    }
+  return true;
+}
+
+void multiply(std::span<const Product> products, std::byte* scratch, std::int64_t scratch_per_thread,
+              int threads) {
+  std::vector<Product> pieces;
+  for (const Product& p : products) {
+    const Grid g = grid(p.m, p.n, threads);
+    for (std::int64_t i = 0; i < g.rows * g.cols; ++i)
+      pieces.push_back(
+          part(p, aligned_range(p.m, g.rows, i / g.cols), aligned_range(p.n, g.cols, i % g.cols)));
+  }
+  const auto count = static_cast<std::int64_t>(pieces.size());
+  bool ok = true;
+  if (threads == 1 || count == 1) {
+    for (const Product& piece : pieces) ok = multiply(piece, scratch) && ok;
+  } else {
+    // Pieces of one product are alike; those of several may not be.
+#pragma omp parallel for num_threads(threads) schedule(dynamic) reduction(&& : ok)
+    for (std::int64_t i = 0; i < count; ++i)
+      ok = multiply(pieces[static_cast<std::size_t>(i)],
+                    scratch + omp_get_thread_num() * scratch_per_thread) &&
+           ok;
+  }
+  if (ok) return;
+  const Product& p = products.front();
+  fail("out of memory: oneDNN has none left for the product ({}, {}) x ({}, {})", p.m, p.k, p.k, p.n);
+}
+
+}  // namespace echelon

@@ -1,0 +1,59 @@
+// Matrix products in f32 and bf16. Each element is one sum in the order of k, cut where k is a multiple of a
+// constant: its bits do not depend on how a product is cut, by threads or by who asks for it. oneDNN's would,
+// but for f32 with AVX-512, which is left to it. The blocks and the packing are those of Goto & van de Geijn
+// 2008 (https://doi.org/10.1145/1356052.1356053).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "tensor/kernels.h"
+
+namespace echelon {
+
+// A row-major matrix, f32 or bf16, whose rows stand `stride` elements apart.
+struct ConstPanel {
+  const void* data = nullptr;
+  std::int64_t stride = 0;
+  DType type = DType::f32;
+};
+struct Panel {
+  void* data = nullptr;
+  std::int64_t stride = 0;
+  DType type = DType::f32;
+};
+
+// c = alpha op(a) op(b) + beta c, beta 0 or 1. op(a) is (m, k), op(b) is (k, n), c is (m, n). Sums are f32.
+struct Product {
+  Transpose ta = Transpose::no, tb = Transpose::no;
+  std::int64_t m = 0, n = 0, k = 0;
+  float alpha = 1;
+  ConstPanel a, b;
+  float beta = 0;
+  Panel c;
+};
+
+// Where x, or op(x), begins at (row, col).
+Panel at(const Panel& x, std::int64_t row, std::int64_t col);
+ConstPanel at(const ConstPanel& x, Transpose turn, std::int64_t row, std::int64_t col);
+
+// Before the first product, where OpenMP's thread count is 1: RunError where there is no memory for it.
+void prepare_products();
+
+// Room that a thread needs, at an address that 64 divides, where nothing is narrower than `dtype`.
+std::int64_t product_scratch_bytes(DType dtype);
+
+// On the calling thread alone, provided that it is inside an OpenMP region of several threads or its own
+// OpenMP thread count is 1. False when there is no memory left: an exception may not leave an OpenMP region.
+bool multiply(const Product& product, std::byte* scratch);
+
+// All of them, none of which reads what another writes, on `threads` threads, each with scratch of
+// its own. RunError when there is no memory left.
+void multiply(std::span<const Product> products, std::byte* scratch, std::int64_t scratch_per_thread,
+              int threads);
+
+// What multiplies bf16 here: "avx512_bf16", or "f32" where it is widened.
+const char* bf16_products();
+
+}  // namespace echelon

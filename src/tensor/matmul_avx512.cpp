@@ -1,0 +1,53 @@
+// Products of bf16 by AVX-512 (VDPBF16PS).
+#include "tensor/matmul_simd.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace echelon {
+
+#if defined(__x86_64__)
+namespace {
+
+constexpr int avx512_rows = 14,
+              avx512_vectors = 2;  // 28 sums, two vectors of b and one of a: 31 registers of 32
+
+__attribute__((target("avx512f,avx512bf16"))) void avx512_tile(std::int64_t words, const std::uint32_t* a,
+                                                               const std::uint32_t* b, float* to) {
+  __m512 sums[avx512_rows][avx512_vectors];
+#pragma GCC unroll 14
+  for (int i = 0; i < avx512_rows; ++i) sums[i][0] = sums[i][1] = _mm512_setzero_ps();
+  for (std::int64_t w = 0; w < words; ++w) {
+    const auto b0 = reinterpret_cast<__m512bh>(_mm512_loadu_si512(b));
+    const auto b1 = reinterpret_cast<__m512bh>(_mm512_loadu_si512(b + 16));
+#pragma GCC unroll 14
+    for (int i = 0; i < avx512_rows; ++i) {
+      const auto x = reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(a[i])));
+      sums[i][0] = _mm512_dpbf16_ps(sums[i][0], x, b0);
+      sums[i][1] = _mm512_dpbf16_ps(sums[i][1], x, b1);
+    }
+    a += avx512_rows;
+    b += 16 * avx512_vectors;
+  }
+#pragma GCC unroll 14
+  for (int i = 0; i < avx512_rows; ++i) {
+    _mm512_storeu_ps(to + i * 32, sums[i][0]);
+    _mm512_storeu_ps(to + i * 32 + 16, sums[i][1]);
+  }
+}
+
+constexpr MicroKernel kernel{
+    .rows = avx512_rows, .cols = 16 * avx512_vectors, .pairs = true, .tile = avx512_tile};
+
+}  // namespace
+
+const MicroKernel* bf16_micro_kernel() {
+  static const bool has_it = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
+  return has_it ? &kernel : nullptr;
+}
+#else
+const MicroKernel* bf16_micro_kernel() { return nullptr; }
+#endif
+
+}  // namespace echelon

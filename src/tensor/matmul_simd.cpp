@@ -1,0 +1,219 @@
+#include "tensor/matmul_simd.h"
+
+#include <algorithm>
+#include <bit>
+
+// As in simd.cpp: further targets cost compile time and win nothing.
+#undef HWY_DISABLED_TARGETS
+#define HWY_DISABLED_TARGETS ((1LL << 4) | (1LL << 6) | (1LL << 7) | (1LL << 12) | (1LL << 14))
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "tensor/matmul_simd.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "tensor/simd_bf16-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace echelon {
+namespace HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+using Size = std::int64_t;
+using Word = std::uint32_t;
+using Floats = hn::CappedTag<float, 16>;
+using Four = hn::CappedTag<Word, 4>;
+using Words = hn::RebindToUnsigned<Floats>;
+
+// Sums, two vectors of b and one of a fill 31 of 32 registers, or 15 of 16.
+constexpr int lanes = static_cast<int>(hn::MaxLanes(Floats())), tile_rows = lanes == 16 ? 14 : 6,
+              tile_cols = 2 * lanes;
+
+void tile(Size words, const Word* a_words, const Word* b_words, float* to) {
+  const Floats d;
+  const auto* a = reinterpret_cast<const float*>(a_words);
+  const auto* b = reinterpret_cast<const float*>(b_words);
+  hn::Vec<Floats> sums[tile_rows][2];
+#pragma GCC unroll 14
+  for (int i = 0; i < tile_rows; ++i) sums[i][0] = sums[i][1] = hn::Zero(d);
+  for (Size w = 0; w < words; ++w) {
+    const auto b0 = hn::LoadU(d, b), b1 = hn::LoadU(d, b + lanes);
+#pragma GCC unroll 14
+    for (int i = 0; i < tile_rows; ++i) {
+      const auto x = hn::Set(d, a[i]);
+      sums[i][0] = hn::MulAdd(x, b0, sums[i][0]);
+      sums[i][1] = hn::MulAdd(x, b1, sums[i][1]);
+    }
+    a += tile_rows;
+    b += tile_cols;
+  }
+#pragma GCC unroll 14
+  for (int i = 0; i < tile_rows; ++i) {
+    hn::StoreU(sums[i][0], d, to + i * tile_cols);
+    hn::StoreU(sums[i][1], d, to + i * tile_cols + lanes);
+  }
+}
+
+// How words come from memory: along k at(x, w), across k at(x, stride, w), for each lane its own line.
+struct FromFloats {
+  using Stored = float;
+  static constexpr Size elements = 1;  // of a word
+  template <class D>
+  static HWY_INLINE hn::Vec<D> along(D d, const float* x) {
+    return hn::LoadU(d, reinterpret_cast<const Word*>(x));
+  }
+  template <class D>
+  static HWY_INLINE hn::Vec<D> across(D d, const float* x, Size, bool) {
+    return along(d, x);
+  }
+};
+struct Widened {
+  using Stored = bf16;
+  static constexpr Size elements = 1;
+  template <class D>
+  static HWY_INLINE hn::Vec<D> along(D d, const bf16* x) {
+    return hn::ShiftLeft<16>(hn::PromoteTo(d, hn::LoadU(hn::Rebind<std::uint16_t, D>(), &x->bits)));
+  }
+  template <class D>
+  static HWY_INLINE hn::Vec<D> across(D d, const bf16* x, Size, bool) {
+    return along(d, x);
+  }
+};
+struct Pairs {
+  using Stored = bf16;
+  static constexpr Size elements = 2;
+  template <class D>
+  static HWY_INLINE hn::Vec<D> along(D d, const bf16* x) {
+    return hn::LoadU(d, reinterpret_cast<const Word*>(x));
+  }
+  template <class D>
+  static HWY_INLINE hn::Vec<D> across(D d, const bf16* x, Size stride, bool alone) {
+    const hn::Rebind<std::uint16_t, D> half;
+    const auto first = hn::PromoteTo(d, hn::LoadU(half, &x->bits));
+    if (alone) return first;
+    return hn::Or(first, hn::ShiftLeft<16>(hn::PromoteTo(d, hn::LoadU(half, &(x + stride)->bits))));
+  }
+};
+
+// One word of a line whose elements stand `step` apart, `left` of them from here on.
+template <class From>
+HWY_INLINE Word word(const typename From::Stored* x, Size step, Size left) {
+  if constexpr (std::is_same_v<From, FromFloats>)
+    return std::bit_cast<Word>(*x);
+  else if constexpr (std::is_same_v<From, Widened>)
+    return Word{x->bits} << 16;
+  else
+    return Word{x->bits} | (left > 1 ? Word{x[step].bits} << 16 : 0);
+}
+
+#if HWY_TARGET != HWY_SCALAR
+// 4 words of each of 4 lines, turned.
+template <class From>
+HWY_INLINE void turn(const typename From::Stored* x, Size stride, Size width, Word* to) {
+  const Four d;
+  const hn::Repartition<std::uint64_t, Four> two;
+  const auto a = From::along(d, x), b = From::along(d, x + stride), c = From::along(d, x + 2 * stride),
+             e = From::along(d, x + 3 * stride);
+  const auto ab = hn::BitCast(two, hn::InterleaveLower(d, a, b)),
+             ab2 = hn::BitCast(two, hn::InterleaveUpper(d, a, b));
+  const auto ce = hn::BitCast(two, hn::InterleaveLower(d, c, e)),
+             ce2 = hn::BitCast(two, hn::InterleaveUpper(d, c, e));
+  hn::StoreU(hn::BitCast(d, hn::InterleaveLower(two, ab, ce)), d, to);
+  hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(two, ab, ce)), d, to + width);
+  hn::StoreU(hn::BitCast(d, hn::InterleaveLower(two, ab2, ce2)), d, to + 2 * width);
+  hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(two, ab2, ce2)), d, to + 3 * width);
+}
+#endif
+
+template <class From>
+void pack_along(const typename From::Stored* x, Size stride, Size lines, Size k, Size width, Word* to) {
+  const Size words = (k + From::elements - 1) / From::elements;
+  // A line of the cache of each line at a time.
+  constexpr Size at_once = 16;
+  for (Size begin = 0; begin < words; begin += at_once) {
+    const Size end = std::min(begin + at_once, words);
+    // So many streams the processor does not foresee by itself.
+    for (Size line = 0; line < lines; ++line)
+      __builtin_prefetch(x + line * stride + (begin + 2 * at_once) * From::elements);
+    Size r = 0;
+#if HWY_TARGET != HWY_SCALAR
+    if (end * From::elements <= k && (end - begin) % 4 == 0)
+      for (; r + 4 <= lines; r += 4)
+        for (Size w = begin; w < end; w += 4)
+          turn<From>(x + r * stride + w * From::elements, stride, width, to + w * width + r);
+#endif
+    for (; r < lines; ++r)
+      for (Size w = begin; w < end; ++w)
+        to[w * width + r] = word<From>(x + r * stride + w * From::elements, 1, k - w * From::elements);
+    for (; r < width; ++r)
+      for (Size w = begin; w < end; ++w) to[w * width + r] = 0;
+  }
+}
+
+template <class From>
+void pack_across(const typename From::Stored* x, Size stride, Size lines, Size k, Size width, Word* to) {
+  const Words d;
+  const Four four;
+  for (Size at = 0; at < k; at += From::elements) {
+    const auto* row = x + at * stride;
+    const bool alone = k - at < From::elements;
+    Size r = 0;
+    for (; r + lanes <= lines; r += lanes) hn::StoreU(From::across(d, row + r, stride, alone), d, to + r);
+    for (; r + 4 <= lines && lanes > 4; r += 4)
+      hn::StoreU(From::across(four, row + r, stride, alone), four, to + r);
+    for (; r < lines; ++r) to[r] = word<From>(row + r, stride, k - at);
+    for (; r < width; ++r) to[r] = 0;
+    to += width;
+  }
+}
+
+template <class T>
+void store_tile(const float* from, Size from_stride, Size rows, Size cols, float alpha, float beta, T* c,
+                Size stride) {
+  const Floats d;
+  const hn::CappedTag<float, 1> one;
+  const auto each = [=](auto tag, const float* x, T* y) HWY_ATTR {
+    auto v = hn::LoadU(tag, x);
+    if (alpha != 1.0f) v = hn::Mul(v, hn::Set(tag, alpha));
+    if (beta != 0.0f) v = hn::Add(load(tag, y), v);
+    store(v, tag, y);
+  };
+  for (Size i = 0; i < rows; ++i) {
+    Size j = 0;
+    for (; j + lanes <= cols; j += lanes) each(d, from + i * from_stride + j, c + i * stride + j);
+    for (; j < cols; ++j) each(one, from + i * from_stride + j, c + i * stride + j);
+  }
+}
+
+constexpr MicroKernel kernel{.rows = tile_rows, .cols = tile_cols, .pairs = false, .tile = tile};
+static_assert(tile_rows <= MicroKernel::most_rows && tile_cols <= MicroKernel::most_cols);
+
+constexpr MatmulPasses passes{.floats_along = pack_along<FromFloats>,
+                              .floats_across = pack_across<FromFloats>,
+                              .widened_along = pack_along<Widened>,
+                              .widened_across = pack_across<Widened>,
+                              .pairs_along = pack_along<Pairs>,
+                              .pairs_across = pack_across<Pairs>,
+                              .store_floats = store_tile<float>,
+                              .store_bf16 = store_tile<bf16>};
+
+}  // namespace
+
+const MicroKernel* micro_kernel_here() { return &kernel; }
+const MatmulPasses* matmul_passes_here() { return &passes; }
+
+}  // namespace HWY_NAMESPACE
+}  // namespace echelon
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace echelon {
+
+HWY_EXPORT(micro_kernel_here);
+HWY_EXPORT(matmul_passes_here);
+
+const MicroKernel& f32_micro_kernel() { return *HWY_DYNAMIC_DISPATCH(micro_kernel_here)(); }
+const MatmulPasses& matmul_passes() { return *HWY_DYNAMIC_DISPATCH(matmul_passes_here)(); }
+
+}  // namespace echelon
+#endif

@@ -1,0 +1,49 @@
+// What of a matrix product is written for each instruction set: packing, the inmost loop, and storing. Packed
+// operands are words of 32 bits, each an f32, or two bf16 that follow each other along k.
+#pragma once
+
+#include <cstdint>
+
+#include "base/bf16.h"
+
+namespace echelon {
+
+// Makes a tile of c.
+struct MicroKernel {
+  int rows = 0, cols = 0;
+  bool pairs = false;  // words are two bf16, which are added in one go
+  // tile (rows, cols), element (i, j) = the sum of a[w * rows + i] b[w * cols + j] in the order of w < words.
+  void (*tile)(std::int64_t words, const std::uint32_t* a, const std::uint32_t* b, float* tile) = nullptr;
+
+  static constexpr int most_rows = 16, most_cols = 32;
+};
+
+// By FMA, on every processor.
+const MicroKernel& f32_micro_kernel();
+// By AVX-512's products of bf16; null where there are none.
+const MicroKernel* bf16_micro_kernel();
+
+struct MatmulPasses {
+  using Size = std::int64_t;
+
+  // to[w * width + r] = the word at w of line r < lines, zero for the other r < width. Along: line r begins
+  // at x + r * stride and runs along k. Across: element k of line r is x[k * stride + r]. Writes up to 64
+  // bytes behind the last word.
+  void (*floats_along)(const float* x, Size stride, Size lines, Size k, Size width, std::uint32_t* to);
+  void (*floats_across)(const float* x, Size stride, Size lines, Size k, Size width, std::uint32_t* to);
+  // bf16 as words of one f32, or of two bf16; behind an odd k stands a zero.
+  void (*widened_along)(const bf16* x, Size stride, Size lines, Size k, Size width, std::uint32_t* to);
+  void (*widened_across)(const bf16* x, Size stride, Size lines, Size k, Size width, std::uint32_t* to);
+  void (*pairs_along)(const bf16* x, Size stride, Size lines, Size k, Size width, std::uint32_t* to);
+  void (*pairs_across)(const bf16* x, Size stride, Size lines, Size k, Size width, std::uint32_t* to);
+
+  // c (rows, cols) = alpha tile + beta c; the rows of the tile stand tile_stride apart.
+  void (*store_floats)(const float* tile, Size tile_stride, Size rows, Size cols, float alpha, float beta,
+                       float* c, Size stride);
+  void (*store_bf16)(const float* tile, Size tile_stride, Size rows, Size cols, float alpha, float beta,
+                     bf16* c, Size stride);
+};
+
+const MatmulPasses& matmul_passes();
+
+}  // namespace echelon
