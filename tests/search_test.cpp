@@ -34,6 +34,7 @@ TEST(Search, RanksChooseTheirRecomputation) {
   for (const auto& [pp, schedule] :
        {std::pair{2, "1f1b"}, {3, "1f1b"}, {2, "zb-v"}, {2, "interleaved"}, {2, "dualpipe"}}) {
     SearchRequest r = request("gpt2-1.5b", pp, 8 * pp);
+    r.work.software.recompute.reset();
     for (const char* axis : {"dp", "tp", "cp", "micro-batch"}) r.pin(axis, 1);
     r.pin("pp", pp);
     r.pin("schedule", schedule);
@@ -79,6 +80,33 @@ TEST(Search, RanksChooseTheirRecomputation) {
   }
   EXPECT_GE(mixed, 5);
   EXPECT_GE(faster, 15);
+}
+
+// A program of others is not given what it cannot make again.
+TEST(Search, ProgramsKeepToTheirRecomputation) {
+  SearchRequest r = request("llama-3-8b", 16, 32);
+  r.work.machine.memory_bytes = 30e9;
+  r.top = 1000;
+  const std::set<std::string> kinds{"none", "full", "mlp_in"};
+  r.work.software.recompute = {"none", "full", "mlp", "moe"};  // a dense model has no experts
+  std::set<std::string> found;
+  for (const Estimate& e : search(r).plans) {
+    found.insert(recompute_name(e.plan.recompute));
+    EXPECT_TRUE(not_run(r.work.software, e.plan).empty());
+  }
+  EXPECT_TRUE(std::includes(kinds.begin(), kinds.end(), found.begin(), found.end()));
+  EXPECT_TRUE(found.contains("mlp_in"));
+  Plan plan = r.work.plan;
+  plan.recompute = Recompute::selective;
+  EXPECT_EQ(not_run(r.work.software, plan).back(), "recompute selective");
+}
+
+TEST(Search, RecomputationOfManyRanksIsNamedShortly) {
+  for (const char* text : {"full", "full*2", "full*3/none", "selective/linear,mlp_in*2/full"})
+    EXPECT_EQ(recompute_name(parse_pipeline_recompute(text, "recompute")), text);
+  EXPECT_EQ(recompute_name(parse_pipeline_recompute("full/full/none/none", "recompute")), "full*2/none*2");
+  for (const char* text : {"full*0", "full*", "full*x", "full*1000000000", "full*-1", "*2", "full//none"})
+    EXPECT_THROW(parse_pipeline_recompute(text, "--recompute"), RequestError) << text;
 }
 
 TEST(Search, ListsOfRecomputationAreForSoManyRanks) {

@@ -49,6 +49,16 @@ std::vector<std::string> searched_schedules(const Software& software) {
                                                   "v-min", "dualpipe", "dualpipev"});
 }
 
+// Those that the model has ops for.
+std::vector<Recompute> kinds_in(const std::vector<std::string>& names, const ModelSpec& model) {
+  std::vector<Recompute> kinds;
+  for (const std::string& name : names) {
+    const Recompute kind = parse_recompute(name, "recompute");
+    if (not_in_model(kind, model).empty()) kinds.push_back(kind);
+  }
+  return kinds;
+}
+
 // Bounds are sums in another order than what they bound.
 constexpr double below_rounding = 1 - 1e-9;
 
@@ -172,7 +182,11 @@ class Search {
         model_(model),
         most_seconds_(most_seconds),
         usable_(model_.usable_bytes() * (1 - request.memory_margin)) {
-    if (!r_.has("recompute")) kinds_ = model_.recompute_kinds();
+    if (r_.has("recompute")) return;
+    if (!r_.work.software.recompute)
+      kinds_ = model_.recompute_kinds();
+    else
+      uniform_ = kinds_in(*r_.work.software.recompute, r_.work.plan.model);
   }
 
   SearchResult run() {
@@ -257,9 +271,8 @@ class Search {
     meshes_.push_back({plan, pipelines(plan), shardings_of(r_, plan.mesh)});
     const MeshPlans& here = meshes_.back();
     const auto refusal = shape_refusal_of(plan);
-    const std::vector<Recompute> uniform{Recompute::none, Recompute::selective, Recompute::full};
     const bool is_pinned = r_.has("recompute");
-    const std::size_t kinds = is_pinned ? 1 : uniform.size();
+    const std::size_t kinds = is_pinned ? 1 : uniform_.size();
     if (here.pipelines.empty()) {
       ++result_.considered;
       reject("schedule", 1, "no pipelines", [&] {
@@ -278,7 +291,7 @@ class Search {
       for (std::int64_t batch : batches)
         for (std::size_t kind = 0; kind < kinds; ++kind) {
           one.micro_batch = batch;
-          if (!is_pinned) one.recompute = uniform[kind];
+          if (!is_pinned) one.recompute = uniform_[kind];
           groups_.push_back({&here, batch, one.recompute, model_.least_seconds(one)});
         }
       return;
@@ -429,8 +442,8 @@ class Search {
   }
 
   // Of the search's own groups.
-  static bool is_searched_everywhere(const PipelineRecompute& r) {
-    return r == Recompute::none || r == Recompute::selective || r == Recompute::full;
+  bool is_searched_everywhere(const PipelineRecompute& r) const {
+    return std::any_of(uniform_.begin(), uniform_.end(), [&](const Recompute& kind) { return r == kind; });
   }
 
   void simulate(const Plan& plan) {
@@ -475,8 +488,9 @@ class Search {
   const SearchRequest& r_;
   StepModel& model_;
   double most_seconds_, usable_;
-  std::vector<Recompute> kinds_;  // that ranks choose from; empty: they do not
-  Plan plan_;                     // that is looked at
+  // What all ranks make again, and what each of them chooses from; empty: they do not choose.
+  std::vector<Recompute> uniform_{Recompute::none, Recompute::selective, Recompute::full}, kinds_;
+  Plan plan_;  // that is looked at
   SearchResult result_;
   std::set<std::string> examples_;
   std::deque<MeshPlans> meshes_;

@@ -30,6 +30,11 @@ std::vector<std::string> not_run(const Software& software, const Plan& plan) {
     missing.push_back("schedule " + plan.schedule);
   if (plan.mesh.dp_cp_size() > 1 && lacks(software.zero_stages, plan.zero))
     missing.push_back(fmt::format("ZeRO {}", plan.zero));
+  const auto runs = [&](const std::string& name) {
+    return plan.recompute == parse_recompute(name, "recompute");
+  };
+  if (software.recompute && std::none_of(software.recompute->begin(), software.recompute->end(), runs))
+    missing.push_back("recompute " + recompute_name(plan.recompute));
   return missing;
 }
 

@@ -169,7 +169,7 @@ std::vector<PlanField> all_fields() {
         parsed<&Plan::recompute, [](const PipelineRecompute& r) { return recompute_name(r); },
                parse_pipeline_recompute>("none|selective|full|OPS[/...]"),
         "What the backward pass makes again instead of keeping it; OPS: a list of a layer's ops, as in "
-        "norm,activation,attention (docs/parallelism.md); full/full/none/none: by pipeline rank",
+        "norm,activation,attention (docs/parallelism.md); full*2/none*2: by pipeline rank",
         pinned}});
   add(nullptr, {{"priced.machine", at<&Plan::priced, &Priced::machine>, "", file},
                 {"priced.node", at<&Plan::priced, &Priced::node>, "", file, 0, most_ranks},

@@ -77,14 +77,32 @@ std::string recompute_name(const Recompute& recompute) {
 
 std::string recompute_name(const PipelineRecompute& recompute) {
   std::string text;
-  for (const Recompute& kind : recompute.kinds()) text += (text.empty() ? "" : "/") + recompute_name(kind);
+  const auto& kinds = recompute.kinds();
+  for (auto at = kinds.begin(); at != kinds.end();) {
+    const auto end = std::find_if(at, kinds.end(), [&](const Recompute& kind) { return !(kind == *at); });
+    text += (text.empty() ? "" : "/") + recompute_name(*at);
+    if (end - at > 1) text += fmt::format("*{}", end - at);
+    at = end;
+  }
   return text;
 }
 
 PipelineRecompute parse_pipeline_recompute(const std::string& text, const std::string& field) {
   std::vector<Recompute> kinds;
   std::istringstream in(text + "/");
-  for (std::string kind; std::getline(in, kind, '/');) kinds.push_back(parse_recompute(kind, field));
+  for (std::string kind; std::getline(in, kind, '/');) {
+    std::size_t ranks = 1;
+    if (const std::size_t star = kind.find('*'); star != std::string::npos) {
+      const std::string count = kind.substr(star + 1);
+      constexpr std::size_t most_digits = 6;
+      if (count.empty() || count.size() > most_digits ||
+          count.find_first_not_of("0123456789") != std::string::npos || (ranks = std::stoul(count)) == 0)
+        refuse("{} {}: {} is no number of pipeline ranks; legal: full*2/none*2 and the like", field, text,
+               count);
+      kind.resize(star);
+    }
+    kinds.insert(kinds.end(), ranks, parse_recompute(kind, field));
+  }
   return PipelineRecompute(std::move(kinds));
 }
 

@@ -51,9 +51,10 @@ class PipelineRecompute {
 };
 
 std::string recompute_name(const Recompute& recompute);
-std::string recompute_name(const PipelineRecompute& recompute);  // "full/full/none/none"
-// Also Megatron's names of modules. RequestError naming `field` where it is no list; whether a model has such
-// ops is a question of its own.
+std::string recompute_name(const PipelineRecompute& recompute);  // "full*2/none*2"
+// One for all ranks, or for each with `/` between, those of as many neighbours as stand behind a `*`:
+// full*2/none. Also Megatron's names of modules. RequestError naming `field` where it is no list; whether a
+// model has such ops is a question of its own.
 Recompute parse_recompute(const std::string& text, const std::string& field);
 PipelineRecompute parse_pipeline_recompute(const std::string& text, const std::string& field);
 // Names and kinds of a model's ops that a list may have.

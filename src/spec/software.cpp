@@ -10,6 +10,7 @@
 #include "base/open_file.h"
 #include "spec/embedded.h"
 #include "spec/fields.h"
+#include "spec/recompute.h"
 
 namespace echelon {
 namespace {
@@ -100,6 +101,10 @@ void validate(const Software& s) {
     if (stage < 0 || stage > 3) refuse("software: zero_stages = {}: no such stage; legal: 0, 1, 2, 3", stage);
   if (s.zero_stages && s.zero_stages->empty())
     refuse("software: zero_stages = []: give at least one; legal: 0, 1, 2, 3");
+  for (const std::string& kind : s.recompute.value_or(std::vector<std::string>{}))
+    (void)parse_recompute(kind, "software: recompute =");
+  if (s.recompute && s.recompute->empty())
+    refuse("software: recompute = []: give at least one; legal: none, selective, full, or a list of ops");
   in_order("low, high", s.low, s.high);
   in_order("nodes_low, nodes_high", s.nodes_low, s.nodes_high);
   in_order("experts_low, experts_high", s.experts_low, s.experts_high);
@@ -113,6 +118,7 @@ Software software_from_toml(const std::string& text, const std::string& where) {
   read_fields(table, software_fields(), where, s, seen);
   read_list<std::string>(table, "schedules", where, s.schedules, seen);
   read_list<std::int64_t>(table, "zero_stages", where, s.zero_stages, seen);
+  read_list<std::string>(table, "recompute", where, s.recompute, seen);
   refuse_other_keys(table, seen, where, "see docs/planning.md for the keys of a training program");
   validate(s);
   return s;
@@ -124,6 +130,7 @@ std::string to_toml(const Software& s) {
     text += s.schedules->empty() ? "schedules = []\n"
                                  : fmt::format("schedules = [\"{}\"]\n", fmt::join(*s.schedules, "\", \""));
   if (s.zero_stages) text += fmt::format("zero_stages = [{}]\n", fmt::join(*s.zero_stages, ", "));
+  if (s.recompute) text += fmt::format("recompute = [\"{}\"]\n", fmt::join(*s.recompute, "\", \""));
   return text;
 }
 

@@ -17,6 +17,9 @@ struct Software {
   // by name is priced as if the program had it.
   std::optional<std::vector<std::string>> schedules;  // of pipelines
   std::optional<std::vector<int>> zero_stages;
+  // What it makes again, the same on all pipeline ranks (names of --recompute); not given: any op, and on
+  // each rank others.
+  std::optional<std::vector<std::string>> recompute;
   // When ZeRO 2 and 3 sum gradients over the ranks: behind each microbatch, and keep shards of the sum; or
   // all at once behind the last microbatch, until which whole gradients are kept (gradient_sums() in
   // plan/configuration.h).
