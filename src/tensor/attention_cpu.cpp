@@ -1,8 +1,7 @@
 #include "tensor/attention_cpu.h"
 
-#include <omp.h>
-
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <initializer_list>
@@ -276,28 +275,24 @@ bool backward_tile(const AttentionShape& s, const Mask& mask, const QueryHead<T>
   return ok;
 }
 
-// body(task, workspace of its thread) for each, on `threads` threads: false where one is.
+// body(task, workspace of its thread) for each: false where one is.
 template <class T, class Body>
-bool each_task(std::int64_t tasks, const Tensor& scratch, int threads, const Body& body) {
+bool each_task(std::int64_t tasks, const Tensor& scratch, const ThreadTeam& team, const Body& body) {
   std::byte* const room = scratch.host<std::byte>();
-  bool ok = true;
-  if (threads == 1) {
-    for (std::int64_t i = 0; i < tasks; ++i) ok &= body(i, workspace(room, T{}));
-  } else {
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1) reduction(&& : ok)
-    for (std::int64_t i = 0; i < tasks; ++i)
-      ok = body(i, workspace(room + omp_get_thread_num() * attention_scratch_bytes(stored_as<T>), T{})) && ok;
-  }
+  std::atomic<bool> ok = true;
+  team.each_task(tasks, [&](std::int64_t i, int thread) {
+    if (!body(i, workspace(room + thread * attention_scratch_bytes(stored_as<T>), T{}))) ok = false;
+  });
   return ok;
 }
 
 template <class T>
 bool forward(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& s, const Tensor& out,
-             const Tensor& lse, const Tensor& scratch, int threads) {
+             const Tensor& lse, const Tensor& scratch, const ThreadTeam& team) {
   const std::int64_t group = s.num_heads / s.num_kv_heads;
   const std::int64_t rows = queries_at_once<T>(s.head_dim);
   const std::int64_t blocks = (s.q_len + rows - 1) / rows, heads = s.batch * s.num_heads;
-  return each_task<T>(blocks * heads, scratch, threads, [&](std::int64_t i, const Workspace<T>& work) {
+  return each_task<T>(blocks * heads, scratch, team, [&](std::int64_t i, const Workspace<T>& work) {
     // Late blocks see the most keys: they come first, so that the threads end together.
     const std::int64_t block = blocks - 1 - i / heads, sequence = i % heads / s.num_heads,
                        head = i % s.num_heads;
@@ -313,7 +308,7 @@ bool forward(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionS
 template <class T>
 bool backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout, const Tensor& lse,
               const Tensor& delta, const AttentionShape& s, const Tensor& dq, const Tensor& dk,
-              const Tensor& dv, const Tensor& scratch, int threads) {
+              const Tensor& dv, const Tensor& scratch, const ThreadTeam& team) {
   const std::int64_t group = s.num_heads / s.num_kv_heads, depth = s.head_dim;
   const std::int64_t keys = keys_at_once<T>(depth);
   const auto dq_head = [&](std::int64_t sequence, std::int64_t head) -> Panel {
@@ -321,45 +316,44 @@ bool backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& d
                                     : panel(query_head<bf16>(dq, s, sequence, head));
   };
   // A key/value head's gradient is a sum over its query heads: one thread adds them in order.
-  return each_task<T>(
-      s.batch * s.num_kv_heads, scratch, threads, [&](std::int64_t i, const Workspace<T>& work) {
-        const std::int64_t sequence = i / s.num_kv_heads, kv_head = i % s.num_kv_heads;
-        const Head<T> dk_head = key_head<T>(dk, s, sequence, kv_head),
-                      dv_head = key_head<T>(dv, s, sequence, kv_head);
-        const Head<const T> k_head = key_head<const T>(k, s, sequence, kv_head),
-                            v_head = key_head<const T>(v, s, sequence, kv_head);
-        const Mask mask(s, sequence);
-        if (!s.accumulate)
-          for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
-            zero(dq_head(sequence, head), s.q_len, depth);
-        bool ok = true;
-        for (std::int64_t first = 0; first < s.kv_len; first += keys) {
-          const std::int64_t here = std::min(keys, s.kv_len - first);
-          const Head<float> dk_sums = sums_of(dk_head.from(first), depth, work.sums),
-                            dv_sums = sums_of(dv_head.from(first), depth, work.sums + sum_floats / 2);
-          if (s.accumulate) {
-            load_sums(dk_head.from(first), dk_sums, here, depth),
-                load_sums(dv_head.from(first), dv_sums, here, depth);
-          } else {
-            zero(panel(dk_sums), here, depth), zero(panel(dv_sums), here, depth);
-          }
-          for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-            const std::int64_t of_head = (sequence * s.num_heads + head) * s.q_len;
-            const QueryHead<T> h{query_head<const T>(q, s, sequence, head),
-                                 query_head<const T>(dout, s, sequence, head), dq_head(sequence, head),
-                                 lse.host<float>() + of_head, delta.host<float>() + of_head};
-            for (std::int64_t begin = 0; begin < s.q_len; begin += query_block) {
-              const std::int64_t end = std::min(begin + query_block, s.q_len), last = mask.end_key(end - 1);
-              if (last > first && mask.first_key(begin, end) < first + keys)
-                ok &= backward_tile(s, mask, h, k_head, v_head, dk_sums, dv_sums, begin, end, first,
-                                    std::min(keys, last - first), work);
-            }
-          }
-          store_sums(dk_sums, dk_head.from(first), here, depth);
-          store_sums(dv_sums, dv_head.from(first), here, depth);
+  return each_task<T>(s.batch * s.num_kv_heads, scratch, team, [&](std::int64_t i, const Workspace<T>& work) {
+    const std::int64_t sequence = i / s.num_kv_heads, kv_head = i % s.num_kv_heads;
+    const Head<T> dk_head = key_head<T>(dk, s, sequence, kv_head),
+                  dv_head = key_head<T>(dv, s, sequence, kv_head);
+    const Head<const T> k_head = key_head<const T>(k, s, sequence, kv_head),
+                        v_head = key_head<const T>(v, s, sequence, kv_head);
+    const Mask mask(s, sequence);
+    if (!s.accumulate)
+      for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
+        zero(dq_head(sequence, head), s.q_len, depth);
+    bool ok = true;
+    for (std::int64_t first = 0; first < s.kv_len; first += keys) {
+      const std::int64_t here = std::min(keys, s.kv_len - first);
+      const Head<float> dk_sums = sums_of(dk_head.from(first), depth, work.sums),
+                        dv_sums = sums_of(dv_head.from(first), depth, work.sums + sum_floats / 2);
+      if (s.accumulate) {
+        load_sums(dk_head.from(first), dk_sums, here, depth),
+            load_sums(dv_head.from(first), dv_sums, here, depth);
+      } else {
+        zero(panel(dk_sums), here, depth), zero(panel(dv_sums), here, depth);
+      }
+      for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+        const std::int64_t of_head = (sequence * s.num_heads + head) * s.q_len;
+        const QueryHead<T> h{query_head<const T>(q, s, sequence, head),
+                             query_head<const T>(dout, s, sequence, head), dq_head(sequence, head),
+                             lse.host<float>() + of_head, delta.host<float>() + of_head};
+        for (std::int64_t begin = 0; begin < s.q_len; begin += query_block) {
+          const std::int64_t end = std::min(begin + query_block, s.q_len), last = mask.end_key(end - 1);
+          if (last > first && mask.first_key(begin, end) < first + keys)
+            ok &= backward_tile(s, mask, h, k_head, v_head, dk_sums, dv_sums, begin, end, first,
+                                std::min(keys, last - first), work);
         }
-        return ok;
-      });
+      }
+      store_sums(dk_sums, dk_head.from(first), here, depth);
+      store_sums(dv_sums, dv_head.from(first), here, depth);
+    }
+    return ok;
+  });
 }
 
 }  // namespace
@@ -370,16 +364,16 @@ std::int64_t attention_scratch_bytes(DType dtype) {
 }
 
 void attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& s,
-                       const Tensor& out, const Tensor& lse, const Tensor& scratch, int threads) {
+                       const Tensor& out, const Tensor& lse, const Tensor& scratch, const ThreadTeam& team) {
   const auto run = out.dtype() == DType::f32 ? forward<float> : forward<bf16>;
-  if (!run(q, k, v, s, out, lse, scratch, threads)) fail("out of memory: oneDNN has none left for attention");
+  if (!run(q, k, v, s, out, lse, scratch, team)) fail("out of memory: oneDNN has none left for attention");
 }
 
 void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout,
                         const Tensor& lse, const Tensor& delta, const AttentionShape& s, const Tensor& dq,
-                        const Tensor& dk, const Tensor& dv, const Tensor& scratch, int threads) {
+                        const Tensor& dk, const Tensor& dv, const Tensor& scratch, const ThreadTeam& team) {
   const auto run = dout.dtype() == DType::f32 ? backward<float> : backward<bf16>;
-  if (!run(q, k, v, dout, lse, delta, s, dq, dk, dv, scratch, threads))
+  if (!run(q, k, v, dout, lse, delta, s, dq, dk, dv, scratch, team))
     fail("out of memory: oneDNN has none left for the backward pass of attention");
 }
 

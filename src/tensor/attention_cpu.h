@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "tensor/kernels.h"
+#include "tensor/thread_team.h"
 
 namespace echelon {
 
@@ -15,12 +16,12 @@ std::int64_t attention_scratch_bytes(DType dtype);
 inline constexpr std::int64_t most_head_dim = 4096;
 
 // As Kernels::attention and Kernels::attention_backward, shapes already checked. `scratch` holds
-// threads * attention_scratch_bytes(). Forward: the threads share
-// blocks of queries; backward: key/value heads of the batch. The bits do not depend on `threads`.
+// attention_scratch_bytes() of each thread. Forward: the threads share
+// blocks of queries; backward: key/value heads of the batch. The bits do not depend on the team.
 void attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape,
-                       const Tensor& out, const Tensor& lse, const Tensor& scratch, int threads);
+                       const Tensor& out, const Tensor& lse, const Tensor& scratch, const ThreadTeam& team);
 void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout,
                         const Tensor& lse, const Tensor& delta, const AttentionShape& shape, const Tensor& dq,
-                        const Tensor& dk, const Tensor& dv, const Tensor& scratch, int threads);
+                        const Tensor& dk, const Tensor& dv, const Tensor& scratch, const ThreadTeam& team);
 
 }  // namespace echelon

@@ -262,7 +262,7 @@ class Kernels {
 
 // Plain loops, f32, f64 and bf16: the yardstick. One thread.
 std::unique_ptr<Kernels> make_reference_kernels();
-// oneDNN and SIMD; `threads` compute threads (OpenMP) for the calling rank. `dtype` is f32, or bf16: then
+// oneDNN and SIMD; `threads` compute threads for the calling rank. `dtype` is f32, or bf16: then
 // they compute both. Scratch memory comes from the arena (category other). Must be made, used and destroyed
 // by one thread.
 std::unique_ptr<Kernels> make_cpu_kernels(Arena& arena, DType dtype, int threads);

@@ -1,8 +1,6 @@
-// The fast kernels of one rank: oneDNN products, SIMD passes, OpenMP threads; f32 and bf16. T is what numbers
-// are stored as; they are computed in f32. What each element of a result is made of, and in which order it is
-// added, depends on the shapes alone and never on the number of threads.
-#include <omp.h>
-
+// The fast kernels of one rank: oneDNN products, SIMD passes, a team of threads; f32 and bf16. T is what
+// numbers are stored as; they are computed in f32. What each element of a result is made of, and in which
+// order it is added, depends on the shapes alone and never on the number of threads.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -37,32 +35,6 @@ constexpr std::int64_t column_sums_size = most_groups * 2 * strip;
 template <class T>
 bool contiguous(const Matrix<T>& x) {
   return x.stride == x.cols || x.rows <= 1;
-}
-
-// OpenMP ends the process where it gets no thread. So as many are started and ended first, and then its own,
-// which stay: one rank at a time, or two would find the same last ones free.
-void start_team(int threads) {
-  static std::mutex one_at_a_time;
-  if (threads == 1) return;
-  const std::lock_guard lock(one_at_a_time);
-  std::latch all_there(1);
-  std::vector<std::thread> tried;
-  tried.reserve(static_cast<std::size_t>(threads - 1));
-  std::exception_ptr error;
-  try {
-    for (int i = 1; i < threads; ++i)
-      tried.push_back(start_thread(fmt::format("{} compute threads a rank (--threads)", threads),
-                                   [&all_there] { all_there.wait(); }));
-  } catch (const RunError&) {
-    error = std::current_exception();
-  }
-  all_there.count_down();
-  for (std::thread& thread : tried) thread.join();
-  if (error) std::rethrow_exception(error);
-  std::atomic<int> started{0};
-#pragma omp parallel num_threads(threads)
-  ++started;
-  check(started == threads, "OpenMP started another number of threads");
 }
 
 // body(float{}) or body(bf16{}) after the tensor's dtype.
@@ -117,14 +89,12 @@ class CpuKernels final : public HostBackend {
  public:
   CpuKernels(Arena& arena, DType dtype, int threads)
       : dtype_(dtype),
-        team_(threads),
+        team_(threads, keep_products_to_their_thread),
         scratch_(arena, MemoryCategory::other, DType::u8, {threads * attention_scratch_bytes(dtype)}),
         column_sums_(arena, MemoryCategory::other, DType::f32, {column_sums_size}) {
     check(threads >= 1, "CPU kernels need at least one thread");
-    // Every region names its number of threads; oneDNN called outside of one must not open its own.
-    omp_set_num_threads(1);
+    keep_products_to_their_thread();
     prepare_products();
-    start_team(threads);
   }
 
   void matmul(const Tensor& ta, Transpose turn_a, const Tensor& tb, Transpose turn_b, Out tc,
@@ -426,7 +396,7 @@ class CpuKernels final : public HostBackend {
   void attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape, Out out,
                  Out lse) override {
     check_head(q, shape);
-    attention_forward(q, k, v, shape, out, lse, scratch_, team_.threads());
+    attention_forward(q, k, v, shape, out, lse, scratch_, team_);
   }
 
   void attention_delta(const Tensor& tout, const Tensor& tdout, const AttentionShape& s,
@@ -447,7 +417,7 @@ class CpuKernels final : public HostBackend {
                           const Tensor& lse, const Tensor& delta, const AttentionShape& shape, Out dq, Out dk,
                           Out dv) override {
     check_head(q, shape);
-    echelon::attention_backward(q, k, v, dout, lse, delta, shape, dq, dk, dv, scratch_, team_.threads());
+    echelon::attention_backward(q, k, v, dout, lse, delta, shape, dq, dk, dv, scratch_, team_);
   }
 
   void embedding(const Tensor& tids, const Tensor& ttable, std::int64_t first_id, Out ty) override {
@@ -542,7 +512,7 @@ class CpuKernels final : public HostBackend {
   void multiply_all(std::span<const Product> products) {
     for (const Product& p : products)
       for (DType type : {p.a.type, p.b.type, p.c.type}) check_room(type);
-    multiply(products, scratch_.host<std::byte>(), attention_scratch_bytes(dtype_), team_.threads());
+    multiply(products, scratch_.host<std::byte>(), attention_scratch_bytes(dtype_), team_);
   }
 
   // Kernels made for f32 have no scratch for what is narrower.

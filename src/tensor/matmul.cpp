@@ -1,8 +1,7 @@
 #include "tensor/matmul.h"
 
-#include <omp.h>
-
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -170,6 +169,10 @@ ConstPanel at(const ConstPanel& x, Transpose turn, std::int64_t row, std::int64_
 
 const char* bf16_products() { return bf16_micro_kernel() != nullptr ? "avx512_bf16" : "f32"; }
 
+void keep_products_to_their_thread() {
+  if (onednn_adds_in_one_order()) keep_onednn_to_its_thread();
+}
+
 void prepare_products() {
   if (onednn_adds_in_one_order()) prepare_onednn();
 }
@@ -204,26 +207,18 @@ bool multiply(const Product& p, std::byte* room) {
 }
 
 void multiply(std::span<const Product> products, std::byte* scratch, std::int64_t scratch_per_thread,
-              int threads) {
+              const ThreadTeam& team) {
   std::vector<Product> pieces;
   for (const Product& p : products) {
-    const Grid g = grid(p.m, p.n, threads);
+    const Grid g = grid(p.m, p.n, team.threads());
     for (std::int64_t i = 0; i < g.rows * g.cols; ++i)
       pieces.push_back(
           part(p, aligned_range(p.m, g.rows, i / g.cols), aligned_range(p.n, g.cols, i % g.cols)));
   }
-  const auto count = static_cast<std::int64_t>(pieces.size());
-  bool ok = true;
-  if (threads == 1 || count == 1) {
-    for (const Product& piece : pieces) ok = multiply(piece, scratch) && ok;
-  } else {
-    // Pieces of one product are alike; those of several may not be.
-#pragma omp parallel for num_threads(threads) schedule(dynamic) reduction(&& : ok)
-    for (std::int64_t i = 0; i < count; ++i)
-      ok = multiply(pieces[static_cast<std::size_t>(i)],
-                    scratch + omp_get_thread_num() * scratch_per_thread) &&
-           ok;
-  }
+  std::atomic<bool> ok = true;
+  team.each_task(std::ssize(pieces), [&](std::int64_t i, int thread) {
+    if (!multiply(pieces[static_cast<std::size_t>(i)], scratch + thread * scratch_per_thread)) ok = false;
+  });
   if (ok) return;
   const Product& p = products.front();
   fail("out of memory: oneDNN has none left for the product ({}, {}) x ({}, {})", p.m, p.k, p.k, p.n);

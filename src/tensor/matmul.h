@@ -9,6 +9,7 @@
 #include <span>
 
 #include "tensor/kernels.h"
+#include "tensor/thread_team.h"
 
 namespace echelon {
 
@@ -38,20 +39,21 @@ struct Product {
 Panel at(const Panel& x, std::int64_t row, std::int64_t col);
 ConstPanel at(const ConstPanel& x, Transpose turn, std::int64_t row, std::int64_t col);
 
-// Before the first product, where OpenMP's thread count is 1: RunError where there is no memory for it.
+// What a thread calls before its first product: oneDNN would start threads of its own.
+void keep_products_to_their_thread();
+// Before the first product of all: RunError where there is no memory for it.
 void prepare_products();
 
 // Room that a thread needs, at an address that 64 divides, where nothing is narrower than `dtype`.
 std::int64_t product_scratch_bytes(DType dtype);
 
-// On the calling thread alone, provided that it is inside an OpenMP region of several threads or its own
-// OpenMP thread count is 1. False when there is no memory left: an exception may not leave an OpenMP region.
+// On the calling thread alone. False when there is no memory left.
 bool multiply(const Product& product, std::byte* scratch);
 
-// All of them, none of which reads what another writes, on `threads` threads, each with scratch of
+// All of them, none of which reads what another writes, by a team, each thread with scratch of
 // its own. RunError when there is no memory left.
 void multiply(std::span<const Product> products, std::byte* scratch, std::int64_t scratch_per_thread,
-              int threads);
+              const ThreadTeam& team);
 
 // What multiplies bf16 here: "avx512_bf16", or "f32" where it is widened.
 const char* bf16_products();

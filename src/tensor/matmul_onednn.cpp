@@ -1,5 +1,6 @@
 #include "tensor/matmul_onednn.h"
 
+#include <omp.h>
 #include <oneapi/dnnl/dnnl.h>
 #include <sys/mman.h>
 
@@ -24,6 +25,8 @@ bool multiply_once(const Product& p) {
 }
 
 }  // namespace
+
+void keep_onednn_to_its_thread() { omp_set_num_threads(1); }
 
 bool onednn_adds_in_one_order() {
   static const bool does =

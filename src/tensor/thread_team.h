@@ -1,30 +1,56 @@
-// Loops of one rank's compute threads (OpenMP). The work is cut by its size alone, so a loop body that owns
-// its outputs gives the same bits on any number of threads. A body must not throw.
+// The compute threads of one rank: the calling one and others, which wait for work between its kernels. Work
+// is cut by its size alone, so a loop body that owns its outputs gives the same bits on any number of
+// threads. A body must not throw.
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <functional>
+#include <memory>
 
+#include "base/split.h"
 #include "tensor/reference_view.h"
 
 namespace echelon {
 
 class ThreadTeam {
  public:
-  explicit ThreadTeam(int threads) : threads_(threads) {}
+  // `begin_thread` is called by each of the others before its first work. RunError where the system gives no
+  // thread.
+  explicit ThreadTeam(int threads, const std::function<void()>& begin_thread = {});
+  ~ThreadTeam();
+  ThreadTeam(const ThreadTeam&) = delete;
+  ThreadTeam& operator=(const ThreadTeam&) = delete;
+
   int threads() const { return threads_; }
 
-  // body(i) for each i in [0, rows), each of about `cols` elements.
+  // body(i, thread) for each i < count, by whichever thread is free. In the order of i where there is one.
+  template <class Body>
+  void each_task(std::int64_t count, const Body& body) const {
+    if (threads_ == 1 || count <= 1) {
+      for (std::int64_t i = 0; i < count; ++i) body(i, 0);
+      return;
+    }
+    std::atomic<std::int64_t> next{0};
+    together([&](int thread) {
+      for (std::int64_t i = next++; i < count; i = next++) body(i, thread);
+    });
+  }
+
+  // body(i) for each i in [0, rows), each of about `cols` elements; neighbours by one thread.
   template <class Body>
   void each_row(std::int64_t rows, std::int64_t cols, const Body& body) const {
-    // Below this many elements a region of threads costs more than it saves.
+    // Below this many elements it costs more to wake the others than it saves.
     constexpr std::int64_t worth_threads = 16384;
     if (threads_ == 1 || rows * cols < worth_threads) {
       for (std::int64_t i = 0; i < rows; ++i) body(i);
-    } else {
-#pragma omp parallel for num_threads(threads_) schedule(static)
-      for (std::int64_t i = 0; i < rows; ++i) body(i);
+      return;
     }
+    together([&](int thread) {
+      const Range mine = split_range(rows, threads_, thread);
+      for (std::int64_t i = mine.begin; i < mine.end; ++i) body(i);
+    });
   }
 
   // body(pointer, row, column, count) for pieces of x. When `whole` (every operand is contiguous) x is one
@@ -40,7 +66,16 @@ class ThreadTeam {
   }
 
  private:
+  struct Others;
+  // act(thread) on every thread, 0 being this one.
+  template <class Act>
+  void together(const Act& act) const {
+    run([](const void* of, int thread) { (*static_cast<const Act*>(of))(thread); }, &act);
+  }
+  void run(void (*act)(const void* of, int thread), const void* of) const;
+
   int threads_;
+  std::unique_ptr<Others> others_;
 };
 
 }  // namespace echelon

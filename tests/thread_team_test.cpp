@@ -1,0 +1,72 @@
+#include "tensor/thread_team.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <set>
+#include <thread>
+#include <vector>
+
+namespace echelon::thread_team_test {
+namespace {
+
+TEST(ThreadTeam, EveryTaskIsDoneOnceByAThreadOfTheTeam) {
+  for (int threads : {1, 2, 5}) {
+    const ThreadTeam team(threads);
+    EXPECT_EQ(team.threads(), threads);
+    for (std::int64_t count : {0, 1, 2, 7, 1000}) {
+      std::vector<std::atomic<int>> done(static_cast<std::size_t>(count));
+      std::atomic<bool> known = true;
+      team.each_task(count, [&](std::int64_t i, int thread) {
+        ++done[static_cast<std::size_t>(i)];
+        if (thread < 0 || thread >= threads) known = false;
+      });
+      EXPECT_TRUE(known);
+      for (const auto& times : done) EXPECT_EQ(times, 1);
+    }
+  }
+}
+
+// Many short kernels one after the other, some of which the others are asleep before.
+TEST(ThreadTeam, RoundsFollowEachOther) {
+  const ThreadTeam team(3);
+  std::vector<std::int64_t> sums(3);
+  std::int64_t total = 0;
+  for (int round = 0; round < 3000; ++round) {
+    if (round % 1000 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    team.each_row(3, 1 << 20, [&](std::int64_t i) { sums[static_cast<std::size_t>(i)] += i + round; });
+    total += 3 + 3 * round;
+  }
+  EXPECT_EQ(sums[0] + sums[1] + sums[2], total);
+}
+
+TEST(ThreadTeam, NeighboursAreOneThreadsAndSmallWorkIsTheCallers) {
+  const ThreadTeam team(4);
+  std::vector<std::thread::id> of(103);
+  const auto note = [&](std::int64_t i) { of[static_cast<std::size_t>(i)] = std::this_thread::get_id(); };
+  team.each_row(103, 1 << 20, note);
+  int changes = 0;
+  for (std::size_t i = 1; i < of.size(); ++i) changes += of[i] != of[i - 1];
+  EXPECT_EQ(changes, 3);
+  EXPECT_EQ(of[0], std::this_thread::get_id());
+  team.each_row(103, 1, note);
+  EXPECT_EQ(std::set(of.begin(), of.end()), std::set{std::this_thread::get_id()});
+}
+
+TEST(ThreadTeam, EveryOtherThreadBeginsFirst) {
+  static thread_local bool begun;
+  std::atomic<int> begins{0};
+  const ThreadTeam team(4, [&] {
+    ++begins;
+    begun = true;
+  });
+  std::atomic<int> unready{0};
+  team.each_row(4, 1 << 20, [&](std::int64_t i) {
+    if (i > 0 && !begun) ++unready;
+  });
+  EXPECT_EQ(begins, 3);
+  EXPECT_EQ(unready, 0);
+}
+
+}  // namespace
+}  // namespace echelon::thread_team_test
