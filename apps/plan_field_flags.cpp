@@ -93,7 +93,10 @@ std::vector<FlagNeed> plan_needs(const Plan& p) {
       {"--bucket", state_ranks != 1, alone, sizes(Axis::dp)},
       {"--compress", p.compression.kind == CompressionKind::none || state_ranks != 1, alone, sizes(Axis::dp)},
       {"--offload-dir", p.offload != Offload::none, "with --offload none", {{"offload", "optimizer"}}},
-      {"--collectives", p.mesh.num_ranks() != 1, "with one rank", sizes(Axis::dp)},
+      {"--collectives",
+       std::any_of(all_axes.begin(), all_axes.end(), [&](Axis axis) { return p.mesh.size(axis) > 1; }),
+       "with one rank",
+       sizes(Axis::dp)},
   };
 }
 
