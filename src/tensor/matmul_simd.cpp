@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 
 // As in simd.cpp: further targets cost compile time and win nothing.
 #undef HWY_DISABLED_TARGETS
@@ -167,6 +168,39 @@ void pack_across(const typename From::Stored* x, Size stride, Size lines, Size k
   }
 }
 
+constexpr Size group = 16;  // words of a line that stand side by side
+
+void groups_along(const bf16* x, Size stride, Size lines, Size k, Size width, Word* to) {
+  for (Size at = 0; at < k; at += 2 * group, to += width * group) {
+    const auto bytes = static_cast<std::size_t>(2 * std::min(2 * group, k - at));
+    for (Size r = 0; r < width; ++r) {
+      Word* const line = to + r * group;
+      if (r >= lines || bytes < 4 * group) std::memset(line, 0, 4 * group);
+      if (r < lines) std::memcpy(line, x + r * stride + at, bytes);
+    }
+  }
+}
+
+void groups_across(const bf16* x, Size stride, Size lines, Size k, Size width, Word* to) {
+  constexpr Size most_width = MicroKernel::most_rows;
+  alignas(64) Word words[group * most_width + lanes];
+  for (Size at = 0; at < k; at += 2 * group, to += width * group) {
+    const Size here = std::min(2 * group, k - at);
+    pack_across<Pairs>(x + at * stride, stride, lines, here, width, words);
+    std::fill(words + (here + 1) / 2 * width, words + group * width, 0);
+    for (Size r = 0; r < width; r += 4)
+      for (Size w = 0; w < group; w += 4) {
+#if HWY_TARGET != HWY_SCALAR
+        turn<FromFloats>(reinterpret_cast<const float*>(words + w * width + r), width, group,
+                         to + r * group + w);
+#else
+        for (Size i = 0; i < 16; ++i)
+          to[(r + i % 4) * group + w + i / 4] = words[(w + i / 4) * width + r + i % 4];
+#endif
+      }
+  }
+}
+
 template <class T>
 void store_tile(const float* from, Size from_stride, Size rows, Size cols, float alpha, float beta, T* c,
                 Size stride) {
@@ -185,7 +219,8 @@ void store_tile(const float* from, Size from_stride, Size rows, Size cols, float
   }
 }
 
-constexpr MicroKernel kernel{.rows = tile_rows, .cols = tile_cols, .pairs = false, .tile = tile};
+constexpr MicroKernel kernel{
+    .name = "f32", .rows = tile_rows, .cols = tile_cols, .pairs = false, .tile = tile};
 static_assert(tile_rows <= MicroKernel::most_rows && tile_cols <= MicroKernel::most_cols);
 
 constexpr MatmulPasses passes{.floats_along = pack_along<FromFloats>,
@@ -194,6 +229,8 @@ constexpr MatmulPasses passes{.floats_along = pack_along<FromFloats>,
                               .widened_across = pack_across<Widened>,
                               .pairs_along = pack_along<Pairs>,
                               .pairs_across = pack_across<Pairs>,
+                              .groups_along = groups_along,
+                              .groups_across = groups_across,
                               .store_floats = store_tile<float>,
                               .store_bf16 = store_tile<bf16>};
 
