@@ -168,16 +168,16 @@ void multiply_blocks(const MicroKernel& kernel, const Product& p, const Scratch&
   }
 }
 
-void clear(const Panel& c, std::int64_t rows, std::int64_t cols) {
-  for (std::int64_t i = 0; i < rows; ++i)
-    std::memset(at(c, i, 0).data, 0, static_cast<std::size_t>(cols * element_bytes(c.type)));
-}
-
 bool is_f32(const Product& p) {
   return p.a.type == DType::f32 && p.b.type == DType::f32 && p.c.type == DType::f32;
 }
 
 }  // namespace
+
+void clear(const Panel& c, std::int64_t rows, std::int64_t cols) {
+  for (std::int64_t i = 0; i < rows; ++i)
+    std::memset(at(c, i, 0).data, 0, static_cast<std::size_t>(cols * element_bytes(c.type)));
+}
 
 Panel at(const Panel& x, std::int64_t row, std::int64_t col) {
   return {static_cast<std::byte*>(x.data) + (row * x.stride + col) * element_bytes(x.type), x.stride, x.type};
@@ -193,7 +193,10 @@ const MicroKernel* bf16_micro_kernel() {
   return amx_micro_kernel() != nullptr ? amx_micro_kernel() : avx512_micro_kernel();
 }
 
-const char* bf16_products() { return bf16_micro_kernel() != nullptr ? bf16_micro_kernel()->name : "f32"; }
+const char* products_in(DType dtype) {
+  if (dtype == DType::f32) return onednn_adds_in_one_order() ? "oneDNN" : f32_micro_kernel().name;
+  return bf16_micro_kernel() != nullptr ? bf16_micro_kernel()->name : "our FMA kernel, bf16 widened";
+}
 
 void keep_products_to_their_thread() {
   if (onednn_adds_in_one_order()) keep_onednn_to_its_thread();

@@ -35,6 +35,7 @@ struct Product {
   Panel c;
 };
 
+void clear(const Panel& c, std::int64_t rows, std::int64_t cols);  // all bytes zero
 // Where x, or op(x), begins at (row, col).
 Panel at(const Panel& x, std::int64_t row, std::int64_t col);
 ConstPanel at(const ConstPanel& x, Transpose turn, std::int64_t row, std::int64_t col);
@@ -59,7 +60,7 @@ void multiply_by(const MicroKernel& kernel, const Product& product, std::byte* s
 void multiply(std::span<const Product> products, std::byte* scratch, std::int64_t scratch_per_thread,
               const ThreadTeam& team);
 
-// What multiplies bf16 here: "amx_bf16", "avx512_bf16", or "f32" where it is widened.
-const char* bf16_products();
+// What multiplies it here, in words.
+const char* products_in(DType dtype);
 
 }  // namespace echelon

@@ -66,7 +66,7 @@ bool system_gives_tiles() {
   return ::syscall(SYS_arch_prctl, arch_req_xcomp_perm, tile_data) == 0;
 }
 
-constexpr MicroKernel amx_kernel{.name = "amx_bf16",
+constexpr MicroKernel amx_kernel{.name = "AMX in bf16",
                                  .rows = amx_rows,
                                  .cols = amx_cols,
                                  .pairs = true,

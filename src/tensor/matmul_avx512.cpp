@@ -37,7 +37,7 @@ __attribute__((target("avx512f,avx512bf16"))) void avx512_tile(std::int64_t word
   }
 }
 
-constexpr MicroKernel avx512_kernel{.name = "avx512_bf16",
+constexpr MicroKernel avx512_kernel{.name = "AVX-512 in bf16",
                                     .rows = avx512_rows,
                                     .cols = 16 * avx512_vectors,
                                     .pairs = true,

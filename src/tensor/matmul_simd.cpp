@@ -4,9 +4,6 @@
 #include <bit>
 #include <cstring>
 
-// As in simd.cpp: further targets cost compile time and win nothing.
-#undef HWY_DISABLED_TARGETS
-#define HWY_DISABLED_TARGETS ((1LL << 4) | (1LL << 6) | (1LL << 7) | (1LL << 12) | (1LL << 14))
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tensor/matmul_simd.cpp"
 #include <hwy/foreach_target.h>
@@ -55,17 +52,14 @@ void tile(Size words, const Word* a_words, const Word* b_words, float* to) {
   }
 }
 
-// How words come from memory: along k at(x, w), across k at(x, stride, w), for each lane its own line.
+// How words come from memory: those that stand side by side; and, where they are of two elements, those of a
+// row and the next one, which is not there for the last of an odd k.
 struct FromFloats {
   using Stored = float;
   static constexpr Size elements = 1;  // of a word
   template <class D>
   static HWY_INLINE hn::Vec<D> along(D d, const float* x) {
     return hn::LoadU(d, reinterpret_cast<const Word*>(x));
-  }
-  template <class D>
-  static HWY_INLINE hn::Vec<D> across(D d, const float* x, Size, bool) {
-    return along(d, x);
   }
 };
 struct Widened {
@@ -74,10 +68,6 @@ struct Widened {
   template <class D>
   static HWY_INLINE hn::Vec<D> along(D d, const bf16* x) {
     return hn::ShiftLeft<16>(hn::PromoteTo(d, hn::LoadU(hn::Rebind<std::uint16_t, D>(), &x->bits)));
-  }
-  template <class D>
-  static HWY_INLINE hn::Vec<D> across(D d, const bf16* x, Size, bool) {
-    return along(d, x);
   }
 };
 struct Pairs {
@@ -159,9 +149,14 @@ void pack_across(const typename From::Stored* x, Size stride, Size lines, Size k
     const auto* row = x + at * stride;
     const bool alone = k - at < From::elements;
     Size r = 0;
-    for (; r + lanes <= lines; r += lanes) hn::StoreU(From::across(d, row + r, stride, alone), d, to + r);
-    for (; r + 4 <= lines && lanes > 4; r += 4)
-      hn::StoreU(From::across(four, row + r, stride, alone), four, to + r);
+    const auto words = [&](auto tag, const auto* from) HWY_ATTR {
+      if constexpr (From::elements == 1)
+        return From::along(tag, from);
+      else
+        return From::across(tag, from, stride, alone);
+    };
+    for (; r + lanes <= lines; r += lanes) hn::StoreU(words(d, row + r), d, to + r);
+    for (; r + 4 <= lines && lanes > 4; r += 4) hn::StoreU(words(four, row + r), four, to + r);
     for (; r < lines; ++r) to[r] = word<From>(row + r, stride, k - at);
     for (; r < width; ++r) to[r] = 0;
     to += width;
@@ -220,7 +215,7 @@ void store_tile(const float* from, Size from_stride, Size rows, Size cols, float
 }
 
 constexpr MicroKernel kernel{
-    .name = "f32", .rows = tile_rows, .cols = tile_cols, .pairs = false, .tile = tile};
+    .name = "our FMA kernel", .rows = tile_rows, .cols = tile_cols, .pairs = false, .tile = tile};
 static_assert(tile_rows <= MicroKernel::most_rows && tile_cols <= MicroKernel::most_cols);
 
 constexpr MatmulPasses passes{.floats_along = pack_along<FromFloats>,
