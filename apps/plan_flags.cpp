@@ -137,7 +137,6 @@ SearchRequest PlanSearchFlags::request() const {
   r.work.software = load("--software", load_software, software_, by.software);
   r.work.exact_memory = exact_memory();
   r.work.precision = parse_precision(made_for("--precision", dtype_, by.dtype), "--precision");
-  r.work.plan.precision = trained_recipe(r.work.precision);
   const std::int64_t axes = r.given_ranks();
   r.gpus = gpus_.value_or(
       static_cast<int>(r.gives_mesh() || axes > r.work.machine.node() ? axes : r.work.machine.node()));

@@ -34,7 +34,6 @@ Workload workload(Family family, Precision precision = Precision::f32) {
   w.plan.seq_len = 32;
   w.plan.global_batch = 16;
   w.precision = precision;
-  w.plan.precision = trained_recipe(precision);
   w.machine = load_machine("a100-80");
   w.software = load_software("echelon");
   w.exact_memory = exact_memory();
@@ -138,7 +137,6 @@ void expect_held(const Workload& work, const std::vector<Plan>& all) {
   StepModel model(work);
   for (Plan c : all) {
     c.model = work.plan.model;
-    c.precision = work.plan.precision;
     c.seq_len = work.plan.seq_len;
     c.global_batch = work.plan.global_batch;
     SCOPED_TRACE(fmt::format("{} {}", work.plan.model.family == Family::gpt2 ? "gpt2" : "llama", summary(c)));

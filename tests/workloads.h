@@ -18,7 +18,6 @@ inline Workload workload_of(ModelSpec model, std::int64_t seq_len, std::int64_t 
                             Precision precision, Machine machine, Software software,
                             ExactMemory exact_memory = {}) {
   Workload work{searched_plan(), precision, std::move(machine), std::move(software), std::move(exact_memory)};
-  work.plan.precision = trained_recipe(precision);
   work.plan.model = std::move(model);
   work.plan.seq_len = seq_len;
   work.plan.global_batch = global_batch;

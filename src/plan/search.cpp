@@ -562,7 +562,7 @@ void SearchRequest::pin(const std::string& field, const std::string& text, const
 
 void SearchRequest::pin_all(const Plan& plan) {
   work.plan = plan;
-  work.plan.precision = trained_recipe(work.precision);
+  work.plan.precision = DType::f32;  // a workload has a precision of its own
   if (plan.mesh.etp == plan.mesh.tp()) work.plan.mesh.etp = 0;
   for (const PlanField& field : plan_fields())
     if (field.is_searched()) pinned.insert(field.name());
