@@ -118,10 +118,10 @@ int bench_train(BenchTrainFlags& f) {
   fmt::print(out, "{:.0f} tokens/s (median of {}; step {:.3f} s, {:.3f} to {:.3f})\n",
              tokens / seconds.median, counted(f.steps, "step"), seconds.median, seconds.least, seconds.most);
   fmt::print(out,
-             "MFU {:.1f}% of the {:.1f} GFLOP/s that {} reach{} on 2048^3 (best of {}, measured "
+             "MFU {:.1f}% of the {:.1f} GFLOP/s that {} reach{} on 2048^3 by {} (best of {}, measured "
              "between steps; median {:.1f})\n",
              100 * mfu, utilization.peak_flops() / 1e9, counted(workers, "thread"), workers == 1 ? "es" : "",
-             peaks.size(), peak.median / 1e9);
+             products_by(plan.precision), peaks.size(), peak.median / 1e9);
   fmt::print(out,
              "memory of rank 0: {} at the peak, {} held; of the process: {} resident at most; {} "
              "in the measured steps\n",

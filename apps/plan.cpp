@@ -27,9 +27,10 @@ void write_plan(const std::string& path, const Estimate& best, const Workload& w
                work.software.name, error.what());
     return;
   }
-  if (work.precision != Precision::f32)
-    fmt::print(stderr, "echelon: {} is priced in {}; train and verify run it in f32\n", path,
-               precision_name(work.precision));
+  const std::string& run_in = recipe_name(trained_recipe(work.precision));
+  if (run_in != precision_name(work.precision))
+    fmt::print(stderr, "echelon: {} is priced in {}; train and verify run it in {}\n", path,
+               precision_name(work.precision), run_in);
 }
 
 int run_plan(const PlanSearchFlags& f) {

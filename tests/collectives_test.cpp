@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/split.h"
+#include "case_choice.h"
 #include "comm/collectives.h"
 #include "rank_runs.h"
 
@@ -81,6 +82,7 @@ constexpr std::array<int, 8> group_sizes{1, 2, 3, 4, 5, 6, 8, 11};
 void everywhere(const std::function<void(Communicator&, Collectives)>& body) {
   for (int n : group_sizes)
     for (Collectives collectives : every_collectives) {
+      if (!is_taken()) continue;
       SCOPED_TRACE(std::to_string(n) + " ranks, " + collectives_name(collectives));
       with_ranks(collectives, n, [&](Communicator& tp) { body(tp, collectives); });
     }
@@ -91,6 +93,7 @@ TYPED_TEST(VerbsOf, AllReduceIsTheSumInTheOrderOfItsLaw) {
   for (int n : group_sizes)
     for (ReduceOp op : {ReduceOp::sum, ReduceOp::max})
       for (std::int64_t count : {0, 1, 15, 17, 1000, n < 6 ? 150001 : 20011}) {
+        if (!is_taken()) continue;
         const auto halves = reduced<T>(op, n, count, false), ring = reduced<T>(op, n, count, true);
         const auto at_once = reduced<T, Wide<T>>(op, n, count, false);
         for (Collectives collectives : every_collectives)

@@ -1,5 +1,6 @@
 // What the planner's search says that a configuration holds is what training it holds: 36 configurations over
-// all axes, schedules, kinds of sharding and of recomputation, and 9 more of a mixture of experts.
+// all axes, schedules, kinds of sharding and of recomputation, in f32 and bf16, and 9 more of a mixture of
+// experts.
 #include <gtest/gtest.h>
 
 #include <mutex>
@@ -17,7 +18,7 @@ namespace {
 
 using namespace checks;
 
-Workload workload(Family family) {
+Workload workload(Family family, Precision precision = Precision::f32) {
   Workload w;
   ModelSpec& m = w.plan.model;
   m.family = family;
@@ -32,7 +33,7 @@ Workload workload(Family family) {
   m.tied_embedding = family == Family::gpt2;
   w.plan.seq_len = 32;
   w.plan.global_batch = 16;
-  w.precision = Precision::f32;
+  w.precision = precision;
   w.machine = load_machine("a100-80");
   w.software = load_software("echelon");
   w.exact_memory = exact_memory();
@@ -157,6 +158,7 @@ TEST(PlanTwins, MemoryIsWhatTrainingHolds) {
   const std::vector<Plan> all = configurations();
   ASSERT_GE(all.size(), 30u);
   for (Family family : {Family::gpt2, Family::llama}) expect_held(workload(family), all);
+  for (Family family : {Family::gpt2, Family::llama}) expect_held(workload(family, Precision::bf16), all);
   expect_held(mixture_workload(), mixture_configurations());
 }
 

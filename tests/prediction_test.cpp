@@ -85,7 +85,7 @@ TEST(Prediction, ASteadyStepHasThePeak) {
               pp == 2 ? parse_pipeline_recompute(schedule == "dualpipe" ? "full/full" : "full/none", "")
                       : PipelineRecompute(Recompute::selective);
           SCOPED_TRACE(fmt::format("{} pp {} zero {} batch {}", schedule, pp, zero, batch));
-          if (!is_taken(3)) continue;
+          if (!is_taken(9)) continue;
           try {
             const PipelineLayout whole(plan), steady(plan, StepLength::steady);
             shorter += steady.programs(0).microbatches() < whole.programs(0).microbatches();
@@ -96,7 +96,7 @@ TEST(Prediction, ASteadyStepHasThePeak) {
           }
         }
   }
-  EXPECT_GT(shorter, 20);
+  EXPECT_GT(shorter, takes_all_cases() ? 20 : 5);
 }
 
 // Every schedule that flushes, both ends of a tied embedding on two ranks, uneven layers and ragged

@@ -222,6 +222,7 @@ std::string explain_nothing(const SearchResult& result, int gpus) {
 
 Plan trained_plan(const Estimate& e, const Workload& work) {
   Plan plan = e.plan;
+  plan.precision = trained_recipe(work.precision);
   plan.layers_per_stage = e.layers;
   plan.balance_layers = false;
   plan.priced = {work.machine.name, work.software.name, precision_name(work.precision), work.machine.node()};

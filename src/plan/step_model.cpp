@@ -196,6 +196,7 @@ void StepModel::add_memory(Estimate& e, double most_bytes) {
   if (work_.software.is_this_trainer && !c.model.latent_attention()) {
     if (!work_.exact_memory) throw InvariantError("a plan of this trainer is priced with what it holds");
     Plan plan = c;
+    plan.precision = trained_recipe(work_.precision);
     plan.layers_per_stage = s.layers;
     plan.balance_layers = false;
     const PipelineLayout pipeline(plan, StepLength::steady);

@@ -10,6 +10,10 @@ Runner runner_of(const Workload& work) {
   return work.software.is_this_trainer ? Runner::this_trainer : Runner::any_program;
 }
 
+const PrecisionRecipe& trained_recipe(Precision precision) {
+  return recipe(precision == Precision::f32 ? "f32" : "bf16");
+}
+
 std::int64_t num_microbatches(const Plan& plan) {
   const std::int64_t of_rank = (plan.global_batch + plan.mesh.dp() - 1) / plan.mesh.dp();
   return (of_rank + plan.micro_batch - 1) / plan.micro_batch;

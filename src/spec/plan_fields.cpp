@@ -164,7 +164,7 @@ std::vector<PlanField> all_fields() {
   add("Precision and memory",
       {{"precision", parsed<&Plan::precision, recipe_name, parse_recipe>("f32|bf16|bf16-lean|f64"),
         "What parameters and activations are kept in (docs/precision.md); f64 runs on the slow reference kernels",
-        train, 0, 0, "f32"},
+        train, 0, 0, "f32|bf16"},
        {"recompute",
         parsed<&Plan::recompute, [](const PipelineRecompute& r) { return recompute_name(r); },
                parse_pipeline_recompute>("none|selective|full|OPS[/...]"),

@@ -170,13 +170,6 @@ Panel panel(Head<T> x) {
   return {x.data, x.stride, stored_as<T>};
 }
 
-void zero(const Panel& x, std::int64_t rows, std::int64_t cols) {
-  const std::int64_t each = element_bytes(x.type);
-  for (std::int64_t i = 0; i < rows; ++i)
-    std::memset(static_cast<std::byte*>(x.data) + i * x.stride * each, 0,
-                static_cast<std::size_t>(cols * each));
-}
-
 // Queries, and keys, that a tile has at most: in bf16 as many as there is room for their sums.
 template <class T>
 std::int64_t queries_at_once(std::int64_t depth) {
@@ -325,7 +318,7 @@ bool backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& d
     const Mask mask(s, sequence);
     if (!s.accumulate)
       for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head)
-        zero(dq_head(sequence, head), s.q_len, depth);
+        clear(dq_head(sequence, head), s.q_len, depth);
     bool ok = true;
     for (std::int64_t first = 0; first < s.kv_len; first += keys) {
       const std::int64_t here = std::min(keys, s.kv_len - first);
@@ -335,7 +328,7 @@ bool backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& d
         load_sums(dk_head.from(first), dk_sums, here, depth),
             load_sums(dv_head.from(first), dv_sums, here, depth);
       } else {
-        zero(panel(dk_sums), here, depth), zero(panel(dv_sums), here, depth);
+        clear(panel(dk_sums), here, depth), clear(panel(dv_sums), here, depth);
       }
       for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
         const std::int64_t of_head = (sequence * s.num_heads + head) * s.q_len;

@@ -266,7 +266,9 @@ std::unique_ptr<Kernels> make_reference_kernels();
 // they compute both. Scratch memory comes from the arena (category other). Must be made, used and destroyed
 // by one thread.
 std::unique_ptr<Kernels> make_cpu_kernels(Arena& arena, DType dtype, int threads);
-bool has_cpu_kernels();  // or this build was made without them
+// What multiplies matrices in it here; null where this build was made without CPU kernels.
+const char* cpu_products(DType dtype);
+inline bool has_cpu_kernels() { return cpu_products(DType::f32) != nullptr; }
 // What it takes from the arena for `threads` threads.
 std::int64_t cpu_kernels_scratch_bytes(DType dtype, int threads);
 
@@ -276,6 +278,9 @@ std::int64_t cpu_kernels_scratch_bytes(DType dtype, int threads);
 // Of those of no device 0 threads have no scratch.
 std::unique_ptr<Kernels> make_kernels(Arena& arena, const PrecisionRecipe& precision, int threads);
 bool has_fast_kernels(const PrecisionRecipe& precision);  // or the reference kernels compute in it
+// What multiplies matrices: "oneDNN", "our FMA kernel", "AVX-512 in bf16", "AMX in bf16", "our FMA kernel,
+// bf16 widened", "the reference kernels".
+const char* products_by(const PrecisionRecipe& precision);
 std::int64_t kernel_scratch_bytes(const PrecisionRecipe& precision, int threads);
 
 }  // namespace echelon

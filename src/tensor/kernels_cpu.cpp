@@ -602,7 +602,7 @@ std::unique_ptr<Kernels> make_cpu_kernels(Arena& arena, DType dtype, int threads
   return std::make_unique<Kernels>(std::make_shared<CpuKernels>(arena, dtype, threads));
 }
 
-bool has_cpu_kernels() { return true; }
+const char* cpu_products(DType dtype) { return products_in(dtype); }
 
 std::int64_t cpu_kernels_scratch_bytes(DType dtype, int threads) {
   return threads * attention_scratch_bytes(dtype) + 4 * column_sums_size;

@@ -79,22 +79,41 @@ Grid grid(std::int64_t m, std::int64_t n, int threads) {
   return best;
 }
 
-// `lines` lines of op(x), k long, from (line, k_begin) on, as panels of `width` lines.
-void pack(const ConstPanel& x, bool along, bool pairs, std::int64_t line, std::int64_t lines, Range k,
-          std::int64_t width, std::uint32_t* to) {
-  const MatmulPasses& passes = matmul_passes();
-  const std::int64_t words = pairs ? (k.size() + 1) / 2 : k.size();
+// How an operand is packed, by whether its lines run along k.
+struct Packing {
+  decltype(MatmulPasses::floats_along) floats[2];
+  decltype(MatmulPasses::pairs_along) narrow[2];
+  std::int64_t width;  // lines of a panel
+  bool pads;           // it writes the zeros itself that make up the last words
+};
+
+Packing packing_of_b(const MicroKernel& kernel) {
+  const MatmulPasses& to = matmul_passes();
+  if (kernel.pairs) return {{}, {to.pairs_across, to.pairs_along}, kernel.cols, false};
+  return {{to.floats_across, to.floats_along}, {to.widened_across, to.widened_along}, kernel.cols, false};
+}
+
+Packing packing_of_a(const MicroKernel& kernel) {
+  const MatmulPasses& to = matmul_passes();
+  if (kernel.group > 1) return {{}, {to.groups_across, to.groups_along}, kernel.rows, true};
+  Packing packing = packing_of_b(kernel);
+  packing.width = kernel.rows;
+  return packing;
+}
+
+// `lines` lines of op(x), k long, from (line, k_begin) on, as panels of `words` words of each line, the last
+// of which may be made up: `filled` are not.
+void pack(const ConstPanel& x, bool along, const Packing& packing, std::int64_t line, std::int64_t lines,
+          Range k, std::int64_t filled, std::int64_t words, std::uint32_t* to) {
+  const std::int64_t width = packing.width;
   for (std::int64_t done = 0; done < lines; done += width, to += words * width) {
     const ConstPanel from = at(x, along ? Transpose::no : Transpose::yes, line + done, k.begin);
     const std::int64_t here = std::min(width, lines - done);
-    if (x.type == DType::f32) {
-      const auto pass = along ? passes.floats_along : passes.floats_across;
-      pass(static_cast<const float*>(from.data), x.stride, here, k.size(), width, to);
-    } else {
-      const auto pass = pairs ? (along ? passes.pairs_along : passes.pairs_across)
-                              : (along ? passes.widened_along : passes.widened_across);
-      pass(static_cast<const bf16*>(from.data), x.stride, here, k.size(), width, to);
-    }
+    if (x.type == DType::f32)
+      packing.floats[along](static_cast<const float*>(from.data), x.stride, here, k.size(), width, to);
+    else
+      packing.narrow[along](static_cast<const bf16*>(from.data), x.stride, here, k.size(), width, to);
+    if (!packing.pads) std::fill(to + filled * width, to + words * width, 0u);
   }
 }
 
@@ -118,37 +137,35 @@ std::int64_t depth_of(const MicroKernel& kernel) { return kernel.pairs ? 2 * dep
 void multiply_block(const MicroKernel& kernel, std::int64_t words, const Scratch& scratch, std::int64_t rows,
                     std::int64_t cols, float alpha, float beta, const Panel& c) {
   alignas(64) float sums[MicroKernel::most_rows * MicroKernel::most_cols];
+  if (kernel.begin != nullptr) kernel.begin();
   for (std::int64_t j = 0; j < cols; j += kernel.cols)
     for (std::int64_t i = 0; i < rows; i += kernel.rows) {
       kernel.tile(words, scratch.a + i * words, scratch.b + j * words, sums);
       store(sums, kernel.cols, std::min<std::int64_t>(kernel.rows, rows - i),
             std::min<std::int64_t>(kernel.cols, cols - j), alpha, beta, at(c, i, j));
     }
+  if (kernel.end != nullptr) kernel.end();
 }
 
 // c is f32, or k is no deeper than what is packed at once.
-void multiply_blocks(const Product& p, const Scratch& scratch) {
-  const MicroKernel& kernel = kernel_for(p);
+void multiply_blocks(const MicroKernel& kernel, const Product& p, const Scratch& scratch) {
   const std::int64_t deep = depth_of(kernel);
+  const Packing to_a = packing_of_a(kernel), to_b = packing_of_b(kernel);
   const std::int64_t rows_at_once = block_rows / kernel.rows * kernel.rows;
   for (std::int64_t j = 0; j < p.n; j += block_cols) {
     const std::int64_t cols = std::min(block_cols, p.n - j);
     for (std::int64_t begin = 0; begin < p.k; begin += deep) {
       const Range k{begin, std::min(begin + deep, p.k)};
-      const std::int64_t words = kernel.pairs ? (k.size() + 1) / 2 : k.size();
-      pack(p.b, p.tb == Transpose::yes, kernel.pairs, j, cols, k, kernel.cols, scratch.b);
+      const std::int64_t filled = kernel.pairs ? (k.size() + 1) / 2 : k.size();
+      const std::int64_t words = (filled + kernel.group - 1) / kernel.group * kernel.group;
+      pack(p.b, p.tb == Transpose::yes, to_b, j, cols, k, filled, words, scratch.b);
       for (std::int64_t i = 0; i < p.m; i += rows_at_once) {
         const std::int64_t rows = std::min(rows_at_once, p.m - i);
-        pack(p.a, p.ta == Transpose::no, kernel.pairs, i, rows, k, kernel.rows, scratch.a);
+        pack(p.a, p.ta == Transpose::no, to_a, i, rows, k, filled, words, scratch.a);
         multiply_block(kernel, words, scratch, rows, cols, p.alpha, begin > 0 ? 1.0f : p.beta, at(p.c, i, j));
       }
     }
   }
-}
-
-void clear(const Panel& c, std::int64_t rows, std::int64_t cols) {
-  for (std::int64_t i = 0; i < rows; ++i)
-    std::memset(at(c, i, 0).data, 0, static_cast<std::size_t>(cols * element_bytes(c.type)));
 }
 
 bool is_f32(const Product& p) {
@@ -156,6 +173,11 @@ bool is_f32(const Product& p) {
 }
 
 }  // namespace
+
+void clear(const Panel& c, std::int64_t rows, std::int64_t cols) {
+  for (std::int64_t i = 0; i < rows; ++i)
+    std::memset(at(c, i, 0).data, 0, static_cast<std::size_t>(cols * element_bytes(c.type)));
+}
 
 Panel at(const Panel& x, std::int64_t row, std::int64_t col) {
   return {static_cast<std::byte*>(x.data) + (row * x.stride + col) * element_bytes(x.type), x.stride, x.type};
@@ -167,7 +189,14 @@ ConstPanel at(const ConstPanel& x, Transpose turn, std::int64_t row, std::int64_
           x.type};
 }
 
-const char* bf16_products() { return bf16_micro_kernel() != nullptr ? "avx512_bf16" : "f32"; }
+const MicroKernel* bf16_micro_kernel() {
+  return amx_micro_kernel() != nullptr ? amx_micro_kernel() : avx512_micro_kernel();
+}
+
+const char* products_in(DType dtype) {
+  if (dtype == DType::f32) return onednn_adds_in_one_order() ? "oneDNN" : f32_micro_kernel().name;
+  return bf16_micro_kernel() != nullptr ? bf16_micro_kernel()->name : "our FMA kernel, bf16 widened";
+}
 
 void keep_products_to_their_thread() {
   if (onednn_adds_in_one_order()) keep_onednn_to_its_thread();
@@ -183,27 +212,28 @@ std::int64_t product_scratch_bytes(DType dtype) {
 }
 
 bool multiply(const Product& p, std::byte* room) {
-  if (p.m == 0 || p.n == 0) return true;
+  if (is_f32(p) && onednn_adds_in_one_order() && p.m > 0 && p.n > 0 && p.k > 0) return multiply_by_onednn(p);
+  multiply_by(kernel_for(p), p, room);
+  return true;
+}
+
+void multiply_by(const MicroKernel& kernel, const Product& p, std::byte* room) {
+  if (p.m == 0 || p.n == 0) return;
   if (p.k == 0) {
     if (p.beta == 0) clear(p.c, p.m, p.n);
-    return true;
+    return;
   }
-  if (is_f32(p) && onednn_adds_in_one_order()) return multiply_by_onednn(p);
   const Scratch scratch = scratch_of(room);
-  if (p.c.type == DType::f32 || p.k <= depth_of(kernel_for(p))) {
-    multiply_blocks(p, scratch);
-    return true;
-  }
+  if (p.c.type == DType::f32 || p.k <= depth_of(kernel)) return multiply_blocks(kernel, p, scratch);
   for (std::int64_t j = 0; j < p.n; j += piece_cols)
     for (std::int64_t i = 0; i < p.m; i += piece_rows) {
       const Range rows{i, std::min(i + piece_rows, p.m)}, cols{j, std::min(j + piece_cols, p.n)};
       Product q = part(p, rows, cols);
       q.c = {scratch.piece, cols.size()};
       q.alpha = 1, q.beta = 0;
-      multiply_blocks(q, scratch);
+      multiply_blocks(kernel, q, scratch);
       store(scratch.piece, cols.size(), rows.size(), cols.size(), p.alpha, p.beta, at(p.c, i, j));
     }
-  return true;
 }
 
 void multiply(std::span<const Product> products, std::byte* scratch, std::int64_t scratch_per_thread,

@@ -35,6 +35,7 @@ struct Product {
   Panel c;
 };
 
+void clear(const Panel& c, std::int64_t rows, std::int64_t cols);  // all bytes zero
 // Where x, or op(x), begins at (row, col).
 Panel at(const Panel& x, std::int64_t row, std::int64_t col);
 ConstPanel at(const ConstPanel& x, Transpose turn, std::int64_t row, std::int64_t col);
@@ -50,12 +51,16 @@ std::int64_t product_scratch_bytes(DType dtype);
 // On the calling thread alone. False when there is no memory left.
 bool multiply(const Product& product, std::byte* scratch);
 
+// The same by a kernel of one's choice, which must be for what the operands are.
+struct MicroKernel;
+void multiply_by(const MicroKernel& kernel, const Product& product, std::byte* scratch);
+
 // All of them, none of which reads what another writes, by a team, each thread with scratch of
 // its own. RunError when there is no memory left.
 void multiply(std::span<const Product> products, std::byte* scratch, std::int64_t scratch_per_thread,
               const ThreadTeam& team);
 
-// What multiplies bf16 here: "avx512_bf16", or "f32" where it is widened.
-const char* bf16_products();
+// What multiplies it here, in words.
+const char* products_in(DType dtype);
 
 }  // namespace echelon

@@ -37,17 +37,20 @@ __attribute__((target("avx512f,avx512bf16"))) void avx512_tile(std::int64_t word
   }
 }
 
-constexpr MicroKernel kernel{
-    .rows = avx512_rows, .cols = 16 * avx512_vectors, .pairs = true, .tile = avx512_tile};
+constexpr MicroKernel avx512_kernel{.name = "AVX-512 in bf16",
+                                    .rows = avx512_rows,
+                                    .cols = 16 * avx512_vectors,
+                                    .pairs = true,
+                                    .tile = avx512_tile};
 
 }  // namespace
 
-const MicroKernel* bf16_micro_kernel() {
+const MicroKernel* avx512_micro_kernel() {
   static const bool has_it = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16");
-  return has_it ? &kernel : nullptr;
+  return has_it ? &avx512_kernel : nullptr;
 }
 #else
-const MicroKernel* bf16_micro_kernel() { return nullptr; }
+const MicroKernel* avx512_micro_kernel() { return nullptr; }
 #endif
 
 }  // namespace echelon

@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 
-// As in simd.cpp: further targets cost compile time and win nothing.
-#undef HWY_DISABLED_TARGETS
-#define HWY_DISABLED_TARGETS ((1LL << 4) | (1LL << 6) | (1LL << 7) | (1LL << 12) | (1LL << 14))
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tensor/matmul_simd.cpp"
 #include <hwy/foreach_target.h>
@@ -54,17 +52,14 @@ void tile(Size words, const Word* a_words, const Word* b_words, float* to) {
   }
 }
 
-// How words come from memory: along k at(x, w), across k at(x, stride, w), for each lane its own line.
+// How words come from memory: those that stand side by side; and, where they are of two elements, those of a
+// row and the next one, which is not there for the last of an odd k.
 struct FromFloats {
   using Stored = float;
   static constexpr Size elements = 1;  // of a word
   template <class D>
   static HWY_INLINE hn::Vec<D> along(D d, const float* x) {
     return hn::LoadU(d, reinterpret_cast<const Word*>(x));
-  }
-  template <class D>
-  static HWY_INLINE hn::Vec<D> across(D d, const float* x, Size, bool) {
-    return along(d, x);
   }
 };
 struct Widened {
@@ -73,10 +68,6 @@ struct Widened {
   template <class D>
   static HWY_INLINE hn::Vec<D> along(D d, const bf16* x) {
     return hn::ShiftLeft<16>(hn::PromoteTo(d, hn::LoadU(hn::Rebind<std::uint16_t, D>(), &x->bits)));
-  }
-  template <class D>
-  static HWY_INLINE hn::Vec<D> across(D d, const bf16* x, Size, bool) {
-    return along(d, x);
   }
 };
 struct Pairs {
@@ -158,12 +149,50 @@ void pack_across(const typename From::Stored* x, Size stride, Size lines, Size k
     const auto* row = x + at * stride;
     const bool alone = k - at < From::elements;
     Size r = 0;
-    for (; r + lanes <= lines; r += lanes) hn::StoreU(From::across(d, row + r, stride, alone), d, to + r);
-    for (; r + 4 <= lines && lanes > 4; r += 4)
-      hn::StoreU(From::across(four, row + r, stride, alone), four, to + r);
+    const auto words = [&](auto tag, const auto* from) HWY_ATTR {
+      if constexpr (From::elements == 1)
+        return From::along(tag, from);
+      else
+        return From::across(tag, from, stride, alone);
+    };
+    for (; r + lanes <= lines; r += lanes) hn::StoreU(words(d, row + r), d, to + r);
+    for (; r + 4 <= lines && lanes > 4; r += 4) hn::StoreU(words(four, row + r), four, to + r);
     for (; r < lines; ++r) to[r] = word<From>(row + r, stride, k - at);
     for (; r < width; ++r) to[r] = 0;
     to += width;
+  }
+}
+
+constexpr Size group = 16;  // words of a line that stand side by side
+
+void groups_along(const bf16* x, Size stride, Size lines, Size k, Size width, Word* to) {
+  for (Size at = 0; at < k; at += 2 * group, to += width * group) {
+    const auto bytes = static_cast<std::size_t>(2 * std::min(2 * group, k - at));
+    for (Size r = 0; r < width; ++r) {
+      Word* const line = to + r * group;
+      if (r >= lines || bytes < 4 * group) std::memset(line, 0, 4 * group);
+      if (r < lines) std::memcpy(line, x + r * stride + at, bytes);
+    }
+  }
+}
+
+void groups_across(const bf16* x, Size stride, Size lines, Size k, Size width, Word* to) {
+  constexpr Size most_width = MicroKernel::most_rows;
+  alignas(64) Word words[group * most_width + lanes];
+  for (Size at = 0; at < k; at += 2 * group, to += width * group) {
+    const Size here = std::min(2 * group, k - at);
+    pack_across<Pairs>(x + at * stride, stride, lines, here, width, words);
+    std::fill(words + (here + 1) / 2 * width, words + group * width, 0);
+    for (Size r = 0; r < width; r += 4)
+      for (Size w = 0; w < group; w += 4) {
+#if HWY_TARGET != HWY_SCALAR
+        turn<FromFloats>(reinterpret_cast<const float*>(words + w * width + r), width, group,
+                         to + r * group + w);
+#else
+        for (Size i = 0; i < 16; ++i)
+          to[(r + i % 4) * group + w + i / 4] = words[(w + i / 4) * width + r + i % 4];
+#endif
+      }
   }
 }
 
@@ -185,7 +214,8 @@ void store_tile(const float* from, Size from_stride, Size rows, Size cols, float
   }
 }
 
-constexpr MicroKernel kernel{.rows = tile_rows, .cols = tile_cols, .pairs = false, .tile = tile};
+constexpr MicroKernel kernel{
+    .name = "our FMA kernel", .rows = tile_rows, .cols = tile_cols, .pairs = false, .tile = tile};
 static_assert(tile_rows <= MicroKernel::most_rows && tile_cols <= MicroKernel::most_cols);
 
 constexpr MatmulPasses passes{.floats_along = pack_along<FromFloats>,
@@ -194,6 +224,8 @@ constexpr MatmulPasses passes{.floats_along = pack_along<FromFloats>,
                               .widened_across = pack_across<Widened>,
                               .pairs_along = pack_along<Pairs>,
                               .pairs_across = pack_across<Pairs>,
+                              .groups_along = groups_along,
+                              .groups_across = groups_across,
                               .store_floats = store_tile<float>,
                               .store_bf16 = store_tile<bf16>};
 

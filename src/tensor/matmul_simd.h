@@ -10,17 +10,28 @@ namespace echelon {
 
 // Makes a tile of c.
 struct MicroKernel {
+  const char* name = "";
   int rows = 0, cols = 0;
   bool pairs = false;  // words are two bf16, which are added in one go
-  // tile (rows, cols), element (i, j) = the sum of a[w * rows + i] b[w * cols + j] in the order of w < words.
+  // So many words of a row of a stand side by side: word w of row i is a[(w / group * rows + i) * group + w %
+  // group]. `words` is a multiple of it, made up with zeros.
+  int group = 1;
+  // tile (rows, cols), element (i, j) = the sum of a's word w of row i times b[w * cols + j], in the order of
+  // w < words.
   void (*tile)(std::int64_t words, const std::uint32_t* a, const std::uint32_t* b, float* tile) = nullptr;
+  // Called by a thread before some tiles, and after them, where the processor is to be told.
+  void (*begin)() = nullptr;
+  void (*end)() = nullptr;
 
-  static constexpr int most_rows = 16, most_cols = 32;
+  static constexpr int most_rows = 32, most_cols = 32;
 };
 
 // By FMA, on every processor.
 const MicroKernel& f32_micro_kernel();
-// By AVX-512's products of bf16; null where there are none.
+// Of bf16: by AMX, by AVX-512; null where the processor has them not.
+const MicroKernel* amx_micro_kernel();
+const MicroKernel* avx512_micro_kernel();
+// The fastest of these, or null.
 const MicroKernel* bf16_micro_kernel();
 
 struct MatmulPasses {
@@ -36,6 +47,9 @@ struct MatmulPasses {
   void (*widened_across)(const bf16* x, Size stride, Size lines, Size k, Size width, std::uint32_t* to);
   void (*pairs_along)(const bf16* x, Size stride, Size lines, Size k, Size width, std::uint32_t* to);
   void (*pairs_across)(const bf16* x, Size stride, Size lines, Size k, Size width, std::uint32_t* to);
+  // The same pairs, 16 words of a line side by side (MicroKernel::group), zeros behind the last of a line.
+  void (*groups_along)(const bf16* x, Size stride, Size lines, Size k, Size width, std::uint32_t* to);
+  void (*groups_across)(const bf16* x, Size stride, Size lines, Size k, Size width, std::uint32_t* to);
 
   // c (rows, cols) = alpha tile + beta c; the rows of the tile stand tile_stride apart.
   void (*store_floats)(const float* tile, Size tile_stride, Size rows, Size cols, float alpha, float beta,

@@ -11,7 +11,7 @@ std::unique_ptr<Kernels> make_cpu_kernels(Arena&, DType, int) {
       "kernels");
 }
 
-bool has_cpu_kernels() { return false; }
+const char* cpu_products(DType) { return nullptr; }
 
 std::int64_t cpu_kernels_scratch_bytes(DType, int) { return 0; }
 

@@ -5,11 +5,7 @@
 #include <cmath>
 #include <limits>
 
-// SSE4, AVX2 and AVX3 are enough on x86: each further target costs compile time and no pass here is faster
-// for it. (Bits of HWY_AVX3_SPR, HWY_AVX3_ZEN4, HWY_AVX3_DL, HWY_SSSE3, HWY_SSE2: older versions lack some of
-// the names.)
-#undef HWY_DISABLED_TARGETS
-#define HWY_DISABLED_TARGETS ((1LL << 4) | (1LL << 6) | (1LL << 7) | (1LL << 12) | (1LL << 14))
+// The build says for which instruction sets (CMakeLists.txt).
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tensor/simd.cpp"
 #include <hwy/foreach_target.h>

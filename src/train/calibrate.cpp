@@ -31,75 +31,99 @@ double best_seconds(const Work& work, double budget_seconds = 0.15) {
   return best;
 }
 
-struct Product {
+// What a machine is measured in, and the planner's name for it.
+struct Measured {
+  Precision precision;
+  DType dtype;
+};
+constexpr Measured all_measured[] = {{Precision::f32, DType::f32}, {Precision::bf16, DType::bf16}};
+
+struct SizedProduct {
   std::int64_t rows, depth, cols;
   double seconds = 0;
 };
+using Products = std::vector<SizedProduct>;
 
 class Bench {
  public:
-  explicit Bench(int threads) : kernels_(make_kernels(arena_, DType::f32, threads)) {}
+  Bench(int threads, DType dtype) : dtype_(dtype), kernels_(make_kernels(arena_, dtype, threads)) {}
 
-  Tensor tensor(std::vector<std::int64_t> shape) {
-    Tensor t(arena_, MemoryCategory::other, DType::f32, std::move(shape));
-    kernels_->fill(t, 0.5);
-    return t;
-  }
+  Tensor tensor(std::vector<std::int64_t> shape) { return tensor(dtype_, std::move(shape)); }
+  // Sums over a row, which are never narrow.
+  Tensor statistics(std::vector<std::int64_t> shape) { return tensor(DType::f32, std::move(shape)); }
   Kernels& kernels() { return *kernels_; }
-  Arena& arena() { return arena_; }
 
-  double product(const Product& p) {
+  double product(const SizedProduct& p) {
     const Tensor a = tensor({p.rows, p.depth}), b = tensor({p.cols, p.depth}), c = tensor({p.rows, p.cols});
     return best_seconds([&] { kernels_->matmul(a, Transpose::no, b, Transpose::yes, c, false); });
   }
 
  private:
+  Tensor tensor(DType dtype, std::vector<std::int64_t> shape) {
+    Tensor t(arena_, MemoryCategory::other, dtype, std::move(shape));
+    kernels_->fill(t, 0.5);
+    return t;
+  }
+
   Arena arena_;
+  DType dtype_;
   std::unique_ptr<Kernels> kernels_;
 };
 
 // Those of small and middle-sized models: activations by weights, and what their gradients take.
-std::vector<Product> measure_products(Bench& bench, const Progress& progress) {
-  std::vector<Product> list{{1024, 64, 192},   {1024, 64, 256},   {1024, 256, 64},   {2048, 256, 1024},
-                            {2048, 1024, 256}, {512, 512, 1536},  {2048, 512, 2048}, {1024, 1024, 1024},
-                            {256, 2048, 64},   {1024, 2048, 256}, {512, 64, 257},    {512, 512, 8192}};
+Products measure_products(Bench& bench, const Progress& progress, double from, double to) {
+  Products list{{1024, 64, 192},   {1024, 64, 256},   {1024, 256, 64},   {2048, 256, 1024},
+                {2048, 1024, 256}, {512, 512, 1536},  {2048, 512, 2048}, {1024, 1024, 1024},
+                {256, 2048, 64},   {1024, 2048, 256}, {512, 64, 257},    {512, 512, 8192}};
   for (std::size_t i = 0; i < list.size(); ++i) {
-    report(progress, 0.7 * static_cast<double>(i) / static_cast<double>(list.size()), "matrix products");
+    report(progress, from + (to - from) * static_cast<double>(i) / static_cast<double>(list.size()),
+           "matrix products");
     list[i].seconds = bench.product(list[i]);
   }
   return list;
 }
 
-double squared_error(const Machine& machine, const std::vector<Product>& products) {
+double described(const OpSeconds& ops, const SizedProduct& p) {
+  return ops.product(static_cast<double>(p.rows), static_cast<double>(p.depth), static_cast<double>(p.cols));
+}
+
+double squared_error(const Machine& machine, Precision precision, const Products& products) {
   const Software plain;
-  const OpSeconds ops(machine, plain, Precision::f32);
+  const OpSeconds ops(machine, plain, precision);
   double sum = 0;
-  for (const Product& p : products) {
-    const double error = std::log(
-        ops.product(static_cast<double>(p.rows), static_cast<double>(p.depth), static_cast<double>(p.cols)) /
-        p.seconds);
+  for (const SizedProduct& p : products) {
+    const double error = std::log(described(ops, p) / p.seconds);
     sum += error * error;
   }
   return sum;
 }
 
-// Rate, depth that filling costs, and start of a product, from all products together.
-void fit_products(Machine& machine, const std::vector<Product>& products) {
-  double fastest = 0;
-  for (const Product& p : products)
-    fastest = std::max(fastest, 2.0 * static_cast<double>(p.rows * p.depth * p.cols) / p.seconds);
+// The rate of each precision, and what both share: the depth that filling costs and the start of a product.
+void fit_products(Machine& machine, const std::vector<Products>& by_precision) {
   double best = 1e300;
   Machine found = machine;
-  for (double peak : {1.0, 1.05, 1.1, 1.2, 1.35})
-    for (double depth : {0.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0})
-      for (double launch : {0.0, 1e-6, 3e-6, 6e-6, 12e-6, 25e-6, 50e-6}) {
-        Machine trial = machine;
-        trial.peak_flops[static_cast<std::size_t>(Precision::f32)] = peak * fastest;
-        trial.gemm_half_depth = depth;
-        trial.launch_seconds = launch;
-        const double error = squared_error(trial, products);
-        if (error < best) best = error, found = trial;
+  for (double depth : {0.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0})
+    for (double launch : {0.0, 1e-6, 3e-6, 6e-6, 12e-6, 25e-6, 50e-6}) {
+      Machine trial = machine;
+      trial.gemm_half_depth = depth;
+      trial.launch_seconds = launch;
+      double error = 0;
+      for (std::size_t i = 0; i < by_precision.size(); ++i) {
+        const Precision precision = all_measured[i].precision;
+        double fastest = 0, least = 1e300, rate = 0;
+        for (const SizedProduct& p : by_precision[i])
+          fastest = std::max(fastest, 2.0 * static_cast<double>(p.rows * p.depth * p.cols) / p.seconds);
+        double& peak = trial.peak_flops[static_cast<std::size_t>(precision)];
+        for (double above : {1.0, 1.05, 1.1, 1.2, 1.35}) {
+          peak = above * fastest;
+          const double here = squared_error(trial, precision, by_precision[i]);
+          if (here < least) least = here, rate = peak;
+        }
+        peak = rate;
+        error += least;
       }
+      if (error < best) best = error, found = trial;
+    }
   machine = found;
 }
 
@@ -107,7 +131,7 @@ void fit_products(Machine& machine, const std::vector<Product>& products) {
 double elementwise_rate(Bench& bench) {
   const std::int64_t rows = 2048, cols = 512;
   const Tensor x = bench.tensor({rows, cols}), y = bench.tensor({rows, cols}), w = bench.tensor({cols}),
-               stats = bench.tensor({rows, 1}), wide = bench.tensor({rows, 2 * cols});
+               stats = bench.statistics({rows, 1}), wide = bench.tensor({rows, 2 * cols});
   const double element = 4.0 * static_cast<double>(rows * cols);
   Kernels& k = bench.kernels();
   const double norm = best_seconds([&] { k.rms_norm(x, w, 1e-5, y, stats); });
@@ -131,7 +155,8 @@ AttentionTimes measure_attention(Bench& bench, std::int64_t length) {
   const auto matrix = [&] { return bench.tensor({batch * length, heads * dim}); };
   const Tensor q = matrix(), k = matrix(), v = matrix(), out = matrix(), dout = matrix(), dq = matrix(),
                dk = matrix(), dv = matrix();
-  const Tensor lse = bench.tensor({batch * heads * length}), delta = bench.tensor({batch * heads * length});
+  const Tensor lse = bench.statistics({batch * heads * length}),
+               delta = bench.statistics({batch * heads * length});
   Kernels& kernels = bench.kernels();
   AttentionTimes t{};
   t.length = static_cast<double>(length);
@@ -144,17 +169,26 @@ AttentionTimes measure_attention(Bench& bench, std::int64_t length) {
   return t;
 }
 
-// flops (1 + half / length) / rate at two lengths.
-void fit_attention(Machine& machine, const AttentionTimes& shorter, const AttentionTimes& longer) {
-  const double a = shorter.forward / shorter.flops, b = longer.forward / longer.flops;
-  const double slope = std::max(0.0, (a - b) / (1 / shorter.length - 1 / longer.length));
-  const double at_once = std::max(0.1 * b, b - slope / longer.length);
-  const double peak = machine.peak(Precision::f32);
-  machine.attention_half_length = slope / at_once;
-  machine.attention_forward = std::clamp(1 / (at_once * peak), 1e-3, 1.0);
-  const double whole =
-      longer.backward / (2.5 * longer.flops) / (1 + machine.attention_half_length / longer.length);
-  machine.attention_backward = std::clamp(1 / (whole * peak), 1e-3, 1.0);
+// flops (1 + half / length) / rate at two lengths; parts of each precision's peak, which the machine has one
+// of, the geometric mean of them.
+void fit_attention(Machine& machine, const std::vector<std::pair<AttentionTimes, AttentionTimes>>& measured) {
+  double half = 0, forward = 0, backward = 0;
+  const double parts = static_cast<double>(measured.size());
+  for (std::size_t i = 0; i < measured.size(); ++i) {
+    const auto& [shorter, longer] = measured[i];
+    const double a = shorter.forward / shorter.flops, b = longer.forward / longer.flops;
+    const double slope = std::max(0.0, (a - b) / (1 / shorter.length - 1 / longer.length));
+    const double at_once = std::max(0.1 * b, b - slope / longer.length);
+    const double peak = machine.peak(all_measured[i].precision);
+    const double here = slope / at_once;
+    const double whole = longer.backward / (2.5 * longer.flops) / (1 + here / longer.length);
+    half += here / parts;
+    forward += std::log(1 / (at_once * peak)) / parts;
+    backward += std::log(1 / (whole * peak)) / parts;
+  }
+  machine.attention_half_length = half;
+  machine.attention_forward = std::clamp(std::exp(forward), 1e-3, 1.0);
+  machine.attention_backward = std::clamp(std::exp(backward), 1e-3, 1.0);
 }
 
 // Seconds of one in a row of them, as layers call them: ranks that wait for one another are awake already.
@@ -179,7 +213,8 @@ double all_reduce_seconds(int ranks, std::int64_t count, int row) {
 }  // namespace
 
 Calibration calibrate(int threads, const Progress& progress) {
-  Bench bench(threads);
+  Bench bench(threads, DType::f32), narrow(threads, DType::bf16);
+  Bench* const benches[] = {&bench, &narrow};
   Calibration result;
   Machine& m = result.machine;
   m.name = "cpu";
@@ -191,14 +226,22 @@ Calibration calibrate(int threads, const Progress& progress) {
   m.memory_bandwidth =
       8.0 * static_cast<double>(large) / best_seconds([&] { bench.kernels().copy(from, to); });
   m.tiers = {{std::max(1, available_cores() / threads), 1e9, 0, 1}};
-  const std::vector<Product> products = measure_products(bench, progress);
+  std::vector<Products> products;
+  for (Bench* one : benches) {
+    const double begin = 0.35 * static_cast<double>(products.size());
+    products.push_back(measure_products(*one, progress, begin, begin + 0.35));
+  }
   fit_products(m, products);
   report(progress, 0.7, "passes over memory");
   const double rate = elementwise_rate(bench);
   m.memory_efficiency = std::clamp(rate / m.memory_bandwidth, 1e-3, 1.0);
   report(progress, 0.8, "attention");
-  const AttentionTimes shorter = measure_attention(bench, 128), longer = measure_attention(bench, 512);
-  fit_attention(m, shorter, longer);
+  std::vector<std::pair<AttentionTimes, AttentionTimes>> attention;
+  for (Bench* one : benches) {
+    const AttentionTimes shorter = measure_attention(*one, 128);
+    attention.emplace_back(shorter, measure_attention(*one, 512));
+  }
+  fit_attention(m, attention);
   const int ranks = static_cast<int>(std::max<std::int64_t>(2, m.tiers[0].ranks));
   const std::int64_t small_count = 1024, large_count = 4 << 20;
   report(progress, 0.9, "all_reduce");
@@ -213,17 +256,21 @@ Calibration calibrate(int threads, const Progress& progress) {
   validate(m);
 
   const Software plain;
-  const OpSeconds ops(m, plain, Precision::f32);
-  for (const Product& p : products)
-    result.samples.push_back({fmt::format("product {} x {} x {}", p.rows, p.depth, p.cols), p.seconds,
-                              ops.product(static_cast<double>(p.rows), static_cast<double>(p.depth),
-                                          static_cast<double>(p.cols))});
-  for (const AttentionTimes& t : {shorter, longer}) {
-    result.samples.push_back(
-        {fmt::format("attention of {}", t.length), t.forward, ops.attention_forward(t.flops, t.length)});
-    result.samples.push_back(
-        {fmt::format("its backward pass"), t.backward, ops.attention_backward(2.5 * t.flops, t.length)});
+  for (std::size_t i = 0; i < products.size(); ++i) {
+    const Precision precision = all_measured[i].precision;
+    const char* const name = precision_name(precision);
+    const OpSeconds ops(m, plain, precision);
+    for (const SizedProduct& p : products[i])
+      result.samples.push_back({fmt::format("{} product {} x {} x {}", name, p.rows, p.depth, p.cols),
+                                p.seconds, described(ops, p)});
+    for (const AttentionTimes& t : {attention[i].first, attention[i].second}) {
+      result.samples.push_back({fmt::format("{} attention of {}", name, t.length), t.forward,
+                                ops.attention_forward(t.flops, t.length)});
+      result.samples.push_back(
+          {"its backward pass", t.backward, ops.attention_backward(2.5 * t.flops, t.length)});
+    }
   }
+  const OpSeconds ops(m, plain, Precision::f32);
   for (const auto& [count, seconds] : {std::pair{small_count, small}, {large_count, bulk}})
     result.samples.push_back({fmt::format("all_reduce of {} KiB, {} ranks", count * 4 / 1024, ranks), seconds,
                               ops.collective(Verb::all_reduce, 4.0 * static_cast<double>(count), ranks, 1)});

@@ -20,8 +20,8 @@ struct Calibration {
   std::vector<CalibrationSample> samples;
 };
 
-// f32 products of several shapes, attention, passes over memory, AdamW, and an all-reduce of thread ranks by
-// size; each the best of a few. One rank has `threads` compute threads; the machine is one node of as many
+// Products of several shapes and attention in f32 and in bf16, passes over memory, and an all-reduce of
+// thread ranks by size; each the best of a few. One rank has `threads` compute threads; the machine is one node of as many
 // ranks as there are cores for.
 Calibration calibrate(int threads, const Progress& progress = {});
 
