@@ -180,6 +180,25 @@ const Row rows[] = {
      {"self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", "self_attn.q_norm.weight",
       "self_attn.k_norm.weight"},
      nullptr},
+    {"llama3",
+     [](ModelSpec& m) {
+       m.rope.scaling = RopeScaling::llama3;
+       m.rope.factor = 8;
+       m.rope.original_length = 64;
+     },
+     {},
+     "llama"},
+    {"mistral", [](ModelSpec& m) { m.window.size = 3; }, {}, "mistral"},
+    {"local",
+     [](ModelSpec& m) {
+       m.window = {4, 2};
+       m.qk_norm = true;
+     },
+     {"self_attn.q_norm.weight", "self_attn.k_norm.weight"},
+     "qwen3"},
+    {"smollm3", [](ModelSpec& m) { m.rope.unturned_every = 2; }, {}, "smollm3"},
+    {"granite", [](ModelSpec& m) { m.scales = {3, 0.3, 0.6, 2}; }, {}, "granite"},
+    {"partial", [](ModelSpec& m) { m.rotary_dim = m.head_dim - 2; }, {}, nullptr},
     {"relu2", [](ModelSpec& m) { m.activation = Activation::relu2; }, {}, nullptr},
 };
 INSTANTIATE_TEST_SUITE_P(Models, Families, testing::ValuesIn(rows),

@@ -44,7 +44,8 @@ class KernelBackend {
   virtual void swiglu(const Tensor& gate_up, Out y) = 0;
   virtual void swiglu_backward(InOut gate_up, InOut dy) = 0;
   virtual void weighted_swiglu_backward(InOut gate_up, InOut dy, const Tensor& weights, Out dweights) = 0;
-  virtual void rope(InOut x, std::int64_t head_dim, const Tensor& positions, double theta, bool inverse) = 0;
+  virtual void rope(InOut x, std::int64_t head_dim, const Tensor& positions, const RopeTurns& turns,
+                    bool inverse) = 0;
   virtual void attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape,
                          Out out, Out lse) = 0;
   virtual void attention_delta(const Tensor& out, const Tensor& dout, const AttentionShape& shape,
