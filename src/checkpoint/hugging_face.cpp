@@ -349,11 +349,13 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
     if ((m.experts == Experts::deepseek && !qwen3_moe) || m.latent_attention())
       refuse(
           "model {}: its layout of Hugging Face is not written yet; legal: gpt2, llama, mistral, mixtral, "
-          "qwen2, qwen3, qwen3_moe, smollm3, granite, phi3",
+          "qwen2, qwen3, qwen3_moe, smollm3, granite, olmo2, phi3",
           m.name);
     const auto [type, architecture] = mixtral               ? std::pair{"mixtral", "MixtralForCausalLM"}
                                       : qwen3_moe           ? std::pair{"qwen3_moe", "Qwen3MoeForCausalLM"}
                                       : m.fused_projections ? std::pair{"phi3", "Phi3ForCausalLM"}
+                                      : m.norm_place == NormPlace::after && m.qk_norm_whole
+                                          ? std::pair{"olmo2", "Olmo2ForCausalLM"}
                                       : m.scales != ScaleSpec{}
                                           ? std::pair{"granite", "GraniteForCausalLM"}
                                       : m.rope.unturned_every > 0

@@ -11,13 +11,15 @@ class SumOp final : public OpRunner {
  protected:
   void run_forward(BlockRun& run) const override {
     const Tensor y = run.take_input(op());
-    run.kernels().scale(y, op().scale);
+    if (op().scale != 1) run.kernels().scale(y, op().scale);
     run.set(out(), y);
   }
 
   // The gradient may be another reader's too.
   void run_backward(BlockRun& run) const override {
-    const Tensor dy = run.take_gradient(out()), d = run.activation({dy.rows(), dy.cols()});
+    const Tensor dy = run.take_gradient(out());
+    if (op().scale == 1) return run.leave_gradient(op(), 0, dy);
+    const Tensor d = run.activation({dy.rows(), dy.cols()});
     run.kernels().copy(dy, d);
     run.kernels().scale(d, op().scale);
     run.leave_gradient(op(), 0, d);

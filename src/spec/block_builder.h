@@ -20,6 +20,7 @@ class BlockBuilder {
   int embedding(ParamSpec table, double scale = 1);
   int positions(int x, ParamSpec table);
   int layer_norm(const std::string& name, int x, const std::string& parameter);
+  // Behind a product by rows it is of the sum over the ranks.
   int rms_norm(const std::string& name, int x, const std::string& parameter);
   // Each head of x on its own: `heads[i]` of them with weights[i], one behind the other. What lies behind
   // them in x stays as it is.

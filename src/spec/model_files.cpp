@@ -42,6 +42,8 @@ constexpr const char* toml_keys[] = {"name",
                                      "rope_short_factors",
                                      "rope_long_factors",
                                      "unturned_every",
+                                     "norm_place",
+                                     "qk_norm_whole",
                                      "window",
                                      "window_full_every",
                                      "embedding_scale",
@@ -318,6 +320,10 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
   m.window = {reader.integer_or("window", 0), reader.integer_or("window_full_every", 0)};
   for (const auto& [key, member] : scale_keys) m.scales.*member = reader.real_or(key, m.scales.*member);
   m.fused_projections = reader.boolean_or("fused_projections", false);
+  m.qk_norm_whole = reader.boolean_or("qk_norm_whole", false);
+  if (reader.has("norm_place"))
+    m.norm_place =
+        parse_choice<NormPlace>(reader.text("norm_place", "a text"), fmt::format("{}: norm_place", where));
   m.init_std = reader.real_or("init_std", m.init_std);
   read_experts(reader, where, m);
   m.kv_rank = reader.integer_or("kv_rank", 0);
@@ -357,6 +363,8 @@ std::string to_toml(const ModelSpec& m) {
   for (const auto& [key, member] : scale_keys)
     if (m.scales.*member != ScaleSpec{}.*member) line(key, m.scales.*member);
   if (m.fused_projections) line("fused_projections", m.fused_projections);
+  if (m.norm_place != NormPlace::before) line("norm_place", quoted(name_of(m.norm_place)));
+  if (m.qk_norm_whole) line("qk_norm_whole", m.qk_norm_whole);
   line("init_std", m.init_std);
   if (m.activation == Activation::relu2) text += "activation = \"relu2\"\n";
   if (m.qkv_bias) line("qkv_bias", m.qkv_bias);

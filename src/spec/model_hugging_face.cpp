@@ -320,6 +320,12 @@ void read_granite(const Config& config, ModelSpec& m) {
   m.scales.logits_divisor = config.real_or("logits_scaling", 1);
 }
 
+void read_olmo2(const Config& config, ModelSpec& m) {
+  read_llama(config, {.norm_eps = 1e-5}, m);
+  m.norm_place = NormPlace::after;
+  m.qk_norm = m.qk_norm_whole = true;
+}
+
 // Phi-3, and Phi-4 with it.
 void read_phi3(const Config& config, ModelSpec& m) {
   m.fused_projections = true;
@@ -334,7 +340,7 @@ void read_phi3(const Config& config, ModelSpec& m) {
     why = " (nor are its scaled positions and FP8 weights; --model deepseek-v3 plans it)";
   refuse(
       "{}: model_type = \"{}\" is not supported{}: only gpt2, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, "
-      "smollm3, granite and phi3 are",
+      "smollm3, granite, olmo2 and phi3 are",
       where, type, why);
 }
 
@@ -374,6 +380,8 @@ ModelSpec model_from_hugging_face(const std::string& config_json, const std::str
     read_smollm3(config, m);
   } else if (type == "granite") {
     read_granite(config, m);
+  } else if (type == "olmo2") {
+    read_olmo2(config, m);
   } else if (type == "phi3") {
     read_phi3(config, m);
   } else {

@@ -101,13 +101,14 @@ void check_latent_attention(const ModelSpec& m) {
 
 void check_rope(const ModelSpec& m) {
   const RopeSpec& r = m.rope;
-  const bool other = !(m.window == WindowSpec{}) || !(m.scales == ScaleSpec{}) || m.fused_projections;
+  const bool other = !(m.window == WindowSpec{}) || !(m.scales == ScaleSpec{}) || m.fused_projections ||
+                     m.norm_place != NormPlace::before;
   if (m.family == Family::gpt2) {
     RopeSpec plain;
     plain.theta = r.theta;
     if (!(r == plain) || (m.rotary_dim != 0 && m.kv_rank == 0) || other)
       refuse(
-          "model {}: scaled, partial or missing rotary positions, a window, scales and fused_projections are "
+          "model {}: scaled, partial or missing rotary positions, a window, scales, norm_place and fused_projections are "
           "not legal for the gpt2 family; give family = \"llama\"",
           m.name);
     return;
@@ -127,7 +128,7 @@ void check_rope(const ModelSpec& m) {
            m.name, m.window.full_every, largest_num_layers);
   if (m.latent_attention() && (r.unturned_every > 0 || other))
     refuse(
-        "model {}: unturned_every, window, scales and fused_projections are not legal with latent attention "
+        "model {}: unturned_every, window, scales, norm_place and fused_projections are not legal with latent attention "
         "(kv_rank = {})",
         m.name, m.kv_rank);
   if (m.fused_projections && m.experts != Experts::none)
@@ -165,6 +166,11 @@ void check_scales(const ModelSpec& m) {
   check_positive(m, "residual_scale", m.scales.residual);
   check_positive(m, "logits_divisor", m.scales.logits_divisor);
   if (m.scales.attention != 0) check_positive(m, "attention_scale", m.scales.attention);
+  if (m.qk_norm_whole && !m.qk_norm)
+    refuse("model {}: qk_norm_whole = true is not legal without norms of queries and keys; give qk_norm = true",
+           m.name);
+  if (m.norm_place == NormPlace::after && m.experts != Experts::none)
+    refuse("model {}: norm_place = \"after\" is not legal with experts; give \"before\"", m.name);
 }
 
 }  // namespace

@@ -31,6 +31,12 @@ struct WindowSpec {
   bool operator==(const WindowSpec&) const = default;
 };
 
+// Where a layer has its norms: before attention and before the MLP, or behind each (OLMo 2,
+// https://arxiv.org/abs/2501.00656).
+enum class NormPlace { before, after };
+template <>
+inline constexpr std::array choice_names<NormPlace>{"before", "after"};
+
 // Factors that a model is built with (Granite).
 struct ScaleSpec {
   double embedding = 1;
@@ -56,10 +62,12 @@ struct ModelSpec {
   RopeSpec rope;
   WindowSpec window;
   ScaleSpec scales;
+  NormPlace norm_place = NormPlace::before;
   double init_std = 0.02;
   Activation activation = Activation::swiglu;  // of a llama's MLPs; without a gate they have no gate_proj
   bool qkv_bias = false;                       // of a llama's query, key and value projections (Qwen2)
   bool qk_norm = false;  // RMSNorm of each head of its queries and keys before they are turned (Qwen3)
+  bool qk_norm_whole = false;  // of all queries together, and of all keys, instead of each head (OLMo 2)
 
   // Files of Hugging Face have queries, keys and values as one matrix, and gate and up (Phi-3).
   bool fused_projections = false;
