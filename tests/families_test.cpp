@@ -197,7 +197,12 @@ const Row rows[] = {
      {"self_attn.q_norm.weight", "self_attn.k_norm.weight"},
      "qwen3"},
     {"smollm3", [](ModelSpec& m) { m.rope.unturned_every = 2; }, {}, "smollm3"},
-    {"granite", [](ModelSpec& m) { m.scales = {3, 0.3, 0.6, 2}; }, {}, "granite"},
+    {"granite",
+     [](ModelSpec& m) {
+       m.scales = {3, 0.3, 0.6, 2};
+     },
+     {},
+     "granite"},
     {"after",
      [](ModelSpec& m) { m.norm_place = NormPlace::after; },
      {"post_feedforward_layernorm.weight"},

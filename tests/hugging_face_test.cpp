@@ -286,7 +286,8 @@ TEST_P(HuggingFace, TransformersComputesTheSameFromAnExportedModel) {
 }
 #endif
 
-INSTANTIATE_TEST_SUITE_P(Models, HuggingFace, testing::Values("gpt2", "llama", "llama-tied", "mixtral", "llama3", "llama-linear",
+INSTANTIATE_TEST_SUITE_P(Models, HuggingFace,
+                         testing::Values("gpt2", "llama", "llama-tied", "mixtral", "llama3", "llama-linear",
                                          "mistral", "qwen2-yarn", "qwen2-window", "qwen3", "qwen3-moe",
                                          "smollm3", "granite", "olmo2", "phi3", "phi3-longrope"),
                          [](const auto& instance) {

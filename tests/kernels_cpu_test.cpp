@@ -36,7 +36,8 @@ class KernelsCpu : public ::testing::Test {
  protected:
   Arena arena;
   std::unique_ptr<Kernels> reference = make_reference_kernels();
-  std::unique_ptr<Kernels> one = make_cpu_kernels(arena, DType::f32, 1), several = make_cpu_kernels(arena, DType::f32, 3);
+  std::unique_ptr<Kernels> one = make_cpu_kernels(arena, DType::f32, 1),
+                           several = make_cpu_kernels(arena, DType::f32, 3);
   std::uint64_t draws = 0;
 
   // Normal numbers, `scale` times; a strided operand is a column range of a wider matrix filled with
@@ -177,7 +178,8 @@ TEST_F(KernelsCpu, MatmulBitsDoNotDependOnThreads) {
       const Transpose turn = tb ? Transpose::yes : Transpose::no;
       one->matmul(a.one, Transpose::no, b.one, turn, c.one, false);
       for (int threads : {2, 4}) {
-        make_cpu_kernels(arena, DType::f32, threads)->matmul(a.one, Transpose::no, b.one, turn, c.several, false);
+        make_cpu_kernels(arena, DType::f32, threads)
+            ->matmul(a.one, Transpose::no, b.one, turn, c.several, false);
         EXPECT_EQ(
             std::memcmp(c.one.host_bytes(), c.several.host_bytes(), static_cast<std::size_t>(c.one.bytes())),
             0)

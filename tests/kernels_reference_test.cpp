@@ -536,7 +536,8 @@ TEST_F(KernelsReference, BrokenShapesAndTypesAreInvariantErrors) {
   EXPECT_THROW(kernels->matmul(x, Transpose::no, y, Transpose::no, x, false), InvariantError);
   EXPECT_THROW(kernels->add_bias(x, y), InvariantError);
   EXPECT_THROW(kernels->swiglu(x, y), InvariantError);
-  EXPECT_THROW(kernels->rope(x, 3, integers(arena, {0, 1}), RopeTurns::plain(10000, 3), false), InvariantError);
+  EXPECT_THROW(kernels->rope(x, 3, integers(arena, {0, 1}), RopeTurns::plain(10000, 3), false),
+               InvariantError);
   EXPECT_THROW(kernels->embedding(x, x, 0, x), InvariantError);
   EXPECT_THROW(kernels->adamw(x, x, x, x, {.step = 0}), InvariantError);
 }

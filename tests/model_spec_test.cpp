@@ -408,13 +408,15 @@ TEST(ModelHuggingFace, Windows) {
   const auto window_of = [](const std::string& layers) {
     const std::string four = replaced(mistral_json, "\"num_hidden_layers\": 32", "\"num_hidden_layers\": 4");
     return model_from_hugging_face(
-               replaced(four, "\"sliding_window\": null", "\"sliding_window\": 4096" + layers), "x/config.json")
+               replaced(four, "\"sliding_window\": null", "\"sliding_window\": 4096" + layers),
+               "x/config.json")
         .window;
   };
   const auto types = [](const std::vector<bool>& in) {
     std::string list;
     for (const bool windowed : in)
-      list += std::string(list.empty() ? "" : ", ") + (windowed ? "\"sliding_attention\"" : "\"full_attention\"");
+      list +=
+          std::string(list.empty() ? "" : ", ") + (windowed ? "\"sliding_attention\"" : "\"full_attention\"");
     return ", \"layer_types\": [" + list + "]";
   };
   EXPECT_EQ(window_of(""), (WindowSpec{4096, 0}));
@@ -464,8 +466,9 @@ TEST(ModelHuggingFace, Qwen2) {
   EXPECT_EQ(model_from_hugging_face(windowed(""), "qwen/config.json").window, WindowSpec{});  // of no layer
   expect_refusal(
       [&] {
-        model_from_hugging_face(replaced(windowed(""), "\"max_window_layers\": 24", "\"max_window_layers\": 12"),
-                                "qwen/config.json");
+        model_from_hugging_face(
+            replaced(windowed(""), "\"max_window_layers\": 24", "\"max_window_layers\": 12"),
+            "qwen/config.json");
       },
       {"max_window_layers", "12", "at least num_hidden_layers"});
   refused("\"num_key_value_heads\": 2", "\"x\": 2", {"num_key_value_heads", "missing"});

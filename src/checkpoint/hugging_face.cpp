@@ -204,7 +204,8 @@ class StoredModel {
     const std::int64_t width = stored_type_bytes(tensor.type);
     for (std::int64_t begin = 0; begin < all;) {
       const std::int64_t here = std::min(all - begin, std::ssize(piece) / width);
-      file.read(tensor, (first_row * row + begin) * width, std::span(piece).first(static_cast<std::size_t>(here * width)));
+      file.read(tensor, (first_row * row + begin) * width,
+                std::span(piece).first(static_cast<std::size_t>(here * width)));
       for (std::int64_t i = 0; i < here; ++i)
         values[static_cast<std::size_t>(begin + i)] = element(tensor, piece.data(), i);
       begin += here;
@@ -356,14 +357,12 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
                                       : m.fused_projections ? std::pair{"phi3", "Phi3ForCausalLM"}
                                       : m.norm_place == NormPlace::after && m.qk_norm_whole
                                           ? std::pair{"olmo2", "Olmo2ForCausalLM"}
-                                      : m.scales != ScaleSpec{}
-                                          ? std::pair{"granite", "GraniteForCausalLM"}
-                                      : m.rope.unturned_every > 0
-                                          ? std::pair{"smollm3", "SmolLM3ForCausalLM"}
-                                      : m.qkv_bias        ? std::pair{"qwen2", "Qwen2ForCausalLM"}
-                                      : m.qk_norm         ? std::pair{"qwen3", "Qwen3ForCausalLM"}
-                                      : m.window.size > 0 ? std::pair{"mistral", "MistralForCausalLM"}
-                                                          : std::pair{"llama", "LlamaForCausalLM"};
+                                      : m.scales != ScaleSpec{}   ? std::pair{"granite", "GraniteForCausalLM"}
+                                      : m.rope.unturned_every > 0 ? std::pair{"smollm3", "SmolLM3ForCausalLM"}
+                                      : m.qkv_bias                ? std::pair{"qwen2", "Qwen2ForCausalLM"}
+                                      : m.qk_norm                 ? std::pair{"qwen3", "Qwen3ForCausalLM"}
+                                      : m.window.size > 0         ? std::pair{"mistral", "MistralForCausalLM"}
+                                                                  : std::pair{"llama", "LlamaForCausalLM"};
     config = {{"model_type", type},
               {"architectures", {architecture}},
               {"num_hidden_layers", m.num_layers},

@@ -58,10 +58,9 @@ enum class OpKind {
   loss,         // x -> the summed loss of its logits
 };
 template <>
-inline constexpr std::array choice_names<OpKind>{"embedding", "positions",  "norm",        "linear",
-                                                 "rope",      "attention",  "latent",      "activation",
-                                                 "residual",  "sum",        "experts_in",  "experts_out",
-                                                 "loss"};
+inline constexpr std::array choice_names<OpKind>{
+    "embedding",  "positions", "norm", "linear",     "rope",        "attention", "latent",
+    "activation", "residual",  "sum",  "experts_in", "experts_out", "loss"};
 
 enum class WeightOrder { in_out, out_in };  // how a matrix is stored: GPT-2's (in, out), Llama's (out, in)
 

@@ -200,12 +200,13 @@ struct RopeKey {
 };
 const std::vector<RopeKey>& rope_keys() {
   using enum RopeScaling;
-  static const std::vector<RopeKey> keys{{"rope_factor", &RopeSpec::factor, {linear, llama3, yarn, longrope}},
-                                         {"rope_low_frequency", &RopeSpec::low_frequency, {llama3}},
-                                         {"rope_high_frequency", &RopeSpec::high_frequency, {llama3}},
-                                         {"rope_attention_factor", &RopeSpec::attention_factor, {yarn, longrope}},
-                                         {"rope_beta_fast", &RopeSpec::beta_fast, {yarn}},
-                                         {"rope_beta_slow", &RopeSpec::beta_slow, {yarn}}};
+  static const std::vector<RopeKey> keys{
+      {"rope_factor", &RopeSpec::factor, {linear, llama3, yarn, longrope}},
+      {"rope_low_frequency", &RopeSpec::low_frequency, {llama3}},
+      {"rope_high_frequency", &RopeSpec::high_frequency, {llama3}},
+      {"rope_attention_factor", &RopeSpec::attention_factor, {yarn, longrope}},
+      {"rope_beta_fast", &RopeSpec::beta_fast, {yarn}},
+      {"rope_beta_slow", &RopeSpec::beta_slow, {yarn}}};
   return keys;
 }
 bool has(const RopeKey& key, RopeScaling scaling) {
@@ -217,8 +218,8 @@ void read_rope(const Reader& reader, const std::string& where, ModelSpec& m) {
   r.theta = reader.real_or("rope_theta", r.theta);
   r.unturned_every = reader.integer_or("unturned_every", 0);
   if (reader.has("rope_scaling"))
-    r.scaling =
-        parse_choice<RopeScaling>(reader.text("rope_scaling", "a text"), fmt::format("{}: rope_scaling", where));
+    r.scaling = parse_choice<RopeScaling>(reader.text("rope_scaling", "a text"),
+                                          fmt::format("{}: rope_scaling", where));
   const auto belongs = [&](const char* key, bool here) {
     if (reader.has(key) && !here)
       refuse("{}: {} = {} means nothing with rope_scaling = \"{}\"", where, key, reader.shown_value(key),
@@ -251,10 +252,11 @@ void write_rope(const RopeSpec& r, const Line& line) {
   line("rope_long_factors", fmt::format("[{}]", fmt::join(r.long_factors, ", ")));
 }
 
-constexpr std::pair<const char*, double ScaleSpec::*> scale_keys[] = {{"embedding_scale", &ScaleSpec::embedding},
-                                                                      {"attention_scale", &ScaleSpec::attention},
-                                                                      {"residual_scale", &ScaleSpec::residual},
-                                                                      {"logits_divisor", &ScaleSpec::logits_divisor}};
+constexpr std::pair<const char*, double ScaleSpec::*> scale_keys[] = {
+    {"embedding_scale", &ScaleSpec::embedding},
+    {"attention_scale", &ScaleSpec::attention},
+    {"residual_scale", &ScaleSpec::residual},
+    {"logits_divisor", &ScaleSpec::logits_divisor}};
 
 // What only a llama has, and only where queries, keys and values are projected straight from the input.
 bool llama_choice(const Reader& reader, const std::string& where, const char* key, const ModelSpec& m) {

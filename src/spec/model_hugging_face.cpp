@@ -339,7 +339,8 @@ void read_phi3(const Config& config, ModelSpec& m) {
   if (type.starts_with("deepseek"))
     why = " (nor are its scaled positions and FP8 weights; --model deepseek-v3 plans it)";
   refuse(
-      "{}: model_type = \"{}\" is not supported{}: only gpt2, llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, "
+      "{}: model_type = \"{}\" is not supported{}: only gpt2, llama, mistral, mixtral, qwen2, qwen3, "
+      "qwen3_moe, "
       "smollm3, granite, olmo2 and phi3 are",
       where, type, why);
 }

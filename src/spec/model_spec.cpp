@@ -108,7 +108,8 @@ void check_rope(const ModelSpec& m) {
     plain.theta = r.theta;
     if (!(r == plain) || (m.rotary_dim != 0 && m.kv_rank == 0) || other)
       refuse(
-          "model {}: scaled, partial or missing rotary positions, a window, scales, norm_place and fused_projections are "
+          "model {}: scaled, partial or missing rotary positions, a window, scales, norm_place and "
+          "fused_projections are "
           "not legal for the gpt2 family; give family = \"llama\"",
           m.name);
     return;
@@ -128,7 +129,8 @@ void check_rope(const ModelSpec& m) {
            m.name, m.window.full_every, largest_num_layers);
   if (m.latent_attention() && (r.unturned_every > 0 || other))
     refuse(
-        "model {}: unturned_every, window, scales, norm_place and fused_projections are not legal with latent attention "
+        "model {}: unturned_every, window, scales, norm_place and fused_projections are not legal with "
+        "latent attention "
         "(kv_rank = {})",
         m.name, m.kv_rank);
   if (m.fused_projections && m.experts != Experts::none)
@@ -155,8 +157,8 @@ void check_rope(const ModelSpec& m) {
   for (const auto& [field, factors] :
        {std::pair{"rope_short_factors", &r.short_factors}, {"rope_long_factors", &r.long_factors}}) {
     if (std::ssize(*factors) != m.turned_width() / 2)
-      refuse("model {}: {} has {} numbers: give one for each of the {} pairs of a head that are turned", m.name,
-             field, factors->size(), m.turned_width() / 2);
+      refuse("model {}: {} has {} numbers: give one for each of the {} pairs of a head that are turned",
+             m.name, field, factors->size(), m.turned_width() / 2);
     for (const double factor : *factors) check_positive(m, field, factor);
   }
 }
@@ -167,8 +169,9 @@ void check_scales(const ModelSpec& m) {
   check_positive(m, "logits_divisor", m.scales.logits_divisor);
   if (m.scales.attention != 0) check_positive(m, "attention_scale", m.scales.attention);
   if (m.qk_norm_whole && !m.qk_norm)
-    refuse("model {}: qk_norm_whole = true is not legal without norms of queries and keys; give qk_norm = true",
-           m.name);
+    refuse(
+        "model {}: qk_norm_whole = true is not legal without norms of queries and keys; give qk_norm = true",
+        m.name);
   if (m.norm_place == NormPlace::after && m.experts != Experts::none)
     refuse("model {}: norm_place = \"after\" is not legal with experts; give \"before\"", m.name);
 }

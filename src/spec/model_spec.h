@@ -66,7 +66,7 @@ struct ModelSpec {
   double init_std = 0.02;
   Activation activation = Activation::swiglu;  // of a llama's MLPs; without a gate they have no gate_proj
   bool qkv_bias = false;                       // of a llama's query, key and value projections (Qwen2)
-  bool qk_norm = false;  // RMSNorm of each head of its queries and keys before they are turned (Qwen3)
+  bool qk_norm = false;        // RMSNorm of each head of its queries and keys before they are turned (Qwen3)
   bool qk_norm_whole = false;  // of all queries together, and of all keys, instead of each head (OLMo 2)
 
   // Files of Hugging Face have queries, keys and values as one matrix, and gate and up (Phi-3).

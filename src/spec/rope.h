@@ -11,9 +11,9 @@ namespace echelon {
 
 enum class RopeScaling {
   none,
-  linear,    // positions divided by `factor` (Chen et al. 2023, https://arxiv.org/abs/2306.15595)
-  llama3,    // slow pairs alone, with a ramp between (Llama 3.1)
-  yarn,      // by pair, with a ramp, and attention sharper (Peng et al. 2023, https://arxiv.org/abs/2309.00071)
+  linear,  // positions divided by `factor` (Chen et al. 2023, https://arxiv.org/abs/2306.15595)
+  llama3,  // slow pairs alone, with a ramp between (Llama 3.1)
+  yarn,    // by pair, with a ramp, and attention sharper (Peng et al. 2023, https://arxiv.org/abs/2309.00071)
   longrope,  // a factor for each pair (Ding et al. 2024, https://arxiv.org/abs/2402.13753)
 };
 template <>
@@ -26,9 +26,10 @@ struct RopeSpec {
   double factor = 1;
   std::int64_t original_length = 0;  // that the model was trained on before it was scaled
   double attention_factor = 1;       // of what is turned, queries and keys alike: yarn, longrope
-  double low_frequency = 1, high_frequency = 4;  // llama3: where the ramp ends, in turns of the original length
-  double beta_fast = 32, beta_slow = 1;          // yarn: the same
-  bool whole_pairs = true;                       // yarn: the ramp's ends are rounded outwards
+  double low_frequency = 1,
+         high_frequency = 4;             // llama3: where the ramp ends, in turns of the original length
+  double beta_fast = 32, beta_slow = 1;  // yarn: the same
+  bool whole_pairs = true;               // yarn: the ramp's ends are rounded outwards
   // longrope, by pair: in sequences up to the original length, and beyond.
   std::vector<double> short_factors, long_factors;
   bool operator==(const RopeSpec&) const = default;
