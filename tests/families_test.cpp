@@ -180,10 +180,72 @@ const Row rows[] = {
      {"self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", "self_attn.q_norm.weight",
       "self_attn.k_norm.weight"},
      nullptr},
+    {"llama3",
+     [](ModelSpec& m) {
+       m.rope.scaling = RopeScaling::llama3;
+       m.rope.factor = 8;
+       m.rope.original_length = 64;
+     },
+     {},
+     "llama"},
+    {"mistral", [](ModelSpec& m) { m.window.size = 3; }, {}, "mistral"},
+    {"local",
+     [](ModelSpec& m) {
+       m.window = {4, 2};
+       m.qk_norm = true;
+     },
+     {"self_attn.q_norm.weight", "self_attn.k_norm.weight"},
+     "qwen3"},
+    {"smollm3", [](ModelSpec& m) { m.rope.unturned_every = 2; }, {}, "smollm3"},
+    {"granite",
+     [](ModelSpec& m) {
+       m.scales = {3, 0.3, 0.6, 2};
+     },
+     {},
+     "granite"},
+    {"after",
+     [](ModelSpec& m) { m.norm_place = NormPlace::after; },
+     {"post_feedforward_layernorm.weight"},
+     nullptr},
+    {"partial", [](ModelSpec& m) { m.rotary_dim = m.head_dim - 2; }, {}, nullptr},
     {"relu2", [](ModelSpec& m) { m.activation = Activation::relu2; }, {}, nullptr},
 };
 INSTANTIATE_TEST_SUITE_P(Models, Families, testing::ValuesIn(rows),
                          [](const auto& instance) { return std::string(instance.param.name); });
+
+// Norms over all queries and all keys are not cut over tp; all other axes have them.
+TEST(Olmo2, IsTheSameOnEveryAxisButTensorParallelism) {
+  ModelSpec model = odd_llama();
+  model.norm_place = NormPlace::after;
+  model.qk_norm = model.qk_norm_whole = true;
+  expect_refusal([&] { validate(odd_plan(model, 1, 2, false)); }, {"--tp 2", "qk_norm_whole", "1"});
+  std::vector<Plan> plans{odd_plan(model, 2, 1, false)};
+  plans.back().zero = 3;
+  for (ContextKind kind : {ContextKind::ring, ContextKind::allgather}) {
+    plans.push_back(odd_plan(model, 1, 1, false));
+    plans.back().mesh.set(Axis::cp, 2);
+    plans.back().context_kind = kind;
+    plans.back().seq_len = 12;
+  }
+  for (const char* schedule : {"1f1b", "zb-h1"}) {
+    plans.push_back(odd_plan(model, 1, 1, false));
+    plans.back().mesh.set(Axis::pp, 2);
+    plans.back().schedule = schedule;
+  }
+  for (const Plan& plan : plans) {
+    SCOPED_TRACE(to_toml(plan));
+    VerifyRequest request;
+    request.plan = plan;
+    request.optimizer.warmup_steps = 0;
+    request.optimizer.total_steps = 10;
+    request.run.timeout = patience;
+    request.steps = 2;
+    const VerifyReport report = verify(request);
+    EXPECT_TRUE(report.pass) << to_json(report, plan);
+    EXPECT_LE(report.grad_max_rel_diff, 1e-10);
+    expect_predicted(plan);
+  }
+}
 
 TEST(FamilyChoices, AreRefusedWhereTheyMeanNothing) {
   const auto text = [](ModelSpec m, const char* key) { return to_toml(m) + key + " = true\n"; };

@@ -223,7 +223,7 @@ TEST_P(KernelsBf16, Rope) {
   std::vector<std::int32_t> places(40);
   std::iota(places.begin(), places.end(), 1000);
   for (bool inverse : {false, true}) {
-    run([&](Kernels& on, auto of) { on.rope(of(x), 64, ids(places), 1e4, inverse); });
+    run([&](Kernels& on, auto of) { on.rope(of(x), 64, ids(places), RopeTurns::plain(1e4, 64), inverse); });
     expect_close(x, 1, 4, "rope");
   }
 }

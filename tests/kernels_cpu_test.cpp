@@ -36,7 +36,8 @@ class KernelsCpu : public ::testing::Test {
  protected:
   Arena arena;
   std::unique_ptr<Kernels> reference = make_reference_kernels();
-  std::unique_ptr<Kernels> one = make_cpu_kernels(arena, DType::f32, 1), several = make_cpu_kernels(arena, DType::f32, 3);
+  std::unique_ptr<Kernels> one = make_cpu_kernels(arena, DType::f32, 1),
+                           several = make_cpu_kernels(arena, DType::f32, 3);
   std::uint64_t draws = 0;
 
   // Normal numbers, `scale` times; a strided operand is a column range of a wider matrix filled with
@@ -177,7 +178,8 @@ TEST_F(KernelsCpu, MatmulBitsDoNotDependOnThreads) {
       const Transpose turn = tb ? Transpose::yes : Transpose::no;
       one->matmul(a.one, Transpose::no, b.one, turn, c.one, false);
       for (int threads : {2, 4}) {
-        make_cpu_kernels(arena, DType::f32, threads)->matmul(a.one, Transpose::no, b.one, turn, c.several, false);
+        make_cpu_kernels(arena, DType::f32, threads)
+            ->matmul(a.one, Transpose::no, b.one, turn, c.several, false);
         EXPECT_EQ(
             std::memcmp(c.one.host_bytes(), c.several.host_bytes(), static_cast<std::size_t>(c.one.bytes())),
             0)
@@ -358,9 +360,9 @@ TEST_F(KernelsCpu, Rope) {
     for (bool strided : {false, true}) {
       const Operand x = random(2 * 35, 4 * head_dim, strided);
       run([&](Kernels& k, auto of) {
-        k.rope(of(x), head_dim, late, 1e4, false);
-        k.rope(of(x), head_dim, jumping, 1e4, true);
-        k.rope(of(x), head_dim, jumping, 1e4, true);
+        k.rope(of(x), head_dim, late, RopeTurns::plain(1e4, head_dim), false);
+        k.rope(of(x), head_dim, jumping, RopeTurns::plain(1e4, head_dim), true);
+        k.rope(of(x), head_dim, jumping, RopeTurns::plain(1e4, head_dim), true);
       });
       expect_close(x, 1, 8, "rope");
     }
@@ -516,7 +518,7 @@ TEST_F(KernelsCpu, ScratchIsAllocatedOnce) {
   const Tensor positions = ids(std::vector<std::int32_t>(200, 17));
   const auto step = [&] {
     several->layer_norm_backward_weight(x.one, x.one, stats.one, dw.one, db.one);
-    several->rope(x.one, 64, positions, 1e4, false);
+    several->rope(x.one, 64, positions, RopeTurns::plain(1e4, 64), false);
     several->attention(q.one, q.one, q.one, s, x.one, lse.one);
     several->attention_backward(q.one, q.one, q.one, x.one, lse.one, lse.one, s, d1.one, d2.one, d3.one);
   };

@@ -303,7 +303,7 @@ TEST_F(KernelsReference, Swiglu) {
 TEST_F(KernelsReference, RopePairsHalvesAndTurnsThemByThePosition) {
   const Tensor x = constant(arena, {4, 8}, 0);  // 2 sequences of 2 tokens, 2 heads of 4
   for (std::int64_t r = 0; r < 4; ++r) at(x, r, 0) = at(x, r, 4 + 1) = 1;
-  kernels->rope(x, 4, integers(arena, {10, 11, 10, 11}), 10000, false);
+  kernels->rope(x, 4, integers(arena, {10, 11, 10, 11}), RopeTurns::plain(10000, 4), false);
   for (std::int64_t r = 0; r < 4; ++r) {
     const double position = 10.0 + static_cast<double>(r % 2);
     EXPECT_NEAR(at(x, r, 0), std::cos(position), 4 * epsilon);
@@ -320,7 +320,7 @@ TEST_F(KernelsReference, RopeKeepsNormsAndItsInverseUndoesIt) {
   const Framed x = framed(6, 12, 0.25);
   kernels->copy(original, x.view);
   const Tensor positions = integers(arena, {5, 6, 7, 5, 6, 7});
-  kernels->rope(x.view, 6, positions, 500, false);
+  kernels->rope(x.view, 6, positions, RopeTurns::plain(500, 6), false);
   for (std::int64_t r = 0; r < 6; ++r)
     for (std::int64_t head = 0; head < 12; head += 6) {
       const Tensor before = original.row_range(r, r + 1).column_range(head, head + 6);
@@ -329,9 +329,9 @@ TEST_F(KernelsReference, RopeKeepsNormsAndItsInverseUndoesIt) {
     }
   // Orthogonal, so the inverse is the transpose: <R x, g> = <x, R' g> is what the backward pass needs.
   const Tensor g = random(arena, {6, 12}, 2), turned_back = clone(arena, g);
-  kernels->rope(turned_back, 6, positions, 500, true);
+  kernels->rope(turned_back, 6, positions, RopeTurns::plain(500, 6), true);
   EXPECT_NEAR(inner(x.view, g), inner(original, turned_back), 512 * epsilon);
-  kernels->rope(x.view, 6, positions, 500, true);
+  kernels->rope(x.view, 6, positions, RopeTurns::plain(500, 6), true);
   expect_near(x.view, original, 16 * epsilon);
   x.expect_frame_untouched(0.25);
 }
@@ -340,8 +340,8 @@ TEST_F(KernelsReference, RopeProductsDependOnTheDistanceAlone) {
   const Tensor q = random(arena, {1, 8}, 1), k = random(arena, {1, 8}, 2);
   const auto product = [&](std::int32_t m, std::int32_t n) {
     const Tensor turned_q = clone(arena, q), turned_k = clone(arena, k);
-    kernels->rope(turned_q, 8, integers(arena, {m}), 10000, false);
-    kernels->rope(turned_k, 8, integers(arena, {n}), 10000, false);
+    kernels->rope(turned_q, 8, integers(arena, {m}), RopeTurns::plain(10000, 8), false);
+    kernels->rope(turned_k, 8, integers(arena, {n}), RopeTurns::plain(10000, 8), false);
     return inner(turned_q, turned_k);
   };
   // A position of 1000 rounds its angle by 1000 eps.
@@ -536,7 +536,8 @@ TEST_F(KernelsReference, BrokenShapesAndTypesAreInvariantErrors) {
   EXPECT_THROW(kernels->matmul(x, Transpose::no, y, Transpose::no, x, false), InvariantError);
   EXPECT_THROW(kernels->add_bias(x, y), InvariantError);
   EXPECT_THROW(kernels->swiglu(x, y), InvariantError);
-  EXPECT_THROW(kernels->rope(x, 3, integers(arena, {0, 1}), 10000, false), InvariantError);
+  EXPECT_THROW(kernels->rope(x, 3, integers(arena, {0, 1}), RopeTurns::plain(10000, 3), false),
+               InvariantError);
   EXPECT_THROW(kernels->embedding(x, x, 0, x), InvariantError);
   EXPECT_THROW(kernels->adamw(x, x, x, x, {.step = 0}), InvariantError);
 }
@@ -575,7 +576,7 @@ TEST_F(KernelsReference, F32AgreesWithF64) {
     kernels->activate_backward(Activation::gelu, h, dh);
     kernels->swiglu(h, half);
     kernels->swiglu_backward(h, half);
-    kernels->rope(h, 4, integers(arena, {2, 3, 4, 2, 3, 4}), 10000, false);
+    kernels->rope(h, 4, integers(arena, {2, 3, 4, 2, 3, 4}), RopeTurns::plain(10000, 4), false);
     kernels->residual(h, x, bias, h);
     kernels->bias_gradient(h, dw);
     const AttentionShape shape{

@@ -27,7 +27,7 @@ void expect_same(const ModelSpec& a, const ModelSpec& b) {
   EXPECT_EQ(a.max_seq, b.max_seq);
   EXPECT_EQ(a.tied_embedding, b.tied_embedding);
   EXPECT_EQ(a.norm_eps, b.norm_eps);
-  EXPECT_EQ(a.rope_theta, b.rope_theta);
+  EXPECT_EQ(a.rope.theta, b.rope.theta);
   EXPECT_EQ(a.init_std, b.init_std);
   EXPECT_EQ(a.activation, b.activation);
   EXPECT_EQ(a.qkv_bias, b.qkv_bias);
@@ -62,7 +62,12 @@ TEST(ModelSpec, PublishedCountsAreExact) {
       {"llama-tiny", 402624},          {"llama-42m", 58073600},       {"mixtral-8x7b", 46702792704},
       {"mixtral-8x22b", 140620634112}, {"deepseek-v3", 671026404352}, {"mixtral-tiny", 674496},
       {"deepseek-tiny", 466112},       {"qwen2-tiny", 403648},        {"qwen3-tiny", 402880},
-      {"relu2-tiny", 312512}};
+      {"relu2-tiny", 312512},          {"llama-3.1-8b", 8030261248},  {"llama-3.1-70b", 70553706496},
+      {"llama-3.2-1b", 1235814400},    {"llama-3.2-3b", 3212749824},  {"llama-3.1-405b", 405853388800},
+      {"mistral-7b", 7241732096},      {"qwen2.5-1.5b", 1543714304},  {"qwen2.5-7b", 7615616512},
+      {"qwen2.5-32b", 32763876352},    {"qwen2.5-72b", 72706203648},  {"qwen3-0.6b", 596049920},
+      {"qwen3-8b", 8190735360},        {"phi-4", 14659507200},        {"qwen3-30b-a3b", 30532122624},
+      {"smollm3-3b", 3075098624},      {"olmo2-7b", 7298617344}};
   std::set<std::string> names;
   for (const std::string& name : model_preset_names()) names.insert(name);
   for (const auto& [name, count] : published) {
@@ -251,7 +256,7 @@ TEST(ModelToml, RoundTrip) {
   odd.name = "a \"quoted\" \\ name\n\x7f";
   odd.head_dim = 24;
   odd.norm_eps = 1.0 / 3.0e5;
-  odd.rope_theta = 1e6 + 0.1;
+  odd.rope.theta = 1e6 + 0.1;
   odd.tied_embedding = true;
   expect_same(model_from_toml(to_toml(odd), "x"), odd);
 }
@@ -370,7 +375,7 @@ TEST(ModelHuggingFace, Llama) {
     "num_attention_heads": 32, "num_hidden_layers": 32, "max_position_embeddings": 2048, "vocab_size": 32000})";
   m = model_from_hugging_face(older, "a/config.json");
   EXPECT_EQ(num_parameters(m), 6738415616);
-  EXPECT_EQ(m.rope_theta, 10000.0);
+  EXPECT_EQ(m.rope.theta, 10000.0);
   EXPECT_EQ(m.norm_eps, 1e-6);
   EXPECT_EQ(m.num_kv_heads, 32);
   EXPECT_EQ(m.init_std, 0.02);
@@ -379,7 +384,7 @@ TEST(ModelHuggingFace, Llama) {
       replaced(llama_json, "\"rope_theta\": 500000.0",
                R"("rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"})"),
       "a/config.json");
-  EXPECT_EQ(m.rope_theta, 500000.0);
+  EXPECT_EQ(m.rope.theta, 500000.0);
   // heads x head_dim need not be the hidden size (Mistral Nemo).
   m = model_from_hugging_face(
       replaced(llama_json, "\"hidden_size\": 4096", "\"hidden_size\": 5120, \"head_dim\": 128"),
@@ -391,11 +396,36 @@ TEST(ModelHuggingFace, Llama) {
 TEST(ModelHuggingFace, Mistral) {
   const ModelSpec m = model_from_hugging_face(mistral_json, "x/config.json");
   EXPECT_EQ(num_parameters(m), 7248023552);  // Mistral-7B-v0.3
-  EXPECT_EQ(m.rope_theta, 1e6);
+  EXPECT_EQ(m.rope.theta, 1e6);
   EXPECT_EQ(
       num_parameters(model_from_hugging_face(
           replaced(mistral_json, "\"sliding_window\": null", "\"sliding_window\": 32768"), "x/config.json")),
       7248023552);
+}
+
+// Layers with a window are all, or all but each n-th.
+TEST(ModelHuggingFace, Windows) {
+  const auto window_of = [](const std::string& layers) {
+    const std::string four = replaced(mistral_json, "\"num_hidden_layers\": 32", "\"num_hidden_layers\": 4");
+    return model_from_hugging_face(
+               replaced(four, "\"sliding_window\": null", "\"sliding_window\": 4096" + layers),
+               "x/config.json")
+        .window;
+  };
+  const auto types = [](const std::vector<bool>& in) {
+    std::string list;
+    for (const bool windowed : in)
+      list +=
+          std::string(list.empty() ? "" : ", ") + (windowed ? "\"sliding_attention\"" : "\"full_attention\"");
+    return ", \"layer_types\": [" + list + "]";
+  };
+  EXPECT_EQ(window_of(""), (WindowSpec{4096, 0}));
+  EXPECT_EQ(window_of(types({true, false, true, false})), (WindowSpec{4096, 2}));
+  EXPECT_EQ(window_of(types({true, true, true, false})), (WindowSpec{4096, 4}));
+  EXPECT_EQ(window_of(types({false, false, false, false})), WindowSpec{});
+  for (const std::vector<bool>& irregular :
+       {std::vector<bool>{false, true, true, true}, {true, false, false, true}, {true, false, true}})
+    expect_refusal([&] { window_of(types(irregular)); }, {"layer_types", "sliding_attention", "only"});
 }
 
 TEST(ModelHuggingFace, Mixtral) {
@@ -429,8 +459,18 @@ TEST(ModelHuggingFace, Qwen2) {
   const auto refused = [&](const char* from, const char* to, const std::vector<std::string>& words) {
     expect_refusal([&] { model_from_hugging_face(replaced(json, from, to), "qwen/config.json"); }, words);
   };
-  refused("\"use_sliding_window\": false", "\"use_sliding_window\": true",
-          {"use_sliding_window", "only false"});
+  const auto windowed = [&](const char* layers) {
+    return replaced(replaced(json, "\"use_sliding_window\": false", "\"use_sliding_window\": true"),
+                    "\"sliding_window\": 131072, ", "\"sliding_window\": 4096, " + std::string(layers));
+  };
+  EXPECT_EQ(model_from_hugging_face(windowed(""), "qwen/config.json").window, WindowSpec{});  // of no layer
+  expect_refusal(
+      [&] {
+        model_from_hugging_face(
+            replaced(windowed(""), "\"max_window_layers\": 24", "\"max_window_layers\": 12"),
+            "qwen/config.json");
+      },
+      {"max_window_layers", "12", "at least num_hidden_layers"});
   refused("\"num_key_value_heads\": 2", "\"x\": 2", {"num_key_value_heads", "missing"});
 }
 
@@ -462,9 +502,11 @@ TEST(ModelHuggingFace, RefusesWhatWouldComputeSomethingElse) {
   };
   const std::string llama = llama_json, gpt2 = gpt2_json, mistral = mistral_json;
   refused(llama, "\"rope_scaling\": null", R"("rope_scaling": {"rope_type": "llama3", "factor": 8.0})",
-          {"rope_scaling", "llama3", "null"});
+          {"rope_scaling", "low_freq_factor", "missing"});
+  refused(llama, "\"rope_scaling\": null", R"("rope_scaling": {"rope_type": "dynamic", "factor": 8.0})",
+          {"rope_type", "dynamic", "longrope"});
   refused(llama, "\"rope_theta\": 500000.0", R"("rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn"})",
-          {"rope_type", "yarn", "default"});
+          {"rope_parameters", "factor", "missing"});
   refused(llama, "\"rope_theta\": 500000.0", R"("rope_parameters": 3)", {"rope_parameters", "3"});
   refused(llama, "\"rope_theta\": 500000.0", R"("partial_rotary_factor": 0.5)",
           {"partial_rotary_factor", "0.5"});
@@ -483,8 +525,6 @@ TEST(ModelHuggingFace, RefusesWhatWouldComputeSomethingElse) {
           {"scale_attn_by_inverse_layer_idx"});
   refused(gpt2, "\"n_ctx\": 1024", "\"scale_attn_weights\": false", {"scale_attn_weights", "only true"});
   refused(gpt2, "\"n_ctx\": 1024", "\"add_cross_attention\": true", {"add_cross_attention"});
-  refused(mistral, "\"sliding_window\": null", "\"sliding_window\": 4096",
-          {"sliding_window", "4096", "32768"});
   refused(mistral, "\"sliding_window\": null", "\"x\": 0", {"sliding_window", "missing"});
   refused(mistral, "\"num_key_value_heads\": 8", "\"x\": 0", {"num_key_value_heads", "missing"});
   for (const char* type : {"deepseek_v3", "bert"}) {

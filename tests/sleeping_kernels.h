@@ -55,7 +55,7 @@ class SleepingKernels final : public KernelBackend {
   void activate_backward(Activation, InOut, InOut) override { never(); }
   void swiglu(T, Out) override { never(); }
   void swiglu_backward(InOut, InOut) override { never(); }
-  void rope(InOut, std::int64_t, T, double, bool) override { never(); }
+  void rope(InOut, std::int64_t, T, const RopeTurns&, bool) override { never(); }
   void embedding(T, T, std::int64_t, Out) override { never(); }
   void embedding_backward(T, T, std::int64_t, InOut) override { never(); }
   void row_max(T, Out) override { never(); }

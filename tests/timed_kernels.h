@@ -59,8 +59,8 @@ class TimedKernels final : public KernelBackend {
   void weighted_swiglu_backward(InOut gate_up, InOut dy, T weights, Out dweights) override {
     inner_->weighted_swiglu_backward(gate_up, dy, weights, dweights);
   }
-  void rope(InOut x, std::int64_t head_dim, T positions, double theta, bool inverse) override {
-    inner_->rope(x, head_dim, positions, theta, inverse);
+  void rope(InOut x, std::int64_t head_dim, T positions, const RopeTurns& turns, bool inverse) override {
+    inner_->rope(x, head_dim, positions, turns, inverse);
   }
   void attention(T q, T k, T v, const AttentionShape& shape, Out out, Out lse) override {
     inner_->attention(q, k, v, shape, out, lse);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -34,23 +35,61 @@ using nlohmann::ordered_json;
 constexpr const char* single_file = "model.safetensors";
 constexpr const char* index_file = "model.safetensors.index.json";
 
+// A tensor of the files: parameters one behind the other along their first dimension, mostly one.
+struct FileTensor {
+  std::string name;
+  std::vector<ParamSpec> parts;
+
+  std::vector<std::int64_t> shape() const {
+    std::vector<std::int64_t> whole = parts.front().shape;
+    for (std::size_t i = 1; i < parts.size(); ++i) whole.front() += parts[i].shape.front();
+    return whole;
+  }
+  std::int64_t numel() const {
+    std::int64_t sum = 0;
+    for (const ParamSpec& part : parts) sum += part.numel();
+    return sum;
+  }
+};
+
+// In model order. Parts of one tensor are neighbours there.
+std::vector<FileTensor> file_tensors(const ModelSpec& model) {
+  constexpr std::array<std::pair<const char*, const char*>, 5> fused{
+      {{"self_attn.q_proj.", "self_attn.qkv_proj."},
+       {"self_attn.k_proj.", "self_attn.qkv_proj."},
+       {"self_attn.v_proj.", "self_attn.qkv_proj."},
+       {"mlp.gate_proj.", "mlp.gate_up_proj."},
+       {"mlp.up_proj.", "mlp.gate_up_proj."}}};
+  std::vector<FileTensor> tensors;
+  for (const ParamSpec& spec : all_parameters(model)) {
+    std::string name = spec.name;
+    for (const auto& [part, whole] : fused)
+      if (const auto at = name.find(part); model.fused_projections && at != std::string::npos)
+        name.replace(at, std::string(part).size(), whole);
+    if (tensors.empty() || tensors.back().name != name) tensors.push_back({name, {}});
+    tensors.back().parts.push_back(spec);
+  }
+  return tensors;
+}
+
 // ---- export
 
 struct Shard {
   std::string name;
-  std::vector<ParamSpec> parameters;
+  std::vector<FileTensor> tensors;
 };
 
-std::vector<Shard> cut_into_shards(const std::vector<ParamSpec>& all, DType dtype, std::int64_t shard_bytes) {
+std::vector<Shard> cut_into_shards(const std::vector<FileTensor>& all, DType dtype,
+                                   std::int64_t shard_bytes) {
   std::vector<Shard> shards;
   std::int64_t filled = 0;
-  for (const ParamSpec& spec : all) {
-    const std::int64_t bytes = spec.numel() * element_bytes(dtype);
+  for (const FileTensor& tensor : all) {
+    const std::int64_t bytes = tensor.numel() * element_bytes(dtype);
     if (shards.empty() || filled + bytes > shard_bytes) {
       shards.emplace_back();
       filled = 0;
     }
-    shards.back().parameters.push_back(spec);
+    shards.back().tensors.push_back(tensor);
     filled += bytes;
   }
   for (std::size_t i = 0; i < shards.size(); ++i)
@@ -64,18 +103,22 @@ std::vector<Shard> cut_into_shards(const std::vector<ParamSpec>& all, DType dtyp
 void write_shard(CheckpointReader& reader, const Shard& shard, const fs::path& directory, DType dtype) {
   const DType kept = reader.info().dtype;
   std::vector<StoredTensor> declared;
-  for (const ParamSpec& spec : shard.parameters)
-    declared.push_back({spec.name, stored_type(dtype), spec.shape});
+  for (const FileTensor& tensor : shard.tensors)
+    declared.push_back({tensor.name, stored_type(dtype), tensor.shape()});
   SafetensorsWriter writer((directory / shard.name).string(), declared, {{"format", "pt"}});
-  for (const ParamSpec& spec : shard.parameters) {
-    std::vector<std::byte> bytes = reader.read(spec.name, spec, kept);
+  for (const FileTensor& tensor : shard.tensors) {
+    std::vector<std::byte> bytes;
+    for (const ParamSpec& part : tensor.parts) {
+      const std::vector<std::byte> own = reader.read(part.name, part, kept);
+      bytes.insert(bytes.end(), own.begin(), own.end());
+    }
     if (dtype != kept) {
-      std::vector<std::byte> rounded(static_cast<std::size_t>(spec.numel() * element_bytes(dtype)));
-      const Tensor to = Tensor::view_of(rounded.data(), dtype, {spec.numel()});
-      copy_numbers_from_host(copy_numbers_to_host(Tensor::view_of(bytes.data(), kept, {spec.numel()})), to);
+      std::vector<std::byte> rounded(static_cast<std::size_t>(tensor.numel() * element_bytes(dtype)));
+      const Tensor to = Tensor::view_of(rounded.data(), dtype, {tensor.numel()});
+      copy_numbers_from_host(copy_numbers_to_host(Tensor::view_of(bytes.data(), kept, {tensor.numel()})), to);
       bytes = std::move(rounded);
     }
-    writer.write(spec.name, bytes.data(), bytes.size());
+    writer.write(tensor.name, bytes.data(), bytes.size());
   }
   writer.finish();
 }
@@ -144,7 +187,9 @@ class StoredModel {
     for (const auto& [name, file] : places_) all.insert(name);
     return all;
   }
-  std::vector<double> read(const std::string& name, const std::vector<std::int64_t>& shape) const {
+  // Rows [first_row, first_row + rows) of a tensor of that shape.
+  std::vector<double> read(const std::string& name, const std::vector<std::int64_t>& shape,
+                           std::int64_t first_row, std::int64_t rows) const {
     const SafetensorsFile& file = *places_.at(name);
     const StoredTensor& tensor = file.at(name);
     if (tensor.shape != shape)
@@ -153,17 +198,22 @@ class StoredModel {
     if (tensor.type != StoredType::f64 && tensor.type != StoredType::f32 && tensor.type != StoredType::f16 &&
         tensor.type != StoredType::bf16)
       refuse("{}: {} is {}; legal: F64, F32, F16, BF16", file.path(), name, stored_type_name(tensor.type));
-    std::vector<double> values(static_cast<std::size_t>(tensor.numel()));
+    const std::int64_t row = shape.front() == 0 ? 0 : tensor.numel() / shape.front(), all = rows * row;
+    std::vector<double> values(static_cast<std::size_t>(all));
     std::vector<std::byte> piece(1 << 20);
-    const std::int64_t width = stored_type_bytes(tensor.type), all = tensor.numel();
+    const std::int64_t width = stored_type_bytes(tensor.type);
     for (std::int64_t begin = 0; begin < all;) {
       const std::int64_t here = std::min(all - begin, std::ssize(piece) / width);
-      file.read(tensor, begin * width, std::span(piece).first(static_cast<std::size_t>(here * width)));
+      file.read(tensor, (first_row * row + begin) * width,
+                std::span(piece).first(static_cast<std::size_t>(here * width)));
       for (std::int64_t i = 0; i < here; ++i)
         values[static_cast<std::size_t>(begin + i)] = element(tensor, piece.data(), i);
       begin += here;
     }
     return values;
+  }
+  std::vector<double> read(const std::string& name, const std::vector<std::int64_t>& shape) const {
+    return read(name, shape, 0, shape.front());
   }
   const std::string& directory() const { return directory_; }
 
@@ -179,27 +229,39 @@ bool is_constant(const std::string& name) {
          name.ends_with("rotary_emb.inv_freq");
 }
 
-// The stored name of each parameter of the model: its own, or GPT-2's without the prefix of the class.
-std::map<std::string, std::string> stored_names(const StoredModel& stored, const ModelSpec& model) {
+// Where a parameter is in the files.
+struct StoredPlace {
+  std::string name;
+  std::vector<std::int64_t> shape;  // of the whole tensor
+  std::int64_t first_row = 0;
+};
+
+// Of each parameter of the model: under the name of its tensor, or GPT-2's without the prefix of the class.
+std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, const ModelSpec& model) {
   const std::string prefix = "transformer.";
   std::set<std::string> left = stored.names();
-  std::map<std::string, std::string> names;
-  for (const ParamSpec& spec : all_parameters(model)) {
-    const std::string* name = stored.find(spec.name);
-    if (name == nullptr && spec.name.starts_with(prefix)) name = stored.find(spec.name.substr(prefix.size()));
-    if (name == nullptr) refuse("{}: there is no tensor {}", stored.directory(), spec.name);
-    names[spec.name] = *name;
+  std::map<std::string, StoredPlace> places;
+  for (const FileTensor& tensor : file_tensors(model)) {
+    const std::string* name = stored.find(tensor.name);
+    if (name == nullptr && tensor.name.starts_with(prefix))
+      name = stored.find(tensor.name.substr(prefix.size()));
+    if (name == nullptr) refuse("{}: there is no tensor {}", stored.directory(), tensor.name);
+    std::int64_t row = 0;
+    for (const ParamSpec& part : tensor.parts) {
+      places[part.name] = {*name, tensor.shape(), row};
+      row += part.shape.front();
+    }
     left.erase(*name);
   }
   const std::string output = "lm_head.weight";
   if (model.tied_embedding && left.erase(output) > 0) {
     const ParamSpec table = embedding_parameters(model).front();
-    if (stored.read(output, table.shape) != stored.read(names[table.name], table.shape))
+    if (stored.read(output, table.shape) != stored.read(places[table.name].name, table.shape))
       refuse("{}: tie_word_embeddings, and yet {} is not {}", stored.directory(), output, table.name);
   }
   for (const std::string& name : left)
     if (!is_constant(name)) refuse("{}: {} is no tensor of a {}", stored.directory(), name, model.name);
-  return names;
+  return places;
 }
 
 // A configuration means what its reader makes of it: that has to be the model, in every field.
@@ -212,6 +274,57 @@ void refuse_inexpressible(const ModelSpec& model, const std::string& type, const
         "model {}: {} = {} cannot be said in a {} configuration of transformers, where it is {}; legal: a "
         "model with {} = {}",
         model.name, field, here, type, there, field, there);
+}
+
+void add_rope(const ModelSpec& m, ordered_json& config) {
+  const RopeSpec& r = m.rope;
+  if (r.unturned_every > 0) {
+    config["no_rope_layers"] = json::array();
+    for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
+      config["no_rope_layers"].push_back(m.is_turned(layer) ? 1 : 0);
+  }
+  const bool partial = m.rotary_dim > 0 && m.fused_projections;  // others of transformers turn whole heads
+  if (partial) {
+    // transformers rounds down.
+    const auto whole = static_cast<double>(m.head_dim);
+    double part = static_cast<double>(m.rotary_dim) / whole;
+    if (static_cast<std::int64_t>(whole * part) < m.rotary_dim) part = std::nextafter(part, 2.0);
+    config["partial_rotary_factor"] = part;
+  }
+  if (r.scaling == RopeScaling::none) return;
+  ordered_json rope{{"rope_type", name_of(r.scaling)}, {"rope_theta", r.theta}, {"factor", r.factor}};
+  if (partial) rope["partial_rotary_factor"] = config["partial_rotary_factor"];
+  if (r.scaling > RopeScaling::linear) rope["original_max_position_embeddings"] = r.original_length;
+  if (r.scaling == RopeScaling::llama3) {
+    rope["low_freq_factor"] = r.low_frequency;
+    rope["high_freq_factor"] = r.high_frequency;
+  } else if (r.scaling == RopeScaling::yarn) {
+    rope["beta_fast"] = r.beta_fast;
+    rope["beta_slow"] = r.beta_slow;
+    rope["truncate"] = r.whole_pairs;
+  } else if (r.scaling == RopeScaling::longrope) {
+    rope["short_factor"] = r.short_factors;
+    rope["long_factor"] = r.long_factors;
+    if (m.fused_projections) config["original_max_position_embeddings"] = r.original_length;
+  }
+  if (r.scaling > RopeScaling::llama3) rope["attention_factor"] = r.attention_factor;
+  config["rope_parameters"] = rope;
+}
+
+void add_window(const ModelSpec& m, ordered_json& config) {
+  const bool any = m.window.size > 0;
+  const std::string type = config["model_type"];
+  if (any || type == "mixtral" || type == "phi3")
+    config["sliding_window"] = any ? ordered_json(m.window.size) : ordered_json();
+  if (!any) return;
+  if (type.starts_with("qwen")) {
+    config["use_sliding_window"] = true;
+    config["max_window_layers"] = 0;
+  }
+  if (type == "qwen3_moe") return;  // has no types of layers
+  config["layer_types"] = json::array();
+  for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
+    config["layer_types"].push_back(m.window.in(layer) ? "sliding_attention" : "full_attention");
 }
 
 }  // namespace
@@ -232,16 +345,24 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
               {"embd_pdrop", 0.0},
               {"attn_pdrop", 0.0}};
   } else {
-    if (m.experts == Experts::deepseek || m.latent_attention())
-      refuse(
-          "model {}: its layout of Hugging Face is not written yet; legal: gpt2, llama, mixtral, qwen2, "
-          "qwen3",
-          m.name);
     const bool mixtral = m.experts == Experts::mixtral;
-    const auto [type, architecture] = mixtral      ? std::pair{"mixtral", "MixtralForCausalLM"}
-                                      : m.qkv_bias ? std::pair{"qwen2", "Qwen2ForCausalLM"}
-                                      : m.qk_norm  ? std::pair{"qwen3", "Qwen3ForCausalLM"}
-                                                   : std::pair{"llama", "LlamaForCausalLM"};
+    const bool qwen3_moe = m.experts == Experts::deepseek && m.qk_norm && m.num_shared_experts == 0;
+    if ((m.experts == Experts::deepseek && !qwen3_moe) || m.latent_attention())
+      refuse(
+          "model {}: its layout of Hugging Face is not written yet; legal: gpt2, llama, mistral, mixtral, "
+          "qwen2, qwen3, qwen3_moe, smollm3, granite, olmo2, phi3",
+          m.name);
+    const auto [type, architecture] = mixtral               ? std::pair{"mixtral", "MixtralForCausalLM"}
+                                      : qwen3_moe           ? std::pair{"qwen3_moe", "Qwen3MoeForCausalLM"}
+                                      : m.fused_projections ? std::pair{"phi3", "Phi3ForCausalLM"}
+                                      : m.norm_place == NormPlace::after && m.qk_norm_whole
+                                          ? std::pair{"olmo2", "Olmo2ForCausalLM"}
+                                      : m.scales != ScaleSpec{}   ? std::pair{"granite", "GraniteForCausalLM"}
+                                      : m.rope.unturned_every > 0 ? std::pair{"smollm3", "SmolLM3ForCausalLM"}
+                                      : m.qkv_bias                ? std::pair{"qwen2", "Qwen2ForCausalLM"}
+                                      : m.qk_norm                 ? std::pair{"qwen3", "Qwen3ForCausalLM"}
+                                      : m.window.size > 0         ? std::pair{"mistral", "MistralForCausalLM"}
+                                                                  : std::pair{"llama", "LlamaForCausalLM"};
     config = {{"model_type", type},
               {"architectures", {architecture}},
               {"num_hidden_layers", m.num_layers},
@@ -252,13 +373,32 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
               {"head_dim", m.head_dim},
               {"max_position_embeddings", m.max_seq},
               {"rms_norm_eps", m.norm_eps},
-              {"rope_theta", m.rope_theta},
+              {"rope_theta", m.rope.theta},
               {"hidden_act", "silu"},
               {"attention_bias", false},
               {"mlp_bias", false}};
     if (mixtral) {
       config["num_local_experts"] = m.num_experts;
       config["num_experts_per_tok"] = m.experts_per_token;
+    }
+    if (qwen3_moe) {
+      config["num_experts"] = m.num_experts;
+      config["num_experts_per_tok"] = m.experts_per_token;
+      config["moe_intermediate_size"] = m.expert_hidden;
+      config["norm_topk_prob"] = m.router.normalise;
+      config["decoder_sparse_step"] = 1;
+      config["mlp_only_layers"] = json::array();
+      for (std::int64_t layer = 0; layer < m.num_dense_layers; ++layer)
+        config["mlp_only_layers"].push_back(layer);
+    }
+    add_rope(m, config);
+    add_window(m, config);
+    if (m.scales != ScaleSpec{}) {
+      config["embedding_multiplier"] = m.scales.embedding;
+      config["attention_multiplier"] =
+          m.scales.attention > 0 ? m.scales.attention : 1 / std::sqrt(static_cast<double>(m.head_dim));
+      config["residual_multiplier"] = m.scales.residual;
+      config["logits_scaling"] = m.scales.logits_divisor;
     }
   }
   config["vocab_size"] = m.vocab;
@@ -289,14 +429,14 @@ void export_hugging_face(const std::string& checkpoint, const std::string& direc
     refuse("--out {}: is there already and not empty", directory);
   fs::create_directories(directory, error);
   if (error) refuse("--out {}: cannot be made: {}", directory, error.message());
-  const auto shards = cut_into_shards(all_parameters(info.model), dtype, shard_bytes);
+  const auto shards = cut_into_shards(file_tensors(info.model), dtype, shard_bytes);
   ordered_json weights = ordered_json::object();
   std::int64_t bytes = 0;
   for (const Shard& shard : shards) {
     write_shard(reader, shard, directory, dtype);
-    for (const ParamSpec& spec : shard.parameters) {
-      weights[spec.name] = shard.name;
-      bytes += spec.numel() * element_bytes(dtype);
+    for (const FileTensor& tensor : shard.tensors) {
+      weights[tensor.name] = shard.name;
+      bytes += tensor.numel() * element_bytes(dtype);
     }
   }
   if (shards.size() > 1)
@@ -327,7 +467,7 @@ std::string import_hugging_face(const std::string& directory, const std::string&
     refuse("--out {}: holds {} already; name another directory", checkpoints,
            fs::path(existing.back()).filename().string());
   const StoredModel stored(directory);
-  const auto names = stored_names(stored, plan.model);
+  const auto places = stored_places(stored, plan.model);
   std::string path;
   prepare_kernels(plan.precision);
   ThreadWorld world(1, std::chrono::seconds(60));
@@ -337,12 +477,14 @@ std::string import_hugging_face(const std::string& directory, const std::string&
     const Rank rank(world, plan.mesh, index, plan.precision, arena, *kernels);
     const ParameterStore parameters(rank, plan, PipelineLayout(plan), seed);
     for (const Parameter& p : parameters.all()) {
-      const std::vector<double> values = stored.read(names.at(p.spec.name), p.spec.shape);
+      const StoredPlace& place = places.at(p.spec.name);
+      const std::vector<double> values =
+          stored.read(place.name, place.shape, place.first_row, p.spec.shape.front());
       const Tensor logical(arena, MemoryCategory::other, dtype, p.spec.shape);
       // Of what the checkpoint would hold: a large number of F64 is infinite in f32.
       copy_numbers_from_host(values, logical);
       with_stored_type(logical, [&]<class F>(F) {
-        refuse_nonfinite<F>(directory, names.at(p.spec.name), {logical.host<F>(), values.size()});
+        refuse_nonfinite<F>(directory, place.name, {logical.host<F>(), values.size()});
       });
       scatter_logical(rank, logical, p, ParameterTensor::value);
     }

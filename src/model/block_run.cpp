@@ -67,6 +67,11 @@ Tensor BlockRun::gradient_to_add_to(int number) {
   return g.tensor;
 }
 
+void BlockRun::add_gradient(int number, const Tensor& d) {
+  if (!gradient(number).tensor.defined()) return set_gradient(number, d);
+  kernels().add(d, gradient_to_add_to(number));
+}
+
 void BlockRun::weight_gradient(std::function<void()> take) {
   if (when_ == Weights::now)
     take();

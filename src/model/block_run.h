@@ -74,6 +74,8 @@ class BlockRun {
   Tensor take_gradient(int number);
   Tensor take_gradient_as_left(int number) { return std::exchange(gradient(number).tensor, {}); }
   void set_gradient(int number, Tensor d) { gradient(number) = {std::move(d), program_.value(number).home}; }
+  // Added to what other readers of the value have left.
+  void add_gradient(int number, const Tensor& d);
   // The same in the home that an op wants its input in.
   void leave_gradient(const BlockOp& op, std::size_t input, Tensor d) {
     gradient(op.inputs[input]) = {std::move(d), op.wants[input]};

@@ -12,6 +12,7 @@ namespace echelon {
 HeldStages::HeldStages(const Rank& rank, const Plan& plan, const PipelineLayout& pipeline,
                        const ParameterStore& parameters, const Faults& faults)
     : rank_(&rank),
+      window_(plan.model.window.size),
       parameters_(&parameters),
       hidden_(plan.model.hidden),
       tensor_parallel_(rank, plan.sequence_parallel),
@@ -125,6 +126,11 @@ Tensor HeldStages::next_logits(const Tensor& tokens, std::int64_t position, cons
   std::vector<std::int32_t> positions(static_cast<std::size_t>(tokens.numel()));
   std::iota(positions.begin(), positions.end(), static_cast<std::int32_t>(position));
   copy_from_host<std::int32_t>(positions, placed.positions);
+  if (window_ > 0) {
+    placed.window_starts = Tensor(rank_->arena(), MemoryCategory::activations, DType::i32, {tokens.numel()});
+    for (std::int32_t& place : positions) place = first_in_window(place, window_);
+    copy_from_host<std::int32_t>(positions, placed.window_starts);
+  }
   return pass(placed, position, caches);
 }
 

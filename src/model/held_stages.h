@@ -48,6 +48,7 @@ class HeldStages {
   Tensor pass(const Microbatch& microbatch, std::int64_t position, const Caches& caches) const;
 
   const Rank* rank_;
+  std::int64_t window_ = 0;  // of the model
   const ParameterStore* parameters_;
   std::int64_t hidden_;
   TensorParallel tensor_parallel_;

@@ -23,6 +23,10 @@ Ids document_starts(const Ids& tokens, std::int32_t end) {
 
 }  // namespace
 
+std::int32_t first_in_window(std::int64_t position, std::int64_t window, std::int32_t start) {
+  return std::max(start, static_cast<std::int32_t>(std::max<std::int64_t>(position - window + 1, 0)));
+}
+
 Microbatch load_microbatch(const Rank& rank, const Plan& plan, std::int64_t step, Range samples,
                            const SampleSource& source) {
   const ContextLayout layout(plan);
@@ -30,9 +34,11 @@ Microbatch load_microbatch(const Rank& rank, const Plan& plan, std::int64_t step
     return Tensor(rank.arena(), MemoryCategory::activations, DType::i32, {count});
   };
   const std::int64_t rows = samples.size() * layout.tokens_here();
-  Microbatch microbatch{ids(rows), ids(rows), ids(rows), {samples.size(), {}}, step, samples.begin};
+  Microbatch microbatch{ids(rows), ids(rows), ids(rows), {samples.size(), {}}, {}, step, samples.begin};
+  const std::int64_t window = plan.model.window.size;
+  if (window > 0) microbatch.window_starts = ids(samples.size() * layout.core_tokens());
   const bool documents = plan.mask == AttentionMask::document;
-  if (documents) microbatch.sequences.document_starts = ids(samples.size() * layout.core_tokens());
+  if (documents) microbatch.sequences.first_positions = ids(samples.size() * layout.core_tokens());
 
   microbatch.num_targets = rows;
   if (microbatch.tokens.device() == Device::none) return microbatch;  // none of them is ignored
@@ -41,7 +47,7 @@ Microbatch load_microbatch(const Rank& rank, const Plan& plan, std::int64_t step
   const std::vector<std::int64_t> positions = layout.positions(cp_rank);
   const std::vector<PositionRun> runs = layout.runs(layout.ring_index(cp_rank));
   Ids tokens(static_cast<std::size_t>(plan.seq_len)), targets(tokens.size()), all_tokens, all_targets,
-      all_positions, all_starts;
+      all_positions, all_starts, all_windows;
   for (std::int64_t sample = samples.begin; sample < samples.end; ++sample) {
     source(step, sample, tokens.data(), targets.data());
     for (std::int64_t position : positions) {
@@ -49,16 +55,20 @@ Microbatch load_microbatch(const Rank& rank, const Plan& plan, std::int64_t step
       all_targets.push_back(targets[static_cast<std::size_t>(position)]);
       all_positions.push_back(static_cast<std::int32_t>(position));
     }
-    if (!documents) continue;
-    const Ids starts = document_starts(tokens, plan.end_of_document());
+    if (!documents && window == 0) continue;
+    const Ids starts = documents ? document_starts(tokens, plan.end_of_document()) : Ids(tokens.size());
     for (const PositionRun& run : runs)
-      for (std::int64_t i = 0; i < run.size; ++i)
-        all_starts.push_back(starts[static_cast<std::size_t>(run.at(i))]);
+      for (std::int64_t i = 0; i < run.size; ++i) {
+        const std::int32_t start = starts[static_cast<std::size_t>(run.at(i))];
+        if (documents) all_starts.push_back(start);
+        if (window > 0) all_windows.push_back(first_in_window(run.at(i), window, start));
+      }
   }
   copy_from_host(all_tokens, microbatch.tokens);
   copy_from_host(all_targets, microbatch.targets);
   copy_from_host(all_positions, microbatch.positions);
-  if (documents) copy_from_host(all_starts, microbatch.sequences.document_starts);
+  if (documents) copy_from_host(all_starts, microbatch.sequences.first_positions);
+  if (window > 0) copy_from_host(all_windows, microbatch.window_starts);
   microbatch.num_targets =
       std::count_if(all_targets.begin(), all_targets.end(), [](std::int32_t id) { return id >= 0; });
   return microbatch;

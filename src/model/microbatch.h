@@ -21,10 +21,15 @@ struct Microbatch {
   Tensor targets;       // (N, i32): the next token; negative = ignored
   Tensor positions;     // (N, i32) in their sequences
   Sequences sequences;  // as attention sees them
+  // As sequences.first_positions, of layers with the model's window; undefined where it has none.
+  Tensor window_starts;
   std::int64_t step = 0, first_sample = 0;
   std::int64_t num_targets = 0;  // that are not ignored
   std::int64_t rows() const { return tokens.numel(); }
 };
+
+// The first position that a token sees of a document that begins at `start`.
+std::int32_t first_in_window(std::int64_t position, std::int64_t window, std::int32_t start = 0);
 
 // The samples of a step, with whatever a plan's mask needs to know of them.
 Microbatch load_microbatch(const Rank& rank, const Plan& plan, std::int64_t step, Range samples,

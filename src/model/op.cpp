@@ -22,6 +22,7 @@ std::unique_ptr<OpRunner> make_op(const BlockOp& op, const OpSetting& s) {
                                                        {OpKind::attention, make_attention_op},
                                                        {OpKind::activation, make_activation_op},
                                                        {OpKind::residual, make_residual_op},
+                                                       {OpKind::sum, make_sum_op},
                                                        {OpKind::experts_in, make_experts_in_op},
                                                        {OpKind::experts_out, make_experts_out_op},
                                                        {OpKind::loss, make_loss_op}};

@@ -9,7 +9,9 @@ namespace echelon {
 Heads heads_here(const Plan& plan) {
   const ModelSpec& m = plan.model;
   const int tp = plan.mesh.size(Axis::tp);
-  return {m.num_heads / tp, std::max<std::int64_t>(m.num_kv_heads / tp, 1), m.head_dim};
+  const std::int64_t heads = m.num_heads / tp, kv_heads = std::max<std::int64_t>(m.num_kv_heads / tp, 1);
+  if (m.scales.attention != 0) return {heads, kv_heads, m.head_dim, m.scales.attention};
+  return {heads, kv_heads, m.head_dim};
 }
 
 namespace {
@@ -22,7 +24,7 @@ class AttentionOp final : public OpRunner {
  protected:
   void run_forward(BlockRun& run) const override {
     if (run.cache().defined()) return generate(run);
-    run.set(out(0), context_parallel_.enter(run.microbatch().sequences, run.take(in())));
+    run.set(out(0), context_parallel_.enter(sequences_of(run), run.take(in())));
     attend(run);
   }
 
@@ -34,7 +36,7 @@ class AttentionOp final : public OpRunner {
   }
 
   void run_backward(BlockRun& run) const override {
-    const Sequences& sequences = run.microbatch().sequences;
+    const Sequences sequences = sequences_of(run);
     Tensor d_attended = run.take_gradient(out(1));
     Tensor delta = context_parallel_.delta(sequences, run.take_kept(out(1)), d_attended);
     const Tensor d_qkv = run.activation({run.rows(), heads_.qkv_width()});
@@ -44,10 +46,16 @@ class AttentionOp final : public OpRunner {
   }
 
  private:
+  // As this layer sees them.
+  Sequences sequences_of(const BlockRun& run) const {
+    const Microbatch& m = run.microbatch();
+    return {m.sequences.batch, op().windowed ? m.window_starts : m.sequences.first_positions};
+  }
+
   void attend(BlockRun& run) const {
     const Tensor attended = run.activation({run.rows(), heads_.width()}),
                  lse = run.statistic({run.rows() * heads_.num_heads()});
-    context_parallel_.forward(run.microbatch().sequences, run.value(out(0)), attended, lse);
+    context_parallel_.forward(sequences_of(run), run.value(out(0)), attended, lse);
     run.set(out(1), attended);
     run.set(out(2), lse);
   }
@@ -60,6 +68,7 @@ class AttentionOp final : public OpRunner {
     run.kernels().copy(heads_.kv(qkv), run.cache().row_range(run.position(), end));
     AttentionShape shape = heads_.shape(1, run.rows(), end);
     shape.q_offset = run.position();
+    shape.first_keys = sequences_of(run).first_positions;
     const Tensor seen = run.cache().row_range(0, end);
     run.kernels().attention(heads_.q(qkv), seen.column_range(0, width), seen.column_range(width, 2 * width),
                             shape, attended, lse);

@@ -15,13 +15,22 @@ class EmbeddingOp final : public OpRunner {
   void run_forward(BlockRun& run) const override {
     const Tensor y = run.activation({run.rows(), table_.value.cols()});
     run.kernels().embedding(run.microbatch().tokens, table_.value, first_id_, y);
+    if (op().scale != 1) run.kernels().scale(y, op().scale);
     run.set(out(), y);
   }
 
   void run_backward(BlockRun& run) const override {
     run.weight_gradient([&k = run.kernels(), tp = run.tensor_parallel(), table = table_, first_id = first_id_,
-                         ids = run.microbatch().tokens, d = run.take_gradient_as_left(out())] {
-      k.embedding_backward(ids, tp.leave_backward(d, ids.numel()).get(), first_id, table.gradient);
+                         ids = run.microbatch().tokens, d = run.take_gradient_as_left(out()),
+                         scale = op().scale, rank = &run.rank()] {
+      Tensor dy = tp.leave_backward(d, ids.numel()).get();
+      if (scale != 1) {
+        const Tensor scaled = rank->activation({dy.rows(), dy.cols()});
+        k.copy(dy, scaled);
+        k.scale(scaled, scale);
+        dy = scaled;
+      }
+      k.embedding_backward(ids, dy, first_id, table.gradient);
     });
   }
 

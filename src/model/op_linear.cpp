@@ -69,7 +69,7 @@ class ColumnLinearOp final : public LinearOp {
       entering = run.tensor_parallel().enter_backward(input_gradient(run, dy), run.rows());
       run.weight_gradient([this, &k = run.kernels(), x, dy] { add_weight_gradient(k, x->whole(), dy); });
     }
-    run.set_gradient(in(), entering.get());
+    run.add_gradient(in(), entering.get());
   }
 };
 

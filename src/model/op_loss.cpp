@@ -29,7 +29,10 @@ Tensor no_loss(const Rank& rank) {
 class LossOp final : public OpRunner {
  public:
   LossOp(const BlockOp& op, const OpSetting& s)
-      : OpRunner(op), table_(s.parameters.output_weight()), first_id_(first_id_here(op.weights.front(), s)) {}
+      : OpRunner(op),
+        table_(s.parameters.output_weight()),
+        first_id_(first_id_here(op.weights.front(), s)),
+        scale_(1 / s.plan.model.scales.logits_divisor) {}
 
  protected:
   void run_forward(BlockRun& run) const override {
@@ -49,7 +52,7 @@ class LossOp final : public OpRunner {
 
   Tensor logits(const BlockRun& run, const Tensor& x) const {
     const Tensor logits = run.statistic({x.rows(), table_.value.rows()});
-    run.kernels().matmul(x, Transpose::no, table_.value, Transpose::yes, logits, false);
+    multiply(run, x, logits);
     return logits;
   }
 
@@ -57,8 +60,7 @@ class LossOp final : public OpRunner {
     const Tensor loss_sum = no_loss(run.rank()), buffer = room_for_logits(run);
     for_each_chunk(run.rows(), [&](std::int64_t begin, std::int64_t end) {
       const Tensor logits = buffer.row_range(0, end - begin);
-      run.kernels().matmul(x.row_range(begin, end), Transpose::no, table_.value, Transpose::yes, logits,
-                           false);
+      multiply(run, x.row_range(begin, end), logits);
       softmax_sums(run, logits, targets.flat_range(begin, end), loss_sum);
     });
     return loss_sum;
@@ -77,9 +79,10 @@ class LossOp final : public OpRunner {
     for_each_chunk(run.rows(), [&](std::int64_t begin, std::int64_t end) {
       const Tensor logits = buffer.row_range(0, end - begin), d_logits = gradients.row_range(0, end - begin),
                    chunk = x.row_range(begin, end), targets = run.microbatch().targets.flat_range(begin, end);
-      kernels.matmul(chunk, Transpose::no, table_.value, Transpose::yes, logits, false);
+      multiply(run, chunk, logits);
       const Tensor sum = softmax_sums(run, logits, targets, loss_sum);
-      kernels.cross_entropy_backward(logits, sum, targets, first_id_, run.loss().gradient_scale, d_logits);
+      kernels.cross_entropy_backward(logits, sum, targets, first_id_, scale_ * run.loss().gradient_scale,
+                                     d_logits);
       kernels.matmul(d_logits, Transpose::no, table_.value, Transpose::no, dx.row_range(begin, end), false);
       kernels.matmul(d_logits, Transpose::yes, chunk, Transpose::no, table_.gradient, true);
     });
@@ -104,8 +107,14 @@ class LossOp final : public OpRunner {
     return sum;
   }
 
+  void multiply(const BlockRun& run, const Tensor& x, const Tensor& logits) const {
+    run.kernels().matmul(x, Transpose::no, table_.value, Transpose::yes, logits, false);
+    if (scale_ != 1) run.kernels().scale(logits, scale_);
+  }
+
   Weight table_;  // (V_local, C): vocabulary rows from first_id_ on
   std::int64_t first_id_;
+  double scale_;  // of the logits
 };
 
 }  // namespace

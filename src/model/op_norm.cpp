@@ -85,10 +85,10 @@ class RowNormOp final : public NormOp {
   Norm norm_;
 };
 
-// RMSNorm of each of this rank's heads: as many norms of a few columns.
+// RMSNorm of each of this rank's heads, or of all queries and all keys: as many norms of a few columns.
 class HeadNormOp final : public NormOp {
  public:
-  HeadNormOp(const BlockOp& op, const OpSetting& s) : NormOp(op), width_(op.weights.front().shape[0]) {
+  HeadNormOp(const BlockOp& op, const OpSetting& s) : NormOp(op) {
     for (std::size_t i = 0; i < op.heads.size(); ++i) {
       // With fewer heads than ranks, neighbouring ranks hold the same one.
       const auto here = std::max<std::int64_t>(op.heads[i] / s.tensor_parallel.size(), 1);
@@ -119,16 +119,20 @@ class HeadNormOp final : public NormOp {
       heads_[h].forward(kernels, head(x, h), stats_of(stats, h), head(y, h), again);
   }
   Tensor head(const Tensor& x, std::size_t h) const {
-    const auto begin = static_cast<std::int64_t>(h) * width_;
-    return x.column_range(begin, begin + width_);
+    return x.column_range(first_column(h), first_column(h + 1));
   }
-  Tensor behind_heads(const Tensor& x) const { return x.column_range(std::ssize(heads_) * width_, x.cols()); }
+  Tensor behind_heads(const Tensor& x) const { return x.column_range(first_column(heads_.size()), x.cols()); }
   Tensor stats_of(const Tensor& stats, std::size_t h) const {
     const std::int64_t rows = stats.numel() / std::ssize(heads_), begin = static_cast<std::int64_t>(h) * rows;
     return stats.flat_range(begin, begin + rows);
   }
 
-  std::int64_t width_;
+  std::int64_t first_column(std::size_t h) const {
+    std::int64_t sum = 0;
+    for (std::size_t i = 0; i < h; ++i) sum += heads_[i].weight.value.numel();
+    return sum;
+  }
+
   std::vector<Norm> heads_;  // by head
 };
 

@@ -7,7 +7,7 @@ namespace {
 class RopeOp final : public OpRunner {
  public:
   RopeOp(const BlockOp& op, const OpSetting& s)
-      : OpRunner(op), heads_(heads_here(s.plan)), theta_(s.plan.model.rope_theta) {}
+      : OpRunner(op), heads_(heads_here(s.plan)), turns_(turns_of(s.plan)) {}
 
  protected:
   void run_forward(BlockRun& run) const override { run.set(out(), turn(run, run.take(in()), false)); }
@@ -16,14 +16,17 @@ class RopeOp final : public OpRunner {
   }
 
  private:
+  static RopeTurns turns_of(const Plan& plan) {
+    return rope_turns(plan.model.rope, plan.model.turned_width(), plan.seq_len);
+  }
   // q and k lie side by side, so one pass turns both.
   Tensor turn(BlockRun& run, Tensor qkv, bool back) const {
-    run.kernels().rope(heads_.qk(qkv), heads_.head_dim(), run.microbatch().positions, theta_, back);
+    run.kernels().rope(heads_.qk(qkv), heads_.head_dim(), run.microbatch().positions, turns_, back);
     return qkv;
   }
 
   Heads heads_;
-  double theta_;
+  RopeTurns turns_;
 };
 
 }  // namespace

@@ -28,12 +28,12 @@ std::vector<ContextBlocks::Part> ContextBlocks::parts_of(int ring_index) const {
   return parts;
 }
 
-// The first key of a query's own document, among the keys of a run.
+// The first key that a query sees, among the keys of a run.
 Tensor ContextBlocks::first_keys(const Part& queries, const Part& keys) const {
-  if (!sequences_.document_starts.defined()) return {};
+  if (!sequences_.first_positions.defined()) return {};
   const Tensor first(rank_.arena(), MemoryCategory::activations, DType::i32, {queries.run.size});
   rank_.kernels().first_keys(
-      sequences_.document_starts.flat_range(queries.rows.begin, queries.rows.begin + queries.run.size),
+      sequences_.first_positions.flat_range(queries.rows.begin, queries.rows.begin + queries.run.size),
       keys.run.begin, keys.run.stride, keys.run.size, first);
   return first;
 }

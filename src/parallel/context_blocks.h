@@ -14,9 +14,9 @@ namespace echelon {
 // The sequences of a microbatch as the attention of a rank sees them.
 struct Sequences {
   std::int64_t batch = 0;
-  // (batch * core tokens, i32), in the order of ContextLayout::runs: the position at which the document of a
-  // token begins. Undefined: one document.
-  Tensor document_starts;
+  // (batch * core tokens, i32), in the order of ContextLayout::runs: the first position that a token sees, of
+  // its document or its window. Undefined: position 0.
+  Tensor first_positions;
 };
 
 // S core tokens of each of B sequences, H query and Hkv key/value heads here. q, out and their gradients are

@@ -63,7 +63,7 @@ void ContextParallel::backward(const Sequences& sequences, const Tensor& core, T
 AttentionShape ContextParallel::whole_sequences(const Sequences& sequences, const Tensor& core) const {
   const std::int64_t seq_len = sequences.batch == 0 ? 0 : core.rows() / sequences.batch;
   AttentionShape shape = here_.shape(sequences.batch, seq_len, seq_len);
-  shape.first_keys = sequences.document_starts;
+  shape.first_keys = sequences.first_positions;
   return shape;
 }
 

@@ -11,14 +11,18 @@ namespace echelon {
 class Heads {
  public:
   Heads() = default;
+  // `scale` of q.k before the softmax.
+  Heads(std::int64_t num_heads, std::int64_t num_kv_heads, std::int64_t head_dim, double scale)
+      : num_heads_(num_heads), num_kv_heads_(num_kv_heads), head_dim_(head_dim), scale_(scale) {}
   Heads(std::int64_t num_heads, std::int64_t num_kv_heads, std::int64_t head_dim)
-      : num_heads_(num_heads), num_kv_heads_(num_kv_heads), head_dim_(head_dim) {}
+      : Heads(num_heads, num_kv_heads, head_dim, 1.0 / std::sqrt(static_cast<double>(head_dim))) {}
 
   std::int64_t width() const { return num_heads_ * head_dim_; }
   std::int64_t qkv_width() const { return (num_heads_ + 2 * num_kv_heads_) * head_dim_; }
   std::int64_t num_heads() const { return num_heads_; }
   std::int64_t num_kv_heads() const { return num_kv_heads_; }
   std::int64_t head_dim() const { return head_dim_; }
+  double scale() const { return scale_; }
   std::int64_t kv_width() const { return num_kv_heads_ * head_dim_; }
 
   // Columns of a [q | k | v] matrix.
@@ -36,12 +40,13 @@ class Heads {
     s.num_heads = num_heads_;
     s.num_kv_heads = num_kv_heads_;
     s.head_dim = head_dim_;
-    s.scale = 1.0 / std::sqrt(static_cast<double>(head_dim_));
+    s.scale = scale_;
     return s;
   }
 
  private:
   std::int64_t num_heads_ = 0, num_kv_heads_ = 0, head_dim_ = 0;
+  double scale_ = 1;
 };
 
 }  // namespace echelon

@@ -70,6 +70,9 @@ class Pricer {
   }
 
  private:
+  static bool is_of_experts(const BlockProgram& program, int value) {
+    return program.ops[static_cast<std::size_t>(program.producer(value))].kind == OpKind::experts_out;
+  }
   static PassSeconds difference(const PassSeconds& a, const PassSeconds& b) {
     return {a.compute - b.compute, a.tensor - b.tensor, a.context - b.context, a.expert - b.expert};
   }
@@ -96,8 +99,13 @@ class Pricer {
         return activation(tokens_, width_here(op.outputs[1]), op.activation);
       case OpKind::residual:
         // What travels of a mixture is priced with it.
-        if (program.find(OpKind::experts_out) == nullptr || op.inputs[0] == program.input) leave();
+        if (program.value(op.inputs[1]).home == Home::partial_sum &&
+            (program.find(OpKind::experts_out) == nullptr || op.inputs[0] == program.input))
+          leave();
         return residual();
+      case OpKind::sum:
+        if (!is_of_experts(program, op.inputs[0])) leave();
+        return norm(program.value(op.outputs[0]));
       case OpKind::experts_in:
         return experts();
       case OpKind::experts_out:
@@ -220,7 +228,9 @@ class Pricer {
     const double per_rank = batch * heads * length * length / mesh_.cp();
     double forward = 0, backward = 0;
     if (w_.software.fused_attention) {
-      const double flops = per_rank * (real(m_.head_dim) + values);  // two products, half of each masked
+      // Two products, of the keys that are seen: half of them, or fewer in a window.
+      const double flops =
+          2 * batch * heads * length * m_.mean_keys(c_.seq_len) / mesh_.cp() * (real(m_.head_dim) + values);
       // Around a ring keys come in blocks, whose results are weighted and added up.
       const double block =
           mesh_.cp() > 1 && c_.context_kind == ContextKind::ring ? length / mesh_.cp() : length;

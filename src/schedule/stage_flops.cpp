@@ -32,7 +32,8 @@ StageTimes stage_flops(const Plan& plan, const StageSlice& slice) {
         if (spec.multiplies)
           of_weights += 2 * tokens * static_cast<double>(spec.numel()) * share_of_tokens(m, spec);
       if (op.kind == OpKind::attention)
-        of_attention = 2 * tokens * static_cast<double>(m.attention_width() * plan.seq_len) * imbalance;
+        of_attention =
+            4 * tokens * static_cast<double>(m.attention_width()) * m.mean_keys(plan.seq_len) * imbalance;
       // The output layer is run in the backward pass, where its two other products are.
       if (program.ends_in_loss())
         again += 3 * of_weights;

@@ -70,9 +70,11 @@ int BlockBuilder::input(const std::string& name) {
   return program_.input = value(name, Home::residual, m_.hidden);
 }
 
-int BlockBuilder::embedding(ParamSpec table) {
+int BlockBuilder::embedding(ParamSpec table, double scale) {
   const int x = value("embedded", Home::partial_sum, m_.hidden);
-  add(OpKind::embedding, "embedding", {}, {x}, {}).weights = {std::move(table)};
+  BlockOp& op = add(OpKind::embedding, "embedding", {}, {x}, {});
+  op.weights = {std::move(table)};
+  op.scale = scale;
   return x;
 }
 
@@ -99,6 +101,7 @@ int BlockBuilder::layer_norm(const std::string& name, int x, const std::string& 
 }
 
 int BlockBuilder::rms_norm(const std::string& name, int x, const std::string& parameter) {
+  if (program_.value(x).home == Home::partial_sum) x = sum(name + ".in", x, 1);
   BlockOp& op = norm(name, x, 1);
   op.weights = {norm_weight(parameter + ".weight", width(x))};
   return op.outputs.front();
@@ -147,11 +150,11 @@ int BlockBuilder::rope(int qkv) {
   return turned;
 }
 
-int BlockBuilder::attention(int qkv) {
+int BlockBuilder::attention(int qkv, bool windowed) {
   const int core = value("core", Home::cut, width(qkv), Again::with_input),
             out = value("attended", Home::cut, m_.attended_width()),
             lse = value("lse", Home::cut, m_.num_heads);
-  add(OpKind::attention, "attention", {qkv}, {core, out, lse}, {core, out, lse});
+  add(OpKind::attention, "attention", {qkv}, {core, out, lse}, {core, out, lse}).windowed = windowed;
   return out;
 }
 
@@ -177,6 +180,14 @@ int BlockBuilder::residual(const std::string& name, int x, int y, std::vector<Pa
   op.wants = {Home::residual, Home::residual};
   op.biases = std::move(biases);
   return sum;
+}
+
+int BlockBuilder::sum(const std::string& name, int x, double scale) {
+  const int y = value(name + ".out", Home::residual, width(x));
+  BlockOp& op = add(OpKind::sum, name, {x}, {y}, {});
+  op.wants = {Home::residual};
+  op.scale = scale;
+  return y;
 }
 
 int BlockBuilder::experts(int x, std::vector<ParamSpec> weights) {

@@ -52,14 +52,15 @@ enum class OpKind {
   latent,       // x -> [q | k | v] through compressed forms (DeepSeek-V2)
   activation,   // h -> h + b, its activation (activation.h)
   residual,     // x, y -> x + y (+ b)
+  sum,          // x -> the sum over the ranks, times a number
   experts_in,   // x -> the hidden values of the experts that its tokens are routed to
   experts_out,  // these -> their sum
   loss,         // x -> the summed loss of its logits
 };
 template <>
-inline constexpr std::array choice_names<OpKind>{"embedding", "positions",  "norm",        "linear",
-                                                 "rope",      "attention",  "latent",      "activation",
-                                                 "residual",  "experts_in", "experts_out", "loss"};
+inline constexpr std::array choice_names<OpKind>{
+    "embedding",  "positions", "norm", "linear",     "rope",        "attention", "latent",
+    "activation", "residual",  "sum",  "experts_in", "experts_out", "loss"};
 
 enum class WeightOrder { in_out, out_in };  // how a matrix is stored: GPT-2's (in, out), Llama's (out, in)
 
@@ -75,6 +76,8 @@ struct BlockOp {
   bool tied = false;                       // the weights are declared by an op of another block
   WeightOrder order = WeightOrder::out_in;
   Activation activation = Activation::gelu;
+  double scale = 1;       // of a row of the embedding, of what a sum adds up to
+  bool windowed = false;  // of attention: the model's window is this layer's
   std::vector<std::int64_t>
       heads;  // of a norm of heads: how many each weight is for, from the first column on
 };

@@ -17,9 +17,10 @@ class BlockBuilder {
 
   int input(const std::string& name);  // the residual stream
   // `weight` (rows of a table, cut over tp, or whole on every rank).
-  int embedding(ParamSpec table);
+  int embedding(ParamSpec table, double scale = 1);
   int positions(int x, ParamSpec table);
   int layer_norm(const std::string& name, int x, const std::string& parameter);
+  // Behind a product by rows it is of the sum over the ranks.
   int rms_norm(const std::string& name, int x, const std::string& parameter);
   // Each head of x on its own: `heads[i]` of them with weights[i], one behind the other. What lies behind
   // them in x stays as it is.
@@ -31,10 +32,11 @@ class BlockBuilder {
               std::vector<ParamSpec> biases = {});
   int rows(const std::string& name, int x, ParamSpec weight);
   int rope(int qkv);
-  int attention(int qkv);
+  int attention(int qkv, bool windowed = false);
   int latent(int x, std::vector<ParamSpec> weights);
   int activation(int hidden, Activation activation, std::vector<ParamSpec> biases = {});
   int residual(const std::string& name, int x, int y, std::vector<ParamSpec> biases = {});
+  int sum(const std::string& name, int x, double scale);
   int experts(int x, std::vector<ParamSpec> weights);
   int loss(int x, ParamSpec table);  // of the embedding, for a model where it is the output matrix too
 

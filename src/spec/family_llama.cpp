@@ -74,37 +74,50 @@ int attention_in(BlockBuilder& b, const ModelSpec& m, int x, const std::string& 
                              cut_rows(at + "v_proj.weight", K, C, D, m.init_std)},
                             std::move(biases));
   if (!m.qk_norm) return qkv;
+  if (m.qk_norm_whole)
+    return b.head_norm("qk_norm", qkv,
+                       {norm_weight(at + "q_norm.weight", Q), norm_weight(at + "k_norm.weight", K)}, {1, 1});
   return b.head_norm("qk_norm", qkv,
                      {head_norm_weight(at + "q_norm.weight", D), head_norm_weight(at + "k_norm.weight", D)},
                      {m.num_heads, m.num_kv_heads});
+}
+
+// What a layer adds to the residual stream.
+int residual(BlockBuilder& b, const ModelSpec& m, int which, int x, int y) {
+  if (m.scales.residual != 1) y = b.sum(fmt::format("scaled{}", which), y, m.scales.residual);
+  return b.residual(fmt::format("residual{}", which), x, y);
 }
 
 }  // namespace
 
 BlockProgram Llama::embedding(const ModelSpec& m) {
   BlockBuilder b(m);
-  return b.finish(b.embedding(llama_table(m)));
+  return b.finish(b.embedding(llama_table(m), m.scales.embedding));
 }
 
 BlockProgram Llama::layer(const ModelSpec& m, std::int64_t layer) {
   const std::string at = fmt::format("model.layers.{}.", layer);
   BlockBuilder b(m);
   const int x = b.input("x");
-  int y = b.rms_norm("norm1", x, at + "input_layernorm");
-  y = b.rope(attention_in(b, m, y, at + "self_attn."));
-  y = b.rows("attention_out", b.attention(y),
+  const bool after = m.norm_place == NormPlace::after;
+  int y = after ? x : b.rms_norm("norm1", x, at + "input_layernorm");
+  y = attention_in(b, m, y, at + "self_attn.");
+  if (m.is_turned(layer)) y = b.rope(y);
+  y = b.rows("attention_out", b.attention(y, m.window.in(layer)),
              cut_columns(at + "self_attn.o_proj.weight", m.hidden, m.attended_width(),
                          m.attended_width() / m.num_heads, residual_std(m)));
-  const int middle = b.residual("residual1", x, y);
-  y = b.rms_norm("norm2", middle, at + "post_attention_layernorm");
-  if (m.has_experts(layer)) return b.finish(b.residual("residual2", middle, b.experts(y, experts(m, at))));
+  if (after) y = b.rms_norm("attention_norm", y, at + "post_attention_layernorm");
+  const int middle = residual(b, m, 1, x, y);
+  y = after ? middle : b.rms_norm("norm2", middle, at + "post_attention_layernorm");
+  if (m.has_experts(layer)) return b.finish(residual(b, m, 2, middle, b.experts(y, experts(m, at))));
   std::vector<ParamSpec> in = swiglu(m, at + "mlp.", llama_names, m.mlp_hidden);
   ParamSpec down = std::move(in.back());
   in.pop_back();
   if (!is_gated(m.activation)) in.erase(in.begin());
   y = b.columns("mlp_in", y, std::move(in));
   y = b.rows("mlp_out", b.activation(y, m.activation), std::move(down));
-  return b.finish(b.residual("residual2", middle, y));
+  if (after) y = b.rms_norm("mlp_norm", y, at + "post_feedforward_layernorm");
+  return b.finish(residual(b, m, 2, middle, y));
 }
 
 BlockProgram Llama::head(const ModelSpec& m) {

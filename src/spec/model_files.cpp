@@ -3,6 +3,9 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <sstream>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "base/open_file.h"
@@ -27,6 +30,27 @@ constexpr const char* toml_keys[] = {"name",
                                      "max_seq",
                                      "norm_eps",
                                      "rope_theta",
+                                     "rope_scaling",
+                                     "rope_factor",
+                                     "rope_original_length",
+                                     "rope_attention_factor",
+                                     "rope_low_frequency",
+                                     "rope_high_frequency",
+                                     "rope_beta_fast",
+                                     "rope_beta_slow",
+                                     "rope_whole_pairs",
+                                     "rope_short_factors",
+                                     "rope_long_factors",
+                                     "unturned_every",
+                                     "norm_place",
+                                     "qk_norm_whole",
+                                     "window",
+                                     "window_full_every",
+                                     "embedding_scale",
+                                     "attention_scale",
+                                     "residual_scale",
+                                     "logits_divisor",
+                                     "fused_projections",
                                      "init_std",
                                      "tied_embedding",
                                      "activation",
@@ -77,6 +101,15 @@ class Reader {
     const toml::node& node = required(key);
     if (!node.is_boolean()) wrong(key, node, "true or false");
     return node.as_boolean()->get();
+  }
+  std::vector<double> reals(const char* key) const {
+    const toml::array* array = required(key).as_array();
+    std::vector<double> values;
+    for (std::size_t i = 0; array != nullptr && i < array->size(); ++i)
+      if (const auto value = array->at(i).value<double>(); value && !array->at(i).is_boolean())
+        values.push_back(*value);
+    if (array == nullptr || values.size() != array->size()) wrong(key, required(key), "a list of numbers");
+    return values;
   }
   std::string text(const char* key, const char* legal) const {
     const toml::node& node = required(key);
@@ -143,6 +176,88 @@ void read_experts(const Reader& reader, const std::string& where, ModelSpec& m) 
   m.router.most_groups = reader.integer_or("router_most_groups", m.router.groups);
 }
 
+std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    const auto code = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (code < 0x20 || code == 0x7f) {
+      out += fmt::format("\\u{:04x}", code);
+    } else {
+      out += c;
+    }
+  }
+  return out + '"';
+}
+
+// Keys of the scalings that have them.
+struct RopeKey {
+  const char* key;
+  double RopeSpec::*number;
+  std::vector<RopeScaling> of;
+};
+const std::vector<RopeKey>& rope_keys() {
+  using enum RopeScaling;
+  static const std::vector<RopeKey> keys{
+      {"rope_factor", &RopeSpec::factor, {linear, llama3, yarn, longrope}},
+      {"rope_low_frequency", &RopeSpec::low_frequency, {llama3}},
+      {"rope_high_frequency", &RopeSpec::high_frequency, {llama3}},
+      {"rope_attention_factor", &RopeSpec::attention_factor, {yarn, longrope}},
+      {"rope_beta_fast", &RopeSpec::beta_fast, {yarn}},
+      {"rope_beta_slow", &RopeSpec::beta_slow, {yarn}}};
+  return keys;
+}
+bool has(const RopeKey& key, RopeScaling scaling) {
+  return std::find(key.of.begin(), key.of.end(), scaling) != key.of.end();
+}
+
+void read_rope(const Reader& reader, const std::string& where, ModelSpec& m) {
+  RopeSpec& r = m.rope;
+  r.theta = reader.real_or("rope_theta", r.theta);
+  r.unturned_every = reader.integer_or("unturned_every", 0);
+  if (reader.has("rope_scaling"))
+    r.scaling = parse_choice<RopeScaling>(reader.text("rope_scaling", "a text"),
+                                          fmt::format("{}: rope_scaling", where));
+  const auto belongs = [&](const char* key, bool here) {
+    if (reader.has(key) && !here)
+      refuse("{}: {} = {} means nothing with rope_scaling = \"{}\"", where, key, reader.shown_value(key),
+             name_of(r.scaling));
+    return reader.has(key);
+  };
+  for (const RopeKey& key : rope_keys())
+    if (belongs(key.key, has(key, r.scaling))) r.*key.number = reader.real_or(key.key, 0);
+  const bool is_long = r.scaling == RopeScaling::longrope;
+  if (belongs("rope_original_length", r.scaling > RopeScaling::linear))
+    r.original_length = reader.integer("rope_original_length");
+  if (belongs("rope_whole_pairs", r.scaling == RopeScaling::yarn))
+    r.whole_pairs = reader.boolean_or("rope_whole_pairs", true);
+  if (belongs("rope_short_factors", is_long)) r.short_factors = reader.reals("rope_short_factors");
+  if (belongs("rope_long_factors", is_long)) r.long_factors = reader.reals("rope_long_factors");
+}
+
+template <class Line>
+void write_rope(const RopeSpec& r, const Line& line) {
+  line("rope_theta", r.theta);
+  if (r.unturned_every != 0) line("unturned_every", r.unturned_every);
+  if (r.scaling == RopeScaling::none) return;
+  line("rope_scaling", quoted(name_of(r.scaling)));
+  for (const RopeKey& key : rope_keys())
+    if (has(key, r.scaling)) line(key.key, r.*key.number);
+  if (r.scaling > RopeScaling::linear) line("rope_original_length", r.original_length);
+  if (r.scaling == RopeScaling::yarn) line("rope_whole_pairs", r.whole_pairs);
+  if (r.scaling != RopeScaling::longrope) return;
+  line("rope_short_factors", fmt::format("[{}]", fmt::join(r.short_factors, ", ")));
+  line("rope_long_factors", fmt::format("[{}]", fmt::join(r.long_factors, ", ")));
+}
+
+constexpr std::pair<const char*, double ScaleSpec::*> scale_keys[] = {
+    {"embedding_scale", &ScaleSpec::embedding},
+    {"attention_scale", &ScaleSpec::attention},
+    {"residual_scale", &ScaleSpec::residual},
+    {"logits_divisor", &ScaleSpec::logits_divisor}};
+
 // What only a llama has, and only where queries, keys and values are projected straight from the input.
 bool llama_choice(const Reader& reader, const std::string& where, const char* key, const ModelSpec& m) {
   const bool chosen = reader.boolean_or(key, false);
@@ -167,22 +282,6 @@ Activation read_activation(const Reader& reader, const std::string& where, const
         "{}: activation = \"relu2\" is not legal with experts, whose activation is SwiGLU; give \"swiglu\"",
         where);
   return name == "relu2" ? Activation::relu2 : Activation::swiglu;
-}
-
-std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    const auto code = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (code < 0x20 || code == 0x7f) {
-      out += fmt::format("\\u{:04x}", code);
-    } else {
-      out += c;
-    }
-  }
-  return out + '"';
 }
 
 }  // namespace
@@ -219,7 +318,14 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
   if (m.family == Family::gpt2 && reader.has("rope_theta")) {
     refuse("{}: rope_theta is not legal for the gpt2 family, whose positions are learned", where);
   }
-  m.rope_theta = reader.real_or("rope_theta", m.rope_theta);
+  read_rope(reader, where, m);
+  m.window = {reader.integer_or("window", 0), reader.integer_or("window_full_every", 0)};
+  for (const auto& [key, member] : scale_keys) m.scales.*member = reader.real_or(key, m.scales.*member);
+  m.fused_projections = reader.boolean_or("fused_projections", false);
+  m.qk_norm_whole = reader.boolean_or("qk_norm_whole", false);
+  if (reader.has("norm_place"))
+    m.norm_place =
+        parse_choice<NormPlace>(reader.text("norm_place", "a text"), fmt::format("{}: norm_place", where));
   m.init_std = reader.real_or("init_std", m.init_std);
   read_experts(reader, where, m);
   m.kv_rank = reader.integer_or("kv_rank", 0);
@@ -253,7 +359,14 @@ std::string to_toml(const ModelSpec& m) {
   line("max_seq", m.max_seq);
   line("tied_embedding", m.tied_embedding);
   line("norm_eps", m.norm_eps);
-  if (!gpt2) line("rope_theta", m.rope_theta);
+  if (!gpt2) write_rope(m.rope, line);
+  if (m.window.size != 0) line("window", m.window.size);
+  if (m.window.full_every != 0) line("window_full_every", m.window.full_every);
+  for (const auto& [key, member] : scale_keys)
+    if (m.scales.*member != ScaleSpec{}.*member) line(key, m.scales.*member);
+  if (m.fused_projections) line("fused_projections", m.fused_projections);
+  if (m.norm_place != NormPlace::before) line("norm_place", quoted(name_of(m.norm_place)));
+  if (m.qk_norm_whole) line("qk_norm_whole", m.qk_norm_whole);
   line("init_std", m.init_std);
   if (m.activation == Activation::relu2) text += "activation = \"relu2\"\n";
   if (m.qkv_bias) line("qkv_bias", m.qkv_bias);
@@ -275,16 +388,19 @@ std::string to_toml(const ModelSpec& m) {
   if (m.latent_attention()) {
     line("kv_rank", m.kv_rank);
     line("q_rank", m.q_rank);
-    line("rotary_dim", m.rotary_dim);
     line("value_head_dim", m.value_head_dim);
   }
+  if (m.rotary_dim != 0) line("rotary_dim", m.rotary_dim);
   return text;
 }
 
 std::vector<FieldDifference> differences(const ModelSpec& first, const ModelSpec& second) {
   const auto value_in = [](const toml::table& table, const char* key) {
     const toml::node* node = table.get(key);
-    return node == nullptr ? std::string() : shown(*node);
+    if (node == nullptr || !node->is_array()) return node == nullptr ? std::string() : shown(*node);
+    std::ostringstream whole;
+    whole << *node->as_array();
+    return whole.str();
   };
   const toml::table a = parse_toml(to_toml(first), first.name), b = parse_toml(to_toml(second), second.name);
   std::vector<FieldDifference> all;

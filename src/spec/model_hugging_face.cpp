@@ -3,10 +3,14 @@
 // dropout, which every published GPT-2 carries: it belongs to that training run rather than to the model, and
 // Echelon has none.
 #include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <filesystem>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "base/error.h"
 #include "base/json_text.h"
@@ -113,21 +117,115 @@ void read_gpt2(const Config& config, ModelSpec& m) {
   config.only_boolean("add_cross_attention", false);
 }
 
-// transformers 4 has rope_theta and rope_scaling, transformers 5 rope_parameters.
-void read_rope(const Config& config, ModelSpec& m) {
-  m.rope_theta = config.real_or("rope_theta", 10000.0);
-  config.only_null("rope_scaling");
-  config.only_real("partial_rotary_factor", 1.0);
-  if (!config.has("rope_parameters")) return;
-  if (!config.required("rope_parameters").is_object()) config.wrong("rope_parameters", "an object");
-  const std::string where = config.where() + ", rope_parameters";
-  const Config rope(config.required("rope_parameters"), where);
-  rope.only_text("rope_type", "default", {"default"});
-  rope.only_real("partial_rotary_factor", 1.0);
-  m.rope_theta = rope.real_or("rope_theta", m.rope_theta);
+// A list of numbers.
+std::vector<double> numbers(const Config& config, const char* key) {
+  std::vector<double> values;
+  const Json& list = config.required(key);
+  if (!list.is_array()) config.wrong(key, "a list of numbers");
+  for (const Json& value : list) {
+    if (!value.is_number()) config.wrong(key, "a list of numbers");
+    values.push_back(value.get<double>());
+  }
+  return values;
 }
 
-void read_llama(const Config& config, bool window, ModelSpec& m) {
+// `config` names them below `key`, where transformers 4 has rope_scaling beside rope_theta and transformers 5
+// all of them in rope_parameters.
+void read_rope_scaling(const Config& config, const char* key, ModelSpec& m) {
+  const Json& object = config.required(key);
+  if (!object.is_object()) config.wrong(key, "an object");
+  const std::string where = fmt::format("{}, {}", config.where(), key);
+  const Config rope(object, where);
+  RopeSpec& r = m.rope;
+  r.theta = rope.real_or("rope_theta", r.theta);
+  const char* named = rope.has("rope_type") ? "rope_type" : "type";
+  rope.only_text(named, "default", {"default", "linear", "llama3", "yarn", "longrope", "su"});
+  std::string type = rope.text_or(named, "default");
+  if (type == "su" || (type == "yarn" && m.fused_projections)) type = "longrope";  // of Phi-3
+  if (type == "default") return;
+  r.scaling = parse_choice<RopeScaling>(type, where + ": rope_type");
+  if (r.scaling > RopeScaling::linear) {
+    const Config& origin = config.has("original_max_position_embeddings") ? config : rope;
+    r.original_length = origin.integer_or("original_max_position_embeddings", m.max_seq);
+  }
+  if (rope.has("factor") || r.scaling != RopeScaling::longrope) {
+    rope.required("factor");
+    r.factor = rope.real_or("factor", 1);
+  } else {
+    r.factor = static_cast<double>(m.max_seq) / static_cast<double>(r.original_length);
+  }
+  if (r.scaling == RopeScaling::llama3) {
+    rope.required("low_freq_factor");
+    rope.required("high_freq_factor");
+    r.low_frequency = rope.real_or("low_freq_factor", 1);
+    r.high_frequency = rope.real_or("high_freq_factor", 4);
+  }
+  if (r.scaling < RopeScaling::yarn) return;
+  r.attention_factor =
+      rope.real_or("attention_factor",
+                   default_attention_factor(r, rope.real_or("mscale", 0), rope.real_or("mscale_all_dim", 0)));
+  if (r.scaling == RopeScaling::yarn) {
+    r.beta_fast = rope.real_or("beta_fast", r.beta_fast);
+    r.beta_slow = rope.real_or("beta_slow", r.beta_slow);
+    r.whole_pairs = rope.boolean_or("truncate", true);
+  } else {
+    r.short_factors = numbers(rope, "short_factor");
+    r.long_factors = numbers(rope, "long_factor");
+  }
+}
+
+// The part of a head that is turned: only some families of transformers heed it.
+void read_partial_rotary(const Config& config, const char* key, bool heeded, ModelSpec& m) {
+  if (!heeded) return config.only_real(key, 1.0);
+  const double part = config.real_or(key, 1.0);
+  if (!(part > 0) || part > 1) config.wrong(key, "a number above 0 and up to 1");
+  if (part < 1) m.rotary_dim = static_cast<std::int64_t>(static_cast<double>(m.head_dim) * part);
+}
+
+void read_rope(const Config& config, double theta, ModelSpec& m) {
+  const bool partial = m.fused_projections;
+  m.rope.theta = config.real_or("rope_theta", theta);
+  read_partial_rotary(config, "partial_rotary_factor", partial, m);
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    if (!config.has(key)) continue;
+    read_rope_scaling(config, key, m);
+    const std::string where = fmt::format("{}, {}", config.where(), key);
+    const Config rope(config.required(key), where);
+    if (rope.has("partial_rotary_factor")) read_partial_rotary(rope, "partial_rotary_factor", partial, m);
+  }
+}
+
+// Layers with a window, by layer_types where they are named: all, or all but each n-th. A window that no
+// trained sequence fills is none.
+void read_window(const Config& config, bool in_all, ModelSpec& m) {
+  std::vector<bool> in(static_cast<std::size_t>(m.num_layers), in_all);
+  if (config.has("layer_types")) {
+    const Json& types = config.required("layer_types");
+    if (!types.is_array() || std::ssize(types) != m.num_layers)
+      config.wrong("layer_types", "a list of one for each layer");
+    for (std::size_t i = 0; i < types.size(); ++i) {
+      if (types[i] != "full_attention" && types[i] != "sliding_attention")
+        config.wrong("layer_types", "full_attention and sliding_attention");
+      in[i] = types[i] == "sliding_attention";
+    }
+  }
+  if (std::find(in.begin(), in.end(), true) == in.end()) return;
+  const std::int64_t size = config.integer("sliding_window");
+  const auto first_full = std::find(in.begin(), in.end(), false);
+  const WindowSpec window{size, first_full == in.end() ? 0 : first_full - in.begin() + 1};
+  for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
+    if (window.in(layer) != in[static_cast<std::size_t>(layer)])
+      config.wrong("layer_types", "sliding_attention in all layers or in all but each n-th");
+  if (size < m.max_seq) m.window = window;
+}
+
+struct LlamaDefaults {
+  bool windowed = false;  // where sliding_window is named
+  double rope_theta = 10000.0, norm_eps = 1e-6;
+  bool tied = false;
+};
+
+void read_llama(const Config& config, const LlamaDefaults& defaults, ModelSpec& m) {
   m.family = Family::llama;
   m.num_layers = config.integer("num_hidden_layers");
   m.hidden = config.integer("hidden_size");
@@ -138,27 +236,21 @@ void read_llama(const Config& config, bool window, ModelSpec& m) {
   m.mlp_hidden = config.integer("intermediate_size");
   m.vocab = config.integer("vocab_size");
   m.max_seq = config.integer("max_position_embeddings");
-  m.tied_embedding = config.boolean_or("tie_word_embeddings", false);
-  m.norm_eps = config.real_or("rms_norm_eps", 1e-6);
-  read_rope(config, m);
+  m.tied_embedding = config.boolean_or("tie_word_embeddings", defaults.tied);
+  m.norm_eps = config.real_or("rms_norm_eps", defaults.norm_eps);
+  read_rope(config, defaults.rope_theta, m);
   config.only_text("hidden_act", "silu", {"silu"});
   config.only_boolean("attention_bias", false);
   config.only_boolean("mlp_bias", false);
   config.only_real("attention_dropout", 0.0);
-  if (config.has("layer_types")) {
-    for (const Json& type : config.required("layer_types")) {
-      if (type != "full_attention") config.wrong("layer_types", "full_attention in every layer");
-    }
-  }
-  if (window && config.has("sliding_window") && config.integer("sliding_window") < m.max_seq) {
-    config.wrong("sliding_window", fmt::format("null, or at least max_position_embeddings = {},", m.max_seq));
-  }
+  if (m.num_layers > 100000) config.wrong("num_hidden_layers", "at most 100000");
+  read_window(config, defaults.windowed && config.has("sliding_window"), m);
 }
 
 // What balances the experts in training (router_aux_loss_coef) is a run's to say.
 void read_mixtral(const Config& config, ModelSpec& m) {
   config.required("num_key_value_heads");
-  read_llama(config, true, m);
+  read_llama(config, {.windowed = true}, m);
   m.experts = Experts::mixtral;
   m.num_experts = config.integer("num_local_experts");
   m.experts_per_token = config.integer("num_experts_per_tok");
@@ -166,14 +258,80 @@ void read_mixtral(const Config& config, ModelSpec& m) {
   config.only_real("router_jitter_noise", 0.0);
 }
 
-// Their window, where one is named, is of use_sliding_window alone.
+// Their window, where one is named, is of use_sliding_window alone, and of the layers from max_window_layers
+// on.
 void read_qwen(const Config& config, bool qwen2, ModelSpec& m) {
   config.required("num_key_value_heads");
   if (!qwen2) config.required("head_dim");  // transformers would take 128
-  config.only_boolean("use_sliding_window", false);
-  read_llama(config, false, m);
+  const bool window = config.boolean_or("use_sliding_window", false);
+  if (window && !config.has("layer_types")) {
+    // transformers' default of 28 would leave a deeper model's last layers alone.
+    if (config.required("max_window_layers") != 0 &&
+        config.integer("max_window_layers") < config.integer("num_hidden_layers"))
+      config.wrong("max_window_layers", "0, or at least num_hidden_layers,");
+  }
+  const bool in_all = window && !config.has("layer_types") && config.required("max_window_layers") == 0;
+  read_llama(config, {.windowed = in_all}, m);
+  if (!window && m.window.size > 0) config.wrong("use_sliding_window", "true beside sliding_attention");
   m.qkv_bias = qwen2;
   m.qk_norm = !qwen2;
+}
+
+// In every layer, or after the first ones.
+void read_qwen3_moe(const Config& config, ModelSpec& m) {
+  read_qwen(config, false, m);
+  m.experts = Experts::deepseek;
+  m.num_experts = config.integer(config.has("num_experts") ? "num_experts" : "num_local_experts");
+  m.experts_per_token = config.integer("num_experts_per_tok");
+  m.expert_hidden = config.integer("moe_intermediate_size");
+  m.router.normalise = config.boolean_or("norm_topk_prob", false);
+  if (config.has("decoder_sparse_step") && config.required("decoder_sparse_step") != 1)
+    config.wrong("decoder_sparse_step", "1");
+  if (!config.has("mlp_only_layers")) return;
+  const Json& dense = config.required("mlp_only_layers");
+  if (!dense.is_array()) config.wrong("mlp_only_layers", "a list of layers");
+  for (std::size_t i = 0; i < dense.size(); ++i)
+    if (dense[i] != i) config.wrong("mlp_only_layers", "a list of the first layers, in order,");
+  m.num_dense_layers = std::ssize(dense);
+}
+
+// Layers without positions: each n-th.
+void read_smollm3(const Config& config, ModelSpec& m) {
+  read_llama(config, {.rope_theta = 2e6, .tied = true}, m);
+  if (m.window.size > 0) config.wrong("sliding_window", "null");
+  const std::int64_t every = config.integer_or("no_rope_layer_interval", 4);
+  m.rope.unturned_every = every > m.num_layers ? 0 : every;
+  if (!config.has("no_rope_layers")) return;
+  const std::vector<double> turned = numbers(config, "no_rope_layers");
+  if (std::ssize(turned) < m.num_layers) config.wrong("no_rope_layers", "a list of one for each layer");
+  const auto first = std::find(turned.begin(), turned.begin() + m.num_layers, 0.0) - turned.begin();
+  m.rope.unturned_every = first == m.num_layers ? 0 : first + 1;
+  for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
+    if (m.is_turned(layer) != (turned[static_cast<std::size_t>(layer)] != 0))
+      config.wrong("no_rope_layers", "ones with a zero in each n-th place");
+}
+
+void read_granite(const Config& config, ModelSpec& m) {
+  read_llama(config, {}, m);
+  m.scales.embedding = config.real_or("embedding_multiplier", 1);
+  const double attention = config.real_or("attention_multiplier", 1);
+  m.scales.attention = attention == 1 / std::sqrt(static_cast<double>(m.head_dim)) ? 0 : attention;
+  m.scales.residual = config.real_or("residual_multiplier", 1);
+  m.scales.logits_divisor = config.real_or("logits_scaling", 1);
+}
+
+void read_olmo2(const Config& config, ModelSpec& m) {
+  read_llama(config, {.norm_eps = 1e-5}, m);
+  m.norm_place = NormPlace::after;
+  m.qk_norm = m.qk_norm_whole = true;
+}
+
+// Phi-3, and Phi-4 with it.
+void read_phi3(const Config& config, ModelSpec& m) {
+  m.fused_projections = true;
+  config.only_real("resid_pdrop", 0.0);
+  config.only_real("embd_pdrop", 0.0);
+  read_llama(config, {.windowed = true, .norm_eps = 1e-5}, m);
 }
 
 [[noreturn]] void refuse_model_type(const std::string& where, const std::string& type) {
@@ -181,7 +339,9 @@ void read_qwen(const Config& config, bool qwen2, ModelSpec& m) {
   if (type.starts_with("deepseek"))
     why = " (nor are its scaled positions and FP8 weights; --model deepseek-v3 plans it)";
   refuse(
-      "{}: model_type = \"{}\" is not supported{}: only gpt2, llama, mistral, mixtral, qwen2 and qwen3 are",
+      "{}: model_type = \"{}\" is not supported{}: only gpt2, llama, mistral, mixtral, qwen2, qwen3, "
+      "qwen3_moe, "
+      "smollm3, granite, olmo2 and phi3 are",
       where, type, why);
 }
 
@@ -204,17 +364,27 @@ ModelSpec model_from_hugging_face(const std::string& config_json, const std::str
   if (type == "gpt2") {
     read_gpt2(config, m);
   } else if (type == "llama") {
-    read_llama(config, false, m);
+    read_llama(config, {}, m);
   } else if (type == "mistral") {
     // transformers' own defaults would be 8 heads and a window of 4096 tokens: too surprising to be assumed
     // here.
     if (!object.contains("num_key_value_heads")) config.required("num_key_value_heads");
     if (!object.contains("sliding_window")) config.required("sliding_window");
-    read_llama(config, true, m);
+    read_llama(config, {.windowed = true}, m);
   } else if (type == "mixtral") {
     read_mixtral(config, m);
   } else if (type == "qwen2" || type == "qwen3") {
     read_qwen(config, type == "qwen2", m);
+  } else if (type == "qwen3_moe") {
+    read_qwen3_moe(config, m);
+  } else if (type == "smollm3") {
+    read_smollm3(config, m);
+  } else if (type == "granite") {
+    read_granite(config, m);
+  } else if (type == "olmo2") {
+    read_olmo2(config, m);
+  } else if (type == "phi3") {
+    read_phi3(config, m);
   } else {
     refuse_model_type(where, type);
   }

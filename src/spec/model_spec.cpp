@@ -85,7 +85,7 @@ void check_router(const ModelSpec& m) {
 }
 
 void check_latent_attention(const ModelSpec& m) {
-  if (m.kv_rank == 0 && m.q_rank == 0 && m.rotary_dim == 0 && m.value_head_dim == 0) return;
+  if (m.kv_rank == 0 && m.q_rank == 0 && m.value_head_dim == 0) return;
   if (m.family != Family::llama)
     refuse("model {}: kv_rank = {} is not legal for the gpt2 family", m.name, m.kv_rank);
   check_size(m, "kv_rank", m.kv_rank, largest_size);
@@ -97,6 +97,83 @@ void check_latent_attention(const ModelSpec& m) {
         "model {}: num_kv_heads = {} is not legal with latent attention, whose heads all have their own "
         "keys and values; give {}",
         m.name, m.num_kv_heads, m.num_heads);
+}
+
+void check_rope(const ModelSpec& m) {
+  const RopeSpec& r = m.rope;
+  const bool other = !(m.window == WindowSpec{}) || !(m.scales == ScaleSpec{}) || m.fused_projections ||
+                     m.norm_place != NormPlace::before;
+  if (m.family == Family::gpt2) {
+    RopeSpec plain;
+    plain.theta = r.theta;
+    if (!(r == plain) || (m.rotary_dim != 0 && m.kv_rank == 0) || other)
+      refuse(
+          "model {}: scaled, partial or missing rotary positions, a window, scales, norm_place and "
+          "fused_projections are "
+          "not legal for the gpt2 family; give family = \"llama\"",
+          m.name);
+    return;
+  }
+  if (!m.latent_attention() && (m.rotary_dim < 0 || m.rotary_dim > m.head_dim || m.rotary_dim % 2 != 0))
+    refuse("model {}: rotary_dim = {} is not legal: give an even number up to head_dim = {}, or 0 for all",
+           m.name, m.rotary_dim, m.head_dim);
+  if (r.unturned_every < 0 || r.unturned_every > largest_num_layers)
+    refuse("model {}: unturned_every = {} is not legal: give a whole number from 0 to {}", m.name,
+           r.unturned_every, largest_num_layers);
+  if (m.window.size < 0 || m.window.size > largest_size)
+    refuse("model {}: window = {} is not legal: give a whole number from 0 to {}", m.name, m.window.size,
+           largest_size);
+  if (m.window.full_every < 0 || m.window.full_every > largest_num_layers ||
+      (m.window.size == 0 && m.window.full_every > 0))
+    refuse("model {}: window_full_every = {} is not legal: give a whole number from 0 to {}, beside a window",
+           m.name, m.window.full_every, largest_num_layers);
+  if (m.latent_attention() && (r.unturned_every > 0 || other))
+    refuse(
+        "model {}: unturned_every, window, scales, norm_place and fused_projections are not legal with "
+        "latent attention "
+        "(kv_rank = {})",
+        m.name, m.kv_rank);
+  if (m.fused_projections && m.experts != Experts::none)
+    refuse("model {}: fused_projections = true is not legal with experts; give false", m.name);
+  if (r.scaling == RopeScaling::none) return;
+  check_positive(m, "rope_factor", r.factor);
+  if (r.scaling == RopeScaling::linear) return;
+  check_size(m, "rope_original_length", r.original_length, largest_size);
+  if (r.scaling == RopeScaling::llama3) {
+    check_positive(m, "rope_low_frequency", r.low_frequency);
+    if (!(r.high_frequency > r.low_frequency) || !std::isfinite(r.high_frequency))
+      refuse("model {}: rope_high_frequency = {} is not legal: give a number above rope_low_frequency = {}",
+             m.name, r.high_frequency, r.low_frequency);
+    return;
+  }
+  check_positive(m, "rope_attention_factor", r.attention_factor);
+  if (r.scaling == RopeScaling::yarn) {
+    check_positive(m, "rope_beta_slow", r.beta_slow);
+    check_positive(m, "rope_beta_fast", r.beta_fast);
+    if (!(r.theta > 1))
+      refuse("model {}: rope_theta = {} is not legal with yarn: give a number above 1", m.name, r.theta);
+    return;
+  }
+  for (const auto& [field, factors] :
+       {std::pair{"rope_short_factors", &r.short_factors}, {"rope_long_factors", &r.long_factors}}) {
+    if (std::ssize(*factors) != m.turned_width() / 2)
+      refuse("model {}: {} has {} numbers: give one for each of the {} pairs of a head that are turned",
+             m.name, field, factors->size(), m.turned_width() / 2);
+    for (const double factor : *factors) check_positive(m, field, factor);
+  }
+}
+
+void check_scales(const ModelSpec& m) {
+  check_positive(m, "embedding_scale", m.scales.embedding);
+  check_positive(m, "residual_scale", m.scales.residual);
+  check_positive(m, "logits_divisor", m.scales.logits_divisor);
+  if (m.scales.attention != 0) check_positive(m, "attention_scale", m.scales.attention);
+  if (m.qk_norm_whole && !m.qk_norm)
+    refuse(
+        "model {}: qk_norm_whole = true is not legal without norms of queries and keys; give qk_norm = true",
+        m.name);
+  if (m.norm_place == NormPlace::after && m.experts != Experts::none)
+    refuse("model {}: norm_place = \"after\" is not legal with experts; give \"before\"", m.name);
 }
 
 }  // namespace
@@ -111,7 +188,9 @@ void validate(const ModelSpec& m) {
   check_size(m, "vocab", m.vocab, largest_size);
   check_size(m, "max_seq", m.max_seq, largest_size);
   check_positive(m, "norm_eps", m.norm_eps);
-  check_positive(m, "rope_theta", m.rope_theta);
+  check_positive(m, "rope_theta", m.rope.theta);
+  check_rope(m);
+  check_scales(m);
   check_positive(m, "init_std", m.init_std);
   if (m.num_heads % m.num_kv_heads != 0) {
     refuse("model {}: num_kv_heads = {} does not divide num_heads = {}; give a divisor of {}", m.name,
@@ -176,10 +255,19 @@ std::int64_t num_multiplying_parameters(const ModelSpec& m) { return count_all(m
 
 std::int64_t num_active_parameters(const ModelSpec& m) { return count_all(m, Counted::active); }
 
+double ModelSpec::mean_keys(std::int64_t seq_len) const {
+  const double length = static_cast<double>(seq_len), all = length / 2;
+  if (window.size == 0 || window.size >= seq_len) return all;
+  std::int64_t windowed = 0;
+  for (std::int64_t layer = 0; layer < num_layers; ++layer) windowed += window.in(layer);
+  const double size = static_cast<double>(window.size), seen = size - size * size / (2 * length);
+  const double part = static_cast<double>(windowed) / static_cast<double>(num_layers);
+  return part * seen + (1 - part) * all;
+}
+
 double model_flops_per_token(const ModelSpec& m, std::int64_t seq_len) {
   const double widths = static_cast<double>(m.attention_width() + m.attended_width());
-  const double attention =
-      6.0 * static_cast<double>(m.num_layers) * widths * static_cast<double>(seq_len) / 2.0;
+  const double attention = 6.0 * static_cast<double>(m.num_layers) * widths * m.mean_keys(seq_len);
   return 6.0 * static_cast<double>(num_active_parameters(m)) + attention;
 }
 

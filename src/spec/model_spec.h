@@ -7,6 +7,7 @@
 
 #include "spec/activation.h"
 #include "spec/param_spec.h"
+#include "spec/rope.h"
 #include "spec/routing.h"
 
 namespace echelon {
@@ -21,6 +22,30 @@ enum class Family { gpt2, llama };
 // DeepSeek-V3.
 enum class Experts { none, mixtral, deepseek };
 
+// Which keys a query sees: with a size those of its own and the size - 1 positions before it (Beltagy et al.
+// 2020, https://arxiv.org/abs/2004.05150), in all layers, or in all but each full_every-th.
+struct WindowSpec {
+  std::int64_t size = 0;  // 0: every key up to its own
+  std::int64_t full_every = 0;
+  bool in(std::int64_t layer) const { return size > 0 && (full_every == 0 || (layer + 1) % full_every != 0); }
+  bool operator==(const WindowSpec&) const = default;
+};
+
+// Where a layer has its norms: before attention and before the MLP, or behind each (OLMo 2,
+// https://arxiv.org/abs/2501.00656).
+enum class NormPlace { before, after };
+template <>
+inline constexpr std::array choice_names<NormPlace>{"before", "after"};
+
+// Factors that a model is built with (Granite).
+struct ScaleSpec {
+  double embedding = 1;
+  double attention = 0;  // of q.k before the softmax; 0: 1 / sqrt(head_dim)
+  double residual = 1;   // of what a layer adds to the residual stream
+  double logits_divisor = 1;
+  bool operator==(const ScaleSpec&) const = default;
+};
+
 struct ModelSpec {
   std::string name;
   Family family = Family::llama;
@@ -34,11 +59,18 @@ struct ModelSpec {
   std::int64_t max_seq = 0;     // rows of the learned position table; the longest trained sequence otherwise
   bool tied_embedding = true;   // the output layer uses the token embedding's matrix
   double norm_eps = 1e-5;
-  double rope_theta = 10000.0;
+  RopeSpec rope;
+  WindowSpec window;
+  ScaleSpec scales;
+  NormPlace norm_place = NormPlace::before;
   double init_std = 0.02;
   Activation activation = Activation::swiglu;  // of a llama's MLPs; without a gate they have no gate_proj
   bool qkv_bias = false;                       // of a llama's query, key and value projections (Qwen2)
-  bool qk_norm = false;  // RMSNorm of each head of its queries and keys before they are turned (Qwen3)
+  bool qk_norm = false;        // RMSNorm of each head of its queries and keys before they are turned (Qwen3)
+  bool qk_norm_whole = false;  // of all queries together, and of all keys, instead of each head (OLMo 2)
+
+  // Files of Hugging Face have queries, keys and values as one matrix, and gate and up (Phi-3).
+  bool fused_projections = false;
 
   // Mixture of experts; in brackets the names of Hugging Face's configurations.
   Experts experts = Experts::none;
@@ -49,10 +81,10 @@ struct ModelSpec {
   std::int64_t num_dense_layers = 0;    // the first ones [first_k_dense_replace]
   RouterSpec router;
   // Multi-head latent attention (DeepSeek-V2, https://arxiv.org/abs/2405.04434) where kv_rank > 0: head_dim
-  // is that of queries and keys, rotary_dim of it turned by position.
+  // is that of queries and keys.
   std::int64_t kv_rank = 0;         // [kv_lora_rank]
   std::int64_t q_rank = 0;          // 0: queries straight from the input [q_lora_rank]
-  std::int64_t rotary_dim = 0;      // [qk_rope_head_dim]
+  std::int64_t rotary_dim = 0;      // of head_dim turned by position; 0: all [qk_rope_head_dim]
   std::int64_t value_head_dim = 0;  // [v_head_dim]
 
   bool has_experts(std::int64_t layer) const { return experts != Experts::none && layer >= num_dense_layers; }
@@ -62,6 +94,14 @@ struct ModelSpec {
   bool latent_attention() const { return kv_rank > 0; }
   // Width of what attention hands to its output matrix.
   std::int64_t attended_width() const { return num_heads * (latent_attention() ? value_head_dim : head_dim); }
+
+  std::int64_t turned_width() const { return rotary_dim > 0 ? rotary_dim : head_dim; }
+  bool is_turned(std::int64_t layer) const {
+    return family == Family::llama && (rope.unturned_every == 0 || (layer + 1) % rope.unturned_every != 0);
+  }
+  // Keys that a query of a sequence sees in the mean over positions and layers; half the sequence where no
+  // layer has a window.
+  double mean_keys(std::int64_t seq_len) const;
 
   std::int64_t attention_width() const { return num_heads * head_dim; }
   std::int64_t kv_width() const { return num_kv_heads * head_dim; }

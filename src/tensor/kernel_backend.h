@@ -1,6 +1,6 @@
 // What computes the kernels: the seam between Echelon and a machine. kernels_reference.cpp is plain loops in
-// any float type, kernels_cpu.cpp oneDNN and SIMD in f32 and bf16. Functions and arguments are those of Kernels,
-// which has checked shapes and dtypes; where a backend has not every dtype, it checks for its own.
+// any float type, kernels_cpu.cpp oneDNN and SIMD in f32 and bf16. Functions and arguments are those of
+// Kernels, which has checked shapes and dtypes; where a backend has not every dtype, it checks for its own.
 #pragma once
 
 #include "tensor/kernels.h"
@@ -44,7 +44,8 @@ class KernelBackend {
   virtual void swiglu(const Tensor& gate_up, Out y) = 0;
   virtual void swiglu_backward(InOut gate_up, InOut dy) = 0;
   virtual void weighted_swiglu_backward(InOut gate_up, InOut dy, const Tensor& weights, Out dweights) = 0;
-  virtual void rope(InOut x, std::int64_t head_dim, const Tensor& positions, double theta, bool inverse) = 0;
+  virtual void rope(InOut x, std::int64_t head_dim, const Tensor& positions, const RopeTurns& turns,
+                    bool inverse) = 0;
   virtual void attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape,
                          Out out, Out lse) = 0;
   virtual void attention_delta(const Tensor& out, const Tensor& dout, const AttentionShape& shape,

@@ -244,12 +244,14 @@ void Kernels::weighted_swiglu_backward(InOut gate_up, InOut dy, const Tensor& we
   if (backend_) backend_->weighted_swiglu_backward(gate_up, dy, weights, dweights);
 }
 
-void Kernels::rope(InOut x, std::int64_t head_dim, const Tensor& positions, double theta, bool inverse) {
+void Kernels::rope(InOut x, std::int64_t head_dim, const Tensor& positions, const RopeTurns& turns,
+                   bool inverse) {
   require(is_float(x) && ids_of(positions, x->rows()), "rope: positions is no i32 for each row of x", x,
           positions);
   require(head_dim > 0 && head_dim % 2 == 0 && x->cols() % head_dim == 0,
           "rope: columns of x are not heads of even size", x);
-  if (backend_) backend_->rope(x, head_dim, positions, theta, inverse);
+  check(2 * std::ssize(turns.frequencies) <= head_dim, "rope: more pairs than a head has");
+  if (backend_) backend_->rope(x, head_dim, positions, turns, inverse);
 }
 
 void Kernels::attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape,

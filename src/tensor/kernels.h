@@ -23,6 +23,7 @@
 #include "spec/compression.h"
 #include "spec/param_spec.h"
 #include "spec/precision.h"
+#include "spec/rope.h"
 #include "spec/token_router.h"
 #include "tensor/tensor.h"
 
@@ -147,9 +148,10 @@ class Kernels {
   // y. On exit dy holds the weighted y, and dweights (N, 1, wide) the gradient of the weights.
   void weighted_swiglu_backward(InOut gate_up, InOut dy, const Tensor& weights, Out dweights);
 
-  // RoPE (Su 2021), the half-split form of Llama: x (N, heads*D), row stride allowed; element i of a head
-  // pairs with i + D/2. positions (N, i32): where each row stands. inverse = the backward pass.
-  void rope(InOut x, std::int64_t head_dim, const Tensor& positions, double theta, bool inverse);
+  // RoPE (Su 2021), the half-split form of Llama: x (N, heads*D), row stride allowed; of P pairs element i of
+  // a head goes with i + P, and what lies behind the pairs stays. positions (N, i32): where each row stands.
+  // inverse = the backward pass.
+  void rope(InOut x, std::int64_t head_dim, const Tensor& positions, const RopeTurns& turns, bool inverse);
 
   // out (B*Tq, H*D); lse (B*H*Tq, wide): natural log of the sum of exponentials of each row. No T x T matrix
   // is stored.

@@ -372,17 +372,18 @@ class CpuKernels final : public HostBackend {
     });
   }
 
-  void rope(InOut tx, std::int64_t head_dim, const Tensor& tpositions, double theta, bool inverse) override {
+  void rope(InOut tx, std::int64_t head_dim, const Tensor& tpositions, const RopeTurns& turns,
+            bool inverse) override {
     with_type(tx, [&]<class T>(T) {
       const Matrix<T> x(tx);
       const std::int32_t* positions = tpositions.host<std::int32_t>();
-      const std::int64_t half = head_dim / 2;
+      const std::int64_t half = std::ssize(turns.frequencies);
       constexpr std::int64_t block = 64, width = RopeAngles::most_pairs;
       const std::int64_t blocks = (x.rows + block - 1) / block;
       team_.each_row(blocks * ((half + width - 1) / width), block * x.cols, [&](std::int64_t part) {
         const std::int64_t first_pair = part / blocks * width, pairs = std::min(width, half - first_pair);
         const std::int64_t begin = part % blocks * block, end = std::min(begin + block, x.rows);
-        RopeAngles angles(theta, head_dim, first_pair, pairs);
+        RopeAngles angles(turns, first_pair, pairs);
         for (std::int64_t i = begin; i < end; ++i) {
           angles.move_to(positions[i]);
           for (T* head = x[i] + first_pair; head < x[i] + x.cols; head += head_dim)

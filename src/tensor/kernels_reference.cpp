@@ -456,18 +456,19 @@ class ReferenceKernels final : public HostBackend {
 
   // Angles are made in double: in f32 the angle of a late position is off by more than the arithmetic that
   // follows.
-  void rope(InOut tx, std::int64_t head_dim, const Tensor& tpositions, double theta, bool inverse) override {
+  void rope(InOut tx, std::int64_t head_dim, const Tensor& tpositions, const RopeTurns& turns,
+            bool inverse) override {
     with_stored_type(tx, [&]<class T>(T) {
       using F = Wide<T>;
       const Matrix<T> x(tx);
       const std::int32_t* positions = tpositions.host<std::int32_t>();
-      const std::int64_t half = head_dim / 2;
+      const std::int64_t half = std::ssize(turns.frequencies);
       for (std::int64_t pair = 0; pair < half; ++pair) {
-        const double frequency =
-            std::pow(theta, -2.0 * static_cast<double>(pair) / static_cast<double>(head_dim));
+        const double frequency = turns.frequencies[static_cast<std::size_t>(pair)];
         for (std::int64_t r = 0; r < x.rows; ++r) {
           const double angle = static_cast<double>(positions[r]) * frequency;
-          const F c = F(std::cos(angle)), s = F(inverse ? -std::sin(angle) : std::sin(angle));
+          const F c = F(turns.factor * std::cos(angle)),
+                  s = F(turns.factor * (inverse ? -std::sin(angle) : std::sin(angle)));
           for (std::int64_t j = pair; j < x.cols; j += head_dim) {
             const F low = x[r][j], high = x[r][j + half];
             x[r][j] = T(low * c - high * s);

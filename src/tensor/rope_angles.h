@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "spec/rope.h"
+
 namespace echelon {
 
 // For up to 64 pairs of a head. In double, because in f32 the angle of a late position is off by more than
@@ -14,13 +16,11 @@ class RopeAngles {
  public:
   static constexpr std::int64_t most_pairs = 64;
 
-  // Pairs [first_pair, first_pair + pairs) of a head of head_dim elements; pair i turns by theta^(-2i /
-  // head_dim) a position.
-  RopeAngles(double theta, std::int64_t head_dim, std::int64_t first_pair, std::int64_t pairs)
-      : pairs_(pairs) {
+  // Pairs [first_pair, first_pair + pairs) of a head.
+  RopeAngles(const RopeTurns& turns, std::int64_t first_pair, std::int64_t pairs)
+      : pairs_(pairs), factor_(turns.factor) {
     for (std::int64_t i = 0; i < pairs; ++i) {
-      const double exponent = -2.0 * static_cast<double>(first_pair + i) / static_cast<double>(head_dim);
-      frequency_[at(i)] = std::pow(theta, exponent);
+      frequency_[at(i)] = turns.frequencies[at(first_pair + i)];
       step_cosine_[at(i)] = std::cos(frequency_[at(i)]);
       step_sine_[at(i)] = std::sin(frequency_[at(i)]);
     }
@@ -32,8 +32,8 @@ class RopeAngles {
       start_at(position / anew * anew);
     while (position_ < position) next();
     for (std::int64_t i = 0; i < pairs_; ++i) {
-      cosine_f32_[at(i)] = static_cast<float>(cosine_[at(i)]);
-      sine_f32_[at(i)] = static_cast<float>(sine_[at(i)]);
+      cosine_f32_[at(i)] = static_cast<float>(factor_ * cosine_[at(i)]);
+      sine_f32_[at(i)] = static_cast<float>(factor_ * sine_[at(i)]);
     }
   }
   const float* cosine() const { return cosine_f32_.data(); }
@@ -63,6 +63,7 @@ class RopeAngles {
   }
 
   std::int64_t pairs_, position_ = -1;
+  double factor_;
   Row<double> frequency_, step_cosine_, step_sine_, cosine_, sine_;
   Row<float> cosine_f32_, sine_f32_;
 };

@@ -155,9 +155,10 @@ class NoisyKernels final : public RoundingNoise {
     move(dweights, dy->cols());
   }
 
-  void rope(InOut x, std::int64_t head_dim, const Tensor& positions, double theta, bool inverse) override {
+  void rope(InOut x, std::int64_t head_dim, const Tensor& positions, const RopeTurns& turns,
+            bool inverse) override {
     move(x);
-    exact_.rope(x, head_dim, positions, theta, inverse);
+    exact_.rope(x, head_dim, positions, turns, inverse);
     move(x);
   }
 

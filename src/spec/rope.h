@@ -1,0 +1,52 @@
+// Rotary positions as data (Su et al. 2021, https://arxiv.org/abs/2104.09864), and the published ways to let
+// a model see further than it was trained on. Names and formulas are those of transformers.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "spec/choices.h"
+
+namespace echelon {
+
+enum class RopeScaling {
+  none,
+  linear,  // positions divided by `factor` (Chen et al. 2023, https://arxiv.org/abs/2306.15595)
+  llama3,  // slow pairs alone, with a ramp between (Llama 3.1)
+  yarn,    // by pair, with a ramp, and attention sharper (Peng et al. 2023, https://arxiv.org/abs/2309.00071)
+  longrope,  // a factor for each pair (Ding et al. 2024, https://arxiv.org/abs/2402.13753)
+};
+template <>
+inline constexpr std::array choice_names<RopeScaling>{"none", "linear", "llama3", "yarn", "longrope"};
+
+struct RopeSpec {
+  double theta = 10000.0;
+  std::int64_t unturned_every = 0;  // each so-many-th layer has no positions (SmolLM3); 0: every layer has
+  RopeScaling scaling = RopeScaling::none;
+  double factor = 1;
+  std::int64_t original_length = 0;  // that the model was trained on before it was scaled
+  double attention_factor = 1;       // of what is turned, queries and keys alike: yarn, longrope
+  double low_frequency = 1,
+         high_frequency = 4;             // llama3: where the ramp ends, in turns of the original length
+  double beta_fast = 32, beta_slow = 1;  // yarn: the same
+  bool whole_pairs = true;               // yarn: the ramp's ends are rounded outwards
+  // longrope, by pair: in sequences up to the original length, and beyond.
+  std::vector<double> short_factors, long_factors;
+  bool operator==(const RopeSpec&) const = default;
+};
+
+// What a rope kernel needs: radians a position of each pair, and what cosines and sines are multiplied by.
+struct RopeTurns {
+  std::vector<double> frequencies;
+  double factor = 1;
+  // All elements of a head in pairs (i, i + head_dim / 2).
+  static RopeTurns plain(double theta, std::int64_t head_dim);
+};
+
+// Of heads whose first `rotary_dim` elements are turned, in sequences of `seq_len`.
+RopeTurns rope_turns(const RopeSpec& rope, std::int64_t rotary_dim, std::int64_t seq_len);
+
+// What transformers takes where a configuration names no attention factor.
+double default_attention_factor(const RopeSpec& rope, double mscale = 0, double mscale_all_dim = 0);
+
+}  // namespace echelon
