@@ -23,13 +23,15 @@ const std::map<std::string, std::set<std::string>>& stands_on() {
       {"comm", {"base", "spec", "tensor"}},
       {"parallel", {"base", "spec", "schedule", "tensor", "comm"}},
       {"model", {"base", "spec", "schedule", "tensor", "comm", "parallel"}},
-      {"data", {"base"}},
-      {"checkpoint", {"base", "spec", "schedule", "tensor", "comm", "parallel", "model", "data"}},
+      {"text", {"base"}},
+      {"data", {"base", "text"}},
+      {"checkpoint", {"base", "spec", "schedule", "tensor", "comm", "parallel", "model", "text", "data"}},
       {"train",
-       {"base", "spec", "schedule", "plan", "tensor", "comm", "parallel", "model", "data", "checkpoint"}},
+       {"base", "spec", "schedule", "plan", "tensor", "comm", "parallel", "model", "text", "data",
+        "checkpoint"}},
       {"verify",
-       {"base", "spec", "schedule", "plan", "tensor", "comm", "parallel", "model", "data", "checkpoint",
-        "train"}},
+       {"base", "spec", "schedule", "plan", "tensor", "comm", "parallel", "model", "text", "data",
+        "checkpoint", "train"}},
   };
   return rooms;
 }

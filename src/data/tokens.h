@@ -9,11 +9,9 @@
 #include "base/open_file.h"
 #include "base/philox.h"
 #include "base/split.h"
+#include "text/tokenizer.h"
 
 namespace echelon {
-
-inline constexpr std::int64_t bytes_vocab = 257;  // the bytes tokenizer: a byte is its own id,
-inline constexpr std::int32_t end_of_text = 256;  // and this follows each document (file)
 
 // The files of --data, one after the other. Text files are read by the bytes tokenizer. Token files are those
 // of llm.c (https://github.com/karpathy/llm.c): 256 int32 of header (magic, version, count), then the ids,
