@@ -38,8 +38,8 @@ struct TrainFlags {
   std::string tokenizer = "bytes";
   TimelineFlags timeline;
   std::int64_t steps = 100, sample = 200;
-  std::string machine, staleness, straggle, plant_expert, memory_limit, on_nan = "stop", async_save = "on",
-                                                                        die;
+  std::string from, machine, staleness, straggle, plant_expert, memory_limit, on_nan = "stop",
+                                                                              async_save = "on", die;
   int servers = 1;
   bool json = false, dry_run = false;
   CLI::App* app = nullptr;
@@ -116,8 +116,7 @@ PlannedDeath planned_death(const std::string& text, bool processes) {
   const std::string where = text.substr(second + 1);
   std::vector<std::string> legal{"forward", "backward", "write", "written", "commit"};
   if (processes) legal.insert(legal.end(), {"tp-collective", "dp-collective"});
-  if (!contains(legal, where))
-    refuse("--die {}: WHERE is one of {}", text, fmt::join(legal, ", "));
+  if (!contains(legal, where)) refuse("--die {}: WHERE is one of {}", text, fmt::join(legal, ", "));
   return {parse_number<int>("--die", text.substr(0, first)),
           parse_number<std::int64_t>("--die", text.substr(first + 1, second - first - 1)), where};
 }
@@ -163,7 +162,8 @@ std::vector<FlagNeed> data_needs(const TrainFlags& f, const TokenData& data) {
 // What the flags ask for. The data is returned, as the request has no place for it.
 std::unique_ptr<TokenData> read_request(TrainFlags& f) {
   TrainRequest& request = f.request;
-  request.plan = f.plan.plan();
+  if (!f.from.empty()) request.from = std::make_shared<const StartingWeights>(f.from);
+  request.plan = f.plan.plan(request.from.get());
   request.run = f.job.options(f.run, request.plan);
   f.optimizer.finish(f.steps, request.plan);
   if (f.app->get_option("--memory-limit")->count() > 0)
@@ -192,16 +192,20 @@ std::unique_ptr<TokenData> read_request(TrainFlags& f) {
   return data;
 }
 
-// A model's directory says what it is, and its weights lie beside.
+// Where the weights come from, where that is not plain: a model's directory says what it is, and its weights
+// lie beside.
 std::string origin_of_weights(const TrainFlags& f) {
+  if (f.request.from) {
+    const CheckpointInfo* const checkpoint = f.request.from->checkpoint();
+    return fmt::format(
+        "weights from {}{}\n", f.request.from->path(),
+        checkpoint == nullptr ? "" : fmt::format(", trained for {}", counted(checkpoint->step, "step")));
+  }
   if (f.request.resume || !is_given(*f.app, "--model")) return "";
   const std::string model = f.app->get_option("--model")->as<std::string>();
   if (!has_weights(model)) return "";
-  return fmt::format(
-      "weights new, from --seed {}; those in {} are not used: `echelon checkpoint import {} --out DIR`, then "
-      "train "
-      "--checkpoint DIR --resume, goes on from them\n",
-      f.request.seed, model, model);
+  return fmt::format("weights new, from --seed {}; those in {} are not used: --from {} starts from them\n",
+                     f.request.seed, model, model);
 }
 
 // A plan is all that is run dry: every other flag is idle.
@@ -422,6 +426,10 @@ void add_train(CLI::App& program, int& status) {
   app.add_option("--checkpoint", flags->request.checkpoint_directory, "Directory of the checkpoints")
       ->type_name("DIR");
   app.add_flag("--resume", flags->request.resume, "Continue from the last checkpoint");
+  app.add_option(
+         "--from", flags->from,
+         "Start from these weights: a model of Hugging Face's layout, or a checkpoint (default: new ones)")
+      ->type_name("DIR");
   add_number(app, "--sample", flags->sample, "Tokens of text generated at the end; 0: none");
   app.add_flag("--json", flags->json, "Summary as one JSON object on standard output");
   app.add_flag("--dry-run", flags->dry_run,

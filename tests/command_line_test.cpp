@@ -1058,7 +1058,7 @@ TEST_F(CommandLine, BytesAreNotFedToATokenizersIds) {
           {"--data", "another tokenizer"});
   const Result unused = run(joined(train, {"--model", "hf"}));
   EXPECT_EQ(unused.status, 0) << unused.err;
-  EXPECT_NE(unused.out.find("those in hf are not used: `echelon checkpoint import hf --out DIR`"),
+  EXPECT_NE(unused.out.find("those in hf are not used: --from hf starts from them"),
             std::string::npos)
       << unused.out;
   // A vocabulary of bytes stays one on the way out and back.

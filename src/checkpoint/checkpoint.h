@@ -64,7 +64,8 @@ std::string save_checkpoint(const Rank& rank, const ParameterStore& parameters, 
                             const CheckpointInfo& info, const std::vector<CarriedTensor>& carried = {},
                             const RouterBiases& biases = {});
 
-// Fills parameters, and the moments and what is `carried` unless `values_only`. Every rank reads what it
+// Fills parameters, and the moments and what is `carried` unless `values_only`, when the parameters may be of
+// another dtype than the checkpoint. Every rank reads what it
 // holds. Returns the routers' biases, of all layers. RequestError naming the tensor when one is missing, of
 // another shape or damaged, NotFinite (finite.h) where a value is; nothing is changed in the checkpoint.
 RouterBiases load_checkpoint(const Rank& rank, const ParameterStore& parameters, const CheckpointInfo& info,

@@ -107,6 +107,8 @@ double element(const StoredTensor& tensor, const std::byte* data, std::int64_t i
   }
 }
 
+}  // namespace
+
 // The tensors of all files of a model, under their own names.
 class StoredModel {
  public:
@@ -172,6 +174,8 @@ class StoredModel {
   std::vector<std::unique_ptr<SafetensorsFile>> files_;
   std::map<std::string, const SafetensorsFile*> places_;
 };
+
+namespace {
 
 // Masks and frequencies that older versions of transformers saved beside the parameters.
 bool is_constant(const std::string& name) {
@@ -313,11 +317,38 @@ bool has_weights(const std::string& directory) {
   return false;
 }
 
-std::string import_hugging_face(const std::string& directory, const std::string& checkpoints, DType dtype,
-                                std::uint64_t seed) {
+static void refuse_other_layout(const std::string& directory) {
   std::error_code none;
   if (!fs::exists(fs::path(directory) / "config.json", none))
     refuse("{}: there is no config.json: not a model in Hugging Face's layout", directory);
+}
+
+HuggingFaceWeights::HuggingFaceWeights(const std::string& directory) {
+  refuse_other_layout(directory);
+  model_ = load_model(directory);
+  stored_ = std::make_unique<const StoredModel>(directory);
+  names_ = stored_names(*stored_, model_);
+}
+HuggingFaceWeights::~HuggingFaceWeights() = default;
+HuggingFaceWeights::HuggingFaceWeights(HuggingFaceWeights&&) noexcept = default;
+
+void HuggingFaceWeights::load(const Rank& rank, const ParameterStore& parameters) const {
+  for (const Parameter& p : parameters.all()) {
+    const std::string& name = names_.at(p.spec.name);
+    const std::vector<double> values = stored_->read(name, p.spec.shape);
+    const Tensor logical(rank.arena(), MemoryCategory::other, p.own_master.dtype(), p.spec.shape);
+    // Of what is trained: a large number of F64 is infinite in f32.
+    copy_numbers_from_host(values, logical);
+    with_stored_type(logical, [&]<class F>(F) {
+      refuse_nonfinite<F>(stored_->directory(), name, {logical.host<F>(), values.size()});
+    });
+    scatter_logical(rank, logical, p, ParameterTensor::value);
+  }
+}
+
+std::string import_hugging_face(const std::string& directory, const std::string& checkpoints, DType dtype,
+                                std::uint64_t seed) {
+  refuse_other_layout(directory);
   Plan plan;
   plan.model = load_model(directory);
   plan.precision = recipe_of_weights(dtype);
@@ -326,8 +357,7 @@ std::string import_hugging_face(const std::string& directory, const std::string&
   if (!existing.empty())
     refuse("--out {}: holds {} already; name another directory", checkpoints,
            fs::path(existing.back()).filename().string());
-  const StoredModel stored(directory);
-  const auto names = stored_names(stored, plan.model);
+  const HuggingFaceWeights weights(directory);
   std::string path;
   prepare_kernels(plan.precision);
   ThreadWorld world(1, std::chrono::seconds(60));
@@ -336,16 +366,7 @@ std::string import_hugging_face(const std::string& directory, const std::string&
     const auto kernels = make_kernels(arena, plan.precision, 1);
     const Rank rank(world, plan.mesh, index, plan.precision, arena, *kernels);
     const ParameterStore parameters(rank, plan, PipelineLayout(plan), seed);
-    for (const Parameter& p : parameters.all()) {
-      const std::vector<double> values = stored.read(names.at(p.spec.name), p.spec.shape);
-      const Tensor logical(arena, MemoryCategory::other, dtype, p.spec.shape);
-      // Of what the checkpoint would hold: a large number of F64 is infinite in f32.
-      copy_numbers_from_host(values, logical);
-      with_stored_type(logical, [&]<class F>(F) {
-        refuse_nonfinite<F>(directory, names.at(p.spec.name), {logical.host<F>(), values.size()});
-      });
-      scatter_logical(rank, logical, p, ParameterTensor::value);
-    }
+    weights.load(rank, parameters);
     CheckpointInfo info;
     info.seed = seed;
     info.dtype = dtype;

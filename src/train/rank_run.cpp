@@ -36,8 +36,10 @@ void RankRun::run() {
     trainer_.stages().set_router_biases(
         load_checkpoint(rank_, trainer_.parameters(), shared_.resumed, false, trainer_.carried()));
     trainer_.resume(shared_.resumed.step, shared_.resumed.updates);
-  } else if (request.planted_expert) {
-    plant_expert(trainer_.parameters(), request.plan.model, *request.planted_expert);
+  } else {
+    if (request.from) trainer_.stages().set_router_biases(request.from->load(rank_, trainer_.parameters()));
+    if (request.planted_expert)
+      plant_expert(trainer_.parameters(), request.plan.model, *request.planted_expert);
   }
   rank_.arena().reset_peak();
   const std::int64_t asked_for = last_step_;

@@ -98,6 +98,10 @@ void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeli
   refuse_clipping(request.optimizer, pipeline);
   if (request.resume && request.checkpoint_directory.empty())
     refuse("--resume: needs --checkpoint DIR, the directory to continue from");
+  if (request.resume && request.from)
+    refuse(
+        "--from {}: a run that goes on (--resume) has the weights of its checkpoint; legal: one of the two",
+        request.from->path());
   if (request.resume && !fs::exists(request.checkpoint_directory))
     refuse("--checkpoint {}: no such directory", request.checkpoint_directory);
   if (is_checkpoint(request.checkpoint_directory))
