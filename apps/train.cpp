@@ -5,6 +5,7 @@
 #include <cmath>
 #include <memory>
 
+#include "apps/data_flags.h"
 #include "apps/flag_needs.h"
 #include "apps/flags.h"
 #include "apps/help.h"
@@ -35,7 +36,8 @@ struct TrainFlags {
   OptimizerFlags optimizer;
   TrainRequest request;
   std::vector<std::string> data;
-  std::string tokenizer = "bytes";
+  DataFlags reading;
+  std::shared_ptr<const Tokenizer> tokenizer;  // of the data, and of what is shown of it
   TimelineFlags timeline;
   std::int64_t steps = 100, sample = 200;
   std::string from, machine, staleness, straggle, plant_expert, memory_limit, on_nan = "stop",
@@ -64,11 +66,17 @@ StepPrediction priced_step(const TrainFlags& f) {
   return {estimate.seconds, estimate.bubble_fraction};
 }
 
-// A token file has no bytes to show; ids of the bytes tokenizer are the bytes themselves.
-std::string as_text(const std::vector<std::int32_t>& tokens, TokenData::Kind kind) {
+// Ids of token files are shown as they are where nobody has named their tokenizer.
+std::string as_text(const std::vector<std::int32_t>& tokens, const TrainFlags& f, const TokenData& data) {
   std::string text;
+  if (data.from_text() && data.kind() == TokenData::Kind::tokens) {
+    const std::int64_t vocab = f.tokenizer->vocab();  // the model's may be larger
+    std::vector<std::int32_t> known = tokens;
+    std::erase_if(known, [&](std::int32_t token) { return token >= vocab; });
+    return f.tokenizer->decode(known);
+  }
   for (std::int32_t token : tokens) {
-    if (kind == TokenData::Kind::tokens)
+    if (data.kind() == TokenData::Kind::tokens)
       text += fmt::format("{} ", token);
     else if (token < 256)
       text += static_cast<char>(token);
@@ -153,10 +161,53 @@ std::vector<FlagNeed> data_needs(const TrainFlags& f, const TokenData& data) {
       "with {} tokens of data: a part of {} of them is no more than one "
       "sequence of {}",
       data.size(), r.validation_fraction, seq_len);
-  return {{"--tokenizer", data.kind() == TokenData::Kind::text, "with token files", {}},
-          {"--val-fraction", validates, short_part, {}},
-          {"--eval-every", validates || r.eval_every == 0, short_part, {}},
-          {"--eval-samples", validates || r.eval_samples == 0, short_part, {}}};
+  std::vector<FlagNeed> needs = f.reading.needs(data);
+  needs.push_back({"--val-fraction", validates, short_part, {}});
+  needs.push_back({"--eval-every", validates || r.eval_every == 0, short_part, {}});
+  needs.push_back({"--eval-samples", validates || r.eval_samples == 0, short_part, {}});
+  return needs;
+}
+
+// Where a tokenizer may lie that belongs to the weights, or to the model.
+std::vector<std::string> tokenizer_places(const TrainFlags& f) {
+  std::vector<std::string> places;
+  if (f.request.resume && !list_checkpoints(f.request.checkpoint_directory).empty())
+    places = {list_checkpoints(f.request.checkpoint_directory).back(), f.request.checkpoint_directory};
+  if (f.request.from) places = {f.request.from->path(), f.from};
+  if (is_given(*f.app, "--model")) places.push_back(f.app->get_option("--model")->as<std::string>());
+  return places;
+}
+
+std::unique_ptr<TokenData> read_data(TrainFlags& f) {
+  TrainRequest& request = f.request;
+  const ModelSpec& model = request.plan.model;
+  std::optional<ProgressLine> line;
+  if (f.job.leads()) line.emplace("train", f.json);
+  const DataReading reading = f.reading.reading(tokenizer_places(f), line ? line->progress() : Progress());
+  auto data = std::make_unique<TokenData>(f.data, model.vocab, reading);
+  f.tokenizer = reading.text.tokenizer;
+  if (request.from && !is_given(*f.app, "--tokenizer") && data->kind() == TokenData::Kind::text) {
+    const CheckpointInfo* const checkpoint = request.from->checkpoint();
+    if (checkpoint != nullptr ? !reads_bytes(*checkpoint) : model.vocab != bytes_vocab)
+      refuse(
+          "--data: text would be read as bytes, and the weights of --from {} have learned the ids of a "
+          "tokenizer that "
+          "does not lie beside them; legal: --tokenizer PATH with it, --tokenizer bytes, or token files",
+          request.from->path());
+  }
+  const auto end = reading.text.tokenizer->end_of_text();
+  if (request.plan.mask == AttentionMask::document && request.plan.document_end < 0 && data->from_text() &&
+      end)
+    request.plan.document_end = *end;
+  if (!data->is_masked()) return data;
+  const Split split = split_tokens(data->size(), request.validation_fraction, request.plan.seq_len);
+  for (const Range& part : {split.train, split.validation})
+    if (part.size() > 0 && next_counted(*data, {part.begin + 1, part.end}) == part.end)
+      refuse(
+          "--data: the loss counts none of the {} tokens that are {}; legal: records with a completion or an "
+          "assistant's message that is not empty, or another --val-fraction",
+          part.size(), part.begin == 0 ? "trained on" : "held out");
+  return data;
 }
 
 // What the flags ask for. The data is returned, as the request has no place for it.
@@ -175,9 +226,6 @@ std::unique_ptr<TokenData> read_request(TrainFlags& f) {
   if (!f.machine.empty()) request.priced_step = priced_step(f);
   const auto is_given = [&](const char* name) { return echelon::is_given(*f.app, name); };
   if (!is_given("--warmup")) request.optimizer.warmup_steps = std::clamp<std::int64_t>(f.steps, 0, 10);
-  if (f.tokenizer != "bytes")
-    refuse("--tokenizer {}: only the bytes tokenizer is built; legal: bytes, or token files as --data",
-           f.tokenizer);
   if (f.on_nan != "stop" && f.on_nan != "skip") refuse("--on-nan {}: legal: stop, skip", f.on_nan);
   if (f.async_save != "on" && f.async_save != "off") refuse("--async-save {}: legal: on, off", f.async_save);
   request.save_beside = f.async_save == "on";
@@ -187,7 +235,7 @@ std::unique_ptr<TokenData> read_request(TrainFlags& f) {
     request.death = planned_death(f.die, f.job.processes() != nullptr);
   request.sample_tokens =
       is_given("--sample") ? f.sample : std::min(f.sample, request.plan.model.max_seq - 1);
-  auto data = std::make_unique<TokenData>(f.data, request.plan.model.vocab);
+  auto data = read_data(f);
   refuse_idle(*f.app, data_needs(f, *data));
   return data;
 }
@@ -276,6 +324,9 @@ int run_train(TrainFlags& f, StopSignals& signals) {
       fmt::print(
           out, "tokens  text is read as bytes, ids 0 to {}: the other {} of the vocabulary are never seen\n",
           end_of_text, plan.model.vocab - bytes_vocab);
+    if (data.from_text() && data.kind() == TokenData::Kind::tokens)
+      fmt::print(out, "tokens  of text by {}, which has {} of the vocabulary's {}\n", f.tokenizer->name(),
+                 f.tokenizer->vocab(), plan.model.vocab);
     fmt::print(out, "batch   {} of {} a step, {} at once on a rank\n", counted(plan.global_batch, "sequence"),
                counted(plan.seq_len, "token"), std::min(plan.micro_batch, plan.global_batch));
     if (request.asynchronous)
@@ -342,8 +393,7 @@ int run_train(TrainFlags& f, StopSignals& signals) {
   };
   observer.on_checkpoint = [&](const std::string& path) { fmt::print(out, "{}saved   {}\n", fresh, path); };
   observer.on_sample = [&](const std::vector<std::int32_t>& prompt, const std::vector<std::int32_t>& text) {
-    fmt::print(out, "\nsample, after \"{}\":\n{}\n", as_text(prompt, data.kind()),
-               as_text(text, data.kind()));
+    fmt::print(out, "\nsample, after \"{}\":\n{}\n", as_text(prompt, f, data), as_text(text, f, data));
   };
   if (!request.asynchronous) signals.listen();  // whose workers have no common step to stop after
   const TrainSummary summary = train(request, data, observer);
@@ -420,7 +470,7 @@ void add_train(CLI::App& program, int& status) {
   CLI::App& app = *program.add_subcommand("train", "Train a model");
   flags->app = &app;
   heading(app, common_flags);
-  app.add_option("--data", flags->data, "Text files or directories, or token files (required)")
+  app.add_option("--data", flags->data, "Text, .jsonl or directories of them, or token files (required)")
       ->type_name("PATH");
   add_number(app, "--steps", flags->steps, "Train up to this step");
   app.add_option("--checkpoint", flags->request.checkpoint_directory, "Directory of the checkpoints")
@@ -437,9 +487,7 @@ void add_train(CLI::App& program, int& status) {
   flags->plan.add_to(app, train_defaults());
   flags->optimizer.add_to(app, flags->request.optimizer);
   heading(app, "Data and evaluation");
-  app.add_option("--tokenizer", flags->tokenizer, "Tokenizer of text files: bytes")
-      ->type_name("NAME")
-      ->capture_default_str();
+  flags->reading.add_to(app);
   add_number(app, "--seed", flags->request.seed, "Seed of the initial weights and the data order");
   add_number(app, "--val-fraction", flags->request.validation_fraction,
              "Fraction of the data held out for validation, at its end");

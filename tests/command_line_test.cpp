@@ -271,6 +271,8 @@ TEST_F(CommandLine, HelpBeginsWithTheCommonFlagsAndFitsATerminal) {
                                               {"checkpoint"},
                                               {"checkpoint", "info"},
                                               {"checkpoint", "import"},
+                                              {"data", "tokenize"},
+                                              {"data", "info"},
                                               {"launch"},
                                               {"generate"},
                                               {"bench", "train"},
@@ -938,6 +940,7 @@ TEST_F(IdleFlags, OfTheOtherVerbs) {
                {"--ranks", "--seq-len", "--heads", "--kv-heads", "--head-dim", "--repeats"});
   expect_known({"checkpoint", "export"}, {}, {"--out", "--shard-bytes", "--dtype"});
   expect_known({"checkpoint", "import"}, {}, {"--out", "--dtype", "--seed"});
+  expect_known({"data", "tokenize"}, {}, {"--tokenizer", "--out", "--threads"});
 }
 
 TEST_F(IdleFlags, OfThePlannersVerbs) {

@@ -83,7 +83,7 @@ bool looks_like_a_command(const std::string& line) {
 
 // `echelon train --flags` in running text, which may go on in the next line. `text` begins in this line.
 void add_inline(const std::string& text, int line, std::vector<Command>& commands) {
-  static const std::regex span("`(echelon (?:(?:bench|checkpoint) )?[a-z]+ [^`]*--[^`]*)`");
+  static const std::regex span("`(echelon (?:(?:bench|checkpoint|data) )?[a-z]+ [^`]*--[^`]*)`");
   for (std::sregex_iterator it(text.begin(), text.end(), span), end; it != end; ++it) {
     const auto lines = std::count(text.begin(), text.begin() + it->position(), '\n');
     std::string command = (*it)[1];
