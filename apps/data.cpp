@@ -96,7 +96,7 @@ int run_tokenize(const DataVerbFlags& f) {
 
 // The beginnings of documents spread over the data.
 ordered_json samples_of(const TokenData& data, const Tokenizer& tokenizer, std::int64_t count) {
-  constexpr std::int64_t most_tokens = 48;
+  constexpr std::int64_t most_tokens = 200;
   std::vector<std::int64_t> starts = data.document_starts();
   if (starts.empty()) starts.push_back(0);
   const auto documents = std::ssize(starts);
@@ -128,6 +128,10 @@ int run_info(const DataVerbFlags& f) {
     reading = f.reading.reading({}, progress);
     return TokenData(f.paths, decodes ? reading.text.tokenizer->vocab() : any_vocab, reading);
   });
+  std::vector<FlagNeed> needs = f.reading.needs(data);
+  std::erase_if(needs,
+                [](const FlagNeed& need) { return need.flag == "--tokenizer"; });  // which shows samples
+  refuse_idle(*f.info, needs);
   const Counts all = counts_of(data);
   const bool reads = decodes || data.kind() == TokenData::Kind::text;
   const ordered_json samples =

@@ -147,9 +147,10 @@ TEST_F(CommandLine, SaysThatRanksShareCores) {
 }
 
 TEST_F(CommandLine, WrongWordsAreRefusedByName) {
-  refused({}, {"verb", "train, verify, plan, calibrate, simulate, checkpoint, launch, generate, bench"});
+  refused({},
+          {"verb", "train, verify, plan, calibrate, simulate, checkpoint, data, launch, generate, bench"});
   refused({"frob"},
-          {"frob", "train, verify, plan, calibrate, simulate, checkpoint, launch, generate, bench"});
+          {"frob", "train, verify, plan, calibrate, simulate, checkpoint, data, launch, generate, bench"});
   refused({"bench"}, {"bench", "train, comm"});
   refused({"bench", "x"}, {"x", "train, comm"});
   refused({"train"}, {"--data"});
@@ -872,6 +873,7 @@ TEST_F(IdleFlags, OfTrain) {
       {{"--eval-every", "2", "--val-fraction", "0"}, "with --val-fraction 0"},
       {{"--eval-samples", "2", "--val-fraction", "0"}, "with --val-fraction 0"},
       {{"--val-fraction", "0.001"}, "with 8291 tokens of data"},
+      {{"--raw-tokens", "uint16"}, "without .bin files"},
       {{"--servers", "1"}, "without --staleness"},
       {{"--straggler-every", "1", "--staleness", "1"}, "with --staleness"},
       {{"--bucket", "1MiB", "--dp", "2", "--staleness", "1"}, "with --staleness"}};
@@ -880,11 +882,12 @@ TEST_F(IdleFlags, OfTrain) {
   all.insert(all.end(), own.begin(), own.end());
   expect_known(
       {"train"}, all,
-      joined(plan_alone, {"--comm",         "--record",       "--lr",         "--min-lr",    "--warmup",
-                          "--weight-decay", "--clip",         "--data",       "--tokenizer", "--steps",
-                          "--seed",         "--val-fraction", "--checkpoint", "--on-nan",    "--resume",
-                          "--staleness",    "--memory-limit", "--machine",    "--straggle",  "--plant-expert",
-                          "--trace",        "--timeline",     "--log",        "--sample",    "--dry-run"}));
+      joined(plan_alone, {"--comm",         "--record",   "--lr",           "--min-lr",    "--warmup",
+                          "--weight-decay", "--clip",     "--data",         "--tokenizer", "--data-cache",
+                          "--raw-tokens",   "--from",     "--steps",        "--seed",      "--val-fraction",
+                          "--checkpoint",   "--on-nan",   "--resume",       "--staleness", "--memory-limit",
+                          "--machine",      "--straggle", "--plant-expert", "--trace",     "--timeline",
+                          "--log",          "--sample",   "--dry-run"}));
 }
 
 TEST_F(IdleFlags, OfADryRun) {
@@ -1061,8 +1064,7 @@ TEST_F(CommandLine, BytesAreNotFedToATokenizersIds) {
           {"--data", "another tokenizer"});
   const Result unused = run(joined(train, {"--model", "hf"}));
   EXPECT_EQ(unused.status, 0) << unused.err;
-  EXPECT_NE(unused.out.find("those in hf are not used: --from hf starts from them"),
-            std::string::npos)
+  EXPECT_NE(unused.out.find("those in hf are not used: --from hf starts from them"), std::string::npos)
       << unused.out;
   // A vocabulary of bytes stays one on the way out and back.
   ASSERT_EQ(run(training({"--steps", "1", "--sample", "0", "--checkpoint", "small"})).status, 0);

@@ -21,8 +21,7 @@ std::string tokenizer_file(const std::string& path) {
     if (fs::is_regular_file(fs::path(path) / name, none)) return (fs::path(path) / name).string();
   std::vector<std::string> others;
   for (const auto& entry : fs::directory_iterator(path, none))
-    if (entry.path().extension() == ".model" || entry.path().extension() == ".tiktoken")
-      others.push_back(entry.path().string());
+    if (entry.path().extension() == ".tiktoken") others.push_back(entry.path().string());
   return others.empty() ? "" : *std::min_element(others.begin(), others.end());
 }
 

@@ -6,7 +6,7 @@
 namespace echelon {
 namespace {
 
-constexpr std::string_view replacement = "\xef\xbf\xbd";  // U+FFFD: of half a character, it may become another
+constexpr std::string_view broken_mark = "\xef\xbf\xbd";  // U+FFFD: of half a character, it may become another
 
 // The bytes of a character that the end cuts off.
 std::size_t cut_off(std::string_view text) {
@@ -32,7 +32,7 @@ std::string TextStream::take(bool all) {
   const std::span<const std::int32_t> ids(ids_);
   const std::string before = tokenizer_->decode(ids.subspan(context_, written_ - context_), Special::dropped);
   const std::string now = tokenizer_->decode(ids.subspan(context_), Special::dropped);
-  const bool whole = !now.ends_with(replacement) && cut_off(now) == 0;
+  const bool whole = !now.ends_with(broken_mark) && cut_off(now) == 0;
   // A character takes at most four tokens of a byte: what ends in broken ones for longer is not waited for.
   if (now.size() <= before.size() || (!all && !whole && ids_.size() - written_ < 8)) return "";
   context_ = written_;
