@@ -285,6 +285,8 @@ class Place {
     fs::create_directories(root_ / "build/release");
     fs::create_symlink(ECHELON_BINARY, root_ / "build/release/echelon");
     fs::copy(fs::path(ECHELON_SOURCE_DIR) / "docs", root_ / "docs");
+    fs::create_directories(root_ / "examples");
+    fs::copy(fs::path(ECHELON_SOURCE_DIR) / "examples/questions.jsonl", root_ / "examples");
     std::string text;  // as `make train` leaves it
     for (int i = 0; i < 400; ++i)
       text += "And God said, Let there be light number " + std::to_string(i) + ".\n";
@@ -302,6 +304,7 @@ class Place {
     const auto begin = std::chrono::steady_clock::now();
     const CommandResult result = run_command(
         fmt::format("export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 && cd '{}' && "
+                    "export XDG_CACHE_HOME=$PWD/cache && "
                     "PATH=$PWD/build/release:$PATH && {} </dev/null",
                     root_.string(), small));
     EXPECT_EQ(result.status, command.status()) << small << "\n" << result.output;
