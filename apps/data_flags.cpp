@@ -52,6 +52,13 @@ DataReading DataFlags::reading(const std::vector<std::string>& directories, cons
   return reading;
 }
 
+std::vector<FlagNeed> DataFlags::needs_data() {
+  std::vector<FlagNeed> needs;
+  for (const char* flag : {"--tokenizer", "--data-cache", "--raw-tokens"})
+    needs.push_back({flag, false, "without --data", {advice("--data", "PATH")}});
+  return needs;
+}
+
 std::vector<FlagNeed> DataFlags::needs(const TokenData& data) const {
   const bool raw = std::any_of(data.files().begin(), data.files().end(),
                                [](const TokenData::File& file) { return file.kind == "ids alone"; });

@@ -18,6 +18,7 @@ class DataFlags {
   DataReading reading(const std::vector<std::string>& directories, const Progress& progress) const;
   // What each needs to act.
   std::vector<FlagNeed> needs(const TokenData& data) const;
+  static std::vector<FlagNeed> needs_data();  // where there is none
 
  private:
   CLI::App* app_ = nullptr;

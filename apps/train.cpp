@@ -136,6 +136,7 @@ std::vector<FlagNeed> train_needs(const TrainFlags& f) {
   const std::vector<Remedy> checkpoint{advice("--checkpoint", "DIR")}, synchronous,
       held_out{advice("--val-fraction", "0.05")};
   return {
+      {"--from", !r.resume, "with --resume", {}},
       {"--save-every", saves || r.save_every == 0, "without --checkpoint", checkpoint},
       {"--keep", saves || r.keep == 0, "without --checkpoint", checkpoint},
       {"--async-save", saves, "without --checkpoint", checkpoint},
@@ -213,7 +214,7 @@ std::unique_ptr<TokenData> read_data(TrainFlags& f) {
 // What the flags ask for. The data is returned, as the request has no place for it.
 std::unique_ptr<TokenData> read_request(TrainFlags& f) {
   TrainRequest& request = f.request;
-  if (!f.from.empty()) request.from = std::make_shared<const StartingWeights>(f.from);
+  if (!f.from.empty() && !request.resume) request.from = std::make_shared<const StartingWeights>(f.from);
   request.plan = f.plan.plan(request.from.get());
   request.run = f.job.options(f.run, request.plan);
   f.optimizer.finish(f.steps, request.plan);

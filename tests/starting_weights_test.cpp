@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "checkpoint/hugging_face.h"
 #include "mesh_runs.h"
@@ -126,6 +127,45 @@ TEST_F(FromWeights, AreRefusedWhereTheyDoNotFit) {
   fs::create_directory(both.checkpoint_directory);
   both.resume = true;
   expect_refusal([&] { losses(both); }, {"--from", "--resume"});
+}
+
+// The one window of the records is a sequence and its next token (fixtures/fine_tune/make_fixture.py).
+TEST_F(FromWeights, AreTunedOnRecordsWithTheLossOfTransformers) {
+  const fs::path fixture = fs::path(ECHELON_SOURCE_DIR) / "tests/fixtures/fine_tune";
+  const auto expected = nlohmann::json::parse(read_text((fixture / "expected.json").string()));
+  DataReading reading;
+  reading.text = text_tokens(fixture.string());
+  reading.cache_directory = directory_ / "cache";
+  const auto from = weights(fixture.string());
+  const TokenData data({(fixture / "records.jsonl").string()}, from->model().vocab, reading);
+  const std::vector<std::int32_t> ids = expected["ids"], labels = expected["labels"];
+  ASSERT_EQ(data.size(), std::ssize(ids));
+  std::vector<std::int32_t> marked(ids.size());
+  data.copy_marked(0, data.size(), marked.data());
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    EXPECT_EQ(marked[i] & 0x7fffffff, ids[i]) << i;
+    EXPECT_EQ(marked[i] < 0, labels[i] < 0) << i;
+  }
+  Mesh both = mesh_of(Axis::tp, 2);
+  both.set(Axis::pp, 2);
+  for (const Mesh& mesh : {Mesh{}, mesh_of(Axis::tp, 2), mesh_of(Axis::pp, 2), both})
+    for (const DType dtype : {DType::f64, DType::f32}) {
+      if (dtype == DType::f32 && !has_cpu_kernels()) continue;
+      TrainRequest r;
+      r.plan.model = from->model();
+      r.plan.precision = dtype;
+      r.plan.mesh = mesh;
+      r.plan.global_batch = r.plan.micro_batch = 1;
+      r.plan.seq_len = data.size() - 1;
+      r.optimizer.total_steps = 1;
+      r.optimizer.warmup_steps = 0;
+      r.run.timeout = patience;
+      r.validation_fraction = 0;
+      r.from = from;
+      const TrainSummary summary = train(r, data, {});
+      EXPECT_NEAR(summary.final_loss, expected["loss"].get<double>(), dtype == DType::f64 ? 1e-12 : 1e-5)
+          << mesh.describe();
+    }
 }
 
 }  // namespace
