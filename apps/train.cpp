@@ -187,6 +187,8 @@ std::unique_ptr<TokenData> read_data(TrainFlags& f) {
   const DataReading reading = f.reading.reading(tokenizer_places(f), line ? line->progress() : Progress());
   auto data = std::make_unique<TokenData>(f.data, model.vocab, reading);
   f.tokenizer = reading.text.tokenizer;
+  if (!reading.text.reads_bytes())
+    request.tokenizer = std::make_shared<const TokenizerFiles>(read_tokenizer_files(f.tokenizer->name()));
   if (request.from && !is_given(*f.app, "--tokenizer") && data->kind() == TokenData::Kind::text) {
     const CheckpointInfo* const checkpoint = request.from->checkpoint();
     if (checkpoint != nullptr ? !reads_bytes(*checkpoint) : model.vocab != bytes_vocab)

@@ -35,8 +35,19 @@ bool is_checkpoint(const std::string& directory) {
 }
 
 bool reads_bytes(const CheckpointInfo& info) {
+  if (info.tokenizer != nullptr) return false;
   return info.model.vocab == bytes_vocab ||
          (info.model.vocab > bytes_vocab && info.trained_on == TokenData::Kind::text);
+}
+
+std::shared_ptr<const Tokenizer> tokenizer_of(const CheckpointInfo& info) {
+  if (reads_bytes(info)) return bytes_tokenizer();
+  if (info.tokenizer == nullptr) return nullptr;
+  auto tokenizer = read_tokenizer(info.path);
+  if (tokenizer->vocab() > info.model.vocab)
+    refuse("{}: its tokenizer has ids up to {} and {} a vocabulary of {}; legal: a tokenizer with ids below that",
+           info.path, tokenizer->vocab() - 1, info.model.name, info.model.vocab);
+  return tokenizer;
 }
 
 std::vector<std::string> named_as_checkpoints(const std::string& directory) {

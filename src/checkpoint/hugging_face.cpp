@@ -307,6 +307,9 @@ void export_hugging_face(const std::string& checkpoint, const std::string& direc
     write_file_atomically(
         (fs::path(directory) / index_file).string(),
         ordered_json{{"metadata", {{"total_size", bytes}}}, {"weight_map", weights}}.dump(2) + "\n");
+  if (info.tokenizer != nullptr)
+    for (const auto& [name, text] : *info.tokenizer)
+      write_file_atomically((fs::path(directory) / name).string(), text);
   write_file_atomically((fs::path(directory) / "config.json").string(), config);
 }
 
@@ -358,6 +361,7 @@ std::string import_hugging_face(const std::string& directory, const std::string&
     refuse("--out {}: holds {} already; name another directory", checkpoints,
            fs::path(existing.back()).filename().string());
   const HuggingFaceWeights weights(directory);
+  auto tokenizer = std::make_shared<const TokenizerFiles>(read_tokenizer_files(directory));
   std::string path;
   prepare_kernels(plan.precision);
   ThreadWorld world(1, std::chrono::seconds(60));
@@ -371,7 +375,8 @@ std::string import_hugging_face(const std::string& directory, const std::string&
     info.seed = seed;
     info.dtype = dtype;
     info.model = plan.model;
-    info.trained_on = plan.model.vocab == bytes_vocab ? TokenData::Kind::text : TokenData::Kind::tokens;
+    if (!tokenizer->empty()) info.tokenizer = tokenizer;
+    info.trained_on = plan.model.vocab == bytes_vocab && tokenizer->empty() ? TokenData::Kind::text : TokenData::Kind::tokens;
     into.begin(world.job());
     path = save_checkpoint(rank, parameters, checkpoints, info);
   });

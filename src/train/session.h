@@ -68,6 +68,8 @@ struct TrainRequest {
   std::int64_t keep = 0;             // checkpoints, the last ones; 0: all
   bool resume = false;
   std::shared_ptr<const StartingWeights> from{};  // in place of new weights
+  std::shared_ptr<const TokenizerFiles>
+      tokenizer{};                 // of the data, to go with checkpoints; null: the resumed one's
   std::string log_path;            // JSON lines; empty: none
   bool trace = false;              // every rank records what it does: TrainSummary::rank_timelines
   std::int64_t sample_tokens = 0;  // of text generated at the end; 0: none
