@@ -34,8 +34,9 @@ bool PlanFlags::gives_mesh() const {
   return false;
 }
 
-Plan PlanFlags::plan() const {
+Plan PlanFlags::plan(const StartingWeights* weights) const {
   Plan plan = defaults_;
+  if (weights != nullptr) plan.model = weights->model();
   plan.sequence_parallel = true;  // where tp > 1
   const bool has_file = is_given(*app_, "--plan");
   if (has_file) plan = plan_from_toml(read_text(plan_file_, "--plan"), "--plan " + plan_file_);
@@ -43,6 +44,10 @@ Plan PlanFlags::plan() const {
     if (!field.is_flag_of_train() || !is_given(*app_, field.flag())) continue;
     read_field(field, plan, values_.at(field.name()), field.flag());
     if (field.name() == "model" && !has_file) plan.seq_len = std::min(plan.seq_len, plan.model.max_seq);
+  }
+  if (weights != nullptr) {
+    weights->refuse_other_model(plan.model);
+    if (!has_file && !is_given(*app_, "--seq-len")) plan.seq_len = std::min(plan.seq_len, plan.model.max_seq);
   }
   if (is_given(*app_, "--device") && device_ != "cpu")
     refuse("--device {}: not built yet; legal: cpu", device_);

@@ -9,6 +9,7 @@
 
 #include "apps/flag_values.h"
 #include "apps/verbs.h"
+#include "checkpoint/starting_weights.h"
 #include "spec/plan.h"
 #include "train/session.h"
 
@@ -20,7 +21,8 @@ class PlanFlags {
  public:
   // `defaults` hold where neither flag nor file says anything.
   void add_to(CLI::App& app, const Plan& defaults);
-  Plan plan() const;
+  // With `weights`, what is trained is their model: RequestError where flag or file say another.
+  Plan plan(const StartingWeights* weights = nullptr) const;
   // Whether an axis of the mesh is given, or a plan, which has one.
   bool gives_mesh() const;
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <memory>
 
+#include "apps/data_flags.h"
 #include "apps/flag_needs.h"
 #include "apps/flags.h"
 #include "apps/help.h"
@@ -35,11 +36,12 @@ struct TrainFlags {
   OptimizerFlags optimizer;
   TrainRequest request;
   std::vector<std::string> data;
-  std::string tokenizer = "bytes";
+  DataFlags reading;
+  std::shared_ptr<const Tokenizer> tokenizer;  // of the data, and of what is shown of it
   TimelineFlags timeline;
   std::int64_t steps = 100, sample = 200;
-  std::string machine, staleness, straggle, plant_expert, memory_limit, on_nan = "stop", async_save = "on",
-                                                                        die;
+  std::string from, machine, staleness, straggle, plant_expert, memory_limit, on_nan = "stop",
+                                                                              async_save = "on", die;
   int servers = 1;
   bool json = false, dry_run = false;
   CLI::App* app = nullptr;
@@ -64,11 +66,17 @@ StepPrediction priced_step(const TrainFlags& f) {
   return {estimate.seconds, estimate.bubble_fraction};
 }
 
-// A token file has no bytes to show; ids of the bytes tokenizer are the bytes themselves.
-std::string as_text(const std::vector<std::int32_t>& tokens, TokenData::Kind kind) {
+// Ids of token files are shown as they are where nobody has named their tokenizer.
+std::string as_text(const std::vector<std::int32_t>& tokens, const TrainFlags& f, const TokenData& data) {
   std::string text;
+  if (data.from_text() && data.kind() == TokenData::Kind::tokens) {
+    const std::int64_t vocab = f.tokenizer->vocab();  // the model's may be larger
+    std::vector<std::int32_t> known = tokens;
+    std::erase_if(known, [&](std::int32_t token) { return token >= vocab; });
+    return f.tokenizer->decode(known);
+  }
   for (std::int32_t token : tokens) {
-    if (kind == TokenData::Kind::tokens)
+    if (data.kind() == TokenData::Kind::tokens)
       text += fmt::format("{} ", token);
     else if (token < 256)
       text += static_cast<char>(token);
@@ -116,8 +124,7 @@ PlannedDeath planned_death(const std::string& text, bool processes) {
   const std::string where = text.substr(second + 1);
   std::vector<std::string> legal{"forward", "backward", "write", "written", "commit"};
   if (processes) legal.insert(legal.end(), {"tp-collective", "dp-collective"});
-  if (!contains(legal, where))
-    refuse("--die {}: WHERE is one of {}", text, fmt::join(legal, ", "));
+  if (!contains(legal, where)) refuse("--die {}: WHERE is one of {}", text, fmt::join(legal, ", "));
   return {parse_number<int>("--die", text.substr(0, first)),
           parse_number<std::int64_t>("--die", text.substr(first + 1, second - first - 1)), where};
 }
@@ -129,6 +136,7 @@ std::vector<FlagNeed> train_needs(const TrainFlags& f) {
   const std::vector<Remedy> checkpoint{advice("--checkpoint", "DIR")}, synchronous,
       held_out{advice("--val-fraction", "0.05")};
   return {
+      {"--from", !r.resume, "with --resume", {}},
       {"--save-every", saves || r.save_every == 0, "without --checkpoint", checkpoint},
       {"--keep", saves || r.keep == 0, "without --checkpoint", checkpoint},
       {"--async-save", saves, "without --checkpoint", checkpoint},
@@ -154,16 +162,62 @@ std::vector<FlagNeed> data_needs(const TrainFlags& f, const TokenData& data) {
       "with {} tokens of data: a part of {} of them is no more than one "
       "sequence of {}",
       data.size(), r.validation_fraction, seq_len);
-  return {{"--tokenizer", data.kind() == TokenData::Kind::text, "with token files", {}},
-          {"--val-fraction", validates, short_part, {}},
-          {"--eval-every", validates || r.eval_every == 0, short_part, {}},
-          {"--eval-samples", validates || r.eval_samples == 0, short_part, {}}};
+  std::vector<FlagNeed> needs = f.reading.needs(data);
+  needs.push_back({"--val-fraction", validates, short_part, {}});
+  needs.push_back({"--eval-every", validates || r.eval_every == 0, short_part, {}});
+  needs.push_back({"--eval-samples", validates || r.eval_samples == 0, short_part, {}});
+  return needs;
+}
+
+// Where a tokenizer may lie that belongs to the weights, or to the model.
+std::vector<std::string> tokenizer_places(const TrainFlags& f) {
+  std::vector<std::string> places;
+  if (f.request.resume && !list_checkpoints(f.request.checkpoint_directory).empty())
+    places = {list_checkpoints(f.request.checkpoint_directory).back(), f.request.checkpoint_directory};
+  if (f.request.from) places = {f.request.from->path(), f.from};
+  if (is_given(*f.app, "--model")) places.push_back(f.app->get_option("--model")->as<std::string>());
+  return places;
+}
+
+std::unique_ptr<TokenData> read_data(TrainFlags& f) {
+  TrainRequest& request = f.request;
+  const ModelSpec& model = request.plan.model;
+  std::optional<ProgressLine> line;
+  if (f.job.leads()) line.emplace("train", f.json);
+  const DataReading reading = f.reading.reading(tokenizer_places(f), line ? line->progress() : Progress());
+  auto data = std::make_unique<TokenData>(f.data, model.vocab, reading);
+  f.tokenizer = reading.text.tokenizer;
+  if (!reading.text.reads_bytes())
+    request.tokenizer = std::make_shared<const TokenizerFiles>(read_tokenizer_files(f.tokenizer->name()));
+  if (request.from && !is_given(*f.app, "--tokenizer") && data->kind() == TokenData::Kind::text) {
+    const CheckpointInfo* const checkpoint = request.from->checkpoint();
+    if (checkpoint != nullptr ? !reads_bytes(*checkpoint) : model.vocab != bytes_vocab)
+      refuse(
+          "--data: text would be read as bytes, and the weights of --from {} have learned the ids of a "
+          "tokenizer that "
+          "does not lie beside them; legal: --tokenizer PATH with it, --tokenizer bytes, or token files",
+          request.from->path());
+  }
+  const auto end = reading.text.tokenizer->end_of_text();
+  if (request.plan.mask == AttentionMask::document && request.plan.document_end < 0 && data->from_text() &&
+      end)
+    request.plan.document_end = *end;
+  if (!data->is_masked()) return data;
+  const Split split = split_tokens(data->size(), request.validation_fraction, request.plan.seq_len);
+  for (const Range& part : {split.train, split.validation})
+    if (part.size() > 0 && next_counted(*data, {part.begin + 1, part.end}) == part.end)
+      refuse(
+          "--data: the loss counts none of the {} tokens that are {}; legal: records with a completion or an "
+          "assistant's message that is not empty, or another --val-fraction",
+          part.size(), part.begin == 0 ? "trained on" : "held out");
+  return data;
 }
 
 // What the flags ask for. The data is returned, as the request has no place for it.
 std::unique_ptr<TokenData> read_request(TrainFlags& f) {
   TrainRequest& request = f.request;
-  request.plan = f.plan.plan();
+  if (!f.from.empty() && !request.resume) request.from = std::make_shared<const StartingWeights>(f.from);
+  request.plan = f.plan.plan(request.from.get());
   request.run = f.job.options(f.run, request.plan);
   f.optimizer.finish(f.steps, request.plan);
   if (f.app->get_option("--memory-limit")->count() > 0)
@@ -175,9 +229,6 @@ std::unique_ptr<TokenData> read_request(TrainFlags& f) {
   if (!f.machine.empty()) request.priced_step = priced_step(f);
   const auto is_given = [&](const char* name) { return echelon::is_given(*f.app, name); };
   if (!is_given("--warmup")) request.optimizer.warmup_steps = std::clamp<std::int64_t>(f.steps, 0, 10);
-  if (f.tokenizer != "bytes")
-    refuse("--tokenizer {}: only the bytes tokenizer is built; legal: bytes, or token files as --data",
-           f.tokenizer);
   if (f.on_nan != "stop" && f.on_nan != "skip") refuse("--on-nan {}: legal: stop, skip", f.on_nan);
   if (f.async_save != "on" && f.async_save != "off") refuse("--async-save {}: legal: on, off", f.async_save);
   request.save_beside = f.async_save == "on";
@@ -187,21 +238,25 @@ std::unique_ptr<TokenData> read_request(TrainFlags& f) {
     request.death = planned_death(f.die, f.job.processes() != nullptr);
   request.sample_tokens =
       is_given("--sample") ? f.sample : std::min(f.sample, request.plan.model.max_seq - 1);
-  auto data = std::make_unique<TokenData>(f.data, request.plan.model.vocab);
+  auto data = read_data(f);
   refuse_idle(*f.app, data_needs(f, *data));
   return data;
 }
 
-// A model's directory says what it is, and its weights lie beside.
+// Where the weights come from, where that is not plain: a model's directory says what it is, and its weights
+// lie beside.
 std::string origin_of_weights(const TrainFlags& f) {
+  if (f.request.from) {
+    const CheckpointInfo* const checkpoint = f.request.from->checkpoint();
+    return fmt::format(
+        "weights from {}{}\n", f.request.from->path(),
+        checkpoint == nullptr ? "" : fmt::format(", trained for {}", counted(checkpoint->step, "step")));
+  }
   if (f.request.resume || !is_given(*f.app, "--model")) return "";
   const std::string model = f.app->get_option("--model")->as<std::string>();
   if (!has_weights(model)) return "";
-  return fmt::format(
-      "weights new, from --seed {}; those in {} are not used: `echelon checkpoint import {} --out DIR`, then "
-      "train "
-      "--checkpoint DIR --resume, goes on from them\n",
-      f.request.seed, model, model);
+  return fmt::format("weights new, from --seed {}; those in {} are not used: --from {} starts from them\n",
+                     f.request.seed, model, model);
 }
 
 // A plan is all that is run dry: every other flag is idle.
@@ -272,6 +327,9 @@ int run_train(TrainFlags& f, StopSignals& signals) {
       fmt::print(
           out, "tokens  text is read as bytes, ids 0 to {}: the other {} of the vocabulary are never seen\n",
           end_of_text, plan.model.vocab - bytes_vocab);
+    if (data.from_text() && data.kind() == TokenData::Kind::tokens)
+      fmt::print(out, "tokens  of text by {}, which has {} of the vocabulary's {}\n", f.tokenizer->name(),
+                 f.tokenizer->vocab(), plan.model.vocab);
     fmt::print(out, "batch   {} of {} a step, {} at once on a rank\n", counted(plan.global_batch, "sequence"),
                counted(plan.seq_len, "token"), std::min(plan.micro_batch, plan.global_batch));
     if (request.asynchronous)
@@ -338,8 +396,7 @@ int run_train(TrainFlags& f, StopSignals& signals) {
   };
   observer.on_checkpoint = [&](const std::string& path) { fmt::print(out, "{}saved   {}\n", fresh, path); };
   observer.on_sample = [&](const std::vector<std::int32_t>& prompt, const std::vector<std::int32_t>& text) {
-    fmt::print(out, "\nsample, after \"{}\":\n{}\n", as_text(prompt, data.kind()),
-               as_text(text, data.kind()));
+    fmt::print(out, "\nsample, after \"{}\":\n{}\n", as_text(prompt, f, data), as_text(text, f, data));
   };
   if (!request.asynchronous) signals.listen();  // whose workers have no common step to stop after
   const TrainSummary summary = train(request, data, observer);
@@ -416,12 +473,16 @@ void add_train(CLI::App& program, int& status) {
   CLI::App& app = *program.add_subcommand("train", "Train a model");
   flags->app = &app;
   heading(app, common_flags);
-  app.add_option("--data", flags->data, "Text files or directories, or token files (required)")
+  app.add_option("--data", flags->data, "Text, .jsonl or directories of them, or token files (required)")
       ->type_name("PATH");
   add_number(app, "--steps", flags->steps, "Train up to this step");
   app.add_option("--checkpoint", flags->request.checkpoint_directory, "Directory of the checkpoints")
       ->type_name("DIR");
   app.add_flag("--resume", flags->request.resume, "Continue from the last checkpoint");
+  app.add_option(
+         "--from", flags->from,
+         "Start from these weights: a model of Hugging Face's layout, or a checkpoint (default: new ones)")
+      ->type_name("DIR");
   add_number(app, "--sample", flags->sample, "Tokens of text generated at the end; 0: none");
   app.add_flag("--json", flags->json, "Summary as one JSON object on standard output");
   app.add_flag("--dry-run", flags->dry_run,
@@ -429,9 +490,7 @@ void add_train(CLI::App& program, int& status) {
   flags->plan.add_to(app, train_defaults());
   flags->optimizer.add_to(app, flags->request.optimizer);
   heading(app, "Data and evaluation");
-  app.add_option("--tokenizer", flags->tokenizer, "Tokenizer of text files: bytes")
-      ->type_name("NAME")
-      ->capture_default_str();
+  flags->reading.add_to(app);
   add_number(app, "--seed", flags->request.seed, "Seed of the initial weights and the data order");
   add_number(app, "--val-fraction", flags->request.validation_fraction,
              "Fraction of the data held out for validation, at its end");

@@ -9,6 +9,7 @@ void add_verbs(CLI::App& program, int& status) {
   add_calibrate(program, status);
   add_simulate(program, status);
   add_checkpoint(program, status);
+  add_data(program, status);
   add_launch(program, status);
   add_generate(program, status);
   add_bench(program, status);

@@ -13,6 +13,7 @@ void add_plan(CLI::App& program, int& status);
 void add_simulate(CLI::App& program, int& status);
 void add_checkpoint(CLI::App& program, int& status);
 void add_launch(CLI::App& program, int& status);
+void add_data(CLI::App& program, int& status);
 void add_generate(CLI::App& program, int& status);
 void add_bench(CLI::App& program, int& status);
 

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include "apps/data_flags.h"
 #include "apps/flags.h"
 #include "apps/help.h"
 #include "apps/job.h"
@@ -23,8 +24,10 @@ struct VerifyFlags {
   VerifyRequest request;
   TimelineFlags timeline;
   std::vector<std::string> data;
+  DataFlags reading;
   std::string staleness;
   bool json = false;
+  CLI::App* app = nullptr;
 };
 
 Plan verify_defaults() {
@@ -70,12 +73,16 @@ void read_request(VerifyFlags& f, std::optional<TokenData>& data) {
   refuse_beyond_memory(request.plan, request.plan.mesh.num_ranks() * predicted_bytes(request.plan) +
                                          reference_bytes(request.plan));
   if (!f.data.empty()) {
-    data.emplace(f.data, request.plan.model.vocab);
+    data.emplace(f.data, request.plan.model.vocab, f.reading.reading({}, {}));
+    if (data->is_masked() && next_counted(*data, {1, data->size()}) == data->size())
+      refuse("--data: the loss counts none of its {} tokens; legal: records with an answer", data->size());
+    refuse_idle(*f.app, f.reading.needs(*data));
     const Split split = split_tokens(data->size(), 0.0, request.plan.seq_len);
     request.samples = [sampler = Sampler(*data, split.train, request.seed), seq_len = request.plan.seq_len](
                           std::int64_t step, std::int64_t sample, std::int32_t* tokens,
                           std::int32_t* targets) { sampler.sample(step, sample, seq_len, tokens, targets); };
   }
+  if (f.data.empty()) refuse_idle(*f.app, DataFlags::needs_data());
   validate(request);
 }
 
@@ -153,6 +160,7 @@ void add_verify(CLI::App& program, int& status) {
       *program.add_subcommand("verify",
                               "Run one rank and the mesh side by side and compare every tensor (with no axis "
                               "given: dp 2 x tp 2)");
+  flags->app = &app;
   heading(app, common_flags);
   add_number(app, "--steps", flags->request.steps, "Steps to compare");
   app.add_flag("--json", flags->json, "Report as one JSON object on standard output");
@@ -164,7 +172,9 @@ void add_verify(CLI::App& program, int& status) {
   optimizer.eps = 1e-5;
   flags->optimizer.add_to(app, optimizer);
   heading(app, "Data");
-  app.add_option("--data", flags->data, "Text or token files (default: random tokens)")->type_name("PATH");
+  app.add_option("--data", flags->data, "What --data of train takes (default: random tokens)")
+      ->type_name("PATH");
+  flags->reading.add_to(app);
   add_number(app, "--seed", flags->request.seed, "Seed of the weights and the tokens");
   flags->run.add_to(app);
   flags->job.add_to(app);

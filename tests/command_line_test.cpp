@@ -147,9 +147,10 @@ TEST_F(CommandLine, SaysThatRanksShareCores) {
 }
 
 TEST_F(CommandLine, WrongWordsAreRefusedByName) {
-  refused({}, {"verb", "train, verify, plan, calibrate, simulate, checkpoint, launch, generate, bench"});
+  refused({},
+          {"verb", "train, verify, plan, calibrate, simulate, checkpoint, data, launch, generate, bench"});
   refused({"frob"},
-          {"frob", "train, verify, plan, calibrate, simulate, checkpoint, launch, generate, bench"});
+          {"frob", "train, verify, plan, calibrate, simulate, checkpoint, data, launch, generate, bench"});
   refused({"bench"}, {"bench", "train, comm"});
   refused({"bench", "x"}, {"x", "train, comm"});
   refused({"train"}, {"--data"});
@@ -271,6 +272,8 @@ TEST_F(CommandLine, HelpBeginsWithTheCommonFlagsAndFitsATerminal) {
                                               {"checkpoint"},
                                               {"checkpoint", "info"},
                                               {"checkpoint", "import"},
+                                              {"data", "tokenize"},
+                                              {"data", "info"},
                                               {"launch"},
                                               {"generate"},
                                               {"bench", "train"},
@@ -855,13 +858,20 @@ TEST_F(IdleFlags, OfAPlan) {
   expect_refused(joined(train, {"--model", "tiny.toml"}), dense);
   expect_refused(train, mixture);
   expect_known({"bench", "train"}, plan_idle(), joined(plan_alone, {"--steps"}));
-  expect_known({"verify"}, plan_idle(),
+  const std::vector<Line> without{{{"--tokenizer", "bytes"}, "without --data"},
+                                  {{"--data-cache", "c"}, "without --data"},
+                                  {{"--raw-tokens", "uint16"}, "without --data"}};
+  expect_refused({"verify", "--model", "tiny.toml", "--seq-len", "8"}, without);
+  std::vector<Line> verifying = plan_idle();
+  verifying.insert(verifying.end(), without.begin(), without.end());
+  expect_known({"verify"}, verifying,
                joined(plan_alone, {"--comm", "--record", "--lr", "--min-lr", "--warmup", "--weight-decay",
                                    "--clip", "--data", "--steps", "--seed", "--trace", "--timeline"}));
 }
 
 TEST_F(IdleFlags, OfTrain) {
   const std::vector<Line> own{
+      {{"--from", "ck", "--resume", "--checkpoint", "ck"}, "with --resume"},
       {{"--save-every", "2"}, "without --checkpoint"},
       {{"--keep", "1"}, "without --checkpoint"},
       {{"--async-save", "off"}, "without --checkpoint"},
@@ -870,6 +880,7 @@ TEST_F(IdleFlags, OfTrain) {
       {{"--eval-every", "2", "--val-fraction", "0"}, "with --val-fraction 0"},
       {{"--eval-samples", "2", "--val-fraction", "0"}, "with --val-fraction 0"},
       {{"--val-fraction", "0.001"}, "with 8291 tokens of data"},
+      {{"--raw-tokens", "uint16"}, "without .bin files"},
       {{"--servers", "1"}, "without --staleness"},
       {{"--straggler-every", "1", "--staleness", "1"}, "with --staleness"},
       {{"--bucket", "1MiB", "--dp", "2", "--staleness", "1"}, "with --staleness"}};
@@ -878,11 +889,12 @@ TEST_F(IdleFlags, OfTrain) {
   all.insert(all.end(), own.begin(), own.end());
   expect_known(
       {"train"}, all,
-      joined(plan_alone, {"--comm",         "--record",       "--lr",         "--min-lr",    "--warmup",
-                          "--weight-decay", "--clip",         "--data",       "--tokenizer", "--steps",
-                          "--seed",         "--val-fraction", "--checkpoint", "--on-nan",    "--resume",
-                          "--staleness",    "--memory-limit", "--machine",    "--straggle",  "--plant-expert",
-                          "--trace",        "--timeline",     "--log",        "--sample",    "--dry-run"}));
+      joined(plan_alone, {"--comm",         "--record",   "--lr",           "--min-lr",    "--warmup",
+                          "--weight-decay", "--clip",     "--data",         "--tokenizer", "--data-cache",
+                          "--raw-tokens",   "--from",     "--steps",        "--seed",      "--val-fraction",
+                          "--checkpoint",   "--on-nan",   "--resume",       "--staleness", "--memory-limit",
+                          "--machine",      "--straggle", "--plant-expert", "--trace",     "--timeline",
+                          "--log",          "--sample",   "--dry-run"}));
 }
 
 TEST_F(IdleFlags, OfADryRun) {
@@ -938,6 +950,7 @@ TEST_F(IdleFlags, OfTheOtherVerbs) {
                {"--ranks", "--seq-len", "--heads", "--kv-heads", "--head-dim", "--repeats"});
   expect_known({"checkpoint", "export"}, {}, {"--out", "--shard-bytes", "--dtype"});
   expect_known({"checkpoint", "import"}, {}, {"--out", "--dtype", "--seed"});
+  expect_known({"data", "tokenize"}, {}, {"--tokenizer", "--out", "--threads"});
 }
 
 TEST_F(IdleFlags, OfThePlannersVerbs) {
@@ -1058,8 +1071,7 @@ TEST_F(CommandLine, BytesAreNotFedToATokenizersIds) {
           {"--data", "another tokenizer"});
   const Result unused = run(joined(train, {"--model", "hf"}));
   EXPECT_EQ(unused.status, 0) << unused.err;
-  EXPECT_NE(unused.out.find("those in hf are not used: `echelon checkpoint import hf --out DIR`"),
-            std::string::npos)
+  EXPECT_NE(unused.out.find("those in hf are not used: --from hf starts from them"), std::string::npos)
       << unused.out;
   // A vocabulary of bytes stays one on the way out and back.
   ASSERT_EQ(run(training({"--steps", "1", "--sample", "0", "--checkpoint", "small"})).status, 0);
@@ -1067,6 +1079,73 @@ TEST_F(CommandLine, BytesAreNotFedToATokenizersIds) {
   ASSERT_EQ(run({"checkpoint", "import", "hf257", "--out", "in257", "--dtype", ECHELON_TEST_DTYPE}).status,
             0);
   EXPECT_EQ(run({"generate", "--checkpoint", "in257", "--prompt", "To", "--max-tokens", "2"}).status, 0);
+}
+
+TEST_F(CommandLine, TextBecomesTokensOnceAndWeightsAreStartedFrom) {
+  fs::create_directory(at("in"));
+  std::string records;
+  for (int i = 0; i < 20; ++i)
+    records += "{\"prompt\": \"How many? \", \"completion\": \"As many as you like.\"}\n";
+  write("in/a.jsonl", records);
+  write("in/b.jsonl", "{\"text\": \"half\"}\n{\"text\":\n");
+  const Words tokenize{"data", "tokenize", "in", "--tokenizer", "bytes", "--out", "made"};
+  // What has been tokenised by then stays for the next time.
+  const auto refused_late = [&](const Words& arguments, const Words& words) {
+    const Result r = run(arguments);
+    EXPECT_EQ(r.status, 2) << r.err;
+    for (const std::string& word : words)
+      EXPECT_NE(r.err.find(word), std::string::npos) << word << " in: " << r.err;
+  };
+  refused_late(tokenize, {"b.jsonl: line 2"});
+  ASSERT_TRUE(fs::exists(at("made.parts")));  // a.jsonl is done
+  std::vector<std::pair<fs::path, fs::file_time_type>> done;
+  for (const auto& entry : fs::directory_iterator(at("made.parts")))
+    if (entry.path().extension() == ".tokens") done.emplace_back(entry.path(), entry.last_write_time());
+  ASSERT_EQ(done.size(), 1u);
+  write("in/b.jsonl", "{\"text\": \"whole\"}\n");
+  const Words keep{"data", "info", "in", "--data-cache", "made.parts", "--json"};
+  const json before = one_object(run(keep));
+  EXPECT_EQ(fs::last_write_time(done[0].first), done[0].second);  // it was not made again
+  const Result made = run(tokenize);
+  EXPECT_EQ(made.status, 0) << made.err;
+  EXPECT_NE(made.out.find("of 21 documents in 2 files"), std::string::npos) << made.out;
+  EXPECT_FALSE(fs::exists(at("made.parts")));
+  refused(tokenize, {"--out made", "made.tokens is there already"});
+  const json info = one_object(run({"data", "info", "made.tokens", "--tokenizer", "bytes", "--json"}));
+  EXPECT_EQ(info["tokens"], before["tokens"]);
+  EXPECT_EQ(info["documents"], 21);
+  EXPECT_EQ(info["files"][0]["counted"], 20 * 21 + 6);
+  EXPECT_EQ(info["samples"][0]["text"], "How many? As many as you like.");
+  EXPECT_EQ(info["samples"][0]["counted"], "As many as you like.");
+  EXPECT_EQ(info["samples"].size(), 3u);
+  refused({"data"}, {"tokenize, info"});
+  refused({"data", "info", "made.tokens", "--raw-tokens", "uint16"}, {"--raw-tokens", "without .bin files"});
+  refused({"data", "tokenize", "made.tokens", "--tokenizer", "bytes", "--out", "again"},
+          {"has tokens already"});
+  refused({"data", "tokenize", "in", "--tokenizer", "bytes", "--out", "x", "--threads", "0"},
+          {"--threads 0"});
+
+  ASSERT_EQ(run(training({"--steps", "1", "--sample", "0", "--checkpoint", "base"})).status, 0);
+  const Words tune{"train", "--data",    "in/a.jsonl", "--data-cache", "cache", "--from",
+                   "base",  "--seq-len", "16",         "--threads",    "1"};
+  const Result tuned = run(joined(tune, {"--steps", "2", "--sample", "4", "--tp", "3"}));
+  EXPECT_EQ(tuned.status, 0) << tuned.err;
+  EXPECT_NE(tuned.out.find("weights from base/step-00000001, trained for 1 step"), std::string::npos)
+      << tuned.out;
+  refused(joined(tune, {"--model", "gpt2-124m"}),
+          {"--model gpt2-124m", "family = ", "leave out --model"});
+  refused(joined(tune, {"--resume", "--checkpoint", "base"}), {"--from", "with --resume"});
+  refused(joined(tune, {"--tokenizer", "absent.json"}), {"absent.json"});
+  EXPECT_EQ(run({"verify", "--model", "tiny.toml", "--data", "in/a.jsonl", "--data-cache", "cache",
+                 "--seq-len", "16", "--steps", "1", "--precision", ECHELON_TEST_DTYPE})
+                .status,
+            0);
+  // Records without an answer: nothing to learn.
+  std::string questions;
+  for (int i = 0; i < 20; ++i) questions += "{\"messages\": [{\"role\": \"user\", \"content\": \"why?\"}]}\n";
+  write("q.jsonl", questions);
+  refused_late({"train", "--data", "q.jsonl", "--data-cache", "cache", "--seq-len", "16", "--steps", "1"},
+               {"--data", "counts none"});
 }
 
 // Names that are not UTF-8, and prose of several lines, have no place in JSON.

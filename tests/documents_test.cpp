@@ -83,7 +83,7 @@ bool looks_like_a_command(const std::string& line) {
 
 // `echelon train --flags` in running text, which may go on in the next line. `text` begins in this line.
 void add_inline(const std::string& text, int line, std::vector<Command>& commands) {
-  static const std::regex span("`(echelon (?:(?:bench|checkpoint) )?[a-z]+ [^`]*--[^`]*)`");
+  static const std::regex span("`(echelon (?:(?:bench|checkpoint|data) )?[a-z]+ [^`]*--[^`]*)`");
   for (std::sregex_iterator it(text.begin(), text.end(), span), end; it != end; ++it) {
     const auto lines = std::count(text.begin(), text.begin() + it->position(), '\n');
     std::string command = (*it)[1];
@@ -285,6 +285,8 @@ class Place {
     fs::create_directories(root_ / "build/release");
     fs::create_symlink(ECHELON_BINARY, root_ / "build/release/echelon");
     fs::copy(fs::path(ECHELON_SOURCE_DIR) / "docs", root_ / "docs");
+    fs::create_directories(root_ / "examples");
+    fs::copy(fs::path(ECHELON_SOURCE_DIR) / "examples/questions.jsonl", root_ / "examples");
     std::string text;  // as `make train` leaves it
     for (int i = 0; i < 400; ++i)
       text += "And God said, Let there be light number " + std::to_string(i) + ".\n";
@@ -302,6 +304,7 @@ class Place {
     const auto begin = std::chrono::steady_clock::now();
     const CommandResult result = run_command(
         fmt::format("export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 && cd '{}' && "
+                    "export XDG_CACHE_HOME=$PWD/cache && "
                     "PATH=$PWD/build/release:$PATH && {} </dev/null",
                     root_.string(), small));
     EXPECT_EQ(result.status, command.status()) << small << "\n" << result.output;

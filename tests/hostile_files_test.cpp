@@ -2,6 +2,8 @@
 // are, the answer is what they say or a sentence. ECHELON_MUTATIONS asks for more of them.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <zlib.h>
+#include <zstd.h>
 
 #include <atomic>
 #include <cstdlib>
@@ -132,6 +134,51 @@ TEST(HostileFiles, MutatedTokens) {
     const TokenData data({path}, 100);
     for (std::int64_t i = 0; i < data.size(); ++i) ASSERT_LT(data.token(i), 100);
   });
+}
+
+TEST(HostileFiles, MutatedRecordsIndicesAndCompressedFiles) {
+  const TemporaryDirectory directory;
+  DataReading reading;
+  reading.cache_directory = directory / "cache";
+  const auto mutate = [&](const std::string& name, const std::string& text, std::uint64_t seed) {
+    const std::string path = directory / name, data = name.ends_with(".idx") ? directory / "a.bin" : path;
+    read_mutations(text, seed, [&](const std::string& bytes) {
+      write_text(path, bytes);
+      try {
+        const TokenData read({data}, 300, reading);
+        for (const std::int64_t start : read.document_starts()) ASSERT_LE(start, read.size());
+        for (std::int64_t i = 0; i < read.size(); ++i) ASSERT_LT(read.token(i), 300);
+      } catch (const RequestError& error) {
+        ASSERT_NE(std::string(error.what()).find(directory / "a."), std::string::npos) << error.what();
+        throw;
+      }
+    });
+  };
+  const std::string records =
+      "{\"text\":\"a\"}\n{\"prompt\":\"\",\"completion\":\"b\"}\n"
+      "{\"messages\":[{\"role\":\"user\",\"content\":\"c\"},{\"role\":\"assistant\",\"content\":\"d\"}]}\n";
+  mutate("a.jsonl", records, 11);
+  std::string gzip(4096, '\0');
+  z_stream stream{};
+  ASSERT_EQ(deflateInit2(&stream, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY), Z_OK);
+  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(records.data()));
+  stream.avail_in = static_cast<uInt>(records.size());
+  stream.next_out = reinterpret_cast<Bytef*>(gzip.data());
+  stream.avail_out = static_cast<uInt>(gzip.size());
+  ASSERT_EQ(deflate(&stream, Z_FINISH), Z_STREAM_END);
+  gzip.resize(stream.total_out);
+  deflateEnd(&stream);
+  mutate("a.jsonl.gz", gzip, 12);
+  std::string zstd(4096, '\0');
+  zstd.resize(ZSTD_compress(zstd.data(), zstd.size(), records.data(), records.size(), 3));
+  mutate("a.jsonl.zst", zstd, 13);
+  std::string ids(12, '\0');
+  for (std::size_t i = 0; i < ids.size(); i += 2) ids[i] = static_cast<char>(i + 1);
+  write_text(directory / "a.bin", ids);
+  std::string index("MMIDIDX\0\0\1\0\0\0\0\0\0\0\10\3\0\0\0\0\0\0\0\3\0\0\0\0\0\0\0", 34);
+  for (const std::int32_t length : {2, 1, 3}) index.append(reinterpret_cast<const char*>(&length), 4);
+  for (const std::int64_t place : {0, 4, 6, 0, 2, 3}) index.append(reinterpret_cast<const char*>(&place), 8);
+  mutate("a.idx", index, 14);
 }
 
 // In the place of each file of a checkpoint: what would be waited for, never ends, or is not to be read.

@@ -105,19 +105,15 @@ TEST_F(Tokens, WhatIsNoTextIsSaidAndSkippedOrRefused) {
   write("d/latin.txt", "caf\xe9 cr\xe8me");
   write("d/colours.log", "\x1b[31mred\x1b[0m");
   write("d/picture.png", std::string("\x89PNG\r\n\x1a\n\0\0\0\rIHDR", 16));
-  write("d/packed.gz", "\x1f\x8b\x08\x08\xd1\xb5packed");
-  write("d/records.jsonl", "{\"text\": \"no\"}\n");
+  write("d/packed.tgz", "\x1f\x8b\x08\x08\xd1\xb5packed");
   write("d/z.txt", "Z");
   const TokenData data({path("d")}, bytes_vocab);
   EXPECT_EQ(text_of(data), "A|\x1b[31mred\x1b[0m|caf\xe9 cr\xe8me|Z|");
-  EXPECT_EQ(data.skipped(), "skipped " + path("d/packed.gz") + ", " + path("d/picture.png") + ": binary\n" +
-                                "skipped " + path("d/records.jsonl") + ": records of JSON\n");
+  EXPECT_EQ(data.skipped(), "skipped " + path("d/packed.tgz") + ", " + path("d/picture.png") + ": binary\n");
   EXPECT_EQ(TokenData({path("d/a.txt")}, bytes_vocab).skipped(), "");
   expect_refusal([&] { TokenData({path("d/picture.png")}, bytes_vocab); }, {"picture.png", "binary", "text"});
-  expect_refusal([&] { TokenData({path("d/records.jsonl")}, bytes_vocab); },
-                 {"records.jsonl", "JSON", "rename"});
   for (const char* text : {"d/a.txt", "d/z.txt", "d/latin.txt", "d/colours.log"}) fs::remove(path(text));
-  expect_refusal([&] { TokenData({path("d")}, bytes_vocab); }, {"no text", "picture.png", "records.jsonl"});
+  expect_refusal([&] { TokenData({path("d")}, bytes_vocab); }, {"no text", "picture.png", "packed.tgz"});
   // Many are counted.
   for (int i = 0; i < 9; ++i) write(fmt::format("d/{}.bmp", i), std::string(3, '\0'));
   write("d/a.txt", "A");

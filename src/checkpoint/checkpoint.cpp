@@ -14,6 +14,7 @@
 #include "checkpoint/finite.h"
 #include "checkpoint/logical_tensors.h"
 #include "checkpoint/router_biases.h"
+#include "tensor/host.h"
 #include "tensor/reference_view.h"
 
 namespace echelon {
@@ -34,8 +35,19 @@ bool is_checkpoint(const std::string& directory) {
 }
 
 bool reads_bytes(const CheckpointInfo& info) {
+  if (info.tokenizer != nullptr) return false;
   return info.model.vocab == bytes_vocab ||
          (info.model.vocab > bytes_vocab && info.trained_on == TokenData::Kind::text);
+}
+
+std::shared_ptr<const Tokenizer> tokenizer_of(const CheckpointInfo& info) {
+  if (reads_bytes(info)) return bytes_tokenizer();
+  if (info.tokenizer == nullptr) return nullptr;
+  auto tokenizer = read_tokenizer(info.path);
+  if (tokenizer->vocab() > info.model.vocab)
+    refuse("{}: its tokenizer has ids up to {} and {} a vocabulary of {}; legal: a tokenizer with ids below that",
+           info.path, tokenizer->vocab() - 1, info.model.name, info.model.vocab);
+  return tokenizer;
 }
 
 std::vector<std::string> named_as_checkpoints(const std::string& directory) {
@@ -71,6 +83,14 @@ CheckpointInfo read_checkpoint_info(const std::string& path) {
   return read_manifest(at).info;
 }
 
+// The same numbers, each rounded once.
+static Tensor in_dtype(const Rank& rank, const Tensor& tensor, DType dtype) {
+  if (tensor.dtype() == dtype) return tensor;
+  const Tensor other(rank.arena(), MemoryCategory::other, dtype, tensor.shape());
+  copy_numbers_from_host(copy_numbers_to_host(tensor), other);
+  return other;
+}
+
 std::string save_checkpoint(const Rank& rank, const ParameterStore& parameters, const std::string& directory,
                             const CheckpointInfo& info, const std::vector<CarriedTensor>& carried,
                             const RouterBiases& biases) {
@@ -104,7 +124,7 @@ RouterBiases load_checkpoint(const Rank& rank, const ParameterStore& parameters,
           refuse_nonfinite<F>(info.path, p.spec.name,
                               {logical.host<F>(), static_cast<std::size_t>(logical.numel())});
         });
-      scatter_logical(rank, logical, p, which);
+      scatter_logical(rank, values_only ? in_dtype(rank, logical, p.own_master.dtype()) : logical, p, which);
     }
   if (!values_only && info.residual_ranks > 0) load_carried(rank, parameters, reader, info, carried);
   return read_router_biases(reader);

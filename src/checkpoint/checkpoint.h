@@ -5,6 +5,7 @@
 //                                                   their Hugging Face names
 //                     optimizer-00003.safetensors   NAME.exp_avg, NAME.exp_avg_sq
 //                     compression-00003.safetensors what gradient compression carries over
+//                     tokenizer.json, ...           the tokenizer it was trained with, as it was given
 //                     checkpoint.json               step, seed, model, dtype, XXH3-64 of every part and of
 //                     itself
 //
@@ -13,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,6 +23,7 @@
 #include "model/parameters.h"
 #include "parallel/compression.h"
 #include "spec/routing_balance.h"
+#include "text/tokenizer_files.h"
 
 namespace echelon {
 
@@ -37,10 +40,15 @@ struct CheckpointInfo {
   std::string data;         // TokenData::fingerprint() of what it was trained on; empty where it is not known
   Compression compression;  // of the gradients; not none only where something is carried over
   int residual_ranks = 0;   // dp ranks whose residuals there are
+  std::shared_ptr<const TokenizerFiles> tokenizer;  // the files of whose ids it has learned; null: none are known
 };
 
 // Whether bytes mean to the model what it has learned. A vocabulary of bytes and end of text leaves no doubt.
 bool reads_bytes(const CheckpointInfo& info);
+// What text means to the model: the tokenizer in the checkpoint, or that of bytes where the model reads them;
+// null where it has learned the ids of a tokenizer that is not there. RequestError where the tokenizer's
+// vocabulary is larger than the model's.
+std::shared_ptr<const Tokenizer> tokenizer_of(const CheckpointInfo& info);
 
 // Whatever in a directory has the name of a checkpoint, whole or not, by step; empty when it does not exist.
 std::vector<std::string> named_as_checkpoints(const std::string& directory);
@@ -64,7 +72,8 @@ std::string save_checkpoint(const Rank& rank, const ParameterStore& parameters, 
                             const CheckpointInfo& info, const std::vector<CarriedTensor>& carried = {},
                             const RouterBiases& biases = {});
 
-// Fills parameters, and the moments and what is `carried` unless `values_only`. Every rank reads what it
+// Fills parameters, and the moments and what is `carried` unless `values_only`, when the parameters may be of
+// another dtype than the checkpoint. Every rank reads what it
 // holds. Returns the routers' biases, of all layers. RequestError naming the tensor when one is missing, of
 // another shape or damaged, NotFinite (finite.h) where a value is; nothing is changed in the checkpoint.
 RouterBiases load_checkpoint(const Rank& rank, const ParameterStore& parameters, const CheckpointInfo& info,

@@ -23,6 +23,7 @@ constexpr const char* seal_field = "seal";
 // One line for each part of each tensor that each rank wrote.
 constexpr std::int64_t largest_manifest = std::int64_t{1} << 30;
 constexpr const char* data_field = "data";
+constexpr const char* tokenizer_field = "tokenizer";  // its files' checksums
 constexpr const char *byte_ids = "bytes", *token_ids = "tokens";
 
 std::string seal_of(json manifest) {
@@ -72,6 +73,23 @@ CheckpointInfo read_info(const json& manifest, const std::string& where) {
   return info;
 }
 
+std::string checksum_of(const std::string& text) {
+  return fmt::format("{:016x}", checksum(std::as_bytes(std::span(text.data(), text.size()))));
+}
+
+std::shared_ptr<const TokenizerFiles> read_tokenizer_beside(const json& manifest, const fs::path& path,
+                                                            const std::string& where) {
+  if (!manifest.contains(tokenizer_field)) return nullptr;
+  auto files = std::make_shared<TokenizerFiles>();
+  for (const auto& [name, sum] : field<std::map<std::string, std::string>>(manifest, tokenizer_field, where)) {
+    if (!is_tokenizer_file(name)) refuse("{}: damaged: {} is no file of a tokenizer", where, name);
+    std::string text = read_text((path / name).string());
+    if (checksum_of(text) != sum) refuse("{}: damaged: its checksum is another one", (path / name).string());
+    files->emplace(name, std::move(text));
+  }
+  return files;
+}
+
 }  // namespace
 
 std::string seal_manifest(const std::string& text) {
@@ -91,6 +109,8 @@ std::string manifest_text(const CheckpointInfo& info, const Checksums& checksums
                 {"checksums", checksums},
                 {"ids", info.trained_on == TokenData::Kind::text ? byte_ids : token_ids}};
   if (!info.data.empty()) manifest[data_field] = info.data;
+  if (info.tokenizer != nullptr)
+    for (const auto& [name, text] : *info.tokenizer) manifest[tokenizer_field][name] = checksum_of(text);
   if (info.residual_ranks > 0) {
     manifest["compress"] = compression_text(info.compression);
     manifest["residual-ranks"] = info.residual_ranks;
@@ -115,6 +135,7 @@ Manifest read_manifest(const fs::path& path) {
   for (const auto& [file, tensors] : read.checksums)
     if (file.find('/') != std::string::npos)
       refuse("{}: damaged: \"checksums\" has {}, which is no name of a file", where, file);
+  read.info.tokenizer = read_tokenizer_beside(manifest, path, where);
   return read;
 }
 

@@ -159,10 +159,13 @@ void CheckpointWriter::write_manifest() const {
   for (const auto& [file, tensors] : all)
     if (file.starts_with("compression")) info.residual_ranks = rank_.mesh().dp_cp_size();
   write_file_atomically((state_->unfinished / manifest_name).string(), manifest_text(info, all));
+  if (info.tokenizer != nullptr)
+    for (const auto& [name, text] : *info.tokenizer) write_file_atomically((state_->unfinished / name).string(), text);
   std::vector<fs::path> strangers;
   for (const auto& entry : fs::directory_iterator(state_->unfinished)) {
     const std::string name = entry.path().filename().string();
-    if (name != manifest_name && !all.contains(name)) strangers.push_back(entry.path());
+    const bool tokenizer = info.tokenizer != nullptr && info.tokenizer->contains(name);
+    if (name != manifest_name && !all.contains(name) && !tokenizer) strangers.push_back(entry.path());
   }
   for (const fs::path& path : strangers) fs::remove_all(path);
   sync_directory(state_->unfinished);

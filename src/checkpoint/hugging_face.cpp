@@ -150,6 +150,8 @@ double element(const StoredTensor& tensor, const std::byte* data, std::int64_t i
   }
 }
 
+}  // namespace
+
 // The tensors of all files of a model, under their own names.
 class StoredModel {
  public:
@@ -223,18 +225,13 @@ class StoredModel {
   std::map<std::string, const SafetensorsFile*> places_;
 };
 
+namespace {
+
 // Masks and frequencies that older versions of transformers saved beside the parameters.
 bool is_constant(const std::string& name) {
   return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
          name.ends_with("rotary_emb.inv_freq");
 }
-
-// Where a parameter is in the files.
-struct StoredPlace {
-  std::string name;
-  std::vector<std::int64_t> shape;  // of the whole tensor
-  std::int64_t first_row = 0;
-};
 
 // Of each parameter of the model: under the name of its tensor, or GPT-2's without the prefix of the class.
 std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, const ModelSpec& model) {
@@ -443,6 +440,9 @@ void export_hugging_face(const std::string& checkpoint, const std::string& direc
     write_file_atomically(
         (fs::path(directory) / index_file).string(),
         ordered_json{{"metadata", {{"total_size", bytes}}}, {"weight_map", weights}}.dump(2) + "\n");
+  if (info.tokenizer != nullptr)
+    for (const auto& [name, text] : *info.tokenizer)
+      write_file_atomically((fs::path(directory) / name).string(), text);
   write_file_atomically((fs::path(directory) / "config.json").string(), config);
 }
 
@@ -453,11 +453,39 @@ bool has_weights(const std::string& directory) {
   return false;
 }
 
-std::string import_hugging_face(const std::string& directory, const std::string& checkpoints, DType dtype,
-                                std::uint64_t seed) {
+static void refuse_other_layout(const std::string& directory) {
   std::error_code none;
   if (!fs::exists(fs::path(directory) / "config.json", none))
     refuse("{}: there is no config.json: not a model in Hugging Face's layout", directory);
+}
+
+HuggingFaceWeights::HuggingFaceWeights(const std::string& directory) {
+  refuse_other_layout(directory);
+  model_ = load_model(directory);
+  stored_ = std::make_unique<const StoredModel>(directory);
+  places_ = stored_places(*stored_, model_);
+}
+HuggingFaceWeights::~HuggingFaceWeights() = default;
+HuggingFaceWeights::HuggingFaceWeights(HuggingFaceWeights&&) noexcept = default;
+
+void HuggingFaceWeights::load(const Rank& rank, const ParameterStore& parameters) const {
+  for (const Parameter& p : parameters.all()) {
+    const StoredPlace& place = places_.at(p.spec.name);
+    const std::vector<double> values =
+        stored_->read(place.name, place.shape, place.first_row, p.spec.shape.front());
+    const Tensor logical(rank.arena(), MemoryCategory::other, p.own_master.dtype(), p.spec.shape);
+    // Of what is trained: a large number of F64 is infinite in f32.
+    copy_numbers_from_host(values, logical);
+    with_stored_type(logical, [&]<class F>(F) {
+      refuse_nonfinite<F>(stored_->directory(), place.name, {logical.host<F>(), values.size()});
+    });
+    scatter_logical(rank, logical, p, ParameterTensor::value);
+  }
+}
+
+std::string import_hugging_face(const std::string& directory, const std::string& checkpoints, DType dtype,
+                                std::uint64_t seed) {
+  refuse_other_layout(directory);
   Plan plan;
   plan.model = load_model(directory);
   plan.precision = recipe_of_weights(dtype);
@@ -466,8 +494,8 @@ std::string import_hugging_face(const std::string& directory, const std::string&
   if (!existing.empty())
     refuse("--out {}: holds {} already; name another directory", checkpoints,
            fs::path(existing.back()).filename().string());
-  const StoredModel stored(directory);
-  const auto places = stored_places(stored, plan.model);
+  const HuggingFaceWeights weights(directory);
+  auto tokenizer = std::make_shared<const TokenizerFiles>(read_tokenizer_files(directory));
   std::string path;
   prepare_kernels(plan.precision);
   ThreadWorld world(1, std::chrono::seconds(60));
@@ -476,23 +504,14 @@ std::string import_hugging_face(const std::string& directory, const std::string&
     const auto kernels = make_kernels(arena, plan.precision, 1);
     const Rank rank(world, plan.mesh, index, plan.precision, arena, *kernels);
     const ParameterStore parameters(rank, plan, PipelineLayout(plan), seed);
-    for (const Parameter& p : parameters.all()) {
-      const StoredPlace& place = places.at(p.spec.name);
-      const std::vector<double> values =
-          stored.read(place.name, place.shape, place.first_row, p.spec.shape.front());
-      const Tensor logical(arena, MemoryCategory::other, dtype, p.spec.shape);
-      // Of what the checkpoint would hold: a large number of F64 is infinite in f32.
-      copy_numbers_from_host(values, logical);
-      with_stored_type(logical, [&]<class F>(F) {
-        refuse_nonfinite<F>(directory, place.name, {logical.host<F>(), values.size()});
-      });
-      scatter_logical(rank, logical, p, ParameterTensor::value);
-    }
+    weights.load(rank, parameters);
     CheckpointInfo info;
     info.seed = seed;
     info.dtype = dtype;
     info.model = plan.model;
-    info.trained_on = plan.model.vocab == bytes_vocab ? TokenData::Kind::text : TokenData::Kind::tokens;
+    if (!tokenizer->empty()) info.tokenizer = tokenizer;
+    info.trained_on = plan.model.vocab == bytes_vocab && tokenizer->empty() ? TokenData::Kind::text
+                                                                            : TokenData::Kind::tokens;
     into.begin(world.job());
     path = save_checkpoint(rank, parameters, checkpoints, info);
   });

@@ -3,13 +3,25 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <optional>
 #include <string>
 
+#include "model/parameters.h"
 #include "spec/dtype.h"
 #include "spec/model_spec.h"
 
 namespace echelon {
+
+class StoredModel;
+
+// Where a parameter is in the files.
+struct StoredPlace {
+  std::string name;
+  std::vector<std::int64_t> shape;  // of the whole tensor
+  std::int64_t first_row = 0;
+};
 
 // What transformers needs to know of the model: read back (model_from_hugging_face) it is the model, in every
 // field. RequestError for one that transformers has no class for, and naming the field that has no place.
@@ -23,6 +35,26 @@ void export_hugging_face(const std::string& checkpoint, const std::string& direc
 
 // Whether a model's directory has its values, rather than its configuration alone.
 bool has_weights(const std::string& directory);
+
+// The weights of a model in this layout, and which of them each parameter is. Safe to share by threads.
+class HuggingFaceWeights {
+ public:
+  // RequestError naming the tensor that is missing, foreign or of another shape; an output matrix beside a
+  // tied embedding must be the same.
+  explicit HuggingFaceWeights(const std::string& directory);
+  ~HuggingFaceWeights();
+  HuggingFaceWeights(HuggingFaceWeights&&) noexcept;
+
+  const ModelSpec& model() const { return model_; }
+  // Fills what this rank holds, each number rounded once to what its optimizer updates. NotFinite (finite.h)
+  // where one is NaN or infinite in that.
+  void load(const Rank& rank, const ParameterStore& parameters) const;
+
+ private:
+  ModelSpec model_;
+  std::unique_ptr<const StoredModel> stored_;
+  std::map<std::string, StoredPlace> places_;  // by parameter
+};
 
 // Makes a checkpoint at step 0 below `checkpoints` of the model in `directory`: its values, no moments.
 // Returns its path. F64, F32, F16 and BF16 are read. RequestError naming the tensor that is missing, foreign

@@ -22,6 +22,10 @@
 #include "base/error.h"
 #include "base/utf8.h"
 #include "data/checksum.h"
+#include "data/megatron_index.h"
+#include "data/text_input.h"
+#include "data/token_store.h"
+#include "data/tokenize.h"
 
 namespace echelon {
 
@@ -33,9 +37,12 @@ constexpr std::int32_t magic_u16 = 20240520, version_u16 = 1;
 constexpr std::int32_t magic_u32 = 20240801, version_u32 = 7;
 constexpr std::size_t header_ints = 256, header_bytes = header_ints * 4;
 
-struct TokenHeader {
+// Where a token file has its ids.
+struct StoredIds {
+  const char* kind;
   int width = 2;
-  std::int64_t count = 0;
+  std::int64_t count = 0, at = 0;
+  std::int64_t documents = 0, counted = 0;
 };
 
 constexpr std::size_t read_at_once = 64 * 1024;
@@ -49,7 +56,7 @@ std::int32_t header_word(std::span<const std::byte> bytes, std::size_t i) {
 }
 
 // `bytes` is how the file begins. Nothing when that is with none of the magic numbers.
-std::optional<TokenHeader> token_header(const OpenFile& file, std::span<const std::byte> bytes) {
+std::optional<StoredIds> llm_c_ids(const OpenFile& file, std::span<const std::byte> bytes) {
   const char* path = file.path().c_str();
   const std::int64_t size = file.size();
   if (bytes.size() < 4) return {};
@@ -62,7 +69,8 @@ std::optional<TokenHeader> token_header(const OpenFile& file, std::span<const st
     refuse("--data {}: token file of version {}; with magic {} only version {} is known", path,
            header_word(bytes, 1), magic, version);
   }
-  const TokenHeader header{magic == magic_u16 ? 2 : 4, header_word(bytes, 2)};
+  const std::int64_t count = header_word(bytes, 2);
+  const StoredIds header{"llm.c", magic == magic_u16 ? 2 : 4, count, header_bytes, 0, count};
   if (header.count < 0) refuse("--data {}: token file with a count of {} tokens", path, header.count);
   const std::int64_t expected = static_cast<std::int64_t>(header_bytes) + header.count * header.width;
   if (size != expected) {
@@ -70,6 +78,27 @@ std::optional<TokenHeader> token_header(const OpenFile& file, std::span<const st
            size < expected ? "truncated" : "damaged", size, header.count, header.width, expected);
   }
   return header;
+}
+
+// Nothing where the file is none of tokens.
+std::optional<StoredIds> stored_ids(const OpenFile& file, std::span<const std::byte> beginning,
+                                    int raw_width) {
+  namespace fs = std::filesystem;
+  if (const auto info = token_store_info(file))
+    return StoredIds{"tokens", info->width, info->tokens, info->offset, info->documents, info->counted};
+  if (auto ids = llm_c_ids(file, beginning)) return ids;
+  if (!file.path().ends_with(".bin")) return {};
+  std::error_code none;
+  if (has_megatron_index(file.path())) {
+    const MegatronIndex index = read_megatron_index(file);
+    return StoredIds{"Megatron", index.width, index.tokens, 0, std::ssize(index.documents), index.tokens};
+  }
+  if (raw_width == 0 && fs::exists(fs::path(file.path()).parent_path() / "meta.pkl", none)) raw_width = 2;
+  if (raw_width == 0) return {};
+  const std::int64_t count = file.size() / raw_width;
+  if (file.size() % raw_width != 0)
+    refuse("--data {}: {} bytes are no number of ids of {} bytes", file.path(), file.size(), raw_width);
+  return StoredIds{"ids alone", raw_width, count, 0, 0, count};
 }
 
 template <class Id>
@@ -81,17 +110,18 @@ Id id_at(const std::byte* bytes, std::int64_t i) {
 
 // In pieces, so that a file needs no more memory than another.
 template <class Id>
-void check_ids(const OpenFile& file, std::int64_t count, std::int64_t vocab) {
+void check_ids(const OpenFile& file, std::int64_t at, std::int64_t count, std::int64_t vocab, Id mark) {
   constexpr auto width = static_cast<std::int64_t>(sizeof(Id));
   std::vector<std::byte> piece(read_at_once);
   for (std::int64_t begin = 0; begin < count;) {
     const std::int64_t here = std::min(count - begin, std::ssize(piece) / width);
-    file.read(static_cast<std::int64_t>(header_bytes) + begin * width,
-              std::span(piece).first(static_cast<std::size_t>(here * width)));
+    file.read(at + begin * width, std::span(piece).first(static_cast<std::size_t>(here * width)));
     Id largest = 0;  // a loop without a branch runs at the speed of memory
-    for (std::int64_t i = 0; i < here; ++i) largest = std::max(largest, id_at<Id>(piece.data(), i));
+    for (std::int64_t i = 0; i < here; ++i)
+      largest = std::max<Id>(largest, id_at<Id>(piece.data(), i) & static_cast<Id>(~mark));
     for (std::int64_t i = 0; static_cast<std::int64_t>(largest) >= vocab && i < here; ++i)
-      if (const Id id = id_at<Id>(piece.data(), i); static_cast<std::int64_t>(id) >= vocab)
+      if (const Id id = id_at<Id>(piece.data(), i) & static_cast<Id>(~mark);
+          static_cast<std::int64_t>(id) >= vocab)
         refuse("--data {}: token {} is id {}, and the model's vocabulary ends at {}", file.path(), begin + i,
                id, vocab - 1);
     begin += here;
@@ -118,10 +148,7 @@ struct Candidate {
   bool named_by_user = false;  // rather than found in a directory
 };
 
-constexpr const char *records = "records of JSON", *binary = "binary";
-
-// Lines of JSON: their text is inside of them.
-bool holds_records(const std::string& path) { return path.ends_with(".jsonl") || path.ends_with(".ndjson"); }
+constexpr const char* binary = "binary";
 
 // Judged by its beginning, `bytes`: text has no NUL, and no other control characters unless it is UTF-8.
 bool is_binary(std::span<const std::byte> bytes) {
@@ -187,11 +214,12 @@ std::vector<Candidate> list_files(const std::vector<std::string>& paths) {
 
 }  // namespace
 
-TokenData::TokenData(const std::vector<std::string>& paths, std::int64_t vocab) {
+TokenData::TokenData(const std::vector<std::string>& paths, std::int64_t vocab, const DataReading& reading)
+    : reads_bytes_(reading.text.reads_bytes()) {
   constexpr int most_shown = 3;
   std::map<std::string, std::vector<std::string>> left_out;  // by why
   for (const Candidate& file : list_files(paths))
-    if (const std::string why = add_file(file.path, file.named_by_user, vocab); !why.empty())
+    if (const std::string why = add_file(file.path, file.named_by_user, vocab, reading); !why.empty())
       left_out[why].push_back(file.path);
   for (auto& [why, files] : left_out) {
     const std::size_t more = files.size() - std::min<std::size_t>(files.size(), most_shown);
@@ -209,52 +237,110 @@ TokenData::TokenData(const std::vector<std::string>& paths, std::int64_t vocab) 
          why.empty() ? "nothing but empty files" : "holds no text and no tokens", why);
 }
 
-std::string TokenData::add_file(const std::string& path, bool named_by_user, std::int64_t vocab) {
-  if (holds_records(path)) {
-    if (!named_by_user) return records;
+std::string TokenData::add_file(const std::string& path, bool named_by_user, std::int64_t vocab,
+                                const DataReading& reading) {
+  OpenFile file(path, "--data");
+  std::vector<std::byte> beginning(std::min(static_cast<std::size_t>(file.size()), read_at_once));
+  file.read(0, beginning);
+  const std::optional<StoredIds> ids = stored_ids(file, beginning, reading.raw_width);
+  if (!ids && named_by_user && path.ends_with(".bin")) {
     refuse(
-        "--data {}: {}, which are not read; take the text out of them into a file of its own, or rename it "
-        "to "
-        "train on its very characters",
-        path, records);
+        "--data {}: not a token file: it begins with neither {} nor {} (llm.c), and has no .idx (Megatron) "
+        "and no "
+        "meta.pkl (nanoGPT) beside it; with --raw-tokens it is ids alone; rename it if it is text",
+        path, magic_u16, magic_u32);
   }
-  Part part{OpenFile(path, "--data"), size_, 0, 1};
-  const std::int64_t bytes = part.file.size();
-  std::vector<std::byte> beginning(std::min(static_cast<std::size_t>(bytes), read_at_once));
-  part.file.read(0, beginning);
-  const std::optional<TokenHeader> header = token_header(part.file, beginning);
-  if (!header && named_by_user && path.ends_with(".bin")) {
-    refuse("--data {}: not a token file: it begins with neither {} nor {} (llm.c); rename it if it is text",
-           path, magic_u16, magic_u32);
+  std::error_code none;
+  if (!ids && path.ends_with(".idx") &&
+      std::filesystem::exists(path.substr(0, path.size() - 4) + ".bin", none)) {
+    if (!named_by_user) return "";  // read with its .bin
+    refuse("--data {}: the index of a .bin; name that", path);
   }
-  if (bytes == 0 || (header && header->count == 0)) return "";
-  if (!header && is_binary(beginning)) {
+  if (!ids) return file.size() == 0 ? "" : add_text(std::move(file), named_by_user, vocab, reading);
+  if (ids->count == 0) return "";
+  const bool has_marks = std::string_view(ids->kind) == "tokens" && ids->width == 4;
+  ids->width == 2 ? check_ids<std::uint16_t>(file, ids->at, ids->count, vocab, 0)
+                  : check_ids<std::uint32_t>(file, ids->at, ids->count, vocab, has_marks ? not_counted : 0);
+  add_part({std::move(file), size_, ids->count, ids->width, ids->at},
+           {path, ids->kind, ids->count, ids->documents, ids->counted}, false);
+  return "";
+}
+
+std::string TokenData::add_text(OpenFile file, bool named_by_user, std::int64_t vocab,
+                                const DataReading& reading) {
+  const std::string path = file.path();
+  const bool records = holds_records(path), as_it_is = reads_bytes_ && !records && !is_compressed(path);
+  std::vector<std::byte> beginning(read_at_once);
+  beginning.resize(open_text(file)->read(beginning));
+  if (beginning.empty()) return "";
+  if (is_binary(beginning)) {
     if (!named_by_user) return binary;
-    refuse("--data {}: {}: neither text nor a token file (llm.c)", path, binary);
+    refuse("--data {}: {}: neither text nor a token file{}", path, binary,
+           path.ends_with(".gz") || path.ends_with(".zst") ? ", as far as it is compressed" : "");
   }
-  const Kind kind = header ? Kind::tokens : Kind::text;
-  if (!parts_.empty() && kind != kind_) {
-    const std::string& first = parts_.front().file.path();
-    refuse("--data {} is a token file and {} is text: all files must be of one kind", header ? path : first,
-           header ? first : path);
-  }
-  kind_ = kind;
-  if (!header) {
-    if (vocab < bytes_vocab) {
+  const std::int64_t needed = reading.text.tokenizer->vocab();
+  if (vocab < needed) {
+    if (reads_bytes_)
       refuse("--data {}: text needs a vocabulary of {} (bytes and end of text); the model's is {}", path,
-             bytes_vocab, vocab);
-    }
-    part.count = bytes + 1;
-  } else {
-    part.width = header->width;
-    part.count = header->count;
-    part.width == 2 ? check_ids<std::uint16_t>(part.file, part.count, vocab)
-                    : check_ids<std::uint32_t>(part.file, part.count, vocab);
+             needed, vocab);
+    refuse(
+        "--tokenizer {}: has {} tokens, and the model's vocabulary is {}; legal: the tokenizer of the model",
+        reading.text.tokenizer->name(), needed, vocab);
   }
+  if (as_it_is) {
+    const std::int64_t count = file.size() + 1;
+    add_part({std::move(file), size_, count, 1, 0}, {path, "text", count, 1, count}, true);
+    return "";
+  }
+  if (reading.cache_directory.empty())
+    refuse("--data {}: its tokens need a place to be kept; give one with --data-cache DIR", path);
+  OpenFile made(cached_tokens(file, reading.cache_directory, reading.text, reading.threads, reading.progress),
+                "--data");
+  const auto info = token_store_info(made);
+  check(info.has_value(), "what was made of a text is a file of tokens");
+  if (info->tokens == 0) return "";
+  if (info->vocab > vocab)
+    refuse("--data {}: has id {}, and the model's vocabulary ends at {}", made.path(), info->vocab - 1,
+           vocab - 1);
+  info->width == 2 ? check_ids<std::uint16_t>(made, info->offset, info->tokens, vocab, 0)
+                   : check_ids<std::uint32_t>(made, info->offset, info->tokens, vocab, not_counted);
+  add_part({std::move(made), size_, info->tokens, info->width, info->offset},
+           {path, records ? "records" : "text", info->tokens, info->documents, info->counted}, true);
+  return "";
+}
+
+void TokenData::add_part(Part part, File file, bool is_text) {
+  if (!parts_.empty() && is_text != from_text_) {
+    const std::string& first = files_.front().path;
+    refuse("--data {} is a token file and {} is text: all files must be of one kind",
+           is_text ? first : file.path, is_text ? file.path : first);
+  }
+  from_text_ = is_text;
   size_ += part.count;
   if (parts_.size() >= most_open) part.file.close();
   parts_.push_back(std::move(part));
-  return "";
+  files_.push_back(std::move(file));
+}
+
+std::vector<std::int64_t> TokenData::document_starts() const {
+  std::vector<std::int64_t> all;
+  for (const Part& part : parts_) {
+    std::vector<std::int64_t> here;
+    if (part.width == 1) {
+      here.push_back(0);
+    } else if (const auto info = token_store_info(part.file)) {
+      here = echelon::document_starts(part.file, *info);
+    } else if (part.ids == 0 && has_megatron_index(part.file.path())) {
+      here = read_megatron_index(part.file).documents;
+    }
+    for (const std::int64_t start : here) all.push_back(part.begin + start);
+  }
+  return all;
+}
+
+bool TokenData::is_masked() const {
+  return std::any_of(files_.begin(), files_.end(),
+                     [](const File& file) { return file.counted < file.tokens; });
 }
 
 void TokenData::read_bytes(std::int64_t begin, std::span<std::byte> out) const {
@@ -272,7 +358,7 @@ void TokenData::read_bytes(std::int64_t begin, std::span<std::byte> out) const {
 
 void TokenData::take_fingerprint() {
   constexpr std::int64_t block = read_at_once, most_blocks = 1024;
-  std::vector<std::uint64_t> facts{kind_ == Kind::tokens, parts_.size()};
+  std::vector<std::uint64_t> facts{kind() == Kind::tokens, parts_.size()};
   std::int64_t bytes = 0;
   for (const Part& part : parts_) {
     facts.push_back(static_cast<std::uint64_t>(part.file.size()));
@@ -300,17 +386,21 @@ std::int32_t TokenData::token(std::int64_t i) const {
 }
 
 void TokenData::copy(std::int64_t begin, std::int64_t count, std::int32_t* out) const {
+  copy_marked(begin, count, out);
+  for (std::int64_t i = 0; i < count; ++i) out[i] &= std::numeric_limits<std::int32_t>::max();
+}
+
+void TokenData::copy_marked(std::int64_t begin, std::int64_t count, std::int32_t* out) const {
   check(begin >= 0 && count >= 0 && begin <= size_ && count <= size_ - begin, "tokens outside the data");
   if (count == 0) return;
   auto part = std::upper_bound(parts_.begin(), parts_.end(), begin,
                                [](std::int64_t at, const Part& p) { return at < p.begin; });
   for (--part; count > 0; ++part) {
     const std::int64_t first = begin - part->begin, here = std::min(count, part->count - first);
-    const std::int64_t ids = header_bytes;
     if (part->width == 2) {
-      copy_ids<std::uint16_t>(part->file, ids + 2 * first, here, out);
+      copy_ids<std::uint16_t>(part->file, part->ids + 2 * first, here, out);
     } else if (part->width == 4) {
-      copy_ids<std::uint32_t>(part->file, ids + 4 * first, here, out);
+      copy_ids<std::uint32_t>(part->file, part->ids + 4 * first, here, out);
     } else {
       const bool to_the_end = first + here == part->count;
       copy_ids<std::uint8_t>(part->file, first, here - (to_the_end ? 1 : 0), out);
@@ -405,11 +495,40 @@ std::int64_t Sampler::start(std::int64_t step, std::int64_t index, std::int64_t 
 
 void Sampler::sample(std::int64_t step, std::int64_t index, std::int64_t seq_len, std::int32_t* tokens,
                      std::int32_t* targets) const {
-  const std::int64_t first = start(step, index, seq_len);
-  std::vector<std::int32_t> window(static_cast<std::size_t>(seq_len + 1));  // read at once
-  data_->copy(first, seq_len + 1, window.data());
-  std::copy_n(window.begin(), seq_len, tokens);
-  std::copy_n(window.begin() + 1, seq_len, targets);
+  window(start(step, index, seq_len), seq_len, tokens, targets);
+}
+
+void Sampler::window(std::int64_t first, std::int64_t seq_len, std::int32_t* tokens,
+                     std::int32_t* targets) const {
+  std::vector<std::int32_t> ids(static_cast<std::size_t>(seq_len + 1));  // read at once
+  const auto none_counts = [&] {
+    data_->copy_marked(first, seq_len + 1, ids.data());
+    return std::all_of(ids.begin() + 1, ids.end(), [](std::int32_t id) { return id < 0; });
+  };
+  if (none_counts()) {
+    std::int64_t target = next_counted(*data_, {first + 1, range_.end});
+    if (target == range_.end) target = next_counted(*data_, {range_.begin + 1, range_.end});
+    // In the middle of its window, so that it has something before it.
+    first = std::clamp(target - 1 - seq_len / 2, range_.begin, range_.end - seq_len - 1);
+    check(!none_counts(), "a sampler of a range where the loss counts something");
+  }
+  for (std::int64_t t = 0; t < seq_len; ++t) {
+    const auto at = static_cast<std::size_t>(t);
+    tokens[t] = ids[at] & std::numeric_limits<std::int32_t>::max();
+    targets[t] = std::max(ids[at + 1], -1);
+  }
+}
+
+std::int64_t next_counted(const TokenData& data, Range range) {
+  std::vector<std::int32_t> ids(16384);
+  for (std::int64_t at = range.begin; at < range.end;) {
+    const std::int64_t here = std::min(range.end - at, std::ssize(ids));
+    data.copy_marked(at, here, ids.data());
+    const auto found = std::find_if(ids.begin(), ids.begin() + here, [](std::int32_t id) { return id >= 0; });
+    if (found != ids.begin() + here) return at + (found - ids.begin());
+    at += here;
+  }
+  return range.end;
 }
 
 }  // namespace echelon

@@ -8,29 +8,48 @@
 
 #include "base/open_file.h"
 #include "base/philox.h"
+#include "base/progress.h"
 #include "base/split.h"
+#include "data/text_tokens.h"
+#include "text/tokenizer.h"
 
 namespace echelon {
 
-inline constexpr std::int64_t bytes_vocab = 257;  // the bytes tokenizer: a byte is its own id,
-inline constexpr std::int32_t end_of_text = 256;  // and this follows each document (file)
+// What is said of the files of --data beside their paths.
+struct DataReading {
+  TextTokens text{};
+  // Where the tokens of text are kept that is not read as bytes as it is: cached_tokens(). Empty: such is
+  // refused.
+  std::string cache_directory{};
+  int raw_width =
+      0;  // of the ids of .bin files without a header, in bytes: 2 or 4; 0: they are not said to be any
+  int threads = 1;
+  Progress progress{};
+};
 
-// The files of --data, one after the other. Text files are read by the bytes tokenizer. Token files are those
-// of llm.c (https://github.com/karpathy/llm.c): 256 int32 of header (magic, version, count), then the ids,
-// little-endian; magic 20240520, version 1: uint16; magic 20240801, version 7: uint32. What is neither, such
-// as a picture, is passed over in a directory, and refused where it is named. Nothing is kept of the files
-// but where they are: what is asked for is read then (RunError where a file has become shorter since). Safe
-// to share by threads.
+// The files of --data, one after the other. Read by the bytes tokenizer, files of text are what they are.
+// Other tokenizers, records of JSON (.jsonl, record.h) and compressed text (.gz, .zst) are read once
+// (tokenize.h), and from then on the tokens that they gave (token_store.h). Token files are those of llm.c
+// (https://github.com/karpathy/llm.c): 256 int32 of header (magic, version, count), then the ids,
+// little-endian; magic 20240520, version 1: uint16; magic 20240801, version 7: uint32; a .bin of Megatron
+// beside its .idx; a .bin of uint16 alone, of nanoGPT, beside a meta.pkl or where `raw_width` says so; and
+// .tokens. What is neither, such as a picture, is passed over in a directory, and refused where it is named.
+// Nothing is kept of the files but where they are: what is asked for is read then (RunError where a file has
+// become shorter since). Safe to share by threads.
 class TokenData {
  public:
   enum class Kind { text, tokens };
 
   // Each path is a text file, a token file, or a directory: the regular files below it in the order of their
-  // paths, without symbolic links to files that are read anyway and without empty files. All must be of one
-  // kind. Every id is checked to be below `vocab` here, once. Throws RequestError naming the file.
-  TokenData(const std::vector<std::string>& paths, std::int64_t vocab);
+  // paths, without symbolic links to files that are read anyway and without empty files. All must be text, or
+  // all tokens. Every id is checked to be below `vocab` here, once. Throws RequestError naming the file.
+  TokenData(const std::vector<std::string>& paths, std::int64_t vocab, const DataReading& reading = {});
 
-  Kind kind() const { return kind_; }
+  // Whose ids they are: those of bytes, or of another tokenizer.
+  Kind kind() const { return from_text_ && reads_bytes_ ? Kind::text : Kind::tokens; }
+  bool from_text() const { return from_text_; }
+  // Whether the loss leaves out some of the tokens.
+  bool is_masked() const;
   std::int64_t size() const { return size_; }
   // What lies in the directories and is not read: lines for people; "" where there is nothing of the kind.
   const std::string& skipped() const { return skipped_; }
@@ -42,6 +61,17 @@ class TokenData {
   std::int32_t token(std::int64_t i) const;
   // out[i] = token(begin + i) for i in [0, count); the range must lie inside [0, size()) (InvariantError).
   void copy(std::int64_t begin, std::int64_t count, std::int32_t* out) const;
+  // The same; one that the loss does not count has its highest bit set too (it is negative).
+  void copy_marked(std::int64_t begin, std::int64_t count, std::int32_t* out) const;
+
+  // A file as it is read.
+  struct File {
+    std::string path, kind;
+    std::int64_t tokens = 0, documents = 0, counted = 0;  // documents 0: not known
+  };
+  const std::vector<File>& files() const { return files_; }
+  // The first token of each document, of the files that know theirs.
+  std::vector<std::int64_t> document_starts() const;
 
  private:
   struct Part {
@@ -49,16 +79,21 @@ class TokenData {
     std::int64_t begin = 0;  // of its first token in the whole
     std::int64_t count = 0;  // tokens, the end of text included
     int width = 1;           // bytes of a stored id
+    std::int64_t ids = 0;    // where they begin in the file
   };
   // Why it is not read, in a word or two; empty where it is.
-  std::string add_file(const std::string& path, bool named_by_user, std::int64_t vocab);
+  std::string add_file(const std::string& path, bool named_by_user, std::int64_t vocab,
+                       const DataReading& reading);
+  std::string add_text(OpenFile file, bool named_by_user, std::int64_t vocab, const DataReading& reading);
+  void add_part(Part part, File file, bool is_text);
 
   void take_fingerprint();
   void read_bytes(std::int64_t begin, std::span<std::byte> out) const;  // of all files, one after the other
 
   std::string skipped_, fingerprint_;
-  Kind kind_ = Kind::text;
+  bool from_text_ = true, reads_bytes_ = true;
   std::vector<Part> parts_;  // none empty
+  std::vector<File> files_;  // of the same
   std::int64_t size_ = 0;
 };
 
@@ -78,6 +113,9 @@ Split split_tokens(std::int64_t num_tokens, double validation_fraction, std::int
 // of text whole words where the range has any, else from the range's beginning.
 std::vector<std::int32_t> sample_prompt(const TokenData& data, Range range, std::int64_t most);
 
+// The first token of the range that the loss counts; its end where there is none.
+std::int64_t next_counted(const TokenData& data, Range range);
+
 // Training samples: windows that start anywhere in `range`, chosen by (seed, step, index) alone.
 class Sampler {
  public:
@@ -86,10 +124,13 @@ class Sampler {
       : data_(&data), range_(range), seed_(seed) {}
 
   // Sample `index` of the global batch of step `step`: tokens[t] and the token that follows it, targets[t], t
-  // < seq_len.
+  // < seq_len; -1 where the loss does not count it. There is one that it counts: a window without goes on to
+  // the next (after the last: the first).
   void sample(std::int64_t step, std::int64_t index, std::int64_t seq_len, std::int32_t* tokens,
               std::int32_t* targets) const;
   std::int64_t start(std::int64_t step, std::int64_t index, std::int64_t seq_len) const;  // of that window
+  // The same of the window that begins at `first`.
+  void window(std::int64_t first, std::int64_t seq_len, std::int32_t* tokens, std::int32_t* targets) const;
 
  private:
   const TokenData* data_;

@@ -41,6 +41,10 @@ std::int32_t choose(const std::vector<double>& logits, const GenerateOptions& op
                     options.temperature);
     cumulative.push_back(sum);
   }
+  // The fewest of them, most likely first, that have the wanted part of what the kept ones have.
+  const auto enough = std::lower_bound(cumulative.begin(), cumulative.end() - 1, options.top_p * sum);
+  cumulative.erase(enough + 1, cumulative.end());
+  sum = cumulative.back();
   const auto chosen = std::upper_bound(cumulative.begin(), cumulative.end() - 1, uniform * sum);
   return order[static_cast<std::size_t>(chosen - cumulative.begin())];
 }
@@ -52,6 +56,8 @@ void validate(const GenerateOptions& o) {
   if (!(o.temperature >= 0) || !std::isfinite(o.temperature))
     refuse("--temperature {}: must be a number of at least 0 (0: always the most likely token)",
            o.temperature);
+  if (!(o.top_p > 0 && o.top_p <= 1))
+    refuse("--top-p {}: must be above 0 and at most 1 (1: all tokens)", o.top_p);
   if (o.top_k < 0) refuse("--top-k {}: must be at least 0 (0: all tokens)", o.top_k);
 }
 
@@ -103,6 +109,7 @@ std::vector<std::int32_t> generate(const Rank& rank, const Plan& plan, const Par
     if (next == options.stop_token) break;
     text.push_back(next);
     if (on_token) on_token(next);
+    if (options.ends && options.ends(next)) break;
     fresh = {next};
   }
   return text;

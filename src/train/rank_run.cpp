@@ -36,8 +36,10 @@ void RankRun::run() {
     trainer_.stages().set_router_biases(
         load_checkpoint(rank_, trainer_.parameters(), shared_.resumed, false, trainer_.carried()));
     trainer_.resume(shared_.resumed.step, shared_.resumed.updates);
-  } else if (request.planted_expert) {
-    plant_expert(trainer_.parameters(), request.plan.model, *request.planted_expert);
+  } else {
+    if (request.from) trainer_.stages().set_router_biases(request.from->load(rank_, trainer_.parameters()));
+    if (request.planted_expert)
+      plant_expert(trainer_.parameters(), request.plan.model, *request.planted_expert);
   }
   rank_.arena().reset_peak();
   const std::int64_t asked_for = last_step_;
@@ -239,10 +241,10 @@ void RankRun::evaluate(std::int64_t step) {
   const std::int64_t seq_len = shared_.request.plan.seq_len, begin = held_out.begin;
   const std::int64_t samples = std::min(shared_.request.eval_samples, (held_out.size() - 1) / seq_len);
   if (samples == 0) return;
+  const Sampler sampler(shared_.data, held_out, shared_.request.seed);
   const double loss = trainer_.evaluate(
       samples, [&](std::int64_t, std::int64_t sample, std::int32_t* tokens, std::int32_t* targets) {
-        shared_.data.copy(begin + sample * seq_len, seq_len, tokens);
-        shared_.data.copy(begin + sample * seq_len + 1, seq_len, targets);
+        sampler.window(begin + sample * seq_len, seq_len, tokens, targets);
       });
   if (!leads()) return;
   summary_.validation_loss = loss;

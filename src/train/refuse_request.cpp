@@ -98,6 +98,10 @@ void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeli
   refuse_clipping(request.optimizer, pipeline);
   if (request.resume && request.checkpoint_directory.empty())
     refuse("--resume: needs --checkpoint DIR, the directory to continue from");
+  if (request.resume && request.from)
+    refuse(
+        "--from {}: a run that goes on (--resume) has the weights of its checkpoint; legal: one of the two",
+        request.from->path());
   if (request.resume && !fs::exists(request.checkpoint_directory))
     refuse("--checkpoint {}: no such directory", request.checkpoint_directory);
   if (is_checkpoint(request.checkpoint_directory))
@@ -211,9 +215,8 @@ CheckpointInfo find_resumed(const TrainRequest& request, const std::string& path
           info.path);
     if (data == TokenData::Kind::text && !reads_bytes(info))
       refuse(
-          "--data: text is read as bytes, and {} has learned the ids of another tokenizer; legal: token "
-          "files "
-          "of that one",
+          "--data: text is read as bytes, and {} has learned the ids of another tokenizer; legal: --tokenizer "
+          "with that one, or token files of it",
           info.path);
     if (data == TokenData::Kind::tokens && info.trained_on == TokenData::Kind::text &&
         info.model.vocab != bytes_vocab)

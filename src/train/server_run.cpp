@@ -18,6 +18,8 @@ void ServerRun::run() {
   if (!shared_.resumed.path.empty()) {
     load_checkpoint(rank_, server_.parameters(), shared_.resumed, false);
     server_.resume(shared_.resumed.updates);
+  } else if (shared_.request.from) {
+    shared_.request.from->load(rank_, server_.parameters());
   }
   StepTrace trace(rank_);
   trace.begin(run_.first_step + 1);

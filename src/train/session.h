@@ -5,10 +5,12 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/progress.h"
+#include "checkpoint/starting_weights.h"
 #include "comm/algorithm_communicator.h"
 #include "comm/process_world.h"
 #include "data/tokens.h"
@@ -65,6 +67,9 @@ struct TrainRequest {
   bool save_beside = false;          // a checkpoint is written while the training goes on
   std::int64_t keep = 0;             // checkpoints, the last ones; 0: all
   bool resume = false;
+  std::shared_ptr<const StartingWeights> from{};  // in place of new weights
+  std::shared_ptr<const TokenizerFiles>
+      tokenizer{};                 // of the data, to go with checkpoints; null: the resumed one's
   std::string log_path;            // JSON lines; empty: none
   bool trace = false;              // every rank records what it does: TrainSummary::rank_timelines
   std::int64_t sample_tokens = 0;  // of text generated at the end; 0: none

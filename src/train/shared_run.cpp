@@ -93,6 +93,7 @@ CheckpointInfo checkpoint_info(const SharedRun& run, std::int64_t step, std::int
   info.trained_on = run.data.kind();
   info.data = run.data.fingerprint();
   info.compression = run.request.plan.compression;
+  info.tokenizer = run.request.tokenizer ? run.request.tokenizer : run.resumed.tokenizer;
   return info;
 }
 

@@ -1,0 +1,40 @@
+#include "checkpoint/starting_weights.h"
+
+#include <filesystem>
+
+#include "base/error.h"
+
+namespace echelon {
+
+namespace fs = std::filesystem;
+
+StartingWeights::StartingWeights(const std::string& path) : path_(path) {
+  std::error_code none;
+  if (fs::exists(fs::path(path) / "config.json", none)) {
+    if (!has_weights(path)) refuse("--from {}: has a configuration, and no weights beside it", path);
+    hugging_face_.emplace(path);
+    return;
+  }
+  if (!fs::is_directory(path, none)) refuse("--from {}: no such directory", path);
+  if (!is_checkpoint(path) && list_checkpoints(path).empty())
+    refuse("--from {}: holds neither a model in Hugging Face's layout (config.json) nor a checkpoint", path);
+  checkpoint_ = read_checkpoint_info(path);
+  path_ = checkpoint_.path;
+}
+
+void StartingWeights::refuse_other_model(const ModelSpec& asked) const {
+  for (const auto& [field, here, there] : differences(model(), asked))
+    if (field != "name")
+      refuse(
+          "--model {}: has {} = {}, and the weights of --from {} are of a model with {}; legal: leave out "
+          "--model",
+          asked.name, field, there.empty() ? "nothing" : there, path_, here.empty() ? "none" : here);
+}
+
+RouterBiases StartingWeights::load(const Rank& rank, const ParameterStore& parameters) const {
+  if (!hugging_face_) return load_checkpoint(rank, parameters, checkpoint_, true);
+  hugging_face_->load(rank, parameters);
+  return {};
+}
+
+}  // namespace echelon

@@ -1,0 +1,297 @@
+#include "data/tokenize.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "base/error.h"
+#include "base/start_thread.h"
+#include "data/checksum.h"
+#include "data/record.h"
+#include "data/text_input.h"
+
+namespace echelon {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t piece_bytes = 1 << 20, batch_bytes = 4 << 20, longest_line = std::size_t{256} << 20;
+constexpr std::uint64_t recipe_version = 1;  // of what is made of a text; part of a cached file's name
+
+using Ids = std::vector<std::uint32_t>;
+
+void append(Ids& to, const std::vector<std::int32_t>& ids, bool counted) {
+  for (const std::int32_t id : ids)
+    to.push_back(static_cast<std::uint32_t>(id) | (counted ? 0 : not_counted));
+}
+
+// What the tokenizer puts before and after a text of any words.
+struct Surroundings {
+  std::vector<std::int32_t> before, after;
+};
+Surroundings surroundings(const Tokenizer& tokenizer) {
+  const auto inside = tokenizer.encode("a"), whole = tokenizer.encode_whole("a");
+  const auto at = std::search(whole.begin(), whole.end(), inside.begin(), inside.end());
+  Surroundings around;
+  if (at != whole.end()) {
+    around.before.assign(whole.begin(), at);
+    around.after.assign(at + std::ssize(inside), whole.end());
+  }
+  const auto end = tokenizer.end_of_text();
+  if (end && (around.after.empty() || around.after.back() != *end)) around.after.push_back(*end);
+  return around;
+}
+
+// A record, or a piece of a text.
+struct TextWork {
+  std::string text;
+  std::int64_t line = 0;  // of a record
+  bool begins = true, ends = true;
+  Ids ids{};
+};
+
+bool is_white(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
+bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
+
+// Reads a file as work. Of a text, pieces whose tokens are together those of the whole.
+class WorkReader {
+ public:
+  WorkReader(const OpenFile& file, const Tokenizer& tokenizer)
+      : file_(&file), tokenizer_(&tokenizer), records_(holds_records(file.path())), input_(open_text(file)) {}
+
+  // About `bytes` of it; none at the end.
+  std::vector<TextWork> next(std::size_t bytes) {
+    std::vector<TextWork> batch;
+    for (std::size_t have = 0; have < bytes && (records_ ? next_record(batch) : next_piece(batch));)
+      have += batch.back().text.size();
+    return batch;
+  }
+  double done() const { return input_->done(); }
+  bool records() const { return records_; }
+
+ private:
+  bool read_more() {
+    const std::size_t have = buffer_.size();
+    buffer_.resize(have + piece_bytes);
+    const std::size_t got = input_->read(std::as_writable_bytes(std::span(buffer_).subspan(have)));
+    buffer_.resize(have + got);
+    return got > 0;
+  }
+
+  bool next_record(std::vector<TextWork>& batch) {
+    for (;;) {
+      std::size_t end = buffer_.find('\n', std::max(begin_, looked_at_));
+      while (end == std::string::npos) {
+        if (buffer_.size() - begin_ > longest_line)
+          refuse("--data {}: line {}: longer than {} bytes, the most that a record may have", file_->path(),
+                 line_ + 1, longest_line);
+        buffer_.erase(0, std::exchange(begin_, 0));
+        looked_at_ = buffer_.size();
+        if (!read_more()) break;
+        end = buffer_.find('\n', looked_at_);
+      }
+      if (end == std::string::npos) {
+        if (begin_ == buffer_.size()) return false;
+        end = buffer_.size();
+      }
+      std::string line = buffer_.substr(begin_, end - begin_);
+      begin_ = looked_at_ = std::min(end + 1, buffer_.size());
+      ++line_;
+      if (std::all_of(line.begin(), line.end(), is_white)) continue;
+      batch.push_back({std::move(line), line_});
+      return true;
+    }
+  }
+
+  bool next_piece(std::vector<TextWork>& batch) {
+    if (ended_) return false;
+    for (;;) {
+      const bool more = read_more();
+      if (!more) {
+        ended_ = true;
+        if (buffer_.empty() && !began_) return false;
+        batch.push_back({std::exchange(buffer_, {}), 0, !std::exchange(began_, true), true});
+        return true;
+      }
+      const std::size_t cut = seam();
+      if (cut == 0) continue;
+      batch.push_back({buffer_.substr(0, cut), 0, !std::exchange(began_, true), false});
+      buffer_.erase(0, cut);
+      return true;
+    }
+  }
+
+  // The last place where the tokens of the text before and after it are those of both together; 0: none. At
+  // an end of a line after a word and before a letter: tokenizers that split text into words first split it
+  // there.
+  std::size_t seam() {
+    int tries = 0;
+    for (std::size_t at = buffer_.size() - 1; at > 2 && most_refused_ > 0 && tries < 8; --at) {
+      if (buffer_[at - 1] != '\n' || !is_letter(buffer_[at]) || is_white(buffer_[at - 2])) continue;
+      ++tries;
+      if (is_seam(at)) return at;
+      --most_refused_;
+    }
+    return 0;
+  }
+  bool is_seam(std::size_t at) const {
+    constexpr std::size_t most = 256;
+    const std::string_view text = buffer_;
+    std::size_t first = at > most ? at - most : 0;
+    while (first > 0 && first < at - 1 && !is_white(text[first - 1])) ++first;
+    std::size_t last = std::min(text.size(), at + most);
+    while (last < text.size() && last > at + 1 && !is_white(text[last])) --last;
+    auto apart = tokenizer_->encode(text.substr(first, at - first));
+    const auto after = tokenizer_->encode(text.substr(at, last - at));
+    apart.insert(apart.end(), after.begin(), after.end());
+    return apart == tokenizer_->encode(text.substr(first, last - first));
+  }
+
+  const OpenFile* file_;
+  const Tokenizer* tokenizer_;
+  bool records_;
+  std::unique_ptr<TextInput> input_;
+  std::string buffer_;
+  std::size_t begin_ = 0, looked_at_ = 0;  // of records
+  std::int64_t line_ = 0;
+  bool began_ = false, ended_ = false;
+  int most_refused_ = 32;  // places; a tokenizer that has none is not asked at every line
+};
+
+void encode(TextWork& work, const OpenFile& file, const TextTokens& text, const Surroundings& around,
+            bool records) {
+  const Tokenizer& tokenizer = *text.tokenizer;
+  Record record;
+  if (records)
+    record = read_record(work.text, fmt::format("--data {}: line {}", file.path(), work.line), *text.chat);
+  else
+    record.parts.push_back({std::move(work.text), true});
+  const bool all =
+      std::all_of(record.parts.begin(), record.parts.end(), [](const TextPart& p) { return p.counted; });
+  if (work.begins) append(work.ids, around.before, all);
+  const std::size_t nothing = work.ids.size();
+  for (const TextPart& part : record.parts) append(work.ids, tokenizer.encode(part.text), part.counted);
+  if (records && work.ids.size() == nothing) {
+    work.ids.clear();
+    return;
+  }
+  if (work.ends) append(work.ids, around.after, record.end_counted);
+}
+
+// body(i) for i in [0, count), by several threads. Throws what the first of them threw, by i.
+void in_parallel(int threads, std::size_t count, const std::function<void(std::size_t)>& body) {
+  std::atomic<std::size_t> next{0};
+  std::mutex mutex;
+  std::size_t first = count;
+  std::exception_ptr thrown;
+  const auto work = [&] {
+    for (std::size_t i = next++; i < count; i = next++) try {
+        body(i);
+      } catch (...) {
+        const std::lock_guard lock(mutex);
+        if (i < first) thrown = std::current_exception();
+        first = std::min(first, i);
+        next = count;
+      }
+  };
+  std::vector<std::thread> others;
+  const auto join = [&] {
+    for (std::thread& other : others) other.join();
+  };
+  try {
+    for (int i = 1; i < threads && i < static_cast<int>(count); ++i)
+      others.push_back(start_thread("tokenising", work));
+  } catch (...) {
+    next = count;
+    join();
+    throw;
+  }
+  work();
+  join();
+  if (thrown) std::rethrow_exception(thrown);
+}
+
+// Held while one makes what others wait for. A file system that locks nothing does no harm: each then makes
+// it.
+class WaitingLock {
+ public:
+  explicit WaitingLock(const std::string& path)
+      : fd_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
+    if (fd_ < 0) refuse("--data-cache {}: cannot be written: {}", path, std::strerror(errno));
+    while (::flock(fd_, LOCK_EX) != 0 && errno == EINTR) {
+    }
+  }
+  ~WaitingLock() { ::close(fd_); }
+  WaitingLock(const WaitingLock&) = delete;
+  WaitingLock& operator=(const WaitingLock&) = delete;
+
+ private:
+  int fd_;
+};
+
+}  // namespace
+
+bool holds_records(const std::string& path) {
+  const std::string name = uncompressed_name(path);
+  return name.ends_with(".jsonl") || name.ends_with(".ndjson");
+}
+
+TokenStoreInfo tokenize_file(const OpenFile& file, const std::string& out, const TextTokens& text,
+                             int threads, const Progress& progress) {
+  const Tokenizer& tokenizer = *text.tokenizer;
+  const Surroundings around = surroundings(tokenizer);
+  WorkReader reader(file, tokenizer);
+  const bool records = reader.records();
+  TokenStoreWriter writer(out, records || tokenizer.vocab() > 65536 ? 4 : 2, text.identity);
+  const auto much = batch_bytes * static_cast<std::size_t>(std::max(threads, 1));
+  for (;;) {
+    report(progress, reader.done(), "tokenising " + file.path());
+    std::vector<TextWork> batch = reader.next(much);
+    if (batch.empty()) break;
+    in_parallel(threads, batch.size(), [&](std::size_t i) { encode(batch[i], file, text, around, records); });
+    for (const TextWork& work : batch) {
+      if (work.ids.empty() && (records || !work.begins)) continue;
+      if (work.begins) writer.begin_document();
+      writer.write(work.ids);
+    }
+  }
+  writer.commit();
+  return writer.info();
+}
+
+std::string cached_tokens(const OpenFile& file, const std::string& directory, const TextTokens& text,
+                          int threads, const Progress& progress) {
+  std::error_code error;
+  fs::create_directories(directory, error);
+  if (error) refuse("--data-cache {}: cannot be made: {}", directory, error.message());
+  report(progress, -1, "reading " + file.path());
+  const bool records = holds_records(file.path());
+  const std::array<std::uint64_t, 6> facts{
+      recipe_version, checksum(file), static_cast<std::uint64_t>(file.size()), text.identity,
+      records ? checksum(std::as_bytes(std::span(std::string_view(text.chat->name)))) : 0,
+      // What the bytes are of: the same may be a text and a compressed one by another name.
+      static_cast<std::uint64_t>(records) | (is_compressed(file.path()) ? 2u : 0u)};
+  const fs::path path =
+      fs::path(directory) / fmt::format("{:016x}.tokens", checksum(std::as_bytes(std::span(facts))));
+  const auto is_there = [&] {
+    std::error_code none;
+    return fs::exists(path, none);
+  };
+  if (is_there()) return path.string();
+  const WaitingLock lock((fs::path(directory) / ".lock").string());
+  if (!is_there()) tokenize_file(file, path.string(), text, threads, progress);
+  return path.string();
+}
+
+}  // namespace echelon
