@@ -212,7 +212,7 @@ std::unique_ptr<const PreTokenizer> make(const json& described, const std::strin
   }
   if (type == "Whitespace") {
     fields({});
-    return std::make_unique<PatternSplit>(TextPattern(json{{"Regex", R"(\w+|[^\w\s]+)"}}, where), Behavior::removed,
+    return std::make_unique<PatternSplit>(TextPattern(json{{"Regex", R"([\w\x{200c}\x{200d}]+|[^\w\s\x{200c}\x{200d}]+)"}}, where), Behavior::removed,
                                           true);
   }
   if (type == "WhitespaceSplit") return fields({}), std::make_unique<CharacterSplit>(is_space, Behavior::removed);
