@@ -89,7 +89,8 @@ int run_generate(GenerateFlags& f) {
           info.path, info.model.vocab - 1);
     prompt = tokenizer->encode_whole(f.prompt);
     const auto end = tokenizer->end_of_text();
-    if (prompt.empty() && !end) refuse("--prompt: {} makes no token of it; legal: some text", tokenizer->name());
+    if (prompt.empty() && !end)
+      refuse("--prompt: {} makes no token of it; legal: some text", tokenizer->name());
     if (prompt.empty()) prompt.push_back(*end);  // a document's beginning
     f.options.stop_token = end.value_or(-1);
   } else if (!f.stops.empty()) {
@@ -165,7 +166,8 @@ void add_generate(CLI::App& program, int& status) {
                  "Directory of checkpoints (the last is used), or one of them (required)")
       ->type_name("DIR");
   auto* prompt =
-      app.add_option("--prompt", flags->prompt, "Text to continue, read by the checkpoint's tokenizer")->type_name("TEXT");
+      app.add_option("--prompt", flags->prompt, "Text to continue, read by the checkpoint's tokenizer")
+          ->type_name("TEXT");
   app.add_option_function<std::vector<std::string>>(
          "--prompt-tokens",
          [flags](const std::vector<std::string>& tokens) {
@@ -177,7 +179,8 @@ void add_generate(CLI::App& program, int& status) {
       ->delimiter(',')
       ->excludes(prompt);
   add_number(app, "--max-tokens", flags->options.max_tokens, "Most tokens to generate");
-  app.add_option("--stop", flags->stops, "Text that ends what is generated, and is not written; may be given again")
+  app.add_option("--stop", flags->stops,
+                 "Text that ends what is generated, and is not written; may be given again")
       ->type_name("TEXT")
       ->allow_extra_args(false);
   app.add_flag("--json", flags->json, "Tokens and text as one JSON object on standard output");

@@ -1,5 +1,5 @@
-// How fast a tokenizer encodes on one core, and what it makes of a text: bench/compare_tokenizers.py holds both
-// against Hugging Face's.
+// How fast a tokenizer encodes on one core, and what it makes of a text: bench/compare_tokenizers.py holds
+// both against Hugging Face's.
 //
 //   tokenizer_bench TOKENIZER TEXT [IDS DECODED]
 //
@@ -29,18 +29,20 @@ int main(int argc, char** argv) {
     documents.push_back(tokenizer->encode(std::string_view(text).substr(at, end - at)));
     at = end + 1;
   }
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - before, load = loaded - started;
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - before,
+                                      load = loaded - started;
   std::size_t tokens = 0;
   for (const auto& ids : documents) tokens += ids.size();
   fmt::print("{:.2f} MB/s ({:.1f} MB, {} tokens), read in {:.2f} s\n",
-             static_cast<double>(text.size()) / 1e6 / seconds.count(), static_cast<double>(text.size()) / 1e6, tokens,
-             load.count());
+             static_cast<double>(text.size()) / 1e6 / seconds.count(), static_cast<double>(text.size()) / 1e6,
+             tokens, load.count());
   if (argc < 5) return 0;
   std::ofstream ids_file(argv[3], std::ios::binary), decoded(argv[4], std::ios::binary);
   for (const auto& ids : documents) {
     const auto count = static_cast<std::int32_t>(ids.size());
     ids_file.write(reinterpret_cast<const char*>(&count), sizeof count);
-    ids_file.write(reinterpret_cast<const char*>(ids.data()), count * static_cast<std::int64_t>(sizeof count));
+    ids_file.write(reinterpret_cast<const char*>(ids.data()),
+                   count * static_cast<std::int64_t>(sizeof count));
     decoded << tokenizer->decode(ids) << '\0';
   }
   return 0;

@@ -77,14 +77,11 @@ TEST(Architecture, OnlyStorageCommunicationAndFilesSeeMemory) {
 
 // What only one file may know, so that another version or vendor is one file's change.
 TEST(Architecture, EachVendorHasOneFile) {
-  const std::map<std::string, std::string> home{{"zlib.h>", "src/data/compressed_input.cpp"},
-                                                {"zstd.h>", "src/data/compressed_input.cpp"},
-                                                {"dnnl", "src/tensor/matmul_onednn.cpp"},
-                                                {"Random123/", "src/base/philox.cpp"},
-                                                {"pcre2", "src/text/regex_pcre2.cpp"},
-                                                {"sentencepiece", "src/text/sentencepiece_model.cpp"},
-                                                {"toml++/", "src/spec/toml_text.h"},
-                                                {"unicode/", "src/text/unicode_icu.cpp"}};
+  const std::map<std::string, std::string> home{
+      {"zlib.h>", "src/data/compressed_input.cpp"}, {"zstd.h>", "src/data/compressed_input.cpp"},
+      {"dnnl", "src/tensor/matmul_onednn.cpp"},     {"Random123/", "src/base/philox.cpp"},
+      {"pcre2", "src/text/regex_pcre2.cpp"},        {"sentencepiece", "src/text/sentencepiece_model.cpp"},
+      {"toml++/", "src/spec/toml_text.h"},          {"unicode/", "src/text/unicode_icu.cpp"}};
   for (const auto& entry : fs::recursive_directory_iterator(fs::path(ECHELON_SOURCE_DIR) / "src")) {
     if (!entry.is_regular_file()) continue;
     std::ifstream in(entry.path());

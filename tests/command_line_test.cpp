@@ -1132,8 +1132,7 @@ TEST_F(CommandLine, TextBecomesTokensOnceAndWeightsAreStartedFrom) {
   EXPECT_EQ(tuned.status, 0) << tuned.err;
   EXPECT_NE(tuned.out.find("weights from base/step-00000001, trained for 1 step"), std::string::npos)
       << tuned.out;
-  refused(joined(tune, {"--model", "gpt2-124m"}),
-          {"--model gpt2-124m", "family = ", "leave out --model"});
+  refused(joined(tune, {"--model", "gpt2-124m"}), {"--model gpt2-124m", "family = ", "leave out --model"});
   refused(joined(tune, {"--resume", "--checkpoint", "base"}), {"--from", "with --resume"});
   refused(joined(tune, {"--tokenizer", "absent.json"}), {"absent.json"});
   EXPECT_EQ(run({"verify", "--model", "tiny.toml", "--data", "in/a.jsonl", "--data-cache", "cache",

@@ -146,7 +146,8 @@ TEST_F(PlanCommand, SaysWhatItsNumbersAreOf) {
 // The same dtype, machine and program, though none of them is what `plan` takes without a flag.
 TEST_F(PlanCommand, APlanIsPricedAgainForWhatItWasMadeFor) {
   const std::string made =
-      "--model mixtral-8x7b --machine b200 --nodes-of 4 --software torchtitan --precision fp8 --gpus 16 --tp 4 "
+      "--model mixtral-8x7b --machine b200 --nodes-of 4 --software torchtitan --precision fp8 --gpus 16 --tp "
+      "4 "
       "--etp 1 "
       "--global-batch 64 --seq-len 4096 --top 1 ";
   const json first = object(made + "--out plan.toml")["plans"][0];
@@ -188,7 +189,8 @@ TEST_F(PlanCommand, TextbookAnswersAreWhatItPrints) {
 
 TEST_F(PlanCommand, SeventyBillionOn80A100) {
   const std::string base =
-      "--model llama-3-70b --machine a100-80 --gpus 80 --dp 80 --precision f32 --global-batch 80 --micro-batch 1 "
+      "--model llama-3-70b --machine a100-80 --gpus 80 --dp 80 --precision f32 --global-batch 80 "
+      "--micro-batch 1 "
       "--seq-len 4096 --recompute full ";
   const json whole = object(base + "--zero 0", 1)["nearest"]["memory_bytes"];
   EXPECT_NEAR(whole["parameters"].get<double>(), 282.2e9, 0.05e9);

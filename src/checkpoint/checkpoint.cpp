@@ -45,8 +45,10 @@ std::shared_ptr<const Tokenizer> tokenizer_of(const CheckpointInfo& info) {
   if (info.tokenizer == nullptr) return nullptr;
   auto tokenizer = read_tokenizer(info.path);
   if (tokenizer->vocab() > info.model.vocab)
-    refuse("{}: its tokenizer has ids up to {} and {} a vocabulary of {}; legal: a tokenizer with ids below that",
-           info.path, tokenizer->vocab() - 1, info.model.name, info.model.vocab);
+    refuse(
+        "{}: its tokenizer has ids up to {} and {} a vocabulary of {}; legal: a tokenizer with ids below "
+        "that",
+        info.path, tokenizer->vocab() - 1, info.model.name, info.model.vocab);
   return tokenizer;
 }
 

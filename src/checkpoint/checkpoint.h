@@ -40,7 +40,8 @@ struct CheckpointInfo {
   std::string data;         // TokenData::fingerprint() of what it was trained on; empty where it is not known
   Compression compression;  // of the gradients; not none only where something is carried over
   int residual_ranks = 0;   // dp ranks whose residuals there are
-  std::shared_ptr<const TokenizerFiles> tokenizer;  // the files of whose ids it has learned; null: none are known
+  std::shared_ptr<const TokenizerFiles>
+      tokenizer;  // the files of whose ids it has learned; null: none are known
 };
 
 // Whether bytes mean to the model what it has learned. A vocabulary of bytes and end of text leaves no doubt.

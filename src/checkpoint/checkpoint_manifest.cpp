@@ -81,7 +81,8 @@ std::shared_ptr<const TokenizerFiles> read_tokenizer_beside(const json& manifest
                                                             const std::string& where) {
   if (!manifest.contains(tokenizer_field)) return nullptr;
   auto files = std::make_shared<TokenizerFiles>();
-  for (const auto& [name, sum] : field<std::map<std::string, std::string>>(manifest, tokenizer_field, where)) {
+  for (const auto& [name, sum] :
+       field<std::map<std::string, std::string>>(manifest, tokenizer_field, where)) {
     if (!is_tokenizer_file(name)) refuse("{}: damaged: {} is no file of a tokenizer", where, name);
     std::string text = read_text((path / name).string());
     if (checksum_of(text) != sum) refuse("{}: damaged: its checksum is another one", (path / name).string());

@@ -160,7 +160,8 @@ void CheckpointWriter::write_manifest() const {
     if (file.starts_with("compression")) info.residual_ranks = rank_.mesh().dp_cp_size();
   write_file_atomically((state_->unfinished / manifest_name).string(), manifest_text(info, all));
   if (info.tokenizer != nullptr)
-    for (const auto& [name, text] : *info.tokenizer) write_file_atomically((state_->unfinished / name).string(), text);
+    for (const auto& [name, text] : *info.tokenizer)
+      write_file_atomically((state_->unfinished / name).string(), text);
   std::vector<fs::path> strangers;
   for (const auto& entry : fs::directory_iterator(state_->unfinished)) {
     const std::string name = entry.path().filename().string();

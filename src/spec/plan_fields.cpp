@@ -163,7 +163,8 @@ std::vector<PlanField> all_fields() {
         "Which tokens an expert keeps at its capacity: the likeliest, or the first"}});
   add("Precision and memory",
       {{"precision", parsed<&Plan::precision, recipe_name, parse_recipe>("f32|bf16|bf16-lean|f64"),
-        "What parameters and activations are kept in (docs/precision.md); f64 runs on the slow reference kernels",
+        "What parameters and activations are kept in (docs/precision.md); f64 runs on the slow reference "
+        "kernels",
         train, 0, 0, "f32|bf16"},
        {"recompute",
         parsed<&Plan::recompute, [](const PipelineRecompute& r) { return recompute_name(r); },

@@ -515,8 +515,7 @@ void Kernels::orthonormalize_rows(InOut x, const Philox& fresh) {
 
 // What a pass computes in decides. f32 without its kernels is refused where they are made.
 bool has_fast_kernels(const PrecisionRecipe& precision) {
-  return precision.activations == DType::f32 ||
-         (precision.activations == DType::bf16 && has_cpu_kernels());
+  return precision.activations == DType::f32 || (precision.activations == DType::bf16 && has_cpu_kernels());
 }
 
 const char* products_by(const PrecisionRecipe& precision) {

@@ -1,5 +1,5 @@
-// Byte-pair encoding (Sennrich 2016): of all neighbours that may become one token, those of the lowest rank do
-// first, the leftmost of them before the others.
+// Byte-pair encoding (Sennrich 2016): of all neighbours that may become one token, those of the lowest rank
+// do first, the leftmost of them before the others.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -42,7 +42,8 @@ class PairTable {
     const std::uint64_t key = static_cast<std::uint64_t>(static_cast<std::uint32_t>(left)) << 32 |
                               static_cast<std::uint32_t>(right);
     std::size_t at = (key * 0x9e3779b97f4a7c15u >> 24) & mask_;
-    while (entries_[at].left >= 0 && (entries_[at].left != left || entries_[at].right != right)) at = (at + 1) & mask_;
+    while (entries_[at].left >= 0 && (entries_[at].left != left || entries_[at].right != right))
+      at = (at + 1) & mask_;
     return at;
   }
   std::vector<Entry> entries_;
@@ -55,8 +56,10 @@ class Bpe final : public TokenModel {
       : ids_(std::move(ids)), pairs_(pairs), options_(std::move(options)), raw_bytes_(raw_bytes) {
     byte_ids_.fill(-1);
     for (int b = 0; b < 256; ++b) {
-      const std::string name = raw_bytes ? std::string(1, static_cast<char>(b)) : fmt::format("<0x{:02X}>", b);
-      if (const auto found = ids_.find(name); found != ids_.end()) byte_ids_[static_cast<std::size_t>(b)] = found->second;
+      const std::string name =
+          raw_bytes ? std::string(1, static_cast<char>(b)) : fmt::format("<0x{:02X}>", b);
+      if (const auto found = ids_.find(name); found != ids_.end())
+        byte_ids_[static_cast<std::size_t>(b)] = found->second;
     }
     const std::string metaspace = "\u2581";
     if (raw_bytes || !ids_.contains(metaspace) || !options_.prefix.empty() || !options_.suffix.empty() ||
@@ -119,7 +122,8 @@ class Bpe final : public TokenModel {
       next_character(piece, i);
       std::string_view character = piece.substr(begin, i - begin);
       if ((begin > 0 && !options_.prefix.empty()) || (i == piece.size() && !options_.suffix.empty())) {
-        dressed = (begin > 0 ? options_.prefix : "") + std::string(character) + (i == piece.size() ? options_.suffix : "");
+        dressed = (begin > 0 ? options_.prefix : "") + std::string(character) +
+                  (i == piece.size() ? options_.suffix : "");
         character = dressed;
       }
       if (const auto found = ids_.find(character); found != ids_.end()) {
@@ -233,7 +237,8 @@ class Bpe final : public TokenModel {
 
 std::int32_t id_of(const TokenIds& ids, const std::string& token, const std::string& where) {
   const auto found = ids.find(token);
-  if (found == ids.end()) refuse("{}: {} is not in the vocabulary; legal: a token of model.vocab", where, token);
+  if (found == ids.end())
+    refuse("{}: {} is not in the vocabulary; legal: a token of model.vocab", where, token);
   return found->second;
 }
 
@@ -243,7 +248,8 @@ std::unique_ptr<const TokenModel> read_bpe(const json& described, const std::str
                      {"dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk",
                       "byte_fallback", "ignore_merges", "vocab", "merges"});
   if (f.has("dropout") && f.at("dropout") != 0.0)
-    refuse("{}.dropout: {}: the tokens would be drawn by lot; legal: null", where, JsonFields::shortened(f.at("dropout")));
+    refuse("{}.dropout: {}: the tokens would be drawn by lot; legal: null", where,
+           JsonFields::shortened(f.at("dropout")));
   ids = read_token_ids(f.at("vocab"), where + ".vocab");
   BpeOptions options;
   if (f.has("unk_token")) {  // where every byte has a token none is unknown, and the name may be anything
@@ -269,7 +275,8 @@ std::unique_ptr<const TokenModel> read_bpe(const json& described, const std::str
       const auto& both = merge.get_ref<const std::string&>();
       const std::size_t gap = both.find(' ');
       if (gap == std::string::npos || both.find(' ', gap + 1) != std::string::npos)
-        refuse("{}: {} is no pair; legal: two tokens with a space between them", at, JsonFields::shortened(merge));
+        refuse("{}: {} is no pair; legal: two tokens with a space between them", at,
+               JsonFields::shortened(merge));
       left = both.substr(0, gap);
       right = both.substr(gap + 1);
     } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
@@ -294,8 +301,8 @@ std::unique_ptr<const TokenModel> read_bpe(const json& described, const std::str
 
 }  // namespace
 
-std::unique_ptr<const TokenModel> make_bpe(TokenIds ids, const std::vector<BpePair>& pairs, BpeOptions options,
-                                           bool raw_bytes) {
+std::unique_ptr<const TokenModel> make_bpe(TokenIds ids, const std::vector<BpePair>& pairs,
+                                           BpeOptions options, bool raw_bytes) {
   return std::make_unique<Bpe>(std::move(ids), pairs, std::move(options), raw_bytes);
 }
 
@@ -312,8 +319,8 @@ TokenIds read_token_ids(const json& vocab, const std::string& where) {
   return ids;
 }
 
-std::unique_ptr<const TokenModel> make_token_model(const json& described, const std::string& where, bool raw_bytes,
-                                                   TokenIds& ids) {
+std::unique_ptr<const TokenModel> make_token_model(const json& described, const std::string& where,
+                                                   bool raw_bytes, TokenIds& ids) {
   const JsonFields f(described, where);
   const std::string type = f.text("type", f.has("merges") ? "BPE" : "");
   if (type == "BPE") {

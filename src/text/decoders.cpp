@@ -79,9 +79,17 @@ std::string strip_ends(const std::string& token, char32_t content, std::size_t s
 }
 
 std::string cleaned_up(std::string text) {
-  for (const auto& [from, to] : {std::pair{" .", "."}, {" ?", "?"}, {" !", "!"}, {" ,", ","}, {" ' ", "'"},
-                                 {" n't", "n't"}, {" 'm", "'m"}, {" do not", " don't"}, {" 's", "'s"},
-                                 {" 've", "'ve"}, {" 're", "'re"}})
+  for (const auto& [from, to] : {std::pair{" .", "."},
+                                 {" ?", "?"},
+                                 {" !", "!"},
+                                 {" ,", ","},
+                                 {" ' ", "'"},
+                                 {" n't", "n't"},
+                                 {" 'm", "'m"},
+                                 {" do not", " don't"},
+                                 {" 's", "'s"},
+                                 {" 've", "'ve"},
+                                 {" 're", "'re"}})
     text = TextPattern(std::string(from)).replaced(text, to);
   return text;
 }
@@ -95,7 +103,9 @@ std::unique_ptr<const Decoder> decoder_of(std::function<void(Tokens&)> f) {
 std::unique_ptr<const Decoder> make_decoder(const json& described, const std::string& where) {
   if (described.is_null()) return nullptr;
   const std::string type = JsonFields(described, where).text("type");
-  const auto fields = [&](const std::vector<std::string_view>& legal) { return JsonFields(described, where, legal); };
+  const auto fields = [&](const std::vector<std::string_view>& legal) {
+    return JsonFields(described, where, legal);
+  };
   if (type == "Sequence") {
     std::vector<std::shared_ptr<const Decoder>> steps;
     for (const json& step : fields({"decoders"}).list("decoders"))
@@ -105,7 +115,8 @@ std::unique_ptr<const Decoder> make_decoder(const json& described, const std::st
       for (const auto& step : steps) step->apply(tokens);
     });
   }
-  if (type == "ByteLevel") return fields({"add_prefix_space", "trim_offsets", "use_regex"}), decoder_of(decode_byte_level);
+  if (type == "ByteLevel")
+    return fields({"add_prefix_space", "trim_offsets", "use_regex"}), decoder_of(decode_byte_level);
   if (type == "ByteFallback") return fields({}), decoder_of(decode_byte_fallback);
   if (type == "Fuse") return fields({}), decoder_of([](Tokens& tokens) { tokens = {all_of_them(tokens)}; });
   if (type == "Replace") {
@@ -127,7 +138,8 @@ std::unique_ptr<const Decoder> make_decoder(const json& described, const std::st
   }
   if (type == "Metaspace") {
     const JsonFields f = fields({"replacement", "prepend_scheme", "add_prefix_space", "split", "str_rep"});
-    const bool drop = f.text("prepend_scheme", f.flag("add_prefix_space", true) ? "always" : "never") != "never";
+    const bool drop =
+        f.text("prepend_scheme", f.flag("add_prefix_space", true) ? "always" : "never") != "never";
     const std::string mark = f.text("replacement", "\u2581");
     if (mark.empty()) refuse("{}.replacement: is empty; legal: one character", where);
     return decoder_of([drop, pattern = std::make_shared<const TextPattern>(mark)](Tokens& tokens) {
@@ -139,7 +151,8 @@ std::unique_ptr<const Decoder> make_decoder(const json& described, const std::st
     const JsonFields f = fields({"prefix", "cleanup"});
     return decoder_of([prefix = f.text("prefix", "##"), cleanup = f.flag("cleanup", true)](Tokens& tokens) {
       for (std::size_t i = 0; i < tokens.size(); ++i) {
-        if (i > 0) tokens[i] = tokens[i].starts_with(prefix) ? tokens[i].substr(prefix.size()) : " " + tokens[i];
+        if (i > 0)
+          tokens[i] = tokens[i].starts_with(prefix) ? tokens[i].substr(prefix.size()) : " " + tokens[i];
         if (cleanup) tokens[i] = cleaned_up(std::move(tokens[i]));
       }
     });
@@ -153,7 +166,8 @@ std::unique_ptr<const Decoder> make_decoder(const json& described, const std::st
     });
   }
   refuse(
-      "{}: the decoder {} is not known; legal: Sequence, ByteLevel, ByteFallback, Fuse, Replace, Strip, Metaspace, "
+      "{}: the decoder {} is not known; legal: Sequence, ByteLevel, ByteFallback, Fuse, Replace, Strip, "
+      "Metaspace, "
       "WordPiece, BPEDecoder",
       where, type);
 }

@@ -23,7 +23,8 @@ class Function final : public Normalizer {
 
 class NormalizerSequence final : public Normalizer {
  public:
-  explicit NormalizerSequence(std::vector<std::unique_ptr<const Normalizer>> steps) : steps_(std::move(steps)) {}
+  explicit NormalizerSequence(std::vector<std::unique_ptr<const Normalizer>> steps)
+      : steps_(std::move(steps)) {}
   std::string apply(std::string_view text) const override {
     std::string result(text);
     for (const auto& step : steps_) result = step->apply(result);
@@ -162,7 +163,9 @@ std::unique_ptr<const Normalizer> normalizer_of(std::function<std::string(std::s
 std::unique_ptr<const Normalizer> make_normalizer(const json& described, const std::string& where) {
   if (described.is_null()) return nullptr;
   const std::string type = JsonFields(described, where).text("type");
-  const auto fields = [&](const std::vector<std::string_view>& legal) { return JsonFields(described, where, legal); };
+  const auto fields = [&](const std::vector<std::string_view>& legal) {
+    return JsonFields(described, where, legal);
+  };
   if (type == "Sequence") {
     std::vector<std::unique_ptr<const Normalizer>> steps;
     for (const json& step : fields({"normalizers"}).list("normalizers"))
@@ -182,9 +185,8 @@ std::unique_ptr<const Normalizer> make_normalizer(const json& described, const s
   if (type == "ByteLevel") return fields({}), normalizer_of(bytes_as_characters);
   if (type == "Strip") {
     const JsonFields f = fields({"strip_left", "strip_right"});
-    return normalizer_of([left = f.flag("strip_left", true), right = f.flag("strip_right", true)](std::string_view text) {
-      return stripped(text, left, right);
-    });
+    return normalizer_of([left = f.flag("strip_left", true), right = f.flag("strip_right", true)](
+                             std::string_view text) { return stripped(text, left, right); });
   }
   if (type == "Prepend")
     return normalizer_of([by = fields({"prepend"}).text("prepend")](std::string_view text) {
@@ -193,11 +195,13 @@ std::unique_ptr<const Normalizer> make_normalizer(const json& described, const s
   if (type == "Replace") {
     const JsonFields f = fields({"pattern", "content"});
     const auto pattern = std::make_shared<const TextPattern>(f.at("pattern"), where + ".pattern");
-    return normalizer_of([pattern, by = f.text("content")](std::string_view text) { return pattern->replaced(text, by); });
+    return normalizer_of(
+        [pattern, by = f.text("content")](std::string_view text) { return pattern->replaced(text, by); });
   }
   if (type == "Precompiled")
     return std::make_unique<Charsmap>(
-        from_base64(fields({"precompiled_charsmap"}).text("precompiled_charsmap"), where + ".precompiled_charsmap"),
+        from_base64(fields({"precompiled_charsmap"}).text("precompiled_charsmap"),
+                    where + ".precompiled_charsmap"),
         where);
   if (type == "BertNormalizer") {
     const JsonFields f = fields({"clean_text", "handle_chinese_chars", "strip_accents", "lowercase"});
@@ -213,7 +217,8 @@ std::unique_ptr<const Normalizer> make_normalizer(const json& described, const s
     });
   }
   refuse(
-      "{}: the normalizer {} is not known; legal: Sequence, NFC, NFD, NFKC, NFKD, Lowercase, Strip, StripAccents, "
+      "{}: the normalizer {} is not known; legal: Sequence, NFC, NFD, NFKC, NFKD, Lowercase, Strip, "
+      "StripAccents, "
       "Prepend, Replace, Precompiled, ByteLevel, BertNormalizer",
       where, type);
 }

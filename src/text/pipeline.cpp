@@ -27,7 +27,8 @@ std::vector<std::pair<std::string, std::size_t>> texts_of(const PipelineParts& p
   for (std::size_t i = 0; i < parts.added.size(); ++i) {
     const AddedToken& token = parts.added[i];
     if (token.normalized != normal || token.content.empty()) continue;
-    std::string text = normal && parts.normalizer != nullptr ? parts.normalizer->apply(token.content) : token.content;
+    std::string text =
+        normal && parts.normalizer != nullptr ? parts.normalizer->apply(token.content) : token.content;
     if (!text.empty()) texts.emplace_back(std::move(text), i);
   }
   return texts;
@@ -108,7 +109,8 @@ void PipelineTokenizer::split_added(const Finder& finder, std::string_view text,
   if (done < text.size()) between(text.substr(done), done == 0);
 }
 
-void PipelineTokenizer::encode_piece(std::string_view piece, Workspace& work, std::vector<std::int32_t>& ids) const {
+void PipelineTokenizer::encode_piece(std::string_view piece, Workspace& work,
+                                     std::vector<std::int32_t>& ids) const {
   if (piece.size() > PieceCache::longest_piece) return parts_.model->encode(piece, work.scratch, ids);
   PieceCache::Slot& slot = work.cache.slot(piece);
   if (PieceCache::holds(slot, piece)) {

@@ -20,9 +20,9 @@ namespace echelon {
 struct AddedToken {
   std::int32_t id = 0;
   std::string content;
-  bool single_word = false;  // only with no word around it
+  bool single_word = false;             // only with no word around it
   bool lstrip = false, rstrip = false;  // takes the white space beside it
-  bool normalized = false;  // found in the text that is normalised, as it is normalised itself
+  bool normalized = false;              // found in the text that is normalised, as it is normalised itself
   bool special = false;
 };
 
@@ -61,8 +61,10 @@ class PipelineTokenizer final : public Tokenizer {
   struct Workspace;
   // Calls found(added) and text(part, at the beginning) in the order of the text.
   template <class Found, class Text>
-  void split_added(const Finder& finder, std::string_view text, const Found& found, const Text& between) const;
-  void encode_part(std::string_view text, bool begins_text, Workspace& work, std::vector<std::int32_t>& ids) const;
+  void split_added(const Finder& finder, std::string_view text, const Found& found,
+                   const Text& between) const;
+  void encode_part(std::string_view text, bool begins_text, Workspace& work,
+                   std::vector<std::int32_t>& ids) const;
   void encode_piece(std::string_view piece, Workspace& work, std::vector<std::int32_t>& ids) const;
 
   PipelineParts parts_;

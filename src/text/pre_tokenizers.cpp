@@ -16,7 +16,8 @@ Behavior parse_behavior(const std::string& name, const std::string& where) {
   if (name == "Contiguous") return Behavior::contiguous;
   if (name == "MergedWithPrevious") return Behavior::merged_with_previous;
   if (name == "MergedWithNext") return Behavior::merged_with_next;
-  refuse("{}.behavior: {}; legal: Isolated, Removed, Contiguous, MergedWithPrevious, MergedWithNext", where, name);
+  refuse("{}.behavior: {}; legal: Isolated, Removed, Contiguous, MergedWithPrevious, MergedWithNext", where,
+         name);
 }
 
 // Cuts every piece where `find` finds something.
@@ -75,7 +76,8 @@ class PatternSplit final : public PreTokenizer {
   PatternSplit(TextPattern pattern, Behavior behavior, bool invert)
       : pattern_(std::move(pattern)), behavior_(behavior), invert_(invert) {}
   void split(Pieces& pieces) const override {
-    cut(pieces, behavior_, invert_, [&](std::string_view text, auto& found) { pattern_.find_all(text, found); });
+    cut(pieces, behavior_, invert_,
+        [&](std::string_view text, auto& found) { pattern_.find_all(text, found); });
   }
 
  private:
@@ -133,7 +135,8 @@ enum class Prepend { always, first, never };
 
 class Metaspace final : public PreTokenizer {
  public:
-  Metaspace(std::string mark, Prepend prepend, bool split) : mark_(mark), at_mark_(std::move(mark)), prepend_(prepend), split_(split) {}
+  Metaspace(std::string mark, Prepend prepend, bool split)
+      : mark_(mark), at_mark_(std::move(mark)), prepend_(prepend), split_(split) {}
   void split(Pieces& pieces) const override {
     bool first = pieces.begins_text;
     rewrite(pieces, [&](std::string_view piece, std::string& text) {
@@ -160,7 +163,8 @@ class Metaspace final : public PreTokenizer {
 
 class PreTokenizerSequence final : public PreTokenizer {
  public:
-  explicit PreTokenizerSequence(std::vector<std::unique_ptr<const PreTokenizer>> steps) : steps_(std::move(steps)) {}
+  explicit PreTokenizerSequence(std::vector<std::unique_ptr<const PreTokenizer>> steps)
+      : steps_(std::move(steps)) {}
   void split(Pieces& pieces) const override {
     for (const auto& step : steps_) step->split(pieces);
   }
@@ -170,27 +174,32 @@ class PreTokenizerSequence final : public PreTokenizer {
 };
 
 bool is_any_punctuation(char32_t c) {
-  return is_punctuation(c) || (c > ' ' && c < 0x7f && !((c | 0x20) >= 'a' && (c | 0x20) <= 'z') && !(c >= '0' && c <= '9'));
+  return is_punctuation(c) ||
+         (c > ' ' && c < 0x7f && !((c | 0x20) >= 'a' && (c | 0x20) <= 'z') && !(c >= '0' && c <= '9'));
 }
 
-std::unique_ptr<const PreTokenizer> make(const json& described, const std::string& where, bool last, bool& raw_bytes) {
+std::unique_ptr<const PreTokenizer> make(const json& described, const std::string& where, bool last,
+                                         bool& raw_bytes) {
   if (described.is_null()) return nullptr;
   const std::string type = JsonFields(described, where).text("type");
-  const auto fields = [&](const std::vector<std::string_view>& legal) { return JsonFields(described, where, legal); };
+  const auto fields = [&](const std::vector<std::string_view>& legal) {
+    return JsonFields(described, where, legal);
+  };
   if (type == "Sequence") {
     const JsonFields f = fields({"pretokenizers"});
     const json& list = f.list("pretokenizers");
     std::vector<std::unique_ptr<const PreTokenizer>> steps;
     for (std::size_t i = 0; i < list.size(); ++i)
-      steps.push_back(
-          make(list[i], fmt::format("{}.pretokenizers[{}]", where, i), last && i + 1 == list.size(), raw_bytes));
+      steps.push_back(make(list[i], fmt::format("{}.pretokenizers[{}]", where, i),
+                           last && i + 1 == list.size(), raw_bytes));
     std::erase(steps, nullptr);
     return std::make_unique<PreTokenizerSequence>(std::move(steps));
   }
   if (type == "ByteLevel") {
     const JsonFields f = fields({"add_prefix_space", "trim_offsets", "use_regex"});
     if (last) raw_bytes = true;
-    return std::make_unique<ByteLevel>(f.flag("add_prefix_space", true), f.flag("use_regex", true), !last, where);
+    return std::make_unique<ByteLevel>(f.flag("add_prefix_space", true), f.flag("use_regex", true), !last,
+                                       where);
   }
   if (type == "Split") {
     const JsonFields f = fields({"pattern", "behavior", "invert"});
@@ -199,7 +208,8 @@ std::unique_ptr<const PreTokenizer> make(const json& described, const std::strin
   }
   if (type == "Metaspace") {
     const JsonFields f = fields({"replacement", "prepend_scheme", "add_prefix_space", "split", "str_rep"});
-    const std::string scheme = f.text("prepend_scheme", f.flag("add_prefix_space", true) ? "always" : "never");
+    const std::string scheme =
+        f.text("prepend_scheme", f.flag("add_prefix_space", true) ? "always" : "never");
     if (scheme != "always" && scheme != "first" && scheme != "never")
       refuse("{}.prepend_scheme: {}; legal: always, first, never", where, scheme);
     const std::string mark = f.text("replacement", "\u2581");
@@ -212,17 +222,19 @@ std::unique_ptr<const PreTokenizer> make(const json& described, const std::strin
   }
   if (type == "Whitespace") {
     fields({});
-    return std::make_unique<PatternSplit>(TextPattern(json{{"Regex", R"(\w+|[^\w\s]+)"}}, where), Behavior::removed,
-                                          true);
+    return std::make_unique<PatternSplit>(
+        TextPattern(json{{"Regex", R"([\w\x{200c}\x{200d}]+|[^\w\s\x{200c}\x{200d}]+)"}}, where),
+        Behavior::removed, true);
   }
-  if (type == "WhitespaceSplit") return fields({}), std::make_unique<CharacterSplit>(is_space, Behavior::removed);
+  if (type == "WhitespaceSplit")
+    return fields({}), std::make_unique<CharacterSplit>(is_space, Behavior::removed);
   if (type == "Digits")
     return std::make_unique<CharacterSplit>(
-        is_number,
-        fields({"individual_digits"}).flag("individual_digits", false) ? Behavior::isolated : Behavior::contiguous);
+        is_number, fields({"individual_digits"}).flag("individual_digits", false) ? Behavior::isolated
+                                                                                  : Behavior::contiguous);
   if (type == "Punctuation")
-    return std::make_unique<CharacterSplit>(is_any_punctuation,
-                                            parse_behavior(fields({"behavior"}).text("behavior", "Isolated"), where));
+    return std::make_unique<CharacterSplit>(
+        is_any_punctuation, parse_behavior(fields({"behavior"}).text("behavior", "Isolated"), where));
   if (type == "CharDelimiterSplit")
     return std::make_unique<PatternSplit>(TextPattern(fields({"delimiter"}).text("delimiter"), where),
                                           Behavior::removed, false);
@@ -247,8 +259,10 @@ std::unique_ptr<const PreTokenizer> make_pre_tokenizer(const json& described, co
   return make(described, where, true, raw_bytes);
 }
 
-std::unique_ptr<const PreTokenizer> make_isolating_split(const std::string& pattern, const std::string& where) {
-  return std::make_unique<PatternSplit>(TextPattern(json{{"Regex", pattern}}, where), Behavior::isolated, false);
+std::unique_ptr<const PreTokenizer> make_isolating_split(const std::string& pattern,
+                                                         const std::string& where) {
+  return std::make_unique<PatternSplit>(TextPattern(json{{"Regex", pattern}}, where), Behavior::isolated,
+                                        false);
 }
 
 }  // namespace echelon

@@ -30,7 +30,8 @@ std::string in_directory(const std::string& directory) {
       if (!found.empty()) refuse("{}: has {} and another .tiktoken file; name one", directory, found);
       found = entry.path().string();
     }
-  if (found.empty()) refuse("{}: has no tokenizer; legal: tokenizer.json, tokenizer.model, NAME.tiktoken", directory);
+  if (found.empty())
+    refuse("{}: has no tokenizer; legal: tokenizer.json, tokenizer.model, NAME.tiktoken", directory);
   return found;
 }
 
@@ -43,9 +44,10 @@ std::shared_ptr<const Tokenizer> read_tokenizer(const std::string& path) {
   const std::string text = read_text(path);
   if (path.ends_with(".tiktoken") || looks_like_ranks(text)) return read_tiktoken(path, text);
   if (fs::path(path).filename().string().find(".model") != std::string::npos) return read_sentencepiece(path);
-  refuse("{}: the name does not say what it is; legal: NAME.json (Hugging Face), NAME.model (SentencePiece), "
-         "NAME.tiktoken, or a directory with one of them",
-         path);
+  refuse(
+      "{}: the name does not say what it is; legal: NAME.json (Hugging Face), NAME.model (SentencePiece), "
+      "NAME.tiktoken, or a directory with one of them",
+      path);
 }
 
 }  // namespace echelon

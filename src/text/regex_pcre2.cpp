@@ -35,9 +35,11 @@ std::string translated(const std::string& pattern, const std::string& where) {
         result += "\\x{" + pattern.substr(i + 1, 4) + "}";
         i += 4;
       } else if (std::string_view("hHRXKOyYNCGQEvVg").find(next) != std::string_view::npos) {
-        refuse("{}: the expression {} has \\{}, which is not read here; legal: \\s \\S \\w \\W \\d \\D \\p \\P \\b "
-               "\\n \\r \\t \\u \\x",
-               where, pattern, next);
+        refuse(
+            "{}: the expression {} has \\{}, which is not read here; legal: \\s \\S \\w \\W \\d \\D \\p \\P "
+            "\\b "
+            "\\n \\r \\t \\u \\x",
+            where, pattern, next);
       } else {
         (result += '\\') += next;
       }
@@ -45,7 +47,8 @@ std::string translated(const std::string& pattern, const std::string& where) {
     }
     if (in_class) {
       if (c == '[' && pattern.compare(i, 2, "[:") != 0)
-        refuse("{}: the expression {} has a class within a class; legal: classes side by side", where, pattern);
+        refuse("{}: the expression {} has a class within a class; legal: classes side by side", where,
+               pattern);
       if (c == '&' && pattern.compare(i, 2, "&&") == 0)
         refuse("{}: the expression {} has && in a class; legal: classes without it", where, pattern);
       if (c == '[') {  // [:name:]
@@ -83,9 +86,9 @@ Regex::Regex(const std::string& pattern, const std::string& where) {
   const std::string meant = translated(pattern, where);
   int error = 0;
   PCRE2_SIZE at = 0;
-  compiled->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(meant.data()), meant.size(),
-                                 PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error, &at,
-                                 nullptr);
+  compiled->code =
+      pcre2_compile(reinterpret_cast<PCRE2_SPTR>(meant.data()), meant.size(),
+                    PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error, &at, nullptr);
   if (compiled->code == nullptr) {
     PCRE2_UCHAR message[256];
     pcre2_get_error_message(error, message, sizeof message);
@@ -104,10 +107,11 @@ void Regex::find_all(std::string_view text, std::vector<TextRange>& found) const
   if (match == nullptr) throw std::bad_alloc();
   const auto* bytes = reinterpret_cast<PCRE2_SPTR>(text.data());
   for (std::size_t at = 0; at <= text.size();) {
-    int matched = pcre2_match(compiled_->code, bytes, text.size(), at, PCRE2_NO_UTF_CHECK, match.get(), nullptr);
+    int matched =
+        pcre2_match(compiled_->code, bytes, text.size(), at, PCRE2_NO_UTF_CHECK, match.get(), nullptr);
     if (matched == PCRE2_ERROR_JIT_STACKLIMIT)  // the interpreter keeps what it has tried on the heap
-      matched = pcre2_match(compiled_->code, bytes, text.size(), at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, match.get(),
-                            nullptr);
+      matched = pcre2_match(compiled_->code, bytes, text.size(), at, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT,
+                            match.get(), nullptr);
     if (matched == PCRE2_ERROR_NOMATCH) return;
     if (matched < 0)
       fail("the expression {} needs too many steps on a text of {} bytes", compiled_->pattern, text.size());

@@ -40,7 +40,8 @@ class SentencePieceTokenizer final : public Tokenizer {
       run.clear();
     };
     for (const std::int32_t id : ids) {
-      if (id < 0 || id >= vocab()) refuse("token {}: {} has no such token; legal: 0 to {}", id, path_, vocab() - 1);
+      if (id < 0 || id >= vocab())
+        refuse("token {}: {} has no such token; legal: 0 to {}", id, path_, vocab() - 1);
       if (!processor_.IsControl(id)) {
         run.push_back(id);
         continue;

@@ -37,15 +37,17 @@ class Decoder {
   virtual void apply(std::vector<std::string>& tokens) const = 0;
 };
 
-// RequestError that begins with `where`, or the field below it, for what is not understood; null: a null pointer.
+// RequestError that begins with `where`, or the field below it, for what is not understood; null: a null
+// pointer.
 std::unique_ptr<const Normalizer> make_normalizer(const nlohmann::json& described, const std::string& where);
 std::unique_ptr<const Decoder> make_decoder(const nlohmann::json& described, const std::string& where);
 // `raw_bytes` is set where the last step is ByteLevel, which then leaves the bytes as they are: the model's
 // tokens are written with a character for each byte, and are read as the bytes.
-std::unique_ptr<const PreTokenizer> make_pre_tokenizer(const nlohmann::json& described, const std::string& where,
-                                                       bool& raw_bytes);
+std::unique_ptr<const PreTokenizer> make_pre_tokenizer(const nlohmann::json& described,
+                                                       const std::string& where, bool& raw_bytes);
 
 // Pieces cut at the matches of an expression, each match a piece: what a .tiktoken file stands on.
-std::unique_ptr<const PreTokenizer> make_isolating_split(const std::string& pattern, const std::string& where);
+std::unique_ptr<const PreTokenizer> make_isolating_split(const std::string& pattern,
+                                                         const std::string& where);
 
 }  // namespace echelon

@@ -6,7 +6,8 @@
 namespace echelon {
 namespace {
 
-constexpr std::string_view broken_mark = "\xef\xbf\xbd";  // U+FFFD: of half a character, it may become another
+constexpr std::string_view broken_mark =
+    "\xef\xbf\xbd";  // U+FFFD: of half a character, it may become another
 
 // The bytes of a character that the end cuts off.
 std::size_t cut_off(std::string_view text) {

@@ -31,21 +31,35 @@ struct Known {
   const char* part_of_name;
   const char* pattern;
   bool nfc;
-  std::vector<std::pair<std::int32_t, std::string>> special;  // the first ends a text; negative: after the ranks
+  std::vector<std::pair<std::int32_t, std::string>>
+      special;  // the first ends a text; negative: after the ranks
 };
 
 std::vector<Known> known() {
-  return {{"cl100k", cl100k_pattern, false,
-           {{100257, "<|endoftext|>"}, {100258, "<|fim_prefix|>"}, {100259, "<|fim_middle|>"},
-            {100260, "<|fim_suffix|>"}, {100276, "<|endofprompt|>"}}},
+  return {{"cl100k",
+           cl100k_pattern,
+           false,
+           {{100257, "<|endoftext|>"},
+            {100258, "<|fim_prefix|>"},
+            {100259, "<|fim_middle|>"},
+            {100260, "<|fim_suffix|>"},
+            {100276, "<|endofprompt|>"}}},
           {"o200k", o200k_pattern, false, {{199999, "<|endoftext|>"}, {200018, "<|endofprompt|>"}}},
           {"p50k", gpt2_pattern, false, {{50256, "<|endoftext|>"}}},
           {"r50k", gpt2_pattern, false, {{50256, "<|endoftext|>"}}},
           {"gpt2", gpt2_pattern, false, {{50256, "<|endoftext|>"}}},
-          {"qwen", qwen_pattern, true, {{151643, "<|endoftext|>"}, {151644, "<|im_start|>"}, {151645, "<|im_end|>"}}},
-          {"llama", llama3_pattern, false,
-           {{128001, "<|end_of_text|>"}, {128000, "<|begin_of_text|>"}, {128006, "<|start_header_id|>"},
-            {128007, "<|end_header_id|>"}, {128009, "<|eot_id|>"}}}};
+          {"qwen",
+           qwen_pattern,
+           true,
+           {{151643, "<|endoftext|>"}, {151644, "<|im_start|>"}, {151645, "<|im_end|>"}}},
+          {"llama",
+           llama3_pattern,
+           false,
+           {{128001, "<|end_of_text|>"},
+            {128000, "<|begin_of_text|>"},
+            {128006, "<|start_header_id|>"},
+            {128007, "<|end_header_id|>"},
+            {128009, "<|eot_id|>"}}}};
 }
 
 }  // namespace
@@ -54,12 +68,14 @@ std::shared_ptr<const Tokenizer> read_tiktoken(const std::string& path, const st
   std::string name = path.substr(path.find_last_of('/') + 1);
   for (char& c : name) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c + 32) : c;
   const std::vector<Known> all = known();
-  const auto kind =
-      std::find_if(all.begin(), all.end(), [&](const Known& k) { return name.find(k.part_of_name) != std::string::npos; });
+  const auto kind = std::find_if(
+      all.begin(), all.end(), [&](const Known& k) { return name.find(k.part_of_name) != std::string::npos; });
   if (kind == all.end())
-    refuse("{}: the name does not say whose ranks these are, and so how a text is cut; legal: a name with cl100k, o200k, "
-           "p50k, r50k, gpt2, qwen or llama in it",
-           path);
+    refuse(
+        "{}: the name does not say whose ranks these are, and so how a text is cut; legal: a name with "
+        "cl100k, o200k, "
+        "p50k, r50k, gpt2, qwen or llama in it",
+        path);
   TokenIds ids;
   PipelineParts parts;
   std::int64_t line_number = 0;
@@ -72,7 +88,8 @@ std::shared_ptr<const Tokenizer> read_tiktoken(const std::string& path, const st
     if (line.empty()) continue;
     const std::string where = fmt::format("{}:{}", path, line_number);
     const std::size_t gap = line.find(' ');
-    if (gap == std::string::npos) refuse("{}: no rank after the token; legal: base64, a space, a number", where);
+    if (gap == std::string::npos)
+      refuse("{}: no rank after the token; legal: base64, a space, a number", where);
     const std::string bytes = from_base64(line.substr(0, gap), where);
     const auto id = parse_number<std::int32_t>(where, line.substr(gap + 1));
     if (bytes.empty() || id < 0 || id > JsonFields::largest_id)
@@ -85,7 +102,8 @@ std::shared_ptr<const Tokenizer> read_tiktoken(const std::string& path, const st
   std::vector<BpePair> pairs;
   for (const auto& [bytes, id] : ids)
     for (std::size_t cut = 1; cut < bytes.size(); ++cut) {
-      const auto left = ids.find(std::string_view(bytes).substr(0, cut)), right = ids.find(std::string_view(bytes).substr(cut));
+      const auto left = ids.find(std::string_view(bytes).substr(0, cut)),
+                 right = ids.find(std::string_view(bytes).substr(cut));
       if (left != ids.end() && right != ids.end())
         pairs.push_back({left->second, right->second, static_cast<std::uint32_t>(id), id});
     }
@@ -100,7 +118,8 @@ std::shared_ptr<const Tokenizer> read_tiktoken(const std::string& path, const st
   parts.decoder = make_decoder(nlohmann::json{{"type", "ByteLevel"}}, path);
   if (kind->nfc) parts.normalizer = make_normalizer(nlohmann::json{{"type", "NFC"}}, path);
   for (const auto& [id, content] : kind->special) {
-    if (parts.names.contains(id)) refuse("{}: has a token of rank {}, which {} has; legal: ranks below", path, id, content);
+    if (parts.names.contains(id))
+      refuse("{}: has a token of rank {}, which {} has; legal: ranks below", path, id, content);
     parts.added.push_back({.id = id, .content = content, .special = true});
   }
   parts.end_of_text = kind->special.front().first;

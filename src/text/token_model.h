@@ -44,8 +44,10 @@ class TokenModel {
  public:
   virtual ~TokenModel() = default;
   // Appends the ids of a piece, which is not empty. RunError where the vocabulary has no token for it.
-  virtual void encode(std::string_view piece, ModelScratch& scratch, std::vector<std::int32_t>& ids) const = 0;
-  // Where a piece may be cut without another result: at this text, where something else precedes it. Empty: nowhere.
+  virtual void encode(std::string_view piece, ModelScratch& scratch,
+                      std::vector<std::int32_t>& ids) const = 0;
+  // Where a piece may be cut without another result: at this text, where something else precedes it. Empty:
+  // nowhere.
   virtual std::string_view mark() const { return ""; }
 };
 
@@ -62,8 +64,8 @@ struct BpeOptions {
 };
 
 // `ids` are of the tokens as text has them. A token for each byte where `raw_bytes`.
-std::unique_ptr<const TokenModel> make_bpe(TokenIds ids, const std::vector<BpePair>& pairs, BpeOptions options,
-                                           bool raw_bytes);
+std::unique_ptr<const TokenModel> make_bpe(TokenIds ids, const std::vector<BpePair>& pairs,
+                                           BpeOptions options, bool raw_bytes);
 
 // The model of a tokenizer.json; `ids` are its tokens as they are written. RequestError naming the field.
 std::unique_ptr<const TokenModel> make_token_model(const nlohmann::json& described, const std::string& where,

@@ -31,7 +31,9 @@ class TokenTrie {
   }
   // The node after `node`, or 0: no token goes on like this.
   std::uint32_t step(std::uint32_t node, char c) const { return entries_[place(node, c)].node; }
-  std::int32_t end(std::uint32_t node) const { return ends_[node]; }  // the token's id; negative: none ends here
+  std::int32_t end(std::uint32_t node) const {
+    return ends_[node];
+  }  // the token's id; negative: none ends here
 
  private:
   struct Entry {

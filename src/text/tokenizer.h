@@ -37,9 +37,9 @@ inline constexpr std::int32_t end_of_text = 256;  // and this follows each docum
 
 std::shared_ptr<const Tokenizer> bytes_tokenizer();
 
-// A tokenizer.json of Hugging Face, a SentencePiece .model, a .tiktoken file, or a directory with one of them,
-// in that order. RequestError naming the file and what in it is not understood. A build for planning alone
-// reads none, and says so.
+// A tokenizer.json of Hugging Face, a SentencePiece .model, a .tiktoken file, or a directory with one of
+// them, in that order. RequestError naming the file and what in it is not understood. A build for planning
+// alone reads none, and says so.
 std::shared_ptr<const Tokenizer> read_tokenizer(const std::string& path);
 
 // Text as it comes, token by token, cut between characters.

@@ -13,10 +13,16 @@ namespace echelon {
 namespace fs = std::filesystem;
 
 bool is_tokenizer_file(const std::string& name) {
-  constexpr std::array<std::string_view, 10> known{
-      "tokenizer.json",    "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
-      "added_tokens.json", "vocab.json",      "merges.txt",            "vocab.txt",
-      "chat_template.jinja", "chat_template.json"};
+  constexpr std::array<std::string_view, 10> known{"tokenizer.json",
+                                                   "tokenizer.model",
+                                                   "tokenizer_config.json",
+                                                   "special_tokens_map.json",
+                                                   "added_tokens.json",
+                                                   "vocab.json",
+                                                   "merges.txt",
+                                                   "vocab.txt",
+                                                   "chat_template.jinja",
+                                                   "chat_template.json"};
   return std::find(known.begin(), known.end(), name) != known.end() ||
          (name.ends_with(".tiktoken") && name.find('/') == std::string::npos);
 }

@@ -22,7 +22,8 @@ std::vector<std::int32_t> ids_of_special(const JsonFields& specials, const std::
   std::vector<std::int32_t> ids;
   for (const json& id : special.list("ids")) {
     if (!id.is_number_unsigned() || id.get<std::uint64_t>() > JsonFields::largest_id)
-      refuse("{}.ids: {}; legal: 0 to {}", special.where(), JsonFields::shortened(id), JsonFields::largest_id);
+      refuse("{}.ids: {}; legal: 0 to {}", special.where(), JsonFields::shortened(id),
+             JsonFields::largest_id);
     ids.push_back(id.get<std::int32_t>());
   }
   return ids;
@@ -32,7 +33,8 @@ Around read_post_processor(const json& described, const std::string& where) {
   Around around;
   if (described.is_null()) return around;
   const std::string type = JsonFields(described, where).text("type");
-  if (type == "ByteLevel") return JsonFields(described, where, {"add_prefix_space", "trim_offsets", "use_regex"}), around;
+  if (type == "ByteLevel")
+    return JsonFields(described, where, {"add_prefix_space", "trim_offsets", "use_regex"}), around;
   if (type == "Sequence") {
     int i = 0;
     for (const json& step : JsonFields(described, where, {"processors"}).list("processors")) {
@@ -46,7 +48,8 @@ Around read_post_processor(const json& described, const std::string& where) {
     const JsonFields f(described, where, {"sep", "cls", "trim_offsets", "add_prefix_space"});
     const auto id = [&](const char* name) {
       const json& pair = f.list(name);
-      if (pair.size() != 2 || !pair[1].is_number_unsigned() || pair[1].get<std::uint64_t>() > JsonFields::largest_id)
+      if (pair.size() != 2 || !pair[1].is_number_unsigned() ||
+          pair[1].get<std::uint64_t>() > JsonFields::largest_id)
         refuse("{}.{}: {}; legal: [token, id]", where, name, JsonFields::shortened(pair));
       return pair[1].get<std::int32_t>();
     };
@@ -63,16 +66,18 @@ Around read_post_processor(const json& described, const std::string& where) {
         continue;
       }
       const JsonFields token(piece.at("SpecialToken"), where + ".single.SpecialToken", {"id", "type_id"});
-      const auto ids = ids_of_special(JsonFields(f.at("special_tokens"), where + ".special_tokens"), token.text("id"));
+      const auto ids =
+          ids_of_special(JsonFields(f.at("special_tokens"), where + ".special_tokens"), token.text("id"));
       auto& side = text_seen ? around.after : around.before;
       side.insert(side.end(), ids.begin(), ids.end());
     }
     if (!text_seen) refuse("{}.single: has no Sequence, where the text would be", where);
     return around;
   }
-  refuse("{}: the post-processor {} is not known; legal: TemplateProcessing, ByteLevel, BertProcessing, "
-         "RobertaProcessing, Sequence",
-         where, type);
+  refuse(
+      "{}: the post-processor {} is not known; legal: TemplateProcessing, ByteLevel, BertProcessing, "
+      "RobertaProcessing, Sequence",
+      where, type);
 }
 
 std::vector<AddedToken> read_added(const JsonFields& file, const TokenIds& ids) {
@@ -91,8 +96,8 @@ std::vector<AddedToken> read_added(const JsonFields& file, const TokenIds& ids) 
     token.rstrip = f.flag("rstrip", false);
     token.normalized = f.flag("normalized", !token.special);
     if (const auto known = ids.find(token.content); known != ids.end() && known->second != token.id)
-      refuse("{}.id: {} is {} there and {} in model.vocab; legal: {}", where, token.content, token.id, known->second,
-             known->second);
+      refuse("{}.id: {} is {} there and {} in model.vocab; legal: {}", where, token.content, token.id,
+             known->second, known->second);
     added.push_back(std::move(token));
   }
   return added;
@@ -114,10 +119,12 @@ std::optional<std::int32_t> find_end_of_text(const std::string& path, const Toke
     const JsonFields fields(config, beside.string());
     if (fields.has("eos_token")) {
       const json& eos = fields.at("eos_token");
-      const std::string name =
-          eos.is_string() ? eos.get<std::string>() : JsonFields(eos, beside.string() + ": eos_token").text("content");
+      const std::string name = eos.is_string()
+                                   ? eos.get<std::string>()
+                                   : JsonFields(eos, beside.string() + ": eos_token").text("content");
       const auto id = id_of(name);
-      if (!id) refuse("{}: eos_token: {} has no token {}; legal: one of its tokens", beside.string(), path, name);
+      if (!id)
+        refuse("{}: eos_token: {} has no token {}; legal: one of its tokens", beside.string(), path, name);
       return id;
     }
   }

@@ -22,13 +22,13 @@ std::string normalized(std::string_view text, NormalForm form);
 
 std::string lower_case(std::string_view text);  // each character by itself, whatever is around it
 
-bool is_space(char32_t character);             // White_Space
-bool is_number(char32_t character);            // N
-bool is_punctuation(char32_t character);       // P
-bool is_mark(char32_t character);              // M
-bool is_nonspacing_mark(char32_t character);   // Mn
-bool is_other(char32_t character);             // C
-bool is_word_character(char32_t character);    // \w
+bool is_space(char32_t character);            // White_Space
+bool is_number(char32_t character);           // N
+bool is_punctuation(char32_t character);      // P
+bool is_mark(char32_t character);             // M
+bool is_nonspacing_mark(char32_t character);  // Mn
+bool is_other(char32_t character);            // C
+bool is_word_character(char32_t character);   // \w
 
 // Where the grapheme clusters of the text end.
 std::vector<std::size_t> grapheme_ends(std::string_view text);

@@ -48,8 +48,9 @@ std::string replace_broken(std::string_view text) {
     const std::int64_t begin = i;
     UChar32 character;
     U8_NEXT(bytes, i, size, character);
-    whole += character < 0 ? replacement
-                           : text.substr(static_cast<std::size_t>(begin), static_cast<std::size_t>(i - begin));
+    whole += character < 0
+                 ? replacement
+                 : text.substr(static_cast<std::size_t>(begin), static_cast<std::size_t>(i - begin));
   }
   return whole;
 }
@@ -109,7 +110,8 @@ bool is_nonspacing_mark(char32_t c) { return u_charType(static_cast<UChar32>(c))
 bool is_other(char32_t c) { return (U_GET_GC_MASK(static_cast<UChar32>(c)) & U_GC_C_MASK) != 0; }
 bool is_word_character(char32_t c) {
   constexpr std::uint32_t word = U_GC_M_MASK | U_GC_ND_MASK | U_GC_PC_MASK;
-  return u_isUAlphabetic(static_cast<UChar32>(c)) != 0 || (U_GET_GC_MASK(static_cast<UChar32>(c)) & word) != 0 ||
+  return u_isUAlphabetic(static_cast<UChar32>(c)) != 0 ||
+         (U_GET_GC_MASK(static_cast<UChar32>(c)) & word) != 0 ||
          u_hasBinaryProperty(static_cast<UChar32>(c), UCHAR_JOIN_CONTROL) != 0;
 }
 

@@ -16,7 +16,11 @@ using nlohmann::json;
 class Unigram final : public TokenModel {
  public:
   Unigram(TokenIds ids, std::vector<double> scores, std::int32_t unknown, bool byte_fallback)
-      : ids_(std::move(ids)), trie_(ids_), scores_(std::move(scores)), unknown_(unknown), byte_fallback_(byte_fallback) {
+      : ids_(std::move(ids)),
+        trie_(ids_),
+        scores_(std::move(scores)),
+        unknown_(unknown),
+        byte_fallback_(byte_fallback) {
     unknown_score_ = *std::min_element(scores_.begin(), scores_.end()) - 10;
     for (int b = 0; b < 256; ++b) {
       const auto found = ids_.find(fmt::format("<0x{:02X}>", b));
@@ -47,7 +51,9 @@ class Unigram final : public TokenModel {
         whole = whole || i + 1 == next;
       }
       if (!whole) {
-        if (unknown_ < 0) fail("the vocabulary has no token for {} and none for what is unknown", piece.substr(at, next - at));
+        if (unknown_ < 0)
+          fail("the vocabulary has no token for {} and none for what is unknown",
+               piece.substr(at, next - at));
         offer(next, unknown_score_, unknown_);
       }
       at = next;
@@ -74,10 +80,11 @@ class Unigram final : public TokenModel {
   void append_unknown(std::string_view text, std::vector<std::int32_t>& ids) const {
     if (const auto found = ids_.find(text); found != ids_.end()) return ids.push_back(found->second);
     const bool bytes = byte_fallback_ && std::all_of(text.begin(), text.end(), [&](char c) {
-      return byte_ids_[static_cast<unsigned char>(c)] >= 0;
-    });
+                         return byte_ids_[static_cast<unsigned char>(c)] >= 0;
+                       });
     if (!bytes) return ids.push_back(unknown_);
-    for (auto c = text.rbegin(); c != text.rend(); ++c) ids.push_back(byte_ids_[static_cast<unsigned char>(*c)]);
+    for (auto c = text.rbegin(); c != text.rend(); ++c)
+      ids.push_back(byte_ids_[static_cast<unsigned char>(*c)]);
   }
 
   TokenIds ids_;
@@ -91,7 +98,8 @@ class Unigram final : public TokenModel {
 
 }  // namespace
 
-std::unique_ptr<const TokenModel> make_unigram(const json& described, const std::string& where, TokenIds& ids) {
+std::unique_ptr<const TokenModel> make_unigram(const json& described, const std::string& where,
+                                               TokenIds& ids) {
   const JsonFields f(described, where, {"unk_id", "vocab", "byte_fallback"});
   std::vector<double> scores;
   for (const json& entry : f.list("vocab")) {

@@ -55,14 +55,17 @@ class WordModel final : public TokenModel {
 std::unique_ptr<const TokenModel> make_word_model(const nlohmann::json& described, const std::string& where,
                                                   TokenIds& ids) {
   const bool parts = JsonFields(described, where).text("type") == "WordPiece";
-  const JsonFields f(described, where, {"unk_token", "continuing_subword_prefix", "max_input_chars_per_word", "vocab"});
+  const JsonFields f(described, where,
+                     {"unk_token", "continuing_subword_prefix", "max_input_chars_per_word", "vocab"});
   ids = read_token_ids(f.at("vocab"), where + ".vocab");
   const auto unknown = ids.find(f.text("unk_token"));
   if (unknown == ids.end())
-    refuse("{}.unk_token: {} is not in the vocabulary; legal: a token of model.vocab", where, f.text("unk_token"));
-  const std::int64_t longest = !parts                             ? 0
-                               : f.has("max_input_chars_per_word") ? f.number("max_input_chars_per_word", 1, 1 << 20)
-                                                                   : 100;
+    refuse("{}.unk_token: {} is not in the vocabulary; legal: a token of model.vocab", where,
+           f.text("unk_token"));
+  const std::int64_t longest = !parts ? 0
+                               : f.has("max_input_chars_per_word")
+                                   ? f.number("max_input_chars_per_word", 1, 1 << 20)
+                                   : 100;
   return std::make_unique<WordModel>(ids, unknown->second, f.text("continuing_subword_prefix", "##"),
                                      static_cast<std::size_t>(longest));
 }

@@ -21,8 +21,8 @@ struct Calibration {
 };
 
 // Products of several shapes and attention in f32 and in bf16, passes over memory, and an all-reduce of
-// thread ranks by size; each the best of a few. One rank has `threads` compute threads; the machine is one node of as many
-// ranks as there are cores for.
+// thread ranks by size; each the best of a few. One rank has `threads` compute threads; the machine is one
+// node of as many ranks as there are cores for.
 Calibration calibrate(int threads, const Progress& progress = {});
 
 }  // namespace echelon
