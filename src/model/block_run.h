@@ -64,6 +64,8 @@ class BlockRun {
   // An op's input in the home that it wants it in.
   Tensor take_input(const BlockOp& op, std::size_t input = 0);
   bool is_again() const { return is_again_; }  // made again for a backward pass
+  // Whether an op of this pass, which is behind the one that makes it, takes this value.
+  bool is_taken(int number) const { return sequence_->last_use[static_cast<std::size_t>(number)] > place_; }
   // What the block has made, in the residual stream.
   Tensor take_output();
 
