@@ -747,6 +747,36 @@ TEST_F(CommandLine, CheckpointsAreLookedAtComparedAndConverted) {
   refused({"checkpoint", "import", "ck", "--out", "new"}, {"config.json"});
 }
 
+// Fine-tuned text goes in and out by the tokenizer that came with the weights.
+TEST_F(CommandLine, ATokenizerGoesWithItsModel) {
+  const std::string tuned = std::string(ECHELON_SOURCE_DIR) + "/tests/fixtures/fine_tune";
+  const Result trained =
+      run({"train", "--from", tuned, "--data", tuned + "/records.jsonl", "--steps", "1", "--global-batch",
+           "2", "--seq-len", "32", "--threads", "1", "--sample", "0", "--checkpoint", "tuned"});
+  ASSERT_EQ(trained.status, 0) << trained.err;
+  const Words generating{"generate", "--checkpoint", "tuned", "--prompt",
+                         "Hello",    "--threads",    "1",     "--json"};
+  const json whole = one_object(run(joined(generating, {"--max-tokens", "20", "--seed", "3"})));
+  EXPECT_LT(whole["prompt_tokens"].size(), 5u);  // pairs of its bytes are one token
+  const std::string text = whole["text"];
+  ASSERT_GT(text.size(), 4u);
+  // What stops it is not written, and neither is what follows.
+  const auto letter = std::find_if(text.begin() + 1, text.end(), [](char c) { return c >= 'a' && c <= 'z'; });
+  ASSERT_NE(letter, text.end()) << text;
+  const std::string stop(1, *letter);
+  const json cut = one_object(run(joined(generating, {"--max-tokens", "20", "--seed", "3", "--stop", stop})));
+  EXPECT_EQ(cut["text"], text.substr(0, text.find(stop)));
+  // Among the likeliest alone, its sampling is what the likeliest is.
+  const json likeliest = one_object(run(joined(generating, {"--max-tokens", "8", "--temperature", "0"})));
+  const json narrow = one_object(run(joined(generating, {"--max-tokens", "8", "--top-p", "1e-9"})));
+  EXPECT_EQ(narrow["tokens"], likeliest["tokens"]);
+  refused(joined(generating, {"--top-p", "0"}), {"--top-p 0"});
+  refused(joined(generating, {"--stop", ""}), {"--stop"});
+  ASSERT_EQ(run({"checkpoint", "export", "tuned", "--out", "written"}).status, 0);
+  for (const char* name : {"tokenizer.json", "tokenizer_config.json"})
+    EXPECT_EQ(read_bytes(at(std::string("written/") + name)), read_bytes(tuned + "/" + name)) << name;
+}
+
 TEST_F(CommandLine, HelpNamesEveryFlag) {
   const Result r = run({"train", "--help"});
   EXPECT_EQ(r.status, 0);
@@ -934,11 +964,14 @@ TEST_F(CommandLine, DryRunsNeedNoDataAndAnyNumberOfRanks) {
 
 TEST_F(IdleFlags, OfTheOtherVerbs) {
   const std::vector<Line> generating{{{"--top-k", "3", "--temperature", "0"}, "with --temperature 0"},
+                                     {{"--top-p", "0.9", "--temperature", "0"}, "with --temperature 0"},
+                                     {{"--top-p", "0.9", "--top-k", "1"}, "with --top-k 1"},
                                      {{"--seed", "3", "--temperature", "0"}, "with --temperature 0"},
                                      {{"--seed", "3", "--top-k", "1"}, "with --top-k 1"}};
   expect_refused({"generate", "--checkpoint", "ck"}, generating);
   expect_known({"generate"}, generating,
-               {"--threads", "--checkpoint", "--prompt", "--prompt-tokens", "--max-tokens", "--temperature"});
+               {"--threads", "--checkpoint", "--prompt", "--prompt-tokens", "--max-tokens", "--temperature",
+                "--stop"});
   const std::vector<Line> launching{
       {{"--agent", "ssh", "--", "train"}, "without --hosts"},
       {{"--elastic", "--max-restarts", "0", "--", "train"}, "with --max-restarts 0"}};

@@ -26,7 +26,8 @@ OpSeconds::OpSeconds(const Machine& machine, const Software& software, Precision
   product_flops_ = peak * efficiency * software.product_efficiency;
   const Precision wide = narrow ? Precision::bf16 : precision;
   attention_flops_ = machine.peak(wide) * software.attention_efficiency *
-                     (software.older_attention ? machine.older_attention : 1);
+                     (software.older_attention ? machine.older_attention : 1) *
+                     (wide == Precision::f32 ? machine.f32_attention : 1);
   result_ = precision == Precision::f32 ? 4 : 2;
   operand_ = precision == Precision::fp8 ? 1 : precision == Precision::fp4 ? 0.5 : result_;
 }

@@ -30,6 +30,7 @@ const std::vector<Field<Machine>>& machine_fields() {
       {"attention_backward", &Machine::attention_backward, 1e-3, 1},
       {"attention_half_length", &Machine::attention_half_length},
       {"older_attention", &Machine::older_attention, 1e-3, 1},
+      {"f32_attention", &Machine::f32_attention, 1e-3, 100},
       {"launch_seconds", &Machine::launch_seconds},
       {"collective_seconds", &Machine::collective_seconds},
       {"small_group_loss", &Machine::small_group_loss},

@@ -44,10 +44,11 @@ struct Machine {
   double gemm_wave_rounding = 0;
   double gemm_medium_tile = 1, gemm_small_tile = 1;
   double gemm_fp8_efficiency = 1, gemm_fp4_efficiency = 1;  // of these products, in place of gemm_efficiency
-  // Fused attention: parts of the bf16 peak on long sequences, and the length at which half of it is reached.
+  // Fused attention: parts of the peak on long sequences, and the length at which half of it is reached.
   double attention_forward = 1, attention_backward = 1;
   double attention_half_length = 0;
   double older_attention = 1;     // part of it that kernels reach which were not written for this machine
+  double f32_attention = 1;       // times these parts, of the f32 peak
   double launch_seconds = 0;      // of a kernel, on the device
   double collective_seconds = 0;  // of starting a collective
   double small_group_loss = 0;    // of n ranks in a node: bytes cost 1 + this / (n - 1)

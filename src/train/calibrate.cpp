@@ -9,6 +9,7 @@
 #include "comm/threads.h"
 #include "comm/world.h"
 #include "plan/op_seconds.h"
+#include "plan/workload.h"
 #include "tensor/host.h"
 #include "tensor/kernels.h"
 #include "train/this_machine.h"
@@ -31,12 +32,8 @@ double best_seconds(const Work& work, double budget_seconds = 0.15) {
   return best;
 }
 
-// What a machine is measured in, and the planner's name for it.
-struct Measured {
-  Precision precision;
-  DType dtype;
-};
-constexpr Measured all_measured[] = {{Precision::f32, DType::f32}, {Precision::bf16, DType::bf16}};
+// What a machine is measured in.
+constexpr Precision measured_precisions[] = {Precision::f32, Precision::bf16};
 
 struct SizedProduct {
   std::int64_t rows, depth, cols;
@@ -46,9 +43,10 @@ using Products = std::vector<SizedProduct>;
 
 class Bench {
  public:
-  Bench(int threads, DType dtype) : dtype_(dtype), kernels_(make_kernels(arena_, dtype, threads)) {}
+  Bench(int threads, Precision precision)
+      : recipe_(trained_recipe(precision)), kernels_(make_kernels(arena_, recipe_, threads)) {}
 
-  Tensor tensor(std::vector<std::int64_t> shape) { return tensor(dtype_, std::move(shape)); }
+  Tensor tensor(std::vector<std::int64_t> shape) { return tensor(recipe_.activations, std::move(shape)); }
   // Sums over a row, which are never narrow.
   Tensor statistics(std::vector<std::int64_t> shape) { return tensor(DType::f32, std::move(shape)); }
   Kernels& kernels() { return *kernels_; }
@@ -66,7 +64,7 @@ class Bench {
   }
 
   Arena arena_;
-  DType dtype_;
+  const PrecisionRecipe& recipe_;
   std::unique_ptr<Kernels> kernels_;
 };
 
@@ -109,7 +107,7 @@ void fit_products(Machine& machine, const std::vector<Products>& by_precision) {
       trial.launch_seconds = launch;
       double error = 0;
       for (std::size_t i = 0; i < by_precision.size(); ++i) {
-        const Precision precision = all_measured[i].precision;
+        const Precision precision = measured_precisions[i];
         double fastest = 0, least = 1e300, rate = 0;
         for (const SizedProduct& p : by_precision[i])
           fastest = std::max(fastest, 2.0 * static_cast<double>(p.rows * p.depth * p.cols) / p.seconds);
@@ -169,26 +167,25 @@ AttentionTimes measure_attention(Bench& bench, std::int64_t length) {
   return t;
 }
 
-// flops (1 + half / length) / rate at two lengths; parts of each precision's peak, which the machine has one
-// of, the geometric mean of them.
-void fit_attention(Machine& machine, const std::vector<std::pair<AttentionTimes, AttentionTimes>>& measured) {
-  double half = 0, forward = 0, backward = 0;
-  const double parts = static_cast<double>(measured.size());
-  for (std::size_t i = 0; i < measured.size(); ++i) {
-    const auto& [shorter, longer] = measured[i];
-    const double a = shorter.forward / shorter.flops, b = longer.forward / longer.flops;
-    const double slope = std::max(0.0, (a - b) / (1 / shorter.length - 1 / longer.length));
-    const double at_once = std::max(0.1 * b, b - slope / longer.length);
-    const double peak = machine.peak(all_measured[i].precision);
-    const double here = slope / at_once;
-    const double whole = longer.backward / (2.5 * longer.flops) / (1 + here / longer.length);
-    half += here / parts;
-    forward += std::log(1 / (at_once * peak)) / parts;
-    backward += std::log(1 / (whole * peak)) / parts;
-  }
-  machine.attention_half_length = half;
-  machine.attention_forward = std::clamp(std::exp(forward), 1e-3, 1.0);
-  machine.attention_backward = std::clamp(std::exp(backward), 1e-3, 1.0);
+struct AttentionParts {  // of a peak, as a Machine says it
+  double half_length, forward, backward;
+};
+
+// flops (1 + half / length) / rate at two lengths.
+AttentionParts fit_attention(const AttentionTimes& shorter, const AttentionTimes& longer, double peak) {
+  const double a = shorter.forward / shorter.flops, b = longer.forward / longer.flops;
+  const double slope = std::max(0.0, (a - b) / (1 / shorter.length - 1 / longer.length));
+  const double at_once = std::max(0.1 * b, b - slope / longer.length), half = slope / at_once;
+  const double whole = longer.backward / (2.5 * longer.flops) / (1 + half / longer.length);
+  return {half, std::clamp(1 / (at_once * peak), 1e-3, 1.0), std::clamp(1 / (whole * peak), 1e-3, 1.0)};
+}
+
+// Those of bf16, and how much more of its peak f32 reaches.
+void describe_attention(Machine& machine, const AttentionParts& f32, const AttentionParts& bf16) {
+  machine.attention_half_length = 0.5 * (f32.half_length + bf16.half_length);
+  machine.attention_forward = bf16.forward;
+  machine.attention_backward = bf16.backward;
+  machine.f32_attention = std::sqrt(f32.forward / bf16.forward * f32.backward / bf16.backward);
 }
 
 // Seconds of one in a row of them, as layers call them: ranks that wait for one another are awake already.
@@ -213,7 +210,7 @@ double all_reduce_seconds(int ranks, std::int64_t count, int row) {
 }  // namespace
 
 Calibration calibrate(int threads, const Progress& progress) {
-  Bench bench(threads, DType::f32), narrow(threads, DType::bf16);
+  Bench bench(threads, Precision::f32), narrow(threads, Precision::bf16);
   Bench* const benches[] = {&bench, &narrow};
   Calibration result;
   Machine& m = result.machine;
@@ -241,7 +238,10 @@ Calibration calibrate(int threads, const Progress& progress) {
     const AttentionTimes shorter = measure_attention(*one, 128);
     attention.emplace_back(shorter, measure_attention(*one, 512));
   }
-  fit_attention(m, attention);
+  const auto parts = [&](std::size_t i) {
+    return fit_attention(attention[i].first, attention[i].second, m.peak(measured_precisions[i]));
+  };
+  describe_attention(m, parts(0), parts(1));
   const int ranks = static_cast<int>(std::max<std::int64_t>(2, m.tiers[0].ranks));
   const std::int64_t small_count = 1024, large_count = 4 << 20;
   report(progress, 0.9, "all_reduce");
@@ -257,7 +257,7 @@ Calibration calibrate(int threads, const Progress& progress) {
 
   const Software plain;
   for (std::size_t i = 0; i < products.size(); ++i) {
-    const Precision precision = all_measured[i].precision;
+    const Precision precision = measured_precisions[i];
     const char* const name = precision_name(precision);
     const OpSeconds ops(m, plain, precision);
     for (const SizedProduct& p : products[i])
