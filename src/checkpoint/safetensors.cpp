@@ -46,8 +46,6 @@ std::string header_text(const std::vector<StoredTensor>& tensors,
   return text;
 }
 
-void free_state(XXH3_state_s* state) { XXH3_freeState(state); }
-
 }  // namespace
 
 const char* stored_type_name(StoredType type) { return row(type).name; }
@@ -59,10 +57,14 @@ std::int64_t StoredTensor::numel() const {
   return product;
 }
 
+struct SafetensorsWriter::Checksum {
+  std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state{XXH3_createState(), XXH3_freeState};
+};
+
 SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<StoredTensor> tensors,
                                      const std::map<std::string, std::string>& metadata)
-    : file_(path), tensors_(std::move(tensors)), state_(XXH3_createState(), free_state) {
-  if (state_ == nullptr) fail("{}: out of memory", path);
+    : file_(path), tensors_(std::move(tensors)), checksum_(std::make_unique<Checksum>()) {
+  if (checksum_->state == nullptr) fail("{}: out of memory", path);
   std::set<std::string> names{"__metadata__"};
   std::int64_t offset = 0;
   for (StoredTensor& t : tensors_) {
@@ -75,7 +77,7 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, std::vector<Stored
   const std::uint64_t length = header.size();
   file_.write(&length, sizeof length);
   file_.write(header.data(), header.size());
-  XXH3_64bits_reset(state_.get());
+  XXH3_64bits_reset(checksum_->state.get());
   close_full_tensors();
 }
 
@@ -88,15 +90,15 @@ void SafetensorsWriter::write(std::string_view name, const void* data, std::size
   check(static_cast<std::int64_t>(bytes) <= tensors_[current_].bytes() - written_,
         "a stored tensor is given more bytes than it has");
   file_.write(data, bytes);
-  XXH3_64bits_update(state_.get(), data, bytes);
+  XXH3_64bits_update(checksum_->state.get(), data, bytes);
   written_ += static_cast<std::int64_t>(bytes);
   close_full_tensors();
 }
 
 void SafetensorsWriter::close_full_tensors() {
   while (current_ < tensors_.size() && written_ == tensors_[current_].bytes()) {
-    checksums_.push_back(XXH3_64bits_digest(state_.get()));
-    XXH3_64bits_reset(state_.get());
+    checksums_.push_back(XXH3_64bits_digest(checksum_->state.get()));
+    XXH3_64bits_reset(checksum_->state.get());
     written_ = 0;
     ++current_;
   }

@@ -16,8 +16,6 @@
 #include "base/atomic_file.h"
 #include "base/open_file.h"
 
-struct XXH3_state_s;
-
 namespace echelon {
 
 enum class StoredType {
@@ -74,7 +72,8 @@ class SafetensorsWriter {
   AtomicFile file_;
   std::vector<StoredTensor> tensors_;
   std::vector<std::uint64_t> checksums_;
-  std::unique_ptr<XXH3_state_s, void (*)(XXH3_state_s*)> state_;
+  struct Checksum;  // of the tensor being written
+  std::unique_ptr<Checksum> checksum_;
   std::size_t current_ = 0;   // tensor being written
   std::int64_t written_ = 0;  // bytes of it
 };
