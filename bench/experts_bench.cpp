@@ -47,10 +47,10 @@ void DenseMlp(benchmark::State& state) {
                a = b.random({tokens, hidden});
   for (auto _ : state) {
     b.kernels->matmul(x, Transpose::no, in.value, Transpose::yes, h, false);
-    b.kernels->swiglu(h, a);
+    b.kernels->gated(Activation::swiglu, h, a);
     b.kernels->matmul(a, Transpose::no, out.value, Transpose::yes, y, false);
     b.kernels->matmul(dy, Transpose::no, out.value, Transpose::no, a, false);
-    b.kernels->swiglu_backward(h, a);
+    b.kernels->gated_backward(Activation::swiglu, h, a);
     b.kernels->matmul(dy, Transpose::yes, a, Transpose::no, out.gradient, true);
     b.kernels->matmul(h, Transpose::no, in.value, Transpose::no, dx, false);
     b.kernels->matmul(h, Transpose::yes, x, Transpose::no, in.gradient, true);
@@ -91,7 +91,7 @@ void GroupedExperts(benchmark::State& state) {
       bounds.push_back(bounds.back() + of_expert);
     b.kernels->embedding(token_of, x, 0, taken);
     multiply(*b.kernels, in, Transpose::yes, bounds, taken, h);
-    b.kernels->swiglu(h, a);
+    b.kernels->gated(Activation::swiglu, h, a);
     multiply(*b.kernels, out, Transpose::yes, bounds, a, rows);
     b.kernels->combine_rows(rows, places, weights, y);
     b.kernels->embedding(token_of, dy, 0, rows);

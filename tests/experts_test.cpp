@@ -28,7 +28,7 @@ struct ExpertsTest : testing::Test {
   static Tensor used(const Tensor& t) { return t.row_range(0, 8); }
   void forward(const Tensor& hidden, const Tensor& activated, const Tensor& y) {
     multiply(*kernels, in, Transpose::yes, bounds, x, hidden);
-    kernels->swiglu(used(hidden), used(activated));
+    kernels->gated(Activation::swiglu, used(hidden), used(activated));
     multiply(*kernels, out, Transpose::yes, bounds, activated, y);
   }
   Arena arena;
@@ -48,7 +48,7 @@ TEST_F(ExpertsTest, ForwardIsThatOfEachMlpOnItsRows) {
                  expected = constant(arena, {rows, C}, 0);
     kernels->matmul(x.row_range(bounds[e], bounds[e + 1]), Transpose::no, in[e].value, Transpose::yes, h,
                     false);
-    kernels->swiglu(h, a);
+    kernels->gated(Activation::swiglu, h, a);
     kernels->matmul(a, Transpose::no, out[e].value, Transpose::yes, expected, false);
     expect_near(y.row_range(bounds[e], bounds[e + 1]), expected, 0);
   }

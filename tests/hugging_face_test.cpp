@@ -289,7 +289,7 @@ TEST_P(HuggingFace, TransformersComputesTheSameFromAnExportedModel) {
 INSTANTIATE_TEST_SUITE_P(Models, HuggingFace,
                          testing::Values("gpt2", "llama", "llama-tied", "mixtral", "llama3", "llama-linear",
                                          "mistral", "qwen2-yarn", "qwen2-window", "qwen3", "qwen3-moe",
-                                         "smollm3", "granite", "olmo2", "phi3", "phi3-longrope"),
+                                         "smollm3", "granite", "olmo2", "phi3", "phi3-longrope", "gemma3"),
                          [](const auto& instance) {
                            std::string name = instance.param;
                            std::erase(name, '-');

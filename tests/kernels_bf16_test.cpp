@@ -205,10 +205,15 @@ TEST_P(KernelsBf16, Activations) {
 
     const Operand x = narrow(rows, 2 * cols), again = narrow(rows, 2 * cols), d = narrow(rows, cols);
     const Operand weights = wide(rows, 1), dweights = wide(rows, 1), weighted = narrow(rows, cols);
-    run([&](Kernels& on, auto of) { on.swiglu(of(x), of(y)); });
+    run([&](Kernels& on, auto of) { on.gated(Activation::swiglu, of(x), of(y)); });
     expect_close(y, 1, 8, "swiglu");
-    run([&](Kernels& on, auto of) { on.swiglu_backward(of(x), of(d)); });
+    run([&](Kernels& on, auto of) { on.gated_backward(Activation::swiglu, of(x), of(d)); });
     expect_close(x, 1, 16, "swiglu_backward dx"), expect_close(d, 1, 8, "swiglu_backward y");
+    const Operand g = narrow(rows, 2 * cols), dg = narrow(rows, cols);
+    run([&](Kernels& on, auto of) { on.gated(Activation::geglu, of(g), of(y)); });
+    expect_close(y, 1, 8, "geglu");
+    run([&](Kernels& on, auto of) { on.gated_backward(Activation::geglu, of(g), of(dg)); });
+    expect_close(g, 1, 32, "geglu_backward dx"), expect_close(dg, 1, 8, "geglu_backward y");
     run([&](Kernels& on, auto of) {
       on.weighted_swiglu_backward(of(again), of(weighted), of(weights), of(dweights));
     });

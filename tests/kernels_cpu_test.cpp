@@ -316,11 +316,18 @@ TEST_F(KernelsCpu, Gates) {
         const Operand gate_up = random(rows, 2 * cols, strided, scale), z = random(rows, cols, strided);
         const Operand dz = random(rows, cols, strided);
         run([&](Kernels& k, auto of) {
-          k.swiglu(of(gate_up), of(z));
-          k.swiglu_backward(of(gate_up), of(dz));
+          k.gated(Activation::swiglu, of(gate_up), of(z));
+          k.gated_backward(Activation::swiglu, of(gate_up), of(dz));
         });
         expect_close(z, 1, 8, "swiglu"), expect_close(dz, 1, 8, "swiglu_backward y");
         expect_close(gate_up, 1, 8 * scale, "swiglu_backward");
+        const Operand other = random(rows, 2 * cols, strided, scale), dw = random(rows, cols, strided);
+        run([&](Kernels& k, auto of) {
+          k.gated(Activation::geglu, of(other), of(z));
+          k.gated_backward(Activation::geglu, of(other), of(dw));
+        });
+        expect_close(z, 1, 8, "geglu"), expect_close(dw, 1, 8, "geglu_backward y");
+        expect_close(other, 1, 16 * scale, "geglu_backward");
       }
 }
 

@@ -281,23 +281,42 @@ TEST_F(KernelsReference, Relu2) {
 TEST_F(KernelsReference, Swiglu) {
   const std::int64_t width = 4;
   const Tensor x = random(arena, {3, 2 * width}, 1), y = unwritten({3, width});
-  kernels->swiglu(x, y);
+  kernels->gated(Activation::swiglu, x, y);
   for_each(y, [&](std::int64_t i, std::int64_t j) {
     const double gate = at(x, i, j);  // sigmoid(g) = (1 + tanh(g/2)) / 2
     EXPECT_NEAR(at(y, i, j), gate * (1 + std::tanh(gate / 2)) / 2 * at(x, i, width + j), 16 * epsilon);
   });
   const Tensor dy = random(arena, {3, width}, 2), dx = clone(arena, x), dy_to_y = clone(arena, dy);
-  kernels->swiglu_backward(dx, dy_to_y);
+  kernels->gated_backward(Activation::swiglu, dx, dy_to_y);
   expect_near(dy_to_y, y, 4 * epsilon);
   const auto loss = [&] {
-    kernels->swiglu(x, y);
+    kernels->gated(Activation::swiglu, x, y);
     return inner(y, dy);
   };
   expect_gradient(x, dx, loss, "dgate_up");
   // The exponential of a very negative gate overflows; the result must not.
   at(x, 0, 0) = -1000;
-  kernels->swiglu(x, y);
+  kernels->gated(Activation::swiglu, x, y);
   EXPECT_EQ(at(y, 0, 0), 0);
+}
+
+TEST_F(KernelsReference, Geglu) {
+  const std::int64_t width = 4;
+  const Tensor x = random(arena, {3, 2 * width}, 1), y = unwritten({3, width});
+  kernels->gated(Activation::geglu, x, y);
+  for_each(y, [&](std::int64_t i, std::int64_t j) {
+    const double gate = at(x, i, j);
+    const double inner = std::sqrt(2 / std::numbers::pi) * (gate + 0.044715 * gate * gate * gate);
+    EXPECT_NEAR(at(y, i, j), gate * (1 + std::tanh(inner)) / 2 * at(x, i, width + j), 16 * epsilon);
+  });
+  const Tensor dy = random(arena, {3, width}, 2), dx = clone(arena, x), dy_to_y = clone(arena, dy);
+  kernels->gated_backward(Activation::geglu, dx, dy_to_y);
+  expect_near(dy_to_y, y, 4 * epsilon);
+  const auto loss = [&] {
+    kernels->gated(Activation::geglu, x, y);
+    return inner(y, dy);
+  };
+  expect_gradient(x, dx, loss, "dgate_up");
 }
 
 TEST_F(KernelsReference, RopePairsHalvesAndTurnsThemByThePosition) {
@@ -535,7 +554,7 @@ TEST_F(KernelsReference, BrokenShapesAndTypesAreInvariantErrors) {
   EXPECT_THROW(kernels->matmul(x, Transpose::no, x, Transpose::no, y, false), InvariantError);
   EXPECT_THROW(kernels->matmul(x, Transpose::no, y, Transpose::no, x, false), InvariantError);
   EXPECT_THROW(kernels->add_bias(x, y), InvariantError);
-  EXPECT_THROW(kernels->swiglu(x, y), InvariantError);
+  EXPECT_THROW(kernels->gated(Activation::swiglu, x, y), InvariantError);
   EXPECT_THROW(kernels->rope(x, 3, integers(arena, {0, 1}), RopeTurns::plain(10000, 3), false),
                InvariantError);
   EXPECT_THROW(kernels->embedding(x, x, 0, x), InvariantError);
@@ -574,8 +593,8 @@ TEST_F(KernelsReference, F32AgreesWithF64) {
     kernels->matmul(x, Transpose::no, w, Transpose::yes, h, false);
     kernels->activate(Activation::gelu, h, bias, y);
     kernels->activate_backward(Activation::gelu, h, dh);
-    kernels->swiglu(h, half);
-    kernels->swiglu_backward(h, half);
+    kernels->gated(Activation::swiglu, h, half);
+    kernels->gated_backward(Activation::swiglu, h, half);
     kernels->rope(h, 4, integers(arena, {2, 3, 4, 2, 3, 4}), RopeTurns::plain(10000, 4), false);
     kernels->residual(h, x, bias, h);
     kernels->bias_gradient(h, dw);

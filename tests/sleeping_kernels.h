@@ -53,8 +53,8 @@ class SleepingKernels final : public KernelBackend {
   void rms_norm_backward_weight(T, T, T, InOut) override { never(); }
   void activate(Activation, InOut, T, Out) override { never(); }
   void activate_backward(Activation, InOut, InOut) override { never(); }
-  void swiglu(T, Out) override { never(); }
-  void swiglu_backward(InOut, InOut) override { never(); }
+  void gated(Activation, T, Out) override { never(); }
+  void gated_backward(Activation, InOut, InOut) override { never(); }
   void rope(InOut, std::int64_t, T, const RopeTurns&, bool) override { never(); }
   void embedding(T, T, std::int64_t, Out) override { never(); }
   void embedding_backward(T, T, std::int64_t, InOut) override { never(); }

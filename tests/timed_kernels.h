@@ -54,8 +54,10 @@ class TimedKernels final : public KernelBackend {
   }
   void activate(Activation a, InOut h, T bias, Out y) override { inner_->activate(a, h, bias, y); }
   void activate_backward(Activation a, InOut h, InOut dy) override { inner_->activate_backward(a, h, dy); }
-  void swiglu(T gate_up, Out y) override { inner_->swiglu(gate_up, y); }
-  void swiglu_backward(InOut gate_up, InOut dy) override { inner_->swiglu_backward(gate_up, dy); }
+  void gated(Activation a, T gate_up, Out y) override { inner_->gated(a, gate_up, y); }
+  void gated_backward(Activation a, InOut gate_up, InOut dy) override {
+    inner_->gated_backward(a, gate_up, dy);
+  }
   void weighted_swiglu_backward(InOut gate_up, InOut dy, T weights, Out dweights) override {
     inner_->weighted_swiglu_backward(gate_up, dy, weights, dweights);
   }

@@ -72,6 +72,11 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model) {
   return tensors;
 }
 
+// What a file's numbers are less than the parameter's.
+double less_in_files(const ModelSpec& model, const ParamSpec& spec) {
+  return model.norms_less_one && spec.init == Init::ones ? 1 : 0;
+}
+
 // ---- export
 
 struct Shard {
@@ -112,10 +117,13 @@ void write_shard(CheckpointReader& reader, const Shard& shard, const fs::path& d
       const std::vector<std::byte> own = reader.read(part.name, part, kept);
       bytes.insert(bytes.end(), own.begin(), own.end());
     }
-    if (dtype != kept) {
+    const double less = less_in_files(reader.info().model, tensor.parts.front());
+    if (dtype != kept || less != 0) {
       std::vector<std::byte> rounded(static_cast<std::size_t>(tensor.numel() * element_bytes(dtype)));
-      const Tensor to = Tensor::view_of(rounded.data(), dtype, {tensor.numel()});
-      copy_numbers_from_host(copy_numbers_to_host(Tensor::view_of(bytes.data(), kept, {tensor.numel()})), to);
+      std::vector<double> numbers =
+          copy_numbers_to_host(Tensor::view_of(bytes.data(), kept, {tensor.numel()}));
+      for (double& x : numbers) x -= less;
+      copy_numbers_from_host(numbers, Tensor::view_of(rounded.data(), dtype, {tensor.numel()}));
       bytes = std::move(rounded);
     }
     writer.write(tensor.name, bytes.data(), bytes.size());
@@ -288,8 +296,10 @@ void add_rope(const ModelSpec& m, ordered_json& config) {
     if (static_cast<std::int64_t>(whole * part) < m.rotary_dim) part = std::nextafter(part, 2.0);
     config["partial_rotary_factor"] = part;
   }
-  if (r.scaling == RopeScaling::none) return;
-  ordered_json rope{{"rope_type", name_of(r.scaling)}, {"rope_theta", r.theta}, {"factor", r.factor}};
+  const bool scaled = r.scaling != RopeScaling::none;
+  if (!scaled && r.local_theta == 0) return;
+  ordered_json rope{{"rope_type", scaled ? name_of(r.scaling) : "default"}, {"rope_theta", r.theta}};
+  if (scaled) rope["factor"] = r.factor;
   if (partial) rope["partial_rotary_factor"] = config["partial_rotary_factor"];
   if (r.scaling > RopeScaling::linear) rope["original_max_position_embeddings"] = r.original_length;
   if (r.scaling == RopeScaling::llama3) {
@@ -305,7 +315,12 @@ void add_rope(const ModelSpec& m, ordered_json& config) {
     if (m.fused_projections) config["original_max_position_embeddings"] = r.original_length;
   }
   if (r.scaling > RopeScaling::llama3) rope["attention_factor"] = r.attention_factor;
-  config["rope_parameters"] = rope;
+  if (r.local_theta == 0)
+    config["rope_parameters"] = rope;
+  else
+    config["rope_parameters"] = {
+        {"full_attention", rope},
+        {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", r.local_theta}}}};
 }
 
 void add_window(const ModelSpec& m, ordered_json& config) {
@@ -313,7 +328,7 @@ void add_window(const ModelSpec& m, ordered_json& config) {
   const std::string type = config["model_type"];
   if (any || type == "mixtral" || type == "phi3")
     config["sliding_window"] = any ? ordered_json(m.window.size) : ordered_json();
-  if (!any) return;
+  if (!any && type != "gemma3_text") return;
   if (type.starts_with("qwen")) {
     config["use_sliding_window"] = true;
     config["max_window_layers"] = 0;
@@ -347,13 +362,15 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
     if ((m.experts == Experts::deepseek && !qwen3_moe) || m.latent_attention())
       refuse(
           "model {}: its layout of Hugging Face is not written yet; legal: gpt2, llama, mistral, mixtral, "
-          "qwen2, qwen3, qwen3_moe, smollm3, granite, olmo2, phi3",
+          "qwen2, qwen3, qwen3_moe, smollm3, granite, olmo2, phi3, gemma3_text",
           m.name);
+    const bool gemma3 = m.norm_place == NormPlace::both && m.norms_less_one;
     const auto [type, architecture] = mixtral               ? std::pair{"mixtral", "MixtralForCausalLM"}
                                       : qwen3_moe           ? std::pair{"qwen3_moe", "Qwen3MoeForCausalLM"}
                                       : m.fused_projections ? std::pair{"phi3", "Phi3ForCausalLM"}
                                       : m.norm_place == NormPlace::after && m.qk_norm_whole
                                           ? std::pair{"olmo2", "Olmo2ForCausalLM"}
+                                      : gemma3 ? std::pair{"gemma3_text", "Gemma3ForCausalLM"}
                                       : m.scales != ScaleSpec{}   ? std::pair{"granite", "GraniteForCausalLM"}
                                       : m.rope.unturned_every > 0 ? std::pair{"smollm3", "SmolLM3ForCausalLM"}
                                       : m.qkv_bias                ? std::pair{"qwen2", "Qwen2ForCausalLM"}
@@ -390,7 +407,14 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
     }
     add_rope(m, config);
     add_window(m, config);
-    if (m.scales != ScaleSpec{}) {
+    if (gemma3) {
+      config.erase("hidden_act");
+      config["hidden_activation"] = "gelu_pytorch_tanh";
+      const double scalar = m.scales.attention > 0 ? 1 / (m.scales.attention * m.scales.attention)
+                                                   : static_cast<double>(m.head_dim);
+      const bool whole = std::abs(scalar - std::round(scalar)) < 1e-9 * scalar;
+      config["query_pre_attn_scalar"] = whole ? std::round(scalar) : scalar;
+    } else if (m.scales != ScaleSpec{}) {
       config["embedding_multiplier"] = m.scales.embedding;
       config["attention_multiplier"] =
           m.scales.attention > 0 ? m.scales.attention : 1 / std::sqrt(static_cast<double>(m.head_dim));
@@ -471,8 +495,10 @@ HuggingFaceWeights::HuggingFaceWeights(HuggingFaceWeights&&) noexcept = default;
 void HuggingFaceWeights::load(const Rank& rank, const ParameterStore& parameters) const {
   for (const Parameter& p : parameters.all()) {
     const StoredPlace& place = places_.at(p.spec.name);
-    const std::vector<double> values =
+    std::vector<double> values =
         stored_->read(place.name, place.shape, place.first_row, p.spec.shape.front());
+    if (const double less = less_in_files(model_, p.spec); less != 0)
+      for (double& x : values) x += less;
     const Tensor logical(rank.arena(), MemoryCategory::other, p.own_master.dtype(), p.spec.shape);
     // Of what is trained: a large number of F64 is infinite in f32.
     copy_numbers_from_host(values, logical);

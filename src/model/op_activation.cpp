@@ -16,7 +16,7 @@ class ActivationOp final : public OpRunner {
     const Tensor h = run.take(in()),
                  y = run.activation({h.rows(), h.cols() / (is_gated(activation_) ? 2 : 1)});
     if (is_gated(activation_))
-      run.kernels().swiglu(h, y);
+      run.kernels().gated(activation_, h, y);
     else
       run.kernels().activate(activation_, h, bias_.value, y);
     run.set(out(0), h);
@@ -34,7 +34,7 @@ class ActivationOp final : public OpRunner {
   void run_backward(BlockRun& run) const override {
     Tensor h = run.take_kept(out(0)), dy = run.take_gradient(out(1));
     if (is_gated(activation_)) {
-      run.kernels().swiglu_backward(h, dy);
+      run.kernels().gated_backward(activation_, h, dy);
       std::swap(h, dy);
     } else {
       run.kernels().activate_backward(activation_, h, dy);

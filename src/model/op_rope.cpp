@@ -7,7 +7,7 @@ namespace {
 class RopeOp final : public OpRunner {
  public:
   RopeOp(const BlockOp& op, const OpSetting& s)
-      : OpRunner(op), heads_(heads_here(s.plan)), turns_(turns_of(s.plan)) {}
+      : OpRunner(op), heads_(heads_here(s.plan)), turns_(turns_of(s.plan, op.windowed)) {}
 
  protected:
   void run_forward(BlockRun& run) const override { run.set(out(), turn(run, run.take(in()), false)); }
@@ -16,8 +16,8 @@ class RopeOp final : public OpRunner {
   }
 
  private:
-  static RopeTurns turns_of(const Plan& plan) {
-    return rope_turns(plan.model.rope, plan.model.turned_width(), plan.seq_len);
+  static RopeTurns turns_of(const Plan& plan, bool windowed) {
+    return rope_turns(plan.model.rope, plan.model.turned_width(), plan.seq_len, windowed);
   }
   // q and k lie side by side, so one pass turns both.
   Tensor turn(BlockRun& run, Tensor qkv, bool back) const {

@@ -98,7 +98,7 @@ Work<Tensor> ExpertParallel::out_forward(const Saved& saved) const {
   Tensor out = rank_->activation({room, width}),
          activated = rank_->activation({room, weights_.out.front().value.cols()});
   const ExpertBounds& bounds = saved.route.bounds;
-  kernels.swiglu(used(saved.hidden, bounds), used(activated, bounds));
+  kernels.gated(Activation::swiglu, used(saved.hidden, bounds), used(activated, bounds));
   multiply(kernels, weights_.out, Transpose::yes, bounds, activated, out);
   activated = Tensor();
   InFlight coming = exchange_.begin_combine(std::exchange(out, {}), saved.route, saved.copies.numel());
@@ -110,7 +110,7 @@ Work<Tensor> ExpertParallel::out_forward(const Saved& saved) const {
   if (!shared_out.defined()) co_return y;
   activated = rank_->activation({rows, shared_out.cols()});
   out = rank_->activation({rows, width});
-  kernels.swiglu(saved.shared_hidden, activated);
+  kernels.gated(Activation::swiglu, saved.shared_hidden, activated);
   kernels.matmul(activated, Transpose::no, shared_out, Transpose::yes, out, false);
   kernels.add(out, y);
   co_return y;
@@ -165,7 +165,8 @@ Work<ExpertParallel::Backward> ExpertParallel::backward_input(const Tensor& dy, 
   if (!out.defined()) co_return backward;
   d_activated = rank_->activation({rows, out.value.cols()});
   kernels.matmul(dy, Transpose::no, out.value, Transpose::no, d_activated, false);
-  kernels.swiglu_backward(saved.shared_hidden, d_activated);  // which becomes the activation again
+  kernels.gated_backward(Activation::swiglu, saved.shared_hidden,
+                         d_activated);  // which becomes the activation again
   backward.d_shared_hidden = std::exchange(saved.shared_hidden, {});
   weight_gradient([&kernels, gradient = out.gradient, x = std::exchange(d_activated, {}), d = dy] {
     kernels.matmul(d, Transpose::yes, x, Transpose::no, gradient, true);

@@ -1,13 +1,17 @@
 // What stands between the two products of an MLP.
 #pragma once
 
+#include "spec/choices.h"
+
 namespace echelon {
 
 // gelu: tanh form (Hendrycks 2016; GPT-2's gelu_new). swiglu (Shazeer 2020): of [gate | up], silu(gate) up.
-// relu2: max(h, 0)^2 (Primer, So et al. 2021).
-enum class Activation { gelu, swiglu, relu2 };
+// geglu (the same): gelu(gate) up. relu2: max(h, 0)^2 (Primer, So et al. 2021).
+enum class Activation { gelu, swiglu, geglu, relu2 };
+template <>
+inline constexpr std::array choice_names<Activation>{"gelu", "swiglu", "geglu", "relu2"};
 
 // Whether it makes one number of two.
-constexpr bool is_gated(Activation a) { return a == Activation::swiglu; }
+constexpr bool is_gated(Activation a) { return a == Activation::swiglu || a == Activation::geglu; }
 
 }  // namespace echelon

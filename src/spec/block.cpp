@@ -144,9 +144,9 @@ int BlockBuilder::rows(const std::string& name, int x, ParamSpec weight) {
   return y;
 }
 
-int BlockBuilder::rope(int qkv) {
+int BlockBuilder::rope(int qkv, bool windowed) {
   const int turned = value("turned", Home::cut, width(qkv), Again::with_input);
-  add(OpKind::rope, "rope", {qkv}, {turned}, {});
+  add(OpKind::rope, "rope", {qkv}, {turned}, {}).windowed = windowed;
   return turned;
 }
 

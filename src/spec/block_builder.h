@@ -31,7 +31,7 @@ class BlockBuilder {
   int columns(const std::string& name, int x, std::vector<ParamSpec> weights,
               std::vector<ParamSpec> biases = {});
   int rows(const std::string& name, int x, ParamSpec weight);
-  int rope(int qkv);
+  int rope(int qkv, bool windowed = false);
   int attention(int qkv, bool windowed = false);
   int latent(int x, std::vector<ParamSpec> weights);
   int activation(int hidden, Activation activation, std::vector<ParamSpec> biases = {});

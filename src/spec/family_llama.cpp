@@ -99,16 +99,18 @@ BlockProgram Llama::layer(const ModelSpec& m, std::int64_t layer) {
   const std::string at = fmt::format("model.layers.{}.", layer);
   BlockBuilder b(m);
   const int x = b.input("x");
-  const bool after = m.norm_place == NormPlace::after;
-  int y = after ? x : b.rms_norm("norm1", x, at + "input_layernorm");
+  const bool before = m.norm_place != NormPlace::after, after = m.norm_place != NormPlace::before;
+  int y = before ? b.rms_norm("norm1", x, at + "input_layernorm") : x;
   y = attention_in(b, m, y, at + "self_attn.");
-  if (m.is_turned(layer)) y = b.rope(y);
+  if (m.is_turned(layer)) y = b.rope(y, m.window.in(layer));
   y = b.rows("attention_out", b.attention(y, m.window.in(layer)),
              cut_columns(at + "self_attn.o_proj.weight", m.hidden, m.attended_width(),
                          m.attended_width() / m.num_heads, residual_std(m)));
   if (after) y = b.rms_norm("attention_norm", y, at + "post_attention_layernorm");
   const int middle = residual(b, m, 1, x, y);
-  y = after ? middle : b.rms_norm("norm2", middle, at + "post_attention_layernorm");
+  y = before ? b.rms_norm("norm2", middle,
+                          at + (after ? "pre_feedforward_layernorm" : "post_attention_layernorm"))
+             : middle;
   if (m.has_experts(layer)) return b.finish(residual(b, m, 2, middle, b.experts(y, experts(m, at))));
   std::vector<ParamSpec> in = swiglu(m, at + "mlp.", llama_names, m.mlp_hidden);
   ParamSpec down = std::move(in.back());

@@ -30,6 +30,7 @@ constexpr const char* toml_keys[] = {"name",
                                      "max_seq",
                                      "norm_eps",
                                      "rope_theta",
+                                     "rope_local_theta",
                                      "rope_scaling",
                                      "rope_factor",
                                      "rope_original_length",
@@ -51,6 +52,7 @@ constexpr const char* toml_keys[] = {"name",
                                      "residual_scale",
                                      "logits_divisor",
                                      "fused_projections",
+                                     "norms_less_one",
                                      "init_std",
                                      "tied_embedding",
                                      "activation",
@@ -216,6 +218,7 @@ bool has(const RopeKey& key, RopeScaling scaling) {
 void read_rope(const Reader& reader, const std::string& where, ModelSpec& m) {
   RopeSpec& r = m.rope;
   r.theta = reader.real_or("rope_theta", r.theta);
+  r.local_theta = reader.real_or("rope_local_theta", 0);
   r.unturned_every = reader.integer_or("unturned_every", 0);
   if (reader.has("rope_scaling"))
     r.scaling = parse_choice<RopeScaling>(reader.text("rope_scaling", "a text"),
@@ -240,6 +243,7 @@ void read_rope(const Reader& reader, const std::string& where, ModelSpec& m) {
 template <class Line>
 void write_rope(const RopeSpec& r, const Line& line) {
   line("rope_theta", r.theta);
+  if (r.local_theta != 0) line("rope_local_theta", r.local_theta);
   if (r.unturned_every != 0) line("unturned_every", r.unturned_every);
   if (r.scaling == RopeScaling::none) return;
   line("rope_scaling", quoted(name_of(r.scaling)));
@@ -270,18 +274,17 @@ bool llama_choice(const Reader& reader, const std::string& where, const char* ke
 }
 
 Activation read_activation(const Reader& reader, const std::string& where, const ModelSpec& m) {
-  const char* legal = "\"swiglu\" or \"relu2\"";
+  const char* legal = "\"swiglu\", \"geglu\" or \"relu2\"";
   if (!reader.has("activation")) return Activation::swiglu;
   const std::string name = reader.text("activation", legal);
   if (m.family == Family::gpt2)
     refuse("{}: activation = \"{}\" is not legal for the gpt2 family, whose activation is GELU", where, name);
-  if (name != "swiglu" && name != "relu2")
+  if (name != "swiglu" && name != "geglu" && name != "relu2")
     refuse("{}: activation = \"{}\" is not legal: give {}", where, name, legal);
-  if (name == "relu2" && m.experts != Experts::none)
-    refuse(
-        "{}: activation = \"relu2\" is not legal with experts, whose activation is SwiGLU; give \"swiglu\"",
-        where);
-  return name == "relu2" ? Activation::relu2 : Activation::swiglu;
+  if (name != "swiglu" && m.experts != Experts::none)
+    refuse("{}: activation = \"{}\" is not legal with experts, whose activation is SwiGLU; give \"swiglu\"",
+           where, name);
+  return parse_choice<Activation>(name, where);
 }
 
 }  // namespace
@@ -322,6 +325,7 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
   m.window = {reader.integer_or("window", 0), reader.integer_or("window_full_every", 0)};
   for (const auto& [key, member] : scale_keys) m.scales.*member = reader.real_or(key, m.scales.*member);
   m.fused_projections = reader.boolean_or("fused_projections", false);
+  m.norms_less_one = reader.boolean_or("norms_less_one", false);
   m.qk_norm_whole = reader.boolean_or("qk_norm_whole", false);
   if (reader.has("norm_place"))
     m.norm_place =
@@ -365,10 +369,11 @@ std::string to_toml(const ModelSpec& m) {
   for (const auto& [key, member] : scale_keys)
     if (m.scales.*member != ScaleSpec{}.*member) line(key, m.scales.*member);
   if (m.fused_projections) line("fused_projections", m.fused_projections);
+  if (m.norms_less_one) line("norms_less_one", m.norms_less_one);
   if (m.norm_place != NormPlace::before) line("norm_place", quoted(name_of(m.norm_place)));
   if (m.qk_norm_whole) line("qk_norm_whole", m.qk_norm_whole);
   line("init_std", m.init_std);
-  if (m.activation == Activation::relu2) text += "activation = \"relu2\"\n";
+  if (!gpt2 && m.activation != Activation::swiglu) line("activation", quoted(name_of(m.activation)));
   if (m.qkv_bias) line("qkv_bias", m.qkv_bias);
   if (m.qk_norm) line("qk_norm", m.qk_norm);
   if (m.experts != Experts::none) {

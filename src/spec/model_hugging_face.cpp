@@ -188,9 +188,16 @@ void read_rope(const Config& config, double theta, ModelSpec& m) {
   read_partial_rotary(config, "partial_rotary_factor", partial, m);
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     if (!config.has(key)) continue;
-    read_rope_scaling(config, key, m);
     const std::string where = fmt::format("{}, {}", config.where(), key);
     const Config rope(config.required(key), where);
+    if (m.rope.local_theta > 0 && config.required(key).contains("full_attention")) {  // by type of layer
+      read_rope_scaling(rope, "full_attention", m);
+      const Config local(rope.required("sliding_attention"), where);
+      local.only_text("rope_type", "default", {"default"});
+      m.rope.local_theta = local.real_or("rope_theta", m.rope.local_theta);
+      continue;
+    }
+    read_rope_scaling(config, key, m);
     if (rope.has("partial_rotary_factor")) read_partial_rotary(rope, "partial_rotary_factor", partial, m);
   }
 }
@@ -216,10 +223,11 @@ void read_window(const Config& config, bool in_all, ModelSpec& m) {
   for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
     if (window.in(layer) != in[static_cast<std::size_t>(layer)])
       config.wrong("layer_types", "sliding_attention in all layers or in all but each n-th");
-  if (size < m.max_seq) m.window = window;
+  if (size < m.max_seq || m.rope.local_theta > 0) m.window = window;
 }
 
 struct LlamaDefaults {
+  Activation activation = Activation::swiglu;
   bool windowed = false;  // where sliding_window is named
   double rope_theta = 10000.0, norm_eps = 1e-6;
   bool tied = false;
@@ -239,7 +247,11 @@ void read_llama(const Config& config, const LlamaDefaults& defaults, ModelSpec& 
   m.tied_embedding = config.boolean_or("tie_word_embeddings", defaults.tied);
   m.norm_eps = config.real_or("rms_norm_eps", defaults.norm_eps);
   read_rope(config, defaults.rope_theta, m);
-  config.only_text("hidden_act", "silu", {"silu"});
+  m.activation = defaults.activation;
+  if (m.activation == Activation::geglu)
+    config.only_text("hidden_activation", "gelu_pytorch_tanh", {"gelu_pytorch_tanh"});
+  else
+    config.only_text("hidden_act", "silu", {"silu"});
   config.only_boolean("attention_bias", false);
   config.only_boolean("mlp_bias", false);
   config.only_real("attention_dropout", 0.0);
@@ -334,6 +346,28 @@ void read_phi3(const Config& config, ModelSpec& m) {
   read_llama(config, {.windowed = true, .norm_eps = 1e-5}, m);
 }
 
+// Its text alone. Layers with a window have positions of their own; without layer_types each sixth has none.
+void read_gemma3(const Config& config, ModelSpec& m) {
+  m.norm_place = NormPlace::both;
+  m.qk_norm = m.norms_less_one = true;
+  config.required("num_key_value_heads");
+  config.required("head_dim");
+  config.required("query_pre_attn_scalar");
+  m.rope.local_theta = config.real_or("rope_local_base_freq", 1e4);
+  read_llama(config, {.activation = Activation::geglu, .rope_theta = 1e6, .tied = true}, m);
+  if (!config.has("layer_types")) {
+    m.window = {config.integer("sliding_window"), config.integer_or("sliding_window_pattern", 6)};
+    if (m.window.full_every == 1) m.window = {};
+  }
+  m.scales.embedding = std::sqrt(static_cast<double>(m.hidden));
+  const double scalar = config.real_or("query_pre_attn_scalar", 0);
+  if (!(scalar > 0)) config.wrong("query_pre_attn_scalar", "a number above 0");
+  if (scalar != static_cast<double>(m.head_dim)) m.scales.attention = 1 / std::sqrt(scalar);
+  config.only_null("attn_logit_softcapping");
+  config.only_null("final_logit_softcapping");
+  config.only_boolean("use_bidirectional_attention", false);
+}
+
 [[noreturn]] void refuse_model_type(const std::string& where, const std::string& type) {
   const char* why = "";
   if (type.starts_with("deepseek"))
@@ -341,7 +375,7 @@ void read_phi3(const Config& config, ModelSpec& m) {
   refuse(
       "{}: model_type = \"{}\" is not supported{}: only gpt2, llama, mistral, mixtral, qwen2, qwen3, "
       "qwen3_moe, "
-      "smollm3, granite, olmo2 and phi3 are",
+      "smollm3, granite, olmo2, phi3 and gemma3_text are",
       where, type, why);
 }
 
@@ -385,6 +419,8 @@ ModelSpec model_from_hugging_face(const std::string& config_json, const std::str
     read_olmo2(config, m);
   } else if (type == "phi3") {
     read_phi3(config, m);
+  } else if (type == "gemma3_text") {
+    read_gemma3(config, m);
   } else {
     refuse_model_type(where, type);
   }

@@ -102,7 +102,7 @@ void check_latent_attention(const ModelSpec& m) {
 void check_rope(const ModelSpec& m) {
   const RopeSpec& r = m.rope;
   const bool other = !(m.window == WindowSpec{}) || !(m.scales == ScaleSpec{}) || m.fused_projections ||
-                     m.norm_place != NormPlace::before;
+                     m.norms_less_one || m.norm_place != NormPlace::before;
   if (m.family == Family::gpt2) {
     RopeSpec plain;
     plain.theta = r.theta;
@@ -172,8 +172,10 @@ void check_scales(const ModelSpec& m) {
     refuse(
         "model {}: qk_norm_whole = true is not legal without norms of queries and keys; give qk_norm = true",
         m.name);
-  if (m.norm_place == NormPlace::after && m.experts != Experts::none)
-    refuse("model {}: norm_place = \"after\" is not legal with experts; give \"before\"", m.name);
+  if (m.norm_place != NormPlace::before && m.experts != Experts::none)
+    refuse("model {}: norm_place = \"{}\" is not legal with experts; give \"before\"", m.name,
+           name_of(m.norm_place));
+  if (m.rope.local_theta != 0) check_positive(m, "rope_local_theta", m.rope.local_theta);
 }
 
 }  // namespace

@@ -31,11 +31,11 @@ struct WindowSpec {
   bool operator==(const WindowSpec&) const = default;
 };
 
-// Where a layer has its norms: before attention and before the MLP, or behind each (OLMo 2,
-// https://arxiv.org/abs/2501.00656).
-enum class NormPlace { before, after };
+// Where a layer has its norms: before attention and before the MLP, behind each (OLMo 2,
+// https://arxiv.org/abs/2501.00656), or both (Gemma 3, https://arxiv.org/abs/2503.19786).
+enum class NormPlace { before, after, both };
 template <>
-inline constexpr std::array choice_names<NormPlace>{"before", "after"};
+inline constexpr std::array choice_names<NormPlace>{"before", "after", "both"};
 
 // Factors that a model is built with (Granite).
 struct ScaleSpec {
@@ -71,6 +71,8 @@ struct ModelSpec {
 
   // Files of Hugging Face have queries, keys and values as one matrix, and gate and up (Phi-3).
   bool fused_projections = false;
+  // They have the weights of norms less 1 (Gemma).
+  bool norms_less_one = false;
 
   // Mixture of experts; in brackets the names of Hugging Face's configurations.
   Experts experts = Experts::none;

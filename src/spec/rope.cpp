@@ -45,7 +45,8 @@ RopeTurns RopeTurns::plain(double theta, std::int64_t head_dim) {
   return turns;
 }
 
-RopeTurns rope_turns(const RopeSpec& rope, std::int64_t rotary_dim, std::int64_t seq_len) {
+RopeTurns rope_turns(const RopeSpec& rope, std::int64_t rotary_dim, std::int64_t seq_len, bool windowed) {
+  if (windowed && rope.local_theta > 0) return RopeTurns::plain(rope.local_theta, rotary_dim);
   RopeTurns turns = RopeTurns::plain(rope.theta, rotary_dim);
   std::vector<double>& frequencies = turns.frequencies;
   switch (rope.scaling) {

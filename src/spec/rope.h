@@ -21,6 +21,8 @@ inline constexpr std::array choice_names<RopeScaling>{"none", "linear", "llama3"
 
 struct RopeSpec {
   double theta = 10000.0;
+  // Layers with a window turn by this one, unscaled (Gemma 3); 0: as the others.
+  double local_theta = 0;
   std::int64_t unturned_every = 0;  // each so-many-th layer has no positions (SmolLM3); 0: every layer has
   RopeScaling scaling = RopeScaling::none;
   double factor = 1;
@@ -43,8 +45,9 @@ struct RopeTurns {
   static RopeTurns plain(double theta, std::int64_t head_dim);
 };
 
-// Of heads whose first `rotary_dim` elements are turned, in sequences of `seq_len`.
-RopeTurns rope_turns(const RopeSpec& rope, std::int64_t rotary_dim, std::int64_t seq_len);
+// Of heads whose first `rotary_dim` elements are turned, in sequences of `seq_len`; of a layer with a window,
+// or without.
+RopeTurns rope_turns(const RopeSpec& rope, std::int64_t rotary_dim, std::int64_t seq_len, bool windowed);
 
 // What transformers takes where a configuration names no attention factor.
 double default_attention_factor(const RopeSpec& rope, double mscale = 0, double mscale_all_dim = 0);

@@ -41,8 +41,8 @@ class KernelBackend {
   virtual void rms_norm_backward_weight(const Tensor& dy, const Tensor& x, const Tensor& stats, InOut dw) = 0;
   virtual void activate(Activation a, InOut h, const Tensor& bias, Out y) = 0;
   virtual void activate_backward(Activation a, InOut h, InOut dy) = 0;
-  virtual void swiglu(const Tensor& gate_up, Out y) = 0;
-  virtual void swiglu_backward(InOut gate_up, InOut dy) = 0;
+  virtual void gated(Activation a, const Tensor& gate_up, Out y) = 0;
+  virtual void gated_backward(Activation a, InOut gate_up, InOut dy) = 0;
   virtual void weighted_swiglu_backward(InOut gate_up, InOut dy, const Tensor& weights, Out dweights) = 0;
   virtual void rope(InOut x, std::int64_t head_dim, const Tensor& positions, const RopeTurns& turns,
                     bool inverse) = 0;

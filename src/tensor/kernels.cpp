@@ -225,14 +225,16 @@ static bool twice_as_wide(const Tensor& gate_up, const Tensor& y) {
   return is_float(y) && like(y, gate_up) && gate_up.rows() == y.rows() && gate_up.cols() == 2 * y.cols();
 }
 
-void Kernels::swiglu(const Tensor& gate_up, Out y) {
-  require(twice_as_wide(gate_up, y), "swiglu: gate_up is not twice as wide as y", gate_up, y);
-  if (backend_) backend_->swiglu(gate_up, y);
+void Kernels::gated(Activation a, const Tensor& gate_up, Out y) {
+  check(is_gated(a), "an activation with a gate");
+  require(twice_as_wide(gate_up, y), "gated: gate_up is not twice as wide as y", gate_up, y);
+  if (backend_) backend_->gated(a, gate_up, y);
 }
 
-void Kernels::swiglu_backward(InOut gate_up, InOut dy) {
-  require(twice_as_wide(gate_up, dy), "swiglu_backward: gate_up is not twice as wide as dy", gate_up, dy);
-  if (backend_) backend_->swiglu_backward(gate_up, dy);
+void Kernels::gated_backward(Activation a, InOut gate_up, InOut dy) {
+  check(is_gated(a), "an activation with a gate");
+  require(twice_as_wide(gate_up, dy), "gated_backward: gate_up is not twice as wide as dy", gate_up, dy);
+  if (backend_) backend_->gated_backward(a, gate_up, dy);
 }
 
 void Kernels::weighted_swiglu_backward(InOut gate_up, InOut dy, const Tensor& weights, Out dweights) {

@@ -140,12 +140,12 @@ class Kernels {
   // In place, for the backward pass: on entry h (biased) and dy; on exit h holds y = a(h) and dy holds dh.
   void activate_backward(Activation a, InOut h, InOut dy);
 
-  // SwiGLU (Shazeer 2020): gate_up (N, 2F) = [gate | up], y (N, F) = silu(gate) * up.
-  void swiglu(const Tensor& gate_up, Out y);
+  // An activation a with a gate: gate_up (N, 2F) = [gate | up], y (N, F) = a(gate) * up.
+  void gated(Activation a, const Tensor& gate_up, Out y);
   // In place: on entry gate_up and dy (N, F); on exit gate_up holds its gradient and dy holds y.
-  void swiglu_backward(InOut gate_up, InOut dy);
-  // The same where y was multiplied by weights (N, 1, wide) row by row: dy is the gradient of the weighted
-  // y. On exit dy holds the weighted y, and dweights (N, 1, wide) the gradient of the weights.
+  void gated_backward(Activation a, InOut gate_up, InOut dy);
+  // The same of SwiGLU where y was multiplied by weights (N, 1, wide) row by row: dy is the gradient of the
+  // weighted y. On exit dy holds the weighted y, and dweights (N, 1, wide) the gradient of the weights.
   void weighted_swiglu_backward(InOut gate_up, InOut dy, const Tensor& weights, Out dweights);
 
   // RoPE (Su 2021), the half-split form of Llama: x (N, heads*D), row stride allowed; of P pairs element i of

@@ -310,20 +310,19 @@ class CpuKernels final : public HostBackend {
     });
   }
 
-  void swiglu(const Tensor& gate_up, Out ty) override {
+  void gated(Activation a, const Tensor& gate_up, Out ty) override {
     with_type(ty, [&]<class T>(T) {
       const Matrix<T> x(gate_up), y(ty);
-      team_.each_row(x.rows, x.cols,
-                     [&](std::int64_t i) { simd<T>().swiglu(x[i], x[i] + y.cols, y[i], y.cols); });
+      const auto pass = simd<T>().gated(a).forward;
+      team_.each_row(x.rows, x.cols, [&](std::int64_t i) { pass(x[i], x[i] + y.cols, y[i], y.cols); });
     });
   }
 
-  void swiglu_backward(InOut gate_up, InOut tdy) override {
+  void gated_backward(Activation a, InOut gate_up, InOut tdy) override {
     with_type(tdy, [&]<class T>(T) {
       const Matrix<T> x(gate_up), dy(tdy);
-      team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
-        simd<T>().swiglu_backward(x[i], x[i] + dy.cols, dy[i], dy.cols);
-      });
+      const auto pass = simd<T>().gated(a).backward;
+      team_.each_row(x.rows, x.cols, [&](std::int64_t i) { pass(x[i], x[i] + dy.cols, dy[i], dy.cols); });
     });
   }
 

@@ -56,6 +56,12 @@ F sigmoid(F x) {
   return 1 / (1 + std::exp(-x));
 }
 
+// What an activation with a gate makes of it.
+template <class F>
+F gate_of(Activation a, F gate) {
+  return a == Activation::geglu ? gelu_of(gate) : gate * sigmoid(gate);
+}
+
 // op(b) is copied in panels of a few columns, so that the inner loop is contiguous whatever the transposes,
 // and one order of summation (k ascending) serves all four cases.
 template <class F, class A, class B, class C>
@@ -108,8 +114,14 @@ void add_column_sums(std::int64_t rows, std::int64_t cols, F* total, const Term&
 // On entry gate, up and d, the gradient of y = silu(gate) up; on exit gate and up are their gradients.
 // Returns y. (T is what they are stored as.)
 template <class T, class F>
-F swiglu_gradient(T& gate_at, T& up_at, F d) {
-  const F gate = gate_at, up = up_at, open = sigmoid(gate);
+F gated_gradient(Activation a, T& gate_at, T& up_at, F d) {
+  const F gate = gate_at, up = up_at;
+  if (a == Activation::geglu) {
+    gate_at = T(d * up * gelu_slope(gate));
+    up_at = T(d * gelu_of(gate));
+    return gelu_of(gate) * up;
+  }
+  const F open = sigmoid(gate);
   gate_at = T(d * up * open * (1 + gate * (1 - open)));
   up_at = T(d * gate * open);
   return gate * open * up;
@@ -393,23 +405,22 @@ class ReferenceKernels final : public HostBackend {
     });
   }
 
-  void swiglu(const Tensor& gate_up, Out ty) override {
+  void gated(Activation a, const Tensor& gate_up, Out ty) override {
     with_stored_type(ty, [&]<class T>(T) {
       using F = Wide<T>;
       const Matrix<T> x(gate_up), y(ty);
       for (std::int64_t i = 0; i < y.rows; ++i)
-        for (std::int64_t j = 0; j < y.cols; ++j)
-          y[i][j] = T(x[i][j] * sigmoid<F>(x[i][j]) * x[i][y.cols + j]);
+        for (std::int64_t j = 0; j < y.cols; ++j) y[i][j] = T(gate_of<F>(a, x[i][j]) * x[i][y.cols + j]);
     });
   }
 
-  void swiglu_backward(InOut gate_up, InOut tdy) override {
+  void gated_backward(Activation a, InOut gate_up, InOut tdy) override {
     with_stored_type(tdy, [&]<class T>(T) {
       using F = Wide<T>;
       const Matrix<T> x(gate_up), dy(tdy);
       for (std::int64_t i = 0; i < dy.rows; ++i)
         for (std::int64_t j = 0; j < dy.cols; ++j) {
-          const F y = swiglu_gradient(x[i][j], x[i][dy.cols + j], F(dy[i][j]));
+          const F y = gated_gradient(a, x[i][j], x[i][dy.cols + j], F(dy[i][j]));
           dy[i][j] = T(y);
         }
     });
@@ -424,7 +435,8 @@ class ReferenceKernels final : public HostBackend {
       for (std::int64_t i = 0; i < dy.rows; ++i) {
         dweights[i] = 0;
         for (std::int64_t j = 0; j < dy.cols; ++j) {
-          const F d = dy[i][j], y = swiglu_gradient(x[i][j], x[i][dy.cols + j], d * weights[i]);
+          const F d = dy[i][j],
+                  y = gated_gradient(Activation::swiglu, x[i][j], x[i][dy.cols + j], d * weights[i]);
           dweights[i] += d * y;
           dy[i][j] = T(y * weights[i]);
         }

@@ -133,15 +133,15 @@ class NoisyKernels final : public RoundingNoise {
     move(dy);
   }
 
-  void swiglu(const Tensor& gate_up, Out y) override {
-    exact_.swiglu(moved(gate_up), y);
+  void gated(Activation a, const Tensor& gate_up, Out y) override {
+    exact_.gated(a, moved(gate_up), y);
     move(y);
   }
 
-  void swiglu_backward(InOut gate_up, InOut dy) override {
+  void gated_backward(Activation a, InOut gate_up, InOut dy) override {
     move(gate_up);
     move(dy);
-    exact_.swiglu_backward(gate_up, dy);
+    exact_.gated_backward(a, gate_up, dy);
     move(gate_up);
     move(dy);
   }

@@ -380,6 +380,34 @@ void swiglu_backward(T* gate, T* up, Y* dy, Size n) {
 }
 
 template <class T>
+void geglu(const T* gate, const T* up, T* y, Size n) {
+  each(n, [=](auto d, Size i) HWY_ATTR {
+    const auto g = load(d, gate + i);
+    const auto u2 = Mul(g, MulAdd(Set(d, k1), Mul(g, g), Set(d, k0)));
+    store(Mul(Mul(g, sigmoid(d, u2)), load(d, up + i)), d, y + i);
+  });
+}
+
+template <class T>
+void geglu_backward(T* gate, T* up, T* dy, Size n) {
+  each(n, [=](auto d, Size i) HWY_ATTR {
+    const auto g = load(d, gate + i), u = load(d, up + i), grad = load(d, dy + i), square = Mul(g, g);
+    const auto s = sigmoid(d, Mul(g, MulAdd(Set(d, k1), square, Set(d, k0)))), gelu = Mul(g, s);
+    const auto inner = MulAdd(Set(d, 3 * k1), square, Set(d, k0));  // the slope of 2u
+    const auto slope = MulAdd(Mul(gelu, Sub(Set(d, 1.0f), s)), inner, s);
+    store(Mul(Mul(grad, u), slope), d, gate + i);
+    store(Mul(grad, gelu), d, up + i);
+    store(Mul(gelu, u), d, dy + i);
+  });
+}
+
+template <class T>
+GatedPasses<T> gated(Activation a) {
+  if (a == Activation::geglu) return {geglu<T>, geglu_backward<T>};
+  return {swiglu<T>, swiglu_backward<T, T>};
+}
+
+template <class T>
 void rotate(T* low, T* high, const float* cosine, const float* sine, float sign, Size n) {
   each(n, [=](auto d, Size i) HWY_ATTR {
     const auto a = load(d, low + i), b = load(d, high + i);
@@ -539,8 +567,7 @@ constexpr Simd<T> passes{.add = add<T, T>,
                          .rms_norm_dx = rms_norm_dx<T>,
                          .rms_norm_dw = rms_norm_dw<T>,
                          .activation = activation<T>,
-                         .swiglu = swiglu<T>,
-                         .swiglu_backward = swiglu_backward<T, T>,
+                         .gated = gated<T>,
                          .swiglu_backward_wide = swiglu_backward<T, float>,
                          .rotate = rotate<T>,
                          .softmax_row = softmax_row<T>,

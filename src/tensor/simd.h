@@ -21,6 +21,12 @@ struct AdamWFactors {
 };
 
 template <class T>
+struct GatedPasses {
+  void (*forward)(const T* gate, const T* up, T* y, std::int64_t n);
+  // gate and up become their gradients, dy becomes y.
+  void (*backward)(T* gate, T* up, T* dy, std::int64_t n);
+};
+template <class T>
 struct ActivationPasses {
   // h += bias (may be null), y = a(h).
   void (*forward)(T* h, const T* bias, T* y, std::int64_t n);
@@ -68,9 +74,7 @@ struct Simd {
 
   // Of an activation a without a gate.
   ActivationPasses<T> (*activation)(Activation a);
-  void (*swiglu)(const T* gate, const T* up, T* y, Size n);
-  // gate and up become their gradients, dy becomes y.
-  void (*swiglu_backward)(T* gate, T* up, T* dy, Size n);
+  GatedPasses<T> (*gated)(Activation a);  // of one with a gate
   void (*swiglu_backward_wide)(T* gate, T* up, float* dy, Size n);
   // Turns (low[i], high[i]) by the angle of (cosine[i], sign * sine[i]).
   void (*rotate)(T* low, T* high, const float* cosine, const float* sine, float sign, Size n);

@@ -134,7 +134,7 @@ double elementwise_rate(Bench& bench) {
   Kernels& k = bench.kernels();
   const double norm = best_seconds([&] { k.rms_norm(x, w, 1e-5, y, stats); });
   const double add = best_seconds([&] { k.residual(x, y, {}, y); });
-  const double act = best_seconds([&] { k.swiglu(wide, y); });
+  const double act = best_seconds([&] { k.gated(Activation::swiglu, wide, y); });
   return element * (2 + 3 + 3) / (norm + add + act);
 }
 
