@@ -168,6 +168,14 @@ TEST_P(Families, TransformersModelsComeInAndGoOut) {
   EXPECT_EQ(differences(again, model).size(), 1u);  // the name
 }
 
+// Values narrower than keys.
+void latent(ModelSpec& m) {
+  m.num_kv_heads = m.num_heads;
+  m.kv_rank = 5;
+  m.rotary_dim = 2;
+  m.value_head_dim = m.head_dim - 1;
+}
+
 const Row rows[] = {
     {"qwen2",
      [](ModelSpec& m) { m.qkv_bias = true; },
@@ -221,6 +229,20 @@ const Row rows[] = {
      {"pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight", "self_attn.q_norm.weight",
       "self_attn.k_norm.weight"},
      "gemma3_text"},
+    {"deepseek",
+     [](ModelSpec& m) {
+       latent(m);
+       m.q_rank = 6;
+     },
+     {"self_attn.q_a_proj.weight", "self_attn.q_a_layernorm.weight", "self_attn.q_b_proj.weight",
+      "self_attn.kv_a_proj.weight", "self_attn.k_rope_proj.weight", "self_attn.kv_a_layernorm.weight",
+      "self_attn.kv_b_proj.weight"},
+     nullptr},
+    {"deepseek_lite",
+     latent,
+     {"self_attn.kv_a_proj.weight", "self_attn.k_rope_proj.weight", "self_attn.kv_a_layernorm.weight",
+      "self_attn.kv_b_proj.weight"},
+     nullptr},
     {"partial", [](ModelSpec& m) { m.rotary_dim = m.head_dim - 2; }, {}, nullptr},
     {"relu2", [](ModelSpec& m) { m.activation = Activation::relu2; }, {}, nullptr},
 };

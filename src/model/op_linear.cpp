@@ -1,6 +1,6 @@
 // A matrix product with a parameter: by columns, behind which each tp rank has its columns, or by rows,
-// behind which each has a part of the sum. Where it enters by columns, the sum of the input's gradient over
-// tp is under way while the weight's gradient is computed.
+// behind which each has a part of the sum, or with a whole one, for the rows that a rank has. Where it enters
+// by columns, the sum of the input's gradient over tp is under way while the weight's gradient is computed.
 #include "model/op.h"
 
 namespace echelon {
@@ -17,7 +17,7 @@ class LinearOp : public OpRunner {
  protected:
   void run_forward(BlockRun& run) const override {
     Tensor x = run.take_input(op());
-    const Tensor y = run.activation({run.rows(), weight_.value.dim(in_out_ ? 1 : 0)});
+    const Tensor y = run.activation({x.rows(), weight_.value.dim(in_out_ ? 1 : 0)});
     run.kernels().matmul(x, Transpose::no, weight_.value, in_out_ ? Transpose::no : Transpose::yes, y, false);
     x = Tensor();
     if (bias_.defined()) run.kernels().add_bias(bias_.value, y);
@@ -25,7 +25,7 @@ class LinearOp : public OpRunner {
   }
 
   Tensor input_gradient(BlockRun& run, const Tensor& dy) const {
-    Tensor dx = run.activation({run.rows(), weight_.value.dim(in_out_ ? 0 : 1)});
+    Tensor dx = run.activation({dy.rows(), weight_.value.dim(in_out_ ? 0 : 1)});
     run.kernels().matmul(dy, Transpose::no, weight_.value, in_out_ ? Transpose::yes : Transpose::no, dx,
                          false);
     return dx;
@@ -55,6 +55,20 @@ class RowLinearOp final : public LinearOp {
   }
 };
 
+class WholeLinearOp final : public LinearOp {
+ public:
+  using LinearOp::LinearOp;
+
+ protected:
+  void run_backward(BlockRun& run) const override {
+    const Tensor dy = run.take_gradient(out());
+    const Tensor dx = input_gradient(run, dy);
+    run.weight_gradient(
+        [this, &k = run.kernels(), x = run.take_kept(in()), dy] { add_weight_gradient(k, x, dy); });
+    run.add_gradient(in(), dx);
+  }
+};
+
 class ColumnLinearOp final : public LinearOp {
  public:
   using LinearOp::LinearOp;
@@ -76,6 +90,7 @@ class ColumnLinearOp final : public LinearOp {
 }  // namespace
 
 std::unique_ptr<OpRunner> make_linear_op(const BlockOp& op, const OpSetting& s) {
+  if (op.weights.front().shard_dim < 0) return std::make_unique<WholeLinearOp>(op, s);
   const bool by_columns = op.weights.front().shard_dim == (op.order == WeightOrder::in_out ? 1 : 0);
   if (by_columns) return std::make_unique<ColumnLinearOp>(op, s);
   return std::make_unique<RowLinearOp>(op, s);

@@ -86,11 +86,16 @@ class Pricer {
       case OpKind::norm:
         return norm(program.value(op.outputs[0]));
       case OpKind::linear:
+        if (op.wants[0] == Home::residual)
+          return product(here_, width_here(op.inputs[0]), width_here(op.outputs[0]));
         if (program.value(op.inputs[0]).home == Home::residual) enter();
         return product(tokens_, width_here(op.inputs[0]), width_here(op.outputs[0]));
       case OpKind::latent:
         enter();
-        return latent_projections();
+        return latent_heads();
+      case OpKind::narrow:
+        return passes(2 * tokens_ * width_here(op.outputs[0]) * width_,
+                      2 * tokens_ * width_here(op.inputs[0]) * width_);
       case OpKind::rope:
         return rope();
       case OpKind::attention:
@@ -206,20 +211,13 @@ class Pricer {
     if (c_.shards_sequence()) gather_rows(t_.backward_input);
   }
 
-  // Queries, keys and values from their compressed forms; what is compressed is not cut over tp.
-  void latent_projections() {
+  // Queries, keys and values of their compressed forms.
+  void latent_heads() {
     const double queries = real(m_.num_heads * m_.head_dim) / tp_;
     const double keys = real(m_.num_heads * (m_.head_dim - m_.rotary_dim + m_.value_head_dim)) / tp_;
-    if (m_.q_rank > 0) {
-      product(tokens_, real(m_.hidden), real(m_.q_rank));
-      product(tokens_, real(m_.q_rank), queries);
-    } else {
-      product(tokens_, real(m_.hidden), queries);
-    }
-    product(tokens_, real(m_.hidden), real(m_.kv_rank + m_.rotary_dim));
+    if (m_.q_rank > 0) product(tokens_, real(m_.q_rank), queries);
     product(tokens_, real(m_.kv_rank), keys);
-    const double bytes = tokens_ * (real(m_.q_rank + m_.kv_rank) + queries) * width_;
-    passes(2 * bytes, 3 * bytes);
+    passes(2 * tokens_ * queries * width_, 3 * tokens_ * queries * width_);
   }
 
   void attention() {

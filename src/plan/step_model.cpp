@@ -193,7 +193,7 @@ void StepModel::add_memory(Estimate& e, double most_bytes) {
   }
   const auto held = [&](int r) { return e.rank_memory[static_cast<std::size_t>(r)].total(); };
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return held(a) > held(b); });
-  if (work_.software.is_this_trainer && !c.model.latent_attention()) {
+  if (work_.software.is_this_trainer) {
     if (!work_.exact_memory) throw InvariantError("a plan of this trainer is priced with what it holds");
     Plan plan = c;
     plan.precision = trained_recipe(work_.precision);

@@ -152,16 +152,34 @@ int BlockBuilder::rope(int qkv, bool windowed) {
 
 int BlockBuilder::attention(int qkv, bool windowed) {
   const int core = value("core", Home::cut, width(qkv), Again::with_input),
-            out = value("attended", Home::cut, m_.attended_width()),
+            out = value("attended", Home::cut, m_.attention_width()),
             lse = value("lse", Home::cut, m_.num_heads);
   add(OpKind::attention, "attention", {qkv}, {core, out, lse}, {core, out, lse}).windowed = windowed;
   return out;
 }
 
-int BlockBuilder::latent(int x, std::vector<ParamSpec> weights) {
-  const int qkv = value("latent.out", Home::cut, m_.attention_width() * 2 + m_.attended_width());
-  add(OpKind::latent, "latent", {x}, {qkv}, {x}).weights = std::move(weights);
+int BlockBuilder::compressed(const std::string& name, int x, std::vector<ParamSpec> weights) {
+  std::int64_t cols = 0;
+  for (const ParamSpec& weight : weights) cols += weight.shape.front();
+  const int y = value(name + ".out", program_.value(x).home, cols);
+  add(OpKind::linear, name, {x}, {y}, {x}).weights = std::move(weights);
+  return y;
+}
+
+int BlockBuilder::latent(int compressed, int queries, std::vector<ParamSpec> weights) {
+  const int qkv = value("latent.out", Home::cut, 3 * m_.attention_width());
+  std::vector<int> inputs{compressed};
+  if (queries >= 0) inputs.push_back(queries);
+  BlockOp& op = add(OpKind::latent, "latent", std::move(inputs), {qkv}, {compressed});
+  op.wants.front() = Home::whole;
+  op.weights = std::move(weights);
   return qkv;
+}
+
+int BlockBuilder::narrow(int attended) {
+  const int y = value("narrow.out", Home::cut, m_.attended_width(), Again::always);
+  add(OpKind::narrow, "narrow", {attended}, {y}, {});
+  return y;
 }
 
 int BlockBuilder::activation(int hidden, Activation activation, std::vector<ParamSpec> biases) {

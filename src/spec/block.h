@@ -46,10 +46,11 @@ enum class OpKind {
   embedding,    // tokens -> rows of a table
   positions,    // x + rows of a table of positions
   norm,         // x -> y, stats. With a bias LayerNorm, without RMSNorm; of rows, or of heads
-  linear,       // x -> x W (+ b). By columns (whole -> cut), by rows (cut -> partial sum)
+  linear,       // x -> x W (+ b). By columns (whole -> cut), by rows (cut -> partial sum), or W whole
   rope,         // [q | k | v] -> the same, turned by position
   attention,    // [q | k | v] -> what attention computes with, its output, its log-sum-exp
-  latent,       // x -> [q | k | v] through compressed forms (DeepSeek-V2)
+  latent,       // compressed forms (, q) -> [q | k | v], values as wide as keys (DeepSeek-V2)
+  narrow,       // heads -> the first columns of each
   activation,   // h -> h + b, its activation (activation.h)
   residual,     // x, y -> x + y (+ b)
   sum,          // x -> the sum over the ranks, times a number
@@ -59,8 +60,8 @@ enum class OpKind {
 };
 template <>
 inline constexpr std::array choice_names<OpKind>{
-    "embedding",  "positions", "norm", "linear",     "rope",        "attention", "latent",
-    "activation", "residual",  "sum",  "experts_in", "experts_out", "loss"};
+    "embedding", "positions",  "norm",     "linear", "rope",       "attention",   "latent",
+    "narrow",    "activation", "residual", "sum",    "experts_in", "experts_out", "loss"};
 
 enum class WeightOrder { in_out, out_in };  // how a matrix is stored: GPT-2's (in, out), Llama's (out, in)
 

@@ -33,7 +33,12 @@ class BlockBuilder {
   int rows(const std::string& name, int x, ParamSpec weight);
   int rope(int qkv, bool windowed = false);
   int attention(int qkv, bool windowed = false);
-  int latent(int x, std::vector<ParamSpec> weights);
+  // By weights that every rank has whole, of its own rows.
+  int compressed(const std::string& name, int x, std::vector<ParamSpec> weights);
+  // [q | k | v] of normalised [queries | keys and values | the turned part of all heads' keys]. `queries`: a
+  // value that has them already, and the first of the three is not there; or -1.
+  int latent(int compressed, int queries, std::vector<ParamSpec> weights);
+  int narrow(int attended);  // of each head what its value has
   int activation(int hidden, Activation activation, std::vector<ParamSpec> biases = {});
   int residual(const std::string& name, int x, int y, std::vector<ParamSpec> biases = {});
   int sum(const std::string& name, int x, double scale);

@@ -44,25 +44,29 @@ std::vector<ParamSpec> experts(const ModelSpec& m, const std::string& at) {
 }
 
 // What is compressed is whole on every tp rank; heads are cut where they are made of it again.
-std::vector<ParamSpec> latent_projections(const ModelSpec& m, const std::string& at) {
-  const std::int64_t C = m.hidden, D = m.head_dim, V = m.value_head_dim, H = m.num_heads;
-  std::vector<ParamSpec> list;
+int latent_attention_in(BlockBuilder& b, const ModelSpec& m, int x, const std::string& at) {
+  const std::int64_t C = m.hidden, D = m.head_dim, H = m.num_heads;
+  std::vector<ParamSpec> down, norms, up;
+  int queries = -1;
   if (m.q_rank > 0) {
-    list.push_back(whole_matrix(at + "q_a_proj.weight", m.q_rank, C, m.init_std));
-    list.push_back(norm_weight(at + "q_a_layernorm.weight", m.q_rank));
-    list.push_back(cut_rows(at + "q_b_proj.weight", H * D, m.q_rank, D, m.init_std));
+    down.push_back(whole_matrix(at + "q_a_proj.weight", m.q_rank, C, m.init_std));
+    norms.push_back(norm_weight(at + "q_a_layernorm.weight", m.q_rank));
+    up.push_back(cut_rows(at + "q_b_proj.weight", H * D, m.q_rank, D, m.init_std));
   } else {
-    list.push_back(cut_rows(at + "q_proj.weight", H * D, C, D, m.init_std));
+    queries = b.columns("attention_in", x, {cut_rows(at + "q_proj.weight", H * D, C, D, m.init_std)});
   }
-  list.push_back(whole_matrix(at + "kv_a_proj_with_mqa.weight", m.kv_rank + m.rotary_dim, C, m.init_std));
-  list.push_back(norm_weight(at + "kv_a_layernorm.weight", m.kv_rank));
-  const std::int64_t key_and_value = D - m.rotary_dim + V;
-  list.push_back(cut_rows(at + "kv_b_proj.weight", H * key_and_value, m.kv_rank, key_and_value, m.init_std));
-  return list;
+  down.push_back(whole_matrix(at + "kv_a_proj.weight", m.kv_rank, C, m.init_std));
+  down.push_back(whole_matrix(at + "k_rope_proj.weight", m.rotary_dim, C, m.init_std));
+  norms.push_back(norm_weight(at + "kv_a_layernorm.weight", m.kv_rank));
+  const std::int64_t key_and_value = D - m.rotary_dim + m.value_head_dim;
+  up.push_back(cut_rows(at + "kv_b_proj.weight", H * key_and_value, m.kv_rank, key_and_value, m.init_std));
+  const std::vector<std::int64_t> one_each(norms.size(), 1);
+  const int compressed = b.compressed("latent_in", x, std::move(down));
+  return b.latent(b.head_norm("latent_norm", compressed, std::move(norms), one_each), queries, std::move(up));
 }
 
 int attention_in(BlockBuilder& b, const ModelSpec& m, int x, const std::string& at) {
-  if (m.latent_attention()) return b.latent(x, latent_projections(m, at));
+  if (m.latent_attention()) return latent_attention_in(b, m, x, at);
   const std::int64_t C = m.hidden, D = m.head_dim, Q = m.attention_width(), K = m.kv_width();
   std::vector<ParamSpec> biases;
   if (m.qkv_bias)
@@ -103,7 +107,9 @@ BlockProgram Llama::layer(const ModelSpec& m, std::int64_t layer) {
   int y = before ? b.rms_norm("norm1", x, at + "input_layernorm") : x;
   y = attention_in(b, m, y, at + "self_attn.");
   if (m.is_turned(layer)) y = b.rope(y, m.window.in(layer));
-  y = b.rows("attention_out", b.attention(y, m.window.in(layer)),
+  y = b.attention(y, m.window.in(layer));
+  if (m.attended_width() < m.attention_width()) y = b.narrow(y);
+  y = b.rows("attention_out", y,
              cut_columns(at + "self_attn.o_proj.weight", m.hidden, m.attended_width(),
                          m.attended_width() / m.num_heads, residual_std(m)));
   if (after) y = b.rms_norm("attention_norm", y, at + "post_attention_layernorm");

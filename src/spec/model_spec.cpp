@@ -91,6 +91,10 @@ void check_latent_attention(const ModelSpec& m) {
   check_size(m, "kv_rank", m.kv_rank, largest_size);
   if (m.q_rank != 0) check_size(m, "q_rank", m.q_rank, largest_size);
   check_size(m, "rotary_dim", m.rotary_dim, m.head_dim);
+  if (m.rotary_dim % 2 != 0)
+    refuse(
+        "model {}: rotary_dim = {} is odd; rotary positions turn pairs of channels, so give an even number",
+        m.name, m.rotary_dim);
   check_size(m, "value_head_dim", m.value_head_dim, largest_size);
   if (m.num_kv_heads != m.num_heads)
     refuse(
@@ -101,7 +105,9 @@ void check_latent_attention(const ModelSpec& m) {
 
 void check_rope(const ModelSpec& m) {
   const RopeSpec& r = m.rope;
-  const bool other = !(m.window == WindowSpec{}) || !(m.scales == ScaleSpec{}) || m.fused_projections ||
+  ScaleSpec scales = m.scales;
+  if (m.latent_attention()) scales.attention = 0;  // DeepSeek's is larger where its positions are scaled
+  const bool other = !(m.window == WindowSpec{}) || !(scales == ScaleSpec{}) || m.fused_projections ||
                      m.norms_less_one || m.norm_place != NormPlace::before;
   if (m.family == Family::gpt2) {
     RopeSpec plain;
@@ -129,9 +135,8 @@ void check_rope(const ModelSpec& m) {
            m.name, m.window.full_every, largest_num_layers);
   if (m.latent_attention() && (r.unturned_every > 0 || other))
     refuse(
-        "model {}: unturned_every, window, scales, norm_place and fused_projections are not legal with "
-        "latent attention "
-        "(kv_rank = {})",
+        "model {}: unturned_every, window, scales other than attention_scale, norm_place and "
+        "fused_projections are not legal with latent attention (kv_rank = {})",
         m.name, m.kv_rank);
   if (m.fused_projections && m.experts != Experts::none)
     refuse("model {}: fused_projections = true is not legal with experts; give false", m.name);

@@ -270,8 +270,11 @@ Verdict first_of(const Plan& plan, Rules... rules) {
 
 std::optional<Refusal> value_refusal(const Plan& plan, Runner runner) {
   if (runner == Runner::this_trainer) {
-    if (plan.model.latent_attention())
-      return refused("model", {}, "latent attention is not built yet; legal: a model with kv_rank = 0");
+    if (plan.model.latent_attention() && plan.model.value_head_dim > plan.model.head_dim)
+      return refused("model", {},
+                     "has value_head_dim = {} above head_dim = {}, and attention runs with heads of one "
+                     "width; legal: up to {}",
+                     plan.model.value_head_dim, plan.model.head_dim, plan.model.head_dim);
     if (Verdict verdict = of_sequences(plan)) return verdict;
   }
   if (Verdict verdict = of_lengths(plan, runner)) return verdict;

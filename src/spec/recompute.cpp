@@ -57,7 +57,7 @@ Recompute::Recompute(const std::vector<std::string>& ops) {
     const auto other = other_names().find(op);
     names.insert(other == other_names().end() ? op : other->second);
   }
-  for (OpKind cheap : {OpKind::norm, OpKind::activation}) names.erase(name_of(cheap));
+  for (OpKind cheap : {OpKind::norm, OpKind::activation, OpKind::narrow}) names.erase(name_of(cheap));
   ops_.assign(names.begin(), names.end());
 }
 

@@ -1,0 +1,143 @@
+// Heads made of their compressed forms (DeepSeek-V2, https://arxiv.org/abs/2405.04434, section 2.1): queries,
+// and of each head the unturned part of its key and its value. The part of a key that positions turn is one
+// for all heads, and each has a copy of it. It lies first, where transformers has it last, which is all the
+// same to a product of queries and keys. Attention has heads of one width, so narrower values have zeros
+// behind them.
+#include "model/op.h"
+
+namespace echelon {
+namespace {
+
+Tensor head(const Tensor& x, std::int64_t h, std::int64_t width, std::int64_t begin, std::int64_t end) {
+  return x.column_range(h * width + begin, h * width + end);
+}
+
+class LatentOp final : public OpRunner {
+ public:
+  LatentOp(const BlockOp& op, const OpSetting& s)
+      : OpRunner(op),
+        heads_(heads_here(s.plan)),
+        turned_(s.plan.model.rotary_dim),
+        value_(s.plan.model.value_head_dim),
+        kv_(s.stacked({op.weights.back()})) {
+    if (op.inputs.size() == 1) q_ = s.stacked({op.weights.front()});
+  }
+
+ protected:
+  void run_forward(BlockRun& run) const override {
+    const Tensor x = run.take_input(op()), qkv = run.activation({run.rows(), heads_.qkv_width()});
+    Kernels& k = run.kernels();
+    if (value_ < heads_.head_dim()) k.fill(qkv, 0.0);
+    {
+      const Tensor q = q_.defined() ? product(run, queries(x), q_) : run.take(in(1));
+      each_query(heads_.q(qkv), q, [&](const Tensor& here, const Tensor& there) { k.copy(there, here); });
+    }
+    const Tensor kv = product(run, keys_and_values(x), kv_);
+    each_key_and_value(qkv, kv, [&](const Tensor& here, const Tensor& there) { k.copy(there, here); });
+    for (std::int64_t h = 0; h < heads_.num_heads(); ++h) k.copy(turned_key(x), turned_key_of(qkv, h));
+    run.set(out(), qkv);
+  }
+
+  void run_backward(BlockRun& run) const override {
+    Kernels& k = run.kernels();
+    const auto x = std::make_shared<InputAgain>(run.tensor_parallel(), run.take_kept(in()), run.rows());
+    if (run.when() == Weights::now) x->begin();
+    const Tensor dq = run.activation({run.rows(), heads_.width()}),
+                 dkv = run.activation({run.rows(), kv_.value.rows()}),
+                 dx = run.activation({run.rows(), first_key() + kv_.value.cols() + turned_});
+    {
+      const Tensor d_qkv = run.take_gradient(out());
+      each_query(heads_.q(d_qkv), dq, [&](const Tensor& here, const Tensor& there) { k.copy(here, there); });
+      each_key_and_value(d_qkv, dkv, [&](const Tensor& here, const Tensor& there) { k.copy(here, there); });
+      k.copy(turned_key_of(d_qkv, 0), turned_key(dx));
+      for (std::int64_t h = 1; h < heads_.num_heads(); ++h) k.add(turned_key_of(d_qkv, h), turned_key(dx));
+    }
+    if (q_.defined()) k.matmul(dq, Transpose::no, q_.value, Transpose::no, queries(dx), false);
+    k.matmul(dkv, Transpose::no, kv_.value, Transpose::no, keys_and_values(dx), false);
+    InFlight entering = run.tensor_parallel().enter_backward(dx, run.rows());
+    run.weight_gradient([this, &k, x, dq, dkv] {
+      if (q_.defined()) k.matmul(dq, Transpose::yes, queries(x->whole()), Transpose::no, q_.gradient, true);
+      k.matmul(dkv, Transpose::yes, keys_and_values(x->whole()), Transpose::no, kv_.gradient, true);
+    });
+    if (!q_.defined()) run.set_gradient(in(1), dq);
+    run.add_gradient(in(), entering.get());
+  }
+
+ private:
+  static Tensor product(BlockRun& run, const Tensor& x, const Weight& weight) {
+    const Tensor y = run.activation({run.rows(), weight.value.rows()});
+    run.kernels().matmul(x, Transpose::no, weight.value, Transpose::yes, y, false);
+    return y;
+  }
+
+  // Columns of what is compressed.
+  std::int64_t first_key() const { return q_.defined() ? q_.value.cols() : 0; }
+  Tensor queries(const Tensor& x) const { return x.column_range(0, first_key()); }
+  Tensor keys_and_values(const Tensor& x) const {
+    return x.column_range(first_key(), first_key() + kv_.value.cols());
+  }
+  Tensor turned_key(const Tensor& x) const { return x.column_range(x.cols() - turned_, x.cols()); }
+  Tensor turned_key_of(const Tensor& qkv, std::int64_t h) const {
+    return head(heads_.k(qkv), h, heads_.head_dim(), 0, turned_);
+  }
+
+  // What belongs together of [q | k | v] and of what the products make.
+  template <class Visit>
+  void each_query(const Tensor& q, const Tensor& made, const Visit& visit) const {
+    const std::int64_t width = heads_.head_dim();
+    for (std::int64_t h = 0; h < heads_.num_heads(); ++h) {
+      visit(head(q, h, width, 0, turned_), head(made, h, width, width - turned_, width));
+      if (turned_ < width) visit(head(q, h, width, turned_, width), head(made, h, width, 0, width - turned_));
+    }
+  }
+  template <class Visit>
+  void each_key_and_value(const Tensor& qkv, const Tensor& made, const Visit& visit) const {
+    const std::int64_t width = heads_.head_dim(), key = width - turned_, both = key + value_;
+    for (std::int64_t h = 0; h < heads_.num_heads(); ++h) {
+      if (key > 0) visit(head(heads_.k(qkv), h, width, turned_, width), head(made, h, both, 0, key));
+      visit(head(heads_.v(qkv), h, width, 0, value_), head(made, h, both, key, both));
+    }
+  }
+
+  Heads heads_;
+  std::int64_t turned_, value_;  // of a head
+  Weight q_, kv_;                // no q_ where queries are not compressed
+};
+
+// What attention makes of values with zeros behind them, without these.
+class NarrowOp final : public OpRunner {
+ public:
+  NarrowOp(const BlockOp& op, const OpSetting& s)
+      : OpRunner(op), heads_(heads_here(s.plan)), value_(s.plan.model.value_head_dim) {}
+
+ protected:
+  void run_forward(BlockRun& run) const override {
+    const Tensor x = run.take(in()), y = run.activation({run.rows(), heads_.num_heads() * value_});
+    for (std::int64_t h = 0; h < heads_.num_heads(); ++h)
+      run.kernels().copy(head(x, h, heads_.head_dim(), 0, value_), head(y, h, value_, 0, value_));
+    run.set(out(), y);
+  }
+  void run_backward(BlockRun& run) const override {
+    const Tensor dy = run.take_gradient(out()), dx = run.activation({run.rows(), heads_.width()});
+    run.kernels().fill(dx, 0.0);
+    for (std::int64_t h = 0; h < heads_.num_heads(); ++h)
+      run.kernels().copy(head(dy, h, value_, 0, value_), head(dx, h, heads_.head_dim(), 0, value_));
+    run.set_gradient(in(), dx);
+  }
+
+ private:
+  Heads heads_;
+  std::int64_t value_;
+};
+
+}  // namespace
+
+std::unique_ptr<OpRunner> make_latent_op(const BlockOp& op, const OpSetting& s) {
+  return std::make_unique<LatentOp>(op, s);
+}
+
+std::unique_ptr<OpRunner> make_narrow_op(const BlockOp& op, const OpSetting& s) {
+  return std::make_unique<NarrowOp>(op, s);
+}
+
+}  // namespace echelon
