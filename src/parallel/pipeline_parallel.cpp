@@ -100,6 +100,9 @@ void PipelineExecutor::execute(const Instruction& i, const Schedule& schedule, P
     case Op::W:
       stages.backward_weight(i);
       return shelve(i, schedule, {}, run);
+    case Op::V:
+    case Op::VW:
+      throw InvariantError("a schedule with parts of the output layer is not run");
     case Op::step:
       note_staleness(i, run);
       return stages.step(i);

@@ -28,6 +28,9 @@ Schedule own_schedule(const Plan& plan, int ranks, int microbatches) {
   if (!is_synchronous(schedule))
     refuse("--schedule {}: has optimizer steps; of schedules that do not flush, train runs pipedream and 2bw",
            plan.schedule);
+  if (schedule.vocabulary_parts > 0)
+    refuse("--schedule {}: has parts of the output layer (V, VW); simulate runs them, train does not",
+           plan.schedule);
   if (schedule.num_ranks() != ranks)
     refuse_field(plan, "schedule", {remedy("pp", schedule.num_ranks())}, "it is for {} ranks, and --pp is {}",
                  schedule.num_ranks(), ranks);
