@@ -20,6 +20,7 @@ struct Slice {
 // The slice that this rank writes, if it does. `turn`: whose turn it is to write what every tp rank holds.
 std::optional<Slice> written_slice(const Rank& rank, const ParamSpec& spec, std::size_t turn) {
   const int tp = rank.size(Axis::tp), index = rank.coordinate(Axis::tp);
+  if (spec.parts > 1) return Slice{spec.parts * tp, spec.part * tp + index};
   if (spec.shard_dim < 0 || tp == 1) {
     if (static_cast<int>(turn % static_cast<std::size_t>(tp)) != index) return {};
     return Slice{};

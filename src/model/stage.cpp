@@ -18,7 +18,7 @@ Stage::Stage(const Rank& rank, const Plan& plan, const ParameterStore& parameter
   if (slice.embedding) add(embedding_program(plan.model));
   for (std::int64_t layer = slice.layers.begin; layer < slice.layers.end; ++layer)
     add(layer_program(plan.model, layer));
-  if (slice.head) add(head_program(plan.model));
+  if (slice.head) add(slice.vocabulary_is_cut ? final_norm_program(plan.model) : head_program(plan.model));
 }
 
 int Stage::group_read_by(std::size_t block) const {

@@ -83,11 +83,15 @@ StepWork step_work(const Plan& plan, const PipelineLayout& pipeline, const PartS
     layers.recompute = plan.recompute.of(0);
     if (own > 0) passes.backward *= own / backward_flops(plan, layers);
     if (slice.embedding) passes.forward += parts.ends.forward;
-    if (slice.head) passes.backward += parts.ends.backward;
+    if (slice.head && !slice.vocabulary_is_cut) passes.backward += parts.ends.backward;
     const double both = flops.backward_input + flops.backward_weight,
                  input = both > 0 ? flops.backward_input / both : 1;
     work.costs.stages.push_back({passes.forward, input * passes.backward, (1 - input) * passes.backward});
   }
+  // The output layer's three products, of which V has two.
+  if (plan.cuts_vocabulary())
+    work.costs.vocabulary_part = {parts.ends.backward * 2 / (3 * plan.mesh.pp()), 0,
+                                  parts.ends.backward / (3 * plan.mesh.pp())};
   const auto runs = runs_of(pipeline.programs(0));
   for (std::size_t r = 0; r < runs.size(); ++r) {
     double passes = 0;

@@ -47,9 +47,15 @@ StageTimes stage_flops(const Plan& plan, const StageSlice& slice) {
   };
   if (dense > 0) add(layer_program(m, slice.layers.begin), dense);
   if (dense < slice.layers.size()) add(layer_program(m, slice.layers.end - 1), slice.layers.size() - dense);
-  if (slice.head) add(head_program(m), 1);
+  if (slice.head) add(slice.vocabulary_is_cut ? final_norm_program(m) : head_program(m), 1);
   // Attention's backward pass has five products where the forward pass has two.
   return {(products + attention) / tp, (products + 2.5 * attention + again) / tp, products / tp};
+}
+
+StageTimes vocabulary_part_flops(const Plan& plan) {
+  const StageTimes head = stage_flops(plan, {{0, 0}, false, true});  // three products of one size
+  const double product = head.backward_input / (3 * plan.mesh.pp());
+  return {2 * product, 0, product};
 }
 
 }  // namespace echelon

@@ -48,6 +48,15 @@ BlockProgram head_program(const ModelSpec& m) {
   return m.family == Family::gpt2 ? Gpt2::head(m) : Llama::head(m);
 }
 
+BlockProgram final_norm_program(const ModelSpec& m) {
+  BlockProgram program = head_program(m);
+  check(program.ops.back().kind == OpKind::loss, "a head ends in the output layer");
+  program.output = program.ops.back().inputs.front();
+  program.ops.pop_back();
+  program.values.pop_back();
+  return program;
+}
+
 int BlockBuilder::value(std::string name, Home home, std::int64_t width, Again again) {
   program_.values.push_back({std::move(name), home, width, again});
   return static_cast<int>(program_.values.size()) - 1;

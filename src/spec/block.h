@@ -101,5 +101,7 @@ struct BlockProgram {
 BlockProgram embedding_program(const ModelSpec& model);
 BlockProgram layer_program(const ModelSpec& model, std::int64_t layer);
 BlockProgram head_program(const ModelSpec& model);
+// The head without its output layer, where the pipeline's ranks have that together.
+BlockProgram final_norm_program(const ModelSpec& model);
 
 }  // namespace echelon

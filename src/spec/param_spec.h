@@ -34,10 +34,13 @@ struct ParamSpec {
   // Every rank of the tp group uses the whole parameter on its own rows of the sequence when sequence
   // parallelism is on (norms, learned positions, row-parallel biases), so its gradient is partial there.
   bool rows_are_sequence_sharded = false;
-  // Every rank of the tp group uses the whole parameter on heads of its own, so its gradient is partial there,
-  // with sequence parallelism and without.
+  // Every rank of the tp group uses the whole parameter on heads of its own, so its gradient is partial
+  // there, with sequence parallelism and without.
   bool tp_partial = false;
   int expert = -1;  // of a routed expert: which one
+  // Of a parameter whose shard_dim is cut over the ranks of the pipeline first, and each part over tp: how
+  // many parts there are, and which one this is (vocabulary parallelism).
+  int parts = 1, part = 0;
 
   std::int64_t numel() const;
 };

@@ -64,6 +64,11 @@ class KernelBackend {
                                       std::int64_t first_id, double loss_scale, Out dlogits) = 0;
   virtual void adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step, Out rounded) = 0;
 
+  virtual void merge_softmax(const Tensor& parts, const Tensor& targets, std::span<const std::int64_t> bounds,
+                             Out sum, Out target, Out scales, Out shares) = 0;
+  virtual void merge_gradients(std::span<const Tensor> means, std::span<const Tensor> shares,
+                               std::span<const Tensor> of_targets, const Tensor& targets, double factor,
+                               Out y) = 0;
   virtual void add_losses(const Tensor& sum, const Tensor& target, const Tensor& targets, InOut loss) = 0;
   virtual void add_number(const Tensor& x, InOut y) = 0;
   virtual void route(const TokenRouter& router, const Tensor& logits, std::span<const double> bias, Out ids,

@@ -382,6 +382,27 @@ void Kernels::add_losses(const Tensor& sum, const Tensor& target, const Tensor& 
   if (backend_) backend_->add_losses(sum, target, targets, loss);
 }
 
+void Kernels::merge_softmax(const Tensor& parts, const Tensor& targets, std::span<const std::int64_t> bounds,
+                            Out sum, Out target, Out scales, Out shares) {
+  const std::int64_t rows = targets.numel(), count = static_cast<std::int64_t>(bounds.size()) - 1;
+  require(is_wide(parts) && count > 0 && vector_like(parts, parts, 3 * count * rows) &&
+              vector_like(parts, sum, rows) && vector_like(parts, target, rows) && ids_of(targets, rows) &&
+              vector_like(parts, scales, count * rows) && vector_like(parts, shares, count * rows),
+          "merge_softmax: parts, targets and what is made of them differ", parts, targets, sum, scales);
+  if (backend_) backend_->merge_softmax(parts, targets, bounds, sum, target, scales, shares);
+}
+
+void Kernels::merge_gradients(std::span<const Tensor> means, std::span<const Tensor> shares,
+                              std::span<const Tensor> of_targets, const Tensor& targets, double factor,
+                              Out y) {
+  check(means.size() == shares.size() && means.size() == of_targets.size(), "merge_gradients: so many parts");
+  require(ids_of(targets, y->rows()), "merge_gradients: targets is no i32 for each row", targets, y);
+  for (std::size_t p = 0; p < means.size(); ++p)
+    require(same(means[p], y) && same(of_targets[p], y) && wide_vector(y, shares[p], y->rows()),
+            "merge_gradients: the parts are not as their sum", means[p], of_targets[p], shares[p], y);
+  if (backend_) backend_->merge_gradients(means, shares, of_targets, targets, factor, y);
+}
+
 void Kernels::add_number(const Tensor& x, InOut y) {
   require(is_number(x) && is_number(y), "add_number: x or y is no f64", x, y);
   if (backend_) backend_->add_number(x, y);

@@ -200,6 +200,17 @@ class Kernels {
   // sum of log(sum) - target over the targets (N, i32) that are not ignored, in row order, in double
   // precision and by itself before it is added.
   void add_losses(const Tensor& sum, const Tensor& target, const Tensor& targets, InOut loss);
+  // Of a softmax whose columns are cut into parts, what row_max() and exp_sum() made of each, (P, 3, N):
+  // maxima, sums, targets' logits; part r has the columns from bounds[r] to bounds[r + 1]. sum and target (N)
+  // are as exp_sum() gives them for all columns at once. scales (P, N): what exp(logits - maximum) of a part
+  // is to be divided by to be probabilities; shares (P, N): the part's share of these.
+  void merge_softmax(const Tensor& parts, const Tensor& targets, std::span<const std::int64_t> bounds,
+                     Out sum, Out target, Out scales, Out shares);
+  // The gradient of the input of that softmax's product: y (N, C) = factor times the sum over the parts of
+  // shares[p] (N, wide) * means[p] (N, C) - of_targets[p] (N, C), zero for ignored targets. Added wide, in
+  // order.
+  void merge_gradients(std::span<const Tensor> means, std::span<const Tensor> shares,
+                       std::span<const Tensor> of_targets, const Tensor& targets, double factor, Out y);
   // y (1, f64) += x (1, f64).
   void add_number(const Tensor& x, InOut y);
 

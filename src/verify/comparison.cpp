@@ -200,7 +200,7 @@ Comparison::Worst Comparison::worst_difference(std::size_t i, ParameterTensor wh
   Numbers worst(2);
   if (const Parameter* parameter = here(i)) {
     const Numbers local = copy_numbers_to_host(local_tensor(rank_, *parameter, which));
-    for_each_run(at(i), rank_.size(Axis::tp), rank_.coordinate(Axis::tp),
+    for_each_run(parameter->spec, rank_.size(Axis::tp), rank_.coordinate(Axis::tp),
                  [&](std::int64_t logical, std::int64_t begin, std::int64_t n) {
                    for (std::int64_t k = 0; k < n; ++k) {
                      const auto there = static_cast<std::size_t>(logical + k);
@@ -335,7 +335,7 @@ void Comparison::take_reference_state() {
       const Tensor& kept = which == ParameterTensor::value ? p.own_master : p.exp_avg;
       const Tensor local(rank_.arena(), MemoryCategory::other, kept.dtype(), p.value.shape());
       std::vector<double> numbers(static_cast<std::size_t>(local.numel()));
-      for_each_run(at(i), rank_.size(Axis::tp), rank_.coordinate(Axis::tp),
+      for_each_run(p.spec, rank_.size(Axis::tp), rank_.coordinate(Axis::tp),
                    [&](std::int64_t logical, std::int64_t begin, std::int64_t n) {
                      std::copy_n(reference.data() + logical, n, numbers.data() + begin);
                    });
