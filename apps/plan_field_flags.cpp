@@ -53,6 +53,7 @@ std::vector<FlagNeed> plan_needs(const Plan& p) {
       {"--layers-per-stage", pp != 1, "with --pp 1", sizes(Axis::pp)},
       {"--chunks", pp != 1 || p.chunks == 0, "with --pp 1", sizes(Axis::pp)},
       {"--chunks", is_interleaved || p.chunks == 0, schedule, {{"schedule", "interleaved"}}},
+      {"--vocabulary-parallel", pp != 1 || !p.vocabulary_parallel, "with --pp 1", sizes(Axis::pp)},
       {"--optimizer-barrier", pp != 1 || p.optimizer_barrier, "with --pp 1", sizes(Axis::pp)},
       {"--sp", tp != 1 || !p.sequence_parallel, "with --tp 1", sizes(Axis::tp)},
       {"--cp-kind", cp != 1, "with --cp 1", sizes(Axis::cp)},

@@ -440,6 +440,73 @@ CrossEntropy cross_entropy(Kernels& kernels, Arena& arena, const Tensor& logits,
   return result;
 }
 
+// Each part with maxima of its own, as vocabulary parallelism over a pipeline makes them; one part has logits
+// so low that its probabilities vanish.
+TEST_F(KernelsReference, SoftmaxOfPartsMergesIntoTheWhole) {
+  const std::vector<std::int32_t> ids{0, 10, -1, 4, 4, -100, 7};
+  const std::int64_t rows = 7, width = 5, parts = 3;
+  const std::vector<std::int64_t> bounds{0, 4, 5, 11};
+  const Tensor logits = random(arena, {rows, 11}, 1), table = random(arena, {11, width}, 2);
+  for (std::int64_t j = 5; j < 11; ++j) at(logits, 3, j) = -2000;
+  const double scale = 0.125;
+  const CrossEntropy whole = cross_entropy(*kernels, arena, logits, ids, {11}, scale);
+  const Tensor dx = unwritten({rows, width});
+  kernels->matmul(whole.dlogits, Transpose::no, table, Transpose::no, dx, false);
+
+  const Tensor targets = integers(arena, ids), sums = unwritten({parts * 3 * rows});
+  std::vector<Tensor> exponentials, means, of_targets, shares_of;
+  for (std::int64_t p = 0; p < parts; ++p) {
+    const std::int64_t first = bounds[p], end = bounds[p + 1];
+    const Tensor e = clone(arena, logits).column_range(first, end);
+    const auto of = [&](std::int64_t which) {
+      return sums.flat_range((3 * p + which) * rows, (3 * p + which + 1) * rows);
+    };
+    kernels->row_max(e, of(0));
+    kernels->exp_sum(e, of(0), targets, first, of(1), of(2));
+    const Tensor probabilities = unwritten({rows, end - first}), mean = unwritten({rows, width}),
+                 rows_of_targets = unwritten({rows, width});
+    kernels->cross_entropy_backward(e, of(1), targets, 11, 1, probabilities);
+    kernels->matmul(probabilities, Transpose::no, table.row_range(first, end), Transpose::no, mean, false);
+    kernels->embedding(targets, table.row_range(first, end), first, rows_of_targets);
+    exponentials.push_back(e);
+    means.push_back(mean);
+    of_targets.push_back(rows_of_targets);
+  }
+  const Tensor sum = unwritten({rows}), target = unwritten({rows}), scales = unwritten({parts * rows}),
+               shares = unwritten({parts * rows}), merged = unwritten({rows, width});
+  kernels->merge_softmax(sums, targets, bounds, sum, target, scales, shares);
+  double loss = 0;
+  for (std::int64_t i = 0; i < rows; ++i)
+    if (ids[static_cast<std::size_t>(i)] >= 0) loss += std::log(at(sum, 0, i)) - at(target, 0, i);
+  EXPECT_NEAR(loss, whole.loss, 64 * epsilon * whole.loss);
+  for (std::int64_t p = 0; p < parts; ++p) {
+    shares_of.push_back(shares.flat_range(p * rows, (p + 1) * rows));
+    const Tensor d = unwritten({rows, bounds[p + 1] - bounds[p]});
+    kernels->cross_entropy_backward(exponentials[p], scales.flat_range(p * rows, (p + 1) * rows), targets,
+                                    bounds[p], scale, d);
+    for_each(d, [&](std::int64_t i, std::int64_t j) {
+      EXPECT_NEAR(at(d, i, j), at(whole.dlogits, i, bounds[p] + j), 16 * epsilon)
+          << p << " " << i << " " << j;
+    });
+  }
+  kernels->merge_gradients(means, shares_of, of_targets, targets, scale, merged);
+  for_each(merged, [&](std::int64_t i, std::int64_t j) {
+    EXPECT_NEAR(at(merged, i, j), at(dx, i, j), 64 * epsilon);
+  });
+  // One part is the whole.
+  const Tensor one = unwritten({3 * rows}), e = clone(arena, logits);
+  kernels->row_max(e, one.flat_range(0, rows));
+  kernels->exp_sum(e, one.flat_range(0, rows), targets, 0, one.flat_range(rows, 2 * rows),
+                   one.flat_range(2 * rows, 3 * rows));
+  const Tensor same_scales = unwritten({rows}), same_shares = unwritten({rows});
+  kernels->merge_softmax(one, targets, std::vector<std::int64_t>{0, 11}, sum, target, same_scales,
+                         same_shares);
+  for (std::int64_t i = 0; i < rows; ++i) {
+    EXPECT_EQ(at(same_scales, 0, i), at(one, 0, rows + i));
+    EXPECT_EQ(at(same_shares, 0, i), 1);
+  }
+}
+
 TEST_F(KernelsReference, CrossEntropyWholeAndSplitOverTheVocabulary) {
   const double loss_scale = 0.125;
   const std::vector<std::int32_t> ids{0, 10, -1, 4, 4, -100, 7};

@@ -63,6 +63,14 @@ class SleepingKernels final : public KernelBackend {
   void cross_entropy_backward(T, T, T, std::int64_t, double, Out) override { never(); }
   void adamw(InOut, T, InOut, InOut, const AdamWStep&, Out) override { never(); }
 
+  void merge_softmax(const Tensor&, const Tensor&, std::span<const std::int64_t>, Out, Out, Out,
+                     Out) override {
+    never();
+  }
+  void merge_gradients(std::span<const Tensor>, std::span<const Tensor>, std::span<const Tensor>,
+                       const Tensor&, double, Out) override {
+    never();
+  }
   void add_losses(const Tensor&, const Tensor&, const Tensor&, InOut) override { never(); }
   void add_number(const Tensor&, InOut) override { never(); }
   void route(const TokenRouter&, const Tensor&, std::span<const double>, Out, Out) override { never(); }

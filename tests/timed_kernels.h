@@ -93,6 +93,15 @@ class TimedKernels final : public KernelBackend {
     inner_->adamw(p, g, m, v, step, rounded);
   }
 
+  void merge_softmax(const Tensor& parts, const Tensor& targets, std::span<const std::int64_t> bounds,
+                     Out sum, Out target, Out scales, Out shares) override {
+    inner_->merge_softmax(parts, targets, bounds, sum, target, scales, shares);
+  }
+  void merge_gradients(std::span<const Tensor> means, std::span<const Tensor> shares,
+                       std::span<const Tensor> of_targets, const Tensor& targets, double factor,
+                       Out y) override {
+    inner_->merge_gradients(means, shares, of_targets, targets, factor, y);
+  }
   void add_losses(const Tensor& sum, const Tensor& target, const Tensor& targets, InOut loss) override {
     inner_->add_losses(sum, target, targets, loss);
   }
