@@ -95,6 +95,7 @@ TEST(Verify, VocabularyParallelismPasses) {
   passes("zb-v", 2, 1, 1, [](Plan& p) { p.balance_layers = true; });
   passes("1f1b", 2, 2, 1, [](Plan& p) {
     p.model = odd_mixtral();
+    p.model.num_experts = 6;
     p.mesh.ep = 2;
   });
 }
