@@ -439,7 +439,9 @@ void export_hugging_face(const std::string& checkpoint, const std::string& direc
   CheckpointReader reader(read_checkpoint_info(checkpoint).path);
   const CheckpointInfo& info = reader.info();
   const DType dtype = asked.value_or(info.dtype);
-  const std::string config = hugging_face_config(info.model, dtype);
+  ModelSpec model = info.model;
+  model.tuning = {};  // a training's affair
+  const std::string config = hugging_face_config(model, dtype);
   if (!read_router_biases(reader).empty())
     refuse(
         "{}: its routers choose by biases (--bias-rate), which {} has no place for in Hugging Face's layout; "
@@ -450,7 +452,7 @@ void export_hugging_face(const std::string& checkpoint, const std::string& direc
     refuse("--out {}: is there already and not empty", directory);
   fs::create_directories(directory, error);
   if (error) refuse("--out {}: cannot be made: {}", directory, error.message());
-  const auto shards = cut_into_shards(file_tensors(info.model), dtype, shard_bytes);
+  const auto shards = cut_into_shards(file_tensors(model), dtype, shard_bytes);
   ordered_json weights = ordered_json::object();
   std::int64_t bytes = 0;
   for (const Shard& shard : shards) {

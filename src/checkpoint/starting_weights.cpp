@@ -24,7 +24,7 @@ StartingWeights::StartingWeights(const std::string& path) : path_(path) {
 
 void StartingWeights::refuse_other_model(const ModelSpec& asked) const {
   for (const auto& [field, here, there] : differences(model(), asked))
-    if (field != "name")
+    if (field != "name" && field != "freeze")
       refuse(
           "--model {}: has {} = {}, and the weights of --from {} are of a model with {}; legal: leave out "
           "--model",

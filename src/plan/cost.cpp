@@ -102,7 +102,7 @@ StepWork step_work(const Plan& plan, const PipelineLayout& pipeline, const PartS
       times.backward_input += 0.5 * sent / holders;
     }
     const auto elements = static_cast<double>(
-        flat_layout(pipeline.groups_of(static_cast<int>(r), 0), plan.mesh.size(Axis::tp), 0).size());
+        flat_layout(pipeline.groups_of(static_cast<int>(r), 0), plan.mesh.size(Axis::tp), 0).trained_size());
     work.behind.push_back(parts.element * elements * pipeline.programs(0).updates_per_step() / plan.shards() +
                           seconds_sent(parts, traffic[r], {Axis::dp}));
   }

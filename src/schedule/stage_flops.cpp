@@ -20,6 +20,7 @@ StageTimes stage_flops(const Plan& plan, const StageSlice& slice) {
   // The load of the cp rank that has most to do.
   const double imbalance = ContextLayout(plan).imbalance();
   double products = 0, attention = 0;  // of one of the three products of each weight; of attention forward
+  double gradients = 0;                // of the products for the gradients of weights
   double again = 0;                    // what the backward pass makes again, or first
   const std::int64_t dense_end = m.experts == Experts::none ? m.num_layers : m.num_dense_layers,
                      dense = std::clamp<std::int64_t>(dense_end - slice.layers.begin, 0, slice.layers.size());
@@ -27,18 +28,21 @@ StageTimes stage_flops(const Plan& plan, const StageSlice& slice) {
     const auto count = static_cast<double>(layers);
     std::vector<double> forward;  // by op
     for (const BlockOp& op : program.ops) {
-      double of_weights = 0, of_attention = 0;
-      for (const ParamSpec& spec : op.weights)
-        if (spec.multiplies)
-          of_weights += 2 * tokens * static_cast<double>(spec.numel()) * share_of_tokens(m, spec);
+      double of_weights = 0, of_gradients = 0, of_attention = 0;
+      for (const ParamSpec& spec : op.weights) {
+        if (!spec.multiplies) continue;
+        const double product = 2 * tokens * static_cast<double>(spec.numel()) * share_of_tokens(m, spec);
+        of_weights += product;
+        if (!spec.frozen) of_gradients += product;
+      }
       if (op.kind == OpKind::attention)
         of_attention =
             4 * tokens * static_cast<double>(m.attention_width()) * m.mean_keys(plan.seq_len) * imbalance;
       // The output layer is run in the backward pass, where its two other products are.
       if (program.ends_in_loss())
-        again += 3 * of_weights;
+        again += 2 * of_weights + of_gradients;
       else
-        products += count * of_weights;
+        products += count * of_weights, gradients += count * of_gradients;
       attention += count * of_attention;
       forward.push_back(count * (of_weights + of_attention));
     }
@@ -49,7 +53,7 @@ StageTimes stage_flops(const Plan& plan, const StageSlice& slice) {
   if (dense < slice.layers.size()) add(layer_program(m, slice.layers.end - 1), slice.layers.size() - dense);
   if (slice.head) add(head_program(m), 1);
   // Attention's backward pass has five products where the forward pass has two.
-  return {(products + attention) / tp, (products + 2.5 * attention + again) / tp, products / tp};
+  return {(products + attention) / tp, (products + 2.5 * attention + again) / tp, gradients / tp};
 }
 
 }  // namespace echelon

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "spec/block_builder.h"
 #include "spec/families.h"
+#include "spec/fine_tuning.h"
 
 namespace echelon {
 
@@ -36,16 +37,21 @@ const BlockOp* BlockProgram::find(OpKind kind) const {
   return found == ops.end() ? nullptr : &*found;
 }
 
+static BlockProgram tuned(BlockProgram program, const ModelSpec& m) {
+  tune(program, m);
+  return program;
+}
+
 BlockProgram embedding_program(const ModelSpec& m) {
-  return m.family == Family::gpt2 ? Gpt2::embedding(m) : Llama::embedding(m);
+  return tuned(m.family == Family::gpt2 ? Gpt2::embedding(m) : Llama::embedding(m), m);
 }
 
 BlockProgram layer_program(const ModelSpec& m, std::int64_t layer) {
-  return m.family == Family::gpt2 ? Gpt2::layer(m, layer) : Llama::layer(m, layer);
+  return tuned(m.family == Family::gpt2 ? Gpt2::layer(m, layer) : Llama::layer(m, layer), m);
 }
 
 BlockProgram head_program(const ModelSpec& m) {
-  return m.family == Family::gpt2 ? Gpt2::head(m) : Llama::head(m);
+  return tuned(m.family == Family::gpt2 ? Gpt2::head(m) : Llama::head(m), m);
 }
 
 int BlockBuilder::value(std::string name, Home home, std::int64_t width, Again again) {

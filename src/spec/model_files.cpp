@@ -72,7 +72,8 @@ constexpr const char* toml_keys[] = {"name",
                                      "kv_rank",
                                      "q_rank",
                                      "rotary_dim",
-                                     "value_head_dim"};
+                                     "value_head_dim",
+                                     "freeze"};
 
 const char* experts_name(Experts experts) { return experts == Experts::mixtral ? "mixtral" : "deepseek"; }
 
@@ -339,6 +340,7 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
   m.q_rank = reader.integer_or("q_rank", 0);
   m.rotary_dim = reader.integer_or("rotary_dim", 0);
   m.value_head_dim = reader.integer_or("value_head_dim", 0);
+  if (reader.has("freeze")) m.tuning.freeze = parse_freeze(reader.text("freeze", "a text"));
   try {
     validate(m);
   } catch (const RequestError& error) {
@@ -396,6 +398,7 @@ std::string to_toml(const ModelSpec& m) {
     line("value_head_dim", m.value_head_dim);
   }
   if (m.rotary_dim != 0) line("rotary_dim", m.rotary_dim);
+  if (!m.tuning.freeze.empty()) line("freeze", quoted(freeze_text(m.tuning)));
   return text;
 }
 

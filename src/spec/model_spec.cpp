@@ -255,6 +255,13 @@ std::int64_t num_parameters(const ModelSpec& m) { return count_all(m, Counted::a
 
 std::int64_t num_multiplying_parameters(const ModelSpec& m) { return count_all(m, Counted::multiplying); }
 
+std::int64_t num_trained_parameters(const ModelSpec& m) {
+  if (m.tuning == FineTuning{}) return num_parameters(m);
+  std::int64_t sum = 0;
+  for (const ParamSpec& spec : all_parameters(m)) sum += spec.frozen ? 0 : spec.numel();
+  return sum;
+}
+
 std::int64_t num_active_parameters(const ModelSpec& m) { return count_all(m, Counted::active); }
 
 double ModelSpec::mean_keys(std::int64_t seq_len) const {
@@ -270,7 +277,12 @@ double ModelSpec::mean_keys(std::int64_t seq_len) const {
 double model_flops_per_token(const ModelSpec& m, std::int64_t seq_len) {
   const double widths = static_cast<double>(m.attention_width() + m.attended_width());
   const double attention = 6.0 * static_cast<double>(m.num_layers) * widths * m.mean_keys(seq_len);
-  return 6.0 * static_cast<double>(num_active_parameters(m)) + attention;
+  double frozen = 0;  // that one token meets
+  if (!(m.tuning == FineTuning{}))
+    for (const ParamSpec& p : all_parameters(m))
+      if (p.frozen && p.multiplies && p.expert < m.experts_per_token)
+        frozen += static_cast<double>(p.numel());
+  return 6.0 * static_cast<double>(num_active_parameters(m)) - 2.0 * frozen + attention;
 }
 
 }  // namespace echelon

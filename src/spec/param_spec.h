@@ -34,10 +34,11 @@ struct ParamSpec {
   // Every rank of the tp group uses the whole parameter on its own rows of the sequence when sequence
   // parallelism is on (norms, learned positions, row-parallel biases), so its gradient is partial there.
   bool rows_are_sequence_sharded = false;
-  // Every rank of the tp group uses the whole parameter on heads of its own, so its gradient is partial there,
-  // with sequence parallelism and without.
+  // Every rank of the tp group uses the whole parameter on heads of its own, so its gradient is partial
+  // there, with sequence parallelism and without.
   bool tp_partial = false;
-  int expert = -1;  // of a routed expert: which one
+  int expert = -1;      // of a routed expert: which one
+  bool frozen = false;  // training leaves it as it is: see fine_tuning.h
 
   std::int64_t numel() const;
 };

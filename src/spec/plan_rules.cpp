@@ -259,6 +259,14 @@ Verdict of_recomputing_ranks(const Plan& plan) {
   return refusal;
 }
 
+Verdict of_freeze(const Plan& plan) {
+  const FreezeProblem problem = freeze_problem(plan.model);
+  if (problem.words.empty()) return {};
+  Refusal refusal = refused("freeze", {}, "{}", problem.words);
+  for (const std::string& legal : problem.legal) refusal.remedies.push_back({"freeze", legal});
+  return refusal;
+}
+
 template <class... Rules>
 Verdict first_of(const Plan& plan, Rules... rules) {
   Verdict verdict;
@@ -285,7 +293,7 @@ std::optional<Refusal> shape_refusal(const Plan& plan, Runner runner) {
                              of_recomputing_ranks);
   if (!verdict) verdict = of_expert_groups(plan, runner);
   if (verdict || runner == Runner::any_program) return verdict;
-  return first_of(plan, of_compression, of_optimizer, of_balancing, of_balance_scope);
+  return first_of(plan, of_freeze, of_compression, of_optimizer, of_balancing, of_balance_scope);
 }
 
 void judge(const Plan& plan) {
