@@ -25,7 +25,7 @@ struct CheckpointFlags {
   std::string path, other, out, dtype = "f32", as;
   std::int64_t shard_bytes = 5'000'000'000;
   std::uint64_t seed = 1;
-  bool json = false;
+  bool json = false, adapters = false;
 };
 
 // What is damaged is an answer, not a wrong request.
@@ -127,8 +127,11 @@ void add_checkpoint(CLI::App& program, int& status) {
   CLI::App* out = verb("export", "Write the model as Hugging Face's transformers reads it", [flags] {
     with_progress("checkpoint export", false, [&](const Progress& progress) {
       report(progress, -1, "to " + flags->out);
-      export_hugging_face(flags->path, flags->out, flags->shard_bytes,
-                          flags->as.empty() ? std::optional<DType>() : parse_dtype(flags->as, "--dtype"));
+      const auto dtype = flags->as.empty() ? std::optional<DType>() : parse_dtype(flags->as, "--dtype");
+      if (flags->adapters)
+        export_adapters(flags->path, flags->out, dtype);
+      else
+        export_hugging_face(flags->path, flags->out, flags->shard_bytes, dtype);
     });
     fmt::print("written to {}\n", flags->out);
     return 0;
@@ -137,7 +140,10 @@ void add_checkpoint(CLI::App& program, int& status) {
   out->add_option("--out", flags->out, "Directory to create")->type_name("DIR")->required();
   out->add_option("--dtype", flags->as, "Type of the weights (default: as they are kept)")
       ->type_name("f32|bf16|f64");
-  add_number(*out, "--shard-bytes", flags->shard_bytes, "Largest file, roughly");
+  CLI::Option* const adapters = out->add_flag(
+      "--adapters", flags->adapters,
+      "Write the adapters of train --lora alone, as PEFT reads them, instead of adding them to the weights");
+  add_number(*out, "--shard-bytes", flags->shard_bytes, "Largest file, roughly")->excludes(adapters);
   CLI::App* in = verb("import", "Make a checkpoint from a model in Hugging Face's layout", [flags] {
     return answer<NotFinite>([&] {
       const std::string made = with_progress("checkpoint import", false, [&](const Progress& progress) {

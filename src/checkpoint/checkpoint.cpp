@@ -117,6 +117,8 @@ RouterBiases load_checkpoint(const Rank& rank, const ParameterStore& parameters,
       {".exp_avg_sq", ParameterTensor::exp_avg_sq}};
   for (const Parameter& p : parameters.all())
     for (const auto& [suffix, which] : stored) {
+      // Adapters of weights that have none start as they do.
+      if (values_only && p.spec.adapter && info.model.tuning.lora.rank == 0) continue;
       if ((values_only || p.spec.frozen) && which != ParameterTensor::value) continue;
       const auto bytes = reader.read(p.spec.name + suffix, p.spec, info.dtype);
       Tensor logical(rank.arena(), MemoryCategory::other, info.dtype, p.spec.shape);

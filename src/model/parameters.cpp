@@ -1,6 +1,7 @@
 #include "model/parameters.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 #include "base/philox.h"
@@ -14,17 +15,24 @@ namespace {
 // Elements [part.begin, part.end) of what rank `index` of `tp` holds.
 template <class T>
 void fill_initial(const ParamSpec& spec, int tp, int index, std::uint64_t seed, Range part, T* out) {
-  if (spec.init != Init::normal) {
+  if (spec.init == Init::zeros || spec.init == Init::ones) {
     std::fill(out, out + part.size(), spec.init == Init::ones ? T(1) : T(0));
     return;
   }
   const Philox random(seed, Stream::initial_value, name_hash(spec.name.c_str()));
+  const double bound = std::sqrt(3.0) * spec.init_std;
   constexpr std::int64_t chunk = 4096;
   double normals[chunk];
   for_each_run(spec, tp, index, [&](std::int64_t logical, std::int64_t local, std::int64_t count) {
     const std::int64_t end = std::min(local + count, part.end);
     for (std::int64_t at = std::max(local, part.begin); at < end; at += chunk) {
       const std::int64_t n = std::min(chunk, end - at);
+      if (spec.init == Init::uniform) {
+        for (std::int64_t i = 0; i < n; ++i)
+          out[at - part.begin + i] = static_cast<T>(
+              bound * (2 * random.uniform(static_cast<std::uint64_t>(logical + at - local + i)) - 1));
+        continue;
+      }
       random.fill_normal(static_cast<std::uint64_t>(logical + at - local), static_cast<std::uint64_t>(n),
                          normals);
       for (std::int64_t i = 0; i < n; ++i)

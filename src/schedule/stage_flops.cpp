@@ -29,11 +29,16 @@ StageTimes stage_flops(const Plan& plan, const StageSlice& slice) {
     std::vector<double> forward;  // by op
     for (const BlockOp& op : program.ops) {
       double of_weights = 0, of_gradients = 0, of_attention = 0;
-      for (const ParamSpec& spec : op.weights) {
-        if (!spec.multiplies) continue;
+      const auto multiply = [&](const ParamSpec& spec) {
+        if (!spec.multiplies) return;
         const double product = 2 * tokens * static_cast<double>(spec.numel()) * share_of_tokens(m, spec);
         of_weights += product;
         if (!spec.frozen) of_gradients += product;
+      };
+      for (const ParamSpec& spec : op.weights) multiply(spec);
+      for (const Adapter& adapter : op.adapters) {
+        multiply(adapter.a);
+        multiply(adapter.b);
       }
       if (op.kind == OpKind::attention)
         of_attention =

@@ -16,6 +16,7 @@ std::vector<ParamSpec> BlockProgram::parameters() const {
   for (const BlockOp& op : ops) {
     if (!op.tied) list.insert(list.end(), op.weights.begin(), op.weights.end());
     list.insert(list.end(), op.biases.begin(), op.biases.end());
+    for (const Adapter& adapter : op.adapters) list.insert(list.end(), {adapter.a, adapter.b});
   }
   return list;
 }

@@ -173,7 +173,15 @@ std::vector<PlanField> all_fields() {
                    "none|PATTERN,..."},
         "Parameters to leave as they are, by patterns of their names (docs/fine_tuning.md): no gradient, no "
         "optimizer state, no traffic",
-        train, 0, 0, "none"}});
+        train, 0, 0, "none"},
+       {"lora",
+        TextMember{[](const Plan& p) { return lora_text(p.model.tuning.lora); },
+                   [](Plan& p, const std::string& text, const std::string& field) {
+                     p.model.tuning.lora = parse_lora(text, field);
+                   },
+                   "none|rank=R[,alpha=A][,targets=NAME,...]"},
+        "Train low-rank adapters beside frozen matrices: those of attention, or the named ones", train, 0, 0,
+        "none"}});
   add("Precision and memory",
       {{"precision", parsed<&Plan::precision, recipe_name, parse_recipe>("f32|bf16|bf16-lean|f64"),
         "What parameters and activations are kept in (docs/precision.md); f64 runs on the slow reference "

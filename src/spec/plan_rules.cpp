@@ -259,12 +259,15 @@ Verdict of_recomputing_ranks(const Plan& plan) {
   return refusal;
 }
 
-Verdict of_freeze(const Plan& plan) {
-  const FreezeProblem problem = freeze_problem(plan.model);
-  if (problem.words.empty()) return {};
-  Refusal refusal = refused("freeze", {}, "{}", problem.words);
-  for (const std::string& legal : problem.legal) refusal.remedies.push_back({"freeze", legal});
-  return refusal;
+Verdict of_tuning(const Plan& plan) {
+  for (const auto& [field, problem] :
+       {std::pair{"lora", lora_problem(plan.model)}, {"freeze", freeze_problem(plan.model)}}) {
+    if (problem.words.empty()) continue;
+    Refusal refusal = refused(field, {}, "{}", problem.words);
+    for (const std::string& legal : problem.legal) refusal.remedies.push_back({field, legal});
+    return refusal;
+  }
+  return {};
 }
 
 template <class... Rules>
@@ -293,7 +296,7 @@ std::optional<Refusal> shape_refusal(const Plan& plan, Runner runner) {
                              of_recomputing_ranks);
   if (!verdict) verdict = of_expert_groups(plan, runner);
   if (verdict || runner == Runner::any_program) return verdict;
-  return first_of(plan, of_freeze, of_compression, of_optimizer, of_balancing, of_balance_scope);
+  return first_of(plan, of_tuning, of_compression, of_optimizer, of_balancing, of_balance_scope);
 }
 
 void judge(const Plan& plan) {
