@@ -5,6 +5,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "apps/flag_needs.h"
 #include "apps/flags.h"
 #include "apps/help.h"
 #include "apps/progress_line.h"
@@ -26,6 +27,7 @@ struct CheckpointFlags {
   std::int64_t shard_bytes = 5'000'000'000;
   std::uint64_t seed = 1;
   bool json = false, adapters = false;
+  CLI::App* exporting = nullptr;
 };
 
 // What is damaged is an answer, not a wrong request.
@@ -49,11 +51,15 @@ int run_info(const CheckpointFlags& f) {
                                               {"dtype", dtype_name(info.dtype)},
                                               {"model", info.model.name},
                                               {"params", num_parameters(info.model)},
+                                              {"lora", lora_text(info.model.tuning.lora)},
                                               {"compress", compression_text(info.compression)}}));
     return 0;
   }
   fmt::print("{}\nstep {}, {} tokens, seed {}, {}\nmodel {}: {} parameters\n", info.path, info.step,
              info.tokens, info.seed, dtype_name(info.dtype), info.model.name, num_parameters(info.model));
+  if (info.model.tuning.lora.rank > 0)
+    fmt::print("adapters --lora {}: {} of these\n", lora_text(info.model.tuning.lora),
+               num_trained_parameters(info.model));
   if (info.residual_ranks > 0)
     fmt::print("carries what --compress {} has not sent yet\n", compression_text(info.compression));
   return 0;
@@ -127,6 +133,7 @@ void add_checkpoint(CLI::App& program, int& status) {
   CLI::App* out = verb("export", "Write the model as Hugging Face's transformers reads it", [flags] {
     with_progress("checkpoint export", false, [&](const Progress& progress) {
       report(progress, -1, "to " + flags->out);
+      refuse_idle(*flags->exporting, {{"--shard-bytes", !flags->adapters, "with --adapters", {}}});
       const auto dtype = flags->as.empty() ? std::optional<DType>() : parse_dtype(flags->as, "--dtype");
       if (flags->adapters)
         export_adapters(flags->path, flags->out, dtype);
@@ -136,14 +143,15 @@ void add_checkpoint(CLI::App& program, int& status) {
     fmt::print("written to {}\n", flags->out);
     return 0;
   });
+  flags->exporting = out;
   path(out, one);
   out->add_option("--out", flags->out, "Directory to create")->type_name("DIR")->required();
   out->add_option("--dtype", flags->as, "Type of the weights (default: as they are kept)")
       ->type_name("f32|bf16|f64");
-  CLI::Option* const adapters = out->add_flag(
+  out->add_flag(
       "--adapters", flags->adapters,
       "Write the adapters of train --lora alone, as PEFT reads them, instead of adding them to the weights");
-  add_number(*out, "--shard-bytes", flags->shard_bytes, "Largest file, roughly")->excludes(adapters);
+  add_number(*out, "--shard-bytes", flags->shard_bytes, "Largest file, roughly");
   CLI::App* in = verb("import", "Make a checkpoint from a model in Hugging Face's layout", [flags] {
     return answer<NotFinite>([&] {
       const std::string made = with_progress("checkpoint import", false, [&](const Progress& progress) {
