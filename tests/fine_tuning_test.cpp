@@ -84,6 +84,18 @@ std::vector<Case> frozen_cases(const PrecisionRecipe& precision) {
       [](Plan& p) { p.mesh.set(Axis::pp, 2); });
   add("a stage without training", frozen(odd_llama(), "model.layers.0.*,*embed*"), 1, 1,
       [](Plan& p) { p.mesh.set(Axis::pp, 2), p.schedule = "gpipe"; });
+  for (int zero : {0, 1, 3})
+    for (int pp : {1, 2})
+      for (const char* schedule : {"1f1b", "zb-v"})
+        add(fmt::format("idle layers, {}", schedule),
+            frozen(odd_llama(false, 2, 4), "*embed*,model.layers.[012].*"), 2, 1, [&](Plan& p) {
+              p.zero = zero;
+              p.mesh.set(Axis::pp, pp);
+              p.schedule = pp > 1 ? schedule : "1f1b";
+              p.global_batch = 8;
+            });
+  add("idle layers of gpt2",
+      frozen(odd_gpt2(true, 3), "transformer.wte.*,transformer.wpe.*,transformer.h.[01].*"), 1, 2, nothing);
   add("no barrier", frozen(odd_llama(), some_of_llama), 1, 1,
       [](Plan& p) { p.mesh.set(Axis::pp, 2), p.optimizer_barrier = false; });
   add("cp", llama, 1, 1, [](Plan& p) { p.mesh.set(Axis::cp, 2), p.seq_len = 12; });
@@ -286,6 +298,32 @@ TEST(Frozen, MakesLessAgainForItsBackwardPass) {
   EXPECT_EQ(made_again(odd_llama()), 2u);  // the norms' outputs
   EXPECT_EQ(made_again(frozen(odd_llama(), "*.q_proj.weight,*.mlp.*")), 1u);
   EXPECT_EQ(made_again(frozen(odd_llama(), "*_proj.weight")), 0u);
+}
+
+// Gradients go no further down than to the first layer that is trained.
+TEST(Frozen, HasNoBackwardPassBelowWhatIsTrained) {
+  const ModelSpec upper = frozen(odd_llama(false, 2, 4), "*embed*,model.layers.[012].*"),
+                  but_for_a_bias = frozen(odd_gpt2(false, 4),
+                                          "*.wte.*,*.wpe.*,transformer.h.0.*,transformer.h.1.*.weight");
+  EXPECT_EQ(idle_blocks(upper), 4);
+  EXPECT_EQ(idle_blocks(but_for_a_bias), 2);
+  EXPECT_EQ(idle_blocks(frozen(odd_llama(), "model.layers.0.*")), 0);  // the table before it is trained
+  EXPECT_EQ(idle_blocks(frozen(odd_mixtral(), "*embed*,model.layers.*")), 1);  // routers are counted
+  EXPECT_EQ(idle_blocks(adapted(odd_llama(), "rank=2")), 1);
+  const auto memory = [](const ModelSpec& model) {
+    const Plan plan = odd_plan(model, 1, 1, false);
+    return predict_memory(plan, PipelineLayout(plan))[MemoryCategory::activations];
+  };
+  EXPECT_LT(memory(upper), memory(frozen(odd_llama(false, 2, 4), "model.layers.[012].*")));
+  // A layer of four has a backward pass.
+  const Plan plan = odd_plan(upper, 1, 1, false), all = odd_plan(odd_llama(false, 2, 4), 1, 1, false);
+  const PipelineLayout layout(plan), whole(all);
+  StageSlice layers = layout.slices().front(), whole_layers = whole.slices().front();
+  layers.head = whole_layers.head = false;
+  const StageTimes part = stage_flops(plan, layers), full = stage_flops(all, whole_layers);
+  EXPECT_EQ(part.forward, full.forward);
+  EXPECT_EQ(4 * part.backward_input, full.backward_input);
+  EXPECT_EQ(4 * part.backward_weight, full.backward_weight);
 }
 
 struct State {

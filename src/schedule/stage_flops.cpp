@@ -19,12 +19,13 @@ StageTimes stage_flops(const Plan& plan, const StageSlice& slice) {
   const double tokens = largest * static_cast<double>(plan.tokens_here());
   // The load of the cp rank that has most to do.
   const double imbalance = ContextLayout(plan).imbalance();
-  double products = 0, attention = 0;  // of one of the three products of each weight; of attention forward
-  double gradients = 0;                // of the products for the gradients of weights
-  double again = 0;                    // what the backward pass makes again, or first
+  double products = 0, attention = 0;  // of the forward pass: one product of each weight, and attention
+  double back_products = 0, back_attention = 0;  // the same of parts that have a backward pass
+  double gradients = 0;                          // of the products for the gradients of weights
+  double again = 0;                              // what the backward pass makes again, or first
   const std::int64_t dense_end = m.experts == Experts::none ? m.num_layers : m.num_dense_layers,
                      dense = std::clamp<std::int64_t>(dense_end - slice.layers.begin, 0, slice.layers.size());
-  const auto add = [&](const BlockProgram& program, std::int64_t layers) {
+  const auto add = [&](const BlockProgram& program, std::int64_t layers, bool idle = false) {
     const auto count = static_cast<double>(layers);
     std::vector<double> forward;  // by op
     for (const BlockOp& op : program.ops) {
@@ -44,21 +45,32 @@ StageTimes stage_flops(const Plan& plan, const StageSlice& slice) {
         of_attention =
             4 * tokens * static_cast<double>(m.attention_width()) * m.mean_keys(plan.seq_len) * imbalance;
       // The output layer is run in the backward pass, where its two other products are.
-      if (program.ends_in_loss())
-        again += 2 * of_weights + of_gradients;
-      else
-        products += count * of_weights, gradients += count * of_gradients;
-      attention += count * of_attention;
       forward.push_back(count * (of_weights + of_attention));
+      if (program.ends_in_loss()) {
+        again += 2 * of_weights + of_gradients;
+        continue;
+      }
+      products += count * of_weights;
+      attention += count * of_attention;
+      if (idle) continue;
+      back_products += count * of_weights;
+      back_attention += count * of_attention;
+      gradients += count * of_gradients;
     }
+    if (idle) return;
     for (const OpSequence& sequence : block_passes(program, slice.recompute).again)
       for (int op : sequence.ops) again += forward[static_cast<std::size_t>(op)];
   };
-  if (dense > 0) add(layer_program(m, slice.layers.begin), dense);
-  if (dense < slice.layers.size()) add(layer_program(m, slice.layers.end - 1), slice.layers.size() - dense);
+  if (m.tuning.freeze.empty()) {
+    if (dense > 0) add(layer_program(m, slice.layers.begin), dense);
+    if (dense < slice.layers.size()) add(layer_program(m, slice.layers.end - 1), slice.layers.size() - dense);
+  } else {  // no two layers need be alike
+    for (std::int64_t i = 0; i < slice.layers.size(); ++i)
+      add(layer_program(m, slice.layers.begin + i), 1, i + slice.embedding < slice.idle);
+  }
   if (slice.head) add(head_program(m), 1);
   // Attention's backward pass has five products where the forward pass has two.
-  return {(products + attention) / tp, (products + 2.5 * attention + again) / tp, gradients / tp};
+  return {(products + attention) / tp, (back_products + 2.5 * back_attention + again) / tp, gradients / tp};
 }
 
 }  // namespace echelon

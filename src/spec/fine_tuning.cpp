@@ -207,6 +207,15 @@ void tune(BlockProgram& program, const ModelSpec& model) {
   }
 }
 
+std::int64_t idle_blocks(const ModelSpec& model) {
+  if (model.tuning == FineTuning{} || any_trained(embedding_parameters(model))) return 0;
+  std::int64_t layer = 0;
+  while (layer < model.num_layers && !model.has_experts(layer) &&
+         !any_trained(block_parameters(model, layer)))
+    ++layer;
+  return 1 + layer;
+}
+
 std::vector<AdaptedMatrix> adapted_matrices(const ModelSpec& model) {
   std::vector<AdaptedMatrix> all;
   if (model.tuning.lora.rank == 0) return all;

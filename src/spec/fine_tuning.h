@@ -42,6 +42,10 @@ Lora parse_lora(const std::string& text, const std::string& field);
 // read for gradients that nobody takes is read no more.
 void tune(BlockProgram& program, const ModelSpec& model);
 
+// The embedding and the layers from the first one on that have nothing that is trained, in them or before
+// them, and no routers, whose backward passes count: gradients need not come so far.
+std::int64_t idle_blocks(const ModelSpec& model);
+
 // The name of a matrix without ".weight": what adapters are named after.
 std::string module_of(const ParamSpec& weight);
 
