@@ -320,6 +320,8 @@ TEST(Frozen, HasNoBackwardPassBelowWhatIsTrained) {
   const PipelineLayout layout(plan), whole(all);
   StageSlice layers = layout.slices().front(), whole_layers = whole.slices().front();
   layers.head = whole_layers.head = false;
+  const auto flops = [](const ModelSpec& model) { return model_flops_per_token(model, 11); };
+  EXPECT_LT(flops(upper), flops(frozen(odd_llama(false, 2, 4), "model.layers.[012].*")));
   const StageTimes part = stage_flops(plan, layers), full = stage_flops(all, whole_layers);
   EXPECT_EQ(part.forward, full.forward);
   EXPECT_EQ(4 * part.backward_input, full.backward_input);

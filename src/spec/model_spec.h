@@ -146,8 +146,8 @@ std::int64_t num_active_parameters(const ModelSpec& model);
 // Those that training changes.
 std::int64_t num_trained_parameters(const ModelSpec& model);
 // Training FLOPs of one token, forward and backward, causal attention, nothing recomputed: 6N + 12 L (H D) T
-// / 2, N those of num_active_parameters(), 4 for each that is frozen. Where values are narrower than keys
-// (latent attention) the mean of both stands for D.
+// / 2, N those of num_active_parameters(), 4 for each that is frozen, 2 below what is trained. Where values
+// are narrower than keys (latent attention) the mean of both stands for D.
 double model_flops_per_token(const ModelSpec& model, std::int64_t seq_len);
 
 }  // namespace echelon
