@@ -90,7 +90,7 @@ inline OverlapTimes sleeping_gathers(const SleepingStep& step, int ahead, const 
     }
     const ShardedUnit always = units.back().front();
     units.pop_back();
-    ParameterGather gather(std::move(units), always, ahead, time);
+    ParameterGather gather(std::move(units), {always}, ahead, time);
     OverlapRounds measured(time);
     const auto seconds = [&](milliseconds delay, milliseconds forward) {
       return measured.seconds([&] {

@@ -104,8 +104,39 @@ std::vector<Shard> cut_into_shards(const std::vector<FileTensor>& all, DType dty
   return shards;
 }
 
+using Adapters = std::map<std::string, AdaptedMatrix>;  // by the matrix
+
+Adapters adapters_of(const ModelSpec& model) {
+  Adapters adapters;
+  for (AdaptedMatrix& one : adapted_matrices(model)) {
+    const std::string name = one.weight.name;
+    adapters.emplace(name, std::move(one));
+  }
+  return adapters;
+}
+
+std::vector<double> read_numbers(CheckpointReader& reader, const ParamSpec& spec) {
+  std::vector<std::byte> bytes = reader.read(spec.name, spec, reader.info().dtype);
+  return copy_numbers_to_host(Tensor::view_of(bytes.data(), reader.info().dtype, {spec.numel()}));
+}
+
+// Adds scale B A.
+void merge(CheckpointReader& reader, const AdaptedMatrix& adapted, std::vector<double>& weight) {
+  const std::vector<double> a = read_numbers(reader, adapted.a), b = read_numbers(reader, adapted.b);
+  const std::int64_t rank = adapted.a.shape[0], in = adapted.a.shape[1], out = adapted.b.shape[0];
+  const bool in_out = adapted.order == WeightOrder::in_out;
+  for (std::int64_t o = 0; o < out; ++o)
+    for (std::int64_t r = 0; r < rank; ++r) {
+      const double factor = adapted.scale * b[static_cast<std::size_t>(o * rank + r)];
+      for (std::int64_t i = 0; i < in; ++i)
+        weight[static_cast<std::size_t>(in_out ? i * out + o : o * in + i)] +=
+            factor * a[static_cast<std::size_t>(r * in + i)];
+    }
+}
+
 // Weights that are kept in another dtype are rounded to this one.
-void write_shard(CheckpointReader& reader, const Shard& shard, const fs::path& directory, DType dtype) {
+void write_shard(CheckpointReader& reader, const Shard& shard, const Adapters& adapters,
+                 const fs::path& directory, DType dtype) {
   const DType kept = reader.info().dtype;
   std::vector<StoredTensor> declared;
   for (const FileTensor& tensor : shard.tensors)
@@ -113,18 +144,25 @@ void write_shard(CheckpointReader& reader, const Shard& shard, const fs::path& d
   SafetensorsWriter writer((directory / shard.name).string(), declared, {{"format", "pt"}});
   for (const FileTensor& tensor : shard.tensors) {
     std::vector<std::byte> bytes;
-    for (const ParamSpec& part : tensor.parts) {
-      const std::vector<std::byte> own = reader.read(part.name, part, kept);
-      bytes.insert(bytes.end(), own.begin(), own.end());
-    }
     const double less = less_in_files(reader.info().model, tensor.parts.front());
-    if (dtype != kept || less != 0) {
-      std::vector<std::byte> rounded(static_cast<std::size_t>(tensor.numel() * element_bytes(dtype)));
-      std::vector<double> numbers =
-          copy_numbers_to_host(Tensor::view_of(bytes.data(), kept, {tensor.numel()}));
+    const bool adapted = std::any_of(tensor.parts.begin(), tensor.parts.end(),
+                                     [&](const ParamSpec& part) { return adapters.contains(part.name); });
+    if (dtype == kept && less == 0 && !adapted) {
+      for (const ParamSpec& part : tensor.parts) {
+        const std::vector<std::byte> own = reader.read(part.name, part, kept);
+        bytes.insert(bytes.end(), own.begin(), own.end());
+      }
+    } else {
+      std::vector<double> numbers;
+      for (const ParamSpec& part : tensor.parts) {
+        std::vector<double> own = read_numbers(reader, part);
+        if (const auto found = adapters.find(part.name); found != adapters.end())
+          merge(reader, found->second, own);
+        numbers.insert(numbers.end(), own.begin(), own.end());
+      }
       for (double& x : numbers) x -= less;
-      copy_numbers_from_host(numbers, Tensor::view_of(rounded.data(), dtype, {tensor.numel()}));
-      bytes = std::move(rounded);
+      bytes.resize(static_cast<std::size_t>(tensor.numel() * element_bytes(dtype)));
+      copy_numbers_from_host(numbers, Tensor::view_of(bytes.data(), dtype, {tensor.numel()}));
     }
     writer.write(tensor.name, bytes.data(), bytes.size());
   }
@@ -341,6 +379,14 @@ void add_window(const ModelSpec& m, ordered_json& config) {
 
 }  // namespace
 
+static void make_new_directory(const std::string& directory) {
+  std::error_code error;
+  if (fs::exists(directory, error) && !fs::is_empty(directory, error))
+    refuse("--out {}: is there already and not empty", directory);
+  fs::create_directories(directory, error);
+  if (error) refuse("--out {}: cannot be made: {}", directory, error.message());
+}
+
 std::string hugging_face_config(const ModelSpec& m, DType dtype) {
   ordered_json config;
   if (m.family == Family::gpt2) {
@@ -439,22 +485,21 @@ void export_hugging_face(const std::string& checkpoint, const std::string& direc
   CheckpointReader reader(read_checkpoint_info(checkpoint).path);
   const CheckpointInfo& info = reader.info();
   const DType dtype = asked.value_or(info.dtype);
-  const std::string config = hugging_face_config(info.model, dtype);
+  ModelSpec model = info.model;
+  model.tuning = {};  // a training's affair
+  const std::string config = hugging_face_config(model, dtype);
   if (!read_router_biases(reader).empty())
     refuse(
         "{}: its routers choose by biases (--bias-rate), which {} has no place for in Hugging Face's layout; "
         "legal: a checkpoint of a run without",
         info.path, info.model.name);
-  std::error_code error;
-  if (fs::exists(directory, error) && !fs::is_empty(directory, error))
-    refuse("--out {}: is there already and not empty", directory);
-  fs::create_directories(directory, error);
-  if (error) refuse("--out {}: cannot be made: {}", directory, error.message());
-  const auto shards = cut_into_shards(file_tensors(info.model), dtype, shard_bytes);
+  make_new_directory(directory);
+  const Adapters adapters = adapters_of(info.model);
+  const auto shards = cut_into_shards(file_tensors(model), dtype, shard_bytes);
   ordered_json weights = ordered_json::object();
   std::int64_t bytes = 0;
   for (const Shard& shard : shards) {
-    write_shard(reader, shard, directory, dtype);
+    write_shard(reader, shard, adapters, directory, dtype);
     for (const FileTensor& tensor : shard.tensors) {
       weights[tensor.name] = shard.name;
       bytes += tensor.numel() * element_bytes(dtype);
@@ -468,6 +513,47 @@ void export_hugging_face(const std::string& checkpoint, const std::string& direc
     for (const auto& [name, text] : *info.tokenizer)
       write_file_atomically((fs::path(directory) / name).string(), text);
   write_file_atomically((fs::path(directory) / "config.json").string(), config);
+}
+
+void export_adapters(const std::string& checkpoint, const std::string& directory,
+                     std::optional<DType> asked) {
+  CheckpointReader reader(read_checkpoint_info(checkpoint).path);
+  const ModelSpec& model = reader.info().model;
+  const Lora& lora = model.tuning.lora;
+  if (lora.rank == 0)
+    refuse("--adapters: {} has none; legal: a checkpoint of train --lora", reader.info().path);
+  if (model.fused_projections)
+    refuse(
+        "--adapters: {} has queries, keys and values as one matrix in Hugging Face's layout, and gate and "
+        "up, where "
+        "an adapter of each has no place; legal: without --adapters, which adds them to the weights",
+        model.name);
+  make_new_directory(directory);
+  const DType dtype = asked.value_or(reader.info().dtype);
+  const std::vector<AdaptedMatrix> all = adapted_matrices(model);
+  Shard shard{"adapter_model.safetensors", {}};
+  std::set<std::string> modules;
+  for (const AdaptedMatrix& one : all) {
+    for (const ParamSpec& factor : {one.a, one.b})
+      shard.tensors.push_back({"base_model.model." + factor.name, {factor}});
+    // Behind the number of the layer: alike in all of them, and the name of nothing else.
+    const std::string module = module_of(one.weight);
+    modules.insert(module.substr(module.find('.', module.find_first_of("0123456789")) + 1));
+  }
+  write_shard(reader, shard, {}, directory, dtype);
+  const bool is_whole = lora.alpha == std::floor(lora.alpha) && lora.alpha < 0x1p53;
+  const ordered_json config{
+      {"peft_type", "LORA"},
+      {"task_type", "CAUSAL_LM"},
+      {"base_model_name_or_path", nullptr},
+      {"r", lora.rank},
+      {"lora_alpha", is_whole ? json(static_cast<std::int64_t>(lora.alpha)) : json(lora.alpha)},
+      {"lora_dropout", 0.0},
+      {"target_modules", modules},
+      {"bias", "none"},
+      {"fan_in_fan_out", model.family == Family::gpt2},
+      {"inference_mode", true}};
+  write_file_atomically((fs::path(directory) / "adapter_config.json").string(), config.dump(2) + "\n");
 }
 
 bool has_weights(const std::string& directory) {
@@ -494,6 +580,7 @@ HuggingFaceWeights::HuggingFaceWeights(HuggingFaceWeights&&) noexcept = default;
 
 void HuggingFaceWeights::load(const Rank& rank, const ParameterStore& parameters) const {
   for (const Parameter& p : parameters.all()) {
+    if (p.spec.adapter) continue;  // starts as it does
     const StoredPlace& place = places_.at(p.spec.name);
     std::vector<double> values =
         stored_->read(place.name, place.shape, place.first_row, p.spec.shape.front());

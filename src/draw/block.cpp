@@ -143,6 +143,7 @@ class SvgBlock {
     std::int64_t weights = 0;
     for (const std::vector<ParamSpec>* list : {&op.weights, &op.biases})
       for (const ParamSpec& spec : *list) weights += spec.numel();
+    for (const Adapter& adapter : op.adapters) weights += adapter.a.numel() + adapter.b.numel();
     const std::string kind = op.name == name_of(op.kind) ? "" : name_of(op.kind);
     text(x_ + 10, top(i) + 17, "name", op.name);
     std::string below = kind;

@@ -84,7 +84,8 @@ class LossOp final : public OpRunner {
       kernels.cross_entropy_backward(logits, sum, targets, first_id_, scale_ * run.loss().gradient_scale,
                                      d_logits);
       kernels.matmul(d_logits, Transpose::no, table_.value, Transpose::no, dx.row_range(begin, end), false);
-      kernels.matmul(d_logits, Transpose::yes, chunk, Transpose::no, table_.gradient, true);
+      if (table_.gradient.defined())
+        kernels.matmul(d_logits, Transpose::yes, chunk, Transpose::no, table_.gradient, true);
     });
     kernels.add_number(loss_sum, run.loss().sum);
     return dx;

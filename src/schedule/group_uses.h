@@ -7,8 +7,8 @@
 namespace echelon {
 
 // Layer groups of a stage among those of a pipeline rank: [first, end) in the forward pass, of which those
-// from `block` on are blocks. `output` has the output layer's matrix, where the stage has that layer; else
-// -1.
+// from `block` on have a backward pass that reads values. `output` has the output layer's matrix, where the
+// stage has that layer; else -1.
 struct StageGroups {
   int first = 0, block = 0, end = 0, output = -1;
 };

@@ -76,6 +76,8 @@ std::vector<StageSlice> cut_layers(const Plan& plan, const Schedule& schedule) {
     next += count;
   }
   slices.back().head = true;
+  StageSlice& first = slices.front();
+  first.idle = std::min(idle_blocks(plan.model), 1 + first.layers.size());
   for (int r = 0; r < schedule.num_ranks(); ++r)
     for (const Instruction& i : schedule.ranks[static_cast<std::size_t>(r)])
       if (!is_of_head(i.op)) slices[static_cast<std::size_t>(i.stage)].recompute = plan.recompute.of(r);

@@ -16,6 +16,8 @@ struct StageSlice {
   bool embedding = false, head = false;
   Recompute recompute{};           // of the ranks that run it
   bool vocabulary_is_cut = false;  // so that the head is the final norm alone
+  std::int64_t idle =
+      0;  // of its parts, the embedding or a layer, the first ones: they have no backward pass
 };
 
 // FLOPs of F, B and W on one tp rank for a full microbatch: the matrix products, and what is computed again.

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "spec/block_builder.h"
 #include "spec/families.h"
+#include "spec/fine_tuning.h"
 
 namespace echelon {
 
@@ -15,6 +16,7 @@ std::vector<ParamSpec> BlockProgram::parameters() const {
   for (const BlockOp& op : ops) {
     if (!op.tied) list.insert(list.end(), op.weights.begin(), op.weights.end());
     list.insert(list.end(), op.biases.begin(), op.biases.end());
+    for (const Adapter& adapter : op.adapters) list.insert(list.end(), {adapter.a, adapter.b});
   }
   return list;
 }
@@ -36,16 +38,21 @@ const BlockOp* BlockProgram::find(OpKind kind) const {
   return found == ops.end() ? nullptr : &*found;
 }
 
+static BlockProgram tuned(BlockProgram program, const ModelSpec& m) {
+  tune(program, m);
+  return program;
+}
+
 BlockProgram embedding_program(const ModelSpec& m) {
-  return m.family == Family::gpt2 ? Gpt2::embedding(m) : Llama::embedding(m);
+  return tuned(m.family == Family::gpt2 ? Gpt2::embedding(m) : Llama::embedding(m), m);
 }
 
 BlockProgram layer_program(const ModelSpec& m, std::int64_t layer) {
-  return m.family == Family::gpt2 ? Gpt2::layer(m, layer) : Llama::layer(m, layer);
+  return tuned(m.family == Family::gpt2 ? Gpt2::layer(m, layer) : Llama::layer(m, layer), m);
 }
 
 BlockProgram head_program(const ModelSpec& m) {
-  return m.family == Family::gpt2 ? Gpt2::head(m) : Llama::head(m);
+  return tuned(m.family == Family::gpt2 ? Gpt2::head(m) : Llama::head(m), m);
 }
 
 BlockProgram final_norm_program(const ModelSpec& m) {

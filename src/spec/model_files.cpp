@@ -72,7 +72,9 @@ constexpr const char* toml_keys[] = {"name",
                                      "kv_rank",
                                      "q_rank",
                                      "rotary_dim",
-                                     "value_head_dim"};
+                                     "value_head_dim",
+                                     "freeze",
+                                     "lora"};
 
 const char* experts_name(Experts experts) { return experts == Experts::mixtral ? "mixtral" : "deepseek"; }
 
@@ -339,6 +341,9 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
   m.q_rank = reader.integer_or("q_rank", 0);
   m.rotary_dim = reader.integer_or("rotary_dim", 0);
   m.value_head_dim = reader.integer_or("value_head_dim", 0);
+  if (reader.has("lora"))
+    m.tuning.lora = parse_lora(reader.text("lora", "a text"), fmt::format("{}: lora", where));
+  if (reader.has("freeze")) m.tuning.freeze = parse_freeze(reader.text("freeze", "a text"));
   try {
     validate(m);
   } catch (const RequestError& error) {
@@ -396,6 +401,8 @@ std::string to_toml(const ModelSpec& m) {
     line("value_head_dim", m.value_head_dim);
   }
   if (m.rotary_dim != 0) line("rotary_dim", m.rotary_dim);
+  if (m.tuning.lora.rank > 0) line("lora", quoted(lora_text(m.tuning.lora)));
+  if (!m.tuning.freeze.empty()) line("freeze", quoted(freeze_text(m.tuning)));
   return text;
 }
 

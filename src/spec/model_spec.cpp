@@ -1,5 +1,6 @@
 #include "spec/model_spec.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -255,6 +256,13 @@ std::int64_t num_parameters(const ModelSpec& m) { return count_all(m, Counted::a
 
 std::int64_t num_multiplying_parameters(const ModelSpec& m) { return count_all(m, Counted::multiplying); }
 
+std::int64_t num_trained_parameters(const ModelSpec& m) {
+  if (m.tuning == FineTuning{}) return num_parameters(m);
+  std::int64_t sum = 0;
+  for (const ParamSpec& spec : all_parameters(m)) sum += spec.frozen ? 0 : spec.numel();
+  return sum;
+}
+
 std::int64_t num_active_parameters(const ModelSpec& m) { return count_all(m, Counted::active); }
 
 double ModelSpec::mean_keys(std::int64_t seq_len) const {
@@ -270,7 +278,23 @@ double ModelSpec::mean_keys(std::int64_t seq_len) const {
 double model_flops_per_token(const ModelSpec& m, std::int64_t seq_len) {
   const double widths = static_cast<double>(m.attention_width() + m.attended_width());
   const double attention = 6.0 * static_cast<double>(m.num_layers) * widths * m.mean_keys(seq_len);
-  return 6.0 * static_cast<double>(num_active_parameters(m)) + attention;
+  double left_out = 0;
+  if (!(m.tuning == FineTuning{})) {
+    const std::int64_t idle = idle_blocks(m) - 1;  // layers
+    const auto leave_out = [&](const std::vector<ParamSpec>& list, double products) {
+      for (const ParamSpec& p : list)
+        if (p.frozen && p.multiplies && p.expert < m.experts_per_token)
+          left_out += 2.0 * products * static_cast<double>(p.numel());
+    };
+    leave_out(embedding_parameters(m), 1);
+    leave_out(head_parameters(m), 1);
+    for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
+      leave_out(block_parameters(m, layer), layer < idle ? 2 : 1);
+    // Two of the three passes through attention.
+    left_out += 2.0 / 3.0 * attention * static_cast<double>(std::max<std::int64_t>(0, idle)) /
+                static_cast<double>(m.num_layers);
+  }
+  return 6.0 * static_cast<double>(num_active_parameters(m)) - left_out + attention;
 }
 
 }  // namespace echelon

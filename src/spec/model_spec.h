@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "spec/activation.h"
+#include "spec/fine_tuning.h"
 #include "spec/param_spec.h"
 #include "spec/rope.h"
 #include "spec/routing.h"
@@ -89,6 +90,8 @@ struct ModelSpec {
   std::int64_t rotary_dim = 0;      // of head_dim turned by position; 0: all [qk_rope_head_dim]
   std::int64_t value_head_dim = 0;  // [v_head_dim]
 
+  FineTuning tuning;  // what of it is trained
+
   bool has_experts(std::int64_t layer) const { return experts != Experts::none && layer >= num_dense_layers; }
   std::int64_t num_expert_layers() const {
     return experts == Experts::none ? 0 : num_layers - num_dense_layers;
@@ -140,9 +143,11 @@ std::int64_t num_parameters(const ModelSpec& model);
 std::int64_t num_multiplying_parameters(const ModelSpec& model);
 // Those that one token meets: k experts of each layer that has them, and all shared ones.
 std::int64_t num_active_parameters(const ModelSpec& model);
+// Those that training changes.
+std::int64_t num_trained_parameters(const ModelSpec& model);
 // Training FLOPs of one token, forward and backward, causal attention, nothing recomputed: 6N + 12 L (H D) T
-// / 2, N those of num_active_parameters(). Where values are narrower than keys (latent attention) the mean of
-// both stands for D.
+// / 2, N those of num_active_parameters(), 4 for each that is frozen, 2 below what is trained. Where values
+// are narrower than keys (latent attention) the mean of both stands for D.
 double model_flops_per_token(const ModelSpec& model, std::int64_t seq_len);
 
 }  // namespace echelon
