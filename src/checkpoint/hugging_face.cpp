@@ -412,8 +412,11 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
       config["hidden_activation"] = "gelu_pytorch_tanh";
       const double scalar = m.scales.attention > 0 ? 1 / (m.scales.attention * m.scales.attention)
                                                    : static_cast<double>(m.head_dim);
-      const bool whole = std::abs(scalar - std::round(scalar)) < 1e-9 * scalar;
-      config["query_pre_attn_scalar"] = whole ? std::round(scalar) : scalar;
+      // transformers loads whole numbers alone.
+      if (std::abs(scalar - std::round(scalar)) < 1e-9 * scalar)
+        config["query_pre_attn_scalar"] = std::llround(scalar);
+      else
+        config["query_pre_attn_scalar"] = scalar;
     } else if (m.scales != ScaleSpec{}) {
       config["embedding_multiplier"] = m.scales.embedding;
       config["attention_multiplier"] =
@@ -428,6 +431,7 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
   config["torch_dtype"] = dtype == DType::f64 ? "float64" : dtype == DType::bf16 ? "bfloat16" : "float32";
   // transformers' own would lie outside a small vocabulary. Of bytes the last one ends a text.
   config["bos_token_id"] = config["eos_token_id"] = m.vocab - 1;
+  config["pad_token_id"] = nullptr;
   const std::string text = config.dump(2) + "\n";
   refuse_inexpressible(m, config["model_type"], text);
   return text;

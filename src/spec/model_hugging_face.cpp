@@ -360,9 +360,8 @@ void read_gemma3(const Config& config, ModelSpec& m) {
     if (m.window.full_every == 1) m.window = {};
   }
   m.scales.embedding = std::sqrt(static_cast<double>(m.hidden));
-  const double scalar = config.real_or("query_pre_attn_scalar", 0);
-  if (!(scalar > 0)) config.wrong("query_pre_attn_scalar", "a number above 0");
-  if (scalar != static_cast<double>(m.head_dim)) m.scales.attention = 1 / std::sqrt(scalar);
+  const std::int64_t scalar = config.integer("query_pre_attn_scalar");
+  if (scalar != m.head_dim) m.scales.attention = 1 / std::sqrt(static_cast<double>(scalar));
   config.only_null("attn_logit_softcapping");
   config.only_null("final_logit_softcapping");
   config.only_boolean("use_bidirectional_attention", false);
