@@ -188,8 +188,8 @@ TEST_P(HuggingFace, LossAndGradientsAreThoseOfTransformersOnAnyMesh) {
 }
 
 // As make_fixtures.py's train(): its optimizer, its batches. What transformers rounds to f32 on the way comes
-// back through AdamW, where a gradient is divided by its own size: hence the bound is not that of one gradient,
-// and eps is above the roundings of a gradient that is next to none.
+// back through AdamW, where a gradient is divided by its own size: hence the bound is not that of one
+// gradient, and eps is above the roundings of a gradient that is next to none.
 TEST_P(HuggingFace, FourStepsOfAdamWAreThoseOfTransformersOnAnyMesh) {
   const CheckpointInfo info = import(DType::f64);
   const SafetensorsFile want = expected();
@@ -323,7 +323,8 @@ TEST_P(HuggingFace, TransformersComputesTheSameFromAnExportedModel) {
 INSTANTIATE_TEST_SUITE_P(Models, HuggingFace,
                          testing::Values("gpt2", "llama", "llama-tied", "mixtral", "llama3", "llama-linear",
                                          "mistral", "qwen2-yarn", "qwen2-window", "qwen3", "qwen3-moe",
-                                         "smollm3", "granite", "olmo2", "phi3", "phi3-longrope", "gemma3"),
+                                         "smollm3", "granite", "olmo2", "phi3", "phi3-longrope", "gemma2",
+                                         "gemma3"),
                          [](const auto& instance) {
                            std::string name = instance.param;
                            std::erase(name, '-');

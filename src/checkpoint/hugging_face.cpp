@@ -328,7 +328,7 @@ void add_window(const ModelSpec& m, ordered_json& config) {
   const std::string type = config["model_type"];
   if (any || type == "mixtral" || type == "phi3")
     config["sliding_window"] = any ? ordered_json(m.window.size) : ordered_json();
-  if (!any && type != "gemma3_text") return;
+  if (!any && !type.starts_with("gemma")) return;
   if (type.starts_with("qwen")) {
     config["use_sliding_window"] = true;
     config["max_window_layers"] = 0;
@@ -362,15 +362,16 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
     if ((m.experts == Experts::deepseek && !qwen3_moe) || m.latent_attention())
       refuse(
           "model {}: its layout of Hugging Face is not written yet; legal: gpt2, llama, mistral, mixtral, "
-          "qwen2, qwen3, qwen3_moe, smollm3, granite, olmo2, phi3, gemma3_text",
+          "qwen2, qwen3, qwen3_moe, smollm3, granite, olmo2, phi3, gemma2, gemma3_text",
           m.name);
-    const bool gemma3 = m.norm_place == NormPlace::both && m.norms_less_one;
+    const bool gemma = m.norm_place == NormPlace::both && m.norms_less_one, gemma2 = gemma && !m.qk_norm;
     const auto [type, architecture] = mixtral               ? std::pair{"mixtral", "MixtralForCausalLM"}
                                       : qwen3_moe           ? std::pair{"qwen3_moe", "Qwen3MoeForCausalLM"}
                                       : m.fused_projections ? std::pair{"phi3", "Phi3ForCausalLM"}
                                       : m.norm_place == NormPlace::after && m.qk_norm_whole
                                           ? std::pair{"olmo2", "Olmo2ForCausalLM"}
-                                      : gemma3 ? std::pair{"gemma3_text", "Gemma3ForCausalLM"}
+                                      : gemma2 ? std::pair{"gemma2", "Gemma2ForCausalLM"}
+                                      : gemma  ? std::pair{"gemma3_text", "Gemma3ForCausalLM"}
                                       : m.scales != ScaleSpec{}   ? std::pair{"granite", "GraniteForCausalLM"}
                                       : m.rope.unturned_every > 0 ? std::pair{"smollm3", "SmolLM3ForCausalLM"}
                                       : m.qkv_bias                ? std::pair{"qwen2", "Qwen2ForCausalLM"}
@@ -407,7 +408,12 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
     }
     add_rope(m, config);
     add_window(m, config);
-    if (gemma3) {
+    if (gemma2) {
+      const auto cap = [](double value) { return value > 0 ? ordered_json(value) : ordered_json(); };
+      config["attn_logit_softcapping"] = cap(m.caps.attention);
+      config["final_logit_softcapping"] = cap(m.caps.logits);
+    }
+    if (gemma) {
       config.erase("hidden_act");
       config["hidden_activation"] = "gelu_pytorch_tanh";
       const double scalar = m.scales.attention > 0 ? 1 / (m.scales.attention * m.scales.attention)

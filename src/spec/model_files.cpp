@@ -51,6 +51,8 @@ constexpr const char* toml_keys[] = {"name",
                                      "attention_scale",
                                      "residual_scale",
                                      "logits_divisor",
+                                     "attention_cap",
+                                     "logits_cap",
                                      "fused_projections",
                                      "norms_less_one",
                                      "init_std",
@@ -324,6 +326,7 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
   read_rope(reader, where, m);
   m.window = {reader.integer_or("window", 0), reader.integer_or("window_full_every", 0)};
   for (const auto& [key, member] : scale_keys) m.scales.*member = reader.real_or(key, m.scales.*member);
+  m.caps = {reader.real_or("attention_cap", 0), reader.real_or("logits_cap", 0)};
   m.fused_projections = reader.boolean_or("fused_projections", false);
   m.norms_less_one = reader.boolean_or("norms_less_one", false);
   m.qk_norm_whole = reader.boolean_or("qk_norm_whole", false);
@@ -368,6 +371,8 @@ std::string to_toml(const ModelSpec& m) {
   if (m.window.full_every != 0) line("window_full_every", m.window.full_every);
   for (const auto& [key, member] : scale_keys)
     if (m.scales.*member != ScaleSpec{}.*member) line(key, m.scales.*member);
+  if (m.caps.attention != 0) line("attention_cap", m.caps.attention);
+  if (m.caps.logits != 0) line("logits_cap", m.caps.logits);
   if (m.fused_projections) line("fused_projections", m.fused_projections);
   if (m.norms_less_one) line("norms_less_one", m.norms_less_one);
   if (m.norm_place != NormPlace::before) line("norm_place", quoted(name_of(m.norm_place)));

@@ -29,6 +29,8 @@ class Config {
 
   bool has(const char* key) const { return object_.contains(key) && !object_.at(key).is_null(); }
 
+  bool names(const char* key) const { return object_.contains(key); }  // null, it may be
+
   std::int64_t integer(const char* key) const {
     constexpr std::int64_t largest =
         2147483647;  // sums of products of sizes then stay in range until validate()
@@ -346,25 +348,41 @@ void read_phi3(const Config& config, ModelSpec& m) {
   read_llama(config, {.windowed = true, .norm_eps = 1e-5}, m);
 }
 
-// Its text alone. Layers with a window have positions of their own; without layer_types each sixth has none.
-void read_gemma3(const Config& config, ModelSpec& m) {
+// What Gemma 2 and 3 share; the window in all layers but each n-th, by default where layer_types is missing.
+void read_gemma(const Config& config, double theta, std::int64_t full_every, ModelSpec& m) {
   m.norm_place = NormPlace::both;
-  m.qk_norm = m.norms_less_one = true;
+  m.norms_less_one = true;
   config.required("num_key_value_heads");
   config.required("head_dim");
   config.required("query_pre_attn_scalar");
-  m.rope.local_theta = config.real_or("rope_local_base_freq", 1e4);
-  read_llama(config, {.activation = Activation::geglu, .rope_theta = 1e6, .tied = true}, m);
+  read_llama(config, {.activation = Activation::geglu, .rope_theta = theta, .tied = true}, m);
   if (!config.has("layer_types")) {
-    m.window = {config.integer("sliding_window"), config.integer_or("sliding_window_pattern", 6)};
-    if (m.window.full_every == 1) m.window = {};
+    m.window = {config.integer("sliding_window"), full_every};
+    if (full_every == 1) m.window = {};
   }
   m.scales.embedding = std::sqrt(static_cast<double>(m.hidden));
   const std::int64_t scalar = config.integer("query_pre_attn_scalar");
   if (scalar != m.head_dim) m.scales.attention = 1 / std::sqrt(static_cast<double>(scalar));
+  config.only_boolean("use_bidirectional_attention", false);
+}
+
+// Null: none.
+double read_cap(const Config& config, const char* key, double otherwise) {
+  return config.names(key) && !config.has(key) ? 0 : config.real_or(key, otherwise);
+}
+
+void read_gemma2(const Config& config, ModelSpec& m) {
+  read_gemma(config, 1e4, 2, m);
+  m.caps = {read_cap(config, "attn_logit_softcapping", 50), read_cap(config, "final_logit_softcapping", 30)};
+}
+
+// Its text alone. Layers with a window have positions of their own; without layer_types each sixth has none.
+void read_gemma3(const Config& config, ModelSpec& m) {
+  m.qk_norm = true;
+  m.rope.local_theta = config.real_or("rope_local_base_freq", 1e4);
+  read_gemma(config, 1e6, config.integer_or("sliding_window_pattern", 6), m);
   config.only_null("attn_logit_softcapping");
   config.only_null("final_logit_softcapping");
-  config.only_boolean("use_bidirectional_attention", false);
 }
 
 [[noreturn]] void refuse_model_type(const std::string& where, const std::string& type) {
@@ -374,7 +392,7 @@ void read_gemma3(const Config& config, ModelSpec& m) {
   refuse(
       "{}: model_type = \"{}\" is not supported{}: only gpt2, llama, mistral, mixtral, qwen2, qwen3, "
       "qwen3_moe, "
-      "smollm3, granite, olmo2, phi3 and gemma3_text are",
+      "smollm3, granite, olmo2, phi3, gemma2 and gemma3_text are",
       where, type, why);
 }
 
@@ -418,6 +436,8 @@ ModelSpec model_from_hugging_face(const std::string& config_json, const std::str
     read_olmo2(config, m);
   } else if (type == "phi3") {
     read_phi3(config, m);
+  } else if (type == "gemma2") {
+    read_gemma2(config, m);
   } else if (type == "gemma3_text") {
     read_gemma3(config, m);
   } else {

@@ -102,13 +102,13 @@ void check_latent_attention(const ModelSpec& m) {
 void check_rope(const ModelSpec& m) {
   const RopeSpec& r = m.rope;
   const bool other = !(m.window == WindowSpec{}) || !(m.scales == ScaleSpec{}) || m.fused_projections ||
-                     m.norms_less_one || m.norm_place != NormPlace::before;
+                     m.norms_less_one || m.norm_place != NormPlace::before || !(m.caps == CapSpec{});
   if (m.family == Family::gpt2) {
     RopeSpec plain;
     plain.theta = r.theta;
     if (!(r == plain) || (m.rotary_dim != 0 && m.kv_rank == 0) || other)
       refuse(
-          "model {}: scaled, partial or missing rotary positions, a window, scales, norm_place and "
+          "model {}: scaled, partial or missing rotary positions, a window, scales, caps, norm_place and "
           "fused_projections are "
           "not legal for the gpt2 family; give family = \"llama\"",
           m.name);
@@ -129,7 +129,7 @@ void check_rope(const ModelSpec& m) {
            m.name, m.window.full_every, largest_num_layers);
   if (m.latent_attention() && (r.unturned_every > 0 || other))
     refuse(
-        "model {}: unturned_every, window, scales, norm_place and fused_projections are not legal with "
+        "model {}: unturned_every, window, scales, caps, norm_place and fused_projections are not legal with "
         "latent attention "
         "(kv_rank = {})",
         m.name, m.kv_rank);
@@ -168,6 +168,13 @@ void check_scales(const ModelSpec& m) {
   check_positive(m, "residual_scale", m.scales.residual);
   check_positive(m, "logits_divisor", m.scales.logits_divisor);
   if (m.scales.attention != 0) check_positive(m, "attention_scale", m.scales.attention);
+  if (m.caps.attention != 0) check_positive(m, "attention_cap", m.caps.attention);
+  // exp(-2 cap) is then a normal number of every dtype: the backward pass takes logits from their
+  // exponentials.
+  constexpr double largest_logits_cap = 40;
+  if (!(m.caps.logits >= 0) || m.caps.logits > largest_logits_cap)
+    refuse("model {}: logits_cap = {} is not legal: give a number above 0 and up to {}, or 0 for none",
+           m.name, m.caps.logits, largest_logits_cap);
   if (m.qk_norm_whole && !m.qk_norm)
     refuse(
         "model {}: qk_norm_whole = true is not legal without norms of queries and keys; give qk_norm = true",

@@ -46,6 +46,13 @@ struct ScaleSpec {
   bool operator==(const ScaleSpec&) const = default;
 };
 
+// Soft caps: x becomes cap tanh(x / cap) (Gemma 2, https://arxiv.org/abs/2408.00118). 0: none.
+struct CapSpec {
+  double attention = 0;  // of scores, before the mask and the softmax
+  double logits = 0;
+  bool operator==(const CapSpec&) const = default;
+};
+
 struct ModelSpec {
   std::string name;
   Family family = Family::llama;
@@ -62,6 +69,7 @@ struct ModelSpec {
   RopeSpec rope;
   WindowSpec window;
   ScaleSpec scales;
+  CapSpec caps;
   NormPlace norm_place = NormPlace::before;
   double init_std = 0.02;
   Activation activation = Activation::swiglu;  // of a llama's MLPs; without a gate they have no gate_proj

@@ -538,6 +538,14 @@ class ReferenceKernels final : public HostBackend {
     });
   }
 
+  void soft_cap(InOut tx, double cap) override {
+    with_float_type(tx, [&]<class F>(F) {
+      const Matrix<F> x(tx);
+      for (std::int64_t i = 0; i < x.rows; ++i)
+        for (std::int64_t j = 0; j < x.cols; ++j) x[i][j] = F(cap) * std::tanh(x[i][j] / F(cap));
+    });
+  }
+
   void row_max(const Tensor& tlogits, Out tmax) override {
     with_float_type(tlogits, [&]<class F>(F) {
       const Matrix<F> logits(tlogits);
@@ -567,7 +575,8 @@ class ReferenceKernels final : public HostBackend {
   }
 
   void cross_entropy_backward(const Tensor& tp, const Tensor& tsum, const Tensor& ttargets,
-                              std::int64_t first_id, double loss_scale, Out tdlogits) override {
+                              std::int64_t first_id, double loss_scale, Out tdlogits,
+                              const LogitsCap& cap) override {
     with_pair(tp, tdlogits, [&]<class F, class T>(const Matrix<F>& p, const Matrix<T>& dlogits) {
       if constexpr (std::is_same_v<F, Wide<F>>) {
         const F* sum = tsum.host<F>();
@@ -578,8 +587,14 @@ class ReferenceKernels final : public HostBackend {
             continue;
           }
           const std::int64_t column = local_column(targets[i], first_id, p.cols);
-          for (std::int64_t j = 0; j < p.cols; ++j)
-            dlogits[i][j] = T(F(loss_scale) * (p[i][j] / sum[i] - (j == column ? F(1) : F(0))));
+          for (std::int64_t j = 0; j < p.cols; ++j) {
+            F slope = 1;  // of the cap at the logit that p is made of
+            if (cap.cap > 0) {
+              const F bent = (cap.max.host<F>()[i] + std::log(p[i][j])) / F(cap.cap);
+              slope -= bent * bent;
+            }
+            dlogits[i][j] = T(F(loss_scale) * (p[i][j] / sum[i] - (j == column ? F(1) : F(0))) * slope);
+          }
         }
       }
     });

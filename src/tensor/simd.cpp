@@ -11,6 +11,8 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include <hwy/contrib/math/math-inl.h>
+
 #include "tensor/simd_bf16-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -431,6 +433,12 @@ float max(const float* x, Size n) {
   return result;
 }
 
+void soft_cap(float* x, float cap, Size n) {
+  each(n, [=](auto d, Size i) HWY_ATTR {
+    store(Mul(Set(d, cap), hn::Tanh(d, Mul(load(d, x + i), Set(d, 1.0f / cap)))), d, x + i);
+  });
+}
+
 float exp_sum(float* x, float max, Size n) {
   return sum_of(n, [=](auto d, Size i) HWY_ATTR {
     const auto e = exponential(d, Sub(load(d, x + i), Set(d, max)));
@@ -517,23 +525,40 @@ float softmax_row(const float* s, Size visible, Size n, float* max, float* sum, 
   return correction;
 }
 
-template <class T>
-void softmax_gradient_row(const float* s, const float* dp, Size visible, Size n, float lse, float delta, T* p,
-                          T* ds) {
+template <bool capped, class T>
+HWY_INLINE void gradient_row(const float* s, const float* dp, Size visible, Size n, float lse, float delta,
+                             float cap, T* p, T* ds) {
   const Full d;
   const Size step = lanes(d);
-  const auto weight = [=](Size i) HWY_ATTR { return exponential(d, Sub(load(d, s + i), Set(d, lse))); };
-  const auto gradient = [=](Size i, auto e) HWY_ATTR { return Mul(e, Sub(load(d, dp + i), Set(d, delta))); };
+  const auto bent = [=](Size i) HWY_ATTR {
+    if constexpr (capped)
+      return hn::Tanh(d, Mul(load(d, s + i), Set(d, 1.0f / cap)));
+    else
+      return load(d, s + i);
+  };
+  const auto weight = [=](auto b) HWY_ATTR {
+    if constexpr (capped)
+      return exponential(d, Sub(Mul(b, Set(d, cap)), Set(d, lse)));
+    else
+      return exponential(d, Sub(b, Set(d, lse)));
+  };
+  const auto gradient = [=](Size i, auto b, auto e) HWY_ATTR {
+    const auto behind = Mul(e, Sub(load(d, dp + i), Set(d, delta)));
+    if constexpr (capped)
+      return Mul(behind, NegMulAdd(b, b, Set(d, 1.0f)));
+    else
+      return behind;
+  };
   Size i = 0;
   for (; i + step <= visible; i += step) {
-    const auto e = weight(i), g = gradient(i, e);
+    const auto b = bent(i), e = weight(b), g = gradient(i, b, e);
     store(e, d, p + i);
     store(g, d, ds + i);
   }
   // The last vector may reach beyond what is visible.
   if (i < visible) {
     const auto seen = hn::FirstN(d, static_cast<std::size_t>(visible - i));
-    const auto e = weight(i), g = gradient(i, e);
+    const auto b = bent(i), e = weight(b), g = gradient(i, b, e);
     store(hn::IfThenElseZero(seen, e), d, p + i);
     store(hn::IfThenElseZero(seen, g), d, ds + i);
     i += step;
@@ -542,6 +567,27 @@ void softmax_gradient_row(const float* s, const float* dp, Size visible, Size n,
     store(Zero(d), d, p + i);
     store(Zero(d), d, ds + i);
   }
+}
+
+template <class T>
+void softmax_gradient_row(const float* s, const float* dp, Size visible, Size n, float lse, float delta, T* p,
+                          T* ds) {
+  gradient_row<false>(s, dp, visible, n, lse, delta, 0, p, ds);
+}
+
+template <class T>
+void capped_softmax_gradient_row(const float* s, const float* dp, Size visible, Size n, float lse,
+                                 float delta, float cap, T* p, T* ds) {
+  gradient_row<true>(s, dp, visible, n, lse, delta, cap, p, ds);
+}
+
+template <class T>
+void scale_capped(const float* p, float factor, float max, float cap, T* y, Size n) {
+  each(n, [=](auto d, Size i) HWY_ATTR {
+    const auto v = load(d, p + i);
+    const auto bent = Mul(Add(Set(d, max), hn::Log(d, v)), Set(d, 1.0f / cap));
+    store(Mul(Mul(v, Set(d, factor)), NegMulAdd(bent, bent, Set(d, 1.0f))), d, y + i);
+  });
 }
 
 template <class T>
@@ -571,10 +617,15 @@ constexpr Simd<T> passes{.add = add<T, T>,
                          .swiglu_backward_wide = swiglu_backward<T, float>,
                          .rotate = rotate<T>,
                          .softmax_row = softmax_row<T>,
-                         .softmax_gradient_row = softmax_gradient_row<T>};
+                         .softmax_gradient_row = softmax_gradient_row<T>,
+                         .capped_softmax_gradient_row = capped_softmax_gradient_row<T>,
+                         .scale_capped = scale_capped<T>};
 
-constexpr WideSimd wide_passes{
-    .max = max, .exp_sum = exp_sum, .adamw = adamw, .adamw_without_master = adamw_without_master};
+constexpr WideSimd wide_passes{.max = max,
+                               .soft_cap = soft_cap,
+                               .exp_sum = exp_sum,
+                               .adamw = adamw,
+                               .adamw_without_master = adamw_without_master};
 
 }  // namespace
 
