@@ -296,6 +296,31 @@ TEST(Gemma2, IsTheSameUnderUlyssesAndItsHybrid) {
   }
 }
 
+// Its layers in both orders.
+TEST(GptNeox, IsTheSameOnEveryAxis) {
+  for (bool parallel : {true, false}) {
+    ModelSpec model = odd_llama(false, 4);
+    model.name = "neox";
+    model.family = Family::neox;
+    model.parallel_residual = parallel;
+    model.rotary_dim = 4;
+    EXPECT_EQ(to_toml(model_from_toml(to_toml(model), "x")), to_toml(model));
+    for (const Plan& plan : plans_of(model)) {
+      SCOPED_TRACE(to_toml(plan));
+      VerifyRequest request;
+      request.plan = plan;
+      request.optimizer.warmup_steps = 0;
+      request.optimizer.total_steps = 10;
+      request.run.timeout = patience;
+      request.steps = 2;
+      const VerifyReport report = verify(request);
+      EXPECT_TRUE(report.pass) << to_json(report, plan);
+      EXPECT_LE(report.grad_max_rel_diff, 1e-10);
+      expect_predicted(plan);
+    }
+  }
+}
+
 TEST(FamilyChoices, CapsAreRefusedWhereTheyMeanNothing) {
   const auto refused = [](const char* preset, const char* line, std::vector<std::string> parts) {
     expect_refusal([&] { model_from_toml(to_toml(load_model(preset)) + line, "x"); }, parts);

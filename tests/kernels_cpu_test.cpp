@@ -284,6 +284,21 @@ TEST_F(KernelsCpu, RmsNorm) {
     }
 }
 
+TEST_F(KernelsCpu, GeluOfTheErrorFunction) {
+  for (const auto& [rows, cols] : sizes)
+    for (bool strided : {false, true}) {
+      const Operand h = random(rows, cols, strided, 3.0), dy = random(rows, cols, strided),
+                    bias = vector(cols);
+      const Operand y = random(rows, cols, strided);
+      run([&](Kernels& k, auto of) {
+        k.activate(Activation::gelu_erf, of(h), of(bias), of(y));
+        k.activate_backward(Activation::gelu_erf, of(h), of(dy));
+      });
+      expect_close(y, 1, 8, "gelu_erf"), expect_close(h, 1, 8, "gelu_erf_backward y");
+      expect_close(dy, 1, 8, "gelu_erf_backward dh");
+    }
+}
+
 TEST_F(KernelsCpu, Relu2) {
   for (const auto& [rows, cols] : sizes)
     for (bool strided : {false, true}) {

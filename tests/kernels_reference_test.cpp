@@ -259,6 +259,27 @@ TEST_F(KernelsReference, Gelu) {
   expect_gradient(biased, dh, loss, "dh");
 }
 
+TEST_F(KernelsReference, GeluOfTheErrorFunction) {
+  // x (1 + erf(x / sqrt 2)) / 2, of tables of the normal distribution.
+  const std::array<std::array<double, 2>, 4> known{
+      {{-2, -0.0455002638963584}, {0, 0}, {1, 0.841344746068543}, {3, 2.99595030590511}}};
+  const Tensor h = unwritten({1, 4}), y = unwritten({1, 4});
+  for (std::int64_t j = 0; j < 4; ++j) at(h, 0, j) = known[static_cast<std::size_t>(j)][0];
+  kernels->activate(Activation::gelu_erf, h, Tensor(), y);
+  for (std::int64_t j = 0; j < 4; ++j)
+    EXPECT_NEAR(at(y, 0, j), known[static_cast<std::size_t>(j)][1], 1e-14);  // the digits above
+  const Tensor input = random(arena, {3, 4}, 1), dy = random(arena, {3, 4}, 3), out = unwritten({3, 4});
+  const Tensor h_to_y = clone(arena, input), dh = clone(arena, dy);
+  kernels->activate_backward(Activation::gelu_erf, h_to_y, dh);
+  const auto loss = [&] {
+    kernels->activate(Activation::gelu_erf, input, Tensor(), out);
+    return inner(out, dy);
+  };
+  loss();
+  expect_near(h_to_y, out, 0);
+  expect_gradient(input, dh, loss, "dh");
+}
+
 TEST_F(KernelsReference, Relu2) {
   const Tensor h = unwritten({1, 5}), y = unwritten({1, 5});
   const std::array<double, 5> x{-2, -0.5, 0, 0.5, 3}, squares{0, 0, 0, 0.25, 9};

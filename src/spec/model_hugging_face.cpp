@@ -119,6 +119,41 @@ void read_gpt2(const Config& config, ModelSpec& m) {
   config.only_boolean("add_cross_attention", false);
 }
 
+// In transformers 5 its positions are in rope_parameters.
+void read_neox(const Config& config, ModelSpec& m) {
+  m.family = Family::neox;
+  m.num_layers = config.integer("num_hidden_layers");
+  m.hidden = config.integer("hidden_size");
+  m.num_heads = config.integer("num_attention_heads");
+  m.num_kv_heads = m.num_heads;
+  m.head_dim = even_head_dim(config, "num_attention_heads", "hidden_size");
+  m.mlp_hidden = config.integer("intermediate_size");
+  m.vocab = config.integer("vocab_size");
+  m.max_seq = config.integer("max_position_embeddings");
+  m.tied_embedding = config.boolean_or("tie_word_embeddings", false);
+  m.norm_eps = config.real_or("layer_norm_eps", 1e-5);
+  m.parallel_residual = config.boolean_or("use_parallel_residual", true);
+  m.rope.theta = config.real_or("rotary_emb_base", 1e4);
+  double part = config.real_or("rotary_pct", 0.25);
+  config.only_null("rope_scaling");
+  if (config.has("rope_parameters")) {
+    const std::string where = config.where() + ", rope_parameters";
+    const Config rope(config.required("rope_parameters"), where);
+    rope.only_text("rope_type", "default", {"default"});
+    m.rope.theta = rope.real_or("rope_theta", m.rope.theta);
+    part = rope.real_or("partial_rotary_factor", part);
+  }
+  const auto turned = static_cast<std::int64_t>(static_cast<double>(m.head_dim) * part);
+  if (!(part > 0) || part > 1 || turned < 1)
+    refuse("{}: {} of each head of {} is to be turned: give a part above 0 and up to 1", config.where(), part,
+           m.head_dim);
+  m.rotary_dim = turned == m.head_dim ? 0 : turned;
+  config.only_text("hidden_act", "gelu", {"gelu"});
+  config.only_boolean("attention_bias", true);
+  config.only_real("hidden_dropout", 0.0);
+  config.only_real("attention_dropout", 0.0);
+}
+
 // A list of numbers.
 std::vector<double> numbers(const Config& config, const char* key) {
   std::vector<double> values;
@@ -392,7 +427,7 @@ void read_gemma3(const Config& config, ModelSpec& m) {
   refuse(
       "{}: model_type = \"{}\" is not supported{}: only gpt2, llama, mistral, mixtral, qwen2, qwen3, "
       "qwen3_moe, "
-      "smollm3, granite, olmo2, phi3, gemma2 and gemma3_text are",
+      "smollm3, granite, olmo2, phi3, gemma2, gemma3_text and gpt_neox are",
       where, type, why);
 }
 
@@ -436,6 +471,8 @@ ModelSpec model_from_hugging_face(const std::string& config_json, const std::str
     read_olmo2(config, m);
   } else if (type == "phi3") {
     read_phi3(config, m);
+  } else if (type == "gpt_neox") {
+    read_neox(config, m);
   } else if (type == "gemma2") {
     read_gemma2(config, m);
   } else if (type == "gemma3_text") {

@@ -50,7 +50,8 @@ std::int64_t count_all(const ModelSpec& m, Counted counted) {
 void check_experts(const ModelSpec& m) {
   if (m.experts == Experts::none) return;
   if (m.family != Family::llama)
-    refuse("model {}: experts are not legal for the gpt2 family; give family = \"llama\"", m.name);
+    refuse("model {}: experts are not legal for the {} family; give family = \"llama\"", m.name,
+           name_of(m.family));
   constexpr std::int64_t most_experts = 4096;
   check_size(m, "num_experts", m.num_experts, most_experts);
   check_size(m, "experts_per_token", m.experts_per_token, m.num_experts);
@@ -87,7 +88,7 @@ void check_router(const ModelSpec& m) {
 void check_latent_attention(const ModelSpec& m) {
   if (m.kv_rank == 0 && m.q_rank == 0 && m.value_head_dim == 0) return;
   if (m.family != Family::llama)
-    refuse("model {}: kv_rank = {} is not legal for the gpt2 family", m.name, m.kv_rank);
+    refuse("model {}: kv_rank = {} is not legal for the {} family", m.name, m.kv_rank, name_of(m.family));
   check_size(m, "kv_rank", m.kv_rank, largest_size);
   if (m.q_rank != 0) check_size(m, "q_rank", m.q_rank, largest_size);
   check_size(m, "rotary_dim", m.rotary_dim, m.head_dim);
@@ -113,6 +114,20 @@ void check_rope(const ModelSpec& m) {
           "not legal for the gpt2 family; give family = \"llama\"",
           m.name);
     return;
+  }
+  if (m.family == Family::neox) {
+    RopeSpec plain;
+    plain.theta = r.theta;
+    if (!(r == plain) || other)
+      refuse(
+          "model {}: scaled or missing rotary positions, a window, scales, caps, norm_place and "
+          "fused_projections "
+          "are not legal for the neox family; give family = \"llama\"",
+          m.name);
+  } else if (m.parallel_residual) {
+    refuse(
+        "model {}: parallel_residual = true is not legal for the {} family; give false, or family = \"neox\"",
+        m.name, name_of(m.family));
   }
   if (!m.latent_attention() && (m.rotary_dim < 0 || m.rotary_dim > m.head_dim || m.rotary_dim % 2 != 0))
     refuse("model {}: rotary_dim = {} is not legal: give an even number up to head_dim = {}, or 0 for all",
@@ -205,19 +220,20 @@ void validate(const ModelSpec& m) {
     refuse("model {}: num_kv_heads = {} does not divide num_heads = {}; give a divisor of {}", m.name,
            m.num_kv_heads, m.num_heads, m.num_heads);
   }
-  if (m.family == Family::gpt2) {
+  if (m.family != Family::llama) {
     if (m.num_kv_heads != m.num_heads) {
       refuse(
-          "model {}: num_kv_heads = {} is not legal for the gpt2 family, whose heads all have their own keys "
+          "model {}: num_kv_heads = {} is not legal for the {} family, whose heads all have their own keys "
           "and "
           "values; give {}",
-          m.name, m.num_kv_heads, m.num_heads);
+          m.name, m.num_kv_heads, name_of(m.family), m.num_heads);
     }
     if (m.attention_width() != m.hidden) {
-      refuse("model {}: num_heads x head_dim = {} x {} = {}; the gpt2 family needs hidden = {}", m.name,
-             m.num_heads, m.head_dim, m.attention_width(), m.hidden);
+      refuse("model {}: num_heads x head_dim = {} x {} = {}; the {} family needs hidden = {}", m.name,
+             m.num_heads, m.head_dim, m.attention_width(), name_of(m.family), m.hidden);
     }
-  } else if (m.head_dim % 2 != 0) {
+  }
+  if (m.family != Family::gpt2 && m.head_dim % 2 != 0) {
     refuse("model {}: head_dim = {} is odd; rotary positions turn pairs of channels, so give an even number",
            m.name, m.head_dim);
   }

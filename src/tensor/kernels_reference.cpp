@@ -39,15 +39,28 @@ F gelu_slope(F x) {
 }
 
 template <class F>
+F normal_distribution(F x) {
+  return F(0.5) * (1 + std::erf(x * F(0.707106781186547524400844362104849039)));
+}
+
+template <class F>
+F gelu_erf_slope(F x) {
+  constexpr F density = F(0.398942280401432677939946059934381868);  // 1 / sqrt(2 pi)
+  return normal_distribution(x) + x * density * std::exp(F(-0.5) * x * x);
+}
+
+template <class F>
 F activation_of(Activation a, F x) {
   check(!is_gated(a), "an activation without a gate");
   const F positive = std::max(x, F(0));
+  if (a == Activation::gelu_erf) return x * normal_distribution(x);
   return a == Activation::relu2 ? positive * positive : gelu_of(x);
 }
 
 template <class F>
 F activation_slope(Activation a, F x) {
   check(!is_gated(a), "an activation without a gate");
+  if (a == Activation::gelu_erf) return gelu_erf_slope(x);
   return a == Activation::relu2 ? 2 * std::max(x, F(0)) : gelu_slope(x);
 }
 

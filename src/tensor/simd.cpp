@@ -337,6 +337,46 @@ void gelu_backward(T* h, T* dy, Size n) {
   });
 }
 
+// erf, a rational minimax approximation that is 1 in float beyond 4 (Eigen, Mozilla Public License 2.0:
+// generic_fast_erf_float).
+template <class D, class V>
+HWY_INLINE V error_function(D d, V v) {
+  const V x = hn::Clamp(v, Set(d, -4.0f), Set(d, 4.0f)), square = Mul(x, x);
+  V p = Set(d, -2.72614225801306e-10f);
+  for (const float a : {2.77068142495902e-08f, -2.10102402082508e-06f, -5.69250639462346e-05f,
+                        -7.34990630326855e-04f, -2.95459980854025e-03f, -1.60960333262415e-02f})
+    p = MulAdd(p, square, Set(d, a));
+  V q = Set(d, -1.45660718464996e-05f);
+  for (const float b :
+       {-2.13374055278905e-04f, -1.68282697438203e-03f, -7.37332916720468e-03f, -1.42647390514189e-02f})
+    q = MulAdd(q, square, Set(d, b));
+  return Div(Mul(x, p), q);
+}
+
+template <class D, class V>
+HWY_INLINE V normal_distribution(D d, V x) {
+  const V half = Set(d, 0.5f);
+  return MulAdd(half, error_function(d, Mul(x, Set(d, 0.70710678f))), half);
+}
+
+template <class T>
+void gelu_erf(T* h, const T* bias, T* y, Size n) {
+  each(n, [=](auto d, Size i) HWY_ATTR {
+    const auto v = biased(d, h, bias, i);
+    store(Mul(v, normal_distribution(d, v)), d, y + i);
+  });
+}
+
+template <class T>
+void gelu_erf_backward(T* h, T* dy, Size n) {
+  each(n, [=](auto d, Size i) HWY_ATTR {
+    const auto v = load(d, h + i), below = normal_distribution(d, v);
+    const auto density = Mul(Set(d, 0.39894228f), exponential(d, Mul(Set(d, -0.5f), Mul(v, v))));
+    store(Mul(v, below), d, h + i);
+    store(Mul(load(d, dy + i), MulAdd(v, density, below)), d, dy + i);
+  });
+}
+
 template <class T>
 void relu2(T* h, const T* bias, T* y, Size n) {
   each(n, [=](auto d, Size i) HWY_ATTR {
@@ -358,6 +398,7 @@ template <class T>
 ActivationPasses<T> activation(Activation a) {
   check(!is_gated(a), "an activation without a gate");
   if (a == Activation::relu2) return {relu2<T>, relu2_backward<T>};
+  if (a == Activation::gelu_erf) return {gelu_erf<T>, gelu_erf_backward<T>};
   return {gelu<T>, gelu_backward<T>};
 }
 
