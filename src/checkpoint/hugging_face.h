@@ -22,6 +22,8 @@ struct StoredPlace {
   std::string name;
   std::vector<std::int64_t> shape;  // of the whole tensor
   std::int64_t first_row = 0;
+  // So many of its rows lie side by side, and the next ones `step` rows on; 0: all.
+  std::int64_t run = 0, step = 0;
 };
 
 // What transformers needs to know of the model: read back (model_from_hugging_face) it is the model, in every

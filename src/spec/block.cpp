@@ -44,15 +44,24 @@ static BlockProgram tuned(BlockProgram program, const ModelSpec& m) {
 }
 
 BlockProgram embedding_program(const ModelSpec& m) {
-  return tuned(m.family == Family::gpt2 ? Gpt2::embedding(m) : Llama::embedding(m), m);
+  return tuned(m.family == Family::gpt2   ? Gpt2::embedding(m)
+               : m.family == Family::neox ? Neox::embedding(m)
+                                          : Llama::embedding(m),
+               m);
 }
 
 BlockProgram layer_program(const ModelSpec& m, std::int64_t layer) {
-  return tuned(m.family == Family::gpt2 ? Gpt2::layer(m, layer) : Llama::layer(m, layer), m);
+  return tuned(m.family == Family::gpt2   ? Gpt2::layer(m, layer)
+               : m.family == Family::neox ? Neox::layer(m, layer)
+                                          : Llama::layer(m, layer),
+               m);
 }
 
 BlockProgram head_program(const ModelSpec& m) {
-  return tuned(m.family == Family::gpt2 ? Gpt2::head(m) : Llama::head(m), m);
+  return tuned(m.family == Family::gpt2   ? Gpt2::head(m)
+               : m.family == Family::neox ? Neox::head(m)
+                                          : Llama::head(m),
+               m);
 }
 
 BlockProgram final_norm_program(const ModelSpec& m) {
@@ -214,11 +223,11 @@ int BlockBuilder::experts(int x, std::vector<ParamSpec> weights) {
   return y;
 }
 
-int BlockBuilder::loss(int x, ParamSpec table) {
+int BlockBuilder::loss(int x, ParamSpec table, const char* untied) {
   const int sum = value("loss", Home::same, 1);
   BlockOp& op = product(OpKind::loss, "loss", x, sum);
   op.tied = m_.tied_embedding;
-  op.weights = {op.tied ? std::move(table) : cut_rows("lm_head.weight", m_.vocab, m_.hidden, 1, m_.init_std)};
+  op.weights = {op.tied ? std::move(table) : cut_rows(untied, m_.vocab, m_.hidden, 1, m_.init_std)};
   return sum;
 }
 

@@ -203,6 +203,8 @@ Verdict of_vocabulary(const Plan& plan) {
   const Remedy alone{"pp", "1"};
   if (m.tied_embedding)
     return problem(alone, "{} ties its output layer to its embedding, which is on the first rank", m.name);
+  if (m.caps.logits > 0)
+    return problem(alone, "{} caps its logits, and the parts' probabilities are those of plain ones", m.name);
   if (output_matrix(m).frozen)
     return problem(alone, "the output layer of {} is frozen, and its parts make gradients", m.name);
   if (m.vocab < std::int64_t{pp} * tp)

@@ -57,11 +57,13 @@ class KernelBackend {
   virtual void embedding_backward(const Tensor& ids, const Tensor& dy, std::int64_t first_id,
                                   InOut dtable) = 0;
   virtual void combine_rows(const Tensor& x, const Tensor& places, const Tensor& weights, Out y) = 0;
+  virtual void soft_cap(InOut x, double cap) = 0;
   virtual void row_max(const Tensor& logits, Out max) = 0;
   virtual void exp_sum(InOut logits, const Tensor& max, const Tensor& targets, std::int64_t first_id, Out sum,
                        Out target) = 0;
   virtual void cross_entropy_backward(const Tensor& p, const Tensor& sum, const Tensor& targets,
-                                      std::int64_t first_id, double loss_scale, Out dlogits) = 0;
+                                      std::int64_t first_id, double loss_scale, Out dlogits,
+                                      const LogitsCap& cap) = 0;
   virtual void adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step, Out rounded) = 0;
 
   virtual void merge_softmax(const Tensor& parts, const Tensor& targets, std::span<const std::int64_t> bounds,
