@@ -945,6 +945,7 @@ class IdleFlags : public CommandLine {
             {{"--chunks", "2"}, "with --pp 1"},
             {{"--chunks", "2", "--pp", "2"}, "with --schedule 1f1b"},
             {{"--optimizer-barrier", "off"}, "with --pp 1"},
+            {{"--vocabulary-parallel", "on"}, "with --pp 1"},
             {{"--sp", "on"}, "with --tp 1"},
             {{"--cp-kind", "ring"}, "with --cp 1"},
             {{"--cp-balance", "stripe"}, "with --cp 1"},
