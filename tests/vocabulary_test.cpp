@@ -84,6 +84,21 @@ TEST(Vocabulary, TakesTheOutputLayerOutOfTheBubble) {
     }
 }
 
+// A rank keeps the logits of two microbatches at most.
+TEST(Vocabulary, WeightGradientsFollowClosely) {
+  for (const char* name : {"1f1b", "zb-v"}) {
+    const Schedule base = make_schedule(name, 4, 16);
+    const Schedule made = with_vocabulary_parallelism(base, costs_of(base, 0.5));
+    for (const auto& list : made.ranks) {
+      int held = 0;
+      for (const Instruction& i : list) {
+        held += i.op == Op::V ? 1 : i.op == Op::VW ? -1 : 0;
+        EXPECT_LE(held, 2);
+      }
+    }
+  }
+}
+
 TEST(Vocabulary, GoesThroughText) {
   for (const char* name : {"1f1b", "zb-v"}) {
     const Schedule base = make_schedule(name, 3, 6);

@@ -85,11 +85,15 @@ class Lowering {
     for (size_t r = 0; r < schedule_.ranks.size(); ++r) {
       PerPeer<Earliest> behind;
       const auto& list = schedule_.ranks[r];
-      for (size_t k = list.size(); k-- > 0;)
-        each_message(r, list[k], [&](const Value&, Reader& to) {
-          Earliest& earliest = behind[to.rank];
-          to.index = earliest.index = std::min(to.index, earliest.index);
-        });
+      std::vector<Reader*> messages;  // of one instruction
+      for (size_t k = list.size(); k-- > 0;) {
+        messages.clear();
+        each_message(r, list[k], [&](const Value&, Reader& to) { messages.push_back(&to); });
+        for (size_t m = messages.size(); m-- > 0;) {
+          Earliest& earliest = behind[messages[m]->rank];
+          messages[m]->index = earliest.index = std::min(messages[m]->index, earliest.index);
+        }
+      }
     }
   }
 

@@ -15,6 +15,7 @@ using std::size_t;
 
 constexpr double not_made = std::numeric_limits<double>::infinity();
 constexpr int most_ahead = 3;
+constexpr int most_pending = 2;        // microbatches between V and VW, whose logits a rank keeps
 constexpr double worth_memory = 0.98;  // of the step's time, for one microbatch more
 
 // What a rank has left of one op of one stage: places in its list of the schedule, in order.
@@ -121,13 +122,17 @@ class VocabularyScheduler {
       kept_place = place;
     };
     const auto begin = [&](const Instruction& i) { return std::max(rank.free, ready(i)); };
-    if (rank.next_part < base_.num_microbatches) {
+    const bool full = rank.next_part - rank.next_part_weight >= most_pending;
+    if (rank.next_part < base_.num_microbatches && !full) {
       const Instruction i{Op::V, static_cast<int>(r), rank.next_part};
       offer(best, best_place, {i, nullptr, begin(i)}, -1);
     }
     if (rank.next_part_weight < rank.next_part) {
       const Instruction i{Op::VW, static_cast<int>(r), rank.next_part_weight};
-      offer(filler, filler_place, {i, nullptr, begin(i)}, std::numeric_limits<int>::max() - 1);
+      if (full)
+        offer(best, best_place, {i, nullptr, begin(i)}, -1);
+      else
+        offer(filler, filler_place, {i, nullptr, begin(i)}, std::numeric_limits<int>::max() - 1);
     }
     for (Queue& queue : rank.queues) {
       if (queue.places.empty()) continue;
