@@ -1108,12 +1108,19 @@ TEST_F(IdleFlags, OfThePlannersVerbs) {
       {{"--sweep-out", "x.csv"}, "without --sweep"},
       {{"--gpus", "8", "--sweep", "gpus=1"}, "with --sweep gpus=1"},
       {{"--seq-len", "64", "--sweep", "seq-len=64"}, "with --sweep seq-len=64"},
-      {{"--global-batch", "8", "--sweep", "global-batch=8"}, "with --sweep global-batch=8"}};
+      {{"--global-batch", "8", "--sweep", "global-batch=8"}, "with --sweep global-batch=8"},
+      {{"--price", "2"}, "without --tokens"},
+      {{"--mtbf-hours", "1000"}, "without --tokens"},
+      {{"--restart-time", "60", "--tokens", "1e9"}, "without --mtbf-hours"},
+      {{"--save-time", "1", "--tokens", "1e9"}, "without --mtbf-hours"},
+      {{"--write-time", "1", "--tokens", "1e9"}, "without --mtbf-hours"},
+      {{"--spares", "1", "--tokens", "1e9"}, "without --mtbf-hours"},
+      {{"--repair-hours", "1", "--tokens", "1e9", "--mtbf-hours", "1000"}, "without --spares"}};
   expect_refused({"plan"}, planning);
   expect_known({"plan"}, planning,
                {"--plan", "--model", "--machine", "--software", "--nodes-of", "--dp", "--tp", "--pp", "--cp",
                 "--ep", "--etp", "--hsdp", "--recompute", "--compress", "--micro-batch", "--precision",
-                "--memory-margin", "--sweep"});
+                "--memory-margin", "--sweep", "--tokens"});
   const std::vector<Line> simulating{
       {{"--chunks", "2"}, "with --schedule 1f1b"},
       {{"--group-size", "2"}, "with --schedule 1f1b"},
@@ -1123,6 +1130,7 @@ TEST_F(IdleFlags, OfThePlannersVerbs) {
       {{"--activation-limit", "3"}, "with --schedule 1f1b"},
       {{"--comm-time", "1", "--pp", "1"}, "without messages"},
       {{"--overlap-factor", "0.5"}, "without passes that run as a pair"},
+      {{"--vocabulary-parallel"}, "without --output-layer"},
       {{"--format", "svg", "--json"}, "with --json and without --out"},
       {{"--width", "80", "--compare", "1f1b,zb-v"}, "with --compare and without"},
       {{"--width", "80", "--format", "svg"}, "with --format svg"},
@@ -1149,11 +1157,11 @@ TEST_F(IdleFlags, OfThePlannersVerbs) {
             {words.front(), "--block"});
     both.push_back({{words.front()}, "without --block"});
   }
-  expect_known({"simulate"}, both,
-               {"--moe",        "--schedule",   "--compare", "--pp",          "--microbatches",
-                "--out",        "--model",      "--experts", "--top-k",       "--scores",
-                "--ep",         "--groups",     "--tokens",  "--zipf",        "--popular-expert",
-                "--popularity", "--capacities", "--seed",    "--stage-times", "--block"});
+  expect_known(
+      {"simulate"}, both,
+      {"--moe",   "--output-layer",   "--schedule",   "--compare",    "--pp",   "--microbatches", "--out",
+       "--model", "--experts",        "--top-k",      "--scores",     "--ep",   "--groups",       "--tokens",
+       "--zipf",  "--popular-expert", "--popularity", "--capacities", "--seed", "--stage-times",  "--block"});
 }
 
 // An empty prompt is a prompt; any other empty value is none.
