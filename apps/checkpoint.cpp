@@ -5,6 +5,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "apps/flag_needs.h"
 #include "apps/flags.h"
 #include "apps/help.h"
 #include "apps/progress_line.h"
@@ -25,7 +26,8 @@ struct CheckpointFlags {
   std::string path, other, out, dtype = "f32", as;
   std::int64_t shard_bytes = 5'000'000'000;
   std::uint64_t seed = 1;
-  bool json = false;
+  bool json = false, adapters = false;
+  CLI::App* exporting = nullptr;
 };
 
 // What is damaged is an answer, not a wrong request.
@@ -49,11 +51,15 @@ int run_info(const CheckpointFlags& f) {
                                               {"dtype", dtype_name(info.dtype)},
                                               {"model", info.model.name},
                                               {"params", num_parameters(info.model)},
+                                              {"lora", lora_text(info.model.tuning.lora)},
                                               {"compress", compression_text(info.compression)}}));
     return 0;
   }
   fmt::print("{}\nstep {}, {} tokens, seed {}, {}\nmodel {}: {} parameters\n", info.path, info.step,
              info.tokens, info.seed, dtype_name(info.dtype), info.model.name, num_parameters(info.model));
+  if (info.model.tuning.lora.rank > 0)
+    fmt::print("adapters --lora {}: {} of these\n", lora_text(info.model.tuning.lora),
+               num_trained_parameters(info.model));
   if (info.residual_ranks > 0)
     fmt::print("carries what --compress {} has not sent yet\n", compression_text(info.compression));
   return 0;
@@ -127,16 +133,24 @@ void add_checkpoint(CLI::App& program, int& status) {
   CLI::App* out = verb("export", "Write the model as Hugging Face's transformers reads it", [flags] {
     with_progress("checkpoint export", false, [&](const Progress& progress) {
       report(progress, -1, "to " + flags->out);
-      export_hugging_face(flags->path, flags->out, flags->shard_bytes,
-                          flags->as.empty() ? std::optional<DType>() : parse_dtype(flags->as, "--dtype"));
+      refuse_idle(*flags->exporting, {{"--shard-bytes", !flags->adapters, "with --adapters", {}}});
+      const auto dtype = flags->as.empty() ? std::optional<DType>() : parse_dtype(flags->as, "--dtype");
+      if (flags->adapters)
+        export_adapters(flags->path, flags->out, dtype);
+      else
+        export_hugging_face(flags->path, flags->out, flags->shard_bytes, dtype);
     });
     fmt::print("written to {}\n", flags->out);
     return 0;
   });
+  flags->exporting = out;
   path(out, one);
   out->add_option("--out", flags->out, "Directory to create")->type_name("DIR")->required();
   out->add_option("--dtype", flags->as, "Type of the weights (default: as they are kept)")
       ->type_name("f32|bf16|f64");
+  out->add_flag(
+      "--adapters", flags->adapters,
+      "Write the adapters of train --lora alone, as PEFT reads them, instead of adding them to the weights");
   add_number(*out, "--shard-bytes", flags->shard_bytes, "Largest file, roughly");
   CLI::App* in = verb("import", "Make a checkpoint from a model in Hugging Face's layout", [flags] {
     return answer<NotFinite>([&] {

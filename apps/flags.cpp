@@ -37,7 +37,8 @@ bool PlanFlags::gives_mesh() const {
 Plan PlanFlags::plan(const StartingWeights* weights) const {
   Plan plan = defaults_;
   if (weights != nullptr) plan.model = weights->model();
-  plan.sequence_parallel = true;  // where tp > 1
+  plan.model.tuning.freeze.clear();  // the training that made them is over
+  plan.sequence_parallel = true;     // where tp > 1
   const bool has_file = is_given(*app_, "--plan");
   if (has_file) plan = plan_from_toml(read_text(plan_file_, "--plan"), "--plan " + plan_file_);
   for (const PlanField& field : plan_fields()) {

@@ -2,16 +2,25 @@
 
 #include <fmt/core.h>
 
+#include <iostream>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "apps/flag_needs.h"
 #include "apps/flags.h"
 #include "apps/help.h"
+#include "apps/plan_field_flags.h"
 #include "apps/progress_line.h"
+#include "apps/terminal.h"
 #include "base/error.h"
 #include "base/json_text.h"
+#include "base/open_file.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/finite.h"
+#include "data/chat_format.h"
+#include "schedule/pipeline_layout.h"
+#include "spec/plan_fields.h"
 #include "tensor/prepare_kernels.h"
 #include "text/tokenizer.h"
 
@@ -21,20 +30,33 @@ namespace {
 struct GenerateFlags {
   RunFlags run;
   GenerateOptions options;
-  std::string checkpoint, prompt;
+  std::string checkpoint, prompts_file, chat_format, system;
+  std::vector<std::string> prompts;
   std::vector<std::int32_t> prompt_tokens;
   std::vector<std::string> stops;
-  bool json = false;
+  std::map<std::string, std::string> mesh;  // sizes of axes, by flag
+  bool json = false, chat = false;
   CLI::App* app = nullptr;
 };
 
-std::vector<FlagNeed> generate_needs(const GenerateOptions& o) {
+constexpr const char* mesh_flags[] = {"dp", "tp", "pp"};
+
+std::vector<FlagNeed> generate_needs(const GenerateFlags& f) {
+  const GenerateOptions& o = f.options;
   const std::vector<Remedy> warmer{advice("--temperature", "0.8")};
-  return {{"--top-p", o.temperature != 0, "with --temperature 0", warmer},
-          {"--top-p", o.top_k != 1, "with --top-k 1", {advice("--top-k", "40")}},
-          {"--top-k", o.temperature != 0 || o.top_k == 0, "with --temperature 0", warmer},
-          {"--seed", o.temperature != 0, "with --temperature 0", warmer},
-          {"--seed", o.top_k != 1, "with --top-k 1", {advice("--top-k", "40")}}};
+  const std::vector<FlagNeed> needs{
+      {"--prompt", !f.chat, "with --chat", {}},
+      {"--prompts", !f.chat, "with --chat", {}},
+      {"--prompt-tokens", !f.chat, "with --chat", {}},
+      {"--json", !f.chat, "with --chat", {}},
+      {"--chat-format", f.chat, "without --chat", {}},
+      {"--system", f.chat, "without --chat", {}},
+      {"--top-p", o.temperature != 0, "with --temperature 0", warmer},
+      {"--top-p", o.top_k != 1, "with --top-k 1", {advice("--top-k", "40")}},
+      {"--top-k", o.temperature != 0 || o.top_k == 0, "with --temperature 0", warmer},
+      {"--seed", o.temperature != 0, "with --temperature 0", warmer},
+      {"--seed", o.top_k != 1, "with --top-k 1", {advice("--top-k", "40")}}};
+  return needs;
 }
 
 // Text on its way out: held back as long as it may be the beginning of a stop string, which is not written.
@@ -69,86 +91,248 @@ class StoppedText {
   bool stopped_ = false;
 };
 
+// A prompt, and what was generated after it.
+struct Text {
+  std::string prompt, text;
+  std::vector<std::int32_t> prompt_tokens, tokens;
+};
+
+// One a line.
+std::vector<std::string> read_prompts(const std::string& path) {
+  std::istringstream in(read_text(path, "--prompts"));
+  std::vector<std::string> prompts;
+  for (std::string line; std::getline(in, line);)
+    if (!line.empty()) prompts.push_back(line);
+  if (prompts.empty()) refuse("--prompts {}: holds no line with a prompt", path);
+  return prompts;
+}
+
+// All ranks are threads of this process: each makes the same text of the same tokens, and one writes it.
+class Generation {
+ public:
+  Generation(const GenerateFlags& flags, const CheckpointInfo& info, const Plan& plan,
+             std::shared_ptr<const Tokenizer> tokenizer)
+      : flags_(flags), info_(info), plan_(plan), tokenizer_(std::move(tokenizer)) {}
+
+  // `write` gets the text as it comes, on every rank.
+  template <class Write>
+  std::vector<std::int32_t> run(const Rank& rank, const ParameterStore& parameters,
+                                const RouterBiases& biases, const std::vector<std::int32_t>& prompt,
+                                GenerateOptions options, const std::vector<std::string>& stops,
+                                const Write& write) const {
+    if (tokenizer_ == nullptr)
+      return generate(rank, plan_, parameters, biases, prompt, options,
+                      [&](std::int32_t token) { write(fmt::format("{} ", token)); });
+    TextStream stream(tokenizer_);
+    for (const std::int32_t token : prompt) stream.next(token);  // a decoder may look at what came before
+    stream.finish();
+    StoppedText stopped(stops);
+    options.ends = [&](std::int32_t token) {
+      // A model may have more ids than its tokenizer has tokens, and may say them.
+      if (token >= tokenizer_->vocab())
+        write(fmt::format("<{}>", token));
+      else
+        write(stopped.next(stream.next(token)));
+      return stopped.stopped();
+    };
+    const std::vector<std::int32_t> tokens = generate(rank, plan_, parameters, biases, prompt, options);
+    write(stopped.next(stream.finish()) + stopped.finish());
+    return tokens;
+  }
+
+  // Prompts go over the data-parallel ranks in turns.
+  void texts(const Rank& rank, const ParameterStore& parameters, const RouterBiases& biases,
+             std::vector<Text>& all) const {
+    const auto dp = static_cast<std::size_t>(rank.size(Axis::dp));
+    const bool writes = rank.coordinate(Axis::tp) == 0 && rank.coordinate(Axis::pp) == 0;
+    std::FILE* const out = flags_.json ? stderr : stdout;
+    for (auto i = static_cast<std::size_t>(rank.coordinate(Axis::dp)); i < all.size(); i += dp) {
+      Text& one = all[i];
+      const auto show = [&](const std::string& piece) {  // where nobody else writes
+        std::fwrite(piece.data(), 1, piece.size(), out);
+        std::fflush(out);
+      };
+      if (writes && dp == 1) show(one.prompt);
+      GenerateOptions options = flags_.options;
+      options.seed += i;
+      std::string text;
+      const std::vector<std::int32_t> tokens = run(rank, parameters, biases, one.prompt_tokens, options,
+                                                   flags_.stops, [&](const std::string& piece) {
+                                                     text += piece;
+                                                     if (writes && dp == 1) show(piece);
+                                                   });
+      if (!writes) continue;
+      one.tokens = tokens;
+      one.text = text;
+      if (dp == 1) show("\n");
+    }
+  }
+
+  // Turns from standard input, a line each, until it ends.
+  void chat(const Rank& rank, const ParameterStore& parameters, const RouterBiases& biases,
+            const ChatFormat& format, std::vector<std::int32_t>& shared) const {
+    const auto meet = [&] {
+      for (Axis axis : all_axes) rank.along(axis).barrier().wait();
+    };
+    const auto turn = [&](const std::string& role, const std::string& content) {
+      return format.before_role + role + format.after_role + content + format.end + format.after_end;
+    };
+    const bool leads = rank.index() == 0, asks = leads && is_terminal(stdout);
+    std::string behind = format.begin;  // what the text has, and the history not yet
+    if (!flags_.system.empty()) behind += turn("system", flags_.system);
+    std::vector<std::string> stops = flags_.stops;
+    stops.emplace_back(format.end);
+    std::vector<std::int32_t> history;
+    for (bool first = true;; first = false) {
+      if (leads) {
+        shared.clear();
+        std::string line;
+        if (asks) fmt::print("> ");
+        std::fflush(stdout);
+        if (std::getline(std::cin, line)) {
+          const std::string text =
+              behind + turn("user", line) + format.before_role + format.assistant + format.after_role;
+          const auto ids = first ? tokenizer_->encode_whole(text) : tokenizer_->encode(text);
+          shared = history;
+          shared.insert(shared.end(), ids.begin(), ids.end());
+        }
+      }
+      meet();
+      history = shared;
+      meet();
+      if (history.empty()) return;
+      GenerateOptions options = flags_.options;
+      const std::int64_t room = plan_.model.max_seq - std::ssize(history);
+      if (room < 1) {
+        if (leads)
+          fmt::print(stderr, "echelon: the conversation fills the {} positions of {}, and ends here\n",
+                     plan_.model.max_seq, plan_.model.name);
+        return;
+      }
+      options.max_tokens = std::min(options.max_tokens, room);
+      const std::vector<std::int32_t> answer =
+          run(rank, parameters, biases, history, options, stops, [&](const std::string& piece) {
+            if (!leads) return;
+            std::fwrite(piece.data(), 1, piece.size(), stdout);
+            std::fflush(stdout);
+          });
+      if (leads) fmt::print("\n");
+      history.insert(history.end(), answer.begin(), answer.end());
+      const bool ended = tokenizer_->decode(answer).ends_with(format.end);
+      behind = (ended ? "" : format.end) + std::string(format.after_end);
+    }
+  }
+
+ private:
+  const GenerateFlags& flags_;
+  const CheckpointInfo& info_;
+  const Plan& plan_;
+  std::shared_ptr<const Tokenizer> tokenizer_;  // nullptr: ids are shown
+};
+
+// What all ranks of the flags' mesh hold together; one sequence for each data-parallel rank.
+Plan generate_plan(const GenerateFlags& f, const CheckpointInfo& info) {
+  Plan plan;
+  plan.model = info.model;
+  plan.precision = recipe_of_weights(info.dtype);
+  for (const char* name : mesh_flags)
+    if (is_given(*f.app, "--" + std::string(name)))
+      read_text(*find_field(name), plan, f.mesh.at(name), "--" + std::string(name));
+  plan.global_batch = plan.mesh.size(Axis::dp);
+  check_with_remedies(plan, [&](const Plan& asked, const std::string& also_given) {
+    validate(asked.mesh);
+    const Remedy one = remedy("dp", 1);
+    refuse_idle(*f.app, {{"--dp", !f.chat || asked.mesh.size(Axis::dp) == 1, "with --chat", {one}}},
+                also_given);
+    check_whole(asked);
+  });
+  return plan;
+}
+
+const ChatFormat& format_of(const GenerateFlags& f, const CheckpointInfo& info) {
+  const ChatFormat& format = f.chat_format.empty() ? chat_format_beside(info.path)
+                                                   : chat_format_named(f.chat_format, "--chat-format");
+  if (!f.system.empty() && !format.has_system)
+    refuse("--system: conversations in the format {} have none; legal: to say it in the first turn",
+           format.name);
+  return format;
+}
+
 int run_generate(GenerateFlags& f) {
   validate(f.options);
-  refuse_idle(*f.app, generate_needs(f.options));
+  refuse_idle(*f.app, generate_needs(f));
   if (f.checkpoint.empty())
     refuse("--checkpoint: no path is given; give a directory of checkpoints, or one of them");
   const CheckpointInfo info = read_checkpoint_info(f.checkpoint);
   const bool text_mode = f.prompt_tokens.empty();
-  std::vector<std::int32_t> prompt = f.prompt_tokens;
   std::shared_ptr<const Tokenizer> tokenizer;
   for (const std::string& stop : f.stops)
     if (stop.empty()) refuse("--stop: an empty text is everywhere; legal: some text");
+  std::vector<Text> texts;
   if (text_mode) {
     tokenizer = tokenizer_of(info);
     if (tokenizer == nullptr)
       refuse(
-          "--prompt: text is read as bytes, and {} has learned the ids of another tokenizer; legal: "
+          "{}: text is read as bytes, and {} has learned the ids of another tokenizer; legal: "
           "--prompt-tokens ID,ID,... with its ids, 0 to {}",
-          info.path, info.model.vocab - 1);
-    prompt = tokenizer->encode_whole(f.prompt);
-    const auto end = tokenizer->end_of_text();
-    if (prompt.empty() && !end)
-      refuse("--prompt: {} makes no token of it; legal: some text", tokenizer->name());
-    if (prompt.empty()) prompt.push_back(*end);  // a document's beginning
-    f.options.stop_token = end.value_or(-1);
+          f.chat ? "--chat" : "--prompt", info.path, info.model.vocab - 1);
+    f.options.stop_token = tokenizer->end_of_text().value_or(-1);
   } else if (!f.stops.empty()) {
     refuse("--stop: with --prompt-tokens no text is made; legal: --stop with --prompt");
   }
-  Plan plan;
-  plan.model = info.model;
-  plan.precision = recipe_of_weights(info.dtype);
+  const ChatFormat* const format = f.chat ? &format_of(f, info) : nullptr;
+  if (!f.prompts_file.empty()) f.prompts = read_prompts(f.prompts_file);
+  if (f.prompts.empty()) f.prompts.emplace_back();
+  for (const std::string& prompt : f.prompts) {
+    if (f.chat) break;
+    Text& one = texts.emplace_back();
+    one.prompt_tokens = f.prompt_tokens;
+    if (!text_mode) continue;
+    one.prompt = prompt;
+    one.prompt_tokens = tokenizer->encode_whole(prompt);
+    const auto end = tokenizer->end_of_text();
+    if (one.prompt_tokens.empty() && !end)
+      refuse("--prompt: {} makes no token of it; legal: some text", tokenizer->name());
+    if (one.prompt_tokens.empty()) one.prompt_tokens.push_back(*end);  // a document's beginning
+  }
+  const Plan plan = generate_plan(f, info);
   const RunOptions run = f.run.options(plan);
-  validate(f.options, plan.model, prompt);
-  refuse_beyond_memory(plan, predicted_bytes(plan));
-  std::FILE* out = f.json ? stderr : stdout;
-  std::vector<std::int32_t> tokens;
-  std::string text;
+  for (const Text& one : texts) validate(f.options, plan.model, one.prompt_tokens);
+  const int ranks = plan.mesh.num_ranks();
+  refuse_beyond_memory(plan, ranks * predicted_bytes(plan));
   prepare_kernels(plan.precision);
   ProgressLine line("generate", f.json);
   report(line.progress(), -1, "loading " + info.path);
-  ThreadWorld world(1, run.timeout);
+  // People think before they write.
+  constexpr auto days = std::chrono::hours(24 * 30);
+  ThreadWorld world(ranks, f.chat ? std::chrono::milliseconds(days) : run.timeout);
+  const Generation generation(f, info, plan, tokenizer);
+  std::vector<std::int32_t> shared;
   run_ranks(world, [&](int index) {
     Arena arena;
     const auto kernels = make_kernels(arena, plan.precision, run.threads_per_rank);
     const Rank rank(world, plan.mesh, index, plan.precision, arena, *kernels);
     const ParameterStore parameters(rank, plan, PipelineLayout(plan), info.seed);
     const RouterBiases biases = load_checkpoint(rank, parameters, info, true);
-    line.clear();
-    if (!text_mode) {
-      tokens = generate(rank, plan, parameters, biases, prompt, f.options, [&](std::int32_t token) {
-        fmt::print(out, "{} ", token);
-        std::fflush(out);
-      });
-      return;
-    }
-    const auto write = [&](const std::string& piece) {
-      std::fwrite(piece.data(), 1, piece.size(), out);
-      std::fflush(out);
-      text += piece;
-    };
-    std::fwrite(f.prompt.data(), 1, f.prompt.size(), out);
-    TextStream stream(tokenizer);
-    for (const std::int32_t token : prompt) stream.next(token);  // a decoder may look at what came before
-    stream.finish();
-    StoppedText stopped(f.stops);
-    f.options.ends = [&](std::int32_t token) {
-      // A model may have more ids than its tokenizer has tokens, and may say them.
-      if (token >= tokenizer->vocab())
-        write(fmt::format("<{}>", token));
-      else
-        write(stopped.next(stream.next(token)));
-      return stopped.stopped();
-    };
-    tokens = generate(rank, plan, parameters, biases, prompt, f.options);
-    write(stopped.next(stream.finish()) + stopped.finish());
+    if (index == 0) line.clear();
+    if (f.chat)
+      generation.chat(rank, parameters, biases, *format, shared);
+    else
+      generation.texts(rank, parameters, biases, texts);
   });
-  fmt::print(out, "\n");
+  if (plan.mesh.size(Axis::dp) > 1)
+    for (const Text& one : texts) fmt::print(f.json ? stderr : stdout, "{}{}\n", one.prompt, one.text);
   if (f.json) {
-    nlohmann::ordered_json report{
-        {"checkpoint", info.path}, {"step", info.step}, {"prompt_tokens", prompt}, {"tokens", tokens}};
-    if (text_mode) report["text"] = text;
+    const auto object = [&](const Text& one) {
+      nlohmann::ordered_json text{{"prompt_tokens", one.prompt_tokens}, {"tokens", one.tokens}};
+      if (text_mode) text["text"] = one.text;
+      return text;
+    };
+    nlohmann::ordered_json report{{"checkpoint", info.path}, {"step", info.step}};
+    if (texts.size() == 1)
+      report.update(object(texts.front()));
+    else
+      for (const Text& one : texts) report["texts"].push_back(object(one));
     // A model of bytes may write half a character; a program gets the replacement character then.
     fmt::print("{}\n", json_text(report));
   }
@@ -165,9 +349,13 @@ void add_generate(CLI::App& program, int& status) {
   app.add_option("--checkpoint", flags->checkpoint,
                  "Directory of checkpoints (the last is used), or one of them (required)")
       ->type_name("DIR");
-  auto* prompt =
-      app.add_option("--prompt", flags->prompt, "Text to continue, read by the checkpoint's tokenizer")
-          ->type_name("TEXT");
+  auto* prompt = app.add_option("--prompt", flags->prompts,
+                                "Text to continue, read by the checkpoint's tokenizer; may be given again")
+                     ->type_name("TEXT")
+                     ->allow_extra_args(false);
+  auto* prompts = app.add_option("--prompts", flags->prompts_file, "File with a prompt in each line")
+                      ->type_name("FILE")
+                      ->excludes(prompt);
   app.add_option_function<std::vector<std::string>>(
          "--prompt-tokens",
          [flags](const std::vector<std::string>& tokens) {
@@ -177,20 +365,31 @@ void add_generate(CLI::App& program, int& status) {
          "Token ids to continue, for models of token files")
       ->type_name("N")
       ->delimiter(',')
-      ->excludes(prompt);
+      ->excludes(prompt)
+      ->excludes(prompts);
   add_number(app, "--max-tokens", flags->options.max_tokens, "Most tokens to generate");
   app.add_option("--stop", flags->stops,
                  "Text that ends what is generated, and is not written; may be given again")
       ->type_name("TEXT")
       ->allow_extra_args(false);
   app.add_flag("--json", flags->json, "Tokens and text as one JSON object on standard output");
+  heading(app, "Conversation");
+  app.add_flag(
+      "--chat", flags->chat,
+      "Keep a conversation: a turn for each line of standard input, in the format of the tokenizer's "
+      "chat template");
+  app.add_option("--chat-format", flags->chat_format, "The format, by name")
+      ->type_name("chatml|llama3|gemma");
+  app.add_option("--system", flags->system, "What the conversation begins with")->type_name("TEXT");
   heading(app, "Sampling");
   add_number(app, "--temperature", flags->options.temperature, "0: always the most likely token");
   add_number(app, "--top-k", flags->options.top_k, "Sample among the k most likely tokens; 0: all");
   add_number(app, "--top-p", flags->options.top_p,
              "Sample among the fewest most likely tokens that have this probability together");
-  add_number(app, "--seed", flags->options.seed, "Seed of the sampling");
+  add_number(app, "--seed", flags->options.seed,
+             "Seed of the sampling; of several prompts each has the next one");
   heading(app, "Running");
+  for (const char* name : mesh_flags) add_field(app, *find_field(name), flags->mesh, "1");
   flags->run.add_threads_to(app);
   app.callback([flags, &status] {
     try {

@@ -35,6 +35,7 @@ void write_plan(const std::string& path, const Estimate& best, const Workload& w
 
 int run_plan(const PlanSearchFlags& f) {
   SearchRequest request = f.request();
+  const std::optional<RunRequest> life = f.life();
   for (const auto& [flag, path] :
        {std::pair{"--out", f.out}, {"--sweep-out", f.sweep_out}, {"--html", f.html}})
     if (!path.empty()) check_output(flag, path);
@@ -84,6 +85,11 @@ int run_plan(const PlanSearchFlags& f) {
              precision_name(request.work.precision));
   fmt::print(out, "{}", plans_table(result, request.work.software));
   if (result.plans.empty()) fmt::print(out, "{}\n", explain_nothing(result, gpus));
+  std::optional<RunCost> cost;
+  if (life && !result.plans.empty()) {
+    cost = run_cost(result.plans.front(), request.work, *life);
+    fmt::print(out, "{}", run_text(*cost, *life));
+  }
   if (f.explain) fmt::print(out, "{}", explain_winner(result, request.work));
   if (is_against && !result.plans.empty())
     fmt::print(out, "\nwhy not {}: {}{}", f.against_text,
@@ -94,7 +100,7 @@ int run_plan(const PlanSearchFlags& f) {
     if (!f.out.empty()) write_plan(f.out, result.plans.front(), request.work);
     if (!f.html.empty()) write_output("--html", f.html, plan_page(result, request));
   }
-  if (f.json) fmt::print("{}\n", plans_json(result, request.work));
+  if (f.json) fmt::print("{}\n", plans_json(result, request.work, cost));
   return result.plans.empty() ? 1 : 0;
 }
 

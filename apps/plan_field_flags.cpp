@@ -25,6 +25,8 @@ CLI::Option* add_field(CLI::App& app, const PlanField& field, std::map<std::stri
   const std::string help =
       fmt::format(fmt::runtime(field.help), fmt::arg("schedules", fmt::join(schedule_names(), ", ")));
   CLI::Option* option = app.add_option(field.flag(), values[field.name()], help)->type_name(field.values());
+  if (field.values().ends_with(",..."))
+    option->multi_option_policy(CLI::MultiOptionPolicy::Join)->delimiter(',');
   if (help.find("(default") == help.npos) option->default_str(shown_default);
   return option;
 }
@@ -53,6 +55,7 @@ std::vector<FlagNeed> plan_needs(const Plan& p) {
       {"--layers-per-stage", pp != 1, "with --pp 1", sizes(Axis::pp)},
       {"--chunks", pp != 1 || p.chunks == 0, "with --pp 1", sizes(Axis::pp)},
       {"--chunks", is_interleaved || p.chunks == 0, schedule, {{"schedule", "interleaved"}}},
+      {"--vocabulary-parallel", pp != 1 || !p.vocabulary_parallel, "with --pp 1", sizes(Axis::pp)},
       {"--optimizer-barrier", pp != 1 || p.optimizer_barrier, "with --pp 1", sizes(Axis::pp)},
       {"--sp", tp != 1 || !p.sequence_parallel, "with --tp 1", sizes(Axis::tp)},
       {"--cp-kind", cp != 1, "with --cp 1", sizes(Axis::cp)},
@@ -95,8 +98,7 @@ std::vector<FlagNeed> plan_needs(const Plan& p) {
       {"--offload-dir", p.offload != Offload::none, "with --offload none", {{"offload", "optimizer"}}},
       {"--collectives",
        std::any_of(all_axes.begin(), all_axes.end(), [&](Axis axis) { return p.mesh.size(axis) > 1; }),
-       "with one rank",
-       sizes(Axis::dp)},
+       "with one rank", sizes(Axis::dp)},
   };
 }
 

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <sstream>
 
 #include "apps/flag_values.h"
@@ -52,6 +53,16 @@ void PlanSearchFlags::add_to(CLI::App& app) {
        "FILE");
   for (const PlanField& one : plan_fields())
     if (one.is_flag_of_plan() && app.get_option_no_throw(one.flag()) == nullptr) field(one);
+  heading(app, "The life of a run");
+  add_number(app, "--tokens", tokens_, "Say what training on so many tokens takes: days, GPU-hours, energy");
+  add_number(app, "--price", price_, "Of a GPU for an hour");
+  add_number(app, "--mtbf-hours", mtbf_hours_, "Mean time between failures of one GPU");
+  add_number(app, "--restart-time", restart_, "Seconds from a failure until training goes on (0)");
+  add_number(app, "--save-time", save_, "Seconds that a checkpoint halts training (0)");
+  add_number(app, "--write-time", write_, "Seconds from then until it can be read: asynchronous saves (0)");
+  add_number(app, "--spares", spares_,
+             "GPUs that take the place of failed ones (default: there is always one)");
+  add_number(app, "--repair-hours", repair_hours_, "Until a failed GPU is a spare (0)");
   heading(app, "Reports");
   add_number(app, "--top", top_, "How many plans to show");
   text("--against", against_text, "Say why a named alternative loses, as tp=8,pp=4,schedule=1f1b",
@@ -84,6 +95,7 @@ static std::vector<FlagNeed> search_needs(const SearchRequest& r, const std::str
       {"--html", !sweeps, "with --sweep", {}},
       {"--against", !sweeps, "with --sweep", {}},
       {"--explain", !sweeps, "with --sweep", {}},
+      {"--tokens", !sweeps, "with --sweep", {}},
       {"--sweep-out", sweeps, "without --sweep", {advice("--sweep", "KEY=VALUES")}},
       {"--gpus", !is_swept("gpus"), "with --sweep " + sweep, {}},
       {"--seq-len", !is_swept("seq-len"), "with --sweep " + sweep, {}},
@@ -141,7 +153,13 @@ SearchRequest PlanSearchFlags::request() const {
   r.gpus = gpus_.value_or(
       static_cast<int>(r.gives_mesh() || axes > r.work.machine.node() ? axes : r.work.machine.node()));
   try {
-    refuse_idle(*app_, search_needs(r, sweep, objective_));
+    std::vector<FlagNeed> needs = search_needs(r, sweep, objective_);
+    needs.push_back({"--price", tokens_.has_value(), "without --tokens", {advice("--tokens", "X")}});
+    needs.push_back({"--mtbf-hours", tokens_.has_value(), "without --tokens", {advice("--tokens", "X")}});
+    for (const char* flag : {"--restart-time", "--save-time", "--write-time", "--spares"})
+      needs.push_back({flag, mtbf_hours_.has_value(), "without --mtbf-hours", {advice("--mtbf-hours", "X")}});
+    needs.push_back({"--repair-hours", spares_.has_value(), "without --spares", {advice("--spares", "N")}});
+    refuse_idle(*app_, needs);
   } catch (const PlanRefusal& refusal) {
     std::vector<Remedy> legal = refusal.remedies();
     std::erase_if(legal, [&](const Remedy& one) { return !makes_possible(one, r); });
@@ -153,6 +171,25 @@ SearchRequest PlanSearchFlags::request() const {
   if (objective_ == "gpus" && !(target_seconds > 0))
     refuse("--objective gpus: reaches a time that --target-time must give, in seconds above 0");
   return r;
+}
+
+std::optional<RunRequest> PlanSearchFlags::life() const {
+  if (!tokens_) return {};
+  const auto above_0 = [](const char* flag, const std::optional<double>& value) {
+    if (value && !(std::isfinite(*value) && *value > 0)) refuse("{} {}: must be above 0", flag, *value);
+    return value.value_or(0);
+  };
+  constexpr double most_tokens = 1e18, hour = 3600;
+  if (*tokens_ > most_tokens) refuse("--tokens {}: must be at most {}", *tokens_, most_tokens);
+  RunRequest run{above_0("--tokens", tokens_), above_0("--price", price_)};
+  run.failures = {hour * above_0("--mtbf-hours", mtbf_hours_),
+                  restart_.value_or(0),
+                  save_.value_or(0),
+                  write_.value_or(0),
+                  spares_,
+                  hour * repair_hours_.value_or(0)};
+  if (mtbf_hours_) validate(run.failures, 1);  // before the search; for its devices behind it
+  return run;
 }
 
 SearchRequest PlanSearchFlags::against(const SearchRequest& request) const {

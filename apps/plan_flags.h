@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "plan/run_life.h"
 #include "plan/search.h"
 
 namespace echelon {
@@ -20,6 +21,8 @@ struct PlanSearchFlags {
   std::string out, html, sweep, sweep_out, against_text;
   bool explain = false, json = false;
   double target_seconds = 0;
+  // What --tokens and the flags beside it ask; no value without it.
+  std::optional<RunRequest> life() const;
 
  private:
   CLI::App* app_ = nullptr;
@@ -28,6 +31,8 @@ struct PlanSearchFlags {
   std::optional<int> gpus_, nodes_of_;
   int top_ = 10;
   double margin_ = 0;
+  std::optional<double> tokens_, price_, mtbf_hours_, restart_, save_, write_, repair_hours_;
+  std::optional<int> spares_;
 };
 
 }  // namespace echelon

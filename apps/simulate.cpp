@@ -22,6 +22,7 @@
 #include "schedule/lower.h"
 #include "schedule/schedules.h"
 #include "schedule/text.h"
+#include "schedule/vocabulary.h"
 
 namespace echelon {
 namespace {
@@ -100,15 +101,35 @@ class Simulate {
   }
 
   SimulationReport report_on(Schedule schedule) const {
-    const SimulationCosts costs = costs_of(schedule.name, schedule.num_stages, schedule.stage_fraction());
+    SimulationCosts costs = costs_of(schedule.name, schedule.num_stages, schedule.stage_fraction());
+    if (f_.vocabulary_parallel && schedule.vocabulary_parts == 0) {
+      costs.vocabulary_part = part_of_head(schedule.num_ranks());
+      schedule = with_vocabulary_parallelism(schedule, costs);
+    } else if (schedule.vocabulary_parts > 0) {
+      costs.vocabulary_part = part_of_head(schedule.vocabulary_parts);
+    } else {
+      add_head(costs, schedule.num_stages);
+    }
     return echelon::report_on(std::move(schedule), costs);
+  }
+
+  StageTimes part_of_head(int parts) const {
+    return {(f_.head.forward + f_.head.backward_input) / parts, 0, f_.head.backward_weight / parts};
+  }
+
+  void add_head(SimulationCosts& costs, int num_stages) const {
+    if (f_.output_layer.empty()) return;
+    costs.stages.resize(static_cast<std::size_t>(num_stages), costs.stages.front());
+    costs.stages.back().forward += f_.head.forward;
+    costs.stages.back().backward_input += f_.head.backward_input;
+    costs.stages.back().backward_weight += f_.head.backward_weight;
   }
 
   // With what another grouping would come to where the ranks do not divide the microbatches.
   SimulationReport interleave(int chunks) const {
     const int ranks = f_.ranks(), microbatches = f_.microbatches();
     SimulationReport report = report_on(interleaved(ranks, microbatches, chunks, f_.group));
-    if (chunks == 1 || microbatches % ranks == 0) return report;
+    if (chunks == 1 || microbatches % ranks == 0 || !f_.output_layer.empty()) return report;
     const Schedule even = interleaved_even(ranks, microbatches, chunks);
     BetterGrouping better{even.name, even_groups(ranks, microbatches),
                           simulate(even, costs_of(even.name, even.num_stages, even.stage_fraction()))};
@@ -119,8 +140,10 @@ class Simulate {
 
   SimulationReport search() const {
     AutoCosts costs{costs_of("zb-auto", f_.ranks(), 1), f_.memory, f_.limits};
+    if (!f_.vocabulary_parallel) add_head(costs.times, f_.ranks());
     if (costs.limit.empty()) costs.limit = {static_cast<double>(f_.ranks())};
     AutoResult found = zb_auto(f_.ranks(), f_.microbatches(), costs);
+    if (f_.vocabulary_parallel) return report_on(std::move(found.schedule));
     SimulationReport report = echelon::report_on(std::move(found.schedule), costs.times);
     report.search = std::move(found);
     return report;

@@ -67,6 +67,10 @@ void SimulateFlags::refuse_idle(const CLI::App& app) const {
             {"--group-size", group == 0 || has("interleaved"), asked, cut},
             {"--steps", steps == 1 || any(is_stream), asked, {advice("--schedule", "2bw")}},
             {"--times", stage_times.empty(), "with --stage-times", {}},
+            {"--vocabulary-parallel",
+             !output_layer.empty(),
+             "without --output-layer, the times of what it cuts",
+             {advice("--output-layer", "1,1,1")}},
             {"--stage-memory", has("zb-auto"), asked, searched},
             {"--activation-limit", has("zb-auto"), asked, searched}});
   const bool is_drawn = !out.empty() || (!json && (compare.empty() || is_format_given));
@@ -98,6 +102,11 @@ void SimulateFlags::read(const CLI::App& app) {
   const OfFbw full = parse_fbw("--times", times, 0);
   full_stage = {full.f, full.b, full.w};
   for (const OfFbw& x : parse_stages("--stage-times", stage_times, 0)) stages.push_back({x.f, x.b, x.w});
+
+  if (!output_layer.empty()) {
+    const OfFbw layer = parse_fbw("--output-layer", output_layer, 0);
+    head = {layer.f, layer.b, layer.w};
+  }
 
   for (const OfFbw& x : parse_stages("--stage-memory", stage_memory, -1e12))
     memory.push_back({x.f, x.b, x.w});
@@ -135,11 +144,16 @@ void SimulateFlags::add_to(CLI::App& app) {
   add_number(
       app, "--group-size", group,
       "Microbatches that interleaved takes through a chunk before the next chunk; 0: as many as ranks");
+  app.add_flag("--vocabulary-parallel", vocabulary_parallel,
+               "Cut the output layer over all ranks instead of leaving it to the last stage");
   add_number(app, "--steps", steps,
              "Steps to run of pipedream and 2bw, which do not flush; with --moe: steps (default 100)");
   heading(app, "Costs");
   app.add_option("--stage-times", stage_times, "The same for each stage, from stage 0 on")
       ->type_name("F,B,W;...|FILE");
+  app.add_option("--output-layer", output_layer,
+                 "What the output layer takes besides the last stage's own time (default: nothing)")
+      ->type_name("F,B,W");
   add_number(app, "--comm-time", message, "Time of one message between two ranks");
   add_number(app, "--overlap-factor", overlap_factor,
              "Time of two passes run together, over the sum of their times");

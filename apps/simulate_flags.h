@@ -11,16 +11,18 @@
 namespace echelon {
 
 struct SimulateFlags {
-  std::string schedule, compare, times = "1,1,1", stage_times, stage_memory, activation_limit;
+  std::string schedule, compare, times = "1,1,1", stage_times, output_layer, stage_memory, activation_limit;
   std::string format = "text", out, colour = "auto";
   std::optional<int> given_ranks, given_microbatches;
   int chunks = 0, group = 0, steps = 1, width = 0;
   double message = 0, overlap_factor = 1;
+  bool vocabulary_parallel = false;
   bool is_format_given = false, is_steps_given = false, json = false;
 
   // Filled in by read().
   StageTimes full_stage;
   std::vector<StageTimes> stages;   // of each stage, where given
+  StageTimes head{0, 0, 0};         // of the whole output layer
   std::vector<StageMemory> memory;  // of each stage, or one for all
   std::vector<double> limits;       // of each rank, or one for all, where given
 

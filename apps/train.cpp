@@ -302,7 +302,10 @@ int run_train(TrainFlags& f, StopSignals& signals) {
   observer.on_start = [&](const StartInfo& start) {
     starting.reset();
     shares_cores = start.cores.are_shared(start.ranks);
-    fmt::print(out, "model   {}: {} parameters\n", plan.model.name, start.num_params);
+    fmt::print(out, "model   {}: {} parameters{}\n", plan.model.name, start.num_params,
+               start.trained_params < start.num_params
+                   ? fmt::format(", {} of them trained", start.trained_params)
+                   : "");
     fmt::print(out, "mesh    {}{}; {} a rank\n", plan.mesh.describe(),
                plan.shards_sequence() ? ", sequence parallel" : "",
                counted(request.run.threads_per_rank, "compute thread"));

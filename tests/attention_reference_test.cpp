@@ -81,6 +81,7 @@ void expect_matches_full_matrix(const Problem& problem) {
           for (std::int64_t d = 0; d < s.head_dim; ++d)
             score += s.scale * at(problem.q, b * s.q_len + t, h * s.head_dim + d) *
                      at(problem.k, b * problem.stride + j, kv_head * s.head_dim + d);
+          if (s.cap > 0 && seen) score = s.cap * std::tanh(score / s.cap);
           line.push_back(std::exp(score));
           sum += line.back();
         }
@@ -104,6 +105,15 @@ std::vector<AttentionShape> shapes() {
   return {
       {.batch = 1, .q_len = 1, .kv_len = 1, .num_heads = 1, .num_kv_heads = 1, .head_dim = 1},
       {.batch = 2, .q_len = 5, .kv_len = 5, .num_heads = 2, .num_kv_heads = 2, .head_dim = 3, .scale = 0.6},
+      // capped
+      {.batch = 1,
+       .q_len = 5,
+       .kv_len = 5,
+       .num_heads = 2,
+       .num_kv_heads = 1,
+       .head_dim = 3,
+       .scale = 0.6,
+       .cap = 0.5},
       // grouped queries
       {.batch = 2, .q_len = 4, .kv_len = 4, .num_heads = 6, .num_kv_heads = 2, .head_dim = 2, .scale = 0.7},
       // later queries over a cache with room left

@@ -777,6 +777,98 @@ TEST_F(CommandLine, ATokenizerGoesWithItsModel) {
     EXPECT_EQ(read_bytes(at(std::string("written/") + name)), read_bytes(tuned + "/" + name)) << name;
 }
 
+// Several prompts, on several ranks, are the same texts as one after the other.
+TEST_F(CommandLine, PromptsAreContinuedOnAnyMesh) {
+  ASSERT_EQ(run(training({"--steps", "2", "--checkpoint", "ck", "--sample", "0"})).status, 0);
+  const Words generating{"generate", "--checkpoint", "ck", "--threads", "1", "--max-tokens", "5", "--json"};
+  write("prompts.txt", "To be\n\nor not\nto\n");
+  const json all = one_object(run(joined(generating, {"--prompts", "prompts.txt"})))["texts"];
+  ASSERT_EQ(all.size(), 3u);
+  const Words prompts{"To be", "or not", "to"};
+  for (std::size_t i = 0; i < prompts.size(); ++i) {
+    // Each has a seed of its own.
+    const json one =
+        one_object(run(joined(generating, {"--prompt", prompts[i], "--seed", std::to_string(1 + i)})));
+    for (const char* field : {"prompt_tokens", "tokens", "text"}) EXPECT_EQ(all[i][field], one[field]) << i;
+  }
+  for (const Words& mesh : std::vector<Words>{{"--dp", "2"}, {"--tp", "3"}, {"--pp", "2", "--dp", "2"}}) {
+    Words words = joined(generating, mesh);
+    for (const std::string& prompt : prompts) words = joined(words, {"--prompt", prompt});
+    EXPECT_EQ(one_object(run(words))["texts"], all) << testing::PrintToString(mesh);
+  }
+  const Result shown = run({"generate", "--checkpoint", "ck", "--threads", "1", "--max-tokens", "2", "--dp",
+                            "2", "--prompt", "To be", "--prompt", "or"});
+  EXPECT_TRUE(shown.out.starts_with("To be")) << shown.out;
+  EXPECT_NE(shown.out.find("\nor"), std::string::npos) << shown.out;
+  refused(joined(generating, {"--tp", "4"}), {"--tp 4", "6 heads", "legal: 1, 3"});
+  refused(joined(generating, {"--pp", "3"}), {"--pp 3", "2 layers"});
+  write("none.txt", "\n");
+  refused(joined(generating, {"--prompts", "none.txt"}), {"--prompts none.txt", "no line"});
+  refused(joined(generating, {"--prompts", "absent"}), {"--prompts", "absent"});
+}
+
+// A conversation is the text that its format makes of its turns.
+TEST_F(CommandLine, AConversationIsKept) {
+  const Words model{"train",
+                    "--data",
+                    "text.txt",
+                    "--model",
+                    "llama-tiny",
+                    "--global-batch",
+                    "2",
+                    "--seq-len",
+                    "16",
+                    "--steps",
+                    "3",
+                    "--sample",
+                    "0",
+                    "--threads",
+                    "1",
+                    "--checkpoint",
+                    "long",
+                    "--precision",
+                    ECHELON_TEST_DTYPE};
+  ASSERT_EQ(run(model).status, 0);
+  const Words generating{"generate", "--checkpoint",  "long", "--threads", "1", "--max-tokens",
+                         "6",        "--temperature", "1"};
+  // The bytes tokenizer's ids are bytes, and 256 ends a text.
+  const auto answer = [&](const std::string& text) {
+    std::string ids;
+    for (const char c : text)
+      ids += fmt::format("{}{}", ids.empty() ? "" : ",", static_cast<unsigned char>(c));
+    std::string said;
+    const json report = one_object(run(joined(generating, {"--prompt-tokens", ids, "--json"})));
+    for (const int id : report["tokens"]) {
+      if (id == 256) break;
+      said += static_cast<char>(id);
+    }
+    return said.substr(0, said.find("<|im_end|>"));
+  };
+  const auto turn = [](const std::string& said) {
+    return "<|im_start|>user\n" + said + "<|im_end|>\n<|im_start|>assistant\n";
+  };
+  const std::string system = "<|im_start|>system\nBe brief.<|im_end|>\n";
+  const std::string first = answer(system + turn("Hello")),
+                    second = answer(system + turn("Hello") + first + "<|im_end|>\n" + turn("And you?"));
+  EXPECT_NE(first, second) << "too dull to tell";
+  write("turns", "Hello\nAnd you?\n");
+  for (const Words& mesh : std::vector<Words>{{}, {"--tp", "2"}, {"--pp", "2"}}) {
+    const Result talk =
+        run(joined(joined(generating, {"--chat", "--system", "Be brief."}), mesh), "exec <turns");
+    EXPECT_EQ(talk.status, 0) << talk.err;
+    EXPECT_EQ(talk.out, first + "\n" + second + "\n") << testing::PrintToString(mesh);
+  }
+  refused(joined(generating, {"--chat", "--chat-format", "gemma", "--system", "a"}), {"--system", "gemma"});
+  refused(joined(generating, {"--chat", "--chat-format", "latin"}),
+          {"--chat-format latin", "chatml, llama3, gemma"});
+  refused(joined(generating, {"--chat", "--dp", "2"}), {"--dp 2", "with --chat"});
+  // Where the positions end so does the conversation.
+  ASSERT_EQ(run(training({"--steps", "1", "--checkpoint", "ck", "--sample", "0"})).status, 0);
+  const Result full = run({"generate", "--checkpoint", "ck", "--threads", "1", "--chat"}, "exec <turns");
+  EXPECT_EQ(full.status, 0) << full.err;
+  EXPECT_NE(full.err.find("fills the 64 positions"), std::string::npos) << full.err;
+}
+
 TEST_F(CommandLine, HelpNamesEveryFlag) {
   const Result r = run({"train", "--help"});
   EXPECT_EQ(r.status, 0);
@@ -839,6 +931,8 @@ class IdleFlags : public CommandLine {
                                        "--recompute",
                                        "--hsdp",
                                        "--offload",
+                                       "--freeze",
+                                       "--lora",
                                        "--global-batch",
                                        "--micro-batch",
                                        "--seq-len",
@@ -851,6 +945,7 @@ class IdleFlags : public CommandLine {
             {{"--chunks", "2"}, "with --pp 1"},
             {{"--chunks", "2", "--pp", "2"}, "with --schedule 1f1b"},
             {{"--optimizer-barrier", "off"}, "with --pp 1"},
+            {{"--vocabulary-parallel", "on"}, "with --pp 1"},
             {{"--sp", "on"}, "with --tp 1"},
             {{"--cp-kind", "ring"}, "with --cp 1"},
             {{"--cp-balance", "stripe"}, "with --cp 1"},
@@ -967,11 +1062,16 @@ TEST_F(IdleFlags, OfTheOtherVerbs) {
                                      {{"--top-p", "0.9", "--temperature", "0"}, "with --temperature 0"},
                                      {{"--top-p", "0.9", "--top-k", "1"}, "with --top-k 1"},
                                      {{"--seed", "3", "--temperature", "0"}, "with --temperature 0"},
-                                     {{"--seed", "3", "--top-k", "1"}, "with --top-k 1"}};
+                                     {{"--seed", "3", "--top-k", "1"}, "with --top-k 1"},
+                                     {{"--prompt", "a", "--chat"}, "with --chat"},
+                                     {{"--prompts", "a", "--chat"}, "with --chat"},
+                                     {{"--prompt-tokens", "1", "--chat"}, "with --chat"},
+                                     {{"--chat-format", "chatml"}, "without --chat"},
+                                     {{"--system", "a"}, "without --chat"}};
   expect_refused({"generate", "--checkpoint", "ck"}, generating);
   expect_known({"generate"}, generating,
-               {"--threads", "--checkpoint", "--prompt", "--prompt-tokens", "--max-tokens", "--temperature",
-                "--stop"});
+               {"--threads", "--checkpoint", "--max-tokens", "--temperature", "--stop", "--chat", "--dp",
+                "--tp", "--pp"});
   const std::vector<Line> launching{
       {{"--agent", "ssh", "--", "train"}, "without --hosts"},
       {{"--elastic", "--max-restarts", "0", "--", "train"}, "with --max-restarts 0"}};
@@ -981,7 +1081,9 @@ TEST_F(IdleFlags, OfTheOtherVerbs) {
   expect_known({"bench", "comm"}, {}, {"--ranks", "--size", "--repeats"});
   expect_known({"bench", "context"}, {},
                {"--ranks", "--seq-len", "--heads", "--kv-heads", "--head-dim", "--repeats"});
-  expect_known({"checkpoint", "export"}, {}, {"--out", "--shard-bytes", "--dtype"});
+  const std::vector<Line> exporting{{{"--shard-bytes", "9", "--adapters"}, "with --adapters"}};
+  expect_refused({"checkpoint", "export", "ck", "--out", "hf"}, exporting);
+  expect_known({"checkpoint", "export"}, exporting, {"--out", "--adapters", "--dtype"});
   expect_known({"checkpoint", "import"}, {}, {"--out", "--dtype", "--seed"});
   expect_known({"data", "tokenize"}, {}, {"--tokenizer", "--out", "--threads"});
 }
@@ -1006,12 +1108,19 @@ TEST_F(IdleFlags, OfThePlannersVerbs) {
       {{"--sweep-out", "x.csv"}, "without --sweep"},
       {{"--gpus", "8", "--sweep", "gpus=1"}, "with --sweep gpus=1"},
       {{"--seq-len", "64", "--sweep", "seq-len=64"}, "with --sweep seq-len=64"},
-      {{"--global-batch", "8", "--sweep", "global-batch=8"}, "with --sweep global-batch=8"}};
+      {{"--global-batch", "8", "--sweep", "global-batch=8"}, "with --sweep global-batch=8"},
+      {{"--price", "2"}, "without --tokens"},
+      {{"--mtbf-hours", "1000"}, "without --tokens"},
+      {{"--restart-time", "60", "--tokens", "1e9"}, "without --mtbf-hours"},
+      {{"--save-time", "1", "--tokens", "1e9"}, "without --mtbf-hours"},
+      {{"--write-time", "1", "--tokens", "1e9"}, "without --mtbf-hours"},
+      {{"--spares", "1", "--tokens", "1e9"}, "without --mtbf-hours"},
+      {{"--repair-hours", "1", "--tokens", "1e9", "--mtbf-hours", "1000"}, "without --spares"}};
   expect_refused({"plan"}, planning);
   expect_known({"plan"}, planning,
                {"--plan", "--model", "--machine", "--software", "--nodes-of", "--dp", "--tp", "--pp", "--cp",
                 "--ep", "--etp", "--hsdp", "--recompute", "--compress", "--micro-batch", "--precision",
-                "--memory-margin", "--sweep"});
+                "--memory-margin", "--sweep", "--tokens"});
   const std::vector<Line> simulating{
       {{"--chunks", "2"}, "with --schedule 1f1b"},
       {{"--group-size", "2"}, "with --schedule 1f1b"},
@@ -1021,6 +1130,7 @@ TEST_F(IdleFlags, OfThePlannersVerbs) {
       {{"--activation-limit", "3"}, "with --schedule 1f1b"},
       {{"--comm-time", "1", "--pp", "1"}, "without messages"},
       {{"--overlap-factor", "0.5"}, "without passes that run as a pair"},
+      {{"--vocabulary-parallel"}, "without --output-layer"},
       {{"--format", "svg", "--json"}, "with --json and without --out"},
       {{"--width", "80", "--compare", "1f1b,zb-v"}, "with --compare and without"},
       {{"--width", "80", "--format", "svg"}, "with --format svg"},
@@ -1047,11 +1157,11 @@ TEST_F(IdleFlags, OfThePlannersVerbs) {
             {words.front(), "--block"});
     both.push_back({{words.front()}, "without --block"});
   }
-  expect_known({"simulate"}, both,
-               {"--moe",        "--schedule",   "--compare", "--pp",          "--microbatches",
-                "--out",        "--model",      "--experts", "--top-k",       "--scores",
-                "--ep",         "--groups",     "--tokens",  "--zipf",        "--popular-expert",
-                "--popularity", "--capacities", "--seed",    "--stage-times", "--block"});
+  expect_known(
+      {"simulate"}, both,
+      {"--moe",   "--output-layer",   "--schedule",   "--compare",    "--pp",   "--microbatches", "--out",
+       "--model", "--experts",        "--top-k",      "--scores",     "--ep",   "--groups",       "--tokens",
+       "--zipf",  "--popular-expert", "--popularity", "--capacities", "--seed", "--stage-times",  "--block"});
 }
 
 // An empty prompt is a prompt; any other empty value is none.

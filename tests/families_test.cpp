@@ -217,6 +217,17 @@ const Row rows[] = {
      [](ModelSpec& m) { m.norm_place = NormPlace::after; },
      {"post_feedforward_layernorm.weight"},
      nullptr},
+    {"gemma2",
+     [](ModelSpec& m) {
+       m.norm_place = NormPlace::both;
+       m.norms_less_one = true;
+       m.activation = Activation::geglu;
+       m.window = {5, 2};
+       m.caps = {0.5, 0.75};
+       m.scales.embedding = std::sqrt(static_cast<double>(m.hidden));
+     },
+     {"pre_feedforward_layernorm.weight", "post_feedforward_layernorm.weight"},
+     "gemma2"},
     {"gemma3",
      [](ModelSpec& m) {
        m.norm_place = NormPlace::both;
@@ -281,6 +292,65 @@ TEST(Olmo2, IsTheSameOnEveryAxisButTensorParallelism) {
     EXPECT_LE(report.grad_max_rel_diff, 1e-10);
     expect_predicted(plan);
   }
+}
+
+// Heads that are exchanged have their scores capped where they are computed.
+TEST(Gemma2, IsTheSameUnderUlyssesAndItsHybrid) {
+  ModelSpec model = odd_llama();
+  model.caps = {0.5, 0.75};
+  for (ContextKind kind : {ContextKind::ulysses, ContextKind::hybrid}) {
+    Plan plan = odd_plan(model, 1, 1, false);
+    plan.mesh.set(Axis::cp, kind == ContextKind::hybrid ? 4 : 2);
+    plan.context_kind = kind;
+    if (kind == ContextKind::hybrid) plan.ulysses = 2;
+    plan.seq_len = 16;
+    SCOPED_TRACE(to_toml(plan));
+    VerifyRequest request;
+    request.plan = plan;
+    request.optimizer.warmup_steps = 0;
+    request.optimizer.total_steps = 10;
+    request.run.timeout = patience;
+    request.steps = 2;
+    const VerifyReport report = verify(request);
+    EXPECT_TRUE(report.pass) << to_json(report, plan);
+    EXPECT_LE(report.grad_max_rel_diff, 1e-10);
+    expect_predicted(plan);
+  }
+}
+
+// Its layers in both orders.
+TEST(GptNeox, IsTheSameOnEveryAxis) {
+  for (bool parallel : {true, false}) {
+    ModelSpec model = odd_llama(false, 4);
+    model.name = "neox";
+    model.family = Family::neox;
+    model.parallel_residual = parallel;
+    model.rotary_dim = 4;
+    EXPECT_EQ(to_toml(model_from_toml(to_toml(model), "x")), to_toml(model));
+    for (const Plan& plan : plans_of(model)) {
+      SCOPED_TRACE(to_toml(plan));
+      VerifyRequest request;
+      request.plan = plan;
+      request.optimizer.warmup_steps = 0;
+      request.optimizer.total_steps = 10;
+      request.run.timeout = patience;
+      request.steps = 2;
+      const VerifyReport report = verify(request);
+      EXPECT_TRUE(report.pass) << to_json(report, plan);
+      EXPECT_LE(report.grad_max_rel_diff, 1e-10);
+      expect_predicted(plan);
+    }
+  }
+}
+
+TEST(FamilyChoices, CapsAreRefusedWhereTheyMeanNothing) {
+  const auto refused = [](const char* preset, const char* line, std::vector<std::string> parts) {
+    expect_refusal([&] { model_from_toml(to_toml(load_model(preset)) + line, "x"); }, parts);
+  };
+  refused("gpt2-tiny", "attention_cap = 50.0\n", {"caps", "gpt2 family"});
+  refused("deepseek-v3", "logits_cap = 30.0\n", {"caps", "latent attention"});
+  refused("llama-tiny", "attention_cap = -1.0\n", {"attention_cap = -1", "above 0"});
+  refused("llama-tiny", "logits_cap = 41.0\n", {"logits_cap = 41", "up to 40"});
 }
 
 TEST(FamilyChoices, AreRefusedWhereTheyMeanNothing) {

@@ -284,6 +284,21 @@ TEST_F(KernelsCpu, RmsNorm) {
     }
 }
 
+TEST_F(KernelsCpu, GeluOfTheErrorFunction) {
+  for (const auto& [rows, cols] : sizes)
+    for (bool strided : {false, true}) {
+      const Operand h = random(rows, cols, strided, 3.0), dy = random(rows, cols, strided),
+                    bias = vector(cols);
+      const Operand y = random(rows, cols, strided);
+      run([&](Kernels& k, auto of) {
+        k.activate(Activation::gelu_erf, of(h), of(bias), of(y));
+        k.activate_backward(Activation::gelu_erf, of(h), of(dy));
+      });
+      expect_close(y, 1, 8, "gelu_erf"), expect_close(h, 1, 8, "gelu_erf_backward y");
+      expect_close(dy, 1, 8, "gelu_erf_backward dh");
+    }
+}
+
 TEST_F(KernelsCpu, Relu2) {
   for (const auto& [rows, cols] : sizes)
     for (bool strided : {false, true}) {
@@ -392,26 +407,29 @@ TEST_F(KernelsCpu, Embedding) {
 
 TEST_F(KernelsCpu, CrossEntropy) {
   for (const auto& [rows, cols] : sizes)
-    for (bool strided : {false, true}) {
+    for (const auto& [strided, cap] : {std::pair{false, 0.0}, {true, 0.0}, {false, 6.0}, {true, 6.0}}) {
       std::vector<std::int32_t> values;  // some ignored, some held elsewhere
       for (std::int64_t i = 0; i < rows; ++i)
         values.push_back(static_cast<std::int32_t>(i * 31 % (cols + 4) - 1));
       const Tensor targets = ids(values);
       const Operand p = random(rows, cols, strided, 10.0), max = vector(rows), sum = vector(rows),
                     target = vector(rows);
-      run([&](Kernels& k, auto of) {
+      run([&, cap = cap](Kernels& k, auto of) {
+        if (cap > 0) k.soft_cap(of(p), cap);
         k.row_max(of(p), of(max));
         k.exp_sum(of(p), of(max), targets, 1, of(sum), of(target));
       });
-      expect_close(max, 1, 0, "row_max"), expect_close(p, 1, 8, "exp_sum p");
-      expect_close(sum, cols, 4, "exp_sum"), expect_close(target, 1, 2, "exp_sum target");
+      // A logit that is off by so much is in its exponential too.
+      const double bent = cap > 0 ? 4 * cap : 0;
+      expect_close(max, 1, bent, "row_max"), expect_close(p, 1, 8 + bent, "exp_sum p");
+      expect_close(sum, cols, 4 + bent, "exp_sum"), expect_close(target, 1, 2 + bent, "exp_sum target");
       const Operand apart = random(rows, cols, strided);
-      run([&](Kernels& k, auto of) {
-        k.cross_entropy_backward(of(p), of(sum), targets, 1, 0.25, of(apart));
-        k.cross_entropy_backward(of(p), of(sum), targets, 1, 0.25, of(p));
+      run([&, cap = cap](Kernels& k, auto of) {
+        k.cross_entropy_backward(of(p), of(sum), targets, 1, 0.25, of(apart), {cap, of(max)});
+        k.cross_entropy_backward(of(p), of(sum), targets, 1, 0.25, of(p), {cap, of(max)});
       });
-      expect_close(p, cols, 4, "cross_entropy_backward");
-      expect_close(apart, cols, 4, "cross_entropy_backward to another place");
+      expect_close(p, cols, 4 + bent, "cross_entropy_backward");
+      expect_close(apart, cols, 4 + bent, "cross_entropy_backward to another place");
       for (std::int64_t i = 0; i < rows; ++i)
         for (std::int64_t j = 0; j < cols; ++j)
           ASSERT_EQ(p.one.host<float>()[i * p.one.row_stride() + j],
@@ -491,6 +509,10 @@ TEST_F(KernelsCpu, Attention) {
           static_cast<std::int32_t>(t % 11 == 0 ? s.kv_len : (t % s.q_len) / 7 * 5 % (s.kv_len + 1)));
     s.first_keys = ids(first);
     all.push_back(s);
+  }
+  for (std::size_t i = 0; i < 2 * shapes.size(); ++i) {
+    all.push_back(all[i]);
+    all.back().cap = 0.7;
   }
   for (AttentionShape s : all) {
     s.scale = 1 / std::sqrt(static_cast<double>(s.head_dim));

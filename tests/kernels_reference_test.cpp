@@ -259,6 +259,27 @@ TEST_F(KernelsReference, Gelu) {
   expect_gradient(biased, dh, loss, "dh");
 }
 
+TEST_F(KernelsReference, GeluOfTheErrorFunction) {
+  // x (1 + erf(x / sqrt 2)) / 2, of tables of the normal distribution.
+  const std::array<std::array<double, 2>, 4> known{
+      {{-2, -0.0455002638963584}, {0, 0}, {1, 0.841344746068543}, {3, 2.99595030590511}}};
+  const Tensor h = unwritten({1, 4}), y = unwritten({1, 4});
+  for (std::int64_t j = 0; j < 4; ++j) at(h, 0, j) = known[static_cast<std::size_t>(j)][0];
+  kernels->activate(Activation::gelu_erf, h, Tensor(), y);
+  for (std::int64_t j = 0; j < 4; ++j)
+    EXPECT_NEAR(at(y, 0, j), known[static_cast<std::size_t>(j)][1], 1e-14);  // the digits above
+  const Tensor input = random(arena, {3, 4}, 1), dy = random(arena, {3, 4}, 3), out = unwritten({3, 4});
+  const Tensor h_to_y = clone(arena, input), dh = clone(arena, dy);
+  kernels->activate_backward(Activation::gelu_erf, h_to_y, dh);
+  const auto loss = [&] {
+    kernels->activate(Activation::gelu_erf, input, Tensor(), out);
+    return inner(out, dy);
+  };
+  loss();
+  expect_near(h_to_y, out, 0);
+  expect_gradient(input, dh, loss, "dh");
+}
+
 TEST_F(KernelsReference, Relu2) {
   const Tensor h = unwritten({1, 5}), y = unwritten({1, 5});
   const std::array<double, 5> x{-2, -0.5, 0, 0.5, 3}, squares{0, 0, 0, 0.25, 9};
@@ -407,7 +428,7 @@ struct CrossEntropy {
 // What the ranks of a tensor parallel group do together, the vocabulary cut into parts of these sizes.
 CrossEntropy cross_entropy(Kernels& kernels, Arena& arena, const Tensor& logits,
                            const std::vector<std::int32_t>& ids, const std::vector<std::int64_t>& part_sizes,
-                           double loss_scale) {
+                           double loss_scale, double cap = 0) {
   const std::int64_t rows = logits.rows();
   const Tensor targets = integers(arena, ids);
   const Tensor max = constant(arena, {rows}, -std::numeric_limits<double>::infinity());
@@ -422,6 +443,7 @@ CrossEntropy cross_entropy(Kernels& kernels, Arena& arena, const Tensor& logits,
     }
   };
   for_each_part([&](std::int64_t, const Tensor& part) {
+    if (cap > 0) kernels.soft_cap(part, cap);
     const Tensor part_max = constant(arena, {rows}, nan);
     kernels.row_max(part, part_max);
     for (std::int64_t i = 0; i < rows; ++i) at(max, 0, i) = std::max(at(max, 0, i), at(part_max, 0, i));
@@ -435,9 +457,76 @@ CrossEntropy cross_entropy(Kernels& kernels, Arena& arena, const Tensor& logits,
   for (std::int64_t i = 0; i < rows; ++i)
     if (ids[static_cast<std::size_t>(i)] >= 0) result.loss += std::log(at(sum, 0, i)) - at(target, 0, i);
   for_each_part([&](std::int64_t first, const Tensor& part) {
-    kernels.cross_entropy_backward(part, sum, targets, first, loss_scale, part);
+    kernels.cross_entropy_backward(part, sum, targets, first, loss_scale, part, {cap, max});
   });
   return result;
+}
+
+// Each part with maxima of its own, as vocabulary parallelism over a pipeline makes them; one part has logits
+// so low that its probabilities vanish.
+TEST_F(KernelsReference, SoftmaxOfPartsMergesIntoTheWhole) {
+  const std::vector<std::int32_t> ids{0, 10, -1, 4, 4, -100, 7};
+  const std::int64_t rows = 7, width = 5, parts = 3;
+  const std::vector<std::int64_t> bounds{0, 4, 5, 11};
+  const Tensor logits = random(arena, {rows, 11}, 1), table = random(arena, {11, width}, 2);
+  for (std::int64_t j = 5; j < 11; ++j) at(logits, 3, j) = -2000;
+  const double scale = 0.125;
+  const CrossEntropy whole = cross_entropy(*kernels, arena, logits, ids, {11}, scale);
+  const Tensor dx = unwritten({rows, width});
+  kernels->matmul(whole.dlogits, Transpose::no, table, Transpose::no, dx, false);
+
+  const Tensor targets = integers(arena, ids), sums = unwritten({parts * 3 * rows});
+  std::vector<Tensor> exponentials, means, of_targets, shares_of;
+  for (std::int64_t p = 0; p < parts; ++p) {
+    const std::int64_t first = bounds[p], end = bounds[p + 1];
+    const Tensor e = clone(arena, logits).column_range(first, end);
+    const auto of = [&](std::int64_t which) {
+      return sums.flat_range((3 * p + which) * rows, (3 * p + which + 1) * rows);
+    };
+    kernels->row_max(e, of(0));
+    kernels->exp_sum(e, of(0), targets, first, of(1), of(2));
+    const Tensor probabilities = unwritten({rows, end - first}), mean = unwritten({rows, width}),
+                 rows_of_targets = unwritten({rows, width});
+    kernels->cross_entropy_backward(e, of(1), targets, 11, 1, probabilities);
+    kernels->matmul(probabilities, Transpose::no, table.row_range(first, end), Transpose::no, mean, false);
+    kernels->embedding(targets, table.row_range(first, end), first, rows_of_targets);
+    exponentials.push_back(e);
+    means.push_back(mean);
+    of_targets.push_back(rows_of_targets);
+  }
+  const Tensor sum = unwritten({rows}), target = unwritten({rows}), scales = unwritten({parts * rows}),
+               shares = unwritten({parts * rows}), merged = unwritten({rows, width});
+  kernels->merge_softmax(sums, targets, bounds, sum, target, scales, shares);
+  double loss = 0;
+  for (std::int64_t i = 0; i < rows; ++i)
+    if (ids[static_cast<std::size_t>(i)] >= 0) loss += std::log(at(sum, 0, i)) - at(target, 0, i);
+  EXPECT_NEAR(loss, whole.loss, 64 * epsilon * whole.loss);
+  for (std::int64_t p = 0; p < parts; ++p) {
+    shares_of.push_back(shares.flat_range(p * rows, (p + 1) * rows));
+    const Tensor d = unwritten({rows, bounds[p + 1] - bounds[p]});
+    kernels->cross_entropy_backward(exponentials[p], scales.flat_range(p * rows, (p + 1) * rows), targets,
+                                    bounds[p], scale, d);
+    for_each(d, [&](std::int64_t i, std::int64_t j) {
+      EXPECT_NEAR(at(d, i, j), at(whole.dlogits, i, bounds[p] + j), 16 * epsilon)
+          << p << " " << i << " " << j;
+    });
+  }
+  kernels->merge_gradients(means, shares_of, of_targets, targets, scale, merged);
+  for_each(merged, [&](std::int64_t i, std::int64_t j) {
+    EXPECT_NEAR(at(merged, i, j), at(dx, i, j), 64 * epsilon);
+  });
+  // One part is the whole.
+  const Tensor one = unwritten({3 * rows}), e = clone(arena, logits);
+  kernels->row_max(e, one.flat_range(0, rows));
+  kernels->exp_sum(e, one.flat_range(0, rows), targets, 0, one.flat_range(rows, 2 * rows),
+                   one.flat_range(2 * rows, 3 * rows));
+  const Tensor same_scales = unwritten({rows}), same_shares = unwritten({rows});
+  kernels->merge_softmax(one, targets, std::vector<std::int64_t>{0, 11}, sum, target, same_scales,
+                         same_shares);
+  for (std::int64_t i = 0; i < rows; ++i) {
+    EXPECT_EQ(at(same_scales, 0, i), at(one, 0, rows + i));
+    EXPECT_EQ(at(same_shares, 0, i), 1);
+  }
 }
 
 TEST_F(KernelsReference, CrossEntropyWholeAndSplitOverTheVocabulary) {
@@ -461,6 +550,24 @@ TEST_F(KernelsReference, CrossEntropyWholeAndSplitOverTheVocabulary) {
     EXPECT_NEAR(split.loss, whole.loss, 64 * epsilon);
     expect_near(split.dlogits, whole.dlogits, 8 * epsilon);
   }
+}
+
+TEST_F(KernelsReference, CappedLogitsHaveTheirOwnGradient) {
+  const std::vector<std::int32_t> ids{0, 10, -1, 4};
+  const Tensor logits = random(arena, {4, 11}, 1);
+  const double cap = 1.25;
+  const CrossEntropy whole = cross_entropy(*kernels, arena, logits, ids, {11}, 1, cap);
+  const Tensor bent = clone(arena, logits);
+  for_each(bent,
+           [&](std::int64_t i, std::int64_t j) { at(bent, i, j) = cap * std::tanh(at(bent, i, j) / cap); });
+  long double expected = 0;
+  for (std::size_t i = 0; i < ids.size(); ++i)
+    if (ids[i] >= 0) expected += negative_log_softmax(bent, static_cast<std::int64_t>(i), ids[i]);
+  EXPECT_NEAR(whole.loss, static_cast<double>(expected), 64 * epsilon);
+  const auto loss = [&] { return cross_entropy(*kernels, arena, logits, ids, {11}, 1, cap).loss; };
+  expect_gradient(logits, whole.dlogits, loss, "dlogits");
+  const CrossEntropy split = cross_entropy(*kernels, arena, logits, ids, {3, 6, 2}, 1, cap);
+  expect_near(split.dlogits, whole.dlogits, 16 * epsilon);
 }
 
 TEST_F(KernelsReference, CrossEntropySurvivesLargeLogits) {

@@ -67,7 +67,11 @@ TEST(ModelSpec, PublishedCountsAreExact) {
       {"mistral-7b", 7241732096},      {"qwen2.5-1.5b", 1543714304},  {"qwen2.5-7b", 7615616512},
       {"qwen2.5-32b", 32763876352},    {"qwen2.5-72b", 72706203648},  {"qwen3-0.6b", 596049920},
       {"qwen3-8b", 8190735360},        {"phi-4", 14659507200},        {"qwen3-30b-a3b", 30532122624},
-      {"smollm3-3b", 3075098624},      {"olmo2-7b", 7298617344},      {"gemma-3-1b", 999885952}};
+      {"smollm3-3b", 3075098624},      {"olmo2-7b", 7298617344},      {"gemma-3-1b", 999885952},
+      {"gemma-2-2b", 2614341888},      {"gemma-2-9b", 9241705984},    {"gemma-2-27b", 27227128320},
+      {"pythia-70m", 70426624},        {"pythia-160m", 162322944},    {"pythia-410m", 405334016},
+      {"pythia-1b", 1011781632},       {"pythia-1.4b", 1414647808},   {"pythia-2.8b", 2775208960},
+      {"pythia-6.9b", 6857302016},     {"pythia-12b", 11846072320}};
   std::set<std::string> names;
   for (const std::string& name : model_preset_names()) names.insert(name);
   for (const auto& [name, count] : published) {

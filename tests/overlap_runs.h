@@ -90,7 +90,7 @@ inline OverlapTimes sleeping_gathers(const SleepingStep& step, int ahead, const 
     }
     const ShardedUnit always = units.back().front();
     units.pop_back();
-    ParameterGather gather(std::move(units), always, ahead, time);
+    ParameterGather gather(std::move(units), {always}, ahead, time);
     OverlapRounds measured(time);
     const auto seconds = [&](milliseconds delay, milliseconds forward) {
       return measured.seconds([&] {
@@ -234,7 +234,7 @@ class SleepingStages final : public PipelineStages {
     co_await Pause{};
     sleep_until(time_, there);
     time_.sleep(duration(seconds) - duration(seconds) / 2);
-    co_return make_boundary(0);
+    co_return make_room(ValueKind::activation, 0);
   }
   bool pauses() const override { return pauses_; }
   void backward_weight(const Instruction& i) override {
@@ -242,7 +242,14 @@ class SleepingStages final : public PipelineStages {
   }
   void step(const Instruction&) override {}
   bool validate() override { return true; }
-  Tensor make_boundary(int) override { return {arena_, MemoryCategory::activations, DType::f32, {1}}; }
+  Tensor make_room(ValueKind, int) override { return {arena_, MemoryCategory::activations, DType::f32, {1}}; }
+  VocabularyParallel::Part head_part(const Instruction&, Tensor) override {
+    throw InvariantError("no parts");
+  }
+  void head_part_weight(const Instruction&, Tensor) override { throw InvariantError("no parts"); }
+  VocabularyParallel::Whole merge_head(int, const std::vector<VocabularyParallel::Part>&) override {
+    throw InvariantError("no parts");
+  }
 
   static Clock::duration duration(double seconds) {
     return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));

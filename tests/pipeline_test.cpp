@@ -2,12 +2,15 @@
 // whatever the order of instructions, the number of stages and the split of the layers.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
 #include <mutex>
 
 #include "checkpoint/checkpoint.h"
 #include "pipeline_runs.h"
 #include "schedule/simulate.h"
 #include "schedule/text.h"
+#include "train/generate.h"
 
 namespace echelon::pipeline_test {
 namespace {
@@ -291,6 +294,96 @@ TEST(Pipeline, CheckpointsLoadOnAnotherPipeline) {
   const LogicalTensors expected = bits_after(pipeline_plan(model, "1f1b", 1, 1, 1, 6), true, false);
   EXPECT_EQ(bits_after(pipeline_plan(model, "gpipe", 3, 1, 1, 6), true, false), expected);
   EXPECT_EQ(bits_after(pipeline_plan(model, "interleaved", 3, 1, 1, 6), true, false), expected);
+}
+
+// The output layer's parts are saved as they lie, and loaded where it is whole or in other parts.
+TEST(Pipeline, PartsOfTheOutputLayerAreSavedAndLoaded) {
+  const auto plan_of = [](int pp, int tp, bool cut) {
+    Plan plan = pipeline_plan(odd_llama(false, 2, 8), "1f1b", pp, 1, tp, 4);
+    plan.vocabulary_parallel = cut;
+    return plan;
+  };
+  // The weights' elements by parameter, put together from what the ranks have of them.
+  const auto load = [](const Plan& plan, const std::string& path) {
+    std::map<std::string, std::vector<double>> tensors;
+    std::mutex mutex;
+    on_mesh(plan, [&](const Rank& rank) {
+      Trainer trainer(rank, plan, {}, 99);
+      load_checkpoint(rank, trainer.parameters(), read_checkpoint_info(path), false);
+      const std::lock_guard lock(mutex);
+      for (const Parameter& p : trainer.parameters().all()) {
+        auto& all = tensors[p.spec.name];
+        all.resize(static_cast<std::size_t>(p.spec.numel()));
+        const std::vector<double> here = checks::as_doubles(p.value);
+        for_each_run(p.spec, rank.size(Axis::tp), rank.coordinate(Axis::tp),
+                     [&](std::int64_t logical, std::int64_t local, std::int64_t n) {
+                       std::copy_n(here.begin() + local, n, all.begin() + logical);
+                     });
+      }
+    });
+    return tensors;
+  };
+  const TemporaryDirectory directory;
+  const Plan cut = plan_of(2, 2, true);
+  on_mesh(cut, [&](const Rank& rank) {
+    Trainer trainer(rank, cut, {}, 1);
+    trainer.compute_gradients(0, random_samples(cut));
+    trainer.apply_gradients(0);
+    CheckpointInfo info;
+    info.model = cut.model;
+    info.dtype = cut.precision.master;
+    info.step = 1;
+    save_checkpoint(rank, trainer.parameters(), directory.path(), info);
+  });
+  const auto expected = load(plan_of(1, 1, false), directory.path());
+  EXPECT_EQ(load(plan_of(2, 2, false), directory.path()), expected);
+  EXPECT_EQ(load(plan_of(4, 1, true), directory.path()), expected);
+  EXPECT_EQ(load(plan_of(2, 2, true), directory.path()), expected);
+}
+
+TEST(Pipeline, EvaluatesAndGeneratesWithPartsOfTheOutputLayer) {
+  const auto run = [](int pp, int tp, bool cut) {
+    Plan plan = pipeline_plan(odd_llama(false, 2, 8), "1f1b", pp, 1, tp, 4);
+    plan.vocabulary_parallel = cut;
+    double loss = 0;
+    std::vector<std::int32_t> text;
+    on_mesh(plan, [&](const Rank& rank) {
+      Trainer trainer(rank, plan, {}, 1);
+      const double mean = trainer.evaluate(5, random_samples(plan));
+      GenerateOptions options;
+      options.max_tokens = 4;
+      options.temperature = 0;
+      const auto tokens = generate(rank, plan, trainer.parameters(), {}, {1, 2, 3}, options, {});
+      if (rank.index() != 0) return;
+      loss = mean;
+      text = tokens;
+    });
+    return std::pair{loss, text};
+  };
+  const auto [loss, text] = run(1, 1, false);
+  for (auto [pp, tp] : {std::pair{2, 1}, {2, 2}, {4, 1}}) {
+    const auto [mean, tokens] = run(pp, tp, true);
+    EXPECT_NEAR(mean, loss, 1e-12 * loss);
+    EXPECT_EQ(tokens, text);
+  }
+}
+
+TEST(Pipeline, PartsOfTheOutputLayerThatCannotBeAreRefused) {
+  Plan plan = pipeline_plan(odd_gpt2(true, 6), "1f1b", 2, 1, 1, 4);
+  plan.vocabulary_parallel = true;
+  const auto refused = [&](const std::string& why) {
+    expect_contains(message_of<RequestError>([&] { check_whole(plan); }),
+                    {"--vocabulary-parallel on", why, "legal: off"});
+  };
+  refused("ties its output layer to its embedding");
+  plan.model = odd_llama(false, 2, 8);
+  plan.schedule = "dualpipe";
+  refused("it runs each stage on two ranks");
+  plan.schedule = "2bw";
+  refused("it does not flush");
+  plan.schedule = "1f1b";
+  plan.optimizer_barrier = false;
+  refused("passes are taken back");
 }
 
 }  // namespace

@@ -41,6 +41,8 @@ std::vector<std::string> values_of(const PlanField& field) {
   static const std::map<std::string, std::vector<std::string>> own{
       {"model", {"gpt2-tiny", "llama-tiny"}},
       {"schedule", {"zb-v", "gpipe"}},
+      {"lora", {"none", "rank=4,alpha=8", "rank=2,alpha=0.5,targets=q_proj,self_attn.o_proj"}},
+      {"freeze", {"none", "*norm*", "*.q_proj.weight,model.layers.[01].*"}},
       {"layers-per-stage", {"auto", "1,3", "4"}},
       {"recompute", {"none", "selective", "full", "attention,mlp_in", "full/mlp_in/none"}},
       {"compress", {"none", "int8", "topk:0.25", "powersgd:3:7"}}};

@@ -118,6 +118,22 @@ TEST(Prediction, IsExactForEverySchedule) {
   }
 }
 
+TEST(Prediction, IsExactForVocabularyParallelism) {
+  for (const char* schedule : {"1f1b", "zb-v"})
+    for (auto [dp, tp, sp] : {std::tuple{1, 1, false}, {1, 2, false}, {2, 2, true}})
+      for (int zero : {0, 3}) {
+        Plan plan = odd_plan(odd_llama(false, 2, 5), dp, tp, sp);
+        plan.mesh.set(Axis::pp, 2);
+        plan.schedule = schedule;
+        plan.vocabulary_parallel = true;
+        plan.global_batch = 11 * dp;
+        plan.micro_batch = 2;
+        plan.zero = dp == 1 ? 0 : zero;
+        SCOPED_TRACE(fmt::format("{} zero {}", schedule, plan.zero));
+        expect_predicted(plan);
+      }
+}
+
 TEST(Prediction, IsExactForMixturesOfExperts) {
   for (const ModelSpec& model : {odd_mixtral(), odd_deepseek()})
     for (const Balancing& balancing : balancings(model))

@@ -59,10 +59,19 @@ class SleepingKernels final : public KernelBackend {
   void embedding(T, T, std::int64_t, Out) override { never(); }
   void embedding_backward(T, T, std::int64_t, InOut) override { never(); }
   void row_max(T, Out) override { never(); }
+  void soft_cap(InOut, double) override { never(); }
   void exp_sum(InOut, T, T, std::int64_t, Out, Out) override { never(); }
-  void cross_entropy_backward(T, T, T, std::int64_t, double, Out) override { never(); }
+  void cross_entropy_backward(T, T, T, std::int64_t, double, Out, const LogitsCap&) override { never(); }
   void adamw(InOut, T, InOut, InOut, const AdamWStep&, Out) override { never(); }
 
+  void merge_softmax(const Tensor&, const Tensor&, std::span<const std::int64_t>, Out, Out, Out,
+                     Out) override {
+    never();
+  }
+  void merge_gradients(std::span<const Tensor>, std::span<const Tensor>, std::span<const Tensor>,
+                       const Tensor&, double, Out) override {
+    never();
+  }
   void add_losses(const Tensor&, const Tensor&, const Tensor&, InOut) override { never(); }
   void add_number(const Tensor&, InOut) override { never(); }
   void route(const TokenRouter&, const Tensor&, std::span<const double>, Out, Out) override { never(); }

@@ -82,17 +82,27 @@ class TimedKernels final : public KernelBackend {
   }
   void combine_rows(T x, T places, T weights, Out y) override { inner_->combine_rows(x, places, weights, y); }
   void row_max(T logits, Out max) override { inner_->row_max(logits, max); }
+  void soft_cap(InOut x, double cap) override { inner_->soft_cap(x, cap); }
   void exp_sum(InOut logits, T max, T targets, std::int64_t first_id, Out sum, Out target) override {
     inner_->exp_sum(logits, max, targets, first_id, sum, target);
   }
-  void cross_entropy_backward(T p, T sum, T targets, std::int64_t first_id, double loss_scale,
-                              Out dlogits) override {
-    inner_->cross_entropy_backward(p, sum, targets, first_id, loss_scale, dlogits);
+  void cross_entropy_backward(T p, T sum, T targets, std::int64_t first_id, double loss_scale, Out dlogits,
+                              const LogitsCap& cap) override {
+    inner_->cross_entropy_backward(p, sum, targets, first_id, loss_scale, dlogits, cap);
   }
   void adamw(InOut p, T g, InOut m, InOut v, const AdamWStep& step, Out rounded) override {
     inner_->adamw(p, g, m, v, step, rounded);
   }
 
+  void merge_softmax(const Tensor& parts, const Tensor& targets, std::span<const std::int64_t> bounds,
+                     Out sum, Out target, Out scales, Out shares) override {
+    inner_->merge_softmax(parts, targets, bounds, sum, target, scales, shares);
+  }
+  void merge_gradients(std::span<const Tensor> means, std::span<const Tensor> shares,
+                       std::span<const Tensor> of_targets, const Tensor& targets, double factor,
+                       Out y) override {
+    inner_->merge_gradients(means, shares, of_targets, targets, factor, y);
+  }
   void add_losses(const Tensor& sum, const Tensor& target, const Tensor& targets, InOut loss) override {
     inner_->add_losses(sum, target, targets, loss);
   }

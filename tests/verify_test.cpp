@@ -67,6 +67,39 @@ TEST(Verify, TheOtherTyingAndHeadCountsPass) {
     }
 }
 
+// The output layer cut over the pipeline's ranks: every schedule that can have it, with each other axis.
+TEST(Verify, VocabularyParallelismPasses) {
+  const auto passes = [](const char* schedule, int pp, int dp, int tp, auto change) {
+    Plan plan = odd_plan(odd_llama(false, 2, 8), dp, tp, tp > 1);
+    plan.mesh.set(Axis::pp, pp);
+    plan.schedule = schedule;
+    plan.vocabulary_parallel = true;
+    plan.micro_batch = 1;
+    change(plan);
+    expect_pass(plan, 2, f64_bar);
+  };
+  const auto as_it_is = [](Plan&) {};
+  for (const char* schedule : {"1f1b", "gpipe", "naive", "zb-h1", "interleaved", "zb-v", "v-half", "zb-auto"})
+    passes(schedule, 2, 1, 1, as_it_is);
+  passes("1f1b", 4, 1, 2, as_it_is);
+  passes("zb-h2", 3, 2, 1, as_it_is);
+  for (int zero : {1, 2, 3}) passes("zb-v", 2, 2, 2, [&](Plan& p) { p.zero = zero; });
+  passes("1f1b", 2, 1, 2, [](Plan& p) { p.sequence_parallel = false; });
+  passes("1f1b", 2, 1, 1, [](Plan& p) {
+    p.seq_len = 12;
+    p.mesh.set(Axis::cp, 2);
+    p.mask = AttentionMask::document;
+    p.document_end = 3;
+  });
+  passes("1f1b", 2, 1, 1, [](Plan& p) { p.layers_per_stage = {5, 3}; });
+  passes("zb-v", 2, 1, 1, [](Plan& p) { p.balance_layers = true; });
+  passes("1f1b", 2, 2, 1, [](Plan& p) {
+    p.model = odd_mixtral();
+    p.model.num_experts = 6;
+    p.mesh.ep = 2;
+  });
+}
+
 // With fewer tokens in a microbatch than ranks to cut them over, some ranks hold no row of the residual
 // stream.
 TEST(Verify, RanksWithoutRowsPass) {
@@ -81,8 +114,11 @@ TEST(Verify, RanksWithoutRowsPass) {
 // Ignored targets, unevenly spread: sample 0 has none left, the others lose every (sample + 2)nd. The mean is
 // over those that are left in the whole batch.
 TEST(Verify, IgnoredTargetsCountOnNoMesh) {
-  for (auto [dp, tp, sp] : {std::tuple{2, 1, false}, {3, 2, true}, {7, 1, false}}) {
-    const Plan plan = odd_plan(odd_llama(), dp, tp, sp);
+  for (auto [dp, tp, sp, pp] :
+       {std::tuple{2, 1, false, 1}, {3, 2, true, 1}, {7, 1, false, 1}, {2, 1, false, 2}}) {
+    Plan plan = odd_plan(odd_llama(), dp, tp, sp);
+    plan.mesh.set(Axis::pp, pp);
+    plan.vocabulary_parallel = true;
     VerifyRequest request = request_for(plan, 2);
     request.samples = [inner = random_samples(plan), seq_len = plan.seq_len](
                           std::int64_t step, std::int64_t sample, std::int32_t* tokens,

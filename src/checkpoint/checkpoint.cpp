@@ -117,7 +117,9 @@ RouterBiases load_checkpoint(const Rank& rank, const ParameterStore& parameters,
       {".exp_avg_sq", ParameterTensor::exp_avg_sq}};
   for (const Parameter& p : parameters.all())
     for (const auto& [suffix, which] : stored) {
-      if (values_only && which != ParameterTensor::value) continue;
+      // Adapters of weights that have none start as they do.
+      if (values_only && p.spec.adapter && info.model.tuning.lora.rank == 0) continue;
+      if ((values_only || p.spec.frozen) && which != ParameterTensor::value) continue;
       const auto bytes = reader.read(p.spec.name + suffix, p.spec, info.dtype);
       Tensor logical(rank.arena(), MemoryCategory::other, info.dtype, p.spec.shape);
       std::memcpy(logical.host_bytes(), bytes.data(), bytes.size());
@@ -126,7 +128,8 @@ RouterBiases load_checkpoint(const Rank& rank, const ParameterStore& parameters,
           refuse_nonfinite<F>(info.path, p.spec.name,
                               {logical.host<F>(), static_cast<std::size_t>(logical.numel())});
         });
-      scatter_logical(rank, values_only ? in_dtype(rank, logical, p.own_master.dtype()) : logical, p, which);
+      const bool is_value = which == ParameterTensor::value;
+      scatter_logical(rank, is_value ? in_dtype(rank, logical, p.own_master.dtype()) : logical, p, which);
     }
   if (!values_only && info.residual_ranks > 0) load_carried(rank, parameters, reader, info, carried);
   return read_router_biases(reader);

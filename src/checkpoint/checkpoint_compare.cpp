@@ -19,7 +19,8 @@ namespace {
 std::map<std::string, ParamSpec> model_tensors(const ModelSpec& model) {
   std::map<std::string, ParamSpec> tensors;
   for (const ParamSpec& spec : all_parameters(model))
-    for (const char* suffix : {"", ".exp_avg", ".exp_avg_sq"}) tensors[spec.name + suffix] = spec;
+    for (const char* suffix : {"", ".exp_avg", ".exp_avg_sq"})
+      if (suffix[0] == 0 || !spec.frozen) tensors[spec.name + suffix] = spec;
   return tensors;
 }
 

@@ -20,6 +20,7 @@ struct Slice {
 // The slice that this rank writes, if it does. `turn`: whose turn it is to write what every tp rank holds.
 std::optional<Slice> written_slice(const Rank& rank, const ParamSpec& spec, std::size_t turn) {
   const int tp = rank.size(Axis::tp), index = rank.coordinate(Axis::tp);
+  if (spec.parts > 1) return Slice{spec.parts * tp, spec.part * tp + index};
   if (spec.shard_dim < 0 || tp == 1) {
     if (static_cast<int>(turn % static_cast<std::size_t>(tp)) != index) return {};
     return Slice{};
@@ -29,11 +30,11 @@ std::optional<Slice> written_slice(const Rank& rank, const ParamSpec& spec, std:
 }
 
 OwnedTensor owned(const ParamSpec& spec, const std::string& name, const Slice& slice, Range range,
-                  const Tensor& flat) {
+                  const Tensor& flat, DType dtype) {
   TensorPart part{name, slice.tp, slice.index, range, slice.tp == 1 && range.size() == spec.numel()};
   StoredTensor stored;
   stored.name = part.key();
-  stored.type = stored_type(flat.dtype());
+  stored.type = stored_type(dtype);
   stored.shape = part.whole ? spec.shape : std::vector<std::int64_t>{range.size()};
   return {stored, flat};
 }
@@ -67,7 +68,7 @@ std::optional<OwnedTensor> owned_slice(const Rank& rank, const ParamSpec& spec, 
                                        const Tensor& data) {
   const auto slice = written_slice(rank, spec, 0);
   if (!slice) return {};
-  return owned(spec, name, *slice, {0, data.numel()}, data.flat());
+  return owned(spec, name, *slice, {0, data.numel()}, data.flat(), data.dtype());
 }
 
 std::string file_name(const std::string& kind, const Rank& rank) {
@@ -93,9 +94,11 @@ std::vector<OwnedFile> owned_files(const Rank& rank, const ParameterStore& param
     if (!slice || (is_cut && p->own.size() == 0)) continue;
     const Range range = is_cut ? p->own : Range{0, p->value.numel()};
     const auto add = [&](std::size_t file, const char* suffix, const Tensor& tensor) {
-      files[file].tensors.push_back(owned(p->spec, p->spec.name + suffix, *slice, range, tensor));
+      files[file].tensors.push_back(
+          owned(p->spec, p->spec.name + suffix, *slice, range, tensor, rank.precision().master));
     };
     add(0, "", p->own_master.flat());
+    if (p->spec.frozen) continue;
     add(1, ".exp_avg", p->exp_avg.flat());
     add(1, ".exp_avg_sq", p->exp_avg_sq.flat());
   }

@@ -26,7 +26,7 @@ TensorPart parse_part(const std::string& key);
 
 struct OwnedTensor {
   StoredTensor stored;
-  Tensor data;
+  Tensor data;  // may be narrower than what is stored: frozen weights have no master copy
 };
 // One of the files that a rank writes; "model", "optimizer" or "compression".
 struct OwnedFile {

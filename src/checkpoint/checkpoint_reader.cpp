@@ -93,7 +93,10 @@ void CheckpointReader::read_part(const StoredPart& stored, const ParamSpec& spec
                });
 }
 
-std::vector<std::byte> CheckpointReader::read(const std::string& name, const ParamSpec& spec, DType dtype) {
+std::vector<std::byte> CheckpointReader::read(const std::string& name, const ParamSpec& wanted, DType dtype) {
+  ParamSpec spec = wanted;  // of which all is read, whatever part of it is wanted here
+  spec.parts = 1;
+  spec.part = 0;
   const std::vector<StoredPart>& all = parts(name);
   const int tp = all.front().part.tp;
   const auto damaged = [&](const char* why) { refuse("{}: damaged: the parts of {} {}", where_, name, why); };

@@ -45,6 +45,16 @@ void remove_directory(const fs::path& path) {
   }
 }
 
+// As it is stored.
+void copy_to_host(const Tensor& from, StoredType type, std::vector<std::byte>& to) {
+  to.resize(static_cast<std::size_t>(from.numel() * stored_type_bytes(type)));
+  if (type == stored_type(from.dtype())) return copy_bytes_to_host(from, to);
+  const std::vector<double> numbers = copy_numbers_to_host(from);
+  check(type == StoredType::f32 && from.dtype() == DType::bf16, "a narrower number is stored as f32");
+  const std::vector<float> wide(numbers.begin(), numbers.end());
+  std::memcpy(to.data(), wide.data(), to.size());
+}
+
 // It loses its name first: no half of it is ever taken for a checkpoint.
 void remove_checkpoint(const fs::path& path, const std::string& job) {
   const fs::path removed =
@@ -124,7 +134,7 @@ void CheckpointWriter::start(const ParameterStore& parameters, const CheckpointI
     copy.name = file_name(file.kind, rank_);
     for (const OwnedTensor& tensor : file.tensors) {
       copy.declared.push_back(tensor.stored);
-      copy_bytes_to_host(tensor.data, copy.bytes.emplace_back(static_cast<std::size_t>(tensor.data.bytes())));
+      copy_to_host(tensor.data, tensor.stored.type, copy.bytes.emplace_back());
     }
   }
   state->watch = watch_;

@@ -35,10 +35,12 @@ using nlohmann::ordered_json;
 constexpr const char* single_file = "model.safetensors";
 constexpr const char* index_file = "model.safetensors.index.json";
 
-// A tensor of the files: parameters one behind the other along their first dimension, mostly one.
+// A tensor of the files: parameters one behind the other along their first dimension, mostly one; or in turn
+// so many rows of each.
 struct FileTensor {
   std::string name;
   std::vector<ParamSpec> parts;
+  std::int64_t rows_in_turn = 0;  // 0: all
 
   std::vector<std::int64_t> shape() const {
     std::vector<std::int64_t> whole = parts.front().shape;
@@ -60,13 +62,21 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model) {
        {"self_attn.v_proj.", "self_attn.qkv_proj."},
        {"mlp.gate_proj.", "mlp.gate_up_proj."},
        {"mlp.up_proj.", "mlp.gate_up_proj."}}};
+  constexpr std::array<const char*, 3> head_by_head{"attention.q_proj.", "attention.k_proj.",
+                                                    "attention.v_proj."};
   std::vector<FileTensor> tensors;
   for (const ParamSpec& spec : all_parameters(model)) {
     std::string name = spec.name;
     for (const auto& [part, whole] : fused)
       if (const auto at = name.find(part); model.fused_projections && at != std::string::npos)
         name.replace(at, std::string(part).size(), whole);
-    if (tensors.empty() || tensors.back().name != name) tensors.push_back({name, {}});
+    std::int64_t rows_in_turn = 0;
+    for (const char* part : head_by_head)
+      if (const auto at = name.find(part); model.family == Family::neox && at != std::string::npos) {
+        name.replace(at, std::string(part).size(), "attention.query_key_value.");
+        rows_in_turn = model.head_dim;
+      }
+    if (tensors.empty() || tensors.back().name != name) tensors.push_back({name, {}, rows_in_turn});
     tensors.back().parts.push_back(spec);
   }
   return tensors;
@@ -104,8 +114,53 @@ std::vector<Shard> cut_into_shards(const std::vector<FileTensor>& all, DType dty
   return shards;
 }
 
+using Adapters = std::map<std::string, AdaptedMatrix>;  // by the matrix
+
+Adapters adapters_of(const ModelSpec& model) {
+  Adapters adapters;
+  for (AdaptedMatrix& one : adapted_matrices(model)) {
+    const std::string name = one.weight.name;
+    adapters.emplace(name, std::move(one));
+  }
+  return adapters;
+}
+
+std::vector<double> read_numbers(CheckpointReader& reader, const ParamSpec& spec) {
+  std::vector<std::byte> bytes = reader.read(spec.name, spec, reader.info().dtype);
+  return copy_numbers_to_host(Tensor::view_of(bytes.data(), reader.info().dtype, {spec.numel()}));
+}
+
+// Adds scale B A.
+void merge(CheckpointReader& reader, const AdaptedMatrix& adapted, std::vector<double>& weight) {
+  const std::vector<double> a = read_numbers(reader, adapted.a), b = read_numbers(reader, adapted.b);
+  const std::int64_t rank = adapted.a.shape[0], in = adapted.a.shape[1], out = adapted.b.shape[0];
+  const bool in_out = adapted.order == WeightOrder::in_out;
+  for (std::int64_t o = 0; o < out; ++o)
+    for (std::int64_t r = 0; r < rank; ++r) {
+      const double factor = adapted.scale * b[static_cast<std::size_t>(o * rank + r)];
+      for (std::int64_t i = 0; i < in; ++i)
+        weight[static_cast<std::size_t>(in_out ? i * out + o : o * in + i)] +=
+            factor * a[static_cast<std::size_t>(r * in + i)];
+    }
+}
+
+// The parts of a tensor as the file has them: one behind the other, or some rows of each in turn.
+template <class T>
+std::vector<T> rows_in_turn(const FileTensor& tensor, const std::vector<std::vector<T>>& parts) {
+  const std::int64_t rows = tensor.parts.front().shape.front(),
+                     run = tensor.rows_in_turn > 0 ? tensor.rows_in_turn : rows;
+  std::vector<T> all;
+  for (std::int64_t row = 0; row < rows; row += run)
+    for (const std::vector<T>& part : parts) {
+      const auto turns = rows / run, size = std::ssize(part) / turns, begin = row / run * size;
+      all.insert(all.end(), part.begin() + begin, part.begin() + begin + size);
+    }
+  return all;
+}
+
 // Weights that are kept in another dtype are rounded to this one.
-void write_shard(CheckpointReader& reader, const Shard& shard, const fs::path& directory, DType dtype) {
+void write_shard(CheckpointReader& reader, const Shard& shard, const Adapters& adapters,
+                 const fs::path& directory, DType dtype) {
   const DType kept = reader.info().dtype;
   std::vector<StoredTensor> declared;
   for (const FileTensor& tensor : shard.tensors)
@@ -113,18 +168,24 @@ void write_shard(CheckpointReader& reader, const Shard& shard, const fs::path& d
   SafetensorsWriter writer((directory / shard.name).string(), declared, {{"format", "pt"}});
   for (const FileTensor& tensor : shard.tensors) {
     std::vector<std::byte> bytes;
-    for (const ParamSpec& part : tensor.parts) {
-      const std::vector<std::byte> own = reader.read(part.name, part, kept);
-      bytes.insert(bytes.end(), own.begin(), own.end());
-    }
     const double less = less_in_files(reader.info().model, tensor.parts.front());
-    if (dtype != kept || less != 0) {
-      std::vector<std::byte> rounded(static_cast<std::size_t>(tensor.numel() * element_bytes(dtype)));
-      std::vector<double> numbers =
-          copy_numbers_to_host(Tensor::view_of(bytes.data(), kept, {tensor.numel()}));
+    const bool adapted = std::any_of(tensor.parts.begin(), tensor.parts.end(),
+                                     [&](const ParamSpec& part) { return adapters.contains(part.name); });
+    if (dtype == kept && less == 0 && !adapted) {
+      std::vector<std::vector<std::byte>> parts;
+      for (const ParamSpec& part : tensor.parts) parts.push_back(reader.read(part.name, part, kept));
+      bytes = rows_in_turn(tensor, parts);
+    } else {
+      std::vector<std::vector<double>> parts;
+      for (const ParamSpec& part : tensor.parts) {
+        parts.push_back(read_numbers(reader, part));
+        if (const auto found = adapters.find(part.name); found != adapters.end())
+          merge(reader, found->second, parts.back());
+      }
+      std::vector<double> numbers = rows_in_turn(tensor, parts);
       for (double& x : numbers) x -= less;
-      copy_numbers_from_host(numbers, Tensor::view_of(rounded.data(), dtype, {tensor.numel()}));
-      bytes = std::move(rounded);
+      bytes.resize(static_cast<std::size_t>(tensor.numel() * element_bytes(dtype)));
+      copy_numbers_from_host(numbers, Tensor::view_of(bytes.data(), dtype, {tensor.numel()}));
     }
     writer.write(tensor.name, bytes.data(), bytes.size());
   }
@@ -238,6 +299,7 @@ namespace {
 // Masks and frequencies that older versions of transformers saved beside the parameters.
 bool is_constant(const std::string& name) {
   return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
+         name.ends_with(".attention.bias") || name.ends_with(".attention.masked_bias") ||
          name.ends_with("rotary_emb.inv_freq");
 }
 
@@ -253,8 +315,9 @@ std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, cons
     if (name == nullptr) refuse("{}: there is no tensor {}", stored.directory(), tensor.name);
     std::int64_t row = 0;
     for (const ParamSpec& part : tensor.parts) {
-      places[part.name] = {*name, tensor.shape(), row};
-      row += part.shape.front();
+      const std::int64_t in_turn = tensor.rows_in_turn;
+      places[part.name] = {*name, tensor.shape(), row, in_turn, std::ssize(tensor.parts) * in_turn};
+      row += in_turn > 0 ? in_turn : part.shape.front();
     }
     left.erase(*name);
   }
@@ -281,6 +344,13 @@ void refuse_inexpressible(const ModelSpec& model, const std::string& type, const
         model.name, field, here, type, there, field, there);
 }
 
+// As a part of a head, of which transformers rounds down.
+double rotary_part(const ModelSpec& m) {
+  const auto whole = static_cast<double>(m.head_dim);
+  const double part = static_cast<double>(m.turned_width()) / whole;
+  return static_cast<std::int64_t>(whole * part) < m.turned_width() ? std::nextafter(part, 2.0) : part;
+}
+
 void add_rope(const ModelSpec& m, ordered_json& config) {
   const RopeSpec& r = m.rope;
   if (r.unturned_every > 0) {
@@ -289,13 +359,7 @@ void add_rope(const ModelSpec& m, ordered_json& config) {
       config["no_rope_layers"].push_back(m.is_turned(layer) ? 1 : 0);
   }
   const bool partial = m.rotary_dim > 0 && m.fused_projections;  // others of transformers turn whole heads
-  if (partial) {
-    // transformers rounds down.
-    const auto whole = static_cast<double>(m.head_dim);
-    double part = static_cast<double>(m.rotary_dim) / whole;
-    if (static_cast<std::int64_t>(whole * part) < m.rotary_dim) part = std::nextafter(part, 2.0);
-    config["partial_rotary_factor"] = part;
-  }
+  if (partial) config["partial_rotary_factor"] = rotary_part(m);
   const bool scaled = r.scaling != RopeScaling::none;
   if (!scaled && r.local_theta == 0) return;
   ordered_json rope{{"rope_type", scaled ? name_of(r.scaling) : "default"}, {"rope_theta", r.theta}};
@@ -328,7 +392,7 @@ void add_window(const ModelSpec& m, ordered_json& config) {
   const std::string type = config["model_type"];
   if (any || type == "mixtral" || type == "phi3")
     config["sliding_window"] = any ? ordered_json(m.window.size) : ordered_json();
-  if (!any && type != "gemma3_text") return;
+  if (!any && !type.starts_with("gemma")) return;
   if (type.starts_with("qwen")) {
     config["use_sliding_window"] = true;
     config["max_window_layers"] = 0;
@@ -340,6 +404,14 @@ void add_window(const ModelSpec& m, ordered_json& config) {
 }
 
 }  // namespace
+
+static void make_new_directory(const std::string& directory) {
+  std::error_code error;
+  if (fs::exists(directory, error) && !fs::is_empty(directory, error))
+    refuse("--out {}: is there already and not empty", directory);
+  fs::create_directories(directory, error);
+  if (error) refuse("--out {}: cannot be made: {}", directory, error.message());
+}
 
 std::string hugging_face_config(const ModelSpec& m, DType dtype) {
   ordered_json config;
@@ -356,21 +428,41 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
               {"resid_pdrop", 0.0},
               {"embd_pdrop", 0.0},
               {"attn_pdrop", 0.0}};
+  } else if (m.family == Family::neox) {
+    const double part = rotary_part(m);
+    config = {{"model_type", "gpt_neox"},
+              {"architectures", {"GPTNeoXForCausalLM"}},
+              {"num_hidden_layers", m.num_layers},
+              {"hidden_size", m.hidden},
+              {"intermediate_size", m.mlp_hidden},
+              {"num_attention_heads", m.num_heads},
+              {"max_position_embeddings", m.max_seq},
+              {"layer_norm_eps", m.norm_eps},
+              {"hidden_act", "gelu"},
+              {"use_parallel_residual", m.parallel_residual},
+              {"attention_bias", true},
+              {"attention_dropout", 0.0},
+              {"hidden_dropout", 0.0},
+              {"rotary_pct", part},
+              {"rotary_emb_base", m.rope.theta},
+              {"rope_parameters",
+               {{"rope_type", "default"}, {"rope_theta", m.rope.theta}, {"partial_rotary_factor", part}}}};
   } else {
     const bool mixtral = m.experts == Experts::mixtral;
     const bool qwen3_moe = m.experts == Experts::deepseek && m.qk_norm && m.num_shared_experts == 0;
     if ((m.experts == Experts::deepseek && !qwen3_moe) || m.latent_attention())
       refuse(
           "model {}: its layout of Hugging Face is not written yet; legal: gpt2, llama, mistral, mixtral, "
-          "qwen2, qwen3, qwen3_moe, smollm3, granite, olmo2, phi3, gemma3_text",
+          "qwen2, qwen3, qwen3_moe, smollm3, granite, olmo2, phi3, gemma2, gemma3_text, gpt_neox",
           m.name);
-    const bool gemma3 = m.norm_place == NormPlace::both && m.norms_less_one;
+    const bool gemma = m.norm_place == NormPlace::both && m.norms_less_one, gemma2 = gemma && !m.qk_norm;
     const auto [type, architecture] = mixtral               ? std::pair{"mixtral", "MixtralForCausalLM"}
                                       : qwen3_moe           ? std::pair{"qwen3_moe", "Qwen3MoeForCausalLM"}
                                       : m.fused_projections ? std::pair{"phi3", "Phi3ForCausalLM"}
                                       : m.norm_place == NormPlace::after && m.qk_norm_whole
                                           ? std::pair{"olmo2", "Olmo2ForCausalLM"}
-                                      : gemma3 ? std::pair{"gemma3_text", "Gemma3ForCausalLM"}
+                                      : gemma2 ? std::pair{"gemma2", "Gemma2ForCausalLM"}
+                                      : gemma  ? std::pair{"gemma3_text", "Gemma3ForCausalLM"}
                                       : m.scales != ScaleSpec{}   ? std::pair{"granite", "GraniteForCausalLM"}
                                       : m.rope.unturned_every > 0 ? std::pair{"smollm3", "SmolLM3ForCausalLM"}
                                       : m.qkv_bias                ? std::pair{"qwen2", "Qwen2ForCausalLM"}
@@ -407,13 +499,21 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
     }
     add_rope(m, config);
     add_window(m, config);
-    if (gemma3) {
+    if (gemma2) {
+      const auto cap = [](double value) { return value > 0 ? ordered_json(value) : ordered_json(); };
+      config["attn_logit_softcapping"] = cap(m.caps.attention);
+      config["final_logit_softcapping"] = cap(m.caps.logits);
+    }
+    if (gemma) {
       config.erase("hidden_act");
       config["hidden_activation"] = "gelu_pytorch_tanh";
       const double scalar = m.scales.attention > 0 ? 1 / (m.scales.attention * m.scales.attention)
                                                    : static_cast<double>(m.head_dim);
-      const bool whole = std::abs(scalar - std::round(scalar)) < 1e-9 * scalar;
-      config["query_pre_attn_scalar"] = whole ? std::round(scalar) : scalar;
+      // transformers loads whole numbers alone.
+      if (std::abs(scalar - std::round(scalar)) < 1e-9 * scalar)
+        config["query_pre_attn_scalar"] = std::llround(scalar);
+      else
+        config["query_pre_attn_scalar"] = scalar;
     } else if (m.scales != ScaleSpec{}) {
       config["embedding_multiplier"] = m.scales.embedding;
       config["attention_multiplier"] =
@@ -428,6 +528,7 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
   config["torch_dtype"] = dtype == DType::f64 ? "float64" : dtype == DType::bf16 ? "bfloat16" : "float32";
   // transformers' own would lie outside a small vocabulary. Of bytes the last one ends a text.
   config["bos_token_id"] = config["eos_token_id"] = m.vocab - 1;
+  config["pad_token_id"] = nullptr;
   const std::string text = config.dump(2) + "\n";
   refuse_inexpressible(m, config["model_type"], text);
   return text;
@@ -439,22 +540,21 @@ void export_hugging_face(const std::string& checkpoint, const std::string& direc
   CheckpointReader reader(read_checkpoint_info(checkpoint).path);
   const CheckpointInfo& info = reader.info();
   const DType dtype = asked.value_or(info.dtype);
-  const std::string config = hugging_face_config(info.model, dtype);
+  ModelSpec model = info.model;
+  model.tuning = {};  // a training's affair
+  const std::string config = hugging_face_config(model, dtype);
   if (!read_router_biases(reader).empty())
     refuse(
         "{}: its routers choose by biases (--bias-rate), which {} has no place for in Hugging Face's layout; "
         "legal: a checkpoint of a run without",
         info.path, info.model.name);
-  std::error_code error;
-  if (fs::exists(directory, error) && !fs::is_empty(directory, error))
-    refuse("--out {}: is there already and not empty", directory);
-  fs::create_directories(directory, error);
-  if (error) refuse("--out {}: cannot be made: {}", directory, error.message());
-  const auto shards = cut_into_shards(file_tensors(info.model), dtype, shard_bytes);
+  make_new_directory(directory);
+  const Adapters adapters = adapters_of(info.model);
+  const auto shards = cut_into_shards(file_tensors(model), dtype, shard_bytes);
   ordered_json weights = ordered_json::object();
   std::int64_t bytes = 0;
   for (const Shard& shard : shards) {
-    write_shard(reader, shard, directory, dtype);
+    write_shard(reader, shard, adapters, directory, dtype);
     for (const FileTensor& tensor : shard.tensors) {
       weights[tensor.name] = shard.name;
       bytes += tensor.numel() * element_bytes(dtype);
@@ -468,6 +568,47 @@ void export_hugging_face(const std::string& checkpoint, const std::string& direc
     for (const auto& [name, text] : *info.tokenizer)
       write_file_atomically((fs::path(directory) / name).string(), text);
   write_file_atomically((fs::path(directory) / "config.json").string(), config);
+}
+
+void export_adapters(const std::string& checkpoint, const std::string& directory,
+                     std::optional<DType> asked) {
+  CheckpointReader reader(read_checkpoint_info(checkpoint).path);
+  const ModelSpec& model = reader.info().model;
+  const Lora& lora = model.tuning.lora;
+  if (lora.rank == 0)
+    refuse("--adapters: {} has none; legal: a checkpoint of train --lora", reader.info().path);
+  if (model.fused_projections)
+    refuse(
+        "--adapters: {} has queries, keys and values as one matrix in Hugging Face's layout, and gate and "
+        "up, where "
+        "an adapter of each has no place; legal: without --adapters, which adds them to the weights",
+        model.name);
+  make_new_directory(directory);
+  const DType dtype = asked.value_or(reader.info().dtype);
+  const std::vector<AdaptedMatrix> all = adapted_matrices(model);
+  Shard shard{"adapter_model.safetensors", {}};
+  std::set<std::string> modules;
+  for (const AdaptedMatrix& one : all) {
+    for (const ParamSpec& factor : {one.a, one.b})
+      shard.tensors.push_back({"base_model.model." + factor.name, {factor}});
+    // Behind the number of the layer: alike in all of them, and the name of nothing else.
+    const std::string module = module_of(one.weight);
+    modules.insert(module.substr(module.find('.', module.find_first_of("0123456789")) + 1));
+  }
+  write_shard(reader, shard, {}, directory, dtype);
+  const bool is_whole = lora.alpha == std::floor(lora.alpha) && lora.alpha < 0x1p53;
+  const ordered_json config{
+      {"peft_type", "LORA"},
+      {"task_type", "CAUSAL_LM"},
+      {"base_model_name_or_path", nullptr},
+      {"r", lora.rank},
+      {"lora_alpha", is_whole ? json(static_cast<std::int64_t>(lora.alpha)) : json(lora.alpha)},
+      {"lora_dropout", 0.0},
+      {"target_modules", modules},
+      {"bias", "none"},
+      {"fan_in_fan_out", model.family == Family::gpt2},
+      {"inference_mode", true}};
+  write_file_atomically((fs::path(directory) / "adapter_config.json").string(), config.dump(2) + "\n");
 }
 
 bool has_weights(const std::string& directory) {
@@ -494,9 +635,14 @@ HuggingFaceWeights::HuggingFaceWeights(HuggingFaceWeights&&) noexcept = default;
 
 void HuggingFaceWeights::load(const Rank& rank, const ParameterStore& parameters) const {
   for (const Parameter& p : parameters.all()) {
+    if (p.spec.adapter) continue;  // starts as it does
     const StoredPlace& place = places_.at(p.spec.name);
-    std::vector<double> values =
-        stored_->read(place.name, place.shape, place.first_row, p.spec.shape.front());
+    const std::int64_t rows = p.spec.shape.front(), run = place.run > 0 ? place.run : rows;
+    std::vector<double> values;
+    for (std::int64_t row = 0; row < rows; row += run) {
+      const auto here = stored_->read(place.name, place.shape, place.first_row + row / run * place.step, run);
+      values.insert(values.end(), here.begin(), here.end());
+    }
     if (const double less = less_in_files(model_, p.spec); less != 0)
       for (double& x : values) x += less;
     const Tensor logical(rank.arena(), MemoryCategory::other, p.own_master.dtype(), p.spec.shape);

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "model/parameters.h"
+#include "spec/block.h"
 #include "spec/dtype.h"
 #include "spec/model_spec.h"
 
@@ -21,6 +22,8 @@ struct StoredPlace {
   std::string name;
   std::vector<std::int64_t> shape;  // of the whole tensor
   std::int64_t first_row = 0;
+  // So many of its rows lie side by side, and the next ones `step` rows on; 0: all.
+  std::int64_t run = 0, step = 0;
 };
 
 // What transformers needs to know of the model: read back (model_from_hugging_face) it is the model, in every
@@ -30,8 +33,14 @@ std::string hugging_face_config(const ModelSpec& model, DType dtype);
 // Writes the parameters of a checkpoint to `directory`, which must not exist or be empty, in files of about
 // `shard_bytes` at most, in `dtype` or as they are kept. A tied output matrix is not written: it is the token
 // embedding's. RequestError where the checkpoint is damaged, RunError where the disk is full.
+// Adapters are added to the matrices that they stand beside.
 void export_hugging_face(const std::string& checkpoint, const std::string& directory,
                          std::int64_t shard_bytes, std::optional<DType> dtype = {});
+
+// Writes a checkpoint's adapters alone, as PEFT reads them for the model that it was trained from:
+// adapter_config.json and adapter_model.safetensors. RequestError where there are none.
+void export_adapters(const std::string& checkpoint, const std::string& directory,
+                     std::optional<DType> dtype = {});
 
 // Whether a model's directory has its values, rather than its configuration alone.
 bool has_weights(const std::string& directory);

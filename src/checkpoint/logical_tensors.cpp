@@ -68,6 +68,7 @@ Tensor gather_logical(const Rank& rank, const Parameter& parameter, ParameterTen
 
 Tensor gather_logical(const Rank& rank, const ParamSpec& spec, const Tensor& local) {
   const int tp = rank.size(Axis::tp);
+  check(spec.parts == 1, "a parameter that the pipeline's ranks have together is on none of them");
   Tensor logical(rank.arena(), MemoryCategory::other, local.dtype(), spec.shape);
   if (spec.shard_dim < 0 || tp == 1) {
     rank.kernels().copy(local.flat(), logical.flat());

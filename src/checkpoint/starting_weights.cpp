@@ -23,8 +23,14 @@ StartingWeights::StartingWeights(const std::string& path) : path_(path) {
 }
 
 void StartingWeights::refuse_other_model(const ModelSpec& asked) const {
+  const Lora &learned = model().tuning.lora, &lora = asked.tuning.lora;
+  if (learned.rank > 0 && !(learned == lora))
+    refuse(
+        "--lora {}: the weights of --from {} have adapters of --lora {}; legal: leave out --lora to go on "
+        "with them",
+        lora_text(lora), path_, lora_text(learned));
   for (const auto& [field, here, there] : differences(model(), asked))
-    if (field != "name")
+    if (field != "name" && field != "freeze" && field != "lora")
       refuse(
           "--model {}: has {} = {}, and the weights of --from {} are of a model with {}; legal: leave out "
           "--model",

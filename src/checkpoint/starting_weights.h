@@ -21,7 +21,8 @@ class StartingWeights {
   const ModelSpec& model() const { return hugging_face_ ? hugging_face_->model() : checkpoint_.model; }
   // The checkpoint that they are from; nullptr where it is none of ours.
   const CheckpointInfo* checkpoint() const { return hugging_face_ ? nullptr : &checkpoint_; }
-  // RequestError naming the first field in which the model is another one; what it is called does not count.
+  // RequestError naming the first field in which the model is another one; what it is called and what is
+  // frozen of it do not count.
   void refuse_other_model(const ModelSpec& model) const;
   // Fills what this rank holds, in whatever dtype that is, and returns the routers' biases. RequestError
   // naming the tensor that is damaged, NotFinite (finite.h) where a value is none.

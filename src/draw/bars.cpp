@@ -21,7 +21,7 @@ std::vector<std::map<int, int>> chunks_of(const Timeline& timeline, bool& has_di
   std::map<int, std::pair<int, int>> holders;  // of a stage: how many, and the smallest microbatch
   for (std::size_t r = 0; r < timeline.ranks.size(); ++r)
     for (const Span& span : timeline.ranks[r]) {
-      if (!is_compute(span.instruction.op)) continue;
+      if (!is_compute(span.instruction.op) || is_of_head(span.instruction.op)) continue;
       const auto [at, is_new] =
           first_microbatch[r].try_emplace(span.instruction.stage, span.instruction.microbatch);
       at->second = std::min(at->second, span.instruction.microbatch);
@@ -61,7 +61,7 @@ Bars bars_of(const Timeline& timeline) {
     for (std::size_t k = 0; k < drawn.size(); ++k) {
       const Span& span = *drawn[k];
       const Instruction& i = span.instruction;
-      const auto found = chunks[r].find(i.stage);
+      const auto found = is_of_head(i.op) ? chunks[r].end() : chunks[r].find(i.stage);
       // Measured, or when the second part had to wait, they take turns and are drawn where they are.
       const bool is_first = i.overlaps_next && k + 1 < drawn.size() && drawn[k + 1]->begin < span.end;
       const Part part = is_second ? Part::second : is_first ? Part::first : Part::whole;
@@ -131,6 +131,8 @@ Colour colour_of(Op op, int chunk, int num_chunks) {
                       : op == Op::B  ? Range{{0xd9, 0x7b, 0x06}, {0xfb, 0xd0, 0x8f}}
                       : op == Op::W  ? Range{{0x0b, 0x7a, 0x5b}, {0x9f, 0xdb, 0xc5}}
                       : op == Op::BW ? Range{{0xb0, 0x3a, 0x2e}, {0xf2, 0xb0, 0xa4}}
+                      : op == Op::V  ? Range{{0xe3, 0xc3, 0x12}, {0xe3, 0xc3, 0x12}}
+                      : op == Op::VW ? Range{{0x7d, 0x6a, 0x0a}, {0x7d, 0x6a, 0x0a}}
                                      : Range{{0x5b, 0x50, 0x75}, {0xc5, 0xbe, 0xd8}};
   const double share = num_chunks < 2 ? 0 : static_cast<double>(chunk) / (num_chunks - 1);
   const auto mix = [&](std::uint8_t a, std::uint8_t b) {
@@ -142,7 +144,7 @@ Colour colour_of(Op op, int chunk, int num_chunks) {
 
 std::vector<Op> ops_of(const std::vector<Bars>& tracks) {
   std::vector<Op> ops;
-  for (Op op : {Op::F, Op::B, Op::W, Op::BW, Op::step}) {
+  for (Op op : {Op::F, Op::B, Op::W, Op::BW, Op::V, Op::VW, Op::step}) {
     const auto has = [op](const std::vector<Bar>& row) {
       return std::any_of(row.begin(), row.end(), [op](const Bar& bar) { return bar.instruction.op == op; });
     };
@@ -163,6 +165,10 @@ const char* describe(Op op) {
       return "gradient of the weights";
     case Op::BW:
       return "backward, both gradients";
+    case Op::V:
+      return "output layer, a part";
+    case Op::VW:
+      return "gradient of its weights";
     case Op::step:
       return "optimizer step";
     case Op::validate:

@@ -143,6 +143,7 @@ class SvgBlock {
     std::int64_t weights = 0;
     for (const std::vector<ParamSpec>* list : {&op.weights, &op.biases})
       for (const ParamSpec& spec : *list) weights += spec.numel();
+    for (const Adapter& adapter : op.adapters) weights += adapter.a.numel() + adapter.b.numel();
     const std::string kind = op.name == name_of(op.kind) ? "" : name_of(op.kind);
     text(x_ + 10, top(i) + 17, "name", op.name);
     std::string below = kind;
@@ -175,6 +176,10 @@ class SvgBlock {
   void around(const Edge& edge, int number) {
     const double begin = edge.from < 0 ? top(0) - gap + 8 : bottom(edge.from), side = x_ - 12 - lane * number;
     line(fmt::format("M{} {}v6H{}V{}H{}", middle(), begin, side, top(edge.to) + box_height / 2, x_), "edge");
+    // Named where it is made, if the next op does not read it.
+    const auto first = std::find_if(edges_.begin(), edges_.end(),
+                                    [&](const Edge& other) { return other.value == edge.value; });
+    if (first->from + 1 != first->to && &*first == &edge) mark(edge.value, middle() + 10, begin + 22);
     const std::string words = collective(edge);
     if (!words.empty()) text(x_ + box_width + 12, bottom(edge.to), "collective", words);
   }

@@ -215,7 +215,7 @@ class TextGantt {
         }
         out_ += "\x1b[0m";
       } else {
-        out_ += is_squeezed_ && op == Op::BW ? "B" : name;
+        out_ += is_squeezed_ ? name.substr(0, 1) : name;  // one column has one letter
       }
       out_ += fmt::format(" {}   ", describe(op));
     }

@@ -4,7 +4,10 @@
 
 #include <vector>
 
+#include <optional>
+
 #include "model/stage.h"
+#include "parallel/vocabulary_parallel.h"
 #include "schedule/pipeline_layout.h"
 #include "spec/routing_balance.h"
 
@@ -17,8 +20,12 @@ class HeldStages {
              const ParameterStore& parameters, const Faults& faults);
 
   const Rank& rank() const { return *rank_; }
-  bool has_last_stage() const { return !held_.empty() && held_.back().has_head(); }
+  bool has_last_stage() const { return has_last_stage_; }
   const Stage& stage(int id) const;  // one of those that this rank holds
+  // Its part of the output layer, where that is cut over the pipeline's ranks.
+  const VocabularyParallel* vocabulary_part() const {
+    return vocabulary_part_ ? &*vocabulary_part_ : nullptr;
+  }
   // Room for the residual stream of so many rows, as it lies between two stages.
   Tensor make_boundary(std::int64_t rows) const;
 
@@ -34,8 +41,8 @@ class HeldStages {
   // loss_sum of a microbatch, on the ranks that hold the last stage; 0 elsewhere. Collective over pp.
   double evaluate(const Microbatch& microbatch) const;
 
-  // Logits (1, V_local) after the last of the new tokens at [position, ...), on the rank that holds the last
-  // stage; undefined elsewhere. Collective over pp.
+  // Logits (V) after the last of the new tokens at [position, ...), on the rank that holds the last stage;
+  // undefined elsewhere. Collective over pp.
   using Caches = std::vector<std::vector<Tensor>>;
   Caches make_caches(std::int64_t max_positions) const;
   Tensor next_logits(const Tensor& tokens, std::int64_t position, const Caches& caches) const;
@@ -46,12 +53,15 @@ class HeldStages {
   // Hands the residual stream through all stages, from rank to rank. The result is that of the last stage, on
   // its rank.
   Tensor pass(const Microbatch& microbatch, std::int64_t position, const Caches& caches) const;
+  Tensor gather_logits(const Tensor& local) const;
 
   const Rank* rank_;
-  std::int64_t window_ = 0;  // of the model
+  std::int64_t window_ = 0, vocabulary_;  // of the model
   const ParameterStore* parameters_;
   std::int64_t hidden_;
   TensorParallel tensor_parallel_;
+  std::optional<VocabularyParallel> vocabulary_part_;
+  bool has_last_stage_;
   std::vector<int> ids_;     // of the held stages
   std::vector<Stage> held_;  // in the order of ids_
   std::vector<Stage::Mixture> mixtures_;

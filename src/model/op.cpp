@@ -1,5 +1,6 @@
 #include "model/op.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/error.h"
@@ -11,6 +12,17 @@ Weight OpSetting::stacked(const std::vector<ParamSpec>& list) const {
   std::vector<std::string> names;
   for (const ParamSpec& spec : list) names.push_back(spec.name);
   return list.size() == 1 ? parameters.weight(names.front()) : parameters.stacked(names);
+}
+
+std::vector<Weight> OpSetting::runs(const std::vector<ParamSpec>& list) const {
+  std::vector<Weight> all;
+  for (auto begin = list.begin(); begin != list.end();) {
+    const auto end =
+        std::find_if(begin, list.end(), [&](const ParamSpec& spec) { return spec.frozen != begin->frozen; });
+    all.push_back(stacked({begin, end}));
+    begin = end;
+  }
+  return all;
 }
 
 std::unique_ptr<OpRunner> make_op(const BlockOp& op, const OpSetting& s) {

@@ -59,6 +59,8 @@ struct OpSetting {
 
   // An op's weights or biases as one; undefined where it has none.
   Weight stacked(const std::vector<ParamSpec>& list) const;
+  // The same in runs of those that are trained, and of those that are frozen: these do not lie side by side.
+  std::vector<Weight> runs(const std::vector<ParamSpec>& list) const;
 };
 
 // The heads of this tp rank. With fewer key/value heads than ranks, neighbouring ranks hold the same one.

@@ -39,7 +39,7 @@ class ActivationOp final : public OpRunner {
     } else {
       run.kernels().activate_backward(activation_, h, dy);
     }
-    if (bias_.defined())
+    if (bias_.gradient.defined())
       run.weight_gradient([&k = run.kernels(), bias = bias_, dy] { k.bias_gradient(dy, bias.gradient); });
     run.set_gradient(in(), std::move(dy));
     run.provide(out(1), std::move(h));

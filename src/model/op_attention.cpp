@@ -1,6 +1,7 @@
 // Causal attention on the heads of this tp rank and, under context parallelism, on the tokens of the cp
 // group.
 #include <algorithm>
+#include <cmath>
 
 #include "model/op.h"
 
@@ -10,8 +11,9 @@ Heads heads_here(const Plan& plan) {
   const ModelSpec& m = plan.model;
   const int tp = plan.mesh.size(Axis::tp);
   const std::int64_t heads = m.num_heads / tp, kv_heads = std::max<std::int64_t>(m.num_kv_heads / tp, 1);
-  if (m.scales.attention != 0) return {heads, kv_heads, m.head_dim, m.scales.attention};
-  return {heads, kv_heads, m.head_dim};
+  const double scale =
+      m.scales.attention != 0 ? m.scales.attention : 1.0 / std::sqrt(static_cast<double>(m.head_dim));
+  return {heads, kv_heads, m.head_dim, scale, m.caps.attention};
 }
 
 namespace {

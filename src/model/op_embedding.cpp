@@ -20,6 +20,7 @@ class EmbeddingOp final : public OpRunner {
   }
 
   void run_backward(BlockRun& run) const override {
+    if (!table_.gradient.defined()) return;
     run.weight_gradient([&k = run.kernels(), tp = run.tensor_parallel(), table = table_, first_id = first_id_,
                          ids = run.microbatch().tokens, d = run.take_gradient_as_left(out()),
                          scale = op().scale, rank = &run.rank()] {
@@ -53,9 +54,10 @@ class PositionsOp final : public OpRunner {
 
   void run_backward(BlockRun& run) const override {
     const Tensor d = run.take_gradient(out());
-    run.weight_gradient([&k = run.kernels(), table = table_, ids = positions_here(run), d] {
-      k.embedding_backward(ids, d, 0, table.gradient);
-    });
+    if (table_.gradient.defined())
+      run.weight_gradient([&k = run.kernels(), table = table_, ids = positions_here(run), d] {
+        k.embedding_backward(ids, d, 0, table.gradient);
+      });
     run.leave_gradient(op(), 0, d);
   }
 

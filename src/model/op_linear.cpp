@@ -1,7 +1,14 @@
 // A matrix product with a parameter: by columns, behind which each tp rank has its columns, or by rows,
 // behind which each has a part of the sum, or with a whole one, for the rows that a rank has. Where it enters
 // by columns, the sum of the input's gradient over tp is under way while the weight's gradient is computed.
+// Adapters (spec/fine_tuning.h) stand beside the matrix.
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
 #include "model/op.h"
+#include "tensor/expert_products.h"
 
 namespace echelon {
 namespace {
@@ -10,35 +17,152 @@ class LinearOp : public OpRunner {
  public:
   LinearOp(const BlockOp& op, const OpSetting& s)
       : OpRunner(op),
-        weight_(s.stacked(op.weights)),
-        bias_(s.stacked(op.biases)),
-        in_out_(op.order == WeightOrder::in_out) {}
+        weights_(s.runs(op.weights)),
+        biases_(s.runs(op.biases)),
+        in_out_(op.order == WeightOrder::in_out) {
+    std::vector<std::int64_t> ends{0};  // of each matrix's columns
+    for (const ParamSpec& spec : op.weights) ends.push_back(ends.back() + width(s.stacked({spec}), in_out_));
+    for (const Adapter& adapter : op.adapters)
+      adapters_.push_back(
+          {s.stacked({adapter.a}), s.stacked({adapter.b}), {ends[adapter.weight], ends[adapter.weight + 1]}});
+  }
 
  protected:
   void run_forward(BlockRun& run) const override {
     Tensor x = run.take_input(op());
-    const Tensor y = run.activation({x.rows(), weight_.value.dim(in_out_ ? 1 : 0)});
-    run.kernels().matmul(x, Transpose::no, weight_.value, in_out_ ? Transpose::no : Transpose::yes, y, false);
+    const Tensor y = run.activation({x.rows(), columns()});
+    each_run(weights_, in_out_, y, [&](const Weight& w, const Tensor& part) {
+      run.kernels().matmul(x, Transpose::no, w.value, in_out_ ? Transpose::no : Transpose::yes, part, false);
+    });
+    if (!adapters_.empty()) run.set(adapted(), add_adapters(run, x, y));
     x = Tensor();
-    if (bias_.defined()) run.kernels().add_bias(bias_.value, y);
+    each_run(biases_, false, y,
+             [&](const Weight& b, const Tensor& part) { run.kernels().add_bias(b.value, part); });
     run.set(out(), y);
   }
 
-  Tensor input_gradient(BlockRun& run, const Tensor& dy) const {
-    Tensor dx = run.activation({dy.rows(), weight_.value.dim(in_out_ ? 0 : 1)});
-    run.kernels().matmul(dy, Transpose::no, weight_.value, in_out_ ? Transpose::yes : Transpose::no, dx,
-                         false);
+  // What the second factors of adapters leave of dy, times their scale.
+  Tensor adapter_gradients(BlockRun& run, const Tensor& dy) const {
+    if (adapters_.empty()) return {};
+    Kernels& k = run.kernels();
+    const Tensor d = run.activation({run.rows(), rank() * std::ssize(adapters_)});
+    each_adapter([&](const LowRank& l, Range inner) {
+      k.matmul(columns_of(dy, l.columns), Transpose::no, l.b.value, Transpose::no, columns_of(d, inner),
+               false);
+    });
+    k.scale(d, op().adapter_scale);
+    return d;
+  }
+
+  // `d_adapted`: of adapter_gradients().
+  Tensor input_gradient(BlockRun& run, const Tensor& dy, const Tensor& d_adapted) const {
+    Tensor dx = run.activation({dy.rows(), weights_.front().value.dim(in_out_ ? 0 : 1)});
+    bool further = false;
+    each_run(weights_, in_out_, dy, [&](const Weight& w, const Tensor& part) {
+      run.kernels().matmul(part, Transpose::no, w.value, in_out_ ? Transpose::yes : Transpose::no, dx,
+                           std::exchange(further, true));
+    });
+    each_adapter([&](const LowRank& l, Range inner) {
+      run.kernels().matmul(columns_of(d_adapted, inner), Transpose::no, l.a.value, Transpose::no, dx, true);
+    });
     return dx;
   }
 
+  // Whether a gradient is taken that reads the input.
+  bool reads_input() const {
+    return any_trained(weights_) || std::any_of(adapters_.begin(), adapters_.end(),
+                                                [](const LowRank& l) { return l.a.gradient.defined(); });
+  }
+  bool trains_second_factors() const {
+    return std::any_of(adapters_.begin(), adapters_.end(),
+                       [](const LowRank& l) { return l.b.gradient.defined(); });
+  }
+  int adapted() const { return op().outputs.back(); }
+  bool trains_biases() const { return any_trained(biases_); }
+
   void add_weight_gradient(Kernels& kernels, const Tensor& x, const Tensor& dy) const {
-    const Tensor &rows = in_out_ ? x : dy, &cols = in_out_ ? dy : x;
-    kernels.matmul(rows, Transpose::yes, cols, Transpose::no, weight_.gradient, true);
-    if (bias_.defined()) kernels.bias_gradient(dy, bias_.gradient);
+    each_run(weights_, in_out_, dy, [&](const Weight& w, const Tensor& part) {
+      const Tensor &rows = in_out_ ? x : part, &cols = in_out_ ? part : x;
+      if (w.gradient.defined()) kernels.matmul(rows, Transpose::yes, cols, Transpose::no, w.gradient, true);
+    });
+  }
+
+  void add_first_gradients(Kernels& kernels, const Tensor& x, const Tensor& d_adapted) const {
+    each_adapter([&](const LowRank& l, Range inner) {
+      if (l.a.gradient.defined())
+        kernels.matmul(columns_of(d_adapted, inner), Transpose::yes, x, Transpose::no, l.a.gradient, true);
+    });
+  }
+
+  // `made`: the value that the first factors made of the input.
+  void add_second_gradients(Kernels& kernels, const Tensor& made, const Tensor& dy) const {
+    each_adapter([&](const LowRank& l, Range inner) {
+      if (l.b.gradient.defined())
+        kernels.matmul(columns_of(dy, l.columns), Transpose::yes, columns_of(made, inner), Transpose::no,
+                       l.b.gradient, true);
+    });
+  }
+
+  void add_bias_gradient(Kernels& kernels, const Tensor& dy) const {
+    each_run(biases_, false, dy, [&](const Weight& b, const Tensor& part) {
+      if (b.gradient.defined()) kernels.bias_gradient(part, b.gradient);
+    });
   }
 
  private:
-  Weight weight_, bias_;
+  // Of one of the matrices, whose columns of y these are.
+  struct LowRank {
+    Weight a, b;
+    Range columns;
+  };
+
+  // Adds to y; returns what the first factors make of x, times the scale.
+  Tensor add_adapters(BlockRun& run, const Tensor& x, const Tensor& y) const {
+    Kernels& k = run.kernels();
+    const Tensor made = run.activation({run.rows(), rank() * std::ssize(adapters_)});
+    each_adapter([&](const LowRank& l, Range inner) {
+      k.matmul(x, Transpose::no, l.a.value, Transpose::yes, columns_of(made, inner), false);
+    });
+    k.scale(made, op().adapter_scale);
+    each_adapter([&](const LowRank& l, Range inner) {
+      k.matmul(columns_of(made, inner), Transpose::no, l.b.value, Transpose::yes, columns_of(y, l.columns),
+               true);
+    });
+    return made;
+  }
+
+  std::int64_t rank() const { return adapters_.front().a.value.dim(0); }
+  // visit(adapter, its columns of what all first factors make)
+  template <class Visit>
+  void each_adapter(const Visit& visit) const {
+    for (std::size_t i = 0; i < adapters_.size(); ++i) {
+      const auto begin = static_cast<std::int64_t>(i) * rank();
+      visit(adapters_[i], Range{begin, begin + rank()});
+    }
+  }
+  static Tensor columns_of(const Tensor& x, Range range) {
+    return range.size() == x.cols() ? x : x.column_range(range.begin, range.end);
+  }
+
+  static std::int64_t width(const Weight& w, bool in_out) { return w.value.dim(in_out ? 1 : 0); }
+  std::int64_t columns() const {
+    std::int64_t sum = 0;
+    for (const Weight& w : weights_) sum += width(w, in_out_);
+    return sum;
+  }
+  // visit(weight, its columns of y)
+  template <class Visit>
+  static void each_run(const std::vector<Weight>& runs, bool in_out, const Tensor& y, const Visit& visit) {
+    std::int64_t begin = 0;
+    for (const Weight& w : runs) {
+      const std::int64_t end = begin + width(w, in_out);
+      visit(w, runs.size() == 1 ? y : y.column_range(begin, end));
+      begin = end;
+    }
+  }
+
+  std::vector<Weight> weights_, biases_;  // in runs: see OpSetting
+  std::vector<LowRank> adapters_;
   bool in_out_;  // how the matrix is stored
 };
 
@@ -49,9 +173,18 @@ class RowLinearOp final : public LinearOp {
  protected:
   void run_backward(BlockRun& run) const override {
     Tensor dy = run.take_gradient(out());
-    run.set_gradient(in(), input_gradient(run, dy));
-    run.weight_gradient(in(),
-                        [this, &k = run.kernels(), dy](const Tensor& x) { add_weight_gradient(k, x, dy); });
+    const Tensor d_adapted = adapter_gradients(run, dy);
+    run.set_gradient(in(), input_gradient(run, dy, d_adapted));
+    if (reads_input())
+      run.weight_gradient(in(), [this, &k = run.kernels(), dy, d_adapted](const Tensor& x) {
+        add_weight_gradient(k, x, dy);
+        add_first_gradients(k, x, d_adapted);
+      });
+    if (trains_second_factors())
+      run.weight_gradient([this, &k = run.kernels(), dy, made = run.take_kept(adapted())] {
+        add_second_gradients(k, made, dy);
+      });
+    if (trains_biases()) run.weight_gradient([this, &k = run.kernels(), dy] { add_bias_gradient(k, dy); });
   }
 };
 
@@ -62,7 +195,7 @@ class WholeLinearOp final : public LinearOp {
  protected:
   void run_backward(BlockRun& run) const override {
     const Tensor dy = run.take_gradient(out());
-    const Tensor dx = input_gradient(run, dy);
+    const Tensor dx = input_gradient(run, dy, {});  // has no adapters
     run.weight_gradient(
         [this, &k = run.kernels(), x = run.take_kept(in()), dy] { add_weight_gradient(k, x, dy); });
     run.add_gradient(in(), dx);
@@ -75,13 +208,26 @@ class ColumnLinearOp final : public LinearOp {
 
  protected:
   void run_backward(BlockRun& run) const override {
-    const auto x = std::make_shared<InputAgain>(run.tensor_parallel(), run.take_kept(in()), run.rows());
-    if (run.when() == Weights::now) x->begin();  // it travels beside the next product
+    std::shared_ptr<InputAgain> x;
+    if (reads_input()) {
+      x = std::make_shared<InputAgain>(run.tensor_parallel(), run.take_kept(in()), run.rows());
+      if (run.when() == Weights::now) x->begin();  // it travels beside the next product
+    }
     InFlight entering;
     {
-      const Tensor dy = run.take_gradient(out());
-      entering = run.tensor_parallel().enter_backward(input_gradient(run, dy), run.rows());
-      run.weight_gradient([this, &k = run.kernels(), x, dy] { add_weight_gradient(k, x->whole(), dy); });
+      const Tensor dy = run.take_gradient(out()), d_adapted = adapter_gradients(run, dy),
+                   made = trains_second_factors() ? run.take_kept(adapted()) : Tensor();
+      entering = run.tensor_parallel().enter_backward(input_gradient(run, dy, d_adapted), run.rows());
+      if (x || made.defined() || trains_biases())
+        run.weight_gradient([this, &k = run.kernels(), x, dy, d_adapted, made] {
+          if (x) {
+            add_weight_gradient(k, x->whole(), dy);
+            add_first_gradients(k, x->whole(), d_adapted);
+          }
+          if (made.defined()) add_second_gradients(k, made, dy);
+          add_bias_gradient(k, dy);
+        });
+      x.reset();
     }
     run.add_gradient(in(), entering.get());
   }

@@ -32,7 +32,8 @@ class LossOp final : public OpRunner {
       : OpRunner(op),
         table_(s.parameters.output_weight()),
         first_id_(first_id_here(op.weights.front(), s)),
-        scale_(1 / s.plan.model.scales.logits_divisor) {}
+        scale_(1 / s.plan.model.scales.logits_divisor),
+        cap_(s.plan.model.caps.logits) {}
 
  protected:
   void run_forward(BlockRun& run) const override {
@@ -80,19 +81,23 @@ class LossOp final : public OpRunner {
       const Tensor logits = buffer.row_range(0, end - begin), d_logits = gradients.row_range(0, end - begin),
                    chunk = x.row_range(begin, end), targets = run.microbatch().targets.flat_range(begin, end);
       multiply(run, chunk, logits);
-      const Tensor sum = softmax_sums(run, logits, targets, loss_sum);
-      kernels.cross_entropy_backward(logits, sum, targets, first_id_, scale_ * run.loss().gradient_scale,
-                                     d_logits);
+      const SoftmaxSums sums = softmax_sums(run, logits, targets, loss_sum);
+      kernels.cross_entropy_backward(logits, sums.sum, targets, first_id_, scale_ * run.loss().gradient_scale,
+                                     d_logits, {cap_, sums.max});
       kernels.matmul(d_logits, Transpose::no, table_.value, Transpose::no, dx.row_range(begin, end), false);
-      kernels.matmul(d_logits, Transpose::yes, chunk, Transpose::no, table_.gradient, true);
+      if (table_.gradient.defined())
+        kernels.matmul(d_logits, Transpose::yes, chunk, Transpose::no, table_.gradient, true);
     });
     kernels.add_number(loss_sum, run.loss().sum);
     return dx;
   }
 
-  // Leaves exp(logits - max) in `logits` and their global sums in the returned vector; adds to loss_sum.
-  Tensor softmax_sums(const BlockRun& run, const Tensor& logits, const Tensor& targets,
-                      const Tensor& loss_sum) const {
+  struct SoftmaxSums {
+    Tensor max, sum;  // global ones, of each row
+  };
+  // Leaves exp(logits - max) in `logits` and their sums in what is returned; adds to loss_sum.
+  SoftmaxSums softmax_sums(const BlockRun& run, const Tensor& logits, const Tensor& targets,
+                           const Tensor& loss_sum) const {
     const std::int64_t rows = logits.rows();
     Communicator& group = run.rank().along(Axis::tp);
     const Tensor max = run.statistic({rows});
@@ -104,17 +109,18 @@ class LossOp final : public OpRunner {
     run.kernels().exp_sum(logits, max, targets, first_id_, sum, target);
     group.all_reduce(sum_and_target).wait();
     run.kernels().add_losses(sum, target, targets, loss_sum);
-    return sum;
+    return {max, sum};
   }
 
   void multiply(const BlockRun& run, const Tensor& x, const Tensor& logits) const {
     run.kernels().matmul(x, Transpose::no, table_.value, Transpose::yes, logits, false);
     if (scale_ != 1) run.kernels().scale(logits, scale_);
+    if (cap_ > 0) run.kernels().soft_cap(logits, cap_);
   }
 
   Weight table_;  // (V_local, C): vocabulary rows from first_id_ on
   std::int64_t first_id_;
-  double scale_;  // of the logits
+  double scale_, cap_;  // of the logits
 };
 
 }  // namespace

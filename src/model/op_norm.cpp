@@ -23,15 +23,31 @@ struct Norm {
     else
       k.rms_norm(x, weight.value, eps, y, stats);
   }
-  // Adds to dx and to the gradients of the weights.
-  void backward(Kernels& k, const Tensor& dy, const Tensor& x, const Tensor& stats, const Tensor& dx) const {
+  // Adds to dx and to the gradients of the weights that have one.
+  void backward(const BlockRun& run, const Tensor& dy, const Tensor& x, const Tensor& stats,
+                const Tensor& dx) const {
+    Kernels& k = run.kernels();
     if (bias.defined()) {
-      k.layer_norm_backward_weight(dy, x, stats, weight.gradient, bias.gradient);
+      weight_gradients(run, dy, x, stats);
       k.layer_norm_backward_input(dy, x, weight.value, stats, dx);
     } else {
-      k.rms_norm_backward_weight(dy, x, stats, weight.gradient);
+      if (weight.gradient.defined()) k.rms_norm_backward_weight(dy, x, stats, weight.gradient);
       k.rms_norm_backward_input(dy, x, weight.value, stats, dx);
     }
+  }
+  void weight_gradients(const BlockRun& run, const Tensor& dy, const Tensor& x, const Tensor& stats) const {
+    const bool trains_bias = bias.gradient.defined();
+    if (!weight.gradient.defined()) {
+      if (trains_bias) run.kernels().bias_gradient(dy, bias.gradient);
+      return;
+    }
+    // Both come of one pass: where the bias is frozen its gradient is of no use.
+    Tensor of_bias = bias.gradient;
+    if (!trains_bias) {
+      of_bias = run.statistic(bias.value.shape());
+      run.kernels().fill(of_bias, 0.0);
+    }
+    run.kernels().layer_norm_backward_weight(dy, x, stats, weight.gradient, of_bias);
   }
 };
 
@@ -70,7 +86,7 @@ class RowNormOp final : public NormOp {
  protected:
   void run_backward(BlockRun& run) const override {
     const Tensor dy = run.take_gradient(out(0)), dx = run.gradient_to_add_to(in());
-    norm_.backward(run.kernels(), dy, run.value(in()), run.value(out(1)), dx);
+    norm_.backward(run, dy, run.value(in()), run.value(out(1)), dx);
   }
 
  private:
@@ -104,7 +120,7 @@ class HeadNormOp final : public NormOp {
     run.kernels().fill(dx, 0.0);
     run.kernels().copy(behind_heads(dy), behind_heads(dx));
     for (std::size_t h = 0; h < heads_.size(); ++h)
-      heads_[h].backward(run.kernels(), head(dy, h), head(x, h), stats_of(stats, h), head(dx, h));
+      heads_[h].backward(run, head(dy, h), head(x, h), stats_of(stats, h), head(dx, h));
     run.set_gradient(in(), dx);
   }
 

@@ -1,6 +1,7 @@
 #include "model/parameters.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/error.h"
 #include "base/philox.h"
@@ -14,17 +15,24 @@ namespace {
 // Elements [part.begin, part.end) of what rank `index` of `tp` holds.
 template <class T>
 void fill_initial(const ParamSpec& spec, int tp, int index, std::uint64_t seed, Range part, T* out) {
-  if (spec.init != Init::normal) {
+  if (spec.init == Init::zeros || spec.init == Init::ones) {
     std::fill(out, out + part.size(), spec.init == Init::ones ? T(1) : T(0));
     return;
   }
   const Philox random(seed, Stream::initial_value, name_hash(spec.name.c_str()));
+  const double bound = std::sqrt(3.0) * spec.init_std;
   constexpr std::int64_t chunk = 4096;
   double normals[chunk];
   for_each_run(spec, tp, index, [&](std::int64_t logical, std::int64_t local, std::int64_t count) {
     const std::int64_t end = std::min(local + count, part.end);
     for (std::int64_t at = std::max(local, part.begin); at < end; at += chunk) {
       const std::int64_t n = std::min(chunk, end - at);
+      if (spec.init == Init::uniform) {
+        for (std::int64_t i = 0; i < n; ++i)
+          out[at - part.begin + i] = static_cast<T>(
+              bound * (2 * random.uniform(static_cast<std::uint64_t>(logical + at - local + i)) - 1));
+        continue;
+      }
       random.fill_normal(static_cast<std::uint64_t>(logical + at - local), static_cast<std::uint64_t>(n),
                          normals);
       for (std::int64_t i = 0; i < n; ++i)
@@ -52,7 +60,8 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
       parameters_.emplace_back();
       parameters_.back().spec = spec;
       parameters_.back().group = static_cast<int>(g);
-      parameters_.back().holders = pipeline.holders_of(spec.name);
+      parameters_.back().holders =
+          spec.parts > 1 ? std::vector<int>{spec.part} : pipeline.holders_of(spec.name);
     }
   for (const ParamSpec& spec : model_) owners_[spec.name] = pipeline.holders_of(spec.name).front();
   layout_ = flat_layout(groups, rank.size(Axis::tp), rank.coordinate(Axis::tp));
@@ -62,7 +71,8 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
   if (zero_ == 3) make_gather(plan.zero_prefetch);
   for (std::size_t i = 0; i < parameters_.size(); ++i) place(parameters_[i], i, faults);
   fill_initial_values(seed);
-  if (keeps_tied_gradient_apart(plan, pipeline, rank.coordinate(Axis::dp), rank.coordinate(Axis::pp))) {
+  if (keeps_tied_gradient_apart(plan, pipeline, rank.coordinate(Axis::dp), rank.coordinate(Axis::pp)) &&
+      !find(output_name_).spec.frozen) {
     tied_gradient_ = Tensor(rank.arena(), MemoryCategory::gradients, rank.precision().gradients,
                             find(output_name_).gradient.shape());
     if (zero_ >= 2) tied_gradient_.release_memory();
@@ -76,41 +86,57 @@ void ParameterStore::make_units() {
     rank_->kernels().fill(flat, 0.0);
     return flat;
   };
+  const std::vector<ShardUnit> trained = shard_units(layout_, shards_),
+                               frozen = frozen_units(layout_, shards_);
+  trained_units_ = trained.size();
+  const std::int64_t own_trained = shard_size(trained, shard_), own_frozen = shard_size(frozen, shard_);
+  if (zero_ < 3) {
+    values_ =
+        Tensor(rank_->arena(), MemoryCategory::parameters, precision.parameters, {layout_.trained_size()});
+    frozen_values_ = Tensor(rank_->arena(), MemoryCategory::parameters, precision.parameters,
+                            {layout_.size() - layout_.trained_size()});
+  } else {
+    own_values_ = make(MemoryCategory::parameters, precision.parameters, own_trained + own_frozen);
+  }
+  if (zero_ < 2) gradients_ = make(MemoryCategory::gradients, precision.gradients, layout_.trained_size());
+  std::int64_t own_begin = 0;
+  for (const auto* cuts : {&trained, &frozen})
+    for (const ShardUnit& cut : *cuts) {
+      units_.push_back(make_unit(cut, own_begin, cuts == &frozen));
+      own_begin += cut.shard(shard_).size();
+    }
+  begun_.resize(trained_units_);
+}
+
+ParameterStore::Unit ParameterStore::make_unit(const ShardUnit& cut, std::int64_t own_begin,
+                                               bool frozen) const {
+  const PrecisionRecipe& precision = rank_->precision();
   // What comes and goes is made without memory.
   const auto make_away = [&](MemoryCategory category, DType dtype, std::int64_t size) {
     const Tensor flat(rank_->arena(), category, dtype, {size});
     flat.release_memory();
     return flat;
   };
-  const std::vector<ShardUnit> cuts = shard_units(layout_, shards_);
-  const std::int64_t own_size = shard_size(cuts, shard_);
-  if (zero_ < 3)
-    values_ = Tensor(rank_->arena(), MemoryCategory::parameters, precision.parameters, {layout_.size()});
-  else
-    own_values_ = make(MemoryCategory::parameters, precision.parameters, own_size);
-  if (zero_ < 2) gradients_ = make(MemoryCategory::gradients, precision.gradients, layout_.size());
-  std::int64_t own_begin = 0;
-  for (const ShardUnit& cut : cuts) {
-    const Range own = cut.shard(shard_), inside{own.begin - cut.range.begin, own.end - cut.range.begin};
-    Unit unit{cut, {}, {}, {}, {}, own_begin};
-    if (zero_ < 3) {
-      unit.value = values_.flat_range(cut.range.begin, cut.range.end);
-      unit.own_value = unit.value.flat_range(inside.begin, inside.end);
-    } else {
-      unit.value = make_away(MemoryCategory::parameters, precision.parameters, cut.range.size());
-      unit.own_value = own_values_.flat_range(own_begin, own_begin + own.size());
-    }
-    if (zero_ < 2) {
-      unit.gradient = gradients_.flat_range(cut.range.begin, cut.range.end);
-      unit.own_gradient = unit.gradient.flat_range(inside.begin, inside.end);
-    } else {
-      unit.gradient = make_away(MemoryCategory::gradients, precision.gradients, cut.range.size());
-      unit.own_gradient = make_away(MemoryCategory::gradients, precision.gradients, own.size());
-    }
-    own_begin += own.size();
-    units_.push_back(std::move(unit));
+  const Range own = cut.shard(shard_), inside{own.begin - cut.range.begin, own.end - cut.range.begin};
+  Unit unit{cut, {}, {}, {}, {}, own_begin};
+  if (zero_ < 3) {
+    const std::int64_t first = frozen ? layout_.trained_size() : 0;
+    unit.value =
+        (frozen ? frozen_values_ : values_).flat_range(cut.range.begin - first, cut.range.end - first);
+    unit.own_value = unit.value.flat_range(inside.begin, inside.end);
+  } else {
+    unit.value = make_away(MemoryCategory::parameters, precision.parameters, cut.range.size());
+    unit.own_value = own_values_.flat_range(own_begin, own_begin + own.size());
   }
-  begun_.resize(units_.size());
+  if (frozen) return unit;
+  if (zero_ < 2) {
+    unit.gradient = gradients_.flat_range(cut.range.begin, cut.range.end);
+    unit.own_gradient = unit.gradient.flat_range(inside.begin, inside.end);
+  } else {
+    unit.gradient = make_away(MemoryCategory::gradients, precision.gradients, cut.range.size());
+    unit.own_gradient = make_away(MemoryCategory::gradients, precision.gradients, own.size());
+  }
+  return unit;
 }
 
 void ParameterStore::make_moments(const Plan& plan, std::int64_t own_size) {
@@ -137,6 +163,7 @@ void ParameterStore::make_moments(const Plan& plan, std::int64_t own_size) {
 void ParameterStore::place(Parameter& p, std::size_t index, const Faults& faults) {
   const Range all{layout_.offsets[index], layout_.offsets[index] + layout_.sizes[index]};
   const Unit& unit = unit_of(p);
+  const bool frozen = p.spec.frozen;
   const Weight views = view(p, all, local_shape(p.spec, rank_->size(Axis::tp), rank_->coordinate(Axis::tp)));
   p.value = views.value;
   p.gradient = views.gradient;
@@ -145,6 +172,12 @@ void ParameterStore::place(Parameter& p, std::size_t index, const Faults& faults
     const std::int64_t begin = std::clamp(shard.begin, all.begin, all.end);
     return Range{begin, std::clamp(shard.end, begin, all.end)};
   };
+  if (frozen && p.value_stays) {
+    p.own = {0, p.value.numel()};
+    p.shard_sizes = {p.value.numel()};
+    p.own_value = p.own_master = p.value.flat();
+    return;
+  }
   const int shards = unit.cut.of(shards_);
   for (int i = 0; i < shards; ++i) p.shard_sizes.push_back(common(unit.cut.shard(i)).size());
   if (shards > 1) p.shard_group = &group_of(unit.cut);
@@ -156,6 +189,10 @@ void ParameterStore::place(Parameter& p, std::size_t index, const Faults& faults
     return flat.flat_range(begin, begin + own.size());
   };
   p.own_value = part(unit.own_value, 0);
+  if (frozen) {
+    p.own_master = p.own_value;
+    return;
+  }
   const std::int64_t shift = unit.cut.of(shard_) > 0 && own.end < shard.end ? faults.shard_shift : 0;
   p.own_gradient = part(unit.own_gradient, shift);
   p.own_master = master_.defined() ? part(master_, unit.own_begin) : p.own_value;
@@ -175,7 +212,7 @@ void ParameterStore::fill_initial_values(std::uint64_t seed) {
       fill_initial(p.spec, tp, index, seed, part, values.data());
       if (held.dtype() == dtype_of<F>) return copy_from_host(values, held);
       copy_numbers_from_host(std::vector<double>(values.begin(), values.end()), held);
-      if (!master_.defined()) return;
+      if (!master_.defined() || p.spec.frozen) return;
       const auto own = std::span<const F>(values).subspan(static_cast<std::size_t>(p.own.begin - part.begin),
                                                           static_cast<std::size_t>(p.own.size()));
       copy_from_host(own, p.own_master);
@@ -188,9 +225,10 @@ void ParameterStore::fill_initial_values(std::uint64_t seed) {
 }
 
 const ParameterStore::Unit& ParameterStore::unit_of(const Parameter& p) const {
-  const auto [cut, experts] = units_of_group(units_.size(), p.group);
-  if (p.spec.expert >= 0) return units_[experts];
-  return p.spec.shard_dim >= 0 ? units_[cut] : units_.back();
+  const std::size_t first = p.spec.frozen ? trained_units_ : 0;
+  const auto [cut, experts] = units_of_group(trained_units_, p.group);
+  if (p.spec.expert >= 0) return units_[first + experts];
+  return units_[first + (p.spec.shard_dim >= 0 ? cut : trained_units_ - 1)];
 }
 
 Communicator& ParameterStore::group_of(const ShardUnit& cut) const {
@@ -210,6 +248,7 @@ Weight ParameterStore::view(const Parameter& first, Range range,
                             const std::vector<std::int64_t>& shape) const {
   const Unit& unit = unit_of(first);
   const auto of = [&](const Tensor& flat) {
+    if (!flat.defined()) return flat;  // of what is frozen
     return flat.flat_range(range.begin - unit.cut.range.begin, range.end - unit.cut.range.begin)
         .reshape(shape);
   };
@@ -243,8 +282,8 @@ void ParameterStore::begin_gradients() const {
   if (zero_ >= 2) {
     for (const Unit& unit : units_)
       if (unit.own_gradient.has_memory()) unit.own_gradient.release_memory();
-    begun_.assign(units_.size(), false);
-    begin_unit(units_.size() - 1);
+    begun_.assign(trained_units_, false);
+    begin_unit(trained_units_ - 1);
     return;
   }
   rank_->kernels().fill(gradients_, 0.0);
@@ -254,6 +293,7 @@ void ParameterStore::begin_gradients() const {
 std::vector<Tensor> ParameterStore::keep_own_gradients() const {
   std::vector<Tensor> shards;
   for (const Unit& unit : units_) {
+    if (!unit.own_gradient.defined()) continue;
     if (!unit.own_gradient.has_memory()) unit.own_gradient.acquire_memory();
     if (unit.own_gradient.numel() > 0) shards.push_back(unit.own_gradient);
   }
@@ -272,7 +312,7 @@ void ParameterStore::begin_unit(std::size_t index) const {
 }
 
 void ParameterStore::need_gradients(int group) const {
-  for (std::size_t unit : units_of_group(units_.size(), group)) begin_unit(unit);
+  for (std::size_t unit : units_of_group(trained_units_, group)) begin_unit(unit);
 }
 
 void ParameterStore::need_output_gradient() const {
@@ -305,12 +345,16 @@ std::vector<BucketTensors> ParameterStore::bucket_tensors() const {
 
 void ParameterStore::make_gather(int ahead) {
   std::vector<std::vector<ShardedUnit>> groups;
-  for (int group = 0; group < static_cast<int>(num_groups_of(units_.size())); ++group) {
-    const auto [cut, experts] = units_of_group(units_.size(), group);
-    groups.push_back({sharded(units_[cut]), sharded(units_[experts])});
+  std::vector<ShardedUnit> always;
+  for (const std::size_t first : {std::size_t{0}, trained_units_})
+    always.push_back(sharded(units_[first + trained_units_ - 1]));
+  for (int group = 0; group < static_cast<int>(num_groups_of(trained_units_)); ++group) {
+    std::vector<ShardedUnit>& all = groups.emplace_back();
+    for (const std::size_t first : {std::size_t{0}, trained_units_})
+      for (const std::size_t unit : units_of_group(trained_units_, group))
+        all.push_back(sharded(units_[first + unit]));
   }
-  gather_ =
-      std::make_unique<ParameterGather>(std::move(groups), sharded(units_.back()), ahead, rank_->time());
+  gather_ = std::make_unique<ParameterGather>(std::move(groups), std::move(always), ahead, rank_->time());
 }
 
 void ParameterStore::begin_uses(std::vector<int> groups) const {
@@ -325,7 +369,7 @@ void ParameterStore::share_values() const {
   if (zero_ == 0 || zero_ == 3) return;
   const Doing doing = rank_->doing(Activity::share_parameters);
   std::vector<ShardedUnit> units;
-  for (const Unit& unit : units_) units.push_back(sharded(unit));
+  for (std::size_t i = 0; i < trained_units_; ++i) units.push_back(sharded(units_[i]));
   all_gather_units(units);
 }
 

@@ -23,11 +23,12 @@ struct Parameter {
   int group = 0;
   std::vector<int> holders;  // pipeline ranks that hold it; the first one counts and saves it
   // As the layers see them, in local shapes. The memory behind `gradient` comes and goes from ZeRO 2 on, that
-  // behind `value` in ZeRO 3.
+  // behind `value` in ZeRO 3. What is frozen has no gradient, and no moments.
   Tensor value, gradient;
   bool value_stays = true;  // not in ZeRO 3
   // What this rank updates: elements [own.begin, own.end) of the local tensor, everything without ZeRO. The
-  // sum of the gradients over dp is here, and nowhere else, until the next update begins.
+  // sum of the gradients over dp is here, and nowhere else, until the next update begins. What is frozen is
+  // cut in ZeRO 3 alone.
   Range own;
   Tensor own_value, own_gradient, exp_avg, exp_avg_sq;  // flat; no moments where these are elsewhere
   // What the optimizer updates, flat: own_value itself, or the weights that it is the rounded copy of.
@@ -61,7 +62,7 @@ class ParameterStore {
   // pipeline ranks: the same bits.
   Weight output_weight() const;
 
-  const Tensor& values() const { return values_; }        // flat, everything; undefined in ZeRO 3
+  const Tensor& values() const { return values_; }  // flat, everything that is trained; undefined in ZeRO 3
   const Tensor& gradients() const { return gradients_; }  // the same; undefined from ZeRO 2 on
   // Flat: this rank's shards, unit after unit, in ZeRO 3, and everything without ZeRO. Not in stages 1 and 2.
   const Tensor& own_values() const { return zero_ == 3 ? own_values_ : values_; }
@@ -69,7 +70,7 @@ class ParameterStore {
   // begins.
   std::vector<Tensor> keep_own_gradients() const;
   // The gradients of all parameters that each tp rank holds whole.
-  const Tensor& whole_gradients() const { return units_.back().gradient; }
+  const Tensor& whole_gradients() const { return units_[trained_units_ - 1].gradient; }
   // Of those the ones that are partial whatever the plan, at their end (ParamSpec::tp_partial).
   Tensor partial_gradients() const {
     const Tensor& whole = whole_gradients();
@@ -114,6 +115,7 @@ class ParameterStore {
     std::int64_t own_begin;  // where its shard lies in flat tensors of this rank's shards
   };
   void make_units();
+  Unit make_unit(const ShardUnit& cut, std::int64_t own_begin, bool frozen) const;
   void make_moments(const Plan& plan, std::int64_t own_size);
   void make_gather(int ahead);
   void place(Parameter& parameter, std::size_t index, const Faults& faults);
@@ -129,7 +131,7 @@ class ParameterStore {
   int zero_;
   std::uint64_t seed_;
   Shards shards_, shard_;                              // how many, and which one this rank has
-  Tensor values_, gradients_;                          // whole and flat, where they stay in memory
+  Tensor values_, frozen_values_, gradients_;          // whole and flat, where they stay in memory
   Tensor own_values_, master_, exp_avg_, exp_avg_sq_;  // this rank's shards, unit after unit
   std::unique_ptr<ScratchFile> offloaded_;             // behind the moments, where they are offloaded
   Tensor tied_gradient_;                               // defined where it is kept apart
@@ -141,7 +143,8 @@ class ParameterStore {
   FlatLayout layout_;
   std::unique_ptr<ParameterGather> gather_;  // in ZeRO 3
   std::vector<GradientBucket> buckets_;
-  std::vector<Unit> units_;          // see shard_units()
+  std::vector<Unit> units_;          // see shard_units(); behind them those of frozen_units()
+  std::size_t trained_units_ = 0;    // the first ones
   mutable std::vector<bool> begun_;  // units whose gradients are there, or were, in this update
 };
 

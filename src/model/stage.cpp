@@ -10,7 +10,8 @@ Stage::Stage(const Rank& rank, const Plan& plan, const ParameterStore& parameter
     : rank_(&rank),
       parameters_(&parameters),
       first_group_(first_group),
-      first_layer_(slice.layers.begin - slice.embedding) {
+      first_layer_(slice.layers.begin - slice.embedding),
+      idle_(static_cast<std::size_t>(slice.idle)) {
   const TensorParallel tensor_parallel(rank, plan.sequence_parallel);
   const auto add = [&](BlockProgram program) {
     blocks_.emplace_back(std::move(program), rank, plan, parameters, tensor_parallel, faults);
@@ -18,7 +19,7 @@ Stage::Stage(const Rank& rank, const Plan& plan, const ParameterStore& parameter
   if (slice.embedding) add(embedding_program(plan.model));
   for (std::int64_t layer = slice.layers.begin; layer < slice.layers.end; ++layer)
     add(layer_program(plan.model, layer));
-  if (slice.head) add(head_program(plan.model));
+  if (slice.head) add(slice.vocabulary_is_cut ? final_norm_program(plan.model) : head_program(plan.model));
 }
 
 int Stage::group_read_by(std::size_t block) const {
@@ -39,6 +40,7 @@ Work<Tensor> Stage::forward(const Microbatch& microbatch, Tensor input, Saved& s
     std::optional<ParameterStore::Use> used;  // the head is run in the backward pass
     if (!blocks_[i].ends_in_loss()) used.emplace(*parameters_, group_read_by(i));
     x = co_await blocks_[i].forward(microbatch, std::move(x), saved[i]);
+    if (i < idle_) saved[i] = {};
   }
   co_return std::move(x);
 }
@@ -46,6 +48,11 @@ Work<Tensor> Stage::forward(const Microbatch& microbatch, Tensor input, Saved& s
 Work<Tensor> Stage::backward(const Microbatch& microbatch, Tensor dy, Loss loss, Saved& saved, Weights when,
                              GroupDone group_done) const {
   for (std::size_t i = blocks_.size(); i-- > 0;) {
+    if (i < idle_) {
+      dy = Tensor();
+      if (when == Weights::now) group_done(group_of(i));
+      continue;
+    }
     // The embedding's backward pass reads no values.
     std::optional<ParameterStore::Use> used;
     if (!blocks_[i].begins_with_tokens()) used.emplace(*parameters_, group_read_by(i));

@@ -59,6 +59,7 @@ class Stage {
   const ParameterStore* parameters_;
   int first_group_;
   std::int64_t first_layer_;         // of the first block, or one before it where that is the embedding
+  std::size_t idle_;                 // the first blocks: nothing is trained so far
   std::vector<BlockRunner> blocks_;  // embedding, layers, head
 };
 

@@ -29,7 +29,7 @@ UlyssesExchange::UlyssesExchange(const Rank& rank, Communicator& group, const Co
 
 Heads UlyssesExchange::part_of(const Heads& heads, int ulysses) {
   return {heads.num_heads() / ulysses, std::max<std::int64_t>(heads.num_kv_heads() / ulysses, 1),
-          heads.head_dim(), heads.scale()};
+          heads.head_dim(), heads.scale(), heads.cap()};
 }
 
 UlyssesExchange::Columns UlyssesExchange::columns(std::int64_t heads) const {

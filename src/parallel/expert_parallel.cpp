@@ -150,9 +150,10 @@ Work<ExpertParallel::Backward> ExpertParallel::backward_input(const Tensor& dy, 
   kernels.combine_rows(d_weights, saved.places.reshape({rows * k(), 1}), {},
                        backward.d_weights.reshape({rows * k(), 1}));
   d_weights = Tensor();
-  weight_gradient([this, bounds = route.bounds, x = d_activated, d = d_out] {
-    add_gradients(rank_->kernels(), weights_.out, bounds, x, d);
-  });
+  if (any_trained(weights_.out))
+    weight_gradient([this, bounds = route.bounds, x = d_activated, d = d_out] {
+      add_gradients(rank_->kernels(), weights_.out, bounds, x, d);
+    });
   d_out = d_activated = Tensor();
   d_out = rank_->activation({route.room, width});
   multiply(kernels, weights_.in, Transpose::no, route.bounds, backward.d_hidden, d_out);
@@ -168,9 +169,11 @@ Work<ExpertParallel::Backward> ExpertParallel::backward_input(const Tensor& dy, 
   kernels.gated_backward(Activation::swiglu, saved.shared_hidden,
                          d_activated);  // which becomes the activation again
   backward.d_shared_hidden = std::exchange(saved.shared_hidden, {});
-  weight_gradient([&kernels, gradient = out.gradient, x = std::exchange(d_activated, {}), d = dy] {
-    kernels.matmul(d, Transpose::yes, x, Transpose::no, gradient, true);
-  });
+  if (out.gradient.defined())
+    weight_gradient([&kernels, gradient = out.gradient, x = std::exchange(d_activated, {}), d = dy] {
+      kernels.matmul(d, Transpose::yes, x, Transpose::no, gradient, true);
+    });
+  d_activated = Tensor();
   kernels.matmul(backward.d_shared_hidden, Transpose::no, in.value, Transpose::no, backward.d_normed, true);
   co_return backward;
 }
@@ -178,7 +181,9 @@ Work<ExpertParallel::Backward> ExpertParallel::backward_input(const Tensor& dy, 
 void ExpertParallel::in_backward_weight(std::shared_ptr<InputAgain> normed, Saved& saved, Backward& backward,
                                         const WeightGradient& weight_gradient) const {
   Tensor d_hidden = std::exchange(backward.d_hidden, {});
-  if (exchange_.is_local()) {
+  if (!any_trained(weights_.in)) {
+    saved.taken = Tensor();
+  } else if (exchange_.is_local()) {
     weight_gradient([this, normed, copies = saved.copies, bounds = saved.bounds, d = d_hidden] {
       const Tensor& rows = normed->whole();
       const Tensor taken = rank_->activation({copies.numel(), rows.cols()});
@@ -190,7 +195,7 @@ void ExpertParallel::in_backward_weight(std::shared_ptr<InputAgain> normed, Save
                      d = d_hidden] { add_gradients(rank_->kernels(), weights_.in, bounds, taken, d); });
   }
   d_hidden = Tensor();
-  if (!weights_.shared_in.defined()) return;
+  if (!weights_.shared_in.gradient.defined()) return;
   weight_gradient([&kernels = rank_->kernels(), gradient = weights_.shared_in.gradient,
                    normed = std::move(normed), d = std::exchange(backward.d_shared_hidden, {})] {
     kernels.matmul(d, Transpose::yes, normed->whole(), Transpose::no, gradient, true);

@@ -153,6 +153,7 @@ void ExpertParallel::route_backward(const Tensor& normed_here, Saved& saved, Bac
   if (balancing_.has_losses()) kernels.add_router_losses(router_, saved.logits, terms, loss_sum_);
   saved = {};
   kernels.matmul(d_logits, Transpose::no, weights_.gate.value, Transpose::no, d_normed_here, true);
+  if (!weights_.gate.gradient.defined()) return;
   weight_gradient([&kernels, gate = weights_.gate.gradient, x = normed_here, d = d_logits] {
     kernels.matmul(d, Transpose::yes, x, Transpose::no, gate, true);
   });

@@ -11,9 +11,10 @@ namespace echelon {
 class Heads {
  public:
   Heads() = default;
-  // `scale` of q.k before the softmax.
-  Heads(std::int64_t num_heads, std::int64_t num_kv_heads, std::int64_t head_dim, double scale)
-      : num_heads_(num_heads), num_kv_heads_(num_kv_heads), head_dim_(head_dim), scale_(scale) {}
+  // `scale` and `cap` of q.k before the softmax: AttentionShape.
+  Heads(std::int64_t num_heads, std::int64_t num_kv_heads, std::int64_t head_dim, double scale,
+        double cap = 0)
+      : num_heads_(num_heads), num_kv_heads_(num_kv_heads), head_dim_(head_dim), scale_(scale), cap_(cap) {}
   Heads(std::int64_t num_heads, std::int64_t num_kv_heads, std::int64_t head_dim)
       : Heads(num_heads, num_kv_heads, head_dim, 1.0 / std::sqrt(static_cast<double>(head_dim))) {}
 
@@ -23,6 +24,7 @@ class Heads {
   std::int64_t num_kv_heads() const { return num_kv_heads_; }
   std::int64_t head_dim() const { return head_dim_; }
   double scale() const { return scale_; }
+  double cap() const { return cap_; }
   std::int64_t kv_width() const { return num_kv_heads_ * head_dim_; }
 
   // Columns of a [q | k | v] matrix.
@@ -41,12 +43,13 @@ class Heads {
     s.num_kv_heads = num_kv_heads_;
     s.head_dim = head_dim_;
     s.scale = scale_;
+    s.cap = cap_;
     return s;
   }
 
  private:
   std::int64_t num_heads_ = 0, num_kv_heads_ = 0, head_dim_ = 0;
-  double scale_ = 1;
+  double scale_ = 1, cap_ = 0;
 };
 
 }  // namespace echelon

@@ -63,19 +63,35 @@ Tensor PipelineExecutor::fetch(const Instruction& i, const Schedule& schedule) {
   for (const Value& v : reads(schedule, i)) {
     if (v.kind == ValueKind::weights && (i.op == Op::B || i.op == Op::BW))
       oldest_read_ = std::min(oldest_read_.value_or(v.version), v.version);
-    if (!travels(v)) continue;
-    const auto found = shelf_.find(v);
-    check(found != shelf_.end(), "a pipeline instruction reads a value that is not there");
-    fetched = std::move(found->second);
-    shelf_.erase(found);
+    if (travels(v)) fetched = take(v);
   }
   return fetched;
+}
+
+Tensor PipelineExecutor::take(const Value& v) {
+  const auto found = shelf_.find(v);
+  check(found != shelf_.end(), "a pipeline instruction reads a value that is not there");
+  Tensor taken = std::move(found->second);
+  shelf_.erase(found);
+  return taken;
+}
+
+Tensor PipelineExecutor::merge_head(const Instruction& i, const Schedule& schedule, PipelineStages& stages) {
+  std::vector<VocabularyParallel::Part> parts;
+  for (int part = 0; part < schedule.vocabulary_parts; ++part) {
+    Tensor gradient = take({ValueKind::head_gradient, part, i.microbatch});
+    parts.push_back({std::move(gradient), take({ValueKind::head_sums, part, i.microbatch})});
+  }
+  VocabularyParallel::Whole whole = stages.merge_head(i.microbatch, parts);
+  for (int part = 0; part < schedule.vocabulary_parts; ++part)
+    shelf_[{ValueKind::head_scale, part, i.microbatch}] = whole.scales[static_cast<std::size_t>(part)];
+  return std::move(whole.gradient);
 }
 
 void PipelineExecutor::shelve(const Instruction& i, const Schedule& schedule, const Tensor& result,
                               PipelineRun& run) {
   for (const Value& v : writes(schedule, i)) {
-    if (travels(v)) shelf_[v] = result;
+    if (travels(v) && v.kind != ValueKind::head_scale) shelf_[v] = result;
     if (v.kind == ValueKind::saved) run.peak_saved = std::max(run.peak_saved, ++saved_);
   }
   for (const Value& v : releases(i)) saved_ -= v.kind == ValueKind::saved;
@@ -85,21 +101,33 @@ void PipelineExecutor::execute(const Instruction& i, const Schedule& schedule, P
                                PipelineRun& run) {
   switch (i.op) {
     case Op::recv: {
-      const Tensor room = stages.make_boundary(i.microbatch);
+      const Tensor room = stages.make_room(i.carries, i.microbatch);
       group_->recv(room, i.peer).wait();
-      return shelve(i, schedule, room, run);
+      shelf_[{i.carries, i.stage, i.microbatch}] = room;
+      return;
     }
     case Op::send:
       sends_.push_back(group_->send(fetch(i, schedule), i.peer));
       ++run.messages;
       return;
-    case Op::F:
     case Op::B:
     case Op::BW:
+      if (i.stage + 1 == schedule.num_stages && schedule.vocabulary_parts > 0)
+        return shelve(i, schedule, stages.pass(i, merge_head(i, schedule, stages)).finish(), run);
+      [[fallthrough]];
+    case Op::F:
       return shelve(i, schedule, stages.pass(i, fetch(i, schedule)).finish(), run);
     case Op::W:
       stages.backward_weight(i);
       return shelve(i, schedule, {}, run);
+    case Op::V: {
+      VocabularyParallel::Part part = stages.head_part(i, fetch(i, schedule));
+      shelf_[{ValueKind::head_gradient, i.stage, i.microbatch}] = std::move(part.gradient);
+      shelf_[{ValueKind::head_sums, i.stage, i.microbatch}] = std::move(part.sums);
+      return;
+    }
+    case Op::VW:
+      return stages.head_part_weight(i, fetch(i, schedule));
     case Op::step:
       note_staleness(i, run);
       return stages.step(i);

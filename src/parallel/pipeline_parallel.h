@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/work.h"
 #include "comm/communicator.h"
+#include "parallel/vocabulary_parallel.h"
 #include "schedule/step_programs.h"
 #include "schedule/timeline.h"
 
@@ -38,8 +39,15 @@ class PipelineStages {
   // What is left to do of the step before. False if what was run since then, all of it forward passes, ran on
   // wrong weights: it is forgotten and run again.
   virtual bool validate() = 0;
-  // Room for an activation, or its gradient, of this microbatch at a stage boundary.
-  virtual Tensor make_boundary(int microbatch) = 0;
+  // Room for what travels of this microbatch.
+  virtual Tensor make_room(ValueKind kind, int microbatch) = 0;
+
+  // Where the output layer is cut over the ranks (parallel/vocabulary_parallel.h): V, from the last stage's
+  // output; VW; and what comes before the backward pass of the last stage.
+  virtual VocabularyParallel::Part head_part(const Instruction& i, Tensor hidden) = 0;
+  virtual void head_part_weight(const Instruction& i, Tensor scale) = 0;
+  virtual VocabularyParallel::Whole merge_head(int microbatch,
+                                               const std::vector<VocabularyParallel::Part>& parts) = 0;
 };
 
 struct PipelineRun {
@@ -69,6 +77,9 @@ class PipelineExecutor {
  private:
   // The value that an instruction reads, off the shelf, and the one that it wrote, onto it.
   Tensor fetch(const Instruction& i, const Schedule& schedule);
+  Tensor take(const Value& v);
+  // The gradient of the last stage's output, off the shelf in parts; what these are told goes onto it.
+  Tensor merge_head(const Instruction& i, const Schedule& schedule, PipelineStages& stages);
   void shelve(const Instruction& i, const Schedule& schedule, const Tensor& result, PipelineRun& run);
   void execute(const Instruction& i, const Schedule& schedule, PipelineStages& stages, PipelineRun& run);
   // Computations that run together, and the messages between them.

@@ -14,10 +14,10 @@ void all_gather_units(const std::vector<ShardedUnit>& units) {
   for (Pending& pending : under_way) pending.wait();
 }
 
-ParameterGather::ParameterGather(std::vector<std::vector<ShardedUnit>> groups, ShardedUnit always, int ahead,
-                                 Time time)
+ParameterGather::ParameterGather(std::vector<std::vector<ShardedUnit>> groups,
+                                 std::vector<ShardedUnit> always, int ahead, Time time)
     : groups_(std::move(groups)), ahead_(ahead), time_(std::move(time)) {
-  groups_.push_back({std::move(always)});
+  groups_.push_back(std::move(always));
 }
 
 void ParameterGather::begin(std::vector<int> uses) {

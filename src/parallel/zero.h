@@ -39,7 +39,7 @@ void all_gather_units(const std::vector<ShardedUnit>& units);
 class ParameterGather {
  public:
   // The units of each layer group, and what is there throughout a run of uses. `ahead`: see GatherWindow.
-  ParameterGather(std::vector<std::vector<ShardedUnit>> groups, ShardedUnit always, int ahead,
+  ParameterGather(std::vector<std::vector<ShardedUnit>> groups, std::vector<ShardedUnit> always, int ahead,
                   Time time = {});
 
   // A run of uses begins, and ends.

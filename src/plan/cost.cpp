@@ -66,6 +66,8 @@ std::vector<std::map<int, double>> runs_of(const StepPrograms& programs) {
 StepWork step_work(const Plan& plan, const PipelineLayout& pipeline, const PartSeconds& parts,
                    const std::vector<Traffic>& traffic) {
   const ModelSpec& m = plan.model;
+  Plan unfrozen = plan;
+  unfrozen.model.tuning.freeze.clear();
   StepWork work;
   work.costs.stages.clear();
   for (const StageSlice& slice : pipeline.slices()) {
@@ -77,17 +79,24 @@ StepWork step_work(const Plan& plan, const PipelineLayout& pipeline, const PartS
     for (std::int64_t layer = slice.layers.begin; layer < slice.layers.end; ++layer)
       add(m.has_experts(layer) ? parts.experts : parts.dense);
     const StageTimes flops = stage_flops(plan, slice);
-    // Layers were timed as those of the first rank: what another one makes again differs by its FLOPs.
-    StageSlice layers{slice.layers, false, false, slice.recompute};
+    // Layers were timed as those of the first rank, with nothing frozen: what another one makes again, or
+    // does not compute, differs by its FLOPs.
+    StageSlice layers{slice.layers,    false, false,
+                      slice.recompute, false, std::max<std::int64_t>(0, slice.idle - 1)};
     const double own = backward_flops(plan, layers);
     layers.recompute = plan.recompute.of(0);
-    if (own > 0) passes.backward *= own / backward_flops(plan, layers);
+    layers.idle = 0;
+    if (const double timed = backward_flops(unfrozen, layers); timed > 0) passes.backward *= own / timed;
     if (slice.embedding) passes.forward += parts.ends.forward;
-    if (slice.head) passes.backward += parts.ends.backward;
+    if (slice.head && !slice.vocabulary_is_cut) passes.backward += parts.ends.backward;
     const double both = flops.backward_input + flops.backward_weight,
                  input = both > 0 ? flops.backward_input / both : 1;
     work.costs.stages.push_back({passes.forward, input * passes.backward, (1 - input) * passes.backward});
   }
+  // The output layer's three products, of which V has two.
+  if (plan.cuts_vocabulary())
+    work.costs.vocabulary_part = {parts.ends.backward * 2 / (3 * plan.mesh.pp()), 0,
+                                  parts.ends.backward / (3 * plan.mesh.pp())};
   const auto runs = runs_of(pipeline.programs(0));
   for (std::size_t r = 0; r < runs.size(); ++r) {
     double passes = 0;
@@ -102,7 +111,7 @@ StepWork step_work(const Plan& plan, const PipelineLayout& pipeline, const PartS
       times.backward_input += 0.5 * sent / holders;
     }
     const auto elements = static_cast<double>(
-        flat_layout(pipeline.groups_of(static_cast<int>(r), 0), plan.mesh.size(Axis::tp), 0).size());
+        flat_layout(pipeline.groups_of(static_cast<int>(r), 0), plan.mesh.size(Axis::tp), 0).trained_size());
     work.behind.push_back(parts.element * elements * pipeline.programs(0).updates_per_step() / plan.shards() +
                           seconds_sent(parts, traffic[r], {Axis::dp}));
   }

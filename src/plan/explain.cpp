@@ -91,7 +91,7 @@ std::string seconds(double value) {
 
 }  // namespace
 
-std::string plans_json(const SearchResult& result, const Workload& work) {
+std::string plans_json(const SearchResult& result, const Workload& work, const std::optional<RunCost>& run) {
   ordered_json object{{"feasible", result.feasible},        {"considered", result.considered},
                       {"simulated", result.simulated},      {"rejected", ordered_json::object()},
                       {"examples", ordered_json::object()}, {"search_seconds", result.seconds},
@@ -106,6 +106,12 @@ std::string plans_json(const SearchResult& result, const Workload& work) {
                          {"usable_bytes", result.nearest->usable_bytes},
                          {"memory_bytes", memory_json(result.nearest->memory)}};
   for (const Estimate& e : result.plans) object["plans"].push_back(plan_json(e, work));
+  if (run)
+    object["run"] = {{"steps", run->steps},         {"training_seconds", run->training_seconds},
+                     {"goodput", run->goodput},     {"checkpoint_seconds", run->checkpoint_seconds},
+                     {"failures", run->failures},   {"wall_seconds", run->wall_seconds},
+                     {"gpu_hours", run->gpu_hours}, {"money", run->money},
+                     {"joules", run->joules}};
   return json_text(object);
 }
 

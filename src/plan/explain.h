@@ -1,14 +1,18 @@
 // Plans in words and numbers: for people, for programs, and as the file that train and verify take.
 #pragma once
 
+#include <optional>
 #include <string>
 
+#include "plan/run_life.h"
 #include "plan/search.h"
 
 namespace echelon {
 
-// One object, as docs of the command line promise it.
-std::string plans_json(const SearchResult& result, const Workload& work);
+// One object, as docs of the command line promise it; with the life of the best plan's run where that was
+// asked.
+std::string plans_json(const SearchResult& result, const Workload& work,
+                       const std::optional<RunCost>& run = std::nullopt);
 
 // A table of the ranked plans, then counts of what was left out.
 std::string plans_table(const SearchResult& result, const Software& software);

@@ -1,14 +1,19 @@
 #include "schedule/group_uses.h"
 
+#include <algorithm>
+
 namespace echelon {
 
 StageGroups stage_groups(const PipelineLayout& pipeline, int pp_rank, int stage) {
   const StageSlice& slice = pipeline.slices()[static_cast<std::size_t>(stage)];
   StageGroups groups;
   groups.first = pipeline.first_group(pp_rank, stage);
-  groups.block = groups.first + slice.embedding;
-  groups.end = groups.block + static_cast<int>(slice.layers.size());
-  if (slice.head) groups.output = pipeline.output_group(pp_rank);
+  groups.block = groups.first + std::max(static_cast<int>(slice.embedding), static_cast<int>(slice.idle));
+  groups.end = groups.first + slice.embedding + static_cast<int>(slice.layers.size());
+  if (slice.head && slice.vocabulary_is_cut)
+    ++groups.end;  // the final norm is a block like others
+  else if (slice.head)
+    groups.output = pipeline.output_group(pp_rank);
   return groups;
 }
 
@@ -16,6 +21,7 @@ std::vector<int> group_uses(const PipelineLayout& pipeline, const StepPrograms::
                             int pp_rank) {
   std::vector<int> uses;
   for (const Instruction& i : program.lowered->ranks[static_cast<std::size_t>(pp_rank)]) {
+    if (i.op == Op::V) uses.push_back(pipeline.output_group(pp_rank));
     if (i.op != Op::F && i.op != Op::B && i.op != Op::BW) continue;
     const StageGroups groups = stage_groups(pipeline, pp_rank, i.stage);
     if (i.op == Op::F) {

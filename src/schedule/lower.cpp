@@ -15,7 +15,7 @@ using std::size_t;
 class Lowering {
  public:
   explicit Lowering(const Schedule& schedule) : schedule_(schedule), inboxes_(schedule.ranks.size()) {
-    readers_.resize(2 * static_cast<size_t>(schedule.num_stages) *
+    readers_.resize(2 * static_cast<size_t>(value_rows(schedule)) *
                     static_cast<size_t>(schedule.num_microbatches));
   }
 
@@ -23,7 +23,8 @@ class Lowering {
     find_readers();
     keep_the_channels_order();
     fill_inboxes();
-    Schedule lowered{schedule_.name, schedule_.num_stages, schedule_.num_microbatches, {}};
+    Schedule lowered{
+        schedule_.name, schedule_.num_stages, schedule_.num_microbatches, {}, schedule_.vocabulary_parts};
     for (size_t r = 0; r < inboxes_.size(); ++r) lowered.ranks.push_back(lower_rank(r));
     return lowered;
   }
@@ -45,10 +46,9 @@ class Lowering {
   };
 
   Reader& reader(const Value& v) {
-    const size_t stage =
-        static_cast<size_t>(v.stage) +
-        (v.kind == ValueKind::gradient ? static_cast<size_t>(schedule_.num_stages) : size_t{0});
-    return readers_[stage * static_cast<size_t>(schedule_.num_microbatches) +
+    const ValuePlace place = value_place(schedule_, v);
+    const int row = place.row + place.column * value_rows(schedule_);
+    return readers_[static_cast<size_t>(row) * static_cast<size_t>(schedule_.num_microbatches) +
                     static_cast<size_t>(v.microbatch)];
   }
 
@@ -85,11 +85,15 @@ class Lowering {
     for (size_t r = 0; r < schedule_.ranks.size(); ++r) {
       PerPeer<Earliest> behind;
       const auto& list = schedule_.ranks[r];
-      for (size_t k = list.size(); k-- > 0;)
-        each_message(r, list[k], [&](const Value&, Reader& to) {
-          Earliest& earliest = behind[to.rank];
-          to.index = earliest.index = std::min(to.index, earliest.index);
-        });
+      std::vector<Reader*> messages;  // of one instruction
+      for (size_t k = list.size(); k-- > 0;) {
+        messages.clear();
+        each_message(r, list[k], [&](const Value&, Reader& to) { messages.push_back(&to); });
+        for (size_t m = messages.size(); m-- > 0;) {
+          Earliest& earliest = behind[messages[m]->rank];
+          messages[m]->index = earliest.index = std::min(messages[m]->index, earliest.index);
+        }
+      }
     }
   }
 
@@ -141,7 +145,7 @@ class Lowering {
   }
 
   const Schedule& schedule_;
-  std::vector<Reader> readers_;  // of activations, then of gradients
+  std::vector<Reader> readers_;  // by value_place(): one column, then the other
   std::vector<Inbox> inboxes_;
 };
 

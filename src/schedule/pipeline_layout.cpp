@@ -10,7 +10,9 @@
 #include "schedule/simulate.h"
 #include "schedule/text.h"
 #include "schedule/validate.h"
+#include "schedule/vocabulary.h"
 #include "schedule/zb_auto.h"
+#include "spec/block.h"
 #include "spec/plan_rules.h"
 
 namespace echelon {
@@ -28,6 +30,11 @@ Schedule own_schedule(const Plan& plan, int ranks, int microbatches) {
   if (!is_synchronous(schedule))
     refuse("--schedule {}: has optimizer steps; of schedules that do not flush, train runs pipedream and 2bw",
            plan.schedule);
+  if (schedule.vocabulary_parts > 0)
+    refuse(
+        "--schedule {}: has parts of the output layer (V, VW), which train puts in by itself; legal: the "
+        "same without them, and --vocabulary-parallel",
+        plan.schedule);
   if (schedule.num_ranks() != ranks)
     refuse_field(plan, "schedule", {remedy("pp", schedule.num_ranks())}, "it is for {} ranks, and --pp is {}",
                  schedule.num_ranks(), ranks);
@@ -54,7 +61,7 @@ std::vector<std::int64_t> layers_of_stages(const Plan& plan, const Schedule& sch
     for (const Recompute& kind : plan.recompute.kinds())
       layer += cost({{0, 1}, false, false, kind}) / static_cast<double>(plan.recompute.kinds().size());
     return balanced_layers(schedule, model.num_layers, layer, cost({{0, 0}, true, false}),
-                           cost({{0, 0}, false, true}));
+                           cost({{0, 0}, false, true, {}, plan.cuts_vocabulary()}));
   }
   std::vector<std::int64_t> even;
   for (int s = 0; s < stages; ++s) even.push_back(split_range(model.num_layers, stages, s).size());
@@ -65,13 +72,15 @@ std::vector<StageSlice> cut_layers(const Plan& plan, const Schedule& schedule) {
   std::vector<StageSlice> slices;
   std::int64_t next = 0;
   for (std::int64_t count : layers_of_stages(plan, schedule)) {
-    slices.push_back({{next, next + count}, slices.empty(), false});
+    slices.push_back({{next, next + count}, slices.empty(), false, {}, plan.cuts_vocabulary()});
     next += count;
   }
   slices.back().head = true;
+  StageSlice& first = slices.front();
+  first.idle = std::min(idle_blocks(plan.model), 1 + first.layers.size());
   for (int r = 0; r < schedule.num_ranks(); ++r)
     for (const Instruction& i : schedule.ranks[static_cast<std::size_t>(r)])
-      slices[static_cast<std::size_t>(i.stage)].recompute = plan.recompute.of(r);
+      if (!is_of_head(i.op)) slices[static_cast<std::size_t>(i.stage)].recompute = plan.recompute.of(r);
   return slices;
 }
 
@@ -99,6 +108,19 @@ Schedule searched_schedule(const Plan& plan, int ranks, int microbatches) {
   return zb_auto(ranks, microbatches, costs).schedule;
 }
 
+// With the output layer cut over the ranks where the plan says so.
+Schedule with_output_layer(const Plan& plan, Schedule schedule) {
+  if (!plan.cuts_vocabulary()) return schedule;
+  if (const std::string problem = vocabulary_problem(schedule); !problem.empty())
+    refuse_field(plan, "vocabulary-parallel", {{"vocabulary-parallel", "off"}, {"schedule", "1f1b"}},
+                 "--schedule {}: {}", plan.schedule, problem);
+  SimulationCosts costs;
+  costs.stages.clear();
+  for (const StageSlice& slice : cut_layers(plan, schedule)) costs.stages.push_back(stage_flops(plan, slice));
+  costs.vocabulary_part = vocabulary_part_flops(plan);
+  return with_vocabulary_parallelism(schedule, costs);
+}
+
 // One rank needs no schedule but "forward, backward": the same as every schedule at P = 1, without a second
 // chunk.
 StepPrograms planned_programs(const Plan& plan, int microbatches) {
@@ -106,13 +128,17 @@ StepPrograms planned_programs(const Plan& plan, int microbatches) {
   if (const auto refusal = schedule_refusal(plan)) throw PlanRefusal(plan, *refusal);
   if (ranks == 1) return StepPrograms(one_f_one_b(1, microbatches));
   if (!plan.schedule_text.empty())
-    return StepPrograms(own_schedule(plan, ranks, microbatches), plan.optimizer_barrier);
-  try {
-    if (!flushes(plan)) return {plan.schedule, ranks, microbatches};
-    return StepPrograms(plan.schedule == "zb-auto"
-                            ? searched_schedule(plan, ranks, microbatches)
-                            : make_schedule(plan.schedule, ranks, microbatches, plan.chunks),
+    return StepPrograms(with_output_layer(plan, own_schedule(plan, ranks, microbatches)),
                         plan.optimizer_barrier);
+  try {
+    if (!flushes(plan) && !plan.cuts_vocabulary()) return {plan.schedule, ranks, microbatches};
+    return StepPrograms(
+        with_output_layer(plan, plan.schedule == "zb-auto"
+                                    ? searched_schedule(plan, ranks, microbatches)
+                                    : make_schedule(plan.schedule, ranks, microbatches, plan.chunks)),
+        plan.optimizer_barrier);
+  } catch (const PlanRefusal&) {
+    throw;
   } catch (const RequestError& error) {
     refuse(
         "--schedule {} --pp {} with {} microbatches a step (--global-batch {} over --dp {} in --micro-batch "
@@ -275,7 +301,8 @@ PipelineLayout::PipelineLayout(const Plan& plan, StepLength length)
 void PipelineLayout::hold(const Plan& plan, const Schedule& schedule) {
   for (int r = 0; r < schedule.num_ranks(); ++r) {
     std::set<int> held;
-    for (const Instruction& i : schedule.ranks[static_cast<std::size_t>(r)]) held.insert(i.stage);
+    for (const Instruction& i : schedule.ranks[static_cast<std::size_t>(r)])
+      if (!is_of_head(i.op)) held.insert(i.stage);
     held_.emplace_back(held.begin(), held.end());
     std::vector<std::vector<ParamSpec>> groups;
     for (int s : held_.back()) {
@@ -284,8 +311,15 @@ void PipelineLayout::hold(const Plan& plan, const Schedule& schedule) {
       for (std::int64_t layer = slice.layers.begin; layer < slice.layers.end; ++layer)
         groups.push_back(block_parameters(plan.model, layer));
       if (!slice.head) continue;
-      groups.push_back(head_parameters(plan.model));
+      groups.push_back(slice.vocabulary_is_cut ? final_norm_program(plan.model).parameters()
+                                               : head_parameters(plan.model));
       if (tied_ && !held.contains(0)) groups.back().push_back(output_matrix(plan.model));
+    }
+    if (plan.cuts_vocabulary()) {
+      ParamSpec part = output_matrix(plan.model);
+      part.parts = schedule.num_ranks();
+      part.part = r;
+      groups.push_back({std::move(part)});
     }
     for (const auto& group : groups)
       for (const ParamSpec& spec : group) {
@@ -333,7 +367,7 @@ std::set<int> PipelineLayout::late_groups(int pp_rank) const {
   const auto& groups = groups_of(pp_rank, 0);
   for (std::size_t g = 0; g < groups.size(); ++g)
     for (const ParamSpec& spec : groups[g])
-      if (holders_of(spec.name).size() > 1) late.insert(static_cast<int>(g));
+      if (spec.parts == 1 && holders_of(spec.name).size() > 1) late.insert(static_cast<int>(g));
   if (ties_on(pp_rank)) late.insert(0);  // the embedding's
   return late;
 }

@@ -29,8 +29,8 @@ std::optional<Refusal> copies_refusal(const Plan& plan, const std::vector<std::v
 // remedies the caller tries.
 void check_whole(const Plan& plan);
 
-// The programs of a plan's step: all of it, or, where its microbatches are alike, no more of their passes than
-// show the peak, with the tokens of all of them.
+// The programs of a plan's step: all of it, or, where its microbatches are alike, no more of their passes
+// than show the peak, with the tokens of all of them.
 enum class StepLength { whole, steady };
 
 class PipelineLayout {
@@ -43,12 +43,13 @@ class PipelineLayout {
   const std::vector<int>& stages_of(int pp_rank) const { return held_[static_cast<std::size_t>(pp_rank)]; }
   // Parameters of a pipeline rank in layer groups: for each of its stages the embedding, each block, the
   // head, where it has them. A tied output matrix is part of the head's group where the rank does not hold
-  // the embedding as well. Of routed experts those at the place `ep_index` of an expert group.
+  // the embedding as well. Where the output layer is cut over the ranks, each one's part is a group of its
+  // own, the last. Of routed experts those at the place `ep_index` of an expert group.
   const std::vector<std::vector<ParamSpec>>& groups_of(int pp_rank, int ep_index) const {
     return groups_[static_cast<std::size_t>(pp_rank)][static_cast<std::size_t>(ep_index)];
   }
   // Pipeline ranks that hold a parameter, ascending: more than one for a tied embedding whose ends are on two
-  // ranks, and for every stage of DualPipe. The first one counts and saves it.
+  // ranks, for every stage of DualPipe, and for parts of one. The first one counts and saves it.
   const std::vector<int>& holders_of(const std::string& parameter) const;
   // What the pipeline of a data-parallel rank runs.
   const StepPrograms& programs(int dp_rank) const {

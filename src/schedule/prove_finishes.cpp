@@ -20,8 +20,9 @@ class Proof {
         is_waiting_(num_ranks_),
         channels_(num_ranks_),
         newest_(num_ranks_) {
-    cells_ = static_cast<size_t>(program.num_stages) * static_cast<size_t>(program.num_microbatches);
+    cells_ = static_cast<size_t>(value_rows(program)) * static_cast<size_t>(program.num_microbatches);
     holdings_.resize(2 * cells_);
+    sent_.resize(2 * cells_);
     saved_.resize(cells_);
   }
 
@@ -54,18 +55,12 @@ class Proof {
     size_t received = 0;
   };
 
-  size_t cell(int stage, int microbatch) const {
-    return static_cast<size_t>(stage) * static_cast<size_t>(program_.num_microbatches) +
-           static_cast<size_t>(microbatch);
+  size_t cell(const Value& v) const {
+    return static_cast<size_t>(value_place(program_, v).row) *
+               static_cast<size_t>(program_.num_microbatches) +
+           static_cast<size_t>(v.microbatch);
   }
-  size_t index(const Value& v) const {
-    return cell(v.stage, v.microbatch) + (v.kind == ValueKind::gradient ? cells_ : 0);
-  }
-  Value value(size_t at) const {
-    const size_t microbatches = static_cast<size_t>(program_.num_microbatches);
-    return {at < cells_ ? ValueKind::activation : ValueKind::gradient,
-            static_cast<int>(at % cells_ / microbatches), static_cast<int>(at % microbatches), 0};
-  }
+  size_t index(const Value& v) const { return cell(v) + (value_place(program_, v).column == 1 ? cells_ : 0); }
   static Value carried(const Instruction& i) { return {i.carries, i.stage, i.microbatch, 0}; }
 
   // "rank 2, instruction 7 (1B3)", counted without messages.
@@ -82,31 +77,22 @@ class Proof {
 
   bool has(size_t r, const Value& v) {
     const int rank = static_cast<int>(r);
-    switch (v.kind) {
-      case ValueKind::activation:
-      case ValueKind::gradient: {
-        Holding& h = holdings_[index(v)];
-        if (h.receiver == rank) h.is_used = true;
-        return h.receiver == rank || h.maker == rank;
-      }
-      case ValueKind::saved:
-        return saved_[cell(v.stage, v.microbatch)].rank == rank;
-      case ValueKind::weight_input: {
-        const Saved& s = saved_[cell(v.stage, v.microbatch)];
-        return s.rank == rank && s.has_weight_input;
-      }
-      case ValueKind::weights:
-        return v.version == 0 || v.version <= newest_[r][v.stage];
+    if (v.kind == ValueKind::weights) return v.version == 0 || v.version <= newest_[r][v.stage];
+    if (!travels(v)) {
+      const Saved& s = saved_[cell(v)];
+      return s.rank == rank && (v.kind != ValueKind::weight_input || s.has_weight_input);
     }
-    return false;
+    Holding& h = holdings_[index(v)];
+    if (h.receiver == rank) h.is_used = true;
+    return h.receiver == rank || h.maker == rank;
   }
 
   void make(size_t r, const Value& v) {
     const int rank = static_cast<int>(r);
-    if (v.kind == ValueKind::saved) saved_[cell(v.stage, v.microbatch)] = {rank, false};
-    if (v.kind == ValueKind::weight_input) saved_[cell(v.stage, v.microbatch)].has_weight_input = true;
+    if (v.kind == ValueKind::saved || v.kind == ValueKind::head_saved) saved_[cell(v)] = {rank, false};
+    if (v.kind == ValueKind::weight_input) saved_[cell(v)].has_weight_input = true;
     if (v.kind == ValueKind::weights) newest_[r][v.stage] = v.version;
-    if (v.kind == ValueKind::activation || v.kind == ValueKind::gradient) holdings_[index(v)].maker = rank;
+    if (travels(v)) holdings_[index(v)].maker = rank;
   }
 
   Channel& channel(int from, int to) { return channels_[static_cast<size_t>(from)][to]; }
@@ -157,6 +143,7 @@ class Proof {
     check_peer(r, i);
     const size_t to = static_cast<size_t>(i.peer);
     channel(static_cast<int>(r), i.peer).sent.push_back(index(carried(i)));
+    sent_[index(carried(i))] = carried(i);
     if (is_waiting_[to]) ready_.push_back(to);
     is_waiting_[to] = false;
   }
@@ -171,7 +158,7 @@ class Proof {
     const size_t sent = from.sent[from.received++];
     if (sent != index(carried(i)))
       refuse("schedule {}: {} waits for {} from rank {}, but the next message of that channel is {}",
-             program_.name, name(r, next_[r]), to_string(carried(i)), i.peer, to_string(value(sent)));
+             program_.name, name(r, next_[r]), to_string(carried(i)), i.peer, to_string(sent_[sent]));
     holdings_[sent].receiver = static_cast<int>(r);
     return true;
   }
@@ -197,11 +184,11 @@ class Proof {
       for (const auto& [to, c] : channels_[from].all())
         if (c.received < c.sent.size())
           refuse("schedule {}: rank {} sends {} to rank {}, which never receives it", program_.name, from,
-                 to_string(value(c.sent[c.received])), to);
+                 to_string(sent_[c.sent[c.received]]), to);
     for (size_t at = 0; at < holdings_.size(); ++at)
       if (holdings_[at].receiver >= 0 && !holdings_[at].is_used)
         refuse("schedule {}: rank {} receives {} and never uses it", program_.name, holdings_[at].receiver,
-               to_string(value(at)));
+               to_string(sent_[at]));
   }
 
   const Schedule& program_;
@@ -210,7 +197,8 @@ class Proof {
   std::vector<char> is_waiting_;            // for a message
   std::vector<size_t> ready_;               // ranks to look at
   std::vector<PerPeer<Channel>> channels_;  // by sender
-  std::vector<Holding> holdings_;           // activations, then gradients
+  std::vector<Holding> holdings_;           // by value_place(): one column, then the other
+  std::vector<Value> sent_;                 // in the same places
   std::vector<Saved> saved_;
   std::vector<std::map<int, int>> newest_;  // weights of each rank, by stage
 };

@@ -4,6 +4,12 @@
 //
 // P ranks, S stages (consecutive slices of layers), M microbatches. Which rank runs (stage, microbatch) is
 // said by the lists alone: DualPipe keeps each stage on two ranks, one for each direction.
+//
+// Vocabulary parallelism (Yeung et al. 2024, https://arxiv.org/abs/2411.05288, algorithm 2) takes the output
+// layer out of the last stage and cuts it over the ranks, part k on rank k. Once the last stage's F is done V
+// of each part makes its logits, what they add to softmax and loss, and its part of the gradient of the
+// output layer's input; B of the last stage adds these up and tells each part what its softmax is divided by,
+// with which VW makes the gradient of the part's weights.
 #pragma once
 
 #include <compare>
@@ -18,6 +24,8 @@ enum class Op : std::uint8_t {
   B,         // gradient of the stage's input
   W,         // gradient of its weights
   BW,        // both at once
+  V,         // of a part of the output layer: logits, and the gradient of its input
+  VW,        // gradient of its weights
   send,      // of a value to `peer`; posts and goes on
   recv,      // waits until the value is there
   step,      // optimizer step of a stage: only where a schedule does not flush (PipeDream)
@@ -30,6 +38,12 @@ enum class ValueKind : std::uint8_t {
   saved,         // what F keeps for the backward pass
   weight_input,  // what B keeps for W
   weights,       // one version of a stage's parameters; microbatch is unused
+  // Of a part of the output layer, which stands in the place of the stage:
+  head_input,     // handed out by F of the last stage, the same to each part
+  head_gradient,  // what V hands back: its part of that input's gradient, and...
+  head_sums,      // ...its maxima, sums of exponentials and targets' logits
+  head_saved,     // what V keeps for VW
+  head_scale,     // what B of the last stage makes of the sums of all parts, for VW
 };
 
 struct Value {
@@ -42,7 +56,8 @@ struct Value {
 
 struct Instruction {
   Op op = Op::F;
-  int stage = 0;
+  int stage =
+      0;  // of V and VW, and of messages between parts and the last stage: the part of the output layer
   int microbatch = 0;
   // Version of the stage's weights that F, B and BW read and that a step replaces. 0 throughout in a schedule
   // that flushes.
@@ -61,6 +76,7 @@ struct Schedule {
   int num_stages = 0;
   int num_microbatches = 0;
   std::vector<std::vector<Instruction>> ranks;
+  int vocabulary_parts = 0;  // of the output layer: one a rank, or none
 
   int num_ranks() const { return static_cast<int>(ranks.size()); }
   // A stage's part of a full one (1/P of the model): 1, 1/V with V chunks a rank, 1 in DualPipe although each
@@ -79,11 +95,25 @@ void each_read(const Schedule& schedule, const Instruction& i, Visit visit) {
     case Op::B:
     case Op::BW:
       visit(Value{ValueKind::saved, i.stage, i.microbatch});
-      if (i.stage + 1 < schedule.num_stages) visit(Value{ValueKind::gradient, i.stage, i.microbatch});
+      if (i.stage + 1 < schedule.num_stages) {
+        visit(Value{ValueKind::gradient, i.stage, i.microbatch});
+      } else {
+        for (int part = 0; part < schedule.vocabulary_parts; ++part) {
+          visit(Value{ValueKind::head_gradient, part, i.microbatch});
+          visit(Value{ValueKind::head_sums, part, i.microbatch});
+        }
+      }
       visit(Value{ValueKind::weights, i.stage, 0, i.version});
       break;
     case Op::W:
       visit(Value{ValueKind::weight_input, i.stage, i.microbatch});
+      break;
+    case Op::V:
+      visit(Value{ValueKind::head_input, i.stage, i.microbatch});
+      break;
+    case Op::VW:
+      visit(Value{ValueKind::head_saved, i.stage, i.microbatch});
+      visit(Value{ValueKind::head_scale, i.stage, i.microbatch});
       break;
     case Op::send:
       visit(Value{i.carries, i.stage, i.microbatch});
@@ -103,14 +133,28 @@ void each_write(const Schedule& schedule, const Instruction& i, Visit visit) {
   switch (i.op) {
     case Op::F:
       visit(Value{ValueKind::saved, i.stage, i.microbatch});
-      if (i.stage + 1 < schedule.num_stages) visit(Value{ValueKind::activation, i.stage, i.microbatch});
+      if (i.stage + 1 < schedule.num_stages) {
+        visit(Value{ValueKind::activation, i.stage, i.microbatch});
+      } else {
+        for (int part = 0; part < schedule.vocabulary_parts; ++part)
+          visit(Value{ValueKind::head_input, part, i.microbatch});
+      }
       break;
     case Op::B:
     case Op::BW:
       if (i.op == Op::B) visit(Value{ValueKind::weight_input, i.stage, i.microbatch});
       if (i.stage > 0) visit(Value{ValueKind::gradient, i.stage - 1, i.microbatch});
+      if (i.stage + 1 == schedule.num_stages)
+        for (int part = 0; part < schedule.vocabulary_parts; ++part)
+          visit(Value{ValueKind::head_scale, part, i.microbatch});
+      break;
+    case Op::V:
+      visit(Value{ValueKind::head_saved, i.stage, i.microbatch});
+      visit(Value{ValueKind::head_gradient, i.stage, i.microbatch});
+      visit(Value{ValueKind::head_sums, i.stage, i.microbatch});
       break;
     case Op::W:
+    case Op::VW:
     case Op::send:
     case Op::validate:
       break;
@@ -123,32 +167,63 @@ void each_write(const Schedule& schedule, const Instruction& i, Visit visit) {
   }
 }
 
-// ... and those that are no longer needed then: `saved` after W or BW, `weight_input` after W.
+// ... and those that are no longer needed then: `saved` after W or BW, `weight_input` after W, `head_saved`
+// after VW.
 template <class Visit>
 void each_release(const Instruction& i, Visit visit) {
   if (i.op == Op::BW || i.op == Op::W) visit(Value{ValueKind::saved, i.stage, i.microbatch});
   if (i.op == Op::W) visit(Value{ValueKind::weight_input, i.stage, i.microbatch});
+  if (i.op == Op::VW) visit(Value{ValueKind::head_saved, i.stage, i.microbatch});
 }
 
-// The same as lists, at most this long.
-struct Values {
-  Value items[3];
-  int count = 0;
-  const Value* begin() const { return items; }
-  const Value* end() const { return items + count; }
-};
-Values reads(const Schedule& schedule, const Instruction& instruction);
-Values writes(const Schedule& schedule, const Instruction& instruction);
-Values releases(const Instruction& instruction);
+// The same as lists.
+std::vector<Value> reads(const Schedule& schedule, const Instruction& instruction);
+std::vector<Value> writes(const Schedule& schedule, const Instruction& instruction);
+std::vector<Value> releases(const Instruction& instruction);
 
-// Activations and gradients: what one rank may send to another.
-inline bool travels(const Value& v) {
-  return v.kind == ValueKind::activation || v.kind == ValueKind::gradient;
+// Of a part of the output layer.
+inline bool is_of_head(ValueKind kind) { return kind >= ValueKind::head_input; }
+// What one rank may send to another.
+inline bool travels(ValueKind kind) {
+  return kind == ValueKind::activation || kind == ValueKind::gradient ||
+         (is_of_head(kind) && kind != ValueKind::head_saved);
+}
+inline bool travels(const Value& v) { return travels(v.kind); }
+
+// A table of values has for each microbatch a row for each stage, then two for each part of the output layer.
+// In a row what travels has two columns, and what is kept on its rank one.
+struct ValuePlace {
+  int row = 0, column = 0;
+};
+inline int value_rows(const Schedule& s) { return s.num_stages + 2 * s.vocabulary_parts; }
+inline ValuePlace value_place(const Schedule& s, const Value& v) {
+  switch (v.kind) {
+    case ValueKind::head_input:
+      return {s.num_stages + 2 * v.stage, 0};
+    case ValueKind::head_gradient:
+      return {s.num_stages + 2 * v.stage, 1};
+    case ValueKind::head_saved:
+    case ValueKind::head_sums:
+      return {s.num_stages + 2 * v.stage + 1, 0};
+    case ValueKind::head_scale:
+      return {s.num_stages + 2 * v.stage + 1, 1};
+    case ValueKind::gradient:
+      return {v.stage, 1};
+    case ValueKind::activation:
+    case ValueKind::saved:
+    case ValueKind::weight_input:
+    case ValueKind::weights:
+      break;
+  }
+  return {v.stage, 0};
 }
 
 inline bool is_forward(Op op) { return op == Op::F; }
-inline bool is_compute(Op op) { return op == Op::F || op == Op::B || op == Op::W || op == Op::BW; }
-const char* op_name(Op op);  // "F", "B", "W", "BW", "send", "recv", "step", "validate"
+inline bool is_of_head(Op op) { return op == Op::V || op == Op::VW; }
+inline bool is_compute(Op op) {
+  return op == Op::F || op == Op::B || op == Op::W || op == Op::BW || is_of_head(op);
+}
+const char* op_name(Op op);  // "F", "B", "W", "BW", "V", "VW", "send", "recv", "step", "validate"
 // "2F0", or "send activation 2.0 to 3"
 std::string to_string(const Instruction& instruction);
 std::string to_string(const Value& value);  // "the activation of stage 1, microbatch 0"

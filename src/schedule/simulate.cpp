@@ -19,7 +19,7 @@ class Simulator {
  public:
   Simulator(const Schedule& schedule, const SimulationCosts& costs)
       : schedule_(schedule), costs_(costs), ranks_(static_cast<std::size_t>(schedule.num_ranks())) {
-    cells_.resize(static_cast<std::size_t>(schedule.num_stages) *
+    cells_.resize(static_cast<std::size_t>(value_rows(schedule)) *
                   static_cast<std::size_t>(schedule.num_microbatches));
     channel_free_.resize(ranks_.size());
     result_.timeline.ranks.resize(ranks_.size());
@@ -27,7 +27,7 @@ class Simulator {
       result_.timeline.ranks[r].reserve(schedule.ranks[r].size());
       for (const Instruction& i : schedule.ranks[r])
         each_read(schedule, i, [&](const Value& v) {
-          if (travels(v)) cell(v).reader[kind(v)] = static_cast<int>(r);
+          if (travels(v)) cell(v).reader[column(v)] = static_cast<int>(r);
         });
     }
   }
@@ -61,33 +61,34 @@ class Simulator {
   // All about a stage and microbatch in one place, and stages next to one another: what an instruction
   // touches then lies together, and where its neighbours' instructions were shortly before.
   struct Cell {
-    double arrival[2] = {not_yet, not_yet};  // of the activation, and of its gradient
+    double arrival[2] = {not_yet, not_yet};  // of what travels: of a stage its activation and the gradient
     int reader[2] = {-1, -1};                // rank that reads them
     int holder = -1;                         // rank that keeps something for the backward pass
     bool has_weight_input = false;           // kept by B for W
   };
 
-  static std::size_t kind(const Value& v) { return v.kind == ValueKind::activation ? 0 : 1; }
+  int column(const Value& v) const { return value_place(schedule_, v).column; }
   Cell& cell(const Value& v) {
-    return cells_[static_cast<std::size_t>(v.stage) * static_cast<std::size_t>(schedule_.num_microbatches) +
+    return cells_[static_cast<std::size_t>(value_place(schedule_, v).row) *
+                      static_cast<std::size_t>(schedule_.num_microbatches) +
                   static_cast<std::size_t>(v.microbatch)];
   }
 
   // When the value is on the rank; not_yet when that is not known so far.
   double available(std::size_t r, const Value& v) {
     const auto at_once_if = [](bool is_there) { return is_there ? 0 : not_yet; };
+    if (travels(v)) return cell(v).arrival[column(v)];
     switch (v.kind) {
-      case ValueKind::activation:
-      case ValueKind::gradient:
-        return cell(v).arrival[kind(v)];
       case ValueKind::saved:
+      case ValueKind::head_saved:
         return at_once_if(cell(v).holder == static_cast<int>(r));
       case ValueKind::weight_input:
         return at_once_if(cell(v).holder == static_cast<int>(r) && cell(v).has_weight_input);
       case ValueKind::weights:
         return at_once_if(v.version == 0 || v.version <= ranks_[r].newest_weights[v.stage]);
+      default:
+        return not_yet;
     }
-    return not_yet;
   }
 
   // Runs the rank's next instruction, or those that run together; false when it must wait or has ended.
@@ -131,12 +132,12 @@ class Simulator {
         return;
       }
       Cell& c = cell(v);
-      if (v.kind == ValueKind::saved) {
+      if (v.kind == ValueKind::saved || v.kind == ValueKind::head_saved) {
         c.holder = static_cast<int>(r);
         c.has_weight_input = false;
       }
       if (v.kind == ValueKind::weight_input) c.has_weight_input = true;
-      if (travels(v)) hand_over(r, c.reader[kind(v)], end, c.arrival[kind(v)]);
+      if (travels(v)) hand_over(r, c.reader[column(v)], end, c.arrival[column(v)]);
     });
     each_release(i, [&](const Value& v) { cell(v).holder = -1; });
   }
@@ -231,7 +232,7 @@ int parameter_copies(const Schedule& schedule) {
   std::vector<std::set<int>> holders(static_cast<std::size_t>(schedule.num_stages));
   for (int r = 0; r < schedule.num_ranks(); ++r)
     for (const Instruction& i : schedule.ranks[static_cast<std::size_t>(r)])
-      holders[static_cast<std::size_t>(i.stage)].insert(r);
+      if (!is_of_head(i.op)) holders[static_cast<std::size_t>(i.stage)].insert(r);
   std::size_t most = 1;
   for (const auto& ranks : holders) most = std::max(most, ranks.size());
   return static_cast<int>(most);
@@ -267,6 +268,8 @@ void part_spans(std::vector<Span> spans, std::map<Part, std::vector<double>>& al
 }  // namespace
 
 double SimulationCosts::of(const Instruction& instruction) const {
+  if (is_of_head(instruction.op))
+    return instruction.op == Op::V ? vocabulary_part.forward : vocabulary_part.backward_weight;
   const StageTimes& t = of(instruction.stage);
   switch (instruction.op) {
     case Op::F:
@@ -296,6 +299,15 @@ SimulationCosts measured_costs(const Timeline& timeline) {
     factors.push_back(pair.seconds / (median(times[pair.a]) + median(times[pair.b])));
   }
   if (!factors.empty()) costs.overlap_factor = median(factors);
+  std::vector<double> forwards, weights;  // of parts of the output layer
+  for (auto part = times.begin(); part != times.end();) {
+    const auto& [op, spans] = *part;
+    auto& list = op.second == Op::V ? forwards : weights;
+    const bool of_head = is_of_head(op.second);
+    if (of_head) list.insert(list.end(), spans.begin(), spans.end());
+    part = of_head ? times.erase(part) : std::next(part);
+  }
+  costs.vocabulary_part = {median(forwards), 0, median(weights)};
   const int stages = times.empty() ? 0 : times.rbegin()->first.first + 1;
   for (int s = 0; s < stages; ++s) {
     const double fused = median(times[{s, Op::BW}]), split = median(times[{s, Op::B}]),

@@ -23,6 +23,7 @@ struct StageTimes {
 struct SimulationCosts {
   // Times of each stage. One entry stands for all stages.
   std::vector<StageTimes> stages{StageTimes{}};
+  StageTimes vocabulary_part{0, 0, 0};  // of each part of the output layer: V and VW, the first and the last
   // Time that a message between two ranks takes. Messages of one directed pair of ranks follow one another.
   double message = 0;
   // Time of an overlapped pair over the sum of its two parts.

@@ -19,37 +19,64 @@ StageTimes stage_flops(const Plan& plan, const StageSlice& slice) {
   const double tokens = largest * static_cast<double>(plan.tokens_here());
   // The load of the cp rank that has most to do.
   const double imbalance = ContextLayout(plan).imbalance();
-  double products = 0, attention = 0;  // of one of the three products of each weight; of attention forward
-  double again = 0;                    // what the backward pass makes again, or first
+  double products = 0, attention = 0;  // of the forward pass: one product of each weight, and attention
+  double back_products = 0, back_attention = 0;  // the same of parts that have a backward pass
+  double gradients = 0;                          // of the products for the gradients of weights
+  double again = 0;                              // what the backward pass makes again, or first
   const std::int64_t dense_end = m.experts == Experts::none ? m.num_layers : m.num_dense_layers,
                      dense = std::clamp<std::int64_t>(dense_end - slice.layers.begin, 0, slice.layers.size());
-  const auto add = [&](const BlockProgram& program, std::int64_t layers) {
+  const auto add = [&](const BlockProgram& program, std::int64_t layers, bool idle = false) {
     const auto count = static_cast<double>(layers);
     std::vector<double> forward;  // by op
     for (const BlockOp& op : program.ops) {
-      double of_weights = 0, of_attention = 0;
-      for (const ParamSpec& spec : op.weights)
-        if (spec.multiplies)
-          of_weights += 2 * tokens * static_cast<double>(spec.numel()) * share_of_tokens(m, spec);
+      double of_weights = 0, of_gradients = 0, of_attention = 0;
+      const auto multiply = [&](const ParamSpec& spec) {
+        if (!spec.multiplies) return;
+        const double product = 2 * tokens * static_cast<double>(spec.numel()) * share_of_tokens(m, spec);
+        of_weights += product;
+        if (!spec.frozen) of_gradients += product;
+      };
+      for (const ParamSpec& spec : op.weights) multiply(spec);
+      for (const Adapter& adapter : op.adapters) {
+        multiply(adapter.a);
+        multiply(adapter.b);
+      }
       if (op.kind == OpKind::attention)
         of_attention =
             4 * tokens * static_cast<double>(m.attention_width()) * m.mean_keys(plan.seq_len) * imbalance;
       // The output layer is run in the backward pass, where its two other products are.
-      if (program.ends_in_loss())
-        again += 3 * of_weights;
-      else
-        products += count * of_weights;
-      attention += count * of_attention;
       forward.push_back(count * (of_weights + of_attention));
+      if (program.ends_in_loss()) {
+        again += 2 * of_weights + of_gradients;
+        continue;
+      }
+      products += count * of_weights;
+      attention += count * of_attention;
+      if (idle) continue;
+      back_products += count * of_weights;
+      back_attention += count * of_attention;
+      gradients += count * of_gradients;
     }
+    if (idle) return;
     for (const OpSequence& sequence : block_passes(program, slice.recompute).again)
       for (int op : sequence.ops) again += forward[static_cast<std::size_t>(op)];
   };
-  if (dense > 0) add(layer_program(m, slice.layers.begin), dense);
-  if (dense < slice.layers.size()) add(layer_program(m, slice.layers.end - 1), slice.layers.size() - dense);
-  if (slice.head) add(head_program(m), 1);
+  if (m.tuning.freeze.empty()) {
+    if (dense > 0) add(layer_program(m, slice.layers.begin), dense);
+    if (dense < slice.layers.size()) add(layer_program(m, slice.layers.end - 1), slice.layers.size() - dense);
+  } else {  // no two layers need be alike
+    for (std::int64_t i = 0; i < slice.layers.size(); ++i)
+      add(layer_program(m, slice.layers.begin + i), 1, i + slice.embedding < slice.idle);
+  }
+  if (slice.head) add(slice.vocabulary_is_cut ? final_norm_program(m) : head_program(m), 1);
   // Attention's backward pass has five products where the forward pass has two.
-  return {(products + attention) / tp, (products + 2.5 * attention + again) / tp, products / tp};
+  return {(products + attention) / tp, (back_products + 2.5 * back_attention + again) / tp, gradients / tp};
+}
+
+StageTimes vocabulary_part_flops(const Plan& plan) {
+  const StageTimes head = stage_flops(plan, {{0, 0}, false, true});  // three products of one size
+  const double product = head.backward_input / (3 * plan.mesh.pp());
+  return {2 * product, 0, product};
 }
 
 }  // namespace echelon

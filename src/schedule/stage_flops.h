@@ -14,11 +14,16 @@ namespace echelon {
 struct StageSlice {
   Range layers;
   bool embedding = false, head = false;
-  Recompute recompute{};  // of the ranks that run it
+  Recompute recompute{};           // of the ranks that run it
+  bool vocabulary_is_cut = false;  // so that the head is the final norm alone
+  std::int64_t idle =
+      0;  // of its parts, the embedding or a layer, the first ones: they have no backward pass
 };
 
 // FLOPs of F, B and W on one tp rank for a full microbatch: the matrix products, and what is computed again.
 // The output layer runs forward and backward in the backward instruction. The embedding's lookup has none.
 StageTimes stage_flops(const Plan& plan, const StageSlice& slice);
+// Of one part of the output layer, where it is cut over the pipeline: V, and VW.
+StageTimes vocabulary_part_flops(const Plan& plan);
 
 }  // namespace echelon

@@ -30,7 +30,7 @@ Schedule cut(const Schedule& lowered, const std::vector<std::size_t>& begin,
       return i.op == Op::send && i.peer == static_cast<int>(to);
     });
   };
-  Schedule piece{lowered.name, lowered.num_stages, lowered.num_microbatches, {}};
+  Schedule piece{lowered.name, lowered.num_stages, lowered.num_microbatches, {}, lowered.vocabulary_parts};
   for (std::size_t r = 0; r < ranks; ++r) {
     const auto& list = lowered.ranks[r];
     auto& out = piece.ranks.emplace_back();

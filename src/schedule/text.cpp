@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <iterator>
+#include <optional>
+#include <utility>
 
 #include "base/error.h"
 
@@ -12,6 +15,26 @@ namespace {
 
 constexpr int largest_number = 999999;  // of a stage, microbatch, version or rank
 constexpr std::string_view overlap_mark = "OVERLAP_F_B";
+
+// What messages carry, as a letter.
+constexpr std::array<std::pair<char, ValueKind>, 6> letters{{{'A', ValueKind::activation},
+                                                             {'G', ValueKind::gradient},
+                                                             {'H', ValueKind::head_input},
+                                                             {'D', ValueKind::head_gradient},
+                                                             {'L', ValueKind::head_sums},
+                                                             {'N', ValueKind::head_scale}}};
+
+char letter_of(ValueKind kind) {
+  for (const auto& [letter, carried] : letters)
+    if (carried == kind) return letter;
+  throw InvariantError("a message without a letter");
+}
+
+std::optional<ValueKind> kind_of(std::string_view op) {
+  for (const auto& [letter, kind] : letters)
+    if (op == std::string_view(&letter, 1)) return kind;
+  return std::nullopt;
+}
 
 // One row, read from left to right.
 class Row {
@@ -83,6 +106,9 @@ class Row {
     if (csv_ && (op == "F" || op == "I" || op == "W" || op == "B")) {
       i.op = op == "F" ? Op::F : op == "I" ? Op::B : op == "W" ? Op::W : Op::BW;
       i.microbatch = read_number("microbatch");
+    } else if (!csv_ && (op == "V" || op == "VW")) {
+      i.op = op == "V" ? Op::V : Op::VW;
+      i.microbatch = read_number("microbatch");
     } else if (!csv_ && (op == "F" || op == "B" || op == "W" || op == "BW")) {
       i.op = op == "F" ? Op::F : op == "B" ? Op::B : op == "W" ? Op::W : Op::BW;
       i.microbatch = read_number("microbatch");
@@ -90,8 +116,8 @@ class Row {
     } else if (!csv_ && op == "S" && peek() == '@') {
       i.op = Op::step;
       i.version = read_version();
-    } else if (!csv_ && (op == "A" || op == "G")) {
-      i.carries = op == "A" ? ValueKind::activation : ValueKind::gradient;
+    } else if (const auto kind = kind_of(op); kind && !csv_) {
+      i.carries = *kind;
       i.microbatch = read_number("microbatch");
       if (peek() != '<' && peek() != '>') refuse_token("a message is sent (>) or received (<)");
       i.op = token_[at_++] == '>' ? Op::send : Op::recv;
@@ -130,9 +156,12 @@ class Row {
     std::string shown;
     for (char c : token_.substr(0, 40)) shown += c >= ' ' && c <= '~' ? c : '?';
     if (token_.size() > 40) shown += "...";
-    refuse("{}, line {} (rank {}): {}: {}; legal: {}", where_, line_, rank_, shown, why,
-           csv_ ? "[stage][F, I, W or B][microbatch], e.g. 0F3, and (0F3;7B1)OVERLAP_F_B"
-                : "[stage][F, B, W or BW][microbatch], e.g. 0BW3, and (0F3;7BW1)");
+    refuse(
+        "{}, line {} (rank {}): {}: {}; legal: {}", where_, line_, rank_, shown, why,
+        csv_
+            ? "[stage][F, I, W or B][microbatch], e.g. 0F3, and (0F3;7B1)OVERLAP_F_B"
+            : "[stage][F, B, W or BW][microbatch], e.g. 0BW3, (0F3;7BW1), and [part][V or VW][microbatch] of "
+              "the output layer");
   }
 
   std::string_view text_;
@@ -160,7 +189,7 @@ void write_instruction(Out out, const Instruction& i, bool csv) {
   } else if (i.op == Op::step) {
     fmt::format_to(out, "{}S@{}", i.stage, i.version);
   } else {
-    fmt::format_to(out, "{}{}{}{}{}", i.stage, i.carries == ValueKind::activation ? 'A' : 'G', i.microbatch,
+    fmt::format_to(out, "{}{}{}{}{}", i.stage, letter_of(i.carries), i.microbatch,
                    i.op == Op::send ? '>' : '<', i.peer);
   }
 }
@@ -213,7 +242,10 @@ Schedule from_text(std::string_view text, const std::string& where) {
   for (const auto& list : schedule.ranks)
     for (const Instruction& i : list) {
       any = true;
-      schedule.num_stages = std::max(schedule.num_stages, i.stage + 1);
+      const bool of_head =
+          is_of_head(i.op) || (!is_compute(i.op) && i.op != Op::step && is_of_head(i.carries));
+      int& places = of_head ? schedule.vocabulary_parts : schedule.num_stages;
+      places = std::max(places, i.stage + 1);
       if (i.op != Op::step) schedule.num_microbatches = std::max(schedule.num_microbatches, i.microbatch + 1);
     }
   if (!any)
@@ -227,10 +259,11 @@ std::string to_text(const Schedule& schedule) { return write(schedule, false); }
 std::string to_csv(const Schedule& schedule) {
   for (std::size_t r = 0; r < schedule.ranks.size(); ++r)
     for (const Instruction& i : schedule.ranks[r])
-      if (!is_compute(i.op) || i.version != 0)
+      if (!is_compute(i.op) || i.version != 0 || is_of_head(i.op))
         refuse("schedule {}: rank {}: {} cannot be said in torch's CSV, which has no {}; use the text form",
                schedule.name, r, to_string(i),
-               is_compute(i.op)   ? "weight versions"
+               is_of_head(i.op)   ? "parts of the output layer"
+               : is_compute(i.op) ? "weight versions"
                : i.op == Op::step ? "optimizer steps"
                                   : "messages of this kind");
   return write(schedule, true);

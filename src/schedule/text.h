@@ -10,7 +10,9 @@
 // Parentheses hold instructions that run together, in lowered programs with the messages between them. Ours
 // also has what the CSV cannot say: `0F3@2` reads version 2 of the weights, `0S@2` is the optimizer step that
 // replaces version 2, and in lowered programs `0A3>1` sends the activation of stage 0, microbatch 3 to rank
-// 1, `0A3<0` receives it from rank 0, `0G3>1` and `0G3<0` the gradient of that activation.
+// 1, `0A3<0` receives it from rank 0, `0G3>1` and `0G3<0` the gradient of that activation. With vocabulary
+// parallelism `2V3` and `2VW3` are the passes of part 2 of the output layer, and its messages are H (its
+// input), D (the gradient of that), L (its sums) and N (what its softmax is divided by).
 #pragma once
 
 #include <string>
@@ -25,7 +27,8 @@ namespace echelon {
 Schedule from_text(std::string_view text, const std::string& where);
 
 std::string to_text(const Schedule& schedule);
-// Throws RequestError for a schedule that the CSV cannot say (steps, weight versions, messages).
+// Throws RequestError for a schedule that the CSV cannot say (steps, weight versions, messages, parts of the
+// output layer).
 std::string to_csv(const Schedule& schedule);
 
 }  // namespace echelon

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "schedule/lower.h"
+#include "schedule/schedules.h"
 
 namespace echelon {
 namespace {
@@ -24,10 +25,11 @@ class Rules {
   void check() {
     check_shape();
     check_complete();
+    check_output_layer();
     places_.resize(static_cast<size_t>(schedule_.num_stages) *
                    static_cast<size_t>(schedule_.num_microbatches));
     each([&](int r, int k, const Instruction& i) {
-      if (i.op != Op::step) put(r, k, i);
+      if (i.op != Op::step && !is_of_head(i.op)) put(r, k, i);
     });
     each([&](int r, int k, const Instruction& i) { check_parts(r, k, i); });
     check_holders();
@@ -56,7 +58,7 @@ class Rules {
     each([&](int r, int k, const Instruction& i) {
       if (!is_compute(i.op) && i.op != Op::step)
         refuse_at(r, k, "a schedule has no messages of its own; lowering puts them in");
-      if (i.stage < 0 || i.stage >= schedule_.num_stages)
+      if (i.stage < 0 || i.stage >= (is_of_head(i.op) ? schedule_.vocabulary_parts : schedule_.num_stages))
         refuse_at(r, k, "there is no such stage; legal: 0 to {}", schedule_.num_stages - 1);
       if (i.microbatch < 0 || i.microbatch >= schedule_.num_microbatches)
         refuse_at(r, k, "there is no such microbatch; legal: 0 to {}", schedule_.num_microbatches - 1);
@@ -67,11 +69,44 @@ class Rules {
     });
   }
 
+  // Part k on rank k, with V and then VW for every microbatch.
+  void check_output_layer() const {
+    if (schedule_.vocabulary_parts == 0) return;
+    if (schedule_.vocabulary_parts != schedule_.num_ranks())
+      refuse("schedule {}: {} parts of the output layer (V, VW) over {} ranks; legal: none, or one a rank",
+             schedule_.name, schedule_.vocabulary_parts, schedule_.num_ranks());
+    if (!is_synchronous(schedule_))
+      refuse("schedule {}: has optimizer steps and parts of the output layer (V, VW); legal: one of the two",
+             schedule_.name);
+    const auto microbatches = static_cast<size_t>(schedule_.num_microbatches);
+    for (int r = 0; r < schedule_.num_ranks(); ++r) {
+      std::vector<bool> made(microbatches), done(microbatches);
+      const auto& list = schedule_.ranks[static_cast<size_t>(r)];
+      for (int k = 0; k < static_cast<int>(list.size()); ++k) {
+        const Instruction& i = list[static_cast<size_t>(k)];
+        if (!is_of_head(i.op)) continue;
+        if (i.stage != r) refuse_at(r, k, "part {} of the output layer is run by rank {}", i.stage, i.stage);
+        if (i.overlaps_next || (k > 0 && list[static_cast<size_t>(k) - 1].overlaps_next))
+          refuse_at(r, k, "a pass of the output layer runs alone");
+        auto&& here = (i.op == Op::V ? made : done)[static_cast<size_t>(i.microbatch)];
+        if (here) refuse_at(r, k, "is there a second time");
+        if (i.op == Op::VW && !made[static_cast<size_t>(i.microbatch)])
+          refuse_at(r, k, "comes before V of part {}, microbatch {}", r, i.microbatch);
+        here = true;
+      }
+      for (size_t m = 0; m < microbatches; ++m)
+        if (!done[m])
+          refuse("schedule {}: rank {}: {} of part {} of the output layer, microbatch {} is missing",
+                 schedule_.name, r, made[m] ? "VW" : "V", r, m);
+    }
+  }
+
   // Before any table of stages times microbatches is made: a text can name microbatch 999999 in one line.
   void check_complete() const {
     std::vector<int> forwards(static_cast<size_t>(schedule_.num_stages));
     std::vector<int> holder(forwards.size(), -1);
     each([&](int r, int, const Instruction& i) {
+      if (is_of_head(i.op)) return;
       holder[static_cast<size_t>(i.stage)] = r;
       forwards[static_cast<size_t>(i.stage)] += i.op == Op::F;
     });
@@ -127,7 +162,7 @@ class Rules {
   }
 
   void check_parts(int r, int k, const Instruction& i) {
-    if (i.op == Op::step) return;
+    if (i.op == Op::step || is_of_head(i.op)) return;
     const Place& p = place(i);
     const char* missing = p.forward < 0                 ? "F"
                           : p.backward < 0              ? "B"
@@ -142,6 +177,7 @@ class Rules {
   void check_holders() const {
     std::vector<std::vector<int>> holders(static_cast<size_t>(schedule_.num_stages));
     each([&](int r, int k, const Instruction& i) {
+      if (is_of_head(i.op)) return;
       auto& ranks = holders[static_cast<size_t>(i.stage)];
       if (std::find(ranks.begin(), ranks.end(), r) != ranks.end()) return;
       if (ranks.size() == 2)

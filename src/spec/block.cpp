@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "spec/block_builder.h"
 #include "spec/families.h"
+#include "spec/fine_tuning.h"
 
 namespace echelon {
 
@@ -15,6 +16,7 @@ std::vector<ParamSpec> BlockProgram::parameters() const {
   for (const BlockOp& op : ops) {
     if (!op.tied) list.insert(list.end(), op.weights.begin(), op.weights.end());
     list.insert(list.end(), op.biases.begin(), op.biases.end());
+    for (const Adapter& adapter : op.adapters) list.insert(list.end(), {adapter.a, adapter.b});
   }
   return list;
 }
@@ -36,16 +38,39 @@ const BlockOp* BlockProgram::find(OpKind kind) const {
   return found == ops.end() ? nullptr : &*found;
 }
 
+static BlockProgram tuned(BlockProgram program, const ModelSpec& m) {
+  tune(program, m);
+  return program;
+}
+
 BlockProgram embedding_program(const ModelSpec& m) {
-  return m.family == Family::gpt2 ? Gpt2::embedding(m) : Llama::embedding(m);
+  return tuned(m.family == Family::gpt2   ? Gpt2::embedding(m)
+               : m.family == Family::neox ? Neox::embedding(m)
+                                          : Llama::embedding(m),
+               m);
 }
 
 BlockProgram layer_program(const ModelSpec& m, std::int64_t layer) {
-  return m.family == Family::gpt2 ? Gpt2::layer(m, layer) : Llama::layer(m, layer);
+  return tuned(m.family == Family::gpt2   ? Gpt2::layer(m, layer)
+               : m.family == Family::neox ? Neox::layer(m, layer)
+                                          : Llama::layer(m, layer),
+               m);
 }
 
 BlockProgram head_program(const ModelSpec& m) {
-  return m.family == Family::gpt2 ? Gpt2::head(m) : Llama::head(m);
+  return tuned(m.family == Family::gpt2   ? Gpt2::head(m)
+               : m.family == Family::neox ? Neox::head(m)
+                                          : Llama::head(m),
+               m);
+}
+
+BlockProgram final_norm_program(const ModelSpec& m) {
+  BlockProgram program = head_program(m);
+  check(program.ops.back().kind == OpKind::loss, "a head ends in the output layer");
+  program.output = program.ops.back().inputs.front();
+  program.ops.pop_back();
+  program.values.pop_back();
+  return program;
 }
 
 int BlockBuilder::value(std::string name, Home home, std::int64_t width, Again again) {
@@ -216,11 +241,11 @@ int BlockBuilder::experts(int x, std::vector<ParamSpec> weights) {
   return y;
 }
 
-int BlockBuilder::loss(int x, ParamSpec table) {
+int BlockBuilder::loss(int x, ParamSpec table, const char* untied) {
   const int sum = value("loss", Home::same, 1);
   BlockOp& op = product(OpKind::loss, "loss", x, sum);
   op.tied = m_.tied_embedding;
-  op.weights = {op.tied ? std::move(table) : cut_rows("lm_head.weight", m_.vocab, m_.hidden, 1, m_.init_std)};
+  op.weights = {op.tied ? std::move(table) : cut_rows(untied, m_.vocab, m_.hidden, 1, m_.init_std)};
   return sum;
 }
 

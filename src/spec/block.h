@@ -65,6 +65,12 @@ inline constexpr std::array choice_names<OpKind>{
 
 enum class WeightOrder { in_out, out_in };  // how a matrix is stored: GPT-2's (in, out), Llama's (out, in)
 
+// A low-rank adaptation of one of a linear op's matrices (fine_tuning.h).
+struct Adapter {
+  std::size_t weight = 0;  // which one
+  ParamSpec a, b;          // (rank, in), (out, rank)
+};
+
 struct BlockOp {
   OpKind kind = OpKind::norm;
   std::string name;                  // within the block: "attention_in"
@@ -76,6 +82,8 @@ struct BlockOp {
   std::vector<ParamSpec> weights, biases;  // of a linear op side by side: one matrix
   bool tied = false;                       // the weights are declared by an op of another block
   WeightOrder order = WeightOrder::out_in;
+  std::vector<Adapter> adapters;  // of a linear op; its last output is then what their first factors make
+  double adapter_scale = 1;
   Activation activation = Activation::gelu;
   double scale = 1;       // of a row of the embedding, of what a sum adds up to
   bool windowed = false;  // of attention: the model's window is this layer's
@@ -98,9 +106,19 @@ struct BlockProgram {
   bool ends_in_loss() const { return find(OpKind::loss) != nullptr; }
 };
 
+// A matrix that has an adapter; the product of its factors times the scale can be added to it.
+struct AdaptedMatrix {
+  ParamSpec weight, a, b;
+  WeightOrder order = WeightOrder::out_in;
+  double scale = 1;
+};
+std::vector<AdaptedMatrix> adapted_matrices(const ModelSpec& model);
+
 // The parts of a model, by its family (family_*.cpp).
 BlockProgram embedding_program(const ModelSpec& model);
 BlockProgram layer_program(const ModelSpec& model, std::int64_t layer);
 BlockProgram head_program(const ModelSpec& model);
+// The head without its output layer, where the pipeline's ranks have that together.
+BlockProgram final_norm_program(const ModelSpec& model);
 
 }  // namespace echelon

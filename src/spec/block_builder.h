@@ -43,7 +43,8 @@ class BlockBuilder {
   int residual(const std::string& name, int x, int y, std::vector<ParamSpec> biases = {});
   int sum(const std::string& name, int x, double scale);
   int experts(int x, std::vector<ParamSpec> weights);
-  int loss(int x, ParamSpec table);  // of the embedding, for a model where it is the output matrix too
+  // `table` of the embedding, for a model where it is the output matrix too; `untied`: the name of another's.
+  int loss(int x, ParamSpec table, const char* untied = "lm_head.weight");
 
   BlockProgram finish(int output);
 

@@ -31,13 +31,20 @@ FlatLayout flat_layout(const std::vector<std::vector<ParamSpec>>& groups, int tp
     }
     return ranges;
   };
-  layout.cut_ranges = place([](const ParamSpec& spec) { return spec.expert < 0 && spec.shard_dim >= 0; });
-  layout.expert_ranges = place([](const ParamSpec& spec) { return spec.expert >= 0; });
+  const auto is_cut = [](const ParamSpec& spec) { return spec.expert < 0 && spec.shard_dim >= 0; };
+  const auto is_whole = [](const ParamSpec& spec) { return spec.expert < 0 && spec.shard_dim < 0; };
+  layout.cut_ranges = place([&](const ParamSpec& spec) { return !spec.frozen && is_cut(spec); });
+  layout.expert_ranges = place([](const ParamSpec& spec) { return !spec.frozen && spec.expert >= 0; });
   layout.whole_range.begin = end;
-  place([](const ParamSpec& spec) { return spec.expert < 0 && spec.shard_dim < 0 && !spec.tp_partial; });
+  place([&](const ParamSpec& spec) { return !spec.frozen && is_whole(spec) && !spec.tp_partial; });
   layout.partial_range.begin = end;
-  place([](const ParamSpec& spec) { return spec.expert < 0 && spec.shard_dim < 0 && spec.tp_partial; });
+  place([&](const ParamSpec& spec) { return !spec.frozen && is_whole(spec) && spec.tp_partial; });
   layout.whole_range.end = layout.partial_range.end = end;
+  layout.frozen.cut_ranges = place([&](const ParamSpec& spec) { return spec.frozen && is_cut(spec); });
+  layout.frozen.expert_ranges = place([](const ParamSpec& spec) { return spec.frozen && spec.expert >= 0; });
+  layout.frozen.whole_range.begin = end;
+  place([&](const ParamSpec& spec) { return spec.frozen && is_whole(spec); });
+  layout.frozen.whole_range.end = end;
   return layout;
 }
 

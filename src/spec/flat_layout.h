@@ -12,12 +12,19 @@ namespace echelon {
 // First everything that is cut over tp, group by group (embedding, each block, head), so that what a backward
 // pass has finished lies in one piece; then the routed experts, group by group: fewer ranks hold the same
 // ones; then everything that each tp rank holds whole: few elements, whose gradients need one more sum under
-// sequence parallelism, the last of them (ParamSpec::tp_partial) always.
+// sequence parallelism, the last of them (ParamSpec::tp_partial) always. All that is frozen lies behind that,
+// in the same order.
 struct FlatLayout {
   std::vector<std::int64_t> offsets, sizes;      // of each parameter, in the order of the groups
-  std::vector<Range> cut_ranges, expert_ranges;  // of each group
+  std::vector<Range> cut_ranges, expert_ranges;  // of each group: of what is trained
   Range whole_range, partial_range;              // the second at the end of the first
-  std::int64_t size() const { return whole_range.end; }
+  struct Frozen {
+    std::vector<Range> cut_ranges, expert_ranges;
+    Range whole_range;
+  };
+  Frozen frozen;
+  std::int64_t trained_size() const { return whole_range.end; }
+  std::int64_t size() const { return frozen.whole_range.end; }
 };
 
 FlatLayout flat_layout(const std::vector<std::vector<ParamSpec>>& groups, int tp, int index);

@@ -17,6 +17,7 @@ const std::vector<Field<Machine>>& machine_fields() {
       {"reserved_bytes", &Machine::reserved_bytes},
       {"memory_bandwidth", &Machine::memory_bandwidth, 1},
       {"memory_efficiency", &Machine::memory_efficiency, 1e-3, 1},
+      {"watts", &Machine::watts, 0, 1e6},
       {"cores", &Machine::cores, 1, 1e6},
       {"gemm_tile", &Machine::gemm_tile, 1, 4096},
       {"gemm_efficiency", &Machine::gemm_efficiency, 1e-3, 1},

@@ -32,6 +32,7 @@ struct Machine {
   double reserved_bytes = 0;    // of it: the driver's, the communication library's
   double memory_bandwidth = 0;  // bytes/s
   double memory_efficiency = 1;
+  double watts = 0;  // of one device, by its design; 0: not known
   std::array<double, 4> peak_flops{};  // dense FLOP/s by Precision; 0: not there
 
   // Products of matrices are made in tiles by `cores` processors at once: a last wave that is not full costs

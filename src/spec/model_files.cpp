@@ -51,7 +51,10 @@ constexpr const char* toml_keys[] = {"name",
                                      "attention_scale",
                                      "residual_scale",
                                      "logits_divisor",
+                                     "attention_cap",
+                                     "logits_cap",
                                      "fused_projections",
+                                     "parallel_residual",
                                      "norms_less_one",
                                      "init_std",
                                      "tied_embedding",
@@ -72,7 +75,9 @@ constexpr const char* toml_keys[] = {"name",
                                      "kv_rank",
                                      "q_rank",
                                      "rotary_dim",
-                                     "value_head_dim"};
+                                     "value_head_dim",
+                                     "freeze",
+                                     "lora"};
 
 const char* experts_name(Experts experts) { return experts == Experts::mixtral ? "mixtral" : "deepseek"; }
 
@@ -265,8 +270,9 @@ constexpr std::pair<const char*, double ScaleSpec::*> scale_keys[] = {
 // What only a llama has, and only where queries, keys and values are projected straight from the input.
 bool llama_choice(const Reader& reader, const std::string& where, const char* key, const ModelSpec& m) {
   const bool chosen = reader.boolean_or(key, false);
-  if (chosen && m.family == Family::gpt2)
-    refuse("{}: {} = true is not legal for the gpt2 family; give false, or family = \"llama\"", where, key);
+  if (chosen && m.family != Family::llama)
+    refuse("{}: {} = true is not legal for the {} family; give false, or family = \"llama\"", where, key,
+           name_of(m.family));
   if (chosen && m.latent_attention())
     refuse("{}: {} = true is not legal with latent attention (kv_rank = {}); give false", where, key,
            m.kv_rank);
@@ -277,8 +283,9 @@ Activation read_activation(const Reader& reader, const std::string& where, const
   const char* legal = "\"swiglu\", \"geglu\" or \"relu2\"";
   if (!reader.has("activation")) return Activation::swiglu;
   const std::string name = reader.text("activation", legal);
-  if (m.family == Family::gpt2)
-    refuse("{}: activation = \"{}\" is not legal for the gpt2 family, whose activation is GELU", where, name);
+  if (m.family != Family::llama)
+    refuse("{}: activation = \"{}\" is not legal for the {} family, whose activation is GELU", where, name,
+           name_of(m.family));
   if (name != "swiglu" && name != "geglu" && name != "relu2")
     refuse("{}: activation = \"{}\" is not legal: give {}", where, name, legal);
   if (name != "swiglu" && m.experts != Experts::none)
@@ -296,11 +303,11 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
   ModelSpec m;
   const std::string file = std::filesystem::path(where).stem().string();
   m.name = reader.has("name") ? reader.text("name", "a text") : is_utf8(file) ? file : "model";
-  const char* families = "\"gpt2\" or \"llama\"";
+  const char* families = "\"gpt2\", \"llama\" or \"neox\"";
   const std::string family = reader.text("family", families);
-  if (family != "gpt2" && family != "llama")
+  if (family != "gpt2" && family != "llama" && family != "neox")
     refuse("{}: family = \"{}\" is not legal: give {}", where, family, families);
-  m.family = family == "gpt2" ? Family::gpt2 : Family::llama;
+  m.family = parse_choice<Family>(family, where);
   m.num_layers = reader.integer("num_layers");
   m.hidden = reader.integer("hidden");
   m.num_heads = reader.integer("num_heads");
@@ -324,7 +331,9 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
   read_rope(reader, where, m);
   m.window = {reader.integer_or("window", 0), reader.integer_or("window_full_every", 0)};
   for (const auto& [key, member] : scale_keys) m.scales.*member = reader.real_or(key, m.scales.*member);
+  m.caps = {reader.real_or("attention_cap", 0), reader.real_or("logits_cap", 0)};
   m.fused_projections = reader.boolean_or("fused_projections", false);
+  m.parallel_residual = reader.boolean_or("parallel_residual", false);
   m.norms_less_one = reader.boolean_or("norms_less_one", false);
   m.qk_norm_whole = reader.boolean_or("qk_norm_whole", false);
   if (reader.has("norm_place"))
@@ -339,6 +348,9 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
   m.q_rank = reader.integer_or("q_rank", 0);
   m.rotary_dim = reader.integer_or("rotary_dim", 0);
   m.value_head_dim = reader.integer_or("value_head_dim", 0);
+  if (reader.has("lora"))
+    m.tuning.lora = parse_lora(reader.text("lora", "a text"), fmt::format("{}: lora", where));
+  if (reader.has("freeze")) m.tuning.freeze = parse_freeze(reader.text("freeze", "a text"));
   try {
     validate(m);
   } catch (const RequestError& error) {
@@ -349,7 +361,7 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
 
 std::string to_toml(const ModelSpec& m) {
   const bool gpt2 = m.family == Family::gpt2;
-  std::string text = fmt::format("name = {}\nfamily = \"{}\"\n", quoted(m.name), gpt2 ? "gpt2" : "llama");
+  std::string text = fmt::format("name = {}\nfamily = \"{}\"\n", quoted(m.name), name_of(m.family));
   const auto line = [&text](const char* key, const auto& value) {
     text += fmt::format("{} = {}\n", key, value);
   };
@@ -368,7 +380,10 @@ std::string to_toml(const ModelSpec& m) {
   if (m.window.full_every != 0) line("window_full_every", m.window.full_every);
   for (const auto& [key, member] : scale_keys)
     if (m.scales.*member != ScaleSpec{}.*member) line(key, m.scales.*member);
+  if (m.caps.attention != 0) line("attention_cap", m.caps.attention);
+  if (m.caps.logits != 0) line("logits_cap", m.caps.logits);
   if (m.fused_projections) line("fused_projections", m.fused_projections);
+  if (m.parallel_residual) line("parallel_residual", m.parallel_residual);
   if (m.norms_less_one) line("norms_less_one", m.norms_less_one);
   if (m.norm_place != NormPlace::before) line("norm_place", quoted(name_of(m.norm_place)));
   if (m.qk_norm_whole) line("qk_norm_whole", m.qk_norm_whole);
@@ -396,6 +411,8 @@ std::string to_toml(const ModelSpec& m) {
     line("value_head_dim", m.value_head_dim);
   }
   if (m.rotary_dim != 0) line("rotary_dim", m.rotary_dim);
+  if (m.tuning.lora.rank > 0) line("lora", quoted(lora_text(m.tuning.lora)));
+  if (!m.tuning.freeze.empty()) line("freeze", quoted(freeze_text(m.tuning)));
   return text;
 }
 

@@ -29,6 +29,8 @@ class Config {
 
   bool has(const char* key) const { return object_.contains(key) && !object_.at(key).is_null(); }
 
+  bool names(const char* key) const { return object_.contains(key); }  // null, it may be
+
   std::int64_t integer(const char* key) const {
     constexpr std::int64_t largest =
         2147483647;  // sums of products of sizes then stay in range until validate()
@@ -115,6 +117,41 @@ void read_gpt2(const Config& config, ModelSpec& m) {
   config.only_boolean("scale_attn_weights", true);
   config.only_boolean("scale_attn_by_inverse_layer_idx", false);
   config.only_boolean("add_cross_attention", false);
+}
+
+// In transformers 5 its positions are in rope_parameters.
+void read_neox(const Config& config, ModelSpec& m) {
+  m.family = Family::neox;
+  m.num_layers = config.integer("num_hidden_layers");
+  m.hidden = config.integer("hidden_size");
+  m.num_heads = config.integer("num_attention_heads");
+  m.num_kv_heads = m.num_heads;
+  m.head_dim = even_head_dim(config, "num_attention_heads", "hidden_size");
+  m.mlp_hidden = config.integer("intermediate_size");
+  m.vocab = config.integer("vocab_size");
+  m.max_seq = config.integer("max_position_embeddings");
+  m.tied_embedding = config.boolean_or("tie_word_embeddings", false);
+  m.norm_eps = config.real_or("layer_norm_eps", 1e-5);
+  m.parallel_residual = config.boolean_or("use_parallel_residual", true);
+  m.rope.theta = config.real_or("rotary_emb_base", 1e4);
+  double part = config.real_or("rotary_pct", 0.25);
+  config.only_null("rope_scaling");
+  if (config.has("rope_parameters")) {
+    const std::string where = config.where() + ", rope_parameters";
+    const Config rope(config.required("rope_parameters"), where);
+    rope.only_text("rope_type", "default", {"default"});
+    m.rope.theta = rope.real_or("rope_theta", m.rope.theta);
+    part = rope.real_or("partial_rotary_factor", part);
+  }
+  const auto turned = static_cast<std::int64_t>(static_cast<double>(m.head_dim) * part);
+  if (!(part > 0) || part > 1 || turned < 1)
+    refuse("{}: {} of each head of {} is to be turned: give a part above 0 and up to 1", config.where(), part,
+           m.head_dim);
+  m.rotary_dim = turned == m.head_dim ? 0 : turned;
+  config.only_text("hidden_act", "gelu", {"gelu"});
+  config.only_boolean("attention_bias", true);
+  config.only_real("hidden_dropout", 0.0);
+  config.only_real("attention_dropout", 0.0);
 }
 
 // A list of numbers.
@@ -346,26 +383,41 @@ void read_phi3(const Config& config, ModelSpec& m) {
   read_llama(config, {.windowed = true, .norm_eps = 1e-5}, m);
 }
 
-// Its text alone. Layers with a window have positions of their own; without layer_types each sixth has none.
-void read_gemma3(const Config& config, ModelSpec& m) {
+// What Gemma 2 and 3 share; the window in all layers but each n-th, by default where layer_types is missing.
+void read_gemma(const Config& config, double theta, std::int64_t full_every, ModelSpec& m) {
   m.norm_place = NormPlace::both;
-  m.qk_norm = m.norms_less_one = true;
+  m.norms_less_one = true;
   config.required("num_key_value_heads");
   config.required("head_dim");
   config.required("query_pre_attn_scalar");
-  m.rope.local_theta = config.real_or("rope_local_base_freq", 1e4);
-  read_llama(config, {.activation = Activation::geglu, .rope_theta = 1e6, .tied = true}, m);
+  read_llama(config, {.activation = Activation::geglu, .rope_theta = theta, .tied = true}, m);
   if (!config.has("layer_types")) {
-    m.window = {config.integer("sliding_window"), config.integer_or("sliding_window_pattern", 6)};
-    if (m.window.full_every == 1) m.window = {};
+    m.window = {config.integer("sliding_window"), full_every};
+    if (full_every == 1) m.window = {};
   }
   m.scales.embedding = std::sqrt(static_cast<double>(m.hidden));
-  const double scalar = config.real_or("query_pre_attn_scalar", 0);
-  if (!(scalar > 0)) config.wrong("query_pre_attn_scalar", "a number above 0");
-  if (scalar != static_cast<double>(m.head_dim)) m.scales.attention = 1 / std::sqrt(scalar);
+  const std::int64_t scalar = config.integer("query_pre_attn_scalar");
+  if (scalar != m.head_dim) m.scales.attention = 1 / std::sqrt(static_cast<double>(scalar));
+  config.only_boolean("use_bidirectional_attention", false);
+}
+
+// Null: none.
+double read_cap(const Config& config, const char* key, double otherwise) {
+  return config.names(key) && !config.has(key) ? 0 : config.real_or(key, otherwise);
+}
+
+void read_gemma2(const Config& config, ModelSpec& m) {
+  read_gemma(config, 1e4, 2, m);
+  m.caps = {read_cap(config, "attn_logit_softcapping", 50), read_cap(config, "final_logit_softcapping", 30)};
+}
+
+// Its text alone. Layers with a window have positions of their own; without layer_types each sixth has none.
+void read_gemma3(const Config& config, ModelSpec& m) {
+  m.qk_norm = true;
+  m.rope.local_theta = config.real_or("rope_local_base_freq", 1e4);
+  read_gemma(config, 1e6, config.integer_or("sliding_window_pattern", 6), m);
   config.only_null("attn_logit_softcapping");
   config.only_null("final_logit_softcapping");
-  config.only_boolean("use_bidirectional_attention", false);
 }
 
 [[noreturn]] void refuse_model_type(const std::string& where, const std::string& type) {
@@ -375,7 +427,7 @@ void read_gemma3(const Config& config, ModelSpec& m) {
   refuse(
       "{}: model_type = \"{}\" is not supported{}: only gpt2, llama, mistral, mixtral, qwen2, qwen3, "
       "qwen3_moe, "
-      "smollm3, granite, olmo2, phi3 and gemma3_text are",
+      "smollm3, granite, olmo2, phi3, gemma2, gemma3_text and gpt_neox are",
       where, type, why);
 }
 
@@ -419,6 +471,10 @@ ModelSpec model_from_hugging_face(const std::string& config_json, const std::str
     read_olmo2(config, m);
   } else if (type == "phi3") {
     read_phi3(config, m);
+  } else if (type == "gpt_neox") {
+    read_neox(config, m);
+  } else if (type == "gemma2") {
+    read_gemma2(config, m);
   } else if (type == "gemma3_text") {
     read_gemma3(config, m);
   } else {

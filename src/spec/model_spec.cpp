@@ -1,5 +1,6 @@
 #include "spec/model_spec.h"
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -50,7 +51,8 @@ std::int64_t count_all(const ModelSpec& m, Counted counted) {
 void check_experts(const ModelSpec& m) {
   if (m.experts == Experts::none) return;
   if (m.family != Family::llama)
-    refuse("model {}: experts are not legal for the gpt2 family; give family = \"llama\"", m.name);
+    refuse("model {}: experts are not legal for the {} family; give family = \"llama\"", m.name,
+           name_of(m.family));
   constexpr std::int64_t most_experts = 4096;
   check_size(m, "num_experts", m.num_experts, most_experts);
   check_size(m, "experts_per_token", m.experts_per_token, m.num_experts);
@@ -87,7 +89,7 @@ void check_router(const ModelSpec& m) {
 void check_latent_attention(const ModelSpec& m) {
   if (m.kv_rank == 0 && m.q_rank == 0 && m.value_head_dim == 0) return;
   if (m.family != Family::llama)
-    refuse("model {}: kv_rank = {} is not legal for the gpt2 family", m.name, m.kv_rank);
+    refuse("model {}: kv_rank = {} is not legal for the {} family", m.name, m.kv_rank, name_of(m.family));
   check_size(m, "kv_rank", m.kv_rank, largest_size);
   if (m.q_rank != 0) check_size(m, "q_rank", m.q_rank, largest_size);
   check_size(m, "rotary_dim", m.rotary_dim, m.head_dim);
@@ -108,17 +110,31 @@ void check_rope(const ModelSpec& m) {
   ScaleSpec scales = m.scales;
   if (m.latent_attention()) scales.attention = 0;  // DeepSeek's is larger where its positions are scaled
   const bool other = !(m.window == WindowSpec{}) || !(scales == ScaleSpec{}) || m.fused_projections ||
-                     m.norms_less_one || m.norm_place != NormPlace::before;
+                     m.norms_less_one || m.norm_place != NormPlace::before || !(m.caps == CapSpec{});
   if (m.family == Family::gpt2) {
     RopeSpec plain;
     plain.theta = r.theta;
     if (!(r == plain) || (m.rotary_dim != 0 && m.kv_rank == 0) || other)
       refuse(
-          "model {}: scaled, partial or missing rotary positions, a window, scales, norm_place and "
+          "model {}: scaled, partial or missing rotary positions, a window, scales, caps, norm_place and "
           "fused_projections are "
           "not legal for the gpt2 family; give family = \"llama\"",
           m.name);
     return;
+  }
+  if (m.family == Family::neox) {
+    RopeSpec plain;
+    plain.theta = r.theta;
+    if (!(r == plain) || other)
+      refuse(
+          "model {}: scaled or missing rotary positions, a window, scales, caps, norm_place and "
+          "fused_projections "
+          "are not legal for the neox family; give family = \"llama\"",
+          m.name);
+  } else if (m.parallel_residual) {
+    refuse(
+        "model {}: parallel_residual = true is not legal for the {} family; give false, or family = \"neox\"",
+        m.name, name_of(m.family));
   }
   if (!m.latent_attention() && (m.rotary_dim < 0 || m.rotary_dim > m.head_dim || m.rotary_dim % 2 != 0))
     refuse("model {}: rotary_dim = {} is not legal: give an even number up to head_dim = {}, or 0 for all",
@@ -135,7 +151,7 @@ void check_rope(const ModelSpec& m) {
            m.name, m.window.full_every, largest_num_layers);
   if (m.latent_attention() && (r.unturned_every > 0 || other))
     refuse(
-        "model {}: unturned_every, window, scales other than attention_scale, norm_place and "
+        "model {}: unturned_every, window, scales other than attention_scale, caps, norm_place and "
         "fused_projections are not legal with latent attention (kv_rank = {})",
         m.name, m.kv_rank);
   if (m.fused_projections && m.experts != Experts::none)
@@ -173,6 +189,13 @@ void check_scales(const ModelSpec& m) {
   check_positive(m, "residual_scale", m.scales.residual);
   check_positive(m, "logits_divisor", m.scales.logits_divisor);
   if (m.scales.attention != 0) check_positive(m, "attention_scale", m.scales.attention);
+  if (m.caps.attention != 0) check_positive(m, "attention_cap", m.caps.attention);
+  // exp(-2 cap) is then a normal number of every dtype: the backward pass takes logits from their
+  // exponentials.
+  constexpr double largest_logits_cap = 40;
+  if (!(m.caps.logits >= 0) || m.caps.logits > largest_logits_cap)
+    refuse("model {}: logits_cap = {} is not legal: give a number above 0 and up to {}, or 0 for none",
+           m.name, m.caps.logits, largest_logits_cap);
   if (m.qk_norm_whole && !m.qk_norm)
     refuse(
         "model {}: qk_norm_whole = true is not legal without norms of queries and keys; give qk_norm = true",
@@ -203,19 +226,20 @@ void validate(const ModelSpec& m) {
     refuse("model {}: num_kv_heads = {} does not divide num_heads = {}; give a divisor of {}", m.name,
            m.num_kv_heads, m.num_heads, m.num_heads);
   }
-  if (m.family == Family::gpt2) {
+  if (m.family != Family::llama) {
     if (m.num_kv_heads != m.num_heads) {
       refuse(
-          "model {}: num_kv_heads = {} is not legal for the gpt2 family, whose heads all have their own keys "
+          "model {}: num_kv_heads = {} is not legal for the {} family, whose heads all have their own keys "
           "and "
           "values; give {}",
-          m.name, m.num_kv_heads, m.num_heads);
+          m.name, m.num_kv_heads, name_of(m.family), m.num_heads);
     }
     if (m.attention_width() != m.hidden) {
-      refuse("model {}: num_heads x head_dim = {} x {} = {}; the gpt2 family needs hidden = {}", m.name,
-             m.num_heads, m.head_dim, m.attention_width(), m.hidden);
+      refuse("model {}: num_heads x head_dim = {} x {} = {}; the {} family needs hidden = {}", m.name,
+             m.num_heads, m.head_dim, m.attention_width(), name_of(m.family), m.hidden);
     }
-  } else if (m.head_dim % 2 != 0) {
+  }
+  if (m.family != Family::gpt2 && m.head_dim % 2 != 0) {
     refuse("model {}: head_dim = {} is odd; rotary positions turn pairs of channels, so give an even number",
            m.name, m.head_dim);
   }
@@ -260,6 +284,13 @@ std::int64_t num_parameters(const ModelSpec& m) { return count_all(m, Counted::a
 
 std::int64_t num_multiplying_parameters(const ModelSpec& m) { return count_all(m, Counted::multiplying); }
 
+std::int64_t num_trained_parameters(const ModelSpec& m) {
+  if (m.tuning == FineTuning{}) return num_parameters(m);
+  std::int64_t sum = 0;
+  for (const ParamSpec& spec : all_parameters(m)) sum += spec.frozen ? 0 : spec.numel();
+  return sum;
+}
+
 std::int64_t num_active_parameters(const ModelSpec& m) { return count_all(m, Counted::active); }
 
 double ModelSpec::mean_keys(std::int64_t seq_len) const {
@@ -275,7 +306,23 @@ double ModelSpec::mean_keys(std::int64_t seq_len) const {
 double model_flops_per_token(const ModelSpec& m, std::int64_t seq_len) {
   const double widths = static_cast<double>(m.attention_width() + m.attended_width());
   const double attention = 6.0 * static_cast<double>(m.num_layers) * widths * m.mean_keys(seq_len);
-  return 6.0 * static_cast<double>(num_active_parameters(m)) + attention;
+  double left_out = 0;
+  if (!(m.tuning == FineTuning{})) {
+    const std::int64_t idle = idle_blocks(m) - 1;  // layers
+    const auto leave_out = [&](const std::vector<ParamSpec>& list, double products) {
+      for (const ParamSpec& p : list)
+        if (p.frozen && p.multiplies && p.expert < m.experts_per_token)
+          left_out += 2.0 * products * static_cast<double>(p.numel());
+    };
+    leave_out(embedding_parameters(m), 1);
+    leave_out(head_parameters(m), 1);
+    for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
+      leave_out(block_parameters(m, layer), layer < idle ? 2 : 1);
+    // Two of the three passes through attention.
+    left_out += 2.0 / 3.0 * attention * static_cast<double>(std::max<std::int64_t>(0, idle)) /
+                static_cast<double>(m.num_layers);
+  }
+  return 6.0 * static_cast<double>(num_active_parameters(m)) - left_out + attention;
 }
 
 }  // namespace echelon

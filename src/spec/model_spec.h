@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "spec/activation.h"
+#include "spec/fine_tuning.h"
 #include "spec/param_spec.h"
 #include "spec/rope.h"
 #include "spec/routing.h"
@@ -14,7 +15,10 @@ namespace echelon {
 
 // gpt2: learned positions, LayerNorm, GELU (tanh form), biases, fused c_attn, weights stored (in, out).
 // llama: RoPE, RMSNorm, SwiGLU, no biases, grouped-query attention, weights stored (out, in).
-enum class Family { gpt2, llama };
+// neox: RoPE of a part of each head, LayerNorm, GELU (erf form), biases, weights stored (out, in).
+enum class Family { gpt2, llama, neox };
+template <>
+inline constexpr std::array choice_names<Family>{"gpt2", "llama", "neox"};
 
 // In place of a llama's MLPs: a router sends each token to a few of many experts (Shazeer et al. 2017).
 // mixtral: in every layer, parameters named as transformers' Mixtral.
@@ -46,6 +50,13 @@ struct ScaleSpec {
   bool operator==(const ScaleSpec&) const = default;
 };
 
+// Soft caps: x becomes cap tanh(x / cap) (Gemma 2, https://arxiv.org/abs/2408.00118). 0: none.
+struct CapSpec {
+  double attention = 0;  // of scores, before the mask and the softmax
+  double logits = 0;
+  bool operator==(const CapSpec&) const = default;
+};
+
 struct ModelSpec {
   std::string name;
   Family family = Family::llama;
@@ -62,6 +73,7 @@ struct ModelSpec {
   RopeSpec rope;
   WindowSpec window;
   ScaleSpec scales;
+  CapSpec caps;
   NormPlace norm_place = NormPlace::before;
   double init_std = 0.02;
   Activation activation = Activation::swiglu;  // of a llama's MLPs; without a gate they have no gate_proj
@@ -69,6 +81,8 @@ struct ModelSpec {
   bool qk_norm = false;        // RMSNorm of each head of its queries and keys before they are turned (Qwen3)
   bool qk_norm_whole = false;  // of all queries together, and of all keys, instead of each head (OLMo 2)
 
+  // A neox's MLP reads what attention reads, instead of what it made of it.
+  bool parallel_residual = false;
   // Files of Hugging Face have queries, keys and values as one matrix, and gate and up (Phi-3).
   bool fused_projections = false;
   // They have the weights of norms less 1 (Gemma).
@@ -89,6 +103,8 @@ struct ModelSpec {
   std::int64_t rotary_dim = 0;      // of head_dim turned by position; 0: all [qk_rope_head_dim]
   std::int64_t value_head_dim = 0;  // [v_head_dim]
 
+  FineTuning tuning;  // what of it is trained
+
   bool has_experts(std::int64_t layer) const { return experts != Experts::none && layer >= num_dense_layers; }
   std::int64_t num_expert_layers() const {
     return experts == Experts::none ? 0 : num_layers - num_dense_layers;
@@ -99,7 +115,7 @@ struct ModelSpec {
 
   std::int64_t turned_width() const { return rotary_dim > 0 ? rotary_dim : head_dim; }
   bool is_turned(std::int64_t layer) const {
-    return family == Family::llama && (rope.unturned_every == 0 || (layer + 1) % rope.unturned_every != 0);
+    return family != Family::gpt2 && (rope.unturned_every == 0 || (layer + 1) % rope.unturned_every != 0);
   }
   // Keys that a query of a sequence sees in the mean over positions and layers; half the sequence where no
   // layer has a window.
@@ -140,9 +156,11 @@ std::int64_t num_parameters(const ModelSpec& model);
 std::int64_t num_multiplying_parameters(const ModelSpec& model);
 // Those that one token meets: k experts of each layer that has them, and all shared ones.
 std::int64_t num_active_parameters(const ModelSpec& model);
+// Those that training changes.
+std::int64_t num_trained_parameters(const ModelSpec& model);
 // Training FLOPs of one token, forward and backward, causal attention, nothing recomputed: 6N + 12 L (H D) T
-// / 2, N those of num_active_parameters(). Where values are narrower than keys (latent attention) the mean of
-// both stands for D.
+// / 2, N those of num_active_parameters(), 4 for each that is frozen, 2 below what is trained. Where values
+// are narrower than keys (latent attention) the mean of both stands for D.
 double model_flops_per_token(const ModelSpec& model, std::int64_t seq_len);
 
 }  // namespace echelon

@@ -22,6 +22,8 @@ static int piece_replicas(const Piece& piece, int tp) {
 
 std::vector<Range> local_ranges(const ParamSpec& spec, int tp, int index) {
   if (spec.shard_dim < 0) return {Range{0, spec.shape.empty() ? 1 : spec.shape[0]}};
+  index += spec.part * tp;
+  tp *= spec.parts;
   std::vector<Range> ranges;
   std::int64_t start = 0;
   for (const Piece& piece : spec.pieces) {
@@ -44,9 +46,9 @@ std::vector<std::int64_t> local_shape(const ParamSpec& spec, int tp, int index) 
 
 int tp_replicas(const ParamSpec& spec, int tp) {
   if (spec.shard_dim < 0) return tp;
-  const int replicas = piece_replicas(spec.pieces.at(0), tp);
+  const int replicas = piece_replicas(spec.pieces.at(0), tp * spec.parts);
   for (const Piece& piece : spec.pieces)
-    check(piece_replicas(piece, tp) == replicas, "pieces of one parameter are replicated alike");
+    check(piece_replicas(piece, tp * spec.parts) == replicas, "pieces of one parameter are replicated alike");
   return replicas;
 }
 

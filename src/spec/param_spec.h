@@ -12,7 +12,7 @@
 
 namespace echelon {
 
-enum class Init { zeros, ones, normal };
+enum class Init { zeros, ones, normal, uniform };
 
 // One of the pieces that a dimension is made of (q, k and v of GPT-2's fused c_attn, say). A piece is cut
 // over a tensor parallel group in whole units (a head; one row of the vocabulary). With fewer units than
@@ -28,16 +28,21 @@ struct ParamSpec {
   int shard_dim = -1;               // dimension cut over tp; -1: whole on every rank
   std::vector<Piece> pieces;        // of shard_dim, in order; their lengths add up to shape[shard_dim]
   Init init = Init::normal;
-  double init_std = 0.02;  // for Init::normal
+  double init_std = 0.02;  // for Init::normal, and for Init::uniform around zero
   bool decay = true;       // weight decay applies
   bool multiplies = true;  // multiplies activations in a matrix product (counts in the model FLOPs)
   // Every rank of the tp group uses the whole parameter on its own rows of the sequence when sequence
   // parallelism is on (norms, learned positions, row-parallel biases), so its gradient is partial there.
   bool rows_are_sequence_sharded = false;
-  // Every rank of the tp group uses the whole parameter on heads of its own, so its gradient is partial there,
-  // with sequence parallelism and without.
+  // Every rank of the tp group uses the whole parameter on heads of its own, so its gradient is partial
+  // there, with sequence parallelism and without.
   bool tp_partial = false;
-  int expert = -1;  // of a routed expert: which one
+  int expert = -1;       // of a routed expert: which one
+  bool frozen = false;   // training leaves it as it is: see fine_tuning.h
+  bool adapter = false;  // beside what the model has: a part of a low-rank adaptation
+  // Of a parameter whose shard_dim is cut over the ranks of the pipeline first, and each part over tp: how
+  // many parts there are, and which one this is (vocabulary parallelism).
+  int parts = 1, part = 0;
 
   std::int64_t numel() const;
 };

@@ -57,6 +57,8 @@ struct Plan {
   int chunks = 0;  // model chunks of a pipeline rank; 0: the schedule's own number
   std::vector<std::int64_t> layers_per_stage;  // empty: even, or
   bool balance_layers = false;  // so that the slowest rank has least to do, output layer included
+  bool vocabulary_parallel =
+      false;  // the output layer is cut over the pipeline's ranks (schedule/vocabulary.h)
   // Whether the optimizer's step waits for all pipeline ranks; without it a wrong step is taken back exactly.
   bool optimizer_barrier = true;
   // ZeRO (parallel/zero.h): what of the data-parallel state is cut over ranks instead of held by each. 1:
@@ -95,6 +97,7 @@ struct Plan {
     const int index = mesh.dp_cp_index(at) % shards();
     return {index, zero_stage() == 0 ? 0 : index / mesh.ep};
   }
+  bool cuts_vocabulary() const { return vocabulary_parallel && mesh.pp() > 1; }
   // What is in effect: over one rank there is nothing to cut.
   int zero_stage() const { return shards() == 1 ? 0 : zero; }
 };

@@ -47,6 +47,13 @@ TextMember parsed(const char* values) {
           values};
 }
 
+// What is trained of a model does not go with its name.
+void read_model(Plan& plan, const std::string& text, const std::string&) {
+  ModelSpec model = load_model(text);
+  if (model.tuning == FineTuning{}) model.tuning = std::move(plan.model.tuning);
+  plan.model = std::move(model);
+}
+
 std::string layers_text(const Plan& plan) {
   return plan.balance_layers ? "auto" : fmt::format("{}", fmt::join(plan.layers_per_stage, ","));
 }
@@ -78,20 +85,16 @@ std::vector<PlanField> all_fields() {
       all.push_back(std::move(field));
     }
   };
-  add(nullptr,
-      {{"model",
-        TextMember{[](const Plan& p) { return p.model.name; },
-                   [](Plan& p, const std::string& text, const std::string&) { p.model = load_model(text); },
-                   "NAME|DIR|FILE"},
-        "Preset, Hugging Face directory, or TOML file", both},
-       {"mesh.dp", axis_size<Axis::dp>, "Data-parallel ranks", pinned, 1, most_ranks},
-       {"mesh.tp", axis_size<Axis::tp>, "Tensor-parallel ranks", pinned, 1, most_ranks},
-       {"mesh.pp", axis_size<Axis::pp>, "Pipeline-parallel ranks", pinned, 1, most_ranks},
-       {"global-batch", at<&Plan::global_batch>, "Sequences per step, over all ranks", both, 1,
-        most_sequences},
-       {"micro-batch", at<&Plan::micro_batch>, "Sequences that a rank computes at once", pinned, 1,
-        most_sequences},
-       {"seq-len", at<&Plan::seq_len>, "Tokens in a sequence", both, 1, most_tokens}});
+  add(nullptr, {{"model", TextMember{[](const Plan& p) { return p.model.name; }, read_model, "NAME|DIR|FILE"},
+                 "Preset, Hugging Face directory, or TOML file", both},
+                {"mesh.dp", axis_size<Axis::dp>, "Data-parallel ranks", pinned, 1, most_ranks},
+                {"mesh.tp", axis_size<Axis::tp>, "Tensor-parallel ranks", pinned, 1, most_ranks},
+                {"mesh.pp", axis_size<Axis::pp>, "Pipeline-parallel ranks", pinned, 1, most_ranks},
+                {"global-batch", at<&Plan::global_batch>, "Sequences per step, over all ranks", both, 1,
+                 most_sequences},
+                {"micro-batch", at<&Plan::micro_batch>, "Sequences that a rank computes at once", pinned, 1,
+                 most_sequences},
+                {"seq-len", at<&Plan::seq_len>, "Tokens in a sequence", both, 1, most_tokens}});
   add("Pipeline",
       {{"schedule", TextMember{[](const Plan& p) { return p.schedule; }, read_schedule, "NAME|FILE"},
         "Published schedule ({schedules}) or a file with your own", pinned},
@@ -99,6 +102,9 @@ std::vector<PlanField> all_fields() {
        {"chunks", at<&Plan::chunks>, "Model chunks per pipeline rank, for interleaved", pinned, 0, 1000},
        {"layers-per-stage", TextMember{layers_text, read_layers, "N,N,...|auto"},
         "Layers of each stage, or auto: balanced by cost (default: as even as can be)", pinned},
+       {"vocabulary-parallel", at<&Plan::vocabulary_parallel>,
+        "on: the output layer is cut by vocabulary over all pipeline ranks (docs/schedules.md)", train, 0, 0,
+        "off"},
        {"optimizer-barrier", at<&Plan::optimizer_barrier>,
         "off: the optimizer steps before all pipeline ranks are known to agree, and takes back what was "
         "wrong",
@@ -161,6 +167,24 @@ std::vector<PlanField> all_fields() {
         most_coefficient},
        {"drop", choice<&Plan::balancing, &Balancing::drop>(),
         "Which tokens an expert keeps at its capacity: the likeliest, or the first"}});
+  add("Fine-tuning",
+      {{"freeze",
+        TextMember{[](const Plan& p) { return freeze_text(p.model.tuning); },
+                   [](Plan& p, const std::string& text, const std::string&) {
+                     p.model.tuning.freeze = parse_freeze(text);
+                   },
+                   "none|PATTERN,..."},
+        "Parameters to leave as they are, by patterns of their names (docs/fine_tuning.md): no gradient, no "
+        "optimizer state, no traffic",
+        train, 0, 0, "none"},
+       {"lora",
+        TextMember{[](const Plan& p) { return lora_text(p.model.tuning.lora); },
+                   [](Plan& p, const std::string& text, const std::string& field) {
+                     p.model.tuning.lora = parse_lora(text, field);
+                   },
+                   "none|rank=R[,alpha=A][,targets=NAME,...]"},
+        "Train low-rank adapters beside frozen matrices: those of attention, or the named ones", train, 0, 0,
+        "none"}});
   add("Precision and memory",
       {{"precision", parsed<&Plan::precision, recipe_name, parse_recipe>("f32|bf16|bf16-lean|f64"),
         "What parameters and activations are kept in (docs/precision.md); f64 runs on the slow reference "

@@ -28,7 +28,9 @@ bool is_left_out(const PlanField& field, const Plan& plan) {
 
 void insert_value(toml::table& table, const PlanField& field, const Plan& plan) {
   if (field.key == std::string_view("model")) {
-    table.insert("model", toml::parse(to_toml(plan.model)));
+    ModelSpec model = plan.model;
+    model.tuning = {};  // has a field of its own
+    table.insert("model", toml::parse(to_toml(model)));
   } else if (field.key == std::string_view("layers-per-stage") && !plan.balance_layers) {
     toml::array layers;
     for (std::int64_t count : plan.layers_per_stage) layers.push_back(count);

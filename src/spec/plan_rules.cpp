@@ -192,6 +192,30 @@ Verdict of_optimizer(const Plan& plan) {
   return {};
 }
 
+Verdict of_vocabulary(const Plan& plan) {
+  if (!plan.cuts_vocabulary()) return {};
+  const ModelSpec& m = plan.model;
+  const int pp = plan.mesh.pp(), tp = plan.mesh.size(Axis::tp);
+  const auto problem = [](Remedy other, auto form, const auto&... args) {
+    return refused("vocabulary-parallel", {{"vocabulary-parallel", "off"}, std::move(other)}, "{}",
+                   fmt::format(fmt::runtime(form), args...));
+  };
+  const Remedy alone{"pp", "1"};
+  if (m.tied_embedding)
+    return problem(alone, "{} ties its output layer to its embedding, which is on the first rank", m.name);
+  if (m.caps.logits > 0)
+    return problem(alone, "{} caps its logits, and the parts' probabilities are those of plain ones", m.name);
+  if (output_matrix(m).frozen)
+    return problem(alone, "the output layer of {} is frozen, and its parts make gradients", m.name);
+  if (m.vocab < std::int64_t{pp} * tp)
+    return problem(alone, "{} has a vocabulary of only {}, and --pp x --tp is {}", m.name, m.vocab, pp * tp);
+  if (!plan.optimizer_barrier)
+    return problem({"optimizer-barrier", "on"}, "with --optimizer-barrier off passes are taken back");
+  if (plan.compression.kind != CompressionKind::none)
+    return problem({"compress", "none"}, "its gradients are not compressed");
+  return {};
+}
+
 Verdict of_balancing(const Plan& plan) {
   const ModelSpec& m = plan.model;
   const Balancing& b = plan.balancing;
@@ -259,6 +283,17 @@ Verdict of_recomputing_ranks(const Plan& plan) {
   return refusal;
 }
 
+Verdict of_tuning(const Plan& plan) {
+  for (const auto& [field, problem] :
+       {std::pair{"lora", lora_problem(plan.model)}, {"freeze", freeze_problem(plan.model)}}) {
+    if (problem.words.empty()) continue;
+    Refusal refusal = refused(field, {}, "{}", problem.words);
+    for (const std::string& legal : problem.legal) refusal.remedies.push_back({field, legal});
+    return refusal;
+  }
+  return {};
+}
+
 template <class... Rules>
 Verdict first_of(const Plan& plan, Rules... rules) {
   Verdict verdict;
@@ -288,7 +323,8 @@ std::optional<Refusal> shape_refusal(const Plan& plan, Runner runner) {
                              of_recomputing_ranks);
   if (!verdict) verdict = of_expert_groups(plan, runner);
   if (verdict || runner == Runner::any_program) return verdict;
-  return first_of(plan, of_compression, of_optimizer, of_balancing, of_balance_scope);
+  return first_of(plan, of_tuning, of_compression, of_optimizer, of_vocabulary, of_balancing,
+                  of_balance_scope);
 }
 
 void judge(const Plan& plan) {

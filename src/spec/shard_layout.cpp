@@ -26,13 +26,15 @@ std::vector<std::int64_t> ShardUnit::counts() const {
   return counts;
 }
 
-std::vector<ShardUnit> shard_units(const FlatLayout& layout, const Shards& shards) {
+static std::vector<ShardUnit> units_of(const FlatLayout& layout, const std::vector<Range>& cut,
+                                       const std::vector<Range>& experts, const Range& whole,
+                                       const Shards& shards) {
   Parameters parameters;
   for (std::size_t i = 0; i < layout.offsets.size(); ++i)
     if (layout.sizes[i] > 0) parameters[layout.offsets[i]] = layout.sizes[i];
   std::vector<ShardUnit> units;
-  const auto add = [&](const Range& range, bool experts) {
-    ShardUnit unit{range, experts, {range.begin}};
+  const auto add = [&](const Range& range, bool of_experts) {
+    ShardUnit unit{range, of_experts, {range.begin}};
     const int number = unit.of(shards);
     for (int i = 1; i < number; ++i)
       unit.bounds.push_back(
@@ -42,10 +44,19 @@ std::vector<ShardUnit> shard_units(const FlatLayout& layout, const Shards& shard
     unit.bounds.push_back(range.end);
     units.push_back(std::move(unit));
   };
-  for (const Range& range : layout.cut_ranges) add(range, false);
-  for (const Range& range : layout.expert_ranges) add(range, true);
-  add(layout.whole_range, false);
+  for (const Range& range : cut) add(range, false);
+  for (const Range& range : experts) add(range, true);
+  add(whole, false);
   return units;
+}
+
+std::vector<ShardUnit> shard_units(const FlatLayout& layout, const Shards& shards) {
+  return units_of(layout, layout.cut_ranges, layout.expert_ranges, layout.whole_range, shards);
+}
+
+std::vector<ShardUnit> frozen_units(const FlatLayout& layout, const Shards& shards) {
+  const FlatLayout::Frozen& frozen = layout.frozen;
+  return units_of(layout, frozen.cut_ranges, frozen.expert_ranges, frozen.whole_range, shards);
 }
 
 std::size_t num_groups_of(std::size_t num_units) { return (num_units - 1) / 2; }

@@ -38,7 +38,9 @@ struct ShardUnit {
 // the parameter start or multiple of norm_block inside a parameter that is nearest to the even cut, the lower
 // one of two. So a bound is off by at most norm_block / 2 elements, a shard's size by at most norm_block, and
 // a shard may be empty.
+// Of what is trained; frozen_units() are the same of what is frozen.
 std::vector<ShardUnit> shard_units(const FlatLayout& layout, const Shards& shards);
+std::vector<ShardUnit> frozen_units(const FlatLayout& layout, const Shards& shards);
 
 // From so many of these units: the layer groups, and which units are those of one: its cut parameters, its
 // experts.

@@ -204,6 +204,9 @@ bool forward_block(const AttentionShape& s, const Mask& mask, Head<const T> q, H
     const std::int64_t cols = std::min(key_block, last_key - first);
     ok &= scores(q.from(begin), k.from(first), rows, cols, depth, static_cast<float>(s.scale), work.scores,
                  work.products);
+    if (s.cap > 0)
+      for (std::int64_t r = 0; r < rows; ++r)
+        wide_simd().soft_cap(work.scores + r * key_block, static_cast<float>(s.cap), cols);
     for (std::int64_t r = 0; r < rows; ++r) {
       float* row = work.scores + r * key_block;
       T* p = work.p + r * key_block;
@@ -254,11 +257,15 @@ bool backward_tile(const AttentionShape& s, const Mask& mask, const QueryHead<T>
   for (std::int64_t r = 0; r < rows; ++r) {
     float *score = work.scores + r * key_block, *gradient = work.gradients + r * key_block;
     T *p = work.p + r * key_block, *ds = work.ds + r * key_block;
-    mask.on_visible(begin + r, first, cols, score, {p, ds},
-                    [&](std::int64_t at, std::int64_t visible, std::int64_t n) {
-                      pass.softmax_gradient_row(score + at, gradient + at, visible, n, h.lse[begin + r],
-                                                h.delta[begin + r], p + at, ds + at);
-                    });
+    mask.on_visible(
+        begin + r, first, cols, score, {p, ds}, [&](std::int64_t at, std::int64_t visible, std::int64_t n) {
+          const float lse = h.lse[begin + r], delta = h.delta[begin + r];
+          if (s.cap > 0)
+            pass.capped_softmax_gradient_row(score + at, gradient + at, visible, n, lse, delta,
+                                             static_cast<float>(s.cap), p + at, ds + at);
+          else
+            pass.softmax_gradient_row(score + at, gradient + at, visible, n, lse, delta, p + at, ds + at);
+        });
   }
   ok &= weigh(work.p, Transpose::yes, dout, cols, depth, rows, 1.0f, 1.0f, panel(dv), work.products);
   ok &= weigh(work.ds, Transpose::yes, q, cols, depth, rows, factor, 1.0f, panel(dk), work.products);

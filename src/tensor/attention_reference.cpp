@@ -25,6 +25,13 @@ Wide<T> dot(const T* x, const T* y, std::int64_t count) {
   return sum;
 }
 
+// scale q.k, capped where the shape says so.
+template <class T>
+Wide<T> score_of(const AttentionShape& s, const T* query, const T* key) {
+  const Wide<T> score = Wide<T>(s.scale) * dot(query, key, s.head_dim);
+  return s.cap > 0 ? Wide<T>(s.cap) * std::tanh(score / Wide<T>(s.cap)) : score;
+}
+
 template <class T>
 void add_scaled(Wide<T> factor, const T* x, Wide<T>* y, std::int64_t count) {
   for (std::int64_t i = 0; i < count; ++i) y[i] += factor * x[i];
@@ -100,7 +107,7 @@ void reference_attention(const Tensor& tq, const Tensor& tk, const Tensor& tv, c
     const F earlier = shape.accumulate ? lse[at.index] : -std::numeric_limits<F>::infinity();
     F max = earlier;
     for (std::int64_t j = first; j < end; ++j) {
-      p[j] = F(shape.scale) * dot(q[at.row] + at.column, k[at.key_row + j] + at.key_column, head_dim);
+      p[j] = score_of(shape, q[at.row] + at.column, k[at.key_row + j] + at.key_column);
       max = std::max(max, p[j]);
     }
     const bool begun = std::isfinite(earlier);
@@ -130,7 +137,8 @@ void reference_attention_delta(const Tensor& tout, const Tensor& tdout, const At
 }
 
 // With p = softmax(s), s = scale q.k: dv_j = sum_t p_tj dout_t, ds_tj = p_tj (dout_t.v_j - delta_t), and dq,
-// dk follow from ds. delta_t is the sum over j of p_tj dout_t.v_j (FlashAttention, Dao 2022, appendix B).
+// dk follow from ds; a cap has the slope 1 - (s / cap)^2. delta_t is the sum over j of p_tj dout_t.v_j
+// (FlashAttention, Dao 2022, appendix B).
 template <class T>
 void reference_attention_backward(const Tensor& tq, const Tensor& tk, const Tensor& tv, const Tensor& tdout,
                                   const Tensor& tlse, const Tensor& tdelta, const AttentionShape& shape,
@@ -152,9 +160,11 @@ void reference_attention_backward(const Tensor& tq, const Tensor& tk, const Tens
         for (std::int64_t j = first; j < end; ++j) {
           const std::int64_t row = at.key_row + j;
           const T* key = k[row] + at.key_column;
-          const F p = std::exp(F(shape.scale) * dot(query, key, head_dim) - lse[at.index]);
-          const F ds =
-              F(shape.scale) * p * (dot(gradient, v[row] + at.key_column, head_dim) - delta[at.index]);
+          const F score = score_of(shape, query, key), bent = shape.cap > 0 ? score / F(shape.cap) : F(0);
+          const F p = std::exp(score - lse[at.index]);
+          const F ds = F(shape.scale) * p *
+                       (dot(gradient, v[row] + at.key_column, head_dim) - delta[at.index]) *
+                       (1 - bent * bent);
           add_scaled(p, gradient, dv_sums[j], head_dim);
           add_scaled(ds, key, dq_sums[0], head_dim);
           add_scaled(ds, query, dk_sums[j], head_dim);

@@ -57,13 +57,20 @@ class KernelBackend {
   virtual void embedding_backward(const Tensor& ids, const Tensor& dy, std::int64_t first_id,
                                   InOut dtable) = 0;
   virtual void combine_rows(const Tensor& x, const Tensor& places, const Tensor& weights, Out y) = 0;
+  virtual void soft_cap(InOut x, double cap) = 0;
   virtual void row_max(const Tensor& logits, Out max) = 0;
   virtual void exp_sum(InOut logits, const Tensor& max, const Tensor& targets, std::int64_t first_id, Out sum,
                        Out target) = 0;
   virtual void cross_entropy_backward(const Tensor& p, const Tensor& sum, const Tensor& targets,
-                                      std::int64_t first_id, double loss_scale, Out dlogits) = 0;
+                                      std::int64_t first_id, double loss_scale, Out dlogits,
+                                      const LogitsCap& cap) = 0;
   virtual void adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step, Out rounded) = 0;
 
+  virtual void merge_softmax(const Tensor& parts, const Tensor& targets, std::span<const std::int64_t> bounds,
+                             Out sum, Out target, Out scales, Out shares) = 0;
+  virtual void merge_gradients(std::span<const Tensor> means, std::span<const Tensor> shares,
+                               std::span<const Tensor> of_targets, const Tensor& targets, double factor,
+                               Out y) = 0;
   virtual void add_losses(const Tensor& sum, const Tensor& target, const Tensor& targets, InOut loss) = 0;
   virtual void add_number(const Tensor& x, InOut y) = 0;
   virtual void route(const TokenRouter& router, const Tensor& logits, std::span<const double> bias, Out ids,

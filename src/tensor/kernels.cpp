@@ -66,7 +66,7 @@ bool is_product(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, co
 
 bool is_attention(const AttentionShape& s) {
   return s.batch >= 0 && s.q_len >= 0 && s.kv_len >= 0 && s.head_dim > 0 && s.num_kv_heads > 0 &&
-         s.num_heads > 0 && s.num_heads % s.num_kv_heads == 0 &&
+         s.num_heads > 0 && s.cap >= 0 && s.num_heads % s.num_kv_heads == 0 &&
          (s.kv_batch_stride == 0 || s.kv_batch_stride >= s.kv_len) &&
          (!s.first_keys.defined() || ids_of(s.first_keys, s.batch * s.q_len));
 }
@@ -86,7 +86,7 @@ std::int64_t num_softmaxes(const AttentionShape& s) { return s.batch * s.num_hea
 
 constexpr const char* attention_sizes =
     "attention: a size is negative, query heads do not divide over key/value heads, kv_batch_stride is below "
-    "kv_len, or first_keys is no i32 for each query";
+    "kv_len, cap is negative, or first_keys is no i32 for each query";
 
 }  // namespace
 
@@ -120,6 +120,11 @@ void Kernels::add(const Tensor& x, InOut y) {
 void Kernels::scale(InOut x, double factor) {
   require(is_float(x), "scale: x holds no floats", x);
   if (backend_) backend_->scale(x, factor);
+}
+
+void Kernels::soft_cap(InOut x, double cap) {
+  require(is_wide(x) && cap > 0, "soft_cap: x is not wide, or cap is not above 0", x);
+  if (backend_) backend_->soft_cap(x, cap);
 }
 
 void Kernels::sum_squares(const Tensor& x, std::int64_t block, Out sums) {
@@ -333,7 +338,8 @@ void Kernels::exp_sum(InOut logits, const Tensor& max, const Tensor& targets, st
 }
 
 void Kernels::cross_entropy_backward(const Tensor& p, const Tensor& sum, const Tensor& targets,
-                                     std::int64_t first_id, double loss_scale, Out dlogits) {
+                                     std::int64_t first_id, double loss_scale, Out dlogits,
+                                     const LogitsCap& cap) {
   require(is_wide(p) && vector_like(p, sum, p.rows()) && ids_of(targets, p.rows()),
           "cross_entropy_backward: p is not wide, or sum and targets are no number for each row", p, sum,
           targets);
@@ -341,7 +347,9 @@ void Kernels::cross_entropy_backward(const Tensor& p, const Tensor& sum, const T
           dlogits);
   require(!p.begins_with(dlogits) || p.dtype() == dlogits->dtype(),
           "cross_entropy_backward: narrow dlogits lie where p does", p, dlogits);
-  if (backend_) backend_->cross_entropy_backward(p, sum, targets, first_id, loss_scale, dlogits);
+  require(cap.cap <= 0 || vector_like(p, cap.max, p.rows()),
+          "cross_entropy_backward: capped logits have no max for each row", p, cap.max);
+  if (backend_) backend_->cross_entropy_backward(p, sum, targets, first_id, loss_scale, dlogits, cap);
 }
 
 void Kernels::adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step, Out rounded) {
@@ -380,6 +388,27 @@ void Kernels::add_losses(const Tensor& sum, const Tensor& target, const Tensor& 
               is_number(loss),
           "add_losses: sum, target and targets differ, or loss is no f64", sum, target, targets, loss);
   if (backend_) backend_->add_losses(sum, target, targets, loss);
+}
+
+void Kernels::merge_softmax(const Tensor& parts, const Tensor& targets, std::span<const std::int64_t> bounds,
+                            Out sum, Out target, Out scales, Out shares) {
+  const std::int64_t rows = targets.numel(), count = static_cast<std::int64_t>(bounds.size()) - 1;
+  require(is_wide(parts) && count > 0 && vector_like(parts, parts, 3 * count * rows) &&
+              vector_like(parts, sum, rows) && vector_like(parts, target, rows) && ids_of(targets, rows) &&
+              vector_like(parts, scales, count * rows) && vector_like(parts, shares, count * rows),
+          "merge_softmax: parts, targets and what is made of them differ", parts, targets, sum, scales);
+  if (backend_) backend_->merge_softmax(parts, targets, bounds, sum, target, scales, shares);
+}
+
+void Kernels::merge_gradients(std::span<const Tensor> means, std::span<const Tensor> shares,
+                              std::span<const Tensor> of_targets, const Tensor& targets, double factor,
+                              Out y) {
+  check(means.size() == shares.size() && means.size() == of_targets.size(), "merge_gradients: so many parts");
+  require(ids_of(targets, y->rows()), "merge_gradients: targets is no i32 for each row", targets, y);
+  for (std::size_t p = 0; p < means.size(); ++p)
+    require(same(means[p], y) && same(of_targets[p], y) && wide_vector(y, shares[p], y->rows()),
+            "merge_gradients: the parts are not as their sum", means[p], of_targets[p], shares[p], y);
+  if (backend_) backend_->merge_gradients(means, shares, of_targets, targets, factor, y);
 }
 
 void Kernels::add_number(const Tensor& x, InOut y) {

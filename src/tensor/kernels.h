@@ -45,6 +45,7 @@ struct AttentionShape {
   // Rows between the first keys of two sequences of the batch; 0 means kv_len (a key/value cache has more).
   std::int64_t kv_batch_stride = 0;
   double scale = 1.0;  // of q.k before the softmax
+  double cap = 0;  // scores s become cap tanh(s / cap) (Gemma 2, https://arxiv.org/abs/2408.00118); 0: not
   bool accumulate = false;
   // (B*Tq, i32): the first key that a query sees, at least 0; undefined: key 0. Where documents lie one
   // after the other, the first key of the query's own.
@@ -72,6 +73,12 @@ struct AdamWStep {
 struct ExpertCapacity {
   std::int64_t scopes = 1, experts = 0, each = 0;
   DropPolicy policy = DropPolicy::probability;
+};
+
+// What became of logits before their maximum was taken: soft_cap() with this cap. 0: nothing.
+struct LogitsCap {
+  double cap = 0;
+  Tensor max = {};  // (N): those that p was made with
 };
 
 // One product of a group: as the arguments of Kernels::matmul.
@@ -182,6 +189,9 @@ class Kernels {
   // zero for none; weights (N, k, wide), undefined for ones. Added in order of j, whatever the threads.
   void combine_rows(const Tensor& x, const Tensor& places, const Tensor& weights, Out y);
 
+  // x (wide) becomes cap tanh(x / cap).
+  void soft_cap(InOut x, double cap);
+
   // Cross-entropy over vocabulary columns [first_id, first_id + V_local), in two steps so that only N-sized
   // vectors need to travel between ranks. All is wide but the gradient that comes out. Targets (N, i32) below
   // zero are ignored. Step 1: max (N) = row maxima of logits (N, V_local).
@@ -192,14 +202,27 @@ class Kernels {
                Out target);
   // Step 3: p = exp(logits - max) of step 2 and the *global* sum (N) for the same max; dlogits (N, V_local)
   // = the gradient of the loss with respect to the logits: loss_scale * (p / sum - [column is target]), zero
-  // for ignored rows. dlogits may be p; as bf16 it is a tensor of its own.
+  // for ignored rows. dlogits may be p; as bf16 it is a tensor of its own. With a cap it is the gradient of
+  // what soft_cap() was given, which p and max still tell as long as exp(-2 cap) is no subnormal.
   void cross_entropy_backward(const Tensor& p, const Tensor& sum, const Tensor& targets,
-                              std::int64_t first_id, double loss_scale, Out dlogits);
+                              std::int64_t first_id, double loss_scale, Out dlogits,
+                              const LogitsCap& cap = {});
 
   // The loss of rows whose sum and target logit exp_sum() gave, over the ranks (N each): loss (1, f64) += the
   // sum of log(sum) - target over the targets (N, i32) that are not ignored, in row order, in double
   // precision and by itself before it is added.
   void add_losses(const Tensor& sum, const Tensor& target, const Tensor& targets, InOut loss);
+  // Of a softmax whose columns are cut into parts, what row_max() and exp_sum() made of each, (P, 3, N):
+  // maxima, sums, targets' logits; part r has the columns from bounds[r] to bounds[r + 1]. sum and target (N)
+  // are as exp_sum() gives them for all columns at once. scales (P, N): what exp(logits - maximum) of a part
+  // is to be divided by to be probabilities; shares (P, N): the part's share of these.
+  void merge_softmax(const Tensor& parts, const Tensor& targets, std::span<const std::int64_t> bounds,
+                     Out sum, Out target, Out scales, Out shares);
+  // The gradient of the input of that softmax's product: y (N, C) = factor times the sum over the parts of
+  // shares[p] (N, wide) * means[p] (N, C) - of_targets[p] (N, C), zero for ignored targets. Added wide, in
+  // order.
+  void merge_gradients(std::span<const Tensor> means, std::span<const Tensor> shares,
+                       std::span<const Tensor> of_targets, const Tensor& targets, double factor, Out y);
   // y (1, f64) += x (1, f64).
   void add_number(const Tensor& x, InOut y);
 

@@ -452,6 +452,13 @@ class CpuKernels final : public HostBackend {
     });
   }
 
+  void soft_cap(InOut tx, double cap) override {
+    const Matrix<float> x(tx);
+    team_.each_span(x, contiguous(x), [&](float* at, std::int64_t, std::int64_t, std::int64_t n) {
+      wide_simd().soft_cap(at, static_cast<float>(cap), n);
+    });
+  }
+
   void row_max(const Tensor& tlogits, Out tmax) override {
     const Matrix<float> logits(tlogits);
     float* max = tmax.host<float>();
@@ -473,7 +480,8 @@ class CpuKernels final : public HostBackend {
   }
 
   void cross_entropy_backward(const Tensor& tp, const Tensor& tsum, const Tensor& ttargets,
-                              std::int64_t first_id, double loss_scale, Out tdlogits) override {
+                              std::int64_t first_id, double loss_scale, Out tdlogits,
+                              const LogitsCap& cap) override {
     with_type(tdlogits, [&]<class T>(T) {
       const Matrix<float> p(tp);
       const Matrix<T> dlogits(tdlogits);
@@ -486,8 +494,15 @@ class CpuKernels final : public HostBackend {
           return;
         }
         const std::int64_t column = local_column(targets[i], first_id, p.cols);
-        const float at_target = column >= 0 ? weight * (p[i][column] / sum[i] - 1.0f) : 0.0f;
-        simd<T>().scale_wide(p[i], weight / sum[i], dlogits[i], p.cols);
+        float at_target = column >= 0 ? weight * (p[i][column] / sum[i] - 1.0f) : 0.0f;
+        if (cap.cap > 0) {
+          const float max = cap.max.host<float>()[i], width = static_cast<float>(cap.cap);
+          const float bent = column >= 0 ? (max + std::log(p[i][column])) / width : 0.0f;
+          at_target *= 1.0f - bent * bent;
+          simd<T>().scale_capped(p[i], weight / sum[i], max, width, dlogits[i], p.cols);
+        } else {
+          simd<T>().scale_wide(p[i], weight / sum[i], dlogits[i], p.cols);
+        }
         if (column >= 0) dlogits[i][column] = T(at_target);
       });
     });

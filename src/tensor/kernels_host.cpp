@@ -89,6 +89,61 @@ void HostBackend::add_losses(const Tensor& sum, const Tensor& target, const Tens
       sum, [&]<class F>(F) { *loss.host<double>() += sum_losses(sum.host<F>(), target.host<F>(), targets); });
 }
 
+void HostBackend::merge_softmax(const Tensor& tparts, const Tensor& ttargets,
+                                std::span<const std::int64_t> bounds, Out tsum, Out ttarget, Out tscales,
+                                Out tshares) {
+  with_float_type(tparts, [&]<class F>(F) {
+    const std::int64_t rows = ttargets.numel(), count = static_cast<std::int64_t>(bounds.size()) - 1;
+    const std::span<const std::int32_t> targets = integers(ttargets);
+    const auto of = [&](std::int64_t part, int which) {
+      return tparts.host<F>() + (3 * part + which) * rows;
+    };
+    F *sum = tsum.host<F>(), *target = ttarget.host<F>(), *scales = tscales.host<F>(),
+      *shares = tshares.host<F>();
+    for (std::int64_t i = 0; i < rows; ++i) {
+      F max = of(0, 0)[i];
+      for (std::int64_t part = 1; part < count; ++part) max = std::max(max, of(part, 0)[i]);
+      sum[i] = 0;
+      target[i] = 0;
+      for (std::int64_t part = 0; part < count; ++part) {
+        const F shift = of(part, 0)[i] - max;
+        sum[i] += of(part, 1)[i] * std::exp(shift);
+        const std::int64_t id = targets[static_cast<std::size_t>(i)];
+        if (id >= bounds[static_cast<std::size_t>(part)] && id < bounds[static_cast<std::size_t>(part) + 1])
+          target[i] = of(part, 2)[i] + shift;
+      }
+      for (std::int64_t part = 0; part < count; ++part) {
+        // Infinite where all of the part's probabilities vanish, and then they do.
+        F& scale = scales[part * rows + i];
+        scale = sum[i] * std::exp(max - of(part, 0)[i]);
+        shares[part * rows + i] = of(part, 1)[i] / scale;
+      }
+    }
+  });
+}
+
+void HostBackend::merge_gradients(std::span<const Tensor> means, std::span<const Tensor> shares,
+                                  std::span<const Tensor> of_targets, const Tensor& ttargets, double factor,
+                                  Out y) {
+  const std::span<const std::int32_t> targets = integers(ttargets);
+  with_stored_type(y, [&]<class T>(T) {
+    using F = Wide<T>;
+    const std::int64_t cols = y->cols();
+    std::vector<F> row(static_cast<std::size_t>(cols));
+    for (std::int64_t i = 0; i < y->rows(); ++i) {
+      std::fill(row.begin(), row.end(), F(0));
+      for (std::size_t p = 0; p < means.size() && targets[static_cast<std::size_t>(i)] >= 0; ++p) {
+        const F share = shares[p].host<F>()[i];
+        const T *mean = means[p].host<T>() + i * cols, *of_target = of_targets[p].host<T>() + i * cols;
+        for (std::int64_t j = 0; j < cols; ++j)
+          row[static_cast<std::size_t>(j)] += share * F(mean[j]) - F(of_target[j]);
+      }
+      T* out = y.host<T>() + i * cols;
+      for (std::int64_t j = 0; j < cols; ++j) out[j] = T(F(factor) * row[static_cast<std::size_t>(j)]);
+    }
+  });
+}
+
 void HostBackend::add_number(const Tensor& x, InOut y) { *y.host<double>() += *x.host<double>(); }
 
 void HostBackend::route(const TokenRouter& router, const Tensor& logits, std::span<const double> bias,

@@ -11,6 +11,10 @@ class HostBackend : public KernelBackend {
   void first_keys(const Tensor& starts, std::int64_t first_position, std::int64_t stride, std::int64_t count,
                   Out first) final;
 
+  void merge_softmax(const Tensor& parts, const Tensor& targets, std::span<const std::int64_t> bounds,
+                     Out sum, Out target, Out scales, Out shares) final;
+  void merge_gradients(std::span<const Tensor> means, std::span<const Tensor> shares,
+                       std::span<const Tensor> of_targets, const Tensor& targets, double factor, Out y) final;
   void add_losses(const Tensor& sum, const Tensor& target, const Tensor& targets, InOut loss) final;
   void add_number(const Tensor& x, InOut y) final;
 

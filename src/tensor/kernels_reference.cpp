@@ -39,15 +39,28 @@ F gelu_slope(F x) {
 }
 
 template <class F>
+F normal_distribution(F x) {
+  return F(0.5) * (1 + std::erf(x * F(0.707106781186547524400844362104849039)));
+}
+
+template <class F>
+F gelu_erf_slope(F x) {
+  constexpr F density = F(0.398942280401432677939946059934381868);  // 1 / sqrt(2 pi)
+  return normal_distribution(x) + x * density * std::exp(F(-0.5) * x * x);
+}
+
+template <class F>
 F activation_of(Activation a, F x) {
   check(!is_gated(a), "an activation without a gate");
   const F positive = std::max(x, F(0));
+  if (a == Activation::gelu_erf) return x * normal_distribution(x);
   return a == Activation::relu2 ? positive * positive : gelu_of(x);
 }
 
 template <class F>
 F activation_slope(Activation a, F x) {
   check(!is_gated(a), "an activation without a gate");
+  if (a == Activation::gelu_erf) return gelu_erf_slope(x);
   return a == Activation::relu2 ? 2 * std::max(x, F(0)) : gelu_slope(x);
 }
 
@@ -538,6 +551,14 @@ class ReferenceKernels final : public HostBackend {
     });
   }
 
+  void soft_cap(InOut tx, double cap) override {
+    with_float_type(tx, [&]<class F>(F) {
+      const Matrix<F> x(tx);
+      for (std::int64_t i = 0; i < x.rows; ++i)
+        for (std::int64_t j = 0; j < x.cols; ++j) x[i][j] = F(cap) * std::tanh(x[i][j] / F(cap));
+    });
+  }
+
   void row_max(const Tensor& tlogits, Out tmax) override {
     with_float_type(tlogits, [&]<class F>(F) {
       const Matrix<F> logits(tlogits);
@@ -567,7 +588,8 @@ class ReferenceKernels final : public HostBackend {
   }
 
   void cross_entropy_backward(const Tensor& tp, const Tensor& tsum, const Tensor& ttargets,
-                              std::int64_t first_id, double loss_scale, Out tdlogits) override {
+                              std::int64_t first_id, double loss_scale, Out tdlogits,
+                              const LogitsCap& cap) override {
     with_pair(tp, tdlogits, [&]<class F, class T>(const Matrix<F>& p, const Matrix<T>& dlogits) {
       if constexpr (std::is_same_v<F, Wide<F>>) {
         const F* sum = tsum.host<F>();
@@ -578,8 +600,14 @@ class ReferenceKernels final : public HostBackend {
             continue;
           }
           const std::int64_t column = local_column(targets[i], first_id, p.cols);
-          for (std::int64_t j = 0; j < p.cols; ++j)
-            dlogits[i][j] = T(F(loss_scale) * (p[i][j] / sum[i] - (j == column ? F(1) : F(0))));
+          for (std::int64_t j = 0; j < p.cols; ++j) {
+            F slope = 1;  // of the cap at the logit that p is made of
+            if (cap.cap > 0) {
+              const F bent = (cap.max.host<F>()[i] + std::log(p[i][j])) / F(cap.cap);
+              slope -= bent * bent;
+            }
+            dlogits[i][j] = T(F(loss_scale) * (p[i][j] / sum[i] - (j == column ? F(1) : F(0))) * slope);
+          }
         }
       }
     });

@@ -197,6 +197,11 @@ class NoisyKernels final : public RoundingNoise {
     move(y);
   }
 
+  void soft_cap(InOut x, double cap) override {
+    exact_.soft_cap(x, cap);
+    move(x);
+  }
+
   void exp_sum(InOut logits, const Tensor& max, const Tensor& targets, std::int64_t first_id, Out sum,
                Out target) override {
     move(logits);
@@ -207,13 +212,14 @@ class NoisyKernels final : public RoundingNoise {
   }
 
   void cross_entropy_backward(const Tensor& p, const Tensor& sum, const Tensor& targets,
-                              std::int64_t first_id, double loss_scale, Out dlogits) override {
+                              std::int64_t first_id, double loss_scale, Out dlogits,
+                              const LogitsCap& cap) override {
     Tensor off = p;
     if (p.begins_with(dlogits))
       move(off);
     else
       off = moved(p);
-    exact_.cross_entropy_backward(off, moved(sum), targets, first_id, loss_scale, dlogits);
+    exact_.cross_entropy_backward(off, moved(sum), targets, first_id, loss_scale, dlogits, cap);
     move(dlogits);
   }
 

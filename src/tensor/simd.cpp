@@ -11,6 +11,8 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
+#include <hwy/contrib/math/math-inl.h>
+
 #include "tensor/simd_bf16-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -335,6 +337,46 @@ void gelu_backward(T* h, T* dy, Size n) {
   });
 }
 
+// erf, a rational minimax approximation that is 1 in float beyond 4 (Eigen, Mozilla Public License 2.0:
+// generic_fast_erf_float).
+template <class D, class V>
+HWY_INLINE V error_function(D d, V v) {
+  const V x = hn::Clamp(v, Set(d, -4.0f), Set(d, 4.0f)), square = Mul(x, x);
+  V p = Set(d, -2.72614225801306e-10f);
+  for (const float a : {2.77068142495902e-08f, -2.10102402082508e-06f, -5.69250639462346e-05f,
+                        -7.34990630326855e-04f, -2.95459980854025e-03f, -1.60960333262415e-02f})
+    p = MulAdd(p, square, Set(d, a));
+  V q = Set(d, -1.45660718464996e-05f);
+  for (const float b :
+       {-2.13374055278905e-04f, -1.68282697438203e-03f, -7.37332916720468e-03f, -1.42647390514189e-02f})
+    q = MulAdd(q, square, Set(d, b));
+  return Div(Mul(x, p), q);
+}
+
+template <class D, class V>
+HWY_INLINE V normal_distribution(D d, V x) {
+  const V half = Set(d, 0.5f);
+  return MulAdd(half, error_function(d, Mul(x, Set(d, 0.70710678f))), half);
+}
+
+template <class T>
+void gelu_erf(T* h, const T* bias, T* y, Size n) {
+  each(n, [=](auto d, Size i) HWY_ATTR {
+    const auto v = biased(d, h, bias, i);
+    store(Mul(v, normal_distribution(d, v)), d, y + i);
+  });
+}
+
+template <class T>
+void gelu_erf_backward(T* h, T* dy, Size n) {
+  each(n, [=](auto d, Size i) HWY_ATTR {
+    const auto v = load(d, h + i), below = normal_distribution(d, v);
+    const auto density = Mul(Set(d, 0.39894228f), exponential(d, Mul(Set(d, -0.5f), Mul(v, v))));
+    store(Mul(v, below), d, h + i);
+    store(Mul(load(d, dy + i), MulAdd(v, density, below)), d, dy + i);
+  });
+}
+
 template <class T>
 void relu2(T* h, const T* bias, T* y, Size n) {
   each(n, [=](auto d, Size i) HWY_ATTR {
@@ -356,6 +398,7 @@ template <class T>
 ActivationPasses<T> activation(Activation a) {
   check(!is_gated(a), "an activation without a gate");
   if (a == Activation::relu2) return {relu2<T>, relu2_backward<T>};
+  if (a == Activation::gelu_erf) return {gelu_erf<T>, gelu_erf_backward<T>};
   return {gelu<T>, gelu_backward<T>};
 }
 
@@ -429,6 +472,12 @@ float max(const float* x, Size n) {
   float result = hn::GetLane(hn::MaxOfLanes(d, hn::Max(a, b)));
   for (; i < n; ++i) result = x[i] > result ? x[i] : result;
   return result;
+}
+
+void soft_cap(float* x, float cap, Size n) {
+  each(n, [=](auto d, Size i) HWY_ATTR {
+    store(Mul(Set(d, cap), hn::Tanh(d, Mul(load(d, x + i), Set(d, 1.0f / cap)))), d, x + i);
+  });
 }
 
 float exp_sum(float* x, float max, Size n) {
@@ -517,23 +566,40 @@ float softmax_row(const float* s, Size visible, Size n, float* max, float* sum, 
   return correction;
 }
 
-template <class T>
-void softmax_gradient_row(const float* s, const float* dp, Size visible, Size n, float lse, float delta, T* p,
-                          T* ds) {
+template <bool capped, class T>
+HWY_INLINE void gradient_row(const float* s, const float* dp, Size visible, Size n, float lse, float delta,
+                             float cap, T* p, T* ds) {
   const Full d;
   const Size step = lanes(d);
-  const auto weight = [=](Size i) HWY_ATTR { return exponential(d, Sub(load(d, s + i), Set(d, lse))); };
-  const auto gradient = [=](Size i, auto e) HWY_ATTR { return Mul(e, Sub(load(d, dp + i), Set(d, delta))); };
+  const auto bent = [=](Size i) HWY_ATTR {
+    if constexpr (capped)
+      return hn::Tanh(d, Mul(load(d, s + i), Set(d, 1.0f / cap)));
+    else
+      return load(d, s + i);
+  };
+  const auto weight = [=](auto b) HWY_ATTR {
+    if constexpr (capped)
+      return exponential(d, Sub(Mul(b, Set(d, cap)), Set(d, lse)));
+    else
+      return exponential(d, Sub(b, Set(d, lse)));
+  };
+  const auto gradient = [=](Size i, auto b, auto e) HWY_ATTR {
+    const auto behind = Mul(e, Sub(load(d, dp + i), Set(d, delta)));
+    if constexpr (capped)
+      return Mul(behind, NegMulAdd(b, b, Set(d, 1.0f)));
+    else
+      return behind;
+  };
   Size i = 0;
   for (; i + step <= visible; i += step) {
-    const auto e = weight(i), g = gradient(i, e);
+    const auto b = bent(i), e = weight(b), g = gradient(i, b, e);
     store(e, d, p + i);
     store(g, d, ds + i);
   }
   // The last vector may reach beyond what is visible.
   if (i < visible) {
     const auto seen = hn::FirstN(d, static_cast<std::size_t>(visible - i));
-    const auto e = weight(i), g = gradient(i, e);
+    const auto b = bent(i), e = weight(b), g = gradient(i, b, e);
     store(hn::IfThenElseZero(seen, e), d, p + i);
     store(hn::IfThenElseZero(seen, g), d, ds + i);
     i += step;
@@ -542,6 +608,27 @@ void softmax_gradient_row(const float* s, const float* dp, Size visible, Size n,
     store(Zero(d), d, p + i);
     store(Zero(d), d, ds + i);
   }
+}
+
+template <class T>
+void softmax_gradient_row(const float* s, const float* dp, Size visible, Size n, float lse, float delta, T* p,
+                          T* ds) {
+  gradient_row<false>(s, dp, visible, n, lse, delta, 0, p, ds);
+}
+
+template <class T>
+void capped_softmax_gradient_row(const float* s, const float* dp, Size visible, Size n, float lse,
+                                 float delta, float cap, T* p, T* ds) {
+  gradient_row<true>(s, dp, visible, n, lse, delta, cap, p, ds);
+}
+
+template <class T>
+void scale_capped(const float* p, float factor, float max, float cap, T* y, Size n) {
+  each(n, [=](auto d, Size i) HWY_ATTR {
+    const auto v = load(d, p + i);
+    const auto bent = Mul(Add(Set(d, max), hn::Log(d, v)), Set(d, 1.0f / cap));
+    store(Mul(Mul(v, Set(d, factor)), NegMulAdd(bent, bent, Set(d, 1.0f))), d, y + i);
+  });
 }
 
 template <class T>
@@ -571,10 +658,15 @@ constexpr Simd<T> passes{.add = add<T, T>,
                          .swiglu_backward_wide = swiglu_backward<T, float>,
                          .rotate = rotate<T>,
                          .softmax_row = softmax_row<T>,
-                         .softmax_gradient_row = softmax_gradient_row<T>};
+                         .softmax_gradient_row = softmax_gradient_row<T>,
+                         .capped_softmax_gradient_row = capped_softmax_gradient_row<T>,
+                         .scale_capped = scale_capped<T>};
 
-constexpr WideSimd wide_passes{
-    .max = max, .exp_sum = exp_sum, .adamw = adamw, .adamw_without_master = adamw_without_master};
+constexpr WideSimd wide_passes{.max = max,
+                               .soft_cap = soft_cap,
+                               .exp_sum = exp_sum,
+                               .adamw = adamw,
+                               .adamw_without_master = adamw_without_master};
 
 }  // namespace
 

@@ -87,6 +87,11 @@ struct Simd {
   // above.
   void (*softmax_gradient_row)(const float* s, const float* dp, Size visible, Size n, float lse, float delta,
                                T* p, T* ds);
+  // The same for scores that the softmax saw as cap tanh(s / cap); ds is the gradient of s.
+  void (*capped_softmax_gradient_row)(const float* s, const float* dp, Size visible, Size n, float lse,
+                                      float delta, float cap, T* p, T* ds);
+  // y = factor p (1 - (l / cap)^2), l = max + log(p); y may be p if it is as wide.
+  void (*scale_capped)(const float* p, float factor, float max, float cap, T* y, Size n);
 };
 
 // Passes over what is f32 whatever the rest is stored as.
@@ -94,6 +99,7 @@ struct WideSimd {
   using Size = std::int64_t;
 
   float (*max)(const float* x, Size n);
+  void (*soft_cap)(float* x, float cap, Size n);  // x becomes cap tanh(x / cap)
   // x becomes exp(x - max); returns the sum.
   float (*exp_sum)(float* x, float max, Size n);
   // `rounded`, unless null, becomes the new p.

@@ -42,6 +42,11 @@ void refuse_asynchronous(const Plan& plan, const AsynchronousOptions& options) {
         "f64",
         plan.precision.name);
   const std::string flag = "--staleness " + shown_bound(options);
+  if (!(plan.model.tuning == FineTuning{}))
+    refuse(
+        "{}: the servers hold and send every weight, and frozen ones neither change nor travel; legal: "
+        "--freeze none and --lora none",
+        flag);
   if (options.staleness && *options.staleness < 0) refuse("{}: must be a number of at least 0, or inf", flag);
   for (Axis axis : all_axes)
     if (axis != Axis::dp && plan.mesh.size(axis) > 1)

@@ -106,6 +106,14 @@ class Shapes {
           for (const auto* parts : std::array<const std::vector<std::int64_t>*, 2>{&bucket.shards, &packed})
             if (!parts->empty()) facts[rank].push_back((*parts)[rank / static_cast<std::size_t>(holders)]);
       }
+      if (plan_.zero_stage() == 3)
+        for (const ShardUnit& unit : frozen_units(
+                 flat_layout(pipeline_.groups_of(at.pp, mesh_.ep_index(at)), mesh_.size(Axis::tp), at.tp),
+                 plan_.all_shards())) {
+          const std::vector<std::int64_t> counts = unit.counts();
+          for (std::size_t rank = 0; rank < facts.size(); ++rank)
+            facts[rank].push_back(counts[unit.experts ? rank / static_cast<std::size_t>(mesh_.ep) : rank]);
+        }
       for (Facts& of_rank : facts) states.push_back(kinds_.of(std::move(of_rank)));
     }
     return states[static_cast<std::size_t>(mesh_.dp_cp_index(at) % ranks)];

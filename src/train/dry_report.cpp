@@ -56,6 +56,7 @@ std::optional<double> bubble_of(const Plan& plan, const PipelineLayout& pipeline
   SimulationCosts costs;
   costs.stages.clear();
   for (const StageSlice& slice : pipeline.slices()) costs.stages.push_back(stage_flops(plan, slice));
+  if (plan.cuts_vocabulary()) costs.vocabulary_part = vocabulary_part_flops(plan);
   return simulate(programs.schedule(), costs).timeline.bubble_fraction();
 }
 

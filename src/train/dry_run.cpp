@@ -64,7 +64,9 @@ ExactMemory exact_memory() {
     if (plan.zero_stage() > 0) {
       const FlatLayout layout =
           flat_layout(pipeline.groups_of(at.pp, plan.mesh.ep_index(at)), plan.mesh.size(Axis::tp), at.tp);
-      const std::vector<ShardUnit> units = shard_units(layout, plan.all_shards());
+      std::vector<ShardUnit> units = shard_units(layout, plan.all_shards());
+      if (plan.zero_stage() == 3)
+        for (ShardUnit& unit : frozen_units(layout, plan.all_shards())) units.push_back(std::move(unit));
       std::int64_t most = 0;
       for (int i = 0; i < plan.shards(); ++i) {
         const Coordinates there{at.pp, i / plan.mesh.size(Axis::cp), i % plan.mesh.size(Axis::cp), at.tp};

@@ -11,15 +11,6 @@
 namespace echelon {
 namespace {
 
-std::vector<double> gather_logits(const Rank& rank, const ModelSpec& model, const Tensor& local) {
-  std::vector<std::int64_t> counts;
-  for (int i = 0; i < rank.size(Axis::tp); ++i)
-    counts.push_back(split_range(model.vocab, rank.size(Axis::tp), i).size());
-  const Tensor all(rank.arena(), MemoryCategory::activations, local.dtype(), {model.vocab});
-  rank.along(Axis::tp).all_gather(local.flat(), all, counts).wait();
-  return copy_numbers_to_host(all);
-}
-
 std::int32_t choose(const std::vector<double>& logits, const GenerateOptions& options, double uniform) {
   std::vector<std::int32_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
@@ -101,7 +92,7 @@ std::vector<std::int32_t> generate(const Rank& rank, const Plan& plan, const Par
     // The pipeline rank that has the logits chooses for all.
     const Tensor chosen(rank.arena(), MemoryCategory::other, DType::i32, {1});
     if (logits.defined())
-      copy_from_host(std::vector<std::int32_t>{choose(gather_logits(rank, plan.model, logits), options,
+      copy_from_host(std::vector<std::int32_t>{choose(copy_numbers_to_host(logits.flat()), options,
                                                       random.uniform(static_cast<std::uint64_t>(position)))},
                      chosen);
     along_pipeline.broadcast(chosen, stages.last_rank()).wait();

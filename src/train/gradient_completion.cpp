@@ -34,14 +34,14 @@ void GradientCompletion::finish_group(int group) {
   const int tp = rank_.size(Axis::tp);
   if (faults_.narrow_gradients)
     for (const Parameter& p : parameters_.all())
-      if (p.group == group) {
+      if (p.group == group && !p.spec.frozen) {
         const Tensor narrow(rank_.arena(), MemoryCategory::other, DType::bf16, p.gradient.shape());
         rank_.kernels().copy(p.gradient, narrow);
         rank_.kernels().copy(narrow, p.gradient);
       }
   for (const Parameter& p : parameters_.all()) {
     const int replicas = tp_replicas(p.spec, tp);
-    if (p.group == group && p.spec.shard_dim >= 0 && replicas > 1)
+    if (p.group == group && !p.spec.frozen && p.spec.shard_dim >= 0 && replicas > 1)
       rank_.group(GroupKind::tp_replicas, replicas).all_reduce(p.gradient).wait();
   }
   for (const Range& range : parameters_.gradient_ranges(group)) reduction_->ready(range);
@@ -76,7 +76,7 @@ void GradientCompletion::add_pipeline_copies() {
   Communicator& group = rank_.along(Axis::pp);
   for (const ParamSpec& spec : parameters_.model()) {
     const Parameter* p = parameters_.find_here(spec.name);
-    if (p == nullptr || p->holders.size() < 2) continue;
+    if (p == nullptr || p->spec.frozen || p->holders.size() < 2) continue;
     check(p->holders.size() == 2, "a parameter is on at most two pipeline ranks");
     const int other = p->holders[p->holders.front() == group.rank() ? 1 : 0];
     const Tensor theirs(rank_.arena(), MemoryCategory::communication, p->gradient.dtype(),
@@ -93,7 +93,7 @@ std::string GradientCompletion::first_nonfinite(double loss) const {
   std::size_t first = 0;
   const auto finite = [&](const ParamSpec& spec) {
     const Parameter* p = parameters_.find_here(spec.name);
-    return p == nullptr || rank_.kernels().all_finite(p->own_gradient);
+    return p == nullptr || p->spec.frozen || rank_.kernels().all_finite(p->own_gradient);
   };
   while (first < all.size() && finite(all[first])) ++first;
   auto left = static_cast<double>(all.size() - first);

@@ -128,6 +128,7 @@ std::string to_json(const TrainSummary& s) {
                                   {"steps", 0},
                                   {"last_step", s.last_step},
                                   {"params", s.num_params},
+                                  {"trained_params", s.trained_params},
                                   {"checkpoint", s.checkpoint}});
   ordered_json memory{{"predicted", as_json(s.predicted_memory)}, {"measured", as_json(s.measured_memory)}},
       traffic{{"predicted", as_json(s.predicted_traffic)}, {"measured", as_json(s.measured_traffic)}};
@@ -147,6 +148,7 @@ std::string to_json(const TrainSummary& s) {
       {"cores", s.cores.cores},
       {"ranks_share_cores", s.cores.are_shared(s.ranks)},
       {"params", s.num_params},
+      {"trained_params", s.trained_params},
       {"memory_bytes", memory},
       {"traffic_bytes", traffic},
       {"step_seconds", {{"predicted", s.predicted_step_seconds}, {"measured", s.step_seconds}}},

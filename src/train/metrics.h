@@ -77,7 +77,7 @@ struct TrainSummary {
   int ranks = 1;
   JobCores cores;
   double peak_flops = 0;  // that MFU is of
-  std::int64_t num_params = 0;
+  std::int64_t num_params = 0, trained_params = 0;
   Memory predicted_memory, measured_memory;     // peak of rank 0
   Traffic predicted_traffic, measured_traffic;  // what rank 0 sends in one step
   // What predictions took for granted, and its traffic as it follows from what the data decided: equal to the

@@ -24,6 +24,7 @@ void OptimisticStep::guess(const OptimizerOptions& options, double learning_rate
   kernels.copy(parameters_->values(), guessed_);
   for (std::size_t k = 0; k < parameters_->all().size(); ++k) {
     const Parameter& p = parameters_->all()[k];
+    if (p.spec.frozen) continue;
     const AdamWStep update = adamw_update(p.spec, options, learning_rate, updates, 1.0);
     const std::int64_t offset = parameters_->layout().offsets[k], count = p.value.numel();
     for (std::int64_t begin = 0; begin < count; begin += guessed_moments) {

@@ -45,7 +45,7 @@ static std::vector<double> sums_of_squares(const Rank& rank, const ParameterStor
     std::vector<const Parameter*> counted;
     std::int64_t total = 0;
     for (const Parameter& p : all)
-      if ((p.spec.expert >= 0) == experts) {
+      if ((p.spec.expert >= 0) == experts && !p.spec.frozen) {
         counted.push_back(&p);
         total += norm_blocks(p.value.numel());
       }
@@ -133,7 +133,7 @@ void adamw_step(const Rank& rank, const ParameterStore& parameters, const Optimi
                 double learning_rate, std::int64_t updates, double gradient_scale) {
   const Doing doing = rank.doing(Activity::optimizer);
   for (const Parameter& p : parameters.all())
-    if (p.own.size() > 0)
+    if (p.own.size() > 0 && !p.spec.frozen)
       adamw_part(rank, parameters, p, p.own,
                  {p.own_master, p.own_gradient, p.exp_avg, p.exp_avg_sq,
                   rank.precision().has_master() ? p.own_value : Tensor()},

@@ -192,6 +192,15 @@ CheckpointInfo find_resumed(const TrainRequest& request, const std::string& path
   CheckpointInfo info;
   if (request.resume) {
     info = read_checkpoint_info(path);
+    if (const Lora& before = info.model.tuning.lora, &now = request.plan.model.tuning.lora; !(before == now))
+      refuse("--lora {}: {} was trained with --lora {}; legal: that, or --from instead of --resume",
+             lora_text(now), info.path, lora_text(before));
+    if (info.model.tuning.freeze != request.plan.model.tuning.freeze)
+      refuse(
+          "--freeze {}: {} was trained with --freeze {}, and has no optimizer state of what that froze; "
+          "legal: that, "
+          "or --from instead of --resume",
+          freeze_text(request.plan.model.tuning), info.path, freeze_text(info.model.tuning));
     if (to_toml(info.model) != to_toml(request.plan.model))
       refuse("--resume {}: it holds the model {}, not {}", info.path, info.model.name,
              request.plan.model.name);

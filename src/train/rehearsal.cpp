@@ -221,6 +221,7 @@ RehearsedPlan rehearsed_plan(const Plan& plan, std::int64_t dense, std::int64_t 
   RehearsedPlan r;
   Plan& p = r.plan;
   p.model = plan.model;
+  p.model.tuning.freeze.clear();  // layers are told apart by their FLOPs (plan/cost)
   p.model.num_layers = dense + experts;
   if (p.model.experts == Experts::deepseek) p.model.num_dense_layers = dense;
   const int tp = plan.mesh.size(Axis::tp), cp = plan.mesh.size(Axis::cp), ep = plan.mesh.ep;

@@ -102,6 +102,7 @@ StartInfo start_info(const SharedRun& run, const JobMachine& machine) {
   start.validation_tokens = run.split.validation.size();
   start.num_files = run.data.num_files();
   start.num_params = num_parameters(run.request.plan.model);
+  start.trained_params = num_trained_parameters(run.request.plan.model);
   start.first_step = run.resumed.step;
   start.resumed_from = run.resumed.path;
   start.predicted_memory = predicted_memory(run);
@@ -130,6 +131,7 @@ TrainSummary start_summary(const SharedRun& run) {
   summary.ranks = run.start.ranks;
   summary.cores = run.start.cores;
   summary.num_params = run.start.num_params;
+  summary.trained_params = run.start.trained_params;
   summary.predicted_memory = run.start.predicted_memory;
   summary.predicted_traffic =
       predicted_traffic(run, run.request.optimizer.total_steps - run.start.first_step);
@@ -181,6 +183,7 @@ TrainSummary complete(const SharedRun& run) {
   summary.last_step = run.resumed.step;
   summary.checkpoint = run.resumed.path;
   summary.num_params = num_parameters(run.request.plan.model);
+  summary.trained_params = num_trained_parameters(run.request.plan.model);
   return summary;
 }
 

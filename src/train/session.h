@@ -84,7 +84,7 @@ struct TrainRequest {
 
 struct StartInfo {
   std::int64_t train_tokens = 0, validation_tokens = 0, num_files = 0;
-  std::int64_t num_params = 0, first_step = 0;
+  std::int64_t num_params = 0, trained_params = 0, first_step = 0;
   Memory predicted_memory;
   int ranks = 1;          // parameter servers among them
   JobCores cores;         // for all of them

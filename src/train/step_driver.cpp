@@ -23,11 +23,16 @@ StepDriver::StepDriver(TrainingParts& parts)
   std::map<int, int> runs;
   for (const Instruction& i :
        programs.schedule().ranks[static_cast<std::size_t>(parts_.rank.coordinate(Axis::pp))])
-    if (i.op == Op::F) ++runs[i.stage];
+    if (i.op == Op::F)
+      ++runs[i.stage];
+    else if (i.op == Op::V)
+      ++head_passes_;
   for (const auto& [stage, count] : runs) {
     expected_[stage] = count / updates;
     passes_ += count / steps;
   }
+  head_passes_ /= steps;
+  passes_ += head_passes_;
 }
 
 void StepDriver::begin(std::int64_t first_step, const SampleSource& samples) {
@@ -106,7 +111,7 @@ Work<Tensor> StepDriver::pass(Instruction i, Tensor input) {
     co_return co_await stage.forward(microbatch(i.microbatch), std::move(input), saved_[place]);
   Tensor dx = co_await stage.backward(microbatch(i.microbatch), std::move(input), loss(i.microbatch),
                                       saved_.at(place), i.op == Op::BW ? Weights::now : Weights::deferred,
-                                      counted(i.stage));
+                                      counted(expected_[i.stage]));
   if (i.op == Op::BW) {
     saved_.erase(place);
     release(i.microbatch);
@@ -116,7 +121,7 @@ Work<Tensor> StepDriver::pass(Instruction i, Tensor input) {
 
 void StepDriver::backward_weight(const Instruction& i) {
   auto saved = saved_.extract({i.stage, i.microbatch});
-  parts_.stages.stage(i.stage).backward_weight(saved.mapped(), counted(i.stage));
+  parts_.stages.stage(i.stage).backward_weight(saved.mapped(), counted(expected_[i.stage]));
   release(i.microbatch);
 }
 
@@ -128,11 +133,45 @@ bool StepDriver::validate() {
   throw InvariantError("no step is validated where the optimizer has its barrier");
 }
 
-Tensor StepDriver::make_boundary(int index) { return parts_.stages.make_boundary(microbatch(index).rows()); }
+Tensor StepDriver::make_room(ValueKind kind, int index) {
+  const std::int64_t rows = microbatch(index).rows();
+  const VocabularyParallel* const part = parts_.stages.vocabulary_part();
+  switch (kind) {
+    case ValueKind::head_gradient:
+      return part->make_gradient(rows);
+    case ValueKind::head_sums:
+      return part->make_sums(rows);
+    case ValueKind::head_scale:
+      return part->make_scale(rows);
+    default:
+      return parts_.stages.make_boundary(rows);
+  }
+}
 
-Stage::GroupDone StepDriver::counted(int stage) {
-  return [this, stage](int group) {
-    if (++done_[group] < expected_[stage]) return;
+VocabularyParallel::Part StepDriver::head_part(const Instruction& i, Tensor hidden) {
+  const auto used = parts_.parameters.use(parts_.parameters.output_group());
+  return parts_.stages.vocabulary_part()->forward(hidden, microbatch(i.microbatch).targets,
+                                                  head_saved_[i.microbatch]);
+}
+
+void StepDriver::head_part_weight(const Instruction& i, Tensor scale) {
+  parts_.parameters.need_output_gradient();
+  const auto saved = head_saved_.extract(i.microbatch);
+  parts_.stages.vocabulary_part()->backward_weight(saved.mapped(), scale, microbatch(i.microbatch).targets,
+                                                   loss(i.microbatch).gradient_scale);
+  counted(head_passes_)(parts_.parameters.output_group());
+  release(i.microbatch);
+}
+
+VocabularyParallel::Whole StepDriver::merge_head(int index,
+                                                 const std::vector<VocabularyParallel::Part>& parts) {
+  const Loss of = loss(index);
+  return parts_.stages.vocabulary_part()->merge(parts, microbatch(index).targets, of.gradient_scale, of.sum);
+}
+
+Stage::GroupDone StepDriver::counted(int expected) {
+  return [this, expected](int group) {
+    if (++done_[group] < expected) return;
     done_[group] = 0;
     parts_.gradients.group_done(group);
   };

@@ -32,7 +32,11 @@ class StepDriver : public PipelineStages {
   Work<Tensor> pass(Instruction i, Tensor input) override;
   bool pauses() const override { return pauses_; }
   void backward_weight(const Instruction& i) override;
-  Tensor make_boundary(int microbatch) override;
+  Tensor make_room(ValueKind kind, int microbatch) override;
+  VocabularyParallel::Part head_part(const Instruction& i, Tensor hidden) override;
+  void head_part_weight(const Instruction& i, Tensor scale) override;
+  VocabularyParallel::Whole merge_head(int microbatch,
+                                       const std::vector<VocabularyParallel::Part>& parts) override;
   void step(const Instruction& i) override;
   bool validate() override;
 
@@ -68,21 +72,23 @@ class StepDriver : public PipelineStages {
   Batch& batch(int step);
   const Microbatch& microbatch(int index);
   Loss loss(int index);
-  Stage::GroupDone counted(int stage);
+  Stage::GroupDone counted(int expected);
   void release(int microbatch);
 
   const SampleSource* samples_ = nullptr;
   PipelineExecutor executor_;
   PipelineRun last_run_;
   bool pauses_;
-  int microbatches_;                                   // of a step
-  int passes_ = 0;                                     // of a step, on this rank
-  std::map<int, int> expected_;                        // microbatches that an update of a stage waits for
-  std::map<int, int> done_;                            // of a layer group, since the last update
-  std::map<int, Batch> batches_;                       // by step
-  std::map<int, double> num_targets_;                  // of the global batch, by step of the stream
-  std::map<std::pair<int, int>, Stage::Saved> saved_;  // by stage and microbatch
-  Tensor loss_sum_;                                    // (1, f64), where this rank has the last stage
+  int microbatches_;                                     // of a step
+  int passes_ = 0;                                       // of a step, on this rank
+  int head_passes_ = 0;                                  // of its part of the output layer
+  std::map<int, int> expected_;                          // microbatches that an update of a stage waits for
+  std::map<int, int> done_;                              // of a layer group, since the last update
+  std::map<int, Batch> batches_;                         // by step
+  std::map<int, double> num_targets_;                    // of the global batch, by step of the stream
+  std::map<std::pair<int, int>, Stage::Saved> saved_;    // by stage and microbatch
+  std::map<int, VocabularyParallel::Saved> head_saved_;  // by microbatch
+  Tensor loss_sum_;                                      // (1, f64), where this rank has the last stage
 };
 
 // The result of a step whose loss pipeline ranks sum while they go on: asked for now, taken a step later.

@@ -82,6 +82,7 @@ void Comparison::compare_wide(std::int64_t step) {
   VerifyReport::Wide& wide = *report_.wide;
   wide.loss_rel_diff = std::max(wide.loss_rel_diff, over(std::abs(loss - narrow), std::abs(loss)));
   for (const Parameter& p : reference_->parameters().all()) {
+    if (p.spec.frozen) continue;
     const std::vector<double> of_narrow = copy_numbers_to_host(p.own_gradient),
                               of_wide =
                                   copy_numbers_to_host(wide_->parameters().find(p.spec.name).own_gradient);
@@ -103,7 +104,7 @@ void Comparison::check_widths(std::int64_t step) {
   constexpr double enough = 256;            // elements: of a sum one in 2^16 is so by chance
   std::vector<double> counts(2 * count());  // of each parameter: elements other than zero; those that fit
   for (std::size_t i = 0; i < count(); ++i)
-    if (const Parameter* p = here(i); p != nullptr && p->spec.multiplies)
+    if (const Parameter* p = here(i); p != nullptr && p->spec.multiplies && !p->spec.frozen)
       for (double x : copy_numbers_to_host(p->own_gradient))
         if (x != 0) {
           counts[2 * i] += 1;
@@ -200,7 +201,7 @@ Comparison::Worst Comparison::worst_difference(std::size_t i, ParameterTensor wh
   Numbers worst(2);
   if (const Parameter* parameter = here(i)) {
     const Numbers local = copy_numbers_to_host(local_tensor(rank_, *parameter, which));
-    for_each_run(at(i), rank_.size(Axis::tp), rank_.coordinate(Axis::tp),
+    for_each_run(parameter->spec, rank_.size(Axis::tp), rank_.coordinate(Axis::tp),
                  [&](std::int64_t logical, std::int64_t begin, std::int64_t n) {
                    for (std::int64_t k = 0; k < n; ++k) {
                      const auto there = static_cast<std::size_t>(logical + k);
@@ -226,6 +227,10 @@ void Comparison::compare(std::int64_t step, ParameterTensor which, double clip) 
   if (is_gradient) gradient_sizes_.clear();
   std::vector<Beyond> beyond;
   for (std::size_t i = 0; i < count(); ++i) {
+    if (is_gradient && at(i).frozen) {
+      gradient_sizes_.push_back(0);
+      continue;
+    }
     const Numbers expected = reference_tensor(i, which);
     const double size = max_magnitude(expected);
     if (is_gradient) gradient_sizes_.push_back(size);
@@ -279,7 +284,7 @@ void Comparison::keep_squares() {
   earlier_squares_.clear();
   if (!leads()) return;
   for (std::size_t i = 0; i < count(); ++i)
-    earlier_squares_.push_back(reference_numbers(i, ParameterTensor::exp_avg_sq));
+    earlier_squares_.push_back(at(i).frozen ? Numbers() : reference_numbers(i, ParameterTensor::exp_avg_sq));
 }
 
 // What the first of two updates may have added to the tolerance of a parameter: its gradient was another
@@ -298,6 +303,7 @@ void Comparison::add_earlier_tolerance(std::size_t i, std::int64_t step, Numbers
 
 Comparison::Numbers Comparison::parameter_tolerances(std::size_t i, std::int64_t step, double clip,
                                                      const Numbers& expected) const {
+  if (at(i).frozen) return Numbers(expected.size());  // no step moves it
   const double lr = learning_rate(request_.optimizer, step);
   const double correction =
       1.0 - std::pow(request_.optimizer.beta2, static_cast<double>(trainer_.updates(step + 1)));
@@ -329,13 +335,14 @@ void Comparison::take_reference_state() {
   for (std::size_t i = 0; i < count(); ++i)
     for (ParameterTensor which :
          {ParameterTensor::value, ParameterTensor::exp_avg, ParameterTensor::exp_avg_sq}) {
+      if (at(i).frozen) continue;
       const Numbers reference = reference_tensor(i, which);
       if (here(i) == nullptr) continue;
       const Parameter& p = *here(i);
       const Tensor& kept = which == ParameterTensor::value ? p.own_master : p.exp_avg;
       const Tensor local(rank_.arena(), MemoryCategory::other, kept.dtype(), p.value.shape());
       std::vector<double> numbers(static_cast<std::size_t>(local.numel()));
-      for_each_run(at(i), rank_.size(Axis::tp), rank_.coordinate(Axis::tp),
+      for_each_run(p.spec, rank_.size(Axis::tp), rank_.coordinate(Axis::tp),
                    [&](std::int64_t logical, std::int64_t begin, std::int64_t n) {
                      std::copy_n(reference.data() + logical, n, numbers.data() + begin);
                    });

@@ -99,6 +99,7 @@ double ReferenceRun::delayed_gradients(std::int64_t step, std::int64_t update, c
   const auto oldest = updates_ - static_cast<std::int64_t>(versions_.size()) + 1;
   for (std::size_t i = 0; i < parameters().all().size(); ++i) {
     const Parameter& p = parameters().all()[i];
+    if (p.spec.frozen) continue;
     const std::int64_t begin = parameters().layout().offsets[i];
     const Tensor& version = versions_[static_cast<std::size_t>(version_of(p.spec, updates_) - oldest)];
     kernels_->copy(version.flat_range(begin, begin + p.value.numel()), p.value.flat());
@@ -126,6 +127,7 @@ ReferenceRun::State ReferenceRun::state() const {
   // A version is written once, and then only read.
   State s{{}, versions_, updates_, trainer_->stages().router_biases()};
   const auto copy_of = [&](const Tensor& t) {
+    if (!t.defined()) return t;  // of what is frozen
     Tensor copy(rank_->arena(), MemoryCategory::other, t.dtype(), t.shape());
     kernels_->copy(t, copy);
     return copy;
@@ -138,7 +140,10 @@ ReferenceRun::State ReferenceRun::state() const {
 void ReferenceRun::set_state(const State& s) {
   auto from = s.tensors.begin();
   for (const Parameter& p : parameters().all())
-    for (const Tensor& t : {p.value, p.gradient, p.exp_avg, p.exp_avg_sq}) kernels_->copy(*from++, t);
+    for (const Tensor& t : {p.value, p.gradient, p.exp_avg, p.exp_avg_sq}) {
+      if (t.defined()) kernels_->copy(*from, t);
+      ++from;
+    }
   versions_ = s.versions;
   updates_ = s.updates;
   trainer_->stages().set_router_biases(s.biases);

@@ -58,12 +58,13 @@ double verify_bound(const Plan& plan) {
       (precision.gradients == DType::f64 ? 0x1p-53 : 0x1p-24) * std::sqrt(static_cast<double>(longest));
   // Sums are taken wide and rounded once, but those over ranks are of as many rounded parts.
   if (regroups_activations(plan) && precision.activations == DType::bf16)
-    error += 0x1p-8 * std::sqrt(static_cast<double>(plan.mesh.size(Axis::tp) * plan.mesh.size(Axis::cp)));
+    error += 0x1p-8 * std::sqrt(static_cast<double>(plan.mesh.size(Axis::tp) * plan.mesh.size(Axis::cp) *
+                                                    (plan.cuts_vocabulary() ? plan.mesh.pp() : 1)));
   return 4.0 * static_cast<double>(m.num_layers + 1) * error;
 }
 
 bool regroups_activations(const Plan& plan) {
-  return plan.mesh.size(Axis::tp) > 1 || plan.mesh.size(Axis::cp) > 1;
+  return plan.mesh.size(Axis::tp) > 1 || plan.mesh.size(Axis::cp) > 1 || plan.cuts_vocabulary();
 }
 
 void validate(const VerifyRequest& request) {

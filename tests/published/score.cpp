@@ -1,5 +1,7 @@
 #include "published/score.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -101,7 +103,35 @@ Choice choice(const Table& table, const std::vector<Prediction>& predictions) {
     regrets.push_back(
         measured[static_cast<std::size_t>(chosen)] / *std::min_element(measured.begin(), measured.end()) - 1);
   }
-  return {correlations.size(), median(correlations), median(regrets)};
+  if (regrets.empty()) return {};
+  std::sort(regrets.begin(), regrets.end());
+  return {regrets.size(),
+          median(correlations),
+          median(regrets),
+          std::accumulate(regrets.begin(), regrets.end(), 0.0) / static_cast<double>(regrets.size()),
+          regrets[regrets.size() * 9 / 10],
+          regrets.back()};
+}
+
+std::vector<std::string> score_lines(const Table& table, const std::vector<Prediction>& predictions) {
+  std::vector<std::string> lines;
+  for (bool fitted : {true, false}) {
+    const Score s = score(table, predictions, fitted);
+    if (s.rows > 0)
+      lines.push_back(fmt::format(
+          "{:<18} {:<8} {:>4} rows  mean {:5.1f}%  median {:5.1f}%  p90 {:5.1f}%  bias {:+5.1f}%  "
+          "inside {:3.0f}%",
+          table.name, fitted ? "fitted" : "others", s.rows, 100 * s.mean_error, 100 * s.median_error,
+          100 * s.p90_error, 100 * s.bias, 100 * s.inside));
+  }
+  const Choice c = choice(table, predictions);
+  if (c.groups > 0)
+    lines.push_back(fmt::format(
+        "{:<18} {} groups: rank correlation {:.3f}, regret median {:.1f}%, mean {:.1f}%, p90 {:.1f}%, "
+        "worst {:.1f}%",
+        table.name, c.groups, c.correlation, 100 * c.median_regret, 100 * c.mean_regret, 100 * c.p90_regret,
+        100 * c.worst_regret));
+  return lines;
 }
 
 }  // namespace echelon::published

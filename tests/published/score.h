@@ -27,8 +27,13 @@ Score score(const Table& table, const std::vector<Prediction>& predictions, bool
 struct Choice {
   std::size_t groups = 0;
   double correlation = 0;  // median over groups of at least 5: Spearman's
-  double regret = 0;       // median: how much slower than the best measured one the predicted best is
+  // How much slower than the best measured one the predicted best is, over the groups.
+  double median_regret = 0, mean_regret = 0, p90_regret = 0, worst_regret = 0;
 };
 Choice choice(const Table& table, const std::vector<Prediction>& predictions);
+
+// What docs/planning.md prints of a table: a line for the rows fitted on, one for the others, one for its
+// groups.
+std::vector<std::string> score_lines(const Table& table, const std::vector<Prediction>& predictions);
 
 }  // namespace echelon::published

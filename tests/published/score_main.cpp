@@ -94,15 +94,7 @@ void print_residuals(const std::vector<Table>& tables) {
 }
 
 void print_scores(const Table& table, const std::vector<Prediction>& predictions) {
-  for (bool fitted : {true, false}) {
-    const Score s = score(table, predictions, fitted);
-    if (s.rows > 0)
-      fmt::print(
-          "{:<18} {:<8} {:>4} rows  mean {:5.1f}%  median {:5.1f}%  p90 {:5.1f}%  bias {:+5.1f}%  inside "
-          "{:3.0f}%\n",
-          table.name, fitted ? "fitted" : "others", s.rows, 100 * s.mean_error, 100 * s.median_error,
-          100 * s.p90_error, 100 * s.bias, 100 * s.inside);
-  }
+  for (const std::string& line : score_lines(table, predictions)) fmt::print("{}\n", line);
 }
 
 std::vector<Prediction> print(const Table& table, bool rows, const std::vector<std::string>& assignments) {
@@ -121,10 +113,6 @@ std::vector<Prediction> print(const Table& table, bool rows, const std::vector<s
                  predictions[i].memory_bytes / 1e9, p.out_of_memory ? " OOM" : "");
     }
   print_scores(table, predictions);
-  const Choice c = choice(table, predictions);
-  if (c.groups > 0)
-    fmt::print("{:<18} {} groups: rank correlation {:.3f}, regret {:.1f}%\n", table.name, c.groups,
-               c.correlation, 100 * c.regret);
   return predictions;
 }
 
@@ -137,6 +125,7 @@ void print_all(const std::vector<Table>& tables, const std::vector<std::string>&
     predictions.insert(predictions.end(), its.begin(), its.end());
     all.points.insert(all.points.end(), table.points.begin(), table.points.end());
   }
+  for (Point& p : all.points) p.group.clear();  // names of several tables' groups are the same
   if (tables.size() > 1) print_scores(all, predictions);
 }
 

@@ -1,0 +1,238 @@
+#include "schedule/vocabulary.h"
+
+#include <algorithm>
+#include <deque>
+#include <limits>
+#include <map>
+
+#include "base/error.h"
+#include "schedule/schedules.h"
+
+namespace echelon {
+namespace {
+
+using std::size_t;
+
+constexpr double not_made = std::numeric_limits<double>::infinity();
+constexpr int most_ahead = 3;
+constexpr int most_pending = 2;        // microbatches between V and VW, whose logits a rank keeps
+constexpr double worth_memory = 0.98;  // of the step's time, for one microbatch more
+
+// What a rank has left of one op of one stage: places in its list of the schedule, in order.
+struct Queue {
+  Op op = Op::F;
+  int stage = 0;
+  std::deque<int> places;
+};
+
+struct VocabularyRank {
+  double free = 0;
+  std::vector<Queue> queues;
+  int next_part = 0, next_part_weight = 0;  // microbatches of V and VW
+  int first_stage = std::numeric_limits<int>::max();
+  int held = 0, held_first = 0;            // microbatches: of all its stages, of its first
+  int most_held = 0, most_held_first = 0;  // so far as the schedule has them
+};
+
+// Runs all ranks at once, always what can start first.
+class VocabularyScheduler {
+ public:
+  // `gap`: a weight gradient is put into a pause of at least this part of its time.
+  VocabularyScheduler(const Schedule& base, const SimulationCosts& costs, int ahead, double gap)
+      : base_(base), costs_(costs), gap_(gap), ranks_(base.ranks.size()) {
+    made_ = base;
+    made_.vocabulary_parts = base.num_ranks();
+    for (auto& list : made_.ranks) list.clear();
+    arrival_.assign(2 * static_cast<size_t>(value_rows(made_)) * static_cast<size_t>(base.num_microbatches),
+                    not_made);
+    holder_.resize(static_cast<size_t>(base.num_stages));
+    for (size_t r = 0; r < ranks_.size(); ++r) read(r, ahead);
+  }
+
+  Schedule run() {
+    size_t left = 0;
+    for (const auto& list : base_.ranks) left += list.size();
+    left += 2 * ranks_.size() * static_cast<size_t>(base_.num_microbatches);
+    for (; left > 0; --left) {
+      size_t first = 0;
+      Choice best;
+      for (size_t r = 0; r < ranks_.size(); ++r)
+        if (const Choice choice = choose(r); choice.begin < best.begin) {
+          best = choice;
+          first = r;
+        }
+      check(best.begin < not_made, "a schedule with its output layer cut is stuck");
+      execute(first, best);
+    }
+    return std::move(made_);
+  }
+
+ private:
+  struct Choice {
+    Instruction instruction;
+    Queue* queue = nullptr;  // none: V or VW
+    double begin = not_made;
+  };
+
+  void read(size_t r, int ahead) {
+    VocabularyRank& rank = ranks_[r];
+    int held = 0, held_first = 0;
+    const auto& list = base_.ranks[r];
+    for (const Instruction& i : list) {
+      rank.first_stage = std::min(rank.first_stage, i.stage);
+      holder_[static_cast<size_t>(i.stage)] = static_cast<int>(r);
+    }
+    for (size_t k = 0; k < list.size(); ++k) {
+      const Instruction& i = list[k];
+      const auto is_same = [&](const Queue& q) { return q.op == i.op && q.stage == i.stage; };
+      auto queue = std::find_if(rank.queues.begin(), rank.queues.end(), is_same);
+      if (queue == rank.queues.end()) queue = rank.queues.insert(queue, Queue{i.op, i.stage, {}});
+      queue->places.push_back(static_cast<int>(k));
+      const int change = i.op == Op::F ? 1 : i.op == Op::B ? 0 : -1;
+      held += change;
+      if (i.stage == rank.first_stage) held_first += change;
+      rank.most_held = std::max(rank.most_held, held + ahead);
+      rank.most_held_first = std::max(rank.most_held_first, held_first + ahead);
+    }
+  }
+
+  double& arrival(const Value& v) {
+    const ValuePlace place = value_place(made_, v);
+    return arrival_[(2 * static_cast<size_t>(place.row) + static_cast<size_t>(place.column)) *
+                        static_cast<size_t>(base_.num_microbatches) +
+                    static_cast<size_t>(v.microbatch)];
+  }
+
+  // When what it reads of other instructions' travelling values is there.
+  double ready(const Instruction& i) {
+    double time = 0;
+    each_read(made_, i, [&](const Value& v) {
+      if (travels(v)) time = std::max(time, arrival(v));
+    });
+    return time;
+  }
+
+  Choice choose(size_t r) {
+    VocabularyRank& rank = ranks_[r];
+    Choice best, filler;
+    int best_place = std::numeric_limits<int>::max(), filler_place = best_place;
+    const auto offer = [&](Choice& kept, int& kept_place, const Choice& choice, int place) {
+      if (choice.begin > kept.begin || (choice.begin == kept.begin && place > kept_place)) return;
+      kept = choice;
+      kept_place = place;
+    };
+    const auto begin = [&](const Instruction& i) { return std::max(rank.free, ready(i)); };
+    const bool full = rank.next_part - rank.next_part_weight >= most_pending;
+    if (rank.next_part < base_.num_microbatches && !full) {
+      const Instruction i{Op::V, static_cast<int>(r), rank.next_part};
+      offer(best, best_place, {i, nullptr, begin(i)}, -1);
+    }
+    if (rank.next_part_weight < rank.next_part) {
+      const Instruction i{Op::VW, static_cast<int>(r), rank.next_part_weight};
+      if (full)
+        offer(best, best_place, {i, nullptr, begin(i)}, -1);
+      else
+        offer(filler, filler_place, {i, nullptr, begin(i)}, std::numeric_limits<int>::max() - 1);
+    }
+    for (Queue& queue : rank.queues) {
+      if (queue.places.empty()) continue;
+      const int place = queue.places.front();
+      const Instruction& i = base_.ranks[r][static_cast<size_t>(place)];
+      if (i.op == Op::W) {
+        if (is_backward_done(rank, queue)) offer(filler, filler_place, {i, &queue, rank.free}, place);
+        continue;
+      }
+      if (i.op == Op::F && i.stage == rank.first_stage &&
+          (rank.held >= rank.most_held || rank.held_first >= rank.most_held_first))
+        continue;
+      offer(best, best_place, {i, &queue, begin(i)}, place);
+    }
+    if (best.begin == not_made) return filler;
+    if (filler.begin < best.begin &&
+        best.begin - filler.begin >= gap_ * costs_.of(filler.instruction) * (1 - 1e-9))
+      return filler;
+    return best;
+  }
+
+  // Of the W that is next.
+  bool is_backward_done(const VocabularyRank& rank, const Queue& weights) const {
+    for (const Queue& q : rank.queues)
+      if (q.op == Op::B && q.stage == weights.stage) return q.places.size() < weights.places.size();
+    return true;
+  }
+
+  void execute(size_t r, const Choice& choice) {
+    VocabularyRank& rank = ranks_[r];
+    const Instruction& i = choice.instruction;
+    made_.ranks[r].push_back(i);
+    rank.free = choice.begin + costs_.of(i);
+    if (choice.queue != nullptr) choice.queue->places.pop_front();
+    if (i.op == Op::V) ++rank.next_part;
+    if (i.op == Op::VW) ++rank.next_part_weight;
+    const int change = i.op == Op::F ? 1 : i.op == Op::W || i.op == Op::BW ? -1 : 0;
+    rank.held += change;
+    if (i.stage == rank.first_stage && !is_of_head(i.op)) rank.held_first += change;
+    each_write(made_, i, [&](const Value& v) {
+      if (travels(v)) arrival(v) = rank.free + (reader(v) == static_cast<int>(r) ? 0 : costs_.message);
+    });
+  }
+
+  int reader(const Value& v) const {
+    switch (v.kind) {
+      case ValueKind::activation:
+        return holder_[static_cast<size_t>(v.stage) + 1];
+      case ValueKind::gradient:
+        return holder_[static_cast<size_t>(v.stage)];
+      case ValueKind::head_gradient:
+      case ValueKind::head_sums:
+        return holder_.back();
+      default:
+        return v.stage;  // the part's rank
+    }
+  }
+
+  const Schedule& base_;
+  const SimulationCosts& costs_;
+  double gap_;
+  Schedule made_;
+  std::vector<VocabularyRank> ranks_;
+  std::vector<double> arrival_;  // by value_place() and microbatch
+  std::vector<int> holder_;      // rank of each stage
+};
+
+}  // namespace
+
+std::string vocabulary_problem(const Schedule& schedule) {
+  if (!is_synchronous(schedule)) return "it does not flush, so that its stages step at different times";
+  if (parameter_copies(schedule) > 1) return "it runs each stage on two ranks";
+  for (const auto& list : schedule.ranks)
+    for (const Instruction& i : list) {
+      if (i.overlaps_next) return "it runs passes together";
+      if (is_of_head(i.op)) return "its output layer is cut already";
+    }
+  return "";
+}
+
+Schedule with_vocabulary_parallelism(const Schedule& schedule, const SimulationCosts& costs) {
+  if (const std::string problem = vocabulary_problem(schedule); !problem.empty())
+    refuse("schedule {} with vocabulary parallelism: {}", schedule.name, problem);
+  Schedule best;
+  double least = not_made;
+  for (int ahead = 1; ahead <= most_ahead; ++ahead) {
+    Schedule here;
+    double makespan = not_made;
+    for (double gap : {1.0, 0.5, 0.0}) {
+      Schedule made = VocabularyScheduler(schedule, costs, ahead, gap).run();
+      const double time = simulate(made, costs).timeline.makespan();
+      if (time >= makespan * (1 - 1e-9)) continue;
+      makespan = time;
+      here = std::move(made);
+    }
+    if (makespan >= least * worth_memory) continue;
+    least = makespan;
+    best = std::move(here);
+  }
+  return best;
+}
+
+}  // namespace echelon
