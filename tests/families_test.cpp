@@ -136,6 +136,9 @@ TEST_P(Families, TomlSaysThem) {
 TEST_P(Families, TransformersModelsComeInAndGoOut) {
   const ModelSpec model = model_of(GetParam());
   if (GetParam().type == nullptr) {
+    if (model.latent_attention())
+      return expect_refusal([&] { hugging_face_config(model, DType::f32); },
+                            {model.name, "its layout of Hugging Face is not written yet"});
     const std::string field = differences(model, odd_llama()).back().field;
     return expect_refusal([&] { hugging_face_config(model, DType::f32); }, {field, "transformers"});
   }

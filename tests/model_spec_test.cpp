@@ -61,7 +61,7 @@ TEST(ModelSpec, PublishedCountsAreExact) {
       {"llama-3-405b", 405853388800},  {"gpt3-175b", 174604259328},   {"gpt2-tiny", 578624},
       {"llama-tiny", 402624},          {"llama-42m", 58073600},       {"mixtral-8x7b", 46702792704},
       {"mixtral-8x22b", 140620634112}, {"deepseek-v3", 671026404352}, {"mixtral-tiny", 674496},
-      {"deepseek-tiny", 466112},       {"qwen2-tiny", 403648},        {"qwen3-tiny", 402880},
+      {"deepseek-tiny", 466112},       {"deepseek-v3-tiny", 474624},       {"qwen2-tiny", 403648},        {"qwen3-tiny", 402880},
       {"relu2-tiny", 312512},          {"llama-3.1-8b", 8030261248},  {"llama-3.1-70b", 70553706496},
       {"llama-3.2-1b", 1235814400},    {"llama-3.2-3b", 3212749824},  {"llama-3.1-405b", 405853388800},
       {"mistral-7b", 7241732096},      {"qwen2.5-1.5b", 1543714304},  {"qwen2.5-7b", 7615616512},

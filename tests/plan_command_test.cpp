@@ -121,13 +121,12 @@ TEST_F(PlanCommand, ExplainsWritesAndReadsBack) {
 
 // The planner knows programs that do what the trainer here does not.
 TEST_F(PlanCommand, SaysWhichPlansOnlyOthersTrain) {
-  const CommandResult other =
-      run("--model deepseek-v3 --machine h100 --gpus 2048 --precision fp8 --dp 128 --tp 1 --pp 16 "
-          "--cp 1 --ep 64 --zero 1 --top 1 --out plan.toml 2>&1");
+  const CommandResult other = run(
+      "--model llama-2-7b --machine h100 --gpus 8 --seq-len 8192 --global-batch 16 --top 1 --out plan.toml "
+      "2>&1");
   EXPECT_EQ(other.status, 0) << other.output;
-  EXPECT_NE(
-      other.output.find("plan.toml is a plan for current; train and verify refuse it: --model deepseek-v3"),
-      std::string::npos)
+  EXPECT_NE(other.output.find("plan.toml is a plan for current; train and verify refuse it: --seq-len 8192"),
+            std::string::npos)
       << other.output;
   EXPECT_EQ(run(std::string(small) + "--top 1 --out plan.toml 2>&1").output.find("refuse it"),
             std::string::npos);
