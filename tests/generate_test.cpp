@@ -20,8 +20,21 @@ ModelSpec lively(ModelSpec model) {
   return model;
 }
 
+// Keys wider than values, of compressed forms.
+ModelSpec latent_llama() {
+  ModelSpec m = odd_llama(false, 2);
+  m.name = "latent_llama";
+  m.num_kv_heads = m.num_heads;
+  m.kv_rank = 5;
+  m.q_rank = 6;
+  m.rotary_dim = 2;
+  m.value_head_dim = m.head_dim - 1;
+  return m;
+}
+
 std::vector<ModelSpec> models() {
-  return {lively(odd_gpt2()), lively(odd_llama()), lively(odd_gpt2(false)), lively(odd_llama(true, 4))};
+  return {lively(odd_gpt2()), lively(odd_llama()), lively(odd_gpt2(false)), lively(odd_llama(true, 4)),
+          lively(latent_llama())};
 }
 
 const Tokens prompt{3, 52, 0, 17, 8};
