@@ -13,12 +13,10 @@ HeldStages::HeldStages(const Rank& rank, const Plan& plan, const PipelineLayout&
                        const ParameterStore& parameters, const Faults& faults)
     : rank_(&rank),
       window_(plan.model.window.size),
-      vocabulary_(plan.model.vocab),
       parameters_(&parameters),
       hidden_(plan.model.hidden),
       tensor_parallel_(rank, plan.sequence_parallel),
       ids_(pipeline.stages_of(rank.coordinate(Axis::pp))) {
-  has_last_stage_ = !ids_.empty() && ids_.back() + 1 == static_cast<int>(pipeline.slices().size());
   if (plan.cuts_vocabulary()) vocabulary_part_.emplace(rank, plan, parameters.output_weight());
   for (int id : ids_)
     held_.emplace_back(rank, plan, parameters, pipeline.slices()[static_cast<std::size_t>(id)],
@@ -69,25 +67,13 @@ Tensor HeldStages::pass(const Microbatch& microbatch, std::int64_t position, con
   }
   if (vocabulary_part_) {
     const auto used = parameters_->use(parameters_->output_group());
-    if (!has_last_stage_) x = make_boundary(microbatch.rows());
+    if (!has_last_stage()) x = make_boundary(microbatch.rows());
     x = microbatch.targets.defined() ? vocabulary_part_->loss(x, microbatch.targets, last_rank())
                                      : vocabulary_part_->logits(x, last_rank());
-    if (!has_last_stage_) x = {};
-  } else if (x.defined() && !microbatch.targets.defined()) {
-    x = gather_logits(x);
+    if (!has_last_stage()) x = {};
   }
   parameters_->end_uses();
   return x;
-}
-
-// Over tp.
-Tensor HeldStages::gather_logits(const Tensor& local) const {
-  const int tp = rank_->size(Axis::tp);
-  std::vector<std::int64_t> counts;
-  for (int i = 0; i < tp; ++i) counts.push_back(split_range(vocabulary_, tp, i).size());
-  const Tensor all = rank_->statistic({vocabulary_});
-  rank_->along(Axis::tp).all_gather(local.flat(), all, counts).wait();
-  return all;
 }
 
 double HeldStages::evaluate(const Microbatch& microbatch) const {

@@ -2,9 +2,8 @@
 // generation use.
 #pragma once
 
-#include <vector>
-
 #include <optional>
+#include <vector>
 
 #include "model/stage.h"
 #include "parallel/vocabulary_parallel.h"
@@ -20,7 +19,7 @@ class HeldStages {
              const ParameterStore& parameters, const Faults& faults);
 
   const Rank& rank() const { return *rank_; }
-  bool has_last_stage() const { return has_last_stage_; }
+  bool has_last_stage() const { return !ids_.empty() && ids_.back() + 1 == static_cast<int>(runner_.size()); }
   const Stage& stage(int id) const;  // one of those that this rank holds
   // Its part of the output layer, where that is cut over the pipeline's ranks.
   const VocabularyParallel* vocabulary_part() const {
@@ -53,15 +52,13 @@ class HeldStages {
   // Hands the residual stream through all stages, from rank to rank. The result is that of the last stage, on
   // its rank.
   Tensor pass(const Microbatch& microbatch, std::int64_t position, const Caches& caches) const;
-  Tensor gather_logits(const Tensor& local) const;
 
   const Rank* rank_;
-  std::int64_t window_ = 0, vocabulary_;  // of the model
+  std::int64_t window_ = 0;  // of the model
   const ParameterStore* parameters_;
   std::int64_t hidden_;
   TensorParallel tensor_parallel_;
   std::optional<VocabularyParallel> vocabulary_part_;
-  bool has_last_stage_;
   std::vector<int> ids_;     // of the held stages
   std::vector<Stage> held_;  // in the order of ids_
   std::vector<Stage::Mixture> mixtures_;

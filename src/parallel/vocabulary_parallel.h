@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "parallel/tensor_parallel.h"
+#include "parallel/vocabulary_logits.h"
 #include "spec/plan.h"
-#include "tensor/weight.h"
 
 namespace echelon {
 
@@ -57,17 +57,14 @@ class VocabularyParallel {
 
  private:
   int num_parts() const { return static_cast<int>(bounds_.size()) - 1; }
-  // Logits of a chunk of rows, and then their exponentials and sums over the part.
-  void multiply(const Tensor& x, const Tensor& logits) const;
+  // Makes a chunk's logits exponentials, and keeps their sums over the part.
   void add_up(const Tensor& logits, const Tensor& targets, const Tensor& sums, Range chunk) const;
   Tensor merged(const Tensor& sums, const Tensor& targets, const Tensor& scales, const Tensor& shares) const;
 
   const Rank* rank_;
   TensorParallel tensor_parallel_;
-  Weight table_;  // (V_local, C): vocabulary rows from first_id_ on
-  std::int64_t first_id_, vocabulary_;
+  VocabularyLogits logits_;           // of the part
   std::vector<std::int64_t> bounds_;  // first row of each part, and the end
-  double scale_;                      // of the logits
 };
 
 }  // namespace echelon

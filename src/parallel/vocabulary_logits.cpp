@@ -1,0 +1,61 @@
+#include "parallel/vocabulary_logits.h"
+
+#include <utility>
+#include <vector>
+
+#include "tensor/host.h"
+
+namespace echelon {
+
+VocabularyLogits::VocabularyLogits(const Rank& rank, const ModelSpec& model, const ParamSpec& matrix,
+                                   Weight table, std::int64_t first_id)
+    : rank_(&rank),
+      table_(std::move(table)),
+      first_id_(first_id),
+      scale_(1 / model.scales.logits_divisor),
+      cap_(model.caps.logits) {
+  const int tp = rank.size(Axis::tp);
+  for (int i = 0; i < tp; ++i) cut_.push_back(local_ranges(matrix, tp, i)[0].size());
+}
+
+Tensor VocabularyLogits::make_chunk(std::int64_t rows) const {
+  return rank_->statistic({std::min(rows, logits_chunk_rows), table_.value.rows()});
+}
+
+void VocabularyLogits::multiply(const Tensor& x, const Tensor& logits) const {
+  rank_->kernels().matmul(x, Transpose::no, table_.value, Transpose::yes, logits, false);
+  if (scale_ != 1) rank_->kernels().scale(logits, scale_);
+  if (cap_ > 0) rank_->kernels().soft_cap(logits, cap_);
+}
+
+VocabularyLogits::Sums VocabularyLogits::exponentials(const Tensor& logits, const Tensor& targets) const {
+  const std::int64_t rows = logits.rows();
+  Communicator& group = rank_->along(Axis::tp);
+  const Tensor max = rank_->statistic({rows});
+  rank_->kernels().row_max(logits, max);
+  group.all_reduce(max, ReduceOp::max).wait();
+  // Side by side, so that one all_reduce carries both.
+  const Tensor both = rank_->statistic({2 * rows});
+  const Tensor sum = both.flat_range(0, rows), target = both.flat_range(rows, 2 * rows);
+  rank_->kernels().exp_sum(logits, max, targets, first_id_, sum, target);
+  group.all_reduce(both).wait();
+  return {max, sum, target};
+}
+
+Tensor VocabularyLogits::gathered(const Tensor& x) const {
+  const Tensor here = rank_->statistic({1, table_.value.rows()});
+  multiply(x, here);
+  std::int64_t all = 0;
+  for (std::int64_t rows : cut_) all += rows;
+  const Tensor whole = rank_->statistic({1, all});
+  rank_->along(Axis::tp).all_gather(here.flat(), whole.flat(), cut_).wait();
+  return whole;
+}
+
+Tensor VocabularyLogits::make_loss() const {
+  const Tensor loss(rank_->arena(), MemoryCategory::other, DType::f64, {1});
+  copy_from_host(std::vector<double>{0}, loss);
+  return loss;
+}
+
+}  // namespace echelon
