@@ -129,10 +129,9 @@ class Simulate {
   SimulationReport interleave(int chunks) const {
     const int ranks = f_.ranks(), microbatches = f_.microbatches();
     SimulationReport report = report_on(interleaved(ranks, microbatches, chunks, f_.group));
-    if (chunks == 1 || microbatches % ranks == 0 || !f_.output_layer.empty()) return report;
-    const Schedule even = interleaved_even(ranks, microbatches, chunks);
-    BetterGrouping better{even.name, even_groups(ranks, microbatches),
-                          simulate(even, costs_of(even.name, even.num_stages, even.stage_fraction()))};
+    if (chunks == 1 || microbatches % ranks == 0) return report;
+    SimulationReport even = report_on(interleaved_even(ranks, microbatches, chunks));
+    BetterGrouping better{even.name, even_groups(ranks, microbatches), std::move(even.simulation)};
     if (better.simulation.timeline.makespan() < report.makespan * (1 - 1e-9))
       report.better = std::move(better);
     return report;

@@ -60,10 +60,9 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
       parameters_.emplace_back();
       parameters_.back().spec = spec;
       parameters_.back().group = static_cast<int>(g);
-      parameters_.back().holders =
-          spec.parts > 1 ? std::vector<int>{spec.part} : pipeline.holders_of(spec.name);
+      parameters_.back().holders = pipeline.holders_of(spec);
     }
-  for (const ParamSpec& spec : model_) owners_[spec.name] = pipeline.holders_of(spec.name).front();
+  for (const ParamSpec& spec : model_) owners_[spec.name] = pipeline.holders_of(spec).front();
   layout_ = flat_layout(groups, rank.size(Axis::tp), rank.coordinate(Axis::tp));
   buckets_ = reduction_buckets(plan, groups, rank.coordinate(Axis::tp));
   make_units();

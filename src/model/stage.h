@@ -17,8 +17,6 @@ class Stage {
   Stage(const Rank& rank, const Plan& plan, const ParameterStore& parameters, const StageSlice& slice,
         int first_group, const Faults& faults);
 
-  bool has_head() const { return !blocks_.empty() && blocks_.back().ends_in_loss(); }
-
   // What forward keeps of one microbatch until its backward, and B until W.
   using Saved = std::vector<BlockState>;
   // Called when the gradients of a layer group have got a microbatch's part.

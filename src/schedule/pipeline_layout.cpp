@@ -114,11 +114,7 @@ Schedule with_output_layer(const Plan& plan, Schedule schedule) {
   if (const std::string problem = vocabulary_problem(schedule); !problem.empty())
     refuse_field(plan, "vocabulary-parallel", {{"vocabulary-parallel", "off"}, {"schedule", "1f1b"}},
                  "--schedule {}: {}", plan.schedule, problem);
-  SimulationCosts costs;
-  costs.stages.clear();
-  for (const StageSlice& slice : cut_layers(plan, schedule)) costs.stages.push_back(stage_flops(plan, slice));
-  costs.vocabulary_part = vocabulary_part_flops(plan);
-  return with_vocabulary_parallelism(schedule, costs);
+  return with_vocabulary_parallelism(schedule, flops_of(plan, cut_layers(plan, schedule)));
 }
 
 // One rank needs no schedule but "forward, backward": the same as every schedule at P = 1, without a second
@@ -338,8 +334,9 @@ void PipelineLayout::hold(const Plan& plan, const Schedule& schedule) {
   }
 }
 
-const std::vector<int>& PipelineLayout::holders_of(const std::string& parameter) const {
-  const auto found = holders_.find(parameter);
+std::vector<int> PipelineLayout::holders_of(const ParamSpec& parameter) const {
+  if (parameter.parts > 1) return {parameter.part};
+  const auto found = holders_.find(parameter.name);
   check(found != holders_.end(), "every parameter is on some pipeline rank");
   return found->second;
 }
@@ -367,7 +364,7 @@ std::set<int> PipelineLayout::late_groups(int pp_rank) const {
   const auto& groups = groups_of(pp_rank, 0);
   for (std::size_t g = 0; g < groups.size(); ++g)
     for (const ParamSpec& spec : groups[g])
-      if (spec.parts == 1 && holders_of(spec.name).size() > 1) late.insert(static_cast<int>(g));
+      if (holders_of(spec).size() > 1) late.insert(static_cast<int>(g));
   if (ties_on(pp_rank)) late.insert(0);  // the embedding's
   return late;
 }

@@ -49,8 +49,9 @@ class PipelineLayout {
     return groups_[static_cast<std::size_t>(pp_rank)][static_cast<std::size_t>(ep_index)];
   }
   // Pipeline ranks that hold a parameter, ascending: more than one for a tied embedding whose ends are on two
-  // ranks, for every stage of DualPipe, and for parts of one. The first one counts and saves it.
-  const std::vector<int>& holders_of(const std::string& parameter) const;
+  // ranks, for every stage of DualPipe, and for one that they have in parts. The first one counts and saves
+  // it. Of a part the one that has it.
+  std::vector<int> holders_of(const ParamSpec& parameter) const;
   // What the pipeline of a data-parallel rank runs.
   const StepPrograms& programs(int dp_rank) const {
     return programs_.at(microbatches_[static_cast<std::size_t>(dp_rank)]);

@@ -300,13 +300,13 @@ SimulationCosts measured_costs(const Timeline& timeline) {
   }
   if (!factors.empty()) costs.overlap_factor = median(factors);
   std::vector<double> forwards, weights;  // of parts of the output layer
-  for (auto part = times.begin(); part != times.end();) {
-    const auto& [op, spans] = *part;
-    auto& list = op.second == Op::V ? forwards : weights;
-    const bool of_head = is_of_head(op.second);
-    if (of_head) list.insert(list.end(), spans.begin(), spans.end());
-    part = of_head ? times.erase(part) : std::next(part);
-  }
+  std::erase_if(times, [&](const auto& of_part) {
+    const auto& [part, seconds] = of_part;
+    if (!is_of_head(part.second)) return false;
+    auto& list = part.second == Op::V ? forwards : weights;
+    list.insert(list.end(), seconds.begin(), seconds.end());
+    return true;
+  });
   costs.vocabulary_part = {median(forwards), 0, median(weights)};
   const int stages = times.empty() ? 0 : times.rbegin()->first.first + 1;
   for (int s = 0; s < stages; ++s) {

@@ -79,4 +79,12 @@ StageTimes vocabulary_part_flops(const Plan& plan) {
   return {2 * product, 0, product};
 }
 
+SimulationCosts flops_of(const Plan& plan, const std::vector<StageSlice>& slices) {
+  SimulationCosts costs;
+  costs.stages.clear();
+  for (const StageSlice& slice : slices) costs.stages.push_back(stage_flops(plan, slice));
+  if (plan.cuts_vocabulary()) costs.vocabulary_part = vocabulary_part_flops(plan);
+  return costs;
+}
+
 }  // namespace echelon

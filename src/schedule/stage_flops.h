@@ -25,5 +25,7 @@ struct StageSlice {
 StageTimes stage_flops(const Plan& plan, const StageSlice& slice);
 // Of one part of the output layer, where it is cut over the pipeline: V, and VW.
 StageTimes vocabulary_part_flops(const Plan& plan);
+// All of these for times, and messages that take none.
+SimulationCosts flops_of(const Plan& plan, const std::vector<StageSlice>& slices);
 
 }  // namespace echelon

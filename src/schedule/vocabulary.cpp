@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <deque>
 #include <limits>
-#include <map>
 
 #include "base/error.h"
 #include "schedule/schedules.h"
@@ -43,9 +42,7 @@ class VocabularyScheduler {
     made_ = base;
     made_.vocabulary_parts = base.num_ranks();
     for (auto& list : made_.ranks) list.clear();
-    arrival_.assign(2 * static_cast<size_t>(value_rows(made_)) * static_cast<size_t>(base.num_microbatches),
-                    not_made);
-    holder_.resize(static_cast<size_t>(base.num_stages));
+    travelling_.resize(2 * static_cast<size_t>(value_rows(made_)) * static_cast<size_t>(base.num_microbatches));
     for (size_t r = 0; r < ranks_.size(); ++r) read(r, ahead);
   }
 
@@ -68,6 +65,10 @@ class VocabularyScheduler {
   }
 
  private:
+  struct Travelling {
+    double arrival = not_made;
+    size_t reader = 0;  // rank
+  };
   struct Choice {
     Instruction instruction;
     Queue* queue = nullptr;  // none: V or VW
@@ -78,27 +79,39 @@ class VocabularyScheduler {
     VocabularyRank& rank = ranks_[r];
     int held = 0, held_first = 0;
     const auto& list = base_.ranks[r];
-    for (const Instruction& i : list) {
-      rank.first_stage = std::min(rank.first_stage, i.stage);
-      holder_[static_cast<size_t>(i.stage)] = static_cast<int>(r);
-    }
+    for (const Instruction& i : list) rank.first_stage = std::min(rank.first_stage, i.stage);
+    for (int m = 0; m < base_.num_microbatches; ++m)
+      for (Op op : {Op::V, Op::VW}) note_reader(r, {op, static_cast<int>(r), m});
     for (size_t k = 0; k < list.size(); ++k) {
       const Instruction& i = list[k];
+      note_reader(r, i);
       const auto is_same = [&](const Queue& q) { return q.op == i.op && q.stage == i.stage; };
       auto queue = std::find_if(rank.queues.begin(), rank.queues.end(), is_same);
       if (queue == rank.queues.end()) queue = rank.queues.insert(queue, Queue{i.op, i.stage, {}});
       queue->places.push_back(static_cast<int>(k));
-      const int change = i.op == Op::F ? 1 : i.op == Op::B ? 0 : -1;
-      held += change;
-      if (i.stage == rank.first_stage) held_first += change;
+      held += change_of_held(i);
+      if (i.stage == rank.first_stage) held_first += change_of_held(i);
       rank.most_held = std::max(rank.most_held, held + ahead);
       rank.most_held_first = std::max(rank.most_held_first, held_first + ahead);
     }
   }
 
-  double& arrival(const Value& v) {
+  // Microbatches whose activations an instruction keeps, or lets go.
+  int change_of_held(const Instruction& i) const {
+    int change = 0;
+    each_write(made_, i, [&](const Value& v) { change += v.kind == ValueKind::saved; });
+    each_release(i, [&](const Value& v) { change -= v.kind == ValueKind::saved; });
+    return change;
+  }
+
+  void note_reader(size_t r, const Instruction& i) {
+    each_read(made_, i, [&](const Value& v) {
+      if (travels(v)) travelling(v).reader = r;
+    });
+  }
+  Travelling& travelling(const Value& v) {
     const ValuePlace place = value_place(made_, v);
-    return arrival_[(2 * static_cast<size_t>(place.row) + static_cast<size_t>(place.column)) *
+    return travelling_[(2 * static_cast<size_t>(place.row) + static_cast<size_t>(place.column)) *
                         static_cast<size_t>(base_.num_microbatches) +
                     static_cast<size_t>(v.microbatch)];
   }
@@ -107,7 +120,7 @@ class VocabularyScheduler {
   double ready(const Instruction& i) {
     double time = 0;
     each_read(made_, i, [&](const Value& v) {
-      if (travels(v)) time = std::max(time, arrival(v));
+      if (travels(v)) time = std::max(time, travelling(v).arrival);
     });
     return time;
   }
@@ -169,26 +182,11 @@ class VocabularyScheduler {
     if (choice.queue != nullptr) choice.queue->places.pop_front();
     if (i.op == Op::V) ++rank.next_part;
     if (i.op == Op::VW) ++rank.next_part_weight;
-    const int change = i.op == Op::F ? 1 : i.op == Op::W || i.op == Op::BW ? -1 : 0;
-    rank.held += change;
-    if (i.stage == rank.first_stage && !is_of_head(i.op)) rank.held_first += change;
+    rank.held += change_of_held(i);
+    if (i.stage == rank.first_stage) rank.held_first += change_of_held(i);
     each_write(made_, i, [&](const Value& v) {
-      if (travels(v)) arrival(v) = rank.free + (reader(v) == static_cast<int>(r) ? 0 : costs_.message);
+      if (travels(v)) travelling(v).arrival = rank.free + (travelling(v).reader == r ? 0 : costs_.message);
     });
-  }
-
-  int reader(const Value& v) const {
-    switch (v.kind) {
-      case ValueKind::activation:
-        return holder_[static_cast<size_t>(v.stage) + 1];
-      case ValueKind::gradient:
-        return holder_[static_cast<size_t>(v.stage)];
-      case ValueKind::head_gradient:
-      case ValueKind::head_sums:
-        return holder_.back();
-      default:
-        return v.stage;  // the part's rank
-    }
   }
 
   const Schedule& base_;
@@ -196,8 +194,7 @@ class VocabularyScheduler {
   double gap_;
   Schedule made_;
   std::vector<VocabularyRank> ranks_;
-  std::vector<double> arrival_;  // by value_place() and microbatch
-  std::vector<int> holder_;      // rank of each stage
+  std::vector<Travelling> travelling_;  // by value_place() and microbatch
 };
 
 }  // namespace

@@ -53,11 +53,7 @@ std::vector<std::int64_t> layers_of_stages(const PipelineLayout& pipeline) {
 std::optional<double> bubble_of(const Plan& plan, const PipelineLayout& pipeline) {
   const StepPrograms& programs = pipeline.programs(0);
   if (!programs.flushes() || !plan.optimizer_barrier) return {};
-  SimulationCosts costs;
-  costs.stages.clear();
-  for (const StageSlice& slice : pipeline.slices()) costs.stages.push_back(stage_flops(plan, slice));
-  if (plan.cuts_vocabulary()) costs.vocabulary_part = vocabulary_part_flops(plan);
-  return simulate(programs.schedule(), costs).timeline.bubble_fraction();
+  return simulate(programs.schedule(), flops_of(plan, pipeline.slices())).timeline.bubble_fraction();
 }
 
 // "14 x 8, 2 x 7"

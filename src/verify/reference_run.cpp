@@ -88,7 +88,7 @@ std::vector<std::int64_t> ReferenceRun::samples_of(std::int64_t update_in_step) 
 // Which version of its weights a stage uses for an update, both counted from 0. PipeDream: stage r of P is
 // P-1-r updates behind. 2BW: every stage is one behind.
 int ReferenceRun::version_of(const ParamSpec& spec, std::int64_t update) const {
-  const int stage = pipeline_.holders_of(spec.name).front();
+  const int stage = pipeline_.holders_of(spec).front();
   const int delay = given_.schedule == "pipedream" ? given_.mesh.size(Axis::pp) - 1 - stage : 1;
   return static_cast<int>(std::max<std::int64_t>(0, update - delay));
 }
