@@ -36,22 +36,24 @@ TEST_F(PlanCommand, AnswersInOneObject) {
   EXPECT_GT(answer["rejected"]["memory"], 0);
   EXPECT_GT(answer["search_seconds"], 0);
   ASSERT_EQ(answer["plans"].size(), 3u);
-  double before = 0;
+  int before = 1;
   for (const json& plan : answer["plans"]) {
     for (const char* key : {"dp", "tp", "pp", "cp", "ep", "zero", "chunks", "micro_batch", "microbatches"})
       EXPECT_TRUE(plan[key].is_number_integer()) << key;
     EXPECT_EQ(plan["dp"].get<int>() * plan["tp"].get<int>() * plan["pp"].get<int>() * plan["cp"].get<int>(),
               8);
     EXPECT_EQ(plan["dtype"], "bf16");
-    EXPECT_GE(plan["step_seconds"], before);
-    before = plan["step_seconds"];
+    EXPECT_GE(plan["rank"], before);
+    EXPECT_TRUE(plan["rank_is_shared"].is_boolean());
+    before = plan["rank"];
+    const double seconds = plan["step_seconds"];
     double parts = 0, bytes = 0;
     for (const auto& [name, value] : plan["time_seconds"].items()) parts += value.get<double>();
-    EXPECT_NEAR(parts, before, 1e-6 * before);
+    EXPECT_NEAR(parts, seconds, 1e-6 * seconds);
     for (const auto& [name, value] : plan["memory_bytes"].items())
       if (name != "total") bytes += value.get<double>();
     EXPECT_DOUBLE_EQ(bytes, plan["memory_bytes"]["total"].get<double>());
-    const double tokens = 64 * 4096 / (before * 8);
+    const double tokens = 64 * 4096 / (seconds * 8);
     EXPECT_NEAR(plan["tokens_per_second_per_gpu"].get<double>(), tokens, 1e-6 * tokens);
     EXPECT_NEAR(plan["mfu"].get<double>(), plan["model_tflops_per_gpu"].get<double>() / 989.4, 1e-6);
     EXPECT_TRUE(plan["traffic_bytes_per_gpu"].contains("dp"));

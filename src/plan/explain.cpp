@@ -105,7 +105,11 @@ std::string plans_json(const SearchResult& result, const Workload& work, const s
                          {"bytes", result.nearest->bytes},
                          {"usable_bytes", result.nearest->usable_bytes},
                          {"memory_bytes", memory_json(result.nearest->memory)}};
-  for (const Estimate& e : result.plans) object["plans"].push_back(plan_json(e, work));
+  for (std::size_t i = 0; i < result.plans.size(); ++i) {
+    object["plans"].push_back(plan_json(result.plans[i], work));
+    object["plans"].back().update(
+        {{"rank", result.places[i].rank}, {"rank_is_shared", result.places[i].is_shared}});
+  }
   if (run)
     object["run"] = {{"steps", run->steps},         {"training_seconds", run->training_seconds},
                      {"goodput", run->goodput},     {"checkpoint_seconds", run->checkpoint_seconds},
@@ -129,12 +133,15 @@ std::string plans_table(const SearchResult& result, const Software& software) {
   if (!result.plans.empty())
     fmt::format_to(out, "{:>3} {:>10} {:>21} {:>6} {:>7} {:>9} {:>12}  plan\n", "", "step", "P10 - P90",
                    "MFU", "bubble", "memory", "tokens/s/GPU");
-  int place = 0;
-  for (const Estimate& e : result.plans)
-    fmt::format_to(out, "{:>3} {:>10} {:>10} -{:>9} {:>5.1f}% {:>6.1f}% {:>9} {:>12.0f}  {}\n", ++place,
-                   seconds(e.seconds), seconds(e.low), seconds(e.high), 100 * e.mfu, 100 * e.bubble_fraction,
+  for (std::size_t i = 0; i < result.plans.size(); ++i) {
+    const Estimate& e = result.plans[i];
+    const Place& place = result.places[i];
+    fmt::format_to(out, "{:>3} {:>10} {:>10} -{:>9} {:>5.1f}% {:>6.1f}% {:>9} {:>12.0f}  {}\n",
+                   fmt::format("{}{}", place.rank, place.is_shared ? "=" : ""), seconds(e.seconds),
+                   seconds(e.low), seconds(e.high), 100 * e.mfu, 100 * e.bubble_fraction,
                    format_device_memory(static_cast<double>(e.memory.total())), e.tokens_per_second_per_gpu,
                    summary(e.plan));
+  }
   fmt::format_to(out, "{} considered, {} simulated, in {}", counted(result.considered, "configuration"),
                  result.simulated, seconds(result.seconds));
   struct Words {

@@ -204,6 +204,7 @@ class Search {
     }
     if (!by_memory()) recompute_by_rank();
     settle();
+    give_places();
     if (!result_.plans.empty()) result_.nearest.reset();
     if (result_.nearest) result_.nearest->memory = model_.estimate(result_.nearest->plan).memory;
     write_examples();
@@ -376,9 +377,22 @@ class Search {
     }
   }
 
-  // Seconds that a plan must not go beyond to be among the first.
+  // Seconds that a plan must not go beyond to be among the first, or to share a rank with one of them: of a
+  // rank the first plan shown is the one with least memory, and the last one's may begin with it. Of what is
+  // still found the plans before it only get faster.
   double worst_ranked() const {
-    return static_cast<int>(result_.plans.size()) < r_.top ? most_seconds_ : result_.plans.back().seconds;
+    return result_.plans.size() < top()
+               ? most_seconds_
+               : std::min(most_seconds_, result_.plans[top() - 1].seconds * (1 + tie));
+  }
+  // Whether so many plans are at least as fast and as small that it is not among the first.
+  bool is_behind(double least_seconds, double bytes) const {
+    std::size_t better = 0;
+    for (const Estimate& e : result_.plans) {
+      if (e.seconds > least_seconds * below_rounding) break;
+      better += static_cast<double>(e.memory.total()) <= bytes;
+    }
+    return better >= top();
   }
 
   bool by_memory() const { return r_.objective == Objective::memory; }
@@ -395,7 +409,7 @@ class Search {
           plan == result_.plans.end() || (next != waiting_.end() && next->first < plan->seconds);
       seconds = waits ? next++->first : plan++->seconds;
     }
-    return seconds;
+    return std::min(most_seconds_, seconds * (1 + tie));
   }
 
   bool may_be_ranked(double least_seconds) {
@@ -426,7 +440,26 @@ class Search {
                          : std::tie(a.seconds, bytes_a) < std::tie(b.seconds, bytes_b);
     };
     plans.insert(std::upper_bound(plans.begin(), plans.end(), e, better), std::move(e));
-    if (plans.size() > top()) plans.pop_back();
+    while (plans.size() > top() && (by_memory() || plans.back().seconds > worst_ranked())) plans.pop_back();
+  }
+
+  // Ranks, within each the one with least memory first. By memory no two plans share one.
+  void give_places() {
+    auto& plans = result_.plans;
+    auto& places = result_.places;
+    for (auto first = plans.begin(); first != plans.end();) {
+      const double limit = first->seconds * (1 + tie);
+      auto last = std::next(first);
+      while (!by_memory() && last != plans.end() && last->seconds <= limit) ++last;
+      std::stable_sort(first, last, [](const Estimate& a, const Estimate& b) {
+        return a.memory.total() < b.memory.total();
+      });
+      const Place place{static_cast<int>(first - plans.begin()) + 1, last - first > 1};
+      places.insert(places.end(), static_cast<std::size_t>(last - first), place);
+      first = last;
+    }
+    if (plans.size() > top()) plans.erase(plans.begin() + static_cast<std::ptrdiff_t>(top()), plans.end());
+    places.resize(plans.size());
   }
 
   // The rank that holds too much makes more again.
@@ -449,9 +482,10 @@ class Search {
   void simulate(const Plan& plan) {
     Estimate e = model_.estimate_seconds(plan);
     ++result_.simulated;
-    if (by_memory() && e.seconds <= most_seconds_)
+    if (e.seconds > (by_memory() ? most_seconds_ : worst_ranked())) return;
+    if (by_memory() || !r_.work.software.is_this_trainer)
       walk(std::move(e));
-    else if (!by_memory() && e.seconds <= worst_ranked())
+    else
       waiting_.emplace(e.seconds, std::move(e));
   }
 
@@ -465,6 +499,9 @@ class Search {
               ? plans.size() == top() && candidate.bytes > static_cast<double>(plans.back().memory.total())
               : !may_be_ranked(candidate.bound))
         break;
+      // Of this trainer what is counted here is not what it will hold.
+      if (!by_memory() && !r_.work.software.is_this_trainer && is_behind(candidate.bound, candidate.bytes))
+        continue;
       candidate.place_in(plan_);
       simulate(plan_);
     }
@@ -497,8 +534,8 @@ class Search {
   std::vector<Group> groups_;
   std::vector<Candidate> candidates_;                          // of a group
   std::vector<std::pair<const Group*, Candidate>> too_large_;  // with everything kept
-  // By seconds: what may be among the first, whose memory is not walked yet. That takes longer than to
-  // simulate.
+  // By seconds: what may be among the first, whose memory is not walked yet. Of this trainer that takes
+  // longer than to simulate.
   std::multimap<double, Estimate> waiting_;
 };
 
@@ -628,7 +665,7 @@ std::optional<LeastGpus> least_gpus(SearchRequest request, double target_seconds
     one.top = 1;
     if (gpus == all) check(one);
     if (!Search(one, model, target_seconds).run().plans.empty())
-      return LeastGpus{request.gpus, search(request)};
+      return LeastGpus{request.gpus, Search(request, model, target_seconds).run()};
   }
   return {};
 }

@@ -57,12 +57,21 @@ struct Nearest {
   Memory memory;  // of the rank with most
 };
 
+// Where a plan stands. Plans that take at most this much longer than the fastest of their rank share it:
+// prices are not so exact that they could tell them apart.
+inline constexpr double tie = 0.01;
+struct Place {
+  int rank = 1;  // one more than plans of earlier ranks
+  bool is_shared = false;
+};
+
 struct SearchResult {
   std::int64_t considered = 0, feasible = 0, simulated = 0;
   // By reason: memory, schedule, shape; slower: whatever its schedule and sharding it could not come among
   // the first; same: its balanced split is the even one.
   std::map<std::string, Rejected> rejected;
-  std::vector<Estimate> plans;     // best first; of those that take the same time the one with least memory
+  std::vector<Estimate> plans;     // best first; of those that share a rank the one with least memory
+  std::vector<Place> places;       // of these plans
   std::optional<Nearest> nearest;  // where nothing fits
   double seconds = 0;              // that the search took
 };
