@@ -1,10 +1,12 @@
 // echelon: one verb per thing a person wants. Exit status: 0 yes, 1 it ran and the answer is no, 2 the
 // request is wrong, 3 it failed while running.
 #include <execinfo.h>
+#include <fmt/ranges.h>
 #include <malloc.h>
 #include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -19,6 +21,7 @@
 #include "apps/help.h"
 #include "apps/launch_words.h"
 #include "apps/verbs.h"
+#include "base/edits.h"
 #include "base/error.h"
 
 namespace {
@@ -31,10 +34,34 @@ constexpr const char* out_of_memory =
 // Standard error may be on a full disk: fmt would throw, out of a handler.
 void say(const std::string& message) { std::fputs(("echelon: " + message + "\n").c_str(), stderr); }
 
-std::string names_of(const std::vector<CLI::App*>& verbs) {
-  std::string names;
-  for (const CLI::App* verb : verbs) names += (names.empty() ? "" : ", ") + verb->get_name();
+// Of its verbs, without those that --help does not list.
+std::vector<std::string> names_of(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; }))
+    if (!verb->get_group().empty()) names.push_back(verb->get_name());
   return names;
+}
+
+std::string without_dashes(const std::string& flag) {
+  return flag.substr(std::min(flag.find_first_not_of('-'), flag.size()));
+}
+
+// " (did you mean --dp?)", or, of a flag that is another verb's, which those are.
+std::string flag_that_was_meant(const CLI::App& program, const CLI::App& app, const std::string& given) {
+  const std::string name = without_dashes(given.substr(0, given.find('=')));
+  std::vector<std::string> flags, others;
+  for (const CLI::Option* option : app.get_options())
+    if (!option->get_group().empty())
+      flags.insert(flags.end(), option->get_lnames().begin(), option->get_lnames().end());
+  if (const std::string meant = echelon::nearest(name, flags); !meant.empty())
+    return " (did you mean --" + meant + "?)";
+  for (const CLI::App* verb : program.get_subcommands([](const CLI::App*) { return true; }))
+    if (const CLI::Option* option = verb->get_option_no_throw("--" + name);
+        option != nullptr && !option->get_group().empty())
+      others.push_back(verb->get_name());
+  return others.empty()
+             ? ""
+             : fmt::format(" ({} {})", fmt::join(others, ", "), others.size() > 1 ? "have" : "has");
 }
 
 // CLI11's complaints in the words of our own.
@@ -45,14 +72,16 @@ std::string names_of(const std::vector<CLI::App*>& verbs) {
     app = app->get_subcommands().front();
     words += " " + app->get_name();
   }
-  const auto verbs = app->get_subcommands([](const CLI::App* verb) { return !verb->get_name().empty(); });
+  const std::vector<std::string> names = names_of(*app);
   const std::vector<std::string> unknown = program.remaining(true);
   if (!unknown.empty()) {
     const std::string& first = unknown.front();
-    if (!verbs.empty() && !first.starts_with("-"))
-      refuse("{}: no such verb; legal: {}", first, names_of(verbs));
-    refuse("{}: {} has no such {}; {} --help lists what it has{}", first, words,
-           first.starts_with("-") ? "flag" : "argument", words,
+    if (!names.empty() && !first.starts_with("-"))
+      refuse("{}: no such verb{}; legal: {}", first, echelon::did_you_mean(first, names),
+             fmt::join(names, ", "));
+    const bool is_flag = first.starts_with("-");
+    refuse("{}: {} has no such {}{}; {} --help lists what it has{}", first, words,
+           is_flag ? "flag" : "argument", is_flag ? flag_that_was_meant(program, *app, first) : "", words,
            app->get_name() == "launch"
                ? ", and what belongs to the training comes after --: launch ... -- train ..."
                : "");
@@ -79,8 +108,7 @@ int run(CLI::App& program, int argc, char** argv) {
     refuse_parse(program, error);
   }
   if (program.get_subcommands().empty())
-    refuse("a verb is missing; legal: {}; echelon --help describes them",
-           names_of(program.get_subcommands([](const CLI::App*) { return true; })));
+    refuse("a verb is missing; legal: {}; echelon --help describes them", fmt::join(names_of(program), ", "));
   return status;
 }
 

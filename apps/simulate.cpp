@@ -15,6 +15,7 @@
 #include "apps/simulate_flags.h"
 #include "apps/simulate_report.h"
 #include "apps/verbs.h"
+#include "base/edits.h"
 #include "base/error.h"
 #include "base/json_text.h"
 #include "base/open_file.h"
@@ -89,8 +90,8 @@ class Simulate {
   Schedule read(const char* flag, const std::string& path) const {
     std::error_code none;
     if (fs::status(path, none).type() == fs::file_type::not_found)
-      refuse("{} {}: no such schedule or file; legal: {}, or a file with rows of instructions", flag, path,
-             fmt::join(schedule_names(), ", "));
+      refuse("{} {}: no such schedule or file{}; legal: {}, or a file with rows of instructions", flag, path,
+             did_you_mean(path, schedule_names()), fmt::join(schedule_names(), ", "));
     Schedule schedule = from_text(read_text(path, flag), path);
     schedule.name = fs::path(path).stem().string();
     if (f_.given_ranks && *f_.given_ranks != schedule.num_ranks())

@@ -166,6 +166,29 @@ TEST_F(CommandLine, WrongWordsAreRefusedByName) {
   refused(training({"--lr", "fast"}), {"--lr fast", "number"});
 }
 
+TEST_F(CommandLine, MisspeltNamesAreGuessed) {
+  refused({"trian"}, {"trian: no such verb (did you mean train?); legal: train"});
+  refused({"bench", "com"}, {"did you mean comm?"});
+  refused({"bench", "comm", "--rank", "2"}, {"--rank", "did you mean --ranks?"});
+  refused(training({"--dpp", "2"}),
+          {"--dpp: echelon train has no such flag (did you mean --dp?); echelon train --help lists"});
+  refused(training({"--microbatch=2"}), {"did you mean --micro-batch?"});
+  refused(training({"--prompt", "a"}), {"(generate has)"});
+  refused(training({"--devise", "cpu"}), {"--devise", "--help lists"});
+  refused({"checkpoint", "exprot", "ck"}, {"exprot", "did you mean export?"});
+  refused({"train", "--data", "text.txt", "--model", "lama-tiny"}, {"did you mean llama-tiny?", "gpt2-124m"});
+  refused(training({"--pp", "2", "--schedule", "zbh1"}), {"did you mean zb-h1?", "legal: naive"});
+  refused({"simulate", "--schedule", "1f1v"}, {"did you mean 1f1b?"});
+  refused({"simulate", "--compare", "gpip,1f1b"}, {"did you mean gpipe?"});
+  refused({"plan", "--machine", "H100"}, {"did you mean h100?"});
+  refused({"plan", "--machine", "cpu"}, {"echelon calibrate"});
+  refused({"plan", "--software", "torchtitn"}, {"did you mean torchtitan?"});
+  write("plan.toml", "model = \"llama-tiny\"\nglobalbatch = 8\n");
+  refused({"train", "--data", "text.txt", "--plan", "plan.toml"}, {"did you mean global-batch?"});
+  write("model.toml", std::string(tiny_model) + "n_heads = 3\n");
+  refused({"train", "--data", "text.txt", "--model", "model.toml"}, {"did you mean num_heads?"});
+}
+
 TEST_F(CommandLine, WrongValuesAreRefusedWithTheLegalOnes) {
   refused(training({"--lr", "-1"}), {"--lr -1", "above 0"});
   refused(training({"--lr", "nan"}), {"--lr nan", "above 0"});

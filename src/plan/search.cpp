@@ -11,6 +11,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/edits.h"
 #include "base/error.h"
 #include "base/units.h"
 #include "schedule/pipeline_layout.h"
@@ -583,8 +584,8 @@ void check(const SearchRequest& r) {
     refuse("--gpus {}: the axes that are given make {} ranks", r.gpus, all);
   for (const std::string& name : r.work.software.schedules.value_or(std::vector<std::string>{}))
     if (std::find(schedule_names().begin(), schedule_names().end(), name) == schedule_names().end())
-      refuse("--software {}: schedules = {}: unknown; legal: {}", r.work.software.name, name,
-             fmt::join(schedule_names(), ", "));
+      refuse("--software {}: schedules = {}: unknown{}; legal: {}", r.work.software.name, name,
+             did_you_mean(name, schedule_names()), fmt::join(schedule_names(), ", "));
   if (!(r.memory_margin >= 0 && r.memory_margin < 1))
     refuse("--memory-margin {}: must be from 0 to below 1, a part of the memory", r.memory_margin);
   if (r.top < 1 || r.top > 10000) refuse("--top {}: must be from 1 to 10000", r.top);

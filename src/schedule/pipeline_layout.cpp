@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "base/edits.h"
 #include "base/error.h"
 #include "base/units.h"
 #include "schedule/balance.h"
@@ -233,7 +234,7 @@ std::optional<Refusal> schedule_refusal(const Plan& plan) {
   const auto& names = schedule_names();
   if (!plan.schedule_text.empty() || std::find(names.begin(), names.end(), plan.schedule) != names.end())
     return {};
-  Refusal refusal = refused("schedule", {}, "no such schedule or file");
+  Refusal refusal = refused("schedule", {}, "no such schedule or file{}", did_you_mean(plan.schedule, names));
   for (const std::string& name : names) refusal.remedies.push_back({"schedule", name});
   return refusal;
 }

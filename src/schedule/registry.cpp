@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "base/edits.h"
 #include "base/error.h"
 #include "schedule/schedules.h"
 
@@ -18,7 +19,7 @@ const std::vector<std::string>& schedule_names() {
 void check_request(const std::string& name, int ranks, int microbatches, int chunks) {
   const auto& names = schedule_names();
   if (std::find(names.begin(), names.end(), name) == names.end())
-    refuse("--schedule {}: unknown; legal: {}", name, fmt::join(names, ", "));
+    refuse("--schedule {}: unknown{}; legal: {}", name, did_you_mean(name, names), fmt::join(names, ", "));
   if (ranks < 1) refuse("--pp {}: {} needs at least 1", ranks, name);
   if (microbatches < 1) refuse("--microbatches {}: {} needs at least 1", microbatches, name);
   if (chunks < 0) refuse("--chunks {}: {} needs at least 1", chunks, name);

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <sstream>
 
+#include "base/edits.h"
 #include "base/error.h"
 #include "base/open_file.h"
 #include "spec/embedded.h"
@@ -167,7 +168,8 @@ Machine load_machine(const std::string& name_or_path) {
   if (name_or_path == "cpu" && std::filesystem::is_regular_file("cpu.toml", error))
     return load_machine("cpu.toml");
   if (std::filesystem::status(name_or_path, error).type() == std::filesystem::file_type::not_found)
-    refuse("--machine {}: neither a preset nor a file; the presets are {}{}", name_or_path,
+    refuse("--machine {}: neither a preset nor a file{}; the presets are {}{}", name_or_path,
+           name_or_path == "cpu" ? "" : did_you_mean(name_or_path, machine_preset_names()),
            fmt::join(machine_preset_names(), ", "),
            name_or_path == "cpu" ? "; `echelon calibrate` measures this machine and writes cpu.toml" : "");
   return machine_from_toml(read_text(name_or_path, "--machine"), name_or_path);

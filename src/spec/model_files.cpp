@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/edits.h"
 #include "base/error.h"
 #include "base/open_file.h"
 #include "base/utf8.h"
@@ -131,7 +132,8 @@ class Reader {
       const bool known = std::any_of(std::begin(toml_keys), std::end(toml_keys),
                                      [&k = key](const char* legal) { return k.str() == legal; });
       if (!known) {
-        refuse("{}: unknown key {} = {}; a model has {}", where_, key.str(), shown(value),
+        refuse("{}: unknown key {} = {}{}; a model has {}", where_, key.str(), shown(value),
+               did_you_mean(key.str(), {std::begin(toml_keys), std::end(toml_keys)}),
                fmt::join(toml_keys, ", "));
       }
     }
@@ -458,8 +460,9 @@ ModelSpec load_model(const std::string& name_or_path) {
     return path.extension() == ".json" ? model_from_hugging_face(text, name_or_path)
                                        : model_from_toml(text, name_or_path);
   }
-  refuse("--model {}: neither a preset nor a file or directory; the presets are {}", name_or_path,
-         fmt::join(model_preset_names(), ", "));
+  const std::vector<std::string> presets = model_preset_names();
+  refuse("--model {}: neither a preset nor a file or directory{}; the presets are {}", name_or_path,
+         did_you_mean(name_or_path, presets), fmt::join(presets, ", "));
 }
 
 }  // namespace echelon

@@ -6,6 +6,7 @@
 #include <sstream>
 #include <string_view>
 
+#include "base/edits.h"
 #include "base/error.h"
 #include "spec/plan.h"
 #include "spec/plan_fields.h"
@@ -93,7 +94,8 @@ void refuse_unknown_keys(const toml::table& table, const std::string& prefix, co
   for (const auto& [key, node] : table) {
     const std::string name = prefix + std::string(key.str());
     if (std::find(legal.begin(), legal.end(), name) == legal.end())
-      refuse("{}: unknown key \"{}\"; legal: {}", where, name, fmt::join(legal, ", "));
+      refuse("{}: unknown key \"{}\"{}; legal: {}", where, name, did_you_mean(name, legal),
+             fmt::join(legal, ", "));
     if (prefix.empty() && (name == "mesh" || name == "priced")) {
       if (!node.is_table()) refuse("{}: {} = {} is not legal: give a table", where, name, shown(node));
       refuse_unknown_keys(*node.as_table(), name + ".", where);

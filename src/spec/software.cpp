@@ -6,6 +6,7 @@
 #include <set>
 #include <type_traits>
 
+#include "base/edits.h"
 #include "base/error.h"
 #include "base/open_file.h"
 #include "spec/embedded.h"
@@ -146,8 +147,8 @@ Software load_software(const std::string& name_or_path) {
       return software_from_toml(embedded_software[i].text, "configs/software/" + name_or_path + ".toml");
   std::error_code error;
   if (std::filesystem::status(name_or_path, error).type() == std::filesystem::file_type::not_found)
-    refuse("--software {}: neither a preset nor a file; the presets are {}", name_or_path,
-           fmt::join(software_preset_names(), ", "));
+    refuse("--software {}: neither a preset nor a file{}; the presets are {}", name_or_path,
+           did_you_mean(name_or_path, software_preset_names()), fmt::join(software_preset_names(), ", "));
   return software_from_toml(read_text(name_or_path, "--software"), name_or_path);
 }
 

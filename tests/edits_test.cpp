@@ -1,0 +1,40 @@
+#include "base/edits.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace echelon::edits_test {
+namespace {
+
+TEST(Edits, AreInsertionsOmissionsReplacementsAndExchanges) {
+  EXPECT_EQ(edits("", ""), 0);
+  EXPECT_EQ(edits("", "abc"), 3);
+  EXPECT_EQ(edits("abc", ""), 3);
+  EXPECT_EQ(edits("train", "train"), 0);
+  EXPECT_EQ(edits("trian", "train"), 1);
+  EXPECT_EQ(edits("kitten", "sitting"), 3);
+  EXPECT_EQ(edits("ca", "abc"), 3) << "what has been exchanged is not edited again";
+  for (const char* a : {"", "ab", "ba", "abcd", "badc"})
+    for (const char* b : {"", "a", "bac", "dcba"}) EXPECT_EQ(edits(a, b), edits(b, a)) << a << " " << b;
+}
+
+TEST(Edits, FindTheNameThatWasMeant) {
+  const std::vector<std::string> flags{"dp", "tp", "pp", "micro-batch", "checkpoint", "checkpoints-kept"};
+  EXPECT_EQ(nearest("dpp", flags), "dp") << "as near as pp, and begins alike";
+  EXPECT_EQ(nearest("ppp", flags), "pp");
+  EXPECT_EQ(nearest("microbatch", flags), "micro-batch");
+  EXPECT_EQ(nearest("MICRO-BATCH", flags), "micro-batch");
+  EXPECT_EQ(nearest("mic", flags), "micro-batch") << "the only one that begins so";
+  EXPECT_EQ(nearest("check", flags), "") << "two begin so";
+  EXPECT_EQ(nearest("colour", flags), "");
+  EXPECT_EQ(nearest("", flags), "");
+  EXPECT_EQ(nearest(std::string(1000, 'p'), flags), "");
+  EXPECT_EQ(nearest("dp", {}), "");
+  EXPECT_EQ(did_you_mean("tpp", flags), " (did you mean tp?)");
+  EXPECT_EQ(did_you_mean("colour", flags), "");
+}
+
+}  // namespace
+}  // namespace echelon::edits_test
