@@ -149,6 +149,7 @@ std::vector<FlagNeed> train_needs(const TrainFlags& f) {
       {"--eval-samples", validates || r.eval_samples == 0, "with --val-fraction 0", held_out},
       {"--servers", r.asynchronous.has_value(), "without --staleness", {advice("--staleness", "1")}},
       {"--straggler-every", !r.asynchronous || r.straggler_every == 0, "with --staleness", synchronous},
+      {"--fingerprint", !r.asynchronous || r.fingerprint_every == 0, "with --staleness", synchronous},
       {"--bucket", !r.asynchronous, "with --staleness", synchronous},
   };
 }
@@ -388,6 +389,9 @@ int run_train(TrainFlags& f, StopSignals& signals) {
   observer.on_evaluation = [&](std::int64_t step, double loss) {
     fmt::print(out, "{}step {}  validation loss {:.4f}\n", fresh, step, loss);
   };
+  observer.on_fingerprint = [&](std::int64_t step, const std::string& fingerprint) {
+    fmt::print(out, "{}step {}  fingerprint {}\n", fresh, step, fingerprint);
+  };
   observer.on_spread = [&](const WorkSpread& s) {
     std::vector<double> sorted = s.seconds;
     std::sort(sorted.begin(), sorted.end());
@@ -531,6 +535,8 @@ void add_train(CLI::App& program, int& status) {
   add_number(app, "--servers", flags->servers, "Parameter servers, beside the --dp workers");
   heading(app, "Reports");
   flags->timeline.add_to(app);
+  add_number(app, "--fingerprint", flags->request.fingerprint_every,
+             "Steps between fingerprints of the weights, which no mesh shows in; 0: none");
   app.add_option("--log", flags->request.log_path, "Log with one JSON object per step")->type_name("FILE");
   heading(app, "Faults on purpose");
   app.add_option("--straggle", flags->straggle, "Make rank R slow: its passes take F times as long")

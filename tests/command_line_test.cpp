@@ -1031,6 +1031,7 @@ TEST_F(IdleFlags, OfTrain) {
       {{"--raw-tokens", "uint16"}, "without .bin files"},
       {{"--servers", "1"}, "without --staleness"},
       {{"--straggler-every", "1", "--staleness", "1"}, "with --staleness"},
+      {{"--fingerprint", "1", "--staleness", "1"}, "with --staleness"},
       {{"--bucket", "1MiB", "--dp", "2", "--staleness", "1"}, "with --staleness"}};
   expect_refused(training({}), own);
   std::vector<Line> all = plan_idle();

@@ -3,11 +3,15 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <cstring>
+#include <utility>
 
+#include "base/error.h"
 #include "checkpoint/checkpoint_carried.h"
 #include "checkpoint/checkpoint_file.h"
 #include "checkpoint/logical_tensors.h"
 #include "checkpoint/router_biases.h"
+#include "tensor/host.h"
 
 namespace echelon {
 namespace {
@@ -76,10 +80,20 @@ std::string file_name(const std::string& kind, const Rank& rank) {
   return fmt::format("{}-{:05}.safetensors", kind, rank.index());
 }
 
-std::vector<OwnedFile> owned_files(const Rank& rank, const ParameterStore& parameters,
-                                   const CheckpointInfo& info, const std::vector<CarriedTensor>& carried,
-                                   const RouterBiases& biases) {
-  std::vector<OwnedFile> files{{"model", {}}, {"optimizer", {}}, {"compression", {}}};
+void copy_stored_bytes(const OwnedTensor& tensor, std::vector<std::byte>& to) {
+  const Tensor& from = tensor.data;
+  const StoredType type = tensor.stored.type;
+  to.resize(static_cast<std::size_t>(from.numel() * stored_type_bytes(type)));
+  if (type == stored_type(from.dtype())) return copy_bytes_to_host(from, to);
+  const std::vector<double> numbers = copy_numbers_to_host(from);
+  check(type == StoredType::f32 && from.dtype() == DType::bf16, "a narrower number is stored as f32");
+  const std::vector<float> wide(numbers.begin(), numbers.end());
+  std::memcpy(to.data(), wide.data(), to.size());
+}
+
+// visit(parameter, its slice, the elements of that slice) for each whose elements are this rank's to write.
+template <class Visit>
+static void each_owned(const Rank& rank, const ParameterStore& parameters, const Visit& visit) {
   const Mesh& mesh = rank.mesh();
   const int place = mesh.dp_cp_index(rank.coordinates());
   for (std::size_t i = 0; i < parameters.model().size(); ++i) {
@@ -92,19 +106,33 @@ std::vector<OwnedFile> owned_files(const Rank& rank, const ParameterStore& param
     if (is_cut ? place >= parameters.shards() : copy != static_cast<int>(i) % copies) continue;
     const auto slice = written_slice(rank, p->spec, i);
     if (!slice || (is_cut && p->own.size() == 0)) continue;
-    const Range range = is_cut ? p->own : Range{0, p->value.numel()};
-    const auto add = [&](std::size_t file, const char* suffix, const Tensor& tensor) {
-      files[file].tensors.push_back(
-          owned(p->spec, p->spec.name + suffix, *slice, range, tensor, rank.precision().master));
-    };
-    add(0, "", p->own_master.flat());
-    if (p->spec.frozen) continue;
-    add(1, ".exp_avg", p->exp_avg.flat());
-    add(1, ".exp_avg_sq", p->exp_avg_sq.flat());
+    visit(*p, *slice, is_cut ? p->own : Range{0, p->value.numel()});
   }
-  for (OwnedTensor& bias : owned_router_biases(rank, parameters, info.model, biases))
-    files[0].tensors.push_back(std::move(bias));
-  files[2].tensors = owned_carried(rank, parameters, info.compression, carried);
+}
+
+std::vector<OwnedTensor> owned_weights(const Rank& rank, const ParameterStore& parameters,
+                                       const ModelSpec& model, const RouterBiases& biases) {
+  std::vector<OwnedTensor> weights;
+  each_owned(rank, parameters, [&](const Parameter& p, const Slice& slice, Range range) {
+    weights.push_back(owned(p.spec, p.spec.name, slice, range, p.own_master.flat(), rank.precision().master));
+  });
+  for (OwnedTensor& bias : owned_router_biases(rank, parameters, model, biases))
+    weights.push_back(std::move(bias));
+  return weights;
+}
+
+std::vector<OwnedFile> owned_files(const Rank& rank, const ParameterStore& parameters,
+                                   const CheckpointInfo& info, const std::vector<CarriedTensor>& carried,
+                                   const RouterBiases& biases) {
+  std::vector<OwnedFile> files{{"model", owned_weights(rank, parameters, info.model, biases)},
+                               {"optimizer", {}},
+                               {"compression", owned_carried(rank, parameters, info.compression, carried)}};
+  each_owned(rank, parameters, [&](const Parameter& p, const Slice& slice, Range range) {
+    if (p.spec.frozen) return;
+    for (const auto& [suffix, moment] : {std::pair{".exp_avg", &p.exp_avg}, {".exp_avg_sq", &p.exp_avg_sq}})
+      files[1].tensors.push_back(
+          owned(p.spec, p.spec.name + suffix, slice, range, moment->flat(), rank.precision().master));
+  });
   std::erase_if(files, [](const OwnedFile& file) { return file.tensors.empty(); });
   return files;
 }

@@ -34,12 +34,19 @@ struct OwnedFile {
   std::vector<OwnedTensor> tensors;
 };
 
+// As it is stored.
+void copy_stored_bytes(const OwnedTensor& tensor, std::vector<std::byte>& to);
+
 // The parts that this rank writes: views of its tensors. Over all ranks of the mesh each element of each
 // tensor is there once: a part of a ZeRO shard is its rank's; what several ranks hold whole they take in
 // turns.
 std::vector<OwnedFile> owned_files(const Rank& rank, const ParameterStore& parameters,
                                    const CheckpointInfo& info, const std::vector<CarriedTensor>& carried,
                                    const RouterBiases& biases);
+
+// Those of "model" alone.
+std::vector<OwnedTensor> owned_weights(const Rank& rank, const ParameterStore& parameters,
+                                       const ModelSpec& model, const RouterBiases& biases);
 
 // "model.safetensors" of one rank, else "model-00003.safetensors".
 std::string file_name(const std::string& kind, const Rank& rank);

@@ -18,7 +18,6 @@
 #include "checkpoint/checkpoint_directory.h"
 #include "checkpoint/checkpoint_manifest.h"
 #include "checkpoint/checkpoint_parts.h"
-#include "tensor/host.h"
 
 namespace echelon {
 namespace {
@@ -43,16 +42,6 @@ void remove_directory(const fs::path& path) {
     if (!error && !fs::exists(path)) return;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
-}
-
-// As it is stored.
-void copy_to_host(const Tensor& from, StoredType type, std::vector<std::byte>& to) {
-  to.resize(static_cast<std::size_t>(from.numel() * stored_type_bytes(type)));
-  if (type == stored_type(from.dtype())) return copy_bytes_to_host(from, to);
-  const std::vector<double> numbers = copy_numbers_to_host(from);
-  check(type == StoredType::f32 && from.dtype() == DType::bf16, "a narrower number is stored as f32");
-  const std::vector<float> wide(numbers.begin(), numbers.end());
-  std::memcpy(to.data(), wide.data(), to.size());
 }
 
 // It loses its name first: no half of it is ever taken for a checkpoint.
@@ -134,7 +123,7 @@ void CheckpointWriter::start(const ParameterStore& parameters, const CheckpointI
     copy.name = file_name(file.kind, rank_);
     for (const OwnedTensor& tensor : file.tensors) {
       copy.declared.push_back(tensor.stored);
-      copy_to_host(tensor.data, tensor.stored.type, copy.bytes.emplace_back());
+      copy_stored_bytes(tensor, copy.bytes.emplace_back());
     }
   }
   state->watch = watch_;

@@ -1,8 +1,13 @@
 #include "data/checksum.h"
 
+#ifndef XXH_INLINE_ALL  // of a few bytes at a time, most of the time would be the call
+#define XXH_INLINE_ALL
+#endif
 #include <xxhash.h>
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <vector>
@@ -10,6 +15,18 @@
 namespace echelon {
 
 std::uint64_t checksum(std::span<const std::byte> bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
+
+std::uint64_t checksum_of_elements(std::uint64_t seed, std::int64_t first, std::span<const std::byte> bytes,
+                                   std::int64_t element_bytes) {
+  const auto width = static_cast<std::size_t>(element_bytes);
+  std::array<std::uint64_t, 2> word{static_cast<std::uint64_t>(first), 0};
+  std::uint64_t sum = 0;
+  for (std::size_t at = 0; at < bytes.size(); at += width, ++word[0]) {
+    std::memcpy(&word[1], bytes.data() + at, width);
+    sum += XXH3_64bits_withSeed(word.data(), sizeof word, seed);
+  }
+  return sum;
+}
 
 std::uint64_t checksum(const OpenFile& file) {
   const std::unique_ptr<XXH3_state_t, XXH_errorcode (*)(XXH3_state_t*)> state(XXH3_createState(),

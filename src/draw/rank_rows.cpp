@@ -95,6 +95,7 @@ Colour SliceKind::colour() const {
     case Activity::validation:
       return {0xc9, 0xdc, 0xef};
     case Activity::checkpoint_copy:
+    case Activity::fingerprint:
     case Activity::checkpoint_commit:
     case Activity::checkpoint_write:
       return {0xd4, 0xa0, 0x17};

@@ -30,6 +30,8 @@ const char* activity_name(Activity activity) {
       return "copy checkpoint";
     case Activity::checkpoint_wait:
       return "wait for checkpoint";
+    case Activity::fingerprint:
+      return "copy for fingerprint";
     case Activity::checkpoint_commit:
       return "commit checkpoint";
     case Activity::straggle:

@@ -28,6 +28,7 @@ enum class Activity : std::uint8_t {
   validation,          // on the data held out
   checkpoint_copy,     // while the training stands still
   checkpoint_wait,     // for what writes it
+  fingerprint,         // a copy of the weights that it is taken of
   checkpoint_commit,   // by rank 0: gives it its name
   straggle,            // a rank made slow on purpose
   // Beside what the rank's thread does.

@@ -122,6 +122,10 @@ std::string evaluation_json(std::int64_t step, double validation_loss) {
   return json_text(ordered_json{{"step", step}, {"validation_loss", validation_loss}});
 }
 
+std::string fingerprint_json(std::int64_t step, const std::string& fingerprint) {
+  return json_text(ordered_json{{"step", step}, {"fingerprint", fingerprint}});
+}
+
 std::string to_json(const TrainSummary& s) {
   if (s.complete)
     return json_text(ordered_json{{"complete", true},
@@ -180,6 +184,7 @@ std::string to_json(const TrainSummary& s) {
     object["checkpoint"] = s.checkpoint;
     object["checkpoint_seconds"] = s.checkpoint_seconds;
   }
+  if (!s.fingerprint.empty()) object["fingerprint"] = s.fingerprint;
   if (s.stopped) object["stopped"] = true;
   if (s.skipped > 0) object["skipped_steps"] = s.skipped;
   return json_text(object);

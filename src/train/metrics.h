@@ -88,6 +88,7 @@ struct TrainSummary {
   std::vector<ExpertLoad> experts;  // of the last step
   double validation_loss = -1;      // < 0: none
   std::string checkpoint;           // the last one written
+  std::string fingerprint;          // of the last weights, where it was asked for
   double checkpoint_seconds = 0;    // the longest that training stood still for one
   bool complete = false;            // before its first step: the checkpoint to go on from has them all
   bool stopped = false;             // before its last step, as it was asked to
@@ -117,6 +118,7 @@ std::string to_json(const WorkSpread& spread);
 std::string to_json(const StepRecord& record);
 std::string to_json(const TrainSummary& summary);
 std::string evaluation_json(std::int64_t step, double validation_loss);
+std::string fingerprint_json(std::int64_t step, const std::string& fingerprint);
 
 // {"parameters": n, ..., "total": n} and {"tp": {"all_reduce": bytes, ...}, ...}, for people: one aligned
 // table each.

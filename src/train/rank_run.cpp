@@ -47,13 +47,19 @@ void RankRun::run() {
     train_step(step);
     meet(step);
     const bool end = step + 1 == last_step_, stopped = last_step_ < asked_for;
+    if (request.fingerprint_every > 0 && (end || (step + 1) % request.fingerprint_every == 0))
+      take_fingerprint(step);
     if ((end && !stopped) || (request.eval_every > 0 && (step + 1) % request.eval_every == 0)) evaluate(step);
     if (end || saves_after(step)) save(step);
   }
   finish_save();
   {
     const Doing doing = rank_.doing(Activity::meet);
-    meeting_.hear();
+    publish_fingerprint(meeting_.hear());
+    if (fingerprint_.under_way()) {
+      meeting_.say(words_of_fingerprint());
+      publish_fingerprint(meeting_.hear());
+    }
   }
   gather_shown_runs();
   gather_traces();
@@ -79,8 +85,33 @@ void RankRun::meet(std::int64_t step) {
   const bool ends_here = trainer_.flushes() && shared_.request.plan.optimizer_barrier;
   if (asked) last_step_ = std::min(last_step_, step + (ends_here ? 1 : 2));
   if (shared_.request.straggler_every > 0 && !heard.empty()) add_to_spread(step, heard);
-  meeting_.say({shared_.request.stop_requested && shared_.request.stop_requested(),
-                writer_.under_way() && writer_.written() ? saved_step_.load() : -1, step_work_});
+  publish_fingerprint(heard);
+  StepMeeting::Words words = words_of_fingerprint();
+  words.stop = shared_.request.stop_requested && shared_.request.stop_requested();
+  words.written = writer_.under_way() && writer_.written() ? saved_step_.load() : -1;
+  words.seconds = step_work_;
+  meeting_.say(words);
+}
+
+StepMeeting::Words RankRun::words_of_fingerprint() {
+  StepMeeting::Words words;
+  if (!fingerprint_.under_way()) return words;
+  words.fingerprinted = fingerprint_.step();
+  words.fingerprint = fingerprint_.take();
+  return words;
+}
+
+void RankRun::take_fingerprint(std::int64_t step) {
+  const Doing doing = rank_.doing(Activity::fingerprint);
+  fingerprint_.start(rank_, trainer_.parameters(), shared_.request.plan.model,
+                     trainer_.stages().router_biases(), step + 1);
+}
+
+void RankRun::publish_fingerprint(const std::vector<StepMeeting::Words>& words) {
+  if (words.empty() || words.front().fingerprinted < 0 || !leads()) return;
+  std::uint64_t sum = 0;
+  for (const auto& of_rank : words) sum += of_rank.fingerprint;
+  publish_fingerprint_of(shared_, words.front().fingerprinted, fingerprint_text(sum), summary_);
 }
 
 void RankRun::add_to_spread(std::int64_t step, const std::vector<StepMeeting::Words>& words) {

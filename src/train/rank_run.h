@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint_writer.h"
+#include "checkpoint/fingerprint.h"
 #include "train/shared_run.h"
 #include "train/step_meeting.h"
 
@@ -37,6 +38,11 @@ class RankRun {
   void commit();
   void finish_save();  // waits
   bool saves_after(std::int64_t step) const;
+  // The shares of all ranks: they are said after a later step, or at the end.
+  void take_fingerprint(std::int64_t step);
+  // What this rank has to say of the one under way, once.
+  StepMeeting::Words words_of_fingerprint();
+  void publish_fingerprint(const std::vector<StepMeeting::Words>& words);
   // After a step: what each rank says, and what follows from what they said after the one before.
   void meet(std::int64_t step);
   void add_to_spread(std::int64_t step, const std::vector<StepMeeting::Words>& words);
@@ -62,6 +68,7 @@ class RankRun {
   int max_staleness_ = 0;
   StepMeeting meeting_;
   CheckpointWriter writer_;
+  FingerprintTaker fingerprint_;
   std::int64_t last_step_;                   // how many steps there will be after the run
   double step_work_ = 0;                     // seconds of the last one
   std::atomic<std::int64_t> saved_step_{0};  // of the checkpoint under way

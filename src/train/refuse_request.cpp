@@ -120,6 +120,7 @@ void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeli
                                     {"--save-every", request.save_every},
                                     {"--keep", request.keep},
                                     {"--straggler-every", request.straggler_every},
+                                    {"--fingerprint", request.fingerprint_every},
                                     {"--sample", request.sample_tokens}})
     if (value < 0) refuse("{} {}: must be at least 0", flag, value);
   if (request.sample_tokens > 0 && request.sample_tokens >= plan.model.max_seq)

@@ -79,6 +79,7 @@ struct TrainRequest {
   std::function<bool()> stop_requested{};
   bool skip_nonfinite = false;          // a step whose loss or gradient is not finite; else it ends the run
   std::int64_t straggler_every = 0;     // steps between reports of how long each rank worked; 0: none
+  std::int64_t fingerprint_every = 0;   // steps between fingerprints of the weights; 0: none
   std::optional<PlannedDeath> death{};  // for tests
 };
 
@@ -103,6 +104,7 @@ struct TrainObserver {
   std::function<void(const StepRecord&)> on_step;
   std::function<void(std::int64_t step, double validation_loss)> on_evaluation;
   std::function<void(const std::string& path)> on_checkpoint;
+  std::function<void(std::int64_t step, const std::string& fingerprint)> on_fingerprint;
   std::function<void(const WorkSpread&)> on_spread;
   std::function<void(const std::vector<std::int32_t>& prompt, const std::vector<std::int32_t>& text)>
       on_sample;

@@ -20,6 +20,13 @@ void publish(const SharedRun& run, StepRecord record, TrainSummary& summary) {
   if (run.observer.on_step) run.observer.on_step(record);
 }
 
+void publish_fingerprint_of(const SharedRun& run, std::int64_t step, const std::string& fingerprint,
+                            TrainSummary& summary) {
+  summary.fingerprint = fingerprint;
+  run.outputs->write_log(fingerprint_json(step, fingerprint));
+  if (run.observer.on_fingerprint) run.observer.on_fingerprint(step, fingerprint);
+}
+
 static ExpertLoad load_of(const RoutingCounts& counts) {
   const auto sum = [](const std::vector<double>& n) { return std::accumulate(n.begin(), n.end(), 0.0); };
   const double routed = sum(counts.routed),
@@ -52,6 +59,7 @@ std::int64_t steps_until_empty(const SharedRun& run, std::int64_t step, std::int
     if (every > 0) until = std::min(until, (step / every + 1) * every);
   };
   if (!run.request.checkpoint_directory.empty()) stop_at(run.request.save_every);
+  stop_at(run.request.fingerprint_every);
   if (run.pipeline->programs(0).flushes()) stop_at(run.request.eval_every);
   return until - step;
 }

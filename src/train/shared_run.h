@@ -40,6 +40,10 @@ std::int64_t steps_until_empty(const SharedRun& run, std::int64_t step, std::int
 // By the one rank that leads: counts, logs and shows the step.
 void publish(const SharedRun& run, StepRecord record, TrainSummary& summary);
 
+// The same of a fingerprint of the weights after `step`.
+void publish_fingerprint_of(const SharedRun& run, std::int64_t step, const std::string& fingerprint,
+                            TrainSummary& summary);
+
 // What a checkpoint of the run says after so many steps, of which this run has trained on `tokens`.
 CheckpointInfo checkpoint_info(const SharedRun& run, std::int64_t step, std::int64_t updates,
                                std::int64_t tokens);

@@ -17,6 +17,8 @@ class StepMeeting {
     bool stop = false;          // the run is asked to end
     std::int64_t written = -1;  // the step whose checkpoint is under way, once this rank's part is on disk
     double seconds = 0;         // that this rank worked on the step
+    std::int64_t fingerprinted = -1;  // the step whose weights' fingerprint this rank has its share of
+    std::uint64_t fingerprint = 0;    // which is this
   };
 
   explicit StepMeeting(const Rank& rank);
