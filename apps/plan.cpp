@@ -83,7 +83,7 @@ int run_plan(const PlanSearchFlags& f) {
              request.work.machine.name, request.work.software.name,
              counted(request.work.plan.global_batch, "sequence"), counted(request.work.plan.seq_len, "token"),
              precision_name(request.work.precision));
-  fmt::print(out, "{}", plans_table(result, request.work.software));
+  fmt::print(out, "{}", plans_table(result, request.work));
   if (result.plans.empty()) fmt::print(out, "{}\n", explain_nothing(result, gpus));
   std::optional<RunCost> cost;
   if (life && !result.plans.empty()) {
@@ -91,11 +91,17 @@ int run_plan(const PlanSearchFlags& f) {
     fmt::print(out, "{}", run_text(*cost, *life));
   }
   if (f.explain) fmt::print(out, "{}", explain_winner(result, request.work));
+  if (f.explain && !result.plans.empty() && !request.work.software.is_this_trainer) {
+    SearchRequest same = request;
+    same.gpus = gpus;
+    const Estimate& best = result.plans.front();
+    fmt::print(out, "{}", explain_programs(other_programs(same, best), best, request.work));
+  }
   if (is_against && !result.plans.empty())
     fmt::print(out, "\nwhy not {}: {}{}", f.against_text,
                other.plans.empty() ? explain_nothing(other, gpus) + "\n"
                                    : explain_loser(result.plans.front(), other.plans.front()),
-               priced_beyond(other, request.work.software));
+               priced_beyond(other, request.work));
   if (!result.plans.empty()) {
     if (!f.out.empty()) write_plan(f.out, result.plans.front(), request.work);
     if (!f.html.empty()) write_output("--html", f.html, plan_page(result, request));

@@ -180,7 +180,7 @@ std::string plan_page(const SearchResult& result, const SearchRequest& request) 
   }
   StepModel model(work);
   page.timeline = model.timeline(c);
-  page.explanation = plans_table(result, work.software) + explain_winner(result, work);
+  page.explanation = plans_table(result, work) + explain_winner(result, work);
   return plan_report_html(page);
 }
 

@@ -96,13 +96,13 @@ TEST(Search, ProgramsKeepToTheirRecomputation) {
   std::set<std::string> found;
   for (const Estimate& e : search(r).plans) {
     found.insert(recompute_name(e.plan.recompute));
-    EXPECT_TRUE(not_run(r.work.software, e.plan).empty());
+    EXPECT_TRUE(not_run(r.work, e.plan).empty());
   }
   EXPECT_TRUE(std::includes(kinds.begin(), kinds.end(), found.begin(), found.end()));
   EXPECT_TRUE(found.contains("mlp_in"));
   Plan plan = r.work.plan;
   plan.recompute = Recompute::selective;
-  EXPECT_EQ(not_run(r.work.software, plan).back(), "recompute selective");
+  EXPECT_EQ(not_run(r.work, plan).back(), "recompute selective");
 }
 
 TEST(Search, RecomputationOfManyRanksIsNamedShortly) {
@@ -191,9 +191,9 @@ TEST(Search, PlansWithinOneHundredthShareARank) {
       first = last;
     }
     if (result.places.front().is_shared)
-      EXPECT_NE(plans_table(result, r.work.software).find("\n 1= "), std::string::npos);
+      EXPECT_NE(plans_table(result, r.work).find("\n 1= "), std::string::npos);
     else
-      EXPECT_NE(plans_table(result, r.work.software).find("\n  1 "), std::string::npos);
+      EXPECT_NE(plans_table(result, r.work).find("\n  1 "), std::string::npos);
   }
   EXPECT_GE(shared, 3);
   EXPECT_GE(reordered, 2);
@@ -305,7 +305,7 @@ TEST(Search, KeepsToWhatTheProgramRuns) {
     const SearchResult result = search(r);
     ASSERT_FALSE(result.plans.empty()) << name;
     for (const Estimate& e : result.plans)
-      EXPECT_TRUE(not_run(r.work.software, e.plan).empty()) << name << summary(e.plan);
+      EXPECT_TRUE(not_run(r.work, e.plan).empty()) << name << summary(e.plan);
   }
   SearchRequest r = request("gpt2-1.5b", 8, 32);
   r.pin("pp", 2);
@@ -314,11 +314,100 @@ TEST(Search, KeepsToWhatTheProgramRuns) {
   r.pin("zero", 2);
   const SearchResult result = search(r);
   ASSERT_FALSE(result.plans.empty());
-  EXPECT_EQ(not_run(r.work.software, result.plans.front().plan),
+  EXPECT_EQ(not_run(r.work, result.plans.front().plan),
             (std::vector<std::string>{"schedule zb-v", "ZeRO 2"}));
-  EXPECT_NE(plans_table(result, r.work.software)
-                .find("current does not run ZeRO 2, schedule zb-v; priced as if it did"),
-            std::string::npos);
+  EXPECT_NE(
+      plans_table(result, r.work).find("current does not run ZeRO 2, schedule zb-v; priced as if it did"),
+      std::string::npos);
+}
+
+TEST(Search, ProgramsAreData) {
+  const std::string text =
+      "name = \"mine\"\nas_of = \"2025-11\"\npipeline_zero_stages = [0, 1]\n"
+      "context_kinds = []\nprecisions = [\"bf16\", \"fp8\"]\nreplicated_shards = false\n";
+  const Software mine = software_from_toml(text, "mine.toml"),
+                 again = software_from_toml(to_toml(mine), "again");
+  for (const Software& s : {mine, again}) {
+    EXPECT_EQ(s.as_of, "2025-11");
+    EXPECT_EQ(s.pipeline_zero_stages, (std::vector<int>{0, 1}));
+    EXPECT_TRUE(s.context_kinds && s.context_kinds->empty());
+    EXPECT_EQ(s.precisions, (std::vector<std::string>{"bf16", "fp8"}));
+    EXPECT_FALSE(s.replicated_shards);
+    EXPECT_FALSE(s.zero_stages);
+  }
+  for (const std::string& name : software_preset_names())
+    EXPECT_NE(load_software(name).is_this_trainer, !load_software(name).as_of.empty()) << name;
+  for (const auto& [line, legal] : {std::pair{"as_of = \"2025\"", "as 2025-11"},
+                                    {"as_of = \"2025-13\"", "as 2025-11"},
+                                    {"as_of = 2025", "in quotes"},
+                                    {"pipeline_zero_stages = [4]", "legal: 0, 1, 2, 3"},
+                                    {"pipeline_zero_stages = []", "at least one"},
+                                    {"context_kinds = [\"spiral\"]", "ring, ulysses"},
+                                    {"precisions = [\"int4\"]", "bf16"},
+                                    {"precisions = []", "at least one"}})
+    expect_refusal([&, line = line] { software_from_toml(line, "mine.toml"); }, {legal});
+}
+
+// ZeRO 3 with a pipeline, context parallelism, replicas and fp8 of a program that has none of them.
+TEST(Search, SaysWhatElseAProgramDoesNotRun) {
+  SearchRequest r = request("llama-3-8b", 32, 32);
+  r.work.software = load_software("deepspeed");
+  r.work.precision = Precision::fp8;
+  r.top = 10000;
+  r.work.software.context_kinds = std::vector<std::string>{};
+  for (const Estimate& e : search(r).plans) {
+    EXPECT_EQ(not_run(r.work, e.plan), (std::vector<std::string>{"fp8"})) << summary(e.plan);
+    EXPECT_EQ(e.plan.mesh.cp(), 1);
+    EXPECT_EQ(e.plan.hsdp, 1);
+    EXPECT_FALSE(e.plan.mesh.pp() > 1 && e.plan.zero > 1);
+  }
+  for (const auto& [field, value] : {std::pair{"pp", 2}, {"cp", 2}, {"dp", 8}, {"hsdp", 2}, {"zero", 3}})
+    r.pin(field, value);
+  const SearchResult asked = search(r);
+  ASSERT_FALSE(asked.plans.empty());
+  EXPECT_EQ(not_run(r.work, asked.plans.front().plan),
+            (std::vector<std::string>{"ZeRO 3 beside a pipeline", "shards in 2 replicas",
+                                      "context parallelism (ring)", "fp8"}));
+}
+
+// What it says of others is what a search for them finds.
+TEST(Search, OtherProgramsGainWhatTheirOwnSearchFinds) {
+  SearchRequest r = request("gpt2-1.5b", 8, 32);
+  r.pin("pp", 8);
+  r.pin("micro-batch", 1);
+  const Estimate best = search(r).plans.front();
+  const auto fastest = [](SearchRequest one) {
+    one.top = 100;
+    double least = 1e300;
+    for (const Estimate& e : search(one).plans) least = std::min(least, e.seconds);
+    return least;
+  };
+  const std::vector<OtherProgram> others = other_programs(r, best);
+  ASSERT_FALSE(others.empty());
+  std::set<std::string> named;
+  for (const OtherProgram& other : others) {
+    SearchRequest own = r;
+    if (other.name.empty())
+      own.work.software.schedules.reset();
+    else
+      own.work.software = load_software(other.name);
+    const double least = fastest(own);
+    EXPECT_GE(other.plan.seconds, least) << other.name;
+    EXPECT_LE(other.plan.seconds, least * (1 + tie)) << other.name;
+    EXPECT_LE(other.plan.seconds * (1 + tie), best.seconds * (1 + 1e-12));
+    named.insert(other.name);
+  }
+  EXPECT_TRUE(named.contains(""));  // with a schedule that Megatron-Core does not have
+  for (const std::string& name : software_preset_names()) {
+    if (named.contains(name) || load_software(name).is_this_trainer || name == "current") continue;
+    SearchRequest own = r;
+    own.work.software = load_software(name);
+    EXPECT_GT(fastest(own) * (1 + tie), best.seconds) << name;
+  }
+  const std::string said = explain_programs(others, best, r.work);
+  EXPECT_NE(said.find("itself without its limits: "), std::string::npos) << said;
+  EXPECT_NE(said.find("(current does not run schedule "), std::string::npos) << said;
+  EXPECT_NE(explain_programs({}, best, r.work).find("no preset is predicted"), std::string::npos);
 }
 
 // By how much, however little that is.

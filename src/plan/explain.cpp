@@ -60,7 +60,7 @@ ordered_json plan_json(const Estimate& e, const Workload& work) {
                  {"bubble_fraction", e.bubble_fraction},
                  {"memory_bytes", memory_json(e.memory)},
                  {"microbatches", e.microbatches},
-                 {"not_run_by_software", not_run(work.software, e.plan)},
+                 {"not_run_by_software", not_run(work, e.plan)},
                  {"dtype", precision_name(work.precision)}});
   ordered_json ranks = ordered_json::array();
   for (const Memory& memory : e.rank_memory) ranks.push_back(memory.total());
@@ -84,6 +84,9 @@ std::string memory_line(const Memory& memory) {
                           static_cast<double>(memory[c]) / device_memory_unit(total));
   return text;
 }
+
+// The version of a program, where its file says it.
+std::string dated(const std::string& as_of) { return as_of.empty() ? "" : fmt::format(" ({})", as_of); }
 
 std::string seconds(double value) {
   return value >= 1 ? fmt::format("{:.3f} s", value) : fmt::format("{:.2f} ms", 1e3 * value);
@@ -119,15 +122,16 @@ std::string plans_json(const SearchResult& result, const Workload& work, const s
   return json_text(object);
 }
 
-std::string priced_beyond(const SearchResult& result, const Software& software) {
+std::string priced_beyond(const SearchResult& result, const Workload& work) {
   std::set<std::string> missing;
   for (const Estimate& e : result.plans)
-    for (const std::string& what : not_run(software, e.plan)) missing.insert(what);
+    for (const std::string& what : not_run(work, e.plan)) missing.insert(what);
   if (missing.empty()) return {};
-  return fmt::format("{} does not run {}; priced as if it did\n", software.name, fmt::join(missing, ", "));
+  return fmt::format("{} does not run {}; priced as if it did\n", work.software.name,
+                     fmt::join(missing, ", "));
 }
 
-std::string plans_table(const SearchResult& result, const Software& software) {
+std::string plans_table(const SearchResult& result, const Workload& work) {
   std::string text;
   const auto out = std::back_inserter(text);
   if (!result.plans.empty())
@@ -159,7 +163,7 @@ std::string plans_table(const SearchResult& result, const Software& software) {
       const std::int64_t count = found->second.count;
       fmt::format_to(out, "; {} {}", count, count == 1 ? w.one : w.several);
     }
-  return text + "\n" + priced_beyond(result, software);
+  return text + "\n" + priced_beyond(result, work);
 }
 
 std::string explain_winner(const SearchResult& result, const Workload& work) {
@@ -214,6 +218,27 @@ std::string explain_loser(const Estimate& winner, const Estimate& other) {
   if (more == 0) return text + "  as much memory\n";
   return text +
          fmt::format("  {} {} memory\n", format_device_memory(std::abs(more)), more > 0 ? "more" : "less");
+}
+
+std::string explain_programs(const std::vector<OtherProgram>& others, const Estimate& best,
+                             const Workload& work) {
+  std::string text;
+  const auto out = std::back_inserter(text);
+  fmt::format_to(out, "\nwhat another program than {}{} would gain:\n", work.software.name,
+                 dated(work.software.as_of));
+  if (others.empty()) return text + "  no preset is predicted to take 1% less\n";
+  for (const OtherProgram& other : others) {
+    fmt::format_to(out, "  {}{}: {}, {:.1f}% less: {}",
+                   other.name.empty() ? "itself without its limits" : other.name,
+                   other.name.empty() ? "" : dated(other.as_of), seconds(other.plan.seconds),
+                   100 * (1 - other.plan.seconds / best.seconds), summary(other.plan.plan));
+    if (!other.beyond.empty())
+      fmt::format_to(out, " ({} does not run {})", work.software.name, fmt::join(other.beyond, ", "));
+    if (!other.name.empty() && best.low < other.plan.high)
+      text += "; the intervals do not tell the two apart";
+    text += "\n";
+  }
+  return text;
 }
 
 std::string explain_nothing(const SearchResult& result, int gpus) {

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "plan/other_programs.h"
 #include "plan/run_life.h"
 #include "plan/search.h"
 
@@ -15,13 +16,17 @@ std::string plans_json(const SearchResult& result, const Workload& work,
                        const std::optional<RunCost>& run = std::nullopt);
 
 // A table of the ranked plans, then counts of what was left out.
-std::string plans_table(const SearchResult& result, const Software& software);
+std::string plans_table(const SearchResult& result, const Workload& work);
 
 // A line where plans have what the program does not run, because it was asked for by name; else nothing.
-std::string priced_beyond(const SearchResult& result, const Software& software);
+std::string priced_beyond(const SearchResult& result, const Workload& work);
 
 // Where each second of the winner goes, what every rank holds, and examples of what was rejected.
 std::string explain_winner(const SearchResult& result, const Workload& work);
+
+// What other programs would gain over `best`, a line for each.
+std::string explain_programs(const std::vector<OtherProgram>& others, const Estimate& best,
+                             const Workload& work);
 
 // Why `other` is slower than the winner: the parts that differ, largest first.
 std::string explain_loser(const Estimate& winner, const Estimate& other);

@@ -50,6 +50,15 @@ std::vector<std::string> searched_schedules(const Software& software) {
                                                   "v-min", "dualpipe", "dualpipev"});
 }
 
+// Of context parallelism; those of a program that has none are no kinds.
+std::vector<ContextKind> searched_context_kinds(const Software& software) {
+  std::vector<ContextKind> kinds;
+  for (const std::string& name :
+       run_by<std::string>(software.context_kinds, {"ring", "ulysses", "allgather"}))
+    kinds.push_back(parse_choice<ContextKind>(name, "context_kinds"));
+  return kinds;
+}
+
 // Those that the model has ops for.
 std::vector<Recompute> kinds_in(const std::vector<std::string>& names, const ModelSpec& model) {
   std::vector<Recompute> kinds;
@@ -93,7 +102,8 @@ void each_shape(const SearchRequest& r, const Visit& visit) {
   const bool has_experts = m.experts != Experts::none;
   const std::vector<int> axis = divisors(r.gpus),
                          eps = has_experts ? divisors(static_cast<int>(m.num_experts)) : std::vector{1};
-  const std::vector<ContextKind> kinds{ContextKind::ring, ContextKind::ulysses, ContextKind::allgather};
+  std::vector<ContextKind> kinds = searched_context_kinds(r.work.software);
+  if (kinds.empty() && r.has("cp")) kinds = {given.context_kind};  // and say that the program has none
   Plan plan = given;
   Mesh& mesh = plan.mesh;
   plan.sequence_parallel |= !r.has("sp");
@@ -132,13 +142,14 @@ std::vector<Sharding> shardings_of(const SearchRequest& r, const Mesh& mesh) {
   const int ranks = mesh.dp_cp_size();
   const Plan& given = r.work.plan;
   std::vector<Sharding> list;
-  for (int zero :
-       pinned_or(r, "zero", given.zero,
-                 ranks > 1 ? run_by<int>(r.work.software.zero_stages, {0, 1, 2, 3}) : std::vector{0})) {
+  for (int zero : pinned_or(
+           r, "zero", given.zero,
+           ranks > 1 ? run_by<int>(zero_stages(r.work.software, mesh.pp()), {0, 1, 2, 3}) : std::vector{0})) {
     std::set<int> replicas{1};
     // A group of shards inside a node.
     const int inside = std::max(1, r.work.machine.node() / mesh.tp());
-    if (zero > 0 && ranks > inside && ranks % inside == 0) replicas.insert(ranks / inside);
+    if (r.work.software.replicated_shards && zero > 0 && ranks > inside && ranks % inside == 0)
+      replicas.insert(ranks / inside);
     if (r.has("hsdp")) replicas = {given.hsdp};
     for (int hsdp : replicas)
       if (hsdp == 1 || zero > 0 || r.has("zero")) list.push_back({zero, hsdp});
@@ -177,8 +188,7 @@ struct Candidate {
 
 class Search {
  public:
-  // Of plans that take longer than `most_seconds` nothing is found out.
-  Search(const SearchRequest& request, StepModel& model, double most_seconds = 1e300)
+  Search(const SearchRequest& request, StepModel& model, double most_seconds)
       : r_(request),
         model_(model),
         most_seconds_(most_seconds),
@@ -648,10 +658,10 @@ bool makes_possible(const Remedy& remedy, SearchRequest request) {
   return legality(request).is_possible;
 }
 
-SearchResult search(const SearchRequest& request) {
+SearchResult search(const SearchRequest& request, double most_seconds) {
   check(request);
   StepModel model(request.work);
-  return Search(request, model).run();
+  return Search(request, model, most_seconds).run();
 }
 
 std::optional<LeastGpus> least_gpus(SearchRequest request, double target_seconds) {

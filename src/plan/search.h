@@ -84,8 +84,8 @@ std::optional<Refusal> unpriced(const Plan& plan);
 bool makes_possible(const Remedy& remedy, SearchRequest request);
 
 // Throws RequestError where no configuration could have these sizes, naming the flag; values that it calls
-// legal are those with which one can.
-SearchResult search(const SearchRequest& request);
+// legal are those with which one can. Of plans that take longer than `most_seconds` nothing is found out.
+SearchResult search(const SearchRequest& request, double most_seconds = 1e300);
 
 // The fewest devices, up to request.gpus, whose best plan takes at most `target_seconds`: every number is
 // looked at from below, for more devices are not always faster (one that has few divisors has few meshes). No

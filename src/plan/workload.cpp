@@ -25,15 +25,27 @@ GradientSums gradient_sums(const Software& s, const Plan& plan) {
   return {cuts && each, cuts && (each || num_microbatches(plan) == 1)};
 }
 
-std::vector<std::string> not_run(const Software& software, const Plan& plan) {
+const std::optional<std::vector<int>>& zero_stages(const Software& software, int pp) {
+  return pp > 1 && software.pipeline_zero_stages ? software.pipeline_zero_stages : software.zero_stages;
+}
+
+std::vector<std::string> not_run(const Workload& work, const Plan& plan) {
+  const Software& software = work.software;
   const auto lacks = [](const auto& list, const auto& entry) {
     return list && std::find(list->begin(), list->end(), entry) == list->end();
   };
   std::vector<std::string> missing;
   if (plan.mesh.pp() > 1 && lacks(software.schedules, plan.schedule))
     missing.push_back("schedule " + plan.schedule);
-  if (plan.mesh.dp_cp_size() > 1 && lacks(software.zero_stages, plan.zero))
-    missing.push_back(fmt::format("ZeRO {}", plan.zero));
+  if (plan.mesh.dp_cp_size() > 1 && lacks(zero_stages(software, plan.mesh.pp()), plan.zero))
+    missing.push_back(fmt::format("ZeRO {}{}", plan.zero,
+                                  lacks(software.zero_stages, plan.zero) ? "" : " beside a pipeline"));
+  if (plan.hsdp > 1 && !software.replicated_shards)
+    missing.push_back(fmt::format("shards in {} replicas", plan.hsdp));
+  if (plan.mesh.cp() > 1 && lacks(software.context_kinds, std::string(name_of(plan.context_kind))))
+    missing.push_back(fmt::format("context parallelism ({})", name_of(plan.context_kind)));
+  if (lacks(software.precisions, std::string(precision_name(work.precision))))
+    missing.push_back(precision_name(work.precision));
   const auto runs = [&](const std::string& name) {
     return plan.recompute == parse_recompute(name, "recompute");
   };

@@ -39,9 +39,12 @@ struct GradientSums {
 };
 GradientSums gradient_sums(const Software& software, const Plan& plan);
 
+// The stages of ZeRO that it runs on a mesh of so many pipeline ranks; no value: all.
+const std::optional<std::vector<int>>& zero_stages(const Software& software, int pp);
+
 // What of a plan the program does not run: "schedule zb-v", "ZeRO 2". It is priced all the same, as if the
 // program had it.
-std::vector<std::string> not_run(const Software& software, const Plan& plan);
+std::vector<std::string> not_run(const Workload& work, const Plan& plan);
 
 // "dp 4 tp 8 pp 2, 1f1b, micro-batch 1, ZeRO 1, recompute selective"
 std::string summary(const Plan& plan);

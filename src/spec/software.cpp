@@ -9,8 +9,10 @@
 #include "base/edits.h"
 #include "base/error.h"
 #include "base/open_file.h"
+#include "spec/context_layout.h"
 #include "spec/embedded.h"
 #include "spec/fields.h"
+#include "spec/machine.h"
 #include "spec/recompute.h"
 
 namespace echelon {
@@ -19,6 +21,7 @@ namespace {
 const std::vector<Field<Software>>& software_fields() {
   static const std::vector<Field<Software>> fields{
       {"is_this_trainer", &Software::is_this_trainer},
+      {"replicated_shards", &Software::replicated_shards},
       {"reduces_each_microbatch", &Software::reduces_each_microbatch},
       {"pipelines_reduce_once", &Software::pipelines_reduce_once},
       {"fused_attention", &Software::fused_attention},
@@ -89,6 +92,32 @@ void read_list(const toml::table& table, const char* key, const std::string& whe
            std::is_same_v<Value, std::string> ? "names" : "whole numbers");
 }
 
+void check_stages(const char* key, const std::optional<std::vector<int>>& stages) {
+  if (!stages) return;
+  for (int stage : *stages)
+    if (stage < 0 || stage > 3) refuse("software: {} = {}: no such stage; legal: 0, 1, 2, 3", key, stage);
+  if (stages->empty()) refuse("software: {} = []: give at least one; legal: 0, 1, 2, 3", key);
+}
+
+// "2025-11"
+bool is_month(const std::string& text) {
+  if (text.size() != 7 || text[4] != '-') return false;
+  for (std::size_t i : {0, 1, 2, 3, 5, 6})
+    if (text[i] < '0' || text[i] > '9') return false;
+  const int month = 10 * (text[5] - '0') + (text[6] - '0');
+  return month >= 1 && month <= 12;
+}
+
+template <class Entry>
+std::string list_text(const char* key, const std::optional<std::vector<Entry>>& list) {
+  if (!list) return {};
+  if (list->empty()) return fmt::format("{} = []\n", key);
+  if constexpr (std::is_same_v<Entry, std::string>)
+    return fmt::format("{} = [\"{}\"]\n", key, fmt::join(*list, "\", \""));
+  else
+    return fmt::format("{} = [{}]\n", key, fmt::join(*list, ", "));
+}
+
 }  // namespace
 
 void validate(const Software& s) {
@@ -98,10 +127,16 @@ void validate(const Software& s) {
       refuse("software: {} = {}, {} is not legal: give the lower factor first, and both or neither", keys,
              low, high);
   };
-  for (int stage : s.zero_stages.value_or(std::vector<int>{}))
-    if (stage < 0 || stage > 3) refuse("software: zero_stages = {}: no such stage; legal: 0, 1, 2, 3", stage);
-  if (s.zero_stages && s.zero_stages->empty())
-    refuse("software: zero_stages = []: give at least one; legal: 0, 1, 2, 3");
+  if (!s.as_of.empty() && !is_month(s.as_of))
+    refuse("software: as_of = {} is not legal: give a year and a month, as 2025-11", s.as_of);
+  check_stages("zero_stages", s.zero_stages);
+  check_stages("pipeline_zero_stages", s.pipeline_zero_stages);
+  for (const std::string& kind : s.context_kinds.value_or(std::vector<std::string>{}))
+    (void)parse_choice<ContextKind>(kind, "software: context_kinds =");
+  for (const std::string& precision : s.precisions.value_or(std::vector<std::string>{}))
+    (void)parse_precision(precision, "software: precisions =");
+  if (s.precisions && s.precisions->empty())
+    refuse("software: precisions = []: give at least one; legal: f32, bf16, fp8, fp4");
   for (const std::string& kind : s.recompute.value_or(std::vector<std::string>{}))
     (void)parse_recompute(kind, "software: recompute =");
   if (s.recompute && s.recompute->empty())
@@ -114,11 +149,18 @@ void validate(const Software& s) {
 Software software_from_toml(const std::string& text, const std::string& where) {
   const toml::table table = parse_toml(text, where);
   Software s;
-  std::set<std::string> seen{"name"};
+  std::set<std::string> seen{"name", "as_of"};
   s.name = table["name"].value_or(std::filesystem::path(where).stem().string());
+  if (const toml::node* date = table.get("as_of"); date != nullptr && !date->is_string())
+    refuse("{}: as_of = {} is not legal: give a year and a month in quotes, as \"2025-11\"", where,
+           shown(*date));
+  s.as_of = table["as_of"].value_or(std::string());
   read_fields(table, software_fields(), where, s, seen);
   read_list<std::string>(table, "schedules", where, s.schedules, seen);
   read_list<std::int64_t>(table, "zero_stages", where, s.zero_stages, seen);
+  read_list<std::int64_t>(table, "pipeline_zero_stages", where, s.pipeline_zero_stages, seen);
+  read_list<std::string>(table, "context_kinds", where, s.context_kinds, seen);
+  read_list<std::string>(table, "precisions", where, s.precisions, seen);
   read_list<std::string>(table, "recompute", where, s.recompute, seen);
   refuse_other_keys(table, seen, where, "see docs/planning.md for the keys of a training program");
   validate(s);
@@ -126,12 +168,13 @@ Software software_from_toml(const std::string& text, const std::string& where) {
 }
 
 std::string to_toml(const Software& s) {
-  std::string text = fmt::format("name = \"{}\"\n", s.name) + write_fields(s, software_fields());
-  if (s.schedules)
-    text += s.schedules->empty() ? "schedules = []\n"
-                                 : fmt::format("schedules = [\"{}\"]\n", fmt::join(*s.schedules, "\", \""));
-  if (s.zero_stages) text += fmt::format("zero_stages = [{}]\n", fmt::join(*s.zero_stages, ", "));
-  if (s.recompute) text += fmt::format("recompute = [\"{}\"]\n", fmt::join(*s.recompute, "\", \""));
+  std::string text = fmt::format("name = \"{}\"\n", s.name);
+  if (!s.as_of.empty()) text += fmt::format("as_of = \"{}\"\n", s.as_of);
+  text += write_fields(s, software_fields());
+  text += list_text("schedules", s.schedules) + list_text("zero_stages", s.zero_stages) +
+          list_text("pipeline_zero_stages", s.pipeline_zero_stages) +
+          list_text("context_kinds", s.context_kinds) + list_text("precisions", s.precisions) +
+          list_text("recompute", s.recompute);
   return text;
 }
 

@@ -10,6 +10,7 @@ namespace echelon {
 
 struct Software {
   std::string name;
+  std::string as_of;  // which version of the program this is, by its date: "2025-11"; empty: not said
 
   // The trainer of this repository: memory is what plan/memory counts, byte for byte.
   bool is_this_trainer = false;
@@ -17,6 +18,10 @@ struct Software {
   // by name is priced as if the program had it.
   std::optional<std::vector<std::string>> schedules;  // of pipelines
   std::optional<std::vector<int>> zero_stages;
+  std::optional<std::vector<int>> pipeline_zero_stages;   // those beside a pipeline; not given: the same
+  bool replicated_shards = true;                          // several groups of shards, the same in each (HSDP)
+  std::optional<std::vector<std::string>> context_kinds;  // of context parallelism
+  std::optional<std::vector<std::string>> precisions;     // of products
   // What it makes again, the same on all pipeline ranks (names of --recompute); not given: any op, and on
   // each rank others.
   std::optional<std::vector<std::string>> recompute;

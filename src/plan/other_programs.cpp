@@ -1,0 +1,44 @@
+#include "plan/other_programs.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "base/error.h"
+
+namespace echelon {
+namespace {
+
+std::optional<Estimate> best_within(SearchRequest request, double most_seconds) {
+  request.top = 1;
+  request.progress = {};
+  SearchResult result = search(request, most_seconds);
+  if (result.plans.empty()) return {};
+  return std::move(result.plans.front());
+}
+
+}  // namespace
+
+std::vector<OtherProgram> other_programs(const SearchRequest& request, const Estimate& best) {
+  std::vector<OtherProgram> found;
+  const Software& own = request.work.software;
+  const auto look = [&](const std::string& name, const Software& software) {
+    SearchRequest other = request;
+    other.work.software = software;
+    auto plan = best_within(other, best.seconds / (1 + tie));
+    if (!plan || !not_run(other.work, plan->plan).empty()) return;
+    found.push_back({name, software.as_of, not_run(request.work, plan->plan), std::move(*plan)});
+  };
+  Software free = own;
+  free.schedules.reset(), free.zero_stages.reset(), free.pipeline_zero_stages.reset();
+  free.context_kinds.reset(), free.replicated_shards = true;
+  look("", free);
+  for (const std::string& name : software_preset_names()) {
+    const Software software = load_software(name);
+    if (name != own.name && !software.is_this_trainer) look(name, software);
+  }
+  std::sort(found.begin(), found.end(),
+            [](const auto& a, const auto& b) { return a.plan.seconds < b.plan.seconds; });
+  return found;
+}
+
+}  // namespace echelon
