@@ -29,8 +29,9 @@
 
 namespace echelon {
 
-struct Collective {
-  Collective(std::uint64_t its_number, std::size_t n) : number(its_number), calls(n) {}
+// A collective that some ranks have called and not all have left.
+struct OpenCollective {
+  OpenCollective(std::uint64_t its_number, std::size_t n) : number(its_number), calls(n) {}
   const std::uint64_t number;
   std::vector<std::optional<Call>> calls;  // by group rank
   int num_called = 0;
@@ -69,10 +70,10 @@ struct Channel {
 
 struct Group {
   std::string name;
-  std::vector<int> ranks;                           // world ranks in group order
-  std::vector<std::uint64_t> next;                  // number of each rank's next collective
-  std::deque<std::shared_ptr<Collective>> open;     // called by some, not by all
-  std::map<std::pair<int, int>, Channel> channels;  // by group ranks (from, to)
+  std::vector<int> ranks;                            // world ranks in group order
+  std::vector<std::uint64_t> next;                   // number of each rank's next collective
+  std::deque<std::shared_ptr<OpenCollective>> open;  // called by some, not by all
+  std::map<std::pair<int, int>, Channel> channels;   // by group ranks (from, to)
   int size() const { return static_cast<int>(ranks.size()); }
 };
 
@@ -163,13 +164,13 @@ class ThreadJob {
   void wake(ThreadState& rank);
   void wake_all();
   void wake(const Group& group);
-  std::string list_calls(const Group& group, const Collective& collective) const;
-  void make_ready(Group& group, Collective& collective);
+  std::string list_calls(const Group& group, const OpenCollective& collective) const;
+  void make_ready(Group& group, OpenCollective& collective);
   std::shared_ptr<Message> message(Channel& channel, std::uint64_t number);
   void check_message(std::unique_lock<std::mutex>& lock, Group& group, int rank, int from, int to,
                      const Message& m);
   // Called without it.
-  bool work(Group& group, Collective& collective, int part, bool all);
+  bool work(Group& group, OpenCollective& collective, int part, bool all);
   void forget_finished(ThreadState& rank);
   void sleep(int rank, Task& task, std::uint32_t seen);
 

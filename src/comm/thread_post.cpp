@@ -17,7 +17,7 @@ constexpr std::int64_t piece_bytes = 256 << 10;
 
 class CollectiveTask final : public Task {
  public:
-  CollectiveTask(ThreadJob& job, Group& group, std::shared_ptr<Collective> collective, int me, Tensor in,
+  CollectiveTask(ThreadJob& job, Group& group, std::shared_ptr<OpenCollective> collective, int me, Tensor in,
                  Tensor out)
       : Task(group),
         job_(job),
@@ -42,7 +42,7 @@ class CollectiveTask final : public Task {
 
  private:
   ThreadJob& job_;
-  std::shared_ptr<Collective> collective_;
+  std::shared_ptr<OpenCollective> collective_;
   int me_;
   Tensor in_, out_;  // kept alive
 };
@@ -98,7 +98,7 @@ class ReceiveTask final : public Task {
 
 // ---- collectives
 
-std::string ThreadJob::list_calls(const Group& group, const Collective& collective) const {
+std::string ThreadJob::list_calls(const Group& group, const OpenCollective& collective) const {
   std::vector<std::string> calls;
   for (std::size_t i = 0; i < collective.calls.size(); ++i)
     if (collective.calls[i])
@@ -111,7 +111,7 @@ std::shared_ptr<Task> ThreadJob::call(Group& group, int me, Call call, const Ten
   const int rank = group.ranks[index];
   forget_finished(state(rank));
   throw_if_aborted(rank);
-  std::shared_ptr<Collective> collective;
+  std::shared_ptr<OpenCollective> collective;
   FlightRecorder::Ticket ticket = 0;
   bool do_all = false;
   {
@@ -119,7 +119,7 @@ std::shared_ptr<Task> ThreadJob::call(Group& group, int me, Call call, const Ten
     const std::uint64_t number = group.next[index]++;
     ticket = state(rank).recorder.begin(group.name, number, call);
     if (group.open.empty() || group.open.back()->number < number)
-      group.open.push_back(std::make_shared<Collective>(number, group.ranks.size()));
+      group.open.push_back(std::make_shared<OpenCollective>(number, group.ranks.size()));
     collective = group.open[number - group.open.front()->number];
 
     bool agreed = true;
@@ -153,7 +153,7 @@ std::shared_ptr<Task> ThreadJob::call(Group& group, int me, Call call, const Ten
   return task;
 }
 
-void ThreadJob::make_ready(Group& group, Collective& c) {
+void ThreadJob::make_ready(Group& group, OpenCollective& c) {
   std::vector<Call> calls;
   for (const auto& call : c.calls) calls.push_back(*call);
   c.movement.emplace(std::move(calls));
@@ -169,7 +169,7 @@ void ThreadJob::make_ready(Group& group, Collective& c) {
   wake(group);
 }
 
-bool ThreadJob::work(Group& group, Collective& c, int own_part, bool all) {
+bool ThreadJob::work(Group& group, OpenCollective& c, int own_part, bool all) {
   if (!c.ready.load(std::memory_order_acquire)) return false;
   const int n = c.movement->num_parts();
   const auto left = [&](int part) {
