@@ -17,6 +17,7 @@
 #include <new>
 #include <thread>
 
+#include "apps/describe.h"
 #include "apps/flag_needs.h"
 #include "apps/help.h"
 #include "apps/launch_words.h"
@@ -97,6 +98,7 @@ std::string flag_that_was_meant(const CLI::App& program, const CLI::App& app, co
 int run(CLI::App& program, int argc, char** argv) {
   int status = 0;
   echelon::add_verbs(program, status);
+  echelon::add_describe(program, status);
   echelon::arrange_help(program);
   // Before the verb's own callback.
   program.parse_complete_callback([&program] { echelon::refuse_empty_values(program); });
