@@ -13,7 +13,10 @@ PACKAGES = g++ cmake ninja-build pkg-config libdnnl-dev libhwy-dev librandom123-
   openmpi-bin libpcre2-dev libicu-dev libsentencepiece-dev zlib1g-dev libzstd-dev bible-kjv
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
-.PHONY: train next test test-all build packages
+# Where `make install` puts everything.
+PREFIX ?= /usr/local
+
+.PHONY: train next test test-all build installable install deb packages
 
 # A small GPT on dp 2 x tp 2 x pp 2 with sequence parallelism, on 8 thread ranks.
 train: build $(TEXT)
@@ -57,6 +60,23 @@ test-all: test
 build: packages
 	cmake --preset release
 	cmake --build --preset release --target echelon
+
+installable: packages
+	cmake --preset release
+	cmake --build --preset release --target installable
+
+# Root, where it is needed, copies what its user has built; the list of that does not stay in the build as root's.
+install: installable
+	@if mkdir -p "$(DESTDIR)$(PREFIX)" 2>/dev/null && [ -w "$(DESTDIR)$(PREFIX)" ]; then \
+	  cmake --install build/release --prefix "$(PREFIX)" >/dev/null; \
+	else \
+	  $(SUDO) env DESTDIR="$(DESTDIR)" cmake --install build/release --prefix "$(PREFIX)" >/dev/null && \
+	  $(SUDO) rm -f build/release/install_manifest.txt; \
+	fi
+	@echo "installed into $(DESTDIR)$(PREFIX)"
+
+deb: installable
+	cd build && cpack --config release/CPackConfig.cmake -B packages
 
 # Installs what is missing, and asks for nothing where nothing is.
 packages:
