@@ -95,8 +95,32 @@ class HuggingFace : public testing::TestWithParam<const char*> {
       }
     return in_file;
   }
+  // What DeepSeek turns has the two elements of a pair side by side in its files, and behind what it does not
+  // turn.
+  static std::vector<double> pairs_together(const ModelSpec& model, std::int64_t head,
+                                            const std::vector<double>& rows, std::int64_t width) {
+    const std::int64_t turned = model.rotary_dim, plain = head - turned;
+    std::vector<double> in_file(rows.size());
+    for (std::int64_t row = 0; row < std::ssize(rows) / width; ++row) {
+      const std::int64_t at = row % head, half = turned / 2;
+      std::int64_t there = at;
+      if (at >= plain) there = plain + (at - plain < half ? 2 * (at - plain) : 2 * (at - plain - half) + 1);
+      std::copy_n(rows.begin() + row * width, width, in_file.begin() + (row - at + there) * width);
+    }
+    return in_file;
+  }
+  static std::vector<double> as_in_file(const ModelSpec& model, const ParamSpec& spec,
+                                        std::vector<double> values) {
+    const bool queries = spec.name.ends_with("q_proj.weight") || spec.name.ends_with("q_b_proj.weight");
+    const bool keys = spec.name.ends_with("k_rope_proj.weight");
+    if (!model.latent_attention() || (!queries && !keys)) return values;
+    return pairs_together(model, keys ? model.rotary_dim : model.head_dim, values, spec.shape.back());
+  }
   // Phi-3's queries, keys and values are one tensor, and gates and what they open.
   static std::string name_in_file(const ModelSpec& model, std::string name) {
+    for (const char* part : {"kv_a_proj.", "k_rope_proj."})
+      if (const auto at = name.find(part); at != std::string::npos)
+        return name.replace(at, std::string(part).size(), "kv_a_proj_with_mqa.");
     for (const char* part : {"q_proj", "k_proj", "v_proj"})
       if (const auto at = name.find(part); model.family == Family::neox && at != std::string::npos)
         return name.replace(at, std::string(part).size(), "query_key_value");
@@ -107,6 +131,9 @@ class HuggingFace : public testing::TestWithParam<const char*> {
                             name.find("self_attn") != std::string::npos ? "qkv_proj" : "gate_up_proj");
     return name;
   }
+  static void load_weights(const Rank& rank, const Trainer& trainer, const CheckpointInfo& info) {
+    trainer.stages().set_router_biases(load_checkpoint(rank, trainer.parameters(), info, false));
+  }
   // (B, T, V) as one rank computes them, token by token.
   static std::vector<double> logits_of(const Plan& one_rank, const CheckpointInfo& info,
                                        const std::vector<double>& tokens) {
@@ -114,8 +141,9 @@ class HuggingFace : public testing::TestWithParam<const char*> {
     on_mesh(one_rank, [&](const Rank& rank) {
       const PipelineLayout pipeline(one_rank);
       const ParameterStore parameters(rank, one_rank, pipeline, 9);
-      load_checkpoint(rank, parameters, info, true);
+      const RouterBiases biases = load_checkpoint(rank, parameters, info, true);
       const HeldStages stages(rank, one_rank, pipeline, parameters, {});
+      stages.set_router_biases(biases);
       for (std::int64_t b = 0; b < batch; ++b) {
         const auto caches = stages.make_caches(length);
         for (std::int64_t t = 0; t < length; ++t) {
@@ -183,13 +211,15 @@ TEST_P(HuggingFace, LossAndGradientsAreThoseOfTransformersOnAnyMesh) {
     const Plan p = plan(info, dp, tp, pp);
     on_mesh(p, [&, ranks = p.mesh.num_ranks()](const Rank& rank) {
       Trainer trainer(rank, p, {}, 9);
-      load_checkpoint(rank, trainer.parameters(), info, false);
+      load_weights(rank, trainer, info);
       const double loss = trainer.compute_gradients(0, samples(info.model.vocab));
       const double bound = error_of_transformers(info);
       EXPECT_LE(std::abs(loss - values_of(want, "loss")[0]), bound * std::abs(loss));
       std::map<std::string, std::vector<double>> gradients;  // of a file's tensors
       for (const Parameter& parameter : trainer.parameters().all()) {
-        const auto gradient = as_doubles(gather_logical(rank, parameter, ParameterTensor::gradient));
+        const auto gradient =
+            as_in_file(info.model, parameter.spec,
+                       as_doubles(gather_logical(rank, parameter, ParameterTensor::gradient)));
         auto& whole = gradients[name_in_file(info.model, parameter.spec.name)];
         whole.insert(whole.end(), gradient.begin(), gradient.end());
       }
@@ -223,7 +253,7 @@ TEST_P(HuggingFace, FourStepsOfAdamWAreThoseOfTransformersOnAnyMesh) {
     SCOPED_TRACE(p.mesh.num_ranks());
     on_mesh(p, [&](const Rank& rank) {
       Trainer trainer(rank, p, options, 9);
-      load_checkpoint(rank, trainer.parameters(), info, false);
+      load_weights(rank, trainer, info);
       std::vector<StepResult> results;
       for (std::int64_t step = 0; step < 4; ++step)
         for (StepResult& result : trainer.step(step, samples(info.model.vocab), 4 - step))
@@ -312,11 +342,12 @@ TEST_P(HuggingFace, TransformersComputesTheSameFromAnExportedModel) {
     options.warmup_steps = 0;
     options.total_steps = 5;
     Trainer trainer(rank, p, options, 9);
-    load_checkpoint(rank, trainer.parameters(), info, false);
+    load_weights(rank, trainer, info);
     for (std::int64_t step = 0; step < 5; ++step) trainer.step(step, samples(info.model.vocab), 5 - step);
     CheckpointInfo trained = info;
     trained.step = 5;
-    const std::string saved = save_checkpoint(rank, trainer.parameters(), directory_ / "trained", trained);
+    const std::string saved = save_checkpoint(rank, trainer.parameters(), directory_ / "trained", trained, {},
+                                              trainer.stages().router_biases());
     if (rank.index() == 0) path = saved;
   });
   const auto tokens = values_of(expected(), "tokens");
@@ -340,7 +371,8 @@ INSTANTIATE_TEST_SUITE_P(Models, HuggingFace,
                          testing::Values("gpt2", "llama", "llama-tied", "mixtral", "llama3", "llama-linear",
                                          "mistral", "qwen2-yarn", "qwen2-window", "qwen3", "qwen3-moe",
                                          "smollm3", "granite", "olmo2", "phi3", "phi3-longrope", "gemma2",
-                                         "gemma3", "gpt-neox", "gpt-neox-serial"),
+                                         "gemma3", "gpt-neox", "gpt-neox-serial", "deepseek-v2",
+                                         "deepseek-v3"),
                          [](const auto& instance) {
                            std::string name = instance.param;
                            std::erase(name, '-');
@@ -366,9 +398,17 @@ TEST(HuggingFaceConfig, SaysTheWholeModelOrRefusesTheFieldByName) {
       {"router_scores", [](ModelSpec& m) { m.router.scores = RouterScores::sigmoid; }},
       {"normalise_weights", [](ModelSpec& m) { m.router.normalise = false; }},
       {"routed_scale", [](ModelSpec& m) { m.router.scale = 2.5; }},
-      {"router_groups", [](ModelSpec& m) { m.router.groups = m.router.most_groups = 2; }}};
+      {"router_groups", [](ModelSpec& m) { m.router.groups = m.router.most_groups = 2; }},
+      {"router_group_best", [](ModelSpec& m) { m.router.group_best = 2; }},
+      {"num_dense_layers", [](ModelSpec& m) { m.num_dense_layers = 2; }},
+      {"num_shared_experts", [](ModelSpec& m) { m.num_shared_experts = 2; }},
+      {"kv_rank", [](ModelSpec& m) { m.kv_rank += 3; }},
+      {"q_rank", [](ModelSpec& m) { m.q_rank = 0; }},
+      {"rotary_dim", [](ModelSpec& m) { m.rotary_dim += 2; }},
+      {"attention_scale", [](ModelSpec& m) { m.scales.attention = 0.3; }},
+      {"value_head_dim", [](ModelSpec& m) { m.value_head_dim += 1; }}};
   std::set<std::string> refused;
-  for (const char* preset : {"gpt2-tiny", "llama-tiny", "mixtral-tiny"}) {
+  for (const char* preset : {"gpt2-tiny", "llama-tiny", "mixtral-tiny", "deepseek-v3-tiny"}) {
     for (const auto& [field, change] : changes) {
       ModelSpec model = load_model(preset);
       change(model);
@@ -382,7 +422,11 @@ TEST(HuggingFaceConfig, SaysTheWholeModelOrRefusesTheFieldByName) {
         config = hugging_face_config(model, DType::f32);
       } catch (const RequestError& error) {
         refused.insert(field);
-        expect_contains(error.what(), {std::string(field) + " = ", "mixtral configuration", "legal: "});
+        if (!model.latent_attention())
+          expect_contains(error.what(),
+                          {std::string(field) + " = ", "configuration of transformers", "legal: "});
+        else  // where others follow from a field, one of them is named
+          expect_contains(error.what(), {model.name, " = "});
         continue;
       }
       ModelSpec back = model_from_hugging_face(config, "config.json");
@@ -393,7 +437,8 @@ TEST(HuggingFaceConfig, SaysTheWholeModelOrRefusesTheFieldByName) {
   }
   // Of one group all are chosen among, so that their number alone decides nothing else.
   EXPECT_EQ(refused,
-            (std::set<std::string>{"router_scores", "normalise_weights", "routed_scale", "router_groups"}));
+            (std::set<std::string>{"router_scores", "normalise_weights", "routed_scale", "router_groups",
+                                   "router_group_best", "rotary_dim", "attention_scale"}));
 }
 
 }  // namespace

@@ -71,7 +71,8 @@ TEST(ModelSpec, PublishedCountsAreExact) {
       {"gemma-2-2b", 2614341888},      {"gemma-2-9b", 9241705984},    {"gemma-2-27b", 27227128320},
       {"pythia-70m", 70426624},        {"pythia-160m", 162322944},    {"pythia-410m", 405334016},
       {"pythia-1b", 1011781632},       {"pythia-1.4b", 1414647808},   {"pythia-2.8b", 2775208960},
-      {"pythia-6.9b", 6857302016},     {"pythia-12b", 11846072320}};
+      {"pythia-6.9b", 6857302016},     {"pythia-12b", 11846072320},
+      {"deepseek-v2-lite", 15706484224}, {"deepseek-v2", 235741434880}};
   std::set<std::string> names;
   for (const std::string& name : model_preset_names()) names.insert(name);
   for (const auto& [name, count] : published) {
@@ -531,12 +532,12 @@ TEST(ModelHuggingFace, RefusesWhatWouldComputeSomethingElse) {
   refused(gpt2, "\"n_ctx\": 1024", "\"add_cross_attention\": true", {"add_cross_attention"});
   refused(mistral, "\"sliding_window\": null", "\"x\": 0", {"sliding_window", "missing"});
   refused(mistral, "\"num_key_value_heads\": 8", "\"x\": 0", {"num_key_value_heads", "missing"});
-  for (const char* type : {"deepseek_v3", "bert"}) {
+  for (const char* type : {"kimi_linear", "bert"}) {
     refused(llama, "\"model_type\": \"llama\"", fmt::format("\"model_type\": \"{}\"", type),
             {"model_type", type});
   }
   refused(llama, "\"model_type\": \"llama\"", "\"model_type\": \"deepseek_v3\"",
-          {"FP8", "--model deepseek-v3", "mixtral"});
+          {"kv_lora_rank", "missing"});
   refused(llama, "\"model_type\": \"llama\"", "\"model_type\": \"mixtral\"",
           {"num_local_experts", "missing"});
   refused(llama, "\"model_type\": \"llama\",", "", {"model_type", "missing"});

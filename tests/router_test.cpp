@@ -116,6 +116,9 @@ TEST_F(RouterTest, TokensReachNoMoreGroupsThanAllowed) {
   const RouterSpec spec{.scores = RouterScores::sigmoid, .groups = 3, .most_groups = 2};
   EXPECT_EQ(list(choose(router(spec, 4), row({1, 1, 1.5, -4, 0.9, 0.9})).ids),
             (std::vector<std::int32_t>{0, 1, 4, 5}));
+  const RouterSpec by_best{.scores = RouterScores::sigmoid, .groups = 3, .most_groups = 2, .group_best = 1};
+  EXPECT_EQ(list(choose(router(by_best, 4), row({1, 1, 1.5, -4, 0.9, 0.9})).ids),
+            (std::vector<std::int32_t>{2, 0, 1, 3}));
   const Tensor logits = random(arena, {50, 12}, 2);
   const RouterSpec limited{.groups = 4, .most_groups = 2};
   const Routed routed = choose(router(limited, 3, 12), logits);

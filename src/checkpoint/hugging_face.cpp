@@ -54,8 +54,17 @@ struct FileTensor {
   }
 };
 
-// In model order. Parts of one tensor are neighbours there.
+// Whether transformers has a bias of each router of it beside the parameters.
+bool has_router_biases(const ModelSpec& model) {
+  return model.latent_attention() && model.experts == Experts::deepseek &&
+         model.router.scores == RouterScores::sigmoid;
+}
+
+// In model order, routers' biases last. Parts of one tensor are neighbours there.
 std::vector<FileTensor> file_tensors(const ModelSpec& model) {
+  constexpr std::array<std::pair<const char*, const char*>, 2> latent{
+      {{"self_attn.kv_a_proj.", "self_attn.kv_a_proj_with_mqa."},
+       {"self_attn.k_rope_proj.", "self_attn.kv_a_proj_with_mqa."}}};
   constexpr std::array<std::pair<const char*, const char*>, 5> fused{
       {{"self_attn.q_proj.", "self_attn.qkv_proj."},
        {"self_attn.k_proj.", "self_attn.qkv_proj."},
@@ -70,6 +79,9 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model) {
     for (const auto& [part, whole] : fused)
       if (const auto at = name.find(part); model.fused_projections && at != std::string::npos)
         name.replace(at, std::string(part).size(), whole);
+    for (const auto& [part, whole] : latent)
+      if (const auto at = name.find(part); at != std::string::npos)
+        name.replace(at, std::string(part).size(), whole);
     std::int64_t rows_in_turn = 0;
     for (const char* part : head_by_head)
       if (const auto at = name.find(part); model.family == Family::neox && at != std::string::npos) {
@@ -79,7 +91,49 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model) {
     if (tensors.empty() || tensors.back().name != name) tensors.push_back({name, {}, rows_in_turn});
     tensors.back().parts.push_back(spec);
   }
+  for (std::int64_t layer = 0; has_router_biases(model) && layer < model.num_layers; ++layer) {
+    if (!model.has_experts(layer)) continue;
+    ParamSpec bias;
+    bias.name = router_bias_name(model, layer);
+    bias.shape = {model.num_experts};
+    tensors.push_back({bias.name, {bias}});
+  }
   return tensors;
+}
+
+// The rows of a parameter in the order of the files, where that is another one: DeepSeek turns neighbouring
+// elements, and not those half a width apart.
+std::vector<std::int64_t> rows_in_files(const ModelSpec& model, const ParamSpec& spec) {
+  if (!model.latent_attention()) return {};
+  const bool queries = spec.name.ends_with(".q_b_proj.weight") || spec.name.ends_with(".q_proj.weight");
+  if (!queries && !spec.name.ends_with(".k_rope_proj.weight")) return {};
+  const std::int64_t turned = model.rotary_dim, head = queries ? model.head_dim : turned;
+  std::vector<std::int64_t> rows;
+  for (std::int64_t begin = 0; begin < spec.shape.front(); begin += head) {
+    for (std::int64_t i = 0; i < head - turned; ++i) rows.push_back(begin + i);
+    for (std::int64_t i = 0; i < turned; ++i)
+      rows.push_back(begin + head - turned + i / 2 + i % 2 * (turned / 2));
+  }
+  return rows;
+}
+
+// As the files have them.
+template <class T>
+void order_rows(const std::vector<std::int64_t>& rows, std::vector<T>& values) {
+  if (rows.empty()) return;
+  const auto width = std::ssize(values) / std::ssize(rows);
+  std::vector<T> ordered;
+  for (const std::int64_t row : rows)
+    ordered.insert(ordered.end(), values.begin() + row * width, values.begin() + (row + 1) * width);
+  values = std::move(ordered);
+}
+
+// The rows that are read from the places of `rows` of a file.
+std::vector<std::int64_t> inverse(const std::vector<std::int64_t>& rows) {
+  std::vector<std::int64_t> places(rows.size());
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    places[static_cast<std::size_t>(rows[i])] = static_cast<std::int64_t>(i);
+  return places;
 }
 
 // What a file's numbers are less than the parameter's.
@@ -94,12 +148,17 @@ struct Shard {
   std::vector<FileTensor> tensors;
 };
 
+// Routers' biases decide between scores that are close: transformers keeps them in f32 at least.
+DType type_in_file(const FileTensor& tensor, DType dtype) {
+  return is_router_bias(tensor.name) && dtype == DType::bf16 ? DType::f32 : dtype;
+}
+
 std::vector<Shard> cut_into_shards(const std::vector<FileTensor>& all, DType dtype,
                                    std::int64_t shard_bytes) {
   std::vector<Shard> shards;
   std::int64_t filled = 0;
   for (const FileTensor& tensor : all) {
-    const std::int64_t bytes = tensor.numel() * element_bytes(dtype);
+    const std::int64_t bytes = tensor.numel() * element_bytes(type_in_file(tensor, dtype));
     if (shards.empty() || filled + bytes > shard_bytes) {
       shards.emplace_back();
       filled = 0;
@@ -158,22 +217,42 @@ std::vector<T> rows_in_turn(const FileTensor& tensor, const std::vector<std::vec
   return all;
 }
 
+void write_router_bias(CheckpointReader& reader, const FileTensor& tensor, DType dtype,
+                       SafetensorsWriter& writer) {
+  std::vector<double> bias(static_cast<std::size_t>(tensor.numel()));  // of a run without: zeros
+  if (reader.has(tensor.name)) {
+    const auto bytes = reader.read_whole(tensor.name, tensor.shape(), DType::f64);
+    std::memcpy(bias.data(), bytes.data(), bytes.size());
+  }
+  std::vector<std::byte> bytes(static_cast<std::size_t>(tensor.numel() * element_bytes(dtype)));
+  copy_numbers_from_host(bias, Tensor::view_of(bytes.data(), dtype, {tensor.numel()}));
+  writer.write(tensor.name, bytes.data(), bytes.size());
+}
+
 // Weights that are kept in another dtype are rounded to this one.
 void write_shard(CheckpointReader& reader, const Shard& shard, const Adapters& adapters,
                  const fs::path& directory, DType dtype) {
   const DType kept = reader.info().dtype;
+  const ModelSpec& model = reader.info().model;
   std::vector<StoredTensor> declared;
   for (const FileTensor& tensor : shard.tensors)
-    declared.push_back({tensor.name, stored_type(dtype), tensor.shape()});
+    declared.push_back({tensor.name, stored_type(type_in_file(tensor, dtype)), tensor.shape()});
   SafetensorsWriter writer((directory / shard.name).string(), declared, {{"format", "pt"}});
   for (const FileTensor& tensor : shard.tensors) {
+    if (is_router_bias(tensor.name)) {
+      write_router_bias(reader, tensor, type_in_file(tensor, dtype), writer);
+      continue;
+    }
     std::vector<std::byte> bytes;
-    const double less = less_in_files(reader.info().model, tensor.parts.front());
+    const double less = less_in_files(model, tensor.parts.front());
     const bool adapted = std::any_of(tensor.parts.begin(), tensor.parts.end(),
                                      [&](const ParamSpec& part) { return adapters.contains(part.name); });
     if (dtype == kept && less == 0 && !adapted) {
       std::vector<std::vector<std::byte>> parts;
-      for (const ParamSpec& part : tensor.parts) parts.push_back(reader.read(part.name, part, kept));
+      for (const ParamSpec& part : tensor.parts) {
+        parts.push_back(reader.read(part.name, part, kept));
+        order_rows(rows_in_files(model, part), parts.back());
+      }
       bytes = rows_in_turn(tensor, parts);
     } else {
       std::vector<std::vector<double>> parts;
@@ -181,6 +260,7 @@ void write_shard(CheckpointReader& reader, const Shard& shard, const Adapters& a
         parts.push_back(read_numbers(reader, part));
         if (const auto found = adapters.find(part.name); found != adapters.end())
           merge(reader, found->second, parts.back());
+        order_rows(rows_in_files(model, part), parts.back());
       }
       std::vector<double> numbers = rows_in_turn(tensor, parts);
       for (double& x : numbers) x -= less;
@@ -303,7 +383,13 @@ bool is_constant(const std::string& name) {
          name.ends_with("rotary_emb.inv_freq");
 }
 
-// Of each parameter of the model: under the name of its tensor, or GPT-2's without the prefix of the class.
+// DeepSeek-V3's modules that predict a second token lie behind its last layer; transformers leaves them out.
+bool predicts_more(const ModelSpec& model, const std::string& name) {
+  return model.latent_attention() && name.starts_with(fmt::format("model.layers.{}.", model.num_layers));
+}
+
+// Of each parameter of the model, and of routers' biases: under the name of its tensor, or GPT-2's without
+// the prefix of the class.
 std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, const ModelSpec& model) {
   const std::string prefix = "transformer.";
   std::set<std::string> left = stored.names();
@@ -328,7 +414,8 @@ std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, cons
       refuse("{}: tie_word_embeddings, and yet {} is not {}", stored.directory(), output, table.name);
   }
   for (const std::string& name : left)
-    if (!is_constant(name)) refuse("{}: {} is no tensor of a {}", stored.directory(), name, model.name);
+    if (!is_constant(name) && !predicts_more(model, name))
+      refuse("{}: {} is no tensor of a {}", stored.directory(), name, model.name);
   return places;
 }
 
@@ -340,8 +427,9 @@ void refuse_inexpressible(const ModelSpec& model, const std::string& type, const
   for (const auto& [field, here, there] : differences(model, meant))
     refuse(
         "model {}: {} = {} cannot be said in a {} configuration of transformers, where it is {}; legal: a "
-        "model with {} = {}",
-        model.name, field, here, type, there, field, there);
+        "model {}",
+        model.name, field, here.empty() ? "nothing" : here, type, there.empty() ? "nothing" : there,
+        there.empty() ? "without it" : fmt::format("with {} = {}", field, there));
 }
 
 // As a part of a head, of which transformers rounds down.
@@ -349,6 +437,13 @@ double rotary_part(const ModelSpec& m) {
   const auto whole = static_cast<double>(m.head_dim);
   const double part = static_cast<double>(m.turned_width()) / whole;
   return static_cast<std::int64_t>(whole * part) < m.turned_width() ? std::nextafter(part, 2.0) : part;
+}
+
+// The mscale_all_dim of a DeepSeek whose scores are sharpened by scales.attention (model_hugging_face.cpp).
+double sharpening(const ModelSpec& m) {
+  const double root = std::sqrt(m.scales.attention * std::sqrt(static_cast<double>(m.head_dim)));
+  const double by = (root - 1) / (0.1 * std::log(m.rope.factor));
+  return std::round(by * 1e12) / 1e12;  // those of configurations have few digits
 }
 
 void add_rope(const ModelSpec& m, ordered_json& config) {
@@ -379,6 +474,7 @@ void add_rope(const ModelSpec& m, ordered_json& config) {
     if (m.fused_projections) config["original_max_position_embeddings"] = r.original_length;
   }
   if (r.scaling > RopeScaling::llama3) rope["attention_factor"] = r.attention_factor;
+  if (m.latent_attention() && m.scales.attention > 0) rope["mscale_all_dim"] = sharpening(m);
   if (r.local_theta == 0)
     config["rope_parameters"] = rope;
   else
@@ -401,6 +497,30 @@ void add_window(const ModelSpec& m, ordered_json& config) {
   config["layer_types"] = json::array();
   for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
     config["layer_types"].push_back(m.window.in(layer) ? "sliding_attention" : "full_attention");
+}
+
+void add_deepseek(const ModelSpec& m, ordered_json& config) {
+  config["head_dim"] = m.rotary_dim;  // as transformers has it
+  config["q_lora_rank"] = m.q_rank > 0 ? ordered_json(m.q_rank) : ordered_json();
+  config["kv_lora_rank"] = m.kv_rank;
+  config["qk_rope_head_dim"] = m.rotary_dim;
+  config["qk_nope_head_dim"] = m.head_dim - m.rotary_dim;
+  config["v_head_dim"] = m.value_head_dim;
+  const bool experts = m.experts != Experts::none;
+  config["first_k_dense_replace"] = experts ? m.num_dense_layers : m.num_layers;
+  const bool v3 = config["model_type"] == "deepseek_v3";
+  if (v3) config["num_nextn_predict_layers"] = 0;
+  if (!experts) return;
+  config["n_routed_experts"] = m.num_experts;
+  config["n_shared_experts"] = m.num_shared_experts;
+  config["num_experts_per_tok"] = m.experts_per_token;
+  config["moe_intermediate_size"] = m.expert_hidden;
+  config["routed_scaling_factor"] = m.router.scale;
+  config["norm_topk_prob"] = m.router.normalise;
+  config["n_group"] = m.router.groups;
+  config["topk_group"] = m.router.most_groups;
+  config["scoring_func"] = v3 ? "sigmoid" : "softmax";
+  config["topk_method"] = v3 ? "noaux_tc" : m.router.groups > 1 ? "group_limited_greedy" : "greedy";
 }
 
 }  // namespace
@@ -449,15 +569,20 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
                {{"rope_type", "default"}, {"rope_theta", m.rope.theta}, {"partial_rotary_factor", part}}}};
   } else {
     const bool mixtral = m.experts == Experts::mixtral;
+    const bool deepseek = m.latent_attention();
     const bool qwen3_moe = m.experts == Experts::deepseek && m.qk_norm && m.num_shared_experts == 0;
-    if ((m.experts == Experts::deepseek && !qwen3_moe) || m.latent_attention())
+    if (m.experts == Experts::deepseek && !qwen3_moe && !deepseek)
       refuse(
-          "model {}: its layout of Hugging Face is not written yet; legal: gpt2, llama, mistral, mixtral, "
-          "qwen2, qwen3, qwen3_moe, smollm3, granite, olmo2, phi3, gemma2, gemma3_text, gpt_neox",
+          "model {}: transformers has no class of experts as in deepseek without its latent attention; "
+          "legal: "
+          "kv_rank above 0, or qk_norm = true and num_shared_experts = 0 (Qwen3's)",
           m.name);
     const bool gemma = m.norm_place == NormPlace::both && m.norms_less_one, gemma2 = gemma && !m.qk_norm;
-    const auto [type, architecture] = mixtral               ? std::pair{"mixtral", "MixtralForCausalLM"}
-                                      : qwen3_moe           ? std::pair{"qwen3_moe", "Qwen3MoeForCausalLM"}
+    const bool v2 = m.experts == Experts::deepseek && m.router.scores == RouterScores::softmax;
+    const auto [type, architecture] = mixtral          ? std::pair{"mixtral", "MixtralForCausalLM"}
+                                      : deepseek && v2 ? std::pair{"deepseek_v2", "DeepseekV2ForCausalLM"}
+                                      : deepseek       ? std::pair{"deepseek_v3", "DeepseekV3ForCausalLM"}
+                                      : qwen3_moe      ? std::pair{"qwen3_moe", "Qwen3MoeForCausalLM"}
                                       : m.fused_projections ? std::pair{"phi3", "Phi3ForCausalLM"}
                                       : m.norm_place == NormPlace::after && m.qk_norm_whole
                                           ? std::pair{"olmo2", "Olmo2ForCausalLM"}
@@ -483,6 +608,7 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
               {"hidden_act", "silu"},
               {"attention_bias", false},
               {"mlp_bias", false}};
+    if (deepseek) add_deepseek(m, config);
     if (mixtral) {
       config["num_local_experts"] = m.num_experts;
       config["num_experts_per_tok"] = m.experts_per_token;
@@ -514,7 +640,7 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
         config["query_pre_attn_scalar"] = std::llround(scalar);
       else
         config["query_pre_attn_scalar"] = scalar;
-    } else if (m.scales != ScaleSpec{}) {
+    } else if (m.scales != ScaleSpec{} && !deepseek) {
       config["embedding_multiplier"] = m.scales.embedding;
       config["attention_multiplier"] =
           m.scales.attention > 0 ? m.scales.attention : 1 / std::sqrt(static_cast<double>(m.head_dim));
@@ -543,7 +669,7 @@ void export_hugging_face(const std::string& checkpoint, const std::string& direc
   ModelSpec model = info.model;
   model.tuning = {};  // a training's affair
   const std::string config = hugging_face_config(model, dtype);
-  if (!read_router_biases(reader).empty())
+  if (!has_router_biases(model) && !read_router_biases(reader).empty())
     refuse(
         "{}: its routers choose by biases (--bias-rate), which {} has no place for in Hugging Face's layout; "
         "legal: a checkpoint of a run without",
@@ -557,7 +683,7 @@ void export_hugging_face(const std::string& checkpoint, const std::string& direc
     write_shard(reader, shard, adapters, directory, dtype);
     for (const FileTensor& tensor : shard.tensors) {
       weights[tensor.name] = shard.name;
-      bytes += tensor.numel() * element_bytes(dtype);
+      bytes += tensor.numel() * element_bytes(type_in_file(tensor, dtype));
     }
   }
   if (shards.size() > 1)
@@ -643,6 +769,7 @@ void HuggingFaceWeights::load(const Rank& rank, const ParameterStore& parameters
       const auto here = stored_->read(place.name, place.shape, place.first_row + row / run * place.step, run);
       values.insert(values.end(), here.begin(), here.end());
     }
+    order_rows(inverse(rows_in_files(model_, p.spec)), values);
     if (const double less = less_in_files(model_, p.spec); less != 0)
       for (double& x : values) x += less;
     const Tensor logical(rank.arena(), MemoryCategory::other, p.own_master.dtype(), p.spec.shape);
@@ -653,6 +780,17 @@ void HuggingFaceWeights::load(const Rank& rank, const ParameterStore& parameters
     });
     scatter_logical(rank, logical, p, ParameterTensor::value);
   }
+}
+
+RouterBiases HuggingFaceWeights::router_biases() const {
+  RouterBiases biases;
+  for (std::int64_t layer = 0; has_router_biases(model_) && layer < model_.num_layers; ++layer) {
+    if (!model_.has_experts(layer)) continue;
+    const StoredPlace& place = places_.at(router_bias_name(model_, layer));
+    biases[layer] = stored_->read(place.name, place.shape);
+    refuse_nonfinite<double>(stored_->directory(), place.name, {biases[layer].data(), biases[layer].size()});
+  }
+  return biases;
 }
 
 std::string import_hugging_face(const std::string& directory, const std::string& checkpoints, DType dtype,
@@ -685,7 +823,7 @@ std::string import_hugging_face(const std::string& directory, const std::string&
     info.trained_on = plan.model.vocab == bytes_vocab && tokenizer->empty() ? TokenData::Kind::text
                                                                             : TokenData::Kind::tokens;
     into.begin(world.job());
-    path = save_checkpoint(rank, parameters, checkpoints, info);
+    path = save_checkpoint(rank, parameters, checkpoints, info, {}, weights.router_biases());
   });
   return path;
 }

@@ -12,6 +12,7 @@
 #include "spec/block.h"
 #include "spec/dtype.h"
 #include "spec/model_spec.h"
+#include "spec/routing_balance.h"
 
 namespace echelon {
 
@@ -45,7 +46,8 @@ void export_adapters(const std::string& checkpoint, const std::string& directory
 // Whether a model's directory has its values, rather than its configuration alone.
 bool has_weights(const std::string& directory);
 
-// The weights of a model in this layout, and which of them each parameter is. Safe to share by threads.
+// The weights of a model in this layout, and which of them each parameter is. DeepSeek-V3's modules that
+// predict a second token are left out, as transformers leaves them. Safe to share by threads.
 class HuggingFaceWeights {
  public:
   // RequestError naming the tensor that is missing, foreign or of another shape; an output matrix beside a
@@ -58,6 +60,8 @@ class HuggingFaceWeights {
   // Fills what this rank holds, each number rounded once to what its optimizer updates. NotFinite (finite.h)
   // where one is NaN or infinite in that.
   void load(const Rank& rank, const ParameterStore& parameters) const;
+  // By which the routers choose (DeepSeek-V3); empty for others. NotFinite as load().
+  RouterBiases router_biases() const;
 
  private:
   ModelSpec model_;

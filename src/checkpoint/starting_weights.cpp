@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "base/error.h"
+#include "checkpoint/router_biases.h"
 
 namespace echelon {
 
@@ -20,6 +21,12 @@ StartingWeights::StartingWeights(const std::string& path) : path_(path) {
     refuse("--from {}: holds neither a model in Hugging Face's layout (config.json) nor a checkpoint", path);
   checkpoint_ = read_checkpoint_info(path);
   path_ = checkpoint_.path;
+}
+
+bool StartingWeights::have_router_biases() const {
+  if (hugging_face_) return !hugging_face_->router_biases().empty();
+  CheckpointReader reader(checkpoint_.path);
+  return !read_router_biases(reader).empty();
 }
 
 void StartingWeights::refuse_other_model(const ModelSpec& asked) const {
@@ -40,7 +47,7 @@ void StartingWeights::refuse_other_model(const ModelSpec& asked) const {
 RouterBiases StartingWeights::load(const Rank& rank, const ParameterStore& parameters) const {
   if (!hugging_face_) return load_checkpoint(rank, parameters, checkpoint_, true);
   hugging_face_->load(rank, parameters);
-  return {};
+  return hugging_face_->router_biases();
 }
 
 }  // namespace echelon

@@ -109,7 +109,7 @@ class HeadNormOp final : public NormOp {
       // With fewer heads than ranks, neighbouring ranks hold the same one.
       const auto here = std::max<std::int64_t>(op.heads[i] / s.tensor_parallel.size(), 1);
       heads_.insert(heads_.end(), static_cast<std::size_t>(here),
-                    Norm{s.stacked({op.weights[i]}), {}, s.plan.model.norm_eps});
+                    Norm{s.stacked({op.weights[i]}), {}, s.plan.model.head_norm_eps()});
     }
   }
 

@@ -73,6 +73,7 @@ constexpr const char* toml_keys[] = {"name",
                                      "routed_scale",
                                      "router_groups",
                                      "router_most_groups",
+                                     "router_group_best",
                                      "kv_rank",
                                      "q_rank",
                                      "rotary_dim",
@@ -155,9 +156,9 @@ class Reader {
 
 void read_experts(const Reader& reader, const std::string& where, ModelSpec& m) {
   if (!reader.has("experts")) {
-    for (const char* key :
-         {"num_experts", "experts_per_token", "expert_hidden", "num_shared_experts", "num_dense_layers",
-          "router_scores", "normalise_weights", "routed_scale", "router_groups", "router_most_groups"})
+    for (const char* key : {"num_experts", "experts_per_token", "expert_hidden", "num_shared_experts",
+                            "num_dense_layers", "router_scores", "normalise_weights", "routed_scale",
+                            "router_groups", "router_most_groups", "router_group_best"})
       if (reader.has(key))
         refuse("{}: {} = {}: the key experts is missing", where, key, reader.shown_value(key));
     return;
@@ -183,6 +184,7 @@ void read_experts(const Reader& reader, const std::string& where, ModelSpec& m) 
   m.router.scale = reader.real_or("routed_scale", 1);
   m.router.groups = reader.integer_or("router_groups", 1);
   m.router.most_groups = reader.integer_or("router_most_groups", m.router.groups);
+  m.router.group_best = reader.integer_or("router_group_best", 0);
 }
 
 std::string quoted(const std::string& text) {
@@ -406,6 +408,7 @@ std::string to_toml(const ModelSpec& m) {
     line("routed_scale", m.router.scale);
     line("router_groups", m.router.groups);
     line("router_most_groups", m.router.most_groups);
+    if (m.router.group_best > 0) line("router_group_best", m.router.group_best);
   }
   if (m.latent_attention()) {
     line("kv_rank", m.kv_rank);

@@ -420,15 +420,70 @@ void read_gemma3(const Config& config, ModelSpec& m) {
   config.only_null("final_logit_softcapping");
 }
 
+// By which YaRN sharpens DeepSeek's scores, beside what it does to positions: the square of a temperature.
+void read_sharpening(const Config& config, ModelSpec& m) {
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    if (!config.has(key) || m.rope.scaling == RopeScaling::none) continue;
+    const std::string where = fmt::format("{}, {}", config.where(), key);
+    const double by = Config(config.required(key), where).real_or("mscale_all_dim", 0);
+    if (by == 0) continue;
+    const double sharper = m.rope.factor <= 1 ? 1 : 0.1 * by * std::log(m.rope.factor) + 1;
+    m.scales.attention = sharper * sharper / std::sqrt(static_cast<double>(m.head_dim));
+  }
+}
+
+// DeepSeek V2 and V3: what routes differs. A module that predicts more than one token is beside the model,
+// in transformers too.
+void read_deepseek(const Config& config, bool v3, ModelSpec& m) {
+  const std::int64_t dense =
+      config.has("first_k_dense_replace") && config.required("first_k_dense_replace") == 0
+          ? 0
+          : config.integer_or("first_k_dense_replace", v3 ? 3 : 0);
+  for (const char* key : {"kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"})
+    config.required(key);
+  read_llama(config, {}, m);
+  m.kv_rank = config.integer("kv_lora_rank");
+  if (!config.names("q_lora_rank")) config.required("q_lora_rank");  // null says that there is none
+  m.q_rank = config.integer_or("q_lora_rank", 0);
+  m.rotary_dim = config.integer("qk_rope_head_dim");
+  m.head_dim = config.integer("qk_nope_head_dim") + m.rotary_dim;
+  m.value_head_dim = config.integer("v_head_dim");
+  config.only_boolean("rope_interleave", true);
+  read_sharpening(config, m);
+  if (dense >= m.num_layers) return;
+  m.experts = Experts::deepseek;
+  m.num_dense_layers = dense;
+  m.num_experts = config.integer("n_routed_experts");
+  m.num_shared_experts = config.integer("n_shared_experts");
+  m.experts_per_token = config.integer("num_experts_per_tok");
+  m.expert_hidden = config.integer("moe_intermediate_size");
+  m.router.scale = config.real_or("routed_scaling_factor", v3 ? 2.5 : 1);
+  if (config.has("moe_layer_freq") && config.required("moe_layer_freq") != 1)
+    config.wrong("moe_layer_freq", "1");
+  config.only_text("scoring_func", v3 ? "sigmoid" : "softmax", {v3 ? "sigmoid" : "softmax"});
+  if (v3) {
+    config.only_text("topk_method", "noaux_tc", {"noaux_tc"});
+    m.router.scores = RouterScores::sigmoid;
+    m.router.normalise = config.boolean_or("norm_topk_prob", true);
+  } else {
+    config.only_text("topk_method", "greedy", {"greedy", "group_limited_greedy"});
+    config.only_boolean("norm_topk_prob", false);  // transformers does not heed it
+    m.router.normalise = false;
+    if (config.text_or("topk_method", "greedy") == "greedy") return;
+  }
+  m.router.groups = config.integer_or("n_group", v3 ? 8 : 1);
+  m.router.most_groups = config.integer_or("topk_group", v3 ? 4 : 1);
+  if (m.router.most_groups == m.router.groups) return;
+  const std::int64_t best = v3 ? 2 : 1;
+  m.router.group_best = m.experts_per_token / m.router.most_groups == best ? 0 : best;
+}
+
 [[noreturn]] void refuse_model_type(const std::string& where, const std::string& type) {
-  const char* why = "";
-  if (type.starts_with("deepseek"))
-    why = " (nor are its scaled positions and FP8 weights; --model deepseek-v3 plans it)";
   refuse(
-      "{}: model_type = \"{}\" is not supported{}: only gpt2, llama, mistral, mixtral, qwen2, qwen3, "
-      "qwen3_moe, "
-      "smollm3, granite, olmo2, phi3, gemma2, gemma3_text and gpt_neox are",
-      where, type, why);
+      "{}: model_type = \"{}\" is not supported: only gpt2, llama, mistral, mixtral, qwen2, qwen3, "
+      "qwen3_moe, smollm3, granite, olmo2, phi3, gemma2, gemma3_text, gpt_neox, deepseek_v2 and deepseek_v3 "
+      "are",
+      where, type);
 }
 
 std::string model_name(const std::string& where, const std::string& type) {
@@ -473,6 +528,8 @@ ModelSpec model_from_hugging_face(const std::string& config_json, const std::str
     read_phi3(config, m);
   } else if (type == "gpt_neox") {
     read_neox(config, m);
+  } else if (type == "deepseek_v2" || type == "deepseek_v3") {
+    read_deepseek(config, type == "deepseek_v3", m);
   } else if (type == "gemma2") {
     read_gemma2(config, m);
   } else if (type == "gemma3_text") {

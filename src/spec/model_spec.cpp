@@ -84,6 +84,9 @@ void check_router(const ModelSpec& m) {
         "whole "
         "number from {} to {}",
         m.name, r.most_groups, m.experts_per_token, size, least, r.groups);
+  if (r.group_best < 0 || r.group_best > size)
+    refuse("model {}: router_group_best = {} is not legal: a group has {} experts; give 0 to {}", m.name,
+           r.group_best, size, size);
 }
 
 void check_latent_attention(const ModelSpec& m) {

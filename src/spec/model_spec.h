@@ -110,6 +110,8 @@ struct ModelSpec {
     return experts == Experts::none ? 0 : num_layers - num_dense_layers;
   }
   bool latent_attention() const { return kv_rank > 0; }
+  // Of norms of heads, and of what latent attention compresses: DeepSeek's have one of their own.
+  double head_norm_eps() const { return latent_attention() ? 1e-6 : norm_eps; }
   // Width of what attention hands to its output matrix.
   std::int64_t attended_width() const { return num_heads * (latent_attention() ? value_head_dim : head_dim); }
 

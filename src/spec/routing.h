@@ -19,8 +19,8 @@ struct RouterSpec {
   double scale = 1;       // of the weights [routed_scaling_factor]
   // Node-limited routing (DeepSeek-V3, section 2.1.2): experts are in `groups` equal runs of numbers
   // [n_group], and a token's are in at most `most_groups` of these [topk_group], those with the largest sums
-  // of their k / most_groups best scores.
-  std::int64_t groups = 1, most_groups = 1;
+  // of their `group_best` best scores; 0: k / most_groups. transformers has 2 for DeepSeek-V3 and 1 for V2.
+  std::int64_t groups = 1, most_groups = 1, group_best = 0;
   bool operator==(const RouterSpec&) const = default;
 };
 

@@ -34,7 +34,8 @@ void take_best(const Values& values, std::int64_t begin, std::int64_t end, std::
 // Experts outside of the best `most` of `groups` are marked as taken.
 void limit_groups(const Values& wanted, const RouterSpec& spec, std::int64_t k, std::vector<bool>& taken) {
   const auto size = static_cast<std::int64_t>(wanted.size()) / spec.groups;
-  const std::int64_t counted = std::clamp<std::int64_t>(k / spec.most_groups, 1, size);
+  const std::int64_t counted =
+      spec.group_best > 0 ? spec.group_best : std::clamp<std::int64_t>(k / spec.most_groups, 1, size);
   Values sums(static_cast<std::size_t>(spec.groups));
   for (std::int64_t g = 0; g < spec.groups; ++g) {
     std::vector<bool> seen(wanted.size());

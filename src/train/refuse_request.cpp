@@ -102,6 +102,11 @@ void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeli
     refuse(
         "--from {}: a run that goes on (--resume) has the weights of its checkpoint; legal: one of the two",
         request.from->path());
+  if (request.asynchronous && request.from && request.from->have_router_biases())
+    refuse(
+        "--from {}: its routers choose by biases, which parameter servers do not hold; legal: without "
+        "--staleness",
+        request.from->path());
   if (request.resume && !fs::exists(request.checkpoint_directory))
     refuse("--checkpoint {}: no such directory", request.checkpoint_directory);
   if (is_checkpoint(request.checkpoint_directory))
