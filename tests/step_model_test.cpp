@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "plan/explain.h"
 #include "plan/memory.h"
 #include "plan/op_seconds.h"
@@ -95,6 +97,9 @@ TEST(ScheduleShelf, ShortSchedulesShowWhatLongOnesHave) {
         }
         const ScheduleFacts whole = facts_of(make_schedule(name, ranks, microbatches, chunks));
         EXPECT_EQ(facts.peak, whole.peak) << name << " " << ranks << " " << microbatches;
+        for (std::size_t r = 0; r < whole.held.size(); ++r)
+          EXPECT_EQ(std::set(facts.held[r].begin(), facts.held[r].end()),
+                    std::set(whole.held[r].begin(), whole.held[r].end()));
         EXPECT_EQ(facts.num_stages, whole.num_stages);
         EXPECT_EQ(facts.overlaps, whole.overlaps);
         for (std::size_t r = 0; r < whole.uses.size(); ++r)
@@ -380,6 +385,130 @@ TEST(StepModel, ZeroStatesAreThePapers) {
   EXPECT_NEAR(states(1) / parameters, 4 + 12.0 / 64, 1e-6);
   EXPECT_NEAR(states(2) / parameters, 2 + 14.0 / 64, 1e-6);
   EXPECT_NEAR(states(3) / parameters, 16.0 / 64, 1e-6);
+}
+
+double kept_by_layer(const Workload& work, const Plan& c) {
+  return saved_bytes(work, c, c.recompute.of(0)).dense_layer / static_cast<double>(c.seq_len);
+}
+
+// torchtitan's per-op checkpointing, of Llama 3 8B: what a layer begins with, the outputs of the queries',
+// the values', the gate's and the last product, attention's output and its log-sum-exp of 32 heads.
+TEST(StepModel, EverySecondProductIsKept) {
+  Workload work = workload("llama-3-8b", 8);
+  work.software = load_software("torchtitan");
+  Plan c = work.plan;
+  c.recompute = Recompute::selective;
+  EXPECT_DOUBLE_EQ(kept_by_layer(work, c), 2.0 * (4096 + 4096 + 1024 + 14336 + 4096 + 4096) + 4 * 32);
+  const double selective = StepModel(work).estimate(c).seconds;
+  // Made again are keys, attention's output matrix and the MLP's second: 95 of 218 million numbers of a
+  // layer.
+  c.recompute = Recompute::none;
+  const double none = StepModel(work).estimate(c).seconds;
+  c.recompute = Recompute::full;
+  const double full = StepModel(work).estimate(c).seconds;
+  EXPECT_GT(selective, none);
+  EXPECT_LT(selective, none + 0.55 * (full - none));
+  // Two of tp have half of it, but for what all tokens are whole in.
+  c.recompute = Recompute::selective;
+  c.mesh.set(Axis::tp, 2);
+  EXPECT_DOUBLE_EQ(kept_by_layer(work, c),
+                   2.0 * (4096 / 2 + 4096 / 2 + 1024 / 2 + 14336 / 2 + 4096 + 4096 / 2) + 4 * 16);
+}
+
+TEST(StepModel, APipelineMayKeepWhatItGathered) {
+  Workload work = workload("llama-3-8b", 64);
+  work.software = load_software("torchtitan");
+  Plan c = work.plan;
+  c.mesh.set(Axis::dp, 4);
+  c.mesh.set(Axis::pp, 2);
+  c.zero = 3;
+  const Estimate keeps = StepModel(work).estimate(c);
+  work.software.pipelines_keep_gathered = false;
+  const Estimate lets_go = StepModel(work).estimate(c);
+  const auto communication = [](const Estimate& e) {
+    return static_cast<double>(e.memory[MemoryCategory::communication]);
+  };
+  const double all = 2 * 8.03e9;  // of the parameters, in 16 bits
+  EXPECT_GT(communication(keeps), all / 2);
+  EXPECT_LT(communication(keeps), 1.2 * all / 2);
+  EXPECT_LT(communication(lets_go), 0.2 * all);
+  // A microbatch gathers each layer for its forward and for its backward pass: of 16, 32 gathers in place of one.
+  const double whole = communication(keeps) - 4 * 2.0 * 4096 * 4096;  // but for what stages hand on
+  EXPECT_NEAR(lets_go.traffic.dp - keeps.traffic.dp, 31 * 0.75 * whole, 0.01 * 31 * 0.75 * whole);
+  EXPECT_LT(keeps.seconds, lets_go.seconds);
+  c.mesh.set(Axis::pp, 1);
+  work.software.pipelines_keep_gathered = true;
+  const Estimate alone = StepModel(work).estimate(c);
+  EXPECT_LT(communication(alone), 0.2 * all);
+}
+
+// What products read in 8 bits is kept so: two norms' outputs and the activation's; of attention's output,
+// which its own backward pass reads in 16, a copy is made.
+TEST(StepModel, OperandsAreKeptInTheirBits) {
+  Workload work = workload("llama-3-8b", 8);
+  work.precision = Precision::fp8;
+  const Plan& c = work.plan;
+  work.software.keeps_operands = true;
+  const double wide = kept_by_layer(work, c);
+  work.software.keeps_operands = false;
+  EXPECT_DOUBLE_EQ(wide - kept_by_layer(work, c), 4096 + 4096 + 14336 - 4096);
+  work.software.activation_input_bytes = 1;
+  EXPECT_DOUBLE_EQ(wide - kept_by_layer(work, c), 4096 + 4096 + 14336 - 4096 + 2 * 14336);
+  work.software = load_software("current");
+  work.precision = Precision::bf16;
+  const double bf16 = kept_by_layer(work, c);
+  work.software.keeps_operands = true;
+  EXPECT_EQ(kept_by_layer(work, c), bf16);
+}
+
+TEST(StepModel, ExpertsOutputsAndLatentHeadsNeedNotBeKept) {
+  Workload work = workload("deepseek-v3", 8);
+  const Plan& c = work.plan;
+  const auto kept = [&](const Recompute& recompute) {
+    return saved_bytes(work, c, recompute).expert_layer / static_cast<double>(c.seq_len);
+  };
+  work.software.keeps_expert_outputs = true;
+  const double all = kept(Recompute::none);
+  work.software.keeps_expert_outputs = false;
+  EXPECT_DOUBLE_EQ(all - kept(Recompute::none), 8 * 7168 * 2);
+  // Queries, keys and values of 128 heads, from their compressed forms.
+  EXPECT_DOUBLE_EQ(kept(Recompute::none) - kept(parse_recompute("mla_up_proj", "recompute")),
+                   2 * 128 * (192 + 192 + 128));
+}
+
+// Stages of unequal size: the peak is that of the schedule walked with their layers.
+TEST(StepModel, UnequalStagesAreHeldAsTheScheduleHoldsThem) {
+  for (const auto& [schedule, chunks] :
+       {std::pair{"interleaved", 4}, {"interleaved", 2}, {"zb-v", 1}, {"1f1b", 1}, {"dualpipe", 1}}) {
+    Workload work = workload("llama-3-405b", 64);
+    Plan c = work.plan;
+    c.mesh.set(Axis::pp, 8);
+    c.micro_batch = 1;
+    c.schedule = schedule;
+    c.chunks = chunks;
+    StepModel model(work);
+    ASSERT_TRUE(model.schedule_problem(c).empty());
+    const Estimate e = model.estimate(c);
+    const Schedule walked = make_schedule(schedule, 8, 64, chunks > 1 ? chunks : 0);
+    const double layer = saved_bytes(work, c, Recompute::none).dense_layer;
+    std::set<std::int64_t> sizes(e.layers.begin(), e.layers.end());
+    EXPECT_GT(sizes.size(), 1u);
+    for (std::size_t r = 0; r < 8; ++r) {
+      std::int64_t held = 0, peak = 0;
+      for (const Instruction& i : walked.ranks[r]) {
+        const auto layers = [&](const Value& v) {
+          return v.kind == ValueKind::saved ? e.layers[static_cast<std::size_t>(v.stage)] : 0;
+        };
+        each_write(walked, i, [&](const Value& v) { held += layers(v); });
+        peak = std::max(peak, held);
+        each_release(i, [&](const Value& v) { held -= layers(v); });
+      }
+      const double working = static_cast<double>(e.rank_memory[r][MemoryCategory::activations]) -
+                             static_cast<double>(peak) * layer;
+      EXPECT_GT(working, 0) << schedule << r;
+      EXPECT_LT(working, 4 * layer) << schedule << r;  // of one layer, or of the output layer
+    }
+  }
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 #include <algorithm>
 
 #include "base/real.h"
+#include "plan/every_second_product.h"
+#include "plan/op_seconds.h"
 #include "spec/flat_layout.h"
 
 namespace echelon {
@@ -48,10 +50,15 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
   const ModelSpec& m = c.model;
   const Software& s = work.software;
   const double tp = c.mesh.tp(), width = work.precision == Precision::f32 ? 4 : 2;
+  // Of an element that is kept for a product.
+  const double operand = s.keeps_operands ? width : std::min(width, operand_bytes(work.precision));
   const double tokens = real(c.micro_batch * c.seq_len) / c.mesh.cp();
   const double whole = tokens * real(m.hidden) * width;
   const double cut = c.shards_sequence() ? whole / tp : whole;
-  const double normed = !s.keeps_norm_outputs ? 0 : c.shards_sequence() && s.regathers_sequence ? cut : whole;
+  const double normed = operand / width *
+                        (!s.keeps_norm_outputs                         ? 0
+                         : c.shards_sequence() && s.regathers_sequence ? cut
+                                                                       : whole);
   const double mask = s.dropout ? cut / width : 0;
   const double heads = real(m.num_heads) / tp;
   const double keys = m.latent_attention() ? heads : std::max(1.0, real(m.num_kv_heads) / tp);
@@ -62,40 +69,54 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
   const double attended = tokens * heads * values * width;
   const double scores = tokens * heads * real(c.seq_len) * (s.dropout ? 2 * width + 1 : width);
   const double core = s.fused_attention ? attended + tokens * heads * 4 : scores;
-  const double first = m.family == Family::llama ? 2 : 1;
+  const double cast = operand < width ? attended * operand / width : 0;  // that the next product reads
+  const double first = m.family == Family::llama && is_gated(m.activation) ? 2 : 1;
   const auto mlp = [&](double copies, double hidden) {
-    return copies * hidden * width * (first + (s.keeps_activated ? 1 : 0));
+    return copies * hidden *
+           (width / 2 * s.activation_input_bytes * first + (s.keeps_activated ? operand : 0));
   };
 
   const auto& list = recompute.ops();
   const auto drops = [&](const char* op) { return std::binary_search(list.begin(), list.end(), op); };
   const bool products = drops("linear");
-  const double dropped = (drops("attention") ? core : 0) + (products || drops("attention_in") ? qkv : 0) +
+  const bool by_product = s.keeps_every_second_product && recompute == Recompute::selective;
+  const double dropped = (drops("attention") ? core : 0) +
+                         (products || drops("attention_in") || drops("latent") ? qkv : 0) +
                          (products || drops("mlp_in") ? mlp(tokens, real(m.mlp_hidden) / tp) : 0) +
                          (drops("residual") || drops("residual1") ? cut : 0);
 
   SavedBytes saved;
-  const double attention = cut + normed + qkv + compressed + core + (s.fused_attention ? 0 : attended) + mask;
+  const double attention =
+      cut + normed + qkv + compressed + core + (s.fused_attention ? cast : attended) + mask;
   const double before_mlp = cut + normed + mask;
   const double dense = attention + before_mlp + mlp(tokens, real(m.mlp_hidden) / tp);
   double experts = 0;
   const double here = c.shards_sequence() ? tokens / tp : tokens;
   const double copies = here * real(m.experts_per_token);
   if (m.experts != Experts::none)
-    experts = attention + before_mlp + 2 * copies * real(m.hidden) * width +
+    experts = attention + before_mlp +
+              copies * real(m.hidden) * (operand + (s.keeps_expert_outputs ? width : 0)) +
               mlp(copies * c.mesh.expert_cut(), real(m.expert_hidden) / c.mesh.expert_cut()) +
               mlp(tokens, real(m.num_shared_experts * m.expert_hidden) / tp);
-  const auto kept = [&](double all) {
-    return recompute.everything() ? cut : s.saved_factor * (all - dropped);
+  const auto kept = [&](double all, const std::vector<SplitProduct>& split) {
+    if (recompute.everything()) return cut;
+    if (!by_product) return s.saved_factor * (all - dropped);
+    double outputs = 0;
+    for (const SplitProduct& product : split) outputs += product.kept_columns * tokens * width;
+    return s.saved_factor * (cut + core + outputs);
   };
   const auto working = [&](double all, double hidden, double rows) {
     const double gradients = 2 * whole + rows * hidden * width * first;
-    return gradients + (recompute.everything() ? all - cut : dropped);
+    return gradients + (recompute.everything() || by_product ? all - cut : dropped);
   };
-  saved.dense_layer = kept(dense);
+  const auto split = [&](std::int64_t layer) {
+    return by_product ? every_second_product(layer_program(m, layer), c.mesh.tp())
+                      : std::vector<SplitProduct>();
+  };
+  if (m.num_expert_layers() < m.num_layers) saved.dense_layer = kept(dense, split(0));
   saved.dense_working = working(dense, real(m.mlp_hidden) / tp, tokens);
   if (m.experts != Experts::none) {
-    saved.expert_layer = kept(experts);
+    saved.expert_layer = kept(experts, split(m.num_layers - 1));
     saved.expert_working =
         working(experts, real(m.expert_hidden) / c.mesh.expert_cut(), copies * c.mesh.expert_cut()) +
         2 * copies * real(m.hidden) * width;
@@ -137,14 +158,18 @@ Memory footprint(const Workload& work, const Plan& c, const ParameterCounts& cou
   const bool any_experts = share.expert_layers > 0;
   const double layer = std::max(
       counts.dense_layer, any_experts ? counts.expert_layer + counts.routed / c.mesh.expert_ranks() : 0);
-  if (c.zero == 3) {  // this layer and the next are there whole
+  if (c.zero == 3 && !gathers_each_microbatch(work.software, c)) {
+    put(MemoryCategory::communication, states(bytes.gathered, false));
+  } else if (c.zero == 3) {  // this layer and the next are there whole
     const double largest = std::max(
         {2 * layer, share.embedding ? counts.embedding : 0, share.head ? counts.head + counts.tied : 0});
     put(MemoryCategory::communication, largest * bytes.value);
   }
   if (sums.keeps_shards) put(MemoryCategory::communication, layer * bytes.reduced);  // one layer's gradients
-  const double activations =
-      share.in_flight * (share.dense_layers * saved.dense_layer + share.expert_layers * saved.expert_layer);
+  double activations = 0;
+  for (const RankShare::InFlight& held : share.in_flight)
+    activations = std::max(activations,
+                           held.dense_layers * saved.dense_layer + held.expert_layers * saved.expert_layer);
   const double working = std::max({share.dense_layers > 0 ? saved.dense_working : 0,
                                    any_experts ? saved.expert_working : 0, share.head ? saved.head : 0});
   put(MemoryCategory::activations, activations + working);

@@ -3,6 +3,8 @@
 // plan/memory counts.
 #pragma once
 
+#include <vector>
+
 #include "plan/workload.h"
 #include "spec/memory.h"
 
@@ -40,7 +42,11 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
 struct RankShare {
   double dense_layers = 0, expert_layers = 0;
   bool embedding = false, head = false, tied_copy = false;
-  double in_flight = 1;  // microbatches, of all these layers together
+  // Layers times the microbatches that each has in flight, where the rank may hold most.
+  struct InFlight {
+    double dense_layers = 0, expert_layers = 0;
+  };
+  std::vector<InFlight> in_flight;
 };
 
 // Parameters of a share that its dp ranks cut under ZeRO: those of experts over another group.

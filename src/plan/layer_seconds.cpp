@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/real.h"
+#include "plan/every_second_product.h"
 #include "spec/block_passes.h"
 
 namespace echelon {
@@ -38,11 +39,23 @@ class Pricer {
       bytes.push_back(forward_bytes_ - sent);
     }
     PassSeconds again;
-    const auto make_again = [&](int op) {
-      again += forward[static_cast<std::size_t>(op)];
-      t_.tensor_bytes += bytes[static_cast<std::size_t>(op)];
+    const auto make_again = [&](int op, double part = 1) {
+      again += forward[static_cast<std::size_t>(op)] * part;
+      t_.tensor_bytes += bytes[static_cast<std::size_t>(op)] * part;
     };
-    if (recompute_.everything())  // programs run the last product as well
+    if (w_.software.keeps_every_second_product && recompute_ == Recompute::selective) {
+      std::vector<double> part(program.ops.size(), 1);
+      for (const SplitProduct& product : every_second_product(program, mesh_.tp()))
+        part[product.op] = product.again;
+      for (std::size_t op = 0; op < program.ops.size(); ++op) {
+        const OpKind kind = program.ops[op].kind;
+        // What the last sum of a layer makes is the next one's input, and what tp has summed is kept.
+        if (kind == OpKind::residual && static_cast<std::size_t>(op) + 1 == program.ops.size()) part[op] = 0;
+        if (kind == OpKind::attention) part[op] = 0;
+        if (kind == OpKind::residual) forward[op].tensor = bytes[op] = 0;
+        make_again(static_cast<int>(op), part[op]);
+      }
+    } else if (recompute_.everything())  // programs run the last product as well
       for (std::size_t op = 0; op < program.ops.size(); ++op) make_again(static_cast<int>(op));
     else
       for (const OpSequence& sequence : block_passes(program, recompute_).again)
@@ -94,6 +107,8 @@ class Pricer {
         enter();
         return latent_heads();
       case OpKind::narrow:
+        // Values as wide as keys are this trainer's: kernels of others take both widths.
+        if (!w_.software.is_this_trainer) return;
         return passes(2 * tokens_ * width_here(op.outputs[0]) * width_,
                       2 * tokens_ * width_here(op.inputs[0]) * width_);
       case OpKind::rope:
@@ -169,7 +184,11 @@ class Pricer {
     passes((3 + mask) * bytes, (1 + mask) * bytes);
   }
   void rope() {
-    const double bytes = tokens_ * real(m_.attention_width() + m_.kv_width()) / tp_ * width_;
+    // Of latent attention a part of each head is turned, of queries and keys.
+    const double turned = m_.latent_attention() && !w_.software.is_this_trainer
+                              ? 2 * real(m_.num_heads * m_.rotary_dim)
+                              : real(m_.attention_width() + m_.kv_width());
+    const double bytes = tokens_ * turned / tp_ * width_;
     passes(2 * bytes, 2 * bytes);
   }
 

@@ -13,6 +13,20 @@ constexpr double tile_heights[] = {2, 1, 0.5};
 
 }  // namespace
 
+double operand_bytes(Precision precision) {
+  switch (precision) {
+    case Precision::f32:
+      return 4;
+    case Precision::bf16:
+      return 2;
+    case Precision::fp8:
+      return 1;
+    case Precision::fp4:
+      return 0.5;
+  }
+  return 2;
+}
+
 OpSeconds::OpSeconds(const Machine& machine, const Software& software, Precision precision)
     : machine_(machine), software_(software) {
   double peak = machine.peak(precision);
@@ -29,7 +43,7 @@ OpSeconds::OpSeconds(const Machine& machine, const Software& software, Precision
                      (software.older_attention ? machine.older_attention : 1) *
                      (wide == Precision::f32 ? machine.f32_attention : 1);
   result_ = precision == Precision::f32 ? 4 : 2;
-  operand_ = precision == Precision::fp8 ? 1 : precision == Precision::fp4 ? 0.5 : result_;
+  operand_ = echelon::operand_bytes(precision);
 }
 
 double OpSeconds::product(double rows, double depth, double cols, double count) const {

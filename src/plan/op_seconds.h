@@ -10,6 +10,9 @@
 
 namespace echelon {
 
+// Of an element that products in this precision read.
+double operand_bytes(Precision precision);
+
 // Prices operations of one training program on one machine.
 class OpSeconds {
  public:

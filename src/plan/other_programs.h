@@ -15,9 +15,9 @@ struct OtherProgram {
   Estimate plan;
 };
 
-// Best plans that take less than `best` by more than a tie, the fastest first: of the program without limits of schedules,
-// stages of ZeRO and context parallelism; of the presets that run the request's precision and whatever it
-// pins. This repository's trainer is not among them: its numbers are of thread ranks on a CPU.
+// Best plans that take less than `best` by more than a tie, the fastest first: of the program without limits
+// of schedules, stages of ZeRO and context parallelism; of the presets that run the request's precision and
+// whatever it pins. This repository's trainer is not among them: its numbers are of thread ranks on a CPU.
 std::vector<OtherProgram> other_programs(const SearchRequest& request, const Estimate& best);
 
 }  // namespace echelon

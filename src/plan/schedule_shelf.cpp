@@ -36,6 +36,7 @@ ScheduleFacts facts_of(const Schedule& schedule) {
   facts.stage_fraction = schedule.stage_fraction();
   facts.parameter_copies = parameter_copies(schedule);
   facts.peak = peak_activations(schedule);
+  facts.held = held_at_peaks(schedule);
   facts.sends = sends_of(schedule);
   for (const auto& list : schedule.ranks) {
     std::map<int, int> forwards;

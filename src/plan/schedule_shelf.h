@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "schedule/schedule.h"
+#include "schedule/simulate.h"
 
 namespace echelon {
 
@@ -22,12 +23,13 @@ struct ScheduleFacts {
   int num_stages = 1;
   double stage_fraction = 1;
   int parameter_copies = 1;
-  bool splits_backward = false;             // B and W apart
-  bool overlaps = false;                    // F and B run together
-  std::vector<std::vector<StageUse>> uses;  // of each rank
-  std::vector<double> peak;                 // of each rank, in activations of a full stage
-  std::vector<double> sends;                // of each rank: messages to others, of a microbatch
-  std::string problem;                      // not empty: there is no such schedule, and why
+  bool splits_backward = false;                // B and W apart
+  bool overlaps = false;                       // F and B run together
+  std::vector<std::vector<StageUse>> uses;     // of each rank
+  std::vector<double> peak;                    // of each rank, in activations of a full stage
+  std::vector<std::vector<HeldByStage>> held;  // of each rank, where it may hold most
+  std::vector<double> sends;                   // of each rank: messages to others, of a microbatch
+  std::string problem;                         // not empty: there is no such schedule, and why
 };
 
 class ScheduleShelf {

@@ -37,6 +37,38 @@ SimulationCosts simulation_costs(const std::vector<LayerSeconds>& stages, const 
   return costs;
 }
 
+// Where all of a rank's stages are alike each of these moments is the peak.
+std::vector<RankShare::InFlight> in_flight(const ScheduleFacts& facts, std::size_t rank,
+                                           const std::vector<std::int64_t>& layers,
+                                           const std::vector<double>& dense) {
+  const std::vector<StageUse>& uses = facts.uses[rank];
+  const auto of = [&](std::size_t use) { return static_cast<std::size_t>(uses[use].stage); };
+  bool are_alike = true;
+  for (std::size_t i = 1; i < uses.size(); ++i)
+    are_alike &= layers[of(i)] == layers[of(0)] && dense[of(i)] == dense[of(0)];
+  std::vector<RankShare::InFlight> moments;
+  if (are_alike) {
+    const double stages = facts.peak[rank] / facts.stage_fraction;
+    moments.push_back({stages * dense[of(0)], stages * (real(layers[of(0)]) - dense[of(0)])});
+    return moments;
+  }
+  for (const HeldByStage& held : facts.held[rank]) {
+    RankShare::InFlight now;
+    for (std::size_t i = 0; i < uses.size(); ++i) {
+      now.dense_layers += held[i] * dense[of(i)];
+      now.expert_layers += held[i] * (real(layers[of(i)]) - dense[of(i)]);
+    }
+    const auto covers = [](const RankShare::InFlight& a, const RankShare::InFlight& b) {
+      return a.dense_layers >= b.dense_layers && a.expert_layers >= b.expert_layers;
+    };
+    if (std::any_of(moments.begin(), moments.end(), [&](const auto& one) { return covers(one, now); }))
+      continue;
+    std::erase_if(moments, [&](const auto& one) { return covers(now, one); });
+    moments.push_back(now);
+  }
+  return moments;
+}
+
 }  // namespace
 
 Stages::Stages(const Workload& work)
@@ -225,17 +257,15 @@ StageShape Stages::make_shape(const Plan& c) {
   s.counts.reserve(facts.uses.size());
   for (std::size_t r = 0; r < facts.uses.size(); ++r) {
     RankShare share;
-    double fraction = 0;
     for (const StageUse& use : facts.uses[r]) {
       const auto i = static_cast<std::size_t>(use.stage);
       share.dense_layers += dense[i];
       share.expert_layers += real(s.layers[i]) - dense[i];
       share.embedding |= i == 0;
       share.head |= i + 1 == s.layers.size();
-      fraction += facts.stage_fraction;
     }
     share.tied_copy = m.tied_embedding && share.head && !share.embedding;
-    share.in_flight = facts.peak[r] / fraction;
+    share.in_flight = in_flight(facts, r, s.layers, dense);
     s.ranks.push_back(share);
     s.counts.push_back(share_counts(first_prices.counts, c, share));
   }

@@ -47,8 +47,8 @@ StateSeconds::Exchange StateSeconds::exchange(const Plan& c, const ShareCounts& 
 }
 
 bool StateSeconds::adds_to_passes(const Plan& c) const {
-  return c.mesh.dp_cp_size() > 1 &&
-         ((c.zero == 3 && c.shards() > 1) || gradient_sums(work_.software, c).each_microbatch);
+  return c.mesh.dp_cp_size() > 1 && ((gathers_each_microbatch(work_.software, c) && c.shards() > 1) ||
+                                     gradient_sums(work_.software, c).each_microbatch);
 }
 
 double StateSeconds::unit_adds(const Plan& c, const ShareCounts& counts, double forward,
@@ -56,7 +56,7 @@ double StateSeconds::unit_adds(const Plan& c, const ShareCounts& counts, double 
   const Software& s = work_.software;
   const auto [sum, values] = exchange(c, counts, 1);
   const double reduce = gradient_sums(work_.software, c).each_microbatch ? sum : 0,
-               gather = c.zero == 3 ? values : 0, again = s.reshards ? gather : 0;
+               gather = gathers_each_microbatch(s, c) ? values : 0, again = s.reshards ? gather : 0;
   double alone = 0, beside_forward = 0, beside_backward = 0;
   (s.overlaps_parameters ? beside_forward : alone) += gather;
   (s.overlaps_parameters ? beside_backward : alone) += again;
@@ -70,7 +70,7 @@ double StateSeconds::exposed(const Plan& c, const ShareCounts& counts, double la
   const Software& s = work_.software;
   const auto [sum, values] = exchange(c, counts, layers);
   const double reduce = gradient_sums(work_.software, c).each_microbatch ? 0 : sum,
-               gather = c.zero == 3 ? 0 : values;
+               gather = gathers_each_microbatch(s, c) ? 0 : values;
   const auto left = [&](double seconds, double window, bool overlaps) {
     if (!overlaps) return seconds;
     // The last layer's part has nothing left to hide behind.
@@ -95,7 +95,9 @@ double StateSeconds::optimizer(const Plan& c, const ShareCounts& counts) const {
 
 double StateSeconds::bytes(const Plan& c, const ShareCounts& counts, double microbatches) const {
   const double sums = gradient_sums(work_.software, c).each_microbatch ? microbatches : 1;
-  const double gathers = c.zero == 3 ? (work_.software.reshards ? 2 : 1) * microbatches : c.zero > 0 ? 1 : 0;
+  const double gathers = gathers_each_microbatch(work_.software, c)
+                             ? (work_.software.reshards ? 2 : 1) * microbatches
+                             : (c.zero > 0 ? 1 : 0);
   const auto of = [&](double elements, std::int64_t ranks) {
     if (ranks <= 1) return 0.0;
     // As exchange(): a part of the rest to each rank, once.

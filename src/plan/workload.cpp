@@ -29,6 +29,10 @@ const std::optional<std::vector<int>>& zero_stages(const Software& software, int
   return pp > 1 && software.pipeline_zero_stages ? software.pipeline_zero_stages : software.zero_stages;
 }
 
+bool gathers_each_microbatch(const Software& s, const Plan& plan) {
+  return plan.zero == 3 && !(plan.mesh.pp() > 1 && s.pipelines_keep_gathered);
+}
+
 std::vector<std::string> not_run(const Workload& work, const Plan& plan) {
   const Software& software = work.software;
   const auto lacks = [](const auto& list, const auto& entry) {

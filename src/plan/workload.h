@@ -42,6 +42,9 @@ GradientSums gradient_sums(const Software& software, const Plan& plan);
 // The stages of ZeRO that it runs on a mesh of so many pipeline ranks; no value: all.
 const std::optional<std::vector<int>>& zero_stages(const Software& software, int pp);
 
+// Whether ZeRO 3 gathers parameters for each microbatch's passes; else once a step, and they stay whole.
+bool gathers_each_microbatch(const Software& software, const Plan& plan);
+
 // What of a plan the program does not run: "schedule zb-v", "ZeRO 2". It is priced all the same, as if the
 // program had it.
 std::vector<std::string> not_run(const Workload& work, const Plan& plan);

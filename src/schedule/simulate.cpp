@@ -195,6 +195,41 @@ std::vector<double> peak_activations(const Schedule& schedule) {
   return peaks;
 }
 
+std::vector<std::vector<HeldByStage>> held_at_peaks(const Schedule& schedule) {
+  const auto covers = [](const HeldByStage& a, const HeldByStage& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), [](int x, int y) { return x >= y; });
+  };
+  std::vector<std::vector<HeldByStage>> all;
+  for (const auto& list : schedule.ranks) {
+    std::map<int, std::size_t> place;
+    for (const Instruction& i : list)
+      if (i.op == Op::F) place[i.stage];
+    std::size_t next = 0;
+    for (auto& [stage, at] : place) at = next++;
+    HeldByStage held(place.size());
+    std::vector<HeldByStage>& peaks = all.emplace_back();
+    bool grew = false;
+    const auto note = [&] {
+      if (!grew) return;
+      grew = false;
+      if (std::any_of(peaks.begin(), peaks.end(), [&](const auto& peak) { return covers(peak, held); }))
+        return;
+      std::erase_if(peaks, [&](const auto& peak) { return covers(held, peak); });
+      peaks.push_back(held);
+    };
+    for (const Instruction& i : list) {
+      each_write(schedule, i, [&](const Value& v) {
+        if (v.kind == ValueKind::saved) ++held[place.at(v.stage)], grew = true;
+      });
+      each_release(i, [&](const Value& v) {
+        if (v.kind == ValueKind::saved) note(), --held[place.at(v.stage)];
+      });
+    }
+    note();
+  }
+  return all;
+}
+
 std::vector<int> weight_versions(const Schedule& schedule) {
   std::vector<int> most;
   for (const auto& list : schedule.ranks) {

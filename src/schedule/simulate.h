@@ -51,6 +51,11 @@ struct Simulation {
 
 // What the order alone says, whatever the times.
 std::vector<double> peak_activations(const Schedule& schedule);
+// What each rank holds where it may hold most: activations by stage, in the order of the stages that it runs.
+// Which of these moments is the peak depends on how large the stages are; none holds as much of every stage
+// as another one does.
+using HeldByStage = std::vector<int>;
+std::vector<std::vector<HeldByStage>> held_at_peaks(const Schedule& schedule);
 std::vector<int> weight_versions(const Schedule& schedule);
 int parameter_copies(const Schedule& schedule);
 

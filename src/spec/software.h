@@ -44,6 +44,15 @@ struct Software {
   double saved_factor = 1;         // of a layer's saved bytes: what is kept more than once, or in more bits
   bool keeps_norm_outputs = true;  // for the products after them
   bool keeps_activated = true;     // the MLP's activation function's output
+  double activation_input_bytes = 2;  // kept for the MLP's activation function, of each element
+  // What products in 8 or 4 bits read, in 16; else as they read it, beside what attention keeps of it.
+  bool keeps_operands = true;
+  bool keeps_expert_outputs = true;  // before they are weighted; else the weights act before the last product
+  // "selective" keeps, of a layer's products, the output of every second one from the first on, and
+  // attention's output; all else is made again (torchtitan's per-op checkpointing).
+  bool keeps_every_second_product = false;
+  // ZeRO 3 under a pipeline gathers a stage once a step and keeps it whole until the step ends.
+  bool pipelines_keep_gathered = false;
   bool regathers_sequence =
       true;  // under sequence parallelism keeps a norm's output cut, and gathers it again
   bool overlaps_gradients = true;   // reduces a layer's gradients while others compute

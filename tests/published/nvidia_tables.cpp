@@ -32,6 +32,31 @@ static std::optional<ModelSpec> bridge_model(const std::string& name) {
   return {};  // hybrids with state-space layers
 }
 
+// What a row does not print and its recipe says: scripts/performance/configs of NVIDIA-NeMo/Megatron-Bridge,
+// v0.2.0 (containers 25.x), v0.3.1 (26.02) and v0.4.0 (26.04).
+static void apply_recipe(Point& p, Plan& c, const std::string& container, const std::string& system,
+                         const std::string& precision) {
+  Software& s = p.work.software;
+  const std::string& name = p.work.plan.model.name;
+  // grad_reduce_in_fp32 is off in all of them, and the loss is Transformer Engine's, in place.
+  s.gradient_bytes = s.reduced_bytes = 2;
+  s.logit_bytes = 4;
+  const bool bf16 = precision.starts_with("BF16");
+  if (name == "deepseek-v3" || name == "kimi-k2") {
+    s.optimizer_bytes = 8;  // moments in 16 bits
+    const bool newest = container.starts_with("26.04");
+    c.recompute = system == "h100" ? Recompute({"latent", "mlp_in"})
+                  : system == "gb300" && (bf16 || !container.starts_with("26")) ? Recompute::none
+                  : system == "gb200" && newest                                 ? Recompute({"mlp_in"})
+                                                                                : Recompute({"latent"});
+    if (c.recompute == PipelineRecompute(Recompute::none)) s.keeps_activated = false;  // moe_act
+  }
+  if (name == "gpt-oss-120b" && system != "gb300" && system != "b300")  // layernorm, moe_act
+    s.keeps_norm_outputs = s.keeps_activated = false;
+  if (c.zero == 3 && system.starts_with("gb"))
+    p.offloaded_layers = name == "llama-3-70b" ? (system == "gb300" ? 20 : 40) : 92;
+}
+
 static Table bridge(const std::string& path, const char* name, bool experts) {
   Table t{name, {}};
   for (const CsvRow& r : read_csv(path)) {
@@ -64,6 +89,7 @@ static Table bridge(const std::string& path, const char* name, bool experts) {
                           precision.substr(0, 6), r.at("gpus"), summary(c));
     p.work = checks::workload_of(*model, whole(r, "seq_len"), whole(r, "global_batch_seqs"), kind,
                                  load_machine(system), load_software("current"));
+    apply_recipe(p, c, r.at("container"), system, precision);
     c.model = p.work.plan.model;
     c.seq_len = p.work.plan.seq_len;
     c.global_batch = p.work.plan.global_batch;
@@ -170,6 +196,36 @@ Table llama3(const std::string& path) {
     }
     t.points.push_back(std::move(p));
   }
+  return t;
+}
+
+// DeepSeek's own program, and its one configuration: the report's GPU hours give the step.
+Table deepseek(const std::string& path) {
+  Table t{"deepseek-v3", {}};
+  double hours = 0;  // of GPUs, for a trillion tokens
+  Plan c = checks::searched_plan();
+  c.mesh.etp = 1;
+  std::int64_t batch = 0;
+  int gpus = 0;
+  for (const CsvRow& r : read_csv(path)) {
+    const std::string& item = r.at("item");
+    if (item == "GPU hours per trillion tokens") hours = number(r, "value");
+    if (item == "cluster size") gpus = whole(r, "value");
+    if (item == "PP") c.mesh.set(Axis::pp, whole(r, "value"));
+    if (item == "EP") c.mesh.ep = whole(r, "value");
+    if (item == "steady global batch") batch = whole(r, "value");
+  }
+  c.mesh.set(Axis::dp, gpus / c.mesh.pp());
+  c.schedule = "dualpipe";
+  c.zero = 1;
+  c.recompute = Recompute({"latent"});
+  Point p;
+  p.label = summary(c);
+  p.work = checks::workload_of(load_model("deepseek-v3"), 4096, batch, Precision::fp8, load_machine("h100"),
+                               load_software("deepseek-v3"));
+  p.plans = {c};
+  p.seconds = static_cast<double>(batch * 4096) * hours * 3600 / 1e12 / gpus;
+  t.points.push_back(std::move(p));
   return t;
 }
 

@@ -78,8 +78,9 @@ TEST_P(Published, WithinItsBar) {
 INSTANTIATE_TEST_SUITE_P(
     Tables, Published,
     testing::Values(Bar{"sc21-table1", 0.05}, Bar{"sc21-table2", 0.05}, Bar{"nemo-2407", 0.04},
-                    Bar{"llama3-405b", 0.05}, Bar{"bridge-dense", 0.05, 0.045, 1e9, 0.9, 0.05},
-                    Bar{"korthikanti", 0.05}, Bar{"zero-bubble", 0.06}, Bar{"llm-foundry", 0.06},
+                    Bar{"llama3-405b", 0.05}, Bar{"deepseek-v3", 0.1},
+                    Bar{"bridge-dense", 0.05, 0.045, 1e9, 0.9, 0.05}, Bar{"korthikanti", 0.05},
+                    Bar{"zero-bubble", 0.06}, Bar{"llm-foundry", 0.06},
                     Bar{"vtrain-singlenode", 0.15, 1e9, 1e9, 0.9, 0.05},
                     Bar{"bridge-experts", 0.14, 0.1, 1e9, 0.9, 0.05}, Bar{"torchtitan", 0.06},
                     Bar{"vtrain-multinode", 0.09, 0.05, 1e9, 0.9, 0.05},
@@ -90,26 +91,27 @@ INSTANTIATE_TEST_SUITE_P(
       return name;
     });
 
-// Which runs do not fit: of nanotron's sweep, with its own labels.
+// Of runs that fit at most one in twenty is rejected, and of those that did not as few are accepted. Of
+// nemo-2407 two of 24 are, one configuration at two dates: 340B in 92 of 80 GB.
 TEST(PublishedMemory, FewRunsAreMisjudged) {
+  int tables = 0;
   for (const Source& source : sources()) {
-    if (source.name != "nanotron") continue;
+    const std::string& name = source.name;
+    if (name != "nanotron" && name != "llm-foundry" && name != "torchtitan" && name != "bridge-dense" &&
+        name != "bridge-experts" && name != "nemo-2407" && name != "deepseek-v3")
+      continue;
     const auto table = read(source);
-    if (!table) GTEST_SKIP() << source.file << " is not there; set ECHELON_PUBLISHED to its folder";
-    int ran = 0, rejected = 0, failed = 0, missed = 0;
-    for (const Point& point : table->points) {
-      const bool fits = predict(point).fits;
-      if (point.out_of_memory)
-        ++failed, missed += fits;
-      else
-        ++ran, rejected += !fits;
-    }
-    fmt::print("nanotron: {} of {} runs that fit are rejected, {} of {} out-of-memory runs are missed\n",
-               rejected, ran, missed, failed);
-    ASSERT_GT(failed, 50);
-    EXPECT_LE(rejected, 0.05 * ran);
-    EXPECT_LE(missed, 0.05 * failed);
+    if (!table) continue;
+    std::vector<Prediction> predictions;
+    for (const Point& point : table->points) predictions.push_back(predict(point));
+    const Fitting f = fitting(*table, predictions);
+    EXPECT_GT(f.ran, 0) << name;
+    EXPECT_LE(f.rejected, name == "nemo-2407" ? 2 : 0.05 * f.ran) << name;
+    EXPECT_LE(f.missed, 0.05 * f.failed) << name;
+    EXPECT_GE(f.failed, name == "nanotron" ? 50 : 0);
+    ++tables;
   }
+  if (tables < 7) GTEST_SKIP() << "tables are not there; set ECHELON_PUBLISHED to their folder";
 }
 
 // Nothing but which of cuBLAS's two workspaces an environment has is fitted: the bars hold for all rows, too.

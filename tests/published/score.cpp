@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "base/median.h"
+#include "plan/footprint.h"
 #include "plan/step_model.h"
 
 namespace echelon::published {
@@ -50,7 +51,10 @@ Prediction predict(const Point& point) {
     c.global_batch = point.work.plan.global_batch;
     if (!model.schedule_problem(c).empty()) continue;
     const Estimate e = model.estimate(c);
-    const auto bytes = static_cast<double>(e.memory.total());
+    const double offloaded = point.offloaded_layers *
+                             saved_bytes(model.workload(), c, c.recompute.of(0)).dense_layer *
+                             (1 + model.workload().software.fragmentation);
+    const double bytes = static_cast<double>(e.memory.total()) - offloaded;
     const bool fits = bytes <= model.usable_bytes();
     const bool better =
         best.seconds == 0 || (fits && !best.fits) || (fits == best.fits && e.seconds < best.seconds);
@@ -113,6 +117,19 @@ Choice choice(const Table& table, const std::vector<Prediction>& predictions) {
           regrets.back()};
 }
 
+Fitting fitting(const Table& table, const std::vector<Prediction>& predictions) {
+  Fitting f;
+  for (std::size_t i = 0; i < table.points.size(); ++i) {
+    const bool fits = predictions[i].fits;
+    if (predictions[i].memory_bytes == 0) continue;  // not priced
+    if (table.points[i].out_of_memory)
+      ++f.failed, f.missed += fits;
+    else
+      ++f.ran, f.rejected += !fits;
+  }
+  return f;
+}
+
 std::vector<std::string> score_lines(const Table& table, const std::vector<Prediction>& predictions) {
   std::vector<std::string> lines;
   for (bool fitted : {true, false}) {
@@ -131,6 +148,10 @@ std::vector<std::string> score_lines(const Table& table, const std::vector<Predi
         "worst {:.1f}%",
         table.name, c.groups, c.correlation, 100 * c.median_regret, 100 * c.mean_regret, 100 * c.p90_regret,
         100 * c.worst_regret));
+  const Fitting f = fitting(table, predictions);
+  std::string line = fmt::format("{:<18} memory: {} of {} runs rejected", table.name, f.rejected, f.ran);
+  if (f.failed > 0) line += fmt::format(", {} of {} out of memory accepted", f.missed, f.failed);
+  lines.push_back(line);
   return lines;
 }
 

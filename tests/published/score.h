@@ -32,8 +32,15 @@ struct Choice {
 };
 Choice choice(const Table& table, const std::vector<Prediction>& predictions);
 
+// Whether runs fit the memory, by prediction and by what happened: those that ended with a time did.
+struct Fitting {
+  int ran = 0, rejected = 0;   // of these
+  int failed = 0, missed = 0;  // out of memory; predicted to fit
+};
+Fitting fitting(const Table& table, const std::vector<Prediction>& predictions);
+
 // What docs/planning.md prints of a table: a line for the rows fitted on, one for the others, one for its
-// groups.
+// groups, one for its memory.
 std::vector<std::string> score_lines(const Table& table, const std::vector<Prediction>& predictions);
 
 }  // namespace echelon::published

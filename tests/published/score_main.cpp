@@ -110,7 +110,10 @@ std::vector<Prediction> print(const Table& table, bool rows, const std::vector<s
       fmt::print("  {} {:<70} {:>9.4f} {:>9.4f} {:>7.1f}%  {:6.1f} {:6.1f} GB{}\n", p.fitted ? "f" : " ",
                  p.label, p.seconds, predictions[i].seconds,
                  p.seconds > 0 ? 100 * (predictions[i].seconds / p.seconds - 1) : 0, p.memory_bytes / 1e9,
-                 predictions[i].memory_bytes / 1e9, p.out_of_memory ? " OOM" : "");
+                 predictions[i].memory_bytes / 1e9,
+                 p.out_of_memory       ? " OOM"
+                 : predictions[i].fits ? ""
+                                       : " rejected");
     }
   print_scores(table, predictions);
   return predictions;

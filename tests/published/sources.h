@@ -21,5 +21,6 @@ Table bridge_dense(const std::string& path);
 Table bridge_experts(const std::string& path);
 Table nemo(const std::string& path);
 Table llama3(const std::string& path);
+Table deepseek(const std::string& path);
 
 }  // namespace echelon::published

@@ -33,6 +33,7 @@ const std::vector<Source>& sources() {
       {"bridge-experts", "megatron_bridge_performance_summary.csv", bridge_experts},
       {"nemo-2407", "nemo_2407_h100_fp8.csv", nemo},
       {"llama3-405b", "llama3_405b_table4.csv", llama3},
+      {"deepseek-v3", "deepseek_v3_training.csv", deepseek},
   };
   return list;
 }

@@ -20,6 +20,9 @@ struct Point {
   double seconds = 0;       // of a step; 0: none
   double memory_bytes = 0;  // 0: none
   bool out_of_memory = false;
+  // Layers of each pipeline rank whose activations the run kept on the host, which the planner does not
+  // price: they are taken off the prediction.
+  int offloaded_layers = 0;
 };
 
 struct Table {
