@@ -72,7 +72,7 @@ int bench_train(BenchTrainFlags& f) {
   const Progress progress = line->progress();
   run_ranks(world, [&](int index) {
     Arena arena;
-    const auto kernels = make_kernels(arena, plan.precision, run.threads_per_rank);
+    const auto kernels = make_kernels(arena, plan.precision, run.threads_per_rank, plan.numerics);
     const Rank rank(world, plan.mesh, index, plan.precision, arena, *kernels, run.collectives);
     Trainer trainer(rank, plan, optimizer, 1);
     const auto meet = [&] {

@@ -952,6 +952,7 @@ class IdleFlags : public CommandLine {
                                        "--bias-rate",
                                        "--capacity",
                                        "--recompute",
+                                       "--numerics",
                                        "--hsdp",
                                        "--offload",
                                        "--freeze",

@@ -85,7 +85,7 @@ inline void on_mesh(const Plan& plan, const std::function<void(const Rank&)>& bo
   ThreadWorld world(plan.mesh.num_ranks(), patience);
   run_ranks(world, [&](int index) {
     Arena arena;
-    const auto kernels = make_kernels(arena, plan.precision, threads);
+    const auto kernels = make_kernels(arena, plan.precision, threads, plan.numerics);
     body(Rank(world, plan.mesh, index, plan.precision, arena, *kernels, collectives));
   });
 }

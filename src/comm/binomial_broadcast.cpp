@@ -7,10 +7,10 @@
 // operations in MPICH, 2005.)
 #include <bit>
 
+#include "base/halving_tree.h"
 #include "comm/call.h"
 #include "comm/collectives.h"
 #include "comm/exchange.h"
-#include "comm/halving_tree.h"
 
 namespace echelon {
 namespace {

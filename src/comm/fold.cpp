@@ -2,8 +2,8 @@
 
 #include <bit>
 
+#include "base/halving_tree.h"
 #include "comm/exchange.h"
-#include "comm/halving_tree.h"
 
 namespace echelon {
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
-#include "comm/halving_tree.h"
+#include "base/halving_tree.h"
 
 // Highway compiles this file once for every instruction set and takes the best at run time.
 #undef HWY_TARGET_INCLUDE

@@ -10,13 +10,15 @@
 #include "parallel/expert_parallel.h"
 #include "parallel/tensor_parallel.h"
 #include "spec/block_passes.h"
+#include "tensor/sequence_sums.h"
 
 namespace echelon {
 
 // What the gradients of a microbatch's backward pass are of, and where its loss is added to.
 struct Loss {
   double gradient_scale = 0;  // gradients are those of this times the summed loss
-  Tensor sum;                 // (1, f64): over the targets that are not ignored
+  // (1, f64): over the targets that are not ignored. Under invariant numerics one for each sequence.
+  Tensor sum;
 };
 
 // What a block keeps of one microbatch from its forward to its backward pass, or holds on the way.
@@ -34,12 +36,13 @@ class BlockRun {
  public:
   // All outlive this.
   BlockRun(const Rank& rank, const TensorParallel& tensor_parallel, const BlockProgram& program,
-           const Microbatch& microbatch, BlockState& state)
+           const Microbatch& microbatch, BlockState& state, const SequenceTree* tree)
       : rank_(rank),
         tensor_parallel_(tensor_parallel),
         program_(program),
         microbatch_(microbatch),
-        state_(state) {
+        state_(state),
+        tree_(tree) {
     state_.values.resize(program.values.size());
   }
 
@@ -50,6 +53,10 @@ class BlockRun {
   std::int64_t rows() const { return microbatch_.rows(); }  // N, all of them on every tp rank
   Tensor activation(std::vector<std::int64_t> shape) const { return rank_.activation(std::move(shape)); }
   Tensor statistic(std::vector<std::int64_t> shape) const { return rank_.statistic(std::move(shape)); }
+  // How gradients of weights are added up.
+  SequenceSums sums() const {
+    return {tree_, kernels(), microbatch_.index, microbatch_.sequences.batch, rows()};
+  }
   ExpertParallel::Saved& routed() const { return state_.routed; }
 
   // Generation: new tokens of one sequence from `position` on; keys and values are kept in `cache`.
@@ -111,6 +118,7 @@ class BlockRun {
   const BlockProgram& program_;
   const Microbatch& microbatch_;
   BlockState& state_;
+  const SequenceTree* tree_;  // nullptr: ordinary numerics
   std::int64_t position_ = 0;
   Tensor cache_;
   // Where in the pass it stands.

@@ -11,7 +11,8 @@ BlockRunner::BlockRunner(BlockProgram program, const Rank& rank, const Plan& pla
     : program_(std::make_unique<BlockProgram>(std::move(program))),
       passes_(block_passes(*program_, plan.recompute.of(rank.coordinate(Axis::pp)))),
       rank_(&rank),
-      tensor_parallel_(tensor_parallel) {
+      tensor_parallel_(tensor_parallel),
+      tree_(parameters.sequence_tree()) {
   OpSetting setting{rank, plan, parameters, tensor_parallel, {}, faults};
   if (const BlockOp* experts = program_->find(OpKind::experts_in))
     experts_ = setting.experts = make_experts(*experts, setting);
@@ -51,21 +52,21 @@ Work<Tensor> BlockRunner::pass(BlockRun& run, const OpSequence& sequence, Tensor
 }
 
 Work<Tensor> BlockRunner::forward(const Microbatch& microbatch, Tensor x, BlockState& state) const {
-  BlockRun run(*rank_, tensor_parallel_, *program_, microbatch, state);
+  BlockRun run(*rank_, tensor_parallel_, *program_, microbatch, state, tree_);
   co_return co_await pass(run, passes_.forward, std::move(x));
 }
 
 Tensor BlockRunner::evaluate(const Microbatch& microbatch, Tensor x, std::int64_t position,
                              const Tensor& cache) const {
   BlockState state;
-  BlockRun run(*rank_, tensor_parallel_, *program_, microbatch, state);
+  BlockRun run(*rank_, tensor_parallel_, *program_, microbatch, state, tree_);
   run.set_cache(position, cache);
   return pass(run, passes_.evaluation, std::move(x)).finish();
 }
 
 Work<Tensor> BlockRunner::backward(const Microbatch& microbatch, Tensor dy, BlockState& state, Weights when,
                                    const Loss& loss) const {
-  BlockRun run(*rank_, tensor_parallel_, *program_, microbatch, state);
+  BlockRun run(*rank_, tensor_parallel_, *program_, microbatch, state, tree_);
   run.when_ = when;
   run.loss_ = &loss;
   run.gradients_.resize(program_->values.size());

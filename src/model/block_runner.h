@@ -47,6 +47,7 @@ class BlockRunner {
   BlockPasses passes_;
   const Rank* rank_;
   TensorParallel tensor_parallel_;
+  const SequenceTree* tree_;
   std::shared_ptr<const ExpertParallel> experts_;
   std::int64_t cache_width_ = 0;
   std::vector<std::unique_ptr<OpRunner>> ops_;

@@ -25,6 +25,7 @@ struct Microbatch {
   Tensor window_starts;
   std::int64_t step = 0, first_sample = 0;
   std::int64_t num_targets = 0;  // that are not ignored
+  int index = 0;                 // among those of the rank in a step
   std::int64_t rows() const { return tokens.numel(); }
 };
 

@@ -40,7 +40,7 @@ class ActivationOp final : public OpRunner {
       run.kernels().activate_backward(activation_, h, dy);
     }
     if (bias_.gradient.defined())
-      run.weight_gradient([&k = run.kernels(), bias = bias_, dy] { k.bias_gradient(dy, bias.gradient); });
+      run.weight_gradient([sums = run.sums(), bias = bias_, dy] { sums.add_bias(bias, dy); });
     run.set_gradient(in(), std::move(dy));
     run.provide(out(1), std::move(h));
   }

@@ -6,6 +6,13 @@
 namespace echelon {
 namespace {
 
+void add_rows(const SequenceSums& sums, Kernels& k, const Tensor& ids, const Tensor& dy,
+              std::int64_t first_id, const Weight& table) {
+  sums.accumulate(table, [&](Range rows, const Tensor& gradient) {
+    k.embedding_backward(sums.elements_of(ids, rows, 1), sums.rows_of(dy, rows), first_id, gradient);
+  });
+}
+
 class EmbeddingOp final : public OpRunner {
  public:
   EmbeddingOp(const BlockOp& op, const OpSetting& s)
@@ -21,9 +28,9 @@ class EmbeddingOp final : public OpRunner {
 
   void run_backward(BlockRun& run) const override {
     if (!table_.gradient.defined()) return;
-    run.weight_gradient([&k = run.kernels(), tp = run.tensor_parallel(), table = table_, first_id = first_id_,
-                         ids = run.microbatch().tokens, d = run.take_gradient_as_left(out()),
-                         scale = op().scale, rank = &run.rank()] {
+    run.weight_gradient([&k = run.kernels(), sums = run.sums(), tp = run.tensor_parallel(), table = table_,
+                         first_id = first_id_, ids = run.microbatch().tokens,
+                         d = run.take_gradient_as_left(out()), scale = op().scale, rank = &run.rank()] {
       Tensor dy = tp.leave_backward(d, ids.numel()).get();
       if (scale != 1) {
         const Tensor scaled = rank->activation({dy.rows(), dy.cols()});
@@ -31,7 +38,7 @@ class EmbeddingOp final : public OpRunner {
         k.scale(scaled, scale);
         dy = scaled;
       }
-      k.embedding_backward(ids, dy, first_id, table.gradient);
+      add_rows(sums, k, ids, dy, first_id, table);
     });
   }
 
@@ -55,9 +62,8 @@ class PositionsOp final : public OpRunner {
   void run_backward(BlockRun& run) const override {
     const Tensor d = run.take_gradient(out());
     if (table_.gradient.defined())
-      run.weight_gradient([&k = run.kernels(), table = table_, ids = positions_here(run), d] {
-        k.embedding_backward(ids, d, 0, table.gradient);
-      });
+      run.weight_gradient([&k = run.kernels(), sums = run.sums(), table = table_, ids = positions_here(run),
+                           d] { add_rows(sums, k, ids, d, 0, table); });
     run.leave_gradient(op(), 0, d);
   }
 

@@ -59,9 +59,9 @@ class ExpertsInOp final : public OpRunner {
     const auto take = [&](std::function<void()> gradient) { run.weight_gradient(std::move(gradient)); };
     auto input = std::make_shared<InputAgain>(run.tensor_parallel(), run.take_kept(in()), run.rows());
     const Tensor normed_here = input->here();
-    experts_->in_backward_weight(std::exchange(input, {}), run.routed(), d, take);
+    experts_->in_backward_weight(std::exchange(input, {}), run.routed(), d, run.sums(), take);
     const Tensor d_normed = entering.get();
-    experts_->route_backward(normed_here, run.routed(), d, d_normed, take);
+    experts_->route_backward(normed_here, run.routed(), d, d_normed, run.sums(), take);
     d = {};
     run.set_gradient(in(), d_normed);
   }
@@ -83,7 +83,7 @@ class ExpertsOutOp final : public OpRunner {
     const ExpertParallel::WeightGradient take = [&run](std::function<void()> gradient) {
       run.weight_gradient(std::move(gradient));
     };
-    ExpertParallel::Backward d = co_await experts_->backward_input(dy, run.routed(), take);
+    ExpertParallel::Backward d = co_await experts_->backward_input(dy, run.routed(), run.sums(), take);
     run.routed_gradient() = std::move(d);
   }
 

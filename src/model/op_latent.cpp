@@ -55,9 +55,9 @@ class LatentOp final : public OpRunner {
     if (q_.defined()) k.matmul(dq, Transpose::no, q_.value, Transpose::no, queries(dx), false);
     k.matmul(dkv, Transpose::no, kv_.value, Transpose::no, keys_and_values(dx), false);
     InFlight entering = run.tensor_parallel().enter_backward(dx, run.rows());
-    run.weight_gradient([this, &k, x, dq, dkv] {
-      if (q_.defined()) k.matmul(dq, Transpose::yes, queries(x->whole()), Transpose::no, q_.gradient, true);
-      k.matmul(dkv, Transpose::yes, keys_and_values(x->whole()), Transpose::no, kv_.gradient, true);
+    run.weight_gradient([this, sums = run.sums(), x, dq, dkv] {
+      if (q_.defined()) sums.add_product(q_, dq, queries(x->whole()));
+      sums.add_product(kv_, dkv, keys_and_values(x->whole()));
     });
     if (!q_.defined()) run.set_gradient(in(1), dq);
     run.add_gradient(in(), entering.get());

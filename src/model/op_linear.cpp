@@ -80,32 +80,29 @@ class LinearOp : public OpRunner {
   int adapted() const { return op().outputs.back(); }
   bool trains_biases() const { return any_trained(biases_); }
 
-  void add_weight_gradient(Kernels& kernels, const Tensor& x, const Tensor& dy) const {
+  void add_weight_gradient(const SequenceSums& sums, const Tensor& x, const Tensor& dy) const {
     each_run(weights_, in_out_, dy, [&](const Weight& w, const Tensor& part) {
       const Tensor &rows = in_out_ ? x : part, &cols = in_out_ ? part : x;
-      if (w.gradient.defined()) kernels.matmul(rows, Transpose::yes, cols, Transpose::no, w.gradient, true);
+      if (w.gradient.defined()) sums.add_product(w, rows, cols);
     });
   }
 
-  void add_first_gradients(Kernels& kernels, const Tensor& x, const Tensor& d_adapted) const {
+  void add_first_gradients(const SequenceSums& sums, const Tensor& x, const Tensor& d_adapted) const {
     each_adapter([&](const LowRank& l, Range inner) {
-      if (l.a.gradient.defined())
-        kernels.matmul(columns_of(d_adapted, inner), Transpose::yes, x, Transpose::no, l.a.gradient, true);
+      if (l.a.gradient.defined()) sums.add_product(l.a, columns_of(d_adapted, inner), x);
     });
   }
 
   // `made`: the value that the first factors made of the input.
-  void add_second_gradients(Kernels& kernels, const Tensor& made, const Tensor& dy) const {
+  void add_second_gradients(const SequenceSums& sums, const Tensor& made, const Tensor& dy) const {
     each_adapter([&](const LowRank& l, Range inner) {
-      if (l.b.gradient.defined())
-        kernels.matmul(columns_of(dy, l.columns), Transpose::yes, columns_of(made, inner), Transpose::no,
-                       l.b.gradient, true);
+      if (l.b.gradient.defined()) sums.add_product(l.b, columns_of(dy, l.columns), columns_of(made, inner));
     });
   }
 
-  void add_bias_gradient(Kernels& kernels, const Tensor& dy) const {
+  void add_bias_gradient(const SequenceSums& sums, const Tensor& dy) const {
     each_run(biases_, false, dy, [&](const Weight& b, const Tensor& part) {
-      if (b.gradient.defined()) kernels.bias_gradient(part, b.gradient);
+      if (b.gradient.defined()) sums.add_bias(b, part);
     });
   }
 
@@ -176,15 +173,15 @@ class RowLinearOp final : public LinearOp {
     const Tensor d_adapted = adapter_gradients(run, dy);
     run.set_gradient(in(), input_gradient(run, dy, d_adapted));
     if (reads_input())
-      run.weight_gradient(in(), [this, &k = run.kernels(), dy, d_adapted](const Tensor& x) {
-        add_weight_gradient(k, x, dy);
-        add_first_gradients(k, x, d_adapted);
+      run.weight_gradient(in(), [this, sums = run.sums(), dy, d_adapted](const Tensor& x) {
+        add_weight_gradient(sums, x, dy);
+        add_first_gradients(sums, x, d_adapted);
       });
     if (trains_second_factors())
-      run.weight_gradient([this, &k = run.kernels(), dy, made = run.take_kept(adapted())] {
-        add_second_gradients(k, made, dy);
+      run.weight_gradient([this, sums = run.sums(), dy, made = run.take_kept(adapted())] {
+        add_second_gradients(sums, made, dy);
       });
-    if (trains_biases()) run.weight_gradient([this, &k = run.kernels(), dy] { add_bias_gradient(k, dy); });
+    if (trains_biases()) run.weight_gradient([this, sums = run.sums(), dy] { add_bias_gradient(sums, dy); });
   }
 };
 
@@ -197,7 +194,7 @@ class WholeLinearOp final : public LinearOp {
     const Tensor dy = run.take_gradient(out());
     const Tensor dx = input_gradient(run, dy, {});  // has no adapters
     run.weight_gradient(
-        [this, &k = run.kernels(), x = run.take_kept(in()), dy] { add_weight_gradient(k, x, dy); });
+        [this, sums = run.sums(), x = run.take_kept(in()), dy] { add_weight_gradient(sums, x, dy); });
     run.add_gradient(in(), dx);
   }
 };
@@ -219,13 +216,13 @@ class ColumnLinearOp final : public LinearOp {
                    made = trains_second_factors() ? run.take_kept(adapted()) : Tensor();
       entering = run.tensor_parallel().enter_backward(input_gradient(run, dy, d_adapted), run.rows());
       if (x || made.defined() || trains_biases())
-        run.weight_gradient([this, &k = run.kernels(), x, dy, d_adapted, made] {
+        run.weight_gradient([this, sums = run.sums(), x, dy, d_adapted, made] {
           if (x) {
-            add_weight_gradient(k, x->whole(), dy);
-            add_first_gradients(k, x->whole(), d_adapted);
+            add_weight_gradient(sums, x->whole(), dy);
+            add_first_gradients(sums, x->whole(), d_adapted);
           }
-          if (made.defined()) add_second_gradients(k, made, dy);
-          add_bias_gradient(k, dy);
+          if (made.defined()) add_second_gradients(sums, made, dy);
+          add_bias_gradient(sums, dy);
         });
       x.reset();
     }

@@ -1,5 +1,7 @@
 // The output layer's product with cross-entropy. A chunk's gradient takes the place of its logits, so nothing
 // is computed twice: the backward pass makes the loss as well.
+#include <span>
+
 #include "model/op.h"
 #include "parallel/vocabulary_logits.h"
 
@@ -26,30 +28,50 @@ class LossOp final : public OpRunner {
 
  private:
   Tensor loss(const BlockRun& run, const Tensor& x, const Tensor& targets) const {
-    const Tensor loss_sum = logits_.make_loss(), buffer = logits_.make_chunk(run.rows());
-    for_each_logits_chunk(run.rows(), [&](Range chunk) {
-      const Tensor logits = buffer.row_range(0, chunk.size());
-      logits_.multiply(x.row_range(chunk.begin, chunk.end), logits);
-      add_losses(run, logits, targets.flat_range(chunk.begin, chunk.end), loss_sum);
-    });
+    const Tensor loss_sum = logits_.make_loss(), buffer = make_chunk(run);
+    for (const Range& rows : run.sums().runs())
+      each_chunk(rows, [&](Range chunk) {
+        const Tensor logits = buffer.row_range(0, chunk.size());
+        logits_.multiply(x.row_range(chunk.begin, chunk.end), logits);
+        add_losses(run, logits, targets.flat_range(chunk.begin, chunk.end), loss_sum);
+      });
     return loss_sum;
   }
 
-  // Adds to the loss and to the table's gradient; returns the partial gradient (N, C) of the input.
+  // Adds to the losses and to the table's gradient; returns the partial gradient (N, C) of the input.
   Tensor add_loss(BlockRun& run) const {
-    Kernels& kernels = run.kernels();
     const Weight& table = logits_.table();
-    const Tensor x = run.take_kept_input(op()), loss_sum = logits_.make_loss();
+    const Tensor x = run.take_kept_input(op());
     Tensor dx = run.activation({x.rows(), x.cols()});
-    const Tensor buffer = logits_.make_chunk(run.rows());
+    const Tensor buffer = make_chunk(run);
     // The gradient takes the logits' place where it is as wide as they.
     const PrecisionRecipe& precision = run.rank().precision();
     const Tensor gradients =
         precision.statistics == precision.activations ? buffer : run.activation(buffer.shape());
+    const auto take = [&](Range rows, std::span<const Tensor> of_table, bool onto) {
+      add_loss_of(run, rows, x, {buffer, gradients}, dx, of_table.empty() ? Tensor() : of_table[0], onto);
+    };
+    const Weight* const one[] = {&table};
+    if (table.gradient.defined())
+      run.sums().add(one, take);
+    else
+      for (const Range& rows : run.sums().runs()) take(rows, {}, true);
+    return dx;
+  }
+
+  struct Buffers {
+    Tensor logits, gradients;  // of a chunk
+  };
+  // Of these rows, which are all, or a sequence.
+  void add_loss_of(const BlockRun& run, Range rows, const Tensor& x, const Buffers& buffers, const Tensor& dx,
+                   const Tensor& d_table, bool onto) const {
+    Kernels& kernels = run.kernels();
+    const Weight& table = logits_.table();
+    const Tensor loss_sum = logits_.make_loss();
     const double gradient_scale = logits_.scale() * run.loss().gradient_scale;
-    for_each_logits_chunk(run.rows(), [&](Range range) {
-      const Tensor logits = buffer.row_range(0, range.size()),
-                   d_logits = gradients.row_range(0, range.size()),
+    each_chunk(rows, [&](Range range) {
+      const Tensor logits = buffers.logits.row_range(0, range.size()),
+                   d_logits = buffers.gradients.row_range(0, range.size()),
                    chunk = x.row_range(range.begin, range.end),
                    targets = run.microbatch().targets.flat_range(range.begin, range.end);
       logits_.multiply(chunk, logits);
@@ -58,11 +80,22 @@ class LossOp final : public OpRunner {
                                      {logits_.cap(), sums.max});
       kernels.matmul(d_logits, Transpose::no, table.value, Transpose::no,
                      dx.row_range(range.begin, range.end), false);
-      if (table.gradient.defined())
-        kernels.matmul(d_logits, Transpose::yes, chunk, Transpose::no, table.gradient, true);
+      if (d_table.defined())
+        kernels.matmul(d_logits, Transpose::yes, chunk, Transpose::no, d_table,
+                       onto || range.begin > rows.begin);
     });
-    kernels.add_number(loss_sum, run.loss().sum);
-    return dx;
+    const std::int64_t place = rows.begin == 0 ? 0 : rows.begin / rows.size();
+    kernels.add_number(loss_sum, run.loss().sum.flat_range(place, place + 1));
+  }
+
+  Tensor make_chunk(const BlockRun& run) const {
+    return logits_.make_chunk(run.sums().runs().front().size());
+  }
+  template <class Visit>
+  static void each_chunk(Range rows, const Visit& visit) {
+    for_each_logits_chunk(rows.size(), [&](Range chunk) {
+      visit(Range{rows.begin + chunk.begin, rows.begin + chunk.end});
+    });
   }
 
   // Leaves the exponentials in `logits`.

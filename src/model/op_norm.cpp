@@ -1,5 +1,6 @@
 // LayerNorm or RMSNorm. Its statistics are kept, and its output made again from them.
 #include <algorithm>
+#include <span>
 #include <vector>
 
 #include "model/op.h"
@@ -26,28 +27,51 @@ struct Norm {
   // Adds to dx and to the gradients of the weights that have one.
   void backward(const BlockRun& run, const Tensor& dy, const Tensor& x, const Tensor& stats,
                 const Tensor& dx) const {
-    Kernels& k = run.kernels();
-    if (bias.defined()) {
+    if (bias.defined())
       weight_gradients(run, dy, x, stats);
-      k.layer_norm_backward_input(dy, x, weight.value, stats, dx);
-    } else {
-      if (weight.gradient.defined()) k.rms_norm_backward_weight(dy, x, stats, weight.gradient);
-      k.rms_norm_backward_input(dy, x, weight.value, stats, dx);
-    }
+    else if (weight.gradient.defined())
+      run.sums().accumulate(weight, [&](Range rows, const Tensor& gradient) {
+        add_rms_gradient(run, rows, dy, x, stats, gradient);
+      });
+    backward_input(run, dy, x, stats, dx);
+  }
+  void backward_input(const BlockRun& run, const Tensor& dy, const Tensor& x, const Tensor& stats,
+                      const Tensor& dx) const {
+    if (bias.defined())
+      run.kernels().layer_norm_backward_input(dy, x, weight.value, stats, dx);
+    else
+      run.kernels().rms_norm_backward_input(dy, x, weight.value, stats, dx);
+  }
+  // RMSNorm's, of these rows, added to `gradient`.
+  static void add_rms_gradient(const BlockRun& run, Range rows, const Tensor& dy, const Tensor& x,
+                               const Tensor& stats, const Tensor& gradient) {
+    const SequenceSums sums = run.sums();
+    run.kernels().rms_norm_backward_weight(sums.rows_of(dy, rows), sums.rows_of(x, rows),
+                                           sums.elements_of(stats, rows, 1), gradient);
   }
   void weight_gradients(const BlockRun& run, const Tensor& dy, const Tensor& x, const Tensor& stats) const {
     const bool trains_bias = bias.gradient.defined();
     if (!weight.gradient.defined()) {
-      if (trains_bias) run.kernels().bias_gradient(dy, bias.gradient);
+      if (trains_bias) run.sums().add_bias(bias, dy);
       return;
     }
     // Both come of one pass: where the bias is frozen its gradient is of no use.
-    Tensor of_bias = bias.gradient;
+    Tensor unused;
     if (!trains_bias) {
-      of_bias = run.statistic(bias.value.shape());
-      run.kernels().fill(of_bias, 0.0);
+      unused = run.statistic(bias.value.shape());
+      run.kernels().fill(unused, 0.0);
     }
-    run.kernels().layer_norm_backward_weight(dy, x, stats, weight.gradient, of_bias);
+    std::vector<const Weight*> both{&weight};
+    if (trains_bias) both.push_back(&bias);
+    const SequenceSums sums = run.sums();
+    sums.add(both, [&](Range rows, std::span<const Tensor> gradients, bool onto) {
+      Kernels& k = run.kernels();
+      if (!onto)
+        for (const Tensor& gradient : gradients) k.fill(gradient, 0.0);
+      k.layer_norm_backward_weight(sums.rows_of(dy, rows), sums.rows_of(x, rows),
+                                   sums.elements_of(stats, rows, 2), gradients[0],
+                                   trains_bias ? gradients[1] : unused);
+    });
   }
 };
 
@@ -119,8 +143,18 @@ class HeadNormOp final : public NormOp {
     const Tensor &x = run.value(in()), &stats = run.value(out(1));
     run.kernels().fill(dx, 0.0);
     run.kernels().copy(behind_heads(dy), behind_heads(dx));
+    // Heads of a kind have one weight.
+    for (std::size_t first = 0, end = 0; first < heads_.size(); first = end) {
+      const Weight& weight = heads_[first].weight;
+      while (end < heads_.size() && heads_[end].weight.value.begins_with(weight.value)) ++end;
+      if (!weight.gradient.defined()) continue;
+      run.sums().accumulate(weight, [&](Range rows, const Tensor& gradient) {
+        for (std::size_t h = first; h < end; ++h)
+          Norm::add_rms_gradient(run, rows, head(dy, h), head(x, h), stats_of(stats, h), gradient);
+      });
+    }
     for (std::size_t h = 0; h < heads_.size(); ++h)
-      heads_[h].backward(run, head(dy, h), head(x, h), stats_of(stats, h), head(dx, h));
+      heads_[h].backward_input(run, head(dy, h), head(x, h), stats_of(stats, h), head(dx, h));
     run.set_gradient(in(), dx);
   }
 

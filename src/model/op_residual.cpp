@@ -17,7 +17,7 @@ class ResidualOp final : public OpRunner {
 
   void run_backward(BlockRun& run) const override {
     const Tensor d = run.take_gradient(out());
-    if (bias_.gradient.defined()) run.kernels().bias_gradient(d, bias_.gradient);
+    if (bias_.gradient.defined()) run.sums().add_bias(bias_, d);
     run.leave_gradient(op(), 0, d);
     run.leave_gradient(op(), 1, d);
   }

@@ -65,6 +65,9 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
   for (const ParamSpec& spec : model_) owners_[spec.name] = pipeline.holders_of(spec).front();
   layout_ = flat_layout(groups, rank.size(Axis::tp), rank.coordinate(Axis::tp));
   buckets_ = reduction_buckets(plan, groups, rank.coordinate(Axis::tp));
+  if (plan.numerics == Numerics::invariant)
+    tree_ = std::make_unique<SequenceTree>(
+        rank.arena(), static_cast<int>(microbatches(plan, rank.coordinate(Axis::dp)).size()));
   make_units();
   if (moments == Moments::here) make_moments(plan, shard_size(shard_units(layout_, shards_), shard_));
   if (zero_ == 3) make_gather(plan.zero_prefetch);
@@ -75,6 +78,11 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
     tied_gradient_ = Tensor(rank.arena(), MemoryCategory::gradients, rank.precision().gradients,
                             find(output_name_).gradient.shape());
     if (zero_ >= 2) tied_gradient_.release_memory();
+    for (int i = 0; i < levels_waiting(); ++i) {
+      tied_waiting_.emplace_back(rank.arena(), MemoryCategory::gradients, rank.precision().gradients,
+                                 tied_gradient_.shape());
+      if (zero_ >= 2) tied_waiting_.back().release_memory();
+    }
   }
 }
 
@@ -97,7 +105,12 @@ void ParameterStore::make_units() {
   } else {
     own_values_ = make(MemoryCategory::parameters, precision.parameters, own_trained + own_frozen);
   }
-  if (zero_ < 2) gradients_ = make(MemoryCategory::gradients, precision.gradients, layout_.trained_size());
+  if (zero_ < 2) {
+    gradients_ = make(MemoryCategory::gradients, precision.gradients, layout_.trained_size());
+    for (int i = 0; i < levels_waiting(); ++i)
+      waiting_.emplace_back(rank_->arena(), MemoryCategory::gradients, precision.gradients,
+                            std::vector{layout_.trained_size()});
+  }
   std::int64_t own_begin = 0;
   for (const auto* cuts : {&trained, &frozen})
     for (const ShardUnit& cut : *cuts) {
@@ -117,7 +130,7 @@ ParameterStore::Unit ParameterStore::make_unit(const ShardUnit& cut, std::int64_
     return flat;
   };
   const Range own = cut.shard(shard_), inside{own.begin - cut.range.begin, own.end - cut.range.begin};
-  Unit unit{cut, {}, {}, {}, {}, own_begin};
+  Unit unit{cut, {}, {}, {}, {}, {}, own_begin};
   if (zero_ < 3) {
     const std::int64_t first = frozen ? layout_.trained_size() : 0;
     unit.value =
@@ -131,9 +144,13 @@ ParameterStore::Unit ParameterStore::make_unit(const ShardUnit& cut, std::int64_
   if (zero_ < 2) {
     unit.gradient = gradients_.flat_range(cut.range.begin, cut.range.end);
     unit.own_gradient = unit.gradient.flat_range(inside.begin, inside.end);
+    for (const Tensor& level : waiting_)
+      unit.waiting.push_back(level.flat_range(cut.range.begin, cut.range.end));
   } else {
     unit.gradient = make_away(MemoryCategory::gradients, precision.gradients, cut.range.size());
     unit.own_gradient = make_away(MemoryCategory::gradients, precision.gradients, own.size());
+    for (int i = 0; i < levels_waiting(); ++i)
+      unit.waiting.push_back(make_away(MemoryCategory::gradients, precision.gradients, cut.range.size()));
   }
   return unit;
 }
@@ -166,6 +183,7 @@ void ParameterStore::place(Parameter& p, std::size_t index, const Faults& faults
   const Weight views = view(p, all, local_shape(p.spec, rank_->size(Axis::tp), rank_->coordinate(Axis::tp)));
   p.value = views.value;
   p.gradient = views.gradient;
+  p.waiting = views.waiting;
   p.value_stays = zero_ < 3;
   const auto common = [&](const Range& shard) {
     const std::int64_t begin = std::clamp(shard.begin, all.begin, all.end);
@@ -251,7 +269,9 @@ Weight ParameterStore::view(const Parameter& first, Range range,
     return flat.flat_range(range.begin - unit.cut.range.begin, range.end - unit.cut.range.begin)
         .reshape(shape);
   };
-  return {of(unit.value), of(unit.gradient)};
+  Weight weight{of(unit.value), of(unit.gradient)};
+  for (const Tensor& level : unit.waiting) weight.waiting.push_back(of(level));
+  return weight;
 }
 
 const Parameter* ParameterStore::find_here(const std::string& name) const {
@@ -273,7 +293,7 @@ int ParameterStore::owner_of(const std::string& name) const {
 
 Weight ParameterStore::output_weight() const {
   Weight output = weight(output_name_);
-  if (tied_gradient_.defined()) output.gradient = tied_gradient_;
+  if (tied_gradient_.defined()) output.gradient = tied_gradient_, output.waiting = tied_waiting_;
   return output;
 }
 
@@ -305,6 +325,7 @@ void ParameterStore::begin_unit(std::size_t index) const {
   if (!begun_[index]) {
     gradient.acquire_memory();
     rank_->kernels().fill(gradient, 0.0);
+    for (const Tensor& level : units_[index].waiting) level.acquire_memory();
     begun_[index] = true;
   }
   check(gradient.has_memory(), "gradients are added up before they are reduced");
@@ -319,12 +340,29 @@ void ParameterStore::need_output_gradient() const {
   if (tied_gradient_.has_memory()) return;
   tied_gradient_.acquire_memory();
   rank_->kernels().fill(tied_gradient_, 0.0);
+  for (const Tensor& level : tied_waiting_) level.acquire_memory();
 }
+
+int ParameterStore::levels_waiting() const { return tree_ ? most_waiting(tree_->microbatches()) : 0; }
+
+void ParameterStore::end_unit(std::size_t index) const {
+  if (zero_ < 2) return;
+  for (const Tensor& level : units_[index].waiting)
+    if (level.has_memory()) level.release_memory();
+}
+
+void ParameterStore::end_gradients(int group) const {
+  for (std::size_t unit : units_of_group(trained_units_, group)) end_unit(unit);
+}
+
+void ParameterStore::end_whole_gradients() const { end_unit(trained_units_ - 1); }
 
 void ParameterStore::add_tied_gradient() const {
   if (!tied_gradient_.defined()) return;
   rank_->kernels().add(tied_gradient_, find(output_name_).gradient);
-  if (zero_ >= 2) tied_gradient_.release_memory();
+  if (zero_ < 2) return;
+  tied_gradient_.release_memory();
+  for (const Tensor& level : tied_waiting_) level.release_memory();
 }
 
 std::vector<BucketTensors> ParameterStore::bucket_tensors() const {
@@ -374,7 +412,7 @@ void ParameterStore::share_values() const {
 
 Weight ParameterStore::weight(const std::string& name) const {
   const Parameter& p = find(name);
-  return {p.value, p.gradient};
+  return {p.value, p.gradient, p.waiting};
 }
 
 Weight ParameterStore::stacked(const std::vector<std::string>& names) const {

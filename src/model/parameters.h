@@ -14,6 +14,7 @@
 #include "parallel/zero.h"
 #include "schedule/pipeline_layout.h"
 #include "spec/shard_layout.h"
+#include "tensor/sequence_sums.h"
 #include "tensor/weight.h"
 
 namespace echelon {
@@ -25,7 +26,8 @@ struct Parameter {
   // As the layers see them, in local shapes. The memory behind `gradient` comes and goes from ZeRO 2 on, that
   // behind `value` in ZeRO 3. What is frozen has no gradient, and no moments.
   Tensor value, gradient;
-  bool value_stays = true;  // not in ZeRO 3
+  std::vector<Tensor> waiting;  // see Weight
+  bool value_stays = true;      // not in ZeRO 3
   // What this rank updates: elements [own.begin, own.end) of the local tensor, everything without ZeRO. The
   // sum of the gradients over dp is here, and nowhere else, until the next update begins. What is frozen is
   // cut in ZeRO 3 alone.
@@ -104,6 +106,14 @@ class ParameterStore {
   // The layers of a group may read its values while what this returns lives.
   class Use;
   [[nodiscard]] Use use(int group) const;
+  // Under invariant numerics; else nullptr.
+  const SequenceTree* sequence_tree() const { return tree_.get(); }
+  // A layer group's gradients, or those of the whole parameters, have been added up: no sum waits any more.
+  void end_gradients(int group) const;
+  void end_whole_gradients() const;
+  // The part of a tied table's gradient that is kept apart; undefined where there is none.
+  const Tensor& tied_gradient() const { return tied_gradient_; }
+  const std::string& output_name() const { return output_name_; }
   int output_group() const { return find(output_name_).group; }
   const ParameterGather* gather() const { return gather_.get(); }
 
@@ -112,9 +122,11 @@ class ParameterStore {
   struct Unit {
     ShardUnit cut;
     Tensor value, gradient, own_value, own_gradient;
-    std::int64_t own_begin;  // where its shard lies in flat tensors of this rank's shards
+    std::vector<Tensor> waiting;  // beside the gradient: see Weight
+    std::int64_t own_begin;       // where its shard lies in flat tensors of this rank's shards
   };
   void make_units();
+  int levels_waiting() const;
   Unit make_unit(const ShardUnit& cut, std::int64_t own_begin, bool frozen) const;
   void make_moments(const Plan& plan, std::int64_t own_size);
   void make_gather(int ahead);
@@ -126,6 +138,7 @@ class ParameterStore {
   // A flat range that begins with a parameter, in that parameter's unit.
   Weight view(const Parameter& first, Range range, const std::vector<std::int64_t>& shape) const;
   void begin_unit(std::size_t index) const;
+  void end_unit(std::size_t index) const;
 
   const Rank* rank_;
   int zero_;
@@ -135,6 +148,9 @@ class ParameterStore {
   Tensor own_values_, master_, exp_avg_, exp_avg_sq_;  // this rank's shards, unit after unit
   std::unique_ptr<ScratchFile> offloaded_;             // behind the moments, where they are offloaded
   Tensor tied_gradient_;                               // defined where it is kept apart
+  std::vector<Tensor> tied_waiting_;
+  std::unique_ptr<SequenceTree> tree_;  // under invariant numerics
+  std::vector<Tensor> waiting_;         // whole and flat, as gradients_
   std::string output_name_;
   std::vector<Parameter> parameters_;
   std::vector<ParamSpec> model_;

@@ -1,5 +1,6 @@
 #include "parallel/expert_parallel.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "spec/routing_balance.h"
@@ -124,6 +125,7 @@ Tensor ExpertParallel::by_place(const Tensor& weights, const Saved& saved) const
 }
 
 Work<ExpertParallel::Backward> ExpertParallel::backward_input(const Tensor& dy, Saved& saved,
+                                                              SequenceSums sums,
                                                               const WeightGradient& weight_gradient) const {
   Kernels& kernels = rank_->kernels();
   const std::int64_t copies = saved.copies.numel(), rows = dy.rows(), width = dy.cols();
@@ -151,8 +153,8 @@ Work<ExpertParallel::Backward> ExpertParallel::backward_input(const Tensor& dy, 
                        backward.d_weights.reshape({rows * k(), 1}));
   d_weights = Tensor();
   if (any_trained(weights_.out))
-    weight_gradient([this, bounds = route.bounds, x = d_activated, d = d_out] {
-      add_gradients(rank_->kernels(), weights_.out, bounds, x, d);
+    weight_gradient([this, add = adder(saved, route.bounds, sums), x = d_activated, d = d_out] {
+      add(weights_.out, x, d);
     });
   d_out = d_activated = Tensor();
   d_out = rank_->activation({route.room, width});
@@ -170,36 +172,63 @@ Work<ExpertParallel::Backward> ExpertParallel::backward_input(const Tensor& dy, 
                          d_activated);  // which becomes the activation again
   backward.d_shared_hidden = std::exchange(saved.shared_hidden, {});
   if (out.gradient.defined())
-    weight_gradient([&kernels, gradient = out.gradient, x = std::exchange(d_activated, {}), d = dy] {
-      kernels.matmul(d, Transpose::yes, x, Transpose::no, gradient, true);
-    });
+    weight_gradient([sums, out, x = std::exchange(d_activated, {}), d = dy] { sums.add_product(out, d, x); });
   d_activated = Tensor();
   kernels.matmul(backward.d_shared_hidden, Transpose::no, in.value, Transpose::no, backward.d_normed, true);
   co_return backward;
 }
 
+std::function<void(const std::vector<Weight>&, const Tensor&, const Tensor&)> ExpertParallel::adder(
+    const Saved& saved, const ExpertBounds& bounds, const SequenceSums& sums) const {
+  Kernels& kernels = rank_->kernels();
+  if (!sums.by_sequence())
+    return [&kernels, bounds](const std::vector<Weight>& weights, const Tensor& x, const Tensor& dy) {
+      add_gradients(kernels, weights, bounds, x, dy);
+    };
+  check(exchange_.is_local(), "where sums are by sequence no expert is on another rank");
+  // An expert's rows are in the order of their tokens, and so of sequences.
+  const std::int64_t sequences = saved.sequences, each = saved.ids.rows() / sequences;
+  ExpertBounds of_sequences{0};
+  const bool imagined = saved.copies.device() == Device::none;
+  const std::vector<std::int32_t> tokens =
+      imagined ? std::vector<std::int32_t>() : copy_to_host<std::int32_t>(saved.copies);
+  for (std::size_t e = 0; e + 1 < bounds.size(); ++e)
+    for (std::int64_t s = 1; s <= sequences; ++s) {
+      const auto end =
+          imagined ? bounds[e] + (bounds[e + 1] - bounds[e]) * s / sequences
+                   : std::lower_bound(tokens.begin() + bounds[e], tokens.begin() + bounds[e + 1], s * each) -
+                         tokens.begin();
+      of_sequences.push_back(end);
+    }
+  return
+      [&kernels, sums, of_sequences](const std::vector<Weight>& weights, const Tensor& x, const Tensor& dy) {
+        add_gradients(kernels, sums, weights, of_sequences, x, dy);
+      };
+}
+
 void ExpertParallel::in_backward_weight(std::shared_ptr<InputAgain> normed, Saved& saved, Backward& backward,
+                                        const SequenceSums& sums,
                                         const WeightGradient& weight_gradient) const {
   Tensor d_hidden = std::exchange(backward.d_hidden, {});
   if (!any_trained(weights_.in)) {
     saved.taken = Tensor();
   } else if (exchange_.is_local()) {
-    weight_gradient([this, normed, copies = saved.copies, bounds = saved.bounds, d = d_hidden] {
-      const Tensor& rows = normed->whole();
-      const Tensor taken = rank_->activation({copies.numel(), rows.cols()});
-      rank_->kernels().embedding(copies, rows, 0, taken);
-      add_gradients(rank_->kernels(), weights_.in, bounds, taken, d);
-    });
+    weight_gradient(
+        [this, normed, copies = saved.copies, add = adder(saved, saved.bounds, sums), d = d_hidden] {
+          const Tensor& rows = normed->whole();
+          const Tensor taken = rank_->activation({copies.numel(), rows.cols()});
+          rank_->kernels().embedding(copies, rows, 0, taken);
+          add(weights_.in, taken, d);
+        });
   } else {
     weight_gradient([this, bounds = saved.route.bounds, taken = std::exchange(saved.taken, {}),
                      d = d_hidden] { add_gradients(rank_->kernels(), weights_.in, bounds, taken, d); });
   }
   d_hidden = Tensor();
   if (!weights_.shared_in.gradient.defined()) return;
-  weight_gradient([&kernels = rank_->kernels(), gradient = weights_.shared_in.gradient,
-                   normed = std::move(normed), d = std::exchange(backward.d_shared_hidden, {})] {
-    kernels.matmul(d, Transpose::yes, normed->whole(), Transpose::no, gradient, true);
-  });
+  weight_gradient(
+      [sums, in = weights_.shared_in, normed = std::move(normed),
+       d = std::exchange(backward.d_shared_hidden, {})] { sums.add_product(in, d, normed->whole()); });
 }
 
 }  // namespace echelon

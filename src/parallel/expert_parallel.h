@@ -85,14 +85,16 @@ class ExpertParallel {
     Tensor d_normed;
     Tensor d_hidden, d_shared_hidden, d_weights;
   };
-  Work<Backward> backward_input(const Tensor& dy, Saved& saved, const WeightGradient& weight_gradient) const;
+  Work<Backward> backward_input(const Tensor& dy, Saved& saved, SequenceSums sums,
+                                const WeightGradient& weight_gradient) const;
   // The weights of the first products, from the normed rows: of experts that are all here, and of the shared
   // one. What experts got from other ranks is kept.
   void in_backward_weight(std::shared_ptr<InputAgain> normed, Saved& saved, Backward& backward,
-                          const WeightGradient& weight_gradient) const;
+                          const SequenceSums& sums, const WeightGradient& weight_gradient) const;
   // Through the router: adds to d_normed_here (R, C).
   void route_backward(const Tensor& normed_here, Saved& saved, Backward& backward,
-                      const Tensor& d_normed_here, const WeightGradient& weight_gradient) const;
+                      const Tensor& d_normed_here, const SequenceSums& sums,
+                      const WeightGradient& weight_gradient) const;
 
   // Loss-free balancing: moves the bias that steers the choices by the loads of a step, over all its tokens.
   void balance(const std::vector<double>& routed) const;
@@ -121,6 +123,9 @@ class ExpertParallel {
   std::span<const double> batch_counts() const;
   Tensor take(const Tensor& normed, const Saved& saved) const;
   Tensor by_place(const Tensor& weights, const Saved& saved) const;
+  // The function that adds to experts' gradients; all experts are here where sums are by sequence.
+  std::function<void(const std::vector<Weight>&, const Tensor& x, const Tensor& dy)> adder(
+      const Saved& saved, const ExpertBounds& bounds, const SequenceSums& sums) const;
   void count(const Saved& saved) const;
   std::int64_t scopes(const Saved& saved) const {
     return balancing_.scope == BalanceScope::sequence ? saved.sequences : 1;

@@ -139,7 +139,7 @@ Tensor ExpertParallel::keep_of_sequences(const Saved& saved) const {
 }
 
 void ExpertParallel::route_backward(const Tensor& normed_here, Saved& saved, Backward& backward,
-                                    const Tensor& d_normed_here,
+                                    const Tensor& d_normed_here, const SequenceSums& sums,
                                     const WeightGradient& weight_gradient) const {
   Kernels& kernels = rank_->kernels();
   const std::int64_t rows = saved.ids.rows();
@@ -154,9 +154,8 @@ void ExpertParallel::route_backward(const Tensor& normed_here, Saved& saved, Bac
   saved = {};
   kernels.matmul(d_logits, Transpose::no, weights_.gate.value, Transpose::no, d_normed_here, true);
   if (!weights_.gate.gradient.defined()) return;
-  weight_gradient([&kernels, gate = weights_.gate.gradient, x = normed_here, d = d_logits] {
-    kernels.matmul(d, Transpose::yes, x, Transpose::no, gate, true);
-  });
+  weight_gradient(
+      [sums, gate = weights_.gate, x = normed_here, d = d_logits] { sums.add_product(gate, d, x); });
 }
 
 void ExpertParallel::begin_step() const {

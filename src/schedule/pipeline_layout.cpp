@@ -228,6 +228,19 @@ void refuse_without_barrier(const Plan& plan, const Schedule& schedule) {
             {{"schedule", "1f1b"}});
 }
 
+// Sums over microbatches by their tree want them in order, on one rank.
+void refuse_order_of_gradients(const Plan& plan, const Schedule& schedule) {
+  if (plan.numerics == Numerics::ordinary || schedule.num_ranks() == 1) return;
+  const auto problem = [&](const std::string& why) {
+    refuse_field(plan, "schedule", {{"schedule", "1f1b"}, {"numerics", "ordinary"}}, "{}", why);
+  };
+  if (!flushes(plan)) problem("with --numerics invariant all microbatches of a step see the same weights");
+  if (!plan.schedule_text.empty())
+    problem("with --numerics invariant gradients are added in the order of a published schedule");
+  if (parameter_copies(schedule) > 1)
+    problem("with --numerics invariant a stage is on one rank, and here two have copies of it");
+}
+
 }  // namespace
 
 std::optional<Refusal> schedule_refusal(const Plan& plan) {
@@ -289,6 +302,7 @@ PipelineLayout::PipelineLayout(const Plan& plan, StepLength length)
   const Schedule& schedule = programs(0).schedule();
   if (!programs(0).flushes()) refuse_stream(plan);
   if (!plan.optimizer_barrier) refuse_without_barrier(plan, schedule);
+  refuse_order_of_gradients(plan, schedule);
   refuse_batch_scope(plan, schedule, programs_.size() == 1);
   slices_ = cut_layers(plan, schedule);
   hold(plan, schedule);
@@ -372,7 +386,8 @@ std::set<int> PipelineLayout::late_groups(int pp_rank) const {
 
 bool keeps_tied_gradient_apart(const Plan& plan, const PipelineLayout& pipeline, int dp_rank, int pp_rank) {
   const std::vector<Range> batches = microbatches(plan, dp_rank);
-  return pipeline.ties_on(pp_rank) && batches.size() > 1 && batches[1].size() > 0;
+  return pipeline.ties_on(pp_rank) &&
+         (plan.numerics == Numerics::invariant || (batches.size() > 1 && batches[1].size() > 0));
 }
 
 bool PipelineLayout::ties_on(int pp_rank) const {

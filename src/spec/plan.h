@@ -12,6 +12,7 @@
 #include "spec/context_layout.h"
 #include "spec/mesh.h"
 #include "spec/model_spec.h"
+#include "spec/numerics.h"
 #include "spec/precision.h"
 #include "spec/recompute.h"
 #include "spec/routing.h"
@@ -50,6 +51,7 @@ struct Plan {
   std::int64_t micro_batch = 1;    // sequences of one microbatch; the last one of a rank may be smaller
   std::int64_t seq_len = 1;
   PrecisionRecipe precision;
+  Numerics numerics = Numerics::ordinary;
   PipelineRecompute recompute;
   std::string schedule = "1f1b";  // of the pipeline, where pp > 1
   // A schedule of one's own in text form (schedule/text.h); `schedule` is then its name.

@@ -190,6 +190,9 @@ std::vector<PlanField> all_fields() {
         "What parameters and activations are kept in (docs/precision.md); f64 runs on the slow reference "
         "kernels",
         train, 0, 0, "f32|bf16"},
+       {"numerics", choice<&Plan::numerics>(),
+        "invariant: the same bits on every mesh, which refuses what cannot have them (docs/invariance.md)",
+        train, 0, 0, "ordinary"},
        {"recompute",
         parsed<&Plan::recompute, [](const PipelineRecompute& r) { return recompute_name(r); },
                parse_pipeline_recompute>("none|selective|full|OPS[/...]"),

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/halving_tree.h"
 #include "base/units.h"
 #include "spec/plan_fields.h"
 
@@ -294,6 +295,98 @@ Verdict of_tuning(const Plan& plan) {
   return {};
 }
 
+// How many microbatches each data-parallel rank has; 0 where they are not all of one size.
+std::int64_t even_microbatches(const Plan& plan) {
+  const std::int64_t dp = plan.mesh.size(Axis::dp), here = plan.global_batch / dp,
+                     size = std::min(plan.micro_batch, here);
+  return plan.global_batch % dp == 0 && here % size == 0 ? here / size : 0;
+}
+
+// Whether the sums over the sequences of the global batch are cut at nodes of their tree: into microbatches,
+// these into data-parallel ranks, and these into the blocks that ZeRO sums over.
+bool cuts_batch_at_nodes(const Plan& plan) {
+  const std::int64_t dp = plan.mesh.size(Axis::dp), runs = dp * even_microbatches(plan);
+  return runs > 0 && cuts_halving_tree(plan.global_batch, runs) && cuts_halving_tree(runs, dp) &&
+         cuts_halving_tree(dp, plan.hsdp);
+}
+
+// Of a cut of the batch: the values of a field that its tree has nodes for.
+template <class Set>
+std::vector<Remedy> cuts_at_nodes(const Plan& plan, const std::string& field, std::int64_t most,
+                                  const Set& set) {
+  std::vector<Remedy> remedies;
+  constexpr std::int64_t enough = 8;
+  Plan other = plan;
+  for (std::int64_t value = 1; value <= std::min<std::int64_t>(most, 4096); ++value) {
+    set(other, value);
+    if (cuts_batch_at_nodes(other)) remedies.push_back(remedy(field, value));
+    if (std::ssize(remedies) == enough) break;
+  }
+  return remedies;
+}
+
+// Sums by sequences and by nothing else (docs/invariance.md).
+Verdict of_numerics(const Plan& plan) {
+  if (plan.numerics == Numerics::ordinary) return {};
+  const auto problem = [](const std::string& field, std::vector<Remedy> remedies, auto form,
+                          const auto&... args) {
+    remedies.push_back({"numerics", "ordinary"});
+    return refused(field, std::move(remedies), "{}", fmt::format(fmt::runtime(form), args...));
+  };
+  const Balancing& b = plan.balancing;
+  if (plan.mesh.size(Axis::cp) > 1)
+    return problem("cp", {{"cp", "1"}}, "with --numerics invariant a sequence's sums are on one rank");
+  if (plan.mesh.size(Axis::tp) > 1)
+    return problem("tp", {{"tp", "1"}}, "with --numerics invariant a product's sums are on one rank");
+  if (plan.mesh.ep > 1)
+    return problem("ep", {{"ep", "1"}}, "with --numerics invariant an expert's sums are on one rank");
+  if (plan.cuts_vocabulary())
+    return problem("vocabulary-parallel", {{"vocabulary-parallel", "off"}},
+                   "with --numerics invariant a softmax's sums are on one rank");
+  if (plan.compression.kind != CompressionKind::none)
+    return problem("compress", {{"compress", "none"}},
+                   "with --numerics invariant gradients travel as they are");
+  if (!plan.optimizer_barrier)
+    return problem("optimizer-barrier", {{"optimizer-barrier", "on"}},
+                   "with --numerics invariant a step knows the norm of all gradients");
+  for (const auto& [field, value] : {std::pair{"aux-loss", b.expert_loss},
+                                     {"device-loss", b.device_loss},
+                                     {"communication-loss", b.communication_loss},
+                                     {"z-loss", b.z_loss}})
+    if (value > 0)
+      return problem(field, {{field, "0"}},
+                     "with --numerics invariant routers have no losses, whose sums would show microbatches");
+  if (b.capacity > 0 && b.scope != BalanceScope::sequence)
+    return problem("balance-scope", {{"balance-scope", "sequence"}, {"capacity", "0"}},
+                   "with --numerics invariant and --capacity {} which tokens an expert drops must not "
+                   "depend on microbatches",
+                   b.capacity);
+  if (cuts_batch_at_nodes(plan)) return {};
+  const std::int64_t dp = plan.mesh.size(Axis::dp), batch = plan.global_batch;
+  Plan whole = plan;
+  whole.micro_batch = batch;
+  whole.hsdp = 1;
+  if (!cuts_batch_at_nodes(whole))
+    return problem("dp",
+                   cuts_at_nodes(whole, "dp", batch,
+                                 [](Plan& p, std::int64_t v) { p.mesh.set(Axis::dp, static_cast<int>(v)); }),
+                   "with --numerics invariant the global batch of {} is cut in halves and halves of these",
+                   batch);
+  whole.hsdp = plan.hsdp;
+  if (!cuts_batch_at_nodes(whole))
+    return problem(
+        "hsdp",
+        cuts_at_nodes(whole, "hsdp", dp, [](Plan& p, std::int64_t v) { p.hsdp = static_cast<int>(v); }),
+        "with --numerics invariant the {} data-parallel ranks are cut in halves and halves of "
+        "these",
+        dp);
+  return problem(
+      "micro-batch",
+      cuts_at_nodes(plan, "micro-batch", batch / dp, [](Plan& p, std::int64_t v) { p.micro_batch = v; }),
+      "with --numerics invariant the {} sequences of a rank are cut in halves and halves of these",
+      batch / dp);
+}
+
 template <class... Rules>
 Verdict first_of(const Plan& plan, Rules... rules) {
   Verdict verdict;
@@ -324,7 +417,7 @@ std::optional<Refusal> shape_refusal(const Plan& plan, Runner runner) {
   if (!verdict) verdict = of_expert_groups(plan, runner);
   if (verdict || runner == Runner::any_program) return verdict;
   return first_of(plan, of_tuning, of_compression, of_optimizer, of_vocabulary, of_balancing,
-                  of_balance_scope);
+                  of_balance_scope, of_numerics);
 }
 
 void judge(const Plan& plan) {

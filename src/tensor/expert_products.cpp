@@ -42,4 +42,30 @@ void add_gradients(Kernels& kernels, const std::vector<Weight>& weights, const E
   });
 }
 
+void add_gradients(Kernels& kernels, const SequenceSums& sums, const std::vector<Weight>& weights,
+                   const ExpertBounds& of_sequences, const Tensor& x, const Tensor& dy) {
+  const std::int64_t sequences = sums.sequences();
+  check(std::ssize(of_sequences) == std::ssize(weights) * sequences + 1,
+        "there is a run of rows for each expert and sequence");
+  std::vector<const Weight*> trained;
+  std::vector<std::size_t> experts;
+  for (std::size_t e = 0; e < weights.size(); ++e)
+    if (weights[e].gradient.defined()) trained.push_back(&weights[e]), experts.push_back(e);
+  if (trained.empty()) return;
+  sums.add(trained, [&](Range rows, std::span<const Tensor> gradients, bool onto) {
+    const auto s = static_cast<std::size_t>(rows.begin / rows.size());
+    std::vector<MatrixProduct> products;
+    for (std::size_t i = 0; i < experts.size(); ++i) {
+      const std::size_t at = experts[i] * static_cast<std::size_t>(sequences) + s;
+      const std::int64_t begin = of_sequences[at], end = of_sequences[at + 1];
+      if (begin < end)
+        products.push_back({dy.row_range(begin, end), Transpose::yes, x.row_range(begin, end), Transpose::no,
+                            gradients[i], onto});
+      else if (!onto)
+        kernels.fill(gradients[i], 0.0);
+    }
+    if (!products.empty()) kernels.grouped_matmul(products);
+  });
+}
+
 }  // namespace echelon

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tensor/kernels.h"
+#include "tensor/sequence_sums.h"
 #include "tensor/weight.h"
 
 namespace echelon {
@@ -20,5 +21,9 @@ void multiply(Kernels& kernels, const std::vector<Weight>& weights, Transpose tu
 // Gradients += dy^T x. Those of an expert without tokens stay as they are, and a frozen one has none.
 void add_gradients(Kernels& kernels, const std::vector<Weight>& weights, const ExpertBounds& bounds,
                    const Tensor& x, const Tensor& dy);
+// The same sequence by sequence, where `of_sequences` has the bounds of each expert's rows of each of them,
+// one expert after another: here an expert without tokens of a sequence has a gradient of it, which is zero.
+void add_gradients(Kernels& kernels, const SequenceSums& sums, const std::vector<Weight>& weights,
+                   const ExpertBounds& of_sequences, const Tensor& x, const Tensor& dy);
 
 }  // namespace echelon

@@ -90,9 +90,30 @@ constexpr const char* attention_sizes =
 
 }  // namespace
 
-void Kernels::matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, Out c, bool accumulate) {
+SumBlocks equal_blocks(std::int64_t k, std::int64_t blocks) {
+  check(blocks > 0 && k % blocks == 0, "equal blocks divide what is summed");
+  const std::int64_t each = k / blocks;
+  SumBlocks all;
+  for (std::int64_t b = 0; b < blocks; ++b) all.push_back({{b * each, (b + 1) * each}});
+  return all;
+}
+
+static bool sums_once(const SumBlocks& blocks, std::int64_t k) {
+  std::int64_t sum = 0;
+  for (const auto& block : blocks)
+    for (const Range& range : block) sum += range.size();
+  return blocks.empty() || sum == k;
+}
+
+void Kernels::matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, Out c, bool accumulate,
+                     const SumBlocks& blocks) {
   require(is_product(a, ta, b, tb, c), "matmul: c is no product of a and b", a, b, c);
-  if (backend_) backend_->matmul(a, ta, b, tb, c, accumulate);
+  require(sums_once(blocks, ta == Transpose::yes ? a.rows() : a.cols()), "matmul: blocks are not all of k",
+          a);
+  if (!backend_) return;
+  if (blocks.empty()) return backend_->matmul(a, ta, b, tb, c, accumulate);
+  const MatrixProduct product{a, ta, b, tb, c, accumulate, blocks};
+  backend_->grouped_matmul({&product, 1});
 }
 
 void Kernels::grouped_matmul(std::span<const MatrixProduct> products) {
@@ -554,17 +575,19 @@ const char* products_by(const PrecisionRecipe& precision) {
   return fast != nullptr ? fast : "the reference kernels";
 }
 
-std::unique_ptr<Kernels> make_kernels(Arena& arena, const PrecisionRecipe& precision, int threads) {
+std::unique_ptr<Kernels> make_kernels(Arena& arena, const PrecisionRecipe& precision, int threads,
+                                      Numerics numerics) {
   if (arena.device() == Device::none)
-    return std::make_unique<Kernels>(nullptr,
-                                     Tensor(arena, MemoryCategory::other, DType::u8,
-                                            {threads == 0 ? 0 : kernel_scratch_bytes(precision, threads)}));
-  if (has_fast_kernels(precision)) return make_cpu_kernels(arena, precision.activations, threads);
+    return std::make_unique<Kernels>(
+        nullptr, Tensor(arena, MemoryCategory::other, DType::u8,
+                        {threads == 0 ? 0 : kernel_scratch_bytes(precision, threads, numerics)}));
+  if (has_fast_kernels(precision)) return make_cpu_kernels(arena, precision.activations, threads, numerics);
   return make_reference_kernels();
 }
 
-std::int64_t kernel_scratch_bytes(const PrecisionRecipe& precision, int threads) {
-  return has_fast_kernels(precision) ? cpu_kernels_scratch_bytes(precision.activations, threads) : 0;
+std::int64_t kernel_scratch_bytes(const PrecisionRecipe& precision, int threads, Numerics numerics) {
+  return has_fast_kernels(precision) ? cpu_kernels_scratch_bytes(precision.activations, threads, numerics)
+                                     : 0;
 }
 
 void prepare_kernels(const PrecisionRecipe& precision) {

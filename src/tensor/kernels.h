@@ -17,10 +17,13 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/philox.h"
+#include "base/split.h"
 #include "spec/activation.h"
 #include "spec/compression.h"
+#include "spec/numerics.h"
 #include "spec/param_spec.h"
 #include "spec/precision.h"
 #include "spec/rope.h"
@@ -81,6 +84,12 @@ struct LogitsCap {
   Tensor max = {};  // (N): those that p was made with
 };
 
+// How the sum of a product is grouped: indices of k in blocks, each of one or more ranges that are added up
+// one after another, and the blocks by the tree of base/halving_tree.h. Empty: all of k is one block.
+using SumBlocks = std::vector<std::vector<Range>>;
+// So many equal blocks, which divide k.
+SumBlocks equal_blocks(std::int64_t k, std::int64_t blocks);
+
 // One product of a group: as the arguments of Kernels::matmul.
 struct MatrixProduct {
   Tensor a;
@@ -89,6 +98,7 @@ struct MatrixProduct {
   Transpose tb = Transpose::no;
   Tensor c;
   bool accumulate = false;
+  SumBlocks blocks = {};
 };
 
 class KernelBackend;
@@ -102,7 +112,9 @@ class Kernels {
 
   // c = op(a) op(b), or c += when accumulate. op(a) is (M, K), op(b) is (K, N), c is (M, N). Row strides
   // allowed. Of a, b and c any may be bf16 and the others f32: gradients of weights, and logits, are f32.
-  void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, Out c, bool accumulate);
+  // Each element is rounded to c's dtype once, whatever the blocks.
+  void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, Out c, bool accumulate,
+              const SumBlocks& blocks = {});
   // Products of any shapes, empty ones too, none of which reads what another writes: each has the bits of
   // matmul(), all share the threads. The products of a mixture's experts.
   void grouped_matmul(std::span<const MatrixProduct> products);
@@ -290,22 +302,26 @@ std::unique_ptr<Kernels> make_reference_kernels();
 // oneDNN and SIMD; `threads` compute threads for the calling rank. `dtype` is f32, or bf16: then
 // they compute both. Scratch memory comes from the arena (category other). Must be made, used and destroyed
 // by one thread.
-std::unique_ptr<Kernels> make_cpu_kernels(Arena& arena, DType dtype, int threads);
+// With invariant numerics every product is made by the kernels of matmul_simd.h, whose sums show no shape.
+std::unique_ptr<Kernels> make_cpu_kernels(Arena& arena, DType dtype, int threads,
+                                          Numerics numerics = Numerics::ordinary);
 // What multiplies matrices in it here; null where this build was made without CPU kernels.
 const char* cpu_products(DType dtype);
 inline bool has_cpu_kernels() { return cpu_products(DType::f32) != nullptr; }
 // What it takes from the arena for `threads` threads.
-std::int64_t cpu_kernels_scratch_bytes(DType dtype, int threads);
+std::int64_t cpu_kernels_scratch_bytes(DType dtype, int threads, Numerics numerics);
 
 // The kernels for the arena's device and a precision: on the cpu f32 and bf16 have the CPU kernels, f64 the
 // reference kernels, and so has bf16 in a build without the others; on no device, none, which take from the
 // arena what those would.
 // Of those of no device 0 threads have no scratch.
-std::unique_ptr<Kernels> make_kernels(Arena& arena, const PrecisionRecipe& precision, int threads);
+std::unique_ptr<Kernels> make_kernels(Arena& arena, const PrecisionRecipe& precision, int threads,
+                                      Numerics numerics = Numerics::ordinary);
 bool has_fast_kernels(const PrecisionRecipe& precision);  // or the reference kernels compute in it
 // What multiplies matrices: "oneDNN", "our FMA kernel", "AVX-512 in bf16", "AMX in bf16", "our FMA kernel,
 // bf16 widened", "the reference kernels".
 const char* products_by(const PrecisionRecipe& precision);
-std::int64_t kernel_scratch_bytes(const PrecisionRecipe& precision, int threads);
+std::int64_t kernel_scratch_bytes(const PrecisionRecipe& precision, int threads,
+                                  Numerics numerics = Numerics::ordinary);
 
 }  // namespace echelon

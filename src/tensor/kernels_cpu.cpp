@@ -68,7 +68,8 @@ Product product_of(const MatrixProduct& p) {
           .a = operand_of(p.a),
           .b = operand_of(p.b),
           .beta = p.accumulate ? 1.0f : 0.0f,
-          .c = panel_of(p.c)};
+          .c = panel_of(p.c),
+          .blocks = p.blocks.empty() ? nullptr : &p.blocks};
 }
 
 AdamWFactors factors_of(const AdamWStep& step) {
@@ -85,12 +86,19 @@ AdamWFactors factors_of(const AdamWStep& step) {
           .eps = f32(step.eps)};
 }
 
+// Attention's holds what its products need; where all are made by our kernels, theirs need room too.
+std::int64_t thread_scratch_bytes(DType dtype, Numerics numerics) {
+  const std::int64_t attention = attention_scratch_bytes(dtype);
+  return numerics == Numerics::ordinary ? attention : std::max(attention, blocked_product_scratch_bytes());
+}
+
 class CpuKernels final : public HostBackend {
  public:
-  CpuKernels(Arena& arena, DType dtype, int threads)
+  CpuKernels(Arena& arena, DType dtype, int threads, Numerics numerics)
       : dtype_(dtype),
+        numerics_(numerics),
         team_(threads, keep_products_to_their_thread),
-        scratch_(arena, MemoryCategory::other, DType::u8, {threads * attention_scratch_bytes(dtype)}),
+        scratch_(arena, MemoryCategory::other, DType::u8, {threads * thread_scratch_bytes(dtype, numerics)}),
         column_sums_(arena, MemoryCategory::other, DType::f32, {column_sums_size}) {
     check(threads >= 1, "CPU kernels need at least one thread");
     keep_products_to_their_thread();
@@ -99,13 +107,21 @@ class CpuKernels final : public HostBackend {
 
   void matmul(const Tensor& ta, Transpose turn_a, const Tensor& tb, Transpose turn_b, Out tc,
               bool accumulate) override {
-    const Product product = product_of({ta, turn_a, tb, turn_b, tc, accumulate});
-    multiply_all({&product, 1});
+    const MatrixProduct product{ta, turn_a, tb, turn_b, tc, accumulate};
+    grouped_matmul({&product, 1});
   }
 
   void grouped_matmul(std::span<const MatrixProduct> products) override {
     std::vector<Product> list;
-    for (const MatrixProduct& p : products) list.push_back(product_of(p));
+    std::vector<SumBlocks> whole(products.size());  // where nothing else is said
+    for (const MatrixProduct& p : products) {
+      check(p.blocks.empty() || numerics_ == Numerics::invariant, "ordinary products have no blocks");
+      list.push_back(product_of(p));
+      if (numerics_ == Numerics::ordinary || !p.blocks.empty()) continue;
+      SumBlocks& one = whole[list.size() - 1];
+      one = {{{0, list.back().k}}};
+      list.back().blocks = &one;
+    }
     multiply_all(list);
   }
 
@@ -527,7 +543,7 @@ class CpuKernels final : public HostBackend {
   void multiply_all(std::span<const Product> products) {
     for (const Product& p : products)
       for (DType type : {p.a.type, p.b.type, p.c.type}) check_room(type);
-    multiply(products, scratch_.host<std::byte>(), attention_scratch_bytes(dtype_), team_);
+    multiply(products, scratch_.host<std::byte>(), thread_scratch_bytes(dtype_, numerics_), team_);
   }
 
   // Kernels made for f32 have no scratch for what is narrower.
@@ -605,6 +621,7 @@ class CpuKernels final : public HostBackend {
   }
 
   const DType dtype_;
+  const Numerics numerics_;
   const ThreadTeam team_;
   // Scratch: there from the start, so that no step holds less than another. Attention's holds what its
   // products need, and so what all do.
@@ -613,14 +630,14 @@ class CpuKernels final : public HostBackend {
 
 }  // namespace
 
-std::unique_ptr<Kernels> make_cpu_kernels(Arena& arena, DType dtype, int threads) {
-  return std::make_unique<Kernels>(std::make_shared<CpuKernels>(arena, dtype, threads));
+std::unique_ptr<Kernels> make_cpu_kernels(Arena& arena, DType dtype, int threads, Numerics numerics) {
+  return std::make_unique<Kernels>(std::make_shared<CpuKernels>(arena, dtype, threads, numerics));
 }
 
 const char* cpu_products(DType dtype) { return products_in(dtype); }
 
-std::int64_t cpu_kernels_scratch_bytes(DType dtype, int threads) {
-  return threads * attention_scratch_bytes(dtype) + 4 * column_sums_size;
+std::int64_t cpu_kernels_scratch_bytes(DType dtype, int threads, Numerics numerics) {
+  return threads * thread_scratch_bytes(dtype, numerics) + 4 * column_sums_size;
 }
 
 }  // namespace echelon

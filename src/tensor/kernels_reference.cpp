@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/halving_tree.h"
 #include "tensor/attention_reference.h"
 #include "tensor/kernels_host.h"
 #include "tensor/local_column.h"
@@ -79,9 +80,11 @@ F gate_of(Activation a, F gate) {
 // and one order of summation (k ascending) serves all four cases.
 template <class F, class A, class B, class C>
 void matmul_of(const Matrix<A>& a, bool a_transposed, const Matrix<B>& b, bool b_transposed,
-               const Matrix<C>& c, bool accumulate) {
+               const Matrix<C>& c, bool accumulate, const SumBlocks& blocks) {
   constexpr std::int64_t width = 16;  // as many running sums as fit in registers
   const std::int64_t m = c.rows, n = c.cols, depth = a_transposed ? a.rows : a.cols;
+  const SumBlocks whole{{{0, depth}}}, &all = blocks.empty() ? whole : blocks;
+  std::vector<std::array<F, width>> sums(static_cast<std::size_t>(most_waiting(std::ssize(all)) + 1));
   std::vector<F> panel(static_cast<std::size_t>(depth * width));
   for (std::int64_t begin = 0; begin < n; begin += width) {
     const std::int64_t used = std::min(width, n - begin);
@@ -89,12 +92,21 @@ void matmul_of(const Matrix<A>& a, bool a_transposed, const Matrix<B>& b, bool b
       for (std::int64_t j = 0; j < used; ++j)
         panel[static_cast<std::size_t>(k * width + j)] = b_transposed ? b[begin + j][k] : b[k][begin + j];
     for (std::int64_t i = 0; i < m; ++i) {
-      std::array<F, width> sum{};
-      for (std::int64_t k = 0; k < depth; ++k) {
-        const F factor = a_transposed ? a[k][i] : a[i][k];
-        const F* line = panel.data() + k * width;
-        for (std::size_t j = 0; j < width; ++j) sum[j] += factor * line[j];
+      for (std::int64_t block = 0; block < std::ssize(all); ++block) {
+        const TreePlace place = tree_place(std::ssize(all), block);
+        auto at = static_cast<std::size_t>(place.waiting);
+        std::array<F, width> sum{};
+        for (const Range& range : all[static_cast<std::size_t>(block)])
+          for (std::int64_t k = range.begin; k < range.end; ++k) {
+            const F factor = a_transposed ? a[k][i] : a[i][k];
+            const F* line = panel.data() + k * width;
+            for (std::size_t j = 0; j < width; ++j) sum[j] += factor * line[j];
+          }
+        sums[at] = sum;
+        for (int merge = 0; merge < place.merges; ++merge, --at)
+          for (std::size_t j = 0; j < width; ++j) sums[at - 1][j] += sums[at][j];
       }
+      const std::array<F, width>& sum = sums.front();
       for (std::int64_t j = 0; j < used; ++j) {
         C& out = c[i][begin + j];
         const F product = sum[static_cast<std::size_t>(j)];
@@ -182,17 +194,11 @@ class WeightRounding<bf16> {
 class ReferenceKernels final : public HostBackend {
  public:
   void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, Out c, bool accumulate) override {
-    with_pair(a, b, [&]<class A, class B>(const Matrix<A>& left, const Matrix<B>& right) {
-      with_stored_type(c, [&]<class C>(C) {
-        using F = Wide<C>;
-        if constexpr (std::is_same_v<Wide<A>, F>)
-          matmul_of<F>(left, ta == Transpose::yes, right, tb == Transpose::yes, Matrix<C>(c), accumulate);
-      });
-    });
+    multiply({a, ta, b, tb, c, accumulate});
   }
 
   void grouped_matmul(std::span<const MatrixProduct> products) override {
-    for (const MatrixProduct& p : products) matmul(p.a, p.ta, p.b, p.tb, p.c, p.accumulate);
+    for (const MatrixProduct& p : products) multiply(p);
   }
 
   void fill(Out tx, double value) override {
@@ -635,6 +641,18 @@ class ReferenceKernels final : public HostBackend {
             stored.next(keep * p[i] - lr * (first / correction1) / (std::sqrt(second / correction2) + eps));
         if (rounded != nullptr) rounded[i] = bf16(p[i]);
       }
+    });
+  }
+
+ private:
+  void multiply(const MatrixProduct& p) {
+    with_pair(p.a, p.b, [&]<class A, class B>(const Matrix<A>& left, const Matrix<B>& right) {
+      with_stored_type(p.c, [&]<class C>(C) {
+        using F = Wide<C>;
+        if constexpr (std::is_same_v<Wide<A>, F>)
+          matmul_of<F>(left, p.ta == Transpose::yes, right, p.tb == Transpose::yes, Matrix<C>(p.c),
+                       p.accumulate, p.blocks);
+      });
     });
   }
 };

@@ -7,9 +7,11 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/halving_tree.h"
 #include "base/split.h"
 #include "tensor/matmul_onednn.h"
 #include "tensor/matmul_simd.h"
+#include "tensor/simd.h"
 
 namespace echelon {
 namespace {
@@ -168,6 +170,119 @@ void multiply_blocks(const MicroKernel& kernel, const Product& p, const Scratch&
   }
 }
 
+// A run of k that is packed, and summed by a tile, at once.
+struct Segment {
+  Range k;
+  bool begins_block = false;
+  std::int64_t filled = 0, words = 0, before = 0;  // before: words of the segments before it
+};
+
+// Of blocks [begin, end).
+std::vector<Segment> segments_of(const MicroKernel& kernel, const SumBlocks& blocks, std::int64_t begin,
+                                 std::int64_t end) {
+  std::vector<Segment> all;
+  std::int64_t before = 0;
+  const std::int64_t deep = depth_of(kernel);
+  for (std::int64_t b = begin; b < end; ++b) {
+    bool begins = true;
+    for (const Range& range : blocks[static_cast<std::size_t>(b)])
+      for (std::int64_t k = range.begin; k < range.end; k += deep) {
+        Segment s{{k, std::min(k + deep, range.end)}, std::exchange(begins, false)};
+        s.filled = kernel.pairs ? (s.k.size() + 1) / 2 : s.k.size();
+        s.words = (s.filled + kernel.group - 1) / kernel.group * kernel.group;
+        s.before = before;
+        before += s.words;
+        all.push_back(s);
+      }
+  }
+  return all;
+}
+
+// What is packed at once of blocks: deeper sums leave tiles too small, and more blocks too many sums.
+constexpr std::int64_t most_words = 2048, most_blocks = 128;
+constexpr int most_levels = most_waiting(most_blocks) + 1;
+constexpr std::int64_t behind = 16;  // words that packing may write behind the last
+
+// All of k lies packed, and the sums of its blocks stay in the cache that is nearest.
+void multiply_segments(const MicroKernel& kernel, const Product& p, const std::vector<Segment>& segments,
+                       std::int64_t blocks, const Scratch& scratch) {
+  const Packing to_a = packing_of_a(kernel), to_b = packing_of_b(kernel);
+  const std::int64_t words = segments.back().before + segments.back().words;
+  const std::int64_t rows_at_once =
+                         std::min(block_rows, (a_words - behind) / words) / kernel.rows * kernel.rows,
+                     cols_at_once =
+                         std::min(block_cols, (b_words - behind) / words) / kernel.cols * kernel.cols;
+  const auto whole = [](std::int64_t lines, int width) { return (lines + width - 1) / width * width; };
+  const Simd<float>& pass = simd<float>();
+  const std::int64_t tile_size = kernel.rows * kernel.cols;
+  alignas(64) float sums[most_levels + 1][MicroKernel::most_rows * MicroKernel::most_cols];
+  const auto sum_tile = [&](std::int64_t i, std::int64_t rows, std::int64_t j, std::int64_t cols) {
+    int level = -1;
+    std::int64_t block = -1;
+    TreePlace place;
+    const auto merge = [&] {
+      for (int m = 0; m < place.merges; ++m, --level) pass.add(sums[level], sums[level - 1], tile_size);
+    };
+    for (const Segment& s : segments) {
+      if (s.begins_block) {
+        if (block >= 0) merge();
+        place = tree_place(blocks, ++block);
+        level = place.waiting;
+      }
+      float* const to = s.begins_block ? sums[level] : sums[most_levels];
+      kernel.tile(s.words, scratch.a + s.before * whole(rows, kernel.rows) + i * s.words,
+                  scratch.b + s.before * whole(cols, kernel.cols) + j * s.words, to);
+      if (!s.begins_block) pass.add(to, sums[level], tile_size);
+    }
+    merge();
+  };
+  for (std::int64_t j = 0; j < p.n; j += cols_at_once) {
+    const std::int64_t cols = std::min(cols_at_once, p.n - j);
+    for (const Segment& s : segments)
+      pack(p.b, p.tb == Transpose::yes, to_b, j, cols, s.k, s.filled, s.words,
+           scratch.b + s.before * whole(cols, kernel.cols));
+    for (std::int64_t i = 0; i < p.m; i += rows_at_once) {
+      const std::int64_t rows = std::min(rows_at_once, p.m - i);
+      for (const Segment& s : segments)
+        pack(p.a, p.ta == Transpose::no, to_a, i, rows, s.k, s.filled, s.words,
+             scratch.a + s.before * whole(rows, kernel.rows));
+      if (kernel.begin != nullptr) kernel.begin();
+      for (std::int64_t jj = 0; jj < cols; jj += kernel.cols)
+        for (std::int64_t ii = 0; ii < rows; ii += kernel.rows) {
+          sum_tile(ii, rows, jj, cols);
+          store(sums[0], kernel.cols, std::min<std::int64_t>(kernel.rows, rows - ii),
+                std::min<std::int64_t>(kernel.cols, cols - jj), p.alpha, p.beta, at(p.c, i + ii, j + jj));
+        }
+      if (kernel.end != nullptr) kernel.end();
+    }
+  }
+}
+
+// The sum of blocks [begin, end) into `to`, (m, n) floats; further sums wait in the room behind it.
+void sum_blocks(const MicroKernel& kernel, const Product& p, std::int64_t begin, std::int64_t end,
+                const Scratch& scratch, float* to) {
+  Product q = p;
+  q.c = {to, p.n};
+  q.alpha = 1, q.beta = 0;
+  const std::vector<Segment> segments = segments_of(kernel, *p.blocks, begin, end);
+  if (end - begin == 1 && segments.back().before + segments.back().words > most_words) {
+    for (const Range& range : (*p.blocks)[static_cast<std::size_t>(begin)]) {
+      q.k = range.size();
+      q.a = at(p.a, p.ta, 0, range.begin);
+      q.b = at(p.b, p.tb, range.begin, 0);
+      multiply_blocks(kernel, q, scratch);
+      q.beta = 1;
+    }
+  } else if (end - begin <= most_blocks && segments.back().before + segments.back().words <= most_words) {
+    multiply_segments(kernel, q, segments, end - begin, scratch);
+  } else {
+    const std::int64_t middle = halving_cut(begin, end);
+    sum_blocks(kernel, p, begin, middle, scratch, to);
+    sum_blocks(kernel, p, middle, end, scratch, to + p.m * p.n);
+    simd<float>().add(to + p.m * p.n, to, p.m * p.n);
+  }
+}
+
 bool is_f32(const Product& p) {
   return p.a.type == DType::f32 && p.b.type == DType::f32 && p.c.type == DType::f32;
 }
@@ -207,11 +322,16 @@ void prepare_products() {
 }
 
 std::int64_t product_scratch_bytes(DType dtype) {
-  if (dtype == DType::f32 && onednn_adds_in_one_order()) return 0;
-  return 4 * (a_words + b_words + piece_floats);
+  return dtype == DType::f32 && onednn_adds_in_one_order() ? 0 : blocked_product_scratch_bytes();
 }
 
+std::int64_t blocked_product_scratch_bytes() { return 4 * (a_words + b_words + piece_floats); }
+
 bool multiply(const Product& p, std::byte* room) {
+  if (p.blocks != nullptr) {
+    multiply_by_blocks(kernel_for(p), p, room);
+    return true;
+  }
   if (is_f32(p) && onednn_adds_in_one_order() && p.m > 0 && p.n > 0 && p.k > 0) return multiply_by_onednn(p);
   multiply_by(kernel_for(p), p, room);
   return true;
@@ -233,6 +353,29 @@ void multiply_by(const MicroKernel& kernel, const Product& p, std::byte* room) {
       q.alpha = 1, q.beta = 0;
       multiply_blocks(kernel, q, scratch);
       store(scratch.piece, cols.size(), rows.size(), cols.size(), p.alpha, p.beta, at(p.c, i, j));
+    }
+}
+
+void multiply_by_blocks(const MicroKernel& kernel, const Product& p, std::byte* room) {
+  if (p.m == 0 || p.n == 0) return;
+  if (p.k == 0) {
+    if (p.beta == 0) clear(p.c, p.m, p.n);
+    return;
+  }
+  const Scratch scratch = scratch_of(room);
+  const std::int64_t blocks = std::ssize(*p.blocks);
+  const std::vector<Segment> segments = segments_of(kernel, *p.blocks, 0, blocks);
+  if (blocks <= most_blocks && segments.back().before + segments.back().words <= most_words)
+    return multiply_segments(kernel, p, segments, blocks, scratch);
+  // Where not all of k is packed at once, sums of a piece of c wait in memory.
+  const std::int64_t waiting = most_waiting(blocks) + 1;
+  const std::int64_t cols = std::min<std::int64_t>(256, p.n),
+                     rows = std::max<std::int64_t>(1, piece_floats / (waiting * cols));
+  for (std::int64_t j = 0; j < p.n; j += cols)
+    for (std::int64_t i = 0; i < p.m; i += rows) {
+      const Product q = part(p, {i, std::min(i + rows, p.m)}, {j, std::min(j + cols, p.n)});
+      sum_blocks(kernel, q, 0, blocks, scratch, scratch.piece);
+      store(scratch.piece, q.n, q.m, q.n, p.alpha, p.beta, q.c);
     }
 }
 

@@ -33,6 +33,8 @@ struct Product {
   ConstPanel a, b;
   float beta = 0;
   Panel c;
+  // How k is summed, by our own kernels; outlives this. null: as one sum, by whichever kernel is fastest.
+  const SumBlocks* blocks = nullptr;
 };
 
 void clear(const Panel& c, std::int64_t rows, std::int64_t cols);  // all bytes zero
@@ -47,6 +49,8 @@ void prepare_products();
 
 // Room that a thread needs, at an address that 64 divides, where nothing is narrower than `dtype`.
 std::int64_t product_scratch_bytes(DType dtype);
+// The same where products may have blocks.
+std::int64_t blocked_product_scratch_bytes();
 
 // On the calling thread alone. False when there is no memory left.
 bool multiply(const Product& product, std::byte* scratch);
@@ -54,6 +58,7 @@ bool multiply(const Product& product, std::byte* scratch);
 // The same by a kernel of one's choice, which must be for what the operands are.
 struct MicroKernel;
 void multiply_by(const MicroKernel& kernel, const Product& product, std::byte* scratch);
+void multiply_by_blocks(const MicroKernel& kernel, const Product& product, std::byte* scratch);
 
 // All of them, none of which reads what another writes, by a team, each thread with scratch of
 // its own. RunError when there is no memory left.

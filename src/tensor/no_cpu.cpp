@@ -4,7 +4,7 @@
 
 namespace echelon {
 
-std::unique_ptr<Kernels> make_cpu_kernels(Arena&, DType, int) {
+std::unique_ptr<Kernels> make_cpu_kernels(Arena&, DType, int, Numerics) {
   refuse(
       "--precision f32: this build has no CPU kernels (ECHELON_CPU_KERNELS=OFF); legal: f64, bf16, "
       "bf16-lean, on the reference "
@@ -13,6 +13,6 @@ std::unique_ptr<Kernels> make_cpu_kernels(Arena&, DType, int) {
 
 const char* cpu_products(DType) { return nullptr; }
 
-std::int64_t cpu_kernels_scratch_bytes(DType, int) { return 0; }
+std::int64_t cpu_kernels_scratch_bytes(DType, int, Numerics) { return 0; }
 
 }  // namespace echelon

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <vector>
+
 #include "tensor/tensor.h"
 
 namespace echelon {
@@ -8,6 +10,8 @@ namespace echelon {
 struct Weight {
   Tensor value;
   Tensor gradient;
+  // Under invariant numerics: sums over microbatches that wait for others (tensor/sequence_sums.h).
+  std::vector<Tensor> waiting{};
   bool defined() const { return value.defined(); }
 };
 

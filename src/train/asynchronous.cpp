@@ -42,6 +42,9 @@ void refuse_asynchronous(const Plan& plan, const AsynchronousOptions& options) {
         "f64",
         plan.precision.name);
   const std::string flag = "--staleness " + shown_bound(options);
+  if (plan.numerics == Numerics::invariant)
+    refuse("{}: with --numerics invariant all ranks wait for the same sums; legal: --numerics ordinary",
+           flag);
   if (!(plan.model.tuning == FineTuning{}))
     refuse(
         "{}: the servers hold and send every weight, and frozen ones neither change nor travel; legal: "

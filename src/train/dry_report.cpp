@@ -137,8 +137,9 @@ std::string dry_run_text(const Plan& plan, const PipelineLayout& pipeline, const
   text += fmt::format("ranks   {} of {}; one of each is run, without data and without memory\n\n",
                       counted(std::ssize(job.classes), "kind"), counted(mesh.num_ranks(), "rank"));
   text += memory_text(mesh, job);
-  text += fmt::format("  beside it {} for each compute thread that runs on a cpu: its kernels' scratch\n",
-                      format_bytes(static_cast<double>(kernel_scratch_bytes(plan.precision, 1))));
+  text +=
+      fmt::format("  beside it {} for each compute thread that runs on a cpu: its kernels' scratch\n",
+                  format_bytes(static_cast<double>(kernel_scratch_bytes(plan.precision, 1, plan.numerics))));
   return text + "\n" + traffic_text(mesh, job) + assumption_note(assumptions_of(plan));
 }
 
@@ -179,7 +180,7 @@ std::string dry_run_json(const Plan& plan, const PipelineLayout& pipeline, const
         {"ep", mesh.ep}}},
       {"schedule", std::move(schedule)},
       {"memory_bytes", {{"largest", memory(most(job, held))}, {"smallest", memory(least(job, held))}}},
-      {"scratch_bytes_of_a_thread", kernel_scratch_bytes(plan.precision, 1)},
+      {"scratch_bytes_of_a_thread", kernel_scratch_bytes(plan.precision, 1, plan.numerics)},
       {"traffic_bytes", {{"most", traffic(most(job, sent))}, {"least", traffic(least(job, sent))}}},
       {"assumes", assumption_names(assumptions_of(plan))},
       {"classes", std::move(classes)}};

@@ -44,6 +44,7 @@ void GradientCompletion::finish_group(int group) {
     if (p.group == group && !p.spec.frozen && p.spec.shard_dim >= 0 && replicas > 1)
       rank_.group(GroupKind::tp_replicas, replicas).all_reduce(p.gradient).wait();
   }
+  parameters_.end_gradients(group);
   for (const Range& range : parameters_.gradient_ranges(group)) reduction_->ready(range);
 }
 
@@ -58,16 +59,39 @@ void GradientCompletion::finish_sums() {
     reduce_partial_gradients(rank_, parameters_.partial_gradients());
   else if (!faults_.forget_norm_reduction)
     reduce_partial_gradients(rank_, parameters_.whole_gradients());
+  parameters_.end_whole_gradients();
   reduction_->finish();
   reduction_.reset();
 }
 
 void GradientCompletion::finish_with_pipeline() {
   const Doing doing = rank_.doing(Activity::reduce_gradients);
+  if (parameters_.sequence_tree() != nullptr) sum_copies_first();
   parameters_.add_tied_gradient();
   add_pipeline_copies();
   for (int group : late_groups_) finish_group(group);
   finish_sums();
+}
+
+// Under invariant numerics both parts of a tied table's gradient are summed over the data-parallel ranks
+// before one is added to the other, or their grouping would show the ranks. What is summed so is the first
+// rank's, and nothing the others': the sum that follows adds zeros, none of them to a zero below zero, as the
+// part of the embedding begins as a zero and is added to.
+void GradientCompletion::sum_copies_first() {
+  Communicator& group = rank_.dp_cp();
+  if (group.size() == 1) return;
+  const auto sum = [&](const Tensor& part) {
+    group.all_reduce(part).wait();
+    if (group.rank() > 0) rank_.kernels().fill(part, 0.0);
+  };
+  if (parameters_.tied_gradient().defined()) sum(parameters_.tied_gradient());
+  for (const ParamSpec& spec : parameters_.model()) {
+    const Parameter* p = parameters_.find_here(spec.name);
+    if (p == nullptr || p->spec.frozen) continue;
+    if (p->holders.size() > 1 ||
+        (parameters_.tied_gradient().defined() && spec.name == parameters_.output_name()))
+      sum(p->gradient);
+  }
 }
 
 // A parameter that two pipeline ranks hold (both ends of a tied embedding, both copies of a DualPipe stage)

@@ -37,6 +37,7 @@ class GradientCompletion {
  private:
   void finish_group(int group);
   void finish_sums();
+  void sum_copies_first();
   void add_pipeline_copies();
 
   const Rank& rank_;

@@ -140,7 +140,8 @@ static void refuse_beyond_limit(const TrainRequest& request, const PipelineLayou
   for (int pp = 0; limit > 0 && pp < plan.mesh.size(Axis::pp); ++pp)
     for (int tp = 0; tp < plan.mesh.size(Axis::tp); ++tp) {
       Memory memory = predict_memory(plan, pipeline, {.pp = pp, .tp = tp});
-      memory[MemoryCategory::other] += kernel_scratch_bytes(plan.precision, request.run.threads_per_rank);
+      memory[MemoryCategory::other] +=
+          kernel_scratch_bytes(plan.precision, request.run.threads_per_rank, plan.numerics);
       if (static_cast<double>(memory.total()) > limit)
         refuse(
             "--memory-limit {}: the rank at pp {} tp {} needs {}, of which {} for activations; more ranks of "

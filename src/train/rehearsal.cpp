@@ -73,13 +73,13 @@ void time_together(Communicator& all, SharedStopwatch& watch, const Once& once, 
 
 // Runs body(rank, meet) on all ranks of so many meshes at once; meet() is a barrier of them all.
 template <class Body>
-void on_meshes(const Stand& stand, const Mesh& mesh, const PrecisionRecipe& precision, int threads,
-               const Body& body) {
+void on_meshes(const Stand& stand, const Mesh& mesh, const PrecisionRecipe& precision, Numerics numerics,
+               int threads, const Body& body) {
   ThreadWorld world(stand.ranks, patience);
   run_ranks(world, [&](int index) {
     const auto all = world.join(index, everyone(stand.ranks), "rehearsal");
     Arena arena;
-    const auto kernels = make_kernels(arena, precision, threads);
+    const auto kernels = make_kernels(arena, precision, threads, numerics);
     const int size = mesh.num_ranks();
     body(
         Rank(world, mesh, index % size, precision, arena, *kernels, Collectives::direct, index / size * size),
@@ -96,24 +96,25 @@ PartSeconds::Passes passes_of(const Plan& plan, const Stand& stand, int threads)
   Try best, now;
   std::mutex mutex;
   SharedStopwatch watch;
-  on_meshes(stand, plan.mesh, plan.precision, threads, [&](const Rank& rank, Communicator& all) {
-    Trainer trainer(rank, plan, {}, 1, {}, nullptr, Moments::elsewhere);
-    trainer.set_data_parallel_sums(DataParallelSums::none);
-    const SampleSource samples = random_tokens(plan, 1);
-    const auto once = [&] {
-      trainer.compute_gradients(0, samples);
-      const std::lock_guard lock(mutex);
-      for (const Span& span : trainer.last_run().spans) {
-        now.passes += span.end - span.begin;
-        if (span.instruction.op == Op::F) now.forward += span.end - span.begin;
-      }
-    };
-    time_together(all, watch, once, [&](double seconds) {
-      now.all = seconds;
-      if (now.all < best.all) best = now;
-      now = {};
-    });
-  });
+  on_meshes(stand, plan.mesh, plan.precision, plan.numerics, threads,
+            [&](const Rank& rank, Communicator& all) {
+              Trainer trainer(rank, plan, {}, 1, {}, nullptr, Moments::elsewhere);
+              trainer.set_data_parallel_sums(DataParallelSums::none);
+              const SampleSource samples = random_tokens(plan, 1);
+              const auto once = [&] {
+                trainer.compute_gradients(0, samples);
+                const std::lock_guard lock(mutex);
+                for (const Span& span : trainer.last_run().spans) {
+                  now.passes += span.end - span.begin;
+                  if (span.instruction.op == Op::F) now.forward += span.end - span.begin;
+                }
+              };
+              time_together(all, watch, once, [&](double seconds) {
+                now.all = seconds;
+                if (now.all < best.all) best = now;
+                now = {};
+              });
+            });
   const double work = best.all * stand.cores_each, forward = best.forward / best.passes;
   return {forward * work, (1 - forward) * work};
 }
@@ -127,7 +128,7 @@ double element_seconds(const Plan& plan, const Stand& stand, int threads) {
   constexpr std::int64_t elements = 1 << 16;
   double best = std::numeric_limits<double>::max();
   SharedStopwatch watch;
-  on_meshes(stand, Mesh{}, plan.precision, threads, [&](const Rank& rank, Communicator& all) {
+  on_meshes(stand, Mesh{}, plan.precision, plan.numerics, threads, [&](const Rank& rank, Communicator& all) {
     const auto tensor = [&](DType dtype, std::int64_t size) {
       return Tensor(rank.arena(), MemoryCategory::other, dtype, {size});
     };

@@ -32,8 +32,8 @@ std::int64_t steps_without_a_stop(const SharedRun& run) {
 }
 
 Memory with_scratch(Memory memory, const SharedRun& run) {
-  memory[MemoryCategory::other] +=
-      kernel_scratch_bytes(run.request.plan.precision, run.request.run.threads_per_rank);
+  memory[MemoryCategory::other] += kernel_scratch_bytes(
+      run.request.plan.precision, run.request.run.threads_per_rank, run.request.plan.numerics);
   return memory;
 }
 
@@ -158,7 +158,7 @@ void run_rank(const SharedRun& run, World& world, int index, TrainSummary& summa
                       run.request.asynchronous ? 2 : run.pipeline->programs(0).shown_steps());
   TraceRecorder* const recorder = recording ? &*recording : nullptr;
   Arena arena(Device::cpu, static_cast<std::size_t>(run.request.run.memory_limit));
-  const auto kernels = make_kernels(arena, plan.precision, run.request.run.threads_per_rank);
+  const auto kernels = make_kernels(arena, plan.precision, run.request.run.threads_per_rank, plan.numerics);
   if (index >= workers) {
     const Rank rank(world, server_plan(plan, run.request.asynchronous->servers).mesh, index - workers,
                     plan.precision, arena, *kernels, collectives, workers, recorder);

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "base/halving_tree.h"
 #include "tensor/host.h"
 
 namespace echelon {
@@ -14,8 +15,10 @@ StepDriver::StepDriver(TrainingParts& parts)
       pauses_(interleaves_pairs(parts.plan)),
       microbatches_(parts.programs.microbatches()) {
   if (parts_.stages.has_last_stage()) {
-    loss_sum_ = Tensor(parts_.rank.arena(), MemoryCategory::other, DType::f64, {1});
-    copy_from_host(std::vector<double>{0}, loss_sum_);
+    const bool each = parts_.plan.numerics == Numerics::invariant;
+    loss_sum_ = Tensor(parts_.rank.arena(), MemoryCategory::other, DType::f64,
+                       {each ? dp_samples(parts_.plan, parts_.rank.coordinate(Axis::dp)).size() : 1});
+    copy_from_host(std::vector<double>(static_cast<std::size_t>(loss_sum_.numel())), loss_sum_);
   }
   // Counted from the schedule: a rank runs all microbatches of its stages, or one direction of DualPipe.
   const StepPrograms& programs = parts_.programs;
@@ -72,6 +75,7 @@ StepDriver::Batch StepDriver::load(int step) {
   for (std::size_t m = 0; m < ranges.size(); ++m) {
     loaded.microbatches.push_back(
         load_microbatch(rank, parts_.plan, first_step_ + step, ranges[m], *samples_));
+    loaded.microbatches.back().index = static_cast<int>(m);
     num_targets[updates == 1 ? 0 : m] += static_cast<double>(loaded.microbatches.back().num_targets);
   }
   if (parts_.sums != DataParallelSums::none) num_targets = HostGroup(rank.dp_cp()).sum(num_targets);
@@ -94,8 +98,14 @@ const Microbatch& StepDriver::microbatch(int index) {
 }
 
 Loss StepDriver::loss(int index) {
-  return {batch(index / microbatches_).gradient_scale[static_cast<std::size_t>(index % microbatches_)],
-          loss_sum_};
+  const Batch& of = batch(index / microbatches_);
+  const auto place = static_cast<std::size_t>(index % microbatches_);
+  const Microbatch& microbatch = of.microbatches[place];
+  if (parts_.plan.numerics == Numerics::ordinary || !loss_sum_.defined())
+    return {of.gradient_scale[place], loss_sum_};
+  const std::int64_t first =
+      microbatch.first_sample - dp_samples(parts_.plan, parts_.rank.coordinate(Axis::dp)).begin;
+  return {of.gradient_scale[place], loss_sum_.flat_range(first, first + microbatch.sequences.batch)};
 }
 
 void StepDriver::release(int index) {
@@ -179,9 +189,9 @@ Stage::GroupDone StepDriver::counted(int expected) {
 
 double StepDriver::take_loss_sum() {
   if (!loss_sum_.defined()) return 0;
-  const double loss = copy_to_host(loss_sum_, 0.0).front();
-  copy_from_host(std::vector<double>{0}, loss_sum_);
-  return loss;
+  const std::vector<double> losses = copy_to_host(loss_sum_, 0.0);
+  copy_from_host(std::vector<double>(losses.size()), loss_sum_);
+  return halving_sum(losses, 0, std::ssize(losses));
 }
 
 void StepDriver::refuse_step(std::int64_t step, double loss) const {

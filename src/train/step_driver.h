@@ -88,7 +88,8 @@ class StepDriver : public PipelineStages {
   std::map<int, double> num_targets_;                    // of the global batch, by step of the stream
   std::map<std::pair<int, int>, Stage::Saved> saved_;    // by stage and microbatch
   std::map<int, VocabularyParallel::Saved> head_saved_;  // by microbatch
-  Tensor loss_sum_;                                      // (1, f64), where this rank has the last stage
+  // (1, f64), under invariant numerics (sequences of this rank), where this rank has the last stage
+  Tensor loss_sum_;
 };
 
 // The result of a step whose loss pipeline ranks sum while they go on: asked for now, taken a step later.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "base/halving_tree.h"
 #include "train/optimistic_driver.h"
 #include "train/stream_driver.h"
 
@@ -50,8 +51,11 @@ double Trainer::compute_gradients(std::int64_t step, const SampleSource& samples
 double Trainer::evaluate(std::int64_t num_samples, const SampleSource& samples) {
   const Rank& rank = parts_.rank;
   const Range mine = split_range(num_samples, rank.size(Axis::dp), rank.coordinate(Axis::dp));
+  const bool each = parts_.plan.numerics == Numerics::invariant;  // losses are added up sequence by sequence
   // As many sequences at once as training has, so that evaluation needs no more memory.
-  const auto at_once = [&](int dp_rank) { return microbatches(parts_.plan, dp_rank).front().size(); };
+  const auto at_once = [&](int dp_rank) {
+    return each ? 1 : microbatches(parts_.plan, dp_rank).front().size();
+  };
   const auto passes = [&](int dp_rank) {
     const std::int64_t count = split_range(num_samples, rank.size(Axis::dp), dp_rank).size();
     return (count + at_once(dp_rank) - 1) / at_once(dp_rank);
@@ -61,15 +65,19 @@ double Trainer::evaluate(std::int64_t num_samples, const SampleSource& samples) 
   if (parts_.parameters.gathers() || rank.size(Axis::ep) > 1)
     for (int r = 0; r < rank.size(Axis::dp); ++r) last = std::max(last, passes(r));
   const std::int64_t size = at_once(rank.coordinate(Axis::dp));
-  double loss_sum = 0, num_targets = 0;
+  std::vector<double> losses(each ? static_cast<std::size_t>(num_samples) : 1);
+  double num_targets = 0;
   for (std::int64_t pass = 0; pass < last; ++pass) {
     const auto at = [&](std::int64_t p) { return std::min(mine.begin + p * size, mine.end); };
     const Microbatch microbatch = load_microbatch(rank, parts_.plan, 0, {at(pass), at(pass + 1)}, samples);
     num_targets += static_cast<double>(microbatch.num_targets);
-    loss_sum += parts_.stages.evaluate(microbatch);
+    // Ranks that have fewer samples than others go through empty passes.
+    const std::int64_t place = each ? std::min(at(pass), num_samples - 1) : 0;
+    losses[static_cast<std::size_t>(place)] += parts_.stages.evaluate(microbatch);
   }
   num_targets = HostGroup(rank.dp_cp()).sum(num_targets);
-  return HostGroup(rank.along(Axis::pp)).sum(HostGroup(rank.dp_cp()).sum(loss_sum)) / num_targets;
+  losses = HostGroup(rank.along(Axis::pp)).sum(HostGroup(rank.dp_cp()).sum(losses));
+  return halving_sum(losses, 0, std::ssize(losses)) / num_targets;
 }
 
 }  // namespace echelon

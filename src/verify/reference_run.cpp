@@ -45,7 +45,7 @@ ReferenceRun::ReferenceRun(const Plan& plan, const OptimizerOptions& optimizer, 
       optimizer_(optimizer),
       pipeline_(plan),
       world_(1, run.timeout),
-      kernels_(make_kernels(arena_, plan.precision, run.threads_per_rank)),
+      kernels_(make_kernels(arena_, plan.precision, run.threads_per_rank, plan.numerics)),
       noise_(make_rounding_noise(*kernels_, arena_)),
       noisy_(noise_) {
   rank_ = std::make_unique<Rank>(world_, plan_.mesh, 0, plan_.precision, arena_, noisy_);

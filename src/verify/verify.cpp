@@ -101,7 +101,8 @@ VerifyReport verify(const VerifyRequest& given) {
     std::optional<TraceRecorder> recorder;
     if (request.trace) recorder.emplace(world.time(), epoch, pipeline.programs(0).shown_steps());
     Arena arena;
-    const auto kernels = make_kernels(arena, request.plan.precision, request.run.threads_per_rank);
+    const auto kernels =
+        make_kernels(arena, request.plan.precision, request.run.threads_per_rank, request.plan.numerics);
     const Rank rank(world, request.plan.mesh, index, request.plan.precision, arena, *kernels,
                     request.run.collectives, 0, recorder ? &*recorder : nullptr);
     VerifyReport unused;  // only rank 0 reports

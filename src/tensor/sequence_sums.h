@@ -1,0 +1,106 @@
+// Gradients of weights under invariant numerics (docs/invariance.md): each is a sum over the sequences of the
+// global batch, by the tree of base/halving_tree.h. A data-parallel rank has one of its nodes, a microbatch
+// has one of that, and here the sequences of a microbatch are added up, and microbatches as they come, which
+// is in order. Sums that wait for a neighbour lie beside the gradient: those of a microbatch in scratch,
+// those of earlier ones where the ParameterStore keeps them.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/halving_tree.h"
+#include "base/split.h"
+#include "tensor/kernels.h"
+#include "tensor/weight.h"
+
+namespace echelon {
+
+// Of one rank; scratch that all its sums share.
+class SequenceTree {
+ public:
+  SequenceTree(Arena& arena, int microbatches) : arena_(arena), microbatches_(microbatches) {}
+  int microbatches() const { return microbatches_; }
+  // As `tensor`, for sums of this level that wait, `taken` elements of the level being used.
+  Tensor scratch(int level, std::int64_t taken, const Tensor& tensor) const;
+  // There is room on each of so many levels for so many elements.
+  void reserve(int levels, std::int64_t elements, DType dtype) const;
+
+ private:
+  Arena& arena_;
+  int microbatches_;
+  mutable std::vector<Tensor> levels_;  // flat
+};
+
+// Of one microbatch of `sequences`, of `rows` rows in all.
+class SequenceSums {
+ public:
+  // Without a tree (ordinary numerics) all rows are one.
+  SequenceSums(const SequenceTree* tree, Kernels& kernels, int microbatch, std::int64_t sequences,
+               std::int64_t rows)
+      : tree_(tree), kernels_(&kernels), microbatch_(microbatch), sequences_(sequences), rows_(rows) {}
+
+  bool by_sequence() const { return tree_ != nullptr; }
+  std::int64_t sequences() const { return sequences_; }
+  // Rows of a tensor that has all of them: without a tree those that it has.
+  Tensor rows_of(const Tensor& x, Range rows) const {
+    return by_sequence() ? x.row_range(rows.begin, rows.end) : x;
+  }
+  // The same of what is flat, with so many elements of each row.
+  Tensor elements_of(const Tensor& x, Range rows, std::int64_t of_row) const {
+    return by_sequence() ? x.flat_range(rows.begin * of_row, rows.end * of_row) : x;
+  }
+  // The rows that belong together, in order.
+  std::vector<Range> runs() const;
+
+  // take(rows, gradients, onto) for each of runs(): makes the gradients of all these weights from the rows,
+  // and adds them to what is there, or, not `onto`, writes over it. All weights have a gradient.
+  template <class Take>
+  void add(std::span<const Weight* const> weights, const Take& take) const {
+    add_in(sequences_, weights, take);
+  }
+  // The same of one weight, by a kernel that adds: take(rows, gradient).
+  template <class Take>
+  void accumulate(const Weight& weight, const Take& take) const {
+    const Weight* const one[] = {&weight};
+    add(one, [&](Range rows, std::span<const Tensor> gradients, bool onto) {
+      if (!onto) kernels_->fill(gradients[0], 0.0);
+      take(rows, gradients[0]);
+    });
+  }
+  // Of a product: gradient (M, K) = a (N, M)^T b (N, K).
+  void add_product(const Weight& weight, const Tensor& a, const Tensor& b) const;
+  // Column sums of dy (N, C).
+  void add_bias(const Weight& bias, const Tensor& dy) const;
+
+ private:
+  // The same for `runs` of the sequences, equal and nodes of their tree, each of which is taken at once.
+  template <class Take>
+  void add_in(std::int64_t runs, std::span<const Weight* const> weights, const Take& take) const {
+    std::vector<Tensor> gradients;
+    if (tree_ == nullptr) {
+      for (const Weight* w : weights) gradients.push_back(w->gradient);
+      return take(Range{0, rows_}, std::span<const Tensor>(gradients), true);
+    }
+    reserve(runs, weights);
+    for (std::int64_t run = 0; run < runs; ++run) {
+      const TreePlace place = tree_place(runs, run);
+      take(Range{run * rows_ / runs, (run + 1) * rows_ / runs},
+           std::span<const Tensor>(places(weights, place.waiting)), false);
+      for (int m = 0; m < place.merges; ++m) merge(weights, place.waiting - m);
+    }
+    merge_microbatches(weights);
+  }
+  // Where sums are with so many of the microbatch waiting before them.
+  std::vector<Tensor> places(std::span<const Weight* const> weights, int waiting) const;
+  void reserve(std::int64_t runs, std::span<const Weight* const> weights) const;
+  void merge(std::span<const Weight* const> weights, int second) const;
+  void merge_microbatches(std::span<const Weight* const> weights) const;
+
+  const SequenceTree* tree_;
+  Kernels* kernels_;
+  int microbatch_;
+  std::int64_t sequences_, rows_;
+};
+
+}  // namespace echelon

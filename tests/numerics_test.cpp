@@ -1,0 +1,208 @@
+// One table: meshes x models, and one fingerprint a column. And the pieces that it follows from.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <set>
+
+#include "base/halving_tree.h"
+#include "case_choice.h"
+#include "mesh_runs.h"
+#include "spec/plan_rules.h"
+#include "train/session.h"
+
+namespace echelon::numerics_test {
+namespace {
+
+using namespace checks;
+
+// The sum of leaves, written out.
+std::string grouping(std::int64_t begin, std::int64_t end) {
+  if (end - begin == 1) return std::to_string(begin);
+  const std::int64_t middle = halving_cut(begin, end);
+  return "(" + grouping(begin, middle) + "+" + grouping(middle, end) + ")";
+}
+
+TEST(HalvingTree, LeavesThatComeOneAfterAnotherAreAddedByIt) {
+  for (std::int64_t leaves = 1; leaves <= 33; ++leaves) {
+    std::vector<std::string> waiting;
+    int most = 0;
+    for (std::int64_t leaf = 0; leaf < leaves; ++leaf) {
+      const TreePlace place = tree_place(leaves, leaf);
+      ASSERT_EQ(std::ssize(waiting), place.waiting) << leaves << " leaves, before " << leaf;
+      most = std::max(most, place.waiting);
+      waiting.push_back(std::to_string(leaf));
+      for (int m = 0; m < place.merges; ++m) {
+        const std::string second = waiting.back();
+        waiting.pop_back();
+        waiting.back() = "(" + waiting.back() + "+" + second + ")";
+      }
+    }
+    ASSERT_EQ(waiting.size(), 1u);
+    EXPECT_EQ(waiting.front(), grouping(0, leaves));
+    EXPECT_EQ(most, most_waiting(leaves)) << leaves;
+  }
+}
+
+// The runs' own sums, put together as a tree of runs, are the tree of all leaves: exactly where it says so.
+TEST(HalvingTree, IsCutIntoRunsThatAreItsNodes) {
+  for (std::int64_t leaves = 1; leaves <= 32; ++leaves)
+    for (std::int64_t parts = 1; parts <= leaves; ++parts) {
+      const auto in_runs = [&](const auto& self, std::int64_t begin, std::int64_t end) -> std::string {
+        const std::int64_t each = leaves / parts;
+        if (end - begin == 1) return grouping(begin * each, end * each);
+        const std::int64_t middle = halving_cut(begin, end);
+        return "(" + self(self, begin, middle) + "+" + self(self, middle, end) + ")";
+      };
+      const bool same = leaves % parts == 0 && in_runs(in_runs, 0, parts) == grouping(0, leaves);
+      EXPECT_EQ(cuts_halving_tree(leaves, parts), same) << leaves << " in " << parts;
+    }
+}
+
+struct MeshRow {
+  int dp = 1, tp = 1, pp = 1;
+  int zero = 0, hsdp = 1;
+  std::int64_t micro_batch = 4;
+  std::string schedule = "1f1b";
+  std::string recompute = "none";
+  int threads = 1;
+
+  std::string name() const {
+    return fmt::format("dp {} tp {} pp {} zero {} hsdp {} micro {} {} recompute {} threads {}", dp, tp, pp,
+                       zero, hsdp, micro_batch, schedule, recompute, threads);
+  }
+};
+
+struct Column {
+  std::string model, precision;
+};
+
+const std::vector<Column>& columns() {
+  static const std::vector<Column> all{{"gpt2-tiny", "f32"},
+                                       {"llama-tiny", "f32"},
+                                       {"mixtral-tiny", "f32"},
+                                       {"deepseek-tiny", "f32"},
+                                       {"llama-tiny", "bf16"}};
+  return all;
+}
+
+Plan plan_of(const MeshRow& m, const Column& column) {
+  Plan plan;
+  plan.model = load_model(column.model);
+  plan.numerics = Numerics::invariant;
+  plan.precision = recipe(column.precision);
+  plan.global_batch = 8;
+  plan.micro_batch = m.micro_batch;
+  plan.seq_len = 32;
+  plan.mesh.set(Axis::dp, m.dp);
+  plan.mesh.set(Axis::tp, m.tp);
+  plan.mesh.set(Axis::pp, m.pp);
+  plan.zero = m.zero;
+  plan.hsdp = m.hsdp;
+  plan.schedule = m.schedule;
+  plan.recompute = parse_pipeline_recompute(m.recompute, "--recompute");
+  return plan;
+}
+
+class InvariantNumerics : public testing::Test {
+ protected:
+  InvariantNumerics() {
+    std::string text;
+    for (int i = 0; i < 400; ++i) text += fmt::format("{} bottles of {} on the wall, {}\n", i, i * i, i % 7);
+    write_text(directory_ / "text", text);
+    data_ = std::make_unique<TokenData>(std::vector{directory_ / "text"}, bytes_vocab);
+  }
+
+  // The last fingerprint and loss.
+  std::string run(const Plan& plan, int threads, std::int64_t steps) const {
+    TrainRequest r;
+    r.plan = plan;
+    r.optimizer.total_steps = steps;
+    r.optimizer.warmup_steps = 2;
+    r.run.timeout = patience;
+    r.run.threads_per_rank = threads;
+    r.fingerprint_every = steps;
+    r.eval_samples = 4;
+    r.priced_step = StepPrediction{};  // nothing is timed
+    double loss = 0, norm = 0;
+    TrainObserver observer;
+    observer.on_step = [&](const StepRecord& step) { loss = step.loss, norm = step.grad_norm; };
+    const TrainSummary summary = train(r, *data_, observer);
+    EXPECT_EQ(summary.predicted_traffic, summary.measured_traffic);
+    return fmt::format("{} {:a} {:a} {:a}", summary.fingerprint, loss, norm, summary.validation_loss);
+  }
+
+  const TemporaryDirectory directory_;
+  std::unique_ptr<TokenData> data_;
+};
+
+std::vector<MeshRow> meshes() {
+  std::vector<MeshRow> all{{}, {.micro_batch = 1}, {.threads = 2}};
+  for (int dp : {1, 2, 4, 8})
+    for (std::int64_t micro : {1, 2, 4})
+      for (int zero : {0, 1, 2, 3})
+        if ((dp > 1 || zero == 0) && micro * dp <= 8)
+          all.push_back({.dp = dp, .zero = zero, .micro_batch = micro});
+  for (int hsdp : {2, 4})
+    for (int zero : {1, 2, 3}) all.push_back({.dp = 8, .zero = zero, .hsdp = hsdp, .micro_batch = 1});
+  for (const char* schedule : {"naive", "gpipe", "1f1b", "zb-h1", "zb-h2", "zb-auto"})
+    for (int dp : {1, 2})
+      for (std::int64_t micro : {1, 2})
+        all.push_back({.dp = dp, .pp = 2, .micro_batch = micro, .schedule = schedule});
+  for (const char* recompute : {"selective", "full"})
+    for (int dp : {1, 4})
+      all.push_back({.dp = dp, .pp = 2, .zero = dp > 1 ? 2 : 0, .micro_batch = 1, .recompute = recompute});
+  for (int pp : {4})
+    for (int zero : {0, 1, 3}) all.push_back({.dp = 4, .pp = pp, .zero = zero, .micro_batch = 1});
+  return all;
+}
+
+TEST_F(InvariantNumerics, EveryMeshHasTheSameBits) {
+  constexpr std::int64_t steps = 3;
+  std::vector<MeshRow> rows = meshes();
+  if (!takes_all_cases())
+    rows = {{},
+            {.dp = 2, .zero = 3, .micro_batch = 1, .threads = 2},
+            {.dp = 4, .pp = 2, .zero = 1, .micro_batch = 1}};
+  std::vector<std::string> first(columns().size());
+  int runs = 0;
+  for (const MeshRow& row : rows) {
+    std::string line;
+    for (std::size_t c = 0; c < columns().size(); ++c) {
+      const Plan plan = plan_of(row, columns()[c]);
+      if (row.pp > plan.model.num_layers) {
+        line += fmt::format("{:>18}", "-");
+        continue;
+      }
+      const std::string found = run(plan, row.threads, steps);
+      ++runs;
+      if (first[c].empty()) first[c] = found;
+      EXPECT_EQ(found, first[c]) << row.name() << ": " << columns()[c].model << " " << columns()[c].precision;
+      line += fmt::format("{:>18}", found.substr(0, 16));
+    }
+    fmt::print("{} {}\n", line, row.name());
+  }
+  fmt::print("{} runs\n", runs);
+}
+
+// What is refused names what would be legal, and that is.
+TEST_F(InvariantNumerics, WhatShowsTheMeshIsRefused) {
+  const auto refusal = [](const std::function<void(Plan&)>& change) {
+    Plan plan = plan_of({}, columns().front());
+    change(plan);
+    return message_of<RequestError>([&] { check_whole(plan); });
+  };
+  expect_contains(refusal([](Plan& p) { p.mesh.set(Axis::dp, 3); }), {"--dp 3", "legal: 1, 2, 4, 8"});
+  expect_contains(refusal([](Plan& p) { p.global_batch = 12, p.micro_batch = 2; }),
+                  {"--micro-batch 2", "legal: 1, 3, 6, 12"});
+  expect_contains(refusal([](Plan& p) { p.mesh.set(Axis::cp, 2); }), {"--cp 2", "legal: 1"});
+  expect_contains(refusal([](Plan& p) { p.compression.kind = CompressionKind::bf16; }),
+                  {"--compress", "none"});
+  expect_contains(
+      refusal([](Plan& p) { p.mesh.set(Axis::pp, 2), p.micro_batch = 1, p.schedule = "dualpipe"; }),
+      {"--schedule dualpipe", "1f1b"});
+  expect_contains(refusal([](Plan& p) { p.model = load_model("mixtral-tiny"), p.balancing.z_loss = 0.1; }),
+                  {"--z-loss 0.1", "legal: 0"});
+}
+
+}  // namespace
+}  // namespace echelon::numerics_test
