@@ -27,7 +27,7 @@ bool is_number(char32_t character);           // N
 bool is_punctuation(char32_t character);      // P
 bool is_mark(char32_t character);             // M
 bool is_nonspacing_mark(char32_t character);  // Mn
-bool is_other(char32_t character);            // C
+bool is_other(char32_t character);            // C, but what is not assigned
 bool is_word_character(char32_t character);   // \w
 
 // Where the grapheme clusters of the text end.

@@ -107,7 +107,9 @@ bool is_number(char32_t c) { return (U_GET_GC_MASK(static_cast<UChar32>(c)) & U_
 bool is_punctuation(char32_t c) { return (U_GET_GC_MASK(static_cast<UChar32>(c)) & U_GC_P_MASK) != 0; }
 bool is_mark(char32_t c) { return (U_GET_GC_MASK(static_cast<UChar32>(c)) & U_GC_M_MASK) != 0; }
 bool is_nonspacing_mark(char32_t c) { return u_charType(static_cast<UChar32>(c)) == U_NON_SPACING_MARK; }
-bool is_other(char32_t c) { return (U_GET_GC_MASK(static_cast<UChar32>(c)) & U_GC_C_MASK) != 0; }
+bool is_other(char32_t c) {
+  return (U_GET_GC_MASK(static_cast<UChar32>(c)) & U_GC_C_MASK & ~U_GC_CN_MASK) != 0;
+}
 bool is_word_character(char32_t c) {
   constexpr std::uint32_t word = U_GC_M_MASK | U_GC_ND_MASK | U_GC_PC_MASK;
   return u_isUAlphabetic(static_cast<UChar32>(c)) != 0 ||
