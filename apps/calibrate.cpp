@@ -5,6 +5,8 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "apps/calibrate_from.h"
+#include "apps/flag_needs.h"
 #include "apps/flag_values.h"
 #include "apps/help.h"
 #include "apps/progress_line.h"
@@ -22,7 +24,17 @@ struct CalibrateFlags {
   std::string out = "cpu.toml";
   int threads = 1;
   bool json = false;
+  CalibrateFromFlags measured;
 };
+
+int run_from(const CLI::App& app, const CalibrateFlags& f) {
+  CalibrateFromFlags from = f.measured;
+  from.json = f.json;
+  from.gives_software = is_given(app, "--software");
+  from.gives_model = is_given(app, "--model");
+  from.out = is_given(app, "--out") ? f.out : "";
+  return run_calibrate_from(from);
+}
 
 int run_calibrate(const CalibrateFlags& f) {
   if (f.threads < 1 || f.threads > available_cores())
@@ -59,14 +71,39 @@ int run_calibrate(const CalibrateFlags& f) {
 
 void add_calibrate(CLI::App& program, int& status) {
   auto flags = std::make_shared<CalibrateFlags>();
-  CLI::App& app = *program.add_subcommand("calibrate", "Measure this machine for the planner");
+  CLI::App& app = *program.add_subcommand("calibrate",
+                                          "Measure this machine for the planner, or fit one to measurements");
   heading(app, common_flags);
   app.add_option("--out", flags->out, "Machine file to write, for plan --machine")
       ->type_name("FILE")
       ->capture_default_str();
   add_number(app, "--threads", flags->threads, "Compute threads per rank");
   app.add_flag("--json", flags->json, "One JSON object on standard output");
-  app.callback([flags, &status] { status = run_calibrate(*flags); });
+  heading(app, "From what was measured elsewhere");
+  const auto text = [&](const char* name, std::string& value, const char* description, const char* type) {
+    return app.add_option(name, value, description)->type_name(type);
+  };
+  app.add_option("--from", flags->measured.from,
+                 "Fit to files instead: nccl-tests' output, a CSV of products or of steps, logs of Megatron, "
+                 "torchtitan "
+                 "or nanotron")
+      ->type_name("FILE...");
+  text("--machine", flags->measured.machine, "What the machine is like: preset or TOML file", "NAME|FILE")
+      ->capture_default_str();
+  text("--software", flags->measured.software, "What the program is like: preset or TOML file", "NAME|FILE")
+      ->capture_default_str();
+  text("--model", flags->measured.model, "Of steps whose file names none", "NAME|DIR|FILE");
+  text("--software-out", flags->measured.software_out, "Program file to write, for plan --software", "FILE");
+  app.callback([flags, &app, &status] {
+    const bool from = is_given(app, "--from");
+    const std::vector<Remedy> with_from{advice("--from", "FILE")};
+    refuse_idle(app, {{"--threads", !from, "with --from", {}},
+                      {"--machine", from, "without --from", with_from},
+                      {"--software", from, "without --from", with_from},
+                      {"--model", from, "without --from", with_from},
+                      {"--software-out", from, "without --from", with_from}});
+    status = from ? run_from(app, *flags) : run_calibrate(*flags);
+  });
 }
 
 }  // namespace echelon

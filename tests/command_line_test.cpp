@@ -1102,7 +1102,13 @@ TEST_F(IdleFlags, OfTheOtherVerbs) {
       {{"--elastic", "--max-restarts", "0", "--", "train"}, "with --max-restarts 0"}};
   expect_refused({"launch"}, launching);
   expect_known({"launch"}, launching, {"--ranks", "--hosts", "--max-restarts", "--grace"});
-  expect_known({"calibrate"}, {}, {"--out", "--threads"});
+  const std::vector<Line> calibrating{{{"--threads", "1", "--from", "a.csv"}, "with --from"},
+                                      {{"--machine", "h100"}, "without --from"},
+                                      {{"--software", "current"}, "without --from"},
+                                      {{"--model", "llama-3-8b"}, "without --from"},
+                                      {{"--software-out", "a.toml"}, "without --from"}};
+  expect_refused({"calibrate"}, calibrating);
+  expect_known({"calibrate"}, calibrating, {"--out", "--from"});
   expect_known({"bench", "comm"}, {}, {"--ranks", "--size", "--repeats"});
   expect_known({"bench", "context"}, {},
                {"--ranks", "--seq-len", "--heads", "--kv-heads", "--head-dim", "--repeats"});

@@ -1,0 +1,127 @@
+#include "apps/calibrate_from.h"
+
+#include <fmt/core.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "base/error.h"
+#include "base/json_text.h"
+#include "base/open_file.h"
+#include "base/output_file.h"
+#include "base/units.h"
+#include "plan/fit.h"
+
+namespace echelon {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr std::size_t most_rows_shown = 30;
+
+double percent_off(double said, double measured) { return 100 * (said / measured - 1); }
+
+std::string seconds_text(double value) {
+  return value >= 1      ? fmt::format("{:.3f} s", value)
+         : value >= 1e-3 ? fmt::format("{:.2f} ms", 1e3 * value)
+                         : fmt::format("{:.1f} us", 1e6 * value);
+}
+
+void print_rows(std::FILE* out, const char* what, const std::vector<FitRow>& rows, const std::string& start) {
+  if (rows.empty()) return;
+  fmt::print(out, "{:>12}  {:>8} {:>8} {:>8}  {}\n", "measured", "before", "fitted", "left out", what);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (i == most_rows_shown) {
+      fmt::print(out, "{:>12}\n", "...");
+      break;
+    }
+    const FitRow& row = rows[i];
+    fmt::print(out, "{:>12}  {:>+7.1f}% {:>+7.1f}% {:>8}  {}\n", seconds_text(row.measured_seconds),
+               percent_off(row.before_seconds, row.measured_seconds),
+               percent_off(row.fitted_seconds, row.measured_seconds),
+               row.left_out_seconds
+                   ? fmt::format("{:+.1f}%", percent_off(*row.left_out_seconds, row.measured_seconds))
+                   : std::string("-"),
+               row.what);
+  }
+  const bool leaves_out = std::any_of(rows.begin(), rows.end(),
+                                      [](const FitRow& row) { return row.left_out_seconds.has_value(); });
+  fmt::print(
+      out, "{} off by {:.1f}% on average as {} says, by {:.1f}% fitted{}\n\n",
+      counted(static_cast<std::int64_t>(rows.size()), "measurement"),
+      100 * mean_error(rows, &FitRow::before_seconds), start, 100 * mean_error(rows, &FitRow::fitted_seconds),
+      leaves_out ? fmt::format(", by {:.1f}% where a fit did not see them", 100 * mean_left_out_error(rows))
+                 : ", too few to leave one out: how far off it is elsewhere is not known");
+}
+
+ordered_json rows_json(const std::vector<FitRow>& rows) {
+  ordered_json list = ordered_json::array();
+  for (const FitRow& row : rows) {
+    list.push_back({{"what", row.what},
+                    {"measured_seconds", row.measured_seconds},
+                    {"before_seconds", row.before_seconds},
+                    {"fitted_seconds", row.fitted_seconds}});
+    list.back()["left_out_seconds"] =
+        row.left_out_seconds ? ordered_json(*row.left_out_seconds) : ordered_json();
+  }
+  return list;
+}
+
+std::string stem(const std::string& path) { return std::filesystem::path(path).stem().string(); }
+
+}  // namespace
+
+int run_calibrate_from(const CalibrateFromFlags& f) {
+  const Machine start = load_machine(f.machine);
+  const Software program = load_software(f.software);
+  Measurements measured;
+  for (const std::string& path : f.from)
+    read_measurements(read_text(path, "--from"), path, f.model, measured);
+  const bool has_operations = !measured.products.empty() || !measured.collectives.empty();
+  if (!f.out.empty() && !has_operations)
+    refuse("--out {}: has no effect: no --from file measures products or collectives", f.out);
+  if (measured.steps.empty())
+    for (const auto& [flag, value, given] : {std::tuple{"--software", f.software, f.gives_software},
+                                             {"--model", f.model, f.gives_model},
+                                             {"--software-out", f.software_out, !f.software_out.empty()}})
+      if (given) refuse("{} {}: has no effect: no --from file has steps of training", flag, value);
+  for (const auto& [flag, path] : {std::pair{"--out", f.out}, {"--software-out", f.software_out}})
+    if (!path.empty()) check_output(flag, path);
+
+  MachineFit machine = fit_machine(start, measured.products, measured.collectives);
+  SoftwareFit software{program, {}};
+  if (!measured.steps.empty())
+    software = fit_software(program, usual_numbers(), machine.machine, measured.steps);
+
+  std::FILE* out = f.json ? stderr : stdout;
+  print_rows(out, "product", machine.products, start.name);
+  print_rows(out, "collective", machine.collectives, start.name);
+  print_rows(out, "step", software.steps, program.name);
+  const std::string files = fmt::format("{}", fmt::join(f.from, ", "));
+  if (!f.out.empty()) {
+    machine.machine.name = stem(f.out);
+    write_output("--out", f.out,
+                 fmt::format("# {}, with what `echelon calibrate --from` fitted to {}.\n{}", start.name,
+                             files, to_toml(machine.machine)));
+    fmt::print(out, "written to {}: plan with --machine {}\n", f.out, f.out);
+  }
+  if (!f.software_out.empty()) {
+    software.software.name = stem(f.software_out);
+    write_output("--software-out", f.software_out,
+                 fmt::format("# {}, with what `echelon calibrate --from` fitted to {}.\n{}", program.name,
+                             files, to_toml(software.software)));
+    fmt::print(out, "written to {}: plan with --software {}\n", f.software_out, f.software_out);
+  }
+  if (f.json)
+    fmt::print("{}\n", json_text(ordered_json{{"machine", f.out},
+                                              {"software", f.software_out},
+                                              {"products", rows_json(machine.products)},
+                                              {"collectives", rows_json(machine.collectives)},
+                                              {"steps", rows_json(software.steps)}}));
+  return 0;
+}
+
+}  // namespace echelon

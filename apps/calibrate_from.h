@@ -1,0 +1,18 @@
+// `calibrate --from`: a machine and a program from what others measured.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace echelon {
+
+struct CalibrateFromFlags {
+  std::vector<std::string> from;
+  std::string machine = "h100", software = "current", model, out, software_out;
+  bool gives_software = false, gives_model = false;
+  bool json = false;
+};
+
+int run_calibrate_from(const CalibrateFromFlags& flags);
+
+}  // namespace echelon

@@ -1,0 +1,320 @@
+#include "plan/fit.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <set>
+
+#include "base/error.h"
+#include "base/median.h"
+#include "plan/least_squares.h"
+#include "plan/op_seconds.h"
+#include "plan/step_model.h"
+
+namespace echelon {
+namespace {
+
+// How far off prices are of single operations, and of a step.
+constexpr double operation_error = 0.03, step_error = 0.03;
+constexpr std::size_t fewest_to_leave_out = 4, most_to_leave_out = 20;
+
+// Those of a machine: its member, how far it may be off, as a logarithm, and its bounds.
+struct MachineKnob {
+  std::function<double&(Machine&)> of;
+  double spread, least, most;
+};
+
+template <class Knobs>
+Machine moved(Machine m, const Knobs& knobs, const std::vector<double>& u) {
+  for (std::size_t k = 0; k < knobs.size(); ++k) {
+    double& value = knobs[k].of(m);
+    // What is 0 has no logarithm: it begins at its least.
+    value = std::clamp(std::max(value, knobs[k].least) * std::exp(u[k] * knobs[k].spread), knobs[k].least,
+                       knobs[k].most);
+  }
+  return m;
+}
+
+// Rows priced on the machine that is fitted to them, and on those that are fitted without each part of them.
+template <class Row, class Price, class PartOf>
+Machine fit_rows(const Machine& start, const std::vector<MachineKnob>& knobs, const std::vector<Row>& rows,
+                 const Price& price, const PartOf& part_of, std::vector<FitRow>& into) {
+  const auto fitted_without = [&](const std::string& part) {
+    const Residuals residuals = [&](const std::vector<double>& u) {
+      const Machine m = moved(start, knobs, u);
+      std::vector<double> r;
+      for (const Row& row : rows)
+        if (part.empty() || part_of(row) != part) r.push_back(std::log(price(m, row) / row.seconds));
+      return r;
+    };
+    return moved(start, knobs, most_likely(residuals, knobs.size(), operation_error));
+  };
+  const Machine machine = fitted_without("");
+  std::set<std::string> parts;
+  for (const Row& row : rows) parts.insert(part_of(row));
+  std::map<std::string, Machine> without;
+  if (parts.size() >= fewest_to_leave_out)
+    for (const std::string& part : parts) {
+      if (without.size() == most_to_leave_out) break;
+      without.emplace(part, fitted_without(part));
+    }
+  for (const Row& row : rows) {
+    FitRow& one = into.emplace_back();
+    one.measured_seconds = row.seconds;
+    one.before_seconds = price(start, row);
+    one.fitted_seconds = price(machine, row);
+    if (const auto found = without.find(part_of(row)); found != without.end())
+      one.left_out_seconds = price(found->second, row);
+  }
+  return machine;
+}
+
+Software plain_program() {
+  Software plain;
+  plain.name = "measured";
+  return plain;
+}
+
+double product_seconds(const Machine& machine, const MeasuredProduct& p) {
+  const Software plain = plain_program();
+  return OpSeconds(machine, plain, p.precision).product(p.rows, p.depth, p.cols, p.count);
+}
+
+double collective_seconds(const Machine& machine, const MeasuredCollective& c) {
+  const Software plain = plain_program();
+  Machine m = machine;
+  // So many of each host.
+  m.tiers.front().ranks = std::max<std::int64_t>(1, c.ranks / c.hosts);
+  return OpSeconds(m, plain, Precision::bf16).collective(c.verb, c.bytes, c.ranks, 1);
+}
+
+std::vector<MachineKnob> product_knobs(const std::vector<MeasuredProduct>& products) {
+  std::vector<MachineKnob> knobs{
+      {[](Machine& m) -> double& { return m.gemm_half_depth; }, 1, 1, 5000},
+      {[](Machine& m) -> double& { return m.gemm_wave_rounding; }, 0.7, 0.02, 1},
+      {[](Machine& m) -> double& { return m.gemm_medium_tile; }, 0.2, 0.1, 1},
+      {[](Machine& m) -> double& { return m.gemm_small_tile; }, 0.3, 0.1, 1},
+      {[](Machine& m) -> double& { return m.memory_efficiency; }, 0.2, 0.1, 1},
+      {[](Machine& m) -> double& { return m.launch_seconds; }, 1, 1e-7, 1e-3},
+  };
+  std::set<Precision> measured;
+  for (const MeasuredProduct& p : products) measured.insert(p.precision);
+  if (measured.contains(Precision::bf16) || measured.contains(Precision::f32))
+    knobs.push_back({[](Machine& m) -> double& { return m.gemm_efficiency; }, 0.5, 1e-3, 1});
+  if (measured.contains(Precision::fp8))
+    knobs.push_back({[](Machine& m) -> double& { return m.gemm_fp8_efficiency; }, 0.5, 1e-3, 1});
+  if (measured.contains(Precision::fp4))
+    knobs.push_back({[](Machine& m) -> double& { return m.gemm_fp4_efficiency; }, 0.5, 1e-3, 1});
+  return knobs;
+}
+
+std::vector<MachineKnob> link_knobs(bool inside, bool across) {
+  std::vector<MachineKnob> knobs{
+      {[](Machine& m) -> double& { return m.collective_seconds; }, 0.7, 1e-7, 1e-2}};
+  if (inside) {
+    knobs.push_back({[](Machine& m) -> double& { return m.tiers.front().bandwidth; }, 0.7, 1e6, 1e15});
+    knobs.push_back({[](Machine& m) -> double& { return m.tiers.front().latency_seconds; }, 0.7, 1e-8, 1});
+    knobs.push_back({[](Machine& m) -> double& { return m.small_group_loss; }, 0.7, 1e-3, 10});
+  }
+  if (across) {
+    knobs.push_back({[](Machine& m) -> double& { return m.tiers.back().bandwidth; }, 0.7, 1e6, 1e15});
+    knobs.push_back({[](Machine& m) -> double& { return m.tiers.back().latency_seconds; }, 0.7, 1e-8, 1});
+  }
+  return knobs;
+}
+
+// So that the steps that were left out lie in the interval, but for the tenth below and the tenth above it.
+void widen(Software& s, const std::vector<FitRow>& steps) {
+  std::vector<double> ratios;
+  for (const FitRow& row : steps)
+    if (row.left_out_seconds) ratios.push_back(row.measured_seconds / *row.left_out_seconds);
+  if (ratios.empty()) return;
+  std::sort(ratios.begin(), ratios.end());
+  const std::size_t out = ratios.size() / 10;
+  const double low = ratios[out], high = ratios[ratios.size() - 1 - out];
+  for (double Software::*one : {&Software::low, &Software::nodes_low, &Software::experts_low})
+    if (s.*one > 0) s.*one = std::min(s.*one, low);
+  for (double Software::*one : {&Software::high, &Software::nodes_high, &Software::experts_high})
+    if (s.*one > 0) s.*one = std::max(s.*one, high);
+}
+
+// Below this a number is as good as 0.
+constexpr double floor_of(double most) { return 1e-4 * most; }
+
+double moved_value(const Knob& knob, double value, double u) {
+  const double begin = std::max(value, floor_of(knob.most));
+  return u == 0 ? value : std::clamp(begin * std::exp(u * knob.spread), knob.least, knob.most);
+}
+
+Software moved(Software s, const std::vector<Knob>& knobs, const std::vector<double>& u) {
+  for (std::size_t k = 0; k < knobs.size(); ++k)
+    s.*knobs[k].member = moved_value(knobs[k], s.*knobs[k].member, u[k]);
+  return s;
+}
+
+// With what is usual where too few programs say.
+std::vector<Knob> all_knobs() {
+  return {{"product_efficiency", &Software::product_efficiency, 0.2, 1.1, 1},
+          {"elementwise_passes", &Software::elementwise_passes, 0.3, 10, 1.5},
+          {"attention_efficiency", &Software::attention_efficiency, 0.1, 1.5, 0.9},
+          {"launch_seconds", &Software::launch_seconds, 0, 1e-3, 2e-5},
+          {"collective_launch_seconds", &Software::collective_launch_seconds, 0, 1e-2, 5e-5},
+          {"tensor_overlap", &Software::tensor_overlap, 0, 0.95, 0.1},
+          {"network_efficiency", &Software::network_efficiency, 0.05, 1.5, 1},
+          {"step_seconds", &Software::step_seconds, 0, 1, 5e-3},
+          {"message_seconds", &Software::message_seconds, 0, 0.05, 5e-4},
+          {"optimizer_passes", &Software::optimizer_passes, 0.3, 10, 1},
+          {"straggling", &Software::straggling, 0, 0.3, 2e-3},
+          {"overlap_slowdown", &Software::overlap_slowdown, 1, 3, 1.1},
+          {"expert_overlap", &Software::expert_overlap, 0, 0.95, 0.3},
+          {"expert_efficiency", &Software::expert_efficiency, 0.05, 1.5, 0.7},
+          {"expert_passes", &Software::expert_passes, 0.1, 20, 1},
+          {"expert_launch_seconds", &Software::expert_launch_seconds, 0, 0.05, 1e-3}};
+}
+
+std::vector<double> seconds_of(const Software& software, const Machine& machine,
+                               const std::vector<MeasuredStep>& steps) {
+  std::vector<double> seconds;
+  for (const MeasuredStep& step : steps) seconds.push_back(priced_seconds(software, machine, step));
+  return seconds;
+}
+
+Software fitted(const Software& start, const std::vector<Knob>& all, const Machine& machine,
+                const std::vector<MeasuredStep>& steps) {
+  const bool has_experts = std::any_of(steps.begin(), steps.end(), [](const MeasuredStep& step) {
+    return step.plan.model.experts != Experts::none;
+  });
+  std::vector<Knob> knobs = all;
+  if (!has_experts) std::erase_if(knobs, [](const Knob& knob) { return knob.name.starts_with("expert_"); });
+  return most_likely_numbers(start, knobs, [&](const Software& s) {
+    std::vector<double> r = seconds_of(s, machine, steps);
+    for (std::size_t i = 0; i < r.size(); ++i) r[i] = std::log(r[i] / steps[i].seconds);
+    return r;
+  });
+}
+
+}  // namespace
+
+double mean_error(const std::vector<FitRow>& rows, double FitRow::*predicted) {
+  double sum = 0;
+  for (const FitRow& row : rows) sum += std::abs(row.*predicted / row.measured_seconds - 1);
+  return rows.empty() ? 0 : sum / static_cast<double>(rows.size());
+}
+
+double mean_left_out_error(const std::vector<FitRow>& rows) {
+  double sum = 0, count = 0;
+  for (const FitRow& row : rows)
+    if (row.left_out_seconds) sum += std::abs(*row.left_out_seconds / row.measured_seconds - 1), ++count;
+  return count > 0 ? sum / count : 0;
+}
+
+MachineFit fit_machine(const Machine& start, const std::vector<MeasuredProduct>& products,
+                       const std::vector<MeasuredCollective>& collectives) {
+  MachineFit fit{start, {}, {}};
+  if (!products.empty()) {
+    fit.machine = fit_rows(
+        fit.machine, product_knobs(products), products, product_seconds,
+        [](const MeasuredProduct& p) { return fmt::format("{}x{}x{}", p.rows, p.depth, p.cols); },
+        fit.products);
+    for (std::size_t i = 0; i < products.size(); ++i) {
+      const MeasuredProduct& p = products[i];
+      fit.products[i].what =
+          fmt::format("{} x {} by {} x {}{}, {}", p.rows, p.depth, p.depth, p.cols,
+                      p.count > 1 ? fmt::format(", {} of them", p.count) : "", precision_name(p.precision));
+    }
+  }
+  if (collectives.empty()) return fit;
+  bool inside = false, across = false;
+  for (const MeasuredCollective& c : collectives) {
+    if (c.ranks % c.hosts != 0)
+      refuse("{}: {} ranks on {} hosts: give measurements of hosts that have as many ranks each", c.where,
+             c.ranks, c.hosts);
+    if (c.ranks > start.tiers.back().ranks)
+      refuse("{}: {} ranks, and machine {} joins {}", c.where, c.ranks, start.name, start.tiers.back().ranks);
+    if (c.hosts > 1 && start.tiers.size() < 2)
+      refuse("{}: is of {} hosts, and machine {} has one [[tier]]; give it a second", c.where, c.hosts,
+             start.name);
+    inside |= c.ranks > c.hosts, across |= c.hosts > 1;
+  }
+  fit.machine = fit_rows(
+      fit.machine, link_knobs(inside, across), collectives, collective_seconds,
+      [](const MeasuredCollective& c) { return fmt::format("{}", c.bytes); }, fit.collectives);
+  for (std::size_t i = 0; i < collectives.size(); ++i) {
+    const MeasuredCollective& c = collectives[i];
+    fit.collectives[i].what = fmt::format("{} of {:.4g} MB, {} ranks{}", verb_name(c.verb), c.bytes / 1e6,
+                                          c.ranks, c.hosts > 1 ? fmt::format(" on {} hosts", c.hosts) : "");
+  }
+  return fit;
+}
+
+std::vector<Knob> usual_numbers(const std::vector<std::string>& without) {
+  std::vector<Software> programs;
+  for (const std::string& name : software_preset_names()) {
+    Software s = load_software(name);
+    if (s.is_this_trainer || std::find(without.begin(), without.end(), name) != without.end()) continue;
+    programs.push_back(std::move(s));
+  }
+  std::vector<Knob> knobs = all_knobs();
+  for (Knob& knob : knobs) {
+    // 0 says that nobody looked: every program has some of it.
+    double sum = 0, squares = 0, n = 0;
+    for (const Software& s : programs)
+      if (const double value = s.*knob.member; value > floor_of(knob.most))
+        sum += std::log(value), squares += std::log(value) * std::log(value), ++n;
+    // Few programs agree by chance.
+    constexpr double fewest = 3, least_spread = 0.1, unknown_spread = 1;
+    if (n < fewest) {
+      knob.spread = unknown_spread;
+      continue;
+    }
+    knob.middle = std::exp(sum / n);
+    knob.spread = std::max(least_spread, std::sqrt(std::max(0.0, squares / n - sum / n * sum / n)));
+  }
+  return knobs;
+}
+
+Software with_usual_numbers(Software s, const std::vector<Knob>& knobs) {
+  for (const Knob& knob : knobs) s.*knob.member = knob.middle;
+  return s;
+}
+
+Software most_likely_numbers(const Software& start, const std::vector<Knob>& knobs,
+                             const StepErrors& errors) {
+  const Residuals residuals = [&](const std::vector<double>& u) { return errors(moved(start, knobs, u)); };
+  return moved(start, knobs, most_likely(residuals, knobs.size(), step_error));
+}
+
+double priced_seconds(const Software& software, const Machine& machine, const MeasuredStep& step) {
+  Workload work;
+  work.plan = step.plan;
+  work.precision = step.precision;
+  work.machine = machine;
+  work.software = software;
+  StepModel model(work);
+  if (const std::string problem = model.schedule_problem(step.plan); !problem.empty())
+    refuse("{}: {}", step.where, problem);
+  return model.estimate_seconds(step.plan).seconds;
+}
+
+SoftwareFit fit_software(const Software& start, const std::vector<Knob>& knobs, const Machine& machine,
+                         const std::vector<MeasuredStep>& steps) {
+  SoftwareFit fit{fitted(start, knobs, machine, steps), {}};
+  const std::vector<double> before = seconds_of(start, machine, steps),
+                            after = seconds_of(fit.software, machine, steps);
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    fit.steps.push_back({fmt::format("{}: {}", steps[i].where, summary(steps[i].plan)), steps[i].seconds,
+                         before[i], after[i]});
+    if (steps.size() < fewest_to_leave_out || i >= most_to_leave_out) continue;
+    std::vector<MeasuredStep> others = steps;
+    others.erase(others.begin() + static_cast<std::ptrdiff_t>(i));
+    fit.steps.back().left_out_seconds =
+        priced_seconds(fitted(start, knobs, machine, others), machine, steps[i]);
+  }
+  widen(fit.software, fit.steps);
+  return fit;
+}
+
+}  // namespace echelon

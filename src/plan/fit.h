@@ -1,0 +1,68 @@
+// A machine and a training program from what was measured on a cluster.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "plan/measurements.h"
+
+namespace echelon {
+
+// A measurement beside what the files say of it: before the fit, after it, and, where there are enough, what
+// a fit without this measurement (of a collective: without its size) says.
+struct FitRow {
+  std::string what;
+  double measured_seconds = 0, before_seconds = 0, fitted_seconds = 0;
+  std::optional<double> left_out_seconds{};
+};
+
+// Mean of |predicted / measured - 1| over the rows that have it; 0 of none.
+double mean_error(const std::vector<FitRow>& rows, double FitRow::*predicted);
+double mean_left_out_error(const std::vector<FitRow>& rows);
+
+struct MachineFit {
+  Machine machine;
+  std::vector<FitRow> products, collectives;
+};
+// The machine's numbers of products, where some were measured (efficiency, tiles, fixed depth), and of the
+// links that collectives crossed, beginning with those of `start`. RequestError for a collective over more
+// ranks than it has.
+MachineFit fit_machine(const Machine& start, const std::vector<MeasuredProduct>& products,
+                       const std::vector<MeasuredCollective>& collectives);
+
+// How far a program's number may be from that of the one it begins with: the spread over the programs that
+// ship.
+struct Knob {
+  std::string name;
+  double Software::*member = nullptr;
+  double least = 0, most = 0;
+  double middle = 0;  // over the programs
+  double spread = 0;  // standard deviation of the logarithm
+};
+// Of the presets that were fitted, without those named: what is usual before anything is measured.
+std::vector<Knob> usual_numbers(const std::vector<std::string>& without = {});
+
+// `start` with the middle of each number: a program of which nothing was measured.
+Software with_usual_numbers(Software start, const std::vector<Knob>& knobs);
+
+struct SoftwareFit {
+  Software software;
+  std::vector<FitRow> steps;
+};
+// The program's numbers that the steps say most likely: beginning with those of `start`, as far off as
+// `knobs` say is usual, while a step's price is some percent off. What no step depends on stays. Its interval
+// is widened so far that four fifths of the steps lie in it when each is left out.
+SoftwareFit fit_software(const Software& start, const std::vector<Knob>& knobs, const Machine& machine,
+                         const std::vector<MeasuredStep>& steps);
+
+// The numbers alone, where the steps have machines or facts of their own: `errors` are log(predicted /
+// measured).
+using StepErrors = std::function<std::vector<double>(const Software&)>;
+Software most_likely_numbers(const Software& start, const std::vector<Knob>& knobs, const StepErrors& errors);
+
+// Seconds that the planner says a step takes.
+double priced_seconds(const Software& software, const Machine& machine, const MeasuredStep& step);
+
+}  // namespace echelon

@@ -1,0 +1,96 @@
+#include "plan/measured_fields.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+
+#include "base/error.h"
+#include "base/parse_number.h"
+#include "spec/plan_fields.h"
+
+namespace echelon {
+namespace {
+
+std::string flag_name(std::string key) {
+  std::replace(key.begin(), key.end(), '_', '-');
+  return key;
+}
+
+}  // namespace
+
+std::string FilePlace::text() const {
+  return fmt::format("--from {}, line {}{}", file, line,
+                     column > 0 ? fmt::format(", column {}", column) : "");
+}
+
+bool read_remark(const std::string& line, const std::string& where, GivenFields& into) {
+  const std::string begin = "# echelon:";
+  if (!line.starts_with(begin)) return false;
+  std::istringstream in(line.substr(begin.size()));
+  for (std::string pair; in >> pair;) {
+    const auto equals = pair.find('=');
+    if (equals == std::string::npos) refuse("{}: {} is not legal: give KEY=VALUE", where, pair);
+    into[flag_name(pair.substr(0, equals))] = {pair.substr(equals + 1), where};
+  }
+  return true;
+}
+
+MeasuredStep measured_step(const GivenFields& fields, const std::string& model, double seconds,
+                           const std::string& where) {
+  MeasuredStep step;
+  step.seconds = seconds;
+  step.where = where;
+  Plan& plan = step.plan;
+  plan.sequence_parallel = true;  // as plans are searched; where tp cuts nothing it says nothing
+  const auto given = [&](const char* name) {
+    return fields.contains(name) && !fields.at(name).value.empty();
+  };
+  for (const char* name : {"global-batch", "seq-len"})
+    if (!given(name)) refuse("{}: does not say {}; give it, as in \"# echelon: {}=...\"", where, name, name);
+  if (!given("model") && model.empty())
+    refuse("{}: does not say which model; give --model, or \"# echelon: model=...\"", where);
+  if (!given("model")) plan.model = load_model(model);
+  std::int64_t gpus = 0;
+  for (const auto& [name, field] : fields) {
+    if (field.value.empty()) continue;
+    const std::string place = fmt::format("{}: {}", field.where, name);
+    if (name == "gpus") {
+      gpus = parse_number<std::int64_t>(place, field.value);
+    } else if (name == "precision") {
+      step.precision = parse_precision(field.value, place);
+    } else {
+      const PlanField* const known = find_field(name);
+      if (known == nullptr || !(known->is_flag_of_plan()))
+        refuse(
+            "{}: {} is no field of a plan; legal: gpus, precision, and the flags of `echelon plan` by their "
+            "names",
+            field.where, name);
+      read_text(*known, plan, field.value, place);
+      if (is_out_of_range(*known, plan)) refuse("{} {}: must be {}", place, field.value, range_text(*known));
+    }
+  }
+  if (gpus > 0) {
+    const std::int64_t others = plan.mesh.num_ranks() / plan.mesh.dp();
+    if (!given("dp")) {
+      if (gpus % others != 0)
+        refuse("{}: gpus {} is not legal: tp, pp and cp make {} ranks, which do not divide it",
+               fields.at("gpus").where, gpus, others);
+      plan.mesh.set(Axis::dp, static_cast<int>(gpus / others));
+    } else if (plan.mesh.num_ranks() != gpus) {
+      refuse("{}: gpus {} is not legal: the mesh has {} ranks", fields.at("gpus").where, gpus,
+             plan.mesh.num_ranks());
+    }
+  }
+  if (plan.chunks > 1 && !given("schedule")) plan.schedule = "interleaved";
+  if (!given("layers-per-stage") && plan.mesh.pp() > 1) plan.balance_layers = false;
+  Workload any;
+  any.plan = plan;
+  any.software.name = "any";
+  if (const std::string problem = shape_problem(any, plan); !problem.empty())
+    refuse("{}: {}", where, problem);
+  return step;
+}
+
+}  // namespace echelon

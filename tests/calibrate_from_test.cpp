@@ -1,0 +1,336 @@
+// What others measured, read and fitted.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+
+#include "base/error.h"
+#include "plan/fit.h"
+#include "plan/least_squares.h"
+#include "plan/op_seconds.h"
+#include "plan/step_model.h"
+#include "published/csv.h"
+#include "published/tables.h"
+#include "refusals.h"
+#include "workloads.h"
+
+namespace echelon::calibrate_from_test {
+namespace {
+
+using checks::expect_refusal;
+
+Measurements read(const std::string& text, const std::string& file, const std::string& model = "") {
+  Measurements m;
+  read_measurements(text, file, model, m);
+  return m;
+}
+
+const std::string nccl_head =
+    "# nThread 1 nGpus 1 minBytes 8 maxBytes 1073741824 step: 2(factor) warmup iters: 5 iters: 20 agg iters: "
+    "1\n"
+    "# Using devices\n"
+    "#  Rank  0 Group  0 Pid   1201 on     node01 device  0 [0x07] NVIDIA A100-SXM4-80GB\n"
+    "#  Rank  1 Group  0 Pid   1202 on     node01 device  1 [0x0a] NVIDIA A100-SXM4-80GB\n"
+    "#  Rank  2 Group  0 Pid    991 on     node02 device  0 [0x07] NVIDIA A100-SXM4-80GB\n"
+    "#  Rank  3 Group  0 Pid    992 on     node02 device  1 [0x0a] NVIDIA A100-SXM4-80GB\n"
+    "#\n"
+    "#                                                              out-of-place                       "
+    "in-place\n"
+    "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   "
+    "busbw "
+    "#wrong\n"
+    "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  "
+    "(GB/s)\n";
+
+TEST(CalibrateFrom, ReadsNcclTests) {
+  const std::string rows =
+      "node01:1201:1201 [0] NCCL INFO cudaDriverVersion 12040\n"
+      "     1048576        262144     float     sum      -1    62.15   16.87   25.31      0    61.04   17.18 "
+      "  25.77  "
+      "    0\n"
+      "     2097152        524288     float     sum      -1    81.50   25.73   38.60      0    80.99   25.89 "
+      "  38.84  "
+      "    0\n"
+      "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 32.13\n";
+  const Measurements m = read(nccl_head + rows, "all_reduce_perf.txt");
+  ASSERT_EQ(m.collectives.size(), 2u);
+  EXPECT_EQ(m.collectives[0].verb, Verb::all_reduce);
+  EXPECT_EQ(m.collectives[0].ranks, 4);
+  EXPECT_EQ(m.collectives[0].hosts, 2);
+  EXPECT_DOUBLE_EQ(m.collectives[1].bytes, 2097152);
+  EXPECT_DOUBLE_EQ(m.collectives[1].seconds, 81.5e-6);
+  EXPECT_EQ(m.collectives[1].where, "all_reduce_perf.txt, line 13");
+  EXPECT_EQ(read("# Collective test starting: reduce_scatter_perf\n" + nccl_head + rows, "out.txt")
+                .collectives[0]
+                .verb,
+            Verb::reduce_scatter);
+  expect_refusal([&] { read(nccl_head + rows, "out.txt"); }, {"out.txt", "which collective", "all_gather"});
+  expect_refusal(
+      [&] { read(nccl_head + "  1048576  262144  float  sum  -1  fast  1 2 0 1 2 3 0\n", "all_reduce.txt"); },
+      {"all_reduce.txt, line 11, column 6", "time", "fast"});
+  expect_refusal([&] { read(nccl_head + "  1048576  262144  float\n", "all_reduce.txt"); },
+                 {"line 11", "3 columns of the 13"});
+  expect_refusal([&] { read(nccl_head, "all_reduce.txt"); }, {"without a measurement"});
+}
+
+TEST(CalibrateFrom, ReadsProducts) {
+  const Measurements m = read("m,n,k,precision,us\n4096,8192,1024,bf16,100\n64,64,64,fp8,5.5\n", "gemm.csv");
+  ASSERT_EQ(m.products.size(), 2u);
+  EXPECT_EQ(m.products[0].rows, 4096);
+  EXPECT_EQ(m.products[0].cols, 8192);
+  EXPECT_EQ(m.products[0].depth, 1024);
+  EXPECT_DOUBLE_EQ(m.products[0].seconds, 1e-4);
+  EXPECT_EQ(m.products[1].precision, Precision::fp8);
+  EXPECT_EQ(m.products[1].where, "gemm.csv, line 3");
+  EXPECT_DOUBLE_EQ(
+      read("# from a notebook\nk,m,n,batch,tflops\n512,128,256,4,100\n", "a.csv").products[0].seconds,
+      2.0 * 512 * 128 * 256 * 4 / 1e14);
+  expect_refusal([] { read("m,n,k,us\n1,2,3,4\n1,2,x,4\n", "a.csv"); },
+                 {"a.csv, line 3, column 3", "k", "x"});
+  expect_refusal([] { read("m,n,k,us\n1,2,3,-4\n", "a.csv"); }, {"line 2, column 4", "us -4", "above 0"});
+  expect_refusal([] { read("m,n,k,us\n1,2,3\n", "a.csv"); }, {"line 2", "3 columns", "header 4"});
+  expect_refusal([] { read("m,n,k\n1,2,3\n", "a.csv"); }, {"how long", "tflops"});
+  expect_refusal([] { read("m,n,k,us,colour\n1,2,3,4,5\n", "a.csv"); }, {"colour"});
+  expect_refusal([] { read("m,n,k,us,us\n1,2,3,4,5\n", "a.csv"); }, {"column 4", "two columns"});
+  expect_refusal([] { read("\"a,b\n", "a.csv"); }, {"line 1", "quote"});
+  expect_refusal([] { read("some words\n", "notes.txt"); }, {"notes.txt", "nccl-tests", "torchtitan"});
+  expect_refusal([] { read("", "empty.txt"); }, {"empty.txt", "nccl-tests"});
+}
+
+TEST(CalibrateFrom, ReadsSteps) {
+  const Measurements m = read(
+      "# echelon: seq-len=4096 model=llama-2-7b\n"
+      "gpus,tp,pp,micro_batch,global-batch,zero,recompute,precision,seconds\n"
+      "16,2,2,1,64,1,full,bf16,6.5\n8,1,1,2,64,3,,fp8,9\n",
+      "steps.csv");
+  ASSERT_EQ(m.steps.size(), 2u);
+  const Plan &first = m.steps[0].plan, &second = m.steps[1].plan;
+  EXPECT_EQ(first.mesh.dp(), 4);
+  EXPECT_EQ(first.mesh.tp(), 2);
+  EXPECT_EQ(first.model.name, "llama-2-7b");
+  EXPECT_EQ(first.seq_len, 4096);
+  EXPECT_EQ(first.recompute, Recompute::full);
+  EXPECT_EQ(second.zero, 3);
+  EXPECT_EQ(second.mesh.dp(), 8);
+  EXPECT_EQ(m.steps[1].precision, Precision::fp8);
+  EXPECT_DOUBLE_EQ(m.steps[1].seconds, 9);
+  const std::string head = "dp,global-batch,seq-len,seconds\n";
+  EXPECT_EQ(read(head + "2,8,1024,1\n", "a.csv", "gpt2-124m").steps[0].plan.model.name, "gpt2-124m");
+  expect_refusal([&] { read(head + "2,8,1024,1\n", "a.csv"); }, {"a.csv, line 2", "which model", "--model"});
+  expect_refusal([&] { read(head + "2,,1024,1\n", "a.csv", "gpt2-124m"); }, {"line 2", "global-batch"});
+  expect_refusal([&] { read(head + "two,8,1024,1\n", "a.csv", "gpt2-124m"); },
+                 {"line 2, column 1", "dp", "two"});
+  expect_refusal([&] { read(head + "2,8,1024,0\n", "a.csv", "gpt2-124m"); },
+                 {"line 2, column 4", "seconds 0"});
+  expect_refusal([&] { read("tp,global-batch,seq-len,seconds\n5,8,1024,1\n", "a.csv", "gpt2-124m"); },
+                 {"line 2", "12 heads"});
+  expect_refusal(
+      [&] { read("dp,colour,global-batch,seq-len,seconds\n2,3,8,1024,1\n", "a.csv", "gpt2-124m"); },
+      {"line 2, column 2", "colour"});
+  expect_refusal([&] { read("gpus,tp,global-batch,seq-len,seconds\n3,2,8,1024,1\n", "a.csv", "gpt2-124m"); },
+                 {"column 1", "gpus 3"});
+}
+
+TEST(CalibrateFrom, ReadsMegatronsLogs) {
+  const std::string arguments =
+      "using world size: 16, data-parallel size: 4\n"
+      "------------------------ arguments ------------------------\n"
+      "  context_parallel_size ........................... 1\n"
+      "  global_batch_size ............................... 64\n"
+      "  micro_batch_size ................................ 2\n"
+      "  pipeline_model_parallel_size .................... 2\n"
+      "  recompute_granularity ........................... full\n"
+      "  seq_length ...................................... 4096\n"
+      "  sequence_parallel ............................... True\n"
+      "  tensor_model_parallel_size ...................... 2\n"
+      "  use_distributed_optimizer ....................... True\n"
+      "  virtual_pipeline_model_parallel_size ............ 4\n"
+      "  world_size ...................................... 16\n";
+  std::string lines;
+  for (double ms : {9000.0, 6510.0, 6500.0, 6490.0})
+    lines += fmt::format(
+        " [2025-03-01 12:00:00] iteration        1/     100 | consumed samples:           64 | elapsed time "
+        "per iteration "
+        "(ms): {:.1f} | throughput per GPU (TFLOP/s/GPU): 400.1 | learning rate: 1.0E-04 | global batch "
+        "size:    64 |\n",
+        ms);
+  const Measurements m = read(arguments + lines, "megatron.log", "llama-2-7b");
+  ASSERT_EQ(m.steps.size(), 1u);
+  const Plan& plan = m.steps[0].plan;
+  EXPECT_DOUBLE_EQ(m.steps[0].seconds, 6.5);  // the first one warms up
+  EXPECT_EQ(plan.mesh.dp(), 4);
+  EXPECT_EQ(plan.mesh.pp(), 2);
+  EXPECT_EQ(plan.schedule, "interleaved");
+  EXPECT_EQ(plan.chunks, 4);
+  EXPECT_EQ(plan.zero, 1);
+  EXPECT_EQ(plan.micro_batch, 2);
+  EXPECT_TRUE(plan.shards_sequence());
+  EXPECT_EQ(plan.recompute, Recompute::full);
+  expect_refusal([&] { read(lines, "megatron.log", "llama-2-7b"); },
+                 {"megatron.log", "does not say global-batch"});
+  expect_refusal(
+      [&] { read(arguments + "elapsed time per iteration (ms): soon |\n", "megatron.log", "llama-2-7b"); },
+      {"megatron.log, line 14, column 34", "no number behind"});
+}
+
+TEST(CalibrateFrom, ReadsTorchtitansLogs) {
+  const std::string log =
+      "[rank0]:[titan] 2025-02-01 00:00:00,000 - root - INFO - Building device mesh with parallelism: pp=1, "
+      "dp_replicate=2, dp_shard=4, cp=1, tp=2, ep=1, etp=1\n"
+      "[titan] 2025-02-01 00:00:00,000 - root - INFO - Applied full activation checkpointing to the model\n"
+      "[titan] 2025-02-01 00:00:00,000 - root - INFO - Trainer is initialized with local batch size 2, "
+      "global batch size "
+      "16, gradient accumulation steps 1, sequence length 8192, total steps 100 (warmup 2)\n"
+      "[titan] 2025-02-01 00:00:01,000 - root - INFO - \x1b[31mstep:  1  \x1b[32mloss: 12.2  "
+      "\x1b[38;2;54;234;195mmemory: "
+      "40.1GiB(42.0%)  \x1b[34mtps: 512  \x1b[36mtflops: 20.0\n"
+      "[titan] - root - INFO - \x1b[31mstep: 10  \x1b[32mloss:  9.1  \x1b[34mtps: 4,096  \x1b[36mtflops: "
+      "190.0\x1b[39m\n"
+      "[titan] - root - INFO - \x1b[31mstep: 20  \x1b[32mloss:  9.1  \x1b[34mtps: 4,096  \x1b[36mtflops: "
+      "190.0\x1b[39m\n";
+  const Measurements m = read(log, "titan.log", "llama-3-8b");
+  ASSERT_EQ(m.steps.size(), 1u);
+  const Plan& plan = m.steps[0].plan;
+  EXPECT_EQ(plan.mesh.dp(), 8);
+  EXPECT_EQ(plan.hsdp, 2);
+  EXPECT_EQ(plan.zero, 3);
+  EXPECT_EQ(plan.mesh.tp(), 2);
+  EXPECT_EQ(plan.recompute, Recompute::full);
+  EXPECT_NEAR(m.steps[0].seconds, 16.0 * 8192 / (4096 * 16), 1e-12);
+}
+
+TEST(CalibrateFrom, ReadsNanotronsLogs) {
+  const std::string log =
+      "# echelon: zero=1\n"
+      "Config(general=GeneralArgs(project='bench',\n"
+      "       parallelism=ParallelismArgs(dp=4,\n                                   pp=2,\n                  "
+      "                 "
+      "tp=2,\n"
+      "       tokens=TokensArgs(sequence_length=4096,\n                         micro_batch_size=2,\n"
+      "                         batch_accumulation_per_replica=8,\n"
+      "iteration: 1 / 20 | consumed_tokens: 262K | elapsed_time_per_iteration_ms: 9.8K | tokens_per_sec: "
+      "26.7K | "
+      "lm_loss: 11\n"
+      "iteration: 2 / 20 | consumed_tokens: 524K | elapsed_time_per_iteration_ms: 2.52K | tokens_per_sec: "
+      "104K | "
+      "lm_loss: 9\n";
+  const Measurements m = read(log, "nanotron.log", "llama-2-7b");
+  ASSERT_EQ(m.steps.size(), 1u);
+  const Plan& plan = m.steps[0].plan;
+  EXPECT_DOUBLE_EQ(m.steps[0].seconds, 2.52);
+  EXPECT_EQ(plan.mesh.num_ranks(), 16);
+  EXPECT_EQ(plan.global_batch, 4 * 2 * 8);
+  EXPECT_EQ(plan.zero, 1);
+}
+
+// exp(u) scales a line; 40 measurements, of which two are broken.
+TEST(CalibrateFrom, BrokenRunsDoNotPull) {
+  const Residuals residuals = [](const std::vector<double>& u) {
+    std::vector<double> r;
+    for (int i = 0; i < 40; ++i) {
+      const double x = 1 + i, measured = (3 + 0.2 * x) * (i == 7 || i == 20 ? 3 : 1);
+      r.push_back(std::log((1.5 * std::exp(u[0]) + 0.4 * std::exp(u[1]) * x) / measured));
+    }
+    return r;
+  };
+  const std::vector<double> u = most_likely(residuals, 2, 0.01);
+  EXPECT_NEAR(1.5 * std::exp(u[0]), 3, 0.05);
+  EXPECT_NEAR(0.4 * std::exp(u[1]), 0.2, 0.005);
+  // Of what nothing depends on nothing is learnt.
+  EXPECT_EQ(most_likely([](const std::vector<double>&) { return std::vector<double>{0.5}; }, 1, 0.1)[0], 0);
+}
+
+// Steps of a program whose numbers are known: the fit prices others of its steps as it does.
+TEST(CalibrateFrom, FindsAProgramsNumbers) {
+  Software truth = load_software("current");
+  truth.product_efficiency = 0.8;
+  truth.elementwise_passes = 2.5;
+  truth.network_efficiency = 0.6;
+  const Machine machine = load_machine("h100");
+  std::vector<MeasuredStep> steps;
+  for (const auto& [dp, tp, pp, micro] :
+       {std::array{64, 1, 1, 1}, {8, 8, 1, 1}, {16, 2, 2, 1}, {16, 4, 1, 2}, {4, 4, 4, 1}, {32, 2, 1, 4}}) {
+    MeasuredStep step;
+    step.plan = checks::searched_plan();
+    step.plan.model = load_model("llama-3-8b");
+    step.plan.seq_len = 4096, step.plan.global_batch = 256;
+    step.plan.mesh.set(Axis::dp, dp), step.plan.mesh.set(Axis::tp, tp), step.plan.mesh.set(Axis::pp, pp);
+    step.plan.micro_batch = micro;
+    step.plan.zero = 1;
+    step.where = "made";
+    step.seconds = priced_seconds(truth, machine, step);
+    steps.push_back(step);
+  }
+  const std::vector<MeasuredStep> three(steps.begin(), steps.begin() + 3);
+  const std::vector<Knob> knobs = usual_numbers();
+  const Software start = load_software("current");
+  const SoftwareFit few = fit_software(start, knobs, machine, three),
+                    all = fit_software(start, knobs, machine, steps);
+  EXPECT_EQ(few.steps.size(), 3u);
+  EXPECT_FALSE(few.steps[0].left_out_seconds);
+  EXPECT_EQ(few.software.low, start.low);
+  EXPECT_GT(mean_error(all.steps, &FitRow::before_seconds), 0.15);
+  EXPECT_LT(mean_error(all.steps, &FitRow::fitted_seconds), 0.01);
+  EXPECT_TRUE(all.steps[0].left_out_seconds);
+  EXPECT_LT(mean_left_out_error(all.steps), 0.05);
+  for (std::size_t i = 3; i < steps.size(); ++i)
+    EXPECT_NEAR(priced_seconds(few.software, machine, steps[i]) / steps[i].seconds, 1, 0.08) << i;
+  EXPECT_LE(all.software.low, start.low);
+}
+
+// vTrain's all-reduces inside a node of eight A100, and SimuMax's products: as files, beginning with another
+// machine.
+TEST(CalibrateFrom, PublishedTablesOfA100) {
+  const auto links = published::find("vtrain_nccl_allreduce_lut.csv"),
+             operators = published::find("simumax_operator_efficiency.csv");
+  if (!links || !operators) GTEST_SKIP() << "the tables are not there; set ECHELON_PUBLISHED to their folder";
+  std::map<int, std::string> files;
+  std::size_t row = 0;
+  for (const published::CsvRow& r : published::read_csv(*links)) {
+    if (r.at("gpu") != "A100" || row++ % 13 != 0) continue;  // 1024 sizes are more than a person measures
+    const int ranks = published::whole(r, "ranks");
+    std::string& text = files[ranks];
+    if (text.empty()) {
+      for (int rank = 0; rank < ranks; ++rank)
+        text += fmt::format("#  Rank {} Group  0 Pid {} on node01 device {} [0x07] NVIDIA A100\n", rank, rank,
+                            rank);
+      text += "# size count type redop root time algbw busbw #wrong\n";
+    }
+    text += fmt::format("{} 0 float sum -1 {} 0 0 0\n", r.at("size_bytes"), r.at("out_of_place_time_us"));
+  }
+  Measurements m;
+  for (const auto& [ranks, text] : files) read_measurements(text, "all_reduce.txt", "", m);
+  ASSERT_GT(m.collectives.size(), 70u);
+  std::string table = "m,n,k,batch,tflops\n";
+  for (const published::CsvRow& r : published::read_csv(*operators)) {
+    if (r.at("gpu") != "A100-PCIe" || r.at("op") != "matmul") continue;
+    const std::string shape = " " + r.at("shape");
+    const auto field = [&](const std::string& key) {
+      return std::stod(shape.substr(shape.find(" " + key + "=") + key.size() + 2));
+    };
+    table += fmt::format(
+        "{},{},{},{},{}\n", field("m"), field("n"), field("k"), field("b"),
+        published::number(r, "peak_tflops") * published::number(r, "efficiency_fraction_of_peak"));
+  }
+  read_measurements(table, "gemm.csv", "", m);
+  ASSERT_EQ(m.products.size(), 183u);
+  Machine start = load_machine("h100");
+  start.peak_flops = load_machine("a100-80").peak_flops;
+  start.cores = load_machine("a100-80").cores;
+  const MachineFit fit = fit_machine(start, m.products, m.collectives);
+  fmt::print(
+      "A100 from files, beginning as an H100: {} all-reduces {:.1f}% off, {:.1f}% at sizes left out; {} "
+      "products {:.1f}%, "
+      "{:.1f}% at shapes left out\n",
+      m.collectives.size(), 100 * mean_error(fit.collectives, &FitRow::fitted_seconds),
+      100 * mean_left_out_error(fit.collectives), m.products.size(),
+      100 * mean_error(fit.products, &FitRow::fitted_seconds), 100 * mean_left_out_error(fit.products));
+  EXPECT_LT(mean_error(fit.collectives, &FitRow::fitted_seconds), 0.06);
+  EXPECT_LT(mean_left_out_error(fit.collectives), 0.06);
+  EXPECT_LT(mean_error(fit.products, &FitRow::fitted_seconds), 0.04);
+  EXPECT_LT(mean_left_out_error(fit.products), 0.04);
+}
+
+}  // namespace
+}  // namespace echelon::calibrate_from_test
