@@ -75,6 +75,7 @@ install: installable
 	fi
 	@echo "installed into $(DESTDIR)$(PREFIX)"
 
+deb: PACKAGES += dpkg-dev
 deb: installable
 	cd build && cpack --config release/CPackConfig.cmake -B packages
 

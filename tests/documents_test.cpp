@@ -250,6 +250,10 @@ const std::vector<NotRun>& not_run() {
       {"ctest ", "runs this test"},
       {"tests/several_hosts.sh", "a test by itself, which needs network namespaces"},
       {"build/release/tests/", "a test by itself"},
+      {"sbatch ", "needs Slurm; cluster_examples_test.cpp runs the script"},
+      {"docker ", "needs Docker"},
+      {"kubectl ", "needs Kubernetes"},
+      {"apptainer ", "needs Apptainer"},
   };
   return list;
 }
@@ -273,9 +277,10 @@ void check_unrun(const Command& command) {
       EXPECT_NE(presets.find("\"name\": \"" + words[i + 1] + "\""), std::string::npos) << command.text;
     }
   }
-  if (words.front().ends_with(".sh")) {
-    EXPECT_TRUE(fs::exists(fs::path(ECHELON_SOURCE_DIR) / words.front())) << command.text;
-  }
+  for (const std::string& word : words)
+    if (word.ends_with(".sh") || word.starts_with("examples/")) {
+      EXPECT_TRUE(fs::exists(fs::path(ECHELON_SOURCE_DIR) / word)) << command.text;
+    }
 }
 
 // A directory in which commands of a document run one after the other.
