@@ -10,6 +10,7 @@
 
 #include "apps/flag_values.h"
 #include "apps/help.h"
+#include "apps/topics.h"
 #include "base/output_file.h"
 #include "schedule/schedules.h"
 #include "spec/machine.h"
@@ -31,6 +32,7 @@ std::vector<std::string> names_for(const std::string& flag) {
   if (flag == "--machine") return machine_preset_names();
   if (flag == "--software") return software_preset_names();
   if (flag == "--schedule") return schedule_names();
+  if (flag == "topic") return topic_names();
   return {};
 }
 
@@ -48,7 +50,7 @@ FlagDescription describe(const CLI::Option& option) {
   flag.fallback = option.get_default_str();
   for (const std::string& part : split(flag.type, "|")) {
     if (is_literal(part)) flag.values.push_back(part);
-    if (part == "NAME")
+    if (part == "NAME" || part == "TOPIC")
       for (const std::string& name : names_for(flag.names.front())) flag.values.push_back(name);
     for (const char* path : {"FILE", "DIR", "PATH", "PLAN"})
       flag.takes_path = flag.takes_path || part == path || part.starts_with(std::string(path) + ".");

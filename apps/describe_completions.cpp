@@ -66,6 +66,7 @@ constexpr const char* bash_function = R"bash(_echelon() {
   else
     mapfile -t COMPREPLY < <(compgen -W "$(_echelon_verbs "$at")" -- "$current")
     taken=$(_echelon_positionals "$at")
+    [[ $taken == words* ]] && mapfile -t COMPREPLY < <(compgen -W "${taken#* }" -- "$current")
   fi
   if [[ $taken == files* ]]; then
     compopt -o filenames 2>/dev/null
@@ -116,8 +117,10 @@ std::string bash_completion(const Command& program) {
     std::vector<std::string> names;
     for (const Flag& flag : command.flags) {
       if (flag.is_positional) {
-        const std::string line = fmt::format("    '{}') echo files ;;\n", path);
-        if (flag.takes_path && !positionals.ends_with(line)) positionals += line;
+        const std::string line =
+            fmt::format("    '{}') echo '{}' ;;\n", path,
+                        flag.takes_path ? "files" : fmt::format("words {}", fmt::join(flag.values, " ")));
+        if (positionals.find(line) == std::string::npos) positionals += line;
         continue;
       }
       names.push_back(flag.names.front());
@@ -194,6 +197,7 @@ std::string fish_completion(const Command& program) {
     for (const Flag& flag : command.flags) {
       if (flag.is_positional) {
         if (flag.takes_path) lines += here + " -F\n";
+        if (!flag.values.empty()) lines += fmt::format("{} -f -a '{}'\n", here, fmt::join(flag.values, " "));
         continue;
       }
       lines += here;

@@ -21,6 +21,7 @@
 #include "apps/flag_needs.h"
 #include "apps/help.h"
 #include "apps/launch_words.h"
+#include "apps/topics.h"
 #include "apps/verbs.h"
 #include "base/edits.h"
 #include "base/error.h"
@@ -98,8 +99,17 @@ std::string flag_that_was_meant(const CLI::App& program, const CLI::App& app, co
 int run(CLI::App& program, int argc, char** argv) {
   int status = 0;
   echelon::add_verbs(program, status);
+  echelon::add_help(program);
   echelon::add_describe(program, status);
   echelon::arrange_help(program);
+  // Before CLI11, to which the verb that is asked about would be a verb to run.
+  const std::vector<std::string> words(argv + 1, argv + std::max(argc, 1));
+  if (!words.empty() && words.front() == "help" &&
+      std::none_of(words.begin(), words.end(),
+                   [](const std::string& word) { return word.starts_with("-"); })) {
+    fmt::print("{}", echelon::help_on(program, {words.begin() + 1, words.end()}, echelon::help_columns()));
+    return 0;
+  }
   // Before the verb's own callback.
   program.parse_complete_callback([&program] { echelon::refuse_empty_values(program); });
   try {
@@ -110,7 +120,7 @@ int run(CLI::App& program, int argc, char** argv) {
     refuse_parse(program, error);
   }
   if (program.get_subcommands().empty())
-    refuse("a verb is missing; legal: {}; echelon --help describes them", fmt::join(names_of(program), ", "));
+    refuse("a verb is missing; legal: {}; echelon help describes them", fmt::join(names_of(program), ", "));
   return status;
 }
 

@@ -1,22 +1,55 @@
 #include "apps/help.h"
 
+#include <algorithm>
 #include <memory>
 #include <sstream>
 #include <string>
 #include <utility>
 
+#include "apps/terminal.h"
+
 namespace echelon {
 namespace {
 
-constexpr std::size_t help_columns = 80, description_column = 28;
+constexpr std::size_t description_column = 28;
 
-// Words of the text in lines that start at this column; the first line is there already.
-std::string in_lines(const std::string& text, std::size_t begin) {
+class HelpFormat : public CLI::Formatter {
+ public:
+  HelpFormat() {
+    label("OPTIONS", "FLAGS");
+    label("SUBCOMMAND", "VERB");
+    label("Positionals", "Arguments");
+  }
+  std::string make_option(const CLI::Option* option, bool is_positional) const override {
+    return help_line(make_option_name(option, is_positional) + make_option_opts(option),
+                     make_option_desc(option), columns_);
+  }
+  std::string make_subcommand(const CLI::App* verb) const override {
+    return help_line(verb->get_name(), verb->get_description(), columns_);
+  }
+  std::string make_description(const CLI::App* app) const override {
+    return in_lines(app->get_description(), 0, columns_) + "\n";
+  }
+  std::string make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const override {
+    std::string text = CLI::Formatter::make_help(app, std::move(name), mode);
+    for (std::size_t at; (at = text.find("\n\n\n")) != std::string::npos;) text.erase(at, 1);
+    return text;
+  }
+
+ private:
+  int columns_ = help_columns();
+};
+
+}  // namespace
+
+int help_columns() { return is_terminal(stdout) ? std::min(100, terminal_columns(stdout, 80)) : 80; }
+
+std::string in_lines(const std::string& text, std::size_t begin, int columns) {
   std::string lines;
   std::size_t column = begin;
   std::istringstream words(text);
   for (std::string word; words >> word;) {
-    if (column > begin && column + 1 + word.size() > help_columns) {
+    if (column > begin && column + 1 + word.size() > static_cast<std::size_t>(columns)) {
       lines += "\n" + std::string(begin, ' ');
       column = begin;
     }
@@ -27,38 +60,25 @@ std::string in_lines(const std::string& text, std::size_t begin) {
   return lines;
 }
 
-class HelpFormat : public CLI::Formatter {
- public:
-  std::string make_option(const CLI::Option* option, bool is_positional) const override {
-    std::string line = "  " + make_option_name(option, is_positional) + make_option_opts(option);
-    if (line.size() + 2 > description_column)
-      line += "\n" + std::string(description_column, ' ');
-    else
-      line.resize(description_column, ' ');
-    return line + in_lines(make_option_desc(option), description_column) + "\n";
-  }
-  std::string make_subcommand(const CLI::App* verb) const override {
-    std::string line = "  " + verb->get_name();
-    line.resize(description_column, ' ');
-    return line + in_lines(verb->get_description(), description_column) + "\n";
-  }
-  std::string make_description(const CLI::App* app) const override {
-    return in_lines(app->get_description(), 0) + "\n";
-  }
-  std::string make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const override {
-    std::string text = CLI::Formatter::make_help(app, std::move(name), mode);
-    for (std::size_t at; (at = text.find("\n\n\n")) != std::string::npos;) text.erase(at, 1);
-    return text;
-  }
-};
+std::string help_of(const CLI::Option& flag) { return HelpFormat().make_option(&flag, false); }
 
-}  // namespace
+std::string help_line(const std::string& name, const std::string& text, int columns) {
+  std::string line = "  " + name;
+  if (line.size() + 2 > description_column)
+    line += "\n" + std::string(description_column, ' ');
+  else
+    line.resize(description_column, ' ');
+  return line + in_lines(text, description_column, columns) + "\n";
+}
 
 void arrange_help(CLI::App& program) {
   program.formatter(std::make_shared<HelpFormat>());
   for (CLI::Option* option : program.get_options([](const CLI::Option*) { return true; }))
     if (option->get_group() == "Options") option->group(common_flags);  // --help, which CLI11 adds itself
-  for (CLI::App* verb : program.get_subcommands([](const CLI::App*) { return true; })) arrange_help(*verb);
+  for (CLI::App* verb : program.get_subcommands([](const CLI::App*) { return true; })) {
+    if (verb->get_group() == "Subcommands") verb->group("Verbs");
+    arrange_help(*verb);
+  }
 }
 
 }  // namespace echelon

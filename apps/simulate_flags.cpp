@@ -149,7 +149,8 @@ void SimulateFlags::add_to(CLI::App& app) {
   add_number(app, "--steps", steps,
              "Steps to run of pipedream and 2bw, which do not flush; with --moe: steps (default 100)");
   heading(app, "Costs");
-  app.add_option("--stage-times", stage_times, "The same for each stage, from stage 0 on")
+  app.add_option("--stage-times", stage_times,
+                 "F, B and W of each stage, from stage 0 on, in place of --times")
       ->type_name("F,B,W;...|FILE");
   app.add_option("--output-layer", output_layer,
                  "What the output layer takes besides the last stage's own time (default: nothing)")
@@ -166,7 +167,7 @@ void SimulateFlags::add_to(CLI::App& app) {
       ->type_name("F,B,W;...|FILE");
   heading(app, "Drawing");
   add_number(app, "--width", width, "Columns of the text drawing; 0: the terminal's");
-  app.add_option("--colour", colour, "Colours in the text drawing")
+  app.add_option("--colour,--color", colour, "Colours in the text drawing")
       ->type_name("auto|always|never")
       ->default_str("auto");
 }

@@ -307,7 +307,7 @@ TEST_F(CommandLine, HelpBeginsWithTheCommonFlagsAndFitsATerminal) {
     const std::size_t first = r.out.find(":\n");  // the first heading
     ASSERT_NE(first, std::string::npos) << r.out;
     const std::string heading = r.out.substr(r.out.rfind('\n', first) + 1);
-    EXPECT_TRUE(heading.starts_with("Common flags:") || heading.starts_with("Positionals:")) << r.out;
+    EXPECT_TRUE(heading.starts_with("Common flags:") || heading.starts_with("Arguments:")) << r.out;
     EXPECT_NE(r.out.find("\nCommon flags:\n"), std::string::npos) << r.out;
     EXPECT_EQ(r.out.find("\nOptions:"), std::string::npos) << "a flag without a heading in " << r.out;
     EXPECT_EQ(r.out.find("\n\n\n"), std::string::npos) << r.out;
@@ -902,6 +902,46 @@ TEST_F(CommandLine, HelpNamesEveryFlag) {
         "--lr",          "--min-lr",  "--warmup",    "--weight-decay", "--clip",      "--checkpoint",
         "--save-every",  "--resume",  "--log",       "--json"})
     EXPECT_NE(r.out.find(flag), std::string::npos) << flag;
+}
+
+TEST_F(CommandLine, HelpTellsOfTopicsAndVerbs) {
+  const Result all = run({"help"});
+  EXPECT_EQ(all.status, 0) << all.err;
+  const std::string list = all.out.substr(all.out.find("\nTopics"));
+  std::istringstream lines(list);
+  std::set<std::string> documents;
+  int topics = 0;
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("  ") || line[2] == ' ') continue;
+    const std::string topic = line.substr(2, line.find(' ', 2) - 2);
+    SCOPED_TRACE(topic);
+    ++topics;
+    const Result r = run({"help", topic});
+    EXPECT_EQ(r.status, 0) << r.err;
+    const std::size_t more = r.out.find("\nMore: ");
+    ASSERT_NE(more, std::string::npos) << r.out;
+    const fs::path document = r.out.substr(more + 7, r.out.size() - more - 8);
+    EXPECT_TRUE(fs::exists(document)) << document;
+    documents.insert(document.filename().string());
+    std::istringstream told(r.out.substr(0, more));
+    for (std::string one; std::getline(told, one);) EXPECT_LE(one.size(), 80u) << one;
+  }
+  EXPECT_GE(topics, 20);
+  for (const auto& entry : fs::directory_iterator(fs::path(ECHELON_SOURCE_DIR) / "docs"))
+    EXPECT_TRUE(entry.path().extension() != ".md" || documents.contains(entry.path().filename())) << entry;
+
+  const std::string zero = run({"help", "zero"}).out;
+  for (const char* words :
+       {"ZeRO, HSDP, offload", "Flags of train, verify, plan, bench train:", "--zero N=0"})
+    EXPECT_NE(zero.find(words), std::string::npos) << words << " in " << zero;
+  EXPECT_EQ(zero, run({"help", "fsdp"}).out);
+  EXPECT_NE(run({"help", "models"}).out.find("llama-3-8b"), std::string::npos);
+  EXPECT_NE(run({"help", "schedules"}).out.find("zb-h1"), std::string::npos);
+  EXPECT_EQ(run({"help", "train"}).out, run({"train", "--help"}).out);
+  EXPECT_EQ(run({"help", "bench", "comm"}).out, run({"bench", "comm", "--help"}).out);
+  refused({"help", "modles"}, {"modles", "did you mean models?"});
+  refused({"help", "bench", "con"}, {"did you mean context?"});
+  refused({"help", "train", "zero"}, {"help train zero: no such topic or verb"});
 }
 
 // Every flag of every verb either acts by itself, or one that cannot act says beside what it does not.

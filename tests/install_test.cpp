@@ -164,6 +164,7 @@ const std::vector<Completion> completions{
     {"echelon bench ", {"train", "comm", "context"}, "verify"},
     {"echelon bench comm --r", {"--ranks", "--repeats"}, "--seq-len"},
     {"echelon checkpoint exp", {"export"}, "import"},
+    {"echelon help zer", {"zero"}, "pipeline"},
 };
 
 void expect_offered(const Completion& completion, const std::string& offered) {
