@@ -537,7 +537,10 @@ void add_train(CLI::App& program, int& status) {
   flags->timeline.add_to(app);
   add_number(app, "--fingerprint", flags->request.fingerprint_every,
              "Steps between fingerprints of the weights, which no mesh shows in; 0: none");
-  app.add_option("--log", flags->request.log_path, "Log with one JSON object per step")->type_name("FILE");
+  app.add_option("--log", flags->request.log_paths,
+                 "Logs of every step: JSON lines; CSV where the name ends in .csv; for TensorBoard where it "
+                 "is a directory or ends in /")
+      ->type_name("FILE|DIR/");
   heading(app, "Faults on purpose");
   app.add_option("--straggle", flags->straggle, "Make rank R slow: its passes take F times as long")
       ->type_name("R:F");

@@ -325,6 +325,17 @@ TEST_F(CommandLine, PathsThatCannotBeWrittenAreRefusedAndLeaveNothing) {
   refused(training({"--resume"}), {"--resume", "--checkpoint"});
 }
 
+TEST_F(CommandLine, LogsGoToSeveralPlacesAtOnce) {
+  fs::create_directory(at("board"));
+  const Result r = run(training({"--steps", "2", "--sample", "0", "--log", "a.jsonl", "b.csv", "board"}));
+  EXPECT_EQ(r.status, 0) << r.err;
+  const std::string lines = read_bytes(at("a.jsonl")), table = read_bytes(at("b.csv"));
+  EXPECT_NE(lines.find("\"step\":2,\"loss\":"), std::string::npos) << lines;
+  EXPECT_TRUE(table.starts_with("step,loss,grad_norm,")) << table;
+  EXPECT_NE(table.find("\n2,"), std::string::npos) << table;
+  EXPECT_EQ(std::distance(fs::directory_iterator(at("board")), fs::directory_iterator()), 1);
+}
+
 TEST_F(CommandLine, TrainsResumesAndGenerates) {
   const Words saving{"--checkpoint", "ck", "--log", "log", "--sample", "4"};
   const Result first = run(joined(training({"--steps", "3", "--save-every", "2"}), saving));

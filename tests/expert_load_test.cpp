@@ -44,7 +44,7 @@ class ExpertLoads : public testing::Test {
     request.optimizer.total_steps = 2;
     request.optimizer.warmup_steps = 0;
     request.run.timeout = patience;
-    request.log_path = directory_ / "log";
+    request.log_paths = {directory_ / "log"};
     Said said;
     TrainObserver keep;
     keep.on_step = [&](const StepRecord& r) { said.records.push_back(r); };

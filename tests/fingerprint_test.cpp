@@ -82,7 +82,7 @@ TEST(Fingerprint, IsPublishedEverySoManyStepsAndAfterTheLast) {
     r.run.timeout = patience;
     r.eval_samples = 0;
     r.fingerprint_every = every;
-    r.log_path = directory / "log";
+    r.log_paths = {directory / "log"};
     Published all;
     TrainObserver observer;
     observer.on_fingerprint = [&](std::int64_t step, const std::string& fingerprint) {

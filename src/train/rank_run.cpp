@@ -123,7 +123,7 @@ void RankRun::add_to_spread(std::int64_t step, const std::vector<StepMeeting::Wo
   if (steps < shared_.request.straggler_every) return;
   for (double& seconds : spread_.seconds) seconds /= static_cast<double>(steps);
   if (leads()) {
-    shared_.outputs->write_log(to_json(spread_));
+    shared_.outputs->write_log(spread_);
     if (shared_.observer.on_spread) shared_.observer.on_spread(spread_);
   }
   spread_ = {};
@@ -279,7 +279,7 @@ void RankRun::evaluate(std::int64_t step) {
       });
   if (!leads()) return;
   summary_.validation_loss = loss;
-  shared_.outputs->write_log(evaluation_json(step + 1, loss));
+  shared_.outputs->write_log(Evaluation{step + 1, loss});
   if (shared_.observer.on_evaluation) shared_.observer.on_evaluation(step + 1, loss);
 }
 

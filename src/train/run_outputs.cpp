@@ -1,8 +1,14 @@
 #include "train/run_outputs.h"
 
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <utility>
 
 #include "base/error.h"
 
@@ -10,35 +16,91 @@ namespace echelon {
 
 namespace fs = std::filesystem;
 
-RunOutputs::RunOutputs(const TrainRequest& request) : log_path_(request.log_path) {
-  std::error_code error;
-  if (!log_path_.empty()) {
-    had_log_ = fs::exists(log_path_, error);
-    open_log(std::ios::app);
+namespace {
+
+double wall_seconds() {
+  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+// TensorBoard reads the files of a directory that have "tfevents" in their names, in the order of these.
+std::string events_file() {
+  std::array<char, 256> host{};
+  if (::gethostname(host.data(), host.size() - 1) != 0) host[0] = 0;
+  return fmt::format("events.out.tfevents.{:010}.{}.{}", static_cast<std::int64_t>(wall_seconds()),
+                     host.data(), ::getpid());
+}
+
+}  // namespace
+
+RunOutputs::RunOutputs(const TrainRequest& request) {
+  for (const std::string& asked : request.log_paths) {
+    std::error_code error;
+    Log log{asked, asked};
+    if (asked.ends_with('/') || fs::is_directory(asked, error)) {
+      log.form = Form::tensorboard;
+      log.had_directory = fs::exists(asked, error);
+      fs::create_directory(asked, error);  // else opening the file says why not
+      log.path = (fs::path(asked) / events_file()).string();
+    } else if (asked.ends_with(".csv")) {
+      log.form = Form::csv;
+    }
+    log.had_file = fs::exists(log.path, error);
+    logs_.push_back(std::move(log));
+    try {
+      open(logs_.back(), std::ios::app);
+    } catch (const RequestError&) {
+      remove_new_logs();
+      throw;
+    }
   }
 }
 
-void RunOutputs::open_log(std::ios::openmode mode) {
+void RunOutputs::open(Log& log, std::ios::openmode mode) {
   errno = 0;
-  log_.open(log_path_, std::ios::out | mode);
-  if (!log_) refuse("--log {}: cannot be written: {}", log_path_, std::strerror(errno));
+  log.stream.open(log.path, std::ios::out | std::ios::binary | mode);
+  if (!log.stream) refuse("--log {}: cannot be written: {}", log.asked, std::strerror(errno));
 }
 
-void RunOutputs::start_log_anew() {
-  if (log_path_.empty()) return;
-  log_.close();
-  open_log(std::ios::trunc);
+void RunOutputs::start_logs(bool anew, std::int64_t first_step) {
+  first_step_ = first_step;
+  for (Log& log : logs_) {
+    if (!anew || log.form == Form::tensorboard) continue;
+    log.stream.close();
+    open(log, std::ios::trunc);
+  }
 }
 
-void RunOutputs::write_log(const std::string& line) {
-  if (log_path_.empty()) return;
-  log_ << line << std::endl;  // flushed: a run that is killed keeps its log
-  if (!log_) fail("--log {}: cannot be written any more: {}", log_path_, std::strerror(errno));
+void RunOutputs::write(Log& log, const std::string& bytes) {
+  log.stream << bytes << std::flush;  // a run that is killed keeps its log
+  if (!log.stream) fail("--log {}: cannot be written any more: {}", log.asked, std::strerror(errno));
 }
 
-void RunOutputs::remove_new_log() {
+void RunOutputs::write_log(const LogEntry& entry) {
+  for (Log& log : logs_) {
+    const bool is_first = !std::exchange(log.has_beginning, true);
+    std::error_code error;
+    switch (log.form) {
+      case Form::json_lines:
+        write(log, json_line(entry));
+        break;
+      case Form::csv:
+        if (is_first && fs::file_size(log.path, error) == 0) write(log, csv_header());
+        write(log, csv_row(entry));
+        break;
+      case Form::tensorboard:
+        if (is_first) write(log, tensorboard_beginning(first_step_, wall_seconds()));
+        write(log, tensorboard_event(entry, wall_seconds()));
+        break;
+    }
+  }
+}
+
+void RunOutputs::remove_new_logs() {
   std::error_code error;
-  if (!log_path_.empty() && !had_log_ && fs::file_size(log_path_, error) == 0) fs::remove(log_path_, error);
+  for (const Log& log : logs_) {
+    if (!log.had_file && fs::file_size(log.path, error) == 0) fs::remove(log.path, error);
+    if (!log.had_directory) fs::remove(log.asked, error);  // which is empty but for that file
+  }
 }
 
 }  // namespace echelon

@@ -235,7 +235,7 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
         request.priced_step ? *request.priced_step : rehearsed_step(run, machine);
     run.start.predicted_step_seconds = predicted.seconds * predicted_slowdown(run, predicted);
     run.outputs = &outputs.emplace(request);
-    if (!request.resume) outputs->start_log_anew();
+    outputs->start_logs(!request.resume, run.resumed.step);
     if (directory) {
       run.start.notes = directory->begin(world.job());
       if (!directory->warning().empty()) run.start.notes.push_back(directory->warning());
@@ -249,7 +249,7 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
   try {
     world.run([&](int index) { run_rank(run, world, index, summary); });
   } catch (const RequestError&) {  // a checkpoint that is damaged inside
-    if (outputs) outputs->remove_new_log();
+    if (outputs) outputs->remove_new_logs();
     throw;
   }
   if (!options.leads()) return summary;

@@ -69,8 +69,9 @@ struct TrainRequest {
   bool resume = false;
   std::shared_ptr<const StartingWeights> from{};  // in place of new weights
   std::shared_ptr<const TokenizerFiles>
-      tokenizer{};                 // of the data, to go with checkpoints; null: the resumed one's
-  std::string log_path;            // JSON lines; empty: none
+      tokenizer{};  // of the data, to go with checkpoints; null: the resumed one's
+  // A log in CSV where the name ends so, for TensorBoard where it is a directory, else in JSON lines.
+  std::vector<std::string> log_paths{};
   bool trace = false;              // every rank records what it does: TrainSummary::rank_timelines
   std::int64_t sample_tokens = 0;  // of text generated at the end; 0: none
   GenerateOptions generate;

@@ -16,14 +16,14 @@ void publish(const SharedRun& run, StepRecord record, TrainSummary& summary) {
   summary.last_step = record.step;
   summary.final_loss = record.loss;
   summary.experts = record.experts;
-  run.outputs->write_log(to_json(record));
+  run.outputs->write_log(record);
   if (run.observer.on_step) run.observer.on_step(record);
 }
 
 void publish_fingerprint_of(const SharedRun& run, std::int64_t step, const std::string& fingerprint,
                             TrainSummary& summary) {
   summary.fingerprint = fingerprint;
-  run.outputs->write_log(fingerprint_json(step, fingerprint));
+  run.outputs->write_log(Fingerprint{step, fingerprint});
   if (run.observer.on_fingerprint) run.observer.on_fingerprint(step, fingerprint);
 }
 
