@@ -1,6 +1,7 @@
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 
+#include <filesystem>
 #include <memory>
 
 #include "apps/plan_flags.h"
@@ -11,6 +12,7 @@
 #include "base/output_file.h"
 #include "base/units.h"
 #include "plan/explain.h"
+#include "plan/launch.h"
 #include "schedule/pipeline_layout.h"
 
 namespace echelon {
@@ -31,6 +33,14 @@ void write_plan(const std::string& path, const Estimate& best, const Workload& w
   if (run_in != precision_name(work.precision))
     fmt::print(stderr, "echelon: {} is priced in {}; train and verify run it in {}\n", path,
                precision_name(work.precision), run_in);
+}
+
+void write_launch(const std::string& directory, const std::vector<LaunchFile>& files) {
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  if (error) refuse("--launch-out {}: {}", directory, error.message());
+  for (const LaunchFile& file : files)
+    write_output("--launch-out", (std::filesystem::path(directory) / file.name).string(), file.text);
 }
 
 int run_plan(const PlanSearchFlags& f) {
@@ -79,6 +89,9 @@ int run_plan(const PlanSearchFlags& f) {
     other = search(against);
   }
   line.clear();
+  std::vector<LaunchFile> launch;
+  if (!f.launch_for.empty() && !result.plans.empty())
+    launch = launch_files(f.launch_for, result.plans.front(), request.work);
   fmt::print(out, "{} on {} {} ({}), {} of {} a step, {}\n", request.work.plan.model.name, gpus,
              request.work.machine.name, request.work.software.name,
              counted(request.work.plan.global_batch, "sequence"), counted(request.work.plan.seq_len, "token"),
@@ -104,6 +117,7 @@ int run_plan(const PlanSearchFlags& f) {
                priced_beyond(other, request.work));
   if (!result.plans.empty()) {
     if (!f.out.empty()) write_plan(f.out, result.plans.front(), request.work);
+    if (!launch.empty()) write_launch(f.launch_out, launch);
     if (!f.html.empty()) write_output("--html", f.html, plan_page(result, request));
   }
   if (f.json) fmt::print("{}\n", plans_json(result, request.work, cost));

@@ -12,6 +12,7 @@
 #include "apps/plan_field_flags.h"
 #include "base/error.h"
 #include "base/open_file.h"
+#include "plan/launch.h"
 
 namespace echelon {
 void PlanSearchFlags::add_to(CLI::App& app) {
@@ -35,6 +36,10 @@ void PlanSearchFlags::add_to(CLI::App& app) {
   app.add_flag("--explain", explain, "Say where each second goes, and why not the other plans");
   text("--out", out, "Write the best plan as a TOML file for train and verify", "PLAN.toml");
   app.add_flag("--json", json, "One JSON object on standard output");
+  heading(app, "Out to other programs");
+  text("--launch-for", launch_for, "Write what this program is started with, for the best plan",
+       "megatron-core|megatron-bridge|torchtitan|nanotron|deepspeed");
+  text("--launch-out", launch_out, "Directory for it: launch.sh, and the files that it names", "DIR");
   heading(app, "What is planned for");
   app.add_option("--software", software_, "Training software: preset or TOML file")
       ->type_name("NAME|FILE")
@@ -154,6 +159,12 @@ SearchRequest PlanSearchFlags::request() const {
       static_cast<int>(r.gives_mesh() || axes > r.work.machine.node() ? axes : r.work.machine.node()));
   try {
     std::vector<FlagNeed> needs = search_needs(r, sweep, objective_);
+    const bool sweeps = !sweep.empty();
+    needs.push_back({"--launch-for", !sweeps, "with --sweep", {}});
+    needs.push_back(
+        {"--launch-for", !launch_out.empty(), "without --launch-out", {advice("--launch-out", "DIR")}});
+    needs.push_back(
+        {"--launch-out", !launch_for.empty(), "without --launch-for", {advice("--launch-for", "PROGRAM")}});
     needs.push_back({"--price", tokens_.has_value(), "without --tokens", {advice("--tokens", "X")}});
     needs.push_back({"--mtbf-hours", tokens_.has_value(), "without --tokens", {advice("--tokens", "X")}});
     for (const char* flag : {"--restart-time", "--save-time", "--write-time", "--spares"})
@@ -165,6 +176,9 @@ SearchRequest PlanSearchFlags::request() const {
     std::erase_if(legal, [&](const Remedy& one) { return !makes_possible(one, r); });
     throw refusal.with(std::move(legal));
   }
+  if (!launch_for.empty() && std::find(launched_programs().begin(), launched_programs().end(), launch_for) ==
+                                 launched_programs().end())
+    refuse("--launch-for {}: no such program; legal: {}", launch_for, fmt::join(launched_programs(), ", "));
   r.top = top_;
   r.memory_margin = margin_;
   if (objective_ != "gpus") r.objective = parse_objective(objective_, "--objective");

@@ -18,7 +18,7 @@ struct PlanSearchFlags {
   // For --against: the same request with other pins.
   SearchRequest against(const SearchRequest& request) const;
 
-  std::string out, html, sweep, sweep_out, against_text;
+  std::string out, html, sweep, sweep_out, against_text, launch_for, launch_out;
   bool explain = false, json = false;
   double target_seconds = 0;
   // What --tokens and the flags beside it ask; no value without it.

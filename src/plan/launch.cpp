@@ -1,0 +1,94 @@
+#include "plan/launch.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "plan/launch_parts.h"
+
+namespace echelon {
+namespace {
+
+using Launcher = std::vector<LaunchFile> (*)(const LaunchRequest&);
+const std::vector<std::pair<std::string, Launcher>>& launchers() {
+  static const std::vector<std::pair<std::string, Launcher>> list{{"megatron-core", launch_megatron_core},
+                                                                  {"megatron-bridge", launch_megatron_bridge},
+                                                                  {"torchtitan", launch_torchtitan},
+                                                                  {"nanotron", launch_nanotron},
+                                                                  {"deepspeed", launch_deepspeed}};
+  return list;
+}
+
+}  // namespace
+
+const std::vector<std::string>& launched_programs() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> all;
+    for (const auto& [name, launcher] : launchers()) all.push_back(name);
+    return all;
+  }();
+  return names;
+}
+
+std::vector<LaunchFile> launch_files(const std::string& program, const Estimate& best, const Workload& work) {
+  for (const auto& [name, launcher] : launchers())
+    if (name == program) {
+      const LaunchRequest request{program, best, work};
+      check_launched(request);
+      return launcher(request);
+    }
+  refuse("--launch-for {}: no such program; legal: {}", program, fmt::join(launched_programs(), ", "));
+}
+
+void check_launched(const LaunchRequest& r) {
+  const Plan& plan = r.plan();
+  const int node = r.work.machine.node();
+  if (plan.mesh.num_ranks() > node && plan.mesh.num_ranks() % node != 0)
+    not_launched(r, "{} ranks are not whole nodes of {}; give --gpus a multiple", plan.mesh.num_ranks(),
+                 node);
+  if (plan.global_batch % (plan.micro_batch * plan.mesh.dp()) != 0)
+    not_launched(r,
+                 "--global-batch {}: each rank needs whole microbatches; legal: multiples of {} "
+                 "(--micro-batch {} times --dp {})",
+                 plan.global_batch, plan.micro_batch * plan.mesh.dp(), plan.micro_batch, plan.mesh.dp());
+  if (plan.recompute.kinds().size() > 1)
+    not_launched(r, "--recompute {}: makes the same again on each pipeline rank",
+                 recompute_name(plan.recompute));
+}
+
+void check_plain_llama(const LaunchRequest& r) {
+  const ModelSpec& m = r.model();
+  const auto lacks = [&](bool has, const char* what) {
+    if (has) not_launched(r, "--model {}: has {}, which is not written for this program", m.name, what);
+  };
+  lacks(m.family == Family::neox, "GPT-NeoX's layers");
+  lacks(m.window.size > 0, "layers with windows");
+  lacks(m.norm_place != NormPlace::before, "norms behind its blocks");
+  lacks(m.qk_norm_whole, "norms over all queries");
+  lacks(m.caps.attention > 0 || m.caps.logits > 0, "soft caps");
+  lacks(!(m.scales == ScaleSpec{}), "factors of Granite's kind");
+  lacks(m.rope.unturned_every > 0, "layers without positions");
+  lacks(m.norms_less_one, "Gemma's norms");
+  lacks(m.latent_attention(), "latent attention");
+}
+
+std::string launch_head(const LaunchRequest& r) {
+  return fmt::format(
+      "#!/bin/bash\n"
+      "# {} on {} {}: {}\n"
+      "# {:.4g} s a step predicted. Run on each of {} nodes, with NODE_RANK from 0 and MASTER_ADDR the first "
+      "one's.\n"
+      "set -e\n"
+      "cd \"$(dirname \"$0\")\"\n",
+      r.model().name, r.plan().mesh.num_ranks(), r.work.machine.name, summary(r.plan()), r.best.seconds,
+      r.nodes());
+}
+
+std::string torchrun(const LaunchRequest& r) {
+  return fmt::format(
+      "torchrun --nnodes {} --nproc-per-node {} --node-rank \"${{NODE_RANK:-0}}\" --master-addr "
+      "\"${{MASTER_ADDR:-localhost}}\" --master-port \"${{MASTER_PORT:-29500}}\"",
+      r.nodes(), r.ranks_of_node());
+}
+
+}  // namespace echelon

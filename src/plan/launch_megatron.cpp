@@ -1,0 +1,228 @@
+// Megatron-Core's pretrain_gpt.py, and Megatron-Bridge's overrides.
+#include <utility>
+
+#include "plan/launch_parts.h"
+
+namespace echelon {
+namespace {
+
+using Settings = std::vector<std::pair<std::string, std::string>>;
+
+void check_megatron(const LaunchRequest& r) {
+  const Plan& plan = r.plan();
+  check_plain_llama(r);
+  if (r.model().rope.scaling != RopeScaling::none && r.model().rope.scaling != RopeScaling::llama3)
+    not_launched(r, "--model {}: its positions are scaled as no flag says", r.model().name);
+  const bool interleaved = plan.schedule == "interleaved";
+  if (plan.mesh.pp() > 1 && plan.schedule != "1f1b" && !interleaved)
+    not_launched(r, "--schedule {}: does not run it; legal: 1f1b, interleaved", plan.schedule);
+  if (plan.mesh.pp() > 1 && interleaved && r.best.microbatches % plan.mesh.pp() != 0)
+    not_launched(r, "--micro-batch {}: {} microbatches are no multiple of --pp {}, which interleaving needs",
+                 plan.micro_batch, r.best.microbatches, plan.mesh.pp());
+  if (plan.mesh.pp() > 1 && plan.zero >= 2) not_launched(r, "--zero {}: its FSDP is for --pp 1", plan.zero);
+}
+
+// Et*6|t*7|...|t*6L: stages in the order of the model, chunk by chunk.
+std::string layout_of(const LaunchRequest& r) {
+  std::string text = "E";
+  for (std::size_t i = 0; i < r.best.layers.size(); ++i) {
+    if (i > 0) text += "|";
+    if (r.best.layers[i] > 0) text += fmt::format("t*{}", r.best.layers[i]);
+  }
+  return text + "L";
+}
+
+std::string recompute_modules(const LaunchRequest& r) {
+  for (const auto& [name, module] :
+       {std::pair{"selective", "core_attn"}, {"mlp", "mlp"}, {"moe", "moe"}, {"mla_up_proj", "mla_up_proj"}})
+    if (r.is_recompute(name)) return module;
+  not_launched(r, "--recompute {}: does not run it; legal: none, selective, full, mlp, moe",
+               recompute_name(r.plan().recompute));
+}
+
+const char* context_communication(const Plan& plan) {
+  return plan.context_kind == ContextKind::ulysses     ? "a2a"
+         : plan.context_kind == ContextKind::allgather ? "all_gather"
+                                                       : "p2p";
+}
+
+// The mesh and what is sharded, by the names that both programs have.
+Settings mesh_settings(const LaunchRequest& r) {
+  const Plan& plan = r.plan();
+  const Mesh& mesh = plan.mesh;
+  Settings s{{"tensor-model-parallel-size", fmt::format("{}", mesh.tp())},
+             {"pipeline-model-parallel-size", fmt::format("{}", mesh.pp())},
+             {"context-parallel-size", fmt::format("{}", mesh.cp())}};
+  if (r.model().experts != Experts::none) {
+    s.emplace_back("expert-model-parallel-size", fmt::format("{}", mesh.ep));
+    s.emplace_back("expert-tensor-parallel-size", fmt::format("{}", mesh.expert_cut()));
+  }
+  if (mesh.cp() > 1) s.emplace_back("cp-comm-type", context_communication(plan));
+  if (plan.shards_sequence()) s.emplace_back("sequence-parallel", "");
+  if (mesh.pp() > 1) s.emplace_back("pipeline-model-parallel-layout", layout_of(r));
+  if (r.is_recompute("full")) {
+    s.insert(
+        s.end(),
+        {{"recompute-granularity", "full"}, {"recompute-method", "uniform"}, {"recompute-num-layers", "1"}});
+  } else if (!r.is_recompute("none")) {
+    s.insert(s.end(), {{"recompute-granularity", "selective"}, {"recompute-modules", recompute_modules(r)}});
+  }
+  return s;
+}
+
+Settings model_settings(const LaunchRequest& r) {
+  const ModelSpec& m = r.model();
+  const auto number = [](auto value) { return fmt::format("{}", value); };
+  Settings s{{"num-layers", number(m.num_layers)},
+             {"hidden-size", number(m.hidden)},
+             {"ffn-hidden-size", number(m.mlp_hidden > 0 ? m.mlp_hidden : m.expert_hidden)},
+             {"num-attention-heads", number(m.num_heads)},
+             {"kv-channels", number(m.head_dim)},
+             {"max-position-embeddings", number(std::max(m.max_seq, r.plan().seq_len))},
+             {"norm-epsilon", number(m.norm_eps)},
+             {"init-method-std", number(m.init_std)},
+             {"attention-dropout", "0"},
+             {"hidden-dropout", "0"}};
+  if (m.num_kv_heads != m.num_heads) {
+    s.emplace_back("group-query-attention", "");
+    s.emplace_back("num-query-groups", number(m.num_kv_heads));
+  }
+  if (!m.tied_embedding) s.emplace_back("untie-embeddings-and-output-weights", "");
+  if (m.family == Family::gpt2) return s;
+  s.insert(s.end(), {{"position-embedding-type", "rope"},
+                     {"rotary-base", number(static_cast<std::int64_t>(m.rope.theta))},
+                     {"normalization", "RMSNorm"},
+                     {"disable-bias-linear", ""}});
+  if (m.rope.scaling == RopeScaling::llama3)
+    s.insert(s.end(), {{"use-rope-scaling", ""}, {"rope-scaling-factor", number(m.rope.factor)}});
+  if (m.activation == Activation::swiglu) s.emplace_back("swiglu", "");
+  if (m.activation == Activation::relu2) s.emplace_back("squared-relu", "");
+  if (m.qkv_bias) s.emplace_back("add-qkv-bias", "");
+  if (m.qk_norm) s.emplace_back("qk-layernorm", "");
+  if (m.experts == Experts::none) return s;
+  s.insert(s.end(), {{"num-experts", number(m.num_experts)},
+                     {"moe-router-topk", number(m.experts_per_token)},
+                     {"moe-ffn-hidden-size", number(m.expert_hidden)},
+                     {"moe-grouped-gemm", ""},
+                     {"moe-token-dispatcher-type", "alltoall"},
+                     {"moe-router-load-balancing-type", "aux_loss"},
+                     {"moe-aux-loss-coeff", "0.01"}});
+  if (m.num_shared_experts > 0)
+    s.emplace_back("moe-shared-expert-intermediate-size", number(m.num_shared_experts * m.expert_hidden));
+  if (m.num_dense_layers > 0)
+    s.emplace_back("moe-layer-freq",
+                   fmt::format("([0]*{}+[1]*{})", m.num_dense_layers, m.num_expert_layers()));
+  return s;
+}
+
+Settings precision_settings(const LaunchRequest& r) {
+  switch (r.work.precision) {
+    case Precision::f32:
+      return {};
+    case Precision::bf16:
+      return {{"bf16", ""}};
+    case Precision::fp8:
+      return {{"bf16", ""}, {"fp8-format", "hybrid"}, {"fp8-recipe", "tensorwise"}};
+    case Precision::fp4:
+      return {{"bf16", ""}, {"fp4-format", "e2m1"}};
+  }
+  return {};
+}
+
+Settings sharding_settings(const LaunchRequest& r) {
+  const Plan& plan = r.plan();
+  if (plan.zero_stage() == 0) return {{"overlap-grad-reduce", ""}};
+  Settings s{{"use-distributed-optimizer", ""}, {"overlap-grad-reduce", ""}, {"overlap-param-gather", ""}};
+  if (plan.zero >= 2)
+    s.insert(s.end(),
+             {{"use-megatron-fsdp", ""},
+              {"data-parallel-sharding-strategy", plan.zero == 2 ? "optim_grads" : "optim_grads_params"},
+              {"ckpt-format", "fsdp_dtensor"},
+              {"no-gradient-accumulation-fusion", ""}});
+  if (plan.hsdp > 1) s.emplace_back("num-distributed-optimizer-instances", fmt::format("{}", plan.hsdp));
+  return s;
+}
+
+}  // namespace
+
+std::vector<LaunchFile> launch_megatron_core(const LaunchRequest& r) {
+  check_megatron(r);
+  const Plan& plan = r.plan();
+  Settings all = mesh_settings(r);
+  for (const Settings& more :
+       {Settings{{"micro-batch-size", fmt::format("{}", plan.micro_batch)},
+                 {"global-batch-size", fmt::format("{}", plan.global_batch)},
+                 {"seq-length", fmt::format("{}", plan.seq_len)}},
+        sharding_settings(r), precision_settings(r), model_settings(r),
+        Settings{{"transformer-impl", "transformer_engine"},
+                 {"use-mcore-models", ""},
+                 {"lr", "3e-4"},
+                 {"train-iters", "${TRAIN_ITERS:-100}"},
+                 {"tokenizer-type", "NullTokenizer"},
+                 {"vocab-size", fmt::format("{}", r.model().vocab - 1)},  // and the end of a document
+
+                 {"make-vocab-size-divisible-by", "1"},
+                 {"mock-data", ""},
+                 {"log-interval", "1"}}})
+    all.insert(all.end(), more.begin(), more.end());
+  std::string text = launch_head(r);
+  // With one queue collectives are issued in the order of the computation that they hide behind; its FSDP
+  // wants more.
+  if (plan.zero < 2) text += "export CUDA_DEVICE_MAX_CONNECTIONS=1\n";
+  text += torchrun(r) + " ${MEGATRON_PATH:-.}/pretrain_gpt.py";
+  for (const auto& [key, value] : all)
+    text += " \\\n  --" + key +
+            (value.empty()                                         ? ""
+             : value.find_first_of("|*()[]$") == std::string::npos ? " " + value
+                                                                   : " \"" + value + "\"");
+  return {{"launch.sh", text + " \\\n  \"$@\"\n"}};
+}
+
+std::vector<LaunchFile> launch_megatron_bridge(const LaunchRequest& r) {
+  check_megatron(r);
+  const Plan& plan = r.plan();
+  const auto snake = [](std::string key) {
+    for (char& c : key)
+      if (c == '-') c = '_';
+    return key;
+  };
+  // What is a number there is one here.
+  const auto yaml = [](const std::string& key, const std::string& value) {
+    if (value.empty()) return std::string("true");
+    if (key == "recompute-modules") return "[" + value + "]";
+    return value.find_first_not_of("0123456789") == std::string::npos ? value : "\"" + value + "\"";
+  };
+  std::string text = "model:\n";
+  for (const auto& [key, value] : mesh_settings(r))
+    text += fmt::format("  {}: {}\n", snake(key), yaml(key, value));
+  // In its layout a stage count beyond the ranks is the number of chunks.
+  if (plan.mesh.pp() > 1 && static_cast<int>(r.best.layers.size()) > plan.mesh.pp())
+    text += fmt::format("  virtual_pipeline_model_parallel_size: {}\n",
+                        r.best.layers.size() / static_cast<std::size_t>(plan.mesh.pp()));
+  text += fmt::format("  seq_length: {}\n", plan.seq_len);
+  text += fmt::format("train:\n  micro_batch_size: {}\n  global_batch_size: {}\n", plan.micro_batch,
+                      plan.global_batch);
+  text += fmt::format("dataset:\n  sequence_length: {}\n", plan.seq_len);
+  const bool shards = plan.zero_stage() > 0, fsdp = plan.zero >= 2;
+  text += fmt::format(
+      "ddp:\n  use_distributed_optimizer: {}\n  overlap_grad_reduce: true\n  overlap_param_gather: {}\n",
+      shards, shards);
+  if (plan.hsdp > 1) text += fmt::format("  num_distributed_optimizer_instances: {}\n", plan.hsdp);
+  if (fsdp)
+    text += fmt::format("  use_megatron_fsdp: true\n  data_parallel_sharding_strategy: {}\n",
+                        plan.zero == 2 ? "optim_grads" : "optim_grads_params");
+  text += fmt::format("optimizer:\n  use_distributed_optimizer: {}\n", shards);
+  if (fsdp) text += "checkpoint:\n  ckpt_format: fsdp_dtensor\n";
+  if (r.work.precision != Precision::f32)
+    text += fmt::format("mixed_precision: {}\n",
+                        r.work.precision == Precision::fp8   ? "bf16_with_fp8_current_scaling_mixed"
+                        : r.work.precision == Precision::fp4 ? "bf16_with_nvfp4_mixed"
+                                                             : "bf16_mixed");
+  return {{"launch.sh", launch_head(r) +
+                            "# RECIPE: a script of Megatron-Bridge's examples/recipes that pretrains this "
+                            "model and takes --config-file.\n" +
+                            torchrun(r) + " \"${RECIPE:?}\" --config-file bridge.yaml \"$@\"\n"},
+          {"bridge.yaml", text}};
+}
+
+}  // namespace echelon

@@ -1,0 +1,51 @@
+// What launch_files() is made of, a file for each program.
+#pragma once
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "plan/launch.h"
+
+namespace echelon {
+
+struct LaunchRequest {
+  std::string program;
+  const Estimate& best;
+  const Workload& work;
+
+  const Plan& plan() const { return best.plan; }
+  const ModelSpec& model() const { return best.plan.model; }
+  int nodes() const {
+    const int node = work.machine.node();
+    return std::max(1, static_cast<int>((plan().mesh.num_ranks() + node - 1) / node));
+  }
+  int ranks_of_node() const {
+    return std::min<int>(work.machine.node(), static_cast<int>(plan().mesh.num_ranks()));
+  }
+  bool is_recompute(const char* name) const { return plan().recompute == parse_recompute(name, "recompute"); }
+};
+
+// RequestError: "--launch-for torchtitan: does not run ZeRO 1; legal: ..."
+template <class... Args>
+[[noreturn]] void not_launched(const LaunchRequest& r, fmt::format_string<Args...> form, Args&&... args) {
+  refuse("--launch-for {}: {}", r.program, fmt::format(form, std::forward<Args>(args)...));
+}
+
+// What no program but this one runs: refused for all.
+void check_launched(const LaunchRequest& r);
+// A decoder in Llama's form; the model's own where this says nothing. RequestError for what the flags of
+// these programs do not say.
+void check_plain_llama(const LaunchRequest& r);
+
+// The first lines of launch.sh.
+std::string launch_head(const LaunchRequest& r);
+// "torchrun --nnodes 8 --nproc-per-node 8 ..."
+std::string torchrun(const LaunchRequest& r);
+
+std::vector<LaunchFile> launch_megatron_core(const LaunchRequest& r);
+std::vector<LaunchFile> launch_megatron_bridge(const LaunchRequest& r);
+std::vector<LaunchFile> launch_torchtitan(const LaunchRequest& r);
+std::vector<LaunchFile> launch_nanotron(const LaunchRequest& r);
+std::vector<LaunchFile> launch_deepspeed(const LaunchRequest& r);
+
+}  // namespace echelon

@@ -1,0 +1,224 @@
+// torchtitan, nanotron and DeepSpeed.
+#include <fmt/ranges.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/json_text.h"
+#include "plan/launch_parts.h"
+#include "schedule/schedules.h"
+#include "schedule/text.h"
+
+namespace echelon {
+namespace {
+
+struct Flavor {
+  const char *name, *model;
+  std::int64_t layers, hidden, heads, kv_heads, mlp_hidden, vocab;
+};
+// torchtitan's models are flavors in its source.
+constexpr Flavor flavors[] = {{"8B", "llama3", 32, 4096, 32, 8, 14336, 128256},
+                              {"70B", "llama3", 80, 8192, 64, 8, 28672, 128256},
+                              {"405B", "llama3", 126, 16384, 128, 8, 53248, 128256}};
+
+const Flavor& flavor_of(const LaunchRequest& r) {
+  const ModelSpec& m = r.model();
+  for (const Flavor& f : flavors)
+    if (m.family == Family::llama && m.experts == Experts::none && !m.tied_embedding &&
+        f.layers == m.num_layers && f.hidden == m.hidden && f.heads == m.num_heads &&
+        f.kv_heads == m.num_kv_heads && f.mlp_hidden == m.mlp_hidden && f.vocab == m.vocab)
+      return f;
+  not_launched(r, "--model {}: has no flavor of these sizes; legal: llama-3-8b, llama-3-70b, llama-3-405b",
+               m.name);
+}
+
+// Names of the modules of each stage, in the order of the model.
+std::string stage_modules(const std::vector<std::int64_t>& layers) {
+  std::vector<std::string> stages;
+  std::int64_t next = 0;
+  for (std::size_t s = 0; s < layers.size(); ++s) {
+    std::vector<std::string> names;
+    if (s == 0) names.push_back("\"tok_embeddings\"");
+    for (std::int64_t i = 0; i < layers[s]; ++i) names.push_back(fmt::format("\"layers.{}\"", next++));
+    if (s + 1 == layers.size()) names.insert(names.end(), {"\"norm\"", "\"output\""});
+    stages.push_back(fmt::format("    [{}],\n", fmt::join(names, ", ")));
+  }
+  return fmt::format("[\n{}]", fmt::join(stages, ""));
+}
+
+}  // namespace
+
+std::vector<LaunchFile> launch_torchtitan(const LaunchRequest& r) {
+  const Plan& plan = r.plan();
+  const Mesh& mesh = plan.mesh;
+  const Flavor& flavor = flavor_of(r);
+  if (plan.zero_stage() == 1) not_launched(r, "--zero 1: does not run it; legal: 0, 2, 3");
+  if (mesh.tp() > 1 && !plan.shards_sequence())
+    not_launched(r, "--sp off: its tensor parallelism cuts sequences too");
+  if (mesh.cp() > 1 && plan.context_kind == ContextKind::ulysses)
+    not_launched(r, "--cp-kind ulysses: does not run it; legal: ring, allgather");
+  if (r.work.precision == Precision::fp4)
+    not_launched(r, "--precision fp4: does not run it; legal: f32, bf16, fp8");
+  const bool full = r.is_recompute("full"), selective = r.is_recompute("selective");
+  if (!full && !selective && !r.is_recompute("none"))
+    not_launched(r, "--recompute {}: does not run it; legal: none, selective, full",
+                 recompute_name(plan.recompute));
+  if (mesh.pp() > 1 && (plan.schedule == "naive" || plan.schedule.starts_with("dualpipe")))
+    not_launched(
+        r, "--schedule {}: does not run it; legal: 1f1b, interleaved, zb-v and others that flush, as a CSV",
+        plan.schedule);
+  std::string text = fmt::format("# {}\n[job]\ndump_folder = \"./outputs\"\n\n", summary(plan));
+  text += fmt::format("[model]\nname = \"{}\"\nflavor = \"{}\"\nhf_assets_path = \"./assets/hf\"\n{}\n",
+                      flavor.model, flavor.name,
+                      r.work.precision == Precision::fp8 ? "converters = [\"float8\"]\n" : "");
+  const std::int64_t local = mesh.pp() > 1 ? plan.global_batch / mesh.dp() : plan.micro_batch;
+  text += fmt::format(
+      "[training]\nlocal_batch_size = {}\nglobal_batch_size = {}\nseq_len = {}\nsteps = 100\ndataset = "
+      "\"c4_test\"\n",
+      local, plan.global_batch, plan.seq_len);
+  if (r.work.precision == Precision::f32) text += "mixed_precision_param = \"float32\"\n";
+  const bool shards = plan.zero_stage() > 0;
+  text += fmt::format(
+      "\n[parallelism]\ndata_parallel_replicate_degree = {}\ndata_parallel_shard_degree = {}\n"
+      "fsdp_reshard_after_forward = \"{}\"\ntensor_parallel_degree = {}\ncontext_parallel_degree = {}\n"
+      "context_parallel_rotate_method = \"{}\"\npipeline_parallel_degree = {}\n",
+      shards ? plan.hsdp : mesh.dp(), shards ? mesh.dp() / plan.hsdp : 1, plan.zero == 3 ? "always" : "never",
+      mesh.tp(), mesh.cp(), plan.context_kind == ContextKind::ring ? "alltoall" : "allgather", mesh.pp());
+  std::vector<LaunchFile> files;
+  if (mesh.pp() > 1) {
+    const char* own = plan.schedule == "1f1b"          ? "1F1B"
+                      : plan.schedule == "gpipe"       ? "GPipe"
+                      : plan.schedule == "interleaved" ? "Interleaved1F1B"
+                      : plan.schedule == "zb-v"        ? "ZBVZeroBubble"
+                                                       : nullptr;
+    text +=
+        fmt::format("pipeline_parallel_schedule = \"{}\"\n", own != nullptr ? own : "PipelineScheduleMulti");
+    if (own == nullptr) {
+      text += "pipeline_parallel_schedule_csv = \"schedule.csv\"\n";
+      files.push_back(
+          {"schedule.csv", to_csv(make_schedule(plan.schedule, mesh.pp(),
+                                                static_cast<int>(r.best.microbatches), plan.chunks))});
+    }
+    text += fmt::format("pipeline_parallel_microbatch_size = {}\nmodule_fqns_per_model_part = {}\n",
+                        plan.micro_batch, stage_modules(r.best.layers));
+  }
+  text += fmt::format("\n[activation_checkpoint]\nmode = \"{}\"\n{}",
+                      full        ? "full"
+                      : selective ? "selective"
+                                  : "none",
+                      selective ? "selective_ac_option = \"op\"\n" : "");
+  text += "\n[compile]\nenable = true\n";
+  files.insert(files.begin(),
+               {{"launch.sh", launch_head(r) + torchrun(r) +
+                                  " -m torchtitan.train --job.config_file torchtitan.toml \"$@\"\n"},
+                {"torchtitan.toml", text}});
+  return files;
+}
+
+std::vector<LaunchFile> launch_nanotron(const LaunchRequest& r) {
+  const Plan& plan = r.plan();
+  const Mesh& mesh = plan.mesh;
+  const ModelSpec& m = r.model();
+  check_plain_llama(r);
+  if (m.family != Family::llama || m.experts != Experts::none || m.activation != Activation::swiglu ||
+      m.qkv_bias || m.qk_norm || m.head_dim * m.num_heads != m.hidden || m.rope.scaling != RopeScaling::none)
+    not_launched(r, "--model {}: is none of Llama's form, which alone it has", m.name);
+  if (plan.zero_stage() > 1) not_launched(r, "--zero {}: does not run it; legal: 0, 1", plan.zero);
+  if (plan.hsdp > 1) not_launched(r, "--hsdp {}: does not run it; legal: 1", plan.hsdp);
+  if (mesh.cp() > 1) not_launched(r, "--cp {}: does not run it; legal: 1", mesh.cp());
+  if (mesh.pp() > 1 && plan.schedule != "1f1b" && plan.schedule != "gpipe")
+    not_launched(r, "--schedule {}: does not run it; legal: 1f1b, gpipe", plan.schedule);
+  if (!r.is_recompute("none"))
+    not_launched(r, "--recompute {}: its configuration (0.4) has no such thing; legal: none",
+                 recompute_name(plan.recompute));
+  if (r.work.precision != Precision::bf16 && r.work.precision != Precision::f32)
+    not_launched(r, "--precision {}: does not run it; legal: f32, bf16", precision_name(r.work.precision));
+  const char* dtype = r.work.precision == Precision::bf16 ? "bfloat16" : "float32";
+  std::string text = fmt::format(
+      "# {}\n# How layers are given to stages is nanotron's own: by cost, the output matrix among them.\n",
+      summary(plan));
+  text +=
+      "general:\n  project: echelon\n  run: plan\n  seed: 42\n  ignore_sanity_checks: true\n"
+      "checkpoints:\n  checkpoint_interval: 1000\n  checkpoints_path: checkpoints\n"
+      "data:\n  dataset: null\n  num_loading_workers: 1\n  seed: 42\n"
+      "logging:\n  iteration_step_info_interval: 1\n  log_level: info\n  log_level_replica: info\n";
+  text += fmt::format(
+      "model:\n  ddp_bucket_cap_mb: 25\n  dtype: {}\n  init_method:\n    std: {}\n  "
+      "make_vocab_size_divisible_by: 1\n"
+      "  model_config:\n    is_llama_config: true\n    hidden_act: silu\n    hidden_size: {}\n    "
+      "intermediate_size: {}\n"
+      "    max_position_embeddings: {}\n    num_attention_heads: {}\n    num_hidden_layers: {}\n    "
+      "num_key_value_heads: {}\n"
+      "    rms_norm_eps: {}\n    tie_word_embeddings: {}\n    vocab_size: {}\n",
+      dtype, m.init_std, m.hidden, m.mlp_hidden, std::max(m.max_seq, plan.seq_len), m.num_heads, m.num_layers,
+      m.num_kv_heads, m.norm_eps, m.tied_embedding, m.vocab);
+  text += fmt::format(
+      "optimizer:\n  accumulate_grad_in_fp32: true\n  adam_beta1: 0.9\n  adam_beta2: 0.95\n  adam_eps: "
+      "1.0e-08\n"
+      "  clip_grad: 1.0\n  learning_rate_scheduler:\n    learning_rate: 0.0003\n    lr_warmup_steps: 10\n"
+      "    lr_warmup_style: linear\n    lr_decay_style: cosine\n    min_decay_lr: 1.0e-05\n  "
+      "torch_adam_is_fused: true\n"
+      "  weight_decay: 0.1\n  zero_stage: {}\n",
+      plan.zero_stage());
+  text += fmt::format(
+      "parallelism:\n  dp: {}\n  expert_parallel_size: 1\n  pp: {}\n  pp_engine: {}\n  tp: {}\n  "
+      "tp_linear_async_communication: {}\n"
+      "  tp_mode: {}\n",
+      mesh.dp(), mesh.pp(), plan.schedule == "gpipe" ? "afab" : "1f1b", mesh.tp(), plan.shards_sequence(),
+      plan.shards_sequence() ? "REDUCE_SCATTER" : "ALL_REDUCE");
+  text += fmt::format(
+      "tokenizer:\n  tokenizer_name_or_path: gpt2\n"
+      "tokens:\n  batch_accumulation_per_replica: {}\n  micro_batch_size: {}\n  sequence_length: {}\n  "
+      "train_steps: 100\n",
+      r.best.microbatches, plan.micro_batch, plan.seq_len);
+  return {{"launch.sh", launch_head(r) + "export CUDA_DEVICE_MAX_CONNECTIONS=1\n" + torchrun(r) +
+                            " \"${NANOTRON_PATH:-.}/run_train.py\" --config-file nanotron.yaml \"$@\"\n"},
+          {"nanotron.yaml", text}};
+}
+
+std::vector<LaunchFile> launch_deepspeed(const LaunchRequest& r) {
+  using nlohmann::ordered_json;
+  const Plan& plan = r.plan();
+  const Mesh& mesh = plan.mesh;
+  if (r.model().experts != Experts::none)
+    not_launched(r, "--model {}: its experts are layers of the script's own; legal: models without",
+                 r.model().name);
+  if (mesh.pp() > 1 && plan.schedule != "1f1b")
+    not_launched(r, "--schedule {}: does not run it; legal: 1f1b", plan.schedule);
+  if (mesh.pp() > 1 && plan.zero_stage() > 1)
+    not_launched(r, "--zero {}: its pipeline engine refuses it; legal: 0, 1, or --pp 1", plan.zero);
+  if (mesh.cp() > 1 && plan.context_kind != ContextKind::ulysses)
+    not_launched(r, "--cp-kind {}: does not run it; legal: ulysses", name_of(plan.context_kind));
+  if (plan.hsdp > 1) not_launched(r, "--hsdp {}: does not run it; legal: 1", plan.hsdp);
+  if (mesh.tp() > 1 && plan.zero_stage() == 3)
+    not_launched(r, "--tp {}: its tensor parallelism is for ZeRO 0 to 2; legal: 1, or --zero 2", mesh.tp());
+  if (!r.is_recompute("none") && !r.is_recompute("full"))
+    not_launched(r, "--recompute {}: does not run it; legal: none, full", recompute_name(plan.recompute));
+  if (r.work.precision != Precision::bf16 && r.work.precision != Precision::f32)
+    not_launched(r, "--precision {}: does not run it; legal: f32, bf16", precision_name(r.work.precision));
+  ordered_json config{
+      {"train_batch_size", plan.global_batch},
+      {"train_micro_batch_size_per_gpu", plan.micro_batch},
+      {"gradient_accumulation_steps", r.best.microbatches},
+      {"gradient_clipping", 1.0},
+      {"bf16", {{"enabled", r.work.precision == Precision::bf16}}},
+      {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 3e-4}, {"weight_decay", 0.1}}}}},
+      {"zero_optimization", {{"stage", plan.zero_stage()}, {"overlap_comm", plan.zero_stage() > 0}}}};
+  if (mesh.cp() > 1) config["sequence_parallel_size"] = mesh.cp();
+  if (mesh.tp() > 1) config["tensor_parallel"] = {{"autotp_size", mesh.tp()}};
+  if (r.is_recompute("full")) config["activation_checkpointing"] = {{"partition_activations", false}};
+  std::string notes = "# TRAIN: a script that makes the model and calls deepspeed.initialize";
+  if (mesh.pp() > 1)
+    notes += fmt::format(" with a PipelineModule of num_stages={},\n# whose stages hold {} layers", mesh.pp(),
+                         fmt::join(r.best.layers, ", "));
+  if (r.is_recompute("full")) notes += ",\n# and checkpoints each layer";
+  return {{"launch.sh",
+           launch_head(r) + notes + ".\n" +
+               fmt::format(
+                   "deepspeed --num_nodes {} --num_gpus {} --node_rank \"${{NODE_RANK:-0}}\" --master_addr "
+                   "\"${{MASTER_ADDR:-localhost}}\" --no_ssh \"${{TRAIN:?}}\" --deepspeed "
+                   "--deepspeed_config ds_config.json \"$@\"\n",
+                   r.nodes(), r.ranks_of_node())},
+          {"ds_config.json", json_text(config) + "\n"}};
+}
+
+}  // namespace echelon

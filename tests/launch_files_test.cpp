@@ -1,0 +1,264 @@
+// What `plan --launch-for` writes. The programs' own parsers are asked by bench/check_launches.py.
+#include <gtest/gtest.h>
+
+#include <toml++/toml.h>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "plan/launch.h"
+#include "plan/search.h"
+#include "refusals.h"
+#include "schedule/schedules.h"
+#include "schedule/text.h"
+#include "verb_test.h"
+#include "workloads.h"
+
+namespace echelon::launch_files_test {
+namespace {
+
+using checks::expect_refusal;
+using Pins = std::vector<std::pair<const char*, const char*>>;
+using Files = std::map<std::string, std::string>;
+
+SearchRequest request_of(const char* model, int gpus, std::int64_t batch, const char* software,
+                         const Pins& pins) {
+  SearchRequest r;
+  r.work = checks::workload_of(load_model(model), 4096, batch, Precision::bf16, load_machine("h100"),
+                               load_software(software));
+  r.gpus = gpus;
+  r.top = 1;
+  for (const auto& [field, value] : pins) r.pin(field, std::string(value), field);
+  return r;
+}
+
+Files files_of(const std::string& program, const SearchRequest& r) {
+  Files files;
+  for (const LaunchFile& file : launch_files(program, search(r).plans.at(0), r.work))
+    files[file.name] = file.text;
+  return files;
+}
+
+// "--flag value" of the command; "" where the flag stands alone, "-" where it does not stand at all.
+std::string value_of(const std::string& command, const std::string& flag) {
+  std::istringstream in(command);
+  std::string word, value;
+  while (in >> word)
+    if (word == flag) return in >> value && !value.starts_with("--") && value != "\\" ? value : "";
+  return "-";
+}
+
+TEST(LaunchFiles, MegatronsFlags) {
+  const SearchRequest r = request_of("llama-3-70b", 64, 512, "current",
+                                     {{"tp", "4"},
+                                      {"pp", "4"},
+                                      {"dp", "4"},
+                                      {"schedule", "interleaved"},
+                                      {"chunks", "5"},
+                                      {"zero", "1"},
+                                      {"micro-batch", "1"},
+                                      {"recompute", "mlp"}});
+  const std::string command = files_of("megatron-core", r).at("launch.sh");
+  for (const auto& [flag, value] : Pins{{"--tensor-model-parallel-size", "4"},
+                                        {"--pipeline-model-parallel-size", "4"},
+                                        {"--micro-batch-size", "1"},
+                                        {"--global-batch-size", "512"},
+                                        {"--sequence-parallel", ""},
+                                        {"--use-distributed-optimizer", ""},
+                                        {"--recompute-granularity", "selective"},
+                                        {"--recompute-modules", "mlp"},
+                                        {"--num-layers", "80"},
+                                        {"--num-query-groups", "8"},
+                                        {"--bf16", ""},
+                                        {"--use-megatron-fsdp", "-"},
+                                        {"--num-experts", "-"}})
+    EXPECT_EQ(value_of(command, flag), value) << flag;
+  EXPECT_NE(command.find("--nnodes 8 --nproc-per-node 8"), std::string::npos) << command;
+  EXPECT_NE(command.find("export CUDA_DEVICE_MAX_CONNECTIONS=1"), std::string::npos);
+  // 20 stages, all layers, the embedding first and the loss last.
+  std::string layout = value_of(command, "--pipeline-model-parallel-layout");
+  ASSERT_TRUE(layout.starts_with("\"E") && layout.ends_with("L\"")) << layout;
+  layout = layout.substr(2, layout.size() - 4);
+  std::istringstream stages(layout);
+  std::int64_t layers = 0, count = 0;
+  for (std::string stage; std::getline(stages, stage, '|'); ++count)
+    if (!stage.empty()) layers += std::stoll(stage.substr(2));
+  EXPECT_EQ(count, 20);
+  EXPECT_EQ(layers, 80);
+
+  const std::string sharded = files_of("megatron-core", request_of("mixtral-8x7b", 64, 256, "current",
+                                                                   {{"pp", "1"}, {"zero", "3"}, {"ep", "8"}}))
+                                  .at("launch.sh");
+  EXPECT_EQ(value_of(sharded, "--data-parallel-sharding-strategy"), "optim_grads_params");
+  EXPECT_EQ(value_of(sharded, "--expert-model-parallel-size"), "8");
+  EXPECT_EQ(value_of(sharded, "--num-experts"), "8");
+  EXPECT_EQ(value_of(sharded, "--moe-router-topk"), "2");
+  EXPECT_EQ(sharded.find("CUDA_DEVICE_MAX_CONNECTIONS"), std::string::npos);
+}
+
+TEST(LaunchFiles, BridgesOverrides) {
+  const SearchRequest r =
+      request_of("llama-3-70b", 64, 512, "current",
+                 {{"tp", "4"}, {"pp", "4"}, {"schedule", "interleaved"}, {"chunks", "5"}, {"zero", "1"}});
+  const Files files = files_of("megatron-bridge", r);
+  const std::string& yaml = files.at("bridge.yaml");
+  for (const char* line : {"  tensor_model_parallel_size: 4\n", "  virtual_pipeline_model_parallel_size: 5\n",
+                           "  sequence_parallel: true\n", "  use_distributed_optimizer: true\n",
+                           "mixed_precision: bf16_mixed\n", "  pipeline_model_parallel_layout: \"Et*"})
+    EXPECT_NE(yaml.find(line), std::string::npos) << line << yaml;
+  EXPECT_NE(files.at("launch.sh").find("--config-file bridge.yaml"), std::string::npos);
+}
+
+TEST(LaunchFiles, TorchtitansJobAndSchedule) {
+  const Pins pins{{"tp", "2"},   {"pp", "4"},          {"cp", "1"},  {"dp", "8"},
+                  {"zero", "2"}, {"micro-batch", "1"}, {"hsdp", "2"}};
+  SearchRequest r = request_of("llama-3-8b", 64, 128, "torchtitan", pins);
+  r.pin("schedule", "zb-h1");
+  Files files = files_of("torchtitan", r);
+  toml::table job = toml::parse(files.at("torchtitan.toml"));
+  const auto number = [&](const char* key) {
+    return job["parallelism"][key].value<std::int64_t>().value_or(-1);
+  };
+  EXPECT_EQ(number("tensor_parallel_degree"), 2);
+  EXPECT_EQ(number("pipeline_parallel_degree"), 4);
+  EXPECT_EQ(number("data_parallel_replicate_degree"), 2);
+  EXPECT_EQ(number("data_parallel_shard_degree"), 4);
+  EXPECT_EQ(number("pipeline_parallel_microbatch_size"), 1);
+  EXPECT_EQ(job["parallelism"]["fsdp_reshard_after_forward"].value_or(std::string()), "never");
+  EXPECT_EQ(job["training"]["local_batch_size"].value<std::int64_t>(), 16);
+  EXPECT_EQ(job["model"]["flavor"].value_or(std::string()), "8B");
+  std::int64_t modules = 0;
+  for (const auto& stage : *job["parallelism"]["module_fqns_per_model_part"].as_array())
+    modules += static_cast<std::int64_t>(stage.as_array()->size());
+  EXPECT_EQ(modules, 32 + 3);
+  const Schedule schedule = from_text(files.at("schedule.csv"), "schedule.csv"),
+                 own = make_schedule("zb-h1", 4, 16);
+  EXPECT_EQ(schedule.ranks, own.ranks);
+  r.pin("schedule", "zb-v");  // which it has by name
+  files = files_of("torchtitan", r);
+  EXPECT_FALSE(files.contains("schedule.csv"));
+  EXPECT_NE(files.at("torchtitan.toml").find("\"ZBVZeroBubble\""), std::string::npos);
+}
+
+TEST(LaunchFiles, NanotronsAndDeepSpeeds) {
+  const Files nanotron = files_of(
+      "nanotron",
+      request_of("llama-2-7b", 16, 128, "nanotron",
+                 {{"tp", "2"}, {"pp", "2"}, {"zero", "1"}, {"recompute", "none"}, {"micro-batch", "1"}}));
+  for (const char* line :
+       {"  dp: 4\n", "  tp: 2\n", "  pp: 2\n", "  pp_engine: 1f1b\n", "  tp_mode: REDUCE_SCATTER\n",
+        "  zero_stage: 1\n", "  batch_accumulation_per_replica: 32\n", "    num_hidden_layers: 32\n"})
+    EXPECT_NE(nanotron.at("nanotron.yaml").find(line), std::string::npos) << line;
+  const Files deepspeed = files_of(
+      "deepspeed", request_of("llama-2-7b", 16, 128, "deepspeed",
+                              {{"tp", "1"}, {"pp", "1"}, {"cp", "2"}, {"zero", "3"}, {"micro-batch", "2"}}));
+  const nlohmann::json config = nlohmann::json::parse(deepspeed.at("ds_config.json"));
+  EXPECT_EQ(config["train_batch_size"], 128);
+  EXPECT_EQ(config["gradient_accumulation_steps"], 8);
+  EXPECT_EQ(config["zero_optimization"]["stage"], 3);
+  EXPECT_EQ(config["sequence_parallel_size"], 2);
+  EXPECT_EQ(config["bf16"]["enabled"], true);
+}
+
+// With what would be legal.
+TEST(LaunchFiles, RefusesWhatAProgramDoesNotRun) {
+  struct Case {
+    const char* program;
+    const char* model;
+    Pins pins;
+    std::vector<std::string> said;
+  };
+  const std::vector<Case> cases{
+      {"megatron-core",
+       "llama-3-8b",
+       {{"pp", "2"}, {"schedule", "zb-v"}},
+       {"--schedule zb-v", "1f1b, interleaved"}},
+      {"megatron-core", "llama-3-8b", {{"pp", "2"}, {"zero", "3"}}, {"--zero 3", "--pp 1"}},
+      {"megatron-core",
+       "llama-3-8b",
+       {{"pp", "1"}, {"recompute", "linear"}},
+       {"--recompute linear", "selective, full, mlp"}},
+      {"megatron-core", "gemma-2-2b", {{"pp", "1"}}, {"--model gemma-2-2b", "windows"}},
+      {"torchtitan", "llama-3-8b", {{"zero", "1"}}, {"--zero 1", "0, 2, 3"}},
+      {"torchtitan", "llama-2-7b", {{"zero", "3"}}, {"--model llama-2-7b", "llama-3-8b"}},
+      {"torchtitan",
+       "llama-3-8b",
+       {{"cp", "2"}, {"cp-kind", "ulysses"}, {"zero", "3"}},
+       {"--cp-kind ulysses", "allgather"}},
+      {"torchtitan",
+       "llama-3-8b",
+       {{"pp", "2"}, {"schedule", "dualpipe"}, {"zero", "2"}, {"recompute", "full"}},
+       {"--schedule dualpipe"}},
+      {"nanotron", "llama-2-7b", {{"zero", "3"}, {"recompute", "none"}}, {"--zero 3", "0, 1"}},
+      {"nanotron", "llama-2-7b", {{"cp", "2"}, {"zero", "1"}}, {"--cp 2"}},
+      {"nanotron",
+       "llama-2-7b",
+       {{"recompute", "full"}, {"zero", "1"}, {"cp", "1"}},
+       {"--recompute full", "none"}},
+      {"nanotron", "mixtral-8x7b", {{"pp", "1"}, {"zero", "1"}}, {"--model mixtral-8x7b"}},
+      {"deepspeed", "llama-2-7b", {{"pp", "2"}, {"schedule", "1f1b"}, {"zero", "2"}}, {"--zero 2", "0, 1"}},
+      {"deepspeed",
+       "llama-2-7b",
+       {{"cp", "2"}, {"cp-kind", "ring"}, {"pp", "1"}},
+       {"--cp-kind ring", "ulysses"}},
+      {"deepspeed", "mixtral-8x7b", {{"pp", "1"}}, {"--model mixtral-8x7b"}},
+      {"deepspeed", "llama-2-7b", {{"tp", "2"}, {"zero", "3"}, {"pp", "1"}}, {"--tp 2", "--zero 2"}},
+      {"megatron",
+       "llama-2-7b",
+       {},
+       {"--launch-for megatron", "megatron-core, megatron-bridge, torchtitan"}}};
+  for (const Case& one : cases) {
+    SCOPED_TRACE(one.program);
+    SearchRequest r = request_of(one.model, 64, 256, "current", one.pins);
+    const Estimate best = search(r).plans.at(0);
+    try {
+      launch_files(one.program, best, r.work);
+      ADD_FAILURE() << one.program << " " << summary(best.plan);
+    } catch (const std::exception& error) {
+      for (const std::string& words : one.said)
+        EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
+    }
+  }
+}
+
+class LaunchFor : public checks::VerbTest {
+ protected:
+  LaunchFor() : VerbTest("plan") {}
+};
+
+TEST_F(LaunchFor, WritesItsFiles) {
+  const std::string plan = "--model llama-3-8b --gpus 8 --global-batch 64 --seq-len 4096 --top 1 ";
+  EXPECT_EQ(run(plan + "--launch-for megatron-core --launch-out out").status, 0);
+  EXPECT_NE(read("out/launch.sh").find("pretrain_gpt.py"), std::string::npos);
+  EXPECT_EQ(run(plan + "--software torchtitan --launch-for torchtitan --launch-out out").status, 0);
+  EXPECT_NE(read("out/torchtitan.toml").find("[parallelism]"), std::string::npos);
+  refused(plan + "--launch-for slurm --launch-out out", {"--launch-for slurm", "torchtitan"});
+  refused(plan + "--launch-for torchtitan --launch-out out --zero 1",
+          {"--launch-for torchtitan", "--zero 1"});
+  refused(plan + "--launch-for torchtitan", {"--launch-for", "without --launch-out"});
+  refused(plan + "--launch-out out", {"--launch-out", "without --launch-for"});
+}
+
+// The answers of docs/planning.md to the three textbook questions are plans that Megatron-Core is started
+// with.
+TEST_F(LaunchFor, StartsTheTextbookAnswers) {
+  for (const auto& [question, gpus] :
+       {std::pair{"--model llama-3-70b --machine h100 --gpus 64 --global-batch 512 --seq-len 8192", 64},
+        {"--model llama-3-70b --machine a100-80 --gpus 80 --dp 80 --precision f32 --global-batch 80 "
+         "--micro-batch 1 --seq-len 4096 --recompute full --zero 3 --hsdp 1",
+         80},
+        {"--model llama-3-405b --machine h100 --gpus 16384 --global-batch 2048 --seq-len 8192", 16384}}) {
+    EXPECT_EQ(run(std::string(question) + " --top 1 --launch-for megatron-core --launch-out out").status, 0)
+        << question;
+    const std::string command = read("out/launch.sh");
+    EXPECT_EQ(std::stoi(value_of(command, "--nnodes")) * std::stoi(value_of(command, "--nproc-per-node")),
+              gpus);
+    const int model = std::stoi(value_of(command, "--tensor-model-parallel-size")) *
+                      std::stoi(value_of(command, "--pipeline-model-parallel-size")) *
+                      std::stoi(value_of(command, "--context-parallel-size"));
+    EXPECT_EQ(gpus % model, 0);
+  }
+}
+
+}  // namespace
+}  // namespace echelon::launch_files_test
