@@ -174,7 +174,7 @@ std::string cpu_name() {
 }
 
 void add_bench(CLI::App& program, int& status) {
-  CLI::App& app = *program.add_subcommand("bench", "The measurements in docs/performance.md");
+  CLI::App& app = *program.add_subcommand("bench", "Measure speeds, as docs/performance.md shows them");
   app.require_subcommand(0, 1);
   app.callback([&app] {
     if (app.get_subcommands().empty())

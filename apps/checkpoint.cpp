@@ -107,7 +107,7 @@ int run_diff(const CheckpointFlags& f) {
 
 void add_checkpoint(CLI::App& program, int& status) {
   auto flags = std::make_shared<CheckpointFlags>();
-  CLI::App& app = *program.add_subcommand("checkpoint", "Look at checkpoints, compare and convert them");
+  CLI::App& app = *program.add_subcommand("checkpoint", "Inspect, compare and convert checkpoints");
   app.require_subcommand(0, 1);
   const auto verb = [&](const char* name, const char* description, const std::function<int()>& run) {
     CLI::App& sub = *app.add_subcommand(name, description);

@@ -171,7 +171,7 @@ int run_info(const DataVerbFlags& f) {
 void add_data(CLI::App& program, int& status) {
   auto flags = std::make_shared<DataVerbFlags>();
   flags->threads = available_cores();
-  CLI::App& app = *program.add_subcommand("data", "Turn text into tokens, and look at files of tokens");
+  CLI::App& app = *program.add_subcommand("data", "Tokenize text, and inspect token files");
   app.require_subcommand(0, 1);
   CLI::App& tokenize = *app.add_subcommand("tokenize", "Turn text into one file of tokens");
   heading(tokenize, common_flags);

@@ -128,7 +128,7 @@ int run_program(int argc, char** argv) {
   CLI::App program{"Echelon plans, simulates and runs distributed training, and checks it against one rank.",
                    "echelon"};
   program.require_subcommand(0, 1);
-  program.set_version_flag("--version", ECHELON_VERSION);
+  program.set_version_flag("--version", ECHELON_VERSION, "Print the version");
   try {
     const int status = run(program, argc, argv);
     if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)

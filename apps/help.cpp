@@ -19,6 +19,8 @@ class HelpFormat : public CLI::Formatter {
     label("OPTIONS", "FLAGS");
     label("SUBCOMMAND", "VERB");
     label("Positionals", "Arguments");
+    label("REQUIRED", "(required)");
+    label("Excludes", "not with");
   }
   std::string make_option(const CLI::Option* option, bool is_positional) const override {
     return help_line(make_option_name(option, is_positional) + make_option_opts(option),

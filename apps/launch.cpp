@@ -267,7 +267,7 @@ void add_launch(CLI::App& program, int& status) {
   auto flags = std::make_shared<LaunchFlags>();
   CLI::App& app = *program.add_subcommand(
       "launch",
-      "Run a training, and restart it from its last checkpoint when it fails: launch ... -- train ...");
+      "Run a training and restart it from its last checkpoint when it fails: launch ... -- train ...");
   heading(app, common_flags);
   add_number(app, "--ranks", flags->ranks, "Processes to start with mpirun; 0: thread ranks in one process");
   app.add_option("--hosts", flags->hosts, "Hosts to start them on, and how many on each")
@@ -276,8 +276,7 @@ void add_launch(CLI::App& program, int& status) {
       ->type_name("PROGRAM")
       ->capture_default_str();
   add_number(app, "--max-restarts", flags->max_restarts, "How often to restart");
-  add_number(app, "--grace", flags->grace,
-             "Seconds from a request to stop until all that runs is ended by force");
+  add_number(app, "--grace", flags->grace, "Seconds from a request to stop until what still runs is killed");
   app.add_flag("--elastic", flags->elastic, "Continue with fewer --dp ranks when a host is gone");
   app.add_option("command", flags->command, "After --: train and its flags")->type_name("train ...");
   app.callback([flags, &app, &status] { status = Launch(*flags, app).run_until_done(); });

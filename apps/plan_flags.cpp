@@ -60,14 +60,14 @@ void PlanSearchFlags::add_to(CLI::App& app) {
     if (one.is_flag_of_plan() && app.get_option_no_throw(one.flag()) == nullptr) field(one);
   heading(app, "The life of a run");
   add_number(app, "--tokens", tokens_, "Say what training on so many tokens takes: days, GPU-hours, energy");
-  add_number(app, "--price", price_, "Of a GPU for an hour");
+  add_number(app, "--price", price_, "Price of a GPU for an hour");
   add_number(app, "--mtbf-hours", mtbf_hours_, "Mean time between failures of one GPU");
   add_number(app, "--restart-time", restart_, "Seconds from a failure until training goes on (0)");
   add_number(app, "--save-time", save_, "Seconds that a checkpoint halts training (0)");
   add_number(app, "--write-time", write_, "Seconds from then until it can be read: asynchronous saves (0)");
   add_number(app, "--spares", spares_,
              "GPUs that take the place of failed ones (default: there is always one)");
-  add_number(app, "--repair-hours", repair_hours_, "Until a failed GPU is a spare (0)");
+  add_number(app, "--repair-hours", repair_hours_, "Hours until a failed GPU is a spare (0)");
   heading(app, "Reports");
   add_number(app, "--top", top_, "How many plans to show");
   text("--against", against_text, "Say why a named alternative loses, as tp=8,pp=4,schedule=1f1b",

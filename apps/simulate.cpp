@@ -231,7 +231,7 @@ void add_simulate(CLI::App& program, int& status) {
   auto flags = std::make_shared<SimulateFlags>();
   CLI::App& app = *program.add_subcommand(
       "simulate",
-      "Run a pipeline schedule on paper: makespan, bubble, memory, messages, and its drawing; or the routing "
+      "Simulate a pipeline schedule: makespan, bubble, memory, messages, and its drawing; or the routing "
       "of a mixture of experts (--moe); or the blocks of a model, drawn (--block)");
   flags->add_to(app);
   auto experts = std::make_shared<ExpertsFlags>();

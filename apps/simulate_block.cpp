@@ -26,7 +26,7 @@ void BlockFlags::add_to(CLI::App& app) {
   add_number(app, "--tp", tp_, "Tensor-parallel ranks");
   app.add_option("--sp", sequence_parallel_, "Sequence parallelism (default: on where tp > 1)")
       ->type_name("on|off");
-  app.add_option("--recompute", recompute_, "What the backward pass makes again, as train's")
+  app.add_option("--recompute", recompute_, "What the backward pass recomputes, as train's")
       ->type_name("none|selective|full|OP,...")
       ->capture_default_str();
 }

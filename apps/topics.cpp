@@ -160,7 +160,7 @@ const std::vector<Topic>& topics() {
          {"Optimizer"},
          {"lr"}},
         {{"precision", "memory", "recompute", "bf16"},
-         "what numbers are kept in, and what is made again",
+         "what numbers are kept in, and what is recomputed",
          "precision",
          {"Precision and memory"}},
         {{"fine-tuning", "lora"},

@@ -541,7 +541,7 @@ void add_train(CLI::App& program, int& status) {
                  "Logs of every step: JSON lines; CSV where the name ends in .csv; for TensorBoard where it "
                  "is a directory or ends in /")
       ->type_name("FILE|DIR/");
-  heading(app, "Faults on purpose");
+  heading(app, "Fault injection");
   app.add_option("--straggle", flags->straggle, "Make rank R slow: its passes take F times as long")
       ->type_name("R:F");
   app.add_option("--plant-expert", flags->plant_expert,

@@ -196,7 +196,7 @@ std::vector<PlanField> all_fields() {
        {"recompute",
         parsed<&Plan::recompute, [](const PipelineRecompute& r) { return recompute_name(r); },
                parse_pipeline_recompute>("none|selective|full|OPS[/...]"),
-        "What the backward pass makes again instead of keeping it; OPS: a list of a layer's ops, as in "
+        "What the backward pass recomputes instead of keeping it; OPS: a list of a layer's ops, as in "
         "norm,activation,attention (docs/parallelism.md); full*2/none*2: by pipeline rank",
         pinned}});
   add(nullptr, {{"priced.machine", at<&Plan::priced, &Priced::machine>, "", file},
