@@ -25,7 +25,7 @@ const std::vector<std::string>& launched_programs();
 //  * torchtitan: the job's TOML (0.2), and the schedule as torch.distributed.pipelining's CSV where it has
 //  none of that name.
 //  * nanotron: its YAML (0.4).
-//  * deepspeed: ds_config.json (0.18), for a training script of one's own.
+//  * deepspeed: ds_config.json (0.19), for a training script of one's own.
 std::vector<LaunchFile> launch_files(const std::string& program, const Estimate& best, const Workload& work);
 
 }  // namespace echelon
