@@ -94,7 +94,7 @@ install(TARGETS echelon RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT pr
 install(DIRECTORY configs/models configs/machines configs/software DESTINATION ${data_dir}/configs COMPONENT program)
 install(FILES README.md CHANGELOG.md DESTINATION ${data_dir} COMPONENT program)
 install(DIRECTORY docs DESTINATION ${data_dir} COMPONENT program)
-install(DIRECTORY examples DESTINATION ${data_dir} COMPONENT program PATTERN CMakeLists.txt EXCLUDE)
+install(DIRECTORY examples DESTINATION ${data_dir} COMPONENT program USE_SOURCE_PERMISSIONS PATTERN CMakeLists.txt EXCLUDE)
 
 # Man pages and completions, as the binary tells them of its own flags. Compressed as distributions have them.
 find_program(GZIP gzip REQUIRED)
