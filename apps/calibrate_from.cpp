@@ -95,6 +95,8 @@ int run_calibrate_from(const CalibrateFromFlags& f) {
   SoftwareFit software{program, {}};
   if (!measured.steps.empty())
     software = fit_software(program, usual_numbers(), machine.machine, measured.steps);
+  mark_fitted(machine.machine.provenance, to_toml(start), to_toml(machine.machine));
+  mark_fitted(software.software.provenance, to_toml(program), to_toml(software.software));
 
   std::FILE* out = f.json ? stderr : stdout;
   print_rows(out, "product", machine.products, start.name);

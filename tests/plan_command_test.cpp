@@ -109,8 +109,11 @@ TEST_F(PlanCommand, ExplainsWritesAndReadsBack) {
   const CommandResult said =
       run(std::string(small) + "--explain --against tp=8,zero=1 --out plan.toml --html plan.html");
   EXPECT_EQ(said.status, 0);
-  for (const char* words : {"computation", "memory of each pipeline rank", "why not the next",
-                            "why not tp=8,zero=1", "in-flight activations"})
+  for (const char* words :
+       {"computation", "memory of each pipeline rank", "why not the next", "why not tp=8,zero=1",
+        "in-flight activations", "80% between", "as far as current was off of dense models on one node",
+        "h100, published: memory_bytes 8.5e+10", "h100, fitted: gemm_fp8_efficiency 0.5965",
+        "h100, assumed: reserved_bytes 5e+09", "tier bandwidth 4.5e+10", "current, fitted: "})
     EXPECT_NE(said.output.find(words), std::string::npos) << words;
   const std::string page = read("plan.html");
   EXPECT_NE(page.find("</html>"), std::string::npos);

@@ -293,6 +293,36 @@ TEST(Search, OfEqualPlansTheSmallerOneComesFirst) {
   EXPECT_GT(ties, 0);
 }
 
+// Where numbers come from is said of keys that the file has.
+TEST(Search, NumbersHaveASource) {
+  const std::string text = "high = 1.1\nlow = 0.9\nlogit_bytes = 4\nstep_seconds = 0.01\n";
+  const Software s =
+      software_from_toml(text + "fitted = ['step_seconds']\npublished = ['logit_bytes']\n", "mine.toml");
+  EXPECT_STREQ(s.provenance.of("step_seconds"), "fitted");
+  EXPECT_STREQ(s.provenance.of("logit_bytes"), "published");
+  EXPECT_STREQ(s.provenance.of("straggling"), "assumed");
+  EXPECT_EQ(software_from_toml(to_toml(s), "again").provenance, s.provenance);
+  expect_refusal([&] { software_from_toml(text + "fitted = ['straggling']\n", "mine.toml"); },
+                 {"fitted = straggling", "keys that this file has"});
+  expect_refusal([&] { software_from_toml(text + "measured_gpus = [8, 4]\n", "mine.toml"); },
+                 {"measured_gpus = [8, 4]", "the least and the most"});
+  Machine machine = load_machine("h100");
+  const std::string before = to_toml(machine);
+  machine.gemm_efficiency = 0.7;
+  machine.memory_bandwidth = 3e12;
+  machine.tiers.back().bandwidth = 40e9;
+  mark_fitted(machine.provenance, before, to_toml(machine));
+  for (const char* key : {"gemm_efficiency", "memory_bandwidth", "tier"})
+    EXPECT_STREQ(machine.provenance.of(key), "fitted");
+  EXPECT_STREQ(machine.provenance.of("peak_bf16"), "published");
+  EXPECT_STREQ(machine.provenance.of("gemm_half_depth"), "assumed");
+  for (const std::string& name : machine_preset_names()) {
+    const Machine preset = load_machine(name);
+    EXPECT_STREQ(preset.provenance.of("memory_bytes"), "published") << name;
+    EXPECT_EQ(machine_from_toml(to_toml(preset), name).provenance, preset.provenance) << name;
+  }
+}
+
 // A program's search keeps to what it runs; what is asked for by name is priced, and said.
 TEST(Search, KeepsToWhatTheProgramRuns) {
   for (const std::string& name : software_preset_names()) {

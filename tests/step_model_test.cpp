@@ -5,6 +5,7 @@
 #include <set>
 
 #include "plan/explain.h"
+#include "plan/interval.h"
 #include "plan/memory.h"
 #include "plan/op_seconds.h"
 #include "schedule/schedules.h"
@@ -212,23 +213,51 @@ TEST(StepModel, MessagesInPartsAreFaster) {
   EXPECT_EQ(StepModel(work).estimate(c).costs.message, parts);
 }
 
-TEST(StepModel, IntervalsAreOfAKindOfConfiguration) {
-  const auto interval = [](Workload work, int gpus) {
-    work.software.low = 0.9, work.software.high = 1.1;
-    work.software.nodes_low = 0.8, work.software.nodes_high = 1.2;
-    work.software.experts_low = 0.7, work.software.experts_high = 1.3;
-    Plan c = work.plan;
+TEST(StepModel, IntervalsAreWiderFarFromWhatWasMeasured) {
+  Workload work = workload("llama-3-8b", 64);
+  Software& s = work.software;
+  s.low = 0.9, s.high = 1.1;
+  s.nodes_low = 0.8, s.nodes_high = 1.2;
+  s.experts_low = 0.7, s.experts_high = 1.3;
+  s.far_low = 0.5, s.far_high = 2;
+  s.measured_on = {"h100 bf16"};
+  s.measured_gpus = {8, 16};
+  s.measured_parameters = {8'000'000'000, 50'000'000'000};
+  s.measured_seq_len = {4096, 4096};
+  const auto expect = [](const Workload& of, int gpus, double low, double high, const std::string& why) {
+    Plan c = of.plan;
     c.mesh.set(Axis::dp, gpus);
-    const Estimate e = StepModel(work).estimate(c);
-    return std::pair{e.low / e.seconds, e.high / e.seconds};
+    const Estimate e = StepModel(of).estimate(c);
+    EXPECT_NEAR(e.low / e.seconds, low, 1e-12) << why;
+    EXPECT_NEAR(e.high / e.seconds, high, 1e-12) << why;
+    EXPECT_NE(interval_of(of, c, num_parameters(c.model)).why.find(why), std::string::npos)
+        << interval_of(of, c, num_parameters(c.model)).why;
   };
-  const auto expect = [](std::pair<double, double> is, double low, double high) {
-    EXPECT_NEAR(is.first, low, 1e-12);
-    EXPECT_NEAR(is.second, high, 1e-12);
-  };
-  expect(interval(workload("llama-3-8b", 64), 8), 0.9, 1.1);
-  expect(interval(workload("llama-3-8b", 64), 16), 0.8, 1.2);
-  expect(interval(workload("mixtral-8x7b", 64), 8), 0.7, 1.3);
+  Workload mixture = work;
+  mixture.plan.model = load_model("mixtral-8x7b");
+  expect(work, 8, 0.9, 1.1, "dense models on one node");
+  expect(work, 16, 0.8, 1.2, "several nodes");
+  expect(mixture, 8, 0.7, 1.3, "mixtures");
+  // Twice as much is near, more is far.
+  expect(work, 32, 0.8, 1.2, "several nodes");
+  expect(work, 64, 0.5, 2, "on about 64 GPUs");
+  Workload other = work;
+  other.plan.model = load_model("llama-3.2-3b");
+  expect(other, 8, 0.5, 2, "3.2 billion parameters");
+  other = work;
+  other.plan.seq_len = 16384;
+  other.plan.model.max_seq = 16384;
+  expect(other, 8, 0.5, 2, "sequences of about 16384 tokens");
+  other = work;
+  other.precision = Precision::fp8;
+  expect(other, 8, 0.5, 2, "on h100 in fp8");
+  mixture.software.experts_low = mixture.software.experts_high = 0;
+  expect(mixture, 8, 0.5, 2, "of mixtures of experts");
+  // A file that does not say what is far is as it was; one without any rows has the widest.
+  other.software.far_low = other.software.far_high = 0;
+  expect(other, 8, 0.9, 1.1, "one node");
+  other.software.low = other.software.high = 0;
+  expect(other, 8, 1 / unknown_high, unknown_high, "no run of it was measured");
 }
 
 // For this repository's trainer a plan says what the trainer's own prediction says, to the byte, for every
@@ -432,7 +461,8 @@ TEST(StepModel, APipelineMayKeepWhatItGathered) {
   EXPECT_GT(communication(keeps), all / 2);
   EXPECT_LT(communication(keeps), 1.2 * all / 2);
   EXPECT_LT(communication(lets_go), 0.2 * all);
-  // A microbatch gathers each layer for its forward and for its backward pass: of 16, 32 gathers in place of one.
+  // A microbatch gathers each layer for its forward and for its backward pass: of 16, 32 gathers in place of
+  // one.
   const double whole = communication(keeps) - 4 * 2.0 * 4096 * 4096;  // but for what stages hand on
   EXPECT_NEAR(lets_go.traffic.dp - keeps.traffic.dp, 31 * 0.75 * whole, 0.01 * 31 * 0.75 * whole);
   EXPECT_LT(keeps.seconds, lets_go.seconds);

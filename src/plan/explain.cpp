@@ -6,10 +6,13 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 
 #include "base/units.h"
+#include "plan/interval.h"
 #include "spec/plan_fields.h"
 
 namespace echelon {
@@ -87,6 +90,36 @@ std::string memory_line(const Memory& memory) {
 
 // The version of a program, where its file says it.
 std::string dated(const std::string& as_of) { return as_of.empty() ? "" : fmt::format(" ({})", as_of); }
+
+bool is_interval(const std::string& key) { return key.ends_with("low") || key.ends_with("high"); }
+
+// "  h100, published: peak_bf16 9.894e+14, ..." Numbers that are as in a file that says nothing are left out,
+// unless the file says where they come from.
+std::string sources_of(const std::string& name, const std::string& text, const Provenance& provenance,
+                       const std::string& nothing_said) {
+  std::map<std::string, std::vector<std::string>> numbers;
+  std::istringstream in(text);
+  std::string table;
+  for (std::string line; std::getline(in, line);) {
+    if (line.starts_with("[[")) table = line.substr(2, line.size() - 4);
+    const auto equals = line.find(" = ");
+    if (equals == std::string::npos) continue;
+    const std::string key = line.substr(0, equals), value = line.substr(equals + 3);
+    if (value.find_first_not_of("0123456789.e+-") != std::string::npos || value == "0") continue;
+    const char* source = provenance.of(table.empty() ? key : table);
+    if (std::string_view(source) == "assumed" && table.empty() &&
+        nothing_said.find(line + "\n") != std::string::npos)
+      continue;
+    if (is_interval(key)) continue;
+    numbers[source].push_back(
+        fmt::format("{}{} {:.6g}", table.empty() ? "" : table + " ", key, std::stod(value)));
+  }
+  std::string list;
+  for (const char* source : {"measured", "published", "fitted", "assumed"})
+    if (numbers.contains(source))
+      list += fmt::format("  {}, {}: {}\n", name, source, fmt::join(numbers.at(source), ", "));
+  return list;
+}
 
 std::string seconds(double value) {
   return value >= 1 ? fmt::format("{:.3f} s", value) : fmt::format("{:.2f} ms", 1e3 * value);
@@ -178,6 +211,11 @@ std::string explain_winner(const SearchResult& result, const Workload& work) {
     if (value != 0)
       fmt::format_to(out, "  {:>12} {:>5.1f}%  {}\n", seconds(value), 100 * value / e.seconds, part.words);
   }
+  const Interval interval = interval_of(work, e.plan, num_parameters(e.plan.model));
+  fmt::format_to(out, "80% between {} and {}: {}\n", seconds(e.low), seconds(e.high),
+                 interval.distance == Distance::measured
+                     ? fmt::format("as far as {} was off {}", work.software.name, interval.why)
+                     : fmt::format("{}; {}", work.software.name, interval.why));
   fmt::format_to(out, "layers of each stage: {}\n", fmt::join(e.layers, " "));
   fmt::format_to(out, "memory of each pipeline rank, of {}:\n",
                  format_device_memory(work.machine.memory_bytes - work.machine.reserved_bytes));
@@ -189,6 +227,10 @@ std::string explain_winner(const SearchResult& result, const Workload& work) {
     }
     fmt::format_to(out, "  {:>3} {}\n", r, memory_line(m));
   }
+  text += "\nnumbers behind it, by where they come from:\n";
+  text += sources_of(work.machine.name, to_toml(work.machine), work.machine.provenance, to_toml(Machine()));
+  text +=
+      sources_of(work.software.name, to_toml(work.software), work.software.provenance, to_toml(Software()));
   if (result.plans.size() > 1)
     fmt::format_to(out, "\nwhy not the next: {}", explain_loser(e, result.plans[1]));
   if (!result.rejected.empty()) fmt::format_to(out, "\nrejected, an example of each kind:\n");

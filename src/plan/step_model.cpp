@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/real.h"
+#include "plan/interval.h"
 #include "plan/memory.h"
 
 namespace echelon {
@@ -27,7 +28,8 @@ bool runs_the_same(const ScheduleFacts& facts, std::size_t a, std::size_t b) {
 
 }  // namespace
 
-StepModel::StepModel(Workload work) : work_(std::move(work)), stages_(work_) {}
+StepModel::StepModel(Workload work)
+    : work_(std::move(work)), stages_(work_), num_parameters_(num_parameters(work_.plan.model)) {}
 
 double StepModel::least_seconds(const Plan& c) {
   const LayerPrices& p = stages_.prices(c, c.recompute.of(0));
@@ -168,13 +170,6 @@ AxisBytes StepModel::most_traffic(const Plan& c) {
   return most;
 }
 
-std::pair<double, double> StepModel::interval(const Plan& c) const {
-  const Software& s = work_.software;
-  if (c.model.num_expert_layers() > 0 && s.experts_high > 0) return {s.experts_low, s.experts_high};
-  if (c.mesh.num_ranks() > work_.machine.node() && s.nodes_high > 0) return {s.nodes_low, s.nodes_high};
-  return {s.low, s.high};
-}
-
 Estimate StepModel::estimate(const Plan& c) {
   Estimate e = estimate_seconds(c);
   add_memory(e);
@@ -257,9 +252,9 @@ Estimate StepModel::estimate_seconds(const Plan& c) {
   e.seconds = to_twelve_digits(whole_step(c, latest));
   parts.other = e.seconds - latest;
 
-  const auto [low, high] = interval(c);
-  e.low = e.seconds * low;
-  e.high = e.seconds * high;
+  const Interval interval = interval_of(work_, c, num_parameters_);
+  e.low = e.seconds * interval.low;
+  e.high = e.seconds * interval.high;
   const double gpus = c.mesh.num_ranks();
   e.tokens_per_second_per_gpu = real(c.seq_len * c.global_batch) / (e.seconds * gpus);
   const double flops = model_flops_per_token(c.model, c.seq_len) * real(c.seq_len * c.global_batch);

@@ -93,12 +93,12 @@ class StepModel {
   };
   const Ends& simulated(const Plan& c, const SimulationCosts& costs);
   // Factors of the step time between which 8 of 10 measurements of such a configuration lie.
-  std::pair<double, double> interval(const Plan& c) const;
   double whole_step(const Plan& c, double seconds) const;
   AxisBytes most_traffic(const Plan& c);
 
   Workload work_;
   Stages stages_;
+  std::int64_t num_parameters_;
   Plan last_simulated_;
   Ends last_ends_;
 };

@@ -2,14 +2,20 @@
 #pragma once
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <variant>
 #include <vector>
 
+#include "spec/provenance.h"
 #include "spec/toml_text.h"
 
 namespace echelon {
@@ -56,6 +62,48 @@ std::string write_fields(const T& from, const std::vector<Field<T>>& fields) {
   for (const Field<T>& field : fields)
     std::visit([&](auto member) { text += fmt::format("{} = {}\n", field.key, from.*member); }, field.member);
   return text;
+}
+
+// A list that says something where it is empty, too.
+template <class Value, class Entry>
+void read_list(const toml::table& table, const char* key, const std::string& where,
+               std::optional<std::vector<Entry>>& into, std::set<std::string>& seen) {
+  const toml::node* node = table.get(key);
+  if (node == nullptr) return;
+  seen.insert(key);
+  into.emplace();
+  if (node->is_array())
+    for (const toml::node& entry : *node->as_array())
+      if (const auto value = entry.value_exact<Value>()) into->push_back(static_cast<Entry>(*value));
+  if (!node->is_array() || into->size() != node->as_array()->size())
+    refuse("{}: {} = {} is not legal: give a list of {}", where, key, shown(*node),
+           std::is_same_v<Value, std::string> ? "names" : "whole numbers");
+}
+
+template <class Entry>
+std::string list_text(const char* key, const std::optional<std::vector<Entry>>& list) {
+  if (!list) return {};
+  if (list->empty()) return fmt::format("{} = []\n", key);
+  if constexpr (std::is_same_v<Entry, std::string>)
+    return fmt::format("{} = [\"{}\"]\n", key, fmt::join(*list, "\", \""));
+  else
+    return fmt::format("{} = [{}]\n", key, fmt::join(*list, ", "));
+}
+
+// RequestError where one names what is no key of the table.
+inline void read_provenance(const toml::table& table, const std::string& where, Provenance& into,
+                            std::set<std::string>& seen) {
+  for (const auto& [key, list] :
+       {std::pair{"measured", &into.measured}, {"published", &into.published}, {"fitted", &into.fitted}}) {
+    read_list<std::string>(table, key, where, *list, seen);
+    for (const std::string& name : list->value_or(std::vector<std::string>{}))
+      if (!table.contains(name))
+        refuse("{}: {} = {} is not legal: give keys that this file has", where, key, name);
+  }
+}
+inline std::string provenance_text(const Provenance& from) {
+  return list_text("measured", from.measured) + list_text("published", from.published) +
+         list_text("fitted", from.fitted);
 }
 
 inline void refuse_other_keys(const toml::table& table, const std::set<std::string>& seen,

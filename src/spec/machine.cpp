@@ -132,6 +132,7 @@ Machine machine_from_toml(const std::string& text, const std::string& where) {
       m.tiers.push_back({t.ranks, t.bandwidth, t.latency_seconds, t.oversubscription, t.ring_seconds});
     }
   }
+  read_provenance(table, where, m.provenance, seen);
   refuse_other_keys(table, seen, where, "see docs/planning.md for the keys of a machine");
   try {
     validate(m);
@@ -145,6 +146,7 @@ std::string to_toml(const Machine& m) {
   std::string text = fmt::format("name = \"{}\"\n", m.name) + write_fields(m, machine_fields());
   for (Precision precision : all_precisions)
     if (m.peak(precision) > 0) text += fmt::format("{} = {}\n", peak_key(precision), m.peak(precision));
+  text += provenance_text(m.provenance);
   for (const Tier& tier : m.tiers)
     text += "\n[[tier]]\n" +
             write_fields(TierFields{static_cast<int>(tier.ranks), tier.bandwidth, tier.latency_seconds,

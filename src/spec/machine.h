@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "spec/provenance.h"
+
 namespace echelon {
 
 // What products are computed in. Norms, softmax and the optimizer do not follow: they move 16- or 32-bit
@@ -32,7 +34,7 @@ struct Machine {
   double reserved_bytes = 0;    // of it: the driver's, the communication library's
   double memory_bandwidth = 0;  // bytes/s
   double memory_efficiency = 1;
-  double watts = 0;  // of one device, by its design; 0: not known
+  double watts = 0;                    // of one device, by its design; 0: not known
   std::array<double, 4> peak_flops{};  // dense FLOP/s by Precision; 0: not there
 
   // Products of matrices are made in tiles by `cores` processors at once: a last wave that is not full costs
@@ -55,6 +57,7 @@ struct Machine {
   double small_group_loss = 0;    // of n ranks in a node: bytes cost 1 + this / (n - 1)
 
   std::vector<Tier> tiers;  // from the innermost out
+  Provenance provenance;    // the tiers' key is "tier"
 
   double peak(Precision precision) const { return peak_flops[static_cast<std::size_t>(precision)]; }
   // Devices of a node.

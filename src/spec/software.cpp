@@ -4,7 +4,6 @@
 
 #include <filesystem>
 #include <set>
-#include <type_traits>
 
 #include "base/edits.h"
 #include "base/error.h"
@@ -71,30 +70,16 @@ const std::vector<Field<Software>>& software_fields() {
       {"message_seconds", &Software::message_seconds, 0, 1},
       {"optimizer_passes", &Software::optimizer_passes, 0.01, 100},
       {"straggling", &Software::straggling, 0, 1},
-      {"low", &Software::low, 0.01, 100},
-      {"high", &Software::high, 0.01, 100},
+      {"low", &Software::low, 0, 100},
+      {"high", &Software::high, 0, 100},
       {"nodes_low", &Software::nodes_low, 0, 100},
       {"nodes_high", &Software::nodes_high, 0, 100},
       {"experts_low", &Software::experts_low, 0, 100},
       {"experts_high", &Software::experts_high, 0, 100},
+      {"far_low", &Software::far_low, 0, 100},
+      {"far_high", &Software::far_high, 0, 100},
   };
   return fields;
-}
-
-// A list that says something where it is empty, too.
-template <class Value, class Entry>
-void read_list(const toml::table& table, const char* key, const std::string& where,
-               std::optional<std::vector<Entry>>& into, std::set<std::string>& seen) {
-  const toml::node* node = table.get(key);
-  if (node == nullptr) return;
-  seen.insert(key);
-  into.emplace();
-  if (node->is_array())
-    for (const toml::node& entry : *node->as_array())
-      if (const auto value = entry.value_exact<Value>()) into->push_back(static_cast<Entry>(*value));
-  if (!node->is_array() || into->size() != node->as_array()->size())
-    refuse("{}: {} = {} is not legal: give a list of {}", where, key, shown(*node),
-           std::is_same_v<Value, std::string> ? "names" : "whole numbers");
 }
 
 void check_stages(const char* key, const std::optional<std::vector<int>>& stages) {
@@ -111,16 +96,6 @@ bool is_month(const std::string& text) {
     if (text[i] < '0' || text[i] > '9') return false;
   const int month = 10 * (text[5] - '0') + (text[6] - '0');
   return month >= 1 && month <= 12;
-}
-
-template <class Entry>
-std::string list_text(const char* key, const std::optional<std::vector<Entry>>& list) {
-  if (!list) return {};
-  if (list->empty()) return fmt::format("{} = []\n", key);
-  if constexpr (std::is_same_v<Entry, std::string>)
-    return fmt::format("{} = [\"{}\"]\n", key, fmt::join(*list, "\", \""));
-  else
-    return fmt::format("{} = [{}]\n", key, fmt::join(*list, ", "));
 }
 
 }  // namespace
@@ -149,6 +124,12 @@ void validate(const Software& s) {
   in_order("low, high", s.low, s.high);
   in_order("nodes_low, nodes_high", s.nodes_low, s.nodes_high);
   in_order("experts_low, experts_high", s.experts_low, s.experts_high);
+  in_order("far_low, far_high", s.far_low, s.far_high);
+  for (const auto& [key, range] : {std::pair{"measured_gpus", &s.measured_gpus},
+                                   {"measured_parameters", &s.measured_parameters},
+                                   {"measured_seq_len", &s.measured_seq_len}})
+    if (*range && ((*range)->size() != 2 || (*range)->front() < 1 || (*range)->back() < (*range)->front()))
+      refuse("software: {} = [{}] is not legal: give the least and the most", key, fmt::join(**range, ", "));
 }
 
 Software software_from_toml(const std::string& text, const std::string& where) {
@@ -167,6 +148,11 @@ Software software_from_toml(const std::string& text, const std::string& where) {
   read_list<std::string>(table, "context_kinds", where, s.context_kinds, seen);
   read_list<std::string>(table, "precisions", where, s.precisions, seen);
   read_list<std::string>(table, "recompute", where, s.recompute, seen);
+  read_list<std::string>(table, "measured_on", where, s.measured_on, seen);
+  read_list<std::int64_t>(table, "measured_gpus", where, s.measured_gpus, seen);
+  read_list<std::int64_t>(table, "measured_parameters", where, s.measured_parameters, seen);
+  read_list<std::int64_t>(table, "measured_seq_len", where, s.measured_seq_len, seen);
+  read_provenance(table, where, s.provenance, seen);
   refuse_other_keys(table, seen, where, "see docs/planning.md for the keys of a training program");
   validate(s);
   return s;
@@ -179,7 +165,10 @@ std::string to_toml(const Software& s) {
   text += list_text("schedules", s.schedules) + list_text("zero_stages", s.zero_stages) +
           list_text("pipeline_zero_stages", s.pipeline_zero_stages) +
           list_text("context_kinds", s.context_kinds) + list_text("precisions", s.precisions) +
-          list_text("recompute", s.recompute);
+          list_text("recompute", s.recompute) + list_text("measured_on", s.measured_on) +
+          list_text("measured_gpus", s.measured_gpus) +
+          list_text("measured_parameters", s.measured_parameters) +
+          list_text("measured_seq_len", s.measured_seq_len) + provenance_text(s.provenance);
   return text;
 }
 

@@ -2,9 +2,12 @@
 // plan's time and memory depend on it as much as on the machine.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "spec/provenance.h"
 
 namespace echelon {
 
@@ -94,11 +97,19 @@ struct Software {
   double message_seconds = 0;        // of handing over to the next stage, on both ranks
   double optimizer_passes = 1;       // over the state's least possible traffic
   double straggling = 0;             // a step's slow-down for each doubling of the nodes
-  // Factors of the step time that hold 80% of the published rows: of dense models on one node, on several,
-  // and of mixtures of experts; 0: as those before it.
-  double low = 0.9, high = 1.1;
+  // Factors of the predicted step time between which lay 80% of measured ones, of groups of runs that had no
+  // part in finding them (plan/interval.h): of dense models on one node, on several, and of mixtures of
+  // experts (0: as those before it); of plans that are far from all that was measured (0: nothing is). Where
+  // `high` is 0 no run of the program was measured.
+  double low = 0, high = 0;
   double nodes_low = 0, nodes_high = 0;
   double experts_low = 0, experts_high = 0;
+  double far_low = 0, far_high = 0;
+  // What was measured; not given: what a plan may be.
+  std::optional<std::vector<std::string>> measured_on;  // machine and precision: "h100 bf16"
+  // The least and the most.
+  std::optional<std::vector<std::int64_t>> measured_gpus, measured_parameters, measured_seq_len;
+  Provenance provenance;
 };
 
 void validate(const Software& software);

@@ -253,6 +253,19 @@ Calibration calibrate(int threads, const Progress& progress) {
       std::max(1.0, moved * static_cast<double>(large_count - small_count) / std::max(1e-9, bulk - small));
   m.collective_seconds =
       std::max(0.0, small - moved * static_cast<double>(small_count) / m.tiers[0].bandwidth);
+  m.provenance.measured = {"memory_bytes",
+                           "memory_bandwidth",
+                           "memory_efficiency",
+                           "peak_f32",
+                           "peak_bf16",
+                           "gemm_half_depth",
+                           "launch_seconds",
+                           "attention_forward",
+                           "attention_backward",
+                           "attention_half_length",
+                           "f32_attention",
+                           "collective_seconds",
+                           "tier"};
   validate(m);
 
   const Software plain;

@@ -1,7 +1,8 @@
 // Prints predicted against published for every table, or, with --fit, answers the fit script: it reads lines
 // of assignments (software.fsdp.launch_seconds=5e-6 machine.h100.memory_efficiency=0.8 ...) and writes for
 // each line one line of log(predicted / published) of the fitted rows of the tables that are named: of their
-// seconds, or with --memory of their bytes.
+// seconds, or with --memory of their bytes. With --intervals it writes the intervals of all programs, for the
+// script too.
 #include <fmt/core.h>
 
 #include <cmath>
@@ -14,6 +15,7 @@
 #include "base/error.h"
 #include "base/median.h"
 #include "plan/fit.h"
+#include "published/intervals.h"
 #include "published/score.h"
 #include "spec/toml_text.h"
 
@@ -80,21 +82,6 @@ void answer_fit(const std::vector<Table>& tables, bool memory) {
     fmt::print("\n");
     std::fflush(stdout);
   }
-}
-
-// For the intervals: each row's program, kind of configuration and log(published / predicted).
-void print_residuals(const std::vector<Table>& tables) {
-  for (const Table& table : tables)
-    for (const Point& p : table.points) {
-      const Prediction predicted = predict(p);
-      if (p.seconds <= 0 || predicted.seconds <= 0) continue;
-      const bool nodes = p.plans.front().mesh.num_ranks() > p.work.machine.node();
-      fmt::print("{} {} {:.6f}\n", p.work.software.name,
-                 p.work.plan.model.experts != Experts::none ? "experts_"
-                 : nodes                                    ? "nodes_"
-                                                            : "",
-                 std::log(p.seconds / predicted.seconds));
-    }
 }
 
 // Programs whose numbers another one's file repeats.
@@ -198,7 +185,7 @@ void print_all(const std::vector<Table>& tables, const std::vector<std::string>&
 }  // namespace
 
 int main(int argc, char** argv) {
-  bool fit = false, memory = false, rows = false, residuals = false;
+  bool fit = false, memory = false, rows = false, with_intervals = false;
   int three = 0;
   std::vector<std::string> names, assignments;
   for (int i = 1; i < argc; ++i) {
@@ -208,8 +195,8 @@ int main(int argc, char** argv) {
       memory = true;
     else if (std::strcmp(argv[i], "--rows") == 0)
       rows = true;
-    else if (std::strcmp(argv[i], "--residuals") == 0)
-      residuals = true;
+    else if (std::strcmp(argv[i], "--intervals") == 0)
+      with_intervals = true;
     else if (std::strncmp(argv[i], "--three=", 8) == 0)
       three = std::atoi(argv[i] + 8);
     else if (std::strchr(argv[i], '=') != nullptr)
@@ -234,8 +221,12 @@ int main(int argc, char** argv) {
       answer_fit(tables, memory);
       return 0;
     }
-    if (residuals) {
-      print_residuals(tables);
+    if (with_intervals) {
+      const Intervals found = intervals(tables);
+      fmt::print("{}", interval_lines(found));
+      for (const std::string& line : interval_scores(found)) fmt::print(stderr, "{}\n", line);
+      fmt::print(stderr, "a program without rows: 80% within a factor of {:.2f}\n",
+                 std::exp(found.unknown_half_width));
       return 0;
     }
     print_all(tables, assignments, rows);

@@ -7,8 +7,8 @@
 Every third row of a small table is fitted on (every fifth of a sweep); the others are only reported. The loss is
 robust (an error of 10% weighs little less than one of 50%), so that rows from broken runs do not pull. The search
 is a pattern search over the logarithms of the numbers; it needs nothing but Python's own library. What it finds is
-written into configs/. The scorer has the presets built in: build it again before the next group, and before the
-last one, `intervals`, which writes the intervals of each program by kind of configuration from all rows' errors.
+written into configs/; which of a file's numbers are fitted its list `fitted` says. The scorer has the presets built in: build it
+again before the next group, and before the last one, `intervals`, which writes the intervals of each program.
 """
 import math
 import pathlib
@@ -140,9 +140,12 @@ def write(key, value):
 
 
 def write_one(kind, name, field, value):
-    path = ROOT / 'configs' / ('machines' if kind == 'machine' else 'software') / f'{name}.toml'
+    write_line(ROOT / 'configs' / ('machines' if kind == 'machine' else 'software') / f'{name}.toml', field, f'{value:.4g}')
+
+
+def write_line(path, field, value):
     text = path.read_text()
-    line = f'{field} = {value:.4g}'
+    line = f'{field} = {value}'
     if re.search(rf'^{field} = ', text, re.M):
         text = re.sub(rf'^{field} = .*$', line, text, count=1, flags=re.M)
     else:
@@ -167,49 +170,14 @@ def main():
             write(key, value)
 
 
-# Behind all fits, with a scorer that was built with what they found: intervals of each program for dense models on one
-# node, on several, and for mixtures of experts, from all of their rows. ZeRO 3 of 2021, another
-# program, is left out.
-TABLES = ['sc21-table1', 'sc21-table2', 'korthikanti', 'zero-bubble', 'torchtitan', 'llm-foundry', 'vtrain-multinode',
-          'vtrain-singlenode', 'nanotron', 'bridge-dense', 'bridge-experts', 'nemo-2407', 'llama3-405b']
-SAME = {'torchtitan-eager': 'torchtitan'}
-
-
-def bounds(residuals):
-    """A tenth of the rows lies below the first and a tenth above the second, halfway to the next row."""
-    ordered = sorted(residuals)
-    out = round(0.1 * len(ordered))
-    if out == 0:
-        return ordered[0] - 0.01, ordered[-1] + 0.01
-    return (ordered[out - 1] + ordered[out]) / 2, (ordered[-out] + ordered[-out - 1]) / 2
-
-
-def left_out(residuals, folds=10):
-    """The share of rows inside an interval from the other folds."""
-    draw = random.Random(1)
-    mixed = draw.sample(residuals, len(residuals))
-    inside = 0
-    for fold in range(min(folds, len(mixed))):
-        low, high = bounds([r for i, r in enumerate(mixed) if i % folds != fold])
-        inside += sum(low <= r <= high for i, r in enumerate(mixed) if i % folds == fold)
-    return inside / len(mixed)
-
-
+# Behind all fits, with a scorer that was built with what they found: the scorer finds the intervals (tests/published/intervals.h).
 def intervals(program):
-    lines = subprocess.run([program, '--residuals', *TABLES], capture_output=True, text=True, check=True).stdout
-    kinds = {}
-    for line in lines.splitlines():
-        software, *kind, residual = line.split()
-        kinds.setdefault((SAME.get(software, software), kind[0] if kind else ''), []).append(float(residual))
-    for (software, kind), rows in sorted(kinds.items()):
-        # Few rows say little by themselves: those of a program's dense models count together.
-        residuals = rows if len(rows) >= 12 else kinds.get((software, ''), []) + kinds.get((software, 'nodes_'), [])
-        low, high = bounds(residuals)
-        for name in [software] + [other for other, same in SAME.items() if same == software]:
-            write(f'software.{name}.{kind}low', math.exp(low))
-            write(f'software.{name}.{kind}high', math.exp(high))
-        print(f'{software} {kind or "one node"}: {math.exp(low):.3f} to {math.exp(high):.3f} on {len(residuals)} rows; '
-              f'of rows left out {100 * left_out(residuals):.0f}% are inside')
+    lines = subprocess.run([program, '--intervals'], capture_output=True, text=True, check=True)
+    for line in lines.stdout.splitlines():
+        key, text = line.split(' = ', 1)
+        _, name, field = key.split('.')
+        write_line(ROOT / 'configs' / 'software' / f'{name}.toml', field, text)
+    print(lines.stderr, end='')
 
 
 if __name__ == '__main__':

@@ -1,0 +1,50 @@
+#include "plan/interval.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/units.h"
+
+namespace echelon {
+namespace {
+
+// What is at most twice as much, or half as little, is like what was measured.
+constexpr double near = 2;
+
+bool is_inside(const std::optional<std::vector<std::int64_t>>& range, std::int64_t value) {
+  return !range || (static_cast<double>(value) * near >= static_cast<double>(range->front()) &&
+                    static_cast<double>(value) <= near * static_cast<double>(range->back()));
+}
+
+}  // namespace
+
+Interval interval_of(const Workload& work, const Plan& plan, std::int64_t parameters) {
+  const Software& s = work.software;
+  if (s.high == 0) return {Distance::unknown, 1 / unknown_high, unknown_high, "no run of it was measured"};
+  const bool experts = plan.model.num_expert_layers() > 0,
+             nodes = plan.mesh.num_ranks() > work.machine.node();
+  const std::string on = fmt::format("{} {}", work.machine.name, precision_name(work.precision));
+  const auto far = [&](const std::string& why) {
+    return Interval{Distance::far, s.far_low, s.far_high, "wider: none was measured " + why};
+  };
+  if (s.far_high > 0) {
+    if (s.measured_on && std::find(s.measured_on->begin(), s.measured_on->end(), on) == s.measured_on->end())
+      return far(fmt::format("on {} in {}", work.machine.name, precision_name(work.precision)));
+    if (!is_inside(s.measured_gpus, plan.mesh.num_ranks()))
+      return far(fmt::format("on about {}", counted(plan.mesh.num_ranks(), "GPU")));
+    if (!is_inside(s.measured_parameters, parameters))
+      return far(fmt::format("of about {:.2g} billion parameters", static_cast<double>(parameters) / 1e9));
+    if (!is_inside(s.measured_seq_len, plan.seq_len))
+      return far(fmt::format("with sequences of about {}", counted(plan.seq_len, "token")));
+    if (experts && s.experts_high == 0) return far("of mixtures of experts");
+    if (!experts && nodes && s.nodes_high == 0) return far("on several nodes");
+  }
+  if (experts && s.experts_high > 0)
+    return {Distance::measured, s.experts_low, s.experts_high, "of mixtures of experts"};
+  if (nodes && s.nodes_high > 0)
+    return {Distance::measured, s.nodes_low, s.nodes_high, "of dense models on several nodes"};
+  return {Distance::measured, s.low, s.high, "of dense models on one node"};
+}
+
+}  // namespace echelon
