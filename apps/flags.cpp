@@ -46,6 +46,9 @@ Plan PlanFlags::plan(const StartingWeights* weights) const {
     read_field(field, plan, values_.at(field.name()), field.flag());
     if (field.name() == "model" && !has_file) plan.seq_len = std::min(plan.seq_len, plan.model.max_seq);
   }
+  // The default is what is legal.
+  if (!has_file && !is_given(*app_, "--sp") && plan.numerics == Numerics::invariant)
+    plan.sequence_parallel = false;
   if (weights != nullptr) {
     weights->refuse_other_model(plan.model);
     if (!has_file && !is_given(*app_, "--seq-len")) plan.seq_len = std::min(plan.seq_len, plan.model.max_seq);

@@ -7,7 +7,8 @@
 #include "base/halving_tree.h"
 #include "case_choice.h"
 #include "mesh_runs.h"
-#include "spec/plan_rules.h"
+#include "schedule/pipeline_layout.h"
+#include "spec/sum_blocks.h"
 #include "train/session.h"
 
 namespace echelon::numerics_test {
@@ -56,6 +57,61 @@ TEST(HalvingTree, IsCutIntoRunsThatAreItsNodes) {
       const bool same = leaves % parts == 0 && in_runs(in_runs, 0, parts) == grouping(0, leaves);
       EXPECT_EQ(cuts_halving_tree(leaves, parts), same) << leaves << " in " << parts;
     }
+}
+
+// Each rank's blocks are some of all blocks, element by element.
+TEST(SumBlocks, AreWholeOnEachRank) {
+  std::vector<ParamSpec> list(2);
+  list[0].shape = {24, 5}, list[0].shard_dim = 0, list[0].pieces = {{16, 2}, {8, 1}};
+  list[1].shape = {257, 5}, list[1].shard_dim = 0, list[1].pieces = {{257, 1}};
+  ASSERT_EQ(num_sum_blocks(list), 8);
+  const auto elements = [&](int tp, int index) {  // of each block: parameter and logical row
+    std::vector<std::pair<int, std::int64_t>> rows;
+    for (int p = 0; p < 2; ++p)
+      for (const Range& range : local_ranges(list[static_cast<std::size_t>(p)], tp, index))
+        for (std::int64_t row = range.begin; row < range.end; ++row) rows.emplace_back(p, row);
+    std::vector<std::vector<std::pair<int, std::int64_t>>> blocks;
+    for (const auto& block : sum_blocks(list, tp, index)) {
+      blocks.emplace_back();
+      for (const Range& range : block)
+        for (std::int64_t at = range.begin; at < range.end; ++at)
+          blocks.back().push_back(rows.at(static_cast<std::size_t>(at)));
+    }
+    return blocks;
+  };
+  const auto all = elements(1, 0);
+  ASSERT_EQ(all.size(), 8u);
+  for (int tp : {2, 4, 8}) {
+    std::vector<std::vector<std::pair<int, std::int64_t>>> found;
+    for (int i = 0; i < tp; ++i)
+      for (auto& block : elements(tp, i)) found.push_back(std::move(block));
+    EXPECT_EQ(found, all) << tp;
+  }
+  list[0].pieces = {{12, 2}, {12, 4}};  // 3 units are not cut in 8, nor in halves of halves
+  EXPECT_EQ(num_sum_blocks(list), 2);
+}
+
+// However the elements lie, and exactly.
+TEST(SumBlocks, SquaresAreSummedWithoutRounding) {
+  Arena arena;
+  const auto kernels = make_kernels(arena, DType::f32, 1);
+  const std::int64_t n = 5000;
+  std::vector<double> values(static_cast<std::size_t>(n));
+  Philox(5, Stream::test, 0).fill_normal(0, values.size(), values.data());
+  values[7] = 1e-12, values[8] = 3.5;
+  std::vector<float> floats(values.begin(), values.end());
+  const auto sum = [&](std::int64_t begin, std::int64_t end) {
+    const Tensor x(arena, MemoryCategory::other, DType::f32, {end - begin});
+    copy_from_host(std::vector<float>(floats.begin() + begin, floats.begin() + end), x);
+    return kernels->sum_squares_exactly(x, 0x1p-6);
+  };
+  const ExactSum whole = sum(0, n), first = sum(0, 1234), rest = sum(1234, n);
+  EXPECT_EQ(whole.high, first.high + rest.high);
+  EXPECT_EQ(whole.low, first.low + rest.low);
+  double expected = 0;
+  for (float v : floats) expected += double{v} * double{v};
+  EXPECT_NEAR((static_cast<double>(whole.high) + static_cast<double>(whole.low) * 0x1p-32) * 0x1p-32 * 64,
+              expected, 1e-9 * expected);
 }
 
 struct MeshRow {
@@ -135,6 +191,13 @@ class InvariantNumerics : public testing::Test {
   std::unique_ptr<TokenData> data_;
 };
 
+// Whether its sums are cut over so many tp ranks: in f32, without experts, and no more than key/value heads.
+bool has_blocks(const Plan& plan) {
+  return plan.mesh.size(Axis::tp) == 1 ||
+         (plan.model.experts == Experts::none && plan.precision.activations == DType::f32 &&
+          plan.mesh.size(Axis::tp) <= plan.model.num_kv_heads);
+}
+
 std::vector<MeshRow> meshes() {
   std::vector<MeshRow> all{{}, {.micro_batch = 1}, {.threads = 2}};
   for (int dp : {1, 2, 4, 8})
@@ -151,6 +214,13 @@ std::vector<MeshRow> meshes() {
   for (const char* recompute : {"selective", "full"})
     for (int dp : {1, 4})
       all.push_back({.dp = dp, .pp = 2, .zero = dp > 1 ? 2 : 0, .micro_batch = 1, .recompute = recompute});
+  for (int tp : {2, 4})
+    for (int dp : {1, 2, 4})
+      for (int pp : {1, 2})
+        for (int zero : {0, 1, 3})
+          if ((dp > 1 || zero == 0) && dp * tp * pp <= 16)
+            all.push_back({.dp = dp, .tp = tp, .pp = pp, .zero = zero, .micro_batch = zero == 1 ? 1 : 2});
+  all.push_back({.tp = 2, .pp = 2, .micro_batch = 1, .schedule = "zb-h1", .recompute = "full"});
   for (int pp : {4})
     for (int zero : {0, 1, 3}) all.push_back({.dp = 4, .pp = pp, .zero = zero, .micro_batch = 1});
   return all;
@@ -162,14 +232,14 @@ TEST_F(InvariantNumerics, EveryMeshHasTheSameBits) {
   if (!takes_all_cases())
     rows = {{},
             {.dp = 2, .zero = 3, .micro_batch = 1, .threads = 2},
-            {.dp = 4, .pp = 2, .zero = 1, .micro_batch = 1}};
+            {.dp = 2, .tp = 2, .pp = 2, .zero = 1, .micro_batch = 1}};
   std::vector<std::string> first(columns().size());
   int runs = 0;
   for (const MeshRow& row : rows) {
     std::string line;
     for (std::size_t c = 0; c < columns().size(); ++c) {
       const Plan plan = plan_of(row, columns()[c]);
-      if (row.pp > plan.model.num_layers) {
+      if (row.pp > plan.model.num_layers || !has_blocks(plan)) {
         line += fmt::format("{:>18}", "-");
         continue;
       }
@@ -195,6 +265,12 @@ TEST_F(InvariantNumerics, WhatShowsTheMeshIsRefused) {
   expect_contains(refusal([](Plan& p) { p.global_batch = 12, p.micro_batch = 2; }),
                   {"--micro-batch 2", "legal: 1, 3, 6, 12"});
   expect_contains(refusal([](Plan& p) { p.mesh.set(Axis::cp, 2); }), {"--cp 2", "legal: 1"});
+  expect_contains(refusal([](Plan& p) { p.mesh.set(Axis::tp, 2), p.sequence_parallel = true; }),
+                  {"--sp on", "legal: off"});
+  expect_contains(refusal([](Plan& p) { p.mesh.set(Axis::tp, 4), p.model = load_model("llama-tiny"); }),
+                  {"--tp 4", "legal: 2, 1"});
+  expect_contains(refusal([](Plan& p) { p.mesh.set(Axis::tp, 2), p.model = load_model("mixtral-tiny"); }),
+                  {"--tp 2", "experts"});
   expect_contains(refusal([](Plan& p) { p.compression.kind = CompressionKind::bf16; }),
                   {"--compress", "none"});
   expect_contains(

@@ -29,6 +29,8 @@ class TimedKernels final : public KernelBackend {
   void scale(InOut x, double factor) override { inner_->scale(x, factor); }
   void sum_squares(T x, std::int64_t block, Out sums) override { inner_->sum_squares(x, block, sums); }
   bool all_finite(T x) override { return inner_->all_finite(x); }
+  double largest(T x) override { return inner_->largest(x); }
+  ExactSum sum_squares_exactly(T x, double scale) override { return inner_->sum_squares_exactly(x, scale); }
   void add_bias(T bias, InOut y) override { inner_->add_bias(bias, y); }
   void residual(T x, T y, T bias, Out out) override { inner_->residual(x, y, bias, out); }
   void bias_gradient(T dy, InOut dbias) override { inner_->bias_gradient(dy, dbias); }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "model/op.h"
+#include "spec/sum_blocks.h"
 #include "tensor/expert_products.h"
 
 namespace echelon {
@@ -25,6 +26,10 @@ class LinearOp : public OpRunner {
     for (const Adapter& adapter : op.adapters)
       adapters_.push_back(
           {s.stacked({adapter.a}), s.stacked({adapter.b}), {ends[adapter.weight], ends[adapter.weight + 1]}});
+    const bool is_cut = op.weights.front().shard_dim >= 0;
+    if (s.plan.numerics == Numerics::invariant && is_cut && weights_.size() == 1)
+      blocks_ = sum_blocks(op.weights, s.tensor_parallel.size(), s.tensor_parallel.index());
+    by_columns_ = is_cut && op.weights.front().shard_dim == (in_out_ ? 1 : 0);
   }
 
  protected:
@@ -32,7 +37,8 @@ class LinearOp : public OpRunner {
     Tensor x = run.take_input(op());
     const Tensor y = run.activation({x.rows(), columns()});
     each_run(weights_, in_out_, y, [&](const Weight& w, const Tensor& part) {
-      run.kernels().matmul(x, Transpose::no, w.value, in_out_ ? Transpose::no : Transpose::yes, part, false);
+      run.kernels().matmul(x, Transpose::no, w.value, in_out_ ? Transpose::no : Transpose::yes, part, false,
+                           by_columns_ ? SumBlocks() : blocks_);
     });
     if (!adapters_.empty()) run.set(adapted(), add_adapters(run, x, y));
     x = Tensor();
@@ -60,7 +66,7 @@ class LinearOp : public OpRunner {
     bool further = false;
     each_run(weights_, in_out_, dy, [&](const Weight& w, const Tensor& part) {
       run.kernels().matmul(part, Transpose::no, w.value, in_out_ ? Transpose::yes : Transpose::no, dx,
-                           std::exchange(further, true));
+                           std::exchange(further, true), by_columns_ ? blocks_ : SumBlocks());
     });
     each_adapter([&](const LowRank& l, Range inner) {
       run.kernels().matmul(columns_of(d_adapted, inner), Transpose::no, l.a.value, Transpose::no, dx, true);
@@ -161,6 +167,8 @@ class LinearOp : public OpRunner {
   std::vector<Weight> weights_, biases_;  // in runs: see OpSetting
   std::vector<LowRank> adapters_;
   bool in_out_;  // how the matrix is stored
+  bool by_columns_ = false;
+  SumBlocks blocks_;  // of sums over the dimension that is cut, under invariant numerics
 };
 
 class RowLinearOp final : public LinearOp {

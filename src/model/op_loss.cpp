@@ -4,6 +4,7 @@
 
 #include "model/op.h"
 #include "parallel/vocabulary_logits.h"
+#include "spec/sum_blocks.h"
 
 namespace echelon {
 namespace {
@@ -13,7 +14,11 @@ class LossOp final : public OpRunner {
   LossOp(const BlockOp& op, const OpSetting& s)
       : OpRunner(op),
         logits_(s.rank, s.plan.model, op.weights.front(), s.parameters.output_weight(),
-                first_id_here(op.weights.front(), s)) {}
+                first_id_here(op.weights.front(), s),
+                s.plan.numerics == Numerics::ordinary
+                    ? SumBlocks()
+                    : sum_blocks({op.weights.front()}, s.tensor_parallel.size(), s.tensor_parallel.index())) {
+  }
 
  protected:
   void run_forward(BlockRun& run) const override {
@@ -79,7 +84,7 @@ class LossOp final : public OpRunner {
       kernels.cross_entropy_backward(logits, sums.sum, targets, logits_.first_id(), gradient_scale, d_logits,
                                      {logits_.cap(), sums.max});
       kernels.matmul(d_logits, Transpose::no, table.value, Transpose::no,
-                     dx.row_range(range.begin, range.end), false);
+                     dx.row_range(range.begin, range.end), false, logits_.blocks());
       if (d_table.defined())
         kernels.matmul(d_logits, Transpose::yes, chunk, Transpose::no, d_table,
                        onto || range.begin > rows.begin);

@@ -3,17 +3,19 @@
 #include <utility>
 #include <vector>
 
+#include "base/halving_tree.h"
 #include "tensor/host.h"
 
 namespace echelon {
 
 VocabularyLogits::VocabularyLogits(const Rank& rank, const ModelSpec& model, const ParamSpec& matrix,
-                                   Weight table, std::int64_t first_id)
+                                   Weight table, std::int64_t first_id, SumBlocks blocks)
     : rank_(&rank),
       table_(std::move(table)),
       first_id_(first_id),
       scale_(1 / model.scales.logits_divisor),
-      cap_(model.caps.logits) {
+      cap_(model.caps.logits),
+      blocks_(std::move(blocks)) {
   const int tp = rank.size(Axis::tp);
   for (int i = 0; i < tp; ++i) cut_.push_back(local_ranges(matrix, tp, i)[0].size());
 }
@@ -37,9 +39,29 @@ VocabularyLogits::Sums VocabularyLogits::exponentials(const Tensor& logits, cons
   // Side by side, so that one all_reduce carries both.
   const Tensor both = rank_->statistic({2 * rows});
   const Tensor sum = both.flat_range(0, rows), target = both.flat_range(rows, 2 * rows);
-  rank_->kernels().exp_sum(logits, max, targets, first_id_, sum, target);
+  add_exponentials(logits, max, targets, both);
   group.all_reduce(both).wait();
   return {max, sum, target};
+}
+
+// Over this rank's rows, and block by block where there are some: sums, and the target's logits behind them.
+void VocabularyLogits::add_exponentials(const Tensor& logits, const Tensor& max, const Tensor& targets,
+                                        const Tensor& both) const {
+  const std::int64_t rows = logits.rows(), blocks = std::ssize(blocks_);
+  Kernels& kernels = rank_->kernels();
+  const auto make = [&](const Tensor& part, std::int64_t first_id, const Tensor& to) {
+    kernels.exp_sum(part, max, targets, first_id, to.flat_range(0, rows), to.flat_range(rows, 2 * rows));
+  };
+  if (blocks == 0) return make(logits, first_id_, both);
+  std::vector<Tensor> waiting{both};
+  for (int i = 0; i < most_waiting(blocks); ++i) waiting.push_back(rank_->statistic({2 * rows}));
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    const TreePlace place = tree_place(blocks, b);
+    auto at = static_cast<std::size_t>(place.waiting);
+    const Range range = blocks_[static_cast<std::size_t>(b)].front();
+    make(logits.column_range(range.begin, range.end), first_id_ + range.begin, waiting[at]);
+    for (int m = 0; m < place.merges; ++m, --at) kernels.add(waiting[at], waiting[at - 1]);
+  }
 }
 
 Tensor VocabularyLogits::gathered(const Tensor& x) const {

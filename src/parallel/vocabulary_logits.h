@@ -23,11 +23,13 @@ void for_each_logits_chunk(std::int64_t rows, const Visit& visit) {
 class VocabularyLogits {
  public:
   // table: what this rank holds of `matrix`, the model's output matrix or a part of it, from `first_id` on.
+  // blocks: of its rows, in which sums over the vocabulary are taken; empty: as one.
   VocabularyLogits(const Rank& rank, const ModelSpec& model, const ParamSpec& matrix, Weight table,
-                   std::int64_t first_id);
+                   std::int64_t first_id, SumBlocks blocks = {});
 
   const Weight& table() const { return table_; }  // (V_local, C): vocabulary rows from first_id() on
   std::int64_t first_id() const { return first_id_; }
+  const SumBlocks& blocks() const { return blocks_; }
   double scale() const { return scale_; }  // of the logits
   double cap() const { return cap_; }      // of the scaled ones; 0: none
 
@@ -50,11 +52,15 @@ class VocabularyLogits {
   Tensor make_loss() const;
 
  private:
+  void add_exponentials(const Tensor& logits, const Tensor& max, const Tensor& targets,
+                        const Tensor& both) const;
+
   const Rank* rank_;
   Weight table_;
   std::int64_t first_id_;
   std::vector<std::int64_t> cut_;  // rows of the matrix on each rank of the tp group
   double scale_, cap_;
+  SumBlocks blocks_;
 };
 
 }  // namespace echelon

@@ -9,7 +9,9 @@
 
 #include "base/halving_tree.h"
 #include "base/units.h"
+#include "spec/block.h"
 #include "spec/plan_fields.h"
+#include "spec/sum_blocks.h"
 
 namespace echelon {
 namespace {
@@ -325,6 +327,47 @@ std::vector<Remedy> cuts_at_nodes(const Plan& plan, const std::string& field, st
   return remedies;
 }
 
+// The most tp ranks that have whole blocks of every sum over a dimension that is cut.
+int most_ranks_with_blocks(const ModelSpec& m) {
+  int most = num_sum_blocks({output_matrix(m)});
+  for (const BlockOp& op : layer_program(m, 0).ops)
+    if (op.kind == OpKind::linear && op.weights.front().shard_dim >= 0)
+      most = std::min(most, num_sum_blocks(op.weights));
+  return most;
+}
+
+// With several tp ranks.
+Verdict of_invariant_tensor_parallel(const Plan& plan) {
+  const ModelSpec& m = plan.model;
+  const int tp = plan.mesh.size(Axis::tp);
+  const auto problem = [](const std::string& field, std::vector<Remedy> remedies, const std::string& why) {
+    for (const Remedy& other : {Remedy{"tp", "1"}, Remedy{"numerics", "ordinary"}}) remedies.push_back(other);
+    return refused(field, std::move(remedies), "{}", why);
+  };
+  if (plan.sequence_parallel)
+    return problem("sp", {{"sp", "off"}},
+                   "with --numerics invariant the norms' gradients are sums over whole sequences");
+  if (element_bytes(plan.precision.activations) < element_bytes(DType::f32))
+    return problem("precision", {{"precision", "f32"}},
+                   "with --numerics invariant a tp rank's part of a sum would be rounded before it is added");
+  const std::string why = m.experts != Experts::none     ? "experts"
+                          : m.latent_attention()         ? "latent attention"
+                          : m.qk_norm || m.qk_norm_whole ? "norms of heads"
+                          : m.parallel_residual          ? "parallel residuals"
+                          : m.tuning != FineTuning{}     ? "parts frozen, or adapters,"
+                                                         : "";
+  if (!why.empty())
+    return problem("tp", {},
+                   fmt::format("with --numerics invariant models with {} are not cut over tp ranks", why));
+  const int most = most_ranks_with_blocks(m);
+  if (most % tp == 0) return {};
+  std::vector<Remedy> legal;
+  for (int ranks = 2; ranks <= most; ranks *= 2) legal.push_back(remedy("tp", ranks));
+  return problem(
+      "tp", std::move(legal),
+      fmt::format("with --numerics invariant sums over what is cut are taken in {}", counted(most, "block")));
+}
+
 // Sums by sequences and by nothing else (docs/invariance.md).
 Verdict of_numerics(const Plan& plan) {
   if (plan.numerics == Numerics::ordinary) return {};
@@ -336,8 +379,6 @@ Verdict of_numerics(const Plan& plan) {
   const Balancing& b = plan.balancing;
   if (plan.mesh.size(Axis::cp) > 1)
     return problem("cp", {{"cp", "1"}}, "with --numerics invariant a sequence's sums are on one rank");
-  if (plan.mesh.size(Axis::tp) > 1)
-    return problem("tp", {{"tp", "1"}}, "with --numerics invariant a product's sums are on one rank");
   if (plan.mesh.ep > 1)
     return problem("ep", {{"ep", "1"}}, "with --numerics invariant an expert's sums are on one rank");
   if (plan.cuts_vocabulary())
@@ -361,6 +402,8 @@ Verdict of_numerics(const Plan& plan) {
                    "with --numerics invariant and --capacity {} which tokens an expert drops must not "
                    "depend on microbatches",
                    b.capacity);
+  if (plan.mesh.size(Axis::tp) > 1)
+    if (Verdict verdict = of_invariant_tensor_parallel(plan)) return verdict;
   if (cuts_batch_at_nodes(plan)) return {};
   const std::int64_t dp = plan.mesh.size(Axis::dp), batch = plan.global_batch;
   Plan whole = plan;

@@ -23,6 +23,8 @@ class KernelBackend {
   virtual void scale(InOut x, double factor) = 0;
   virtual void sum_squares(const Tensor& x, std::int64_t block, Out sums) = 0;
   virtual bool all_finite(const Tensor& x) = 0;
+  virtual double largest(const Tensor& x) = 0;
+  virtual ExactSum sum_squares_exactly(const Tensor& x, double scale) = 0;
   virtual void add_bias(const Tensor& bias, InOut y) = 0;
   virtual void residual(const Tensor& x, const Tensor& y, const Tensor& bias, Out out) = 0;
   virtual void bias_gradient(const Tensor& dy, InOut dbias) = 0;

@@ -160,6 +160,18 @@ bool Kernels::all_finite(const Tensor& x) {
   return !backend_ || backend_->all_finite(x);
 }
 
+double Kernels::largest(const Tensor& x) {
+  require(is_float(x), "largest: x holds no floats", x);
+  return backend_ ? backend_->largest(x) : 0;
+}
+
+ExactSum Kernels::sum_squares_exactly(const Tensor& x, double scale) {
+  constexpr std::int64_t most = std::int64_t{1} << 31;
+  require(is_float(x) && x.contiguous() && x.numel() <= most && scale > 0,
+          "sum_squares_exactly: x holds no floats, or too many of them", x);
+  return backend_ ? backend_->sum_squares_exactly(x, scale) : ExactSum();
+}
+
 void Kernels::add_bias(const Tensor& bias, InOut y) {
   require(is_float(y) && vector_like(y, bias, y->cols()), "add_bias: bias is no row of y", bias, y);
   if (backend_) backend_->add_bias(bias, y);

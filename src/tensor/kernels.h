@@ -101,6 +101,11 @@ struct MatrixProduct {
   SumBlocks blocks = {};
 };
 
+// A sum of numbers from 0 to 1, in units of 2^-32 and 2^-64.
+struct ExactSum {
+  std::uint64_t high = 0, low = 0;
+};
+
 class KernelBackend;
 
 class Kernels {
@@ -128,6 +133,11 @@ class Kernels {
   // may be shorter: the sum of their squares, taken in double precision, the same on any number of threads.
   void sum_squares(const Tensor& x, std::int64_t block, Out sums);
   bool all_finite(const Tensor& x);
+  // The largest |x|; not a number where one is not.
+  double largest(const Tensor& x);
+  // The sum of the squares of x times `scale`, a power of two with which none is above 1, without rounding
+  // but at 2^-64 of each: the same however elements are spread over tensors. At most 2^31 elements.
+  ExactSum sum_squares_exactly(const Tensor& x, double scale);
 
   // y (N, C) += bias (C), on every row.
   void add_bias(const Tensor& bias, InOut y);

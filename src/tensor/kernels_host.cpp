@@ -75,6 +75,37 @@ F drop_priority(F weight) {
 
 }  // namespace
 
+double HostBackend::largest(const Tensor& tx) {
+  double most = 0;
+  with_stored_type(tx, [&]<class T>(T) {
+    const Matrix<T> x(tx);
+    for (std::int64_t i = 0; i < x.rows; ++i)
+      for (std::int64_t j = 0; j < x.cols; ++j) {
+        const double size = std::abs(static_cast<double>(x[i][j]));
+        if (!(size <= most)) most = size;
+        if (std::isnan(most)) return;
+      }
+  });
+  return most;
+}
+
+ExactSum HostBackend::sum_squares_exactly(const Tensor& tx, double scale) {
+  constexpr double unit = 0x1p32;
+  ExactSum sum;
+  with_stored_type(tx, [&]<class T>(T) {
+    const T* x = tx.host<T>();
+    for (std::int64_t i = 0; i < tx.numel(); ++i) {
+      const double wide = static_cast<double>(x[i]);
+      const double square = wide * wide * scale * unit;
+      const auto high = static_cast<std::int64_t>(square);  // rounds towards zero
+      sum.high += static_cast<std::uint64_t>(high);
+      sum.low +=
+          static_cast<std::uint64_t>(static_cast<std::int64_t>((square - static_cast<double>(high)) * unit));
+    }
+  });
+  return sum;
+}
+
 void HostBackend::first_keys(const Tensor& starts, std::int64_t first_position, std::int64_t stride,
                              std::int64_t count, Out first) {
   const std::span<const std::int32_t> begins = integers(starts);

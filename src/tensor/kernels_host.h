@@ -8,6 +8,9 @@ namespace echelon {
 
 class HostBackend : public KernelBackend {
  public:
+  double largest(const Tensor& x) final;
+  ExactSum sum_squares_exactly(const Tensor& x, double scale) final;
+
   void first_keys(const Tensor& starts, std::int64_t first_position, std::int64_t stride, std::int64_t count,
                   Out first) final;
 

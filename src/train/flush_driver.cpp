@@ -30,8 +30,9 @@ double FlushDriver::compute_gradients(std::int64_t step, const SampleSource& sam
 }
 
 StepResult FlushDriver::apply_gradients(std::int64_t step, double loss) {
-  StepResult result{step, loss, global_gradient_norm(parts_.rank, parts_.parameters),
-                    learning_rate(parts_.optimizer, step)};
+  const auto norm =
+      parts_.plan.numerics == Numerics::invariant ? invariant_gradient_norm : global_gradient_norm;
+  StepResult result{step, loss, norm(parts_.rank, parts_.parameters), learning_rate(parts_.optimizer, step)};
   result.routing = routing_;
   if (!std::isfinite(result.gradient_norm) || !std::isfinite(loss)) {
     if (!parts_.skips_nonfinite) refuse_step(step, loss);

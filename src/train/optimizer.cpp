@@ -1,6 +1,7 @@
 #include "train/optimizer.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numbers>
 #include <numeric>
@@ -100,6 +101,49 @@ double norm_of_squares(const std::vector<double>& squares) {
 double global_gradient_norm(const Rank& rank, const ParameterStore& parameters) {
   const Doing doing = rank.doing(Activity::gradient_norm);
   return norm_of_squares(HostGroup(rank.along(Axis::pp)).sum(gradient_squares(rank, parameters)));
+}
+
+double invariant_gradient_norm(const Rank& rank, const ParameterStore& parameters) {
+  const Doing doing = rank.doing(Activity::gradient_norm);
+  // Each logical element is one rank's to count.
+  std::vector<Tensor> counted;
+  const int tp = rank.size(Axis::tp), place = rank.mesh().dp_cp_index(rank.coordinates());
+  for (const Parameter& p : parameters.all()) {
+    const bool first = p.shard_group != nullptr ? place < parameters.shards() : place == 0;
+    if (first && !p.spec.frozen && p.own.size() > 0 && p.holders.front() == rank.coordinate(Axis::pp) &&
+        rank.coordinate(Axis::tp) % tp_replicas(p.spec, tp) == 0)
+      counted.push_back(p.own_gradient.flat());
+  }
+  double largest = 0;
+  for (const Tensor& gradient : counted)
+    if (const double here = rank.kernels().largest(gradient); !(here <= largest)) largest = here;
+  const std::array axes{Axis::tp, Axis::pp};
+  largest = HostGroup(rank.dp_cp()).max(largest);
+  for (Axis axis : axes) largest = HostGroup(rank.along(axis)).max(largest);
+  if (!std::isfinite(largest)) return largest;
+  // A power of two that all of them are below.
+  const int exponent = largest > 0 ? std::ilogb(largest) + 1 : 0;
+  constexpr std::uint64_t digit = std::uint64_t{1} << 32;
+  std::vector<double> digits(4);  // in base 2^32, the highest first; so many ranks' are exact in a double
+  for (const Tensor& gradient : counted) {
+    const ExactSum sum = rank.kernels().sum_squares_exactly(gradient, std::ldexp(1.0, -2 * exponent));
+    digits[0] += static_cast<double>(sum.high / digit);
+    digits[1] += static_cast<double>(sum.high % digit);
+    digits[2] += static_cast<double>(sum.low / digit);
+    digits[3] += static_cast<double>(sum.low % digit);
+  }
+  digits = HostGroup(rank.dp_cp()).sum(digits);
+  for (Axis axis : axes) digits = HostGroup(rank.along(axis)).sum(digits);
+  // The lower half of `high` and the upper one of `low` stand at the same place, 2^-32.
+  auto units = static_cast<std::uint64_t>(digits[3]),
+       middle = static_cast<std::uint64_t>(digits[1]) + static_cast<std::uint64_t>(digits[2]),
+       top = static_cast<std::uint64_t>(digits[0]);
+  middle += units / digit;
+  top += middle / digit;
+  const double sum = static_cast<double>(top) * static_cast<double>(digit) +
+                     static_cast<double>(middle % digit) +
+                     static_cast<double>(units % digit) / static_cast<double>(digit);
+  return std::ldexp(std::sqrt(sum / static_cast<double>(digit)), exponent);
 }
 
 double clip_factor(double norm, double clip) { return clip > 0 && norm > clip ? clip / norm : 1.0; }

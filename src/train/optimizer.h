@@ -35,6 +35,10 @@ double norm_of_squares(const std::vector<double>& squares);
 // The norm of the whole gradient. Collective over tp, dp and pp.
 double global_gradient_norm(const Rank& rank, const ParameterStore& parameters);
 
+// The same under invariant numerics: every element's square is summed without rounding, so that the sum shows
+// neither how parameters are cut nor how their elements lie.
+double invariant_gradient_norm(const Rank& rank, const ParameterStore& parameters);
+
 // What the gradients are multiplied by so that their norm is at most `clip`.
 double clip_factor(double norm, double clip);
 
