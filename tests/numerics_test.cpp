@@ -7,6 +7,7 @@
 #include "base/halving_tree.h"
 #include "case_choice.h"
 #include "mesh_runs.h"
+#include "pipeline_runs.h"
 #include "schedule/pipeline_layout.h"
 #include "spec/sum_blocks.h"
 #include "train/session.h"
@@ -252,6 +253,25 @@ TEST_F(InvariantNumerics, EveryMeshHasTheSameBits) {
     fmt::print("{} {}\n", line, row.name());
   }
   fmt::print("{} runs\n", runs);
+}
+
+// A gradient that is wrong by a millionth is within what rounding allows, and not within nothing.
+TEST(InvariantVerify, AllowsNoDifference) {
+  for (const Column& column : {Column{"gpt2-tiny", "f32"}, Column{"mixtral-tiny", "f32"}}) {
+    const bool dense = column.model == std::string("gpt2-tiny");
+    Plan plan = plan_of({.dp = 2, .tp = dense ? 2 : 1, .pp = dense ? 1 : 2, .zero = 1}, column);
+    VerifyRequest request = verify_request(plan);
+    const VerifyReport exact = verify(request);
+    EXPECT_TRUE(exact.pass && exact.bitwise) << to_json(exact, plan);
+    EXPECT_EQ(exact.bound, 0);
+    request.faults.loss_scale = 1 + 0x1p-20;
+    const VerifyReport wrong = verify(request);
+    EXPECT_FALSE(wrong.pass);
+    ASSERT_TRUE(wrong.first_difference);
+    EXPECT_EQ(wrong.first_difference->kind, "grad");
+    request.plan.numerics = Numerics::ordinary;
+    EXPECT_TRUE(verify(request).pass);
+  }
 }
 
 // What is refused names what would be legal, and that is.

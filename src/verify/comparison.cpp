@@ -251,6 +251,7 @@ void Comparison::compare(std::int64_t step, ParameterTensor which, double clip) 
 // Of each element, so far as it is known beforehand.
 Comparison::Numbers Comparison::tolerances(std::size_t i, ParameterTensor which, std::int64_t step,
                                            double clip, const Numbers& expected) const {
+  if (bound_ == 0) return Numbers(expected.size());  // equal to the last bit
   if (which == ParameterTensor::value) return parameter_tolerances(i, step, clip, expected);
   return Numbers(expected.size(), bound_ * gradient_sizes_[i]);
 }

@@ -22,13 +22,15 @@ void take_largest_of_rows(const ParamSpec& spec, std::vector<double>& values) {
 
 }  // namespace
 
-// What has failed has failed, whatever rounding does.
-bool Comparison::may_judge() const { return report_.pass && finite_; }
+// What has failed has failed, whatever rounding does; and where every bit is promised rounding excuses
+// nothing.
+bool Comparison::may_judge() const { return report_.pass && finite_ && bound_ > 0; }
 
 void Comparison::judge(std::int64_t step, ParameterTensor which, double clip,
                        const std::vector<Beyond>& beyond) {
   const bool is_gradient = which == ParameterTensor::gradient;
   const bool differs = is_gradient && leads() && judge_.has_differences(stretch_, step);
+  if (differs && bound_ == 0) found(step, "a router", "choice", 0);
   const bool measured = agree((!beyond.empty() || differs) && may_judge());
   Rounding rounding;
   if (measured) rounding = measure_rounding(step, which, beyond);

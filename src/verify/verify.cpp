@@ -50,6 +50,7 @@ double updates_apart(const VerifyRequest& request, const StepPrograms& programs)
 }  // namespace
 
 double verify_bound(const Plan& plan) {
+  if (plan.numerics == Numerics::invariant) return 0;
   const ModelSpec& m = plan.model;
   const std::int64_t longest =
       std::max({m.hidden, m.attention_width(), m.mlp_hidden, m.vocab, plan.global_batch * plan.seq_len});

@@ -77,6 +77,7 @@ struct VerifyReport {
 // activations are, their parts are rounded by themselves, and eps sqrt(n) becomes that and 2^-8 sqrt(tp cp).
 // A schedule that does not flush is compared with a one-rank emulation of its delay; the report's bound is
 // then this times the updates that the two are apart before the mesh takes the reference's state.
+// Invariant numerics promise every bit: 0.
 double verify_bound(const Plan& plan);
 // Whether activations are other sums than those of one rank.
 bool regroups_activations(const Plan& plan);
