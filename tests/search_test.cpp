@@ -134,7 +134,7 @@ TEST(Search, ListsOfRecomputationAreForSoManyRanks) {
 // The ranking with bounds is that of simulating everything.
 TEST(Search, FindsWhatSimulatingEverythingFinds) {
   for (const auto& [name, gpus, batch] :
-       {std::tuple{"llama-2-7b", 8, 32}, {"gpt2-1.5b", 4, 16}, {"mixtral-8x7b", 16, 16}}) {
+       {std::tuple{"gpt2-1.5b", 4, 16}, {"llama-2-7b", 8, 32}, {"mixtral-8x7b", 16, 16}}) {
     if (!checks::is_taken(3)) continue;
     SearchRequest some = request(name, gpus, batch);
     if (some.work.plan.model.experts != Experts::none)
@@ -331,7 +331,7 @@ TEST(Search, KeepsToWhatTheProgramRuns) {
     r.work.software = load_software(name);
     r.work.exact_memory = exact_memory();
     r.work.precision = r.work.software.is_this_trainer ? Precision::f32 : Precision::bf16;
-    r.top = 50;
+    r.top = 10;
     const SearchResult result = search(r);
     ASSERT_FALSE(result.plans.empty()) << name;
     for (const Estimate& e : result.plans)
