@@ -20,12 +20,11 @@
 #include <memory>
 #include <span>
 
+#include "spec/reduce_op.h"
 #include "spec/traffic.h"
 #include "tensor/tensor.h"
 
 namespace echelon {
-
-enum class ReduceOp { sum, max };
 
 // What a backend knows of one operation under way.
 class Operation {

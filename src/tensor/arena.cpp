@@ -1,10 +1,12 @@
 #include "tensor/arena.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <utility>
 
 #include "base/error.h"
 #include "base/units.h"
+#include "tensor/device_stream.h"
 
 namespace echelon {
 namespace {
@@ -17,14 +19,60 @@ std::size_t rounded(std::size_t bytes) {
 
 }  // namespace
 
-Arena::~Arena() { drop_kept(); }
+Arena::Arena(Device device, std::size_t limit_bytes) : device_(device), limit_bytes_(limit_bytes) {
+  check(device != Device::cuda, "memory of an accelerator comes from its driver");
+}
+
+Arena::Arena(DeviceDriver* driver, int device_number, std::size_t limit_bytes)
+    : device_(driver == nullptr ? Device::cpu : Device::cuda), limit_bytes_(limit_bytes) {
+  if (driver == nullptr) return;
+  stream_ = std::make_unique<DeviceStream>(*driver, device_number);
+  transfers_ = std::make_unique<DeviceStream>(*driver, device_number);
+}
+
+Arena::~Arena() {
+  try {
+    drop_kept();
+  } catch (const RunError&) {  // the device is lost, and whoever used it has said so
+    for (const InUse& block : in_use_) give_to_system(block.data);
+    for (const auto& [capacity, data] : free_) give_to_system(data);
+  }
+}
 
 void Arena::drop_kept() {
+  if (stream_) {  // what is queued may still use them
+    stream_->synchronize();
+    for (const InUse& block : in_use_)
+      for (const auto& event : block.until) event->synchronize();
+    take_back_unused();
+  }
   for (auto& [capacity, data] : free_) {
-    std::free(data);
+    give_to_system(data);
     held_bytes_ -= capacity;
   }
   free_.clear();
+}
+
+std::byte* Arena::ask_system(std::size_t bytes) {
+  if (stream_) return stream_->driver().allocate(stream_->device(), bytes);
+  return static_cast<std::byte*>(std::aligned_alloc(alignment, bytes));
+}
+
+void Arena::give_to_system(std::byte* data) noexcept {
+  if (stream_)
+    stream_->driver().free(stream_->device(), data);
+  else
+    std::free(data);
+}
+
+void Arena::take_back_unused() {
+  std::erase_if(in_use_, [&](const InUse& block) {
+    if (!std::all_of(block.until.begin(), block.until.end(),
+                     [](const auto& event) { return event->has_happened(); }))
+      return false;
+    free_.emplace(block.capacity, block.data);
+    return true;
+  });
 }
 
 std::shared_ptr<Block> Arena::allocate(std::size_t bytes, MemoryCategory category) {
@@ -47,7 +95,7 @@ void Arena::acquire(Block& block) {
                   format_bytes(static_cast<double>(limit_bytes_)),
                   format_bytes(static_cast<double>(block.bytes)), memory_category_name(block.category),
                   format_bytes(static_cast<double>(live_.total())));
-  if (device_ == Device::cpu) take_bytes(block);
+  if (device_ != Device::none) take_bytes(block);
   block.has_memory = true;
   live_[block.category] += static_cast<std::int64_t>(block.bytes);
   if (live_.total() > peak_.total()) peak_ = live_;
@@ -55,6 +103,7 @@ void Arena::acquire(Block& block) {
 
 void Arena::take_bytes(Block& block) {
   const std::size_t wanted = rounded(block.bytes);
+  if (!in_use_.empty()) take_back_unused();
   // A kept block may be up to a quarter larger than asked: microbatches of slightly different sizes then
   // share blocks, and little is wasted.
   auto kept = free_.lower_bound(wanted);
@@ -63,11 +112,12 @@ void Arena::take_bytes(Block& block) {
     block.capacity = kept->first;
     free_.erase(kept);
   } else {
-    block.data = static_cast<std::byte*>(std::aligned_alloc(alignment, wanted));
+    block.data = ask_system(wanted);
     if (block.data == nullptr) {  // what is kept for later may be what is missing now
       drop_kept();
-      block.data = static_cast<std::byte*>(std::aligned_alloc(alignment, wanted));
+      block.data = ask_system(wanted);
     }
+    if (block.data == nullptr && stream_) fail_out_of_memory(stream_->driver(), stream_->device(), wanted);
     if (block.data == nullptr)
       fail("out of memory: the system has no {} left", format_bytes(static_cast<double>(wanted)));
     block.capacity = wanted;
@@ -80,7 +130,12 @@ void Arena::release(Block& block) {
   check(block.has_memory, "a block gives back memory that it has not");
   live_[block.category] -= static_cast<std::int64_t>(block.bytes);
   block.has_memory = false;
-  if (block.data != nullptr) free_.emplace(block.capacity, std::exchange(block.data, nullptr));
+  if (block.data == nullptr) return;
+  std::byte* const data = std::exchange(block.data, nullptr);
+  if (block.in_use_until.empty())
+    free_.emplace(block.capacity, data);
+  else
+    in_use_.push_back({block.capacity, data, std::exchange(block.in_use_until, {})});
 }
 
 }  // namespace echelon

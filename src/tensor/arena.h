@@ -1,5 +1,9 @@
 // Memory of one rank: every byte is accounted by category, and freed blocks are kept and handed out again, so
 // that a steady-state step asks the system for nothing. On Device::none it is accounted and never there.
+//
+// On an accelerator a block is given back while kernels that use it are still queued: whoever takes it next
+// queues behind them on the rank's stream. What another stream uses is said to the block, and it is handed
+// out again only when that stream has come so far.
 #pragma once
 
 #include <array>
@@ -15,6 +19,9 @@
 namespace echelon {
 
 class Arena;
+class DeviceDriver;
+class DeviceEvent;
+class DeviceStream;
 
 // One allocation. Returns itself to its arena when the last Tensor that views it goes. Without an arena:
 // memory that somebody else keeps.
@@ -22,10 +29,11 @@ struct Block {
   Arena* arena = nullptr;
   Device device = Device::cpu;
   bool has_memory = false;    // not while it is released
-  std::byte* data = nullptr;  // on the cpu, while it has memory
+  std::byte* data = nullptr;  // while it has memory; of another device than the cpu not for the host
   std::size_t bytes = 0;      // as asked: what the account counts
   std::size_t capacity = 0;   // as held
   MemoryCategory category = MemoryCategory::other;
+  std::vector<std::shared_ptr<DeviceEvent>> in_use_until = {};  // of other streams than the arena's
 };
 
 // Not thread-safe: a rank's arena is used by that rank's thread alone. Must outlive its blocks.
@@ -33,8 +41,10 @@ class Arena {
  public:
   // `limit_bytes` > 0: an allocation that would bring the live total above it throws RunError (what, how
   // much).
-  explicit Arena(Device device = Device::cpu, std::size_t limit_bytes = 0)
-      : device_(device), limit_bytes_(limit_bytes) {}
+  explicit Arena(Device device = Device::cpu, std::size_t limit_bytes = 0);
+  // Of a driver's device, with streams of its own there; of the cpu where `driver` is null.
+  Arena(DeviceDriver* driver, int device_number, std::size_t limit_bytes = 0);
+  // Waits for what is queued.
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -48,6 +58,9 @@ class Arena {
   void acquire(Block& block);
 
   Device device() const { return device_; }
+  // Of Device::cuda: where the rank's kernels run in order, and where what crosses between ranks does.
+  DeviceStream& stream() const { return *stream_; }
+  DeviceStream& transfers() const { return *transfers_; }
   const Memory& live() const { return live_; }
   // Live bytes by category at the moment when their total was largest since the last reset_peak().
   const Memory& peak() const { return peak_; }
@@ -60,12 +73,23 @@ class Arena {
   void drop_kept();
 
  private:
+  struct InUse {
+    std::size_t capacity;
+    std::byte* data;
+    std::vector<std::shared_ptr<DeviceEvent>> until;
+  };
+
   void take_bytes(Block& block);
+  std::byte* ask_system(std::size_t bytes);
+  void give_to_system(std::byte* data) noexcept;
+  void take_back_unused();
 
   Device device_;
   std::size_t limit_bytes_;
   Memory live_, peak_;
+  std::unique_ptr<DeviceStream> stream_, transfers_;
   std::multimap<std::size_t, std::byte*> free_;  // by capacity
+  std::vector<InUse> in_use_;                    // given back, and used by other streams
   std::int64_t system_allocations_ = 0;
   std::size_t held_bytes_ = 0;
 };

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "tensor/device_stream.h"
 #include "tensor/reference_view.h"
 
 namespace echelon {
@@ -13,8 +14,45 @@ void check_readable(const Tensor& from) {
   check(from.device() != Device::none, "a dry run has no numbers to copy to the host");
 }
 
+// The elements of a tensor of an accelerator, row after row: over its stream, and waited for.
+std::vector<std::byte> fetch_rows(const Tensor& from) {
+  std::vector<std::byte> to(static_cast<std::size_t>(from.bytes()));
+  const auto width = static_cast<std::size_t>(element_bytes(from.dtype()));
+  const std::size_t row = static_cast<std::size_t>(from.cols()) * width;
+  if (to.empty()) return to;
+  if (from.contiguous())
+    from.stream().copy_to_host({to.data(), to.size()}, {from.address(), to.size()}, to.size(), 1);
+  else
+    from.stream().copy_to_host({to.data(), row},
+                               {from.address(), static_cast<std::size_t>(from.row_stride()) * width}, row,
+                               static_cast<std::size_t>(from.rows()));
+  return to;
+}
+
+void send_rows(std::span<const std::byte> from, const Tensor& to) {
+  const auto width = static_cast<std::size_t>(element_bytes(to.dtype()));
+  const std::size_t row = static_cast<std::size_t>(to.cols()) * width;
+  void* const data = const_cast<std::byte*>(from.data());  // which is only read
+  if (from.empty()) return;
+  if (to.contiguous())
+    to.stream().copy_from_host({to.address(), from.size()}, {data, from.size()}, from.size(), 1);
+  else
+    to.stream().copy_from_host({to.address(), static_cast<std::size_t>(to.row_stride()) * width}, {data, row},
+                               row, static_cast<std::size_t>(to.rows()));
+}
+
 template <class T, class U>
 void read_rows(const Tensor& from, U* to) {
+  if (from.device() == Device::cuda) {
+    check(from.dtype() == dtype_of<T>, "tensor read as another dtype than it has");
+    const std::vector<std::byte> bytes = fetch_rows(from);
+    for (std::int64_t i = 0; i < from.numel(); ++i) {
+      T x;
+      std::memcpy(&x, bytes.data() + i * static_cast<std::int64_t>(sizeof x), sizeof x);
+      to[i] = static_cast<U>(x);
+    }
+    return;
+  }
   const T* const data = from.host<T>();
   for (std::int64_t i = 0; i < from.rows(); ++i)
     std::transform(data + i * from.row_stride(), data + i * from.row_stride() + from.cols(),
@@ -25,6 +63,12 @@ template <class T, class U>
 void write_rows(std::span<const U> from, const Tensor& to) {
   check(static_cast<std::int64_t>(from.size()) == to.numel(), "a copy from the host has another size");
   if (to.device() == Device::none) return;
+  if (to.device() == Device::cuda) {
+    check(to.dtype() == dtype_of<T>, "tensor written as another dtype than it has");
+    std::vector<T> rounded(from.size());
+    std::transform(from.begin(), from.end(), rounded.begin(), [](U x) { return static_cast<T>(x); });
+    return send_rows(std::as_bytes(std::span<const T>(rounded)), to);
+  }
   T* const data = to.host<T>();
   for (std::int64_t i = 0; i < to.rows(); ++i)
     std::transform(from.data() + i * to.cols(), from.data() + (i + 1) * to.cols(), data + i * to.row_stride(),
@@ -67,17 +111,37 @@ void copy_numbers_from_host(std::span<const double> from, Out to) {
   with_stored_type(to, [&]<class F>(F) { write_rows<F>(from, to); });
 }
 
+HostBytes::HostBytes(const Tensor& tensor, bool read) : tensor_(tensor) {
+  check_readable(tensor);
+  check(tensor.contiguous(), "the host sees the bytes of a contiguous tensor");
+  if (tensor.device() == Device::cpu) {
+    data_ = static_cast<std::byte*>(tensor.host_bytes());
+    return;
+  }
+  copy_ = read ? fetch_rows(tensor) : std::vector<std::byte>(static_cast<std::size_t>(tensor.bytes()));
+  data_ = copy_.data();
+}
+
+void HostBytes::store() const {
+  if (tensor_.device() != Device::cpu) send_rows(copy_, tensor_);
+}
+
 void copy_bytes_to_host(const Tensor& from, std::span<std::byte> to) {
   check_readable(from);
   check(from.contiguous() && static_cast<std::int64_t>(to.size()) == from.bytes(),
         "a copy to the host has another size");
-  if (!to.empty()) std::memcpy(to.data(), from.host_bytes(), to.size());
+  if (to.empty()) return;
+  if (from.device() == Device::cuda)
+    from.stream().copy_to_host({to.data(), to.size()}, {from.address(), to.size()}, to.size(), 1);
+  else
+    std::memcpy(to.data(), from.host_bytes(), to.size());
 }
 
 void copy_bytes_from_host(std::span<const std::byte> from, Out to) {
   check(to->contiguous() && static_cast<std::int64_t>(from.size()) == to->bytes(),
         "a copy from the host has another size");
   if (to->device() == Device::none || from.empty()) return;
+  if (to->device() == Device::cuda) return send_rows(from, to);
   std::memcpy(to->host_bytes(), from.data(), from.size());
 }
 

@@ -33,6 +33,21 @@ void copy_from_host(const std::vector<T>& from, Out to) {
 std::vector<double> copy_numbers_to_host(const Tensor& from);
 void copy_numbers_from_host(std::span<const double> from, Out to);
 
+// A contiguous tensor as bytes that the host reads, and writes where it is done by store(): its own on the
+// cpu, elsewhere a copy.
+class HostBytes {
+ public:
+  // `read`: what it holds is there; else the host writes all of it.
+  HostBytes(const Tensor& tensor, bool read);
+  std::byte* data() const { return data_; }
+  void store() const;
+
+ private:
+  Tensor tensor_;
+  std::vector<std::byte> copy_;
+  std::byte* data_;
+};
+
 // The bytes of a contiguous tensor; as many as it has.
 void copy_bytes_to_host(const Tensor& from, std::span<std::byte> to);
 void copy_bytes_from_host(std::span<const std::byte> from, Out to);

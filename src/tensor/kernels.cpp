@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "spec/routing_balance.h"
+#include "tensor/device_stream.h"
 #include "tensor/kernel_backend.h"
 #include "tensor/prepare_kernels.h"
 
@@ -593,6 +594,8 @@ std::unique_ptr<Kernels> make_kernels(Arena& arena, const PrecisionRecipe& preci
     return std::make_unique<Kernels>(
         nullptr, Tensor(arena, MemoryCategory::other, DType::u8,
                         {threads == 0 ? 0 : kernel_scratch_bytes(precision, threads, numerics)}));
+  if (arena.device() == Device::cuda)
+    return std::make_unique<Kernels>(arena.stream().driver().make_backend(arena, precision, numerics));
   if (has_fast_kernels(precision)) return make_cpu_kernels(arena, precision.activations, threads, numerics);
   return make_reference_kernels();
 }

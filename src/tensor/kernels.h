@@ -322,8 +322,8 @@ inline bool has_cpu_kernels() { return cpu_products(DType::f32) != nullptr; }
 std::int64_t cpu_kernels_scratch_bytes(DType dtype, int threads, Numerics numerics);
 
 // The kernels for the arena's device and a precision: on the cpu f32 and bf16 have the CPU kernels, f64 the
-// reference kernels, and so has bf16 in a build without the others; on no device, none, which take from the
-// arena what those would.
+// reference kernels, and so has bf16 in a build without the others; on an accelerator those of its driver; on
+// no device, none, which take from the arena what those of the cpu would.
 // Of those of no device 0 threads have no scratch.
 std::unique_ptr<Kernels> make_kernels(Arena& arena, const PrecisionRecipe& precision, int threads,
                                       Numerics numerics = Numerics::ordinary);

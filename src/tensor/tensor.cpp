@@ -27,6 +27,13 @@ Tensor Tensor::view_of(void* data, DType dtype, std::vector<std::int64_t> shape)
   return t;
 }
 
+Tensor Tensor::view_of(void* data, DType dtype, std::vector<std::int64_t> shape, std::int64_t row_stride) {
+  Tensor t = view_of(data, dtype, std::move(shape));
+  check(row_stride >= t.cols() || t.rows() <= 1, "rows of a view overlap");
+  t.row_stride_ = row_stride;
+  return t;
+}
+
 Tensor Tensor::of_host(DType dtype, std::vector<std::int64_t> shape) {
   const std::int64_t bytes = product(shape) * element_bytes(dtype);
   const std::shared_ptr<std::byte[]> memory(new std::byte[static_cast<std::size_t>(bytes)]);
@@ -52,6 +59,27 @@ void* Tensor::host_bytes() const {
   return owner_->data + offset_;
 }
 
+std::byte* Tensor::address() const {
+  if (!owner_) return nullptr;
+  check(owner_->device != Device::none, "a tensor of no device has no address");
+  check(owner_->has_memory, "a tensor is used while its memory is released");
+  return owner_->data + offset_;
+}
+
+DeviceStream& Tensor::stream() const {
+  check(owner_ != nullptr && owner_->device == Device::cuda, "a tensor of the host has no stream");
+  return owner_->arena->stream();
+}
+
+DeviceStream& Tensor::transfers() const {
+  check(owner_ != nullptr && owner_->device == Device::cuda, "a tensor of the host has no stream");
+  return owner_->arena->transfers();
+}
+
+void Tensor::in_use_until(std::shared_ptr<DeviceEvent> event) const {
+  if (owner_) owner_->in_use_until.push_back(std::move(event));
+}
+
 bool Tensor::begins_with(const Tensor& other) const {
   if (!owner_ || !other.owner_) return owner_ == other.owner_;
   if (owner_ == other.owner_) return offset_ == other.offset_;
@@ -74,6 +102,17 @@ template double* Tensor::host<double>() const;
 template bf16* Tensor::host<bf16>() const;
 template std::int32_t* Tensor::host<std::int32_t>() const;
 template std::uint8_t* Tensor::host<std::uint8_t>() const;
+
+template <class T>
+T* Tensor::on_device() const {
+  check(dtype_ == dtype_of<T>, "tensor read as another dtype than it has");
+  return reinterpret_cast<T*>(address());
+}
+template float* Tensor::on_device<float>() const;
+template double* Tensor::on_device<double>() const;
+template bf16* Tensor::on_device<bf16>() const;
+template std::int32_t* Tensor::on_device<std::int32_t>() const;
+template std::uint8_t* Tensor::on_device<std::uint8_t>() const;
 
 Tensor Tensor::row_range(std::int64_t begin, std::int64_t end) const {
   check(0 <= begin && begin <= end && end <= rows(), "row range lies outside the tensor");
@@ -115,6 +154,7 @@ void Tensor::swap_memory(const Tensor& a, const Tensor& b) {
   std::swap(a.owner_->data, b.owner_->data);
   std::swap(a.owner_->capacity, b.owner_->capacity);
   std::swap(a.owner_->has_memory, b.owner_->has_memory);
+  std::swap(a.owner_->in_use_until, b.owner_->in_use_until);
 }
 
 }  // namespace echelon

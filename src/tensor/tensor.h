@@ -20,6 +20,8 @@ class Tensor {
   Tensor(Arena& arena, MemoryCategory category, DType dtype, std::vector<std::int64_t> shape);
   // A view of the host's memory, which the caller keeps alive.
   static Tensor view_of(void* data, DType dtype, std::vector<std::int64_t> shape);
+  // The same with rows so many elements apart.
+  static Tensor view_of(void* data, DType dtype, std::vector<std::int64_t> shape, std::int64_t row_stride);
   // Memory of the host's own, which no arena counts; contents undefined.
   static Tensor of_host(DType dtype, std::vector<std::int64_t> shape);
 
@@ -43,6 +45,17 @@ class Tensor {
   template <class T>
   T* host() const;
   void* host_bytes() const;
+  // Where its elements are, for what runs on its device: kernels, and the driver's copies. InvariantError on
+  // no device, and while the memory is released. T as in host().
+  template <class T>
+  T* on_device() const;
+  std::byte* address() const;
+  // Of Device::cuda: where the kernels run that use it, of its arena.
+  DeviceStream& stream() const;
+  // And where what other ranks do with it runs.
+  DeviceStream& transfers() const;
+  // Work of another stream than its arena's uses the memory until then: it is not handed out again before.
+  void in_use_until(std::shared_ptr<DeviceEvent> event) const;
   // Whether both begin at the same byte.
   bool begins_with(const Tensor& other) const;
 
@@ -82,6 +95,10 @@ class Out {
   template <class T>
   T* host() const {
     return tensor_.host<T>();
+  }
+  template <class T>
+  T* on_device() const {
+    return tensor_.on_device<T>();
   }
 
  private:

@@ -1,0 +1,8 @@
+// What becomes of the elements of several ranks.
+#pragma once
+
+namespace echelon {
+
+enum class ReduceOp { sum, max };
+
+}  // namespace echelon

@@ -1,0 +1,133 @@
+// What Echelon asks of an accelerator's runtime: the seam between the rest of the house and a vendor.
+// cuda/driver_cuda.cpp is that of CUDA; tests have one whose device is this machine's memory.
+//
+// Work is queued on streams. What is queued on one stream runs in that order; between streams only events
+// give an order. A call that queues work returns at once, and its arguments are read when it returns, but
+// for memory, which is read and written when the work runs.
+//
+// Any thread may call, about any stream. Every failure is a RunError of one sentence that names the device:
+// a launch that failed names its kernel, and once a device is lost every call about it says so. What gives
+// back (free, destroy) never throws: it is called while another failure is on its way.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "spec/dtype.h"
+#include "spec/numerics.h"
+#include "spec/precision.h"
+#include "spec/reduce_op.h"
+
+namespace echelon {
+
+class Arena;
+class KernelBackend;
+
+// What a vendor's header knows as a pointer: cudaStream_t, cudaEvent_t.
+struct StreamHandle {
+  void* handle = nullptr;
+};
+struct EventHandle {
+  void* handle = nullptr;
+};
+
+struct DeviceProperties {
+  std::string name;  // "NVIDIA H100 80GB HBM3"
+  std::size_t memory_bytes = 0;
+  int major = 0, minor = 0;  // compute capability
+  int multiprocessors = 0;
+};
+
+enum class CopyKind { to_host, from_host, on_device };
+
+// Rows of as many bytes each, so far apart.
+struct RowsCopy {
+  CopyKind kind = CopyKind::on_device;
+  void* to = nullptr;
+  std::size_t to_stride = 0;  // bytes
+  const void* from = nullptr;
+  std::size_t from_stride = 0;  // bytes
+  std::size_t row_bytes = 0;
+  std::size_t rows = 1;
+};
+
+// Element i of every destination = element i of all sources, reduced by halves (base/halving_tree.h). A
+// destination may be a source. max propagates NaN; i32 sums wrap around; bf16 is summed in f32, and each sum
+// rounded once. As reduce_elements() of comm/reduce.h, bit for bit.
+struct Reduction {
+  ReduceOp op = ReduceOp::sum;
+  DType dtype = DType::f32;
+  std::span<const std::byte* const> sources;
+  std::span<std::byte* const> destinations;
+  std::int64_t count = 0;
+};
+
+class DeviceDriver {
+ public:
+  DeviceDriver() = default;
+  virtual ~DeviceDriver() = default;
+  DeviceDriver(const DeviceDriver&) = delete;
+  DeviceDriver& operator=(const DeviceDriver&) = delete;
+
+  // Devices are numbered from 0.
+  virtual int num_devices() = 0;
+  virtual DeviceProperties properties(int device) = 0;
+  virtual std::size_t free_bytes(int device) = 0;
+  // What the calling thread launches from now on is for this device.
+  virtual void use(int device) = 0;
+
+  // At least 256-byte aligned, contents undefined. Null where the device has no room for it.
+  virtual std::byte* allocate(int device, std::size_t bytes) = 0;
+  // Nothing that is queued or under way uses it any more: the caller has seen to that.
+  virtual void free(int device, std::byte* memory) noexcept = 0;
+  // The host's own memory, from and to which copies run beside computation. Null where there is no room.
+  virtual std::byte* allocate_pinned(std::size_t bytes) = 0;
+  virtual void free_pinned(std::byte* memory) noexcept = 0;
+
+  virtual StreamHandle create_stream(int device) = 0;
+  // Waits for nothing: the caller has.
+  virtual void destroy_stream(StreamHandle stream) noexcept = 0;
+  // Waits for all that is queued.
+  virtual void synchronize(StreamHandle stream) = 0;
+
+  virtual EventHandle create_event(int device) = 0;
+  virtual void destroy_event(EventHandle event) noexcept = 0;
+  // The event happens when all that is queued on the stream so far is done. Once for each event.
+  virtual void record(EventHandle event, StreamHandle stream) = 0;
+  // What is queued on the stream from now on begins after the event, which has been recorded.
+  virtual void wait(StreamHandle stream, EventHandle event) = 0;
+  // Whether it has happened; never waits.
+  virtual bool has_happened(EventHandle event) = 0;
+  virtual void synchronize(EventHandle event) = 0;
+  // Between two that have happened.
+  virtual double seconds_between(EventHandle first, EventHandle second) = 0;
+
+  // The host's side is pinned memory.
+  virtual void copy(const RowsCopy& rows, StreamHandle stream) = 0;
+  virtual void fill_bytes(std::byte* to, std::uint8_t value, std::size_t bytes, StreamHandle stream) = 0;
+  virtual void reduce(const Reduction& reduction, StreamHandle stream) = 0;
+
+  // After a kernel was launched: RunError naming it when that failed.
+  virtual void check_launch(const char* kernel) = 0;
+  // What computes on the device, on arena.stream(). Workspaces come from the arena. RequestError for a
+  // precision or numerics that it has not.
+  virtual std::shared_ptr<KernelBackend> make_backend(Arena& arena, const PrecisionRecipe& precision,
+                                                      Numerics numerics) = 0;
+};
+
+// What a driver's failures say, each a RunError: how much was asked of the device, and how much is free;
+// which kernel; which device. `why` is the runtime's own word for it.
+[[noreturn]] void fail_out_of_memory(DeviceDriver& driver, int device, std::size_t bytes);
+[[noreturn]] void fail_launch(const std::string& kernel, int device, const std::string& why);
+[[noreturn]] void fail_lost(int device, const std::string& why);
+
+// The driver of CUDA. RequestError where there is none, as no_cuda() says.
+std::shared_ptr<DeviceDriver> make_cuda_driver();
+// Why there is no CUDA device here, one of: this build has no CUDA, no driver is installed, the driver finds
+// no device. Empty where there is one.
+std::string no_cuda();
+
+}  // namespace echelon

@@ -1,0 +1,81 @@
+// A rank's streams and events on a device, and what it moves between the host and there.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <memory>
+
+#include "tensor/device_driver.h"
+
+namespace echelon {
+
+class DeviceEvent {
+ public:
+  // Happens when what is queued on the stream now is done.
+  DeviceEvent(DeviceDriver& driver, int device, StreamHandle stream);
+  ~DeviceEvent() { driver_.destroy_event(event_); }
+  DeviceEvent(const DeviceEvent&) = delete;
+  DeviceEvent& operator=(const DeviceEvent&) = delete;
+
+  EventHandle handle() const { return event_; }
+  bool has_happened() const { return driver_.has_happened(event_); }
+  void synchronize() const { driver_.synchronize(event_); }
+
+ private:
+  DeviceDriver& driver_;
+  EventHandle event_;
+};
+
+// Rows in memory of the host's own, which need not be pinned, or on the device.
+struct StridedRows {
+  void* data = nullptr;
+  std::size_t stride = 0;  // bytes
+};
+
+// Of one rank: its calls come from that rank's thread.
+class DeviceStream {
+ public:
+  DeviceStream(DeviceDriver& driver, int device);
+  // Waits for what is under way.
+  ~DeviceStream();
+  DeviceStream(const DeviceStream&) = delete;
+  DeviceStream& operator=(const DeviceStream&) = delete;
+
+  DeviceDriver& driver() const { return driver_; }
+  int device() const { return device_; }
+  StreamHandle handle() const { return stream_; }
+
+  std::shared_ptr<DeviceEvent> record() const {
+    return std::make_shared<DeviceEvent>(driver_, device_, stream_);
+  }
+  void wait_for(const DeviceEvent& event) const { driver_.wait(stream_, event.handle()); }
+  // The host waits for all that is queued.
+  void synchronize() const { driver_.synchronize(stream_); }
+
+  // Waits for the numbers, and so for all that was queued before. Through pinned memory.
+  void copy_to_host(StridedRows to, StridedRows from, std::size_t row_bytes, std::size_t rows);
+  // `from` may be changed when it returns; the copy is queued. Through pinned memory, and waits where that
+  // is full of copies still under way.
+  void copy_from_host(StridedRows to, StridedRows from, std::size_t row_bytes, std::size_t rows);
+
+ private:
+  // What is copied at a time; while one half is under way the other is filled.
+  static constexpr std::size_t half_bytes = 2 << 20;
+  struct Half {
+    std::byte* memory = nullptr;
+    std::shared_ptr<DeviceEvent> in_use;
+  };
+  // A half whose copy is done.
+  Half& next_half();
+  // In pieces of at most half_bytes: visit(bytes from the row's begin, bytes of each row, first row, rows).
+  template <class Visit>
+  static void cut(std::size_t row_bytes, std::size_t rows, const Visit& visit);
+
+  DeviceDriver& driver_;
+  const int device_;
+  StreamHandle stream_;
+  std::array<Half, 2> halves_;
+  std::size_t next_ = 0;
+};
+
+}  // namespace echelon

@@ -1,0 +1,293 @@
+// What is asked of an accelerator's runtime: order, lifetime and failures, on a device that is this machine's
+// memory (fake_driver.h).
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "fake_driver.h"
+#include "tensor/device_stream.h"
+#include "tensor/host.h"
+#include "tensor/kernels.h"
+
+namespace echelon::device_seam_test {
+namespace {
+
+using checks::FakeCall;
+using checks::FakeDriver;
+
+constexpr int num_orders = 20;  // seeds
+
+std::vector<float> ascending(std::int64_t count) {
+  std::vector<float> numbers(static_cast<std::size_t>(count));
+  std::iota(numbers.begin(), numbers.end(), 1.0f);
+  return numbers;
+}
+
+Tensor of(Arena& arena, std::vector<std::int64_t> shape, DType dtype = DType::f32) {
+  return {arena, MemoryCategory::other, dtype, std::move(shape)};
+}
+
+std::unique_ptr<Kernels> kernels_of(Arena& arena) { return make_kernels(arena, DType::f64, 1); }
+
+std::string failure_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const RunError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// Runs body(driver) for several orders; nothing may be left, and nothing done that is not allowed.
+void in_all_orders(const std::function<void(FakeDriver&)>& body,
+                   std::size_t memory_bytes = std::size_t{1} << 30, std::uint64_t orders = num_orders) {
+  for (std::uint64_t seed = 1; seed <= orders; ++seed) {
+    SCOPED_TRACE(seed);
+    FakeDriver driver({seed, memory_bytes});
+    body(driver);
+    EXPECT_EQ(driver.complaints(), std::vector<std::string>());
+  }
+}
+
+TEST(DeviceSeam, NumbersCrossAndComeBack) {
+  in_all_orders(
+      [](FakeDriver& driver) {
+        Arena arena(&driver, 0);
+        EXPECT_EQ(arena.device(), Device::cuda);
+        for (const std::int64_t count :
+             {1, 1000, 1 << 20}) {  // the last is larger than what is copied at a time
+          const Tensor x = of(arena, {count});
+          const std::vector<float> numbers = ascending(count);
+          copy_from_host(numbers, x);
+          EXPECT_EQ(copy_to_host<float>(x), numbers);
+        }
+        // A column range of a matrix, one whose rows are longer than what is copied at a time, and other
+        // types.
+        for (const std::int64_t cols : {7, 300'000}) {
+          const Tensor x = of(arena, {3, cols + 5}), part = x.column_range(2, 2 + cols);
+          copy_from_host(ascending(x.numel()), x);
+          copy_from_host(std::vector<float>(static_cast<std::size_t>(part.numel()), -1.0f), part);
+          const std::vector<float> all = copy_to_host<float>(x);
+          EXPECT_EQ(all[1], 2.0f);
+          EXPECT_EQ(all[2], -1.0f);
+          EXPECT_EQ(all[static_cast<std::size_t>(cols + 2)], static_cast<float>(cols + 3));
+          EXPECT_EQ(copy_to_host<float>(part), std::vector<float>(static_cast<std::size_t>(3 * cols), -1.0f));
+        }
+        const Tensor halves = of(arena, {4}, DType::bf16);
+        copy_numbers_from_host(std::vector<double>{1, -2, 0.5, 256}, halves);
+        EXPECT_EQ(copy_numbers_to_host(halves), (std::vector<double>{1, -2, 0.5, 256}));
+        const Tensor nothing = of(arena, {0});
+        EXPECT_TRUE(copy_to_host<float>(nothing).empty());
+      },
+      std::size_t{1} << 30, 2);
+}
+
+TEST(DeviceSeam, TheHostDoesNotTouchTheDevicesMemory) {
+  FakeDriver driver;
+  Arena arena(&driver, 0);
+  const Tensor x = of(arena, {8});
+  copy_from_host(ascending(8), x);
+  EXPECT_THROW((void)x.host<float>(), InvariantError);
+  EXPECT_THROW((void)x.host_bytes(), InvariantError);
+  EXPECT_THROW((void)x.on_device<double>(), InvariantError);
+  EXPECT_THROW((void)Tensor::of_host(DType::f32, {2}).stream(), InvariantError);
+  const volatile float* const there = x.on_device<float>();
+  EXPECT_DEATH((void)*there, "");
+  EXPECT_THROW(Arena(Device::cuda), InvariantError);
+}
+
+TEST(DeviceSeam, KernelsRunInTheOrderOfTheStreamAndTheHostWaitsOnlyWhereItReads) {
+  in_all_orders([](FakeDriver& driver) {
+    Arena arena(&driver, 0);
+    const auto kernels = kernels_of(arena);
+    const Tensor x = of(arena, {16}, DType::f64), y = of(arena, {16}, DType::f64);
+    kernels->fill(x, 3);
+    kernels->copy(x, y);
+    kernels->scale(x, 2);
+    kernels->add(x, y);
+    EXPECT_EQ(driver.operations_run(), 0u);
+    EXPECT_EQ(copy_to_host<double>(y), std::vector<double>(16, 9));
+    EXPECT_TRUE(kernels->all_finite(y));
+    EXPECT_EQ(kernels->largest(y), 9);
+  });
+}
+
+TEST(DeviceSeam, ABlockIsUsedAgainWhileKernelsThatUseItAreQueued) {
+  in_all_orders([](FakeDriver& driver) {
+    Arena arena(&driver, 0);
+    const auto kernels = kernels_of(arena);
+    const Tensor sum = of(arena, {64}, DType::f64);
+    kernels->fill(sum, 0);
+    const std::byte* before = nullptr;
+    for (int i = 1; i <= 5; ++i) {
+      const Tensor part = of(arena, {64}, DType::f64);
+      EXPECT_TRUE(before == nullptr || part.address() == before);
+      before = part.address();
+      kernels->fill(part, i);
+      kernels->add(part, sum);
+    }
+    EXPECT_EQ(arena.system_allocations(), 2);
+    EXPECT_EQ(driver.operations_run(), 0u);
+    EXPECT_EQ(copy_to_host<double>(sum), std::vector<double>(64, 15));
+  });
+}
+
+TEST(DeviceSeam, ABlockThatAnotherStreamUsesIsKeptUntilThatHasCome) {
+  int at_once = 0, later = 0;
+  in_all_orders([&](FakeDriver& driver) {
+    Arena arena(&driver, 0);
+    const auto kernels = kernels_of(arena);
+    const Tensor kept = of(arena, {32}, DType::f64);
+    const std::byte* address = nullptr;
+    {
+      const Tensor x = of(arena, {32}, DType::f64);
+      address = x.address();
+      kernels->fill(x, 7);
+      const auto filled = arena.stream().record();
+      DeviceStream& other = arena.transfers();
+      other.wait_for(*filled);
+      driver.copy({.to = kept.address(), .from = x.address(), .row_bytes = 256}, other.handle());
+      x.in_use_until(other.record());
+    }
+    const std::size_t queued = driver.operations_queued();
+    EXPECT_EQ(queued, 5u);  // the filling and its event; the copy after that, and its event
+    const Tensor next = of(arena, {32}, DType::f64);
+    // The same memory only when the copy has run.
+    if (next.address() == address) {
+      EXPECT_EQ(driver.operations_queued(), 0u);
+      ++at_once;
+    } else {
+      ++later;
+    }
+    kernels->fill(next, -1);
+    arena.transfers().synchronize();
+    EXPECT_EQ(copy_to_host<double>(kept), std::vector<double>(32, 7));
+    const Tensor third = of(arena, {32}, DType::f64);
+    EXPECT_LE(arena.system_allocations(), 3);
+  });
+  EXPECT_GT(at_once, 0);
+  EXPECT_GT(later, 0);
+}
+
+TEST(DeviceSeam, OutOfMemorySaysWhatWasAskedAndWhatIsFree) {
+  in_all_orders(
+      [](FakeDriver& driver) {
+        Arena arena(&driver, 0);
+        const auto kernels = kernels_of(arena);
+        {
+          const Tensor x = of(arena, {160 << 10});  // 640 KiB of 1 MiB
+          copy_from_host(ascending(x.numel()), x);
+        }
+        const Tensor y = of(arena, {200 << 10});  // what was kept makes room
+        EXPECT_EQ(failure_of([&] { of(arena, {100 << 10}); }),
+                  "out of memory on device 0: 400.00 KiB asked, 224.00 KiB free");
+        copy_from_host(ascending(y.numel()), y);  // and the rest goes on
+        EXPECT_EQ(copy_to_host<float>(y).back(), static_cast<float>(y.numel()));
+      },
+      1 << 20);
+}
+
+TEST(DeviceSeam, EveryCallMayFailAndNothingIsLeft) {
+  const auto use_device = [](FakeDriver& driver) {
+    Arena arena(&driver, 0);
+    const auto kernels = kernels_of(arena);
+    const Tensor x = of(arena, {32}, DType::f64), y = of(arena, {32}, DType::f64);
+    copy_from_host(std::vector<double>(32, 1), x);
+    kernels->fill(y, 2);
+    kernels->add(x, y);
+    y.in_use_until(arena.transfers().record());
+    EXPECT_EQ(copy_to_host<double>(y), std::vector<double>(32, 3));
+  };
+  struct Case {
+    FakeCall call;
+    const char* says;
+  };
+  for (const Case& c : {Case{FakeCall::allocate, "out of memory on device 0: 256 B asked, 4.00 GiB free"},
+                        Case{FakeCall::allocate_pinned, "2.00 MiB of pinned memory for copies to device 0"},
+                        Case{FakeCall::create_stream, "no stream could be made on device 0: planted"},
+                        Case{FakeCall::create_event, "no event could be made on device 0: planted"},
+                        Case{FakeCall::launch, "could not be launched on device 0: planted"},
+                        Case{FakeCall::run, "device 0 was lost: it fell off the bus"}}) {
+    SCOPED_TRACE(c.says);
+    int failures = 0;
+    for (int others = 0;; ++others) {
+      FakeDriver driver;
+      driver.fail_after(c.call, others);
+      const std::string failure = failure_of([&] { use_device(driver); });
+      EXPECT_EQ(driver.complaints(), std::vector<std::string>());
+      if (failure.empty()) break;  // the call does not come so often
+      EXPECT_NE(failure.find(c.says), std::string::npos) << failure;
+      EXPECT_EQ(failure.find('\n'), std::string::npos) << failure;
+      ++failures;
+    }
+    EXPECT_GT(failures, 0);
+  }
+}
+
+TEST(DeviceSeam, AFailedLaunchNamesItsKernel) {
+  FakeDriver driver;
+  Arena arena(&driver, 0);
+  const auto kernels = kernels_of(arena);
+  const Tensor x = of(arena, {4}, DType::f64);
+  driver.fail_after(FakeCall::launch, 1);
+  kernels->fill(x, 1);
+  EXPECT_EQ(failure_of([&] { kernels->scale(x, 2); }),
+            "the kernel scale could not be launched on device 0: planted");
+}
+
+// ---- the fake device sees what it is there to see
+
+TEST(FakeDevice, SeesMemoryThatIsUsedAfterItWasGivenBack) {
+  FakeDriver driver;
+  const StreamHandle stream = driver.create_stream(0);
+  std::byte* const x = driver.allocate(0, 64);
+  driver.fill_bytes(x, 1, 64, stream);
+  driver.free(0, x);
+  EXPECT_EQ(driver.complaints().front(), "fill_bytes is queued on memory that is given back");
+  EXPECT_THROW(driver.synchronize(stream), InvariantError);
+  EXPECT_THROW(driver.fill_bytes(x, 1, 64, stream), InvariantError);
+  EXPECT_EQ(driver.complaints().back(), "1 streams left");
+}
+
+TEST(FakeDevice, SeesAnEarlyReadAndALateWriteOfPinnedMemory) {
+  FakeDriver driver;
+  const StreamHandle stream = driver.create_stream(0);
+  std::byte* const x = driver.allocate(0, sizeof(double));
+  auto* const pinned = reinterpret_cast<double*>(driver.allocate_pinned(sizeof(double)));
+  *pinned = 1;
+  driver.copy({.kind = CopyKind::from_host, .to = x, .from = pinned, .row_bytes = sizeof(double)}, stream);
+  driver.synchronize(stream);
+  driver.copy({.kind = CopyKind::to_host, .to = pinned, .from = x, .row_bytes = sizeof(double)}, stream);
+  EXPECT_NE(*pinned, 1);  // too early
+  driver.synchronize(stream);
+  EXPECT_EQ(*pinned, 1);
+  driver.copy({.kind = CopyKind::from_host, .to = x, .from = pinned, .row_bytes = sizeof(double)}, stream);
+  *pinned = 2;  // too early
+  driver.synchronize(stream);
+  EXPECT_EQ(driver.complaints().front(), "pinned memory is changed while a copy is to read it");
+}
+
+TEST(FakeDevice, RunsStreamsThatNothingOrdersInAnyOrder) {
+  int first_wins = 0;
+  for (std::uint64_t seed = 1; seed <= num_orders; ++seed) {
+    FakeDriver driver({seed});
+    const StreamHandle a = driver.create_stream(0), b = driver.create_stream(0);
+    std::byte* const x = driver.allocate(0, 1);
+    std::byte* const pinned = driver.allocate_pinned(1);
+    driver.fill_bytes(x, 1, 1, a);
+    driver.fill_bytes(x, 2, 1, b);
+    for (const StreamHandle stream : {a, b}) driver.synchronize(stream);
+    driver.copy({.kind = CopyKind::to_host, .to = pinned, .from = x, .row_bytes = 1}, a);
+    driver.synchronize(a);
+    if (std::to_integer<int>(*pinned) == 1) ++first_wins;
+  }
+  EXPECT_GT(first_wins, 0);
+  EXPECT_LT(first_wins, num_orders);
+}
+
+}  // namespace
+}  // namespace echelon::device_seam_test

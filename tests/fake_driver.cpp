@@ -1,0 +1,397 @@
+#include "fake_driver.h"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/error.h"
+#include "comm/reduce.h"
+#include "queued_kernels.h"
+
+namespace echelon::checks {
+namespace {
+
+constexpr std::size_t fake_alignment = 256, page = 4096;
+constexpr int poison = 0xff;  // not a number, in every type of floats
+
+using Lock = std::lock_guard<std::recursive_mutex>;
+
+bool lies_in(const std::map<const std::byte*, std::size_t>& blocks, const std::byte* begin,
+             std::size_t bytes) {
+  auto after = blocks.upper_bound(begin);
+  if (after == blocks.begin()) return false;
+  const auto& [block, size] = *std::prev(after);
+  return begin + bytes <= block + size;
+}
+
+std::size_t extent(std::size_t stride, std::size_t row_bytes, std::size_t rows) {
+  return rows == 0 || row_bytes == 0 ? 0 : (rows - 1) * stride + row_bytes;
+}
+
+// So that what is changed behind a copy's back is seen.
+std::uint64_t sum_of(const std::byte* data, std::size_t bytes) {
+  std::uint64_t sum = 1469598103934665603u;
+  for (std::size_t i = 0; i < bytes; ++i)
+    sum = (sum ^ std::to_integer<std::uint64_t>(data[i])) * 1099511628211u;
+  return sum;
+}
+
+}  // namespace
+
+FakeDriver::FakeDriver(const Options& options)
+    : options_(options),
+      random_(options.seed, echelon::Stream::test, 0),
+      mapped_bytes_(std::size_t{64} << 30) {
+  const int fd = ::memfd_create("fake device", MFD_CLOEXEC);
+  check(fd >= 0 && ::ftruncate(fd, static_cast<off_t>(mapped_bytes_)) == 0, "no memory for a fake device");
+  const auto map = [&](int protection) {
+    void* const mapped = ::mmap(nullptr, mapped_bytes_, protection, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    check(mapped != MAP_FAILED, "no memory for a fake device");
+    return static_cast<std::byte*>(mapped);
+  };
+  device_ = map(PROT_NONE);
+  seen_ = map(PROT_READ | PROT_WRITE);
+  ::close(fd);
+}
+
+FakeDriver::~FakeDriver() {
+  for (Stream* stream : streams_) delete stream;
+  for (auto* event : events_) delete event;
+  for (const auto& [memory, bytes] : pinned_) delete[] memory;
+  ::munmap(device_, mapped_bytes_);
+  ::munmap(seen_, mapped_bytes_);
+}
+
+// ---- what tests ask
+
+void FakeDriver::fail_after(FakeCall call, int others) {
+  const Lock lock(mutex_);
+  fail_at_[call] = calls_[call] + others;
+}
+
+int FakeDriver::calls(FakeCall call) const {
+  const Lock lock(mutex_);
+  const auto found = calls_.find(call);
+  return found == calls_.end() ? 0 : found->second;
+}
+
+std::vector<std::string> FakeDriver::complaints() const {
+  const Lock lock(mutex_);
+  std::vector<std::string> all = complaints_;
+  const auto left = [&](std::size_t count, const char* what) {
+    if (count > 0) all.push_back(fmt::format("{} {} left", count, what));
+  };
+  left(blocks_.size(), "blocks of device memory");
+  left(pinned_.size(), "blocks of pinned memory");
+  left(streams_.size(), "streams");
+  left(events_.size(), "events");
+  return all;
+}
+
+std::size_t FakeDriver::operations_run() const {
+  const Lock lock(mutex_);
+  return run_;
+}
+
+std::size_t FakeDriver::operations_queued() const {
+  const Lock lock(mutex_);
+  std::size_t queued = 0;
+  for (const Stream* stream : streams_) queued += stream->queue.size();
+  return queued;
+}
+
+bool FakeDriver::fails(FakeCall call) {
+  const int number = calls_[call]++;
+  const auto planned = fail_at_.find(call);
+  if (planned == fail_at_.end()) return false;
+  const bool stays = call == FakeCall::allocate || call == FakeCall::allocate_pinned;
+  return number == planned->second || (stays && number > planned->second);
+}
+
+void FakeDriver::refuse_lost() const {
+  if (lost_) fail_lost(0, "it fell off the bus");
+}
+
+void FakeDriver::complain(const std::string& what) { complaints_.push_back(what); }
+
+// ---- running
+
+std::uint64_t FakeDriver::random(std::uint64_t below) { return random_.below(drawn_++, below); }
+
+FakeDriver::Stream& FakeDriver::known(StreamHandle stream) {
+  auto* const found = static_cast<Stream*>(stream.handle);
+  check(streams_.contains(found), "a stream is used that is not there");
+  return *found;
+}
+
+std::shared_ptr<FakeDriver::Event>& FakeDriver::known(EventHandle event) {
+  auto* const found = static_cast<std::shared_ptr<Event>*>(event.handle);
+  check(events_.contains(found), "an event is used that is not there");
+  return *found;
+}
+
+std::string FakeDriver::where_not(const Use& use) const {
+  if (use.bytes == 0 || lies_in(blocks_, use.begin, use.bytes) || lies_in(pinned_, use.begin, use.bytes))
+    return "";
+  return fmt::format("{} bytes that are in no block of the device, or no more", use.bytes);
+}
+
+bool FakeDriver::can_run(const Stream& stream) const {
+  return !stream.queue.empty() &&
+         (!stream.queue.front().waits_for || stream.queue.front().waits_for->happened);
+}
+
+void FakeDriver::run_next(Stream& stream) {
+  if (fails(FakeCall::run)) lost_ = true;
+  refuse_lost();
+  const Operation operation = std::move(stream.queue.front());
+  stream.queue.pop_front();
+  for (const Use& use : operation.uses)
+    if (const std::string wrong = where_not(use); !wrong.empty())
+      throw InvariantError(fmt::format("internal error: {} uses {}", operation.name, wrong));
+  if (operation.work) operation.work();
+  ++run_;
+  if (!operation.happens) return;
+  operation.happens->happened = true;
+  operation.happens->at = run_;
+}
+
+// What has to run before the event, and now and then something that need not.
+void FakeDriver::run_until_happened(const std::shared_ptr<Event>& event) {
+  while (!event->happened) {
+    check(event->stream != nullptr && streams_.contains(event->stream),
+          "an event is waited for that nothing records");
+    Stream& stream = *event->stream;
+    check(!stream.queue.empty(), "an event is waited for that nothing records");
+    if (random(4) == 0) run_something_else();
+    if (event->happened) return;
+    if (can_run(stream))
+      run_next(stream);
+    else
+      run_until_happened(stream.queue.front().waits_for);
+  }
+}
+
+void FakeDriver::run_something_else() {
+  std::vector<Stream*> able;
+  for (Stream* stream : streams_)
+    if (can_run(*stream)) able.push_back(stream);
+  if (!able.empty()) run_next(*able[random(able.size())]);
+}
+
+void FakeDriver::enqueue(const std::string& name, StreamHandle stream, std::vector<Use> uses,
+                         std::function<void()> work) {
+  const Lock lock(mutex_);
+  refuse_lost();
+  for (const Use& use : uses)
+    if (const std::string wrong = where_not(use); !wrong.empty())
+      throw InvariantError(fmt::format("internal error: {} is queued on {}", name, wrong));
+  known(stream).queue.push_back({name, std::move(uses), std::move(work), {}, {}});
+}
+
+std::byte* FakeDriver::seen_by_work(const std::byte* device_memory) const {
+  return seen_ + (device_memory - device_);
+}
+
+// ---- DeviceDriver
+
+DeviceProperties FakeDriver::properties(int) {
+  return {.name = "a fake device", .memory_bytes = options_.memory_bytes, .major = 9, .multiprocessors = 1};
+}
+
+std::size_t FakeDriver::free_bytes(int) {
+  const Lock lock(mutex_);
+  return options_.memory_bytes - used_bytes_;
+}
+
+void FakeDriver::use(int device) { check(device == 0, "there is one fake device"); }
+
+std::byte* FakeDriver::allocate(int, std::size_t bytes) {
+  const Lock lock(mutex_);
+  refuse_lost();
+  if (fails(FakeCall::allocate) || used_bytes_ + bytes > options_.memory_bytes) return nullptr;
+  // Addresses are not used twice, so that memory that was given back stays so.
+  const std::size_t begin = first_unused_;
+  first_unused_ += (bytes + 2 * fake_alignment - 1) / fake_alignment * fake_alignment;
+  check(first_unused_ <= mapped_bytes_, "a fake device has no addresses left");
+  used_bytes_ += bytes;
+  blocks_[device_ + begin] = bytes;
+  std::memset(seen_ + begin, poison, bytes);
+  return device_ + begin;
+}
+
+void FakeDriver::free(int, std::byte* memory) noexcept {
+  const Lock lock(mutex_);
+  const auto found = blocks_.find(memory);
+  if (found == blocks_.end()) return complain("memory is given back that is not there");
+  const auto [begin, bytes] = *found;
+  for (const Stream* stream : streams_)
+    for (const Operation& operation : stream->queue)
+      for (const Use& use : operation.uses)
+        if (!lost_ && use.begin < begin + bytes && begin < use.begin + use.bytes)
+          complain(operation.name + " is queued on memory that is given back");
+  const std::size_t first = static_cast<std::size_t>(begin - device_),
+                    whole = (first + page - 1) / page * page, end = (first + bytes) / page * page;
+  if (whole < end) ::madvise(seen_ + whole, end - whole, MADV_REMOVE);
+  used_bytes_ -= bytes;
+  blocks_.erase(found);
+}
+
+std::byte* FakeDriver::allocate_pinned(std::size_t bytes) {
+  const Lock lock(mutex_);
+  if (fails(FakeCall::allocate_pinned)) return nullptr;
+  auto* const memory = new std::byte[bytes];
+  pinned_[memory] = bytes;
+  return memory;
+}
+
+void FakeDriver::free_pinned(std::byte* memory) noexcept {
+  const Lock lock(mutex_);
+  if (pinned_.erase(memory) == 0) return complain("pinned memory is given back that is not there");
+  delete[] memory;
+}
+
+StreamHandle FakeDriver::create_stream(int) {
+  const Lock lock(mutex_);
+  refuse_lost();
+  if (fails(FakeCall::create_stream)) fail("no stream could be made on device 0: planted");
+  auto* const stream = new Stream();
+  streams_.insert(stream);
+  return {stream};
+}
+
+void FakeDriver::destroy_stream(StreamHandle stream) noexcept {
+  const Lock lock(mutex_);
+  auto* const found = static_cast<Stream*>(stream.handle);
+  if (streams_.erase(found) == 0) return complain("a stream is destroyed that is not there");
+  if (!found->queue.empty() && !lost_) complain("a stream is destroyed with work on it");
+  delete found;
+}
+
+void FakeDriver::synchronize(StreamHandle stream) {
+  const Lock lock(mutex_);
+  refuse_lost();
+  Stream& waited = known(stream);
+  if (waited.queue.empty()) return;
+  const auto end = std::make_shared<Event>();
+  end->stream = &waited;
+  waited.queue.push_back({"synchronize", {}, {}, {}, end});
+  run_until_happened(end);
+}
+
+EventHandle FakeDriver::create_event(int) {
+  const Lock lock(mutex_);
+  refuse_lost();
+  if (fails(FakeCall::create_event)) fail("no event could be made on device 0: planted");
+  auto* const event = new std::shared_ptr<Event>(std::make_shared<Event>());
+  events_.insert(event);
+  return {event};
+}
+
+void FakeDriver::destroy_event(EventHandle event) noexcept {
+  const Lock lock(mutex_);
+  auto* const found = static_cast<std::shared_ptr<Event>*>(event.handle);
+  if (events_.erase(found) == 0) return complain("an event is destroyed that is not there");
+  delete found;
+}
+
+void FakeDriver::record(EventHandle event, StreamHandle stream) {
+  const Lock lock(mutex_);
+  refuse_lost();
+  const auto& recorded = known(event);
+  check(recorded->stream == nullptr, "an event is recorded twice");
+  recorded->stream = &known(stream);
+  recorded->stream->queue.push_back({"record", {}, {}, {}, recorded});
+}
+
+void FakeDriver::wait(StreamHandle stream, EventHandle event) {
+  const Lock lock(mutex_);
+  refuse_lost();
+  const auto& awaited = known(event);
+  check(awaited->stream != nullptr, "a stream waits for an event that is not recorded");
+  known(stream).queue.push_back({"wait", {}, {}, awaited, {}});
+}
+
+bool FakeDriver::has_happened(EventHandle event) {
+  const Lock lock(mutex_);
+  refuse_lost();
+  const std::shared_ptr<Event> asked = known(event);
+  if (!asked->happened && random(2) == 0) run_until_happened(asked);  // time goes by
+  return asked->happened;
+}
+
+void FakeDriver::synchronize(EventHandle event) {
+  const Lock lock(mutex_);
+  refuse_lost();
+  const std::shared_ptr<Event> awaited = known(event);
+  run_until_happened(awaited);
+}
+
+double FakeDriver::seconds_between(EventHandle first, EventHandle second) {
+  const Lock lock(mutex_);
+  check(known(first)->happened && known(second)->happened, "time is asked between events that are to come");
+  return (static_cast<double>(known(second)->at) - static_cast<double>(known(first)->at)) * 1e-6;
+}
+
+void FakeDriver::copy(const RowsCopy& rows, StreamHandle stream) {
+  const std::size_t read = extent(rows.from_stride, rows.row_bytes, rows.rows),
+                    written = extent(rows.to_stride, rows.row_bytes, rows.rows);
+  auto* const source = static_cast<const std::byte*>(rows.from);
+  auto* const destination = static_cast<std::byte*>(rows.to);
+  const Lock lock(mutex_);
+  check(rows.kind == CopyKind::from_host ? lies_in(pinned_, source, read) : lies_in(blocks_, source, read),
+        "a copy reads what is not where it says");
+  check(rows.kind == CopyKind::to_host ? lies_in(pinned_, destination, written)
+                                       : lies_in(blocks_, destination, written),
+        "a copy writes what is not where it says");
+  // Until it has run nobody is to read what it writes, nor to change what it reads.
+  if (rows.kind == CopyKind::to_host) std::memset(destination, poison, written);
+  const std::uint64_t sum = rows.kind == CopyKind::from_host ? sum_of(source, read) : 0;
+  const std::byte* const from = rows.kind == CopyKind::from_host ? source : seen_by_work(source);
+  std::byte* const to = rows.kind == CopyKind::to_host ? destination : seen_by_work(destination);
+  enqueue("copy", stream, {{source, read}, {destination, written}}, [=, this] {
+    if (rows.kind == CopyKind::from_host && sum_of(source, read) != sum)
+      complain("pinned memory is changed while a copy is to read it");
+    for (std::size_t row = 0; row < rows.rows; ++row)
+      std::memmove(to + row * rows.to_stride, from + row * rows.from_stride, rows.row_bytes);
+  });
+}
+
+void FakeDriver::fill_bytes(std::byte* to, std::uint8_t value, std::size_t bytes, StreamHandle stream) {
+  enqueue("fill_bytes", stream, {{to, bytes}}, [=, this] { std::memset(seen_by_work(to), value, bytes); });
+}
+
+void FakeDriver::reduce(const Reduction& reduction, StreamHandle stream) {
+  const auto bytes = static_cast<std::size_t>(reduction.count * element_bytes(reduction.dtype));
+  std::vector<const std::byte*> sources;
+  std::vector<std::byte*> destinations;
+  std::vector<Use> uses;
+  for (const std::byte* source : reduction.sources) {
+    sources.push_back(seen_by_work(source));
+    uses.push_back({source, bytes});
+  }
+  for (std::byte* destination : reduction.destinations) {
+    destinations.push_back(seen_by_work(destination));
+    uses.push_back({destination, bytes});
+  }
+  enqueue("reduce", stream, std::move(uses),
+          [op = reduction.op, dtype = reduction.dtype, count = reduction.count, sources, destinations] {
+            reduce_elements(op, dtype, sources, 0, destinations, 0, count);
+          });
+  check_launch("reduce");
+}
+
+void FakeDriver::check_launch(const char* kernel) {
+  const Lock lock(mutex_);
+  if (fails(FakeCall::launch)) fail_launch(kernel, 0, "planted");
+}
+
+std::shared_ptr<KernelBackend> FakeDriver::make_backend(Arena& arena, const PrecisionRecipe&, Numerics) {
+  return std::make_shared<QueuedKernels>(*this, arena);
+}
+
+}  // namespace echelon::checks
