@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
 
 #include "base/error.h"
@@ -122,11 +121,10 @@ RouterBiases load_checkpoint(const Rank& rank, const ParameterStore& parameters,
       if ((values_only || p.spec.frozen) && which != ParameterTensor::value) continue;
       const auto bytes = reader.read(p.spec.name + suffix, p.spec, info.dtype);
       Tensor logical(rank.arena(), MemoryCategory::other, info.dtype, p.spec.shape);
-      std::memcpy(logical.host_bytes(), bytes.data(), bytes.size());
+      copy_bytes_from_host(std::as_bytes(std::span(bytes)), logical);
       if (which == ParameterTensor::value)
         with_stored_type(logical, [&]<class F>(F) {
-          refuse_nonfinite<F>(info.path, p.spec.name,
-                              {logical.host<F>(), static_cast<std::size_t>(logical.numel())});
+          refuse_nonfinite<F>(info.path, p.spec.name, std::span<const F>(copy_to_host<F>(logical)));
         });
       const bool is_value = which == ParameterTensor::value;
       scatter_logical(rank, is_value ? in_dtype(rank, logical, p.own_master.dtype()) : logical, p, which);

@@ -776,7 +776,7 @@ void HuggingFaceWeights::load(const Rank& rank, const ParameterStore& parameters
     // Of what is trained: a large number of F64 is infinite in f32.
     copy_numbers_from_host(values, logical);
     with_stored_type(logical, [&]<class F>(F) {
-      refuse_nonfinite<F>(stored_->directory(), place.name, {logical.host<F>(), values.size()});
+      refuse_nonfinite<F>(stored_->directory(), place.name, std::span<const F>(copy_to_host<F>(logical)));
     });
     scatter_logical(rank, logical, p, ParameterTensor::value);
   }

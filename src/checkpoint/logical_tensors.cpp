@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/error.h"
+#include "tensor/host.h"
 
 namespace echelon {
 namespace {
@@ -83,11 +84,13 @@ Tensor gather_logical(const Rank& rank, const ParamSpec& spec, const Tensor& loc
   const Tensor parts(rank.arena(), MemoryCategory::other, local.dtype(), {total});
   rank.along(Axis::tp).all_gather(local.flat(), parts, counts).wait();
   const std::int64_t width = element_bytes(local.dtype());
-  auto* from = static_cast<std::byte*>(parts.host_bytes());
+  const HostBytes gathered(parts, true), whole(logical, false);
+  std::byte* from = gathered.data();
   for (int i = 0; i < tp; ++i) {
-    copy_runs(spec, tp, i, static_cast<std::byte*>(logical.host_bytes()), from, width, true);
+    copy_runs(spec, tp, i, whole.data(), from, width, true);
     from += counts[static_cast<std::size_t>(i)] * width;
   }
+  whole.store();
   return logical;
 }
 
@@ -102,9 +105,10 @@ void scatter_logical(const Rank& rank, const Tensor& logical, const Parameter& p
 }
 
 void scatter_logical(const Rank& rank, const Tensor& logical, const ParamSpec& spec, const Tensor& local) {
-  copy_runs(spec, rank.size(Axis::tp), rank.coordinate(Axis::tp),
-            static_cast<std::byte*>(logical.host_bytes()), static_cast<std::byte*>(local.host_bytes()),
+  const HostBytes whole(logical, true), here(local, false);
+  copy_runs(spec, rank.size(Axis::tp), rank.coordinate(Axis::tp), whole.data(), here.data(),
             element_bytes(local.dtype()), false);
+  here.store();
 }
 
 }  // namespace echelon

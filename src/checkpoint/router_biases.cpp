@@ -2,8 +2,9 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cstring>
+
+#include "tensor/host.h"
 
 namespace echelon {
 
@@ -31,7 +32,7 @@ std::vector<OwnedTensor> owned_router_biases(const Rank& rank, const ParameterSt
   for (const auto& [layer, bias] : biases) {
     if (rank.coordinate(Axis::pp) != parameters.owner_of(router_weight_name(model, layer))) continue;
     const Tensor data(rank.arena(), MemoryCategory::other, DType::f64, {std::ssize(bias)});
-    std::copy(bias.begin(), bias.end(), data.host<double>());
+    copy_from_host(bias, data);
     mine.push_back({{router_bias_name(model, layer), StoredType::f64, data.shape()}, data});
   }
   return mine;

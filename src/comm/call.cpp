@@ -61,7 +61,8 @@ std::string describe(const Call& call) {
 }
 
 bool agree(const Call& a, int a_rank, const Call& b, int b_rank) {
-  if (a.verb != b.verb || a.op != b.op || a.dtype != b.dtype || a.root != b.root) return false;
+  if (a.verb != b.verb || a.op != b.op || a.dtype != b.dtype || a.root != b.root || a.device != b.device)
+    return false;
   if (a.verb != Verb::all_to_all) return a.counts == b.counts;
   const auto i = static_cast<std::size_t>(a_rank), j = static_cast<std::size_t>(b_rank);
   return a.counts[j] == b.recv_counts[i] && b.counts[i] == a.recv_counts[j];
@@ -107,6 +108,7 @@ std::string wrong_arguments(const Call& call, int rank, int size, const Tensor& 
             fmt::format("it sends itself {} elements but receives {}", call.counts[me], call.recv_counts[me]);
       break;
   }
+  if (wrong.empty() && in.device() != out.device()) wrong = "in and out are on two devices";
   if (wrong.empty() && in.dtype() != out.dtype())
     wrong = fmt::format("in is {} but out is {}", dtype_name(in.dtype()), dtype_name(out.dtype()));
   return wrong;

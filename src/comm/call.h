@@ -21,6 +21,7 @@ struct Call {
   std::vector<std::int64_t> recv_counts{};  // all_to_all
   const std::byte* in = nullptr;
   std::byte* out = nullptr;
+  Device device = Device::cpu;
 };
 
 // "all_gather of [64, 64] f32"

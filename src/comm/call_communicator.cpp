@@ -5,6 +5,8 @@
 #include <cstring>
 #include <utility>
 
+#include "tensor/device_stream.h"
+
 namespace echelon {
 
 Pending CallCommunicator::all_reduce(const Tensor& x, ReduceOp op) {
@@ -50,8 +52,9 @@ Call CallCommunicator::checked(Call call, const Tensor& in, const Tensor& out) {
   if (!wrong.empty())
     fail(fmt::format("{}: rank {} called {}: {}", group_name(), world_rank(), describe(call), wrong));
   if (in.device() == Device::none || out.device() == Device::none) return call;
-  call.in = static_cast<const std::byte*>(in.host_bytes());
-  call.out = static_cast<std::byte*>(out.host_bytes());
+  call.in = in.address();
+  call.out = out.address();
+  call.device = in.device();
   return call;
 }
 
@@ -59,7 +62,12 @@ Pending CallCommunicator::collective(Call call, const Tensor& in, const Tensor& 
   call = checked(std::move(call), in, out);
   if (size() > 1) return start(std::move(call), in, out);
   throw_if_failed();
-  if (call.in != call.out && in.numel() > 0)
+  if (call.in == call.out || in.numel() == 0) return {};
+  if (call.device == Device::cuda)
+    in.stream().driver().copy(
+        {.to = call.out, .from = call.in, .row_bytes = static_cast<std::size_t>(in.bytes())},
+        in.stream().handle());
+  else
     std::memcpy(call.out, call.in, static_cast<std::size_t>(in.bytes()));
   return {};
 }

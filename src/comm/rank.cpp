@@ -33,6 +33,7 @@ std::unique_ptr<Communicator> Rank::join(const std::vector<int>& ranks, const st
                                          Axis axis) const {
   auto group = world_.join(first_ + index_, ranks, name);
   if (collectives_ != Collectives::direct) {
+    check(arena_.device() != Device::cuda, "algorithms over messages work in the host's memory");
     auto channels = world_.join(first_ + index_, ranks, name + " collectives");
     group = with_algorithms(std::move(group),
                             record_traffic(std::move(channels), axis, *messages_,

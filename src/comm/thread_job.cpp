@@ -53,7 +53,10 @@ void ThreadJob::wait(int rank, Task& task) {
   ThreadState& self = state(rank);
   for (;;) {
     const std::uint32_t seen = self.events.load(std::memory_order_acquire);
-    if (task.finished()) return self.recorder.finish(task.ticket);
+    if (task.finished()) {
+      task.order_stream();
+      return self.recorder.finish(task.ticket);
+    }
     throw_if_aborted(rank);
     if (task.advance(true)) continue;
     // Not ready. Others may be waiting for something that is.
@@ -82,16 +85,27 @@ void ThreadJob::sleep(int rank, Task& task, std::uint32_t seen) {
 }
 
 bool ThreadJob::progress(int rank, Task& task) {
-  if (task.finished()) return true;
+  if (task.finished()) {
+    task.order_stream();
+    return true;
+  }
   throw_if_aborted(rank);
   task.advance(false);
   if (!task.finished()) return false;
+  task.order_stream();
   state(rank).recorder.finish(task.ticket);
   return true;
 }
 
 void ThreadJob::forget_finished(ThreadState& rank) {
-  std::erase_if(rank.tasks, [](const auto& task) { return task->finished(); });
+  std::erase_if(rank.tasks, [](const auto& task) {
+    if (!task->finished()) return false;
+    try {
+      task->order_stream();
+    } catch (const RunError&) {  // the device is lost, which every later call says
+    }
+    return true;
+  });
 }
 
 void ThreadJob::drop(int rank, const std::shared_ptr<Task>& task) {
@@ -219,6 +233,7 @@ void ThreadJob::quiesce(int rank) {
   });
   self.sleeping = false;
   lock.unlock();
+  for (const auto& task : self.tasks) task->let_go();
   self.tasks.clear();
 }
 

@@ -5,6 +5,11 @@
 // undone. So a wait depends on calls only, never on whether a peer is computing, waits for something else or
 // has dropped its Pending.
 //
+// In memory of a device the last rank that calls a collective queues it, on its stream of transfers, after
+// what every rank had queued before it called. Then it is finished for the host; the stream of each rank goes
+// on after it. No stream ever waits for something that is not queued yet, so streams cannot wait for each
+// other in a circle.
+//
 // Tensors stay with the rank that passed them (an arena belongs to one thread); others see raw pointers, and
 // only between "ready" and "finished", or until the job is aborted and the rank has seen them let go
 // (quiesce).
@@ -26,6 +31,7 @@
 #include "comm/flight_recorder.h"
 #include "comm/thread_movement.h"
 #include "comm/threads.h"
+#include "tensor/device_stream.h"
 
 namespace echelon {
 
@@ -35,19 +41,36 @@ struct OpenCollective {
   const std::uint64_t number;
   std::vector<std::optional<Call>> calls;  // by group rank
   int num_called = 0;
+  std::vector<std::shared_ptr<DeviceEvent>> arrived;  // of Device::cuda: what each rank queued before is done
   // Set by the last caller.
   std::optional<Movement> movement;
   std::int64_t piece_length = 0;                         // elements
   std::vector<std::int64_t> num_pieces;                  // by part
   std::unique_ptr<std::atomic<std::int64_t>[]> claimed;  // pieces taken, by part; may run past num_pieces
   std::int64_t unfinished_pieces = 0;
-  int active = 0;  // threads at work on it
+  int active = 0;                     // threads at work on it
+  std::shared_ptr<DeviceEvent> done;  // of Device::cuda, from `finished` on: its work has been queued before
   std::atomic<bool> ready{false}, finished{false};
+};
+
+// Memory of a device under a message that no tensor takes yet. No arena counts it.
+struct DeviceBuffer {
+  DeviceBuffer(DeviceDriver& driver, int device, std::size_t bytes);
+  ~DeviceBuffer();  // after the last use
+  DeviceBuffer(const DeviceBuffer&) = delete;
+  DeviceBuffer& operator=(const DeviceBuffer&) = delete;
+
+  DeviceDriver& driver;
+  const int device;
+  std::byte* const data;
+  std::shared_ptr<DeviceEvent> last_use;  // so far
 };
 
 struct MessageBuffer {
   std::unique_ptr<std::byte[]> data;
   std::int64_t capacity = 0;
+  std::unique_ptr<DeviceBuffer> on_device;
+  explicit operator bool() const { return data != nullptr || on_device != nullptr; }
 };
 
 // One message: filled in from both ends, in either order.
@@ -59,6 +82,9 @@ struct Message {
   MessageBuffer buffer;              // the copy, when the send came first
   std::byte* destination = nullptr;  // the receiver's tensor, when the receive came first
   bool active = false;               // the sender writes to `destination`
+  Device sent_device = Device::cpu, expected_device = Device::cpu;
+  std::shared_ptr<DeviceEvent> destination_free;  // of Device::cuda
+  std::shared_ptr<DeviceEvent> done;              // the sender has queued the copy to `destination` before
   std::atomic<bool> delivered{false};
 };
 
@@ -89,6 +115,10 @@ class Task {
   virtual bool in_use() const = 0;
   virtual std::string name() const = 0;
   virtual std::vector<int> missing() const = 0;  // world ranks that have not come to it
+  // Once it is finished: what the rank's stream runs from now on, it runs after it.
+  virtual void order_stream() = 0;
+  // The host waits for what a finished one has queued. Never throws: the job has failed already.
+  virtual void let_go() noexcept = 0;
 
   Group& group() const { return group_; }
   bool dropped = false;  // its Pending is gone
@@ -171,6 +201,9 @@ class ThreadJob {
                      const Message& m);
   // Called without it.
   bool work(Group& group, OpenCollective& collective, int part, bool all);
+  void queue_on_device(Group& group, OpenCollective& collective, DeviceStream& transfers);
+  void send_to_device(Message& message, const Tensor& x);
+  void fill_on_device(MessageBuffer& buffer, const Tensor& x);
   void forget_finished(ThreadState& rank);
   void sleep(int rank, Task& task, std::uint32_t seen);
 

@@ -6,6 +6,7 @@
 
 #include "base/split.h"
 #include "comm/reduce.h"
+#include "tensor/device_stream.h"
 
 namespace echelon {
 namespace {
@@ -113,6 +114,47 @@ void Movement::run(int part, std::int64_t begin, std::int64_t end) const {
       return exchange(part, begin, end);
     default:
       return;
+  }
+}
+
+void Movement::queue_copy(DeviceStream& stream, const std::byte* source,
+                          std::span<std::byte* const> destinations, std::int64_t destination_begin,
+                          std::int64_t elements) const {
+  const std::int64_t width = element_bytes(dtype());
+  if (elements == 0) return;
+  for (std::byte* destination : destinations)
+    if (std::byte* const to = destination + destination_begin * width; to != source)
+      stream.driver().copy(
+          {.to = to, .from = source, .row_bytes = static_cast<std::size_t>(elements * width)},
+          stream.handle());
+}
+
+void Movement::queue_on(DeviceStream& stream) const {
+  const Call& first = calls_[0];
+  const std::int64_t width = element_bytes(first.dtype);
+  const auto reduce = [&](std::span<const std::byte* const> from, std::span<std::byte* const> to,
+                          std::int64_t count) {
+    if (count > 0) stream.driver().reduce({first.op, first.dtype, from, to, count}, stream.handle());
+  };
+  if (first.verb == Verb::all_reduce) return reduce(ins_, outs_, first.counts[0]);
+  if (first.verb == Verb::broadcast)
+    return queue_copy(stream, ins_[static_cast<std::size_t>(first.root)], outs_, 0, first.counts[0]);
+  for (std::size_t part = 0; part < calls_.size(); ++part) {
+    const std::span<std::byte* const> own(&outs_[part], 1);
+    if (first.verb == Verb::all_gather) {
+      queue_copy(stream, ins_[part], outs_, offsets_[part], first.counts[part]);
+    } else if (first.verb == Verb::reduce_scatter) {
+      std::vector<const std::byte*> from;
+      for (const std::byte* in : ins_) from.push_back(in + offsets_[part] * width);
+      reduce(from, own, first.counts[part]);
+    } else if (first.verb == Verb::all_to_all) {
+      std::int64_t at = 0;
+      for (std::size_t from = 0; from < calls_.size(); ++from) {
+        const std::int64_t count = calls_[part].recv_counts[from];
+        queue_copy(stream, ins_[from] + send_offsets_[part * calls_.size() + from] * width, own, at, count);
+        at += count;
+      }
+    }
   }
 }
 

@@ -22,8 +22,14 @@ class Movement {
   std::int64_t part_length(int part) const;      // elements
   std::int64_t bytes() const { return bytes_; }  // of all parts together
   void run(int part, std::int64_t begin, std::int64_t end) const;
+  Device device() const { return calls_[0].device; }
+  // All of it in memory of a device, queued on a stream there. The same bits.
+  void queue_on(DeviceStream& stream) const;
 
  private:
+  // The bytes of `source` go to all destinations but itself.
+  void queue_copy(DeviceStream& stream, const std::byte* source, std::span<std::byte* const> destinations,
+                  std::int64_t destination_begin, std::int64_t elements) const;
   std::int64_t count(int rank) const { return calls_[0].counts[static_cast<std::size_t>(rank)]; }
   std::int64_t part_begin(int part) const;  // all_reduce, broadcast
   void exchange(int part, std::int64_t begin, std::int64_t end) const;

@@ -9,11 +9,50 @@
 namespace echelon {
 
 namespace {
+// What throws half-way has queued some of it, on memory that may be given back next.
+template <class Body>
+void whole_or_waited_for(const DeviceStream& stream, const Body& body) {
+  try {
+    body();
+  } catch (...) {
+    try {
+      stream.synchronize();
+    } catch (const RunError&) {  // the device is lost
+    }
+    throw;
+  }
+}
+
+void wait_noexcept(const DeviceEvent* event) noexcept {
+  if (event == nullptr) return;
+  try {
+    event->synchronize();
+  } catch (const std::exception&) {  // the device is lost
+  }
+}
+
+void queue_copy(const DeviceStream& stream, std::byte* to, const std::byte* from, std::int64_t bytes) {
+  if (bytes > 0)
+    stream.driver().copy({.to = to, .from = from, .row_bytes = static_cast<std::size_t>(bytes)},
+                         stream.handle());
+}
+
 // What a thread does between two looks at the abort flag, and takes over from a late rank at a time. A
 // collective no larger than this in all is done by its last caller alone: that is faster than to wake the
 // others.
 constexpr std::int64_t piece_bytes = 256 << 10;
 }  // namespace
+
+DeviceBuffer::DeviceBuffer(DeviceDriver& its_driver, int its_device, std::size_t bytes)
+    : driver(its_driver), device(its_device), data(driver.allocate(device, bytes)) {
+  if (data == nullptr) fail_out_of_memory(driver, device, bytes);
+}
+
+DeviceBuffer::~DeviceBuffer() {
+  wait_noexcept(last_use.get());
+  last_use.reset();
+  driver.free(device, data);
+}
 
 class CollectiveTask final : public Task {
  public:
@@ -39,12 +78,19 @@ class CollectiveTask final : public Task {
       if (!collective_->calls[i]) ranks.push_back(group().ranks[i]);
     return ranks;
   }
+  void order_stream() override {
+    if (collective_->done && !std::exchange(ordered_, true)) in_.stream().wait_for(*collective_->done);
+  }
+  void let_go() noexcept override {
+    if (finished()) wait_noexcept(collective_->done.get());
+  }
 
  private:
   ThreadJob& job_;
   std::shared_ptr<OpenCollective> collective_;
   int me_;
   Tensor in_, out_;  // kept alive
+  bool ordered_ = false;
 };
 
 class ReceiveTask final : public Task {
@@ -68,8 +114,11 @@ class ReceiveTask final : public Task {
       const std::lock_guard lock(job_.mutex_);
       buffer = std::exchange(message_->buffer, {});
     }
-    if (!buffer.data) return false;
-    if (x_.numel() > 0) std::memcpy(x_.host_bytes(), buffer.data.get(), static_cast<std::size_t>(x_.bytes()));
+    if (!buffer) return false;
+    if (buffer.on_device)
+      take(*buffer.on_device);
+    else if (x_.numel() > 0)
+      std::memcpy(x_.host_bytes(), buffer.data.get(), static_cast<std::size_t>(x_.bytes()));
     const std::lock_guard lock(job_.mutex_);
     if (channel_.spare.size() < 8) channel_.spare.push_back(std::move(buffer));
     message_->delivered.store(true, std::memory_order_release);
@@ -85,8 +134,22 @@ class ReceiveTask final : public Task {
   std::vector<int> missing() const override {
     return message_->sent ? std::vector<int>{} : std::vector<int>{world(from_)};
   }
+  void order_stream() override {
+    if (message_->done && !std::exchange(ordered_, true)) x_.stream().wait_for(*message_->done);
+  }
+  void let_go() noexcept override {
+    if (finished()) wait_noexcept(message_->done.get());
+  }
 
  private:
+  void take(DeviceBuffer& buffer) {
+    DeviceStream& stream = x_.stream();
+    whole_or_waited_for(stream, [&] {
+      stream.wait_for(*buffer.last_use);
+      queue_copy(stream, x_.address(), buffer.data, x_.bytes());
+      buffer.last_use = stream.record();
+    });
+  }
   int world(int group_rank) const { return group().ranks[static_cast<std::size_t>(group_rank)]; }
 
   ThreadJob& job_;
@@ -94,6 +157,7 @@ class ReceiveTask final : public Task {
   std::shared_ptr<Message> message_;
   int from_, to_;  // group ranks
   Tensor x_;
+  bool ordered_ = false;
 };
 
 // ---- collectives
@@ -113,7 +177,9 @@ std::shared_ptr<Task> ThreadJob::call(Group& group, int me, Call call, const Ten
   throw_if_aborted(rank);
   std::shared_ptr<OpenCollective> collective;
   FlightRecorder::Ticket ticket = 0;
-  bool do_all = false;
+  bool last = false, do_all = false;
+  const bool on_device = call.device == Device::cuda;
+  std::shared_ptr<DeviceEvent> arrived = on_device ? in.stream().record() : nullptr;
   {
     std::unique_lock lock(mutex_);
     const std::uint64_t number = group.next[index]++;
@@ -127,6 +193,7 @@ std::shared_ptr<Task> ThreadJob::call(Group& group, int me, Call call, const Ten
       if (const auto& other = collective->calls[i]; other && !agree(call, me, *other, static_cast<int>(i)))
         agreed = false;
     collective->calls[index] = std::move(call);
+    if (on_device) collective->arrived.push_back(std::move(arrived));
     const auto name = [&] { return fmt::format("{} collective {}", group.name, number); };
     if (!agreed) fail_locked(lock, rank, fmt::format("{}: {}", name(), list_calls(group, *collective)));
     if (any_left_)
@@ -136,14 +203,22 @@ std::shared_ptr<Task> ThreadJob::call(Group& group, int me, Call call, const Ten
                       fmt::format("{}: rank {} has finished, but {}", name(), group.ranks[i],
                                   list_calls(group, *collective)));
     if (++collective->num_called == group.size()) {
+      last = true;
       make_ready(group, *collective);
       group.open.pop_front();  // every rank has called all earlier ones before this
       do_all = collective->movement->bytes() <= piece_bytes;
-      if (!do_all) wake(group);
+      if (on_device)
+        ++collective->active;
+      else if (!do_all)
+        wake(group);
     }
   }
-  if (do_all) work(group, *collective, me, true);
+  if (on_device && last)
+    queue_on_device(group, *collective, in.transfers());
+  else if (do_all)
+    work(group, *collective, me, true);
   if (collective->finished.load(std::memory_order_acquire)) {
+    if (collective->done) in.stream().wait_for(*collective->done);
     state(rank).recorder.finish(ticket);
     return nullptr;
   }
@@ -157,6 +232,7 @@ void ThreadJob::make_ready(Group& group, OpenCollective& c) {
   std::vector<Call> calls;
   for (const auto& call : c.calls) calls.push_back(*call);
   c.movement.emplace(std::move(calls));
+  if (c.movement->device() == Device::cuda) return;  // queued as a whole, by this rank
   c.piece_length = piece_bytes / element_bytes(c.movement->dtype());
   c.claimed = std::make_unique<std::atomic<std::int64_t>[]>(c.calls.size());
   for (int part = 0; part < c.movement->num_parts(); ++part) {
@@ -167,6 +243,29 @@ void ThreadJob::make_ready(Group& group, OpenCollective& c) {
   if (c.unfinished_pieces > 0) return;
   c.finished.store(true, std::memory_order_release);
   wake(group);
+}
+
+// By the last rank that called it, which counts as active.
+void ThreadJob::queue_on_device(Group& group, OpenCollective& c, DeviceStream& transfers) {
+  const auto let_go = [&] {
+    const std::lock_guard lock(mutex_);
+    --c.active;
+    c.arrived.clear();
+    wake(group);
+    if (aborted()) wake_all();
+  };
+  try {
+    whole_or_waited_for(transfers, [&] {
+      for (const auto& arrived : c.arrived) transfers.wait_for(*arrived);
+      c.movement->queue_on(transfers);
+      c.done = transfers.record();
+    });
+  } catch (...) {
+    let_go();
+    throw;
+  }
+  c.finished.store(true, std::memory_order_release);
+  let_go();
 }
 
 bool ThreadJob::work(Group& group, OpenCollective& c, int own_part, bool all) {
@@ -222,7 +321,9 @@ std::shared_ptr<Message> ThreadJob::message(Channel& channel, std::uint64_t numb
 
 void ThreadJob::check_message(std::unique_lock<std::mutex>& lock, Group& group, int rank, int from, int to,
                               const Message& m) {
-  if (m.sent_dtype == m.expected_dtype && m.sent_count == m.expected_count) return;
+  if (m.sent_dtype == m.expected_dtype && m.sent_count == m.expected_count &&
+      m.sent_device == m.expected_device)
+    return;
   const int sender = group.ranks[static_cast<std::size_t>(from)],
             receiver = group.ranks[static_cast<std::size_t>(to)];
   fail_locked(
@@ -230,6 +331,38 @@ void ThreadJob::check_message(std::unique_lock<std::mutex>& lock, Group& group, 
       fmt::format("{} message {} from rank {} to rank {}: rank {} sent {} {}, rank {} called recv of {} {}",
                   group.name, m.number, sender, receiver, sender, m.sent_count, dtype_name(m.sent_dtype),
                   receiver, m.expected_count, dtype_name(m.expected_dtype)));
+}
+
+// Queued on the sender's stream, so that what it sends may be changed by what it queues next.
+void ThreadJob::send_to_device(Message& m, const Tensor& x) {
+  DeviceStream& stream = x.stream();
+  try {
+    whole_or_waited_for(stream, [&] {
+      stream.wait_for(*m.destination_free);
+      queue_copy(stream, m.destination, x.address(), x.bytes());
+      m.done = stream.record();
+    });
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    m.active = false;
+    wake_all();
+    throw;
+  }
+}
+
+void ThreadJob::fill_on_device(MessageBuffer& buffer, const Tensor& x) {
+  DeviceStream& stream = x.stream();
+  const std::int64_t bytes = std::max<std::int64_t>(x.bytes(), 1);
+  if (!buffer)
+    buffer = {
+        nullptr, bytes,
+        std::make_unique<DeviceBuffer>(stream.driver(), stream.device(), static_cast<std::size_t>(bytes))};
+  DeviceBuffer& held = *buffer.on_device;
+  whole_or_waited_for(stream, [&] {
+    if (held.last_use) stream.wait_for(*held.last_use);
+    queue_copy(stream, held.data, x.address(), x.bytes());
+    held.last_use = stream.record();
+  });
 }
 
 // One copy when the receive is known already (straight into the receiver's tensor), otherwise two.
@@ -247,13 +380,17 @@ void ThreadJob::send(Group& group, int me, int to, const Tensor& x) {
   ThreadState& receiver = state(group.ranks[static_cast<std::size_t>(to)]);
   m->sent_dtype = x.dtype();
   m->sent_count = x.numel();
+  m->sent_device = x.device();
   if (m->expected) {
     check_message(lock, group, rank, me, to, *m);
     if (aborted()) fail_locked(lock, rank, abort_.why);
     m->sent = m->active = true;
     channel.open.pop_front();
     lock.unlock();
-    if (x.numel() > 0) std::memcpy(m->destination, x.host_bytes(), static_cast<std::size_t>(bytes));
+    if (x.device() == Device::cuda)
+      send_to_device(*m, x);
+    else if (x.numel() > 0)
+      std::memcpy(m->destination, x.host_bytes(), static_cast<std::size_t>(bytes));
     lock.lock();
     m->active = false;
     m->delivered.store(true, std::memory_order_release);
@@ -261,16 +398,21 @@ void ThreadJob::send(Group& group, int me, int to, const Tensor& x) {
     return;
   }
   MessageBuffer buffer;
-  const auto fits = std::find_if(channel.spare.begin(), channel.spare.end(),
-                                 [&](const MessageBuffer& spare) { return spare.capacity >= bytes; });
+  const auto fits = std::find_if(channel.spare.begin(), channel.spare.end(), [&](const MessageBuffer& spare) {
+    return spare.capacity >= bytes && (spare.on_device != nullptr) == (x.device() == Device::cuda);
+  });
   if (fits != channel.spare.end()) {
     buffer = std::move(*fits);
     channel.spare.erase(fits);
   }
   lock.unlock();
-  if (!buffer.data)
-    buffer = {std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(bytes)), bytes};
-  if (x.numel() > 0) std::memcpy(buffer.data.get(), x.host_bytes(), static_cast<std::size_t>(bytes));
+  if (x.device() == Device::cuda) {
+    fill_on_device(buffer, x);
+  } else {
+    if (!buffer)
+      buffer = {std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(bytes)), bytes, nullptr};
+    if (x.numel() > 0) std::memcpy(buffer.data.get(), x.host_bytes(), static_cast<std::size_t>(bytes));
+  }
   lock.lock();
   m->buffer = std::move(buffer);
   m->sent = true;
@@ -285,6 +427,7 @@ std::shared_ptr<Task> ThreadJob::receive(Group& group, int me, int from, const T
   const int rank = group.ranks[static_cast<std::size_t>(me)];
   forget_finished(state(rank));
   throw_if_aborted(rank);
+  std::shared_ptr<DeviceEvent> unused = x.device() == Device::cuda ? x.stream().record() : nullptr;
   std::unique_lock lock(mutex_);
   Channel& channel = group.channels[{from, me}];
   const std::shared_ptr<Message> m = message(channel, channel.next_expected++);
@@ -294,7 +437,9 @@ std::shared_ptr<Task> ThreadJob::receive(Group& group, int me, int from, const T
   m->expected = true;
   m->expected_dtype = x.dtype();
   m->expected_count = x.numel();
-  m->destination = static_cast<std::byte*>(x.host_bytes());
+  m->destination = x.address();
+  m->expected_device = x.device();
+  m->destination_free = std::move(unused);
   if (m->sent) {
     check_message(lock, group, rank, from, me, *m);
     channel.open.pop_front();

@@ -1,0 +1,254 @@
+// Training on an accelerator gives what the host gives, bit for bit, whatever the device does when: nothing
+// touches its memory from the host, and nothing is read before it is there (fake_driver.h).
+#include <gtest/gtest.h>
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "context_runs.h"
+#include "expert_runs.h"
+#include "fake_driver.h"
+#include "tensor/device_stream.h"
+#include "train/generate.h"
+
+namespace echelon::device_training_test {
+namespace {
+
+using namespace checks;
+
+using Tokens = std::vector<std::int32_t>;
+
+// On the reference kernels, of the host where there is no driver.
+void on_mesh_of(FakeDriver* driver, const Plan& plan, const std::function<void(const Rank&)>& body) {
+  ThreadWorld world(plan.mesh.num_ranks(), patience);
+  run_ranks(world, [&](int index) {
+    Arena arena(driver, 0);
+    const auto kernels =
+        driver == nullptr ? make_reference_kernels() : make_kernels(arena, plan.precision, 1, plan.numerics);
+    body(Rank(world, plan.mesh, index, plan.precision, arena, *kernels));
+  });
+}
+
+void expect_clean(const FakeDriver& driver) {
+  EXPECT_EQ(driver.complaints(), std::vector<std::string>());
+  EXPECT_EQ(driver.operations_queued(), 0u);
+}
+
+std::vector<Outcome> steps_on(FakeDriver* driver, const Plan& plan, std::int64_t steps = 2) {
+  std::vector<Outcome> outcomes(static_cast<std::size_t>(plan.mesh.num_ranks()));
+  const SampleSource samples = random_samples(plan);
+  on_mesh_of(driver, plan, [&](const Rank& rank) {
+    Outcome& o = outcomes[static_cast<std::size_t>(rank.index())];
+    Trainer trainer(rank, plan, {}, 1);
+    for (std::int64_t step = 0; step < steps; ++step) {
+      o.losses.push_back(trainer.compute_gradients(step, samples));
+      o.norms.push_back(trainer.apply_gradients(step).gradient_norm);
+    }
+    o.losses.push_back(trainer.evaluate(2, samples));
+    const auto gathered = [&](ParameterTensor which) {
+      LogicalTensors tensors;
+      for (const Parameter& p : trainer.parameters().all())
+        if (p.spec.parts == 1) tensors[p.spec.name] = as_doubles(gather_logical(rank, p, which));
+      return tensors;
+    };
+    o.values = gathered(ParameterTensor::value);
+    o.exp_avg = gathered(ParameterTensor::exp_avg);
+    o.exp_avg_sq = gathered(ParameterTensor::exp_avg_sq);
+  });
+  return outcomes;
+}
+
+void expect_bits_of_the_host(const Plan& plan, std::uint64_t seeds = 1) {
+  SCOPED_TRACE(describe_context(plan));
+  const std::vector<Outcome> host = steps_on(nullptr, plan);
+  for (double loss : host[0].losses) EXPECT_TRUE(std::isfinite(loss));
+  for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
+    FakeDriver driver({.seed = seed});
+    EXPECT_TRUE(steps_on(&driver, plan) == host) << "seed " << seed;
+    EXPECT_GT(driver.operations_run(), 100u);
+    expect_clean(driver);
+  }
+}
+
+Plan in(const char* precision, Plan plan) {
+  plan.precision = recipe(precision);
+  return plan;
+}
+
+TEST(DeviceTraining, OneRank) {
+  expect_bits_of_the_host(odd_plan(odd_gpt2(), 1, 1, false), 3);
+  expect_bits_of_the_host(in("bf16", odd_plan(odd_llama(), 1, 1, false)));
+  expect_bits_of_the_host(in("bf16-lean", odd_plan(odd_llama(), 1, 1, false)));
+}
+
+TEST(DeviceTraining, DataAndTensorParallel) {
+  expect_bits_of_the_host(odd_plan(odd_llama(), 2, 2, true), 3);
+  expect_bits_of_the_host(odd_plan(odd_gpt2(false), 3, 1, false));
+  expect_bits_of_the_host(odd_plan(odd_gpt2(), 1, 4, false));
+  expect_bits_of_the_host(in("bf16", odd_plan(odd_gpt2(), 2, 2, true)));
+}
+
+TEST(DeviceTraining, ShardedData) {
+  for (const int zero : {1, 2, 3}) {
+    Plan plan = odd_plan(odd_llama(), 2, zero == 3 ? 2 : 1, zero == 3);
+    plan.zero = zero;
+    expect_bits_of_the_host(plan, 2);
+  }
+  Plan plan = odd_plan(odd_gpt2(), 4, 1, false);
+  plan.zero = 3;
+  plan.hsdp = 2;
+  expect_bits_of_the_host(in("bf16", plan));
+}
+
+TEST(DeviceTraining, Pipelines) {
+  for (const char* schedule : {"1f1b", "zb-v", "dualpipe"})
+    expect_bits_of_the_host(pipeline_plan(odd_llama(false, 2, 4), schedule, 2, 1, 1, 4), 2);
+  Plan plan = pipeline_plan(odd_gpt2(true, 4), "interleaved", 2, 2, 1, 4);
+  plan.recompute = parse_recompute("full", "--recompute");
+  expect_bits_of_the_host(plan);
+  plan = pipeline_plan(odd_llama(false, 2, 4), "1f1b", 2, 1, 1, 4);
+  plan.vocabulary_parallel = true;
+  expect_bits_of_the_host(plan);
+}
+
+TEST(DeviceTraining, ContextParallel) {
+  for (const ContextCase& c : context_cases(2)) expect_bits_of_the_host(context_plan(Family::llama, c));
+  Plan plan = context_plan(Family::llama, {ContextKind::hybrid, ContextBalance::zigzag, 4, 2});
+  plan.mask = AttentionMask::document;
+  expect_bits_of_the_host(plan);
+}
+
+TEST(DeviceTraining, Experts) {
+  Plan plan = odd_plan(even_deepseek(3), 2, 1, false);
+  plan.mesh.ep = 2;
+  plan.balancing = all_losses();
+  expect_bits_of_the_host(plan, 3);
+  plan = odd_plan(even_mixtral(2), 2, 2, true);
+  plan.mesh.ep = 2;
+  plan.balancing.capacity = 0.8;
+  plan.zero = 1;
+  expect_bits_of_the_host(plan);
+}
+
+TEST(DeviceTraining, CompressedGradients) {
+  for (const char* compression : {"bf16", "int8", "topk:0.2", "powersgd:2"}) {
+    Plan plan = odd_plan(odd_llama(), 2, 1, false);
+    plan.compression = parse_compression(compression, "--compress");
+    expect_bits_of_the_host(plan);
+  }
+}
+
+TEST(DeviceTraining, CheckpointsMoveBetweenHostAndDevice) {
+  Plan sharded = odd_plan(odd_llama(), 2, 2, true);
+  sharded.zero = 2;
+  const Plan other = odd_plan(odd_llama(), 1, 1, false);
+  CheckpointInfo info;
+  info.step = 1;
+  info.seed = 1;
+  info.dtype = DType::f64;
+  info.model = other.model;
+  const auto saved = [&](FakeDriver* driver, const std::string& directory) {
+    std::string path;
+    on_mesh_of(driver, sharded, [&](const Rank& rank) {
+      Trainer trainer(rank, sharded, {}, 1);
+      trainer.compute_gradients(0, random_samples(sharded));
+      trainer.apply_gradients(0);
+      const std::string where = save_checkpoint(rank, trainer.parameters(), directory, info);
+      if (rank.index() == 0) path = where;
+    });
+    return path;
+  };
+  const auto loaded = [&](FakeDriver* driver, const std::string& path) {
+    LogicalTensors values, moments;
+    on_mesh_of(driver, other, [&](const Rank& rank) {
+      Trainer trainer(rank, other, {}, 99);
+      load_checkpoint(rank, trainer.parameters(), read_checkpoint_info(path), false);
+      values = gather(rank, trainer, ParameterTensor::value);
+      moments = gather(rank, trainer, ParameterTensor::exp_avg_sq);
+    });
+    return std::pair(values, moments);
+  };
+  FakeDriver driver;
+  const TemporaryDirectory from_host, from_device;
+  const std::string host = saved(nullptr, from_host.path()), device = saved(&driver, from_device.path());
+  EXPECT_EQ(loaded(nullptr, host), loaded(&driver, device));
+  EXPECT_EQ(loaded(&driver, host), loaded(nullptr, device));
+  expect_clean(driver);
+}
+
+TEST(DeviceTraining, GeneratesTheHostsText) {
+  Plan plan = odd_plan(odd_llama(), 1, 2, true);
+  plan.model.init_std = 0.5;
+  plan.model.max_seq = 40;
+  GenerateOptions options;
+  options.max_tokens = 12;
+  options.temperature = 2;
+  const auto text_on = [&](FakeDriver* driver) {
+    std::vector<Tokens> texts(2);
+    on_mesh_of(driver, plan, [&](const Rank& rank) {
+      const Trainer trainer(rank, plan, {}, 1);
+      texts[static_cast<std::size_t>(rank.index())] =
+          generate(rank, plan, trainer.parameters(), {}, {3, 52, 0, 17}, options);
+    });
+    return texts;
+  };
+  FakeDriver driver;
+  EXPECT_EQ(text_on(&driver), text_on(nullptr));
+  expect_clean(driver);
+}
+
+// Memory by category is that of the host: the same program asks for it.
+TEST(DeviceTraining, HoldsWhatTheHostHolds) {
+  const Plan plan = odd_plan(odd_llama(), 2, 2, true);
+  const auto peak_on = [&](FakeDriver* driver) {
+    std::vector<Memory> peaks(4);
+    on_mesh_of(driver, plan, [&](const Rank& rank) {
+      Trainer trainer(rank, plan, {}, 1);
+      trainer.compute_gradients(0, random_samples(plan));
+      trainer.apply_gradients(0);
+      peaks[static_cast<std::size_t>(rank.index())] = rank.arena().peak();
+    });
+    return peaks;
+  };
+  FakeDriver driver;
+  const std::vector<Memory> host = peak_on(nullptr), device = peak_on(&driver);
+  for (std::size_t r = 0; r < host.size(); ++r)
+    for (const MemoryCategory category : all_memory_categories)
+      EXPECT_EQ(device[r][category], host[r][category]) << memory_category_name(category);
+}
+
+// Wherever a call to the device fails, every rank stops with one cause, and nothing is left behind.
+TEST(DeviceTraining, StopsWholeWhereverTheDeviceFails) {
+  Plan plan = odd_plan(odd_gpt2(true, 1), 2, 1, false);
+  plan.global_batch = 2;
+  struct Case {
+    FakeCall call;
+    const char* says;
+  };
+  for (const Case& c : {Case{FakeCall::allocate, "out of memory on device 0"},
+                        Case{FakeCall::create_event, "no event could be made on device 0"},
+                        Case{FakeCall::launch, "could not be launched on device 0: planted"},
+                        Case{FakeCall::run, "device 0 was lost: it fell off the bus"}}) {
+    int calls = 0;
+    {
+      FakeDriver driver;
+      steps_on(&driver, plan, 1);
+      calls = driver.calls(c.call);
+    }
+    EXPECT_GT(calls, 10);
+    for (int i = 0; i < 12; ++i) {
+      FakeDriver driver;
+      driver.fail_after(c.call, i * (calls - 4) / 12);
+      const std::string failure = message_of<RunError>([&] { steps_on(&driver, plan, 1); });
+      EXPECT_NE(failure.find(c.says), std::string::npos) << failure;
+      EXPECT_EQ(failure.find('\n'), std::string::npos) << failure;
+      EXPECT_EQ(driver.complaints(), std::vector<std::string>()) << c.says << " at " << i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace echelon::device_training_test
