@@ -80,7 +80,9 @@ function(install_library libdir component not_by_default)
   configure_file(${CMAKE_SOURCE_DIR}/cmake/echelon.pc.in ${there}/echelon.pc @ONLY)
   install(FILES ${there}/echelon.pc DESTINATION ${libdir}/pkgconfig COMPONENT ${component} ${exclude})
   install(DIRECTORY ${CMAKE_SOURCE_DIR}/src/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/echelon COMPONENT ${component}
-          ${exclude} FILES_MATCHING PATTERN "*.h" PATTERN "*-inl.h" EXCLUDE)
+          ${exclude} FILES_MATCHING PATTERN "*.h" PATTERN "*-inl.h" EXCLUDE
+          # What needs Random123, which whoever uses the library need not have.
+          REGEX "/(philox_words|rows/adamw|row_kernels|device_kernels)\\.h$" EXCLUDE)
 endfunction()
 install_library(${CMAKE_INSTALL_LIBDIR} development FALSE)
 # CPack's prefix is /usr whatever this build's is, and there Debian keeps the libraries of each architecture apart.

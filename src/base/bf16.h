@@ -8,11 +8,13 @@
 #include <limits>
 #include <type_traits>
 
+#include "base/host_device.h"
+
 namespace echelon {
 
 // The f32 that rounds on to any narrower form as x itself does: where it is not exact, its last bit is set
 // (Boldo & Melquiond 2008, rounding to odd).
-inline float rounded_to_odd(double x) {
+ECHELON_HOST_DEVICE inline float rounded_to_odd(double x) {
   const auto nearest = static_cast<float>(x);
   if (static_cast<double>(nearest) == x || !std::isfinite(nearest)) return nearest;
   std::uint32_t bits = std::bit_cast<std::uint32_t>(nearest);
@@ -24,12 +26,12 @@ struct bf16 {
   bf16() = default;
   // To nearest, ties to even: |error| <= 2^-8 |x|, or 2^-134 where x is below the smallest normal number.
   // Beyond the largest one infinity; NaN stays NaN.
-  explicit bf16(float x) : bits(rounded(x)) {}
-  explicit bf16(double x) : bf16(rounded_to_odd(x)) {}
-  operator float() const {  // NOLINT(google-explicit-constructor)
+  ECHELON_HOST_DEVICE explicit bf16(float x) : bits(rounded(x)) {}
+  ECHELON_HOST_DEVICE explicit bf16(double x) : bf16(rounded_to_odd(x)) {}
+  ECHELON_HOST_DEVICE operator float() const {  // NOLINT(google-explicit-constructor)
     return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
   }
-  static bf16 of_bits(std::uint16_t bits) {
+  ECHELON_HOST_DEVICE static bf16 of_bits(std::uint16_t bits) {
     bf16 x;
     x.bits = bits;
     return x;
@@ -37,7 +39,7 @@ struct bf16 {
   // Up or down at random, the nearer the likelier, so that the expected value is x: the lower half of x is
   // the number of 65536ths of the way to the next bfloat16 away from zero. `random`: 16 uniform bits. (Gupta
   // et al. 2015, https://arxiv.org/abs/1502.02551.)
-  static bf16 stochastic(float x, std::uint16_t random) {
+  ECHELON_HOST_DEVICE static bf16 stochastic(float x, std::uint16_t random) {
     const auto whole = std::bit_cast<std::uint32_t>(x);
     return std::isfinite(x) ? of_bits(static_cast<std::uint16_t>((whole + random) >> 16)) : bf16(x);
   }
@@ -45,7 +47,7 @@ struct bf16 {
   std::uint16_t bits;
 
  private:
-  static std::uint16_t rounded(float x) {
+  ECHELON_HOST_DEVICE static std::uint16_t rounded(float x) {
     const auto whole = std::bit_cast<std::uint32_t>(x);
     // Bit 6 keeps a NaN whose payload lies in the lower half from becoming infinity.
     const std::uint32_t upper = (whole & 0x7fffffffu) > 0x7f800000u

@@ -1,10 +1,10 @@
 #include "base/philox.h"
 
-#include <Random123/philox.h>
-
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+
+#include "base/philox_words.h"
 
 namespace echelon {
 namespace {
@@ -26,13 +26,7 @@ Philox::Philox(std::uint64_t seed, Stream stream, std::uint64_t substream)
     : seed_(seed), stream_(static_cast<std::uint32_t>(stream)), substream_(substream) {}
 
 std::array<std::uint32_t, 4> Philox::words(std::uint64_t index) const {
-  // Key = seed; counter = (index, substream). The stream is folded into the seed's high word.
-  const r123::Philox4x32::key_type key{
-      {static_cast<std::uint32_t>(seed_), static_cast<std::uint32_t>(seed_ >> 32) ^ (stream_ * 0x9E3779B9u)}};
-  const r123::Philox4x32::ctr_type counter{
-      {static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(index >> 32),
-       static_cast<std::uint32_t>(substream_), static_cast<std::uint32_t>(substream_ >> 32)}};
-  const auto block = r123::Philox4x32{}(counter, key);
+  const auto block = philox_block(key(), index);
   return {block[0], block[1], block[2], block[3]};
 }
 

@@ -20,10 +20,22 @@ enum class Stream : std::uint32_t {
   weight_rounding = 8
 };
 
+// What decides the words of a generator: a plain value, which a device can be given.
+struct PhiloxKey {
+  std::uint32_t low, high;
+  std::uint64_t substream;
+};
+
 class Philox {
  public:
   // `substream` tells apart, for one purpose, e.g. the parameters (a hash of the name) or the steps.
   Philox(std::uint64_t seed, Stream stream, std::uint64_t substream);
+
+  // Key = seed; counter = (index, substream). The stream is folded into the seed's high word.
+  PhiloxKey key() const {
+    return {static_cast<std::uint32_t>(seed_),
+            static_cast<std::uint32_t>(seed_ >> 32) ^ (stream_ * 0x9E3779B9u), substream_};
+  }
 
   // Four independent uniform 32-bit words for counter value `index`.
   std::array<std::uint32_t, 4> words(std::uint64_t index) const;

@@ -1,11 +1,13 @@
 // Which experts one token goes to (Shazeer et al. 2017, https://arxiv.org/abs/1701.06538), what its balance
-// losses are, and their gradients: the arithmetic of Kernels, and of plan/routing_simulation.
+// losses are, and their gradients: the arithmetic of Kernels, and of plan/routing_simulation. What is done to
+// numbers is in spec/router_row.h.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "spec/router_row.h"
 #include "spec/routing.h"
 
 namespace echelon {
@@ -36,9 +38,10 @@ class TokenRouter {
     std::vector<double> scores, softmax;
     double log_sum = 0;    // of the logits' exponentials
     double score_sum = 0;  // 1 of a softmax
-    std::vector<double> wanted, d_scores;
-    std::vector<bool> taken;
+    std::vector<double> wanted, d_scores, group_sums;
+    std::vector<unsigned char> taken, seen;
   };
+  RouterRules rules() const { return {spec_, experts_, k_}; }
   void score(std::span<const double> logits, Row& row) const;
 
   // ids (k), the best first, and weights (k). `bias` (E, or empty) is added to the scores for the choice

@@ -1,5 +1,6 @@
 // What computes the kernels: the seam between Echelon and a machine. kernels_reference.cpp is plain loops in
-// any float type, kernels_cpu.cpp oneDNN and SIMD in f32 and bf16. Functions and arguments are those of
+// any float type, kernels_cpu.cpp oneDNN and SIMD in f32 and bf16; the mathematics of rows and elements that
+// several of them share is in rows/. Functions and arguments are those of
 // Kernels, which has checked shapes and dtypes; where a backend has not every dtype, it checks for its own.
 #pragma once
 

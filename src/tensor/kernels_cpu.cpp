@@ -18,7 +18,6 @@
 #include "base/start_thread.h"
 #include "tensor/attention_cpu.h"
 #include "tensor/kernels_host.h"
-#include "tensor/local_column.h"
 #include "tensor/matmul.h"
 #include "tensor/reference_view.h"
 #include "tensor/rope_angles.h"
@@ -441,7 +440,7 @@ class CpuKernels final : public HostBackend {
       const Matrix<T> table(ttable), y(ty);
       const std::int32_t* ids = tids.host<std::int32_t>();
       team_.each_row(y.rows, y.cols, [&](std::int64_t i) {
-        const std::int64_t row = local_column(ids[i], first_id, table.rows);
+        const std::int64_t row = rows::local_column(ids[i], first_id, table.rows);
         if (row >= 0)
           std::copy_n(table[row], y.cols, y[i]);
         else
@@ -461,7 +460,7 @@ class CpuKernels final : public HostBackend {
       team_.each_row((dy.cols + width - 1) / width, dy.rows * width, [&](std::int64_t block) {
         const std::int64_t begin = block * width, count = std::min(width, dy.cols - begin);
         for (std::int64_t i = 0; i < dy.rows; ++i) {
-          const std::int64_t row = local_column(ids[i], first_id, dtable.rows);
+          const std::int64_t row = rows::local_column(ids[i], first_id, dtable.rows);
           if (row >= 0) simd<T>().add_to_wide(dy[i] + begin, dtable[row] + begin, count);
         }
       });
@@ -489,7 +488,7 @@ class CpuKernels final : public HostBackend {
     const std::int32_t* targets = ttargets.host<std::int32_t>();
     float *sum = tsum.host<float>(), *target = ttarget.host<float>();
     team_.each_row(logits.rows, logits.cols, [&](std::int64_t i) {
-      const std::int64_t column = local_column(targets[i], first_id, logits.cols);
+      const std::int64_t column = rows::local_column(targets[i], first_id, logits.cols);
       target[i] = column >= 0 ? logits[i][column] - max[i] : 0.0f;
       sum[i] = wide_simd().exp_sum(logits[i], max[i], logits.cols);
     });
@@ -509,7 +508,7 @@ class CpuKernels final : public HostBackend {
           std::fill_n(dlogits[i], p.cols, T{});
           return;
         }
-        const std::int64_t column = local_column(targets[i], first_id, p.cols);
+        const std::int64_t column = rows::local_column(targets[i], first_id, p.cols);
         float at_target = column >= 0 ? weight * (p[i][column] / sum[i] - 1.0f) : 0.0f;
         if (cap.cap > 0) {
           const float max = cap.max.host<float>()[i], width = static_cast<float>(cap.cap);

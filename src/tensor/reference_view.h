@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "tensor/rows/team.h"
 #include "tensor/tensor.h"
 
 namespace echelon {
@@ -12,15 +13,10 @@ namespace echelon {
 // A tensor as a matrix (leading dimensions folded into rows), m[row][column]. Rows may be further apart than
 // they are long. Throws InvariantError when the tensor is undefined or its elements are not F.
 template <class F>
-struct Matrix {
-  explicit Matrix(const Tensor& t)
-      : data(t.host<F>()), rows(t.rows()), cols(t.cols()), stride(t.row_stride()) {
+struct Matrix : rows::Matrix<F> {
+  explicit Matrix(const Tensor& t) : rows::Matrix<F>{t.host<F>(), t.rows(), t.cols(), t.row_stride()} {
     check(t.defined() || t.numel() == 0, "kernel called with an undefined tensor");
   }
-  F* operator[](std::int64_t row) const { return data + row * stride; }
-
-  F* data;
-  std::int64_t rows, cols, stride;
 };
 
 template <class F>

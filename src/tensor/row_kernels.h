@@ -1,0 +1,295 @@
+// The kernels that are passes over rows and elements and that a vendor may have better ones of, for whatever
+// Launch Base launches with (tensor/launching.h).
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include "tensor/launching.h"
+#include "tensor/rows/activations.h"
+#include "tensor/rows/adamw.h"
+#include "tensor/rows/elements.h"
+#include "tensor/rows/norms.h"
+#include "tensor/rows/rope.h"
+#include "tensor/rows/vocabulary.h"
+
+namespace echelon {
+
+// Base is TokenKernels<Launch>, or more than it.
+template <class Launch, class Base>
+class RowKernels : public Base {
+ public:
+  using Base::Base;
+
+  void fill(Out x, double value) override {
+    with_stored_type(x, [&, this]<class T>(T) {
+      this->elements("fill", x, rows::Fill<T>{matrix<T>(x), T(value)});
+    });
+  }
+
+  void copy(const Tensor& from, Out to) override {
+    this->with_pair(from, to,
+                    [&, this]<class X, class Y>(const rows::Matrix<X>& x, const rows::Matrix<Y>& y) {
+                      this->elements("copy", to, rows::Copy<X, Y>{x, y});
+                    });
+  }
+
+  void add(const Tensor& tx, InOut ty) override {
+    this->with_pair(tx, ty, [&, this]<class X, class Y>(const rows::Matrix<X>& x, const rows::Matrix<Y>& y) {
+      this->elements("add", ty, rows::Add<X, Y>{x, y});
+    });
+  }
+
+  void scale(InOut x, double factor) override {
+    with_stored_type(x, [&, this]<class T>(T) {
+      this->elements("scale", x, rows::Scale<T>{matrix<T>(x), Wide<T>(factor)});
+    });
+  }
+
+  void sum_squares(const Tensor& x, std::int64_t block, Out sums) override {
+    with_stored_type(x, [&, this]<class T>(T) {
+      this->each_row("sum_squares", sums->numel(),
+                     rows::SumSquares<T>{data<T>(x), x.numel(), block, data<double>(sums)});
+    });
+  }
+
+  void add_bias(const Tensor& bias, InOut y) override {
+    with_stored_type(y, [&, this]<class T>(T) {
+      this->elements("add_bias", y, rows::AddBias<T>{matrix<T>(y), data<T>(bias)});
+    });
+  }
+
+  void residual(const Tensor& x, const Tensor& y, const Tensor& bias, Out out) override {
+    with_stored_type(out, [&, this]<class T>(T) {
+      this->elements("residual", out,
+                     rows::Residual<T>{matrix<T>(x), matrix<T>(y), data<T>(bias), matrix<T>(out)});
+    });
+  }
+
+  void bias_gradient(const Tensor& dy, InOut dbias) override {
+    with_stored_type(dy, [&, this]<class T>(T) {
+      this->add_column_sums("bias_gradient", dy, dbias, rows::Element<T>{matrix<T>(dy)});
+    });
+  }
+
+  void layer_norm(const Tensor& x, const Tensor& w, const Tensor& b, double eps, Out y, Out stats) override {
+    with_stored_type(x, [&, this]<class T>(T) {
+      using F = Wide<T>;
+      this->each_row(
+          "layer_norm", x.rows(),
+          rows::LayerNorm<T>{matrix<T>(x), data<T>(w), data<T>(b), F(eps), matrix<T>(y), data<F>(stats)});
+    });
+  }
+
+  void layer_norm_again(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& stats,
+                        Out y) override {
+    with_stored_type(x, [&, this]<class T>(T) {
+      this->elements(
+          "layer_norm_again", y,
+          rows::LayerNormAgain<T>{matrix<T>(x), data<T>(w), data<T>(b), data<Wide<T>>(stats), matrix<T>(y)});
+    });
+  }
+
+  void layer_norm_backward_input(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& stats,
+                                 InOut dx) override {
+    with_stored_type(x, [&, this]<class T>(T) {
+      this->each_row("layer_norm_backward_input", x.rows(),
+                     rows::LayerNormBackwardInput<T>{matrix<T>(dy), matrix<T>(x), data<T>(w),
+                                                     data<Wide<T>>(stats), matrix<T>(dx)});
+    });
+  }
+
+  void layer_norm_backward_weight(const Tensor& dy, const Tensor& x, const Tensor& stats, InOut dw,
+                                  InOut db) override {
+    with_stored_type(x, [&, this]<class T>(T) {
+      this->add_column_sums("layer_norm_backward_weight", dy, dw,
+                            rows::LayerNormWeightTerm<T>{matrix<T>(dy), matrix<T>(x), data<Wide<T>>(stats)});
+    });
+    bias_gradient(dy, db);
+  }
+
+  void rms_norm(const Tensor& x, const Tensor& w, double eps, Out y, Out stats) override {
+    with_stored_type(x, [&, this]<class T>(T) {
+      using F = Wide<T>;
+      this->each_row("rms_norm", x.rows(),
+                     rows::RmsNorm<T>{matrix<T>(x), data<T>(w), F(eps), matrix<T>(y), data<F>(stats)});
+    });
+  }
+
+  void rms_norm_again(const Tensor& x, const Tensor& w, const Tensor& stats, Out y) override {
+    with_stored_type(x, [&, this]<class T>(T) {
+      this->elements("rms_norm_again", y,
+                     rows::RmsNormAgain<T>{matrix<T>(x), data<T>(w), data<Wide<T>>(stats), matrix<T>(y)});
+    });
+  }
+
+  void rms_norm_backward_input(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& stats,
+                               InOut dx) override {
+    with_stored_type(x, [&, this]<class T>(T) {
+      this->each_row("rms_norm_backward_input", x.rows(),
+                     rows::RmsNormBackwardInput<T>{matrix<T>(dy), matrix<T>(x), data<T>(w),
+                                                   data<Wide<T>>(stats), matrix<T>(dx)});
+    });
+  }
+
+  void rms_norm_backward_weight(const Tensor& dy, const Tensor& x, const Tensor& stats, InOut dw) override {
+    with_stored_type(x, [&, this]<class T>(T) {
+      this->add_column_sums("rms_norm_backward_weight", dy, dw,
+                            rows::RmsNormWeightTerm<T>{matrix<T>(dy), matrix<T>(x), data<Wide<T>>(stats)});
+    });
+  }
+
+  void activate(Activation a, InOut h, const Tensor& bias, Out y) override {
+    with_stored_type(h, [&, this]<class T>(T) {
+      if (bias.defined())
+        this->elements("activate", h, rows::ActivateBiased<T>{a, matrix<T>(h), data<T>(bias), matrix<T>(y)});
+      else
+        this->elements("activate", h, rows::Activate<T>{a, matrix<T>(h), matrix<T>(y)});
+    });
+  }
+
+  void activate_backward(Activation a, InOut h, InOut dy) override {
+    with_stored_type(h, [&, this]<class T>(T) {
+      this->elements("activate_backward", h, rows::ActivateBackward<T>{a, matrix<T>(h), matrix<T>(dy)});
+    });
+  }
+
+  void gated(Activation a, const Tensor& gate_up, Out y) override {
+    with_stored_type(y, [&, this]<class T>(T) {
+      this->elements("gated", y, rows::Gated<T>{a, matrix<T>(gate_up), matrix<T>(y)});
+    });
+  }
+
+  void gated_backward(Activation a, InOut gate_up, InOut dy) override {
+    with_stored_type(dy, [&, this]<class T>(T) {
+      this->elements("gated_backward", dy, rows::GatedBackward<T>{a, matrix<T>(gate_up), matrix<T>(dy)});
+    });
+  }
+
+  void weighted_swiglu_backward(InOut gate_up, InOut dy, const Tensor& weights, Out dweights) override {
+    with_stored_type(dy, [&, this]<class T>(T) {
+      using F = Wide<T>;
+      this->each_row("weighted_swiglu_backward", dy->rows(),
+                     rows::WeightedSwigluBackward<T>{matrix<T>(gate_up), matrix<T>(dy), data<F>(weights),
+                                                     data<F>(dweights)});
+    });
+  }
+
+  void combine_rows(const Tensor& x, const Tensor& places, const Tensor& weights, Out y) override {
+    with_stored_type(y, [&, this]<class T>(T) {
+      this->elements("combine_rows", y,
+                     rows::CombineRows<T>{matrix<T>(x), data<std::int32_t>(places), data<Wide<T>>(weights),
+                                          y->rows() == 0 ? 0 : places.numel() / y->rows(), matrix<T>(y)});
+    });
+  }
+
+  void rope(InOut x, std::int64_t head_dim, const Tensor& positions, const RopeTurns& turns,
+            bool inverse) override {
+    const auto frequencies = this->launch().upload(std::span(turns.frequencies));
+    with_stored_type(x, [&, this]<class T>(T) {
+      this->each_row("rope", x->rows(),
+                     rows::Rope<T>{matrix<T>(x), head_dim, data<std::int32_t>(positions), frequencies.data(),
+                                   std::ssize(turns.frequencies), turns.factor, inverse});
+    });
+  }
+
+  void embedding(const Tensor& ids, const Tensor& table, std::int64_t first_id, Out y) override {
+    with_stored_type(y, [&, this]<class T>(T) {
+      this->elements("embedding", y,
+                     rows::Embedding<T>{data<std::int32_t>(ids), matrix<T>(table), first_id, matrix<T>(y)});
+    });
+  }
+
+  void embedding_backward(const Tensor& ids, const Tensor& dy, std::int64_t first_id, InOut dtable) override {
+    with_stored_type(dy, [&, this]<class T>(T) {
+      this->each_row("embedding_backward", dy.rows(),
+                     rows::EmbeddingBackward<T>{data<std::int32_t>(ids), matrix<T>(dy), first_id,
+                                                matrix<Wide<T>>(dtable)});
+    });
+  }
+
+  void soft_cap(InOut x, double cap) override {
+    with_float_type(x, [&, this]<class F>(F) {
+      this->elements("soft_cap", x, rows::SoftCap<F>{matrix<F>(x), F(cap)});
+    });
+  }
+
+  void row_max(const Tensor& logits, Out max) override {
+    with_float_type(logits, [&, this]<class F>(F) {
+      this->each_row("row_max", logits.rows(), rows::RowMax<F>{matrix<F>(logits), data<F>(max)});
+    });
+  }
+
+  void exp_sum(InOut logits, const Tensor& max, const Tensor& targets, std::int64_t first_id, Out sum,
+               Out target) override {
+    with_float_type(logits, [&, this]<class F>(F) {
+      this->each_row("exp_sum", logits->rows(),
+                     rows::ExpSum<F>{matrix<F>(logits), data<F>(max), data<std::int32_t>(targets), first_id,
+                                     data<F>(sum), data<F>(target)});
+    });
+  }
+
+  void cross_entropy_backward(const Tensor& tp, const Tensor& sum, const Tensor& targets,
+                              std::int64_t first_id, double loss_scale, Out tdlogits,
+                              const LogitsCap& cap) override {
+    this->with_pair(
+        tp, tdlogits, [&, this]<class F, class T>(const rows::Matrix<F>& p, const rows::Matrix<T>& dlogits) {
+          if constexpr (std::is_same_v<F, Wide<F>>)
+            this->elements("cross_entropy_backward", tdlogits,
+                           rows::CrossEntropyBackward<F, T>{p, data<F>(sum), data<std::int32_t>(targets),
+                                                            first_id, F(loss_scale), dlogits, F(cap.cap),
+                                                            cap.cap > 0 ? data<F>(cap.max) : nullptr});
+        });
+  }
+
+  void adamw(InOut p, const Tensor& g, InOut m, InOut v, const AdamWStep& step, Out rounded) override {
+    with_stored_type(p, [&, this]<class T>(T) {
+      using F = Wide<T>;
+      const double t = static_cast<double>(step.step);
+      const rows::AdamWNumbers<F> numbers{.beta1 = F(step.beta1),
+                                          .rest1 = F(1 - step.beta1),
+                                          .correction1 = F(1 - std::pow(step.beta1, t)),
+                                          .beta2 = F(step.beta2),
+                                          .rest2 = F(1 - step.beta2),
+                                          .correction2 = F(1 - std::pow(step.beta2, t)),
+                                          .scale = F(step.gradient_scale),
+                                          .lr = F(step.lr),
+                                          .eps = F(step.eps),
+                                          .keep = F(1 - step.lr * step.weight_decay)};
+      const auto update = [&](const auto& stored) {
+        this->each_element(
+            "adamw", 1, p->numel(),
+            rows::AdamW<T, std::decay_t<decltype(stored)>>{data<T>(p), data<F>(g), data<T>(m), data<T>(v),
+                                                           data<bf16>(rounded), numbers, stored});
+      };
+      if constexpr (std::is_same_v<T, bf16>) {
+        std::vector<rows::PlacedRun> runs;
+        std::int64_t first = 0;
+        for (const LogicalRun& run : step.rounding->runs) {
+          if (run.count > 0) runs.push_back({first, run.begin});
+          first += run.count;
+        }
+        const auto placed = this->launch().upload(std::span<const rows::PlacedRun>(runs));
+        update(rows::AtRandom{step.rounding->random.key(), placed.data(), std::ssize(runs)});
+      } else {
+        update(rows::AsTheyAre());
+      }
+    });
+  }
+
+ protected:
+  template <class T>
+  rows::Matrix<T> matrix(const Tensor& t) const {
+    return this->launch().template matrix<T>(t);
+  }
+  // Null of an undefined one.
+  template <class T>
+  T* data(const Tensor& t) const {
+    return t.defined() ? this->launch().template data<T>(t) : nullptr;
+  }
+};
+
+}  // namespace echelon

@@ -1,0 +1,155 @@
+// What stands between the two products of an MLP (spec/activation.h), and its gradients.
+#pragma once
+
+#include <cmath>
+
+#include "base/bf16.h"
+#include "spec/activation.h"
+#include "tensor/rows/team.h"
+
+namespace echelon::rows {
+
+template <class F>
+ECHELON_HOST_DEVICE F gelu_tanh_argument(F x) {
+  constexpr F c = F(0.797884560802865355879892119868763737);  // sqrt(2 / pi)
+  return c * (x + F(0.044715) * x * x * x);
+}
+
+template <class F>
+ECHELON_HOST_DEVICE F gelu_of(F x) {
+  return F(0.5) * x * (1 + std::tanh(gelu_tanh_argument(x)));
+}
+
+template <class F>
+ECHELON_HOST_DEVICE F gelu_slope(F x) {
+  constexpr F c = F(0.797884560802865355879892119868763737);
+  const F tanh = std::tanh(gelu_tanh_argument(x));
+  return F(0.5) * (1 + tanh) + F(0.5) * x * (1 - tanh * tanh) * c * (1 + 3 * F(0.044715) * x * x);
+}
+
+template <class F>
+ECHELON_HOST_DEVICE F normal_distribution(F x) {
+  return F(0.5) * (1 + std::erf(x * F(0.707106781186547524400844362104849039)));
+}
+
+template <class F>
+ECHELON_HOST_DEVICE F gelu_erf_slope(F x) {
+  constexpr F density = F(0.398942280401432677939946059934381868);  // 1 / sqrt(2 pi)
+  return normal_distribution(x) + x * density * std::exp(F(-0.5) * x * x);
+}
+
+// Of an activation without a gate.
+template <class F>
+ECHELON_HOST_DEVICE F activation_of(Activation a, F x) {
+  const F positive = x < F(0) ? F(0) : x;
+  if (a == Activation::gelu_erf) return x * normal_distribution(x);
+  return a == Activation::relu2 ? positive * positive : gelu_of(x);
+}
+
+template <class F>
+ECHELON_HOST_DEVICE F activation_slope(Activation a, F x) {
+  if (a == Activation::gelu_erf) return gelu_erf_slope(x);
+  return a == Activation::relu2 ? 2 * (x < F(0) ? F(0) : x) : gelu_slope(x);
+}
+
+template <class F>
+ECHELON_HOST_DEVICE F sigmoid(F x) {
+  return 1 / (1 + std::exp(-x));
+}
+
+// What an activation with a gate makes of it.
+template <class F>
+ECHELON_HOST_DEVICE F gate_of(Activation a, F gate) {
+  return a == Activation::geglu ? gelu_of(gate) : gate * sigmoid(gate);
+}
+
+// On entry gate, up and d, the gradient of y = a(gate) up; on exit gate and up are their gradients. Returns
+// y. (T is what they are stored as.)
+template <class T, class F>
+ECHELON_HOST_DEVICE F gated_gradient(Activation a, T& gate_at, T& up_at, F d) {
+  const F gate = gate_at, up = up_at;
+  if (a == Activation::geglu) {
+    gate_at = T(d * up * gelu_slope(gate));
+    up_at = T(d * gelu_of(gate));
+    return gelu_of(gate) * up;
+  }
+  const F open = sigmoid(gate);
+  gate_at = T(d * up * open * (1 + gate * (1 - open)));
+  up_at = T(d * gate * open);
+  return gate * open * up;
+}
+
+template <class T>
+struct Activate {
+  Activation a;
+  Matrix<T> h, y;
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
+    y[i][j] = T(activation_of<Wide<T>>(a, h[i][j]));
+  }
+};
+
+// The same, and the bias on the way: h keeps it.
+template <class T>
+struct ActivateBiased {
+  Activation a;
+  Matrix<T> h;
+  const T* bias;
+  Matrix<T> y;
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
+    h[i][j] = T(h[i][j] + bias[j]);
+    y[i][j] = T(activation_of<Wide<T>>(a, h[i][j]));
+  }
+};
+
+template <class T>
+struct ActivateBackward {
+  Activation a;
+  Matrix<T> h, dy;
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
+    using F = Wide<T>;
+    dy[i][j] = T(dy[i][j] * activation_slope<F>(a, h[i][j]));
+    h[i][j] = T(activation_of<F>(a, h[i][j]));
+  }
+};
+
+template <class T>
+struct Gated {
+  Activation a;
+  Matrix<T> gate_up, y;
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
+    y[i][j] = T(gate_of<Wide<T>>(a, gate_up[i][j]) * gate_up[i][y.cols + j]);
+  }
+};
+
+template <class T>
+struct GatedBackward {
+  Activation a;
+  Matrix<T> gate_up, dy;
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
+    using F = Wide<T>;
+    const F y = gated_gradient(a, gate_up[i][j], gate_up[i][dy.cols + j], F(dy[i][j]));
+    dy[i][j] = T(y);
+  }
+};
+
+template <class T>
+struct WeightedSwigluBackward {
+  Matrix<T> gate_up, dy;
+  const Wide<T>* weights;
+  Wide<T>* dweights;
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t i) const {
+    using F = Wide<T>;
+    F sum = 0;
+    for (std::int64_t j = team.lane(); j < dy.cols; j += team.lanes()) {
+      const F d = dy[i][j];
+      const F y = gated_gradient(Activation::swiglu, gate_up[i][j], gate_up[i][dy.cols + j], d * weights[i]);
+      sum += d * y;
+      dy[i][j] = T(y * weights[i]);
+    }
+    sum = sum_of(team, sum);
+    if (team.lane() == 0) dweights[i] = sum;
+  }
+};
+
+}  // namespace echelon::rows

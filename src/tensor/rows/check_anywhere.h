@@ -1,0 +1,17 @@
+#pragma once
+
+#include "base/error.h"
+#include "base/host_device.h"
+
+namespace echelon {
+
+// check() where a device may run it too: there the kernel ends, and its launch has failed.
+ECHELON_HOST_DEVICE inline void check_anywhere(bool holds, [[maybe_unused]] const char* what) {
+#ifdef __CUDA_ARCH__
+  if (!holds) __trap();
+#else
+  check(holds, what);
+#endif
+}
+
+}  // namespace echelon

@@ -1,0 +1,170 @@
+// Passes over elements. T is what numbers are stored as, Wide<T> what they are computed in; T(...) is where
+// an output is rounded.
+#pragma once
+
+#include <cmath>
+
+#include "base/bf16.h"
+#include "tensor/rows/team.h"
+
+namespace echelon::rows {
+
+template <class T>
+struct Fill {
+  Matrix<T> x;
+  T value;
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const { x[i][j] = value; }
+};
+
+template <class X, class Y>
+struct Copy {
+  Matrix<X> x;
+  Matrix<Y> y;
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const { y[i][j] = Y(x[i][j]); }
+};
+
+template <class X, class Y>
+struct Add {
+  Matrix<X> x;
+  Matrix<Y> y;
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
+    y[i][j] = Y(y[i][j] + x[i][j]);
+  }
+};
+
+template <class T>
+struct Scale {
+  Matrix<T> x;
+  Wide<T> factor;
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const { x[i][j] = T(x[i][j] * factor); }
+};
+
+template <class T>
+struct AddBias {
+  Matrix<T> y;
+  const T* bias;
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
+    y[i][j] = T(y[i][j] + bias[j]);
+  }
+};
+
+template <class T>
+struct Residual {
+  Matrix<T> x, y;
+  const T* bias;  // or null
+  Matrix<T> out;
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
+    const Wide<T> sum = x[i][j] + y[i][j];
+    out[i][j] = T(bias == nullptr ? sum : sum + bias[j]);
+  }
+};
+
+// A term of a bias's gradient.
+template <class T>
+struct Element {
+  Matrix<T> x;
+  ECHELON_HOST_DEVICE Wide<T> operator()(std::int64_t i, std::int64_t j) const { return x[i][j]; }
+};
+
+// sums[row] = the sum of the squares of elements [row * each, (row + 1) * each) of `count`.
+template <class T>
+struct SumSquares {
+  const T* x;
+  std::int64_t count, each;
+  double* sums;
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t row) const {
+    const std::int64_t end = (row + 1) * each < count ? (row + 1) * each : count;
+    double sum = 0;
+    for (std::int64_t i = row * each + team.lane(); i < end; i += team.lanes())
+      sum += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+    sum = sum_of(team, sum);
+    if (team.lane() == 0) sums[row] = sum;
+  }
+};
+
+// What a number is to LargestOfRow: its magnitude, or whether it is finite.
+struct Magnitude {
+  ECHELON_HOST_DEVICE double operator()(double x) const { return std::fabs(x); }
+};
+struct NotFinite {
+  ECHELON_HOST_DEVICE double operator()(double x) const { return std::isfinite(x) ? 0 : 1; }
+};
+// The larger one; not a number where one of them is not.
+struct LargerOrNaN {
+  ECHELON_HOST_DEVICE double operator()(double a, double b) const { return !(b <= a) && a == a ? b : a; }
+};
+
+// largest[row] = of measure(x), at least 0.
+template <class T, class Measure>
+struct LargestOfRow {
+  Matrix<T> x;
+  Measure measure;
+  double* largest;
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t row) const {
+    double most = 0;
+    for (std::int64_t j = team.lane(); j < x.cols; j += team.lanes())
+      most = LargerOrNaN()(most, measure(static_cast<double>(x[row][j])));
+    most = team.reduce(most, LargerOrNaN());
+    if (team.lane() == 0) largest[row] = most;
+  }
+};
+
+// The same of elements [row * each, (row + 1) * each) of `count` that lie one after another.
+template <class T, class Measure>
+struct LargestOfRun {
+  const T* x;
+  std::int64_t count, each;
+  Measure measure;
+  double* largest;
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t row) const {
+    const std::int64_t left = count - row * each, cols = left < each ? left : each;
+    const LargestOfRow<const T, Measure> one{{x + row * each, 1, cols, cols}, measure, largest + row};
+    one(team, 0);
+  }
+};
+
+// The digits of x^2 scale, which is at most 1, in units of 2^-32 and 2^-64. (ExactSum)
+struct ExactSquare {
+  std::uint64_t high, low;
+};
+ECHELON_HOST_DEVICE inline ExactSquare exact_square(double x, double scale) {
+  constexpr double unit = 4294967296.0;  // 2^32
+  const double square = x * x * scale * unit;
+  const auto high = static_cast<std::int64_t>(square);  // rounds towards zero
+  return {static_cast<std::uint64_t>(high),
+          static_cast<std::uint64_t>(static_cast<std::int64_t>((square - static_cast<double>(high)) * unit))};
+}
+
+// sums (rows, 2) = the high and the low sums of elements [row * each, (row + 1) * each) of `count`.
+template <class T>
+struct ExactSquares {
+  const T* x;
+  std::int64_t count, each;
+  double scale;
+  std::uint64_t* sums;
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t row) const {
+    const std::int64_t end = (row + 1) * each < count ? (row + 1) * each : count;
+    std::uint64_t high = 0, low = 0;
+    for (std::int64_t i = row * each + team.lane(); i < end; i += team.lanes()) {
+      const ExactSquare square = exact_square(static_cast<double>(x[i]), scale);
+      high += square.high;
+      low += square.low;
+    }
+    high = sum_of(team, high);
+    low = sum_of(team, low);
+    if (team.lane() == 0) sums[2 * row] = high, sums[2 * row + 1] = low;
+  }
+};
+
+// y += x, numbers by themselves.
+struct AddNumber {
+  const double* x;
+  double* y;
+  ECHELON_HOST_DEVICE void operator()(std::int64_t, std::int64_t) const { *y += *x; }
+};
+
+}  // namespace echelon::rows

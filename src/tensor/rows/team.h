@@ -1,0 +1,128 @@
+// The form of a kernel that the host runs and a device too: a function object that does one block of the
+// work, kernel(team). The team is the lanes that share a block:
+//   block()          which block
+//   lane(), lanes()  which lane, and of how many: of elements each takes every so-many-th
+//   sync()           what the lanes have written before, all of them see after
+//   reduce(x, op)    of the x of all lanes, grouped by their number alone; every lane gets it
+//   shared()         memory of the block, as many bytes as the launch asked for, aligned to 16
+// All lanes of a block come to each sync() and reduce(). No sum goes through an atomic: the same launch gives
+// the same bits.
+//
+// On the host a team is one lane, which does everything in the order of the indices: the reference kernels.
+// On a device it is a thread block (tensor/cuda/).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/host_device.h"
+
+namespace echelon::rows {
+
+class OneLane {
+ public:
+  explicit OneLane(std::int64_t block, std::byte* shared = nullptr) : block_(block), shared_(shared) {}
+  std::int64_t block() const { return block_; }
+  static constexpr std::int64_t lane() { return 0; }
+  static constexpr std::int64_t lanes() { return 1; }
+  static constexpr void sync() {}
+  template <class X, class Op>
+  static constexpr X reduce(X x, const Op&) {
+    return x;
+  }
+  std::byte* shared() const { return shared_; }
+
+ private:
+  std::int64_t block_;
+  std::byte* shared_;
+};
+
+struct Plus {
+  template <class X>
+  ECHELON_HOST_DEVICE X operator()(X a, X b) const {
+    return a + b;
+  }
+};
+// As std::max.
+struct Larger {
+  template <class X>
+  ECHELON_HOST_DEVICE X operator()(X a, X b) const {
+    return a < b ? b : a;
+  }
+};
+template <class Team, class X>
+ECHELON_HOST_DEVICE X sum_of(const Team& team, X x) {
+  return team.reduce(x, Plus());
+}
+template <class Team, class X>
+ECHELON_HOST_DEVICE X largest_of(const Team& team, X x) {
+  return team.reduce(x, Larger());
+}
+template <class Team>
+ECHELON_HOST_DEVICE bool any_of(const Team& team, bool holds) {
+  return team.reduce(holds ? 1 : 0, Larger()) != 0;
+}
+
+// m[row][column]; rows may be further apart than they are long.
+template <class T>
+struct Matrix {
+  T* data;
+  std::int64_t rows, cols, stride;
+  ECHELON_HOST_DEVICE T* operator[](std::int64_t row) const { return data + row * stride; }
+};
+
+// body(team, row): a block for each row.
+template <class Body>
+struct EachRow {
+  Body body;
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team) const {
+    body(team, team.block());
+  }
+};
+
+// body(row, column): a block for each `piece` columns of a row.
+template <class Body>
+struct EachElement {
+  Body body;
+  std::int64_t cols, piece;
+  ECHELON_HOST_DEVICE static std::int64_t pieces(std::int64_t cols, std::int64_t piece) {
+    return (cols + piece - 1) / piece;
+  }
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team) const {
+    const std::int64_t each = pieces(cols, piece), row = team.block() / each;
+    const std::int64_t begin = team.block() % each * piece, end = begin + piece < cols ? begin + piece : cols;
+    for (std::int64_t j = begin + team.lane(); j < end; j += team.lanes()) body(row, j);
+  }
+};
+
+// Sums over rows of term(row, column), each column by one lane, `chunk` rows by one block: out (chunks, cols)
+// = the sums, or where there is one chunk out (cols) += them.
+template <class F, class Term>
+struct ColumnSums {
+  Term term;
+  F* out;
+  std::int64_t rows, cols, chunk;
+  bool add;
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team) const {
+    const std::int64_t blocks = (cols + team.lanes() - 1) / team.lanes();
+    const std::int64_t j = team.block() % blocks * team.lanes() + team.lane(), part = team.block() / blocks;
+    if (j >= cols) return;
+    const std::int64_t end = (part + 1) * chunk < rows ? (part + 1) * chunk : rows;
+    F sum = 0;
+    for (std::int64_t i = part * chunk; i < end; ++i) sum += term(i, j);
+    F& to = out[part * cols + j];
+    to = add ? to + sum : sum;
+  }
+};
+// What they are terms of, a second time: parts (chunks, cols).
+template <class F>
+struct PartOfColumn {
+  const F* parts;
+  std::int64_t cols;
+  ECHELON_HOST_DEVICE F operator()(std::int64_t i, std::int64_t j) const { return parts[i * cols + j]; }
+};
+
+}  // namespace echelon::rows

@@ -1,0 +1,228 @@
+// Rows of tables, and the steps of cross-entropy over a part of the vocabulary, as Kernels says them.
+#pragma once
+
+#include <cmath>
+
+#include "base/bf16.h"
+#include "tensor/rows/check_anywhere.h"
+#include "tensor/rows/team.h"
+
+namespace echelon::rows {
+
+// The column of an id in the `columns` that begin at `first_id`; -1 when the id is ignored (negative) or held
+// elsewhere.
+ECHELON_HOST_DEVICE inline std::int64_t local_column(std::int32_t id, std::int64_t first_id,
+                                                     std::int64_t columns) {
+  return id >= 0 && id >= first_id && id < first_id + columns ? id - first_id : -1;
+}
+
+template <class T>
+struct Embedding {
+  const std::int32_t* ids;
+  Matrix<T> table;
+  std::int64_t first_id;
+  Matrix<T> y;
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
+    const std::int64_t row = local_column(ids[i], first_id, table.rows);
+    y[i][j] = row >= 0 ? table[row][j] : T{};
+  }
+};
+
+// The block of the first row with an id adds all rows that have it, in their order: no two blocks write one
+// row of the table.
+template <class T>
+struct EmbeddingBackward {
+  const std::int32_t* ids;
+  Matrix<T> dy;
+  std::int64_t first_id;
+  Matrix<Wide<T>> dtable;
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t i) const {
+    const std::int32_t id = ids[i];
+    const std::int64_t row = local_column(id, first_id, dtable.rows);
+    if (row < 0) return;
+    for (std::int64_t at = 0; at < i; at += team.lanes())
+      if (any_of(team, at + team.lane() < i && ids[at + team.lane()] == id)) return;
+    for (std::int64_t at = i; at < dy.rows; at += team.lanes()) {
+      if (!any_of(team, at + team.lane() < dy.rows && ids[at + team.lane()] == id)) continue;
+      const std::int64_t end = at + team.lanes() < dy.rows ? at + team.lanes() : dy.rows;
+      for (std::int64_t same = at; same < end; ++same)
+        if (ids[same] == id)
+          for (std::int64_t j = team.lane(); j < dy.cols; j += team.lanes()) dtable[row][j] += dy[same][j];
+    }
+  }
+};
+
+template <class T>
+struct CombineRows {
+  Matrix<T> x;
+  const std::int32_t* places;
+  const Wide<T>* weights;  // or null: ones
+  std::int64_t each;
+  Matrix<T> y;
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t c) const {
+    Wide<T> sum = 0;
+    for (std::int64_t j = i * each; j < (i + 1) * each; ++j) {
+      if (places[j] < 0) continue;
+      check_anywhere(places[j] < x.rows, "combine_rows: a place lies after the last row");
+      sum += (weights == nullptr ? Wide<T>(1) : weights[j]) * x[places[j]][c];
+    }
+    y[i][c] = T(sum);
+  }
+};
+
+// The first of a block's keys that a query sees.
+struct FirstKey {
+  const std::int32_t* starts;
+  std::int64_t first_position, stride, count;
+  std::int32_t* first;
+  ECHELON_HOST_DEVICE void operator()(std::int64_t, std::int64_t j) const {
+    const std::int64_t key = (starts[j] - first_position + stride - 1) / stride;
+    first[j] = static_cast<std::int32_t>(key < 0 ? 0 : key > count ? count : key);
+  }
+};
+
+template <class F>
+struct SoftCap {
+  Matrix<F> x;
+  F cap;
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
+    x[i][j] = cap * std::tanh(x[i][j] / cap);
+  }
+};
+
+template <class F>
+struct RowMax {
+  Matrix<F> logits;
+  F* max;
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t i) const {
+    F most = -static_cast<F>(INFINITY);
+    for (std::int64_t j = team.lane(); j < logits.cols; j += team.lanes())
+      most = Larger()(most, logits[i][j]);
+    most = largest_of(team, most);
+    if (team.lane() == 0) max[i] = most;
+  }
+};
+
+template <class F>
+struct ExpSum {
+  Matrix<F> logits;
+  const F* max;
+  const std::int32_t* targets;
+  std::int64_t first_id;
+  F *sum, *target;
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t i) const {
+    const std::int64_t column = local_column(targets[i], first_id, logits.cols);
+    if (column < 0 && team.lane() == 0) target[i] = F(0);
+    F of_lane = 0;
+    for (std::int64_t j = team.lane(); j < logits.cols; j += team.lanes()) {
+      const F shifted = logits[i][j] - max[i];
+      if (j == column) target[i] = shifted;
+      of_lane += logits[i][j] = std::exp(shifted);
+    }
+    of_lane = sum_of(team, of_lane);
+    if (team.lane() == 0) sum[i] = of_lane;
+  }
+};
+
+template <class F, class T>
+struct CrossEntropyBackward {
+  Matrix<F> p;
+  const F* sum;
+  const std::int32_t* targets;
+  std::int64_t first_id;
+  F loss_scale;
+  Matrix<T> dlogits;
+  F cap;         // 0: none
+  const F* max;  // with a cap
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
+    if (targets[i] < 0) {
+      dlogits[i][j] = T{};
+      return;
+    }
+    const std::int64_t column = local_column(targets[i], first_id, p.cols);
+    F slope = 1;  // of the cap at the logit that p is made of
+    if (cap > 0) {
+      const F bent = (max[i] + std::log(p[i][j])) / cap;
+      slope -= bent * bent;
+    }
+    dlogits[i][j] = T(loss_scale * (p[i][j] / sum[i] - (j == column ? F(1) : F(0))) * slope);
+  }
+};
+
+// loss += what the targets that are not ignored lose, in double precision, by itself before it is added. One
+// block.
+template <class F>
+struct AddLosses {
+  const F *sum, *target;
+  const std::int32_t* targets;
+  std::int64_t rows;
+  double* loss;
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t) const {
+    double total = 0;
+    for (std::int64_t i = team.lane(); i < rows; i += team.lanes())
+      if (targets[i] >= 0) total += std::log(static_cast<double>(sum[i])) - static_cast<double>(target[i]);
+    total = sum_of(team, total);
+    if (team.lane() == 0) *loss += total;
+  }
+};
+
+// One row of a softmax whose columns are cut into `count` parts.
+template <class F>
+struct MergeSoftmax {
+  const F* parts;  // (count, 3, rows)
+  const std::int32_t* targets;
+  const std::int64_t* bounds;  // (count + 1)
+  std::int64_t count, rows;
+  F *sum, *target, *scales, *shares;
+  ECHELON_HOST_DEVICE F of(std::int64_t part, int which, std::int64_t i) const {
+    return parts[(3 * part + which) * rows + i];
+  }
+  ECHELON_HOST_DEVICE void operator()(std::int64_t, std::int64_t i) const {
+    F max = of(0, 0, i);
+    for (std::int64_t part = 1; part < count; ++part) max = Larger()(max, of(part, 0, i));
+    F total = 0, at_target = 0;
+    for (std::int64_t part = 0; part < count; ++part) {
+      const F shift = of(part, 0, i) - max;
+      total += of(part, 1, i) * std::exp(shift);
+      if (targets[i] >= bounds[part] && targets[i] < bounds[part + 1]) at_target = of(part, 2, i) + shift;
+    }
+    sum[i] = total;
+    target[i] = at_target;
+    for (std::int64_t part = 0; part < count; ++part) {
+      // Infinite where all of the part's probabilities vanish, and then they do.
+      const F scale = total * std::exp(max - of(part, 0, i));
+      scales[part * rows + i] = scale;
+      shares[part * rows + i] = of(part, 1, i) / scale;
+    }
+  }
+};
+
+// What merge_gradients() adds up for one part.
+template <class T>
+struct GradientPart {
+  const T *mean, *of_target;  // (rows, cols)
+  const Wide<T>* share;       // (rows)
+};
+template <class T>
+struct MergeGradients {
+  const GradientPart<T>* parts;
+  std::int64_t count;
+  const std::int32_t* targets;
+  Wide<T> factor;
+  Matrix<T> y;
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
+    using F = Wide<T>;
+    F sum = 0;
+    for (std::int64_t p = 0; p < count && targets[i] >= 0; ++p) {
+      const std::int64_t at = i * y.cols + j;
+      sum += parts[p].share[i] * F(parts[p].mean[at]) - F(parts[p].of_target[at]);
+    }
+    y[i][j] = T(factor * sum);
+  }
+};
+
+}  // namespace echelon::rows

@@ -1,0 +1,171 @@
+// The kernels that decide for each token or only add up, and that move choices about: what every backend of a
+// Launch (tensor/launching.h) has, and no other kernels need to be faster than.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "tensor/launching.h"
+#include "tensor/rows/elements.h"
+#include "tensor/rows/experts.h"
+#include "tensor/rows/vocabulary.h"
+
+namespace echelon {
+
+template <class Launch>
+class TokenKernels : public KernelBackend, protected Launching<Launch> {
+ public:
+  explicit TokenKernels(Launch launch = {}) : Launching<Launch>(std::move(launch)) {}
+
+  void first_keys(const Tensor& starts, std::int64_t first_position, std::int64_t stride, std::int64_t count,
+                  Out first) final {
+    this->each_element(
+        "first_keys", 1, starts.numel(),
+        rows::FirstKey{data<std::int32_t>(starts), first_position, stride, count, data<std::int32_t>(first)});
+  }
+
+  void add_losses(const Tensor& sum, const Tensor& target, const Tensor& targets, InOut loss) final {
+    with_float_type(sum, [&, this]<class F>(F) {
+      this->each_row("add_losses", 1,
+                     rows::AddLosses<F>{data<F>(sum), data<F>(target), data<std::int32_t>(targets),
+                                        targets.numel(), data<double>(loss)});
+    });
+  }
+
+  void merge_softmax(const Tensor& parts, const Tensor& targets, std::span<const std::int64_t> bounds,
+                     Out sum, Out target, Out scales, Out shares) final {
+    const auto of_parts = this->launch().upload(bounds);
+    with_float_type(parts, [&, this]<class F>(F) {
+      this->each_element("merge_softmax", 1, targets.numel(),
+                         rows::MergeSoftmax<F>{data<F>(parts), data<std::int32_t>(targets), of_parts.data(),
+                                               std::ssize(bounds) - 1, targets.numel(), data<F>(sum),
+                                               data<F>(target), data<F>(scales), data<F>(shares)});
+    });
+  }
+
+  void merge_gradients(std::span<const Tensor> means, std::span<const Tensor> shares,
+                       std::span<const Tensor> of_targets, const Tensor& targets, double factor,
+                       Out y) final {
+    with_stored_type(y, [&, this]<class T>(T) {
+      std::vector<rows::GradientPart<T>> parts;
+      for (std::size_t p = 0; p < means.size(); ++p)
+        parts.push_back({data<T>(means[p]), data<T>(of_targets[p]), data<Wide<T>>(shares[p])});
+      const auto all = this->launch().upload(std::span<const rows::GradientPart<T>>(parts));
+      this->elements("merge_gradients", y,
+                     rows::MergeGradients<T>{all.data(), std::ssize(parts), data<std::int32_t>(targets),
+                                             Wide<T>(factor), matrix<T>(y)});
+    });
+  }
+
+  void add_number(const Tensor& x, InOut y) final {
+    this->each_element("add_number", 1, 1, rows::AddNumber{data<double>(x), data<double>(y)});
+  }
+
+  void route(const TokenRouter& router, const Tensor& logits, std::span<const double> bias, Out ids,
+             Out weights) final {
+    route_tokens("route", router, logits, bias, true, ids, weights);
+  }
+
+  void weigh_routes(const TokenRouter& router, const Tensor& logits, const Tensor& ids, Out weights) final {
+    route_tokens("weigh_routes", router, logits, {}, false, ids, weights);
+  }
+
+  void route_backward(const TokenRouter& router, const Tensor& logits, const Tensor& ids,
+                      const Tensor& d_weights, const RouterLosses& losses, double loss_scale,
+                      Out d_logits) final {
+    const auto factors = this->launch().upload(balance_factors(losses, logits, router));
+    with_float_type(logits, [&, this]<class F>(F) {
+      this->launch().run("route_backward", logits.rows(),
+                         rows::RouteBackward<F>{router.rules(), matrix<F>(logits), data<std::int32_t>(ids),
+                                                data<F>(d_weights), row_factors(losses, factors.data()),
+                                                losses.z_loss, loss_scale, matrix<F>(d_logits)},
+                         rows::RouterSpace::shared_bytes(router.rules()));
+    });
+  }
+
+  void add_router_losses(const TokenRouter& router, const Tensor& logits, const RouterLosses& losses,
+                         InOut loss) final {
+    const auto factors = this->launch().upload(balance_factors(losses, logits, router));
+    const auto of_rows = this->launch().template scratch<double>(logits.rows());
+    with_float_type(logits, [&, this]<class F>(F) {
+      this->launch().run(
+          "add_router_losses", logits.rows(),
+          rows::RouterLossOfRow<F>{router.rules(), matrix<F>(logits), row_factors(losses, factors.data()),
+                                   losses.z_loss, of_rows.data()},
+          rows::RouterSpace::shared_bytes(router.rules()));
+    });
+    this->each_row("add_router_losses", 1, rows::AddSum{of_rows.data(), logits.rows(), data<double>(loss)});
+  }
+
+  void pack_choices(const Tensor& ids, const Tensor& weights, Out packed) final {
+    with_float_type(packed, [&, this]<class F>(F) {
+      this->each_element(
+          "pack_choices", ids.rows(), 2 * ids.cols(),
+          rows::PackChoices<F>{data<std::int32_t>(ids), data<F>(weights), ids.cols(), data<F>(packed)});
+    });
+  }
+
+  void unpack_choices(const Tensor& packed, std::span<const std::int64_t> rows, Out ids, Out weights) final {
+    const std::int64_t k = packed.cols() / 2;
+    const auto to = this->launch().upload(rows);
+    with_float_type(packed, [&, this]<class F>(F) {
+      this->each_element("unpack_choices", packed.rows(), k,
+                         rows::UnpackChoices<F>{data<F>(packed), rows.empty() ? nullptr : to.data(), k,
+                                                data<std::int32_t>(ids), data<F>(weights)});
+    });
+  }
+
+  void take_ids(const Tensor& from, std::span<const std::int64_t> rows, Out to) final {
+    const auto taken = this->launch().upload(rows);
+    this->each_element(
+        "take_ids", std::ssize(rows), from.cols(),
+        rows::TakeIds{data<std::int32_t>(from), taken.data(), from.cols(), data<std::int32_t>(to)});
+  }
+
+  void place_weights(const Tensor& weights, const Tensor& places, InOut placed) final {
+    with_float_type(weights, [&, this]<class F>(F) {
+      this->each_element(
+          "place_weights", 1, weights.numel(),
+          rows::PlaceWeights<F>{data<F>(weights), data<std::int32_t>(places), data<F>(placed)});
+    });
+  }
+
+ protected:
+  template <class T>
+  rows::Matrix<T> matrix(const Tensor& t) const {
+    return this->launch().template matrix<T>(t);
+  }
+  // Null of an undefined one.
+  template <class T>
+  T* data(const Tensor& t) const {
+    return t.defined() ? this->launch().template data<T>(t) : nullptr;
+  }
+
+ private:
+  void route_tokens(const char* name, const TokenRouter& router, const Tensor& logits,
+                    std::span<const double> bias, bool choose, const Tensor& ids, const Tensor& weights) {
+    const auto of_choice = this->launch().upload(bias);
+    with_float_type(logits, [&, this]<class F>(F) {
+      this->launch().run(
+          name, logits.rows(),
+          rows::RouteToken<F>{router.rules(), matrix<F>(logits), bias.empty() ? nullptr : of_choice.data(),
+                              choose, data<std::int32_t>(ids), data<F>(weights)},
+          rows::RouterSpace::shared_bytes(router.rules()));
+    });
+  }
+
+  static std::span<const double> balance_factors(const RouterLosses& losses, const Tensor& logits,
+                                                 const TokenRouter& router) {
+    check(losses.factors.empty() || logits.rows() == 0 ||
+              ((losses.first_row + logits.rows() - 1) / losses.rows_per_scope + 1) * router.num_experts() <=
+                  std::ssize(losses.factors),
+          "balance factors are there for every scope");
+    return losses.factors;
+  }
+  static rows::RowFactors row_factors(const RouterLosses& losses, const double* factors) {
+    return {losses.factors.empty() ? nullptr : factors, losses.rows_per_scope, losses.first_row};
+  }
+};
+
+}  // namespace echelon
