@@ -35,16 +35,8 @@ class Simulate {
   Simulate(const SimulateFlags& flags, const CLI::App& app) : f_(flags), app_(app) {}
 
   int run() {
-    std::vector<SimulationReport> reports;
-    {
-      ProgressLine line("simulate", f_.json);
-      for (const std::string& name : f_.names()) {
-        echelon::report(line.progress(), -1, name);
-        reports.push_back(f_.compare.empty() ? report("--schedule", name, f_.chunks, f_.steps)
-                                             : compared(name));
-      }
-    }
-    refuse_idle_costs(reports);
+    std::vector<SimulationReport> reports = with_progress(
+        "simulate", f_.json, [&](const Progress& progress) { return all_reports(progress); });
     // Into a file first: if that cannot be, nothing was said yet.
     if (!f_.out.empty()) draw(reports);
     print_numbers(reports);
@@ -52,6 +44,30 @@ class Simulate {
     const bool any =
         std::any_of(reports.begin(), reports.end(), [](const auto& r) { return r.unfit.empty(); });
     return any ? 0 : 1;
+  }
+
+  std::vector<SimulationReport> all_reports(const Progress& progress) const {
+    std::vector<SimulationReport> reports;
+    for (const std::string& name : f_.names()) {
+      echelon::report(progress, -1, name);
+      reports.push_back(f_.compare.empty() ? report("--schedule", name, f_.chunks, f_.steps)
+                                           : compared(name));
+    }
+    refuse_idle_costs(reports);
+    return reports;
+  }
+
+  SimulationReport report_on(Schedule schedule) const {
+    SimulationCosts costs = costs_of(schedule.name, schedule.num_stages, schedule.stage_fraction());
+    if (f_.vocabulary_parallel && schedule.vocabulary_parts == 0) {
+      costs.vocabulary_part = part_of_head(schedule.num_ranks());
+      schedule = with_vocabulary_parallelism(schedule, costs);
+    } else if (schedule.vocabulary_parts > 0) {
+      costs.vocabulary_part = part_of_head(schedule.vocabulary_parts);
+    } else {
+      add_head(costs, schedule.num_stages);
+    }
+    return echelon::report_on(std::move(schedule), costs);
   }
 
  private:
@@ -99,19 +115,6 @@ class Simulate {
     if (f_.given_microbatches && *f_.given_microbatches != schedule.num_microbatches)
       refuse("--microbatches {}: {} has {}", *f_.given_microbatches, path, schedule.num_microbatches);
     return schedule;
-  }
-
-  SimulationReport report_on(Schedule schedule) const {
-    SimulationCosts costs = costs_of(schedule.name, schedule.num_stages, schedule.stage_fraction());
-    if (f_.vocabulary_parallel && schedule.vocabulary_parts == 0) {
-      costs.vocabulary_part = part_of_head(schedule.num_ranks());
-      schedule = with_vocabulary_parallelism(schedule, costs);
-    } else if (schedule.vocabulary_parts > 0) {
-      costs.vocabulary_part = part_of_head(schedule.vocabulary_parts);
-    } else {
-      add_head(costs, schedule.num_stages);
-    }
-    return echelon::report_on(std::move(schedule), costs);
   }
 
   StageTimes part_of_head(int parts) const {
@@ -226,6 +229,15 @@ class Simulate {
 };
 
 }  // namespace
+
+std::vector<SimulationReport> simulation_reports(const SimulateFlags& flags, const CLI::App& app,
+                                                 const Progress& progress) {
+  return Simulate(flags, app).all_reports(progress);
+}
+
+SimulationReport simulation_report(const SimulateFlags& flags, const CLI::App& app, Schedule schedule) {
+  return Simulate(flags, app).report_on(std::move(schedule));
+}
 
 void add_simulate(CLI::App& program, int& status) {
   auto flags = std::make_shared<SimulateFlags>();

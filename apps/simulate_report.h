@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "apps/simulate_flags.h"
+#include "base/progress.h"
 #include "draw/gantt.h"
 #include "schedule/simulate.h"
 #include "schedule/zb_auto.h"
@@ -36,6 +38,13 @@ struct SimulationReport {
 
 // Validates and simulates.
 SimulationReport report_on(Schedule schedule, const SimulationCosts& costs);
+
+// Of what the flags ask for, which have been read (SimulateFlags::read()): of each schedule, one report.
+// RequestError naming what cannot be.
+std::vector<SimulationReport> simulation_reports(const SimulateFlags& flags, const CLI::App& app,
+                                                 const Progress& progress);
+// Of this schedule, with the flags' costs.
+SimulationReport simulation_report(const SimulateFlags& flags, const CLI::App& app, Schedule schedule);
 
 nlohmann::ordered_json to_json(const SimulationReport& report);
 std::string table(const std::vector<SimulationReport>& reports);

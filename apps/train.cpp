@@ -5,15 +5,12 @@
 #include <cmath>
 #include <memory>
 
-#include "apps/data_flags.h"
 #include "apps/flag_needs.h"
-#include "apps/flags.h"
 #include "apps/help.h"
-#include "apps/job.h"
 #include "apps/progress_line.h"
 #include "apps/stop_signals.h"
 #include "apps/terminal.h"
-#include "apps/timeline_flags.h"
+#include "apps/train_flags.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/private_directory.h"
@@ -28,24 +25,6 @@
 
 namespace echelon {
 namespace {
-
-struct TrainFlags {
-  PlanFlags plan;
-  RunFlags run;
-  Job job;
-  OptimizerFlags optimizer;
-  TrainRequest request;
-  std::vector<std::string> data;
-  DataFlags reading;
-  std::shared_ptr<const Tokenizer> tokenizer;  // of the data, and of what is shown of it
-  TimelineFlags timeline;
-  std::int64_t steps = 100, sample = 200;
-  std::string from, machine, staleness, straggle, plant_expert, memory_limit, on_nan = "stop",
-                                                                              async_save = "on", die;
-  int servers = 1;
-  bool json = false, dry_run = false;
-  CLI::App* app = nullptr;
-};
 
 // Priced on the machine that `echelon calibrate` measured, which gave each rank cores of its own.
 StepPrediction priced_step(const TrainFlags& f) {
@@ -184,7 +163,7 @@ std::unique_ptr<TokenData> read_data(TrainFlags& f) {
   TrainRequest& request = f.request;
   const ModelSpec& model = request.plan.model;
   std::optional<ProgressLine> line;
-  if (f.job.leads()) line.emplace("train", f.json);
+  if (f.shows_progress && f.job.leads()) line.emplace("train", f.json);
   const DataReading reading = f.reading.reading(tokenizer_places(f), line ? line->progress() : Progress());
   auto data = std::make_unique<TokenData>(f.data, model.vocab, reading);
   f.tokenizer = reading.text.tokenizer;
@@ -214,9 +193,10 @@ std::unique_ptr<TokenData> read_data(TrainFlags& f) {
   return data;
 }
 
-// What the flags ask for. The data is returned, as the request has no place for it.
-std::unique_ptr<TokenData> read_request(TrainFlags& f) {
-  TrainRequest& request = f.request;
+}  // namespace
+
+std::unique_ptr<TokenData> TrainFlags::read() {
+  TrainFlags& f = *this;
   if (!f.from.empty() && !request.resume) request.from = std::make_shared<const StartingWeights>(f.from);
   request.plan = f.plan.plan(request.from.get());
   request.run = f.job.options(f.run, request.plan);
@@ -239,10 +219,12 @@ std::unique_ptr<TokenData> read_request(TrainFlags& f) {
     request.death = planned_death(f.die, f.job.processes() != nullptr);
   request.sample_tokens =
       is_given("--sample") ? f.sample : std::min(f.sample, request.plan.model.max_seq - 1);
-  auto data = read_data(f);
-  refuse_idle(*f.app, data_needs(f, *data));
-  return data;
+  auto tokens = read_data(f);
+  refuse_idle(*f.app, data_needs(f, *tokens));
+  return tokens;
 }
+
+namespace {
 
 // Where the weights come from, where that is not plain: a model's directory says what it is, and its weights
 // lie beside.
@@ -260,19 +242,26 @@ std::string origin_of_weights(const TrainFlags& f) {
                      f.request.seed, model, model);
 }
 
-// A plan is all that is run dry: every other flag is idle.
-int run_dry(const TrainFlags& f) {
+}  // namespace
+
+Plan TrainFlags::read_dry() const {
   std::vector<FlagNeed> needs;
-  for (const CLI::Option* option : f.app->get_options()) {
+  for (const CLI::Option* option : app->get_options()) {
     const std::string name = option->get_lnames().front();
     const bool acts = find_field(name) != nullptr || name == "plan" || name == "dry-run" || name == "json";
     needs.push_back({"--" + name, acts, "with --dry-run", {}});
   }
-  refuse_idle(*f.app, needs);
+  refuse_idle(*app, needs);
   if (launched_processes() > 1)
     refuse("--dry-run: imagines all ranks in one process, and {} were started; legal: one",
            launched_processes());
-  const Plan plan = f.plan.plan();
+  return plan.plan();
+}
+
+namespace {
+
+int run_dry(const TrainFlags& f) {
+  const Plan plan = f.read_dry();
   const PipelineLayout pipeline(plan);
   const DryJob job = with_progress(
       "train", f.json, [&](const Progress& progress) { return dry_job(plan, pipeline, progress); });
@@ -282,7 +271,7 @@ int run_dry(const TrainFlags& f) {
 
 int run_train(TrainFlags& f, StopSignals& signals) {
   std::unique_ptr<TokenData> read;
-  refuse_together(f.job.processes(), [&] { read = read_request(f); });
+  refuse_together(f.job.processes(), [&] { read = f.read(); });
   const TokenData& data = *read;
   f.request.stop_requested = [&] { return signals.asked(); };
   const TrainRequest& request = f.request;
@@ -475,9 +464,7 @@ int run_train(TrainFlags& f, StopSignals& signals) {
 
 }  // namespace
 
-void add_train(CLI::App& program, int& status) {
-  auto flags = std::make_shared<TrainFlags>();
-  CLI::App& app = *program.add_subcommand("train", "Train a model");
+void add_train_flags(CLI::App& app, const std::shared_ptr<TrainFlags>& flags) {
   flags->app = &app;
   heading(app, common_flags);
   app.add_option("--data", flags->data, "Text, .jsonl or directories of them, or token files (required)")
@@ -548,6 +535,12 @@ void add_train(CLI::App& program, int& status) {
                  "Make expert E popular: its logits start higher by S for every token")
       ->type_name("E:S");
   app.add_option("--die", flags->die)->group("");  // for tests: RANK:STEP:WHERE
+}
+
+void add_train(CLI::App& program, int& status) {
+  auto flags = std::make_shared<TrainFlags>();
+  CLI::App& app = *program.add_subcommand("train", "Train a model");
+  add_train_flags(app, flags);
   app.callback([flags, &status] {
     if (flags->dry_run) {
       status = run_dry(*flags);

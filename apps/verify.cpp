@@ -1,13 +1,9 @@
-#include "verify/verify.h"
+#include "apps/verify_flags.h"
 
 #include <fmt/core.h>
 
-#include "apps/data_flags.h"
-#include "apps/flags.h"
 #include "apps/help.h"
-#include "apps/job.h"
 #include "apps/progress_line.h"
-#include "apps/timeline_flags.h"
 #include "base/error.h"
 #include "base/units.h"
 #include "train/refuse_request.h"
@@ -15,20 +11,6 @@
 
 namespace echelon {
 namespace {
-
-struct VerifyFlags {
-  PlanFlags plan;
-  RunFlags run;
-  Job job;
-  OptimizerFlags optimizer;
-  VerifyRequest request;
-  TimelineFlags timeline;
-  std::vector<std::string> data;
-  DataFlags reading;
-  std::string staleness;
-  bool json = false;
-  CLI::App* app = nullptr;
-};
 
 Plan verify_defaults() {
   Plan plan;
@@ -55,14 +37,15 @@ void choose_mesh(Plan& plan) {
   }
 }
 
-// `data` outlives the request.
-void read_request(VerifyFlags& f, std::optional<TokenData>& data) {
+}  // namespace
+
+void VerifyFlags::read() {
+  VerifyFlags& f = *this;
   if (!f.staleness.empty())
     refuse(
         "--staleness {}: verify compares the mesh with one rank, and no rank alone computes late gradients; "
         "legal: leave it out (with --staleness 0 `train` has the bits of the run that verify then checks)",
         f.staleness);
-  VerifyRequest& request = f.request;
   request.plan = f.plan.plan();
   if (!f.plan.gives_mesh()) choose_mesh(request.plan);
   request.run = f.job.options(f.run, request.plan);
@@ -73,18 +56,20 @@ void read_request(VerifyFlags& f, std::optional<TokenData>& data) {
   refuse_beyond_memory(request.plan, request.plan.mesh.num_ranks() * predicted_bytes(request.plan) +
                                          reference_bytes(request.plan));
   if (!f.data.empty()) {
-    data.emplace(f.data, request.plan.model.vocab, f.reading.reading({}, {}));
-    if (data->is_masked() && next_counted(*data, {1, data->size()}) == data->size())
-      refuse("--data: the loss counts none of its {} tokens; legal: records with an answer", data->size());
-    refuse_idle(*f.app, f.reading.needs(*data));
-    const Split split = split_tokens(data->size(), 0.0, request.plan.seq_len);
-    request.samples = [sampler = Sampler(*data, split.train, request.seed), seq_len = request.plan.seq_len](
+    sampled.emplace(f.data, request.plan.model.vocab, f.reading.reading({}, {}));
+    if (sampled->is_masked() && next_counted(*sampled, {1, sampled->size()}) == sampled->size())
+      refuse("--data: the loss counts none of its {} tokens; legal: records with an answer", sampled->size());
+    refuse_idle(*f.app, f.reading.needs(*sampled));
+    const Split split = split_tokens(sampled->size(), 0.0, request.plan.seq_len);
+    request.samples = [sampler = Sampler(*sampled, split.train, request.seed), seq_len = request.plan.seq_len](
                           std::int64_t step, std::int64_t sample, std::int32_t* tokens,
                           std::int32_t* targets) { sampler.sample(step, sample, seq_len, tokens, targets); };
   }
   if (f.data.empty()) refuse_idle(*f.app, DataFlags::needs_data());
   validate(request);
 }
+
+namespace {
 
 // What is said before the verdict.
 void print_notes(std::FILE* out, const VerifyReport& r) {
@@ -109,8 +94,8 @@ void print_notes(std::FILE* out, const VerifyReport& r) {
 }
 
 int run_verify(VerifyFlags& f) {
-  std::optional<TokenData> data;
-  refuse_together(f.job.processes(), [&] { read_request(f, data); });
+  refuse_together(f.job.processes(), [&] { f.read(); });
+  const std::optional<TokenData>& data = f.sampled;
   if (data) refuse_different_data(f.job.processes(), *data);
   const VerifyRequest& request = f.request;
   std::FILE* out = f.json ? stderr : stdout;
@@ -154,12 +139,7 @@ int run_verify(VerifyFlags& f) {
 
 }  // namespace
 
-void add_verify(CLI::App& program, int& status) {
-  auto flags = std::make_shared<VerifyFlags>();
-  CLI::App& app =
-      *program.add_subcommand("verify",
-                              "Run one rank and the mesh side by side and compare every tensor (with no axis "
-                              "given: dp 2 x tp 2)");
+void add_verify_flags(CLI::App& app, const std::shared_ptr<VerifyFlags>& flags) {
   flags->app = &app;
   heading(app, common_flags);
   add_number(app, "--steps", flags->request.steps, "Steps to compare");
@@ -181,6 +161,15 @@ void add_verify(CLI::App& program, int& status) {
   heading(app, "Reports");
   flags->timeline.add_to(app);
   app.add_option("--staleness", flags->staleness)->group("");  // of train: refused here by name
+}
+
+void add_verify(CLI::App& program, int& status) {
+  auto flags = std::make_shared<VerifyFlags>();
+  CLI::App& app =
+      *program.add_subcommand("verify",
+                              "Run one rank and the mesh side by side and compare every tensor (with no axis "
+                              "given: dp 2 x tp 2)");
+  add_verify_flags(app, flags);
   app.callback([flags, &status] {
     flags->timeline.check();
     status = flags->job.run(flags->run, [&] { return run_verify(*flags); });

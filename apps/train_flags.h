@@ -1,0 +1,44 @@
+// The flags of train, and the run that they ask for.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "apps/data_flags.h"
+#include "apps/flags.h"
+#include "apps/job.h"
+#include "apps/timeline_flags.h"
+#include "train/session.h"
+
+namespace echelon {
+
+struct TrainFlags {
+  // What the flags ask for goes into `request`. The data is returned, as the request has no place for it.
+  // RequestError naming what cannot be.
+  std::unique_ptr<TokenData> read();
+  // RequestError for a flag that says nothing of a run that is dry: a plan is all of it.
+  Plan read_dry() const;
+
+  PlanFlags plan;
+  RunFlags run;
+  Job job;
+  OptimizerFlags optimizer;
+  TrainRequest request;
+  std::vector<std::string> data;
+  DataFlags reading;
+  std::shared_ptr<const Tokenizer> tokenizer;  // of the data, and of what is shown of it
+  TimelineFlags timeline;
+  std::int64_t steps = 100, sample = 200;
+  std::string from, machine, staleness, straggle, plant_expert, memory_limit, on_nan = "stop",
+                                                                              async_save = "on", die;
+  int servers = 1;
+  bool json = false, dry_run = false;
+  bool shows_progress = true;  // of reading data, on standard error
+  CLI::App* app = nullptr;
+};
+void add_train_flags(CLI::App& app, const std::shared_ptr<TrainFlags>& flags);
+
+}  // namespace echelon

@@ -1,0 +1,38 @@
+// The flags of verify, and the comparison that they ask for.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "apps/data_flags.h"
+#include "apps/flags.h"
+#include "apps/job.h"
+#include "apps/timeline_flags.h"
+#include "verify/verify.h"
+
+namespace echelon {
+
+struct VerifyFlags {
+  // What the flags ask for goes into `request`, and the tokens that it takes samples of into `sampled`.
+  // RequestError naming what cannot be.
+  void read();
+
+  PlanFlags plan;
+  RunFlags run;
+  Job job;
+  OptimizerFlags optimizer;
+  VerifyRequest request;
+  TimelineFlags timeline;
+  std::vector<std::string> data;
+  std::optional<TokenData> sampled;
+  DataFlags reading;
+  std::string staleness;
+  bool json = false;
+  CLI::App* app = nullptr;
+};
+void add_verify_flags(CLI::App& app, const std::shared_ptr<VerifyFlags>& flags);
+
+}  // namespace echelon
