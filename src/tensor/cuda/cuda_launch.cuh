@@ -1,0 +1,157 @@
+// Runs the function objects of tensor/rows/ on a CUDA device, on the stream of the arena that it takes room
+// from (tensor/launching.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <cuda_runtime.h>
+
+#include "tensor/device_driver.h"
+#include "tensor/device_stream.h"
+#include "tensor/kernels.h"
+#include "tensor/rows/team.h"
+#include "tensor/tensor.h"
+
+namespace echelon {
+
+// A thread block, of whole warps.
+class CudaTeam {
+ public:
+  __device__ CudaTeam(std::int64_t block, std::byte* shared) : block_(block), shared_(shared) {}
+  __device__ std::int64_t block() const { return block_; }
+  __device__ std::int64_t lane() const { return threadIdx.x; }
+  __device__ std::int64_t lanes() const { return blockDim.x; }
+  __device__ void sync() const { __syncthreads(); }
+  __device__ std::byte* shared() const { return shared_; }
+
+  // Pairs of lanes 16, 8, ... 1 apart in each warp, then the warps in their order.
+  template <class X, class Op>
+  __device__ X reduce(X x, const Op& op) const {
+    __shared__ X of_warps[32];
+    for (int apart = 16; apart > 0; apart /= 2) x = op(x, __shfl_down_sync(0xffffffffu, x, apart));
+    __syncthreads();  // the last reduction's numbers have been read
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = of_warps[0];
+    for (unsigned warp = 1; warp < blockDim.x / 32; ++warp) x = op(x, of_warps[warp]);
+    return x;
+  }
+
+ private:
+  std::int64_t block_;
+  std::byte* shared_;
+};
+
+template <class Kernel>
+__global__ void run_blocks(const Kernel kernel, std::int64_t blocks) {
+  extern __shared__ __align__(16) std::byte shared[];
+  for (std::int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
+    kernel(CudaTeam(block, shared));
+    if (block + gridDim.x < blocks) __syncthreads();
+  }
+}
+
+class CudaLaunch {
+ public:
+  explicit CudaLaunch(Arena& arena);
+
+  template <class T>
+  static rows::Matrix<T> matrix(const Tensor& t) {
+    return {t.on_device<T>(), t.rows(), t.cols(), t.row_stride()};
+  }
+  template <class T>
+  static T* data(const Tensor& t) {
+    return t.on_device<T>();
+  }
+
+  template <class Kernel>
+  void run(const char* name, std::int64_t blocks, const Kernel& kernel, std::size_t shared = 0) const {
+    static_assert(std::is_trivially_copyable_v<Kernel>);
+    if (blocks == 0) return;
+    driver().use(arena_->stream().device());
+    if (shared > default_shared_bytes)
+      allow_shared(name, reinterpret_cast<const void*>(&run_blocks<Kernel>), shared);
+    constexpr std::int64_t most_blocks = (std::int64_t{1} << 31) - 1;
+    const auto grid = static_cast<unsigned>(blocks < most_blocks ? blocks : most_blocks);
+    run_blocks<Kernel><<<grid, block_lanes, shared, stream()>>>(kernel, blocks);
+    driver().check_launch(name);
+  }
+
+  static constexpr std::int64_t lanes() { return block_lanes; }
+  std::size_t most_shared_bytes() const { return most_shared_bytes_; }
+  // Enough for each lane to have several elements under way.
+  static constexpr std::int64_t piece() { return 8 * block_lanes; }
+  // By the number of rows alone. With at most as many parts as there are rows in one, a sum has the same
+  // length twice.
+  static constexpr std::int64_t rows_at_once(std::int64_t rows, std::int64_t) {
+    std::int64_t chunk = 64;
+    while (chunk * chunk < rows) chunk *= 2;
+    return chunk;
+  }
+  static constexpr std::int64_t column_blocks(std::int64_t cols) {
+    return (cols + block_lanes - 1) / block_lanes;
+  }
+
+  // From the arena: whoever takes it next queues behind the kernels that use it.
+  template <class T>
+  class Memory {
+   public:
+    explicit Memory(Tensor bytes) : bytes_(std::move(bytes)) {}
+    T* data() const { return reinterpret_cast<T*>(bytes_.address()); }
+
+   private:
+    Tensor bytes_;
+  };
+  template <class T>
+  Memory<T> upload(std::span<const T> numbers) const {
+    static_assert(std::is_trivially_copyable_v<T>);
+    return Memory<T>(upload_bytes(std::as_bytes(numbers)));
+  }
+  template <class T>
+  Memory<T> scratch(std::int64_t count) const {
+    return Memory<T>(bytes_of(count * static_cast<std::int64_t>(sizeof(T))));
+  }
+  template <class T>
+  std::vector<T> read(T* from, std::int64_t count) const {
+    std::vector<T> numbers(static_cast<std::size_t>(count));
+    const std::size_t bytes = numbers.size() * sizeof(T);
+    if (bytes > 0) arena_->stream().copy_to_host({numbers.data(), bytes}, {from, bytes}, bytes, 1);
+    return numbers;
+  }
+
+  Arena& arena() const { return *arena_; }
+  DeviceDriver& driver() const { return arena_->stream().driver(); }
+  cudaStream_t stream() const { return static_cast<cudaStream_t>(arena_->stream().handle().handle); }
+
+ private:
+  static constexpr int block_lanes = 128;
+  static constexpr std::size_t default_shared_bytes = 48 << 10;
+  void allow_shared(const char* name, const void* kernel, std::size_t bytes) const;
+  // Never empty, so that it has an address.
+  Tensor bytes_of(std::int64_t bytes) const {
+    return {*arena_, MemoryCategory::other, DType::u8, {bytes > 0 ? bytes : 1}};
+  }
+  Tensor upload_bytes(std::span<const std::byte> bytes) const;
+
+  Arena* arena_;
+  std::size_t most_shared_bytes_;
+  // What was uploaded last, with its bytes: what layers ask for again and again (frequencies of RoPE, ranges
+  // of sums) is not copied, nor waited for, each time.
+  struct Uploaded {
+    std::vector<std::byte> bytes;
+    Tensor there;
+  };
+  struct LastUploads {
+    std::vector<Uploaded> kept;
+    std::size_t next = 0;
+  };
+  std::shared_ptr<LastUploads> uploads_ = std::make_shared<LastUploads>();
+};
+
+}  // namespace echelon

@@ -1,0 +1,80 @@
+#include "tensor/cuda/kernels_cuda.h"
+
+#include <algorithm>
+
+#include "tensor/cuda/cuda_launch.cuh"
+#include "tensor/cuda/matmul_cublaslt.h"
+#include "tensor/device_kernels.h"
+
+namespace echelon {
+
+CudaLaunch::CudaLaunch(Arena& arena) : arena_(&arena) {
+  int bytes = 0;
+  const int device = arena.stream().device();
+  if (const cudaError_t error =
+          cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+      error != cudaSuccess)
+    fail("device {}: its shared memory is not known: {}", device, cudaGetErrorString(error));
+  most_shared_bytes_ = static_cast<std::size_t>(bytes) - 1024;  // of which reductions take a part
+}
+
+void CudaLaunch::allow_shared(const char* name, const void* kernel, std::size_t bytes) const {
+  if (const cudaError_t error =
+          cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+      error != cudaSuccess)
+    fail("device {}: kernel {} cannot have {} bytes of shared memory: {}", arena_->stream().device(), name,
+         bytes, cudaGetErrorString(error));
+}
+
+Tensor CudaLaunch::upload_bytes(std::span<const std::byte> bytes) const {
+  constexpr std::size_t most_kept = 32, most_bytes = 64 << 10;
+  if (bytes.empty()) return bytes_of(0);
+  for (const Uploaded& last : uploads_->kept)
+    if (std::ranges::equal(last.bytes, bytes)) return last.there;
+  Tensor there = bytes_of(static_cast<std::int64_t>(bytes.size()));
+  void* const from = const_cast<std::byte*>(bytes.data());  // which is only read
+  arena_->stream().copy_from_host({there.address(), bytes.size()}, {from, bytes.size()}, bytes.size(), 1);
+  if (bytes.size() > most_bytes) return there;
+  std::vector<Uploaded>& kept = uploads_->kept;
+  Uploaded now{{bytes.begin(), bytes.end()}, there};
+  if (kept.size() < most_kept)
+    kept.push_back(std::move(now));
+  else
+    kept[uploads_->next++ % most_kept] = std::move(now);
+  return there;
+}
+
+namespace {
+
+class CudaKernels final : public DeviceKernels<CudaLaunch> {
+ public:
+  CudaKernels(Arena& arena, Numerics numerics) : DeviceKernels<CudaLaunch>(CudaLaunch(arena)) {
+    if (numerics == Numerics::ordinary) cublas_ = std::make_unique<CublasLt>(arena);
+  }
+
+  void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, Out c, bool accumulate) override {
+    multiply({a, ta, b, tb, c, accumulate});
+  }
+  void grouped_matmul(std::span<const MatrixProduct> products) override {
+    for (const MatrixProduct& p : products) multiply(p);
+  }
+
+ private:
+  void multiply(const MatrixProduct& p) {
+    const bool empty = p.a.numel() == 0 || p.c.numel() == 0;
+    if (cublas_ && !empty && CublasLt::takes(p))
+      cublas_->multiply(p);
+    else
+      multiply_in_tiles(p);
+  }
+
+  std::unique_ptr<CublasLt> cublas_;  // under ordinary numerics
+};
+
+}  // namespace
+
+std::shared_ptr<KernelBackend> make_cuda_kernels(Arena& arena, Numerics numerics) {
+  return std::make_shared<CudaKernels>(arena, numerics);
+}
+
+}  // namespace echelon

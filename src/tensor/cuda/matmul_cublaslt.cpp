@@ -1,0 +1,172 @@
+#include "tensor/cuda/matmul_cublaslt.h"
+
+#include <cublasLt.h>
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <utility>
+
+#include "base/error.h"
+#include "tensor/device_stream.h"
+
+namespace echelon {
+namespace {
+
+constexpr std::int64_t workspace_bytes = std::int64_t{32} << 20;  // what cuBLAS asks for on sm_90
+
+void check_cublas(cublasStatus_t status, const char* what, int device) {
+  if (status != CUBLAS_STATUS_SUCCESS)
+    fail("device {}: {} failed: {}", device, what, cublasLtGetStatusString(status));
+}
+
+cudaDataType_t cuda_type(DType dtype) {
+  return dtype == DType::bf16 ? CUDA_R_16BF : dtype == DType::f64 ? CUDA_R_64F : CUDA_R_32F;
+}
+
+// Given back by the function that cuBLASLt has for it.
+template <class Handle, cublasStatus_t (*destroy)(Handle)>
+class Owned {
+ public:
+  explicit Owned(Handle handle = nullptr) : handle_(handle) {}
+  ~Owned() {
+    if (handle_ != nullptr) destroy(handle_);
+  }
+  Owned(Owned&& other) noexcept : handle_(other.handle_) { other.handle_ = nullptr; }
+  Owned& operator=(Owned&& other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  Handle get() const { return handle_; }
+
+ private:
+  Handle handle_;
+};
+using Operation = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
+using MatrixLayout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
+using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
+
+// The powers of two that the beginning of the rows of a matrix is a multiple of, up to 256.
+std::uint32_t alignment_of(const Tensor& t) {
+  const auto bits = reinterpret_cast<std::uintptr_t>(t.address()) |
+                    static_cast<std::uintptr_t>(t.row_stride() * element_bytes(t.dtype())) | 256;
+  return static_cast<std::uint32_t>(bits & (~bits + 1));
+}
+
+// What decides which algorithm is taken: with the same, the same one, and so the same bits.
+using Shape = std::array<std::int64_t, 14>;
+
+struct PreparedProduct {
+  Operation operation;
+  MatrixLayout a, b, c;
+  cublasLtMatmulAlgo_t algorithm;
+};
+
+}  // namespace
+
+struct CublasLt::State {
+  Arena& arena;
+  cublasLtHandle_t handle = nullptr;
+  Tensor workspace;
+  std::map<Shape, PreparedProduct> plans = {};
+
+  explicit State(Arena& of) : arena(of), workspace(of, MemoryCategory::other, DType::u8, {workspace_bytes}) {
+    arena.stream().driver().use(device());
+    check_cublas(cublasLtCreate(&handle), "cuBLASLt's beginning", device());
+  }
+  ~State() {
+    if (handle != nullptr) cublasLtDestroy(handle);
+  }
+  int device() const { return arena.stream().device(); }
+  PreparedProduct make_plan(const MatrixProduct& p) const;
+};
+
+CublasLt::CublasLt(Arena& arena) : state_(std::make_unique<State>(arena)) {}
+CublasLt::~CublasLt() = default;
+
+bool CublasLt::takes(const MatrixProduct& p) {
+  const DType a = p.a.dtype(), b = p.b.dtype(), c = p.c.dtype();
+  return p.blocks.empty() && a == b && (a == DType::bf16 ? c == DType::bf16 || c == DType::f32 : c == a);
+}
+
+// A matrix whose rows follow each other is, to cuBLAS, its transpose: c^T = op(b)^T op(a)^T.
+PreparedProduct CublasLt::State::make_plan(const MatrixProduct& p) const {
+  const cudaDataType_t scale_type = p.c.dtype() == DType::f64 ? CUDA_R_64F : CUDA_R_32F;
+  const cublasComputeType_t compute = p.c.dtype() == DType::f64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F;
+  const auto layout = [&](const Tensor& t) {
+    cublasLtMatrixLayout_t made = nullptr;
+    check_cublas(cublasLtMatrixLayoutCreate(&made, cuda_type(t.dtype()), static_cast<std::uint64_t>(t.cols()),
+                                            static_cast<std::uint64_t>(t.rows()), t.row_stride()),
+                 "a matrix for cuBLASLt", device());
+    return MatrixLayout(made);
+  };
+  cublasLtMatmulDesc_t described = nullptr;
+  check_cublas(cublasLtMatmulDescCreate(&described, compute, scale_type), "a product for cuBLASLt", device());
+  PreparedProduct plan{Operation(described), layout(p.b), layout(p.a), layout(p.c), {}};
+  const auto turned = [](Transpose t) { return t == Transpose::yes ? CUBLAS_OP_T : CUBLAS_OP_N; };
+  const cublasOperation_t of_first = turned(p.tb), of_second = turned(p.ta);
+  for (const auto& [which, value] :
+       {std::pair{CUBLASLT_MATMUL_DESC_TRANSA, of_first}, std::pair{CUBLASLT_MATMUL_DESC_TRANSB, of_second}})
+    check_cublas(cublasLtMatmulDescSetAttribute(described, which, &value, sizeof value),
+                 "a product for cuBLASLt", device());
+
+  cublasLtMatmulPreference_t preferred = nullptr;
+  check_cublas(cublasLtMatmulPreferenceCreate(&preferred), "a choice of cuBLASLt", device());
+  const Preference preference(preferred);
+  const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t which, auto value) {
+    check_cublas(cublasLtMatmulPreferenceSetAttribute(preferred, which, &value, sizeof value),
+                 "a choice of cuBLASLt", device());
+  };
+  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(workspace_bytes));
+  // Parts of a sum meet in what it is computed in, so that an element is rounded once.
+  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+         static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(p.b));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(p.a));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(p.c));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(p.c));
+  cublasLtMatmulHeuristicResult_t best;
+  int found = 0;
+  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+      handle, described, plan.a.get(), plan.b.get(), plan.c.get(), plan.c.get(), preferred, 1, &best, &found);
+  if (status != CUBLAS_STATUS_SUCCESS || found == 0)
+    fail("device {}: cuBLASLt has no product {} x {} x {} of {} into {}", device(), p.c.rows(), p.c.cols(),
+         p.ta == Transpose::yes ? p.a.rows() : p.a.cols(), dtype_name(p.a.dtype()), dtype_name(p.c.dtype()));
+  plan.algorithm = best.algo;
+  return plan;
+}
+
+void CublasLt::multiply(const MatrixProduct& p) {
+  const auto stride = [](const Tensor& t) { return t.row_stride(); };
+  const Shape shape{p.a.rows(),
+                    p.a.cols(),
+                    p.b.rows(),
+                    p.b.cols(),
+                    stride(p.a),
+                    stride(p.b),
+                    stride(p.c),
+                    static_cast<std::int64_t>(p.a.dtype()),
+                    static_cast<std::int64_t>(p.c.dtype()),
+                    p.ta == Transpose::yes,
+                    p.tb == Transpose::yes,
+                    alignment_of(p.a),
+                    alignment_of(p.b),
+                    alignment_of(p.c)};
+  State& s = *state_;
+  s.arena.stream().driver().use(s.device());
+  auto plan = s.plans.find(shape);
+  if (plan == s.plans.end()) plan = s.plans.emplace(shape, s.make_plan(p)).first;
+  const float one = 1, zero = 0;
+  const double wide_one = 1, wide_zero = 0;
+  const bool wide = p.c.dtype() == DType::f64;
+  const void* const alpha = wide ? static_cast<const void*>(&wide_one) : &one;
+  const void* const beta = p.accumulate ? alpha : wide ? static_cast<const void*>(&wide_zero) : &zero;
+  check_cublas(
+      cublasLtMatmul(s.handle, plan->second.operation.get(), alpha, p.b.address(), plan->second.a.get(),
+                     p.a.address(), plan->second.b.get(), beta, p.c.address(), plan->second.c.get(),
+                     p.c.address(), plan->second.c.get(), &plan->second.algorithm, s.workspace.address(),
+                     workspace_bytes, static_cast<cudaStream_t>(s.arena.stream().handle().handle)),
+      "matmul", s.device());
+}
+
+}  // namespace echelon

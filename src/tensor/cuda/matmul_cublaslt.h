@@ -1,0 +1,29 @@
+// Products by cuBLASLt.
+#pragma once
+
+#include <memory>
+
+#include "tensor/kernels.h"
+
+namespace echelon {
+
+class CublasLt {
+ public:
+  // The workspace comes from the arena.
+  explicit CublasLt(Arena& arena);
+  ~CublasLt();
+  CublasLt(const CublasLt&) = delete;
+  CublasLt& operator=(const CublasLt&) = delete;
+
+  // Whether these types are its: f32 or f64 all through, or bf16 into bf16 or f32.
+  static bool takes(const MatrixProduct& product);
+  // c (M, N) = or += op(a) op(b), K > 0; each element of a bf16 c rounded once. On the arena's stream.
+  // RunError naming the product where it fails.
+  void multiply(const MatrixProduct& product);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace echelon

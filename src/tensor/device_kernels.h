@@ -1,0 +1,250 @@
+// The kernels of a device that has blocks of many lanes (tensor/rows/team.h): those of rows and tokens, and
+// here those that need other forms than the host's loops. What multiplies matrices with a vendor's library
+// overrides matmul. Nothing here depends on the vendor: tests run it in threads of the host.
+//
+// Beyond tensor/launching.h a Launch has
+//   lanes()               of a block
+//   most_shared_bytes()   that a block may ask for
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "tensor/row_kernels.h"
+#include "tensor/rows/tile_product.h"
+#include "tensor/rows/tiled_attention.h"
+#include "tensor/token_kernels.h"
+
+namespace echelon {
+
+template <class Launch>
+class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
+ public:
+  explicit DeviceKernels(Launch launch) : RowKernels<Launch, TokenKernels<Launch>>(std::move(launch)) {}
+
+  // Each sum in the order of k, in tiles: the bits of an element show no shape.
+  void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, Out c, bool accumulate) override {
+    multiply_in_tiles({a, ta, b, tb, c, accumulate});
+  }
+  void grouped_matmul(std::span<const MatrixProduct> products) override {
+    for (const MatrixProduct& p : products) multiply_in_tiles(p);
+  }
+
+  bool all_finite(const Tensor& x) override { return largest_of(x, rows::NotFinite()) == 0; }
+  double largest(const Tensor& x) override { return largest_of(x, rows::Magnitude()); }
+
+  ExactSum sum_squares_exactly(const Tensor& x, double scale) override {
+    const std::int64_t each = elements_at_once(x.numel()), blocks = (x.numel() + each - 1) / each;
+    const auto sums = this->launch().template scratch<std::uint64_t>(2 * blocks);
+    with_stored_type(x, [&, this]<class T>(T) {
+      this->each_row("sum_squares_exactly", blocks,
+                     rows::ExactSquares<T>{data<T>(x), x.numel(), each, scale, sums.data()});
+    });
+    const std::vector<std::uint64_t> parts = this->launch().read(sums.data(), 2 * blocks);
+    ExactSum total;
+    for (std::size_t i = 0; i + 1 < parts.size(); i += 2) {
+      total.high += parts[i];
+      total.low += parts[i + 1];
+    }
+    return total;
+  }
+
+  void attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape, Out out,
+                 Out lse) override {
+    with_stored_type(out, [&, this]<class T>(T) {
+      using Kernel = rows::TiledAttention<T>;
+      run_tiles<Kernel>("attention", shape, [&](const rows::AttentionSizes& sizes) {
+        return Kernel{sizes, matrix<T>(q), matrix<T>(k), matrix<T>(v), matrix<T>(out), data<Wide<T>>(lse)};
+      });
+    });
+  }
+
+  void attention_delta(const Tensor& out, const Tensor& dout, const AttentionShape& shape,
+                       Out delta) override {
+    with_stored_type(out, [&, this]<class T>(T) {
+      const rows::AttentionDelta<T> kernel{sizes_of(shape, 1), matrix<T>(out), matrix<T>(dout),
+                                           data<Wide<T>>(delta)};
+      this->launch().run("attention_delta", kernel.num_blocks(), kernel);
+    });
+  }
+
+  // In two passes, each of which makes the scores again: one for what queries get, one for what keys get, so
+  // that every sum is one block's.
+  void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout,
+                          const Tensor& lse, const Tensor& delta, const AttentionShape& shape, Out dq, Out dk,
+                          Out dv) override {
+    with_stored_type(dout, [&, this]<class T>(T) {
+      using F = Wide<T>;
+      using Queries = rows::TiledAttentionBackwardQueries<T>;
+      using Keys = rows::TiledAttentionBackwardKeys<T>;
+      const auto slopes = [&](const rows::AttentionSizes& sizes) {
+        return rows::AttentionSlopes<T>{sizes, data<F>(lse), data<F>(delta)};
+      };
+      run_tiles<Queries>("attention_backward, queries", shape, [&](const rows::AttentionSizes& sizes) {
+        return Queries{slopes(sizes), matrix<T>(q),    matrix<T>(k),
+                       matrix<T>(v),  matrix<T>(dout), matrix<T>(dq)};
+      });
+      run_tiles<Keys>("attention_backward, keys", shape, [&](const rows::AttentionSizes& sizes) {
+        return Keys{slopes(sizes),   matrix<T>(q),  matrix<T>(k), matrix<T>(v),
+                    matrix<T>(dout), matrix<T>(dk), matrix<T>(dv)};
+      });
+    });
+  }
+
+  void count_routed(const TokenRouter& router, const Tensor& ids, std::int64_t scopes, Out counts) override {
+    this->each_row("count_routed", counts->numel(),
+                   rows::CountRouted{router.rules(), data<std::int32_t>(ids), ids.rows() / scopes,
+                                     data<std::int32_t>(counts)});
+  }
+
+  void drop_over_capacity(const Tensor& ids, const Tensor& weights, const ExpertCapacity& capacity,
+                          Out kept) override {
+    with_float_type(weights, [&, this]<class F>(F) {
+      this->each_element(
+          "drop_over_capacity", 1, ids.numel(),
+          rows::DropOverCapacity<F>{data<std::int32_t>(ids), data<F>(weights), ids.numel() / capacity.scopes,
+                                    capacity.each, capacity.policy == DropPolicy::probability,
+                                    data<std::int32_t>(kept)});
+    });
+  }
+
+  void sort_by_expert(const Tensor& kept, Out places, Out tokens, Out counts) override {
+    const std::int64_t experts = counts->numel();
+    auto* const count = data<std::int32_t>(counts);
+    this->each_row("sort_by_expert, counts", experts,
+                   rows::CountCopies{data<std::int32_t>(kept), kept.numel(), count});
+    this->launch().run(
+        "sort_by_expert", experts + 1,
+        rows::PlaceCopies{data<std::int32_t>(kept), kept.numel(), kept.cols(), experts, tokens->numel(),
+                          count, data<std::int32_t>(places), data<std::int32_t>(tokens)},
+        rows::PlaceCopies::shared_bytes(this->launch().lanes()));
+  }
+
+  void pack_gradient(CompressionKind, const GradientBucket&, Range, std::span<const Philox>, const Tensor&,
+                     Out) override {
+    refuse_compression();
+  }
+  void unpack_gradient(CompressionKind, const GradientBucket&, Range, const Tensor&, bool, Out) override {
+    refuse_compression();
+  }
+  void take_largest(InOut, std::int64_t, Out, Out) override { refuse_compression(); }
+  void add_at(const Tensor&, const Tensor&, InOut) override { refuse_compression(); }
+  void orthonormalize_rows(InOut, const Philox&) override { refuse_compression(); }
+
+ protected:
+  template <class T>
+  rows::Matrix<T> matrix(const Tensor& t) const {
+    return this->launch().template matrix<T>(t);
+  }
+  // Null of an undefined one.
+  template <class T>
+  T* data(const Tensor& t) const {
+    return t.defined() ? this->launch().template data<T>(t) : nullptr;
+  }
+
+  void multiply_in_tiles(const MatrixProduct& p) {
+    if (p.c.numel() == 0) return;
+    const std::int64_t depth = p.ta == Transpose::yes ? p.a.rows() : p.a.cols();
+    std::vector<rows::DepthRange> ranges;
+    std::vector<std::int64_t> ends;
+    for (const auto& block : p.blocks) {
+      for (const Range& range : block) ranges.push_back({range.begin, range.end});
+      ends.push_back(std::ssize(ranges));
+    }
+    if (p.blocks.empty()) ranges.push_back({0, depth}), ends.push_back(1);
+    const auto all_ranges = this->launch().upload(std::span<const rows::DepthRange>(ranges));
+    const auto all_ends = this->launch().upload(std::span<const std::int64_t>(ends));
+    this->with_pair(p.a, p.b,
+                    [&, this]<class A, class B>(const rows::Matrix<A>& a, const rows::Matrix<B>& b) {
+                      with_stored_type(p.c, [&, this]<class C>(C) {
+                        if constexpr (std::is_same_v<Wide<A>, Wide<C>>) {
+                          using Kernel = rows::TiledProduct<A, B, C>;
+                          const Kernel kernel{a,
+                                              p.ta == Transpose::yes,
+                                              b,
+                                              p.tb == Transpose::yes,
+                                              matrix<C>(p.c),
+                                              p.accumulate,
+                                              all_ranges.data(),
+                                              all_ends.data(),
+                                              std::ssize(ends)};
+                          this->launch().run("matmul", kernel.num_tiles(), kernel,
+                                             Kernel::shared_bytes(std::ssize(ends)));
+                        }
+                      });
+                    });
+  }
+
+ private:
+  [[noreturn]] static void refuse_compression() {
+    refuse("gradients are compressed on the cpu alone; on an accelerator legal: no compression");
+  }
+
+  // As many as keep the blocks few.
+  static std::int64_t elements_at_once(std::int64_t count) {
+    constexpr std::int64_t least = 4096, most_blocks = 1024;
+    const std::int64_t each = (count + most_blocks - 1) / most_blocks;
+    return each < least ? least : each;
+  }
+
+  template <class Measure>
+  double largest_of(const Tensor& x, const Measure& measure) {
+    double most = 0;
+    if (x.numel() == 0) return most;
+    // What lies in one piece is cut anew.
+    const std::int64_t each = elements_at_once(x.numel()), count = x.numel();
+    with_stored_type(x, [&, this]<class T>(T) {
+      const rows::Matrix<T> m = matrix<T>(x);
+      const std::int64_t blocks = x.contiguous() ? (count + each - 1) / each : m.rows;
+      const auto found = this->launch().template scratch<double>(blocks);
+      if (x.contiguous())
+        this->each_row("largest", blocks,
+                       rows::LargestOfRun<T, Measure>{m.data, count, each, measure, found.data()});
+      else
+        this->each_row("largest", blocks, rows::LargestOfRow<T, Measure>{m, measure, found.data()});
+      for (const double of_block : this->launch().read(found.data(), blocks))
+        most = rows::LargerOrNaN()(most, of_block);
+    });
+    return most;
+  }
+
+  static rows::AttentionSizes sizes_of(const AttentionShape& s, int tile, const std::int32_t* first_keys) {
+    return {s.batch,
+            s.q_len,
+            s.kv_len,
+            s.num_heads,
+            s.num_kv_heads,
+            static_cast<int>(s.head_dim),
+            s.q_offset,
+            s.kv_batch_stride > 0 ? s.kv_batch_stride : s.kv_len,
+            s.scale,
+            s.cap,
+            s.accumulate,
+            first_keys,
+            tile};
+  }
+  rows::AttentionSizes sizes_of(const AttentionShape& s, int tile) const {
+    return sizes_of(s, tile, data<std::int32_t>(s.first_keys));
+  }
+
+  // make(sizes) with the largest tile whose shared memory a block may have.
+  template <class Kernel, class Make>
+  void run_tiles(const char* name, const AttentionShape& shape, const Make& make) const {
+    for (const int tile : {32, 16, 8, 4}) {
+      const std::size_t bytes = Kernel::shared_bytes(tile, static_cast<int>(shape.head_dim));
+      if (bytes > this->launch().most_shared_bytes()) continue;
+      const Kernel kernel = make(sizes_of(shape, tile));
+      return this->launch().run(name, kernel.num_blocks(), kernel, bytes);
+    }
+    refuse("head dim {}: more than a block of this accelerator has shared memory for; legal: up to 256",
+           shape.head_dim);
+  }
+};
+
+}  // namespace echelon

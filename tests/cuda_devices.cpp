@@ -1,0 +1,18 @@
+#include "devices_under_test.h"
+#include "tensor/device_driver.h"
+
+namespace echelon::checks {
+
+std::vector<DeviceUnderTest> devices_under_test() {
+  const auto with = [](const char* name, Numerics numerics) {
+    return DeviceUnderTest{name, no_cuda, [numerics] {
+                             static const std::shared_ptr<DeviceDriver> driver = make_cuda_driver();
+                             auto arena = std::make_unique<Arena>(driver.get(), 0);
+                             auto kernels = make_kernels(*arena, PrecisionRecipe(), 1, numerics);
+                             return DeviceInUse{std::move(arena), std::move(kernels)};
+                           }};
+  };
+  return {with("cuda", Numerics::ordinary), with("cuda_invariant", Numerics::invariant)};
+}
+
+}  // namespace echelon::checks

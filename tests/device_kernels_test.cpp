@@ -1,0 +1,560 @@
+// The kernels of a device against the reference kernels on the same numbers: in threads of the host as lanes,
+// several to a block, with few elements to each, so that tails, strides and empty parts are met; and on a
+// CUDA device where there is one.
+//
+// A result may be off by what another order of its sums makes, c eps sqrt(length) of the largest element,
+// and in bf16 by one unit of the last place, as both are rounded once from what may lie on either side.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/philox.h"
+#include "devices_under_test.h"
+#include "spec/token_router.h"
+#include "tensor/host.h"
+#include "tensor/kernels.h"
+
+namespace echelon::device_kernels_test {
+namespace {
+
+using checks::DeviceUnderTest;
+constexpr Transpose no = Transpose::no, yes = Transpose::yes;
+
+// The same numbers for the reference kernels and for those under test.
+struct Operand {
+  Tensor expected, tested;
+};
+
+class DeviceKernels : public ::testing::TestWithParam<DeviceUnderTest> {
+ protected:
+  void SetUp() override {
+    if (const std::string why = GetParam().why_not(); !why.empty()) GTEST_SKIP() << why;
+    device = GetParam().use();
+    tested = device.kernels.get();
+  }
+
+  Arena arena;
+  std::unique_ptr<Kernels> reference = make_reference_kernels();
+  checks::DeviceInUse device;
+  Kernels* tested = nullptr;
+  std::uint64_t draws = 0;
+
+  Operand make(DType dtype, std::vector<std::int64_t> shape) {
+    return {Tensor(arena, MemoryCategory::other, dtype, shape),
+            Tensor(*device.arena, MemoryCategory::other, dtype, shape)};
+  }
+  Operand of(const std::vector<double>& numbers, Operand x) {
+    copy_numbers_from_host(numbers, x.expected);
+    copy_numbers_from_host(copy_numbers_to_host(x.expected), x.tested);
+    return x;
+  }
+  std::vector<double> normal(std::int64_t count, double scale = 1) {
+    std::vector<double> numbers(static_cast<std::size_t>(count));
+    Philox(17, Stream::test, draws++).fill_normal(0, numbers.size(), numbers.data());
+    for (double& x : numbers) x *= scale;
+    return numbers;
+  }
+  // A column range of a wider matrix.
+  Operand random(DType dtype, std::int64_t rows, std::int64_t cols, double scale = 1) {
+    const Operand wide = of(std::vector<double>(static_cast<std::size_t>(rows * (cols + 3)), 0.25),
+                            make(dtype, {rows, cols + 3}));
+    return of(normal(rows * cols, scale),
+              {wide.expected.column_range(2, 2 + cols), wide.tested.column_range(2, 2 + cols)});
+  }
+  Operand vector(DType dtype, std::int64_t count, double scale = 1) {
+    return of(normal(count, scale), make(dtype, {count}));
+  }
+  Operand ids(const std::vector<std::int32_t>& values) {
+    const Operand x = make(DType::i32, {std::ssize(values)});
+    copy_from_host(values, x.expected);
+    copy_from_host(values, x.tested);
+    return x;
+  }
+  Operand shaped(const Operand& x, std::vector<std::int64_t> shape) {
+    return {x.expected.reshape(shape), x.tested.reshape(shape)};
+  }
+  // As a matrix whose rows follow each other.
+  Operand of_flat(DType dtype, std::int64_t rows, std::int64_t cols) {
+    return of(normal(rows * cols), make(dtype, {rows, cols}));
+  }
+  Operand number(double value) { return of({value}, make(DType::f64, {1})); }
+
+  // call(kernels, of): of(operand) is what these kernels work on.
+  template <class Call>
+  void run(const Call& call) {
+    call(*reference, [](const Operand& x) { return x.expected; });
+    call(*tested, [](const Operand& x) { return x.tested; });
+  }
+
+  // `length`: of the longest sum. Afterwards both sides go on with the same numbers.
+  static void expect_close(const Operand& x, std::int64_t length, const char* what, double c = 4) {
+    const std::vector<double> expected = copy_numbers_to_host(x.expected),
+                              tested = copy_numbers_to_host(x.tested);
+    const DType dtype = x.tested.dtype();
+    const double eps = wide(dtype) == DType::f64 ? std::numeric_limits<double>::epsilon()
+                                                 : std::numeric_limits<float>::epsilon();
+    const double unit = dtype == DType::bf16 ? 0x1p-7 : 0;
+    double largest = 0;
+    for (const double value : expected)
+      if (std::isfinite(value)) largest = std::max(largest, std::abs(value));
+    const double sums = c * eps * std::sqrt(static_cast<double>(length)) * largest;
+    for (std::size_t i = 0; i < expected.size(); ++i)
+      EXPECT_TRUE(tested[i] == expected[i] ||
+                  std::abs(tested[i] - expected[i]) <= unit * std::abs(expected[i]) + sums)
+          << what << " in " << dtype_name(dtype) << ", element " << i << ": " << expected[i]
+          << " expected, not " << tested[i];
+    copy_numbers_from_host(expected, x.tested);
+  }
+  static void expect_same_ids(const Operand& x, const char* what) {
+    EXPECT_EQ(copy_to_host<std::int32_t>(x.tested), copy_to_host<std::int32_t>(x.expected)) << what;
+  }
+};
+
+struct Size {
+  std::int64_t rows, cols;
+};
+const std::vector<Size> sizes{{1, 1}, {3, 7}, {14, 33}, {0, 5}};
+const std::vector<DType> stored{DType::f64, DType::f32, DType::bf16};
+
+TEST_P(DeviceKernels, Elements) {
+  for (const auto& [rows, cols] : sizes)
+    for (DType tx : stored)
+      for (DType ty : stored) {
+        if (wide(tx) != wide(ty)) continue;
+        const Operand x = random(tx, rows, cols), y = random(ty, rows, cols);
+        run([&](Kernels& on, auto of) { on.add(of(x), of(y)); });
+        expect_close(y, 1, "add");
+        run([&](Kernels& on, auto of) { on.copy(of(x), of(y)); });
+        expect_close(y, 1, "copy", 0);
+        run([&](Kernels& on, auto of) { on.scale(of(y), 1.0 / 3); });
+        expect_close(y, 1, "scale");
+        run([&](Kernels& on, auto of) { on.fill(of(y), 1.0 / 3); });
+        expect_close(y, 1, "fill", 0);
+      }
+  for (const auto& [rows, cols] : sizes)
+    for (DType t : stored) {
+      const Operand x = random(t, rows, cols), y = random(t, rows, cols), out = random(t, rows, cols);
+      const Operand bias = vector(t, cols), dbias = vector(wide(t), cols);
+      run([&](Kernels& on, auto of) { on.add_bias(of(bias), of(y)); });
+      expect_close(y, 1, "add_bias");
+      run([&](Kernels& on, auto of) { on.residual(of(x), of(y), of(bias), of(out)); });
+      expect_close(out, 2, "residual");
+      run([&](Kernels& on, auto of) { on.residual(of(x), of(y), Tensor(), of(out)); });
+      expect_close(out, 1, "residual");
+      run([&](Kernels& on, auto of) { on.bias_gradient(of(x), of(dbias)); });
+      expect_close(dbias, rows + 1, "bias_gradient");
+    }
+}
+
+TEST_P(DeviceKernels, Norms) {
+  for (const auto& [rows, cols] : sizes)
+    for (DType t : stored) {
+      const Operand x = random(t, rows, cols), y = random(t, rows, cols), dx = random(t, rows, cols);
+      const Operand w = vector(t, cols), b = vector(t, cols), stats = vector(wide(t), 2 * rows),
+                    rstd = vector(wide(t), rows), dw = vector(wide(t), cols), db = vector(wide(t), cols);
+      run([&](Kernels& on, auto of) { on.layer_norm(of(x), of(w), of(b), 1e-5, of(y), of(stats)); });
+      expect_close(stats, cols, "layer_norm's statistics");
+      expect_close(y, cols, "layer_norm");
+      run([&](Kernels& on, auto of) { on.layer_norm_again(of(x), of(w), of(b), of(stats), of(y)); });
+      expect_close(y, 4, "layer_norm_again");
+      run([&](Kernels& on, auto of) {
+        on.layer_norm_backward_input(of(y), of(x), of(w), of(stats), of(dx));
+        on.layer_norm_backward_weight(of(y), of(x), of(stats), of(dw), of(db));
+      });
+      expect_close(dx, 4 * cols, "layer_norm_backward_input");
+      expect_close(dw, 4 * (rows + 1), "layer_norm_backward_weight");
+      expect_close(db, rows + 1, "layer_norm_backward_weight's bias");
+      run([&](Kernels& on, auto of) { on.rms_norm(of(x), of(w), 1e-5, of(y), of(rstd)); });
+      expect_close(rstd, cols, "rms_norm's statistics");
+      expect_close(y, cols, "rms_norm");
+      run([&](Kernels& on, auto of) {
+        on.rms_norm_again(of(x), of(w), of(rstd), of(y));
+        on.rms_norm_backward_input(of(y), of(x), of(w), of(rstd), of(dx));
+        on.rms_norm_backward_weight(of(y), of(x), of(rstd), of(dw));
+      });
+      expect_close(y, 4, "rms_norm_again");
+      expect_close(dx, 4 * cols, "rms_norm_backward_input");
+      expect_close(dw, 4 * (rows + 1), "rms_norm_backward_weight");
+    }
+}
+
+TEST_P(DeviceKernels, Activations) {
+  for (const auto& [rows, cols] : sizes)
+    for (DType t : stored) {
+      for (Activation a : {Activation::gelu, Activation::gelu_erf, Activation::relu2}) {
+        const Operand h = random(t, rows, cols), y = random(t, rows, cols), bias = vector(t, cols);
+        run([&](Kernels& on, auto of) { on.activate(a, of(h), of(bias), of(y)); });
+        expect_close(h, 1, "activate's input");
+        expect_close(y, 4, "activate");
+        run([&](Kernels& on, auto of) { on.activate(a, of(h), Tensor(), of(y)); });
+        expect_close(y, 4, "activate");
+        run([&](Kernels& on, auto of) { on.activate_backward(a, of(h), of(y)); });
+        expect_close(h, 4, "activate_backward's output");
+        expect_close(y, 16, "activate_backward");
+      }
+      for (Activation a : {Activation::swiglu, Activation::geglu}) {
+        const Operand x = random(t, rows, 2 * cols), y = random(t, rows, cols);
+        run([&](Kernels& on, auto of) { on.gated(a, of(x), of(y)); });
+        expect_close(y, 4, "gated");
+        run([&](Kernels& on, auto of) { on.gated_backward(a, of(x), of(y)); });
+        expect_close(x, 16, "gated_backward");
+        expect_close(y, 4, "gated_backward's output");
+      }
+      const Operand x = random(t, rows, 2 * cols), y = random(t, rows, cols), weights = vector(wide(t), rows),
+                    dweights = vector(wide(t), rows);
+      run([&](Kernels& on, auto of) {
+        on.weighted_swiglu_backward(of(x), of(y), of(weights), of(dweights));
+      });
+      expect_close(x, 16, "weighted_swiglu_backward");
+      expect_close(y, 4, "weighted_swiglu_backward's output");
+      expect_close(dweights, 4 * cols, "weighted_swiglu_backward's weights");
+    }
+}
+
+TEST_P(DeviceKernels, RowsOfTablesAndPositions) {
+  for (const auto& [rows, cols] : sizes)
+    for (DType t : stored) {
+      std::vector<std::int32_t> some, places;
+      for (std::int64_t i = 0; i < rows; ++i) some.push_back(static_cast<std::int32_t>(i * 7 % 11 - 1));
+      for (std::int64_t i = 0; i < 3 * rows; ++i)
+        places.push_back(static_cast<std::int32_t>(i * 5 % (rows + 1) - 1));
+      const Operand id = ids(some), table = random(t, 6, cols), y = random(t, rows, cols);
+      const Operand dtable = random(wide(t), 6, cols);
+      run([&](Kernels& on, auto of) { on.embedding(of(id), of(table), 2, of(y)); });
+      expect_close(y, 1, "embedding", 0);
+      run([&](Kernels& on, auto of) { on.embedding_backward(of(id), of(y), 2, of(dtable)); });
+      expect_close(dtable, 1, "embedding_backward", 0);  // in the order of the rows
+
+      const Operand x = random(t, rows, cols), place = ids(places), weights = vector(wide(t), 3 * rows);
+      run([&](Kernels& on, auto of) { on.combine_rows(of(x), of(place), of(weights), of(y)); });
+      expect_close(y, 4, "combine_rows");
+      run([&](Kernels& on, auto of) { on.combine_rows(of(x), of(place), Tensor(), of(y)); });
+      expect_close(y, 4, "combine_rows without weights");
+
+      RopeTurns turns = RopeTurns::plain(1e4, 6);
+      turns.factor = 1.25;
+      const Operand q = random(t, rows, 24);
+      for (bool inverse : {false, true}) {
+        run([&](Kernels& on, auto of) { on.rope(of(q), 8, of(id), turns, inverse); });
+        expect_close(q, 4, "rope");
+      }
+      const Operand first = ids(some);
+      run([&](Kernels& on, auto of) { on.first_keys(of(id), 3, 2, 3, of(first)); });
+      expect_same_ids(first, "first_keys");
+    }
+}
+
+TEST_P(DeviceKernels, CrossEntropy) {
+  for (const auto& [rows, cols] : sizes)
+    for (DType t : stored) {
+      const DType f = wide(t);
+      std::vector<std::int32_t> some;
+      for (std::int64_t i = 0; i < rows; ++i) some.push_back(static_cast<std::int32_t>(i * 7 % 11 - 1));
+      const Operand targets = ids(some), logits = random(f, rows, cols, 3), d = random(t, rows, cols);
+      const Operand max = vector(f, rows), sum = vector(f, rows), target = vector(f, rows),
+                    loss = number(0.5);
+      run([&](Kernels& on, auto of) { on.soft_cap(of(logits), 5); });
+      expect_close(logits, 4, "soft_cap");
+      run([&](Kernels& on, auto of) { on.row_max(of(logits), of(max)); });
+      expect_close(max, 1, "row_max", 0);
+      run([&](Kernels& on, auto of) {
+        on.exp_sum(of(logits), of(max), of(targets), 2, of(sum), of(target));
+      });
+      expect_close(logits, 4, "exp_sum's exponentials");
+      expect_close(sum, cols, "exp_sum");
+      expect_close(target, 1, "exp_sum's target");
+      run([&](Kernels& on, auto of) { on.add_losses(of(sum), of(target), of(targets), of(loss)); });
+      expect_close(loss, rows + 1, "add_losses");
+      run([&](Kernels& on, auto of) {
+        on.cross_entropy_backward(of(logits), of(sum), of(targets), 2, 0.3, of(d), {5, of(max)});
+      });
+      expect_close(d, 64, "cross_entropy_backward of capped logits");
+      run([&](Kernels& on, auto of) {
+        on.cross_entropy_backward(of(logits), of(sum), of(targets), 2, 0.3, of(d));
+      });
+      expect_close(d, 4, "cross_entropy_backward");
+
+      std::vector<double> of_parts = normal(2 * 3 * rows);
+      for (double& x : of_parts) x = x * x + 0.1;
+      const Operand parts = this->of(of_parts, make(f, {2, 3, rows})), scales = vector(f, 2 * rows),
+                    shares = vector(f, 2 * rows);
+      run([&](Kernels& on, auto of) {
+        on.merge_softmax(of(parts), of(targets), std::array<std::int64_t, 3>{0, 4, 12}, of(sum), of(target),
+                         of(scales), of(shares));
+      });
+      expect_close(sum, 8, "merge_softmax's sum");
+      expect_close(target, 4, "merge_softmax's target");
+      expect_close(scales, 16, "merge_softmax's scales");
+      expect_close(shares, 16, "merge_softmax's shares");
+      const std::array<Operand, 2> means{of_flat(t, rows, cols), of_flat(t, rows, cols)},
+          of_targets{of_flat(t, rows, cols), of_flat(t, rows, cols)},
+          of_ranks{vector(f, rows), vector(f, rows)};
+      const Operand y = of_flat(t, rows, cols);
+      run([&](Kernels& on, auto of) {
+        const std::array<Tensor, 2> m{of(means[0]), of(means[1])}, s{of(of_ranks[0]), of(of_ranks[1])},
+            o{of(of_targets[0]), of(of_targets[1])};
+        on.merge_gradients(m, s, o, of(targets), 0.7, of(y));
+      });
+      expect_close(y, 8, "merge_gradients");
+      const Operand more = number(0.25);
+      run([&](Kernels& on, auto of) { on.add_number(of(more), of(loss)); });
+      expect_close(loss, 1, "add_number", 0);
+    }
+}
+
+TEST_P(DeviceKernels, AdamW) {
+  for (std::int64_t count : {0, 1, 40})
+    for (DType t : stored) {
+      const Operand p = vector(t, count), m = vector(t, count), g = vector(wide(t), count);
+      std::vector<double> squares = normal(count);
+      for (double& x : squares) x *= x;
+      const Operand v = of(squares, make(t, {count})), rounded = vector(DType::bf16, count);
+      const std::vector<LogicalRun> runs{{5, count / 3}, {77, 0}, {1000, count - count / 3}};
+      const StochasticRounding rounding{weight_rounding(3, "w", 2), runs};
+      AdamWStep step{.lr = 1e-2, .beta2 = 0.95, .weight_decay = 0.1, .step = 3, .gradient_scale = 0.5};
+      if (t == DType::bf16) step.rounding = &rounding;
+      run([&](Kernels& on, auto of) {
+        on.adamw(of(p), of(g), of(m), of(v), step, t == DType::f32 ? of(rounded) : Tensor());
+      });
+      expect_close(p, 4, "adamw");
+      expect_close(m, 4, "adamw's m");
+      expect_close(v, 4, "adamw's v");
+      expect_close(rounded, 4, "adamw's rounded copy");
+    }
+}
+
+TEST_P(DeviceKernels, NumbersThatTheHostReads) {
+  for (const auto& [rows, cols] : sizes)
+    for (DType t : stored) {
+      const Operand x = random(t, rows, cols), flat = vector(t, rows * cols);
+      EXPECT_EQ(tested->largest(x.tested), reference->largest(x.expected));
+      EXPECT_EQ(tested->largest(flat.tested), reference->largest(flat.expected));
+      EXPECT_TRUE(tested->all_finite(x.tested));
+      const ExactSum sum = tested->sum_squares_exactly(flat.tested, 0x1p-10),
+                     expected = reference->sum_squares_exactly(flat.expected, 0x1p-10);
+      EXPECT_EQ(sum.high, expected.high);
+      EXPECT_EQ(sum.low, expected.low);
+      const Operand sums = vector(DType::f64, (rows * cols + 9) / 10);
+      run([&](Kernels& on, auto of) { on.sum_squares(of(flat), 10, of(sums)); });
+      expect_close(sums, 10, "sum_squares");
+      if (rows == 0) continue;
+      for (const double bad :
+           {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+        std::vector<double> numbers = copy_numbers_to_host(x.tested);
+        numbers[numbers.size() / 2] = bad;
+        copy_numbers_from_host(numbers, x.tested);
+        EXPECT_FALSE(tested->all_finite(x.tested));
+        const double largest = tested->largest(x.tested);
+        EXPECT_TRUE(std::isnan(bad) ? std::isnan(largest) : largest == bad);
+      }
+    }
+}
+
+// Products of which several tiles and parts of them are, whatever the layout, types and blocks of sums.
+TEST_P(DeviceKernels, Products) {
+  struct Shape {
+    std::int64_t m, n, depth;
+  };
+  for (const auto& [m, n, depth] : {Shape{3, 37, 5}, {33, 2, 70}, {1, 1, 1}, {2, 3, 0}, {0, 4, 3}})
+    for (bool ta : {false, true})
+      for (bool tb : {false, true})
+        for (const auto& [a_type, b_type, c_type] :
+             {std::array{DType::f64, DType::f64, DType::f64}, std::array{DType::f32, DType::f32, DType::f32},
+              std::array{DType::bf16, DType::bf16, DType::bf16},
+              std::array{DType::bf16, DType::bf16, DType::f32},
+              std::array{DType::f32, DType::bf16, DType::bf16}}) {
+          const bool accumulate = ta != tb;
+          const Operand a = ta ? random(a_type, depth, m) : random(a_type, m, depth),
+                        b = tb ? random(b_type, n, depth) : random(b_type, depth, n),
+                        c = random(c_type, m, n);
+          const auto multiply = [&](const SumBlocks& blocks) {
+            run([&](Kernels& on, auto of) {
+              on.matmul(of(a), ta ? yes : no, of(b), tb ? yes : no, of(c), accumulate, blocks);
+            });
+            expect_close(c, depth + 1, "matmul");
+          };
+          multiply({});
+          // A block of two ranges, not in order, and two of one.
+          if (depth == 70) multiply({{{60, 70}, {0, 10}}, {{10, 25}}, {{25, 60}}});
+        }
+  const Operand a = random(DType::f32, 4, 5), b = random(DType::f32, 5, 6), c = random(DType::f32, 4, 6),
+                d = random(DType::f32, 5, 5);
+  run([&](Kernels& on, auto of) {
+    on.grouped_matmul(
+        std::vector<MatrixProduct>{{of(a), no, of(b), no, of(c)}, {of(a), yes, of(a), no, of(d), true}});
+  });
+  expect_close(c, 5, "grouped_matmul");
+  expect_close(d, 5, "grouped_matmul");
+}
+
+TEST_P(DeviceKernels, Attention) {
+  struct Case {
+    std::int64_t batch, q_len, kv_len, heads, kv_heads, head_dim, q_offset, kv_stride;
+    double cap;
+    bool accumulate, documents;
+  };
+  for (const Case& one : {Case{2, 9, 9, 4, 2, 5, 0, 0, 0, false, false},    // GQA, tiles that are not full
+                          Case{1, 6, 11, 2, 1, 4, 5, 13, 0, false, false},  // a cache with room behind
+                          Case{2, 7, 7, 2, 2, 3, 0, 0, 4.0, false, true},   // documents, capped scores
+                          Case{1, 10, 6, 2, 2, 8, -3, 0, 0, true, false},   // a later block of keys
+                          Case{1, 1, 1, 1, 1, 1, 0, 0, 0, false, false},
+                          Case{1, 3, 0, 2, 2, 4, 0, 0, 0, false, false},  // no keys at all
+                          Case{0, 3, 3, 2, 2, 4, 0, 0, 0, false, false}})
+    for (DType t : stored) {
+      SCOPED_TRACE(::testing::Message() << "q_len " << one.q_len << " kv_len " << one.kv_len);
+      const std::int64_t queries = one.batch * one.q_len, softmaxes = queries * one.heads;
+      const std::int64_t keys = one.batch == 0 ? 0
+                                               : (one.batch - 1) * std::max(one.kv_stride, one.kv_len) +
+                                                     std::max(one.kv_stride, one.kv_len);
+      const std::int64_t wide_q = one.heads * one.head_dim, wide_k = one.kv_heads * one.head_dim;
+      std::vector<std::int32_t> firsts;
+      for (std::int64_t i = 0; i < queries; ++i)
+        firsts.push_back(static_cast<std::int32_t>(i % one.q_len / 3 * 3));
+      const Operand first = ids(firsts);
+      AttentionShape shape{.batch = one.batch,
+                           .q_len = one.q_len,
+                           .kv_len = one.kv_len,
+                           .num_heads = one.heads,
+                           .num_kv_heads = one.kv_heads,
+                           .head_dim = one.head_dim,
+                           .q_offset = one.q_offset,
+                           .kv_batch_stride = one.kv_stride,
+                           .scale = 0.6,
+                           .cap = one.cap,
+                           .accumulate = one.accumulate};
+      const Operand q = random(t, queries, wide_q), k = random(t, keys, wide_k), v = random(t, keys, wide_k),
+                    out = random(t, queries, wide_q), dout = random(t, queries, wide_q),
+                    dq = random(t, queries, wide_q), dk = random(t, keys, wide_k),
+                    dv = random(t, keys, wide_k);
+      const Operand lse = vector(wide(t), softmaxes), delta = vector(wide(t), softmaxes);
+      run([&](Kernels& on, auto of) {
+        if (one.documents) shape.first_keys = of(first);
+        on.attention(of(q), of(k), of(v), shape, of(out), of(lse));
+      });
+      const std::int64_t length = one.kv_len + one.head_dim;
+      expect_close(out, length, "attention");
+      expect_close(lse, length, "attention's log-sum-exp");
+      run([&](Kernels& on, auto of) { on.attention_delta(of(out), of(dout), shape, of(delta)); });
+      expect_close(delta, one.head_dim, "attention_delta");
+      run([&](Kernels& on, auto of) {
+        if (one.documents) shape.first_keys = of(first);
+        on.attention_backward(of(q), of(k), of(v), of(dout), of(lse), of(delta), shape, of(dq), of(dk),
+                              of(dv));
+      });
+      expect_close(dq, 4 * length, "attention_backward's dq");
+      expect_close(dk, 4 * (queries * one.heads + one.head_dim), "attention_backward's dk");
+      expect_close(dv, 4 * (queries * one.heads + one.head_dim), "attention_backward's dv");
+    }
+}
+
+TEST_P(DeviceKernels, Routing) {
+  for (std::int64_t rows : {0, 1, 12})
+    for (DType t : {DType::f64, DType::f32})
+      for (RouterScores scores : {RouterScores::softmax, RouterScores::sigmoid})
+        for (bool grouped : {false, true}) {
+          RouterSpec spec{.scores = scores, .normalise = grouped, .scale = 1.5};
+          if (grouped) spec.groups = 4, spec.most_groups = 2;
+          const TokenRouter router(spec, 8, 2);
+          std::vector<double> bias(8);
+          for (std::size_t e = 0; e < bias.size(); ++e) bias[e] = 0.01 * static_cast<double>(e);
+          const std::vector<std::int32_t> unset(static_cast<std::size_t>(2 * rows), -7);
+          const Operand logits = random(t, rows, 8), id = shaped(ids(unset), {rows, 2}),
+                        weights = vector(t, 2 * rows), d_weights = vector(t, 2 * rows),
+                        d_logits = random(t, rows, 8), loss = number(0.5);
+          run([&](Kernels& on, auto of) { on.route(router, of(logits), bias, of(id), of(weights)); });
+          expect_same_ids(id, "route");
+          expect_close(weights, 8, "route's weights");
+          run([&](Kernels& on, auto of) { on.weigh_routes(router, of(logits), of(id), of(weights)); });
+          expect_close(weights, 8, "weigh_routes");
+          RouterLosses losses{.rows_per_scope = 4, .first_row = 4, .z_loss = 0.01};
+          losses.factors.resize(8 * 4);
+          for (std::size_t i = 0; i < losses.factors.size(); ++i)
+            losses.factors[i] = 0.1 * static_cast<double>(i % 7);
+          run([&](Kernels& on, auto of) {
+            on.route_backward(router, of(logits), of(id), of(d_weights), losses, 0.7, of(d_logits));
+            on.add_router_losses(router, of(logits), losses, of(loss));
+          });
+          expect_close(d_logits, 32, "route_backward");
+          expect_close(loss, 8 * rows + 1, "add_router_losses");
+        }
+}
+
+// What is whole numbers is the same to the last one.
+TEST_P(DeviceKernels, ChoicesAndTheirPlaces) {
+  for (std::int64_t rows : {0, 1, 24}) {
+    const RouterSpec spec{.groups = 3, .most_groups = 3};
+    const TokenRouter router(spec, 6, 2);
+    std::vector<std::int32_t> chosen, unset(static_cast<std::size_t>(2 * rows), -7);
+    for (std::int64_t i = 0; i < rows; ++i) {  // two experts of each token, some far oftener than others
+      const auto one = static_cast<std::int32_t>(i * i % 5);
+      chosen.push_back(one);
+      chosen.push_back(i % 3 == 0 ? 5 : (one + 1) % 5);
+    }
+    const Operand id = shaped(ids(chosen), {rows, 2});
+    const std::int64_t scopes = rows == 24 ? 2 : 1;
+    const Operand counts = ids(std::vector<std::int32_t>(static_cast<std::size_t>(scopes * 9), -7));
+    run([&](Kernels& on, auto of) { on.count_routed(router, of(id), scopes, of(counts)); });
+    expect_same_ids(counts, "count_routed");
+
+    for (DropPolicy policy : {DropPolicy::probability, DropPolicy::position}) {
+      // Equal weights, weights that differ by rounding, and one that is no number.
+      std::vector<double> values(static_cast<std::size_t>(2 * rows));
+      for (std::size_t i = 0; i < values.size(); ++i)
+        values[i] = 0.5 + 0.125 * static_cast<double>(i % 3) + 1e-7 * static_cast<double>(i % 2);
+      if (rows > 1) values[7] = std::numeric_limits<double>::quiet_NaN();
+      const Operand weights = of(values, make(DType::f32, {rows, 2})), kept = shaped(ids(unset), {rows, 2});
+      run([&](Kernels& on, auto of) {
+        on.drop_over_capacity(of(id), of(weights), {scopes, 6, 3, policy}, of(kept));
+      });
+      expect_same_ids(kept, "drop_over_capacity");
+      const Operand places = shaped(ids(unset), {rows, 2}),
+                    tokens = ids(std::vector<std::int32_t>(static_cast<std::size_t>(2 * rows + 3), -7)),
+                    copies = ids(std::vector<std::int32_t>(6, -7));
+      run([&](Kernels& on, auto of) { on.sort_by_expert(of(kept), of(places), of(tokens), of(copies)); });
+      expect_same_ids(places, "sort_by_expert's places");
+      expect_same_ids(tokens, "sort_by_expert's tokens");
+      expect_same_ids(copies, "sort_by_expert's counts");
+    }
+
+    const Operand weights = of(normal(2 * rows), make(DType::f32, {rows, 2})),
+                  packed = of(normal(4 * rows), make(DType::f32, {rows, 4})),
+                  back = shaped(ids(unset), {rows, 2}), two = ids(std::vector<std::int32_t>(4, -7));
+    run([&](Kernels& on, auto of) { on.pack_choices(of(id), of(weights), of(packed)); });
+    expect_close(packed, 1, "pack_choices", 0);
+    std::vector<std::int64_t> turned;
+    for (std::int64_t i = rows; i-- > 0;) turned.push_back(i);
+    for (const std::vector<std::int64_t>& to : {std::vector<std::int64_t>(), turned}) {
+      run([&](Kernels& on, auto of) { on.unpack_choices(of(packed), to, of(back), of(weights)); });
+      expect_same_ids(back, "unpack_choices");
+      expect_close(weights, 1, "unpack_choices", 0);
+    }
+    if (rows == 0) continue;
+    const std::vector<std::int64_t> taken{rows - 1, 0};
+    run([&](Kernels& on, auto of) { on.take_ids(of(id), taken, of(two)); });
+    expect_same_ids(two, "take_ids");
+    const Operand places = ids(std::vector<std::int32_t>(chosen.size(), -1)), placed = vector(DType::f32, 5);
+    run([&](Kernels& on, auto of) { on.place_weights(of(weights), of(places), of(placed)); });
+    expect_close(placed, 1, "place_weights of none", 0);
+  }
+}
+
+TEST_P(DeviceKernels, WhatIsNotThereIsRefused) {
+  const Operand x = vector(DType::f32, 4), values = vector(DType::f32, 2);
+  const Operand indices = ids({0, 0});
+  EXPECT_THROW(tested->take_largest(x.tested, 0, values.tested, indices.tested), RequestError);
+  EXPECT_THROW(tested->add_at(values.tested, indices.tested, x.tested), RequestError);
+}
+
+INSTANTIATE_TEST_SUITE_P(On, DeviceKernels, ::testing::ValuesIn(checks::devices_under_test()),
+                         [](const auto& of) { return of.param.name; });
+
+}  // namespace
+}  // namespace echelon::device_kernels_test
