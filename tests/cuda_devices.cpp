@@ -5,7 +5,7 @@ namespace echelon::checks {
 
 std::vector<DeviceUnderTest> devices_under_test() {
   const auto with = [](const char* name, Numerics numerics) {
-    return DeviceUnderTest{name, no_cuda, [numerics] {
+    return DeviceUnderTest{name, 256, no_cuda, [numerics] {
                              static const std::shared_ptr<DeviceDriver> driver = make_cuda_driver();
                              auto arena = std::make_unique<Arena>(driver.get(), 0);
                              auto kernels = make_kernels(*arena, PrecisionRecipe(), 1, numerics);

@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "base/philox.h"
+#include "case_choice.h"
 #include "devices_under_test.h"
 #include "spec/token_router.h"
 #include "tensor/host.h"
@@ -395,64 +396,132 @@ TEST_P(DeviceKernels, Products) {
   expect_close(d, 5, "grouped_matmul");
 }
 
-TEST_P(DeviceKernels, Attention) {
-  struct Case {
-    std::int64_t batch, q_len, kv_len, heads, kv_heads, head_dim, q_offset, kv_stride;
-    double cap;
-    bool accumulate, documents;
-  };
-  for (const Case& one : {Case{2, 9, 9, 4, 2, 5, 0, 0, 0, false, false},    // GQA, tiles that are not full
-                          Case{1, 6, 11, 2, 1, 4, 5, 13, 0, false, false},  // a cache with room behind
-                          Case{2, 7, 7, 2, 2, 3, 0, 0, 4.0, false, true},   // documents, capped scores
-                          Case{1, 10, 6, 2, 2, 8, -3, 0, 0, true, false},   // a later block of keys
-                          Case{1, 1, 1, 1, 1, 1, 0, 0, 0, false, false},
-                          Case{1, 3, 0, 2, 2, 4, 0, 0, 0, false, false},  // no keys at all
-                          Case{0, 3, 3, 2, 2, 4, 0, 0, 0, false, false}})
+TEST_P(DeviceKernels, ProductsOfAnyShape) {
+  const Philox draw(23, Stream::test, 1);
+  const std::vector<std::array<DType, 3>> types{{DType::f64, DType::f64, DType::f64},
+                                                {DType::f32, DType::f32, DType::f32},
+                                                {DType::bf16, DType::bf16, DType::f32},
+                                                {DType::bf16, DType::f32, DType::f32}};
+  for (std::uint64_t i = 0; i < (checks::takes_all_cases() ? 300 : 10); ++i) {
+    auto upto = [&, at = 16 * i](std::int64_t most) mutable {
+      return static_cast<std::int64_t>(draw.below(at++, static_cast<std::uint64_t>(most) + 1));
+    };
+    const std::int64_t m = upto(70), n = upto(70), depth = upto(100);
+    const bool ta = upto(1) == 1, tb = upto(1) == 1, accumulate = upto(1) == 1;
+    const auto& [a_type, b_type, c_type] = types[static_cast<std::size_t>(upto(3))];
+    SumBlocks blocks;  // none, or as many as up to 9 cuts make
+    if (upto(1) == 1)
+      for (std::int64_t begin = 0; begin < depth;) {
+        const std::int64_t end = std::min(depth, begin + 1 + upto(depth / 9 + 8));
+        blocks.push_back({{begin, end}});
+        begin = end;
+      }
+    SCOPED_TRACE(::testing::Message() << "case " << i << ": " << m << " x " << n << " x " << depth << ", "
+                                      << blocks.size() << " blocks");
+    const Operand a = ta ? random(a_type, depth, m) : random(a_type, m, depth),
+                  b = tb ? random(b_type, n, depth) : random(b_type, depth, n), c = random(c_type, m, n);
+    run([&](Kernels& on, auto of) {
+      on.matmul(of(a), ta ? yes : no, of(b), tb ? yes : no, of(c), accumulate, blocks);
+    });
+    expect_close(c, depth + 1, "matmul");
+  }
+}
+
+struct AttentionCase {
+  std::int64_t batch, q_len, kv_len, heads, kv_heads, head_dim, q_offset, kv_stride;
+  double cap;
+  bool accumulate;
+  std::vector<std::int32_t> first_keys = {};  // in turn
+};
+
+class DeviceAttention : public DeviceKernels {
+ protected:
+  void check(const AttentionCase& one, DType t) {
+    const std::int64_t queries = one.batch * one.q_len, softmaxes = queries * one.heads;
+    const std::int64_t keys = one.batch * std::max(one.kv_stride, one.kv_len);
+    const std::int64_t wide_q = one.heads * one.head_dim, wide_k = one.kv_heads * one.head_dim;
+    std::vector<std::int32_t> firsts;
+    for (std::int64_t i = 0; i < queries && !one.first_keys.empty(); ++i)
+      firsts.push_back(one.first_keys[static_cast<std::size_t>(i) % one.first_keys.size()]);
+    const Operand first = ids(firsts);
+    AttentionShape shape{.batch = one.batch,
+                         .q_len = one.q_len,
+                         .kv_len = one.kv_len,
+                         .num_heads = one.heads,
+                         .num_kv_heads = one.kv_heads,
+                         .head_dim = one.head_dim,
+                         .q_offset = one.q_offset,
+                         .kv_batch_stride = one.kv_stride,
+                         .scale = 0.6,
+                         .cap = one.cap,
+                         .accumulate = one.accumulate};
+    const Operand q = random(t, queries, wide_q), k = random(t, keys, wide_k), v = random(t, keys, wide_k),
+                  out = random(t, queries, wide_q), dout = random(t, queries, wide_q),
+                  dq = random(t, queries, wide_q), dk = random(t, keys, wide_k), dv = random(t, keys, wide_k);
+    const Operand lse = vector(wide(t), softmaxes), delta = vector(wide(t), softmaxes);
+    run([&](Kernels& on, auto of) {
+      if (!firsts.empty()) shape.first_keys = of(first);
+      on.attention(of(q), of(k), of(v), shape, of(out), of(lse));
+    });
+    const std::int64_t length = one.kv_len + one.head_dim;
+    expect_close(out, length, "attention");
+    expect_close(lse, length, "attention's log-sum-exp");
+    run([&](Kernels& on, auto of) { on.attention_delta(of(out), of(dout), shape, of(delta)); });
+    expect_close(delta, one.head_dim, "attention_delta");
+    run([&](Kernels& on, auto of) {
+      if (!firsts.empty()) shape.first_keys = of(first);
+      on.attention_backward(of(q), of(k), of(v), of(dout), of(lse), of(delta), shape, of(dq), of(dk), of(dv));
+    });
+    expect_close(dq, 4 * length, "attention_backward's dq");
+    expect_close(dk, 4 * (queries * one.heads + one.head_dim), "attention_backward's dk");
+    expect_close(dv, 4 * (queries * one.heads + one.head_dim), "attention_backward's dv");
+  }
+};
+
+TEST_P(DeviceAttention, OfEachKind) {
+  for (const AttentionCase& one :
+       {AttentionCase{2, 9, 9, 4, 2, 5, 0, 0, 0, false},    // query heads that share keys, tiles not full
+        AttentionCase{1, 6, 11, 2, 1, 4, 5, 13, 0, false},  // a cache with room behind
+        AttentionCase{2, 7, 7, 2, 2, 3, 0, 0, 4.0, false, {0, 0, 0, 3, 3, 3, 6}},  // documents, capped scores
+        AttentionCase{1, 10, 6, 2, 2, 8, -3, 0, 0, true},                          // a later block of keys
+        AttentionCase{1, 1, 1, 1, 1, 1, 0, 0, 0, false}, AttentionCase{1, 3, 0, 2, 2, 4, 0, 0, 0, false},
+        AttentionCase{0, 3, 3, 2, 2, 4, 0, 0, 0, false}})
     for (DType t : stored) {
       SCOPED_TRACE(::testing::Message() << "q_len " << one.q_len << " kv_len " << one.kv_len);
-      const std::int64_t queries = one.batch * one.q_len, softmaxes = queries * one.heads;
-      const std::int64_t keys = one.batch == 0 ? 0
-                                               : (one.batch - 1) * std::max(one.kv_stride, one.kv_len) +
-                                                     std::max(one.kv_stride, one.kv_len);
-      const std::int64_t wide_q = one.heads * one.head_dim, wide_k = one.kv_heads * one.head_dim;
-      std::vector<std::int32_t> firsts;
-      for (std::int64_t i = 0; i < queries; ++i)
-        firsts.push_back(static_cast<std::int32_t>(i % one.q_len / 3 * 3));
-      const Operand first = ids(firsts);
-      AttentionShape shape{.batch = one.batch,
-                           .q_len = one.q_len,
-                           .kv_len = one.kv_len,
-                           .num_heads = one.heads,
-                           .num_kv_heads = one.kv_heads,
-                           .head_dim = one.head_dim,
-                           .q_offset = one.q_offset,
-                           .kv_batch_stride = one.kv_stride,
-                           .scale = 0.6,
-                           .cap = one.cap,
-                           .accumulate = one.accumulate};
-      const Operand q = random(t, queries, wide_q), k = random(t, keys, wide_k), v = random(t, keys, wide_k),
-                    out = random(t, queries, wide_q), dout = random(t, queries, wide_q),
-                    dq = random(t, queries, wide_q), dk = random(t, keys, wide_k),
-                    dv = random(t, keys, wide_k);
-      const Operand lse = vector(wide(t), softmaxes), delta = vector(wide(t), softmaxes);
-      run([&](Kernels& on, auto of) {
-        if (one.documents) shape.first_keys = of(first);
-        on.attention(of(q), of(k), of(v), shape, of(out), of(lse));
-      });
-      const std::int64_t length = one.kv_len + one.head_dim;
-      expect_close(out, length, "attention");
-      expect_close(lse, length, "attention's log-sum-exp");
-      run([&](Kernels& on, auto of) { on.attention_delta(of(out), of(dout), shape, of(delta)); });
-      expect_close(delta, one.head_dim, "attention_delta");
-      run([&](Kernels& on, auto of) {
-        if (one.documents) shape.first_keys = of(first);
-        on.attention_backward(of(q), of(k), of(v), of(dout), of(lse), of(delta), shape, of(dq), of(dk),
-                              of(dv));
-      });
-      expect_close(dq, 4 * length, "attention_backward's dq");
-      expect_close(dk, 4 * (queries * one.heads + one.head_dim), "attention_backward's dk");
-      expect_close(dv, 4 * (queries * one.heads + one.head_dim), "attention_backward's dv");
+      check(one, t);
     }
+}
+
+TEST_P(DeviceAttention, OfAnyShape) {
+  const Philox draw(23, Stream::test, 2);
+  for (std::uint64_t i = 0; i < (checks::takes_all_cases() ? 300 : 10); ++i) {
+    SCOPED_TRACE(::testing::Message() << "case " << i);
+    auto upto = [&, at = 64 * i](std::int64_t most) mutable {
+      return static_cast<std::int64_t>(draw.below(at++, static_cast<std::uint64_t>(most) + 1));
+    };
+    AttentionCase one;
+    one.batch = 1 + upto(1);
+    one.q_len = upto(13);
+    one.kv_len = upto(20);
+    one.kv_heads = 1 + upto(1);
+    one.heads = one.kv_heads * (1 + upto(2));
+    one.head_dim = 1 + upto(11);
+    one.q_offset = upto(20) - 6;
+    one.kv_stride = upto(1) == 0 || one.kv_len == 0 ? 0 : one.kv_len + upto(3);
+    one.cap = upto(1) == 0 ? 0 : 3;
+    one.accumulate = upto(1) == 1;
+    for (std::int64_t n = upto(1) * 7; n > 0; --n)
+      one.first_keys.push_back(static_cast<std::int32_t>(upto(one.kv_len)));
+    check(one, stored[i % stored.size()]);
+  }
+}
+
+// Tiles are as large as a block's memory allows, and where none is small enough it is said.
+TEST_P(DeviceAttention, OfWideHeads) {
+  const std::int64_t widest = GetParam().widest_head;
+  check({1, 5, 5, 1, 1, widest, 0, 0, 0, false}, DType::f64);
+  if (device.arena->device() == Device::cuda) check({1, 70, 70, 2, 1, widest, 0, 0, 0, false}, DType::bf16);
+  EXPECT_THROW(check({1, 5, 5, 1, 1, 16 * widest, 0, 0, 0, false}, DType::f64), RequestError);
 }
 
 TEST_P(DeviceKernels, Routing) {
@@ -553,6 +622,8 @@ TEST_P(DeviceKernels, WhatIsNotThereIsRefused) {
   EXPECT_THROW(tested->add_at(values.tested, indices.tested, x.tested), RequestError);
 }
 
+INSTANTIATE_TEST_SUITE_P(On, DeviceAttention, ::testing::ValuesIn(checks::devices_under_test()),
+                         [](const auto& of) { return of.param.name; });
 INSTANTIATE_TEST_SUITE_P(On, DeviceKernels, ::testing::ValuesIn(checks::devices_under_test()),
                          [](const auto& of) { return of.param.name; });
 

@@ -2,6 +2,7 @@
 // emulated_devices.cpp and cuda_devices.cpp.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <ostream>
@@ -20,6 +21,7 @@ struct DeviceInUse {
 
 struct DeviceUnderTest {
   std::string name;
+  std::int64_t widest_head;  // whose attention in f64 it has memory for; not for one 16 times as wide
   std::function<std::string()> why_not;  // it cannot be used here; empty: it can
   std::function<DeviceInUse()> use;
   friend void PrintTo(const DeviceUnderTest& device, std::ostream* out) { *out << device.name; }

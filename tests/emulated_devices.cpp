@@ -4,8 +4,8 @@
 
 namespace echelon::checks {
 
-static DeviceUnderTest emulated(const char* name, const EmulatedLaunch& launch) {
-  return {name, [] { return std::string(); },
+static DeviceUnderTest emulated(const char* name, std::int64_t widest_head, const EmulatedLaunch& launch) {
+  return {name, widest_head, [] { return std::string(); },
           [launch] {
             return DeviceInUse{
                 std::make_unique<Arena>(),
@@ -15,9 +15,9 @@ static DeviceUnderTest emulated(const char* name, const EmulatedLaunch& launch) 
 
 // One lane, and one block for a row; several lanes and small pieces; more lanes than most rows have elements.
 std::vector<DeviceUnderTest> devices_under_test() {
-  return {emulated("one_lane", EmulatedLaunch(1, false, 1 << 20, 1 << 20, 48 << 10)),
-          emulated("three_lanes", EmulatedLaunch(3, false, 5, 4, 3000)),
-          emulated("eight_lanes", EmulatedLaunch(8, true, 16, 3, 6000))};
+  return {emulated("one_lane", 128, EmulatedLaunch(1, false, 1 << 20, 1 << 20, 48 << 10)),
+          emulated("three_lanes", 12, EmulatedLaunch(3, false, 5, 4, 3000)),
+          emulated("eight_lanes", 24, EmulatedLaunch(8, true, 16, 3, 6000))};
 }
 
 }  // namespace echelon::checks
