@@ -78,6 +78,7 @@ TEST(Architecture, OnlyStorageCommunicationAndFilesSeeMemory) {
 // What only one file may know, so that another version or vendor is one file's change.
 TEST(Architecture, EachVendorHasOneFile) {
   const std::map<std::string, std::string> home{
+      {"cublasLt", "src/tensor/cuda/matmul_cublaslt.cpp"},
       {"zlib.h>", "src/data/compressed_input.cpp"}, {"zstd.h>", "src/data/compressed_input.cpp"},
       {"dnnl", "src/tensor/matmul_onednn.cpp"},     {"Random123/", "src/base/philox_words.h"},
       {"pcre2", "src/text/regex_pcre2.cpp"},        {"sentencepiece", "src/text/sentencepiece_model.cpp"},

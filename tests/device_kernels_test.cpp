@@ -615,6 +615,47 @@ TEST_P(DeviceKernels, ChoicesAndTheirPlaces) {
   }
 }
 
+// Bytes travel: they are the same.
+TEST_P(DeviceKernels, PackedGradients) {
+  GradientBucket bucket;
+  bucket.sections = {{.name = "a", .range = {0, 300}},
+                     {.name = "b", .range = {300, 307}},
+                     {.name = "c", .range = {307, 820}}};
+  const std::vector<Philox> rounding{
+      {1, Stream::rounding, 0}, {1, Stream::rounding, 1}, {1, Stream::rounding, 2}};
+  for (DType t : {DType::f64, DType::f32})
+    for (CompressionKind kind : {CompressionKind::bf16, CompressionKind::fp16, CompressionKind::int8})
+      for (const Range part : {Range{0, 820}, Range{100, 310}, Range{307, 307}, Range{600, 820}}) {
+        std::vector<double> numbers = normal(820);
+        for (std::size_t i = 0; i < numbers.size(); ++i)
+          numbers[i] *= std::ldexp(1, static_cast<int>(i % 60) - 30);
+        numbers[301] = 0;
+        numbers[700] = std::numeric_limits<double>::quiet_NaN();  // its block is bad
+        const Operand gradient = of(numbers, make(t, {820}));
+        const Operand packed = make(DType::u8, {quantized_bytes(kind, bucket, part)}),
+                      back = vector(t, part.size());
+        run([&](Kernels& on, auto of) {
+          on.pack_gradient(kind, bucket, part, rounding, of(gradient), of(packed));
+        });
+        const auto bytes_of = [](const Tensor& x) {
+          std::vector<std::byte> bytes(static_cast<std::size_t>(x.numel()));
+          copy_bytes_to_host(x, bytes);
+          return bytes;
+        };
+        EXPECT_EQ(bytes_of(packed.tested), bytes_of(packed.expected)) << dtype_name(t);
+        for (bool accumulate : {false, true}) {
+          run([&](Kernels& on, auto of) {
+            on.unpack_gradient(kind, bucket, part, of(packed), accumulate, of(back));
+          });
+          const std::vector<double> expected = copy_numbers_to_host(back.expected),
+                                    unpacked = copy_numbers_to_host(back.tested);
+          for (std::size_t i = 0; i < expected.size(); ++i)
+            EXPECT_TRUE(unpacked[i] == expected[i] || (std::isnan(unpacked[i]) && std::isnan(expected[i])))
+                << "element " << i;
+        }
+      }
+}
+
 TEST_P(DeviceKernels, WhatIsNotThereIsRefused) {
   const Operand x = vector(DType::f32, 4), values = vector(DType::f32, 2);
   const Operand indices = ids({0, 0});

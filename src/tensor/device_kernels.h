@@ -17,6 +17,7 @@
 
 #include "base/error.h"
 #include "tensor/row_kernels.h"
+#include "tensor/rows/codecs.h"
 #include "tensor/rows/tile_product.h"
 #include "tensor/rows/tiled_attention.h"
 #include "tensor/token_kernels.h"
@@ -126,16 +127,38 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
         rows::PlaceCopies::shared_bytes(this->launch().lanes()));
   }
 
-  void pack_gradient(CompressionKind, const GradientBucket&, Range, std::span<const Philox>, const Tensor&,
-                     Out) override {
-    refuse_compression();
+  void pack_gradient(CompressionKind kind, const GradientBucket& bucket, Range part,
+                     std::span<const Philox> rounding, const Tensor& gradient, Out packed) override {
+    auto* const out = reinterpret_cast<std::byte*>(data<std::uint8_t>(packed));
+    with_float_type(gradient, [&, this]<class F>(F) {
+      const F* const x = data<F>(gradient);
+      if (kind == CompressionKind::bf16)
+        return this->each_element("pack_gradient", 1, part.size(), rows::PackBf16<F>{x + part.begin, out});
+      std::vector<PhiloxKey> keys;
+      for (const Philox& section : rounding) keys.push_back(section.key());
+      const auto of_sections = this->launch().upload(std::span<const PhiloxKey>(keys));
+      const std::vector<rows::PackedBlock> blocks = packed_blocks(kind, bucket, part);
+      const auto all = this->launch().upload(std::span<const rows::PackedBlock>(blocks));
+      this->each_row("pack_gradient", std::ssize(blocks),
+                     rows::PackBlock<F>{kind, x, all.data(), of_sections.data(), out});
+    });
   }
-  void unpack_gradient(CompressionKind, const GradientBucket&, Range, const Tensor&, bool, Out) override {
-    refuse_compression();
+  void unpack_gradient(CompressionKind kind, const GradientBucket& bucket, Range part, const Tensor& packed,
+                       bool accumulate, Out part_of_gradient) override {
+    const auto* const in = reinterpret_cast<const std::byte*>(data<std::uint8_t>(packed));
+    with_float_type(part_of_gradient, [&, this]<class F>(F) {
+      F* const y = data<F>(part_of_gradient);
+      if (kind == CompressionKind::bf16)
+        return this->each_element("unpack_gradient", 1, part.size(), rows::UnpackBf16<F>{in, accumulate, y});
+      const std::vector<rows::PackedBlock> blocks = packed_blocks(kind, bucket, part);
+      const auto all = this->launch().upload(std::span<const rows::PackedBlock>(blocks));
+      this->each_row("unpack_gradient", std::ssize(blocks),
+                     rows::UnpackBlock<F>{kind, in, all.data(), accumulate, y, part.begin});
+    });
   }
-  void take_largest(InOut, std::int64_t, Out, Out) override { refuse_compression(); }
-  void add_at(const Tensor&, const Tensor&, InOut) override { refuse_compression(); }
-  void orthonormalize_rows(InOut, const Philox&) override { refuse_compression(); }
+  void take_largest(InOut, std::int64_t, Out, Out) override { refuse_selection(); }
+  void add_at(const Tensor&, const Tensor&, InOut) override { refuse_selection(); }
+  void orthonormalize_rows(InOut, const Philox&) override { refuse_selection(); }
 
  protected:
   template <class T>
@@ -182,8 +205,23 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
   }
 
  private:
-  [[noreturn]] static void refuse_compression() {
-    refuse("gradients are compressed on the cpu alone; on an accelerator legal: no compression");
+  [[noreturn]] static void refuse_selection() {
+    refuse(
+        "gradients are compressed by topk and powersgd on the cpu alone; legal on an accelerator: bf16, "
+        "fp16, "
+        "int8, or no compression");
+  }
+
+  static std::vector<rows::PackedBlock> packed_blocks(CompressionKind kind, const GradientBucket& bucket,
+                                                      Range part) {
+    std::vector<rows::PackedBlock> blocks;
+    std::int64_t byte = 0;
+    for_each_block(bucket, part, [&](const GradientSection& section, Range block, Range piece) {
+      blocks.push_back({block.begin, block.size(), piece.begin, piece.size(), byte,
+                        &section - bucket.sections.data(), piece.begin - section.range.begin});
+      byte += static_cast<std::int64_t>(sizeof(float)) + piece.size() * quantized_element_bytes(kind);
+    });
+    return blocks;
   }
 
   // As many as keep the blocks few.
