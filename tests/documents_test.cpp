@@ -1,8 +1,9 @@
 // Every command that README.md, CONTRIBUTING.md and docs/ show runs and ends as they say. Commands are the
 // lines of ```sh blocks, those after "$ " in ```console blocks, whose other lines are output, and `echelon
-// VERB --flags` in the text; a block of another kind holds none. They run in the order of their document, in
-// a directory of its own. A comment "# refused: ..." expects exit status 2; other_endings() has what is said
-// otherwise.
+// VERB --flags` in the text; a block of another kind holds none. What a ```console block shows of `plan` and
+// `simulate`, and of a dry run, is what they print. They run in the order of their document, in a directory
+// of its own. A comment "# refused: ..." expects exit status 2, "# no: ..." 1; other_endings() has what is
+// said otherwise.
 //
 // They run at the sizes of class Small. What is not run is in not_run(), with the reason.
 #include <fmt/format.h>
@@ -49,10 +50,11 @@ const std::vector<Ending>& other_endings() {
 struct Command {
   int line = 0;
   std::string text, comment;
+  Words output = {};  // the lines that are shown
   int status() const {
     for (const Ending& ending : other_endings())
       if (text.ends_with(ending.command)) return ending.status;
-    return comment.starts_with("refused") ? 2 : 0;
+    return comment.starts_with("refused") ? 2 : comment.starts_with("no:") ? 1 : 0;
   }
 };
 
@@ -96,11 +98,13 @@ std::vector<Command> commands_of(const fs::path& document) {
   std::ifstream in(document);
   std::vector<Command> commands;
   std::optional<std::string> block;  // its kind, inside one
+  Words* shown = nullptr;            // what the command before prints
   int number = 0, prose_begin = 1;
   std::string line, prose;
   while (++number, std::getline(in, line)) {
     if (line.starts_with("```")) {
       block = block ? std::nullopt : std::optional(line.substr(3));
+      shown = nullptr;
       if (block) add_inline(prose, prose_begin, commands);
       prose.clear();
       prose_begin = number + 1;
@@ -116,6 +120,7 @@ std::vector<Command> commands_of(const fs::path& document) {
       line += more;
     }
     const bool prompted = line.starts_with("$ ");
+    if (*block == "console" && !prompted && shown != nullptr) shown->push_back(line);
     if (*block != "sh" && !(*block == "console" && prompted)) {
       EXPECT_FALSE(looks_like_a_command(line))
           << document << ":" << first
@@ -123,13 +128,52 @@ std::vector<Command> commands_of(const fs::path& document) {
       continue;
     }
     const Command command = parse_command(prompted ? line.substr(2) : line, first);
-    if (!command.text.empty()) commands.push_back(command);
+    if (command.text.empty()) continue;
+    commands.push_back(command);
+    shown = prompted ? &commands.back().output : nullptr;
   }
   add_inline(prose, prose_begin, commands);
   for (const Command& command : commands)
     EXPECT_EQ(command.text.find("..."), std::string::npos)
         << document << ":" << command.line << ": is not whole";
   return commands;
+}
+
+// Whether it prints the same on every machine. Its size is left as it stands.
+bool is_compared(const Command& command) {
+  static const std::regex form("echelon (simulate|plan) .*|echelon train .*--dry-run( .*)?");
+  return !command.output.empty() && std::regex_match(command.text, form);
+}
+
+// How long the planner took is another time each time.
+std::string without_time(const std::string& line) {
+  static const std::regex took("in [0-9.]+ (us|ms|s)\\b");
+  std::string text = std::regex_replace(line, took, "in T");
+  return text.erase(text.find_last_not_of(' ') + 1);
+}
+
+// The lines that are shown stand in the output, in this order; "..." is any number of others.
+void expect_shown(const Words& shown, const std::string& output) {
+  Words lines;
+  std::istringstream in(output);
+  for (std::string line; std::getline(in, line);) lines.push_back(without_time(line));
+  auto at = lines.begin();
+  bool may_skip = false;
+  for (const std::string& given : shown) {
+    const std::string line = without_time(given);
+    if (line.find_first_not_of(' ') != std::string::npos && line.substr(line.find_first_not_of(' ')) == "...") {
+      may_skip = true;
+      continue;
+    }
+    const auto found = std::find(at, lines.end(), line);
+    if (found == lines.end() || (found != at && !may_skip)) {
+      ADD_FAILURE() << "shown:   " << line << "\nprinted: " << (at == lines.end() ? "(no more)" : *at);
+      return;
+    }
+    at = found + 1;
+    may_skip = false;
+  }
+  EXPECT_TRUE(may_skip || at == lines.end()) << "not shown: " << *at;
 }
 
 // ---- how they are run
@@ -305,14 +349,16 @@ class Place {
     if (is_slow(command) && !runs_all()) return;
     // What is refused at its full size is refused at once.
     const std::string filled = filled_in(command.text);
-    const std::string small = command.status() == 2 ? filled : Small(filled).text();
+    const bool compared = is_compared(command);
+    const std::string small = command.status() == 2 || compared ? filled : Small(filled).text();
     const auto begin = std::chrono::steady_clock::now();
     const CommandResult result = run_command(
         fmt::format("export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 && cd '{}' && "
                     "export XDG_CACHE_HOME=$PWD/cache && "
-                    "PATH=$PWD/build/release:$PATH && {} </dev/null",
+                    "export COLUMNS=120 && PATH=$PWD/build/release:$PATH && {} </dev/null",
                     root_.string(), small));
     EXPECT_EQ(result.status, command.status()) << small << "\n" << result.output;
+    if (compared) expect_shown(command.output, result.output);
     if (command.status() == 2) {
       EXPECT_NE(result.output.find("echelon: "), std::string::npos) << result.output;
     }

@@ -77,10 +77,10 @@ ordered_json plan_json(const Estimate& e, const Workload& work) {
   return object;
 }
 
-// "  73.4 GB = parameters 18.4 gradients 4.6 ..."
-std::string memory_line(const Memory& memory) {
+// "73.4 GB = parameters 18.4 gradients 4.6 ...", the total right-aligned in `width`.
+std::string memory_line(const Memory& memory, int width = 0) {
   const auto total = static_cast<double>(memory.total());
-  std::string text = fmt::format("{:>9} =", format_device_memory(total));
+  std::string text = fmt::format("{:>{}} =", format_device_memory(total), width);
   for (MemoryCategory c : all_memory_categories)
     if (memory[c] > 0)
       text += fmt::format(" {} {:.1f}", memory_category_name(c),
@@ -168,12 +168,12 @@ std::string plans_table(const SearchResult& result, const Workload& work) {
   std::string text;
   const auto out = std::back_inserter(text);
   if (!result.plans.empty())
-    fmt::format_to(out, "{:>3} {:>10} {:>21} {:>6} {:>7} {:>9} {:>12}  plan\n", "", "step", "P10 - P90",
+    fmt::format_to(out, "{:>3} {:>10} {:>22} {:>6} {:>7} {:>9} {:>12}  plan\n", "", "step", "P10 - P90",
                    "MFU", "bubble", "memory", "tokens/s/GPU");
   for (std::size_t i = 0; i < result.plans.size(); ++i) {
     const Estimate& e = result.plans[i];
     const Place& place = result.places[i];
-    fmt::format_to(out, "{:>3} {:>10} {:>10} -{:>9} {:>5.1f}% {:>6.1f}% {:>9} {:>12.0f}  {}\n",
+    fmt::format_to(out, "{:>3} {:>10} {:>10} -{:>10} {:>5.1f}% {:>6.1f}% {:>9} {:>12.0f}  {}\n",
                    fmt::format("{}{}", place.rank, place.is_shared ? "=" : ""), seconds(e.seconds),
                    seconds(e.low), seconds(e.high), 100 * e.mfu, 100 * e.bubble_fraction,
                    format_device_memory(static_cast<double>(e.memory.total())), e.tokens_per_second_per_gpu,
@@ -225,7 +225,7 @@ std::string explain_winner(const SearchResult& result, const Workload& work) {
       if (r == 8) fmt::format_to(out, "  ...\n");
       continue;
     }
-    fmt::format_to(out, "  {:>3} {}\n", r, memory_line(m));
+    fmt::format_to(out, "  {:>3} {}\n", r, memory_line(m, 9));
   }
   text += "\nnumbers behind it, by where they come from:\n";
   text += sources_of(work.machine.name, to_toml(work.machine), work.machine.provenance, to_toml(Machine()));
