@@ -48,8 +48,10 @@ class CudaTeam {
   std::byte* shared_;
 };
 
+constexpr int cuda_block_lanes = 128;
+
 template <class Kernel>
-__global__ void run_blocks(const Kernel kernel, std::int64_t blocks) {
+__global__ void __launch_bounds__(cuda_block_lanes) run_blocks(const Kernel kernel, std::int64_t blocks) {
   extern __shared__ __align__(16) std::byte shared[];
   for (std::int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
     kernel(CudaTeam(block, shared));
@@ -130,7 +132,7 @@ class CudaLaunch {
   cudaStream_t stream() const { return static_cast<cudaStream_t>(arena_->stream().handle().handle); }
 
  private:
-  static constexpr int block_lanes = 128;
+  static constexpr int block_lanes = cuda_block_lanes;
   static constexpr std::size_t default_shared_bytes = 48 << 10;
   void allow_shared(const char* name, const void* kernel, std::size_t bytes) const;
   // Never empty, so that it has an address.

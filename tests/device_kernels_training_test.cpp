@@ -1,0 +1,93 @@
+// Whole steps of training on the kernels of a device, which the host runs with several lanes to a block
+// (emulated_launch.h), give what the reference kernels give, in f64 and so to 1e-10: the kernels meet the
+// shapes, strides and empty parts that a trainer has.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "case_choice.h"
+#include "context_runs.h"
+#include "devices_under_test.h"
+#include "expert_runs.h"
+
+namespace echelon::device_kernels_training_test {
+namespace {
+
+using namespace checks;
+
+using MakeKernels = std::function<std::unique_ptr<Kernels>()>;
+
+std::vector<Outcome> steps_on(const MakeKernels& make, const Plan& plan) {
+  constexpr std::int64_t steps = 2;
+  std::vector<Outcome> outcomes(static_cast<std::size_t>(plan.mesh.num_ranks()));
+  const SampleSource samples = random_samples(plan);
+  ThreadWorld world(plan.mesh.num_ranks(), patience);
+  run_ranks(world, [&](int index) {
+    Arena arena;
+    const std::unique_ptr<Kernels> kernels = make();
+    const Rank rank(world, plan.mesh, index, plan.precision, arena, *kernels);
+    Outcome& o = outcomes[static_cast<std::size_t>(index)];
+    Trainer trainer(rank, plan, {}, 1);
+    for (std::int64_t step = 0; step < steps; ++step) {
+      o.losses.push_back(trainer.compute_gradients(step, samples));
+      if (step + 1 == steps)
+        for (const Parameter& p : trainer.parameters().all())
+          if (p.spec.parts == 1)
+            o.gradients[p.spec.name] = as_doubles(gather_logical(rank, p, ParameterTensor::gradient));
+      o.norms.push_back(trainer.apply_gradients(step).gradient_norm);
+    }
+    o.losses.push_back(trainer.evaluate(2, samples));
+  });
+  return outcomes;
+}
+
+void expect_the_references(const Plan& plan) {
+  SCOPED_TRACE(describe_context(plan));
+  const std::vector<Outcome> expected = steps_on(make_reference_kernels, plan);
+  std::vector<DeviceUnderTest> devices = devices_under_test();
+  if (!takes_all_cases()) devices.erase(devices.begin(), devices.end() - 1);  // that with most lanes
+  for (const DeviceUnderTest& device : devices) {
+    SCOPED_TRACE(device.name);
+    const std::vector<Outcome> found = steps_on([&] { return device.use().kernels; }, plan);
+    for (std::size_t r = 0; r < expected.size(); ++r) {
+      EXPECT_LE(relative_difference(found[r].losses, expected[r].losses), 1e-10);
+      EXPECT_LE(relative_difference(found[r].norms, expected[r].norms), 1e-10);
+      ASSERT_EQ(found[r].gradients.size(), expected[r].gradients.size());
+      for (const auto& [name, gradient] : expected[r].gradients)
+        EXPECT_LE(relative_difference(found[r].gradients.at(name), gradient), 1e-10) << name;
+    }
+  }
+}
+
+TEST(DeviceKernelsTraining, Dense) {
+  expect_the_references(odd_plan(odd_gpt2(), 1, 1, false));
+  expect_the_references(odd_plan(odd_llama(), 1, 2, true));
+}
+
+TEST(DeviceKernelsTraining, KeysInBlocks) {
+  Plan plan = context_plan(Family::llama, {ContextKind::ring, ContextBalance::zigzag, 2, 1});
+  plan.mask = AttentionMask::document;
+  expect_the_references(plan);
+}
+
+TEST(DeviceKernelsTraining, Experts) {
+  Plan plan = odd_plan(even_deepseek(3), 2, 1, false);
+  plan.mesh.ep = 2;
+  plan.balancing = all_losses();
+  expect_the_references(plan);
+  plan = odd_plan(even_mixtral(2), 2, 1, false);
+  plan.mesh.ep = 2;
+  plan.balancing.capacity = 0.8;
+  expect_the_references(plan);
+}
+
+TEST(DeviceKernelsTraining, TensorParallelWithPackedGradients) {
+  Plan plan = odd_plan(odd_llama(), 2, 2, false);
+  plan.compression = parse_compression("int8", "--compress");
+  expect_the_references(plan);
+}
+
+}  // namespace
+}  // namespace echelon::device_kernels_training_test
