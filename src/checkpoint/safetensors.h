@@ -87,6 +87,7 @@ class SafetensorsFile {
   const std::string& path() const { return file_.path(); }
   const std::vector<StoredTensor>& tensors() const { return tensors_; }  // in the order of their bytes
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  std::int64_t data_begin() const { return data_begin_; }  // in the file: where tensors' offsets count from
   const StoredTensor* find(std::string_view name) const;  // nullptr when there is none
   const StoredTensor& at(std::string_view name) const;    // RequestError when there is none
 

@@ -1,0 +1,52 @@
+// The parts of the module, one for each subject; and what they share.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "draw/gantt.h"
+#include "schedule/timeline.h"
+
+namespace echelon::python {
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+void bind_errors(nb::module_& m);
+void bind_spec(nb::module_& m);
+void bind_schedule(nb::module_& m);
+void bind_plan(nb::module_& m);
+void bind_runs(nb::module_& m);
+void bind_checkpoint(nb::module_& m);
+
+// How types name the equality of an object with whatever there is.
+inline const nb::sig compared_with_anything("def __eq__(self, arg: object, /) -> bool");
+
+// Plain dicts, lists, numbers and texts of a JSON text.
+nb::object from_json(const std::string& text);
+
+// Runs `work` on a thread of its own, without Python's lock, while this thread hears Python's signals; what
+// `work` throws is thrown here. At the first KeyboardInterrupt (or whatever else a signal's handler raises)
+// `interrupt` is called, which asks the work to end; once it has ended, that is raised.
+//
+// No signal reaches the threads of the work: inside oneDNN's products a handler's frame would lie in the
+// heap.
+void run_apart(const std::function<void()>& work, const std::function<void()>& interrupt);
+
+// Thrown by work that reports progress, where it is to end.
+struct Interrupted {};
+
+// What the drawings take, of one timeline.
+inline std::vector<Track> track(const std::string& title, const Timeline& timeline) {
+  return {{title, "", timeline}};
+}
+
+}  // namespace echelon::python

@@ -1,0 +1,109 @@
+#include <pthread.h>
+#include <signal.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "base/start_thread.h"
+#include "bindings/bindings.h"
+#include "bindings/words.h"
+
+namespace echelon::python {
+namespace {
+
+// Signals stay blocked in threads that are started while this lives.
+class BlockedSignals {
+ public:
+  BlockedSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
+
+ private:
+  sigset_t before_{};
+};
+
+}  // namespace
+
+nb::object from_json(const std::string& text) {
+  return nb::module_::import_("json").attr("loads")(nb::str(text.c_str(), text.size()));
+}
+
+void run_apart(const std::function<void()>& work, const std::function<void()>& interrupt) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool ended = false;
+  std::exception_ptr failure;
+  const auto body = [&] {
+    try {
+      work();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    const std::lock_guard lock(mutex);
+    ended = true;
+    changed.notify_one();
+  };
+  std::optional<nb::python_error> raised;
+  std::thread thread;
+  {
+    const BlockedSignals blocked;
+    thread = start_thread("a run", body);
+  }
+  {
+    const nb::gil_scoped_release release;
+    constexpr std::chrono::milliseconds between_looks{50};
+    std::unique_lock lock(mutex);
+    while (!changed.wait_for(lock, between_looks, [&] { return ended; })) {
+      lock.unlock();
+      {
+        const nb::gil_scoped_acquire acquire;
+        if (PyErr_CheckSignals() != 0) {
+          nb::python_error error;
+          if (!raised) {
+            raised.emplace(std::move(error));
+            interrupt();
+          }
+        }
+      }
+      lock.lock();
+    }
+    lock.unlock();
+    thread.join();
+  }
+  if (raised) throw std::move(*raised);
+  if (failure) std::rethrow_exception(failure);
+}
+
+}  // namespace echelon::python
+
+NB_MODULE(_core, m) {
+  using namespace echelon::python;
+  m.doc() = "Echelon's library, bound to Python. The package `echelon` is what to import.";
+  m.attr("version") = ECHELON_VERSION;
+  bind_errors(m);
+  bind_spec(m);
+  bind_schedule(m);
+  bind_plan(m);
+  bind_runs(m);
+  bind_checkpoint(m);
+  m.def(
+      "_keywords_of",
+      [](const std::string& verb) {
+        nb::list all;
+        for (const Keyword& one : keywords_of(verb))
+          all.append(
+              nb::make_tuple(one.name, one.type, one.help, one.shown_default, one.is_switch, one.is_list));
+        return all;
+      },
+      "verb"_a,
+      "Names, types, meanings and defaults of a verb's keyword arguments, from its table of flags.");
+}

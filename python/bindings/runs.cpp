@@ -1,0 +1,356 @@
+// Training, verify and dry runs, on thread ranks.
+#include <nanobind/stl/shared_ptr.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+
+#include "apps/train_flags.h"
+#include "apps/verbs.h"
+#include "apps/verify_flags.h"
+#include "base/error.h"
+#include "bindings/bindings.h"
+#include "bindings/words.h"
+#include "train/dry_report.h"
+
+namespace echelon::python {
+namespace {
+
+// Every process would run all ranks.
+void refuse_processes() {
+  if (launched_processes() > 1)
+    refuse("--comm: ranks are threads of one process in Python, and {} processes were started; legal: one",
+           launched_processes());
+}
+
+struct TrainAnswer {
+  Plan plan;
+  StartInfo start;
+  std::vector<StepRecord> steps;
+  std::map<std::int64_t, double> evaluations;
+  std::vector<std::string> checkpoints;
+  std::optional<std::vector<std::int32_t>> sample;
+  TrainSummary summary;
+};
+
+// Calls Python from rank 0's thread. The first exception ends the run behind its step, and is raised then.
+class Caller {
+ public:
+  explicit Caller(std::atomic<bool>& ends) : ends_(ends) {}
+  ~Caller() {
+    const nb::gil_scoped_acquire acquire;
+    raised_.reset();
+  }
+  Caller(const Caller&) = delete;
+  Caller& operator=(const Caller&) = delete;
+
+  // A function that returns False ends the run too.
+  template <class Argument>
+  void call(const nb::object& function, const Argument& argument) {
+    if (!function.is_valid() || function.is_none() || raised_) return;
+    const nb::gil_scoped_acquire acquire;
+    try {
+      if (const nb::object answer = function(argument); answer.is(nb::bool_(false))) ends_ = true;
+    } catch (nb::python_error& error) {
+      raised_.emplace(std::move(error));
+      ends_ = true;
+    }
+  }
+  void raise_again() {
+    if (!raised_) return;
+    nb::python_error error = std::move(*raised_);
+    raised_.reset();
+    throw error;
+  }
+
+ private:
+  std::atomic<bool>& ends_;
+  std::optional<nb::python_error> raised_;
+};
+
+struct Callbacks {
+  nb::object on_step, on_start, on_evaluation, on_checkpoint;
+};
+
+TrainAnswer trained(const Words& words, const Callbacks& callbacks) {
+  refuse_processes();
+  CLI::App app{"", "train"};
+  const auto flags = std::make_shared<TrainFlags>();
+  flags->shows_progress = false;
+  add_train_flags(app, flags);
+  read_words(app, words, not_of_train);
+  flags->timeline.check();
+  std::unique_ptr<TokenData> data;
+  TrainAnswer answer;
+  std::atomic<bool> ends = false;
+  Caller caller(ends);
+  TrainObserver observer;
+  observer.on_start = [&](const StartInfo& start) {
+    answer.start = start;
+    caller.call(callbacks.on_start, start);
+  };
+  observer.on_step = [&](const StepRecord& record) {
+    answer.steps.push_back(record);
+    caller.call(callbacks.on_step, record);
+  };
+  observer.on_evaluation = [&](std::int64_t step, double loss) {
+    answer.evaluations[step] = loss;
+    caller.call(callbacks.on_evaluation, std::pair(step, loss));
+  };
+  observer.on_checkpoint = [&](const std::string& path) {
+    answer.checkpoints.push_back(path);
+    caller.call(callbacks.on_checkpoint, path);
+  };
+  observer.on_sample = [&](const std::vector<std::int32_t>&, const std::vector<std::int32_t>& tokens) {
+    answer.sample = tokens;
+  };
+  run_apart(
+      [&] {
+        data = flags->read();
+        flags->request.stop_requested = [&] { return ends.load(); };
+        answer.plan = flags->request.plan;
+        answer.summary = train(flags->request, *data, observer);
+      },
+      [&] { ends = true; });
+  caller.raise_again();
+  const TrainSummary& s = answer.summary;
+  flags->timeline.write(s.simulated_timeline, s.measured_timeline, s.rank_timelines);
+  return answer;
+}
+
+struct VerifyAnswer {
+  Plan plan;
+  VerifyReport report;
+};
+
+VerifyAnswer verified(const Words& words) {
+  refuse_processes();
+  CLI::App app{"", "verify"};
+  const auto flags = std::make_shared<VerifyFlags>();
+  add_verify_flags(app, flags);
+  read_words(app, words, not_of_verify);
+  flags->timeline.check();
+  VerifyAnswer answer;
+  std::atomic<bool> ends = false;
+  flags->request.progress = [&](double, const std::string&) {
+    if (ends) throw Interrupted{};
+  };
+  run_apart(
+      [&] {
+        flags->read();
+        answer.plan = flags->request.plan;
+        answer.report = verify(flags->request);
+      },
+      [&] { ends = true; });
+  const VerifyReport& r = answer.report;
+  flags->timeline.write(r.simulated_timeline, r.measured_timeline, r.rank_timelines);
+  return answer;
+}
+
+struct DryAnswer {
+  Plan plan;
+  PipelineLayout pipeline;
+  DryJob job;
+};
+
+std::shared_ptr<DryAnswer> run_dry(const Words& words) {
+  CLI::App app{"", "train"};
+  const auto flags = std::make_shared<TrainFlags>();
+  add_train_flags(app, flags);
+  Names hidden = not_of_train;
+  std::set<std::string> fields;
+  for (const Keyword& one : keywords_of("dry_run")) {
+    std::string name = one.name;
+    std::replace(name.begin(), name.end(), '_', '-');
+    fields.insert(name);
+  }
+  for (const CLI::Option* option : app.get_options())
+    for (const std::string& name : option->get_lnames())
+      if (!fields.contains(name)) hidden.insert(name);
+  read_words(app, words, hidden);
+  const Plan plan = flags->read_dry();
+  std::shared_ptr<DryAnswer> answer;
+  std::atomic<bool> ends = false;
+  const Progress progress = [&](double, const std::string&) {
+    if (ends) throw Interrupted{};
+  };
+  run_apart(
+      [&] {
+        const PipelineLayout pipeline(plan);
+        answer = std::make_shared<DryAnswer>(DryAnswer{plan, pipeline, dry_job(plan, pipeline, progress)});
+      },
+      [&] { ends = true; });
+  return answer;
+}
+
+void bind_dry_run(nb::module_& m) {
+  nb::class_<RankClass>(m, "RankClass", "Ranks that hold and send the same, and what that is.")
+      .def_ro("ranks", &RankClass::ranks, "How many they are.")
+      .def_ro("first", &RankClass::first, "The lowest of them.")
+      .def_prop_ro(
+          "memory", [](const RankClass& c) { return c.run.peak; },
+          "At the peak of a step, without the kernels' scratch.")
+      .def_prop_ro(
+          "traffic", [](const RankClass& c) { return c.run.traffic; }, "Sent in a step.")
+      .def("__repr__", [](const RankClass& c) {
+        return fmt::format("<RankClass of {} ranks: {} bytes each>", c.ranks, c.run.peak.total());
+      });
+  nb::class_<DryAnswer>(m, "DryRun", "What every rank of a training would hold, and send in a step.")
+      .def_prop_ro("plan", [](const DryAnswer& a) { return a.plan; })
+      .def_prop_ro("classes", [](const DryAnswer& a) { return a.job.classes; })
+      .def(
+          "memory",
+          [](const DryAnswer& a, int rank) {
+            if (rank < 0 || static_cast<std::size_t>(rank) >= a.job.class_of.size())
+              throw nb::index_error(fmt::format("rank {} of {}", rank, a.job.class_of.size()).c_str());
+            return a.job.of(rank).peak;
+          },
+          "rank"_a)
+      .def(
+          "traffic",
+          [](const DryAnswer& a, int rank) {
+            if (rank < 0 || static_cast<std::size_t>(rank) >= a.job.class_of.size())
+              throw nb::index_error(fmt::format("rank {} of {}", rank, a.job.class_of.size()).c_str());
+            return a.job.of(rank).traffic;
+          },
+          "rank"_a)
+      .def("__len__", [](const DryAnswer& a) { return a.job.class_of.size(); })
+      .def(
+          "to_dict", [](const DryAnswer& a) { return from_json(dry_run_json(a.plan, a.pipeline, a.job)); },
+          "As `echelon train --dry-run --json`.")
+      .def("__str__", [](const DryAnswer& a) { return dry_run_text(a.plan, a.pipeline, a.job); });
+  m.def("_dry_run", &run_dry, "words"_a);
+}
+
+void bind_train(nb::module_& m) {
+  nb::class_<ExpertLoad>(m, "ExpertLoad", "A layer's experts in one step.")
+      .def_ro("layer", &ExpertLoad::layer)
+      .def_ro("imbalance", &ExpertLoad::imbalance, "Tokens of the expert that has most, over the mean.")
+      .def_ro("drop_rate", &ExpertLoad::drop_rate)
+      .def_ro("balance_loss", &ExpertLoad::balance_loss)
+      .def_ro("tokens", &ExpertLoad::tokens, "Sent to each expert.")
+      .def_ro("dropped", &ExpertLoad::dropped);
+  nb::class_<StepRecord>(m, "StepRecord", "One step of a training.")
+      .def_ro("step", &StepRecord::step, "Counts from 1.")
+      .def_ro("loss", &StepRecord::loss)
+      .def_ro("grad_norm", &StepRecord::grad_norm)
+      .def_ro("lr", &StepRecord::lr)
+      .def_ro("tokens", &StepRecord::tokens, "Of this step, over all ranks.")
+      .def_ro("tokens_per_second", &StepRecord::tokens_per_second)
+      .def_ro("mfu", &StepRecord::mfu)
+      .def_ro("step_seconds", &StepRecord::step_seconds)
+      .def_ro("skipped", &StepRecord::skipped, "Why nothing was updated; empty: it was.")
+      .def_ro("experts", &StepRecord::experts, "By layer; empty without experts.")
+      .def(
+          "to_dict", [](const StepRecord& r) { return from_json(to_json(r)); }, "As a line of `--log`.")
+      .def("__repr__",
+           [](const StepRecord& r) { return fmt::format("<StepRecord {}: loss {:.4f}>", r.step, r.loss); });
+  nb::class_<StartInfo>(m, "StartInfo", "What is known before the first step.")
+      .def_ro("num_params", &StartInfo::num_params)
+      .def_ro("trained_params", &StartInfo::trained_params)
+      .def_ro("first_step", &StartInfo::first_step)
+      .def_ro("train_tokens", &StartInfo::train_tokens)
+      .def_ro("validation_tokens", &StartInfo::validation_tokens)
+      .def_ro("ranks", &StartInfo::ranks)
+      .def_ro("predicted_memory", &StartInfo::predicted_memory)
+      .def_ro("predicted_step_seconds", &StartInfo::predicted_step_seconds)
+      .def_ro("resumed_from", &StartInfo::resumed_from)
+      .def_ro("notes", &StartInfo::notes);
+  const auto of = [](const auto TrainSummary::*member) {
+    return [member](const TrainAnswer& a) { return a.summary.*member; };
+  };
+  nb::class_<TrainAnswer>(m, "TrainAnswer", "A training that has ended.")
+      .def_ro("plan", &TrainAnswer::plan)
+      .def_ro("start", &TrainAnswer::start)
+      .def_ro("steps", &TrainAnswer::steps, "The records of all of its steps.")
+      .def_ro("evaluations", &TrainAnswer::evaluations, "Validation losses, by step.")
+      .def_ro("checkpoints", &TrainAnswer::checkpoints, "Paths of those that were written.")
+      .def_ro("sample", &TrainAnswer::sample, "Tokens generated at the end; None: there were none.")
+      .def_prop_ro("last_step", of(&TrainSummary::last_step))
+      .def_prop_ro("final_loss", of(&TrainSummary::final_loss))
+      .def_prop_ro(
+          "validation_loss",
+          [](const TrainAnswer& a) {
+            return a.summary.validation_loss < 0 ? std::optional<double>() : a.summary.validation_loss;
+          },
+          "None: there was none.")
+      .def_prop_ro("tokens_per_second", of(&TrainSummary::tokens_per_second), "From the median step.")
+      .def_prop_ro("mfu", of(&TrainSummary::mfu))
+      .def_prop_ro("step_seconds", of(&TrainSummary::step_seconds))
+      .def_prop_ro("predicted_step_seconds", of(&TrainSummary::predicted_step_seconds))
+      .def_prop_ro("predicted_memory", of(&TrainSummary::predicted_memory), "Of rank 0.")
+      .def_prop_ro("measured_memory", of(&TrainSummary::measured_memory), "The peak of rank 0.")
+      .def_prop_ro("predicted_traffic", of(&TrainSummary::predicted_traffic), "Of rank 0, in a step.")
+      .def_prop_ro("measured_traffic", of(&TrainSummary::measured_traffic))
+      .def_prop_ro("checkpoint", of(&TrainSummary::checkpoint), "The last one written; empty: none.")
+      .def_prop_ro("fingerprint", of(&TrainSummary::fingerprint))
+      .def_prop_ro("stopped", of(&TrainSummary::stopped), "Before its last step, as it was asked to.")
+      .def_prop_ro("complete", of(&TrainSummary::complete),
+                   "The checkpoint to go on from had all steps: nothing was done.")
+      .def_prop_ro("skipped", of(&TrainSummary::skipped))
+      .def_prop_ro("experts", of(&TrainSummary::experts), "Of the last step.")
+      .def_prop_ro("timeline", of(&TrainSummary::measured_timeline),
+                   "The last step of the first pipeline as it ran, in seconds.")
+      .def_prop_ro("simulated_timeline", of(&TrainSummary::simulated_timeline),
+                   "Its schedule simulated with the times that its instructions took.")
+      .def(
+          "to_dict", [](const TrainAnswer& a) { return from_json(to_json(a.summary)); },
+          "As `echelon train --json`.")
+      .def("__repr__", [](const TrainAnswer& a) {
+        return fmt::format("<TrainAnswer: step {}, loss {:.4f}>", a.summary.last_step, a.summary.final_loss);
+      });
+  m.def(
+      "_train",
+      [](const Words& words, nb::object on_step, nb::object on_start, nb::object on_evaluation,
+         nb::object on_checkpoint) {
+        return trained(words, {on_step, on_start, on_evaluation, on_checkpoint});
+      },
+      "words"_a, "on_step"_a.none(), "on_start"_a.none(), "on_evaluation"_a.none(), "on_checkpoint"_a.none());
+}
+
+void bind_verify(nb::module_& m) {
+  nb::class_<Difference>(m, "Difference", "A tensor of the mesh that is not that of one rank.")
+      .def_ro("step", &Difference::step, "Counts from 0.")
+      .def_ro("tensor", &Difference::tensor)
+      .def_ro("kind", &Difference::kind, "grad, param, loss, choice, drop or width.")
+      .def_ro("rel_diff", &Difference::rel_diff)
+      .def("__repr__", [](const Difference& d) {
+        return fmt::format("<Difference: {} of {} at step {}, {:.2e}>", d.kind, d.tensor, d.step, d.rel_diff);
+      });
+  const auto of = [](const auto VerifyReport::*member) {
+    return [member](const VerifyAnswer& a) { return a.report.*member; };
+  };
+  nb::class_<VerifyAnswer>(m, "VerifyAnswer",
+                           "A mesh beside one rank, every tensor compared. True if it passes.")
+      .def_ro("plan", &VerifyAnswer::plan)
+      .def_prop_ro("passed", of(&VerifyReport::pass))
+      .def_prop_ro("bitwise", of(&VerifyReport::bitwise), "Equal to the last bit.")
+      .def_prop_ro("steps", of(&VerifyReport::steps))
+      .def_prop_ro("bound", of(&VerifyReport::bound), "What rounding may do to losses and gradients.")
+      .def_prop_ro("loss_max_rel_diff", of(&VerifyReport::loss_max_rel_diff))
+      .def_prop_ro("grad_max_rel_diff", of(&VerifyReport::grad_max_rel_diff))
+      .def_prop_ro("param_max_rel_diff", of(&VerifyReport::param_max_rel_diff))
+      .def_prop_ro("first_difference", of(&VerifyReport::first_difference), "None where it passes.")
+      .def_prop_ro("reference_losses", of(&VerifyReport::reference_losses), "Of one rank.")
+      .def_prop_ro("mesh_losses", of(&VerifyReport::mesh_losses))
+      .def(
+          "to_dict", [](const VerifyAnswer& a) { return from_json(to_json(a.report, a.plan)); },
+          "As `echelon verify --json`.")
+      .def("__bool__", of(&VerifyReport::pass))
+      .def("__repr__", [](const VerifyAnswer& a) {
+        return fmt::format("<VerifyAnswer: {}>", !a.report.pass     ? "FAIL"
+                                                 : a.report.bitwise ? "PASS, to the last bit"
+                                                                    : "PASS");
+      });
+  m.def("_verify", &verified, "words"_a);
+}
+
+}  // namespace
+
+void bind_runs(nb::module_& m) {
+  bind_dry_run(m);
+  bind_train(m);
+  bind_verify(m);
+}
+
+}  // namespace echelon::python

@@ -1,0 +1,217 @@
+// Models, machines, plans, memory and traffic.
+#include <algorithm>
+
+#include "base/error.h"
+#include "bindings/bindings.h"
+#include "checkpoint/hugging_face.h"
+#include "plan/workload.h"
+#include "schedule/pipeline_layout.h"
+#include "spec/machine.h"
+#include "spec/model_spec.h"
+#include "spec/plan_fields.h"
+#include "spec/software.h"
+#include "train/account_json.h"
+
+namespace echelon::python {
+namespace {
+
+std::string name_of_family(const ModelSpec& model) { return std::string(name_of(model.family)); }
+
+void bind_model(nb::module_& m) {
+  nb::class_<ParamSpec>(m, "Parameter", "One parameter of a model: its Hugging Face name and logical shape.")
+      .def_ro("name", &ParamSpec::name)
+      .def_ro("shape", &ParamSpec::shape)
+      .def_prop_ro("numel", &ParamSpec::numel)
+      .def_ro("frozen", &ParamSpec::frozen, "Training leaves it as it is.")
+      .def_prop_ro(
+          "shard_dim",
+          [](const ParamSpec& p) { return p.shard_dim < 0 ? std::optional<int>() : p.shard_dim; },
+          "The dimension that tensor parallelism cuts; None: whole on every rank.")
+      .def("__repr__", [](const ParamSpec& p) {
+        return fmt::format("<Parameter {} {}>", p.name, nb::repr(nb::cast(p.shape)).c_str());
+      });
+  nb::class_<ModelSpec>(m, "Model", "A transformer as data: its sizes, its family, its parameters.")
+      .def(
+          "__init__", [](ModelSpec* at, const std::string& name) { new (at) ModelSpec(load_model(name)); },
+          "name"_a,
+          "A preset's name, a TOML file, or a Hugging Face directory (with config.json). RequestError "
+          "otherwise.")
+      .def_static("presets", &model_preset_names)
+      .def_static(
+          "from_toml", [](const std::string& text) { return model_from_toml(text, "the text"); }, "text"_a)
+      .def(
+          "to_toml", [](const ModelSpec& model) { return to_toml(model); },
+          "As a file for plan and train; Model.from_toml() of it is this model.")
+      .def_ro("name", &ModelSpec::name)
+      .def_prop_ro("family", &name_of_family, "gpt2, llama or neox.")
+      .def_ro("num_layers", &ModelSpec::num_layers)
+      .def_ro("hidden", &ModelSpec::hidden)
+      .def_ro("num_heads", &ModelSpec::num_heads)
+      .def_ro("num_kv_heads", &ModelSpec::num_kv_heads)
+      .def_ro("head_dim", &ModelSpec::head_dim)
+      .def_ro("mlp_hidden", &ModelSpec::mlp_hidden)
+      .def_ro("vocab", &ModelSpec::vocab)
+      .def_ro("max_seq", &ModelSpec::max_seq)
+      .def_ro("tied_embedding", &ModelSpec::tied_embedding)
+      .def_prop_ro("num_parameters", &num_parameters)
+      .def_prop_ro("num_active_parameters", &num_active_parameters,
+                   "Those that one token meets: of a mixture the experts it is sent to.")
+      .def("parameters", &all_parameters, "In the order of the model.")
+      .def("flops_per_token", &model_flops_per_token, "seq_len"_a,
+           "Training FLOPs of one token, forward and backward, nothing made again.")
+      .def(
+          "__eq__", [](const ModelSpec& a, const ModelSpec& b) { return differences(a, b).empty(); },
+          nb::is_operator(), compared_with_anything)
+      .def("__repr__", [](const ModelSpec& model) {
+        return fmt::format("<Model {}: {} parameters>", model.name, num_parameters(model));
+      });
+}
+
+void bind_machine(nb::module_& m) {
+  nb::class_<Machine>(m, "Machine", "What a plan is for: a device's numbers, and the links between devices.")
+      .def(
+          "__init__", [](Machine* at, const std::string& name) { new (at) Machine(load_machine(name)); },
+          "name"_a, "A preset's name or a TOML file, as from `echelon calibrate`. RequestError otherwise.")
+      .def_static("presets", &machine_preset_names)
+      .def_static(
+          "from_toml", [](const std::string& text) { return machine_from_toml(text, "the text"); }, "text"_a)
+      .def("to_toml", [](const Machine& machine) { return to_toml(machine); })
+      .def_ro("name", &Machine::name)
+      .def_ro("memory_bytes", &Machine::memory_bytes)
+      .def_ro("memory_bandwidth", &Machine::memory_bandwidth, "Bytes a second.")
+      .def_prop_ro("node", &Machine::node, "Devices of a node.")
+      .def_prop_ro(
+          "peak_flops",
+          [](const Machine& machine) {
+            std::map<std::string, double> peaks;
+            for (Precision p : all_precisions)
+              if (machine.peak(p) > 0) peaks[precision_name(p)] = machine.peak(p);
+            return peaks;
+          },
+          "Dense FLOP/s of a device, by precision.")
+      .def("__repr__", [](const Machine& machine) { return fmt::format("<Machine {}>", machine.name); });
+  nb::class_<Software>(m, "Software", "How a training program runs a plan, as data.")
+      .def(
+          "__init__", [](Software* at, const std::string& name) { new (at) Software(load_software(name)); },
+          "name"_a, "A preset's name or a TOML file. RequestError otherwise.")
+      .def_static("presets", &software_preset_names)
+      .def("to_toml", [](const Software& software) { return to_toml(software); })
+      .def_ro("name", &Software::name)
+      .def_ro("as_of", &Software::as_of, "The version that it describes, by its date.")
+      .def("__repr__", [](const Software& software) { return fmt::format("<Software {}>", software.name); });
+}
+
+const PlanField* field_of(std::string name) {
+  std::replace(name.begin(), name.end(), '_', '-');
+  const PlanField* const field = find_field(name);
+  return field == nullptr || field->use == FieldUse::file ? nullptr : field;
+}
+
+void bind_plan_data(nb::module_& m) {
+  nb::class_<Plan>(m, "Plan",
+                   "What is run: model, mesh, batch, precision. Every flag of the command line that belongs "
+                   "to a plan is an "
+                   "attribute: plan.tp, plan.global_batch, plan.schedule, ...")
+      .def_static(
+          "from_toml", [](const std::string& text) { return plan_from_toml(text, "the text"); }, "text"_a)
+      .def(
+          "to_toml", [](const Plan& plan) { return to_toml(plan); },
+          "As a file for `train --plan` and plan=.")
+      .def_ro("model", &Plan::model)
+      .def_prop_ro("num_ranks", [](const Plan& plan) { return plan.mesh.num_ranks(); })
+      .def_prop_ro(
+          "mesh", [](const Plan& plan) { return plan.mesh.describe(); },
+          "As the command line says it: \"dp 2 x tp 2\".")
+      .def("__getattr__",
+           [](const Plan& plan, const std::string& name) -> nb::object {
+             const PlanField* const field = field_of(name);
+             if (field == nullptr) throw nb::attribute_error(name.c_str());
+             return with_value(*field, plan, [](const auto& value) { return nb::object(nb::cast(value)); });
+           })
+      .def("__dir__",
+           [](nb::object self) {
+             nb::list names(nb::module_::import_("builtins").attr("object").attr("__dir__")(self));
+             for (const PlanField& field : plan_fields()) {
+               std::string name = field.name();
+               std::replace(name.begin(), name.end(), '-', '_');
+               if (field_of(name) != nullptr) names.append(name);
+             }
+             return names;
+           })
+      .def("to_dict",
+           [](const Plan& plan) {
+             nb::dict all;
+             for (const PlanField& field : plan_fields()) {
+               std::string name = field.name();
+               std::replace(name.begin(), name.end(), '-', '_');
+               if (field_of(name) != nullptr)
+                 with_value(field, plan, [&](const auto& value) { all[name.c_str()] = nb::cast(value); });
+             }
+             return all;
+           })
+      .def("__repr__",
+           [](const Plan& plan) { return fmt::format("<Plan {}: {}>", plan.model.name, summary(plan)); });
+}
+
+void bind_accounts(nb::module_& m) {
+  auto memory = nb::class_<Memory>(m, "Memory", "Bytes that one rank holds, by category.");
+  memory.def_prop_ro("total", &Memory::total);
+  const char* what[] = {"Values of the model.",
+                        "Gradients of the parameters.",
+                        "Moments and master weights.",
+                        "What forward passes keep, and what passes work in.",
+                        "Buffers of collectives and messages.",
+                        "Whatever else there is."};
+  for (MemoryCategory c : all_memory_categories)
+    memory.def_prop_ro(
+        memory_category_name(c), [c](const Memory& one) { return one[c]; },
+        what[static_cast<std::size_t>(c)]);
+  memory.def("to_dict", [](const Memory& one) { return from_json(as_json(one).dump()); })
+      .def(
+          "__eq__", [](const Memory& a, const Memory& b) { return a == b; }, nb::is_operator(),
+          compared_with_anything)
+      .def("__repr__", [](const Memory& one) { return fmt::format("<Memory {}>", as_json(one).dump()); });
+
+  const auto axis_of = [](const std::string& name) {
+    for (Axis axis : traffic_axes)
+      if (name == axis_name(axis)) return axis;
+    refuse("--axis {}: no such axis of the mesh", name);
+  };
+  const auto verb_of = [](const std::string& name) {
+    for (Verb verb : all_verbs)
+      if (name == verb_name(verb)) return verb;
+    refuse("--verb {}: no such verb of a communicator", name);
+  };
+  nb::class_<Traffic>(m, "Traffic", "Bytes that one rank sends in a step, by axis of the mesh and verb.")
+      .def(
+          "bytes",
+          [axis_of, verb_of](const Traffic& one, const std::string& axis,
+                             const std::optional<std::string>& verb) {
+            return verb ? one.at(axis_of(axis), verb_of(*verb)).bytes : one.bytes(axis_of(axis));
+          },
+          "axis"_a, "verb"_a.none() = nb::none(), "Along an axis; of one verb where that is given.")
+      .def(
+          "calls",
+          [axis_of, verb_of](const Traffic& one, const std::string& axis, const std::string& verb) {
+            return one.at(axis_of(axis), verb_of(verb)).calls;
+          },
+          "axis"_a, "verb"_a)
+      .def(
+          "to_dict", [](const Traffic& one) { return from_json(as_json(one).dump()); },
+          "{axis: {verb: bytes}}, without what is not sent.")
+      .def(
+          "__eq__", [](const Traffic& a, const Traffic& b) { return a == b; }, nb::is_operator(),
+          compared_with_anything)
+      .def("__repr__", [](const Traffic& one) { return fmt::format("<Traffic {}>", as_json(one).dump()); });
+}
+
+}  // namespace
+
+void bind_spec(nb::module_& m) {
+  bind_model(m);
+  bind_machine(m);
+  bind_plan_data(m);
+  bind_accounts(m);
+}
+
+}  // namespace echelon::python

@@ -1,0 +1,213 @@
+"""Echelon from Python: plan, simulate, verify and train distributed transformers, on thread ranks.
+
+What the command line's verbs take as flags these functions take as keyword arguments, with underscores:
+``echelon train --global-batch 8`` is ``echelon.train(global_batch=8)``. ``echelon.arguments("train")`` lists
+them. Answers are objects; ``to_dict()`` of one is what ``--json`` prints.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Union
+
+from ._checkpoint import Checkpoint, Tensor, Tensors, open_checkpoint, save_safetensors
+from ._core import (
+    Difference,
+    DryRun,
+    ExpertLoad,
+    Instruction,
+    Machine,
+    Memory,
+    Model,
+    Parameter,
+    Plan,
+    PlanAnswer,
+    PlannedStep,
+    RankClass,
+    RunCost,
+    Schedule,
+    Simulation,
+    Software,
+    Span,
+    StartInfo,
+    StepRecord,
+    Sweep,
+    Timeline,
+    Traffic,
+    TrainAnswer,
+    VerifyAnswer,
+)
+from ._core import version as __version__
+from . import _core
+from ._errors import CommError, InvariantError, RequestError, RunError
+from ._show import html_of_plans, html_of_simulation
+from ._words import words_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._arguments import (
+        DryRunArguments,
+        PlanArguments,
+        SimulateArguments,
+        TrainArguments,
+        VerifyArguments,
+    )
+
+__all__ = [
+    "Argument",
+    "Checkpoint",
+    "CommError",
+    "Difference",
+    "DryRun",
+    "ExpertLoad",
+    "Instruction",
+    "InvariantError",
+    "Machine",
+    "Memory",
+    "Model",
+    "Parameter",
+    "Plan",
+    "PlanAnswer",
+    "PlannedStep",
+    "RankClass",
+    "RequestError",
+    "RunCost",
+    "RunError",
+    "Schedule",
+    "Simulation",
+    "Software",
+    "Span",
+    "StartInfo",
+    "StepRecord",
+    "Sweep",
+    "Tensor",
+    "Tensors",
+    "Timeline",
+    "Traffic",
+    "TrainAnswer",
+    "VerifyAnswer",
+    "__version__",
+    "arguments",
+    "compare",
+    "draw",
+    "dry_run",
+    "open_checkpoint",
+    "plan",
+    "save_safetensors",
+    "simulate",
+    "sweep",
+    "train",
+    "verify",
+    "why_not",
+]
+
+
+class Argument(NamedTuple):
+    """A keyword argument, as the command line's help has it."""
+
+    name: str
+    type: str
+    help: str
+    default: str
+
+
+def arguments(verb: str) -> List[Argument]:
+    """The keyword arguments of ``plan``, ``simulate``, ``train``, ``dry_run`` or ``verify``."""
+    return [Argument(*one[:4]) for one in _core._keywords_of(verb)]
+
+
+def plan(**arguments: Unpack[PlanArguments]) -> PlanAnswer:
+    """Finds the fastest configuration of a model on a machine that fits, by looking at every legal one.
+
+    What is given is held, what is not is searched: ``plan(model="llama-3-70b", machine="h100", gpus=64, tp=8)``.
+    Models, machines and plans may be objects. RequestError where no configuration could have these sizes.
+    """
+    with words_of(arguments) as words:
+        return _core._plan(words)
+
+
+def why_not(answer: PlanAnswer, **pins: Any) -> str:
+    """Why a plan with these fields loses against the best of ``answer``: ``why_not(answer, tp=8, pp=4)``."""
+    with words_of(pins) as words:
+        return answer._why_not(",".join(f"{key.replace('_', '-')}={','.join(value)}" for key, value in words.items()))
+
+
+def sweep(sweep: str, **arguments: Unpack[PlanArguments]) -> Sweep:
+    """Plans for each value of ``gpus``, ``seq-len`` or ``global-batch``: ``sweep("gpus=64..1024", model=...)``
+    doubles, ``"seq-len=4096,8192"`` lists."""
+    with words_of({**arguments, "sweep": sweep}) as words:
+        return _core._sweep(words)
+
+
+def simulate(schedule: Union[str, Schedule] = "1f1b", **arguments: Unpack[SimulateArguments]) -> Simulation:
+    """Runs a pipeline schedule on paper: a published one, a file of rows, or a Schedule.
+
+    Of a Schedule the arguments are costs alone: ``times``, ``stage_times``, ``output_layer``, ``comm_time`` and
+    ``overlap_factor``. RequestError naming rank, instruction and missing value for one that cannot finish.
+    """
+    with words_of(arguments) as words:
+        if isinstance(schedule, Schedule):
+            return schedule._simulate(words)
+        return _core._simulate({**words, "schedule": [schedule]})
+
+
+def compare(*schedules: str, **arguments: Unpack[SimulateArguments]) -> List[Simulation]:
+    """Simulates several by name. One that the numbers do not fit says why (``reason``) and is not ``valid``."""
+    with words_of(arguments) as words:
+        return _core._compare({**words, "compare": [",".join(schedules)]})
+
+
+class draw:
+    """Simulations on one time axis, drawn where a notebook shows it; ``to_svg()``, ``to_html()``."""
+
+    def __init__(self, simulations: Sequence[Simulation]) -> None:
+        self._simulations = list(simulations)
+
+    def to_svg(self) -> str:
+        return _core._draw_together(self._simulations, False)
+
+    def to_html(self) -> str:
+        """A page that needs nothing else, with zoom and hover."""
+        return _core._draw_together(self._simulations, True)
+
+    def _repr_svg_(self) -> str:
+        return self.to_svg()
+
+
+def dry_run(**arguments: Unpack[DryRunArguments]) -> DryRun:
+    """What every rank of a training would hold, by category, and send in a step, by axis and verb, to the byte."""
+    with words_of(arguments) as words:
+        return _core._dry_run(words)
+
+
+def train(
+    data: Any,
+    *,
+    on_step: Optional[Callable[[StepRecord], Any]] = None,
+    on_start: Optional[Callable[[StartInfo], Any]] = None,
+    on_evaluation: Optional[Callable[[Any], Any]] = None,
+    on_checkpoint: Optional[Callable[[str], Any]] = None,
+    **arguments: Unpack[TrainArguments],
+) -> TrainAnswer:
+    """Trains a model on ranks that are threads of this process.
+
+    ``data`` is a path, or several, of text, .jsonl, directories or token files. ``on_step`` is called with the
+    record of every step, ``on_evaluation`` with (step, validation loss), ``on_checkpoint`` with its path. A
+    function that returns False ends the training as soon as all ranks have heard of it, a step or two on, with
+    its checkpoint; so does KeyboardInterrupt, and so does whatever a function raises, which is raised then. Other
+    threads of Python run on meanwhile. RequestError before any rank starts, RunError or CommError afterwards.
+    (With ``staleness`` no step is common to all workers: that training goes on to its last.)
+    """
+    paths = list(data) if isinstance(data, (list, tuple)) else [data]
+    with words_of({**arguments, "data": paths}) as words:
+        return _core._train(words, on_step, on_start, on_evaluation, on_checkpoint)
+
+
+def verify(**arguments: Unpack[VerifyArguments]) -> VerifyAnswer:
+    """Runs one rank and a mesh side by side, and compares every tensor. The answer is true where they agree."""
+    with words_of(arguments) as words:
+        return _core._verify(words)
+
+
+PlanAnswer._repr_html_ = html_of_plans  # type: ignore[attr-defined]
+Simulation._repr_html_ = html_of_simulation  # type: ignore[attr-defined]

@@ -1,0 +1,140 @@
+"""plan(), sweep() and dry_run() beside the command line's --json."""
+
+import inspect
+
+import pytest
+
+import echelon
+
+REQUESTS = [
+    {"model": "llama-3-8b", "machine": "h100", "gpus": 8, "global_batch": 64, "top": 3},
+    {"model": "llama-3-70b", "machine": "h100", "gpus": 64, "global_batch": 256, "seq_len": 4096, "tp": 8, "top": 2},
+    {"model": "llama-3-8b", "gpus": 8, "pp": 2, "schedule": "zb-h1", "recompute": "none", "sp": True, "tp": 2},
+    {"model": "llama-3-8b", "gpus": 8, "global_batch": 64, "tokens": 1e12, "mtbf_hours": 50000.0, "price": 2.5},
+    {"model": "llama-3-70b", "gpus": 8, "global_batch": 8, "zero": 0, "tp": 1, "pp": 1, "cp": 1},  # does not fit
+]
+
+
+def flags_of(request):
+    flags = []
+    for name, value in request.items():
+        flags += ["--" + name.replace("_", "-"), {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value]
+    return flags
+
+
+def without_time(answer):
+    del answer["search_seconds"]
+    return answer
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_equals_the_command_line(told, request_):
+    assert without_time(echelon.plan(**request_).to_dict()) == without_time(told("plan", *flags_of(request_)))
+
+
+def test_attributes_are_what_the_object_says():
+    answer = echelon.plan(model="llama-3-8b", gpus=8, global_batch=64, top=2)
+    first = answer.to_dict()["plans"][0]
+    best = answer.best
+    assert (len(answer), answer.gpus, answer.considered) == (2, 8, answer.to_dict()["considered"])
+    assert best.to_dict() == first
+    for name in ["step_seconds", "step_seconds_p10", "step_seconds_p90", "tokens_per_second_per_gpu", "mfu", "rank",
+                 "bubble_fraction", "microbatches", "layers_per_stage", "time_seconds", "traffic_bytes_per_gpu"]:  # fmt: skip
+        assert getattr(best, name) == first[name], name
+    for name in ["dp", "tp", "pp", "cp", "zero", "schedule", "micro_batch"]:
+        assert getattr(best.plan, name) == first[name], name
+    assert best.memory.to_dict() == first["memory_bytes"]
+    assert [one.total for one in best.rank_memory] == first["rank_memory_bytes"]
+    assert sum(best.time_seconds.values()) == pytest.approx(best.step_seconds, rel=1e-9)
+    assert "llama-3-8b" in answer.to_html() and "<td>" in answer._repr_html_()
+    assert best.timeline().makespan <= best.step_seconds
+
+
+def test_a_plan_is_planned_again(tmp_path):
+    best = echelon.plan(model="llama-3-8b", gpus=8, global_batch=64, top=1).best
+    again = echelon.plan(plan=echelon.Plan.from_toml(best.to_toml()), gpus=8).best
+    assert again.step_seconds == best.step_seconds
+    path = tmp_path / "plan.toml"
+    path.write_text(best.to_toml())
+    assert echelon.plan(plan=path, gpus=8).best.step_seconds == best.step_seconds
+
+
+def test_models_and_machines_are_objects():
+    model = echelon.Model("llama-3-8b")
+    by_object = echelon.plan(model=model, machine=echelon.Machine("h100"), gpus=8, global_batch=64, top=1)
+    by_name = echelon.plan(model="llama-3-8b", machine="h100", gpus=8, global_batch=64, top=1)
+    assert without_time(by_object.to_dict()) == without_time(by_name.to_dict())
+    assert model.num_parameters == sum(one.numel for one in model.parameters()) == 8030261248
+    assert echelon.Model.from_toml(model.to_toml()) == model != echelon.Model("gpt2-tiny")
+    assert "llama-3-8b" in echelon.Model.presets() and "h100" in echelon.Machine.presets()
+    assert echelon.Machine("h100").peak_flops["bf16"] == 989.4e12
+
+
+def test_why_not_and_launch_files():
+    answer = echelon.plan(model="llama-3-8b", gpus=8, global_batch=64, top=1)
+    assert "longer" in echelon.why_not(answer, tp=8, pp=1)
+    assert "torchrun" in answer.best.launch_files("megatron-core")["launch.sh"]
+    with pytest.raises(echelon.RequestError, match="megatron-core"):
+        answer.best.launch_files("megatron")
+
+
+def test_sweep_equals_the_command_line(told):
+    flags = ["--model", "llama-3-8b", "--global-batch", 64, "--sweep", "gpus=4..16"]
+    sweep = echelon.sweep("gpus=4..16", model="llama-3-8b", global_batch=64)
+    assert sweep.to_dict() == told("plan", *flags)
+    assert sweep.key == "gpus" and sweep.values == [4, 8, 16]
+    assert sweep._repr_svg_().startswith("<svg")
+
+
+def test_dry_run_equals_the_command_line(told):
+    flags = ["--dry-run", "--model", "llama-tiny", "--dp", 2, "--tp", 2, "--pp", 2, "--zero", 1]
+    dry = echelon.dry_run(model="llama-tiny", dp=2, tp=2, pp=2, zero=1)
+    assert dry.to_dict() == told("train", *flags)
+    assert len(dry) == 8 == sum(one.ranks for one in dry.classes)
+    for one in dry.classes:
+        assert dry.memory(one.first) == one.memory and dry.traffic(one.first) == one.traffic
+        assert one.memory.total == sum(value for key, value in one.memory.to_dict().items() if key != "total")
+    tp = dry.traffic(0).to_dict()["tp"]
+    assert dry.traffic(0).bytes("tp") == sum(tp.values())
+    assert all(dry.traffic(0).bytes("tp", verb) == sent for verb, sent in tp.items())
+    with pytest.raises(IndexError):
+        dry.memory(8)
+    with pytest.raises(echelon.RequestError, match="steps: no such argument"):
+        echelon.dry_run(model="llama-tiny", steps=3)
+
+
+@pytest.mark.parametrize(
+    "arguments, field, value",
+    [
+        ({"gpus": 8, "tp": 3}, "tp", "3"),
+        ({"model": "llama-9"}, "model", "llama-9"),
+        ({"global_btach": 3}, "global_btach", None),
+        ({"micro_batch": 0}, "micro_batch", "0"),
+        ({"objective": "fame"}, "objective", "fame"),
+        ({"json": True}, "json", None),
+    ],
+)
+def test_refusals_name_the_field(arguments, field, value):
+    with pytest.raises(ValueError) as refusal:
+        echelon.plan(**arguments)
+    assert isinstance(refusal.value, echelon.RequestError)
+    assert (refusal.value.field, refusal.value.value) == (field, value)
+    assert "--" not in str(refusal.value)
+
+
+def test_refusals_are_those_of_the_command_line(refused):
+    said = refused("plan", "--gpus", 8, "--tp", 3)
+    with pytest.raises(echelon.RequestError) as refusal:
+        echelon.plan(gpus=8, tp=3)
+    assert str(refusal.value) == said.replace("--gpus", "gpus").replace("--tp", "tp")
+    assert refusal.value.legal == "1, 2, 4, 8"
+
+
+def test_every_function_names_its_arguments():
+    for verb in ["plan", "simulate", "train", "dry_run", "verify"]:
+        told = echelon.arguments(verb)
+        assert told and all(one.name.isidentifier() and one.help for one in told)
+        assert inspect.getdoc(getattr(echelon, verb))
+    assert "from_" in [one.name for one in echelon.arguments("train")]
+    with pytest.raises(echelon.RequestError):
+        echelon.arguments("generate")

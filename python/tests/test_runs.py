@@ -1,0 +1,143 @@
+"""train() and verify() beside the command line; callbacks, interrupts and the lock."""
+
+import json
+import os
+import signal
+import subprocess
+import threading
+
+import pytest
+
+import echelon
+
+
+def test_train_has_the_losses_of_the_command_line(binary, tiny, text, tmp_path):
+    log = tmp_path / "log.jsonl"
+    flags = [word for name, value in tiny.items() for word in ("--" + name.replace("_", "-"), str(value))]
+    subprocess.run([binary, "train", "--data", text, *flags, "--dp", "2", "--steps", "4", "--sample", "0",
+                    "--log", log], check=True, capture_output=True)  # fmt: skip
+    steps = [one for one in map(json.loads, log.read_text().splitlines()) if "grad_norm" in one]
+    seen = []
+    answer = echelon.train(text, dp=2, steps=4, sample=0, on_step=seen.append, **tiny)
+    assert [(one.step, one.loss, one.grad_norm, one.lr, one.tokens) for one in seen] == [
+        (one["step"], one["loss"], one["grad_norm"], one["lr"], one["tokens"]) for one in steps
+    ]
+    assert [one.loss for one in answer.steps] == [one.loss for one in seen]
+    assert seen[-1].to_dict()["loss"] == seen[-1].loss
+
+
+def test_the_summary(tiny, text):
+    started = []
+    answer = echelon.train(text, dp=2, tp=2, steps=2, sample=5, on_start=started.append, **tiny)
+    told = answer.to_dict()
+    assert answer.last_step == told["steps"] == 2
+    assert answer.final_loss == told["final_loss"] == answer.steps[-1].loss
+    assert answer.predicted_memory == answer.measured_memory
+    assert answer.measured_traffic == answer.predicted_traffic
+    assert answer.plan.tp == 2 and answer.plan.num_ranks == 4
+    assert not answer.stopped and answer.checkpoint == "" and len(answer.sample) == 5
+    assert started[0].num_params == echelon.Model("gpt2-tiny").num_parameters
+    assert answer.validation_loss == list(answer.evaluations.values())[-1]
+    assert answer.timeline.makespan > 0
+
+
+def test_resumes_to_the_same_bits(tiny, text, tmp_path):
+    saved = []
+    whole = echelon.train(text, steps=9, sample=0, **tiny)
+    first = echelon.train(text, steps=9, sample=0, checkpoint=tmp_path, on_checkpoint=saved.append,
+                          on_step=lambda record: record.step < 2, **tiny)  # fmt: skip
+    assert first.stopped and 2 <= first.last_step < 9 and saved == first.checkpoints == [first.checkpoint]
+    rest = echelon.train(text, steps=9, sample=0, checkpoint=tmp_path, resume=True, **tiny)
+    assert [one.loss for one in first.steps + rest.steps] == [one.loss for one in whole.steps]
+
+
+def test_an_exception_ends_the_run(tiny, text, tmp_path):
+    class Enough(Exception):
+        pass
+
+    def stop(record):
+        if record.step == 2:  # the others may have begun the next one
+            raise Enough(record.step)
+
+    with pytest.raises(Enough, match="2"):
+        echelon.train(text, steps=100000, sample=0, checkpoint=tmp_path, on_step=stop, **tiny)
+    assert 2 <= echelon.open_checkpoint(tmp_path).step < 9
+
+
+def test_keyboard_interrupt_ends_it_with_a_checkpoint(tiny, text, tmp_path):
+    """Another thread sends it, which it can only while the lock is free; without it the run would not end."""
+    # Where the tests run in the background it may be ignored, as shells have it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    begun = threading.Event()
+    steps = []
+
+    def send():
+        begun.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def note(record):
+        steps.append(record.step)
+        begun.set()
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            echelon.train(text, steps=1000000, sample=0, checkpoint=tmp_path, on_step=note, **tiny)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    sender.join()
+    assert echelon.open_checkpoint(tmp_path).step == steps[-1]
+
+
+def test_runs_beside_another(tiny, text):
+    answers = [None, None]
+
+    def run(i):
+        answers[i] = echelon.train(text, steps=3, sample=0, **tiny)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert [one.loss for one in answers[0].steps] == [one.loss for one in answers[1].steps]
+
+
+@pytest.mark.parametrize(
+    "arguments, field",
+    [
+        ({"data": "/nowhere/at.all"}, "data"),
+        ({"tp": 3}, "tp"),
+        ({"on_nan": "go"}, "on_nan"),
+        ({"zero_prefetch": 2}, "zero_prefetch"),
+        ({"resume": "maybe"}, "resume"),
+        ({"comm": "mpi"}, "comm"),
+        ({"model": "gpt3-tiny"}, "model"),
+    ],
+)
+def test_train_refuses(tiny, text, arguments, field):
+    with pytest.raises(echelon.RequestError) as refusal:
+        echelon.train(**{"data": text, "steps": 2, **tiny, **arguments})
+    assert refusal.value.field == field
+
+
+def test_a_run_that_fails_is_a_run_error(tiny, text):
+    with pytest.raises(echelon.RunError) as failure:
+        echelon.train(text, steps=3, sample=0, lr=1e30, clip=0, warmup=0, **tiny)
+    assert isinstance(failure.value, RuntimeError) and not isinstance(failure.value, ValueError)
+
+
+@pytest.mark.parametrize("mesh", [{"dp": 2}, {"pp": 2, "schedule": "zb-h1"}, {"tp": 2, "precision": "f64"}])
+def test_verify_equals_the_command_line(told, mesh):
+    request = {"model": "llama-tiny", "seq_len": 16, "steps": 1, "threads": 1, **mesh}
+    flags = [word for name, value in request.items() for word in ("--" + name.replace("_", "-"), str(value))]
+    answer = echelon.verify(**request)
+    report, expected = answer.to_dict(), told("verify", *flags)
+    assert {key for key in report} == {key for key in expected}
+    for key in ["pass", "bitwise", "ranks", "steps", "bound", "loss_max_rel_diff", "grad_max_rel_diff",
+                "param_max_rel_diff", "first_difference"]:  # fmt: skip
+        assert report[key] == expected[key], key
+    assert answer and answer.passed and answer.first_difference is None
+    assert len(answer.mesh_losses) == answer.steps == 1
+    assert answer.bitwise == expected["bitwise"]
