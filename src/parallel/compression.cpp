@@ -21,7 +21,7 @@ Tensor ReductionContext::carried_over(std::int64_t count) const {
   return zeros;
 }
 
-void ReductionContext::keep_shard(const GradientBucket& bucket, const Reduction& of) const {
+void ReductionContext::keep_shard(const GradientBucket& bucket, const BucketReduction& of) const {
   if (bucket.shards.empty()) return;
   std::int64_t begin = 0;
   for (int rank = 0; rank < group.rank(); ++rank) begin += bucket.shards[static_cast<std::size_t>(rank)];
@@ -33,7 +33,7 @@ Tensor matrix_of(const Tensor& bucket, const GradientSection& section) {
   return bucket.flat_range(section.range.begin, section.range.end).reshape({section.rows, section.cols});
 }
 
-void WholeReduction::start(const Reduction& of) {
+void WholeReduction::start(const BucketReduction& of) {
   pending_ = bucket_.shards.empty() ? context_.group.all_reduce(of.gradient)
                                     : context_.group.reduce_scatter(of.gradient, of.shard, bucket_.shards);
 }
@@ -88,7 +88,7 @@ struct GradientReducer::State {
   ReductionContext all, experts;
   std::vector<GradientBucket> buckets;
   std::vector<Method> methods;         // of each bucket
-  std::vector<Reduction> under_way{};  // in the order of begin()
+  std::vector<BucketReduction> under_way{};  // in the order of begin()
   const ReductionContext& context(const GradientBucket& bucket) const {
     return bucket.experts ? experts : all;
   }
@@ -115,7 +115,7 @@ void GradientReducer::begin(std::size_t bucket, std::int64_t step, const Tensor&
                             const Tensor& shard) {
   const GradientBucket& shape = state_->buckets.at(bucket);
   const ReductionContext& context = state_->context(shape);
-  for (const Reduction& other : state_->under_way)
+  for (const BucketReduction& other : state_->under_way)
     check(other.bucket != bucket, "a bucket is reduced once at a time");
   check(gradient.numel() == shape.numel() && gradient.dtype() == context.dtype,
         "a gradient has its bucket's size and type");
@@ -128,17 +128,17 @@ void GradientReducer::begin(std::size_t bucket, std::int64_t step, const Tensor&
 }
 
 void GradientReducer::progress() {
-  for (const Reduction& of : state_->under_way)
+  for (const BucketReduction& of : state_->under_way)
     std::visit([](auto& method) { method.progress(); }, state_->methods[of.bucket]);
 }
 
 std::optional<std::size_t> GradientReducer::finish_oldest() {
   if (state_->under_way.empty()) return {};
   // All second halves are on their way before the first one is waited for.
-  for (Reduction& of : state_->under_way)
+  for (BucketReduction& of : state_->under_way)
     if (!std::exchange(of.advanced, true))
       std::visit([&](auto& method) { method.advance(of); }, state_->methods[of.bucket]);
-  const Reduction oldest = state_->under_way.front();
+  const BucketReduction oldest = state_->under_way.front();
   std::visit([&](auto& method) { method.finish(oldest); }, state_->methods[oldest.bucket]);
   state_->under_way.erase(state_->under_way.begin());
   return oldest.bucket;

@@ -11,7 +11,7 @@
 namespace echelon {
 
 // One bucket of one step on its way.
-struct Reduction {
+struct BucketReduction {
   std::size_t bucket = 0;
   std::int64_t step = 0;
   Tensor gradient, shard;  // as given to GradientReducer::begin()
@@ -31,7 +31,7 @@ struct ReductionContext {
   }
   Tensor carried_over(std::int64_t count) const;  // zeros
   // Copies this rank's shard out of the whole sum; nothing in a bucket without shards.
-  void keep_shard(const GradientBucket& bucket, const Reduction& of) const;
+  void keep_shard(const GradientBucket& bucket, const BucketReduction& of) const;
 };
 
 // The elements of a section as a matrix.
@@ -41,10 +41,10 @@ class WholeReduction {
  public:
   WholeReduction(const ReductionContext& context, const GradientBucket& bucket)
       : context_(context), bucket_(bucket) {}
-  void start(const Reduction& of);
+  void start(const BucketReduction& of);
   void progress() { pending_.progress(); }
-  void advance(const Reduction&) {}
-  void finish(const Reduction&) { pending_.wait(); }
+  void advance(const BucketReduction&) {}
+  void finish(const BucketReduction&) { pending_.wait(); }
   void list_carried(std::vector<CarriedTensor>&) const {}
 
  private:
@@ -56,10 +56,10 @@ class WholeReduction {
 class QuantizedReduction {
  public:
   QuantizedReduction(const ReductionContext& context, const GradientBucket& bucket);
-  void start(const Reduction& of);
+  void start(const BucketReduction& of);
   void progress() { pending_.progress(); }
-  void advance(const Reduction& of);
-  void finish(const Reduction& of);
+  void advance(const BucketReduction& of);
+  void finish(const BucketReduction& of);
   void list_carried(std::vector<CarriedTensor>&) const {}
 
  private:
@@ -77,10 +77,10 @@ class QuantizedReduction {
 class TopKReduction {
  public:
   TopKReduction(const ReductionContext& context, const GradientBucket& bucket);
-  void start(const Reduction& of);
+  void start(const BucketReduction& of);
   void progress();
-  void advance(const Reduction&) {}
-  void finish(const Reduction& of);
+  void advance(const BucketReduction&) {}
+  void finish(const BucketReduction& of);
   void list_carried(std::vector<CarriedTensor>& list) const;
 
  private:
@@ -95,10 +95,10 @@ class TopKReduction {
 class LowRankReduction {
  public:
   LowRankReduction(const ReductionContext& context, const GradientBucket& bucket);
-  void start(const Reduction& of);
+  void start(const BucketReduction& of);
   void progress();
-  void advance(const Reduction& of);
-  void finish(const Reduction& of);
+  void advance(const BucketReduction& of);
+  void finish(const BucketReduction& of);
   void list_carried(std::vector<CarriedTensor>& list) const;
 
  private:

@@ -68,7 +68,7 @@ void LowRankReduction::copy_rest(const Tensor& gradient, bool pack) const {
   }
 }
 
-void LowRankReduction::start(const Reduction& of) {
+void LowRankReduction::start(const BucketReduction& of) {
   compressed_ = of.step >= context_.compression.warmup_steps && !matrices_.empty();
   if (!compressed_) return warmup_.start(of);
   if (rest_.numel() > 0) {
@@ -88,7 +88,7 @@ void LowRankReduction::progress() {
   factor_pending_.progress();
 }
 
-void LowRankReduction::advance(const Reduction& of) {
+void LowRankReduction::advance(const BucketReduction& of) {
   if (!compressed_) return;
   factor_pending_.wait();
   for (const Factored& m : matrices_) {
@@ -101,7 +101,7 @@ void LowRankReduction::advance(const Reduction& of) {
   factor_pending_ = context_.group.all_reduce(q_);
 }
 
-void LowRankReduction::finish(const Reduction& of) {
+void LowRankReduction::finish(const BucketReduction& of) {
   if (!compressed_) return warmup_.finish(of);
   factor_pending_.wait();
   for (const Factored& m : matrices_) {

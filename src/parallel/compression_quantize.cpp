@@ -62,7 +62,7 @@ Tensor QuantizedReduction::outgoing(int rank) const {
   return outgoing_.flat_range(payload.begin, payload.end);
 }
 
-void QuantizedReduction::start(const Reduction& of) {
+void QuantizedReduction::start(const BucketReduction& of) {
   const int n = context_.group.size(), me = context_.group.rank();
   const std::vector<Philox> rounding = rounding_of(context_, bucket_, of.step, me);
   for (int rank = 0; rank < n; ++rank)
@@ -72,7 +72,7 @@ void QuantizedReduction::start(const Reduction& of) {
   pending_ = context_.group.all_to_all(outgoing_, sizes_, incoming_, mine);
 }
 
-void QuantizedReduction::advance(const Reduction& of) {
+void QuantizedReduction::advance(const BucketReduction& of) {
   pending_.wait();
   const int n = context_.group.size(), me = context_.group.rank();
   const Range part = parts_[static_cast<std::size_t>(me)], payload = payload_of(me);
@@ -90,7 +90,7 @@ void QuantizedReduction::advance(const Reduction& of) {
   if (whole) pending_ = context_.group.all_gather(outgoing(me), outgoing_, sizes_);
 }
 
-void QuantizedReduction::finish(const Reduction& of) {
+void QuantizedReduction::finish(const BucketReduction& of) {
   pending_.wait();
   if (!bucket_.shards.empty()) return;
   for (int rank = 0; rank < context_.group.size(); ++rank) {

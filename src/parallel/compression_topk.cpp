@@ -20,7 +20,7 @@ TopKReduction::TopKReduction(const ReductionContext& context, const GradientBuck
   indices_ = context.payload(DType::i32, context.group.size() * kept_);
 }
 
-void TopKReduction::start(const Reduction& of) {
+void TopKReduction::start(const BucketReduction& of) {
   context_.kernels.add(of.gradient, residual_);
   const std::int64_t begin = context_.group.rank() * kept_;
   const Tensor values = values_.flat_range(begin, begin + kept_),
@@ -42,7 +42,7 @@ void TopKReduction::progress() {
   indices_pending_.progress();
 }
 
-void TopKReduction::finish(const Reduction& of) {
+void TopKReduction::finish(const BucketReduction& of) {
   values_pending_.wait();
   indices_pending_.wait();
   context_.kernels.fill(of.gradient, 0);
