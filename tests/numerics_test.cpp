@@ -116,7 +116,7 @@ TEST(SumBlocks, SquaresAreSummedWithoutRounding) {
 }
 
 struct MeshRow {
-  int dp = 1, tp = 1, pp = 1;
+  int dp = 1, tp = 1, pp = 1, ep = 1;
   int zero = 0, hsdp = 1;
   std::int64_t micro_batch = 4;
   std::string schedule = "1f1b";
@@ -124,21 +124,23 @@ struct MeshRow {
   int threads = 1;
 
   std::string name() const {
-    return fmt::format("dp {} tp {} pp {} zero {} hsdp {} micro {} {} recompute {} threads {}", dp, tp, pp,
-                       zero, hsdp, micro_batch, schedule, recompute, threads);
+    return fmt::format("dp {} tp {} pp {} ep {} zero {} hsdp {} micro {} {} recompute {} threads {}", dp, tp,
+                       pp, ep, zero, hsdp, micro_batch, schedule, recompute, threads);
   }
 };
 
 struct Column {
   std::string model, precision;
+  Balancing balancing{};
 };
 
 const std::vector<Column>& columns() {
   static const std::vector<Column> all{{"gpt2-tiny", "f32"},
                                        {"llama-tiny", "f32"},
                                        {"mixtral-tiny", "f32"},
-                                       {"deepseek-tiny", "f32"},
-                                       {"llama-tiny", "bf16"}};
+                                       {"deepseek-tiny", "f32", {.expert_loss = 0.1, .z_loss = 0.01}},
+                                       {"llama-tiny", "bf16"},
+                                       {"mixtral-tiny", "bf16", {.bias_rate = 0.01, .capacity = 1.2}}};
   return all;
 }
 
@@ -153,6 +155,8 @@ Plan plan_of(const MeshRow& m, const Column& column) {
   plan.mesh.set(Axis::dp, m.dp);
   plan.mesh.set(Axis::tp, m.tp);
   plan.mesh.set(Axis::pp, m.pp);
+  plan.mesh.ep = m.ep;
+  plan.balancing = column.balancing;
   plan.zero = m.zero;
   plan.hsdp = m.hsdp;
   plan.schedule = m.schedule;
@@ -181,11 +185,20 @@ class InvariantNumerics : public testing::Test {
     r.eval_samples = 4;
     r.priced_step = StepPrediction{};  // nothing is timed
     double loss = 0, norm = 0;
+    std::string experts;
     TrainObserver observer;
-    observer.on_step = [&](const StepRecord& step) { loss = step.loss, norm = step.grad_norm; };
+    observer.on_step = [&](const StepRecord& step) {
+      loss = step.loss, norm = step.grad_norm;
+      experts.clear();
+      for (const ExpertLoad& layer : step.experts)
+        experts += fmt::format(" {:a} {} {}", layer.balance_loss, fmt::join(layer.tokens, " "),
+                               fmt::join(layer.dropped, " "));
+    };
     const TrainSummary summary = train(r, *data_, observer);
-    EXPECT_EQ(summary.predicted_traffic, summary.measured_traffic);
-    return fmt::format("{} {:a} {:a} {:a}", summary.fingerprint, loss, norm, summary.validation_loss);
+    EXPECT_EQ(plan.mesh.ep > 1 ? summary.traffic_by_data : summary.predicted_traffic,
+              summary.measured_traffic);
+    return fmt::format("{} {:a} {:a} {:a}{}", summary.fingerprint, loss, norm, summary.validation_loss,
+                       experts);
   }
 
   const TemporaryDirectory directory_;
@@ -222,6 +235,16 @@ std::vector<MeshRow> meshes() {
           if ((dp > 1 || zero == 0) && dp * tp * pp <= 16)
             all.push_back({.dp = dp, .tp = tp, .pp = pp, .zero = zero, .micro_batch = zero == 1 ? 1 : 2});
   all.push_back({.tp = 2, .pp = 2, .micro_batch = 1, .schedule = "zb-h1", .recompute = "full"});
+  for (int ep : {2, 4})
+    for (int dp : {4, 8})
+      for (int zero : {0, 1, 2, 3})
+        for (std::int64_t micro : {1, 2})
+          if (dp * micro <= 8) all.push_back({.dp = dp, .ep = ep, .zero = zero, .micro_batch = micro});
+  for (const char* schedule : {"1f1b", "zb-h1", "zb-auto"})
+    for (int zero : {0, 2, 3})
+      all.push_back({.dp = 2, .pp = 2, .ep = 2, .zero = zero, .micro_batch = 1, .schedule = schedule});
+  for (int zero : {1, 3}) all.push_back({.dp = 8, .ep = 2, .zero = zero, .hsdp = 2, .micro_batch = 1});
+  all.push_back({.dp = 4, .ep = 4, .zero = 2, .micro_batch = 1, .recompute = "full", .threads = 2});
   for (int pp : {4})
     for (int zero : {0, 1, 3}) all.push_back({.dp = 4, .pp = pp, .zero = zero, .micro_batch = 1});
   return all;
@@ -233,6 +256,7 @@ TEST_F(InvariantNumerics, EveryMeshHasTheSameBits) {
   if (!takes_all_cases())
     rows = {{},
             {.dp = 2, .zero = 3, .micro_batch = 1, .threads = 2},
+            {.dp = 4, .ep = 2, .zero = 2, .micro_batch = 1},
             {.dp = 2, .tp = 2, .pp = 2, .zero = 1, .micro_batch = 1}};
   std::vector<std::string> first(columns().size());
   int runs = 0;
@@ -240,7 +264,8 @@ TEST_F(InvariantNumerics, EveryMeshHasTheSameBits) {
     std::string line;
     for (std::size_t c = 0; c < columns().size(); ++c) {
       const Plan plan = plan_of(row, columns()[c]);
-      if (row.pp > plan.model.num_layers || !has_blocks(plan)) {
+      if (row.pp > plan.model.num_layers || !has_blocks(plan) ||
+          (row.ep > 1 && plan.model.experts == Experts::none)) {
         line += fmt::format("{:>18}", "-");
         continue;
       }
@@ -296,8 +321,20 @@ TEST_F(InvariantNumerics, WhatShowsTheMeshIsRefused) {
   expect_contains(
       refusal([](Plan& p) { p.mesh.set(Axis::pp, 2), p.micro_batch = 1, p.schedule = "dualpipe"; }),
       {"--schedule dualpipe", "1f1b"});
-  expect_contains(refusal([](Plan& p) { p.model = load_model("mixtral-tiny"), p.balancing.z_loss = 0.1; }),
-                  {"--z-loss 0.1", "legal: 0"});
+  const auto with_experts = [&](const std::function<void(Plan&)>& change) {
+    return refusal([&](Plan& p) {
+      p.model = load_model("mixtral-tiny");
+      p.micro_batch = 1;
+      change(p);
+    });
+  };
+  expect_contains(with_experts([](Plan& p) {
+                    p.balancing = {.expert_loss = 0.1, .scope = BalanceScope::microbatch};
+                  }),
+                  {"--balance-scope microbatch", "legal: sequence"});
+  expect_contains(
+      with_experts([](Plan& p) { p.global_batch = 6, p.mesh.set(Axis::dp, 6), p.mesh.ep = 2; }),
+      {"--ep 2", "legal: 1"});
 }
 
 }  // namespace

@@ -146,10 +146,13 @@ ParameterStore::Unit ParameterStore::make_unit(const ShardUnit& cut, std::int64_
     unit.own_gradient = unit.gradient.flat_range(inside.begin, inside.end);
     for (const Tensor& level : waiting_)
       unit.waiting.push_back(level.flat_range(cut.range.begin, cut.range.end));
+    while (cut.experts && std::ssize(unit.waiting) < levels_waiting(true))
+      unit.waiting.emplace_back(rank_->arena(), MemoryCategory::gradients, precision.gradients,
+                                std::vector{cut.range.size()});
   } else {
     unit.gradient = make_away(MemoryCategory::gradients, precision.gradients, cut.range.size());
     unit.own_gradient = make_away(MemoryCategory::gradients, precision.gradients, own.size());
-    for (int i = 0; i < levels_waiting(); ++i)
+    for (int i = 0; i < levels_waiting(cut.experts); ++i)
       unit.waiting.push_back(make_away(MemoryCategory::gradients, precision.gradients, cut.range.size()));
   }
   return unit;
@@ -343,7 +346,9 @@ void ParameterStore::need_output_gradient() const {
   for (const Tensor& level : tied_waiting_) level.acquire_memory();
 }
 
-int ParameterStore::levels_waiting() const { return tree_ ? most_waiting(tree_->microbatches()) : 0; }
+int ParameterStore::levels_waiting(bool experts) const {
+  return tree_ ? tree_->most_beside(experts ? rank_->size(Axis::ep) : 1) : 0;
+}
 
 void ParameterStore::end_unit(std::size_t index) const {
   if (zero_ < 2) return;

@@ -126,7 +126,7 @@ class ParameterStore {
     std::int64_t own_begin;       // where its shard lies in flat tensors of this rank's shards
   };
   void make_units();
-  int levels_waiting() const;
+  int levels_waiting(bool experts = false) const;
   Unit make_unit(const ShardUnit& cut, std::int64_t own_begin, bool frozen) const;
   void make_moments(const Plan& plan, std::int64_t own_size);
   void make_gather(int ahead);

@@ -25,24 +25,38 @@ Tensor elements(const Tensor& rows, std::int64_t count) { return rows.flat_range
 }  // namespace
 
 ExpertExchange::Route ExpertExchange::route(const ExpertBounds& bounds, std::int64_t copies,
-                                            std::int64_t room) const {
+                                            std::int64_t room, const ExpertBounds& of_sequences) const {
   Route route;
   if (is_local()) {
     route.bounds = bounds;
+    route.of_sequences = of_sequences;
     route.room = copies;
     return route;
   }
   const auto ranks = static_cast<std::size_t>(rank_->size(Axis::ep));
   const auto here = static_cast<std::size_t>(num_experts_) / ranks;
+  const ExpertBounds& runs = of_sequences.empty() ? bounds : of_sequences;
+  const std::size_t of_expert = (runs.size() - 1) / (ranks * here);
   std::vector<std::int32_t> leaving;
-  for (std::size_t e = 0; e < ranks * here; ++e)
-    leaving.push_back(static_cast<std::int32_t>(bounds[e + 1] - bounds[e]));
+  for (std::size_t i = 0; i + 1 < runs.size(); ++i)
+    leaving.push_back(static_cast<std::int32_t>(runs[i + 1] - runs[i]));
   const std::vector<std::int32_t> coming = HostGroup(rank_->ep()).exchange(leaving);
-  const std::int32_t* counts = coming.data();  // [rank][expert here]
+  std::vector<std::int32_t> counts;  // [rank][expert here]
+  for (auto at = coming.begin(); at != coming.end(); at += static_cast<std::ptrdiff_t>(of_expert))
+    counts.push_back(std::accumulate(at, at + static_cast<std::ptrdiff_t>(of_expert), 0));
+  if (!of_sequences.empty()) {
+    route.of_sequences.assign(1, 0);
+    for (std::size_t e = 0; e < here; ++e)
+      for (std::size_t r = 0; r < ranks; ++r)
+        for (std::size_t s = 0; s < of_expert; ++s)
+          route.of_sequences.push_back(route.of_sequences.back() + coming[(r * here + e) * of_expert + s]);
+  }
   route.bounds.assign(here + 1, 0);
   for (std::size_t r = 0; r < ranks; ++r) {
     route.sent.push_back(bounds[(r + 1) * here] - bounds[r * here]);
-    route.received.push_back(std::accumulate(counts + r * here, counts + (r + 1) * here, std::int64_t{0}));
+    const auto first = counts.begin() + static_cast<std::ptrdiff_t>(r * here);
+    route.received.push_back(
+        std::accumulate(first, first + static_cast<std::ptrdiff_t>(here), std::int64_t{0}));
     for (std::size_t e = 0; e < here; ++e) route.bounds[e + 1] += counts[r * here + e];
   }
   std::partial_sum(route.bounds.begin(), route.bounds.end(), route.bounds.begin());

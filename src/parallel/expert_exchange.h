@@ -25,6 +25,8 @@ class ExpertExchange {
   // Where the copies of one microbatch go.
   struct Route {
     ExpertBounds bounds;                       // of the experts here, among the rows
+    // The same of each sequence's rows of an expert, those of one rank after another; empty where not asked.
+    ExpertBounds of_sequences;
     std::vector<std::int64_t> sent, received;  // copies, to and from each rank of the group
     std::int64_t away = 0, from_others = 0;    // of those sent, to other ranks; of those received
     std::int64_t room = 0;                     // rows of a tensor of rows, used or not
@@ -39,8 +41,11 @@ class ExpertExchange {
   bool is_local() const { return rank_->size(Axis::ep) == 1; }
 
   // All ranks of the group call each of these alike. `bounds`: of all experts, among the copies here;
-  // `copies`: room for them; `room`: for rows, 0 where there is as much as comes.
-  Route route(const ExpertBounds& bounds, std::int64_t copies, std::int64_t room) const;
+  // `copies`: room for them; `room`: for rows, 0 where there is as much as comes. `of_sequences`: the bounds of
+  // each sequence's copies of each expert, as many sequences on every rank; where it is not empty ranks tell
+  // each other as many counts.
+  Route route(const ExpertBounds& bounds, std::int64_t copies, std::int64_t room,
+              const ExpertBounds& of_sequences = {}) const;
   // (copies, W) to where they arrive, which is under way; arrange() makes (room, W) of that.
   InFlight begin_dispatch(const Tensor& copies, const Route& route) const;
   Tensor arrange(InFlight arriving, const Route& route) const;

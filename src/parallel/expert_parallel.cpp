@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/halving_tree.h"
 #include "spec/routing_balance.h"
 #include "tensor/host.h"
 
@@ -34,6 +35,7 @@ ExpertParallel::ExpertParallel(const Rank& rank, const Plan& plan, TensorParalle
       }),
       seq_len_(plan.seq_len),
       positions_(positions_of_ranks(plan)),
+      by_sequence_(plan.numerics == Numerics::invariant),
       loss_scale_(1.0 / static_cast<double>(plan.global_batch * plan.seq_len)),
       router_(plan.model.router, plan.model.num_experts, plan.model.experts_per_token),
       exchange_(rank, plan.model.num_experts),
@@ -41,15 +43,22 @@ ExpertParallel::ExpertParallel(const Rank& rank, const Plan& plan, TensorParalle
       counts_(empty_counts()),
       bias_(plan.balancing.bias_rate > 0 ? counts_.routed : std::vector<double>()) {
   if (!balancing_.has_losses()) return;
-  loss_sum_ = Tensor(rank.arena(), MemoryCategory::other, DType::f64, {1});
-  copy_from_host(std::vector<double>{0}, loss_sum_);
+  loss_sums_ = Tensor(rank.arena(), MemoryCategory::other, DType::f64,
+                      {by_sequence_ ? plan.global_batch / plan.mesh.size(Axis::dp) : 1});
+  begin_losses();
+}
+
+void ExpertParallel::begin_losses() const {
+  copy_from_host(std::vector<double>(static_cast<std::size_t>(loss_sums_.numel())), loss_sums_);
+  next_loss_ = 0;
 }
 
 RoutingCounts ExpertParallel::take_counts() const {
   RoutingCounts counts = std::exchange(counts_, empty_counts());
-  if (!loss_sum_.defined()) return counts;
-  counts.loss_sum = copy_to_host(loss_sum_, 0.0).front();
-  copy_from_host(std::vector<double>{0}, loss_sum_);
+  if (!loss_sums_.defined()) return counts;
+  const std::vector<double> sums = copy_to_host(loss_sums_, 0.0);
+  counts.loss_sum = halving_sum(sums, 0, std::ssize(sums));
+  begin_losses();
   return counts;
 }
 
@@ -153,7 +162,7 @@ Work<ExpertParallel::Backward> ExpertParallel::backward_input(const Tensor& dy, 
                        backward.d_weights.reshape({rows * k(), 1}));
   d_weights = Tensor();
   if (any_trained(weights_.out))
-    weight_gradient([this, add = adder(saved, route.bounds, sums), x = d_activated, d = d_out] {
+    weight_gradient([this, add = adder(saved, sums), x = d_activated, d = d_out] {
       add(weights_.out, x, d);
     });
   d_out = d_activated = Tensor();
@@ -179,31 +188,17 @@ Work<ExpertParallel::Backward> ExpertParallel::backward_input(const Tensor& dy, 
 }
 
 std::function<void(const std::vector<Weight>&, const Tensor&, const Tensor&)> ExpertParallel::adder(
-    const Saved& saved, const ExpertBounds& bounds, const SequenceSums& sums) const {
+    const Saved& saved, const SequenceSums& sums) const {
   Kernels& kernels = rank_->kernels();
   if (!sums.by_sequence())
-    return [&kernels, bounds](const std::vector<Weight>& weights, const Tensor& x, const Tensor& dy) {
+    return [&kernels, bounds = saved.route.bounds](const std::vector<Weight>& weights, const Tensor& x,
+                                                   const Tensor& dy) {
       add_gradients(kernels, weights, bounds, x, dy);
     };
-  check(exchange_.is_local(), "where sums are by sequence no expert is on another rank");
-  // An expert's rows are in the order of their tokens, and so of sequences.
-  const std::int64_t sequences = saved.sequences, each = saved.ids.rows() / sequences;
-  ExpertBounds of_sequences{0};
-  const bool imagined = saved.copies.device() == Device::none;
-  const std::vector<std::int32_t> tokens =
-      imagined ? std::vector<std::int32_t>() : copy_to_host<std::int32_t>(saved.copies);
-  for (std::size_t e = 0; e + 1 < bounds.size(); ++e)
-    for (std::int64_t s = 1; s <= sequences; ++s) {
-      const auto end =
-          imagined ? bounds[e] + (bounds[e + 1] - bounds[e]) * s / sequences
-                   : std::lower_bound(tokens.begin() + bounds[e], tokens.begin() + bounds[e + 1], s * each) -
-                         tokens.begin();
-      of_sequences.push_back(end);
-    }
-  return
-      [&kernels, sums, of_sequences](const std::vector<Weight>& weights, const Tensor& x, const Tensor& dy) {
-        add_gradients(kernels, sums, weights, of_sequences, x, dy);
-      };
+  return [&kernels, sums = sums.of_ranks(rank_->size(Axis::ep)), of_sequences = saved.route.of_sequences](
+             const std::vector<Weight>& weights, const Tensor& x, const Tensor& dy) {
+    add_gradients(kernels, sums, weights, of_sequences, x, dy);
+  };
 }
 
 void ExpertParallel::in_backward_weight(std::shared_ptr<InputAgain> normed, Saved& saved, Backward& backward,
@@ -214,15 +209,16 @@ void ExpertParallel::in_backward_weight(std::shared_ptr<InputAgain> normed, Save
     saved.taken = Tensor();
   } else if (exchange_.is_local()) {
     weight_gradient(
-        [this, normed, copies = saved.copies, add = adder(saved, saved.bounds, sums), d = d_hidden] {
+        [this, normed, copies = saved.copies, add = adder(saved, sums), d = d_hidden] {
           const Tensor& rows = normed->whole();
           const Tensor taken = rank_->activation({copies.numel(), rows.cols()});
           rank_->kernels().embedding(copies, rows, 0, taken);
           add(weights_.in, taken, d);
         });
   } else {
-    weight_gradient([this, bounds = saved.route.bounds, taken = std::exchange(saved.taken, {}),
-                     d = d_hidden] { add_gradients(rank_->kernels(), weights_.in, bounds, taken, d); });
+    weight_gradient([this, add = adder(saved, sums), taken = std::exchange(saved.taken, {}), d = d_hidden] {
+      add(weights_.in, taken, d);
+    });
   }
   d_hidden = Tensor();
   if (!weights_.shared_in.gradient.defined()) return;

@@ -120,12 +120,15 @@ class ExpertParallel {
   void sort_and_count(const Tensor& kept, Saved& saved) const;
   std::vector<std::int32_t> even_counts(std::int64_t copies, std::int64_t scopes) const;
   RouterLosses losses(const Saved& saved) const;
+  void begin_losses() const;
+  void add_losses(const Saved& saved, RouterLosses terms, const SequenceSums& sums) const;
   std::span<const double> batch_counts() const;
   Tensor take(const Tensor& normed, const Saved& saved) const;
   Tensor by_place(const Tensor& weights, const Saved& saved) const;
-  // The function that adds to experts' gradients; all experts are here where sums are by sequence.
+  // The function that adds to the gradients of the experts here.
   std::function<void(const std::vector<Weight>&, const Tensor& x, const Tensor& dy)> adder(
-      const Saved& saved, const ExpertBounds& bounds, const SequenceSums& sums) const;
+      const Saved& saved, const SequenceSums& sums) const;
+  ExpertBounds bounds_of_sequences(const Saved& saved) const;
   void count(const Saved& saved) const;
   std::int64_t scopes(const Saved& saved) const {
     return balancing_.scope == BalanceScope::sequence ? saved.sequences : 1;
@@ -140,12 +143,15 @@ class ExpertParallel {
   std::function<Room(std::int64_t sequences)> room_;
   std::int64_t seq_len_;
   std::vector<std::int64_t> positions_;  // of a sequence's tokens, by cp rank
+  bool by_sequence_;                     // sums, under invariant numerics
   double loss_scale_;                    // the losses are means over the tokens of the global batch
   TokenRouter router_;
   ExpertExchange exchange_;
   Weights weights_;
   // State of a step, as gradients are; and what steps have made of them, as weights are.
-  Tensor loss_sum_;  // (1, f64) of the routers' losses; undefined: there are none
+  // (1, f64) of the routers' losses, or one for each sequence of this rank; undefined: there are none.
+  Tensor loss_sums_;
+  mutable std::int64_t next_loss_ = 0;  // the sequence whose loss is the next
   mutable RoutingCounts counts_;
   mutable MovedCopies moved_;
   mutable std::vector<double> batch_counts_;  // of the forward passes here; of all, once they are known

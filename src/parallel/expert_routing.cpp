@@ -41,8 +41,27 @@ ExpertParallel::Saved ExpertParallel::route(const Tensor& normed_here, std::int6
       });
     sort_and_count(kept, saved);
   }
-  saved.route = exchange_.route(saved.bounds, room.copies, room.rows);
+  saved.route = exchange_.route(
+      saved.bounds, room.copies, room.rows,
+      by_sequence_ && sequences > 0 ? bounds_of_sequences(saved) : ExpertBounds());
   return saved;
+}
+
+// An expert's copies are in the order of their tokens, and so of sequences.
+ExpertBounds ExpertParallel::bounds_of_sequences(const Saved& saved) const {
+  const std::int64_t sequences = saved.sequences, each = saved.ids.rows() / sequences;
+  const ExpertBounds& bounds = saved.bounds;
+  const bool imagined = saved.copies.device() == Device::none;
+  const std::vector<std::int32_t> tokens =
+      imagined ? std::vector<std::int32_t>() : copy_to_host<std::int32_t>(saved.copies);
+  ExpertBounds all{0};
+  for (std::size_t e = 0; e + 1 < bounds.size(); ++e)
+    for (std::int64_t s = 1; s <= sequences; ++s)
+      all.push_back(
+          imagined ? bounds[e] + (bounds[e + 1] - bounds[e]) * s / sequences
+                   : std::lower_bound(tokens.begin() + bounds[e], tokens.begin() + bounds[e + 1], s * each) -
+                         tokens.begin());
+  return all;
 }
 
 // All that the host needs to know of where tokens go, in one copy: how many copies each expert gets, and how
@@ -150,7 +169,7 @@ void ExpertParallel::route_backward(const Tensor& normed_here, Saved& saved, Bac
   const Tensor d_logits = rank_->statistic({here.size(), experts()});
   kernels.route_backward(router_, saved.logits, saved.ids.row_range(here.begin, here.end), d_weights, terms,
                          loss_scale_, d_logits);
-  if (balancing_.has_losses()) kernels.add_router_losses(router_, saved.logits, terms, loss_sum_);
+  if (balancing_.has_losses()) add_losses(saved, terms, sums);
   saved = {};
   kernels.matmul(d_logits, Transpose::no, weights_.gate.value, Transpose::no, d_normed_here, true);
   if (!weights_.gate.gradient.defined()) return;
@@ -158,7 +177,20 @@ void ExpertParallel::route_backward(const Tensor& normed_here, Saved& saved, Bac
       [sums, gate = weights_.gate, x = normed_here, d = d_logits] { sums.add_product(gate, d, x); });
 }
 
+// Of the rows that are here, at once or sequence by sequence.
+void ExpertParallel::add_losses(const Saved& saved, RouterLosses terms, const SequenceSums& sums) const {
+  Kernels& kernels = rank_->kernels();
+  if (!sums.by_sequence()) return kernels.add_router_losses(router_, saved.logits, terms, loss_sums_);
+  for (const Range& rows : sums.runs()) {
+    terms.first_row = rows.begin;
+    kernels.add_router_losses(router_, saved.logits.row_range(rows.begin, rows.end), terms,
+                              loss_sums_.flat_range(next_loss_, next_loss_ + 1));
+    ++next_loss_;
+  }
+}
+
 void ExpertParallel::begin_step() const {
+  next_loss_ = 0;
   batch_counts_.assign(static_cast<std::size_t>(num_routing_counts(experts(), router_.spec())), 0);
   batch_is_known_ = false;
 }

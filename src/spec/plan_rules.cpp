@@ -368,6 +368,23 @@ Verdict of_invariant_tensor_parallel(const Plan& plan) {
       fmt::format("with --numerics invariant sums over what is cut are taken in {}", counted(most, "block")));
 }
 
+// Whether the ranks of an expert group, and of such groups those of a block, are nodes of the batch's tree.
+bool cuts_experts_at_nodes(const Plan& plan) {
+  const int dp = plan.mesh.size(Axis::dp), ep = plan.mesh.ep;
+  return dp % ep == 0 && cuts_halving_tree(dp, dp / ep) && cuts_halving_tree(dp / ep, plan.hsdp);
+}
+
+std::vector<Remedy> expert_groups_at_nodes(const Plan& plan) {
+  std::vector<Remedy> remedies;
+  Plan other = plan;
+  for (int ep = plan.mesh.size(Axis::dp) / plan.hsdp; ep >= 1; --ep) {
+    other.mesh.ep = ep;
+    if (plan.model.num_experts % ep == 0 && cuts_experts_at_nodes(other))
+      remedies.push_back(remedy("ep", ep));
+  }
+  return remedies;
+}
+
 // Sums by sequences and by nothing else (docs/invariance.md).
 Verdict of_numerics(const Plan& plan) {
   if (plan.numerics == Numerics::ordinary) return {};
@@ -379,8 +396,6 @@ Verdict of_numerics(const Plan& plan) {
   const Balancing& b = plan.balancing;
   if (plan.mesh.size(Axis::cp) > 1)
     return problem("cp", {{"cp", "1"}}, "with --numerics invariant a sequence's sums are on one rank");
-  if (plan.mesh.ep > 1)
-    return problem("ep", {{"ep", "1"}}, "with --numerics invariant an expert's sums are on one rank");
   if (plan.cuts_vocabulary())
     return problem("vocabulary-parallel", {{"vocabulary-parallel", "off"}},
                    "with --numerics invariant a softmax's sums are on one rank");
@@ -390,21 +405,18 @@ Verdict of_numerics(const Plan& plan) {
   if (!plan.optimizer_barrier)
     return problem("optimizer-barrier", {{"optimizer-barrier", "on"}},
                    "with --numerics invariant a step knows the norm of all gradients");
-  for (const auto& [field, value] : {std::pair{"aux-loss", b.expert_loss},
-                                     {"device-loss", b.device_loss},
-                                     {"communication-loss", b.communication_loss},
-                                     {"z-loss", b.z_loss}})
-    if (value > 0)
-      return problem(field, {{field, "0"}},
-                     "with --numerics invariant routers have no losses, whose sums would show microbatches");
-  if (b.capacity > 0 && b.scope != BalanceScope::sequence)
-    return problem("balance-scope", {{"balance-scope", "sequence"}, {"capacity", "0"}},
-                   "with --numerics invariant and --capacity {} which tokens an expert drops must not "
-                   "depend on microbatches",
-                   b.capacity);
+  if (b.scope == BalanceScope::microbatch && (b.has_counts() || b.capacity > 0))
+    return problem("balance-scope", {{"balance-scope", "sequence"}},
+                   "with --numerics invariant what routers count must not depend on microbatches");
   if (plan.mesh.size(Axis::tp) > 1)
     if (Verdict verdict = of_invariant_tensor_parallel(plan)) return verdict;
-  if (cuts_batch_at_nodes(plan)) return {};
+  if (cuts_batch_at_nodes(plan)) {
+    if (cuts_experts_at_nodes(plan)) return {};
+    return problem("ep", expert_groups_at_nodes(plan),
+                   "with --numerics invariant the {} data-parallel ranks are cut in halves and halves of expert "
+                   "groups",
+                   plan.mesh.size(Axis::dp));
+  }
   const std::int64_t dp = plan.mesh.size(Axis::dp), batch = plan.global_batch;
   Plan whole = plan;
   whole.micro_batch = batch;

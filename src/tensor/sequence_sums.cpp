@@ -6,6 +6,11 @@
 
 namespace echelon {
 
+int SequenceTree::most_beside(int ranks) const {
+  // Of one microbatch all sequences of all ranks are there at once.
+  return microbatches_ == 1 ? 0 : ranks * (most_waiting(microbatches_) + 1) - 1;
+}
+
 void SequenceTree::reserve(int levels, std::int64_t elements, DType dtype) const {
   if (std::ssize(levels_) < levels) levels_.resize(static_cast<std::size_t>(levels));
   for (int i = 0; i < levels; ++i) {
@@ -20,6 +25,14 @@ Tensor SequenceTree::scratch(int level, std::int64_t taken, const Tensor& tensor
   return levels_[static_cast<std::size_t>(level)]
       .flat_range(taken, taken + tensor.numel())
       .reshape(tensor.shape());
+}
+
+SequenceSums SequenceSums::of_ranks(int ranks) const {
+  SequenceSums all = *this;
+  all.sequences_ *= ranks;
+  all.rows_ *= ranks;
+  if (tree_ != nullptr && tree_->microbatches() > 1) all.ranks_ = ranks;
+  return all;
 }
 
 std::vector<Range> SequenceSums::runs() const {
@@ -37,7 +50,13 @@ void SequenceSums::reserve(std::int64_t runs, std::span<const Weight* const> wei
   if (runs > 1) tree_->reserve(most_waiting(runs), elements, weights.front()->gradient.dtype());
 }
 
-std::vector<Tensor> SequenceSums::places(std::span<const Weight* const> weights, int waiting) const {
+const Tensor& SequenceSums::place_of(const Weight& weight, int rank, int waiting) const {
+  const int at = rank * (most_waiting(tree_->microbatches()) + 1) + waiting;
+  return at == 0 ? weight.gradient : weight.waiting.at(static_cast<std::size_t>(at - 1));
+}
+
+std::vector<Tensor> SequenceSums::places(std::span<const Weight* const> weights, int rank,
+                                         int waiting) const {
   const int before = tree_place(tree_->microbatches(), microbatch_).waiting;
   std::vector<Tensor> all;
   std::int64_t taken = 0;
@@ -45,23 +64,34 @@ std::vector<Tensor> SequenceSums::places(std::span<const Weight* const> weights,
     if (waiting > 0)
       all.push_back(tree_->scratch(waiting - 1, taken, w->gradient));
     else
-      all.push_back(before == 0 ? w->gradient : w->waiting.at(static_cast<std::size_t>(before - 1)));
+      all.push_back(place_of(*w, rank, before));
     taken += w->gradient.numel();
   }
   return all;
 }
 
-void SequenceSums::merge(std::span<const Weight* const> weights, int second) const {
-  const std::vector<Tensor> from = places(weights, second), to = places(weights, second - 1);
+void SequenceSums::merge(std::span<const Weight* const> weights, int rank, int second) const {
+  const std::vector<Tensor> from = places(weights, rank, second), to = places(weights, rank, second - 1);
   for (std::size_t i = 0; i < from.size(); ++i) kernels_->add(from[i], to[i]);
 }
 
-void SequenceSums::merge_microbatches(std::span<const Weight* const> weights) const {
+void SequenceSums::merge_microbatches(std::span<const Weight* const> weights, int rank) const {
   const TreePlace place = tree_place(tree_->microbatches(), microbatch_);
   for (int m = 0; m < place.merges; ++m) {
-    const auto second = static_cast<std::size_t>(place.waiting - m);
-    for (const Weight* w : weights)
-      kernels_->add(w->waiting.at(second - 1), second == 1 ? w->gradient : w->waiting.at(second - 2));
+    const int second = place.waiting - m;
+    for (const Weight* w : weights) kernels_->add(place_of(*w, rank, second), place_of(*w, rank, second - 1));
+  }
+}
+
+void SequenceSums::merge_ranks(std::span<const Weight* const> weights) const {
+  std::vector<int> first;  // of the ranks whose sum waits
+  for (int rank = 0; rank < ranks_; ++rank) {
+    first.push_back(rank);
+    for (int m = tree_place(ranks_, rank).merges; m > 0; --m) {
+      const int second = first.back();
+      first.pop_back();
+      for (const Weight* w : weights) kernels_->add(place_of(*w, second, 0), place_of(*w, first.back(), 0));
+    }
   }
 }
 

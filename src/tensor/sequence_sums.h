@@ -21,6 +21,8 @@ class SequenceTree {
  public:
   SequenceTree(Arena& arena, int microbatches) : arena_(arena), microbatches_(microbatches) {}
   int microbatches() const { return microbatches_; }
+  // Sums that wait beside a gradient whose rows come from so many ranks (SequenceSums::of_ranks).
+  int most_beside(int ranks = 1) const;
   // As `tensor`, for sums of this level that wait, `taken` elements of the level being used.
   Tensor scratch(int level, std::int64_t taken, const Tensor& tensor) const;
   // There is room on each of so many levels for so many elements.
@@ -39,6 +41,10 @@ class SequenceSums {
   SequenceSums(const SequenceTree* tree, Kernels& kernels, int microbatch, std::int64_t sequences,
                std::int64_t rows)
       : tree_(tree), kernels_(&kernels), microbatch_(microbatch), sequences_(sequences), rows_(rows) {}
+
+  // The same of rows that come from so many ranks, those of one after another: of each a microbatch with as
+  // many sequences, and its microbatches are a node of the tree (expert parallelism).
+  SequenceSums of_ranks(int ranks) const;
 
   bool by_sequence() const { return tree_ != nullptr; }
   std::int64_t sequences() const { return sequences_; }
@@ -75,6 +81,7 @@ class SequenceSums {
 
  private:
   // The same for `runs` of the sequences, equal and nodes of their tree, each of which is taken at once.
+  // Microbatches of several ranks come in turns, so each rank's are added up apart until all are there.
   template <class Take>
   void add_in(std::int64_t runs, std::span<const Weight* const> weights, const Take& take) const {
     std::vector<Tensor> gradients;
@@ -82,25 +89,32 @@ class SequenceSums {
       for (const Weight* w : weights) gradients.push_back(w->gradient);
       return take(Range{0, rows_}, std::span<const Tensor>(gradients), true);
     }
-    reserve(runs, weights);
+    const std::int64_t of_rank = runs / ranks_;
+    reserve(of_rank, weights);
     for (std::int64_t run = 0; run < runs; ++run) {
-      const TreePlace place = tree_place(runs, run);
+      const auto rank = static_cast<int>(run / of_rank);
+      const TreePlace place = tree_place(of_rank, run % of_rank);
       take(Range{run * rows_ / runs, (run + 1) * rows_ / runs},
-           std::span<const Tensor>(places(weights, place.waiting)), false);
-      for (int m = 0; m < place.merges; ++m) merge(weights, place.waiting - m);
+           std::span<const Tensor>(places(weights, rank, place.waiting)), false);
+      for (int m = 0; m < place.merges; ++m) merge(weights, rank, place.waiting - m);
+      if ((run + 1) % of_rank == 0) merge_microbatches(weights, rank);
     }
-    merge_microbatches(weights);
+    if (microbatch_ + 1 == tree_->microbatches()) merge_ranks(weights);
   }
-  // Where sums are with so many of the microbatch waiting before them.
-  std::vector<Tensor> places(std::span<const Weight* const> weights, int waiting) const;
+  // Where sums of a rank are with so many of the microbatch waiting before them, and with so many of its
+  // microbatches.
+  std::vector<Tensor> places(std::span<const Weight* const> weights, int rank, int waiting) const;
+  const Tensor& place_of(const Weight& weight, int rank, int waiting) const;
   void reserve(std::int64_t runs, std::span<const Weight* const> weights) const;
-  void merge(std::span<const Weight* const> weights, int second) const;
-  void merge_microbatches(std::span<const Weight* const> weights) const;
+  void merge(std::span<const Weight* const> weights, int rank, int second) const;
+  void merge_microbatches(std::span<const Weight* const> weights, int rank) const;
+  void merge_ranks(std::span<const Weight* const> weights) const;
 
   const SequenceTree* tree_;
   Kernels* kernels_;
   int microbatch_;
   std::int64_t sequences_, rows_;
+  int ranks_ = 1;  // whose microbatches are added up apart
 };
 
 }  // namespace echelon

@@ -109,7 +109,9 @@ double invariant_gradient_norm(const Rank& rank, const ParameterStore& parameter
   std::vector<Tensor> counted;
   const int tp = rank.size(Axis::tp), place = rank.mesh().dp_cp_index(rank.coordinates());
   for (const Parameter& p : parameters.all()) {
-    const bool first = p.shard_group != nullptr ? place < parameters.shards() : place == 0;
+    const int holding_once =
+        p.shard_group != nullptr ? parameters.shards() : p.spec.expert >= 0 ? rank.size(Axis::ep) : 1;
+    const bool first = place < holding_once;
     if (first && !p.spec.frozen && p.own.size() > 0 && p.holders.front() == rank.coordinate(Axis::pp) &&
         rank.coordinate(Axis::tp) % tp_replicas(p.spec, tp) == 0)
       counted.push_back(p.own_gradient.flat());
