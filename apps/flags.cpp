@@ -47,8 +47,11 @@ Plan PlanFlags::plan(const StartingWeights* weights) const {
     if (field.name() == "model" && !has_file) plan.seq_len = std::min(plan.seq_len, plan.model.max_seq);
   }
   // The default is what is legal.
-  if (!has_file && !is_given(*app_, "--sp") && plan.numerics == Numerics::invariant)
-    plan.sequence_parallel = false;
+  if (!has_file && plan.numerics == Numerics::invariant) {
+    if (!is_given(*app_, "--sp")) plan.sequence_parallel = false;
+    if (!is_given(*app_, "--cp-kind") && plan.mesh.size(Axis::cp) > 1)
+      plan.context_kind = ContextKind::ulysses;
+  }
   if (weights != nullptr) {
     weights->refuse_other_model(plan.model);
     if (!has_file && !is_given(*app_, "--seq-len")) plan.seq_len = std::min(plan.seq_len, plan.model.max_seq);

@@ -116,7 +116,8 @@ TEST(SumBlocks, SquaresAreSummedWithoutRounding) {
 }
 
 struct MeshRow {
-  int dp = 1, tp = 1, pp = 1, ep = 1;
+  int dp = 1, tp = 1, pp = 1, ep = 1, cp = 1;
+  bool sp = false;
   int zero = 0, hsdp = 1;
   std::int64_t micro_batch = 4;
   std::string schedule = "1f1b";
@@ -124,8 +125,8 @@ struct MeshRow {
   int threads = 1;
 
   std::string name() const {
-    return fmt::format("dp {} tp {} pp {} ep {} zero {} hsdp {} micro {} {} recompute {} threads {}", dp, tp,
-                       pp, ep, zero, hsdp, micro_batch, schedule, recompute, threads);
+    return fmt::format("dp {} cp {} tp {} sp {} pp {} ep {} zero {} hsdp {} micro {} {} recompute {} threads {}",
+                       dp, cp, tp, sp, pp, ep, zero, hsdp, micro_batch, schedule, recompute, threads);
   }
 };
 
@@ -155,6 +156,9 @@ Plan plan_of(const MeshRow& m, const Column& column) {
   plan.mesh.set(Axis::dp, m.dp);
   plan.mesh.set(Axis::tp, m.tp);
   plan.mesh.set(Axis::pp, m.pp);
+  plan.mesh.set(Axis::cp, m.cp);
+  plan.context_kind = ContextKind::ulysses;
+  plan.sequence_parallel = m.sp;
   plan.mesh.ep = m.ep;
   plan.balancing = column.balancing;
   plan.zero = m.zero;
@@ -206,10 +210,12 @@ class InvariantNumerics : public testing::Test {
 };
 
 // Whether its sums are cut over so many tp ranks: in f32, without experts, and no more than key/value heads.
+// Over cp ranks: without experts, and no more than key/value heads.
 bool has_blocks(const Plan& plan) {
-  return plan.mesh.size(Axis::tp) == 1 ||
-         (plan.model.experts == Experts::none && plan.precision.activations == DType::f32 &&
-          plan.mesh.size(Axis::tp) <= plan.model.num_kv_heads);
+  const int tp = plan.mesh.size(Axis::tp), cp = plan.mesh.size(Axis::cp);
+  if (tp * cp == 1) return true;
+  return plan.model.experts == Experts::none && tp * cp <= plan.model.num_kv_heads &&
+         (tp == 1 || plan.precision.activations == DType::f32);
 }
 
 std::vector<MeshRow> meshes() {
@@ -235,6 +241,22 @@ std::vector<MeshRow> meshes() {
           if ((dp > 1 || zero == 0) && dp * tp * pp <= 16)
             all.push_back({.dp = dp, .tp = tp, .pp = pp, .zero = zero, .micro_batch = zero == 1 ? 1 : 2});
   all.push_back({.tp = 2, .pp = 2, .micro_batch = 1, .schedule = "zb-h1", .recompute = "full"});
+  for (int dp : {1, 2})
+    for (int tp : {2, 4})
+      for (int pp : {1, 2})
+        for (std::int64_t micro : {1, 4})
+          all.push_back({.dp = dp, .tp = tp, .pp = pp, .sp = true, .zero = dp > 1 ? 3 : 0, .micro_batch = micro});
+  for (int cp : {2, 4})
+    for (int dp : {1, 2, 4})
+      for (int zero : {0, 1, 2, 3})
+        for (std::int64_t micro : {1, 2})
+          all.push_back({.dp = dp, .cp = cp, .zero = zero, .micro_batch = micro});
+  for (const char* schedule : {"1f1b", "zb-h1"})
+    for (bool sp : {false, true})
+      for (int tp : {1, 2})
+        if (tp > 1 || !sp)
+          all.push_back({.tp = tp, .pp = 2, .cp = 2, .sp = sp, .zero = 1, .micro_batch = 2, .schedule = schedule});
+  all.push_back({.dp = 2, .cp = 2, .zero = 2, .hsdp = 2, .micro_batch = 1, .recompute = "full", .threads = 2});
   for (int ep : {2, 4})
     for (int dp : {4, 8})
       for (int zero : {0, 1, 2, 3})
@@ -257,6 +279,8 @@ TEST_F(InvariantNumerics, EveryMeshHasTheSameBits) {
     rows = {{},
             {.dp = 2, .zero = 3, .micro_batch = 1, .threads = 2},
             {.dp = 4, .ep = 2, .zero = 2, .micro_batch = 1},
+            {.tp = 2, .cp = 2, .sp = true, .micro_batch = 2},
+            {.dp = 2, .cp = 2, .zero = 3, .micro_batch = 2},
             {.dp = 2, .tp = 2, .pp = 2, .zero = 1, .micro_batch = 1}};
   std::vector<std::string> first(columns().size());
   int runs = 0;
@@ -309,9 +333,12 @@ TEST_F(InvariantNumerics, WhatShowsTheMeshIsRefused) {
   expect_contains(refusal([](Plan& p) { p.mesh.set(Axis::dp, 3); }), {"--dp 3", "legal: 1, 2, 4, 8"});
   expect_contains(refusal([](Plan& p) { p.global_batch = 12, p.micro_batch = 2; }),
                   {"--micro-batch 2", "legal: 1, 3, 6, 12"});
-  expect_contains(refusal([](Plan& p) { p.mesh.set(Axis::cp, 2); }), {"--cp 2", "legal: 1"});
-  expect_contains(refusal([](Plan& p) { p.mesh.set(Axis::tp, 2), p.sequence_parallel = true; }),
-                  {"--sp on", "legal: off"});
+  expect_contains(refusal([](Plan& p) { p.mesh.set(Axis::cp, 2), p.context_kind = ContextKind::ring; }),
+                  {"--cp-kind ring", "legal: ulysses"});
+  expect_contains(refusal([](Plan& p) { p.mesh.set(Axis::cp, 4), p.model = load_model("llama-tiny"); }),
+                  {"--cp 4", "legal: ", "2, 1"});
+  expect_contains(refusal([](Plan& p) { p.mesh.set(Axis::cp, 2), p.model = load_model("mixtral-tiny"); }),
+                  {"--cp 2", "experts"});
   expect_contains(refusal([](Plan& p) { p.mesh.set(Axis::tp, 4), p.model = load_model("llama-tiny"); }),
                   {"--tp 4", "legal: 2, 1"});
   expect_contains(refusal([](Plan& p) { p.mesh.set(Axis::tp, 2), p.model = load_model("mixtral-tiny"); }),

@@ -34,15 +34,17 @@ enum class Weights { now, deferred };
 
 class BlockRun {
  public:
-  // All outlive this.
+  // All outlive this. `bring`: nullptr where all rows are here that sums are over.
   BlockRun(const Rank& rank, const TensorParallel& tensor_parallel, const BlockProgram& program,
-           const Microbatch& microbatch, BlockState& state, const SequenceTree* tree)
+           const Microbatch& microbatch, BlockState& state, const SequenceTree* tree,
+           const BringRows* bring = nullptr)
       : rank_(rank),
         tensor_parallel_(tensor_parallel),
         program_(program),
         microbatch_(microbatch),
         state_(state),
-        tree_(tree) {
+        tree_(tree),
+        bring_(bring) {
     state_.values.resize(program.values.size());
   }
 
@@ -55,7 +57,8 @@ class BlockRun {
   Tensor statistic(std::vector<std::int64_t> shape) const { return rank_.statistic(std::move(shape)); }
   // How gradients of weights are added up.
   SequenceSums sums() const {
-    return {tree_, kernels(), microbatch_.index, microbatch_.sequences.batch, rows()};
+    const std::int64_t ranks = bring_ == nullptr ? 1 : rank_.size(Axis::cp);
+    return {tree_, kernels(), microbatch_.index, microbatch_.sequences.batch, ranks * rows(), bring_};
   }
   ExpertParallel::Saved& routed() const { return state_.routed; }
 
@@ -119,6 +122,7 @@ class BlockRun {
   const Microbatch& microbatch_;
   BlockState& state_;
   const SequenceTree* tree_;  // nullptr: ordinary numerics
+  const BringRows* bring_;
   std::int64_t position_ = 0;
   Tensor cache_;
   // Where in the pass it stands.

@@ -1,6 +1,8 @@
 // Tokens' rows of the embedding table, cut by vocabulary (Megatron-LM, https://arxiv.org/abs/1909.08053,
 // section 3): each rank answers for its own rows of the table, the others stay zero, and the sum over ranks
 // is the whole answer. And learned positions (GPT-2).
+#include <span>
+
 #include "model/op.h"
 
 namespace echelon {
@@ -8,8 +10,9 @@ namespace {
 
 void add_rows(const SequenceSums& sums, Kernels& k, const Tensor& ids, const Tensor& dy,
               std::int64_t first_id, const Weight& table) {
-  sums.accumulate(table, [&](Range rows, const Tensor& gradient) {
-    k.embedding_backward(sums.elements_of(ids, rows, 1), sums.rows_of(dy, rows), first_id, gradient);
+  const Weight* const one[] = {&table};
+  sums.accumulate(one, {ids, dy}, [&](std::span<const Tensor> parts, std::span<const Tensor> gradients) {
+    k.embedding_backward(parts[0], parts[1], first_id, gradients[0]);
   });
 }
 

@@ -1,6 +1,7 @@
 // LayerNorm or RMSNorm. Its statistics are kept, and its output made again from them.
 #include <algorithm>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "model/op.h"
@@ -30,9 +31,7 @@ struct Norm {
     if (bias.defined())
       weight_gradients(run, dy, x, stats);
     else if (weight.gradient.defined())
-      run.sums().accumulate(weight, [&](Range rows, const Tensor& gradient) {
-        add_rms_gradient(run, rows, dy, x, stats, gradient);
-      });
+      add_rms_gradient(run, weight, {dy, x, stats});
     backward_input(run, dy, x, stats, dx);
   }
   void backward_input(const BlockRun& run, const Tensor& dy, const Tensor& x, const Tensor& stats,
@@ -42,12 +41,15 @@ struct Norm {
     else
       run.kernels().rms_norm_backward_input(dy, x, weight.value, stats, dx);
   }
-  // RMSNorm's, of these rows, added to `gradient`.
-  static void add_rms_gradient(const BlockRun& run, Range rows, const Tensor& dy, const Tensor& x,
-                               const Tensor& stats, const Tensor& gradient) {
-    const SequenceSums sums = run.sums();
-    run.kernels().rms_norm_backward_weight(sums.rows_of(dy, rows), sums.rows_of(x, rows),
-                                           sums.elements_of(stats, rows, 1), gradient);
+  // RMSNorm's: of dy, x and statistics, and of those of further norms that have the same weight.
+  static void add_rms_gradient(const BlockRun& run, const Weight& weight, std::vector<Tensor> tensors) {
+    const Weight* const one[] = {&weight};
+    run.sums().accumulate(one, std::move(tensors),
+                          [&](std::span<const Tensor> parts, std::span<const Tensor> gradients) {
+                            for (; !parts.empty(); parts = parts.subspan(3))
+                              run.kernels().rms_norm_backward_weight(parts[0], parts[1], parts[2].flat(),
+                                                                     gradients[0]);
+                          });
   }
   void weight_gradients(const BlockRun& run, const Tensor& dy, const Tensor& x, const Tensor& stats) const {
     const bool trains_bias = bias.gradient.defined();
@@ -63,15 +65,12 @@ struct Norm {
     }
     std::vector<const Weight*> both{&weight};
     if (trains_bias) both.push_back(&bias);
-    const SequenceSums sums = run.sums();
-    sums.add(both, [&](Range rows, std::span<const Tensor> gradients, bool onto) {
-      Kernels& k = run.kernels();
-      if (!onto)
-        for (const Tensor& gradient : gradients) k.fill(gradient, 0.0);
-      k.layer_norm_backward_weight(sums.rows_of(dy, rows), sums.rows_of(x, rows),
-                                   sums.elements_of(stats, rows, 2), gradients[0],
-                                   trains_bias ? gradients[1] : unused);
-    });
+    run.sums().accumulate(both, {dy, x, stats},
+                          [&](std::span<const Tensor> parts, std::span<const Tensor> gradients) {
+                            run.kernels().layer_norm_backward_weight(parts[0], parts[1], parts[2].flat(),
+                                                                     gradients[0],
+                                                                     trains_bias ? gradients[1] : unused);
+                          });
   }
 };
 
@@ -148,10 +147,10 @@ class HeadNormOp final : public NormOp {
       const Weight& weight = heads_[first].weight;
       while (end < heads_.size() && heads_[end].weight.value.begins_with(weight.value)) ++end;
       if (!weight.gradient.defined()) continue;
-      run.sums().accumulate(weight, [&](Range rows, const Tensor& gradient) {
-        for (std::size_t h = first; h < end; ++h)
-          Norm::add_rms_gradient(run, rows, head(dy, h), head(x, h), stats_of(stats, h), gradient);
-      });
+      std::vector<Tensor> tensors;
+      for (std::size_t h = first; h < end; ++h)
+        for (const Tensor& of_head : {head(dy, h), head(x, h), stats_of(stats, h)}) tensors.push_back(of_head);
+      Norm::add_rms_gradient(run, weight, std::move(tensors));
     }
     for (std::size_t h = 0; h < heads_.size(); ++h)
       heads_[h].backward_input(run, head(dy, h), head(x, h), stats_of(stats, h), head(dx, h));

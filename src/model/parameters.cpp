@@ -274,7 +274,15 @@ Weight ParameterStore::view(const Parameter& first, Range range,
   };
   Weight weight{of(unit.value), of(unit.gradient)};
   for (const Tensor& level : unit.waiting) weight.waiting.push_back(of(level));
+  weight.place = place_of(first, range);
+  weight.is_cut = first.spec.shard_dim >= 0;
   return weight;
+}
+
+double ParameterStore::place_of(const Parameter& parameter, Range range) const {
+  const Range& unit = unit_of(parameter).cut.range;
+  const std::int64_t middle = (range.begin + range.end) / 2 - unit.begin;
+  return static_cast<double>(middle) / static_cast<double>(unit.size());
 }
 
 const Parameter* ParameterStore::find_here(const std::string& name) const {
@@ -417,7 +425,9 @@ void ParameterStore::share_values() const {
 
 Weight ParameterStore::weight(const std::string& name) const {
   const Parameter& p = find(name);
-  return {p.value, p.gradient, p.waiting};
+  const std::int64_t begin = layout_.offsets[static_cast<std::size_t>(&p - parameters_.data())];
+  return {p.value, p.gradient, p.waiting, place_of(p, {begin, begin + p.value.numel()}),
+          p.spec.shard_dim >= 0};
 }
 
 Weight ParameterStore::stacked(const std::vector<std::string>& names) const {

@@ -307,9 +307,10 @@ std::int64_t even_microbatches(const Plan& plan) {
 // Whether the sums over the sequences of the global batch are cut at nodes of their tree: into microbatches,
 // these into data-parallel ranks, and these into the blocks that ZeRO sums over.
 bool cuts_batch_at_nodes(const Plan& plan) {
-  const std::int64_t dp = plan.mesh.size(Axis::dp), runs = dp * even_microbatches(plan);
+  const std::int64_t dp = plan.mesh.size(Axis::dp), runs = dp * even_microbatches(plan),
+                     ranks = plan.mesh.dp_cp_size();  // those of a cp group have one node among them
   return runs > 0 && cuts_halving_tree(plan.global_batch, runs) && cuts_halving_tree(runs, dp) &&
-         cuts_halving_tree(dp, plan.hsdp);
+         cuts_halving_tree(ranks, dp) && cuts_halving_tree(ranks, plan.hsdp);
 }
 
 // Of a cut of the batch: the values of a field that its tree has nodes for.
@@ -344,9 +345,6 @@ Verdict of_invariant_tensor_parallel(const Plan& plan) {
     for (const Remedy& other : {Remedy{"tp", "1"}, Remedy{"numerics", "ordinary"}}) remedies.push_back(other);
     return refused(field, std::move(remedies), "{}", why);
   };
-  if (plan.sequence_parallel)
-    return problem("sp", {{"sp", "off"}},
-                   "with --numerics invariant the norms' gradients are sums over whole sequences");
   if (element_bytes(plan.precision.activations) < element_bytes(DType::f32))
     return problem("precision", {{"precision", "f32"}},
                    "with --numerics invariant a tp rank's part of a sum would be rounded before it is added");
@@ -366,6 +364,30 @@ Verdict of_invariant_tensor_parallel(const Plan& plan) {
   return problem(
       "tp", std::move(legal),
       fmt::format("with --numerics invariant sums over what is cut are taken in {}", counted(most, "block")));
+}
+
+// With several cp ranks.
+Verdict of_invariant_context_parallel(const Plan& plan) {
+  const ModelSpec& m = plan.model;
+  const auto problem = [](const std::string& field, std::vector<Remedy> remedies, const std::string& why) {
+    for (const Remedy& other : {Remedy{"cp", "1"}, Remedy{"numerics", "ordinary"}}) remedies.push_back(other);
+    return refused(field, std::move(remedies), "{}", why);
+  };
+  if (plan.context_kind != ContextKind::ulysses)
+    return problem("cp-kind", {{"cp-kind", "ulysses"}},
+                   "with --numerics invariant a query's sum over keys is on one rank");
+  const std::string why = m.experts != Experts::none   ? "experts"
+                          : m.latent_attention()       ? "latent attention"
+                          : m.tuning != FineTuning{} ? "parts frozen, or adapters,"
+                                                       : "";
+  if (!why.empty())
+    return problem("cp", {},
+                   fmt::format("with --numerics invariant models with {} are not cut over cp ranks", why));
+  const std::int64_t kv_heads = std::max<std::int64_t>(1, m.num_kv_heads / plan.mesh.size(Axis::tp));
+  if (kv_heads % plan.mesh.size(Axis::cp) == 0) return {};
+  return problem("cp", {remedy("cp", kv_heads, divisors)},
+                 fmt::format("with --numerics invariant a key/value head is on one rank, and there are {}",
+                             kv_heads));
 }
 
 // Whether the ranks of an expert group, and of such groups those of a block, are nodes of the batch's tree.
@@ -395,7 +417,7 @@ Verdict of_numerics(const Plan& plan) {
   };
   const Balancing& b = plan.balancing;
   if (plan.mesh.size(Axis::cp) > 1)
-    return problem("cp", {{"cp", "1"}}, "with --numerics invariant a sequence's sums are on one rank");
+    if (Verdict verdict = of_invariant_context_parallel(plan)) return verdict;
   if (plan.cuts_vocabulary())
     return problem("vocabulary-parallel", {{"vocabulary-parallel", "off"}},
                    "with --numerics invariant a softmax's sums are on one rank");

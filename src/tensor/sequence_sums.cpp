@@ -95,23 +95,34 @@ void SequenceSums::merge_ranks(std::span<const Weight* const> weights) const {
   }
 }
 
+bool SequenceSums::bring(std::span<const Weight* const> weights, std::vector<Tensor>& tensors) const {
+  if (bring_ == nullptr) return true;
+  for (Tensor& x : tensors) x = (*bring_)(x, rows_, *weights.front());
+  if (tensors.front().defined()) return true;
+  for (const Weight* w : weights) kernels_->fill(w->gradient, -0.0);
+  return false;
+}
+
 void SequenceSums::add_product(const Weight& weight, const Tensor& a, const Tensor& b) const {
   const Weight* const one[] = {&weight};
   if (!by_sequence())
     return kernels_->matmul(a, Transpose::yes, b, Transpose::no, weight.gradient, true);
+  std::vector<Tensor> both{a, b};
+  if (!bring(one, both)) return;
   // As many sequences at once as a product packs: their sums then wait in the cache.
   constexpr std::int64_t most_rows = 2048;
   std::int64_t runs = 1;
   while (runs < sequences_ && (rows_ > runs * most_rows || !cuts_halving_tree(sequences_, runs))) ++runs;
   add_in(runs, one, [&](Range rows, std::span<const Tensor> gradients, bool onto) {
-    kernels_->matmul(rows_of(a, rows), Transpose::yes, rows_of(b, rows), Transpose::no, gradients[0], onto,
-                     equal_blocks(rows.size(), sequences_ / runs));
+    kernels_->matmul(part(both[0], rows), Transpose::yes, part(both[1], rows), Transpose::no, gradients[0],
+                     onto, equal_blocks(rows.size(), sequences_ / runs));
   });
 }
 
 void SequenceSums::add_bias(const Weight& bias, const Tensor& dy) const {
-  accumulate(bias, [&](Range rows, const Tensor& gradient) {
-    kernels_->bias_gradient(rows_of(dy, rows), gradient);
+  const Weight* const one[] = {&bias};
+  accumulate(one, {dy}, [&](std::span<const Tensor> parts, std::span<const Tensor> gradients) {
+    kernels_->bias_gradient(parts[0], gradients[0]);
   });
 }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -34,13 +35,22 @@ class SequenceTree {
   mutable std::vector<Tensor> levels_;  // flat
 };
 
+// Where the rows of sequences lie on several ranks, all `rows` of them on the one that adds up a weight's
+// gradient, in order; undefined on the others (parallel/whole_rows.h).
+using BringRows = std::function<Tensor(const Tensor& here, std::int64_t rows, const Weight& weight)>;
+
 // Of one microbatch of `sequences`, of `rows` rows in all.
 class SequenceSums {
  public:
-  // Without a tree (ordinary numerics) all rows are one.
+  // Without a tree (ordinary numerics) all rows are one. `bring` outlives this; nullptr: all rows are here.
   SequenceSums(const SequenceTree* tree, Kernels& kernels, int microbatch, std::int64_t sequences,
-               std::int64_t rows)
-      : tree_(tree), kernels_(&kernels), microbatch_(microbatch), sequences_(sequences), rows_(rows) {}
+               std::int64_t rows, const BringRows* bring = nullptr)
+      : tree_(tree),
+        kernels_(&kernels),
+        microbatch_(microbatch),
+        sequences_(sequences),
+        rows_(rows),
+        bring_(bring) {}
 
   // The same of rows that come from so many ranks, those of one after another: of each a microbatch with as
   // many sequences, and its microbatches are a node of the tree (expert parallelism).
@@ -48,14 +58,6 @@ class SequenceSums {
 
   bool by_sequence() const { return tree_ != nullptr; }
   std::int64_t sequences() const { return sequences_; }
-  // Rows of a tensor that has all of them: without a tree those that it has.
-  Tensor rows_of(const Tensor& x, Range rows) const {
-    return by_sequence() ? x.row_range(rows.begin, rows.end) : x;
-  }
-  // The same of what is flat, with so many elements of each row.
-  Tensor elements_of(const Tensor& x, Range rows, std::int64_t of_row) const {
-    return by_sequence() ? x.flat_range(rows.begin * of_row, rows.end * of_row) : x;
-  }
   // The rows that belong together, in order.
   std::vector<Range> runs() const;
 
@@ -65,21 +67,34 @@ class SequenceSums {
   void add(std::span<const Weight* const> weights, const Take& take) const {
     add_in(sequences_, weights, take);
   }
-  // The same of one weight, by a kernel that adds: take(rows, gradient).
+  // The same by kernels that add what they make of the rows of these tensors, which are matrices, or vectors
+  // with an element of each row: take(rows of each, gradients).
   template <class Take>
-  void accumulate(const Weight& weight, const Take& take) const {
-    const Weight* const one[] = {&weight};
-    add(one, [&](Range rows, std::span<const Tensor> gradients, bool onto) {
-      if (!onto) kernels_->fill(gradients[0], 0.0);
-      take(rows, gradients[0]);
+  void accumulate(std::span<const Weight* const> weights, std::vector<Tensor> tensors,
+                  const Take& take) const {
+    if (!bring(weights, tensors)) return;
+    add(weights, [&](Range rows, std::span<const Tensor> gradients, bool onto) {
+      if (!onto)
+        for (const Tensor& gradient : gradients) kernels_->fill(gradient, 0.0);
+      std::vector<Tensor> parts;
+      for (const Tensor& x : tensors) parts.push_back(part(x, rows));
+      take(std::span<const Tensor>(parts), gradients);
     });
   }
+  // The tensors have all rows where these gradients are this rank's to add up. Elsewhere (false) they become
+  // what is nothing to a sum of any number, zeros below zero.
+  bool bring(std::span<const Weight* const> weights, std::vector<Tensor>& tensors) const;
   // Of a product: gradient (M, K) = a (N, M)^T b (N, K).
   void add_product(const Weight& weight, const Tensor& a, const Tensor& b) const;
   // Column sums of dy (N, C).
   void add_bias(const Weight& bias, const Tensor& dy) const;
 
  private:
+  // Rows of a tensor that has all of them: without a tree those that it has.
+  Tensor part(const Tensor& x, Range rows) const {
+    if (!by_sequence()) return x;
+    return x.shape().size() == 1 ? x.flat_range(rows.begin, rows.end) : x.row_range(rows.begin, rows.end);
+  }
   // The same for `runs` of the sequences, equal and nodes of their tree, each of which is taken at once.
   // Microbatches of several ranks come in turns, so each rank's are added up apart until all are there.
   template <class Take>
@@ -114,6 +129,7 @@ class SequenceSums {
   Kernels* kernels_;
   int microbatch_;
   std::int64_t sequences_, rows_;
+  const BringRows* bring_;
   int ranks_ = 1;  // whose microbatches are added up apart
 };
 
