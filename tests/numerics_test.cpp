@@ -209,13 +209,11 @@ class InvariantNumerics : public testing::Test {
   std::unique_ptr<TokenData> data_;
 };
 
-// Whether its sums are cut over so many tp ranks: in f32, without experts, and no more than key/value heads.
-// Over cp ranks: without experts, and no more than key/value heads.
+// Whether its sums are cut over so many tp and cp ranks: without experts, and no more than key/value heads.
 bool has_blocks(const Plan& plan) {
   const int tp = plan.mesh.size(Axis::tp), cp = plan.mesh.size(Axis::cp);
   if (tp * cp == 1) return true;
-  return plan.model.experts == Experts::none && tp * cp <= plan.model.num_kv_heads &&
-         (tp == 1 || plan.precision.activations == DType::f32);
+  return plan.model.experts == Experts::none && tp * cp <= plan.model.num_kv_heads;
 }
 
 std::vector<MeshRow> meshes() {

@@ -26,7 +26,14 @@ Tensor BlockRun::bring(Tensor x, Home from, Home to) const {
   InFlight moving =
       from == Home::partial_sum ? tensor_parallel_.leave(x, rows()) : tensor_parallel_.enter(x, rows());
   x = Tensor();
-  return moving.get();
+  return rounded(moving.get());
+}
+
+Tensor BlockRun::rounded(Tensor sum) const {
+  if (sum.dtype() == rank_.precision().activations) return sum;
+  const Tensor value = activation({sum.rows(), sum.cols()});
+  kernels().copy(sum, value);
+  return value;
 }
 
 Tensor BlockRun::take_kept(int number) {

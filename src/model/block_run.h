@@ -55,6 +55,13 @@ class BlockRun {
   std::int64_t rows() const { return microbatch_.rows(); }  // N, all of them on every tp rank
   Tensor activation(std::vector<std::int64_t> shape) const { return rank_.activation(std::move(shape)); }
   Tensor statistic(std::vector<std::int64_t> shape) const { return rank_.statistic(std::move(shape)); }
+  // For a tp rank's part of a sum: under invariant numerics it is rounded once it has been added to the
+  // others', by rounded().
+  Tensor partial_sum(std::vector<std::int64_t> shape) const {
+    const bool is_part = tree_ != nullptr && tensor_parallel_.size() > 1;
+    return is_part ? statistic(std::move(shape)) : activation(std::move(shape));
+  }
+  Tensor rounded(Tensor sum) const;
   // How gradients of weights are added up.
   SequenceSums sums() const {
     const std::int64_t ranks = bring_ == nullptr ? 1 : rank_.size(Axis::cp);

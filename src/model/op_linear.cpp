@@ -20,22 +20,23 @@ class LinearOp : public OpRunner {
       : OpRunner(op),
         weights_(s.runs(op.weights)),
         biases_(s.runs(op.biases)),
-        in_out_(op.order == WeightOrder::in_out) {
+        in_out_(op.order == WeightOrder::in_out),
+        is_cut_(op.weights.front().shard_dim >= 0) {
     std::vector<std::int64_t> ends{0};  // of each matrix's columns
     for (const ParamSpec& spec : op.weights) ends.push_back(ends.back() + width(s.stacked({spec}), in_out_));
     for (const Adapter& adapter : op.adapters)
       adapters_.push_back(
           {s.stacked({adapter.a}), s.stacked({adapter.b}), {ends[adapter.weight], ends[adapter.weight + 1]}});
-    const bool is_cut = op.weights.front().shard_dim >= 0;
-    if (s.plan.numerics == Numerics::invariant && is_cut && weights_.size() == 1)
+    if (s.plan.numerics == Numerics::invariant && is_cut_ && weights_.size() == 1)
       blocks_ = sum_blocks(op.weights, s.tensor_parallel.size(), s.tensor_parallel.index());
-    by_columns_ = is_cut && op.weights.front().shard_dim == (in_out_ ? 1 : 0);
+    by_columns_ = is_cut_ && op.weights.front().shard_dim == (in_out_ ? 1 : 0);
   }
 
  protected:
   void run_forward(BlockRun& run) const override {
     Tensor x = run.take_input(op());
-    const Tensor y = run.activation({x.rows(), columns()});
+    const std::vector<std::int64_t> shape{x.rows(), columns()};
+    const Tensor y = is_cut_ && !by_columns_ ? run.partial_sum(shape) : run.activation(shape);
     each_run(weights_, in_out_, y, [&](const Weight& w, const Tensor& part) {
       run.kernels().matmul(x, Transpose::no, w.value, in_out_ ? Transpose::no : Transpose::yes, part, false,
                            by_columns_ ? SumBlocks() : blocks_);
@@ -62,7 +63,8 @@ class LinearOp : public OpRunner {
 
   // `d_adapted`: of adapter_gradients().
   Tensor input_gradient(BlockRun& run, const Tensor& dy, const Tensor& d_adapted) const {
-    Tensor dx = run.activation({dy.rows(), weights_.front().value.dim(in_out_ ? 0 : 1)});
+    const std::vector<std::int64_t> shape{dy.rows(), weights_.front().value.dim(in_out_ ? 0 : 1)};
+    const Tensor dx = by_columns_ ? run.partial_sum(shape) : run.activation(shape);
     bool further = false;
     each_run(weights_, in_out_, dy, [&](const Weight& w, const Tensor& part) {
       run.kernels().matmul(part, Transpose::no, w.value, in_out_ ? Transpose::yes : Transpose::no, dx,
@@ -167,7 +169,7 @@ class LinearOp : public OpRunner {
   std::vector<Weight> weights_, biases_;  // in runs: see OpSetting
   std::vector<LowRank> adapters_;
   bool in_out_;  // how the matrix is stored
-  bool by_columns_ = false;
+  bool is_cut_, by_columns_ = false;
   SumBlocks blocks_;  // of sums over the dimension that is cut, under invariant numerics
 };
 
@@ -234,7 +236,7 @@ class ColumnLinearOp final : public LinearOp {
         });
       x.reset();
     }
-    run.add_gradient(in(), entering.get());
+    run.add_gradient(in(), run.rounded(entering.get()));
   }
 };
 

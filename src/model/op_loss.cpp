@@ -32,7 +32,8 @@ class LossOp final : public OpRunner {
   }
 
   void run_backward(BlockRun& run) const override {
-    run.set_gradient(in(), run.tensor_parallel().enter_backward(add_loss(run), run.rows()).get());
+    run.set_gradient(in(),
+                     run.rounded(run.tensor_parallel().enter_backward(add_loss(run), run.rows()).get()));
   }
 
  private:
@@ -72,7 +73,7 @@ class LossOp final : public OpRunner {
     const Weight& table = logits_.table();
     const Given given = this->given(run, run.take_kept_input(op()));
     const Tensor& x = given.x;
-    Tensor dx = run.activation({x.rows(), x.cols()});
+    const Tensor dx = run.partial_sum({x.rows(), x.cols()});
     const std::vector<Range> runs = given.sums ? run.sums().runs() : std::vector<Range>{{0, x.rows()}};
     const Tensor buffer = make_chunk(runs.front());
     // The gradient takes the logits' place where it is as wide as they.

@@ -345,9 +345,6 @@ Verdict of_invariant_tensor_parallel(const Plan& plan) {
     for (const Remedy& other : {Remedy{"tp", "1"}, Remedy{"numerics", "ordinary"}}) remedies.push_back(other);
     return refused(field, std::move(remedies), "{}", why);
   };
-  if (element_bytes(plan.precision.activations) < element_bytes(DType::f32))
-    return problem("precision", {{"precision", "f32"}},
-                   "with --numerics invariant a tp rank's part of a sum would be rounded before it is added");
   const std::string why = m.experts != Experts::none     ? "experts"
                           : m.latent_attention()         ? "latent attention"
                           : m.qk_norm || m.qk_norm_whole ? "norms of heads"
