@@ -62,10 +62,7 @@ class CudaKernels final : public DeviceKernels<CudaLaunch> {
  private:
   void multiply(const MatrixProduct& p) {
     const bool empty = p.a.numel() == 0 || p.c.numel() == 0;
-    if (cublas_ && !empty && CublasLt::takes(p))
-      cublas_->multiply(p);
-    else
-      multiply_in_tiles(p);
+    if (!cublas_ || empty || !CublasLt::takes(p) || !cublas_->multiply(p)) multiply_in_tiles(p);
   }
 
   std::unique_ptr<CublasLt> cublas_;  // under ordinary numerics

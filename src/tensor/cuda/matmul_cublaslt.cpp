@@ -5,9 +5,11 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
+#include "tensor/column_product.h"
 #include "tensor/device_stream.h"
 
 namespace echelon {
@@ -68,7 +70,7 @@ struct CublasLt::State {
   Arena& arena;
   cublasLtHandle_t handle = nullptr;
   Tensor workspace;
-  std::map<Shape, PreparedProduct> plans = {};
+  std::map<Shape, std::optional<PreparedProduct>> plans = {};
 
   explicit State(Arena& of) : arena(of), workspace(of, MemoryCategory::other, DType::u8, {workspace_bytes}) {
     arena.stream().driver().use(device());
@@ -78,7 +80,8 @@ struct CublasLt::State {
     if (handle != nullptr) cublasLtDestroy(handle);
   }
   int device() const { return arena.stream().device(); }
-  PreparedProduct make_plan(const MatrixProduct& p) const;
+  // Nothing where it has no algorithm.
+  std::optional<PreparedProduct> make_plan(const MatrixProduct& p) const;
 };
 
 CublasLt::CublasLt(Arena& arena) : state_(std::make_unique<State>(arena)) {}
@@ -89,22 +92,24 @@ bool CublasLt::takes(const MatrixProduct& p) {
   return p.blocks.empty() && a == b && (a == DType::bf16 ? c == DType::bf16 || c == DType::f32 : c == a);
 }
 
-// A matrix whose rows follow each other is, to cuBLAS, its transpose: c^T = op(b)^T op(a)^T.
-PreparedProduct CublasLt::State::make_plan(const MatrixProduct& p) const {
+std::optional<PreparedProduct> CublasLt::State::make_plan(const MatrixProduct& p) const {
   const cudaDataType_t scale_type = p.c.dtype() == DType::f64 ? CUDA_R_64F : CUDA_R_32F;
   const cublasComputeType_t compute = p.c.dtype() == DType::f64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F;
-  const auto layout = [&](const Tensor& t) {
+  const ColumnProduct product = column_product(p);
+  const auto layout = [&](const ColumnMatrix& m) {
     cublasLtMatrixLayout_t made = nullptr;
-    check_cublas(cublasLtMatrixLayoutCreate(&made, cuda_type(t.dtype()), static_cast<std::uint64_t>(t.cols()),
-                                            static_cast<std::uint64_t>(t.rows()), t.row_stride()),
-                 "a matrix for cuBLASLt", device());
+    check_cublas(
+        cublasLtMatrixLayoutCreate(&made, cuda_type(m.tensor->dtype()), static_cast<std::uint64_t>(m.rows),
+                                   static_cast<std::uint64_t>(m.cols), m.stride),
+        "a matrix for cuBLASLt", device());
     return MatrixLayout(made);
   };
   cublasLtMatmulDesc_t described = nullptr;
   check_cublas(cublasLtMatmulDescCreate(&described, compute, scale_type), "a product for cuBLASLt", device());
-  PreparedProduct plan{Operation(described), layout(p.b), layout(p.a), layout(p.c), {}};
-  const auto turned = [](Transpose t) { return t == Transpose::yes ? CUBLAS_OP_T : CUBLAS_OP_N; };
-  const cublasOperation_t of_first = turned(p.tb), of_second = turned(p.ta);
+  PreparedProduct plan{
+      Operation(described), layout(product.first), layout(product.second), layout(product.result), {}};
+  const auto turned = [](const ColumnMatrix& m) { return m.transposed ? CUBLAS_OP_T : CUBLAS_OP_N; };
+  const cublasOperation_t of_first = turned(product.first), of_second = turned(product.second);
   for (const auto& [which, value] :
        {std::pair{CUBLASLT_MATMUL_DESC_TRANSA, of_first}, std::pair{CUBLASLT_MATMUL_DESC_TRANSB, of_second}})
     check_cublas(cublasLtMatmulDescSetAttribute(described, which, &value, sizeof value),
@@ -121,22 +126,21 @@ PreparedProduct CublasLt::State::make_plan(const MatrixProduct& p) const {
   // Parts of a sum meet in what it is computed in, so that an element is rounded once.
   prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
          static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
-  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(p.b));
-  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(p.a));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment_of(*product.first.tensor));
+  prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment_of(*product.second.tensor));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of(p.c));
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of(p.c));
   cublasLtMatmulHeuristicResult_t best;
   int found = 0;
   const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
       handle, described, plan.a.get(), plan.b.get(), plan.c.get(), plan.c.get(), preferred, 1, &best, &found);
-  if (status != CUBLAS_STATUS_SUCCESS || found == 0)
-    fail("device {}: cuBLASLt has no product {} x {} x {} of {} into {}", device(), p.c.rows(), p.c.cols(),
-         p.ta == Transpose::yes ? p.a.rows() : p.a.cols(), dtype_name(p.a.dtype()), dtype_name(p.c.dtype()));
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && found == 0)) return {};
+  check_cublas(status, "a choice of cuBLASLt", device());
   plan.algorithm = best.algo;
   return plan;
 }
 
-void CublasLt::multiply(const MatrixProduct& p) {
+bool CublasLt::multiply(const MatrixProduct& p) {
   const auto stride = [](const Tensor& t) { return t.row_stride(); };
   const Shape shape{p.a.rows(),
                     p.a.cols(),
@@ -156,17 +160,21 @@ void CublasLt::multiply(const MatrixProduct& p) {
   s.arena.stream().driver().use(s.device());
   auto plan = s.plans.find(shape);
   if (plan == s.plans.end()) plan = s.plans.emplace(shape, s.make_plan(p)).first;
+  if (!plan->second) return false;
   const float one = 1, zero = 0;
   const double wide_one = 1, wide_zero = 0;
   const bool wide = p.c.dtype() == DType::f64;
   const void* const alpha = wide ? static_cast<const void*>(&wide_one) : &one;
   const void* const beta = p.accumulate ? alpha : wide ? static_cast<const void*>(&wide_zero) : &zero;
-  check_cublas(
-      cublasLtMatmul(s.handle, plan->second.operation.get(), alpha, p.b.address(), plan->second.a.get(),
-                     p.a.address(), plan->second.b.get(), beta, p.c.address(), plan->second.c.get(),
-                     p.c.address(), plan->second.c.get(), &plan->second.algorithm, s.workspace.address(),
-                     workspace_bytes, static_cast<cudaStream_t>(s.arena.stream().handle().handle)),
-      "matmul", s.device());
+  const PreparedProduct& prepared = *plan->second;
+  const ColumnProduct product = column_product(p);
+  check_cublas(cublasLtMatmul(s.handle, prepared.operation.get(), alpha, product.first.tensor->address(),
+                              prepared.a.get(), product.second.tensor->address(), prepared.b.get(), beta,
+                              p.c.address(), prepared.c.get(), p.c.address(), prepared.c.get(),
+                              &prepared.algorithm, s.workspace.address(), workspace_bytes,
+                              static_cast<cudaStream_t>(s.arena.stream().handle().handle)),
+               "matmul", s.device());
+  return true;
 }
 
 }  // namespace echelon

@@ -17,9 +17,10 @@ class CublasLt {
 
   // Whether these types are its: f32 or f64 all through, or bf16 into bf16 or f32.
   static bool takes(const MatrixProduct& product);
-  // c (M, N) = or += op(a) op(b), K > 0; each element of a bf16 c rounded once. On the arena's stream.
-  // RunError naming the product where it fails.
-  void multiply(const MatrixProduct& product);
+  // c (M, N) = or += op(a) op(b), K > 0; each element of a bf16 c rounded once. On the arena's stream. False,
+  // and nothing done, where cuBLASLt has no algorithm for such a product: it may have none for odd strides.
+  // RunError where it fails.
+  bool multiply(const MatrixProduct& product);
 
  private:
   struct State;
