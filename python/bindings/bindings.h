@@ -7,6 +7,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+#include <nanobind/typing.h>
 
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -30,8 +31,9 @@ void bind_checkpoint(nb::module_& m);
 // How types name the equality of an object with whatever there is.
 inline const nb::sig compared_with_anything("def __eq__(self, arg: object, /) -> bool");
 
-// Plain dicts, lists, numbers and texts of a JSON text.
-nb::object from_json(const std::string& text);
+// Plain dicts, lists, numbers and texts of a JSON text, which is of one object.
+using JsonObject = nb::typed<nb::dict, nb::str, nb::any>;
+JsonObject from_json(const std::string& text);
 
 // Runs `work` on a thread of its own, without Python's lock, while this thread hears Python's signals; what
 // `work` throws is thrown here. At the first KeyboardInterrupt (or whatever else a signal's handler raises)

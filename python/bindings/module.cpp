@@ -21,6 +21,8 @@ class BlockedSignals {
   BlockedSignals() {
     sigset_t all;
     sigfillset(&all);
+    // What a thread's own mistake raises ends the process in any case; faulthandler may say where.
+    for (int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP}) sigdelset(&all, signal);
     pthread_sigmask(SIG_SETMASK, &all, &before_);
   }
   ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
@@ -33,8 +35,9 @@ class BlockedSignals {
 
 }  // namespace
 
-nb::object from_json(const std::string& text) {
-  return nb::module_::import_("json").attr("loads")(nb::str(text.c_str(), text.size()));
+JsonObject from_json(const std::string& text) {
+  const nb::object object = nb::module_::import_("json").attr("loads")(nb::str(text.c_str(), text.size()));
+  return nb::cast<nb::dict>(object);
 }
 
 void run_apart(const std::function<void()>& work, const std::function<void()>& interrupt) {
@@ -98,7 +101,7 @@ NB_MODULE(_core, m) {
   m.def(
       "_keywords_of",
       [](const std::string& verb) {
-        nb::list all;
+        nb::typed<nb::list, nb::any> all;
         for (const Keyword& one : keywords_of(verb))
           all.append(
               nb::make_tuple(one.name, one.type, one.help, one.shown_default, one.is_switch, one.is_list));

@@ -164,7 +164,7 @@ void bind_estimate(nb::module_& m) {
           "program"_a, "What another program is started with for this plan: texts by file name.")
       .def("to_dict",
            [](const PlannedStep& p) {
-             return nb::object(from_json(Answer{p.found}.json())["plans"][p.index]);
+             return JsonObject(nb::cast<nb::dict>(from_json(Answer{p.found}.json())["plans"][p.index]));
            })
       .def("__repr__", [](const PlannedStep& p) {
         return fmt::format("<PlannedStep {}: {:.4g} s, MFU {:.1f}%>", summary(p.estimate().plan),

@@ -130,7 +130,8 @@ void bind_plan_data(nb::module_& m) {
            })
       .def("__dir__",
            [](nb::object self) {
-             nb::list names(nb::module_::import_("builtins").attr("object").attr("__dir__")(self));
+             nb::typed<nb::list, nb::str> names(
+                 nb::module_::import_("builtins").attr("object").attr("__dir__")(self));
              for (const PlanField& field : plan_fields()) {
                std::string name = field.name();
                std::replace(name.begin(), name.end(), '-', '_');
@@ -140,7 +141,7 @@ void bind_plan_data(nb::module_& m) {
            })
       .def("to_dict",
            [](const Plan& plan) {
-             nb::dict all;
+             JsonObject all;
              for (const PlanField& field : plan_fields()) {
                std::string name = field.name();
                std::replace(name.begin(), name.end(), '-', '_');

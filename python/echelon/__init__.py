@@ -58,6 +58,7 @@ __all__ = [
     "Checkpoint",
     "CommError",
     "Difference",
+    "Drawing",
     "DryRun",
     "ExpertLoad",
     "Instruction",
@@ -157,8 +158,8 @@ def compare(*schedules: str, **arguments: Unpack[SimulateArguments]) -> List[Sim
         return _core._compare({**words, "compare": [",".join(schedules)]})
 
 
-class draw:
-    """Simulations on one time axis, drawn where a notebook shows it; ``to_svg()``, ``to_html()``."""
+class Drawing:
+    """Simulations on one time axis. Shown as it is in a notebook."""
 
     def __init__(self, simulations: Sequence[Simulation]) -> None:
         self._simulations = list(simulations)
@@ -172,6 +173,11 @@ class draw:
 
     def _repr_svg_(self) -> str:
         return self.to_svg()
+
+
+def draw(simulations: Sequence[Simulation]) -> Drawing:
+    """Draws several on one time axis; those that are not ``valid`` are left out."""
+    return Drawing(simulations)
 
 
 def dry_run(**arguments: Unpack[DryRunArguments]) -> DryRun:
