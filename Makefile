@@ -47,6 +47,9 @@ test: packages
 	cmake --build --preset release --target fast_tests
 	ctest --preset fast
 
+# Where the toolkit is, what is CUDA's is compiled too.
+NVCC := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+
 test-all: test
 	cmake --build --preset release
 	ctest --preset slow
@@ -56,6 +59,7 @@ test-all: test
 	cmake --preset tsan
 	cmake --build --preset tsan --target comm_tests training_tests
 	ctest --preset tsan
+	$(if $(NVCC),CUDACXX=$(NVCC) cmake --preset cuda && cmake --build --preset cuda && ctest --preset cuda,@echo "no nvcc: CUDA is not compiled")
 
 build: packages
 	cmake --preset release

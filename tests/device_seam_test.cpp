@@ -2,16 +2,21 @@
 // memory (fake_driver.h).
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <numeric>
 #include <string>
 #include <vector>
 
 #include "base/error.h"
+#include "base/philox.h"
+#include "comm/reduce.h"
 #include "fake_driver.h"
 #include "tensor/device_stream.h"
 #include "tensor/host.h"
 #include "tensor/kernels.h"
+#include "tensor/reduce_element.h"
 
 namespace echelon::device_seam_test {
 namespace {
@@ -237,6 +242,51 @@ TEST(DeviceSeam, AFailedLaunchNamesItsKernel) {
   kernels->fill(x, 1);
   EXPECT_EQ(failure_of([&] { kernels->scale(x, 2); }),
             "the kernel scale could not be launched on device 0: planted");
+}
+
+template <class T, class Stored>
+void expect_reduced_as_on_the_host(ReduceOp op, DType dtype) {
+  constexpr std::int64_t count = 9;
+  for (int ranks = 1; ranks <= ReductionOrder::most_sources; ++ranks) {
+    std::vector<std::vector<Stored>> numbers;
+    std::vector<const Stored*> typed;
+    std::vector<const std::byte*> sources;
+    for (int r = 0; r < ranks; ++r) {
+      const Philox random(5, Stream::test, static_cast<std::uint64_t>(r));
+      std::vector<Stored>& own = numbers.emplace_back();
+      for (std::uint64_t i = 0; i < count; ++i)
+        own.push_back(static_cast<Stored>(
+            static_cast<T>(std::is_integral_v<T> ? 1e9 * random.uniform(i) : random.normal(i))));
+      if (!std::is_integral_v<T> && r == ranks / 2)
+        own[3] = static_cast<Stored>(static_cast<T>(std::nan("")));
+    }
+    for (const auto& own : numbers) {
+      typed.push_back(own.data());
+      sources.push_back(reinterpret_cast<const std::byte*>(own.data()));
+    }
+    std::vector<Stored> host(count);
+    const std::vector<std::byte*> to{reinterpret_cast<std::byte*>(host.data())};
+    reduce_elements(op, dtype, sources, 0, to, 0, count);
+    const ReductionOrder order = ReductionOrder::of(ranks);
+    for (std::int64_t i = 0; i < count; ++i) {
+      const T sum = op == ReduceOp::sum ? reduced<ReduceOp::sum, T>(typed.data(), ranks, order, i)
+                                        : reduced<ReduceOp::max, T>(typed.data(), ranks, order, i);
+      const auto stored = static_cast<Stored>(sum), expected = host[static_cast<std::size_t>(i)];
+      if (sum != sum)
+        EXPECT_TRUE(expected != expected) << ranks;
+      else
+        EXPECT_EQ(std::memcmp(&stored, &expected, sizeof stored), 0) << ranks << " " << i;
+    }
+  }
+}
+
+TEST(DeviceSeam, AnElementIsReducedAsOnTheHost) {
+  for (const ReduceOp op : {ReduceOp::sum, ReduceOp::max}) {
+    expect_reduced_as_on_the_host<float, float>(op, DType::f32);
+    expect_reduced_as_on_the_host<double, double>(op, DType::f64);
+    expect_reduced_as_on_the_host<float, bf16>(op, DType::bf16);
+    expect_reduced_as_on_the_host<std::int32_t, std::int32_t>(op, DType::i32);
+  }
 }
 
 // ---- the fake device sees what it is there to see

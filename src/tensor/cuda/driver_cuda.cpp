@@ -1,0 +1,200 @@
+// The driver of CUDA's runtime. Everything about kernels is in the other files of this folder.
+#include <cuda_runtime.h>
+#include <fmt/format.h>
+
+#include "base/error.h"
+#include "tensor/cuda/kernels_cuda.h"
+#include "tensor/cuda/reduce_cuda.h"
+#include "tensor/device_driver.h"
+#include "tensor/kernel_backend.h"
+
+namespace echelon {
+namespace {
+
+cudaStream_t of(StreamHandle stream) { return static_cast<cudaStream_t>(stream.handle); }
+cudaEvent_t of(EventHandle event) { return static_cast<cudaEvent_t>(event.handle); }
+
+// After these the context is of no more use: every later call fails the same way.
+bool is_lost(cudaError_t error) {
+  switch (error) {
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchFailure:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorHardwareStackError:
+    case cudaErrorAssert:
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorContained:
+    case cudaErrorContextIsDestroyed:
+    case cudaErrorDevicesUnavailable:
+    case cudaErrorExternalDevice:
+      return true;
+    default:
+      return false;
+  }
+}
+
+int current_device() {
+  int device = 0;
+  return cudaGetDevice(&device) == cudaSuccess ? device : 0;
+}
+
+// `doing`: "copied to the host".
+void expect(cudaError_t error, const char* doing) {
+  if (error == cudaSuccess) return;
+  (void)cudaGetLastError();  // which would be met again at the next launch
+  if (is_lost(error)) fail_lost(current_device(), cudaGetErrorString(error));
+  fail("device {}: {} failed: {}", current_device(), doing, cudaGetErrorString(error));
+}
+
+class CudaDriver final : public DeviceDriver {
+ public:
+  int num_devices() override {
+    int count = 0;
+    expect(cudaGetDeviceCount(&count), "counting devices");
+    return count;
+  }
+
+  DeviceProperties properties(int device) override {
+    cudaDeviceProp p{};
+    expect(cudaGetDeviceProperties(&p, device), "asking for its properties");
+    return {.name = p.name,
+            .memory_bytes = p.totalGlobalMem,
+            .major = p.major,
+            .minor = p.minor,
+            .multiprocessors = p.multiProcessorCount};
+  }
+
+  std::size_t free_bytes(int device) override {
+    use(device);
+    std::size_t free = 0, total = 0;
+    expect(cudaMemGetInfo(&free, &total), "asking for its free memory");
+    return free;
+  }
+
+  void use(int device) override { expect(cudaSetDevice(device), "taking it"); }
+
+  std::byte* allocate(int device, std::size_t bytes) override {
+    use(device);
+    void* memory = nullptr;
+    return given(cudaMalloc(&memory, bytes), "allocating", memory);
+  }
+  void free(int device, std::byte* memory) noexcept override {
+    (void)cudaSetDevice(device);
+    (void)cudaFree(memory);
+  }
+  std::byte* allocate_pinned(std::size_t bytes) override {
+    void* memory = nullptr;
+    return given(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable), "allocating pinned memory", memory);
+  }
+  void free_pinned(std::byte* memory) noexcept override { (void)cudaFreeHost(memory); }
+
+  StreamHandle create_stream(int device) override {
+    use(device);
+    cudaStream_t stream = nullptr;
+    expect(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
+    return {stream};
+  }
+  void destroy_stream(StreamHandle stream) noexcept override { (void)cudaStreamDestroy(of(stream)); }
+  void synchronize(StreamHandle stream) override {
+    expect(cudaStreamSynchronize(of(stream)), "waiting for a stream");
+  }
+
+  EventHandle create_event(int device) override {
+    use(device);
+    cudaEvent_t event = nullptr;
+    expect(cudaEventCreate(&event), "making an event");
+    return {event};
+  }
+  void destroy_event(EventHandle event) noexcept override { (void)cudaEventDestroy(of(event)); }
+  void record(EventHandle event, StreamHandle stream) override {
+    expect(cudaEventRecord(of(event), of(stream)), "recording an event");
+  }
+  void wait(StreamHandle stream, EventHandle event) override {
+    expect(cudaStreamWaitEvent(of(stream), of(event), 0), "letting a stream wait");
+  }
+  bool has_happened(EventHandle event) override {
+    const cudaError_t error = cudaEventQuery(of(event));
+    if (error == cudaErrorNotReady) {
+      (void)cudaGetLastError();
+      return false;
+    }
+    expect(error, "asking for an event");
+    return true;
+  }
+  void synchronize(EventHandle event) override {
+    expect(cudaEventSynchronize(of(event)), "waiting for an event");
+  }
+  double seconds_between(EventHandle first, EventHandle second) override {
+    float milliseconds = 0;
+    expect(cudaEventElapsedTime(&milliseconds, of(first), of(second)), "timing");
+    return static_cast<double>(milliseconds) * 1e-3;
+  }
+
+  void copy(const RowsCopy& rows, StreamHandle stream) override {
+    const cudaMemcpyKind kind = rows.kind == CopyKind::to_host     ? cudaMemcpyDeviceToHost
+                                : rows.kind == CopyKind::from_host ? cudaMemcpyHostToDevice
+                                                                   : cudaMemcpyDeviceToDevice;
+    if (rows.rows == 1)
+      expect(cudaMemcpyAsync(rows.to, rows.from, rows.row_bytes, kind, of(stream)), "copying");
+    else
+      expect(cudaMemcpy2DAsync(rows.to, rows.to_stride, rows.from, rows.from_stride, rows.row_bytes,
+                               rows.rows, kind, of(stream)),
+             "copying rows");
+  }
+  void fill_bytes(std::byte* to, std::uint8_t value, std::size_t bytes, StreamHandle stream) override {
+    expect(cudaMemsetAsync(to, value, bytes, of(stream)), "filling memory");
+  }
+  void reduce(const Reduction& reduction, StreamHandle stream) override {
+    launch_reduction(reduction, stream);
+    check_launch("reduce");
+  }
+
+  void check_launch(const char* kernel) override {
+    const cudaError_t error = cudaGetLastError();
+    if (error == cudaSuccess) return;
+    if (is_lost(error)) fail_lost(current_device(), cudaGetErrorString(error));
+    fail_launch(kernel, current_device(), cudaGetErrorString(error));
+  }
+
+  std::shared_ptr<KernelBackend> make_backend(Arena& arena, const PrecisionRecipe&,
+                                              Numerics numerics) override {
+    return make_cuda_kernels(arena, numerics);
+  }
+
+ private:
+  // Null where there is no room, which is no failure yet.
+  static std::byte* given(cudaError_t error, const char* doing, void* memory) {
+    if (error == cudaErrorMemoryAllocation) {
+      (void)cudaGetLastError();
+      return nullptr;
+    }
+    expect(error, doing);
+    return static_cast<std::byte*>(memory);
+  }
+};
+
+}  // namespace
+
+std::string no_cuda() {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  (void)cudaGetLastError();
+  if (error == cudaErrorInsufficientDriver)
+    return fmt::format("no NVIDIA driver is installed, or one that is too old for CUDA {}.{}",
+                       CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+  if (error == cudaErrorNoDevice || (error == cudaSuccess && count == 0))
+    return "the NVIDIA driver finds no device";
+  return error == cudaSuccess ? "" : cudaGetErrorString(error);
+}
+
+std::shared_ptr<DeviceDriver> make_cuda_driver() {
+  if (const std::string why = no_cuda(); !why.empty()) refuse("--device cuda: {}; legal: cpu", why);
+  return std::make_shared<CudaDriver>();
+}
+
+}  // namespace echelon

@@ -1,0 +1,138 @@
+// The driver of CUDA on a device: what device_seam_test.cpp holds the seam to, where there is one.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "base/error.h"
+#include "base/philox.h"
+#include "tensor/device_stream.h"
+#include "tensor/host.h"
+#include "tensor/reduce_element.h"
+
+namespace echelon::cuda_driver_test {
+namespace {
+
+class CudaDriver : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string why = no_cuda(); !why.empty()) GTEST_SKIP() << why;
+    driver_ = make_cuda_driver();
+  }
+  std::shared_ptr<DeviceDriver> driver_;
+};
+
+TEST_F(CudaDriver, NamesItsDevices) {
+  for (int device = 0; device < driver_->num_devices(); ++device) {
+    const DeviceProperties p = driver_->properties(device);
+    EXPECT_FALSE(p.name.empty());
+    EXPECT_GE(p.major, 8);
+    EXPECT_GT(p.multiprocessors, 0);
+    EXPECT_LE(driver_->free_bytes(device), p.memory_bytes);
+  }
+}
+
+TEST_F(CudaDriver, NumbersCrossAndComeBack) {
+  Arena arena(driver_.get(), 0);
+  for (const std::int64_t count : {1, 1000, 1 << 20}) {
+    const Tensor x(arena, MemoryCategory::other, DType::f32, {count});
+    std::vector<float> numbers(static_cast<std::size_t>(count));
+    std::iota(numbers.begin(), numbers.end(), 1.0f);
+    copy_from_host(numbers, x);
+    EXPECT_EQ(copy_to_host<float>(x), numbers);
+  }
+  const Tensor x(arena, MemoryCategory::other, DType::i32, {5, 9}), part = x.column_range(2, 6);
+  copy_from_host(std::vector<std::int32_t>(45, 3), x);
+  copy_from_host(std::vector<std::int32_t>(20, -1), part);
+  EXPECT_EQ(copy_to_host<std::int32_t>(part), std::vector<std::int32_t>(20, -1));
+  const std::vector<std::int32_t> all = copy_to_host<std::int32_t>(x);
+  EXPECT_EQ(std::accumulate(all.begin(), all.end(), 0), 25 * 3 - 20);
+}
+
+TEST_F(CudaDriver, EventsOrderStreams) {
+  constexpr std::size_t bytes = 64 << 20;
+  Arena arena(driver_.get(), 0);
+  const Tensor from(arena, MemoryCategory::other, DType::u8, {bytes});
+  const Tensor to(arena, MemoryCategory::other, DType::u8, {bytes});
+  for (std::uint8_t value = 1; value <= 3; ++value) {
+    const auto before = arena.stream().record();
+    driver_->fill_bytes(from.address(), value, bytes, arena.stream().handle());
+    const auto filled = arena.stream().record();
+    arena.transfers().wait_for(*filled);
+    driver_->copy({.to = to.address(), .from = from.address(), .row_bytes = bytes},
+                  arena.transfers().handle());
+    const auto copied = arena.transfers().record();
+    arena.stream().wait_for(*copied);
+    const std::vector<std::uint8_t> all = copy_to_host<std::uint8_t>(to);
+    EXPECT_EQ(all.front(), value);
+    EXPECT_EQ(all.back(), value);
+    EXPECT_TRUE(copied->has_happened());
+    EXPECT_GT(driver_->seconds_between(before->handle(), copied->handle()), 0);
+  }
+}
+
+template <class T, class Stored>
+void expect_reduced(DeviceDriver& driver, DType dtype, ReduceOp op) {
+  Arena arena(&driver, 0);
+  constexpr std::int64_t count = 1003;
+  for (const int ranks : {1, 2, 3, 5, 8, 64}) {
+    const ReductionOrder order = ReductionOrder::of(ranks);
+    std::vector<std::vector<Stored>> numbers;
+    std::vector<Tensor> tensors;
+    std::vector<const std::byte*> from;
+    std::vector<std::byte*> to;
+    for (int r = 0; r < ranks; ++r) {
+      const Philox random(3, Stream::test, static_cast<std::uint64_t>(r));
+      std::vector<Stored>& own = numbers.emplace_back();
+      for (std::uint64_t i = 0; i < count; ++i)
+        own.push_back(static_cast<Stored>(static_cast<T>(9 * random.normal(i))));
+      tensors.emplace_back(arena, MemoryCategory::other, dtype, std::vector<std::int64_t>{count});
+      copy_from_host(own, tensors.back());
+      from.push_back(tensors.back().address());
+      to.push_back(tensors.back().address());
+    }
+    std::vector<const Stored*> sources;
+    for (const auto& own : numbers) sources.push_back(own.data());
+    driver.reduce({op, dtype, from, to, count}, arena.stream().handle());
+    for (const Tensor& tensor : tensors) {
+      const std::vector<Stored> sums = copy_to_host<Stored>(tensor);
+      for (std::int64_t i = 0; i < count; ++i) {
+        const auto sum = static_cast<Stored>(
+            op == ReduceOp::sum ? reduced<ReduceOp::sum, T>(sources.data(), ranks, order, i)
+                                : reduced<ReduceOp::max, T>(sources.data(), ranks, order, i));
+        ASSERT_EQ(std::memcmp(&sums[static_cast<std::size_t>(i)], &sum, sizeof sum), 0) << ranks << " " << i;
+      }
+    }
+  }
+}
+
+TEST_F(CudaDriver, ReducesAsTheHostDoes) {
+  for (const ReduceOp op : {ReduceOp::sum, ReduceOp::max}) {
+    expect_reduced<float, float>(*driver_, DType::f32, op);
+    expect_reduced<double, double>(*driver_, DType::f64, op);
+    expect_reduced<float, bf16>(*driver_, DType::bf16, op);
+    expect_reduced<std::int32_t, std::int32_t>(*driver_, DType::i32, op);
+  }
+}
+
+TEST_F(CudaDriver, OutOfMemorySaysWhatWasAskedAndWhatIsFree) {
+  Arena arena(driver_.get(), 0);
+  const std::size_t most = driver_->properties(0).memory_bytes;
+  try {
+    const Tensor x(arena, MemoryCategory::other, DType::u8, {static_cast<std::int64_t>(2 * most)});
+    FAIL() << "nothing was thrown";
+  } catch (const RunError& error) {
+    EXPECT_EQ(std::string(error.what()).rfind("out of memory on device 0: ", 0), 0u) << error.what();
+  }
+  const Tensor x(arena, MemoryCategory::other, DType::u8, {1});  // and the rest goes on
+  copy_from_host(std::vector<std::uint8_t>{7}, x);
+  EXPECT_EQ(copy_to_host<std::uint8_t>(x), std::vector<std::uint8_t>{7});
+}
+
+}  // namespace
+}  // namespace echelon::cuda_driver_test
