@@ -18,6 +18,7 @@
 #include "tensor/prepare_kernels.h"
 #include "train/metrics.h"
 #include "train/random_tokens.h"
+#include "train/refuse_request.h"
 #include "train/this_machine.h"
 #include "train/trainer.h"
 
@@ -53,13 +54,15 @@ int bench_train(BenchTrainFlags& f) {
   if (f.steps < 1 || f.steps > most_repeats)
     refuse("--steps {}: must be from 1 to {}", f.steps, most_repeats);
   const RunOptions run = f.run.options(plan);
-  refuse_beyond_memory(plan, plan.mesh.num_ranks() * predicted_bytes(plan));
+  refuse_on_device(plan, run);
+  DeviceDriver* const driver = run.driver.get();
+  refuse_beyond_memory(plan, plan.mesh.num_ranks() * predicted_bytes(plan), driver);
   const SampleSource random = random_tokens(plan, 1);
   OptimizerOptions optimizer;
   optimizer.lr = 3e-4;
   optimizer.warmup_steps = 0;
   optimizer.total_steps = f.steps + 1;
-  prepare_kernels(plan.precision);
+  if (driver == nullptr) prepare_kernels(plan.precision);
   std::vector<double> step_seconds, peaks;
   double loss = 0;
   std::int64_t memory = 0, held = 0, allocations = 0;
@@ -71,7 +74,7 @@ int bench_train(BenchTrainFlags& f) {
   std::optional<ProgressLine> line(std::in_place, "bench train", f.json);
   const Progress progress = line->progress();
   run_ranks(world, [&](int index) {
-    Arena arena;
+    Arena arena(driver, 0);
     const auto kernels = make_kernels(arena, plan.precision, run.threads_per_rank, plan.numerics);
     const Rank rank(world, plan.mesh, index, plan.precision, arena, *kernels, run.collectives);
     Trainer trainer(rank, plan, optimizer, 1);
@@ -93,8 +96,9 @@ int bench_train(BenchTrainFlags& f) {
         step_seconds.push_back(seconds);
         allocations += arena.system_allocations() - allocations_before;
         // The limit is measured between the steps, while the other ranks wait.
-        peaks.push_back(measure_matmul_flops(plan.precision, teams, threads, 2048) / (teams * threads) *
-                        workers);
+        peaks.push_back(driver != nullptr ? measure_device_matmul_flops(*driver, plan.precision)
+                                          : measure_matmul_flops(plan.precision, teams, threads, 2048) /
+                                                (teams * threads) * workers);
       }
       if (index == 0) loss = step_loss;
     }
@@ -117,11 +121,16 @@ int bench_train(BenchTrainFlags& f) {
              plan.global_batch, counted(plan.seq_len, "token"), plan.micro_batch);
   fmt::print(out, "{:.0f} tokens/s (median of {}; step {:.3f} s, {:.3f} to {:.3f})\n",
              tokens / seconds.median, counted(f.steps, "step"), seconds.median, seconds.least, seconds.most);
-  fmt::print(out,
-             "MFU {:.1f}% of the {:.1f} GFLOP/s that {} reach{} on 2048^3 by {} (best of {}, measured "
-             "between steps; median {:.1f})\n",
-             100 * mfu, utilization.peak_flops() / 1e9, counted(workers, "thread"), workers == 1 ? "es" : "",
-             products_by(plan.precision), peaks.size(), peak.median / 1e9);
+  if (driver != nullptr)
+    fmt::print(out,
+               "MFU {:.1f}% of the {:.1f} TFLOP/s that {} reaches (best of {}, measured between steps)\n",
+               100 * mfu, utilization.peak_flops() / 1e12, driver->properties(0).name, peaks.size());
+  else
+    fmt::print(out,
+               "MFU {:.1f}% of the {:.1f} GFLOP/s that {} reach{} on 2048^3 by {} (best of {}, measured "
+               "between steps; median {:.1f})\n",
+               100 * mfu, utilization.peak_flops() / 1e9, counted(workers, "thread"),
+               workers == 1 ? "es" : "", products_by(plan.precision), peaks.size(), peak.median / 1e9);
   fmt::print(out,
              "memory of rank 0: {} at the peak, {} held; of the process: {} resident at most; {} "
              "in the measured steps\n",
@@ -132,6 +141,7 @@ int bench_train(BenchTrainFlags& f) {
         "{}\n",
         json_text(ordered_json{
             {"cpu", cpu_name()},
+            {"device", driver != nullptr ? driver->properties(0).name : "cpu"},
             {"model", plan.model.name},
             {"dtype", plan.precision.name},
             {"ranks", ranks},
@@ -154,19 +164,25 @@ Spread spread_of(std::vector<double> values) {
   return {values.front(), values[values.size() / 2], values.back()};
 }
 
+std::string processor_name() {
+  std::ifstream in("/proc/cpuinfo");
+  for (std::string line; std::getline(in, line);)
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  return "unknown CPU";
+}
+
 std::string cpu_name() {
   std::ifstream in("/proc/cpuinfo");
-  std::string line, name = "unknown CPU";
+  std::string line;
   bool avx512 = false, avx2 = false;
   while (std::getline(in, line)) {
-    if (line.starts_with("model name")) name = line.substr(line.find(':') + 2);
     if (line.starts_with("flags")) {
       avx512 = line.find(" avx512f") != std::string::npos;
       avx2 = line.find(" avx2") != std::string::npos;
       break;
     }
   }
-  return fmt::format("{} ({}), {}", name,
+  return fmt::format("{} ({}), {}", processor_name(),
                      avx512 ? "AVX-512"
                      : avx2 ? "AVX2"
                             : "no AVX2",

@@ -15,6 +15,8 @@ struct Spread {
 Spread spread_of(std::vector<double> values);
 
 std::string cpu_name();
+// Without what it can and how many it is.
+std::string processor_name();
 
 inline constexpr int most_repeats = 1'000'000;
 

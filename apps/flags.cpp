@@ -24,8 +24,6 @@ void PlanFlags::add_to(CLI::App& app, const Plan& defaults) {
                    "TOML file with model, mesh and batch; flags on the command line override it")
         ->type_name("FILE");
   }
-  app.add_option("--device", device_)->group("");
-  app.footer("Not built yet: --device");
 }
 
 bool PlanFlags::gives_mesh() const {
@@ -56,8 +54,6 @@ Plan PlanFlags::plan(const StartingWeights* weights) const {
     weights->refuse_other_model(plan.model);
     if (!has_file && !is_given(*app_, "--seq-len")) plan.seq_len = std::min(plan.seq_len, plan.model.max_seq);
   }
-  if (is_given(*app_, "--device") && device_ != "cpu")
-    refuse("--device {}: not built yet; legal: cpu", device_);
   check_with_remedies(plan, [this](const Plan& asked, const std::string& also_given) {
     validate(asked.mesh);
     refuse_idle(*app_, plan_needs(asked), also_given);
@@ -88,6 +84,10 @@ void OptimizerFlags::finish(std::int64_t steps, const Plan& plan) {
 }
 
 void RunFlags::add_threads_to(CLI::App& app) {
+  app.add_option("--device", device_,
+                 "What computes; auto: an accelerator where there is one (docs/devices.md)")
+      ->type_name("cpu|cuda|auto")
+      ->capture_default_str();
   add_number(app, "--threads", threads_, "Compute threads per rank (default: the cores shared out)");
 }
 
@@ -123,6 +123,10 @@ RunOptions RunFlags::options(const Plan& plan, const ProcessWorld* processes) co
         plan.mesh.size(Axis::cp), ranks, most_ranks);
   if (threads_ && (*threads_ < 1 || *threads_ > most_threads / ranks))
     refuse("--threads {}: must be from 1 to {}", *threads_, most_threads / ranks);
+  if (device_ != "cpu" && device_ != "cuda" && device_ != "auto")
+    refuse("--device {}: legal: cpu, cuda, auto", device_);
+  if (device_ == "cuda" || (device_ == "auto" && no_cuda().empty())) run.driver = make_cuda_driver();
+  if (run.driver && threads_) refuse("--threads {}: has no effect on a device; leave it out", *threads_);
   run.collectives = parse_collectives(collectives_, "--collectives");
   run.threads_per_rank = threads_.value_or(std::max(1, cores / ranks));
   run.timeout = timeout();

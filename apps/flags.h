@@ -29,7 +29,7 @@ class PlanFlags {
  private:
   CLI::App* app_ = nullptr;
   Plan defaults_;
-  std::string plan_file_, device_;
+  std::string plan_file_;
   std::map<std::string, std::string> values_;  // as they stand on the line
 };
 
@@ -61,6 +61,7 @@ class RunFlags {
 
  private:
   std::optional<int> threads_;
+  std::string device_ = "cpu";
   std::string collectives_ = "direct";
   double timeout_seconds_ = 60;
 };

@@ -23,6 +23,8 @@
 #include "spec/plan_fields.h"
 #include "tensor/prepare_kernels.h"
 #include "text/tokenizer.h"
+#include "train/refuse_request.h"
+#include "train/this_machine.h"
 
 namespace echelon {
 namespace {
@@ -299,8 +301,9 @@ int run_generate(GenerateFlags& f) {
   const RunOptions run = f.run.options(plan);
   for (const Text& one : texts) validate(f.options, plan.model, one.prompt_tokens);
   const int ranks = plan.mesh.num_ranks();
-  refuse_beyond_memory(plan, ranks * predicted_bytes(plan));
-  prepare_kernels(plan.precision);
+  refuse_on_device(plan, run);
+  refuse_beyond_memory(plan, ranks * predicted_bytes(plan), run.driver.get());
+  if (!run.driver) prepare_kernels(plan.precision);
   ProgressLine line("generate", f.json);
   report(line.progress(), -1, "loading " + info.path);
   // People think before they write.
@@ -309,7 +312,7 @@ int run_generate(GenerateFlags& f) {
   const Generation generation(f, info, plan, tokenizer);
   std::vector<std::int32_t> shared;
   run_ranks(world, [&](int index) {
-    Arena arena;
+    Arena arena(run.driver.get(), 0);
     const auto kernels = make_kernels(arena, plan.precision, run.threads_per_rank);
     const Rank rank(world, plan.mesh, index, plan.precision, arena, *kernels);
     const ParameterStore parameters(rank, plan, PipelineLayout(plan), info.seed);

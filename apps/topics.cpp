@@ -188,6 +188,7 @@ const std::vector<Topic>& topics() {
          "--machine names a preset, or a TOML file: one of your own, or what echelon calibrate measured "
          "here. "
          "--software is the training program that a plan is for."},
+        {{"devices", "device", "cuda", "nvidia"}, "what computes, and CUDA", "devices", {}, {"device"}},
         {{"predictions", "reports"},
          "what is predicted, and measured",
          "predictions",

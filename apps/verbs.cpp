@@ -7,6 +7,7 @@ void add_verbs(CLI::App& program, int& status) {
   add_verify(program, status);
   add_plan(program, status);
   add_calibrate(program, status);
+  add_devices(program, status);
   add_simulate(program, status);
   add_checkpoint(program, status);
   add_data(program, status);

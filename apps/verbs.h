@@ -8,6 +8,7 @@ namespace echelon {
 // Each adds its verb to the program and returns the exit status through `status` when the verb ran.
 void add_train(CLI::App& program, int& status);
 void add_verify(CLI::App& program, int& status);
+void add_devices(CLI::App& program, int& status);
 void add_calibrate(CLI::App& program, int& status);
 void add_plan(CLI::App& program, int& status);
 void add_simulate(CLI::App& program, int& status);

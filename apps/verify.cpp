@@ -53,8 +53,10 @@ void VerifyFlags::read() {
   if (request.steps < 1) refuse("--steps {}: must be at least 1", request.steps);
   f.optimizer.finish(request.steps, request.plan);
   validate(request.optimizer);
-  refuse_beyond_memory(request.plan, request.plan.mesh.num_ranks() * predicted_bytes(request.plan) +
-                                         reference_bytes(request.plan));
+  refuse_beyond_memory(
+      request.plan,
+      request.plan.mesh.num_ranks() * predicted_bytes(request.plan) + reference_bytes(request.plan),
+      request.run.driver.get());
   if (!f.data.empty()) {
     sampled.emplace(f.data, request.plan.model.vocab, f.reading.reading({}, {}));
     if (sampled->is_masked() && next_counted(*sampled, {1, sampled->size()}) == sampled->size())

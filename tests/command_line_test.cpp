@@ -148,9 +148,11 @@ TEST_F(CommandLine, SaysThatRanksShareCores) {
 
 TEST_F(CommandLine, WrongWordsAreRefusedByName) {
   refused({},
-          {"verb", "train, verify, plan, calibrate, simulate, checkpoint, data, launch, generate, bench"});
+          {"verb",
+           "train, verify, plan, calibrate, devices, simulate, checkpoint, data, launch, generate, bench"});
   refused({"frob"},
-          {"frob", "train, verify, plan, calibrate, simulate, checkpoint, data, launch, generate, bench"});
+          {"frob",
+           "train, verify, plan, calibrate, devices, simulate, checkpoint, data, launch, generate, bench"});
   refused({"bench"}, {"bench", "train, comm"});
   refused({"bench", "x"}, {"x", "train, comm"});
   refused({"train"}, {"--data"});
@@ -291,6 +293,7 @@ TEST_F(CommandLine, HelpBeginsWithTheCommonFlagsAndFitsATerminal) {
                                               {"verify"},
                                               {"plan"},
                                               {"calibrate"},
+                                              {"devices"},
                                               {"simulate"},
                                               {"checkpoint"},
                                               {"checkpoint", "info"},
@@ -314,6 +317,26 @@ TEST_F(CommandLine, HelpBeginsWithTheCommonFlagsAndFitsATerminal) {
     std::istringstream lines(r.out);
     for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 80u) << line;
   }
+}
+
+TEST_F(CommandLine, DevicesAreListedAndThoseThatAreNotThereRefused) {
+  const Result text = run({"devices"});
+  EXPECT_EQ(text.status, 0);
+  EXPECT_TRUE(text.out.starts_with("cpu   ")) << text.out;
+  EXPECT_NE(text.out.find("\ncuda  "), std::string::npos) << text.out;
+  const json object = one_object(run({"devices", "--json"}));
+  EXPECT_EQ(object["devices"][0]["device"], "cpu");
+  EXPECT_GE(object["devices"][0]["cores"], 1);
+  refused(training({"--device", "gpu"}), {"--device gpu", "legal: cpu, cuda, auto"});
+  refused(training({"--device", "none"}), {"--device none", "legal: cpu, cuda, auto"});
+  if (!object.contains("no_cuda")) GTEST_SKIP() << "there is a device";
+  const std::string why = object["no_cuda"];
+  EXPECT_NE(text.out.find("none: " + why), std::string::npos);
+  for (const Words& verb : std::vector<Words>{training({}),
+                                              {"verify", "--model", "tiny.toml", "--seq-len", "8"},
+                                              {"bench", "train", "--model", "tiny.toml", "--seq-len", "8"}})
+    refused(joined(verb, {"--device", "cuda"}), {"--device cuda: " + why, "legal: cpu"});
+  EXPECT_EQ(run({"verify", "--model", "tiny.toml", "--seq-len", "8", "--device", "auto"}).status, 0);
 }
 
 TEST_F(CommandLine, PathsThatCannotBeWrittenAreRefusedAndLeaveNothing) {
@@ -1013,6 +1036,7 @@ class IdleFlags : public CommandLine {
                                        "--seq-len",
                                        "--precision",
                                        "--threads",
+                                       "--device",
                                        "--timeout"};
   static std::vector<Line> plan_idle() {
     return {{{"--schedule", "nonsense"}, "with --pp 1"},
@@ -1146,8 +1170,8 @@ TEST_F(IdleFlags, OfTheOtherVerbs) {
                                      {{"--system", "a"}, "without --chat"}};
   expect_refused({"generate", "--checkpoint", "ck"}, generating);
   expect_known({"generate"}, generating,
-               {"--threads", "--checkpoint", "--max-tokens", "--temperature", "--stop", "--chat", "--dp",
-                "--tp", "--pp"});
+               {"--threads", "--device", "--checkpoint", "--max-tokens", "--temperature", "--stop", "--chat",
+                "--dp", "--tp", "--pp"});
   const std::vector<Line> launching{
       {{"--agent", "ssh", "--", "train"}, "without --hosts"},
       {{"--elastic", "--max-restarts", "0", "--", "train"}, "with --max-restarts 0"}};

@@ -13,6 +13,7 @@
 #include "fake_driver.h"
 #include "tensor/device_stream.h"
 #include "train/generate.h"
+#include "train/session.h"
 
 namespace echelon::device_training_test {
 namespace {
@@ -198,6 +199,123 @@ TEST(DeviceTraining, GeneratesTheHostsText) {
   FakeDriver driver;
   EXPECT_EQ(text_on(&driver), text_on(nullptr));
   expect_clean(driver);
+}
+
+TEST(DeviceTraining, VerifiesAMeshAgainstOneRank) {
+  for (const bool experts : {false, true}) {
+    Plan plan = experts ? odd_plan(even_mixtral(2), 2, 2, true)
+                        : pipeline_plan(odd_gpt2(false, 4), "2bw", 2, 1, 2, 4);
+    if (experts) plan.mesh.ep = 2;
+    VerifyRequest request = verify_request(plan, 2, experts ? 0.1 : 0);
+    const auto driver = std::make_shared<FakeDriver>();
+    request.run.driver = driver;
+    const VerifyReport report = verify(request);
+    EXPECT_TRUE(report.pass) << to_json(report, plan);
+    EXPECT_GT(driver->operations_run(), 100u);
+    expect_clean(*driver);
+  }
+}
+
+class DeviceRuns : public testing::Test {
+ protected:
+  DeviceRuns() {
+    std::string text;
+    for (int i = 0; i < 60; ++i) text += fmt::format("{} bottles of {} on the wall\n", i, i * i);
+    write_text(directory_ / "text", text);
+    data_ = std::make_unique<TokenData>(std::vector{directory_ / "text"}, bytes_vocab);
+  }
+  TrainRequest request(const char* name, std::shared_ptr<FakeDriver> driver) const {
+    TrainRequest r;
+    r.plan = odd_plan(odd_llama(), 2, 1, false);
+    r.plan.model.vocab = bytes_vocab;
+    r.plan.global_batch = 4;
+    r.plan.zero = 3;
+    r.optimizer.total_steps = 4;
+    r.optimizer.warmup_steps = 1;
+    r.run.timeout = patience;
+    r.run.driver = std::move(driver);
+    r.eval_samples = 2;
+    r.save_every = 2;
+    r.save_beside = true;
+    r.sample_tokens = 4;
+    r.fingerprint_every = 1;
+    r.checkpoint_directory = directory_ / name;
+    return r;
+  }
+  TrainSummary run(const TrainRequest& r) const { return train(r, *data_, {}); }
+
+  const TemporaryDirectory directory_;
+  std::unique_ptr<TokenData> data_;
+};
+
+TEST_F(DeviceRuns, EndWithTheHostsWeightsAndHoldAndSendWhatWasPredicted) {
+  const TrainSummary host = run(request("host", nullptr));
+  const auto driver = std::make_shared<FakeDriver>();
+  const TrainSummary device = run(request("device", driver));
+  EXPECT_EQ(device.fingerprint, host.fingerprint);
+  EXPECT_EQ(device.final_loss, host.final_loss);
+  EXPECT_EQ(device.validation_loss, host.validation_loss);
+  for (const MemoryCategory category : all_memory_categories)
+    EXPECT_EQ(device.measured_memory[category], device.predicted_memory[category])
+        << memory_category_name(category);
+  EXPECT_EQ(device.measured_traffic, host.measured_traffic);
+  EXPECT_GT(device.predicted_step_seconds, 0);
+  EXPECT_GT(device.peak_flops, 0);
+  expect_clean(*driver);
+}
+
+TEST_F(DeviceRuns, ALostDeviceLeavesTheLastCheckpointToGoOnFrom) {
+  const auto asked = [&](const std::string& name, std::shared_ptr<FakeDriver> driver) {
+    TrainRequest r = request(name.c_str(), std::move(driver));
+    r.priced_step = StepPrediction();  // nothing runs on the device before the training
+    r.save_beside = false;
+    return r;
+  };
+  const auto clean = std::make_shared<FakeDriver>();
+  const std::string whole = run(asked("whole", clean)).fingerprint;
+  int stopped_between = 0;
+  for (const int tenths : {3, 6, 7, 8}) {
+    const std::string name = fmt::format("lost{}", tenths);
+    const auto driver = std::make_shared<FakeDriver>();
+    driver->fail_after(FakeCall::run, clean->calls(FakeCall::run) * tenths / 10);
+    const TrainRequest r = asked(name, driver);
+    const std::string failure = message_of<RunError>([&] { run(r); });
+    EXPECT_EQ(failure, "device 0 was lost: it fell off the bus");
+    EXPECT_EQ(driver->complaints(), std::vector<std::string>());
+    const auto left = list_checkpoints(r.checkpoint_directory);
+    if (left.size() == 1) ++stopped_between;
+    for (const std::string& path : left) EXPECT_NO_THROW(read_checkpoint_info(path));
+    TrainRequest again = asked(name, nullptr);
+    again.resume = !left.empty();
+    EXPECT_EQ(run(again).fingerprint, whole);
+  }
+  EXPECT_GT(stopped_between, 0);
+}
+
+TEST_F(DeviceRuns, WhatADeviceCannotDoIsRefused) {
+  const auto driver = std::make_shared<FakeDriver>(FakeDriver::Options{.memory_bytes = 100 << 10});
+  const auto refused = [&](const std::function<void(TrainRequest&)>& ask, const std::string& words) {
+    TrainRequest r = request("refused", driver);
+    ask(r);
+    expect_contains(message_of<RequestError>([&] { run(r); }), {words});
+  };
+  refused([](TrainRequest& r) { r.run.collectives = Collectives::ring; }, "legal with --device cuda: direct");
+  refused([](TrainRequest& r) { r.plan.offload = Offload::optimizer; }, "legal with --device cuda: none");
+  refused(
+      [](TrainRequest& r) {
+        r.plan.zero = 0;
+        r.save_every = 0;
+        r.asynchronous = AsynchronousOptions{};
+      },
+      "--device cuda: parameter servers");
+  refused(
+      [](TrainRequest& r) {
+        r.plan.zero = 0;
+        r.plan.compression = parse_compression("topk:0.1", "--compress");
+      },
+      "legal with --device cuda: none, bf16, fp16, int8");
+  refused([](TrainRequest&) {}, "device 0, which has 100.00 KiB");
+  EXPECT_EQ(driver->calls(FakeCall::allocate), 0);
 }
 
 // Memory by category is that of the host: the same program asks for it.

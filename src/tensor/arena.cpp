@@ -39,6 +39,10 @@ Arena::~Arena() {
   }
 }
 
+void Arena::synchronize() const {
+  if (stream_) stream_->synchronize();
+}
+
 void Arena::drop_kept() {
   if (stream_) {  // what is queued may still use them
     stream_->synchronize();

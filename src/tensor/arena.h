@@ -69,6 +69,8 @@ class Arena {
   std::int64_t system_allocations() const { return system_allocations_; }
   // What the system has given: live blocks and those kept for reuse.
   std::size_t held_bytes() const { return held_bytes_; }
+  // The host waits for what kernels have been asked to do: nothing on the cpu, where they are done.
+  void synchronize() const;
   // Gives the kept blocks back to the system.
   void drop_kept();
 

@@ -90,6 +90,26 @@ void refuse_obstacles(const TrainRequest& request) {
 
 }  // namespace
 
+void refuse_on_device(const Plan& plan, const RunOptions& run) {
+  if (!run.driver) return;
+  if (run.processes != nullptr)
+    refuse("--device cuda: ranks on a device are threads of one process; legal: --comm threads");
+  if (run.collectives != Collectives::direct)
+    refuse("--collectives {}: messages pass through the host's memory; legal with --device cuda: direct",
+           collectives_name(run.collectives));
+  if (plan.offload != Offload::none)
+    refuse("--offload {}: its file is the host's memory; legal with --device cuda: none",
+           name_of(plan.offload));
+  if (has_residuals(plan.compression.kind))
+    refuse(
+        "--compress {}: no device chooses what is sent yet; legal with --device cuda: none, bf16, fp16, int8",
+        compression_text(plan.compression));
+}
+
+std::int64_t scratch_bytes(const Plan& plan, const RunOptions& run) {
+  return run.driver ? 0 : kernel_scratch_bytes(plan.precision, run.threads_per_rank, plan.numerics);
+}
+
 void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeline) {
   const Plan& plan = request.plan;
   if (request.optimizer.total_steps < 1)
@@ -113,6 +133,9 @@ void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeli
     refuse("--checkpoint {}: is one checkpoint itself; name the directory above it",
            request.checkpoint_directory);
   refuse_asynchronous(request);
+  refuse_on_device(plan, request.run);
+  if (request.run.driver && request.asynchronous)
+    refuse("--device cuda: parameter servers are the host's (--staleness); legal: --device cpu");
   refuse_straggler(request);
   refuse_planted_expert(request);
   refuse_processes(request);
@@ -140,8 +163,7 @@ static void refuse_beyond_limit(const TrainRequest& request, const PipelineLayou
   for (int pp = 0; limit > 0 && pp < plan.mesh.size(Axis::pp); ++pp)
     for (int tp = 0; tp < plan.mesh.size(Axis::tp); ++tp) {
       Memory memory = predict_memory(plan, pipeline, {.pp = pp, .tp = tp});
-      memory[MemoryCategory::other] +=
-          kernel_scratch_bytes(plan.precision, request.run.threads_per_rank, plan.numerics);
+      memory[MemoryCategory::other] += scratch_bytes(plan, request.run);
       if (static_cast<double>(memory.total()) > limit)
         refuse(
             "--memory-limit {}: the rank at pp {} tp {} needs {}, of which {} for activations; more ranks of "
@@ -161,7 +183,7 @@ void refuse_what_machine_lacks(const TrainRequest& request, const PipelineLayout
   if (const auto& asynchronous = request.asynchronous)
     for (int server = 0; server < asynchronous->servers; ++server)
       bytes += static_cast<double>(predict_server_memory(plan, pipeline, *asynchronous, server).total());
-  refuse_beyond_memory(plan, bytes);
+  refuse_beyond_memory(plan, bytes, request.run.driver.get());
   refuse_beyond_limit(request, pipeline);
 }
 

@@ -10,6 +10,11 @@ namespace echelon {
 // RequestError where the plan, the optimizer or the run's numbers are out of range, or do not go together.
 void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeline);
 
+// RequestError where a device cannot run the plan in this way.
+void refuse_on_device(const Plan& plan, const RunOptions& run);
+// What the kernels of a rank take for themselves.
+std::int64_t scratch_bytes(const Plan& plan, const RunOptions& run);
+
 // What the run goes on from: the checkpoint at `path`, or the start where that is empty. RequestError where
 // the run cannot go on from it with this data, or the directory holds what would stop it when it saves.
 CheckpointInfo find_resumed(const TrainRequest& request, const std::string& path, const TokenData& data);

@@ -74,12 +74,12 @@ void time_together(Communicator& all, SharedStopwatch& watch, const Once& once, 
 // Runs body(rank, meet) on all ranks of so many meshes at once; meet() is a barrier of them all.
 template <class Body>
 void on_meshes(const Stand& stand, const Mesh& mesh, const PrecisionRecipe& precision, Numerics numerics,
-               int threads, const Body& body) {
+               const RunOptions& options, const Body& body) {
   ThreadWorld world(stand.ranks, patience);
   run_ranks(world, [&](int index) {
     const auto all = world.join(index, everyone(stand.ranks), "rehearsal");
-    Arena arena;
-    const auto kernels = make_kernels(arena, precision, threads, numerics);
+    Arena arena(options.driver.get(), 0);
+    const auto kernels = make_kernels(arena, precision, options.threads_per_rank, numerics);
     const int size = mesh.num_ranks();
     body(
         Rank(world, mesh, index % size, precision, arena, *kernels, Collectives::direct, index / size * size),
@@ -89,20 +89,21 @@ void on_meshes(const Stand& stand, const Mesh& mesh, const PrecisionRecipe& prec
 
 // Work of a rank in the passes of one microbatch. The time of all ranks together is measured, since one that
 // shares its core may run early or late in it.
-PartSeconds::Passes passes_of(const Plan& plan, const Stand& stand, int threads) {
+PartSeconds::Passes passes_of(const Plan& plan, const Stand& stand, const RunOptions& options) {
   struct Try {
     double all = std::numeric_limits<double>::max(), forward = 0, passes = 0;
   };
   Try best, now;
   std::mutex mutex;
   SharedStopwatch watch;
-  on_meshes(stand, plan.mesh, plan.precision, plan.numerics, threads,
+  on_meshes(stand, plan.mesh, plan.precision, plan.numerics, options,
             [&](const Rank& rank, Communicator& all) {
               Trainer trainer(rank, plan, {}, 1, {}, nullptr, Moments::elsewhere);
               trainer.set_data_parallel_sums(DataParallelSums::none);
               const SampleSource samples = random_tokens(plan, 1);
               const auto once = [&] {
                 trainer.compute_gradients(0, samples);
+                rank.arena().synchronize();
                 const std::lock_guard lock(mutex);
                 for (const Span& span : trainer.last_run().spans) {
                   now.passes += span.end - span.begin;
@@ -124,11 +125,11 @@ PartSeconds::Passes operator-(const PartSeconds::Passes& a, const PartSeconds::P
 }
 
 // Zeroing, norm and update of one element.
-double element_seconds(const Plan& plan, const Stand& stand, int threads) {
+double element_seconds(const Plan& plan, const Stand& stand, const RunOptions& options) {
   constexpr std::int64_t elements = 1 << 16;
   double best = std::numeric_limits<double>::max();
   SharedStopwatch watch;
-  on_meshes(stand, Mesh{}, plan.precision, plan.numerics, threads, [&](const Rank& rank, Communicator& all) {
+  on_meshes(stand, Mesh{}, plan.precision, plan.numerics, options, [&](const Rank& rank, Communicator& all) {
     const auto tensor = [&](DType dtype, std::int64_t size) {
       return Tensor(rank.arena(), MemoryCategory::other, dtype, {size});
     };
@@ -148,6 +149,7 @@ double element_seconds(const Plan& plan, const Stand& stand, int threads) {
       rank.kernels().fill(gradient, 0.0);
       rank.kernels().sum_squares(gradient, norm_block, sums);
       rank.kernels().adamw(value, gradient, first, second, step);
+      rank.arena().synchronize();
     };
     time_together(all, watch, once, [&](double seconds) { best = std::min(best, seconds); });
   });
@@ -169,7 +171,8 @@ void compute_for(double seconds) {
 // between one call and the next for as long as small layers do, none just as long as another: ranks that
 // wait fall asleep and are woken, or give their core to others. What they compute, and where each has a core
 // what the longest of a group computes, is taken off.
-double call_seconds(const Plan& plan, int ranks, int group_size, const JobCores& cores, std::int64_t count) {
+double call_seconds(const Plan& plan, const RunOptions& options, int ranks, int group_size,
+                    const JobCores& cores, std::int64_t count) {
   constexpr int row = 8;
   constexpr double shortest = 70e-6, longest = 130e-6;
   const int groups = ranks / group_size, all_ranks = groups * group_size;
@@ -200,7 +203,7 @@ double call_seconds(const Plan& plan, int ranks, int group_size, const JobCores&
     std::iota(group.begin(), group.end(), index / group_size * group_size);
     const auto all = world.join(index, everyone(all_ranks), "rehearsal");
     const auto few = world.join(index, group, "rehearsal's group");
-    Arena arena;
+    Arena arena(options.driver.get(), 0);
     const Tensor x(arena, MemoryCategory::communication, plan.precision.activations, {count});
     copy_bytes_from_host(std::vector<std::byte>(static_cast<std::size_t>(x.bytes())), x);
     const auto once = [&] {
@@ -208,6 +211,7 @@ double call_seconds(const Plan& plan, int ranks, int group_size, const JobCores&
         compute_for(computes(index, call));
         few->all_reduce(x).wait();
       }
+      arena.synchronize();
     };
     time_together(*all, watch, once, [&](double seconds) { best = std::min(best, seconds); });
   });
@@ -262,7 +266,7 @@ RehearsedPlan rehearsed_plan(const Plan& plan, std::int64_t dense, std::int64_t 
 
 PartSeconds rehearse(const Plan& plan, const RunOptions& options, const JobCores& cores) {
   const ModelSpec& m = plan.model;
-  const int ranks = plan.mesh.num_ranks(), threads = options.threads_per_rank;
+  const int ranks = plan.mesh.num_ranks();
   PartSeconds parts;
   const bool has_experts = m.experts != Experts::none;
   const bool has_dense = !has_experts || (m.experts == Experts::deepseek && m.num_dense_layers > 0);
@@ -270,7 +274,7 @@ PartSeconds rehearse(const Plan& plan, const RunOptions& options, const JobCores
   const RehearsedPlan r = rehearsed_plan(plan, dense, experts);
   const Stand stand = stand_of(r.plan.mesh, ranks, cores);
   const auto passes = [&](std::int64_t more_dense, std::int64_t more_experts) {
-    return passes_of(rehearsed_plan(plan, dense + more_dense, experts + more_experts).plan, stand, threads);
+    return passes_of(rehearsed_plan(plan, dense + more_dense, experts + more_experts).plan, stand, options);
   };
   // One layer more: what it adds is a layer's, and what is left without any is that of both ends.
   const PartSeconds::Passes base = passes(0, 0);
@@ -280,14 +284,14 @@ PartSeconds rehearse(const Plan& plan, const RunOptions& options, const JobCores
   parts.dense *= r.layer_share;
   parts.experts *= r.layer_share;
   parts.ends *= r.head_share;
-  parts.element = element_seconds(plan, stand_of(Mesh{}, ranks, cores), threads);
+  parts.element = element_seconds(plan, stand_of(Mesh{}, ranks, cores), options);
   const int group = std::max(plan.mesh.dp_cp_size(), plan.mesh.size(Axis::pp));
   if (group == 1) return parts;
   constexpr int most_ranks = 32;
   const int world = std::max(group, std::min(ranks, most_ranks) / group * group);
   constexpr std::int64_t few = 16, many = 1 << 16;
-  parts.call = call_seconds(plan, world, group, cores, few);
-  const double large = call_seconds(plan, world, group, cores, many);
+  parts.call = call_seconds(plan, options, world, group, cores, few);
+  const double large = call_seconds(plan, options, world, group, cores, many);
   parts.byte =
       std::max(0.0, large - parts.call) /
       static_cast<double>(all_reduce_bytes_sent(many, group, 0, element_bytes(plan.precision.activations)));

@@ -32,8 +32,7 @@ std::int64_t steps_without_a_stop(const SharedRun& run) {
 }
 
 Memory with_scratch(Memory memory, const SharedRun& run) {
-  memory[MemoryCategory::other] += kernel_scratch_bytes(
-      run.request.plan.precision, run.request.run.threads_per_rank, run.request.plan.numerics);
+  memory[MemoryCategory::other] += scratch_bytes(run.request.plan, run.request.run);
   return memory;
 }
 
@@ -67,6 +66,8 @@ JobMachine job_machine(const TrainRequest& request) {
 
 // Of all threads that compute at once, from those of the ranks that fit here.
 double measure_peak_flops(const TrainRequest& request, const JobMachine& machine) {
+  if (DeviceDriver* const driver = request.run.driver.get())
+    return measure_device_matmul_flops(*driver, request.plan.precision);
   const int threads = std::min(request.run.threads_per_rank, available_cores());
   return measure_matmul_flops(request.plan.precision, machine.teams_here, threads) /
          (machine.teams_here * threads) * machine.busy_threads;
@@ -157,7 +158,7 @@ void run_rank(const SharedRun& run, World& world, int index, TrainSummary& summa
     recording.emplace(world.time(), run.epoch,
                       run.request.asynchronous ? 2 : run.pipeline->programs(0).shown_steps());
   TraceRecorder* const recorder = recording ? &*recording : nullptr;
-  Arena arena(Device::cpu, static_cast<std::size_t>(run.request.run.memory_limit));
+  Arena arena(run.request.run.driver.get(), 0, static_cast<std::size_t>(run.request.run.memory_limit));
   const auto kernels = make_kernels(arena, plan.precision, run.request.run.threads_per_rank, plan.numerics);
   if (index >= workers) {
     const Rank rank(world, server_plan(plan, run.request.asynchronous->servers).mesh, index - workers,

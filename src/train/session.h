@@ -16,6 +16,7 @@
 #include "data/tokens.h"
 #include "plan/cost.h"
 #include "spec/plan.h"
+#include "tensor/device_driver.h"
 #include "train/asynchronous.h"
 #include "train/generate.h"
 #include "train/metrics.h"
@@ -30,6 +31,8 @@ struct RunOptions {
   int threads_per_rank = 1;
   std::chrono::milliseconds timeout{60'000};  // of any wait for another rank
   Collectives collectives = Collectives::direct;
+  // Of the device that thread ranks share; null: they compute on the cpu. Outlives the run.
+  std::shared_ptr<DeviceDriver> driver{};
   std::int64_t memory_limit = 0;  // bytes that a rank's arena may hold; 0: no limit
   // Each rank is one of these, and outlives the run; null: ranks are threads of this process.
   ProcessWorld* processes = nullptr;

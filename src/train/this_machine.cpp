@@ -44,17 +44,18 @@ double memory_limit() {
   return limit;
 }
 
-void refuse_beyond_memory(const Plan& plan, double bytes) {
-  const double limit = memory_limit();
+void refuse_beyond_memory(const Plan& plan, double bytes, DeviceDriver* driver) {
+  const double limit =
+      driver == nullptr ? memory_limit() : static_cast<double>(driver->properties(0).memory_bytes);
   if (bytes <= limit) return;
   const int ranks = plan.mesh.num_ranks();
   std::string less;
   if (ranks > 1) less += "fewer ranks, ";
   if (plan.micro_batch > 1) less += "a smaller --micro-batch, ";
   if (plan.seq_len > 1) less += "a shorter --seq-len, ";
-  refuse("--model {}: needs {} on {} rank{} of this machine, which has {}; take {}a smaller model",
-         plan.model.name, format_bytes(bytes), ranks, ranks == 1 ? "" : "s", format_bytes(limit),
-         less.empty() ? "" : less.substr(0, less.size() - 2) + " or ");
+  refuse("--model {}: needs {} on {} rank{} of {}, which has {}; take {}a smaller model", plan.model.name,
+         format_bytes(bytes), ranks, ranks == 1 ? "" : "s", driver == nullptr ? "this machine" : "device 0",
+         format_bytes(limit), less.empty() ? "" : less.substr(0, less.size() - 2) + " or ");
 }
 
 namespace {
@@ -105,6 +106,33 @@ int machine_cores() {
   return std::max(available_cores(),
                   static_cast<int>(std::min<double>(::get_nprocs(),
                                                     cores_of_quota("/proc/self/cgroup", "/sys/fs/cgroup"))));
+}
+
+double measure_device_matmul_flops(DeviceDriver& driver, const PrecisionRecipe& precision) {
+  constexpr std::int64_t smallest = 64, largest = 8192;
+  constexpr double long_enough_seconds = 5e-3;  // a launch takes some microseconds
+  constexpr int tries = 8;
+  Arena arena(&driver, 0);
+  const auto kernels = make_kernels(arena, precision, 1);
+  double best = 0;
+  for (std::int64_t size = smallest;; size *= 2) {
+    const auto matrix = [&] {
+      const Tensor m(arena, MemoryCategory::other, precision.activations, {size, size});
+      kernels->fill(m, 0.5);
+      return m;
+    };
+    const Tensor a = matrix(), b = matrix(), c = matrix();
+    double seconds = 0;
+    for (int k = 0; k < tries; ++k) {
+      arena.synchronize();
+      const auto begin = Clock::now();
+      kernels->matmul(a, Transpose::no, b, Transpose::no, c, false);
+      arena.synchronize();
+      seconds = seconds_since(begin);
+      best = std::max(best, 2.0 * static_cast<double>(size * size * size) / seconds);
+    }
+    if (seconds > long_enough_seconds || size == largest) return best;
+  }
 }
 
 double measure_matmul_flops(const PrecisionRecipe& precision, int teams, int threads, std::int64_t size) {

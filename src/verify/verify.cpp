@@ -15,6 +15,7 @@
 #include "tensor/prepare_kernels.h"
 #include "train/random_tokens.h"
 #include "train/rank_timeline.h"
+#include "train/refuse_request.h"
 #include "verify/comparison.h"
 
 namespace echelon {
@@ -79,6 +80,7 @@ void validate(const VerifyRequest& request) {
       processes != nullptr && processes->num_ranks() != request.plan.mesh.num_ranks())
     refuse("--comm mpi: the mesh {} needs a process for each rank, and {} were started",
            request.plan.mesh.describe(), processes->num_ranks());
+  refuse_on_device(request.plan, request.run);
   if (request.plan.offload != Offload::none) check_scratch_directory(request.plan.offload_directory);
 }
 
@@ -101,7 +103,7 @@ VerifyReport verify(const VerifyRequest& given) {
   world.run([&](int index) {
     std::optional<TraceRecorder> recorder;
     if (request.trace) recorder.emplace(world.time(), epoch, pipeline.programs(0).shown_steps());
-    Arena arena;
+    Arena arena(request.run.driver.get(), 0);
     const auto kernels =
         make_kernels(arena, request.plan.precision, request.run.threads_per_rank, request.plan.numerics);
     const Rank rank(world, request.plan.mesh, index, request.plan.precision, arena, *kernels,
