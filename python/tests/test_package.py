@@ -36,6 +36,33 @@ def test_is_typed():
     assert named["TrainArguments"] == {one.name for one in echelon.arguments("train")} - {"data"}
 
 
+def test_types_check(tmp_path):
+    """mypy --strict finds nothing in right use, and what is wrong in wrong use."""
+    api = pytest.importorskip("mypy.api")
+    (tmp_path / "right.py").write_text(
+        "import echelon\n"
+        "answer = echelon.plan(model=echelon.Model('llama-3-8b'), gpus=8, sp=True, objective='time')\n"
+        "seconds: float = answer.plans[0].step_seconds\n"
+        "count: int = answer.to_dict()['considered']\n"
+        "def show(record: echelon.StepRecord) -> None:\n"
+        "    print(record.loss, record.experts[0].tokens)\n"
+        "echelon.train('text', from_='weights', steps=3, on_step=show)\n"
+        "peaks: list[float] = echelon.simulate('1f1b', pp=4, times=(1, 1, 1)).peak_activations\n"
+    )
+    (tmp_path / "wrong.py").write_text(
+        "import echelon\n"
+        "echelon.plan(gpus='many')\n"
+        "echelon.plan(gpuz=3)\n"
+        "echelon.plan(objective='fame')\n"
+        "answer: str = echelon.plan(gpus=8).best\n"
+    )
+    cache = ["--cache-dir", str(tmp_path / "cache")]
+    out, _, status = api.run(["--strict", *cache, str(tmp_path / "right.py")])
+    assert status == 0, out
+    out, _, status = api.run(["--strict", *cache, str(tmp_path / "wrong.py")])
+    assert [int(line) for line in re.findall(r"wrong.py:(\d+): error", out)] == [2, 3, 4, 5], out
+
+
 def test_everything_public_is_there_and_told():
     for name in echelon.__all__:
         assert getattr(echelon, name, None) is not None, name
