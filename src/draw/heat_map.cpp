@@ -103,6 +103,8 @@ class SvgHeatMap {
     size_t label = 0;
     for (const HeatMap& map : maps) {
       folded_.push_back(fold(map, most_svg_rows, most_svg_columns));
+      for (const auto& row : folded_.back().values)
+        for (const double value : row) largest_ = std::max(largest_, value);
       const size_t rows = folded_.back().values.size();
       row_height_ = std::min(row_height_, rows <= 16 ? 18.0 : rows <= 32 ? 12.0 : 8.0);
       for (size_t r = 0; r < rows; ++r) label = std::max(label, row_label(map, folded_.back(), r).size());
@@ -162,7 +164,8 @@ class SvgHeatMap {
     for (int power = -2; power <= 2; ++power)
       word(x + cell * (power * half_levels / 2 + half_levels + 0.5), y + 25, 11, "middle",
            power < 0 ? fmt::format("1/{}", 1 << -power) : fmt::format("{}", 1 << power));
-    word(x + cell * (2 * half_levels + 1) + 12, y + 10, 12, "start", "load / average");
+    word(x + cell * (2 * half_levels + 1) + 12, y + 10, 12, "start",
+         fmt::format("load / average: 1/4 and less to 4 and more; the largest here is {:.3g}", largest_));
     return y + legend_height;
   }
 
@@ -193,7 +196,7 @@ class SvgHeatMap {
   std::string text_;
   std::back_insert_iterator<std::string> out_;
   std::vector<Folded> folded_;
-  double row_height_ = 18, left_ = 0;
+  double row_height_ = 18, left_ = 0, largest_ = 0;  // largest: of what is drawn
 };
 
 }  // namespace
