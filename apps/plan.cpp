@@ -5,7 +5,8 @@
 #include <memory>
 
 #include "apps/plan_flags.h"
-#include "apps/plan_pages.h"
+#include "apps/plan_page.h"
+#include "apps/plan_sweep.h"
 #include "apps/progress_line.h"
 #include "apps/verbs.h"
 #include "base/error.h"
@@ -118,9 +119,15 @@ int run_plan(const PlanSearchFlags& f) {
   if (!result.plans.empty()) {
     if (!f.out.empty()) write_plan(f.out, result.plans.front(), request.work);
     if (!launch.empty()) write_launch(f.launch_out, launch);
-    if (!f.html.empty()) write_output("--html", f.html, plan_page(result, request));
   }
-  if (f.json) fmt::print("{}\n", plans_json(result, request.work, cost));
+  const std::string answer = plans_json(result, request.work, cost);
+  if (!result.plans.empty() && !f.html.empty()) {
+    request.gpus = gpus;
+    const std::string page = plan_page(result, request, answer, f.app());
+    line.clear();
+    write_output("--html", f.html, page);
+  }
+  if (f.json) fmt::print("{}\n", answer);
   return result.plans.empty() ? 1 : 0;
 }
 

@@ -23,6 +23,7 @@ struct PlanSearchFlags {
   double target_seconds = 0;
   // What --tokens and the flags beside it ask; no value without it.
   std::optional<RunRequest> life() const;
+  const CLI::App& app() const { return *app_; }
 
  private:
   CLI::App* app_ = nullptr;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "apps/command_text.h"
 #include "apps/flag_needs.h"
 #include "apps/flag_values.h"
 #include "apps/progress_line.h"
@@ -186,13 +187,7 @@ class Simulate {
 
   void print_numbers(const std::vector<SimulationReport>& reports) const {
     if (f_.json) {
-      if (f_.compare.empty()) {
-        fmt::print("{}\n", json_text(to_json(reports[0])));
-      } else {
-        nlohmann::ordered_json rows = nlohmann::ordered_json::array();
-        for (const SimulationReport& r : reports) rows.push_back(to_json(r));
-        fmt::print("{}\n", json_text(nlohmann::ordered_json{{"schedules", rows}}));
-      }
+      fmt::print("{}\n", json_text(to_json(reports, !f_.compare.empty())));
       return;
     }
     std::FILE* out = is_drawing_on_stdout() ? stderr : stdout;
@@ -210,9 +205,13 @@ class Simulate {
       return f_.format == "csv" ? to_csv(schedule)
                                 : to_text(f_.format == "rows" ? schedule : lower(schedule));
     }
+    if (f_.format == "html") {
+      Page page = page_of(reports, !f_.compare.empty());
+      page.command = command_text(app_);
+      return page_html(page);
+    }
     const std::vector<Track> tracks = tracks_of(reports);
     if (f_.format == "svg") return gantt_svg(tracks);
-    if (f_.format == "html") return gantt_html(tracks);
     if (f_.format == "perfetto") return perfetto_json(tracks, 1000);
     std::string text = gantt_text(tracks, text_options(f_));
     return f_.out.empty() ? "\n" + text : text;

@@ -8,6 +8,8 @@
 
 #include "apps/text_rows.h"
 #include "base/error.h"
+#include "base/json_text.h"
+#include "base/units.h"
 #include "schedule/step_programs.h"
 #include "schedule/validate.h"
 
@@ -56,6 +58,7 @@ SimulationReport report_on(Schedule schedule, const SimulationCosts& costs) {
   for (int r = 0; r < report.ranks; ++r)
     report.work = std::max(report.work, report.simulation.timeline.busy(r));
   report.schedule = std::move(schedule);
+  report.costs = costs;
   return report;
 }
 
@@ -94,6 +97,13 @@ nlohmann::ordered_json to_json(const SimulationReport& r) {
                                {"bubble_time", rounded(r.better->simulation.timeline.makespan() - r.work)},
                                {"peak_activations", rounded(r.better->simulation.peak_activations)}};
   return json;
+}
+
+nlohmann::ordered_json to_json(const std::vector<SimulationReport>& reports, bool compared) {
+  if (!compared) return to_json(reports.front());
+  nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+  for (const SimulationReport& r : reports) rows.push_back(to_json(r));
+  return {{"schedules", rows}};
 }
 
 std::string table(const std::vector<SimulationReport>& reports) {
@@ -154,6 +164,35 @@ std::vector<Track> tracks_of(std::vector<SimulationReport>& reports) {
     tracks.back().timeline = std::move(r.simulation.timeline);
   }
   return tracks;
+}
+
+Page page_of(std::vector<SimulationReport>& reports, bool compared) {
+  Page page;
+  page.kind = "simulate";
+  const SimulationReport& first = reports.front();
+  page.title = compared ? "Pipeline schedules compared" : first.name;
+  page.subtitle = fmt::format("{}, {}", counted(first.ranks, "rank"), counted(first.microbatches, "microbatch"));
+  page.members.emplace_back("answer", json_text(to_json(reports, compared)));
+  for (const SimulationReport& r : reports) {
+    if (!r.unfit.empty()) continue;
+    PageTrack one;
+    const bool flushes = std::none_of(r.schedule.ranks.begin(), r.schedule.ranks.end(), [](const auto& list) {
+      return std::any_of(list.begin(), list.end(), [](const Instruction& i) { return i.op == Op::step; });
+    });
+    if (flushes) {
+      one.step_microbatches = r.microbatches;
+      one.two_steps = simulate(two_steps(r.schedule), r.costs).timeline;
+    }
+    const std::vector<double> of_stage(static_cast<std::size_t>(r.schedule.num_stages),
+                                       r.schedule.stage_fraction());
+    for (HeldCurve& curve : held_over_time(r.schedule, r.simulation.timeline, of_stage))
+      one.memory.push_back({{}, std::move(curve)});
+    one.peak_activations = r.simulation.peak_activations;
+    page.tracks.push_back(std::move(one));
+  }
+  std::vector<Track> tracks = tracks_of(reports);
+  for (std::size_t t = 0; t < tracks.size(); ++t) page.tracks[t].track = std::move(tracks[t]);
+  return page;
 }
 
 }  // namespace echelon

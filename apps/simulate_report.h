@@ -9,6 +9,7 @@
 #include "apps/simulate_flags.h"
 #include "base/progress.h"
 #include "draw/gantt.h"
+#include "draw/page.h"
 #include "schedule/simulate.h"
 #include "schedule/zb_auto.h"
 
@@ -26,6 +27,7 @@ struct SimulationReport {
   int ranks = 0, microbatches = 0;
   std::string unfit;  // why it cannot be had with these numbers; then the rest is empty
   Schedule schedule;
+  SimulationCosts costs;  // it was simulated with
   Simulation simulation;
   double makespan = 0, local_bubble = 0;
   std::optional<AutoResult> search;  // of zb-auto; its schedule is the one above
@@ -47,10 +49,14 @@ std::vector<SimulationReport> simulation_reports(const SimulateFlags& flags, con
 SimulationReport simulation_report(const SimulateFlags& flags, const CLI::App& app, Schedule schedule);
 
 nlohmann::ordered_json to_json(const SimulationReport& report);
+// What --json writes: one report, or those that were compared.
+nlohmann::ordered_json to_json(const std::vector<SimulationReport>& reports, bool compared);
 std::string table(const std::vector<SimulationReport>& reports);
 // What the table has no column for, a line each.
 std::string remarks(const std::vector<SimulationReport>& reports);
 // The simulated ones, on one time axis; moves their timelines out.
 std::vector<Track> tracks_of(std::vector<SimulationReport>& reports);
+// The same as a page, over two steps too and with what ranks hold.
+Page page_of(std::vector<SimulationReport>& reports, bool compared);
 
 }  // namespace echelon

@@ -3,11 +3,15 @@
 
 #include <CLI/CLI.hpp>
 #include <string>
+#include <vector>
 
-#include "draw/gantt.h"
+#include "draw/page.h"
 #include "schedule/timeline.h"
 
 namespace echelon {
+
+// Above one another: simulated with the times measured, and measured.
+std::vector<PageTrack> timeline_tracks(const Timeline& simulated, const Timeline& measured);
 
 class TimelineFlags {
  public:
@@ -21,6 +25,7 @@ class TimelineFlags {
              const std::vector<RankTimeline>& ranks) const;
 
  private:
+  const CLI::App* app_ = nullptr;
   std::string trace_, timeline_;
 };
 

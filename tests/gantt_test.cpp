@@ -134,23 +134,6 @@ TEST(GanttSvg, IsWellFormed) {
   EXPECT_LT(gantt_svg({track(one_f_one_b(64, 256))}).size(), 2u << 20);
 }
 
-TEST(GanttHtml, IsOnePageWithItsData) {
-  Track odd = track(zb_h1(3, 5));
-  odd.title = "</script><b>";
-  const std::string page = gantt_html({odd, track(dualpipe_v(2, 4))});
-  EXPECT_EQ(page.find("http://"), std::string::npos);
-  EXPECT_EQ(page.find("https://"), std::string::npos);
-  EXPECT_EQ(page.find("src="), std::string::npos);
-  EXPECT_EQ(page.find("</script>"), page.rfind("</script>"));
-  const std::size_t begin = page.find("const data = ") + 13, end = page.find(";\nconst WIDTH");
-  const auto data = nlohmann::json::parse(page.substr(begin, end - begin));
-  ASSERT_EQ(data["tracks"].size(), 2u);
-  EXPECT_EQ(data["tracks"][0]["title"], "</script><b>");
-  EXPECT_EQ(data["tracks"][0]["ranks"].size(), 3u);
-  EXPECT_EQ(data["tracks"][0]["ranks"][0].size(), 7u * 15u);
-  EXPECT_EQ(data["tracks"][0]["makespan"], 17.0);
-}
-
 TEST(Perfetto, HoldsEveryInstruction) {
   const auto trace = nlohmann::json::parse(perfetto_json({track(zb_h1(3, 5)), track(gpipe(3, 5))}, 1000));
   int bars = 0;

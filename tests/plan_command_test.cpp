@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "page_checks.h"
 #include "verb_test.h"
 
 namespace echelon::plan_command_test {
@@ -115,13 +116,43 @@ TEST_F(PlanCommand, ExplainsWritesAndReadsBack) {
         "h100, published: memory_bytes 8.5e+10", "h100, fitted: gemm_fp8_efficiency 0.5965",
         "h100, assumed: reserved_bytes 5e+09", "tier bandwidth 4.5e+10", "current, fitted: "})
     EXPECT_NE(said.output.find(words), std::string::npos) << words;
-  const std::string page = read("plan.html");
-  EXPECT_NE(page.find("</html>"), std::string::npos);
-  EXPECT_EQ(page.find("src="), std::string::npos);  // needs nothing else
+  checks::document_of(read("plan.html"));
   const json first = object(std::string(small) + "--top 1")["plans"][0];
   const json again = object("--plan plan.toml --machine h100 --top 1")["plans"][0];
   EXPECT_NEAR(again["step_seconds"].get<double>(), first["step_seconds"].get<double>(), 1e-9);
   EXPECT_EQ(again["memory_bytes"], first["memory_bytes"]);
+}
+
+TEST_F(PlanCommand, DrawsAPageWithItsAnswer) {
+  const json answer = object(std::string(small) + "--pp 2 --html plan.html");
+  const json page = checks::document_of(read("plan.html"));
+  EXPECT_EQ(page["answer"], answer);
+  ASSERT_EQ(page["plans"].size(), answer["plans"].size());
+  ASSERT_FALSE(page["survey"]["cells"].empty());
+  double least = 1e300;
+  for (const json& cell : page["survey"]["cells"]) {
+    EXPECT_EQ(cell["pp"], 2);
+    EXPECT_TRUE(cell.contains("plan") || cell.contains("refusal"));
+    if (cell.contains("plan")) least = std::min(least, cell["plan"]["step_seconds"].get<double>());
+  }
+  EXPECT_NEAR(least, answer["plans"][0]["step_seconds"].get<double>(), 0.01 * least);
+  // What ranks hold over the step comes to what the plan holds.
+  const json& held = page["tracks"][0]["memory"];
+  for (std::size_t r = 0; r < held.size(); ++r) {
+    double kept = 0, most = 0;
+    for (const json& category : held[r]["kept"]) kept += category.get<double>();
+    for (std::size_t k = 1; k < held[r]["held"].size(); k += 2) most = std::max(most, held[r]["held"][k].get<double>());
+    const double peak = answer["plans"][0]["rank_memory_bytes"][r];
+    EXPECT_NEAR(kept + most, peak, 1e-3 * peak) << r;
+  }
+  // A plan's command prices that plan, to the last digit.
+  for (std::size_t i = 0; i < page["plans"].size(); ++i) {
+    const std::string command = page["plans"][i]["command"];
+    ASSERT_TRUE(command.starts_with("echelon plan ")) << command;
+    const json again = object(command.substr(13) + " --top 1")["plans"][0];
+    EXPECT_EQ(again["step_seconds"], answer["plans"][i]["step_seconds"]) << command;
+    EXPECT_EQ(again["memory_bytes"], answer["plans"][i]["memory_bytes"]) << command;
+  }
 }
 
 // The planner knows programs that do what the trainer here does not.

@@ -5,8 +5,10 @@
 #include <algorithm>
 
 #include "draw/gantt.h"
+#include "draw/page.h"
 #include "draw/rank_rows.h"
 #include "expert_runs.h"
+#include "page_checks.h"
 #include "trace_checks.h"
 #include "train/rank_timeline.h"
 #include "train/session.h"
@@ -125,7 +127,12 @@ TEST(Trace, EveryRankCallAndByteOfAStepIsInIt) {
     if (flushes(c.plan)) {
       EXPECT_EQ(read.arrows, received);  // no message crosses the step's beginning
     }
-    EXPECT_NE(gantt_html({}, timelines).find("what every rank did"), std::string::npos);
+    Page page;
+    page.kind = "timeline";
+    page.ranks = timelines;
+    const nlohmann::json done = document_of(page_html(page))["done"];
+    ASSERT_EQ(done["ranks"].size(), ranks);
+    for (std::size_t r = 0; r < ranks; ++r) EXPECT_EQ(done["ranks"][r]["rows"].size(), rank_rows(timelines[r]).size());
   }
 }
 

@@ -26,10 +26,6 @@ std::string gantt_text(const std::vector<Track>& tracks, const TextOptions& opti
 
 std::string gantt_svg(const std::vector<Track>& tracks);
 
-// One page that needs nothing else: hovering tells stage, microbatch, operation, begin and end; wheel and
-// buttons zoom. `ranks`: what every rank did, in the tracks' unit of seconds, below them.
-std::string gantt_html(const std::vector<Track>& tracks, const std::vector<RankTimeline>& ranks = {});
-
 // Chrome's trace events, for ui.perfetto.dev: a process for each track, a thread for each rank.
 std::string perfetto_json(const std::vector<Track>& tracks, double microseconds_per_unit);
 // The same of all that ranks did: a process for each rank, a thread for each of its rows (rank_rows.h), and

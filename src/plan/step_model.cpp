@@ -125,9 +125,38 @@ double StepModel::whole_step(const Plan& c, double seconds) const {
   return seconds * (1 + work_.software.straggling * std::log2(nodes)) + work_.software.step_seconds;
 }
 
-Timeline StepModel::timeline(const Plan& c) {
+Timeline StepModel::timeline(const Plan& c, int steps) {
   const StageShape& s = stages_.shape(c);
-  return simulate(stages_.schedule(c), *s.costs).timeline;
+  const Schedule& schedule = stages_.schedule(c);
+  return simulate(steps == 1 ? schedule : two_steps(schedule), *s.costs).timeline;
+}
+
+std::vector<HeldCurve> StepModel::activations_over_time(const Estimate& e, const Timeline& timeline) {
+  const StageShape& s = stages_.shape(e.plan);
+  const Schedule& schedule = stages_.schedule(e.plan);
+  const ModelSpec& m = e.plan.model;
+  const std::int64_t dense_end = m.experts == Experts::none ? m.num_layers : m.num_dense_layers;
+  std::vector<HeldCurve> curves;
+  for (std::size_t r = 0; r < schedule.ranks.size(); ++r) {
+    const SavedBytes& saved = s.prices[r]->saved;
+    std::vector<double> of_stage;
+    std::int64_t first = 0;
+    for (const std::int64_t layers : s.layers) {
+      const double dense = real(std::clamp<std::int64_t>(dense_end - first, 0, layers));
+      of_stage.push_back(dense * saved.dense_layer + (real(layers) - dense) * saved.expert_layer);
+      first += layers;
+    }
+    // One rank's curve alone is of its own prices.
+    curves.push_back(held_over_time(schedule, Timeline{{timeline.ranks[r]}}, of_stage).front());
+    double most = 0;
+    for (const auto& [time, held] : curves.back()) most = std::max(most, held);
+    // The trainer of this repository is walked, not counted by formula: the course is the formula's, the peak
+    // what was walked.
+    const auto peak = static_cast<double>(e.rank_memory[r][MemoryCategory::activations]);
+    if (most > peak)
+      for (auto& [time, held] : curves.back()) held *= peak / most;
+  }
+  return curves;
 }
 
 // Neighbours in the search share a simulation.

@@ -9,6 +9,7 @@
 
 #include "plan/stages.h"
 #include "plan/workload.h"
+#include "schedule/over_time.h"
 #include "schedule/simulate.h"
 #include "spec/memory.h"
 
@@ -83,8 +84,11 @@ class StepModel {
   // what that one holds is all that is found out.
   Estimate estimate_seconds(const Plan& c);
   void add_memory(Estimate& e, double most_bytes = 1e300);
-  // The schedule's timeline as the estimate simulates it.
-  Timeline timeline(const Plan& c);
+  // The schedule's timeline as the estimate simulates it, over one step or two (two_steps()).
+  Timeline timeline(const Plan& c, int steps = 1);
+  // What the passes of each pipeline rank keep over that step, in bytes. The most of it is part of the
+  // activations that the estimate has; the rest of these comes and goes inside a pass.
+  std::vector<HeldCurve> activations_over_time(const Estimate& e, const Timeline& timeline);
 
  private:
   struct Ends {

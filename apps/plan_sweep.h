@@ -1,4 +1,4 @@
-// Sweeps of plan and its page.
+// Sweeps of plan.
 #pragma once
 
 #include <string>
@@ -26,7 +26,5 @@ std::string sweep_table(const Sweep& sweep);
 std::string sweep_csv(const Sweep& sweep);
 std::string sweep_json(const Sweep& sweep);
 std::string sweep_svg(const Sweep& sweep);  // tokens/s of a device, with its interval
-
-std::string plan_page(const SearchResult& result, const SearchRequest& request);
 
 }  // namespace echelon

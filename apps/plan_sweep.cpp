@@ -1,4 +1,4 @@
-#include "apps/plan_pages.h"
+#include "apps/plan_sweep.h"
 
 #include <fmt/format.h>
 
@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/json_text.h"
 #include "base/units.h"
-#include "draw/plan_report.h"
+#include "draw/chart.h"
 #include "plan/explain.h"
 
 namespace echelon {
@@ -144,44 +144,6 @@ std::string sweep_svg(const Sweep& sweep) {
   }
   chart.bands[0].points.insert(chart.bands[0].points.end(), back.rbegin(), back.rend());
   return chart_svg(chart);
-}
-
-std::string plan_page(const SearchResult& result, const SearchRequest& request) {
-  const Estimate& best = result.plans.front();
-  const Plan& c = best.plan;
-  const Workload& work = request.work;
-  PlanReport page;
-  page.title = fmt::format("{} on {} {}", c.model.name, c.mesh.num_ranks(), work.machine.name);
-  page.subtitle = fmt::format("{} of {} a step, {}: {}. {:.3f} s a step, {:.0f} tokens/s a GPU, MFU {:.1f}%.",
-                              counted(c.global_batch, "sequence"), counted(c.seq_len, "token"),
-                              precision_name(work.precision), summary(c), best.seconds,
-                              best.tokens_per_second_per_gpu, 100 * best.mfu);
-  page.mesh = {c.mesh.pp(), c.mesh.dp(), c.mesh.cp(), c.mesh.tp(), work.machine.node()};
-  for (MemoryCategory category : all_memory_categories)
-    page.memory_names.emplace_back(memory_category_name(category));
-  constexpr std::size_t most_ranks = 32;
-  for (std::size_t r = 0; r < std::min(most_ranks, best.rank_memory.size()); ++r) {
-    Stack stack{fmt::format("pipeline rank {}", r), {}};
-    for (MemoryCategory category : all_memory_categories)
-      stack.parts.push_back(static_cast<double>(best.rank_memory[r][category]) / 1e9);
-    page.memory.push_back(std::move(stack));
-  }
-  page.memory_limit = (work.machine.memory_bytes - work.machine.reserved_bytes) / 1e9;
-  page.time_names = {"computation", "tp", "bubble", "dp", "cp", "ep", "optimizer", "other"};
-  page.header = {"step", "MFU", "memory", "bubble", "plan"};
-  for (const Estimate& e : result.plans) {
-    const StepParts& p = e.parts;
-    page.times.push_back({summary(e.plan).substr(0, 40),
-                          {p.compute, p.tp_exposed, p.pp_bubble, p.dp_exposed, p.cp_exposed, p.ep_exposed,
-                           p.optimizer, p.other}});
-    page.alternatives.push_back({fmt::format("{:.3f} s", e.seconds), fmt::format("{:.1f}%", 100 * e.mfu),
-                                 format_device_memory(static_cast<double>(e.memory.total())),
-                                 fmt::format("{:.1f}%", 100 * e.bubble_fraction), summary(e.plan)});
-  }
-  StepModel model(work);
-  page.timeline = model.timeline(c);
-  page.explanation = plans_table(result, work) + explain_winner(result, work);
-  return plan_report_html(page);
 }
 
 }  // namespace echelon

@@ -1,0 +1,156 @@
+// What plan --html shows besides timelines and memory.
+const seconds = value => amount("s", value, 4), bytes = value => amount("B", value, 4);
+// What a reason of the search says of those it left out.
+const reasonWords = { memory: "does not fit the memory", schedule: "has no such schedule", shape: "has sizes that do not go together",
+                      slower: "cannot come among the first, whatever its schedule", same: "is a duplicate" };
+const causes = [["compute", "computation", "--compute"], ["tp_exposed", "tensor-parallel collectives", "--axis-tp"], ["pp_bubble", "pipeline bubble and hand-overs", "--axis-pp"],
+  ["dp_exposed", "gradient reduction and gathers not hidden", "--axis-dp"], ["cp_exposed", "context-parallel exchange not hidden", "--axis-cp"],
+  ["ep_exposed", "experts' all-to-all not hidden", "--axis-ep"], ["optimizer", "optimizer step", "--optimizer"], ["other", "stragglers and the step's own overhead", "--other"]];
+
+function planOverview() {
+  const best = data.answer.plans[0];
+  const box = section("chosen", "The chosen plan", "");
+  box.classList.add("full");
+  box.append(el("p", {}, el("span", { class: "badge" }, "chosen"), " ", data.plans[0].summary), facts([
+    ["a step", seconds(best.step_seconds), `8 of 10 between ${seconds(best.step_seconds_p10)} and ${seconds(best.step_seconds_p90)}`],
+    ["tokens/s of a GPU", show(best.tokens_per_second_per_gpu, 4), show(best.model_tflops_per_gpu, 4) + " TFLOP/s of the model"],
+    ["MFU", amount("%", best.mfu, 3)],
+    ["memory", bytes(best.memory_bytes.total), "of " + bytes(data.machine.usable_bytes) + " usable"],
+    ["pipeline bubble", amount("%", best.bubble_fraction, 3)],
+    ["GPUs", String(data.machine.gpus), data.machine.name + ", " + data.machine.node + " in a node"]]),
+    el("p", { class: "soft" }, "The command that prices this plan alone:"), command(data.plans[0].command));
+}
+
+function planTable() {
+  const answer = data.answer, box = section("plans", "Plans, and why not the others", "");
+  box.classList.add("full");
+  const detail = el("div", { "aria-live": "polite" });
+  const pickPlan = i => {
+    detail.replaceChildren(el("h3", {}, data.plans[i].summary),
+      data.plans[i].why_not ? el("pre", { class: "wide", tabindex: 0 }, data.plans[i].why_not) : el("p", {}, "This is the chosen plan."), command(data.plans[i].command));
+  };
+  box.append(table(`${count(answer.considered, "configuration")} considered, ${answer.simulated} simulated; ranks with = are shared: prices do not tell these plans apart`,
+    ["rank", "plan", "step", "P10 to P90", "MFU", "bubble", "memory", "tokens/s/GPU", ""],
+    answer.plans.map((p, i) => [el("span", {}, p.rank + (p.rank_is_shared ? "=" : ""), i === 0 ? " " : "", i === 0 ? el("span", { class: "badge" }, "chosen") : null),
+      data.plans[i].summary, seconds(p.step_seconds), `${seconds(p.step_seconds_p10)} to ${seconds(p.step_seconds_p90)}`, amount("%", p.mfu, 3), amount("%", p.bubble_fraction, 3),
+      bytes(p.memory_bytes.total), show(p.tokens_per_second_per_gpu, 4),
+      el("button", { type: "button", "aria-label": `${i === 0 ? "Command" : "Why not, and the command"}: ${data.plans[i].summary}`, onclick: () => pickPlan(i) }, i === 0 ? "command" : "why not")]),
+    { long: 1, chosen: 0 }), detail);
+  const rejected = Object.entries(answer.rejected).filter(([, n]) => n > 0);
+  if (rejected.length)
+    box.append(el("h3", {}, "Left out"), table("What the search left out, by its reason, with an example of each kind", ["reason", "configurations", "examples"],
+      rejected.map(([reason, n]) => [reasonWords[reason] || reason, String(n),
+        el("div", {}, (answer.examples[reason] || []).map(example => el("div", {}, example)))]), { long: 2 }));
+}
+
+function planTime() {
+  const answer = data.answer, used = causes.filter(([key]) => answer.plans.some(p => p.time_seconds[key] > 0));
+  const box = section("time", "Where the seconds of a step go", "On the pipeline rank that ends last; they add up to the step.");
+  box.append(stacks(used.map(([, name, colour]) => ({ name, colour: `var(${colour})` })),
+    answer.plans.map((p, i) => ({ name: data.plans[i].summary, chosen: i === 0, parts: used.map(([key]) => p.time_seconds[key]) })), "s"),
+    asTable("Time by cause", "Seconds of a step by cause", ["plan", ...used.map(([, name]) => name)],
+      answer.plans.map((p, i) => [data.plans[i].summary, ...used.map(([key]) => seconds(p.time_seconds[key]))]), { chosen: 0 }));
+}
+
+function planRankMemory() {
+  const box = section("rank-memory", "Most that each pipeline rank holds", "");
+  const used = data.categories.map((name, c) => [name, c]).filter(([, c]) => data.plans.some(p => p.rank_memory.some(m => m[c] > 0)));
+  const inside = el("div");
+  const showPlan = i => inside.replaceChildren(
+    stacks(used.map(([name, c]) => ({ name, colour: `var(${memoryColours[c]})` })),
+      data.plans[i].rank_memory.map((m, r) => ({ name: "pipeline rank " + r, parts: used.map(([, c]) => m[c]) })), "B", { value: data.machine.usable_bytes, name: "usable" }),
+    asTable("Memory", "Most that each pipeline rank holds, by category", ["pipeline rank", ...used.map(([name]) => name), "together"],
+      data.plans[i].rank_memory.map((m, r) => [String(r), ...used.map(([, c]) => bytes(m[c])), bytes(m.reduce((a, b) => a + b, 0))])));
+  box.append(el("div", { class: "bar" }, choice("plan", data.plans.map((p, i) => [i, (i === 0 ? "chosen: " : "") + p.summary]), 0, i => showPlan(+i))), inside);
+  showPlan(0);
+}
+
+function planFront() {
+  const { front } = data.survey, best = data.answer.plans[0];
+  if (!front.length) return;
+  const box = section("front", "Time for memory: the front of all plans",
+    `Each step of the line is the fastest plan that holds less than the one to its right, in steps of at least ${amount("%", data.survey.front_step, 2)} of the device (of plans within ${amount("%", data.survey.tie, 2)} the one that holds least). No other plan is faster with as little, but for what lies within these steps.`);
+  const entries = p => [["step", seconds(p.step_seconds)], ["memory", bytes(p.memory_bytes)], ["MFU", amount("%", p.mfu, 3)]];
+  const detail = el("div", { "aria-live": "polite" });
+  const sorted = [...front].sort((a, b) => a.memory_bytes - b.memory_bytes);
+  const stairs = sorted.map(p => [p.memory_bytes, p.step_seconds, p.summary, entries(p), false, p.command]);
+  const ranked = data.answer.plans.map((p, i) => [p.memory_bytes.total, p.step_seconds, (i === 0 ? "chosen: " : "") + data.plans[i].summary,
+    entries({ ...p, memory_bytes: p.memory_bytes.total }), i === 0, data.plans[i].command]);
+  const cells = data.survey.cells.filter(c => c.plan).map(c => [c.plan.memory_bytes, c.plan.step_seconds, c.plan.summary, entries(c.plan), false, c.plan.command]);
+  chart(box, { label: "Step time over memory of the plans", x: { name: "memory of the rank with most", kind: "B", zero: true }, y: { name: "step", kind: "s", log: Math.max(...cells.map(c => c[1]), best.step_seconds) > 4 * best.step_seconds },
+    high: 340, limit: { x: data.machine.usable_bytes, label: "usable" }, click: p => detail.replaceChildren(el("h3", {}, p[2]), command(p[5])),
+    series: [{ name: "best of each tp and pp", kind: "dots", colour: () => css("--communication"), points: cells },
+      { name: "front", kind: "stairs", marked: true, colour: () => css("--accent"), points: stairs },
+      { name: "ranked plans; the chosen one is ringed", kind: "dots", colour: () => css("--activations"), points: ranked }] });
+  box.append(detail, asTable("The front", "The fastest plan for each memory", ["plan", "memory", "step", "MFU"],
+    sorted.map(p => [p.summary, bytes(p.memory_bytes), seconds(p.step_seconds), amount("%", p.mfu, 3)])));
+}
+
+function planHeat() {
+  const { cells } = data.survey;
+  if (!cells.length) return;
+  const box = section("sizes", "Every tensor- and pipeline-parallel size", "The step of the best plan with these sizes, whatever its other fields. A cell says what it is, or why there is no plan.");
+  const tps = [...new Set(cells.map(c => c.tp))].sort((a, b) => a - b), pps = [...new Set(cells.map(c => c.pp))].sort((a, b) => a - b);
+  const times = cells.filter(c => c.plan).map(c => c.plan.step_seconds), least = Math.min(...times), most = Math.max(...times);
+  const detail = el("div", { "aria-live": "polite" });
+  const why = c => c.plan ? `${c.plan.summary}: ${seconds(c.plan.step_seconds)}, ${amount("%", c.plan.step_seconds / least - 1, 3)} above the best` : c.refusal || "no configuration has a legal shape and schedule";
+  const open = c => {
+    detail.replaceChildren(el("h3", {}, `tp ${c.tp}, pp ${c.pp}`), el("p", {}, why(c)));
+    for (const [reason, { count: n, examples }] of Object.entries(c.rejected || {}))
+      detail.append(el("p", { class: "soft" }, `${n}: ${reasonWords[reason] || reason}${examples && examples.length ? ", as " + examples[0] : ""}`));
+    if (c.plan) detail.append(command(c.plan.command));
+  };
+  const cell = (tp, pp) => {
+    const c = cells.find(one => one.tp === tp && one.pp === pp);
+    if (!c) return el("td", {}, "");
+    const depth = c.plan ? (most > least ? Math.log(most / c.plan.step_seconds) / Math.log(most / least) : 1) : 0;
+    const isBest = c.plan && c.plan.step_seconds === least;
+    return el("td", {}, el("button", { type: "button", class: !c.plan ? "none" : isBest ? "best" : null, title: why(c), onclick: () => open(c),
+      style: c.plan ? `background:rgba(${css("--heat")},${(0.06 + 0.34 * depth).toFixed(3)})` : null, "aria-label": `tp ${tp}, pp ${pp}: ${why(c)}` },
+      c.plan ? seconds(c.plan.step_seconds) : "none"));
+  };
+  box.append(el("p", { class: "soft" }, `Darker is faster, from ${seconds(most)} to ${seconds(least)}; the best is framed; "none" has no plan.` +
+      (data.survey.cells_left_out ? ` ${data.survey.cells_left_out} sizes with a tp beyond a node are left out.` : "")),
+    el("div", { class: "wide heat", role: "region", tabindex: 0, "aria-label": "Best step of each tp and pp" }, el("table", {},
+      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "tp \\ pp"), pps.map(pp => el("th", { scope: "col" }, "pp " + pp)))),
+      el("tbody", {}, tps.map(tp => el("tr", {}, el("th", { scope: "row" }, "tp " + tp), pps.map(pp => cell(tp, pp))))))), detail);
+}
+
+function planMesh() {
+  const { sizes, ranks } = data.mesh, node = data.machine.node, axes = ["pp", "dp", "cp", "tp", "ep"], used = axes.filter(a => sizes[a] > 1);
+  const box = section("mesh", "The mesh over its nodes", "");
+  box.classList.add("full");
+  const inside = el("div", { class: "mesh" }), all = data.machine.gpus, mostNodes = 32;
+  const nodes = Math.ceil(all / node), drawn = Math.min(nodes, mostNodes, Math.ceil(ranks.length / node));
+  const colourBy = axis => {
+    const at = axes.indexOf(axis);
+    inside.replaceChildren(...Array.from({ length: drawn }, (_, n) => el("div", { class: "node" }, "node " + n, el("div", {},
+      ranks.slice(n * node, (n + 1) * node).map((place, i) => el("span", { style: axis ? `background:rgba(${css("--heat")},${(0.05 + 0.4 * place[at] / Math.max(1, sizes[axis] - 1)).toFixed(3)})` : null },
+        el("b", {}, "rank " + (n * node + i)), used.map(a => `${a} ${place[axes.indexOf(a)]}`).join(" ")))))));
+  };
+  const first = used[0] || "";
+  box.append(el("div", { class: "bar" }, used.length ? choice("colour by", used.map(a => [a, `${a}, of ${sizes[a]}`]), first, colourBy) : null),
+    el("p", { class: "soft" }, `${axes.map(a => `${a} ${sizes[a]}`).join(", ")}; of each rank the axes that are larger than 1; darker is a higher number.` +
+      (drawn < nodes ? ` The first ${drawn} of ${nodes} nodes are drawn; the others go on in the same way.` : "")), inside);
+  colourBy(first);
+  redraws.push(() => colourBy(box.querySelector("select") ? box.querySelector("select").value : ""));
+}
+
+function planWords() {
+  const box = section("words", "In words", "");
+  box.classList.add("full");
+  box.append(el("pre", { class: "wide", tabindex: 0 }, data.explanation));
+}
+
+function startPlan() {
+  planOverview();
+  planTable();
+  planHeat();
+  planFront();
+  planTime();
+  planRankMemory();
+  schedulesSection();
+  memorySection();
+  planMesh();
+  planWords();
+}

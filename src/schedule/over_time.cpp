@@ -1,0 +1,54 @@
+#include "schedule/over_time.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace echelon {
+
+std::vector<HeldCurve> held_over_time(const Schedule& schedule, const Timeline& timeline,
+                                      const std::vector<double>& of_stage) {
+  std::vector<HeldCurve> curves;
+  for (const auto& spans : timeline.ranks) {
+    // By time; what is released first makes room for what begins then.
+    std::vector<std::pair<double, double>> changes;
+    for (const Span& span : spans) {
+      each_write(schedule, span.instruction, [&](const Value& v) {
+        if (v.kind == ValueKind::saved)
+          changes.emplace_back(span.begin, of_stage.at(static_cast<std::size_t>(v.stage)));
+      });
+      each_release(span.instruction, [&](const Value& v) {
+        if (v.kind == ValueKind::saved)
+          changes.emplace_back(span.end, -of_stage.at(static_cast<std::size_t>(v.stage)));
+      });
+    }
+    std::sort(changes.begin(), changes.end());
+    HeldCurve& curve = curves.emplace_back();
+    double held = 0;
+    for (const auto& [time, change] : changes) {
+      held += change;
+      if (!curve.empty() && curve.back().first == time)
+        curve.back().second = held;
+      else
+        curve.emplace_back(time, held);
+    }
+  }
+  return curves;
+}
+
+Schedule two_steps(const Schedule& schedule) {
+  Schedule both = schedule;
+  both.num_microbatches *= 2;
+  for (auto& list : both.ranks) {
+    const std::size_t count = list.size();
+    list.reserve(2 * count);
+    for (std::size_t k = 0; k < count; ++k) {
+      check(list[k].op != Op::step, "the schedule flushes");
+      list.push_back(list[k]);
+      list.back().microbatch += schedule.num_microbatches;
+    }
+  }
+  return both;
+}
+
+}  // namespace echelon
