@@ -5,14 +5,17 @@
 #include <cmath>
 #include <memory>
 
+#include "apps/command_text.h"
 #include "apps/flag_needs.h"
 #include "apps/help.h"
 #include "apps/progress_line.h"
+#include "apps/run_page.h"
 #include "apps/stop_signals.h"
 #include "apps/terminal.h"
 #include "apps/train_flags.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/output_file.h"
 #include "base/private_directory.h"
 #include "base/units.h"
 #include "checkpoint/hugging_face.h"
@@ -269,9 +272,21 @@ int run_dry(const TrainFlags& f) {
   return 0;
 }
 
+void write_report(const TrainFlags& f, const std::string& log, const TrainSummary& summary) {
+  Page page = run_page(log, "--report", command_text(*f.app));
+  if (!summary.measured_timeline.ranks.empty())
+    page.tracks = timeline_tracks(summary.simulated_timeline, summary.measured_timeline);
+  page.ranks = summary.rank_timelines;
+  write_output("--report", f.report, page_html(page));
+}
+
 int run_train(TrainFlags& f, StopSignals& signals) {
   std::unique_ptr<TokenData> read;
-  refuse_together(f.job.processes(), [&] { read = f.read(); });
+  ReportedLog reported;
+  refuse_together(f.job.processes(), [&] {
+    read = f.read();
+    if (!f.report.empty() && f.job.leads()) reported.choose(f.request.log_paths);
+  });
   const TokenData& data = *read;
   f.request.stop_requested = [&] { return signals.asked(); };
   const TrainRequest& request = f.request;
@@ -454,6 +469,7 @@ int run_train(TrainFlags& f, StopSignals& signals) {
     fmt::print(out, "optimizer without a barrier: {} of {} guessed wrongly and taken back\n",
                summary.taken_back, counted(summary.steps, "step"));
   f.timeline.write(summary.simulated_timeline, summary.measured_timeline, summary.rank_timelines);
+  if (!f.report.empty()) write_report(f, reported.path(), summary);
   fmt::print(out, "{:.0f} tokens/s, MFU {:.1f}%, final loss {:.4f}", summary.tokens_per_second,
              100 * summary.mfu, summary.final_loss);
   if (summary.validation_loss >= 0) fmt::print(out, ", validation loss {:.4f}", summary.validation_loss);
@@ -524,6 +540,9 @@ void add_train_flags(CLI::App& app, const std::shared_ptr<TrainFlags>& flags) {
   flags->timeline.add_to(app);
   add_number(app, "--fingerprint", flags->request.fingerprint_every,
              "Steps between fingerprints of the weights, which no mesh shows in; 0: none");
+  app.add_option("--report", flags->report,
+                 "A page on the run: losses, speed, memory, experts, ranks, checkpoints, predicted beside measured")
+      ->type_name("FILE.html");
   app.add_option("--log", flags->request.log_paths,
                  "Logs of every step: JSON lines; CSV where the name ends in .csv; for TensorBoard where it "
                  "is a directory or ends in /")
@@ -547,6 +566,7 @@ void add_train(CLI::App& program, int& status) {
       return;
     }
     flags->timeline.check();
+    if (!flags->report.empty()) check_output("--report", flags->report);
     StopSignals signals;  // before MPI's threads
     status = flags->job.run(flags->run, [&] { return run_train(*flags, signals); });
   });

@@ -31,6 +31,7 @@ struct TrainFlags {
   DataFlags reading;
   std::shared_ptr<const Tokenizer> tokenizer;  // of the data, and of what is shown of it
   TimelineFlags timeline;
+  std::string report;  // the page of the run
   std::int64_t steps = 100, sample = 200;
   std::string from, machine, staleness, straggle, plant_expert, memory_limit, on_nan = "stop",
                                                                               async_save = "on", die;

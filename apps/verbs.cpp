@@ -14,6 +14,7 @@ void add_verbs(CLI::App& program, int& status) {
   add_launch(program, status);
   add_generate(program, status);
   add_bench(program, status);
+  add_view(program, status);
 }
 
 }  // namespace echelon

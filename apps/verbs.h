@@ -17,6 +17,7 @@ void add_launch(CLI::App& program, int& status);
 void add_data(CLI::App& program, int& status);
 void add_generate(CLI::App& program, int& status);
 void add_bench(CLI::App& program, int& status);
+void add_view(CLI::App& program, int& status);
 
 // Those that this build has: all of them, or the planner's (CMake chooses the file).
 void add_verbs(CLI::App& program, int& status);

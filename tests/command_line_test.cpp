@@ -18,6 +18,7 @@
 
 #include "case_choice.h"
 #include "checkpoint/checkpoint_manifest.h"
+#include "page_checks.h"
 #include "patience.h"
 #include "run_command.h"
 #include "temporary_directory.h"
@@ -149,10 +150,10 @@ TEST_F(CommandLine, SaysThatRanksShareCores) {
 TEST_F(CommandLine, WrongWordsAreRefusedByName) {
   refused({},
           {"verb",
-           "train, verify, plan, calibrate, devices, simulate, checkpoint, data, launch, generate, bench"});
+           "train, verify, plan, calibrate, devices, simulate, checkpoint, data, launch, generate, bench, view"});
   refused({"frob"},
           {"frob",
-           "train, verify, plan, calibrate, devices, simulate, checkpoint, data, launch, generate, bench"});
+           "train, verify, plan, calibrate, devices, simulate, checkpoint, data, launch, generate, bench, view"});
   refused({"bench"}, {"bench", "train, comm"});
   refused({"bench", "x"}, {"x", "train, comm"});
   refused({"train"}, {"--data"});
@@ -304,7 +305,8 @@ TEST_F(CommandLine, HelpBeginsWithTheCommonFlagsAndFitsATerminal) {
                                               {"generate"},
                                               {"bench", "train"},
                                               {"bench", "comm"},
-                                              {"bench", "context"}}) {
+                                              {"bench", "context"},
+                                              {"view"}}) {
     const Result r = run(joined(verb, {"--help"}));
     EXPECT_EQ(r.status, 0);
     const std::size_t first = r.out.find(":\n");  // the first heading
@@ -359,6 +361,47 @@ TEST_F(CommandLine, LogsGoToSeveralPlacesAtOnce) {
   EXPECT_EQ(std::distance(fs::directory_iterator(at("board")), fs::directory_iterator()), 1);
 }
 
+// The page of a run is drawn from its log: while it ran, and again.
+TEST_F(CommandLine, RunsAreReportedAsAPage) {
+  const Words few{"--sample", "0", "--checkpoint", "ck", "--save-every", "2", "--json"};
+  const json first = one_object(run(joined(
+      training({"--steps", "3", "--pp", "2", "--log", "run.jsonl", "--report", "a.html"}), few)));
+  const json a = document_of(read_bytes(at("a.html")));
+  EXPECT_EQ(a["answer"], first);
+  EXPECT_EQ(a["history"]["steps"]["step"], json({1, 2, 3}));
+  EXPECT_EQ(a["history"]["steps"]["loss"][2], first["final_loss"]);
+  EXPECT_EQ(a["history"]["checkpoints"][0]["step"], 2);
+  EXPECT_EQ(a["history"]["checkpoints"].back()["checkpoint"], first["checkpoint"]);
+  EXPECT_EQ(a["history"]["starts"].size(), 1u);
+  EXPECT_EQ(a["tracks"].size(), 2u);
+  const json second = one_object(run(joined(
+      training({"--steps", "5", "--pp", "2", "--resume", "--log", "run.jsonl", "--report", "b.html"}), few)));
+  const json b = document_of(read_bytes(at("b.html")));
+  EXPECT_EQ(b["answer"], second);
+  EXPECT_EQ(b["history"]["steps"]["step"], json({1, 2, 3, 4, 5}));  // of both
+  ASSERT_EQ(b["history"]["starts"].size(), 2u);
+  EXPECT_EQ(b["history"]["starts"][1]["step"], 3);
+
+  EXPECT_EQ(run({"view", "run.jsonl", "--out", "c.html"}).status, 0);
+  const json c = document_of(read_bytes(at("c.html")));
+  EXPECT_EQ(c["history"], b["history"]);
+  EXPECT_EQ(c["answer"], second);
+  fs::create_directory(at("logs"));
+  refused({"view", "logs", "--out", "d.html"}, {"view logs", ".jsonl"});
+  fs::copy(at("run.jsonl"), at("logs/run.jsonl"));
+  EXPECT_EQ(run({"view", "logs", "--out", "d.html"}).status, 0);
+  fs::copy(at("run.jsonl"), at("logs/other.jsonl"));
+  refused({"view", "logs", "--out", "d.html"}, {"view logs", "logs/other.jsonl, logs/run.jsonl"});
+  refused({"view", "text.txt", "--out", "d.html"}, {"view text.txt", "line 1"});
+  refused({"view", "absent", "--out", "d.html"}, {"view absent", "No such file"});
+  refused({"view", "run.jsonl"}, {"--out"});
+  refused({"view", "run.jsonl", "--out", "absent/d.html"}, {"--out absent/d.html"});
+  refused(training({"--report", "absent/d.html"}), {"--report absent/d.html"});
+  // Without a log of its own, and nothing is left behind.
+  EXPECT_EQ(run(training({"--steps", "1", "--sample", "0", "--report", "e.html"})).status, 0);
+  EXPECT_EQ(document_of(read_bytes(at("e.html")))["history"]["steps"]["count"], 1);
+}
+
 TEST_F(CommandLine, TrainsResumesAndGenerates) {
   const Words saving{"--checkpoint", "ck", "--log", "log", "--sample", "4"};
   const Result first = run(joined(training({"--steps", "3", "--save-every", "2"}), saving));
@@ -391,7 +434,7 @@ TEST_F(CommandLine, TrainsResumesAndGenerates) {
   std::vector<int> steps;
   for (std::string line; std::getline(log, line);) {
     const json record = json::parse(line);
-    if (record.contains("validation_loss")) continue;
+    if (!record.contains("lr")) continue;  // of the run, a checkpoint or a validation
     has(record, {"loss", "grad_norm", "lr", "tokens", "tokens_per_second", "mfu", "step_seconds"});
     steps.push_back(record["step"]);
   }
@@ -1119,7 +1162,7 @@ TEST_F(IdleFlags, OfTrain) {
                           "--raw-tokens",   "--from",     "--steps",        "--seed",      "--val-fraction",
                           "--checkpoint",   "--on-nan",   "--resume",       "--staleness", "--memory-limit",
                           "--machine",      "--straggle", "--plant-expert", "--trace",     "--timeline",
-                          "--log",          "--sample",   "--dry-run"}));
+                          "--report",       "--log",      "--sample",       "--dry-run"}));
 }
 
 TEST_F(IdleFlags, OfADryRun) {
@@ -1275,7 +1318,7 @@ TEST_F(IdleFlags, OfThePlannersVerbs) {
 
 // An empty prompt is a prompt; any other empty value is none.
 TEST_F(CommandLine, EmptyValuesAreRefused) {
-  for (const char* flag : {"--trace", "--timeline", "--machine", "--schedule", "--log", "--checkpoint",
+  for (const char* flag : {"--trace", "--timeline", "--report", "--machine", "--schedule", "--log", "--checkpoint",
                            "--mask", "--model", "--plan", "--staleness", "--straggle", "--memory-limit"})
     refused(std::string(flag) == "--model" ? Words{"train", "--data", "text.txt", flag, ""}
                                            : training({flag, ""}),
@@ -1449,7 +1492,8 @@ TEST_F(CommandLine, AsynchronousTraining) {
   const json manifest = json::parse(read_bytes(at("saved/step-00000005/checkpoint.json")));
   EXPECT_EQ(manifest["updates"], 10);
   const std::string log = read_bytes(at("log"));
-  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 4);  // three steps and the validation
+  // The start, three steps, the validation and the summary.
+  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 6);
 
   refused(with({"--staleness", "soon"}), {"--staleness soon"});
   refused(with({"--staleness", "-1"}), {"--staleness -1", "inf"});

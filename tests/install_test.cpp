@@ -45,7 +45,8 @@ const std::map<std::string, Words> pages{{"echelon", {}},
                                          {"echelon-data", {"data tokenize"}},
                                          {"echelon-launch", {"launch"}},
                                          {"echelon-generate", {"generate"}},
-                                         {"echelon-bench", {"bench train", "bench comm", "bench context"}}};
+                                         {"echelon-bench", {"bench train", "bench comm", "bench context"}},
+                                         {"echelon-view", {"view"}}};
 
 std::string version_of_project() {
   const std::string text = read_bytes(fs::path(ECHELON_SOURCE_DIR) / "CMakeLists.txt");

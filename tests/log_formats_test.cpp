@@ -30,7 +30,9 @@ StepRecord record_of_step(std::int64_t step) {
   return record;
 }
 const std::vector<LogEntry> entries{record_of_step(1), Evaluation{1, 3.5},
-                                    WorkSpread{1, 2, {0.25, 0.75, 0.5}}, Fingerprint{2, "abc"}};
+                                    WorkSpread{1, 2, {0.25, 0.75, 0.5}}, Fingerprint{2, "abc"},
+                                    RunBegin{0, R"({"ranks":3})"}, SavedCheckpoint{2, "a \"b\""},
+                                    RunEnd{2, R"({"steps":2})"}};
 
 TEST(Crc32c, HasThePublishedValues) {  // RFC 3720, B.4
   EXPECT_EQ(crc32c("123456789"), 0xe3069283u);
@@ -68,6 +70,15 @@ TEST(LogFormats, CsvHasACellForEveryColumn) {
   EXPECT_EQ(cell(3, "slowest_rank"), "1");
   EXPECT_EQ(cell(3, "slowest_seconds"), "0.75");
   EXPECT_EQ(cell(4, "fingerprint"), "abc");
+}
+
+TEST(LogFormats, JsonLinesHaveTheWholeRun) {
+  std::vector<nlohmann::json> lines;
+  for (const LogEntry& entry : entries) lines.push_back(nlohmann::json::parse(json_line(entry)));
+  ASSERT_EQ(lines.size(), 7u);
+  EXPECT_EQ(lines[4], nlohmann::json::parse(R"({"step": 0, "start": {"ranks": 3}})"));
+  EXPECT_EQ(lines[5], nlohmann::json::parse(R"({"step": 2, "checkpoint": "a \"b\""})"));
+  EXPECT_EQ(lines[6], nlohmann::json::parse(R"({"step": 2, "summary": {"steps": 2}})"));
 }
 
 TEST(LogFormats, CsvQuotesAndSaysWhatIsNotFinite) {

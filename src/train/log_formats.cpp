@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <bit>
+#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
 #include "base/crc32c.h"
+#include "base/json_text.h"
 
 namespace echelon {
 namespace {
@@ -68,7 +70,7 @@ std::vector<Scalar> scalars_of(const LogEntry& entry) {
             return std::vector<Scalar>{{"ranks/slowest", "slowest_rank", static_cast<double>(slowest)},
                                        {"ranks/slowest_seconds", "slowest_seconds", s.seconds[slowest]}};
           },
-          [](const Fingerprint&) { return std::vector<Scalar>{}; }},
+          [](const auto&) { return std::vector<Scalar>{}; }},
       entry);
 }
 
@@ -133,11 +135,20 @@ std::string tf_record(const std::string& data) {
   return length + masked_crc(length) + data + masked_crc(data);
 }
 
+std::string member_line(std::int64_t step, const char* name, const std::string& json) {
+  return fmt::format("{{\"step\":{},\"{}\":{}}}", step, name, json);
+}
+
 }  // namespace
 
 std::string json_line(const LogEntry& entry) {
   return std::visit(Overloaded{[](const Evaluation& e) { return evaluation_json(e.step, e.validation_loss); },
                                [](const Fingerprint& f) { return fingerprint_json(f.step, f.text); },
+                               [](const RunBegin& b) { return member_line(b.step, "start", b.json); },
+                               [](const RunEnd& e) { return member_line(e.step, "summary", e.json); },
+                               [](const SavedCheckpoint& c) {
+                                 return member_line(c.step, "checkpoint", json_text(nlohmann::ordered_json(c.path)));
+                               },
                                [](const auto& other) { return to_json(other); }},
                     entry) +
          "\n";
@@ -150,6 +161,9 @@ std::string csv_header() {
 }
 
 std::string csv_row(const LogEntry& entry) {
+  if (std::holds_alternative<RunBegin>(entry) || std::holds_alternative<RunEnd>(entry) ||
+      std::holds_alternative<SavedCheckpoint>(entry))
+    return "";
   std::string row = fmt::format("{}", step_of(entry));
   const std::vector<Scalar> scalars = scalars_of(entry);
   for (const std::string_view column : columns) {

@@ -18,13 +18,27 @@ struct Fingerprint {
   std::int64_t step = 0;
   std::string text;
 };
-using LogEntry = std::variant<StepRecord, Evaluation, WorkSpread, Fingerprint>;
+// What JSON lines have alone: what a run begins with and ends with, as objects of JSON, and its checkpoints.
+struct RunBegin {
+  std::int64_t step = 0;  // the last one behind it
+  std::string json;
+};
+struct RunEnd {
+  std::int64_t step = 0;
+  std::string json;  // the summary
+};
+struct SavedCheckpoint {
+  std::int64_t step = 0;
+  std::string path;
+};
+using LogEntry =
+    std::variant<StepRecord, Evaluation, WorkSpread, Fingerprint, RunBegin, RunEnd, SavedCheckpoint>;
 
 // One object and the end of its line.
 std::string json_line(const LogEntry& entry);
 
 // A row under the columns of csv_header(), and the end of its line; cells that the entry says nothing of are
-// empty. What belongs to layers or ranks is left out, but for the largest load of an expert over the average,
+// empty, and so is the row of one that no column is of. What belongs to layers or ranks is left out, but for the largest load of an expert over the average,
 // the part of the choices that was dropped, and the slowest rank with its seconds of work.
 std::string csv_header();
 std::string csv_row(const LogEntry& entry);

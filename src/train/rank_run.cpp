@@ -307,6 +307,7 @@ void RankRun::commit() {
       std::max(summary_.checkpoint_seconds, seconds_between(begin, rank_.time().now()));
   if (!leads()) return;
   summary_.checkpoint = path;
+  shared_.outputs->write_log(SavedCheckpoint{saved_step_, path});
   if (shared_.observer.on_checkpoint) shared_.observer.on_checkpoint(path);
 }
 

@@ -2,13 +2,16 @@
 
 #include <algorithm>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "base/error.h"
+#include "base/json_text.h"
 #include "checkpoint/checkpoint_directory.h"
 #include "plan/cost.h"
 
 #include "schedule/simulate.h"
+#include "train/account_json.h"
 #include "train/dry_run.h"
 #include "train/rank_run.h"
 #include "train/refuse_request.h"
@@ -188,6 +191,24 @@ TrainSummary complete(const SharedRun& run) {
   return summary;
 }
 
+// What the log says of a run before its first step.
+std::string start_json(const SharedRun& run) {
+  const Plan& plan = run.request.plan;
+  return json_text(nlohmann::ordered_json{{"model", plan.model.name},
+                                          {"params", run.start.num_params},
+                                          {"mesh", plan.mesh.describe()},
+                                          {"schedule", plan.schedule},
+                                          {"zero", plan.zero_stage()},
+                                          {"global_batch", plan.global_batch},
+                                          {"seq_len", plan.seq_len},
+                                          {"ranks", run.start.ranks},
+                                          {"steps", run.request.optimizer.total_steps},
+                                          {"resumed_from", run.start.resumed_from},
+                                          {"predicted_step_seconds", run.start.predicted_step_seconds},
+                                          {"predicted_memory_bytes", as_json(run.start.predicted_memory)},
+                                          {"peak_flops", run.start.peak_flops}});
+}
+
 }  // namespace
 
 TrainSummary train(const TrainRequest& request, const TokenData& data, const TrainObserver& observer) {
@@ -244,6 +265,7 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
     if (observer.on_start) observer.on_start(run.start);
     summary = start_summary(run);
     summary.predicted_bubble = predicted.bubble_fraction;
+    outputs->write_log(RunBegin{run.resumed.step, start_json(run)});
   });
   run.start.first_step = run.resumed.step;
   run.epoch = world.time().now();  // processes have just met
@@ -259,6 +281,7 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
   summary.mfu = utilization->of(summary.tokens_per_second * model_flops_per_token(plan.model, plan.seq_len));
   summary.peak_flops = utilization->peak_flops();
   compare_timelines(run.pipeline->programs(0), summary);
+  outputs->write_log(RunEnd{summary.last_step, to_json(summary)});
   return summary;
 }
 

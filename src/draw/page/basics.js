@@ -1,6 +1,6 @@
 // What all drawings of the page share: elements, numbers as text, tips, tables, what is read out.
 const byId = id => document.getElementById(id);
-const data = JSON.parse(byId("data").textContent);
+let data = JSON.parse(byId("data").textContent);
 const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const redraws = [];  // of what must be drawn again when sizes or colours change
 
