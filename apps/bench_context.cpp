@@ -107,11 +107,12 @@ void run_once(const BenchContextFlags& f, const Way& way, Measured& measured) {
       rank.along(Axis::cp).barrier().wait();
       const auto begin = Clock::now();
       const Tensor core = context.enter(sequences, qkv);
-      context.forward(sequences, core, out, lse);
+      context.forward(sequences, core, {}, out, lse);
       rank.along(Axis::cp).barrier().wait();
       const double forward = seconds_since(begin);
       Tensor delta = context.delta(sequences, out, dout);
-      context.backward(sequences, core, dout, lse, std::move(delta), dqkv);
+      context.backward(sequences, core, {}, SequenceSums(nullptr, *kernels, 0, 1, rows), dout, lse,
+                       std::move(delta), dqkv);
       rank.along(Axis::cp).barrier().wait();
       if (!counts) continue;
       double computed = 0;

@@ -24,6 +24,7 @@ struct Problem {
   AttentionShape shape;
   std::int64_t stride, kv_rows;
   Tensor q, k, v, out, lse, delta, dout, dq, dk, dv;
+  Tensor sinks;  // undefined: none
 
   explicit Problem(const AttentionShape& s) : shape(s) {
     stride = s.kv_batch_stride > 0 ? s.kv_batch_stride : s.kv_len;
@@ -52,7 +53,10 @@ struct Problem {
       if (row % stride >= shape.kv_len) body(row);
   }
 
-  void forward() { kernels->attention(q, k, v, shape, out, lse); }
+  void forward() {
+    kernels->attention(q, k, v, shape, out, lse);
+    if (sinks.defined()) kernels->attention_sink(sinks, shape, out, lse);
+  }
   void backward() {
     kernels->attention_delta(out, dout, shape, delta);
     kernels->attention_backward(q, k, v, dout, lse, delta, shape, dq, dk, dv);
@@ -74,7 +78,7 @@ void expect_matches_full_matrix(const Problem& problem) {
       std::vector<std::vector<double>> matrix(static_cast<std::size_t>(s.q_len));
       for (std::int64_t t = 0; t < s.q_len; ++t) {
         auto& line = matrix[static_cast<std::size_t>(t)];
-        long double sum = 0;
+        long double sum = problem.sinks.defined() ? std::exp(problem.sinks.host<double>()[h]) : 0;
         for (std::int64_t j = 0; j < s.kv_len; ++j) {
           const bool seen = j <= s.q_offset + t && j >= problem.first_key(b * s.q_len + t);
           double score = seen ? 0 : -std::numeric_limits<double>::infinity();
@@ -138,6 +142,29 @@ TEST_P(AttentionReference, MatchesTheFullMatrix) {
   Problem problem(GetParam());
   problem.forward();
   expect_matches_full_matrix(problem);
+}
+
+// As a column more of the matrix, whose value is zero; and against differences, keys' and sinks' gradients.
+TEST_P(AttentionReference, SinksAreKeysWithoutValues) {
+  Problem problem(GetParam());
+  problem.sinks = random(problem.arena, {GetParam().num_heads}, 5);
+  problem.forward();
+  expect_matches_full_matrix(problem);
+  problem.backward();
+  const Tensor dsinks = random(problem.arena, {GetParam().num_heads}, 6),
+               before = clone(problem.arena, dsinks);
+  problem.kernels->attention_sink_backward(problem.sinks, problem.lse, problem.delta, problem.shape, dsinks);
+  const auto loss = [&] {
+    problem.forward();
+    return inner(problem.out, problem.dout);
+  };
+  expect_gradient(problem.sinks, added(problem.arena, dsinks, before), loss, "dsinks");
+  expect_gradient(problem.q, problem.dq, loss, "dq");
+  for (std::int64_t b = 0; b < problem.shape.batch; ++b) {
+    const std::int64_t first = b * problem.stride, last = first + problem.shape.kv_len;
+    expect_gradient(problem.k.row_range(first, last), problem.dk.row_range(first, last), loss, "dk");
+    expect_gradient(problem.v.row_range(first, last), problem.dv.row_range(first, last), loss, "dv");
+  }
 }
 
 TEST_P(AttentionReference, GradientsMatchDifferences) {

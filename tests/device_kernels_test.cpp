@@ -201,22 +201,23 @@ TEST_P(DeviceKernels, Activations) {
         expect_close(h, 4, "activate_backward's output");
         expect_close(y, 16, "activate_backward");
       }
-      for (Activation a : {Activation::swiglu, Activation::geglu}) {
+      const SwigluClamp clamp{.alpha = 1.7, .limit = 0.8};
+      for (Activation a : {Activation::swiglu, Activation::geglu, Activation::clamped_swiglu}) {
         const Operand x = random(t, rows, 2 * cols), y = random(t, rows, cols);
-        run([&](Kernels& on, auto of) { on.gated(a, of(x), of(y)); });
+        run([&](Kernels& on, auto of) { on.gated(a, of(x), of(y), clamp); });
         expect_close(y, 4, "gated");
-        run([&](Kernels& on, auto of) { on.gated_backward(a, of(x), of(y)); });
+        run([&](Kernels& on, auto of) { on.gated_backward(a, of(x), of(y), clamp); });
         expect_close(x, 16, "gated_backward");
         expect_close(y, 4, "gated_backward's output");
       }
       const Operand x = random(t, rows, 2 * cols), y = random(t, rows, cols), weights = vector(wide(t), rows),
                     dweights = vector(wide(t), rows);
       run([&](Kernels& on, auto of) {
-        on.weighted_swiglu_backward(of(x), of(y), of(weights), of(dweights));
+        on.weighted_gated_backward(Activation::clamped_swiglu, of(x), of(y), of(weights), of(dweights), clamp);
       });
-      expect_close(x, 16, "weighted_swiglu_backward");
-      expect_close(y, 4, "weighted_swiglu_backward's output");
-      expect_close(dweights, 4 * cols, "weighted_swiglu_backward's weights");
+      expect_close(x, 16, "weighted_gated_backward");
+      expect_close(y, 4, "weighted_gated_backward's output");
+      expect_close(dweights, 4 * cols, "weighted_gated_backward's weights");
     }
 }
 
@@ -475,6 +476,14 @@ class DeviceAttention : public DeviceKernels {
     expect_close(dq, 4 * length, "attention_backward's dq");
     expect_close(dk, 4 * (queries * one.heads + one.head_dim), "attention_backward's dk");
     expect_close(dv, 4 * (queries * one.heads + one.head_dim), "attention_backward's dv");
+    const Operand sinks = vector(t, one.heads), dsinks = vector(wide(t), one.heads);
+    run([&](Kernels& on, auto of) { on.attention_sink(of(sinks), shape, of(out), of(lse)); });
+    expect_close(out, 1, "attention_sink");
+    expect_close(lse, 1, "attention_sink's log-sum-exp");
+    run([&](Kernels& on, auto of) {
+      on.attention_sink_backward(of(sinks), of(lse), of(delta), shape, of(dsinks));
+    });
+    expect_close(dsinks, queries, "attention_sink_backward");
   }
 };
 

@@ -55,9 +55,8 @@ TEST_P(Families, HaveTheirOwnParameters) {
 }
 
 // As the same test of Training, which says why these bounds.
-TEST_P(Families, GradientsAreTheDerivativesOfTheLoss) {
+void expect_derivatives(ModelSpec model) {
   const double step = std::cbrt(0x1p-52);
-  ModelSpec model = model_of(GetParam());
   model.init_std = 0.2;
   const Plan plan = odd_plan(model, 1, 1, false);
   on_mesh(plan, [&](const Rank& rank) {
@@ -75,6 +74,8 @@ TEST_P(Families, GradientsAreTheDerivativesOfTheLoss) {
     });
   });
 }
+
+TEST_P(Families, GradientsAreTheDerivativesOfTheLoss) { expect_derivatives(model_of(GetParam())); }
 
 // tp (4: neighbouring ranks hold the same key/value head), sp, cp, pp, ZeRO, what is made again.
 std::vector<Plan> plans_of(const ModelSpec& model) {
@@ -262,9 +263,25 @@ const Row rows[] = {
      "deepseek_v3"},
     {"partial", [](ModelSpec& m) { m.rotary_dim = m.head_dim - 2; }, {}, nullptr},
     {"relu2", [](ModelSpec& m) { m.activation = Activation::relu2; }, {}, nullptr},
+    {"sinks", [](ModelSpec& m) { m.attention_sinks = true; }, {"self_attn.sinks"}, nullptr},
+    {"out_bias", [](ModelSpec& m) { m.attention_out_bias = true; }, {"self_attn.o_proj.bias"}, nullptr},
 };
 INSTANTIATE_TEST_SUITE_P(Models, Families, testing::ValuesIn(rows),
                          [](const auto& instance) { return std::string(instance.param.name); });
+
+void expect_verified_and_predicted(const Plan& plan) {
+  SCOPED_TRACE(to_toml(plan));
+  VerifyRequest request;
+  request.plan = plan;
+  request.optimizer.warmup_steps = 0;
+  request.optimizer.total_steps = 10;
+  request.run.timeout = patience;
+  request.steps = 2;
+  const VerifyReport report = verify(request);
+  EXPECT_TRUE(report.pass) << to_json(report, plan);
+  EXPECT_LE(report.grad_max_rel_diff, 1e-10);
+  expect_predicted(plan);
+}
 
 // Norms over all queries and all keys are not cut over tp; all other axes have them.
 TEST(Olmo2, IsTheSameOnEveryAxisButTensorParallelism) {
@@ -286,17 +303,7 @@ TEST(Olmo2, IsTheSameOnEveryAxisButTensorParallelism) {
     plans.back().schedule = schedule;
   }
   for (const Plan& plan : plans) {
-    SCOPED_TRACE(to_toml(plan));
-    VerifyRequest request;
-    request.plan = plan;
-    request.optimizer.warmup_steps = 0;
-    request.optimizer.total_steps = 10;
-    request.run.timeout = patience;
-    request.steps = 2;
-    const VerifyReport report = verify(request);
-    EXPECT_TRUE(report.pass) << to_json(report, plan);
-    EXPECT_LE(report.grad_max_rel_diff, 1e-10);
-    expect_predicted(plan);
+    expect_verified_and_predicted(plan);
   }
 }
 
@@ -310,18 +317,116 @@ TEST(Gemma2, IsTheSameUnderUlyssesAndItsHybrid) {
     plan.context_kind = kind;
     if (kind == ContextKind::hybrid) plan.ulysses = 2;
     plan.seq_len = 16;
-    SCOPED_TRACE(to_toml(plan));
-    VerifyRequest request;
-    request.plan = plan;
-    request.optimizer.warmup_steps = 0;
-    request.optimizer.total_steps = 10;
-    request.run.timeout = patience;
-    request.steps = 2;
-    const VerifyReport report = verify(request);
-    EXPECT_TRUE(report.pass) << to_json(report, plan);
-    EXPECT_LE(report.grad_max_rel_diff, 1e-10);
-    expect_predicted(plan);
+    expect_verified_and_predicted(plan);
   }
+}
+
+// Windows and limits so small that they show.
+ModelSpec odd_gpt_oss() {
+  ModelSpec m = odd_llama();
+  m.name = "gpt-oss";
+  m.qkv_bias = m.attention_out_bias = m.attention_sinks = true;
+  m.window = {4, 2};
+  m.rope.scaling = RopeScaling::yarn;
+  m.rope.factor = 4;
+  m.rope.original_length = 8;
+  m.rope.whole_pairs = false;
+  m.experts = Experts::gpt_oss;
+  m.num_experts = 4;
+  m.experts_per_token = 2;
+  m.expert_hidden = m.mlp_hidden = 7;
+  m.clamp = {1.5, 0.1};
+  return m;
+}
+
+// All experts are chosen: where a choice changes, the loss has no derivative.
+TEST(GptOss, GradientsAreTheDerivativesOfTheLoss) {
+  ModelSpec model = odd_gpt_oss();
+  model.experts_per_token = model.num_experts;
+  expect_derivatives(model);
+}
+
+TEST(GptOss, TomlSaysIt) {
+  const ModelSpec model = odd_gpt_oss();
+  EXPECT_EQ(to_toml(model_from_toml(to_toml(model), "x")), to_toml(model));
+}
+
+TEST(GptOss, IsTheSameOnEveryAxis) {
+  for (const Plan& plan : plans_of(odd_gpt_oss())) expect_verified_and_predicted(plan);
+}
+
+// What its attention and its experts have that a Llama's plans do not: exchanged heads, documents, groups of
+// experts, losses and capacities of routers, biases that are made again.
+TEST(GptOss, IsTheSameWithHeadsAndExpertsElsewhere) {
+  const auto plan_of = [](int dp, int cp, int tp, int ep) {
+    Plan plan = odd_plan(odd_gpt_oss(), dp, tp, tp > 1);
+    plan.mesh.set(Axis::cp, cp);
+    plan.mesh.ep = ep;
+    plan.seq_len = cp > 1 ? 16 : 11;
+    return plan;
+  };
+  std::vector<Plan> plans;
+  for (ContextKind kind : {ContextKind::ulysses, ContextKind::hybrid}) {
+    plans.push_back(plan_of(1, kind == ContextKind::hybrid ? 4 : 2, 1, 1));
+    plans.back().context_kind = kind;
+    if (kind == ContextKind::hybrid) plans.back().ulysses = 2;
+    plans.back().mask = AttentionMask::document;
+    plans.back().document_end = 5;
+  }
+  plans.push_back(plan_of(1, 2, 1, 1));
+  plans.back().context_balance = ContextBalance::stripe;
+  plans.push_back(plan_of(2, 1, 2, 2));
+  plans.back().balancing = all_losses(false);
+  plans.push_back(plan_of(2, 2, 1, 4));
+  plans.back().balancing.capacity = 0.9;
+  plans.push_back(plan_of(2, 1, 1, 2));
+  plans.back().zero = 3;
+  plans.back().recompute = Recompute({"experts_in", "attention"});
+  for (const Plan& plan : plans) expect_verified_and_predicted(plan);
+}
+
+// Sums by sequence, of biases and sinks too.
+TEST(GptOss, HasTheSameBitsUnderInvariantNumerics) {
+  std::vector<std::vector<double>> gradients;
+  for (const auto& [dp, batch] : {std::pair{1, 4}, {2, 1}, {4, 1}}) {
+    Plan plan = odd_plan(odd_gpt_oss(), dp, 1, false);
+    plan.numerics = Numerics::invariant;
+    plan.global_batch = 4;
+    plan.micro_batch = batch;
+    std::vector<double> all;
+    on_mesh(plan, [&](const Rank& rank) {
+      Trainer trainer(rank, plan, {}, 1);
+      trainer.compute_gradients(0, random_samples(plan));
+      for (const Parameter& p : trainer.parameters().all()) {
+        const auto gradient = as_doubles(gather_logical(rank, p, ParameterTensor::gradient));
+        if (rank.index() == 0) all.insert(all.end(), gradient.begin(), gradient.end());
+      }
+    });
+    gradients.push_back(std::move(all));
+  }
+  EXPECT_EQ(gradients[0], gradients[1]);
+  EXPECT_EQ(gradients[0], gradients[2]);
+}
+
+TEST(GptOss, IsRefusedWhereItMeansNothing) {
+  const auto refused = [](const char* preset, const char* line, std::vector<std::string> parts) {
+    expect_refusal([&] { model_from_toml(to_toml(load_model(preset)) + line, "x"); }, parts);
+  };
+  refused("gpt2-tiny", "attention_sinks = true\n", {"attention_sinks", "gpt2 family", "give false"});
+  refused("deepseek-v3", "attention_out_bias = true\n", {"attention_out_bias", "latent attention"});
+  refused("mixtral-tiny", "swiglu_limit = 5.0\n", {"swiglu_limit = 5", "mixtral", "gpt-oss"});
+  refused("llama-tiny", "swiglu_limit = 5.0\n", {"swiglu_limit", "experts is missing"});
+  ModelSpec model = odd_gpt_oss();
+  model.num_shared_experts = 1;
+  expect_refusal([&] { validate(model); }, {"num_shared_experts = 1", "gpt-oss", "deepseek"});
+  model = odd_gpt_oss();
+  model.norm_place = NormPlace::after;
+  model.experts = Experts::none;
+  model.clamp = {};
+  expect_refusal([&] { validate(model); }, {"attention_out_bias", "norm_place"});
+  model = odd_gpt_oss();
+  model.tuning.freeze = {"*.gate_proj.bias"};
+  expect_refusal([&] { validate(odd_plan(model, 1, 1, false)); }, {"gate_proj.bias", "up_proj.bias"});
 }
 
 // Its layers in both orders.
@@ -334,17 +439,7 @@ TEST(GptNeox, IsTheSameOnEveryAxis) {
     model.rotary_dim = 4;
     EXPECT_EQ(to_toml(model_from_toml(to_toml(model), "x")), to_toml(model));
     for (const Plan& plan : plans_of(model)) {
-      SCOPED_TRACE(to_toml(plan));
-      VerifyRequest request;
-      request.plan = plan;
-      request.optimizer.warmup_steps = 0;
-      request.optimizer.total_steps = 10;
-      request.run.timeout = patience;
-      request.steps = 2;
-      const VerifyReport report = verify(request);
-      EXPECT_TRUE(report.pass) << to_json(report, plan);
-      EXPECT_LE(report.grad_max_rel_diff, 1e-10);
-      expect_predicted(plan);
+      expect_verified_and_predicted(plan);
     }
   }
 }

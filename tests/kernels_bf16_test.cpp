@@ -215,12 +215,19 @@ TEST_P(KernelsBf16, Activations) {
     expect_close(y, 1, 8, "geglu");
     run([&](Kernels& on, auto of) { on.gated_backward(Activation::geglu, of(g), of(dg)); });
     expect_close(g, 1, 32, "geglu_backward dx"), expect_close(dg, 1, 8, "geglu_backward y");
+    const Operand c = narrow(rows, 2 * cols), dc = narrow(rows, cols);
+    const SwigluClamp clamp{.alpha = 1.7, .limit = 0.8};
+    run([&](Kernels& on, auto of) { on.gated(Activation::clamped_swiglu, of(c), of(y), clamp); });
+    expect_close(y, 1, 8, "clamped swiglu");
+    run([&](Kernels& on, auto of) { on.gated_backward(Activation::clamped_swiglu, of(c), of(dc), clamp); });
+    expect_close(c, 1, 32, "clamped swiglu_backward dx"),
+        expect_close(dc, 1, 8, "clamped swiglu_backward y");
     run([&](Kernels& on, auto of) {
-      on.weighted_swiglu_backward(of(again), of(weighted), of(weights), of(dweights));
+      on.weighted_gated_backward(Activation::swiglu, of(again), of(weighted), of(weights), of(dweights));
     });
-    expect_close(again, 1, 16, "weighted_swiglu_backward dx");
-    expect_close(weighted, 1, 8, "weighted_swiglu_backward y");
-    expect_close(dweights, cols, 8, "weighted_swiglu_backward dweights");
+    expect_close(again, 1, 16, "weighted_gated_backward dx");
+    expect_close(weighted, 1, 8, "weighted_gated_backward y");
+    expect_close(dweights, cols, 8, "weighted_gated_backward dweights");
   }
 }
 
@@ -259,6 +266,14 @@ TEST_P(KernelsBf16, Attention) {
           expect_close(lse, length + 16, 8, "attention lse");
       run([&](Kernels& on, auto of) { on.attention_delta(of(out), of(dout), shape, of(delta)); });
       expect_close(delta, 16, 4, "attention_delta");
+      const Operand sinks = narrow(1, 4), d_sinks = wide(1, 4), scaled = narrow(rows, 64),
+                    lse_of_all = wide(1, 8 * length);
+      run([&](Kernels& on, auto of) { on.attention_sink(of(sinks), shape, of(scaled), of(lse_of_all)); });
+      expect_close(scaled, 1, 8, "attention_sink"), expect_close(lse_of_all, 1, 8, "attention_sink lse");
+      run([&](Kernels& on, auto of) {
+        on.attention_sink_backward(of(sinks), of(lse_of_all), of(delta), shape, of(d_sinks));
+      });
+      expect_close(d_sinks, 2 * length, 8, "attention_sink_backward");
       run([&](Kernels& on, auto of) {
         on.attention_backward(of(q), of(k), of(v), of(dout), of(lse), of(delta), shape, of(dq), of(dk),
                               of(dv));

@@ -343,18 +343,29 @@ TEST_F(KernelsCpu, Gates) {
         });
         expect_close(z, 1, 8, "geglu"), expect_close(dw, 1, 8, "geglu_backward y");
         expect_close(other, 1, 16 * scale, "geglu_backward");
+        const Operand clamped = random(rows, 2 * cols, strided, scale), du = random(rows, cols, strided);
+        const SwigluClamp clamp{.alpha = 1.7, .limit = 0.8};
+        run([&](Kernels& k, auto of) {
+          k.gated(Activation::clamped_swiglu, of(clamped), of(z), clamp);
+          k.gated_backward(Activation::clamped_swiglu, of(clamped), of(du), clamp);
+        });
+        expect_close(z, 1, 8, "clamped swiglu"), expect_close(du, 1, 8, "clamped swiglu_backward y");
+        expect_close(clamped, 1, 16, "clamped swiglu_backward");
       }
 }
 
 TEST_F(KernelsCpu, WeightedSwiglu) {
   for (const auto& [rows, cols] : sizes)
-    for (bool strided : {false, true}) {
+    for (const auto& [strided, activation] : {std::pair{false, Activation::swiglu},
+                                              {true, Activation::swiglu},
+                                              {true, Activation::clamped_swiglu}}) {
       const Operand gate_up = random(rows, 2 * cols, strided), dy = random(rows, cols, strided),
                     weights = vector(rows), d_weights = vector(rows);
-      run([&](Kernels& k, auto of) {
-        k.weighted_swiglu_backward(of(gate_up), of(dy), of(weights), of(d_weights));
+      run([&, activation = activation](Kernels& k, auto of) {
+        k.weighted_gated_backward(activation, of(gate_up), of(dy), of(weights), of(d_weights),
+                                  {.alpha = 1.7, .limit = 0.8});
       });
-      expect_close(gate_up, 1, 8, "weighted_swiglu_backward"), expect_close(dy, 1, 8, "weighted y");
+      expect_close(gate_up, 1, 8, "weighted_gated_backward"), expect_close(dy, 1, 8, "weighted y");
       expect_close(d_weights, cols, 4, "gradient of the weights");
     }
 }
@@ -522,7 +533,8 @@ TEST_F(KernelsCpu, Attention) {
     const Operand k = columns(keys_values, 0, kv), v = columns(keys_values, kv, 2 * kv);
     const Operand lse = vector(s.batch * s.num_heads * s.q_len), dout = random(n, c), dq = random(n, c, true);
     const Operand dkv = random(rows, 2 * kv), dk = columns(dkv, 0, kv), dv = columns(dkv, kv, 2 * kv);
-    const Operand delta = vector(s.batch * s.num_heads * s.q_len);
+    const Operand delta = vector(s.batch * s.num_heads * s.q_len), sinks = vector(s.num_heads),
+                  d_sinks = vector(s.num_heads);
     run([&](Kernels& kernels, auto of) {
       // Over what was there, then once more as a second block of the same keys: added to it.
       for (bool accumulate : {false, true}) {
@@ -532,7 +544,10 @@ TEST_F(KernelsCpu, Attention) {
         kernels.attention_backward(of(q), of(k), of(v), of(dout), of(lse), of(delta), s, of(dq), of(dk),
                                    of(dv));
       }
+      kernels.attention_sink(of(sinks), s, of(out), of(lse));
+      kernels.attention_sink_backward(of(sinks), of(lse), of(delta), s, of(d_sinks));
     });
+    expect_close(d_sinks, s.q_len + s.kv_len, 8, "attention sinks");
     expect_close(delta, s.head_dim, 4, "attention delta");
     expect_close(out, s.kv_len, 4, "attention"), expect_close(lse, s.kv_len, 4, "attention lse");
     expect_close(dq, s.kv_len, 8, "attention dq"), expect_close(dkv, s.q_len, 8, "attention dk, dv");

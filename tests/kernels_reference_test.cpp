@@ -321,6 +321,30 @@ TEST_F(KernelsReference, Swiglu) {
   EXPECT_EQ(at(y, 0, 0), 0);
 }
 
+TEST_F(KernelsReference, ClampedSwiglu) {
+  const std::int64_t width = 6;
+  const SwigluClamp clamp{.alpha = 1.7, .limit = 0.6};
+  const Tensor x = random(arena, {4, 2 * width}, 1), y = unwritten({4, width});
+  kernels->gated(Activation::clamped_swiglu, x, y, clamp);
+  int clamped = 0;
+  for_each(y, [&](std::int64_t i, std::int64_t j) {
+    const double gate = std::min(at(x, i, j), 0.6), up = at(x, i, width + j),
+                 opened = up > 0.6 ? 0.6 : up < -0.6 ? -0.6 : up;
+    clamped += gate != at(x, i, j) || opened != up;
+    EXPECT_NEAR(at(y, i, j), gate * (1 + std::tanh(1.7 * gate / 2)) / 2 * (opened + 1), 16 * epsilon);
+  });
+  EXPECT_GT(clamped, 4);
+  EXPECT_LT(clamped, 20);
+  const Tensor dy = random(arena, {4, width}, 2), dx = clone(arena, x), dy_to_y = clone(arena, dy);
+  kernels->gated_backward(Activation::clamped_swiglu, dx, dy_to_y, clamp);
+  expect_near(dy_to_y, y, 4 * epsilon);
+  const auto loss = [&] {
+    kernels->gated(Activation::clamped_swiglu, x, y, clamp);
+    return inner(y, dy);
+  };
+  expect_gradient(x, dx, loss, "dgate_up");
+}
+
 TEST_F(KernelsReference, Geglu) {
   const std::int64_t width = 4;
   const Tensor x = random(arena, {3, 2 * width}, 1), y = unwritten({3, width});

@@ -173,14 +173,17 @@ void QueuedKernels::activate_backward(Activation a, InOut h, InOut dy) {
   queue("activate_backward", &Kernels::activate_backward, a, h, dy);
 }
 
-void QueuedKernels::gated(Activation a, T gate_up, Out y) { queue("gated", &Kernels::gated, a, gate_up, y); }
-
-void QueuedKernels::gated_backward(Activation a, InOut gate_up, InOut dy) {
-  queue("gated_backward", &Kernels::gated_backward, a, gate_up, dy);
+void QueuedKernels::gated(Activation a, T gate_up, Out y, const SwigluClamp& clamp) {
+  queue("gated", &Kernels::gated, a, gate_up, y, clamp);
 }
 
-void QueuedKernels::weighted_swiglu_backward(InOut gate_up, InOut dy, T weights, Out dweights) {
-  queue("weighted_swiglu_backward", &Kernels::weighted_swiglu_backward, gate_up, dy, weights, dweights);
+void QueuedKernels::gated_backward(Activation a, InOut gate_up, InOut dy, const SwigluClamp& clamp) {
+  queue("gated_backward", &Kernels::gated_backward, a, gate_up, dy, clamp);
+}
+
+void QueuedKernels::weighted_gated_backward(Activation a, InOut gate_up, InOut dy, T weights, Out dweights,
+                                            const SwigluClamp& clamp) {
+  queue("weighted_gated_backward", &Kernels::weighted_gated_backward, a, gate_up, dy, weights, dweights, clamp);
 }
 
 void QueuedKernels::rope(InOut x, std::int64_t head_dim, T positions, const RopeTurns& turns, bool inverse) {
@@ -189,6 +192,15 @@ void QueuedKernels::rope(InOut x, std::int64_t head_dim, T positions, const Rope
 
 void QueuedKernels::attention(T q, T k, T v, const AttentionShape& shape, Out out, Out lse) {
   queue("attention", &Kernels::attention, q, k, v, shape, out, lse);
+}
+
+void QueuedKernels::attention_sink(T sinks, const AttentionShape& shape, InOut out, InOut lse) {
+  queue("attention_sink", &Kernels::attention_sink, sinks, shape, out, lse);
+}
+
+void QueuedKernels::attention_sink_backward(T sinks, T lse, T delta, const AttentionShape& shape,
+                                            InOut dsinks) {
+  queue("attention_sink_backward", &Kernels::attention_sink_backward, sinks, lse, delta, shape, dsinks);
 }
 
 void QueuedKernels::attention_delta(T out, T dout, const AttentionShape& shape, Out delta) {

@@ -40,11 +40,14 @@ class QueuedKernels final : public KernelBackend {
   void rms_norm_backward_weight(T dy, T x, T stats, InOut dw) override;
   void activate(Activation a, InOut h, T bias, Out y) override;
   void activate_backward(Activation a, InOut h, InOut dy) override;
-  void gated(Activation a, T gate_up, Out y) override;
-  void gated_backward(Activation a, InOut gate_up, InOut dy) override;
-  void weighted_swiglu_backward(InOut gate_up, InOut dy, T weights, Out dweights) override;
+  void gated(Activation a, T gate_up, Out y, const SwigluClamp& clamp) override;
+  void gated_backward(Activation a, InOut gate_up, InOut dy, const SwigluClamp& clamp) override;
+  void weighted_gated_backward(Activation a, InOut gate_up, InOut dy, T weights, Out dweights,
+                               const SwigluClamp& clamp) override;
   void rope(InOut x, std::int64_t head_dim, T positions, const RopeTurns& turns, bool inverse) override;
   void attention(T q, T k, T v, const AttentionShape& shape, Out out, Out lse) override;
+  void attention_sink(T sinks, const AttentionShape& shape, InOut out, InOut lse) override;
+  void attention_sink_backward(T sinks, T lse, T delta, const AttentionShape& shape, InOut dsinks) override;
   void attention_delta(T out, T dout, const AttentionShape& shape, Out delta) override;
   void attention_backward(T q, T k, T v, T dout, T lse, T delta, const AttentionShape& shape, Out dq, Out dk,
                           Out dv) override;

@@ -35,7 +35,9 @@ class SleepingKernels final : public KernelBackend {
   using T = const Tensor&;
   void matmul(T, Transpose, T, Transpose, Out, bool) override { never(); }
   void grouped_matmul(std::span<const MatrixProduct>) override { never(); }
-  void weighted_swiglu_backward(InOut, InOut, T, Out) override { never(); }
+  void weighted_gated_backward(Activation, InOut, InOut, T, Out, const SwigluClamp&) override { never(); }
+  void attention_sink(T, const AttentionShape&, InOut, InOut) override { never(); }
+  void attention_sink_backward(T, T, T, const AttentionShape&, InOut) override { never(); }
   void combine_rows(T, T, T, Out) override { never(); }
   void scale(InOut, double) override { never(); }
   void sum_squares(T, std::int64_t, Out) override { never(); }
@@ -55,8 +57,8 @@ class SleepingKernels final : public KernelBackend {
   void rms_norm_backward_weight(T, T, T, InOut) override { never(); }
   void activate(Activation, InOut, T, Out) override { never(); }
   void activate_backward(Activation, InOut, InOut) override { never(); }
-  void gated(Activation, T, Out) override { never(); }
-  void gated_backward(Activation, InOut, InOut) override { never(); }
+  void gated(Activation, T, Out, const SwigluClamp&) override { never(); }
+  void gated_backward(Activation, InOut, InOut, const SwigluClamp&) override { never(); }
   void rope(InOut, std::int64_t, T, const RopeTurns&, bool) override { never(); }
   void embedding(T, T, std::int64_t, Out) override { never(); }
   void embedding_backward(T, T, std::int64_t, InOut) override { never(); }

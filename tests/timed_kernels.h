@@ -56,12 +56,21 @@ class TimedKernels final : public KernelBackend {
   }
   void activate(Activation a, InOut h, T bias, Out y) override { inner_->activate(a, h, bias, y); }
   void activate_backward(Activation a, InOut h, InOut dy) override { inner_->activate_backward(a, h, dy); }
-  void gated(Activation a, T gate_up, Out y) override { inner_->gated(a, gate_up, y); }
-  void gated_backward(Activation a, InOut gate_up, InOut dy) override {
-    inner_->gated_backward(a, gate_up, dy);
+  void gated(Activation a, T gate_up, Out y, const SwigluClamp& clamp) override {
+    inner_->gated(a, gate_up, y, clamp);
   }
-  void weighted_swiglu_backward(InOut gate_up, InOut dy, T weights, Out dweights) override {
-    inner_->weighted_swiglu_backward(gate_up, dy, weights, dweights);
+  void gated_backward(Activation a, InOut gate_up, InOut dy, const SwigluClamp& clamp) override {
+    inner_->gated_backward(a, gate_up, dy, clamp);
+  }
+  void weighted_gated_backward(Activation a, InOut gate_up, InOut dy, T weights, Out dweights,
+                               const SwigluClamp& clamp) override {
+    inner_->weighted_gated_backward(a, gate_up, dy, weights, dweights, clamp);
+  }
+  void attention_sink(T sinks, const AttentionShape& shape, InOut out, InOut lse) override {
+    inner_->attention_sink(sinks, shape, out, lse);
+  }
+  void attention_sink_backward(T sinks, T lse, T delta, const AttentionShape& shape, InOut dsinks) override {
+    inner_->attention_sink_backward(sinks, lse, delta, shape, dsinks);
   }
   void rope(InOut x, std::int64_t head_dim, T positions, const RopeTurns& turns, bool inverse) override {
     inner_->rope(x, head_dim, positions, turns, inverse);

@@ -11,8 +11,11 @@ namespace echelon {
 constexpr const char* bias_suffix = ".e_score_correction_bias";
 
 static std::string gate_name(const ModelSpec& model, std::int64_t layer, const char* what) {
-  return fmt::format("model.layers.{}.{}.gate{}", layer,
-                     model.experts == Experts::mixtral ? "block_sparse_moe" : "mlp", what);
+  return fmt::format("model.layers.{}.{}{}", layer,
+                     model.experts == Experts::mixtral   ? "block_sparse_moe.gate"
+                     : model.experts == Experts::gpt_oss ? "mlp.router"
+                                                         : "mlp.gate",
+                     what);
 }
 
 std::string router_bias_name(const ModelSpec& model, std::int64_t layer) {

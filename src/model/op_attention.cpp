@@ -21,7 +21,10 @@ namespace {
 class AttentionOp final : public OpRunner {
  public:
   AttentionOp(const BlockOp& op, const OpSetting& s)
-      : OpRunner(op), heads_(heads_here(s.plan)), context_parallel_(s.rank, s.plan, heads_) {}
+      : OpRunner(op),
+        heads_(heads_here(s.plan)),
+        context_parallel_(s.rank, s.plan, heads_),
+        sinks_(s.stacked(op.weights)) {}
 
  protected:
   void run_forward(BlockRun& run) const override {
@@ -42,8 +45,8 @@ class AttentionOp final : public OpRunner {
     Tensor d_attended = run.take_gradient(out(1));
     Tensor delta = context_parallel_.delta(sequences, run.take_kept(out(1)), d_attended);
     const Tensor d_qkv = run.activation({run.rows(), heads_.qkv_width()});
-    context_parallel_.backward(sequences, run.value(out(0)), std::move(d_attended), run.value(out(2)),
-                               std::move(delta), d_qkv);
+    context_parallel_.backward(sequences, run.value(out(0)), sinks_, run.sums(), std::move(d_attended),
+                               run.value(out(2)), std::move(delta), d_qkv);
     run.set_gradient(in(), d_qkv);
   }
 
@@ -57,7 +60,7 @@ class AttentionOp final : public OpRunner {
   void attend(BlockRun& run) const {
     const Tensor attended = run.activation({run.rows(), heads_.width()}),
                  lse = run.statistic({run.rows() * heads_.num_heads()});
-    context_parallel_.forward(sequences_of(run), run.value(out(0)), attended, lse);
+    context_parallel_.forward(sequences_of(run), run.value(out(0)), sinks_.value, attended, lse);
     run.set(out(1), attended);
     run.set(out(2), lse);
   }
@@ -74,11 +77,13 @@ class AttentionOp final : public OpRunner {
     const Tensor seen = run.cache().row_range(0, end);
     run.kernels().attention(heads_.q(qkv), seen.column_range(0, width), seen.column_range(width, 2 * width),
                             shape, attended, lse);
+    if (sinks_.defined()) run.kernels().attention_sink(sinks_.value, shape, attended, lse);
     run.set(out(1), attended);
   }
 
   Heads heads_;
   ContextParallel context_parallel_;
+  Weight sinks_;
 };
 
 }  // namespace

@@ -23,6 +23,16 @@ std::shared_ptr<const ExpertParallel> make_experts(const BlockOp& op, const OpSe
     weights.shared_in = gate_up(shared);
     weights.shared_out = down(shared);
   }
+  if (!op.biases.empty()) {  // in the same order
+    weights.gate_bias = s.stacked({op.biases[0]});
+    for (std::int64_t e = here.begin; e < here.end; ++e) {
+      const auto first = static_cast<std::size_t>(1 + 3 * e);
+      weights.in_bias.push_back(s.stacked({op.biases[first], op.biases[first + 1]}));
+      weights.out_bias.push_back(s.stacked({op.biases[first + 2]}));
+    }
+    weights.out_bias_columns =
+        local_ranges(op.biases[3], s.tensor_parallel.size(), s.tensor_parallel.index()).front();
+  }
   auto experts = std::make_shared<ExpertParallel>(s.rank, s.plan, s.tensor_parallel, std::move(weights));
   if (s.faults.router_bias != 0) {
     std::vector<double> bias(static_cast<std::size_t>(s.plan.model.num_experts));

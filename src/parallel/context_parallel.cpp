@@ -1,5 +1,6 @@
 #include "parallel/context_parallel.h"
 
+#include <span>
 #include <utility>
 
 #include "parallel/context_parallel_allgather.h"
@@ -20,11 +21,11 @@ Tensor ContextParallel::enter(const Sequences& sequences, Tensor qkv) const {
   return UlyssesExchange(*rank_, neighbours(), layout_, heads_, sequences.batch).to_heads(qkv);
 }
 
-void ContextParallel::forward(const Sequences& sequences, const Tensor& core, const Tensor& out,
-                              const Tensor& lse) const {
-  if (!exchanges_heads()) return core_forward(sequences, core, out, lse);
+void ContextParallel::forward(const Sequences& sequences, const Tensor& core, const Tensor& sinks,
+                              const Tensor& out, const Tensor& lse) const {
+  if (!exchanges_heads()) return core_forward(sequences, core, sinks, out, lse);
   const Tensor core_out = rank_->activation({core.rows(), here_.width()});
-  core_forward(sequences, core, core_out, lse);
+  core_forward(sequences, core, sinks, core_out, lse);
   UlyssesExchange(*rank_, neighbours(), layout_, heads_, sequences.batch).output_to_tokens(core_out, out);
 }
 
@@ -49,12 +50,17 @@ Tensor ContextParallel::delta(const Sequences& sequences, const Tensor& out, con
   return delta;
 }
 
-void ContextParallel::backward(const Sequences& sequences, const Tensor& core, Tensor dout, const Tensor& lse,
-                               Tensor delta, const Tensor& dqkv) const {
-  if (!exchanges_heads()) return core_backward(sequences, core, dout, lse, delta, dqkv);
+void ContextParallel::backward(const Sequences& sequences, const Tensor& core, const Weight& sinks,
+                               const SequenceSums& sums, Tensor dout, const Tensor& lse, Tensor delta,
+                               const Tensor& dqkv) const {
+  if (!exchanges_heads()) {
+    add_sink_gradient(sinks, sums, lse, delta);
+    return core_backward(sequences, core, dout, lse, delta, dqkv);
+  }
   const UlyssesExchange exchange(*rank_, neighbours(), layout_, heads_, sequences.batch);
   dout = exchange.output_gradient_to_heads(dout);
   delta = exchange.delta_to_heads(delta);
+  add_sink_gradient(sinks, sums, lse, delta);
   const Tensor dcore = rank_->activation({core.rows(), core.cols()});
   core_backward(sequences, core, std::exchange(dout, {}), lse, std::exchange(delta, {}), dcore);
   exchange.gradient_to_tokens(dcore, dqkv);
@@ -73,14 +79,61 @@ Tensor ContextParallel::own_kv(const Tensor& core) const {
   return kv;
 }
 
-void ContextParallel::core_forward(const Sequences& sequences, const Tensor& core, const Tensor& out,
-                                   const Tensor& lse) const {
+Tensor ContextParallel::heads_here(const Tensor& of_heads) const {
+  if (!exchanges_heads()) return of_heads;
+  const std::int64_t begin = neighbours().rank() * here_.num_heads();
+  return of_heads.flat_range(begin, begin + here_.num_heads());
+}
+
+template <class Visit>
+void ContextParallel::each_run(Range sequences, const Visit& visit) const {
+  const auto runs = layout_.runs(layout_.ring_index(rank_->coordinate(Axis::cp)));
+  const std::int64_t tokens = layout_.core_tokens();
+  if (runs.size() == 1)
+    return visit(Range{sequences.begin * tokens, sequences.end * tokens},
+                 here_.shape(sequences.size(), tokens, 0));
+  for (std::int64_t b = sequences.begin, begin = b * tokens; b < sequences.end; ++b)
+    for (const PositionRun& run : runs) {
+      visit(Range{begin, begin + run.size}, here_.shape(1, run.size, 0));
+      begin += run.size;
+    }
+}
+
+// When all keys have been seen.
+void ContextParallel::core_forward(const Sequences& sequences, const Tensor& core, const Tensor& sinks,
+                                   const Tensor& out, const Tensor& lse) const {
+  attend(sequences, core, out, lse);
+  if (!sinks.defined()) return;
+  each_run({0, sequences.batch}, [&, heads = here_.num_heads()](Range rows, const AttentionShape& shape) {
+    rank_->kernels().attention_sink(heads_here(sinks), shape, out.row_range(rows.begin, rows.end),
+                                    lse.flat_range(rows.begin * heads, rows.end * heads));
+  });
+}
+
+// Each cp rank has a part of it: that of its queries, and of its heads where they are exchanged.
+void ContextParallel::add_sink_gradient(const Weight& sinks, const SequenceSums& sums, const Tensor& lse,
+                                        const Tensor& delta) const {
+  if (!sinks.gradient.defined()) return;
+  const Weight* const one[] = {&sinks};
+  sums.add(one, [&](Range rows, std::span<const Tensor> gradients, bool onto) {
+    if (!onto) rank_->kernels().fill(gradients[0], 0.0);
+    const std::int64_t tokens = layout_.tokens_here(), heads = here_.num_heads();
+    each_run({rows.begin / tokens, rows.end / tokens}, [&](Range run, const AttentionShape& shape) {
+      rank_->kernels().attention_sink_backward(
+          heads_here(sinks.value), lse.flat_range(run.begin * heads, run.end * heads),
+          delta.flat_range(run.begin * heads, run.end * heads), shape, heads_here(gradients[0]));
+    });
+  });
+}
+
+void ContextParallel::attend(const Sequences& sequences, const Tensor& core, const Tensor& out,
+                             const Tensor& lse) const {
   if (layout_.ring() == 1)
     return rank_->kernels().attention(here_.q(core), here_.k(core), here_.v(core),
                                       whole_sequences(sequences, core), out, lse);
   const ContextBlocks blocks(*rank_, layout_, here_, sequences);
-  const auto attend = gathers_ ? gathered_attention_forward : ring_attention_forward;
-  attend(blocks, ring(), here_.q(core), own_kv(core), out, lse);
+  const auto forward = gathers_ ? gathered_attention_forward : ring_attention_forward;
+  forward(blocks, ring(), here_.q(core), own_kv(core), out, lse);
 }
 
 void ContextParallel::core_backward(const Sequences& sequences, const Tensor& core, const Tensor& dout,

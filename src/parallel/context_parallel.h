@@ -11,6 +11,8 @@
 
 #include "parallel/context_blocks.h"
 #include "spec/plan.h"
+#include "tensor/sequence_sums.h"
+#include "tensor/weight.h"
 
 namespace echelon {
 
@@ -23,21 +25,33 @@ class ContextParallel {
   // backward pass needs again.
   Tensor enter(const Sequences& sequences, Tensor qkv) const;
   // out (N, H D) of this rank's tokens, and as many log-sums of exponentials as it has rows and heads.
-  void forward(const Sequences& sequences, const Tensor& core, const Tensor& out, const Tensor& lse) const;
+  // `sinks` (H): see Kernels::attention_sink; undefined: none.
+  void forward(const Sequences& sequences, const Tensor& core, const Tensor& sinks, const Tensor& out,
+               const Tensor& lse) const;
   // out . dout of each row and head of this rank's tokens.
   Tensor delta(const Sequences& sequences, const Tensor& out, const Tensor& dout) const;
-  // dqkv is overwritten with the gradient of what enter() was given. dout and delta are handed over.
-  void backward(const Sequences& sequences, const Tensor& core, Tensor dout, const Tensor& lse, Tensor delta,
-                const Tensor& dqkv) const;
+  // dqkv is overwritten with the gradient of what enter() was given. dout and delta are handed over. The
+  // gradient of `sinks` is added to, over the queries that are computed here.
+  void backward(const Sequences& sequences, const Tensor& core, const Weight& sinks, const SequenceSums& sums,
+                Tensor dout, const Tensor& lse, Tensor delta, const Tensor& dqkv) const;
 
  private:
   Communicator& ring() const { return rank_->cp_across_blocks(layout_.ulysses()); }
   Communicator& neighbours() const { return rank_->cp_block(layout_.ulysses()); }
   bool exchanges_heads() const { return layout_.ulysses() > 1; }
-  void core_forward(const Sequences& sequences, const Tensor& core, const Tensor& out,
+  void core_forward(const Sequences& sequences, const Tensor& core, const Tensor& sinks, const Tensor& out,
                     const Tensor& lse) const;
   void core_backward(const Sequences& sequences, const Tensor& core, const Tensor& dout, const Tensor& lse,
                      const Tensor& delta, const Tensor& dcore) const;
+  void attend(const Sequences& sequences, const Tensor& core, const Tensor& out, const Tensor& lse) const;
+  void add_sink_gradient(const Weight& sinks, const SequenceSums& sums, const Tensor& lse,
+                         const Tensor& delta) const;
+  // Of what is a number for each head: those that this rank computes.
+  Tensor heads_here(const Tensor& of_heads) const;
+  // visit(rows, shape) for each run of positions of the sequences from `begin` to `end`, in the order of
+  // ContextBlocks; or once for all of them where each is one run.
+  template <class Visit>
+  void each_run(Range sequences, const Visit& visit) const;
   AttentionShape whole_sequences(const Sequences& sequences, const Tensor& core) const;
   Tensor own_kv(const Tensor& core) const;
 

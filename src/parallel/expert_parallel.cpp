@@ -39,6 +39,8 @@ ExpertParallel::ExpertParallel(const Rank& rank, const Plan& plan, TensorParalle
       loss_scale_(1.0 / static_cast<double>(plan.global_batch * plan.seq_len)),
       router_(plan.model.router, plan.model.num_experts, plan.model.experts_per_token),
       exchange_(rank, plan.model.num_experts),
+      activation_(plan.model.expert_activation()),
+      clamp_(plan.model.clamp),
       weights_(std::move(weights)),
       counts_(empty_counts()),
       bias_(plan.balancing.bias_rate > 0 ? counts_.routed : std::vector<double>()) {
@@ -91,6 +93,7 @@ Work<void> ExpertParallel::in_forward(const Tensor& normed, Saved& saved) const 
   const Tensor taken = exchange_.arrange(std::move(arriving), saved.route);
   saved.hidden = rank_->activation({saved.route.room, weights_.in.front().value.rows()});
   multiply(kernels, weights_.in, Transpose::yes, saved.route.bounds, taken, saved.hidden);
+  add_biases(kernels, weights_.in_bias, saved.route.bounds, saved.hidden);
   if (!exchange_.is_local()) saved.taken = taken;
 }
 
@@ -108,8 +111,9 @@ Work<Tensor> ExpertParallel::out_forward(const Saved& saved) const {
   Tensor out = rank_->activation({room, width}),
          activated = rank_->activation({room, weights_.out.front().value.cols()});
   const ExpertBounds& bounds = saved.route.bounds;
-  kernels.gated(Activation::swiglu, used(saved.hidden, bounds), used(activated, bounds));
+  kernels.gated(activation_, used(saved.hidden, bounds), used(activated, bounds), clamp_);
   multiply(kernels, weights_.out, Transpose::yes, bounds, activated, out);
+  if (!weights_.out_bias.empty()) add_biases(kernels, weights_.out_bias, bounds, out_bias_columns(out));
   activated = Tensor();
   InFlight coming = exchange_.begin_combine(std::exchange(out, {}), saved.route, saved.copies.numel());
   if (!exchange_.is_local()) co_await Pause{};
@@ -153,8 +157,15 @@ Work<ExpertParallel::Backward> ExpertParallel::backward_input(const Tensor& dy, 
          d_weights = rank_->statistic({route.room, 1});
   // In place: hidden becomes its gradient and d_activated the weighted activation. d_out is the gradient of a
   // weighted row, so the weights of both products are right with them, and the rows are not needed again.
-  kernels.weighted_swiglu_backward(used(saved.hidden, route.bounds), used(d_activated, route.bounds),
-                                   used(weights, route.bounds), used(d_weights, route.bounds));
+  kernels.weighted_gated_backward(activation_, used(saved.hidden, route.bounds),
+                                  used(d_activated, route.bounds), used(weights, route.bounds),
+                                  used(d_weights, route.bounds), clamp_);
+  if (!weights_.out_bias.empty()) {  // a part of the weighted row too
+    add_bias_products(kernels, weights_.out_bias, route.bounds, out_bias_columns(d_out), d_weights);
+    if (any_trained(weights_.out_bias))
+      weight_gradient([this, add = adder(saved, sums), w = weights,
+                       d = out_bias_columns(d_out)] { add.products(weights_.out_bias, d, w); });
+  }
   weights = Tensor();
   backward.d_hidden = std::exchange(saved.hidden, {});
   d_weights = exchange_.combine(std::exchange(d_weights, {}), route, copies);
@@ -163,7 +174,7 @@ Work<ExpertParallel::Backward> ExpertParallel::backward_input(const Tensor& dy, 
   d_weights = Tensor();
   if (any_trained(weights_.out))
     weight_gradient([this, add = adder(saved, sums), x = d_activated, d = d_out] {
-      add(weights_.out, x, d);
+      add.products(weights_.out, x, d);
     });
   d_out = d_activated = Tensor();
   d_out = rank_->activation({route.room, width});
@@ -187,24 +198,34 @@ Work<ExpertParallel::Backward> ExpertParallel::backward_input(const Tensor& dy, 
   co_return backward;
 }
 
-std::function<void(const std::vector<Weight>&, const Tensor&, const Tensor&)> ExpertParallel::adder(
-    const Saved& saved, const SequenceSums& sums) const {
-  Kernels& kernels = rank_->kernels();
-  if (!sums.by_sequence())
-    return [&kernels, bounds = saved.route.bounds](const std::vector<Weight>& weights, const Tensor& x,
-                                                   const Tensor& dy) {
-      add_gradients(kernels, weights, bounds, x, dy);
-    };
-  return [&kernels, sums = sums.of_ranks(rank_->size(Axis::ep)), of_sequences = saved.route.of_sequences](
-             const std::vector<Weight>& weights, const Tensor& x, const Tensor& dy) {
-    add_gradients(kernels, sums, weights, of_sequences, x, dy);
-  };
+void ExpertParallel::Adder::products(const std::vector<Weight>& weights, const Tensor& x,
+                                     const Tensor& dy) const {
+  if (sums.by_sequence())
+    add_gradients(*kernels, sums, weights, bounds, x, dy);
+  else
+    add_gradients(*kernels, weights, bounds, x, dy);
+}
+
+void ExpertParallel::Adder::biases(const std::vector<Weight>& biases, const Tensor& dy) const {
+  if (sums.by_sequence())
+    add_bias_gradients(*kernels, sums, biases, bounds, dy);
+  else
+    add_bias_gradients(*kernels, biases, bounds, dy);
+}
+
+ExpertParallel::Adder ExpertParallel::adder(const Saved& saved, const SequenceSums& sums) const {
+  if (!sums.by_sequence()) return {&rank_->kernels(), sums, saved.route.bounds};
+  return {&rank_->kernels(), sums.of_ranks(rank_->size(Axis::ep)), saved.route.of_sequences};
 }
 
 void ExpertParallel::in_backward_weight(std::shared_ptr<InputAgain> normed, Saved& saved, Backward& backward,
                                         const SequenceSums& sums,
                                         const WeightGradient& weight_gradient) const {
   Tensor d_hidden = std::exchange(backward.d_hidden, {});
+  if (any_trained(weights_.in_bias))
+    weight_gradient([this, add = adder(saved, sums), d = d_hidden] {
+      add.biases(weights_.in_bias, d);
+    });
   if (!any_trained(weights_.in)) {
     saved.taken = Tensor();
   } else if (exchange_.is_local()) {
@@ -213,11 +234,11 @@ void ExpertParallel::in_backward_weight(std::shared_ptr<InputAgain> normed, Save
           const Tensor& rows = normed->whole();
           const Tensor taken = rank_->activation({copies.numel(), rows.cols()});
           rank_->kernels().embedding(copies, rows, 0, taken);
-          add(weights_.in, taken, d);
+          add.products(weights_.in, taken, d);
         });
   } else {
     weight_gradient([this, add = adder(saved, sums), taken = std::exchange(saved.taken, {}), d = d_hidden] {
-      add(weights_.in, taken, d);
+      add.products(weights_.in, taken, d);
     });
   }
   d_hidden = Tensor();

@@ -43,6 +43,11 @@ class ExpertParallel {
     Weight gate;                   // (E, C)
     std::vector<Weight> in, out;   // of each expert that is here (2F, C), (C, F)
     Weight shared_in, shared_out;  // undefined where no MLP is shared
+    // Undefined, and empty, where there are none: of the router (E), and of each expert that is here (2F),
+    // (columns of C, a range for each tp rank, which adds them to its part of the sum).
+    Weight gate_bias = {};
+    std::vector<Weight> in_bias = {}, out_bias = {};
+    Range out_bias_columns = {};
   };
   // What forward keeps for the backward pass of one microbatch. N rows of tokens, R <= N of them routed here.
   struct Saved {
@@ -125,10 +130,20 @@ class ExpertParallel {
   std::span<const double> batch_counts() const;
   Tensor take(const Tensor& normed, const Saved& saved) const;
   Tensor by_place(const Tensor& weights, const Saved& saved) const;
-  // The function that adds to the gradients of the experts here.
-  std::function<void(const std::vector<Weight>&, const Tensor& x, const Tensor& dy)> adder(
-      const Saved& saved, const SequenceSums& sums) const;
+  // What adds to the gradients of the experts here.
+  struct Adder {
+    Kernels* kernels;
+    SequenceSums sums;
+    ExpertBounds bounds;  // of rows, by sequence where sums are
+    void products(const std::vector<Weight>& weights, const Tensor& x, const Tensor& dy) const;
+    void biases(const std::vector<Weight>& biases, const Tensor& dy) const;
+  };
+  Adder adder(const Saved& saved, const SequenceSums& sums) const;
   ExpertBounds bounds_of_sequences(const Saved& saved) const;
+  void add_gate_bias(const Tensor& logits) const;
+  Tensor out_bias_columns(const Tensor& x) const {
+    return x.column_range(weights_.out_bias_columns.begin, weights_.out_bias_columns.end);
+  }
   void count(const Saved& saved) const;
   std::int64_t scopes(const Saved& saved) const {
     return balancing_.scope == BalanceScope::sequence ? saved.sequences : 1;
@@ -147,6 +162,8 @@ class ExpertParallel {
   double loss_scale_;                    // the losses are means over the tokens of the global batch
   TokenRouter router_;
   ExpertExchange exchange_;
+  Activation activation_;
+  SwigluClamp clamp_;
   Weights weights_;
   // State of a step, as gradients are; and what steps have made of them, as weights are.
   // (1, f64) of the routers' losses, or one for each sequence of this rank; undefined: there are none.

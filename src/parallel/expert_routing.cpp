@@ -21,6 +21,7 @@ ExpertParallel::Saved ExpertParallel::route(const Tensor& normed_here, std::int6
   saved.logits = rank_->statistic({here, experts()});
   rank_->kernels().matmul(normed_here, Transpose::no, weights_.gate.value, Transpose::yes, saved.logits,
                           false);
+  add_gate_bias(saved.logits);
   saved.ids = integers({here, k()});
   saved.weights = rank_->statistic({here, k()});
   rank_->kernels().route(router_, saved.logits, bias_, saved.ids, saved.weights);
@@ -62,6 +63,17 @@ ExpertBounds ExpertParallel::bounds_of_sequences(const Saved& saved) const {
                    : std::lower_bound(tokens.begin() + bounds[e], tokens.begin() + bounds[e + 1], s * each) -
                          tokens.begin());
   return all;
+}
+
+// Logits are wide, whatever parameters are.
+void ExpertParallel::add_gate_bias(const Tensor& logits) const {
+  if (!weights_.gate_bias.defined()) return;
+  Tensor bias = weights_.gate_bias.value;
+  if (bias.dtype() != logits.dtype()) {
+    bias = rank_->statistic({experts()});
+    rank_->kernels().copy(weights_.gate_bias.value, bias);
+  }
+  rank_->kernels().add_bias(bias, logits);
 }
 
 // All that the host needs to know of where tokens go, in one copy: how many copies each expert gets, and how
@@ -172,6 +184,8 @@ void ExpertParallel::route_backward(const Tensor& normed_here, Saved& saved, Bac
   if (balancing_.has_losses()) add_losses(saved, terms, sums);
   saved = {};
   kernels.matmul(d_logits, Transpose::no, weights_.gate.value, Transpose::no, d_normed_here, true);
+  if (weights_.gate_bias.gradient.defined())
+    weight_gradient([sums, bias = weights_.gate_bias, d = d_logits] { sums.add_bias(bias, d); });
   if (!weights_.gate.gradient.defined()) return;
   weight_gradient(
       [sums, gate = weights_.gate, x = normed_here, d = d_logits] { sums.add_product(gate, d, x); });

@@ -70,6 +70,9 @@ void check_plain_llama(const LaunchRequest& r) {
   lacks(m.rope.unturned_every > 0, "layers without positions");
   lacks(m.norms_less_one, "Gemma's norms");
   lacks(m.latent_attention(), "latent attention");
+  lacks(m.attention_sinks, "attention sinks");
+  lacks(m.attention_out_bias, "a bias behind attention");
+  lacks(m.experts == Experts::gpt_oss, "experts with biases");
 }
 
 std::string launch_head(const LaunchRequest& r) {

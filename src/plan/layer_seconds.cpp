@@ -114,6 +114,9 @@ class Pricer {
       case OpKind::rope:
         return rope();
       case OpKind::attention:
+        // Kernels of others know sinks; this trainer scales what attention has made.
+        if (!op.weights.empty() && w_.software.is_this_trainer)
+          passes(2 * tokens_ * width_here(op.outputs[1]) * width_, 0);
         return attention();
       case OpKind::activation:
         return activation(tokens_, width_here(op.outputs[1]), op.activation);
@@ -127,7 +130,9 @@ class Pricer {
         if (!is_of_experts(program, op.inputs[0])) leave();
         return norm(program.value(op.outputs[0]));
       case OpKind::experts_in:
-        return experts();
+        experts();
+        if (!op.biases.empty()) expert_biases();
+        return;
       case OpKind::experts_out:
         return;           // in experts()
       case OpKind::loss:  // its product; see loss()
@@ -364,6 +369,13 @@ class Pricer {
     t_.backward_weight.compute += slower * (t_.backward_weight.compute - before.backward_weight.compute);
     activation(group, hidden, Activation::swiglu);
     if (m_.num_shared_experts > 0) shared_expert(real(m_.num_shared_experts * m_.expert_hidden) / tp_);
+  }
+  // Added to what both products make; their gradients are column sums, and the weights' have a part of each.
+  void expert_biases() {
+    const double group = here_ * real(m_.experts_per_token) * mesh_.expert_cut();
+    const double bytes =
+        group * (2 * real(m_.expert_hidden) + real(m_.hidden)) / mesh_.expert_cut() * width_;
+    passes(2 * bytes, 2 * bytes);
   }
   // Expert groups are laid over neighbouring ranks of tp (where experts are not cut over it), cp and dp.
   std::int64_t expert_stride() const { return mesh_.expert_cut(); }

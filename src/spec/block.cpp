@@ -175,11 +175,13 @@ int BlockBuilder::rope(int qkv, bool windowed) {
   return turned;
 }
 
-int BlockBuilder::attention(int qkv, bool windowed) {
+int BlockBuilder::attention(int qkv, bool windowed, std::vector<ParamSpec> sinks) {
   const int core = value("core", Home::cut, width(qkv), Again::with_input),
             out = value("attended", Home::cut, m_.attention_width()),
             lse = value("lse", Home::cut, m_.num_heads);
-  add(OpKind::attention, "attention", {qkv}, {core, out, lse}, {core, out, lse}).windowed = windowed;
+  BlockOp& op = add(OpKind::attention, "attention", {qkv}, {core, out, lse}, {core, out, lse});
+  op.windowed = windowed;
+  op.weights = std::move(sinks);
   return out;
 }
 
@@ -233,10 +235,12 @@ int BlockBuilder::sum(const std::string& name, int x, double scale) {
   return y;
 }
 
-int BlockBuilder::experts(int x, std::vector<ParamSpec> weights) {
+int BlockBuilder::experts(int x, std::vector<ParamSpec> weights, std::vector<ParamSpec> biases) {
   const int hidden = value("routed", Home::experts, 2 * m_.expert_hidden),
             y = value("experts.out", Home::partial_sum, m_.hidden);
-  add(OpKind::experts_in, "experts_in", {x}, {hidden}, {x, hidden}).weights = std::move(weights);
+  BlockOp& in = add(OpKind::experts_in, "experts_in", {x}, {hidden}, {x, hidden});
+  in.weights = std::move(weights);
+  in.biases = std::move(biases);
   add(OpKind::experts_out, "experts_out", {hidden}, {y}, {hidden});
   return y;
 }

@@ -48,7 +48,7 @@ enum class OpKind {
   norm,         // x -> y, stats. With a bias LayerNorm, without RMSNorm; of rows, or of heads
   linear,       // x -> x W (+ b). By columns (whole -> cut), by rows (cut -> partial sum), or W whole
   rope,         // [q | k | v] -> the same, turned by position
-  attention,    // [q | k | v] -> what attention computes with, its output, its log-sum-exp
+  attention,    // [q | k | v] -> what attention computes with, its output, its log-sum-exp; weights: sinks
   latent,       // compressed forms (, q) -> [q | k | v], values as wide as keys (DeepSeek-V2)
   narrow,       // heads -> the first columns of each
   activation,   // h -> h + b, its activation (activation.h)

@@ -32,7 +32,8 @@ class BlockBuilder {
               std::vector<ParamSpec> biases = {});
   int rows(const std::string& name, int x, ParamSpec weight);
   int rope(int qkv, bool windowed = false);
-  int attention(int qkv, bool windowed = false);
+  // `sinks`: one of each head, or none.
+  int attention(int qkv, bool windowed = false, std::vector<ParamSpec> sinks = {});
   // By weights that every rank has whole, of its own rows.
   int compressed(const std::string& name, int x, std::vector<ParamSpec> weights);
   // [q | k | v] of normalised [queries | keys and values | the turned part of all heads' keys]. `queries`: a
@@ -42,7 +43,9 @@ class BlockBuilder {
   int activation(int hidden, Activation activation, std::vector<ParamSpec> biases = {});
   int residual(const std::string& name, int x, int y, std::vector<ParamSpec> biases = {});
   int sum(const std::string& name, int x, double scale);
-  int experts(int x, std::vector<ParamSpec> weights);
+  // Of the router; then of each expert gate, up and down; then of the one that all tokens share. Biases: of
+  // the router and of each expert, or none.
+  int experts(int x, std::vector<ParamSpec> weights, std::vector<ParamSpec> biases = {});
   // `table` of the embedding, for a model where it is the output matrix too; `untied`: the name of another's.
   int loss(int x, ParamSpec table, const char* untied = "lm_head.weight");
 

@@ -1,6 +1,6 @@
 // Llama: RoPE, RMSNorm, SwiGLU or an activation without a gate, no biases (but Qwen2's of queries, keys and
-// values), grouped-query attention (Qwen3's with norms of heads), weights stored (out, in); in place of MLPs
-// the experts of Mixtral or DeepSeek.
+// values, and gpt-oss's of attention), grouped-query attention (Qwen3's with norms of heads, gpt-oss's with
+// sinks), weights stored (out, in); in place of MLPs the experts of Mixtral, DeepSeek or gpt-oss.
 #include <fmt/core.h>
 
 #include "spec/block_builder.h"
@@ -29,7 +29,8 @@ std::vector<ParamSpec> swiglu(const ModelSpec& m, const std::string& at, const S
 std::vector<ParamSpec> experts(const ModelSpec& m, const std::string& at) {
   const bool mixtral = m.experts == Experts::mixtral;
   const std::string home = at + (mixtral ? "block_sparse_moe." : "mlp.");
-  std::vector<ParamSpec> list{whole_matrix(home + "gate.weight", m.num_experts, m.hidden, m.init_std)};
+  const char* const router = m.experts == Experts::gpt_oss ? "router.weight" : "gate.weight";
+  std::vector<ParamSpec> list{whole_matrix(home + router, m.num_experts, m.hidden, m.init_std)};
   for (int expert = 0; expert < m.num_experts; ++expert)
     for (ParamSpec& p : swiglu(m, fmt::format("{}experts.{}.", home, expert),
                                mixtral ? mixtral_names : llama_names, m.expert_hidden)) {
@@ -41,6 +42,30 @@ std::vector<ParamSpec> experts(const ModelSpec& m, const std::string& at) {
          swiglu(m, home + "shared_experts.", llama_names, m.num_shared_experts * m.expert_hidden))
       list.push_back(std::move(p));
   return list;
+}
+
+// In the order of the matrices. Those of the second products are cut over tp by what they are added to, each
+// column of which one rank adds to its part of the sum.
+std::vector<ParamSpec> expert_biases(const ModelSpec& m, const std::string& at) {
+  if (m.experts != Experts::gpt_oss) return {};
+  const std::string home = at + "mlp.";
+  std::vector<ParamSpec> list{whole_bias(home + "router.bias", m.num_experts)};
+  for (int expert = 0; expert < m.num_experts; ++expert)
+    for (const auto& [name, width] : {std::pair{"gate_proj.bias", m.expert_hidden},
+                                      {"up_proj.bias", m.expert_hidden},
+                                      {"down_proj.bias", m.hidden}}) {
+      list.push_back(cut_bias(fmt::format("{}experts.{}.{}", home, expert, name), width, {{width, 1}}));
+      list.back().expert = expert;
+    }
+  return list;
+}
+
+std::vector<ParamSpec> sinks(const ModelSpec& m, const std::string& at) {
+  if (!m.attention_sinks) return {};
+  ParamSpec of_heads = cut_bias(at + "sinks", m.num_heads, {{m.num_heads, 1}});
+  of_heads.init = Init::normal;
+  of_heads.init_std = m.init_std;
+  return {of_heads};
 }
 
 // What is compressed is whole on every tp rank; heads are cut where they are made of it again.
@@ -87,9 +112,10 @@ int attention_in(BlockBuilder& b, const ModelSpec& m, int x, const std::string& 
 }
 
 // What a layer adds to the residual stream.
-int residual(BlockBuilder& b, const ModelSpec& m, int which, int x, int y) {
+int residual(BlockBuilder& b, const ModelSpec& m, int which, int x, int y,
+             std::vector<ParamSpec> biases = {}) {
   if (m.scales.residual != 1) y = b.sum(fmt::format("scaled{}", which), y, m.scales.residual);
-  return b.residual(fmt::format("residual{}", which), x, y);
+  return b.residual(fmt::format("residual{}", which), x, y, std::move(biases));
 }
 
 }  // namespace
@@ -107,17 +133,20 @@ BlockProgram Llama::layer(const ModelSpec& m, std::int64_t layer) {
   int y = before ? b.rms_norm("norm1", x, at + "input_layernorm") : x;
   y = attention_in(b, m, y, at + "self_attn.");
   if (m.is_turned(layer)) y = b.rope(y, m.window.in(layer));
-  y = b.attention(y, m.window.in(layer));
+  y = b.attention(y, m.window.in(layer), sinks(m, at + "self_attn."));
   if (m.attended_width() < m.attention_width()) y = b.narrow(y);
   y = b.rows("attention_out", y,
              cut_columns(at + "self_attn.o_proj.weight", m.hidden, m.attended_width(),
                          m.attended_width() / m.num_heads, residual_std(m)));
   if (after) y = b.rms_norm("attention_norm", y, at + "post_attention_layernorm");
-  const int middle = residual(b, m, 1, x, y);
+  std::vector<ParamSpec> out_bias;
+  if (m.attention_out_bias) out_bias = {whole_bias(at + "self_attn.o_proj.bias", m.hidden)};
+  const int middle = residual(b, m, 1, x, y, std::move(out_bias));
   y = before ? b.rms_norm("norm2", middle,
                           at + (after ? "pre_feedforward_layernorm" : "post_attention_layernorm"))
              : middle;
-  if (m.has_experts(layer)) return b.finish(residual(b, m, 2, middle, b.experts(y, experts(m, at))));
+  if (m.has_experts(layer))
+    return b.finish(residual(b, m, 2, middle, b.experts(y, experts(m, at), expert_biases(m, at))));
   std::vector<ParamSpec> in = swiglu(m, at + "mlp.", llama_names, m.mlp_hidden);
   ParamSpec down = std::move(in.back());
   in.pop_back();

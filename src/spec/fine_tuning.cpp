@@ -244,13 +244,16 @@ TuningProblem freeze_problem(const ModelSpec& model) {
   for (std::int64_t layer = 0; layer < model.num_layers; ++layer) {
     if (!model.has_experts(layer)) continue;
     const BlockProgram program = layer_program(model, layer);
-    const std::vector<ParamSpec>& list = program.find(OpKind::experts_in)->weights;
-    // The router, then gate, up and down of each expert.
-    for (std::size_t i = 1; i + 2 < list.size(); i += 3)
-      if (list[i].frozen != list[i + 1].frozen)
-        return {fmt::format("{} and {} are one matrix here, and one of them would be trained", list[i].name,
-                            list[i + 1].name),
-                {none, list[i].name + "," + list[i + 1].name}};
+    const BlockOp& op = *program.find(OpKind::experts_in);
+    // The router's, then those of gate, up and down of each expert.
+    for (const std::vector<ParamSpec>* list : {&op.weights, &op.biases})
+      for (std::size_t i = 1; i + 2 < list->size(); i += 3) {
+        const ParamSpec &gate = (*list)[i], &up = (*list)[i + 1];
+        if (gate.frozen != up.frozen)
+          return {fmt::format("{} and {} are one {} here, and one of them would be trained", gate.name,
+                              up.name, list == &op.weights ? "matrix" : "bias"),
+                  {none, gate.name + "," + up.name}};
+      }
   }
   return {};
 }

@@ -61,6 +61,8 @@ constexpr const char* toml_keys[] = {"name",
                                      "tied_embedding",
                                      "activation",
                                      "qkv_bias",
+                                     "attention_out_bias",
+                                     "attention_sinks",
                                      "qk_norm",
                                      "experts",
                                      "num_experts",
@@ -74,14 +76,14 @@ constexpr const char* toml_keys[] = {"name",
                                      "router_groups",
                                      "router_most_groups",
                                      "router_group_best",
+                                     "swiglu_alpha",
+                                     "swiglu_limit",
                                      "kv_rank",
                                      "q_rank",
                                      "rotary_dim",
                                      "value_head_dim",
                                      "freeze",
                                      "lora"};
-
-const char* experts_name(Experts experts) { return experts == Experts::mixtral ? "mixtral" : "deepseek"; }
 
 // Typed access to a flat TOML table; every error names the file, the key, the value and what is legal.
 class Reader {
@@ -158,16 +160,17 @@ void read_experts(const Reader& reader, const std::string& where, ModelSpec& m) 
   if (!reader.has("experts")) {
     for (const char* key : {"num_experts", "experts_per_token", "expert_hidden", "num_shared_experts",
                             "num_dense_layers", "router_scores", "normalise_weights", "routed_scale",
-                            "router_groups", "router_most_groups", "router_group_best"})
+                            "router_groups", "router_most_groups", "router_group_best", "swiglu_alpha",
+                            "swiglu_limit"})
       if (reader.has(key))
         refuse("{}: {} = {}: the key experts is missing", where, key, reader.shown_value(key));
     return;
   }
-  const char* kinds = "\"mixtral\" or \"deepseek\"";
+  const char* kinds = "\"mixtral\", \"deepseek\" or \"gpt-oss\"";
   const std::string kind = reader.text("experts", kinds);
-  if (kind != "mixtral" && kind != "deepseek")
+  if (kind != "mixtral" && kind != "deepseek" && kind != "gpt-oss")
     refuse("{}: experts = \"{}\" is not legal: give {}", where, kind, kinds);
-  m.experts = kind == "mixtral" ? Experts::mixtral : Experts::deepseek;
+  m.experts = parse_choice<Experts>(kind, where);
   m.num_experts = reader.integer("num_experts");
   m.experts_per_token = reader.integer("experts_per_token");
   m.expert_hidden = reader.integer_or("expert_hidden", m.mlp_hidden);
@@ -185,6 +188,8 @@ void read_experts(const Reader& reader, const std::string& where, ModelSpec& m) 
   m.router.groups = reader.integer_or("router_groups", 1);
   m.router.most_groups = reader.integer_or("router_most_groups", m.router.groups);
   m.router.group_best = reader.integer_or("router_group_best", 0);
+  m.clamp.alpha = reader.real_or("swiglu_alpha", m.clamp.alpha);
+  m.clamp.limit = reader.real_or("swiglu_limit", m.clamp.limit);
 }
 
 std::string quoted(const std::string& text) {
@@ -349,6 +354,8 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
   m.activation = read_activation(reader, where, m);
   m.qkv_bias = llama_choice(reader, where, "qkv_bias", m);
   m.qk_norm = llama_choice(reader, where, "qk_norm", m);
+  m.attention_out_bias = llama_choice(reader, where, "attention_out_bias", m);
+  m.attention_sinks = llama_choice(reader, where, "attention_sinks", m);
   m.q_rank = reader.integer_or("q_rank", 0);
   m.rotary_dim = reader.integer_or("rotary_dim", 0);
   m.value_head_dim = reader.integer_or("value_head_dim", 0);
@@ -394,9 +401,11 @@ std::string to_toml(const ModelSpec& m) {
   line("init_std", m.init_std);
   if (!gpt2 && m.activation != Activation::swiglu) line("activation", quoted(name_of(m.activation)));
   if (m.qkv_bias) line("qkv_bias", m.qkv_bias);
+  if (m.attention_out_bias) line("attention_out_bias", m.attention_out_bias);
+  if (m.attention_sinks) line("attention_sinks", m.attention_sinks);
   if (m.qk_norm) line("qk_norm", m.qk_norm);
   if (m.experts != Experts::none) {
-    text += fmt::format("experts = \"{}\"\n", experts_name(m.experts));
+    line("experts", quoted(name_of(m.experts)));
     line("num_experts", m.num_experts);
     line("experts_per_token", m.experts_per_token);
     line("expert_hidden", m.expert_hidden);
@@ -409,6 +418,10 @@ std::string to_toml(const ModelSpec& m) {
     line("router_groups", m.router.groups);
     line("router_most_groups", m.router.most_groups);
     if (m.router.group_best > 0) line("router_group_best", m.router.group_best);
+    if (m.experts == Experts::gpt_oss) {
+      line("swiglu_alpha", m.clamp.alpha);
+      line("swiglu_limit", m.clamp.limit);
+    }
   }
   if (m.latent_attention()) {
     line("kv_rank", m.kv_rank);

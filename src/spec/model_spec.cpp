@@ -63,11 +63,38 @@ void check_experts(const ModelSpec& m) {
   if (m.num_dense_layers < 0 || m.num_dense_layers >= m.num_layers)
     refuse("model {}: num_dense_layers = {} is not legal: give a whole number from 0 to {}", m.name,
            m.num_dense_layers, m.num_layers - 1);
-  if (m.experts == Experts::mixtral && (m.num_shared_experts > 0 || m.num_dense_layers > 0))
+  if (m.experts != Experts::deepseek && (m.num_shared_experts > 0 || m.num_dense_layers > 0))
     refuse(
-        "model {}: num_shared_experts = {} and num_dense_layers = {}: experts as in mixtral have neither; "
+        "model {}: num_shared_experts = {} and num_dense_layers = {}: experts as in {} have neither; "
         "give 0, or experts = \"deepseek\"",
-        m.name, m.num_shared_experts, m.num_dense_layers);
+        m.name, m.num_shared_experts, m.num_dense_layers, name_of(m.experts));
+  check_positive(m, "swiglu_alpha", m.clamp.alpha);
+  check_positive(m, "swiglu_limit", m.clamp.limit);
+  if (m.experts != Experts::gpt_oss && !(m.clamp == SwigluClamp{}))
+    refuse(
+        "model {}: swiglu_alpha = {} and swiglu_limit = {}: experts as in {} have neither; "
+        "give experts = \"gpt-oss\"",
+        m.name, m.clamp.alpha, m.clamp.limit, name_of(m.experts));
+}
+
+// What only a llama's attention has, of heads that are projected straight from the input.
+void check_attention(const ModelSpec& m) {
+  for (const auto& [field, chosen] :
+       {std::pair{"attention_sinks", m.attention_sinks}, {"attention_out_bias", m.attention_out_bias}}) {
+    if (!chosen) continue;
+    if (m.family != Family::llama)
+      refuse("model {}: {} = true is not legal for the {} family; give false, or family = \"llama\"", m.name,
+             field, name_of(m.family));
+    if (m.latent_attention())
+      refuse("model {}: {} = true is not legal with latent attention (kv_rank = {}); give false", m.name,
+             field, m.kv_rank);
+  }
+  if (m.attention_out_bias && m.norm_place != NormPlace::before)
+    refuse("model {}: attention_out_bias = true is not legal with norm_place = \"{}\"; give \"before\"",
+           m.name, name_of(m.norm_place));
+  if (m.attention_out_bias && m.scales.residual != 1)
+    refuse("model {}: attention_out_bias = true is not legal with residual_scale = {}; give 1", m.name,
+           m.scales.residual);
 }
 
 void check_router(const ModelSpec& m) {
@@ -249,6 +276,7 @@ void validate(const ModelSpec& m) {
   check_experts(m);
   check_router(m);
   check_latent_attention(m);
+  check_attention(m);
   const auto real = [](std::int64_t size) { return static_cast<double>(size); };
   const double experts =
       real(m.num_experts + m.num_shared_experts) * real(m.expert_hidden) + real(m.num_experts);

@@ -24,7 +24,10 @@ inline constexpr std::array choice_names<Family>{"gpt2", "llama", "neox"};
 // mixtral: in every layer, parameters named as transformers' Mixtral.
 // deepseek: after num_dense_layers ordinary layers, beside experts that all tokens share; names of
 // DeepSeek-V3.
-enum class Experts { none, mixtral, deepseek };
+// gpt_oss: in every layer, router and experts with biases, clamped_swiglu.
+enum class Experts { none, mixtral, deepseek, gpt_oss };
+template <>
+inline constexpr std::array choice_names<Experts>{"none", "mixtral", "deepseek", "gpt-oss"};
 
 // Which keys a query sees: with a size those of its own and the size - 1 positions before it (Beltagy et al.
 // 2020, https://arxiv.org/abs/2004.05150), in all layers, or in all but each full_every-th.
@@ -78,6 +81,10 @@ struct ModelSpec {
   double init_std = 0.02;
   Activation activation = Activation::swiglu;  // of a llama's MLPs; without a gate they have no gate_proj
   bool qkv_bias = false;                       // of a llama's query, key and value projections (Qwen2)
+  bool attention_out_bias = false;             // of what attention hands to the residual stream (gpt-oss)
+  // Each head of a llama has a number that takes part in its softmax as a key's score does, and has no value
+  // (gpt-oss, https://arxiv.org/abs/2508.10925; Xiao et al. 2023, https://arxiv.org/abs/2309.17453).
+  bool attention_sinks = false;
   bool qk_norm = false;        // RMSNorm of each head of its queries and keys before they are turned (Qwen3)
   bool qk_norm_whole = false;  // of all queries together, and of all keys, instead of each head (OLMo 2)
 
@@ -96,6 +103,7 @@ struct ModelSpec {
   std::int64_t num_shared_experts = 0;  // all tokens; as one MLP [n_shared_experts]
   std::int64_t num_dense_layers = 0;    // the first ones [first_k_dense_replace]
   RouterSpec router;
+  SwigluClamp clamp;  // of gpt_oss's experts [swiglu_alpha, swiglu_limit]
   // Multi-head latent attention (DeepSeek-V2, https://arxiv.org/abs/2405.04434) where kv_rank > 0: head_dim
   // is that of queries and keys.
   std::int64_t kv_rank = 0;         // [kv_lora_rank]
@@ -108,6 +116,9 @@ struct ModelSpec {
   bool has_experts(std::int64_t layer) const { return experts != Experts::none && layer >= num_dense_layers; }
   std::int64_t num_expert_layers() const {
     return experts == Experts::none ? 0 : num_layers - num_dense_layers;
+  }
+  Activation expert_activation() const {
+    return experts == Experts::gpt_oss ? Activation::clamped_swiglu : Activation::swiglu;
   }
   bool latent_attention() const { return kv_rank > 0; }
   // Of norms of heads, and of what latent attention compresses: DeepSeek's have one of their own.

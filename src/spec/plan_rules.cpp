@@ -81,6 +81,8 @@ Verdict of_tensor_parallel(const Plan& plan) {
   if (m.mlp_hidden < tp) return problem("{} has an MLP of only {}", m.name, m.mlp_hidden);
   if (m.experts != Experts::none && m.expert_hidden < tp)
     return problem("{} has experts of only {}", m.name, m.expert_hidden);
+  if (m.experts == Experts::gpt_oss && m.hidden < tp)
+    return problem("{} has experts' biases of only {}", m.name, m.hidden);
   return {};
 }
 
@@ -375,6 +377,7 @@ Verdict of_invariant_context_parallel(const Plan& plan) {
                    "with --numerics invariant a query's sum over keys is on one rank");
   const std::string why = m.experts != Experts::none   ? "experts"
                           : m.latent_attention()       ? "latent attention"
+                          : m.attention_sinks          ? "attention sinks"
                           : m.tuning != FineTuning{} ? "parts frozen, or adapters,"
                                                        : "";
   if (!why.empty())

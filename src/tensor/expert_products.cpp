@@ -42,8 +42,33 @@ void add_gradients(Kernels& kernels, const std::vector<Weight>& weights, const E
   });
 }
 
-void add_gradients(Kernels& kernels, const SequenceSums& sums, const std::vector<Weight>& weights,
-                   const ExpertBounds& of_sequences, const Tensor& x, const Tensor& dy) {
+void add_biases(Kernels& kernels, const std::vector<Weight>& biases, const ExpertBounds& bounds,
+                const Tensor& y) {
+  for (std::size_t e = 0; e < biases.size(); ++e)
+    if (bounds[e] < bounds[e + 1])
+      kernels.add_bias(biases[e].value, y.row_range(bounds[e], bounds[e + 1]));
+}
+
+void add_bias_gradients(Kernels& kernels, const std::vector<Weight>& biases, const ExpertBounds& bounds,
+                        const Tensor& dy) {
+  for (std::size_t e = 0; e < biases.size(); ++e)
+    if (biases[e].gradient.defined() && bounds[e] < bounds[e + 1])
+      kernels.bias_gradient(dy.row_range(bounds[e], bounds[e + 1]), biases[e].gradient);
+}
+
+void add_bias_products(Kernels& kernels, const std::vector<Weight>& biases, const ExpertBounds& bounds,
+                       const Tensor& x, const Tensor& of_rows) {
+  multiply_all(kernels, biases, bounds, [&](const Weight& bias, const auto& rows) {
+    return std::optional<MatrixProduct>(
+        {rows(x), Transpose::no, bias.value, Transpose::yes, rows(of_rows), true});
+  });
+}
+
+// For each sequence add_one(index of an expert's run, gradient, whether it is added to) of those that have
+// rows of it; others' gradients of it are zero. Then end().
+template <class AddOne, class End>
+static void add_by_sequence(Kernels& kernels, const SequenceSums& sums, const std::vector<Weight>& weights,
+                            const ExpertBounds& of_sequences, const AddOne& add_one, const End& end) {
   const std::int64_t sequences = sums.sequences();
   check(std::ssize(of_sequences) == std::ssize(weights) * sequences + 1,
         "there is a run of rows for each expert and sequence");
@@ -54,18 +79,42 @@ void add_gradients(Kernels& kernels, const SequenceSums& sums, const std::vector
   if (trained.empty()) return;
   sums.add(trained, [&](Range rows, std::span<const Tensor> gradients, bool onto) {
     const auto s = static_cast<std::size_t>(rows.begin / rows.size());
-    std::vector<MatrixProduct> products;
     for (std::size_t i = 0; i < experts.size(); ++i) {
       const std::size_t at = experts[i] * static_cast<std::size_t>(sequences) + s;
-      const std::int64_t begin = of_sequences[at], end = of_sequences[at + 1];
-      if (begin < end)
-        products.push_back({dy.row_range(begin, end), Transpose::yes, x.row_range(begin, end), Transpose::no,
-                            gradients[i], onto});
+      const Range run{of_sequences[at], of_sequences[at + 1]};
+      if (run.size() > 0)
+        add_one(run, gradients[i], onto);
       else if (!onto)
         kernels.fill(gradients[i], 0.0);
     }
-    if (!products.empty()) kernels.grouped_matmul(products);
+    end();
   });
+}
+
+void add_gradients(Kernels& kernels, const SequenceSums& sums, const std::vector<Weight>& weights,
+                   const ExpertBounds& of_sequences, const Tensor& x, const Tensor& dy) {
+  std::vector<MatrixProduct> products;
+  add_by_sequence(
+      kernels, sums, weights, of_sequences,
+      [&](Range run, const Tensor& gradient, bool onto) {
+        products.push_back({dy.row_range(run.begin, run.end), Transpose::yes,
+                            x.row_range(run.begin, run.end), Transpose::no, gradient, onto});
+      },
+      [&] {
+        if (!products.empty()) kernels.grouped_matmul(products);
+        products.clear();
+      });
+}
+
+void add_bias_gradients(Kernels& kernels, const SequenceSums& sums, const std::vector<Weight>& biases,
+                        const ExpertBounds& of_sequences, const Tensor& dy) {
+  add_by_sequence(
+      kernels, sums, biases, of_sequences,
+      [&](Range run, const Tensor& gradient, bool onto) {
+        if (!onto) kernels.fill(gradient, 0.0);
+        kernels.bias_gradient(dy.row_range(run.begin, run.end), gradient);
+      },
+      [] {});
 }
 
 }  // namespace echelon

@@ -44,9 +44,10 @@ class KernelBackend {
   virtual void rms_norm_backward_weight(const Tensor& dy, const Tensor& x, const Tensor& stats, InOut dw) = 0;
   virtual void activate(Activation a, InOut h, const Tensor& bias, Out y) = 0;
   virtual void activate_backward(Activation a, InOut h, InOut dy) = 0;
-  virtual void gated(Activation a, const Tensor& gate_up, Out y) = 0;
-  virtual void gated_backward(Activation a, InOut gate_up, InOut dy) = 0;
-  virtual void weighted_swiglu_backward(InOut gate_up, InOut dy, const Tensor& weights, Out dweights) = 0;
+  virtual void gated(Activation a, const Tensor& gate_up, Out y, const SwigluClamp& clamp) = 0;
+  virtual void gated_backward(Activation a, InOut gate_up, InOut dy, const SwigluClamp& clamp) = 0;
+  virtual void weighted_gated_backward(Activation a, InOut gate_up, InOut dy, const Tensor& weights,
+                                       Out dweights, const SwigluClamp& clamp) = 0;
   virtual void rope(InOut x, std::int64_t head_dim, const Tensor& positions, const RopeTurns& turns,
                     bool inverse) = 0;
   virtual void attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape,
@@ -56,6 +57,9 @@ class KernelBackend {
   virtual void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout,
                                   const Tensor& lse, const Tensor& delta, const AttentionShape& shape, Out dq,
                                   Out dk, Out dv) = 0;
+  virtual void attention_sink(const Tensor& sinks, const AttentionShape& shape, InOut out, InOut lse) = 0;
+  virtual void attention_sink_backward(const Tensor& sinks, const Tensor& lse, const Tensor& delta,
+                                       const AttentionShape& shape, InOut dsinks) = 0;
   virtual void embedding(const Tensor& ids, const Tensor& table, std::int64_t first_id, Out y) = 0;
   virtual void embedding_backward(const Tensor& ids, const Tensor& dy, std::int64_t first_id,
                                   InOut dtable) = 0;

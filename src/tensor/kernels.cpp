@@ -264,25 +264,27 @@ static bool twice_as_wide(const Tensor& gate_up, const Tensor& y) {
   return is_float(y) && like(y, gate_up) && gate_up.rows() == y.rows() && gate_up.cols() == 2 * y.cols();
 }
 
-void Kernels::gated(Activation a, const Tensor& gate_up, Out y) {
+void Kernels::gated(Activation a, const Tensor& gate_up, Out y, const SwigluClamp& clamp) {
   check(is_gated(a), "an activation with a gate");
   require(twice_as_wide(gate_up, y), "gated: gate_up is not twice as wide as y", gate_up, y);
-  if (backend_) backend_->gated(a, gate_up, y);
+  if (backend_) backend_->gated(a, gate_up, y, clamp);
 }
 
-void Kernels::gated_backward(Activation a, InOut gate_up, InOut dy) {
+void Kernels::gated_backward(Activation a, InOut gate_up, InOut dy, const SwigluClamp& clamp) {
   check(is_gated(a), "an activation with a gate");
   require(twice_as_wide(gate_up, dy), "gated_backward: gate_up is not twice as wide as dy", gate_up, dy);
-  if (backend_) backend_->gated_backward(a, gate_up, dy);
+  if (backend_) backend_->gated_backward(a, gate_up, dy, clamp);
 }
 
-void Kernels::weighted_swiglu_backward(InOut gate_up, InOut dy, const Tensor& weights, Out dweights) {
-  require(twice_as_wide(gate_up, dy), "weighted_swiglu_backward: gate_up is not twice as wide as dy", gate_up,
+void Kernels::weighted_gated_backward(Activation a, InOut gate_up, InOut dy, const Tensor& weights,
+                                      Out dweights, const SwigluClamp& clamp) {
+  check(a == Activation::swiglu || a == Activation::clamped_swiglu, "an expert's activation");
+  require(twice_as_wide(gate_up, dy), "weighted_gated_backward: gate_up is not twice as wide as dy", gate_up,
           dy);
   require(wide_vector(dy, weights, dy->rows()) && wide_vector(dy, dweights, dy->rows()),
-          "weighted_swiglu_backward: weights and dweights are no wide number for each row of dy", dy, weights,
+          "weighted_gated_backward: weights and dweights are no wide number for each row of dy", dy, weights,
           dweights);
-  if (backend_) backend_->weighted_swiglu_backward(gate_up, dy, weights, dweights);
+  if (backend_) backend_->weighted_gated_backward(a, gate_up, dy, weights, dweights, clamp);
 }
 
 void Kernels::rope(InOut x, std::int64_t head_dim, const Tensor& positions, const RopeTurns& turns,
@@ -329,6 +331,26 @@ void Kernels::attention_backward(const Tensor& q, const Tensor& k, const Tensor&
     require(wide_vector(q, *x, num_softmaxes(shape)),
             "attention_backward: lse or delta is no wide number for each head and query", q, *x);
   if (backend_) backend_->attention_backward(q, k, v, dout, lse, delta, shape, dq, dk, dv);
+}
+
+void Kernels::attention_sink(const Tensor& sinks, const AttentionShape& shape, InOut out, InOut lse) {
+  require(is_attention(shape), attention_sizes, out, shape.first_keys);
+  require(is_queries(shape, out) && vector_like(out, sinks, shape.num_heads),
+          "attention_sink: out is not of batch, q_len and heads, or sinks not of heads", out, sinks);
+  require(wide_vector(out, lse, num_softmaxes(shape)),
+          "attention_sink: lse is no wide number for each head and query", out, lse);
+  if (backend_) backend_->attention_sink(sinks, shape, out, lse);
+}
+
+void Kernels::attention_sink_backward(const Tensor& sinks, const Tensor& lse, const Tensor& delta,
+                                      const AttentionShape& shape, InOut dsinks) {
+  require(is_attention(shape), attention_sizes, lse, shape.first_keys);
+  require(is_float(sinks) && vector_like(sinks, sinks, shape.num_heads) &&
+              wide_vector(sinks, dsinks, shape.num_heads),
+          "attention_sink_backward: sinks or dsinks are no number for each head", sinks, dsinks);
+  require(wide_vector(sinks, lse, num_softmaxes(shape)) && wide_vector(sinks, delta, num_softmaxes(shape)),
+          "attention_sink_backward: lse or delta is no wide number for each head and query", lse, delta);
+  if (backend_) backend_->attention_sink_backward(sinks, lse, delta, shape, dsinks);
 }
 
 void Kernels::embedding(const Tensor& ids, const Tensor& table, std::int64_t first_id, Out y) {

@@ -169,13 +169,16 @@ class Kernels {
   // In place, for the backward pass: on entry h (biased) and dy; on exit h holds y = a(h) and dy holds dh.
   void activate_backward(Activation a, InOut h, InOut dy);
 
-  // An activation a with a gate: gate_up (N, 2F) = [gate | up], y (N, F) = a(gate) * up.
-  void gated(Activation a, const Tensor& gate_up, Out y);
+  // An activation a with a gate: gate_up (N, 2F) = [gate | up], y (N, F) = a(gate) * up. Of clamped_swiglu
+  // `clamp` has the numbers.
+  void gated(Activation a, const Tensor& gate_up, Out y, const SwigluClamp& clamp = {});
   // In place: on entry gate_up and dy (N, F); on exit gate_up holds its gradient and dy holds y.
-  void gated_backward(Activation a, InOut gate_up, InOut dy);
-  // The same of SwiGLU where y was multiplied by weights (N, 1, wide) row by row: dy is the gradient of the
-  // weighted y. On exit dy holds the weighted y, and dweights (N, 1, wide) the gradient of the weights.
-  void weighted_swiglu_backward(InOut gate_up, InOut dy, const Tensor& weights, Out dweights);
+  void gated_backward(Activation a, InOut gate_up, InOut dy, const SwigluClamp& clamp = {});
+  // The same of an expert's, swiglu or clamped_swiglu, where y was multiplied by weights (N, 1, wide) row by
+  // row: dy is the gradient of the weighted y. On exit dy holds the weighted y, and dweights (N, 1, wide) the
+  // gradient of the weights.
+  void weighted_gated_backward(Activation a, InOut gate_up, InOut dy, const Tensor& weights, Out dweights,
+                               const SwigluClamp& clamp = {});
 
   // RoPE (Su 2021), the half-split form of Llama: x (N, heads*D), row stride allowed; of P pairs element i of
   // a head goes with i + P, and what lies behind the pairs stays. positions (N, i32): where each row stands.
@@ -194,6 +197,14 @@ class Kernels {
   void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout,
                           const Tensor& lse, const Tensor& delta, const AttentionShape& shape, Out dq, Out dk,
                           Out dv);
+
+  // A sink of each head (gpt-oss, https://arxiv.org/abs/2508.10925): one key more, which every query sees,
+  // whose score is the head's number of sinks (H) and whose value is 0. out and lse are those of all keys
+  // and become those with it, which the backward pass of attention then takes.
+  void attention_sink(const Tensor& sinks, const AttentionShape& shape, InOut out, InOut lse);
+  // dsinks (H, wide) +=: lse is that with the sinks, and delta of the output that they have left.
+  void attention_sink_backward(const Tensor& sinks, const Tensor& lse, const Tensor& delta,
+                               const AttentionShape& shape, InOut dsinks);
 
   // y (N, C) = rows of table (V_local, C) for ids (N, i32) in [first_id, first_id + V_local), zero for other
   // ids.

@@ -21,6 +21,7 @@
 #include "tensor/matmul.h"
 #include "tensor/reference_view.h"
 #include "tensor/rope_angles.h"
+#include "tensor/rows/sinks.h"
 #include "tensor/simd.h"
 #include "tensor/thread_team.h"
 
@@ -325,27 +326,36 @@ class CpuKernels final : public HostBackend {
     });
   }
 
-  void gated(Activation a, const Tensor& gate_up, Out ty) override {
+  void gated(Activation a, const Tensor& gate_up, Out ty, const SwigluClamp& clamp) override {
     with_type(ty, [&]<class T>(T) {
       const Matrix<T> x(gate_up), y(ty);
       const auto pass = simd<T>().gated(a).forward;
-      team_.each_row(x.rows, x.cols, [&](std::int64_t i) { pass(x[i], x[i] + y.cols, y[i], y.cols); });
+      const float alpha = static_cast<float>(clamp.alpha), limit = static_cast<float>(clamp.limit);
+      team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
+        pass(x[i], x[i] + y.cols, y[i], y.cols, alpha, limit);
+      });
     });
   }
 
-  void gated_backward(Activation a, InOut gate_up, InOut tdy) override {
+  void gated_backward(Activation a, InOut gate_up, InOut tdy, const SwigluClamp& clamp) override {
     with_type(tdy, [&]<class T>(T) {
       const Matrix<T> x(gate_up), dy(tdy);
       const auto pass = simd<T>().gated(a).backward;
-      team_.each_row(x.rows, x.cols, [&](std::int64_t i) { pass(x[i], x[i] + dy.cols, dy[i], dy.cols); });
+      const float alpha = static_cast<float>(clamp.alpha), limit = static_cast<float>(clamp.limit);
+      team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
+        pass(x[i], x[i] + dy.cols, dy[i], dy.cols, alpha, limit);
+      });
     });
   }
 
-  void weighted_swiglu_backward(InOut gate_up, InOut tdy, const Tensor& tweights, Out tdweights) override {
+  void weighted_gated_backward(Activation a, InOut gate_up, InOut tdy, const Tensor& tweights, Out tdweights,
+                               const SwigluClamp& clamp) override {
     with_type(tdy, [&]<class T>(T) {
       const Matrix<T> x(gate_up), dy(tdy);
       const float* weights = tweights.host<float>();
       float* dweights = tdweights.host<float>();
+      const auto pass = simd<T>().gated_backward_wide(a);
+      const float alpha = static_cast<float>(clamp.alpha), limit = static_cast<float>(clamp.limit);
       team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
         constexpr std::int64_t piece = 256;
         std::array<float, piece> incoming, weighted;
@@ -355,7 +365,7 @@ class CpuKernels final : public HostBackend {
           const std::int64_t n = std::min(piece, dy.cols - at);
           simd<T>().widen(dy[i] + at, incoming.data(), n);
           simd<float>().scale(incoming.data(), weights[i], weighted.data(), n);
-          simd<T>().swiglu_backward_wide(gate + at, up + at, weighted.data(), n);
+          pass(gate + at, up + at, weighted.data(), n, alpha, limit);
           dweights[i] += simd<float>().dot(incoming.data(), weighted.data(), n);
           simd<T>().scale_wide(weighted.data(), weights[i], dy[i] + at, n);
         }
@@ -424,6 +434,24 @@ class CpuKernels final : public HostBackend {
         for (std::int64_t head = 0; head < s.num_heads; ++head)
           first[head * s.q_len] =
               simd<T>().dot(out[row] + head * s.head_dim, dout[row] + head * s.head_dim, s.head_dim);
+      });
+    });
+  }
+
+  void attention_sink(const Tensor& tsinks, const AttentionShape& s, InOut tout, InOut tlse) override {
+    with_type(tout, [&]<class T>(T) {
+      const Matrix<T> out(tout);
+      const T* sinks = tsinks.host<T>();
+      float* lse = tlse.host<float>();
+      team_.each_row(out.rows, out.cols, [&](std::int64_t row) {
+        float* first = lse + row / s.q_len * s.num_heads * s.q_len + row % s.q_len;
+        for (std::int64_t head = 0; head < s.num_heads; ++head) {
+          T* const begin = out[row] + head * s.head_dim;
+          float& sum = first[head * s.q_len];
+          const float keys = sum;
+          sum = rows::with_sink(static_cast<float>(sinks[head]), keys);
+          simd<T>().scale(begin, std::exp(keys - sum), begin, s.head_dim);
+        }
       });
     });
   }

@@ -133,23 +133,24 @@ class NoisyKernels final : public RoundingNoise {
     move(dy);
   }
 
-  void gated(Activation a, const Tensor& gate_up, Out y) override {
-    exact_.gated(a, moved(gate_up), y);
+  void gated(Activation a, const Tensor& gate_up, Out y, const SwigluClamp& clamp) override {
+    exact_.gated(a, moved(gate_up), y, clamp);
     move(y);
   }
 
-  void gated_backward(Activation a, InOut gate_up, InOut dy) override {
+  void gated_backward(Activation a, InOut gate_up, InOut dy, const SwigluClamp& clamp) override {
     move(gate_up);
     move(dy);
-    exact_.gated_backward(a, gate_up, dy);
+    exact_.gated_backward(a, gate_up, dy, clamp);
     move(gate_up);
     move(dy);
   }
 
-  void weighted_swiglu_backward(InOut gate_up, InOut dy, const Tensor& weights, Out dweights) override {
+  void weighted_gated_backward(Activation a, InOut gate_up, InOut dy, const Tensor& weights, Out dweights,
+                               const SwigluClamp& clamp) override {
     move(gate_up);
     move(dy, dy->cols());
-    exact_.weighted_swiglu_backward(gate_up, dy, moved(weights), dweights);
+    exact_.weighted_gated_backward(a, gate_up, dy, moved(weights), dweights, clamp);
     move(gate_up);
     move(dy);
     move(dweights, dy->cols());
@@ -174,6 +175,18 @@ class NoisyKernels final : public RoundingNoise {
                        Out delta) override {
     exact_.attention_delta(moved(out, shape.head_dim), moved(dout, shape.head_dim), shape, delta);
     move(delta, shape.head_dim);
+  }
+
+  void attention_sink(const Tensor& sinks, const AttentionShape& shape, InOut out, InOut lse) override {
+    exact_.attention_sink(moved(sinks), shape, out, lse);
+    move(out);
+    if (on_) exact_.copy(moved_logarithms(lse), lse);
+  }
+
+  void attention_sink_backward(const Tensor& sinks, const Tensor& lse, const Tensor& delta,
+                               const AttentionShape& shape, InOut dsinks) override {
+    exact_.attention_sink_backward(moved(sinks), moved_logarithms(lse), moved(delta), shape, dsinks);
+    move(dsinks, shape.batch * shape.q_len);
   }
 
   void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout,

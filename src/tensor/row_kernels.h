@@ -14,6 +14,7 @@
 #include "tensor/rows/elements.h"
 #include "tensor/rows/norms.h"
 #include "tensor/rows/rope.h"
+#include "tensor/rows/sinks.h"
 #include "tensor/rows/vocabulary.h"
 
 namespace echelon {
@@ -157,24 +158,34 @@ class RowKernels : public Base {
     });
   }
 
-  void gated(Activation a, const Tensor& gate_up, Out y) override {
+  void gated(Activation a, const Tensor& gate_up, Out y, const SwigluClamp& clamp) override {
     with_stored_type(y, [&, this]<class T>(T) {
-      this->elements("gated", y, rows::Gated<T>{a, matrix<T>(gate_up), matrix<T>(y)});
+      this->elements("gated", y, rows::Gated<T>{a, clamp, matrix<T>(gate_up), matrix<T>(y)});
     });
   }
 
-  void gated_backward(Activation a, InOut gate_up, InOut dy) override {
+  void gated_backward(Activation a, InOut gate_up, InOut dy, const SwigluClamp& clamp) override {
     with_stored_type(dy, [&, this]<class T>(T) {
-      this->elements("gated_backward", dy, rows::GatedBackward<T>{a, matrix<T>(gate_up), matrix<T>(dy)});
+      this->elements("gated_backward", dy,
+                     rows::GatedBackward<T>{a, clamp, matrix<T>(gate_up), matrix<T>(dy)});
     });
   }
 
-  void weighted_swiglu_backward(InOut gate_up, InOut dy, const Tensor& weights, Out dweights) override {
+  void weighted_gated_backward(Activation a, InOut gate_up, InOut dy, const Tensor& weights, Out dweights,
+                               const SwigluClamp& clamp) override {
     with_stored_type(dy, [&, this]<class T>(T) {
       using F = Wide<T>;
-      this->each_row("weighted_swiglu_backward", dy->rows(),
-                     rows::WeightedSwigluBackward<T>{matrix<T>(gate_up), matrix<T>(dy), data<F>(weights),
-                                                     data<F>(dweights)});
+      this->each_row("weighted_gated_backward", dy->rows(),
+                     rows::WeightedGatedBackward<T>{a, clamp, matrix<T>(gate_up), matrix<T>(dy),
+                                                    data<F>(weights), data<F>(dweights)});
+    });
+  }
+
+  void attention_sink(const Tensor& sinks, const AttentionShape& s, InOut out, InOut lse) override {
+    with_stored_type(out, [&, this]<class T>(T) {
+      this->each_row("attention_sink", out->rows() * s.num_heads,
+                     rows::AttentionSink<T>{data<T>(sinks), {s.batch, s.q_len, s.num_heads, s.head_dim},
+                                            matrix<T>(out), data<Wide<T>>(lse)});
     });
   }
 

@@ -403,7 +403,7 @@ ActivationPasses<T> activation(Activation a) {
 }
 
 template <class T>
-void swiglu(const T* gate, const T* up, T* y, Size n) {
+void swiglu(const T* gate, const T* up, T* y, Size n, float, float) {
   each(n, [=](auto d, Size i) HWY_ATTR {
     const auto g = load(d, gate + i);
     store(Mul(Mul(g, sigmoid(d, g)), load(d, up + i)), d, y + i);
@@ -411,7 +411,7 @@ void swiglu(const T* gate, const T* up, T* y, Size n) {
 }
 
 template <class T, class Y>
-void swiglu_backward(T* gate, T* up, Y* dy, Size n) {
+void swiglu_backward(T* gate, T* up, Y* dy, Size n, float, float) {
   each(n, [=](auto d, Size i) HWY_ATTR {
     const auto g = load(d, gate + i), u = load(d, up + i), grad = load(d, dy + i);
     const auto s = sigmoid(d, g), silu = Mul(g, s);
@@ -423,7 +423,7 @@ void swiglu_backward(T* gate, T* up, Y* dy, Size n) {
 }
 
 template <class T>
-void geglu(const T* gate, const T* up, T* y, Size n) {
+void geglu(const T* gate, const T* up, T* y, Size n, float, float) {
   each(n, [=](auto d, Size i) HWY_ATTR {
     const auto g = load(d, gate + i);
     const auto u2 = Mul(g, MulAdd(Set(d, k1), Mul(g, g), Set(d, k0)));
@@ -432,7 +432,7 @@ void geglu(const T* gate, const T* up, T* y, Size n) {
 }
 
 template <class T>
-void geglu_backward(T* gate, T* up, T* dy, Size n) {
+void geglu_backward(T* gate, T* up, T* dy, Size n, float, float) {
   each(n, [=](auto d, Size i) HWY_ATTR {
     const auto g = load(d, gate + i), u = load(d, up + i), grad = load(d, dy + i), square = Mul(g, g);
     const auto s = sigmoid(d, Mul(g, MulAdd(Set(d, k1), square, Set(d, k0)))), gelu = Mul(g, s);
@@ -445,8 +445,39 @@ void geglu_backward(T* gate, T* up, T* dy, Size n) {
 }
 
 template <class T>
+void clamped_swiglu(const T* gate, const T* up, T* y, Size n, float alpha, float limit) {
+  each(n, [=](auto d, Size i) HWY_ATTR {
+    const auto most = Set(d, limit), g = hn::Min(load(d, gate + i), most);
+    const auto u = hn::Max(hn::Min(load(d, up + i), most), hn::Neg(most));
+    store(Mul(Mul(g, sigmoid(d, Mul(Set(d, alpha), g))), Add(u, Set(d, 1.0f))), d, y + i);
+  });
+}
+
+template <class T, class Y>
+void clamped_swiglu_backward(T* gate, T* up, Y* dy, Size n, float alpha, float limit) {
+  each(n, [=](auto d, Size i) HWY_ATTR {
+    const auto most = Set(d, limit), one = Set(d, 1.0f), grad = load(d, dy + i);
+    const auto gate_here = load(d, gate + i), up_here = load(d, up + i);
+    const auto g = hn::Min(gate_here, most), turned = Mul(Set(d, alpha), g);
+    const auto u = Add(hn::Max(hn::Min(up_here, most), hn::Neg(most)), one);
+    const auto s = sigmoid(d, turned), opened = Mul(g, s);
+    const auto slope = MulAdd(Mul(turned, Sub(one, s)), s, s);
+    store(hn::IfThenElseZero(hn::Le(gate_here, most), Mul(Mul(grad, u), slope)), d, gate + i);
+    store(hn::IfThenElseZero(hn::Le(hn::Abs(up_here), most), Mul(grad, opened)), d, up + i);
+    store(Mul(opened, u), d, dy + i);
+  });
+}
+
+template <class T>
+WideGatedBackward<T>* gated_backward_wide(Activation a) {
+  if (a == Activation::clamped_swiglu) return clamped_swiglu_backward<T, float>;
+  return swiglu_backward<T, float>;
+}
+
+template <class T>
 GatedPasses<T> gated(Activation a) {
   if (a == Activation::geglu) return {geglu<T>, geglu_backward<T>};
+  if (a == Activation::clamped_swiglu) return {clamped_swiglu<T>, clamped_swiglu_backward<T, T>};
   return {swiglu<T>, swiglu_backward<T, T>};
 }
 
@@ -655,7 +686,7 @@ constexpr Simd<T> passes{.add = add<T, T>,
                          .rms_norm_dw = rms_norm_dw<T>,
                          .activation = activation<T>,
                          .gated = gated<T>,
-                         .swiglu_backward_wide = swiglu_backward<T, float>,
+                         .gated_backward_wide = gated_backward_wide<T>,
                          .rotate = rotate<T>,
                          .softmax_row = softmax_row<T>,
                          .softmax_gradient_row = softmax_gradient_row<T>,

@@ -20,12 +20,15 @@ struct AdamWFactors {
   float eps;
 };
 
+// alpha and limit: of clamped_swiglu alone.
 template <class T>
 struct GatedPasses {
-  void (*forward)(const T* gate, const T* up, T* y, std::int64_t n);
+  void (*forward)(const T* gate, const T* up, T* y, std::int64_t n, float alpha, float limit);
   // gate and up become their gradients, dy becomes y.
-  void (*backward)(T* gate, T* up, T* dy, std::int64_t n);
+  void (*backward)(T* gate, T* up, T* dy, std::int64_t n, float alpha, float limit);
 };
+template <class T>
+using WideGatedBackward = void(T* gate, T* up, float* dy, std::int64_t n, float alpha, float limit);
 template <class T>
 struct ActivationPasses {
   // h += bias (may be null), y = a(h).
@@ -75,7 +78,7 @@ struct Simd {
   // Of an activation a without a gate.
   ActivationPasses<T> (*activation)(Activation a);
   GatedPasses<T> (*gated)(Activation a);  // of one with a gate
-  void (*swiglu_backward_wide)(T* gate, T* up, float* dy, Size n);
+  WideGatedBackward<T>* (*gated_backward_wide)(Activation a);  // of swiglu and clamped_swiglu
   // Turns (low[i], high[i]) by the angle of (cosine[i], sign * sine[i]).
   void (*rotate)(T* low, T* high, const float* cosine, const float* sine, float sign, Size n);
 

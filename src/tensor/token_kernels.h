@@ -9,6 +9,7 @@
 #include "tensor/launching.h"
 #include "tensor/rows/elements.h"
 #include "tensor/rows/experts.h"
+#include "tensor/rows/sinks.h"
 #include "tensor/rows/vocabulary.h"
 
 namespace echelon {
@@ -23,6 +24,17 @@ class TokenKernels : public KernelBackend, protected Launching<Launch> {
     this->each_element(
         "first_keys", 1, starts.numel(),
         rows::FirstKey{data<std::int32_t>(starts), first_position, stride, count, data<std::int32_t>(first)});
+  }
+
+  void attention_sink_backward(const Tensor& sinks, const Tensor& lse, const Tensor& delta,
+                               const AttentionShape& s, InOut dsinks) override {
+    with_stored_type(sinks, [&, this]<class T>(T) {
+      using F = Wide<T>;
+      this->each_row(
+          "attention_sink_backward", s.num_heads,
+          rows::AttentionSinkBackward<T>{data<T>(sinks), {s.batch, s.q_len, s.num_heads, s.head_dim},
+                                         data<F>(lse), data<F>(delta), data<F>(dsinks)});
+    });
   }
 
   void add_losses(const Tensor& sum, const Tensor& target, const Tensor& targets, InOut loss) final {

@@ -29,7 +29,7 @@ void plant_expert(const ParameterStore& parameters, const ModelSpec& model, cons
     };
     if (p.spec.name == embedding_parameters(model).front().name)
       add(0, p.value.numel(), model.init_std);
-    else if (p.spec.name.ends_with("gate.weight") && p.spec.expert < 0)
+    else if (p.spec.name.ends_with("gate.weight") || p.spec.name.ends_with("router.weight"))
       add(planted.expert * model.hidden, (planted.expert + 1) * model.hidden, along);
   }
 }

@@ -57,17 +57,41 @@ ECHELON_HOST_DEVICE F sigmoid(F x) {
   return 1 / (1 + std::exp(-x));
 }
 
-// What an activation with a gate makes of it.
+// clamped_swiglu of one gate and of what it opens, and its parts.
 template <class F>
-ECHELON_HOST_DEVICE F gate_of(Activation a, F gate) {
-  return a == Activation::geglu ? gelu_of(gate) : gate * sigmoid(gate);
+struct ClampedSwiglu {
+  F gate, up;  // brought to the limit, and up with 1 added
+  F open;
+  F alpha;
+  ECHELON_HOST_DEVICE ClampedSwiglu(F gate_at, F up_at, const SwigluClamp& clamp) : alpha(F(clamp.alpha)) {
+    const F limit = F(clamp.limit);
+    gate = limit < gate_at ? limit : gate_at;
+    up = (limit < up_at ? limit : up_at < -limit ? -limit : up_at) + 1;
+    open = sigmoid(alpha * gate);
+  }
+  ECHELON_HOST_DEVICE F y() const { return gate * open * up; }
+  ECHELON_HOST_DEVICE F slope() const { return up * open * (1 + alpha * gate * (1 - open)); }
+};
+
+// What an activation with a gate makes of it and of what it opens.
+template <class F>
+ECHELON_HOST_DEVICE F gated_of(Activation a, F gate, F up, const SwigluClamp& clamp) {
+  if (a == Activation::clamped_swiglu) return ClampedSwiglu<F>(gate, up, clamp).y();
+  return (a == Activation::geglu ? gelu_of(gate) : gate * sigmoid(gate)) * up;
 }
 
-// On entry gate, up and d, the gradient of y = a(gate) up; on exit gate and up are their gradients. Returns
-// y. (T is what they are stored as.)
+// On entry gate, up and d, the gradient of y; on exit gate and up are their gradients. Returns y. (T is what
+// they are stored as.)
 template <class T, class F>
-ECHELON_HOST_DEVICE F gated_gradient(Activation a, T& gate_at, T& up_at, F d) {
+ECHELON_HOST_DEVICE F gated_gradient(Activation a, T& gate_at, T& up_at, F d, const SwigluClamp& clamp) {
   const F gate = gate_at, up = up_at;
+  if (a == Activation::clamped_swiglu) {
+    const ClampedSwiglu<F> at(gate, up, clamp);
+    const F limit = F(clamp.limit);
+    gate_at = T(limit < gate ? F(0) : d * at.slope());
+    up_at = T(limit < up || up < -limit ? F(0) : d * at.gate * at.open);
+    return at.y();
+  }
   if (a == Activation::geglu) {
     gate_at = T(d * up * gelu_slope(gate));
     up_at = T(d * gelu_of(gate));
@@ -115,25 +139,29 @@ struct ActivateBackward {
 template <class T>
 struct Gated {
   Activation a;
+  SwigluClamp clamp;
   Matrix<T> gate_up, y;
   ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
-    y[i][j] = T(gate_of<Wide<T>>(a, gate_up[i][j]) * gate_up[i][y.cols + j]);
+    y[i][j] = T(gated_of<Wide<T>>(a, gate_up[i][j], gate_up[i][y.cols + j], clamp));
   }
 };
 
 template <class T>
 struct GatedBackward {
   Activation a;
+  SwigluClamp clamp;
   Matrix<T> gate_up, dy;
   ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
     using F = Wide<T>;
-    const F y = gated_gradient(a, gate_up[i][j], gate_up[i][dy.cols + j], F(dy[i][j]));
+    const F y = gated_gradient(a, gate_up[i][j], gate_up[i][dy.cols + j], F(dy[i][j]), clamp);
     dy[i][j] = T(y);
   }
 };
 
 template <class T>
-struct WeightedSwigluBackward {
+struct WeightedGatedBackward {
+  Activation a;
+  SwigluClamp clamp;
   Matrix<T> gate_up, dy;
   const Wide<T>* weights;
   Wide<T>* dweights;
@@ -143,7 +171,7 @@ struct WeightedSwigluBackward {
     F sum = 0;
     for (std::int64_t j = team.lane(); j < dy.cols; j += team.lanes()) {
       const F d = dy[i][j];
-      const F y = gated_gradient(Activation::swiglu, gate_up[i][j], gate_up[i][dy.cols + j], d * weights[i]);
+      const F y = gated_gradient(a, gate_up[i][j], gate_up[i][dy.cols + j], d * weights[i], clamp);
       sum += d * y;
       dy[i][j] = T(y * weights[i]);
     }
