@@ -11,6 +11,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/atomic_file.h"
+#include "base/open_file.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/checkpoint_compare.h"
 #include "checkpoint/finite.h"
@@ -118,6 +120,10 @@ class HuggingFace : public testing::TestWithParam<const char*> {
   }
   // Phi-3's queries, keys and values are one tensor, and gates and what they open.
   static std::string name_in_file(const ModelSpec& model, std::string name) {
+    if (const auto at = name.find(".experts."); model.experts == Experts::gpt_oss && at != std::string::npos)
+      return name.substr(0, at) + ".experts." +
+             (name.find("down_proj") == std::string::npos ? "gate_up_proj" : "down_proj") +
+             (name.ends_with("bias") ? "_bias" : "");
     for (const char* part : {"kv_a_proj.", "k_rope_proj."})
       if (const auto at = name.find(part); at != std::string::npos)
         return name.replace(at, std::string(part).size(), "kv_a_proj_with_mqa.");
@@ -130,6 +136,22 @@ class HuggingFace : public testing::TestWithParam<const char*> {
         return name.replace(at, std::string(part).size(),
                             name.find("self_attn") != std::string::npos ? "qkv_proj" : "gate_up_proj");
     return name;
+  }
+  // Parameters of one layer's experts, one expert after another, as gpt-oss's files have them: of each a row,
+  // turned over, with the elements of gate and up in turn.
+  static std::vector<double> of_all_experts(const ModelSpec& model, const std::string& name,
+                                            const std::vector<double>& parts) {
+    const bool gated = name.find("gate_up") != std::string::npos;
+    const std::int64_t each = gated ? 2 : 1, out = gated ? model.expert_hidden : model.hidden,
+                       in = std::ssize(parts) / (model.num_experts * each * out);
+    std::vector<double> in_file(parts.size());
+    for (std::int64_t i = 0; i < std::ssize(parts); ++i) {
+      const std::int64_t column = i % in, row = i / in % out, part = i / (in * out) % each,
+                         expert = i / (in * out * each);
+      in_file[static_cast<std::size_t>(((expert * in + column) * out + row) * each + part)] =
+          parts[static_cast<std::size_t>(i)];
+    }
+    return in_file;
   }
   static void load_weights(const Rank& rank, const Trainer& trainer, const CheckpointInfo& info) {
     trainer.stages().set_router_biases(load_checkpoint(rank, trainer.parameters(), info, false));
@@ -225,6 +247,8 @@ TEST_P(HuggingFace, LossAndGradientsAreThoseOfTransformersOnAnyMesh) {
       }
       for (auto& [name, gradient] : gradients) {
         if (name.find("query_key_value") != std::string::npos) gradient = head_by_head(info.model, gradient);
+        if (info.model.experts == Experts::gpt_oss && name.find(".experts.") != std::string::npos)
+          gradient = of_all_experts(info.model, name, gradient);
         // The fixture has them rounded to f32.
         EXPECT_LE(relative_difference(values_of(want, "grad." + name), gradient), bound + 0x1p-24)
             << name << " on " << ranks << " ranks";
@@ -247,9 +271,12 @@ TEST_P(HuggingFace, FourStepsOfAdamWAreThoseOfTransformersOnAnyMesh) {
   options.weight_decay = 0.1;
   options.eps = 1e-6;
   options.clip = 1;
-  for (auto [dp, tp, pp] : {std::tuple{1, 1, 1}, {2, 1, 1}, {1, 2, 1}, {1, 2, 2}}) {
+  for (auto [dp, tp, pp, ep] :
+       {std::tuple{1, 1, 1, 1}, {2, 1, 1, 1}, {1, 2, 1, 1}, {1, 2, 2, 1}, {2, 1, 1, 2}}) {
     if (tp > 1 && info.model.qk_norm_whole) continue;  // refused: families_test
-    const Plan p = plan(info, dp, tp, pp);
+    if (ep > 1 && info.model.experts == Experts::none) continue;
+    Plan p = plan(info, dp, tp, pp);
+    p.mesh.ep = ep;
     SCOPED_TRACE(p.mesh.num_ranks());
     on_mesh(p, [&](const Rank& rank) {
       Trainer trainer(rank, p, options, 9);
@@ -330,6 +357,29 @@ TEST_P(HuggingFace, WhatIsNotTheModelIsRefusedByName) {
   expect_contains(refusal([](auto& tensors) { tensors[1].type = StoredType::i32; }), {"I32", "BF16"});
 }
 
+TEST(HuggingFaceConfig, QuantizedWeightsAreRefusedByName) {
+  const std::string config = read_text((fixtures / "gpt-oss/config.json").string());
+  json quantized = json::parse(config);
+  quantized["quantization_config"] = {{"quant_method", "mxfp4"}};
+  expect_refusal([&] { model_from_hugging_face(quantized.dump(), "x/config.json"); },
+                 {"x/config.json", "mxfp4", "Mxfp4Config(dequantize=True)"});
+  const TemporaryDirectory directory;
+  write_file_atomically(directory / "config.json", config);
+  const SafetensorsFile original((fixtures / "gpt-oss/model.safetensors").string());
+  std::vector<StoredTensor> tensors = original.tensors();
+  const std::string name = "model.layers.0.mlp.experts.down_proj";
+  for (StoredTensor& tensor : tensors)
+    if (tensor.name == name) tensor = {name + "_blocks", StoredType::u8, {4, 24, 1, 16}};
+  SafetensorsWriter writer(directory / "model.safetensors", tensors);
+  for (const StoredTensor& tensor : tensors) {
+    const std::vector<std::byte> zeros(static_cast<std::size_t>(tensor.bytes()));
+    writer.write(tensor.name, zeros.data(), zeros.size());
+  }
+  writer.finish();
+  expect_refusal([&] { import_hugging_face(directory / ".", directory / "no", DType::f32, 1); },
+                 {name, "MXFP4", "not quantized"});
+}
+
 #ifdef ECHELON_PEER_PYTHON
 TEST_P(HuggingFace, TransformersComputesTheSameFromAnExportedModel) {
   // Trained a little, so that it is not the fixture.
@@ -371,7 +421,7 @@ INSTANTIATE_TEST_SUITE_P(Models, HuggingFace,
                          testing::Values("gpt2", "llama", "llama-tied", "mixtral", "llama3", "llama-linear",
                                          "mistral", "qwen2-yarn", "qwen2-window", "qwen3", "qwen3-moe",
                                          "smollm3", "granite", "olmo2", "phi3", "phi3-longrope", "gemma2",
-                                         "gemma3", "gpt-neox", "gpt-neox-serial", "deepseek-v2",
+                                         "gemma3", "gpt-neox", "gpt-neox-serial", "gpt-oss", "deepseek-v2",
                                          "deepseek-v3"),
                          [](const auto& instance) {
                            std::string name = instance.param;

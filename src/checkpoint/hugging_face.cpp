@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -36,14 +37,22 @@ constexpr const char* single_file = "model.safetensors";
 constexpr const char* index_file = "model.safetensors.index.json";
 
 // A tensor of the files: parameters one behind the other along their first dimension, mostly one; or in turn
-// so many rows of each.
+// so many rows of each. Or of all experts of a layer (gpt-oss): a row for each, which has so many parameters
+// of it turned over, (in, out), and the elements of these in turn.
 struct FileTensor {
   std::string name;
   std::vector<ParamSpec> parts;
   std::int64_t rows_in_turn = 0;  // 0: all
+  std::int64_t expert_parts = 0;  // 0: not of experts
 
   std::vector<std::int64_t> shape() const {
     std::vector<std::int64_t> whole = parts.front().shape;
+    if (expert_parts > 0) {
+      std::reverse(whole.begin(), whole.end());
+      whole.back() *= expert_parts;
+      whole.insert(whole.begin(), std::ssize(parts) / expert_parts);
+      return whole;
+    }
     for (std::size_t i = 1; i < parts.size(); ++i) whole.front() += parts[i].shape.front();
     return whole;
   }
@@ -60,7 +69,19 @@ bool has_router_biases(const ModelSpec& model) {
          model.router.scores == RouterScores::sigmoid;
 }
 
-// In model order, routers' biases last. Parts of one tensor are neighbours there.
+// gpt-oss's, of a parameter of an expert: where it is with those of all others, and how many there each has.
+std::pair<std::string, std::int64_t> tensor_of_all_experts(const std::string& name) {
+  const std::string before = ".experts.";
+  const auto number = name.find(before) + before.size(), last = name.rfind('.');
+  const auto end_of_number = name.find('.', number) + 1;
+  const std::string what = name.substr(end_of_number, last - end_of_number);
+  const bool down = what == "down_proj";
+  return {name.substr(0, number) + (down ? what : "gate_up_proj") + (name.ends_with(".bias") ? "_bias" : ""),
+          down ? 1 : 2};
+}
+
+// In model order, routers' biases last. Parts of one tensor are neighbours there, but for those of all
+// experts.
 std::vector<FileTensor> file_tensors(const ModelSpec& model) {
   constexpr std::array<std::pair<const char*, const char*>, 2> latent{
       {{"self_attn.kv_a_proj.", "self_attn.kv_a_proj_with_mqa."},
@@ -74,8 +95,16 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model) {
   constexpr std::array<const char*, 3> head_by_head{"attention.q_proj.", "attention.k_proj.",
                                                     "attention.v_proj."};
   std::vector<FileTensor> tensors;
+  std::map<std::string, std::size_t> of_experts;
   for (const ParamSpec& spec : all_parameters(model)) {
     std::string name = spec.name;
+    if (model.experts == Experts::gpt_oss && spec.expert >= 0) {
+      const auto [all, parts] = tensor_of_all_experts(name);
+      const auto [place, is_new] = of_experts.emplace(all, tensors.size());
+      if (is_new) tensors.push_back({all, {}, 0, parts});
+      tensors[place->second].parts.push_back(spec);
+      continue;
+    }
     for (const auto& [part, whole] : fused)
       if (const auto at = name.find(part); model.fused_projections && at != std::string::npos)
         name.replace(at, std::string(part).size(), whole);
@@ -88,7 +117,7 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model) {
         name.replace(at, std::string(part).size(), "attention.query_key_value.");
         rows_in_turn = model.head_dim;
       }
-    if (tensors.empty() || tensors.back().name != name) tensors.push_back({name, {}, rows_in_turn});
+    if (tensors.empty() || tensors.back().name != name) tensors.push_back({name, {}, rows_in_turn, 0});
     tensors.back().parts.push_back(spec);
   }
   for (std::int64_t layer = 0; has_router_biases(model) && layer < model.num_layers; ++layer) {
@@ -96,7 +125,7 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model) {
     ParamSpec bias;
     bias.name = router_bias_name(model, layer);
     bias.shape = {model.num_experts};
-    tensors.push_back({bias.name, {bias}});
+    tensors.push_back({bias.name, {bias}, 0, 0});
   }
   return tensors;
 }
@@ -115,6 +144,23 @@ std::vector<std::int64_t> rows_in_files(const ModelSpec& model, const ParamSpec&
       rows.push_back(begin + head - turned + i / 2 + i % 2 * (turned / 2));
   }
   return rows;
+}
+
+// A vector has one column.
+std::pair<std::int64_t, std::int64_t> rows_and_columns(const ParamSpec& spec) {
+  return {spec.shape.front(), spec.shape.size() == 1 ? 1 : spec.shape.back()};
+}
+
+// What FileTensor's row of an expert has of one of its parameters.
+std::vector<double> part_of_expert(const ParamSpec& spec, const StoredPlace& place,
+                                   const std::vector<double>& row) {
+  const auto [rows, cols] = rows_and_columns(spec);
+  std::vector<double> values;
+  values.reserve(static_cast<std::size_t>(rows * cols));
+  for (std::int64_t r = 0; r < rows; ++r)
+    for (std::int64_t c = 0; c < cols; ++c)
+      values.push_back(row[static_cast<std::size_t>((c * rows + r) * place.expert_parts + place.part)]);
+  return values;
 }
 
 // As the files have them.
@@ -203,9 +249,26 @@ void merge(CheckpointReader& reader, const AdaptedMatrix& adapted, std::vector<d
     }
 }
 
+// Of one expert.
+template <class T>
+std::vector<T> elements_in_turn(const FileTensor& tensor, const std::vector<std::vector<T>>& parts) {
+  const auto [rows, cols] = rows_and_columns(tensor.parts.front());
+  const auto width = std::ssize(parts.front()) / (rows * cols);  // of an element
+  std::vector<T> all;
+  all.reserve(parts.size() * parts.front().size());
+  for (std::int64_t column = 0; column < cols; ++column)
+    for (std::int64_t row = 0; row < rows; ++row)
+      for (const std::vector<T>& part : parts) {
+        const auto begin = part.begin() + (row * cols + column) * width;
+        all.insert(all.end(), begin, begin + width);
+      }
+  return all;
+}
+
 // The parts of a tensor as the file has them: one behind the other, or some rows of each in turn.
 template <class T>
 std::vector<T> rows_in_turn(const FileTensor& tensor, const std::vector<std::vector<T>>& parts) {
+  if (tensor.expert_parts > 0) return elements_in_turn(tensor, parts);
   const std::int64_t rows = tensor.parts.front().shape.front(),
                      run = tensor.rows_in_turn > 0 ? tensor.rows_in_turn : rows;
   std::vector<T> all;
@@ -230,10 +293,37 @@ void write_router_bias(CheckpointReader& reader, const FileTensor& tensor, DType
 }
 
 // Weights that are kept in another dtype are rounded to this one.
-void write_shard(CheckpointReader& reader, const Shard& shard, const Adapters& adapters,
-                 const fs::path& directory, DType dtype) {
+std::vector<std::byte> bytes_in_file(CheckpointReader& reader, const FileTensor& tensor,
+                                     const Adapters& adapters, DType dtype) {
   const DType kept = reader.info().dtype;
   const ModelSpec& model = reader.info().model;
+  const double less = less_in_files(model, tensor.parts.front());
+  const bool adapted = std::any_of(tensor.parts.begin(), tensor.parts.end(),
+                                   [&](const ParamSpec& part) { return adapters.contains(part.name); });
+  if (dtype == kept && less == 0 && !adapted) {
+    std::vector<std::vector<std::byte>> parts;
+    for (const ParamSpec& part : tensor.parts) {
+      parts.push_back(reader.read(part.name, part, kept));
+      order_rows(rows_in_files(model, part), parts.back());
+    }
+    return rows_in_turn(tensor, parts);
+  }
+  std::vector<std::vector<double>> parts;
+  for (const ParamSpec& part : tensor.parts) {
+    parts.push_back(read_numbers(reader, part));
+    if (const auto found = adapters.find(part.name); found != adapters.end())
+      merge(reader, found->second, parts.back());
+    order_rows(rows_in_files(model, part), parts.back());
+  }
+  std::vector<double> numbers = rows_in_turn(tensor, parts);
+  for (double& x : numbers) x -= less;
+  std::vector<std::byte> bytes(static_cast<std::size_t>(tensor.numel() * element_bytes(dtype)));
+  copy_numbers_from_host(numbers, Tensor::view_of(bytes.data(), dtype, {tensor.numel()}));
+  return bytes;
+}
+
+void write_shard(CheckpointReader& reader, const Shard& shard, const Adapters& adapters,
+                 const fs::path& directory, DType dtype) {
   std::vector<StoredTensor> declared;
   for (const FileTensor& tensor : shard.tensors)
     declared.push_back({tensor.name, stored_type(type_in_file(tensor, dtype)), tensor.shape()});
@@ -243,31 +333,18 @@ void write_shard(CheckpointReader& reader, const Shard& shard, const Adapters& a
       write_router_bias(reader, tensor, type_in_file(tensor, dtype), writer);
       continue;
     }
-    std::vector<std::byte> bytes;
-    const double less = less_in_files(model, tensor.parts.front());
-    const bool adapted = std::any_of(tensor.parts.begin(), tensor.parts.end(),
-                                     [&](const ParamSpec& part) { return adapters.contains(part.name); });
-    if (dtype == kept && less == 0 && !adapted) {
-      std::vector<std::vector<std::byte>> parts;
-      for (const ParamSpec& part : tensor.parts) {
-        parts.push_back(reader.read(part.name, part, kept));
-        order_rows(rows_in_files(model, part), parts.back());
-      }
-      bytes = rows_in_turn(tensor, parts);
-    } else {
-      std::vector<std::vector<double>> parts;
-      for (const ParamSpec& part : tensor.parts) {
-        parts.push_back(read_numbers(reader, part));
-        if (const auto found = adapters.find(part.name); found != adapters.end())
-          merge(reader, found->second, parts.back());
-        order_rows(rows_in_files(model, part), parts.back());
-      }
-      std::vector<double> numbers = rows_in_turn(tensor, parts);
-      for (double& x : numbers) x -= less;
-      bytes.resize(static_cast<std::size_t>(tensor.numel() * element_bytes(dtype)));
-      copy_numbers_from_host(numbers, Tensor::view_of(bytes.data(), dtype, {tensor.numel()}));
+    // Expert by expert, or all at once.
+    const std::size_t each =
+        tensor.expert_parts > 0 ? static_cast<std::size_t>(tensor.expert_parts) : tensor.parts.size();
+    for (auto begin = tensor.parts.begin(); begin != tensor.parts.end();
+         begin += static_cast<std::ptrdiff_t>(each)) {
+      const FileTensor piece{tensor.name,
+                             {begin, begin + static_cast<std::ptrdiff_t>(each)},
+                             tensor.rows_in_turn,
+                             tensor.expert_parts};
+      const std::vector<std::byte> bytes = bytes_in_file(reader, piece, adapters, dtype);
+      writer.write(tensor.name, bytes.data(), bytes.size());
     }
-    writer.write(tensor.name, bytes.data(), bytes.size());
   }
   writer.finish();
 }
@@ -398,11 +475,25 @@ std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, cons
     const std::string* name = stored.find(tensor.name);
     if (name == nullptr && tensor.name.starts_with(prefix))
       name = stored.find(tensor.name.substr(prefix.size()));
+    if (name == nullptr && stored.find(tensor.name + "_blocks") != nullptr)
+      refuse(
+          "{}: {} is kept as MXFP4 ({}_blocks and _scales), which is not read; legal: an export that is not "
+          "quantized, in F64, F32, F16 or BF16",
+          stored.directory(), tensor.name, tensor.name);
     if (name == nullptr) refuse("{}: there is no tensor {}", stored.directory(), tensor.name);
-    std::int64_t row = 0;
+    std::int64_t row = 0, number = 0;
     for (const ParamSpec& part : tensor.parts) {
+      StoredPlace& place = places[part.name] = {*name, tensor.shape()};
+      if (const std::int64_t parts = tensor.expert_parts; parts > 0) {
+        place.first_row = number / parts;
+        place.expert_parts = parts;
+        place.part = number++ % parts;
+        continue;
+      }
       const std::int64_t in_turn = tensor.rows_in_turn;
-      places[part.name] = {*name, tensor.shape(), row, in_turn, std::ssize(tensor.parts) * in_turn};
+      place.first_row = row;
+      place.run = in_turn;
+      place.step = std::ssize(tensor.parts) * in_turn;
       row += in_turn > 0 ? in_turn : part.shape.front();
     }
     left.erase(*name);
@@ -456,7 +547,7 @@ void add_rope(const ModelSpec& m, ordered_json& config) {
   const bool partial = m.rotary_dim > 0 && m.fused_projections;  // others of transformers turn whole heads
   if (partial) config["partial_rotary_factor"] = rotary_part(m);
   const bool scaled = r.scaling != RopeScaling::none;
-  if (!scaled && r.local_theta == 0) return;
+  if (!scaled && r.local_theta == 0 && m.experts != Experts::gpt_oss) return;  // whose own are scaled
   ordered_json rope{{"rope_type", scaled ? name_of(r.scaling) : "default"}, {"rope_theta", r.theta}};
   if (scaled) rope["factor"] = r.factor;
   if (partial) rope["partial_rotary_factor"] = config["partial_rotary_factor"];
@@ -488,7 +579,7 @@ void add_window(const ModelSpec& m, ordered_json& config) {
   const std::string type = config["model_type"];
   if (any || type == "mixtral" || type == "phi3")
     config["sliding_window"] = any ? ordered_json(m.window.size) : ordered_json();
-  if (!any && !type.starts_with("gemma")) return;
+  if (!any && !type.starts_with("gemma") && type != "gpt_oss") return;
   if (type.starts_with("qwen")) {
     config["use_sliding_window"] = true;
     config["max_window_layers"] = 0;
@@ -579,7 +670,9 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
           m.name);
     const bool gemma = m.norm_place == NormPlace::both && m.norms_less_one, gemma2 = gemma && !m.qk_norm;
     const bool v2 = m.experts == Experts::deepseek && m.router.scores == RouterScores::softmax;
+    const bool gpt_oss = m.experts == Experts::gpt_oss;
     const auto [type, architecture] = mixtral          ? std::pair{"mixtral", "MixtralForCausalLM"}
+                                      : gpt_oss        ? std::pair{"gpt_oss", "GptOssForCausalLM"}
                                       : deepseek && v2 ? std::pair{"deepseek_v2", "DeepseekV2ForCausalLM"}
                                       : deepseek       ? std::pair{"deepseek_v3", "DeepseekV3ForCausalLM"}
                                       : qwen3_moe      ? std::pair{"qwen3_moe", "Qwen3MoeForCausalLM"}
@@ -598,7 +691,7 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
               {"architectures", {architecture}},
               {"num_hidden_layers", m.num_layers},
               {"hidden_size", m.hidden},
-              {"intermediate_size", mixtral ? m.expert_hidden : m.mlp_hidden},
+              {"intermediate_size", mixtral || gpt_oss ? m.expert_hidden : m.mlp_hidden},
               {"num_attention_heads", m.num_heads},
               {"num_key_value_heads", m.num_kv_heads},
               {"head_dim", m.head_dim},
@@ -609,9 +702,16 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
               {"attention_bias", false},
               {"mlp_bias", false}};
     if (deepseek) add_deepseek(m, config);
-    if (mixtral) {
+    if (mixtral || gpt_oss) {
       config["num_local_experts"] = m.num_experts;
       config["num_experts_per_tok"] = m.experts_per_token;
+    }
+    if (gpt_oss) {
+      config.erase("mlp_bias");  // experts always have them
+      config["attention_bias"] = m.qkv_bias || m.attention_out_bias;
+      config["attention_dropout"] = 0.0;
+      config["swiglu_alpha"] = m.clamp.alpha;
+      config["swiglu_limit"] = m.clamp.limit;
     }
     if (qwen3_moe) {
       config["num_experts"] = m.num_experts;
@@ -765,7 +865,9 @@ void HuggingFaceWeights::load(const Rank& rank, const ParameterStore& parameters
     const StoredPlace& place = places_.at(p.spec.name);
     const std::int64_t rows = p.spec.shape.front(), run = place.run > 0 ? place.run : rows;
     std::vector<double> values;
-    for (std::int64_t row = 0; row < rows; row += run) {
+    if (place.expert_parts > 0)
+      values = part_of_expert(p.spec, place, stored_->read(place.name, place.shape, place.first_row, 1));
+    for (std::int64_t row = 0; row < rows && place.expert_parts == 0; row += run) {
       const auto here = stored_->read(place.name, place.shape, place.first_row + row / run * place.step, run);
       values.insert(values.end(), here.begin(), here.end());
     }

@@ -25,6 +25,8 @@ struct StoredPlace {
   std::int64_t first_row = 0;
   // So many of its rows lie side by side, and the next ones `step` rows on; 0: all.
   std::int64_t run = 0, step = 0;
+  // Or the one of so many parts of an expert, which is the row: see FileTensor. 0: none.
+  std::int64_t expert_parts = 0, part = 0;
 };
 
 // What transformers needs to know of the model: read back (model_from_hugging_face) it is the model, in every

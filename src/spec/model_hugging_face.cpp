@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <initializer_list>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <vector>
 
 #include "base/error.h"
@@ -268,6 +269,7 @@ struct LlamaDefaults {
   bool windowed = false;  // where sliding_window is named
   double rope_theta = 10000.0, norm_eps = 1e-6;
   bool tied = false;
+  std::optional<bool> biased = {};  // all of attention; without a value its family has no such choice
 };
 
 void read_llama(const Config& config, const LlamaDefaults& defaults, ModelSpec& m) {
@@ -289,7 +291,10 @@ void read_llama(const Config& config, const LlamaDefaults& defaults, ModelSpec& 
     config.only_text("hidden_activation", "gelu_pytorch_tanh", {"gelu_pytorch_tanh"});
   else
     config.only_text("hidden_act", "silu", {"silu"});
-  config.only_boolean("attention_bias", false);
+  if (defaults.biased)
+    m.qkv_bias = m.attention_out_bias = config.boolean_or("attention_bias", *defaults.biased);
+  else
+    config.only_boolean("attention_bias", false);
   config.only_boolean("mlp_bias", false);
   config.only_real("attention_dropout", 0.0);
   if (m.num_layers > 100000) config.wrong("num_hidden_layers", "at most 100000");
@@ -305,6 +310,34 @@ void read_mixtral(const Config& config, ModelSpec& m) {
   m.experts_per_token = config.integer("num_experts_per_tok");
   m.expert_hidden = m.mlp_hidden;
   config.only_real("router_jitter_noise", 0.0);
+}
+
+// Its window is in every other layer, the first one among them, and its positions are scaled, unless the
+// configuration says otherwise. As published its experts are quantized, which is refused.
+void read_gpt_oss(const Config& config, ModelSpec& m) {
+  constexpr double theta = 150000;
+  config.required("num_key_value_heads");
+  config.required("head_dim");  // transformers would take 64
+  m.attention_sinks = true;
+  read_llama(config, {.rope_theta = theta, .norm_eps = 1e-5, .biased = true}, m);
+  if (!config.has("rope_scaling") && !config.has("rope_parameters")) {
+    m.rope.scaling = RopeScaling::yarn;
+    m.rope.factor = 32;
+    m.rope.original_length = 4096;
+    m.rope.whole_pairs = false;
+    m.rope.attention_factor = default_attention_factor(m.rope);
+  }
+  if (!config.has("layer_types")) {
+    m.window = {config.names("sliding_window") ? config.integer("sliding_window") : 128, 2};
+    if (m.window.size >= m.max_seq) m.window = {};
+  }
+  m.experts = Experts::gpt_oss;
+  m.num_experts = config.integer(config.has("num_local_experts") ? "num_local_experts" : "num_experts");
+  m.experts_per_token =
+      config.integer(config.has("num_experts_per_tok") ? "num_experts_per_tok" : "experts_per_token");
+  m.expert_hidden = m.mlp_hidden;
+  m.clamp.alpha = config.real_or("swiglu_alpha", m.clamp.alpha);
+  m.clamp.limit = config.real_or("swiglu_limit", m.clamp.limit);
 }
 
 // Their window, where one is named, is of use_sliding_window alone, and of the layers from max_window_layers
@@ -481,9 +514,22 @@ void read_deepseek(const Config& config, bool v3, ModelSpec& m) {
 [[noreturn]] void refuse_model_type(const std::string& where, const std::string& type) {
   refuse(
       "{}: model_type = \"{}\" is not supported: only gpt2, llama, mistral, mixtral, qwen2, qwen3, "
-      "qwen3_moe, smollm3, granite, olmo2, phi3, gemma2, gemma3_text, gpt_neox, deepseek_v2 and deepseek_v3 "
-      "are",
+      "qwen3_moe, smollm3, granite, olmo2, phi3, gemma2, gemma3_text, gpt_neox, gpt_oss, deepseek_v2 and "
+      "deepseek_v3 are",
       where, type);
+}
+
+// Weights of 8 or 4 bits with scales beside them.
+void refuse_quantized(const Config& config) {
+  if (!config.has("quantization_config")) return;
+  const Json& object = config.required("quantization_config");
+  if (!object.is_object() || !object.contains("quant_method") || object["quant_method"] != "mxfp4")
+    return config.only_null("quantization_config");
+  refuse(
+      "{}: quantization_config = mxfp4 is not supported: weights are read as F64, F32, F16 or BF16; legal: an "
+      "export that is not quantized, as transformers writes it with save_pretrained behind "
+      "from_pretrained(..., quantization_config=Mxfp4Config(dequantize=True))",
+      config.where());
 }
 
 std::string model_name(const std::string& where, const std::string& type) {
@@ -500,6 +546,7 @@ ModelSpec model_from_hugging_face(const std::string& config_json, const std::str
   const Config config(object, where);
   config.required("model_type");
   const std::string type = config.text_or("model_type", "");
+  refuse_quantized(config);
   ModelSpec m;
   m.name = model_name(where, type);
   if (type == "gpt2") {
@@ -518,6 +565,8 @@ ModelSpec model_from_hugging_face(const std::string& config_json, const std::str
     read_qwen(config, type == "qwen2", m);
   } else if (type == "qwen3_moe") {
     read_qwen3_moe(config, m);
+  } else if (type == "gpt_oss") {
+    read_gpt_oss(config, m);
   } else if (type == "smollm3") {
     read_smollm3(config, m);
   } else if (type == "granite") {
@@ -538,7 +587,6 @@ ModelSpec model_from_hugging_face(const std::string& config_json, const std::str
     refuse_model_type(where, type);
   }
   m.init_std = config.real_or("initializer_range", 0.02);
-  config.only_null("quantization_config");
   try {
     validate(m);
   } catch (const RequestError& error) {
