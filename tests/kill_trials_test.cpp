@@ -176,5 +176,66 @@ TEST_F(KillTrials, RandomRanksAtRandomMoments) {
   }
 }
 
+// With invariant numerics what is left goes on on another mesh, and nobody can tell.
+TEST_F(KillTrials, AnotherMeshGoesOnWithTheSameBits) {
+  struct Job {
+    int ranks;
+    const char* mesh;
+  };
+  const std::vector<Job> jobs{{4, "--dp 4 --zero 1 --micro-batch 1"},
+                              {4, "--dp 2 --tp 2 --zero 2 --micro-batch 1"},
+                              {4, "--dp 2 --cp 2 --zero 3"},
+                              {4, "--tp 2 --sp on --dp 2"},
+                              {4, "--pp 2 --dp 2 --schedule gpipe --micro-batch 1"},
+                              {4, "--cp 2 --pp 2 --micro-batch 2"},
+                              {3, "--pp 3 --micro-batch 1"},
+                              {2, "--dp 2 --micro-batch 2 --zero 3"},
+                              {2, "--tp 2"},
+                              {2, "--cp 2"},
+                              {1, ""}};
+  constexpr int kills = 20, last = 1500;
+  const auto command = [&](const Job& job, const std::string& name) {
+    return fmt::format(
+        "{0} launch --ranks {1} --max-restarts 0 -- train --model gpt2-tiny --data {2}/text --numerics invariant "
+        "--fingerprint {3} --steps {3} --global-batch 4 --seq-len 16 --threads 1 --sample 0 --eval-samples 0 "
+        "--save-every 5 --keep 3 --timeout 300 --log {2}/{4}.jsonl --checkpoint {2}/{4} {5}",
+        ECHELON_BINARY, job.ranks, std::string(directory_.path()), last, name, job.mesh);
+  };
+  const auto fingerprint = [](const CommandResult& r) {
+    const std::string mark = "fingerprint ";
+    const std::size_t place = r.output.rfind(mark);
+    EXPECT_NE(place, std::string::npos) << r.output;
+    return place == std::string::npos ? "" : r.output.substr(place + mark.size(), 16);
+  };
+  const CommandResult undisturbed = run_command(command({1, ""}, "alone"));
+  ASSERT_EQ(undisturbed.status, 0) << undisturbed.output;
+  std::mt19937 random(5);
+  const std::string log = at("other.jsonl");
+  const auto logged = [&] { return fs::exists(log) ? fs::file_size(log) : 0; };
+  for (int kill = 0; kill < kills; ++kill) {
+    const Job& job = jobs[random() % jobs.size()];
+    const unsigned victim = static_cast<unsigned>(random()) % static_cast<unsigned>(job.ranks);
+    const std::uintmax_t before = logged();
+    CommandResult killed;
+    std::atomic<bool> ended{false};
+    std::thread run([&] {
+      killed = run_command(command(job, "other"));
+      ended = true;
+    });
+    wait_until([&] { return ended || logged() > before; });
+    const CommandResult who =
+        run_command(fmt::format("for p in $(pgrep -f 'checkpoint {}/other '); do tr '\\0' '\\n' < "
+                                "/proc/$p/environ 2>/dev/null | grep -qx "
+                                "OMPI_COMM_WORLD_RANK={} && kill -9 $p; done; true",
+                                std::string(directory_.path()), victim));
+    run.join();
+    EXPECT_EQ(who.status, 0);
+    ASSERT_EQ(killed.status, 3) << job.mesh << ", rank " << victim << ": " << killed.output;
+  }
+  const CommandResult gone_on = run_command(command(jobs[2], "other"));
+  ASSERT_EQ(gone_on.status, 0) << gone_on.output;
+  EXPECT_EQ(fingerprint(gone_on), fingerprint(undisturbed));
+}
+
 }  // namespace
 }  // namespace echelon::kill_trials_test

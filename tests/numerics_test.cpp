@@ -1,6 +1,7 @@
 // One table: meshes x models, and one fingerprint a column. And the pieces that it follows from.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdio>
 #include <set>
 
@@ -300,6 +301,39 @@ TEST_F(InvariantNumerics, EveryMeshHasTheSameBits) {
     fmt::print("{} {}\n", line, row.name());
   }
   fmt::print("{} runs\n", runs);
+}
+
+// A checkpoint has no mesh: a training that goes on with another one ends with the same weights.
+TEST_F(InvariantNumerics, AnotherMeshGoesOnWithTheSameBits) {
+  const auto request = [](const MeshRow& row) {
+    TrainRequest r;
+    r.plan = plan_of(row, {"llama-tiny", "f32"});
+    r.optimizer.total_steps = r.fingerprint_every = 12;
+    r.optimizer.warmup_steps = 2;
+    r.run.timeout = patience;
+    r.eval_samples = 0;
+    r.priced_step = StepPrediction{};
+    return r;
+  };
+  const std::string whole = train(request({}), *data_, {}).fingerprint;
+  const std::vector<MeshRow> rows{{.dp = 2, .zero = 3, .micro_batch = 2},
+                                  {.tp = 2, .pp = 2, .sp = true, .micro_batch = 1},
+                                  {.dp = 2, .cp = 2, .zero = 1, .micro_batch = 4}};
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    TrainRequest r = request(rows[i]);
+    const bool last = i + 1 == rows.size();
+    r.checkpoint_directory = directory_ / "checkpoint";
+    r.resume = i > 0;
+    std::atomic<int> done{0};
+    TrainObserver observer;
+    observer.on_step = [&](const StepRecord&) { ++done; };
+    if (!last) r.stop_requested = [&] { return done >= 2; };
+    const TrainSummary summary = train(r, *data_, observer);
+    EXPECT_EQ(summary.stopped, !last);
+    if (last) {
+      EXPECT_EQ(summary.fingerprint, whole);
+    }
+  }
 }
 
 // A gradient that is wrong by a millionth is within what rounding allows, and not within nothing.
