@@ -4,7 +4,8 @@
 #include <memory>
 
 #include "apps/plan_flags.h"
-#include "apps/plan_pages.h"
+#include "apps/plan_page.h"
+#include "apps/plan_sweep.h"
 #include "base/error.h"
 #include "bindings/bindings.h"
 #include "bindings/words.h"
@@ -278,7 +279,12 @@ void bind_plan(nb::module_& m) {
           "to_html",
           [](const Answer& a) {
             (void)best_of(a);
-            return plan_page(a.found->result, a.found->request);
+            SearchRequest request = a.found->request;
+            request.gpus = a.found->gpus;
+            std::string html;
+            search_apart(request,
+                         [&] { html = plan_page(a.found->result, request, a.json(), a.found->app); });
+            return html;
           },
           "The best plans as one page. RequestError where nothing fits.")
       .def(

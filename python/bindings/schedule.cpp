@@ -9,6 +9,7 @@
 #include "base/json_text.h"
 #include "bindings/bindings.h"
 #include "bindings/words.h"
+#include "draw/page.h"
 #include "schedule/lower.h"
 #include "schedule/schedules.h"
 #include "schedule/simulate.h"
@@ -176,7 +177,13 @@ void bind_timeline(nb::module_& m) {
           "to_svg", [](const Timeline& t, const std::string& title) { return gantt_svg(track(title, t)); },
           "title"_a = "")
       .def(
-          "to_html", [](const Timeline& t, const std::string& title) { return gantt_html(track(title, t)); },
+          "to_html", [](const Timeline& t, const std::string& title) {
+            Page page;
+            page.kind = "timeline";
+            page.title = title.empty() ? "Timeline" : title;
+            page.tracks.emplace_back().track = track(title, t).front();
+            return page_html(page);
+          },
           "title"_a = "", "A page that needs nothing else, with zoom and hover.")
       .def(
           "to_perfetto",
@@ -282,7 +289,11 @@ void bind_simulation(nb::module_& m) {
           "schedule", [](const SimulationAnswer& a) { return a.report.schedule; }, nb::rv_policy::copy)
       .def("to_dict", numbers, "As `echelon simulate --json`.")
       .def("to_svg", [](const SimulationAnswer& a) { return gantt_svg(a.tracks()); })
-      .def("to_html", [](const SimulationAnswer& a) { return gantt_html(a.tracks()); })
+      .def("to_html",
+           [](const SimulationAnswer& a) {
+             std::vector<SimulationReport> one{a.report};
+             return page_html(page_of(one, false));
+           })
       .def("_repr_svg_", [](const SimulationAnswer& a) { return gantt_svg(a.tracks()); })
       .def("__repr__", [](const SimulationAnswer& a) {
         const SimulationReport& r = a.report;
@@ -306,8 +317,7 @@ void bind_simulation(nb::module_& m) {
       [](const std::vector<SimulationAnswer>& answers, bool as_page) {
         std::vector<SimulationReport> copies;
         for (const SimulationAnswer& a : answers) copies.push_back(a.report);
-        const std::vector<Track> tracks = tracks_of(copies);
-        return as_page ? gantt_html(tracks) : gantt_svg(tracks);
+        return as_page ? page_html(page_of(copies, true)) : gantt_svg(tracks_of(copies));
       },
       "simulations"_a, "as_page"_a);
 }

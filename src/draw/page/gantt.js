@@ -42,7 +42,7 @@ function addCanvas(box, one, label) {
 function schedulesSection() {
   if (!data.tracks.length) return;
   const several = data.tracks.length > 1;
-  const box = section("schedules", data.kind === "timeline" || data.kind === "run" ? "The pipeline, simulated and measured" : several ? "Schedules side by side" : "The schedule",
+  const box = section("schedules", several && (data.kind === "timeline" || data.kind === "run") ? "The pipeline, simulated and measured" : several ? "Schedules side by side" : "The schedule",
     several ? "All on one scale of time." : "");
   box.classList.add("full");
   const canStep = data.tracks.some(t => t.two);
