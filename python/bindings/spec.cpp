@@ -125,7 +125,8 @@ void bind_plan_data(nb::module_& m) {
       .def("__getattr__",
            [](const Plan& plan, const std::string& name) -> nb::object {
              const PlanField* const field = field_of(name);
-             if (field == nullptr) throw nb::attribute_error(name.c_str());
+             if (field == nullptr)
+               throw nb::attribute_error(fmt::format("a Plan has no field {}", name).c_str());
              return with_value(*field, plan, [](const auto& value) { return nb::object(nb::cast(value)); });
            })
       .def("__dir__",
