@@ -47,7 +47,7 @@ bool is_list(const CLI::Option& option) { return option.get_items_expected_max()
 
 const Names not_of_plan =
     with_everywhere({"explain", "out", "html", "against", "launch-for", "launch-out", "sweep", "sweep-out"});
-const Names not_of_train = with_everywhere({"dry-run", "comm", "record"});
+const Names not_of_train = with_everywhere({"dry-run", "comm", "record", "report"});
 const Names not_of_verify = with_everywhere({"comm", "record"});
 const Names not_of_simulate = with_everywhere({"compare", "out", "format", "width", "colour"});
 
