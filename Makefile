@@ -16,7 +16,7 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 # Where `make install` puts everything.
 PREFIX ?= /usr/local
 
-.PHONY: train next test test-all build installable install deb packages
+.PHONY: train next test test-all build installable install deb page packages
 
 # A small GPT on dp 2 x tp 2 x pp 2 with sequence parallelism, on 8 thread ranks.
 train: build $(TEXT)
@@ -82,6 +82,13 @@ install: installable
 deb: PACKAGES += dpkg-dev
 deb: installable
 	cd build && cpack --config release/CPackConfig.cmake -B packages
+
+# The planner in one page, build/page/echelon.html, which a browser opens as a file.
+page: PACKAGES += emscripten
+page: packages
+	cmake --preset page
+	cmake --build --preset page
+	@echo "build/page/echelon.html"
 
 # Installs what is missing, and asks for nothing where nothing is.
 packages:

@@ -1,0 +1,79 @@
+// The planner inside a browser's page: plan and simulate as they are, run on WebAssembly's files in memory. Built by
+// emscripten alone (cmake/browser.cmake).
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <exception>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "apps/flag_needs.h"
+#include "apps/verbs.h"
+#include "base/error.h"
+#include "base/json_text.h"
+#include "base/output_file.h"
+#include "draw/page.h"
+#include "schedule/schedules.h"
+#include "spec/machine.h"
+#include "spec/model_spec.h"
+#include "spec/software.h"
+#include "train/dry_run.h"
+
+namespace echelon {
+
+// The trainer is not here to be walked.
+ExactMemory exact_memory() {
+  return [](const Plan&, const PipelineLayout&, const Coordinates&) -> Memory {
+    refuse("--software echelon: is priced by walking its trainer, which this page does not have; legal: another one");
+  };
+}
+
+bool is_another_process() { return false; }
+
+namespace {
+
+// The page as it is before anything is asked: what its controls choose from.
+void write_start(const std::string& path) {
+  Page page;
+  page.kind = "planner";
+  page.title = "Echelon: plan and simulate distributed training";
+  std::vector<std::string> software;
+  for (const std::string& name : software_preset_names())
+    if (!load_software(name).is_this_trainer) software.push_back(name);
+  const auto list = [&](const char* name, const std::vector<std::string>& names) {
+    page.members.emplace_back(name, json_text(nlohmann::ordered_json(names)));
+  };
+  list("models", model_preset_names());
+  list("machines", machine_preset_names());
+  list("software", software);
+  list("schedules", schedule_names());
+  write_output("page", path, page_html(page));
+}
+
+int run(int argc, char** argv) {
+  if (argc == 3 && std::string(argv[1]) == "page") {
+    write_start(argv[2]);
+    return 0;
+  }
+  int status = 0;
+  CLI::App program{"Echelon's planner", "echelon"};
+  program.require_subcommand(1);
+  add_plan(program, status);
+  add_simulate(program, status);
+  program.parse_complete_callback([&program] { refuse_empty_values(program); });
+  program.parse(argc, argv);
+  return status;
+}
+
+}  // namespace
+}  // namespace echelon
+
+int main(int argc, char** argv) {
+  try {
+    return echelon::run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "echelon: %s\n", error.what());
+    return 2;
+  }
+}
