@@ -14,13 +14,14 @@ namespace echelon::checks {
 
 inline bool takes_all_cases() { return std::getenv("ECHELON_ALL_CASES") != nullptr; }
 
-// To be asked once for each case of a test; one in `share` is taken.
-inline bool is_taken(std::uint64_t share = 4) {
+// To be asked once for each case of a test; one in `share` is taken, others in each test.
+inline bool is_taken(std::uint64_t share = 6) {
   static const bool all = takes_all_cases();
   static std::map<std::string, int> cases;  // by test
   const testing::TestInfo* const test = testing::UnitTest::GetInstance()->current_test_info();
-  const int number = cases[std::string(test->test_suite_name()) + "." + test->name()]++;
-  return all || number == 0 || name_hash(std::to_string(number).c_str()) % share == 0;
+  const std::string name = std::string(test->test_suite_name()) + "." + test->name();
+  const int number = cases[name]++;
+  return all || number == 0 || name_hash((name + std::to_string(number)).c_str()) % share == 0;
 }
 
 }  // namespace echelon::checks

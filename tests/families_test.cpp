@@ -10,6 +10,7 @@
 
 #include "base/atomic_file.h"
 #include "base/philox.h"
+#include "case_choice.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/hugging_face.h"
 #include "checkpoint/safetensors.h"
@@ -106,6 +107,7 @@ std::vector<Plan> plans_of(const ModelSpec& model) {
 
 TEST_P(Families, VerifyPassesOnEveryAxis) {
   for (const Plan& plan : plans_of(model_of(GetParam()))) {
+    if (!is_taken(4)) continue;
     SCOPED_TRACE(to_toml(plan));
     VerifyRequest request;
     request.plan = plan;
@@ -352,7 +354,8 @@ TEST(GptOss, TomlSaysIt) {
 }
 
 TEST(GptOss, IsTheSameOnEveryAxis) {
-  for (const Plan& plan : plans_of(odd_gpt_oss())) expect_verified_and_predicted(plan);
+  for (const Plan& plan : plans_of(odd_gpt_oss()))
+    if (is_taken(4)) expect_verified_and_predicted(plan);
 }
 
 // What its attention and its experts have that a Llama's plans do not: exchanged heads, documents, groups of
@@ -438,9 +441,8 @@ TEST(GptNeox, IsTheSameOnEveryAxis) {
     model.parallel_residual = parallel;
     model.rotary_dim = 4;
     EXPECT_EQ(to_toml(model_from_toml(to_toml(model), "x")), to_toml(model));
-    for (const Plan& plan : plans_of(model)) {
-      expect_verified_and_predicted(plan);
-    }
+    for (const Plan& plan : plans_of(model))
+      if (is_taken(4)) expect_verified_and_predicted(plan);
   }
 }
 

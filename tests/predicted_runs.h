@@ -53,7 +53,7 @@ inline void expect_same(const Memory& predicted, const Memory& measured) {
 
 // Whatever a plan assumes, its traffic follows from what the data decided.
 inline void expect_predicted(const Plan& plan) {
-  if (!is_taken(3)) return;
+  if (!is_taken()) return;
   const std::vector<Measured> measured = measure(plan);
   const PipelineLayout pipeline(plan);
   for (int rank = 0; rank < plan.mesh.num_ranks(); ++rank) {

@@ -163,12 +163,13 @@ TEST(Verify, TheBoundIsTheOneStated) {
 // none by.
 TEST(Verify, IllConditionedModelsPass) {
   std::int64_t judged = 0;
-  const int visited = for_each_random_request(1000, 40, [&](const VerifyRequest& request) {
+  const int wanted = takes_all_cases() ? 40 : 16;
+  const int visited = for_each_random_request(1000, wanted, [&](const VerifyRequest& request) {
     const VerifyReport report = verify(request);
     EXPECT_TRUE(report.pass) << to_json(report, request.plan);
     judged += report.judged;
   });
-  EXPECT_GT(visited, 30);
+  EXPECT_GT(visited, wanted * 3 / 4);
   EXPECT_GT(judged, 0);  // some of them are beyond the bound that is known beforehand
 }
 
