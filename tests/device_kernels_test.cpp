@@ -184,6 +184,21 @@ TEST_P(DeviceKernels, Norms) {
       expect_close(y, 4, "rms_norm_again");
       expect_close(dx, 4 * cols, "rms_norm_backward_input");
       expect_close(dw, 4 * (rows + 1), "rms_norm_backward_weight");
+      const double columns = 2.0 * static_cast<double>(cols);
+      const Operand sums = vector(wide(t), rows);
+      run([&](Kernels& on, auto of) { on.row_squares(of(x), of(rstd)); });
+      expect_close(rstd, cols, "row_squares");
+      run([&](Kernels& on, auto of) {
+        on.rms_norm_of_squares(of(x), of(w), 1e-5, columns, of(y), of(rstd));
+      });
+      expect_close(rstd, 4, "rms_norm_of_squares' statistics");
+      expect_close(y, cols, "rms_norm_of_squares");
+      run([&](Kernels& on, auto of) { on.rms_norm_backward_sums(of(y), of(x), of(w), of(rstd), of(sums)); });
+      expect_close(sums, 4 * cols, "rms_norm_backward_sums");
+      run([&](Kernels& on, auto of) {
+        on.rms_norm_backward_input_of_sums(of(y), of(x), of(w), of(rstd), of(sums), columns, of(dx));
+      });
+      expect_close(dx, 8, "rms_norm_backward_input_of_sums");
     }
 }
 

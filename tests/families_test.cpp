@@ -226,6 +226,13 @@ const Row rows[] = {
      [](ModelSpec& m) { m.norm_place = NormPlace::after; },
      {"post_feedforward_layernorm.weight"},
      nullptr},
+    {"olmo2",
+     [](ModelSpec& m) {
+       m.norm_place = NormPlace::after;
+       m.qk_norm = m.qk_norm_whole = true;
+     },
+     {"post_feedforward_layernorm.weight", "self_attn.q_norm.weight", "self_attn.k_norm.weight"},
+     "olmo2"},
     {"gemma2",
      [](ModelSpec& m) {
        m.norm_place = NormPlace::both;
@@ -283,30 +290,6 @@ void expect_verified_and_predicted(const Plan& plan) {
   EXPECT_TRUE(report.pass) << to_json(report, plan);
   EXPECT_LE(report.grad_max_rel_diff, 1e-10);
   expect_predicted(plan);
-}
-
-// Norms over all queries and all keys are not cut over tp; all other axes have them.
-TEST(Olmo2, IsTheSameOnEveryAxisButTensorParallelism) {
-  ModelSpec model = odd_llama();
-  model.norm_place = NormPlace::after;
-  model.qk_norm = model.qk_norm_whole = true;
-  expect_refusal([&] { validate(odd_plan(model, 1, 2, false)); }, {"--tp 2", "qk_norm_whole", "1"});
-  std::vector<Plan> plans{odd_plan(model, 2, 1, false)};
-  plans.back().zero = 3;
-  for (ContextKind kind : {ContextKind::ring, ContextKind::allgather}) {
-    plans.push_back(odd_plan(model, 1, 1, false));
-    plans.back().mesh.set(Axis::cp, 2);
-    plans.back().context_kind = kind;
-    plans.back().seq_len = 12;
-  }
-  for (const char* schedule : {"1f1b", "zb-h1"}) {
-    plans.push_back(odd_plan(model, 1, 1, false));
-    plans.back().mesh.set(Axis::pp, 2);
-    plans.back().schedule = schedule;
-  }
-  for (const Plan& plan : plans) {
-    expect_verified_and_predicted(plan);
-  }
 }
 
 // Heads that are exchanged have their scores capped where they are computed.

@@ -229,7 +229,6 @@ TEST_P(HuggingFace, LossAndGradientsAreThoseOfTransformersOnAnyMesh) {
   const CheckpointInfo info = import(DType::f64);
   const SafetensorsFile want = expected();
   for (auto [dp, tp, pp] : {std::tuple{1, 1, 1}, {2, 1, 1}, {1, 2, 1}, {1, 2, 2}}) {
-    if (tp > 1 && info.model.qk_norm_whole) continue;  // refused: families_test
     const Plan p = plan(info, dp, tp, pp);
     on_mesh(p, [&, ranks = p.mesh.num_ranks()](const Rank& rank) {
       Trainer trainer(rank, p, {}, 9);
@@ -273,7 +272,6 @@ TEST_P(HuggingFace, FourStepsOfAdamWAreThoseOfTransformersOnAnyMesh) {
   options.clip = 1;
   for (auto [dp, tp, pp, ep] :
        {std::tuple{1, 1, 1, 1}, {2, 1, 1, 1}, {1, 2, 1, 1}, {1, 2, 2, 1}, {2, 1, 1, 2}}) {
-    if (tp > 1 && info.model.qk_norm_whole) continue;  // refused: families_test
     if (ep > 1 && info.model.experts == Experts::none) continue;
     Plan p = plan(info, dp, tp, pp);
     p.mesh.ep = ep;
@@ -384,7 +382,7 @@ TEST(HuggingFaceConfig, QuantizedWeightsAreRefusedByName) {
 TEST_P(HuggingFace, TransformersComputesTheSameFromAnExportedModel) {
   // Trained a little, so that it is not the fixture.
   const CheckpointInfo info = import(DType::f64);
-  const Plan p = plan(info, 1, info.model.qk_norm_whole ? 1 : 2, 1);
+  const Plan p = plan(info, 1, 2, 1);
   std::string path;
   on_mesh(p, [&](const Rank& rank) {
     OptimizerOptions options;

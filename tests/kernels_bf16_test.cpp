@@ -184,6 +184,18 @@ TEST_P(KernelsBf16, Norms) {
     expect_close(dx, cols, 8, "rms_norm_backward_input");
     run([&](Kernels& on, auto of) { on.rms_norm_backward_weight(of(dy), of(x), of(rstd), of(dw)); });
     expect_close(dw, rows + 1, 4, "rms_norm dw");
+    const double columns = 2.0 * static_cast<double>(cols);
+    const Operand sums = wide(rows, 1);
+    run([&](Kernels& on, auto of) { on.row_squares(of(x), of(rstd)); });
+    expect_close(rstd, cols, 4, "row_squares");
+    run([&](Kernels& on, auto of) { on.rms_norm_of_squares(of(x), of(w), 1e-5, columns, of(y), of(rstd)); });
+    expect_close(y, cols, 8, "rms_norm_of_squares"), expect_close(rstd, cols, 4, "its stats");
+    run([&](Kernels& on, auto of) { on.rms_norm_backward_sums(of(dy), of(x), of(w), of(rstd), of(sums)); });
+    expect_close(sums, cols, 8, "rms_norm_backward_sums");
+    run([&](Kernels& on, auto of) {
+      on.rms_norm_backward_input_of_sums(of(dy), of(x), of(w), of(rstd), of(sums), columns, of(dx));
+    });
+    expect_close(dx, cols, 8, "rms_norm_backward_input_of_sums");
   }
 }
 

@@ -284,6 +284,25 @@ TEST_F(KernelsCpu, RmsNorm) {
     }
 }
 
+TEST_F(KernelsCpu, RmsNormOfRowsThatAreCut) {
+  for (const auto& [rows, cols] : sizes)
+    for (bool strided : {false, true}) {
+      const Operand x = random(rows, cols, strided), dy = random(rows, cols, strided),
+                    dx = random(rows, cols, strided), y = random(rows, cols, strided),
+                    stats = random(rows, 1), sums = random(rows, 1), w = vector(cols);
+      const double columns = 2.0 * static_cast<double>(cols);
+      run([&](Kernels& k, auto of) {
+        k.row_squares(of(x), of(stats));
+        k.rms_norm_of_squares(of(x), of(w), 1e-2, columns, of(y), of(stats));
+        k.rms_norm_backward_sums(of(dy), of(x), of(w), of(stats), of(sums));
+        k.rms_norm_backward_input_of_sums(of(dy), of(x), of(w), of(stats), of(sums), columns, of(dx));
+      });
+      expect_close(stats, cols, 8, "row_squares"), expect_close(y, cols, 8, "rms_norm_of_squares");
+      expect_close(sums, cols, 8, "rms_norm_backward_sums");
+      expect_close(dx, cols, 8, "rms_norm_backward_input_of_sums");
+    }
+}
+
 TEST_F(KernelsCpu, GeluOfTheErrorFunction) {
   for (const auto& [rows, cols] : sizes)
     for (bool strided : {false, true}) {

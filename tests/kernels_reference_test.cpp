@@ -224,6 +224,50 @@ TEST_F(KernelsReference, RmsNorm) {
   expect_gradient(w, added(arena, dw, dw_before), loss, "dw");
 }
 
+// Rows cut into runs of columns, whose sums are added up here as ranks do: as the whole rows' norm.
+TEST_F(KernelsReference, RmsNormOfRowsThatAreCut) {
+  const std::int64_t rows = 3, cols = 7, cut = 3;
+  const double eps = 1e-3, columns = static_cast<double>(cols);
+  const Tensor x = random(arena, {rows, cols}, 1), w = random(arena, {cols}, 2);
+  const Tensor y = unwritten({rows, cols}), stats = unwritten({rows, 1});
+  const Tensor dy = random(arena, {rows, cols}, 4), dx = random(arena, {rows, cols}, 5);
+  const Tensor dx_of_cut = clone(arena, dx), y_of_cut = unwritten({rows, cols});
+  kernels->rms_norm(x, w, eps, y, stats);
+  kernels->rms_norm_backward_input(dy, x, w, stats, dx);
+
+  const std::array<Range, 2> parts{Range{0, cut}, Range{cut, cols}};
+  const auto sum_over_parts = [&](const auto& of_part) {
+    const Tensor sum = unwritten({rows, 1}), part_sum = unwritten({rows, 1});
+    kernels->fill(sum, 0.0);
+    for (const Range& part : parts) {
+      of_part(part, part_sum);
+      kernels->add(part_sum, sum);
+    }
+    return sum;
+  };
+  const auto columns_of = [](const Tensor& t, const Range& part) {
+    return t.column_range(part.begin, part.end);
+  };
+  const auto weights_of = [&](const Range& part) { return w.flat_range(part.begin, part.end); };
+  const Tensor squares = sum_over_parts(
+      [&](const Range& part, const Tensor& to) { kernels->row_squares(columns_of(x, part), to); });
+  Tensor rstd;
+  for (const Range& part : parts) {
+    rstd = clone(arena, squares);
+    kernels->rms_norm_of_squares(columns_of(x, part), weights_of(part), eps, columns,
+                                 columns_of(y_of_cut, part), rstd);
+  }
+  expect_near(rstd, stats, 8 * epsilon);
+  expect_near(y_of_cut, y, 32 * epsilon);
+  const Tensor sums = sum_over_parts([&](const Range& part, const Tensor& to) {
+    kernels->rms_norm_backward_sums(columns_of(dy, part), columns_of(x, part), weights_of(part), rstd, to);
+  });
+  for (const Range& part : parts)
+    kernels->rms_norm_backward_input_of_sums(columns_of(dy, part), columns_of(x, part), weights_of(part),
+                                             rstd, sums, columns, columns_of(dx_of_cut, part));
+  expect_near(dx_of_cut, dx, 64 * epsilon);
+}
+
 TEST_F(KernelsReference, Gelu) {
   // x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) at 40 digits.
   const std::array<std::array<double, 2>, 8> known{{{-3, -0.0036373920817730188378},

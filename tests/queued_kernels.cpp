@@ -165,6 +165,22 @@ void QueuedKernels::rms_norm_backward_weight(T dy, T x, T stats, InOut dw) {
   queue("rms_norm_backward_weight", &Kernels::rms_norm_backward_weight, dy, x, stats, dw);
 }
 
+void QueuedKernels::row_squares(T x, Out squares) { queue("row_squares", &Kernels::row_squares, x, squares); }
+
+void QueuedKernels::rms_norm_of_squares(T x, T w, double eps, double columns, Out y, InOut stats) {
+  queue("rms_norm_of_squares", &Kernels::rms_norm_of_squares, x, w, eps, columns, y, stats);
+}
+
+void QueuedKernels::rms_norm_backward_sums(T dy, T x, T w, T stats, Out sums) {
+  queue("rms_norm_backward_sums", &Kernels::rms_norm_backward_sums, dy, x, w, stats, sums);
+}
+
+void QueuedKernels::rms_norm_backward_input_of_sums(T dy, T x, T w, T stats, T sums, double columns,
+                                                    InOut dx) {
+  queue("rms_norm_backward_input_of_sums", &Kernels::rms_norm_backward_input_of_sums, dy, x, w, stats, sums,
+        columns, dx);
+}
+
 void QueuedKernels::activate(Activation a, InOut h, T bias, Out y) {
   queue("activate", &Kernels::activate, a, h, bias, y);
 }

@@ -38,6 +38,10 @@ class QueuedKernels final : public KernelBackend {
   void rms_norm_again(T x, T w, T stats, Out y) override;
   void rms_norm_backward_input(T dy, T x, T w, T stats, InOut dx) override;
   void rms_norm_backward_weight(T dy, T x, T stats, InOut dw) override;
+  void row_squares(T x, Out squares) override;
+  void rms_norm_of_squares(T x, T w, double eps, double columns, Out y, InOut stats) override;
+  void rms_norm_backward_sums(T dy, T x, T w, T stats, Out sums) override;
+  void rms_norm_backward_input_of_sums(T dy, T x, T w, T stats, T sums, double columns, InOut dx) override;
   void activate(Activation a, InOut h, T bias, Out y) override;
   void activate_backward(Activation a, InOut h, InOut dy) override;
   void gated(Activation a, T gate_up, Out y, const SwigluClamp& clamp) override;

@@ -55,6 +55,10 @@ class SleepingKernels final : public KernelBackend {
   void rms_norm_again(T, T, T, Out) override { never(); }
   void rms_norm_backward_input(T, T, T, T, InOut) override { never(); }
   void rms_norm_backward_weight(T, T, T, InOut) override { never(); }
+  void row_squares(T, Out) override { never(); }
+  void rms_norm_of_squares(T, T, double, double, Out, InOut) override { never(); }
+  void rms_norm_backward_sums(T, T, T, T, Out) override { never(); }
+  void rms_norm_backward_input_of_sums(T, T, T, T, T, double, InOut) override { never(); }
   void activate(Activation, InOut, T, Out) override { never(); }
   void activate_backward(Activation, InOut, InOut) override { never(); }
   void gated(Activation, T, Out, const SwigluClamp&) override { never(); }

@@ -54,6 +54,16 @@ class TimedKernels final : public KernelBackend {
   void rms_norm_backward_weight(T dy, T x, T stats, InOut dw) override {
     inner_->rms_norm_backward_weight(dy, x, stats, dw);
   }
+  void row_squares(T x, Out squares) override { inner_->row_squares(x, squares); }
+  void rms_norm_of_squares(T x, T w, double eps, double columns, Out y, InOut stats) override {
+    inner_->rms_norm_of_squares(x, w, eps, columns, y, stats);
+  }
+  void rms_norm_backward_sums(T dy, T x, T w, T stats, Out sums) override {
+    inner_->rms_norm_backward_sums(dy, x, w, stats, sums);
+  }
+  void rms_norm_backward_input_of_sums(T dy, T x, T w, T stats, T sums, double columns, InOut dx) override {
+    inner_->rms_norm_backward_input_of_sums(dy, x, w, stats, sums, columns, dx);
+  }
   void activate(Activation a, InOut h, T bias, Out y) override { inner_->activate(a, h, bias, y); }
   void activate_backward(Activation a, InOut h, InOut dy) override { inner_->activate_backward(a, h, dy); }
   void gated(Activation a, T gate_up, Out y, const SwigluClamp& clamp) override {

@@ -125,7 +125,7 @@ class RowNormOp final : public NormOp {
 };
 
 // RMSNorm of each of this rank's heads, or of all queries and all keys: as many norms of a few columns.
-class HeadNormOp final : public NormOp {
+class HeadNormOp : public NormOp {
  public:
   HeadNormOp(const BlockOp& op, const OpSetting& s) : NormOp(op) {
     for (std::size_t i = 0; i < op.heads.size(); ++i) {
@@ -152,12 +152,9 @@ class HeadNormOp final : public NormOp {
         for (const Tensor& of_head : {head(dy, h), head(x, h), stats_of(stats, h)}) tensors.push_back(of_head);
       Norm::add_rms_gradient(run, weight, std::move(tensors));
     }
-    for (std::size_t h = 0; h < heads_.size(); ++h)
-      heads_[h].backward_input(run, head(dy, h), head(x, h), stats_of(stats, h), head(dx, h));
+    backward_input(run, dy, x, stats, dx);
     run.set_gradient(in(), dx);
   }
-
- private:
   std::vector<std::int64_t> stats_shape(const Tensor& x) const override {
     return {std::ssize(heads_) * x.rows()};
   }
@@ -167,6 +164,14 @@ class HeadNormOp final : public NormOp {
     for (std::size_t h = 0; h < heads_.size(); ++h)
       heads_[h].forward(kernels, head(x, h), stats_of(stats, h), head(y, h), again);
   }
+  // Adds to dx.
+  virtual void backward_input(const BlockRun& run, const Tensor& dy, const Tensor& x, const Tensor& stats,
+                              const Tensor& dx) const {
+    for (std::size_t h = 0; h < heads_.size(); ++h)
+      heads_[h].backward_input(run, head(dy, h), head(x, h), stats_of(stats, h), head(dx, h));
+  }
+
+  const std::vector<Norm>& heads() const { return heads_; }
   Tensor head(const Tensor& x, std::size_t h) const {
     return x.column_range(first_column(h), first_column(h + 1));
   }
@@ -176,6 +181,7 @@ class HeadNormOp final : public NormOp {
     return stats.flat_range(begin, begin + rows);
   }
 
+ private:
   std::int64_t first_column(std::size_t h) const {
     std::int64_t sum = 0;
     for (std::size_t i = 0; i < h; ++i) sum += heads_[i].weight.value.numel();
@@ -185,9 +191,51 @@ class HeadNormOp final : public NormOp {
   std::vector<Norm> heads_;  // by head
 };
 
+// Of all queries and of all keys, which the tp ranks have columns of each (OLMo 2): what each has of the sums
+// over a row is added up over them, of queries and keys in one.
+class CutNormOp final : public HeadNormOp {
+ public:
+  CutNormOp(const BlockOp& op, const OpSetting& s) : HeadNormOp(op, s), tensor_parallel_(s.tensor_parallel) {
+    // Columns that several ranks hold are in a sum as often. The gradient of each of their copies is a part
+    // of one column's, so that what the sum takes from them is shared out among the copies.
+    for (const ParamSpec& weight : op.weights)
+      columns_.push_back(static_cast<double>(weight.numel() * tp_replicas(weight, s.tensor_parallel.size())));
+  }
+
+ private:
+  void normalize(Kernels& kernels, const Tensor& x, const Tensor& stats, const Tensor& y,
+                 bool again) const override {
+    if (again) return HeadNormOp::normalize(kernels, x, stats, y, again);
+    kernels.copy(behind_heads(x), behind_heads(y));
+    for (std::size_t i = 0; i < columns_.size(); ++i) kernels.row_squares(head(x, i), stats_of(stats, i));
+    tensor_parallel_.add_up(stats);
+    for (std::size_t i = 0; i < columns_.size(); ++i)
+      kernels.rms_norm_of_squares(head(x, i), heads()[i].weight.value, heads()[i].eps, columns_[i],
+                                  head(y, i), stats_of(stats, i));
+  }
+  void backward_input(const BlockRun& run, const Tensor& dy, const Tensor& x, const Tensor& stats,
+                      const Tensor& dx) const override {
+    Kernels& kernels = run.kernels();
+    const Tensor sums = run.statistic(stats.shape());
+    for (std::size_t i = 0; i < columns_.size(); ++i)
+      kernels.rms_norm_backward_sums(head(dy, i), head(x, i), heads()[i].weight.value, stats_of(stats, i),
+                                     stats_of(sums, i));
+    tensor_parallel_.add_up(sums);
+    for (std::size_t i = 0; i < columns_.size(); ++i)
+      kernels.rms_norm_backward_input_of_sums(head(dy, i), head(x, i), heads()[i].weight.value,
+                                              stats_of(stats, i), stats_of(sums, i), columns_[i],
+                                              head(dx, i));
+  }
+
+  TensorParallel tensor_parallel_;
+  std::vector<double> columns_;  // of queries and keys, of all ranks
+};
+
 }  // namespace
 
 std::unique_ptr<OpRunner> make_norm_op(const BlockOp& op, const OpSetting& s) {
+  const bool is_cut = op.weights.front().shard_dim >= 0 && s.tensor_parallel.size() > 1;
+  if (is_cut) return std::make_unique<CutNormOp>(op, s);
   if (!op.heads.empty()) return std::make_unique<HeadNormOp>(op, s);
   return std::make_unique<RowNormOp>(op, s);
 }

@@ -42,6 +42,11 @@ class TensorParallel {
   InFlight leave_backward(const Tensor& dx, std::int64_t rows) const {
     return move(dx, residual(), replicated, rows);
   }
+  // What each rank has of sums over columns that are cut, added up in place: P -> R. The gradient of the sum
+  // takes the same way: one all_reduce forwards and one backwards.
+  void add_up(const Tensor& sums) const {
+    redistribute(*rank_, Axis::tp, sums, partial, replicated, {sums.rows(), sums.cols()}).get();
+  }
 
  private:
   Placement residual() const { return residual_placement(sequence_parallel_); }

@@ -97,7 +97,9 @@ class Pricer {
     };
     switch (op.kind) {
       case OpKind::norm:
-        return norm(program.value(op.outputs[0]));
+        norm(program.value(op.outputs[0]));
+        if (op.weights.front().shard_dim >= 0) add_up(real(std::ssize(op.weights)));
+        return;
       case OpKind::linear:
         if (op.wants[0] == Home::residual)
           return product(here_, width_here(op.inputs[0]), width_here(op.outputs[0]));
@@ -210,6 +212,17 @@ class Pricer {
                  wait = ops_.ring_wait(verb, mesh_.tp(), 1);
     pass.tensor += wait + (seconds - wait) * (1 - w_.software.tensor_overlap);
     waits_ += wait;
+  }
+  // So many sums of each row, in f32, forwards and backwards.
+  void add_up(double sums) {
+    if (tp_ == 1) return;
+    const double bytes = tokens_ * sums * 4, sent = 2 * (tp_ - 1) / tp_ * bytes;
+    t_.tensor_bytes += 2 * sent;
+    forward_bytes_ += sent;
+    collectives_ += 2;
+    const double seconds = ops_.collective(Verb::all_reduce, bytes, mesh_.tp(), 1);
+    t_.forward.tensor += seconds;
+    t_.backward_input.tensor += seconds;
   }
   void gather_rows(PassSeconds& pass) {
     if (tp_ == 1) return;

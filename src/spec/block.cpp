@@ -292,6 +292,12 @@ ParamSpec cut_bias(std::string name, std::int64_t width, std::vector<Piece> piec
   return p;
 }
 
+ParamSpec cut_norm_weight(std::string name, std::int64_t width, std::int64_t head_dim) {
+  ParamSpec p = cut_bias(std::move(name), width, {{width, head_dim}});
+  p.init = Init::ones;
+  return p;
+}
+
 ParamSpec matrix(std::string name, std::int64_t rows, std::int64_t cols, int shard_dim,
                  std::vector<Piece> pieces, double std) {
   ParamSpec p;

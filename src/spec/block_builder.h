@@ -74,6 +74,8 @@ ParamSpec whole_matrix(std::string name, std::int64_t rows, std::int64_t cols, d
 ParamSpec embedding_table(std::string name, const ModelSpec& model);
 ParamSpec norm_weight(std::string name, std::int64_t width);
 ParamSpec head_norm_weight(std::string name, std::int64_t head_dim);
+// Of heads that are normalised together, and cut.
+ParamSpec cut_norm_weight(std::string name, std::int64_t width, std::int64_t head_dim);
 ParamSpec whole_bias(std::string name, std::int64_t width);  // added once, behind the sum over the group
 ParamSpec cut_bias(std::string name, std::int64_t width,
                    std::vector<Piece> pieces);  // as the outputs are cut

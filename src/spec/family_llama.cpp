@@ -104,8 +104,9 @@ int attention_in(BlockBuilder& b, const ModelSpec& m, int x, const std::string& 
                             std::move(biases));
   if (!m.qk_norm) return qkv;
   if (m.qk_norm_whole)
-    return b.head_norm("qk_norm", qkv,
-                       {norm_weight(at + "q_norm.weight", Q), norm_weight(at + "k_norm.weight", K)}, {1, 1});
+    return b.head_norm(
+        "qk_norm", qkv,
+        {cut_norm_weight(at + "q_norm.weight", Q, D), cut_norm_weight(at + "k_norm.weight", K, D)}, {1, 1});
   return b.head_norm("qk_norm", qkv,
                      {head_norm_weight(at + "q_norm.weight", D), head_norm_weight(at + "k_norm.weight", D)},
                      {m.num_heads, m.num_kv_heads});

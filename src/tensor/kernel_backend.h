@@ -42,6 +42,14 @@ class KernelBackend {
   virtual void rms_norm_backward_input(const Tensor& dy, const Tensor& x, const Tensor& w,
                                        const Tensor& stats, InOut dx) = 0;
   virtual void rms_norm_backward_weight(const Tensor& dy, const Tensor& x, const Tensor& stats, InOut dw) = 0;
+  virtual void row_squares(const Tensor& x, Out squares) = 0;
+  virtual void rms_norm_of_squares(const Tensor& x, const Tensor& w, double eps, double columns, Out y,
+                                   InOut stats) = 0;
+  virtual void rms_norm_backward_sums(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& stats,
+                                      Out sums) = 0;
+  virtual void rms_norm_backward_input_of_sums(const Tensor& dy, const Tensor& x, const Tensor& w,
+                                               const Tensor& stats, const Tensor& sums, double columns,
+                                               InOut dx) = 0;
   virtual void activate(Activation a, InOut h, const Tensor& bias, Out y) = 0;
   virtual void activate_backward(Activation a, InOut h, InOut dy) = 0;
   virtual void gated(Activation a, const Tensor& gate_up, Out y, const SwigluClamp& clamp) = 0;

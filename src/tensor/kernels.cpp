@@ -246,6 +246,38 @@ void Kernels::rms_norm_backward_weight(const Tensor& dy, const Tensor& x, const 
   if (backend_) backend_->rms_norm_backward_weight(dy, x, stats, dw);
 }
 
+void Kernels::row_squares(const Tensor& x, Out squares) {
+  require(is_float(x) && wide_vector(x, squares, x.rows()), "row_squares: shapes of x, squares", x, squares);
+  if (backend_) backend_->row_squares(x, squares);
+}
+
+void Kernels::rms_norm_of_squares(const Tensor& x, const Tensor& w, double eps, double columns, Out y,
+                                  InOut stats) {
+  check(columns >= static_cast<double>(x.cols()), "rms_norm_of_squares: x has columns of longer rows");
+  require(same(x, y) && vector_like(x, w, x.cols()) && wide_vector(x, stats, x.rows()),
+          "rms_norm_of_squares: shapes of x, w, y, stats", x, w, y, stats);
+  if (backend_) backend_->rms_norm_of_squares(x, w, eps, columns, y, stats);
+}
+
+void Kernels::rms_norm_backward_sums(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& stats,
+                                     Out sums) {
+  require(same(x, dy) && vector_like(x, w, x.cols()) && wide_vector(x, stats, x.rows()) &&
+              wide_vector(x, sums, x.rows()),
+          "rms_norm_backward_sums: shapes of dy, x, w, stats, sums", dy, x, w, stats, sums);
+  if (backend_) backend_->rms_norm_backward_sums(dy, x, w, stats, sums);
+}
+
+void Kernels::rms_norm_backward_input_of_sums(const Tensor& dy, const Tensor& x, const Tensor& w,
+                                              const Tensor& stats, const Tensor& sums, double columns,
+                                              InOut dx) {
+  check(columns >= static_cast<double>(x.cols()),
+        "rms_norm_backward_input_of_sums: x has columns of longer rows");
+  require(same(x, dy) && same(x, dx) && vector_like(x, w, x.cols()) && wide_vector(x, stats, x.rows()) &&
+              wide_vector(x, sums, x.rows()),
+          "rms_norm_backward_input_of_sums: shapes of dy, x, w, stats, sums, dx", dy, x, w, stats, sums, dx);
+  if (backend_) backend_->rms_norm_backward_input_of_sums(dy, x, w, stats, sums, columns, dx);
+}
+
 void Kernels::activate(Activation a, InOut h, const Tensor& bias, Out y) {
   check(!is_gated(a), "activate: of one input");
   require(same(h, y), "activate: h and y differ", h, y);

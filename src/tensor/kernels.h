@@ -163,6 +163,18 @@ class Kernels {
                                InOut dx);
   void rms_norm_backward_weight(const Tensor& dy, const Tensor& x, const Tensor& stats, InOut dw);
 
+  // The same of rows whose columns are cut over ranks: x has some of `columns`, and the caller adds up over
+  // the ranks what each has of a row's sums.
+  // squares (N, wide) = sums of squares of each row of x.
+  void row_squares(const Tensor& x, Out squares);
+  // stats: on entry the squares of whole rows, on exit rstd.
+  void rms_norm_of_squares(const Tensor& x, const Tensor& w, double eps, double columns, Out y, InOut stats);
+  // sums (N, wide) = sums of dy w x rstd over each row of x; those of whole rows are what dx += takes.
+  void rms_norm_backward_sums(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& stats,
+                              Out sums);
+  void rms_norm_backward_input_of_sums(const Tensor& dy, const Tensor& x, const Tensor& w,
+                                       const Tensor& stats, const Tensor& sums, double columns, InOut dx);
+
   // An activation a without a gate. h += bias (when defined), y = a(h). y may be h when the biased h is not
   // needed again.
   void activate(Activation a, InOut h, const Tensor& bias, Out y);

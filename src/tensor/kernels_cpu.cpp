@@ -309,6 +309,55 @@ class CpuKernels final : public HostBackend {
     });
   }
 
+  void row_squares(const Tensor& tx, Out tsquares) override {
+    with_type(tx, [&]<class T>(T) {
+      const Matrix<T> x(tx);
+      float* squares = tsquares.host<float>();
+      team_.each_row(x.rows, x.cols, [&](std::int64_t i) { squares[i] = simd<T>().dot(x[i], x[i], x.cols); });
+    });
+  }
+
+  void rms_norm_of_squares(const Tensor& tx, const Tensor& tw, double eps, double columns, Out ty,
+                           InOut tstats) override {
+    with_type(tx, [&]<class T>(T) {
+      const Matrix<T> x(tx), y(ty);
+      const T* w = tw.host<T>();
+      float* stats = tstats.host<float>();
+      const float of_row = static_cast<float>(columns), least = static_cast<float>(eps);
+      team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
+        stats[i] = 1.0f / std::sqrt(stats[i] / of_row + least);
+        simd<T>().rms_norm_again(x[i], w, stats + i, y[i], x.cols);
+      });
+    });
+  }
+
+  void rms_norm_backward_sums(const Tensor& tdy, const Tensor& tx, const Tensor& tw, const Tensor& tstats,
+                              Out tsums) override {
+    with_type(tx, [&]<class T>(T) {
+      const Matrix<T> dy(tdy), x(tx);
+      const T* w = tw.host<T>();
+      const float* stats = tstats.host<float>();
+      float* sums = tsums.host<float>();
+      team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
+        sums[i] = simd<T>().rms_norm_dx_sum(dy[i], x[i], w, stats[i], x.cols);
+      });
+    });
+  }
+
+  void rms_norm_backward_input_of_sums(const Tensor& tdy, const Tensor& tx, const Tensor& tw,
+                                       const Tensor& tstats, const Tensor& tsums, double columns,
+                                       InOut tdx) override {
+    with_type(tx, [&]<class T>(T) {
+      const Matrix<T> dy(tdy), x(tx), dx(tdx);
+      const T* w = tw.host<T>();
+      const float *stats = tstats.host<float>(), *sums = tsums.host<float>();
+      const float of_row = static_cast<float>(columns);
+      team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
+        simd<T>().rms_norm_dx_of(dy[i], x[i], w, stats[i], sums[i] / of_row, dx[i], x.cols);
+      });
+    });
+  }
+
   void activate(Activation a, InOut th, const Tensor& tbias, Out ty) override {
     with_type(th, [&]<class T>(T) {
       const Matrix<T> h(th), y(ty);

@@ -117,6 +117,32 @@ class NoisyKernels final : public RoundingNoise {
     move(dw, x.rows());
   }
 
+  void row_squares(const Tensor& x, Out squares) override {
+    exact_.row_squares(moved(x, x.cols()), squares);
+    move(squares);
+  }
+
+  void rms_norm_of_squares(const Tensor& x, const Tensor& w, double eps, double columns, Out y,
+                           InOut stats) override {
+    exact_.rms_norm_of_squares(moved(x), moved(w), eps, columns, y, stats);
+    move(y);
+    move(stats);
+  }
+
+  void rms_norm_backward_sums(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& stats,
+                              Out sums) override {
+    exact_.rms_norm_backward_sums(moved(dy, x.cols()), moved(x, x.cols()), moved(w), moved(stats), sums);
+    move(sums);
+  }
+
+  void rms_norm_backward_input_of_sums(const Tensor& dy, const Tensor& x, const Tensor& w,
+                                       const Tensor& stats, const Tensor& sums, double columns,
+                                       InOut dx) override {
+    exact_.rms_norm_backward_input_of_sums(moved(dy), moved(x), moved(w), moved(stats), moved(sums), columns,
+                                           dx);
+    move(dx);
+  }
+
   void activate(Activation a, InOut h, const Tensor& bias, Out y) override {
     if (!on_) return exact_.activate(a, h, bias, y);
     if (bias.defined()) add_bias(bias, h);

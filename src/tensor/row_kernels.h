@@ -143,6 +143,43 @@ class RowKernels : public Base {
     });
   }
 
+  void row_squares(const Tensor& x, Out squares) override {
+    with_stored_type(x, [&, this]<class T>(T) {
+      this->each_row("row_squares", x.rows(), rows::RowSquares<T>{matrix<T>(x), data<Wide<T>>(squares)});
+    });
+  }
+
+  void rms_norm_of_squares(const Tensor& x, const Tensor& w, double eps, double columns, Out y,
+                           InOut stats) override {
+    with_stored_type(x, [&, this]<class T>(T) {
+      using F = Wide<T>;
+      this->each_row("rms_norm_of_squares", x.rows(),
+                     rows::RmsNormOfSquares<T>{matrix<T>(x), data<T>(w), F(eps), F(columns), matrix<T>(y),
+                                               data<F>(stats)});
+    });
+  }
+
+  void rms_norm_backward_sums(const Tensor& dy, const Tensor& x, const Tensor& w, const Tensor& stats,
+                              Out sums) override {
+    with_stored_type(x, [&, this]<class T>(T) {
+      this->each_row("rms_norm_backward_sums", x.rows(),
+                     rows::RmsNormBackwardSums<T>{matrix<T>(dy), matrix<T>(x), data<T>(w),
+                                                  data<Wide<T>>(stats), data<Wide<T>>(sums)});
+    });
+  }
+
+  void rms_norm_backward_input_of_sums(const Tensor& dy, const Tensor& x, const Tensor& w,
+                                       const Tensor& stats, const Tensor& sums, double columns,
+                                       InOut dx) override {
+    with_stored_type(x, [&, this]<class T>(T) {
+      using F = Wide<T>;
+      this->elements(
+          "rms_norm_backward_input_of_sums", dx,
+          rows::RmsNormBackwardInputOfSums<T>{matrix<T>(dy), matrix<T>(x), data<T>(w), data<F>(stats),
+                                              data<F>(sums), F(columns), matrix<T>(dx)});
+    });
+  }
+
   void activate(Activation a, InOut h, const Tensor& bias, Out y) override {
     with_stored_type(h, [&, this]<class T>(T) {
       if (bias.defined())

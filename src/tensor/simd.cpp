@@ -160,6 +160,19 @@ HWY_INLINE void normalise(const T* x, const T* w, const T* b, float mean, float 
   });
 }
 
+// dx += rstd (dxhat - level - xhat along), xhat = (x - mean) rstd, dxhat = dy w.
+template <bool centered, class T>
+HWY_INLINE void add_norm_dx(const T* dy, const T* x, const T* w, float mean, float rstd, float level,
+                            float along, T* dx, Size n) {
+  each(n, [=](auto tag, Size i) HWY_ATTR {
+    const auto dxhat = Mul(load(tag, dy + i), load(tag, w + i));
+    const auto xhat = Mul(Sub(load(tag, x + i), Set(tag, mean)), Set(tag, rstd));
+    auto g = NegMulAdd(xhat, Set(tag, along), dxhat);
+    if constexpr (centered) g = Sub(g, Set(tag, level));
+    store(MulAdd(g, Set(tag, rstd), load(tag, dx + i)), tag, dx + i);
+  });
+}
+
 template <bool centered, class T>
 HWY_INLINE void norm_dx(const T* dy, const T* x, const T* w, float mean, float rstd, T* dx, Size n) {
   // The sums over the row: of dxhat = dy w, and of dxhat xhat with xhat = (x - mean) rstd.
@@ -185,13 +198,7 @@ HWY_INLINE void norm_dx(const T* dy, const T* x, const T* w, float mean, float r
   const float count = static_cast<float>(n);
   level = centered ? (level + hn::GetLane(hn::SumOfLanes(d, Add(levels, levels2)))) / count : 0.0f;
   along = (along + hn::GetLane(hn::SumOfLanes(d, Add(alongs, alongs2)))) * rstd / count;
-  each(n, [=](auto tag, Size i) HWY_ATTR {
-    const auto dxhat = Mul(load(tag, dy + i), load(tag, w + i));
-    const auto xhat = Mul(Sub(load(tag, x + i), Set(tag, mean)), Set(tag, rstd));
-    auto g = NegMulAdd(xhat, Set(tag, along), dxhat);
-    if constexpr (centered) g = Sub(g, Set(tag, level));
-    store(MulAdd(g, Set(tag, rstd), load(tag, dx + i)), tag, dx + i);
-  });
+  add_norm_dx<centered>(dy, x, w, mean, rstd, level, along, dx, n);
 }
 
 // Rows that a column sum reads at once: memory is read faster in several streams than in one.
@@ -292,6 +299,17 @@ void rms_norm_again(const T* x, const T* w, const float* stats, T* y, Size n) {
 template <class T>
 void rms_norm_dx(const T* dy, const T* x, const T* w, const float* stats, T* dx, Size n) {
   norm_dx<false>(dy, x, w, 0.0f, stats[0], dx, n);
+}
+
+template <class T>
+float rms_norm_dx_sum(const T* dy, const T* x, const T* w, float rstd, Size n) {
+  return rstd * sum_of(n, [=](auto d, Size i)
+                              HWY_ATTR { return Mul(Mul(load(d, dy + i), load(d, w + i)), load(d, x + i)); });
+}
+
+template <class T>
+void rms_norm_dx_of(const T* dy, const T* x, const T* w, float rstd, float mean, T* dx, Size n) {
+  add_norm_dx<false>(dy, x, w, 0.0f, rstd, 0.0f, mean, dx, n);
 }
 
 template <class T>
@@ -683,6 +701,8 @@ constexpr Simd<T> passes{.add = add<T, T>,
                          .rms_norm = rms_norm<T>,
                          .rms_norm_again = rms_norm_again<T>,
                          .rms_norm_dx = rms_norm_dx<T>,
+                         .rms_norm_dx_sum = rms_norm_dx_sum<T>,
+                         .rms_norm_dx_of = rms_norm_dx_of<T>,
                          .rms_norm_dw = rms_norm_dw<T>,
                          .activation = activation<T>,
                          .gated = gated<T>,

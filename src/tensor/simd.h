@@ -72,6 +72,9 @@ struct Simd {
   void (*rms_norm)(const T* x, const T* w, float eps, T* y, float* stats, Size n);
   void (*rms_norm_again)(const T* x, const T* w, const float* stats, T* y, Size n);
   void (*rms_norm_dx)(const T* dy, const T* x, const T* w, const float* stats, T* dx, Size n);
+  // Its two halves, of some columns of a row: the sum of dy w x rstd, and dx += with its mean over the row.
+  float (*rms_norm_dx_sum)(const T* dy, const T* x, const T* w, float rstd, Size n);
+  void (*rms_norm_dx_of)(const T* dy, const T* x, const T* w, float rstd, float mean, T* dx, Size n);
   void (*rms_norm_dw)(const T* dy, Size dy_stride, const T* x, Size x_stride, const float* stats, Size rows,
                       float* dw, Size n);
 

@@ -135,6 +135,67 @@ struct RmsNormBackwardInput {
   }
 };
 
+// Of rows whose columns are cut over ranks: Kernels says what is added up in between.
+template <class T>
+struct RowSquares {
+  Matrix<T> x;
+  Wide<T>* squares;
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t i) const {
+    using F = Wide<T>;
+    F sum = 0;
+    for (std::int64_t j = team.lane(); j < x.cols; j += team.lanes()) sum += F(x[i][j]) * x[i][j];
+    sum = sum_of(team, sum);
+    if (team.lane() == 0) squares[i] = sum;
+  }
+};
+
+template <class T>
+struct RmsNormOfSquares {
+  Matrix<T> x;
+  const T* w;
+  Wide<T> eps, columns;
+  Matrix<T> y;
+  Wide<T>* stats;
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t i) const {
+    const Wide<T> of_row = 1 / std::sqrt(stats[i] / columns + eps);
+    for (std::int64_t j = team.lane(); j < x.cols; j += team.lanes()) y[i][j] = T(x[i][j] * of_row * w[j]);
+    team.sync();  // all have read it
+    if (team.lane() == 0) stats[i] = of_row;
+  }
+};
+
+template <class T>
+struct RmsNormBackwardSums {
+  Matrix<T> dy, x;
+  const T* w;
+  const Wide<T>* rstd;
+  Wide<T>* sums;
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team, std::int64_t i) const {
+    Wide<T> sum = 0;
+    for (std::int64_t j = team.lane(); j < x.cols; j += team.lanes())
+      sum += dy[i][j] * w[j] * x[i][j] * rstd[i];
+    sum = sum_of(team, sum);
+    if (team.lane() == 0) sums[i] = sum;
+  }
+};
+
+template <class T>
+struct RmsNormBackwardInputOfSums {
+  Matrix<T> dy, x;
+  const T* w;
+  const Wide<T>* rstd;
+  const Wide<T>* sums;
+  Wide<T> columns;
+  Matrix<T> dx;
+  ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
+    const Wide<T> mean_gn = sums[i] / columns;
+    dx[i][j] = T(dx[i][j] + rstd[i] * (dy[i][j] * w[j] - x[i][j] * rstd[i] * mean_gn));
+  }
+};
+
 template <class T>
 struct RmsNormWeightTerm {
   Matrix<T> dy, x;
