@@ -500,6 +500,36 @@ TEST(ModelHuggingFace, Qwen3) {
   refused("\"head_dim\": 128", "\"x\": 128", {"head_dim", "missing"});
 }
 
+// Which layers have experts, of four, is said in two ways; where none has, the model has none.
+TEST(ModelHuggingFace, Qwen3MoeDenseLayers) {
+  const auto read = [](const std::string& layers) {
+    return model_from_hugging_face(
+        R"({"model_type": "qwen3_moe", "head_dim": 4, "hidden_size": 8, "intermediate_size": 12,
+    "max_position_embeddings": 64, "moe_intermediate_size": 6, "num_attention_heads": 2, "num_experts": 4,
+    "num_experts_per_tok": 2, "num_hidden_layers": 4, "num_key_value_heads": 2, "vocab_size": 32)" +
+            layers + "}",
+        "x/config.json");
+  };
+  for (const auto& [layers, dense] : {std::pair{"", 0},
+                                      {R"(, "mlp_only_layers": [1, 0, 0, 7])", 2},
+                                      {R"(, "decoder_sparse_step": 4)", 3},
+                                      {R"(, "decoder_sparse_step": 2, "mlp_only_layers": [1])", 3},
+                                      {R"(, "decoder_sparse_step": 2)", -1},
+                                      {R"(, "decoder_sparse_step": 5)", 4},
+                                      {R"(, "mlp_only_layers": [3, 2, 1, 0])", 4}}) {
+    SCOPED_TRACE(layers);
+    if (dense < 0) {
+      expect_refusal([&, config = layers] { read(config); }, {"decoder_sparse_step = 2", "first layers"});
+      continue;
+    }
+    const ModelSpec m = read(layers);
+    EXPECT_EQ(m.experts, dense == 4 ? Experts::none : Experts::deepseek);
+    EXPECT_EQ(m.num_expert_layers(), 4 - dense);
+  }
+  for (const char* list : {"[1]", "[0,2]", "3", "[\"a\"]"})
+    expect_refusal([&] { read(fmt::format(", \"mlp_only_layers\": {}", list)); }, {"mlp_only_layers", list});
+}
+
 TEST(ModelHuggingFace, RefusesWhatWouldComputeSomethingElse) {
   const auto refused = [](const std::string& base, const std::string& from, const std::string& to,
                           std::vector<std::string> words) {

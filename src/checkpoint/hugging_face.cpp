@@ -523,6 +523,16 @@ void refuse_inexpressible(const ModelSpec& model, const std::string& type, const
         there.empty() ? "without it" : fmt::format("with {} = {}", field, there));
 }
 
+// What transformers' classes of these types ask for, though it decides nothing where head_dim is said.
+void refuse_uneven_heads(const ModelSpec& m, const std::string& type) {
+  const bool asks = type == "gemma2" || type == "gemma3_text" || type == "deepseek_v2";
+  if (!asks || m.hidden % m.num_heads == 0) return;
+  refuse(
+      "model {}: transformers loads a {} only where num_heads = {} divides hidden = {}; legal: a divisor of "
+      "{}",
+      m.name, type, m.num_heads, m.hidden, m.hidden);
+}
+
 // As a part of a head, of which transformers rounds down.
 double rotary_part(const ModelSpec& m) {
   const auto whole = static_cast<double>(m.head_dim);
@@ -577,7 +587,7 @@ void add_rope(const ModelSpec& m, ordered_json& config) {
 void add_window(const ModelSpec& m, ordered_json& config) {
   const bool any = m.window.size > 0;
   const std::string type = config["model_type"];
-  if (any || type == "mixtral" || type == "phi3")
+  if (any || type == "mistral" || type == "mixtral" || type == "phi3")
     config["sliding_window"] = any ? ordered_json(m.window.size) : ordered_json();
   if (!any && !type.starts_with("gemma") && type != "gpt_oss") return;
   if (type.starts_with("qwen")) {
@@ -671,22 +681,24 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
     const bool gemma = m.norm_place == NormPlace::both && m.norms_less_one, gemma2 = gemma && !m.qk_norm;
     const bool v2 = m.experts == Experts::deepseek && m.router.scores == RouterScores::softmax;
     const bool gpt_oss = m.experts == Experts::gpt_oss;
-    const auto [type, architecture] = mixtral          ? std::pair{"mixtral", "MixtralForCausalLM"}
-                                      : gpt_oss        ? std::pair{"gpt_oss", "GptOssForCausalLM"}
-                                      : deepseek && v2 ? std::pair{"deepseek_v2", "DeepseekV2ForCausalLM"}
-                                      : deepseek       ? std::pair{"deepseek_v3", "DeepseekV3ForCausalLM"}
-                                      : qwen3_moe      ? std::pair{"qwen3_moe", "Qwen3MoeForCausalLM"}
-                                      : m.fused_projections ? std::pair{"phi3", "Phi3ForCausalLM"}
-                                      : m.norm_place == NormPlace::after && m.qk_norm_whole
-                                          ? std::pair{"olmo2", "Olmo2ForCausalLM"}
-                                      : gemma2 ? std::pair{"gemma2", "Gemma2ForCausalLM"}
-                                      : gemma  ? std::pair{"gemma3_text", "Gemma3ForCausalLM"}
-                                      : m.scales != ScaleSpec{}   ? std::pair{"granite", "GraniteForCausalLM"}
-                                      : m.rope.unturned_every > 0 ? std::pair{"smollm3", "SmolLM3ForCausalLM"}
-                                      : m.qkv_bias                ? std::pair{"qwen2", "Qwen2ForCausalLM"}
-                                      : m.qk_norm                 ? std::pair{"qwen3", "Qwen3ForCausalLM"}
-                                      : m.window.size > 0         ? std::pair{"mistral", "MistralForCausalLM"}
-                                                                  : std::pair{"llama", "LlamaForCausalLM"};
+    const auto [type, architecture] =
+        mixtral               ? std::pair{"mixtral", "MixtralForCausalLM"}
+        : gpt_oss             ? std::pair{"gpt_oss", "GptOssForCausalLM"}
+        : deepseek && v2      ? std::pair{"deepseek_v2", "DeepseekV2ForCausalLM"}
+        : deepseek            ? std::pair{"deepseek_v3", "DeepseekV3ForCausalLM"}
+        : qwen3_moe           ? std::pair{"qwen3_moe", "Qwen3MoeForCausalLM"}
+        : m.fused_projections ? std::pair{"phi3", "Phi3ForCausalLM"}
+        : m.norm_place == NormPlace::after && m.qk_norm_whole ? std::pair{"olmo2", "Olmo2ForCausalLM"}
+        : gemma2                                              ? std::pair{"gemma2", "Gemma2ForCausalLM"}
+        : gemma                                               ? std::pair{"gemma3_text", "Gemma3ForCausalLM"}
+        : m.scales != ScaleSpec{}                             ? std::pair{"granite", "GraniteForCausalLM"}
+        : m.rope.unturned_every > 0                           ? std::pair{"smollm3", "SmolLM3ForCausalLM"}
+        : m.qkv_bias                                          ? std::pair{"qwen2", "Qwen2ForCausalLM"}
+        : m.qk_norm                                           ? std::pair{"qwen3", "Qwen3ForCausalLM"}
+        // A Mistral without a window is a Llama, but may have heads of any width.
+        : m.window.size > 0 || m.hidden % m.num_heads != 0 ? std::pair{"mistral", "MistralForCausalLM"}
+                                                           : std::pair{"llama", "LlamaForCausalLM"};
+    refuse_uneven_heads(m, type);
     config = {{"model_type", type},
               {"architectures", {architecture}},
               {"num_hidden_layers", m.num_layers},

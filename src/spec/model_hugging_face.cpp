@@ -359,22 +359,41 @@ void read_qwen(const Config& config, bool qwen2, ModelSpec& m) {
   m.qk_norm = !qwen2;
 }
 
+// Layers that have an MLP in place of experts: those of mlp_only_layers, and all but each n-th of
+// decoder_sparse_step. They have to be the first ones; where all are, the model has no experts.
+std::int64_t qwen3_moe_dense_layers(const Config& config, const ModelSpec& m) {
+  const std::int64_t step = config.integer_or("decoder_sparse_step", 1);
+  std::vector<bool> dense(static_cast<std::size_t>(m.num_layers));
+  for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
+    dense[static_cast<std::size_t>(layer)] = (layer + 1) % step != 0;
+  if (config.has("mlp_only_layers")) {
+    const Json& list = config.required("mlp_only_layers");
+    if (!list.is_array()) config.wrong("mlp_only_layers", "a list of layers");
+    for (const Json& layer : list) {
+      if (!layer.is_number_unsigned()) config.wrong("mlp_only_layers", "a list of layers");
+      const auto number = layer.get<std::uint64_t>();
+      if (number < dense.size()) dense[number] = true;
+    }
+  }
+  const auto first = std::find(dense.begin(), dense.end(), false);
+  if (std::find(first, dense.end(), true) != dense.end())
+    config.wrong(
+        step > 1 ? "decoder_sparse_step" : "mlp_only_layers",
+        step > 1 ? "1, or what leaves MLPs to the first layers alone," : "a list of the first layers");
+  return first - dense.begin();
+}
+
 // In every layer, or after the first ones.
 void read_qwen3_moe(const Config& config, ModelSpec& m) {
   read_qwen(config, false, m);
+  const std::int64_t dense = qwen3_moe_dense_layers(config, m);
+  if (dense == m.num_layers) return;
   m.experts = Experts::deepseek;
+  m.num_dense_layers = dense;
   m.num_experts = config.integer(config.has("num_experts") ? "num_experts" : "num_local_experts");
   m.experts_per_token = config.integer("num_experts_per_tok");
   m.expert_hidden = config.integer("moe_intermediate_size");
   m.router.normalise = config.boolean_or("norm_topk_prob", false);
-  if (config.has("decoder_sparse_step") && config.required("decoder_sparse_step") != 1)
-    config.wrong("decoder_sparse_step", "1");
-  if (!config.has("mlp_only_layers")) return;
-  const Json& dense = config.required("mlp_only_layers");
-  if (!dense.is_array()) config.wrong("mlp_only_layers", "a list of layers");
-  for (std::size_t i = 0; i < dense.size(); ++i)
-    if (dense[i] != i) config.wrong("mlp_only_layers", "a list of the first layers, in order,");
-  m.num_dense_layers = std::ssize(dense);
 }
 
 // Layers without positions: each n-th.
