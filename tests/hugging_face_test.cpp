@@ -158,9 +158,10 @@ class HuggingFace : public testing::TestWithParam<const char*> {
     trainer.stages().set_router_biases(load_checkpoint(rank, trainer.parameters(), info, false));
   }
   // (B, T, V) as one rank computes them, token by token.
-  static std::vector<double> logits_of(const Plan& one_rank, const CheckpointInfo& info,
+  static std::vector<double> logits_of(Plan one_rank, const CheckpointInfo& info,
                                        const std::vector<double>& tokens) {
     std::vector<double> all;
+    one_rank.seq_len = length;  // by which rotary positions may be scaled
     on_mesh(one_rank, [&](const Rank& rank) {
       const PipelineLayout pipeline(one_rank);
       const ParameterStore parameters(rank, one_rank, pipeline, 9);
@@ -421,7 +422,7 @@ INSTANTIATE_TEST_SUITE_P(Models, HuggingFace,
                                          "mistral", "qwen2-yarn", "qwen2-window", "qwen3", "qwen3-moe",
                                          "smollm3", "granite", "olmo2", "phi3", "phi3-longrope", "gemma2",
                                          "gemma3", "gpt-neox", "gpt-neox-serial", "gpt-oss", "deepseek-v2",
-                                         "deepseek-v3", "mistral-uneven", "qwen3-moe-dense"),
+                                         "deepseek-v3", "llama-dynamic", "mistral-uneven", "qwen3-moe-dense"),
                          [](const auto& instance) {
                            std::string name = instance.param;
                            std::erase(name, '-');

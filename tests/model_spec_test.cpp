@@ -539,8 +539,10 @@ TEST(ModelHuggingFace, RefusesWhatWouldComputeSomethingElse) {
   const std::string llama = llama_json, gpt2 = gpt2_json, mistral = mistral_json;
   refused(llama, "\"rope_scaling\": null", R"("rope_scaling": {"rope_type": "llama3", "factor": 8.0})",
           {"rope_scaling", "low_freq_factor", "missing"});
-  refused(llama, "\"rope_scaling\": null", R"("rope_scaling": {"rope_type": "dynamic", "factor": 8.0})",
-          {"rope_type", "dynamic", "longrope"});
+  refused(llama, "\"rope_scaling\": null", R"("rope_scaling": {"rope_type": "axial", "factor": 8.0})",
+          {"rope_type", "axial", "dynamic", "longrope"});
+  refused(llama, "\"rope_scaling\": null", R"("rope_scaling": {"rope_type": "dynamic", "factor": 0.5})",
+          {"rope_factor", "0.5", "at least 1"});
   refused(llama, "\"rope_theta\": 500000.0", R"("rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn"})",
           {"rope_parameters", "factor", "missing"});
   refused(llama, "\"rope_theta\": 500000.0", R"("rope_parameters": 3)", {"rope_parameters", "3"});

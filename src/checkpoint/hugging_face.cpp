@@ -561,7 +561,10 @@ void add_rope(const ModelSpec& m, ordered_json& config) {
   ordered_json rope{{"rope_type", scaled ? name_of(r.scaling) : "default"}, {"rope_theta", r.theta}};
   if (scaled) rope["factor"] = r.factor;
   if (partial) rope["partial_rotary_factor"] = config["partial_rotary_factor"];
-  if (r.scaling > RopeScaling::linear) rope["original_max_position_embeddings"] = r.original_length;
+  if (r.scaling == RopeScaling::dynamic)
+    config["max_position_embeddings"] = r.original_length;
+  else if (r.scaling > RopeScaling::linear)
+    rope["original_max_position_embeddings"] = r.original_length;
   if (r.scaling == RopeScaling::llama3) {
     rope["low_freq_factor"] = r.low_frequency;
     rope["high_freq_factor"] = r.high_frequency;

@@ -217,7 +217,7 @@ struct RopeKey {
 const std::vector<RopeKey>& rope_keys() {
   using enum RopeScaling;
   static const std::vector<RopeKey> keys{
-      {"rope_factor", &RopeSpec::factor, {linear, llama3, yarn, longrope}},
+      {"rope_factor", &RopeSpec::factor, {linear, dynamic, llama3, yarn, longrope}},
       {"rope_low_frequency", &RopeSpec::low_frequency, {llama3}},
       {"rope_high_frequency", &RopeSpec::high_frequency, {llama3}},
       {"rope_attention_factor", &RopeSpec::attention_factor, {yarn, longrope}},

@@ -177,12 +177,14 @@ void read_rope_scaling(const Config& config, const char* key, ModelSpec& m) {
   RopeSpec& r = m.rope;
   r.theta = rope.real_or("rope_theta", r.theta);
   const char* named = rope.has("rope_type") ? "rope_type" : "type";
-  rope.only_text(named, "default", {"default", "linear", "llama3", "yarn", "longrope", "su"});
+  rope.only_text(named, "default", {"default", "linear", "dynamic", "llama3", "yarn", "longrope", "su"});
   std::string type = rope.text_or(named, "default");
   if (type == "su" || (type == "yarn" && m.fused_projections)) type = "longrope";  // of Phi-3
   if (type == "default") return;
   r.scaling = parse_choice<RopeScaling>(type, where + ": rope_type");
-  if (r.scaling > RopeScaling::linear) {
+  if (r.scaling == RopeScaling::dynamic) {
+    r.original_length = m.max_seq;  // whatever else is named
+  } else if (r.scaling > RopeScaling::linear) {
     const Config& origin = config.has("original_max_position_embeddings") ? config : rope;
     r.original_length = origin.integer_or("original_max_position_embeddings", m.max_seq);
   }
@@ -238,6 +240,10 @@ void read_rope(const Config& config, double theta, ModelSpec& m) {
     read_rope_scaling(config, key, m);
     if (rope.has("partial_rotary_factor")) read_partial_rotary(rope, "partial_rotary_factor", partial, m);
   }
+  // Of this kind max_position_embeddings is the original length; the factor says how much longer it may get.
+  if (m.rope.scaling == RopeScaling::dynamic && m.rope.factor >= 1)
+    m.max_seq =
+        std::llround(std::min(std::floor(m.rope.factor * static_cast<double>(m.max_seq)), 0x1p31 - 1));
 }
 
 // Layers with a window, by layer_types where they are named: all, or all but each n-th. A window that no

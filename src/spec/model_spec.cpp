@@ -190,6 +190,17 @@ void check_rope(const ModelSpec& m) {
   check_positive(m, "rope_factor", r.factor);
   if (r.scaling == RopeScaling::linear) return;
   check_size(m, "rope_original_length", r.original_length, largest_size);
+  if (r.scaling == RopeScaling::dynamic) {
+    if (r.factor < 1)
+      refuse("model {}: rope_factor = {} is not legal with dynamic: give a number of at least 1", m.name,
+             r.factor);
+    if (m.turned_width() < 4)
+      refuse(
+          "model {}: rope_scaling = \"dynamic\" is not legal where {} of each head are turned: give 4 or "
+          "more",
+          m.name, m.turned_width());
+    return;
+  }
   if (r.scaling == RopeScaling::llama3) {
     check_positive(m, "rope_low_frequency", r.low_frequency);
     if (!(r.high_frequency > r.low_frequency) || !std::isfinite(r.high_frequency))

@@ -9,6 +9,13 @@ namespace {
 
 constexpr double turn = 2 * std::numbers::pi;
 
+double dynamic_theta(const RopeSpec& rope, std::int64_t width, std::int64_t seq_len) {
+  const double lengths = static_cast<double>(std::max(seq_len, rope.original_length)) /
+                         static_cast<double>(rope.original_length);
+  const double pairs = static_cast<double>(width);
+  return rope.theta * std::pow(rope.factor * lengths - (rope.factor - 1), pairs / (pairs - 2));
+}
+
 double llama3_frequency(const RopeSpec& rope, double frequency) {
   const double turns = static_cast<double>(rope.original_length) * frequency / turn;
   if (turns > rope.high_frequency) return frequency;
@@ -55,6 +62,8 @@ RopeTurns rope_turns(const RopeSpec& rope, std::int64_t rotary_dim, std::int64_t
     case RopeScaling::linear:
       for (double& f : frequencies) f /= rope.factor;
       break;
+    case RopeScaling::dynamic:
+      return RopeTurns::plain(dynamic_theta(rope, rotary_dim, seq_len), rotary_dim);
     case RopeScaling::llama3:
       for (double& f : frequencies) f = llama3_frequency(rope, f);
       break;

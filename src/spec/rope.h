@@ -12,12 +12,16 @@ namespace echelon {
 enum class RopeScaling {
   none,
   linear,  // positions divided by `factor` (Chen et al. 2023, https://arxiv.org/abs/2306.15595)
+  // theta grows with the sequence's length beyond the original one, so that the slowest pair makes as many
+  // turns as it did (dynamic NTK: Peng et al. 2023, https://arxiv.org/abs/2309.00071, appendix B.2).
+  dynamic,
   llama3,  // slow pairs alone, with a ramp between (Llama 3.1)
   yarn,    // by pair, with a ramp, and attention sharper (Peng et al. 2023, https://arxiv.org/abs/2309.00071)
   longrope,  // a factor for each pair (Ding et al. 2024, https://arxiv.org/abs/2402.13753)
 };
 template <>
-inline constexpr std::array choice_names<RopeScaling>{"none", "linear", "llama3", "yarn", "longrope"};
+inline constexpr std::array choice_names<RopeScaling>{"none",   "linear", "dynamic",
+                                                      "llama3", "yarn",   "longrope"};
 
 struct RopeSpec {
   double theta = 10000.0;

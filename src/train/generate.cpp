@@ -75,6 +75,7 @@ std::vector<std::int32_t> generate(const Rank& rank, const Plan& plan, const Par
   // One token cannot be cut over the tp group, so the residual stream is whole here.
   Plan whole_rows = plan;
   whole_rows.sequence_parallel = false;
+  whole_rows.seq_len = positions;  // which may decide how they are turned
   const PipelineLayout pipeline(plan);
   const HeldStages stages(rank, whole_rows, pipeline, parameters, {});
   stages.set_router_biases(biases);
