@@ -68,6 +68,7 @@ int run_plan(const PlanSearchFlags& f) {
     if (f.json) fmt::print("{}\n", sweep_json(sweep));
     return sweep.any_fits() ? 0 : 1;
   }
+  request.remembers = !f.html.empty();
   SearchResult result, other;
   int gpus = request.gpus;
   if (f.target_seconds > 0) {
@@ -87,6 +88,7 @@ int run_plan(const PlanSearchFlags& f) {
   if (is_against) {
     SearchRequest against = f.against(request);
     against.gpus = gpus;
+    against.remembers = false;
     other = search(against);
   }
   line.clear();
@@ -108,6 +110,7 @@ int run_plan(const PlanSearchFlags& f) {
   if (f.explain && !result.plans.empty() && !request.work.software.is_this_trainer) {
     SearchRequest same = request;
     same.gpus = gpus;
+    same.remembers = false;
     const Estimate& best = result.plans.front();
     fmt::print(out, "{}", explain_programs(other_programs(same, best), best, request.work));
   }
@@ -121,7 +124,7 @@ int run_plan(const PlanSearchFlags& f) {
     if (!launch.empty()) write_launch(f.launch_out, launch);
   }
   const std::string answer = plans_json(result, request.work, cost);
-  if (!result.plans.empty() && !f.html.empty()) {
+  if (!f.html.empty()) {
     request.gpus = gpus;
     const std::string page = plan_page(result, request, answer, f.app());
     line.clear();

@@ -1,10 +1,14 @@
 #include "apps/plan_page.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <iterator>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <utility>
 
 #include "apps/command_text.h"
 #include "apps/plan_field_flags.h"
@@ -80,6 +84,72 @@ ordered_json survey_json(const Survey& survey, const SearchRequest& request, con
           {"tie", tie}};
 }
 
+// Numbers for words that are said often.
+class Numbered {
+ public:
+  std::size_t operator()(const std::string& words) {
+    const auto [at, is_new] = numbers_.try_emplace(words, all_.size());
+    if (is_new) all_.push_back(words);
+    return at->second;
+  }
+  const std::vector<std::string>& all() const { return all_; }
+
+ private:
+  std::map<std::string, std::size_t> numbers_;
+  std::vector<std::string> all_;
+};
+
+// What became of every plan that was considered, by groups: sizes of the mesh, micro-batch and recomputation; then
+// how many there are and their fate, or pipelines, shardings and the fate of each. Seconds, or megabytes, or the number
+// of a reason. Past `most_listed` plans the rest is left out.
+std::string looked_json(const SearchResult& result) {
+  constexpr std::size_t most_listed = 300'000;
+  Numbered pipelines, shardings, recomputes;
+  std::string groups;
+  const auto out = std::back_inserter(groups);
+  const auto figure_of = [](const Outcome& o) {
+    switch (o.fate) {
+      case Fate::memory:
+      case Fate::larger: return fmt::format("{:.0f}", 1e-6 * o.figure);
+      case Fate::schedule:
+      case Fate::shape: return fmt::format("{}", o.why);
+      default: return fmt::format("{:.5g}", o.figure);
+    }
+  };
+  std::size_t listed = 0;
+  std::int64_t told = 0;
+  for (const Looked& looked : result.looked) {
+    listed += std::max<std::size_t>(1, looked.each.size());
+    if (listed > most_listed) break;
+    told += looked.count;
+    const Mesh& mesh = looked.mesh;
+    fmt::format_to(out, "{}[{},{},{},{},\"{}\",{},{},{},{},", groups.empty() ? "" : ",\n", mesh.dp(), mesh.tp(),
+                   mesh.pp(), mesh.cp(), mesh.cp() > 1 ? name_of(looked.context_kind) : "", mesh.ep,
+                   mesh.ep > 1 ? mesh.expert_cut() : 1, looked.micro_batch,
+                   looked.recompute ? static_cast<int>(recomputes(recompute_name(*looked.recompute))) : -1);
+    if (looked.each.empty()) {
+      fmt::format_to(out, "{},{},{}]", looked.count, static_cast<int>(looked.all.fate), figure_of(looked.all));
+      continue;
+    }
+    std::vector<std::size_t> runs, shards;
+    for (const PipelineChoice& one : looked.pipelines)
+      runs.push_back(pipelines(fmt::format("schedule={}{}{}", one.schedule,
+                                           one.chunks > 1 ? fmt::format(" chunks={}", one.chunks) : "",
+                                           one.balanced ? " layers-per-stage=auto" : "")));
+    for (const ShardingChoice& one : looked.shardings)
+      shards.push_back(
+          shardings(fmt::format("zero={}{}", one.zero, one.hsdp > 1 ? fmt::format(" hsdp={}", one.hsdp) : "")));
+    fmt::format_to(out, "[{}],[{}],[", fmt::join(runs, ","), fmt::join(shards, ","));
+    const char* comma = "";
+    for (const Outcome& one : looked.each)
+      fmt::format_to(out, "{}{},{}", std::exchange(comma, ","), static_cast<int>(one.fate), figure_of(one));
+    groups += "]]";
+  }
+  return fmt::format("{{\"told\":{},\"pipelines\":{},\"shardings\":{},\"recomputes\":{},\"whys\":{},\"groups\":[{}]}}", told,
+                     json_text(ordered_json(pipelines.all())), json_text(ordered_json(shardings.all())),
+                     json_text(ordered_json(recomputes.all())), json_text(ordered_json(result.whys)), groups);
+}
+
 // Sizes of the axes, and the coordinates of as many ranks as are drawn.
 ordered_json mesh_json(const Mesh& mesh) {
   constexpr int most_ranks = 1024;
@@ -129,23 +199,25 @@ std::vector<PageTrack> tracks_of_plans(const SearchResult& result, const SearchR
 
 }  // namespace
 
+std::string plan_survey(const SearchRequest& request, const CLI::App& verb) {
+  return json_text(survey_json(survey(request), request, verb));
+}
+
 std::string plan_page(const SearchResult& result, const SearchRequest& request, const std::string& answer,
                       const CLI::App& verb) {
-  const Estimate& best = result.plans.front();
-  const Plan& c = best.plan;
   const Workload& work = request.work;
+  const Plan& asked = work.plan;
   Page page;
   page.kind = "plan";
-  page.title = fmt::format("{} on {} {}", c.model.name, c.mesh.num_ranks(), work.machine.name);
-  page.subtitle =
-      fmt::format("{} of {} a step, {}, by {}", counted(c.global_batch, "sequence"),
-                  counted(c.seq_len, "token"), precision_name(work.precision), work.software.name);
+  page.title = fmt::format("{} on {} {}", asked.model.name, request.gpus, work.machine.name);
+  page.subtitle = fmt::format("{} of {} a step, {}, by {}", counted(asked.global_batch, "sequence"),
+                              counted(asked.seq_len, "token"), precision_name(work.precision), work.software.name);
   page.command = command_text(verb);
   page.time_unit = "s";
   page.memory_unit = "B";
-  page.tracks = tracks_of_plans(result, request);
   ordered_json plans = ordered_json::array();
   for (const Estimate& e : result.plans) {
+    const Estimate& best = result.plans.front();
     ordered_json ranks = ordered_json::array();
     for (const Memory& memory : e.rank_memory) ranks.push_back(memory.bytes);
     plans.push_back({{"summary", summary(e.plan)},
@@ -158,13 +230,20 @@ std::string plan_page(const SearchResult& result, const SearchRequest& request, 
       {"plans", json_text(plans)},
       {"machine", json_text(ordered_json{{"name", work.machine.name},
                                          {"node", work.machine.node()},
-                                         {"gpus", c.mesh.num_ranks()},
+                                         {"gpus", request.gpus},
                                          {"usable_bytes", (work.machine.memory_bytes -
                                                            work.machine.reserved_bytes) *
                                                               (1 - request.memory_margin)}})},
-      {"mesh", json_text(mesh_json(c.mesh))},
-      {"survey", json_text(survey_json(survey(request), request, verb))},
-      {"explanation", json_text(ordered_json(plans_table(result, work) + explain_winner(result, work)))}};
+      {"looked", looked_json(result)},
+      {"survey", surveys_later() ? "null" : plan_survey(request, verb)}};
+  if (result.plans.empty()) {
+    page.members.emplace_back("nothing", json_text(ordered_json(explain_nothing(result, request.gpus))));
+  } else {
+    page.tracks = tracks_of_plans(result, request);
+    page.members.emplace_back("mesh", json_text(mesh_json(result.plans.front().plan.mesh)));
+  }
+  page.members.emplace_back("explanation",
+                            json_text(ordered_json(plans_table(result, work) + explain_winner(result, work))));
   return page_html(page);
 }
 

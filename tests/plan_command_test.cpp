@@ -155,6 +155,37 @@ TEST_F(PlanCommand, DrawsAPageWithItsAnswer) {
   }
 }
 
+TEST_F(PlanCommand, DrawsWhatBecameOfEveryPlan) {
+  const json answer = object(std::string(small) + "--html plan.html");
+  const json looked = checks::document_of(read("plan.html"))["looked"];
+  std::int64_t all = 0, of_memory = 0;
+  for (const json& group : looked["groups"]) {
+    EXPECT_EQ(group[0].get<int>() * group[1].get<int>() * group[2].get<int>() * group[3].get<int>(), 8) << group;
+    if (!group[9].is_array()) {
+      all += group[9].get<std::int64_t>();
+      continue;
+    }
+    EXPECT_EQ(group[11].size(), 2 * group[9].size() * group[10].size());
+    for (std::size_t i = 0; i < group[11].size(); i += 2, ++all) of_memory += group[11][i] == 5;
+  }
+  EXPECT_EQ(all, answer["considered"].get<std::int64_t>());
+  EXPECT_EQ(looked["told"], answer["considered"]);
+  EXPECT_EQ(of_memory, answer["rejected"].value("memory", 0));
+}
+
+TEST_F(PlanCommand, DrawsAPageWhereNothingFits) {
+  const CommandResult said = run("--model llama-3-70b --gpus 2 --global-batch 16 --html plan.html");
+  EXPECT_EQ(said.status, 1);
+  const json page = checks::document_of(read("plan.html"));
+  EXPECT_TRUE(page["plans"].empty());
+  EXPECT_TRUE(page["tracks"].empty());
+  EXPECT_TRUE(page["survey"]["front"].empty());
+  const std::string nothing = page["nothing"];
+  EXPECT_NE(said.output.find(nothing), std::string::npos) << nothing;
+  EXPECT_GT(page["answer"]["nearest"]["bytes"].get<double>(), page["machine"]["usable_bytes"].get<double>());
+  EXPECT_FALSE(page["looked"]["groups"].empty());
+}
+
 // The planner knows programs that do what the trainer here does not.
 TEST_F(PlanCommand, SaysWhichPlansOnlyOthersTrain) {
   const CommandResult other = run(

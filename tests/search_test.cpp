@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 
 #include "base/error.h"
@@ -205,6 +206,52 @@ TEST(Search, EveryConfigurationIsAccountedFor) {
   for (const auto& [reason, of] : result.rejected) rejected += of.count;
   EXPECT_EQ(result.considered, result.feasible + rejected);
   EXPECT_GT(result.considered, 1000);
+}
+
+// Each plan that was considered is remembered with its fate, and to remember changes nothing.
+TEST(Search, RemembersWhatBecameOfEveryPlan) {
+  SearchRequest own = request("gpt2-124m", 4, 8);
+  own.work.software = load_software("echelon");
+  own.work.exact_memory = exact_memory();
+  own.work.precision = Precision::f32;
+  own.work.machine.memory_bytes = 9e9;  // where some of what was simulated does not fit when it is walked
+  SearchRequest by_memory = request("llama-3-8b", 8, 16);
+  by_memory.objective = Objective::memory;
+  for (const SearchRequest& asked :
+       {request("llama-3-8b", 16, 64), by_memory, own, request("llama-3-70b", 2, 16)}) {
+    const SearchResult without = search(asked);
+    SearchRequest remembering = asked;
+    remembering.remembers = true;
+    const SearchResult result = search(remembering);
+    EXPECT_TRUE(without.looked.empty());
+    EXPECT_EQ(result.simulated, without.simulated);
+    std::map<Fate, std::int64_t> of;
+    std::int64_t all = 0;
+    std::multiset<double> simulated;
+    for (const Looked& looked : result.looked) {
+      all += looked.count;
+      if (looked.each.empty()) of[looked.all.fate] += looked.count;
+      EXPECT_TRUE(looked.each.empty() || static_cast<std::int64_t>(looked.each.size()) == looked.count);
+      EXPECT_EQ(looked.each.size(), looked.pipelines.size() * looked.shardings.size());
+      for (const Outcome& one : looked.each) {
+        ++of[one.fate];
+        if (one.fate == Fate::simulated) simulated.insert(one.figure);
+        if (one.fate == Fate::schedule || one.fate == Fate::shape) {
+          ASSERT_GE(one.why, 0);
+          EXPECT_FALSE(result.whys.at(static_cast<std::size_t>(one.why)).empty());
+        }
+      }
+    }
+    EXPECT_EQ(all, result.considered);
+    for (const auto& [fate, reason] :
+         {std::pair{Fate::memory, "memory"}, {Fate::schedule, "schedule"}, {Fate::shape, "shape"},
+          {Fate::same, "same"}, {Fate::slower, "slower"}}) {
+      const auto found = result.rejected.find(reason);
+      EXPECT_EQ(of[fate], found == result.rejected.end() ? 0 : found->second.count) << reason;
+    }
+    EXPECT_EQ(of[Fate::simulated] + of[Fate::outrun] + of[Fate::behind] + of[Fate::larger], result.feasible);
+    for (const Estimate& e : result.plans) EXPECT_TRUE(simulated.contains(e.seconds)) << summary(e.plan);
+  }
 }
 
 TEST(Search, PinsHold) {

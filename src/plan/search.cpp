@@ -9,6 +9,7 @@
 #include <set>
 #include <sstream>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "base/edits.h"
@@ -72,27 +73,6 @@ std::vector<Recompute> kinds_in(const std::vector<std::string>& names, const Mod
 // Bounds are sums in another order than what they bound.
 constexpr double below_rounding = 1 - 1e-9;
 
-struct Pipeline {
-  std::string schedule;
-  int chunks = 0;
-  bool balanced = false;
-
-  void place_in(Plan& plan) const {
-    plan.schedule = schedule;
-    plan.chunks = chunks;
-    plan.balance_layers = balanced;
-  }
-};
-
-struct Sharding {
-  int zero = 0, hsdp = 1;
-
-  void place_in(Plan& plan) const {
-    plan.zero = zero;
-    plan.hsdp = hsdp;
-  }
-};
-
 // Every mesh that has the devices, its expert groups and its kind of context parallelism.
 template <class Visit>
 void each_shape(const SearchRequest& r, const Visit& visit) {
@@ -138,10 +118,10 @@ void each_shape(const SearchRequest& r, const Visit& visit) {
       }
 }
 
-std::vector<Sharding> shardings_of(const SearchRequest& r, const Mesh& mesh) {
+std::vector<ShardingChoice> shardings_of(const SearchRequest& r, const Mesh& mesh) {
   const int ranks = mesh.dp_cp_size();
   const Plan& given = r.work.plan;
-  std::vector<Sharding> list;
+  std::vector<ShardingChoice> list;
   for (int zero : pinned_or(
            r, "zero", given.zero,
            ranks > 1 ? run_by<int>(zero_stages(r.work.software, mesh.pp()), {0, 1, 2, 3}) : std::vector{0})) {
@@ -160,8 +140,8 @@ std::vector<Sharding> shardings_of(const SearchRequest& r, const Mesh& mesh) {
 // Plans of a mesh.
 struct MeshPlans {
   Plan plan;
-  std::vector<Pipeline> pipelines;
-  std::vector<Sharding> shardings;
+  std::vector<PipelineChoice> pipelines;
+  std::vector<ShardingChoice> shardings;
 };
 
 // Those of a micro-batch and recomputation.
@@ -174,9 +154,10 @@ struct Group {
 
 // One of them.
 struct Candidate {
-  const Pipeline* pipeline = nullptr;
-  Sharding sharding;
+  const PipelineChoice* pipeline = nullptr;
+  ShardingChoice sharding;
   bool balanced = false;
+  Outcome* outcome = nullptr;  // where it is remembered
   double bound = 0, bytes = 0;
 
   void place_in(Plan& plan) const {
@@ -204,8 +185,9 @@ class Search {
     const auto begin = std::chrono::steady_clock::now();
     each_shape(r_, [this](const Plan& plan) { mesh(plan); });
     // Those that could be fastest come first, so that the others need no looking at.
-    std::sort(groups_.begin(), groups_.end(),
-              [](const Group& a, const Group& b) { return a.least < b.least; });
+    // Of equal ones the order is that of the meshes, so that every library's sort looks at the same ones.
+    std::stable_sort(groups_.begin(), groups_.end(),
+                     [](const Group& a, const Group& b) { return a.least < b.least; });
     const std::string what = counted(r_.gpus, "GPU");
     for (std::size_t i = 0; i < groups_.size(); ++i) {
       const Group& g = groups_[i];
@@ -224,6 +206,11 @@ class Search {
   }
 
  private:
+  struct Waiting {
+    Estimate estimate;
+    Outcome* outcome = nullptr;  // where it is remembered
+  };
+
   std::vector<std::int64_t> micro_batches(const Plan& plan) const {
     if (r_.has("micro-batch")) return {r_.work.plan.micro_batch};
     const std::int64_t of_rank = plan.global_batch / plan.mesh.dp();
@@ -233,12 +220,12 @@ class Search {
     return list;
   }
 
-  std::vector<Pipeline> pipelines(const Plan& plan) const {
+  std::vector<PipelineChoice> pipelines(const Plan& plan) const {
     const Plan& given = r_.work.plan;
     const int pp = plan.mesh.pp();
-    const auto with_splits = [&](const std::vector<Pipeline>& list) {
-      std::vector<Pipeline> result;
-      for (Pipeline p : list) {
+    const auto with_splits = [&](const std::vector<PipelineChoice>& list) {
+      std::vector<PipelineChoice> result;
+      for (PipelineChoice p : list) {
         p.balanced = given.balance_layers;
         result.push_back(p);
         if (r_.has("layers-per-stage") || pp == 1) continue;
@@ -248,7 +235,7 @@ class Search {
       return result;
     };
     if (pp == 1) return with_splits({{"1f1b"}});
-    std::vector<Pipeline> list;
+    std::vector<PipelineChoice> list;
     for (const std::string& name :
          pinned_or(r_, "schedule", given.schedule, searched_schedules(r_.work.software))) {
       if (!name.starts_with("interleaved")) {
@@ -278,6 +265,21 @@ class Search {
     if (examples.size() < 12 && examples_.insert(kind).second) examples.push_back(example());
   }
 
+  // Candidates point into what is remembered, which stays where it is as the list of it grows.
+  static_assert(std::is_nothrow_move_constructible_v<Looked>);
+  void remember(const Plan& plan, std::int64_t count, const Outcome& all) {
+    Looked& looked = result_.looked.emplace_back();
+    looked.mesh = plan.mesh;
+    looked.context_kind = plan.context_kind;
+    looked.count = count;
+    looked.all = all;
+  }
+  int why_index(const std::string& sentence) {
+    const auto [at, is_new] = whys_.try_emplace(sentence, static_cast<int>(result_.whys.size()));
+    if (is_new) result_.whys.push_back(sentence);
+    return at->second;
+  }
+
   void mesh(const Plan& plan) {
     const std::vector<std::int64_t> batches = micro_batches(plan);
     meshes_.push_back({plan, pipelines(plan), shardings_of(r_, plan.mesh)});
@@ -287,9 +289,11 @@ class Search {
     const std::size_t kinds = is_pinned ? 1 : uniform_.size();
     if (here.pipelines.empty()) {
       ++result_.considered;
-      reject("schedule", 1, "no pipelines", [&] {
+      const auto why = [&] {
         return fmt::format("pp {}: {} runs no pipelines", plan.mesh.pp(), r_.work.software.name);
-      });
+      };
+      reject("schedule", 1, "no pipelines", why);
+      if (r_.remembers) remember(plan, 1, {Fate::schedule, 0, why_index(why())});
     } else if (refusal || batches.empty()) {
       const auto count = static_cast<std::int64_t>(here.pipelines.size() * here.shardings.size() * kinds *
                                                    std::max<std::size_t>(1, batches.size()));
@@ -298,6 +302,12 @@ class Search {
         reject("shape", count, refusal->field, [&] { return sentence(plan, *refusal); });
       else
         reject("shape", count);
+      if (r_.remembers)
+        remember(plan, count,
+                 {Fate::shape, 0,
+                  why_index(refusal ? sentence(plan, *refusal)
+                                    : fmt::format("--global-batch {}: has no sequence for each of {} ranks along dp",
+                                                  plan.global_batch, plan.mesh.dp()))});
     } else {
       Plan one = plan;
       for (std::int64_t batch : batches)
@@ -317,31 +327,52 @@ class Search {
     const auto shardings = static_cast<std::int64_t>(mesh.shardings.size());
     const std::int64_t leaves = static_cast<std::int64_t>(mesh.pipelines.size()) * shardings;
     result_.considered += leaves;
+    if (r_.remembers) {
+      remember(mesh.plan, leaves, {Fate::slower, g.least, -1});
+      result_.looked.back().micro_batch = g.micro_batch;
+      result_.looked.back().recompute = g.recompute;
+    }
     if (!can_win) return reject("slower", leaves);
+    Outcome* outcomes = nullptr;  // of the pipeline, one for each sharding
+    if (r_.remembers) {
+      Looked& looked = result_.looked.back();
+      looked.pipelines = mesh.pipelines;
+      looked.shardings = mesh.shardings;
+      looked.each.resize(static_cast<std::size_t>(leaves));
+      outcomes = looked.each.data();
+    }
     candidates_.clear();
     plan_ = mesh.plan;
     plan_.micro_batch = g.micro_batch;
     plan_.recompute = g.recompute;
-    for (const Pipeline& pipeline : mesh.pipelines) {
+    for (const PipelineChoice& pipeline : mesh.pipelines) {
+      Outcome* outcome = outcomes;
+      if (outcomes != nullptr) outcomes += shardings;
       pipeline.place_in(plan_);
       const std::string unfit = model_.schedule_problem(plan_);
       if (!unfit.empty()) {
         reject("schedule", shardings, plan_.schedule, [&] { return summary(plan_) + ": " + unfit; });
+        if (outcome != nullptr) std::fill(outcome, outcomes, Outcome{Fate::schedule, 0, why_index(unfit)});
         continue;
       }
       if (plan_.balance_layers && model_.splits_evenly(plan_)) {
         if (!r_.work.plan.balance_layers) {
           reject("same", shardings);
+          if (outcome != nullptr) std::fill(outcome, outcomes, Outcome{Fate::same});
           continue;
         }
         plan_.balance_layers = false;
       }
-      for (const Sharding& sharding : mesh.shardings) {
+      for (const ShardingChoice& sharding : mesh.shardings) {
         sharding.place_in(plan_);
-        if (const auto refusal = shape_refusal_of(plan_))
+        const auto refusal = shape_refusal_of(plan_);
+        if (refusal)
           reject("shape", 1, refusal->field, [&] { return sentence(plan_, *refusal); });
         else
-          leaf(g, {&pipeline, sharding, plan_.balance_layers});
+          leaf(g, {&pipeline, sharding, plan_.balance_layers, outcome});
+        if (outcome == nullptr) continue;
+        if (refusal) *outcome = {Fate::shape, 0, why_index(sentence(plan_, *refusal))};
+        ++outcome;
       }
     }
     rank();
@@ -354,8 +385,13 @@ class Search {
       candidate.bound = look.seconds;
       candidate.bytes = look.bytes;
       candidates_.push_back(candidate);
+      // Unless it is simulated.
+      if (candidate.outcome != nullptr)
+        *candidate.outcome =
+            by_memory() ? Outcome{Fate::larger, look.bytes} : Outcome{Fate::outrun, look.seconds};
       return;
     }
+    if (candidate.outcome != nullptr) *candidate.outcome = {Fate::memory, look.bytes};
     if (!result_.nearest || look.bytes < result_.nearest->bytes)
       result_.nearest = {plan_, look.bytes, usable_, {}};
     result_.rejected["memory"].count += 1;
@@ -384,7 +420,8 @@ class Search {
       if (look.bytes > usable_) continue;
       --result_.rejected["memory"].count;
       ++result_.feasible;
-      if (may_be_ranked(look.seconds)) simulate(plan_);
+      if (candidate.outcome != nullptr) *candidate.outcome = {Fate::outrun, look.seconds};
+      if (may_be_ranked(look.seconds)) simulate(plan_, candidate.outcome);
     }
   }
 
@@ -436,12 +473,15 @@ class Search {
     waiting_.clear();
   }
 
-  void walk(Estimate e) {
+  void walk(Waiting waiting) {
+    Estimate& e = waiting.estimate;
     const std::vector<double> counted_bytes = model_.rank_bytes(e.plan);
     model_.add_memory(e, usable_);
     if (static_cast<double>(e.memory.total()) > usable_) {  // this trainer's
+      if (waiting.outcome != nullptr)
+        *waiting.outcome = {Fate::memory, static_cast<double>(e.memory.total())};
       make_room(std::move(e.plan), counted_bytes, e.memory_rank,
-                static_cast<double>(e.memory.total()) - usable_);
+                static_cast<double>(e.memory.total()) - usable_, waiting.outcome);
       return;
     }
     auto& plans = result_.plans;
@@ -474,7 +514,7 @@ class Search {
   }
 
   // The rank that holds too much makes more again.
-  void make_room(Plan plan, std::vector<double> most_bytes, int rank, double excess) {
+  void make_room(Plan plan, std::vector<double> most_bytes, int rank, double excess, Outcome* outcome) {
     --result_.feasible;
     most_bytes[static_cast<std::size_t>(rank)] -= excess;
     const auto chosen =
@@ -482,7 +522,7 @@ class Search {
     if (!chosen || is_searched_everywhere(*chosen)) return reject("memory", 1);
     plan.recompute = *chosen;
     ++result_.feasible;
-    simulate(plan);
+    simulate(plan, outcome);
   }
 
   // Of the search's own groups.
@@ -490,18 +530,19 @@ class Search {
     return std::any_of(uniform_.begin(), uniform_.end(), [&](const Recompute& kind) { return r == kind; });
   }
 
-  void simulate(const Plan& plan) {
+  void simulate(const Plan& plan, Outcome* outcome) {
     Estimate e = model_.estimate_seconds(plan);
     ++result_.simulated;
+    if (outcome != nullptr) *outcome = {Fate::simulated, e.seconds};
     if (e.seconds > (by_memory() ? most_seconds_ : worst_ranked())) return;
     if (by_memory() || !r_.work.software.is_this_trainer)
-      walk(std::move(e));
+      walk({std::move(e), outcome});
     else
-      waiting_.emplace(e.seconds, std::move(e));
+      waiting_.emplace(e.seconds, Waiting{std::move(e), outcome});
   }
 
   void rank() {
-    std::sort(candidates_.begin(), candidates_.end(), [&](const Candidate& a, const Candidate& b) {
+    std::stable_sort(candidates_.begin(), candidates_.end(), [&](const Candidate& a, const Candidate& b) {
       return by_memory() ? a.bytes < b.bytes : a.bound < b.bound;
     });
     const auto& plans = result_.plans;
@@ -511,10 +552,12 @@ class Search {
               : !may_be_ranked(candidate.bound))
         break;
       // Of this trainer what is counted here is not what it will hold.
-      if (!by_memory() && !r_.work.software.is_this_trainer && is_behind(candidate.bound, candidate.bytes))
+      if (!by_memory() && !r_.work.software.is_this_trainer && is_behind(candidate.bound, candidate.bytes)) {
+        if (candidate.outcome != nullptr) candidate.outcome->fate = Fate::behind;
         continue;
+      }
       candidate.place_in(plan_);
-      simulate(plan_);
+      simulate(plan_, candidate.outcome);
     }
   }
 
@@ -541,13 +584,14 @@ class Search {
   Plan plan_;  // that is looked at
   SearchResult result_;
   std::set<std::string> examples_;
+  std::map<std::string, int> whys_;
   std::deque<MeshPlans> meshes_;
   std::vector<Group> groups_;
   std::vector<Candidate> candidates_;                          // of a group
   std::vector<std::pair<const Group*, Candidate>> too_large_;  // with everything kept
   // By seconds: what may be among the first, whose memory is not walked yet. Of this trainer that takes
   // longer than to simulate.
-  std::multimap<double, Estimate> waiting_;
+  std::multimap<double, Waiting> waiting_;
 };
 
 // Whether some configuration has a legal shape, and of what is given the first that is in its way.
@@ -568,8 +612,8 @@ Legality legality(const SearchRequest& r) {
                              "does not divide --gpus {}", r.gpus)};
   Legality result;
   each_shape(r, [&](Plan plan) {
-    for (const Sharding& sharding :
-         result.is_possible ? std::vector<Sharding>{} : shardings_of(r, plan.mesh)) {
+    for (const ShardingChoice& sharding :
+         result.is_possible ? std::vector<ShardingChoice>{} : shardings_of(r, plan.mesh)) {
       sharding.place_in(plan);
       const auto refusal = shape_refusal(plan, runner_of(r.work));
       result.is_possible |= !refusal;
@@ -602,6 +646,17 @@ void check(const SearchRequest& r) {
 }
 
 }  // namespace
+
+void PipelineChoice::place_in(Plan& plan) const {
+  plan.schedule = schedule;
+  plan.chunks = chunks;
+  plan.balance_layers = balanced;
+}
+
+void ShardingChoice::place_in(Plan& plan) const {
+  plan.zero = zero;
+  plan.hsdp = hsdp;
+}
 
 void SearchRequest::pin(const std::string& field, const std::string& text, const std::string& where) {
   read_text(*find_field(field), work.plan, text, where);

@@ -29,6 +29,7 @@ struct SearchRequest {
   Objective objective = Objective::time;
   double memory_margin = 0;  // part of the device's memory that stays free
   int top = 10;
+  bool remembers = false;  // what became of every plan that was considered: SearchResult::looked
   Progress progress{};
 
   bool has(std::string_view field) const { return pinned.contains(field); }
@@ -65,6 +66,52 @@ struct Place {
   bool is_shared = false;
 };
 
+// What became of a plan that was considered.
+enum class Fate {
+  simulated,  // figure: seconds of its step
+  outrun,     // fits, and cannot come among the first: its step takes at least so many seconds
+  behind,     // fits, and as many plans as are ranked take no longer than its step's least seconds and hold no more
+  larger,     // fits, and holds more than those that are ranked by memory: bytes
+  slower,     // whatever its schedule and sharding its step takes at least so many seconds; its memory is not looked at
+  memory,     // would hold so many bytes, which do not fit
+  schedule,   // has no such schedule; why says more
+  shape,      // has sizes that do not go together; why says more
+  same,       // is another one: its balanced split is the even one
+};
+struct Outcome {
+  Fate fate = Fate::simulated;
+  double figure = 0;
+  int why = -1;  // of SearchResult::whys
+};
+
+// What a plan is beside its mesh, micro-batch and recomputation.
+struct PipelineChoice {
+  std::string schedule;
+  int chunks = 0;
+  bool balanced = false;
+
+  void place_in(Plan& plan) const;
+};
+struct ShardingChoice {
+  int zero = 0, hsdp = 1;
+
+  void place_in(Plan& plan) const;
+};
+
+// The plans of a mesh, micro-batch and recomputation, and what became of them.
+struct Looked {
+  Mesh mesh;
+  ContextKind context_kind{};
+  std::int64_t micro_batch = 0;                  // 0: any
+  std::optional<PipelineRecompute> recompute{};  // no value: any
+  std::int64_t count = 0;
+  Outcome all{};  // where they were left out together
+  // Or each: of every pipeline all shardings.
+  std::vector<PipelineChoice> pipelines{};
+  std::vector<ShardingChoice> shardings{};
+  std::vector<Outcome> each{};
+};
+
 struct SearchResult {
   std::int64_t considered = 0, feasible = 0, simulated = 0;
   // By reason: memory, schedule, shape; slower: whatever its schedule and sharding it could not come among
@@ -74,6 +121,9 @@ struct SearchResult {
   std::vector<Place> places;       // of these plans
   std::optional<Nearest> nearest;  // where nothing fits
   double seconds = 0;              // that the search took
+  // Where that was asked: together as many as were considered.
+  std::vector<Looked> looked;
+  std::vector<std::string> whys;
 };
 
 // What the plan has that is not priced.

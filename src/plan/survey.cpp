@@ -48,6 +48,7 @@ Survey survey(const SearchRequest& request) {
   r.top = 1;
   r.objective = Objective::time;
   r.progress = {};
+  r.remembers = false;
   Survey all;
   all.cells = sizes(r, all.cells_left_out);
   for (std::size_t i = 0; i < all.cells.size(); ++i) {

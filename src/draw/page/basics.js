@@ -99,7 +99,7 @@ function facts(list) {
 // ---- the command that can be copied
 function command(text) {
   const button = el("button", { type: "button" }, "Copy");
-  const code = el("code", { tabindex: 0 }, text);
+  const code = el("code", {}, text);
   button.addEventListener("click", async () => {
     let copied = true;
     try {

@@ -3,6 +3,11 @@ const seconds = value => amount("s", value, 4), bytes = value => amount("B", val
 // What a reason of the search says of those it left out.
 const reasonWords = { memory: "does not fit the memory", schedule: "has no such schedule", shape: "has sizes that do not go together",
                       slower: "cannot come among the first, whatever its schedule", same: "is a duplicate" };
+// What became of a plan that was considered, in the order of plan/search.h: words, and what its figure is.
+const fates = [["simulated", figure => "a step of " + seconds(figure)], ["fits, and cannot come among the first", figure => `a step of at least ${seconds(figure)}`],
+  ["fits, and as many plans are as fast and as small", figure => `a step of at least ${seconds(figure)}`], ["fits, and holds more than those that are ranked", figure => bytes(1e6 * figure)],
+  [reasonWords.slower, figure => `a step of at least ${seconds(figure)}`], [reasonWords.memory, figure => `${bytes(1e6 * figure)} of ${bytes(data.machine.usable_bytes)} usable`],
+  [reasonWords.schedule, why => data.looked.whys[why]], [reasonWords.shape, why => data.looked.whys[why]], [reasonWords.same, () => "its balanced split is the even one"]];
 const causes = [["compute", "computation", "--compute"], ["tp_exposed", "tensor-parallel collectives", "--axis-tp"], ["pp_bubble", "pipeline bubble and hand-overs", "--axis-pp"],
   ["dp_exposed", "gradient reduction and gathers not hidden", "--axis-dp"], ["cp_exposed", "context-parallel exchange not hidden", "--axis-cp"],
   ["ep_exposed", "experts' all-to-all not hidden", "--axis-ep"], ["optimizer", "optimizer step", "--optimizer"], ["other", "stragglers and the step's own overhead", "--other"]];
@@ -21,13 +26,26 @@ function planOverview() {
     el("p", { class: "soft" }, "The command that prices this plan alone:"), command(data.plans[0].command));
 }
 
+// In place of the chosen plan.
+function planNothing() {
+  const box = section("chosen", "No plan fits", ""), { nearest } = data.answer;
+  box.classList.add("full");
+  box.append(el("p", { style: "overflow-wrap:anywhere" }, data.nothing));
+  if (!nearest) return;
+  const used = data.categories.filter(name => nearest.memory_bytes[name] > 0), most = data.categories.map((name, c) => [name, c]).filter(([name]) => used.includes(name));
+  box.append(facts([["the nearest needs", bytes(nearest.bytes), "on the rank that holds most"], ["usable", bytes(nearest.usable_bytes), "of a device"], ["too much", bytes(nearest.bytes - nearest.usable_bytes)],
+      ["GPUs", String(data.machine.gpus), data.machine.name + ", " + data.machine.node + " in a node"]]),
+    stacks(most.map(([name, c]) => ({ name, colour: `var(${memoryColours[c]})` })), [{ name: nearest.plan, parts: used.map(name => nearest.memory_bytes[name]) }], "B", { value: nearest.usable_bytes, name: "usable" }),
+    asTable("Its memory", "What the nearest plan holds on that rank", ["category", "memory"], [...used, "total"].map(name => [name, bytes(nearest.memory_bytes[name])])));
+}
+
 function planTable() {
   const answer = data.answer, box = section("plans", "Plans, and why not the others", "");
   box.classList.add("full");
   const detail = el("div", { "aria-live": "polite" });
   const pickPlan = i => {
     detail.replaceChildren(el("h3", {}, data.plans[i].summary),
-      data.plans[i].why_not ? el("pre", { class: "wide", tabindex: 0 }, data.plans[i].why_not) : el("p", {}, "This is the chosen plan."), command(data.plans[i].command));
+      data.plans[i].why_not ? el("pre", { class: "wide", tabindex: 0, role: "region", "aria-label": "Why not" }, data.plans[i].why_not) : el("p", {}, "This is the chosen plan."), command(data.plans[i].command));
   };
   box.append(table(`${count(answer.considered, "configuration")} considered, ${answer.simulated} simulated; ranks with = are shared: prices do not tell these plans apart`,
     ["rank", "plan", "step", "P10 to P90", "MFU", "bubble", "memory", "tokens/s/GPU", ""],
@@ -36,11 +54,65 @@ function planTable() {
       bytes(p.memory_bytes.total), show(p.tokens_per_second_per_gpu, 4),
       el("button", { type: "button", "aria-label": `${i === 0 ? "Command" : "Why not, and the command"}: ${data.plans[i].summary}`, onclick: () => pickPlan(i) }, i === 0 ? "command" : "why not")]),
     { long: 1, chosen: 0 }), detail);
+}
+
+// Every alternative, with what became of it.
+function planLooked() {
+  const { answer, looked } = data, perPage = 20;
+  const box = section("left-out", "Every alternative, and why not", "");
+  box.classList.add("full");
   const rejected = Object.entries(answer.rejected).filter(([, n]) => n > 0);
   if (rejected.length)
-    box.append(el("h3", {}, "Left out"), table("What the search left out, by its reason, with an example of each kind", ["reason", "configurations", "examples"],
+    box.append(table("What the search left out, by its reason, with an example of each kind", ["reason", "configurations", "examples"],
       rejected.map(([reason, n]) => [reasonWords[reason] || reason, String(n),
         el("div", {}, (answer.examples[reason] || []).map(example => el("div", {}, example)))]), { long: 2 }));
+  const rows = [];  // [group, place in it or -1, fate]
+  looked.groups.forEach((group, g) => {
+    if (!Array.isArray(group[9])) rows.push([g, -1, group[10]]);
+    else for (let k = 0; k < group[11].length; k += 2) rows.push([g, k, group[11][k]]);
+  });
+  if (!rows.length) return;
+  const wordsOf = g => {
+    const [dp, tp, pp, cp, kind, ep, etp, batch, recompute] = looked.groups[g], list = [["dp", dp], ["tp", tp], ["pp", pp]];
+    if (cp > 1) list.push(["cp", cp], ["cp-kind", kind]);
+    if (ep > 1) list.push(["ep", ep]);
+    if (ep > 1 && etp > 1) list.push(["etp", etp]);
+    if (batch) list.push(["micro-batch", batch]);
+    if (recompute >= 0) list.push(["recompute", looked.recomputes[recompute]]);
+    return list.map(([name, value]) => name + "=" + value).join(" ");
+  };
+  const known = new Map(), words = ([g, k]) => {
+    if (!known.has(g)) known.set(g, wordsOf(g));
+    if (k < 0) return known.get(g);
+    const [, , , , , , , , , runs, shards] = looked.groups[g], one = k / 2;
+    return `${known.get(g)} ${looked.pipelines[runs[Math.floor(one / shards.length)]]} ${looked.shardings[shards[one % shards.length]]}`;
+  };
+  const figure = ([g, k, fate]) => fates[fate][1](k < 0 ? looked.groups[g][11] : looked.groups[g][11][k + 1]);
+  const many = ([g, k]) => k < 0 ? looked.groups[g][9] : 1;
+  let fate = "", asked = [], from = 0, found = rows;
+  const list = el("div"), place = el("span", { role: "status" });
+  const button = (text, name, by) => el("button", { type: "button", "aria-label": name, onclick: () => { from = by(); draw(); } }, text);
+  const last = () => Math.max(0, Math.floor((found.length - 1) / perPage) * perPage);
+  const steps = [button("first", "First alternatives", () => 0), button("back", "Alternatives before", () => Math.max(0, from - perPage)),
+    button("on", "Alternatives after", () => Math.min(last(), from + perPage)), button("last", "Last alternatives", last)];
+  const draw = () => {
+    const shown = found.slice(from, from + perPage), plans = found.reduce((sum, row) => sum + many(row), 0);
+    place.textContent = found.length ? `${from + 1} to ${from + shown.length} of ${count(found.length, "row")}, ${count(plans, "configuration")}` : "No alternative is like this.";
+    steps.forEach((one, k) => { one.disabled = k < 2 ? from === 0 : from >= last(); });
+    list.replaceChildren(shown.length ? table("Those that were left out together stand in one row", ["configuration", "what became of it", "", "how many"],
+      shown.map(row => [words(row), fates[row[2]][0], figure(row), String(many(row))]), { texts: 3, long: 0 }) : "");
+  };
+  const sift = () => {
+    from = 0;
+    found = rows.filter(row => (fate === "" || row[2] === +fate) && (!asked.length || (here => asked.every(one => here.includes(one)))(` ${words(row)} `)));
+    draw();
+  };
+  const used = fates.map(([name], k) => [k, name]).filter(([k]) => rows.some(row => row[2] === k));
+  const filter = el("input", { placeholder: "tp=8, schedule=zb-v", autocomplete: "off", style: "width:15em;max-width:100%" });
+  filter.addEventListener("input", () => { asked = filter.value.split(/[\s,]+/).filter(one => one).map(one => one.includes("=") ? ` ${one} ` : one); sift(); });
+  box.append(el("h3", {}, "One by one"), el("p", { class: "soft" }, `In the order in which the search looked at them.${looked.told < answer.considered ? ` The first ${looked.told} of ${answer.considered} are here; the table above counts all.` : ""}`),
+    el("div", { class: "bar" }, choice("what became of it", [["", "any"], ...used], "", value => { fate = value; sift(); }), el("label", {}, "with", filter), el("span", { class: "buttons" }, steps), place), list);
+  draw();
 }
 
 function planTime() {
@@ -65,11 +137,14 @@ function planRankMemory() {
   showPlan(0);
 }
 
-function planFront() {
+function planFront(box) {
   const { front } = data.survey, best = data.answer.plans[0];
-  if (!front.length) return;
-  const box = section("front", "Time for memory: the front of all plans",
-    `Each step of the line is the fastest plan that holds less than the one to its right, in steps of at least ${amount("%", data.survey.front_step, 2)} of the device (of plans within ${amount("%", data.survey.tie, 2)} the one that holds least). No other plan is faster with as little, but for what lies within these steps.`);
+  if (!front.length) {
+    box.append(el("p", { class: "soft" }, "No plan fits."));
+    return;
+  }
+  box.append(el("p", { class: "soft" },
+    `Each step of the line is the fastest plan that holds less than the one to its right, in steps of at least ${amount("%", data.survey.front_step, 2)} of the device (of plans within ${amount("%", data.survey.tie, 2)} the one that holds least). No other plan is faster with as little, but for what lies within these steps.`));
   const entries = p => [["step", seconds(p.step_seconds)], ["memory", bytes(p.memory_bytes)], ["MFU", amount("%", p.mfu, 3)]];
   const detail = el("div", { "aria-live": "polite" });
   const sorted = [...front].sort((a, b) => a.memory_bytes - b.memory_bytes);
@@ -86,10 +161,8 @@ function planFront() {
     sorted.map(p => [p.summary, bytes(p.memory_bytes), seconds(p.step_seconds), amount("%", p.mfu, 3)])));
 }
 
-function planHeat() {
+function planHeat(box) {
   const { cells } = data.survey;
-  if (!cells.length) return;
-  const box = section("sizes", "Every tensor- and pipeline-parallel size", "The step of the best plan with these sizes, whatever its other fields. A cell says what it is, or why there is no plan.");
   const tps = [...new Set(cells.map(c => c.tp))].sort((a, b) => a - b), pps = [...new Set(cells.map(c => c.pp))].sort((a, b) => a - b);
   const times = cells.filter(c => c.plan).map(c => c.plan.step_seconds), least = Math.min(...times), most = Math.max(...times);
   const detail = el("div", { "aria-live": "polite" });
@@ -109,7 +182,7 @@ function planHeat() {
       style: c.plan ? `background:rgba(${css("--heat")},${(0.06 + 0.34 * depth).toFixed(3)})` : null, "aria-label": `tp ${tp}, pp ${pp}: ${why(c)}` },
       c.plan ? seconds(c.plan.step_seconds) : "none"));
   };
-  box.append(el("p", { class: "soft" }, `Darker is faster, from ${seconds(most)} to ${seconds(least)}; the best is framed; "none" has no plan.` +
+  box.append(el("p", { class: "soft" }, (times.length ? `Darker is faster, from ${seconds(most)} to ${seconds(least)}; the best is framed; "none" has no plan.` : "No size has a plan.") +
       (data.survey.cells_left_out ? ` ${data.survey.cells_left_out} sizes with a tp beyond a node are left out.` : "")),
     el("div", { class: "wide heat", role: "region", tabindex: 0, "aria-label": "Best step of each tp and pp" }, el("table", {},
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "tp \\ pp"), pps.map(pp => el("th", { scope: "col" }, "pp " + pp)))),
@@ -139,18 +212,50 @@ function planMesh() {
 function planWords() {
   const box = section("words", "In words", "");
   box.classList.add("full");
-  box.append(el("pre", { class: "wide", tabindex: 0 }, data.explanation));
+  box.append(el("pre", { class: "wide", tabindex: 0, role: "region", "aria-label": "In words" }, data.explanation));
+}
+
+// What surrounds the answer: there, or still being computed, and then drawn by showSurvey().
+const waiting = { fill: null };
+function planSurvey() {
+  const sizes = section("sizes", "Every tensor- and pipeline-parallel size", "The step of the best plan with these sizes, whatever its other fields. A cell says what it is, or why there is no plan.");
+  const front = section("front", "Time for memory: the front of all plans", "");
+  const fill = () => { planHeat(sizes); planFront(front); };
+  waiting.fill = null;
+  if (data.survey) return fill();
+  const notes = [sizes, front].map(box => {
+    const note = el("p", { class: "soft" }, "Being computed ...");
+    box.append(note);
+    box.setAttribute("aria-busy", "true");
+    return note;
+  });
+  waiting.fill = () => {
+    notes.forEach(note => { note.parentElement.removeAttribute("aria-busy"); note.remove(); });
+    fill();
+  };
+}
+function showSurvey(survey) {
+  data.survey = survey;
+  waiting.fill();
+  drawAll();
 }
 
 function startPlan() {
+  if (!data.answer.plans.length) {
+    planNothing();
+    planSurvey();
+    planLooked();
+    planWords();
+    return;
+  }
   planOverview();
   planTable();
-  planHeat();
-  planFront();
+  planSurvey();
   planTime();
   planRankMemory();
   schedulesSection();
   memorySection();
   planMesh();
+  planLooked();
   planWords();
 }
