@@ -10,7 +10,7 @@ RUN := runs/$(shell date +%Y%m%d-%H%M%S)
 endif
 PACKAGES = g++ cmake ninja-build pkg-config libdnnl-dev libhwy-dev librandom123-dev libtomlplusplus-dev \
   nlohmann-json3-dev libcli11-dev libfmt-dev libxxhash-dev libgtest-dev libbenchmark-dev libopenmpi-dev \
-  openmpi-bin libpcre2-dev libicu-dev libsentencepiece-dev zlib1g-dev libzstd-dev bible-kjv
+  openmpi-bin libpcre2-dev libicu-dev libsentencepiece-dev zlib1g-dev libzstd-dev libcpp-httplib-dev bible-kjv
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
 # Where `make install` puts everything.

@@ -1,17 +1,27 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdio>
 #include <filesystem>
+#include <fstream>
+#include <functional>
 #include <memory>
+#include <nlohmann/json.hpp>
+#include <string_view>
 #include <system_error>
 #include <vector>
 
 #include "apps/command_text.h"
+#include "apps/flag_needs.h"
+#include "apps/flag_values.h"
 #include "apps/help.h"
 #include "apps/run_page.h"
 #include "apps/verbs.h"
+#include "apps/view_server.h"
 #include "base/error.h"
 #include "base/output_file.h"
+#include "train/run_history.h"
 
 namespace echelon {
 namespace {
@@ -20,39 +30,125 @@ namespace fs = std::filesystem;
 
 struct ViewFlags {
   std::string log, out;
+  int port = 0;
 };
 
-// The log itself, or the only one of a directory.
-std::string log_at(const std::string& path) {
+// Files of a directory, by name; RequestError where it cannot be listed.
+std::vector<fs::path> files_of(const std::string& directory) {
   std::error_code error;
-  if (!fs::is_directory(path, error)) return path;
+  std::vector<fs::path> files;
+  for (fs::directory_iterator at(directory, error), end; !error && at != end; at.increment(error))
+    files.push_back(at->path());
+  if (error) refuse("view {}: {}", directory, error.message());
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+bool is_directory(const std::string& path) {
+  std::error_code error;
+  return fs::is_directory(path, error);
+}
+
+// The log itself, or the only one of a directory; empty where that has none yet.
+std::string log_at(const std::string& path) {
+  if (!is_directory(path)) return path;
   std::vector<std::string> logs;
-  for (const auto& entry : fs::directory_iterator(path, error))
-    if (entry.path().extension() == ".jsonl") logs.push_back(entry.path().string());
-  std::sort(logs.begin(), logs.end());
-  if (error) refuse("view {}: {}", path, error.message());
-  if (logs.empty())
-    refuse("view {}: has no log whose name ends in .jsonl; legal: a file that train --log wrote as JSON lines",
-           path);
+  for (const fs::path& file : files_of(path))
+    if (file.extension() == ".jsonl") logs.push_back(file.string());
   if (logs.size() > 1) refuse("view {}: has {} logs; legal: {}", path, logs.size(), fmt::join(logs, ", "));
-  return logs.front();
+  return logs.empty() ? "" : logs.front();
+}
+
+// What train and verify --trace wrote there. (What a link leads to is not looked at.)
+std::vector<ServedTrace> traces_at(const std::string& path) {
+  std::vector<ServedTrace> traces;
+  if (!is_directory(path)) return traces;
+  for (const fs::path& file : files_of(path)) {
+    std::error_code error;
+    if (file.extension() != ".json" || fs::symlink_status(file, error).type() != fs::file_type::regular) continue;
+    std::array<char, 256> room{};
+    std::ifstream in(file, std::ios::binary);
+    in.read(room.data(), room.size());
+    const std::string_view begin(room.data(), static_cast<std::size_t>(in.gcount()));
+    if (!begin.starts_with('{') || begin.find("\"traceEvents\"") == begin.npos) continue;
+    const auto bytes = fs::file_size(file, error);
+    if (!error) traces.push_back({file.filename().string(), file.string(), static_cast<std::int64_t>(bytes)});
+  }
+  return traces;
+}
+
+// Of a run that may not have begun, and whose log may be cut short or be none.
+Page page_now(const std::string& path, const std::string& command) {
+  Page page;
+  page.kind = "waiting";
+  page.title = "No run to show yet";
+  page.command = command;
+  try {
+    const std::string log = log_at(path);
+    if (!log.empty()) return run_page(log, "view", command);
+    page.subtitle = fmt::format("{} has no log whose name ends in .jsonl yet (train --log).", path);
+  } catch (const RequestError& error) {
+    page.subtitle = error.what();
+  }
+  return page;
+}
+
+// Sizes and times of what is shown.
+std::string tag_now(const std::string& path) {
+  std::string state;
+  const auto add = [&](const fs::path& file) {
+    std::error_code error;
+    const auto bytes = fs::file_size(file, error);
+    const auto written = fs::last_write_time(file, error).time_since_epoch().count();
+    state += fmt::format("{} {} {};", file.string(), bytes, written);
+  };
+  try {
+    add(log_at(path));
+    for (const ServedTrace& trace : traces_at(path)) add(trace.path);
+  } catch (const RequestError& error) {
+    state += error.what();
+  }
+  return fmt::format("\"{:016x}\"", std::hash<std::string>()(state));
+}
+
+void serve(const ViewFlags& flags, const std::string& command) {
+  std::error_code error;
+  if (!fs::exists(flags.log, error))
+    refuse("view {}: {}", flags.log, error ? error.message() : "No such file or directory");
+  // What is no log is refused; one without a step has yet to get it.
+  if (const std::string log = log_at(flags.log); !log.empty()) run_history(log, "view");
+  serve_view({[&] { return tag_now(flags.log); }, [&] { return page_now(flags.log, command); },
+              [&] { return traces_at(flags.log); }},
+             flags.port, [&](const std::string& address) {
+               fmt::print("{}: {} (Ctrl-C ends)\n", flags.log, address);
+               std::fflush(stdout);
+             });
 }
 
 }  // namespace
 
 void add_view(CLI::App& program, int& status) {
   auto flags = std::make_shared<ViewFlags>();
-  CLI::App& app = *program.add_subcommand("view", "Draw the log of a training run as a page");
+  CLI::App& app = *program.add_subcommand("view", "Show the log of a training run as a page, while it goes on too");
   heading(app, common_flags);
   app.add_option("log", flags->log, "What train --log wrote as JSON lines, or a directory with one such file")
       ->type_name("LOG|DIR")
       ->required();
-  app.add_option("--out", flags->out, "Where the page goes (required)")->type_name("FILE.html");
+  app.add_option("--out", flags->out, "Write the page, and serve none")->type_name("FILE.html");
+  add_number(app, "--port", flags->port, "Port of 127.0.0.1 that the page is served at; 0: the system chooses");
   app.callback([flags, &app, &status] {
-    if (flags->out.empty()) refuse("view: --out FILE.html is missing");
-    check_output("--out", flags->out);
-    write_output("--out", flags->out, page_html(run_page(log_at(flags->log), "view", command_text(app))));
+    refuse_idle(app, {{"--port", flags->out.empty(), "with --out", {}}});
+    constexpr int most_ports = 65535;
+    if (flags->port < 0 || flags->port > most_ports)
+      refuse("--port {}: must be from 0 to {}", flags->port, most_ports);
     status = 0;
+    if (flags->out.empty()) return serve(*flags, command_text(app));
+    check_output("--out", flags->out);
+    const std::string log = log_at(flags->log);
+    if (log.empty())
+      refuse("view {}: has no log whose name ends in .jsonl; legal: a file that train --log wrote as JSON lines",
+             flags->log);
+    write_output("--out", flags->out, page_html(run_page(log, "view", command_text(app))));
   });
 }
 

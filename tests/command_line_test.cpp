@@ -388,13 +388,15 @@ TEST_F(CommandLine, RunsAreReportedAsAPage) {
   EXPECT_EQ(c["answer"], second);
   fs::create_directory(at("logs"));
   refused({"view", "logs", "--out", "d.html"}, {"view logs", ".jsonl"});
+  refused({"view", "run.jsonl", "--port", "65536"}, {"--port 65536", "from 0 to 65535"});
+  refused({"view", "absent"}, {"view absent", "No such file"});
+  refused({"view", "text.txt"}, {"view text.txt", "line 1"});
   fs::copy(at("run.jsonl"), at("logs/run.jsonl"));
   EXPECT_EQ(run({"view", "logs", "--out", "d.html"}).status, 0);
   fs::copy(at("run.jsonl"), at("logs/other.jsonl"));
   refused({"view", "logs", "--out", "d.html"}, {"view logs", "logs/other.jsonl, logs/run.jsonl"});
   refused({"view", "text.txt", "--out", "d.html"}, {"view text.txt", "line 1"});
   refused({"view", "absent", "--out", "d.html"}, {"view absent", "No such file"});
-  refused({"view", "run.jsonl"}, {"--out"});
   refused({"view", "run.jsonl", "--out", "absent/d.html"}, {"--out absent/d.html"});
   refused(training({"--report", "absent/d.html"}), {"--report absent/d.html"});
   // Without a log of its own, and nothing is left behind.
@@ -1235,6 +1237,9 @@ TEST_F(IdleFlags, OfTheOtherVerbs) {
   expect_known({"checkpoint", "export"}, exporting, {"--out", "--adapters", "--dtype"});
   expect_known({"checkpoint", "import"}, {}, {"--out", "--dtype", "--seed"});
   expect_known({"data", "tokenize"}, {}, {"--tokenizer", "--out", "--threads"});
+  const std::vector<Line> viewing{{{"--port", "8080", "--out", "a.html"}, "with --out"}};
+  expect_refused({"view", "run.jsonl"}, viewing);
+  expect_known({"view"}, viewing, {"--out"});
 }
 
 TEST_F(IdleFlags, OfThePlannersVerbs) {

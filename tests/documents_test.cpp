@@ -294,6 +294,7 @@ const std::vector<NotRun>& not_run() {
       {"ctest ", "runs this test"},
       {"tests/several_hosts.sh", "a test by itself, which needs network namespaces"},
       {"build/release/tests/", "a test by itself"},
+      {"echelon view runs/first", "serves until it is ended; view_test.cpp does both"},
       {"sbatch ", "needs Slurm; cluster_examples_test.cpp runs the script"},
       {"docker ", "needs Docker"},
       {"kubectl ", "needs Kubernetes"},

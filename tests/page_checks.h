@@ -8,6 +8,8 @@
 #include <set>
 #include <string>
 
+#include "draw/page.h"
+
 namespace echelon::checks {
 
 inline std::size_t count_of(const std::string& text, const std::string& part) {
@@ -17,8 +19,8 @@ inline std::size_t count_of(const std::string& text, const std::string& part) {
 }
 
 // The document inside a page, which is whole: nothing in it is markup, every id that is named is there, and
-// nothing is loaded from anywhere.
-inline nlohmann::json document_of(const std::string& page) {
+// nothing is loaded from anywhere, but that a served one asks its server.
+inline nlohmann::json document_of(const std::string& page, PageUse use = PageUse::file) {
   const std::string mark = "<script type=\"application/json\" id=\"data\">";
   const std::size_t begin = page.find(mark) + mark.size(), end = page.find("</script>", begin);
   EXPECT_NE(page.find(mark), std::string::npos);
@@ -28,8 +30,9 @@ inline nlohmann::json document_of(const std::string& page) {
   const std::string data = page.substr(begin, end - begin);
   EXPECT_EQ(data.find('<'), std::string::npos);
   const std::string shell = page.substr(0, begin) + page.substr(end);
-  for (const char* elsewhere : {"http:", "https:", "src=", "@import", "url(", "import(", "fetch("})
+  for (const char* elsewhere : {"http:", "https:", "src=", "@import", "url(", "import("})
     EXPECT_EQ(shell.find(elsewhere), std::string::npos) << elsewhere;
+  EXPECT_EQ(count_of(shell, "fetch("), use == PageUse::served ? 2u : 0u);
   for (const char* unfilled : {"{{title}}", "{{data}}", "/*{{style}}*/", "/*{{script}}*/"})
     EXPECT_EQ(shell.find(unfilled), std::string::npos) << unfilled;
   std::set<std::string> ids;

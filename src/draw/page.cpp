@@ -22,6 +22,7 @@ namespace echelon {
 extern const EmbeddedFile embedded_page_shell[];
 extern const EmbeddedFile embedded_page_styles[];
 extern const EmbeddedFile embedded_page_scripts[];
+extern const EmbeddedFile embedded_page_served[];
 
 namespace {
 
@@ -195,7 +196,7 @@ std::string page_json(const Page& page) {
   return json + "}";
 }
 
-std::string page_html(const Page& page) {
+std::string page_html(const Page& page, PageUse use) {
   std::string html = page_part(embedded_page_shell, "page");
   const auto put = [&](const std::string& mark, const std::string& text) {
     const std::size_t at = html.find(mark);
@@ -205,6 +206,7 @@ std::string page_html(const Page& page) {
   put("/*{{style}}*/", page_part(embedded_page_styles, "style"));
   std::string scripts;
   for (const EmbeddedFile* file = embedded_page_scripts; file->name != nullptr; ++file) scripts += file->text;
+  if (use == PageUse::served) scripts += page_part(embedded_page_served, "live");
   put("/*{{script}}*/", scripts);
   // "<" stands in texts alone, where this is another way to write it: nothing in them ends the script.
   std::string json = page_json(page);

@@ -28,7 +28,9 @@ struct PageTrack {
 };
 
 struct Page {
-  std::string kind;  // "simulate", "plan", "timeline", "run": which sections there are, and their order
+  // "simulate", "plan", "timeline", "run", "waiting" (for a run's first step): which sections there are, and
+  // their order.
+  std::string kind;
   std::string title, subtitle;
   std::string command;      // that made it, for a shell; empty: unknown
   std::string time_unit;    // of the tracks: "s", or empty where times have no unit
@@ -41,6 +43,9 @@ struct Page {
 
 // The document, without the page around it.
 std::string page_json(const Page& page);
-std::string page_html(const Page& page);
+// A file that loads nothing; or what a server hands out, which asks it for `document.json` again: page_json()
+// then, whose member `served` is the server's.
+enum class PageUse { file, served };
+std::string page_html(const Page& page, PageUse use = PageUse::file);
 
 }  // namespace echelon

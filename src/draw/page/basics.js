@@ -3,6 +3,7 @@ const byId = id => document.getElementById(id);
 let data = JSON.parse(byId("data").textContent);
 const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const redraws = [];  // of what must be drawn again when sizes or colours change
+const extras = [];   // sections that stand behind those of every page of a kind
 
 function el(name, attributes = {}, ...children) {
   const element = document.createElement(name);

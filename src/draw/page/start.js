@@ -7,7 +7,8 @@ function showDocument(document) {
   for (const id of ["head", "sections", "main"]) byId(id).replaceChildren();
   byId("head").append(el("h1", {}, data.title), data.subtitle ? el("p", { class: "soft" }, data.subtitle) : "", data.command ? command(data.command) : "");
   const timeline = () => { schedulesSection(); doneSection(); };
-  ({ plan: startPlan, simulate: startSimulate, timeline, run: startRun, planner: startPlanner })[data.kind]();
+  ({ plan: startPlan, simulate: startSimulate, timeline, run: startRun, waiting: () => {}, planner: startPlanner })[data.kind]();
+  extras.forEach(add => add());
   startGantt();
   drawAll();
 }
