@@ -4,11 +4,14 @@
 
 #include <cstdio>
 #include <exception>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "apps/flag_needs.h"
+#include "apps/plan_flags.h"
+#include "apps/plan_page.h"
 #include "apps/verbs.h"
 #include "base/error.h"
 #include "base/json_text.h"
@@ -30,6 +33,7 @@ ExactMemory exact_memory() {
 }
 
 bool is_another_process() { return false; }
+bool surveys_later() { return true; }
 
 namespace {
 
@@ -51,16 +55,34 @@ void write_start(const std::string& path) {
   write_output("page", path, page_html(page));
 }
 
+// plan, of which the survey alone is written.
+void add_survey(CLI::App& program, const std::string& path) {
+  auto flags = std::make_shared<PlanSearchFlags>();
+  CLI::App& app = *program.add_subcommand("plan");
+  flags->add_to(app);
+  app.callback(
+      [flags, path] { write_output("survey", path, plan_survey(flags->request(), flags->app())); });
+}
+
+// page FILE; survey FILE plan FLAGS; plan FLAGS; simulate FLAGS.
 int run(int argc, char** argv) {
-  if (argc == 3 && std::string(argv[1]) == "page") {
+  const std::string first = argc > 2 ? argv[1] : "";
+  if (first == "page") {
     write_start(argv[2]);
     return 0;
   }
   int status = 0;
   CLI::App program{"Echelon's planner", "echelon"};
   program.require_subcommand(1);
-  add_plan(program, status);
-  add_simulate(program, status);
+  if (first == "survey") {
+    add_survey(program, argv[2]);
+    argv[2] = argv[0];
+    argc -= 2;
+    argv += 2;
+  } else {
+    add_plan(program, status);
+    add_simulate(program, status);
+  }
   program.parse_complete_callback([&program] { refuse_empty_values(program); });
   program.parse(argc, argv);
   return status;

@@ -2,22 +2,23 @@
 # one file. Included in place of everything that trains.
 set(planner_sources ${planner_verbs})
 list(REMOVE_ITEM planner_sources apps/describe.cpp apps/describe_completions.cpp apps/describe_man.cpp apps/echelon.cpp
-     apps/launch_words.cpp apps/progress_line.cpp apps/topics.cpp)
+     apps/launch_words.cpp apps/progress_line.cpp apps/survey_at_once.cpp apps/topics.cpp)
 add_executable(page_planner apps/no_progress_line.cpp apps/page_planner.cpp ${planner_sources})
 target_include_directories(page_planner PRIVATE ${CMAKE_SOURCE_DIR})
 target_link_libraries(page_planner PRIVATE echelon_draw echelon_plan echelon_flags)
 # -O1: what is more is the shortening of JavaScript, for which there would have to be node-acorn.
 target_link_options(page_planner PRIVATE -O1 -sMODULARIZE=1 -sEXPORT_NAME=EchelonPlanner -sSINGLE_FILE=1 -sINVOKE_RUN=0
-  -sALLOW_MEMORY_GROWTH=1 -sTOTAL_STACK=4MB -sFORCE_FILESYSTEM=1 -sEXPORTED_RUNTIME_METHODS=callMain,FS -sENVIRONMENT=web,node)
+  -sALLOW_MEMORY_GROWTH=1 -sTOTAL_STACK=4MB -sFORCE_FILESYSTEM=1 -sEXPORTED_RUNTIME_METHODS=callMain,FS -sENVIRONMENT=web,worker,node)
 find_program(NODE NAMES node nodejs REQUIRED)
 set(page ${CMAKE_BINARY_DIR}/echelon.html)
 add_custom_command(OUTPUT ${page}
-  COMMAND ${NODE} ${CMAKE_SOURCE_DIR}/cmake/make_page.js $<TARGET_FILE:page_planner> ${page}
-  DEPENDS page_planner ${CMAKE_SOURCE_DIR}/cmake/make_page.js COMMENT "Putting the planner into its page" VERBATIM)
+  COMMAND ${NODE} ${CMAKE_SOURCE_DIR}/cmake/make_page.js $<TARGET_FILE:page_planner> ${CMAKE_SOURCE_DIR}/cmake/page_worker.js ${page}
+  DEPENDS page_planner ${CMAKE_SOURCE_DIR}/cmake/make_page.js ${CMAKE_SOURCE_DIR}/cmake/page_worker.js COMMENT "Putting the planner into its page" VERBATIM)
 add_custom_target(page ALL DEPENDS ${page})
 
 # Beside the binary's own answers, where it is built.
 set(ECHELON_BINARY ${CMAKE_SOURCE_DIR}/build/release/echelon CACHE FILEPATH "That the planner in the page is compared with")
 enable_testing()
-add_test(NAME page_planner COMMAND ${NODE} ${CMAKE_SOURCE_DIR}/tests/page_planner_test.js $<TARGET_FILE:page_planner> ${ECHELON_BINARY})
+add_test(NAME page_planner COMMAND ${NODE} ${CMAKE_SOURCE_DIR}/tests/page_planner_test.js $<TARGET_FILE:page_planner> ${CMAKE_SOURCE_DIR}/cmake/page_worker.js
+         ${ECHELON_BINARY})
 set_tests_properties(page_planner PROPERTIES TIMEOUT 300 SKIP_RETURN_CODE 77)

@@ -6,14 +6,14 @@ const plannerFlags = {
   simulate: [["compare", "1f1b,interleaved,zb-h2,zb-v,dualpipev"], ["pp", 4], ["microbatches", 12], ["times", "1,1,1"], ["comm-time", 0], ["chunks"], ["overlap-factor"]],
 };
 const plannerDefaults = { plan: { model: "llama-3-70b", machine: "h100", software: "current" }, simulate: {} };
-const planner = { module: null, start: null, verb: "plan", said: [] };
+const planner = { worker: null, isBusy: false, start: null, verb: "plan" };
 
 function startPlanner() {
   planner.start = data;
   if (["plan", "simulate"].includes(state.verb)) planner.verb = state.verb;
-  const fields = el("div", { class: "controls" }), trouble = el("p", { role: "alert", class: "trouble" }), go = el("button", { type: "submit" }, "Run");
+  const fields = el("div", { class: "controls" }), trouble = el("p", { role: "alert", class: "trouble" }), took = el("p", { class: "soft" }), go = el("button", { type: "submit" }, "Run");
   const form = el("form", { class: "card", "aria-label": "What to plan or simulate" }, el("div", { class: "bar" },
-    choice("verb", [["plan", "plan: find the fastest configuration"], ["simulate", "simulate: compare pipeline schedules"]], planner.verb, verb => { planner.verb = verb; fill(); }), go), fields, trouble);
+    choice("verb", [["plan", "plan: find the fastest configuration"], ["simulate", "simulate: compare pipeline schedules"]], planner.verb, verb => { planner.verb = verb; fill(); }), go), fields, trouble, took);
   const fill = () => fields.replaceChildren(...plannerFlags[planner.verb].map(([flag, values]) => {
     const fallback = plannerDefaults[planner.verb][flag] || (Array.isArray(values) ? values[0] : typeof values === "string" && !planner.start[values.replace("?", "")] ? values : typeof values === "number" ? values : "");
     const now = state.verb === planner.verb && state[flag] !== undefined ? state[flag] : fallback;
@@ -34,34 +34,51 @@ function startPlanner() {
     for (const key of Object.keys(state)) delete state[key];
     Object.assign(state, kept);
     keepState("verb", planner.verb);
-    trouble.textContent = "";
+    trouble.textContent = took.textContent = "";
     go.disabled = true;
     byId("main").setAttribute("aria-busy", "true");
-    setTimeout(() => {
-      try {
-        showDocument(answerOf(words));
+    const begin = performance.now(), done = () => { go.disabled = false; byId("main").removeAttribute("aria-busy"); };
+    ask(words, answer => {
+      if (answer.trouble) {
+        trouble.textContent = answer.trouble;
+        done();
+      } else if (answer.document) {
+        showDocument({ ...JSON.parse(answer.document), command: commandOf(words) });
+        took.textContent = `Answered in ${amount("s", (performance.now() - begin) / 1000, 3)}.`;
         say("Done");
-      } catch (error) {
-        trouble.textContent = error.message;
+        done();
+      } else {
+        showSurvey(JSON.parse(answer.survey));
       }
-      go.disabled = false;
-      byId("main").removeAttribute("aria-busy");
-    }, 20);  // so that the button is seen pressed
+    });
   };
   byId("controls").replaceChildren(form);
   fill();
-  globalThis.EchelonPlanner({ noInitialRun: true, print: text => planner.said.push(text), printErr: text => planner.said.push(text) })
-    .then(module => { planner.module = module; run(); }, error => { trouble.textContent = "The planner did not start: " + error; });
+  run();
 }
 
-// The document that `echelon WORDS` draws; an Error with its sentence where it refuses.
-function answerOf(words) {
-  planner.said = [];
-  const file = "/page.html", how = words[0] === "plan" ? ["--html", file] : ["--format", "html", "--out", file], { FS } = planner.module;
-  if (FS.analyzePath(file).exists) FS.unlink(file);
-  const status = planner.module.callMain([...words, ...how]);
-  if (!FS.analyzePath(file).exists) throw new Error(planner.said.filter(line => line).slice(-1)[0] || "the planner ended with status " + status);
-  const html = FS.readFile(file, { encoding: "utf8" }), mark = 'id="' + 'data">', begin = html.indexOf(mark) + mark.length;
+// The answers of a worker, as they come. One that still works on what was asked before is ended.
+function ask(words, answered) {
+  if (planner.isBusy || !planner.worker) {
+    if (planner.worker) planner.worker.terminate();
+    const code = document.querySelector("script[type='text/plain']").textContent;
+    const address = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
+    planner.worker = new Worker(address);
+    URL.revokeObjectURL(address);
+  }
+  planner.isBusy = true;
+  planner.worker.onmessage = event => {
+    planner.isBusy = !event.data.trouble && !event.data.survey && !(event.data.document && words[0] !== "plan");
+    answered(event.data);
+  };
+  planner.worker.onerror = event => {
+    planner.worker.terminate();
+    planner.worker = null;
+    answered({ trouble: "The planner's worker ended: " + (event.message || "this browser starts none for this page") });
+  };
+  planner.worker.postMessage({ words });
+}
+function commandOf(words) {
   const plain = word => /^[\w\-+=.,:\/@%]+$/.test(word) ? word : "'" + word.replaceAll("'", "'\\''") + "'";
-  return { ...JSON.parse(html.slice(begin, html.indexOf("</" + "script>", begin))), command: ["echelon", ...words.map(plain)].join(" ") };
+  return ["echelon", ...words.map(plain)].join(" ");
 }
