@@ -159,6 +159,8 @@ void add_checkpoint(CLI::App& program, int& status) {
         return import_hugging_face(flags->path, flags->out, parse_dtype(flags->dtype, "--dtype"),
                                    flags->seed);
       });
+      if (const std::int64_t others = tensors_for_images(flags->path); others > 0)
+        fmt::print("of the text model alone: {} tensors for images are left out\n", others);
       fmt::print("written to {}; train --model {} --checkpoint {} --resume continues from it\n", made,
                  flags->path, flags->out);
       return 0;

@@ -271,9 +271,34 @@ const Row rows[] = {
       "self_attn.kv_b_proj.weight"},
      "deepseek_v3"},
     {"partial", [](ModelSpec& m) { m.rotary_dim = m.head_dim - 2; }, {}, nullptr},
-    {"relu2", [](ModelSpec& m) { m.activation = Activation::relu2; }, {}, nullptr},
+    {"relu2", [](ModelSpec& m) { m.activation = Activation::relu2; }, {}, "arcee"},
+    {"arcee",
+     [](ModelSpec& m) {
+       m.activation = Activation::relu2;
+       m.mlp_bias = true;
+     },
+     {"mlp.up_proj.bias", "mlp.down_proj.bias"},
+     "arcee"},
+    {"biases",
+     [](ModelSpec& m) { m.qkv_bias = m.attention_out_bias = m.mlp_bias = true; },
+     {"self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", "self_attn.o_proj.bias",
+      "mlp.gate_proj.bias", "mlp.up_proj.bias", "mlp.down_proj.bias"},
+     "llama"},
+    {"seed_oss",
+     [](ModelSpec& m) { m.qkv_bias = m.mlp_bias = true; },
+     {"self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias", "mlp.gate_proj.bias",
+      "mlp.up_proj.bias", "mlp.down_proj.bias"},
+     "seed_oss"},
+    {"gemma",
+     [](ModelSpec& m) {
+       m.norms_less_one = true;
+       m.activation = Activation::geglu;
+       m.scales.embedding = std::sqrt(static_cast<double>(m.hidden));
+     },
+     {},
+     "gemma"},
     {"sinks", [](ModelSpec& m) { m.attention_sinks = true; }, {"self_attn.sinks"}, nullptr},
-    {"out_bias", [](ModelSpec& m) { m.attention_out_bias = true; }, {"self_attn.o_proj.bias"}, nullptr},
+    {"out_bias", [](ModelSpec& m) { m.attention_out_bias = true; }, {"self_attn.o_proj.bias"}, "seed_oss"},
 };
 INSTANTIATE_TEST_SUITE_P(Models, Families, testing::ValuesIn(rows),
                          [](const auto& instance) { return std::string(instance.param.name); });

@@ -357,6 +357,57 @@ TEST_P(HuggingFace, WhatIsNotTheModelIsRefusedByName) {
   expect_contains(refusal([](auto& tensors) { tensors[1].type = StoredType::i32; }), {"I32", "BF16"});
 }
 
+// As a Gemma 3 that sees images is saved: its text model is one among others.
+TEST(HuggingFaceConfig, OfAModelThatSeesImagesTheTextModelIsRead) {
+  const fs::path text = fixtures / "gemma3";
+  const TemporaryDirectory directory;
+  const auto save = [&](const char* name, const std::string& other) {
+    const fs::path home = fs::path(directory / name);
+    fs::create_directory(home);
+    const json config{{"model_type", "gemma3"},
+                      {"text_config", json::parse(read_text((text / "config.json").string()))},
+                      {"vision_config", {{"hidden_size", 16}}}};
+    write_file_atomically((home / "config.json").string(), config.dump());
+    const SafetensorsFile original((text / "model.safetensors").string());
+    std::vector<StoredTensor> tensors = original.tensors();
+    for (StoredTensor& tensor : tensors) tensor.name = "language_model." + tensor.name;
+    tensors.push_back({other, StoredType::f32, {1}});
+    SafetensorsWriter writer((home / "model.safetensors").string(), tensors);
+    for (const StoredTensor& tensor : original.tensors()) {
+      const std::vector<std::byte> bytes = original.bytes(tensor);
+      writer.write("language_model." + tensor.name, bytes.data(), bytes.size());
+    }
+    const float one = 1;
+    writer.write(other, &one, sizeof one);
+    writer.finish();
+    return home.string();
+  };
+  const std::string sees = save("sees", "vision_tower.embeddings.patch_embedding.bias");
+  EXPECT_EQ(tensors_for_images(sees), 1);
+  ModelSpec model = load_model(sees), alone = load_model(text.string());
+  alone.name = model.name;
+  EXPECT_EQ(to_toml(model), to_toml(alone));
+  const std::string read = import_hugging_face(sees, directory / "read", DType::f32, 1),
+                    plain = import_hugging_face(text.string(), directory / "plain", DType::f32, 1);
+  const CheckpointReader one(read), other(plain);
+  for (const ParamSpec& spec : all_parameters(model))
+    EXPECT_EQ(one.read(spec.name, spec, DType::f32), other.read(spec.name, spec, DType::f32)) << spec.name;
+  expect_refusal(
+      [&] {
+        import_hugging_face(save("stranger", "audio_tower.bias"), directory / "no", DType::f32, 1);
+      },
+      {"audio_tower.bias"});
+  // What a published configuration leaves out is as in every other Gemma 3.
+  const ModelSpec few = model_from_hugging_face(
+      R"({"model_type": "gemma3", "text_config": {"hidden_size": 2560, "intermediate_size": 10240,
+          "model_type": "gemma3_text", "num_hidden_layers": 34, "sliding_window": 1024,
+          "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}})",
+      "x/config.json");
+  EXPECT_EQ(few.num_kv_heads, 4);
+  EXPECT_EQ(few.head_dim, 256);
+  EXPECT_EQ(few.window, (WindowSpec{1024, 6}));
+}
+
 TEST(HuggingFaceConfig, QuantizedWeightsAreRefusedByName) {
   const std::string config = read_text((fixtures / "gpt-oss/config.json").string());
   json quantized = json::parse(config);
@@ -418,11 +469,13 @@ TEST_P(HuggingFace, TransformersComputesTheSameFromAnExportedModel) {
 #endif
 
 INSTANTIATE_TEST_SUITE_P(Models, HuggingFace,
-                         testing::Values("gpt2", "llama", "llama-tied", "mixtral", "llama3", "llama-linear",
-                                         "mistral", "qwen2-yarn", "qwen2-window", "qwen3", "qwen3-moe",
-                                         "smollm3", "granite", "olmo2", "phi3", "phi3-longrope", "gemma2",
-                                         "gemma3", "gpt-neox", "gpt-neox-serial", "gpt-oss", "deepseek-v2",
-                                         "deepseek-v3", "llama-dynamic", "mistral-uneven", "qwen3-moe-dense"),
+                         testing::Values("gpt2", "llama", "llama-tied",
+                                         "llama-biases", "mixtral", "llama3", "llama-linear", "mistral",
+                                         "qwen2-yarn", "qwen2-window", "qwen3", "qwen3-moe", "smollm3",
+                                         "granite", "olmo2", "olmo3", "olmoe", "arcee", "seed-oss", "phi3",
+                                         "phi3-longrope", "gemma", "gemma2", "gemma3", "gpt-neox",
+                                         "gpt-neox-serial", "gpt-oss", "deepseek-v2", "deepseek-v3",
+                                         "llama-dynamic", "mistral-uneven", "qwen3-moe-dense"),
                          [](const auto& instance) {
                            std::string name = instance.param;
                            std::erase(name, '-');

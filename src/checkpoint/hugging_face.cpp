@@ -465,8 +465,14 @@ bool predicts_more(const ModelSpec& model, const std::string& name) {
   return model.latent_attention() && name.starts_with(fmt::format("model.layers.{}.", model.num_layers));
 }
 
-// Of each parameter of the model, and of routers' biases: under the name of its tensor, or GPT-2's without
-// the prefix of the class.
+// Of a model that sees images too: its text model's names begin with the former, the others' with the latter.
+const std::string text_model = "language_model.";
+bool is_for_images(const std::string& name) {
+  return name.starts_with("vision_tower.") || name.starts_with("multi_modal_projector.");
+}
+
+// Of each parameter of the model, and of routers' biases: under the name of its tensor, GPT-2's without the
+// prefix of the class too, or as the text of a model that sees images.
 std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, const ModelSpec& model) {
   const std::string prefix = "transformer.";
   std::set<std::string> left = stored.names();
@@ -475,6 +481,7 @@ std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, cons
     const std::string* name = stored.find(tensor.name);
     if (name == nullptr && tensor.name.starts_with(prefix))
       name = stored.find(tensor.name.substr(prefix.size()));
+    if (name == nullptr) name = stored.find(text_model + tensor.name);
     if (name == nullptr && stored.find(tensor.name + "_blocks") != nullptr)
       refuse(
           "{}: {} is kept as MXFP4 ({}_blocks and _scales), which is not read; legal: an export that is not "
@@ -498,14 +505,15 @@ std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, cons
     }
     left.erase(*name);
   }
-  const std::string output = "lm_head.weight";
+  const bool sees = places.begin()->second.name.starts_with(text_model);
+  const std::string output = (sees ? text_model : "") + "lm_head.weight";
   if (model.tied_embedding && left.erase(output) > 0) {
     const ParamSpec table = embedding_parameters(model).front();
     if (stored.read(output, table.shape) != stored.read(places[table.name].name, table.shape))
       refuse("{}: tie_word_embeddings, and yet {} is not {}", stored.directory(), output, table.name);
   }
   for (const std::string& name : left)
-    if (!is_constant(name) && !predicts_more(model, name))
+    if (!is_constant(name) && !predicts_more(model, name) && !(sees && is_for_images(name)))
       refuse("{}: {} is no tensor of a {}", stored.directory(), name, model.name);
   return places;
 }
@@ -525,7 +533,7 @@ void refuse_inexpressible(const ModelSpec& model, const std::string& type, const
 
 // What transformers' classes of these types ask for, though it decides nothing where head_dim is said.
 void refuse_uneven_heads(const ModelSpec& m, const std::string& type) {
-  const bool asks = type == "gemma2" || type == "gemma3_text" || type == "deepseek_v2";
+  const bool asks = type == "gemma2" || type == "gemma3_text" || type == "deepseek_v2" || type == "arcee";
   if (!asks || m.hidden % m.num_heads == 0) return;
   refuse(
       "model {}: transformers loads a {} only where num_heads = {} divides hidden = {}; legal: a divisor of "
@@ -674,30 +682,42 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
   } else {
     const bool mixtral = m.experts == Experts::mixtral;
     const bool deepseek = m.latent_attention();
-    const bool qwen3_moe = m.experts == Experts::deepseek && m.qk_norm && m.num_shared_experts == 0;
-    if (m.experts == Experts::deepseek && !qwen3_moe && !deepseek)
+    const bool normed = m.experts == Experts::deepseek && m.qk_norm && m.num_shared_experts == 0;
+    const bool olmoe = normed && m.qk_norm_whole, qwen3_moe = normed && !olmoe;
+    if (m.experts == Experts::deepseek && !normed && !deepseek)
       refuse(
           "model {}: transformers has no class of experts as in deepseek without its latent attention; "
           "legal: "
           "kv_rank above 0, or qk_norm = true and num_shared_experts = 0 (Qwen3's)",
           m.name);
-    const bool gemma = m.norm_place == NormPlace::both && m.norms_less_one, gemma2 = gemma && !m.qk_norm;
+    const bool gemma = m.norms_less_one, gemma1 = gemma && m.norm_place == NormPlace::before,
+               gemma2 = gemma && !gemma1 && !m.qk_norm;
+    const bool relu2 = m.activation == Activation::relu2;
+    const bool olmo = m.norm_place == NormPlace::after && m.qk_norm_whole;
+    // Which biases it has a Seed-OSS says one by one.
+    const bool seed_oss = m.experts == Experts::none && !m.qk_norm &&
+                          (m.qkv_bias != m.attention_out_bias && (m.attention_out_bias || m.mlp_bias));
     const bool v2 = m.experts == Experts::deepseek && m.router.scores == RouterScores::softmax;
     const bool gpt_oss = m.experts == Experts::gpt_oss;
     const auto [type, architecture] =
-        mixtral               ? std::pair{"mixtral", "MixtralForCausalLM"}
-        : gpt_oss             ? std::pair{"gpt_oss", "GptOssForCausalLM"}
-        : deepseek && v2      ? std::pair{"deepseek_v2", "DeepseekV2ForCausalLM"}
-        : deepseek            ? std::pair{"deepseek_v3", "DeepseekV3ForCausalLM"}
-        : qwen3_moe           ? std::pair{"qwen3_moe", "Qwen3MoeForCausalLM"}
-        : m.fused_projections ? std::pair{"phi3", "Phi3ForCausalLM"}
-        : m.norm_place == NormPlace::after && m.qk_norm_whole ? std::pair{"olmo2", "Olmo2ForCausalLM"}
-        : gemma2                                              ? std::pair{"gemma2", "Gemma2ForCausalLM"}
-        : gemma                                               ? std::pair{"gemma3_text", "Gemma3ForCausalLM"}
-        : m.scales != ScaleSpec{}                             ? std::pair{"granite", "GraniteForCausalLM"}
-        : m.rope.unturned_every > 0                           ? std::pair{"smollm3", "SmolLM3ForCausalLM"}
-        : m.qkv_bias                                          ? std::pair{"qwen2", "Qwen2ForCausalLM"}
-        : m.qk_norm                                           ? std::pair{"qwen3", "Qwen3ForCausalLM"}
+        mixtral                            ? std::pair{"mixtral", "MixtralForCausalLM"}
+        : gpt_oss                          ? std::pair{"gpt_oss", "GptOssForCausalLM"}
+        : deepseek && v2                   ? std::pair{"deepseek_v2", "DeepseekV2ForCausalLM"}
+        : deepseek                         ? std::pair{"deepseek_v3", "DeepseekV3ForCausalLM"}
+        : qwen3_moe                        ? std::pair{"qwen3_moe", "Qwen3MoeForCausalLM"}
+        : olmoe                            ? std::pair{"olmoe", "OlmoeForCausalLM"}
+        : m.fused_projections              ? std::pair{"phi3", "Phi3ForCausalLM"}
+        : olmo && m.rope.local_theta > 0   ? std::pair{"olmo3", "Olmo3ForCausalLM"}
+        : olmo                             ? std::pair{"olmo2", "Olmo2ForCausalLM"}
+        : gemma1                           ? std::pair{"gemma", "GemmaForCausalLM"}
+        : gemma2                           ? std::pair{"gemma2", "Gemma2ForCausalLM"}
+        : gemma                            ? std::pair{"gemma3_text", "Gemma3ForCausalLM"}
+        : m.scales != ScaleSpec{}          ? std::pair{"granite", "GraniteForCausalLM"}
+        : m.rope.unturned_every > 0        ? std::pair{"smollm3", "SmolLM3ForCausalLM"}
+        : m.qk_norm                        ? std::pair{"qwen3", "Qwen3ForCausalLM"}
+        : relu2                            ? std::pair{"arcee", "ArceeForCausalLM"}
+        : seed_oss                         ? std::pair{"seed_oss", "SeedOssForCausalLM"}
+        : m.qkv_bias && !m.attention_out_bias ? std::pair{"qwen2", "Qwen2ForCausalLM"}
         // A Mistral without a window is a Llama, but may have heads of any width.
         : m.window.size > 0 || m.hidden % m.num_heads != 0 ? std::pair{"mistral", "MistralForCausalLM"}
                                                            : std::pair{"llama", "LlamaForCausalLM"};
@@ -706,7 +726,7 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
               {"architectures", {architecture}},
               {"num_hidden_layers", m.num_layers},
               {"hidden_size", m.hidden},
-              {"intermediate_size", mixtral || gpt_oss ? m.expert_hidden : m.mlp_hidden},
+              {"intermediate_size", mixtral || gpt_oss || olmoe ? m.expert_hidden : m.mlp_hidden},
               {"num_attention_heads", m.num_heads},
               {"num_key_value_heads", m.num_kv_heads},
               {"head_dim", m.head_dim},
@@ -714,8 +734,18 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
               {"rms_norm_eps", m.norm_eps},
               {"rope_theta", m.rope.theta},
               {"hidden_act", "silu"},
-              {"attention_bias", false},
-              {"mlp_bias", false}};
+              {"attention_bias", seed_oss ? m.qkv_bias : m.attention_out_bias},
+              {"mlp_bias", m.mlp_bias}};
+    if (relu2) config["hidden_act"] = "relu2";
+    if (seed_oss) {
+      config["attention_out_bias"] = m.attention_out_bias;
+      config["attention_dropout"] = config["residual_dropout"] = 0.0;
+    }
+    if (olmoe) {
+      config["num_experts"] = m.num_experts;
+      config["num_experts_per_tok"] = m.experts_per_token;
+      config["norm_topk_prob"] = m.router.normalise;
+    }
     if (deepseek) add_deepseek(m, config);
     if (mixtral || gpt_oss) {
       config["num_local_experts"] = m.num_experts;
@@ -745,7 +775,9 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
       config["attn_logit_softcapping"] = cap(m.caps.attention);
       config["final_logit_softcapping"] = cap(m.caps.logits);
     }
-    if (gemma) {
+    if (gemma1) {
+      config["hidden_act"] = "gelu_pytorch_tanh";
+    } else if (gemma) {
       config.erase("hidden_act");
       config["hidden_activation"] = "gelu_pytorch_tanh";
       const double scalar = m.scales.attention > 0 ? 1 / (m.scales.attention * m.scales.attention)
@@ -850,6 +882,11 @@ void export_adapters(const std::string& checkpoint, const std::string& directory
       {"fan_in_fan_out", model.family == Family::gpt2},
       {"inference_mode", true}};
   write_file_atomically((fs::path(directory) / "adapter_config.json").string(), config.dump(2) + "\n");
+}
+
+std::int64_t tensors_for_images(const std::string& directory) {
+  const std::set<std::string> names = StoredModel(directory).names();
+  return std::count_if(names.begin(), names.end(), is_for_images);
 }
 
 bool has_weights(const std::string& directory) {

@@ -48,6 +48,9 @@ void export_adapters(const std::string& checkpoint, const std::string& directory
 // Whether a model's directory has its values, rather than its configuration alone.
 bool has_weights(const std::string& directory);
 
+// How many tensors of a model that sees images are beside its text model, which alone is read.
+std::int64_t tensors_for_images(const std::string& directory);
+
 // The weights of a model in this layout, and which of them each parameter is. DeepSeek-V3's modules that
 // predict a second token are left out, as transformers leaves them. Safe to share by threads.
 class HuggingFaceWeights {

@@ -72,6 +72,7 @@ void check_plain_llama(const LaunchRequest& r) {
   lacks(m.latent_attention(), "latent attention");
   lacks(m.attention_sinks, "attention sinks");
   lacks(m.attention_out_bias, "a bias behind attention");
+  lacks(m.mlp_bias, "biases of MLPs");
   lacks(m.experts == Experts::gpt_oss, "experts with biases");
 }
 

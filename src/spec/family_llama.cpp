@@ -1,5 +1,5 @@
-// Llama: RoPE, RMSNorm, SwiGLU or an activation without a gate, no biases (but Qwen2's of queries, keys and
-// values, and gpt-oss's of attention), grouped-query attention (Qwen3's with norms of heads, gpt-oss's with
+// Llama: RoPE, RMSNorm, SwiGLU or an activation without a gate, biases where they are asked for (Qwen2's of
+// queries, keys and values; of attention's output; of MLPs), grouped-query attention (Qwen3's with norms of heads, gpt-oss's with
 // sinks), weights stored (out, in); in place of MLPs the experts of Mixtral, DeepSeek or gpt-oss.
 #include <fmt/core.h>
 
@@ -148,14 +148,20 @@ BlockProgram Llama::layer(const ModelSpec& m, std::int64_t layer) {
              : middle;
   if (m.has_experts(layer))
     return b.finish(residual(b, m, 2, middle, b.experts(y, experts(m, at), expert_biases(m, at))));
-  std::vector<ParamSpec> in = swiglu(m, at + "mlp.", llama_names, m.mlp_hidden);
+  std::vector<ParamSpec> in = swiglu(m, at + "mlp.", llama_names, m.mlp_hidden), in_biases, out_biases;
   ParamSpec down = std::move(in.back());
   in.pop_back();
   if (!is_gated(m.activation)) in.erase(in.begin());
-  y = b.columns("mlp_in", y, std::move(in));
+  if (m.mlp_bias) {
+    if (is_gated(m.activation))
+      in_biases.push_back(cut_bias(at + "mlp.gate_proj.bias", m.mlp_hidden, {{m.mlp_hidden, 1}}));
+    in_biases.push_back(cut_bias(at + "mlp.up_proj.bias", m.mlp_hidden, {{m.mlp_hidden, 1}}));
+    out_biases.push_back(whole_bias(at + "mlp.down_proj.bias", m.hidden));
+  }
+  y = b.columns("mlp_in", y, std::move(in), std::move(in_biases));
   y = b.rows("mlp_out", b.activation(y, m.activation), std::move(down));
   if (after) y = b.rms_norm("mlp_norm", y, at + "post_feedforward_layernorm");
-  return b.finish(residual(b, m, 2, middle, y));
+  return b.finish(residual(b, m, 2, middle, y, std::move(out_biases)));
 }
 
 BlockProgram Llama::head(const ModelSpec& m) {

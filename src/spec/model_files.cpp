@@ -62,6 +62,7 @@ constexpr const char* toml_keys[] = {"name",
                                      "activation",
                                      "qkv_bias",
                                      "attention_out_bias",
+                                     "mlp_bias",
                                      "attention_sinks",
                                      "qk_norm",
                                      "experts",
@@ -355,6 +356,7 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
   m.qkv_bias = llama_choice(reader, where, "qkv_bias", m);
   m.qk_norm = llama_choice(reader, where, "qk_norm", m);
   m.attention_out_bias = llama_choice(reader, where, "attention_out_bias", m);
+  m.mlp_bias = llama_choice(reader, where, "mlp_bias", m);
   m.attention_sinks = llama_choice(reader, where, "attention_sinks", m);
   m.q_rank = reader.integer_or("q_rank", 0);
   m.rotary_dim = reader.integer_or("rotary_dim", 0);
@@ -402,6 +404,7 @@ std::string to_toml(const ModelSpec& m) {
   if (!gpt2 && m.activation != Activation::swiglu) line("activation", quoted(name_of(m.activation)));
   if (m.qkv_bias) line("qkv_bias", m.qkv_bias);
   if (m.attention_out_bias) line("attention_out_bias", m.attention_out_bias);
+  if (m.mlp_bias) line("mlp_bias", m.mlp_bias);
   if (m.attention_sinks) line("attention_sinks", m.attention_sinks);
   if (m.qk_norm) line("qk_norm", m.qk_norm);
   if (m.experts != Experts::none) {

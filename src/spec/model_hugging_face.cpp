@@ -276,6 +276,8 @@ struct LlamaDefaults {
   double rope_theta = 10000.0, norm_eps = 1e-6;
   bool tied = false;
   std::optional<bool> biased = {};  // all of attention; without a value its family has no such choice
+  bool gelu_is_tanh = false;        // its files say "gelu" and mean that
+  bool mlp_biased = false;          // where mlp_bias says so; its family has the choice
 };
 
 void read_llama(const Config& config, const LlamaDefaults& defaults, ModelSpec& m) {
@@ -293,15 +295,21 @@ void read_llama(const Config& config, const LlamaDefaults& defaults, ModelSpec& 
   m.norm_eps = config.real_or("rms_norm_eps", defaults.norm_eps);
   read_rope(config, defaults.rope_theta, m);
   m.activation = defaults.activation;
-  if (m.activation == Activation::geglu)
-    config.only_text("hidden_activation", "gelu_pytorch_tanh", {"gelu_pytorch_tanh"});
+  const char* const geglu = config.has("hidden_activation") ? "hidden_activation" : "hidden_act";
+  if (m.activation == Activation::geglu && defaults.gelu_is_tanh)
+    config.only_text(geglu, "gelu_pytorch_tanh", {"gelu_pytorch_tanh", "gelu"});
+  else if (m.activation == Activation::geglu)
+    config.only_text(geglu, "gelu_pytorch_tanh", {"gelu_pytorch_tanh"});
+  else if (m.activation == Activation::relu2)
+    config.only_text("hidden_act", "relu2", {"relu2"});
   else
     config.only_text("hidden_act", "silu", {"silu"});
   if (defaults.biased)
     m.qkv_bias = m.attention_out_bias = config.boolean_or("attention_bias", *defaults.biased);
   else
     config.only_boolean("attention_bias", false);
-  config.only_boolean("mlp_bias", false);
+  m.mlp_bias = defaults.mlp_biased && config.boolean_or("mlp_bias", false);
+  if (!defaults.mlp_biased) config.only_boolean("mlp_bias", false);
   config.only_real("attention_dropout", 0.0);
   if (m.num_layers > 100000) config.wrong("num_hidden_layers", "at most 100000");
   read_window(config, defaults.windowed && config.has("sliding_window"), m);
@@ -359,9 +367,9 @@ void read_qwen(const Config& config, bool qwen2, ModelSpec& m) {
       config.wrong("max_window_layers", "0, or at least num_hidden_layers,");
   }
   const bool in_all = window && !config.has("layer_types") && config.required("max_window_layers") == 0;
-  read_llama(config, {.windowed = in_all}, m);
+  read_llama(config, {.windowed = in_all, .biased = qwen2 ? std::optional<bool>() : false}, m);
   if (!window && m.window.size > 0) config.wrong("use_sliding_window", "true beside sliding_attention");
-  m.qkv_bias = qwen2;
+  if (qwen2) m.qkv_bias = true;
   m.qk_norm = !qwen2;
 }
 
@@ -404,7 +412,7 @@ void read_qwen3_moe(const Config& config, ModelSpec& m) {
 
 // Layers without positions: each n-th.
 void read_smollm3(const Config& config, ModelSpec& m) {
-  read_llama(config, {.rope_theta = 2e6, .tied = true}, m);
+  read_llama(config, {.rope_theta = 2e6, .tied = true, .biased = false, .mlp_biased = true}, m);
   if (m.window.size > 0) config.wrong("sliding_window", "null");
   const std::int64_t every = config.integer_or("no_rope_layer_interval", 4);
   m.rope.unturned_every = every > m.num_layers ? 0 : every;
@@ -431,6 +439,42 @@ void read_olmo2(const Config& config, ModelSpec& m) {
   read_llama(config, {.norm_eps = 1e-5}, m);
   m.norm_place = NormPlace::after;
   m.qk_norm = m.qk_norm_whole = true;
+}
+
+// OLMo 2 with a window in all layers but each fourth, by default; positions are scaled where there is none.
+void read_olmo3(const Config& config, ModelSpec& m) {
+  constexpr double theta = 500000;
+  m.rope.local_theta = config.real_or("rope_theta", theta);
+  read_llama(config, {.rope_theta = theta, .norm_eps = 1e-5}, m);
+  if (!config.has("layer_types")) {
+    m.window = {config.names("sliding_window") ? config.integer("sliding_window") : 4096, 4};
+    // This many layers have no full one.
+    if (m.num_layers < m.window.full_every) m.window.full_every = 0;
+  }
+  m.norm_place = NormPlace::after;
+  m.qk_norm = m.qk_norm_whole = true;
+}
+
+// OLMoE: a mixture in every layer, of experts as wide as intermediate_size.
+void read_olmoe(const Config& config, ModelSpec& m) {
+  read_llama(config, {.norm_eps = 1e-5}, m);
+  m.qk_norm = m.qk_norm_whole = true;
+  m.experts = Experts::deepseek;
+  m.num_experts = config.integer(config.has("num_experts") ? "num_experts" : "num_local_experts");
+  m.experts_per_token = config.integer("num_experts_per_tok");
+  m.expert_hidden = m.mlp_hidden;
+  m.router.normalise = config.boolean_or("norm_topk_prob", false);
+  config.only_null("clip_qkv");
+  if (m.attention_width() != m.hidden)
+    config.wrong("head_dim", fmt::format("{}, as its norms have it,", m.hidden / m.num_heads));
+}
+
+// Biases of attention's inputs by default, of what it hands on and of MLPs on request.
+void read_seed_oss(const Config& config, ModelSpec& m) {
+  config.required("head_dim");  // transformers would take 128
+  config.only_real("residual_dropout", 0.0);
+  read_llama(config, {.biased = true, .mlp_biased = true}, m);
+  m.attention_out_bias = config.boolean_or("attention_out_bias", false);
 }
 
 // Phi-3, and Phi-4 with it.
@@ -462,6 +506,16 @@ void read_gemma(const Config& config, double theta, std::int64_t full_every, Mod
 // Null: none.
 double read_cap(const Config& config, const char* key, double otherwise) {
   return config.names(key) && !config.has(key) ? 0 : config.real_or(key, otherwise);
+}
+
+// The first one: norms before alone, no window. "gelu" is what its first files call the tanh form.
+void read_gemma1(const Config& config, ModelSpec& m) {
+  m.norms_less_one = true;
+  config.required("num_key_value_heads");
+  config.required("head_dim");
+  read_llama(config, {.activation = Activation::geglu, .tied = true, .biased = false, .gelu_is_tanh = true}, m);
+  m.scales.embedding = std::sqrt(static_cast<double>(m.hidden));
+  config.only_boolean("use_bidirectional_attention", false);
 }
 
 void read_gemma2(const Config& config, ModelSpec& m) {
@@ -536,10 +590,26 @@ void read_deepseek(const Config& config, bool v3, ModelSpec& m) {
   m.router.group_best = m.experts_per_token / m.router.most_groups == best ? 0 : best;
 }
 
+// Of a Gemma 3 that sees images, which says of its text what is not as usual: with the rest.
+Json text_of_gemma3(const Config& config) {
+  const Json& text = config.required("text_config");
+  if (!text.is_object()) config.wrong("text_config", "an object");
+  Json whole = {{"vocab_size", 262208},
+                {"num_attention_heads", 8},
+                {"num_key_value_heads", 4},
+                {"head_dim", 256},
+                {"max_position_embeddings", 131072},
+                {"query_pre_attn_scalar", 256},
+                {"sliding_window", 4096}};
+  whole.update(text);
+  whole["model_type"] = "gemma3_text";
+  return whole;
+}
+
 [[noreturn]] void refuse_model_type(const std::string& where, const std::string& type) {
   refuse(
       "{}: model_type = \"{}\" is not supported: only gpt2, llama, mistral, mixtral, qwen2, qwen3, "
-      "qwen3_moe, smollm3, granite, olmo2, phi3, gemma2, gemma3_text, gpt_neox, gpt_oss, deepseek_v2 and "
+      "qwen3_moe, smollm3, granite, olmo2, olmo3, olmoe, arcee, seed_oss, phi3, gemma, gemma2, gemma3, gemma3_text, gpt_neox, gpt_oss, deepseek_v2 and "
       "deepseek_v3 are",
       where, type);
 }
@@ -572,12 +642,14 @@ ModelSpec model_from_hugging_face(const std::string& config_json, const std::str
   config.required("model_type");
   const std::string type = config.text_or("model_type", "");
   refuse_quantized(config);
+  if (type == "gemma3")
+    return model_from_hugging_face(text_of_gemma3(config).dump(-1, ' ', false, Json::error_handler_t::replace), where);
   ModelSpec m;
   m.name = model_name(where, type);
   if (type == "gpt2") {
     read_gpt2(config, m);
   } else if (type == "llama") {
-    read_llama(config, {}, m);
+    read_llama(config, {.biased = false, .mlp_biased = true}, m);
   } else if (type == "mistral") {
     // transformers' own defaults would be 8 heads and a window of 4096 tokens: too surprising to be assumed
     // here.
@@ -598,6 +670,16 @@ ModelSpec model_from_hugging_face(const std::string& config_json, const std::str
     read_granite(config, m);
   } else if (type == "olmo2") {
     read_olmo2(config, m);
+  } else if (type == "olmo3") {
+    read_olmo3(config, m);
+  } else if (type == "olmoe") {
+    read_olmoe(config, m);
+  } else if (type == "arcee") {
+    read_llama(config, {.activation = Activation::relu2, .norm_eps = 1e-5, .biased = false, .mlp_biased = true}, m);
+  } else if (type == "seed_oss") {
+    read_seed_oss(config, m);
+  } else if (type == "gemma") {
+    read_gemma1(config, m);
   } else if (type == "phi3") {
     read_phi3(config, m);
   } else if (type == "gpt_neox") {

@@ -89,12 +89,23 @@ void check_attention(const ModelSpec& m) {
       refuse("model {}: {} = true is not legal with latent attention (kv_rank = {}); give false", m.name,
              field, m.kv_rank);
   }
-  if (m.attention_out_bias && m.norm_place != NormPlace::before)
-    refuse("model {}: attention_out_bias = true is not legal with norm_place = \"{}\"; give \"before\"",
-           m.name, name_of(m.norm_place));
-  if (m.attention_out_bias && m.scales.residual != 1)
-    refuse("model {}: attention_out_bias = true is not legal with residual_scale = {}; give 1", m.name,
-           m.scales.residual);
+  if (m.mlp_bias && m.family != Family::llama)
+    refuse("model {}: mlp_bias = true is not legal for the {} family; give false, or family = \"llama\"", m.name,
+           name_of(m.family));
+  if (m.mlp_bias && m.experts != Experts::none)
+    refuse("model {}: mlp_bias = true is not legal with experts = \"{}\"; give false", m.name,
+           name_of(m.experts));
+  // They are added with the residual stream.
+  for (const auto& [field, chosen] :
+       {std::pair{"attention_out_bias", m.attention_out_bias}, {"mlp_bias", m.mlp_bias}}) {
+    if (!chosen) continue;
+    if (m.norm_place != NormPlace::before)
+      refuse("model {}: {} = true is not legal with norm_place = \"{}\"; give \"before\"", m.name, field,
+             name_of(m.norm_place));
+    if (m.scales.residual != 1)
+      refuse("model {}: {} = true is not legal with residual_scale = {}; give 1", m.name, field,
+             m.scales.residual);
+  }
 }
 
 void check_router(const ModelSpec& m) {

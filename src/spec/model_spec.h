@@ -82,6 +82,7 @@ struct ModelSpec {
   Activation activation = Activation::swiglu;  // of a llama's MLPs; without a gate they have no gate_proj
   bool qkv_bias = false;                       // of a llama's query, key and value projections (Qwen2)
   bool attention_out_bias = false;             // of what attention hands to the residual stream (gpt-oss)
+  bool mlp_bias = false;                       // of all projections of a llama's dense MLPs
   // Each head of a llama has a number that takes part in its softmax as a key's score does, and has no value
   // (gpt-oss, https://arxiv.org/abs/2508.10925; Xiao et al. 2023, https://arxiv.org/abs/2309.17453).
   bool attention_sinks = false;
