@@ -235,10 +235,11 @@ std::string origin_of_weights(const TrainFlags& f) {
   if (f.request.from) {
     const CheckpointInfo* const checkpoint = f.request.from->checkpoint();
     const bool sees = checkpoint == nullptr && tensors_for_images(f.request.from->path()) > 0;
-    return fmt::format("weights from {}{}\n", f.request.from->path(),
-                       checkpoint != nullptr
-                           ? fmt::format(", trained for {}", counted(checkpoint->step, "step"))
-                           : std::string(sees ? ", of its text model alone: what sees images is left out" : ""));
+    return fmt::format(
+        "weights from {}{}\n", f.request.from->path(),
+        checkpoint != nullptr
+            ? fmt::format(", trained for {}", counted(checkpoint->step, "step"))
+            : std::string(sees ? ", of its text model alone: what sees images is left out" : ""));
   }
   if (f.request.resume || !is_given(*f.app, "--model")) return "";
   const std::string model = f.app->get_option("--model")->as<std::string>();

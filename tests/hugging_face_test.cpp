@@ -393,9 +393,7 @@ TEST(HuggingFaceConfig, OfAModelThatSeesImagesTheTextModelIsRead) {
   for (const ParamSpec& spec : all_parameters(model))
     EXPECT_EQ(one.read(spec.name, spec, DType::f32), other.read(spec.name, spec, DType::f32)) << spec.name;
   expect_refusal(
-      [&] {
-        import_hugging_face(save("stranger", "audio_tower.bias"), directory / "no", DType::f32, 1);
-      },
+      [&] { import_hugging_face(save("stranger", "audio_tower.bias"), directory / "no", DType::f32, 1); },
       {"audio_tower.bias"});
   // What a published configuration leaves out is as in every other Gemma 3.
   const ModelSpec few = model_from_hugging_face(
@@ -469,13 +467,12 @@ TEST_P(HuggingFace, TransformersComputesTheSameFromAnExportedModel) {
 #endif
 
 INSTANTIATE_TEST_SUITE_P(Models, HuggingFace,
-                         testing::Values("gpt2", "llama", "llama-tied",
-                                         "llama-biases", "mixtral", "llama3", "llama-linear", "mistral",
-                                         "qwen2-yarn", "qwen2-window", "qwen3", "qwen3-moe", "smollm3",
-                                         "granite", "olmo2", "olmo3", "olmoe", "arcee", "seed-oss", "phi3",
-                                         "phi3-longrope", "gemma", "gemma2", "gemma3", "gpt-neox",
-                                         "gpt-neox-serial", "gpt-oss", "deepseek-v2", "deepseek-v3",
-                                         "llama-dynamic", "mistral-uneven", "qwen3-moe-dense"),
+                         testing::Values("gpt2", "llama", "llama-tied", "llama-biases", "mixtral", "llama3",
+                                         "llama-linear", "mistral", "qwen2-yarn", "qwen2-window", "qwen3",
+                                         "qwen3-moe", "smollm3", "granite", "olmo2", "olmo3", "olmoe",
+                                         "arcee", "seed-oss", "phi3", "phi3-longrope", "gemma", "gemma2",
+                                         "gemma3", "gpt-neox", "gpt-neox-serial", "gpt-oss", "deepseek-v2",
+                                         "deepseek-v3", "llama-dynamic", "mistral-uneven", "qwen3-moe-dense"),
                          [](const auto& instance) {
                            std::string name = instance.param;
                            std::erase(name, '-');

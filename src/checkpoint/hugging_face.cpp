@@ -700,23 +700,23 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
     const bool v2 = m.experts == Experts::deepseek && m.router.scores == RouterScores::softmax;
     const bool gpt_oss = m.experts == Experts::gpt_oss;
     const auto [type, architecture] =
-        mixtral                            ? std::pair{"mixtral", "MixtralForCausalLM"}
-        : gpt_oss                          ? std::pair{"gpt_oss", "GptOssForCausalLM"}
-        : deepseek && v2                   ? std::pair{"deepseek_v2", "DeepseekV2ForCausalLM"}
-        : deepseek                         ? std::pair{"deepseek_v3", "DeepseekV3ForCausalLM"}
-        : qwen3_moe                        ? std::pair{"qwen3_moe", "Qwen3MoeForCausalLM"}
-        : olmoe                            ? std::pair{"olmoe", "OlmoeForCausalLM"}
-        : m.fused_projections              ? std::pair{"phi3", "Phi3ForCausalLM"}
-        : olmo && m.rope.local_theta > 0   ? std::pair{"olmo3", "Olmo3ForCausalLM"}
-        : olmo                             ? std::pair{"olmo2", "Olmo2ForCausalLM"}
-        : gemma1                           ? std::pair{"gemma", "GemmaForCausalLM"}
-        : gemma2                           ? std::pair{"gemma2", "Gemma2ForCausalLM"}
-        : gemma                            ? std::pair{"gemma3_text", "Gemma3ForCausalLM"}
-        : m.scales != ScaleSpec{}          ? std::pair{"granite", "GraniteForCausalLM"}
-        : m.rope.unturned_every > 0        ? std::pair{"smollm3", "SmolLM3ForCausalLM"}
-        : m.qk_norm                        ? std::pair{"qwen3", "Qwen3ForCausalLM"}
-        : relu2                            ? std::pair{"arcee", "ArceeForCausalLM"}
-        : seed_oss                         ? std::pair{"seed_oss", "SeedOssForCausalLM"}
+        mixtral                               ? std::pair{"mixtral", "MixtralForCausalLM"}
+        : gpt_oss                             ? std::pair{"gpt_oss", "GptOssForCausalLM"}
+        : deepseek && v2                      ? std::pair{"deepseek_v2", "DeepseekV2ForCausalLM"}
+        : deepseek                            ? std::pair{"deepseek_v3", "DeepseekV3ForCausalLM"}
+        : qwen3_moe                           ? std::pair{"qwen3_moe", "Qwen3MoeForCausalLM"}
+        : olmoe                               ? std::pair{"olmoe", "OlmoeForCausalLM"}
+        : m.fused_projections                 ? std::pair{"phi3", "Phi3ForCausalLM"}
+        : olmo && m.rope.local_theta > 0      ? std::pair{"olmo3", "Olmo3ForCausalLM"}
+        : olmo                                ? std::pair{"olmo2", "Olmo2ForCausalLM"}
+        : gemma1                              ? std::pair{"gemma", "GemmaForCausalLM"}
+        : gemma2                              ? std::pair{"gemma2", "Gemma2ForCausalLM"}
+        : gemma                               ? std::pair{"gemma3_text", "Gemma3ForCausalLM"}
+        : m.scales != ScaleSpec{}             ? std::pair{"granite", "GraniteForCausalLM"}
+        : m.rope.unturned_every > 0           ? std::pair{"smollm3", "SmolLM3ForCausalLM"}
+        : m.qk_norm                           ? std::pair{"qwen3", "Qwen3ForCausalLM"}
+        : relu2                               ? std::pair{"arcee", "ArceeForCausalLM"}
+        : seed_oss                            ? std::pair{"seed_oss", "SeedOssForCausalLM"}
         : m.qkv_bias && !m.attention_out_bias ? std::pair{"qwen2", "Qwen2ForCausalLM"}
         // A Mistral without a window is a Llama, but may have heads of any width.
         : m.window.size > 0 || m.hidden % m.num_heads != 0 ? std::pair{"mistral", "MistralForCausalLM"}

@@ -1,6 +1,7 @@
 // Llama: RoPE, RMSNorm, SwiGLU or an activation without a gate, biases where they are asked for (Qwen2's of
-// queries, keys and values; of attention's output; of MLPs), grouped-query attention (Qwen3's with norms of heads, gpt-oss's with
-// sinks), weights stored (out, in); in place of MLPs the experts of Mixtral, DeepSeek or gpt-oss.
+// queries, keys and values; of attention's output; of MLPs), grouped-query attention (Qwen3's with norms of
+// heads, gpt-oss's with sinks), weights stored (out, in); in place of MLPs the experts of Mixtral, DeepSeek
+// or gpt-oss.
 #include <fmt/core.h>
 
 #include "spec/block_builder.h"

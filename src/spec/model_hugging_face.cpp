@@ -513,7 +513,8 @@ void read_gemma1(const Config& config, ModelSpec& m) {
   m.norms_less_one = true;
   config.required("num_key_value_heads");
   config.required("head_dim");
-  read_llama(config, {.activation = Activation::geglu, .tied = true, .biased = false, .gelu_is_tanh = true}, m);
+  read_llama(config, {.activation = Activation::geglu, .tied = true, .biased = false, .gelu_is_tanh = true},
+             m);
   m.scales.embedding = std::sqrt(static_cast<double>(m.hidden));
   config.only_boolean("use_bidirectional_attention", false);
 }
@@ -594,12 +595,8 @@ void read_deepseek(const Config& config, bool v3, ModelSpec& m) {
 Json text_of_gemma3(const Config& config) {
   const Json& text = config.required("text_config");
   if (!text.is_object()) config.wrong("text_config", "an object");
-  Json whole = {{"vocab_size", 262208},
-                {"num_attention_heads", 8},
-                {"num_key_value_heads", 4},
-                {"head_dim", 256},
-                {"max_position_embeddings", 131072},
-                {"query_pre_attn_scalar", 256},
+  Json whole = {{"vocab_size", 262208},  {"num_attention_heads", 8},          {"num_key_value_heads", 4},
+                {"head_dim", 256},       {"max_position_embeddings", 131072}, {"query_pre_attn_scalar", 256},
                 {"sliding_window", 4096}};
   whole.update(text);
   whole["model_type"] = "gemma3_text";
@@ -609,7 +606,8 @@ Json text_of_gemma3(const Config& config) {
 [[noreturn]] void refuse_model_type(const std::string& where, const std::string& type) {
   refuse(
       "{}: model_type = \"{}\" is not supported: only gpt2, llama, mistral, mixtral, qwen2, qwen3, "
-      "qwen3_moe, smollm3, granite, olmo2, olmo3, olmoe, arcee, seed_oss, phi3, gemma, gemma2, gemma3, gemma3_text, gpt_neox, gpt_oss, deepseek_v2 and "
+      "qwen3_moe, smollm3, granite, olmo2, olmo3, olmoe, arcee, seed_oss, phi3, gemma, gemma2, gemma3, "
+      "gemma3_text, gpt_neox, gpt_oss, deepseek_v2 and "
       "deepseek_v3 are",
       where, type);
 }
@@ -643,7 +641,8 @@ ModelSpec model_from_hugging_face(const std::string& config_json, const std::str
   const std::string type = config.text_or("model_type", "");
   refuse_quantized(config);
   if (type == "gemma3")
-    return model_from_hugging_face(text_of_gemma3(config).dump(-1, ' ', false, Json::error_handler_t::replace), where);
+    return model_from_hugging_face(
+        text_of_gemma3(config).dump(-1, ' ', false, Json::error_handler_t::replace), where);
   ModelSpec m;
   m.name = model_name(where, type);
   if (type == "gpt2") {
@@ -675,7 +674,8 @@ ModelSpec model_from_hugging_face(const std::string& config_json, const std::str
   } else if (type == "olmoe") {
     read_olmoe(config, m);
   } else if (type == "arcee") {
-    read_llama(config, {.activation = Activation::relu2, .norm_eps = 1e-5, .biased = false, .mlp_biased = true}, m);
+    read_llama(config,
+               {.activation = Activation::relu2, .norm_eps = 1e-5, .biased = false, .mlp_biased = true}, m);
   } else if (type == "seed_oss") {
     read_seed_oss(config, m);
   } else if (type == "gemma") {

@@ -90,8 +90,8 @@ void check_attention(const ModelSpec& m) {
              field, m.kv_rank);
   }
   if (m.mlp_bias && m.family != Family::llama)
-    refuse("model {}: mlp_bias = true is not legal for the {} family; give false, or family = \"llama\"", m.name,
-           name_of(m.family));
+    refuse("model {}: mlp_bias = true is not legal for the {} family; give false, or family = \"llama\"",
+           m.name, name_of(m.family));
   if (m.mlp_bias && m.experts != Experts::none)
     refuse("model {}: mlp_bias = true is not legal with experts = \"{}\"; give false", m.name,
            name_of(m.experts));
