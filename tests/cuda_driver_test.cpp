@@ -1,16 +1,19 @@
 // The driver of CUDA on a device: what device_seam_test.cpp holds the seam to, where there is one.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/error.h"
 #include "base/philox.h"
+#include "tensor/device_collectives.h"
 #include "tensor/device_stream.h"
 #include "tensor/host.h"
 #include "tensor/reduce_element.h"
@@ -118,6 +121,65 @@ TEST_F(CudaDriver, ReducesAsTheHostDoes) {
     expect_reduced<float, bf16>(*driver_, DType::bf16, op);
     expect_reduced<std::int32_t, std::int32_t>(*driver_, DType::i32, op);
   }
+}
+
+TEST_F(CudaDriver, DevicesReadEachOthersMemory) {
+  if (driver_->num_devices() < 2 || !driver_->can_reach(0, 1)) GTEST_SKIP() << "no two devices with access";
+  constexpr std::int64_t count = 1 << 20;
+  Arena here(driver_.get(), 0), beside(driver_.get(), 1);
+  const Tensor x(here, MemoryCategory::other, DType::f32, {count});
+  const Tensor y(beside, MemoryCategory::other, DType::f32, {count});
+  copy_from_host(std::vector<float>(count, 1), x);
+  copy_from_host(std::vector<float>(count, 2), y);
+  here.stream().wait_for(*beside.stream().record());
+  ASSERT_TRUE(driver_->reach(0, 1));
+  ASSERT_TRUE(driver_->reach(0, 1));  // twice is once
+  const std::vector<const std::byte*> from{x.address(), y.address()};
+  const std::vector<std::byte*> to{x.address(), y.address()};
+  driver_->reduce({ReduceOp::sum, DType::f32, from, to, count}, here.stream().handle());
+  EXPECT_EQ(copy_to_host<float>(x), std::vector<float>(count, 3));
+  EXPECT_EQ(copy_to_host<float>(y), std::vector<float>(count, 3));
+  const Tensor z(beside, MemoryCategory::other, DType::f32, {count});
+  beside.stream().wait_for(*here.stream().record());
+  driver_->copy({.to = z.address(), .from = x.address(), .row_bytes = count * sizeof(float)},
+                beside.stream().handle());
+  EXPECT_EQ(copy_to_host<float>(z), std::vector<float>(count, 3));
+}
+
+// A rank on each device, one thread each; of one device alone, NCCL's calls at least.
+TEST_F(CudaDriver, NcclSumsAndGathersOverTheDevices) {
+  if (const std::string why = driver_->no_collectives(); !why.empty()) GTEST_SKIP() << why;
+  DeviceCollectives& nccl = driver_->collectives();
+  EXPECT_EQ(nccl.name().rfind("NCCL ", 0), 0u);
+  constexpr std::int64_t count = 1000;
+  const int n = std::min(driver_->num_devices(), 8);
+  const DeviceCollectives::Id id = nccl.make_id();
+  std::vector<std::vector<float>> sums(static_cast<std::size_t>(n)), gathered(sums.size());
+  const auto run = [&](int rank) {
+    Arena arena(driver_.get(), rank);
+    const auto member = nccl.join(id, rank, rank, n, [] { return false; });
+    const Tensor x(arena, MemoryCategory::other, DType::f32, {count});
+    const Tensor all(arena, MemoryCategory::other, DType::f32, {n});
+    copy_from_host(std::vector<float>(count, static_cast<float>(rank + 1)), x);
+    const StreamHandle stream = arena.stream().handle();
+    nccl.all_gather(x.address(), all.address(), 1, DType::f32, member, stream);
+    nccl.all_reduce(x.address(), x.address(), count, DType::f32, ReduceOp::sum, member, stream);
+    nccl.begin_together();
+    nccl.send(x.address(), 1, DType::f32, (rank + 1) % n, member, stream);
+    nccl.receive(x.address() + 4, 1, DType::f32, (rank + n - 1) % n, member, stream);
+    nccl.end_together(member);
+    sums[static_cast<std::size_t>(rank)] = copy_to_host<float>(x);
+    gathered[static_cast<std::size_t>(rank)] = copy_to_host<float>(all);
+    EXPECT_EQ(nccl.error(member), "");
+    nccl.leave(member);
+  };
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < n; ++rank) threads.emplace_back(run, rank);
+  for (std::thread& thread : threads) thread.join();
+  std::vector<float> ranks(static_cast<std::size_t>(n));
+  std::iota(ranks.begin(), ranks.end(), 1.0f);
+  for (const auto& sum : sums) EXPECT_EQ(sum, std::vector<float>(count, static_cast<float>(n * (n + 1) / 2)));
+  for (const auto& all : gathered) EXPECT_EQ(all, ranks);
 }
 
 TEST_F(CudaDriver, OutOfMemorySaysWhatWasAskedAndWhatIsFree) {

@@ -52,7 +52,7 @@ void in_all_orders(const std::function<void(FakeDriver&)>& body,
                    std::size_t memory_bytes = std::size_t{1} << 30, std::uint64_t orders = num_orders) {
   for (std::uint64_t seed = 1; seed <= orders; ++seed) {
     SCOPED_TRACE(seed);
-    FakeDriver driver({seed, memory_bytes});
+    FakeDriver driver({.seed = seed, .memory_bytes = memory_bytes});
     body(driver);
     EXPECT_EQ(driver.complaints(), std::vector<std::string>());
   }
@@ -303,6 +303,21 @@ TEST(FakeDevice, SeesMemoryThatIsUsedAfterItWasGivenBack) {
   EXPECT_EQ(driver.complaints().back(), "1 streams left");
 }
 
+TEST(FakeDevice, SeesAKernelThatReachesForAnotherDevicesMemory) {
+  FakeDriver driver({.devices = 3});
+  const StreamHandle zero = driver.create_stream(0), two = driver.create_stream(2);
+  std::byte* const x = driver.allocate(0, 64);
+  std::byte* const y = driver.allocate(1, 64);
+  EXPECT_THROW(driver.fill_bytes(y, 1, 64, zero), InvariantError);
+  driver.copy({.to = y, .from = x, .row_bytes = 64}, zero);
+  EXPECT_THROW(driver.copy({.to = y, .from = x, .row_bytes = 64}, two), InvariantError);
+  EXPECT_TRUE(driver.reach(0, 1));
+  driver.fill_bytes(y, 1, 64, zero);
+  EXPECT_THROW(driver.fill_bytes(x, 1, 64, driver.create_stream(1)), InvariantError);  // the other way
+  EXPECT_THROW(driver.record(driver.create_event(1), zero), InvariantError);
+  EXPECT_FALSE(FakeDriver({.devices = 2, .peers = false}).reach(0, 1));
+}
+
 TEST(FakeDevice, SeesAnEarlyReadAndALateWriteOfPinnedMemory) {
   FakeDriver driver;
   const StreamHandle stream = driver.create_stream(0);
@@ -324,7 +339,7 @@ TEST(FakeDevice, SeesAnEarlyReadAndALateWriteOfPinnedMemory) {
 TEST(FakeDevice, RunsStreamsThatNothingOrdersInAnyOrder) {
   int first_wins = 0;
   for (std::uint64_t seed = 1; seed <= num_orders; ++seed) {
-    FakeDriver driver({seed});
+    FakeDriver driver({.seed = seed});
     const StreamHandle a = driver.create_stream(0), b = driver.create_stream(0);
     std::byte* const x = driver.allocate(0, 1);
     std::byte* const pinned = driver.allocate_pinned(1);

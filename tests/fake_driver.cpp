@@ -6,10 +6,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "base/error.h"
 #include "comm/reduce.h"
+#include "fake_collectives.h"
 #include "queued_kernels.h"
 
 namespace echelon::checks {
@@ -19,14 +21,6 @@ constexpr std::size_t fake_alignment = 256, page = 4096;
 constexpr int poison = 0xff;  // not a number, in every type of floats
 
 using Lock = std::lock_guard<std::recursive_mutex>;
-
-bool lies_in(const std::map<const std::byte*, std::size_t>& blocks, const std::byte* begin,
-             std::size_t bytes) {
-  auto after = blocks.upper_bound(begin);
-  if (after == blocks.begin()) return false;
-  const auto& [block, size] = *std::prev(after);
-  return begin + bytes <= block + size;
-}
 
 std::size_t extent(std::size_t stride, std::size_t row_bytes, std::size_t rows) {
   return rows == 0 || row_bytes == 0 ? 0 : (rows - 1) * stride + row_bytes;
@@ -42,6 +36,13 @@ std::uint64_t sum_of(const std::byte* data, std::size_t bytes) {
 
 }  // namespace
 
+struct FakeDriver::Meeting {
+  std::function<void()> work;
+  std::vector<Stream*> streams{};  // by rank; null: not queued yet
+  std::vector<bool> given_up{};
+  bool done = false, broken = false, being_brought = false;
+};
+
 FakeDriver::FakeDriver(const Options& options)
     : options_(options),
       random_(options.seed, echelon::Stream::test, 0),
@@ -56,12 +57,13 @@ FakeDriver::FakeDriver(const Options& options)
   device_ = map(PROT_NONE);
   seen_ = map(PROT_READ | PROT_WRITE);
   ::close(fd);
+  if (options_.collectives) collectives_ = std::make_unique<FakeCollectives>(*this);
 }
 
 FakeDriver::~FakeDriver() {
   for (Stream* stream : streams_) delete stream;
   for (auto* event : events_) delete event;
-  for (const auto& [memory, bytes] : pinned_) delete[] memory;
+  for (const auto& [memory, block] : pinned_) delete[] memory;
   ::munmap(device_, mapped_bytes_);
   ::munmap(seen_, mapped_bytes_);
 }
@@ -80,6 +82,7 @@ int FakeDriver::calls(FakeCall call) const {
 }
 
 std::vector<std::string> FakeDriver::complaints() const {
+  const int members = collectives_ ? collectives_->members() : 0;
   const Lock lock(mutex_);
   std::vector<std::string> all = complaints_;
   const auto left = [&](std::size_t count, const char* what) {
@@ -89,6 +92,7 @@ std::vector<std::string> FakeDriver::complaints() const {
   left(pinned_.size(), "blocks of pinned memory");
   left(streams_.size(), "streams");
   left(events_.size(), "events");
+  left(static_cast<std::size_t>(members), "members of groups");
   return all;
 }
 
@@ -112,8 +116,8 @@ bool FakeDriver::fails(FakeCall call) {
   return number == planned->second || (stays && number > planned->second);
 }
 
-void FakeDriver::refuse_lost() const {
-  if (lost_) fail_lost(0, "it fell off the bus");
+void FakeDriver::refuse_lost(int device) const {
+  if (lost_.contains(device)) fail_lost(device, "it fell off the bus");
 }
 
 void FakeDriver::complain(const std::string& what) { complaints_.push_back(what); }
@@ -134,25 +138,139 @@ std::shared_ptr<FakeDriver::Event>& FakeDriver::known(EventHandle event) {
   return *found;
 }
 
-std::string FakeDriver::where_not(const Use& use) const {
-  if (use.bytes == 0 || lies_in(blocks_, use.begin, use.bytes) || lies_in(pinned_, use.begin, use.bytes))
-    return "";
-  return fmt::format("{} bytes that are in no block of the device, or no more", use.bytes);
+std::optional<int> FakeDriver::where(const Blocks& blocks, const std::byte* begin, std::size_t bytes) {
+  const auto after = blocks.upper_bound(begin);
+  if (after == blocks.begin()) return {};
+  const auto& [memory, block] = *std::prev(after);
+  return begin + bytes <= memory + block.bytes ? std::optional(block.device) : std::nullopt;
+}
+
+std::string FakeDriver::where_not(const Use& use, const Stream& stream, bool is_copy) const {
+  if (use.bytes == 0 || where(pinned_, use.begin, use.bytes)) return "";
+  const std::optional<int> device = where(blocks_, use.begin, use.bytes);
+  if (!device) return fmt::format("{} bytes that are in no block of the device, or no more", use.bytes);
+  if (*device == stream.device || is_copy || reached_.contains({stream.device, *device})) return "";
+  return fmt::format("{} bytes of device {}, which device {} has no access to", use.bytes, *device,
+                     stream.device);
+}
+
+// Ranks on a device that is lost give their memory back though others may still use it.
+void FakeDriver::check_uses(const Operation& operation, const Stream& stream, const char* doing) const {
+  for (const Use& use : operation.uses) {
+    const std::string wrong = where_not(use, stream, operation.is_copy);
+    if (wrong.empty()) continue;
+    if (!lost_.empty()) refuse_lost(*lost_.begin());
+    throw InvariantError(fmt::format("internal error: {} {} {}", operation.name, doing, wrong));
+  }
 }
 
 bool FakeDriver::can_run(const Stream& stream) const {
-  return !stream.queue.empty() &&
-         (!stream.queue.front().waits_for || stream.queue.front().waits_for->happened);
+  if (stream.queue.empty()) return false;
+  const Operation& next = stream.queue.front();
+  if (next.meeting) return may_pass(*next.meeting, next.rank) || all_are_there(*next.meeting);
+  return !next.waits_for || next.waits_for->happened;
+}
+
+bool FakeDriver::may_pass(const Meeting& meeting, int rank) {
+  return meeting.done || meeting.given_up[static_cast<std::size_t>(rank)];
+}
+
+bool FakeDriver::all_are_there(const Meeting& meeting) {
+  return !meeting.broken &&
+         std::all_of(meeting.streams.begin(), meeting.streams.end(), [&](const Stream* stream) {
+           return stream != nullptr && !stream->queue.empty() &&
+                  stream->queue.front().meeting.get() == &meeting;
+         });
+}
+
+bool FakeDriver::bring_together(Meeting& meeting) {
+  if (meeting.being_brought) {
+    complain("streams wait for each other in a circle");
+    return false;
+  }
+  struct Bringing {
+    bool& flag;
+    explicit Bringing(bool& its_flag) : flag(its_flag) { flag = true; }
+    ~Bringing() { flag = false; }
+  } const bringing(meeting.being_brought);
+  for (std::size_t rank = 0; rank < meeting.streams.size(); ++rank)
+    while (meeting.streams[rank] != nullptr && !meeting.done) {
+      Stream& stream = *meeting.streams[rank];
+      if (stream.queue.empty()) return false;  // it went on without it
+      if (stream.queue.front().meeting.get() == &meeting) break;
+      if (!advance(stream)) return false;
+    }
+  return meeting.done || all_are_there(meeting);
+}
+
+bool FakeDriver::advance(Stream& stream) {
+  if (can_run(stream)) {
+    run_next(stream);
+    return true;
+  }
+  const Operation& next = stream.queue.front();
+  const std::shared_ptr<Event> awaited = next.waits_for;
+  if (!next.meeting) return run_until_happened(awaited);
+  const std::shared_ptr<Meeting> meeting = next.meeting;
+  return bring_together(*meeting);
+}
+
+std::shared_ptr<FakeDriver::Meeting> FakeDriver::make_meeting(int ranks, std::function<void()> work) {
+  auto meeting = std::make_shared<Meeting>();
+  meeting->work = std::move(work);
+  meeting->streams.resize(static_cast<std::size_t>(ranks));
+  meeting->given_up.resize(static_cast<std::size_t>(ranks));
+  return meeting;
+}
+
+void FakeDriver::meet(const std::shared_ptr<Meeting>& meeting, int rank, const std::string& name,
+                      StreamHandle stream, std::vector<Use> uses) {
+  const Lock lock(mutex_);
+  Operation operation{name, std::move(uses), {}, {}, {}};
+  operation.meeting = meeting;
+  operation.rank = rank;
+  queue(known(stream), std::move(operation));
+  meeting->streams[static_cast<std::size_t>(rank)] = &known(stream);
+  changed_.notify_all();
+}
+
+void FakeDriver::give_up(Meeting& meeting, int rank) {
+  const Lock lock(mutex_);
+  meeting.given_up[static_cast<std::size_t>(rank)] = true;
+  meeting.streams[static_cast<std::size_t>(rank)] = nullptr;  // which may end next
+  changed_.notify_all();
+}
+
+void FakeDriver::break_off(Meeting& meeting) {
+  const Lock lock(mutex_);
+  meeting.broken = true;
+}
+
+bool FakeDriver::is_done(const Meeting& meeting) const {
+  const Lock lock(mutex_);
+  return meeting.done;
+}
+
+std::string FakeDriver::no_collectives() { return options_.collectives ? "" : "this build has no NCCL"; }
+
+DeviceCollectives& FakeDriver::collectives() {
+  check(collectives_ != nullptr, "collectives are asked for that are not there");
+  return *collectives_;
 }
 
 void FakeDriver::run_next(Stream& stream) {
-  if (fails(FakeCall::run)) lost_ = true;
-  refuse_lost();
+  if (fails(FakeCall::run)) {
+    lost_.insert(stream.device);
+    changed_.notify_all();
+  }
+  refuse_lost(stream.device);
   const Operation operation = std::move(stream.queue.front());
   stream.queue.pop_front();
-  for (const Use& use : operation.uses)
-    if (const std::string wrong = where_not(use); !wrong.empty())
-      throw InvariantError(fmt::format("internal error: {} uses {}", operation.name, wrong));
+  check_uses(operation, stream, "uses");
+  if (operation.meeting && !may_pass(*operation.meeting, operation.rank)) {
+    operation.meeting->work();
+    operation.meeting->done = true;
+  }
   if (operation.work) operation.work();
   ++run_;
   if (!operation.happens) return;
@@ -161,19 +279,24 @@ void FakeDriver::run_next(Stream& stream) {
 }
 
 // What has to run before the event, and now and then something that need not.
-void FakeDriver::run_until_happened(const std::shared_ptr<Event>& event) {
+bool FakeDriver::run_until_happened(const std::shared_ptr<Event>& event) {
   while (!event->happened) {
+    // Streams of a device that is lost end with work on them.
+    if (!streams_.contains(event->stream) && !lost_.empty()) refuse_lost(*lost_.begin());
     check(event->stream != nullptr && streams_.contains(event->stream),
           "an event is waited for that nothing records");
     Stream& stream = *event->stream;
     check(!stream.queue.empty(), "an event is waited for that nothing records");
     if (random(4) == 0) run_something_else();
-    if (event->happened) return;
-    if (can_run(stream))
-      run_next(stream);
-    else
-      run_until_happened(stream.queue.front().waits_for);
+    if (event->happened) break;
+    if (!advance(stream)) return false;
   }
+  return true;
+}
+
+void FakeDriver::wait_until_happened(std::unique_lock<std::recursive_mutex>& lock,
+                                     const std::shared_ptr<Event>& event) {
+  while (!run_until_happened(event)) changed_.wait(lock);
 }
 
 void FakeDriver::run_something_else() {
@@ -186,11 +309,14 @@ void FakeDriver::run_something_else() {
 void FakeDriver::enqueue(const std::string& name, StreamHandle stream, std::vector<Use> uses,
                          std::function<void()> work) {
   const Lock lock(mutex_);
-  refuse_lost();
-  for (const Use& use : uses)
-    if (const std::string wrong = where_not(use); !wrong.empty())
-      throw InvariantError(fmt::format("internal error: {} is queued on {}", name, wrong));
-  known(stream).queue.push_back({name, std::move(uses), std::move(work), {}, {}});
+  launched_on_[std::this_thread::get_id()] = known(stream).device;
+  queue(known(stream), {name, std::move(uses), std::move(work), {}, {}});
+}
+
+void FakeDriver::queue(Stream& stream, Operation operation) {
+  refuse_lost(stream.device);
+  check_uses(operation, stream, "is queued on");
+  stream.queue.push_back(std::move(operation));
 }
 
 std::byte* FakeDriver::seen_by_work(const std::byte* device_memory) const {
@@ -203,41 +329,63 @@ DeviceProperties FakeDriver::properties(int) {
   return {.name = "a fake device", .memory_bytes = options_.memory_bytes, .major = 9, .multiprocessors = 1};
 }
 
-std::size_t FakeDriver::free_bytes(int) {
-  const Lock lock(mutex_);
-  return options_.memory_bytes - used_bytes_;
+std::size_t FakeDriver::used_bytes(int device) const {
+  std::size_t used = 0;
+  for (const auto& [memory, block] : blocks_) used += block.device == device ? block.bytes : 0;
+  return used;
 }
 
-void FakeDriver::use(int device) { check(device == 0, "there is one fake device"); }
-
-std::byte* FakeDriver::allocate(int, std::size_t bytes) {
+std::size_t FakeDriver::free_bytes(int device) {
   const Lock lock(mutex_);
-  refuse_lost();
-  if (fails(FakeCall::allocate) || used_bytes_ + bytes > options_.memory_bytes) return nullptr;
+  return options_.memory_bytes - used_bytes(device);
+}
+
+void FakeDriver::use(int device) {
+  check(device >= 0 && device < options_.devices, "a device is named that is not there");
+}
+
+bool FakeDriver::can_reach(int device, int peer) {
+  use(device);
+  use(peer);
+  return device == peer || options_.peers;
+}
+
+bool FakeDriver::reach(int device, int peer) {
+  if (!can_reach(device, peer)) return false;
+  const Lock lock(mutex_);
+  reached_.insert({device, peer});
+  return true;
+}
+
+std::byte* FakeDriver::allocate(int device, std::size_t bytes) {
+  use(device);
+  const Lock lock(mutex_);
+  refuse_lost(device);
+  if (fails(FakeCall::allocate) || used_bytes(device) + bytes > options_.memory_bytes) return nullptr;
   // Addresses are not used twice, so that memory that was given back stays so.
   const std::size_t begin = first_unused_;
   first_unused_ += (bytes + 2 * fake_alignment - 1) / fake_alignment * fake_alignment;
   check(first_unused_ <= mapped_bytes_, "a fake device has no addresses left");
-  used_bytes_ += bytes;
-  blocks_[device_ + begin] = bytes;
+  blocks_[device_ + begin] = {bytes, device};
   std::memset(seen_ + begin, poison, bytes);
   return device_ + begin;
 }
 
-void FakeDriver::free(int, std::byte* memory) noexcept {
+void FakeDriver::free(int device, std::byte* memory) noexcept {
   const Lock lock(mutex_);
   const auto found = blocks_.find(memory);
   if (found == blocks_.end()) return complain("memory is given back that is not there");
-  const auto [begin, bytes] = *found;
+  const std::byte* const begin = found->first;
+  const std::size_t bytes = found->second.bytes;
+  if (found->second.device != device) complain("memory is given back to another device");
   for (const Stream* stream : streams_)
     for (const Operation& operation : stream->queue)
       for (const Use& use : operation.uses)
-        if (!lost_ && use.begin < begin + bytes && begin < use.begin + use.bytes)
+        if (lost_.empty() && use.begin < begin + bytes && begin < use.begin + use.bytes)
           complain(operation.name + " is queued on memory that is given back");
   const std::size_t first = static_cast<std::size_t>(begin - device_),
                     whole = (first + page - 1) / page * page, end = (first + bytes) / page * page;
   if (whole < end) ::madvise(seen_ + whole, end - whole, MADV_REMOVE);
-  used_bytes_ -= bytes;
   blocks_.erase(found);
 }
 
@@ -245,7 +393,7 @@ std::byte* FakeDriver::allocate_pinned(std::size_t bytes) {
   const Lock lock(mutex_);
   if (fails(FakeCall::allocate_pinned)) return nullptr;
   auto* const memory = new std::byte[bytes];
-  pinned_[memory] = bytes;
+  pinned_[memory] = {bytes, host};
   return memory;
 }
 
@@ -255,41 +403,45 @@ void FakeDriver::free_pinned(std::byte* memory) noexcept {
   delete[] memory;
 }
 
-StreamHandle FakeDriver::create_stream(int) {
+StreamHandle FakeDriver::create_stream(int device) {
+  use(device);
   const Lock lock(mutex_);
-  refuse_lost();
-  if (fails(FakeCall::create_stream)) fail("no stream could be made on device 0: planted");
+  refuse_lost(device);
+  if (fails(FakeCall::create_stream)) fail("no stream could be made on device {}: planted", device);
   auto* const stream = new Stream();
+  stream->device = device;
   streams_.insert(stream);
-  return {stream};
+  return {stream, device};
 }
 
 void FakeDriver::destroy_stream(StreamHandle stream) noexcept {
   const Lock lock(mutex_);
   auto* const found = static_cast<Stream*>(stream.handle);
   if (streams_.erase(found) == 0) return complain("a stream is destroyed that is not there");
-  if (!found->queue.empty() && !lost_) complain("a stream is destroyed with work on it");
+  if (!found->queue.empty() && lost_.empty()) complain("a stream is destroyed with work on it");
   delete found;
 }
 
 void FakeDriver::synchronize(StreamHandle stream) {
-  const Lock lock(mutex_);
-  refuse_lost();
+  std::unique_lock lock(mutex_);
   Stream& waited = known(stream);
+  refuse_lost(waited.device);
   if (waited.queue.empty()) return;
   const auto end = std::make_shared<Event>();
   end->stream = &waited;
   waited.queue.push_back({"synchronize", {}, {}, {}, end});
-  run_until_happened(end);
+  wait_until_happened(lock, end);
 }
 
-EventHandle FakeDriver::create_event(int) {
+EventHandle FakeDriver::create_event(int device) {
+  use(device);
   const Lock lock(mutex_);
-  refuse_lost();
-  if (fails(FakeCall::create_event)) fail("no event could be made on device 0: planted");
+  refuse_lost(device);
+  if (fails(FakeCall::create_event)) fail("no event could be made on device {}: planted", device);
   auto* const event = new std::shared_ptr<Event>(std::make_shared<Event>());
+  (*event)->device = device;
   events_.insert(event);
-  return {event};
+  return {event, device};
 }
 
 void FakeDriver::destroy_event(EventHandle event) noexcept {
@@ -301,34 +453,34 @@ void FakeDriver::destroy_event(EventHandle event) noexcept {
 
 void FakeDriver::record(EventHandle event, StreamHandle stream) {
   const Lock lock(mutex_);
-  refuse_lost();
   const auto& recorded = known(event);
   check(recorded->stream == nullptr, "an event is recorded twice");
   recorded->stream = &known(stream);
+  check(recorded->device == recorded->stream->device, "an event is recorded on another device");
+  refuse_lost(recorded->device);
   recorded->stream->queue.push_back({"record", {}, {}, {}, recorded});
 }
 
 void FakeDriver::wait(StreamHandle stream, EventHandle event) {
   const Lock lock(mutex_);
-  refuse_lost();
   const auto& awaited = known(event);
   check(awaited->stream != nullptr, "a stream waits for an event that is not recorded");
-  known(stream).queue.push_back({"wait", {}, {}, awaited, {}});
+  queue(known(stream), {"wait", {}, {}, awaited, {}});
 }
 
 bool FakeDriver::has_happened(EventHandle event) {
   const Lock lock(mutex_);
-  refuse_lost();
   const std::shared_ptr<Event> asked = known(event);
+  refuse_lost(asked->device);
   if (!asked->happened && random(2) == 0) run_until_happened(asked);  // time goes by
   return asked->happened;
 }
 
 void FakeDriver::synchronize(EventHandle event) {
-  const Lock lock(mutex_);
-  refuse_lost();
+  std::unique_lock lock(mutex_);
   const std::shared_ptr<Event> awaited = known(event);
-  run_until_happened(awaited);
+  refuse_lost(awaited->device);
+  wait_until_happened(lock, awaited);
 }
 
 double FakeDriver::seconds_between(EventHandle first, EventHandle second) {
@@ -343,22 +495,25 @@ void FakeDriver::copy(const RowsCopy& rows, StreamHandle stream) {
   auto* const source = static_cast<const std::byte*>(rows.from);
   auto* const destination = static_cast<std::byte*>(rows.to);
   const Lock lock(mutex_);
-  check(rows.kind == CopyKind::from_host ? lies_in(pinned_, source, read) : lies_in(blocks_, source, read),
-        "a copy reads what is not where it says");
-  check(rows.kind == CopyKind::to_host ? lies_in(pinned_, destination, written)
-                                       : lies_in(blocks_, destination, written),
-        "a copy writes what is not where it says");
+  Stream& on = known(stream);
+  const std::optional<int> reads = where(rows.kind == CopyKind::from_host ? pinned_ : blocks_, source, read),
+                           writes = where(rows.kind == CopyKind::to_host ? pinned_ : blocks_, destination,
+                                          written);
+  check(reads.has_value(), "a copy reads what is not where it says");
+  check(writes.has_value(), "a copy writes what is not where it says");
+  check(*reads == on.device || *writes == on.device, "a copy runs on a device that it does not touch");
   // Until it has run nobody is to read what it writes, nor to change what it reads.
   if (rows.kind == CopyKind::to_host) std::memset(destination, poison, written);
   const std::uint64_t sum = rows.kind == CopyKind::from_host ? sum_of(source, read) : 0;
   const std::byte* const from = rows.kind == CopyKind::from_host ? source : seen_by_work(source);
   std::byte* const to = rows.kind == CopyKind::to_host ? destination : seen_by_work(destination);
-  enqueue("copy", stream, {{source, read}, {destination, written}}, [=, this] {
+  const auto work = [=, this] {
     if (rows.kind == CopyKind::from_host && sum_of(source, read) != sum)
       complain("pinned memory is changed while a copy is to read it");
     for (std::size_t row = 0; row < rows.rows; ++row)
       std::memmove(to + row * rows.to_stride, from + row * rows.from_stride, rows.row_bytes);
-  });
+  };
+  queue(on, {"copy", {{source, read}, {destination, written}}, work, {}, {}, true});
 }
 
 void FakeDriver::fill_bytes(std::byte* to, std::uint8_t value, std::size_t bytes, StreamHandle stream) {
@@ -387,7 +542,7 @@ void FakeDriver::reduce(const Reduction& reduction, StreamHandle stream) {
 
 void FakeDriver::check_launch(const char* kernel) {
   const Lock lock(mutex_);
-  if (fails(FakeCall::launch)) fail_launch(kernel, 0, "planted");
+  if (fails(FakeCall::launch)) fail_launch(kernel, launched_on_[std::this_thread::get_id()], "planted");
 }
 
 std::shared_ptr<KernelBackend> FakeDriver::make_backend(Arena& arena, const PrecisionRecipe&, Numerics) {

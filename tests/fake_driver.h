@@ -1,7 +1,9 @@
-// A device that is this machine's memory, to prove what is asked of one: what is queued runs as late as its
-// order allows and in any order that is legal, by a seed; its memory is not for the host to touch.
+// Devices that are this machine's memory, to prove what is asked of them: what is queued runs as late as its
+// order allows and in any order that is legal, by a seed; their memory is not for the host to touch, nor that
+// of one for another's kernels that have no leave.
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -9,8 +11,11 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/philox.h"
@@ -21,18 +26,23 @@ namespace echelon::checks {
 // Calls that can be made to fail.
 enum class FakeCall { allocate, allocate_pinned, create_stream, create_event, launch, run };
 
+class FakeCollectives;
+
 class FakeDriver final : public DeviceDriver {
  public:
   struct Options {
     std::uint64_t seed = 1;
-    std::size_t memory_bytes = std::size_t{4} << 30;
+    std::size_t memory_bytes = std::size_t{4} << 30;  // of each device
+    int devices = 1;
+    bool peers = true;  // they can be let use each other's memory
+    bool collectives = true;
   };
   FakeDriver() : FakeDriver(Options()) {}
   explicit FakeDriver(const Options& options);
   ~FakeDriver() override;
 
   // The call of this kind that comes after `others` of it fails: no stream, no event, no launch. There is no
-  // more room from then on, and the device is lost.
+  // more room from then on, and the device that was to run something is lost.
   void fail_after(FakeCall call, int others);
   int calls(FakeCall call) const;
   // What was done that is not allowed, and what is left that nobody gave back; empty when all is well.
@@ -50,15 +60,29 @@ class FakeDriver final : public DeviceDriver {
   };
   void enqueue(const std::string& name, StreamHandle stream, std::vector<Use> uses,
                std::function<void()> work);
+  // Work of a stream of each of several ranks: it is done when every one of them has come to it, once, and
+  // none of them goes on before. Who waits for it sleeps while another has not queued its own.
+  struct Meeting;
+  std::shared_ptr<Meeting> make_meeting(int ranks, std::function<void()> work);
+  void meet(const std::shared_ptr<Meeting>& meeting, int rank, const std::string& name, StreamHandle stream,
+            std::vector<Use> uses);
+  // The rank goes on without it, at once or when it comes to it.
+  void give_up(Meeting& meeting, int rank);
+  void break_off(Meeting& meeting);  // it is never done
+  bool is_done(const Meeting& meeting) const;
+  void complain(const std::string& what);
+  FakeCollectives& fake_collectives() { return *collectives_; }
   // Where an operation that runs finds the device's memory.
   std::byte* seen_by_work(const std::byte* device_memory) const;
 
   // ---- DeviceDriver
 
-  int num_devices() override { return 1; }
+  int num_devices() override { return options_.devices; }
   DeviceProperties properties(int device) override;
   std::size_t free_bytes(int device) override;
   void use(int device) override;
+  bool can_reach(int device, int peer) override;
+  bool reach(int device, int peer) override;
   std::byte* allocate(int device, std::size_t bytes) override;
   void free(int device, std::byte* memory) noexcept override;
   std::byte* allocate_pinned(std::size_t bytes) override;
@@ -76,6 +100,8 @@ class FakeDriver final : public DeviceDriver {
   void copy(const RowsCopy& rows, StreamHandle stream) override;
   void fill_bytes(std::byte* to, std::uint8_t value, std::size_t bytes, StreamHandle stream) override;
   void reduce(const Reduction& reduction, StreamHandle stream) override;
+  std::string no_collectives() override;
+  DeviceCollectives& collectives() override;
   void check_launch(const char* kernel) override;
   std::shared_ptr<KernelBackend> make_backend(Arena& arena, const PrecisionRecipe& precision,
                                               Numerics numerics) override;
@@ -88,40 +114,67 @@ class FakeDriver final : public DeviceDriver {
     std::vector<Use> uses;
     std::function<void()> work;
     std::shared_ptr<Event> waits_for, happens;
+    bool is_copy = false;
+    std::shared_ptr<Meeting> meeting{};
+    int rank = 0;  // in it
   };
   struct Event {
+    int device = 0;
     Stream* stream = nullptr;  // null: not recorded
     bool happened = false;
     std::size_t at = 0;
   };
   struct Stream {
+    int device = 0;
     std::deque<Operation> queue;
   };
+  struct Block {
+    std::size_t bytes = 0;
+    int device = 0;
+  };
+  using Blocks = std::map<const std::byte*, Block>;
+  static constexpr int host = -1;
 
   bool fails(FakeCall call);
-  void refuse_lost() const;
-  void complain(const std::string& what);
+  void refuse_lost(int device) const;
+  static bool may_pass(const Meeting& meeting, int rank);
+  static bool all_are_there(const Meeting& meeting);
+  // Runs the next of the stream, or what has to run before it; false where nothing can before another thread
+  // queues something or gives up.
+  bool advance(Stream& stream);
+  bool bring_together(Meeting& meeting);
+  // The device of the block of `blocks` that it lies in.
+  static std::optional<int> where(const Blocks& blocks, const std::byte* begin, std::size_t bytes);
+  std::size_t used_bytes(int device) const;
+  void queue(Stream& stream, Operation operation);
   Stream& known(StreamHandle stream);
   std::shared_ptr<Event>& known(EventHandle event);
-  std::string where_not(const Use& use) const;
+  std::string where_not(const Use& use, const Stream& stream, bool is_copy) const;
+  void check_uses(const Operation& operation, const Stream& stream, const char* doing) const;
   bool can_run(const Stream& stream) const;
   void run_next(Stream& stream);
-  void run_until_happened(const std::shared_ptr<Event>& event);
+  // False as advance().
+  bool run_until_happened(const std::shared_ptr<Event>& event);
+  void wait_until_happened(std::unique_lock<std::recursive_mutex>& lock, const std::shared_ptr<Event>& event);
   void run_something_else();
   std::uint64_t random(std::uint64_t below);
 
   const Options options_;
   const Philox random_;
   std::uint64_t drawn_ = 0;
-  std::size_t mapped_bytes_ = 0, first_unused_ = 0, used_bytes_ = 0, run_ = 0;
+  std::size_t mapped_bytes_ = 0, first_unused_ = 0, run_ = 0;
   std::byte *device_ = nullptr, *seen_ = nullptr;
-  std::map<const std::byte*, std::size_t> blocks_, pinned_;
+  Blocks blocks_, pinned_;
+  std::set<std::pair<int, int>> reached_;  // device, peer
   std::set<Stream*> streams_;
   std::set<std::shared_ptr<Event>*> events_;
   std::map<FakeCall, int> calls_, fail_at_;
   std::vector<std::string> complaints_;
-  bool lost_ = false;
+  std::set<int> lost_;
+  std::map<std::thread::id, int> launched_on_;
   mutable std::recursive_mutex mutex_;
+  std::condition_variable_any changed_;  // something was queued or given up, or a device lost
+  std::unique_ptr<FakeCollectives> collectives_;
 };
 
 }  // namespace echelon::checks

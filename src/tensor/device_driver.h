@@ -16,6 +16,7 @@
 #include <span>
 #include <string>
 
+#include "base/error.h"
 #include "spec/dtype.h"
 #include "spec/numerics.h"
 #include "spec/precision.h"
@@ -24,14 +25,23 @@
 namespace echelon {
 
 class Arena;
+class DeviceCollectives;
 class KernelBackend;
 
 // What a vendor's header knows as a pointer: cudaStream_t, cudaEvent_t.
 struct StreamHandle {
   void* handle = nullptr;
+  int device = 0;
 };
 struct EventHandle {
   void* handle = nullptr;
+  int device = 0;
+};
+
+// A device that is of no more use: every later call about it says so too.
+struct DeviceLost : RunError {
+  DeviceLost(int its_device, const std::string& why);
+  int device;
 };
 
 struct DeviceProperties {
@@ -78,6 +88,10 @@ class DeviceDriver {
   virtual std::size_t free_bytes(int device) = 0;
   // What the calling thread launches from now on is for this device.
   virtual void use(int device) = 0;
+  // Whether what runs on `device` can be let use the memory of `peer`; reach() lets it from now on, and is
+  // false where it cannot. Copies between two devices need no leave, on a stream of one of the two.
+  virtual bool can_reach(int device, int peer) = 0;
+  virtual bool reach(int device, int peer) = 0;
 
   // At least 256-byte aligned, contents undefined. Null where the device has no room for it.
   virtual std::byte* allocate(int device, std::size_t bytes) = 0;
@@ -95,7 +109,8 @@ class DeviceDriver {
 
   virtual EventHandle create_event(int device) = 0;
   virtual void destroy_event(EventHandle event) noexcept = 0;
-  // The event happens when all that is queued on the stream so far is done. Once for each event.
+  // The event happens when all that is queued on the stream, of the same device, so far is done. Once for
+  // each event.
   virtual void record(EventHandle event, StreamHandle stream) = 0;
   // What is queued on the stream from now on begins after the event, which has been recorded.
   virtual void wait(StreamHandle stream, EventHandle event) = 0;
@@ -109,6 +124,10 @@ class DeviceDriver {
   virtual void copy(const RowsCopy& rows, StreamHandle stream) = 0;
   virtual void fill_bytes(std::byte* to, std::uint8_t value, std::size_t bytes, StreamHandle stream) = 0;
   virtual void reduce(const Reduction& reduction, StreamHandle stream) = 0;
+
+  // The vendor's collectives between its devices: why there are none here; RequestError where that is so.
+  virtual std::string no_collectives() = 0;
+  virtual DeviceCollectives& collectives() = 0;
 
   // After a kernel was launched: RunError naming it when that failed.
   virtual void check_launch(const char* kernel) = 0;

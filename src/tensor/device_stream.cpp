@@ -17,7 +17,10 @@ void fail_launch(const std::string& kernel, int device, const std::string& why) 
   fail("the kernel {} could not be launched on device {}: {}", kernel, device, why);
 }
 
-void fail_lost(int device, const std::string& why) { fail("device {} was lost: {}", device, why); }
+DeviceLost::DeviceLost(int its_device, const std::string& why)
+    : RunError(fmt::format("device {} was lost: {}", its_device, why)), device(its_device) {}
+
+void fail_lost(int device, const std::string& why) { throw DeviceLost(device, why); }
 
 DeviceEvent::DeviceEvent(DeviceDriver& driver, int device, StreamHandle stream)
     : driver_(driver), event_(driver.create_event(device)) {

@@ -32,7 +32,7 @@ struct StridedRows {
   std::size_t stride = 0;  // bytes
 };
 
-// Of one rank: its calls come from that rank's thread.
+// Of one rank: its copies come from that rank's thread. Others may record on it, and let it wait.
 class DeviceStream {
  public:
   DeviceStream(DeviceDriver& driver, int device);

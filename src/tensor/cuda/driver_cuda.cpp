@@ -2,9 +2,15 @@
 #include <cuda_runtime.h>
 #include <fmt/format.h>
 
+#include <memory>
+#include <mutex>
+#include <set>
+#include <utility>
+
 #include "base/error.h"
 #include "tensor/cuda/kernels_cuda.h"
 #include "tensor/cuda/reduce_cuda.h"
+#include "tensor/device_collectives.h"
 #include "tensor/device_driver.h"
 #include "tensor/kernel_backend.h"
 
@@ -43,7 +49,7 @@ int current_device() {
   return cudaGetDevice(&device) == cudaSuccess ? device : 0;
 }
 
-// `doing`: "copied to the host".
+// Of what was asked of the current device. `doing`: "copied to the host".
 void expect(cudaError_t error, const char* doing) {
   if (error == cudaSuccess) return;
   (void)cudaGetLastError();  // which would be met again at the next launch
@@ -77,6 +83,25 @@ class CudaDriver final : public DeviceDriver {
   }
 
   void use(int device) override { expect(cudaSetDevice(device), "taking it"); }
+  bool can_reach(int device, int peer) override {
+    if (device == peer) return true;
+    use(device);
+    int can = 0;
+    expect(cudaDeviceCanAccessPeer(&can, device, peer), "asking for access to another");
+    return can != 0;
+  }
+  bool reach(int device, int peer) override {
+    const std::lock_guard lock(mutex_);
+    if (device == peer || reached_.contains({device, peer})) return true;
+    if (!can_reach(device, peer)) return false;
+    const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
+    if (error == cudaErrorPeerAccessAlreadyEnabled)
+      (void)cudaGetLastError();
+    else
+      expect(error, "getting access to another");
+    reached_.insert({device, peer});
+    return true;
+  }
 
   std::byte* allocate(int device, std::size_t bytes) override {
     use(device);
@@ -97,10 +122,11 @@ class CudaDriver final : public DeviceDriver {
     use(device);
     cudaStream_t stream = nullptr;
     expect(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
-    return {stream};
+    return {stream, device};
   }
   void destroy_stream(StreamHandle stream) noexcept override { (void)cudaStreamDestroy(of(stream)); }
   void synchronize(StreamHandle stream) override {
+    use(stream.device);
     expect(cudaStreamSynchronize(of(stream)), "waiting for a stream");
   }
 
@@ -108,16 +134,19 @@ class CudaDriver final : public DeviceDriver {
     use(device);
     cudaEvent_t event = nullptr;
     expect(cudaEventCreate(&event), "making an event");
-    return {event};
+    return {event, device};
   }
   void destroy_event(EventHandle event) noexcept override { (void)cudaEventDestroy(of(event)); }
   void record(EventHandle event, StreamHandle stream) override {
+    use(stream.device);
     expect(cudaEventRecord(of(event), of(stream)), "recording an event");
   }
   void wait(StreamHandle stream, EventHandle event) override {
+    use(stream.device);
     expect(cudaStreamWaitEvent(of(stream), of(event), 0), "letting a stream wait");
   }
   bool has_happened(EventHandle event) override {
+    use(event.device);
     const cudaError_t error = cudaEventQuery(of(event));
     if (error == cudaErrorNotReady) {
       (void)cudaGetLastError();
@@ -127,6 +156,7 @@ class CudaDriver final : public DeviceDriver {
     return true;
   }
   void synchronize(EventHandle event) override {
+    use(event.device);
     expect(cudaEventSynchronize(of(event)), "waiting for an event");
   }
   double seconds_between(EventHandle first, EventHandle second) override {
@@ -135,7 +165,9 @@ class CudaDriver final : public DeviceDriver {
     return static_cast<double>(milliseconds) * 1e-3;
   }
 
+  // Memory is one space of addresses, so a copy between two devices is one on a device.
   void copy(const RowsCopy& rows, StreamHandle stream) override {
+    use(stream.device);
     const cudaMemcpyKind kind = rows.kind == CopyKind::to_host     ? cudaMemcpyDeviceToHost
                                 : rows.kind == CopyKind::from_host ? cudaMemcpyHostToDevice
                                                                    : cudaMemcpyDeviceToDevice;
@@ -147,11 +179,20 @@ class CudaDriver final : public DeviceDriver {
              "copying rows");
   }
   void fill_bytes(std::byte* to, std::uint8_t value, std::size_t bytes, StreamHandle stream) override {
+    use(stream.device);
     expect(cudaMemsetAsync(to, value, bytes, of(stream)), "filling memory");
   }
   void reduce(const Reduction& reduction, StreamHandle stream) override {
+    use(stream.device);
     launch_reduction(reduction, stream);
     check_launch("reduce");
+  }
+
+  std::string no_collectives() override { return no_nccl(); }
+  DeviceCollectives& collectives() override {
+    const std::lock_guard lock(mutex_);
+    if (!collectives_) collectives_ = make_nccl();
+    return *collectives_;
   }
 
   void check_launch(const char* kernel) override {
@@ -167,6 +208,10 @@ class CudaDriver final : public DeviceDriver {
   }
 
  private:
+  std::mutex mutex_;
+  std::set<std::pair<int, int>> reached_;  // device, peer
+  std::unique_ptr<DeviceCollectives> collectives_;
+
   // Null where there is no room, which is no failure yet.
   static std::byte* given(cudaError_t error, const char* doing, void* memory) {
     if (error == cudaErrorMemoryAllocation) {
