@@ -56,7 +56,7 @@ int bench_train(BenchTrainFlags& f) {
   const RunOptions run = f.run.options(plan);
   refuse_on_device(plan, run);
   DeviceDriver* const driver = run.driver.get();
-  refuse_beyond_memory(plan, plan.mesh.num_ranks() * predicted_bytes(plan), driver);
+  refuse_beyond_memory(plan, plan.mesh.num_ranks() * predicted_bytes(plan), run);
   const SampleSource random = random_tokens(plan, 1);
   OptimizerOptions optimizer;
   optimizer.lr = 3e-4;
@@ -73,8 +73,8 @@ int bench_train(BenchTrainFlags& f) {
   ThreadWorld world(ranks, run.timeout);
   std::optional<ProgressLine> line(std::in_place, "bench train", f.json);
   const Progress progress = line->progress();
-  run_ranks(world, [&](int index) {
-    Arena arena(driver, 0);
+  const auto body = [&](int index) {
+    Arena arena(driver, run.device_of(index));
     const auto kernels = make_kernels(arena, plan.precision, run.threads_per_rank, plan.numerics);
     const Rank rank(world, plan.mesh, index, plan.precision, arena, *kernels, run.collectives);
     Trainer trainer(rank, plan, optimizer, 1);
@@ -96,9 +96,11 @@ int bench_train(BenchTrainFlags& f) {
         step_seconds.push_back(seconds);
         allocations += arena.system_allocations() - allocations_before;
         // The limit is measured between the steps, while the other ranks wait.
-        peaks.push_back(driver != nullptr ? measure_device_matmul_flops(*driver, plan.precision)
-                                          : measure_matmul_flops(plan.precision, teams, threads, 2048) /
-                                                (teams * threads) * workers);
+        peaks.push_back(driver != nullptr
+                            ? measure_device_matmul_flops(*driver, run.device_of(0), plan.precision) *
+                                  run.devices_in_use(ranks)
+                            : measure_matmul_flops(plan.precision, teams, threads, 2048) / (teams * threads) *
+                                  workers);
       }
       if (index == 0) loss = step_loss;
     }
@@ -106,7 +108,8 @@ int bench_train(BenchTrainFlags& f) {
       memory = arena.peak().total();
       held = static_cast<std::int64_t>(arena.held_bytes());
     }
-  });
+  };
+  run_ranks(world, naming_lost_ranks(run, ranks, body));
   line.reset();
   const Spread seconds = spread_of(step_seconds), peak = spread_of(peaks);
   const auto tokens = static_cast<double>(plan.global_batch * plan.seq_len);
@@ -123,8 +126,10 @@ int bench_train(BenchTrainFlags& f) {
              tokens / seconds.median, counted(f.steps, "step"), seconds.median, seconds.least, seconds.most);
   if (driver != nullptr)
     fmt::print(out,
-               "MFU {:.1f}% of the {:.1f} TFLOP/s that {} reaches (best of {}, measured between steps)\n",
-               100 * mfu, utilization.peak_flops() / 1e12, driver->properties(0).name, peaks.size());
+               "MFU {:.1f}% of the {:.1f} TFLOP/s that {} x {} reach{} (best of {}, measured between "
+               "steps)\n",
+               100 * mfu, utilization.peak_flops() / 1e12, run.devices_in_use(ranks),
+               driver->properties(0).name, run.devices_in_use(ranks) == 1 ? "es" : "", peaks.size());
   else
     fmt::print(out,
                "MFU {:.1f}% of the {:.1f} GFLOP/s that {} reach{} on 2048^3 by {} (best of {}, measured "

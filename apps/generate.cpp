@@ -302,7 +302,7 @@ int run_generate(GenerateFlags& f) {
   for (const Text& one : texts) validate(f.options, plan.model, one.prompt_tokens);
   const int ranks = plan.mesh.num_ranks();
   refuse_on_device(plan, run);
-  refuse_beyond_memory(plan, ranks * predicted_bytes(plan), run.driver.get());
+  refuse_beyond_memory(plan, ranks * predicted_bytes(plan), run);
   if (!run.driver) prepare_kernels(plan.precision);
   ProgressLine line("generate", f.json);
   report(line.progress(), -1, "loading " + info.path);
@@ -311,8 +311,8 @@ int run_generate(GenerateFlags& f) {
   ThreadWorld world(ranks, f.chat ? std::chrono::milliseconds(days) : run.timeout);
   const Generation generation(f, info, plan, tokenizer);
   std::vector<std::int32_t> shared;
-  run_ranks(world, [&](int index) {
-    Arena arena(run.driver.get(), 0);
+  const auto body = [&](int index) {
+    Arena arena(run.driver.get(), run.device_of(index));
     const auto kernels = make_kernels(arena, plan.precision, run.threads_per_rank);
     const Rank rank(world, plan.mesh, index, plan.precision, arena, *kernels);
     const ParameterStore parameters(rank, plan, PipelineLayout(plan), info.seed);
@@ -322,7 +322,8 @@ int run_generate(GenerateFlags& f) {
       generation.chat(rank, parameters, biases, *format, shared);
     else
       generation.texts(rank, parameters, biases, texts);
-  });
+  };
+  run_ranks(world, naming_lost_ranks(run, ranks, body));
   if (plan.mesh.size(Axis::dp) > 1)
     for (const Text& one : texts) fmt::print(f.json ? stderr : stdout, "{}{}\n", one.prompt, one.text);
   if (f.json) {

@@ -56,7 +56,7 @@ void VerifyFlags::read() {
   refuse_beyond_memory(
       request.plan,
       request.plan.mesh.num_ranks() * predicted_bytes(request.plan) + reference_bytes(request.plan),
-      request.run.driver.get());
+      request.run);
   if (!f.data.empty()) {
     sampled.emplace(f.data, request.plan.model.vocab, f.reading.reading({}, {}));
     if (sampled->is_masked() && next_counted(*sampled, {1, sampled->size()}) == sampled->size())

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -26,7 +27,7 @@ using Tokens = std::vector<std::int32_t>;
 void on_mesh_of(FakeDriver* driver, const Plan& plan, const std::function<void(const Rank&)>& body) {
   ThreadWorld world(plan.mesh.num_ranks(), patience);
   run_ranks(world, [&](int index) {
-    Arena arena(driver, 0);
+    Arena arena(driver, driver == nullptr ? 0 : index % driver->num_devices());
     const auto kernels =
         driver == nullptr ? make_reference_kernels() : make_kernels(arena, plan.precision, 1, plan.numerics);
     body(Rank(world, plan.mesh, index, plan.precision, arena, *kernels));
@@ -62,12 +63,13 @@ std::vector<Outcome> steps_on(FakeDriver* driver, const Plan& plan, std::int64_t
   return outcomes;
 }
 
-void expect_bits_of_the_host(const Plan& plan, std::uint64_t seeds = 1) {
+// Rank r on device r mod `devices`.
+void expect_bits_of_the_host(const Plan& plan, std::uint64_t seeds = 1, int devices = 1) {
   SCOPED_TRACE(describe_context(plan));
   const std::vector<Outcome> host = steps_on(nullptr, plan);
   for (double loss : host[0].losses) EXPECT_TRUE(std::isfinite(loss));
   for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
-    FakeDriver driver({.seed = seed});
+    FakeDriver driver({.seed = seed, .devices = devices});
     EXPECT_TRUE(steps_on(&driver, plan) == host) << "seed " << seed;
     EXPECT_GT(driver.operations_run(), 100u);
     expect_clean(driver);
@@ -90,6 +92,27 @@ TEST(DeviceTraining, DataAndTensorParallel) {
   expect_bits_of_the_host(odd_plan(odd_gpt2(false), 3, 1, false));
   expect_bits_of_the_host(odd_plan(odd_gpt2(), 1, 4, false));
   expect_bits_of_the_host(in("bf16", odd_plan(odd_gpt2(), 2, 2, true)));
+}
+
+TEST(DeviceTraining, ADeviceForEachRank) {
+  expect_bits_of_the_host(odd_plan(odd_llama(), 2, 2, true), 3, 4);
+  expect_bits_of_the_host(odd_plan(odd_gpt2(false), 3, 1, false), 1, 2);  // one alone, two on the other
+  Plan plan = odd_plan(odd_llama(), 3, 1, false);
+  plan.zero = 3;
+  expect_bits_of_the_host(in("bf16", plan), 1, 3);
+  plan = odd_plan(even_deepseek(3), 2, 1, false);
+  plan.mesh.ep = 2;
+  plan.balancing = all_losses();
+  expect_bits_of_the_host(plan, 1, 2);
+  expect_bits_of_the_host(pipeline_plan(odd_gpt2(true, 4), "interleaved", 2, 2, 1, 4), 1, 4);
+  expect_bits_of_the_host(pipeline_plan(odd_llama(false, 2, 4), "dualpipe", 2, 1, 1, 4), 1, 2);
+  for (const ContextCase& c : context_cases(2)) expect_bits_of_the_host(context_plan(Family::llama, c), 1, 2);
+}
+
+TEST(DeviceTraining, DevicesThatCannotReachEachOtherHaveNoSums) {
+  FakeDriver driver({.devices = 2, .peers = false});
+  expect_contains(message_of<RunError>([&] { steps_on(&driver, odd_plan(odd_llama(), 2, 1, false), 1); }),
+                  {" cannot reach the memory of device ", ", which a sum over their ranks needs"});
 }
 
 TEST(DeviceTraining, ShardedData) {
@@ -280,7 +303,7 @@ TEST_F(DeviceRuns, ALostDeviceLeavesTheLastCheckpointToGoOnFrom) {
     driver->fail_after(FakeCall::run, clean->calls(FakeCall::run) * tenths / 10);
     const TrainRequest r = asked(name, driver);
     const std::string failure = message_of<RunError>([&] { run(r); });
-    EXPECT_EQ(failure, "device 0 was lost: it fell off the bus");
+    EXPECT_EQ(failure, "device 0 was lost: it fell off the bus; ranks 0, 1 were on it");
     EXPECT_EQ(driver->complaints(), std::vector<std::string>());
     const auto left = list_checkpoints(r.checkpoint_directory);
     if (left.size() == 1) ++stopped_between;
@@ -290,6 +313,24 @@ TEST_F(DeviceRuns, ALostDeviceLeavesTheLastCheckpointToGoOnFrom) {
     EXPECT_EQ(run(again).fingerprint, whole);
   }
   EXPECT_GT(stopped_between, 0);
+}
+
+TEST_F(DeviceRuns, ALostDeviceIsNamedWithItsRanks) {
+  std::set<std::string> seen;
+  for (const int others : {300, 301, 302, 303, 304, 305}) {
+    const auto driver = std::make_shared<FakeDriver>(FakeDriver::Options{.devices = 2});
+    driver->fail_after(FakeCall::run, others);
+    TrainRequest r = request("lost", driver);
+    r.plan.mesh.set(Axis::dp, 3);
+    r.plan.global_batch = 6;
+    r.priced_step = StepPrediction();
+    seen.insert(message_of<RunError>([&] { run(r); }));
+    EXPECT_EQ(driver->complaints(), std::vector<std::string>());
+  }
+  for (const std::string& failure : seen)
+    EXPECT_TRUE(failure == "device 0 was lost: it fell off the bus; ranks 0, 2 were on it" ||
+                failure == "device 1 was lost: it fell off the bus; rank 1 was on it")
+        << failure;
 }
 
 TEST_F(DeviceRuns, WhatADeviceCannotDoIsRefused) {
@@ -314,8 +355,12 @@ TEST_F(DeviceRuns, WhatADeviceCannotDoIsRefused) {
         r.plan.compression = parse_compression("topk:0.1", "--compress");
       },
       "legal with --device cuda: none, bf16, fp16, int8");
-  refused([](TrainRequest&) {}, "device 0, which has 100.00 KiB");
+  refused([](TrainRequest&) {}, "on 2 ranks of device 0, which has 100.00 KiB");
   EXPECT_EQ(driver->calls(FakeCall::allocate), 0);
+  const auto apart = std::make_shared<FakeDriver>(FakeDriver::Options{.devices = 2, .peers = false});
+  TrainRequest r = request("apart", apart);
+  expect_contains(message_of<RequestError>([&] { run(r); }),
+                  {"device 0 cannot reach the memory of device 1", "legal: devices that reach each other"});
 }
 
 // Memory by category is that of the host: the same program asks for it.

@@ -34,6 +34,8 @@ class ImaginedWorld final : public World {
   void run(const std::function<void(int rank)>& body) override { body(rank_); }
   // Nobody waits here.
   void abort(const std::string& why) override;
+  bool failed() const override { return false; }
+  std::chrono::milliseconds timeout() const override { return std::chrono::milliseconds::max(); }
   FlightRecorder& recorder(int rank) override;
   std::vector<RankState> states() override;
   const Time& time() const override { return time_; }

@@ -45,7 +45,8 @@ ProcessEngine::~ProcessEngine() {
   thread_.join();
 }
 
-std::shared_ptr<ProcessOperation> ProcessEngine::start(ProcessGroup& group, std::uint64_t number, Call call) {
+std::shared_ptr<ProcessOperation> ProcessEngine::start(ProcessGroup& group, std::uint64_t number, Call call,
+                                                       std::vector<std::unique_ptr<std::byte[]>> memory) {
   throw_if_failed();
   const FlightRecorder::Ticket ticket = recorder_.begin(group.name, number, call);
   std::shared_ptr<ProcessOperation> operation;
@@ -53,6 +54,7 @@ std::shared_ptr<ProcessOperation> ProcessEngine::start(ProcessGroup& group, std:
     const std::lock_guard lock(mutex_);
     operation = std::make_shared<ProcessOperation>(group, number, std::move(call));
     operation->ticket = ticket;
+    for (auto& kept : memory) operation->keep(std::move(kept));
     open_.push_back(operation);
     advance_all();
   }
@@ -62,12 +64,12 @@ std::shared_ptr<ProcessOperation> ProcessEngine::start(ProcessGroup& group, std:
 }
 
 void ProcessEngine::start_copied(ProcessGroup& group, std::uint64_t number, Call call, std::size_t bytes) {
-  auto copy = std::make_unique_for_overwrite<std::byte[]>(bytes);
-  if (bytes > 0) std::memcpy(copy.get(), call.in, bytes);
-  call.in = copy.get();
-  const auto operation = start(group, number, std::move(call));
+  std::vector<std::unique_ptr<std::byte[]>> copy;
+  copy.push_back(std::make_unique_for_overwrite<std::byte[]>(bytes));
+  if (bytes > 0) std::memcpy(copy.front().get(), call.in, bytes);
+  call.in = copy.front().get();
+  const auto operation = start(group, number, std::move(call), std::move(copy));
   const std::lock_guard lock(mutex_);
-  operation->keep(std::move(copy));
   recorder_.finish(operation->ticket);
 }
 

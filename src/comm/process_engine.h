@@ -109,7 +109,9 @@ class ProcessEngine {
   ProcessEngine(ControlNetwork& control, FlightRecorder& recorder, bool crowded);
   ~ProcessEngine();
 
-  std::shared_ptr<ProcessOperation> start(ProcessGroup& group, std::uint64_t number, Call call);
+  // `memory`, that the call names, is kept as long as it may be written to.
+  std::shared_ptr<ProcessOperation> start(ProcessGroup& group, std::uint64_t number, Call call,
+                                          std::vector<std::unique_ptr<std::byte[]>> memory = {});
   // A send of `bytes` bytes, which are copied: nobody waits for it.
   void start_copied(ProcessGroup& group, std::uint64_t number, Call call, std::size_t bytes);
   // By the rank's thread. It has no deadline: whoever looks at standing() now and then lets the job fail.

@@ -16,6 +16,7 @@
 #include "comm/control_sockets.h"
 #include "comm/diagnosis.h"
 #include "comm/process_engine.h"
+#include "tensor/host.h"
 
 namespace echelon {
 
@@ -114,26 +115,38 @@ class ProcessHandle final : public Operation {
  public:
   using Kept = std::vector<std::pair<std::shared_ptr<ProcessOperation>, std::array<Tensor, 2>>>;
   ProcessHandle(ProcessWorld::State& world, std::shared_ptr<Kept> kept,
-                std::shared_ptr<ProcessOperation> operation, Tensor in, Tensor out)
+                std::shared_ptr<ProcessOperation> operation, Tensor in, Tensor out,
+                const std::byte* staged = nullptr)
       : world_(world),
         kept_(std::move(kept)),
         operation_(std::move(operation)),
-        tensors_{std::move(in), std::move(out)} {}
+        tensors_{std::move(in), std::move(out)},
+        staged_(staged) {}
   // What is dropped before it is finished keeps its tensors until it is.
   ~ProcessHandle() override {
     if (!finished_) kept_->emplace_back(operation_, tensors_);
   }
-  bool progress() override { return finished_ = finished_ || world_.engine->progress(*operation_); }
+  bool progress() override {
+    if (!finished_ && world_.engine->progress(*operation_)) finish();
+    return finished_;
+  }
   void wait() override {
     world_.engine->wait(*operation_);
-    finished_ = true;
+    finish();
   }
 
  private:
+  void finish() {
+    finished_ = true;
+    if (const std::byte* const from = std::exchange(staged_, nullptr))
+      copy_bytes_from_host({from, static_cast<std::size_t>(tensors_[1].bytes())}, tensors_[1]);
+  }
+
   ProcessWorld::State& world_;
   std::shared_ptr<Kept> kept_;
   std::shared_ptr<ProcessOperation> operation_;
   std::array<Tensor, 2> tensors_;
+  const std::byte* staged_;  // in the host's memory, what is for a device
   bool finished_ = false;
 };
 
@@ -154,17 +167,52 @@ class ProcessCommunicator final : public CallCommunicator {
  private:
   Pending start(Call call, const Tensor& in, const Tensor& out) override {
     const bool receives = call.verb == Verb::recv;
-    if (receives && call.root == rank()) return receive_from_self(call);
+    if (receives && call.root == rank()) return receive_from_self(call, out);
     const std::uint64_t number =
         receives ? group_.next_received[static_cast<std::size_t>(call.root)]++ : group_.next_collective++;
     std::erase_if(*kept_, [](const auto& kept) { return kept.first->finished(); });
-    auto operation = world_.engine->start(group_, number, std::move(call));
-    if (operation->finished()) return {};
-    return Pending(std::make_shared<ProcessHandle>(world_, kept_, std::move(operation), in, out));
+    std::vector<std::unique_ptr<std::byte[]>> stage;
+    const std::byte* staged = nullptr;
+    if (call.device == Device::cuda) staged = by_way_of_the_host(call, in, out, stage);
+    auto operation = world_.engine->start(group_, number, std::move(call), std::move(stage));
+    const bool finished = operation->finished();
+    if (finished && staged == nullptr) return {};
+    Pending pending(std::make_shared<ProcessHandle>(world_, kept_, std::move(operation), in, out, staged));
+    if (finished) pending.wait();
+    return pending;
+  }
+
+  // MPI need not know of devices: what it sends of their memory is copied to the host, which is waited for,
+  // and what it brings is copied there when it has come. Makes the call one of the host's memory, and returns
+  // where that gets what is for `out`; null where nothing is.
+  const std::byte* by_way_of_the_host(Call& call, const Tensor& in, const Tensor& out,
+                                      std::vector<std::unique_ptr<std::byte[]>>& stage) {
+    const auto room = [&](const Tensor& x) {
+      return stage
+          .emplace_back(std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(x.bytes())))
+          .get();
+    };
+    const bool in_place = call.verb == Verb::all_reduce || call.verb == Verb::broadcast;
+    const bool says = call.verb != Verb::recv && (call.verb != Verb::broadcast || call.root == rank());
+    const bool hears = call.verb != Verb::broadcast || call.root != rank();
+    std::byte* const to = room(out);
+    std::byte* const from = in_place || !says ? to : room(in);
+    if (says) copy_bytes_to_host(in, {from, static_cast<std::size_t>(in.bytes())});
+    call.in = from;
+    call.out = to;
+    call.device = Device::cpu;
+    return hears ? to : nullptr;
   }
   // Copied: a large message would otherwise wait for its receive.
   void post(Call call, const Tensor& x) override {
     const auto bytes = static_cast<std::size_t>(x.bytes());
+    std::vector<std::byte> staged;
+    if (call.device == Device::cuda) {
+      staged.resize(bytes);
+      copy_bytes_to_host(x, staged);
+      call.in = staged.data();
+      call.device = Device::cpu;
+    }
     if (call.root == rank()) {
       group_.to_self.emplace_back(call.in, call.in + bytes);
       return;
@@ -180,12 +228,12 @@ class ProcessCommunicator final : public CallCommunicator {
   int world_rank() const override { return group_.world(group_.me); }
 
   // Nothing can arrive later: whoever would send it waits here.
-  Pending receive_from_self(const Call& call) {
+  Pending receive_from_self(const Call& call, const Tensor& x) {
     const auto bytes = static_cast<std::size_t>(call.counts[0] * element_bytes(call.dtype));
     if (group_.to_self.empty() || group_.to_self.front().size() != bytes)
       fail(fmt::format("{}: rank {} called {} of itself, and has not sent that", group_.name, world_rank(),
                        echelon::describe(call)));
-    std::copy_n(group_.to_self.front().data(), bytes, call.out);
+    copy_bytes_from_host(group_.to_self.front(), x);
     group_.to_self.pop_front();
     return {};
   }
@@ -245,11 +293,16 @@ int ProcessWorld::ranks_on_this_node() const {
   const std::vector<std::string>& all = nodes();
   return static_cast<int>(std::count(all.begin(), all.end(), all[static_cast<std::size_t>(rank())]));
 }
+int ProcessWorld::rank_on_node(int rank) const {
+  const auto own = nodes().begin() + rank;
+  return static_cast<int>(std::count(nodes().begin(), own, *own));
+}
 bool ProcessWorld::is_first_on_this_node() const {
   return std::find(nodes().begin(), nodes().end(), nodes()[static_cast<std::size_t>(rank())]) ==
          nodes().begin() + rank();
 }
 bool ProcessWorld::failed() const { return state_->control->failed(); }
+std::chrono::milliseconds ProcessWorld::timeout() const { return state_->timeout; }
 FlightRecorder& ProcessWorld::recorder(int) { return state_->recorder; }
 const Time& ProcessWorld::time() const { return state_->time; }
 

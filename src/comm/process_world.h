@@ -23,7 +23,8 @@ class ProcessWorld final : public World {
   int rank() const;
   int num_ranks() const override;
   const std::vector<std::string>& nodes() const;  // by rank
-  bool failed() const;
+  bool failed() const override;
+  std::chrono::milliseconds timeout() const override;
 
   std::unique_ptr<Communicator> join(int rank, const std::vector<int>& ranks,
                                      const std::string& name) override;
@@ -41,6 +42,7 @@ class ProcessWorld final : public World {
   void fail(const std::exception& error);
 
   int ranks_on_this_node() const;
+  int rank_on_node(int rank) const;  // among those of its node
   bool is_first_on_this_node() const;
   // Every process's text, by rank: for what they must agree on before the ranks run.
   std::vector<std::string> gather(const std::string& text);

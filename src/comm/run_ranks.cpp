@@ -152,6 +152,7 @@ void ThreadWorld::run(const std::function<void(int rank)>& body) {
   }
   wait_for_all();
   for (std::thread& thread : threads) thread.join();
+  if (failures.empty() && job.aborted()) throw CommError(job.how_it_was_aborted().why);
   if (failures.empty()) return;
   if (std::none_of(failures.begin(), failures.end(),
                    [](const RankFailure& f) { return is_refusal(f.error); }))

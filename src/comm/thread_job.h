@@ -5,10 +5,10 @@
 // undone. So a wait depends on calls only, never on whether a peer is computing, waits for something else or
 // has dropped its Pending.
 //
-// In memory of a device the last rank that calls a collective queues it, on its stream of transfers, after
-// what every rank had queued before it called. Then it is finished for the host; the stream of each rank goes
-// on after it. No stream ever waits for something that is not queued yet, so streams cannot wait for each
-// other in a circle.
+// In memory of devices the last rank that calls a collective queues it, after what every rank had queued
+// before it called: on one stream of transfers of each device, which does the parts of the ranks there. Then
+// it is finished for the host; the stream of each rank goes on after it. No stream ever waits for something
+// that is not queued yet, so streams cannot wait for each other in a circle.
 //
 // Tensors stay with the rank that passed them (an arena belongs to one thread); others see raw pointers, and
 // only between "ready" and "finished", or until the job is aborted and the rank has seen them let go
@@ -41,7 +41,9 @@ struct OpenCollective {
   const std::uint64_t number;
   std::vector<std::optional<Call>> calls;  // by group rank
   int num_called = 0;
-  std::vector<std::shared_ptr<DeviceEvent>> arrived;  // of Device::cuda: what each rank queued before is done
+  // Of Device::cuda: what each rank queued before is done; by group rank, where its transfers run.
+  std::vector<std::shared_ptr<DeviceEvent>> arrived;
+  std::vector<DeviceStream*> transfers;
   // Set by the last caller.
   std::optional<Movement> movement;
   std::int64_t piece_length = 0;                         // elements
@@ -49,7 +51,8 @@ struct OpenCollective {
   std::unique_ptr<std::atomic<std::int64_t>[]> claimed;  // pieces taken, by part; may run past num_pieces
   std::int64_t unfinished_pieces = 0;
   int active = 0;                     // threads at work on it
-  std::shared_ptr<DeviceEvent> done;  // of Device::cuda, from `finished` on: its work has been queued before
+  // Of Device::cuda, from `finished` on: its work has been queued before these.
+  std::vector<std::shared_ptr<DeviceEvent>> done;
   std::atomic<bool> ready{false}, finished{false};
 };
 
@@ -153,6 +156,7 @@ class ThreadJob {
   // How each rank stands.
   std::vector<RankState> states();
   const Time& time() const { return time_; }
+  std::chrono::milliseconds timeout() const { return timeout_; }
 
   // The first call wins. `origin`: the rank that says it, or -1.
   void abort(int origin, std::string why);
@@ -201,7 +205,7 @@ class ThreadJob {
                      const Message& m);
   // Called without it.
   bool work(Group& group, OpenCollective& collective, int part, bool all);
-  void queue_on_device(Group& group, OpenCollective& collective, DeviceStream& transfers);
+  void queue_on_devices(Group& group, OpenCollective& collective, int me);
   void send_to_device(Message& message, const Tensor& x);
   void fill_on_device(MessageBuffer& buffer, const Tensor& x);
   void forget_finished(ThreadState& rank);

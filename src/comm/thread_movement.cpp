@@ -129,29 +129,45 @@ void Movement::queue_copy(DeviceStream& stream, const std::byte* source,
           stream.handle());
 }
 
-void Movement::queue_on(DeviceStream& stream) const {
+bool Movement::reduces() const {
+  return calls_[0].verb == Verb::all_reduce || calls_[0].verb == Verb::reduce_scatter;
+}
+
+void Movement::queue_on(std::span<DeviceStream* const> streams) const {
   const Call& first = calls_[0];
   const std::int64_t width = element_bytes(first.dtype);
-  const auto reduce = [&](std::span<const std::byte* const> from, std::span<std::byte* const> to,
-                          std::int64_t count) {
-    if (count > 0) stream.driver().reduce({first.op, first.dtype, from, to, count}, stream.handle());
+  // Elements [at, at + count) of all sources to those of all destinations from `to_at` on.
+  const auto reduce = [&](DeviceStream& stream, std::int64_t at, std::span<std::byte* const> destinations,
+                          std::int64_t to_at, std::int64_t count) {
+    if (count == 0) return;
+    std::vector<const std::byte*> from;
+    std::vector<std::byte*> to;
+    for (const std::byte* in : ins_) from.push_back(in + at * width);
+    for (std::byte* out : destinations) to.push_back(out + to_at * width);
+    stream.driver().reduce({first.op, first.dtype, from, to, count}, stream.handle());
   };
-  if (first.verb == Verb::all_reduce) return reduce(ins_, outs_, first.counts[0]);
-  if (first.verb == Verb::broadcast)
-    return queue_copy(stream, ins_[static_cast<std::size_t>(first.root)], outs_, 0, first.counts[0]);
-  for (std::size_t part = 0; part < calls_.size(); ++part) {
-    const std::span<std::byte* const> own(&outs_[part], 1);
-    if (first.verb == Verb::all_gather) {
+  const bool on_one =
+      std::all_of(streams.begin(), streams.end(), [&](const auto* stream) { return stream == streams[0]; });
+  if (first.verb == Verb::all_reduce && on_one) return reduce(*streams[0], 0, outs_, 0, first.counts[0]);
+  for (int rank = 0; rank < num_parts(); ++rank) {
+    const auto part = static_cast<std::size_t>(rank);
+    DeviceStream& stream = *streams[part];
+    std::byte* const own = calls_[part].out;
+    if (first.verb == Verb::all_reduce) {
+      reduce(stream, part_begin(rank), outs_, part_begin(rank), part_length(rank));
+    } else if (first.verb == Verb::broadcast) {
+      if (rank != first.root)
+        queue_copy(stream, ins_[static_cast<std::size_t>(first.root)], {&own, 1}, 0, first.counts[0]);
+    } else if (first.verb == Verb::all_gather) {
       queue_copy(stream, ins_[part], outs_, offsets_[part], first.counts[part]);
     } else if (first.verb == Verb::reduce_scatter) {
-      std::vector<const std::byte*> from;
-      for (const std::byte* in : ins_) from.push_back(in + offsets_[part] * width);
-      reduce(from, own, first.counts[part]);
+      reduce(stream, offsets_[part], {&own, 1}, 0, first.counts[part]);
     } else if (first.verb == Verb::all_to_all) {
       std::int64_t at = 0;
       for (std::size_t from = 0; from < calls_.size(); ++from) {
         const std::int64_t count = calls_[part].recv_counts[from];
-        queue_copy(stream, ins_[from] + send_offsets_[part * calls_.size() + from] * width, own, at, count);
+        queue_copy(stream, ins_[from] + send_offsets_[part * calls_.size() + from] * width, {&own, 1}, at,
+                   count);
         at += count;
       }
     }

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "comm/call.h"
@@ -23,8 +24,10 @@ class Movement {
   std::int64_t bytes() const { return bytes_; }  // of all parts together
   void run(int part, std::int64_t begin, std::int64_t end) const;
   Device device() const { return calls_[0].device; }
-  // All of it in memory of a device, queued on a stream there. The same bits.
-  void queue_on(DeviceStream& stream) const;
+  bool reduces() const;
+  // All of it in memory of devices: by rank, the stream that its part is queued on, of its own device. The
+  // same bits.
+  void queue_on(std::span<DeviceStream* const> streams) const;
 
  private:
   // The bytes of `source` go to all destinations but itself.

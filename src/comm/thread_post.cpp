@@ -11,16 +11,21 @@ namespace echelon {
 namespace {
 // What throws half-way has queued some of it, on memory that may be given back next.
 template <class Body>
-void whole_or_waited_for(const DeviceStream& stream, const Body& body) {
+void whole_or_waited_for(std::span<DeviceStream* const> streams, const Body& body) {
   try {
     body();
   } catch (...) {
-    try {
-      stream.synchronize();
-    } catch (const RunError&) {  // the device is lost
-    }
+    for (const DeviceStream* stream : streams) try {
+        stream->synchronize();
+      } catch (const RunError&) {  // the device is lost
+      }
     throw;
   }
+}
+template <class Body>
+void whole_or_waited_for(DeviceStream& stream, const Body& body) {
+  DeviceStream* const one = &stream;
+  whole_or_waited_for(std::span(&one, 1), body);
 }
 
 void wait_noexcept(const DeviceEvent* event) noexcept {
@@ -79,10 +84,12 @@ class CollectiveTask final : public Task {
     return ranks;
   }
   void order_stream() override {
-    if (collective_->done && !std::exchange(ordered_, true)) in_.stream().wait_for(*collective_->done);
+    if (collective_->done.empty() || std::exchange(ordered_, true)) return;
+    for (const auto& done : collective_->done) in_.stream().wait_for(*done);
   }
   void let_go() noexcept override {
-    if (finished()) wait_noexcept(collective_->done.get());
+    if (!finished()) return;
+    for (const auto& done : collective_->done) wait_noexcept(done.get());
   }
 
  private:
@@ -193,7 +200,11 @@ std::shared_ptr<Task> ThreadJob::call(Group& group, int me, Call call, const Ten
       if (const auto& other = collective->calls[i]; other && !agree(call, me, *other, static_cast<int>(i)))
         agreed = false;
     collective->calls[index] = std::move(call);
-    if (on_device) collective->arrived.push_back(std::move(arrived));
+    if (on_device) {
+      collective->arrived.push_back(std::move(arrived));
+      collective->transfers.resize(group.ranks.size());
+      collective->transfers[index] = &in.transfers();
+    }
     const auto name = [&] { return fmt::format("{} collective {}", group.name, number); };
     if (!agreed) fail_locked(lock, rank, fmt::format("{}: {}", name(), list_calls(group, *collective)));
     if (any_left_)
@@ -214,11 +225,11 @@ std::shared_ptr<Task> ThreadJob::call(Group& group, int me, Call call, const Ten
     }
   }
   if (on_device && last)
-    queue_on_device(group, *collective, in.transfers());
+    queue_on_devices(group, *collective, me);
   else if (do_all)
     work(group, *collective, me, true);
   if (collective->finished.load(std::memory_order_acquire)) {
-    if (collective->done) in.stream().wait_for(*collective->done);
+    for (const auto& done : collective->done) in.stream().wait_for(*done);
     state(rank).recorder.finish(ticket);
     return nullptr;
   }
@@ -245,8 +256,25 @@ void ThreadJob::make_ready(Group& group, OpenCollective& c) {
   wake(group);
 }
 
-// By the last rank that called it, which counts as active.
-void ThreadJob::queue_on_device(Group& group, OpenCollective& c, DeviceStream& transfers) {
+// Reductions are kernels, which need leave to use another device's memory; copies are faster with it.
+static void let_devices_reach_each_other(std::span<DeviceStream* const> leads, bool needed) {
+  for (const DeviceStream* from : leads)
+    for (const DeviceStream* to : leads)
+      if (!from->driver().reach(from->device(), to->device()) && needed)
+        fail("device {} cannot reach the memory of device {}, which a sum over their ranks needs",
+             from->device(), to->device());
+}
+
+// By the last rank that called it, which counts as active. Each device does the parts of its ranks, on one
+// stream: that of this rank, or of the first one there.
+void ThreadJob::queue_on_devices(Group& group, OpenCollective& c, int me) {
+  std::vector<DeviceStream*> leads{c.transfers[static_cast<std::size_t>(me)]}, of_ranks;
+  for (DeviceStream* transfers : c.transfers) {
+    const auto there = std::find_if(leads.begin(), leads.end(), [&](const DeviceStream* lead) {
+      return lead->device() == transfers->device();
+    });
+    of_ranks.push_back(there != leads.end() ? *there : leads.emplace_back(transfers));
+  }
   const auto let_go = [&] {
     const std::lock_guard lock(mutex_);
     --c.active;
@@ -255,10 +283,14 @@ void ThreadJob::queue_on_device(Group& group, OpenCollective& c, DeviceStream& t
     if (aborted()) wake_all();
   };
   try {
-    whole_or_waited_for(transfers, [&] {
-      for (const auto& arrived : c.arrived) transfers.wait_for(*arrived);
-      c.movement->queue_on(transfers);
-      c.done = transfers.record();
+    if (leads.size() > 1) let_devices_reach_each_other(leads, c.movement->reduces());
+    whole_or_waited_for(leads, [&] {
+      for (DeviceStream* lead : leads)
+        for (const auto& arrived : c.arrived) lead->wait_for(*arrived);
+      c.movement->queue_on(of_ranks);
+      std::vector<std::shared_ptr<DeviceEvent>> done;
+      for (DeviceStream* lead : leads) done.push_back(lead->record());
+      c.done = std::move(done);
     });
   } catch (...) {
     let_go();

@@ -67,6 +67,9 @@ std::unique_ptr<Communicator> ThreadWorld::join(int rank, const std::vector<int>
 
 void ThreadWorld::abort(const std::string& why) { state_->job.abort(-1, why); }
 
+bool ThreadWorld::failed() const { return state_->job.aborted(); }
+std::chrono::milliseconds ThreadWorld::timeout() const { return state_->job.timeout(); }
+
 FlightRecorder& ThreadWorld::recorder(int rank) { return state_->job.recorder(rank); }
 std::vector<RankState> ThreadWorld::states() { return state_->job.states(); }
 const Time& ThreadWorld::time() const { return state_->job.time(); }

@@ -26,6 +26,8 @@ class ThreadWorld : public World {
                                      const std::string& name) override;
   void run(const std::function<void(int rank)>& body) override;
   void abort(const std::string& why) override;
+  bool failed() const override;
+  std::chrono::milliseconds timeout() const override;
   FlightRecorder& recorder(int rank) override;
   std::vector<RankState> states() override;
   const Time& time() const override;

@@ -2,6 +2,7 @@
 // connects (process_world.h).
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -57,6 +58,11 @@ class World {
 
   // Makes every present and later wait throw CommError with this message. The first call wins.
   virtual void abort(const std::string& why) = 0;
+
+  // Whether it has failed, or was aborted. Any thread may ask.
+  virtual bool failed() const = 0;
+  // How long any wait for another rank may last.
+  virtual std::chrono::milliseconds timeout() const = 0;
 
   // The recorder of a rank that lives in this process.
   virtual FlightRecorder& recorder(int rank) = 0;

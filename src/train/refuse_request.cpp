@@ -90,13 +90,26 @@ void refuse_obstacles(const TrainRequest& request) {
 
 }  // namespace
 
+// Sums of several devices are kernels that read all of them.
+static void refuse_devices_apart(const Plan& plan, const RunOptions& run) {
+  if (run.processes != nullptr) return;  // each uses its own alone
+  const int devices = run.devices_in_use(plan.mesh.num_ranks());
+  for (int device = 0; device < devices; ++device)
+    for (int peer = 0; peer < devices; ++peer)
+      if (!run.driver->can_reach(device, peer))
+        refuse(
+            "--device cuda: device {} cannot reach the memory of device {}, where ranks are too; legal: "
+            "devices that reach each other, named by CUDA_VISIBLE_DEVICES",
+            device, peer);
+}
+
 void refuse_on_device(const Plan& plan, const RunOptions& run) {
   if (!run.driver) return;
-  if (run.processes != nullptr)
-    refuse("--device cuda: ranks on a device are threads of one process; legal: --comm threads");
   if (run.collectives != Collectives::direct)
-    refuse("--collectives {}: messages pass through the host's memory; legal with --device cuda: direct",
-           collectives_name(run.collectives));
+    refuse(
+        "--collectives {}: messages pass through the host's memory; legal with --device cuda: direct",
+        collectives_name(run.collectives));
+  refuse_devices_apart(plan, run);
   if (plan.offload != Offload::none)
     refuse("--offload {}: its file is the host's memory; legal with --device cuda: none",
            name_of(plan.offload));
@@ -183,7 +196,7 @@ void refuse_what_machine_lacks(const TrainRequest& request, const PipelineLayout
   if (const auto& asynchronous = request.asynchronous)
     for (int server = 0; server < asynchronous->servers; ++server)
       bytes += static_cast<double>(predict_server_memory(plan, pipeline, *asynchronous, server).total());
-  refuse_beyond_memory(plan, bytes, request.run.driver.get());
+  refuse_beyond_memory(plan, bytes, request.run);
   refuse_beyond_limit(request, pipeline);
 }
 

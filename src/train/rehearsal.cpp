@@ -78,7 +78,7 @@ void on_meshes(const Stand& stand, const Mesh& mesh, const PrecisionRecipe& prec
   ThreadWorld world(stand.ranks, patience);
   run_ranks(world, [&](int index) {
     const auto all = world.join(index, everyone(stand.ranks), "rehearsal");
-    Arena arena(options.driver.get(), 0);
+    Arena arena(options.driver.get(), options.own_device(index));
     const auto kernels = make_kernels(arena, precision, options.threads_per_rank, numerics);
     const int size = mesh.num_ranks();
     body(
@@ -203,7 +203,7 @@ double call_seconds(const Plan& plan, const RunOptions& options, int ranks, int 
     std::iota(group.begin(), group.end(), index / group_size * group_size);
     const auto all = world.join(index, everyone(all_ranks), "rehearsal");
     const auto few = world.join(index, group, "rehearsal's group");
-    Arena arena(options.driver.get(), 0);
+    Arena arena(options.driver.get(), options.own_device(index));
     const Tensor x(arena, MemoryCategory::communication, plan.precision.activations, {count});
     copy_bytes_from_host(std::vector<std::byte>(static_cast<std::size_t>(x.bytes())), x);
     const auto once = [&] {

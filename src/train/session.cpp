@@ -70,7 +70,8 @@ JobMachine job_machine(const TrainRequest& request) {
 // Of all threads that compute at once, from those of the ranks that fit here.
 double measure_peak_flops(const TrainRequest& request, const JobMachine& machine) {
   if (DeviceDriver* const driver = request.run.driver.get())
-    return measure_device_matmul_flops(*driver, request.plan.precision);
+    return measure_device_matmul_flops(*driver, request.run.own_device(0), request.plan.precision) *
+           request.run.devices_in_use(machine.ranks);
   const int threads = std::min(request.run.threads_per_rank, available_cores());
   return measure_matmul_flops(request.plan.precision, machine.teams_here, threads) /
          (machine.teams_here * threads) * machine.busy_threads;
@@ -161,7 +162,8 @@ void run_rank(const SharedRun& run, World& world, int index, TrainSummary& summa
     recording.emplace(world.time(), run.epoch,
                       run.request.asynchronous ? 2 : run.pipeline->programs(0).shown_steps());
   TraceRecorder* const recorder = recording ? &*recording : nullptr;
-  Arena arena(run.request.run.driver.get(), 0, static_cast<std::size_t>(run.request.run.memory_limit));
+  Arena arena(run.request.run.driver.get(), run.request.run.device_of(index),
+              static_cast<std::size_t>(run.request.run.memory_limit));
   const auto kernels = make_kernels(arena, plan.precision, run.request.run.threads_per_rank, plan.numerics);
   if (index >= workers) {
     const Rank rank(world, server_plan(plan, run.request.asynchronous->servers).mesh, index - workers,
@@ -270,7 +272,8 @@ TrainSummary train(const TrainRequest& request, const TokenData& data, const Tra
   run.start.first_step = run.resumed.step;
   run.epoch = world.time().now();  // processes have just met
   try {
-    world.run([&](int index) { run_rank(run, world, index, summary); });
+    world.run(naming_lost_ranks(options, world.num_ranks(),
+                                [&](int index) { run_rank(run, world, index, summary); }));
   } catch (const RequestError&) {  // a checkpoint that is damaged inside
     if (outputs) outputs->remove_new_logs();
     throw;

@@ -11,38 +11,18 @@
 
 #include "base/progress.h"
 #include "checkpoint/starting_weights.h"
-#include "comm/algorithm_communicator.h"
-#include "comm/process_world.h"
 #include "data/tokens.h"
 #include "plan/cost.h"
 #include "spec/plan.h"
-#include "tensor/device_driver.h"
 #include "train/asynchronous.h"
 #include "train/generate.h"
 #include "train/metrics.h"
 #include "train/optimizer.h"
 #include "train/planted_expert.h"
+#include "train/run_options.h"
 #include "train/this_machine.h"
 
 namespace echelon {
-
-// How ranks are run.
-struct RunOptions {
-  int threads_per_rank = 1;
-  std::chrono::milliseconds timeout{60'000};  // of any wait for another rank
-  Collectives collectives = Collectives::direct;
-  // Of the device that thread ranks share; null: they compute on the cpu. Outlives the run.
-  std::shared_ptr<DeviceDriver> driver{};
-  std::int64_t memory_limit = 0;  // bytes that a rank's arena may hold; 0: no limit
-  // Each rank is one of these, and outlives the run; null: ranks are threads of this process.
-  ProcessWorld* processes = nullptr;
-  // Of thread ranks; processes have their own.
-  FailureHooks failure_hooks{};
-  Time time{};
-
-  // Whether rank 0 lives in this process.
-  bool leads() const { return processes == nullptr || processes->rank() == 0; }
-};
 
 // A process that kills itself (SIGKILL), to see what is left.
 struct PlannedDeath {

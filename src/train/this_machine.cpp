@@ -44,20 +44,6 @@ double memory_limit() {
   return limit;
 }
 
-void refuse_beyond_memory(const Plan& plan, double bytes, DeviceDriver* driver) {
-  const double limit =
-      driver == nullptr ? memory_limit() : static_cast<double>(driver->properties(0).memory_bytes);
-  if (bytes <= limit) return;
-  const int ranks = plan.mesh.num_ranks();
-  std::string less;
-  if (ranks > 1) less += "fewer ranks, ";
-  if (plan.micro_batch > 1) less += "a smaller --micro-batch, ";
-  if (plan.seq_len > 1) less += "a shorter --seq-len, ";
-  refuse("--model {}: needs {} on {} rank{} of {}, which has {}; take {}a smaller model", plan.model.name,
-         format_bytes(bytes), ranks, ranks == 1 ? "" : "s", driver == nullptr ? "this machine" : "device 0",
-         format_bytes(limit), less.empty() ? "" : less.substr(0, less.size() - 2) + " or ");
-}
-
 namespace {
 
 // "max 100000" or "150000 100000" (microseconds of a period), in one file or in two.
@@ -108,11 +94,11 @@ int machine_cores() {
                                                     cores_of_quota("/proc/self/cgroup", "/sys/fs/cgroup"))));
 }
 
-double measure_device_matmul_flops(DeviceDriver& driver, const PrecisionRecipe& precision) {
+double measure_device_matmul_flops(DeviceDriver& driver, int device, const PrecisionRecipe& precision) {
   constexpr std::int64_t smallest = 64, largest = 8192;
   constexpr double long_enough_seconds = 5e-3;  // a launch takes some microseconds
   constexpr int tries = 8;
-  Arena arena(&driver, 0);
+  Arena arena(&driver, device);
   const auto kernels = make_kernels(arena, precision, 1);
   double best = 0;
   for (std::int64_t size = smallest;; size *= 2) {

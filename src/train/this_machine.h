@@ -14,13 +14,11 @@ double measure_matmul_flops(const PrecisionRecipe& precision, int teams, int thr
                             std::int64_t size = 1024);
 
 // The same of a device, on products that are large enough for it.
-double measure_device_matmul_flops(DeviceDriver& driver, const PrecisionRecipe& precision);
+double measure_device_matmul_flops(DeviceDriver& driver, int device, const PrecisionRecipe& precision);
 
-// What the ranks of a plan will hold in memory, and the refusal of what this machine cannot hold.
+// What the ranks of a plan will hold in memory, and what there is.
 double predicted_bytes(const Plan& plan);  // of one rank
 double memory_limit();                     // of this process: the machine's memory, or its container's
-// Of `driver`'s device where that is not null.
-void refuse_beyond_memory(const Plan& plan, double bytes, DeviceDriver* driver = nullptr);
 
 // Cores that this process may use: those that it is bound to, or what its container's quota of CPU time is
 // worth; and how many threads can use them without waiting for one another.

@@ -100,10 +100,10 @@ VerifyReport verify(const VerifyRequest& given) {
                     request.run.time);
   World& world = threads ? static_cast<World&>(*threads) : *request.run.processes;
   const auto epoch = world.time().now();
-  world.run([&](int index) {
+  const auto body = [&](int index) {
     std::optional<TraceRecorder> recorder;
     if (request.trace) recorder.emplace(world.time(), epoch, pipeline.programs(0).shown_steps());
-    Arena arena(request.run.driver.get(), 0);
+    Arena arena(request.run.driver.get(), request.run.device_of(index));
     const auto kernels =
         make_kernels(arena, request.plan.precision, request.run.threads_per_rank, request.plan.numerics);
     const Rank rank(world, request.plan.mesh, index, request.plan.precision, arena, *kernels,
@@ -128,7 +128,8 @@ VerifyReport verify(const VerifyRequest& given) {
     if (rank.dp_cp().rank() != 0 || rank.coordinate(Axis::tp) != 0) return;
     auto timelines = HostGroup(rank.along(Axis::pp)).gather_records(spans);
     if (index == 0) report.measured_timeline.ranks = std::move(timelines);
-  });
+  };
+  world.run(naming_lost_ranks(request.run, world.num_ranks(), body));
   if (!request.run.leads()) return report;
   report.simulated_timeline =
       simulated_twin(pipeline.programs(0), measured_costs(report.measured_timeline), request.steps, 1);

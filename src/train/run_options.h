@@ -1,0 +1,50 @@
+// How the ranks of a job are run: as threads or processes, and on which devices.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "comm/algorithm_communicator.h"
+#include "comm/process_world.h"
+#include "spec/plan.h"
+#include "tensor/device_driver.h"
+
+namespace echelon {
+
+// How ranks are run.
+struct RunOptions {
+  int threads_per_rank = 1;
+  std::chrono::milliseconds timeout{60'000};  // of any wait for another rank
+  Collectives collectives = Collectives::direct;
+  // Of the devices that ranks take in turn; null: they compute on the cpu. Outlives the run.
+  std::shared_ptr<DeviceDriver> driver{};
+  std::int64_t memory_limit = 0;  // bytes that a rank's arena may hold; 0: no limit
+  // Each rank is one of these, and outlives the run; null: ranks are threads of this process.
+  ProcessWorld* processes = nullptr;
+  // Of thread ranks; processes have their own.
+  FailureHooks failure_hooks{};
+  Time time{};
+
+  // Whether rank 0 lives in this process.
+  bool leads() const { return processes == nullptr || processes->rank() == 0; }
+  // The number of the device that a rank of this process computes on: thread ranks take them in turn, and so
+  // do the processes of a node.
+  int device_of(int rank) const;
+  // That a thread beside the ranks takes: of a process, its own.
+  int own_device(int thread) const { return device_of(processes != nullptr ? processes->rank() : thread); }
+  // Of a job of so many ranks: on the device that has most of them, and devices that have any.
+  int most_ranks_on_a_device(int ranks) const;
+  int devices_in_use(int ranks) const;
+};
+
+// Of a job of so many ranks: body(rank), whose failures by a lost device say which ranks were on it.
+std::function<void(int rank)> naming_lost_ranks(const RunOptions& run, int ranks,
+                                                std::function<void(int rank)> body);
+
+// RequestError where the plan needs more bytes on this machine, shared out evenly over the ranks here, than
+// it or the fullest of its devices has.
+void refuse_beyond_memory(const Plan& plan, double bytes, const RunOptions& run);
+
+}  // namespace echelon
