@@ -19,6 +19,7 @@
 #include "apps/verbs.h"
 #include "base/json_text.h"
 #include "base/units.h"
+#include "tensor/device_collectives.h"
 #include "tensor/device_driver.h"
 #include "tensor/kernels.h"
 #include "train/this_machine.h"
@@ -46,6 +47,23 @@ std::vector<std::string> instruction_sets() {
   return here;
 }
 
+// The devices whose memory the kernels of one can use.
+std::vector<int> reached_from(DeviceDriver& driver, int device) {
+  std::vector<int> peers;
+  for (int peer = 0; peer < driver.num_devices(); ++peer)
+    if (peer != device && driver.can_reach(device, peer)) peers.push_back(peer);
+  return peers;
+}
+
+std::string peers_line(DeviceDriver& driver) {
+  std::vector<std::string> apart;
+  for (int device = 0; device < driver.num_devices(); ++device)
+    for (int peer = 0; peer < driver.num_devices(); ++peer)
+      if (!driver.can_reach(device, peer)) apart.push_back(fmt::format("{} to {}", device, peer));
+  return apart.empty() ? "every device reaches the memory of every other"
+                       : fmt::format("no access to the memory of another: {}", fmt::join(apart, ", "));
+}
+
 int run_devices(bool json) {
   const std::vector<std::string> sets = instruction_sets();
   const double memory = memory_limit();
@@ -62,6 +80,7 @@ int run_devices(bool json) {
              counted(available_cores(), "core"), format_bytes(memory), fmt::join(sets, " "),
              products == nullptr ? "the reference kernels" : products);
   const std::string why = no_cuda();
+  std::string library, no_collectives;
   if (why.empty()) {
     const std::shared_ptr<DeviceDriver> driver = make_cuda_driver();
     for (int i = 0; i < driver->num_devices(); ++i) {
@@ -73,16 +92,24 @@ int run_devices(bool json) {
                          {"memory_bytes", p.memory_bytes},
                          {"free_bytes", free},
                          {"compute_capability", fmt::format("{}.{}", p.major, p.minor)},
-                         {"multiprocessors", p.multiprocessors}});
+                         {"multiprocessors", p.multiprocessors},
+                         {"reaches", reached_from(*driver, i)}});
       fmt::print(out, "cuda  {}: {}, {} of {} free, compute capability {}.{}, {}\n", i, p.name,
                  format_bytes(static_cast<double>(free)), format_bytes(static_cast<double>(p.memory_bytes)),
                  p.major, p.minor, counted(p.multiprocessors, "multiprocessor"));
     }
+    if (driver->num_devices() > 1) fmt::print(out, "      {}\n", peers_line(*driver));
+    no_collectives = driver->no_collectives();
+    if (no_collectives.empty()) library = driver->collectives().name();
+    fmt::print(out, "      collectives between devices: {}\n",
+               no_collectives.empty() ? library : "our own; " + no_collectives);
   } else {
     fmt::print(out, "cuda  none: {}\n", why);
   }
   ordered_json report{{"devices", devices}};
   if (!why.empty()) report["no_cuda"] = why;
+  if (!library.empty()) report["collectives"] = library;
+  if (!no_collectives.empty()) report["no_collectives"] = no_collectives;
   if (json) fmt::print("{}\n", json_text(report));
   return 0;
 }

@@ -95,8 +95,8 @@ void RunFlags::add_to(CLI::App& app) {
   heading(app, "Running");
   add_threads_to(app);
   app.add_option("--collectives", collectives_,
-                 "Directly on shared memory, or by an algorithm over messages (docs/collectives.md)")
-      ->type_name("direct|ring|halving-doubling|auto")
+                 "Directly on shared memory, by an algorithm over messages, or NCCL's (docs/collectives.md)")
+      ->type_name("direct|ring|halving-doubling|auto|nccl")
       ->capture_default_str();
   add_number(app, "--timeout", timeout_seconds_, "Seconds a rank waits for another before the job fails");
 }

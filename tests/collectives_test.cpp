@@ -455,7 +455,7 @@ TEST(Collectives, AreNamed) {
     parse_collectives("tree", "--collectives");
     ADD_FAILURE() << "not refused";
   } catch (const RequestError& error) {
-    EXPECT_STREQ(error.what(), "--collectives tree: legal: direct, ring, halving-doubling, auto");
+    EXPECT_STREQ(error.what(), "--collectives tree: legal: direct, ring, halving-doubling, auto, nccl");
   }
 }
 

@@ -207,7 +207,7 @@ TEST_F(CommandLine, WrongValuesAreRefusedWithTheLegalOnes) {
   refused(training({"--val-fraction", "1"}), {"--val-fraction 1"});
   refused(training({"--timeout", "0"}), {"--timeout 0"});
   refused(training({"--dp", "2", "--collectives", "tree"}),
-          {"--collectives tree", "direct, ring, halving-doubling, auto"});
+          {"--collectives tree", "direct, ring, halving-doubling, auto, nccl"});
   refused(training({"--sp", "maybe"}), {"--sp maybe", "on, off"});
   refused(training({"--tp", "4"}), {"--tp 4", "6 heads", "1, 3, 6"});
   refused(training({"--tp", "2"}), {"--tp 2", "3 key/value heads", "1, 3, 6"});

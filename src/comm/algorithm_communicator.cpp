@@ -14,10 +14,11 @@ struct Name {
   Collectives value;
   const char* text;
 };
-constexpr std::array<Name, 4> names{{{Collectives::direct, "direct"},
+constexpr std::array<Name, 5> names{{{Collectives::direct, "direct"},
                                      {Collectives::ring, "ring"},
                                      {Collectives::halving_doubling, "halving-doubling"},
-                                     {Collectives::automatic, "auto"}}};
+                                     {Collectives::automatic, "auto"},
+                                     {Collectives::nccl, "nccl"}}};
 
 class AlgorithmCommunicator final : public Communicator {
  public:
@@ -103,7 +104,8 @@ Collectives parse_collectives(const std::string& text, const std::string& field)
 std::unique_ptr<Communicator> with_algorithms(std::unique_ptr<Communicator> messages,
                                               std::unique_ptr<Communicator> channels,
                                               Collectives collectives) {
-  check(collectives != Collectives::direct, "direct collectives are the backend's own");
+  check(collectives != Collectives::direct && collectives != Collectives::nccl,
+        "direct collectives are the backend's own");
   return std::make_unique<AlgorithmCommunicator>(std::move(messages), std::move(channels), collectives);
 }
 

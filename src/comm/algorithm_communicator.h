@@ -14,15 +14,16 @@ enum class Collectives {
   ring,              // all_reduce, all_gather, reduce_scatter: rings
   halving_doubling,  // all_reduce: Rabenseifner's; the rest as ring
   automatic,         // all_reduce: what should take least time at this size; the rest as ring
+  nccl,              // those of the devices' library, in their memory (device_groups.h)
 };
-// all_to_all is pairwise, broadcast a binomial tree and barrier dissemination in all but direct.
+// By messages all_to_all is pairwise, broadcast a binomial tree and barrier dissemination.
 
 const char* collectives_name(Collectives collectives);
 // RequestError naming `field` and the legal values.
 Collectives parse_collectives(const std::string& text, const std::string& field);
 
 // The same group, twice: `messages` carries the caller's sends and receives, `channels` those of the
-// algorithms, so that the two never meet on one channel. Not for direct.
+// algorithms, so that the two never meet on one channel. Not for direct and nccl.
 //
 // A collective waits inside the call: its Pending is finished. So ranks that share two groups must call the
 // collectives of both in an order that suits all of them, as with any blocking collectives; sends and

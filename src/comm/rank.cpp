@@ -20,6 +20,11 @@ Rank::Rank(World& world, const Mesh& mesh, int index, const PrecisionRecipe& pre
       traffic_(std::make_unique<Traffic>()),
       messages_(std::make_unique<Traffic>()) {
   check(mesh.ep >= 1 && mesh.dp_cp_size() % mesh.ep == 0, "expert groups make up the dp x cp group");
+  if (collectives_ == Collectives::nccl) {
+    check(arena.device() == Device::cuda, "the collectives of devices are asked for without one");
+    device_groups_ =
+        std::make_unique<DeviceGroups>(world_, first_ + index_, arena.stream().driver().collectives());
+  }
   for (GroupKind axis : {GroupKind::pp, GroupKind::dp, GroupKind::cp, GroupKind::tp})
     group(axis, mesh.size(traffic_axis(axis)));
 }
@@ -32,7 +37,9 @@ std::vector<int> Rank::in_world(std::vector<int> ranks) const {
 std::unique_ptr<Communicator> Rank::join(const std::vector<int>& ranks, const std::string& name,
                                          Axis axis) const {
   auto group = world_.join(first_ + index_, ranks, name);
-  if (collectives_ != Collectives::direct) {
+  if (device_groups_ && group->size() > 1) {
+    group = device_groups_->join(std::move(group), name, ranks);
+  } else if (!device_groups_ && collectives_ != Collectives::direct) {
     check(arena_.device() != Device::cuda, "algorithms over messages work in the host's memory");
     auto channels = world_.join(first_ + index_, ranks, name + " collectives");
     group = with_algorithms(std::move(group),

@@ -9,6 +9,7 @@
 
 #include "comm/algorithm_communicator.h"
 #include "comm/communicator.h"
+#include "comm/device_groups.h"
 #include "comm/recording.h"
 #include "comm/threads.h"
 #include "spec/precision.h"
@@ -103,6 +104,7 @@ class Rank {
   Collectives collectives_;
   TraceRecorder* recorder_;
   std::unique_ptr<Traffic> traffic_, messages_;
+  std::unique_ptr<DeviceGroups> device_groups_;  // where the collectives are the device's library's
   mutable std::array<std::unique_ptr<Communicator>, num_group_kinds> groups_;
 };
 

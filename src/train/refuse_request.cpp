@@ -103,13 +103,34 @@ static void refuse_devices_apart(const Plan& plan, const RunOptions& run) {
             device, peer);
 }
 
-void refuse_on_device(const Plan& plan, const RunOptions& run) {
-  if (!run.driver) return;
-  if (run.collectives != Collectives::direct)
+// NCCL has one rank on a device, and groups sums as it likes.
+static void refuse_nccl(const Plan& plan, const RunOptions& run) {
+  const int ranks = plan.mesh.num_ranks();
+  if (!run.driver)
     refuse(
-        "--collectives {}: messages pass through the host's memory; legal with --device cuda: direct",
+        "--collectives nccl: moves what is on devices; legal with --device cpu: direct, ring, "
+        "halving-doubling, auto");
+  if (const std::string why = run.driver->no_collectives(); !why.empty())
+    refuse("--collectives nccl: {}; legal: direct", why);
+  if (run.most_ranks_on_a_device(ranks) > 1)
+    refuse(
+        "--collectives nccl: {} ranks share {}, and NCCL has one rank on each; legal: direct, or as many "
+        "devices as ranks",
+        ranks, counted(run.driver->num_devices(), "device"));
+  if (plan.numerics == Numerics::invariant)
+    refuse(
+        "--collectives nccl: groups sums in an order of its own, and --numerics invariant in one that no "
+        "mesh changes; legal: direct");
+}
+
+void refuse_on_device(const Plan& plan, const RunOptions& run) {
+  if (run.collectives == Collectives::nccl) refuse_nccl(plan, run);
+  if (!run.driver) return;
+  if (run.collectives != Collectives::direct && run.collectives != Collectives::nccl)
+    refuse(
+        "--collectives {}: messages pass through the host's memory; legal with --device cuda: direct, nccl",
         collectives_name(run.collectives));
-  refuse_devices_apart(plan, run);
+  if (run.collectives == Collectives::direct) refuse_devices_apart(plan, run);
   if (plan.offload != Offload::none)
     refuse("--offload {}: its file is the host's memory; legal with --device cuda: none",
            name_of(plan.offload));
