@@ -5,6 +5,8 @@
 // of its own. A comment "# refused: ..." expects exit status 2, "# no: ..." 1; other_endings() has what is
 // said otherwise.
 //
+// A block with title="FILE" is a part of that file of the repository, or a file that the commands find.
+//
 // They run at the sizes of class Small. What is not run is in not_run(), with the reason.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -137,6 +139,31 @@ std::vector<Command> commands_of(const fs::path& document) {
     EXPECT_EQ(command.text.find("..."), std::string::npos)
         << document << ":" << command.line << ": is not whole";
   return commands;
+}
+
+// ```KIND title="FILE"
+struct File {
+  int line = 0;
+  std::string name, text;
+  bool is_of_repository() const { return fs::exists(fs::path(ECHELON_SOURCE_DIR) / name); }
+};
+std::vector<File> files_of(const fs::path& document) {
+  std::ifstream in(document);
+  std::vector<File> files;
+  bool inside = false, is_file = false;
+  int number = 0;
+  static const std::regex title("```.* title=\"([^\"]+)\"");
+  for (std::string line; ++number, std::getline(in, line);) {
+    std::smatch match;
+    if (line.starts_with("```")) {
+      inside = !inside;
+      is_file = inside && std::regex_match(line, match, title);
+      if (is_file) files.push_back({number, match[1], ""});
+    } else if (is_file) {
+      files.back().text += line + "\n";
+    }
+  }
+  return files;
 }
 
 // Whether it prints the same on every machine. Its size is left as it stands.
@@ -343,6 +370,8 @@ class Place {
     write_text((root_ / "build/bible.txt").string(), text);
   }
 
+  void write(const File& file) const { write_text((root_ / file.name).string(), file.text); }
+
   void run(const Command& command) const {
     SCOPED_TRACE(fmt::format("line {}: {}", command.line, command.text));
     const auto is_begun = [&](const NotRun& n) { return command.text.starts_with(n.begin); };
@@ -379,6 +408,8 @@ bool has_f32() { return std::string(ECHELON_TEST_DTYPE) == "f32"; }
 void run_document(const fs::path& document) {
   SCOPED_TRACE(document.filename().string());
   const Place place;
+  for (const File& file : files_of(document))
+    if (!file.is_of_repository()) place.write(file);
   for (const Command& command : commands_of(document)) place.run(command);
 }
 
@@ -414,9 +445,56 @@ TEST(Documents, EveryCommandRuns) {
   std::size_t count = 0;
   for (const fs::path& document : documents) {
     count += commands_of(document).size();
+    for (const File& file : files_of(document))
+      if (file.is_of_repository()) {
+        const std::string whole = read_bytes(fs::path(ECHELON_SOURCE_DIR) / file.name);
+        EXPECT_NE(whole.find(file.text), std::string::npos)
+            << document << ":" << file.line << ": is no part of " << file.name;
+      }
     if (runs_all()) run_document(document);
   }
   EXPECT_GT(count, 90u);
+}
+
+// docs/extending.md lists the places that know of a kind of thing: each of them is there, and knows all that there are.
+TEST(Documents, WhatIsAddedIsAddedWhereTheyAllAre) {
+  const auto read = [](const std::string& path) {
+    const std::string text = read_bytes(fs::path(ECHELON_SOURCE_DIR) / path);
+    EXPECT_FALSE(text.empty()) << path;
+    return text;
+  };
+  const std::string recipes = read("docs/extending.md");
+  static const std::regex path("`((?:src|tests|configs|docs)/[A-Za-z0-9_/.]+)`");
+  int paths = 0;
+  for (std::sregex_iterator at(recipes.begin(), recipes.end(), path), end; at != end; ++at, ++paths) {
+    const std::string name = (*at)[1];
+    const bool is_pattern = name.find("NAME") != std::string::npos;
+    EXPECT_TRUE(is_pattern || fs::exists(fs::path(ECHELON_SOURCE_DIR) / name)) << name;
+  }
+  EXPECT_GT(paths, 20);
+  const auto names_in = [&](const std::string& file, const char* form) {
+    const std::string text = read(file);
+    const std::regex each(form);
+    std::vector<std::string> names;
+    for (std::sregex_iterator at(text.begin(), text.end(), each), end; at != end; ++at) names.push_back((*at)[1]);
+    EXPECT_FALSE(names.empty()) << file;
+    return names;
+  };
+  const auto all_in = [&](const std::vector<std::string>& names, const Words& files) {
+    for (const std::string& file : files) {
+      const std::string text = read(file);
+      for (const std::string& name : names)
+        EXPECT_TRUE(std::regex_search(text, std::regex("\\b" + name + "\\b"))) << name << " in " << file;
+    }
+  };
+  all_in(names_in("src/tensor/kernel_backend.h", "virtual void (\\w+)\\("),
+         {"src/tensor/kernels.h", "src/tensor/kernels.cpp", "tests/queued_kernels.h", "tests/sleeping_kernels.h",
+          "tests/timed_kernels.h"});
+  all_in(names_in("src/model/op.h", "make_(\\w+)_op"), {"src/spec/block.h"});
+  all_in(names_in("src/model/op.h", "(make_\\w+_op)"), {"src/model/op.cpp"});
+  all_in(names_in("src/schedule/schedules.h", "\nSchedule (\\w+)\\("), {"src/schedule/registry.cpp"});
+  all_in(names_in("src/comm/collectives.h", "\nvoid (\\w+)\\("),
+         {"src/comm/algorithm_communicator.cpp", "tests/collective_costs_test.cpp"});
 }
 
 }  // namespace
