@@ -15,6 +15,7 @@
 #include "base/open_file.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/checkpoint_compare.h"
+#include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/finite.h"
 #include "checkpoint/safetensors.h"
 #include "mesh_runs.h"
@@ -389,7 +390,7 @@ TEST(HuggingFaceConfig, OfAModelThatSeesImagesTheTextModelIsRead) {
   EXPECT_EQ(to_toml(model), to_toml(alone));
   const std::string read = import_hugging_face(sees, directory / "read", DType::f32, 1),
                     plain = import_hugging_face(text.string(), directory / "plain", DType::f32, 1);
-  const CheckpointReader one(read), other(plain);
+  CheckpointReader one(read), other(plain);
   for (const ParamSpec& spec : all_parameters(model))
     EXPECT_EQ(one.read(spec.name, spec, DType::f32), other.read(spec.name, spec, DType::f32)) << spec.name;
   expect_refusal(
