@@ -34,17 +34,17 @@ enum class Weights { now, deferred };
 
 class BlockRun {
  public:
-  // All outlive this. `bring`: nullptr where all rows are here that sums are over.
+  // All outlive this. `spread`: nullptr where all rows are here that sums are over.
   BlockRun(const Rank& rank, const TensorParallel& tensor_parallel, const BlockProgram& program,
            const Microbatch& microbatch, BlockState& state, const SequenceTree* tree,
-           const BringRows* bring = nullptr)
+           const SpreadRows* spread = nullptr)
       : rank_(rank),
         tensor_parallel_(tensor_parallel),
         program_(program),
         microbatch_(microbatch),
         state_(state),
         tree_(tree),
-        bring_(bring) {
+        spread_(spread) {
     state_.values.resize(program.values.size());
   }
 
@@ -64,8 +64,8 @@ class BlockRun {
   Tensor rounded(Tensor sum) const;
   // How gradients of weights are added up.
   SequenceSums sums() const {
-    const std::int64_t ranks = bring_ == nullptr ? 1 : rank_.size(Axis::cp);
-    return {tree_, kernels(), microbatch_.index, microbatch_.sequences.batch, ranks * rows(), bring_};
+    const std::int64_t ranks = spread_ == nullptr ? 1 : rank_.size(Axis::cp);
+    return {tree_, kernels(), microbatch_.index, microbatch_.sequences.batch, ranks * rows(), spread_};
   }
   ExpertParallel::Saved& routed() const { return state_.routed; }
 
@@ -129,7 +129,7 @@ class BlockRun {
   const Microbatch& microbatch_;
   BlockState& state_;
   const SequenceTree* tree_;  // nullptr: ordinary numerics
-  const BringRows* bring_;
+  const SpreadRows* spread_;
   std::int64_t position_ = 0;
   Tensor cache_;
   // Where in the pass it stands.

@@ -15,11 +15,8 @@ BlockRunner::BlockRunner(BlockProgram program, const Rank& rank, const Plan& pla
       rank_(&rank),
       tensor_parallel_(tensor_parallel),
       tree_(parameters.sequence_tree()) {
-  if (const WholeRows rows(rank, plan); tree_ != nullptr && rows.are_cut())
-    bring_ = std::make_shared<const BringRows>(
-        [rows](const Tensor& here, std::int64_t all, const Weight& weight) {
-          return rows.bring(here, all, weight);
-        });
+  if (tree_ != nullptr)
+    if (auto rows = std::make_shared<const WholeRows>(rank, plan); rows->are_cut()) spread_ = std::move(rows);
   OpSetting setting{rank, plan, parameters, tensor_parallel, {}, faults};
   if (const BlockOp* experts = program_->find(OpKind::experts_in))
     experts_ = setting.experts = make_experts(*experts, setting);
@@ -59,21 +56,21 @@ Work<Tensor> BlockRunner::pass(BlockRun& run, const OpSequence& sequence, Tensor
 }
 
 Work<Tensor> BlockRunner::forward(const Microbatch& microbatch, Tensor x, BlockState& state) const {
-  BlockRun run(*rank_, tensor_parallel_, *program_, microbatch, state, tree_, bring_.get());
+  BlockRun run(*rank_, tensor_parallel_, *program_, microbatch, state, tree_, spread_.get());
   co_return co_await pass(run, passes_.forward, std::move(x));
 }
 
 Tensor BlockRunner::evaluate(const Microbatch& microbatch, Tensor x, std::int64_t position,
                              const Tensor& cache) const {
   BlockState state;
-  BlockRun run(*rank_, tensor_parallel_, *program_, microbatch, state, tree_, bring_.get());
+  BlockRun run(*rank_, tensor_parallel_, *program_, microbatch, state, tree_, spread_.get());
   run.set_cache(position, cache);
   return pass(run, passes_.evaluation, std::move(x)).finish();
 }
 
 Work<Tensor> BlockRunner::backward(const Microbatch& microbatch, Tensor dy, BlockState& state, Weights when,
                                    const Loss& loss) const {
-  BlockRun run(*rank_, tensor_parallel_, *program_, microbatch, state, tree_, bring_.get());
+  BlockRun run(*rank_, tensor_parallel_, *program_, microbatch, state, tree_, spread_.get());
   run.when_ = when;
   run.loss_ = &loss;
   run.gradients_.resize(program_->values.size());

@@ -48,7 +48,7 @@ class BlockRunner {
   const Rank* rank_;
   TensorParallel tensor_parallel_;
   const SequenceTree* tree_;
-  std::shared_ptr<const BringRows> bring_;  // nullptr: all rows are here
+  std::shared_ptr<const SpreadRows> spread_;  // nullptr: all rows are here
   std::shared_ptr<const ExpertParallel> experts_;
   std::int64_t cache_width_ = 0;
   std::vector<std::unique_ptr<OpRunner>> ops_;

@@ -11,9 +11,10 @@ namespace {
 void add_rows(const SequenceSums& sums, Kernels& k, const Tensor& ids, const Tensor& dy,
               std::int64_t first_id, const Weight& table) {
   const Weight* const one[] = {&table};
-  sums.accumulate(one, {ids, dy}, [&](std::span<const Tensor> parts, std::span<const Tensor> gradients) {
-    k.embedding_backward(parts[0], parts[1], first_id, gradients[0]);
-  });
+  sums.accumulate(one, {{ids, false}, {dy}},
+                  [&](std::span<const Tensor> parts, std::span<const Tensor> gradients) {
+                    k.embedding_backward(parts[0], parts[1], first_id, gradients[0]);
+                  });
 }
 
 class EmbeddingOp final : public OpRunner {

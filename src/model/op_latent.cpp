@@ -4,6 +4,8 @@
 // same to a product of queries and keys. Attention has heads of one width, so narrower values have zeros
 // behind them.
 #include "model/op.h"
+#include "spec/sum_blocks.h"
+#include "tensor/sum_by_blocks.h"
 
 namespace echelon {
 namespace {
@@ -21,6 +23,10 @@ class LatentOp final : public OpRunner {
         value_(s.plan.model.value_head_dim),
         kv_(s.stacked({op.weights.back()})) {
     if (op.inputs.size() == 1) q_ = s.stacked({op.weights.front()});
+    if (s.plan.numerics == Numerics::ordinary) return;
+    const int tp = s.tensor_parallel.size(), index = s.tensor_parallel.index();
+    if (q_.defined()) query_blocks_ = sum_blocks({op.weights.front()}, tp, index);
+    kv_blocks_ = sum_blocks({op.weights.back()}, tp, index);
   }
 
  protected:
@@ -44,23 +50,22 @@ class LatentOp final : public OpRunner {
     if (run.when() == Weights::now) x->begin();
     const Tensor dq = run.activation({run.rows(), heads_.width()}),
                  dkv = run.activation({run.rows(), kv_.value.rows()}),
-                 dx = run.activation({run.rows(), first_key() + kv_.value.cols() + turned_});
+                 dx = run.partial_sum({run.rows(), first_key() + kv_.value.cols() + turned_});
     {
       const Tensor d_qkv = run.take_gradient(out());
       each_query(heads_.q(d_qkv), dq, [&](const Tensor& here, const Tensor& there) { k.copy(here, there); });
       each_key_and_value(d_qkv, dkv, [&](const Tensor& here, const Tensor& there) { k.copy(here, there); });
-      k.copy(turned_key_of(d_qkv, 0), turned_key(dx));
-      for (std::int64_t h = 1; h < heads_.num_heads(); ++h) k.add(turned_key_of(d_qkv, h), turned_key(dx));
+      add_turned_keys(run, d_qkv, turned_key(dx));
     }
-    if (q_.defined()) k.matmul(dq, Transpose::no, q_.value, Transpose::no, queries(dx), false);
-    k.matmul(dkv, Transpose::no, kv_.value, Transpose::no, keys_and_values(dx), false);
+    if (q_.defined()) k.matmul(dq, Transpose::no, q_.value, Transpose::no, queries(dx), false, query_blocks_);
+    k.matmul(dkv, Transpose::no, kv_.value, Transpose::no, keys_and_values(dx), false, kv_blocks_);
     InFlight entering = run.tensor_parallel().enter_backward(dx, run.rows());
     run.weight_gradient([this, sums = run.sums(), x, dq, dkv] {
       if (q_.defined()) sums.add_product(q_, dq, queries(x->whole()));
       sums.add_product(kv_, dkv, keys_and_values(x->whole()));
     });
     if (!q_.defined()) run.set_gradient(in(1), dq);
-    run.add_gradient(in(), entering.get());
+    run.add_gradient(in(), run.rounded(entering.get()));
   }
 
  private:
@@ -68,6 +73,24 @@ class LatentOp final : public OpRunner {
     const Tensor y = run.activation({run.rows(), weight.value.rows()});
     run.kernels().matmul(x, Transpose::no, weight.value, Transpose::yes, y, false);
     return y;
+  }
+
+  // The gradients of all heads' copies of a turned key.
+  void add_turned_keys(const BlockRun& run, const Tensor& d_qkv, const Tensor& sum) const {
+    Kernels& k = run.kernels();
+    const auto add_heads = [&](Range heads, const Tensor& to) {
+      k.copy(turned_key_of(d_qkv, heads.begin), to);
+      for (std::int64_t h = heads.begin + 1; h < heads.end; ++h) k.add(turned_key_of(d_qkv, h), to);
+    };
+    if (kv_blocks_.empty()) return add_heads({0, heads_.num_heads()}, sum);
+    const auto room = [&] { return run.statistic({sum.rows(), sum.cols()}); };
+    const std::int64_t of_head = kv_.value.rows() / heads_.num_heads();
+    const Tensor wide = room();
+    sum_by_blocks(k, std::ssize(kv_blocks_), wide, room, [&](std::int64_t b, const Tensor& to) {
+      const Range rows = kv_blocks_[static_cast<std::size_t>(b)].front();
+      add_heads({rows.begin / of_head, rows.end / of_head}, to);
+    });
+    k.copy(wide, sum);
   }
 
   // Columns of what is compressed.
@@ -102,6 +125,7 @@ class LatentOp final : public OpRunner {
   Heads heads_;
   std::int64_t turned_, value_;  // of a head
   Weight q_, kv_;                // no q_ where queries are not compressed
+  SumBlocks query_blocks_, kv_blocks_;  // of sums over heads, under invariant numerics
 };
 
 // What attention makes of values with zeros behind them, without these.

@@ -1,5 +1,7 @@
 // The output layer's product with cross-entropy. A chunk's gradient takes the place of its logits, so nothing
 // is computed twice: the backward pass makes the loss as well.
+#include <numeric>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -11,6 +13,22 @@
 namespace echelon {
 namespace {
 
+// The part of a tp rank's rows of the output layer that one of its context-parallel ranks takes: of whole
+// blocks, as equal as these are. With more ranks than blocks, or a number that does not divide them, some
+// have none.
+struct VocabularyPart {
+  Range blocks, rows;
+};
+VocabularyPart vocabulary_part(const SumBlocks& blocks, int ranks, int rank) {
+  const std::int64_t all = std::ssize(blocks), parts = std::gcd(all, std::int64_t{ranks}),
+                     each = ranks / parts;
+  if (rank % each != 0) return {};
+  const Range mine = split_range(all, parts, rank / each);
+  return {mine,
+          {blocks[static_cast<std::size_t>(mine.begin)].front().begin,
+           blocks[static_cast<std::size_t>(mine.end - 1)].back().end}};
+}
+
 class LossOp final : public OpRunner {
  public:
   LossOp(const BlockOp& op, const OpSetting& s)
@@ -20,8 +38,20 @@ class LossOp final : public OpRunner {
                 s.plan.numerics == Numerics::ordinary
                     ? SumBlocks()
                     : sum_blocks({op.weights.front()}, s.tensor_parallel.size(), s.tensor_parallel.index())),
-        whole_rows_(s.rank, s.plan),
-        cuts_sequences_(s.plan.numerics == Numerics::invariant && s.rank.size(Axis::cp) > 1) {}
+        whole_rows_(s.rank, s.plan) {
+    Communicator& cp = s.rank.along(Axis::cp);
+    if (s.plan.numerics == Numerics::ordinary || cp.size() == 1) return;
+    counts_losses_ = cp.rank() == 0;
+    const auto [blocks, rows] = vocabulary_part(logits_.blocks(), cp.size(), cp.rank());
+    mine_ = rows;
+    SumBlocks own;
+    for (std::int64_t b = blocks.begin; b < blocks.end; ++b) {
+      const Range range = logits_.blocks()[static_cast<std::size_t>(b)].front();
+      own.push_back({{range.begin - rows.begin, range.end - rows.begin}});
+    }
+    part_.emplace(s.rank, s.plan.model, op.weights.front(), part_of(logits_.table(), 0, rows),
+                  logits_.first_id() + rows.begin, std::move(own), &cp);
+  }
 
  protected:
   void run_forward(BlockRun& run) const override {
@@ -37,44 +67,40 @@ class LossOp final : public OpRunner {
   }
 
  private:
-  // Rows and their targets. Where context parallelism cuts sequences whose losses are summed in order, one
-  // rank has all of them, and sums; the others have their own.
+  // Where context parallelism cuts sequences, whose losses and gradients are summed in order, its ranks have
+  // all rows and each a part of the vocabulary.
+  const VocabularyLogits& logits() const { return part_ ? *part_ : logits_; }
   struct Given {
     Tensor x, targets;
-    bool sums = true;
   };
   Given given(const BlockRun& run, const Tensor& x) const {
-    Given own{x, run.microbatch().targets};
-    if (!cuts_sequences_) return own;
+    const Given own{x, run.microbatch().targets};
+    if (!part_) return own;
     const std::int64_t rows = x.rows() * run.rank().size(Axis::cp);
-    const auto bring = [&](const Tensor& here) { return whole_rows_.bring(here, rows, logits_.table()); };
-    Given all{bring(x), bring(own.targets)};
-    if (all.x.defined()) return all;
-    own.sums = false;
-    return own;
+    return {whole_rows_.gather(own.x, rows, true), whole_rows_.gather(own.targets, rows, true)};
   }
 
   Tensor loss(const BlockRun& run, const Tensor& here) const {
-    const Tensor loss_sum = logits_.make_loss();
-    const auto [x, targets, sums] = given(run, here);
-    if (!sums) return loss_sum;
+    const Tensor loss_sum = logits_.make_loss(), unused = logits_.make_loss();
+    const auto [x, targets] = given(run, here);
     const Tensor buffer = make_chunk(run.sums().runs().front());
     for (const Range& rows : run.sums().runs())
       each_chunk(rows, [&, &x = x, &targets = targets](Range chunk) {
-        const Tensor logits = buffer.row_range(0, chunk.size());
-        logits_.multiply(x.row_range(chunk.begin, chunk.end), logits);
-        add_losses(run, logits, targets.flat_range(chunk.begin, chunk.end), loss_sum);
+        const Tensor of_chunk = buffer.row_range(0, chunk.size());
+        if (of_chunk.cols() > 0) logits().multiply(x.row_range(chunk.begin, chunk.end), of_chunk);
+        add_losses(run, of_chunk, targets.flat_range(chunk.begin, chunk.end),
+                   counts_losses_ ? loss_sum : unused);
       });
     return loss_sum;
   }
 
   // Adds to the losses and to the table's gradient; returns the partial gradient (N, C) of the input.
   Tensor add_loss(BlockRun& run) const {
-    const Weight& table = logits_.table();
+    const Weight& table = logits().table();
     const Given given = this->given(run, run.take_kept_input(op()));
-    const Tensor& x = given.x;
-    const Tensor dx = run.partial_sum({x.rows(), x.cols()});
-    const std::vector<Range> runs = given.sums ? run.sums().runs() : std::vector<Range>{{0, x.rows()}};
+    const std::vector<std::int64_t> shape{given.x.rows(), given.x.cols()};
+    const Tensor dx = part_ ? run.statistic(shape) : run.partial_sum(shape);
+    const std::vector<Range> runs = run.sums().runs();
     const Tensor buffer = make_chunk(runs.front());
     // The gradient takes the logits' place where it is as wide as they.
     const PrecisionRecipe& precision = run.rank().precision();
@@ -84,14 +110,15 @@ class LossOp final : public OpRunner {
       add_loss_of(run, rows, given, {buffer, gradients}, dx, of_table.empty() ? Tensor() : of_table[0], onto);
     };
     const Weight* const one[] = {&table};
-    if (table.gradient.defined() && given.sums)
+    const bool trains = logits_.table().gradient.defined();
+    if (trains && part_) fill_others(run.kernels(), logits_.table(), 0, mine_);
+    if (trains && has_part())
       run.sums().add(one, take);
     else
       for (const Range& rows : runs) take(rows, {}, true);
-    if (given.sums) return cuts_sequences_ ? whole_rows_.here(dx) : dx;
-    if (table.gradient.defined()) run.kernels().fill(table.gradient, -0.0);  // as SequenceSums::bring() does
-    return dx;
+    return part_ ? whole_rows_.sum_here(dx) : dx;
   }
+  bool has_part() const { return !part_ || mine_.size() > 0; }
 
   struct Buffers {
     Tensor logits, gradients;  // of a chunk
@@ -100,30 +127,30 @@ class LossOp final : public OpRunner {
   void add_loss_of(const BlockRun& run, Range rows, const Given& given, const Buffers& buffers,
                    const Tensor& dx, const Tensor& d_table, bool onto) const {
     Kernels& kernels = run.kernels();
-    const Weight& table = logits_.table();
+    const Weight& table = logits().table();
     const Tensor loss_sum = logits_.make_loss();
     const double gradient_scale = logits_.scale() * run.loss().gradient_scale;
     each_chunk(rows, [&](Range range) {
-      const Tensor logits = buffers.logits.row_range(0, range.size()),
+      const Tensor of_chunk = buffers.logits.row_range(0, range.size()),
                    d_logits = buffers.gradients.row_range(0, range.size()),
-                   chunk = given.x.row_range(range.begin, range.end),
+                   x = given.x.row_range(range.begin, range.end),
+                   dx_here = dx.row_range(range.begin, range.end),
                    targets = given.targets.flat_range(range.begin, range.end);
-      logits_.multiply(chunk, logits);
-      const VocabularyLogits::Sums sums = add_losses(run, logits, targets, loss_sum);
-      kernels.cross_entropy_backward(logits, sums.sum, targets, logits_.first_id(), gradient_scale, d_logits,
-                                     {logits_.cap(), sums.max});
-      kernels.matmul(d_logits, Transpose::no, table.value, Transpose::no,
-                     dx.row_range(range.begin, range.end), false, logits_.blocks());
+      if (has_part()) logits().multiply(x, of_chunk);
+      const VocabularyLogits::Sums sums = add_losses(run, of_chunk, targets, loss_sum);
+      if (!has_part()) return kernels.fill(dx_here, -0.0);
+      kernels.cross_entropy_backward(of_chunk, sums.sum, targets, logits().first_id(), gradient_scale,
+                                     d_logits, {logits_.cap(), sums.max});
+      kernels.matmul(d_logits, Transpose::no, table.value, Transpose::no, dx_here, false, logits().blocks());
       if (d_table.defined())
-        kernels.matmul(d_logits, Transpose::yes, chunk, Transpose::no, d_table,
-                       onto || range.begin > rows.begin);
+        kernels.matmul(d_logits, Transpose::yes, x, Transpose::no, d_table, onto || range.begin > rows.begin);
     });
-    if (!given.sums) return;
+    if (!counts_losses_) return;
     const std::int64_t place = rows.begin == 0 ? 0 : rows.begin / rows.size();
     kernels.add_number(loss_sum, run.loss().sum.flat_range(place, place + 1));
   }
 
-  Tensor make_chunk(Range rows) const { return logits_.make_chunk(rows.size()); }
+  Tensor make_chunk(Range rows) const { return logits().make_chunk(rows.size()); }
   template <class Visit>
   static void each_chunk(Range rows, const Visit& visit) {
     for_each_logits_chunk(rows.size(), [&](Range chunk) {
@@ -131,17 +158,19 @@ class LossOp final : public OpRunner {
     });
   }
 
-  // Leaves the exponentials in `logits`.
-  VocabularyLogits::Sums add_losses(const BlockRun& run, const Tensor& logits, const Tensor& targets,
+  // Leaves the exponentials in place of the logits.
+  VocabularyLogits::Sums add_losses(const BlockRun& run, const Tensor& of_chunk, const Tensor& targets,
                                     const Tensor& loss_sum) const {
-    VocabularyLogits::Sums sums = logits_.exponentials(logits, targets);
+    VocabularyLogits::Sums sums = logits().exponentials(of_chunk, targets);
     run.kernels().add_losses(sums.sum, sums.target, targets, loss_sum);
     return sums;
   }
 
-  VocabularyLogits logits_;
+  VocabularyLogits logits_;               // of all that a tp rank has
+  std::optional<VocabularyLogits> part_;  // of what is this rank's of that
+  Range mine_;                            // rows of the table
   WholeRows whole_rows_;
-  bool cuts_sequences_;
+  bool counts_losses_ = true;
 };
 
 }  // namespace

@@ -1,10 +1,13 @@
 // LayerNorm or RMSNorm. Its statistics are kept, and its output made again from them.
 #include <algorithm>
+#include <numeric>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "model/op.h"
+#include "spec/sum_blocks.h"
+#include "tensor/sum_by_blocks.h"
 
 namespace echelon {
 namespace {
@@ -31,7 +34,7 @@ struct Norm {
     if (bias.defined())
       weight_gradients(run, dy, x, stats);
     else if (weight.gradient.defined())
-      add_rms_gradient(run, weight, {dy, x, stats});
+      add_rms_gradient(run, weight, {{dy}, {x}, {stats, false}});
     backward_input(run, dy, x, stats, dx);
   }
   void backward_input(const BlockRun& run, const Tensor& dy, const Tensor& x, const Tensor& stats,
@@ -42,7 +45,8 @@ struct Norm {
       run.kernels().rms_norm_backward_input(dy, x, weight.value, stats, dx);
   }
   // RMSNorm's: of dy, x and statistics, and of those of further norms that have the same weight.
-  static void add_rms_gradient(const BlockRun& run, const Weight& weight, std::vector<Tensor> tensors) {
+  static void add_rms_gradient(const BlockRun& run, const Weight& weight,
+                               std::vector<RowsOfGradient> tensors) {
     const Weight* const one[] = {&weight};
     run.sums().accumulate(one, std::move(tensors),
                           [&](std::span<const Tensor> parts, std::span<const Tensor> gradients) {
@@ -65,11 +69,11 @@ struct Norm {
     }
     std::vector<const Weight*> both{&weight};
     if (trains_bias) both.push_back(&bias);
-    run.sums().accumulate(both, {dy, x, stats},
+    run.sums().accumulate(both, {{dy}, {x}, {stats, false}},
                           [&](std::span<const Tensor> parts, std::span<const Tensor> gradients) {
-                            run.kernels().layer_norm_backward_weight(parts[0], parts[1], parts[2].flat(),
-                                                                     gradients[0],
-                                                                     trains_bias ? gradients[1] : unused);
+                            run.kernels().layer_norm_backward_weight(
+                                parts[0], parts[1], parts[2].flat(), gradients[0],
+                                trains_bias ? gradients[1] : unused.flat_range(0, parts[0].cols()));
                           });
   }
 };
@@ -128,6 +132,8 @@ class RowNormOp final : public NormOp {
 class HeadNormOp : public NormOp {
  public:
   HeadNormOp(const BlockOp& op, const OpSetting& s) : NormOp(op) {
+    if (s.plan.numerics == Numerics::invariant && op.weights.front().tp_partial)
+      blocks_ = sum_blocks({heads_of(op)}, s.tensor_parallel.size(), s.tensor_parallel.index());
     for (std::size_t i = 0; i < op.heads.size(); ++i) {
       // With fewer heads than ranks, neighbouring ranks hold the same one.
       const auto here = std::max<std::int64_t>(op.heads[i] / s.tensor_parallel.size(), 1);
@@ -147,10 +153,14 @@ class HeadNormOp : public NormOp {
       const Weight& weight = heads_[first].weight;
       while (end < heads_.size() && heads_[end].weight.value.begins_with(weight.value)) ++end;
       if (!weight.gradient.defined()) continue;
-      std::vector<Tensor> tensors;
+      std::vector<RowsOfGradient> tensors;
       for (std::size_t h = first; h < end; ++h)
-        for (const Tensor& of_head : {head(dy, h), head(x, h), stats_of(stats, h)}) tensors.push_back(of_head);
-      Norm::add_rms_gradient(run, weight, std::move(tensors));
+        tensors.insert(tensors.end(), {{head(dy, h)}, {head(x, h)}, {stats_of(stats, h), false}});
+      if (blocks_.empty())
+        Norm::add_rms_gradient(run, weight, std::move(tensors));
+      else
+        add_by_blocks(run, weight, {static_cast<std::int64_t>(first), static_cast<std::int64_t>(end)},
+                      std::move(tensors));
     }
     backward_input(run, dy, x, stats, dx);
     run.set_gradient(in(), dx);
@@ -182,6 +192,42 @@ class HeadNormOp : public NormOp {
   }
 
  private:
+  // How heads are cut over tp: as their products are.
+  static ParamSpec heads_of(const BlockOp& op) {
+    ParamSpec spec;
+    spec.shard_dim = 0;
+    spec.shape = {std::accumulate(op.heads.begin(), op.heads.end(), std::int64_t{0})};
+    for (std::int64_t heads : op.heads) spec.pieces.push_back({heads, 1});
+    return spec;
+  }
+  // The gradient of what all heads of a kind share, those of a block one after another, and of blocks by
+  // their tree, over tp too, for each sequence. One rank then adds it to the other sequences', for all of the
+  // group.
+  void add_by_blocks(const BlockRun& run, const Weight& weight, Range kind,
+                     std::vector<RowsOfGradient> tensors) const {
+    const Weight* const one[] = {&weight};
+    Kernels& k = run.kernels();
+    const TensorParallel& tp = run.tensor_parallel();
+    run.sums().accumulate(
+        one, std::move(tensors), [&](std::span<const Tensor> parts, std::span<const Tensor> gradients) {
+          const auto room = [&] { return run.statistic({gradients[0].numel()}); };
+          const Tensor sum = room();
+          sum_by_blocks(k, std::ssize(blocks_), sum, room, [&](std::int64_t b, const Tensor& to) {
+            k.fill(to, 0.0);
+            for (const Range& range : blocks_[static_cast<std::size_t>(b)])
+              if (range.begin >= kind.begin && range.end <= kind.end)
+                for (std::int64_t h = range.begin; h < range.end; ++h) {
+                  const auto at = static_cast<std::size_t>(3 * (h - kind.begin));
+                  k.rms_norm_backward_weight(parts[at], parts[at + 1], parts[at + 2].flat(), to);
+                }
+          });
+          run.rank().along(Axis::tp).all_reduce(sum).wait();
+          if (tp.index() == 0)
+            k.add(sum, gradients[0]);
+          else
+            k.fill(gradients[0], -0.0);
+        });
+  }
   std::int64_t first_column(std::size_t h) const {
     std::int64_t sum = 0;
     for (std::size_t i = 0; i < h; ++i) sum += heads_[i].weight.value.numel();
@@ -189,6 +235,7 @@ class HeadNormOp : public NormOp {
   }
 
   std::vector<Norm> heads_;  // by head
+  SumBlocks blocks_;         // of sums over the heads of a kind, under invariant numerics
 };
 
 // Of all queries and of all keys, which the tp ranks have columns of each (OLMo 2): what each has of the sums

@@ -67,7 +67,8 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
   buckets_ = reduction_buckets(plan, groups, rank.coordinate(Axis::tp));
   if (plan.numerics == Numerics::invariant)
     tree_ = std::make_unique<SequenceTree>(
-        rank.arena(), static_cast<int>(microbatches(plan, rank.coordinate(Axis::dp)).size()));
+        rank.arena(),
+        static_cast<int>(microbatches(plan, rank.coordinate(Axis::dp)).size()));
   make_units();
   if (moments == Moments::here) make_moments(plan, shard_size(shard_units(layout_, shards_), shard_));
   if (zero_ == 3) make_gather(plan.zero_prefetch);
@@ -274,15 +275,8 @@ Weight ParameterStore::view(const Parameter& first, Range range,
   };
   Weight weight{of(unit.value), of(unit.gradient)};
   for (const Tensor& level : unit.waiting) weight.waiting.push_back(of(level));
-  weight.place = place_of(first, range);
-  weight.is_cut = first.spec.shard_dim >= 0;
+  weight.all_rows = !first.spec.rows_are_sequence_sharded;
   return weight;
-}
-
-double ParameterStore::place_of(const Parameter& parameter, Range range) const {
-  const Range& unit = unit_of(parameter).cut.range;
-  const std::int64_t middle = (range.begin + range.end) / 2 - unit.begin;
-  return static_cast<double>(middle) / static_cast<double>(unit.size());
 }
 
 const Parameter* ParameterStore::find_here(const std::string& name) const {
@@ -425,9 +419,7 @@ void ParameterStore::share_values() const {
 
 Weight ParameterStore::weight(const std::string& name) const {
   const Parameter& p = find(name);
-  const std::int64_t begin = layout_.offsets[static_cast<std::size_t>(&p - parameters_.data())];
-  return {p.value, p.gradient, p.waiting, place_of(p, {begin, begin + p.value.numel()}),
-          p.spec.shard_dim >= 0};
+  return {p.value, p.gradient, p.waiting, !p.spec.rows_are_sequence_sharded};
 }
 
 Weight ParameterStore::stacked(const std::vector<std::string>& names) const {

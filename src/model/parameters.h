@@ -135,8 +135,6 @@ class ParameterStore {
   const Unit& unit_of(const Parameter& parameter) const;
   Communicator& group_of(const ShardUnit& cut) const;
   ShardedUnit sharded(const Unit& unit) const;
-  // As Weight has it, of a flat range in the unit of a parameter.
-  double place_of(const Parameter& parameter, Range range) const;
   // A flat range that begins with a parameter, in that parameter's unit.
   Weight view(const Parameter& first, Range range, const std::vector<std::int64_t>& shape) const;
   void begin_unit(std::size_t index) const;

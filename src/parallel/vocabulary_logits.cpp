@@ -1,21 +1,23 @@
 #include "parallel/vocabulary_logits.h"
 
+#include <limits>
 #include <utility>
 #include <vector>
 
-#include "base/halving_tree.h"
 #include "tensor/host.h"
+#include "tensor/sum_by_blocks.h"
 
 namespace echelon {
 
 VocabularyLogits::VocabularyLogits(const Rank& rank, const ModelSpec& model, const ParamSpec& matrix,
-                                   Weight table, std::int64_t first_id, SumBlocks blocks)
+                                   Weight table, std::int64_t first_id, SumBlocks blocks, Communicator* first)
     : rank_(&rank),
       table_(std::move(table)),
       first_id_(first_id),
       scale_(1 / model.scales.logits_divisor),
       cap_(model.caps.logits),
-      blocks_(std::move(blocks)) {
+      blocks_(std::move(blocks)),
+      first_(first) {
   const int tp = rank.size(Axis::tp);
   for (int i = 0; i < tp; ++i) cut_.push_back(local_ranges(matrix, tp, i)[0].size());
 }
@@ -32,16 +34,27 @@ void VocabularyLogits::multiply(const Tensor& x, const Tensor& logits) const {
 
 VocabularyLogits::Sums VocabularyLogits::exponentials(const Tensor& logits, const Tensor& targets) const {
   const std::int64_t rows = logits.rows();
-  Communicator& group = rank_->along(Axis::tp);
+  const bool has_part = logits.cols() > 0;
   const Tensor max = rank_->statistic({rows});
-  rank_->kernels().row_max(logits, max);
-  group.all_reduce(max, ReduceOp::max).wait();
+  if (has_part)
+    rank_->kernels().row_max(logits, max);
+  else
+    rank_->kernels().fill(max, -std::numeric_limits<double>::infinity());
+  sum(max, ReduceOp::max);
   // Side by side, so that one all_reduce carries both.
   const Tensor both = rank_->statistic({2 * rows});
   const Tensor sum = both.flat_range(0, rows), target = both.flat_range(rows, 2 * rows);
-  add_exponentials(logits, max, targets, both);
-  group.all_reduce(both).wait();
+  if (has_part)
+    add_exponentials(logits, max, targets, both);
+  else
+    rank_->kernels().fill(both, -0.0);
+  this->sum(both, ReduceOp::sum);
   return {max, sum, target};
+}
+
+void VocabularyLogits::sum(const Tensor& numbers, ReduceOp op) const {
+  if (first_ != nullptr) first_->all_reduce(numbers, op).wait();
+  rank_->along(Axis::tp).all_reduce(numbers, op).wait();
 }
 
 // Over this rank's rows, and block by block where there are some: sums, and the target's logits behind them.
@@ -53,15 +66,12 @@ void VocabularyLogits::add_exponentials(const Tensor& logits, const Tensor& max,
     kernels.exp_sum(part, max, targets, first_id, to.flat_range(0, rows), to.flat_range(rows, 2 * rows));
   };
   if (blocks == 0) return make(logits, first_id_, both);
-  std::vector<Tensor> waiting{both};
-  for (int i = 0; i < most_waiting(blocks); ++i) waiting.push_back(rank_->statistic({2 * rows}));
-  for (std::int64_t b = 0; b < blocks; ++b) {
-    const TreePlace place = tree_place(blocks, b);
-    auto at = static_cast<std::size_t>(place.waiting);
-    const Range range = blocks_[static_cast<std::size_t>(b)].front();
-    make(logits.column_range(range.begin, range.end), first_id_ + range.begin, waiting[at]);
-    for (int m = 0; m < place.merges; ++m, --at) kernels.add(waiting[at], waiting[at - 1]);
-  }
+  sum_by_blocks(
+      kernels, blocks, both, [&] { return rank_->statistic({2 * rows}); },
+      [&](std::int64_t b, const Tensor& to) {
+        const Range range = blocks_[static_cast<std::size_t>(b)].front();
+        make(logits.column_range(range.begin, range.end), first_id_ + range.begin, to);
+      });
 }
 
 Tensor VocabularyLogits::gathered(const Tensor& x) const {

@@ -23,9 +23,10 @@ void for_each_logits_chunk(std::int64_t rows, const Visit& visit) {
 class VocabularyLogits {
  public:
   // table: what this rank holds of `matrix`, the model's output matrix or a part of it, from `first_id` on.
-  // blocks: of its rows, in which sums over the vocabulary are taken; empty: as one.
+  // blocks: of its rows, in which sums over the vocabulary are taken; empty: as one. `first`: ranks that each
+  // have a part of a tp rank's rows, or none of them, beside each other; nullptr: one has all.
   VocabularyLogits(const Rank& rank, const ModelSpec& model, const ParamSpec& matrix, Weight table,
-                   std::int64_t first_id, SumBlocks blocks = {});
+                   std::int64_t first_id, SumBlocks blocks = {}, Communicator* first = nullptr);
 
   const Weight& table() const { return table_; }  // (V_local, C): vocabulary rows from first_id() on
   std::int64_t first_id() const { return first_id_; }
@@ -54,6 +55,7 @@ class VocabularyLogits {
  private:
   void add_exponentials(const Tensor& logits, const Tensor& max, const Tensor& targets,
                         const Tensor& both) const;
+  void sum(const Tensor& numbers, ReduceOp op) const;
 
   const Rank* rank_;
   Weight table_;
@@ -61,6 +63,7 @@ class VocabularyLogits {
   std::vector<std::int64_t> cut_;  // rows of the matrix on each rank of the tp group
   double scale_, cap_;
   SumBlocks blocks_;
+  Communicator* first_;
 };
 
 }  // namespace echelon

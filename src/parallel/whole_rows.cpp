@@ -9,11 +9,15 @@
 namespace echelon {
 namespace {
 
-std::int64_t width_of(const Tensor& x) { return x.shape().size() == 1 ? 1 : x.cols(); }
-
-// Of a vector or a matrix, the same with so many rows.
-std::vector<std::int64_t> shape_like(const Tensor& x, std::int64_t rows) {
-  return x.shape().size() == 1 ? std::vector{rows} : std::vector{rows, x.cols()};
+bool is_vector(const Tensor& x) { return x.shape().size() == 1; }
+std::int64_t width_of(const Tensor& x) { return is_vector(x) ? 1 : x.cols(); }
+std::int64_t sum_of(const std::vector<std::int64_t>& counts) {
+  return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
+}
+// Of so many rows on each rank.
+std::vector<std::int64_t> elements_of(std::vector<std::int64_t> rows, std::int64_t width) {
+  for (std::int64_t& count : rows) count *= width;
+  return rows;
 }
 
 }  // namespace
@@ -22,80 +26,138 @@ WholeRows::WholeRows(const Rank& rank, const Plan& plan)
     : rank_(&rank),
       sequence_parallel_(plan.shards_sequence()),
       cp_(rank.size(Axis::cp)),
-      tokens_(ContextLayout(plan).tokens_here()) {}
-
-Tensor WholeRows::bring(const Tensor& here, std::int64_t rows, const Weight& weight) const {
-  const std::int64_t of_rank = rows / cp_;
-  Tensor x = here;
-  if (sequence_parallel_ && !weight.is_cut) {
-    std::vector<std::int64_t> counts;
-    const int tp = rank_->size(Axis::tp);
-    for (int i = 0; i < tp; ++i) counts.push_back(split_range(of_rank, tp, i).size());
-    x = to_one(rank_->along(Axis::tp), x, counts, weight);
+      tokens_(ContextLayout(plan).tokens_here()),
+      seq_len_(plan.seq_len) {
+  if (cp_ == 1) return;
+  const ContextLayout layout(plan);
+  for (int r = 0; r < cp_; ++r) {
+    const std::vector<std::int64_t> positions = layout.positions(r);
+    for (std::int64_t i = 0; i < std::ssize(positions); ++i) {
+      const std::int64_t position = positions[static_cast<std::size_t>(i)];
+      follow_ = follow_ && position == r * tokens_ + i;
+      if (i > 0 && runs_.back().position + runs_.back().size == position)
+        ++runs_.back().size;
+      else
+        runs_.push_back({r, i, position, 1});
+    }
   }
-  if (cp_ == 1 || !x.defined()) return x;
-  x = to_one(rank_->along(Axis::cp), x, std::vector(static_cast<std::size_t>(cp_), of_rank), weight);
-  return x.defined() ? in_order(x) : x;
 }
 
-Tensor WholeRows::to_one(Communicator& group, const Tensor& here, const std::vector<std::int64_t>& rows,
-                         const Weight& weight) const {
-  const int size = group.size(), owner = std::min(static_cast<int>(weight.place * size), size - 1);
+// A vector, or a matrix, as x is.
+Tensor WholeRows::like(const Tensor& x, std::int64_t rows, std::int64_t columns) const {
+  return {rank_->arena(), MemoryCategory::activations, x.dtype(),
+          is_vector(x) ? std::vector{rows} : std::vector{rows, columns}};
+}
+
+std::vector<std::int64_t> WholeRows::tp_rows(std::int64_t rows) const {
+  std::vector<std::int64_t> counts;
+  const int tp = rank_->size(Axis::tp);
+  for (int i = 0; i < tp; ++i) counts.push_back(split_range(rows / cp_, tp, i).size());
+  return counts;
+}
+
+std::vector<std::int64_t> WholeRows::cp_rows(std::int64_t rows) const {
+  return std::vector<std::int64_t>(static_cast<std::size_t>(cp_), rows / cp_);
+}
+
+Tensor WholeRows::gather(const Tensor& here, std::int64_t rows, bool all_rows) const {
+  Tensor x = here;
+  if (crosses_tp(all_rows)) x = all_of(rank_->along(Axis::tp), x, tp_rows(rows));
+  return cp_ == 1 ? x : in_order(all_of(rank_->along(Axis::cp), x, cp_rows(rows)));
+}
+
+Tensor WholeRows::gather_part(const Tensor& here, std::int64_t rows, bool all_rows) const {
+  Tensor x = here;
+  if (crosses_tp(all_rows)) x = part_of_all(rank_->along(Axis::tp), x, tp_rows(rows));
+  return cp_ == 1 ? x : in_order(part_of_all(rank_->along(Axis::cp), x, cp_rows(rows)));
+}
+
+Range WholeRows::part(std::int64_t columns, bool all_rows) const {
+  Range range{0, columns};
+  const auto cut = [&](Axis axis) {
+    const Range inside = split_range(range.size(), rank_->size(axis), rank_->coordinate(axis));
+    range = {range.begin + inside.begin, range.begin + inside.end};
+  };
+  if (crosses_tp(all_rows)) cut(Axis::tp);
+  cut(Axis::cp);
+  return range;
+}
+
+Tensor WholeRows::all_of(Communicator& group, const Tensor& here,
+                         const std::vector<std::int64_t>& rows) const {
   Tensor packed = here;
   if (!here.contiguous()) {
-    packed = Tensor(rank_->arena(), MemoryCategory::activations, here.dtype(), here.shape());
+    packed = like(here, here.rows(), here.cols());
     rank_->kernels().copy(here, packed);
   }
-  std::vector<std::int64_t> sent(rows.size(), 0), received(rows.size(), 0);
-  sent[static_cast<std::size_t>(owner)] = packed.numel();
-  const bool mine = group.rank() == owner;
-  Tensor all;
-  if (mine) {
-    const std::int64_t width = width_of(here);
-    std::transform(rows.begin(), rows.end(), received.begin(), [width](std::int64_t n) { return n * width; });
-    all = Tensor(rank_->arena(), MemoryCategory::activations, here.dtype(),
-                 shape_like(here, std::accumulate(rows.begin(), rows.end(), std::int64_t{0})));
-  }
-  group.all_to_all(packed.flat(), sent, mine ? all.flat() : packed.flat_range(0, 0), received).wait();
+  const Tensor all = like(here, sum_of(rows), width_of(here));
+  group.all_gather(packed.flat(), all.flat(), elements_of(rows, width_of(here))).wait();
   return all;
 }
 
-// From rank by rank to sequence by sequence.
+Tensor WholeRows::part_of_all(Communicator& group, const Tensor& here,
+                              const std::vector<std::int64_t>& rows) const {
+  const int size = group.size();
+  const std::int64_t own = here.rows();
+  const auto columns = [&](int r) { return split_range(here.cols(), size, r); };
+  const Tensor packed = like(here, own, here.cols()),
+               all = like(here, sum_of(rows), columns(group.rank()).size());
+  std::vector<std::int64_t> sent;
+  for (int r = 0; r < size; ++r) {
+    const Range part = columns(r);
+    sent.push_back(own * part.size());
+    if (sent.back() > 0)
+      rank_->kernels().copy(here.column_range(part.begin, part.end),
+                            packed.flat_range(own * part.begin, own * part.end).reshape({own, part.size()}));
+  }
+  group.all_to_all(packed.flat(), sent, all.flat(), elements_of(rows, all.cols())).wait();
+  return all;
+}
+
+// move(rows among those of one rank after another, rows among those of one sequence after another)
+template <class Move>
+void WholeRows::each_run(std::int64_t batch, const Move& move) const {
+  for (const Run& run : runs_)
+    for (std::int64_t b = 0; b < batch; ++b) {
+      const std::int64_t from = (run.rank * batch + b) * tokens_ + run.begin,
+                         to = b * seq_len_ + run.position;
+      move(Range{from, from + run.size}, Range{to, to + run.size});
+    }
+}
+
 Tensor WholeRows::in_order(const Tensor& by_rank) const {
-  const std::int64_t width = width_of(by_rank), rows = by_rank.numel() / std::max<std::int64_t>(width, 1),
-                     batch = rows / (cp_ * tokens_);
-  if (batch <= 1) return by_rank;
-  const Tensor whole(rank_->arena(), MemoryCategory::activations, by_rank.dtype(), by_rank.shape());
-  const auto each = [&](const auto& move) {
-    for (std::int64_t v = 0; v < cp_; ++v)
-      for (std::int64_t b = 0; b < batch; ++b) move((v * batch + b) * tokens_, (b * cp_ + v) * tokens_);
-  };
+  const std::int64_t width = width_of(by_rank), rows = is_vector(by_rank) ? by_rank.numel() : by_rank.rows(),
+                     batch = rows / seq_len_;
+  if (width == 0 || rows == 0 || (batch == 1 && follow_)) return by_rank;
+  const Tensor whole = like(by_rank, rows, width);
   if (by_rank.dtype() == DType::i32) {
     const std::vector<std::int32_t> from = copy_to_host<std::int32_t>(by_rank, 0);
     std::vector<std::int32_t> to(from.size());
-    each([&](std::int64_t begin, std::int64_t place) {
-      std::copy_n(from.begin() + begin, tokens_, to.begin() + place);
+    each_run(batch, [&](Range of_rank, Range of_sequence) {
+      std::copy_n(from.begin() + of_rank.begin, of_rank.size(), to.begin() + of_sequence.begin);
     });
     copy_from_host(to, whole);
     return whole;
   }
   const Tensor from = by_rank.reshape({rows, width}), to = whole.reshape({rows, width});
-  each([&](std::int64_t begin, std::int64_t place) {
-    rank_->kernels().copy(from.row_range(begin, begin + tokens_), to.row_range(place, place + tokens_));
+  each_run(batch, [&](Range of_rank, Range of_sequence) {
+    rank_->kernels().copy(from.row_range(of_rank.begin, of_rank.end),
+                          to.row_range(of_sequence.begin, of_sequence.end));
   });
   return whole;
 }
 
-Tensor WholeRows::here(const Tensor& whole) const {
-  const std::int64_t batch = whole.rows() / (cp_ * tokens_), place = rank_->coordinate(Axis::cp);
-  const Tensor own(rank_->arena(), MemoryCategory::activations, whole.dtype(),
-                   {batch * tokens_, whole.cols()});
-  for (std::int64_t b = 0; b < batch; ++b) {
-    const std::int64_t begin = (b * cp_ + place) * tokens_;
-    rank_->kernels().copy(whole.row_range(begin, begin + tokens_),
-                          own.row_range(b * tokens_, (b + 1) * tokens_));
-  }
-  return own;
+Tensor WholeRows::sum_here(const Tensor& term) const {
+  const std::int64_t rows = term.rows(), width = term.cols();
+  const Tensor by_rank = like(term, rows, width), here = like(term, rows / cp_, width);
+  each_run(rows / seq_len_, [&](Range of_rank, Range of_sequence) {
+    rank_->kernels().copy(term.row_range(of_sequence.begin, of_sequence.end),
+                          by_rank.row_range(of_rank.begin, of_rank.end));
+  });
+  rank_->along(Axis::cp)
+      .reduce_scatter(by_rank.flat(), here.flat(), elements_of(cp_rows(rows), width))
+      .wait();
+  return here;
 }
 
 }  // namespace echelon

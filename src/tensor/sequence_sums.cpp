@@ -95,33 +95,75 @@ void SequenceSums::merge_ranks(std::span<const Weight* const> weights) const {
   }
 }
 
-bool SequenceSums::bring(std::span<const Weight* const> weights, std::vector<Tensor>& tensors) const {
-  if (bring_ == nullptr) return true;
-  for (Tensor& x : tensors) x = (*bring_)(x, rows_, *weights.front());
-  if (tensors.front().defined()) return true;
-  for (const Weight* w : weights) kernels_->fill(w->gradient, -0.0);
-  return false;
+static Tensor part_of(const Tensor& x, int dim, Range range) {
+  if (x.shape().size() == 1) return x.flat_range(range.begin, range.end);
+  return dim == 0 ? x.row_range(range.begin, range.end) : x.column_range(range.begin, range.end);
 }
 
+Weight part_of(const Weight& weight, int dim, Range range) {
+  Weight part = weight;
+  part.value = part_of(weight.value, dim, range);
+  if (!weight.gradient.defined()) return part;
+  part.gradient = part_of(weight.gradient, dim, range);
+  for (Tensor& level : part.waiting) level = part_of(level, dim, range);
+  return part;
+}
+
+void fill_others(Kernels& kernels, const Weight& weight, int dim, Range range) {
+  const std::int64_t size =
+      weight.gradient.shape().size() == 1 ? weight.gradient.numel() : weight.gradient.dim(dim);
+  for (const Range& other : {Range{0, range.begin}, Range{range.end, size}})
+    if (other.size() > 0) kernels.fill(part_of(weight.gradient, dim, other), -0.0);
+}
+
+std::vector<Weight> SequenceSums::gather(std::span<const Weight* const> weights,
+                                         std::vector<RowsOfGradient>& tensors) const {
+  std::vector<Weight> own;
+  const Weight& first = *weights.front();
+  Range mine{0, first.gradient.cols()};
+  if (spread_ != nullptr) {
+    mine = spread_->part(mine.end, first.all_rows);
+    for (RowsOfGradient& x : tensors)
+      x.tensor = x.by_column ? spread_->gather_part(x.tensor, rows_, first.all_rows)
+                             : spread_->gather(x.tensor, rows_, first.all_rows);
+    for (const Weight* w : weights) fill_others(*kernels_, *w, 1, mine);
+  }
+  if (mine.size() > 0)
+    for (const Weight* w : weights) own.push_back(spread_ == nullptr ? *w : part_of(*w, 1, mine));
+  return own;
+}
+
+// Of the wider one of both each rank has a part of the columns, and the other one travels whole.
 void SequenceSums::add_product(const Weight& weight, const Tensor& a, const Tensor& b) const {
-  const Weight* const one[] = {&weight};
   if (!by_sequence())
     return kernels_->matmul(a, Transpose::yes, b, Transpose::no, weight.gradient, true);
-  std::vector<Tensor> both{a, b};
-  if (!bring(one, both)) return;
+  if (spread_ == nullptr) return add_whole_product(weight, a, b);
+  const int dim = a.cols() >= b.cols() ? 0 : 1;
+  const Range mine = spread_->part(weight.gradient.dim(dim), weight.all_rows);
+  const auto gathered = [&](const Tensor& x, bool in_parts) {
+    return in_parts ? spread_->gather_part(x, rows_, weight.all_rows)
+                    : spread_->gather(x, rows_, weight.all_rows);
+  };
+  const Tensor all_a = gathered(a, dim == 0), all_b = gathered(b, dim == 1);
+  fill_others(*kernels_, weight, dim, mine);
+  if (mine.size() > 0) add_whole_product(part_of(weight, dim, mine), all_a, all_b);
+}
+
+void SequenceSums::add_whole_product(const Weight& weight, const Tensor& a, const Tensor& b) const {
+  const Weight* const one[] = {&weight};
   // As many sequences at once as a product packs: their sums then wait in the cache.
   constexpr std::int64_t most_rows = 2048;
   std::int64_t runs = 1;
   while (runs < sequences_ && (rows_ > runs * most_rows || !cuts_halving_tree(sequences_, runs))) ++runs;
   add_in(runs, one, [&](Range rows, std::span<const Tensor> gradients, bool onto) {
-    kernels_->matmul(part(both[0], rows), Transpose::yes, part(both[1], rows), Transpose::no, gradients[0],
-                     onto, equal_blocks(rows.size(), sequences_ / runs));
+    kernels_->matmul(part(a, rows), Transpose::yes, part(b, rows), Transpose::no, gradients[0], onto,
+                     equal_blocks(rows.size(), sequences_ / runs));
   });
 }
 
 void SequenceSums::add_bias(const Weight& bias, const Tensor& dy) const {
   const Weight* const one[] = {&bias};
-  accumulate(one, {dy}, [&](std::span<const Tensor> parts, std::span<const Tensor> gradients) {
+  accumulate(one, {{dy}}, [&](std::span<const Tensor> parts, std::span<const Tensor> gradients) {
     kernels_->bias_gradient(parts[0], gradients[0]);
   });
 }

@@ -35,22 +35,43 @@ class SequenceTree {
   mutable std::vector<Tensor> levels_;  // flat
 };
 
-// Where the rows of sequences lie on several ranks, all `rows` of them on the one that adds up a weight's
-// gradient, in order; undefined on the others (parallel/whole_rows.h).
-using BringRows = std::function<Tensor(const Tensor& here, std::int64_t rows, const Weight& weight)>;
+// Where the rows of sequences lie on several ranks, each of them adds up a part of every weight's gradient,
+// of all rows in order (parallel/whole_rows.h). `all_rows`: see Weight.
+class SpreadRows {
+ public:
+  virtual ~SpreadRows() = default;
+  // Of what is here of a matrix, or of a vector with an element of each row, all `rows` in order: all
+  // columns, or this rank's part of them.
+  virtual Tensor gather(const Tensor& here, std::int64_t rows, bool all_rows) const = 0;
+  virtual Tensor gather_part(const Tensor& here, std::int64_t rows, bool all_rows) const = 0;
+  // Of so many columns this rank's.
+  virtual Range part(std::int64_t columns, bool all_rows) const = 0;
+};
+
+// Rows (dimension 0) or columns (1) of a weight, or elements of a vector; and in the gradient's others what
+// is nothing to a sum of any number, zeros below zero.
+Weight part_of(const Weight& weight, int dim, Range range);
+void fill_others(Kernels& kernels, const Weight& weight, int dim, Range range);
+
+// What a gradient is made of: a matrix, or a vector with an element of each row. The gradient has its
+// columns, one by one, or each of them is made of all of it.
+struct RowsOfGradient {
+  Tensor tensor;
+  bool by_column = true;
+};
 
 // Of one microbatch of `sequences`, of `rows` rows in all.
 class SequenceSums {
  public:
-  // Without a tree (ordinary numerics) all rows are one. `bring` outlives this; nullptr: all rows are here.
+  // Without a tree (ordinary numerics) all rows are one. `spread` outlives this; nullptr: all rows are here.
   SequenceSums(const SequenceTree* tree, Kernels& kernels, int microbatch, std::int64_t sequences,
-               std::int64_t rows, const BringRows* bring = nullptr)
+               std::int64_t rows, const SpreadRows* spread = nullptr)
       : tree_(tree),
         kernels_(&kernels),
         microbatch_(microbatch),
         sequences_(sequences),
         rows_(rows),
-        bring_(bring) {}
+        spread_(spread) {}
 
   // The same of rows that come from so many ranks, those of one after another: of each a microbatch with as
   // many sequences, and its microbatches are a node of the tree (expert parallelism).
@@ -67,29 +88,34 @@ class SequenceSums {
   void add(std::span<const Weight* const> weights, const Take& take) const {
     add_in(sequences_, weights, take);
   }
-  // The same by kernels that add what they make of the rows of these tensors, which are matrices, or vectors
-  // with an element of each row: take(rows of each, gradients).
+  // The same by kernels that add what they make of some rows: take(rows of each tensor, gradients). Of
+  // weights with as many columns.
   template <class Take>
-  void accumulate(std::span<const Weight* const> weights, std::vector<Tensor> tensors,
+  void accumulate(std::span<const Weight* const> weights, std::vector<RowsOfGradient> tensors,
                   const Take& take) const {
-    if (!bring(weights, tensors)) return;
-    add(weights, [&](Range rows, std::span<const Tensor> gradients, bool onto) {
+    const std::vector<Weight> own = gather(weights, tensors);
+    if (own.empty()) return;
+    std::vector<const Weight*> here;
+    for (const Weight& w : own) here.push_back(&w);
+    add(here, [&](Range rows, std::span<const Tensor> gradients, bool onto) {
       if (!onto)
         for (const Tensor& gradient : gradients) kernels_->fill(gradient, 0.0);
       std::vector<Tensor> parts;
-      for (const Tensor& x : tensors) parts.push_back(part(x, rows));
+      for (const RowsOfGradient& x : tensors) parts.push_back(part(x.tensor, rows));
       take(std::span<const Tensor>(parts), gradients);
     });
   }
-  // The tensors have all rows where these gradients are this rank's to add up. Elsewhere (false) they become
-  // what is nothing to a sum of any number, zeros below zero.
-  bool bring(std::span<const Weight* const> weights, std::vector<Tensor>& tensors) const;
   // Of a product: gradient (M, K) = a (N, M)^T b (N, K).
   void add_product(const Weight& weight, const Tensor& a, const Tensor& b) const;
   // Column sums of dy (N, C).
   void add_bias(const Weight& bias, const Tensor& dy) const;
 
  private:
+  // What is this rank's to add up of the weights' gradients, with all rows of the tensors; none where it has
+  // no part of them.
+  std::vector<Weight> gather(std::span<const Weight* const> weights,
+                             std::vector<RowsOfGradient>& tensors) const;
+  void add_whole_product(const Weight& weight, const Tensor& a, const Tensor& b) const;
   // Rows of a tensor that has all of them: without a tree those that it has.
   Tensor part(const Tensor& x, Range rows) const {
     if (!by_sequence()) return x;
@@ -129,7 +155,7 @@ class SequenceSums {
   Kernels* kernels_;
   int microbatch_;
   std::int64_t sequences_, rows_;
-  const BringRows* bring_;
+  const SpreadRows* spread_;
   int ranks_ = 1;  // whose microbatches are added up apart
 };
 

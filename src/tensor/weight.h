@@ -12,10 +12,8 @@ struct Weight {
   Tensor gradient;
   // Under invariant numerics: sums over microbatches that wait for others (tensor/sequence_sums.h).
   std::vector<Tensor> waiting{};
-  // The same where the rows of a sum lie on several ranks: which of them adds it up, by how much of what is
-  // gathered with it stands before it, from 0 to 1; and whether each tp rank has a part of it.
-  double place = 0;
-  bool is_cut = false;
+  // Whether each tp rank uses it with all rows, under sequence parallelism too.
+  bool all_rows = false;
   bool defined() const { return value.defined(); }
 };
 
