@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "model/op.h"
+#include "spec/sum_blocks.h"
 
 namespace echelon {
 
@@ -32,6 +33,18 @@ std::shared_ptr<const ExpertParallel> make_experts(const BlockOp& op, const OpSe
     }
     weights.out_bias_columns =
         local_ranges(op.biases[3], s.tensor_parallel.size(), s.tensor_parallel.index()).front();
+  }
+  if (s.plan.numerics == Numerics::invariant) {
+    const auto sums = [&](std::vector<ParamSpec> of) {
+      return sum_blocks(of, s.tensor_parallel.size(), s.tensor_parallel.index());
+    };
+    weights.in_sums = sums({list[1], list[2]});
+    weights.out_sums = sums({list[3]});
+    if (shared < list.size()) {
+      weights.shared_in_sums = sums({list[shared], list[shared + 1]});
+      weights.shared_out_sums = sums({list[shared + 2]});
+    }
+    if (!op.biases.empty()) weights.out_bias_sums = sums({op.biases[3]});
   }
   auto experts = std::make_shared<ExpertParallel>(s.rank, s.plan, s.tensor_parallel, std::move(weights));
   if (s.faults.router_bias != 0) {

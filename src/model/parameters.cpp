@@ -349,7 +349,9 @@ void ParameterStore::need_output_gradient() const {
 }
 
 int ParameterStore::levels_waiting(bool experts) const {
-  return tree_ ? tree_->most_beside(experts ? rank_->size(Axis::ep) : 1) : 0;
+  // Sums of the cp groups of an expert group come apart.
+  const int groups = experts ? std::max(1, rank_->size(Axis::ep) / rank_->size(Axis::cp)) : 1;
+  return tree_ ? tree_->most_beside(groups) : 0;
 }
 
 void ParameterStore::end_unit(std::size_t index) const {

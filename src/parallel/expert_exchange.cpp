@@ -25,17 +25,18 @@ Tensor elements(const Tensor& rows, std::int64_t count) { return rows.flat_range
 }  // namespace
 
 ExpertExchange::Route ExpertExchange::route(const ExpertBounds& bounds, std::int64_t copies,
-                                            std::int64_t room, const ExpertBounds& of_sequences) const {
+                                            std::int64_t room, const ExpertBounds& by_run,
+                                            const PositionRuns& order) const {
   Route route;
   if (is_local()) {
     route.bounds = bounds;
-    route.of_sequences = of_sequences;
+    route.of_sequences = by_run;
     route.room = copies;
     return route;
   }
   const auto ranks = static_cast<std::size_t>(rank_->size(Axis::ep));
   const auto here = static_cast<std::size_t>(num_experts_) / ranks;
-  const ExpertBounds& runs = of_sequences.empty() ? bounds : of_sequences;
+  const ExpertBounds& runs = by_run.empty() ? bounds : by_run;
   const std::size_t of_expert = (runs.size() - 1) / (ranks * here);
   std::vector<std::int32_t> leaving;
   for (std::size_t i = 0; i + 1 < runs.size(); ++i)
@@ -44,13 +45,6 @@ ExpertExchange::Route ExpertExchange::route(const ExpertBounds& bounds, std::int
   std::vector<std::int32_t> counts;  // [rank][expert here]
   for (auto at = coming.begin(); at != coming.end(); at += static_cast<std::ptrdiff_t>(of_expert))
     counts.push_back(std::accumulate(at, at + static_cast<std::ptrdiff_t>(of_expert), 0));
-  if (!of_sequences.empty()) {
-    route.of_sequences.assign(1, 0);
-    for (std::size_t e = 0; e < here; ++e)
-      for (std::size_t r = 0; r < ranks; ++r)
-        for (std::size_t s = 0; s < of_expert; ++s)
-          route.of_sequences.push_back(route.of_sequences.back() + coming[(r * here + e) * of_expert + s]);
-  }
   route.bounds.assign(here + 1, 0);
   for (std::size_t r = 0; r < ranks; ++r) {
     route.sent.push_back(bounds[(r + 1) * here] - bounds[r * here]);
@@ -67,18 +61,34 @@ ExpertExchange::Route ExpertExchange::route(const ExpertBounds& bounds, std::int
   route.room = room == 0 ? total : room;
   route.arrived = integers(route.room);
   route.rows = integers(route.room);
-  // For each expert the copies of one rank after another, in their order.
-  ExpertBounds next(route.bounds.begin(), route.bounds.end() - 1);
+  // For each expert the copies of one rank, or cp group, after another; of a group sequence by sequence.
   const auto room_rows = static_cast<std::size_t>(route.room);
   std::vector<std::int32_t> arrived(room_rows, -1),
       rows(room_rows, -1);  // what is not used stands for nothing
-  std::int32_t place = 0;
-  for (std::size_t r = 0; r < ranks; ++r)
-    for (std::size_t e = 0; e < here; ++e)
-      for (std::int32_t i = 0; i < counts[r * here + e]; ++i, ++place) {
-        const std::int64_t row = next[e]++;
-        arrived[static_cast<std::size_t>(row)] = place;
-        rows[static_cast<std::size_t>(place)] = static_cast<std::int32_t>(row);
+  std::vector<std::int32_t> first(coming.size() + 1);  // where each run's first copy arrived
+  std::partial_sum(coming.begin(), coming.end(), first.begin() + 1);
+  const bool together = !by_run.empty() && order.ranks > 1;
+  const std::size_t group = together ? static_cast<std::size_t>(order.ranks) : 1,
+                    of_sequence = together ? static_cast<std::size_t>(order.of_rank) : 1;
+  std::int32_t row = 0;
+  const auto take = [&](std::size_t rank, std::size_t expert, std::size_t run) {
+    const std::size_t at = (rank * here + expert) * of_expert + run;
+    for (std::int32_t place = first[at]; place < first[at + 1]; ++place, ++row) {
+      arrived[static_cast<std::size_t>(row)] = place;
+      rows[static_cast<std::size_t>(place)] = row;
+    }
+  };
+  if (!by_run.empty()) route.of_sequences.assign(1, 0);
+  for (std::size_t e = 0; e < here; ++e)
+    for (std::size_t r = 0; r < ranks; r += group)
+      for (std::size_t s = 0; s < of_expert / of_sequence; ++s) {
+        if (together)
+          for (const PositionRuns::Place& p : order.order)
+            take(r + static_cast<std::size_t>(p.cp_rank), e,
+                 s * of_sequence + static_cast<std::size_t>(p.run));
+        else
+          take(r, e, s);
+        if (!by_run.empty()) route.of_sequences.push_back(row);
       }
   copy_from_host(arrived, route.arrived);
   copy_from_host(rows, route.rows);

@@ -16,6 +16,7 @@
 
 #include "comm/rank.h"
 #include "parallel/redistribute.h"
+#include "parallel/whole_copies.h"
 #include "tensor/expert_products.h"
 
 namespace echelon {
@@ -25,7 +26,8 @@ class ExpertExchange {
   // Where the copies of one microbatch go.
   struct Route {
     ExpertBounds bounds;                       // of the experts here, among the rows
-    // The same of each sequence's rows of an expert, those of one rank after another; empty where not asked.
+    // The same of each sequence's rows of an expert, those of one rank (or cp group) after another; empty
+    // where not asked.
     ExpertBounds of_sequences;
     std::vector<std::int64_t> sent, received;  // copies, to and from each rank of the group
     std::int64_t away = 0, from_others = 0;    // of those sent, to other ranks; of those received
@@ -41,11 +43,12 @@ class ExpertExchange {
   bool is_local() const { return rank_->size(Axis::ep) == 1; }
 
   // All ranks of the group call each of these alike. `bounds`: of all experts, among the copies here;
-  // `copies`: room for them; `room`: for rows, 0 where there is as much as comes. `of_sequences`: the bounds of
-  // each sequence's copies of each expert, as many sequences on every rank; where it is not empty ranks tell
-  // each other as many counts.
+  // `copies`: room for them; `room`: for rows, 0 where there is as much as comes. `by_run`: the bounds of
+  // each run of positions of each sequence's copies of each expert, as many sequences on every rank; where it
+  // is not empty ranks tell each other as many counts, and an expert's rows of a sequence are in the order of
+  // its tokens: the group has whole cp groups, or, with one run, none.
   Route route(const ExpertBounds& bounds, std::int64_t copies, std::int64_t room,
-              const ExpertBounds& of_sequences = {}) const;
+              const ExpertBounds& by_run = {}, const PositionRuns& runs = {}) const;
   // (copies, W) to where they arrive, which is under way; arrange() makes (room, W) of that.
   InFlight begin_dispatch(const Tensor& copies, const Route& route) const;
   Tensor arrange(InFlight arriving, const Route& route) const;

@@ -6,6 +6,7 @@
 #include "base/halving_tree.h"
 #include "spec/routing_balance.h"
 #include "tensor/host.h"
+#include "tensor/sum_by_blocks.h"
 
 namespace echelon {
 namespace {
@@ -42,6 +43,8 @@ ExpertParallel::ExpertParallel(const Rank& rank, const Plan& plan, TensorParalle
       activation_(plan.model.expert_activation()),
       clamp_(plan.model.clamp),
       weights_(std::move(weights)),
+      whole_rows_(rank, plan),
+      runs_(plan),
       counts_(empty_counts()),
       bias_(plan.balancing.bias_rate > 0 ? counts_.routed : std::vector<double>()) {
   if (!balancing_.has_losses()) return;
@@ -107,27 +110,112 @@ Tensor ExpertParallel::take(const Tensor& normed, const Saved& saved) const {
 Work<Tensor> ExpertParallel::out_forward(const Saved& saved) const {
   Kernels& kernels = rank_->kernels();
   const std::int64_t room = saved.route.room, rows = saved.ids.rows(), width = weights_.gate.value.cols();
-  const Tensor y = rank_->activation({rows, width});
-  Tensor out = rank_->activation({room, width}),
+  const Tensor y = rank_->activation({rows, columns_here(width).size()});
+  Tensor out = make_sum({room, width}),
          activated = rank_->activation({room, weights_.out.front().value.cols()});
   const ExpertBounds& bounds = saved.route.bounds;
   kernels.gated(activation_, used(saved.hidden, bounds), used(activated, bounds), clamp_);
-  multiply(kernels, weights_.out, Transpose::yes, bounds, activated, out);
-  if (!weights_.out_bias.empty()) add_biases(kernels, weights_.out_bias, bounds, out_bias_columns(out));
+  multiply(kernels, weights_.out, Transpose::yes, bounds, activated, out, weights_.out_sums);
   activated = Tensor();
+  out = rounded_columns(out);
+  if (!weights_.out_bias.empty())
+    add_biases(kernels, weights_.out_bias, bounds, sums_rows() ? out : out_bias_columns(out));
   InFlight coming = exchange_.begin_combine(std::exchange(out, {}), saved.route, saved.copies.numel());
   if (!exchange_.is_local()) co_await Pause{};
   out = coming.get();
   kernels.combine_rows(out, saved.places, saved.weights, y);
   out = Tensor();
   const Tensor& shared_out = weights_.shared_out.value;
-  if (!shared_out.defined()) co_return y;
+  if (!shared_out.defined()) co_return all_columns(y, width);
   activated = rank_->activation({rows, shared_out.cols()});
-  out = rank_->activation({rows, width});
+  out = make_sum({rows, width});
   kernels.gated(Activation::swiglu, saved.shared_hidden, activated);
-  kernels.matmul(activated, Transpose::no, shared_out, Transpose::yes, out, false);
-  kernels.add(out, y);
-  co_return y;
+  kernels.matmul(activated, Transpose::no, shared_out, Transpose::yes, out, false, weights_.shared_out_sums);
+  kernels.add(rounded_columns(out), y);
+  co_return all_columns(y, width);
+}
+
+// Of the sum over tp of terms (rows, C) this rank's columns.
+Tensor ExpertParallel::own_columns(const Tensor& term) const {
+  const std::int64_t rows = term.rows();
+  const int tp = tensor_parallel_.size();
+  const Tensor packed = rank_->statistic({term.numel()});
+  std::vector<std::int64_t> counts;
+  std::int64_t begin = 0;
+  for (int r = 0; r < tp; ++r) {
+    const Range columns = split_range(term.cols(), tp, r);
+    counts.push_back(rows * columns.size());
+    rank_->kernels().copy(term.column_range(columns.begin, columns.end),
+                          packed.flat_range(begin, begin + counts.back()).reshape({rows, columns.size()}));
+    begin += counts.back();
+  }
+  const Tensor own = rank_->statistic({rows, columns_here(term.cols()).size()});
+  rank_->along(Axis::tp).reduce_scatter(packed, own.flat(), counts).wait();
+  return own;
+}
+
+Tensor ExpertParallel::rounded_columns(const Tensor& term) const {
+  if (!sums_rows()) return term;
+  const Tensor own = own_columns(term), rounded = rank_->activation(own.shape());
+  rank_->kernels().copy(own, rounded);
+  return rounded;
+}
+
+// Behind them zeros below zero: the sum over tp that follows in any case brings the others'.
+Tensor ExpertParallel::all_columns(const Tensor& own, std::int64_t width) const {
+  if (!sums_rows()) return own;
+  const Tensor all = rank_->activation({own.rows(), width});
+  const Range columns = columns_here(width);
+  rank_->kernels().fill(all, -0.0);
+  rank_->kernels().copy(own, all.column_range(columns.begin, columns.end));
+  return all;
+}
+
+// In place: hidden becomes its gradient and d_activated the weighted activation. The gradient of a row's
+// weight is a sum over hidden units, and over the bias, which is a part of the weighted row too: over both in
+// blocks, where there are some, and what tp ranks have is added behind the exchange.
+void ExpertParallel::activation_backward(const Saved& saved, const Tensor& d_out, const Tensor& d_activated,
+                                         const Tensor& weights, const Tensor& d_weights) const {
+  Kernels& kernels = rank_->kernels();
+  const ExpertBounds& bounds = saved.route.bounds;
+  const Tensor of_rows = used(weights, bounds), h = used(saved.hidden, bounds), d = used(d_activated, bounds),
+               sum = used(d_weights, bounds);
+  const auto add_bias = [&](Range columns, const Tensor& to) {
+    if (weights_.out_bias.empty()) return;
+    std::vector<Weight> biases;
+    for (const Weight& bias : weights_.out_bias) biases.push_back(part_of(bias, 0, columns));
+    add_bias_products(kernels, biases, bounds,
+                      out_bias_columns(d_out).column_range(columns.begin, columns.end), to);
+  };
+  const std::size_t blocks = weights_.out_sums.size();
+  if (blocks < 2 || (!weights_.out_bias.empty() && weights_.out_bias_sums.size() != blocks)) {
+    kernels.weighted_gated_backward(activation_, h, d, of_rows, sum, clamp_);
+    return add_bias({0, weights_.out_bias_columns.size()}, sum);
+  }
+  const std::int64_t rows = h.rows();
+  sum_by_blocks(
+      kernels, static_cast<std::int64_t>(blocks), sum,
+      [&] {
+        return rank_->statistic({rows, 1});
+      },
+      [&](std::int64_t b, const Tensor& to) {
+        const auto block = static_cast<std::size_t>(b);
+        const std::vector<Range>& in = weights_.in_sums[block];  // of gate and of up
+        const Range units = in.front();
+        const Tensor part = rank_->activation({rows, 2 * units.size()}),
+                     d_part = rank_->activation({rows, units.size()});
+        const auto each = [&](const auto& visit) {
+          visit(d.column_range(units.begin, units.end), d_part);
+          for (std::size_t i = 0; i < in.size(); ++i) {
+            const std::int64_t begin = static_cast<std::int64_t>(i) * units.size();
+            visit(h.column_range(in[i].begin, in[i].end), part.column_range(begin, begin + units.size()));
+          }
+        };
+        each([&](const Tensor& all, const Tensor& own) { kernels.copy(all, own); });
+        kernels.weighted_gated_backward(activation_, part, d_part, of_rows, to, clamp_);
+        each([&](const Tensor& all, const Tensor& own) { kernels.copy(own, all); });
+        if (!weights_.out_bias.empty()) add_bias(weights_.out_bias_sums[block].front(), to);
+      });
 }
 
 // Weights of tokens' choices to where their copies stand: (M, 1).
@@ -146,7 +234,7 @@ Work<ExpertParallel::Backward> ExpertParallel::backward_input(const Tensor& dy, 
   count(saved);
   Backward backward;
   backward.d_weights = rank_->statistic({rows, k()});
-  backward.d_normed = rank_->activation({rows, width});
+  const Tensor d_normed = rank_->activation({rows, columns_here(width).size()});
   // The gradient of a row's sum, by copy.
   InFlight arriving = exchange_.begin_dispatch(take(dy, saved), route);
   if (!exchange_.is_local()) co_await Pause{};
@@ -155,17 +243,13 @@ Work<ExpertParallel::Backward> ExpertParallel::backward_input(const Tensor& dy, 
   multiply(kernels, weights_.out, Transpose::no, route.bounds, d_out, d_activated);
   Tensor weights = exchange_.dispatch(by_place(saved.weights, saved), route),
          d_weights = rank_->statistic({route.room, 1});
-  // In place: hidden becomes its gradient and d_activated the weighted activation. d_out is the gradient of a
-  // weighted row, so the weights of both products are right with them, and the rows are not needed again.
-  kernels.weighted_gated_backward(activation_, used(saved.hidden, route.bounds),
-                                  used(d_activated, route.bounds), used(weights, route.bounds),
-                                  used(d_weights, route.bounds), clamp_);
-  if (!weights_.out_bias.empty()) {  // a part of the weighted row too
-    add_bias_products(kernels, weights_.out_bias, route.bounds, out_bias_columns(d_out), d_weights);
-    if (any_trained(weights_.out_bias))
-      weight_gradient([this, add = adder(saved, sums), w = weights,
-                       d = out_bias_columns(d_out)] { add.products(weights_.out_bias, d, w); });
-  }
+  // d_out is the gradient of a weighted row, so the weights of both products are right with what becomes of
+  // these, and the rows are not needed again.
+  activation_backward(saved, d_out, d_activated, weights, d_weights);
+  if (any_trained(weights_.out_bias))
+    weight_gradient([this, add = adder(saved, sums), w = weights, d = out_bias_columns(d_out)] {
+      add.products(weights_.out_bias, d, w);
+    });
   weights = Tensor();
   backward.d_hidden = std::exchange(saved.hidden, {});
   d_weights = exchange_.combine(std::exchange(d_weights, {}), route, copies);
@@ -177,15 +261,19 @@ Work<ExpertParallel::Backward> ExpertParallel::backward_input(const Tensor& dy, 
       add.products(weights_.out, x, d);
     });
   d_out = d_activated = Tensor();
-  d_out = rank_->activation({route.room, width});
-  multiply(kernels, weights_.in, Transpose::no, route.bounds, backward.d_hidden, d_out);
+  d_out = make_sum({route.room, width});
+  multiply(kernels, weights_.in, Transpose::no, route.bounds, backward.d_hidden, d_out, weights_.in_sums);
+  d_out = rounded_columns(d_out);
   InFlight coming = exchange_.begin_combine(std::exchange(d_out, {}), route, copies);
   if (!exchange_.is_local()) co_await Pause{};
   d_out = coming.get();
-  kernels.combine_rows(d_out, saved.places, {}, backward.d_normed);
+  kernels.combine_rows(d_out, saved.places, {}, d_normed);
   d_out = Tensor();
   const Weight &in = weights_.shared_in, &out = weights_.shared_out;
-  if (!out.defined()) co_return backward;
+  if (!out.defined()) {
+    backward.d_normed = all_columns(d_normed, width);
+    co_return backward;
+  }
   d_activated = rank_->activation({rows, out.value.cols()});
   kernels.matmul(dy, Transpose::no, out.value, Transpose::no, d_activated, false);
   kernels.gated_backward(Activation::swiglu, saved.shared_hidden,
@@ -194,28 +282,56 @@ Work<ExpertParallel::Backward> ExpertParallel::backward_input(const Tensor& dy, 
   if (out.gradient.defined())
     weight_gradient([sums, out, x = std::exchange(d_activated, {}), d = dy] { sums.add_product(out, d, x); });
   d_activated = Tensor();
-  kernels.matmul(backward.d_shared_hidden, Transpose::no, in.value, Transpose::no, backward.d_normed, true);
+  const Tensor d_shared = sums_rows() ? rank_->statistic({rows, width}) : d_normed;
+  kernels.matmul(backward.d_shared_hidden, Transpose::no, in.value, Transpose::no, d_shared, !sums_rows(),
+                 weights_.shared_in_sums);
+  if (sums_rows()) kernels.add(own_columns(d_shared), d_normed);
+  backward.d_normed = all_columns(d_normed, width);
   co_return backward;
+}
+
+// Of weights those parts that are this rank's; of what is frozen nothing.
+static std::vector<Weight> parts_of(Kernels& kernels, const std::vector<Weight>& weights, int dim,
+                                    Range part) {
+  std::vector<Weight> parts;
+  for (const Weight& w : weights) {
+    if (w.gradient.defined()) fill_others(kernels, w, dim, part);
+    parts.push_back(part_of(w, dim, part));
+  }
+  return parts;
 }
 
 void ExpertParallel::Adder::products(const std::vector<Weight>& weights, const Tensor& x,
                                      const Tensor& dy) const {
-  if (sums.by_sequence())
-    add_gradients(*kernels, sums, weights, bounds, x, dy);
-  else
-    add_gradients(*kernels, weights, bounds, x, dy);
+  if (!sums.by_sequence()) return add_gradients(*kernels, weights, bounds, x, dy);
+  if (!copies) return add_gradients(*kernels, sums, weights, bounds, x, dy);
+  const int dim = dy.cols() >= x.cols() ? 0 : 1;
+  const Range part = rows.part((dim == 0 ? dy : x).cols(), true);
+  const auto gathered = [&](const Tensor& one, bool in_parts) {
+    return in_parts ? copies->gather_part(rows, one) : copies->gather(rows, one);
+  };
+  const Tensor all_x = gathered(x, dim == 1), all_dy = gathered(dy, dim == 0);
+  const std::vector<Weight> own = parts_of(*kernels, weights, dim, part);
+  if (part.size() > 0) add_gradients(*kernels, sums, own, bounds, all_x, all_dy);
 }
 
 void ExpertParallel::Adder::biases(const std::vector<Weight>& biases, const Tensor& dy) const {
-  if (sums.by_sequence())
-    add_bias_gradients(*kernels, sums, biases, bounds, dy);
-  else
-    add_bias_gradients(*kernels, biases, bounds, dy);
+  if (!sums.by_sequence()) return add_bias_gradients(*kernels, biases, bounds, dy);
+  if (!copies) return add_bias_gradients(*kernels, sums, biases, bounds, dy);
+  const Range part = rows.part(dy.cols(), true);
+  const Tensor all = copies->gather_part(rows, dy);
+  const std::vector<Weight> own = parts_of(*kernels, biases, 0, part);
+  if (part.size() > 0) add_bias_gradients(*kernels, sums, own, bounds, all);
 }
 
 ExpertParallel::Adder ExpertParallel::adder(const Saved& saved, const SequenceSums& sums) const {
-  if (!sums.by_sequence()) return {&rank_->kernels(), sums, saved.route.bounds};
-  return {&rank_->kernels(), sums.of_ranks(rank_->size(Axis::ep)), saved.route.of_sequences};
+  Kernels* const kernels = &rank_->kernels();
+  if (!sums.by_sequence()) return {kernels, sums, saved.route.bounds, whole_rows_, {}};
+  if (saved.whole_copies)
+    return {kernels, sums, saved.whole_copies->of_sequences(), whole_rows_, saved.whole_copies};
+  // Of an expert group the cp groups, each of which has whole sequences.
+  const int groups = std::max(1, rank_->size(Axis::ep) / rank_->size(Axis::cp));
+  return {kernels, sums.of_ranks(groups), saved.route.of_sequences, whole_rows_, {}};
 }
 
 void ExpertParallel::in_backward_weight(std::shared_ptr<InputAgain> normed, Saved& saved, Backward& backward,

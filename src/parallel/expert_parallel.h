@@ -24,6 +24,8 @@
 #include "parallel/expert_exchange.h"
 #include "parallel/routing_watch.h"
 #include "parallel/tensor_parallel.h"
+#include "parallel/whole_copies.h"
+#include "parallel/whole_rows.h"
 #include "spec/plan.h"
 #include "spec/token_router.h"
 
@@ -48,6 +50,10 @@ class ExpertParallel {
     Weight gate_bias = {};
     std::vector<Weight> in_bias = {}, out_bias = {};
     Range out_bias_columns = {};
+    // Under invariant numerics the blocks of sums over what tp cuts: over hidden units of an expert and of
+    // the shared MLP, behind them (`out`) and in the gradient before them (`in`), and over columns of
+    // out_bias, as many.
+    SumBlocks in_sums = {}, out_sums = {}, shared_in_sums = {}, shared_out_sums = {}, out_bias_sums = {};
   };
   // What forward keeps for the backward pass of one microbatch. N rows of tokens, R <= N of them routed here.
   struct Saved {
@@ -62,6 +68,7 @@ class ExpertParallel {
     Tensor hidden;               // (rows, 2F); without an exchange, rows are copies
     Tensor shared_hidden;        // (N, 2F of the shared MLP)
     std::int64_t sequences = 0;  // of the microbatch
+    std::shared_ptr<const WholeCopies> whole_copies;  // where experts' gradients want them
   };
   using WeightGradient = std::function<void(std::function<void()>)>;  // takes it now, or later
 
@@ -135,12 +142,30 @@ class ExpertParallel {
     Kernels* kernels;
     SequenceSums sums;
     ExpertBounds bounds;  // of rows, by sequence where sums are
+    const WholeRows& rows;
+    std::shared_ptr<const WholeCopies> copies;  // where each rank adds up a part
     void products(const std::vector<Weight>& weights, const Tensor& x, const Tensor& dy) const;
     void biases(const std::vector<Weight>& biases, const Tensor& dy) const;
   };
   Adder adder(const Saved& saved, const SequenceSums& sums) const;
-  ExpertBounds bounds_of_sequences(const Saved& saved) const;
+  ExpertBounds bounds_by_run(const Saved& saved) const;
   void add_gate_bias(const Tensor& logits) const;
+  // Under invariant numerics rows are whole before the router's weights, and other experts, are added to
+  // them, so what tp cuts is summed there: each rank then has some columns, and in the end nothing of the
+  // others.
+  bool sums_rows() const { return by_sequence_ && tensor_parallel_.size() > 1; }
+  Tensor make_sum(std::vector<std::int64_t> shape) const {
+    return sums_rows() ? rank_->statistic(std::move(shape)) : rank_->activation(std::move(shape));
+  }
+  Range columns_here(std::int64_t width) const {
+    return sums_rows() ? split_range(width, tensor_parallel_.size(), tensor_parallel_.index())
+                       : Range{0, width};
+  }
+  Tensor own_columns(const Tensor& term) const;
+  Tensor rounded_columns(const Tensor& term) const;
+  Tensor all_columns(const Tensor& own, std::int64_t width) const;
+  void activation_backward(const Saved& saved, const Tensor& d_out, const Tensor& d_activated,
+                           const Tensor& weights, const Tensor& d_weights) const;
   Tensor out_bias_columns(const Tensor& x) const {
     return x.column_range(weights_.out_bias_columns.begin, weights_.out_bias_columns.end);
   }
@@ -165,6 +190,8 @@ class ExpertParallel {
   Activation activation_;
   SwigluClamp clamp_;
   Weights weights_;
+  WholeRows whole_rows_;
+  PositionRuns runs_;
   // State of a step, as gradients are; and what steps have made of them, as weights are.
   // (1, f64) of the routers' losses, or one for each sequence of this rank; undefined: there are none.
   Tensor loss_sums_;

@@ -42,24 +42,25 @@ ExpertParallel::Saved ExpertParallel::route(const Tensor& normed_here, std::int6
       });
     sort_and_count(kept, saved);
   }
-  saved.route = exchange_.route(
-      saved.bounds, room.copies, room.rows,
-      by_sequence_ && sequences > 0 ? bounds_of_sequences(saved) : ExpertBounds());
+  const ExpertBounds by_run = by_sequence_ && sequences > 0 ? bounds_by_run(saved) : ExpertBounds();
+  saved.route = exchange_.route(saved.bounds, room.copies, room.rows, by_run, runs_);
+  if (!by_run.empty() && runs_.ranks > 1 && exchange_.is_local())
+    saved.whole_copies = std::make_shared<WholeCopies>(*rank_, runs_, by_run, sequences);
   return saved;
 }
 
-// An expert's copies are in the order of their tokens, and so of sequences.
-ExpertBounds ExpertParallel::bounds_of_sequences(const Saved& saved) const {
-  const std::int64_t sequences = saved.sequences, each = saved.ids.rows() / sequences;
+// An expert's copies are in the order of their tokens, and so of sequences and their runs of positions here.
+ExpertBounds ExpertParallel::bounds_by_run(const Saved& saved) const {
+  const std::int64_t number = saved.sequences * runs_.of_rank, each = saved.ids.rows() / number;
   const ExpertBounds& bounds = saved.bounds;
   const bool imagined = saved.copies.device() == Device::none;
   const std::vector<std::int32_t> tokens =
       imagined ? std::vector<std::int32_t>() : copy_to_host<std::int32_t>(saved.copies);
   ExpertBounds all{0};
   for (std::size_t e = 0; e + 1 < bounds.size(); ++e)
-    for (std::int64_t s = 1; s <= sequences; ++s)
+    for (std::int64_t s = 1; s <= number; ++s)
       all.push_back(
-          imagined ? bounds[e] + (bounds[e + 1] - bounds[e]) * s / sequences
+          imagined ? bounds[e] + (bounds[e + 1] - bounds[e]) * s / number
                    : std::lower_bound(tokens.begin() + bounds[e], tokens.begin() + bounds[e + 1], s * each) -
                          tokens.begin());
   return all;
@@ -191,14 +192,24 @@ void ExpertParallel::route_backward(const Tensor& normed_here, Saved& saved, Bac
       [sums, gate = weights_.gate, x = normed_here, d = d_logits] { sums.add_product(gate, d, x); });
 }
 
-// Of the rows that are here, at once or sequence by sequence.
+// Of the rows that are here, at once, or sequence by sequence, whose rows then come together for one rank.
 void ExpertParallel::add_losses(const Saved& saved, RouterLosses terms, const SequenceSums& sums) const {
   Kernels& kernels = rank_->kernels();
   if (!sums.by_sequence()) return kernels.add_router_losses(router_, saved.logits, terms, loss_sums_);
+  Tensor logits = saved.logits;
+  bool counts = true;
+  if (whole_rows_.are_cut()) {
+    const int cp = rank_->size(Axis::cp);
+    logits = whole_rows_.gather(logits, cp * saved.ids.rows(), false);
+    terms.rows_per_scope *= cp;
+    counts = rank_->coordinate(Axis::cp) == 0 &&
+             (!tensor_parallel_.sequence_parallel() || tensor_parallel_.index() == 0);
+  }
   for (const Range& rows : sums.runs()) {
     terms.first_row = rows.begin;
-    kernels.add_router_losses(router_, saved.logits.row_range(rows.begin, rows.end), terms,
-                              loss_sums_.flat_range(next_loss_, next_loss_ + 1));
+    if (counts)
+      kernels.add_router_losses(router_, logits.row_range(rows.begin, rows.end), terms,
+                                loss_sums_.flat_range(next_loss_, next_loss_ + 1));
     ++next_loss_;
   }
 }
@@ -210,7 +221,9 @@ void ExpertParallel::begin_step() const {
 }
 
 void ExpertParallel::count_forward(const Saved& saved) const {
-  moved_ += {.forward_sent = saved.route.away, .forward_received = saved.route.from_others};
+  moved_ += {.forward_sent = saved.route.away,
+             .forward_received = saved.route.from_others,
+             .forward_rows = saved.route.room};
   if (balancing_.scope == BalanceScope::batch && !batch_counts_.empty() && !batch_is_known_)
     std::transform(batch_counts_.begin(), batch_counts_.end(), saved.routed.begin(), batch_counts_.begin(),
                    std::plus<>());
@@ -263,7 +276,9 @@ void ExpertParallel::count(const Saved& saved) const {
     counts_.dropped[at] += routed - kept;
   }
   counts_.away += static_cast<double>(saved.route.away);
-  moved_ += {.backward_sent = saved.route.away, .backward_received = saved.route.from_others};
+  moved_ += {.backward_sent = saved.route.away,
+             .backward_received = saved.route.from_others,
+             .backward_rows = saved.route.room};
 }
 
 }  // namespace echelon

@@ -68,6 +68,8 @@ MovedCopies& MovedCopies::operator+=(const MovedCopies& more) {
   forward_received += more.forward_received;
   backward_sent += more.backward_sent;
   backward_received += more.backward_received;
+  forward_rows += more.forward_rows;
+  backward_rows += more.backward_rows;
   return *this;
 }
 

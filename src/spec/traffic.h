@@ -40,6 +40,7 @@ struct Traffic {
 // experts, and got for the experts here.
 struct MovedCopies {
   std::int64_t forward_sent = 0, forward_received = 0, backward_sent = 0, backward_received = 0;
+  std::int64_t forward_rows = 0, backward_rows = 0;  // of the experts here, wherever they came from
   MovedCopies& operator+=(const MovedCopies& more);
 };
 

@@ -26,9 +26,9 @@ bool any_trained(const std::vector<Weight>& weights) {
 }
 
 void multiply(Kernels& kernels, const std::vector<Weight>& weights, Transpose turn,
-              const ExpertBounds& bounds, const Tensor& x, const Tensor& y) {
+              const ExpertBounds& bounds, const Tensor& x, const Tensor& y, const SumBlocks& sums) {
   multiply_all(kernels, weights, bounds, [&](const Weight& w, const auto& rows) {
-    return std::optional<MatrixProduct>({rows(x), Transpose::no, w.value, turn, rows(y)});
+    return std::optional<MatrixProduct>({rows(x), Transpose::no, w.value, turn, rows(y), false, sums});
   });
 }
 

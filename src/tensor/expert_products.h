@@ -15,9 +15,9 @@ namespace echelon {
 using ExpertBounds = std::vector<std::int64_t>;
 
 bool any_trained(const std::vector<Weight>& weights);
-// y = x W or x W^T.
+// y = x W or x W^T. `sums`: how each is grouped.
 void multiply(Kernels& kernels, const std::vector<Weight>& weights, Transpose turn,
-              const ExpertBounds& bounds, const Tensor& x, const Tensor& y);
+              const ExpertBounds& bounds, const Tensor& x, const Tensor& y, const SumBlocks& sums = {});
 // Gradients += dy^T x. Those of an expert without tokens stay as they are, and a frozen one has none.
 void add_gradients(Kernels& kernels, const std::vector<Weight>& weights, const ExpertBounds& bounds,
                    const Tensor& x, const Tensor& dy);

@@ -93,18 +93,25 @@ Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, const 
 }
 
 // Whole rows to the experts and back; the backward pass also brings each copy's weight and takes its
-// gradient.
+// gradient. Under invariant numerics tp ranks add up rows before they go back, each some columns of them.
 void add_copies(const Plan& plan, int pp_rank, const MovedCopies& moved, Traffic& traffic) {
   if (plan.mesh.ep == 1) return;
   const std::int64_t hidden = plan.model.hidden;
+  const int tp = plan.mesh.size(Axis::tp);
+  const bool sums_rows = plan.numerics == Numerics::invariant && tp > 1;
+  const std::int64_t back = sums_rows ? split_range(hidden, tp, 0).size() : hidden;
   const BlockProgram layer = layer_program(plan.model, plan.model.num_layers - 1);
   const std::int64_t again =
       plan.recompute.of(pp_rank).contains(*layer.find(OpKind::experts_in)) ? hidden : 0;
   traffic.at(Axis::ep, Verb::all_to_all).bytes +=
-      element_bytes(plan.precision.activations) * (hidden * (moved.forward_sent + moved.forward_received +
-                                                             moved.backward_sent + moved.backward_received) +
-                                                   again * moved.backward_sent) +
+      element_bytes(plan.precision.activations) *
+          (hidden * (moved.forward_sent + moved.backward_sent) +
+           back * (moved.forward_received + moved.backward_received) + again * moved.backward_sent) +
       element_bytes(plan.precision.statistics) * (moved.backward_sent + moved.backward_received);
+  if (sums_rows)
+    traffic.at(Axis::tp, Verb::reduce_scatter).bytes += element_bytes(plan.precision.statistics) *
+                                                        (hidden - back) *
+                                                        (moved.forward_rows + moved.backward_rows);
 }
 
 }  // namespace echelon
