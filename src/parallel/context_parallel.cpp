@@ -6,6 +6,7 @@
 #include "parallel/context_parallel_allgather.h"
 #include "parallel/context_parallel_ring.h"
 #include "parallel/context_parallel_ulysses.h"
+#include "parallel/context_parallel_whole.h"
 
 namespace echelon {
 
@@ -14,7 +15,9 @@ ContextParallel::ContextParallel(const Rank& rank, const Plan& plan, const Heads
       layout_(plan),
       gathers_(plan.context_kind == ContextKind::allgather),
       heads_(heads),
-      here_(UlyssesExchange::part_of(heads, layout_.ulysses())) {}
+      here_(UlyssesExchange::part_of(heads, layout_.ulysses())) {
+  if (plan.numerics == Numerics::invariant && layout_.ring() > 1) whole_rows_.emplace(rank, plan);
+}
 
 Tensor ContextParallel::enter(const Sequences& sequences, Tensor qkv) const {
   if (!exchanges_heads()) return qkv;
@@ -54,13 +57,13 @@ void ContextParallel::backward(const Sequences& sequences, const Tensor& core, c
                                const SequenceSums& sums, Tensor dout, const Tensor& lse, Tensor delta,
                                const Tensor& dqkv) const {
   if (!exchanges_heads()) {
-    add_sink_gradient(sinks, sums, lse, delta);
+    add_sink_gradient(sequences, sinks, sums, lse, delta);
     return core_backward(sequences, core, dout, lse, delta, dqkv);
   }
   const UlyssesExchange exchange(*rank_, neighbours(), layout_, heads_, sequences.batch);
   dout = exchange.output_gradient_to_heads(dout);
   delta = exchange.delta_to_heads(delta);
-  add_sink_gradient(sinks, sums, lse, delta);
+  add_sink_gradient(sequences, sinks, sums, lse, delta);
   const Tensor dcore = rank_->activation({core.rows(), core.cols()});
   core_backward(sequences, core, std::exchange(dout, {}), lse, std::exchange(delta, {}), dcore);
   exchange.gradient_to_tokens(dcore, dqkv);
@@ -81,8 +84,13 @@ Tensor ContextParallel::own_kv(const Tensor& core) const {
 
 Tensor ContextParallel::heads_here(const Tensor& of_heads) const {
   if (!exchanges_heads()) return of_heads;
+  const Range heads = range_here();
+  return of_heads.flat_range(heads.begin, heads.end);
+}
+
+Range ContextParallel::range_here() const {
   const std::int64_t begin = neighbours().rank() * here_.num_heads();
-  return of_heads.flat_range(begin, begin + here_.num_heads());
+  return {begin, begin + here_.num_heads()};
 }
 
 template <class Visit>
@@ -111,9 +119,12 @@ void ContextParallel::core_forward(const Sequences& sequences, const Tensor& cor
 }
 
 // Each cp rank has a part of it: that of its queries, and of its heads where they are exchanged.
-void ContextParallel::add_sink_gradient(const Weight& sinks, const SequenceSums& sums, const Tensor& lse,
+void ContextParallel::add_sink_gradient(const Sequences& sequences, const Weight& sinks,
+                                        const SequenceSums& sums, const Tensor& lse,
                                         const Tensor& delta) const {
   if (!sinks.gradient.defined()) return;
+  if (sums.by_sequence() && rank_->size(Axis::cp) > 1)
+    return add_sink_gradient_of_heads(sequences, sinks, sums, lse, delta);
   const Weight* const one[] = {&sinks};
   sums.add(one, [&](Range rows, std::span<const Tensor> gradients, bool onto) {
     if (!onto) rank_->kernels().fill(gradients[0], 0.0);
@@ -126,11 +137,42 @@ void ContextParallel::add_sink_gradient(const Weight& sinks, const SequenceSums&
   });
 }
 
+// Sequence by sequence: of all their queries, for the heads that are here, or a part of all.
+void ContextParallel::add_sink_gradient_of_heads(const Sequences& sequences, const Weight& sinks,
+                                                 const SequenceSums& sums, const Tensor& lse,
+                                                 const Tensor& delta) const {
+  const std::int64_t held = here_.num_heads();
+  const Range mine =
+      exchanges_heads() ? range_here() : split_range(held, layout_.ring(), rank_->coordinate(Axis::cp));
+  Tensor all_lse = lse, all_delta = delta;
+  if (whole_rows_) {
+    const WholeAttention whole(*rank_, *whole_rows_, layout_, here_, sequences);
+    all_lse = whole.whole_numbers(lse).flat();
+    all_delta = whole.whole_numbers(delta).flat();
+  }
+  fill_others(rank_->kernels(), sinks, 0, mine);
+  if (mine.size() == 0) return;
+  const Weight own = part_of(sinks, 0, mine);
+  const Weight* const one[] = {&own};
+  const Heads heads(mine.size(), mine.size(), here_.head_dim());
+  sums.add(one, [&](Range rows, std::span<const Tensor> gradients, bool onto) {
+    if (!onto) rank_->kernels().fill(gradients[0], 0.0);
+    const std::int64_t tokens = rows.size(), sequence = rows.begin / tokens,
+                       begin = (sequence * held + (exchanges_heads() ? 0 : mine.begin)) * tokens,
+                       end = begin + mine.size() * tokens;
+    rank_->kernels().attention_sink_backward(own.value, all_lse.flat_range(begin, end),
+                                             all_delta.flat_range(begin, end), heads.shape(1, tokens, 0),
+                                             gradients[0]);
+  });
+}
+
 void ContextParallel::attend(const Sequences& sequences, const Tensor& core, const Tensor& out,
                              const Tensor& lse) const {
   if (layout_.ring() == 1)
     return rank_->kernels().attention(here_.q(core), here_.k(core), here_.v(core),
                                       whole_sequences(sequences, core), out, lse);
+  if (whole_rows_)
+    return WholeAttention(*rank_, *whole_rows_, layout_, here_, sequences).forward(core, out, lse);
   const ContextBlocks blocks(*rank_, layout_, here_, sequences);
   const auto forward = gathers_ ? gathered_attention_forward : ring_attention_forward;
   forward(blocks, ring(), here_.q(core), own_kv(core), out, lse);
@@ -142,6 +184,9 @@ void ContextParallel::core_backward(const Sequences& sequences, const Tensor& co
     return rank_->kernels().attention_backward(here_.q(core), here_.k(core), here_.v(core), dout, lse, delta,
                                                whole_sequences(sequences, core), here_.q(dcore),
                                                here_.k(dcore), here_.v(dcore));
+  if (whole_rows_)
+    return WholeAttention(*rank_, *whole_rows_, layout_, here_, sequences)
+        .backward(core, dout, lse, delta, dcore);
   const ContextBlocks blocks(*rank_, layout_, here_, sequences);
   const auto attend = gathers_ ? gathered_attention_backward : ring_attention_backward;
   attend(blocks, ring(), here_.q(core), own_kv(core), dout, lse, delta, here_.q(dcore), here_.kv(dcore));

@@ -9,7 +9,10 @@
 // and cp together, and ZeRO cuts state over both.
 #pragma once
 
+#include <optional>
+
 #include "parallel/context_blocks.h"
+#include "parallel/whole_rows.h"
 #include "spec/plan.h"
 #include "tensor/sequence_sums.h"
 #include "tensor/weight.h"
@@ -44,10 +47,13 @@ class ContextParallel {
   void core_backward(const Sequences& sequences, const Tensor& core, const Tensor& dout, const Tensor& lse,
                      const Tensor& delta, const Tensor& dcore) const;
   void attend(const Sequences& sequences, const Tensor& core, const Tensor& out, const Tensor& lse) const;
-  void add_sink_gradient(const Weight& sinks, const SequenceSums& sums, const Tensor& lse,
-                         const Tensor& delta) const;
+  void add_sink_gradient(const Sequences& sequences, const Weight& sinks, const SequenceSums& sums,
+                         const Tensor& lse, const Tensor& delta) const;
+  void add_sink_gradient_of_heads(const Sequences& sequences, const Weight& sinks, const SequenceSums& sums,
+                                  const Tensor& lse, const Tensor& delta) const;
   // Of what is a number for each head: those that this rank computes.
   Tensor heads_here(const Tensor& of_heads) const;
+  Range range_here() const;  // those among all, where heads are exchanged
   // visit(rows, shape) for each run of positions of the sequences from `begin` to `end`, in the order of
   // ContextBlocks; or once for all of them where each is one run.
   template <class Visit>
@@ -60,6 +66,8 @@ class ContextParallel {
   bool gathers_;
   Heads heads_;  // of this rank's tokens
   Heads here_;   // that this rank computes
+  // Under invariant numerics, where tokens of a sequence are on several ranks while attention computes.
+  std::optional<WholeRows> whole_rows_;
 };
 
 }  // namespace echelon

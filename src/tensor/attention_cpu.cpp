@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "tensor/matmul.h"
+#include "tensor/matmul_simd.h"
 #include "tensor/simd.h"
 
 namespace echelon {
@@ -49,6 +50,22 @@ Head<T> key_head(const Tensor& x, const AttentionShape& s, std::int64_t sequence
                     s.head_dim);
 }
 
+// Of a thread. Under invariant numerics all are made by our own kernels, whose bits show no shape: how many
+// of a sequence's queries a call has differs from mesh to mesh.
+struct Products {
+  std::byte* room;
+  Numerics numerics;
+  bool make(const Product& p) const {
+    const bool is_wide = p.a.type == DType::f32 && p.b.type == DType::f32 && p.c.type == DType::f32;
+    if (numerics == Numerics::ordinary || !is_wide) return multiply(p, room);
+    multiply_by(f32_micro_kernel(), p, room);
+    return true;
+  }
+};
+std::int64_t products_bytes(DType dtype, Numerics numerics) {
+  return numerics == Numerics::ordinary ? product_scratch_bytes(dtype) : blocked_product_scratch_bytes();
+}
+
 // What a thread works in. p and ds are the tiles that go into products: in f32 the scores and their gradients
 // themselves, in bf16 these rounded.
 template <class T>
@@ -56,17 +73,17 @@ struct Workspace {
   float *scores, *gradients;
   T *p, *ds;
   float* sums;
-  std::byte* products;
+  Products products;
 };
 
-Workspace<float> workspace(std::byte* room, float) {
-  auto* const floats = reinterpret_cast<float*>(room + product_scratch_bytes(DType::f32));
-  return {floats, floats + tile, floats, floats + tile, nullptr, room};
+Workspace<float> workspace(std::byte* room, Numerics numerics, float) {
+  auto* const floats = reinterpret_cast<float*>(room + products_bytes(DType::f32, numerics));
+  return {floats, floats + tile, floats, floats + tile, nullptr, {room, numerics}};
 }
-Workspace<bf16> workspace(std::byte* room, bf16) {
-  auto* const floats = reinterpret_cast<float*>(room + product_scratch_bytes(DType::bf16));
+Workspace<bf16> workspace(std::byte* room, Numerics numerics, bf16) {
+  auto* const floats = reinterpret_cast<float*>(room + products_bytes(DType::bf16, numerics));
   auto* const rounded = reinterpret_cast<bf16*>(floats + 2 * tile + sum_floats);
-  return {floats, floats + tile, rounded, rounded + tile, floats + 2 * tile, room};
+  return {floats, floats + tile, rounded, rounded + tile, floats + 2 * tile, {room, numerics}};
 }
 
 // What each query of one sequence sees.
@@ -123,32 +140,30 @@ ConstPanel operand(const T* a_tile) {
 // c (m, n) = alpha x (m, k) y (n, k)^T
 template <class T>
 bool scores(Head<const T> x, Head<const T> y, std::int64_t m, std::int64_t n, std::int64_t k, float alpha,
-            float* c, std::byte* scratch) {
-  return multiply({.tb = Transpose::yes,
-                   .m = m,
-                   .n = n,
-                   .k = k,
-                   .alpha = alpha,
-                   .a = operand(x),
-                   .b = operand(y),
-                   .c = {c, key_block}},
-                  scratch);
+            float* c, const Products& products) {
+  return products.make({.tb = Transpose::yes,
+                        .m = m,
+                        .n = n,
+                        .k = k,
+                        .alpha = alpha,
+                        .a = operand(x),
+                        .b = operand(y),
+                        .c = {c, key_block}});
 }
 
 // to (m, n) = beta to + alpha op(p) (m, k) y (k, n)
 template <class T>
 bool weigh(const T* p, Transpose turn, Head<const T> y, std::int64_t m, std::int64_t n, std::int64_t k,
-           float alpha, float beta, const Panel& to, std::byte* scratch) {
-  return multiply({.ta = turn,
-                   .m = m,
-                   .n = n,
-                   .k = k,
-                   .alpha = alpha,
-                   .a = operand(p),
-                   .b = operand(y),
-                   .beta = beta,
-                   .c = to},
-                  scratch);
+           float alpha, float beta, const Panel& to, const Products& products) {
+  return products.make({.ta = turn,
+                        .m = m,
+                        .n = n,
+                        .k = k,
+                        .alpha = alpha,
+                        .a = operand(p),
+                        .b = operand(y),
+                        .beta = beta,
+                        .c = to});
 }
 
 // Where rows of a head are summed: in f32 where they are, in bf16 in `room`, to be rounded once.
@@ -277,22 +292,24 @@ bool backward_tile(const AttentionShape& s, const Mask& mask, const QueryHead<T>
 
 // body(task, workspace of its thread) for each: false where one is.
 template <class T, class Body>
-bool each_task(std::int64_t tasks, const Tensor& scratch, const ThreadTeam& team, const Body& body) {
+bool each_task(std::int64_t tasks, const Tensor& scratch, const ThreadTeam& team, Numerics numerics,
+               const Body& body) {
   std::byte* const room = scratch.host<std::byte>();
   std::atomic<bool> ok = true;
   team.each_task(tasks, [&](std::int64_t i, int thread) {
-    if (!body(i, workspace(room + thread * attention_scratch_bytes(stored_as<T>), T{}))) ok = false;
+    if (!body(i, workspace(room + thread * attention_scratch_bytes(stored_as<T>, numerics), numerics, T{})))
+      ok = false;
   });
   return ok;
 }
 
 template <class T>
 bool forward(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& s, const Tensor& out,
-             const Tensor& lse, const Tensor& scratch, const ThreadTeam& team) {
+             const Tensor& lse, const Tensor& scratch, const ThreadTeam& team, Numerics numerics) {
   const std::int64_t group = s.num_heads / s.num_kv_heads;
   const std::int64_t rows = queries_at_once<T>(s.head_dim);
   const std::int64_t blocks = (s.q_len + rows - 1) / rows, heads = s.batch * s.num_heads;
-  return each_task<T>(blocks * heads, scratch, team, [&](std::int64_t i, const Workspace<T>& work) {
+  return each_task<T>(blocks * heads, scratch, team, numerics, [&](std::int64_t i, const Workspace<T>& work) {
     // Late blocks see the most keys: they come first, so that the threads end together.
     const std::int64_t block = blocks - 1 - i / heads, sequence = i % heads / s.num_heads,
                        head = i % s.num_heads;
@@ -308,7 +325,7 @@ bool forward(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionS
 template <class T>
 bool backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout, const Tensor& lse,
               const Tensor& delta, const AttentionShape& s, const Tensor& dq, const Tensor& dk,
-              const Tensor& dv, const Tensor& scratch, const ThreadTeam& team) {
+              const Tensor& dv, const Tensor& scratch, const ThreadTeam& team, Numerics numerics) {
   const std::int64_t group = s.num_heads / s.num_kv_heads, depth = s.head_dim;
   const std::int64_t keys = keys_at_once<T>(depth);
   const auto dq_head = [&](std::int64_t sequence, std::int64_t head) -> Panel {
@@ -316,7 +333,8 @@ bool backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& d
                                     : panel(query_head<bf16>(dq, s, sequence, head));
   };
   // A key/value head's gradient is a sum over its query heads: one thread adds them in order.
-  return each_task<T>(s.batch * s.num_kv_heads, scratch, team, [&](std::int64_t i, const Workspace<T>& work) {
+  return each_task<
+      T>(s.batch * s.num_kv_heads, scratch, team, numerics, [&](std::int64_t i, const Workspace<T>& work) {
     const std::int64_t sequence = i / s.num_kv_heads, kv_head = i % s.num_kv_heads;
     const Head<T> dk_head = key_head<T>(dk, s, sequence, kv_head),
                   dv_head = key_head<T>(dv, s, sequence, kv_head);
@@ -358,22 +376,25 @@ bool backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& d
 
 }  // namespace
 
-std::int64_t attention_scratch_bytes(DType dtype) {
+std::int64_t attention_scratch_bytes(DType dtype, Numerics numerics) {
   const std::int64_t tiles = dtype == DType::f32 ? 2 * tile * 4 : 2 * tile * (4 + 2) + sum_floats * 4;
-  return product_scratch_bytes(dtype) + tiles;
+  return products_bytes(dtype, numerics) + tiles;
 }
 
 void attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& s,
-                       const Tensor& out, const Tensor& lse, const Tensor& scratch, const ThreadTeam& team) {
+                       const Tensor& out, const Tensor& lse, const Tensor& scratch, const ThreadTeam& team,
+                       Numerics numerics) {
   const auto run = out.dtype() == DType::f32 ? forward<float> : forward<bf16>;
-  if (!run(q, k, v, s, out, lse, scratch, team)) fail("out of memory: oneDNN has none left for attention");
+  if (!run(q, k, v, s, out, lse, scratch, team, numerics))
+    fail("out of memory: oneDNN has none left for attention");
 }
 
 void attention_backward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& dout,
                         const Tensor& lse, const Tensor& delta, const AttentionShape& s, const Tensor& dq,
-                        const Tensor& dk, const Tensor& dv, const Tensor& scratch, const ThreadTeam& team) {
+                        const Tensor& dk, const Tensor& dv, const Tensor& scratch, const ThreadTeam& team,
+                        Numerics numerics) {
   const auto run = dout.dtype() == DType::f32 ? backward<float> : backward<bf16>;
-  if (!run(q, k, v, dout, lse, delta, s, dq, dk, dv, scratch, team))
+  if (!run(q, k, v, dout, lse, delta, s, dq, dk, dv, scratch, team, numerics))
     fail("out of memory: oneDNN has none left for the backward pass of attention");
 }
 

@@ -86,10 +86,9 @@ AdamWFactors factors_of(const AdamWStep& step) {
           .eps = f32(step.eps)};
 }
 
-// Attention's holds what its products need; where all are made by our kernels, theirs need room too.
+// Attention's holds what products need.
 std::int64_t thread_scratch_bytes(DType dtype, Numerics numerics) {
-  const std::int64_t attention = attention_scratch_bytes(dtype);
-  return numerics == Numerics::ordinary ? attention : std::max(attention, blocked_product_scratch_bytes());
+  return attention_scratch_bytes(dtype, numerics);
 }
 
 class CpuKernels final : public HostBackend {
@@ -470,7 +469,7 @@ class CpuKernels final : public HostBackend {
   void attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape, Out out,
                  Out lse) override {
     check_head(q, shape);
-    attention_forward(q, k, v, shape, out, lse, scratch_, team_);
+    attention_forward(q, k, v, shape, out, lse, scratch_, team_, numerics_);
   }
 
   void attention_delta(const Tensor& tout, const Tensor& tdout, const AttentionShape& s,
@@ -509,7 +508,7 @@ class CpuKernels final : public HostBackend {
                           const Tensor& lse, const Tensor& delta, const AttentionShape& shape, Out dq, Out dk,
                           Out dv) override {
     check_head(q, shape);
-    echelon::attention_backward(q, k, v, dout, lse, delta, shape, dq, dk, dv, scratch_, team_);
+    echelon::attention_backward(q, k, v, dout, lse, delta, shape, dq, dk, dv, scratch_, team_, numerics_);
   }
 
   void embedding(const Tensor& tids, const Tensor& ttable, std::int64_t first_id, Out ty) override {
