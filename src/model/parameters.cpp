@@ -68,7 +68,7 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
   if (plan.numerics == Numerics::invariant)
     tree_ = std::make_unique<SequenceTree>(
         rank.arena(),
-        static_cast<int>(microbatches(plan, rank.coordinate(Axis::dp)).size()));
+        static_cast<int>(microbatches(plan, rank.coordinate(Axis::dp)).size()) / pipeline.stage_copies());
   make_units();
   if (moments == Moments::here) make_moments(plan, shard_size(shard_units(layout_, shards_), shard_));
   if (zero_ == 3) make_gather(plan.zero_prefetch);

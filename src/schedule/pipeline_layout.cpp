@@ -228,17 +228,34 @@ void refuse_without_barrier(const Plan& plan, const Schedule& schedule) {
             {{"schedule", "1f1b"}});
 }
 
-// Sums over microbatches by their tree want them in order, on one rank.
+// Sums over microbatches by their tree want them in order, and of a stage that two ranks have copies of each
+// half of them on one.
 void refuse_order_of_gradients(const Plan& plan, const Schedule& schedule) {
-  if (plan.numerics == Numerics::ordinary || schedule.num_ranks() == 1) return;
+  if (plan.numerics == Numerics::ordinary) return;
   const auto problem = [&](const std::string& why) {
     refuse_field(plan, "schedule", {{"schedule", "1f1b"}, {"numerics", "ordinary"}}, "{}", why);
   };
-  if (!flushes(plan)) problem("with --numerics invariant all microbatches of a step see the same weights");
-  if (!plan.schedule_text.empty())
-    problem("with --numerics invariant gradients are added in the order of a published schedule");
-  if (parameter_copies(schedule) > 1)
+  if (schedule.num_ranks() > 1 && !flushes(plan))
+    problem("with --numerics invariant all microbatches of a step see the same weights");
+  if (parameter_copies(schedule) > 1 && !plan.schedule_text.empty())
     problem("with --numerics invariant a stage is on one rank, and here two have copies of it");
+  for (const auto& instructions : schedule.ranks) {
+    std::map<int, int> last;  // microbatch whose gradients a stage has
+    for (const Instruction& i : instructions) {
+      // The output layer has them with those of the last stage's input.
+      const bool is_output = i.op == Op::B && i.stage + 1 == schedule.num_stages;
+      if (i.op != Op::W && i.op != Op::BW && !is_output) continue;
+      const int stage = is_output ? schedule.num_stages : i.stage;
+      const auto [at, is_first] = last.emplace(stage, i.microbatch);
+      if (!is_first && at->second > i.microbatch)
+        problem(
+            fmt::format("with --numerics invariant gradients are added in the order of microbatches, and "
+                        "stage {} has those "
+                        "of microbatch {} behind those of {}",
+                        i.stage, i.microbatch, at->second));
+      at->second = i.microbatch;
+    }
+  }
 }
 
 }  // namespace
@@ -304,6 +321,7 @@ PipelineLayout::PipelineLayout(const Plan& plan, StepLength length)
   if (!plan.optimizer_barrier) refuse_without_barrier(plan, schedule);
   refuse_order_of_gradients(plan, schedule);
   refuse_batch_scope(plan, schedule, programs_.size() == 1);
+  stage_copies_ = parameter_copies(schedule);
   slices_ = cut_layers(plan, schedule);
   hold(plan, schedule);
   if (const auto refusal = copies_refusal(plan, held_)) throw PlanRefusal(plan, *refusal);

@@ -52,6 +52,8 @@ class PipelineLayout {
   // ranks, for every stage of DualPipe, and for one that they have in parts. The first one counts and saves
   // it. Of a part the one that has it.
   std::vector<int> holders_of(const ParamSpec& parameter) const;
+  // Ranks that run a stage, each for as many microbatches, one run of them after another: 2 in DualPipe.
+  int stage_copies() const { return stage_copies_; }
   // What the pipeline of a data-parallel rank runs.
   const StepPrograms& programs(int dp_rank) const {
     return programs_.at(microbatches_[static_cast<std::size_t>(dp_rank)]);
@@ -71,6 +73,7 @@ class PipelineLayout {
   std::vector<int> microbatches_;         // of each data-parallel rank
   std::map<int, StepPrograms> programs_;  // by number of microbatches: at most two
   bool tied_ = false;
+  int stage_copies_ = 1;
   std::string output_name_;  // of the output layer's matrix
   std::vector<StageSlice> slices_;
   std::vector<std::vector<int>> held_;

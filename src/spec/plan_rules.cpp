@@ -328,12 +328,32 @@ std::vector<Remedy> cuts_at_nodes(const Plan& plan, const std::string& field, st
   return remedies;
 }
 
+// Whether some of the parameters that are used as one matrix are frozen and others are not.
+bool splits_products(const ModelSpec& m) {
+  for (std::int64_t layer = 0; layer < m.num_layers && !m.tuning.freeze.empty(); ++layer)
+    for (const BlockOp& op : layer_program(m, layer).ops)
+      for (const ParamSpec& spec : op.weights)
+        if (op.kind == OpKind::linear && spec.frozen != op.weights.front().frozen) return true;
+  return false;
+}
+
 // The most tp ranks that have whole blocks of every sum over a dimension that is cut.
 int most_ranks_with_blocks(const ModelSpec& m) {
   int most = num_sum_blocks({output_matrix(m)});
-  for (const BlockOp& op : layer_program(m, 0).ops)
-    if (op.kind == OpKind::linear && op.weights.front().shard_dim >= 0)
-      most = std::min(most, num_sum_blocks(op.weights));
+  const auto sum_over = [&](std::vector<ParamSpec> list) { most = std::min(most, num_sum_blocks(list)); };
+  for (const std::int64_t layer : {std::int64_t{0}, m.num_layers - 1})  // of all kinds
+    for (const BlockOp& op : layer_program(m, layer).ops) {
+      if ((op.kind == OpKind::linear && op.weights.front().shard_dim >= 0) || op.kind == OpKind::latent)
+        sum_over(op.weights);
+      if (op.kind != OpKind::experts_in) continue;
+      const std::vector<ParamSpec>& list = op.weights;  // the router, then gate, up and down of each
+      for (const std::size_t first : {std::size_t{1}, list.size() - 3}) {
+        sum_over({list[first], list[first + 1]});
+        sum_over({list[first + 2]});
+      }
+      // The gradient of a router's weight is over hidden units and over the bias behind them.
+      if (!op.biases.empty() && num_sum_blocks({op.biases[3]}) != num_sum_blocks({list[3]})) most = 1;
+    }
   return most;
 }
 
@@ -345,12 +365,10 @@ Verdict of_invariant_tensor_parallel(const Plan& plan) {
     for (const Remedy& other : {Remedy{"tp", "1"}, Remedy{"numerics", "ordinary"}}) remedies.push_back(other);
     return refused(field, std::move(remedies), "{}", why);
   };
-  const std::string why = m.experts != Experts::none     ? "experts"
-                          : m.latent_attention()         ? "latent attention"
-                          : m.qk_norm || m.qk_norm_whole ? "norms of heads"
-                          : m.parallel_residual          ? "parallel residuals"
-                          : m.tuning != FineTuning{}     ? "parts frozen, or adapters,"
-                                                         : "";
+  const std::string why = m.qk_norm_whole           ? "norms of all queries and keys"
+                          : m.tuning.lora != Lora{} ? "adapters"
+                          : splits_products(m)      ? "parts of a product's parameters frozen"
+                                                    : "";
   if (!why.empty())
     return problem("tp", {},
                    fmt::format("with --numerics invariant models with {} are not cut over tp ranks", why));
@@ -363,6 +381,28 @@ Verdict of_invariant_tensor_parallel(const Plan& plan) {
       fmt::format("with --numerics invariant sums over what is cut are taken in {}", counted(most, "block")));
 }
 
+// Queries meet the keys of whole sequences in runs of neighbours. Where a query does not see all keys before
+// it, kernels begin with the first key that one of a run of 128 sees, so runs must not be cut.
+Verdict of_gathered_sequences(const Plan& plan) {
+  if (plan.context_balance == ContextBalance::stripe)
+    return refused("cp-balance", {{"cp-balance", "zigzag"}, {"cp-balance", "none"}, {"numerics", "ordinary"}},
+                   "with --numerics invariant a rank's tokens are neighbours");
+  constexpr std::int64_t together = 128;
+  const bool sees_all = plan.mask == AttentionMask::causal && plan.model.window.size == 0;
+  const std::int64_t run = ContextLayout(plan).runs(0).front().size;
+  if (sees_all || run % together == 0) return {};
+  const std::int64_t runs = plan.seq_len / run, unit = together * runs, below = plan.seq_len / unit * unit;
+  std::vector<Remedy> remedies{remedy("seq-len", below), remedy("seq-len", below + unit)};
+  if (below == 0) remedies.erase(remedies.begin());
+  for (const Remedy& other : {Remedy{"cp-kind", "ulysses"}, Remedy{"numerics", "ordinary"}})
+    remedies.push_back(other);
+  return refused(
+      "seq-len", std::move(remedies),
+      "with --numerics invariant, and documents or a window, runs of {} tokens lie on one rank, and "
+      "there are {}",
+      together, run);
+}
+
 // With several cp ranks.
 Verdict of_invariant_context_parallel(const Plan& plan) {
   const ModelSpec& m = plan.model;
@@ -370,34 +410,31 @@ Verdict of_invariant_context_parallel(const Plan& plan) {
     for (const Remedy& other : {Remedy{"cp", "1"}, Remedy{"numerics", "ordinary"}}) remedies.push_back(other);
     return refused(field, std::move(remedies), "{}", why);
   };
+  if (plan.context_kind == ContextKind::allgather) return of_gathered_sequences(plan);
   if (plan.context_kind != ContextKind::ulysses)
-    return problem("cp-kind", {{"cp-kind", "ulysses"}},
+    return problem("cp-kind", {{"cp-kind", "ulysses"}, {"cp-kind", "allgather"}},
                    "with --numerics invariant a query's sum over keys is on one rank");
-  const std::string why = m.experts != Experts::none   ? "experts"
-                          : m.latent_attention()       ? "latent attention"
-                          : m.attention_sinks          ? "attention sinks"
-                          : m.tuning != FineTuning{} ? "parts frozen, or adapters,"
-                                                       : "";
-  if (!why.empty())
-    return problem("cp", {},
-                   fmt::format("with --numerics invariant models with {} are not cut over cp ranks", why));
   const std::int64_t kv_heads = std::max<std::int64_t>(1, m.num_kv_heads / plan.mesh.size(Axis::tp));
   if (kv_heads % plan.mesh.size(Axis::cp) == 0) return {};
-  return problem("cp", {remedy("cp", kv_heads, divisors)},
-                 fmt::format("with --numerics invariant a key/value head is on one rank, and there are {}",
-                             kv_heads));
+  return problem(
+      "cp", {remedy("cp", kv_heads, divisors), {"cp-kind", "allgather"}},
+      fmt::format("with --numerics invariant a key/value head is on one rank, and there are {}", kv_heads));
 }
 
-// Whether the ranks of an expert group, and of such groups those of a block, are nodes of the batch's tree.
+// Whether an expert group has whole cp groups, where it has several ranks, and these, and of such groups
+// those of a block, are nodes of the batch's tree.
 bool cuts_experts_at_nodes(const Plan& plan) {
-  const int dp = plan.mesh.size(Axis::dp), ep = plan.mesh.ep;
-  return dp % ep == 0 && cuts_halving_tree(dp, dp / ep) && cuts_halving_tree(dp / ep, plan.hsdp);
+  const int dp = plan.mesh.size(Axis::dp), cp = plan.mesh.size(Axis::cp), ep = plan.mesh.ep;
+  if (ep == 1) return cuts_halving_tree(dp * cp, plan.hsdp);
+  if (ep % cp != 0 || dp % (ep / cp) != 0) return false;
+  const int groups = dp / (ep / cp);
+  return cuts_halving_tree(dp, groups) && cuts_halving_tree(groups, plan.hsdp);
 }
 
 std::vector<Remedy> expert_groups_at_nodes(const Plan& plan) {
   std::vector<Remedy> remedies;
   Plan other = plan;
-  for (int ep = plan.mesh.size(Axis::dp) / plan.hsdp; ep >= 1; --ep) {
+  for (int ep = plan.mesh.dp_cp_size() / plan.hsdp; ep >= 1; --ep) {
     other.mesh.ep = ep;
     if (plan.model.num_experts % ep == 0 && cuts_experts_at_nodes(other))
       remedies.push_back(remedy("ep", ep));
@@ -432,10 +469,12 @@ Verdict of_numerics(const Plan& plan) {
     if (Verdict verdict = of_invariant_tensor_parallel(plan)) return verdict;
   if (cuts_batch_at_nodes(plan)) {
     if (cuts_experts_at_nodes(plan)) return {};
-    return problem("ep", expert_groups_at_nodes(plan),
-                   "with --numerics invariant the {} data-parallel ranks are cut in halves and halves of expert "
-                   "groups",
-                   plan.mesh.size(Axis::dp));
+    return problem(
+        "ep", expert_groups_at_nodes(plan),
+        "with --numerics invariant the {} data-parallel ranks are cut in halves and halves of expert "
+        "groups{}",
+        plan.mesh.size(Axis::dp),
+        plan.mesh.size(Axis::cp) == 1 ? "" : ", which have all of --cp or one rank");
   }
   const std::int64_t dp = plan.mesh.size(Axis::dp), batch = plan.global_batch;
   Plan whole = plan;

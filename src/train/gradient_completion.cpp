@@ -16,7 +16,8 @@ GradientCompletion::GradientCompletion(const Rank& rank, const Plan& plan, const
       faults_(faults),
       reducer_(DataParallel::groups(rank, plan), rank.kernels(), rank.arena(), rank.precision().gradients,
                plan.compression, parameters.seed(), parameters.gradient_buckets()),
-      late_groups_(pipeline.late_groups(rank.coordinate(Axis::pp))) {}
+      late_groups_(pipeline.late_groups(rank.coordinate(Axis::pp))),
+      has_stage_copies_(pipeline.stage_copies() > 1) {}
 
 void GradientCompletion::begin(std::int64_t updates, bool reduces) {
   parameters_.begin_gradients();
@@ -66,9 +67,13 @@ void GradientCompletion::finish_sums() {
 
 void GradientCompletion::finish_with_pipeline() {
   const Doing doing = rank_.doing(Activity::reduce_gradients);
-  if (parameters_.sequence_tree() != nullptr) sum_copies_first();
+  // Under invariant numerics the two copies of a DualPipe stage have the halves of a rank's microbatches, so
+  // their sum is a node of the tree.
+  const bool by_tree = parameters_.sequence_tree() != nullptr, first = by_tree && has_stage_copies_;
+  if (first) add_pipeline_copies(true);
+  if (by_tree) sum_ties_first();
   parameters_.add_tied_gradient();
-  add_pipeline_copies();
+  if (!first) add_pipeline_copies(false);
   for (int group : late_groups_) finish_group(group);
   finish_sums();
 }
@@ -77,7 +82,7 @@ void GradientCompletion::finish_with_pipeline() {
 // before one is added to the other, or their grouping would show the ranks. What is summed so is the first
 // rank's, and nothing the others': the sum that follows adds zeros, none of them to a zero below zero, as the
 // part of the embedding begins as a zero and is added to.
-void GradientCompletion::sum_copies_first() {
+void GradientCompletion::sum_ties_first() {
   Communicator& group = rank_.dp_cp();
   if (group.size() == 1) return;
   const auto sum = [&](const Tensor& part) {
@@ -88,28 +93,33 @@ void GradientCompletion::sum_copies_first() {
   for (const ParamSpec& spec : parameters_.model()) {
     const Parameter* p = parameters_.find_here(spec.name);
     if (p == nullptr || p->spec.frozen) continue;
-    if (p->holders.size() > 1 ||
-        (parameters_.tied_gradient().defined() && spec.name == parameters_.output_name()))
-      sum(p->gradient);
+    const bool has_both = parameters_.tied_gradient().defined() && spec.name == parameters_.output_name();
+    if (has_both || (p->holders.size() > 1 && !has_stage_copies_)) sum(p->gradient);
   }
 }
 
 // A parameter that two pipeline ranks hold (both ends of a tied embedding, both copies of a DualPipe stage)
 // has a part of its gradient on each. Each rank adds the other's part to its own; a sum of two has one order.
-void GradientCompletion::add_pipeline_copies() {
+void GradientCompletion::add_pipeline_copies(bool apart) {
   Communicator& group = rank_.along(Axis::pp);
   for (const ParamSpec& spec : parameters_.model()) {
     const Parameter* p = parameters_.find_here(spec.name);
     if (p == nullptr || p->spec.frozen || p->holders.size() < 2) continue;
     check(p->holders.size() == 2, "a parameter is on at most two pipeline ranks");
     const int other = p->holders[p->holders.front() == group.rank() ? 1 : 0];
-    const Tensor theirs(rank_.arena(), MemoryCategory::communication, p->gradient.dtype(),
-                        p->gradient.shape());
-    Pending sent = group.send(p->gradient, other);
-    group.recv(theirs, other).wait();
-    sent.wait();
-    rank_.kernels().add(theirs, p->gradient);
+    add_theirs(p->gradient, other);
+    if (apart && parameters_.tied_gradient().defined() && spec.name == parameters_.output_name())
+      add_theirs(parameters_.tied_gradient(), other);
   }
+}
+
+void GradientCompletion::add_theirs(const Tensor& gradient, int other) {
+  Communicator& group = rank_.along(Axis::pp);
+  const Tensor theirs(rank_.arena(), MemoryCategory::communication, gradient.dtype(), gradient.shape());
+  Pending sent = group.send(gradient, other);
+  group.recv(theirs, other).wait();
+  sent.wait();
+  rank_.kernels().add(theirs, gradient);
 }
 
 std::string GradientCompletion::first_nonfinite(double loss) const {

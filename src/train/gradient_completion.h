@@ -37,8 +37,10 @@ class GradientCompletion {
  private:
   void finish_group(int group);
   void finish_sums();
-  void sum_copies_first();
-  void add_pipeline_copies();
+  void sum_ties_first();
+  // `apart`: the gradients of a tied table are still two.
+  void add_pipeline_copies(bool apart);
+  void add_theirs(const Tensor& gradient, int other);
 
   const Rank& rank_;
   const ParameterStore& parameters_;
@@ -46,6 +48,7 @@ class GradientCompletion {
   const Faults faults_;
   GradientReducer reducer_;
   const std::set<int> late_groups_;  // with a parameter that is complete only when the pipeline is empty
+  const bool has_stage_copies_;      // on two pipeline ranks
   std::optional<DataParallel> reduction_;  // of the update that is being added up
 };
 

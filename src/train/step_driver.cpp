@@ -72,10 +72,11 @@ StepDriver::Batch StepDriver::load(int step) {
   const auto updates = static_cast<std::size_t>(parts_.programs.updates_per_step());
   std::vector<double> num_targets(updates, 0.0);
   const std::vector<Range> ranges = microbatches(parts_.plan, rank.coordinate(Axis::dp));
+  const int of_copy = std::max(static_cast<int>(ranges.size()) / parts_.pipeline->stage_copies(), 1);
   for (std::size_t m = 0; m < ranges.size(); ++m) {
     loaded.microbatches.push_back(
         load_microbatch(rank, parts_.plan, first_step_ + step, ranges[m], *samples_));
-    loaded.microbatches.back().index = static_cast<int>(m);
+    loaded.microbatches.back().index = static_cast<int>(m) % of_copy;
     num_targets[updates == 1 ? 0 : m] += static_cast<double>(loaded.microbatches.back().num_targets);
   }
   if (parts_.sums != DataParallelSums::none) num_targets = HostGroup(rank.dp_cp()).sum(num_targets);
