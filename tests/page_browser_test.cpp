@@ -107,6 +107,14 @@ addEventListener("load", () => {
       if (contrast < (large ? 3 : 4.5)) wrong.push("contrast " + contrast.toFixed(2) + ": " + name(e));
       const range = document.createRange();
       range.selectNodeContents(node);
+      if (!inside && e.closest("table, h1, h2, h3, dl, button, label, nav, code"))
+        for (const word of node.data.matchAll(/\w{3,24}/g)) {
+          const part = document.createRange();
+          part.setStart(node, word.index);
+          part.setEnd(node, word.index + word[0].length);
+          const boxes = [...part.getClientRects()];
+          if (boxes.some(box => Math.abs(box.top - boxes[0].top) > 5)) wrong.push("broken in mid-word: " + word[0] + " of " + name(e));
+        }
       for (const box of range.getClientRects()) if (box.width > 1) texts.push({ box, e, text: node.data.trim().slice(0, 30), scroll: e.closest(".wide, pre") });
     }
     texts.sort((a, b) => a.box.top - b.box.top);

@@ -100,7 +100,8 @@ function facts(list) {
 // ---- the command that can be copied
 function command(text) {
   const button = el("button", { type: "button" }, "Copy");
-  const code = el("code", {}, text);
+  // A line ends between words, but for those that no line holds.
+  const code = el("code", {}, text.split(" ").flatMap((word, i) => [i ? " " : null, el("span", { class: word.length <= 24 ? "whole" : null }, word)]));
   button.addEventListener("click", async () => {
     let copied = true;
     try {
