@@ -323,20 +323,29 @@ TEST(DeviceGroups, StopWholeWhereverADeviceFails) {
   }
 }
 
-// Turns the clock while the job runs.
-struct TurnedBeside {
-  TurnedClock clock;
-  std::atomic<bool> stop{false};
-  std::thread thread{[this] {
-    while (!stop) {
-      clock.turn(std::chrono::milliseconds(100));
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-  }};
+// Turns the clock once so many pieces of work are queued: what is late then waits for nothing else.
+class TurnedBeside {
+ public:
+  TurnedBeside(FakeDriver& driver, int pieces)
+      : thread_([this, &driver, pieces] {
+          while (!stop_) {
+            if (driver.fake_collectives().pieces_queued() >= pieces)
+              clock_.turn(std::chrono::milliseconds(100));
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+          }
+        }) {}
   ~TurnedBeside() {
-    stop = true;
-    thread.join();
+    stop_ = true;
+    thread_.join();
   }
+  TurnedBeside(const TurnedBeside&) = delete;
+  TurnedBeside& operator=(const TurnedBeside&) = delete;
+  Time time() { return clock_.time(); }
+
+ private:
+  TurnedClock clock_;
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
 };
 
 void sum_four_times(const Here& here) {
@@ -351,9 +360,8 @@ void sum_four_times(const Here& here) {
 TEST(DeviceGroups, ABrokenNetworkEndsTheJobByTheLibrarysOwnWord) {
   FakeDriver driver({.devices = 2});
   driver.fake_collectives().break_after(4);
-  TurnedBeside turned;
-  const std::vector<std::string> failures =
-      failures_of(driver, 2, sum_four_times, patience, turned.clock.time());
+  TurnedBeside turned(driver, 6);  // the third of each rank
+  const std::vector<std::string> failures = failures_of(driver, 2, sum_four_times, patience, turned.time());
   const std::string why = "tp [0, 1]: fake NCCL 1.2.3 on rank ";
   for (const std::string& failure : failures)
     expect_contains(failure, {why, ": remote process exited or there was a network error"});
@@ -362,9 +370,9 @@ TEST(DeviceGroups, ABrokenNetworkEndsTheJobByTheLibrarysOwnWord) {
 TEST(DeviceGroups, WorkThatIsNeverDoneIsNamed) {
   FakeDriver driver({.devices = 2});
   driver.fake_collectives().stall_after(5);
-  TurnedBeside turned;
+  TurnedBeside turned(driver, 6);
   const std::vector<std::string> failures =
-      failures_of(driver, 2, sum_four_times, std::chrono::seconds(20), turned.clock.time());
+      failures_of(driver, 2, sum_four_times, std::chrono::seconds(20), turned.time());
   for (const std::string& failure : failures)
     expect_contains(
         failure,
