@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/json_text.h"
 #include "base/output_file.h"
+#include "tensor/kernels.h"
 #include "train/calibrate.h"
 #include "train/this_machine.h"
 
@@ -37,6 +38,8 @@ int run_from(const CLI::App& app, const CalibrateFlags& f) {
 }
 
 int run_calibrate(const CalibrateFlags& f) {
+  if (!has_cpu_kernels())
+    refuse("calibrate: this build has no kernels to measure with; legal: --from FILE, or a build that has them");
   if (f.threads < 1 || f.threads > available_cores())
     refuse("--threads {}: must be from 1 to {}, the cores of this process", f.threads, available_cores());
   check_output("--out", f.out);  // before the minute that measuring takes

@@ -6,6 +6,7 @@ namespace echelon {
 void add_verbs(CLI::App& program, int& status) {
   add_plan(program, status);
   add_simulate(program, status);
+  add_calibrate(program, status);
 }
 
 bool is_another_process() { return false; }

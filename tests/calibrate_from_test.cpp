@@ -13,6 +13,8 @@
 #include "published/csv.h"
 #include "published/tables.h"
 #include "refusals.h"
+#include "tensor/kernels.h"
+#include "verb_test.h"
 #include "workloads.h"
 
 namespace echelon::calibrate_from_test {
@@ -330,6 +332,23 @@ TEST(CalibrateFrom, PublishedTablesOfA100) {
   EXPECT_LT(mean_left_out_error(fit.collectives), 0.06);
   EXPECT_LT(mean_error(fit.products, &FitRow::fitted_seconds), 0.04);
   EXPECT_LT(mean_left_out_error(fit.products), 0.04);
+}
+
+class CalibrateCommand : public checks::VerbTest {
+ protected:
+  CalibrateCommand() : VerbTest("calibrate") {}
+};
+
+// A build that only plans fits too; it has nothing to measure with, and says so.
+TEST_F(CalibrateCommand, FitsInAnyBuild) {
+  write("steps.csv",
+        "# echelon: model=llama-3-8b seq-len=8192 global-batch=128 zero=3 recompute=full\n"
+        "gpus,tp,micro-batch,seconds\n8,1,1,21.9\n16,1,2,11.1\n16,2,1,12.3\n32,4,2,7.0\n");
+  const auto fitted =
+      run("--from steps.csv --machine h100 --software torchtitan --software-out mine.toml 2>&1");
+  EXPECT_EQ(fitted.status, 0) << fitted.output;
+  EXPECT_NE(software_from_toml(read("mine.toml"), "mine.toml").elementwise_passes, 1);
+  if (!has_cpu_kernels()) refused("", {"no kernels to measure with", "legal: --from FILE"});
 }
 
 }  // namespace
