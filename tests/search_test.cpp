@@ -321,6 +321,52 @@ TEST(Search, FewestDevicesReachATime) {
   EXPECT_EQ(found->gpus % 4, 0);
 }
 
+// Every program but this one gives all data-parallel ranks equal microbatches; Megatron-Core interleaves whole
+// groups of pp of them.
+TEST(Search, OtherProgramsTrainEqualMicrobatches) {
+  SearchRequest r = request("llama-3-8b", 24, 48);
+  r.top = 300;
+  SearchRequest over_three = r;
+  over_three.pin("pp", 3);
+  over_three.pin("cp", 1);
+  const SearchResult found = search(over_three);
+  ASSERT_FALSE(found.plans.empty());
+  int interleaved = 0;
+  for (const Estimate& e : found.plans) {
+    EXPECT_EQ(48 % (e.plan.mesh.dp() * e.plan.micro_batch), 0) << summary(e.plan);
+    if (e.plan.mesh.pp() == 1 || e.plan.schedule != "interleaved") continue;
+    ++interleaved;
+    EXPECT_EQ(e.microbatches % e.plan.mesh.pp(), 0) << summary(e.plan);
+  }
+  EXPECT_GT(interleaved, 0);
+
+  r.work.plan.global_batch = 40;
+  const auto pinned = [&](const Software& software, std::initializer_list<std::pair<const char*, int>> pins) {
+    SearchRequest one = r;
+    one.work.software = software;
+    one.work.exact_memory = exact_memory();
+    one.top = 1;
+    for (const auto& [field, value] : pins) one.pin(field, value);
+    return one;
+  };
+  const Software megatron = r.work.software;
+  expect_refusal([&] { search(pinned(megatron, {{"dp", 3}})); },
+                 {"--dp 3: the 40 sequences of the global batch do not divide over so many ranks",
+                  "legal: 1, 2, 4, 8, or --global-batch 39, 42"});
+  expect_refusal([&] { search(pinned(megatron, {{"dp", 4}, {"cp", 1}, {"micro-batch", 3}})); },
+                 {"--micro-batch 3: the 10 sequences of a data-parallel rank", "legal: 1, 2, 5, 10"});
+  EXPECT_FALSE(search(pinned(load_software("echelon"), {{"dp", 3}, {"tp", 8}})).plans.empty());
+
+  // What is asked for by name is priced, with a line that says so: 20 microbatches over pp 3.
+  SearchRequest named = pinned(megatron, {{"dp", 2}, {"tp", 4}, {"pp", 3}, {"cp", 1}, {"micro-batch", 1}});
+  for (const Estimate& e : search(named).plans) EXPECT_EQ(e.plan.schedule, "1f1b");
+  named.pin("schedule", "interleaved");
+  const SearchResult priced = search(named);
+  ASSERT_FALSE(priced.plans.empty());
+  EXPECT_EQ(not_run(named.work, priced.plans.front().plan),
+            (std::vector<std::string>{"20 microbatches interleaved over pp 3"}));
+}
+
 // With one microbatch ZeRO 2 takes as long as ZeRO 1 where gradients are summed once a step, and less memory.
 TEST(Search, OfEqualPlansTheSmallerOneComesFirst) {
   SearchRequest r = request("gpt2-1.5b", 4, 4);

@@ -30,7 +30,7 @@ std::vector<OtherProgram> other_programs(const SearchRequest& request, const Est
   };
   Software free = own;
   free.schedules.reset(), free.zero_stages.reset(), free.pipeline_zero_stages.reset();
-  free.context_kinds.reset(), free.replicated_shards = true;
+  free.context_kinds.reset(), free.replicated_shards = true, free.interleaves_whole_groups = false;
   look("", free);
   for (const std::string& name : software_preset_names()) {
     const Software software = load_software(name);

@@ -349,7 +349,10 @@ class Search {
       Outcome* outcome = outcomes;
       if (outcomes != nullptr) outcomes += shardings;
       pipeline.place_in(plan_);
-      const std::string unfit = model_.schedule_problem(plan_);
+      std::string unfit = model_.schedule_problem(plan_);
+      if (unfit.empty() && !r_.has("schedule"))
+        if (const std::string rest = rest_of_groups(r_.work.software, plan_); !rest.empty())
+          unfit = fmt::format("{} does not run {}, only whole groups of pp", r_.work.software.name, rest);
       if (!unfit.empty()) {
         reject("schedule", shardings, plan_.schedule, [&] { return summary(plan_) + ": " + unfit; });
         if (outcome != nullptr) std::fill(outcome, outcomes, Outcome{Fate::schedule, 0, why_index(unfit)});

@@ -22,7 +22,12 @@ std::int64_t num_microbatches(const Plan& plan) {
 GradientSums gradient_sums(const Software& s, const Plan& plan) {
   const bool cuts = plan.zero >= 2,
              each = s.reduces_each_microbatch && !(plan.mesh.pp() > 1 && s.pipelines_reduce_once);
-  return {cuts && each, cuts && (each || num_microbatches(plan) == 1)};
+  const std::int64_t microbatches = num_microbatches(plan);
+  if (!cuts || each) return {cuts, cuts};
+  const int pp = plan.mesh.pp();
+  if (s.reduces_each_group && pp > 1 && plan.schedule == "interleaved" && plan.chunks > 1)
+    return {false, true, (microbatches + pp - 1) / pp};
+  return {false, microbatches == 1};
 }
 
 const std::optional<std::vector<int>>& zero_stages(const Software& software, int pp) {
@@ -33,6 +38,14 @@ bool gathers_each_microbatch(const Software& s, const Plan& plan) {
   return plan.zero == 3 && !(plan.mesh.pp() > 1 && s.pipelines_keep_gathered);
 }
 
+std::string rest_of_groups(const Software& software, const Plan& plan) {
+  const int pp = plan.mesh.pp();
+  if (!software.interleaves_whole_groups || pp == 1 || plan.schedule != "interleaved") return {};
+  const std::int64_t microbatches = num_microbatches(plan);
+  return microbatches % pp == 0 ? ""
+                                : fmt::format("{} microbatches interleaved over pp {}", microbatches, pp);
+}
+
 std::vector<std::string> not_run(const Workload& work, const Plan& plan) {
   const Software& software = work.software;
   const auto lacks = [](const auto& list, const auto& entry) {
@@ -41,6 +54,7 @@ std::vector<std::string> not_run(const Workload& work, const Plan& plan) {
   std::vector<std::string> missing;
   if (plan.mesh.pp() > 1 && lacks(software.schedules, plan.schedule))
     missing.push_back("schedule " + plan.schedule);
+  if (std::string rest = rest_of_groups(software, plan); !rest.empty()) missing.push_back(std::move(rest));
   if (plan.mesh.dp_cp_size() > 1 && lacks(zero_stages(software, plan.mesh.pp()), plan.zero))
     missing.push_back(fmt::format("ZeRO {}{}", plan.zero,
                                   lacks(software.zero_stages, plan.zero) ? "" : " beside a pipeline"));

@@ -31,11 +31,13 @@ const PrecisionRecipe& trained_recipe(Precision precision);
 std::int64_t num_microbatches(const Plan& plan);
 
 // How the program sums gradients over the ranks that share them. From ZeRO 2 on it either sums behind each
-// microbatch and keeps its shard, or keeps whole gradients until the last microbatch and sums once: what
-// memory, traffic and time count is one or the other.
+// microbatch and keeps its shard, or keeps whole gradients until the last microbatch and sums once, or in
+// interleaved pipelines sums behind each group of microbatches, stage by stage: what memory, traffic and time
+// count is one of them.
 struct GradientSums {
   bool each_microbatch = false;
   bool keeps_shards = false;  // between microbatches
+  std::int64_t groups = 0;    // sums of each stage in a step, where there is one behind each group
 };
 GradientSums gradient_sums(const Software& software, const Plan& plan);
 
@@ -44,6 +46,10 @@ const std::optional<std::vector<int>>& zero_stages(const Software& software, int
 
 // Whether ZeRO 3 gathers parameters for each microbatch's passes; else once a step, and they stay whole.
 bool gathers_each_microbatch(const Software& software, const Plan& plan);
+
+// Microbatches that an interleaved pipeline of the program cannot take: "47 microbatches interleaved over pp 4".
+// Empty where it can, and of other schedules.
+std::string rest_of_groups(const Software& software, const Plan& plan);
 
 // What of a plan the program does not run: "schedule zb-v", "ZeRO 2". It is priced all the same, as if the
 // program had it.

@@ -99,6 +99,24 @@ Verdict of_data_parallel(const Plan& plan) {
   return {};
 }
 
+// What other programs ask for: they give every data-parallel rank as many microbatches, of one size.
+Verdict of_equal_shares(const Plan& plan) {
+  const std::int64_t dp = plan.mesh.size(Axis::dp), batch = plan.global_batch, share = batch / dp;
+  const auto multiples = [&](std::int64_t unit) {
+    return std::vector{remedy("global-batch", batch / unit * unit),
+                       remedy("global-batch", (batch / unit + 1) * unit)};
+  };
+  if (batch % dp != 0) {
+    Refusal refusal = refused("dp", {remedy("dp", batch, divisors)},
+                              "the {} sequences of the global batch do not divide over so many ranks", batch);
+    for (Remedy& one : multiples(dp)) refusal.remedies.push_back(std::move(one));
+    return refusal;
+  }
+  if (share % plan.micro_batch == 0) return {};
+  return refused("micro-batch", {remedy("micro-batch", share, divisors)},
+                 "the {} sequences of a data-parallel rank do not divide into microbatches of so many", share);
+}
+
 Verdict of_layers(const Plan& plan) {
   const ModelSpec& m = plan.model;
   if (plan.layers_per_stage.empty()) {
@@ -529,6 +547,7 @@ std::optional<Refusal> shape_refusal(const Plan& plan, Runner runner) {
   Verdict verdict = first_of(plan, of_tensor_parallel, of_data_parallel, of_layers, of_context_parallel,
                              of_recomputing_ranks);
   if (!verdict) verdict = of_expert_groups(plan, runner);
+  if (!verdict && runner == Runner::any_program) verdict = of_equal_shares(plan);
   if (verdict || runner == Runner::any_program) return verdict;
   return first_of(plan, of_tuning, of_compression, of_optimizer, of_vocabulary, of_balancing,
                   of_balance_scope, of_numerics);

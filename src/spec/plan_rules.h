@@ -8,7 +8,8 @@
 
 namespace echelon {
 
-// No program can cut heads that do not divide; what this trainer cannot do another one may.
+// No program can cut heads that do not divide; what this trainer cannot do another one may. A batch that does
+// not divide into equal microbatches only this one trains.
 enum class Runner { any_program, this_trainer };
 
 // The first rule that the plan breaks; none where it can be run.

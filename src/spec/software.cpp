@@ -23,6 +23,8 @@ const std::vector<Field<Software>>& software_fields() {
       {"replicated_shards", &Software::replicated_shards},
       {"reduces_each_microbatch", &Software::reduces_each_microbatch},
       {"pipelines_reduce_once", &Software::pipelines_reduce_once},
+      {"reduces_each_group", &Software::reduces_each_group},
+      {"interleaves_whole_groups", &Software::interleaves_whole_groups},
       {"fused_attention", &Software::fused_attention},
       {"older_attention", &Software::older_attention},
       {"dropout", &Software::dropout},

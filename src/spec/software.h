@@ -33,6 +33,11 @@ struct Software {
   // plan/configuration.h).
   bool reduces_each_microbatch = true;
   bool pipelines_reduce_once = false;  // the latter, wherever there is a pipeline
+  // Where it is the latter and a rank has several stages: sums those of a stage behind each group of
+  // microbatches that goes through it, and keeps whole gradients of that stage alone (Lamy-Poirier 2022).
+  bool reduces_each_group = false;
+  // Interleaved pipelines take microbatches in whole groups of pp.
+  bool interleaves_whole_groups = false;
   // Attention without its scores in memory (Dao et al. 2022), and only the half that a causal mask leaves.
   bool fused_attention = true;
   bool older_attention = false;  // fused by kernels for the machines before (FlashAttention 2 on H100)
@@ -94,7 +99,7 @@ struct Software {
   double overlap_slowdown = 1;       // of computation beside communication
   double network_efficiency = 1;     // of links between nodes
   double step_seconds = 0;           // of a step beside everything else
-  double message_seconds = 0;        // of handing over to the next stage, on both ranks
+  double message_seconds = 0;        // of handing a microbatch over, in a rank's forward and backward pass
   double optimizer_passes = 1;       // over the state's least possible traffic
   double straggling = 0;             // a step's slow-down for each doubling of the nodes
   // Factors of the predicted step time between which lay 80% of measured ones, of groups of runs that had no
