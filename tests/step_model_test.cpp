@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <set>
 
 #include "plan/explain.h"
@@ -344,6 +346,142 @@ TEST(StepModel, ShardsOfGradientsArePaidForInEveryMicrobatch) {
           EXPECT_NEAR(gradients(one), gradients(whole) / 4, 1e-6 * gradients(whole));
         }
       }
+}
+
+// Interleaved pipelines may sum the gradients of a stage behind each group of microbatches: so many sums, and
+// whole gradients of one stage at a time.
+TEST(StepModel, GradientsMayBeSummedBehindEachGroup) {
+  const auto priced = [](std::int64_t microbatches, bool each_microbatch, bool each_group) {
+    Workload work = workload("gpt2-1.5b", 4 * microbatches);
+    work.software.reduces_each_microbatch = each_microbatch;
+    work.software.reduces_each_group = each_group;
+    Plan c = work.plan;
+    c.mesh.set(Axis::dp, 4);
+    c.mesh.set(Axis::pp, 4);
+    c.schedule = "interleaved";
+    c.chunks = 3;
+    c.zero = 2;
+    c.balance_layers = false;
+    StepModel model(work);
+    const Estimate e = model.estimate(c);
+    EXPECT_LE(model.outlook(c).seconds, e.seconds * (1 + 1e-9));
+    return e;
+  };
+  // Of a rank in the middle, whose stages of four layers are alike.
+  const auto gradients = [](const Estimate& e) {
+    return static_cast<double>(e.rank_memory[1][MemoryCategory::gradients]);
+  };
+  const Estimate once = priced(16, false, false), groups = priced(16, false, true),
+                 each = priced(16, true, true), one = priced(4, false, true), all = priced(4, false, false);
+  EXPECT_NEAR(gradients(groups), gradients(once) * (1.0 / 3 + 1.0 / 4), 16);
+  EXPECT_EQ(gradients(groups), gradients(one));
+  EXPECT_NEAR(gradients(each), gradients(once) / 4, 16);
+  const double sum = (each.traffic.dp - once.traffic.dp) / 15;
+  EXPECT_NEAR(groups.traffic.dp - once.traffic.dp, 3 * sum, 1e-6 * sum);
+  EXPECT_EQ(one.traffic.dp, all.traffic.dp);  // one group: one sum
+  EXPECT_LT(one.memory.total(), all.memory.total());
+  EXPECT_LT(groups.seconds, each.seconds);
+}
+
+// A stage without layers is priced where it is asked for: the ends of a pipeline that have the embedding and
+// the output layer alone.
+TEST(StepModel, StagesMayHaveNoLayers) {
+  Workload work = workload("llama-3-405b", 16);
+  Plan c = work.plan;
+  c.mesh.set(Axis::tp, 8);
+  c.mesh.set(Axis::pp, 16);
+  c.schedule = "interleaved";
+  c.chunks = 8;
+  StepModel model(work);
+  EXPECT_NE(model.schedule_problem(c), "");
+  c.layers_per_stage.assign(128, 1);
+  c.layers_per_stage.front() = c.layers_per_stage.back() = 0;
+  ASSERT_EQ(model.schedule_problem(c), "");
+  const Estimate e = model.estimate(c);
+  EXPECT_LE(model.outlook(c).seconds, e.seconds * (1 + 1e-9));
+  // Seven layers and an end.
+  EXPECT_LT(e.rank_memory[0].total(), e.rank_memory[1].total());
+  EXPECT_LT(e.rank_memory[15][MemoryCategory::parameters], e.rank_memory[14][MemoryCategory::parameters]);
+}
+
+// What --explain prints of the memory is what it is the sum of.
+TEST(StepModel, MemoryIsTheSumOfItsCount) {
+  int looked_at = 0;
+  for (const char* name : {"llama-3-70b", "deepseek-v3"}) {
+    Workload work = workload(name, 1024);
+    work.plan.seq_len = 1024;
+    StepModel model(work);
+    for (Plan c : plans_like(work.plan)) {
+      if (work.plan.model.experts != Experts::none) c.mesh.ep = 8, c.mesh.etp = 1;
+      if (!shape_problem(work, c).empty() || !model.schedule_problem(c).empty()) continue;
+      const Estimate e = model.estimate(c);
+      std::array<double, all_memory_categories.size()> sums{};
+      for (const MemoryTerm& term : e.memory_terms) {
+        EXPECT_DOUBLE_EQ(term.total(), term.count * term.bytes / term.ranks);
+        sums[static_cast<std::size_t>(term.category)] += term.total();
+      }
+      for (MemoryCategory category : all_memory_categories)  // each term to a byte
+        EXPECT_NEAR(sums[static_cast<std::size_t>(category)], static_cast<double>(e.memory[category]), 6)
+            << summary(c) << " " << memory_category_name(category);
+      ++looked_at;
+    }
+  }
+  EXPECT_GT(looked_at, 100);
+}
+
+// Llama 3 by hand, from its paper's sizes and nothing else: what a rank in the middle of a pipeline holds.
+// Hidden h, MLP f, a heads of h/a, 8 of keys; bytes of a token and layer that Megatron-Core keeps.
+TEST(StepModel, LlamaCountedByHand) {
+  struct Case {
+    const char* model;
+    double h, f, a, layers;
+    int dp, tp, pp, chunks, zero;
+    std::int64_t batch, seq_len;
+    bool mlp_again;
+  };
+  for (const Case& k : {Case{"llama-3-70b", 8192, 28672, 64, 80, 16, 8, 4, 10, 1, 1024, 4096, false},
+                        Case{"llama-3-70b", 8192, 28672, 64, 80, 32, 2, 1, 1, 3, 512, 8192, true},
+                        Case{"llama-3-405b", 16384, 53248, 128, 126, 128, 8, 14, 3, 1, 3584, 8192, true}}) {
+    Workload work = workload(k.model, k.batch);
+    work.plan.seq_len = k.seq_len;
+    Plan c = work.plan;
+    c.mesh.set(Axis::dp, k.dp);
+    c.mesh.set(Axis::tp, k.tp);
+    c.mesh.set(Axis::pp, k.pp);
+    c.schedule = k.chunks > 1 ? "interleaved" : "1f1b";
+    c.chunks = k.chunks;
+    c.zero = k.zero;
+    c.balance_layers = false;
+    if (k.mlp_again) c.recompute = parse_recompute("mlp", "recompute");
+    const Estimate e = StepModel(work).estimate(c);
+    const int rank = k.pp > 1 ? 1 : 0;
+    const Memory& m = e.rank_memory[static_cast<std::size_t>(rank)];
+    SCOPED_TRACE(summary(c));
+    const double kv = 8 * k.h / k.a, here = k.layers / k.pp;
+    // Matrices over tp, two norms of each layer whole; one rank alone has the ends too: vocabulary 128,256.
+    double parameters = here * ((2 * k.h * k.h + 2 * k.h * kv + 3 * k.h * k.f) / k.tp + 2 * k.h);
+    if (k.pp == 1) parameters += 2 * 128256 * k.h / k.tp + k.h;
+    const double shards = k.dp;
+    const auto bytes = [&](MemoryCategory category) { return static_cast<double>(m[category]); };
+    const double close = 1e-6 * parameters;
+    EXPECT_NEAR(bytes(MemoryCategory::parameters), 2 * parameters / (k.zero == 3 ? shards : 1), close);
+    EXPECT_NEAR(bytes(MemoryCategory::gradients), 4 * parameters / (k.zero == 3 ? shards : 1), close);
+    EXPECT_NEAR(bytes(MemoryCategory::optimizer), 12 * parameters / shards, close);
+    // Two inputs of norms and two outputs; queries, keys, values; attention's output, and the log of its sums
+    // in 4 bytes; of the MLP gate, up and their product.
+    const double kept = (4 * 2 * k.h + 2 * (k.h + 2 * kv) + 2 * k.h + 4 * k.a +
+                         (k.mlp_again ? 0 : 3 * 2 * k.f)) / k.tp;
+    // Narayanan et al. 2021: 2(p - r - 1) + (v - 1) p + 1 chunks.
+    const double chunks = k.pp == 1 ? 1 : 2 * (k.pp - rank - 1) + (k.chunks - 1) * k.pp + 1;
+    const double held = chunks * here / k.chunks * kept * static_cast<double>(k.seq_len);
+    // And what comes and goes: two gradients of the residual stream, gate and up and their gradients, or the
+    // output layer's logits.
+    const double token = 2 * 2 * k.h + 2 * 2 * k.f / k.tp + (k.mlp_again ? 3 * 2 * k.f / k.tp : 0),
+                 logits = k.pp == 1 ? 128256.0 / k.tp * work.software.logit_bytes + 2 * 2 * k.h : 0;
+    const double working = std::max(token, logits) * static_cast<double>(k.seq_len);
+    EXPECT_NEAR(bytes(MemoryCategory::activations), held + working, 1e-6 * held);
+    EXPECT_LT(static_cast<double>(e.memory.total()), work.machine.memory_bytes - work.machine.reserved_bytes);
+  }
 }
 
 // 70B on 64 H100 as dp 8, tp 2, pp 4, v-half: ZeRO 1 does not fit, and ZeRO 2 does not by magic.

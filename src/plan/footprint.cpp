@@ -136,46 +136,79 @@ ShareCounts share_counts(const ParameterCounts& counts, const Plan& c, const Ran
   return sum;
 }
 
-Memory footprint(const Workload& work, const Plan& c, const ParameterCounts& counts, const SavedBytes& saved,
-                 const RankShare& share) {
+// Calls `put` with each MemoryTerm.
+template <class Put>
+static void each_term(const Workload& work, const Plan& c, const ParameterCounts& counts,
+                      const SavedBytes& saved, const RankShare& share, const Put& put) {
   const ParameterBytes bytes = parameter_bytes(work);
   const GradientSums sums = gradient_sums(work.software, c);
-  const ShareCounts held_here = share_counts(counts, c, share);
+  const ShareCounts here = share_counts(counts, c, share);
   const double shards = c.shards();
   const double routed_shards =
       std::max(1.0, c.zero == 0 ? 1.0 : shards * c.mesh.tp() / c.mesh.expert_ranks());
-  const auto states = [&](double width, bool is_cut) {
-    return width *
-           (held_here.common / (is_cut ? shards : 1) + held_here.routed / (is_cut ? routed_shards : 1));
+  using C = MemoryCategory;
+  const auto states = [&](MemoryCategory category, const char* what, const char* of_experts, double width,
+                          bool is_cut, double part = 1) {
+    put({category, what, part * here.common, width, is_cut ? shards : 1});
+    if (here.routed > 0)
+      put({category, of_experts, part * here.routed, width, is_cut ? routed_shards : 1});
   };
-  Memory memory;
-  const auto put = [&](MemoryCategory category, double size) {
-    memory[category] += static_cast<std::int64_t>(size);
-  };
-  put(MemoryCategory::parameters, states(bytes.value, c.zero >= 3));
-  put(MemoryCategory::gradients, states(bytes.gradient, sums.keeps_shards));
-  put(MemoryCategory::optimizer, states(bytes.optimizer, c.zero >= 1));
+  states(C::parameters, "parameters", "parameters of experts", bytes.value, c.zero >= 3);
+  states(C::gradients, "gradients", "gradients of experts", bytes.gradient, sums.keeps_shards);
+  if (sums.groups > 0)
+    states(C::gradients, "whole gradients of a stage", "whole gradients of a stage's experts", bytes.gradient,
+           false, share.largest_stage);
+  states(C::optimizer, "optimizer states", "optimizer states of experts", bytes.optimizer, c.zero >= 1);
   const bool any_experts = share.expert_layers > 0;
   const double layer = std::max(
       counts.dense_layer, any_experts ? counts.expert_layer + counts.routed / c.mesh.expert_ranks() : 0);
   if (c.zero == 3 && !gathers_each_microbatch(work.software, c)) {
-    put(MemoryCategory::communication, states(bytes.gathered, false));
-  } else if (c.zero == 3) {  // this layer and the next are there whole
+    states(C::communication, "gathered parameters", "gathered parameters of experts", bytes.gathered, false);
+  } else if (c.zero == 3) {
     const double largest = std::max(
         {2 * layer, share.embedding ? counts.embedding : 0, share.head ? counts.head + counts.tied : 0});
-    put(MemoryCategory::communication, largest * bytes.value);
+    put({C::communication, "gathered parameters, of this layer and the next or of an end", largest, bytes.value});
   }
-  if (sums.keeps_shards) put(MemoryCategory::communication, layer * bytes.reduced);  // one layer's gradients
+  if (sums.keeps_shards && sums.groups == 0)
+    put({C::communication, "whole gradients of a layer", layer, bytes.reduced});
+  RankShare::InFlight most;
   double activations = 0;
   for (const RankShare::InFlight& held : share.in_flight)
-    activations = std::max(activations,
-                           held.dense_layers * saved.dense_layer + held.expert_layers * saved.expert_layer);
-  const double working = std::max({share.dense_layers > 0 ? saved.dense_working : 0,
-                                   any_experts ? saved.expert_working : 0, share.head ? saved.head : 0});
-  put(MemoryCategory::activations, activations + working);
-  if (c.mesh.pp() > 1) put(MemoryCategory::communication, 4 * saved.boundary);
-  put(MemoryCategory::other, work.software.fragmentation * (activations + working));
+    if (const double all = held.dense_layers * saved.dense_layer + held.expert_layers * saved.expert_layer;
+        all > activations)
+      activations = all, most = held;
+  const bool both = most.dense_layers > 0 && most.expert_layers > 0;
+  if (most.dense_layers > 0)
+    put({C::activations, both ? "dense layers x microbatches in flight" : "layers x microbatches in flight",
+         most.dense_layers, saved.dense_layer});
+  if (most.expert_layers > 0)
+    put({C::activations,
+         both ? "layers of experts x microbatches in flight" : "layers x microbatches in flight",
+         most.expert_layers, saved.expert_layer});
+  const double in_layer = std::max(share.dense_layers > 0 ? saved.dense_working : 0,
+                                   any_experts ? saved.expert_working : 0);
+  const double head = share.head ? saved.head : 0, working = std::max(in_layer, head);
+  put({C::activations, head > in_layer ? "the output layer at work" : "a layer at work", 1, working});
+  if (c.mesh.pp() > 1) put({C::communication, "messages between stages", 4, saved.boundary});
+  put({C::other, "what the allocator cannot give out", work.software.fragmentation, activations + working});
+}
+
+Memory footprint(const Workload& work, const Plan& c, const ParameterCounts& counts, const SavedBytes& saved,
+                 const RankShare& share) {
+  Memory memory;
+  each_term(work, c, counts, saved, share, [&](const MemoryTerm& term) {
+    memory[term.category] += static_cast<std::int64_t>(term.total());
+  });
   return memory;
+}
+
+std::vector<MemoryTerm> footprint_terms(const Workload& work, const Plan& c, const ParameterCounts& counts,
+                                        const SavedBytes& saved, const RankShare& share) {
+  std::vector<MemoryTerm> terms;
+  each_term(work, c, counts, saved, share, [&](const MemoryTerm& term) {
+    if (term.total() >= 1) terms.push_back(term);
+  });
+  return terms;
 }
 
 }  // namespace echelon

@@ -42,6 +42,7 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
 struct RankShare {
   double dense_layers = 0, expert_layers = 0;
   bool embedding = false, head = false, tied_copy = false;
+  double largest_stage = 1;  // its part of the rank's parameters
   // Layers times the microbatches that each has in flight, where the rank may hold most.
   struct InFlight {
     double dense_layers = 0, expert_layers = 0;
@@ -57,5 +58,17 @@ ShareCounts share_counts(const ParameterCounts& counts, const Plan& c, const Ran
 
 Memory footprint(const Workload& work, const Plan& c, const ParameterCounts& counts, const SavedBytes& saved,
                  const RankShare& share);
+
+// What a footprint is the sum of: `count` of something, of `bytes` each, over so many ranks.
+struct MemoryTerm {
+  MemoryCategory category = MemoryCategory::other;
+  const char* what = "";
+  double count = 0, bytes = 0, ranks = 1;
+
+  double total() const { return count * bytes / ranks; }
+};
+// Those that are not nothing.
+std::vector<MemoryTerm> footprint_terms(const Workload& work, const Plan& c, const ParameterCounts& counts,
+                                        const SavedBytes& saved, const RankShare& share);
 
 }  // namespace echelon

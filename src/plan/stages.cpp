@@ -19,9 +19,11 @@ SimulationCosts simulation_costs(const std::vector<LayerSeconds>& stages, const 
   SimulationCosts costs;
   costs.stages.clear();
   double all = 0, experts = 0;
+  // Of a microbatch: a rank with several stages hands over in parts.
+  const double handing =
+      pp > 1 ? software.message_seconds * pp / real(static_cast<std::int64_t>(stages.size())) : 0;
   for (std::size_t i = 0; i < stages.size(); ++i) {
     const LayerSeconds& t = stages[i];
-    const double handing = pp > 1 ? software.message_seconds : 0;
     costs.stages.push_back({t.forward.total() + sharing[i] / 3 + handing,
                             t.backward_input.total() + sharing[i] * 2 / 3 + handing,
                             t.backward_weight.total()});
@@ -69,6 +71,24 @@ std::vector<RankShare::InFlight> in_flight(const ScheduleFacts& facts, std::size
   return moments;
 }
 
+double largest_stage(const ParameterCounts& counts, const Plan& c, const RankShare& rank,
+                     const std::vector<StageUse>& uses, const std::vector<std::int64_t>& layers,
+                     const std::vector<double>& dense) {
+  const auto all = [](const ShareCounts& share) { return share.common + share.routed; };
+  double most = 0;
+  for (const StageUse& use : uses) {
+    const auto i = static_cast<std::size_t>(use.stage);
+    RankShare stage;
+    stage.dense_layers = dense[i];
+    stage.expert_layers = real(layers[i]) - dense[i];
+    stage.embedding = i == 0;
+    stage.head = i + 1 == layers.size();
+    stage.tied_copy = stage.head && rank.tied_copy;
+    most = std::max(most, all(share_counts(counts, c, stage)));
+  }
+  return most / all(share_counts(counts, c, rank));
+}
+
 }  // namespace
 
 Stages::Stages(const Workload& work)
@@ -99,7 +119,7 @@ std::string Stages::schedule_problem(const Plan& c) {
       for (auto& held = stages_of.emplace_back(); const StageUse& use : uses) held.push_back(use.stage);
     refusal = copies_refusal(c, stages_of);
   }
-  if (!refusal && facts.num_stages > c.model.num_layers)
+  if (!refusal && facts.num_stages > c.model.num_layers && c.layers_per_stage.empty())
     return fmt::format("{}: {} stages, and the model has {} layers: a stage without layers is not priced",
                        c.schedule, facts.num_stages, c.model.num_layers);
   return refusal ? sentence(c, *refusal) : "";
@@ -265,6 +285,7 @@ StageShape Stages::make_shape(const Plan& c) {
       share.head |= i + 1 == s.layers.size();
     }
     share.tied_copy = m.tied_embedding && share.head && !share.embedding;
+    share.largest_stage = largest_stage(first_prices.counts, c, share, facts.uses[r], s.layers, dense);
     share.in_flight = in_flight(facts, r, s.layers, dense);
     s.ranks.push_back(share);
     s.counts.push_back(share_counts(first_prices.counts, c, share));

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/real.h"
+
 namespace echelon {
 
 double added_seconds(double compute, double communication, double slowdown) {
@@ -69,15 +71,22 @@ double StateSeconds::exposed(const Plan& c, const ShareCounts& counts, double la
                              double backward) const {
   const Software& s = work_.software;
   const auto [sum, values] = exchange(c, counts, layers);
-  const double reduce = gradient_sums(work_.software, c).each_microbatch ? 0 : sum,
-               gather = gathers_each_microbatch(s, c) ? 0 : values;
+  const GradientSums sums = gradient_sums(work_.software, c);
+  const double reduce = sums.each_microbatch ? 0 : sum, gather = gathers_each_microbatch(s, c) ? 0 : values;
   const auto left = [&](double seconds, double window, bool overlaps) {
     if (!overlaps) return seconds;
     // The last layer's part has nothing left to hide behind.
     const double last = seconds / layers;
     return last + added_seconds(window * (1 - 1 / layers), seconds - last, s.overlap_slowdown);
   };
-  return left(reduce, backward, s.overlaps_gradients) + left(gather, forward, s.overlaps_parameters);
+  const double gathered = left(gather, forward, s.overlaps_parameters);
+  if (sums.groups == 0) return left(reduce, backward, s.overlaps_gradients) + gathered;
+  // Each stage's sum runs beside the next group's passes through another stage; behind the last one there is
+  // none.
+  const double stages = c.chunks, group = c.mesh.pp(), each = reduce / stages, window = backward / stages;
+  const double hidden =
+      s.overlaps_gradients ? added_seconds(group * window, each, s.overlap_slowdown) : each;
+  return left(each, window, s.overlaps_gradients) + (real(sums.groups) * stages - 1) * hidden + gathered;
 }
 
 double StateSeconds::optimizer(const Plan& c, const ShareCounts& counts) const {
@@ -94,7 +103,8 @@ double StateSeconds::optimizer(const Plan& c, const ShareCounts& counts) const {
 }
 
 double StateSeconds::bytes(const Plan& c, const ShareCounts& counts, double microbatches) const {
-  const double sums = gradient_sums(work_.software, c).each_microbatch ? microbatches : 1;
+  const GradientSums summed = gradient_sums(work_.software, c);
+  const double sums = summed.each_microbatch ? microbatches : real(std::max<std::int64_t>(1, summed.groups));
   const double gathers = gathers_each_microbatch(work_.software, c)
                              ? (work_.software.reshards ? 2 : 1) * microbatches
                              : (c.zero > 0 ? 1 : 0);

@@ -233,7 +233,10 @@ void StepModel::add_memory(Estimate& e, double most_bytes) {
   e.memory_rank = 0;
   for (int r = 1; r < static_cast<int>(e.rank_memory.size()); ++r)
     if (held(r) > held(e.memory_rank)) e.memory_rank = r;
-  e.memory = e.rank_memory[static_cast<std::size_t>(e.memory_rank)];
+  const auto most = static_cast<std::size_t>(e.memory_rank);
+  e.memory = e.rank_memory[most];
+  if (!work_.software.is_this_trainer)
+    e.memory_terms = footprint_terms(work_, c, s.prices[most]->counts, s.prices[most]->saved, s.ranks[most]);
 }
 
 Estimate StepModel::estimate_seconds(const Plan& c) {

@@ -36,6 +36,8 @@ struct Estimate {
   Memory memory;                     // of the rank with most
   int memory_rank = 0;               // which pipeline rank that is
   std::vector<Memory> rank_memory;   // of each pipeline rank
+  // How the memory is counted; of this trainer it is walked, and nothing stands here.
+  std::vector<MemoryTerm> memory_terms;
   std::vector<std::int64_t> layers;  // of each stage
   AxisBytes traffic;
   SimulationCosts costs;  // of its schedule

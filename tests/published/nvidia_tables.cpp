@@ -107,19 +107,22 @@ Table bridge_dense(const std::string& path) { return bridge(path, "bridge-dense"
 Table bridge_experts(const std::string& path) { return bridge(path, "bridge-experts", true); }
 
 static std::optional<ModelSpec> nemo_model(const std::string& name) {
-  const auto gpt3 = [](std::int64_t layers, std::int64_t hidden, std::int64_t heads, std::int64_t vocab,
-                       std::int64_t kv = 0) {
-    ModelSpec m = gpt(layers, hidden, heads, 4 * hidden, vocab, 1);
-    if (kv > 0) m.num_kv_heads = kv;
-    m.tied_embedding = vocab < 60000;
+  const auto gpt3 = [](std::int64_t layers, std::int64_t hidden, std::int64_t heads, std::int64_t vocab) {
+    return gpt(layers, hidden, heads, 4 * hidden, vocab, 1);
+  };
+  // Squared ReLU without a gate, rotary positions, no biases, an output matrix of its own (Adler et al. 2024,
+  // https://arxiv.org/abs/2406.11704, and NeMo's recipes).
+  const auto nemotron = [](std::int64_t layers, std::int64_t hidden, std::int64_t heads, std::int64_t kv) {
+    ModelSpec m = llama("nemotron", layers, hidden, heads, kv, hidden / heads, 4 * hidden, 256000);
+    m.activation = Activation::relu2;
     return m;
   };
   if (name == "GPT3-5B") return gpt3(24, 4096, 32, 51200);
   if (name == "GPT3-20B") return gpt3(44, 6144, 48, 51200);
   if (name == "GPT3-175B") return gpt3(96, 12288, 96, 51200);
-  if (name == "Nemotron-8B") return gpt3(32, 4096, 32, 256000);
-  if (name == "Nemotron-22B") return gpt3(40, 6144, 48, 256000);
-  if (name == "Nemotron-340B") return gpt3(96, 18432, 96, 256000, 8);
+  if (name == "Nemotron-8B") return nemotron(32, 4096, 32, 32);
+  if (name == "Nemotron-22B") return nemotron(40, 6144, 48, 48);
+  if (name == "Nemotron-340B") return nemotron(96, 18432, 96, 8);
   if (name == "LLAMA2-7B") return load_model("llama-2-7b");
   if (name == "LLAMA2-13B") return load_model("llama-2-13b");
   if (name == "LLAMA2-70B") return load_model("llama-2-70b");
@@ -175,23 +178,29 @@ Table llama3(const std::string& path) {
     c.mesh.set(Axis::cp, whole(r, "CP"));
     c.context_kind = ContextKind::allgather;
     c.zero = 2;
-    c.chunks = 1;
-    c.schedule = "1f1b";
     ModelSpec model = load_model("llama-3-405b");
     p.label = fmt::format("{} GPUs seq {}", r.at("gpus"), r.at("seq_len"));
     p.work = checks::workload_of(model, whole(r, "seq_len"), whole(r, "DP") * whole(r, "batch_per_dp_seqs"),
                                  Precision::bf16, load_machine("h100"), load_software("current"));
     p.work.software.tensor_overlap = 0;
-    // "FP32 gradient accumulation during backward computation over multiple micro-batches" (the same
-    // section).
+    // "FSDP shards optimizer states and gradients", with "FP32 gradient accumulation during backward
+    // computation over multiple micro-batches": those of a group that goes through a stage.
     p.work.software.reduces_each_microbatch = false;
+    p.work.software.reduces_each_group = true;
+    // Memory is saved by tensors that are let go early, it does not say which: the output of the MLP's
+    // activation is made again with the least work. The second and third row fit without.
+    p.work.software.keeps_activated = false;
     const double flops = model_flops_per_token(model, p.work.plan.seq_len) *
                          static_cast<double>(p.work.plan.seq_len * p.work.plan.global_batch);
     p.seconds = flops / (number(r, "tflops_per_gpu") * 1e12 * number(r, "gpus"));
-    p.plans = {c};
-    for (int chunks : {2, 4, 7}) {
+    // "Reducing one Transformer layer each from the first and the last stages": of 128 slots.
+    for (int chunks : {1, 2, 4, 8}) {
+      const int stages = c.mesh.pp() * chunks;
       c.chunks = chunks;
-      c.schedule = "interleaved";
+      c.schedule = chunks > 1 ? "interleaved" : "1f1b";
+      c.layers_per_stage.assign(static_cast<std::size_t>(stages), 128 / stages);
+      --c.layers_per_stage.front();
+      --c.layers_per_stage.back();
       p.plans.push_back(c);
     }
     t.points.push_back(std::move(p));

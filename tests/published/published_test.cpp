@@ -123,14 +123,13 @@ TEST(PublishedIntervals, HoldFourOfFive) {
     }
 }
 
-// Of runs that fit at most one in twenty is rejected, and of those that did not as few are accepted. Of
-// nemo-2407 two of 24 are, one configuration at two dates: 340B in 92 of 80 GB.
+// Of runs that fit at most one in twenty is rejected, and of those that did not as few are accepted.
 TEST(PublishedMemory, FewRunsAreMisjudged) {
   int tables = 0;
   for (const Source& source : sources()) {
     const std::string& name = source.name;
     if (name != "nanotron" && name != "llm-foundry" && name != "torchtitan" && name != "bridge-dense" &&
-        name != "bridge-experts" && name != "nemo-2407" && name != "deepseek-v3")
+        name != "bridge-experts" && name != "nemo-2407" && name != "llama3-405b" && name != "deepseek-v3")
       continue;
     const auto table = read(source);
     if (!table) continue;
@@ -138,12 +137,12 @@ TEST(PublishedMemory, FewRunsAreMisjudged) {
     for (const Point& point : table->points) predictions.push_back(predict(point));
     const Fitting f = fitting(*table, predictions);
     EXPECT_GT(f.ran, 0) << name;
-    EXPECT_LE(f.rejected, name == "nemo-2407" ? 2 : 0.05 * f.ran) << name;
+    EXPECT_LE(f.rejected, 0.05 * f.ran) << name;
     EXPECT_LE(f.missed, 0.05 * f.failed) << name;
     EXPECT_GE(f.failed, name == "nanotron" ? 50 : 0);
     ++tables;
   }
-  if (tables < 7) GTEST_SKIP() << "tables are not there; set ECHELON_PUBLISHED to their folder";
+  if (tables < 8) GTEST_SKIP() << "tables are not there; set ECHELON_PUBLISHED to their folder";
 }
 
 // Nothing but which of cuBLAS's two workspaces an environment has is fitted: the bars hold for all rows, too.

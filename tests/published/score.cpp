@@ -40,6 +40,12 @@ double correlation(const std::vector<double>& a, const std::vector<double>& b) {
   return aa > 0 && bb > 0 ? ab / std::sqrt(aa * bb) : 0;
 }
 
+std::string configuration_of(const Point& p) {
+  const Plan& plan = p.work.plan;
+  return fmt::format("{} {} {} {} {}", p.work.machine.name, precision_name(p.work.precision), plan.seq_len,
+                     plan.global_batch, summary(p.plans.front()));
+}
+
 }  // namespace
 
 Prediction predict(const Point& point) {
@@ -87,25 +93,53 @@ Score score(const Table& table, const std::vector<Prediction>& predictions, bool
   return s;
 }
 
-Choice choice(const Table& table, const std::vector<Prediction>& predictions) {
+std::vector<GroupChoice> choices(const Table& table, const std::vector<Prediction>& predictions) {
   std::map<std::string, std::vector<std::size_t>> groups;
   for (std::size_t i = 0; i < table.points.size(); ++i)
     if (table.points[i].seconds > 0 && predictions[i].seconds > 0 && !table.points[i].group.empty())
       groups[table.points[i].group].push_back(i);
-  std::vector<double> correlations, regrets;
+  std::vector<GroupChoice> all;
   for (const auto& [name, rows] : groups) {
     if (rows.size() < 5) continue;
+    const auto of_token = [&](std::size_t i, double seconds) {
+      const Plan& plan = table.points[i].work.plan;
+      return seconds / static_cast<double>(plan.global_batch * plan.seq_len);
+    };
     std::vector<double> measured, predicted;
+    std::map<std::string, std::vector<std::size_t>> configurations;
     for (std::size_t i : rows) {
-      const Workload& work = table.points[i].work;
-      const auto tokens = static_cast<double>(work.plan.global_batch * work.plan.seq_len);
-      measured.push_back(table.points[i].seconds / tokens);
-      predicted.push_back(predictions[i].seconds / tokens);
+      measured.push_back(of_token(i, table.points[i].seconds));
+      predicted.push_back(of_token(i, predictions[i].seconds));
+      configurations[configuration_of(table.points[i])].push_back(i);
     }
-    correlations.push_back(correlation(ranks_of(measured), ranks_of(predicted)));
-    const auto chosen = std::min_element(predicted.begin(), predicted.end()) - predicted.begin();
-    regrets.push_back(
-        measured[static_cast<std::size_t>(chosen)] / *std::min_element(measured.begin(), measured.end()) - 1);
+    GroupChoice one{name, 0, 0, correlation(ranks_of(measured), ranks_of(predicted)), 0};
+    // A configuration that was measured several times is one, with the medians. Chosen is what is predicted to
+    // fit, where anything is.
+    const auto fits = [&](std::size_t i) { return predictions[i].fits; };
+    const bool any_fits = std::any_of(rows.begin(), rows.end(), fits);
+    double least_predicted = 1e300, least = 1e300, of_chosen = 0;
+    for (const auto& [configuration, runs] : configurations) {
+      std::vector<double> its_measured, its_predicted;
+      for (std::size_t i : runs) {
+        its_measured.push_back(of_token(i, table.points[i].seconds));
+        its_predicted.push_back(of_token(i, predictions[i].seconds));
+      }
+      if (const double its = median(its_measured); its < least) least = its, one.best = runs.front();
+      if (any_fits && std::none_of(runs.begin(), runs.end(), fits)) continue;
+      if (const double its = median(its_predicted); its < least_predicted)
+        least_predicted = its, of_chosen = median(its_measured), one.chosen = runs.front();
+    }
+    one.regret = of_chosen / least - 1;
+    all.push_back(one);
+  }
+  return all;
+}
+
+Choice choice(const Table& table, const std::vector<Prediction>& predictions) {
+  std::vector<double> correlations, regrets;
+  for (const GroupChoice& one : choices(table, predictions)) {
+    correlations.push_back(one.correlation);
+    regrets.push_back(one.regret);
   }
   if (regrets.empty()) return {};
   std::sort(regrets.begin(), regrets.end());

@@ -24,13 +24,22 @@ struct Score {
 // Among the rows that have a time: those fitted on, or the others.
 Score score(const Table& table, const std::vector<Prediction>& predictions, bool fitted);
 
+// Over groups of at least five rows.
 struct Choice {
   std::size_t groups = 0;
-  double correlation = 0;  // median over groups of at least 5: Spearman's
+  double correlation = 0;  // median: Spearman's
   // How much slower than the best measured one the predicted best is, over the groups.
   double median_regret = 0, mean_regret = 0, p90_regret = 0, worst_regret = 0;
 };
 Choice choice(const Table& table, const std::vector<Prediction>& predictions);
+
+// One group of them: which row is predicted to be the fastest, and which was.
+struct GroupChoice {
+  std::string group;
+  std::size_t chosen = 0, best = 0;  // rows of the table
+  double correlation = 0, regret = 0;
+};
+std::vector<GroupChoice> choices(const Table& table, const std::vector<Prediction>& predictions);
 
 // Whether runs fit the memory, by prediction and by what happened: those that ended with a time did.
 struct Fitting {

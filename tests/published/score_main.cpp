@@ -147,7 +147,20 @@ void print_scores(const Table& table, const std::vector<Prediction>& predictions
   for (const std::string& line : score_lines(table, predictions)) fmt::print("{}\n", line);
 }
 
-std::vector<Prediction> print(const Table& table, bool rows, const std::vector<std::string>& assignments) {
+// Of each group that has regret the row that is predicted to be the fastest, and the one that was.
+void print_regret(const Table& table, const std::vector<Prediction>& predictions) {
+  for (const GroupChoice& one : choices(table, predictions)) {
+    if (one.regret <= 0) continue;
+    fmt::print("  {}: {:.1f}%\n", one.group, 100 * one.regret);
+    for (const auto& [what, i] : {std::pair{"chosen", one.chosen}, {"best", one.best}})
+      fmt::print("    {:<6} {:<70} {:>9.4f} {:>9.4f} {:>7.1f}%\n", what, table.points[i].label,
+                 table.points[i].seconds, predictions[i].seconds,
+                 100 * (predictions[i].seconds / table.points[i].seconds - 1));
+  }
+}
+
+std::vector<Prediction> print(const Table& table, bool rows, bool regret,
+                              const std::vector<std::string>& assignments) {
   std::vector<Prediction> predictions;
   Table changed_table = table;
   for (Point& p : changed_table.points) {
@@ -166,15 +179,17 @@ std::vector<Prediction> print(const Table& table, bool rows, const std::vector<s
                                        : " rejected");
     }
   print_scores(table, predictions);
+  if (regret) print_regret(table, predictions);
   return predictions;
 }
 
 // Rows of all tables together, each with the same weight.
-void print_all(const std::vector<Table>& tables, const std::vector<std::string>& assignments, bool rows) {
+void print_all(const std::vector<Table>& tables, const std::vector<std::string>& assignments, bool rows,
+               bool regret) {
   Table all{"all", {}};
   std::vector<Prediction> predictions;
   for (const Table& table : tables) {
-    const std::vector<Prediction> its = print(table, rows, assignments);
+    const std::vector<Prediction> its = print(table, rows, regret, assignments);
     predictions.insert(predictions.end(), its.begin(), its.end());
     all.points.insert(all.points.end(), table.points.begin(), table.points.end());
   }
@@ -185,7 +200,7 @@ void print_all(const std::vector<Table>& tables, const std::vector<std::string>&
 }  // namespace
 
 int main(int argc, char** argv) {
-  bool fit = false, memory = false, rows = false, with_intervals = false;
+  bool fit = false, memory = false, rows = false, regret = false, with_intervals = false;
   int three = 0;
   std::vector<std::string> names, assignments;
   for (int i = 1; i < argc; ++i) {
@@ -195,6 +210,8 @@ int main(int argc, char** argv) {
       memory = true;
     else if (std::strcmp(argv[i], "--rows") == 0)
       rows = true;
+    else if (std::strcmp(argv[i], "--regret") == 0)
+      regret = true;
     else if (std::strcmp(argv[i], "--intervals") == 0)
       with_intervals = true;
     else if (std::strncmp(argv[i], "--three=", 8) == 0)
@@ -229,7 +246,7 @@ int main(int argc, char** argv) {
                  std::exp(found.unknown_half_width));
       return 0;
     }
-    print_all(tables, assignments, rows);
+    print_all(tables, assignments, rows, regret);
   } catch (const std::exception& error) {
     fmt::print(stderr, "{}\n", error.what());
     return 1;
