@@ -70,6 +70,7 @@ int run_plan(const PlanSearchFlags& f) {
   }
   request.remembers = !f.html.empty();
   SearchResult result, other;
+  std::string alone;  // what each pin of --against costs by itself
   int gpus = request.gpus;
   if (f.target_seconds > 0) {
     std::optional<LeastGpus> least = least_gpus(request, f.target_seconds);
@@ -90,6 +91,15 @@ int run_plan(const PlanSearchFlags& f) {
     against.gpus = gpus;
     against.remembers = false;
     other = search(against);
+    for (auto& [pin, one] : f.against_alone(request)) {
+      if (result.plans.empty() || other.plans.empty()) break;
+      one.gpus = gpus;
+      try {
+        alone += explain_alone(pin, result.plans.front(), search(one));
+      } catch (const RequestError& error) {  // it needs the others
+        alone += fmt::format("  {} alone: {}\n", pin, error.what());
+      }
+    }
   }
   line.clear();
   std::vector<LaunchFile> launch;
@@ -115,10 +125,10 @@ int run_plan(const PlanSearchFlags& f) {
     fmt::print(out, "{}", explain_programs(other_programs(same, best), best, request.work));
   }
   if (is_against && !result.plans.empty())
-    fmt::print(out, "\nwhy not {}: {}{}", f.against_text,
+    fmt::print(out, "\nwhy not {}: {}{}{}", f.against_text,
                other.plans.empty() ? explain_nothing(other, gpus) + "\n"
                                    : explain_loser(result.plans.front(), other.plans.front()),
-               priced_beyond(other, request.work));
+               alone, priced_beyond(other, request.work));
   if (!result.plans.empty()) {
     if (!f.out.empty()) write_plan(f.out, result.plans.front(), request.work);
     if (!launch.empty()) write_launch(f.launch_out, launch);

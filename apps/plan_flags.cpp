@@ -206,24 +206,41 @@ std::optional<RunRequest> PlanSearchFlags::life() const {
   return run;
 }
 
+// "tp=8"
+static void pin_pair(SearchRequest& request, const std::string& pair) {
+  const auto equals = pair.find('=');
+  const std::string key = pair.substr(0, equals),
+                    value = equals == std::string::npos ? "" : pair.substr(equals + 1);
+  const PlanField* const field = find_field(key);
+  if (field == nullptr || !field->is_searched()) {
+    std::vector<std::string> legal;
+    for (const PlanField& one : plan_fields())
+      if (one.is_searched()) legal.push_back(one.name());
+    refuse("--against {}: legal keys: {}", pair, fmt::join(legal, ", "));
+  }
+  request.pin(key, value, "--against " + key);
+}
+
 SearchRequest PlanSearchFlags::against(const SearchRequest& request) const {
   SearchRequest other = request;
   other.top = 1;
   std::istringstream in(against_text);
-  for (std::string pair; std::getline(in, pair, ',');) {
-    const auto equals = pair.find('=');
-    const std::string key = pair.substr(0, equals),
-                      value = equals == std::string::npos ? "" : pair.substr(equals + 1);
-    const PlanField* const field = find_field(key);
-    if (field == nullptr || !field->is_searched()) {
-      std::vector<std::string> legal;
-      for (const PlanField& one : plan_fields())
-        if (one.is_searched()) legal.push_back(one.name());
-      refuse("--against {}: legal keys: {}", pair, fmt::join(legal, ", "));
-    }
-    other.pin(key, value, "--against " + key);
-  }
+  for (std::string pair; std::getline(in, pair, ',');) pin_pair(other, pair);
   return other;
+}
+
+std::vector<std::pair<std::string, SearchRequest>> PlanSearchFlags::against_alone(
+    const SearchRequest& request) const {
+  std::vector<std::pair<std::string, SearchRequest>> each;
+  std::istringstream in(against_text);
+  for (std::string pair; std::getline(in, pair, ',');) {
+    SearchRequest one = request;
+    one.top = 1;
+    pin_pair(one, pair);
+    each.emplace_back(pair, std::move(one));
+  }
+  if (each.size() < 2) each.clear();
+  return each;
 }
 
 }  // namespace echelon

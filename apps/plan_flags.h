@@ -5,6 +5,8 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "plan/run_life.h"
 #include "plan/search.h"
@@ -17,6 +19,8 @@ struct PlanSearchFlags {
   SearchRequest request() const;
   // For --against: the same request with other pins.
   SearchRequest against(const SearchRequest& request) const;
+  // Each of its pins by itself, where there are several.
+  std::vector<std::pair<std::string, SearchRequest>> against_alone(const SearchRequest& request) const;
 
   std::string out, html, sweep, sweep_out, against_text, launch_for, launch_out;
   bool explain = false, json = false;

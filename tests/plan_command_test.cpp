@@ -111,7 +111,9 @@ TEST_F(PlanCommand, ExplainsWritesAndReadsBack) {
       run(std::string(small) + "--explain --against tp=8,zero=1 --out plan.toml --html plan.html");
   EXPECT_EQ(said.status, 0);
   for (const char* words :
-       {"computation", "memory of each pipeline rank", "why not the next", "why not tp=8,zero=1",
+       {"computation", "memory of each pipeline rank", "counted on rank 0:", " parameters x 2 bytes",
+        "layers x microbatches in flight x", "why not the next", "why not tp=8,zero=1", "tp=8 alone: +",
+        "zero=1 alone: ", " memory: ",
         "in-flight activations", "80% between", "as far as current was off of dense models on one node",
         "h100, published: memory_bytes 8.5e+10", "h100, fitted: gemm_fp8_efficiency 0.5965",
         "h100, assumed: reserved_bytes 5e+09", "tier bandwidth 4.5e+10", "current, fitted: "})

@@ -121,6 +121,27 @@ std::string sources_of(const std::string& name, const std::string& text, const P
   return list;
 }
 
+// To four digits, so that they can be multiplied again: "80", "35.28e9"; "2 bytes", "0.4205 GB".
+std::string count_text(double count) {
+  return count >= 1e5 ? fmt::format("{:.4g}e9", count / 1e9) : fmt::format("{:.4g}", count);
+}
+std::string size_text(double bytes) {
+  const double unit = device_memory_unit(10 * bytes);  // from 10 MB on in GB
+  const char* name = unit == 1e9 ? "GB" : unit == 1e6 ? "MB" : unit == 1e3 ? "kB" : "bytes";
+  return fmt::format("{:.4g} {}", bytes / unit, name);
+}
+
+// "  activations    33.6 GB = 80 layers x microbatches in flight x 0.4205 GB"
+std::string memory_count(const Estimate& e) {
+  std::string text;
+  for (const MemoryTerm& term : e.memory_terms)
+    text += fmt::format("  {:<13} {:>8} = {} {} x {}{}\n", memory_category_name(term.category),
+                        format_device_memory(term.total()), count_text(term.count), term.what,
+                        size_text(term.bytes),
+                        term.ranks > 1 ? fmt::format(" / {:.4g} ranks", term.ranks) : "");
+  return text;
+}
+
 std::string seconds(double value) {
   return value >= 1 ? fmt::format("{:.3f} s", value) : fmt::format("{:.2f} ms", 1e3 * value);
 }
@@ -227,6 +248,8 @@ std::string explain_winner(const SearchResult& result, const Workload& work) {
     }
     fmt::format_to(out, "  {:>3} {}\n", r, memory_line(m, 9));
   }
+  if (!e.memory_terms.empty())
+    text += fmt::format("counted on rank {}:\n{}", e.memory_rank, memory_count(e));
   text += "\nnumbers behind it, by where they come from:\n";
   text += sources_of(work.machine.name, to_toml(work.machine), work.machine.provenance, to_toml(Machine()));
   text +=
@@ -258,8 +281,26 @@ std::string explain_loser(const Estimate& winner, const Estimate& other) {
                           d.words);
   const double more = static_cast<double>(other.memory.total() - winner.memory.total());
   if (more == 0) return text + "  as much memory\n";
-  return text +
-         fmt::format("  {} {} memory\n", format_device_memory(std::abs(more)), more > 0 ? "more" : "less");
+  text += fmt::format("  {} {} memory:", format_device_memory(std::abs(more)), more > 0 ? "more" : "less");
+  const double unit = device_memory_unit(static_cast<double>(winner.memory.total()));
+  for (MemoryCategory c : all_memory_categories)
+    if (const double by = static_cast<double>(other.memory[c] - winner.memory[c]) / unit; std::abs(by) >= 0.05)
+      text += fmt::format(" {} {:+.1f}", memory_category_name(c), by);
+  return text + "\n";
+}
+
+std::string explain_alone(const std::string& pin, const Estimate& winner, const SearchResult& alone) {
+  if (alone.plans.empty()) return fmt::format("  {} alone: {}\n", pin, explain_nothing(alone, winner.plan.mesh.num_ranks()));
+  const Estimate& best = alone.plans.front();
+  std::string text = fmt::format("  {} alone: {:+.1f}%", pin, 100 * (best.seconds / winner.seconds - 1));
+  const NamedPart* most = nullptr;
+  double by = 0;
+  for (const NamedPart& part : named_parts)
+    if (const double more = best.parts.*part.member - winner.parts.*part.member; more > by)
+      by = more, most = &part;
+  if (most != nullptr && by > 1e-4 * winner.seconds)
+    text += fmt::format(", {} more in {}", seconds(by), most->words);
+  return text + fmt::format(", with {}\n", summary(best.plan));
 }
 
 std::string explain_programs(const std::vector<OtherProgram>& others, const Estimate& best,

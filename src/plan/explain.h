@@ -31,6 +31,9 @@ std::string explain_programs(const std::vector<OtherProgram>& others, const Esti
 // Why `other` is slower than the winner: the parts that differ, largest first.
 std::string explain_loser(const Estimate& winner, const Estimate& other);
 
+// What one of several pins costs by itself: of the best plan with it the time, and what most of it goes into.
+std::string explain_alone(const std::string& pin, const Estimate& winner, const SearchResult& alone);
+
 // "no plan fits": the nearest one, and by how much.
 std::string explain_nothing(const SearchResult& result, int gpus);
 
