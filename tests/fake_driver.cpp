@@ -273,9 +273,21 @@ void FakeDriver::run_next(Stream& stream) {
   }
   if (operation.work) operation.work();
   ++run_;
+  if (operation.waits_for) stream.free_at = std::max(stream.free_at, operation.waits_for->at);
+  if (operation.work) {
+    std::size_t bytes = 0;
+    for (const Use& use : operation.uses) bytes += use.bytes;
+    stream.free_at += options_.seconds ? options_.seconds(operation.name, bytes) : 1e-6;
+  }
+  last_end_ = std::max(last_end_, stream.free_at);
   if (!operation.happens) return;
   operation.happens->happened = true;
-  operation.happens->at = run_;
+  operation.happens->at = stream.free_at;
+}
+
+double FakeDriver::last_end() const {
+  const Lock lock(mutex_);
+  return last_end_;
 }
 
 // What has to run before the event, and now and then something that need not.
@@ -486,7 +498,7 @@ void FakeDriver::synchronize(EventHandle event) {
 double FakeDriver::seconds_between(EventHandle first, EventHandle second) {
   const Lock lock(mutex_);
   check(known(first)->happened && known(second)->happened, "time is asked between events that are to come");
-  return (static_cast<double>(known(second)->at) - static_cast<double>(known(first)->at)) * 1e-6;
+  return known(second)->at - known(first)->at;
 }
 
 void FakeDriver::copy(const RowsCopy& rows, StreamHandle stream) {

@@ -36,6 +36,8 @@ class FakeDriver final : public DeviceDriver {
     int devices = 1;
     bool peers = true;  // they can be let use each other's memory
     bool collectives = true;
+    // That an operation takes on the device's clock, by its name and the bytes that it uses.
+    std::function<double(const std::string& name, std::size_t bytes)> seconds = {};
   };
   FakeDriver() : FakeDriver(Options()) {}
   explicit FakeDriver(const Options& options);
@@ -50,6 +52,9 @@ class FakeDriver final : public DeviceDriver {
   // Operations that have run, and that wait to.
   std::size_t operations_run() const;
   std::size_t operations_queued() const;
+  // Seconds at which the last operation so far ended, on a clock that the order of the streams decides, not
+  // when things were run: work begins when its stream is free and what it waits for is done.
+  double last_end() const;
 
   // ---- for what computes on it (queued_kernels.h)
 
@@ -122,11 +127,12 @@ class FakeDriver final : public DeviceDriver {
     int device = 0;
     Stream* stream = nullptr;  // null: not recorded
     bool happened = false;
-    std::size_t at = 0;
+    double at = 0;  // seconds
   };
   struct Stream {
     int device = 0;
     std::deque<Operation> queue;
+    double free_at = 0;  // seconds
   };
   struct Block {
     std::size_t bytes = 0;
@@ -172,6 +178,7 @@ class FakeDriver final : public DeviceDriver {
   std::vector<std::string> complaints_;
   std::set<int> lost_;
   std::map<std::thread::id, int> launched_on_;
+  double last_end_ = 0;
   mutable std::recursive_mutex mutex_;
   std::condition_variable_any changed_;  // something was queued or given up, or a device lost
   std::unique_ptr<FakeCollectives> collectives_;

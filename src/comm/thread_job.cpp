@@ -84,27 +84,26 @@ void ThreadJob::sleep(int rank, Task& task, std::uint32_t seen) {
   self.recorder.wake();
 }
 
+// What a device has still to do is no reason for the rank's stream to stand still.
 bool ThreadJob::progress(int rank, Task& task) {
-  if (task.finished()) {
-    task.order_stream();
-    return true;
+  if (!task.finished()) {
+    throw_if_aborted(rank);
+    task.advance(false);
   }
-  throw_if_aborted(rank);
-  task.advance(false);
-  if (!task.finished()) return false;
-  task.order_stream();
+  if (!task.finished() || !task.settled()) return false;
   state(rank).recorder.finish(task.ticket);
   return true;
 }
 
+// On a device those are kept that their Pending has still to wait for.
 void ThreadJob::forget_finished(ThreadState& rank) {
   std::erase_if(rank.tasks, [](const auto& task) {
     if (!task->finished()) return false;
     try {
-      task->order_stream();
+      if (task->dropped) task->order_stream();
     } catch (const RunError&) {  // the device is lost, which every later call says
     }
-    return true;
+    return task->ordered();
   });
 }
 

@@ -7,8 +7,9 @@
 //
 // In memory of devices the last rank that calls a collective queues it, after what every rank had queued
 // before it called: on one stream of transfers of each device, which does the parts of the ranks there. Then
-// it is finished for the host; the stream of each rank goes on after it. No stream ever waits for something
-// that is not queued yet, so streams cannot wait for each other in a circle.
+// it is finished for the host; the stream of each rank goes on beside it until the rank waits for it, and
+// after it from there. No stream ever waits for something that is not queued yet, so streams cannot wait for
+// each other in a circle.
 //
 // Tensors stay with the rank that passed them (an arena belongs to one thread); others see raw pointers, and
 // only between "ready" and "finished", or until the job is aborted and the rank has seen them let go
@@ -120,6 +121,9 @@ class Task {
   virtual std::vector<int> missing() const = 0;  // world ranks that have not come to it
   // Once it is finished: what the rank's stream runs from now on, it runs after it.
   virtual void order_stream() = 0;
+  // Whether it does so already, or needs not; settled() asks the device whether it is done by now.
+  virtual bool ordered() const = 0;
+  virtual bool settled() = 0;
   // The host waits for what a finished one has queued. Never throws: the job has failed already.
   virtual void let_go() noexcept = 0;
 

@@ -87,6 +87,13 @@ class CollectiveTask final : public Task {
     if (collective_->done.empty() || std::exchange(ordered_, true)) return;
     for (const auto& done : collective_->done) in_.stream().wait_for(*done);
   }
+  bool ordered() const override { return ordered_ || collective_->done.empty(); }
+  bool settled() override {
+    if (!ordered())
+      ordered_ = std::all_of(collective_->done.begin(), collective_->done.end(),
+                             [](const auto& done) { return done->has_happened(); });
+    return ordered();
+  }
   void let_go() noexcept override {
     if (!finished()) return;
     for (const auto& done : collective_->done) wait_noexcept(done.get());
@@ -143,6 +150,11 @@ class ReceiveTask final : public Task {
   }
   void order_stream() override {
     if (message_->done && !std::exchange(ordered_, true)) x_.stream().wait_for(*message_->done);
+  }
+  bool ordered() const override { return ordered_ || !message_->done; }
+  bool settled() override {
+    if (!ordered()) ordered_ = message_->done->has_happened();
+    return ordered();
   }
   void let_go() noexcept override {
     if (finished()) wait_noexcept(message_->done.get());
@@ -228,8 +240,7 @@ std::shared_ptr<Task> ThreadJob::call(Group& group, int me, Call call, const Ten
     queue_on_devices(group, *collective, me);
   else if (do_all)
     work(group, *collective, me, true);
-  if (collective->finished.load(std::memory_order_acquire)) {
-    for (const auto& done : collective->done) in.stream().wait_for(*done);
+  if (!on_device && collective->finished.load(std::memory_order_acquire)) {
     state(rank).recorder.finish(ticket);
     return nullptr;
   }
