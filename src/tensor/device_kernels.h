@@ -107,11 +107,12 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
   void drop_over_capacity(const Tensor& ids, const Tensor& weights, const ExpertCapacity& capacity,
                           Out kept) override {
     with_float_type(weights, [&, this]<class F>(F) {
-      this->each_element(
-          "drop_over_capacity", 1, ids.numel(),
-          rows::DropOverCapacity<F>{data<std::int32_t>(ids), data<F>(weights), ids.numel() / capacity.scopes,
-                                    capacity.each, capacity.policy == DropPolicy::probability,
-                                    data<std::int32_t>(kept)});
+      using Kernel = rows::DropOverCapacity<F>;
+      this->launch().run(
+          "drop_over_capacity", capacity.scopes * capacity.experts,
+          Kernel{data<std::int32_t>(ids), data<F>(weights), ids.numel() / capacity.scopes, capacity.experts,
+                 capacity.each, capacity.policy == DropPolicy::probability, data<std::int32_t>(kept)},
+          Kernel::shared_bytes(this->launch().lanes()));
     });
   }
 

@@ -3,6 +3,9 @@
 #pragma once
 
 #include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
 
 #include "spec/router_row.h"
 #include "tensor/rows/check_anywhere.h"
@@ -163,28 +166,76 @@ ECHELON_HOST_DEVICE F drop_priority(F weight) {
   return std::nearbyint(weight * digits);
 }
 
-// A choice stays where fewer than `each` of its scope for the same expert go before it. By itself, whatever
-// the others do: quadratic in the scope.
+// A choice stays where fewer than `each` of its scope for the same expert go before it: by weight, equal ones
+// in their order, or in their order alone. A block for each expert of each scope finds the last weight that
+// stays by its digits in base 16, the highest first: as many passes over the scope as it has. `shared` is a
+// number for each lane.
 template <class F>
 struct DropOverCapacity {
   const std::int32_t* ids;
   const F* weights;
-  std::int64_t choices, each;  // of a scope, and that an expert keeps
+  std::int64_t choices, experts, each;  // choices of a scope; what an expert keeps
   bool by_weight;
   std::int32_t* kept;
-  ECHELON_HOST_DEVICE void operator()(std::int64_t, std::int64_t at) const {
-    const std::int64_t first = at / choices * choices;
+
+  static std::size_t shared_bytes(std::int64_t lanes) {
+    return sizeof(std::int64_t) * static_cast<std::size_t>(lanes);
+  }
+
+  using Key = std::conditional_t<sizeof(F) == 8, std::uint64_t, std::uint32_t>;
+  static constexpr int digits = 2 * sizeof(F), base = 16;
+  // Greater where a choice goes before. What is no number comes last, so that there is an order.
+  ECHELON_HOST_DEVICE Key key(std::int64_t at) const {
+    if (!by_weight) return 0;
     const F weight = drop_priority(weights[at]);
+    if (weight != weight) return 0;
+    const F number = weight == 0 ? F(0) : weight;  // of either sign
+    Key bits;
+    std::memcpy(&bits, &number, sizeof bits);
+    constexpr Key sign = Key{1} << (8 * sizeof(F) - 1);
+    return (bits & sign) != 0 ? ~bits : bits | sign;
+  }
+
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team) const {
+    const std::int64_t expert = team.block() % experts, first = team.block() / experts * choices;
+    std::int64_t total = 0;
+    for (std::int64_t i = team.lane(); i < choices; i += team.lanes())
+      total += ids[first + i] == expert ? 1 : 0;
+    total = sum_of(team, total);
+    // How many go before those of the last key that stays, which is 0 where all stay.
     std::int64_t before = 0;
-    for (std::int64_t other = first; other < first + choices; ++other) {
-      if (ids[other] != ids[at]) continue;
-      const F theirs = drop_priority(weights[other]);
-      // What is no number comes last, so that there is an order.
-      const bool heavier = weight != weight ? theirs == theirs : theirs > weight;
-      const bool lighter = theirs != theirs ? weight == weight : weight > theirs;
-      before += by_weight && heavier ? 1 : by_weight && lighter ? 0 : other < at ? 1 : 0;
+    Key last = 0;
+    for (int digit = digits - 1; digit >= 0 && total > each; --digit) {
+      std::int64_t count[base] = {};
+      for (std::int64_t i = team.lane(); i < choices; i += team.lanes()) {
+        if (ids[first + i] != expert) continue;
+        const Key of_choice = key(first + i);
+        // In two shifts, as one by all bits of a number is none.
+        if (of_choice >> (4 * digit) >> 4 == last >> (4 * digit) >> 4)
+          ++count[static_cast<int>(of_choice >> (4 * digit)) & (base - 1)];
+      }
+      for (int value = 0; value < base; ++value) count[value] = sum_of(team, count[value]);
+      int value = base - 1;
+      while (value > 0 && before + count[value] < each) before += count[value--];
+      last |= static_cast<Key>(value) << (4 * digit);
     }
-    kept[at] = before < each ? ids[at] : -1;
+    // Of those that have that key the first ones stay. Each lane has a run of choices.
+    const std::int64_t run = (choices + team.lanes() - 1) / team.lanes();
+    const std::int64_t begin = team.lane() * run, end = begin + run < choices ? begin + run : choices;
+    auto* const of_lane = reinterpret_cast<std::int64_t*>(team.shared());
+    std::int64_t own = 0;
+    for (std::int64_t i = begin; i < end; ++i)
+      own += ids[first + i] == expert && key(first + i) == last ? 1 : 0;
+    of_lane[team.lane()] = own;
+    team.sync();
+    for (std::int64_t lane = 0; lane < team.lane(); ++lane) before += of_lane[lane];
+    for (std::int64_t i = begin; i < end; ++i) {
+      if (ids[first + i] != expert) continue;
+      const Key of_choice = key(first + i);
+      const bool stays = of_choice > last || (of_choice == last && before++ < each);
+      kept[first + i] = stays ? ids[first + i] : -1;
+    }
   }
 };
 
