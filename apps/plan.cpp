@@ -78,6 +78,7 @@ int run_plan(const PlanSearchFlags& f) {
     if (!least) {
       fmt::print(out, "no number of GPUs up to --gpus {} reaches {} s a step\n", request.gpus,
                  f.target_seconds);
+      if (!f.html.empty()) fmt::print(stderr, "echelon: {} is not written: there is no plan to draw\n", f.html);
       if (f.json) fmt::print("{}\n", plans_json(result, request.work));
       return 1;
     }
