@@ -85,6 +85,13 @@ Work<Tensor> BlockRunner::backward(const Microbatch& microbatch, Tensor dy, Bloc
   co_return run.take_gradient(program_->input);
 }
 
+bool BlockRunner::adds_at_once() const {
+  return std::any_of(program_->ops.begin(), program_->ops.end(), [](const BlockOp& op) {
+    return (op.kind == OpKind::attention || op.kind == OpKind::norm) && !op.weights.empty() &&
+           op.weights.front().shard_dim >= 0;
+  });
+}
+
 void BlockRunner::backward_weight(BlockState& state) {
   for (auto& gradient : state.deferred) {
     gradient();

@@ -24,6 +24,9 @@ class BlockRunner {
                         const Loss& loss) const;
   bool begins_with_tokens() const { return program_->input < 0; }
   bool ends_in_loss() const { return program_->ends_in_loss(); }
+  // Whether a backward pass adds to gradients of weights that tp cuts, whatever is left for later: of sinks,
+  // and of norms of all queries and keys.
+  bool adds_at_once() const;
   // The weights' gradients that were deferred.
   static void backward_weight(BlockState& state);
 

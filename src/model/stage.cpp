@@ -57,7 +57,7 @@ Work<Tensor> Stage::backward(const Microbatch& microbatch, Tensor dy, Loss loss,
     std::optional<ParameterStore::Use> used;
     if (!blocks_[i].begins_with_tokens()) used.emplace(*parameters_, group_read_by(i));
     const Weights weights = blocks_[i].ends_in_loss() ? Weights::now : when;
-    if (weights == Weights::now) need_gradients(i);
+    if (weights == Weights::now || blocks_[i].adds_at_once()) need_gradients(i);
     dy = co_await blocks_[i].backward(microbatch, std::move(dy), saved[i], weights, loss);
     if (weights == Weights::now) group_done(group_of(i));
   }
