@@ -99,6 +99,31 @@ std::optional<PlantedExpert> planted_expert(const TrainFlags& f) {
   return PlantedExpert{expert, strength};
 }
 
+std::optional<PlantedFlip> planted_flip(const TrainFlags& f) {
+  if (f.app->get_option("--flip")->count() == 0) return {};
+  std::vector<std::string> parts{""};
+  for (const char c : f.flip)
+    if (c == ':')
+      parts.emplace_back();
+    else
+      parts.back() += c;
+  const bool lasting = parts.size() == 5 && parts[4] == "lasting";
+  if (parts.size() < 3 || parts.size() > 5 || (parts.size() == 5 && !lasting))
+    refuse("--flip {}: must be RANK:STEP:BIT, RANK:STEP:BIT:WHERE or RANK:STEP:BIT:WHERE:lasting", f.flip);
+  PlantedFlip flip{parse_number<int>("--flip", parts[0]), parse_number<std::int64_t>("--flip", parts[1]), 0,
+                   FlipWhere::weights, lasting};
+  const auto bit = parse_number<std::int64_t>("--flip", parts[2]);
+  if (bit < 0) refuse("--flip {}: bit {} must be at least 0", f.flip, bit);
+  flip.bit = static_cast<std::uint64_t>(bit);
+  if (parts.size() > 3) {
+    const auto where = parse_flip_where(parts[3]);
+    if (!where)
+      refuse("--flip {}: WHERE is one of weights, moments, gradients, activations, messages", f.flip);
+    flip.where = *where;
+  }
+  return flip;
+}
+
 PlannedDeath planned_death(const std::string& text, bool processes) {
   const std::size_t first = text.find(':'), second = text.find(':', first + 1);
   if (first == std::string::npos || second == std::string::npos)
@@ -132,6 +157,8 @@ std::vector<FlagNeed> train_needs(const TrainFlags& f) {
       {"--servers", r.asynchronous.has_value(), "without --staleness", {advice("--staleness", "1")}},
       {"--straggler-every", !r.asynchronous || r.straggler_every == 0, "with --staleness", synchronous},
       {"--fingerprint", !r.asynchronous || r.fingerprint_every == 0, "with --staleness", synchronous},
+      {"--check-replicas", !r.asynchronous || r.check_every == 0, "with --staleness", synchronous},
+      {"--rerun", r.check_every != 0, "without --check-replicas", {advice("--check-replicas", "10")}},
       {"--bucket", !r.asynchronous, "with --staleness", synchronous},
   };
 }
@@ -209,10 +236,12 @@ std::unique_ptr<TokenData> TrainFlags::read() {
   request.asynchronous = asynchronous_options(f);
   request.straggler = straggler(f);
   request.planted_expert = planted_expert(f);
+  request.flip = planted_flip(f);
   refuse_idle(*f.app, train_needs(f));
   if (!f.machine.empty()) request.priced_step = priced_step(f);
   const auto is_given = [&](const char* name) { return echelon::is_given(*f.app, name); };
   if (!is_given("--warmup")) request.optimizer.warmup_steps = std::clamp<std::int64_t>(f.steps, 0, 10);
+  if (is_given("--rerun") && request.rerun < 0) refuse("--rerun {}: must be at least 0", request.rerun);
   if (f.on_nan != "stop" && f.on_nan != "skip") refuse("--on-nan {}: legal: stop, skip", f.on_nan);
   if (f.async_save != "on" && f.async_save != "off") refuse("--async-save {}: legal: on, off", f.async_save);
   request.save_beside = f.async_save == "on";
@@ -399,6 +428,11 @@ int run_train(TrainFlags& f, StopSignals& signals) {
   observer.on_fingerprint = [&](std::int64_t step, const std::string& fingerprint) {
     fmt::print(out, "{}step {}  fingerprint {}\n", fresh, step, fingerprint);
   };
+  observer.on_corruption = [&](const Corruption& c) {
+    fmt::print(out, "{}corrupt {}; found after step {}{}\n", fresh, c.what, c.found_after,
+               c.repaired ? ", and repaired" : "");
+    std::fflush(out);
+  };
   observer.on_spread = [&](const WorkSpread& s) {
     std::vector<double> sorted = s.seconds;
     std::sort(sorted.begin(), sorted.end());
@@ -468,6 +502,12 @@ int run_train(TrainFlags& f, StopSignals& signals) {
   if (summary.skipped > 0)
     fmt::print(out, "{} of {} skipped: what they computed was not finite (--on-nan skip)\n", summary.skipped,
                counted(summary.steps, "step"));
+  if (summary.checked_steps > 0)
+    fmt::print(out, "{} run a second time, in {}: {}\n", counted(summary.checked_steps, "step"),
+               format_seconds(summary.check_seconds),
+               summary.corruptions == 0
+                   ? "the same bits"
+                   : counted(summary.corruptions, "corruption") + " found, and repaired");
   if (!plan.optimizer_barrier)
     fmt::print(out, "optimizer without a barrier: {} of {} guessed wrongly and taken back\n",
                summary.taken_back, counted(summary.steps, "step"));
@@ -534,6 +574,14 @@ void add_train_flags(CLI::App& app, const std::shared_ptr<TrainFlags>& flags) {
   flags->request.straggler_every = 100;
   add_number(app, "--straggler-every", flags->request.straggler_every,
              "Steps between reports of how long each rank worked; 0: none");
+  heading(app, "Silent corruption");
+  add_number(app, "--check-replicas", flags->request.check_every,
+             "Steps between checks that ranks have the bits they should have; 0: none");
+  app.add_option(
+         "--rerun", flags->request.rerun,
+         "Of these steps, how many at their end are run a second time, to be compared with themselves "
+         "(default: all)")
+      ->type_name("K");
   heading(app, "Asynchronous training");
   app.add_option("--staleness", flags->staleness,
                  "Train around parameter servers: batches a worker may run ahead; 0: synchronous")
@@ -556,6 +604,10 @@ void add_train_flags(CLI::App& app, const std::shared_ptr<TrainFlags>& flags) {
   app.add_option("--plant-expert", flags->plant_expert,
                  "Make expert E popular: its logits start higher by S for every token")
       ->type_name("E:S");
+  app.add_option(
+         "--flip", flags->flip,
+         "Change one bit in rank R at step S: of its weights, moments, gradients, activations or messages")
+      ->type_name("R:S:BIT[:WHERE]");
   app.add_option("--die", flags->die)->group("");  // for tests: RANK:STEP:WHERE
 }
 

@@ -34,7 +34,7 @@ struct TrainFlags {
   std::string report;  // the page of the run
   std::int64_t steps = 100, sample = 200;
   std::string from, machine, staleness, straggle, plant_expert, memory_limit, on_nan = "stop",
-                                                                              async_save = "on", die;
+                                                                              async_save = "on", die, flip;
   int servers = 1;
   bool json = false, dry_run = false;
   bool shows_progress = true;  // of reading data, on standard error

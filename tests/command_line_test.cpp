@@ -1153,6 +1153,8 @@ TEST_F(IdleFlags, OfTrain) {
       {{"--servers", "1"}, "without --staleness"},
       {{"--straggler-every", "1", "--staleness", "1"}, "with --staleness"},
       {{"--fingerprint", "1", "--staleness", "1"}, "with --staleness"},
+      {{"--check-replicas", "1", "--staleness", "1"}, "with --staleness"},
+      {{"--rerun", "1"}, "without --check-replicas"},
       {{"--bucket", "1MiB", "--dp", "2", "--staleness", "1"}, "with --staleness"}};
   expect_refused(training({}), own);
   std::vector<Line> all = plan_idle();
@@ -1164,7 +1166,7 @@ TEST_F(IdleFlags, OfTrain) {
                           "--raw-tokens",   "--from",     "--steps",        "--seed",      "--val-fraction",
                           "--checkpoint",   "--on-nan",   "--resume",       "--staleness", "--memory-limit",
                           "--machine",      "--straggle", "--plant-expert", "--trace",     "--timeline",
-                          "--report",       "--log",      "--sample",       "--dry-run"}));
+                          "--report",       "--log",      "--sample",       "--dry-run",   "--flip"}));
 }
 
 TEST_F(IdleFlags, OfADryRun) {

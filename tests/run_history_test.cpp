@@ -64,6 +64,16 @@ TEST_F(RunHistory, TakesBackWhatWasDoneAgain) {
   }
 }
 
+// What was corrupted is said again, right: nothing started anew.
+TEST_F(RunHistory, TakesTheRepairedNumbersOfAStep) {
+  const json h = history({step(1, 5), step(2, 4), step(3, 30), step(4, 29), Corruption{3, 4, {1}, "rank 1", true}, step(3, 3),
+                          step(4, 2), step(5, 1)});
+  EXPECT_EQ(h["steps"]["step"], json({1, 2, 3, 4, 5}));
+  EXPECT_EQ(h["steps"]["loss"], json({5, 4, 3, 2, 1}));
+  EXPECT_EQ(h["taken_back"], 0);
+  EXPECT_TRUE(h["starts"].empty());
+}
+
 TEST_F(RunHistory, ShowsManyStepsAsMeans) {
   std::vector<LogEntry> entries;
   for (std::int64_t n = 1; n <= 10; ++n) {

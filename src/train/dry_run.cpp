@@ -4,6 +4,7 @@
 
 #include "comm/imagined.h"
 #include "spec/block.h"
+#include "train/state_copy.h"
 #include "train/trainer.h"
 
 namespace echelon {
@@ -36,6 +37,8 @@ DryRun dry_run(const Plan& plan, const PipelineLayout& pipeline, const Coordinat
   TrainerHooks hooks;
   if (options.passes_again) hooks.distrusts_guess = [&](std::int64_t step) { return step + 2 == steps; };
   Trainer trainer(rank, plan, optimizer, 0, hooks, {std::shared_ptr<void>(), &pipeline});
+  std::optional<StateCopy> copy;
+  if (options.keeps_copy) copy.emplace(rank, trainer);
   arena.reset_peak();
 
   DryRun run;
@@ -55,8 +58,8 @@ DryRun dry_run(const Plan& plan, const PipelineLayout& pipeline, const Coordinat
 }
 
 Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at,
-                      std::int64_t steps) {
-  return dry_run(plan, pipeline, at, {.steps = steps}).peak;
+                      std::int64_t steps, bool keeps_copy) {
+  return dry_run(plan, pipeline, at, {.steps = steps, .keeps_copy = keeps_copy}).peak;
 }
 
 ExactMemory exact_memory() {

@@ -29,6 +29,7 @@ struct DryRunOptions {
   // many from an empty pipeline to an empty one.
   std::int64_t steps = many_steps;
   std::int64_t updates = 0;   // optimizer steps before it: compression warms up
+  bool keeps_copy = false;    // of the state, to go back to (state_copy.h)
   bool passes_again = false;  // without a barrier: a guess was wrong
 };
 DryRun dry_run(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at,
@@ -37,7 +38,7 @@ DryRun dry_run(const Plan& plan, const PipelineLayout& pipeline, const Coordinat
 // Bytes that a rank will hold, by category, at the peak of a step: to the byte what the trainer's arena
 // measures, under memory_assumptions().
 Memory predict_memory(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at = {},
-                      std::int64_t steps = many_steps);
+                      std::int64_t steps = many_steps, bool keeps_copy = false);
 // For the planner: of a pipeline rank at the data- and tensor-parallel rank that holds most of it. Those have
 // equal batches in its plans, so it is the one with the largest shard.
 ExactMemory exact_memory();

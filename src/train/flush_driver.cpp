@@ -30,6 +30,7 @@ double FlushDriver::compute_gradients(std::int64_t step, const SampleSource& sam
 }
 
 StepResult FlushDriver::apply_gradients(std::int64_t step, double loss) {
+  if (parts_.hooks.after_sums) parts_.hooks.after_sums();
   const auto norm =
       parts_.plan.numerics == Numerics::invariant ? invariant_gradient_norm : global_gradient_norm;
   StepResult result{step, loss, norm(parts_.rank, parts_.parameters), learning_rate(parts_.optimizer, step)};

@@ -29,6 +29,7 @@ struct Scalar {
 
 std::int64_t step_of(const LogEntry& entry) {
   return std::visit(Overloaded{[](const WorkSpread& spread) { return spread.last_step; },
+                               [](const Corruption& corruption) { return corruption.found_after; },
                                [](const auto& other) { return other.step; }},
                     entry);
 }
@@ -162,7 +163,7 @@ std::string csv_header() {
 
 std::string csv_row(const LogEntry& entry) {
   if (std::holds_alternative<RunBegin>(entry) || std::holds_alternative<RunEnd>(entry) ||
-      std::holds_alternative<SavedCheckpoint>(entry))
+      std::holds_alternative<SavedCheckpoint>(entry) || std::holds_alternative<Corruption>(entry))
     return "";
   std::string row = fmt::format("{}", step_of(entry));
   const std::vector<Scalar> scalars = scalars_of(entry);

@@ -18,7 +18,8 @@ struct Fingerprint {
   std::int64_t step = 0;
   std::string text;
 };
-// What JSON lines have alone: what a run begins with and ends with, as objects of JSON, and its checkpoints.
+// What JSON lines have alone: what a run begins with and ends with, as objects of JSON, its checkpoints, and
+// what was corrupted.
 struct RunBegin {
   std::int64_t step = 0;  // the last one behind it
   std::string json;
@@ -31,8 +32,8 @@ struct SavedCheckpoint {
   std::int64_t step = 0;
   std::string path;
 };
-using LogEntry =
-    std::variant<StepRecord, Evaluation, WorkSpread, Fingerprint, RunBegin, RunEnd, SavedCheckpoint>;
+using LogEntry = std::variant<StepRecord, Evaluation, WorkSpread, Fingerprint, RunBegin, RunEnd,
+                              SavedCheckpoint, Corruption>;
 
 // One object and the end of its line.
 std::string json_line(const LogEntry& entry);

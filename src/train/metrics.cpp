@@ -118,6 +118,12 @@ std::string to_json(const WorkSpread& spread) {
                                 {"slowest_rank", spread.slowest()}});
 }
 
+std::string to_json(const Corruption& c) {
+  return json_text(ordered_json{
+      {"step", c.found_after},
+      {"corruption", {{"step", c.step}, {"ranks", c.ranks}, {"what", c.what}, {"repaired", c.repaired}}}});
+}
+
 std::string evaluation_json(std::int64_t step, double validation_loss) {
   return json_text(ordered_json{{"step", step}, {"validation_loss", validation_loss}});
 }
@@ -186,6 +192,11 @@ std::string to_json(const TrainSummary& s) {
   }
   if (!s.fingerprint.empty()) object["fingerprint"] = s.fingerprint;
   if (s.stopped) object["stopped"] = true;
+  if (s.checked_steps > 0)
+    object["checks"] = {{"steps", s.checked_steps},
+                        {"seconds", s.check_seconds},
+                        {"traffic_bytes", as_json(s.checked_traffic)},
+                        {"corruptions", s.corruptions}};
   if (s.skipped > 0) object["skipped_steps"] = s.skipped;
   return json_text(object);
 }

@@ -92,6 +92,10 @@ struct TrainSummary {
   double checkpoint_seconds = 0;    // the longest that training stood still for one
   bool complete = false;            // before its first step: the checkpoint to go on from has them all
   bool stopped = false;             // before its last step, as it was asked to
+  std::int64_t checked_steps = 0;   // that were run a second time, to see whether they give the same bits
+  double check_seconds = 0;         // that this took
+  Traffic checked_traffic;          // what rank 0 sent for it
+  std::int64_t corruptions = 0;     // that were found, and repaired
   std::int64_t skipped = 0;         // steps whose loss or gradient was not finite
   double predicted_bubble = 0, measured_bubble = 0;  // idle part of a pipeline rank's time, mean over ranks
   std::int64_t taken_back = 0;  // steps that were wrongly guessed, where the optimizer has no barrier
@@ -107,6 +111,14 @@ struct TrainSummary {
   std::vector<RankTimeline> rank_timelines;
 };
 
+// What silent corruption was found, and where (train/replica_check.h).
+struct Corruption {
+  std::int64_t step = 0, found_after = 0;  // count from 1
+  std::vector<int> ranks;                  // whose fault it is; of a message its sender and receiver
+  std::string what;                        // in words
+  bool repaired = false;                   // the steps were run again, and the run goes on with what is right
+};
+
 // How long each rank worked, waits for others not counted, in the mean over some steps.
 struct WorkSpread {
   std::int64_t first_step = 0, last_step = 0;
@@ -118,6 +130,7 @@ std::string to_json(const WorkSpread& spread);
 std::string to_json(const StepRecord& record);
 std::string to_json(const TrainSummary& summary);
 std::string evaluation_json(std::int64_t step, double validation_loss);
+std::string to_json(const Corruption& corruption);
 std::string fingerprint_json(std::int64_t step, const std::string& fingerprint);
 
 // {"parameters": n, ..., "total": n} and {"tp": {"all_reduce": bytes, ...}, ...}, for people: one aligned

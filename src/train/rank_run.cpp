@@ -1,6 +1,7 @@
 #include "train/rank_run.h"
 
 #include <algorithm>
+#include <cmath>
 #include <csignal>
 #include <utility>
 
@@ -12,9 +13,10 @@
 
 namespace echelon {
 
-RankRun::RankRun(const SharedRun& shared, const Rank& rank, TrainSummary& summary)
+RankRun::RankRun(const SharedRun& shared, const Rank& rank, TrainSummary& summary, Witness* witness)
     : shared_(shared),
       rank_(rank),
+      witness_(witness),
       trainer_(rank, shared.request.plan, shared.request.optimizer, shared.request.seed, hooks(),
                shared.pipeline, shared.request.asynchronous ? Moments::elsewhere : Moments::here),
       summary_(summary),
@@ -22,6 +24,8 @@ RankRun::RankRun(const SharedRun& shared, const Rank& rank, TrainSummary& summar
       writer_(rank, shared.request.checkpoint_directory),
       last_step_(shared.request.optimizer.total_steps) {
   if (shared.request.skip_nonfinite) trainer_.skip_nonfinite();
+  if (flip_) flip_->set_parameters(trainer_.parameters());
+  if (shared.request.check_every > 0) check_.emplace(rank, trainer_, *witness_);
   const auto& death = shared.request.death;
   if (death && death->rank == rank.index())
     writer_.set_watch([this, at = *death](const char* where) {
@@ -44,14 +48,24 @@ void RankRun::run() {
   rank_.arena().reset_peak();
   const std::int64_t asked_for = last_step_;
   for (std::int64_t step = shared_.start.first_step; step < last_step_; ++step) {
-    train_step(step);
+    if (check_)
+      train_checked_step(step);
+    else
+      train_step(step);
     meet(step);
     const bool end = step + 1 == last_step_, stopped = last_step_ < asked_for;
-    if (request.fingerprint_every > 0 && (end || (step + 1) % request.fingerprint_every == 0))
-      take_fingerprint(step);
-    if ((end && !stopped) || (request.eval_every > 0 && (step + 1) % request.eval_every == 0)) evaluate(step);
+    const bool fingerprints = fingerprints_after(step) || (end && request.fingerprint_every > 0);
+    const bool evaluates =
+        (end && !stopped) || (request.eval_every > 0 && (step + 1) % request.eval_every == 0);
+    // Nothing is said or saved of weights that are not checked.
+    if (check_ &&
+        (end || (step + 1) % request.check_every == 0 || saves_after(step) || fingerprints || evaluates))
+      check_replicas(step + 1);
+    if (fingerprints) take_fingerprint(step);
+    if (evaluates) evaluate(step);
     if (end || saves_after(step)) save(step);
   }
+  refuse_idle_flip();
   finish_save();
   {
     const Doing doing = rank_.doing(Activity::meet);
@@ -131,6 +145,10 @@ void RankRun::add_to_spread(std::int64_t step, const std::vector<StepMeeting::Wo
 
 TrainerHooks RankRun::hooks() {
   TrainerHooks hooks;
+  if (const auto& flip = shared_.request.flip; flip && flip->rank == rank_.index()) {
+    flip_.emplace(*flip, *witness_);
+    flip_->add_to(hooks);
+  }
   const auto& straggler = shared_.request.straggler;
   if (straggler && straggler->rank == rank_.index()) hooks.slowdown = straggler->factor;
   const auto& death = shared_.request.death;
@@ -222,6 +240,80 @@ SampleSource RankRun::source(Range range, std::int64_t seq_len) const {
   };
 }
 
+bool RankRun::fingerprints_after(std::int64_t step) const {
+  return shared_.request.fingerprint_every > 0 && (step + 1) % shared_.request.fingerprint_every == 0;
+}
+
+bool RankRun::reruns_from(std::int64_t step) const {
+  const std::int64_t every = shared_.request.check_every, rerun = shared_.request.rerun;
+  const std::int64_t next = std::min((step / every + 1) * every, last_step_);
+  return rerun < 0 || next - step <= rerun;
+}
+
+void RankRun::train_checked_step(std::int64_t step) {
+  if (!check_->under_way() && reruns_from(step)) {
+    check_->begin(step);
+    unchecked_.clear();
+  }
+  if (!check_->under_way()) return train_step(step);
+  check_->begin_step(step);
+  try {
+    train_step(step);
+    check_->end_step();
+  } catch (const LastingError&) {
+    // Where it is the data's fault, it is thrown again.
+    check_->end_broken_step(std::current_exception());
+    check_replicas(step + 1);
+  }
+}
+
+StepResult RankRun::run_again(std::int64_t step) {
+  if (flip_) flip_->begin_step(step + 1);
+  return trainer_.step(step, source(shared_.split.train, shared_.request.plan.seq_len), 1).back();
+}
+
+void RankRun::check_replicas(std::int64_t end) {
+  const auto begin = rank_.time().now();
+  const Traffic before = rank_.traffic();
+  const auto result = check_->check(end, [this](std::int64_t step) { return run_again(step); });
+  if (leads() && result.corruption) publish_corruption(shared_, *result.corruption, summary_);
+  if (result.corruption && !result.corruption->repaired) check_->end(*result.corruption);
+  if (!leads()) return;
+  summary_.checked_steps += std::ssize(result.steps);
+  summary_.checked_traffic += rank_.traffic() - before;
+  // What was published of a step, if anything was, is not what it gives when it runs undisturbed.
+  const auto equal = [](double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); };
+  const auto same = [&](std::size_t i) {
+    return i < unchecked_.size() && equal(unchecked_[i].loss, result.steps[i].loss) &&
+           equal(unchecked_[i].gradient_norm, result.steps[i].gradient_norm);
+  };
+  const double seconds_here = seconds_between(begin, rank_.time().now());
+  summary_.check_seconds += seconds_here;
+  std::size_t first = 0;
+  while (first < result.steps.size() && same(first)) ++first;
+  for (std::size_t i = first; i < result.steps.size(); ++i) {
+    const double seconds = seconds_here / static_cast<double>(result.steps.size());
+    if (i >= unchecked_.size()) {
+      step_seconds_.push_back(seconds);  // it ended in an error
+      report(result.steps[i]);
+    } else {
+      publish_again(shared_, record_of(result.steps[i], step_tokens(), seconds), summary_);
+    }
+  }
+}
+
+void RankRun::refuse_idle_flip() const {
+  if (!flip_ || flip_->struck()) return;
+  const PlantedFlip& flip = *shared_.request.flip;
+  if (flip.step <= shared_.start.first_step || flip.step > last_step_) return;
+  const std::string asked =
+      fmt::format("--flip {}:{}:{}:{}", flip.rank, flip.step, flip.bit, name_of(flip.where));
+  if (flip.where != FlipWhere::messages)
+    refuse("{}: rank {} has no {}, and nothing was changed", asked, flip.rank, name_of(flip.where));
+  refuse("{}: rank {} sent {} bits from that step on, and nothing was changed; legal: a smaller number",
+         asked, flip.rank, witness_->bits_sent());
+}
+
 bool RankRun::saves_after(std::int64_t step) const {
   return shared_.request.save_every > 0 && (step + 1) % shared_.request.save_every == 0;
 }
@@ -232,8 +324,14 @@ void RankRun::train_step(std::int64_t step) {
   const double waited = rank_.waited_seconds();
   StepTrace trace(rank_);
   trace.begin(step + 1);
+  if (flip_) flip_->begin_step(step + 1);
+  if (witness_ != nullptr && !check_) witness_->begin_step(step + 1);
   const auto results = trainer_.step(step, source(shared_.split.train, shared_.request.plan.seq_len),
                                      steps_until_empty(shared_, step, last_step_));
+  if (witness_ != nullptr && !check_) {
+    witness_->end_step();
+    witness_->take_log();
+  }
   trace.end();
   step_work_ = seconds_between(begin, rank_.time().now()) - (rank_.waited_seconds() - waited);
   keep_run();
@@ -253,6 +351,7 @@ void RankRun::train_step(std::int64_t step) {
       decided_.copies += decided.copies;
   }
   if (trainer_.parameters().gathers()) summary_.gathers = trainer_.parameters().gather()->measures();
+  if (check_) unchecked_.insert(unchecked_.end(), results.begin(), results.end());
   for (const StepResult& result : results) report(result);
 }
 

@@ -7,6 +7,7 @@
 
 #include "checkpoint/checkpoint_writer.h"
 #include "checkpoint/fingerprint.h"
+#include "train/replica_check.h"
 #include "train/shared_run.h"
 #include "train/step_meeting.h"
 
@@ -15,7 +16,8 @@ namespace echelon {
 class RankRun {
  public:
   // The references must outlive it. Rank 0 fills the summary.
-  RankRun(const SharedRun& shared, const Rank& rank, TrainSummary& summary);
+  // `witness`: of the rank's groups, where the run is checked or a flip is planted; else nullptr.
+  RankRun(const SharedRun& shared, const Rank& rank, TrainSummary& summary, Witness* witness);
 
   // The whole run: what Trainer and Communicator throw.
   void run();
@@ -25,6 +27,14 @@ class RankRun {
   void run_as_worker();
   void train_step(std::int64_t step);
   void report(const StepResult& result);
+  // The same where the run is checked: a step that is not finite may be so by corruption.
+  void train_checked_step(std::int64_t step);
+  StepResult run_again(std::int64_t step);
+  void check_replicas(std::int64_t end);
+  // Whether the steps from this one to the next check are run again.
+  bool reruns_from(std::int64_t step) const;
+  bool fingerprints_after(std::int64_t step) const;
+  void refuse_idle_flip() const;
   void summarize();
   void keep_run();
   // From the first pipeline, by messages.
@@ -59,7 +69,11 @@ class RankRun {
 
   const SharedRun& shared_;
   const Rank& rank_;
+  Witness* const witness_;
+  std::optional<FlipPlanter> flip_;  // on the rank that it is planted on
   Trainer trainer_;
+  std::optional<ReplicaCheck> check_;
+  std::vector<StepResult> unchecked_;  // of the steps that will be run again
   TrainSummary& summary_;
   std::vector<double> step_seconds_;
   Traffic traffic_, messages_;          // of all steps

@@ -78,6 +78,51 @@ void refuse_asynchronous(const TrainRequest& request) {
           flag, every);
 }
 
+void refuse_checking(const TrainRequest& request, const PipelineLayout& pipeline) {
+  const Plan& plan = request.plan;
+  const std::string asked = request.check_every > 0 ? fmt::format("--check-replicas {}", request.check_every)
+                                                    : std::string("--flip");
+  if (request.check_every == 0 && !request.flip) return;
+  if (request.rerun > request.check_every)
+    refuse("--rerun {}: of {} steps; legal: 0 to {}", request.rerun, asked, request.check_every);
+  if (request.asynchronous)
+    refuse("{}: workers around parameter servers take other batches each time; legal: without --staleness",
+           asked);
+  if (!pipeline.programs(0).flushes())
+    refuse(
+        "{}: {} begins a step before the one before has ended, and none of them can be run again; legal: a "
+        "schedule that "
+        "flushes, as 1f1b or zb-h1",
+        asked, plan.schedule);
+  if (!plan.optimizer_barrier)
+    refuse("{}: --optimizer-barrier off begins a step before the one before has ended; legal: on", asked);
+  if (request.run.collectives != Collectives::direct)
+    refuse("{}: sums that travel in parts have no sender; with --collectives {} legal: --collectives direct",
+           asked, collectives_name(request.run.collectives));
+  if (request.run.driver)
+    refuse("{}: fingerprints are taken in the host's memory; legal: --device cpu", asked);
+  if (plan.offload != Offload::none)
+    refuse(
+        "{}: the copy that steps are run again from would be in the memory that --offload {} saves; legal: "
+        "none",
+        asked, name_of(plan.offload));
+}
+
+void refuse_flip(const TrainRequest& request) {
+  if (!request.flip) return;
+  const PlantedFlip& flip = *request.flip;
+  const int ranks = request.plan.mesh.num_ranks();
+  const std::string asked =
+      fmt::format("--flip {}:{}:{}:{}", flip.rank, flip.step, flip.bit, name_of(flip.where));
+  if (flip.rank < 0 || flip.rank >= ranks)
+    refuse("{}: rank {} is none of 0 to {}", asked, flip.rank, ranks - 1);
+  if (flip.step < 1 || flip.step > request.optimizer.total_steps)
+    refuse("{}: step {} is none of 1 to {}", asked, flip.step, request.optimizer.total_steps);
+  if (flip.where == FlipWhere::messages && ranks == 1)
+    refuse("{}: one rank sends no messages; legal: {}, or more ranks", asked,
+           "weights, moments, gradients, activations");
+}
+
 // What would stop the run when it saves: found before it starts.
 void refuse_obstacles(const TrainRequest& request) {
   const std::string& directory = request.checkpoint_directory;
@@ -140,6 +185,8 @@ void refuse_on_device(const Plan& plan, const RunOptions& run) {
         compression_text(plan.compression));
 }
 
+bool keeps_state_copy(const TrainRequest& request) { return request.check_every > 0; }
+
 std::int64_t scratch_bytes(const Plan& plan, const RunOptions& run) {
   return run.driver ? 0 : kernel_scratch_bytes(plan.precision, run.threads_per_rank, plan.numerics);
 }
@@ -174,6 +221,8 @@ void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeli
   refuse_planted_expert(request);
   refuse_processes(request);
   refuse_skipping(request, pipeline);
+  refuse_checking(request, pipeline);
+  refuse_flip(request);
   if (request.optimizer.warmup_steps > request.optimizer.total_steps)
     refuse("--warmup {}: more than the {} --steps", request.optimizer.warmup_steps,
            request.optimizer.total_steps);
@@ -183,6 +232,7 @@ void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeli
                                     {"--keep", request.keep},
                                     {"--straggler-every", request.straggler_every},
                                     {"--fingerprint", request.fingerprint_every},
+                                    {"--check-replicas", request.check_every},
                                     {"--sample", request.sample_tokens}})
     if (value < 0) refuse("{} {}: must be at least 0", flag, value);
   if (request.sample_tokens > 0 && request.sample_tokens >= plan.model.max_seq)
@@ -196,7 +246,8 @@ static void refuse_beyond_limit(const TrainRequest& request, const PipelineLayou
   const auto limit = static_cast<double>(request.run.memory_limit);
   for (int pp = 0; limit > 0 && pp < plan.mesh.size(Axis::pp); ++pp)
     for (int tp = 0; tp < plan.mesh.size(Axis::tp); ++tp) {
-      Memory memory = predict_memory(plan, pipeline, {.pp = pp, .tp = tp});
+      Memory memory =
+          predict_memory(plan, pipeline, {.pp = pp, .tp = tp}, many_steps, keeps_state_copy(request));
       memory[MemoryCategory::other] += scratch_bytes(plan, request.run);
       if (static_cast<double>(memory.total()) > limit)
         refuse(

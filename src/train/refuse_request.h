@@ -15,6 +15,9 @@ void refuse_on_device(const Plan& plan, const RunOptions& run);
 // What the kernels of a rank take for themselves.
 std::int64_t scratch_bytes(const Plan& plan, const RunOptions& run);
 
+// Whether ranks keep a copy of their state, to run steps again from.
+bool keeps_state_copy(const TrainRequest& request);
+
 // What the run goes on from: the checkpoint at `path`, or the start where that is empty. RequestError where
 // the run cannot go on from it with this data, or the directory holds what would stop it when it saves.
 CheckpointInfo find_resumed(const TrainRequest& request, const std::string& path, const TokenData& data);

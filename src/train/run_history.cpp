@@ -61,15 +61,21 @@ class History {
     if (!step_of.is_number_integer()) refuse("{}: step {}: must be a whole number", where, step_of.dump());
     const auto step = step_of.get<std::int64_t>();
     if (entry.contains("start")) {
+      repaired_until_ = -1;
       take_back(step);
       starts_.push_back(std::move(entry));
     } else if (entry.contains("loss")) {
       if (!steps_.empty() && steps_.back()["step"].get<std::int64_t>() >= step) {
-        take_back(step - 1);
+        // What was corrupted, and is said again.
+        const bool repaired = step <= repaired_until_;
+        take_back(step - 1, !repaired);
+        if (repaired) return steps_.push_back(std::move(entry));
         if (starts_.empty() || starts_.back()["step"].get<std::int64_t>() != step - 1)
           starts_.push_back({{"step", step - 1}, {"start", json::object()}});
       }
       steps_.push_back(std::move(entry));
+    } else if (entry.contains("corruption")) {
+      repaired_until_ = step;
     } else if (is_spread) {
       spreads_.push_back(std::move(entry));
     } else if (entry.contains("validation_loss")) {
@@ -110,10 +116,10 @@ class History {
   static void erase_after(std::vector<json>& list, const char* name, std::int64_t step) {
     std::erase_if(list, [&](const json& entry) { return entry[name].get<std::int64_t>() > step; });
   }
-  void take_back(std::int64_t step) {
+  void take_back(std::int64_t step, bool counts = true) {
     const std::size_t before = steps_.size();
     erase_after(steps_, "step", step);
-    taken_back_ += static_cast<std::int64_t>(before - steps_.size());
+    if (counts) taken_back_ += static_cast<std::int64_t>(before - steps_.size());
     for (std::vector<json>* list : {&evaluations_, &fingerprints_}) erase_after(*list, "step", step);
     erase_after(spreads_, "last_step", step);
   }
@@ -166,7 +172,7 @@ class History {
 
   std::vector<json> steps_, starts_, evaluations_, spreads_, checkpoints_, fingerprints_;
   json summary_;
-  std::int64_t taken_back_ = 0;
+  std::int64_t taken_back_ = 0, repaired_until_ = -1;
 };
 
 }  // namespace

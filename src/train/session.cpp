@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/json_text.h"
 #include "checkpoint/checkpoint_directory.h"
+#include "data/checksum.h"
 #include "plan/cost.h"
 
 #include "schedule/simulate.h"
@@ -41,7 +42,8 @@ Memory with_scratch(Memory memory, const SharedRun& run) {
 
 Memory predicted_memory(const SharedRun& run) {
   const Plan& plan = run.request.plan;
-  Memory memory = with_scratch(predict_memory(plan, *run.pipeline, {}, steps_without_a_stop(run)), run);
+  Memory memory = with_scratch(
+      predict_memory(plan, *run.pipeline, {}, steps_without_a_stop(run), keeps_state_copy(run.request)), run);
   if (run.request.asynchronous) memory[MemoryCategory::optimizer] = 0;  // the servers have it
   return memory;
 }
@@ -162,6 +164,13 @@ void run_rank(const SharedRun& run, World& world, int index, TrainSummary& summa
     recording.emplace(world.time(), run.epoch,
                       run.request.asynchronous ? 2 : run.pipeline->programs(0).shown_steps());
   TraceRecorder* const recorder = recording ? &*recording : nullptr;
+  std::optional<Witness> witness;
+  std::optional<WitnessedWorld> witnessed;
+  if (run.request.check_every > 0 || run.request.flip) {
+    const Witness::Hash hash = checksum;
+    witness.emplace(hash);
+    witnessed.emplace(world, *witness);
+  }
   Arena arena(run.request.run.driver.get(), run.request.run.device_of(index),
               static_cast<std::size_t>(run.request.run.memory_limit));
   const auto kernels = make_kernels(arena, plan.precision, run.request.run.threads_per_rank, plan.numerics);
@@ -170,9 +179,11 @@ void run_rank(const SharedRun& run, World& world, int index, TrainSummary& summa
                     plan.precision, arena, *kernels, collectives, workers, recorder);
     return ServerRun(run, rank, summary).run();
   }
-  const Rank rank(world, plan.mesh, index, plan.precision, arena, *kernels, collectives, 0, recorder);
+  World& heard = witnessed ? *witnessed : world;
+  const Rank rank(heard, plan.mesh, index, plan.precision, arena, *kernels, collectives, 0, recorder);
   TrainSummary unused;  // rank 0's alone is read
-  RankRun(run, rank, index == 0 || run.request.asynchronous ? summary : unused).run();
+  RankRun(run, rank, index == 0 || run.request.asynchronous ? summary : unused, witness ? &*witness : nullptr)
+      .run();
 }
 
 void compare_timelines(const StepPrograms& programs, TrainSummary& summary) {

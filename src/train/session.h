@@ -19,6 +19,7 @@
 #include "train/metrics.h"
 #include "train/optimizer.h"
 #include "train/planted_expert.h"
+#include "train/planted_flip.h"
 #include "train/run_options.h"
 #include "train/this_machine.h"
 
@@ -64,6 +65,9 @@ struct TrainRequest {
   bool skip_nonfinite = false;          // a step whose loss or gradient is not finite; else it ends the run
   std::int64_t straggler_every = 0;     // steps between reports of how long each rank worked; 0: none
   std::int64_t fingerprint_every = 0;   // steps between fingerprints of the weights; 0: none
+  std::int64_t check_every = 0;         // steps between checks of the ranks' bits (replica_check.h); 0: none
+  std::int64_t rerun = -1;              // of these steps, the last ones that are run again; below 0: all
+  std::optional<PlantedFlip> flip{};
   std::optional<PlannedDeath> death{};  // for tests
 };
 
@@ -90,6 +94,7 @@ struct TrainObserver {
   std::function<void(const std::string& path)> on_checkpoint;
   std::function<void(std::int64_t step, const std::string& fingerprint)> on_fingerprint;
   std::function<void(const WorkSpread&)> on_spread;
+  std::function<void(const Corruption&)> on_corruption;
   std::function<void(const std::vector<std::int32_t>& prompt, const std::vector<std::int32_t>& text)>
       on_sample;
 };

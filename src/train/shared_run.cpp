@@ -27,6 +27,19 @@ void publish_fingerprint_of(const SharedRun& run, std::int64_t step, const std::
   if (run.observer.on_fingerprint) run.observer.on_fingerprint(step, fingerprint);
 }
 
+void publish_corruption(const SharedRun& run, const Corruption& corruption, TrainSummary& summary) {
+  summary.corruptions += 1;
+  run.outputs->write_log(corruption);
+  if (run.observer.on_corruption) run.observer.on_corruption(corruption);
+}
+
+void publish_again(const SharedRun& run, const StepRecord& record, TrainSummary& summary) {
+  summary.final_loss = record.loss;
+  summary.experts = record.experts;
+  run.outputs->write_log(record);
+  if (run.observer.on_step) run.observer.on_step(record);
+}
+
 static ExpertLoad load_of(const RoutingCounts& counts) {
   const auto sum = [](const std::vector<double>& n) { return std::accumulate(n.begin(), n.end(), 0.0); };
   const double routed = sum(counts.routed),

@@ -48,6 +48,10 @@ void publish_fingerprint_of(const SharedRun& run, std::int64_t step, const std::
 CheckpointInfo checkpoint_info(const SharedRun& run, std::int64_t step, std::int64_t updates,
                                std::int64_t tokens);
 
+// Silent corruption that was found, and the steps of it that other numbers had been published of.
+void publish_corruption(const SharedRun& run, const Corruption& corruption, TrainSummary& summary);
+void publish_again(const SharedRun& run, const StepRecord& record, TrainSummary& summary);
+
 AsynchronousRun asynchronous_run(const SharedRun& run);
 
 }  // namespace echelon

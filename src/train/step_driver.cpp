@@ -118,8 +118,11 @@ Work<Tensor> StepDriver::pass(Instruction i, Tensor input) {
   before_pass(i);
   const Stage& stage = parts_.stages.stage(i.stage);
   const std::pair place{i.stage, i.microbatch};
-  if (i.op == Op::F)
-    co_return co_await stage.forward(microbatch(i.microbatch), std::move(input), saved_[place]);
+  if (i.op == Op::F) {
+    Tensor output = co_await stage.forward(microbatch(i.microbatch), std::move(input), saved_[place]);
+    if (parts_.hooks.after_forward) parts_.hooks.after_forward(saved_[place]);
+    co_return std::move(output);
+  }
   Tensor dx = co_await stage.backward(microbatch(i.microbatch), std::move(input), loss(i.microbatch),
                                       saved_.at(place), i.op == Op::BW ? Weights::now : Weights::deferred,
                                       counted(expected_[i.stage]));
@@ -184,6 +187,7 @@ Stage::GroupDone StepDriver::counted(int expected) {
   return [this, expected](int group) {
     if (++done_[group] < expected) return;
     done_[group] = 0;
+    if (parts_.hooks.before_sum) parts_.hooks.before_sum(group);
     parts_.gradients.group_done(group);
   };
 }

@@ -36,6 +36,12 @@ struct TrainerHooks {
   Faults faults = {};
   // Called before each instruction, with the step that it belongs to, counted from 1.
   std::function<void(std::int64_t step, const Instruction&)> before_instruction = {};
+  // What a forward pass keeps is there.
+  std::function<void(const Stage::Saved&)> after_forward = {};
+  // The passes of an update are over for this layer group, and its gradients this rank's own; then all sums are
+  // there.
+  std::function<void(int group)> before_sum = {};
+  std::function<void()> after_sums = {};
   // A rank made slow: after the passes of a step it sleeps (slowdown - 1) times as long as they took.
   double slowdown = 1;
   // Whether the guess of a step's update counts as wrong, whatever it was.
