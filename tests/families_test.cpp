@@ -349,6 +349,98 @@ ModelSpec odd_gpt_oss() {
   return m;
 }
 
+// A small DeepSeek-V3 that predicts one more token, by a layer with experts or without.
+ModelSpec odd_predictor(bool experts) {
+  ModelSpec m = odd_llama();
+  m.name = "predictor";
+  latent(m);
+  m.q_rank = 6;
+  m.num_mtp_layers = 1;
+  m.mtp_weight = 0.7;
+  if (!experts) return m;
+  m.experts = Experts::deepseek;
+  m.num_experts = 4;
+  m.experts_per_token = 2;
+  m.expert_hidden = 7;
+  m.num_shared_experts = 1;
+  m.num_dense_layers = 1;
+  m.router.scores = RouterScores::sigmoid;
+  return m;
+}
+
+// The table is read twice, and so is the output matrix; tied they are one.
+TEST(Prediction, GradientsAreTheDerivativesOfBothLosses) {
+  for (const bool tied : {false, true}) {
+    ModelSpec model = odd_predictor(true);
+    model.tied_embedding = tied;
+    model.experts_per_token = model.num_experts = 2;
+    expect_derivatives(model);
+  }
+}
+
+TEST(Prediction, IsTheSameOnEveryAxis) {
+  for (const Plan& plan : plans_of(odd_predictor(true)))
+    if (plan.zero <= 1)
+      expect_verified_and_predicted(plan);
+    else
+      expect_refusal([&] { validate(plan); }, {"--zero", "num_mtp_layers", "1"});
+  expect_verified_and_predicted(odd_plan(odd_predictor(false), 1, 2, true));
+}
+
+// Both ends of the pipeline on one rank or on two, and on two ranks each.
+TEST(Prediction, IsTheSameUnderEverySchedule) {
+  for (const auto& [schedule, tied] : {std::pair{"gpipe", true},
+                                       {"interleaved", false},
+                                       {"zb-v", false},
+                                       {"zb-v", true},
+                                       {"zb-h2", false},
+                                       {"dualpipe", false},
+                                       {"dualpipev", true}}) {
+    Plan plan = odd_plan(odd_predictor(true), 1, 1, false);
+    plan.model.num_layers = 4;
+    plan.model.tied_embedding = tied;
+    plan.mesh.set(Axis::pp, 2);
+    plan.schedule = schedule;
+    plan.global_batch = 4;
+    plan.micro_batch = 1;
+    expect_verified_and_predicted(plan);
+  }
+}
+
+TEST(Prediction, IsTheSameWithExpertsElsewhere) {
+  for (const bool again : {false, true}) {
+    Plan plan = odd_plan(odd_predictor(true), 2, 2, true);
+    plan.mesh.ep = 2;
+    plan.balancing = all_losses(false);
+    if (again) plan.recompute = Recompute({"experts_in", "attention"});
+    expect_verified_and_predicted(plan);
+  }
+}
+
+TEST(Prediction, IsRefusedWhereItIsNotRun) {
+  const auto refused = [](const std::function<void(Plan&)>& change, std::vector<std::string> parts) {
+    Plan plan = odd_plan(odd_predictor(false), 2, 1, false);
+    change(plan);
+    parts.emplace_back("num_mtp_layers");
+    expect_refusal([&] { check_whole(plan); }, parts);
+  };
+  refused([](Plan& p) { p.numerics = Numerics::invariant; }, {"--numerics", "ordinary"});
+  refused(
+      [](Plan& p) {
+        p.mesh.set(Axis::pp, 2);
+        p.schedule = "2bw";
+      },
+      {"--schedule 2bw", "1f1b"});
+  ModelSpec model = odd_predictor(false);
+  model.num_mtp_layers = 2;
+  expect_refusal([&] { validate(model); }, {"num_mtp_layers = 2", "1"});
+}
+
+TEST(Prediction, TomlSaysIt) {
+  const ModelSpec model = odd_predictor(true);
+  EXPECT_EQ(to_toml(model_from_toml(to_toml(model), "x")), to_toml(model));
+}
+
 // All experts are chosen: where a choice changes, the loss has no derivative.
 TEST(GptOss, GradientsAreTheDerivativesOfTheLoss) {
   ModelSpec model = odd_gpt_oss();

@@ -110,6 +110,13 @@ inline std::vector<double> as_doubles(const Tensor& t) { return copy_numbers_to_
 // visit(parameter, by central differences over +-step, by its gradient).
 template <class Visit>
 void each_derivative(Trainer& trainer, const SampleSource& samples, double step, const Visit& visit) {
+  // Of both losses where one more token is predicted: an evaluation has one.
+  const ModelSpec& model = trainer.plan().model;
+  const auto loss = [&] {
+    if (model.num_mtp_layers == 0) return trainer.evaluate(trainer.plan().global_batch, samples);
+    const double of_next = trainer.compute_gradients(0, samples);
+    return of_next + model.mtp_weight * trainer.mtp_loss();
+  };
   for (const Parameter& p : trainer.parameters().all()) {
     const std::vector<double> middle = as_doubles(p.value), gradient = as_doubles(p.gradient);
     std::vector<double> direction(middle.size());
@@ -122,7 +129,7 @@ void each_derivative(Trainer& trainer, const SampleSource& samples, double step,
     const auto loss_at = [&](double distance) {
       for (std::size_t k = 0; k < middle.size(); ++k)
         p.value.host<double>()[k] = middle[k] + distance * direction[k] / length;
-      return trainer.evaluate(trainer.plan().global_batch, samples);
+      return loss();
     };
     visit(p, (loss_at(step) - loss_at(-step)) / (2 * step), expected);
     loss_at(0);

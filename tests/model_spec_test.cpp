@@ -95,6 +95,27 @@ TEST(ModelSpec, ATokenMeetsFewExperts) {
   EXPECT_EQ(num_active_parameters(dense), num_multiplying_parameters(dense));
 }
 
+// Its table and output matrix are the model's; the matrix multiplies once more.
+TEST(ModelSpec, OneMoreTokenIsALayerAndWhatMakesItsInput) {
+  const ModelSpec model = load_model("deepseek-v3");
+  ModelSpec further = model;
+  further.num_mtp_layers = 1;
+  std::int64_t layer = 0, active = 0;
+  for (const ParamSpec& p : block_parameters(model, model.num_layers - 1)) {
+    layer += p.numel();
+    if (p.multiplies && p.expert < model.experts_per_token) active += p.numel();
+  }
+  const std::int64_t C = model.hidden;
+  EXPECT_EQ(num_parameters(further) - num_parameters(model), layer + 2 * C * C + 3 * C);
+  EXPECT_EQ(num_active_parameters(further) - num_active_parameters(model),
+            active + 2 * C * C + model.vocab * C);
+  const double attention = model_flops_per_token(model, 4096) -
+                           6.0 * static_cast<double>(num_active_parameters(model)),
+               of_both = model_flops_per_token(further, 4096) -
+                         6.0 * static_cast<double>(num_active_parameters(further));
+  EXPECT_NEAR(of_both / attention, 62.0 / 61, 1e-12);
+}
+
 TEST(ModelSpec, ExpertsComeBack) {
   for (const char* name : {"mixtral-8x7b", "deepseek-v3"}) {
     const ModelSpec m = load_model(name);

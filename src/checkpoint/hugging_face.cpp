@@ -120,7 +120,8 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model) {
     if (tensors.empty() || tensors.back().name != name) tensors.push_back({name, {}, rows_in_turn, 0});
     tensors.back().parts.push_back(spec);
   }
-  for (std::int64_t layer = 0; has_router_biases(model) && layer < model.num_layers; ++layer) {
+  for (std::int64_t layer = 0; has_router_biases(model) && layer < model.num_layers + model.num_mtp_layers;
+       ++layer) {
     if (!model.has_experts(layer)) continue;
     ParamSpec bias;
     bias.name = router_bias_name(model, layer);
@@ -128,6 +129,13 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model) {
     tensors.push_back({bias.name, {bias}, 0, 0});
   }
   return tensors;
+}
+
+// What the module has of the rest of the model, once more: that of the file, and that of the model.
+std::array<std::pair<std::string, std::string>, 2> shared_with_module(const ModelSpec& model) {
+  const std::string at = fmt::format("model.layers.{}.", model.num_layers);
+  return {{{at + "embed_tokens.weight", embedding_parameters(model).front().name},
+           {at + "shared_head.head.weight", output_matrix(model).name}}};
 }
 
 // The rows of a parameter in the order of the files, where that is another one: DeepSeek turns neighbouring
@@ -460,7 +468,7 @@ bool is_constant(const std::string& name) {
          name.ends_with("rotary_emb.inv_freq");
 }
 
-// DeepSeek-V3's modules that predict a second token lie behind its last layer; transformers leaves them out.
+// DeepSeek-V3's module that predicts one more token lies behind its last layer; transformers leaves it out.
 bool predicts_more(const ModelSpec& model, const std::string& name) {
   return model.latent_attention() && name.starts_with(fmt::format("model.layers.{}.", model.num_layers));
 }
@@ -507,11 +515,16 @@ std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, cons
   }
   const bool sees = places.begin()->second.name.starts_with(text_model);
   const std::string output = (sees ? text_model : "") + "lm_head.weight";
-  if (model.tied_embedding && left.erase(output) > 0) {
-    const ParamSpec table = embedding_parameters(model).front();
-    if (stored.read(output, table.shape) != stored.read(places[table.name].name, table.shape))
-      refuse("{}: tie_word_embeddings, and yet {} is not {}", stored.directory(), output, table.name);
-  }
+  const std::vector<std::int64_t> table = embedding_parameters(model).front().shape;
+  const auto check_same = [&](const std::string& copy, const std::string& original, const char* why) {
+    if (left.erase(copy) > 0 && stored.read(copy, table) != stored.read(places[original].name, table))
+      refuse("{}: {}, and yet {} is not {}", stored.directory(), why, copy, original);
+  };
+  if (model.tied_embedding)
+    check_same(output, embedding_parameters(model).front().name, "tie_word_embeddings");
+  if (model.num_mtp_layers > 0)
+    for (const auto& [copy, original] : shared_with_module(model))
+      check_same(copy, original, "num_nextn_predict_layers");
   for (const std::string& name : left)
     if (!is_constant(name) && !predicts_more(model, name) && !(sees && is_for_images(name)))
       refuse("{}: {} is no tensor of a {}", stored.directory(), name, model.name);
@@ -523,6 +536,7 @@ void refuse_inexpressible(const ModelSpec& model, const std::string& type, const
   ModelSpec meant = model_from_hugging_face(config, fmt::format("model {} as config.json", model.name));
   meant.name = model.name;
   if (model.num_expert_layers() == model.num_layers) meant.mlp_hidden = model.mlp_hidden;  // of no layer
+  meant.mtp_weight = model.mtp_weight;  // a training's affair
   for (const auto& [field, here, there] : differences(model, meant))
     refuse(
         "model {}: {} = {} cannot be said in a {} configuration of transformers, where it is {}; legal: a "
@@ -621,7 +635,7 @@ void add_deepseek(const ModelSpec& m, ordered_json& config) {
   const bool experts = m.experts != Experts::none;
   config["first_k_dense_replace"] = experts ? m.num_dense_layers : m.num_layers;
   const bool v3 = config["model_type"] == "deepseek_v3";
-  if (v3) config["num_nextn_predict_layers"] = 0;
+  if (v3) config["num_nextn_predict_layers"] = m.num_mtp_layers;
   if (!experts) return;
   config["n_routed_experts"] = m.num_experts;
   config["n_shared_experts"] = m.num_shared_experts;
@@ -823,7 +837,14 @@ void export_hugging_face(const std::string& checkpoint, const std::string& direc
         info.path, info.model.name);
   make_new_directory(directory);
   const Adapters adapters = adapters_of(info.model);
-  const auto shards = cut_into_shards(file_tensors(model), dtype, shard_bytes);
+  std::vector<FileTensor> tensors = file_tensors(model);
+  if (model.num_mtp_layers > 0)  // as DeepSeek publishes them
+    for (const auto& [copy, original] : shared_with_module(model)) {
+      const auto found = std::find_if(tensors.begin(), tensors.end(),
+                                      [&name = original](const FileTensor& t) { return t.name == name; });
+      tensors.push_back({copy, found->parts, 0, 0});
+    }
+  const auto shards = cut_into_shards(tensors, dtype, shard_bytes);
   ordered_json weights = ordered_json::object();
   std::int64_t bytes = 0;
   for (const Shard& shard : shards) {
@@ -906,6 +927,11 @@ HuggingFaceWeights::HuggingFaceWeights(const std::string& directory) {
   refuse_other_layout(directory);
   model_ = load_model(directory);
   stored_ = std::make_unique<const StoredModel>(directory);
+  // transformers says that the model has the module, and leaves its weights out.
+  const std::set<std::string> names = stored_->names();
+  if (std::none_of(names.begin(), names.end(),
+                   [&](const std::string& name) { return predicts_more(model_, name); }))
+    model_.num_mtp_layers = 0;
   places_ = stored_places(*stored_, model_);
 }
 HuggingFaceWeights::~HuggingFaceWeights() = default;
@@ -938,7 +964,8 @@ void HuggingFaceWeights::load(const Rank& rank, const ParameterStore& parameters
 
 RouterBiases HuggingFaceWeights::router_biases() const {
   RouterBiases biases;
-  for (std::int64_t layer = 0; has_router_biases(model_) && layer < model_.num_layers; ++layer) {
+  for (std::int64_t layer = 0; has_router_biases(model_) && layer < model_.num_layers + model_.num_mtp_layers;
+       ++layer) {
     if (!model_.has_experts(layer)) continue;
     const StoredPlace& place = places_.at(router_bias_name(model_, layer));
     biases[layer] = stored_->read(place.name, place.shape);
@@ -950,15 +977,15 @@ RouterBiases HuggingFaceWeights::router_biases() const {
 std::string import_hugging_face(const std::string& directory, const std::string& checkpoints, DType dtype,
                                 std::uint64_t seed) {
   refuse_other_layout(directory);
+  const HuggingFaceWeights weights(directory);
   Plan plan;
-  plan.model = load_model(directory);
+  plan.model = weights.model();
   plan.precision = recipe_of_weights(dtype);
   CheckpointDirectory into(checkpoints, "--out");
   const auto existing = list_checkpoints(checkpoints);
   if (!existing.empty())
     refuse("--out {}: holds {} already; name another directory", checkpoints,
            fs::path(existing.back()).filename().string());
-  const HuggingFaceWeights weights(directory);
   auto tokenizer = std::make_shared<const TokenizerFiles>(read_tokenizer_files(directory));
   std::string path;
   prepare_kernels(plan.precision);

@@ -51,8 +51,8 @@ bool has_weights(const std::string& directory);
 // How many tensors of a model that sees images are beside its text model, which alone is read.
 std::int64_t tensors_for_images(const std::string& directory);
 
-// The weights of a model in this layout, and which of them each parameter is. DeepSeek-V3's modules that
-// predict a second token are left out, as transformers leaves them. Safe to share by threads.
+// The weights of a model in this layout, and which of them each parameter is. DeepSeek-V3's module that
+// predicts one more token is read where it is there. Safe to share by threads.
 class HuggingFaceWeights {
  public:
   // RequestError naming the tensor that is missing, foreign or of another shape; an output matrix beside a

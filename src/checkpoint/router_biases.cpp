@@ -44,7 +44,7 @@ std::vector<OwnedTensor> owned_router_biases(const Rank& rank, const ParameterSt
 RouterBiases read_router_biases(CheckpointReader& reader) {
   const ModelSpec& model = reader.info().model;
   RouterBiases biases;
-  for (std::int64_t layer = 0; layer < model.num_layers; ++layer) {
+  for (std::int64_t layer = 0; layer < model.num_layers + model.num_mtp_layers; ++layer) {
     const std::string name = router_bias_name(model, layer);
     if (!model.has_experts(layer) || !reader.has(name)) continue;
     const auto bytes = reader.read_whole(name, {model.num_experts}, DType::f64);

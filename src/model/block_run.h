@@ -19,6 +19,8 @@ struct Loss {
   double gradient_scale = 0;  // gradients are those of this times the summed loss
   // (1, f64): over the targets that are not ignored. Under invariant numerics one for each sequence.
   Tensor sum;
+  Tensor next_sum =
+      {};  // the same of the tokens behind the next ones, not weighed; where these are predicted
 };
 
 // What a block keeps of one microbatch from its forward to its backward pass, or holds on the way.
@@ -81,6 +83,8 @@ class BlockRun {
   // An op's input in the home that it wants it in.
   Tensor take_input(const BlockOp& op, std::size_t input = 0);
   bool is_again() const { return is_again_; }  // made again for a backward pass
+  // The block's only forward pass may be there too.
+  bool is_first() const { return !is_again_ || program_.ends_in_loss(); }
   // Whether an op of this pass, which is behind the one that makes it, takes this value.
   bool is_taken(int number) const { return sequence_->last_use[static_cast<std::size_t>(number)] > place_; }
   // What the block has made, in the residual stream.

@@ -20,7 +20,9 @@ BlockRunner::BlockRunner(BlockProgram program, const Rank& rank, const Plan& pla
   OpSetting setting{rank, plan, parameters, tensor_parallel, {}, faults};
   if (const BlockOp* experts = program_->find(OpKind::experts_in))
     experts_ = setting.experts = make_experts(*experts, setting);
-  if (program_->find(OpKind::attention) != nullptr) cache_width_ = 2 * heads_here(plan).kv_width();
+  // Generation predicts one token.
+  if (program_->find(OpKind::attention) != nullptr && !program_->ends_in_loss())
+    cache_width_ = 2 * heads_here(plan).kv_width();
   for (const BlockOp& op : program_->ops) ops_.push_back(make_op(op, setting));
 }
 

@@ -34,11 +34,19 @@ Microbatch load_microbatch(const Rank& rank, const Plan& plan, std::int64_t step
     return Tensor(rank.arena(), MemoryCategory::activations, DType::i32, {count});
   };
   const std::int64_t rows = samples.size() * layout.tokens_here();
-  Microbatch microbatch{ids(rows), ids(rows), ids(rows), {samples.size(), {}}, {}, step, samples.begin};
+  Microbatch microbatch{.tokens = ids(rows),
+                        .targets = ids(rows),
+                        .positions = ids(rows),
+                        .sequences = {samples.size(), {}},
+                        .step = step,
+                        .first_sample = samples.begin};
   const std::int64_t window = plan.model.window.size;
   if (window > 0) microbatch.window_starts = ids(samples.size() * layout.core_tokens());
   const bool documents = plan.mask == AttentionMask::document;
   if (documents) microbatch.sequences.first_positions = ids(samples.size() * layout.core_tokens());
+
+  const bool looks_further = plan.model.num_mtp_layers > 0;
+  if (looks_further) microbatch.next_tokens = ids(rows), microbatch.next_targets = ids(rows);
 
   microbatch.num_targets = rows;
   if (microbatch.tokens.device() == Device::none) return microbatch;  // none of them is ignored
@@ -47,13 +55,18 @@ Microbatch load_microbatch(const Rank& rank, const Plan& plan, std::int64_t step
   const std::vector<std::int64_t> positions = layout.positions(cp_rank);
   const std::vector<PositionRun> runs = layout.runs(layout.ring_index(cp_rank));
   Ids tokens(static_cast<std::size_t>(plan.seq_len)), targets(tokens.size()), all_tokens, all_targets,
-      all_positions, all_starts, all_windows;
+      all_positions, all_starts, all_windows, next_tokens, next_targets;
   for (std::int64_t sample = samples.begin; sample < samples.end; ++sample) {
     source(step, sample, tokens.data(), targets.data());
     for (std::int64_t position : positions) {
       all_tokens.push_back(tokens[static_cast<std::size_t>(position)]);
       all_targets.push_back(targets[static_cast<std::size_t>(position)]);
       all_positions.push_back(static_cast<std::int32_t>(position));
+      if (!looks_further) continue;
+      // Behind the last token there is its target, and nothing more.
+      const auto next = static_cast<std::size_t>(position) + 1;
+      next_tokens.push_back(next < tokens.size() ? tokens[next] : targets.back());
+      next_targets.push_back(next < tokens.size() ? targets[next] : -1);
     }
     if (!documents && window == 0) continue;
     const Ids starts = documents ? document_starts(tokens, plan.end_of_document()) : Ids(tokens.size());
@@ -67,6 +80,10 @@ Microbatch load_microbatch(const Rank& rank, const Plan& plan, std::int64_t step
   copy_from_host(all_tokens, microbatch.tokens);
   copy_from_host(all_targets, microbatch.targets);
   copy_from_host(all_positions, microbatch.positions);
+  if (looks_further) {
+    copy_from_host(next_tokens, microbatch.next_tokens);
+    copy_from_host(next_targets, microbatch.next_targets);
+  }
   if (documents) copy_from_host(all_starts, microbatch.sequences.first_positions);
   if (window > 0) copy_from_host(all_windows, microbatch.window_starts);
   microbatch.num_targets =

@@ -20,9 +20,12 @@ struct Microbatch {
   Tensor tokens;        // (N, i32)
   Tensor targets;       // (N, i32): the next token; negative = ignored
   Tensor positions;     // (N, i32) in their sequences
+  // Of a model that predicts one more token, what lies one position on: (N, i32) the next token whether it
+  // is a target or not, and its target. Undefined elsewhere, and in generation.
+  Tensor next_tokens = {}, next_targets = {};
   Sequences sequences;  // as attention sees them
   // As sequences.first_positions, of layers with the model's window; undefined where it has none.
-  Tensor window_starts;
+  Tensor window_starts = {};
   std::int64_t step = 0, first_sample = 0;
   std::int64_t num_targets = 0;  // that are not ignored
   int index = 0;                 // among those of the rank in a step

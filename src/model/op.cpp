@@ -39,7 +39,8 @@ std::unique_ptr<OpRunner> make_op(const BlockOp& op, const OpSetting& s) {
                                                        {OpKind::experts_out, make_experts_out_op},
                                                        {OpKind::loss, make_loss_op},
                                                        {OpKind::latent, make_latent_op},
-                                                       {OpKind::narrow, make_narrow_op}};
+                                                       {OpKind::narrow, make_narrow_op},
+                                                       {OpKind::join, make_join_op}};
   for (const auto& [kind, make] : makers)
     if (kind == op.kind) return make(op, s);
   throw InvariantError(std::string("no block runs an op of the kind ") + name_of(op.kind));

@@ -20,12 +20,14 @@ void add_rows(const SequenceSums& sums, Kernels& k, const Tensor& ids, const Ten
 class EmbeddingOp final : public OpRunner {
  public:
   EmbeddingOp(const BlockOp& op, const OpSetting& s)
-      : OpRunner(op), table_(s.stacked(op.weights)), first_id_(first_id_here(op.weights.front(), s)) {}
+      : OpRunner(op),
+        table_(op.next ? s.parameters.next_table() : s.stacked(op.weights)),
+        first_id_(first_id_here(op.weights.front(), s)) {}
 
  protected:
   void run_forward(BlockRun& run) const override {
     const Tensor y = run.activation({run.rows(), table_.value.cols()});
-    run.kernels().embedding(run.microbatch().tokens, table_.value, first_id_, y);
+    run.kernels().embedding(ids(run), table_.value, first_id_, y);
     if (op().scale != 1) run.kernels().scale(y, op().scale);
     run.set(out(), y);
   }
@@ -33,8 +35,8 @@ class EmbeddingOp final : public OpRunner {
   void run_backward(BlockRun& run) const override {
     if (!table_.gradient.defined()) return;
     run.weight_gradient([&k = run.kernels(), sums = run.sums(), tp = run.tensor_parallel(), table = table_,
-                         first_id = first_id_, ids = run.microbatch().tokens,
-                         d = run.take_gradient_as_left(out()), scale = op().scale, rank = &run.rank()] {
+                         first_id = first_id_, ids = ids(run), d = run.take_gradient_as_left(out()),
+                         scale = op().scale, rank = &run.rank()] {
       Tensor dy = tp.leave_backward(d, ids.numel()).get();
       if (scale != 1) {
         const Tensor scaled = rank->activation({dy.rows(), dy.cols()});
@@ -47,6 +49,10 @@ class EmbeddingOp final : public OpRunner {
   }
 
  private:
+  const Tensor& ids(const BlockRun& run) const {
+    return op().next ? run.microbatch().next_tokens : run.microbatch().tokens;
+  }
+
   Weight table_;  // (V_local, C): vocabulary rows from first_id_ on
   std::int64_t first_id_;
 };

@@ -69,7 +69,10 @@ class ExpertsInOp final : public OpRunner {
     const RoutedTokens tokens = tokens_of(run.microbatch());
     Tensor normed = run.take(in());
     run.routed() = experts_->route(normed, run.rows(), tokens);
-    if (!run.is_again() && tokens.sequences > 0) experts_->count_forward(run.routed());
+    if (!run.is_first())
+      experts_->count_again(run.routed());
+    else if (tokens.sequences > 0)
+      experts_->count_forward(run.routed());
     normed = run.tensor_parallel().enter(normed, run.rows()).get();
     co_await experts_->in_forward(normed, run.routed());
   }
@@ -101,6 +104,7 @@ class ExpertsOutOp final : public OpRunner {
     Tensor y = co_await experts_->out_forward(run.routed());
     run.set(out(), std::move(y));
   }
+  Work<void> again(BlockRun& run) const override { return forward(run); }
   Work<void> backward(BlockRun& run) const override {
     const Tensor dy = run.take_gradient(out());
     const ExpertParallel::WeightGradient take = [&run](std::function<void()> gradient) {

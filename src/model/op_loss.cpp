@@ -62,7 +62,7 @@ class LossOp final : public OpRunner {
   }
 
   void run_backward(BlockRun& run) const override {
-    run.set_gradient(in(),
+    run.add_gradient(in(),
                      run.rounded(run.tensor_parallel().enter_backward(add_loss(run), run.rows()).get()));
   }
 
@@ -74,7 +74,7 @@ class LossOp final : public OpRunner {
     Tensor x, targets;
   };
   Given given(const BlockRun& run, const Tensor& x) const {
-    const Given own{x, run.microbatch().targets};
+    const Given own{x, op().next ? run.microbatch().next_targets : run.microbatch().targets};
     if (!part_) return own;
     const std::int64_t rows = x.rows() * run.rank().size(Axis::cp);
     return {whole_rows_.gather(own.x, rows, true), whole_rows_.gather(own.targets, rows, true)};
@@ -129,7 +129,7 @@ class LossOp final : public OpRunner {
     Kernels& kernels = run.kernels();
     const Weight& table = logits().table();
     const Tensor loss_sum = logits_.make_loss();
-    const double gradient_scale = logits_.scale() * run.loss().gradient_scale;
+    const double gradient_scale = logits_.scale() * op().scale * run.loss().gradient_scale;
     each_chunk(rows, [&](Range range) {
       const Tensor of_chunk = buffers.logits.row_range(0, range.size()),
                    d_logits = buffers.gradients.row_range(0, range.size()),
@@ -147,7 +147,8 @@ class LossOp final : public OpRunner {
     });
     if (!counts_losses_) return;
     const std::int64_t place = rows.begin == 0 ? 0 : rows.begin / rows.size();
-    kernels.add_number(loss_sum, run.loss().sum.flat_range(place, place + 1));
+    const Tensor& sum = op().next ? run.loss().next_sum : run.loss().sum;
+    kernels.add_number(loss_sum, sum.flat_range(place, place + 1));
   }
 
   Tensor make_chunk(Range rows) const { return logits().make_chunk(rows.size()); }

@@ -51,6 +51,7 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
       shards_(plan.all_shards()),
       shard_(plan.shard_index(rank.coordinates())),
       output_name_(output_matrix(plan.model).name),
+      shared_name_(embedding_parameters(plan.model).front().name),
       model_(all_parameters(plan.model)) {
   const auto& groups =
       pipeline.groups_of(rank.coordinate(Axis::pp), rank.mesh().ep_index(rank.coordinates()));
@@ -75,9 +76,9 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
   for (std::size_t i = 0; i < parameters_.size(); ++i) place(parameters_[i], i, faults);
   fill_initial_values(seed);
   if (keeps_tied_gradient_apart(plan, pipeline, rank.coordinate(Axis::dp), rank.coordinate(Axis::pp)) &&
-      !find(output_name_).spec.frozen) {
+      !find(shared_name_).spec.frozen) {
     tied_gradient_ = Tensor(rank.arena(), MemoryCategory::gradients, rank.precision().gradients,
-                            find(output_name_).gradient.shape());
+                            find(shared_name_).gradient.shape());
     if (zero_ >= 2) tied_gradient_.release_memory();
     for (int i = 0; i < levels_waiting(); ++i) {
       tied_waiting_.emplace_back(rank.arena(), MemoryCategory::gradients, rank.precision().gradients,
@@ -298,8 +299,15 @@ int ParameterStore::owner_of(const std::string& name) const {
 
 Weight ParameterStore::output_weight() const {
   Weight output = weight(output_name_);
-  if (tied_gradient_.defined()) output.gradient = tied_gradient_, output.waiting = tied_waiting_;
+  if (tied_gradient_.defined() && output_name_ == shared_name_)
+    output.gradient = tied_gradient_, output.waiting = tied_waiting_;
   return output;
+}
+
+Weight ParameterStore::next_table() const {
+  Weight table = weight(shared_name_);
+  if (tied_gradient_.defined()) table.gradient = tied_gradient_, table.waiting = tied_waiting_;
+  return table;
 }
 
 void ParameterStore::begin_gradients() const {
@@ -368,7 +376,7 @@ void ParameterStore::end_whole_gradients() const { end_unit(trained_units_ - 1);
 
 void ParameterStore::add_tied_gradient() const {
   if (!tied_gradient_.defined()) return;
-  rank_->kernels().add(tied_gradient_, find(output_name_).gradient);
+  rank_->kernels().add(tied_gradient_, find(shared_name_).gradient);
   if (zero_ < 2) return;
   tied_gradient_.release_memory();
   for (const Tensor& level : tied_waiting_) level.release_memory();

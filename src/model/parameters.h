@@ -63,6 +63,8 @@ class ParameterStore {
   // microbatches, its gradient is kept apart until add_tied_gradient(), so that the sum is grouped as on two
   // pipeline ranks: the same bits.
   Weight output_weight() const;
+  // The embedding's table where a module behind the last layer looks next tokens up: its gradient as there.
+  Weight next_table() const;
 
   const Tensor& values() const { return values_; }  // flat, everything that is trained; undefined in ZeRO 3
   const Tensor& gradients() const { return gradients_; }  // the same; undefined from ZeRO 2 on
@@ -113,6 +115,7 @@ class ParameterStore {
   void end_whole_gradients() const;
   // The part of a tied table's gradient that is kept apart; undefined where there is none.
   const Tensor& tied_gradient() const { return tied_gradient_; }
+  const std::string& shared_name() const { return shared_name_; }
   const std::string& output_name() const { return output_name_; }
   int output_group() const { return find(output_name_).group; }
   const ParameterGather* gather() const { return gather_.get(); }
@@ -147,11 +150,12 @@ class ParameterStore {
   Tensor values_, frozen_values_, gradients_;          // whole and flat, where they stay in memory
   Tensor own_values_, master_, exp_avg_, exp_avg_sq_;  // this rank's shards, unit after unit
   std::unique_ptr<ScratchFile> offloaded_;             // behind the moments, where they are offloaded
-  Tensor tied_gradient_;                               // defined where it is kept apart
+  Tensor tied_gradient_;                               // defined where it is kept apart: of shared_name_
   std::vector<Tensor> tied_waiting_;
   std::unique_ptr<SequenceTree> tree_;  // under invariant numerics
   std::vector<Tensor> waiting_;         // whole and flat, as gradients_
   std::string output_name_;
+  std::string shared_name_;  // of the table that both ends of the pipeline use, where they do
   std::vector<Parameter> parameters_;
   std::vector<ParamSpec> model_;
   std::map<std::string, std::size_t> here_;  // index in parameters_

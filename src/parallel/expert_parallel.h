@@ -87,6 +87,7 @@ class ExpertParallel {
   // In a forward pass, not where it is made again: what travels, and what the losses of the global batch wait
   // for.
   void count_forward(const Saved& saved) const;
+  void count_again(const Saved& saved) const;  // where its copies travel to the experts once more
   // From all rows (N, C) up to the experts' hidden values, and from there to the partial sum y (N, C). These
   // and backward_input() pause while whole rows travel; what they are given outlives them.
   Work<void> in_forward(const Tensor& normed, Saved& saved) const;

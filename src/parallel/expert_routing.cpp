@@ -229,6 +229,8 @@ void ExpertParallel::count_forward(const Saved& saved) const {
                    std::plus<>());
 }
 
+void ExpertParallel::count_again(const Saved& saved) const { moved_ += {.again_sent = saved.route.away}; }
+
 // The first backward pass of a step adds up those of all ranks.
 std::span<const double> ExpertParallel::batch_counts() const {
   if (!batch_is_known_) {

@@ -29,7 +29,9 @@ ParameterCounts parameter_counts(const ModelSpec& m, int tp) {
   }
   counts.embedding = held(embedding_parameters(m), tp, false);
   counts.head = held(head_parameters(m), tp, false);
-  if (m.tied_embedding) counts.tied = real(local_numel(embedding_parameters(m).front(), tp, 0));
+  counts.head_routed = held(head_parameters(m), tp, true);
+  if (m.tied_embedding || m.num_mtp_layers > 0)
+    counts.tied = real(local_numel(embedding_parameters(m).front(), tp, 0));
   return counts;
 }
 
@@ -122,6 +124,10 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
         2 * copies * real(m.hidden) * width;
   }
   saved.head = tokens * real(m.vocab) / tp * s.logit_bytes + 2 * whole;
+  // The module that predicts one more token runs forwards and backwards beside it.
+  if (m.num_mtp_layers > 0)
+    saved.head +=
+        (m.has_experts(m.num_layers) ? experts + saved.expert_working : dense + saved.dense_working);
   saved.boundary = cut;
   saved.logits = tokens * real(m.vocab) / tp * width;
   return saved;
@@ -132,7 +138,8 @@ ShareCounts share_counts(const ParameterCounts& counts, const Plan& c, const Ran
   sum.common = share.dense_layers * counts.dense_layer + share.expert_layers * counts.expert_layer +
                (share.embedding ? counts.embedding : 0) + (share.head ? counts.head : 0) +
                (share.tied_copy ? counts.tied : 0);
-  sum.routed = share.expert_layers * counts.routed / c.mesh.expert_ranks();
+  sum.routed =
+      (share.expert_layers * counts.routed + (share.head ? counts.head_routed : 0)) / c.mesh.expert_ranks();
   return sum;
 }
 

@@ -16,6 +16,7 @@ struct ParameterCounts {
   double expert_layer = 0;                   // a layer with experts, without those that are routed to
   double routed = 0;                         // all routed experts of a layer, uncut
   double embedding = 0, head = 0, tied = 0;  // tied: of a copy at the other end of the pipeline
+  double head_routed = 0;                    // of a module that predicts one more token, uncut
 };
 ParameterCounts parameter_counts(const ModelSpec& model, int tp);
 

@@ -70,6 +70,7 @@ void check_plain_llama(const LaunchRequest& r) {
   lacks(m.rope.unturned_every > 0, "layers without positions");
   lacks(m.norms_less_one, "Gemma's norms");
   lacks(m.latent_attention(), "latent attention");
+  lacks(m.num_mtp_layers > 0, "a module that predicts one more token");
   lacks(m.attention_sinks, "attention sinks");
   lacks(m.attention_out_bias, "a bias behind attention");
   lacks(m.mlp_bias, "biases of MLPs");

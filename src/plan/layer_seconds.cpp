@@ -75,10 +75,12 @@ class Pricer {
   // Cross-entropy: logits to f32, maximum, exponentials and sum; the gradient in their place.
   LayerSeconds loss() {
     t_ = {};
-    const double logits = tokens_ * real(m_.vocab) / tp_ * w_.software.loss_passes;
+    const double losses = real(1 + m_.num_mtp_layers);
+    const double logits = losses * tokens_ * real(m_.vocab) / tp_ * w_.software.loss_passes;
     t_.forward.compute += ops_.elementwise(logits * 14);
     t_.backward_input.compute += ops_.elementwise(logits * 8);
-    if (tp_ > 1) t_.forward.tensor += 3 * ops_.collective(Verb::all_reduce, tokens_ * 4, mesh_.tp(), 1);
+    if (tp_ > 1)
+      t_.forward.tensor += 3 * losses * ops_.collective(Verb::all_reduce, tokens_ * 4, mesh_.tp(), 1);
     return t_;
   }
 
@@ -113,6 +115,10 @@ class Pricer {
         if (!w_.software.is_this_trainer) return;
         return passes(2 * tokens_ * width_here(op.outputs[0]) * width_,
                       2 * tokens_ * width_here(op.inputs[0]) * width_);
+      case OpKind::join: {
+        const double bytes = here_ * width_here(op.outputs[0]) * width_;
+        return passes(2 * bytes, 2 * bytes);
+      }
       case OpKind::rope:
         return rope();
       case OpKind::attention:
@@ -124,8 +130,7 @@ class Pricer {
         return activation(tokens_, width_here(op.outputs[1]), op.activation);
       case OpKind::residual:
         // What travels of a mixture is priced with it.
-        if (program.value(op.inputs[1]).home == Home::partial_sum &&
-            (program.find(OpKind::experts_out) == nullptr || op.inputs[0] == program.input))
+        if (program.value(op.inputs[1]).home == Home::partial_sum && !is_of_experts(program, op.inputs[1]))
           leave();
         return residual();
       case OpKind::sum:

@@ -284,7 +284,7 @@ StageShape Stages::make_shape(const Plan& c) {
       share.embedding |= i == 0;
       share.head |= i + 1 == s.layers.size();
     }
-    share.tied_copy = m.tied_embedding && share.head && !share.embedding;
+    share.tied_copy = (m.tied_embedding || m.num_mtp_layers > 0) && share.head && !share.embedding;
     share.largest_stage = largest_stage(first_prices.counts, c, share, facts.uses[r], s.layers, dense);
     share.in_flight = in_flight(facts, r, s.layers, dense);
     s.ranks.push_back(share);

@@ -173,6 +173,11 @@ void refuse_stream(const Plan& plan) {
         plan, "schedule", {flushing},
         "{} ties its output layer to its embedding, and the two ends of the pipeline step at different times",
         plan.model.name);
+  if (plan.model.num_mtp_layers > 0)
+    refuse_field(plan, "schedule", {flushing},
+                 "{} predicts one more token (num_mtp_layers) with its embedding, and the two ends of the "
+                 "pipeline step at different times",
+                 plan.model.name);
 }
 
 // The counts of the global batch are not known before its last forward pass, so a backward pass that comes
@@ -306,7 +311,8 @@ void check_whole(const Plan& plan) {
 }
 
 PipelineLayout::PipelineLayout(const Plan& plan, StepLength length)
-    : tied_(plan.model.tied_embedding), output_name_(output_matrix(plan.model).name) {
+    : shares_table_(plan.model.tied_embedding || plan.model.num_mtp_layers > 0),
+      output_name_(output_matrix(plan.model).name) {
   for (int r = 0; r < plan.mesh.size(Axis::dp); ++r) {
     const std::vector<Range> batches = microbatches(plan, r);
     int count = static_cast<int>(batches.size());
@@ -342,7 +348,8 @@ void PipelineLayout::hold(const Plan& plan, const Schedule& schedule) {
       if (!slice.head) continue;
       groups.push_back(slice.vocabulary_is_cut ? final_norm_program(plan.model).parameters()
                                                : head_parameters(plan.model));
-      if (tied_ && !held.contains(0)) groups.back().push_back(output_matrix(plan.model));
+      if (shares_table_ && !held.contains(0))
+        groups.back().push_back(embedding_parameters(plan.model).front());
     }
     if (plan.cuts_vocabulary()) {
       ParamSpec part = output_matrix(plan.model);
@@ -410,7 +417,7 @@ bool keeps_tied_gradient_apart(const Plan& plan, const PipelineLayout& pipeline,
 
 bool PipelineLayout::ties_on(int pp_rank) const {
   const std::vector<int>& held = stages_of(pp_rank);
-  return tied_ && held.front() == 0 && held.back() + 1 == static_cast<int>(slices_.size());
+  return shares_table_ && held.front() == 0 && held.back() + 1 == static_cast<int>(slices_.size());
 }
 
 }  // namespace echelon

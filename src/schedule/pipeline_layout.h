@@ -72,7 +72,7 @@ class PipelineLayout {
 
   std::vector<int> microbatches_;         // of each data-parallel rank
   std::map<int, StepPrograms> programs_;  // by number of microbatches: at most two
-  bool tied_ = false;
+  bool shares_table_ = false;             // the embedding's, at both ends
   int stage_copies_ = 1;
   std::string output_name_;  // of the output layer's matrix
   std::vector<StageSlice> slices_;

@@ -47,7 +47,8 @@ StageTimes stage_flops(const Plan& plan, const StageSlice& slice) {
       // The output layer is run in the backward pass, where its two other products are.
       forward.push_back(count * (of_weights + of_attention));
       if (program.ends_in_loss()) {
-        again += 2 * of_weights + of_gradients;
+        // Attention's backward pass has five products where the forward pass has two.
+        again += 2 * of_weights + of_gradients + 3.5 * of_attention;
         continue;
       }
       products += count * of_weights;

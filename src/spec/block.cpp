@@ -64,7 +64,9 @@ BlockProgram head_program(const ModelSpec& m) {
                m);
 }
 
-BlockProgram final_norm_program(const ModelSpec& m) {
+BlockProgram final_norm_program(const ModelSpec& model) {
+  ModelSpec m = model;
+  m.num_mtp_layers = 0;  // behind a whole output layer alone
   BlockProgram program = head_program(m);
   check(program.ops.back().kind == OpKind::loss, "a head ends in the output layer");
   program.output = program.ops.back().inputs.front();
@@ -100,6 +102,14 @@ int BlockBuilder::embedding(ParamSpec table, double scale) {
   BlockOp& op = add(OpKind::embedding, "embedding", {}, {x}, {});
   op.weights = {std::move(table)};
   op.scale = scale;
+  return x;
+}
+
+int BlockBuilder::next_embedding(ParamSpec table, double scale) {
+  const int x = embedding(std::move(table), scale);
+  BlockOp& op = program_.ops.back();
+  op.name = "next_embedding";
+  op.next = op.tied = true;
   return x;
 }
 
@@ -209,6 +219,12 @@ int BlockBuilder::narrow(int attended) {
   return y;
 }
 
+int BlockBuilder::join(const std::string& name, int x, int y) {
+  const int both = value(name + ".out", program_.value(x).home, width(x) + width(y));
+  add(OpKind::join, name, {x, y}, {both}, {});
+  return both;
+}
+
 int BlockBuilder::activation(int hidden, Activation activation, std::vector<ParamSpec> biases) {
   const int biased = value("hidden", Home::cut, width(hidden)),
             y = value("activated", Home::cut, width(hidden) / (is_gated(activation) ? 2 : 1),
@@ -250,6 +266,16 @@ int BlockBuilder::loss(int x, ParamSpec table, const char* untied) {
   BlockOp& op = product(OpKind::loss, "loss", x, sum);
   op.tied = m_.tied_embedding;
   op.weights = {op.tied ? std::move(table) : cut_rows(untied, m_.vocab, m_.hidden, 1, m_.init_std)};
+  return sum;
+}
+
+int BlockBuilder::next_loss(int x, double weight) {
+  const BlockOp first = *program_.find(OpKind::loss);
+  const int sum = value("next_loss", Home::same, 1);
+  BlockOp& op = product(OpKind::loss, "next_loss", x, sum);
+  op.tied = op.next = true;
+  op.weights = first.weights;
+  op.scale = weight;
   return sum;
 }
 

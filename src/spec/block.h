@@ -51,6 +51,7 @@ enum class OpKind {
   attention,    // [q | k | v] -> what attention computes with, its output, its log-sum-exp; weights: sinks
   latent,       // compressed forms (, q) -> [q | k | v], values as wide as keys (DeepSeek-V2)
   narrow,       // heads -> the first columns of each
+  join,         // x, y -> [x | y]
   activation,   // h -> h + b, its activation (activation.h)
   residual,     // x, y -> x + y (+ b)
   sum,          // x -> the sum over the ranks, times a number
@@ -60,8 +61,8 @@ enum class OpKind {
 };
 template <>
 inline constexpr std::array choice_names<OpKind>{
-    "embedding", "positions",  "norm",     "linear", "rope",       "attention",   "latent",
-    "narrow",    "activation", "residual", "sum",    "experts_in", "experts_out", "loss"};
+    "embedding", "positions",  "norm",     "linear", "rope",       "attention",   "latent", "narrow",
+    "join",      "activation", "residual", "sum",    "experts_in", "experts_out", "loss"};
 
 enum class WeightOrder { in_out, out_in };  // how a matrix is stored: GPT-2's (in, out), Llama's (out, in)
 
@@ -85,7 +86,8 @@ struct BlockOp {
   std::vector<Adapter> adapters;  // of a linear op; its last output is then what their first factors make
   double adapter_scale = 1;
   Activation activation = Activation::gelu;
-  double scale = 1;       // of a row of the embedding, of what a sum adds up to
+  double scale = 1;   // of a row of the embedding, of what a sum adds up to, of a loss
+  bool next = false;  // of a row's next token: the embedding is its, and the loss that of the one behind it
   bool windowed = false;  // of attention: the model's window is this layer's
   std::vector<std::int64_t>
       heads;  // of a norm of heads: how many each weight is for, from the first column on

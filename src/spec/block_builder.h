@@ -19,6 +19,8 @@ class BlockBuilder {
   // `weight` (rows of a table, cut over tp, or whole on every rank).
   int embedding(ParamSpec table, double scale = 1);
   int positions(int x, ParamSpec table);
+  // The same of each row's next token, by a table that the model's embedding declares.
+  int next_embedding(ParamSpec table, double scale);
   int layer_norm(const std::string& name, int x, const std::string& parameter);
   // Behind a product by rows it is of the sum over the ranks.
   int rms_norm(const std::string& name, int x, const std::string& parameter);
@@ -40,6 +42,7 @@ class BlockBuilder {
   // value that has them already, and the first of the three is not there; or -1.
   int latent(int compressed, int queries, std::vector<ParamSpec> weights);
   int narrow(int attended);  // of each head what its value has
+  int join(const std::string& name, int x, int y);
   int activation(int hidden, Activation activation, std::vector<ParamSpec> biases = {});
   int residual(const std::string& name, int x, int y, std::vector<ParamSpec> biases = {});
   int sum(const std::string& name, int x, double scale);
@@ -48,6 +51,8 @@ class BlockBuilder {
   int experts(int x, std::vector<ParamSpec> weights, std::vector<ParamSpec> biases = {});
   // `table` of the embedding, for a model where it is the output matrix too; `untied`: the name of another's.
   int loss(int x, ParamSpec table, const char* untied = "lm_head.weight");
+  // Of the token behind each row's next one, by the output matrix of the loss before it, times `weight`.
+  int next_loss(int x, double weight);
 
   BlockProgram finish(int output);
 

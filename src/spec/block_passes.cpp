@@ -23,6 +23,18 @@ std::vector<int> made_from(const BlockProgram& program, const BlockOp& op, const
   return op.inputs;
 }
 
+// The ops that a value comes of, in order.
+std::vector<int> ops_for(const BlockProgram& program, int value) {
+  std::set<int> ops;
+  const std::function<void(int)> add = [&](int needed) {
+    const int made_by = program.producer(needed);
+    if (made_by < 0 || !ops.insert(made_by).second) return;
+    for (int input : program.ops[static_cast<std::size_t>(made_by)].inputs) add(input);
+  };
+  add(value);
+  return {ops.begin(), ops.end()};
+}
+
 bool is_cheap(const BlockProgram& program, int value) {
   const Again again = program.value(value).again;
   return again == Again::always || again == Again::with_backward;
@@ -67,7 +79,7 @@ BlockPasses block_passes(const BlockProgram& program, const Recompute& recompute
   std::set<int> kept = there;
   kept.insert(program.output);
   passes.forward = sequence(program, later ? std::vector<int>() : all, kept);
-  passes.evaluation = sequence(program, all, {program.output});
+  passes.evaluation = sequence(program, ops_for(program, program.output), {program.output});
   passes.again.resize(program.ops.size());
   for (int i = count; i-- > 0;) {
     std::set<int> needs;

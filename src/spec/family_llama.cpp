@@ -120,17 +120,9 @@ int residual(BlockBuilder& b, const ModelSpec& m, int which, int x, int y,
   return b.residual(fmt::format("residual{}", which), x, y, std::move(biases));
 }
 
-}  // namespace
-
-BlockProgram Llama::embedding(const ModelSpec& m) {
-  BlockBuilder b(m);
-  return b.finish(b.embedding(llama_table(m), m.scales.embedding));
-}
-
-BlockProgram Llama::layer(const ModelSpec& m, std::int64_t layer) {
+// Returns what it hands on.
+int layer_ops(BlockBuilder& b, const ModelSpec& m, std::int64_t layer, int x) {
   const std::string at = fmt::format("model.layers.{}.", layer);
-  BlockBuilder b(m);
-  const int x = b.input("x");
   const bool before = m.norm_place != NormPlace::after, after = m.norm_place != NormPlace::before;
   int y = before ? b.rms_norm("norm1", x, at + "input_layernorm") : x;
   y = attention_in(b, m, y, at + "self_attn.");
@@ -148,7 +140,7 @@ BlockProgram Llama::layer(const ModelSpec& m, std::int64_t layer) {
                           at + (after ? "pre_feedforward_layernorm" : "post_attention_layernorm"))
              : middle;
   if (m.has_experts(layer))
-    return b.finish(residual(b, m, 2, middle, b.experts(y, experts(m, at), expert_biases(m, at))));
+    return residual(b, m, 2, middle, b.experts(y, experts(m, at), expert_biases(m, at)));
   std::vector<ParamSpec> in = swiglu(m, at + "mlp.", llama_names, m.mlp_hidden), in_biases, out_biases;
   ParamSpec down = std::move(in.back());
   in.pop_back();
@@ -162,13 +154,38 @@ BlockProgram Llama::layer(const ModelSpec& m, std::int64_t layer) {
   y = b.columns("mlp_in", y, std::move(in), std::move(in_biases));
   y = b.rows("mlp_out", b.activation(y, m.activation), std::move(down));
   if (after) y = b.rms_norm("mlp_norm", y, at + "post_feedforward_layernorm");
-  return b.finish(residual(b, m, 2, middle, y, std::move(out_biases)));
+  return residual(b, m, 2, middle, y, std::move(out_biases));
+}
+
+// Of what the output matrix reads and of the next token (DeepSeek-V3's section 2.2): a layer more, and the
+// model's own embedding and output matrix.
+void predict_one_more(BlockBuilder& b, const ModelSpec& m, int x) {
+  const std::string at = fmt::format("model.layers.{}.", m.num_layers);
+  const int next = b.rms_norm("enorm", b.next_embedding(llama_table(m), m.scales.embedding), at + "enorm"),
+            here = b.rms_norm("hnorm", x, at + "hnorm");
+  const int joined = b.compressed("eh_proj", b.join("joined", next, here),
+                                  {whole_matrix(at + "eh_proj.weight", m.hidden, 2 * m.hidden, m.init_std)});
+  const int y = layer_ops(b, m, m.num_layers, joined);
+  b.next_loss(b.rms_norm("next_norm", y, at + "shared_head.norm"), m.mtp_weight);
+}
+
+}  // namespace
+
+BlockProgram Llama::embedding(const ModelSpec& m) {
+  BlockBuilder b(m);
+  return b.finish(b.embedding(llama_table(m), m.scales.embedding));
+}
+
+BlockProgram Llama::layer(const ModelSpec& m, std::int64_t layer) {
+  BlockBuilder b(m);
+  return b.finish(layer_ops(b, m, layer, b.input("x")));
 }
 
 BlockProgram Llama::head(const ModelSpec& m) {
   BlockBuilder b(m);
-  const int y = b.rms_norm("norm", b.input("x"), "model.norm");
-  return b.finish(b.loss(y, llama_table(m)));
+  const int y = b.rms_norm("norm", b.input("x"), "model.norm"), loss = b.loss(y, llama_table(m));
+  if (m.num_mtp_layers > 0) predict_one_more(b, m, y);
+  return b.finish(loss);
 }
 
 }  // namespace echelon

@@ -71,6 +71,8 @@ constexpr const char* toml_keys[] = {"name",
                                      "expert_hidden",
                                      "num_shared_experts",
                                      "num_dense_layers",
+                                     "num_mtp_layers",
+                                     "mtp_weight",
                                      "router_scores",
                                      "normalise_weights",
                                      "routed_scale",
@@ -361,6 +363,8 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
   m.q_rank = reader.integer_or("q_rank", 0);
   m.rotary_dim = reader.integer_or("rotary_dim", 0);
   m.value_head_dim = reader.integer_or("value_head_dim", 0);
+  m.num_mtp_layers = reader.integer_or("num_mtp_layers", 0);
+  m.mtp_weight = reader.real_or("mtp_weight", m.mtp_weight);
   if (reader.has("lora"))
     m.tuning.lora = parse_lora(reader.text("lora", "a text"), fmt::format("{}: lora", where));
   if (reader.has("freeze")) m.tuning.freeze = parse_freeze(reader.text("freeze", "a text"));
@@ -432,6 +436,10 @@ std::string to_toml(const ModelSpec& m) {
     line("value_head_dim", m.value_head_dim);
   }
   if (m.rotary_dim != 0) line("rotary_dim", m.rotary_dim);
+  if (m.num_mtp_layers != 0) {
+    line("num_mtp_layers", m.num_mtp_layers);
+    line("mtp_weight", m.mtp_weight);
+  }
   if (m.tuning.lora.rank > 0) line("lora", quoted(lora_text(m.tuning.lora)));
   if (!m.tuning.freeze.empty()) line("freeze", quoted(freeze_text(m.tuning)));
   return text;

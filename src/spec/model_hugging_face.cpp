@@ -545,8 +545,7 @@ void read_sharpening(const Config& config, ModelSpec& m) {
   }
 }
 
-// DeepSeek V2 and V3: what routes differs. A module that predicts more than one token is beside the model,
-// in transformers too.
+// DeepSeek V2 and V3: what routes differs. V3 may have a module that predicts one more token.
 void read_deepseek(const Config& config, bool v3, ModelSpec& m) {
   const std::int64_t dense =
       config.has("first_k_dense_replace") && config.required("first_k_dense_replace") == 0
@@ -563,6 +562,9 @@ void read_deepseek(const Config& config, bool v3, ModelSpec& m) {
   m.value_head_dim = config.integer("v_head_dim");
   config.only_boolean("rope_interleave", true);
   read_sharpening(config, m);
+  // Where the key is missing transformers would take 1, but of weights that are there alone.
+  for (const char* key : {"num_nextn_predict_layers", "num_mtp_layers"})
+    if (v3 && config.has(key) && config.required(key) != 0) m.num_mtp_layers = config.integer(key);
   if (dense >= m.num_layers) return;
   m.experts = Experts::deepseek;
   m.num_dense_layers = dense;

@@ -45,6 +45,8 @@ std::int64_t count_all(const ModelSpec& m, Counted counted) {
   std::int64_t sum = count(m, embedding_parameters(m), counted) + count(m, head_parameters(m), counted);
   if (dense > 0) sum += dense * count(m, block_parameters(m, 0), counted);
   if (with_experts > 0) sum += with_experts * count(m, block_parameters(m, m.num_layers - 1), counted);
+  // One more token is predicted by the same output matrix.
+  if (counted != Counted::all) sum += m.num_mtp_layers * output_matrix(m).numel();
   return sum;
 }
 
@@ -144,6 +146,19 @@ void check_latent_attention(const ModelSpec& m) {
         "model {}: num_kv_heads = {} is not legal with latent attention, whose heads all have their own "
         "keys and values; give {}",
         m.name, m.num_kv_heads, m.num_heads);
+}
+
+void check_prediction(const ModelSpec& m) {
+  if (m.num_mtp_layers < 0 || m.num_mtp_layers > 1)
+    refuse("model {}: num_mtp_layers = {} is not legal: give 1 to predict one more token, or 0", m.name,
+           m.num_mtp_layers);
+  check_positive(m, "mtp_weight", m.mtp_weight);
+  if (m.num_mtp_layers == 0) return;
+  if (m.family != Family::llama)
+    refuse("model {}: num_mtp_layers = 1 is not legal for the {} family; give 0, or family = \"llama\"",
+           m.name, name_of(m.family));
+  if (!(m.tuning == FineTuning{}))
+    refuse("model {}: num_mtp_layers = 1 is not legal with parts frozen, or adapters; give 0", m.name);
 }
 
 void check_rope(const ModelSpec& m) {
@@ -299,6 +314,7 @@ void validate(const ModelSpec& m) {
   check_router(m);
   check_latent_attention(m);
   check_attention(m);
+  check_prediction(m);
   const auto real = [](std::int64_t size) { return static_cast<double>(size); };
   const double experts =
       real(m.num_experts + m.num_shared_experts) * real(m.expert_hidden) + real(m.num_experts);
@@ -358,7 +374,8 @@ double ModelSpec::mean_keys(std::int64_t seq_len) const {
 
 double model_flops_per_token(const ModelSpec& m, std::int64_t seq_len) {
   const double widths = static_cast<double>(m.attention_width() + m.attended_width());
-  const double attention = 6.0 * static_cast<double>(m.num_layers) * widths * m.mean_keys(seq_len);
+  const double attention =
+      6.0 * static_cast<double>(m.num_layers + m.num_mtp_layers) * widths * m.mean_keys(seq_len);
   double left_out = 0;
   if (!(m.tuning == FineTuning{})) {
     const std::int64_t idle = idle_blocks(m) - 1;  // layers

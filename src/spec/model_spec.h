@@ -112,11 +112,21 @@ struct ModelSpec {
   std::int64_t rotary_dim = 0;      // of head_dim turned by position; 0: all [qk_rope_head_dim]
   std::int64_t value_head_dim = 0;  // [v_head_dim]
 
+  // Multi-token prediction (DeepSeek-V3, https://arxiv.org/abs/2412.19437, section 2.2): a module behind the
+  // last layer that predicts the token after the next one, 0 or 1 of them [num_nextn_predict_layers], and by
+  // how much its loss is weighed against that of the model.
+  std::int64_t num_mtp_layers = 0;
+  double mtp_weight = 0.3;
+
   FineTuning tuning;  // what of it is trained
 
   bool has_experts(std::int64_t layer) const { return experts != Experts::none && layer >= num_dense_layers; }
   std::int64_t num_expert_layers() const {
     return experts == Experts::none ? 0 : num_layers - num_dense_layers;
+  }
+  // Those of the module that predicts one more token among them, which counts as the layer behind the last.
+  std::int64_t num_routed_layers() const {
+    return num_expert_layers() + (experts == Experts::none ? 0 : num_mtp_layers);
   }
   Activation expert_activation() const {
     return experts == Experts::gpt_oss ? Activation::clamped_swiglu : Activation::swiglu;

@@ -237,6 +237,28 @@ Verdict of_vocabulary(const Plan& plan) {
   return {};
 }
 
+// A module behind the last layer reads the embedding's table and the output matrix in one pass.
+Verdict of_prediction(const Plan& plan) {
+  const ModelSpec& m = plan.model;
+  if (m.num_mtp_layers == 0) return {};
+  if (plan.zero > 1)
+    return refused("zero", {{"zero", "0"}, {"zero", "1"}},
+                   "{} predicts one more token (num_mtp_layers), by parameters of both ends of the model",
+                   m.name);
+  if (plan.cuts_vocabulary())
+    return refused("vocabulary-parallel", {{"vocabulary-parallel", "off"}, {"pp", "1"}},
+                   "{} predicts one more token (num_mtp_layers), behind a whole output layer", m.name);
+  if (plan.numerics == Numerics::invariant)
+    return refused("numerics", {{"numerics", "ordinary"}},
+                   "{} predicts one more token (num_mtp_layers), whose losses are not summed by sequences",
+                   m.name);
+  if (plan.balancing.scope == BalanceScope::batch && plan.balancing.has_counts())
+    return refused(
+        "balance-scope", {{"balance-scope", "sequence"}, {"balance-scope", "microbatch"}},
+        "{} predicts one more token (num_mtp_layers) in its backward passes, when counts are in use", m.name);
+  return {};
+}
+
 Verdict of_balancing(const Plan& plan) {
   const ModelSpec& m = plan.model;
   const Balancing& b = plan.balancing;
@@ -549,7 +571,7 @@ std::optional<Refusal> shape_refusal(const Plan& plan, Runner runner) {
   if (!verdict) verdict = of_expert_groups(plan, runner);
   if (!verdict && runner == Runner::any_program) verdict = of_equal_shares(plan);
   if (verdict || runner == Runner::any_program) return verdict;
-  return first_of(plan, of_tuning, of_compression, of_optimizer, of_vocabulary, of_balancing,
+  return first_of(plan, of_tuning, of_compression, of_optimizer, of_vocabulary, of_prediction, of_balancing,
                   of_balance_scope, of_numerics);
 }
 

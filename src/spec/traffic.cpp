@@ -70,6 +70,7 @@ MovedCopies& MovedCopies::operator+=(const MovedCopies& more) {
   backward_received += more.backward_received;
   forward_rows += more.forward_rows;
   backward_rows += more.backward_rows;
+  again_sent += more.again_sent;
   return *this;
 }
 

@@ -41,6 +41,7 @@ struct Traffic {
 struct MovedCopies {
   std::int64_t forward_sent = 0, forward_received = 0, backward_sent = 0, backward_received = 0;
   std::int64_t forward_rows = 0, backward_rows = 0;  // of the experts here, wherever they came from
+  std::int64_t again_sent = 0;                       // once more, to make again what the experts were given
   MovedCopies& operator+=(const MovedCopies& more);
 };
 

@@ -89,27 +89,24 @@ Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, const 
       dry_run(plan, pipeline, at, {.updates = updates, .passes_again = decided && decided->passes_again});
   if (!decided) return run.traffic;
   Traffic traffic = run.traffic, even, as_decided;
-  add_copies(plan, at.pp, run.copies, even);
-  add_copies(plan, at.pp, decided->copies, as_decided);
+  add_copies(plan, run.copies, even);
+  add_copies(plan, decided->copies, as_decided);
   traffic += as_decided;
   return traffic - even;
 }
 
 // Whole rows to the experts and back; the backward pass also brings each copy's weight and takes its
 // gradient. Under invariant numerics tp ranks add up rows before they go back, each some columns of them.
-void add_copies(const Plan& plan, int pp_rank, const MovedCopies& moved, Traffic& traffic) {
+void add_copies(const Plan& plan, const MovedCopies& moved, Traffic& traffic) {
   if (plan.mesh.ep == 1) return;
   const std::int64_t hidden = plan.model.hidden;
   const int tp = plan.mesh.size(Axis::tp);
   const bool sums_rows = plan.numerics == Numerics::invariant && tp > 1;
   const std::int64_t back = sums_rows ? split_range(hidden, tp, 0).size() : hidden;
-  const BlockProgram layer = layer_program(plan.model, plan.model.num_layers - 1);
-  const std::int64_t again =
-      plan.recompute.of(pp_rank).contains(*layer.find(OpKind::experts_in)) ? hidden : 0;
   traffic.at(Axis::ep, Verb::all_to_all).bytes +=
       element_bytes(plan.precision.activations) *
           (hidden * (moved.forward_sent + moved.backward_sent) +
-           back * (moved.forward_received + moved.backward_received) + again * moved.backward_sent) +
+           back * (moved.forward_received + moved.backward_received) + hidden * moved.again_sent) +
       element_bytes(plan.precision.statistics) * (moved.backward_sent + moved.backward_received);
   if (sums_rows)
     traffic.at(Axis::tp, Verb::reduce_scatter).bytes += element_bytes(plan.precision.statistics) *

@@ -49,6 +49,6 @@ Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, const 
                         std::int64_t updates = many_updates,
                         const std::optional<DecidedByData>& decided = std::nullopt);
 // Adds the bytes of copies that travel to experts from a pipeline rank.
-void add_copies(const Plan& plan, int pp_rank, const MovedCopies& moved, Traffic& traffic);
+void add_copies(const Plan& plan, const MovedCopies& moved, Traffic& traffic);
 
 }  // namespace echelon

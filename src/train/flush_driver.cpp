@@ -22,11 +22,12 @@ double FlushDriver::compute_gradients(std::int64_t step, const SampleSource& sam
   run(program);
   parts_.parameters.end_uses();
   parts_.gradients.finish_with_pipeline();
-  double loss_sum = take_loss_sum();
+  std::vector<double> loss_sums = take_loss_sums();
   if (parts_.sums == DataParallelSums::all) count_routing();
   if (parts_.sums != DataParallelSums::none)
-    loss_sum = HostGroup(rank.along(Axis::pp)).sum(HostGroup(rank.dp_cp()).sum(loss_sum));
-  return loss_sum / num_targets();
+    loss_sums = HostGroup(rank.along(Axis::pp)).sum(HostGroup(rank.dp_cp()).sum(loss_sums));
+  if (loss_sums.size() > 1) mtp_loss_ = loss_sums.back() / num_targets();
+  return loss_sums.front() / num_targets();
 }
 
 StepResult FlushDriver::apply_gradients(std::int64_t step, double loss) {
@@ -35,6 +36,7 @@ StepResult FlushDriver::apply_gradients(std::int64_t step, double loss) {
       parts_.plan.numerics == Numerics::invariant ? invariant_gradient_norm : global_gradient_norm;
   StepResult result{step, loss, norm(parts_.rank, parts_.parameters), learning_rate(parts_.optimizer, step)};
   result.routing = routing_;
+  result.mtp_loss = mtp_loss_;
   if (!std::isfinite(result.gradient_norm) || !std::isfinite(loss)) {
     if (!parts_.skips_nonfinite) refuse_step(step, loss);
     result.skipped = parts_.gradients.first_nonfinite(loss);
@@ -53,7 +55,7 @@ void FlushDriver::count_routing() {
   const Rank& rank = parts_.rank;
   const ModelSpec& model = parts_.plan.model;
   const std::int64_t experts = model.num_experts, dense = model.num_dense_layers,
-                     layers = model.num_expert_layers(), width = routing_report_size(experts);
+                     layers = model.num_routed_layers(), width = routing_report_size(experts);
   if (layers == 0) return;
   const Doing doing = rank.doing(Activity::count_routing);
   std::vector<double> losses(static_cast<std::size_t>(layers)), all(static_cast<std::size_t>(layers * width));

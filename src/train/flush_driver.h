@@ -16,11 +16,13 @@ class FlushDriver final : public StepDriver {
   double compute_gradients(std::int64_t step, const SampleSource& samples);
   StepResult apply_gradients(std::int64_t step, double loss);
   const std::vector<RoutingCounts>& routing() const { return routing_; }
+  double mtp_loss() const { return mtp_loss_; }
 
  private:
   void count_routing();
 
   std::vector<RoutingCounts> routing_;
+  double mtp_loss_ = 0;
 };
 
 }  // namespace echelon

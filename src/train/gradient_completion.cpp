@@ -93,7 +93,7 @@ void GradientCompletion::sum_ties_first() {
   for (const ParamSpec& spec : parameters_.model()) {
     const Parameter* p = parameters_.find_here(spec.name);
     if (p == nullptr || p->spec.frozen) continue;
-    const bool has_both = parameters_.tied_gradient().defined() && spec.name == parameters_.output_name();
+    const bool has_both = parameters_.tied_gradient().defined() && spec.name == parameters_.shared_name();
     if (has_both || (p->holders.size() > 1 && !has_stage_copies_)) sum(p->gradient);
   }
 }

@@ -79,6 +79,7 @@ std::string step_line(const StepRecord& r, std::int64_t last_step, double second
   const std::vector<Field> fields{
       {fmt::format("step {:>{}}/{}", r.step, last.size(), last), 0},
       {fmt::format("  loss {:.4f}", r.loss), 0},
+      {r.mtp_loss > 0 ? fmt::format("  next {:.4f}", r.mtp_loss) : "", 3},
       {std::isfinite(r.grad_norm) ? fmt::format("  grad {:.3f}", r.grad_norm) : "", 4},
       {fmt::format("  lr {:.2e}", r.lr), 5},
       {r.experts.empty() ? "" : "  " + expert_note(r.experts), 3},
@@ -102,6 +103,7 @@ std::string to_json(const StepRecord& r) {
                       {"tokens_per_second", r.tokens_per_second},
                       {"mfu", r.mfu},
                       {"step_seconds", r.step_seconds}};
+  if (r.mtp_loss > 0) object["mtp_loss"] = r.mtp_loss;
   if (!r.experts.empty()) object["experts"] = json_of(r.experts);
   if (!r.skipped.empty()) object["skipped"] = r.skipped;
   return json_text(object);

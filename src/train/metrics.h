@@ -34,6 +34,7 @@ struct StepRecord {
   double tokens_per_second = 0, mfu = 0, step_seconds = 0;
   std::string skipped{};            // why nothing was updated; empty: it was
   std::vector<ExpertLoad> experts;  // by layer; empty without experts
+  double mtp_loss = 0;              // see StepResult
 };
 
 // Model FLOPs over the peak of the cores that compute. How fast these can be is known from below only: by the

@@ -12,7 +12,7 @@ std::vector<StepResult> OptimisticDriver::train(std::int64_t step, const SampleS
   prepare(0);
   run(parts_.programs.program(0, 1));  // validates the step before
   parts_.gradients.finish_with_pipeline();
-  unfinished_.emplace(parts_, step, take_loss_sum(), num_targets());
+  unfinished_.emplace(parts_, step, take_loss_sums(), num_targets());
   std::vector<double> squares;
   {
     const Doing doing = rank.doing(Activity::gradient_norm);

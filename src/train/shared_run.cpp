@@ -56,6 +56,7 @@ StepRecord record_of(const StepResult& result, std::int64_t tokens, double secon
   StepRecord record;
   record.step = result.step + 1;
   record.loss = result.loss;
+  record.mtp_loss = result.mtp_loss;
   record.skipped = result.skipped;
   record.grad_norm = result.gradient_norm;
   record.lr = result.learning_rate;
@@ -95,7 +96,7 @@ Traffic predicted_traffic(const SharedRun& run, std::int64_t steps,
   Traffic sum;
   for (std::int64_t step = 0; step < steps; ++step)
     sum += of(step, decided ? std::optional(DecidedByData{}) : std::nullopt);
-  if (decided) add_copies(plan, 0, decided->copies, sum);
+  if (decided) add_copies(plan, decided->copies, sum);
   return sum / steps;
 }
 

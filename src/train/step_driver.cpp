@@ -19,6 +19,10 @@ StepDriver::StepDriver(TrainingParts& parts)
     loss_sum_ = Tensor(parts_.rank.arena(), MemoryCategory::other, DType::f64,
                        {each ? dp_samples(parts_.plan, parts_.rank.coordinate(Axis::dp)).size() : 1});
     copy_from_host(std::vector<double>(static_cast<std::size_t>(loss_sum_.numel())), loss_sum_);
+    if (parts_.plan.model.num_mtp_layers > 0) {
+      next_loss_sum_ = Tensor(parts_.rank.arena(), MemoryCategory::other, DType::f64, {1});
+      copy_from_host(std::vector<double>(1), next_loss_sum_);
+    }
   }
   // Counted from the schedule: a rank runs all microbatches of its stages, or one direction of DualPipe.
   const StepPrograms& programs = parts_.programs;
@@ -103,7 +107,7 @@ Loss StepDriver::loss(int index) {
   const auto place = static_cast<std::size_t>(index % microbatches_);
   const Microbatch& microbatch = of.microbatches[place];
   if (parts_.plan.numerics == Numerics::ordinary || !loss_sum_.defined())
-    return {of.gradient_scale[place], loss_sum_};
+    return {of.gradient_scale[place], loss_sum_, next_loss_sum_};
   const std::int64_t first =
       microbatch.first_sample - dp_samples(parts_.plan, parts_.rank.coordinate(Axis::dp)).begin;
   return {of.gradient_scale[place], loss_sum_.flat_range(first, first + microbatch.sequences.batch)};
@@ -192,11 +196,21 @@ Stage::GroupDone StepDriver::counted(int expected) {
   };
 }
 
-double StepDriver::take_loss_sum() {
-  if (!loss_sum_.defined()) return 0;
-  const std::vector<double> losses = copy_to_host(loss_sum_, 0.0);
-  copy_from_host(std::vector<double>(losses.size()), loss_sum_);
-  return halving_sum(losses, 0, std::ssize(losses));
+std::vector<double> StepDriver::take_loss_sums() {
+  std::vector<double> sums(static_cast<std::size_t>(1 + parts_.plan.model.num_mtp_layers));
+  const auto take = [](const Tensor& sum) {
+    const std::vector<double> losses = copy_to_host(sum, 0.0);
+    copy_from_host(std::vector<double>(losses.size()), sum);
+    return halving_sum(losses, 0, std::ssize(losses));
+  };
+  if (loss_sum_.defined()) sums.front() = take(loss_sum_);
+  if (next_loss_sum_.defined()) sums.back() = take(next_loss_sum_);
+  return sums;
+}
+
+static void set_losses(const std::vector<double>& sums, double num_targets, StepResult& result) {
+  result.loss = sums.front() / num_targets;
+  if (sums.size() > 1) result.mtp_loss = sums.back() / num_targets;
 }
 
 void StepDriver::refuse_step(std::int64_t step, double loss) const {
@@ -204,14 +218,15 @@ void StepDriver::refuse_step(std::int64_t step, double loss) const {
                 parts_.gradients.first_nonfinite(loss), learning_rate(parts_.optimizer, step));
 }
 
-LateResult::LateResult(const TrainingParts& parts, std::int64_t step, double loss_sum, double num_targets)
+LateResult::LateResult(const TrainingParts& parts, std::int64_t step, std::vector<double> loss_sums,
+                       double num_targets)
     : result{step, 0, std::nan(""), learning_rate(parts.optimizer, step)}, num_targets_(num_targets) {
-  const double of_all = HostGroup(parts.rank.dp_cp()).sum(loss_sum);
-  loss_sum_ = HostGroup(parts.rank.along(Axis::pp)).begin_sum({&of_all, 1});
+  loss_sums = HostGroup(parts.rank.dp_cp()).sum(loss_sums);
+  loss_sums_ = HostGroup(parts.rank.along(Axis::pp)).begin_sum(loss_sums);
 }
 
 StepResult LateResult::finish() {
-  result.loss = loss_sum_.get()[0] / num_targets_;
+  set_losses(loss_sums_.get(), num_targets_, result);
   return result;
 }
 

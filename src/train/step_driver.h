@@ -51,7 +51,8 @@ class StepDriver : public PipelineStages {
   void run(const StepPrograms::Program& program);
   // The summed loss of the backward passes since the last call, where this rank has the last stage. The host
   // waits for them.
-  double take_loss_sum();
+  // Of the next tokens; where a model predicts one more, of these behind them.
+  std::vector<double> take_loss_sums();
   // Target tokens of the global batch of a step of the stream, once.
   double take_num_targets(int step) { return num_targets_.extract(step).mapped(); }
   // What is kept for backward passes is of no use.
@@ -90,17 +91,19 @@ class StepDriver : public PipelineStages {
   std::map<int, VocabularyParallel::Saved> head_saved_;  // by microbatch
   // (1, f64), under invariant numerics (sequences of this rank), where this rank has the last stage
   Tensor loss_sum_;
+  Tensor next_loss_sum_;  // the same of what is predicted of one more token
 };
 
 // The result of a step whose loss pipeline ranks sum while they go on: asked for now, taken a step later.
 struct LateResult {
-  LateResult(const TrainingParts& parts, std::int64_t step, double loss_sum, double num_targets);
+  LateResult(const TrainingParts& parts, std::int64_t step, std::vector<double> loss_sums,
+             double num_targets);
   StepResult finish();  // waits
 
   StepResult result;
 
  private:
-  HostNumbers loss_sum_;  // over the pipeline
+  HostNumbers loss_sums_;  // over the pipeline
   double num_targets_;
 };
 

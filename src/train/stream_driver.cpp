@@ -25,7 +25,7 @@ std::vector<StepResult> StreamDriver::train(std::int64_t step, const SampleSourc
   begin(step - stream_step_, samples);
   constexpr std::int64_t far = 1 << 30;
   run(parts_.programs.program(stream_step_, static_cast<int>(std::min(steps_left, far))));
-  LateResult now(parts_, step, take_loss_sum(), take_num_targets(stream_step_));
+  LateResult now(parts_, step, take_loss_sums(), take_num_targets(stream_step_));
   std::vector<StepResult> finished;
   if (unfinished_) finished.push_back(unfinished_->finish());
   unfinished_ = std::move(now);

@@ -39,6 +39,8 @@ class Trainer {
   // What the routers of each layer that has experts did in the last compute_gradients(), over the whole mesh;
   // the losses are means over the tokens of the global batch.
   const std::vector<RoutingCounts>& routing() { return flush().routing(); }
+  // StepResult::mtp_loss of the last compute_gradients().
+  double mtp_loss() { return flush().mtp_loss(); }
   // What this rank's data decided in the last step() or compute_gradients(); once.
   DecidedByData take_decided() const { return {parts_.stages.take_moved_copies(), last_run().was_again}; }
   // Target tokens behind the last compute_gradients(), over the ranks that add them up.

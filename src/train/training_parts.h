@@ -22,6 +22,8 @@ struct StepResult {
   std::string skipped{};    // what is not finite, where the step was skipped for it
   bool taken_back = false;  // without a barrier: a wrong guess was, and forward passes were run again
   std::vector<RoutingCounts> routing = {};  // see Trainer::routing(); only where steps end one by one
+  // As the loss, of the token behind each target, where a model predicts it too; not weighed.
+  double mtp_loss = 0;
 };
 
 // What data-parallel ranks add up in a step.

@@ -19,7 +19,7 @@ RoutingDecisions::RoutingDecisions(const Plan& plan)
       samples_(plan.global_batch),
       positions_(plan.seq_len),
       k_(plan.model.experts_per_token),
-      codes_(static_cast<std::size_t>(plan.model.num_expert_layers() * samples_ * positions_ * k_), -1) {}
+      codes_(static_cast<std::size_t>(plan.model.num_routed_layers() * samples_ * positions_ * k_), -1) {}
 
 std::int32_t* RoutingDecisions::at(std::int64_t layer, std::int64_t sample, std::int64_t position) {
   return codes_.data() + (((layer - first_layer_) * samples_ + sample) * positions_ + position) * k_;
@@ -49,7 +49,7 @@ RoutingRecorder::Gathered RoutingRecorder::gather(const Rank& rank, std::int64_t
   // The largest and the smallest number that any rank has: where they are not the same, ranks disagree.
   constexpr std::int32_t none = std::numeric_limits<std::int32_t>::min();
   const std::size_t n = codes.size(),
-                    of_layer = n / static_cast<std::size_t>(plan_.model.num_expert_layers());
+                    of_layer = n / static_cast<std::size_t>(plan_.model.num_routed_layers());
   std::vector<std::int32_t> both = codes;
   for (std::int32_t code : codes) both.push_back(code < 0 ? none : -code);
   for (Axis axis : all_axes) both = HostGroup(rank.along(axis)).max(both);

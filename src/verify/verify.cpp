@@ -62,7 +62,7 @@ double verify_bound(const Plan& plan) {
   if (regroups_activations(plan) && precision.activations == DType::bf16)
     error += 0x1p-8 * std::sqrt(static_cast<double>(plan.mesh.size(Axis::tp) * plan.mesh.size(Axis::cp) *
                                                     (plan.cuts_vocabulary() ? plan.mesh.pp() : 1)));
-  return 4.0 * static_cast<double>(m.num_layers + 1) * error;
+  return 4.0 * static_cast<double>(m.num_layers + m.num_mtp_layers + 1) * error;
 }
 
 bool regroups_activations(const Plan& plan) {
