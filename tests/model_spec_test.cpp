@@ -517,7 +517,9 @@ TEST(ModelHuggingFace, Qwen3) {
   const auto refused = [&](const char* from, const char* to, const std::vector<std::string>& words) {
     expect_refusal([&] { model_from_hugging_face(replaced(json, from, to), "qwen/config.json"); }, words);
   };
-  refused("\"attention_bias\": false", "\"attention_bias\": true", {"attention_bias", "only false"});
+  const ModelSpec biased = model_from_hugging_face(
+      replaced(json, "\"attention_bias\": false", "\"attention_bias\": true"), "qwen/config.json");
+  EXPECT_TRUE(biased.qkv_bias && biased.attention_out_bias);
   refused("\"head_dim\": 128", "\"x\": 128", {"head_dim", "missing"});
 }
 
@@ -569,9 +571,9 @@ TEST(ModelHuggingFace, RefusesWhatWouldComputeSomethingElse) {
   refused(llama, "\"rope_theta\": 500000.0", R"("rope_parameters": 3)", {"rope_parameters", "3"});
   refused(llama, "\"rope_theta\": 500000.0", R"("partial_rotary_factor": 0.5)",
           {"partial_rotary_factor", "0.5"});
-  refused(llama, "\"attention_bias\": false", "\"attention_bias\": true",
-          {"attention_bias", "true", "false"});
-  refused(llama, "\"attention_bias\": false", "\"mlp_bias\": true", {"mlp_bias", "true"});
+  refused(llama, "\"attention_bias\": false", "\"attention_bias\": 1", {"attention_bias", "true or false"});
+  refused(llama, "\"model_type\": \"llama\"", "\"model_type\": \"phi3\", \"mlp_bias\": true",
+          {"mlp_bias", "true", "false"});
   refused(llama, "\"attention_dropout\": 0.0", "\"attention_dropout\": 0.1", {"attention_dropout", "0.1"});
   refused(llama, "silu", "gelu", {"hidden_act", "gelu", "silu"});
   refused(llama, "\"pretraining_tp\": 1", R"("quantization_config": {"bits": 4})",

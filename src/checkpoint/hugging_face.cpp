@@ -728,10 +728,10 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
         : gemma                               ? std::pair{"gemma3_text", "Gemma3ForCausalLM"}
         : m.scales != ScaleSpec{}             ? std::pair{"granite", "GraniteForCausalLM"}
         : m.rope.unturned_every > 0           ? std::pair{"smollm3", "SmolLM3ForCausalLM"}
-        : m.qk_norm                           ? std::pair{"qwen3", "Qwen3ForCausalLM"}
-        : relu2                               ? std::pair{"arcee", "ArceeForCausalLM"}
         : seed_oss                            ? std::pair{"seed_oss", "SeedOssForCausalLM"}
         : m.qkv_bias && !m.attention_out_bias ? std::pair{"qwen2", "Qwen2ForCausalLM"}
+        : m.qk_norm                           ? std::pair{"qwen3", "Qwen3ForCausalLM"}
+        : relu2                               ? std::pair{"arcee", "ArceeForCausalLM"}
         // A Mistral without a window is a Llama, but may have heads of any width.
         : m.window.size > 0 || m.hidden % m.num_heads != 0 ? std::pair{"mistral", "MistralForCausalLM"}
                                                            : std::pair{"llama", "LlamaForCausalLM"};

@@ -3,6 +3,7 @@
 #include <array>
 
 #include "base/error.h"
+#include "tensor/host.h"
 
 namespace echelon {
 namespace {
@@ -78,7 +79,9 @@ void FlipPlanter::begin_step(std::int64_t step) {
 }
 
 void FlipPlanter::strike(const Tensor& tensor, std::uint64_t bit) {
-  static_cast<std::byte*>(tensor.host_bytes())[bit / 8] ^= std::byte(1 << (bit % 8));
+  const HostBytes bytes(tensor, true);
+  bytes.data()[bit / 8] ^= std::byte(1 << (bit % 8));
+  bytes.store();
   struck_ = true;
   due_ = false;
 }

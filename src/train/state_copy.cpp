@@ -8,20 +8,24 @@
 
 #include "base/error.h"
 #include "data/checksum.h"
+#include "tensor/host.h"
 
 namespace echelon {
 namespace {
 
 std::uint64_t key_of(const std::string& text) { return checksum(std::as_bytes(std::span(text))); }
 
-std::span<const std::byte> raw_bytes(const Tensor& tensor) {
-  if (tensor.numel() == 0) return {};
-  return {static_cast<const std::byte*>(tensor.host_bytes()), static_cast<std::size_t>(tensor.bytes())};
+std::uint64_t fingerprint_of(const Tensor& tensor) {
+  if (tensor.numel() == 0) return checksum({});
+  const HostBytes bytes(tensor, true);
+  return checksum({bytes.data(), static_cast<std::size_t>(tensor.bytes())});
 }
 
 void move_bytes(const Tensor& from, const Tensor& to) {
   if (from.device() == Device::none || from.numel() == 0) return;
-  std::memcpy(to.host_bytes(), from.host_bytes(), static_cast<std::size_t>(from.bytes()));
+  const HostBytes source(from, true), target(to, false);
+  std::memcpy(target.data(), source.data(), static_cast<std::size_t>(from.bytes()));
+  target.store();
 }
 
 }  // namespace
@@ -57,16 +61,16 @@ std::vector<HeldState> held_state(const Rank& rank, const Trainer& trainer) {
 
 StateFingerprints fingerprints_of(const std::vector<HeldState>& state, const RouterBiases& biases) {
   StateFingerprints all;
-  const auto add = [&](std::string what, std::uint64_t key, std::span<const std::byte> bytes) {
+  const auto add = [&](std::string what, std::uint64_t key, std::uint64_t fingerprint) {
     all.what.push_back(std::move(what));
     all.keys.push_back(key);
-    all.fingerprints.push_back(checksum(bytes));
+    all.fingerprints.push_back(fingerprint);
   };
-  for (const HeldState& held : state) add(held.what, held.key, raw_bytes(held.tensor));
+  for (const HeldState& held : state) add(held.what, held.key, fingerprint_of(held.tensor));
   for (const auto& [layer, numbers] : biases) {
     std::string what = fmt::format("router biases of layer {}", layer);
     const std::uint64_t key = key_of(what);
-    add(std::move(what), key, std::as_bytes(std::span(numbers)));
+    add(std::move(what), key, checksum(std::as_bytes(std::span(numbers))));
   }
   return all;
 }
