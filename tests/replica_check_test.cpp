@@ -146,7 +146,7 @@ class ReplicaCheckRuns : public testing::Test {
 
 TEST_F(ReplicaCheckRuns, NothingIsFoundWhereNothingIsPlanted) {
   for (const Plan& plan : plans()) {
-    if (!is_taken()) continue;
+    if (!is_taken(12)) continue;
     SCOPED_TRACE(name_of(plan));
     const Ended plain = run(request(plan)), ended = run(checked(request(plan)));
     EXPECT_EQ(ended.error, "");
@@ -170,7 +170,7 @@ TEST_F(ReplicaCheckRuns, NothingIsFoundWhereNothingIsPlanted) {
 
 TEST_F(ReplicaCheckRuns, NothingIsFoundInManySteps) {
   const char* const asked = std::getenv("ECHELON_QUIET_STEPS");
-  const std::int64_t steps = asked != nullptr ? std::atoi(asked) : takes_all_cases() ? 1000 : 40;
+  const std::int64_t steps = asked != nullptr ? std::atoi(asked) : takes_all_cases() ? 1000 : 20;
   const std::vector shapes{
       Shape{.dp = 2, .tp = 2, .zero = 1}, {.dp = 2, .pp = 2, .zero = 3}, {.cp = 2}, {.dp = 4}};
   for (const Shape& shape : shapes) {
@@ -258,7 +258,7 @@ class Trials : public ReplicaCheckRuns {
 
 TEST_F(Trials, FlipsAreFoundAndTheirRankIsNamed) {
   const char* const asked = std::getenv("ECHELON_FLIPS");
-  const int flips = asked != nullptr ? std::atoi(asked) : takes_all_cases() ? 200 : 8;
+  const int flips = asked != nullptr ? std::atoi(asked) : takes_all_cases() ? 200 : 5;
   const std::vector<Plan> all = plans();
   const Philox random(2026, Stream::test, name_hash("flips"));
   for (int i = 0; i < flips; ++i) {
