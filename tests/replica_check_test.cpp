@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "case_choice.h"
 #include "data/checksum.h"
@@ -380,7 +382,7 @@ void expect_the_same_sums(int n) {
     };
     const auto plain = sums(false), watched = sums(true);
     for (std::size_t r = 0; r < plain.size(); ++r)
-      EXPECT_EQ(std::memcmp(plain[r].data(), watched[r].data(), plain[r].size() * sizeof(T)), 0)
+      EXPECT_TRUE(std::ranges::equal(std::as_bytes(std::span(plain[r])), std::as_bytes(std::span(watched[r]))))
           << n << " ranks, " << count;
   }
 }
