@@ -159,11 +159,13 @@ int run_program(int argc, char** argv) {
   std::abort();
 }
 
+// Before main(): memory may be too little already for what libraries make there.
+__attribute__((constructor(101))) void end_by_a_sentence() { std::set_terminate(end_without_handler); }
+
 }  // namespace
 
 int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);  // a file over the limit of its size is an error of write() like a full disk
-  std::set_terminate(end_without_handler);
   // A heap of each thread's own reserves 64 MiB of addresses, and where it gets none every allocation asks
   // for it again: where addresses are limited (ulimit -v) all threads share one.
   rlimit addresses{};

@@ -319,6 +319,7 @@ const std::vector<NotRun>& not_run() {
       {"make ", "builds and tests all of this; CI runs it"},
       {"cmake ", "configures another build; CI runs it"},
       {"ctest ", "runs this test"},
+      {"pip download ", "needs the network"},
       {"tests/several_hosts.sh", "a test by itself, which needs network namespaces"},
       {"build/release/tests/", "a test by itself"},
       {"echelon view runs/first", "serves until it is ended; view_test.cpp does both"},
