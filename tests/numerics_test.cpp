@@ -284,12 +284,11 @@ std::vector<MeshRow> meshes() {
                          .kind = ContextKind::allgather,
                          .balance = balance});
   for (const char* schedule :
-       {"interleaved", "interleaved-even", "zb-v", "v-half", "v-min", "dualpipe", "dualpipev"})
+       {"interleaved", "interleaved-even", "zb-v", "v-half", "v-min"})
     for (int dp : {1, 2})
       for (int zero : {0, 2})
         if (dp > 1 || zero == 0)
           all.push_back({.dp = dp, .pp = 2, .zero = zero, .micro_batch = 1, .schedule = schedule});
-  all.push_back({.tp = 2, .pp = 2, .sp = true, .micro_batch = 1, .schedule = "dualpipe"});
   for (int ep : {1, 2, 4})
     for (ContextKind kind : {ContextKind::ulysses, ContextKind::allgather})
       for (int zero : {0, 3})
@@ -351,8 +350,7 @@ TEST_F(InvariantNumerics, EveryMeshHasTheSameBits) {
             {.dp = 2, .cp = 2, .zero = 3, .micro_batch = 2},
             {.dp = 2, .tp = 2, .ep = 2, .sp = true, .micro_batch = 2},
             {.dp = 2, .tp = 2, .pp = 2, .zero = 1, .micro_batch = 1},
-            {.dp = 2, .ep = 2, .cp = 2, .micro_batch = 2},
-            {.pp = 2, .micro_batch = 1, .schedule = "dualpipe"}};
+            {.dp = 2, .ep = 2, .cp = 2, .micro_batch = 2}};
   expect_one_a_column(rows, 3);
 }
 
@@ -403,8 +401,7 @@ TEST_F(InvariantNumerics, TunedModelsHaveTheSameBits) {
 TEST(InvariantPrediction, IsThatOfEachRank) {
   const MeshRow gathered{.cp = 4, .micro_batch = 2, .kind = ContextKind::allgather};
   for (const MeshRow& row : {MeshRow{.cp = 2, .zero = 1, .micro_batch = 2}, gathered,
-                             MeshRow{.tp = 2, .cp = 2, .sp = true, .micro_batch = 1},
-                             MeshRow{.pp = 2, .micro_batch = 1, .schedule = "dualpipe"}})
+                             MeshRow{.tp = 2, .cp = 2, .sp = true, .micro_batch = 1}})
     expect_predicted(plan_of(row, {"gpt2-tiny", "f64"}));
   for (const MeshRow& row : {MeshRow{.cp = 2, .micro_batch = 2}, MeshRow{.tp = 2, .sp = true},
                              MeshRow{.dp = 2, .tp = 2, .ep = 2}, MeshRow{.dp = 2, .ep = 2, .cp = 2}})

@@ -242,7 +242,7 @@ void refuse_order_of_gradients(const Plan& plan, const Schedule& schedule) {
   };
   if (schedule.num_ranks() > 1 && !flushes(plan))
     problem("with --numerics invariant all microbatches of a step see the same weights");
-  if (parameter_copies(schedule) > 1 && !plan.schedule_text.empty())
+  if (parameter_copies(schedule) > 1)
     problem("with --numerics invariant a stage is on one rank, and here two have copies of it");
   for (const auto& instructions : schedule.ranks) {
     std::map<int, int> last;  // microbatch whose gradients a stage has
