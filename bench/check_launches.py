@@ -25,8 +25,14 @@ MEGATRON = os.path.abspath(sys.argv[sys.argv.index('--megatron') + 1]) if '--meg
 LLAMA = '--model llama-3-70b --machine h100 --gpus 64 --global-batch 512 --seq-len 8192'
 SMALL = '--model llama-3-8b --machine h100 --gpus 64 --global-batch 512 --seq-len 8192'
 OLD = '--model llama-2-7b --machine h100 --gpus 16 --global-batch 128 --seq-len 4096'
+# The textbook questions of docs/planning.md.
+TEXTBOOK = [LLAMA,
+            '--model llama-3-70b --machine a100-80 --gpus 80 --dp 80 --precision f32 --global-batch 80 --micro-batch 1 --seq-len 4096'
+            ' --recompute full --zero 3 --hsdp 1',
+            '--model llama-3-70b --machine a100-80 --gpus 512 --global-batch 1024 --seq-len 4096',
+            '--model llama-3-405b --machine h100 --gpus 16384 --global-batch 2048 --seq-len 8192']
 PLANS = {
-    'megatron-core': [LLAMA, LLAMA + ' --tp 8 --pp 4 --cp 1', SMALL + ' --pp 1 --cp 2 --zero 1',
+    'megatron-core': [*TEXTBOOK, LLAMA + ' --tp 8 --pp 4 --cp 1', SMALL + ' --pp 1 --cp 2 --zero 1',
                       '--model mixtral-8x7b --machine h100 --gpus 64 --global-batch 256 --ep 8 --pp 1',
                       '--model llama-3-405b --machine h100 --gpus 16384 --global-batch 2048 --seq-len 8192 --tp 8 --pp 16',
                       SMALL + ' --precision fp8 --zero 1 --pp 2 --recompute full'],

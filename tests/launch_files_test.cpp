@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "megatron_arguments.h"
 #include "plan/launch.h"
 #include "plan/search.h"
 #include "refusals.h"
@@ -239,24 +240,95 @@ TEST_F(LaunchFor, WritesItsFiles) {
   refused(plan + "--launch-out out", {"--launch-out", "without --launch-for"});
 }
 
-// The answers of docs/planning.md to the three textbook questions are plans that Megatron-Core is started
-// with.
+struct Question {
+  std::string text;
+  int gpus;
+};
+// Those of docs/planning.md, and the seed's own mesh of the second.
+const std::vector<Question>& textbook_questions() {
+  static const std::vector<Question> all{
+      {"--model llama-3-70b --machine h100 --gpus 64 --global-batch 512 --seq-len 8192", 64},
+      {"--model llama-3-70b --machine a100-80 --gpus 80 --dp 80 --precision f32 --global-batch 80 "
+       "--micro-batch 1 --seq-len 4096 --recompute full --zero 3 --hsdp 1",
+       80},
+      {"--model llama-3-70b --machine a100-80 --gpus 512 --global-batch 1024 --seq-len 4096", 512},
+      {"--model llama-3-70b --machine a100-80 --gpus 512 --global-batch 1024 --seq-len 4096 --tp 8 --pp 4",
+       512},
+      {"--model llama-3-405b --machine h100 --gpus 16384 --global-batch 2048 --seq-len 8192", 16384}};
+  return all;
+}
+
+// The answers of docs/planning.md to the textbook questions are plans that Megatron-Core is started with: all
+// that the command says is what the plan has, and what its arguments take.
 TEST_F(LaunchFor, StartsTheTextbookAnswers) {
-  for (const auto& [question, gpus] :
-       {std::pair{"--model llama-3-70b --machine h100 --gpus 64 --global-batch 512 --seq-len 8192", 64},
-        {"--model llama-3-70b --machine a100-80 --gpus 80 --dp 80 --precision f32 --global-batch 80 "
-         "--micro-batch 1 --seq-len 4096 --recompute full --zero 3 --hsdp 1",
-         80},
-        {"--model llama-3-405b --machine h100 --gpus 16384 --global-batch 2048 --seq-len 8192", 16384}}) {
-    EXPECT_EQ(run(std::string(question) + " --top 1 --launch-for megatron-core --launch-out out").status, 0)
-        << question;
-    const std::string command = read("out/launch.sh");
-    EXPECT_EQ(std::stoi(value_of(command, "--nnodes")) * std::stoi(value_of(command, "--nproc-per-node")),
-              gpus);
-    const int model = std::stoi(value_of(command, "--tensor-model-parallel-size")) *
-                      std::stoi(value_of(command, "--pipeline-model-parallel-size")) *
-                      std::stoi(value_of(command, "--context-parallel-size"));
-    EXPECT_EQ(gpus % model, 0);
+  for (const Question& question : textbook_questions()) {
+    SCOPED_TRACE(question.text);
+    const checks::CommandResult planned =
+        run(question.text + " --top 1 --json --launch-for megatron-core --launch-out out");
+    ASSERT_EQ(planned.status, 0);
+    const auto plan = nlohmann::json::parse(planned.output).at("plans").at(0);
+    const checks::MegatronArguments given(read("out/launch.sh"));
+    EXPECT_EQ(given.world(), question.gpus);
+    EXPECT_EQ(given.number("--tensor-model-parallel-size"), plan.at("tp"));
+    EXPECT_EQ(given.number("--pipeline-model-parallel-size"), plan.at("pp"));
+    EXPECT_EQ(given.number("--context-parallel-size"), plan.at("cp"));
+    EXPECT_EQ(given.data_parallel(), plan.at("dp"));
+    EXPECT_EQ(given.microbatches(), plan.at("microbatches"));
+    EXPECT_EQ(given.chunks() * plan.at("pp").get<std::size_t>(), plan.at("layers_per_stage").size());
+    EXPECT_EQ(given.has("--use-megatron-fsdp"), plan.at("zero") == 3);
+  }
+}
+
+// Megatron-Bridge takes the same by other names, and torchtitan has its own.
+TEST_F(LaunchFor, StartsTheTextbookAnswersElsewhere) {
+  const Question& question = textbook_questions().front();
+  ASSERT_EQ(run(question.text + " --top 1 --launch-for megatron-bridge --launch-out out").status, 0);
+  EXPECT_NE(read("out/bridge.yaml").find("  context_parallel_size: "), std::string::npos);
+  const checks::CommandResult planned =
+      run(question.text + " --software torchtitan --top 1 --json --launch-for torchtitan --launch-out out");
+  ASSERT_EQ(planned.status, 0);
+  const auto plan = nlohmann::json::parse(planned.output).at("plans").at(0);
+  const toml::table job = toml::parse(read("out/torchtitan.toml"));
+  std::int64_t ranks = 1;
+  for (const char* degree : {"data_parallel_replicate_degree", "data_parallel_shard_degree",
+                             "tensor_parallel_degree", "context_parallel_degree", "pipeline_parallel_degree"})
+    ranks *= job["parallelism"][degree].value<std::int64_t>().value_or(0);
+  EXPECT_EQ(ranks, question.gpus);
+  const auto local = job["training"]["local_batch_size"].value<std::int64_t>().value_or(0);
+  EXPECT_EQ(job["training"]["global_batch_size"].value<std::int64_t>(), 512);
+  EXPECT_EQ(512 % (local * plan.at("dp").get<std::int64_t>()), 0);
+}
+
+// Each of these is refused by the program itself.
+TEST(LaunchFiles, ArgumentsThatMegatronRefuses) {
+  const std::string good = files_of("megatron-core", request_of("llama-3-8b", 64, 128, "current",
+                                                                {{"tp", "2"},
+                                                                 {"pp", "4"},
+                                                                 {"schedule", "interleaved"},
+                                                                 {"chunks", "2"},
+                                                                 {"zero", "1"},
+                                                                 {"micro-batch", "1"},
+                                                                 {"recompute", "full"}}))
+                               .at("launch.sh");
+  EXPECT_NO_THROW(checks::MegatronArguments{good});
+  for (const auto& [from, to] : std::vector<std::pair<std::string, std::string>>{
+           {"--bf16", "--bfloat16"},
+           {"--tensor-model-parallel-size 2", "--tensor-model-parallel-size 3"},
+           {"--global-batch-size 128", "--global-batch-size 130"},
+           {"--global-batch-size 128", "--global-batch-size 48"},
+           {"--recompute-method uniform", ""},
+           {"--recompute-granularity full", "--recompute-granularity some"},
+           {"--num-layers 32", "--num-layers 31"},
+           {"--nnodes 8", "--nnodes 7"},
+           {"--vocab-size 128255", "--vocab-size 128256"},
+           {"--use-distributed-optimizer", ""},
+           {"--ffn-hidden-size 14336", "--ffn-hidden-size 1.4e4"},
+           {"--lr 3e-4", "--lr"},
+           {"export CUDA_DEVICE_MAX_CONNECTIONS=1", ""}}) {
+    std::string bad = good;
+    const auto at = bad.find(from);
+    ASSERT_NE(at, std::string::npos) << from;
+    EXPECT_THROW(checks::MegatronArguments{bad.replace(at, from.size(), to)}, std::runtime_error) << to;
   }
 }
 
