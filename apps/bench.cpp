@@ -90,6 +90,7 @@ int bench_train(BenchTrainFlags& f) {
       const auto begin = Clock::now();
       const double step_loss = trainer.compute_gradients(step, random);
       trainer.apply_gradients(step);
+      arena.synchronize();
       meet();
       const double seconds = seconds_since(begin);
       if (index == 0 && step > 0) {  // the first step allocates

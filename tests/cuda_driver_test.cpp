@@ -66,10 +66,10 @@ TEST_F(CudaDriver, EventsOrderStreams) {
     const auto before = arena.stream().record();
     driver_->fill_bytes(from.address(), value, bytes, arena.stream().handle());
     const auto filled = arena.stream().record();
-    arena.transfers().wait_for(*filled);
+    arena.transfers("dp").wait_for(*filled);
     driver_->copy({.to = to.address(), .from = from.address(), .row_bytes = bytes},
-                  arena.transfers().handle());
-    const auto copied = arena.transfers().record();
+                  arena.transfers("dp").handle());
+    const auto copied = arena.transfers("dp").record();
     arena.stream().wait_for(*copied);
     const std::vector<std::uint8_t> all = copy_to_host<std::uint8_t>(to);
     EXPECT_EQ(all.front(), value);

@@ -153,7 +153,7 @@ TEST(DeviceSeam, ABlockThatAnotherStreamUsesIsKeptUntilThatHasCome) {
       address = x.address();
       kernels->fill(x, 7);
       const auto filled = arena.stream().record();
-      DeviceStream& other = arena.transfers();
+      DeviceStream& other = arena.transfers("dp");
       other.wait_for(*filled);
       driver.copy({.to = kept.address(), .from = x.address(), .row_bytes = 256}, other.handle());
       x.in_use_until(other.record());
@@ -169,7 +169,7 @@ TEST(DeviceSeam, ABlockThatAnotherStreamUsesIsKeptUntilThatHasCome) {
       ++later;
     }
     kernels->fill(next, -1);
-    arena.transfers().synchronize();
+    arena.transfers("dp").synchronize();
     EXPECT_EQ(copy_to_host<double>(kept), std::vector<double>(32, 7));
     const Tensor third = of(arena, {32}, DType::f64);
     EXPECT_LE(arena.system_allocations(), 3);
@@ -204,7 +204,7 @@ TEST(DeviceSeam, EveryCallMayFailAndNothingIsLeft) {
     copy_from_host(std::vector<double>(32, 1), x);
     kernels->fill(y, 2);
     kernels->add(x, y);
-    y.in_use_until(arena.transfers().record());
+    y.in_use_until(arena.transfers("dp").record());
     EXPECT_EQ(copy_to_host<double>(y), std::vector<double>(32, 3));
   };
   struct Case {

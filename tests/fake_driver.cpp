@@ -26,6 +26,15 @@ std::size_t extent(std::size_t stride, std::size_t row_bytes, std::size_t rows) 
   return rows == 0 || row_bytes == 0 ? 0 : (rows - 1) * stride + row_bytes;
 }
 
+bool overlap(const std::byte* a, std::size_t a_bytes, const std::byte* b, std::size_t b_bytes) {
+  return a < b + b_bytes && b < a + a_bytes;
+}
+
+void move_rows(const RowsCopy& rows, std::byte* to, const std::byte* from) {
+  for (std::size_t row = 0; row < rows.rows; ++row)
+    std::memmove(to + row * rows.to_stride, from + row * rows.from_stride, rows.row_bytes);
+}
+
 // So that what is changed behind a copy's back is seen.
 std::uint64_t sum_of(const std::byte* data, std::size_t bytes) {
   std::uint64_t sum = 1469598103934665603u;
@@ -106,6 +115,11 @@ std::size_t FakeDriver::operations_queued() const {
   std::size_t queued = 0;
   for (const Stream* stream : streams_) queued += stream->queue.size();
   return queued;
+}
+
+double FakeDriver::last_end() const {
+  const Lock lock(mutex_);
+  return last_end_;
 }
 
 bool FakeDriver::fails(FakeCall call) {
@@ -271,7 +285,7 @@ void FakeDriver::run_next(Stream& stream) {
     operation.meeting->work();
     operation.meeting->done = true;
   }
-  if (operation.work) operation.work();
+  if (operation.work && (options_.computes || operation.is_copy)) operation.work();
   ++run_;
   if (operation.waits_for) stream.free_at = std::max(stream.free_at, operation.waits_for->at);
   if (operation.work) {
@@ -283,11 +297,6 @@ void FakeDriver::run_next(Stream& stream) {
   if (!operation.happens) return;
   operation.happens->happened = true;
   operation.happens->at = stream.free_at;
-}
-
-double FakeDriver::last_end() const {
-  const Lock lock(mutex_);
-  return last_end_;
 }
 
 // What has to run before the event, and now and then something that need not.
@@ -379,7 +388,7 @@ std::byte* FakeDriver::allocate(int device, std::size_t bytes) {
   first_unused_ += (bytes + 2 * fake_alignment - 1) / fake_alignment * fake_alignment;
   check(first_unused_ <= mapped_bytes_, "a fake device has no addresses left");
   blocks_[device_ + begin] = {bytes, device};
-  std::memset(seen_ + begin, poison, bytes);
+  if (options_.computes) std::memset(seen_ + begin, poison, bytes);
   return device_ + begin;
 }
 
@@ -406,12 +415,19 @@ std::byte* FakeDriver::allocate_pinned(std::size_t bytes) {
   if (fails(FakeCall::allocate_pinned)) return nullptr;
   auto* const memory = new std::byte[bytes];
   pinned_[memory] = {bytes, host};
+  pinned_seen_[memory].resize(bytes);
   return memory;
 }
 
 void FakeDriver::free_pinned(std::byte* memory) noexcept {
   const Lock lock(mutex_);
-  if (pinned_.erase(memory) == 0) return complain("pinned memory is given back that is not there");
+  const auto found = pinned_.find(memory);
+  if (found == pinned_.end()) return complain("pinned memory is given back that is not there");
+  for (const PinnedUse& use : pinned_uses_)
+    if (lost_.empty() && overlap(use.begin, use.bytes, memory, found->second.bytes))
+      complain("a copy is queued on pinned memory that is given back");
+  pinned_.erase(found);
+  pinned_seen_.erase(memory);
   delete[] memory;
 }
 
@@ -514,18 +530,53 @@ void FakeDriver::copy(const RowsCopy& rows, StreamHandle stream) {
   check(reads.has_value(), "a copy reads what is not where it says");
   check(writes.has_value(), "a copy writes what is not where it says");
   check(*reads == on.device || *writes == on.device, "a copy runs on a device that it does not touch");
-  // Until it has run nobody is to read what it writes, nor to change what it reads.
-  if (rows.kind == CopyKind::to_host) std::memset(destination, poison, written);
-  const std::uint64_t sum = rows.kind == CopyKind::from_host ? sum_of(source, read) : 0;
-  const std::byte* const from = rows.kind == CopyKind::from_host ? source : seen_by_work(source);
-  std::byte* const to = rows.kind == CopyKind::to_host ? destination : seen_by_work(destination);
-  const auto work = [=, this] {
-    if (rows.kind == CopyKind::from_host && sum_of(source, read) != sum)
+  refuse_lost(on.device);
+  std::function<void()> work;
+  if (rows.kind == CopyKind::from_host)
+    work = copy_from_host(rows, read);
+  else if (rows.kind == CopyKind::to_host)
+    work = copy_to_host(rows, written);
+  else
+    work = [=, this] { move_rows(rows, seen_by_work(destination), seen_by_work(source)); };
+  queue(on, {"transfer", {{source, read}, {destination, written}}, std::move(work), {}, {}, true});
+}
+
+std::byte* FakeDriver::seen_pinned(const std::byte* memory) {
+  auto& [begin, seen] = *std::prev(pinned_seen_.upper_bound(memory));
+  return seen.data() + (memory - begin);
+}
+
+// Until it has run nobody is to change what it reads.
+std::function<void()> FakeDriver::copy_from_host(const RowsCopy& rows, std::size_t read) {
+  auto* const source = static_cast<std::byte*>(const_cast<void*>(rows.from));
+  auto* const destination = static_cast<std::byte*>(rows.to);
+  const bool of_device = std::any_of(pinned_uses_.begin(), pinned_uses_.end(), [&](const PinnedUse& use) {
+    return use.writes && overlap(use.begin, use.bytes, source, read);
+  });
+  if (!of_device) std::memcpy(seen_pinned(source), source, read);
+  const std::uint64_t sum = of_device ? 0 : sum_of(source, read);
+  const auto use = pinned_uses_.insert(pinned_uses_.end(), {source, read, false, of_device});
+  return [=, this] {
+    if (!use->hidden && sum_of(source, read) != sum)
       complain("pinned memory is changed while a copy is to read it");
-    for (std::size_t row = 0; row < rows.rows; ++row)
-      std::memmove(to + row * rows.to_stride, from + row * rows.from_stride, rows.row_bytes);
+    move_rows(rows, seen_by_work(destination), seen_pinned(source));
+    pinned_uses_.erase(use);
   };
-  queue(on, {"copy", {{source, read}, {destination, written}}, work, {}, {}, true});
+}
+
+// Until it has run nobody is to read what it writes.
+std::function<void()> FakeDriver::copy_to_host(const RowsCopy& rows, std::size_t written) {
+  auto* const source = static_cast<const std::byte*>(rows.from);
+  auto* const destination = static_cast<std::byte*>(rows.to);
+  for (PinnedUse& use : pinned_uses_)
+    if (overlap(use.begin, use.bytes, destination, written)) use.hidden = true;
+  std::memset(destination, poison, written);
+  const auto use = pinned_uses_.insert(pinned_uses_.end(), {destination, written, true, false});
+  return [=, this] {
+    move_rows(rows, seen_pinned(destination), seen_by_work(source));
+    if (!use->hidden) move_rows(rows, destination, seen_by_work(source));
+    pinned_uses_.erase(use);
+  };
 }
 
 void FakeDriver::fill_bytes(std::byte* to, std::uint8_t value, std::size_t bytes, StreamHandle stream) {

@@ -1,6 +1,7 @@
 // Devices that are this machine's memory, to prove what is asked of them: what is queued runs as late as its
 // order allows and in any order that is legal, by a seed; their memory is not for the host to touch, nor that
-// of one for another's kernels that have no leave.
+// of one for another's kernels that have no leave. Their clock is what the order asks for, not when things
+// were run: work begins when its stream is free and what it waits for is done, and takes what the test says.
 #pragma once
 
 #include <condition_variable>
@@ -8,6 +9,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -36,7 +38,8 @@ class FakeDriver final : public DeviceDriver {
     int devices = 1;
     bool peers = true;  // they can be let use each other's memory
     bool collectives = true;
-    // That an operation takes on the device's clock, by its name and the bytes that it uses.
+    bool computes = true;  // or they are clocks alone
+    // That an operation takes, by its name and the bytes that it uses; without it a microsecond each.
     std::function<double(const std::string& name, std::size_t bytes)> seconds = {};
   };
   FakeDriver() : FakeDriver(Options()) {}
@@ -52,8 +55,7 @@ class FakeDriver final : public DeviceDriver {
   // Operations that have run, and that wait to.
   std::size_t operations_run() const;
   std::size_t operations_queued() const;
-  // Seconds at which the last operation so far ended, on a clock that the order of the streams decides, not
-  // when things were run: work begins when its stream is free and what it waits for is done.
+  // Seconds on the devices' clock at which the last operation so far ended.
   double last_end() const;
 
   // ---- for what computes on it (queued_kernels.h)
@@ -172,6 +174,20 @@ class FakeDriver final : public DeviceDriver {
   std::byte *device_ = nullptr, *seen_ = nullptr;
   Blocks blocks_, pinned_;
   std::set<std::pair<int, int>> reached_;  // device, peer
+  // Copies that are queued from and to pinned memory. The device sees such memory in pinned_seen_: what the
+  // host wrote before it queued a copy, or what a copy has brought there. The host sees that when it is
+  // there, and no numbers before.
+  struct PinnedUse {
+    std::byte* begin;
+    std::size_t bytes;
+    bool writes;
+    bool hidden;  // from the host, by a later copy that is to write there
+  };
+  std::byte* seen_pinned(const std::byte* memory);
+  std::function<void()> copy_from_host(const RowsCopy& rows, std::size_t read);
+  std::function<void()> copy_to_host(const RowsCopy& rows, std::size_t written);
+  std::map<const std::byte*, std::vector<std::byte>> pinned_seen_;
+  std::list<PinnedUse> pinned_uses_;
   std::set<Stream*> streams_;
   std::set<std::shared_ptr<Event>*> events_;
   std::map<FakeCall, int> calls_, fail_at_;

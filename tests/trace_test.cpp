@@ -202,7 +202,7 @@ TEST(TraceRecorder, KeepsTheLastStepsOnly) {
     recorder.begin_step(step);
     CallSpan call;
     call.posted = 10'000;
-    call.end = 5;  // under way
+    call.end = TraceRecorder::under_way;
     calls.push_back(recorder.add(call));
     recorder.add(WorkSpan{Activity::step, step, 0, 20});
     if (step == 4) recorder.finish(calls[2], 30'000, 40'000);  // begun a step before

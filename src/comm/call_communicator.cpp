@@ -38,8 +38,7 @@ Pending CallCommunicator::broadcast(const Tensor& x, int root) {
 Pending CallCommunicator::barrier() { return collective({.verb = Verb::barrier}, nothing_, nothing_); }
 
 Pending CallCommunicator::send(const Tensor& x, int to) {
-  post(checked({.verb = Verb::send, .root = to, .counts = {x.numel()}}, x, x), x);
-  return {};
+  return post(checked({.verb = Verb::send, .root = to, .counts = {x.numel()}}, x, x), x);
 }
 
 Pending CallCommunicator::recv(const Tensor& x, int from) {

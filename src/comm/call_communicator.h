@@ -23,7 +23,8 @@ class CallCommunicator : public Communicator {
   // Arguments are checked, and the Call has its memory. start(): a collective of several ranks, or a receive
   // from another rank or this one; the views live as long as its Pending.
   virtual Pending start(Call call, const Tensor& in, const Tensor& out) = 0;
-  virtual void post(Call call, const Tensor& x) = 0;  // a send
+  // A send, which waits for nobody; on a device its Pending is what the rank's stream waits for.
+  virtual Pending post(Call call, const Tensor& x) = 0;
   // Ends the job: the other ranks would wait for this call.
   [[noreturn]] virtual void fail(const std::string& why) = 0;
   virtual void throw_if_failed() = 0;

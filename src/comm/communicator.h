@@ -19,6 +19,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <utility>
 
 #include "spec/reduce_op.h"
 #include "spec/traffic.h"
@@ -26,14 +27,23 @@
 
 namespace echelon {
 
-// What a backend knows of one operation under way.
+// What an operation did on a device, on a stream of its own: from the one event to the other. Null where it
+// did nothing there.
+struct DeviceWork {
+  std::shared_ptr<DeviceEvent> begin{}, end{};
+};
+
+// What a backend knows of one operation under way. In memory of a device the host waits for the other ranks'
+// calls alone, and the rank's stream for the work.
 class Operation {
  public:
   virtual ~Operation() = default;
-  // Does what can be done without waiting; true when finished.
+  // Does what can be done without waiting; true when finished, on the device too.
   virtual bool progress() = 0;
   // Waits until finished. CommError on abort, mismatch or time-out.
   virtual void wait() = 0;
+  // Of a finished one.
+  virtual DeviceWork on_device() const { return {}; }
 };
 
 // Handle on an operation under way. A default-constructed one is finished.
@@ -49,6 +59,16 @@ class Pending {
   void wait() {
     if (operation_) operation_->wait();
     operation_.reset();
+  }
+  // progress() and wait() for whoever asks when it ran.
+  bool progress(DeviceWork& work) {
+    if (!operation_ || !operation_->progress()) return operation_ == nullptr;
+    work = std::exchange(operation_, {})->on_device();
+    return true;
+  }
+  void wait(DeviceWork& work) {
+    if (operation_) operation_->wait();
+    if (operation_) work = std::exchange(operation_, {})->on_device();
   }
   // Whether it is known to be; does nothing for it.
   bool finished() const { return operation_ == nullptr; }

@@ -125,26 +125,30 @@ namespace {
 
 using Groups = DeviceGroups::State;
 
+// Of all groups of a rank: what NCCL runs at once for two groups may each hold what the other needs to begin.
+constexpr const char* one_stream = "library";
+
 // Its work is queued: the rank's stream goes on after it from where it is waited for.
 class QueuedCollective final : public Operation {
  public:
-  QueuedCollective(std::shared_ptr<DeviceEvent> done, Tensor in, Tensor out)
-      : done_(std::move(done)), in_(std::move(in)), out_(std::move(out)) {}
+  QueuedCollective(DeviceWork work, Tensor in, Tensor out)
+      : work_(std::move(work)), in_(std::move(in)), out_(std::move(out)) {}
   ~QueuedCollective() override {
     if (ordered_) return;
-    in_.in_use_until(done_);
-    out_.in_use_until(done_);
+    in_.in_use_until(work_.end);
+    out_.in_use_until(work_.end);
   }
   bool progress() override {
     wait();
     return true;
   }
   void wait() override {
-    if (!std::exchange(ordered_, true)) in_.stream().wait_for(*done_);
+    if (!std::exchange(ordered_, true)) in_.stream().wait_for(*work_.end);
   }
+  DeviceWork on_device() const override { return work_; }
 
  private:
-  std::shared_ptr<DeviceEvent> done_;
+  DeviceWork work_;
   Tensor in_, out_;
   bool ordered_ = false;
 };
@@ -227,12 +231,13 @@ class DeviceCommunicator final : public Communicator {
     if (!joined_) join(in.stream().device());
     if (!watched_->member) throw_failed();
     auto arrived = in.stream().record();
-    DeviceStream& stream = in.transfers();
-    std::shared_ptr<DeviceEvent> done;
+    DeviceStream& stream = in.transfers(one_stream);
+    DeviceWork work;
     try {
       stream.wait_for(*arrived);
+      work.begin = stream.record();
       queue_together(call, stream.handle());
-      done = stream.record();
+      work.end = stream.record();
     } catch (...) {  // on memory that may be given back next
       groups_->abort(*watched_);
       try {
@@ -241,8 +246,8 @@ class DeviceCommunicator final : public Communicator {
       }
       throw;
     }
-    watched_->launched.push_back({fmt::format("{} ({})", name, describe(call)), std::move(arrived), done});
-    return Pending(std::make_shared<QueuedCollective>(std::move(done), in, out));
+    watched_->launched.push_back({fmt::format("{} ({})", name, describe(call)), std::move(arrived), work.end});
+    return Pending(std::make_shared<QueuedCollective>(std::move(work), in, out));
   }
 
   // The world says why.

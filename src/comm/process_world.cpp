@@ -204,7 +204,7 @@ class ProcessCommunicator final : public CallCommunicator {
     return hears ? to : nullptr;
   }
   // Copied: a large message would otherwise wait for its receive.
-  void post(Call call, const Tensor& x) override {
+  Pending post(Call call, const Tensor& x) override {
     const auto bytes = static_cast<std::size_t>(x.bytes());
     std::vector<std::byte> staged;
     if (call.device == Device::cuda) {
@@ -215,10 +215,11 @@ class ProcessCommunicator final : public CallCommunicator {
     }
     if (call.root == rank()) {
       group_.to_self.emplace_back(call.in, call.in + bytes);
-      return;
+      return {};
     }
     const std::uint64_t number = group_.next_sent[static_cast<std::size_t>(call.root)]++;
     world_.engine->start_copied(group_, number, std::move(call), bytes);
+    return {};
   }
   [[noreturn]] void fail(const std::string& why) override {
     world_.engine->fail({.origin = world_rank(), .why = why});

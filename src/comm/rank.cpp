@@ -19,6 +19,10 @@ Rank::Rank(World& world, const Mesh& mesh, int index, const PrecisionRecipe& pre
       recorder_(recorder),
       traffic_(std::make_unique<Traffic>()),
       messages_(std::make_unique<Traffic>()) {
+  if (arena.device() == Device::cuda) {
+    device_clock_ = std::make_unique<DeviceClock>(arena.stream(), world.time());
+    if (recorder != nullptr) recorder->time_by(*device_clock_);
+  }
   check(mesh.ep >= 1 && mesh.dp_cp_size() % mesh.ep == 0, "expert groups make up the dp x cp group");
   if (collectives_ == Collectives::nccl) {
     check(arena.device() == Device::cuda, "the collectives of devices are asked for without one");

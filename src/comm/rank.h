@@ -79,6 +79,8 @@ class Rank {
 
   // Null where nothing but traffic is recorded.
   TraceRecorder* recorder() const { return recorder_; }
+  // When its device did what it was told; null on the cpu.
+  DeviceClock* device_clock() const { return device_clock_.get(); }
   // What the rank is at, for its trace, while the result lives.
   [[nodiscard]] Doing doing(Activity activity, std::int32_t which = -1) const {
     return {recorder_, activity, which};
@@ -103,6 +105,7 @@ class Rank {
   Kernels& kernels_;
   Collectives collectives_;
   TraceRecorder* recorder_;
+  std::unique_ptr<DeviceClock> device_clock_;
   std::unique_ptr<Traffic> traffic_, messages_;
   std::unique_ptr<DeviceGroups> device_groups_;  // where the collectives are the device's library's
   mutable std::array<std::unique_ptr<Communicator>, num_group_kinds> groups_;

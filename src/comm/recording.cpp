@@ -1,13 +1,17 @@
 #include "comm/recording.h"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
+
+#include "base/error.h"
 
 namespace echelon {
 
 void TraceRecorder::begin_step(std::int64_t step) {
   step_ = static_cast<std::int32_t>(step);
-  marks_.push_back({forgotten_work_ + trace_.work.size(), forgotten_calls_ + trace_.calls.size()});
+  marks_.push_back({forgotten_work_ + trace_.work.size(), forgotten_calls_ + trace_.calls.size(),
+                    forgotten_events_ + events_.size()});
   if (marks_.size() > steps_) marks_.pop_front();
   const auto forget = [](auto& spans, std::uint64_t& forgotten, std::uint64_t until) {
     spans.erase(spans.begin(), spans.begin() + static_cast<std::ptrdiff_t>(until - forgotten));
@@ -15,6 +19,21 @@ void TraceRecorder::begin_step(std::int64_t step) {
   };
   forget(trace_.work, forgotten_work_, marks_.front().work);
   forget(trace_.calls, forgotten_calls_, marks_.front().calls);
+  forget(events_, forgotten_events_, marks_.front().events);
+  works_.erase(works_.begin(), works_.lower_bound(forgotten_calls_));
+}
+
+// Of a device: the number of an event. Such times were before the run by centuries.
+static constexpr TraceTime first_event = std::numeric_limits<TraceTime>::min() + 1;
+
+TraceTime TraceRecorder::now() {
+  if (device_ == nullptr) return at(time_.now());
+  try {
+    events_.push_back(device_->mark());
+  } catch (const RunError&) {  // a failure is on its way, or the device is lost, which every later call says
+    return at(time_.now());
+  }
+  return first_event + static_cast<TraceTime>(forgotten_events_ + events_.size() - 1);
 }
 
 std::int32_t TraceRecorder::add_group(const std::string& name) {
@@ -31,19 +50,46 @@ TraceRecorder::CallNumber TraceRecorder::add(CallSpan call) {
 // A caller that waits at once is there within this: nothing was done in between.
 static constexpr TraceTime at_once = 5'000;
 
-void TraceRecorder::finish(CallNumber number, TraceTime waited, TraceTime end) {
+void TraceRecorder::finish(CallNumber number, TraceTime waited, TraceTime end, const DeviceWork& work) {
   if (number < forgotten_calls_) return;
   CallSpan& call = trace_.calls[number - forgotten_calls_];
-  call.waited = waited - call.posted < at_once ? call.posted : waited;
+  call.waited = waited;
   call.end = end;
+  if (work.end) works_[number] = work;
 }
 
-Trace TraceRecorder::trace() const {
+Trace TraceRecorder::trace() {
   Trace trace = trace_;
   const TraceTime end = now();
   for (CallSpan& call : trace.calls)
-    if (call.end < call.posted) call.waited = call.end = end;
+    if (call.end == under_way) call.waited = call.end = end;
+  if (device_ != nullptr) time_on_device(trace);
+  for (CallSpan& call : trace.calls)
+    if (call.waited - call.posted < at_once) call.waited = call.posted;
   return trace;
+}
+
+void TraceRecorder::time_on_device(Trace& trace) {
+  const auto resolve = [&](TraceTime& time) {
+    // Of a time of the host's, which is none: more than any.
+    const std::uint64_t number = static_cast<std::uint64_t>(time) - static_cast<std::uint64_t>(first_event);
+    if (number < forgotten_events_)  // of what began before the steps that are kept
+      time = time_of(events_.front());
+    else if (number < forgotten_events_ + events_.size())
+      time = time_of(events_[number - forgotten_events_]);
+  };
+  for (WorkSpan& span : trace.work) resolve(span.begin), resolve(span.end);
+  for (std::size_t i = 0; i < trace.calls.size(); ++i) {
+    CallSpan& call = trace.calls[i];
+    for (TraceTime* const time : {&call.begin, &call.posted, &call.waited, &call.end}) resolve(*time);
+    const auto work = works_.find(forgotten_calls_ + i);
+    if (work == works_.end()) continue;
+    // The kernels came to the wait for it at `waited`; before it began it stood behind the other ranks.
+    const TraceTime begin = time_of(work->second.begin), end = time_of(work->second.end);
+    call.begin = call.posted = std::min(begin, call.waited);
+    call.waited = std::min(call.waited, end);
+    call.end = end;
+  }
 }
 
 namespace {
@@ -55,15 +101,17 @@ class TracedOperation final : public Operation {
       : inner_(std::move(inner)), recorder_(recorder), number_(number) {}
 
   bool progress() override {
-    if (!inner_.progress()) return false;
+    DeviceWork work;
+    if (!inner_.progress(work)) return false;
     const TraceTime now = recorder_.now();
-    recorder_.finish(number_, now, now);
+    recorder_.finish(number_, now, now, work);
     return true;
   }
   void wait() override {
+    DeviceWork work;
     const TraceTime begin = recorder_.now();
-    inner_.wait();
-    recorder_.finish(number_, begin, recorder_.now());
+    inner_.wait(work);
+    recorder_.finish(number_, begin, recorder_.now(), work);
   }
 
  private:
@@ -160,13 +208,11 @@ class RecordingCommunicator final : public Communicator {
     call.begin = begin;
     call.posted = recorder->now();
     const bool done = pending.finished();
-    call.waited = call.end = done ? call.posted : under_way;
+    call.waited = call.end = done ? call.posted : TraceRecorder::under_way;
     const TraceRecorder::CallNumber number = recorder->add(call);
     if (done) return pending;
     return Pending(std::make_shared<TracedOperation>(std::move(pending), *recorder, number));
   }
-  static constexpr TraceTime under_way = std::numeric_limits<TraceTime>::min();
-
   std::unique_ptr<Communicator> inner_;
   Axis axis_;
   Traffic& traffic_;

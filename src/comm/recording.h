@@ -3,6 +3,8 @@
 #pragma once
 
 #include <deque>
+#include <limits>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,6 +12,7 @@
 #include "base/clock.h"
 #include "comm/communicator.h"
 #include "spec/trace.h"
+#include "tensor/device_clock.h"
 
 namespace echelon {
 
@@ -22,7 +25,11 @@ class TraceRecorder {
   TraceRecorder(const TraceRecorder&) = delete;
   TraceRecorder& operator=(const TraceRecorder&) = delete;
 
-  TraceTime now() const { return at(time_.now()); }
+  // From now on what the rank does is timed by its device, which outlives the recorder's use.
+  void time_by(DeviceClock& device) { device_ = &device; }
+
+  // To be kept, and handed back: of a device it is a time in the result of trace() alone.
+  TraceTime now();
   TraceTime at(Clock::time_point time) const {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(time - zero_).count();
   }
@@ -35,23 +42,29 @@ class TraceRecorder {
   std::int32_t add_group(const std::string& name);
   // Counts from the beginning of the recorder, so that a call may end after it was forgotten.
   using CallNumber = std::uint64_t;
+  static constexpr TraceTime under_way = std::numeric_limits<TraceTime>::min();  // a call's end until finish()
   CallNumber add(CallSpan call);
-  void finish(CallNumber number, TraceTime waited, TraceTime end);
+  void finish(CallNumber number, TraceTime waited, TraceTime end, const DeviceWork& work = {});
 
-  // What is kept; calls under way end now.
-  Trace trace() const;
+  // What is kept; calls under way end now. The host waits for what of it is a device's.
+  Trace trace();
 
  private:
   struct Mark {
-    std::uint64_t work, calls;  // that were made before the step
+    std::uint64_t work, calls, events;  // that were made before the step
   };
+  TraceTime time_of(const std::shared_ptr<DeviceEvent>& event) { return at(device_->time_of(event)); }
+  void time_on_device(Trace& trace);
   Time time_;
   Clock::time_point zero_;
   std::size_t steps_;
   std::int32_t step_ = 0;
   Trace trace_;
-  std::uint64_t forgotten_work_ = 0, forgotten_calls_ = 0;
+  std::uint64_t forgotten_work_ = 0, forgotten_calls_ = 0, forgotten_events_ = 0;
   std::deque<Mark> marks_;
+  DeviceClock* device_ = nullptr;
+  std::deque<std::shared_ptr<DeviceEvent>> events_;  // what now() has given
+  std::map<CallNumber, DeviceWork> works_;           // of finished calls
 };
 
 // Records an activity from here to the end of the block; nothing without a recorder.

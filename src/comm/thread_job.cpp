@@ -107,6 +107,32 @@ void ThreadJob::forget_finished(ThreadState& rank) {
   });
 }
 
+DeviceWork Task::on_own_device() const {
+  for (const DeviceWork& work : on_devices())
+    if (work.end->handle().device == stream().device()) return work;
+  return {};
+}
+
+void Task::order_stream() {
+  if (ordered() || std::exchange(ordered_, true)) return;
+  for (const DeviceWork& work : on_devices()) stream().wait_for(*work.end);
+}
+
+bool Task::settled() {
+  if (!ordered())
+    ordered_ = std::all_of(on_devices().begin(), on_devices().end(),
+                           [](const DeviceWork& work) { return work.end->has_happened(); });
+  return ordered();
+}
+
+void Task::let_go() const noexcept {
+  if (!finished()) return;
+  for (const DeviceWork& work : on_devices()) try {
+      work.end->synchronize();
+    } catch (const std::exception&) {  // the device is lost
+    }
+}
+
 void ThreadJob::drop(int rank, const std::shared_ptr<Task>& task) {
   task->dropped = true;
   if (!task->finished()) {

@@ -6,8 +6,8 @@
 // has dropped its Pending.
 //
 // In memory of devices the last rank that calls a collective queues it, after what every rank had queued
-// before it called: on one stream of transfers of each device, which does the parts of the ranks there. Then
-// it is finished for the host; the stream of each rank goes on beside it until the rank waits for it, and
+// before it called: on each device the parts of the ranks there, on the first one's stream of such transfers.
+// Then it is finished for the host; the stream of each rank goes on beside it until the rank waits for it, and
 // after it from there. No stream ever waits for something that is not queued yet, so streams cannot wait for
 // each other in a circle.
 //
@@ -51,9 +51,8 @@ struct OpenCollective {
   std::vector<std::int64_t> num_pieces;                  // by part
   std::unique_ptr<std::atomic<std::int64_t>[]> claimed;  // pieces taken, by part; may run past num_pieces
   std::int64_t unfinished_pieces = 0;
-  int active = 0;                     // threads at work on it
-  // Of Device::cuda, from `finished` on: its work has been queued before these.
-  std::vector<std::shared_ptr<DeviceEvent>> done;
+  int active = 0;                // threads at work on it
+  std::vector<DeviceWork> work;  // of Device::cuda, from `finished` on: on each device
   std::atomic<bool> ready{false}, finished{false};
 };
 
@@ -88,7 +87,7 @@ struct Message {
   bool active = false;               // the sender writes to `destination`
   Device sent_device = Device::cpu, expected_device = Device::cpu;
   std::shared_ptr<DeviceEvent> destination_free;  // of Device::cuda
-  std::shared_ptr<DeviceEvent> done;              // the sender has queued the copy to `destination` before
+  std::vector<DeviceWork> work;                   // the copy to the destination
   std::atomic<bool> delivered{false};
 };
 
@@ -119,13 +118,20 @@ class Task {
   virtual bool in_use() const = 0;
   virtual std::string name() const = 0;
   virtual std::vector<int> missing() const = 0;  // world ranks that have not come to it
-  // Once it is finished: what the rank's stream runs from now on, it runs after it.
-  virtual void order_stream() = 0;
-  // Whether it does so already, or needs not; settled() asks the device whether it is done by now.
-  virtual bool ordered() const = 0;
-  virtual bool settled() = 0;
+
+  // Once it is finished, in memory of devices: what it does on each of them, and the rank's own stream.
+  virtual std::span<const DeviceWork> on_devices() const = 0;
+  virtual DeviceStream& stream() const = 0;
+  // What it does on the device of that stream, whose clock tells when.
+  DeviceWork on_own_device() const;
+  // What the rank's stream runs from now on, it runs after it.
+  void order_stream();
+  // Whether it does so already, or the work is known to be done.
+  bool ordered() const { return ordered_ || on_devices().empty(); }
+  // The same, having asked the devices.
+  bool settled();
   // The host waits for what a finished one has queued. Never throws: the job has failed already.
-  virtual void let_go() noexcept = 0;
+  void let_go() const noexcept;
 
   Group& group() const { return group_; }
   bool dropped = false;  // its Pending is gone
@@ -133,6 +139,7 @@ class Task {
 
  private:
   Group& group_;
+  bool ordered_ = false;
 };
 
 class ThreadJob {
@@ -144,7 +151,7 @@ class ThreadJob {
 
   // By group rank `me`, arguments checked. Null when already finished.
   std::shared_ptr<Task> call(Group& group, int me, Call call, const Tensor& in, const Tensor& out);
-  void send(Group& group, int me, int to, const Tensor& x);
+  std::shared_ptr<Task> send(Group& group, int me, int to, const Tensor& x);
   std::shared_ptr<Task> receive(Group& group, int me, int from, const Tensor& x);
   FlightRecorder& recorder(int rank) { return state(rank).recorder; }
 
@@ -209,9 +216,11 @@ class ThreadJob {
                      const Message& m);
   // Called without it.
   bool work(Group& group, OpenCollective& collective, int part, bool all);
-  void queue_on_devices(Group& group, OpenCollective& collective, int me);
-  void send_to_device(Message& message, const Tensor& x);
-  void fill_on_device(MessageBuffer& buffer, const Tensor& x);
+  void queue_on_devices(Group& group, OpenCollective& collective);
+  void send_to_device(Message& message, const Tensor& x, DeviceStream& transfers,
+                      std::shared_ptr<DeviceEvent> ready);
+  std::vector<DeviceWork> fill_on_device(MessageBuffer& buffer, const Tensor& x, DeviceStream& transfers,
+                                         std::shared_ptr<DeviceEvent> ready);
   void forget_finished(ThreadState& rank);
   void sleep(int rank, Task& task, std::uint32_t seen);
 

@@ -22,18 +22,30 @@ void whole_or_waited_for(std::span<DeviceStream* const> streams, const Body& bod
     throw;
   }
 }
-template <class Body>
-void whole_or_waited_for(DeviceStream& stream, const Body& body) {
-  DeviceStream* const one = &stream;
-  whole_or_waited_for(std::span(&one, 1), body);
-}
 
-void wait_noexcept(const DeviceEvent* event) noexcept {
-  if (event == nullptr) return;
-  try {
-    event->synchronize();
-  } catch (const std::exception&) {  // the device is lost
-  }
+// body() queues work on these streams, which runs after the events.
+template <class Body>
+std::vector<DeviceWork> queue_after(std::span<DeviceStream* const> streams,
+                                    const std::vector<std::shared_ptr<DeviceEvent>>& events,
+                                    const Body& body) {
+  std::vector<DeviceWork> work;
+  whole_or_waited_for(streams, [&] {
+    for (const DeviceStream* stream : streams) {
+      for (const auto& event : events)
+        if (event) stream->wait_for(*event);
+      work.push_back({.begin = stream->record()});
+    }
+    body();
+    for (std::size_t i = 0; i < work.size(); ++i) work[i].end = streams[i]->record();
+  });
+  return work;
+}
+template <class Body>
+std::vector<DeviceWork> queue_after(DeviceStream& stream,
+                                    const std::vector<std::shared_ptr<DeviceEvent>>& events,
+                                    const Body& body) {
+  DeviceStream* const one = &stream;
+  return queue_after(std::span(&one, 1), events, body);
 }
 
 void queue_copy(const DeviceStream& stream, std::byte* to, const std::byte* from, std::int64_t bytes) {
@@ -54,7 +66,10 @@ DeviceBuffer::DeviceBuffer(DeviceDriver& its_driver, int its_device, std::size_t
 }
 
 DeviceBuffer::~DeviceBuffer() {
-  wait_noexcept(last_use.get());
+  try {
+    if (last_use) last_use->synchronize();
+  } catch (const std::exception&) {  // the device is lost
+  }
   last_use.reset();
   driver.free(device, data);
 }
@@ -83,28 +98,33 @@ class CollectiveTask final : public Task {
       if (!collective_->calls[i]) ranks.push_back(group().ranks[i]);
     return ranks;
   }
-  void order_stream() override {
-    if (collective_->done.empty() || std::exchange(ordered_, true)) return;
-    for (const auto& done : collective_->done) in_.stream().wait_for(*done);
-  }
-  bool ordered() const override { return ordered_ || collective_->done.empty(); }
-  bool settled() override {
-    if (!ordered())
-      ordered_ = std::all_of(collective_->done.begin(), collective_->done.end(),
-                             [](const auto& done) { return done->has_happened(); });
-    return ordered();
-  }
-  void let_go() noexcept override {
-    if (!finished()) return;
-    for (const auto& done : collective_->done) wait_noexcept(done.get());
-  }
+  std::span<const DeviceWork> on_devices() const override { return collective_->work; }
+  DeviceStream& stream() const override { return in_.stream(); }
 
  private:
   ThreadJob& job_;
   std::shared_ptr<OpenCollective> collective_;
   int me_;
   Tensor in_, out_;  // kept alive
-  bool ordered_ = false;
+};
+
+// A message on its way in memory of a device: what is sent may be changed once the rank's stream runs behind
+// the copy. The tensor may go at once, as its arena knows until when it is used.
+class SendTask final : public Task {
+ public:
+  SendTask(Group& group, DeviceStream& stream, std::vector<DeviceWork> work)
+      : Task(group), stream_(stream), work_(std::move(work)) {}
+  bool finished() const override { return true; }
+  bool advance(bool) override { return false; }
+  bool in_use() const override { return false; }
+  std::string name() const override { return group().name + " message"; }
+  std::vector<int> missing() const override { return {}; }
+  std::span<const DeviceWork> on_devices() const override { return work_; }
+  DeviceStream& stream() const override { return stream_; }
+
+ private:
+  DeviceStream& stream_;
+  std::vector<DeviceWork> work_;
 };
 
 class ReceiveTask final : public Task {
@@ -148,26 +168,15 @@ class ReceiveTask final : public Task {
   std::vector<int> missing() const override {
     return message_->sent ? std::vector<int>{} : std::vector<int>{world(from_)};
   }
-  void order_stream() override {
-    if (message_->done && !std::exchange(ordered_, true)) x_.stream().wait_for(*message_->done);
-  }
-  bool ordered() const override { return ordered_ || !message_->done; }
-  bool settled() override {
-    if (!ordered()) ordered_ = message_->done->has_happened();
-    return ordered();
-  }
-  void let_go() noexcept override {
-    if (finished()) wait_noexcept(message_->done.get());
-  }
+  std::span<const DeviceWork> on_devices() const override { return message_->work; }
+  DeviceStream& stream() const override { return x_.stream(); }
 
  private:
   void take(DeviceBuffer& buffer) {
-    DeviceStream& stream = x_.stream();
-    whole_or_waited_for(stream, [&] {
-      stream.wait_for(*buffer.last_use);
-      queue_copy(stream, x_.address(), buffer.data, x_.bytes());
-      buffer.last_use = stream.record();
-    });
+    DeviceStream& transfers = x_.transfers(group().name);
+    message_->work = queue_after(transfers, {buffer.last_use, message_->destination_free},
+                                 [&] { queue_copy(transfers, x_.address(), buffer.data, x_.bytes()); });
+    buffer.last_use = message_->work[0].end;
   }
   int world(int group_rank) const { return group().ranks[static_cast<std::size_t>(group_rank)]; }
 
@@ -176,7 +185,6 @@ class ReceiveTask final : public Task {
   std::shared_ptr<Message> message_;
   int from_, to_;  // group ranks
   Tensor x_;
-  bool ordered_ = false;
 };
 
 // ---- collectives
@@ -199,6 +207,7 @@ std::shared_ptr<Task> ThreadJob::call(Group& group, int me, Call call, const Ten
   bool last = false, do_all = false;
   const bool on_device = call.device == Device::cuda;
   std::shared_ptr<DeviceEvent> arrived = on_device ? in.stream().record() : nullptr;
+  DeviceStream* const transfers = on_device ? &in.transfers(group.name) : nullptr;
   {
     std::unique_lock lock(mutex_);
     const std::uint64_t number = group.next[index]++;
@@ -215,7 +224,7 @@ std::shared_ptr<Task> ThreadJob::call(Group& group, int me, Call call, const Ten
     if (on_device) {
       collective->arrived.push_back(std::move(arrived));
       collective->transfers.resize(group.ranks.size());
-      collective->transfers[index] = &in.transfers();
+      collective->transfers[index] = transfers;
     }
     const auto name = [&] { return fmt::format("{} collective {}", group.name, number); };
     if (!agreed) fail_locked(lock, rank, fmt::format("{}: {}", name(), list_calls(group, *collective)));
@@ -237,7 +246,7 @@ std::shared_ptr<Task> ThreadJob::call(Group& group, int me, Call call, const Ten
     }
   }
   if (on_device && last)
-    queue_on_devices(group, *collective, me);
+    queue_on_devices(group, *collective);
   else if (do_all)
     work(group, *collective, me, true);
   if (!on_device && collective->finished.load(std::memory_order_acquire)) {
@@ -276,10 +285,10 @@ static void let_devices_reach_each_other(std::span<DeviceStream* const> leads, b
              from->device(), to->device());
 }
 
-// By the last rank that called it, which counts as active. Each device does the parts of its ranks, on one
-// stream: that of this rank, or of the first one there.
-void ThreadJob::queue_on_devices(Group& group, OpenCollective& c, int me) {
-  std::vector<DeviceStream*> leads{c.transfers[static_cast<std::size_t>(me)]}, of_ranks;
+// By the last rank that called it, which counts as active. Each device does the parts of its ranks, on the
+// stream of the first one there.
+void ThreadJob::queue_on_devices(Group& group, OpenCollective& c) {
+  std::vector<DeviceStream*> leads, of_ranks;
   for (DeviceStream* transfers : c.transfers) {
     const auto there = std::find_if(leads.begin(), leads.end(), [&](const DeviceStream* lead) {
       return lead->device() == transfers->device();
@@ -295,14 +304,7 @@ void ThreadJob::queue_on_devices(Group& group, OpenCollective& c, int me) {
   };
   try {
     if (leads.size() > 1) let_devices_reach_each_other(leads, c.movement->reduces());
-    whole_or_waited_for(leads, [&] {
-      for (DeviceStream* lead : leads)
-        for (const auto& arrived : c.arrived) lead->wait_for(*arrived);
-      c.movement->queue_on(of_ranks);
-      std::vector<std::shared_ptr<DeviceEvent>> done;
-      for (DeviceStream* lead : leads) done.push_back(lead->record());
-      c.done = std::move(done);
-    });
+    c.work = queue_after(leads, c.arrived, [&] { c.movement->queue_on(of_ranks); });
   } catch (...) {
     let_go();
     throw;
@@ -376,15 +378,13 @@ void ThreadJob::check_message(std::unique_lock<std::mutex>& lock, Group& group, 
                   receiver, m.expected_count, dtype_name(m.expected_dtype)));
 }
 
-// Queued on the sender's stream, so that what it sends may be changed by what it queues next.
-void ThreadJob::send_to_device(Message& m, const Tensor& x) {
-  DeviceStream& stream = x.stream();
+// Once what is sent is ready, on the sender's stream of such transfers.
+void ThreadJob::send_to_device(Message& m, const Tensor& x, DeviceStream& transfers,
+                               std::shared_ptr<DeviceEvent> ready) {
   try {
-    whole_or_waited_for(stream, [&] {
-      stream.wait_for(*m.destination_free);
-      queue_copy(stream, m.destination, x.address(), x.bytes());
-      m.done = stream.record();
-    });
+    m.work = queue_after(transfers, {std::move(ready), m.destination_free},
+                         [&] { queue_copy(transfers, m.destination, x.address(), x.bytes()); });
+    x.in_use_until(m.work[0].end);
   } catch (...) {
     const std::lock_guard lock(mutex_);
     m.active = false;
@@ -393,33 +393,44 @@ void ThreadJob::send_to_device(Message& m, const Tensor& x) {
   }
 }
 
-void ThreadJob::fill_on_device(MessageBuffer& buffer, const Tensor& x) {
-  DeviceStream& stream = x.stream();
+std::vector<DeviceWork> ThreadJob::fill_on_device(MessageBuffer& buffer, const Tensor& x,
+                                                  DeviceStream& transfers,
+                                                  std::shared_ptr<DeviceEvent> ready) {
   const std::int64_t bytes = std::max<std::int64_t>(x.bytes(), 1);
   if (!buffer)
-    buffer = {
-        nullptr, bytes,
-        std::make_unique<DeviceBuffer>(stream.driver(), stream.device(), static_cast<std::size_t>(bytes))};
+    buffer = {nullptr, bytes,
+              std::make_unique<DeviceBuffer>(transfers.driver(), transfers.device(),
+                                             static_cast<std::size_t>(bytes))};
   DeviceBuffer& held = *buffer.on_device;
-  whole_or_waited_for(stream, [&] {
-    if (held.last_use) stream.wait_for(*held.last_use);
-    queue_copy(stream, held.data, x.address(), x.bytes());
-    held.last_use = stream.record();
+  std::vector<DeviceWork> work = queue_after(transfers, {std::move(ready), held.last_use}, [&] {
+    queue_copy(transfers, held.data, x.address(), x.bytes());
   });
+  held.last_use = work[0].end;
+  x.in_use_until(work[0].end);
+  return work;
 }
 
 // One copy when the receive is known already (straight into the receiver's tensor), otherwise two.
-void ThreadJob::send(Group& group, int me, int to, const Tensor& x) {
+std::shared_ptr<Task> ThreadJob::send(Group& group, int me, int to, const Tensor& x) {
   const int rank = group.ranks[static_cast<std::size_t>(me)];
   const auto bytes = x.bytes();
   forget_finished(state(rank));
   throw_if_aborted(rank);
+  const bool on_device = x.device() == Device::cuda;
+  DeviceStream* const transfers = on_device ? &x.transfers(group.name) : nullptr;
+  const std::shared_ptr<DeviceEvent> ready = on_device ? x.stream().record() : nullptr;
   std::unique_lock lock(mutex_);
   Channel& channel = group.channels[{me, to}];
   const std::shared_ptr<Message> m = message(channel, channel.next_sent++);
   FlightRecorder& recorder = state(rank).recorder;
-  recorder.finish(recorder.begin(
-      group.name, m->number, {.verb = Verb::send, .dtype = x.dtype(), .root = to, .counts = {x.numel()}}));
+  const FlightRecorder::Ticket ticket = recorder.begin(
+      group.name, m->number, {.verb = Verb::send, .dtype = x.dtype(), .root = to, .counts = {x.numel()}});
+  recorder.finish(ticket);
+  const auto under_way = [&](std::vector<DeviceWork> work) {
+    auto task = std::make_shared<SendTask>(group, x.stream(), std::move(work));
+    task->ticket = ticket;
+    return task;
+  };
   ThreadState& receiver = state(group.ranks[static_cast<std::size_t>(to)]);
   m->sent_dtype = x.dtype();
   m->sent_count = x.numel();
@@ -430,27 +441,29 @@ void ThreadJob::send(Group& group, int me, int to, const Tensor& x) {
     m->sent = m->active = true;
     channel.open.pop_front();
     lock.unlock();
-    if (x.device() == Device::cuda)
-      send_to_device(*m, x);
+    if (on_device)
+      send_to_device(*m, x, *transfers, ready);
     else if (x.numel() > 0)
       std::memcpy(m->destination, x.host_bytes(), static_cast<std::size_t>(bytes));
+    const std::shared_ptr<Task> task = on_device ? under_way(m->work) : nullptr;
     lock.lock();
     m->active = false;
     m->delivered.store(true, std::memory_order_release);
     wake(receiver);
-    return;
+    return task;
   }
   MessageBuffer buffer;
   const auto fits = std::find_if(channel.spare.begin(), channel.spare.end(), [&](const MessageBuffer& spare) {
-    return spare.capacity >= bytes && (spare.on_device != nullptr) == (x.device() == Device::cuda);
+    return spare.capacity >= bytes && (spare.on_device != nullptr) == on_device;
   });
   if (fits != channel.spare.end()) {
     buffer = std::move(*fits);
     channel.spare.erase(fits);
   }
   lock.unlock();
-  if (x.device() == Device::cuda) {
-    fill_on_device(buffer, x);
+  std::shared_ptr<Task> task;
+  if (on_device) {
+    task = under_way(fill_on_device(buffer, x, *transfers, ready));
   } else {
     if (!buffer)
       buffer = {std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(bytes)), bytes, nullptr};
@@ -459,11 +472,12 @@ void ThreadJob::send(Group& group, int me, int to, const Tensor& x) {
   lock.lock();
   m->buffer = std::move(buffer);
   m->sent = true;
-  if (!m->expected) return;
+  if (!m->expected) return task;
   // The receive came while we copied.
   check_message(lock, group, rank, me, to, *m);
   channel.open.pop_front();
   wake(receiver);
+  return task;
 }
 
 std::shared_ptr<Task> ThreadJob::receive(Group& group, int me, int from, const Tensor& x) {
@@ -493,7 +507,7 @@ std::shared_ptr<Task> ThreadJob::receive(Group& group, int me, int from, const T
   }
   lock.unlock();
   auto task = std::make_shared<ReceiveTask>(*this, group, channel, m, from, me, x);
-  if (task->advance(true)) {
+  if (task->advance(true) && task->ordered()) {
     recorder.finish(ticket);
     return nullptr;
   }

@@ -14,6 +14,7 @@ class Handle final : public Operation {
   ~Handle() override { job_.drop(rank_, task_); }
   bool progress() override { return job_.progress(rank_, *task_); }
   void wait() override { job_.wait(rank_, *task_); }
+  DeviceWork on_device() const override { return task_->on_own_device(); }
 
  private:
   ThreadJob& job_;
@@ -33,16 +34,19 @@ class ThreadCommunicator final : public CallCommunicator {
 
  private:
   Pending start(Call call, const Tensor& in, const Tensor& out) override {
-    auto task = call.verb == Verb::recv ? job_.receive(group_, rank_, call.root, out)
-                                        : job_.call(group_, rank_, std::move(call), in, out);
-    if (!task) return {};
-    return Pending(std::make_shared<Handle>(job_, world_rank_, std::move(task)));
+    return handle(call.verb == Verb::recv ? job_.receive(group_, rank_, call.root, out)
+                                          : job_.call(group_, rank_, std::move(call), in, out));
   }
-  void post(Call call, const Tensor& x) override { job_.send(group_, rank_, call.root, x); }
+  Pending post(Call call, const Tensor& x) override { return handle(job_.send(group_, rank_, call.root, x)); }
   [[noreturn]] void fail(const std::string& why) override { job_.fail(world_rank_, why); }
   void throw_if_failed() override { job_.throw_if_aborted(world_rank_); }
   const std::string& group_name() const override { return group_.name; }
   int world_rank() const override { return world_rank_; }
+
+  Pending handle(std::shared_ptr<Task> task) {
+    if (!task) return {};
+    return Pending(std::make_shared<Handle>(job_, world_rank_, std::move(task)));
+  }
 
   ThreadJob& job_;
   Group& group_;

@@ -8,10 +8,8 @@
 namespace echelon {
 
 PipelineRun PipelineExecutor::run(const StepPrograms::Program& program, PipelineStages& stages) {
-  const auto start = time_.now();
-  const auto now = [&] { return seconds_between(start, time_.now()); };
   PipelineRun run;
-  run.start = start;
+  run.start = time_.now();
   run.peak_saved = saved_;
   std::vector<Instruction> list = program.lowered->ranks[static_cast<std::size_t>(group_->rank())];
   for (Instruction& i : list) {
@@ -26,7 +24,7 @@ PipelineRun PipelineExecutor::run(const StepPrograms::Program& program, Pipeline
       execute_together({&list[first], k + 1 - first}, *program.lowered, stages, run);
       continue;
     }
-    const double begin = now();
+    const Moment begin = now(run);
     bool again = false;
     stages.before(i);
     if (i.op == Op::validate)
@@ -35,7 +33,7 @@ PipelineRun PipelineExecutor::run(const StepPrograms::Program& program, Pipeline
       execute(i, *program.lowered, stages, run);
     // What has been sent needs its buffer no longer.
     std::erase_if(sends_, [](Pending& pending) { return pending.progress(); });
-    run.spans.push_back({i, begin, now()});
+    add_span(i, begin, now(run), run);
     if (!again) continue;
     // Every message that was sent so far has been received so far, and all ranks start again.
     run.was_again = true;
@@ -46,6 +44,29 @@ PipelineRun PipelineExecutor::run(const StepPrograms::Program& program, Pipeline
   if (program.drains)
     for (Pending& pending : std::exchange(sends_, {})) pending.wait();
   return run;
+}
+
+PipelineExecutor::Moment PipelineExecutor::now(const PipelineRun& run) const {
+  if (device_ != nullptr) return {0, device_->mark()};
+  return {seconds_between(run.start, time_.now())};
+}
+
+void PipelineExecutor::add_span(const Instruction& i, const Moment& begin, const Moment& end,
+                                PipelineRun& run) {
+  run.spans.push_back({i, begin.seconds, end.seconds});
+  if (begin.on_device) run.on_device.push_back({begin.on_device, end.on_device});
+}
+
+void PipelineRun::settle(DeviceClock& clock) {
+  if (on_device.empty()) return;
+  check(on_device.size() == spans.size(), "a device runs all instructions or none");
+  start = clock.time_of(on_device.front().begin);
+  const auto seconds = [&](const auto& event) { return seconds_between(start, clock.time_of(event)); };
+  for (std::size_t i = 0; i < spans.size(); ++i) {
+    spans[i].begin = seconds(on_device[i].begin);
+    spans[i].end = seconds(on_device[i].end);
+  }
+  on_device.clear();
 }
 
 std::vector<Span> PipelineRun::spans_since(Clock::time_point zero) const {
@@ -140,28 +161,27 @@ void PipelineExecutor::execute(const Instruction& i, const Schedule& schedule, P
 // is done.
 void PipelineExecutor::execute_together(std::span<const Instruction> list, const Schedule& schedule,
                                         PipelineStages& stages, PipelineRun& run) {
-  const auto now = [&] { return seconds_between(run.start, time_.now()); };
   const auto messages = [&](Op op) {
     for (const Instruction& i : list) {
       if (i.op != op) continue;
-      const double begin = now();
+      const Moment begin = now(run);
       stages.before(i);
       execute(i, schedule, stages, run);
-      run.spans.push_back({i, begin, now()});
+      add_span(i, begin, now(run), run);
     }
   };
   messages(Op::recv);
   struct Part {
     Instruction i;
     Work<Tensor> work;
-    double begin, end = 0;
+    Moment begin, end{};
     bool ended = false;
   };
   std::vector<Part> parts;
   for (const Instruction& i : list)
     if (is_compute(i.op)) {
       check(i.op != Op::W, "passes run together");
-      parts.push_back({i, stages.pass(i, fetch(i, schedule)), now()});
+      parts.push_back({i, stages.pass(i, fetch(i, schedule)), now(run)});
     }
   for (std::size_t left = parts.size(); left > 0;)
     for (Part& part : parts) {
@@ -170,11 +190,11 @@ void PipelineExecutor::execute_together(std::span<const Instruction> list, const
       part.ended = part.work.step();
       if (!part.ended) continue;
       shelve(part.i, schedule, part.work.take(), run);
-      part.end = now();
+      part.end = now(run);
       --left;
     }
   // In the order of the list, by which drawings know what ran together.
-  for (const Part& part : parts) run.spans.push_back({part.i, part.begin, part.end});
+  for (const Part& part : parts) add_span(part.i, part.begin, part.end, run);
   messages(Op::send);
   std::erase_if(sends_, [](Pending& pending) { return pending.progress(); });
 }

@@ -17,6 +17,7 @@
 #include "parallel/vocabulary_parallel.h"
 #include "schedule/step_programs.h"
 #include "schedule/timeline.h"
+#include "tensor/device_clock.h"
 
 namespace echelon {
 
@@ -52,7 +53,7 @@ class PipelineStages {
 
 struct PipelineRun {
   Clock::time_point start;
-  std::vector<Span> spans;  // seconds since the run's beginning
+  std::vector<Span> spans;  // seconds since the run's beginning; of a device when it ran them, see settle()
   int peak_saved = 0;  // most microbatches of a stage that were kept at once, summed over the rank's stages
   std::int64_t messages = 0;  // sent
   // Optimizer steps of the rank that a gradient was late, at most: between the weights that it was computed
@@ -62,19 +63,32 @@ struct PipelineRun {
 
   // The spans in seconds since `zero`.
   std::vector<Span> spans_since(Clock::time_point zero) const;
+
+  // Of a device: the events between which it ran each span. The host waits for them, and `start` and `spans`
+  // tell their times.
+  std::vector<DeviceWork> on_device{};
+  void settle(DeviceClock& clock);
 };
 
 // One rank's executor. Where the schedule does not flush, it keeps what is in flight from step to step.
 class PipelineExecutor {
  public:
-  // `group` is the pp group and outlives the executor.
-  // Spans are on the clock of `time`.
-  explicit PipelineExecutor(Communicator& group, Time time = {}) : group_(&group), time_(std::move(time)) {}
+  // `group` is the pp group and outlives the executor. Spans are on the clock of `time`, or between marks of
+  // a device's.
+  explicit PipelineExecutor(Communicator& group, Time time = {}, const DeviceClock* device = nullptr)
+      : group_(&group), time_(std::move(time)), device_(device) {}
 
   // Runs the rank's list of a program in order. Throws what stages and group throw.
   PipelineRun run(const StepPrograms::Program& program, PipelineStages& stages);
 
  private:
+  // When something began or ended.
+  struct Moment {
+    double seconds = 0;  // since the run's beginning
+    std::shared_ptr<DeviceEvent> on_device{};
+  };
+  Moment now(const PipelineRun& run) const;
+  static void add_span(const Instruction& i, const Moment& begin, const Moment& end, PipelineRun& run);
   // The value that an instruction reads, off the shelf, and the one that it wrote, onto it.
   Tensor fetch(const Instruction& i, const Schedule& schedule);
   Tensor take(const Value& v);
@@ -89,6 +103,7 @@ class PipelineExecutor {
 
   Communicator* group_;
   Time time_;
+  const DeviceClock* device_;
   std::map<Value, Tensor> shelf_;  // activations and gradients that wait for their one reader
   std::optional<int>
       oldest_read_;  // version of the weights that backward passes have read since the last step

@@ -11,7 +11,8 @@
 namespace echelon {
 
 // Nanoseconds since the run began, by the rank's own clock: whole numbers, so that what lies inside
-// something else does so exactly.
+// something else does so exactly. On a device: when that came to it, in the place of the rank's thread its
+// stream of kernels.
 using TraceTime = std::int64_t;
 
 enum class Activity : std::uint8_t {
@@ -46,7 +47,8 @@ struct WorkSpan {
 };
 
 // One call of a communicator's verb. The rank's thread is in it from `begin` to `posted`, and waits for it
-// from `waited` to `end`; in between it did other things, and the call was hidden.
+// from `waited` to `end`; in between it did other things, and the call was hidden. On a device it runs from
+// `begin` to `end` on a stream of its own.
 struct CallSpan {
   Axis axis = Axis::pp;
   Verb verb = Verb::barrier;

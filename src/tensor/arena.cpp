@@ -12,6 +12,8 @@ namespace echelon {
 namespace {
 
 constexpr std::size_t alignment = 64;  // a cache line, and the widest vector
+constexpr std::ptrdiff_t most_in_use =
+    2;  // blocks of a size that other streams still use: as many as hide one
 
 std::size_t rounded(std::size_t bytes) {
   return bytes == 0 ? alignment : (bytes + alignment - 1) / alignment * alignment;
@@ -27,7 +29,12 @@ Arena::Arena(DeviceDriver* driver, int device_number, std::size_t limit_bytes)
     : device_(driver == nullptr ? Device::cpu : Device::cuda), limit_bytes_(limit_bytes) {
   if (driver == nullptr) return;
   stream_ = std::make_unique<DeviceStream>(*driver, device_number);
-  transfers_ = std::make_unique<DeviceStream>(*driver, device_number);
+}
+
+DeviceStream& Arena::transfers(const std::string& name) {
+  std::unique_ptr<DeviceStream>& stream = transfers_[name];
+  if (!stream) stream = std::make_unique<DeviceStream>(stream_->driver(), stream_->device());
+  return *stream;
 }
 
 Arena::~Arena() {
@@ -105,29 +112,41 @@ void Arena::acquire(Block& block) {
   if (live_.total() > peak_.total()) peak_ = live_;
 }
 
-void Arena::take_bytes(Block& block) {
-  const std::size_t wanted = rounded(block.bytes);
-  if (!in_use_.empty()) take_back_unused();
-  // A kept block may be up to a quarter larger than asked: microbatches of slightly different sizes then
-  // share blocks, and little is wasted.
-  auto kept = free_.lower_bound(wanted);
-  if (kept != free_.end() && kept->first <= wanted + wanted / 4) {
+// A kept block may be up to a quarter larger than asked: microbatches of slightly different sizes then share
+// blocks, and little is wasted.
+bool Arena::take_kept(Block& block, std::size_t wanted) {
+  const std::size_t most = wanted + wanted / 4;
+  if (const auto kept = free_.lower_bound(wanted); kept != free_.end() && kept->first <= most) {
     block.data = kept->second;
     block.capacity = kept->first;
     free_.erase(kept);
-  } else {
-    block.data = ask_system(wanted);
-    if (block.data == nullptr) {  // what is kept for later may be what is missing now
-      drop_kept();
-      block.data = ask_system(wanted);
-    }
-    if (block.data == nullptr && stream_) fail_out_of_memory(stream_->driver(), stream_->device(), wanted);
-    if (block.data == nullptr)
-      fail("out of memory: the system has no {} left", format_bytes(static_cast<double>(wanted)));
-    block.capacity = wanted;
-    held_bytes_ += wanted;
-    ++system_allocations_;
+    return true;
   }
+  const auto fits = [&](const InUse& used) { return wanted <= used.capacity && used.capacity <= most; };
+  if (std::count_if(in_use_.begin(), in_use_.end(), fits) < most_in_use) return false;
+  const auto oldest = std::find_if(in_use_.begin(), in_use_.end(), fits);
+  for (const auto& event : oldest->until) stream_->wait_for(*event);
+  block.data = oldest->data;
+  block.capacity = oldest->capacity;
+  in_use_.erase(oldest);
+  return true;
+}
+
+void Arena::take_bytes(Block& block) {
+  const std::size_t wanted = rounded(block.bytes);
+  if (!in_use_.empty()) take_back_unused();
+  if (take_kept(block, wanted)) return;
+  block.data = ask_system(wanted);
+  if (block.data == nullptr) {  // what is kept for later may be what is missing now
+    drop_kept();
+    block.data = ask_system(wanted);
+  }
+  if (block.data == nullptr && stream_) fail_out_of_memory(stream_->driver(), stream_->device(), wanted);
+  if (block.data == nullptr)
+    fail("out of memory: the system has no {} left", format_bytes(static_cast<double>(wanted)));
+  block.capacity = wanted;
+  held_bytes_ += wanted;
+  ++system_allocations_;
 }
 
 void Arena::release(Block& block) {

@@ -3,7 +3,8 @@
 //
 // On an accelerator a block is given back while kernels that use it are still queued: whoever takes it next
 // queues behind them on the rank's stream. What another stream uses is said to the block, and it is handed
-// out again only when that stream has come so far.
+// out again only when that stream has come so far. The host runs ahead of both: two blocks of a size may be
+// kept so, and whoever needs a third waits, on the rank's stream, for the oldest of them.
 #pragma once
 
 #include <array>
@@ -11,6 +12,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "spec/device.h"
@@ -58,9 +60,11 @@ class Arena {
   void acquire(Block& block);
 
   Device device() const { return device_; }
-  // Of Device::cuda: where the rank's kernels run in order, and where what crosses between ranks does.
+  // Of Device::cuda: where the rank's kernels run in order.
   DeviceStream& stream() const { return *stream_; }
-  DeviceStream& transfers() const { return *transfers_; }
+  // And what crosses between ranks: a stream for each group of that name, so that what one axis sends does
+  // not stand behind another's. Made at its first use.
+  DeviceStream& transfers(const std::string& name);
   const Memory& live() const { return live_; }
   // Live bytes by category at the moment when their total was largest since the last reset_peak().
   const Memory& peak() const { return peak_; }
@@ -82,6 +86,7 @@ class Arena {
   };
 
   void take_bytes(Block& block);
+  bool take_kept(Block& block, std::size_t wanted);
   std::byte* ask_system(std::size_t bytes);
   void give_to_system(std::byte* data) noexcept;
   void take_back_unused();
@@ -89,7 +94,8 @@ class Arena {
   Device device_;
   std::size_t limit_bytes_;
   Memory live_, peak_;
-  std::unique_ptr<DeviceStream> stream_, transfers_;
+  std::unique_ptr<DeviceStream> stream_;
+  std::map<std::string, std::unique_ptr<DeviceStream>> transfers_;
   std::multimap<std::size_t, std::byte*> free_;  // by capacity
   std::vector<InUse> in_use_;                    // given back, and used by other streams
   std::int64_t system_allocations_ = 0;

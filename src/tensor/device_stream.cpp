@@ -32,6 +32,13 @@ DeviceEvent::DeviceEvent(DeviceDriver& driver, int device, StreamHandle stream)
   }
 }
 
+PinnedMemory::PinnedMemory(DeviceDriver& driver, std::size_t bytes, const char* what_for)
+    : driver_(driver), bytes_(bytes), data_(driver.allocate_pinned(bytes)) {
+  if (data_ == nullptr)
+    fail("out of memory: the system has no {} of pinned memory for {}",
+         format_bytes(static_cast<double>(bytes)), what_for);
+}
+
 DeviceStream::DeviceStream(DeviceDriver& driver, int device) : driver_(driver), device_(device) {
   driver_.use(device);
   stream_ = driver_.create_stream(device);

@@ -20,10 +20,33 @@ class DeviceEvent {
   EventHandle handle() const { return event_; }
   bool has_happened() const { return driver_.has_happened(event_); }
   void synchronize() const { driver_.synchronize(event_); }
+  // Of two that have happened.
+  double seconds_since(const DeviceEvent& other) const {
+    return driver_.seconds_between(other.event_, event_);
+  }
 
  private:
   DeviceDriver& driver_;
   EventHandle event_;
+};
+
+// Page-locked memory of the host.
+class PinnedMemory {
+ public:
+  // RunError saying `what_for` where the system has no more of it.
+  PinnedMemory(DeviceDriver& driver, std::size_t bytes, const char* what_for);
+  // Nothing that is queued uses it any more.
+  ~PinnedMemory() { driver_.free_pinned(data_); }
+  PinnedMemory(const PinnedMemory&) = delete;
+  PinnedMemory& operator=(const PinnedMemory&) = delete;
+
+  std::byte* data() const { return data_; }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  DeviceDriver& driver_;
+  std::size_t bytes_;
+  std::byte* data_;
 };
 
 // Rows in memory of the host's own, which need not be pinned, or on the device.

@@ -1,9 +1,11 @@
 #include "tensor/tensor.h"
 
+#include <algorithm>
 #include <functional>
 #include <numeric>
 
 #include "base/error.h"
+#include "tensor/device_stream.h"
 
 namespace echelon {
 
@@ -56,6 +58,8 @@ void* Tensor::host_bytes() const {
   if (!owner_) return nullptr;
   check(owner_->device == Device::cpu, "the host reads a tensor whose device is not the cpu");
   check(owner_->has_memory, "a tensor is read while its memory is released");
+  for (const auto& use : owner_->in_use_until) use->synchronize();
+  owner_->in_use_until.clear();
   return owner_->data + offset_;
 }
 
@@ -71,13 +75,18 @@ DeviceStream& Tensor::stream() const {
   return owner_->arena->stream();
 }
 
-DeviceStream& Tensor::transfers() const {
+DeviceStream& Tensor::transfers(const std::string& name) const {
   check(owner_ != nullptr && owner_->device == Device::cuda, "a tensor of the host has no stream");
-  return owner_->arena->transfers();
+  return owner_->arena->transfers(name);
 }
 
 void Tensor::in_use_until(std::shared_ptr<DeviceEvent> event) const {
-  if (owner_) owner_->in_use_until.push_back(std::move(event));
+  if (!owner_) return;
+  // Memory that stays for the whole run is used again and again.
+  auto& uses = owner_->in_use_until;
+  uses.erase(uses.begin(),
+             std::find_if_not(uses.begin(), uses.end(), [](const auto& use) { return use->has_happened(); }));
+  uses.push_back(std::move(event));
 }
 
 bool Tensor::begins_with(const Tensor& other) const {

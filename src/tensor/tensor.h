@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "spec/dtype.h"
@@ -52,9 +53,10 @@ class Tensor {
   std::byte* address() const;
   // Of Device::cuda: where the kernels run that use it, of its arena.
   DeviceStream& stream() const;
-  // And where what other ranks do with it runs.
-  DeviceStream& transfers() const;
+  // And where what crosses between ranks does, one for each name: Arena::transfers().
+  DeviceStream& transfers(const std::string& name) const;
   // Work of another stream than its arena's uses the memory until then: it is not handed out again before.
+  // Of the host's memory: the host waits where it touches it.
   void in_use_until(std::shared_ptr<DeviceEvent> event) const;
   // Whether both begin at the same byte.
   bool begins_with(const Tensor& other) const;

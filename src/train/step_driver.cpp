@@ -11,7 +11,7 @@ namespace echelon {
 
 StepDriver::StepDriver(TrainingParts& parts)
     : parts_(parts),
-      executor_(parts.rank.along(Axis::pp), parts.rank.time()),
+      executor_(parts.rank.along(Axis::pp), parts.rank.time(), parts.rank.device_clock()),
       pauses_(interleaves_pairs(parts.plan)),
       microbatches_(parts.programs.microbatches()) {
   if (parts_.stages.has_last_stage()) {
@@ -53,10 +53,15 @@ void StepDriver::run(const StepPrograms::Program& program) {
   rank.at(fmt::format("step {}, after its passes", first_step_ + stream_step_ + 1));
   if (parts_.hooks.slowdown <= 1) return;
   double seconds = 0;
-  for (const Span& span : last_run_.spans) seconds += span.end - span.begin;
+  for (const Span& span : last_run().spans) seconds += span.end - span.begin;
   const Doing doing = rank.doing(Activity::straggle);
   rank.time().sleep(std::chrono::duration_cast<Clock::duration>(
       std::chrono::duration<double>((parts_.hooks.slowdown - 1) * seconds)));
+}
+
+const PipelineRun& StepDriver::last_run() const {
+  if (DeviceClock* const clock = parts_.rank.device_clock()) last_run_.settle(*clock);
+  return last_run_;
 }
 
 void StepDriver::before(const Instruction& i) {

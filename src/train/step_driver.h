@@ -23,8 +23,8 @@ class StepDriver : public PipelineStages {
   // See Trainer::step().
   virtual std::vector<StepResult> train(std::int64_t step, const SampleSource& samples,
                                         std::int64_t steps_left) = 0;
-  // Of the last run of passes.
-  const PipelineRun& last_run() const { return last_run_; }
+  // Of the last run of passes. On a device the host waits for them.
+  const PipelineRun& last_run() const;
   // Target tokens of the global batch.
   double num_targets() const { return num_targets_.at(0); }
 
@@ -78,7 +78,7 @@ class StepDriver : public PipelineStages {
 
   const SampleSource* samples_ = nullptr;
   PipelineExecutor executor_;
-  PipelineRun last_run_;
+  mutable PipelineRun last_run_;
   bool pauses_;
   int microbatches_;                                     // of a step
   int passes_ = 0;                                       // of a step, on this rank
