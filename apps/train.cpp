@@ -358,7 +358,9 @@ int run_train(TrainFlags& f, StopSignals& signals) {
       fmt::print(out, "zero    stage {}, cut over {} ranks{}\n", plan.zero, plan.shards(),
                  plan.hsdp > 1 ? fmt::format(", in {} replicas", plan.hsdp) : "");
     if (plan.offload == Offload::optimizer)
-      fmt::print(out, "offload optimizer state in files in {}\n", scratch_place(plan.offload_directory));
+      fmt::print(
+          out, "offload optimizer state in {}\n",
+          request.run.driver ? "the host's memory" : "files in " + scratch_place(plan.offload_directory));
     fmt::print(out, "{}", origin_of_weights(f));
     fmt::print(out, "data    {} from {}; {} held out for validation\n", counted(start.train_tokens, "token"),
                counted(start.num_files, "file"), start.validation_tokens);

@@ -38,7 +38,8 @@ class FakeDriver final : public DeviceDriver {
     int devices = 1;
     bool peers = true;  // they can be let use each other's memory
     bool collectives = true;
-    bool computes = true;  // or they are clocks alone
+    std::int64_t workspace_bytes = 0;  // of what computes on one
+    bool computes = true;              // or they are clocks alone
     // That an operation takes, by its name and the bytes that it uses; without it a microsecond each.
     std::function<double(const std::string& name, std::size_t bytes)> seconds = {};
   };
@@ -112,6 +113,7 @@ class FakeDriver final : public DeviceDriver {
   void check_launch(const char* kernel) override;
   std::shared_ptr<KernelBackend> make_backend(Arena& arena, const PrecisionRecipe& precision,
                                               Numerics numerics) override;
+  std::int64_t workspace_bytes(Numerics) const override { return options_.workspace_bytes; }
 
  private:
   struct Event;

@@ -14,7 +14,10 @@ struct QueuedKernels::OwnStep {
 };
 
 QueuedKernels::QueuedKernels(FakeDriver& driver, Arena& arena)
-    : driver_(driver), arena_(arena), kernels_(make_reference_kernels()) {}
+    : driver_(driver), arena_(arena), kernels_(make_reference_kernels()) {
+  if (const std::int64_t bytes = driver.workspace_bytes(Numerics::ordinary); bytes > 0)
+    workspace_ = Tensor(arena, MemoryCategory::other, DType::u8, {bytes});
+}
 
 Tensor QueuedKernels::held(T tensor, Uses& uses) const {
   if (!tensor.defined()) return {};

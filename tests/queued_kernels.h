@@ -126,6 +126,7 @@ class QueuedKernels final : public KernelBackend {
   FakeDriver& driver_;
   Arena& arena_;
   std::shared_ptr<Kernels> kernels_;
+  Tensor workspace_;
 };
 
 }  // namespace echelon::checks

@@ -59,12 +59,21 @@ struct CheckpointWriter::State {
   struct CopiedFile {
     std::string name;
     std::vector<StoredTensor> declared;
-    std::vector<std::vector<std::byte>> bytes;  // of each
+    struct Copy {
+      std::vector<std::byte> here{};
+      Tensor on_device{};  // to be copied, where it is not here
+      std::span<const std::byte> bytes() const {
+        return on_device.defined() ? std::span(pinned, static_cast<std::size_t>(on_device.bytes())) : here;
+      }
+      const std::byte* pinned = nullptr;
+    };
+    std::vector<Copy> copies;  // of each
   };
 
   CheckpointInfo info;
   fs::path unfinished, whole;
   std::vector<CopiedFile> files;
+  std::shared_ptr<DeviceEvent> copied;  // what is on a device
   std::thread thread;
   Clock::time_point begin, end;  // of writing
   std::atomic<bool> done{false};
@@ -74,12 +83,13 @@ struct CheckpointWriter::State {
   void write(int rank) {
     begin = Clock::now();
     try {
+      if (copied) copied->synchronize();
       Checksums checksums;
       for (CopiedFile& file : files) {
         SafetensorsWriter writer((unfinished / file.name).string(), file.declared, {{"format", "pt"}});
-        for (std::size_t i = 0; i < file.bytes.size(); ++i) {
-          writer.write(file.declared[i].name, file.bytes[i].data(), file.bytes[i].size());
-          file.bytes[i] = std::vector<std::byte>();  // `= {}` would keep its memory
+        for (std::size_t i = 0; i < file.copies.size(); ++i) {
+          writer.write(file.declared[i].name, file.copies[i].bytes().data(), file.copies[i].bytes().size());
+          file.copies[i].here = std::vector<std::byte>();  // `= {}` would keep its memory
           if (watch) watch("write");
         }
         writer.finish();
@@ -103,6 +113,10 @@ CheckpointWriter::CheckpointWriter(const Rank& rank, std::string directory)
 CheckpointWriter::~CheckpointWriter() {
   if (!state_) return;
   if (state_->thread.joinable()) state_->thread.join();
+  try {
+    if (state_->copied) state_->copied->synchronize();
+  } catch (const RunError&) {  // the device is lost, and whoever used it has said so
+  }
   if (rank_.index() == 0) remove_directory(state_->unfinished);
 }
 
@@ -123,13 +137,57 @@ void CheckpointWriter::start(const ParameterStore& parameters, const CheckpointI
     copy.name = file_name(file.kind, rank_);
     for (const OwnedTensor& tensor : file.tensors) {
       copy.declared.push_back(tensor.stored);
-      copy_stored_bytes(tensor, copy.bytes.emplace_back());
+      auto& to = copy.copies.emplace_back();
+      // What is carried of compression changes before the next update.
+      const bool beside = tensor.data.device() == Device::cuda && file.kind != "compression" &&
+                          tensor.stored.type == stored_type(tensor.data.dtype());
+      if (beside)
+        to.on_device = tensor.data;
+      else
+        copy_stored_bytes(tensor, to.here);
     }
   }
   state->watch = watch_;
   state_ = std::move(state);
+  queue_copies(*state_, parameters);
   state_->thread =
       start_thread("writing checkpoints", [s = state_.get(), rank = rank_.index()] { s->write(rank); });
+}
+
+void CheckpointWriter::queue_copies(State& state, const ParameterStore& parameters) {
+  std::size_t total = 0;
+  for (const State::CopiedFile& file : state.files)
+    for (const auto& copy : file.copies)
+      if (copy.on_device.defined()) total += static_cast<std::size_t>(copy.on_device.bytes());
+  if (total == 0) return;
+  DeviceStream& stream = rank_.arena().transfers("checkpoint");
+  if (!pinned_ || pinned_->bytes() < total) {
+    pinned_.reset();
+    pinned_ = std::make_unique<PinnedMemory>(stream.driver(), total, "a checkpoint");
+  }
+  std::byte* to = pinned_->data();
+  try {
+    stream.wait_for(*rank_.arena().stream().record());
+    for (State::CopiedFile& file : state.files)
+      for (auto& copy : file.copies) {
+        if (!copy.on_device.defined()) continue;
+        const auto bytes = static_cast<std::size_t>(copy.on_device.bytes());
+        if (bytes > 0)
+          stream.driver().copy(
+              {.kind = CopyKind::to_host, .to = to, .from = copy.on_device.address(), .row_bytes = bytes},
+              stream.handle());
+        copy.pinned = to;
+        to += bytes;
+      }
+    state.copied = stream.record();
+  } catch (...) {
+    try {
+      stream.synchronize();
+    } catch (const RunError&) {  // the device is lost
+    }
+    throw;
+  }
+  parameters.read_until(state.copied);
 }
 
 bool CheckpointWriter::written() const {

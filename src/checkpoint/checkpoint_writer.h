@@ -1,5 +1,6 @@
 // Writing a checkpoint beside the training: start() copies what this rank owns, a thread writes it, and once
-// every rank's part is on disk commit() gives the whole its name.
+// every rank's part is on disk commit() gives the whole its name. From a device it is copied beside the next
+// step's passes, on a stream of its own; what updates the weights waits for that.
 #pragma once
 
 #include <filesystem>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "tensor/device_stream.h"
 
 namespace echelon {
 
@@ -21,7 +23,8 @@ class CheckpointWriter {
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
-  // Nothing is under way. Returns when the copy is made. RunError where the directory cannot be made.
+  // Nothing is under way. Returns when the copy is made, or queued on a device. RunError where the directory
+  // cannot be made, or the host has no page-locked memory for the copy.
   void start(const ParameterStore& parameters, const CheckpointInfo& info,
              const std::vector<CarriedTensor>& carried, const RouterBiases& biases);
   bool under_way() const { return state_ != nullptr; }
@@ -39,10 +42,12 @@ class CheckpointWriter {
  private:
   struct State;
   void write_manifest() const;
+  void queue_copies(State& state, const ParameterStore& parameters);
 
   const Rank& rank_;
   std::filesystem::path directory_;
   std::function<void(const char*)> watch_;
+  std::unique_ptr<PinnedMemory> pinned_;  // of the copies of a device, one checkpoint after another
   std::unique_ptr<State> state_;
 };
 

@@ -44,7 +44,12 @@ bool is_cut(const Parameter& p, ParameterTensor which) {
 }  // namespace
 
 Tensor local_tensor(const Rank& rank, const Parameter& parameter, ParameterTensor which) {
-  const Tensor& here = held(parameter, which);
+  Tensor here = held(parameter, which);
+  if (rank.arena().device() == Device::cuda && here.device() == Device::cpu) {  // offloaded
+    const Tensor brought(rank.arena(), MemoryCategory::other, here.dtype(), here.shape());
+    copy_anywhere(rank.kernels(), here, brought);
+    here = brought;
+  }
   if (!is_cut(parameter, which)) return here.reshape(parameter.value.shape());
   Tensor local(rank.arena(), MemoryCategory::other, here.dtype(), parameter.value.shape());
   parameter.shard_group->all_gather(here, local.flat(), parameter.shard_sizes).wait();
@@ -55,7 +60,7 @@ void store_local(const Rank& rank, const Tensor& local, const Parameter& paramet
   const Tensor& here = held(parameter, which);
   const Range part = is_cut(parameter, which) ? parameter.own : Range{0, local.numel()};
   if (part.size() > 0 && !local.begins_with(here))  // which is a view, changed in place
-    rank.kernels().copy(local.flat_range(part.begin, part.end), here.flat());
+    copy_anywhere(rank.kernels(), local.flat_range(part.begin, part.end), here.flat());
   if (which != ParameterTensor::value || !has_master(parameter)) return;
   const Range rounded = parameter.value_stays ? Range{0, local.numel()} : parameter.own;
   if (rounded.size() > 0)

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "base/error.h"
 #include "base/philox.h"
@@ -164,20 +165,21 @@ void ParameterStore::make_moments(const Plan& plan, std::int64_t own_size) {
   const PrecisionRecipe& precision = rank_->precision();
   if (precision.has_master())
     master_ = Tensor(rank_->arena(), MemoryCategory::optimizer, precision.master, {own_size});
-  const std::int64_t bytes = own_size * element_bytes(precision.moments);
-  if (plan.offload == Offload::optimizer)
-    offloaded_ = std::make_unique<ScratchFile>(plan.offload_directory, static_cast<std::size_t>(2 * bytes),
-                                               rank_->arena().device());
-  std::int64_t begin = 0;
-  for (Tensor* moment : {&exp_avg_, &exp_avg_sq_}) {
-    if (offloaded_) {
-      *moment = Tensor::view_of(offloaded_->at(begin), precision.moments, {own_size});
-    } else {
-      *moment = Tensor(rank_->arena(), MemoryCategory::optimizer, precision.moments, {own_size});
-      rank_->kernels().fill(*moment, 0.0);
-    }
-    begin += bytes;
+  if (plan.offload == Offload::optimizer) {
+    offloaded_ = std::make_unique<OffloadedMoments>(*rank_, plan, own_size);
+    exp_avg_ = offloaded_->exp_avg();
+    exp_avg_sq_ = offloaded_->exp_avg_sq();
+    return;
   }
+  for (Tensor* moment : {&exp_avg_, &exp_avg_sq_}) {
+    *moment = Tensor(rank_->arena(), MemoryCategory::optimizer, precision.moments, {own_size});
+    rank_->kernels().fill(*moment, 0.0);
+  }
+}
+
+void ParameterStore::with_moments(const Parameter& p, const OffloadedMoments::Update& update) const {
+  if (offloaded_) return offloaded_->update(p.exp_avg, p.exp_avg_sq, update);
+  update({0, p.own.size()}, p.exp_avg, p.exp_avg_sq);
 }
 
 // Views of a parameter in its unit, and of the part of it that is this rank's own.
@@ -417,6 +419,10 @@ void ParameterStore::begin_uses(std::vector<int> groups) const {
 
 void ParameterStore::end_uses() const {
   if (gather_) gather_->end();
+}
+
+void ParameterStore::begin_update() const {
+  for (const auto& event : std::exchange(reads_, {})) rank_->arena().stream().wait_for(*event);
 }
 
 void ParameterStore::share_values() const {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "comm/rank.h"
-#include "model/scratch_file.h"
+#include "model/offloaded_moments.h"
 #include "parallel/data_parallel.h"
 #include "parallel/faults.h"
 #include "parallel/zero.h"
@@ -96,6 +96,13 @@ class ParameterStore {
   // In a layer group: ranges that have their gradients when its backward passes are over.
   std::vector<Range> gradient_ranges(int group) const;
   std::vector<BucketTensors> bucket_tensors() const;
+  // update(range of p.own, first, second moments) where kernels find them: once, or for one piece after
+  // another.
+  void with_moments(const Parameter& p, const OffloadedMoments::Update& update) const;
+  // What is this rank's own is read on another stream of its device until then; begin_update() lets what is
+  // queued behind it wait for that: before anything changes it.
+  void read_until(std::shared_ptr<DeviceEvent> event) const { reads_.push_back(std::move(event)); }
+  void begin_update() const;
   // Every rank has updated what is its own: the values go to all that hold them whole.
   void share_values() const;
 
@@ -149,7 +156,8 @@ class ParameterStore {
   Shards shards_, shard_;                              // how many, and which one this rank has
   Tensor values_, frozen_values_, gradients_;          // whole and flat, where they stay in memory
   Tensor own_values_, master_, exp_avg_, exp_avg_sq_;  // this rank's shards, unit after unit
-  std::unique_ptr<ScratchFile> offloaded_;             // behind the moments, where they are offloaded
+  std::unique_ptr<OffloadedMoments> offloaded_;        // behind the moments, where they are offloaded
+  mutable std::vector<std::shared_ptr<DeviceEvent>> reads_;
   Tensor tied_gradient_;                               // defined where it is kept apart: of shared_name_
   std::vector<Tensor> tied_waiting_;
   std::unique_ptr<SequenceTree> tree_;  // under invariant numerics

@@ -135,6 +135,8 @@ class DeviceDriver {
   // precision or numerics that it has not.
   virtual std::shared_ptr<KernelBackend> make_backend(Arena& arena, const PrecisionRecipe& precision,
                                                       Numerics numerics) = 0;
+  // What that takes from the arena for as long as it lives.
+  virtual std::int64_t workspace_bytes(Numerics numerics) const = 0;
 };
 
 // What a driver's failures say, each a RunError: how much was asked of the device, and how much is free;

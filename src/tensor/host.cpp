@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "tensor/device_stream.h"
+#include "tensor/kernels.h"
 #include "tensor/reference_view.h"
 
 namespace echelon {
@@ -124,6 +125,17 @@ HostBytes::HostBytes(const Tensor& tensor, bool read) : tensor_(tensor) {
 
 void HostBytes::store() const {
   if (tensor_.device() != Device::cpu) send_rows(copy_, tensor_);
+}
+
+void copy_anywhere(Kernels& kernels, const Tensor& from, Out to) {
+  if (from.device() == to->device() || from.device() == Device::none || to->device() == Device::none)
+    return kernels.copy(from, to);
+  check(from.dtype() == to->dtype(), "a copy from device to device changes no number");
+  const auto bytes = static_cast<std::size_t>(from.bytes());
+  if (from.device() == Device::cpu)
+    copy_bytes_from_host({static_cast<const std::byte*>(from.host_bytes()), bytes}, to);
+  else
+    copy_bytes_to_host(from, {static_cast<std::byte*>(to->host_bytes()), bytes});
 }
 
 void copy_bytes_to_host(const Tensor& from, std::span<std::byte> to) {

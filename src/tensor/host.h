@@ -12,6 +12,8 @@
 
 namespace echelon {
 
+class Kernels;
+
 // T as in Tensor::host(). The elements in row-major order, whatever the stride of the rows.
 template <class T>
 std::vector<T> copy_to_host(const Tensor& from);
@@ -47,6 +49,9 @@ class HostBytes {
   std::vector<std::byte> copy_;
   std::byte* data_;
 };
+
+// By kernels where both are on one device; else one is contiguous memory of the host (what is offloaded).
+void copy_anywhere(Kernels& kernels, const Tensor& from, Out to);
 
 // The bytes of a contiguous tensor; as many as it has.
 void copy_bytes_to_host(const Tensor& from, std::span<std::byte> to);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "tensor/host.h"
 
 namespace echelon {
 
@@ -31,8 +32,8 @@ void OptimisticStep::guess(const OptimizerOptions& options, double learning_rate
       const std::int64_t end = std::min(begin + guessed_moments, count);
       const Tensor first = exp_avg_.flat_range(0, end - begin),
                    second = exp_avg_sq_.flat_range(0, end - begin);
-      kernels.copy(p.exp_avg.flat_range(begin, end), first);
-      kernels.copy(p.exp_avg_sq.flat_range(begin, end), second);
+      copy_anywhere(kernels, p.exp_avg.flat_range(begin, end), first);
+      copy_anywhere(kernels, p.exp_avg_sq.flat_range(begin, end), second);
       const Tensor value = guessed_.flat_range(offset + begin, offset + end);
       Updated updated{value, p.gradient.flat_range(begin, end), first, second, {}};
       if (master_.defined()) {

@@ -178,12 +178,16 @@ void adamw_part(const Rank& rank, const ParameterStore& parameters, const Parame
 void adamw_step(const Rank& rank, const ParameterStore& parameters, const OptimizerOptions& options,
                 double learning_rate, std::int64_t updates, double gradient_scale) {
   const Doing doing = rank.doing(Activity::optimizer);
+  parameters.begin_update();
   for (const Parameter& p : parameters.all())
     if (p.own.size() > 0 && !p.spec.frozen)
-      adamw_part(rank, parameters, p, p.own,
-                 {p.own_master, p.own_gradient, p.exp_avg, p.exp_avg_sq,
-                  rank.precision().has_master() ? p.own_value : Tensor()},
-                 adamw_update(p.spec, options, learning_rate, updates, gradient_scale));
+      parameters.with_moments(p, [&](Range part, const Tensor& first, const Tensor& second) {
+        const auto of = [&](const Tensor& own) { return own.flat().flat_range(part.begin, part.end); };
+        adamw_part(rank, parameters, p, {p.own.begin + part.begin, p.own.begin + part.end},
+                   {of(p.own_master), of(p.own_gradient), first, second,
+                    rank.precision().has_master() ? of(p.own_value) : Tensor()},
+                   adamw_update(p.spec, options, learning_rate, updates, gradient_scale));
+      });
   parameters.share_values();
 }
 

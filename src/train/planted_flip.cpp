@@ -88,6 +88,7 @@ void FlipPlanter::strike(const Tensor& tensor, std::uint64_t bit) {
 
 void FlipPlanter::strike_state() {
   due_ = false;
+  parameters_->begin_update();
   std::vector<Tensor> all;
   for (const Parameter& p : parameters_->all()) {
     if (flip_.where == FlipWhere::weights) {

@@ -9,7 +9,7 @@
 #include "base/error.h"
 #include "base/units.h"
 #include "checkpoint/router_biases.h"
-#include "model/scratch_file.h"
+#include "model/offloaded_moments.h"
 
 #include "train/dry_run.h"
 
@@ -176,9 +176,11 @@ void refuse_on_device(const Plan& plan, const RunOptions& run) {
         "--collectives {}: messages pass through the host's memory; legal with --device cuda: direct, nccl",
         collectives_name(run.collectives));
   if (run.collectives == Collectives::direct) refuse_devices_apart(plan, run);
-  if (plan.offload != Offload::none)
-    refuse("--offload {}: its file is the host's memory; legal with --device cuda: none",
-           name_of(plan.offload));
+  if (!plan.offload_directory.empty())
+    refuse(
+        "--offload-dir {}: what a device offloads is in the host's memory, not in a file; legal with "
+        "--device cuda: without it",
+        plan.offload_directory);
   if (has_residuals(plan.compression.kind))
     refuse(
         "--compress {}: no device chooses what is sent yet; legal with --device cuda: none, bf16, fp16, int8",
@@ -188,7 +190,9 @@ void refuse_on_device(const Plan& plan, const RunOptions& run) {
 bool keeps_state_copy(const TrainRequest& request) { return request.check_every > 0; }
 
 std::int64_t scratch_bytes(const Plan& plan, const RunOptions& run) {
-  return run.driver ? 0 : kernel_scratch_bytes(plan.precision, run.threads_per_rank, plan.numerics);
+  if (!run.driver) return kernel_scratch_bytes(plan.precision, run.threads_per_rank, plan.numerics);
+  return run.driver->workspace_bytes(plan.numerics) +
+         (plan.offload == Offload::optimizer ? OffloadedMoments::window_bytes(plan.precision.moments) : 0);
 }
 
 void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeline) {
@@ -261,7 +265,7 @@ static void refuse_beyond_limit(const TrainRequest& request, const PipelineLayou
 
 void refuse_what_machine_lacks(const TrainRequest& request, const PipelineLayout& pipeline) {
   const Plan& plan = request.plan;
-  if (plan.offload != Offload::none) check_scratch_directory(plan.offload_directory);
+  if (plan.offload != Offload::none && !request.run.driver) check_scratch_directory(plan.offload_directory);
   const ProcessWorld* const processes = request.run.processes;
   const int ranks_here = processes != nullptr ? processes->ranks_on_this_node() : plan.mesh.num_ranks();
   double bytes = ranks_here * predicted_bytes(plan);

@@ -12,7 +12,7 @@ void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeli
 
 // RequestError where a device cannot run the plan in this way.
 void refuse_on_device(const Plan& plan, const RunOptions& run);
-// What the kernels of a rank take for themselves.
+// What the kernels of a rank take for themselves, and offloading on a device.
 std::int64_t scratch_bytes(const Plan& plan, const RunOptions& run);
 
 // Whether ranks keep a copy of their state, to run steps again from.

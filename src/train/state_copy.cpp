@@ -100,6 +100,7 @@ void StateCopy::restore() const {
           "rank {}: its copy of the {}, which a step would be run again from, is not what was copied after "
           "step {}",
           rank_.index(), now.what[i], step_);
+  trainer_.parameters().begin_update();
   for (std::size_t i = 0; i < state_.size(); ++i) move_bytes(copies_[i].tensor, state_[i].tensor);
   trainer_.stages().set_router_biases(biases_);
   trainer_.resume(step_, updates_);

@@ -81,7 +81,8 @@ void validate(const VerifyRequest& request) {
     refuse("--comm mpi: the mesh {} needs a process for each rank, and {} were started",
            request.plan.mesh.describe(), processes->num_ranks());
   refuse_on_device(request.plan, request.run);
-  if (request.plan.offload != Offload::none) check_scratch_directory(request.plan.offload_directory);
+  if (request.plan.offload != Offload::none && !request.run.driver)
+    check_scratch_directory(request.plan.offload_directory);
 }
 
 VerifyReport verify(const VerifyRequest& given) {

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "tensor/cuda/kernels_cuda.h"
+#include "tensor/cuda/matmul_cublaslt.h"
 #include "tensor/cuda/reduce_cuda.h"
 #include "tensor/device_collectives.h"
 #include "tensor/device_driver.h"
@@ -205,6 +206,9 @@ class CudaDriver final : public DeviceDriver {
   std::shared_ptr<KernelBackend> make_backend(Arena& arena, const PrecisionRecipe&,
                                               Numerics numerics) override {
     return make_cuda_kernels(arena, numerics);
+  }
+  std::int64_t workspace_bytes(Numerics numerics) const override {
+    return numerics == Numerics::ordinary ? cublaslt_workspace_bytes : 0;
   }
 
  private:

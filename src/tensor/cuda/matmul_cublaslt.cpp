@@ -15,8 +15,6 @@
 namespace echelon {
 namespace {
 
-constexpr std::int64_t workspace_bytes = std::int64_t{32} << 20;  // what cuBLAS asks for on sm_90
-
 void check_cublas(cublasStatus_t status, const char* what, int device) {
   if (status != CUBLAS_STATUS_SUCCESS)
     fail("device {}: {} failed: {}", device, what, cublasLtGetStatusString(status));
@@ -72,7 +70,8 @@ struct CublasLt::State {
   Tensor workspace;
   std::map<Shape, std::optional<PreparedProduct>> plans = {};
 
-  explicit State(Arena& of) : arena(of), workspace(of, MemoryCategory::other, DType::u8, {workspace_bytes}) {
+  explicit State(Arena& of)
+      : arena(of), workspace(of, MemoryCategory::other, DType::u8, {cublaslt_workspace_bytes}) {
     arena.stream().driver().use(device());
     check_cublas(cublasLtCreate(&handle), "cuBLASLt's beginning", device());
   }
@@ -122,7 +121,7 @@ std::optional<PreparedProduct> CublasLt::State::make_plan(const MatrixProduct& p
     check_cublas(cublasLtMatmulPreferenceSetAttribute(preferred, which, &value, sizeof value),
                  "a choice of cuBLASLt", device());
   };
-  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(workspace_bytes));
+  prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<std::uint64_t>(cublaslt_workspace_bytes));
   // Parts of a sum meet in what it is computed in, so that an element is rounded once.
   prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
          static_cast<std::uint32_t>(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
@@ -171,7 +170,7 @@ bool CublasLt::multiply(const MatrixProduct& p) {
   check_cublas(cublasLtMatmul(s.handle, prepared.operation.get(), alpha, product.first.tensor->address(),
                               prepared.a.get(), product.second.tensor->address(), prepared.b.get(), beta,
                               p.c.address(), prepared.c.get(), p.c.address(), prepared.c.get(),
-                              &prepared.algorithm, s.workspace.address(), workspace_bytes,
+                              &prepared.algorithm, s.workspace.address(), cublaslt_workspace_bytes,
                               static_cast<cudaStream_t>(s.arena.stream().handle().handle)),
                "matmul", s.device());
   return true;

@@ -7,6 +7,9 @@
 
 namespace echelon {
 
+inline constexpr std::int64_t cublaslt_workspace_bytes = std::int64_t{32}
+                                                         << 20;  // as cuBLAS asks for on sm_90
+
 class CublasLt {
  public:
   // The workspace comes from the arena.
