@@ -8,6 +8,7 @@
 #include "apps/calibrate_from.h"
 #include "apps/flag_needs.h"
 #include "apps/flag_values.h"
+#include "apps/flags.h"
 #include "apps/help.h"
 #include "apps/progress_line.h"
 #include "apps/verbs.h"
@@ -24,6 +25,7 @@ namespace {
 struct CalibrateFlags {
   std::string out = "cpu.toml";
   int threads = 1;
+  std::string device = "cpu";
   bool json = false;
   CalibrateFromFlags measured;
 };
@@ -42,12 +44,17 @@ int run_calibrate(const CalibrateFlags& f) {
     refuse("calibrate: this build has no kernels to measure with; legal: --from FILE, or a build that has them");
   if (f.threads < 1 || f.threads > available_cores())
     refuse("--threads {}: must be from 1 to {}, the cores of this process", f.threads, available_cores());
+  const auto driver = driver_of(f.device);
+  if (driver && f.threads != 1) refuse("--threads {}: has no effect on a device; leave it out", f.threads);
   check_output("--out", f.out);  // before the minute that measuring takes
-  const Calibration c = with_progress(
-      "calibrate", f.json, [&](const Progress& progress) { return calibrate(f.threads, progress); });
-  write_output("--out", f.out,
-               fmt::format("# This machine, as `echelon calibrate --threads {}` measured it.\n{}", f.threads,
-                           to_toml(c.machine)));
+  const Calibration c = with_progress("calibrate", f.json, [&](const Progress& progress) {
+    return calibrate(f.threads, progress, driver.get());
+  });
+  write_output(
+      "--out", f.out,
+      fmt::format("# {}, as `echelon calibrate {}` measured it.\n{}",
+                  driver ? c.machine.name : "This machine",
+                  driver ? "--device cuda" : fmt::format("--threads {}", f.threads), to_toml(c.machine)));
   std::FILE* out = f.json ? stderr : stdout;
   fmt::print(out, "{:<34}{:>12}{:>12}{:>9}\n", "", "measured", "described", "off by");
   for (const CalibrationSample& s : c.samples)
@@ -81,6 +88,7 @@ void add_calibrate(CLI::App& program, int& status) {
       ->type_name("FILE")
       ->capture_default_str();
   add_number(app, "--threads", flags->threads, "Compute threads per rank");
+  add_device(app, flags->device);
   app.add_flag("--json", flags->json, "One JSON object on standard output");
   heading(app, "From what was measured elsewhere");
   const auto text = [&](const char* name, std::string& value, const char* description, const char* type) {
@@ -101,6 +109,7 @@ void add_calibrate(CLI::App& program, int& status) {
     const bool from = is_given(app, "--from");
     const std::vector<Remedy> with_from{advice("--from", "FILE")};
     refuse_idle(app, {{"--threads", !from, "with --from", {}},
+                      {"--device", !from, "with --from", {}},
                       {"--machine", from, "without --from", with_from},
                       {"--software", from, "without --from", with_from},
                       {"--model", from, "without --from", with_from},

@@ -83,11 +83,21 @@ void OptimizerFlags::finish(std::int64_t steps, const Plan& plan) {
   options_->min_lr = min_lr_.value_or(options_->lr / 10);
 }
 
-void RunFlags::add_threads_to(CLI::App& app) {
-  app.add_option("--device", device_,
+void add_device(CLI::App& app, std::string& device) {
+  app.add_option("--device", device,
                  "What computes; auto: an accelerator where there is one (docs/devices.md)")
       ->type_name("cpu|cuda|auto")
       ->capture_default_str();
+}
+
+std::shared_ptr<DeviceDriver> driver_of(const std::string& device) {
+  if (device != "cpu" && device != "cuda" && device != "auto")
+    refuse("--device {}: legal: cpu, cuda, auto", device);
+  return device == "cuda" || (device == "auto" && no_cuda().empty()) ? make_cuda_driver() : nullptr;
+}
+
+void RunFlags::add_threads_to(CLI::App& app) {
+  add_device(app, device_);
   add_number(app, "--threads", threads_, "Compute threads per rank (default: the cores shared out)");
 }
 
@@ -123,9 +133,7 @@ RunOptions RunFlags::options(const Plan& plan, const ProcessWorld* processes) co
         plan.mesh.size(Axis::cp), ranks, most_ranks);
   if (threads_ && (*threads_ < 1 || *threads_ > most_threads / ranks))
     refuse("--threads {}: must be from 1 to {}", *threads_, most_threads / ranks);
-  if (device_ != "cpu" && device_ != "cuda" && device_ != "auto")
-    refuse("--device {}: legal: cpu, cuda, auto", device_);
-  if (device_ == "cuda" || (device_ == "auto" && no_cuda().empty())) run.driver = make_cuda_driver();
+  run.driver = driver_of(device_);
   if (run.driver && threads_) refuse("--threads {}: has no effect on a device; leave it out", *threads_);
   run.collectives = parse_collectives(collectives_, "--collectives");
   run.threads_per_rank = threads_.value_or(std::max(1, cores / ranks));

@@ -50,6 +50,10 @@ struct RanksHere {
 };
 RanksHere ranks_here(const Plan& plan, const ProcessWorld* processes);
 
+// --device, and the driver of what it names: null of the cpu. RequestError where there is no such device.
+void add_device(CLI::App& app, std::string& device);
+std::shared_ptr<DeviceDriver> driver_of(const std::string& device);
+
 class RunFlags {
  public:
   void add_to(CLI::App& app);

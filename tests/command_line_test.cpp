@@ -1225,6 +1225,7 @@ TEST_F(IdleFlags, OfTheOtherVerbs) {
   expect_refused({"launch"}, launching);
   expect_known({"launch"}, launching, {"--ranks", "--hosts", "--max-restarts", "--grace"});
   const std::vector<Line> calibrating{{{"--threads", "1", "--from", "a.csv"}, "with --from"},
+                                      {{"--device", "auto", "--from", "a.csv"}, "with --from"},
                                       {{"--machine", "h100"}, "without --from"},
                                       {{"--software", "current"}, "without --from"},
                                       {{"--model", "llama-3-8b"}, "without --from"},

@@ -11,6 +11,7 @@
 #include "pipeline_runs.h"
 #include "tensor/device_stream.h"
 #include "tensor/host.h"
+#include "train/calibrate.h"
 #include "turned_clock.h"
 
 namespace echelon::device_overlap_test {
@@ -295,6 +296,33 @@ TEST(DeviceTrace, TellsWhenThePassesOfAPipelineRan) {
     EXPECT_GE(end_of(1, Op::F, 1, m).begin, end_of(0, Op::F, 0, m).end + 2);
     EXPECT_GE(end_of(0, Op::BW, 0, m).begin, end_of(1, Op::BW, 1, m).end + 2);
   }
+}
+
+// A machine file says what the device's clock said, whatever the host did meanwhile.
+TEST(DeviceTrace, CalibratesByTheDevicesClock) {
+  const auto seconds = [](const std::string& name, std::size_t bytes) {
+    return (name == "matmul" ? 3e-6 : 1e-6) + static_cast<double>(bytes) * 1e-12;
+  };
+  FakeDriver driver({.memory_bytes = std::size_t{80} << 30, .computes = false, .seconds = seconds});
+  const Calibration c = calibrate(1, {}, &driver);
+  EXPECT_EQ(driver.complaints(), std::vector<std::string>());
+  const auto measured = [&](const std::string& what) {
+    for (const CalibrationSample& s : c.samples)
+      if (s.what == what) return s.measured_seconds;
+    ADD_FAILURE() << what << " is not measured";
+    return 0.0;
+  };
+  constexpr double rounding = 1e-9;  // of sums of times below a second
+  const auto product = [&](double width, double m, double k, double n) {
+    return 3e-6 + width * (m * k + k * n + m * n) * 1e-12;
+  };
+  EXPECT_NEAR(measured("f32 product 8192 x 768 x 3072"), product(4, 8192, 768, 3072), rounding);
+  EXPECT_NEAR(measured("bf16 product 4096 x 4096 x 4096"), product(2, 4096, 4096, 4096), rounding);
+  EXPECT_NEAR(measured("all_reduce of 4 KiB, 2 ranks"), 1e-6 + 4 * 4096e-12, rounding);
+  const double copied = 8.0 * (64 << 20);
+  EXPECT_NEAR(c.machine.memory_bandwidth, copied / (1e-6 + copied * 1e-12), 1e-6 * copied / 1e-3);
+  EXPECT_EQ(c.machine.name, "a fake device");
+  EXPECT_EQ(to_toml(machine_from_toml(to_toml(c.machine), "calibrated")), to_toml(c.machine));
 }
 
 }  // namespace

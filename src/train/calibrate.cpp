@@ -10,6 +10,7 @@
 #include "comm/world.h"
 #include "plan/op_seconds.h"
 #include "plan/workload.h"
+#include "tensor/device_stream.h"
 #include "tensor/host.h"
 #include "tensor/kernels.h"
 #include "train/this_machine.h"
@@ -32,6 +33,21 @@ double best_seconds(const Work& work, double budget_seconds = 0.15) {
   return best;
 }
 
+// The same on a device, by its clock: seconds of one in a row of them.
+template <class Work>
+double best_seconds_on(const DeviceStream& stream, int row, const Work& work) {
+  work();
+  double best = 1e300;
+  for (int tries = 0; tries < 5; ++tries) {
+    const auto begin = stream.record();
+    for (int i = 0; i < row; ++i) work();
+    const auto end = stream.record();
+    end->synchronize();
+    best = std::min(best, end->seconds_since(*begin) / row);
+  }
+  return best;
+}
+
 // What a machine is measured in.
 constexpr Precision measured_precisions[] = {Precision::f32, Precision::bf16};
 
@@ -43,17 +59,24 @@ using Products = std::vector<SizedProduct>;
 
 class Bench {
  public:
-  Bench(int threads, Precision precision)
-      : recipe_(trained_recipe(precision)), kernels_(make_kernels(arena_, recipe_, threads)) {}
+  Bench(DeviceDriver* driver, int threads, Precision precision)
+      : arena_(driver, 0),
+        recipe_(trained_recipe(precision)),
+        kernels_(make_kernels(arena_, recipe_, threads)) {}
 
   Tensor tensor(std::vector<std::int64_t> shape) { return tensor(recipe_.activations, std::move(shape)); }
   // Sums over a row, which are never narrow.
   Tensor statistics(std::vector<std::int64_t> shape) { return tensor(DType::f32, std::move(shape)); }
   Kernels& kernels() { return *kernels_; }
+  bool on_device() const { return arena_.device() == Device::cuda; }
+  template <class Work>
+  double seconds(const Work& work) const {
+    return on_device() ? best_seconds_on(arena_.stream(), 10, work) : best_seconds(work);
+  }
 
   double product(const SizedProduct& p) {
     const Tensor a = tensor({p.rows, p.depth}), b = tensor({p.cols, p.depth}), c = tensor({p.rows, p.cols});
-    return best_seconds([&] { kernels_->matmul(a, Transpose::no, b, Transpose::yes, c, false); });
+    return seconds([&] { kernels_->matmul(a, Transpose::no, b, Transpose::yes, c, false); });
   }
 
  private:
@@ -68,11 +91,15 @@ class Bench {
   std::unique_ptr<Kernels> kernels_;
 };
 
-// Those of small and middle-sized models: activations by weights, and what their gradients take.
+// Those of models that fit: activations by weights, and what their gradients take.
 Products measure_products(Bench& bench, const Progress& progress, double from, double to) {
   Products list{{1024, 64, 192},   {1024, 64, 256},   {1024, 256, 64},   {2048, 256, 1024},
                 {2048, 1024, 256}, {512, 512, 1536},  {2048, 512, 2048}, {1024, 1024, 1024},
                 {256, 2048, 64},   {1024, 2048, 256}, {512, 64, 257},    {512, 512, 8192}};
+  if (bench.on_device())
+    list = {{1024, 1024, 1024}, {2048, 768, 2304},   {8192, 768, 3072},   {8192, 3072, 768},
+            {8192, 768, 50304}, {768, 8192, 3072},   {4096, 2048, 2048},  {4096, 2048, 8192},
+            {4096, 4096, 4096}, {4096, 4096, 14336}, {4096, 14336, 4096}, {8192, 8192, 8192}};
   for (std::size_t i = 0; i < list.size(); ++i) {
     report(progress, from + (to - from) * static_cast<double>(i) / static_cast<double>(list.size()),
            "matrix products");
@@ -100,7 +127,7 @@ double squared_error(const Machine& machine, Precision precision, const Products
 void fit_products(Machine& machine, const std::vector<Products>& by_precision) {
   double best = 1e300;
   Machine found = machine;
-  for (double depth : {0.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0})
+  for (double depth : {0.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0})
     for (double launch : {0.0, 1e-6, 3e-6, 6e-6, 12e-6, 25e-6, 50e-6}) {
       Machine trial = machine;
       trial.gemm_half_depth = depth;
@@ -127,14 +154,14 @@ void fit_products(Machine& machine, const std::vector<Products>& by_precision) {
 
 // Passes over memory as layers make them: bytes over seconds.
 double elementwise_rate(Bench& bench) {
-  const std::int64_t rows = 2048, cols = 512;
+  const std::int64_t rows = bench.on_device() ? 16384 : 2048, cols = bench.on_device() ? 4096 : 512;
   const Tensor x = bench.tensor({rows, cols}), y = bench.tensor({rows, cols}), w = bench.tensor({cols}),
                stats = bench.statistics({rows, 1}), wide = bench.tensor({rows, 2 * cols});
   const double element = 4.0 * static_cast<double>(rows * cols);
   Kernels& k = bench.kernels();
-  const double norm = best_seconds([&] { k.rms_norm(x, w, 1e-5, y, stats); });
-  const double add = best_seconds([&] { k.residual(x, y, {}, y); });
-  const double act = best_seconds([&] { k.gated(Activation::swiglu, wide, y); });
+  const double norm = bench.seconds([&] { k.rms_norm(x, w, 1e-5, y, stats); });
+  const double add = bench.seconds([&] { k.residual(x, y, {}, y); });
+  const double act = bench.seconds([&] { k.gated(Activation::swiglu, wide, y); });
   return element * (2 + 3 + 3) / (norm + add + act);
 }
 
@@ -143,7 +170,8 @@ struct AttentionTimes {
 };
 
 AttentionTimes measure_attention(Bench& bench, std::int64_t length) {
-  const std::int64_t heads = 4, dim = 32, batch = std::max<std::int64_t>(1, 1024 / length);
+  const std::int64_t heads = bench.on_device() ? 16 : 4, dim = bench.on_device() ? 128 : 32,
+                     batch = std::max<std::int64_t>(1, (bench.on_device() ? 8192 : 1024) / length);
   AttentionShape shape;
   shape.batch = batch;
   shape.q_len = shape.kv_len = length;
@@ -159,8 +187,8 @@ AttentionTimes measure_attention(Bench& bench, std::int64_t length) {
   AttentionTimes t{};
   t.length = static_cast<double>(length);
   t.flops = 2.0 * static_cast<double>(batch * heads * length * length * dim);
-  t.forward = best_seconds([&] { kernels.attention(q, k, v, shape, out, lse); });
-  t.backward = best_seconds([&] {
+  t.forward = bench.seconds([&] { kernels.attention(q, k, v, shape, out, lse); });
+  t.backward = bench.seconds([&] {
     kernels.attention_delta(out, dout, shape, delta);
     kernels.attention_backward(q, k, v, dout, lse, delta, shape, dq, dk, dv);
   });
@@ -189,14 +217,20 @@ void describe_attention(Machine& machine, const AttentionParts& f32, const Atten
 }
 
 // Seconds of one in a row of them, as layers call them: ranks that wait for one another are awake already.
-double all_reduce_seconds(int ranks, std::int64_t count, int row) {
+double all_reduce_seconds(DeviceDriver* driver, int ranks, std::int64_t count, int row) {
   ThreadWorld world(ranks, std::chrono::seconds(60));
   double best = 1e300;
   run_ranks(world, [&](int index) {
-    Arena arena;
+    Arena arena(driver, 0);
     const auto group = world.join(index, everyone(ranks), "calibrate");
     const Tensor x(arena, MemoryCategory::communication, DType::f32, {count});
     copy_from_host(std::vector<float>(static_cast<std::size_t>(count)), x);
+    if (driver != nullptr) {
+      // As often on each rank, so that they meet.
+      const double seconds = best_seconds_on(arena.stream(), row, [&] { group->all_reduce(x).wait(); });
+      if (index == 0) best = seconds;
+      return;
+    }
     for (int repeat = 0; repeat < 12; ++repeat) {
       group->barrier().wait();
       const auto begin = Clock::now();
@@ -209,20 +243,27 @@ double all_reduce_seconds(int ranks, std::int64_t count, int row) {
 
 }  // namespace
 
-Calibration calibrate(int threads, const Progress& progress) {
-  Bench bench(threads, Precision::f32), narrow(threads, Precision::bf16);
+Calibration calibrate(int threads, const Progress& progress, DeviceDriver* driver) {
+  Bench bench(driver, threads, Precision::f32), narrow(driver, threads, Precision::bf16);
   Bench* const benches[] = {&bench, &narrow};
   Calibration result;
   Machine& m = result.machine;
-  m.name = "cpu";
-  m.memory_bytes = memory_limit();
-  m.gemm_tile = 16;  // of vector kernels on a few cores
-  m.cores = threads;
-  const std::int64_t large = 16 << 20;
+  if (driver != nullptr) {
+    const DeviceProperties device = driver->properties(0);
+    m.name = device.name;
+    m.memory_bytes = static_cast<double>(device.memory_bytes);
+    m.cores = device.multiprocessors;
+  } else {
+    m.name = "cpu";
+    m.memory_bytes = memory_limit();
+    m.gemm_tile = 16;  // of vector kernels on a few cores
+    m.cores = threads;
+  }
+  const std::int64_t large = driver != nullptr ? 64 << 20 : 16 << 20;
   const Tensor from = bench.tensor({large / 1024, 1024}), to = bench.tensor({large / 1024, 1024});
   m.memory_bandwidth =
-      8.0 * static_cast<double>(large) / best_seconds([&] { bench.kernels().copy(from, to); });
-  m.tiers = {{std::max(1, available_cores() / threads), 1e9, 0, 1}};
+      8.0 * static_cast<double>(large) / bench.seconds([&] { bench.kernels().copy(from, to); });
+  m.tiers = {{driver != nullptr ? 2 : std::max(1, available_cores() / threads), 1e9, 0, 1}};
   std::vector<Products> products;
   for (Bench* one : benches) {
     const double begin = 0.35 * static_cast<double>(products.size());
@@ -235,8 +276,9 @@ Calibration calibrate(int threads, const Progress& progress) {
   report(progress, 0.8, "attention");
   std::vector<std::pair<AttentionTimes, AttentionTimes>> attention;
   for (Bench* one : benches) {
-    const AttentionTimes shorter = measure_attention(*one, 128);
-    attention.emplace_back(shorter, measure_attention(*one, 512));
+    const std::int64_t length = one->on_device() ? 1024 : 128;
+    const AttentionTimes shorter = measure_attention(*one, length);
+    attention.emplace_back(shorter, measure_attention(*one, 4 * length));
   }
   const auto parts = [&](std::size_t i) {
     return fit_attention(attention[i].first, attention[i].second, m.peak(measured_precisions[i]));
@@ -245,8 +287,8 @@ Calibration calibrate(int threads, const Progress& progress) {
   const int ranks = static_cast<int>(std::max<std::int64_t>(2, m.tiers[0].ranks));
   const std::int64_t small_count = 1024, large_count = 4 << 20;
   report(progress, 0.9, "all_reduce");
-  const double small = all_reduce_seconds(ranks, small_count, 64),
-               bulk = all_reduce_seconds(ranks, large_count, 2);
+  const double small = all_reduce_seconds(driver, ranks, small_count, 64),
+               bulk = all_reduce_seconds(driver, ranks, large_count, 2);
   const double moved = 2.0 * (ranks - 1) / ranks * 4;
   m.tiers[0].ranks = ranks;
   m.tiers[0].bandwidth =

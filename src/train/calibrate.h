@@ -9,6 +9,8 @@
 
 namespace echelon {
 
+class DeviceDriver;
+
 // One measurement, and what the machine that was made of all of them says of it.
 struct CalibrationSample {
   std::string what;
@@ -22,7 +24,8 @@ struct Calibration {
 
 // Products of several shapes and attention in f32 and in bf16, passes over memory, and an all-reduce of
 // thread ranks by size; each the best of a few. One rank has `threads` compute threads; the machine is one
-// node of as many ranks as there are cores for.
-Calibration calibrate(int threads, const Progress& progress = {});
+// node of as many ranks as there are cores for. With a driver: its device 0, by the device's clock, and two
+// ranks that share it.
+Calibration calibrate(int threads, const Progress& progress = {}, DeviceDriver* driver = nullptr);
 
 }  // namespace echelon
