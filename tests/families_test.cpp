@@ -369,7 +369,7 @@ ModelSpec odd_predictor(bool experts) {
 }
 
 // The table is read twice, and so is the output matrix; tied they are one.
-TEST(Prediction, GradientsAreTheDerivativesOfBothLosses) {
+TEST(MultiTokenPrediction, GradientsAreTheDerivativesOfBothLosses) {
   for (const bool tied : {false, true}) {
     ModelSpec model = odd_predictor(true);
     model.tied_embedding = tied;
@@ -378,7 +378,7 @@ TEST(Prediction, GradientsAreTheDerivativesOfBothLosses) {
   }
 }
 
-TEST(Prediction, IsTheSameOnEveryAxis) {
+TEST(MultiTokenPrediction, IsTheSameOnEveryAxis) {
   for (const Plan& plan : plans_of(odd_predictor(true)))
     if (plan.zero <= 1)
       expect_verified_and_predicted(plan);
@@ -388,7 +388,7 @@ TEST(Prediction, IsTheSameOnEveryAxis) {
 }
 
 // Both ends of the pipeline on one rank or on two, and on two ranks each.
-TEST(Prediction, IsTheSameUnderEverySchedule) {
+TEST(MultiTokenPrediction, IsTheSameUnderEverySchedule) {
   for (const auto& [schedule, tied] : {std::pair{"gpipe", true},
                                        {"interleaved", false},
                                        {"zb-v", false},
@@ -407,7 +407,7 @@ TEST(Prediction, IsTheSameUnderEverySchedule) {
   }
 }
 
-TEST(Prediction, IsTheSameWithExpertsElsewhere) {
+TEST(MultiTokenPrediction, IsTheSameWithExpertsElsewhere) {
   for (const bool again : {false, true}) {
     Plan plan = odd_plan(odd_predictor(true), 2, 2, true);
     plan.mesh.ep = 2;
@@ -417,7 +417,7 @@ TEST(Prediction, IsTheSameWithExpertsElsewhere) {
   }
 }
 
-TEST(Prediction, IsRefusedWhereItIsNotRun) {
+TEST(MultiTokenPrediction, IsRefusedWhereItIsNotRun) {
   const auto refused = [](const std::function<void(Plan&)>& change, std::vector<std::string> parts) {
     Plan plan = odd_plan(odd_predictor(false), 2, 1, false);
     change(plan);
@@ -436,7 +436,7 @@ TEST(Prediction, IsRefusedWhereItIsNotRun) {
   expect_refusal([&] { validate(model); }, {"num_mtp_layers = 2", "1"});
 }
 
-TEST(Prediction, TomlSaysIt) {
+TEST(MultiTokenPrediction, TomlSaysIt) {
   const ModelSpec model = odd_predictor(true);
   EXPECT_EQ(to_toml(model_from_toml(to_toml(model), "x")), to_toml(model));
 }
