@@ -19,18 +19,22 @@ void WholeAttention::each_run(int cp_rank, const Visit& visit) const {
     }
 }
 
+AttentionShape WholeAttention::shape_of(const PositionRun& run, Range rows) const {
+  AttentionShape shape = heads_.shape(1, run.size, seq_len());
+  shape.q_offset = run.begin;
+  if (sequences_.first_positions.defined())
+    shape.first_keys = sequences_.first_positions.flat_range(rows.begin, rows.end);
+  return shape;
+}
+
 void WholeAttention::forward(const Tensor& qkv, const Tensor& out, const Tensor& lse) const {
   const Doing doing = rank_.doing(Activity::attention_forward);
   const std::int64_t heads = heads_.num_heads(), width = heads_.kv_width();
   const Tensor kv = rows_.gather(heads_.kv(qkv), all_rows(), true), q = heads_.q(qkv);
   each_run(rank_.coordinate(Axis::cp), [&](std::int64_t b, const PositionRun& run, Range rows) {
-    AttentionShape shape = heads_.shape(1, run.size, seq_len());
-    shape.q_offset = run.begin;
-    if (sequences_.first_positions.defined())
-      shape.first_keys = sequences_.first_positions.flat_range(rows.begin, rows.end);
     const Tensor seen = of_sequence(kv, b);
     rank_.kernels().attention(q.row_range(rows.begin, rows.end), seen.column_range(0, width),
-                              seen.column_range(width, 2 * width), shape, out.row_range(rows.begin, rows.end),
+                              seen.column_range(width, 2 * width), shape_of(run, rows), out.row_range(rows.begin, rows.end),
                               lse.flat_range(rows.begin * heads, rows.end * heads));
   });
 }
@@ -64,17 +68,13 @@ void WholeAttention::backward(const Tensor& qkv, const Tensor& dout, const Tenso
     const Tensor kv = rows_.gather(heads_.kv(qkv), all_rows(), true),
                  unused = rank_.activation({seq_len(), 2 * width});
     each_run(here, [&](std::int64_t b, const PositionRun& run, Range rows) {
-      AttentionShape shape = heads_.shape(1, run.size, seq_len());
-      shape.q_offset = run.begin;
-      if (sequences_.first_positions.defined())
-        shape.first_keys = sequences_.first_positions.flat_range(rows.begin, rows.end);
       const auto numbers = [&](const Tensor& x) {
         return x.flat_range(rows.begin * heads, rows.end * heads);
       };
       const Tensor seen = of_sequence(kv, b);
       kernels.attention_backward(heads_.q(qkv).row_range(rows.begin, rows.end), columns(seen, k),
                                  columns(seen, v), dout.row_range(rows.begin, rows.end), numbers(lse),
-                                 numbers(delta), shape, heads_.q(dqkv).row_range(rows.begin, rows.end),
+                                 numbers(delta), shape_of(run, rows), heads_.q(dqkv).row_range(rows.begin, rows.end),
                                  columns(unused, k), columns(unused, v));
     });
   }

@@ -30,6 +30,8 @@ class WholeAttention {
   // visit(sequence, run, rows here)
   template <class Visit>
   void each_run(int cp_rank, const Visit& visit) const;
+  // of a run's queries, in these rows, over all keys of their sequence
+  AttentionShape shape_of(const PositionRun& run, Range rows) const;
   std::int64_t all_rows() const { return sequences_.batch * seq_len(); }
   std::int64_t seq_len() const { return layout_.ring() * layout_.core_tokens(); }
   Tensor of_sequence(const Tensor& all, std::int64_t sequence) const {
