@@ -19,8 +19,8 @@ struct Loss {
   double gradient_scale = 0;  // gradients are those of this times the summed loss
   // (1, f64): over the targets that are not ignored. Under invariant numerics one for each sequence.
   Tensor sum;
-  Tensor next_sum =
-      {};  // the same of the tokens behind the next ones, not weighed; where these are predicted
+  // The same of the tokens behind the next ones, not weighed, where a multi-token predictor is trained.
+  Tensor next_sum = {};
 };
 
 // What a block keeps of one microbatch from its forward to its backward pass, or holds on the way.

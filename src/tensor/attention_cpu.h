@@ -1,7 +1,6 @@
 // Causal attention in tiles (FlashAttention-2: Dao 2023, https://arxiv.org/abs/2307.08691): a tile of scores
-// at a time, never a T x T matrix. Products by oneDNN, or under invariant
-// numerics by our own kernels, softmax by fused passes. f32, or bf16 whose scores and
-// sums are f32.
+// at a time, never a T x T matrix. Products by oneDNN, or under invariant numerics by our own kernels, softmax
+// by fused passes. f32, or bf16 whose scores and sums are f32.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +16,8 @@ std::int64_t attention_scratch_bytes(DType dtype, Numerics numerics);
 inline constexpr std::int64_t most_head_dim = 4096;
 
 // As Kernels::attention and Kernels::attention_backward, shapes already checked. `scratch` holds
-// attention_scratch_bytes() of each thread. Forward: the threads share
-// blocks of queries; backward: key/value heads of the batch. The bits do not depend on the team.
+// attention_scratch_bytes() of each thread. Forward: the threads share blocks of queries; backward: key/value
+// heads of the batch. The bits do not depend on the team.
 void attention_forward(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionShape& shape,
                        const Tensor& out, const Tensor& lse, const Tensor& scratch, const ThreadTeam& team,
                        Numerics numerics);
