@@ -47,19 +47,20 @@ test: packages
 	cmake --build --preset release --target fast_tests
 	ctest --preset fast
 
-# Where the toolkit is, what is CUDA's is compiled too.
+# Where the toolkit is, what is CUDA's is compiled too; where a device is, it runs.
 NVCC := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 
 test-all: test
 	cmake --build --preset release
 	ctest --preset slow
+	$(if $(NVCC),CUDACXX=$(NVCC) cmake --preset cuda && cmake --build --preset cuda,@echo "no nvcc: CUDA is not compiled")
+	$(if $(NVCC),$(if $(wildcard /dev/nvidia0),ctest --preset cuda,@echo "no GPU: what is CUDA's is compiled, and not run"))
 	cmake --preset asan
 	cmake --build --preset asan --target fast_tests
 	ctest --preset asan
 	cmake --preset tsan
 	cmake --build --preset tsan --target comm_tests training_tests
 	ctest --preset tsan
-	$(if $(NVCC),CUDACXX=$(NVCC) cmake --preset cuda && cmake --build --preset cuda && ctest --preset cuda,@echo "no nvcc: CUDA is not compiled")
 
 build: packages
 	cmake --preset release
