@@ -253,6 +253,40 @@ TEST(DeviceTrace, TellsWhenACollectiveRanAndWhatItHeldUp) {
   }
 }
 
+// Clocks of two devices are not compared: what another one does is told by when the own one waited for it.
+TEST(DeviceTrace, OfTwoDevicesIsToldByTheOwnOne) {
+  constexpr TraceTime transfer = 3;
+  FakeDriver::Options options = timed(1, 1, transfer);
+  options.devices = 2;
+  FakeDriver driver(options);
+  TurnedClock clock;
+  const Plan plan = pipeline_plan(odd_llama(false, 2, 4), "1f1b", 2, 1, 1, 4);
+  auto world = std::make_unique<ThreadWorld>(2, patience, FailureHooks(), clock.time());
+  run_ranks(*world, [&](int index) {
+    Arena arena(&driver, index);
+    const auto kernels = make_kernels(arena, plan.precision, 1);
+    TraceRecorder recorder(clock.time(), clock.time().now(), 1);
+    const Rank rank(*world, plan.mesh, index, plan.precision, arena, *kernels, Collectives::direct, 0,
+                    &recorder);
+    recorder.begin_step(1);
+    const Tensor x = OverlapRank{*world, index, arena, *kernels}.filled(1);  // 1 s
+    Communicator& group = rank.along(Axis::pp);
+    group.all_reduce(x).wait();  // half of it on each device, at once
+    (index == 0 ? group.send(x, 1) : group.recv(x, 0)).wait();
+    const Trace trace = recorder.trace();
+    ASSERT_EQ(trace.calls.size(), 2u);
+    const CallSpan &sum = trace.calls[0], &message = trace.calls[1];
+    EXPECT_EQ(sum.begin, 1 * second);
+    EXPECT_EQ(sum.end, (1 + transfer) * second);
+    EXPECT_EQ(message.begin, sum.end);
+    // By way of the channel where the receive was not known when it was sent.
+    const TraceTime seconds = (message.end - message.begin) / second;
+    EXPECT_TRUE(seconds == transfer || (index == 1 && seconds == 2 * transfer)) << seconds;
+  });
+  world.reset();
+  EXPECT_EQ(driver.complaints(), std::vector<std::string>());
+}
+
 // A pipeline's passes lie where the device ran them: what a rank receives begins when it has been computed.
 TEST(DeviceTrace, TellsWhenThePassesOfAPipelineRan) {
   const Plan plan = pipeline_plan(odd_llama(false, 2, 4), "1f1b", 2, 1, 1, 4);

@@ -16,6 +16,7 @@
 #include "tensor/device_stream.h"
 #include "train/generate.h"
 #include "train/session.h"
+#include "train/state_copy.h"
 
 namespace echelon::device_training_test {
 namespace {
@@ -283,6 +284,27 @@ TEST(DeviceTraining, ACheckpointIsCopiedBesideTheNextStep) {
     return values;
   };
   EXPECT_EQ(find(true), find(false));
+}
+
+// As a checkpoint of it does, beside the rank's stream.
+TEST(DeviceTraining, AStateIsPutBackBehindWhatStillReadsIt) {
+  FakeDriver driver({.seconds = [](const std::string& name, std::size_t) {
+    return name == "read" ? 1000.0 : 1e-3;
+  }});
+  on_mesh_of(&driver, odd_plan(odd_llama(), 1, 1, false), [&](const Rank& rank) {
+    Trainer trainer(rank, odd_plan(odd_llama(), 1, 1, false), {}, 1);
+    StateCopy copy(rank, trainer);
+    copy.keep(0, copy.fingerprints());
+    const DeviceStream& reader = rank.arena().transfers("reader");
+    driver.enqueue("read", reader.handle(), {}, [] {});
+    const auto read = reader.record();
+    trainer.parameters().read_until(read);
+    copy.restore();
+    const auto restored = rank.arena().stream().record();
+    restored->synchronize();
+    EXPECT_GT(restored->seconds_since(*read), 0);
+  });
+  expect_clean(driver);
 }
 
 TEST(DeviceTraining, GeneratesTheHostsText) {

@@ -50,6 +50,7 @@ struct FakeDriver::Meeting {
   std::vector<Stream*> streams{};  // by rank; null: not queued yet
   std::vector<bool> given_up{};
   bool done = false, broken = false, being_brought = false;
+  double end = 0;  // seconds; until it is done, when the last so far queued its own
 };
 
 FakeDriver::FakeDriver(const Options& options)
@@ -244,6 +245,7 @@ void FakeDriver::meet(const std::shared_ptr<Meeting>& meeting, int rank, const s
   operation.meeting = meeting;
   operation.rank = rank;
   queue(known(stream), std::move(operation));
+  meeting->end = std::max(meeting->end, known(stream).queue.back().queued_at);
   meeting->streams[static_cast<std::size_t>(rank)] = &known(stream);
   changed_.notify_all();
 }
@@ -281,22 +283,33 @@ void FakeDriver::run_next(Stream& stream) {
   const Operation operation = std::move(stream.queue.front());
   stream.queue.pop_front();
   check_uses(operation, stream, "uses");
-  if (operation.meeting && !may_pass(*operation.meeting, operation.rank)) {
-    operation.meeting->work();
-    operation.meeting->done = true;
+  if (operation.meeting) {
+    if (!may_pass(*operation.meeting, operation.rank)) hold(*operation.meeting, operation);
+    stream.free_at = std::max(stream.free_at, operation.meeting->end);
   }
   if (operation.work && (options_.computes || operation.is_copy)) operation.work();
   ++run_;
+  stream.free_at = std::max(stream.free_at, operation.queued_at);
   if (operation.waits_for) stream.free_at = std::max(stream.free_at, operation.waits_for->at);
-  if (operation.work) {
-    std::size_t bytes = 0;
-    for (const Use& use : operation.uses) bytes += use.bytes;
-    stream.free_at += options_.seconds ? options_.seconds(operation.name, bytes) : 1e-6;
-  }
+  if (operation.work) stream.free_at += seconds_of(operation);
   last_end_ = std::max(last_end_, stream.free_at);
   if (!operation.happens) return;
   operation.happens->happened = true;
   operation.happens->at = stream.free_at;
+}
+
+double FakeDriver::seconds_of(const Operation& operation) const {
+  std::size_t bytes = 0;
+  for (const Use& use : operation.uses) bytes += use.bytes;
+  return options_.seconds ? options_.seconds(operation.name, bytes) : 1e-6;
+}
+
+// All are there; the operation is one rank's part in it.
+void FakeDriver::hold(Meeting& meeting, const Operation& operation) {
+  meeting.work();
+  meeting.done = true;
+  for (const Stream* stream : meeting.streams) meeting.end = std::max(meeting.end, stream->free_at);
+  meeting.end += seconds_of(operation);
 }
 
 // What has to run before the event, and now and then something that need not.
@@ -318,6 +331,8 @@ bool FakeDriver::run_until_happened(const std::shared_ptr<Event>& event) {
 void FakeDriver::wait_until_happened(std::unique_lock<std::recursive_mutex>& lock,
                                      const std::shared_ptr<Event>& event) {
   while (!run_until_happened(event)) changed_.wait(lock);
+  double& now = host_at_[std::this_thread::get_id()];
+  now = std::max(now, event->at);
 }
 
 void FakeDriver::run_something_else() {
@@ -337,6 +352,11 @@ void FakeDriver::enqueue(const std::string& name, StreamHandle stream, std::vect
 void FakeDriver::queue(Stream& stream, Operation operation) {
   refuse_lost(stream.device);
   check_uses(operation, stream, "is queued on");
+  push(stream, std::move(operation));
+}
+
+void FakeDriver::push(Stream& stream, Operation operation) {
+  operation.queued_at = host_at_[std::this_thread::get_id()];
   stream.queue.push_back(std::move(operation));
 }
 
@@ -454,10 +474,9 @@ void FakeDriver::synchronize(StreamHandle stream) {
   std::unique_lock lock(mutex_);
   Stream& waited = known(stream);
   refuse_lost(waited.device);
-  if (waited.queue.empty()) return;
   const auto end = std::make_shared<Event>();
   end->stream = &waited;
-  waited.queue.push_back({"synchronize", {}, {}, {}, end});
+  push(waited, {"synchronize", {}, {}, {}, end});
   wait_until_happened(lock, end);
 }
 
@@ -486,7 +505,7 @@ void FakeDriver::record(EventHandle event, StreamHandle stream) {
   recorded->stream = &known(stream);
   check(recorded->device == recorded->stream->device, "an event is recorded on another device");
   refuse_lost(recorded->device);
-  recorded->stream->queue.push_back({"record", {}, {}, {}, recorded});
+  push(*recorded->stream, {"record", {}, {}, {}, recorded});
 }
 
 void FakeDriver::wait(StreamHandle stream, EventHandle event) {
@@ -501,7 +520,7 @@ bool FakeDriver::has_happened(EventHandle event) {
   const std::shared_ptr<Event> asked = known(event);
   refuse_lost(asked->device);
   if (!asked->happened && random(2) == 0) run_until_happened(asked);  // time goes by
-  return asked->happened;
+  return asked->happened && (!options_.seconds || asked->at <= host_at_[std::this_thread::get_id()]);
 }
 
 void FakeDriver::synchronize(EventHandle event) {
@@ -514,6 +533,7 @@ void FakeDriver::synchronize(EventHandle event) {
 double FakeDriver::seconds_between(EventHandle first, EventHandle second) {
   const Lock lock(mutex_);
   check(known(first)->happened && known(second)->happened, "time is asked between events that are to come");
+  check(known(first)->device == known(second)->device, "time is asked between events of two devices");
   return known(second)->at - known(first)->at;
 }
 

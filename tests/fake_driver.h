@@ -1,7 +1,9 @@
 // Devices that are this machine's memory, to prove what is asked of them: what is queued runs as late as its
 // order allows and in any order that is legal, by a seed; their memory is not for the host to touch, nor that
 // of one for another's kernels that have no leave. Their clock is what the order asks for, not when things
-// were run: work begins when its stream is free and what it waits for is done, and takes what the test says.
+// were run: work begins when its stream is free, what it waits for is done and the host has come to queue it,
+// that of several streams when all of them are there, and takes what the test says. A thread of the host takes
+// no time but where it waits; where a test says what work takes, nothing has happened for it before that.
 #pragma once
 
 #include <condition_variable>
@@ -125,7 +127,8 @@ class FakeDriver final : public DeviceDriver {
     std::shared_ptr<Event> waits_for, happens;
     bool is_copy = false;
     std::shared_ptr<Meeting> meeting{};
-    int rank = 0;  // in it
+    int rank = 0;          // in it
+    double queued_at = 0;  // seconds
   };
   struct Event {
     int device = 0;
@@ -149,6 +152,8 @@ class FakeDriver final : public DeviceDriver {
   void refuse_lost(int device) const;
   static bool may_pass(const Meeting& meeting, int rank);
   static bool all_are_there(const Meeting& meeting);
+  double seconds_of(const Operation& operation) const;
+  void hold(Meeting& meeting, const Operation& operation);
   // Runs the next of the stream, or what has to run before it; false where nothing can before another thread
   // queues something or gives up.
   bool advance(Stream& stream);
@@ -157,6 +162,7 @@ class FakeDriver final : public DeviceDriver {
   static std::optional<int> where(const Blocks& blocks, const std::byte* begin, std::size_t bytes);
   std::size_t used_bytes(int device) const;
   void queue(Stream& stream, Operation operation);
+  void push(Stream& stream, Operation operation);
   Stream& known(StreamHandle stream);
   std::shared_ptr<Event>& known(EventHandle event);
   std::string where_not(const Use& use, const Stream& stream, bool is_copy) const;
@@ -196,6 +202,7 @@ class FakeDriver final : public DeviceDriver {
   std::vector<std::string> complaints_;
   std::set<int> lost_;
   std::map<std::thread::id, int> launched_on_;
+  std::map<std::thread::id, double> host_at_;  // seconds
   double last_end_ = 0;
   mutable std::recursive_mutex mutex_;
   std::condition_variable_any changed_;  // something was queued or given up, or a device lost
