@@ -211,6 +211,32 @@ TEST(DeviceGroups, RunBesideKernelsAndInTheOrderOfTheStream) {
   }
 }
 
+// Looked at before it is waited for, which is no reason for the kernels to stand still.
+TEST(DeviceGroups, AreHiddenBehindKernelsUntilTheyAreWaitedFor) {
+  constexpr int kernels_beside = 6;
+  for (const double collective : {2.0, 5.0, 9.0})
+    for (std::uint64_t seed = 1; seed <= num_orders; ++seed) {
+      FakeDriver driver({.seed = seed, .devices = 2, .seconds = [&](const std::string& name, std::size_t) {
+                           return name == "a collective" ? collective : name == "transfer" ? 0 : 1;
+                         }});
+      on_devices(driver, 2, [&](const Here& here) {
+        const auto kernels = make_kernels(here.arena, DType::f64, 1);
+        const Tensor x = there(here.arena, std::vector<double>(8, here.rank + 1)),
+                     y = there(here.arena, std::vector<double>(8, 10));
+        Pending sum = here.group.all_reduce(x);
+        for (int i = 0; i < kernels_beside; ++i) {
+          kernels->scale(y, 1);
+          sum.progress();
+        }
+        sum.wait();
+        kernels->add(x, y);
+        EXPECT_EQ(copy_to_host<double>(y), std::vector<double>(8, 13));
+      });
+      expect_clean(driver);
+      EXPECT_EQ(driver.last_end(), std::max<double>(kernels_beside, collective) + 1) << "seed " << seed;
+    }
+}
+
 TEST(DeviceGroups, HostNumbersAndBarriersAreTheWorlds) {
   FakeDriver driver({.devices = 2});
   on_devices(driver, 2, [&](const Here& here) {
