@@ -44,7 +44,21 @@ void write_launch(const std::string& directory, const std::vector<LaunchFile>& f
     write_output("--launch-out", (std::filesystem::path(directory) / file.name).string(), file.text);
 }
 
+// Its head faint and its first row strong; below it, what was priced though the program does not run it.
+std::string shown_table(const Colours& colours, const SearchResult& result, const Workload& work) {
+  std::string table = plans_table(result, work), beyond = priced_beyond(result, work), text;
+  table.resize(table.size() - beyond.size());
+  if (!result.plans.empty())
+    for (const Tint tint : {Tint::faint, Tint::strong}) {
+      const std::size_t end = table.find('\n') + 1;
+      text += colours(tint, table.substr(0, end));
+      table.erase(0, end);
+    }
+  return text + table + colours(Tint::caution, beyond);
+}
+
 int run_plan(const PlanSearchFlags& f) {
+  f.colour.check();
   SearchRequest request = f.request();
   const std::optional<RunRequest> life = f.life();
   for (const auto& [flag, path] :
@@ -54,6 +68,7 @@ int run_plan(const PlanSearchFlags& f) {
   request.progress = line.progress();
   // People read standard output; with --json it holds the object alone.
   std::FILE* out = f.json ? stderr : stdout;
+  const Colours colours = f.colour.of(out);
   const bool is_against = !f.against_text.empty();
   if (!f.sweep.empty()) {
     if (!f.sweep_out.empty() && !f.sweep_out.ends_with(".svg") && !f.sweep_out.ends_with(".csv"))
@@ -64,7 +79,9 @@ int run_plan(const PlanSearchFlags& f) {
       write_output("--sweep-out", f.sweep_out, sweep_svg(sweep));
     else if (!f.sweep_out.empty())
       write_output("--sweep-out", f.sweep_out, sweep_csv(sweep));
-    fmt::print(out, "{}", sweep_table(sweep));
+    const std::string table = sweep_table(sweep);
+    const std::size_t head = table.find('\n') + 1;
+    fmt::print(out, "{}{}", colours(Tint::faint, table.substr(0, head)), table.substr(head));
     if (f.json) fmt::print("{}\n", sweep_json(sweep));
     return sweep.any_fits() ? 0 : 1;
   }
@@ -76,9 +93,11 @@ int run_plan(const PlanSearchFlags& f) {
     std::optional<LeastGpus> least = least_gpus(request, f.target_seconds);
     line.clear();
     if (!least) {
-      fmt::print(out, "no number of GPUs up to --gpus {} reaches {} s a step\n", request.gpus,
-                 f.target_seconds);
-      if (!f.html.empty()) fmt::print(stderr, "echelon: {} is not written: there is no plan to draw\n", f.html);
+      fmt::print(out, "{}",
+                 colours(Tint::bad, fmt::format("no number of GPUs up to --gpus {} reaches {} s a step\n",
+                                                request.gpus, f.target_seconds)));
+      if (!f.html.empty())
+        fmt::print(stderr, "echelon: {} is not written: there is no plan to draw\n", f.html);
       if (f.json) fmt::print("{}\n", plans_json(result, request.work));
       return 1;
     }
@@ -106,30 +125,33 @@ int run_plan(const PlanSearchFlags& f) {
   std::vector<LaunchFile> launch;
   if (!f.launch_for.empty() && !result.plans.empty())
     launch = launch_files(f.launch_for, result.plans.front(), request.work);
-  fmt::print(out, "{} on {} {} ({}), {} of {} a step, {}\n", request.work.plan.model.name, gpus,
-             request.work.machine.name, request.work.software.name,
-             counted(request.work.plan.global_batch, "sequence"), counted(request.work.plan.seq_len, "token"),
-             precision_name(request.work.precision));
-  fmt::print(out, "{}", plans_table(result, request.work));
-  if (result.plans.empty()) fmt::print(out, "{}\n", explain_nothing(result, gpus));
+  const Plan& asked = request.work.plan;
+  fmt::print(out, "{}",
+             colours(Tint::strong,
+                     fmt::format("{} on {} {} ({}), {} of {} a step, {}\n", asked.model.name, gpus,
+                                 request.work.machine.name, request.work.software.name,
+                                 counted(asked.global_batch, "sequence"), counted(asked.seq_len, "token"),
+                                 precision_name(request.work.precision))));
+  fmt::print(out, "{}", shown_table(colours, result, request.work));
+  if (result.plans.empty()) fmt::print(out, "{}\n", colours(Tint::bad, explain_nothing(result, gpus)));
   std::optional<RunCost> cost;
   if (life && !result.plans.empty()) {
     cost = run_cost(result.plans.front(), request.work, *life);
     fmt::print(out, "{}", run_text(*cost, *life));
   }
-  if (f.explain) fmt::print(out, "{}", explain_winner(result, request.work));
+  if (f.explain) fmt::print(out, "{}", colours.headed(explain_winner(result, request.work)));
   if (f.explain && !result.plans.empty() && !request.work.software.is_this_trainer) {
     SearchRequest same = request;
     same.gpus = gpus;
     same.remembers = false;
     const Estimate& best = result.plans.front();
-    fmt::print(out, "{}", explain_programs(other_programs(same, best), best, request.work));
+    fmt::print(out, "{}", colours.headed(explain_programs(other_programs(same, best), best, request.work)));
   }
   if (is_against && !result.plans.empty())
-    fmt::print(out, "\nwhy not {}: {}{}{}", f.against_text,
+    fmt::print(out, "\n{} {}{}{}", colours(Tint::strong, fmt::format("why not {}:", f.against_text)),
                other.plans.empty() ? explain_nothing(other, gpus) + "\n"
                                    : explain_loser(result.plans.front(), other.plans.front()),
-               alone, priced_beyond(other, request.work));
+               alone, colours(Tint::caution, priced_beyond(other, request.work)));
   if (!result.plans.empty()) {
     if (!f.out.empty()) write_plan(f.out, result.plans.front(), request.work);
     if (!launch.empty()) write_launch(f.launch_out, launch);

@@ -76,6 +76,7 @@ void PlanSearchFlags::add_to(CLI::App& app) {
   text("--sweep", sweep, "Plan for each value: gpus=64..16384 (doubling), or gpus|seq-len|global-batch=A,B,C",
        "KEY=VALUES");
   text("--sweep-out", sweep_out, "Write the sweep: a table as .csv or a chart as .svg", "FILE");
+  colour.add_to(app);
 }
 
 // What each flag needs beside it: an axis that is pinned to one rank leaves nothing to say of it.

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "apps/colours.h"
 #include "plan/run_life.h"
 #include "plan/search.h"
 
@@ -25,6 +26,7 @@ struct PlanSearchFlags {
   std::string out, html, sweep, sweep_out, against_text, launch_for, launch_out;
   bool explain = false, json = false;
   double target_seconds = 0;
+  ColourFlag colour;
   // What --tokens and the flags beside it ask; no value without it.
   std::optional<RunRequest> life() const;
   const CLI::App& app() const { return *app_; }

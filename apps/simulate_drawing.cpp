@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <filesystem>
 
 #include "apps/flag_needs.h"
@@ -19,12 +17,8 @@ namespace {
 
 int width(const SimulateFlags& f) { return f.width > 0 ? f.width : terminal_columns(stdout, 100); }
 
-bool is_colour(const SimulateFlags& f) {
-  const char* terminal = std::getenv("TERM");
-  return f.colour == "always" ||
-         (f.colour == "auto" && f.out.empty() && is_terminal(stdout) && std::getenv("NO_COLOR") == nullptr &&
-          terminal != nullptr && std::strcmp(terminal, "dumb") != 0);
-}
+// A file has colours where they are asked for.
+bool is_colour(const SimulateFlags& f) { return f.colour.of(f.out.empty() ? stdout : nullptr).are_shown(); }
 
 // The formats that a file of this name may have, the first by itself; none where the name says nothing.
 std::vector<std::string> formats_of(const std::string& path) {
@@ -72,8 +66,7 @@ void refuse_idle_drawing(const SimulateFlags& f, const CLI::App& app, bool is_dr
 TextOptions text_options(const SimulateFlags& flags) { return {width(flags), is_colour(flags)}; }
 
 void check_text_options(const SimulateFlags& f) {
-  if (f.colour != "auto" && f.colour != "always" && f.colour != "never")
-    refuse("--colour {}: legal: auto, always, never", f.colour);
+  f.colour.check();
   if (f.width < 0 || (f.width > 0 && f.width < 20) || f.width > 100000)
     refuse("--width {}: must be from 20 to 100000 columns", f.width);
 }

@@ -167,9 +167,7 @@ void SimulateFlags::add_to(CLI::App& app) {
       ->type_name("F,B,W;...|FILE");
   heading(app, "Drawing");
   add_number(app, "--width", width, "Columns of the text drawing; 0: the terminal's");
-  app.add_option("--colour,--color", colour, "Colours in the text drawing")
-      ->type_name("auto|always|never")
-      ->default_str("auto");
+  colour.add_to(app, "Colours in the text drawing");
 }
 
 }  // namespace echelon

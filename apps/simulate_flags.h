@@ -6,13 +6,15 @@
 #include <string>
 #include <vector>
 
+#include "apps/colours.h"
 #include "schedule/zb_auto.h"
 
 namespace echelon {
 
 struct SimulateFlags {
   std::string schedule, compare, times = "1,1,1", stage_times, output_layer, stage_memory, activation_limit;
-  std::string format = "text", out, colour = "auto";
+  std::string format = "text", out;
+  ColourFlag colour;
   std::optional<int> given_ranks, given_microbatches;
   int chunks = 0, group = 0, steps = 1, width = 0;
   double message = 0, overlap_factor = 1;

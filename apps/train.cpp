@@ -327,6 +327,7 @@ int run_train(TrainFlags& f, StopSignals& signals) {
   std::FILE* out = f.json ? stderr : stdout;
   // Under mpirun standard output looks like a terminal, wherever it goes.
   const bool terminal = f.job.processes() == nullptr && is_terminal(out);
+  const Colours colours = f.colour.of(terminal ? out : nullptr);
   const char* const fresh = terminal ? fresh_line : "";  // in place of a progress line
   const Plan& plan = request.plan;
   TrainObserver observer;
@@ -401,7 +402,8 @@ int run_train(TrainFlags& f, StopSignals& signals) {
     fmt::print(out, ")\ntime    {} a step predicted, {}\n", format_seconds(start.predicted_step_seconds),
                request.priced_step ? "by " + f.machine : "from its parts, timed here");
     fmt::print(out, "peak    {:.1f} GFLOP/s in matrix products: what MFU is of\n", start.peak_flops / 1e9);
-    for (const std::string& note : start.notes) fmt::print(out, "note    {}\n", note);
+    for (const std::string& note : start.notes)
+      fmt::print(out, "{}    {}\n", colours(Tint::caution, "note"), note);
     if (!start.resumed_from.empty())
       fmt::print(out, "resume  after step {} of {}\n", start.first_step, start.resumed_from);
     std::fflush(out);
@@ -415,7 +417,9 @@ int run_train(TrainFlags& f, StopSignals& signals) {
     const double left = static_cast<double>(f.steps - r.step) * seconds_in_steps / steps_done;
     const bool keeps = r.step % 10 == 0 || r.step == f.steps || f.steps <= 40 ||
                        (!terminal && seconds_since(last_line) > 30);
-    if (!r.skipped.empty()) fmt::print(out, "{}step {} skipped: {}\n", fresh, r.step, r.skipped);
+    if (!r.skipped.empty())
+      fmt::print(out, "{}{}: {}\n", fresh, colours(Tint::caution, fmt::format("step {} skipped", r.step)),
+                 r.skipped);
     if (!terminal && !keeps) return;
     // On a terminal every step is shown, those between on one line that is written over; its last column
     // stays free, or some terminals wrap.
@@ -431,8 +435,8 @@ int run_train(TrainFlags& f, StopSignals& signals) {
     fmt::print(out, "{}step {}  fingerprint {}\n", fresh, step, fingerprint);
   };
   observer.on_corruption = [&](const Corruption& c) {
-    fmt::print(out, "{}corrupt {}; found after step {}{}\n", fresh, c.what, c.found_after,
-               c.repaired ? ", and repaired" : "");
+    fmt::print(out, "{}{} {}; found after step {}{}\n", fresh, colours(Tint::bad, "corrupt"), c.what,
+               c.found_after, c.repaired ? ", and repaired" : "");
     std::fflush(out);
   };
   observer.on_spread = [&](const WorkSpread& s) {
@@ -492,7 +496,8 @@ int run_train(TrainFlags& f, StopSignals& signals) {
         shares_cores ? ", in which they waited for cores" : "");
   }
   if (const auto missed = missed_predictions(summary); !missed.empty())
-    fmt::print(out, "predicted, and off by more than 10%:\n  {}\n", fmt::join(missed, "\n  "));
+    fmt::print(out, "{}\n  {}\n", colours(Tint::caution, "predicted, and off by more than 10%:"),
+               fmt::join(missed, "\n  "));
   if (summary.gathers)
     fmt::print(out, "  {} of parameters, {} under way before the layer ahead of theirs; uses waited {}\n",
                counted(summary.gathers->gathers, "gather"), summary.gathers->ahead,
@@ -502,8 +507,9 @@ int run_train(TrainFlags& f, StopSignals& signals) {
                fmt::join(summary.measured_staleness, " "), fmt::join(summary.predicted_staleness, " "));
   if (summary.asynchronous) fmt::print(out, "{}", staleness_table(*summary.asynchronous));
   if (summary.skipped > 0)
-    fmt::print(out, "{} of {} skipped: what they computed was not finite (--on-nan skip)\n", summary.skipped,
-               counted(summary.steps, "step"));
+    fmt::print(out, "{}: what they computed was not finite (--on-nan skip)\n",
+               colours(Tint::caution,
+                       fmt::format("{} of {} skipped", summary.skipped, counted(summary.steps, "step"))));
   if (summary.checked_steps > 0)
     fmt::print(out, "{} run a second time, in {}: {}\n", counted(summary.checked_steps, "step"),
                format_seconds(summary.check_seconds),
@@ -515,10 +521,10 @@ int run_train(TrainFlags& f, StopSignals& signals) {
                summary.taken_back, counted(summary.steps, "step"));
   f.timeline.write(summary.simulated_timeline, summary.measured_timeline, summary.rank_timelines);
   if (!f.report.empty()) write_report(f, reported.path(), summary);
-  fmt::print(out, "{:.0f} tokens/s, MFU {:.1f}%, final loss {:.4f}", summary.tokens_per_second,
-             100 * summary.mfu, summary.final_loss);
-  if (summary.validation_loss >= 0) fmt::print(out, ", validation loss {:.4f}", summary.validation_loss);
-  fmt::print(out, "\n");
+  std::string last = fmt::format("{:.0f} tokens/s, MFU {:.1f}%, final loss {:.4f}", summary.tokens_per_second,
+                                 100 * summary.mfu, summary.final_loss);
+  if (summary.validation_loss >= 0) last += fmt::format(", validation loss {:.4f}", summary.validation_loss);
+  fmt::print(out, "{}\n", colours(Tint::strong, last));
   if (f.json) fmt::print("{}\n", to_json(summary));
   return 0;
 }
@@ -594,8 +600,10 @@ void add_train_flags(CLI::App& app, const std::shared_ptr<TrainFlags>& flags) {
   add_number(app, "--fingerprint", flags->request.fingerprint_every,
              "Steps between fingerprints of the weights, which no mesh shows in; 0: none");
   app.add_option("--report", flags->report,
-                 "A page on the run: losses, speed, memory, experts, ranks, checkpoints, predicted beside measured")
+                 "A page on the run: losses, speed, memory, experts, ranks, checkpoints, predicted beside "
+                 "measured")
       ->type_name("FILE.html");
+  flags->colour.add_to(app, "Colours in what the run says");
   app.add_option("--log", flags->request.log_paths,
                  "Logs of every step: JSON lines; CSV where the name ends in .csv; for TensorBoard where it "
                  "is a directory or ends in /")
@@ -623,6 +631,7 @@ void add_train(CLI::App& program, int& status) {
       return;
     }
     flags->timeline.check();
+    flags->colour.check();
     if (!flags->report.empty()) check_output("--report", flags->report);
     StopSignals signals;  // before MPI's threads
     status = flags->job.run(flags->run, [&] { return run_train(*flags, signals); });

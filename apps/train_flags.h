@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/colours.h"
 #include "apps/data_flags.h"
 #include "apps/flags.h"
 #include "apps/job.h"
@@ -35,6 +36,7 @@ struct TrainFlags {
   std::int64_t steps = 100, sample = 200;
   std::string from, machine, staleness, straggle, plant_expert, memory_limit, on_nan = "stop",
                                                                               async_save = "on", die, flip;
+  ColourFlag colour;
   int servers = 1;
   bool json = false, dry_run = false;
   bool shows_progress = true;  // of reading data, on standard error

@@ -63,9 +63,11 @@ void VerifyFlags::read() {
       refuse("--data: the loss counts none of its {} tokens; legal: records with an answer", sampled->size());
     refuse_idle(*f.app, f.reading.needs(*sampled));
     const Split split = split_tokens(sampled->size(), 0.0, request.plan.seq_len);
-    request.samples = [sampler = Sampler(*sampled, split.train, request.seed), seq_len = request.plan.seq_len](
-                          std::int64_t step, std::int64_t sample, std::int32_t* tokens,
-                          std::int32_t* targets) { sampler.sample(step, sample, seq_len, tokens, targets); };
+    request.samples = [sampler = Sampler(*sampled, split.train, request.seed),
+                       seq_len = request.plan.seq_len](std::int64_t step, std::int64_t sample,
+                                                       std::int32_t* tokens, std::int32_t* targets) {
+      sampler.sample(step, sample, seq_len, tokens, targets);
+    };
   }
   if (f.data.empty()) refuse_idle(*f.app, DataFlags::needs_data());
   validate(request);
@@ -74,17 +76,18 @@ void VerifyFlags::read() {
 namespace {
 
 // What is said before the verdict.
-void print_notes(std::FILE* out, const VerifyReport& r) {
+void print_notes(std::FILE* out, const Colours& colours, const VerifyReport& r) {
   for (const RoutingDifference& d : r.routing_differences) {
     const bool choice = d.kind == "choice";
-    fmt::print(out,
-               "step {}: {} of {} token{} in layer {} differs: {} ({:.1e} apart, rounding allows {:.1e})\n",
-               d.step, choice ? "the choice of experts" : "what experts drop at their capacity", d.tokens,
-               d.tokens == 1 ? "" : "s", d.layer,
-               d.ties() ? (choice ? "their scores tie within rounding; compared with the mesh's choice"
-                                  : "their weights tie within rounding; compared with what the mesh dropped")
-                        : (choice ? "their scores do not tie" : "their weights do not tie"),
-               d.shift, d.allowed);
+    const std::string text = fmt::format(
+        "step {}: {} of {} token{} in layer {} differs: {} ({:.1e} apart, rounding allows {:.1e})\n", d.step,
+        choice ? "the choice of experts" : "what experts drop at their capacity", d.tokens,
+        d.tokens == 1 ? "" : "s", d.layer,
+        d.ties() ? (choice ? "their scores tie within rounding; compared with the mesh's choice"
+                           : "their weights tie within rounding; compared with what the mesh dropped")
+                 : (choice ? "their scores do not tie" : "their weights do not tie"),
+        d.shift, d.allowed);
+    fmt::print(out, "{}", colours(d.ties() ? Tint::faint : Tint::bad, text));
   }
   if (r.judged > 0)
     fmt::print(out,
@@ -101,6 +104,8 @@ int run_verify(VerifyFlags& f) {
   if (data) refuse_different_data(f.job.processes(), *data);
   const VerifyRequest& request = f.request;
   std::FILE* out = f.json ? stderr : stdout;
+  // Under mpirun standard output looks like a terminal, wherever it goes.
+  const Colours colours = f.colour.of(f.job.processes() == nullptr ? out : nullptr);
   if (f.job.leads() && !f.plan.gives_mesh())
     fmt::print(out, "no axis of the mesh is given: as with --dp {} --tp {}\n",
                request.plan.mesh.size(Axis::dp), request.plan.mesh.size(Axis::tp));
@@ -129,12 +134,13 @@ int run_verify(VerifyFlags& f) {
         "a rank in {} from the same weights: its loss is {:.2e} from that of one rank and {:.2e} from the "
         "mesh's, its gradients {:.2e}\n",
         r.wide->precision, r.wide->loss_rel_diff, r.wide->mesh_loss_rel_diff, r.wide->grad_rel_diff);
-  print_notes(out, r);
+  print_notes(out, colours, r);
   if (r.pass)
-    fmt::print(out, "PASS{}\n", r.bitwise ? ", to the last bit" : "");
+    fmt::print(out, "{}{}\n", colours(Tint::good, "PASS"), r.bitwise ? ", to the last bit" : "");
   else
-    fmt::print(out, "FAIL: first difference at step {}: {} of {}, {:.2e}\n", r.first_difference->step,
-               r.first_difference->kind, r.first_difference->tensor, r.first_difference->rel_diff);
+    fmt::print(out, "{}: first difference at step {}: {} of {}, {:.2e}\n", colours(Tint::bad, "FAIL"),
+               r.first_difference->step, r.first_difference->kind, r.first_difference->tensor,
+               r.first_difference->rel_diff);
   if (f.json) fmt::print("{}\n", to_json(r, request.plan));
   return r.pass ? 0 : 1;
 }
@@ -162,6 +168,7 @@ void add_verify_flags(CLI::App& app, const std::shared_ptr<VerifyFlags>& flags) 
   flags->job.add_to(app);
   heading(app, "Reports");
   flags->timeline.add_to(app);
+  flags->colour.add_to(app);
   app.add_option("--staleness", flags->staleness)->group("");  // of train: refused here by name
 }
 
@@ -174,6 +181,7 @@ void add_verify(CLI::App& program, int& status) {
   add_verify_flags(app, flags);
   app.callback([flags, &status] {
     flags->timeline.check();
+    flags->colour.check();
     status = flags->job.run(flags->run, [&] { return run_verify(*flags); });
   });
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/colours.h"
 #include "apps/data_flags.h"
 #include "apps/flags.h"
 #include "apps/job.h"
@@ -30,6 +31,7 @@ struct VerifyFlags {
   std::optional<TokenData> sampled;
   DataFlags reading;
   std::string staleness;
+  ColourFlag colour;
   bool json = false;
   CLI::App* app = nullptr;
 };

@@ -1135,7 +1135,8 @@ TEST_F(IdleFlags, OfAPlan) {
   verifying.insert(verifying.end(), without.begin(), without.end());
   expect_known({"verify"}, verifying,
                joined(plan_alone, {"--comm", "--record", "--lr", "--min-lr", "--warmup", "--weight-decay",
-                                   "--clip", "--data", "--steps", "--seed", "--trace", "--timeline"}));
+                                   "--clip", "--data", "--steps", "--seed", "--trace", "--timeline",
+                                  "--colour"}));
 }
 
 TEST_F(IdleFlags, OfTrain) {
@@ -1166,7 +1167,8 @@ TEST_F(IdleFlags, OfTrain) {
                           "--raw-tokens",   "--from",     "--steps",        "--seed",      "--val-fraction",
                           "--checkpoint",   "--on-nan",   "--resume",       "--staleness", "--memory-limit",
                           "--machine",      "--straggle", "--plant-expert", "--trace",     "--timeline",
-                          "--report",       "--log",      "--sample",       "--dry-run",   "--flip"}));
+                          "--report",       "--log",      "--sample",       "--dry-run",   "--flip",
+                          "--colour"}));
 }
 
 TEST_F(IdleFlags, OfADryRun) {
@@ -1177,9 +1179,54 @@ TEST_F(IdleFlags, OfADryRun) {
                                                {"--steps", "3"},
                                                {"--threads", "2"},
                                                {"--lr", "1"},
+                                               {"--colour", "never"},
                                                {"--die", "0:1:forward"}})
     refused(joined({"train", "--dry-run", "--model", "llama-tiny"}, words),
             {words.front(), "has no effect with --dry-run"});
+}
+
+// Without its colours a text is the one that a file gets.
+TEST_F(CommandLine, ColoursRepeatWhatTheWordsSay) {
+  const auto without_colours = [](std::string text) {
+    for (std::size_t at; (at = text.find("\x1b[")) != std::string::npos;)
+      text.erase(at, text.find('m', at) + 1 - at);
+    return text;
+  };
+  const auto without_numbers = [](std::string text) {
+    std::erase_if(text, [](char c) { return c == ' ' || c == '.' || (c >= '0' && c <= '9'); });
+    return text;
+  };
+  const Words verify{"verify", "--model", "tiny.toml", "--dp", "2", "--steps", "1", "--threads", "1", "--seq-len", "8"};
+  const Words plan{"plan", "--model", "llama-3-8b", "--gpus", "8", "--global-batch", "16", "--explain"};
+  const Words sweep{"plan", "--model", "llama-3-8b", "--global-batch", "16", "--sweep", "gpus=1,8"};
+  const Words train = training({"--steps", "1", "--warmup", "0", "--sample", "0"});
+  for (const auto& [words, coloured] : std::vector<std::pair<Words, std::string>>{
+           {verify, "\x1b[1;32mPASS\x1b[0m"}, {plan, "\x1b[1mmemory of each pipeline rank, of "},
+           {sweep, "\x1b[2m"}, {train, "\x1b[1m"}}) {
+    const Result plain = run(words), shown = run(joined(words, {"--color", "always"}));
+    EXPECT_EQ(shown.status, 0) << shown.err;
+    EXPECT_EQ(plain.out.find('\x1b'), std::string::npos) << plain.out;
+    EXPECT_NE(shown.out.find(coloured), std::string::npos) << shown.out;
+    if (words == train) continue;  // which says what it measured
+    EXPECT_EQ(without_numbers(without_colours(shown.out)), without_numbers(plain.out));
+  }
+  // On a terminal there are some, unless they are turned off.
+  std::string line = ECHELON_BINARY;
+  for (const std::string& word : verify) line += " " + word;
+  for (const auto& [set, more, has_colours] : std::vector<std::tuple<const char*, const char*, bool>>{
+           {"TERM=xterm", "", true},
+           {"TERM=xterm NO_COLOR=", "", true},
+           {"TERM=xterm NO_COLOR=1", "", false},
+           {"TERM=dumb", "", false},
+           {"TERM=xterm", " --colour never", false},
+           {"TERM=xterm NO_COLOR=1", " --colour always", true}}) {
+    const CommandResult r = output_of("cd '" + directory_.string() + "' && unset NO_COLOR && env " + set +
+                                      " script -qec '" + line + more + "' /dev/null </dev/null");
+    EXPECT_EQ(r.output.find("\x1b[1;32mPASS") != std::string::npos, has_colours) << set << more << r.output;
+    EXPECT_NE(r.output.find("PASS"), std::string::npos) << r.output;
+  }
+  for (const Words& words : {verify, plan, train})
+    refused(joined(words, {"--colour", "red"}), {"--colour red", "legal: auto, always, never"});
 }
 
 TEST_F(CommandLine, DryRunsNeedNoDataAndAnyNumberOfRanks) {
@@ -1280,7 +1327,7 @@ TEST_F(IdleFlags, OfThePlannersVerbs) {
   expect_known({"plan"}, planning,
                {"--plan", "--model", "--machine", "--software", "--nodes-of", "--dp", "--tp", "--pp", "--cp",
                 "--ep", "--etp", "--hsdp", "--recompute", "--compress", "--micro-batch", "--precision",
-                "--memory-margin", "--sweep", "--tokens"});
+                "--memory-margin", "--sweep", "--tokens", "--colour"});
   const std::vector<Line> simulating{
       {{"--chunks", "2"}, "with --schedule 1f1b"},
       {{"--group-size", "2"}, "with --schedule 1f1b"},

@@ -46,9 +46,10 @@ bool is_list(const CLI::Option& option) { return option.get_items_expected_max()
 }  // namespace
 
 const Names not_of_plan =
-    with_everywhere({"explain", "out", "html", "against", "launch-for", "launch-out", "sweep", "sweep-out"});
-const Names not_of_train = with_everywhere({"dry-run", "comm", "record", "report"});
-const Names not_of_verify = with_everywhere({"comm", "record"});
+    with_everywhere({"explain", "out", "html", "against", "launch-for", "launch-out", "sweep", "sweep-out",
+                     "colour"});
+const Names not_of_train = with_everywhere({"dry-run", "comm", "record", "report", "colour"});
+const Names not_of_verify = with_everywhere({"comm", "record", "colour"});
 const Names not_of_simulate = with_everywhere({"compare", "out", "format", "width", "colour"});
 
 void read_words(CLI::App& verb, const Words& words, const Names& hidden) {
