@@ -1,14 +1,12 @@
-#include "train/generate.h"
+#include "apps/generate_flags.h"
 
 #include <fmt/core.h>
 
 #include <iostream>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
 #include "apps/flag_needs.h"
-#include "apps/flags.h"
 #include "apps/help.h"
 #include "apps/plan_field_flags.h"
 #include "apps/progress_line.h"
@@ -16,30 +14,15 @@
 #include "base/error.h"
 #include "base/json_text.h"
 #include "base/open_file.h"
-#include "checkpoint/checkpoint.h"
 #include "checkpoint/finite.h"
-#include "data/chat_format.h"
 #include "schedule/pipeline_layout.h"
 #include "spec/plan_fields.h"
 #include "tensor/prepare_kernels.h"
-#include "text/tokenizer.h"
 #include "train/refuse_request.h"
 #include "train/this_machine.h"
 
 namespace echelon {
 namespace {
-
-struct GenerateFlags {
-  RunFlags run;
-  GenerateOptions options;
-  std::string checkpoint, prompts_file, chat_format, system;
-  std::vector<std::string> prompts;
-  std::vector<std::int32_t> prompt_tokens;
-  std::vector<std::string> stops;
-  std::map<std::string, std::string> mesh;  // sizes of axes, by flag
-  bool json = false, chat = false;
-  CLI::App* app = nullptr;
-};
 
 constexpr const char* mesh_flags[] = {"dp", "tp", "pp"};
 
@@ -93,12 +76,6 @@ class StoppedText {
   bool stopped_ = false;
 };
 
-// A prompt, and what was generated after it.
-struct Text {
-  std::string prompt, text;
-  std::vector<std::int32_t> prompt_tokens, tokens;
-};
-
 // One a line.
 std::vector<std::string> read_prompts(const std::string& path) {
   std::istringstream in(read_text(path, "--prompts"));
@@ -112,11 +89,10 @@ std::vector<std::string> read_prompts(const std::string& path) {
 // All ranks are threads of this process: each makes the same text of the same tokens, and one writes it.
 class Generation {
  public:
-  Generation(const GenerateFlags& flags, const CheckpointInfo& info, const Plan& plan,
-             std::shared_ptr<const Tokenizer> tokenizer)
-      : flags_(flags), info_(info), plan_(plan), tokenizer_(std::move(tokenizer)) {}
+  explicit Generation(const GenerateFlags& flags)
+      : flags_(flags), plan_(flags.plan), tokenizer_(flags.tokenizer) {}
 
-  // `write` gets the text as it comes, on every rank.
+  // `write` gets each token and what text there is with it, on every rank; at the end -1 and the rest.
   template <class Write>
   std::vector<std::int32_t> run(const Rank& rank, const ParameterStore& parameters,
                                 const RouterBiases& biases, const std::vector<std::int32_t>& prompt,
@@ -124,7 +100,7 @@ class Generation {
                                 const Write& write) const {
     if (tokenizer_ == nullptr)
       return generate(rank, plan_, parameters, biases, prompt, options,
-                      [&](std::int32_t token) { write(fmt::format("{} ", token)); });
+                      [&](std::int32_t token) { write(token, fmt::format("{} ", token)); });
     TextStream stream(tokenizer_);
     for (const std::int32_t token : prompt) stream.next(token);  // a decoder may look at what came before
     stream.finish();
@@ -132,41 +108,33 @@ class Generation {
     options.ends = [&](std::int32_t token) {
       // A model may have more ids than its tokenizer has tokens, and may say them.
       if (token >= tokenizer_->vocab())
-        write(fmt::format("<{}>", token));
+        write(token, fmt::format("<{}>", token));
       else
-        write(stopped.next(stream.next(token)));
+        write(token, stopped.next(stream.next(token)));
       return stopped.stopped();
     };
     const std::vector<std::int32_t> tokens = generate(rank, plan_, parameters, biases, prompt, options);
-    write(stopped.next(stream.finish()) + stopped.finish());
+    write(-1, stopped.next(stream.finish()) + stopped.finish());
     return tokens;
   }
 
   // Prompts go over the data-parallel ranks in turns.
   void texts(const Rank& rank, const ParameterStore& parameters, const RouterBiases& biases,
-             std::vector<Text>& all) const {
+             const GenerateObserver& observer, std::vector<GeneratedText>& all) const {
     const auto dp = static_cast<std::size_t>(rank.size(Axis::dp));
     const bool writes = rank.coordinate(Axis::tp) == 0 && rank.coordinate(Axis::pp) == 0;
-    std::FILE* const out = flags_.json ? stderr : stdout;
     for (auto i = static_cast<std::size_t>(rank.coordinate(Axis::dp)); i < all.size(); i += dp) {
-      Text& one = all[i];
-      const auto show = [&](const std::string& piece) {  // where nobody else writes
-        std::fwrite(piece.data(), 1, piece.size(), out);
-        std::fflush(out);
-      };
-      if (writes && dp == 1) show(one.prompt);
+      GeneratedText& one = all[i];
       GenerateOptions options = flags_.options;
       options.seed += i;
-      std::string text;
-      const std::vector<std::int32_t> tokens = run(rank, parameters, biases, one.prompt_tokens, options,
-                                                   flags_.stops, [&](const std::string& piece) {
-                                                     text += piece;
-                                                     if (writes && dp == 1) show(piece);
-                                                   });
-      if (!writes) continue;
-      one.tokens = tokens;
-      one.text = text;
-      if (dp == 1) show("\n");
+      run(rank, parameters, biases, one.prompt_tokens, options, flags_.stops,
+          [&](std::int32_t token, const std::string& piece) {
+            if (observer.before_token) observer.before_token();
+            if (!writes) return;
+            if (token >= 0) one.tokens.push_back(token);
+            one.text += piece;
+            observer.on_piece(i, piece);
+          });
     }
   }
 
@@ -213,7 +181,7 @@ class Generation {
       }
       options.max_tokens = std::min(options.max_tokens, room);
       const std::vector<std::int32_t> answer =
-          run(rank, parameters, biases, history, options, stops, [&](const std::string& piece) {
+          run(rank, parameters, biases, history, options, stops, [&](std::int32_t, const std::string& piece) {
             if (!leads) return;
             std::fwrite(piece.data(), 1, piece.size(), stdout);
             std::fflush(stdout);
@@ -227,9 +195,8 @@ class Generation {
 
  private:
   const GenerateFlags& flags_;
-  const CheckpointInfo& info_;
   const Plan& plan_;
-  std::shared_ptr<const Tokenizer> tokenizer_;  // nullptr: ids are shown
+  std::shared_ptr<const Tokenizer> tokenizer_;
 };
 
 // What all ranks of the flags' mesh hold together; one sequence for each data-parallel rank.
@@ -260,17 +227,37 @@ const ChatFormat& format_of(const GenerateFlags& f, const CheckpointInfo& info) 
   return format;
 }
 
-int run_generate(GenerateFlags& f) {
+// Loads the weights on every rank, and does `work` there.
+template <class Work>
+void on_ranks(const GenerateFlags& f, std::chrono::milliseconds timeout, const std::function<void()>& on_load,
+              const Work& work) {
+  const int ranks = f.plan.mesh.num_ranks();
+  if (!f.run_options.driver) prepare_kernels(f.plan.precision);
+  ThreadWorld world(ranks, timeout);
+  const auto body = [&](int index) {
+    Arena arena(f.run_options.driver.get(), f.run_options.device_of(index));
+    const auto kernels = make_kernels(arena, f.plan.precision, f.run_options.threads_per_rank);
+    const Rank rank(world, f.plan.mesh, index, f.plan.precision, arena, *kernels);
+    const ParameterStore parameters(rank, f.plan, PipelineLayout(f.plan), f.info.seed);
+    const RouterBiases biases = load_checkpoint(rank, parameters, f.info, true);
+    if (index == 0 && on_load) on_load();
+    work(rank, parameters, biases);
+  };
+  run_ranks(world, naming_lost_ranks(f.run_options, ranks, body));
+}
+
+}  // namespace
+
+void GenerateFlags::read() {
+  GenerateFlags& f = *this;
   validate(f.options);
   refuse_idle(*f.app, generate_needs(f));
   if (f.checkpoint.empty())
     refuse("--checkpoint: no path is given; give a directory of checkpoints, or one of them");
-  const CheckpointInfo info = read_checkpoint_info(f.checkpoint);
+  info = read_checkpoint_info(f.checkpoint);
   const bool text_mode = f.prompt_tokens.empty();
-  std::shared_ptr<const Tokenizer> tokenizer;
   for (const std::string& stop : f.stops)
     if (stop.empty()) refuse("--stop: an empty text is everywhere; legal: some text");
-  std::vector<Text> texts;
   if (text_mode) {
     tokenizer = tokenizer_of(info);
     if (tokenizer == nullptr)
@@ -282,12 +269,12 @@ int run_generate(GenerateFlags& f) {
   } else if (!f.stops.empty()) {
     refuse("--stop: with --prompt-tokens no text is made; legal: --stop with --prompt");
   }
-  const ChatFormat* const format = f.chat ? &format_of(f, info) : nullptr;
+  if (f.chat) format = &format_of(f, info);
   if (!f.prompts_file.empty()) f.prompts = read_prompts(f.prompts_file);
   if (f.prompts.empty()) f.prompts.emplace_back();
   for (const std::string& prompt : f.prompts) {
     if (f.chat) break;
-    Text& one = texts.emplace_back();
+    GeneratedText& one = texts.emplace_back();
     one.prompt_tokens = f.prompt_tokens;
     if (!text_mode) continue;
     one.prompt = prompt;
@@ -297,46 +284,73 @@ int run_generate(GenerateFlags& f) {
       refuse("--prompt: {} makes no token of it; legal: some text", tokenizer->name());
     if (one.prompt_tokens.empty()) one.prompt_tokens.push_back(*end);  // a document's beginning
   }
-  const Plan plan = generate_plan(f, info);
-  const RunOptions run = f.run.options(plan);
-  for (const Text& one : texts) validate(f.options, plan.model, one.prompt_tokens);
-  const int ranks = plan.mesh.num_ranks();
-  refuse_on_device(plan, run);
-  refuse_beyond_memory(plan, ranks * predicted_bytes(plan), run);
-  if (!run.driver) prepare_kernels(plan.precision);
-  ProgressLine line("generate", f.json);
-  report(line.progress(), -1, "loading " + info.path);
+  plan = generate_plan(f, info);
+  run_options = f.run.options(plan);
+  for (const GeneratedText& one : texts) validate(f.options, plan.model, one.prompt_tokens);
+  refuse_on_device(plan, run_options);
+  refuse_beyond_memory(plan, plan.mesh.num_ranks() * predicted_bytes(plan), run_options);
+}
+
+void generate_texts(GenerateFlags& f, const GenerateObserver& observer) {
+  const Generation generation(f);
+  on_ranks(f, f.run_options.timeout, observer.on_load,
+           [&](const Rank& rank, const ParameterStore& parameters, const RouterBiases& biases) {
+             generation.texts(rank, parameters, biases, observer, f.texts);
+           });
+}
+
+void hold_conversation(const GenerateFlags& f, const std::function<void()>& on_load) {
   // People think before they write.
-  constexpr auto days = std::chrono::hours(24 * 30);
-  ThreadWorld world(ranks, f.chat ? std::chrono::milliseconds(days) : run.timeout);
-  const Generation generation(f, info, plan, tokenizer);
+  constexpr std::chrono::hours days(24 * 30);
+  const Generation generation(f);
   std::vector<std::int32_t> shared;
-  const auto body = [&](int index) {
-    Arena arena(run.driver.get(), run.device_of(index));
-    const auto kernels = make_kernels(arena, plan.precision, run.threads_per_rank);
-    const Rank rank(world, plan.mesh, index, plan.precision, arena, *kernels);
-    const ParameterStore parameters(rank, plan, PipelineLayout(plan), info.seed);
-    const RouterBiases biases = load_checkpoint(rank, parameters, info, true);
-    if (index == 0) line.clear();
-    if (f.chat)
-      generation.chat(rank, parameters, biases, *format, shared);
-    else
-      generation.texts(rank, parameters, biases, texts);
+  on_ranks(f, days, on_load,
+           [&](const Rank& rank, const ParameterStore& parameters, const RouterBiases& biases) {
+             generation.chat(rank, parameters, biases, *f.format, shared);
+           });
+}
+
+namespace {
+
+int run_generate(GenerateFlags& f) {
+  f.read();
+  ProgressLine line("generate", f.json);
+  report(line.progress(), -1, "loading " + f.info.path);
+  const auto clear = [&] { line.clear(); };
+  if (f.chat) {
+    hold_conversation(f, clear);
+    return 0;
+  }
+  std::FILE* const out = f.json ? stderr : stdout;
+  const auto show = [&](const std::string& text) {
+    std::fwrite(text.data(), 1, text.size(), out);
+    std::fflush(out);
   };
-  run_ranks(world, naming_lost_ranks(run, ranks, body));
-  if (plan.mesh.size(Axis::dp) > 1)
-    for (const Text& one : texts) fmt::print(f.json ? stderr : stdout, "{}{}\n", one.prompt, one.text);
+  // Of several ranks that write at once the whole texts are shown, at the end.
+  const bool streams = f.plan.mesh.size(Axis::dp) == 1;
+  std::size_t begun = 0;
+  GenerateObserver observer{clear, {}, {}};
+  observer.on_piece = [&](std::size_t index, const std::string& piece) {
+    if (!streams) return;
+    if (begun == index) show((begun++ > 0 ? "\n" : "") + f.texts[index].prompt);
+    show(piece);
+  };
+  generate_texts(f, observer);
+  if (streams) show("\n");
+  for (const GeneratedText& one : f.texts)
+    if (!streams) show(one.prompt + one.text + "\n");
   if (f.json) {
-    const auto object = [&](const Text& one) {
+    const bool has_text = f.tokenizer != nullptr;
+    const auto object = [&](const GeneratedText& one) {
       nlohmann::ordered_json text{{"prompt_tokens", one.prompt_tokens}, {"tokens", one.tokens}};
-      if (text_mode) text["text"] = one.text;
+      if (has_text) text["text"] = one.text;
       return text;
     };
-    nlohmann::ordered_json report{{"checkpoint", info.path}, {"step", info.step}};
-    if (texts.size() == 1)
-      report.update(object(texts.front()));
+    nlohmann::ordered_json report{{"checkpoint", f.info.path}, {"step", f.info.step}};
+    if (f.texts.size() == 1)
+      report.update(object(f.texts.front()));
     else
-      for (const Text& one : texts) report["texts"].push_back(object(one));
+      for (const GeneratedText& one : f.texts) report["texts"].push_back(object(one));
     // A model of bytes may write half a character; a program gets the replacement character then.
     fmt::print("{}\n", json_text(report));
   }
@@ -345,11 +359,9 @@ int run_generate(GenerateFlags& f) {
 
 }  // namespace
 
-void add_generate(CLI::App& program, int& status) {
-  auto flags = std::make_shared<GenerateFlags>();
-  CLI::App& app = *program.add_subcommand("generate", "Sample text from a checkpoint");
-  heading(app, common_flags);
+void add_generate_flags(CLI::App& app, const std::shared_ptr<GenerateFlags>& flags) {
   flags->app = &app;
+  heading(app, common_flags);
   app.add_option("--checkpoint", flags->checkpoint,
                  "Directory of checkpoints (the last is used), or one of them (required)")
       ->type_name("DIR");
@@ -395,6 +407,12 @@ void add_generate(CLI::App& program, int& status) {
   heading(app, "Running");
   for (const char* name : mesh_flags) add_field(app, *find_field(name), flags->mesh, "1");
   flags->run.add_threads_to(app);
+}
+
+void add_generate(CLI::App& program, int& status) {
+  auto flags = std::make_shared<GenerateFlags>();
+  CLI::App& app = *program.add_subcommand("generate", "Sample text from a checkpoint");
+  add_generate_flags(app, flags);
   app.callback([flags, &status] {
     try {
       status = run_generate(*flags);

@@ -193,8 +193,9 @@ std::unique_ptr<TokenData> read_data(TrainFlags& f) {
   TrainRequest& request = f.request;
   const ModelSpec& model = request.plan.model;
   std::optional<ProgressLine> line;
-  if (f.shows_progress && f.job.leads()) line.emplace("train", f.json);
-  const DataReading reading = f.reading.reading(tokenizer_places(f), line ? line->progress() : Progress());
+  if (!f.reading_progress && f.job.leads()) line.emplace("train", f.json);
+  const DataReading reading =
+      f.reading.reading(tokenizer_places(f), line ? line->progress() : f.reading_progress);
   auto data = std::make_unique<TokenData>(f.data, model.vocab, reading);
   f.tokenizer = reading.text.tokenizer;
   if (!reading.text.reads_bytes())

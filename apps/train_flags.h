@@ -39,7 +39,7 @@ struct TrainFlags {
   ColourFlag colour;
   int servers = 1;
   bool json = false, dry_run = false;
-  bool shows_progress = true;  // of reading data, on standard error
+  Progress reading_progress;  // of the data; empty: a line on standard error
   CLI::App* app = nullptr;
 };
 void add_train_flags(CLI::App& app, const std::shared_ptr<TrainFlags>& flags);

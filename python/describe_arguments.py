@@ -9,9 +9,11 @@ from textwrap import wrap
 sys.path.insert(0, sys.argv[1])
 core = importlib.import_module("_core")
 
-VERBS = {"plan": "Plan", "simulate": "Simulate", "dry_run": "DryRun", "train": "Train", "verify": "Verify"}
+VERBS = {"plan": "Plan", "simulate": "Simulate", "simulate_experts": "SimulateExperts", "dry_run": "DryRun", "train": "Train", "verify": "Verify",
+         "generate": "Generate"}
 OBJECTS = {"model": "Model", "machine": "Machine", "software": "Software", "plan": "Plan"}
-GIVEN = {"train": {"data"}, "simulate": {"schedule"}}  # arguments that the function names itself
+GIVEN = {"train": {"data"}, "simulate": {"schedule"}, "generate": {"checkpoint", "prompt"},
+         "simulate_experts": {"compare"}}  # arguments that the function names itself
 
 
 def type_of(name: str, shown: str, is_switch: bool, is_list: bool) -> str:

@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "base/progress.h"
 #include "draw/gantt.h"
 #include "schedule/timeline.h"
 
@@ -25,6 +26,7 @@ void bind_errors(nb::module_& m);
 void bind_spec(nb::module_& m);
 void bind_schedule(nb::module_& m);
 void bind_plan(nb::module_& m);
+void bind_experts(nb::module_& m);
 void bind_runs(nb::module_& m);
 void bind_checkpoint(nb::module_& m);
 
@@ -43,8 +45,11 @@ JsonObject from_json(const std::string& text);
 // heap.
 void run_apart(const std::function<void()>& work, const std::function<void()>& interrupt);
 
-// Thrown by work that reports progress, where it is to end.
+// Thrown by work that is to end.
 struct Interrupted {};
+
+// The same for work that ends where it reports its progress.
+void run_apart(const std::function<void(const Progress&)>& work);
 
 // What the drawings take, of one timeline.
 inline std::vector<Track> track(const std::string& title, const Timeline& timeline) {

@@ -212,7 +212,7 @@ void bind_checkpoint(nb::module_& m) {
       "_check_checkpoint",
       [](const std::string& path) {
         CheckpointContents c;
-        run_apart([&] { c = check_checkpoint(path); }, [] {});
+        run_apart([&](const Progress& progress) { c = check_checkpoint(path, progress); });
         return std::map<std::string, std::int64_t>{
             {"tensors", c.tensors}, {"parts", c.parts}, {"files", c.files}, {"bytes", c.bytes}};
       },
@@ -221,11 +221,9 @@ void bind_checkpoint(nb::module_& m) {
       "_diff_checkpoints",
       [](const std::string& a, const std::string& b) {
         std::map<std::string, double> differences;
-        run_apart(
-            [&] {
-              for (const TensorDifference& d : diff_checkpoints(a, b)) differences[d.name] = d.rel_diff;
-            },
-            [] {});
+        run_apart([&](const Progress& progress) {
+          for (const TensorDifference& d : diff_checkpoints(a, b, progress)) differences[d.name] = d.rel_diff;
+        });
         return differences;
       },
       "path"_a, "other"_a);

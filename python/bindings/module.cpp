@@ -1,6 +1,7 @@
 #include <pthread.h>
 #include <signal.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <exception>
@@ -86,6 +87,14 @@ void run_apart(const std::function<void()>& work, const std::function<void()>& i
   if (failure) std::rethrow_exception(failure);
 }
 
+void run_apart(const std::function<void(const Progress&)>& work) {
+  std::atomic<bool> ends = false;
+  const Progress progress = [&](double, const std::string&) {
+    if (ends) throw Interrupted{};
+  };
+  run_apart([&] { work(progress); }, [&] { ends = true; });
+}
+
 }  // namespace echelon::python
 
 NB_MODULE(_core, m) {
@@ -95,6 +104,7 @@ NB_MODULE(_core, m) {
   bind_errors(m);
   bind_spec(m);
   bind_schedule(m);
+  bind_experts(m);
   bind_plan(m);
   bind_runs(m);
   bind_checkpoint(m);

@@ -1,6 +1,5 @@
 // The search over plans.
 #include <algorithm>
-#include <atomic>
 #include <memory>
 
 #include "apps/plan_flags.h"
@@ -37,11 +36,10 @@ struct Found {
 
 // The search's own thread ends it where it reports its progress.
 void search_apart(SearchRequest& request, const std::function<void()>& work) {
-  std::atomic<bool> ends = false;
-  request.progress = [&](double, const std::string&) {
-    if (ends) throw Interrupted{};
-  };
-  run_apart(work, [&] { ends = true; });
+  run_apart([&](const Progress& progress) {
+    request.progress = progress;
+    work();
+  });
   request.progress = {};
 }
 

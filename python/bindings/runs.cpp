@@ -1,17 +1,22 @@
-// Training, verify and dry runs, on thread ranks.
+// Training, verify, dry runs and generation, on thread ranks.
 #include <nanobind/stl/shared_ptr.h>
+
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <atomic>
 #include <memory>
 
+#include "apps/generate_flags.h"
 #include "apps/train_flags.h"
 #include "apps/verbs.h"
 #include "apps/verify_flags.h"
 #include "base/error.h"
+#include "base/json_text.h"
 #include "bindings/bindings.h"
 #include "bindings/words.h"
 #include "train/dry_report.h"
+#include "train/random_tokens.h"
 
 namespace echelon::python {
 namespace {
@@ -45,12 +50,12 @@ class Caller {
   Caller& operator=(const Caller&) = delete;
 
   // A function that returns False ends the run too.
-  template <class Argument>
-  void call(const nb::object& function, const Argument& argument) {
+  template <class... Argument>
+  void call(const nb::object& function, const Argument&... argument) {
     if (!function.is_valid() || function.is_none() || raised_) return;
     const nb::gil_scoped_acquire acquire;
     try {
-      if (const nb::object answer = function(argument); answer.is(nb::bool_(false))) ends_ = true;
+      if (const nb::object answer = function(argument...); answer.is(nb::bool_(false))) ends_ = true;
     } catch (nb::python_error& error) {
       raised_.emplace(std::move(error));
       ends_ = true;
@@ -76,7 +81,6 @@ TrainAnswer trained(const Words& words, const Callbacks& callbacks) {
   refuse_processes();
   CLI::App app{"", "train"};
   const auto flags = std::make_shared<TrainFlags>();
-  flags->shows_progress = false;
   add_train_flags(app, flags);
   read_words(app, words, not_of_train);
   flags->timeline.check();
@@ -85,6 +89,10 @@ TrainAnswer trained(const Words& words, const Callbacks& callbacks) {
   std::atomic<bool> ends = false;
   Caller caller(ends);
   TrainObserver observer;
+  // Before the first step, which is when nothing would be saved.
+  flags->reading_progress = observer.on_progress = [&](double, const std::string&) {
+    if (ends) throw Interrupted{};
+  };
   observer.on_start = [&](const StartInfo& start) {
     answer.start = start;
     caller.call(callbacks.on_start, start);
@@ -131,20 +139,66 @@ VerifyAnswer verified(const Words& words) {
   read_words(app, words, not_of_verify);
   flags->timeline.check();
   VerifyAnswer answer;
-  std::atomic<bool> ends = false;
-  flags->request.progress = [&](double, const std::string&) {
-    if (ends) throw Interrupted{};
-  };
-  run_apart(
-      [&] {
-        flags->read();
-        answer.plan = flags->request.plan;
-        answer.report = verify(flags->request);
-      },
-      [&] { ends = true; });
+  run_apart([&](const Progress& progress) {
+    flags->read();
+    VerifyRequest& request = flags->request;
+    answer.plan = request.plan;
+    // Each rank looks before each sample, and one that ends takes the others with it.
+    const SampleSource samples =
+        request.samples ? request.samples : random_tokens(request.plan, request.seed);
+    request.samples = [&](std::int64_t step, std::int64_t sample, std::int32_t* tokens,
+                          std::int32_t* targets) {
+      progress(-1, "");
+      samples(step, sample, tokens, targets);
+    };
+    answer.report = verify(request);
+  });
   const VerifyReport& r = answer.report;
   flags->timeline.write(r.simulated_timeline, r.measured_timeline, r.rank_timelines);
   return answer;
+}
+
+// A text of the tokenizer's, and the checkpoint that it is of.
+struct Generated {
+  std::string checkpoint;
+  std::int64_t step = 0;
+  bool is_text = false;  // otherwise of tokens alone
+  GeneratedText text;
+};
+
+// A model of bytes may write half a character: a replacement character, as --json has it.
+std::string as_in_json(const std::string& text) {
+  return nlohmann::ordered_json::parse(json_text(text)).get<std::string>();
+}
+
+std::vector<Generated> generated(const Words& words, const nb::object& on_text) {
+  CLI::App app{"", "generate"};
+  const auto flags = std::make_shared<GenerateFlags>();
+  add_generate_flags(app, flags);
+  read_words(app, words, not_of_generate);
+  std::atomic<bool> ends = false;
+  Caller caller(ends);
+  GenerateObserver observer;
+  observer.on_piece = [&](std::size_t index, const std::string& piece) {
+    if (!piece.empty()) caller.call(on_text, as_in_json(piece), index);
+  };
+  observer.before_token = [&] {
+    if (ends) throw Interrupted{};
+  };
+  try {
+    run_apart(
+        [&] {
+          flags->read();
+          generate_texts(*flags, observer);
+        },
+        [&] { ends = true; });
+  } catch (const Interrupted&) {  // a function of Python's ended it
+    caller.raise_again();
+  }
+  std::vector<Generated> all;
+  for (GeneratedText& one : flags->texts)
+    all.push_back({flags->info.path, flags->info.step, flags->tokenizer != nullptr, std::move(one)});
+  return all;
 }
 
 struct DryAnswer {
@@ -170,16 +224,10 @@ std::shared_ptr<DryAnswer> run_dry(const Words& words) {
   read_words(app, words, hidden);
   const Plan plan = flags->read_dry();
   std::shared_ptr<DryAnswer> answer;
-  std::atomic<bool> ends = false;
-  const Progress progress = [&](double, const std::string&) {
-    if (ends) throw Interrupted{};
-  };
-  run_apart(
-      [&] {
-        const PipelineLayout pipeline(plan);
-        answer = std::make_shared<DryAnswer>(DryAnswer{plan, pipeline, dry_job(plan, pipeline, progress)});
-      },
-      [&] { ends = true; });
+  run_apart([&](const Progress& progress) {
+    const PipelineLayout pipeline(plan);
+    answer = std::make_shared<DryAnswer>(DryAnswer{plan, pipeline, dry_job(plan, pipeline, progress)});
+  });
   return answer;
 }
 
@@ -345,9 +393,44 @@ void bind_verify(nb::module_& m) {
   m.def("_verify", &verified, "words"_a);
 }
 
+void bind_generate(nb::module_& m) {
+  const auto text_of = [](const Generated& g) {
+    return g.is_text ? std::optional(as_in_json(g.text.text)) : std::nullopt;
+  };
+  nb::class_<Generated>(m, "Generated", "A prompt, and what a model wrote after it. As a str, both.")
+      .def_ro("checkpoint", &Generated::checkpoint, "That the weights are of.")
+      .def_ro("step", &Generated::step)
+      .def_prop_ro("prompt", [](const Generated& g) { return g.text.prompt; })
+      .def_prop_ro("prompt_tokens", [](const Generated& g) { return g.text.prompt_tokens; })
+      .def_prop_ro("text", text_of, "What was written; None of prompt_tokens=, which no tokenizer reads.")
+      .def_prop_ro("tokens", [](const Generated& g) { return g.text.tokens; })
+      .def(
+          "to_dict",
+          [](const Generated& g) {
+            nlohmann::ordered_json one{{"checkpoint", g.checkpoint},
+                                       {"step", g.step},
+                                       {"prompt_tokens", g.text.prompt_tokens},
+                                       {"tokens", g.text.tokens}};
+            if (g.is_text) one["text"] = g.text.text;
+            return from_json(json_text(one));
+          },
+          "As `echelon generate --json` of one prompt.")
+      .def("__str__",
+           [](const Generated& g) {
+             return g.is_text ? g.text.prompt + as_in_json(g.text.text)
+                              : fmt::format("{}", fmt::join(g.text.tokens, " "));
+           })
+      .def("__repr__", [](const Generated& g) {
+        return fmt::format("<Generated: {} tokens after {}>", g.text.tokens.size(),
+                           g.text.prompt_tokens.size());
+      });
+  m.def("_generate", &generated, "words"_a, "on_text"_a.none());
+}
+
 }  // namespace
 
 void bind_runs(nb::module_& m) {
+  bind_generate(m);
   bind_dry_run(m);
   bind_train(m);
   bind_verify(m);

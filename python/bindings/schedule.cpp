@@ -92,12 +92,10 @@ Names without(Names names, const std::string& name) {
 std::vector<SimulationAnswer> simulated(const Words& words, const Names& hidden) {
   const SimulationQuestion asked(words, hidden);
   std::vector<SimulationAnswer> answers;
-  run_apart(
-      [&] {
-        for (SimulationReport& report : simulation_reports(asked.flags, asked.app, {}))
-          answers.push_back({std::move(report)});
-      },
-      [] {});
+  run_apart([&](const Progress& progress) {
+    for (SimulationReport& report : simulation_reports(asked.flags, asked.app, progress))
+      answers.push_back({std::move(report)});
+  });
   return answers;
 }
 

@@ -53,6 +53,11 @@ void bind_model(nb::module_& m) {
       .def_ro("vocab", &ModelSpec::vocab)
       .def_ro("max_seq", &ModelSpec::max_seq)
       .def_ro("tied_embedding", &ModelSpec::tied_embedding)
+      .def_ro("num_experts", &ModelSpec::num_experts, "Of a layer, those with a router; 0: a dense model.")
+      .def_ro("experts_per_token", &ModelSpec::experts_per_token)
+      .def_ro("num_shared_experts", &ModelSpec::num_shared_experts, "That all tokens meet.")
+      .def_ro("expert_hidden", &ModelSpec::expert_hidden)
+      .def_ro("num_dense_layers", &ModelSpec::num_dense_layers, "The first ones, which have no experts.")
       .def_prop_ro("num_parameters", &num_parameters)
       .def_prop_ro("num_active_parameters", &num_active_parameters,
                    "Those that one token meets: of a mixture the experts it is sent to.")

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <memory>
 
+#include "apps/generate_flags.h"
 #include "apps/help.h"
 #include "apps/plan_flags.h"
+#include "apps/simulate_experts_flags.h"
 #include "apps/simulate_flags.h"
 #include "apps/train_flags.h"
 #include "apps/verify_flags.h"
@@ -45,12 +47,25 @@ bool is_list(const CLI::Option& option) { return option.get_items_expected_max()
 
 }  // namespace
 
-const Names not_of_plan =
-    with_everywhere({"explain", "out", "html", "against", "launch-for", "launch-out", "sweep", "sweep-out",
-                     "colour"});
+const Names not_of_plan = with_everywhere(
+    {"explain", "out", "html", "against", "launch-for", "launch-out", "sweep", "sweep-out", "colour"});
 const Names not_of_train = with_everywhere({"dry-run", "comm", "record", "report", "colour"});
 const Names not_of_verify = with_everywhere({"comm", "record", "colour"});
 const Names not_of_simulate = with_everywhere({"compare", "out", "format", "width", "colour"});
+const Names not_of_generate = with_everywhere({"prompts", "chat", "chat-format", "system"});
+
+// simulate has flags of schedules, and of experts.
+Names not_of_simulate_experts() {
+  CLI::App app;
+  SimulateFlags of_schedules;
+  of_schedules.add_to(app);
+  Names hidden = with_everywhere({"moe", "heat"});
+  for (const CLI::Option* option : app.get_options())
+    for (const std::string& name : option->get_lnames()) hidden.insert(name);
+  hidden.erase("compare");
+  hidden.erase("steps");
+  return hidden;
+}
 
 void read_words(CLI::App& verb, const Words& words, const Names& hidden) {
   std::vector<std::string> arguments;
@@ -87,8 +102,10 @@ std::vector<Keyword> keywords_of(const std::string& verb) {
   Names hidden;
   PlanSearchFlags plan;
   SimulateFlags simulate;
+  ExpertsFlags experts;
   const auto train = std::make_shared<TrainFlags>();
   const auto verify = std::make_shared<VerifyFlags>();
+  const auto generate = std::make_shared<GenerateFlags>();
   if (verb == "plan") {
     plan.add_to(app);
     hidden = not_of_plan;
@@ -101,8 +118,15 @@ std::vector<Keyword> keywords_of(const std::string& verb) {
   } else if (verb == "simulate") {
     simulate.add_to(app);
     hidden = not_of_simulate;
+  } else if (verb == "simulate_experts") {
+    simulate.add_to(app);
+    experts.add_to(app);
+    hidden = not_of_simulate_experts();
+  } else if (verb == "generate") {
+    add_generate_flags(app, generate);
+    hidden = not_of_generate;
   } else {
-    refuse("--verb {}: legal: plan, train, dry_run, verify, simulate", verb);
+    refuse("--verb {}: legal: plan, simulate, simulate_experts, train, dry_run, verify, generate", verb);
   }
   std::vector<Keyword> keywords;
   for (const CLI::Option* option : app.get_options()) {

@@ -15,7 +15,8 @@ using Words = std::map<std::string, std::vector<std::string>>;
 using Names = std::set<std::string>;
 
 // Of flags: what they write or print is an attribute or a method of the answer, or has no meaning in Python.
-extern const Names not_of_plan, not_of_train, not_of_verify, not_of_simulate;
+extern const Names not_of_plan, not_of_train, not_of_verify, not_of_simulate, not_of_generate;
+Names not_of_simulate_experts();
 
 // As if these were given on the verb's command line. RequestError for one that the verb does not have.
 void read_words(CLI::App& verb, const Words& words, const Names& hidden);
@@ -24,7 +25,7 @@ struct Keyword {
   std::string name, type, help, shown_default;
   bool is_switch = false, is_list = false;
 };
-// "plan", "train", "dry_run", "verify" or "simulate".
+// "plan", "train", "dry_run", "verify", "simulate", "simulate_experts" or "generate".
 std::vector<Keyword> keywords_of(const std::string& verb);
 
 }  // namespace echelon::python

@@ -1,4 +1,4 @@
-"""Echelon from Python: plan, simulate, verify and train distributed transformers, on thread ranks.
+"""Echelon from Python: plan, simulate, verify, train and sample distributed transformers, on thread ranks.
 
 What the command line's verbs take as flags these functions take as keyword arguments, with underscores:
 ``echelon train --global-batch 8`` is ``echelon.train(global_batch=8)``. ``echelon.arguments("train")`` lists
@@ -7,13 +7,14 @@ them. Answers are objects; ``to_dict()`` of one is what ``--json`` prints.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, List, NamedTuple, Optional, Sequence, Union, overload
 
 from ._checkpoint import Checkpoint, Tensor, Tensors, open_checkpoint, save_safetensors
 from ._core import (
     Difference,
     DryRun,
     ExpertLoad,
+    Generated,
     Instruction,
     Machine,
     Memory,
@@ -23,6 +24,8 @@ from ._core import (
     PlanAnswer,
     PlannedStep,
     RankClass,
+    Routing,
+    RoutingAnswer,
     RunCost,
     Schedule,
     Simulation,
@@ -47,8 +50,10 @@ if TYPE_CHECKING:
 
     from ._arguments import (
         DryRunArguments,
+        GenerateArguments,
         PlanArguments,
         SimulateArguments,
+        SimulateExpertsArguments,
         TrainArguments,
         VerifyArguments,
     )
@@ -61,6 +66,7 @@ __all__ = [
     "Drawing",
     "DryRun",
     "ExpertLoad",
+    "Generated",
     "Instruction",
     "InvariantError",
     "Machine",
@@ -72,6 +78,8 @@ __all__ = [
     "PlannedStep",
     "RankClass",
     "RequestError",
+    "Routing",
+    "RoutingAnswer",
     "RunCost",
     "RunError",
     "Schedule",
@@ -92,10 +100,12 @@ __all__ = [
     "compare",
     "draw",
     "dry_run",
+    "generate",
     "open_checkpoint",
     "plan",
     "save_safetensors",
     "simulate",
+    "simulate_experts",
     "sweep",
     "train",
     "verify",
@@ -113,7 +123,8 @@ class Argument(NamedTuple):
 
 
 def arguments(verb: str) -> List[Argument]:
-    """The keyword arguments of ``plan``, ``simulate``, ``train``, ``dry_run`` or ``verify``."""
+    """The keyword arguments of ``plan``, ``simulate``, ``simulate_experts``, ``train``, ``dry_run``, ``verify``
+    or ``generate``."""
     return [Argument(*one[:4]) for one in _core._keywords_of(verb)]
 
 
@@ -156,6 +167,14 @@ def compare(*schedules: str, **arguments: Unpack[SimulateArguments]) -> List[Sim
     """Simulates several by name. One that the numbers do not fit says why (``reason``) and is not ``valid``."""
     with words_of(arguments) as words:
         return _core._compare({**words, "compare": [",".join(schedules)]})
+
+
+def simulate_experts(*methods: str, **arguments: Unpack[SimulateExpertsArguments]) -> RoutingAnswer:
+    """How a router of popular experts loads the devices, and what each way of balancing does about it:
+    ``simulate_experts("none", "aux-loss", "bias", model="mixtral-8x7b", ep=8)``. Nothing is trained."""
+    given = {**arguments, "compare": ",".join(methods)} if methods else arguments
+    with words_of(given) as words:
+        return _core._simulate_experts(words)
 
 
 class Drawing:
@@ -213,6 +232,41 @@ def verify(**arguments: Unpack[VerifyArguments]) -> VerifyAnswer:
     """Runs one rank and a mesh side by side, and compares every tensor. The answer is true where they agree."""
     with words_of(arguments) as words:
         return _core._verify(words)
+
+
+@overload
+def generate(
+    checkpoint: Any,
+    prompt: Optional[str] = None,
+    *,
+    on_text: Optional[Callable[[str, int], Any]] = None,
+    **arguments: Unpack[GenerateArguments],
+) -> Generated: ...
+@overload
+def generate(
+    checkpoint: Any,
+    prompt: Sequence[str],
+    *,
+    on_text: Optional[Callable[[str, int], Any]] = None,
+    **arguments: Unpack[GenerateArguments],
+) -> List[Generated]: ...
+def generate(
+    checkpoint: Any,
+    prompt: Union[str, Sequence[str], None] = None,
+    *,
+    on_text: Optional[Callable[[str, int], Any]] = None,
+    **arguments: Unpack[GenerateArguments],
+) -> Union[Generated, List[Generated]]:
+    """Samples text from a checkpoint, which may be its path: ``generate("runs/first", "And God said")``.
+
+    Of a list of prompts a list is returned. ``on_text(piece, index)`` is called with the text as it comes, and the
+    index of its prompt; where it returns False the answer has what came until then. For models whose tokenizer is
+    not beside the checkpoint: ``prompt_tokens=[...]``.
+    """
+    path = checkpoint.path if isinstance(checkpoint, Checkpoint) else checkpoint
+    with words_of({**arguments, "checkpoint": path, "prompt": prompt}) as words:
+        texts = _core._generate(words, on_text)
+    return texts[0] if prompt is None or isinstance(prompt, str) else texts
 
 
 PlanAnswer._repr_html_ = html_of_plans  # type: ignore[attr-defined]

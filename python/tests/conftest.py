@@ -23,8 +23,9 @@ def told(binary):
 
     def run(verb, *flags):
         answer = subprocess.run(
-            [binary, *verb.split(), *map(str, flags), "--json"], capture_output=True, text=True, check=False
-        )
+            [binary, *verb.split(), *map(str, flags), "--json"], capture_output=True, text=True, errors="replace",
+            check=False,
+        )  # fmt: skip
         assert answer.returncode in (0, 1), answer.stderr
         return json.loads(answer.stdout)
 

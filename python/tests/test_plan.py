@@ -131,10 +131,10 @@ def test_refusals_are_those_of_the_command_line(refused):
 
 
 def test_every_function_names_its_arguments():
-    for verb in ["plan", "simulate", "train", "dry_run", "verify"]:
+    for verb in ["plan", "simulate", "simulate_experts", "train", "dry_run", "verify", "generate"]:
         told = echelon.arguments(verb)
         assert told and all(one.name.isidentifier() and one.help for one in told)
         assert inspect.getdoc(getattr(echelon, verb))
     assert "from_" in [one.name for one in echelon.arguments("train")]
     with pytest.raises(echelon.RequestError):
-        echelon.arguments("generate")
+        echelon.arguments("bench")

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 
 import pytest
 
@@ -88,6 +89,35 @@ def test_keyboard_interrupt_ends_it_with_a_checkpoint(tiny, text, tmp_path):
         signal.signal(signal.SIGINT, before)
     sender.join()
     assert echelon.open_checkpoint(tmp_path).step == steps[-1]
+
+
+@pytest.mark.parametrize(
+    "long",
+    [
+        lambda: echelon.verify(model="gpt2-tiny", dp=2, steps=1000000, seq_len=16, threads=1),
+        lambda: echelon.sweep("global-batch=" + ",".join(["1024"] * 10000), model="llama-3-70b", gpus=1024),
+        lambda: echelon.simulate_experts(tokens=4096, steps=100000),
+    ],
+    ids=["verify", "sweep", "simulate_experts"],
+)
+def test_keyboard_interrupt_ends_what_writes_nothing(long):
+    """What would take hours; the signal comes once it runs, on a thread of its own."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    calm = len(os.listdir("/proc/self/task")) + 1
+
+    def send():
+        while len(os.listdir("/proc/self/task")) <= calm:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            long()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    sender.join()
 
 
 def test_runs_beside_another(tiny, text):

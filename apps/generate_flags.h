@@ -1,0 +1,66 @@
+// The flags of generate, and the texts that they ask for.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "apps/flags.h"
+#include "checkpoint/checkpoint.h"
+#include "data/chat_format.h"
+#include "spec/plan.h"
+#include "text/tokenizer.h"
+#include "train/generate.h"
+#include "train/session.h"
+
+namespace echelon {
+
+// A prompt, and what was generated after it.
+struct GeneratedText {
+  std::string prompt, text;
+  std::vector<std::int32_t> prompt_tokens, tokens;
+};
+
+struct GenerateFlags {
+  // What the flags ask for, below. RequestError naming what cannot be.
+  void read();
+
+  RunFlags run;
+  GenerateOptions options;
+  std::string checkpoint, prompts_file, chat_format, system;
+  std::vector<std::string> prompts;
+  std::vector<std::int32_t> prompt_tokens;
+  std::vector<std::string> stops;
+  std::map<std::string, std::string> mesh;  // sizes of axes, by flag
+  bool json = false, chat = false;
+  CLI::App* app = nullptr;
+
+  // Filled in by read().
+  CheckpointInfo info;
+  Plan plan;
+  RunOptions run_options;
+  std::shared_ptr<const Tokenizer> tokenizer;  // nullptr: ids are shown
+  const ChatFormat* format = nullptr;          // of a conversation
+  std::vector<GeneratedText> texts;            // prompts, and no texts yet; none of a conversation
+};
+void add_generate_flags(CLI::App& app, const std::shared_ptr<GenerateFlags>& flags);
+
+struct GenerateObserver {
+  std::function<void()> on_load;  // the weights are there
+  // A piece of the text with this index, on the thread of the rank that makes it: pieces of one text come in
+  // order, and those of several at once where there are several data-parallel ranks.
+  std::function<void(std::size_t index, const std::string& piece)> on_piece;
+  // Called for each token, on every rank; what it throws ends the run.
+  std::function<void()> before_token;
+};
+
+// Completes the texts of `flags`, which have been read. Where that ends early they have what came until then.
+void generate_texts(GenerateFlags& flags, const GenerateObserver& observer);
+// Turns from standard input, a line each, until it ends.
+void hold_conversation(const GenerateFlags& flags, const std::function<void()>& on_load);
+
+}  // namespace echelon
