@@ -25,9 +25,10 @@ using nlohmann::ordered_json;
 
 // The command that prices this plan alone: what was asked, with every field that acts held as it is.
 std::string pinned_command(const Estimate& e, const SearchRequest& request, const CLI::App& verb) {
-  std::set<std::string> left_out{"--plan",      "--gpus",   "--out",     "--html",       "--json",
-                                 "--explain",   "--top",    "--against", "--launch-for", "--launch-out",
-                                 "--objective", "--target-time"};
+  std::set<std::string> left_out{"--plan",       "--gpus",       "--out",       "--html",
+                                 "--json",       "--explain",    "--top",       "--against",
+                                 "--launch-for", "--launch-out", "--objective", "--target-time",
+                                 "--colour"};
   for (const PlanField& field : plan_fields())
     if (field.is_flag_of_plan() && field.is_searched()) left_out.insert(field.flag());
   std::string text = command_text(verb, left_out);
@@ -99,9 +100,9 @@ class Numbered {
   std::vector<std::string> all_;
 };
 
-// What became of every plan that was considered, by groups: sizes of the mesh, micro-batch and recomputation; then
-// how many there are and their fate, or pipelines, shardings and the fate of each. Seconds, or megabytes, or the number
-// of a reason. Past `most_listed` plans the rest is left out.
+// What became of every plan that was considered, by groups: sizes of the mesh, micro-batch and recomputation;
+// then how many there are and their fate, or pipelines, shardings and the fate of each. Seconds, or
+// megabytes, or the number of a reason. Past `most_listed` plans the rest is left out.
 std::string looked_json(const SearchResult& result) {
   constexpr std::size_t most_listed = 300'000;
   Numbered pipelines, shardings, recomputes;
@@ -110,10 +111,13 @@ std::string looked_json(const SearchResult& result) {
   const auto figure_of = [](const Outcome& o) {
     switch (o.fate) {
       case Fate::memory:
-      case Fate::larger: return fmt::format("{:.0f}", 1e-6 * o.figure);
+      case Fate::larger:
+        return fmt::format("{:.0f}", 1e-6 * o.figure);
       case Fate::schedule:
-      case Fate::shape: return fmt::format("{}", o.why);
-      default: return fmt::format("{:.5g}", o.figure);
+      case Fate::shape:
+        return fmt::format("{}", o.why);
+      default:
+        return fmt::format("{:.5g}", o.figure);
     }
   };
   std::size_t listed = 0;
@@ -123,12 +127,13 @@ std::string looked_json(const SearchResult& result) {
     if (listed > most_listed) break;
     told += looked.count;
     const Mesh& mesh = looked.mesh;
-    fmt::format_to(out, "{}[{},{},{},{},\"{}\",{},{},{},{},", groups.empty() ? "" : ",\n", mesh.dp(), mesh.tp(),
-                   mesh.pp(), mesh.cp(), mesh.cp() > 1 ? name_of(looked.context_kind) : "", mesh.ep,
-                   mesh.ep > 1 ? mesh.expert_cut() : 1, looked.micro_batch,
+    fmt::format_to(out, "{}[{},{},{},{},\"{}\",{},{},{},{},", groups.empty() ? "" : ",\n", mesh.dp(),
+                   mesh.tp(), mesh.pp(), mesh.cp(), mesh.cp() > 1 ? name_of(looked.context_kind) : "",
+                   mesh.ep, mesh.ep > 1 ? mesh.expert_cut() : 1, looked.micro_batch,
                    looked.recompute ? static_cast<int>(recomputes(recompute_name(*looked.recompute))) : -1);
     if (looked.each.empty()) {
-      fmt::format_to(out, "{},{},{}]", looked.count, static_cast<int>(looked.all.fate), figure_of(looked.all));
+      fmt::format_to(out, "{},{},{}]", looked.count, static_cast<int>(looked.all.fate),
+                     figure_of(looked.all));
       continue;
     }
     std::vector<std::size_t> runs, shards;
@@ -137,17 +142,18 @@ std::string looked_json(const SearchResult& result) {
                                            one.chunks > 1 ? fmt::format(" chunks={}", one.chunks) : "",
                                            one.balanced ? " layers-per-stage=auto" : "")));
     for (const ShardingChoice& one : looked.shardings)
-      shards.push_back(
-          shardings(fmt::format("zero={}{}", one.zero, one.hsdp > 1 ? fmt::format(" hsdp={}", one.hsdp) : "")));
+      shards.push_back(shardings(
+          fmt::format("zero={}{}", one.zero, one.hsdp > 1 ? fmt::format(" hsdp={}", one.hsdp) : "")));
     fmt::format_to(out, "[{}],[{}],[", fmt::join(runs, ","), fmt::join(shards, ","));
     const char* comma = "";
     for (const Outcome& one : looked.each)
       fmt::format_to(out, "{}{},{}", std::exchange(comma, ","), static_cast<int>(one.fate), figure_of(one));
     groups += "]]";
   }
-  return fmt::format("{{\"told\":{},\"pipelines\":{},\"shardings\":{},\"recomputes\":{},\"whys\":{},\"groups\":[{}]}}", told,
-                     json_text(ordered_json(pipelines.all())), json_text(ordered_json(shardings.all())),
-                     json_text(ordered_json(recomputes.all())), json_text(ordered_json(result.whys)), groups);
+  return fmt::format(
+      "{{\"told\":{},\"pipelines\":{},\"shardings\":{},\"recomputes\":{},\"whys\":{},\"groups\":[{}]}}", told,
+      json_text(ordered_json(pipelines.all())), json_text(ordered_json(shardings.all())),
+      json_text(ordered_json(recomputes.all())), json_text(ordered_json(result.whys)), groups);
 }
 
 // Sizes of the axes, and the coordinates of as many ranks as are drawn.
@@ -162,7 +168,8 @@ ordered_json mesh_json(const Mesh& mesh) {
   return {{"sizes", sizes}, {"ranks", ranks}};
 }
 
-// One of each schedule among the ranked plans, the chosen one first, as far as they are not too large to draw.
+// One of each schedule among the ranked plans, the chosen one first, as far as they are not too large to
+// draw.
 std::vector<PageTrack> tracks_of_plans(const SearchResult& result, const SearchRequest& request) {
   constexpr std::size_t most_tracks = 4, most_spans = 60'000;
   StepModel model(request.work);
@@ -176,8 +183,7 @@ std::vector<PageTrack> tracks_of_plans(const SearchResult& result, const SearchR
     if (spans > most_spans || !drawn.insert(fmt::format("{} {}", e.plan.schedule, e.plan.chunks)).second)
       continue;
     PageTrack one;
-    one.track = {fmt::format("{}{}", i == 0 ? "chosen: " : "", summary(e.plan)),
-                 "", model.timeline(e.plan)};
+    one.track = {fmt::format("{}{}", i == 0 ? "chosen: " : "", summary(e.plan)), "", model.timeline(e.plan)};
     one.track.note = fmt::format("passes take {} of a step of {}, bubble {:.1f}%",
                                  format_seconds(one.track.timeline.makespan()), format_seconds(e.seconds),
                                  100 * e.bubble_fraction);
@@ -210,8 +216,9 @@ std::string plan_page(const SearchResult& result, const SearchRequest& request, 
   Page page;
   page.kind = "plan";
   page.title = fmt::format("{} on {} {}", asked.model.name, request.gpus, work.machine.name);
-  page.subtitle = fmt::format("{} of {} a step, {}, by {}", counted(asked.global_batch, "sequence"),
-                              counted(asked.seq_len, "token"), precision_name(work.precision), work.software.name);
+  page.subtitle =
+      fmt::format("{} of {} a step, {}, by {}", counted(asked.global_batch, "sequence"),
+                  counted(asked.seq_len, "token"), precision_name(work.precision), work.software.name);
   page.command = command_text(verb);
   page.time_unit = "s";
   page.memory_unit = "B";
@@ -225,25 +232,24 @@ std::string plan_page(const SearchResult& result, const SearchRequest& request, 
                      {"rank_memory", ranks},
                      {"why_not", &e == &best ? "" : explain_loser(best, e)}});
   }
-  page.members = {
-      {"answer", answer},
-      {"plans", json_text(plans)},
-      {"machine", json_text(ordered_json{{"name", work.machine.name},
-                                         {"node", work.machine.node()},
-                                         {"gpus", request.gpus},
-                                         {"usable_bytes", (work.machine.memory_bytes -
-                                                           work.machine.reserved_bytes) *
-                                                              (1 - request.memory_margin)}})},
-      {"looked", looked_json(result)},
-      {"survey", surveys_later() ? "null" : plan_survey(request, verb)}};
+  page.members = {{"answer", answer},
+                  {"plans", json_text(plans)},
+                  {"machine", json_text(ordered_json{
+                                  {"name", work.machine.name},
+                                  {"node", work.machine.node()},
+                                  {"gpus", request.gpus},
+                                  {"usable_bytes", (work.machine.memory_bytes - work.machine.reserved_bytes) *
+                                                       (1 - request.memory_margin)}})},
+                  {"looked", looked_json(result)},
+                  {"survey", surveys_later() ? "null" : plan_survey(request, verb)}};
   if (result.plans.empty()) {
     page.members.emplace_back("nothing", json_text(ordered_json(explain_nothing(result, request.gpus))));
   } else {
     page.tracks = tracks_of_plans(result, request);
     page.members.emplace_back("mesh", json_text(mesh_json(result.plans.front().plan.mesh)));
   }
-  page.members.emplace_back("explanation",
-                            json_text(ordered_json(plans_table(result, work) + explain_winner(result, work))));
+  page.members.emplace_back(
+      "explanation", json_text(ordered_json(plans_table(result, work) + explain_winner(result, work))));
   return page_html(page);
 }
 

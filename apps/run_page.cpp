@@ -40,7 +40,8 @@ ReportedLog::~ReportedLog() {
 Page run_page(const std::string& path, const std::string& flag, const std::string& command) {
   nlohmann::ordered_json history = run_history(path, flag);
   const auto steps = history["steps"]["count"].get<std::int64_t>();
-  if (steps == 0) refuse("{} {}: has no step of a training; legal: what train --log wrote as JSON lines", flag, path);
+  if (steps == 0)
+    refuse("{} {}: has no step of a training; legal: what train --log wrote as JSON lines", flag, path);
   Page page;
   page.kind = "run";
   page.title = "Training run";
@@ -48,7 +49,8 @@ Page run_page(const std::string& path, const std::string& flag, const std::strin
     const auto& start = history["starts"].back()["start"];
     if (start.contains("model") && start["model"].is_string() && start.contains("mesh") &&
         start["mesh"].is_string())
-      page.title = fmt::format("{} on {}", start["model"].get<std::string>(), start["mesh"].get<std::string>());
+      page.title =
+          fmt::format("{} on {}", start["model"].get<std::string>(), start["mesh"].get<std::string>());
   }
   page.subtitle = fmt::format("{}, to step {}", counted(steps, "step"),
                               history["steps"]["step"].back().get<std::int64_t>());

@@ -8,8 +8,8 @@
 
 namespace echelon {
 
-// A report is drawn from the run's own log in JSON lines: one that is asked for, or one that is made for it and
-// goes with this.
+// A report is drawn from the run's own log in JSON lines: one that is asked for, or one that is made for it
+// and goes with this.
 class ReportedLog {
  public:
   ReportedLog() = default;
@@ -24,8 +24,8 @@ class ReportedLog {
   std::string path_, directory_;
 };
 
-// Of the log in JSON lines at `path`. RequestError naming `flag` for what is none. The page's tracks and ranks
-// are the caller's to add.
+// Of the log in JSON lines at `path`. RequestError naming `flag` for what is none. The page's tracks and
+// ranks are the caller's to add.
 Page run_page(const std::string& path, const std::string& flag, const std::string& command);
 
 }  // namespace echelon

@@ -65,7 +65,8 @@ std::vector<ServedTrace> traces_at(const std::string& path) {
   if (!is_directory(path)) return traces;
   for (const fs::path& file : files_of(path)) {
     std::error_code error;
-    if (file.extension() != ".json" || fs::symlink_status(file, error).type() != fs::file_type::regular) continue;
+    if (file.extension() != ".json" || fs::symlink_status(file, error).type() != fs::file_type::regular)
+      continue;
     std::array<char, 256> room{};
     std::ifstream in(file, std::ios::binary);
     in.read(room.data(), room.size());
@@ -129,13 +130,15 @@ void serve(const ViewFlags& flags, const std::string& command) {
 
 void add_view(CLI::App& program, int& status) {
   auto flags = std::make_shared<ViewFlags>();
-  CLI::App& app = *program.add_subcommand("view", "Show the log of a training run as a page, while it goes on too");
+  CLI::App& app =
+      *program.add_subcommand("view", "Show the log of a training run as a page, while it goes on too");
   heading(app, common_flags);
   app.add_option("log", flags->log, "What train --log wrote as JSON lines, or a directory with one such file")
       ->type_name("LOG|DIR")
       ->required();
   app.add_option("--out", flags->out, "Write the page, and serve none")->type_name("FILE.html");
-  add_number(app, "--port", flags->port, "Port of 127.0.0.1 that the page is served at; 0: the system chooses");
+  add_number(app, "--port", flags->port,
+             "Port of 127.0.0.1 that the page is served at; 0: the system chooses");
   app.callback([flags, &app, &status] {
     refuse_idle(app, {{"--port", flags->out.empty(), "with --out", {}}});
     constexpr int most_ports = 65535;
@@ -146,8 +149,9 @@ void add_view(CLI::App& program, int& status) {
     check_output("--out", flags->out);
     const std::string log = log_at(flags->log);
     if (log.empty())
-      refuse("view {}: has no log whose name ends in .jsonl; legal: a file that train --log wrote as JSON lines",
-             flags->log);
+      refuse(
+          "view {}: has no log whose name ends in .jsonl; legal: a file that train --log wrote as JSON lines",
+          flags->log);
     write_output("--out", flags->out, page_html(run_page(log, "view", command_text(app))));
   });
 }

@@ -20,14 +20,15 @@ namespace {
 constexpr const char* this_machine = "127.0.0.1";
 constexpr std::int64_t largest_trace = std::int64_t{4} << 30;
 
-// The page with the member that its script reads (src/draw/page/served/live.js). To make a long log's page is work:
-// it is asked for so seldom that most of the time none is done.
+// The page with the member that its script reads (src/draw/page/served/live.js). To make a long log's page is
+// work: it is asked for so seldom that most of the time none is done.
 Page served_page(const ServedView& view, const std::string& tag) {
   const auto begin = std::chrono::steady_clock::now();
   Page page = view.page();
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   nlohmann::ordered_json traces = nlohmann::ordered_json::array();
-  for (const ServedTrace& trace : view.traces()) traces.push_back({{"name", trace.name}, {"bytes", trace.bytes}});
+  for (const ServedTrace& trace : view.traces())
+    traces.push_back({{"name", trace.name}, {"bytes", trace.bytes}});
   const nlohmann::ordered_json served{{"tag", tag},
                                       {"wait_seconds", std::max(1.0, 10 * took.count())},
                                       {"perfetto", "https://ui.perfetto.dev"},
@@ -38,7 +39,8 @@ Page served_page(const ServedView& view, const std::string& tag) {
 
 void add_routes(httplib::Server& server, const ServedView& view) {
   server.Get("/", [&view](const httplib::Request&, httplib::Response& response) {
-    response.set_content(page_html(served_page(view, view.tag()), PageUse::served), "text/html; charset=utf-8");
+    response.set_content(page_html(served_page(view, view.tag()), PageUse::served),
+                         "text/html; charset=utf-8");
   });
   server.Get("/document.json", [&view](const httplib::Request& request, httplib::Response& response) {
     const std::string tag = view.tag();
@@ -71,18 +73,21 @@ void serve_view(const ServedView& view, int port, const std::function<void(const
     const int yes = 1;
     ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
   });
-  server.set_default_headers({{"Cache-Control", "no-store"},
-                              {"Content-Security-Policy",
-                               "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-                               "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"},
-                              {"Cross-Origin-Resource-Policy", "same-origin"},
-                              {"Referrer-Policy", "no-referrer"},
-                              {"X-Content-Type-Options", "nosniff"}});
+  server.set_default_headers(
+      {{"Cache-Control", "no-store"},
+       {"Content-Security-Policy",
+        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"},
+       {"Cross-Origin-Resource-Policy", "same-origin"},
+       {"Referrer-Policy", "no-referrer"},
+       {"X-Content-Type-Options", "nosniff"}});
   add_routes(server, view);
   const int bound = port > 0 ? (server.bind_to_port(this_machine, port) ? port : -1)
                              : server.bind_to_any_port(this_machine);
-  if (bound <= 0) refuse("--port {}: cannot be listened on at {}; legal: 0, one that is free", port, this_machine);
-  const std::string numbers = fmt::format("{}:{}", this_machine, bound), name = fmt::format("localhost:{}", bound);
+  if (bound <= 0)
+    refuse("--port {}: cannot be listened on at {}; legal: 0, one that is free", port, this_machine);
+  const std::string numbers = fmt::format("{}:{}", this_machine, bound),
+                    name = fmt::format("localhost:{}", bound);
   server.set_pre_routing_handler([&](const httplib::Request& request, httplib::Response& response) {
     const std::string host = request.get_header_value("Host");
     if (host == numbers || host == name) return httplib::Server::HandlerResponse::Unhandled;

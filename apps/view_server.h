@@ -22,10 +22,11 @@ struct ServedView {
   std::function<std::vector<ServedTrace>()> traces;
 };
 
-// Serves on 127.0.0.1 alone until SIGINT or SIGTERM: `/`, `/document.json` (304 where If-None-Match has its tag) and
-// `/trace/NAME`. Refuses whoever calls this machine by another name than localhost or 127.0.0.1, as a page from
-// elsewhere can whose name was bound to this address. `port` 0: one that the system chooses. `begun` gets the address
-// when it can be opened. RequestError naming --port where it is not to be had.
+// Serves on 127.0.0.1 alone until SIGINT or SIGTERM: `/`, `/document.json` (304 where If-None-Match has its
+// tag) and
+// `/trace/NAME`. Refuses whoever calls this machine by another name than localhost or 127.0.0.1, as a page
+// from elsewhere can whose name was bound to this address. `port` 0: one that the system chooses. `begun`
+// gets the address when it can be opened. RequestError naming --port where it is not to be had.
 void serve_view(const ServedView& view, int port, const std::function<void(const std::string&)>& begun);
 
 }  // namespace echelon
