@@ -129,14 +129,19 @@ addEventListener("load", () => {
     for (const a of document.querySelectorAll("a[href^='#']")) if (!document.getElementById(a.hash.slice(1))) wrong.push("leads nowhere: " + a.hash);
     for (const bad of ["NaN", "undefined", "Infinity", "[object"]) if (document.body.innerText.includes(bad)) wrong.push("says " + bad);
     const shown = [...document.querySelectorAll("main section")].map(e => e.id).join(" ");
-    parent.postMessage(innerWidth + " sections " + shown + "; wrong: " + [...new Set(wrong)].slice(0, 8).join(" | ") + ";", "*");
+    const tell = () => parent.postMessage(innerWidth + " sections " + shown + "; wrong: " + [...new Set(wrong)].slice(0, 8).join(" | ") + ";", "*");
+    if (typeof axe === "undefined") return tell();
+    axe.run(document, { resultTypes: ["violations"], iframes: false }).then(result => {
+      for (const one of result.violations) wrong.push("axe, " + one.impact + ": " + one.id + ": " + one.nodes[0].html.replace(/[<>]/g, " ").slice(0, 90));
+      tell();
+    }, error => { wrong.push("axe: " + error); tell(); });
   }, 300);
 });
 </script>
 )";
     const std::size_t head = page.find("<style>");
     ASSERT_NE(head, std::string::npos);
-    page.insert(head, probe);
+    page.insert(head, axe().empty() ? probe : "<script>" + axe() + "</script>" + probe);
     write_text(directory_ / "probed.html", page);
     // Frames, as a window of this browser is never as narrow as a phone.
     std::string frames = "<!doctype html><title>none</title><script>const said = []; addEventListener('message', event => { "
@@ -164,6 +169,21 @@ addEventListener("load", () => {
           EXPECT_NE(one.find(" " + section), std::string::npos) << section << " in " << one;
       }
     }
+  }
+
+ protected:
+  // The rules of axe-core, which Debian does not have: a package of PyPI brings them. Empty where it cannot be had.
+  static const std::string& axe() {
+    static const std::string source = [] {
+      const fs::path place = fs::path(ECHELON_BINARY).parent_path() / "axe";
+      const fs::path file = place / "axe_playwright_python/axe.min.js";
+      if (!fs::exists(file))
+        run_command(fmt::format("python3 -m venv '{0}/venv' && '{0}/venv/bin/pip' download -q --no-deps -d '{0}' "
+                                "axe-playwright-python==0.1.8 && python3 -m zipfile -e '{0}'/*.whl '{0}'",
+                                place.string()));
+      return fs::exists(file) ? read_bytes(file) : "";
+    }();
+    return source;
   }
 
  private:
@@ -198,6 +218,12 @@ addEventListener("load", () => {
   std::string browser_;
   const TemporaryDirectory directory_;
 };
+
+TEST_F(PageBrowser, IsToldByAxeToo) {
+  if (axe().empty()) GTEST_SKIP() << "axe-playwright-python cannot be had from PyPI: its rules are not applied";
+  EXPECT_NE(axe().find("axe v4"), std::string::npos);
+  EXPECT_EQ(axe().find("</script"), std::string::npos);
+}
 
 TEST_F(PageBrowser, Plan) {
   expect_sound("plan", made("plan --model llama-3-70b --machine h100 --gpus 64 --global-batch 256 --seq-len 8192 --pp 8 "

@@ -48,7 +48,7 @@ function planTable() {
       data.plans[i].why_not ? el("pre", { class: "wide", tabindex: 0, role: "region", "aria-label": "Why not" }, data.plans[i].why_not) : el("p", {}, "This is the chosen plan."), command(data.plans[i].command));
   };
   box.append(table(`${count(answer.considered, "configuration")} considered, ${answer.simulated} simulated; ranks with = are shared: prices do not tell these plans apart`,
-    ["rank", "plan", "step", "P10 to P90", "MFU", "bubble", "memory", "tokens/s/GPU", ""],
+    ["rank", "plan", "step", "P10 to P90", "MFU", "bubble", "memory", "tokens/s/GPU", "more"],
     answer.plans.map((p, i) => [el("span", {}, p.rank + (p.rank_is_shared ? "=" : ""), i === 0 ? " " : "", i === 0 ? el("span", { class: "badge" }, "chosen") : null),
       data.plans[i].summary, seconds(p.step_seconds), `${seconds(p.step_seconds_p10)} to ${seconds(p.step_seconds_p90)}`, amount("%", p.mfu, 3), amount("%", p.bubble_fraction, 3),
       bytes(p.memory_bytes.total), show(p.tokens_per_second_per_gpu, 4),
@@ -99,7 +99,7 @@ function planLooked() {
     const shown = found.slice(from, from + perPage), plans = found.reduce((sum, row) => sum + many(row), 0);
     place.textContent = found.length ? `${from + 1} to ${from + shown.length} of ${count(found.length, "row")}, ${count(plans, "configuration")}` : "No alternative is like this.";
     steps.forEach((one, k) => { one.disabled = k < 2 ? from === 0 : from >= last(); });
-    list.replaceChildren(shown.length ? table("Those that were left out together stand in one row", ["configuration", "what became of it", "", "how many"],
+    list.replaceChildren(shown.length ? table("Those that were left out together stand in one row", ["configuration", "what became of it", "figure", "how many"],
       shown.map(row => [words(row), fates[row[2]][0], figure(row), String(many(row))]), { texts: 3, long: 0 }) : "");
   };
   const sift = () => {
@@ -212,7 +212,7 @@ function planMesh() {
 function planWords() {
   const box = section("words", "In words", "");
   box.classList.add("full");
-  box.append(el("pre", { class: "wide", tabindex: 0, role: "region", "aria-label": "In words" }, data.explanation));
+  box.append(el("pre", { class: "wide", tabindex: 0, role: "region", "aria-label": "The explanation" }, data.explanation));
 }
 
 // What surrounds the answer: there, or still being computed, and then drawn by showSurvey().

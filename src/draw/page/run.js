@@ -73,7 +73,7 @@ function runTwins() {
   const time = section("time-twins", "Step time", "");
   twins(time, [["step", s.step_seconds.predicted, s.step_seconds.measured]], "s");
   const lines = [["step", amount("s", s.step_seconds.predicted), amount("s", s.step_seconds.measured)], ["pipeline bubble", amount("%", s.bubble_fraction.predicted, 3), amount("%", s.bubble_fraction.measured, 3)]];
-  time.append(table("Predicted and measured", ["", "predicted", "measured"], lines));
+  time.append(table("Predicted and measured", ["quantity", "predicted", "measured"], lines));
   if (s.ranks_share_cores) time.append(el("p", { class: "soft" }, "Ranks share cores here, so nothing is hidden behind anything."));
   if (s.missed_predictions && s.missed_predictions.length)
     time.append(el("p", {}, "Off by more than a tenth:"), el("ul", { class: "events" }, s.missed_predictions.map(text => el("li", {}, text))));
