@@ -257,6 +257,7 @@ class Small {
       add("--eval-samples", "1");
       add("--sample", "8");
       add("--threads", "1");
+      take_a_tiny_model();
       shorten_sequences();
     } else if (verb == "verify") {
       change("--steps", [](std::int64_t n) { return std::min<std::int64_t>(n, 2); });
@@ -267,10 +268,15 @@ class Small {
     } else if (verb == "bench train") {
       add("--model", "gpt2-tiny");
       add("--steps", "1");
+      change("--steps", [](std::int64_t) { return 1; });
+      take_a_tiny_model();
       shorten_sequences();
     } else if (verb == "bench comm") {
       add("--repeats", "1");
       add("--size", "0.1");
+      *value_of("--repeats") = "1";
+      *value_of("--size") = "0.1";
+      change("--ranks", [](std::int64_t n) { return std::min<std::int64_t>(n, 4); });
     } else if (verb == "bench context") {
       add("--repeats", "1");
       shorten_sequences();
@@ -300,6 +306,12 @@ class Small {
   }
   void add(const std::string& flag, const std::string& value) {
     if (value_of(flag) == nullptr) words_.insert(words_.end(), {flag, value});
+  }
+  void take_a_tiny_model() {
+    std::string* const model = value_of("--model");
+    if (model == nullptr) return;
+    if (*model == "llama-42m") *model = "llama-tiny";
+    if (*model == "gpt2-124m") *model = "gpt2-tiny";
   }
   void shorten_sequences() {
     change("--seq-len", [](std::int64_t n) { return std::min<std::int64_t>(n, 64); });
