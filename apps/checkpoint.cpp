@@ -154,15 +154,15 @@ void add_checkpoint(CLI::App& program, int& status) {
   add_number(*out, "--shard-bytes", flags->shard_bytes, "Largest file, roughly");
   CLI::App* in = verb("import", "Make a checkpoint from a model in Hugging Face's layout", [flags] {
     return answer<NotFinite>([&] {
-      const std::string made = with_progress("checkpoint import", false, [&](const Progress& progress) {
+      const ImportedModel made = with_progress("checkpoint import", false, [&](const Progress& progress) {
         report(progress, -1, "to " + flags->out);
         return import_hugging_face(flags->path, flags->out, parse_dtype(flags->dtype, "--dtype"),
                                    flags->seed);
       });
-      if (const std::int64_t others = tensors_for_images(flags->path); others > 0)
-        fmt::print("of the text model alone: {} tensors for images are left out\n", others);
-      fmt::print("written to {}; train --model {} --checkpoint {} --resume continues from it\n", made,
-                 flags->path, flags->out);
+      if (made.num_for_images > 0)
+        fmt::print("of the text model alone: {} tensors for images are left out\n", made.num_for_images);
+      fmt::print("written to {}; train --model {} --checkpoint {} --resume continues from it\n",
+                 made.checkpoint, flags->path, flags->out);
       return 0;
     });
   });

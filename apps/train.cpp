@@ -264,7 +264,7 @@ namespace {
 std::string origin_of_weights(const TrainFlags& f) {
   if (f.request.from) {
     const CheckpointInfo* const checkpoint = f.request.from->checkpoint();
-    const bool sees = checkpoint == nullptr && tensors_for_images(f.request.from->path()) > 0;
+    const bool sees = f.request.from->num_for_images() > 0;
     return fmt::format(
         "weights from {}{}\n", f.request.from->path(),
         checkpoint != nullptr

@@ -53,7 +53,8 @@ class HuggingFace : public testing::TestWithParam<const char*> {
   std::string model() const { return (fixtures / GetParam()).string(); }
   SafetensorsFile expected() const { return SafetensorsFile(model() + "/expected.safetensors"); }
   CheckpointInfo import(DType dtype) {
-    return read_checkpoint_info(import_hugging_face(model(), directory_ / dtype_name(dtype), dtype, 1));
+    return read_checkpoint_info(
+        import_hugging_face(model(), directory_ / dtype_name(dtype), dtype, 1).checkpoint);
   }
   Plan plan(const CheckpointInfo& info, int dp, int tp, int pp) const {
     Plan p;
@@ -311,7 +312,7 @@ TEST_P(HuggingFace, WhatIsImportedIsExportedAsItWas) {
     back.name = info.model.name;
     EXPECT_EQ(to_toml(back), to_toml(info.model));
     const std::string again =
-        import_hugging_face(out, directory_ / fmt::format("again{}", shard_bytes), DType::f32, 1);
+        import_hugging_face(out, directory_ / fmt::format("again{}", shard_bytes), DType::f32, 1).checkpoint;
     EXPECT_TRUE(diff_checkpoints(info.path, again).empty());
     const SafetensorsFile original(model() + "/model.safetensors");
     std::size_t found = 0;
@@ -390,13 +391,14 @@ TEST(HuggingFaceConfig, OfAModelThatSeesImagesTheTextModelIsRead) {
     return home.string();
   };
   const std::string sees = save("sees", "vision_tower.embeddings.patch_embedding.bias");
-  EXPECT_EQ(tensors_for_images(sees), 1);
   ModelSpec model = load_model(sees), alone = load_model(text.string());
   alone.name = model.name;
   EXPECT_EQ(to_toml(model), to_toml(alone));
-  const std::string read = import_hugging_face(sees, directory / "read", DType::f32, 1),
-                    plain = import_hugging_face(text.string(), directory / "plain", DType::f32, 1);
-  CheckpointReader one(read), other(plain);
+  const ImportedModel read = import_hugging_face(sees, directory / "read", DType::f32, 1),
+                      plain = import_hugging_face(text.string(), directory / "plain", DType::f32, 1);
+  EXPECT_EQ(read.num_for_images, 1);
+  EXPECT_EQ(plain.num_for_images, 0);
+  CheckpointReader one(read.checkpoint), other(plain.checkpoint);
   for (const ParamSpec& spec : all_parameters(model))
     EXPECT_EQ(one.read(spec.name, spec, DType::f32), other.read(spec.name, spec, DType::f32)) << spec.name;
   expect_refusal(

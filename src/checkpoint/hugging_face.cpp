@@ -69,6 +69,11 @@ bool has_router_biases(const ModelSpec& model) {
          model.router.scores == RouterScores::sigmoid;
 }
 
+// Layers with such a bias.
+std::vector<std::int64_t> biased_layers(const ModelSpec& model) {
+  return has_router_biases(model) ? routed_layers(model) : std::vector<std::int64_t>();
+}
+
 // gpt-oss's, of a parameter of an expert: where it is with those of all others, and how many there each has.
 std::pair<std::string, std::int64_t> tensor_of_all_experts(const std::string& name) {
   const std::string before = ".experts.";
@@ -120,9 +125,7 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model) {
     if (tensors.empty() || tensors.back().name != name) tensors.push_back({name, {}, rows_in_turn, 0});
     tensors.back().parts.push_back(spec);
   }
-  for (std::int64_t layer = 0; has_router_biases(model) && layer < model.num_layers + model.num_mtp_layers;
-       ++layer) {
-    if (!model.has_experts(layer)) continue;
+  for (const std::int64_t layer : biased_layers(model)) {
     ParamSpec bias;
     bias.name = router_bias_name(model, layer);
     bias.shape = {model.num_experts};
@@ -625,11 +628,6 @@ void export_adapters(const std::string& checkpoint, const std::string& directory
   write_file_atomically((fs::path(directory) / "adapter_config.json").string(), config.dump(2) + "\n");
 }
 
-std::int64_t tensors_for_images(const std::string& directory) {
-  const std::set<std::string> names = StoredModel(directory).names();
-  return std::count_if(names.begin(), names.end(), is_for_images);
-}
-
 bool has_weights(const std::string& directory) {
   std::error_code none;
   for (const char* name : {single_file, index_file, "pytorch_model.bin", "pytorch_model.bin.index.json"})
@@ -652,6 +650,7 @@ HuggingFaceWeights::HuggingFaceWeights(const std::string& directory) {
   if (std::none_of(names.begin(), names.end(),
                    [&](const std::string& name) { return predicts_more(model_, name); }))
     model_.num_mtp_layers = 0;
+  num_for_images_ = std::count_if(names.begin(), names.end(), is_for_images);
   places_ = stored_places(*stored_, model_);
 }
 HuggingFaceWeights::~HuggingFaceWeights() = default;
@@ -684,9 +683,7 @@ void HuggingFaceWeights::load(const Rank& rank, const ParameterStore& parameters
 
 RouterBiases HuggingFaceWeights::router_biases() const {
   RouterBiases biases;
-  for (std::int64_t layer = 0; has_router_biases(model_) && layer < model_.num_layers + model_.num_mtp_layers;
-       ++layer) {
-    if (!model_.has_experts(layer)) continue;
+  for (const std::int64_t layer : biased_layers(model_)) {
     const StoredPlace& place = places_.at(router_bias_name(model_, layer));
     biases[layer] = stored_->read(place.name, place.shape);
     refuse_nonfinite<double>(stored_->directory(), place.name, {biases[layer].data(), biases[layer].size()});
@@ -694,9 +691,8 @@ RouterBiases HuggingFaceWeights::router_biases() const {
   return biases;
 }
 
-std::string import_hugging_face(const std::string& directory, const std::string& checkpoints, DType dtype,
-                                std::uint64_t seed) {
-  refuse_other_layout(directory);
+ImportedModel import_hugging_face(const std::string& directory, const std::string& checkpoints, DType dtype,
+                                  std::uint64_t seed) {
   const HuggingFaceWeights weights(directory);
   Plan plan;
   plan.model = weights.model();
@@ -707,7 +703,7 @@ std::string import_hugging_face(const std::string& directory, const std::string&
     refuse("--out {}: holds {} already; name another directory", checkpoints,
            fs::path(existing.back()).filename().string());
   auto tokenizer = std::make_shared<const TokenizerFiles>(read_tokenizer_files(directory));
-  std::string path;
+  ImportedModel imported{{}, weights.num_for_images()};
   prepare_kernels(plan.precision);
   ThreadWorld world(1, std::chrono::seconds(60));
   world.run([&](int index) {
@@ -724,9 +720,9 @@ std::string import_hugging_face(const std::string& directory, const std::string&
     info.trained_on = plan.model.vocab == bytes_vocab && tokenizer->empty() ? TokenData::Kind::text
                                                                             : TokenData::Kind::tokens;
     into.begin(world.job());
-    path = save_checkpoint(rank, parameters, checkpoints, info, {}, weights.router_biases());
+    imported.checkpoint = save_checkpoint(rank, parameters, checkpoints, info, {}, weights.router_biases());
   });
-  return path;
+  return imported;
 }
 
 }  // namespace echelon

@@ -48,9 +48,6 @@ void export_adapters(const std::string& checkpoint, const std::string& directory
 // Whether a model's directory has its values, rather than its configuration alone.
 bool has_weights(const std::string& directory);
 
-// How many tensors of a model that sees images are beside its text model, which alone is read.
-std::int64_t tensors_for_images(const std::string& directory);
-
 // The weights of a model in this layout, and which of them each parameter is. DeepSeek-V3's module that
 // predicts one more token is read where it is there. Safe to share by threads.
 class HuggingFaceWeights {
@@ -62,6 +59,8 @@ class HuggingFaceWeights {
   HuggingFaceWeights(HuggingFaceWeights&&) noexcept;
 
   const ModelSpec& model() const { return model_; }
+  // How many tensors of a model that sees images are beside its text model, which alone is read.
+  std::int64_t num_for_images() const { return num_for_images_; }
   // Fills what this rank holds, each number rounded once to what its optimizer updates. NotFinite (finite.h)
   // where one is NaN or infinite in that.
   void load(const Rank& rank, const ParameterStore& parameters) const;
@@ -70,15 +69,20 @@ class HuggingFaceWeights {
 
  private:
   ModelSpec model_;
+  std::int64_t num_for_images_ = 0;
   std::unique_ptr<const StoredModel> stored_;
   std::map<std::string, StoredPlace> places_;  // by parameter
 };
 
-// Makes a checkpoint at step 0 below `checkpoints` of the model in `directory`: its values, no moments.
-// Returns its path. F64, F32, F16 and BF16 are read. RequestError naming the tensor that is missing, foreign
+struct ImportedModel {
+  std::string checkpoint;           // its path
+  std::int64_t num_for_images = 0;  // tensors that are left out
+};
+
+// Makes a checkpoint at step 0 below `checkpoints` of the model in `directory`: its values, no moments. F64, F32, F16 and BF16 are read. RequestError naming the tensor that is missing, foreign
 // or of another shape; an output matrix beside a tied embedding must be the same. NotFinite (finite.h) where
 // a weight is NaN or infinite in `dtype`. Nothing is written then.
-std::string import_hugging_face(const std::string& directory, const std::string& checkpoints, DType dtype,
-                                std::uint64_t seed);
+ImportedModel import_hugging_face(const std::string& directory, const std::string& checkpoints, DType dtype,
+                                  std::uint64_t seed);
 
 }  // namespace echelon

@@ -21,6 +21,8 @@ class StartingWeights {
   const ModelSpec& model() const { return hugging_face_ ? hugging_face_->model() : checkpoint_.model; }
   // The checkpoint that they are from; nullptr where it is none of ours.
   const CheckpointInfo* checkpoint() const { return hugging_face_ ? nullptr : &checkpoint_; }
+  // Tensors of a model that sees images, which are left out.
+  std::int64_t num_for_images() const { return hugging_face_ ? hugging_face_->num_for_images() : 0; }
   bool have_router_biases() const;
   // RequestError naming the first field in which the model is another one; what it is called and what is
   // frozen of it do not count.

@@ -635,16 +635,13 @@ std::string model_name(const std::string& where, const std::string& type) {
 
 }  // namespace
 
-ModelSpec model_from_hugging_face(const std::string& config_json, const std::string& where) {
-  const Json object = parse_json(config_json, where);
+static ModelSpec model_of(const Json& object, const std::string& where) {
   if (!object.is_object()) refuse("{}: not a JSON object", where);
   const Config config(object, where);
   config.required("model_type");
   const std::string type = config.text_or("model_type", "");
   refuse_quantized(config);
-  if (type == "gemma3")
-    return model_from_hugging_face(
-        text_of_gemma3(config).dump(-1, ' ', false, Json::error_handler_t::replace), where);
+  if (type == "gemma3") return model_of(text_of_gemma3(config), where);
   ModelSpec m;
   m.name = model_name(where, type);
   if (type == "gpt2") {
@@ -702,6 +699,10 @@ ModelSpec model_from_hugging_face(const std::string& config_json, const std::str
     refuse("{}: {}", where, error.what());
   }
   return m;
+}
+
+ModelSpec model_from_hugging_face(const std::string& config_json, const std::string& where) {
+  return model_of(parse_json(config_json, where), where);
 }
 
 }  // namespace echelon
