@@ -173,6 +173,15 @@ TEST_P(DeviceKernels, Norms) {
       expect_close(dx, 4 * cols, "layer_norm_backward_input");
       expect_close(dw, 4 * (rows + 1), "layer_norm_backward_weight");
       expect_close(db, rows + 1, "layer_norm_backward_weight's bias");
+      for (bool weighted : {true, false}) {
+        run([&](Kernels& on, auto of) {
+          const Tensor weight = weighted ? of(w) : Tensor();
+          on.layer_norm(of(x), weight, Tensor(), 1e-5, of(y), of(stats));
+          on.layer_norm_backward_input(of(y), of(x), weight, of(stats), of(dx));
+        });
+        expect_close(y, cols, "layer_norm without");
+        expect_close(dx, 8 * cols, "layer_norm_backward_input without");
+      }
       run([&](Kernels& on, auto of) { on.rms_norm(of(x), of(w), 1e-5, of(y), of(rstd)); });
       expect_close(rstd, cols, "rms_norm's statistics");
       expect_close(y, cols, "rms_norm");

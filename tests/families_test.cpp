@@ -298,6 +298,27 @@ const Row rows[] = {
      },
      {},
      "gemma"},
+    {"starcoder2",
+     [](ModelSpec& m) {
+       m.norm_kind = NormKind::layer;
+       m.activation = Activation::gelu;
+       m.qkv_bias = m.attention_out_bias = m.mlp_bias = true;
+     },
+     {"input_layernorm.bias", "post_attention_layernorm.bias", "self_attn.q_proj.bias",
+      "self_attn.k_proj.bias", "self_attn.v_proj.bias", "self_attn.o_proj.bias", "mlp.c_fc.weight",
+      "mlp.c_fc.bias", "mlp.c_proj.weight", "mlp.c_proj.bias"},
+     "starcoder2"},
+    {"cohere2",
+     [](ModelSpec& m) {
+       m.norm_kind = NormKind::layer_weight;
+       m.parallel_residual = m.interleaved_rope = true;
+       m.window = {4, 2};
+       m.rope.unturned_every = 2;
+       m.scales.logits_divisor = 3;
+     },
+     {},
+     "cohere2"},
+    {"olmo", [](ModelSpec& m) { m.norm_kind = NormKind::layer_plain; }, {}, "olmo"},
     {"sinks", [](ModelSpec& m) { m.attention_sinks = true; }, {"self_attn.sinks"}, nullptr},
     {"out_bias", [](ModelSpec& m) { m.attention_out_bias = true; }, {"self_attn.o_proj.bias"}, "seed_oss"},
 };
@@ -358,14 +379,6 @@ ModelSpec odd_predictor(bool experts) {
   m.q_rank = 6;
   m.num_mtp_layers = 1;
   m.mtp_weight = 0.7;
-  if (!experts) return m;
-  m.experts = Experts::deepseek;
-  m.num_experts = 4;
-  m.experts_per_token = 2;
-  m.expert_hidden = 7;
-  m.num_shared_experts = 1;
-  m.num_dense_layers = 1;
-  m.router.scores = RouterScores::sigmoid;
   return m;
 }
 
@@ -548,6 +561,20 @@ TEST(GptNeox, IsTheSameOnEveryAxis) {
   }
 }
 
+TEST(FamilyChoices, OfALayerAreRefusedWhereTheyMeanNothing) {
+  const auto refused = [](const char* preset, const std::string& lines, std::vector<std::string> parts) {
+    expect_refusal([&] { model_from_toml(to_toml(load_model(preset)) + lines, "x"); }, parts);
+  };
+  refused("gpt2-tiny", "norm_kind = \"layer\"\n", {"norm_kind", "gpt2 family", "\"rms\""});
+  refused("llama-tiny", "norm_kind = \"layer\"\nnorm_place = \"after\"\n", {"norm_kind", "norm_place", "\"before\""});
+  refused("gpt2-tiny", "parallel_residual = true\n", {"parallel_residual", "gpt2"});
+  refused("mixtral-tiny", "parallel_residual = true\n", {"parallel_residual", "experts"});
+  refused("gpt2-tiny", "interleaved_rope = true\n", {"interleaved_rope", "gpt2"});
+  refused("deepseek-v3", "interleaved_rope = true\n", {"interleaved_rope", "latent attention"});
+  refused("phi-4", "fused_mlp = true\n", {"fused_mlp", "fused_projections"});
+  refused("relu2-tiny", "fused_mlp = true\n", {"fused_mlp", "gate"});
+}
+
 TEST(FamilyChoices, CapsAreRefusedWhereTheyMeanNothing) {
   const auto refused = [](const char* preset, const char* line, std::vector<std::string> parts) {
     expect_refusal([&] { model_from_toml(to_toml(load_model(preset)) + line, "x"); }, parts);
@@ -575,7 +602,7 @@ TEST(FamilyChoices, AnActivationIsRefusedWhereItMeansNothing) {
   expect_refusal([&] { model_from_toml(text("gpt2-tiny"), "x"); }, {"activation = \"relu2\"", "gpt2 family"});
   expect_refusal([&] { model_from_toml(text("mixtral-tiny"), "x"); }, {"activation = \"relu2\"", "experts"});
   expect_refusal([] { model_from_toml(to_toml(load_model("llama-tiny")) + "activation = \"relu\"\n", "x"); },
-                 {"activation = \"relu\"", "\"swiglu\", \"geglu\" or \"relu2\""});
+                 {"activation = \"relu\"", "\"swiglu\", \"geglu\", \"relu2\" or \"gelu\""});
 }
 
 }  // namespace

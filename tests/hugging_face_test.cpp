@@ -100,16 +100,17 @@ class HuggingFace : public testing::TestWithParam<const char*> {
       }
     return in_file;
   }
-  // What DeepSeek turns has the two elements of a pair side by side in its files, and behind what it does not
-  // turn.
+  // What is turned has the two elements of a pair side by side in some files: of DeepSeek behind what is not
+  // turned, of others before it.
   static std::vector<double> pairs_together(const ModelSpec& model, std::int64_t head,
                                             const std::vector<double>& rows, std::int64_t width) {
-    const std::int64_t turned = model.rotary_dim, plain = head - turned;
+    const std::int64_t turned = model.turned_width(), plain = model.latent_attention() ? head - turned : 0;
     std::vector<double> in_file(rows.size());
     for (std::int64_t row = 0; row < std::ssize(rows) / width; ++row) {
       const std::int64_t at = row % head, half = turned / 2;
       std::int64_t there = at;
-      if (at >= plain) there = plain + (at - plain < half ? 2 * (at - plain) : 2 * (at - plain - half) + 1);
+      if (at >= plain && at < plain + turned)
+        there = plain + (at - plain < half ? 2 * (at - plain) : 2 * (at - plain - half) + 1);
       std::copy_n(rows.begin() + row * width, width, in_file.begin() + (row - at + there) * width);
     }
     return in_file;
@@ -118,6 +119,9 @@ class HuggingFace : public testing::TestWithParam<const char*> {
                                         std::vector<double> values) {
     const bool queries = spec.name.ends_with("q_proj.weight") || spec.name.ends_with("q_b_proj.weight");
     const bool keys = spec.name.ends_with("k_rope_proj.weight");
+    if (model.interleaved_rope &&
+        (spec.name.find(".q_proj.") != std::string::npos || spec.name.find(".k_proj.") != std::string::npos))
+      return pairs_together(model, model.head_dim, values, spec.shape.size() == 1 ? 1 : spec.shape.back());
     if (!model.latent_attention() || (!queries && !keys)) return values;
     return pairs_together(model, keys ? model.rotary_dim : model.head_dim, values, spec.shape.back());
   }
@@ -133,6 +137,20 @@ class HuggingFace : public testing::TestWithParam<const char*> {
     for (const char* part : {"q_proj", "k_proj", "v_proj"})
       if (const auto at = name.find(part); model.family == Family::neox && at != std::string::npos)
         return name.replace(at, std::string(part).size(), "query_key_value");
+    if (model.fused_mlp) {  // GLM's, whose norms behind have other names
+      for (const auto& [ours, theirs] :
+           {std::pair{"post_attention_layernorm", "post_self_attn_layernorm"},
+            {"pre_feedforward_layernorm", "post_attention_layernorm"},
+            {"post_feedforward_layernorm", "post_mlp_layernorm"},
+            {"gate_proj", "gate_up_proj"},
+            {"up_proj", "gate_up_proj"}}) {
+        const bool norm = std::string_view(ours).ends_with("norm");
+        const auto at = name.find(ours);
+        if (at != std::string::npos && (!norm || model.norm_place == NormPlace::both))
+          return name.replace(at, std::string(ours).size(), theirs);
+      }
+      return name;
+    }
     if (!model.fused_projections) return name;
     for (const char* part : {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"})
       if (const auto at = name.find(part); at != std::string::npos)
@@ -482,7 +500,8 @@ INSTANTIATE_TEST_SUITE_P(Models, HuggingFace,
                                          "arcee", "seed-oss", "phi3", "phi3-longrope", "gemma", "gemma2",
                                          "gemma3", "gpt-neox", "gpt-neox-serial", "gpt-oss", "deepseek-v2",
                                          "deepseek-v3", "llama-dynamic", "mistral-uneven", "qwen3-moe-dense",
-                                         "deepseek-v3-mtp"),
+                                         "deepseek-v3-mtp", "starcoder2", "stablelm", "cohere", "cohere2",
+                                         "glm", "glm4", "olmo", "nemotron", "ernie4-5"),
                          [](const auto& instance) {
                            std::string name = instance.param;
                            std::erase(name, '-');

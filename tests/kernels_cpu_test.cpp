@@ -261,6 +261,16 @@ TEST_F(KernelsCpu, LayerNorm) {
       expect_close(stats, cols, 8, "layer_norm stats"),
           expect_close(dx, cols, 8, "layer_norm_backward_input");
       expect_close(dw, rows, 8, "layer_norm dw"), expect_close(db, rows, 8, "layer_norm db");
+      for (bool weighted : {true, false}) {
+        run([&](Kernels& k, auto of) {
+          const Tensor weight = weighted ? of(w) : Tensor();
+          k.layer_norm(of(x), weight, Tensor(), 1e-2, of(y), of(stats));
+          k.layer_norm_again(of(x), weight, Tensor(), of(stats), of(again));
+          k.layer_norm_backward_input(of(dy), of(x), weight, of(stats), of(dx));
+        });
+        expect_close(y, cols, 8, "layer_norm without"), expect_close(again, cols, 8, "and again");
+        expect_close(dx, 2 * cols, 8, "layer_norm_backward_input without");
+      }
     }
 }
 

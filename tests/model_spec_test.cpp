@@ -73,7 +73,9 @@ TEST(ModelSpec, PublishedCountsAreExact) {
       {"pythia-1b", 1011781632},       {"pythia-1.4b", 1414647808},   {"pythia-2.8b", 2775208960},
       {"pythia-6.9b", 6857302016},     {"pythia-12b", 11846072320},
       {"deepseek-v2-lite", 15706484224}, {"deepseek-v2", 235741434880},
-      {"gpt-oss-20b", 20914757184},      {"gpt-oss-120b", 116829156672}, {"gpt-oss-tiny", 385520}};
+      {"gpt-oss-20b", 20914757184},      {"gpt-oss-120b", 116829156672}, {"gpt-oss-tiny", 385520},
+      {"starcoder2-3b", 3030371328},   {"command-r7b", 8028033024},  {"glm-4-9b", 9400279040},
+      {"olmo-1b", 1176764416},         {"stablelm-2-1.6b", 1644515328}};
   std::set<std::string> names;
   for (const std::string& name : model_preset_names()) names.insert(name);
   for (const auto& [name, count] : published) {

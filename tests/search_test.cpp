@@ -29,6 +29,18 @@ SearchRequest request(const char* model, int gpus, std::int64_t batch) {
   return r;
 }
 
+// Of norms with weights and biases, with weights alone, with neither; behind attention, of heads.
+TEST(Search, LayersOfEveryKindArePriced) {
+  for (const char* model : {"starcoder2-3b", "command-r7b", "glm-4-9b", "olmo-1b", "olmo2-7b", "gemma-3-1b"}) {
+    SearchRequest r = request(model, 8, 8);
+    for (const char* axis : {"pp", "cp", "micro-batch"}) r.pin(axis, 1);
+    r.pin("tp", 2);
+    const auto plans = search(r).plans;
+    ASSERT_FALSE(plans.empty()) << model;
+    EXPECT_GT(plans.front().seconds, 0) << model;
+  }
+}
+
 // What each rank chooses by itself is the best of all that they could choose together, wherever the memory
 // ends; and where it ends between what the ranks keep, better than the same for all.
 TEST(Search, RanksChooseTheirRecomputation) {

@@ -97,6 +97,10 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model) {
        {"self_attn.v_proj.", "self_attn.qkv_proj."},
        {"mlp.gate_proj.", "mlp.gate_up_proj."},
        {"mlp.up_proj.", "mlp.gate_up_proj."}}};
+  constexpr std::array<std::pair<const char*, const char*>, 3> glm4_norms{
+      {{"post_attention_layernorm", "post_self_attn_layernorm"},
+       {"pre_feedforward_layernorm", "post_attention_layernorm"},
+       {"post_feedforward_layernorm", "post_mlp_layernorm"}}};
   constexpr std::array<const char*, 3> head_by_head{"attention.q_proj.", "attention.k_proj.",
                                                     "attention.v_proj."};
   std::vector<FileTensor> tensors;
@@ -111,11 +115,19 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model) {
       continue;
     }
     for (const auto& [part, whole] : fused)
-      if (const auto at = name.find(part); model.fused_projections && at != std::string::npos)
+      if (const auto at = name.find(part); at != std::string::npos &&
+                                           (model.fused_projections ||
+                                            (model.fused_mlp && std::string_view(part).starts_with("mlp"))))
         name.replace(at, std::string(part).size(), whole);
     for (const auto& [part, whole] : latent)
       if (const auto at = name.find(part); at != std::string::npos)
         name.replace(at, std::string(part).size(), whole);
+    for (const auto& [ours, theirs] : glm4_norms)
+      if (const auto at = name.find(ours);
+          model.fused_mlp && model.norm_place == NormPlace::both && at != std::string::npos) {
+        name.replace(at, std::string(ours).size(), theirs);
+        break;
+      }
     std::int64_t rows_in_turn = 0;
     for (const char* part : head_by_head)
       if (const auto at = name.find(part); model.family == Family::neox && at != std::string::npos) {
@@ -141,19 +153,25 @@ std::array<std::pair<std::string, std::string>, 2> shared_with_module(const Mode
            {at + "shared_head.head.weight", output_matrix(model).name}}};
 }
 
-// The rows of a parameter in the order of the files, where that is another one: DeepSeek turns neighbouring
-// elements, and not those half a width apart.
+// The rows of a parameter in the order of the files, where that is another one: some turn neighbouring
+// elements, and not those half a width apart. Of each head these are the first ones, DeepSeek's the last. A
+// layer that turns none has them in that order too, of queries and of keys, which changes no product of them.
 std::vector<std::int64_t> rows_in_files(const ModelSpec& model, const ParamSpec& spec) {
-  if (!model.latent_attention()) return {};
-  const bool queries = spec.name.ends_with(".q_b_proj.weight") || spec.name.ends_with(".q_proj.weight");
-  if (!queries && !spec.name.ends_with(".k_rope_proj.weight")) return {};
-  const std::int64_t turned = model.rotary_dim, head = queries ? model.head_dim : turned;
+  const bool latent = model.latent_attention();
+  if (!latent && !model.interleaved_rope) return {};
+  const auto is_of = [&spec](const char* module) {
+    return spec.name.find(module) != std::string::npos && !spec.name.ends_with(".lora_A.weight");
+  };
+  const bool whole_heads = is_of(".q_b_proj.") || is_of(".q_proj.") || (!latent && is_of(".k_proj."));
+  if (!whole_heads && !is_of(".k_rope_proj.")) return {};
+  const std::int64_t turned = model.turned_width(), head = whole_heads ? model.head_dim : turned,
+                     first = latent ? head - turned : 0;
   std::vector<std::int64_t> rows;
-  for (std::int64_t begin = 0; begin < spec.shape.front(); begin += head) {
-    for (std::int64_t i = 0; i < head - turned; ++i) rows.push_back(begin + i);
-    for (std::int64_t i = 0; i < turned; ++i)
-      rows.push_back(begin + head - turned + i / 2 + i % 2 * (turned / 2));
-  }
+  for (std::int64_t begin = 0; begin < spec.shape.front(); begin += head)
+    for (std::int64_t i = 0; i < head; ++i) {
+      const std::int64_t of = i - first;  // those that are turned
+      rows.push_back(begin + (of < 0 || of >= turned ? i : first + of / 2 + of % 2 * (turned / 2)));
+    }
   return rows;
 }
 
@@ -594,12 +612,11 @@ void export_adapters(const std::string& checkpoint, const std::string& directory
   const Lora& lora = model.tuning.lora;
   if (lora.rank == 0)
     refuse("--adapters: {} has none; legal: a checkpoint of train --lora", reader.info().path);
-  if (model.fused_projections)
+  if (model.fused_projections || model.fused_mlp)
     refuse(
-        "--adapters: {} has queries, keys and values as one matrix in Hugging Face's layout, and gate and "
-        "up, where "
-        "an adapter of each has no place; legal: without --adapters, which adds them to the weights",
-        model.name);
+        "--adapters: {} has {}gate and up as one matrix in Hugging Face's layout, where an adapter of each has "
+        "no place; legal: without --adapters, which adds them to the weights",
+        model.name, model.fused_projections ? "queries, keys and values as one matrix, and " : "");
   make_new_directory(directory);
   const DType dtype = asked.value_or(reader.info().dtype);
   const std::vector<AdaptedMatrix> all = adapted_matrices(model);

@@ -32,6 +32,11 @@ void refuse_inexpressible(const ModelSpec& model, const std::string& type, const
 
 // What transformers' classes of these types ask for, though it decides nothing where head_dim is said.
 void refuse_uneven_heads(const ModelSpec& m, const std::string& type) {
+  // Of these it is head_dim.
+  for (const char* one : {"stablelm", "cohere2", "helium"})
+    if (type == one && m.attention_width() != m.hidden)
+      refuse("model {}: transformers has no {} with num_heads x head_dim = {} x {}; legal: hidden = {}", m.name,
+             type, m.num_heads, m.head_dim, m.hidden);
   const bool asks = type == "gemma2" || type == "gemma3_text" || type == "deepseek_v2" || type == "arcee";
   if (!asks || m.hidden % m.num_heads == 0) return;
   refuse(
@@ -56,12 +61,14 @@ double sharpening(const ModelSpec& m) {
 
 void add_rope(const ModelSpec& m, ordered_json& config) {
   const RopeSpec& r = m.rope;
-  if (r.unturned_every > 0) {
+  if (r.unturned_every > 0 && config["model_type"] == "smollm3") {
     config["no_rope_layers"] = json::array();
     for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
       config["no_rope_layers"].push_back(m.is_turned(layer) ? 1 : 0);
   }
-  const bool partial = m.rotary_dim > 0 && m.fused_projections;  // others of transformers turn whole heads
+  const std::string type = config["model_type"];
+  const bool always = type == "stablelm" || type == "nemotron" || type == "glm" || type == "glm4",
+             partial = always || (m.rotary_dim > 0 && m.fused_projections);  // others turn whole heads
   if (partial) config["partial_rotary_factor"] = rotary_part(m);
   const bool scaled = r.scaling != RopeScaling::none;
   if (!scaled && r.local_theta == 0 && m.experts != Experts::gpt_oss) return;  // whose own are scaled
@@ -97,8 +104,16 @@ void add_rope(const ModelSpec& m, ordered_json& config) {
 void add_window(const ModelSpec& m, ordered_json& config) {
   const bool any = m.window.size > 0;
   const std::string type = config["model_type"];
-  if (any || type == "mistral" || type == "mixtral" || type == "phi3")
+  if (any || type == "mistral" || type == "mixtral" || type == "phi3" || type == "starcoder2")
     config["sliding_window"] = any ? ordered_json(m.window.size) : ordered_json();
+  if (type == "cohere2") {  // layers have a window where they have positions
+    if (!any) config["sliding_window"] = m.max_seq;
+    config["layer_types"] = json::array();
+    for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
+      config["layer_types"].push_back(m.is_turned(layer) ? "sliding_attention" : "full_attention");
+    return;
+  }
+  if (type == "starcoder2") return;  // in all layers
   if (!any && !type.starts_with("gemma") && type != "gpt_oss") return;
   if (type.starts_with("qwen")) {
     config["use_sliding_window"] = true;
@@ -108,6 +123,49 @@ void add_window(const ModelSpec& m, ordered_json& config) {
   config["layer_types"] = json::array();
   for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
     config["layer_types"].push_back(m.window.in(layer) ? "sliding_attention" : "full_attention");
+}
+
+// Of which the inverse is this number again.
+double inverse_of(double number) {
+  const double near = 1 / number;
+  for (const double one : {std::nextafter(near, 0.0), std::nextafter(near, HUGE_VAL)})
+    if (1 / near != number && 1 / one == number) return one;
+  return near;
+}
+
+// Of families with LayerNorm, or with pairs that are turned side by side: what others have under other names.
+void add_later_families(const ModelSpec& m, ordered_json& config) {
+  const std::string type = config["model_type"];
+  const auto rename = [&config](const char* from, const char* to) {
+    config[to] = config[from];
+    config.erase(from);
+  };
+  if (type == "starcoder2") {
+    rename("rms_norm_eps", "norm_epsilon");
+    rename("attention_bias", "use_bias");
+    config.erase("mlp_bias");
+    config["hidden_act"] = "gelu_pytorch_tanh";
+    config["attention_dropout"] = config["residual_dropout"] = config["embedding_dropout"] = 0.0;
+  } else if (type == "stablelm") {
+    rename("rms_norm_eps", "layer_norm_eps");
+    config.erase("attention_bias");
+    config["use_qkv_bias"] = m.qkv_bias;
+    config["use_parallel_residual"] = m.parallel_residual;
+    config["qk_layernorm"] = false;
+  } else if (type == "nemotron") {
+    rename("rms_norm_eps", "norm_eps");
+  } else if (type == "cohere" || type == "cohere2") {
+    rename("rms_norm_eps", "layer_norm_eps");
+    config["logit_scale"] = inverse_of(m.scales.logits_divisor);
+  } else if (type == "olmo") {
+    config.erase("rms_norm_eps");
+    config["clip_qkv"] = nullptr;
+  } else if (type == "ernie4_5") {
+    rename("attention_bias", "use_bias");
+    config.erase("mlp_bias");
+  } else if (type == "glm" || type == "glm4" || type == "helium") {
+    config["attention_bias"] = m.qkv_bias;
+  }
 }
 
 void add_deepseek(const ModelSpec& m, ordered_json& config) {
@@ -181,7 +239,8 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
           "legal: "
           "kv_rank above 0, or qk_norm = true and num_shared_experts = 0 (Qwen3's)",
           m.name);
-    const bool gemma = m.norms_less_one, gemma1 = gemma && m.norm_place == NormPlace::before,
+    const bool later = m.norm_kind != NormKind::rms || m.interleaved_rope || m.fused_mlp;
+    const bool gemma = m.norms_less_one && !later, gemma1 = gemma && m.norm_place == NormPlace::before,
                gemma2 = gemma && !gemma1 && !m.qk_norm;
     const bool relu2 = m.activation == Activation::relu2;
     const bool olmo = m.norm_place == NormPlace::after && m.qk_norm_whole;
@@ -190,8 +249,22 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
                           (m.qkv_bias != m.attention_out_bias && (m.attention_out_bias || m.mlp_bias));
     const bool v2 = m.experts == Experts::deepseek && m.router.scores == RouterScores::softmax;
     const bool gpt_oss = m.experts == Experts::gpt_oss;
+    using NormKind::layer, NormKind::layer_weight, NormKind::layer_plain;
+    const bool gelu = m.activation == Activation::gelu, both = m.norm_place == NormPlace::both,
+               unturned = m.window.size > 0 || m.rope.unturned_every > 0,
+               alike = m.qkv_bias == m.attention_out_bias && m.qkv_bias == m.mlp_bias;
     const auto [type, architecture] =
-        mixtral                               ? std::pair{"mixtral", "MixtralForCausalLM"}
+        m.norm_kind == layer && gelu             ? std::pair{"starcoder2", "Starcoder2ForCausalLM"}
+        : m.norm_kind == layer && relu2          ? std::pair{"nemotron", "NemotronForCausalLM"}
+        : m.norm_kind == layer                   ? std::pair{"stablelm", "StableLmForCausalLM"}
+        : m.norm_kind == layer_weight && unturned ? std::pair{"cohere2", "Cohere2ForCausalLM"}
+        : m.norm_kind == layer_weight            ? std::pair{"cohere", "CohereForCausalLM"}
+        : m.norm_kind == layer_plain             ? std::pair{"olmo", "OlmoForCausalLM"}
+        : m.fused_mlp && both                 ? std::pair{"glm4", "Glm4ForCausalLM"}
+        : m.fused_mlp                         ? std::pair{"glm", "GlmForCausalLM"}
+        : m.interleaved_rope && alike         ? std::pair{"ernie4_5", "Ernie4_5ForCausalLM"}
+        : m.interleaved_rope                  ? std::pair{"helium", "HeliumForCausalLM"}
+        : mixtral                               ? std::pair{"mixtral", "MixtralForCausalLM"}
         : gpt_oss                             ? std::pair{"gpt_oss", "GptOssForCausalLM"}
         : deepseek && v2                      ? std::pair{"deepseek_v2", "DeepseekV2ForCausalLM"}
         : deepseek                            ? std::pair{"deepseek_v3", "DeepseekV3ForCausalLM"}
@@ -278,7 +351,7 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
         config["query_pre_attn_scalar"] = std::llround(scalar);
       else
         config["query_pre_attn_scalar"] = scalar;
-    } else if (m.scales != ScaleSpec{} && !deepseek) {
+    } else if (m.scales != ScaleSpec{} && !deepseek && !later) {
       config["embedding_multiplier"] = m.scales.embedding;
       config["attention_multiplier"] =
           m.scales.attention > 0 ? m.scales.attention : 1 / std::sqrt(static_cast<double>(m.head_dim));
@@ -286,6 +359,7 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
       config["logits_scaling"] = m.scales.logits_divisor;
     }
   }
+  if (m.family == Family::llama) add_later_families(m, config);
   config["vocab_size"] = m.vocab;
   config["tie_word_embeddings"] = m.tied_embedding;
   config["initializer_range"] = m.init_std;

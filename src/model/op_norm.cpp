@@ -12,16 +12,16 @@
 namespace echelon {
 namespace {
 
-// With a bias LayerNorm, without RMSNorm.
 struct Norm {
-  Weight weight, bias;
+  Weight weight, bias;  // as many as it has
   double eps;
+  bool centered = false;  // LayerNorm, otherwise RMSNorm
 
   // Of x (N, C). `again`: from statistics that are there, instead of making them.
   void forward(Kernels& k, const Tensor& x, const Tensor& stats, const Tensor& y, bool again) const {
-    if (bias.defined() && again)
+    if (centered && again)
       k.layer_norm_again(x, weight.value, bias.value, stats, y);
-    else if (bias.defined())
+    else if (centered)
       k.layer_norm(x, weight.value, bias.value, eps, y, stats);
     else if (again)
       k.rms_norm_again(x, weight.value, stats, y);
@@ -31,7 +31,7 @@ struct Norm {
   // Adds to dx and to the gradients of the weights that have one.
   void backward(const BlockRun& run, const Tensor& dy, const Tensor& x, const Tensor& stats,
                 const Tensor& dx) const {
-    if (bias.defined())
+    if (centered)
       weight_gradients(run, dy, x, stats);
     else if (weight.gradient.defined())
       add_rms_gradient(run, weight, {{dy}, {x}, {stats, false}});
@@ -39,7 +39,7 @@ struct Norm {
   }
   void backward_input(const BlockRun& run, const Tensor& dy, const Tensor& x, const Tensor& stats,
                       const Tensor& dx) const {
-    if (bias.defined())
+    if (centered)
       run.kernels().layer_norm_backward_input(dy, x, weight.value, stats, dx);
     else
       run.kernels().rms_norm_backward_input(dy, x, weight.value, stats, dx);
@@ -61,10 +61,10 @@ struct Norm {
       if (trains_bias) run.sums().add_bias(bias, dy);
       return;
     }
-    // Both come of one pass: where the bias is frozen its gradient is of no use.
+    // Both come of one pass: where the bias is frozen, or there is none, its gradient is of no use.
     Tensor unused;
     if (!trains_bias) {
-      unused = run.statistic(bias.value.shape());
+      unused = run.statistic(weight.value.shape());
       run.kernels().fill(unused, 0.0);
     }
     std::vector<const Weight*> both{&weight};
@@ -108,7 +108,7 @@ class NormOp : public OpRunner {
 class RowNormOp final : public NormOp {
  public:
   RowNormOp(const BlockOp& op, const OpSetting& s)
-      : NormOp(op), norm_{s.stacked(op.weights), s.stacked(op.biases), s.plan.model.norm_eps} {}
+      : NormOp(op), norm_{s.stacked(op.weights), s.stacked(op.biases), s.plan.model.norm_eps, op.centered} {}
 
  protected:
   void run_backward(BlockRun& run) const override {
@@ -118,7 +118,7 @@ class RowNormOp final : public NormOp {
 
  private:
   std::vector<std::int64_t> stats_shape(const Tensor& x) const override {
-    return {x.rows(), norm_.bias.defined() ? 2 : 1};  // mean and rstd, or rstd
+    return {x.rows(), norm_.centered ? 2 : 1};  // mean and rstd, or rstd
   }
   void normalize(Kernels& kernels, const Tensor& x, const Tensor& stats, const Tensor& y,
                  bool again) const override {
@@ -281,7 +281,8 @@ class CutNormOp final : public HeadNormOp {
 }  // namespace
 
 std::unique_ptr<OpRunner> make_norm_op(const BlockOp& op, const OpSetting& s) {
-  const bool is_cut = op.weights.front().shard_dim >= 0 && s.tensor_parallel.size() > 1;
+  const bool is_cut =
+      !op.weights.empty() && op.weights.front().shard_dim >= 0 && s.tensor_parallel.size() > 1;
   if (is_cut) return std::make_unique<CutNormOp>(op, s);
   if (!op.heads.empty()) return std::make_unique<HeadNormOp>(op, s);
   return std::make_unique<RowNormOp>(op, s);

@@ -69,6 +69,9 @@ void check_plain_llama(const LaunchRequest& r) {
   lacks(!(m.scales == ScaleSpec{}), "factors of Granite's kind");
   lacks(m.rope.unturned_every > 0, "layers without positions");
   lacks(m.norms_less_one, "Gemma's norms");
+  lacks(m.family == Family::llama && m.norm_kind != NormKind::rms, "LayerNorm");
+  lacks(m.parallel_residual, "attention and MLP of the same input");
+  lacks(m.interleaved_rope, "rotary positions that turn neighbours");
   lacks(m.latent_attention(), "latent attention");
   lacks(m.num_mtp_layers > 0, "a module that predicts one more token");
   lacks(m.attention_sinks, "attention sinks");

@@ -100,7 +100,7 @@ class Pricer {
     switch (op.kind) {
       case OpKind::norm:
         norm(program.value(op.outputs[0]));
-        if (op.weights.front().shard_dim >= 0) add_up(real(std::ssize(op.weights)));
+        if (!op.weights.empty() && op.weights.front().shard_dim >= 0) add_up(real(std::ssize(op.weights)));
         return;
       case OpKind::linear:
         if (op.wants[0] == Home::residual)

@@ -128,10 +128,11 @@ BlockOp& BlockBuilder::norm(const std::string& name, int x, std::int64_t statist
   return add(OpKind::norm, name, {x}, {y, stats}, {x, stats});
 }
 
-int BlockBuilder::layer_norm(const std::string& name, int x, const std::string& parameter) {
+int BlockBuilder::layer_norm(const std::string& name, int x, const std::string& parameter, NormKind kind) {
   BlockOp& op = norm(name, x, 2);
-  op.weights = {norm_weight(parameter + ".weight", width(x))};
-  op.biases = {whole_bias(parameter + ".bias", width(x))};
+  op.centered = true;
+  if (kind != NormKind::layer_plain) op.weights = {norm_weight(parameter + ".weight", width(x))};
+  if (kind == NormKind::layer) op.biases = {whole_bias(parameter + ".bias", width(x))};
   return op.outputs.front();
 }
 

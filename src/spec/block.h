@@ -45,7 +45,7 @@ struct BlockValue {
 enum class OpKind {
   embedding,    // tokens -> rows of a table
   positions,    // x + rows of a table of positions
-  norm,         // x -> y, stats. With a bias LayerNorm, without RMSNorm; of rows, or of heads
+  norm,         // x -> y, stats. LayerNorm where it is centered, or RMSNorm; of rows, or of heads
   linear,       // x -> x W (+ b). By columns (whole -> cut), by rows (cut -> partial sum), or W whole
   rope,         // [q | k | v] -> the same, turned by position
   attention,    // [q | k | v] -> what attention computes with, its output, its log-sum-exp; weights: sinks
@@ -88,6 +88,7 @@ struct BlockOp {
   Activation activation = Activation::gelu;
   double scale = 1;   // of a row of the embedding, of what a sum adds up to, of a loss
   bool next = false;  // of a row's next token: the embedding is its, and the loss that of the one behind it
+  bool centered = false;  // of a norm: by the mean too
   bool windowed = false;  // of attention: the model's window is this layer's
   std::vector<std::int64_t>
       heads;  // of a norm of heads: how many each weight is for, from the first column on

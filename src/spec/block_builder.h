@@ -21,7 +21,9 @@ class BlockBuilder {
   int positions(int x, ParamSpec table);
   // The same of each row's next token, by a table that the model's embedding declares.
   int next_embedding(ParamSpec table, double scale);
-  int layer_norm(const std::string& name, int x, const std::string& parameter);
+  // With a weight and a bias, a weight alone, or neither.
+  int layer_norm(const std::string& name, int x, const std::string& parameter,
+                 NormKind kind = NormKind::layer);
   // Behind a product by rows it is of the sum over the ranks.
   int rms_norm(const std::string& name, int x, const std::string& parameter);
   // Each head of x on its own: `heads[i]` of them with weights[i], one behind the other. What lies behind

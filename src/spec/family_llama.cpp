@@ -1,7 +1,7 @@
-// Llama: RoPE, RMSNorm, SwiGLU or an activation without a gate, biases where they are asked for (Qwen2's of
-// queries, keys and values; of attention's output; of MLPs), grouped-query attention (Qwen3's with norms of
-// heads, gpt-oss's with sinks), weights stored (out, in); in place of MLPs the experts of Mixtral, DeepSeek
-// or gpt-oss.
+// Llama: RoPE, RMSNorm or LayerNorm, SwiGLU or an activation without a gate, biases where they are asked for
+// (Qwen2's of queries, keys and values; of attention's output; of MLPs), grouped-query attention (Qwen3's
+// with norms of heads, gpt-oss's with sinks), attention and MLP one after the other or of the same input
+// (Cohere), weights stored (out, in); in place of MLPs the experts of Mixtral, DeepSeek or gpt-oss.
 #include <fmt/core.h>
 
 #include "spec/block_builder.h"
@@ -17,6 +17,7 @@ struct SwigluNames {
 };
 constexpr SwigluNames llama_names{"gate_proj.weight", "up_proj.weight", "down_proj.weight"};
 constexpr SwigluNames mixtral_names{"w1.weight", "w3.weight", "w2.weight"};
+constexpr SwigluNames starcoder2_names{"", "c_fc.weight", "c_proj.weight"};
 
 // gate, up and down.
 std::vector<ParamSpec> swiglu(const ModelSpec& m, const std::string& at, const SwigluNames& names,
@@ -113,6 +114,12 @@ int attention_in(BlockBuilder& b, const ModelSpec& m, int x, const std::string& 
                      {m.num_heads, m.num_kv_heads});
 }
 
+// Of the residual stream.
+int norm(BlockBuilder& b, const ModelSpec& m, const char* name, int x, const std::string& parameter) {
+  if (m.norm_kind == NormKind::rms) return b.rms_norm(name, x, parameter);
+  return b.layer_norm(name, x, parameter, m.norm_kind);
+}
+
 // What a layer adds to the residual stream.
 int residual(BlockBuilder& b, const ModelSpec& m, int which, int x, int y,
              std::vector<ParamSpec> biases = {}) {
@@ -124,8 +131,8 @@ int residual(BlockBuilder& b, const ModelSpec& m, int which, int x, int y,
 int layer_ops(BlockBuilder& b, const ModelSpec& m, std::int64_t layer, int x) {
   const std::string at = fmt::format("model.layers.{}.", layer);
   const bool before = m.norm_place != NormPlace::after, after = m.norm_place != NormPlace::before;
-  int y = before ? b.rms_norm("norm1", x, at + "input_layernorm") : x;
-  y = attention_in(b, m, y, at + "self_attn.");
+  const int first = before ? norm(b, m, "norm1", x, at + "input_layernorm") : x;
+  int y = attention_in(b, m, first, at + "self_attn.");
   if (m.is_turned(layer)) y = b.rope(y, m.window.in(layer));
   y = b.attention(y, m.window.in(layer), sinks(m, at + "self_attn."));
   if (m.attended_width() < m.attention_width()) y = b.narrow(y);
@@ -136,20 +143,28 @@ int layer_ops(BlockBuilder& b, const ModelSpec& m, std::int64_t layer, int x) {
   std::vector<ParamSpec> out_bias;
   if (m.attention_out_bias) out_bias = {whole_bias(at + "self_attn.o_proj.bias", m.hidden)};
   const int middle = residual(b, m, 1, x, y, std::move(out_bias));
-  y = before ? b.rms_norm("norm2", middle,
-                          at + (after ? "pre_feedforward_layernorm" : "post_attention_layernorm"))
-             : middle;
+  if (m.parallel_residual)
+    y = first;
+  else if (before)
+    y = norm(b, m, "norm2", middle, at + (after ? "pre_feedforward_layernorm" : "post_attention_layernorm"));
+  else
+    y = middle;
   if (m.has_experts(layer))
     return residual(b, m, 2, middle, b.experts(y, experts(m, at), expert_biases(m, at)));
-  std::vector<ParamSpec> in = swiglu(m, at + "mlp.", llama_names, m.mlp_hidden), in_biases, out_biases;
+  const bool starcoder2 = m.activation == Activation::gelu;
+  std::vector<ParamSpec> in_biases, out_biases,
+      in = swiglu(m, at + "mlp.", starcoder2 ? starcoder2_names : llama_names, m.mlp_hidden);
   ParamSpec down = std::move(in.back());
   in.pop_back();
   if (!is_gated(m.activation)) in.erase(in.begin());
   if (m.mlp_bias) {
     if (is_gated(m.activation))
       in_biases.push_back(cut_bias(at + "mlp.gate_proj.bias", m.mlp_hidden, {{m.mlp_hidden, 1}}));
-    in_biases.push_back(cut_bias(at + "mlp.up_proj.bias", m.mlp_hidden, {{m.mlp_hidden, 1}}));
-    out_biases.push_back(whole_bias(at + "mlp.down_proj.bias", m.hidden));
+    const auto bias = [&](const char* named, const char* of_starcoder2) {
+      return fmt::format("{}mlp.{}.bias", at, starcoder2 ? of_starcoder2 : named);
+    };
+    in_biases.push_back(cut_bias(bias("up_proj", "c_fc"), m.mlp_hidden, {{m.mlp_hidden, 1}}));
+    out_biases.push_back(whole_bias(bias("down_proj", "c_proj"), m.hidden));
   }
   y = b.columns("mlp_in", y, std::move(in), std::move(in_biases));
   y = b.rows("mlp_out", b.activation(y, m.activation), std::move(down));
@@ -183,7 +198,7 @@ BlockProgram Llama::layer(const ModelSpec& m, std::int64_t layer) {
 
 BlockProgram Llama::head(const ModelSpec& m) {
   BlockBuilder b(m);
-  const int y = b.rms_norm("norm", b.input("x"), "model.norm"), loss = b.loss(y, llama_table(m));
+  const int y = norm(b, m, "norm", b.input("x"), "model.norm"), loss = b.loss(y, llama_table(m));
   if (m.num_mtp_layers > 0) predict_one_more(b, m, y);
   return b.finish(loss);
 }

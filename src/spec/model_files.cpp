@@ -44,6 +44,7 @@ constexpr const char* toml_keys[] = {"name",
                                      "rope_short_factors",
                                      "rope_long_factors",
                                      "unturned_every",
+                                     "norm_kind",
                                      "norm_place",
                                      "qk_norm_whole",
                                      "window",
@@ -55,6 +56,8 @@ constexpr const char* toml_keys[] = {"name",
                                      "attention_cap",
                                      "logits_cap",
                                      "fused_projections",
+                                     "fused_mlp",
+                                     "interleaved_rope",
                                      "parallel_residual",
                                      "norms_less_one",
                                      "init_std",
@@ -292,13 +295,13 @@ bool llama_choice(const Reader& reader, const std::string& where, const char* ke
 }
 
 Activation read_activation(const Reader& reader, const std::string& where, const ModelSpec& m) {
-  const char* legal = "\"swiglu\", \"geglu\" or \"relu2\"";
+  const char* legal = "\"swiglu\", \"geglu\", \"relu2\" or \"gelu\"";
   if (!reader.has("activation")) return Activation::swiglu;
   const std::string name = reader.text("activation", legal);
   if (m.family != Family::llama)
     refuse("{}: activation = \"{}\" is not legal for the {} family, whose activation is GELU", where, name,
            name_of(m.family));
-  if (name != "swiglu" && name != "geglu" && name != "relu2")
+  if (name != "swiglu" && name != "geglu" && name != "relu2" && name != "gelu")
     refuse("{}: activation = \"{}\" is not legal: give {}", where, name, legal);
   if (name != "swiglu" && m.experts != Experts::none)
     refuse("{}: activation = \"{}\" is not legal with experts, whose activation is SwiGLU; give \"swiglu\"",
@@ -345,9 +348,14 @@ ModelSpec model_from_toml(const std::string& text, const std::string& where) {
   for (const auto& [key, member] : scale_keys) m.scales.*member = reader.real_or(key, m.scales.*member);
   m.caps = {reader.real_or("attention_cap", 0), reader.real_or("logits_cap", 0)};
   m.fused_projections = reader.boolean_or("fused_projections", false);
+  m.fused_mlp = reader.boolean_or("fused_mlp", false);
+  m.interleaved_rope = reader.boolean_or("interleaved_rope", false);
   m.parallel_residual = reader.boolean_or("parallel_residual", false);
   m.norms_less_one = reader.boolean_or("norms_less_one", false);
   m.qk_norm_whole = reader.boolean_or("qk_norm_whole", false);
+  if (reader.has("norm_kind"))
+    m.norm_kind =
+        parse_choice<NormKind>(reader.text("norm_kind", "a text"), fmt::format("{}: norm_kind", where));
   if (reader.has("norm_place"))
     m.norm_place =
         parse_choice<NormPlace>(reader.text("norm_place", "a text"), fmt::format("{}: norm_place", where));
@@ -400,8 +408,11 @@ std::string to_toml(const ModelSpec& m) {
   if (m.caps.attention != 0) line("attention_cap", m.caps.attention);
   if (m.caps.logits != 0) line("logits_cap", m.caps.logits);
   if (m.fused_projections) line("fused_projections", m.fused_projections);
+  if (m.fused_mlp) line("fused_mlp", m.fused_mlp);
+  if (m.interleaved_rope) line("interleaved_rope", m.interleaved_rope);
   if (m.parallel_residual) line("parallel_residual", m.parallel_residual);
   if (m.norms_less_one) line("norms_less_one", m.norms_less_one);
+  if (m.norm_kind != NormKind::rms) line("norm_kind", quoted(name_of(m.norm_kind)));
   if (m.norm_place != NormPlace::before) line("norm_place", quoted(name_of(m.norm_place)));
   if (m.qk_norm_whole) line("qk_norm_whole", m.qk_norm_whole);
   line("init_std", m.init_std);

@@ -1,7 +1,7 @@
 // Hugging Face's config.json as a ModelSpec. A missing key has the default that transformers gives it. What
-// would make transformers compute something else than Echelon does is refused. The one exception is GPT-2's
-// dropout, which every published GPT-2 carries: it belongs to that training run rather than to the model, and
-// Echelon has none.
+// would make transformers compute something else than Echelon does is refused. The one exception is the
+// dropout of GPT-2, StarCoder2, Granite and Seed-OSS, which published ones carry: it belongs to that training
+// run rather than to the model, and Echelon has none.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -214,18 +214,19 @@ void read_rope_scaling(const Config& config, const char* key, ModelSpec& m) {
   }
 }
 
-// The part of a head that is turned: only some families of transformers heed it.
-void read_partial_rotary(const Config& config, const char* key, bool heeded, ModelSpec& m) {
-  if (!heeded) return config.only_real(key, 1.0);
-  const double part = config.real_or(key, 1.0);
+// The part of a head that is turned: only some families of transformers heed it, which have `otherwise` where
+// none is named.
+void read_partial_rotary(const Config& config, std::optional<double> otherwise, ModelSpec& m) {
+  const char* const key = "partial_rotary_factor";
+  if (!otherwise) return config.only_real(key, 1.0);
+  const double part = config.real_or(key, *otherwise);
   if (!(part > 0) || part > 1) config.wrong(key, "a number above 0 and up to 1");
-  if (part < 1) m.rotary_dim = static_cast<std::int64_t>(static_cast<double>(m.head_dim) * part);
+  m.rotary_dim = part < 1 ? static_cast<std::int64_t>(static_cast<double>(m.head_dim) * part) : 0;
 }
 
-void read_rope(const Config& config, double theta, ModelSpec& m) {
-  const bool partial = m.fused_projections;
+void read_rope(const Config& config, double theta, std::optional<double> rotary_part, ModelSpec& m) {
   m.rope.theta = config.real_or("rope_theta", theta);
-  read_partial_rotary(config, "partial_rotary_factor", partial, m);
+  read_partial_rotary(config, rotary_part, m);
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     if (!config.has(key)) continue;
     const std::string where = fmt::format("{}, {}", config.where(), key);
@@ -238,7 +239,7 @@ void read_rope(const Config& config, double theta, ModelSpec& m) {
       continue;
     }
     read_rope_scaling(config, key, m);
-    if (rope.has("partial_rotary_factor")) read_partial_rotary(rope, "partial_rotary_factor", partial, m);
+    if (rope.has("partial_rotary_factor")) read_partial_rotary(rope, rotary_part, m);
   }
   // Of this kind max_position_embeddings is the original length; the factor says how much longer it may get.
   if (m.rope.scaling == RopeScaling::dynamic && m.rope.factor >= 1)
@@ -247,8 +248,8 @@ void read_rope(const Config& config, double theta, ModelSpec& m) {
 }
 
 // Layers with a window, by layer_types where they are named: all, or all but each n-th. A window that no
-// trained sequence fills is none.
-void read_window(const Config& config, bool in_all, ModelSpec& m) {
+// trained sequence fills is none; returns it all the same.
+WindowSpec read_window(const Config& config, bool in_all, ModelSpec& m) {
   std::vector<bool> in(static_cast<std::size_t>(m.num_layers), in_all);
   if (config.has("layer_types")) {
     const Json& types = config.required("layer_types");
@@ -260,7 +261,7 @@ void read_window(const Config& config, bool in_all, ModelSpec& m) {
       in[i] = types[i] == "sliding_attention";
     }
   }
-  if (std::find(in.begin(), in.end(), true) == in.end()) return;
+  if (std::find(in.begin(), in.end(), true) == in.end()) return {};
   const std::int64_t size = config.integer("sliding_window");
   const auto first_full = std::find(in.begin(), in.end(), false);
   const WindowSpec window{size, first_full == in.end() ? 0 : first_full - in.begin() + 1};
@@ -268,6 +269,7 @@ void read_window(const Config& config, bool in_all, ModelSpec& m) {
     if (window.in(layer) != in[static_cast<std::size_t>(layer)])
       config.wrong("layer_types", "sliding_attention in all layers or in all but each n-th");
   if (size < m.max_seq || m.rope.local_theta > 0) m.window = window;
+  return window;
 }
 
 struct LlamaDefaults {
@@ -278,6 +280,10 @@ struct LlamaDefaults {
   std::optional<bool> biased = {};  // all of attention; without a value its family has no such choice
   bool gelu_is_tanh = false;        // its files say "gelu" and mean that
   bool mlp_biased = false;          // where mlp_bias says so; its family has the choice
+  const char* norm_eps_key = "rms_norm_eps";
+  const char* bias_key = "attention_bias";
+  std::optional<double> rotary_part = {};  // without a value its family turns whole heads
+  bool dropped = false;                    // its dropout is left out
 };
 
 void read_llama(const Config& config, const LlamaDefaults& defaults, ModelSpec& m) {
@@ -292,8 +298,8 @@ void read_llama(const Config& config, const LlamaDefaults& defaults, ModelSpec& 
   m.vocab = config.integer("vocab_size");
   m.max_seq = config.integer("max_position_embeddings");
   m.tied_embedding = config.boolean_or("tie_word_embeddings", defaults.tied);
-  m.norm_eps = config.real_or("rms_norm_eps", defaults.norm_eps);
-  read_rope(config, defaults.rope_theta, m);
+  m.norm_eps = config.real_or(defaults.norm_eps_key, defaults.norm_eps);
+  read_rope(config, defaults.rope_theta, defaults.rotary_part, m);
   m.activation = defaults.activation;
   const char* const geglu = config.has("hidden_activation") ? "hidden_activation" : "hidden_act";
   if (m.activation == Activation::geglu && defaults.gelu_is_tanh)
@@ -302,15 +308,17 @@ void read_llama(const Config& config, const LlamaDefaults& defaults, ModelSpec& 
     config.only_text(geglu, "gelu_pytorch_tanh", {"gelu_pytorch_tanh"});
   else if (m.activation == Activation::relu2)
     config.only_text("hidden_act", "relu2", {"relu2"});
+  else if (m.activation == Activation::gelu)
+    config.only_text("hidden_act", "gelu_pytorch_tanh", {"gelu_pytorch_tanh", "gelu_new"});
   else
     config.only_text("hidden_act", "silu", {"silu"});
   if (defaults.biased)
-    m.qkv_bias = m.attention_out_bias = config.boolean_or("attention_bias", *defaults.biased);
+    m.qkv_bias = m.attention_out_bias = config.boolean_or(defaults.bias_key, *defaults.biased);
   else
-    config.only_boolean("attention_bias", false);
+    config.only_boolean(defaults.bias_key, false);
   m.mlp_bias = defaults.mlp_biased && config.boolean_or("mlp_bias", false);
   if (!defaults.mlp_biased) config.only_boolean("mlp_bias", false);
-  config.only_real("attention_dropout", 0.0);
+  if (!defaults.dropped) config.only_real("attention_dropout", 0.0);
   if (m.num_layers > 100000) config.wrong("num_hidden_layers", "at most 100000");
   read_window(config, defaults.windowed && config.has("sliding_window"), m);
 }
@@ -427,7 +435,7 @@ void read_smollm3(const Config& config, ModelSpec& m) {
 }
 
 void read_granite(const Config& config, ModelSpec& m) {
-  read_llama(config, {}, m);
+  read_llama(config, {.dropped = true}, m);
   m.scales.embedding = config.real_or("embedding_multiplier", 1);
   const double attention = config.real_or("attention_multiplier", 1);
   m.scales.attention = attention == 1 / std::sqrt(static_cast<double>(m.head_dim)) ? 0 : attention;
@@ -472,8 +480,7 @@ void read_olmoe(const Config& config, ModelSpec& m) {
 // Biases of attention's inputs by default, of what it hands on and of MLPs on request.
 void read_seed_oss(const Config& config, ModelSpec& m) {
   config.required("head_dim");  // transformers would take 128
-  config.only_real("residual_dropout", 0.0);
-  read_llama(config, {.biased = true, .mlp_biased = true}, m);
+  read_llama(config, {.biased = true, .mlp_biased = true, .dropped = true}, m);
   m.attention_out_bias = config.boolean_or("attention_out_bias", false);
 }
 
@@ -482,7 +489,126 @@ void read_phi3(const Config& config, ModelSpec& m) {
   m.fused_projections = true;
   config.only_real("resid_pdrop", 0.0);
   config.only_real("embd_pdrop", 0.0);
-  read_llama(config, {.windowed = true, .norm_eps = 1e-5}, m);
+  read_llama(config, {.windowed = true, .norm_eps = 1e-5, .rotary_part = 1.0}, m);
+}
+
+// Biases of all projections, or of none.
+void read_starcoder2(const Config& config, ModelSpec& m) {
+  config.required("num_key_value_heads");  // transformers would take 2
+  m.norm_kind = NormKind::layer;
+  read_llama(config,
+             {.activation = Activation::gelu,
+              .windowed = true,
+              .norm_eps = 1e-5,
+              .tied = true,
+              .biased = true,
+              .norm_eps_key = "norm_epsilon",
+              .bias_key = "use_bias",
+              .dropped = true},
+             m);
+  m.mlp_bias = m.qkv_bias;
+}
+
+// StableLM, and StableLM 2 but for its largest.
+void read_stablelm(const Config& config, ModelSpec& m) {
+  config.required("num_key_value_heads");  // transformers would take 32
+  m.norm_kind = NormKind::layer;
+  m.parallel_residual = config.boolean_or("use_parallel_residual", false);
+  read_llama(config, {.norm_eps = 1e-5, .norm_eps_key = "layer_norm_eps", .rotary_part = 0.25}, m);
+  m.qkv_bias = config.boolean_or("use_qkv_bias", false);
+  config.only_boolean("qk_layernorm", false);
+  config.only_real("hidden_dropout", 0.0);
+}
+
+// NVIDIA's Nemotron-4 and Minitron.
+void read_nemotron(const Config& config, ModelSpec& m) {
+  m.norm_kind = NormKind::layer;
+  m.norms_less_one = true;
+  read_llama(config,
+             {.activation = Activation::relu2,
+              .norm_eps = 1e-5,
+              .biased = false,
+              .mlp_biased = true,
+              .norm_eps_key = "norm_eps",
+              .rotary_part = 0.5},
+             m);
+}
+
+// Of what logit_scale multiplies logits with: transformers has the divisor's inverse.
+void read_logit_scale(const Config& config, ModelSpec& m) {
+  const double scale = config.real_or("logit_scale", 0.0625);
+  if (!(scale > 0)) config.wrong("logit_scale", "a number above 0");
+  m.scales.logits_divisor = 1 / scale;
+}
+
+// Command-R: attention and MLP of the same norm.
+void read_cohere(const Config& config, double theta, ModelSpec& m) {
+  m.norm_kind = NormKind::layer_weight;
+  m.parallel_residual = m.interleaved_rope = true;
+  read_llama(config,
+             {.rope_theta = theta,
+              .norm_eps = 1e-5,
+              .tied = true,
+              .biased = false,
+              .norm_eps_key = "layer_norm_eps"},
+             m);
+  read_logit_scale(config, m);
+  config.only_boolean("use_qk_norm", false);
+}
+
+// Command-R7B and Command A: a window in all layers but each fourth, by default, and positions in these
+// alone.
+void read_cohere2(const Config& config, ModelSpec& m) {
+  read_cohere(config, 1e4, m);
+  if (config.names("sliding_window")) config.required("sliding_window");
+  WindowSpec window;
+  if (config.has("layer_types")) {
+    window = read_window(config, false, m);
+  } else {
+    window = {config.integer_or("sliding_window", 4096), config.integer_or("sliding_window_pattern", 4)};
+    if (window.full_every > m.num_layers) window.full_every = 0;  // this many have no full one
+    if (window.full_every == 1) window = {};
+    if (window.size < m.max_seq) m.window = window;
+  }
+  m.rope.unturned_every = window.size == 0 ? 1 : window.full_every;
+}
+
+// GLM-4 of 2024 and, with norms behind attention and MLP too, of 2025.
+void read_glm(const Config& config, bool glm4, ModelSpec& m) {
+  config.required("num_key_value_heads");  // transformers would take 2
+  config.required("head_dim");             // and 128
+  m.fused_mlp = m.interleaved_rope = true;
+  if (glm4) m.norm_place = NormPlace::both;
+  read_llama(config, {.norm_eps = 1.5625e-7, .biased = true, .rotary_part = 0.5}, m);
+  m.attention_out_bias = false;
+}
+
+// The first OLMo: norms without weights.
+void read_olmo(const Config& config, ModelSpec& m) {
+  constexpr double eps = 1e-5;  // whatever a configuration says
+  m.norm_kind = NormKind::layer_plain;
+  read_llama(config, {.biased = false}, m);
+  m.norm_eps = eps;
+  config.only_null("clip_qkv");
+}
+
+void read_ernie(const Config& config, ModelSpec& m) {
+  config.required("head_dim");  // transformers would take 128
+  m.interleaved_rope = true;
+  read_llama(
+      config,
+      {.rope_theta = 500000, .norm_eps = 1e-5, .tied = true, .biased = false, .bias_key = "use_bias"}, m);
+  m.mlp_bias = m.qkv_bias;
+}
+
+void read_helium(const Config& config, ModelSpec& m) {
+  config.required("num_key_value_heads");  // transformers would take 20
+  config.required("head_dim");             // and 128
+  m.interleaved_rope = true;
+  read_llama(config, {.rope_theta = 100000, .norm_eps = 1e-8, .biased = false, .mlp_biased = true}, m);
+  m.attention_out_bias = false;
+  if (m.attention_width() != m.hidden)
+    config.wrong("head_dim", fmt::format("hidden_size / num_attention_heads = {} / {}", m.hidden, m.num_heads));
 }
 
 // What Gemma 2 and 3 share; the window in all layers but each n-th, by default where layer_types is missing.
@@ -608,9 +734,9 @@ Json text_of_gemma3(const Config& config) {
 [[noreturn]] void refuse_model_type(const std::string& where, const std::string& type) {
   refuse(
       "{}: model_type = \"{}\" is not supported: only gpt2, llama, mistral, mixtral, qwen2, qwen3, "
-      "qwen3_moe, smollm3, granite, olmo2, olmo3, olmoe, arcee, seed_oss, phi3, gemma, gemma2, gemma3, "
-      "gemma3_text, gpt_neox, gpt_oss, deepseek_v2 and "
-      "deepseek_v3 are",
+      "qwen3_moe, smollm3, granite, olmo, olmo2, olmo3, olmoe, arcee, seed_oss, phi3, gemma, gemma2, gemma3, "
+      "gemma3_text, gpt_neox, gpt_oss, deepseek_v2, deepseek_v3, starcoder2, stablelm, cohere, cohere2, glm, "
+      "glm4, nemotron, ernie4_5 and helium are",
       where, type);
 }
 
@@ -689,6 +815,24 @@ static ModelSpec model_of(const Json& object, const std::string& where) {
     read_gemma2(config, m);
   } else if (type == "gemma3_text") {
     read_gemma3(config, m);
+  } else if (type == "starcoder2") {
+    read_starcoder2(config, m);
+  } else if (type == "stablelm") {
+    read_stablelm(config, m);
+  } else if (type == "nemotron") {
+    read_nemotron(config, m);
+  } else if (type == "cohere") {
+    read_cohere(config, 5e5, m);
+  } else if (type == "cohere2") {
+    read_cohere2(config, m);
+  } else if (type == "glm" || type == "glm4") {
+    read_glm(config, type == "glm4", m);
+  } else if (type == "olmo") {
+    read_olmo(config, m);
+  } else if (type == "ernie4_5") {
+    read_ernie(config, m);
+  } else if (type == "helium") {
+    read_helium(config, m);
   } else {
     refuse_model_type(where, type);
   }

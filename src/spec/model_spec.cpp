@@ -110,6 +110,38 @@ void check_attention(const ModelSpec& m) {
   }
 }
 
+// How a llama's layers are put together, and how its files are.
+void check_layers(const ModelSpec& m) {
+  const bool llama = m.family == Family::llama, layer_norm = m.norm_kind != NormKind::rms;
+  if (layer_norm && !llama)
+    refuse(
+        "model {}: norm_kind = \"{}\" is not legal for the {} family, which has LayerNorm; give \"rms\"",
+        m.name, name_of(m.norm_kind), name_of(m.family));
+  if (layer_norm && m.norm_place != NormPlace::before)
+    refuse("model {}: norm_kind = \"{}\" is not legal with norm_place = \"{}\"; give \"before\"", m.name,
+           name_of(m.norm_kind), name_of(m.norm_place));
+  if (m.parallel_residual && m.family == Family::gpt2)
+    refuse("model {}: parallel_residual = true is not legal for the gpt2 family; give false", m.name);
+  if (m.parallel_residual && llama && (m.norm_place != NormPlace::before || m.experts != Experts::none))
+    refuse(
+        "model {}: parallel_residual = true is not legal with experts or norm_place = \"{}\"; give false, or "
+        "\"before\" and no experts",
+        m.name, name_of(m.norm_place));
+  for (const auto& [field, chosen] :
+       {std::pair{"interleaved_rope", m.interleaved_rope}, {"fused_mlp", m.fused_mlp}}) {
+    if (!chosen) continue;
+    if (!llama)
+      refuse("model {}: {} = true is not legal for the {} family; give false", m.name, field,
+             name_of(m.family));
+    if (m.latent_attention() || m.fused_projections)
+      refuse("model {}: {} = true is not legal with latent attention or fused_projections; give false", m.name,
+             field);
+  }
+  if (m.fused_mlp && (m.experts != Experts::none || !is_gated(m.activation) || m.mlp_bias))
+    refuse("model {}: fused_mlp = true is not legal with experts, biases or without a gate; give false",
+           m.name);
+}
+
 void check_router(const ModelSpec& m) {
   if (m.experts == Experts::none) return;
   const RouterSpec& r = m.router;
@@ -187,10 +219,6 @@ void check_rope(const ModelSpec& m) {
           "fused_projections "
           "are not legal for the neox family; give family = \"llama\"",
           m.name);
-  } else if (m.parallel_residual) {
-    refuse(
-        "model {}: parallel_residual = true is not legal for the {} family; give false, or family = \"neox\"",
-        m.name, name_of(m.family));
   }
   if (!m.latent_attention() && (m.rotary_dim < 0 || m.rotary_dim > m.head_dim || m.rotary_dim % 2 != 0))
     refuse("model {}: rotary_dim = {} is not legal: give an even number up to head_dim = {}, or 0 for all",
@@ -314,6 +342,7 @@ void validate(const ModelSpec& m) {
   check_router(m);
   check_latent_attention(m);
   check_attention(m);
+  check_layers(m);
   check_prediction(m);
   const auto real = [](std::int64_t size) { return static_cast<double>(size); };
   const double experts =

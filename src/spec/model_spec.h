@@ -44,6 +44,12 @@ enum class NormPlace { before, after, both };
 template <>
 inline constexpr std::array choice_names<NormPlace>{"before", "after", "both"};
 
+// What a llama's layers are normalised by: RMSNorm; LayerNorm with weights and biases, with weights alone
+// (Cohere), or with neither (OLMo, https://arxiv.org/abs/2402.00838).
+enum class NormKind { rms, layer, layer_weight, layer_plain };
+template <>
+inline constexpr std::array choice_names<NormKind>{"rms", "layer", "layer-weight", "layer-plain"};
+
 // Factors that a model is built with (Granite).
 struct ScaleSpec {
   double embedding = 1;
@@ -77,9 +83,11 @@ struct ModelSpec {
   WindowSpec window;
   ScaleSpec scales;
   CapSpec caps;
+  NormKind norm_kind = NormKind::rms;
   NormPlace norm_place = NormPlace::before;
   double init_std = 0.02;
-  Activation activation = Activation::swiglu;  // of a llama's MLPs; without a gate they have no gate_proj
+  // Of a llama's MLPs. Without a gate they have no gate_proj, and those of gelu StarCoder2's names.
+  Activation activation = Activation::swiglu;
   bool qkv_bias = false;                       // of a llama's query, key and value projections (Qwen2)
   bool attention_out_bias = false;             // of what attention hands to the residual stream (gpt-oss)
   bool mlp_bias = false;                       // of all projections of a llama's dense MLPs
@@ -89,10 +97,15 @@ struct ModelSpec {
   bool qk_norm = false;        // RMSNorm of each head of its queries and keys before they are turned (Qwen3)
   bool qk_norm_whole = false;  // of all queries together, and of all keys, instead of each head (OLMo 2)
 
-  // A neox's MLP reads what attention reads, instead of what it made of it.
+  // The MLP reads what attention reads, instead of what it made of it: a neox's by a norm of its own, a
+  // llama's by the same (Cohere).
   bool parallel_residual = false;
-  // Files of Hugging Face have queries, keys and values as one matrix, and gate and up (Phi-3).
+  // Files of Hugging Face have queries, keys and values as one matrix, and gate and up (Phi-3); the latter
+  // alone (GLM); the two elements of a head that are turned together side by side (GLM, Cohere, ERNIE), those
+  // of latent attention always.
   bool fused_projections = false;
+  bool fused_mlp = false;
+  bool interleaved_rope = false;
   // They have the weights of norms less 1 (Gemma).
   bool norms_less_one = false;
 

@@ -52,6 +52,11 @@ bool vector_of(const Tensor& t, DType dtype, std::int64_t count) {
 bool vector_like(const Tensor& x, const Tensor& t, std::int64_t count) {
   return vector_of(t, x.dtype(), count);
 }
+// LayerNorm's weight and bias of x's columns, or neither, or no bias.
+bool affine_like(const Tensor& x, const Tensor& w, const Tensor& b) {
+  const auto fits = [&x](const Tensor& t) { return !t.defined() || vector_like(x, t, x.cols()); };
+  return fits(w) && fits(b) && (w.defined() || !b.defined());
+}
 // What is wide in a call on x.
 bool wide_vector(const Tensor& x, const Tensor& t, std::int64_t count) {
   return vector_of(t, wide(x.dtype()), count);
@@ -192,23 +197,21 @@ void Kernels::bias_gradient(const Tensor& dy, InOut dbias) {
 }
 
 void Kernels::layer_norm(const Tensor& x, const Tensor& w, const Tensor& b, double eps, Out y, Out stats) {
-  require(same(x, y) && vector_like(x, w, x.cols()) && vector_like(x, b, x.cols()) &&
-              wide_vector(x, stats, 2 * x.rows()),
+  require(same(x, y) && affine_like(x, w, b) && wide_vector(x, stats, 2 * x.rows()),
           "layer_norm: shapes of x, w, b, y, stats", x, w, b, y, stats);
   if (backend_) backend_->layer_norm(x, w, b, eps, y, stats);
 }
 
 void Kernels::layer_norm_again(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& stats,
                                Out y) {
-  require(same(x, y) && vector_like(x, w, x.cols()) && vector_like(x, b, x.cols()) &&
-              wide_vector(x, stats, 2 * x.rows()),
+  require(same(x, y) && affine_like(x, w, b) && wide_vector(x, stats, 2 * x.rows()),
           "layer_norm_again: shapes of x, w, b, stats, y", x, w, b, stats, y);
   if (backend_) backend_->layer_norm_again(x, w, b, stats, y);
 }
 
 void Kernels::layer_norm_backward_input(const Tensor& dy, const Tensor& x, const Tensor& w,
                                         const Tensor& stats, InOut dx) {
-  require(same(x, dy) && same(x, dx) && vector_like(x, w, x.cols()) && wide_vector(x, stats, 2 * x.rows()),
+  require(same(x, dy) && same(x, dx) && affine_like(x, w, {}) && wide_vector(x, stats, 2 * x.rows()),
           "layer_norm_backward_input: shapes of dy, x, w, stats, dx", dy, x, w, stats, dx);
   if (backend_) backend_->layer_norm_backward_input(dy, x, w, stats, dx);
 }

@@ -147,7 +147,7 @@ class Kernels {
   void bias_gradient(const Tensor& dy, InOut dbias);
 
   // LayerNorm (Ba 2016): y = (x - mean) rstd w + b. stats (N, 2, wide) = mean, rstd of each row, kept
-  // for the backward pass.
+  // for the backward pass. Without w (undefined) ones stand for it, without b zeros; no b without w.
   void layer_norm(const Tensor& x, const Tensor& w, const Tensor& b, double eps, Out y, Out stats);
   // The same y again from saved stats.
   void layer_norm_again(const Tensor& x, const Tensor& w, const Tensor& b, const Tensor& stats, Out y);

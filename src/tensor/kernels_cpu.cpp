@@ -193,7 +193,7 @@ class CpuKernels final : public HostBackend {
   void residual(const Tensor& tx, const Tensor& ty, const Tensor& tbias, Out tout) override {
     with_type(tout, [&]<class T>(T) {
       const Matrix<T> x(tx), y(ty), out(tout);
-      const T* bias = tbias.defined() ? tbias.host<T>() : nullptr;
+      const T* bias = host_or_none<T>(tbias);
       team_.each_row(out.rows, out.cols,
                      [&](std::int64_t i) { simd<T>().residual(x[i], y[i], bias, out[i], out.cols); });
     });
@@ -213,7 +213,7 @@ class CpuKernels final : public HostBackend {
                   Out tstats) override {
     with_type(tx, [&]<class T>(T) {
       const Matrix<T> x(tx), y(ty);
-      const T *w = tw.host<T>(), *b = tb.host<T>();
+      const T *w = host_or_none<T>(tw), *b = host_or_none<T>(tb);
       float* stats = tstats.host<float>();
       team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
         simd<T>().layer_norm(x[i], w, b, static_cast<float>(eps), y[i], stats + 2 * i, x.cols);
@@ -225,7 +225,7 @@ class CpuKernels final : public HostBackend {
                         Out ty) override {
     with_type(tx, [&]<class T>(T) {
       const Matrix<T> x(tx), y(ty);
-      const T *w = tw.host<T>(), *b = tb.host<T>();
+      const T *w = host_or_none<T>(tw), *b = host_or_none<T>(tb);
       const float* stats = tstats.host<float>();
       team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
         simd<T>().layer_norm_again(x[i], w, b, stats + 2 * i, y[i], x.cols);
@@ -237,7 +237,7 @@ class CpuKernels final : public HostBackend {
                                  InOut tdx) override {
     with_type(tx, [&]<class T>(T) {
       const Matrix<T> dy(tdy), x(tx), dx(tdx);
-      const T* w = tw.host<T>();
+      const T* w = host_or_none<T>(tw);
       const float* stats = tstats.host<float>();
       team_.each_row(x.rows, x.cols, [&](std::int64_t i) {
         simd<T>().layer_norm_dx(dy[i], x[i], w, stats + 2 * i, dx[i], x.cols);
@@ -356,7 +356,7 @@ class CpuKernels final : public HostBackend {
   void activate(Activation a, InOut th, const Tensor& tbias, Out ty) override {
     with_type(th, [&]<class T>(T) {
       const Matrix<T> h(th), y(ty);
-      const T* bias = tbias.defined() ? tbias.host<T>() : nullptr;
+      const T* bias = host_or_none<T>(tbias);
       const auto pass = simd<T>().activation(a).forward;
       team_.each_row(h.rows, h.cols, [&](std::int64_t i) { pass(h[i], bias, y[i], h.cols); });
     });
@@ -625,6 +625,11 @@ class CpuKernels final : public HostBackend {
     check_room(q.dtype());
     check(q.dtype() == DType::f32 || shape.head_dim <= most_head_dim,
           "attention in bf16 has room for heads of 4096 columns");
+  }
+
+  template <class T>
+  static T* host_or_none(const Tensor& t) {
+    return t.defined() ? t.host<T>() : nullptr;
   }
 
   // body(from, to, count) on pieces, whichever of them is bf16.

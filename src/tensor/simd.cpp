@@ -149,23 +149,25 @@ void residual(const T* x, const T* y, const T* bias, T* out, Size n) {
 }
 
 // LayerNorm and RMSNorm are one computation: the second has mean 0 and no b.
-template <bool centered, class T>
+template <bool centered, bool weighted, bool biased, class T>
 HWY_INLINE void normalise(const T* x, const T* w, const T* b, float mean, float rstd, T* y, Size n) {
   each(n, [=](auto d, Size i) HWY_ATTR {
     auto v = load(d, x + i);
     if constexpr (centered) v = Sub(v, Set(d, mean));
-    v = Mul(Mul(v, Set(d, rstd)), load(d, w + i));
-    if constexpr (centered) v = Add(v, load(d, b + i));
+    v = Mul(v, Set(d, rstd));
+    if constexpr (weighted) v = Mul(v, load(d, w + i));
+    if constexpr (biased) v = Add(v, load(d, b + i));
     store(v, d, y + i);
   });
 }
 
 // dx += rstd (dxhat - level - xhat along), xhat = (x - mean) rstd, dxhat = dy w.
-template <bool centered, class T>
+template <bool centered, bool weighted, class T>
 HWY_INLINE void add_norm_dx(const T* dy, const T* x, const T* w, float mean, float rstd, float level,
                             float along, T* dx, Size n) {
   each(n, [=](auto tag, Size i) HWY_ATTR {
-    const auto dxhat = Mul(load(tag, dy + i), load(tag, w + i));
+    auto dxhat = load(tag, dy + i);
+    if constexpr (weighted) dxhat = Mul(dxhat, load(tag, w + i));
     const auto xhat = Mul(Sub(load(tag, x + i), Set(tag, mean)), Set(tag, rstd));
     auto g = NegMulAdd(xhat, Set(tag, along), dxhat);
     if constexpr (centered) g = Sub(g, Set(tag, level));
@@ -173,14 +175,15 @@ HWY_INLINE void add_norm_dx(const T* dy, const T* x, const T* w, float mean, flo
   });
 }
 
-template <bool centered, class T>
+template <bool centered, bool weighted, class T>
 HWY_INLINE void norm_dx(const T* dy, const T* x, const T* w, float mean, float rstd, T* dx, Size n) {
   // The sums over the row: of dxhat = dy w, and of dxhat xhat with xhat = (x - mean) rstd.
   float level = 0, along = 0;
   const Full d;
   auto levels = Zero(d), alongs = levels, levels2 = levels, alongs2 = levels;
   const auto both = [=](auto tag, Size i, auto& sum, auto& product) HWY_ATTR {
-    const auto dxhat = Mul(load(tag, dy + i), load(tag, w + i));
+    auto dxhat = load(tag, dy + i);
+    if constexpr (weighted) dxhat = Mul(dxhat, load(tag, w + i));
     sum = Add(sum, dxhat);
     product = MulAdd(dxhat, Sub(load(tag, x + i), Set(tag, mean)), product);
   };
@@ -191,14 +194,15 @@ HWY_INLINE void norm_dx(const T* dy, const T* x, const T* w, float mean, float r
     both(d, done + step, levels2, alongs2);
   }
   for (; done < n; ++done) {
-    const float dxhat = float{dy[done]} * float{w[done]};
+    float dxhat = float{dy[done]};
+    if constexpr (weighted) dxhat *= float{w[done]};
     level += dxhat;
     along += dxhat * (x[done] - mean);
   }
   const float count = static_cast<float>(n);
   level = centered ? (level + hn::GetLane(hn::SumOfLanes(d, Add(levels, levels2)))) / count : 0.0f;
   along = (along + hn::GetLane(hn::SumOfLanes(d, Add(alongs, alongs2)))) * rstd / count;
-  add_norm_dx<centered>(dy, x, w, mean, rstd, level, along, dx, n);
+  add_norm_dx<centered, weighted>(dy, x, w, mean, rstd, level, along, dx, n);
 }
 
 // Rows that a column sum reads at once: memory is read faster in several streams than in one.
@@ -255,6 +259,16 @@ HWY_INLINE void norm_dw(const T* dy, Size dy_stride, const T* x, Size x_stride, 
 }
 
 template <class T>
+HWY_INLINE void normalise_centered(const T* x, const T* w, const T* b, const float* stats, T* y, Size n) {
+  if (b != nullptr)
+    normalise<true, true, true>(x, w, b, stats[0], stats[1], y, n);
+  else if (w != nullptr)
+    normalise<true, true, false>(x, w, b, stats[0], stats[1], y, n);
+  else
+    normalise<true, false, false>(x, w, b, stats[0], stats[1], y, n);
+}
+
+template <class T>
 void layer_norm(const T* x, const T* w, const T* b, float eps, T* y, float* stats, Size n) {
   const float count = static_cast<float>(n);
   const float mean = sum_of(n, [=](auto d, Size i) HWY_ATTR { return load(d, x + i); }) / count;
@@ -266,17 +280,20 @@ void layer_norm(const T* x, const T* w, const T* b, float eps, T* y, float* stat
                          count;
   stats[0] = mean;
   stats[1] = 1.0f / std::sqrt(variance + eps);
-  normalise<true>(x, w, b, mean, stats[1], y, n);
+  normalise_centered(x, w, b, stats, y, n);
 }
 
 template <class T>
 void layer_norm_again(const T* x, const T* w, const T* b, const float* stats, T* y, Size n) {
-  normalise<true>(x, w, b, stats[0], stats[1], y, n);
+  normalise_centered(x, w, b, stats, y, n);
 }
 
 template <class T>
 void layer_norm_dx(const T* dy, const T* x, const T* w, const float* stats, T* dx, Size n) {
-  norm_dx<true>(dy, x, w, stats[0], stats[1], dx, n);
+  if (w != nullptr)
+    norm_dx<true, true>(dy, x, w, stats[0], stats[1], dx, n);
+  else
+    norm_dx<true, false>(dy, x, w, stats[0], stats[1], dx, n);
 }
 
 template <class T>
@@ -288,17 +305,17 @@ void layer_norm_dw(const T* dy, Size dy_stride, const T* x, Size x_stride, const
 template <class T>
 void rms_norm(const T* x, const T* w, float eps, T* y, float* stats, Size n) {
   stats[0] = 1.0f / std::sqrt(dot(x, x, n) / static_cast<float>(n) + eps);
-  normalise<false, T>(x, w, nullptr, 0.0f, stats[0], y, n);
+  normalise<false, true, false, T>(x, w, nullptr, 0.0f, stats[0], y, n);
 }
 
 template <class T>
 void rms_norm_again(const T* x, const T* w, const float* stats, T* y, Size n) {
-  normalise<false, T>(x, w, nullptr, 0.0f, stats[0], y, n);
+  normalise<false, true, false, T>(x, w, nullptr, 0.0f, stats[0], y, n);
 }
 
 template <class T>
 void rms_norm_dx(const T* dy, const T* x, const T* w, const float* stats, T* dx, Size n) {
-  norm_dx<false>(dy, x, w, 0.0f, stats[0], dx, n);
+  norm_dx<false, true>(dy, x, w, 0.0f, stats[0], dx, n);
 }
 
 template <class T>
@@ -309,7 +326,7 @@ float rms_norm_dx_sum(const T* dy, const T* x, const T* w, float rstd, Size n) {
 
 template <class T>
 void rms_norm_dx_of(const T* dy, const T* x, const T* w, float rstd, float mean, T* dx, Size n) {
-  add_norm_dx<false>(dy, x, w, 0.0f, rstd, 0.0f, mean, dx, n);
+  add_norm_dx<false, true>(dy, x, w, 0.0f, rstd, 0.0f, mean, dx, n);
 }
 
 template <class T>

@@ -60,7 +60,7 @@ struct Simd {
   // sum += column sums over `rows` rows that stand `stride` apart.
   void (*column_sums)(const T* x, Size stride, Size rows, float* sum, Size n);
 
-  // stats[0] = mean, stats[1] = rstd.
+  // stats[0] = mean, stats[1] = rstd. w and b may be null: ones and zeros; no b without w.
   void (*layer_norm)(const T* x, const T* w, const T* b, float eps, T* y, float* stats, Size n);
   void (*layer_norm_again)(const T* x, const T* w, const T* b, const float* stats, T* y, Size n);
   // dx += gradient through the norm.

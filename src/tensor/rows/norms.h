@@ -26,6 +26,16 @@ ECHELON_HOST_DEVICE Spread<Wide<T>> spread_of(const Team& team, const T* x, std:
   return {mean, 1 / std::sqrt(variance / columns + eps)};
 }
 
+// A column's weight and bias; of a norm without them 1 and 0.
+template <class T>
+ECHELON_HOST_DEVICE Wide<T> weight_at(const T* w, std::int64_t j) {
+  return w == nullptr ? Wide<T>(1) : Wide<T>(w[j]);
+}
+template <class T>
+ECHELON_HOST_DEVICE Wide<T> bias_at(const T* b, std::int64_t j) {
+  return b == nullptr ? Wide<T>(0) : Wide<T>(b[j]);
+}
+
 template <class T>
 struct LayerNormAgain {
   Matrix<T> x;
@@ -33,7 +43,7 @@ struct LayerNormAgain {
   const Wide<T>* stats;
   Matrix<T> y;
   ECHELON_HOST_DEVICE void operator()(std::int64_t i, std::int64_t j) const {
-    y[i][j] = T((x[i][j] - stats[2 * i]) * stats[2 * i + 1] * w[j] + b[j]);
+    y[i][j] = T((x[i][j] - stats[2 * i]) * stats[2 * i + 1] * weight_at(w, j) + bias_at(b, j));
   }
 };
 
@@ -49,7 +59,7 @@ struct LayerNorm {
     const Spread<Wide<T>> row = spread_of(team, x[i], x.cols, eps);
     if (team.lane() == 0) stats[2 * i] = row.mean, stats[2 * i + 1] = row.rstd;
     for (std::int64_t j = team.lane(); j < x.cols; j += team.lanes())
-      y[i][j] = T((x[i][j] - row.mean) * row.rstd * w[j] + b[j]);
+      y[i][j] = T((x[i][j] - row.mean) * row.rstd * weight_at(w, j) + bias_at(b, j));
   }
 };
 
@@ -66,13 +76,13 @@ struct LayerNormBackwardInput {
     const F columns = static_cast<F>(x.cols), mean = stats[2 * i], rstd = stats[2 * i + 1];
     F mean_g = 0, mean_gn = 0;
     for (std::int64_t j = team.lane(); j < x.cols; j += team.lanes()) {
-      mean_g += dy[i][j] * w[j];
-      mean_gn += dy[i][j] * w[j] * (x[i][j] - mean) * rstd;
+      mean_g += dy[i][j] * weight_at(w, j);
+      mean_gn += dy[i][j] * weight_at(w, j) * (x[i][j] - mean) * rstd;
     }
     mean_g = sum_of(team, mean_g) / columns;
     mean_gn = sum_of(team, mean_gn) / columns;
     for (std::int64_t j = team.lane(); j < x.cols; j += team.lanes())
-      dx[i][j] = T(dx[i][j] + rstd * (dy[i][j] * w[j] - mean_g - (x[i][j] - mean) * rstd * mean_gn));
+      dx[i][j] = T(dx[i][j] + rstd * (dy[i][j] * weight_at(w, j) - mean_g - (x[i][j] - mean) * rstd * mean_gn));
   }
 };
 
