@@ -98,7 +98,7 @@ void add_calibrate(CLI::App& program, int& status) {
                  "Fit to files instead: nccl-tests' output, a CSV of products or of steps, logs of Megatron, "
                  "torchtitan "
                  "or nanotron")
-      ->type_name("FILE...");
+      ->type_name("FILE");
   text("--machine", flags->measured.machine, "What the machine is like: preset or TOML file", "NAME|FILE")
       ->capture_default_str();
   text("--software", flags->measured.software, "What the program is like: preset or TOML file", "NAME|FILE")

@@ -12,6 +12,7 @@
 #include "apps/progress_line.h"
 #include "base/error.h"
 #include "base/json_text.h"
+#include "base/output_file.h"
 #include "base/units.h"
 #include "base/utf8.h"
 #include "data/token_store.h"
@@ -76,6 +77,7 @@ int run_tokenize(const DataVerbFlags& f) {
   const std::string path = f.out + ".tokens", parts = f.out + ".parts";
   std::error_code error;
   if (fs::exists(path, error)) refuse("--out {}: {} is there already; name another", f.out, path);
+  check_output("--out", path);
   DataReading reading;
   reading.text = text_tokens(f.tokenizer);
   reading.cache_directory = parts;

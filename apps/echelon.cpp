@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <new>
 #include <thread>
 
@@ -25,6 +26,9 @@
 #include "apps/verbs.h"
 #include "base/edits.h"
 #include "base/error.h"
+#include "schedule/schedules.h"
+#include "spec/machine.h"
+#include "spec/model_spec.h"
 
 namespace {
 
@@ -44,6 +48,50 @@ std::vector<std::string> names_of(const CLI::App& app) {
   return names;
 }
 
+// What other programs call a flag, and what it is here; of several the first that the verb has.
+struct Elsewhere {
+  const char* theirs;
+  std::vector<const char*> ours;
+};
+const std::vector<Elsewhere>& names_elsewhere() {
+  static const std::vector<Elsewhere> all{
+      {"batch-size", {"global-batch"}},
+      {"global-batch-size", {"global-batch"}},
+      {"micro-batch-size", {"micro-batch"}},
+      {"batch", {"global-batch"}},
+      {"epochs", {"steps"}},
+      {"iterations", {"steps"}},
+      {"max-steps", {"steps"}},
+      {"train-iters", {"steps"}},
+      {"learning-rate", {"lr"}},
+      {"seq-length", {"seq-len"}},
+      {"sequence-length", {"seq-len"}},
+      {"context-length", {"seq-len"}},
+      {"max-new-tokens", {"max-tokens"}},
+      {"length", {"max-tokens", "seq-len"}},
+      {"tensor-parallel", {"tp"}},
+      {"tensor-model-parallel-size", {"tp"}},
+      {"pipeline-parallel", {"pp"}},
+      {"pipeline-model-parallel-size", {"pp"}},
+      {"context-parallel-size", {"cp"}},
+      {"expert-model-parallel-size", {"ep"}},
+      {"data-parallel", {"dp"}},
+      {"stages", {"pp"}},
+      {"world-size", {"gpus", "ranks", "dp"}},
+      {"nproc", {"ranks", "dp"}},
+      {"num-gpus", {"gpus", "dp"}},
+      {"dtype", {"precision"}},
+      {"ckpt", {"checkpoint"}},
+      {"save", {"checkpoint"}},
+      {"load", {"checkpoint", "from"}},
+      {"output", {"out"}},
+      {"dataset", {"data"}},
+      {"optimizer-offload", {"offload"}},
+      {"verbose", {"explain"}},
+  };
+  return all;
+}
+
 std::string without_dashes(const std::string& flag) {
   return flag.substr(std::min(flag.find_first_not_of('-'), flag.size()));
 }
@@ -55,6 +103,10 @@ std::string flag_that_was_meant(const CLI::App& program, const CLI::App& app, co
   for (const CLI::Option* option : app.get_options())
     if (!option->get_group().empty())
       flags.insert(flags.end(), option->get_lnames().begin(), option->get_lnames().end());
+  for (const Elsewhere& one : names_elsewhere())
+    for (const char* ours : one.ours)
+      if (name == one.theirs && std::find(flags.begin(), flags.end(), ours) != flags.end())
+        return fmt::format(" (did you mean --{}?)", ours);
   if (const std::string meant = echelon::nearest(name, flags); !meant.empty())
     return " (did you mean --" + meant + "?)";
   for (const CLI::App* verb : program.get_subcommands([](const CLI::App*) { return true; }))
@@ -64,6 +116,27 @@ std::string flag_that_was_meant(const CLI::App& program, const CLI::App& app, co
   return others.empty()
              ? ""
              : fmt::format(" ({} {})", fmt::join(others, ", "), others.size() > 1 ? "have" : "has");
+}
+
+// " (did you mean --model llama-tiny?)" of a word that stands where the verb takes none, by what it names.
+std::string word_that_was_meant(const CLI::App& app, const std::string& word) {
+  const auto asks = [&](const char* flag, bool fits) {
+    return fits && app.get_option_no_throw(flag) != nullptr
+               ? fmt::format(" (did you mean {} {}?)", flag, word)
+               : std::string();
+  };
+  const auto is_one_of = [&](const std::vector<std::string>& names) {
+    return std::find(names.begin(), names.end(), word) != names.end();
+  };
+  std::error_code error;
+  for (const std::string& one :
+       {asks("--model", is_one_of(echelon::model_preset_names())),
+        asks("--machine", is_one_of(echelon::machine_preset_names())),
+        asks("--schedule", is_one_of(echelon::schedule_names())),
+        asks("--data", std::filesystem::exists(word, error)),
+        asks("--checkpoint", std::filesystem::is_directory(word, error)), asks("--prompt", true)})
+    if (!one.empty()) return one;
+  return "";
 }
 
 // CLI11's complaints in the words of our own.
@@ -78,12 +151,15 @@ std::string flag_that_was_meant(const CLI::App& program, const CLI::App& app, co
   const std::vector<std::string> unknown = program.remaining(true);
   if (!unknown.empty()) {
     const std::string& first = unknown.front();
+    if (app == &program && program.get_option_no_throw("--" + first) != nullptr)
+      refuse("{}: no such verb (did you mean --{}?)", first, first);
     if (!names.empty() && !first.starts_with("-"))
       refuse("{}: no such verb{}; legal: {}", first, echelon::did_you_mean(first, names),
              fmt::join(names, ", "));
     const bool is_flag = first.starts_with("-");
     refuse("{}: {} has no such {}{}; {} --help lists what it has{}", first, words,
-           is_flag ? "flag" : "argument", is_flag ? flag_that_was_meant(program, *app, first) : "", words,
+           is_flag ? "flag" : "argument",
+           is_flag ? flag_that_was_meant(program, *app, first) : word_that_was_meant(*app, first), words,
            app->get_name() == "launch"
                ? ", and what belongs to the training comes after --: launch ... -- train ..."
                : "");
@@ -92,6 +168,11 @@ std::string flag_that_was_meant(const CLI::App& program, const CLI::App& app, co
   if (error.get_name() == "ArgumentMismatch" && text.ends_with("missing"))
     refuse("{}: its value is missing", flag);
   if (error.get_name() == "ArgumentMismatch") refuse("{}: given more than once", flag);
+  if (error.get_name() == "RequiredError") {
+    const std::string what = text.substr(0, text.find(' '));
+    refuse("{}: {} is missing; {} --help says what it is", words.substr(words.find(' ') + 1),
+           what.starts_with("-") ? what : "its argument " + what, words);
+  }
   if (error.get_name() == "ExcludesError") refuse("{}; give one of the two", text);
   refuse("{}", text);
 }

@@ -83,6 +83,9 @@ class Launch {
         command_(separated(flags.command)),
         hosts_(parse_hosts(flags.hosts)),
         commands_(patience()) {
+    if (!command_.empty() && command_.front() != "train" && !command_.front().starts_with("-"))
+      refuse("launch: {} is nothing that it runs; legal: train, as in: echelon launch -- train ...",
+             command_.front());
     if (command_.empty() || command_.front() != "train")
       refuse(
           "launch: what it runs is missing; as in: echelon launch --max-restarts 3 -- train --checkpoint DIR "

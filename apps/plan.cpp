@@ -8,6 +8,7 @@
 #include "apps/plan_page.h"
 #include "apps/plan_sweep.h"
 #include "apps/progress_line.h"
+#include "apps/terminal.h"
 #include "apps/verbs.h"
 #include "base/error.h"
 #include "base/output_file.h"
@@ -45,16 +46,17 @@ void write_launch(const std::string& directory, const std::vector<LaunchFile>& f
 }
 
 // Its head faint and its first row strong; below it, what was priced though the program does not run it.
-std::string shown_table(const Colours& colours, const SearchResult& result, const Workload& work) {
+std::string shown_table(const Colours& colours, int columns, const SearchResult& result,
+                        const Workload& work) {
   std::string table = plans_table(result, work), beyond = priced_beyond(result, work), text;
   table.resize(table.size() - beyond.size());
   if (!result.plans.empty())
     for (const Tint tint : {Tint::faint, Tint::strong}) {
       const std::size_t end = table.find('\n') + 1;
-      text += colours(tint, table.substr(0, end));
+      text += colours(tint, fitted(table.substr(0, end), columns));
       table.erase(0, end);
     }
-  return text + table + colours(Tint::caution, beyond);
+  return text + fitted(table, columns) + colours(Tint::caution, fitted(beyond, columns));
 }
 
 int run_plan(const PlanSearchFlags& f) {
@@ -69,6 +71,7 @@ int run_plan(const PlanSearchFlags& f) {
   // People read standard output; with --json it holds the object alone.
   std::FILE* out = f.json ? stderr : stdout;
   const Colours colours = f.colour.of(out);
+  const int columns = line_columns(out);
   const bool is_against = !f.against_text.empty();
   if (!f.sweep.empty()) {
     if (!f.sweep_out.empty() && !f.sweep_out.ends_with(".svg") && !f.sweep_out.ends_with(".csv"))
@@ -81,7 +84,8 @@ int run_plan(const PlanSearchFlags& f) {
       write_output("--sweep-out", f.sweep_out, sweep_csv(sweep));
     const std::string table = sweep_table(sweep);
     const std::size_t head = table.find('\n') + 1;
-    fmt::print(out, "{}{}", colours(Tint::faint, table.substr(0, head)), table.substr(head));
+    fmt::print(out, "{}{}", colours(Tint::faint, fitted(table.substr(0, head), columns)),
+               fitted(table.substr(head), columns));
     if (f.json) fmt::print("{}\n", sweep_json(sweep));
     return sweep.any_fits() ? 0 : 1;
   }
@@ -126,32 +130,39 @@ int run_plan(const PlanSearchFlags& f) {
   if (!f.launch_for.empty() && !result.plans.empty())
     launch = launch_files(f.launch_for, result.plans.front(), request.work);
   const Plan& asked = request.work.plan;
-  fmt::print(out, "{}",
-             colours(Tint::strong,
-                     fmt::format("{} on {} {} ({}), {} of {} a step, {}\n", asked.model.name, gpus,
+  fmt::print(
+      out, "{}",
+      colours(Tint::strong,
+              fitted(fmt::format("{} on {} {} ({}), {} of {} a step, {}\n", asked.model.name, gpus,
                                  request.work.machine.name, request.work.software.name,
                                  counted(asked.global_batch, "sequence"), counted(asked.seq_len, "token"),
-                                 precision_name(request.work.precision))));
-  fmt::print(out, "{}", shown_table(colours, result, request.work));
-  if (result.plans.empty()) fmt::print(out, "{}\n", colours(Tint::bad, explain_nothing(result, gpus)));
+                                 precision_name(request.work.precision)),
+                     columns)));
+  fmt::print(out, "{}", shown_table(colours, columns, result, request.work));
+  if (result.plans.empty())
+    fmt::print(out, "{}\n", colours(Tint::bad, fitted(explain_nothing(result, gpus), columns)));
   std::optional<RunCost> cost;
   if (life && !result.plans.empty()) {
     cost = run_cost(result.plans.front(), request.work, *life);
     fmt::print(out, "{}", run_text(*cost, *life));
   }
-  if (f.explain) fmt::print(out, "{}", colours.headed(explain_winner(result, request.work)));
+  if (f.explain) fmt::print(out, "{}", colours.headed(fitted(explain_winner(result, request.work), columns)));
   if (f.explain && !result.plans.empty() && !request.work.software.is_this_trainer) {
     SearchRequest same = request;
     same.gpus = gpus;
     same.remembers = false;
     const Estimate& best = result.plans.front();
-    fmt::print(out, "{}", colours.headed(explain_programs(other_programs(same, best), best, request.work)));
+    const std::string others = explain_programs(other_programs(same, best), best, request.work);
+    fmt::print(out, "{}", colours.headed(fitted(others, columns)));
   }
-  if (is_against && !result.plans.empty())
-    fmt::print(out, "\n{} {}{}{}", colours(Tint::strong, fmt::format("why not {}:", f.against_text)),
-               other.plans.empty() ? explain_nothing(other, gpus) + "\n"
-                                   : explain_loser(result.plans.front(), other.plans.front()),
-               alone, colours(Tint::caution, priced_beyond(other, request.work)));
+  if (is_against && !result.plans.empty()) {
+    const std::string why = other.plans.empty() ? explain_nothing(other, gpus) + "\n"
+                                                : explain_loser(result.plans.front(), other.plans.front());
+    const std::string question = fmt::format("why not {}:", f.against_text);
+    const std::string text = fitted(question + " " + why + alone, columns);
+    fmt::print(out, "\n{}{}{}", colours(Tint::strong, text.substr(0, question.size())),
+               text.substr(question.size()), colours(Tint::caution, priced_beyond(other, request.work)));
+  }
   if (!result.plans.empty()) {
     if (!f.out.empty()) write_plan(f.out, result.plans.front(), request.work);
     if (!launch.empty()) write_launch(f.launch_out, launch);

@@ -76,6 +76,7 @@ void PlanSearchFlags::add_to(CLI::App& app) {
   text("--sweep", sweep, "Plan for each value: gpus=64..16384 (doubling), or gpus|seq-len|global-batch=A,B,C",
        "KEY=VALUES");
   text("--sweep-out", sweep_out, "Write the sweep: a table as .csv or a chart as .svg", "FILE");
+  heading(app, "Terminal");
   colour.add_to(app);
 }
 
@@ -211,7 +212,8 @@ std::optional<RunRequest> PlanSearchFlags::life() const {
 static void pin_pair(SearchRequest& request, const std::string& pair) {
   const auto equals = pair.find('=');
   const std::string key = pair.substr(0, equals),
-                    value = equals == std::string::npos ? "" : pair.substr(equals + 1);
+                    value = equals == std::string::npos ? std::string() : pair.substr(equals + 1);
+  if (equals == std::string::npos) refuse("--against {}: must be KEY=VALUE,..., as tp=8,pp=4", pair);
   const PlanField* const field = find_field(key);
   if (field == nullptr || !field->is_searched()) {
     std::vector<std::string> legal;

@@ -27,6 +27,8 @@ std::vector<std::string> formats_of(const std::string& path) {
   if (end == ".html" || end == ".htm") return {"html"};
   if (end == ".json") return {"perfetto"};
   if (end == ".txt") return {"text", "rows", "lowered"};
+  if (contains({".pdf", ".png", ".jpg", ".jpeg", ".gif"}, end))
+    refuse("--out {}: no drawing is made of that kind; legal: names that end in .svg, .html, .json, .csv, .txt", path);
   return {};
 }
 

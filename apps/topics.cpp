@@ -58,7 +58,7 @@ struct Topic {
   std::string about;
   std::string document;               // docs/NAME.md
   std::vector<std::string> headings;  // whose flags belong to it, of any verb
-  std::vector<std::string> flags{};   // and these
+  std::vector<std::string> flags{};   // and these, or those of one verb: "train --from"
   std::string (*presets)() = nullptr;
   const char* beginning = nullptr;  // in place of the document's
 };
@@ -167,13 +167,13 @@ const std::vector<Topic>& topics() {
          "training less than a whole model",
          "fine_tuning",
          {"Fine-tuning"},
-         {"from"}},
+         {"train --from"}},
         {{"checkpoints", "resume"},
          "saving, and going on",
          "checkpoints",
          {"Checkpoints"},
          {"checkpoint", "resume"}},
-        {{"cluster", "mpi", "slurm", "hosts"}, "processes, hosts, failures", "cluster", {"Running"}},
+        {{"cluster", "mpi", "slurm", "hosts", "processes", "failures", "restarts"}, "processes, hosts, failures", "cluster", {"Running"}},
         {{"verification"}, "a mesh beside one rank", "verify", {}},
         {{"planning"},
          "the search for a plan, and the life of a run",
@@ -189,13 +189,24 @@ const std::vector<Topic>& topics() {
          "here. "
          "--software is the training program that a plan is for."},
         {{"devices", "device", "cuda", "nvidia"}, "what computes, and CUDA", "devices", {}, {"device"}},
-        {{"predictions", "reports"},
+        {{"predictions", "reports", "report", "logs", "log", "pages", "traffic"},
          "what is predicted, and measured",
          "predictions",
          {"Reports"},
          {"dry-run"}},
         {{"performance"}, "speeds, and how they are measured", "performance", {}},
         {{"library"}, "programs of your own", "library", {}},
+        {{"python", "pip", "notebook"}, "echelon in Python", "python", {}},
+        {{"invariance", "numerics", "determinism"},
+         "the same bits on every mesh, and silent corruption",
+         "invariance",
+         {"Silent corruption"},
+         {"numerics", "fingerprint"}},
+        {{"coming-from", "coming_from", "megatron", "torchtitan", "deepspeed", "nanotron"},
+         "other programs' settings beside ours",
+         "coming_from",
+         {}},
+        {{"extending"}, "adding a model, machine, schedule, op", "extending", {}},
     };
     // A document that no topic names is one itself.
     for (std::size_t i = 0; i < num_embedded_documents; ++i) {
@@ -245,7 +256,8 @@ std::vector<SharedFlag> flags_of(const Topic& topic, const CLI::App& program) {
       if (same != flags.end())
         same->verbs.push_back(name);
       else if (contains(topic.headings, option->get_group()) ||
-               contains(topic.flags, option->get_lnames().front()))
+               contains(topic.flags, option->get_lnames().front()) ||
+               contains(topic.flags, name + " --" + option->get_lnames().front()))
         flags.push_back({option, {name}});
     }
   };

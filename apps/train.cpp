@@ -604,11 +604,12 @@ void add_train_flags(CLI::App& app, const std::shared_ptr<TrainFlags>& flags) {
                  "A page on the run: losses, speed, memory, experts, ranks, checkpoints, predicted beside "
                  "measured")
       ->type_name("FILE.html");
-  flags->colour.add_to(app, "Colours in what the run says");
   app.add_option("--log", flags->request.log_paths,
                  "Logs of every step: JSON lines; CSV where the name ends in .csv; for TensorBoard where it "
                  "is a directory or ends in /")
       ->type_name("FILE|DIR/");
+  heading(app, "Terminal");
+  flags->colour.add_to(app);
   heading(app, "Fault injection");
   app.add_option("--straggle", flags->straggle, "Make rank R slow: its passes take F times as long")
       ->type_name("R:F");

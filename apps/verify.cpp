@@ -4,6 +4,7 @@
 
 #include "apps/help.h"
 #include "apps/progress_line.h"
+#include "apps/terminal.h"
 #include "base/error.h"
 #include "base/units.h"
 #include "train/refuse_request.h"
@@ -106,14 +107,17 @@ int run_verify(VerifyFlags& f) {
   std::FILE* out = f.json ? stderr : stdout;
   // Under mpirun standard output looks like a terminal, wherever it goes.
   const Colours colours = f.colour.of(f.job.processes() == nullptr ? out : nullptr);
+  const int columns = line_columns(f.job.processes() == nullptr ? out : nullptr);
+  const auto print = [&](const std::string& text) { fmt::print(out, "{}", fitted(text, columns)); };
   if (f.job.leads() && !f.plan.gives_mesh())
     fmt::print(out, "no axis of the mesh is given: as with --dp {} --tp {}\n",
                request.plan.mesh.size(Axis::dp), request.plan.mesh.size(Axis::tp));
   if (f.job.leads())
-    fmt::print(out, "one rank against {}{}, {}, {} of {} of {}\n", request.plan.mesh.describe(),
-               request.plan.shards_sequence() ? ", sequence parallel" : "", request.plan.precision.name,
-               counted(request.steps, "step"), counted(request.plan.global_batch, "sequence"),
-               counted(request.plan.seq_len, "token"));
+    print(fmt::format("one rank against {}{}, {}, {} of {} of {}\n", request.plan.mesh.describe(),
+                      request.plan.shards_sequence() ? ", sequence parallel" : "",
+                      request.plan.precision.name, counted(request.steps, "step"),
+                      counted(request.plan.global_batch, "sequence"),
+                      counted(request.plan.seq_len, "token")));
   if (f.job.leads() && data) fmt::print(out, "{}", data->skipped());
   const VerifyReport r = with_progress("verify", f.json, [&](const Progress& progress) {
     f.request.progress = progress;
@@ -124,16 +128,15 @@ int run_verify(VerifyFlags& f) {
   for (std::size_t i = 0; i < r.reference_losses.size(); ++i)
     fmt::print(out, "step {}  loss of one rank {:.9f}  of the mesh {:.9f}\n", i, r.reference_losses[i],
                r.mesh_losses[i]);
-  fmt::print(out,
-             "largest relative difference: loss {:.2e}, gradients {:.2e} (bound {:.2e}), parameters {:.2e} "
-             "({:.0f}% of what those gradients allow)\n",
-             r.loss_max_rel_diff, r.grad_max_rel_diff, r.bound, r.param_max_rel_diff, 100 * r.param_worst);
+  print(fmt::format(
+      "largest relative difference: loss {:.2e}, gradients {:.2e} (bound {:.2e}), parameters {:.2e} "
+      "({:.0f}% of what those gradients allow)\n",
+      r.loss_max_rel_diff, r.grad_max_rel_diff, r.bound, r.param_max_rel_diff, 100 * r.param_worst));
   if (r.wide)
-    fmt::print(
-        out,
+    print(fmt::format(
         "a rank in {} from the same weights: its loss is {:.2e} from that of one rank and {:.2e} from the "
         "mesh's, its gradients {:.2e}\n",
-        r.wide->precision, r.wide->loss_rel_diff, r.wide->mesh_loss_rel_diff, r.wide->grad_rel_diff);
+        r.wide->precision, r.wide->loss_rel_diff, r.wide->mesh_loss_rel_diff, r.wide->grad_rel_diff));
   print_notes(out, colours, r);
   if (r.pass)
     fmt::print(out, "{}{}\n", colours(Tint::good, "PASS"), r.bitwise ? ", to the last bit" : "");
@@ -168,6 +171,7 @@ void add_verify_flags(CLI::App& app, const std::shared_ptr<VerifyFlags>& flags) 
   flags->job.add_to(app);
   heading(app, "Reports");
   flags->timeline.add_to(app);
+  heading(app, "Terminal");
   flags->colour.add_to(app);
   app.add_option("--staleness", flags->staleness)->group("");  // of train: refused here by name
 }

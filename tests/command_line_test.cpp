@@ -172,6 +172,18 @@ TEST_F(CommandLine, WrongWordsAreRefusedByName) {
 TEST_F(CommandLine, MisspeltNamesAreGuessed) {
   refused({"trian"}, {"trian: no such verb (did you mean train?); legal: train"});
   refused({"bench", "com"}, {"did you mean comm?"});
+  refused({"version"}, {"did you mean --version?"});
+  refused(training({"--batch-size", "2"}), {"--batch-size", "did you mean --global-batch?"});
+  refused({"train", "text.txt"}, {"did you mean --data text.txt?"});
+  refused({"verify", "llama-tiny"}, {"did you mean --model llama-tiny?"});
+  refused({"plan", "h100"}, {"did you mean --machine h100?"});
+  refused({"generate", "hello"}, {"did you mean --prompt hello?"});
+  refused({"checkpoint", "info"}, {"checkpoint info: its argument checkpoint is missing", "--help"});
+  refused({"checkpoint", "export", "ck"}, {"checkpoint export: --out is missing"});
+  refused({"launch", "--", "trian"}, {"launch: trian is nothing that it runs; legal: train"});
+  refused({"plan", "--gpus", "8", "--against", "tp"}, {"--against tp: must be KEY=VALUE"});
+  refused({"simulate", "--out", "drawing.pdf"}, {"--out drawing.pdf", "legal: names that end in .svg"});
+  refused({"data", "tokenize", "text.txt", "--tokenizer", "bytes", "--out", "nowhere/x"}, {"--out nowhere/x", "cannot be written"});
   refused({"bench", "comm", "--rank", "2"}, {"--rank", "did you mean --ranks?"});
   refused(training({"--dpp", "2"}),
           {"--dpp: echelon train has no such flag (did you mean --dp?); echelon train --help lists"});
@@ -1225,6 +1237,19 @@ TEST_F(CommandLine, ColoursRepeatWhatTheWordsSay) {
     EXPECT_EQ(r.output.find("\x1b[1;32mPASS") != std::string::npos, has_colours) << set << more << r.output;
     EXPECT_NE(r.output.find("PASS"), std::string::npos) << r.output;
   }
+  // Lines fit it, and say the same.
+  const CommandResult narrow = output_of("COLUMNS=60 TERM=dumb script -qec '" + std::string(ECHELON_BINARY) +
+                                         " plan --model llama-3-8b --gpus 8 --global-batch 16 --explain' /dev/null </dev/null");
+  std::string words_of_lines;
+  std::istringstream lines(narrow.output);
+  for (std::string text; std::getline(lines, text);) {
+    if (text.ends_with('\r')) text.pop_back();
+    EXPECT_LE(text.size(), 60u) << text;
+    words_of_lines += text;
+  }
+  std::string unbroken = run(plan).out;
+  std::erase(unbroken, '\n');
+  EXPECT_EQ(without_numbers(words_of_lines), without_numbers(unbroken));
   for (const Words& words : {verify, plan, train})
     refused(joined(words, {"--colour", "red"}), {"--colour red", "legal: auto, always, never"});
 }
