@@ -1,9 +1,10 @@
-// Timelines: a row for each rank, all tracks on one scale of time, which zooms.
+// Timelines: a row for each rank. All tracks are on one scale of time, and so is what every rank did, whose clock is another;
+// both zoom.
 // Of each bar: operation, chunk, stage, microbatch, part of a pair (0 whole, 1 first, 2 second), begin, end.
 const BAR = { WIDTH: 7, OP: 0, CHUNK: 1, STAGE: 2, MICROBATCH: 3, PART: 4, BEGIN: 5, END: 6 };
 // The same of what each rank did: kind, text, microbatch or -1, begin, end. These do not overlap.
 const SEEN = { WIDTH: 5, KIND: 0, TEXT: 1, LABEL: 2, BEGIN: 3, END: 4 };
-const gantt = { canvases: [], view: null, span: 1, left: 60, right: 14, axis: 40, hover: null, traced: null, steps: "1", waits: false };
+const gantt = { canvases: [], times: [], left: 60, right: 14, axis: 40, hover: null, traced: null, steps: "1", waits: false };
 
 // The bars of a track over as many steps as are shown, and where they end.
 function shownBars(track) {
@@ -27,8 +28,22 @@ function layTrack(one) {
 }
 function layAll() {
   for (const one of gantt.canvases) if (one.track) layTrack(one);
-  gantt.span = Math.max(...gantt.canvases.map(one => one.makespan), 1e-12);
-  place(0, gantt.span * 1.01);
+  for (const time of gantt.times) {
+    time.span = Math.max(...gantt.canvases.filter(one => one.time === time).map(one => one.makespan), 1e-12);
+    showAll(time);
+  }
+}
+// A scale of time, and what is seen of it; and the buttons that change that.
+function addTime() {
+  const time = { span: 1, begin: 0, end: 1 };
+  gantt.times.push(time);
+  return time;
+}
+const showAll = time => place(time, 0, time.span * 1.01);
+function zoomButtons(time) {
+  const button = (text, name, act) => el("button", { type: "button", "aria-label": name, title: name, onclick: act }, text);
+  return el("span", { class: "buttons" }, button("+", "Zoom in (+)", () => zoom(time, 0.5, middle(time))), button("−", "Zoom out (-)", () => zoom(time, 2, middle(time))),
+    button("all", "Show everything (0)", () => showAll(time)));
 }
 
 function addCanvas(box, one, label) {
@@ -53,11 +68,8 @@ function schedulesSection() {
   traced.addEventListener("input", () => trace(traced.value === "" ? null : +traced.value));
   gantt.tracedInput = traced;
   if (state.microbatch !== undefined && +state.microbatch < most) gantt.traced = +state.microbatch;
-  const button = (text, name, act) => el("button", { type: "button", "aria-label": name, title: name, onclick: act }, text);
-  box.append(el("div", { class: "bar" },
-    el("span", { class: "buttons" }, button("+", "Zoom in (+)", () => zoom(0.5, middle())), button("−", "Zoom out (-)", () => zoom(2, middle())),
-      button("all", "Show everything (0)", () => place(0, gantt.span * 1.01))),
-    el("label", {}, "trace microbatch", traced),
+  const time = addTime();
+  box.append(el("div", { class: "bar" }, zoomButtons(time), el("label", {}, "trace microbatch", traced),
     canStep ? choice("show", [["1", "one step"], ["barrier", "two steps, the second after the optimizer's barrier"], ["2", "two steps, no rank waiting for the barrier"]], gantt.steps,
       value => { gantt.steps = value; keepState("steps", value === "1" ? "" : value); layAll(); }) : null));
   const items = data.ops.map(op => [op.name, op.colours.map(c => c[0])]);
@@ -70,7 +82,7 @@ function schedulesSection() {
   const pairs = data.tracks.some(t => t.ranks.some(bars => bars.some((x, k) => k % BAR.WIDTH === BAR.PART && x)));
   data.tracks.forEach(track => {
     box.append(el("h3", {}, track.title), el("p", { class: "soft" }, track.note || `${amount(timeUnit(), track.makespan)} from the first pass to the last`));
-    addCanvas(box, { track, high: rowHeight(ranks, pairs), hasAxis: true }, `${track.title}: ${count(track.ranks.length, "rank")}, ends at ${amount(timeUnit(), track.makespan)}`);
+    addCanvas(box, { track, time, high: rowHeight(ranks, pairs), hasAxis: true }, `${track.title}: ${count(track.ranks.length, "rank")}, ends at ${amount(timeUnit(), track.makespan)}`);
   });
   if (several || data.kind !== "plan")
     box.append(asTable("The schedules", "Schedules", ["schedule", "ranks", "makespan", "bubble"],
@@ -84,7 +96,8 @@ function doneSection() {
   const box = section("ranks", "What every rank did",
     "Its thread, and below it what was under way: dark where the thread was in the call, light where it was hidden behind other work.");
   box.classList.add("full");
-  box.append(legend(byColour(done.kinds.map((kind, k) => [kind.name, k])).map(group => [group.name, group.colour])));
+  const time = addTime();
+  box.append(el("div", { class: "bar" }, zoomButtons(time)), legend(byColour(done.kinds.map((kind, k) => [kind.name, k])).map(group => [group.name, group.colour])));
   done.ranks.forEach((rank, r) => {
     const hasAxis = r % 4 === 3 || r + 1 === done.ranks.length;
     let bottom = 0;
@@ -94,7 +107,7 @@ function doneSection() {
       return { name: k ? w.name : rank.name, top, high, bars: w.bars, width: SEEN.WIDTH, begin: SEEN.BEGIN, end: SEEN.END, isPass: false };
     });
     bottom += 6;
-    const one = { makespan: done.makespan, rows, bottom, hasAxis };
+    const one = { makespan: done.makespan, time, rows, bottom, hasAxis };
     addCanvas(box, one, `${rank.name} ${rank.place}`);
     one.canvas.style.height = bottom + (hasAxis ? gantt.axis : 0) + "px";
   });
@@ -132,17 +145,17 @@ function spentSection() {
       done.ranks.map((rank, r) => [rank.name + (rank.place ? ": " + rank.place : ""), ...used.map(k => (1000 * sums[r][k]).toFixed(2))])));
 }
 
-// ---- the common scale of time
-const scaleOf = one => Math.max(1e-300, (one.canvas.clientWidth - gantt.left - gantt.right) / (gantt.view.end - gantt.view.begin));
-const middle = () => (gantt.view.begin + gantt.view.end) / 2;
-function place(begin, length) {
-  const from = Math.max(0, Math.min(begin, gantt.span * 1.01 - length));
-  gantt.view = { begin: from, end: from + length };
+// ---- scales of time
+const scaleOf = one => Math.max(1e-300, (one.canvas.clientWidth - gantt.left - gantt.right) / (one.time.end - one.time.begin));
+const middle = time => (time.begin + time.end) / 2;
+function place(time, begin, length) {
+  time.begin = Math.max(0, Math.min(begin, time.span * 1.01 - length));
+  time.end = time.begin + length;
   drawGantt();
 }
-function zoom(factor, at) {
-  const now = gantt.view, length = Math.min(Math.max((now.end - now.begin) * factor, gantt.span * 1e-6), gantt.span * 1.01);
-  place(at - (at - now.begin) / (now.end - now.begin) * length, length);
+function zoom(time, factor, at) {
+  const length = Math.min(Math.max((time.end - time.begin) * factor, time.span * 1e-6), time.span * 1.01);
+  place(time, at - (at - time.begin) / (time.end - time.begin) * length, length);
 }
 function trace(microbatch) {
   gantt.traced = microbatch;
@@ -183,7 +196,7 @@ function drawLabel(pen, label, from, to, y, high, colour, end) {
 function drawRow(one, row, x, end) {
   const { pen } = one, { bars, width } = row, full = row.high - 2, track = one.track;
   let drawnTo = -1;
-  for (let b = firstAfter(row, gantt.view.begin); b < bars.length && bars[b + row.begin] < gantt.view.end; b += width) {
+  for (let b = firstAfter(row, one.time.begin); b < bars.length && bars[b + row.begin] < one.time.end; b += width) {
     const from = x(bars[b + row.begin]), to = x(bars[b + row.end]), part = row.isPass ? bars[b + BAR.PART] : 0;
     if (to < drawnTo + 0.5) continue;  // thinner than what a pixel shows
     drawnTo = part === 1 ? drawnTo : to;
@@ -236,7 +249,7 @@ function drawCanvases() {
   for (const one of gantt.canvases) drawOne(one, colours);
 }
 function drawOne(one, colours) {
-  const { canvas, pen, bottom } = one, ratio = window.devicePixelRatio || 1, view = gantt.view;
+  const { canvas, pen, bottom } = one, ratio = window.devicePixelRatio || 1, view = one.time;
   const width = canvas.clientWidth, height = canvas.clientHeight;
   if (canvas.width !== Math.round(width * ratio)) canvas.width = Math.round(width * ratio);
   if (canvas.height !== Math.round(height * ratio)) canvas.height = Math.round(height * ratio);
@@ -263,7 +276,7 @@ function drawOne(one, colours) {
   }
   pen.fillStyle = colours.text;
   pen.fillRect(x(one.makespan) - 1, 0, 1.5, bottom + 7);
-  if (gantt.hover) {
+  if (gantt.hover && gantt.hover.on === one.time) {
     pen.globalAlpha = 0.5;
     pen.fillRect(x(gantt.hover.time), 0, 1, bottom + 7);
     pen.globalAlpha = 1;
@@ -279,7 +292,7 @@ function drawOne(one, colours) {
 }
 // Marks at round times, without those that the end's own would lie on.
 function drawAxis(one, x, scale, right, colours) {
-  const { pen, bottom } = one, view = gantt.view, [unit, of] = unitFor(timeUnit() === "s" || !one.track ? "s" : "", view.end - view.begin);
+  const { pen, bottom } = one, view = one.time, [unit, of] = unitFor(timeUnit() === "s" || !one.track ? "s" : "", view.end - view.begin);
   const step = roundStep(78 / scale / of) * of, end = x(one.makespan), shownEnd = end >= gantt.left - 0.5 && end <= right + 0.5;
   pen.font = "600 11px " + gantt.font;
   const endText = show(one.makespan / of, 5), half = pen.measureText(endText).width / 2;
@@ -307,7 +320,7 @@ function drawAxis(one, x, scale, right, colours) {
 
 // ---- what the pointer and the keyboard do
 function barAt(one, px, py) {
-  const at = one.rows.findIndex(r => py >= r.top && py < r.top + r.high), row = one.rows[at], time = gantt.view.begin + (px - gantt.left) / scaleOf(one);
+  const at = one.rows.findIndex(r => py >= r.top && py < r.top + r.high), row = one.rows[at], time = one.time.begin + (px - gantt.left) / scaleOf(one);
   if (px < gantt.left || !row) return null;
   const low = py - row.top > row.high / 2;
   let found = null;
@@ -332,10 +345,10 @@ function tell(one, { row: r, bar: b }) {
 }
 function pick(one, row, bar) {
   one.picked = { row, bar };
-  const list = one.rows[row], length = gantt.view.end - gantt.view.begin, begin = list.bars[bar + list.begin], end = list.bars[bar + list.end];
-  if (begin < gantt.view.begin || end > gantt.view.end) place((begin + end) / 2 - length / 2, length);
+  const list = one.rows[row], length = one.time.end - one.time.begin, begin = list.bars[bar + list.begin], end = list.bars[bar + list.end];
+  if (begin < one.time.begin || end > one.time.end) place(one.time, (begin + end) / 2 - length / 2, length);
   const told = tell(one, one.picked), box = one.canvas.getBoundingClientRect();
-  showTip(box.left + gantt.left + (Math.max(begin, gantt.view.begin) - gantt.view.begin) * scaleOf(one), box.top + list.top + list.high, told.title, told.entries);
+  showTip(box.left + gantt.left + (Math.max(begin, one.time.begin) - one.time.begin) * scaleOf(one), box.top + list.top + list.high, told.title, told.entries);
   say(told.title + ", " + told.entries.map(entry => entry.join(" ")).join(", "));
   drawGantt();
 }
@@ -365,24 +378,24 @@ function listen(one) {
     const px = event.clientX - canvas.getBoundingClientRect().left;
     if (px < gantt.left) return;  // over the names of the ranks the page scrolls
     event.preventDefault();
-    const length = gantt.view.end - gantt.view.begin;
+    const { time } = one, length = time.end - time.begin;
     if (Math.abs(event.deltaX) > Math.abs(event.deltaY) || event.shiftKey)
-      place(gantt.view.begin + (event.deltaX || event.deltaY) / 800 * length, length);
+      place(time, time.begin + (event.deltaX || event.deltaY) / 800 * length, length);
     else
-      zoom(Math.exp(Math.max(-200, Math.min(200, event.deltaY)) * 0.0025), gantt.view.begin + (px - gantt.left) / scaleOf(one));
+      zoom(time, Math.exp(Math.max(-200, Math.min(200, event.deltaY)) * 0.0025), time.begin + (px - gantt.left) / scaleOf(one));
   }, { passive: false });
   canvas.addEventListener("pointerdown", event => {
-    drag = { x: event.clientX, begin: gantt.view.begin, moved: false };
+    drag = { x: event.clientX, begin: one.time.begin, moved: false };
     canvas.setPointerCapture(event.pointerId);
   });
   canvas.addEventListener("pointermove", event => {
     if (drag && Math.abs(event.clientX - drag.x) > 3) drag.moved = true;
-    if (drag) place(drag.begin - (event.clientX - drag.x) / scaleOf(one), gantt.view.end - gantt.view.begin);
+    if (drag) place(one.time, drag.begin - (event.clientX - drag.x) / scaleOf(one), one.time.end - one.time.begin);
     const box = canvas.getBoundingClientRect(), found = barAt(one, event.clientX - box.left, event.clientY - box.top);
     gantt.hover = null;
     if (found) {
       const told = tell(one, found);
-      gantt.hover = { microbatch: told.microbatch, time: found.time };
+      gantt.hover = { microbatch: told.microbatch, time: found.time, on: one.time };
       showTip(event.clientX, event.clientY, told.title, told.entries);
     } else {
       hideTip();
@@ -404,9 +417,9 @@ function listen(one) {
   canvas.addEventListener("keydown", event => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const { key } = event;
-    if (key === "+" || key === "=") zoom(0.5, middle());
-    else if (key === "-") zoom(2, middle());
-    else if (key === "0") place(0, gantt.span * 1.01);
+    if (key === "+" || key === "=") zoom(one.time, 0.5, middle(one.time));
+    else if (key === "-") zoom(one.time, 2, middle(one.time));
+    else if (key === "0") showAll(one.time);
     else if (key.startsWith("Arrow")) walk(one, key);
     else if (key === "Enter" && one.picked && one.track) trace(tell(one, one.picked).microbatch);
     else if (key === "Escape") { one.picked = null; hideTip(); if (one.track) trace(null); }

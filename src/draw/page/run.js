@@ -63,7 +63,7 @@ function runTwins() {
   const traffic = [];
   for (const [axis, verbs] of Object.entries(s.traffic_bytes.predicted)) {
     const measured = s.traffic_bytes.measured[axis] || {};
-    for (const verb of new Set([...Object.keys(verbs), ...Object.keys(measured)])) traffic.push([axis + " " + verb.replaceAll("_", " "), verbs[verb] || 0, measured[verb] || 0]);
+    for (const verb of new Set([...Object.keys(verbs), ...Object.keys(measured)])) if (verbs[verb] || measured[verb]) traffic.push([axis + " " + verb.replaceAll("_", " "), verbs[verb] || 0, measured[verb] || 0]);
   }
   if (traffic.length) {
     const box = section("traffic-twins", "What rank 0 sends in a step", "");

@@ -3,7 +3,7 @@ function drawAll() { redraws.forEach(draw => draw()); }
 function showDocument(document) {
   data = document;
   redraws.length = 0;
-  Object.assign(gantt, { canvases: [], hover: null, traced: null, view: null });
+  Object.assign(gantt, { canvases: [], hover: null, traced: null, times: [] });
   for (const id of ["head", "sections", "main"]) byId(id).replaceChildren();
   byId("head").append(el("h1", {}, data.title), data.subtitle ? el("p", { class: "soft" }, data.subtitle) : "", data.command ? command(data.command) : "");
   const timeline = () => { schedulesSection(); doneSection(); };

@@ -33,11 +33,11 @@ async function openTrace(title, address, perfetto, note) {
 function redrawWith(document) {
   const list = what => [...byId("main").querySelectorAll(what)], focused = list("a, button, select, input, summary, [tabindex]").indexOf(globalThis.document.activeElement);
   const opened = list("details").map(one => one.open), chosen = list("select").map(one => one.selectedIndex), at = [scrollX, scrollY];
-  const view = gantt.view && gantt.canvases.length && (gantt.view.begin > 0 || gantt.view.end < gantt.span) ? { ...gantt.view } : null;
+  const seen = gantt.times.map(time => time.begin > 0 || time.end < time.span ? { ...time } : null);
   showDocument(document);
   list("details").forEach((one, i) => { one.open = opened[i] || false; });
   list("select").forEach((one, i) => { if (chosen[i] > 0 && chosen[i] < one.options.length && one.selectedIndex !== chosen[i]) { one.selectedIndex = chosen[i]; one.dispatchEvent(new Event("change")); } });
-  if (view && gantt.canvases.length) place(view.begin, view.end - view.begin);
+  gantt.times.forEach((time, i) => { if (seen[i]) place(time, seen[i].begin, seen[i].end - seen[i].begin); });
   if (focused >= 0) list("a, button, select, input, summary, [tabindex]")[focused]?.focus({ preventScroll: true });
   scrollTo(...at);
 }
