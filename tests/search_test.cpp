@@ -749,5 +749,24 @@ TEST(Machine, FilesComeBackAndSayWhatIsWrong) {
   EXPECT_THROW(load_machine("tpu"), RequestError);
 }
 
+// Finding meshes, going through them and simulating each tell how far they are.
+TEST(Search, EndsWhereItsProgressThrows) {
+  struct Enough {};
+  SearchRequest r = request("llama-3-8b", 16, 64);
+  int all = 0, untold = 0;
+  r.progress = [&](double done, const std::string&) { ++all, untold += done < 0; };
+  const SearchResult result = search(r);
+  EXPECT_GT(untold, 0);
+  EXPECT_GE(all - untold, result.simulated);
+  for (const int last : {1, all / 2, all}) {
+    int count = 0;
+    r.progress = [&](double, const std::string&) {
+      if (++count == last) throw Enough{};
+    };
+    EXPECT_THROW((void)search(r), Enough);
+    EXPECT_EQ(count, last);
+  }
+}
+
 }  // namespace
 }  // namespace echelon::search_test

@@ -188,11 +188,11 @@ class Search {
     // Of equal ones the order is that of the meshes, so that every library's sort looks at the same ones.
     std::stable_sort(groups_.begin(), groups_.end(),
                      [](const Group& a, const Group& b) { return a.least < b.least; });
-    const std::string what = counted(r_.gpus, "GPU");
     for (std::size_t i = 0; i < groups_.size(); ++i) {
       const Group& g = groups_[i];
       if (g.least * below_rounding > most_seconds_) break;
-      report(r_.progress, static_cast<double>(i) / static_cast<double>(groups_.size()), what);
+      done_ = static_cast<double>(i) / static_cast<double>(groups_.size());
+      tell();
       group(g, by_memory() || may_be_ranked(g.least));
     }
     if (!by_memory()) recompute_by_rank();
@@ -280,7 +280,11 @@ class Search {
     return at->second;
   }
 
+  // Often: who listens may end the search here.
+  void tell() const { report(r_.progress, done_, what_); }
+
   void mesh(const Plan& plan) {
+    tell();
     const std::vector<std::int64_t> batches = micro_batches(plan);
     meshes_.push_back({plan, pipelines(plan), shardings_of(r_, plan.mesh)});
     const MeshPlans& here = meshes_.back();
@@ -409,6 +413,7 @@ class Search {
   // take longer than if all were kept, and are looked at last.
   void recompute_by_rank() {
     for (const auto& [g, candidate] : too_large_) {
+      tell();
       if (!may_be_ranked(g->least)) break;
       plan_ = g->mesh->plan;
       plan_.micro_batch = g->micro_batch;
@@ -471,7 +476,7 @@ class Search {
 
   // Walks the memory of what waits, the fastest first, until no other can be among the first.
   void settle() {
-    while (!waiting_.empty() && waiting_.begin()->first <= worst_ranked())
+    for (; !waiting_.empty() && waiting_.begin()->first <= worst_ranked(); tell())
       walk(std::move(waiting_.extract(waiting_.begin()).mapped()));
     waiting_.clear();
   }
@@ -560,6 +565,7 @@ class Search {
         continue;
       }
       candidate.place_in(plan_);
+      tell();
       simulate(plan_, candidate.outcome);
     }
   }
@@ -580,6 +586,8 @@ class Search {
   std::map<std::string, Unfit> unfit_;
 
   const SearchRequest& r_;
+  const std::string what_ = counted(r_.gpus, "GPU");
+  double done_ = -1;  // nobody can tell yet
   StepModel& model_;
   double most_seconds_, usable_;
   // What all ranks make again, and what each of them chooses from; empty: they do not choose.
