@@ -437,9 +437,18 @@ TEST(HuggingFaceConfig, QuantizedWeightsAreRefusedByName) {
   const std::string config = read_text((fixtures / "gpt-oss/config.json").string());
   json quantized = json::parse(config);
   quantized["quantization_config"] = {{"quant_method", "mxfp4"}};
-  expect_refusal([&] { model_from_hugging_face(quantized.dump(), "x/config.json"); },
-                 {"x/config.json", "mxfp4", "Mxfp4Config(dequantize=True)"});
   const TemporaryDirectory directory;
+  const auto refused = [&](std::vector<std::string> parts) {
+    write_file_atomically(directory / "config.json", quantized.dump());
+    EXPECT_EQ(load_model(directory / ".").num_experts, 4);  // can be planned, and trained from new weights
+    parts.push_back(directory / "");
+    expect_refusal([&] { import_hugging_face(directory / ".", directory / "no", DType::f32, 1); }, parts);
+  };
+  refused({"config.json", "mxfp4", "Mxfp4Config(dequantize=True)"});
+  quantized["quantization_config"] = {{"quant_method", "fp8"}, {"fmt", "e4m3"}};
+  refused({"quantization_config = fp8", "BF16"});
+  quantized["quantization_config"] = {{"bits", 4}};
+  refused({"quantization_config = {\"bits\":4}", "BF16"});
   write_file_atomically(directory / "config.json", config);
   const SafetensorsFile original((fixtures / "gpt-oss/model.safetensors").string());
   std::vector<StoredTensor> tensors = original.tensors();

@@ -578,8 +578,6 @@ TEST(ModelHuggingFace, RefusesWhatWouldComputeSomethingElse) {
           {"mlp_bias", "true", "false"});
   refused(llama, "\"attention_dropout\": 0.0", "\"attention_dropout\": 0.1", {"attention_dropout", "0.1"});
   refused(llama, "silu", "gelu", {"hidden_act", "gelu", "silu"});
-  refused(llama, "\"pretraining_tp\": 1", R"("quantization_config": {"bits": 4})",
-          {"quantization_config", "bits"});
   refused(llama, "\"pretraining_tp\": 1", R"("layer_types": ["full_attention", "sliding_attention"])",
           {"layer_types"});
   refused(gpt2, "gelu_new", "relu", {"activation_function", "relu", "gelu_new", "gelu_pytorch_tanh"});

@@ -658,8 +658,28 @@ static void refuse_other_layout(const std::string& directory) {
     refuse("{}: there is no config.json: not a model in Hugging Face's layout", directory);
 }
 
+// Weights of 8 or 4 bits with scales beside them. What the model is its configuration says all the same.
+static void refuse_quantized(const std::string& directory) {
+  const std::string path = (fs::path(directory) / "config.json").string();
+  const json config = parse_json(read_text(path), path);
+  if (!config.is_object() || !config.contains("quantization_config")) return;
+  const json& object = config["quantization_config"];
+  if (object.is_null()) return;
+  const bool named = object.is_object() && object.contains("quant_method") && object["quant_method"].is_string();
+  const std::string method = named ? object["quant_method"].get<std::string>()
+                                   : object.dump(-1, ' ', false, json::error_handler_t::replace);
+  refuse(
+      "{}: quantization_config = {} is not supported: weights are read as F64, F32, F16 or BF16; legal: an "
+      "export that is not quantized{}",
+      path, method,
+      method == "mxfp4" ? ", as transformers writes it with save_pretrained behind from_pretrained(..., "
+                          "quantization_config=Mxfp4Config(dequantize=True))"
+                        : "");
+}
+
 HuggingFaceWeights::HuggingFaceWeights(const std::string& directory) {
   refuse_other_layout(directory);
+  refuse_quantized(directory);
   model_ = load_model(directory);
   stored_ = std::make_unique<const StoredModel>(directory);
   // transformers says that the model has the module, and leaves its weights out.

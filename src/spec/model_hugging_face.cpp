@@ -740,19 +740,6 @@ Json text_of_gemma3(const Config& config) {
       where, type);
 }
 
-// Weights of 8 or 4 bits with scales beside them.
-void refuse_quantized(const Config& config) {
-  if (!config.has("quantization_config")) return;
-  const Json& object = config.required("quantization_config");
-  if (!object.is_object() || !object.contains("quant_method") || object["quant_method"] != "mxfp4")
-    return config.only_null("quantization_config");
-  refuse(
-      "{}: quantization_config = mxfp4 is not supported: weights are read as F64, F32, F16 or BF16; legal: an "
-      "export that is not quantized, as transformers writes it with save_pretrained behind "
-      "from_pretrained(..., quantization_config=Mxfp4Config(dequantize=True))",
-      config.where());
-}
-
 std::string model_name(const std::string& where, const std::string& type) {
   const std::string directory = std::filesystem::path(where).parent_path().filename().string();
   const bool is_name = !directory.empty() && directory != "." && directory != ".." && is_utf8(directory);
@@ -766,7 +753,6 @@ static ModelSpec model_of(const Json& object, const std::string& where) {
   const Config config(object, where);
   config.required("model_type");
   const std::string type = config.text_or("model_type", "");
-  refuse_quantized(config);
   if (type == "gemma3") return model_of(text_of_gemma3(config), where);
   ModelSpec m;
   m.name = model_name(where, type);
