@@ -32,10 +32,11 @@ bool PlanFlags::gives_mesh() const {
   return false;
 }
 
-Plan PlanFlags::plan(const StartingWeights* weights) const {
+Plan PlanFlags::plan(const StartingWeights* weights, const ModelSpec* resumed) const {
   Plan plan = defaults_;
   if (weights != nullptr) plan.model = weights->model();
   plan.model.tuning.freeze.clear();  // the training that made them is over
+  if (resumed != nullptr) plan.model = *resumed;
   plan.sequence_parallel = true;     // where tp > 1
   const bool has_file = is_given(*app_, "--plan");
   if (has_file) plan = plan_from_toml(read_text(plan_file_, "--plan"), "--plan " + plan_file_);
@@ -50,8 +51,8 @@ Plan PlanFlags::plan(const StartingWeights* weights) const {
     if (!is_given(*app_, "--cp-kind") && plan.mesh.size(Axis::cp) > 1)
       plan.context_kind = ContextKind::ulysses;
   }
-  if (weights != nullptr) {
-    weights->refuse_other_model(plan.model);
+  if (weights != nullptr) weights->refuse_other_model(plan.model);
+  if (weights != nullptr || resumed != nullptr) {
     if (!has_file && !is_given(*app_, "--seq-len")) plan.seq_len = std::min(plan.seq_len, plan.model.max_seq);
   }
   check_with_remedies(plan, [this](const Plan& asked, const std::string& also_given) {

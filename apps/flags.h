@@ -21,8 +21,9 @@ class PlanFlags {
  public:
   // `defaults` hold where neither flag nor file says anything.
   void add_to(CLI::App& app, const Plan& defaults);
-  // With `weights`, what is trained is their model: RequestError where flag or file say another.
-  Plan plan(const StartingWeights* weights = nullptr) const;
+  // With `weights`, what is trained is their model: RequestError where flag or file say another. With
+  // `resumed`, it is this one where neither flag nor file says one.
+  Plan plan(const StartingWeights* weights = nullptr, const ModelSpec* resumed = nullptr) const;
   // Whether an axis of the mesh is given, or a plan, which has one.
   bool gives_mesh() const;
 

@@ -189,6 +189,20 @@ std::vector<std::string> tokenizer_places(const TrainFlags& f) {
   return places;
 }
 
+// What the last checkpoint that can be read is of, where the command says no model.
+std::optional<ModelSpec> resumed_model(const TrainFlags& f) {
+  if (!f.request.resume || is_given(*f.app, "--model") || is_given(*f.app, "--plan")) return {};
+  const auto checkpoints = list_checkpoints(f.request.checkpoint_directory);
+  for (auto last = checkpoints.rbegin(); last != checkpoints.rend(); ++last) {
+    try {
+      return read_checkpoint_info(*last).model;
+    } catch (const RequestError&) {
+      continue;  // said where the run looks for one that is whole
+    }
+  }
+  return {};
+}
+
 std::unique_ptr<TokenData> read_data(TrainFlags& f) {
   TrainRequest& request = f.request;
   const ModelSpec& model = request.plan.model;
@@ -229,7 +243,8 @@ std::unique_ptr<TokenData> read_data(TrainFlags& f) {
 std::unique_ptr<TokenData> TrainFlags::read() {
   TrainFlags& f = *this;
   if (!f.from.empty() && !request.resume) request.from = std::make_shared<const StartingWeights>(f.from);
-  request.plan = f.plan.plan(request.from.get());
+  const std::optional<ModelSpec> resumed = resumed_model(f);
+  request.plan = f.plan.plan(request.from.get(), resumed ? &*resumed : nullptr);
   request.run = f.job.options(f.run, request.plan);
   f.optimizer.finish(f.steps, request.plan);
   if (f.app->get_option("--memory-limit")->count() > 0)
@@ -467,7 +482,8 @@ int run_train(TrainFlags& f, StopSignals& signals) {
     fmt::print(out, "stopped after step {} as asked{}\n", summary.last_step,
                summary.checkpoint.empty()
                    ? "; nothing is saved without --checkpoint"
-                   : "; the same command with --resume continues from " + summary.checkpoint);
+                   : fmt::format("; the same command with --resume{} continues from {}",
+                                 f.from.empty() ? "" : " in place of --from", summary.checkpoint));
   const auto& asynchronous = summary.asynchronous;
   fmt::print(out, "\n{}{}{}{}",
              memory_table("memory, rank 0", "predicted", summary.predicted_memory, "measured",

@@ -430,7 +430,13 @@ TEST_F(CommandLine, TrainsResumesAndGenerates) {
   };
   refused_resume({"--steps", "2"}, {"--steps 2", "step-00000003"});
   refused_resume({"--steps", "5", "--seed", "2"}, {"--seed 1", "2"});
-  refused({"train", "--data", "text.txt", "--resume", "--checkpoint", "ck"}, {"tiny", "gpt2-tiny"});
+  refused({"train", "--data", "text.txt", "--model", "gpt2-tiny", "--resume", "--checkpoint", "ck"},
+          {"tiny", "gpt2-tiny", " = ", "without --model"});
+  const Result complete =
+      run({"train", "--data", "text.txt", "--resume", "--checkpoint", "ck", "--steps", "3", "--global-batch", "2",
+           "--seq-len", "16", "--precision", ECHELON_TEST_DTYPE});
+  EXPECT_EQ(complete.status, 0) << complete.err;
+  EXPECT_NE(complete.out.find("complete: ck/step-00000003"), std::string::npos) << complete.out;
   refused(training({"--checkpoint", "ck/step-00000003"}), {"ck/step-00000003", "above"});
 
   // The mesh may change between the two.

@@ -319,9 +319,14 @@ CheckpointInfo find_resumed(const TrainRequest& request, const std::string& path
           "legal: that, "
           "or --from instead of --resume",
           freeze_text(request.plan.model.tuning), info.path, freeze_text(info.model.tuning));
-    if (to_toml(info.model) != to_toml(request.plan.model))
-      refuse("--resume {}: it holds the model {}, not {}", info.path, info.model.name,
-             request.plan.model.name);
+    if (const auto others = differences(info.model, request.plan.model); !others.empty()) {
+      const bool more = others.front().field == "name" && others.size() > 1;  // which say more than that
+      const auto& [field, there, here] = others[more ? 1 : 0];
+      refuse(
+          "--resume {}: it holds the model {}, not {}: {} = {}, not {}; legal: without --model, which takes it",
+          info.path, info.model.name, request.plan.model.name, field, there.empty() ? "nothing" : there,
+          here.empty() ? "nothing" : here);
+    }
     if (info.dtype != request.plan.precision.master)
       refuse("--resume {}: its weights are in {}, and those of --precision {} in {}", info.path,
              dtype_name(info.dtype), request.plan.precision.name, dtype_name(request.plan.precision.master));
