@@ -78,6 +78,18 @@ TEST(TokenizerFixtures, ManyMergesAreThoseOfAFewAtATime) {
   EXPECT_TRUE(std::equal(once.begin(), once.end(), ids.begin()));
 }
 
+// As its trainer writes special tokens that the text has too.
+TEST(TokenizerText, ATokenThatIsListedTwiceHasBothIds) {
+  const TemporaryDirectory directory;
+  const auto tokenizer = read_tokenizer(changed(directory, "unigram", [](json& f) {
+    json& vocab = f["model"]["vocab"];
+    vocab[10] = vocab[11];
+  }));
+  const Ids first{10}, last{11};
+  EXPECT_FALSE(tokenizer->decode(first).empty());
+  EXPECT_EQ(tokenizer->decode(first), tokenizer->decode(last));
+}
+
 TEST(TokenizerText, BrokenUtf8IsReadAsTheReplacementCharacter) {
   const auto tokenizer = fixture("gpt2");
   EXPECT_EQ(tokenizer->encode("a\xe4\xbd\x62\xff\xc3"), tokenizer->encode("a\ufffdb\ufffd\ufffd"));

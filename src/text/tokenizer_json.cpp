@@ -155,6 +155,10 @@ std::shared_ptr<const Tokenizer> read_tokenizer_json(const std::string& path) {
   parts.decoder = make_decoder(part("decoder"), path + ": decoder");
   parts.end_of_text = find_end_of_text(path, ids, parts.added);
   for (const auto& [token, id] : ids) parts.names.emplace(id, token);
+  // A list may have a token twice: text becomes the last one, and what is unknown may be the first.
+  if (const json& vocab = file.at("model").at("vocab"); vocab.is_array())
+    for (std::size_t id = 0; id < vocab.size(); ++id)
+      parts.names.emplace(static_cast<std::int32_t>(id), vocab[id][0].get<std::string>());
   return std::make_shared<PipelineTokenizer>(std::move(parts));
 }
 
