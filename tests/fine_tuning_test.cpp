@@ -732,18 +732,23 @@ TEST(Adapters, AreNotExportedWhereThereAreNone) {
   import_hugging_face((models / "llama").string(), directory / "run", DType::f32, 1);
   expect_refusal([&] { export_adapters(directory / "run", directory / "out"); },
                  {"--adapters", "has none", "train --lora"});
-  Plan plan;
-  plan.model = adapted(load_model((models / "phi3").string()), "rank=2");
-  plan.precision = DType::f64;
-  on_mesh(plan, [&](const Rank& rank) {
-    const ParameterStore parameters(rank, plan, PipelineLayout(plan), 1);
-    CheckpointInfo info;
-    info.dtype = DType::f64;
-    info.model = plan.model;
-    save_checkpoint(rank, parameters, directory / "fused", info);
-  });
-  expect_refusal([&] { export_adapters(directory / "fused", directory / "out"); },
-                 {"one matrix", "without --adapters"});
+  const auto save = [&](const char* model, const char* lora, const std::string& to) {
+    Plan plan;
+    plan.model = adapted(load_model((models / model).string()), lora);
+    plan.precision = DType::f64;
+    on_mesh(plan, [&](const Rank& rank) {
+      const ParameterStore parameters(rank, plan, PipelineLayout(plan), 1);
+      CheckpointInfo info;
+      info.dtype = DType::f64;
+      info.model = plan.model;
+      save_checkpoint(rank, parameters, to, info);
+    });
+    return to;
+  };
+  for (const auto& [model, lora] : {std::pair{"phi3", "rank=2"}, {"glm4", "rank=2,targets=q_proj,up_proj"}})
+    expect_refusal([&, from = save(model, lora, directory / model)] { export_adapters(from, directory / "out"); },
+                   {"one matrix", "without --adapters"});
+  export_adapters(save("glm4", "rank=2", directory / "attention"), directory / "out");
 }
 
 // From weights that have none they begin; from a checkpoint that has some they go on.

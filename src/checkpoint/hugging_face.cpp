@@ -612,14 +612,17 @@ void export_adapters(const std::string& checkpoint, const std::string& directory
   const Lora& lora = model.tuning.lora;
   if (lora.rank == 0)
     refuse("--adapters: {} has none; legal: a checkpoint of train --lora", reader.info().path);
-  if (model.fused_projections || model.fused_mlp)
+  const std::vector<AdaptedMatrix> all = adapted_matrices(model);
+  const bool of_mlp = std::any_of(all.begin(), all.end(), [](const AdaptedMatrix& one) {
+    return one.weight.name.ends_with(".gate_proj.weight") || one.weight.name.ends_with(".up_proj.weight");
+  });
+  if (model.fused_projections || (model.fused_mlp && of_mlp))
     refuse(
         "--adapters: {} has {}gate and up as one matrix in Hugging Face's layout, where an adapter of each has "
         "no place; legal: without --adapters, which adds them to the weights",
         model.name, model.fused_projections ? "queries, keys and values as one matrix, and " : "");
   make_new_directory(directory);
   const DType dtype = asked.value_or(reader.info().dtype);
-  const std::vector<AdaptedMatrix> all = adapted_matrices(model);
   Shard shard{"adapter_model.safetensors", {}};
   std::set<std::string> modules;
   for (const AdaptedMatrix& one : all) {
