@@ -41,7 +41,8 @@ int run_from(const CLI::App& app, const CalibrateFlags& f) {
 
 int run_calibrate(const CalibrateFlags& f) {
   if (!has_cpu_kernels())
-    refuse("calibrate: this build has no kernels to measure with; legal: --from FILE, or a build that has them");
+    refuse(
+        "calibrate: this build has no kernels to measure with; legal: --from FILE, or a build that has them");
   if (f.threads < 1 || f.threads > available_cores())
     refuse("--threads {}: must be from 1 to {}, the cores of this process", f.threads, available_cores());
   const auto driver = driver_of(f.device);

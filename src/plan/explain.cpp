@@ -284,13 +284,15 @@ std::string explain_loser(const Estimate& winner, const Estimate& other) {
   text += fmt::format("  {} {} memory:", format_device_memory(std::abs(more)), more > 0 ? "more" : "less");
   const double unit = device_memory_unit(static_cast<double>(winner.memory.total()));
   for (MemoryCategory c : all_memory_categories)
-    if (const double by = static_cast<double>(other.memory[c] - winner.memory[c]) / unit; std::abs(by) >= 0.05)
+    if (const double by = static_cast<double>(other.memory[c] - winner.memory[c]) / unit;
+        std::abs(by) >= 0.05)
       text += fmt::format(" {} {:+.1f}", memory_category_name(c), by);
   return text + "\n";
 }
 
 std::string explain_alone(const std::string& pin, const Estimate& winner, const SearchResult& alone) {
-  if (alone.plans.empty()) return fmt::format("  {} alone: {}\n", pin, explain_nothing(alone, winner.plan.mesh.num_ranks()));
+  if (alone.plans.empty())
+    return fmt::format("  {} alone: {}\n", pin, explain_nothing(alone, winner.plan.mesh.num_ranks()));
   const Estimate& best = alone.plans.front();
   std::string text = fmt::format("  {} alone: {:+.1f}%", pin, 100 * (best.seconds / winner.seconds - 1));
   const NamedPart* most = nullptr;

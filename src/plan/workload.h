@@ -47,8 +47,8 @@ const std::optional<std::vector<int>>& zero_stages(const Software& software, int
 // Whether ZeRO 3 gathers parameters for each microbatch's passes; else once a step, and they stay whole.
 bool gathers_each_microbatch(const Software& software, const Plan& plan);
 
-// Microbatches that an interleaved pipeline of the program cannot take: "47 microbatches interleaved over pp 4".
-// Empty where it can, and of other schedules.
+// Microbatches that an interleaved pipeline of the program cannot take: "47 microbatches interleaved over
+// pp 4". Empty where it can, and of other schedules.
 std::string rest_of_groups(const Software& software, const Plan& plan);
 
 // What of a plan the program does not run: "schedule zb-v", "ZeRO 2". It is priced all the same, as if the
