@@ -513,14 +513,16 @@ TEST(StepModel, PipelineTrafficIsThatOfTheBusiestRank) {
                                       load_software("echelon"), exact_memory());
   work.plan.model.num_layers = 8;
   StepModel model(work);
-  for (const char* schedule : {"1f1b", "interleaved", "zb-h1", "zb-v", "v-half", "dualpipev"})
+  for (const std::string schedule :
+       {"1f1b", "1f1b cut", "interleaved", "zb-h1", "zb-v", "zb-v cut", "v-half", "dualpipev"})
     for (int pp : {2, 4})
       for (bool sequence_parallel : {true, false}) {
         Plan c = work.plan;
         c.mesh.set(Axis::pp, pp);
         c.mesh.set(Axis::tp, 2);
         c.sequence_parallel = sequence_parallel;
-        c.schedule = schedule;
+        c.schedule = schedule.substr(0, schedule.find(' '));
+        c.vocabulary_parallel = schedule.ends_with("cut");
         c.chunks = c.schedule == "interleaved" ? 2 : 1;
         c.balance_layers = false;
         SCOPED_TRACE(summary(c));
@@ -533,6 +535,45 @@ TEST(StepModel, PipelineTrafficIsThatOfTheBusiestRank) {
           most = std::max(most, predict_traffic(plan, pipeline, {.pp = r}).at(Axis::pp, Verb::send).bytes);
         EXPECT_DOUBLE_EQ(e.traffic.pp, static_cast<double>(most));
       }
+}
+
+// The output layer of 8B is worth 2.4 layers, for which seven of eight ranks wait; cut over all of them it is
+// an eighth of that on each. The step is what its schedule's own V and VW take.
+TEST(StepModel, VocabularyParallelismSharesTheOutputLayer) {
+  Workload work = checks::workload_of(load_model("llama-3-8b"), 2048, 32, Precision::bf16,
+                                      load_machine("h100"), load_software("echelon"), exact_memory());
+  StepModel model(work);
+  for (const char* schedule : {"1f1b", "zb-h1", "zb-v", "interleaved"}) {
+    Plan c = work.plan;
+    c.mesh.set(Axis::pp, 8);
+    c.schedule = schedule;
+    c.chunks = c.schedule == "interleaved" ? 2 : 0;
+    c.balance_layers = false;
+    const Estimate whole = model.estimate_seconds(c);
+    c.vocabulary_parallel = true;
+    SCOPED_TRACE(summary(c));
+    ASSERT_EQ(model.schedule_problem(c), "");
+    EXPECT_LE(model.least_seconds(c), model.outlook(c).seconds);
+    const double bound = model.outlook(c).seconds;
+    const Estimate cut = model.estimate_seconds(c);
+    EXPECT_LE(bound, cut.seconds * (1 + 1e-9));
+    EXPECT_LT(cut.seconds, 0.85 * whole.seconds);
+    const StepParts& p = cut.parts;
+    EXPECT_NEAR(p.compute + p.tp_exposed + p.pp_bubble + p.dp_exposed + p.cp_exposed + p.ep_exposed +
+                    p.optimizer + p.other,
+                cut.seconds, 1e-9 * cut.seconds);
+    int parts = 0;
+    const Timeline timeline = model.timeline(c);
+    for (const Span& span : timeline.ranks[3]) parts += is_of_head(span.instruction.op);
+    EXPECT_EQ(parts, 2 * 32);
+  }
+  Plan c = work.plan;
+  c.mesh.set(Axis::pp, 8);
+  c.vocabulary_parallel = true;
+  for (const char* schedule : {"dualpipe", "dualpipev"}) {
+    c.schedule = schedule;
+    EXPECT_NE(model.schedule_problem(c).find("with vocabulary parallelism"), std::string::npos);
+  }
 }
 
 TEST(StepModel, ZeroStatesAreThePapers) {

@@ -136,10 +136,10 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
 ShareCounts share_counts(const ParameterCounts& counts, const Plan& c, const RankShare& share) {
   ShareCounts sum;
   sum.common = share.dense_layers * counts.dense_layer + share.expert_layers * counts.expert_layer +
-               (share.embedding ? counts.embedding : 0) + (share.head ? counts.head : 0) +
+               (share.embedding ? counts.embedding : 0) + share.head * counts.head +
                (share.tied_copy ? counts.tied : 0);
   sum.routed =
-      (share.expert_layers * counts.routed + (share.head ? counts.head_routed : 0)) / c.mesh.expert_ranks();
+      (share.expert_layers * counts.routed + share.head * counts.head_routed) / c.mesh.expert_ranks();
   return sum;
 }
 
@@ -172,9 +172,10 @@ static void each_term(const Workload& work, const Plan& c, const ParameterCounts
   if (c.zero == 3 && !gathers_each_microbatch(work.software, c)) {
     states(C::communication, "gathered parameters", "gathered parameters of experts", bytes.gathered, false);
   } else if (c.zero == 3) {
-    const double largest = std::max(
-        {2 * layer, share.embedding ? counts.embedding : 0, share.head ? counts.head + counts.tied : 0});
-    put({C::communication, "gathered parameters, of this layer and the next or of an end", largest, bytes.value});
+    const double largest = std::max({2 * layer, share.embedding ? counts.embedding : 0,
+                                     share.head > 0 ? share.head * counts.head + counts.tied : 0});
+    put({C::communication, "gathered parameters, of this layer and the next or of an end", largest,
+         bytes.value});
   }
   if (sums.keeps_shards && sums.groups == 0)
     put({C::communication, "whole gradients of a layer", layer, bytes.reduced});
@@ -194,7 +195,7 @@ static void each_term(const Workload& work, const Plan& c, const ParameterCounts
          most.expert_layers, saved.expert_layer});
   const double in_layer = std::max(share.dense_layers > 0 ? saved.dense_working : 0,
                                    any_experts ? saved.expert_working : 0);
-  const double head = share.head ? saved.head : 0, working = std::max(in_layer, head);
+  const double head = share.head * saved.head, working = std::max(in_layer, head);
   put({C::activations, head > in_layer ? "the output layer at work" : "a layer at work", 1, working});
   if (c.mesh.pp() > 1) put({C::communication, "messages between stages", 4, saved.boundary});
   put({C::other, "what the allocator cannot give out", work.software.fragmentation, activations + working});

@@ -42,7 +42,8 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
 // What one pipeline rank holds of the model, and how much is in flight on it.
 struct RankShare {
   double dense_layers = 0, expert_layers = 0;
-  bool embedding = false, head = false, tied_copy = false;
+  bool embedding = false, tied_copy = false;
+  double head = 0;           // its part of the output layer
   double largest_stage = 1;  // its part of the rank's parameters
   // Layers times the microbatches that each has in flight, where the rank may hold most.
   struct InFlight {

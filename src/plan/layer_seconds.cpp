@@ -84,6 +84,31 @@ class Pricer {
     return t_;
   }
 
+  // Of the output layer, where each pipeline rank has one (parallel/vocabulary_parallel.h). V has logits,
+  // exponentials and, of the input's gradient, the mean by probabilities and the targets' rows, each summed
+  // over tp; VW makes the logits' gradient of the exponentials that were kept.
+  LayerSeconds vocabulary_part() {
+    t_ = {};
+    const double columns = real(m_.vocab) / tp_ / mesh_.pp();
+    enter(true);
+    reduce_rows(t_.backward_input);
+    product(tokens_, real(m_.hidden), columns);
+    const double logits = tokens_ * columns * w_.software.loss_passes;
+    t_.forward.compute += ops_.elementwise(logits * (14 + 8) + 2 * tokens_ * real(m_.hidden) * width_);
+    t_.backward_weight.compute += ops_.elementwise(logits * 8);
+    if (tp_ > 1) t_.forward.tensor += 3 * ops_.collective(Verb::all_reduce, tokens_ * 4, mesh_.tp(), 1);
+    t_.forward += t_.backward_input;
+    t_.backward_input = {};
+    return t_;
+  }
+
+  // Of what the parts hand back: two gradients each are read, and one is written.
+  LayerSeconds merge() {
+    t_ = {};
+    t_.backward_input.compute += ops_.elementwise((2.0 * mesh_.pp() + 1) * here_ * real(m_.hidden) * width_);
+    return t_;
+  }
+
  private:
   static bool is_of_experts(const BlockProgram& program, int value) {
     return program.ops[static_cast<std::size_t>(program.producer(value))].kind == OpKind::experts_out;
@@ -459,7 +484,8 @@ ModelPrograms::ModelPrograms(const ModelSpec& m)
     : first(layer_program(m, 0)),
       last(layer_program(m, m.num_layers - 1)),
       embedding(embedding_program(m)),
-      head(head_program(m)) {}
+      head(head_program(m)),
+      norm(final_norm_program(m)) {}
 
 ModelSeconds model_seconds(const Workload& work, const Plan& c, const Recompute& recompute,
                            const OpSeconds& ops, const ModelPrograms& programs) {
@@ -475,6 +501,11 @@ ModelSeconds model_seconds(const Workload& work, const Plan& c, const Recompute&
   seconds.embedding = wide.end(programs.embedding);
   seconds.head = wide.end(programs.head);
   seconds.loss = wide.loss();
+  if (c.cuts_vocabulary()) {
+    seconds.norm = wide.end(programs.norm);
+    seconds.norm += wide.merge();
+    seconds.part = wide.vocabulary_part();
+  }
   return seconds;
 }
 

@@ -28,12 +28,15 @@ struct LayerSeconds {
 // norm and output matrix, and of the loss.
 struct ModelSeconds {
   LayerSeconds dense, experts, embedding, head, loss;
+  // Where the output layer is cut over the pipeline: the final norm alone with what the last stage makes of
+  // the parts' gradients, and a part, V forwards and VW as the gradient of its weights.
+  LayerSeconds norm, part;
 };
 
 // Of a model. To list the parameters of hundreds of experts takes longer than to price them.
 struct ModelPrograms {
   explicit ModelPrograms(const ModelSpec& model);
-  BlockProgram first, last, embedding, head;  // layers: the first one dense where there are two kinds
+  BlockProgram first, last, embedding, head, norm;  // layers: the first one dense where there are two kinds
 };
 
 // Recomputation counts as part of backward_input. Under sequence parallelism the backward pass gathers a

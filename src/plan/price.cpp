@@ -6,9 +6,9 @@
 
 namespace echelon {
 Estimate price(const Plan& plan, const Machine& machine, const ExactMemory& exact_memory) {
-  if (const auto refusal = unpriced(plan)) throw PlanRefusal(plan, *refusal);
   SearchRequest request;
   request.work = {{}, Precision::f32, machine, load_software("echelon"), exact_memory};
+  if (const auto refusal = unpriced(plan, request.work.software)) throw PlanRefusal(plan, *refusal);
   request.pin_all(plan);
   request.gpus = plan.mesh.num_ranks();
   request.top = 1;

@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "schedule/schedules.h"
 #include "schedule/simulate.h"
+#include "schedule/vocabulary.h"
 
 namespace echelon {
 namespace {
@@ -38,6 +39,7 @@ ScheduleFacts facts_of(const Schedule& schedule) {
   facts.peak = peak_activations(schedule);
   facts.held = held_at_peaks(schedule);
   facts.sends = sends_of(schedule);
+  facts.vocabulary_problem = vocabulary_problem(schedule);
   for (const auto& list : schedule.ranks) {
     std::map<int, int> forwards;
     for (const Instruction& i : list) {

@@ -30,6 +30,7 @@ struct ScheduleFacts {
   std::vector<std::vector<HeldByStage>> held;  // of each rank, where it may hold most
   std::vector<double> sends;                   // of each rank: messages to others, of a microbatch
   std::string problem;                         // not empty: there is no such schedule, and why
+  std::string vocabulary_problem;              // the same of one with the output layer cut over its ranks
 };
 
 class ScheduleShelf {

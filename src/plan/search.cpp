@@ -310,8 +310,9 @@ class Search {
         remember(plan, count,
                  {Fate::shape, 0,
                   why_index(refusal ? sentence(plan, *refusal)
-                                    : fmt::format("--global-batch {}: has no sequence for each of {} ranks along dp",
-                                                  plan.global_batch, plan.mesh.dp()))});
+                                    : fmt::format(
+                                          "--global-batch {}: has no sequence for each of {} ranks along dp",
+                                          plan.global_batch, plan.mesh.dp()))});
     } else {
       Plan one = plan;
       for (std::int64_t batch : batches)
@@ -613,7 +614,7 @@ struct Legality {
 Legality legality(const SearchRequest& r) {
   const Plan& given = r.work.plan;
   for (const auto& refusal :
-       {value_refusal(given, runner_of(r.work)), unpriced(given), schedule_refusal(given)})
+       {value_refusal(given, runner_of(r.work)), unpriced(given, r.work.software), schedule_refusal(given)})
     if (refusal) return {false, refusal};
   if (r.has("micro-batch") && given.micro_batch > given.global_batch)
     return {false, refused("micro-batch", {}, "must be from 1 to --global-batch {}", given.global_batch)};
@@ -700,7 +701,11 @@ Objective parse_objective(const std::string& text, const std::string& field) {
   refuse("{} {}: no such objective; legal: time, memory, gpus", field, text);
 }
 
-std::optional<Refusal> unpriced(const Plan& plan) {
+std::optional<Refusal> unpriced(const Plan& plan, const Software& software) {
+  if (plan.vocabulary_parallel && !software.is_this_trainer)
+    return refused("vocabulary-parallel", {{"vocabulary-parallel", "off"}},
+                   "{} does not cut its output layer over the pipeline; --software echelon does",
+                   software.name);
   if (!plan.schedule_text.empty())
     return refused("schedule", {}, "a schedule of one's own is not priced; legal: a name");
   for (const PlanField& field : plan_fields()) {

@@ -70,9 +70,9 @@ struct Place {
 enum class Fate {
   simulated,  // figure: seconds of its step
   outrun,     // fits, and cannot come among the first: its step takes at least so many seconds
-  behind,     // fits, and as many plans as are ranked take no longer than its step's least seconds and hold no more
+  behind,     // fits, and as many plans as are ranked take no longer than its bound and hold no more
   larger,     // fits, and holds more than those that are ranked by memory: bytes
-  slower,     // whatever its schedule and sharding its step takes at least so many seconds; its memory is not looked at
+  slower,     // whatever its schedule and sharding its step takes at least so many seconds; memory unknown
   memory,     // would hold so many bytes, which do not fit
   schedule,   // has no such schedule; why says more
   shape,      // has sizes that do not go together; why says more
@@ -126,8 +126,8 @@ struct SearchResult {
   std::vector<std::string> whys;
 };
 
-// What the plan has that is not priced.
-std::optional<Refusal> unpriced(const Plan& plan);
+// What the plan has that is not priced, for this program.
+std::optional<Refusal> unpriced(const Plan& plan, const Software& software);
 
 // Whether with this instead some configuration has a legal shape: what a refusal suggests is tried beside
 // everything else that is given.

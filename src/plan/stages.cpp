@@ -82,8 +82,8 @@ double largest_stage(const ParameterCounts& counts, const Plan& c, const RankSha
     stage.dense_layers = dense[i];
     stage.expert_layers = real(layers[i]) - dense[i];
     stage.embedding = i == 0;
-    stage.head = i + 1 == layers.size();
-    stage.tied_copy = stage.head && rank.tied_copy;
+    stage.head = c.cuts_vocabulary() ? 1.0 / c.mesh.pp() : i + 1 == layers.size();
+    stage.tied_copy = stage.head > 0 && rank.tied_copy;
     most = std::max(most, all(share_counts(counts, c, stage)));
   }
   return most / all(share_counts(counts, c, rank));
@@ -103,6 +103,16 @@ const ScheduleFacts& Stages::facts(const Plan& c) {
 }
 
 const Schedule& Stages::schedule(const Plan& c) {
+  if (c.cuts_vocabulary()) {
+    if (!last_cut_schedule_ || !same_passes(c, last_cut_)) {
+      Plan plan = c;
+      plan.layers_per_stage = shape(c).layers;
+      plan.balance_layers = false;
+      last_cut_schedule_ = PipelineLayout(plan).programs(0).schedule();
+      last_cut_ = c;
+    }
+    return *last_cut_schedule_;
+  }
   return shelf_.schedule(c.mesh.pp() == 1 ? "1f1b" : c.schedule, c.mesh.pp(),
                          static_cast<int>(num_microbatches(c)), c.chunks > 1 ? c.chunks : 0);
 }
@@ -112,6 +122,8 @@ std::string Stages::schedule_problem(const Plan& c) {
     return c.schedule + ": does not flush, so it trains otherwise than the others";
   const ScheduleFacts& facts = this->facts(c);
   if (!facts.problem.empty()) return facts.problem;
+  if (c.cuts_vocabulary() && !facts.vocabulary_problem.empty())
+    return fmt::format("{} with vocabulary parallelism: {}", c.schedule, facts.vocabulary_problem);
   auto refusal = stages_refusal(c, facts.num_stages);
   if (!refusal && c.recompute.kinds().size() > 1) {
     std::vector<std::vector<int>> stages_of;
@@ -142,9 +154,15 @@ std::vector<const LayerPrices*> Stages::rank_prices(const Plan& c) {
 }
 
 const LayerPrices& Stages::prices(const Plan& c, const Recompute& recompute) {
-  const PriceKey key{
-      c.mesh.tp(),         c.mesh.cp(),         static_cast<int>(c.context_kind), c.mesh.ep,
-      c.mesh.expert_cut(), c.shards_sequence(), recompute_name(recompute),        c.micro_batch};
+  const PriceKey key{c.mesh.tp(),
+                     c.mesh.cp(),
+                     static_cast<int>(c.context_kind),
+                     c.mesh.ep,
+                     c.mesh.expert_cut(),
+                     c.cuts_vocabulary() ? c.mesh.pp() : 1,
+                     c.shards_sequence(),
+                     recompute_name(recompute),
+                     c.micro_batch};
   const auto found = prices_.find(key);
   if (found != prices_.end()) return found->second;
   LayerPrices p;
@@ -175,7 +193,10 @@ std::vector<std::int64_t> Stages::layers(const Plan& c, const ScheduleFacts& fac
       cost[static_cast<std::size_t>(use.stage)] = layer.forward.total() + layer.backward();
     }
   extra.front() += t.embedding.forward.total() + t.embedding.backward();
-  extra.back() += t.head.forward.total() + t.head.backward() + t.loss.forward.total() + t.loss.backward();
+  // A part of the output layer is on every rank.
+  const std::vector<LayerSeconds> ends =
+      c.cuts_vocabulary() ? std::vector{t.norm} : std::vector{t.head, t.loss};
+  for (const LayerSeconds& end : ends) extra.back() += end.forward.total() + end.backward();
   const auto work = [&](std::size_t s) { return real(layers[s]) * cost[s] + extra[s]; };
   for (std::int64_t moves = 0; moves < total; ++moves) {
     std::size_t most = 0, least = 0;
@@ -200,6 +221,10 @@ LayerSeconds Stages::stage_seconds(const Plan& c, const LayerPrices& p,
   LayerSeconds sum = p.seconds.dense * dense;
   sum += p.seconds.experts * (real(*at) - dense);
   if (stage == 0) sum += p.seconds.embedding;
+  if (c.cuts_vocabulary()) {
+    if (stage + 1 == layers.size()) sum += p.seconds.norm;
+    return sum;
+  }
   const bool apart = work_.software.loss_apart && layers.size() > 1 && layers.back() == 0;
   const std::size_t last = layers.size() - 1, head = apart ? last - 1 : last;
   if (stage == head) sum += p.seconds.head;
@@ -221,10 +246,10 @@ bool Stages::same_passes(const Plan& a, const Plan& b) const {
     return state_.adds_to_passes(c) ? std::pair{c.zero, c.hsdp} : std::pair{0, 1};
   };
   return a.mesh == b.mesh && a.micro_batch == b.micro_batch && a.schedule == b.schedule &&
-         a.chunks == b.chunks && a.balance_layers == b.balance_layers &&
-         a.layers_per_stage == b.layers_per_stage && a.recompute == b.recompute &&
-         a.context_kind == b.context_kind && a.sequence_parallel == b.sequence_parallel &&
-         sharing(a) == sharing(b);
+         a.chunks == b.chunks && a.vocabulary_parallel == b.vocabulary_parallel &&
+         a.balance_layers == b.balance_layers && a.layers_per_stage == b.layers_per_stage &&
+         a.recompute == b.recompute && a.context_kind == b.context_kind &&
+         a.sequence_parallel == b.sequence_parallel && sharing(a) == sharing(b);
 }
 
 // Neighbours in the search share them.
@@ -271,7 +296,10 @@ StageShape Stages::make_shape(const Plan& c) {
         s.sharing[i] += experts * unit(t.experts, counts.expert_layer, counts.routed / c.mesh.expert_ranks());
     }
     s.sharing.front() += unit(first_prices.seconds.embedding, counts.embedding, 0);
-    s.sharing.back() += unit(first_prices.seconds.head, counts.head, 0);
+    if (c.cuts_vocabulary())
+      s.part_sharing = unit(first_prices.seconds.part, counts.head / c.mesh.pp(), 0);
+    else
+      s.sharing.back() += unit(first_prices.seconds.head, counts.head, 0);
   }
   s.ranks.reserve(facts.uses.size());
   s.counts.reserve(facts.uses.size());
@@ -282,15 +310,20 @@ StageShape Stages::make_shape(const Plan& c) {
       share.dense_layers += dense[i];
       share.expert_layers += real(s.layers[i]) - dense[i];
       share.embedding |= i == 0;
-      share.head |= i + 1 == s.layers.size();
+      if (i + 1 == s.layers.size()) share.head = 1;
     }
-    share.tied_copy = (m.tied_embedding || m.num_mtp_layers > 0) && share.head && !share.embedding;
+    if (c.cuts_vocabulary()) share.head = 1.0 / c.mesh.pp();
+    share.tied_copy = (m.tied_embedding || m.num_mtp_layers > 0) && share.head > 0 && !share.embedding;
     share.largest_stage = largest_stage(first_prices.counts, c, share, facts.uses[r], s.layers, dense);
     share.in_flight = in_flight(facts, r, s.layers, dense);
     s.ranks.push_back(share);
     s.counts.push_back(share_counts(first_prices.counts, c, share));
   }
   s.costs = simulation_costs(s.stages, s.sharing, work_.software, message_seconds(c), c.mesh.pp());
+  if (c.cuts_vocabulary()) {
+    s.part = first_prices.seconds.part;
+    s.costs->vocabulary_part = {s.part->forward.total() + s.part_sharing, 0, s.part->backward_weight.total()};
+  }
   bound(c, s);
   return s;
 }
@@ -322,6 +355,9 @@ void Stages::bound(const Plan& c, StageShape& s) const {
     behind[i + 1] = behind[i] + factor * (t.backward_input + weights) + s.costs->message;
   }
   for (const auto& uses : facts.uses) {
+    // V may come first of what is behind a rank's first pass, and VW behind its last.
+    const StageTimes& part = s.costs->vocabulary_part;
+    const double parts = microbatches * (part.forward + part.backward_weight);
     double work = 0, first = 1e300, last = 1e300;
     for (const StageUse& use : uses) {
       const auto i = static_cast<std::size_t>(use.stage);
@@ -330,8 +366,9 @@ void Stages::bound(const Plan& c, StageShape& s) const {
       first = std::min(first, before[i]);
       last = std::min(last, behind[i]);
     }
-    s.least_end.push_back(first + work);
-    s.least_pipeline = std::max(s.least_pipeline, first + work + (facts.splits_backward ? 0 : last));
+    s.least_end.push_back(first + work + parts);
+    s.least_pipeline =
+        std::max({s.least_pipeline, first + work + (facts.splits_backward ? 0 : last), s.least_end.back()});
   }
 }
 

@@ -28,6 +28,8 @@ struct StageShape {
   const ScheduleFacts* facts = nullptr;
   std::vector<std::int64_t> layers;
   std::vector<LayerSeconds> stages;
+  std::optional<LayerSeconds> part;        // of the output layer, where each rank has one
+  double part_sharing = 0;                 // as `sharing`, of V
   std::vector<const LayerPrices*> prices;  // of each rank
   std::vector<double> sharing;  // seconds that gathers and sums along dp add to a microbatch, of each stage
   std::vector<RankShare> ranks;
@@ -47,6 +49,8 @@ class Stages {
   std::string schedule_problem(const Plan& c);
   // Whether balancing its layers gives the even split.
   bool splits_evenly(const Plan& c);
+  // Where the output layer is cut, with the parts' instructions: as this trainer orders them for these
+  // stages.
   const Schedule& schedule(const Plan& c);
   // Whether the passes of the pipeline are the same.
   bool same_passes(const Plan& a, const Plan& b) const;
@@ -59,7 +63,7 @@ class Stages {
   double exposed(const Plan& c, const StageShape& shape, std::size_t rank) const;
 
  private:
-  using PriceKey = std::tuple<int, int, int, int, int, bool, std::string, std::int64_t>;
+  using PriceKey = std::tuple<int, int, int, int, int, int, bool, std::string, std::int64_t>;
 
   const ScheduleFacts& facts(const Plan& c);
   StageShape make_shape(const Plan& c);
@@ -82,6 +86,8 @@ class Stages {
   std::map<int, ParameterCounts> counts_;
   Plan last_shaped_;
   std::unique_ptr<StageShape> last_shape_;
+  Plan last_cut_;
+  std::optional<Schedule> last_cut_schedule_;
 };
 
 }  // namespace echelon

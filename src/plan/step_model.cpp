@@ -36,8 +36,13 @@ double StepModel::least_seconds(const Plan& c) {
   LayerSeconds t = p.seconds.dense * real(c.model.num_layers - c.model.num_expert_layers());
   t += p.seconds.experts * real(c.model.num_expert_layers());
   t += p.seconds.embedding;
-  t += p.seconds.head;
-  t += p.seconds.loss;
+  if (c.cuts_vocabulary()) {
+    t += p.seconds.norm;
+    t += p.seconds.part * c.mesh.pp();
+  } else {
+    t += p.seconds.head;
+    t += p.seconds.loss;
+  }
   const double hidden = c.mesh.pp() > 1 ? t.forward.expert + t.backward_input.expert : 0;
   return whole_step(c, real(num_microbatches(c)) * (t.forward.total() + t.backward() - hidden) / c.mesh.pp());
 }
@@ -190,7 +195,20 @@ AxisBytes StepModel::most_traffic(const Plan& c) {
       own.ep += count * t.expert_bytes;
       passes += count / real(static_cast<std::int64_t>(s.facts->uses[r].size()));
     }
-    own.pp = microbatches * s.facts->sends[r] * stages_.message_bytes(c);
+    const double message = stages_.message_bytes(c);
+    own.pp = microbatches * s.facts->sends[r] * message;
+    if (s.part) {
+      own.tp += microbatches * s.part->tensor_bytes;
+      // The last stage's output to each other part, and what its softmax is divided by; two gradients and
+      // three numbers a token from it.
+      const double token = 4, tokens = real(c.micro_batch * c.seq_len) / c.mesh.cp(),
+                   others = c.mesh.pp() - 1;
+      const bool is_last =
+          std::any_of(s.facts->uses[r].begin(), s.facts->uses[r].end(),
+                      [&](const StageUse& use) { return use.stage + 1 == s.facts->num_stages; });
+      own.pp +=
+          microbatches * (is_last ? others * (message + token * tokens) : 2 * message + 3 * token * tokens);
+    }
     own.dp = stages_.state().bytes(c, s.counts[r], passes);
     for (double AxisBytes::*axis :
          {&AxisBytes::dp, &AxisBytes::tp, &AxisBytes::pp, &AxisBytes::cp, &AxisBytes::ep})
@@ -258,10 +276,7 @@ Estimate StepModel::estimate_seconds(const Plan& c) {
   }
   StepParts& parts = e.parts;
   double busy = 0;
-  for (const StageUse& use : s.facts->uses[last]) {
-    const auto i = static_cast<std::size_t>(use.stage);
-    const double count = use.share * real(e.microbatches);
-    LayerSeconds t = s.stages[i];
+  const auto add = [&](double count, const LayerSeconds& t, double sharing) {
     for (const PassSeconds* pass : {&t.forward, &t.backward_input, &t.backward_weight}) {
       parts.compute += count * pass->compute;
       parts.tp_exposed += count * pass->tensor;
@@ -269,9 +284,14 @@ Estimate StepModel::estimate_seconds(const Plan& c) {
       parts.ep_exposed += count * pass->expert;
       busy += count * pass->total();
     }
-    parts.dp_exposed += count * s.sharing[i];
-    busy += count * s.sharing[i];
+    parts.dp_exposed += count * sharing;
+    busy += count * sharing;
+  };
+  for (const StageUse& use : s.facts->uses[last]) {
+    const auto i = static_cast<std::size_t>(use.stage);
+    add(use.share * real(e.microbatches), s.stages[i], s.sharing[i]);
   }
+  if (s.part) add(real(e.microbatches), *s.part, s.part_sharing);
   const double exposed = stages_.exposed(c, s, last);
   parts.dp_exposed += exposed;
   parts.optimizer = stages_.state().optimizer(c, s.counts[last]);

@@ -80,6 +80,7 @@ std::string summary(const Plan& plan) {
   if (mesh.ep > 1 && mesh.expert_cut() > 1) text += fmt::format(" etp {}", mesh.expert_cut());
   if (mesh.pp() > 1) text += ", " + plan.schedule + (plan.chunks > 1 ? fmt::format(" x{}", plan.chunks) : "");
   if (mesh.pp() > 1 && plan.balance_layers) text += ", balanced layers";
+  if (plan.cuts_vocabulary()) text += ", vocabulary parallel";
   text += fmt::format(", micro-batch {}", plan.micro_batch);
   if (plan.zero > 0)
     text += fmt::format(", ZeRO {}", plan.zero) +

@@ -316,7 +316,8 @@ PipelineLayout::PipelineLayout(const Plan& plan, StepLength length)
   for (int r = 0; r < plan.mesh.size(Axis::dp); ++r) {
     const std::vector<Range> batches = microbatches(plan, r);
     int count = static_cast<int>(batches.size());
-    if (length == StepLength::steady && plan.schedule_text.empty() &&
+    // Where the output layer is cut the order, and with it the peak, depends on all microbatches.
+    if (length == StepLength::steady && plan.schedule_text.empty() && !plan.cuts_vocabulary() &&
         batches.back().size() == batches[0].size())
       count = steady_microbatches(plan.schedule, plan.mesh.size(Axis::pp), count);
     microbatches_.push_back(count);

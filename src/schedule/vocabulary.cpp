@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <deque>
 #include <limits>
+#include <utility>
 
 #include "base/error.h"
 #include "schedule/schedules.h"
@@ -26,6 +27,7 @@ struct Queue {
 
 struct VocabularyRank {
   double free = 0;
+  bool is_changed = true;  // since it chose: by its own instruction, or by what has been sent to it
   std::vector<Queue> queues;
   int next_part = 0, next_part_weight = 0;  // microbatches of V and VW
   int first_stage = std::numeric_limits<int>::max();
@@ -50,14 +52,16 @@ class VocabularyScheduler {
     size_t left = 0;
     for (const auto& list : base_.ranks) left += list.size();
     left += 2 * ranks_.size() * static_cast<size_t>(base_.num_microbatches);
+    std::vector<Choice> choices(ranks_.size());
     for (; left > 0; --left) {
       size_t first = 0;
       Choice best;
-      for (size_t r = 0; r < ranks_.size(); ++r)
-        if (const Choice choice = choose(r); choice.begin < best.begin) {
-          best = choice;
-          first = r;
-        }
+      for (size_t r = 0; r < ranks_.size(); ++r) {
+        if (std::exchange(ranks_[r].is_changed, false)) choices[r] = choose(r);
+        if (choices[r].begin >= best.begin) continue;
+        best = choices[r];
+        first = r;
+      }
       check(best.begin < not_made, "a schedule with its output layer cut is stuck");
       execute(first, best);
     }
@@ -178,6 +182,7 @@ class VocabularyScheduler {
     VocabularyRank& rank = ranks_[r];
     const Instruction& i = choice.instruction;
     made_.ranks[r].push_back(i);
+    rank.is_changed = true;
     rank.free = choice.begin + costs_.of(i);
     if (choice.queue != nullptr) choice.queue->places.pop_front();
     if (i.op == Op::V) ++rank.next_part;
@@ -185,7 +190,10 @@ class VocabularyScheduler {
     rank.held += change_of_held(i);
     if (i.stage == rank.first_stage) rank.held_first += change_of_held(i);
     each_write(made_, i, [&](const Value& v) {
-      if (travels(v)) travelling(v).arrival = rank.free + (travelling(v).reader == r ? 0 : costs_.message);
+      if (!travels(v)) return;
+      Travelling& sent = travelling(v);
+      sent.arrival = rank.free + (sent.reader == r ? 0 : costs_.message);
+      ranks_[sent.reader].is_changed = true;
     });
   }
 

@@ -103,8 +103,7 @@ std::vector<PlanField> all_fields() {
        {"layers-per-stage", TextMember{layers_text, read_layers, "N,N,...|auto"},
         "Layers of each stage, or auto: balanced by cost (default: as even as can be)", pinned},
        {"vocabulary-parallel", at<&Plan::vocabulary_parallel>,
-        "on: the output layer is cut by vocabulary over all pipeline ranks (docs/schedules.md)", train, 0, 0,
-        "off"},
+        "on: the output layer is cut by vocabulary over all pipeline ranks (docs/schedules.md)", pinned},
        {"optimizer-barrier", at<&Plan::optimizer_barrier>,
         "off: the optimizer steps before all pipeline ranks are known to agree, and takes back what was "
         "wrong",
