@@ -433,8 +433,8 @@ TEST_F(CommandLine, TrainsResumesAndGenerates) {
   refused({"train", "--data", "text.txt", "--model", "gpt2-tiny", "--resume", "--checkpoint", "ck"},
           {"tiny", "gpt2-tiny", " = ", "without --model"});
   const Result complete =
-      run({"train", "--data", "text.txt", "--resume", "--checkpoint", "ck", "--steps", "3", "--global-batch", "2",
-           "--seq-len", "16", "--precision", ECHELON_TEST_DTYPE});
+      run({"train", "--data", "text.txt", "--resume", "--checkpoint", "ck", "--steps", "3", "--global-batch",
+           "2", "--seq-len", "16", "--precision", ECHELON_TEST_DTYPE});
   EXPECT_EQ(complete.status, 0) << complete.err;
   EXPECT_NE(complete.out.find("complete: ck/step-00000003"), std::string::npos) << complete.out;
   refused(training({"--checkpoint", "ck/step-00000003"}), {"ck/step-00000003", "above"});

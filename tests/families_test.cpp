@@ -566,7 +566,8 @@ TEST(FamilyChoices, OfALayerAreRefusedWhereTheyMeanNothing) {
     expect_refusal([&] { model_from_toml(to_toml(load_model(preset)) + lines, "x"); }, parts);
   };
   refused("gpt2-tiny", "norm_kind = \"layer\"\n", {"norm_kind", "gpt2 family", "\"rms\""});
-  refused("llama-tiny", "norm_kind = \"layer\"\nnorm_place = \"after\"\n", {"norm_kind", "norm_place", "\"before\""});
+  refused("llama-tiny", "norm_kind = \"layer\"\nnorm_place = \"after\"\n",
+          {"norm_kind", "norm_place", "\"before\""});
   refused("gpt2-tiny", "parallel_residual = true\n", {"parallel_residual", "gpt2"});
   refused("mixtral-tiny", "parallel_residual = true\n", {"parallel_residual", "experts"});
   refused("gpt2-tiny", "interleaved_rope = true\n", {"interleaved_rope", "gpt2"});

@@ -746,8 +746,9 @@ TEST(Adapters, AreNotExportedWhereThereAreNone) {
     return to;
   };
   for (const auto& [model, lora] : {std::pair{"phi3", "rank=2"}, {"glm4", "rank=2,targets=q_proj,up_proj"}})
-    expect_refusal([&, from = save(model, lora, directory / model)] { export_adapters(from, directory / "out"); },
-                   {"one matrix", "without --adapters"});
+    expect_refusal(
+        [&, from = save(model, lora, directory / model)] { export_adapters(from, directory / "out"); },
+        {"one matrix", "without --adapters"});
   export_adapters(save("glm4", "rank=2", directory / "attention"), directory / "out");
 }
 

@@ -618,8 +618,8 @@ void export_adapters(const std::string& checkpoint, const std::string& directory
   });
   if (model.fused_projections || (model.fused_mlp && of_mlp))
     refuse(
-        "--adapters: {} has {}gate and up as one matrix in Hugging Face's layout, where an adapter of each has "
-        "no place; legal: without --adapters, which adds them to the weights",
+        "--adapters: {} has {}gate and up as one matrix in Hugging Face's layout, where an adapter of each "
+        "has no place; legal: without --adapters, which adds them to the weights",
         model.name, model.fused_projections ? "queries, keys and values as one matrix, and " : "");
   make_new_directory(directory);
   const DType dtype = asked.value_or(reader.info().dtype);
@@ -668,7 +668,8 @@ static void refuse_quantized(const std::string& directory) {
   if (!config.is_object() || !config.contains("quantization_config")) return;
   const json& object = config["quantization_config"];
   if (object.is_null()) return;
-  const bool named = object.is_object() && object.contains("quant_method") && object["quant_method"].is_string();
+  const bool named =
+      object.is_object() && object.contains("quant_method") && object["quant_method"].is_string();
   const std::string method = named ? object["quant_method"].get<std::string>()
                                    : object.dump(-1, ' ', false, json::error_handler_t::replace);
   refuse(

@@ -35,8 +35,8 @@ void refuse_uneven_heads(const ModelSpec& m, const std::string& type) {
   // Of these it is head_dim.
   for (const char* one : {"stablelm", "cohere2", "helium"})
     if (type == one && m.attention_width() != m.hidden)
-      refuse("model {}: transformers has no {} with num_heads x head_dim = {} x {}; legal: hidden = {}", m.name,
-             type, m.num_heads, m.head_dim, m.hidden);
+      refuse("model {}: transformers has no {} with num_heads x head_dim = {} x {}; legal: hidden = {}",
+             m.name, type, m.num_heads, m.head_dim, m.hidden);
   const bool asks = type == "gemma2" || type == "gemma3_text" || type == "deepseek_v2" || type == "arcee";
   if (!asks || m.hidden % m.num_heads == 0) return;
   refuse(
@@ -254,34 +254,34 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
                unturned = m.window.size > 0 || m.rope.unturned_every > 0,
                alike = m.qkv_bias == m.attention_out_bias && m.qkv_bias == m.mlp_bias;
     const auto [type, architecture] =
-        m.norm_kind == layer && gelu             ? std::pair{"starcoder2", "Starcoder2ForCausalLM"}
-        : m.norm_kind == layer && relu2          ? std::pair{"nemotron", "NemotronForCausalLM"}
-        : m.norm_kind == layer                   ? std::pair{"stablelm", "StableLmForCausalLM"}
+        m.norm_kind == layer && gelu              ? std::pair{"starcoder2", "Starcoder2ForCausalLM"}
+        : m.norm_kind == layer && relu2           ? std::pair{"nemotron", "NemotronForCausalLM"}
+        : m.norm_kind == layer                    ? std::pair{"stablelm", "StableLmForCausalLM"}
         : m.norm_kind == layer_weight && unturned ? std::pair{"cohere2", "Cohere2ForCausalLM"}
-        : m.norm_kind == layer_weight            ? std::pair{"cohere", "CohereForCausalLM"}
-        : m.norm_kind == layer_plain             ? std::pair{"olmo", "OlmoForCausalLM"}
-        : m.fused_mlp && both                 ? std::pair{"glm4", "Glm4ForCausalLM"}
-        : m.fused_mlp                         ? std::pair{"glm", "GlmForCausalLM"}
-        : m.interleaved_rope && alike         ? std::pair{"ernie4_5", "Ernie4_5ForCausalLM"}
-        : m.interleaved_rope                  ? std::pair{"helium", "HeliumForCausalLM"}
-        : mixtral                               ? std::pair{"mixtral", "MixtralForCausalLM"}
-        : gpt_oss                             ? std::pair{"gpt_oss", "GptOssForCausalLM"}
-        : deepseek && v2                      ? std::pair{"deepseek_v2", "DeepseekV2ForCausalLM"}
-        : deepseek                            ? std::pair{"deepseek_v3", "DeepseekV3ForCausalLM"}
-        : qwen3_moe                           ? std::pair{"qwen3_moe", "Qwen3MoeForCausalLM"}
-        : olmoe                               ? std::pair{"olmoe", "OlmoeForCausalLM"}
-        : m.fused_projections                 ? std::pair{"phi3", "Phi3ForCausalLM"}
-        : olmo && m.rope.local_theta > 0      ? std::pair{"olmo3", "Olmo3ForCausalLM"}
-        : olmo                                ? std::pair{"olmo2", "Olmo2ForCausalLM"}
-        : gemma1                              ? std::pair{"gemma", "GemmaForCausalLM"}
-        : gemma2                              ? std::pair{"gemma2", "Gemma2ForCausalLM"}
-        : gemma                               ? std::pair{"gemma3_text", "Gemma3ForCausalLM"}
-        : m.scales != ScaleSpec{}             ? std::pair{"granite", "GraniteForCausalLM"}
-        : m.rope.unturned_every > 0           ? std::pair{"smollm3", "SmolLM3ForCausalLM"}
-        : seed_oss                            ? std::pair{"seed_oss", "SeedOssForCausalLM"}
-        : m.qkv_bias && !m.attention_out_bias ? std::pair{"qwen2", "Qwen2ForCausalLM"}
-        : m.qk_norm                           ? std::pair{"qwen3", "Qwen3ForCausalLM"}
-        : relu2                               ? std::pair{"arcee", "ArceeForCausalLM"}
+        : m.norm_kind == layer_weight             ? std::pair{"cohere", "CohereForCausalLM"}
+        : m.norm_kind == layer_plain              ? std::pair{"olmo", "OlmoForCausalLM"}
+        : m.fused_mlp && both                     ? std::pair{"glm4", "Glm4ForCausalLM"}
+        : m.fused_mlp                             ? std::pair{"glm", "GlmForCausalLM"}
+        : m.interleaved_rope && alike             ? std::pair{"ernie4_5", "Ernie4_5ForCausalLM"}
+        : m.interleaved_rope                      ? std::pair{"helium", "HeliumForCausalLM"}
+        : mixtral                                 ? std::pair{"mixtral", "MixtralForCausalLM"}
+        : gpt_oss                                 ? std::pair{"gpt_oss", "GptOssForCausalLM"}
+        : deepseek && v2                          ? std::pair{"deepseek_v2", "DeepseekV2ForCausalLM"}
+        : deepseek                                ? std::pair{"deepseek_v3", "DeepseekV3ForCausalLM"}
+        : qwen3_moe                               ? std::pair{"qwen3_moe", "Qwen3MoeForCausalLM"}
+        : olmoe                                   ? std::pair{"olmoe", "OlmoeForCausalLM"}
+        : m.fused_projections                     ? std::pair{"phi3", "Phi3ForCausalLM"}
+        : olmo && m.rope.local_theta > 0          ? std::pair{"olmo3", "Olmo3ForCausalLM"}
+        : olmo                                    ? std::pair{"olmo2", "Olmo2ForCausalLM"}
+        : gemma1                                  ? std::pair{"gemma", "GemmaForCausalLM"}
+        : gemma2                                  ? std::pair{"gemma2", "Gemma2ForCausalLM"}
+        : gemma                                   ? std::pair{"gemma3_text", "Gemma3ForCausalLM"}
+        : m.scales != ScaleSpec{}                 ? std::pair{"granite", "GraniteForCausalLM"}
+        : m.rope.unturned_every > 0               ? std::pair{"smollm3", "SmolLM3ForCausalLM"}
+        : seed_oss                                ? std::pair{"seed_oss", "SeedOssForCausalLM"}
+        : m.qkv_bias && !m.attention_out_bias     ? std::pair{"qwen2", "Qwen2ForCausalLM"}
+        : m.qk_norm                               ? std::pair{"qwen3", "Qwen3ForCausalLM"}
+        : relu2                                   ? std::pair{"arcee", "ArceeForCausalLM"}
         // A Mistral without a window is a Llama, but may have heads of any width.
         : m.window.size > 0 || m.hidden % m.num_heads != 0 ? std::pair{"mistral", "MistralForCausalLM"}
                                                            : std::pair{"llama", "LlamaForCausalLM"};

@@ -595,9 +595,9 @@ void read_olmo(const Config& config, ModelSpec& m) {
 void read_ernie(const Config& config, ModelSpec& m) {
   config.required("head_dim");  // transformers would take 128
   m.interleaved_rope = true;
-  read_llama(
-      config,
-      {.rope_theta = 500000, .norm_eps = 1e-5, .tied = true, .biased = false, .bias_key = "use_bias"}, m);
+  read_llama(config,
+             {.rope_theta = 500000, .norm_eps = 1e-5, .tied = true, .biased = false, .bias_key = "use_bias"},
+             m);
   m.mlp_bias = m.qkv_bias;
 }
 
@@ -608,7 +608,8 @@ void read_helium(const Config& config, ModelSpec& m) {
   read_llama(config, {.rope_theta = 100000, .norm_eps = 1e-8, .biased = false, .mlp_biased = true}, m);
   m.attention_out_bias = false;
   if (m.attention_width() != m.hidden)
-    config.wrong("head_dim", fmt::format("hidden_size / num_attention_heads = {} / {}", m.hidden, m.num_heads));
+    config.wrong("head_dim",
+                 fmt::format("hidden_size / num_attention_heads = {} / {}", m.hidden, m.num_heads));
 }
 
 // What Gemma 2 and 3 share; the window in all layers but each n-th, by default where layer_types is missing.

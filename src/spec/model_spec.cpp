@@ -114,9 +114,8 @@ void check_attention(const ModelSpec& m) {
 void check_layers(const ModelSpec& m) {
   const bool llama = m.family == Family::llama, layer_norm = m.norm_kind != NormKind::rms;
   if (layer_norm && !llama)
-    refuse(
-        "model {}: norm_kind = \"{}\" is not legal for the {} family, which has LayerNorm; give \"rms\"",
-        m.name, name_of(m.norm_kind), name_of(m.family));
+    refuse("model {}: norm_kind = \"{}\" is not legal for the {} family, which has LayerNorm; give \"rms\"",
+           m.name, name_of(m.norm_kind), name_of(m.family));
   if (layer_norm && m.norm_place != NormPlace::before)
     refuse("model {}: norm_kind = \"{}\" is not legal with norm_place = \"{}\"; give \"before\"", m.name,
            name_of(m.norm_kind), name_of(m.norm_place));
@@ -134,8 +133,8 @@ void check_layers(const ModelSpec& m) {
       refuse("model {}: {} = true is not legal for the {} family; give false", m.name, field,
              name_of(m.family));
     if (m.latent_attention() || m.fused_projections)
-      refuse("model {}: {} = true is not legal with latent attention or fused_projections; give false", m.name,
-             field);
+      refuse("model {}: {} = true is not legal with latent attention or fused_projections; give false",
+             m.name, field);
   }
   if (m.fused_mlp && (m.experts != Experts::none || !is_gated(m.activation) || m.mlp_bias))
     refuse("model {}: fused_mlp = true is not legal with experts, biases or without a gate; give false",

@@ -323,7 +323,8 @@ CheckpointInfo find_resumed(const TrainRequest& request, const std::string& path
       const bool more = others.front().field == "name" && others.size() > 1;  // which say more than that
       const auto& [field, there, here] = others[more ? 1 : 0];
       refuse(
-          "--resume {}: it holds the model {}, not {}: {} = {}, not {}; legal: without --model, which takes it",
+          "--resume {}: it holds the model {}, not {}: {} = {}, not {}; legal: without --model, which "
+          "takes it",
           info.path, info.model.name, request.plan.model.name, field, there.empty() ? "nothing" : there,
           here.empty() ? "nothing" : here);
     }
