@@ -9,6 +9,7 @@
 #include <set>
 
 #include "base/halving_tree.h"
+#include "bottles.h"
 #include "case_choice.h"
 #include "mesh_runs.h"
 #include "pipeline_runs.h"
@@ -181,9 +182,7 @@ Plan plan_of(const MeshRow& m, const Column& column) {
 class InvariantNumerics : public testing::Test {
  protected:
   InvariantNumerics() {
-    std::string text;
-    for (int i = 0; i < 400; ++i) text += fmt::format("{} bottles of {} on the wall, {}\n", i, i * i, i % 7);
-    write_text(directory_ / "text", text);
+    write_text(directory_ / "text", bottles(400));
     data_ = std::make_unique<TokenData>(std::vector{directory_ / "text"}, bytes_vocab);
   }
 
@@ -196,7 +195,7 @@ class InvariantNumerics : public testing::Test {
     r.run.timeout = patience;
     r.run.threads_per_rank = threads;
     r.fingerprint_every = steps;
-    r.eval_samples = 4;
+    r.eval_samples = 3;  // on several ranks some have fewer
     r.priced_step = StepPrediction{};  // nothing is timed
     double loss = 0, norm = 0;
     std::string experts;
@@ -209,11 +208,8 @@ class InvariantNumerics : public testing::Test {
                                fmt::join(layer.dropped, " "));
     };
     const TrainSummary summary = train(r, *data_, observer);
-    // How many copies a capacity leaves of what travels over cp no plan says.
-    if (plan.balancing.capacity == 0 || plan.mesh.size(Axis::cp) == 1 || plan.mesh.ep > 1) {
-      EXPECT_EQ(plan.mesh.ep > 1 ? summary.traffic_by_data : summary.predicted_traffic,
-                summary.measured_traffic);
-    }
+    EXPECT_EQ(summary.traffic_assumptions.empty() ? summary.predicted_traffic : summary.traffic_by_data,
+              summary.measured_traffic);
     return fmt::format("{} {:a} {:a} {:a}{}", summary.fingerprint, loss, norm, summary.validation_loss,
                        experts);
   }
@@ -284,11 +280,23 @@ std::vector<MeshRow> meshes() {
                          .kind = ContextKind::allgather,
                          .balance = balance});
   for (const char* schedule :
-       {"interleaved", "interleaved-even", "zb-v", "v-half", "v-min"})
+       {"interleaved", "interleaved-even", "zb-v", "v-half", "v-min", "dualpipe", "dualpipev"})
     for (int dp : {1, 2})
       for (int zero : {0, 2})
         if (dp > 1 || zero == 0)
           all.push_back({.dp = dp, .pp = 2, .zero = zero, .micro_batch = 1, .schedule = schedule});
+  all.push_back({.tp = 2, .pp = 2, .sp = true, .micro_batch = 1, .schedule = "dualpipe"});
+  for (int ep : {2, 4})
+    for (ContextKind kind : {ContextKind::ulysses, ContextKind::allgather})
+      all.push_back({.dp = 2,
+                     .pp = 2,
+                     .ep = ep,
+                     .cp = ep / 2,
+                     .zero = ep / 2,
+                     .micro_batch = 1,
+                     .schedule = "dualpipe",
+                     .recompute = ep == 4 ? "full" : "none",
+                     .kind = kind});
   for (int ep : {1, 2, 4})
     for (ContextKind kind : {ContextKind::ulysses, ContextKind::allgather})
       for (int zero : {0, 3})
@@ -350,7 +358,8 @@ TEST_F(InvariantNumerics, EveryMeshHasTheSameBits) {
             {.dp = 2, .cp = 2, .zero = 3, .micro_batch = 2},
             {.dp = 2, .tp = 2, .ep = 2, .sp = true, .micro_batch = 2},
             {.dp = 2, .tp = 2, .pp = 2, .zero = 1, .micro_batch = 1},
-            {.dp = 2, .ep = 2, .cp = 2, .micro_batch = 2}};
+            {.dp = 2, .ep = 2, .cp = 2, .micro_batch = 2, .kind = ContextKind::allgather},
+            {.dp = 2, .pp = 2, .ep = 2, .micro_batch = 1, .schedule = "dualpipe"}};
   expect_one_a_column(rows, 3);
 }
 
@@ -401,12 +410,16 @@ TEST_F(InvariantNumerics, TunedModelsHaveTheSameBits) {
 TEST(InvariantPrediction, IsThatOfEachRank) {
   const MeshRow gathered{.cp = 4, .micro_batch = 2, .kind = ContextKind::allgather};
   for (const MeshRow& row : {MeshRow{.cp = 2, .zero = 1, .micro_batch = 2}, gathered,
-                             MeshRow{.tp = 2, .cp = 2, .sp = true, .micro_batch = 1}})
+                             MeshRow{.tp = 2, .cp = 2, .sp = true, .micro_batch = 1},
+                             MeshRow{.pp = 2, .micro_batch = 1, .schedule = "dualpipe"}})
     expect_predicted(plan_of(row, {"gpt2-tiny", "f64"}));
   for (const MeshRow& row : {MeshRow{.cp = 2, .micro_batch = 2}, MeshRow{.tp = 2, .sp = true},
                              MeshRow{.dp = 2, .tp = 2, .ep = 2}, MeshRow{.dp = 2, .ep = 2, .cp = 2}})
     for (const char* model : {"mixtral-tiny", "deepseek-v3-tiny"})
       expect_predicted(plan_of(row, {model, "f64"}));
+  const Column dropping{"mixtral-tiny", "f64", {.capacity = 0.8}};
+  expect_predicted(plan_of({.cp = 2, .micro_batch = 2}, dropping));
+  expect_predicted(plan_of({.dp = 2, .pp = 2, .ep = 2, .micro_batch = 1, .schedule = "dualpipe"}, dropping));
 }
 
 // A checkpoint has no mesh: a training that goes on with another one ends with the same weights.

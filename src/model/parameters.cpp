@@ -67,10 +67,11 @@ ParameterStore::ParameterStore(const Rank& rank, const Plan& plan, const Pipelin
   for (const ParamSpec& spec : model_) owners_[spec.name] = pipeline.holders_of(spec).front();
   layout_ = flat_layout(groups, rank.size(Axis::tp), rank.coordinate(Axis::tp));
   buckets_ = reduction_buckets(plan, groups, rank.coordinate(Axis::tp));
-  if (plan.numerics == Numerics::invariant)
-    tree_ = std::make_unique<SequenceTree>(
-        rank.arena(),
-        static_cast<int>(microbatches(plan, rank.coordinate(Axis::dp)).size()) / pipeline.stage_copies());
+  if (plan.numerics == Numerics::invariant) {
+    const int all = static_cast<int>(microbatches(plan, rank.coordinate(Axis::dp)).size());
+    tree_ = std::make_unique<SequenceTree>(rank.arena(), all / pipeline.stage_copies(),
+                                           pipeline.stage_copies() > 1);
+  }
   make_units();
   if (moments == Moments::here) make_moments(plan, shard_size(shard_units(layout_, shards_), shard_));
   if (zero_ == 3) make_gather(plan.zero_prefetch);

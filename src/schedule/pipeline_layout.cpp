@@ -234,7 +234,7 @@ void refuse_without_barrier(const Plan& plan, const Schedule& schedule) {
 }
 
 // Sums over microbatches by their tree want them in order, and of a stage that two ranks have copies of each
-// half of them on one.
+// half of them on one: as DualPipe has them.
 void refuse_order_of_gradients(const Plan& plan, const Schedule& schedule) {
   if (plan.numerics == Numerics::ordinary) return;
   const auto problem = [&](const std::string& why) {
@@ -242,7 +242,7 @@ void refuse_order_of_gradients(const Plan& plan, const Schedule& schedule) {
   };
   if (schedule.num_ranks() > 1 && !flushes(plan))
     problem("with --numerics invariant all microbatches of a step see the same weights");
-  if (parameter_copies(schedule) > 1)
+  if (parameter_copies(schedule) > 1 && !plan.schedule_text.empty())
     problem("with --numerics invariant a stage is on one rank, and here two have copies of it");
   for (const auto& instructions : schedule.ranks) {
     std::map<int, int> last;  // microbatch whose gradients a stage has

@@ -6,9 +6,42 @@
 
 namespace echelon {
 
+// The ranks' sums, one after another, into the first.
+static void add_by_tree(Kernels& kernels, const std::vector<Tensor>& sums) {
+  std::vector<std::size_t> first;  // of the ranks whose sum waits
+  for (std::size_t rank = 0; rank < sums.size(); ++rank) {
+    first.push_back(rank);
+    for (int m = tree_place(std::ssize(sums), static_cast<std::int64_t>(rank)).merges; m > 0; --m) {
+      const std::size_t second = first.back();
+      first.pop_back();
+      kernels.add(sums[second], sums[first.back()]);
+    }
+  }
+}
+
+SequenceTree::SequenceTree(Arena& arena, int microbatches, bool has_copy)
+    : arena_(arena), microbatches_(microbatches), has_copy_(has_copy) {
+  check(!has_copy || microbatches > 1, "of a stage that two ranks have each has several microbatches");
+}
+
 int SequenceTree::most_beside(int ranks) const {
   // Of one microbatch all sequences of all ranks are there at once.
   return microbatches_ == 1 ? 0 : ranks * (most_waiting(microbatches_) + 1) - 1;
+}
+
+std::vector<Tensor> SequenceTree::sums_of_ranks(const Tensor& gradient,
+                                                const std::vector<Tensor>& waiting) const {
+  const auto each = static_cast<std::size_t>(most_waiting(microbatches_) + 1);
+  std::vector<Tensor> sums{gradient};
+  for (std::size_t at = each; at <= waiting.size(); at += each) sums.push_back(waiting[at - 1]);
+  return sums;
+}
+
+void SequenceTree::add_copy(Kernels& kernels, const Tensor& gradient, const std::vector<Tensor>& waiting,
+                            const std::function<void(const Tensor& sum)>& add) const {
+  const std::vector<Tensor> sums = sums_of_ranks(gradient, waiting);
+  for (const Tensor& sum : sums) add(sum);
+  add_by_tree(kernels, sums);
 }
 
 void SequenceTree::reserve(int levels, std::int64_t elements, DType dtype) const {
@@ -84,15 +117,8 @@ void SequenceSums::merge_microbatches(std::span<const Weight* const> weights, in
 }
 
 void SequenceSums::merge_ranks(std::span<const Weight* const> weights) const {
-  std::vector<int> first;  // of the ranks whose sum waits
-  for (int rank = 0; rank < ranks_; ++rank) {
-    first.push_back(rank);
-    for (int m = tree_place(ranks_, rank).merges; m > 0; --m) {
-      const int second = first.back();
-      first.pop_back();
-      for (const Weight* w : weights) kernels_->add(place_of(*w, second, 0), place_of(*w, first.back(), 0));
-    }
-  }
+  if (ranks_ == 1) return;
+  for (const Weight* w : weights) add_by_tree(*kernels_, tree_->sums_of_ranks(w->gradient, w->waiting));
 }
 
 static Tensor part_of(const Tensor& x, int dim, Range range) {

@@ -20,10 +20,18 @@ namespace echelon {
 // Of one rank; scratch that all its sums share.
 class SequenceTree {
  public:
-  SequenceTree(Arena& arena, int microbatches) : arena_(arena), microbatches_(microbatches) {}
+  // `has_copy`: another rank has as many microbatches of the same parameters (DualPipe), several, before or
+  // behind those here, and both add their sums up (add_copy).
+  SequenceTree(Arena& arena, int microbatches, bool has_copy = false);
   int microbatches() const { return microbatches_; }
+  bool has_copy() const { return has_copy_; }
   // Sums that wait beside a gradient whose rows come from so many ranks (SequenceSums::of_ranks).
   int most_beside(int ranks = 1) const;
+  // The sums of these ranks of one gradient, beside which `waiting` are: the first is the gradient.
+  std::vector<Tensor> sums_of_ranks(const Tensor& gradient, const std::vector<Tensor>& waiting) const;
+  // Adds the other copy's sums, each of which add(sum) adds to the same one here, and then the ranks'.
+  void add_copy(Kernels& kernels, const Tensor& gradient, const std::vector<Tensor>& waiting,
+                const std::function<void(const Tensor& sum)>& add) const;
   // As `tensor`, for sums of this level that wait, `taken` elements of the level being used.
   Tensor scratch(int level, std::int64_t taken, const Tensor& tensor) const;
   // There is room on each of so many levels for so many elements.
@@ -32,6 +40,7 @@ class SequenceTree {
  private:
   Arena& arena_;
   int microbatches_;
+  bool has_copy_;
   mutable std::vector<Tensor> levels_;  // flat
 };
 
@@ -122,7 +131,8 @@ class SequenceSums {
     return x.shape().size() == 1 ? x.flat_range(rows.begin, rows.end) : x.row_range(rows.begin, rows.end);
   }
   // The same for `runs` of the sequences, equal and nodes of their tree, each of which is taken at once.
-  // Microbatches of several ranks come in turns, so each rank's are added up apart until all are there.
+  // Microbatches of several ranks come in turns, so each rank's are added up apart until all are there, the
+  // other copy's too.
   template <class Take>
   void add_in(std::int64_t runs, std::span<const Weight* const> weights, const Take& take) const {
     std::vector<Tensor> gradients;
@@ -140,7 +150,7 @@ class SequenceSums {
       for (int m = 0; m < place.merges; ++m) merge(weights, rank, place.waiting - m);
       if ((run + 1) % of_rank == 0) merge_microbatches(weights, rank);
     }
-    if (microbatch_ + 1 == tree_->microbatches()) merge_ranks(weights);
+    if (microbatch_ + 1 == tree_->microbatches() && !tree_->has_copy()) merge_ranks(weights);
   }
   // Where sums of a rank are with so many of the microbatch waiting before them, and with so many of its
   // microbatches.

@@ -25,7 +25,7 @@ double FlushDriver::compute_gradients(std::int64_t step, const SampleSource& sam
   std::vector<double> loss_sums = take_loss_sums();
   if (parts_.sums == DataParallelSums::all) count_routing();
   if (parts_.sums != DataParallelSums::none)
-    loss_sums = HostGroup(rank.along(Axis::pp)).sum(HostGroup(rank.dp_cp()).sum(loss_sums));
+    loss_sums = sum_over_ranks(loss_sums);
   if (loss_sums.size() > 1) mtp_loss_ = loss_sums.back() / num_targets();
   return loss_sums.front() / num_targets();
 }
@@ -47,6 +47,12 @@ StepResult FlushDriver::apply_gradients(std::int64_t step, double loss) {
              clip_factor(result.gradient_norm, parts_.optimizer.clip));
   parts_.stages.balance_routers(routing_);
   return result;
+}
+
+// In DualPipe two pipeline ranks have halves of a data-parallel rank's microbatches, so their sum comes first
+// (docs/invariance.md). Else one of them has all.
+std::vector<double> FlushDriver::sum_over_ranks(std::span<const double> numbers) const {
+  return HostGroup(parts_.rank.dp_cp()).sum(HostGroup(parts_.rank.along(Axis::pp)).sum(numbers));
 }
 
 // A layer's tokens are on all data-parallel ranks, and in DualPipe on two pipeline ranks. Losses alone are
@@ -71,7 +77,7 @@ void FlushDriver::count_routing() {
     place[2 * experts] += c.away;
     place[width - 1] = losses[static_cast<std::size_t>(c.layer - dense)];
   }
-  all = HostGroup(rank.along(Axis::pp)).sum(HostGroup(rank.dp_cp()).sum(all));
+  all = sum_over_ranks(all);
   routing_.clear();
   for (std::int64_t i = 0; i < layers; ++i) {
     const double* place = all.data() + i * width;

@@ -2,6 +2,8 @@
 // gradients of the whole mesh; their norm over all stages; the optimizer's step.
 #pragma once
 
+#include <span>
+
 #include "train/step_driver.h"
 
 namespace echelon {
@@ -20,6 +22,7 @@ class FlushDriver final : public StepDriver {
 
  private:
   void count_routing();
+  std::vector<double> sum_over_ranks(std::span<const double> numbers) const;
 
   std::vector<RoutingCounts> routing_;
   double mtp_loss_ = 0;

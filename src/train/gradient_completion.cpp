@@ -68,7 +68,7 @@ void GradientCompletion::finish_sums() {
 void GradientCompletion::finish_with_pipeline() {
   const Doing doing = rank_.doing(Activity::reduce_gradients);
   // Under invariant numerics the two copies of a DualPipe stage have the halves of a rank's microbatches, so
-  // their sum is a node of the tree.
+  // their sum is a node of the tree, and comes before that over ranks.
   const bool by_tree = parameters_.sequence_tree() != nullptr, first = by_tree && has_stage_copies_;
   if (first) add_pipeline_copies(true);
   if (by_tree) sum_ties_first();
@@ -107,7 +107,11 @@ void GradientCompletion::add_pipeline_copies(bool apart) {
     if (p == nullptr || p->spec.frozen || p->holders.size() < 2) continue;
     check(p->holders.size() == 2, "a parameter is on at most two pipeline ranks");
     const int other = p->holders[p->holders.front() == group.rank() ? 1 : 0];
-    add_theirs(p->gradient, other);
+    const auto add = [&](const Tensor& sum) { add_theirs(sum, other); };
+    if (const SequenceTree* tree = parameters_.sequence_tree())
+      tree->add_copy(rank_.kernels(), p->gradient, p->waiting, add);
+    else
+      add(p->gradient);
     if (apart && parameters_.tied_gradient().defined() && spec.name == parameters_.output_name())
       add_theirs(parameters_.tied_gradient(), other);
   }
