@@ -42,16 +42,20 @@ ExpertParallel::Saved ExpertParallel::route(const Tensor& normed_here, std::int6
       });
     sort_and_count(kept, saved);
   }
-  const ExpertBounds by_run = by_sequence_ && sequences > 0 ? bounds_by_run(saved) : ExpertBounds();
+  // In generation too rows are of no sequences, and there are no sums.
+  const bool has_runs = by_sequence_ && (sequences > 0 || rows == 0);
+  const ExpertBounds by_run = has_runs ? bounds_by_run(saved) : ExpertBounds();
   saved.route = exchange_.route(saved.bounds, room.copies, room.rows, by_run, runs_);
-  if (!by_run.empty() && runs_.ranks > 1 && exchange_.is_local())
-    saved.whole_copies = std::make_shared<WholeCopies>(*rank_, runs_, by_run, sequences);
+  if (sequences > 0 && has_runs && runs_.ranks > 1 && exchange_.is_local())
+    saved.whole_copies = std::make_shared<WholeCopies>(*rank_, runs_, by_run, sequences, moved_);
   return saved;
 }
 
 // An expert's copies are in the order of their tokens, and so of sequences and their runs of positions here.
+// In validation a rank that has no sequence tells others of as many runs as they have of their one.
 ExpertBounds ExpertParallel::bounds_by_run(const Saved& saved) const {
-  const std::int64_t number = saved.sequences * runs_.of_rank, each = saved.ids.rows() / number;
+  const std::int64_t number = std::max<std::int64_t>(saved.sequences, 1) * runs_.of_rank,
+                     each = saved.ids.rows() / number;
   const ExpertBounds& bounds = saved.bounds;
   const bool imagined = saved.copies.device() == Device::none;
   const std::vector<std::int32_t> tokens =

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/error.h"
+#include "base/split.h"
 #include "comm/host_group.h"
 #include "tensor/host.h"
 
@@ -27,8 +28,8 @@ PositionRuns::PositionRuns(const Plan& plan) : ranks(plan.mesh.size(Axis::cp)) {
 }
 
 WholeCopies::WholeCopies(const Rank& rank, const PositionRuns& runs, const ExpertBounds& by_run,
-                         std::int64_t sequences)
-    : rank_(&rank) {
+                         std::int64_t sequences, MovedCopies& moved)
+    : rank_(&rank), moved_(&moved) {
   const auto ranks = static_cast<std::size_t>(runs.ranks), width = by_run.size() - 1;
   std::vector<std::int32_t> leaving;  // the same to each
   for (std::size_t r = 0; r < ranks; ++r)
@@ -63,13 +64,17 @@ Tensor WholeCopies::in_order(const Tensor& by_rank) const {
 
 Tensor WholeCopies::gather(const WholeRows& rows, const Tensor& here) const {
   Communicator& cp = rank_->along(Axis::cp);
-  return in_order(rows.all_of(cp, here.row_range(0, counts_[static_cast<std::size_t>(cp.rank())]), counts_));
+  const std::int64_t own = counts_[static_cast<std::size_t>(cp.rank())];
+  moved_->gathered_bytes += (cp.size() - 1) * own * here.cols() * element_bytes(here.dtype());
+  return in_order(rows.all_of(cp, here.row_range(0, own), counts_));
 }
 
 Tensor WholeCopies::gather_part(const WholeRows& rows, const Tensor& here) const {
   Communicator& cp = rank_->along(Axis::cp);
-  return in_order(
-      rows.part_of_all(cp, here.row_range(0, counts_[static_cast<std::size_t>(cp.rank())]), counts_));
+  const std::int64_t own = counts_[static_cast<std::size_t>(cp.rank())],
+                     others = here.cols() - split_range(here.cols(), cp.size(), cp.rank()).size();
+  moved_->exchanged_bytes += own * others * element_bytes(here.dtype());
+  return in_order(rows.part_of_all(cp, here.row_range(0, own), counts_));
 }
 
 }  // namespace echelon

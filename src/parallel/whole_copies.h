@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "parallel/whole_rows.h"
+#include "spec/traffic.h"
 #include "tensor/expert_products.h"
 
 namespace echelon {
@@ -25,8 +26,10 @@ struct PositionRuns {
 
 class WholeCopies {
  public:
-  // Collective over cp. `by_run`: bounds of the copies here of each expert, sequence and run.
-  WholeCopies(const Rank& rank, const PositionRuns& runs, const ExpertBounds& by_run, std::int64_t sequences);
+  // Collective over cp. `by_run`: bounds of the copies here of each expert, sequence and run. Adds what it
+  // sends to `moved`, which outlives it.
+  WholeCopies(const Rank& rank, const PositionRuns& runs, const ExpertBounds& by_run, std::int64_t sequences,
+              MovedCopies& moved);
 
   // Bounds of each expert's copies of each sequence.
   const ExpertBounds& of_sequences() const { return of_sequences_; }
@@ -39,6 +42,7 @@ class WholeCopies {
   Tensor in_order(const Tensor& by_rank) const;
 
   const Rank* rank_;
+  MovedCopies* moved_;
   std::vector<std::int64_t> counts_;  // copies on each rank
   ExpertBounds of_sequences_{0};
   Tensor places_;  // (all copies, i32): where each is among those of one rank after another

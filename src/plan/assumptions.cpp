@@ -14,11 +14,19 @@ const char* assumption_name(Assumption assumption) {
   throw InvariantError("not an assumption");
 }
 
+// Under invariant numerics the ranks of a cp group gather the copies that capacities leave of whole sequences,
+// where these do not travel to experts.
+static bool gathers_what_is_left(const Plan& plan) {
+  return plan.numerics == Numerics::invariant && plan.model.experts != Experts::none &&
+         plan.balancing.capacity > 0 && plan.mesh.ep == 1 && plan.mesh.size(Axis::cp) > 1;
+}
+
 // With a capacity there is room for all that it allows, whatever comes. Without one a token that goes to all
 // experts goes everywhere.
 std::vector<Assumption> memory_assumptions(const Plan& plan) {
-  const bool certain = plan.mesh.ep == 1 || plan.balancing.capacity > 0 ||
-                       plan.model.experts_per_token == plan.model.num_experts;
+  const bool certain =
+      !gathers_what_is_left(plan) && (plan.mesh.ep == 1 || plan.balancing.capacity > 0 ||
+                                      plan.model.experts_per_token == plan.model.num_experts);
   return certain ? std::vector<Assumption>() : std::vector{Assumption::even_expert_load};
 }
 

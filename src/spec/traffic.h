@@ -42,6 +42,9 @@ struct MovedCopies {
   std::int64_t forward_sent = 0, forward_received = 0, backward_sent = 0, backward_received = 0;
   std::int64_t forward_rows = 0, backward_rows = 0;  // of the experts here, wherever they came from
   std::int64_t again_sent = 0;                       // once more, to make again what the experts were given
+  // Bytes sent over cp where each rank adds up a part of the experts' gradients, of the copies of all of them
+  // (parallel/whole_copies.h): of whole rows, and of parts.
+  std::int64_t gathered_bytes = 0, exchanged_bytes = 0;
   MovedCopies& operator+=(const MovedCopies& more);
 };
 

@@ -98,6 +98,8 @@ Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, const 
 // Whole rows to the experts and back; the backward pass also brings each copy's weight and takes its
 // gradient. Under invariant numerics tp ranks add up rows before they go back, each some columns of them.
 void add_copies(const Plan& plan, const MovedCopies& moved, Traffic& traffic) {
+  traffic.at(Axis::cp, Verb::all_gather).bytes += moved.gathered_bytes;
+  traffic.at(Axis::cp, Verb::all_to_all).bytes += moved.exchanged_bytes;
   if (plan.mesh.ep == 1) return;
   const std::int64_t hidden = plan.model.hidden;
   const int tp = plan.mesh.size(Axis::tp);

@@ -18,7 +18,7 @@ namespace echelon {
 struct DryRun {
   Memory peak;         // of a step, without the kernels' scratch, which is the device's own
   Traffic traffic;     // of a step; of a stream one in its middle
-  MovedCopies copies;  // that go to experts on other ranks, and are part of that
+  MovedCopies copies;  // of tokens, whose number is the data's, and which are part of that
   std::vector<UnevenSum> uneven_sums;
 };
 
