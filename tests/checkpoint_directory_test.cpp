@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "bottles.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/checkpoint_directory.h"
 #include "mesh_runs.h"
@@ -18,9 +19,7 @@ namespace fs = std::filesystem;
 class OfCheckpoints : public testing::Test {
  protected:
   OfCheckpoints() {
-    std::string text;
-    for (int i = 0; i < 60; ++i) text += fmt::format("{} bottles of {} on the wall\n", i, i * i);
-    write_text(directory_ / "text", text);
+    write_text(directory_ / "text", bottles(60));
     data_ = std::make_unique<TokenData>(std::vector{directory_ / "text"}, bytes_vocab);
     request_.plan = odd_plan(odd_llama(), 1, 1, false);
     request_.plan.model.vocab = bytes_vocab;

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "bottles.h"
 #include "expert_runs.h"
 #include "train/session.h"
 
@@ -17,9 +18,7 @@ using nlohmann::json;
 class ExpertLoads : public testing::Test {
  protected:
   ExpertLoads() {
-    std::string text;
-    for (int i = 0; i < 60; ++i) text += fmt::format("{} bottles of {} on the wall\n", i, i * i);
-    write_text(directory_ / "text", text);
+    write_text(directory_ / "text", bottles(60));
     data_ = std::make_unique<TokenData>(std::vector{directory_ / "text"}, bytes_vocab);
   }
 

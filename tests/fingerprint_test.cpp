@@ -4,6 +4,7 @@
 
 #include <atomic>
 
+#include "bottles.h"
 #include "mesh_runs.h"
 #include "tensor/host.h"
 #include "train/session.h"
@@ -68,9 +69,7 @@ TEST(Fingerprint, ShowsOneBitOfOneElementAndItsPlace) {
 // Of runs that have the same bits: every so many steps, and after the last.
 TEST(Fingerprint, IsPublishedEverySoManyStepsAndAfterTheLast) {
   const TemporaryDirectory directory;
-  std::string text;
-  for (int i = 0; i < 60; ++i) text += fmt::format("{} bottles of {} on the wall\n", i, i * i);
-  write_text(directory / "text", text);
+  write_text(directory / "text", bottles(60));
   const TokenData data({directory / "text"}, bytes_vocab);
   using Published = std::vector<std::pair<std::int64_t, std::string>>;
   const auto published = [&](int pp, int zero, std::int64_t every, TrainSummary* summary = nullptr) {

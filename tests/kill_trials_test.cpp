@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "bottles.h"
 #include "command_runs.h"
 #include "patience.h"
 #include "temporary_directory.h"
@@ -33,9 +34,7 @@ constexpr int ranks = 4, steps = 12;
 class KillTrials : public testing::Test {
  protected:
   KillTrials() {
-    std::string text;
-    for (int i = 0; i < 400; ++i) text += fmt::format("{} bottles of {} on the wall\n", i, i * i);
-    write_text(directory_ / "text", text);
+    write_text(directory_ / "text", bottles(400));
     const CommandResult r = run_command(fmt::format("{} {}", ECHELON_BINARY, training("whole")));
     EXPECT_EQ(r.status, 0) << r.output;
     expected_ = losses("whole");

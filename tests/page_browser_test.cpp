@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "bottles.h"
 #include "run_command.h"
 
 namespace echelon::page_browser_test {
@@ -253,9 +254,7 @@ TEST_F(PageBrowser, Schedules) {
 }
 
 TEST_F(PageBrowser, Run) {
-  std::string text;
-  for (int i = 0; i < 400; ++i) text += fmt::format("{} bottles of {} on the wall\n", i, i * i);
-  write_text(directory() + "/text", text);
+  write_text(directory() + "/text", bottles(400));
   const std::string train =
       "train --model mixtral-tiny --data text --seq-len 32 --global-batch 8 --micro-batch 2 --dp 2 --pp 2 --threads 1 "
       "--steps 12 --eval-every 4 --straggler-every 3 --sample 0 --checkpoint ck --save-every 5 --log log.jsonl "

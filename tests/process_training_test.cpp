@@ -6,6 +6,7 @@
 #include <sstream>
 #include <vector>
 
+#include "bottles.h"
 #include "command_runs.h"
 #include "temporary_directory.h"
 #include "trace_checks.h"
@@ -25,9 +26,7 @@ struct Case {
 class ProcessTraining : public testing::Test {
  protected:
   ProcessTraining() {
-    std::string text;
-    for (int i = 0; i < 400; ++i) text += fmt::format("{} bottles of {} on the wall\n", i, i * i);
-    write_text(directory_ / "text", text);
+    write_text(directory_ / "text", bottles(400));
   }
   std::string training(const char* flags, const std::string& name, int steps = 3,
                        const char* model = "llama-tiny") const {

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <span>
 
+#include "bottles.h"
 #include "case_choice.h"
 #include "data/checksum.h"
 #include "expert_runs.h"
@@ -98,9 +99,7 @@ struct Ended {
 class ReplicaCheckRuns : public testing::Test {
  protected:
   ReplicaCheckRuns() {
-    std::string text;
-    for (int i = 0; i < 60; ++i) text += fmt::format("{} bottles of {} on the wall\n", i, i * i);
-    write_text(directory_ / "text", text);
+    write_text(directory_ / "text", bottles(60));
     data_ = std::make_unique<TokenData>(std::vector{directory_ / "text"}, bytes_vocab);
   }
 
@@ -349,6 +348,17 @@ TEST_F(ReplicaCheckRuns, RefuseWhatCannotBeRunAgain) {
 
 // ---- the witness itself
 
+// body(rank, witness, group) on each of n ranks whose group is witnessed.
+template <class Body>
+void on_witnessed_ranks(int n, const Body& body) {
+  ThreadWorld threads(n, patience);
+  run_ranks(threads, [&](int rank) {
+    Witness witness(checksum);
+    WitnessedWorld world(threads, witness);
+    body(rank, witness, *world.join(rank, everyone(n), "dp"));
+  });
+}
+
 // Of values whose sum shows its grouping.
 template <class T>
 std::vector<T> awkward(int rank, std::size_t count) {
@@ -364,16 +374,12 @@ void expect_the_same_sums(int n) {
   for (const std::size_t count : {0, 1, 5, 64, 1000}) {
     const auto sums = [&](bool watched) {
       std::vector<std::vector<T>> all(static_cast<std::size_t>(n));
-      ThreadWorld threads(n, patience);
-      run_ranks(threads, [&](int rank) {
-        Witness witness(checksum);
-        WitnessedWorld world(threads, witness);
-        const auto group = world.join(rank, everyone(n), "dp");
+      on_witnessed_ranks(n, [&](int rank, Witness& witness, Communicator& group) {
         if (watched) witness.begin_step(1);
         std::vector<T> x = awkward<T>(rank, count),
                        parts = awkward<T>(rank, count * static_cast<std::size_t>(n)), mine(count);
-        group->all_reduce(view(x)).wait();
-        group->reduce_scatter(view(parts), view(mine), Counts(static_cast<std::size_t>(n), std::ssize(mine)))
+        group.all_reduce(view(x)).wait();
+        group.reduce_scatter(view(parts), view(mine), Counts(static_cast<std::size_t>(n), std::ssize(mine)))
             .wait();
         x.insert(x.end(), mine.begin(), mine.end());
         all[static_cast<std::size_t>(rank)] = x;
@@ -402,22 +408,18 @@ TEST(Witness, TellsWhichWayABlockWasChanged) {
   const auto logs = [&](std::optional<std::uint64_t> bit) {
     std::vector<Witness::Log> all(n);
     std::vector<std::vector<Witness::Stream>> streams(n);
-    ThreadWorld threads(n, patience);
-    run_ranks(threads, [&](int rank) {
-      Witness witness(checksum);
-      WitnessedWorld world(threads, witness);
-      const auto group = world.join(rank, everyone(n), "dp");
+    on_witnessed_ranks(n, [&](int rank, Witness& witness, Communicator& group) {
       witness.begin_step(1);
       if (bit && rank == 1) witness.plant(*bit);
       const std::vector<float> own = awkward<float>(rank, 6);
       std::vector<float> x = own, gathered(18), exchanged(6), received(6);
-      group->all_gather(view(x), view(gathered), Counts{6, 6, 6}).wait();                    // bits 0 to 191
-      group->all_to_all(view(x), Counts{2, 2, 2}, view(exchanged), Counts{2, 2, 2}).wait();  // 192 to 319
-      Pending arriving = group->recv(view(received), (rank + 2) % n);
-      group->send(view(x), (rank + 1) % n).wait();  // 320 to 511
+      group.all_gather(view(x), view(gathered), Counts{6, 6, 6}).wait();                    // bits 0 to 191
+      group.all_to_all(view(x), Counts{2, 2, 2}, view(exchanged), Counts{2, 2, 2}).wait();  // 192 to 319
+      Pending arriving = group.recv(view(received), (rank + 2) % n);
+      group.send(view(x), (rank + 1) % n).wait();  // 320 to 511
       arriving.wait();
       std::vector<float> told = own;
-      group->broadcast(view(told), 1).wait();  // 512 to 703
+      group.broadcast(view(told), 1).wait();  // 512 to 703
       EXPECT_EQ(x, own);
       EXPECT_EQ(std::vector<float>(gathered.begin() + 6 * rank, gathered.begin() + 6 * rank + 6), own);
       EXPECT_FALSE(witness.is_planted());
@@ -455,16 +457,12 @@ TEST(Witness, NumbersArriveAsTheyLeft) {
     std::vector<double> sums(n);
     std::vector<std::int32_t> counts(n);
     std::atomic<int> repeats = 0;
-    ThreadWorld threads(n, patience);
-    run_ranks(threads, [&](int rank) {
-      Witness witness(checksum);
-      WitnessedWorld world(threads, witness);
-      const auto group = world.join(rank, everyone(n), "dp");
+    on_witnessed_ranks(n, [&](int rank, Witness& witness, Communicator& group) {
       witness.begin_step(4);
       if (rank == 2) witness.plant(bit);
-      sums[static_cast<std::size_t>(rank)] = HostGroup(*group).sum(0.1 * (rank + 1));
+      sums[static_cast<std::size_t>(rank)] = HostGroup(group).sum(0.1 * (rank + 1));
       counts[static_cast<std::size_t>(rank)] =
-          HostGroup(*group).exchange(std::vector{rank, rank + 10, rank + 20})[2];
+          HostGroup(group).exchange(std::vector{rank, rank + 10, rank + 20})[2];
       for (const Witness::Repeat& repeat : witness.take_repeats()) {
         ++repeats;
         EXPECT_EQ(repeat.from, 2);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "bottles.h"
 #include "draw/gantt.h"
 #include "draw/page.h"
 #include "draw/rank_rows.h"
@@ -139,9 +140,7 @@ TEST(Trace, EveryRankCallAndByteOfAStepIsInIt) {
 class TracedRun : public testing::Test {
  protected:
   TracedRun() {
-    std::string text;
-    for (int i = 0; i < 60; ++i) text += fmt::format("{} bottles of {} on the wall\n", i, i * i);
-    write_text(directory_ / "text", text);
+    write_text(directory_ / "text", bottles(60));
     data_ = std::make_unique<TokenData>(std::vector{directory_ / "text"}, bytes_vocab);
   }
   TrainSummary run(const Plan& plan, std::int64_t steps, bool trace,

@@ -124,7 +124,7 @@ Tensor copy_of(const Tensor& x) {
 }
 
 void change_bit(const Tensor& x, std::int64_t bit) {
-  static_cast<std::byte*>(x.host_bytes())[bit / 8] ^= std::byte(1 << (bit % 8));
+  echelon::change_bit(static_cast<std::byte*>(x.host_bytes()), static_cast<std::uint64_t>(bit));
 }
 
 // See the page's beginning.

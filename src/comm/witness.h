@@ -14,6 +14,7 @@
 // could not be run again.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -24,6 +25,11 @@
 #include "comm/world.h"
 
 namespace echelon {
+
+// What a planted flip does.
+inline void change_bit(std::byte* bytes, std::uint64_t bit) {
+  bytes[bit / 8] ^= std::byte(1 << (bit % 8));
+}
 
 // Of one rank, by its own thread.
 class Witness {

@@ -39,6 +39,10 @@ std::optional<FlipWhere> parse_flip_where(const std::string& text) {
   return {};
 }
 
+std::string text_of(const PlantedFlip& flip) {
+  return fmt::format("--flip {}:{}:{}:{}", flip.rank, flip.step, flip.bit, name_of(flip.where));
+}
+
 void FlipPlanter::add_to(TrainerHooks& hooks) {
   switch (flip_.where) {
     case FlipWhere::weights:
@@ -78,9 +82,19 @@ void FlipPlanter::begin_step(std::int64_t step) {
   due_ = step == flip_.step && (flip_.lasting || !struck_);
 }
 
+void FlipPlanter::strike(const std::vector<Tensor>& all) {
+  const std::uint64_t bits = bits_of(all);
+  if (bits == 0) return;
+  std::uint64_t at = flip_.bit % bits;
+  for (const Tensor& tensor : all) {
+    if (at < bits_of(tensor)) return strike(tensor, at);
+    at -= bits_of(tensor);
+  }
+}
+
 void FlipPlanter::strike(const Tensor& tensor, std::uint64_t bit) {
   const HostBytes bytes(tensor, true);
-  bytes.data()[bit / 8] ^= std::byte(1 << (bit % 8));
+  change_bit(bytes.data(), bit);
   bytes.store();
   struck_ = true;
   due_ = false;
@@ -100,13 +114,7 @@ void FlipPlanter::strike_state() {
       all.push_back(p.exp_avg_sq);
     }
   }
-  const std::uint64_t bits = bits_of(all);
-  if (bits == 0) return;
-  std::uint64_t at = flip_.bit % bits;
-  for (const Tensor& tensor : all) {
-    if (at < bits_of(tensor)) return strike(tensor, at);
-    at -= bits_of(tensor);
-  }
+  strike(all);
 }
 
 void FlipPlanter::strike_gradients(std::optional<int> group) {
@@ -135,13 +143,7 @@ void FlipPlanter::strike_kept(const Stage::Saved& saved) {
     for (const Tensor& value : block.values)
       if (value.defined() && value.has_memory() && value.contiguous() && value.dtype() != DType::i32)
         all.push_back(value);
-  const std::uint64_t bits = bits_of(all);
-  if (bits == 0) return;
-  std::uint64_t at = flip_.bit % bits;
-  for (const Tensor& tensor : all) {
-    if (at < bits_of(tensor)) return strike(tensor, at);
-    at -= bits_of(tensor);
-  }
+  strike(all);
 }
 
 }  // namespace echelon

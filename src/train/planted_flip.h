@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "comm/witness.h"
@@ -24,6 +25,7 @@ struct PlantedFlip {
   FlipWhere where = FlipWhere::weights;
   bool lasting = false;  // whenever the step is run; else the first time
 };
+std::string text_of(const PlantedFlip& flip);  // as on the command line: --flip R:S:B:WHERE
 
 // What the flip is of a rank's weights (masters too) and moments: before the step's first instruction. Of
 // gradients: those of a layer group when its passes are over and it has not been summed over ranks, or this
@@ -48,6 +50,8 @@ class FlipPlanter {
   void strike_state();
   void strike_gradients(std::optional<int> group);
   void strike_kept(const Stage::Saved& saved);
+  // The bit among those of all of them; none where they have none.
+  void strike(const std::vector<Tensor>& all);
   void strike(const Tensor& tensor, std::uint64_t bit);
 
   const PlantedFlip flip_;

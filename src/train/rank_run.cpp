@@ -306,8 +306,7 @@ void RankRun::refuse_idle_flip() const {
   if (!flip_ || flip_->struck()) return;
   const PlantedFlip& flip = *shared_.request.flip;
   if (flip.step <= shared_.start.first_step || flip.step > last_step_) return;
-  const std::string asked =
-      fmt::format("--flip {}:{}:{}:{}", flip.rank, flip.step, flip.bit, name_of(flip.where));
+  const std::string asked = text_of(flip);
   if (flip.where != FlipWhere::messages)
     refuse("{}: rank {} has no {}, and nothing was changed", asked, flip.rank, name_of(flip.where));
   refuse("{}: rank {} sent {} bits from that step on, and nothing was changed; legal: a smaller number",

@@ -112,8 +112,7 @@ void refuse_flip(const TrainRequest& request) {
   if (!request.flip) return;
   const PlantedFlip& flip = *request.flip;
   const int ranks = request.plan.mesh.num_ranks();
-  const std::string asked =
-      fmt::format("--flip {}:{}:{}:{}", flip.rank, flip.step, flip.bit, name_of(flip.where));
+  const std::string asked = text_of(flip);
   if (flip.rank < 0 || flip.rank >= ranks)
     refuse("{}: rank {} is none of 0 to {}", asked, flip.rank, ranks - 1);
   if (flip.step < 1 || flip.step > request.optimizer.total_steps)

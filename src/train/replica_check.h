@@ -5,11 +5,10 @@
 // A rank is deterministic: from the same state and the same messages it makes the same bits, whatever its
 // threads and the others do. So the steps behind a copy of the state are run again from it, and each rank
 // compares the fingerprints of all that it sent, received and held after each step (comm/witness.h). The
-// first difference in the order of a rank's own program says whose fault it is:
-//
-//   what it sent, or held after a step, differs, and nothing that it had received did     the rank differs
-//   from itself what it received differs, and its sender sent the same                                the
-//   message was changed on its way
+// first difference in the order of a rank's own program says whose fault it is. Where that is something that
+// it sent, or held after a step, though all that it had received before was the same, the rank differs from
+// itself. Where it is something that it received, and its sender sent the same both times, the message was
+// changed on its way.
 //
 // Where the two differ the steps are run a third time. When two of the three agree, their state is that of a
 // run which nobody disturbed, and the training goes on with it; else the job ends. Then ranks that hold the
