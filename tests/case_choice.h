@@ -15,7 +15,7 @@ namespace echelon::checks {
 inline bool takes_all_cases() { return std::getenv("ECHELON_ALL_CASES") != nullptr; }
 
 // To be asked once for each case of a test; one in `share` is taken, others in each test.
-inline bool is_taken(std::uint64_t share = 6) {
+inline bool is_taken(std::uint64_t share = 10) {
   static const bool all = takes_all_cases();
   static std::map<std::string, int> cases;  // by test
   const testing::TestInfo* const test = testing::UnitTest::GetInstance()->current_test_info();

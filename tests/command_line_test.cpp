@@ -1328,6 +1328,7 @@ TEST_F(IdleFlags, OfThePlannersVerbs) {
       {{"--schedule", "zb-v", "--pp", "1"}, "with --pp 1"},
       {{"--layers-per-stage", "auto", "--pp", "1"}, "with --pp 1"},
       {{"--chunks", "2", "--pp", "1"}, "with --pp 1"},
+      {{"--vocabulary-parallel", "on", "--pp", "1", "--software", "echelon"}, "with --pp 1"},
       {{"--sp", "on", "--tp", "1"}, "with --tp 1"},
       {{"--cp-kind", "ring", "--cp", "1"}, "with --cp 1"},
       {{"--cp-balance", "zigzag", "--cp", "1"}, "with --cp 1"},

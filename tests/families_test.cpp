@@ -108,7 +108,7 @@ std::vector<Plan> plans_of(const ModelSpec& model) {
 
 TEST_P(Families, VerifyPassesOnEveryAxis) {
   for (const Plan& plan : plans_of(model_of(GetParam()))) {
-    if (!is_taken(4)) continue;
+    if (!is_taken(8)) continue;
     SCOPED_TRACE(to_toml(plan));
     VerifyRequest request;
     request.plan = plan;
@@ -470,7 +470,7 @@ TEST(GptOss, TomlSaysIt) {
 
 TEST(GptOss, IsTheSameOnEveryAxis) {
   for (const Plan& plan : plans_of(odd_gpt_oss()))
-    if (is_taken(4)) expect_verified_and_predicted(plan);
+    if (is_taken(8)) expect_verified_and_predicted(plan);
 }
 
 // What its attention and its experts have that a Llama's plans do not: exchanged heads, documents, groups of
@@ -557,7 +557,7 @@ TEST(GptNeox, IsTheSameOnEveryAxis) {
     model.rotary_dim = 4;
     EXPECT_EQ(to_toml(model_from_toml(to_toml(model), "x")), to_toml(model));
     for (const Plan& plan : plans_of(model))
-      if (is_taken(4)) expect_verified_and_predicted(plan);
+      if (is_taken(8)) expect_verified_and_predicted(plan);
   }
 }
 

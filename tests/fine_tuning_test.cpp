@@ -194,7 +194,7 @@ TEST(Frozen, MemoryAndTrafficArePredicted) {
   }
   if (!has_cpu_kernels()) return;
   for (const auto& [name, plan] : cases(parse_recipe("bf16", "it"))) {
-    if (!plan.optimizer_barrier || !is_taken(3) || !memory_assumptions(plan).empty()) continue;
+    if (!plan.optimizer_barrier || !is_taken(6) || !memory_assumptions(plan).empty()) continue;
     SCOPED_TRACE(name);
     const std::vector<Measured> measured = measure(plan);
     const PipelineLayout pipeline(plan);

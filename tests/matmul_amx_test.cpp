@@ -165,7 +165,7 @@ class MatmulAmx : public ::testing::Test {
         for (const bool turn_b : {false, true})
           for (const DType type : {DType::f32, DType::bf16})
             for (const float beta : {0.0f, 1.0f})
-              if (checks::is_taken(3)) check(kernel, s.m, s.n, s.k, turn_a, turn_b, type, beta);
+              if (checks::is_taken(6)) check(kernel, s.m, s.n, s.k, turn_a, turn_b, type, beta);
   }
 
  private:

@@ -78,7 +78,7 @@ VerifyReport verify_with(const Plan& plan, const Faults& faults = {}) {
 TEST(PrecisionTraining, IsProvedOnEveryAxis) {
   for (const char* precision : {"bf16", "bf16-lean"})
     for (const Plan& plan : plans_in(precision)) {
-      if (!is_taken(3)) continue;
+      if (!is_taken(6)) continue;
       SCOPED_TRACE(describe(plan) + " " + plan.mesh.describe() + " " + plan.schedule);
       const VerifyReport report = verify_with(plan);
       EXPECT_TRUE(report.pass) << (report.first_difference ? report.first_difference->tensor : "");

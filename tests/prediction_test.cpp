@@ -679,7 +679,7 @@ TEST(SteadyState, AsksTheSystemForNoMemoryUnderZero) {
     for (auto [dp, tp, pp] : {std::tuple{3, 2, 1}, {2, 1, 1}, {2, 1, 2}})
       for (const ModelSpec& model : {odd_gpt2(true, 4), odd_llama(false, 2, 4)})
         for (std::int64_t micro_batch : {1, 7}) {
-          if (!is_taken(3)) continue;
+          if (!is_taken(6)) continue;
           Plan plan = odd_plan(model, dp, tp, tp > 1);
           plan.mesh.set(Axis::pp, pp);
           plan.micro_batch = micro_batch;

@@ -148,7 +148,7 @@ TEST(Search, ListsOfRecomputationAreForSoManyRanks) {
 TEST(Search, FindsWhatSimulatingEverythingFinds) {
   for (const auto& [name, gpus, batch] :
        {std::tuple{"gpt2-1.5b", 4, 16}, {"llama-2-7b", 8, 32}, {"mixtral-8x7b", 16, 16}}) {
-    if (!checks::is_taken(3)) continue;
+    if (!checks::is_taken(6)) continue;
     SearchRequest some = request(name, gpus, batch);
     if (some.work.plan.model.experts != Experts::none)
       some.pin("cp", 1), some.pin("pp", 2);  // enough of them
