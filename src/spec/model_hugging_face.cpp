@@ -3,6 +3,7 @@
 // dropout of GPT-2, StarCoder2, Granite and Seed-OSS, which published ones carry: it belongs to that training
 // run rather than to the model, and Echelon has none.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -732,13 +733,64 @@ Json text_of_gemma3(const Config& config) {
   return whole;
 }
 
+void read_arcee(const Config& config, ModelSpec& m) {
+  read_llama(config, {.activation = Activation::relu2, .norm_eps = 1e-5, .biased = false, .mlp_biased = true},
+             m);
+}
+
+// transformers' own defaults would be 8 heads and a window of 4096 tokens: too surprising to be assumed here.
+void read_mistral(const Config& config, ModelSpec& m) {
+  if (!config.names("num_key_value_heads")) config.required("num_key_value_heads");
+  if (!config.names("sliding_window")) config.required("sliding_window");
+  read_llama(config, {.windowed = true}, m);
+}
+
+struct ModelType {
+  const char* name;
+  void (*read)(const Config& config, ModelSpec& m);
+};
+const std::vector<ModelType>& model_types() {
+  static const std::vector<ModelType> all{
+      {"gpt2", read_gpt2},
+      {"llama", [](auto& config, auto& m) { read_llama(config, {.biased = false, .mlp_biased = true}, m); }},
+      {"mistral", read_mistral},
+      {"mixtral", read_mixtral},
+      {"qwen2", [](auto& config, auto& m) { read_qwen(config, true, m); }},
+      {"qwen3", [](auto& config, auto& m) { read_qwen(config, false, m); }},
+      {"qwen3_moe", read_qwen3_moe},
+      {"smollm3", read_smollm3},
+      {"granite", read_granite},
+      {"olmo", read_olmo},
+      {"olmo2", read_olmo2},
+      {"olmo3", read_olmo3},
+      {"olmoe", read_olmoe},
+      {"arcee", read_arcee},
+      {"seed_oss", read_seed_oss},
+      {"phi3", read_phi3},
+      {"gemma", read_gemma1},
+      {"gemma2", read_gemma2},
+      {"gemma3_text", read_gemma3},
+      {"gpt_neox", read_neox},
+      {"gpt_oss", read_gpt_oss},
+      {"deepseek_v2", [](auto& config, auto& m) { read_deepseek(config, false, m); }},
+      {"deepseek_v3", [](auto& config, auto& m) { read_deepseek(config, true, m); }},
+      {"starcoder2", read_starcoder2},
+      {"stablelm", read_stablelm},
+      {"cohere", [](auto& config, auto& m) { read_cohere(config, 5e5, m); }},
+      {"cohere2", read_cohere2},
+      {"glm", [](auto& config, auto& m) { read_glm(config, false, m); }},
+      {"glm4", [](auto& config, auto& m) { read_glm(config, true, m); }},
+      {"nemotron", read_nemotron},
+      {"ernie4_5", read_ernie},
+      {"helium", read_helium},
+  };
+  return all;
+}
+
 [[noreturn]] void refuse_model_type(const std::string& where, const std::string& type) {
-  refuse(
-      "{}: model_type = \"{}\" is not supported: only gpt2, llama, mistral, mixtral, qwen2, qwen3, "
-      "qwen3_moe, smollm3, granite, olmo, olmo2, olmo3, olmoe, arcee, seed_oss, phi3, gemma, gemma2, gemma3, "
-      "gemma3_text, gpt_neox, gpt_oss, deepseek_v2, deepseek_v3, starcoder2, stablelm, cohere, cohere2, glm, "
-      "glm4, nemotron, ernie4_5 and helium are",
-      where, type);
+  std::vector<std::string> legal{"gemma3"};  // whose text model is read
+  for (const ModelType& one : model_types()) legal.emplace_back(one.name);
+  refuse("{}: model_type = \"{}\" is not supported: only {} are", where, type, fmt::join(legal, ", "));
 }
 
 std::string model_name(const std::string& where, const std::string& type) {
@@ -757,72 +809,10 @@ static ModelSpec model_of(const Json& object, const std::string& where) {
   if (type == "gemma3") return model_of(text_of_gemma3(config), where);
   ModelSpec m;
   m.name = model_name(where, type);
-  if (type == "gpt2") {
-    read_gpt2(config, m);
-  } else if (type == "llama") {
-    read_llama(config, {.biased = false, .mlp_biased = true}, m);
-  } else if (type == "mistral") {
-    // transformers' own defaults would be 8 heads and a window of 4096 tokens: too surprising to be assumed
-    // here.
-    if (!object.contains("num_key_value_heads")) config.required("num_key_value_heads");
-    if (!object.contains("sliding_window")) config.required("sliding_window");
-    read_llama(config, {.windowed = true}, m);
-  } else if (type == "mixtral") {
-    read_mixtral(config, m);
-  } else if (type == "qwen2" || type == "qwen3") {
-    read_qwen(config, type == "qwen2", m);
-  } else if (type == "qwen3_moe") {
-    read_qwen3_moe(config, m);
-  } else if (type == "gpt_oss") {
-    read_gpt_oss(config, m);
-  } else if (type == "smollm3") {
-    read_smollm3(config, m);
-  } else if (type == "granite") {
-    read_granite(config, m);
-  } else if (type == "olmo2") {
-    read_olmo2(config, m);
-  } else if (type == "olmo3") {
-    read_olmo3(config, m);
-  } else if (type == "olmoe") {
-    read_olmoe(config, m);
-  } else if (type == "arcee") {
-    read_llama(config,
-               {.activation = Activation::relu2, .norm_eps = 1e-5, .biased = false, .mlp_biased = true}, m);
-  } else if (type == "seed_oss") {
-    read_seed_oss(config, m);
-  } else if (type == "gemma") {
-    read_gemma1(config, m);
-  } else if (type == "phi3") {
-    read_phi3(config, m);
-  } else if (type == "gpt_neox") {
-    read_neox(config, m);
-  } else if (type == "deepseek_v2" || type == "deepseek_v3") {
-    read_deepseek(config, type == "deepseek_v3", m);
-  } else if (type == "gemma2") {
-    read_gemma2(config, m);
-  } else if (type == "gemma3_text") {
-    read_gemma3(config, m);
-  } else if (type == "starcoder2") {
-    read_starcoder2(config, m);
-  } else if (type == "stablelm") {
-    read_stablelm(config, m);
-  } else if (type == "nemotron") {
-    read_nemotron(config, m);
-  } else if (type == "cohere") {
-    read_cohere(config, 5e5, m);
-  } else if (type == "cohere2") {
-    read_cohere2(config, m);
-  } else if (type == "glm" || type == "glm4") {
-    read_glm(config, type == "glm4", m);
-  } else if (type == "olmo") {
-    read_olmo(config, m);
-  } else if (type == "ernie4_5") {
-    read_ernie(config, m);
-  } else if (type == "helium") {
-    read_helium(config, m);
-  } else {
-    refuse_model_type(where, type);
-  }
+  const auto found = std::find_if(model_types().begin(), model_types().end(),
+                                  [&type](const ModelType& one) { return one.name == type; });
+  if (found == model_types().end()) refuse_model_type(where, type);
+  found->read(config, m);
   m.init_std = config.real_or("initializer_range", 0.02);
   try {
     validate(m);
