@@ -23,7 +23,7 @@ namespace echelon {
 namespace {
 
 struct CalibrateFlags {
-  std::string out = "cpu.toml";
+  std::string out;
   int threads = 1;
   std::string device = "cpu";
   bool json = false;
@@ -35,24 +35,26 @@ int run_from(const CLI::App& app, const CalibrateFlags& f) {
   from.json = f.json;
   from.gives_software = is_given(app, "--software");
   from.gives_model = is_given(app, "--model");
-  from.out = is_given(app, "--out") ? f.out : "";
+  from.out = f.out;
   return run_calibrate_from(from);
 }
 
-int run_calibrate(const CalibrateFlags& f) {
+int run_calibrate(const CLI::App& app, const CalibrateFlags& f) {
   if (!has_cpu_kernels())
     refuse(
         "calibrate: this build has no kernels to measure with; legal: --from FILE, or a build that has them");
   if (f.threads < 1 || f.threads > available_cores())
     refuse("--threads {}: must be from 1 to {}, the cores of this process", f.threads, available_cores());
   const auto driver = driver_of(f.device);
-  if (driver && f.threads != 1) refuse("--threads {}: has no effect on a device; leave it out", f.threads);
-  check_output("--out", f.out);  // before the minute that measuring takes
+  if (driver && is_given(app, "--threads"))
+    refuse("--threads {}: has no effect on a device; leave it out", f.threads);
+  const std::string file = is_given(app, "--out") ? f.out : driver ? "cuda.toml" : "cpu.toml";
+  check_output("--out", file);  // before the minute that measuring takes
   const Calibration c = with_progress("calibrate", f.json, [&](const Progress& progress) {
     return calibrate(f.threads, progress, driver.get());
   });
   write_output(
-      "--out", f.out,
+      "--out", file,
       fmt::format("# {}, as `echelon calibrate {}` measured it.\n{}",
                   driver ? c.machine.name : "This machine",
                   driver ? "--device cuda" : fmt::format("--threads {}", f.threads), to_toml(c.machine)));
@@ -66,14 +68,14 @@ int run_calibrate(const CalibrateFlags& f) {
       "{:.1f} GFLOP/s in f32, {:.1f} in bf16, memory {:.1f} GB/s; written to {}: plan with --machine {} "
       "--software echelon --precision f32 or bf16\n",
       c.machine.peak(Precision::f32) / 1e9, c.machine.peak(Precision::bf16) / 1e9,
-      c.machine.memory_bandwidth / 1e9, f.out, f.out);
+      c.machine.memory_bandwidth / 1e9, file, file);
   if (f.json) {
     nlohmann::ordered_json samples = nlohmann::ordered_json::array();
     for (const CalibrationSample& s : c.samples)
       samples.push_back({{"what", s.what},
                          {"measured_seconds", s.measured_seconds},
                          {"described_seconds", s.described_seconds}});
-    fmt::print("{}\n", json_text(nlohmann::ordered_json{{"machine", f.out}, {"samples", samples}}));
+    fmt::print("{}\n", json_text(nlohmann::ordered_json{{"machine", file}, {"samples", samples}}));
   }
   return 0;
 }
@@ -85,9 +87,9 @@ void add_calibrate(CLI::App& program, int& status) {
   CLI::App& app = *program.add_subcommand("calibrate",
                                           "Measure this machine for the planner, or fit one to measurements");
   heading(app, common_flags);
-  app.add_option("--out", flags->out, "Machine file to write, for plan --machine")
-      ->type_name("FILE")
-      ->capture_default_str();
+  app.add_option("--out", flags->out,
+                 "Machine file to write, for plan --machine (default: cpu.toml, or cuda.toml of a device)")
+      ->type_name("FILE");
   add_number(app, "--threads", flags->threads, "Compute threads per rank");
   add_device(app, flags->device);
   app.add_flag("--json", flags->json, "One JSON object on standard output");
@@ -115,7 +117,7 @@ void add_calibrate(CLI::App& program, int& status) {
                       {"--software", from, "without --from", with_from},
                       {"--model", from, "without --from", with_from},
                       {"--software-out", from, "without --from", with_from}});
-    status = from ? run_from(app, *flags) : run_calibrate(*flags);
+    status = from ? run_from(app, *flags) : run_calibrate(app, *flags);
   });
 }
 
