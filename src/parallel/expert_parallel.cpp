@@ -192,18 +192,19 @@ void ExpertParallel::activation_backward(const Saved& saved, const Tensor& d_out
     kernels.weighted_gated_backward(activation_, h, d, of_rows, sum, clamp_);
     return add_bias({0, weights_.out_bias_columns.size()}, sum);
   }
-  const std::int64_t rows = h.rows();
+  // There is room for what may come, whatever comes, as everywhere.
+  const std::int64_t room = saved.route.room;
   sum_by_blocks(
       kernels, static_cast<std::int64_t>(blocks), sum,
       [&] {
-        return rank_->statistic({rows, 1});
+        return used(rank_->statistic({room, 1}), bounds);
       },
       [&](std::int64_t b, const Tensor& to) {
         const auto block = static_cast<std::size_t>(b);
         const std::vector<Range>& in = weights_.in_sums[block];  // of gate and of up
         const Range units = in.front();
-        const Tensor part = rank_->activation({rows, 2 * units.size()}),
-                     d_part = rank_->activation({rows, units.size()});
+        const Tensor part = used(rank_->activation({room, 2 * units.size()}), bounds),
+                     d_part = used(rank_->activation({room, units.size()}), bounds);
         const auto each = [&](const auto& visit) {
           visit(d.column_range(units.begin, units.end), d_part);
           for (std::size_t i = 0; i < in.size(); ++i) {
