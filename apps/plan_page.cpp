@@ -25,10 +25,9 @@ using nlohmann::ordered_json;
 
 // The command that prices this plan alone: what was asked, with every field that acts held as it is.
 std::string pinned_command(const Estimate& e, const SearchRequest& request, const CLI::App& verb) {
-  std::set<std::string> left_out{"--plan",       "--gpus",       "--out",       "--html",
-                                 "--json",       "--explain",    "--top",       "--against",
-                                 "--launch-for", "--launch-out", "--objective", "--target-time",
-                                 "--colour"};
+  std::set<std::string> left_out{"--plan",      "--gpus",        "--out",     "--html",       "--json",
+                                 "--explain",   "--top",         "--against", "--launch-for", "--launch-out",
+                                 "--objective", "--target-time", "--colour"};
   for (const PlanField& field : plan_fields())
     if (field.is_flag_of_plan() && field.is_searched()) left_out.insert(field.flag());
   std::string text = command_text(verb, left_out);

@@ -28,7 +28,9 @@ std::vector<std::string> formats_of(const std::string& path) {
   if (end == ".json") return {"perfetto"};
   if (end == ".txt") return {"text", "rows", "lowered"};
   if (contains({".pdf", ".png", ".jpg", ".jpeg", ".gif"}, end))
-    refuse("--out {}: no drawing is made of that kind; legal: names that end in .svg, .html, .json, .csv, .txt", path);
+    refuse(
+        "--out {}: no drawing is made of that kind; legal: names that end in .svg, .html, .json, .csv, .txt",
+        path);
   return {};
 }
 

@@ -20,7 +20,8 @@ int terminal_columns(std::FILE* stream, int otherwise) {
 }
 
 int line_columns(std::FILE* stream) {
-  return stream != nullptr && is_terminal(stream) ? terminal_columns(stream, 80) : std::numeric_limits<int>::max();
+  return stream != nullptr && is_terminal(stream) ? terminal_columns(stream, 80)
+                                                  : std::numeric_limits<int>::max();
 }
 
 std::string fitted(const std::string& text, int columns) {

@@ -115,9 +115,9 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model) {
       continue;
     }
     for (const auto& [part, whole] : fused)
-      if (const auto at = name.find(part); at != std::string::npos &&
-                                           (model.fused_projections ||
-                                            (model.fused_mlp && std::string_view(part).starts_with("mlp"))))
+      if (const auto at = name.find(part);
+          at != std::string::npos &&
+          (model.fused_projections || (model.fused_mlp && std::string_view(part).starts_with("mlp"))))
         name.replace(at, std::string(part).size(), whole);
     for (const auto& [part, whole] : latent)
       if (const auto at = name.find(part); at != std::string::npos)

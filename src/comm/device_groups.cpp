@@ -247,7 +247,8 @@ class DeviceCommunicator final : public Communicator {
       }
       throw;
     }
-    watched_->launched.push_back({fmt::format("{} ({})", name, describe(call)), std::move(arrived), work.end});
+    watched_->launched.push_back(
+        {fmt::format("{} ({})", name, describe(call)), std::move(arrived), work.end});
     return Pending(std::make_shared<QueuedCollective>(std::move(work), in, out));
   }
 

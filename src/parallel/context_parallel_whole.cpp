@@ -34,7 +34,8 @@ void WholeAttention::forward(const Tensor& qkv, const Tensor& out, const Tensor&
   each_run(rank_.coordinate(Axis::cp), [&](std::int64_t b, const PositionRun& run, Range rows) {
     const Tensor seen = of_sequence(kv, b);
     rank_.kernels().attention(q.row_range(rows.begin, rows.end), seen.column_range(0, width),
-                              seen.column_range(width, 2 * width), shape_of(run, rows), out.row_range(rows.begin, rows.end),
+                              seen.column_range(width, 2 * width), shape_of(run, rows),
+                              out.row_range(rows.begin, rows.end),
                               lse.flat_range(rows.begin * heads, rows.end * heads));
   });
 }
@@ -72,10 +73,10 @@ void WholeAttention::backward(const Tensor& qkv, const Tensor& dout, const Tenso
         return x.flat_range(rows.begin * heads, rows.end * heads);
       };
       const Tensor seen = of_sequence(kv, b);
-      kernels.attention_backward(heads_.q(qkv).row_range(rows.begin, rows.end), columns(seen, k),
-                                 columns(seen, v), dout.row_range(rows.begin, rows.end), numbers(lse),
-                                 numbers(delta), shape_of(run, rows), heads_.q(dqkv).row_range(rows.begin, rows.end),
-                                 columns(unused, k), columns(unused, v));
+      kernels.attention_backward(
+          heads_.q(qkv).row_range(rows.begin, rows.end), columns(seen, k), columns(seen, v),
+          dout.row_range(rows.begin, rows.end), numbers(lse), numbers(delta), shape_of(run, rows),
+          heads_.q(dqkv).row_range(rows.begin, rows.end), columns(unused, k), columns(unused, v));
     });
   }
   const Tensor all_q = rows_.gather(heads_.q(qkv), all_rows(), true),

@@ -14,8 +14,8 @@ const char* assumption_name(Assumption assumption) {
   throw InvariantError("not an assumption");
 }
 
-// Under invariant numerics the ranks of a cp group gather the copies that capacities leave of whole sequences,
-// where these do not travel to experts.
+// Under invariant numerics the ranks of a cp group gather the copies that capacities leave of whole
+// sequences, where these do not travel to experts.
 static bool gathers_what_is_left(const Plan& plan) {
   return plan.numerics == Numerics::invariant && plan.model.experts != Experts::none &&
          plan.balancing.capacity > 0 && plan.mesh.ep == 1 && plan.mesh.size(Axis::cp) > 1;

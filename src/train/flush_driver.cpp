@@ -24,8 +24,7 @@ double FlushDriver::compute_gradients(std::int64_t step, const SampleSource& sam
   parts_.gradients.finish_with_pipeline();
   std::vector<double> loss_sums = take_loss_sums();
   if (parts_.sums == DataParallelSums::all) count_routing();
-  if (parts_.sums != DataParallelSums::none)
-    loss_sums = sum_over_ranks(loss_sums);
+  if (parts_.sums != DataParallelSums::none) loss_sums = sum_over_ranks(loss_sums);
   if (loss_sums.size() > 1) mtp_loss_ = loss_sums.back() / num_targets();
   return loss_sums.front() / num_targets();
 }
