@@ -42,7 +42,8 @@ class TraceRecorder {
   std::int32_t add_group(const std::string& name);
   // Counts from the beginning of the recorder, so that a call may end after it was forgotten.
   using CallNumber = std::uint64_t;
-  static constexpr TraceTime under_way = std::numeric_limits<TraceTime>::min();  // a call's end until finish()
+  static constexpr TraceTime under_way =
+      std::numeric_limits<TraceTime>::min();  // a call's end until finish()
   CallNumber add(CallSpan call);
   void finish(CallNumber number, TraceTime waited, TraceTime end, const DeviceWork& work = {});
 

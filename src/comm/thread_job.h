@@ -7,9 +7,9 @@
 //
 // In memory of devices the last rank that calls a collective queues it, after what every rank had queued
 // before it called: on each device the parts of the ranks there, on the first one's stream of such transfers.
-// Then it is finished for the host; the stream of each rank goes on beside it until the rank waits for it, and
-// after it from there. No stream ever waits for something that is not queued yet, so streams cannot wait for
-// each other in a circle.
+// Then it is finished for the host; the stream of each rank goes on beside it until the rank waits for it,
+// and after it from there. No stream ever waits for something that is not queued yet, so streams cannot wait
+// for each other in a circle.
 //
 // Tensors stay with the rank that passed them (an arena belongs to one thread); others see raw pointers, and
 // only between "ready" and "finished", or until the job is aborted and the rank has seen them let go

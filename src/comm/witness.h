@@ -27,9 +27,7 @@
 namespace echelon {
 
 // What a planted flip does.
-inline void change_bit(std::byte* bytes, std::uint64_t bit) {
-  bytes[bit / 8] ^= std::byte(1 << (bit % 8));
-}
+inline void change_bit(std::byte* bytes, std::uint64_t bit) { bytes[bit / 8] ^= std::byte(1 << (bit % 8)); }
 
 // Of one rank, by its own thread.
 class Witness {

@@ -82,7 +82,8 @@ struct LayerNormBackwardInput {
     mean_g = sum_of(team, mean_g) / columns;
     mean_gn = sum_of(team, mean_gn) / columns;
     for (std::int64_t j = team.lane(); j < x.cols; j += team.lanes())
-      dx[i][j] = T(dx[i][j] + rstd * (dy[i][j] * weight_at(w, j) - mean_g - (x[i][j] - mean) * rstd * mean_gn));
+      dx[i][j] =
+          T(dx[i][j] + rstd * (dy[i][j] * weight_at(w, j) - mean_g - (x[i][j] - mean) * rstd * mean_gn));
   }
 };
 
