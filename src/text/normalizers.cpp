@@ -14,20 +14,21 @@ using nlohmann::json;
 
 class Function final : public Normalizer {
  public:
-  explicit Function(std::function<std::string(std::string_view)> function) : function_(std::move(function)) {}
-  std::string apply(std::string_view text) const override { return function_(text); }
+  using Change = std::function<std::string(std::string_view text, bool& begins)>;
+  explicit Function(Change change) : change_(std::move(change)) {}
+  std::string apply(std::string_view text, bool& begins) const override { return change_(text, begins); }
 
  private:
-  std::function<std::string(std::string_view)> function_;
+  Change change_;
 };
 
 class NormalizerSequence final : public Normalizer {
  public:
   explicit NormalizerSequence(std::vector<std::unique_ptr<const Normalizer>> steps)
       : steps_(std::move(steps)) {}
-  std::string apply(std::string_view text) const override {
+  std::string apply(std::string_view text, bool& begins) const override {
     std::string result(text);
-    for (const auto& step : steps_) result = step->apply(result);
+    for (const auto& step : steps_) result = step->apply(result, begins);
     return result;
   }
 
@@ -35,16 +36,19 @@ class NormalizerSequence final : public Normalizer {
   std::vector<std::unique_ptr<const Normalizer>> steps_;
 };
 
-std::string without(std::string_view text, bool (*unwanted)(char32_t)) {
+std::string without(std::string_view text, bool (*unwanted)(char32_t), bool& begins) {
   std::string kept;
   for (std::size_t i = 0; i < text.size();) {
     const std::size_t begin = i;
-    if (!unwanted(next_character(text, i))) kept += text.substr(begin, i - begin);
+    if (!unwanted(next_character(text, i)))
+      kept += text.substr(begin, i - begin);
+    else if (begin == 0)
+      begins = false;
   }
   return kept;
 }
 
-std::string stripped(std::string_view text, bool left, bool right) {
+std::string stripped(std::string_view text, bool left, bool right, bool& begins) {
   std::size_t begin = 0, end = 0;
   bool inside = !left;
   for (std::size_t i = 0; i < text.size();) {
@@ -55,6 +59,7 @@ std::string stripped(std::string_view text, bool left, bool right) {
     inside = true;
     if (!space || !right) end = i;
   }
+  if (begin > 0) begins = false;
   return inside ? std::string(text.substr(begin, std::max(begin, end) - begin)) : "";
 }
 
@@ -64,12 +69,16 @@ bool is_chinese(char32_t c) {
          (c >= 0xf900 && c <= 0xfaff) || (c >= 0x2f800 && c <= 0x2fa1f);
 }
 
-std::string bert_clean(std::string_view text) {
+std::string bert_clean(std::string_view text, bool& begins) {
   std::string clean;
   for (std::size_t i = 0; i < text.size();) {
+    const std::size_t begin = i;
     const char32_t c = next_character(text, i);
     const bool blank = c == '\t' || c == '\n' || c == '\r';
-    if (c == 0 || c == 0xfffd || (is_other(c) && !blank)) continue;
+    if (c == 0 || c == 0xfffd || (is_other(c) && !blank)) {
+      begins = begins && begin > 0;
+      continue;
+    }
     if (blank || is_space(c))
       clean += ' ';
     else
@@ -103,7 +112,7 @@ class Charsmap final : public Normalizer {
     replacements_ = bytes.substr(4 + size);
   }
 
-  std::string apply(std::string_view text) const override {
+  std::string apply(std::string_view text, bool& begins) const override {
     std::string result;
     std::size_t begin = 0;
     for (const std::size_t end : grapheme_ends(text)) {
@@ -112,6 +121,7 @@ class Charsmap final : public Normalizer {
       std::string_view by;
       if (cluster.size() < 6 && find(cluster, by)) {
         result += by;
+        begins = begins && !result.empty();
         continue;
       }
       for (std::size_t i = 0; i < cluster.size();) {
@@ -119,6 +129,7 @@ class Charsmap final : public Normalizer {
         next_character(cluster, i);
         const std::string_view character = cluster.substr(from, i - from);
         result += find(character, by) ? by : character;
+        begins = begins && !result.empty();
       }
     }
     return result;
@@ -154,8 +165,13 @@ class Charsmap final : public Normalizer {
   std::string replacements_;
 };
 
-std::unique_ptr<const Normalizer> normalizer_of(std::function<std::string(std::string_view)> f) {
-  return std::make_unique<Function>(std::move(f));
+std::unique_ptr<const Normalizer> normalizer_of(Function::Change change) {
+  return std::make_unique<Function>(std::move(change));
+}
+
+// Of what leaves nothing out.
+std::unique_ptr<const Normalizer> normalizer_of(std::string (*change)(std::string_view)) {
+  return normalizer_of([change](std::string_view text, bool&) { return change(text); });
 }
 
 }  // namespace
@@ -177,26 +193,34 @@ std::unique_ptr<const Normalizer> make_normalizer(const json& described, const s
                                    std::pair{"NFKC", NormalForm::nfkc}, std::pair{"NFKD", NormalForm::nfkd}})
     if (type == name) {
       fields({});
-      return normalizer_of([form = form](std::string_view text) { return normalized(text, form); });
+      return normalizer_of([form = form](std::string_view text, bool&) { return normalized(text, form); });
     }
   if (type == "Lowercase") return fields({}), normalizer_of(lower_case);
   if (type == "StripAccents")
-    return fields({}), normalizer_of([](std::string_view text) { return without(text, is_mark); });
+    return fields({}),
+           normalizer_of([](std::string_view text, bool& begins) { return without(text, is_mark, begins); });
   if (type == "ByteLevel") return fields({}), normalizer_of(bytes_as_characters);
   if (type == "Strip") {
     const JsonFields f = fields({"strip_left", "strip_right"});
-    return normalizer_of([left = f.flag("strip_left", true), right = f.flag("strip_right", true)](
-                             std::string_view text) { return stripped(text, left, right); });
+    return normalizer_of(
+        [left = f.flag("strip_left", true), right = f.flag("strip_right", true)](
+            std::string_view text, bool& begins) { return stripped(text, left, right, begins); });
   }
   if (type == "Prepend")
-    return normalizer_of([by = fields({"prepend"}).text("prepend")](std::string_view text) {
+    return normalizer_of([by = fields({"prepend"}).text("prepend")](std::string_view text, bool&) {
       return text.empty() ? std::string() : by + std::string(text);
     });
   if (type == "Replace") {
     const JsonFields f = fields({"pattern", "content"});
     const auto pattern = std::make_shared<const TextPattern>(f.at("pattern"), where + ".pattern");
-    return normalizer_of(
-        [pattern, by = f.text("content")](std::string_view text) { return pattern->replaced(text, by); });
+    return normalizer_of([pattern, by = f.text("content")](std::string_view text, bool& begins) {
+      if (by.empty() && begins) {
+        std::vector<TextRange> found;
+        pattern->find_all(text, found);
+        begins = found.empty() || found.front().begin > 0;
+      }
+      return pattern->replaced(text, by);
+    });
   }
   if (type == "Precompiled")
     return std::make_unique<Charsmap>(
@@ -207,11 +231,11 @@ std::unique_ptr<const Normalizer> make_normalizer(const json& described, const s
     const JsonFields f = fields({"clean_text", "handle_chinese_chars", "strip_accents", "lowercase"});
     const bool clean = f.flag("clean_text", true), chinese = f.flag("handle_chinese_chars", true),
                lower = f.flag("lowercase", true), strip = f.flag("strip_accents", lower);
-    return normalizer_of([=](std::string_view text) {
+    return normalizer_of([=](std::string_view text, bool& begins) {
       std::string result(text);
-      if (clean) result = bert_clean(result);
+      if (clean) result = bert_clean(result, begins);
       if (chinese) result = bert_spaced(result);
-      if (strip) result = without(normalized(result, NormalForm::nfd), is_nonspacing_mark);
+      if (strip) result = without(normalized(result, NormalForm::nfd), is_nonspacing_mark, begins);
       if (lower) result = lower_case(result);
       return result;
     });

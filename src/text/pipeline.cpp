@@ -22,13 +22,19 @@ TokenIds as_ids(const std::vector<std::pair<std::string, std::size_t>>& texts) {
   return ids;
 }
 
+// An added token as it stands in a text that may be normalised.
+std::string as_found(const PipelineParts& parts, const AddedToken& token) {
+  bool begins = true;
+  if (!token.normalized || parts.normalizer == nullptr) return token.content;
+  return parts.normalizer->apply(token.content, begins);
+}
+
 std::vector<std::pair<std::string, std::size_t>> texts_of(const PipelineParts& parts, bool normal) {
   std::vector<std::pair<std::string, std::size_t>> texts;
   for (std::size_t i = 0; i < parts.added.size(); ++i) {
     const AddedToken& token = parts.added[i];
     if (token.normalized != normal || token.content.empty()) continue;
-    std::string text =
-        normal && parts.normalizer != nullptr ? parts.normalizer->apply(token.content) : token.content;
+    std::string text = as_found(parts, token);
     if (!text.empty()) texts.emplace_back(std::move(text), i);
   }
   return texts;
@@ -61,7 +67,7 @@ PipelineTokenizer::Finder::Finder(const std::vector<std::pair<std::string, std::
 PipelineTokenizer::PipelineTokenizer(PipelineParts parts)
     : parts_(std::move(parts)), raw_(texts_of(parts_, false)), normal_(texts_of(parts_, true)) {
   for (const AddedToken& token : parts_.added) {
-    parts_.names[token.id] = token.content;
+    parts_.names[token.id] = as_found(parts_, token);
     if (token.special) special_.insert(token.id);
   }
   for (const auto& [id, name] : parts_.names) vocab_ = std::max<std::int64_t>(vocab_, id + 1);
@@ -162,9 +168,10 @@ std::vector<std::int32_t> PipelineTokenizer::encode(std::string_view given) cons
   const auto found = [&](std::int32_t id) { ids.push_back(id); };
   split_added(raw_, text, found, [&](std::string_view part, bool first) {
     std::string normal;
-    if (parts_.normalizer != nullptr) part = normal = parts_.normalizer->apply(part);
+    bool begins = first;
+    if (parts_.normalizer != nullptr) part = normal = parts_.normalizer->apply(part, begins);
     split_added(normal_, part, found, [&](std::string_view inner, bool inner_first) {
-      encode_part(inner, first && inner_first, *work, ids);
+      encode_part(inner, begins && inner_first, *work, ids);
     });
   });
   const std::lock_guard lock(mutex_);

@@ -54,6 +54,9 @@ void cut(Pieces& pieces, Behavior behavior, bool invert, const Find& find) {
     }
     add(done, text.size(), false);
   }
+  // What began the text may be removed.
+  const bool any = !out.empty() && !pieces.ranges.empty();
+  if (!any || out.front().begin > pieces.ranges.front().begin) pieces.begins_text = false;
   std::swap(pieces.ranges, out);
 }
 

@@ -1,15 +1,40 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
 #include "base/error.h"
 #include "text/regex.h"
+#include "text/unicode.h"
 
 namespace echelon {
 namespace {
 
-// Between Oniguruma and PCRE2 these differ: \s in one character, \w in marks, \h in everything.
+// Between Oniguruma and PCRE2 these differ: \s in one character, \w in marks, \h in everything, a script in
+// what several scripts share, and what [:name:] of some names is.
 constexpr std::string_view space_class = R"(\t-\r\x{85}\p{Z})";
-constexpr std::string_view word_class = R"(\p{L}\p{M}\p{Nl}\p{Nd}\p{Pc}\x{24b6}-\x{24e9})";
+constexpr std::string_view word_class =
+    R"(\p{L}\p{M}\p{Nl}\p{Nd}\p{Pc}\x{24b6}-\x{24e9}\x{1f130}-\x{1f149}\x{1f150}-\x{1f169}\x{1f170}-\x{1f189})";
+// Of \w that is in no class.
+constexpr std::string_view more_words = R"(\x{b2}\x{b3}\x{b9}\x{bc}-\x{be})";
+constexpr std::pair<std::string_view, std::string_view> named_classes[] = {
+    {"alpha", R"(\p{Alphabetic})"}, {"alnum", R"(\p{Alphabetic}\p{Nd})"},
+    {"lower", R"(\p{Lowercase})"},  {"upper", R"(\p{Uppercase})"},
+    {"punct", R"(\p{P}\p{S})"},     {"digit", R"(\p{Nd})"},
+    {"space", space_class},         {"word", word_class}};
+
+// \p{Han}, \p{^Han}, \P{Letter} from the brace on, of which `end` is the last: as PCRE2 says it. Since 10.40
+// it takes a script with what others share with it, unless sc: says otherwise.
+std::string property(std::string_view text) {
+  const bool inverted = text.size() > 2 && text[1] == '^';
+  const std::string name(text.substr(inverted ? 2 : 1, text.size() - (inverted ? 3 : 2)));
+  const bool shares = PCRE2_MAJOR > 10 || PCRE2_MINOR >= 40;
+  const std::string meant = is_script(name) ? (shares ? "sc:" : "") + name : short_category(name);
+  return fmt::format("{{{}{}}}", inverted ? "^" : "", meant);
+}
 
 std::string translated(const std::string& pattern, const std::string& where) {
   std::string result;
@@ -19,7 +44,7 @@ std::string translated(const std::string& pattern, const std::string& where) {
     const char c = pattern[i];
     if (c == '\\' && i + 1 < pattern.size()) {
       const char next = pattern[++i];
-      const auto say = [&](std::string_view set, bool inverted) {
+      const auto say = [&](const std::string& set, bool inverted) {
         if (in_class && inverted)
           (result += '\\') += next;
         else if (in_class)
@@ -28,9 +53,14 @@ std::string translated(const std::string& pattern, const std::string& where) {
           ((result += inverted ? "[^" : "[") += set) += ']';
       };
       if (next == 's' || next == 'S') {
-        say(space_class, next == 'S');
+        say(std::string(space_class), next == 'S');
       } else if (next == 'w' || next == 'W') {
-        say(word_class, next == 'W');
+        say(std::string(word_class) + std::string(in_class ? "" : more_words), next == 'W');
+      } else if ((next == 'p' || next == 'P') && pattern.compare(i + 1, 1, "{") == 0 &&
+                 pattern.find('}', i) != std::string::npos) {
+        const std::size_t end = pattern.find('}', i);
+        ((result += '\\') += next) += property(std::string_view(pattern).substr(i + 1, end - i));
+        i = end;
       } else if (next == 'u' && i + 4 < pattern.size()) {
         result += "\\x{" + pattern.substr(i + 1, 4) + "}";
         i += 4;
@@ -54,7 +84,13 @@ std::string translated(const std::string& pattern, const std::string& where) {
       if (c == '[') {  // [:name:]
         const std::size_t end = pattern.find(":]", i);
         if (end == std::string::npos) refuse("{}: the expression {} has [: without :]", where, pattern);
-        result += pattern.substr(i, end + 2 - i);
+        const std::string_view whole = std::string_view(pattern).substr(i, end + 2 - i),
+                               name = whole.substr(2, whole.size() - 4);
+        const auto* known = std::find_if(std::begin(named_classes), std::end(named_classes),
+                                         [name](const auto& one) { return name.ends_with(one.first); });
+        if (known != std::end(named_classes) && name.starts_with('^'))
+          refuse("{}: the expression {} has {}; legal: [:{}:]", where, pattern, whole, known->first);
+        result += known != std::end(named_classes) && name == known->first ? known->second : whole;
         i = end + 1;
         continue;
       }

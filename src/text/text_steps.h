@@ -14,14 +14,15 @@ namespace echelon {
 class Normalizer {
  public:
   virtual ~Normalizer() = default;
-  virtual std::string apply(std::string_view text) const = 0;
+  // `begins` becomes false where characters that `text` begins with are left out.
+  virtual std::string apply(std::string_view text, bool& begins) const = 0;
 };
 
 // A text in pieces, of each of which the model makes tokens by itself.
 struct Pieces {
   std::string text;
   std::vector<TextRange> ranges;  // none empty
-  bool begins_text = false;       // the first piece is the beginning of what was given
+  bool begins_text = false;  // the first piece is the beginning of what was given, of which nothing is out
   std::vector<TextRange> found, scratch;
 };
 

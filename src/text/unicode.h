@@ -30,6 +30,11 @@ bool is_nonspacing_mark(char32_t character);  // Mn
 bool is_other(char32_t character);            // C, but what is not assigned
 bool is_word_character(char32_t character);   // \w
 
+// Whether a property of \p{...} is a script; and what is short for a general category, any other name as it
+// is.
+bool is_script(const std::string& name);
+std::string short_category(const std::string& name);
+
 // Where the grapheme clusters of the text end.
 std::vector<std::size_t> grapheme_ends(std::string_view text);
 

@@ -117,6 +117,19 @@ bool is_word_character(char32_t c) {
          u_hasBinaryProperty(static_cast<UChar32>(c), UCHAR_JOIN_CONTROL) != 0;
 }
 
+bool is_script(const std::string& name) {
+  return u_getPropertyValueEnum(UCHAR_SCRIPT, name.c_str()) != UCHAR_INVALID_CODE;
+}
+
+std::string short_category(const std::string& name) {
+  const std::int32_t value = u_getPropertyValueEnum(UCHAR_GENERAL_CATEGORY_MASK, name.c_str());
+  const char* const found =
+      value == UCHAR_INVALID_CODE
+          ? nullptr
+          : u_getPropertyValueName(UCHAR_GENERAL_CATEGORY_MASK, value, U_SHORT_PROPERTY_NAME);
+  return found == nullptr ? name : found;
+}
+
 std::vector<std::size_t> grapheme_ends(std::string_view text) {
   UErrorCode error = U_ZERO_ERROR;
   const std::unique_ptr<UText, decltype(&utext_close)> opened(
