@@ -371,6 +371,23 @@ ModelSpec odd_gpt_oss() {
   return m;
 }
 
+// A shared expert of a width of its own, weighed by each token, behind a dense layer.
+ModelSpec odd_qwen2_moe() {
+  ModelSpec m = odd_llama();
+  m.name = "qwen2-moe";
+  m.qkv_bias = true;
+  m.experts = Experts::deepseek;
+  m.num_experts = 4;
+  m.experts_per_token = 2;
+  m.expert_hidden = 7;
+  m.num_shared_experts = 1;
+  m.shared_hidden = 11;
+  m.shared_gate = true;
+  m.num_dense_layers = 1;
+  m.router.normalise = false;
+  return m;
+}
+
 // A small DeepSeek-V3 that predicts one more token, by a layer with experts or without.
 ModelSpec odd_predictor(bool experts) {
   ModelSpec m = experts ? odd_deepseek(2) : odd_llama();
@@ -503,27 +520,76 @@ TEST(GptOss, IsTheSameWithHeadsAndExpertsElsewhere) {
   for (const Plan& plan : plans) expect_verified_and_predicted(plan);
 }
 
+// Of all parameters, one behind the other.
+std::vector<double> invariant_gradients(const ModelSpec& model, int dp, int tp, int batch) {
+  Plan plan = odd_plan(model, dp, tp, tp > 1);
+  plan.numerics = Numerics::invariant;
+  plan.global_batch = 4;
+  plan.micro_batch = batch;
+  std::vector<double> all;
+  on_mesh(plan, [&](const Rank& rank) {
+    Trainer trainer(rank, plan, {}, 1);
+    trainer.compute_gradients(0, random_samples(plan));
+    for (const Parameter& p : trainer.parameters().all()) {
+      const auto gradient = as_doubles(gather_logical(rank, p, ParameterTensor::gradient));
+      if (rank.index() == 0) all.insert(all.end(), gradient.begin(), gradient.end());
+    }
+  });
+  return all;
+}
+
 // Sums by sequence, of biases and sinks too.
 TEST(GptOss, HasTheSameBitsUnderInvariantNumerics) {
-  std::vector<std::vector<double>> gradients;
-  for (const auto& [dp, batch] : {std::pair{1, 4}, {2, 1}, {4, 1}}) {
-    Plan plan = odd_plan(odd_gpt_oss(), dp, 1, false);
-    plan.numerics = Numerics::invariant;
-    plan.global_batch = 4;
-    plan.micro_batch = batch;
-    std::vector<double> all;
-    on_mesh(plan, [&](const Rank& rank) {
-      Trainer trainer(rank, plan, {}, 1);
-      trainer.compute_gradients(0, random_samples(plan));
-      for (const Parameter& p : trainer.parameters().all()) {
-        const auto gradient = as_doubles(gather_logical(rank, p, ParameterTensor::gradient));
-        if (rank.index() == 0) all.insert(all.end(), gradient.begin(), gradient.end());
-      }
-    });
-    gradients.push_back(std::move(all));
+  const auto one = invariant_gradients(odd_gpt_oss(), 1, 1, 4);
+  EXPECT_EQ(one, invariant_gradients(odd_gpt_oss(), 2, 1, 1));
+  EXPECT_EQ(one, invariant_gradients(odd_gpt_oss(), 4, 1, 1));
+}
+
+TEST(Qwen2Moe, GradientsAreTheDerivativesOfTheLoss) {
+  ModelSpec model = odd_qwen2_moe();
+  model.experts_per_token = model.num_experts;
+  expect_derivatives(model);
+}
+
+TEST(Qwen2Moe, TomlSaysIt) {
+  const ModelSpec model = odd_qwen2_moe();
+  EXPECT_EQ(to_toml(model_from_toml(to_toml(model), "x")), to_toml(model));
+}
+
+TEST(Qwen2Moe, IsTheSameOnEveryAxis) {
+  for (const Plan& plan : plans_of(odd_qwen2_moe()))
+    if (is_taken(8)) expect_verified_and_predicted(plan);
+}
+
+// What weighs the shared expert meets what travels, what is made again, and what routers are balanced by.
+TEST(Qwen2Moe, IsTheSameWithExpertsElsewhere) {
+  for (const bool again : {false, true}) {
+    Plan plan = odd_plan(odd_qwen2_moe(), 2, 2, again);
+    plan.mesh.ep = 2;
+    plan.balancing = all_losses(false);
+    if (again) plan.recompute = Recompute({"experts_in", "attention"});
+    expect_verified_and_predicted(plan);
   }
-  EXPECT_EQ(gradients[0], gradients[1]);
-  EXPECT_EQ(gradients[0], gradients[2]);
+}
+
+// The gradient of what weighs it is a sum over hidden units, which tp cuts.
+TEST(Qwen2Moe, HasTheSameBitsUnderInvariantNumerics) {
+  ModelSpec model = odd_qwen2_moe();
+  model.num_heads = model.num_kv_heads = 4;
+  model.expert_hidden = model.shared_hidden = model.mlp_hidden = 16;
+  const auto one = invariant_gradients(model, 1, 1, 4);
+  EXPECT_EQ(one, invariant_gradients(model, 2, 1, 1));
+  EXPECT_EQ(one, invariant_gradients(model, 1, 2, 2));
+}
+
+TEST(Qwen2Moe, IsRefusedWithoutASharedExpert) {
+  ModelSpec model = odd_qwen2_moe();
+  model.num_shared_experts = 0;
+  expect_refusal([&] { validate(model); }, {"shared_gate = true", "num_shared_experts = 1"});
+  model.shared_gate = false;
+  expect_refusal([&] { validate(model); }, {"shared_hidden = 11", "num_shared_experts = 1"});
+  expect_refusal([&] { model_from_toml(to_toml(load_model("llama-tiny")) + "shared_gate = true\n", "x"); },
+                 {"shared_gate", "experts is missing"});
 }
 
 TEST(GptOss, IsRefusedWhereItMeansNothing) {

@@ -52,6 +52,7 @@ inline ModelSpec random_model(Draws& draw) {
   if (m.experts == Experts::mixtral) m.mlp_hidden = m.expert_hidden;
   if (m.experts == Experts::deepseek) {
     m.num_shared_experts = pick({0, 1});
+    m.shared_gate = m.num_shared_experts > 0 && m.vocab % 2 == 1;
     m.router.scores = draw.one_of({RouterScores::softmax, RouterScores::sigmoid});
     m.num_dense_layers = m.num_layers > 1 ? pick({0, 1}) : 0;
   }

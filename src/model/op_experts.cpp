@@ -8,7 +8,7 @@
 namespace echelon {
 
 std::shared_ptr<const ExpertParallel> make_experts(const BlockOp& op, const OpSetting& s) {
-  // The router, then gate, up and down of each expert, then those of the shared one.
+  // The router, then gate, up and down of each expert, then those of the shared one and what weighs it.
   const std::vector<ParamSpec>& list = op.weights;
   const auto gate_up = [&](std::size_t first) { return s.stacked({list[first], list[first + 1]}); };
   const auto down = [&](std::size_t first) { return s.stacked({list[first + 2]}); };
@@ -23,6 +23,7 @@ std::shared_ptr<const ExpertParallel> make_experts(const BlockOp& op, const OpSe
   if (shared < list.size()) {
     weights.shared_in = gate_up(shared);
     weights.shared_out = down(shared);
+    if (shared + 3 < list.size()) weights.shared_gate = s.stacked({list[shared + 3]});
   }
   if (!op.biases.empty()) {  // in the same order
     weights.gate_bias = s.stacked({op.biases[0]});

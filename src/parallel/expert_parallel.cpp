@@ -39,6 +39,7 @@ ExpertParallel::ExpertParallel(const Rank& rank, const Plan& plan, TensorParalle
       by_sequence_(plan.numerics == Numerics::invariant),
       loss_scale_(1.0 / static_cast<double>(plan.global_batch * plan.seq_len)),
       router_(plan.model.router, plan.model.num_experts, plan.model.experts_per_token),
+      shared_gate_({.scores = RouterScores::sigmoid, .normalise = false}, 1, 1),
       exchange_(rank, plan.model.num_experts),
       activation_(plan.model.expert_activation()),
       clamp_(plan.model.clamp),
@@ -91,6 +92,7 @@ Work<void> ExpertParallel::in_forward(const Tensor& normed, Saved& saved) const 
   if (const Tensor& in = weights_.shared_in.value; in.defined()) {  // while copies travel
     saved.shared_hidden = rank_->activation({normed.rows(), in.rows()});
     kernels.matmul(normed, Transpose::no, in, Transpose::yes, saved.shared_hidden, false);
+    weigh_shared(normed, saved);
   }
   if (!exchange_.is_local()) co_await Pause{};
   const Tensor taken = exchange_.arrange(std::move(arriving), saved.route);
@@ -98,6 +100,27 @@ Work<void> ExpertParallel::in_forward(const Tensor& normed, Saved& saved) const 
   multiply(kernels, weights_.in, Transpose::yes, saved.route.bounds, taken, saved.hidden);
   add_biases(kernels, weights_.in_bias, saved.route.bounds, saved.hidden);
   if (!exchange_.is_local()) saved.taken = taken;
+}
+
+// By a router of one expert, to which all tokens go.
+void ExpertParallel::weigh_shared(const Tensor& normed, Saved& saved) const {
+  const Tensor& gate = weights_.shared_gate.value;
+  if (!gate.defined()) return;
+  saved.shared_logits = rank_->statistic({normed.rows(), 1});
+  saved.shared_ids = integers({normed.rows(), 1});
+  saved.shared_weights = rank_->statistic({normed.rows(), 1});
+  rank_->kernels().matmul(normed, Transpose::no, gate, Transpose::yes, saved.shared_logits, false);
+  rank_->kernels().route(shared_gate_, saved.shared_logits, {}, saved.shared_ids, saved.shared_weights);
+}
+
+Tensor ExpertParallel::weighed(const Tensor& shared, const Saved& saved) const {
+  if (!saved.shared_weights.defined()) return shared;
+  const std::int64_t rows = shared.rows();
+  const Tensor places = integers({rows, 1}), tokens = integers({rows}), count = integers({1}),
+               weighed = rank_->activation(shared.shape());
+  rank_->kernels().sort_by_expert(saved.shared_ids, places, tokens, count);  // each stays where it is
+  rank_->kernels().combine_rows(shared, places, saved.shared_weights, weighed);
+  return weighed;
 }
 
 // The copies of the normed rows.
@@ -131,7 +154,7 @@ Work<Tensor> ExpertParallel::out_forward(const Saved& saved) const {
   out = make_sum({rows, width});
   kernels.gated(Activation::swiglu, saved.shared_hidden, activated);
   kernels.matmul(activated, Transpose::no, shared_out, Transpose::yes, out, false, weights_.shared_out_sums);
-  kernels.add(rounded_columns(out), y);
+  kernels.add(weighed(rounded_columns(out), saved), y);
   co_return all_columns(y, width);
 }
 
@@ -176,35 +199,45 @@ Tensor ExpertParallel::all_columns(const Tensor& own, std::int64_t width) const 
 // blocks, where there are some, and what tp ranks have is added behind the exchange.
 void ExpertParallel::activation_backward(const Saved& saved, const Tensor& d_out, const Tensor& d_activated,
                                          const Tensor& weights, const Tensor& d_weights) const {
-  Kernels& kernels = rank_->kernels();
   const ExpertBounds& bounds = saved.route.bounds;
-  const Tensor of_rows = used(weights, bounds), h = used(saved.hidden, bounds), d = used(d_activated, bounds),
-               sum = used(d_weights, bounds);
   const auto add_bias = [&](Range columns, const Tensor& to) {
-    if (weights_.out_bias.empty()) return;
     std::vector<Weight> biases;
     for (const Weight& bias : weights_.out_bias) biases.push_back(part_of(bias, 0, columns));
-    add_bias_products(kernels, biases, bounds,
+    add_bias_products(rank_->kernels(), biases, bounds,
                       out_bias_columns(d_out).column_range(columns.begin, columns.end), to);
   };
-  const std::size_t blocks = weights_.out_sums.size();
-  if (blocks < 2 || (!weights_.out_bias.empty() && weights_.out_bias_sums.size() != blocks)) {
-    kernels.weighted_gated_backward(activation_, h, d, of_rows, sum, clamp_);
-    return add_bias({0, weights_.out_bias_columns.size()}, sum);
+  weighted_backward(activation_,
+                    {used(saved.hidden, bounds), used(d_activated, bounds), saved.route.room,
+                     weights_.in_sums, weights_.out_sums},
+                    used(weights, bounds), used(d_weights, bounds), weights_.out_bias_sums,
+                    weights_.out_bias.empty() ? BiasGradient() : add_bias);
+}
+
+// `add_bias`: of so many columns; none where there is no bias.
+void ExpertParallel::weighted_backward(Activation activation, const HiddenRows& rows, const Tensor& weights,
+                                       const Tensor& d_weights, const SumBlocks& bias_sums,
+                                       const BiasGradient& add_bias) const {
+  Kernels& kernels = rank_->kernels();
+  const Tensor &h = rows.hidden, &d = rows.d_activated;
+  const std::size_t blocks = rows.out_sums.size();
+  if (blocks < 2 || (add_bias && bias_sums.size() != blocks)) {
+    kernels.weighted_gated_backward(activation, h, d, weights, d_weights, clamp_);
+    if (add_bias) add_bias({0, weights_.out_bias_columns.size()}, d_weights);
+    return;
   }
   // There is room for what may come, whatever comes, as everywhere.
-  const std::int64_t room = saved.route.room;
+  const auto here = [&](const Tensor& all) { return all.row_range(0, h.rows()); };
   sum_by_blocks(
-      kernels, static_cast<std::int64_t>(blocks), sum,
+      kernels, static_cast<std::int64_t>(blocks), d_weights,
       [&] {
-        return used(rank_->statistic({room, 1}), bounds);
+        return here(rank_->statistic({rows.room, 1}));
       },
       [&](std::int64_t b, const Tensor& to) {
         const auto block = static_cast<std::size_t>(b);
-        const std::vector<Range>& in = weights_.in_sums[block];  // of gate and of up
+        const std::vector<Range>& in = rows.in_sums[block];  // of gate and of up
         const Range units = in.front();
-        const Tensor part = used(rank_->activation({room, 2 * units.size()}), bounds),
-                     d_part = used(rank_->activation({room, units.size()}), bounds);
+        const Tensor part = here(rank_->activation({rows.room, 2 * units.size()})),
+                     d_part = here(rank_->activation({rows.room, units.size()}));
         const auto each = [&](const auto& visit) {
           visit(d.column_range(units.begin, units.end), d_part);
           for (std::size_t i = 0; i < in.size(); ++i) {
@@ -213,9 +246,9 @@ void ExpertParallel::activation_backward(const Saved& saved, const Tensor& d_out
           }
         };
         each([&](const Tensor& all, const Tensor& own) { kernels.copy(all, own); });
-        kernels.weighted_gated_backward(activation_, part, d_part, of_rows, to, clamp_);
+        kernels.weighted_gated_backward(activation, part, d_part, weights, to, clamp_);
         each([&](const Tensor& all, const Tensor& own) { kernels.copy(own, all); });
-        if (!weights_.out_bias.empty()) add_bias(weights_.out_bias_sums[block].front(), to);
+        if (add_bias) add_bias(bias_sums[block].front(), to);
       });
 }
 
@@ -277,8 +310,16 @@ Work<ExpertParallel::Backward> ExpertParallel::backward_input(const Tensor& dy, 
   }
   d_activated = rank_->activation({rows, out.value.cols()});
   kernels.matmul(dy, Transpose::no, out.value, Transpose::no, d_activated, false);
-  kernels.gated_backward(Activation::swiglu, saved.shared_hidden,
-                         d_activated);  // which becomes the activation again
+  // Which becomes the activation again, weighed as what it made was.
+  if (saved.shared_weights.defined()) {
+    backward.d_shared_weights = rank_->statistic({rows, 1});
+    weighted_backward(
+        Activation::swiglu,
+        {saved.shared_hidden, d_activated, rows, weights_.shared_in_sums, weights_.shared_out_sums},
+        saved.shared_weights, backward.d_shared_weights, {}, {});
+  } else {
+    kernels.gated_backward(Activation::swiglu, saved.shared_hidden, d_activated);
+  }
   backward.d_shared_hidden = std::exchange(saved.shared_hidden, {});
   if (out.gradient.defined())
     weight_gradient([sums, out, x = std::exchange(d_activated, {}), d = dy] { sums.add_product(out, d, x); });

@@ -1,6 +1,7 @@
 // A mixture of experts in the place of a layer's MLP (Shazeer et al. 2017, https://arxiv.org/abs/1701.06538;
 // GShard, Lepikhin et al. 2020, https://arxiv.org/abs/2006.16668): a router sends each token to k of E MLPs,
-// whose outputs are added with the router's weights, and to the MLP that all tokens share where there is one.
+// whose outputs are added with the router's weights, and to the MLP that all tokens share where there is one,
+// whose output may be weighed by a sigmoid of the token's own (Qwen2-MoE, https://arxiv.org/abs/2407.10671).
 //
 //   x --router--> choices, weights      copies of x, sorted by expert --experts--> rows --weights, sum--> y
 //
@@ -10,7 +11,8 @@
 // Tensor parallelism cuts every expert as it cuts an MLP (expert tensor parallelism): y is a partial sum. The
 // router is whole; a rank of the tp group routes the rows of the residual stream that it holds, and its
 // choices go to the others under sequence parallelism: one all_gather of 2 k numbers a token forward, one
-// reduce_scatter of k backward (an all_reduce of k without sequence parallelism). Where
+// reduce_scatter of k backward (an all_reduce of k without sequence parallelism). What weighs the shared MLP
+// each rank makes of all rows, and its gradient takes one number a token more, as the k do. Where
 // a scope's tokens lie on several cp ranks, their balance counts are summed over cp, and where experts have a
 // capacity all choices are gathered there (2 k numbers a token).
 #pragma once
@@ -50,6 +52,7 @@ class ExpertParallel {
     Weight gate_bias = {};
     std::vector<Weight> in_bias = {}, out_bias = {};
     Range out_bias_columns = {};
+    Weight shared_gate = {};  // (1, C); undefined: the shared MLP counts once
     // Under invariant numerics the blocks of sums over what tp cuts: over hidden units of an expert and of
     // the shared MLP, behind them (`out`) and in the gradient before them (`in`), and over columns of
     // out_bias, as many.
@@ -67,6 +70,7 @@ class ExpertParallel {
     Tensor taken;                // (rows, C), what the experts here got, where it came from other ranks
     Tensor hidden;               // (rows, 2F); without an exchange, rows are copies
     Tensor shared_hidden;        // (N, 2F of the shared MLP)
+    Tensor shared_logits, shared_ids, shared_weights;  // (N, 1) of what weighs it: a router of one expert
     std::int64_t sequences = 0;  // of the microbatch
     std::shared_ptr<const WholeCopies> whole_copies;  // where experts' gradients want them
   };
@@ -96,7 +100,7 @@ class ExpertParallel {
   // From dy (N, C) to the partial gradient of the normed rows (N, C). Leaves what the rest needs.
   struct Backward {
     Tensor d_normed;
-    Tensor d_hidden, d_shared_hidden, d_weights;
+    Tensor d_hidden, d_shared_hidden, d_weights, d_shared_weights;
   };
   Work<Backward> backward_input(const Tensor& dy, Saved& saved, SequenceSums sums,
                                 const WeightGradient& weight_gradient) const;
@@ -165,8 +169,23 @@ class ExpertParallel {
   Tensor own_columns(const Tensor& term) const;
   Tensor rounded_columns(const Tensor& term) const;
   Tensor all_columns(const Tensor& own, std::int64_t width) const;
+  // Rows of hidden units, and what sums over these are cut into.
+  struct HiddenRows {
+    Tensor hidden, d_activated;
+    std::int64_t room;  // for rows
+    const SumBlocks &in_sums, &out_sums;
+  };
+  using BiasGradient = std::function<void(Range columns, const Tensor& d_weights)>;
+  void weighted_backward(Activation activation, const HiddenRows& rows, const Tensor& weights,
+                         const Tensor& d_weights, const SumBlocks& bias_sums,
+                         const BiasGradient& add_bias) const;
   void activation_backward(const Saved& saved, const Tensor& d_out, const Tensor& d_activated,
                            const Tensor& weights, const Tensor& d_weights) const;
+  void weigh_shared(const Tensor& normed, Saved& saved) const;
+  Tensor weighed(const Tensor& shared, const Saved& saved) const;
+  void shared_gate_backward(const Tensor& normed_here, const Saved& saved, Backward& backward,
+                            const Tensor& d_normed_here, const SequenceSums& sums,
+                            const WeightGradient& weight_gradient) const;
   Tensor out_bias_columns(const Tensor& x) const {
     return x.column_range(weights_.out_bias_columns.begin, weights_.out_bias_columns.end);
   }
@@ -186,7 +205,7 @@ class ExpertParallel {
   std::vector<std::int64_t> positions_;  // of a sequence's tokens, by cp rank
   bool by_sequence_;                     // sums, under invariant numerics
   double loss_scale_;                    // the losses are means over the tokens of the global batch
-  TokenRouter router_;
+  TokenRouter router_, shared_gate_;
   ExpertExchange exchange_;
   Activation activation_;
   SwigluClamp clamp_;

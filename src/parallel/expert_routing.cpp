@@ -187,6 +187,7 @@ void ExpertParallel::route_backward(const Tensor& normed_here, Saved& saved, Bac
   kernels.route_backward(router_, saved.logits, saved.ids.row_range(here.begin, here.end), d_weights, terms,
                          loss_scale_, d_logits);
   if (balancing_.has_losses()) add_losses(saved, terms, sums);
+  shared_gate_backward(normed_here, saved, backward, d_normed_here, sums, weight_gradient);
   saved = {};
   kernels.matmul(d_logits, Transpose::no, weights_.gate.value, Transpose::no, d_normed_here, true);
   if (weights_.gate_bias.gradient.defined())
@@ -194,6 +195,24 @@ void ExpertParallel::route_backward(const Tensor& normed_here, Saved& saved, Bac
   if (!weights_.gate.gradient.defined()) return;
   weight_gradient(
       [sums, gate = weights_.gate, x = normed_here, d = d_logits] { sums.add_product(gate, d, x); });
+}
+
+void ExpertParallel::shared_gate_backward(const Tensor& normed_here, const Saved& saved, Backward& backward,
+                                          const Tensor& d_normed_here, const SequenceSums& sums,
+                                          const WeightGradient& weight_gradient) const {
+  if (!saved.shared_weights.defined()) return;
+  Kernels& kernels = rank_->kernels();
+  const std::int64_t rows = saved.shared_ids.rows();
+  const Range here = tensor_parallel_.rows_here(rows);
+  const Tensor d_weights =
+                   tensor_parallel_.enter_backward(std::exchange(backward.d_shared_weights, {}), rows).get(),
+               d_logits = rank_->statistic({here.size(), 1});
+  kernels.route_backward(shared_gate_, saved.shared_logits.row_range(here.begin, here.end),
+                         saved.shared_ids.row_range(here.begin, here.end), d_weights, {}, 1, d_logits);
+  kernels.matmul(d_logits, Transpose::no, weights_.shared_gate.value, Transpose::no, d_normed_here, true);
+  if (weights_.shared_gate.gradient.defined())
+    weight_gradient(
+        [sums, gate = weights_.shared_gate, x = normed_here, d = d_logits] { sums.add_product(gate, d, x); });
 }
 
 // Of the rows that are here, at once, or sequence by sequence, whose rows then come together for one rank.

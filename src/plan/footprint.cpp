@@ -99,7 +99,7 @@ SavedBytes saved_bytes(const Workload& work, const Plan& c, const Recompute& rec
     experts = attention + before_mlp +
               copies * real(m.hidden) * (operand + (s.keeps_expert_outputs ? width : 0)) +
               mlp(copies * c.mesh.expert_cut(), real(m.expert_hidden) / c.mesh.expert_cut()) +
-              mlp(tokens, real(m.num_shared_experts * m.expert_hidden) / tp);
+              mlp(tokens, real(m.shared_width()) / tp);
   const auto kept = [&](double all, const std::vector<SplitProduct>& split) {
     if (recompute.everything()) return cut;
     if (!by_product) return s.saved_factor * (all - dropped);

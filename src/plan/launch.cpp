@@ -78,6 +78,9 @@ void check_plain_llama(const LaunchRequest& r) {
   lacks(m.attention_out_bias, "a bias behind attention");
   lacks(m.mlp_bias, "biases of MLPs");
   lacks(m.experts == Experts::gpt_oss, "experts with biases");
+  lacks(m.shared_gate, "a gate of what all tokens share");
+  lacks(m.experts != Experts::none && m.router.scores == RouterScores::sigmoid, "routers of sigmoids");
+  lacks(!m.latent_attention() && m.rotary_dim > 0, "heads of which a part is turned");
 }
 
 std::string launch_head(const LaunchRequest& r) {

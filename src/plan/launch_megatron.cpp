@@ -108,7 +108,7 @@ Settings model_settings(const LaunchRequest& r) {
                      {"moe-router-load-balancing-type", "aux_loss"},
                      {"moe-aux-loss-coeff", "0.01"}});
   if (m.num_shared_experts > 0)
-    s.emplace_back("moe-shared-expert-intermediate-size", number(m.num_shared_experts * m.expert_hidden));
+    s.emplace_back("moe-shared-expert-intermediate-size", number(m.shared_width()));
   if (m.num_dense_layers > 0)
     s.emplace_back("moe-layer-freq",
                    fmt::format("([0]*{}+[1]*{})", m.num_dense_layers, m.num_expert_layers()));

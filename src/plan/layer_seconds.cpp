@@ -369,6 +369,10 @@ class Pricer {
     product(tokens_, real(m_.hidden), 2 * hidden);
     activation(tokens_, hidden, Activation::swiglu);
     product(tokens_, hidden, real(m_.hidden));
+    if (m_.shared_gate) {
+      product(tokens_, real(m_.hidden), 1);
+      passes(2 * tokens_ * real(m_.hidden) * width_, 0);  // rows are weighed one by one
+    }
     leave();
   }
 
@@ -411,7 +415,7 @@ class Pricer {
     t_.backward_input.compute += slower * (t_.backward_input.compute - before.backward_input.compute);
     t_.backward_weight.compute += slower * (t_.backward_weight.compute - before.backward_weight.compute);
     activation(group, hidden, Activation::swiglu);
-    if (m_.num_shared_experts > 0) shared_expert(real(m_.num_shared_experts * m_.expert_hidden) / tp_);
+    if (m_.num_shared_experts > 0) shared_expert(real(m_.shared_width()) / tp_);
   }
   // Added to what both products make; their gradients are column sums, and the weights' have a part of each.
   void expert_biases() {

@@ -48,8 +48,8 @@ class BlockBuilder {
   int activation(int hidden, Activation activation, std::vector<ParamSpec> biases = {});
   int residual(const std::string& name, int x, int y, std::vector<ParamSpec> biases = {});
   int sum(const std::string& name, int x, double scale);
-  // Of the router; then of each expert gate, up and down; then of the one that all tokens share. Biases: of
-  // the router and of each expert, or none.
+  // Of the router; then of each expert gate, up and down; then of the one that all tokens share, and what it
+  // is weighed by. Biases: of the router and of each expert, or none.
   int experts(int x, std::vector<ParamSpec> weights, std::vector<ParamSpec> biases = {});
   // `table` of the embedding, for a model where it is the output matrix too; `untied`: the name of another's.
   int loss(int x, ParamSpec table, const char* untied = "lm_head.weight");

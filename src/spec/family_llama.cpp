@@ -27,7 +27,7 @@ std::vector<ParamSpec> swiglu(const ModelSpec& m, const std::string& at, const S
           cut_columns(at + names.down, m.hidden, width, 1, residual_std(m))};
 }
 
-// The router, the experts one after another, the one that all tokens share.
+// The router, the experts one after another, the one that all tokens share and what it is weighed by.
 std::vector<ParamSpec> experts(const ModelSpec& m, const std::string& at) {
   const bool mixtral = m.experts == Experts::mixtral;
   const std::string home = at + (mixtral ? "block_sparse_moe." : "mlp.");
@@ -39,10 +39,11 @@ std::vector<ParamSpec> experts(const ModelSpec& m, const std::string& at) {
       p.expert = expert;
       list.push_back(std::move(p));
     }
+  const char* const shared = m.shared_gate ? "shared_expert." : "shared_experts.";
   if (m.num_shared_experts > 0)
-    for (ParamSpec& p :
-         swiglu(m, home + "shared_experts.", llama_names, m.num_shared_experts * m.expert_hidden))
-      list.push_back(std::move(p));
+    for (ParamSpec& p : swiglu(m, home + shared, llama_names, m.shared_width())) list.push_back(std::move(p));
+  if (m.shared_gate)
+    list.push_back(whole_matrix(home + "shared_expert_gate.weight", 1, m.hidden, m.init_std));
   return list;
 }
 

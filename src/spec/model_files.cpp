@@ -73,6 +73,8 @@ constexpr const char* toml_keys[] = {"name",
                                      "experts_per_token",
                                      "expert_hidden",
                                      "num_shared_experts",
+                                     "shared_hidden",
+                                     "shared_gate",
                                      "num_dense_layers",
                                      "num_mtp_layers",
                                      "mtp_weight",
@@ -164,10 +166,10 @@ class Reader {
 
 void read_experts(const Reader& reader, const std::string& where, ModelSpec& m) {
   if (!reader.has("experts")) {
-    for (const char* key : {"num_experts", "experts_per_token", "expert_hidden", "num_shared_experts",
-                            "num_dense_layers", "router_scores", "normalise_weights", "routed_scale",
-                            "router_groups", "router_most_groups", "router_group_best", "swiglu_alpha",
-                            "swiglu_limit"})
+    for (const char* key :
+         {"num_experts", "experts_per_token", "expert_hidden", "num_shared_experts", "shared_hidden",
+          "shared_gate", "num_dense_layers", "router_scores", "normalise_weights", "routed_scale",
+          "router_groups", "router_most_groups", "router_group_best", "swiglu_alpha", "swiglu_limit"})
       if (reader.has(key))
         refuse("{}: {} = {}: the key experts is missing", where, key, reader.shown_value(key));
     return;
@@ -181,6 +183,8 @@ void read_experts(const Reader& reader, const std::string& where, ModelSpec& m) 
   m.experts_per_token = reader.integer("experts_per_token");
   m.expert_hidden = reader.integer_or("expert_hidden", m.mlp_hidden);
   m.num_shared_experts = reader.integer_or("num_shared_experts", 0);
+  m.shared_hidden = reader.integer_or("shared_hidden", 0);
+  m.shared_gate = reader.boolean_or("shared_gate", false);
   m.num_dense_layers = reader.integer_or("num_dense_layers", 0);
   if (reader.has("router_scores")) {
     const char* legal = "\"softmax\" or \"sigmoid\"";
@@ -428,6 +432,8 @@ std::string to_toml(const ModelSpec& m) {
     line("experts_per_token", m.experts_per_token);
     line("expert_hidden", m.expert_hidden);
     line("num_shared_experts", m.num_shared_experts);
+    if (m.shared_hidden > 0) line("shared_hidden", m.shared_hidden);
+    if (m.shared_gate) line("shared_gate", m.shared_gate);
     line("num_dense_layers", m.num_dense_layers);
     text += fmt::format("router_scores = \"{}\"\n",
                         m.router.scores == RouterScores::softmax ? "softmax" : "sigmoid");

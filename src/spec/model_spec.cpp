@@ -62,6 +62,12 @@ void check_experts(const ModelSpec& m) {
   if (m.num_shared_experts < 0 || m.num_shared_experts > most_experts)
     refuse("model {}: num_shared_experts = {} is not legal: give a whole number from 0 to {}", m.name,
            m.num_shared_experts, most_experts);
+  if (m.shared_hidden != 0) check_size(m, "shared_hidden", m.shared_hidden, largest_size);
+  if (m.num_shared_experts == 0 && (m.shared_hidden > 0 || m.shared_gate))
+    refuse("model {}: {} is not legal without experts that all tokens share; give num_shared_experts = 1",
+           m.name,
+           m.shared_gate ? std::string("shared_gate = true")
+                         : fmt::format("shared_hidden = {}", m.shared_hidden));
   if (m.num_dense_layers < 0 || m.num_dense_layers >= m.num_layers)
     refuse("model {}: num_dense_layers = {} is not legal: give a whole number from 0 to {}", m.name,
            m.num_dense_layers, m.num_layers - 1);
@@ -345,7 +351,7 @@ void validate(const ModelSpec& m) {
   check_prediction(m);
   const auto real = [](std::int64_t size) { return static_cast<double>(size); };
   const double experts =
-      real(m.num_experts + m.num_shared_experts) * real(m.expert_hidden) + real(m.num_experts);
+      real(m.num_experts) * real(m.expert_hidden) + real(m.shared_width()) + real(m.num_experts);
   const double latent = real(m.q_rank + m.kv_rank + m.rotary_dim);
   const double block =
       real(m.hidden) * (4 * real(m.attention_width()) + 3 * real(m.mlp_hidden) + 3 * experts + latent) +

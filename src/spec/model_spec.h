@@ -115,6 +115,10 @@ struct ModelSpec {
   std::int64_t experts_per_token = 0;   // k [num_experts_per_tok]
   std::int64_t expert_hidden = 0;       // F of one expert [intermediate_size, moe_intermediate_size]
   std::int64_t num_shared_experts = 0;  // all tokens; as one MLP [n_shared_experts]
+  std::int64_t shared_hidden = 0;       // F of one of these; 0: expert_hidden
+  // What they make of a token is multiplied by a sigmoid of the token's product with a vector (Qwen2-MoE,
+  // https://arxiv.org/abs/2407.10671).
+  bool shared_gate = false;
   std::int64_t num_dense_layers = 0;    // the first ones [first_k_dense_replace]
   RouterSpec router;
   SwigluClamp clamp;  // of gpt_oss's experts [swiglu_alpha, swiglu_limit]
@@ -143,6 +147,9 @@ struct ModelSpec {
   }
   Activation expert_activation() const {
     return experts == Experts::gpt_oss ? Activation::clamped_swiglu : Activation::swiglu;
+  }
+  std::int64_t shared_width() const {
+    return num_shared_experts * (shared_hidden > 0 ? shared_hidden : expert_hidden);
   }
   bool latent_attention() const { return kv_rank > 0; }
   // Of norms of heads, and of what latent attention compresses: DeepSeek's have one of their own.

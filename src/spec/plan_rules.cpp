@@ -386,8 +386,10 @@ int most_ranks_with_blocks(const ModelSpec& m) {
       if ((op.kind == OpKind::linear && op.weights.front().shard_dim >= 0) || op.kind == OpKind::latent)
         sum_over(op.weights);
       if (op.kind != OpKind::experts_in) continue;
-      const std::vector<ParamSpec>& list = op.weights;  // the router, then gate, up and down of each
-      for (const std::size_t first : {std::size_t{1}, list.size() - 3}) {
+      // The router, then gate, up and down of each, then what may weigh the last one.
+      const std::vector<ParamSpec>& list = op.weights;
+      const std::size_t last = (list.size() - 1) / 3 - 1;
+      for (const std::size_t first : {std::size_t{1}, 1 + 3 * last}) {
         sum_over({list[first], list[first + 1]});
         sum_over({list[first + 2]});
       }
