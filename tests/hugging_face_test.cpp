@@ -512,7 +512,8 @@ INSTANTIATE_TEST_SUITE_P(Models, HuggingFace,
                                          "gemma3", "gpt-neox", "gpt-neox-serial", "gpt-oss", "deepseek-v2",
                                          "deepseek-v3", "llama-dynamic", "mistral-uneven", "qwen3-moe-dense",
                                          "deepseek-v3-mtp", "starcoder2", "stablelm", "cohere", "cohere2",
-                                         "glm", "glm4", "olmo", "nemotron", "ernie4-5"),
+                                         "glm", "glm4", "olmo", "nemotron", "ernie4-5", "qwen2-moe",
+                                         "glm4-moe"),
                          [](const auto& instance) {
                            std::string name = instance.param;
                            std::erase(name, '-');

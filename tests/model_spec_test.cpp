@@ -75,7 +75,8 @@ TEST(ModelSpec, PublishedCountsAreExact) {
       {"deepseek-v2-lite", 15706484224}, {"deepseek-v2", 235741434880},
       {"gpt-oss-20b", 20914757184},      {"gpt-oss-120b", 116829156672}, {"gpt-oss-tiny", 385520},
       {"starcoder2-3b", 3030371328},   {"command-r7b", 8028033024},  {"glm-4-9b", 9400279040},
-      {"olmo-1b", 1176764416},         {"stablelm-2-1.6b", 1644515328}};
+      {"olmo-1b", 1176764416},         {"stablelm-2-1.6b", 1644515328},
+      {"qwen1.5-moe-a2.7b", 14315784192}, {"glm-4.5-air", 106852245504}};
   std::set<std::string> names;
   for (const std::string& name : model_preset_names()) names.insert(name);
   for (const auto& [name, count] : published) {
@@ -523,6 +524,37 @@ TEST(ModelHuggingFace, Qwen3) {
       replaced(json, "\"attention_bias\": false", "\"attention_bias\": true"), "qwen/config.json");
   EXPECT_TRUE(biased.qkv_bias && biased.attention_out_bias);
   refused("\"head_dim\": 128", "\"x\": 128", {"head_dim", "missing"});
+}
+
+// Qwen2-MoE: a shared width that is whole experts is told as so many.
+TEST(ModelHuggingFace, Qwen2MoeSharedExpert) {
+  const auto text = [](const std::string& more) {
+    return R"({"model_type": "qwen2_moe", "hidden_size": 8, "intermediate_size": 12,
+    "max_position_embeddings": 64, "moe_intermediate_size": 6, "num_attention_heads": 2, "num_experts": 4,
+    "num_experts_per_tok": 2, "num_hidden_layers": 4, "num_key_value_heads": 2, "vocab_size": 32)" +
+           more + "}";
+  };
+  const auto read = [&](const std::string& more) {
+    return model_from_hugging_face(text(more), "x/config.json");
+  };
+  const ModelSpec whole = read(R"(, "shared_expert_intermediate_size": 24)"),
+                  own = read(R"(, "shared_expert_intermediate_size": 20, "qkv_bias": false)");
+  EXPECT_TRUE(whole.shared_gate && whole.qkv_bias && !whole.qk_norm && !whole.router.normalise);
+  EXPECT_EQ(whole.num_shared_experts, 4);
+  EXPECT_EQ(whole.shared_hidden, 0);
+  EXPECT_EQ(own.num_shared_experts, 1);
+  EXPECT_EQ(own.shared_hidden, 20);
+  EXPECT_FALSE(own.qkv_bias);
+  EXPECT_EQ(whole.shared_width(), 24);
+  EXPECT_EQ(own.shared_width(), 20);
+  expect_refusal([&] { read(""); }, {"shared_expert_intermediate_size", "missing"});
+  expect_refusal([&] { read(R"(, "use_sliding_window": true)"); }, {"use_sliding_window", "false"});
+}
+
+TEST(ModelHuggingFace, SaysWhatATypeHasThatIsNotHere) {
+  for (const auto& [type, has] : {std::pair{"bloom", "ALiBi"}, {"phi", "bias of the output matrix"}})
+    expect_refusal([t = type] { model_from_hugging_face(fmt::format(R"({{"model_type": "{}"}})", t), "x"); },
+                   {type, has, "qwen2_moe"});
 }
 
 // Which layers have experts, of four, is said in two ways; where none has, the model has none.

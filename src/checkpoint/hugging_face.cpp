@@ -22,6 +22,7 @@
 #include "checkpoint/logical_tensors.h"
 #include "checkpoint/router_biases.h"
 #include "comm/threads.h"
+#include "spec/model_types.h"
 #include "tensor/host.h"
 #include "tensor/prepare_kernels.h"
 #include "tensor/reference_view.h"
@@ -65,8 +66,7 @@ struct FileTensor {
 
 // Whether transformers has a bias of each router of it beside the parameters.
 bool has_router_biases(const ModelSpec& model) {
-  return model.latent_attention() && model.experts == Experts::deepseek &&
-         model.router.scores == RouterScores::sigmoid;
+  return model.experts != Experts::none && transformers_type(model).router_biases;
 }
 
 // Layers with such a bias.
@@ -97,12 +97,9 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model) {
        {"self_attn.v_proj.", "self_attn.qkv_proj."},
        {"mlp.gate_proj.", "mlp.gate_up_proj."},
        {"mlp.up_proj.", "mlp.gate_up_proj."}}};
-  constexpr std::array<std::pair<const char*, const char*>, 3> glm4_norms{
-      {{"post_attention_layernorm", "post_self_attn_layernorm"},
-       {"pre_feedforward_layernorm", "post_attention_layernorm"},
-       {"post_feedforward_layernorm", "post_mlp_layernorm"}}};
   constexpr std::array<const char*, 3> head_by_head{"attention.q_proj.", "attention.k_proj.",
                                                     "attention.v_proj."};
+  const TransformersType& type = transformers_type(model);
   std::vector<FileTensor> tensors;
   std::map<std::string, std::size_t> of_experts;
   for (const ParamSpec& spec : all_parameters(model)) {
@@ -122,9 +119,8 @@ std::vector<FileTensor> file_tensors(const ModelSpec& model) {
     for (const auto& [part, whole] : latent)
       if (const auto at = name.find(part); at != std::string::npos)
         name.replace(at, std::string(part).size(), whole);
-    for (const auto& [ours, theirs] : glm4_norms)
-      if (const auto at = name.find(ours);
-          model.fused_mlp && model.norm_place == NormPlace::both && at != std::string::npos) {
+    for (const auto& [ours, theirs] : type.renamed)
+      if (const auto at = name.find(ours); at != std::string::npos) {
         name.replace(at, std::string(ours).size(), theirs);
         break;
       }
@@ -489,9 +485,10 @@ bool is_constant(const std::string& name) {
          name.ends_with("rotary_emb.inv_freq");
 }
 
-// DeepSeek-V3's module that predicts one more token lies behind its last layer; transformers leaves it out.
+// A module that predicts one more token lies behind the last layer; transformers leaves it out.
 bool predicts_more(const ModelSpec& model, const std::string& name) {
-  return model.latent_attention() && name.starts_with(fmt::format("model.layers.{}.", model.num_layers));
+  return transformers_type(model).predicts_more &&
+         name.starts_with(fmt::format("model.layers.{}.", model.num_layers));
 }
 
 // Of a model that sees images too: its text model's names begin with the former, the others' with the latter.

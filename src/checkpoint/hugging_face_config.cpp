@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "checkpoint/hugging_face.h"
+#include "spec/model_types.h"
 
 namespace echelon {
 namespace {
@@ -67,7 +68,7 @@ void add_rope(const ModelSpec& m, ordered_json& config) {
       config["no_rope_layers"].push_back(m.is_turned(layer) ? 1 : 0);
   }
   const std::string type = config["model_type"];
-  const bool always = type == "stablelm" || type == "nemotron" || type == "glm" || type == "glm4",
+  const bool always = type == "stablelm" || type == "nemotron" || type.starts_with("glm"),
              partial = always || (m.rotary_dim > 0 && m.fused_projections);  // others turn whole heads
   if (partial) config["partial_rotary_factor"] = rotary_part(m);
   const bool scaled = r.scaling != RopeScaling::none;
@@ -163,22 +164,26 @@ void add_later_families(const ModelSpec& m, ordered_json& config) {
   } else if (type == "ernie4_5") {
     rename("attention_bias", "use_bias");
     config.erase("mlp_bias");
-  } else if (type == "glm" || type == "glm4" || type == "helium") {
+  } else if (type.starts_with("glm") || type == "helium") {
     config["attention_bias"] = m.qkv_bias;
   }
+  if (type == "glm4_moe") config["use_qk_norm"] = m.qk_norm;
 }
 
-void add_deepseek(const ModelSpec& m, ordered_json& config) {
+void add_latent(const ModelSpec& m, ordered_json& config) {
   config["head_dim"] = m.rotary_dim;  // as transformers has it
   config["q_lora_rank"] = m.q_rank > 0 ? ordered_json(m.q_rank) : ordered_json();
   config["kv_lora_rank"] = m.kv_rank;
   config["qk_rope_head_dim"] = m.rotary_dim;
   config["qk_nope_head_dim"] = m.head_dim - m.rotary_dim;
   config["v_head_dim"] = m.value_head_dim;
+}
+
+void add_deepseek_experts(const ModelSpec& m, ordered_json& config) {
   const bool experts = m.experts != Experts::none;
   config["first_k_dense_replace"] = experts ? m.num_dense_layers : m.num_layers;
-  const bool v3 = config["model_type"] == "deepseek_v3";
-  if (v3) config["num_nextn_predict_layers"] = m.num_mtp_layers;
+  const bool sigmoids = config["model_type"] != "deepseek_v2";
+  if (sigmoids) config["num_nextn_predict_layers"] = m.num_mtp_layers;
   if (!experts) return;
   config["n_routed_experts"] = m.num_experts;
   config["n_shared_experts"] = m.num_shared_experts;
@@ -188,17 +193,19 @@ void add_deepseek(const ModelSpec& m, ordered_json& config) {
   config["norm_topk_prob"] = m.router.normalise;
   config["n_group"] = m.router.groups;
   config["topk_group"] = m.router.most_groups;
-  config["scoring_func"] = v3 ? "sigmoid" : "softmax";
-  config["topk_method"] = v3 ? "noaux_tc" : m.router.groups > 1 ? "group_limited_greedy" : "greedy";
+  config["scoring_func"] = sigmoids ? "sigmoid" : "softmax";
+  config["topk_method"] = sigmoids ? "noaux_tc" : m.router.groups > 1 ? "group_limited_greedy" : "greedy";
 }
 
 }  // namespace
 
 std::string hugging_face_config(const ModelSpec& m, DType dtype) {
+  const TransformersType& of = transformers_type(m);
+  const std::string type = of.name;
   ordered_json config;
   if (m.family == Family::gpt2) {
-    config = {{"model_type", "gpt2"},
-              {"architectures", {"GPT2LMHeadModel"}},
+    config = {{"model_type", type},
+              {"architectures", {of.architecture}},
               {"n_layer", m.num_layers},
               {"n_embd", m.hidden},
               {"n_head", m.num_heads},
@@ -211,8 +218,8 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
               {"attn_pdrop", 0.0}};
   } else if (m.family == Family::neox) {
     const double part = rotary_part(m);
-    config = {{"model_type", "gpt_neox"},
-              {"architectures", {"GPTNeoXForCausalLM"}},
+    config = {{"model_type", type},
+              {"architectures", {of.architecture}},
               {"num_hidden_layers", m.num_layers},
               {"hidden_size", m.hidden},
               {"intermediate_size", m.mlp_hidden},
@@ -229,65 +236,20 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
               {"rope_parameters",
                {{"rope_type", "default"}, {"rope_theta", m.rope.theta}, {"partial_rotary_factor", part}}}};
   } else {
-    const bool mixtral = m.experts == Experts::mixtral;
-    const bool deepseek = m.latent_attention();
-    const bool normed = m.experts == Experts::deepseek && m.qk_norm && m.num_shared_experts == 0;
-    const bool olmoe = normed && m.qk_norm_whole, qwen3_moe = normed && !olmoe;
-    if (m.experts == Experts::deepseek && !normed && !deepseek)
+    const bool mixtral = type == "mixtral", gpt_oss = type == "gpt_oss", olmoe = type == "olmoe",
+               qwen_moe = type == "qwen2_moe" || type == "qwen3_moe", deepseek = m.latent_attention(),
+               glm4_moe = type == "glm4_moe", seed_oss = type == "seed_oss",
+               relu2 = m.activation == Activation::relu2;
+    if (m.experts == Experts::deepseek && !deepseek && !olmoe && !qwen_moe && !glm4_moe)
       refuse(
           "model {}: transformers has no class of experts as in deepseek without its latent attention; "
           "legal: "
-          "kv_rank above 0, or qk_norm = true and num_shared_experts = 0 (Qwen3's)",
+          "kv_rank above 0, qk_norm = true and num_shared_experts = 0 (Qwen3's), shared_gate = true "
+          "(Qwen2's), or router_scores = \"sigmoid\" (GLM-4.5's)",
           m.name);
-    const bool later = m.norm_kind != NormKind::rms || m.interleaved_rope || m.fused_mlp;
-    const bool gemma = m.norms_less_one && !later, gemma1 = gemma && m.norm_place == NormPlace::before,
-               gemma2 = gemma && !gemma1 && !m.qk_norm;
-    const bool relu2 = m.activation == Activation::relu2;
-    const bool olmo = m.norm_place == NormPlace::after && m.qk_norm_whole;
-    // Which biases it has a Seed-OSS says one by one.
-    const bool seed_oss = m.experts == Experts::none && !m.qk_norm &&
-                          (m.qkv_bias != m.attention_out_bias && (m.attention_out_bias || m.mlp_bias));
-    const bool v2 = m.experts == Experts::deepseek && m.router.scores == RouterScores::softmax;
-    const bool gpt_oss = m.experts == Experts::gpt_oss;
-    using NormKind::layer, NormKind::layer_weight, NormKind::layer_plain;
-    const bool gelu = m.activation == Activation::gelu, both = m.norm_place == NormPlace::both,
-               unturned = m.window.size > 0 || m.rope.unturned_every > 0,
-               alike = m.qkv_bias == m.attention_out_bias && m.qkv_bias == m.mlp_bias;
-    const auto [type, architecture] =
-        m.norm_kind == layer && gelu              ? std::pair{"starcoder2", "Starcoder2ForCausalLM"}
-        : m.norm_kind == layer && relu2           ? std::pair{"nemotron", "NemotronForCausalLM"}
-        : m.norm_kind == layer                    ? std::pair{"stablelm", "StableLmForCausalLM"}
-        : m.norm_kind == layer_weight && unturned ? std::pair{"cohere2", "Cohere2ForCausalLM"}
-        : m.norm_kind == layer_weight             ? std::pair{"cohere", "CohereForCausalLM"}
-        : m.norm_kind == layer_plain              ? std::pair{"olmo", "OlmoForCausalLM"}
-        : m.fused_mlp && both                     ? std::pair{"glm4", "Glm4ForCausalLM"}
-        : m.fused_mlp                             ? std::pair{"glm", "GlmForCausalLM"}
-        : m.interleaved_rope && alike             ? std::pair{"ernie4_5", "Ernie4_5ForCausalLM"}
-        : m.interleaved_rope                      ? std::pair{"helium", "HeliumForCausalLM"}
-        : mixtral                                 ? std::pair{"mixtral", "MixtralForCausalLM"}
-        : gpt_oss                                 ? std::pair{"gpt_oss", "GptOssForCausalLM"}
-        : deepseek && v2                          ? std::pair{"deepseek_v2", "DeepseekV2ForCausalLM"}
-        : deepseek                                ? std::pair{"deepseek_v3", "DeepseekV3ForCausalLM"}
-        : qwen3_moe                               ? std::pair{"qwen3_moe", "Qwen3MoeForCausalLM"}
-        : olmoe                                   ? std::pair{"olmoe", "OlmoeForCausalLM"}
-        : m.fused_projections                     ? std::pair{"phi3", "Phi3ForCausalLM"}
-        : olmo && m.rope.local_theta > 0          ? std::pair{"olmo3", "Olmo3ForCausalLM"}
-        : olmo                                    ? std::pair{"olmo2", "Olmo2ForCausalLM"}
-        : gemma1                                  ? std::pair{"gemma", "GemmaForCausalLM"}
-        : gemma2                                  ? std::pair{"gemma2", "Gemma2ForCausalLM"}
-        : gemma                                   ? std::pair{"gemma3_text", "Gemma3ForCausalLM"}
-        : m.scales != ScaleSpec{}                 ? std::pair{"granite", "GraniteForCausalLM"}
-        : m.rope.unturned_every > 0               ? std::pair{"smollm3", "SmolLM3ForCausalLM"}
-        : seed_oss                                ? std::pair{"seed_oss", "SeedOssForCausalLM"}
-        : m.qkv_bias && !m.attention_out_bias     ? std::pair{"qwen2", "Qwen2ForCausalLM"}
-        : m.qk_norm                               ? std::pair{"qwen3", "Qwen3ForCausalLM"}
-        : relu2                                   ? std::pair{"arcee", "ArceeForCausalLM"}
-        // A Mistral without a window is a Llama, but may have heads of any width.
-        : m.window.size > 0 || m.hidden % m.num_heads != 0 ? std::pair{"mistral", "MistralForCausalLM"}
-                                                           : std::pair{"llama", "LlamaForCausalLM"};
     refuse_uneven_heads(m, type);
     config = {{"model_type", type},
-              {"architectures", {architecture}},
+              {"architectures", {of.architecture}},
               {"num_hidden_layers", m.num_layers},
               {"hidden_size", m.hidden},
               {"intermediate_size", mixtral || gpt_oss || olmoe ? m.expert_hidden : m.mlp_hidden},
@@ -310,7 +272,8 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
       config["num_experts_per_tok"] = m.experts_per_token;
       config["norm_topk_prob"] = m.router.normalise;
     }
-    if (deepseek) add_deepseek(m, config);
+    if (deepseek) add_latent(m, config);
+    if (deepseek || glm4_moe) add_deepseek_experts(m, config);
     if (mixtral || gpt_oss) {
       config["num_local_experts"] = m.num_experts;
       config["num_experts_per_tok"] = m.experts_per_token;
@@ -322,7 +285,7 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
       config["swiglu_alpha"] = m.clamp.alpha;
       config["swiglu_limit"] = m.clamp.limit;
     }
-    if (qwen3_moe) {
+    if (qwen_moe) {
       config["num_experts"] = m.num_experts;
       config["num_experts_per_tok"] = m.experts_per_token;
       config["moe_intermediate_size"] = m.expert_hidden;
@@ -332,16 +295,20 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
       for (std::int64_t layer = 0; layer < m.num_dense_layers; ++layer)
         config["mlp_only_layers"].push_back(layer);
     }
+    if (type == "qwen2_moe") {
+      config["qkv_bias"] = m.qkv_bias;
+      config["shared_expert_intermediate_size"] = m.shared_width();
+    }
     add_rope(m, config);
     add_window(m, config);
-    if (gemma2) {
+    if (type == "gemma2") {
       const auto cap = [](double value) { return value > 0 ? ordered_json(value) : ordered_json(); };
       config["attn_logit_softcapping"] = cap(m.caps.attention);
       config["final_logit_softcapping"] = cap(m.caps.logits);
     }
-    if (gemma1) {
+    if (type == "gemma") {
       config["hidden_act"] = "gelu_pytorch_tanh";
-    } else if (gemma) {
+    } else if (type == "gemma2" || type == "gemma3_text") {
       config.erase("hidden_act");
       config["hidden_activation"] = "gelu_pytorch_tanh";
       const double scalar = m.scales.attention > 0 ? 1 / (m.scales.attention * m.scales.attention)
@@ -351,7 +318,7 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
         config["query_pre_attn_scalar"] = std::llround(scalar);
       else
         config["query_pre_attn_scalar"] = scalar;
-    } else if (m.scales != ScaleSpec{} && !deepseek && !later) {
+    } else if (type == "granite") {
       config["embedding_multiplier"] = m.scales.embedding;
       config["attention_multiplier"] =
           m.scales.attention > 0 ? m.scales.attention : 1 / std::sqrt(static_cast<double>(m.head_dim));
@@ -368,7 +335,7 @@ std::string hugging_face_config(const ModelSpec& m, DType dtype) {
   config["bos_token_id"] = config["eos_token_id"] = m.vocab - 1;
   config["pad_token_id"] = nullptr;
   const std::string text = config.dump(2) + "\n";
-  refuse_inexpressible(m, config["model_type"], text);
+  refuse_inexpressible(m, type, text);
   return text;
 }
 

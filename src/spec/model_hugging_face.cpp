@@ -18,6 +18,7 @@
 #include "base/json_text.h"
 #include "base/utf8.h"
 #include "spec/model_spec.h"
+#include "spec/model_types.h"
 
 namespace echelon {
 
@@ -384,7 +385,7 @@ void read_qwen(const Config& config, bool qwen2, ModelSpec& m) {
 
 // Layers that have an MLP in place of experts: those of mlp_only_layers, and all but each n-th of
 // decoder_sparse_step. They have to be the first ones; where all are, the model has no experts.
-std::int64_t qwen3_moe_dense_layers(const Config& config, const ModelSpec& m) {
+std::int64_t qwen_moe_dense_layers(const Config& config, const ModelSpec& m) {
   const std::int64_t step = config.integer_or("decoder_sparse_step", 1);
   std::vector<bool> dense(static_cast<std::size_t>(m.num_layers));
   for (std::int64_t layer = 0; layer < m.num_layers; ++layer)
@@ -407,9 +408,8 @@ std::int64_t qwen3_moe_dense_layers(const Config& config, const ModelSpec& m) {
 }
 
 // In every layer, or after the first ones.
-void read_qwen3_moe(const Config& config, ModelSpec& m) {
-  read_qwen(config, false, m);
-  const std::int64_t dense = qwen3_moe_dense_layers(config, m);
+void read_qwen_experts(const Config& config, ModelSpec& m) {
+  const std::int64_t dense = qwen_moe_dense_layers(config, m);
   if (dense == m.num_layers) return;
   m.experts = Experts::deepseek;
   m.num_dense_layers = dense;
@@ -417,6 +417,28 @@ void read_qwen3_moe(const Config& config, ModelSpec& m) {
   m.experts_per_token = config.integer("num_experts_per_tok");
   m.expert_hidden = config.integer("moe_intermediate_size");
   m.router.normalise = config.boolean_or("norm_topk_prob", false);
+}
+
+void read_qwen3_moe(const Config& config, ModelSpec& m) {
+  read_qwen(config, false, m);
+  read_qwen_experts(config, m);
+}
+
+// Qwen1.5-MoE and Qwen2's: a shared expert of a width of its own, weighed by a gate. A window would be in
+// every other layer of the first max_window_layers.
+void read_qwen2_moe(const Config& config, ModelSpec& m) {
+  config.required("num_key_value_heads");  // transformers would take 16
+  config.only_boolean("use_sliding_window", false);
+  read_llama(config, {}, m);
+  if (m.window.size > 0) config.wrong("layer_types", "full_attention");
+  m.qkv_bias = config.boolean_or("qkv_bias", true);
+  read_qwen_experts(config, m);
+  if (m.experts == Experts::none) return;
+  const std::int64_t shared = config.integer("shared_expert_intermediate_size");
+  const bool whole = shared % m.expert_hidden == 0;
+  m.num_shared_experts = whole ? shared / m.expert_hidden : 1;
+  m.shared_hidden = whole ? 0 : shared;
+  m.shared_gate = true;
 }
 
 // Layers without positions: each n-th.
@@ -673,12 +695,41 @@ void read_sharpening(const Config& config, ModelSpec& m) {
   }
 }
 
+std::int64_t read_dense_layers(const Config& config, std::int64_t otherwise) {
+  const char* const key = "first_k_dense_replace";
+  return config.has(key) && config.required(key) == 0 ? 0 : config.integer_or(key, otherwise);
+}
+
+// Where the key is missing transformers would take 1, but of weights that are there alone.
+void read_module(const Config& config, ModelSpec& m) {
+  for (const char* key : {"num_nextn_predict_layers", "num_mtp_layers"})
+    if (config.has(key) && config.required(key) != 0) m.num_mtp_layers = config.integer(key);
+}
+
+void read_deepseek_experts(const Config& config, std::int64_t dense, double scale, ModelSpec& m) {
+  m.experts = Experts::deepseek;
+  m.num_dense_layers = dense;
+  m.num_experts = config.integer("n_routed_experts");
+  m.num_shared_experts = config.integer("n_shared_experts");
+  m.experts_per_token = config.integer("num_experts_per_tok");
+  m.expert_hidden = config.integer("moe_intermediate_size");
+  m.router.scale = config.real_or("routed_scaling_factor", scale);
+  if (config.has("moe_layer_freq") && config.required("moe_layer_freq") != 1)
+    config.wrong("moe_layer_freq", "1");
+}
+
+// Of `best` of a group's scores.
+void read_groups(const Config& config, std::int64_t groups, std::int64_t most, std::int64_t best,
+                 ModelSpec& m) {
+  m.router.groups = config.integer_or("n_group", groups);
+  m.router.most_groups = config.integer_or("topk_group", most);
+  if (m.router.most_groups == m.router.groups) return;
+  m.router.group_best = m.experts_per_token / m.router.most_groups == best ? 0 : best;
+}
+
 // DeepSeek V2 and V3: what routes differs. V3 may have a module that predicts one more token.
 void read_deepseek(const Config& config, bool v3, ModelSpec& m) {
-  const std::int64_t dense =
-      config.has("first_k_dense_replace") && config.required("first_k_dense_replace") == 0
-          ? 0
-          : config.integer_or("first_k_dense_replace", v3 ? 3 : 0);
+  const std::int64_t dense = read_dense_layers(config, v3 ? 3 : 0);
   for (const char* key : {"kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"})
     config.required(key);
   read_llama(config, {}, m);
@@ -690,35 +741,35 @@ void read_deepseek(const Config& config, bool v3, ModelSpec& m) {
   m.value_head_dim = config.integer("v_head_dim");
   config.only_boolean("rope_interleave", true);
   read_sharpening(config, m);
-  // Where the key is missing transformers would take 1, but of weights that are there alone.
-  for (const char* key : {"num_nextn_predict_layers", "num_mtp_layers"})
-    if (v3 && config.has(key) && config.required(key) != 0) m.num_mtp_layers = config.integer(key);
+  if (v3) read_module(config, m);
   if (dense >= m.num_layers) return;
-  m.experts = Experts::deepseek;
-  m.num_dense_layers = dense;
-  m.num_experts = config.integer("n_routed_experts");
-  m.num_shared_experts = config.integer("n_shared_experts");
-  m.experts_per_token = config.integer("num_experts_per_tok");
-  m.expert_hidden = config.integer("moe_intermediate_size");
-  m.router.scale = config.real_or("routed_scaling_factor", v3 ? 2.5 : 1);
-  if (config.has("moe_layer_freq") && config.required("moe_layer_freq") != 1)
-    config.wrong("moe_layer_freq", "1");
+  read_deepseek_experts(config, dense, v3 ? 2.5 : 1, m);
   config.only_text("scoring_func", v3 ? "sigmoid" : "softmax", {v3 ? "sigmoid" : "softmax"});
   if (v3) {
     config.only_text("topk_method", "noaux_tc", {"noaux_tc"});
     m.router.scores = RouterScores::sigmoid;
     m.router.normalise = config.boolean_or("norm_topk_prob", true);
-  } else {
-    config.only_text("topk_method", "greedy", {"greedy", "group_limited_greedy"});
-    config.only_boolean("norm_topk_prob", false);  // transformers does not heed it
-    m.router.normalise = false;
-    if (config.text_or("topk_method", "greedy") == "greedy") return;
+    return read_groups(config, 8, 4, 2, m);
   }
-  m.router.groups = config.integer_or("n_group", v3 ? 8 : 1);
-  m.router.most_groups = config.integer_or("topk_group", v3 ? 4 : 1);
-  if (m.router.most_groups == m.router.groups) return;
-  const std::int64_t best = v3 ? 2 : 1;
-  m.router.group_best = m.experts_per_token / m.router.most_groups == best ? 0 : best;
+  config.only_text("topk_method", "greedy", {"greedy", "group_limited_greedy"});
+  config.only_boolean("norm_topk_prob", false);  // transformers does not heed it
+  m.router.normalise = false;
+  if (config.text_or("topk_method", "greedy") != "greedy") read_groups(config, 1, 1, 1, m);
+}
+
+// GLM-4.5: DeepSeek-V3's experts behind attention of Qwen's kind, a part of each head turned.
+void read_glm4_moe(const Config& config, ModelSpec& m) {
+  const std::int64_t dense = read_dense_layers(config, 1);
+  config.required("num_key_value_heads");  // transformers would take 8
+  read_llama(config, {.norm_eps = 1e-5, .biased = false, .rotary_part = 0.5}, m);
+  m.attention_out_bias = false;
+  m.qk_norm = config.boolean_or("use_qk_norm", false);
+  read_module(config, m);
+  if (dense >= m.num_layers) config.wrong("first_k_dense_replace", fmt::format("0 to {}", m.num_layers - 1));
+  read_deepseek_experts(config, dense, 1, m);
+  m.router.scores = RouterScores::sigmoid;
+  m.router.normalise = config.boolean_or("norm_topk_prob", true);
+  read_groups(config, 1, 1, 2, m);
 }
 
 // Of a Gemma 3 that sees images, which says of its text what is not as usual: with the rest.
@@ -745,52 +796,147 @@ void read_mistral(const Config& config, ModelSpec& m) {
   read_llama(config, {.windowed = true}, m);
 }
 
-struct ModelType {
-  const char* name;
+struct ModelType : TransformersType {
   void (*read)(const Config& config, ModelSpec& m);
+  // Whether a model is written as this type, where none before it in the table is.
+  bool (*is)(const ModelSpec& m);
 };
+
+bool normed_experts(const ModelSpec& m) {
+  return m.experts == Experts::deepseek && m.qk_norm && m.num_shared_experts == 0;
+}
+
+// Behind those that are special cases of theirs.
 const std::vector<ModelType>& model_types() {
+  using M = const ModelSpec&;
   static const std::vector<ModelType> all{
-      {"gpt2", read_gpt2},
-      {"llama", [](auto& config, auto& m) { read_llama(config, {.biased = false, .mlp_biased = true}, m); }},
-      {"mistral", read_mistral},
-      {"mixtral", read_mixtral},
-      {"qwen2", [](auto& config, auto& m) { read_qwen(config, true, m); }},
-      {"qwen3", [](auto& config, auto& m) { read_qwen(config, false, m); }},
-      {"qwen3_moe", read_qwen3_moe},
-      {"smollm3", read_smollm3},
-      {"granite", read_granite},
-      {"olmo", read_olmo},
-      {"olmo2", read_olmo2},
-      {"olmo3", read_olmo3},
-      {"olmoe", read_olmoe},
-      {"arcee", read_arcee},
-      {"seed_oss", read_seed_oss},
-      {"phi3", read_phi3},
-      {"gemma", read_gemma1},
-      {"gemma2", read_gemma2},
-      {"gemma3_text", read_gemma3},
-      {"gpt_neox", read_neox},
-      {"gpt_oss", read_gpt_oss},
-      {"deepseek_v2", [](auto& config, auto& m) { read_deepseek(config, false, m); }},
-      {"deepseek_v3", [](auto& config, auto& m) { read_deepseek(config, true, m); }},
-      {"starcoder2", read_starcoder2},
-      {"stablelm", read_stablelm},
-      {"cohere", [](auto& config, auto& m) { read_cohere(config, 5e5, m); }},
-      {"cohere2", read_cohere2},
-      {"glm", [](auto& config, auto& m) { read_glm(config, false, m); }},
-      {"glm4", [](auto& config, auto& m) { read_glm(config, true, m); }},
-      {"nemotron", read_nemotron},
-      {"ernie4_5", read_ernie},
-      {"helium", read_helium},
+      {{"gpt2", "GPT2LMHeadModel"}, read_gpt2, [](M m) { return m.family == Family::gpt2; }},
+      {{"gpt_neox", "GPTNeoXForCausalLM"}, read_neox, [](M m) { return m.family == Family::neox; }},
+      {{"starcoder2", "Starcoder2ForCausalLM"},
+       read_starcoder2,
+       [](M m) { return m.norm_kind == NormKind::layer && m.activation == Activation::gelu; }},
+      {{"nemotron", "NemotronForCausalLM"},
+       read_nemotron,
+       [](M m) { return m.norm_kind == NormKind::layer && m.activation == Activation::relu2; }},
+      {{"stablelm", "StableLmForCausalLM"},
+       read_stablelm,
+       [](M m) { return m.norm_kind == NormKind::layer; }},
+      {{"cohere2", "Cohere2ForCausalLM"},
+       read_cohere2,
+       [](M m) {
+         return m.norm_kind == NormKind::layer_weight && (m.window.size > 0 || m.rope.unturned_every > 0);
+       }},
+      {{"cohere", "CohereForCausalLM"},
+       [](const Config& config, ModelSpec& m) { read_cohere(config, 5e5, m); },
+       [](M m) { return m.norm_kind == NormKind::layer_weight; }},
+      {{"olmo", "OlmoForCausalLM"}, read_olmo, [](M m) { return m.norm_kind == NormKind::layer_plain; }},
+      {{"glm4",
+        "Glm4ForCausalLM",
+        {{"post_attention_layernorm", "post_self_attn_layernorm"},
+         {"pre_feedforward_layernorm", "post_attention_layernorm"},
+         {"post_feedforward_layernorm", "post_mlp_layernorm"}}},
+       [](const Config& config, ModelSpec& m) { read_glm(config, true, m); },
+       [](M m) { return m.fused_mlp && m.norm_place == NormPlace::both; }},
+      {{"glm", "GlmForCausalLM"},
+       [](const Config& config, ModelSpec& m) { read_glm(config, false, m); },
+       [](M m) { return m.fused_mlp; }},
+      {{"ernie4_5", "Ernie4_5ForCausalLM"},
+       read_ernie,
+       [](M m) {
+         return m.interleaved_rope && m.qkv_bias == m.attention_out_bias && m.qkv_bias == m.mlp_bias;
+       }},
+      {{"helium", "HeliumForCausalLM"}, read_helium, [](M m) { return m.interleaved_rope; }},
+      {{"mixtral", "MixtralForCausalLM"}, read_mixtral, [](M m) { return m.experts == Experts::mixtral; }},
+      {{"gpt_oss", "GptOssForCausalLM"}, read_gpt_oss, [](M m) { return m.experts == Experts::gpt_oss; }},
+      {{"deepseek_v2", "DeepseekV2ForCausalLM"},
+       [](const Config& config, ModelSpec& m) { read_deepseek(config, false, m); },
+       [](M m) {
+         return m.latent_attention() && m.experts == Experts::deepseek &&
+                m.router.scores == RouterScores::softmax;
+       }},
+      {{"deepseek_v3", "DeepseekV3ForCausalLM", {}, true, true},
+       [](const Config& config, ModelSpec& m) { read_deepseek(config, true, m); },
+       [](M m) { return m.latent_attention(); }},
+      {{"glm4_moe", "Glm4MoeForCausalLM", {}, true, true},
+       read_glm4_moe,
+       [](M m) { return m.experts == Experts::deepseek && m.router.scores == RouterScores::sigmoid; }},
+      {{"qwen2_moe", "Qwen2MoeForCausalLM"}, read_qwen2_moe, [](M m) { return m.shared_gate; }},
+      {{"olmoe", "OlmoeForCausalLM"}, read_olmoe, [](M m) { return normed_experts(m) && m.qk_norm_whole; }},
+      {{"qwen3_moe", "Qwen3MoeForCausalLM"}, read_qwen3_moe, normed_experts},
+      {{"phi3", "Phi3ForCausalLM"}, read_phi3, [](M m) { return m.fused_projections; }},
+      {{"olmo3", "Olmo3ForCausalLM"},
+       read_olmo3,
+       [](M m) { return m.norm_place == NormPlace::after && m.qk_norm_whole && m.rope.local_theta > 0; }},
+      {{"olmo2", "Olmo2ForCausalLM"},
+       read_olmo2,
+       [](M m) { return m.norm_place == NormPlace::after && m.qk_norm_whole; }},
+      {{"gemma", "GemmaForCausalLM"},
+       read_gemma1,
+       [](M m) { return m.norms_less_one && m.norm_place == NormPlace::before; }},
+      {{"gemma2", "Gemma2ForCausalLM"}, read_gemma2, [](M m) { return m.norms_less_one && !m.qk_norm; }},
+      {{"gemma3_text", "Gemma3ForCausalLM"}, read_gemma3, [](M m) { return m.norms_less_one; }},
+      {{"granite", "GraniteForCausalLM"}, read_granite, [](M m) { return m.scales != ScaleSpec{}; }},
+      {{"smollm3", "SmolLM3ForCausalLM"}, read_smollm3, [](M m) { return m.rope.unturned_every > 0; }},
+      // Which biases it has it says one by one.
+      {{"seed_oss", "SeedOssForCausalLM"},
+       read_seed_oss,
+       [](M m) {
+         return !m.qk_norm && m.qkv_bias != m.attention_out_bias && (m.attention_out_bias || m.mlp_bias);
+       }},
+      {{"qwen2", "Qwen2ForCausalLM"},
+       [](const Config& config, ModelSpec& m) { read_qwen(config, true, m); },
+       [](M m) { return m.qkv_bias && !m.attention_out_bias; }},
+      {{"qwen3", "Qwen3ForCausalLM"},
+       [](const Config& config, ModelSpec& m) { read_qwen(config, false, m); },
+       [](M m) { return m.qk_norm; }},
+      {{"arcee", "ArceeForCausalLM"}, read_arcee, [](M m) { return m.activation == Activation::relu2; }},
+      // A Mistral without a window is a Llama, but may have heads of any width.
+      {{"mistral", "MistralForCausalLM"},
+       read_mistral,
+       [](M m) { return m.window.size > 0 || m.hidden % m.num_heads != 0; }},
+      {{"llama", "LlamaForCausalLM"},
+       [](const Config& config, ModelSpec& m) {
+         read_llama(config, {.biased = false, .mlp_biased = true}, m);
+       },
+       [](M) { return true; }},
   };
   return all;
 }
 
+// What people have that no block here is, and why.
+struct OtherType {
+  const char* name;
+  const char* has;
+};
+constexpr OtherType other_types[] = {
+    {"bloom", "scores that fall with the distance of a key (ALiBi)"},
+    {"falcon",
+     "GELU (erf form) in layers of a Llama's kind, and in some sizes scores that fall with distance"},
+    {"mpt", "scores that fall with the distance of a key (ALiBi)"},
+    {"opt", "learned positions that begin at 2, and ReLU"},
+    {"phi", "a bias of the output matrix"},
+    {"gptj", "a bias of the output matrix"},
+    {"codegen", "a bias of the output matrix"},
+    {"gpt_neo", "attention that is not divided by the root of a head's width"},
+    {"gpt_bigcode", "one key for all heads beside learned positions"},
+    {"qwen3_next", "linear attention"},
+    {"llama4_text", "positions and chunks of attention of its own"},
+    {"llama4", "positions and chunks of attention of its own"},
+    {"mamba", "state spaces in place of attention"},
+    {"mamba2", "state spaces in place of attention"},
+    {"t5", "an encoder"},
+    {"bert", "attention to later tokens"},
+};
+
 [[noreturn]] void refuse_model_type(const std::string& where, const std::string& type) {
   std::vector<std::string> legal{"gemma3"};  // whose text model is read
   for (const ModelType& one : model_types()) legal.emplace_back(one.name);
-  refuse("{}: model_type = \"{}\" is not supported: only {} are", where, type, fmt::join(legal, ", "));
+  std::sort(legal.begin(), legal.end());
+  const auto* other = std::find_if(std::begin(other_types), std::end(other_types),
+                                   [&type](const OtherType& one) { return one.name == type; });
+  refuse("{}: model_type = \"{}\" is not supported{}: only {} are", where, type,
+         other == std::end(other_types) ? std::string() : fmt::format(", which has {}", other->has),
+         fmt::join(legal, ", "));
 }
 
 std::string model_name(const std::string& where, const std::string& type) {
@@ -820,6 +966,12 @@ static ModelSpec model_of(const Json& object, const std::string& where) {
     refuse("{}: {}", where, error.what());
   }
   return m;
+}
+
+const TransformersType& transformers_type(const ModelSpec& m) {
+  const ModelType& type = *std::find_if(model_types().begin(), model_types().end(),
+                                        [&m](const ModelType& one) { return one.is(m); });
+  return type;
 }
 
 ModelSpec model_from_hugging_face(const std::string& config_json, const std::string& where) {
