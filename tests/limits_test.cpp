@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <map>
 
@@ -45,12 +46,14 @@ class Limits : public testing::Test {
                                    arguments));
   }
 
-  // In steps of the address space, from what the loader cannot work with to what is enough.
-  void in_little_memory(const std::string& arguments, int least_mib, int most_mib, int steps = 32) const {
+  // In steps of the address space, from what the loader cannot work with to what is enough: close where it is
+  // little, as that is where allocations fail one after another.
+  void in_little_memory(const std::string& arguments, int least_mib, int most_mib, int steps = 24) const {
     std::map<int, int> ends;  // by status
     CommandResult last;
     for (int i = 0; i < steps; ++i) {
-      const int kib = 1024 * least_mib + (1024 * (most_mib - least_mib)) / (steps - 1) * i;
+      const double part = static_cast<double>(i) / (steps - 1);
+      const long kib = std::lround(1024.0 * least_mib * std::pow(double(most_mib) / least_mib, part));
       SCOPED_TRACE(fmt::format("ulimit -v {}; {}", kib, arguments));
       last = limited(fmt::format("ulimit -v {}", kib), arguments);
       // The loader, before the program begins.
@@ -74,7 +77,7 @@ TEST_F(Limits, TrainingInLittleMemory) {
       fmt::format("train --data text.txt {} --steps 2 --warmup 0 --threads 2 --dp 2 --checkpoint new "
                   "--sample 0",
                   small),
-      50, 700, 64);
+      50, 700, 40);
 }
 
 TEST_F(Limits, VerifyInLittleMemory) {
