@@ -96,9 +96,10 @@ std::vector<std::vector<double>> measure(const BenchCommFlags& f, std::int64_t c
   return times;
 }
 
-double measure_message(int ranks, const Progress& progress) {
-  const auto times =
-      measure({.ranks = ranks, .mebibytes = {}, .repeats = default_repeats, .json = false}, ranks, progress);
+double measure_message(const BenchCommFlags& f, const Progress& progress) {
+  BenchCommFlags of_messages = f;
+  of_messages.repeats = f.repeats.value_or(default_repeats);
+  const auto times = measure(of_messages, f.ranks, progress);
   for (std::size_t i = 0; i < times.size(); ++i)
     if (comm_operations()[i].ranks == 2 && !times[i].empty()) return spread_of(times[i]).least;
   return 0;
@@ -173,7 +174,7 @@ int bench_comm(const BenchCommFlags& f) {
   }
   std::FILE* out = f.json ? stderr : stdout;
   ProgressLine line("bench comm", f.json);
-  const double message_seconds = measure_message(f.ranks, line.progress());
+  const double message_seconds = measure_message(f, line.progress());
   line.clear();
   fmt::print(out, "{}\n{} thread rank{}, buffers of f32, operations in turns\n", cpu_name(), f.ranks,
              f.ranks == 1 ? "" : "s");

@@ -113,7 +113,7 @@ TEST_F(Limits, FewThreads) {
   for (int threads = 1; threads <= 12; ++threads)
     for (const char* verb :
          {"verify --model gpt2-tiny --dp 2 --global-batch 2 --seq-len 8 --steps 1 --threads 2",
-          "plan --model gpt2-tiny --gpus 2 --machine a100-80", "bench comm --ranks 3 --size 1"}) {
+          "plan --model gpt2-tiny --gpus 2 --machine a100-80", "bench comm --ranks 3 --size 1 --repeats 1"}) {
       SCOPED_TRACE(fmt::format("{} threads; {}", threads, verb));
       const CommandResult r =
           run_command(fmt::format("ulimit -c 0; unset TMPDIR; {} prlimit --nproc={} '{}' {}", somebody,
