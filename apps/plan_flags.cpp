@@ -59,7 +59,7 @@ void PlanSearchFlags::add_to(CLI::App& app) {
   for (const PlanField& one : plan_fields())
     if (one.is_flag_of_plan() && app.get_option_no_throw(one.flag()) == nullptr) field(one);
   heading(app, "The life of a run");
-  add_number(app, "--tokens", tokens_, "Say what training on so many tokens takes: days, GPU-hours, energy");
+  add_number(app, "--tokens", tokens_, "Say what training on so many tokens (as 15T) takes: days, GPU-hours, energy");
   add_number(app, "--price", price_, "Price of a GPU for an hour");
   add_number(app, "--mtbf-hours", mtbf_hours_, "Mean time between failures of one GPU");
   add_number(app, "--restart-time", restart_, "Seconds from a failure until training goes on (0)");

@@ -162,9 +162,9 @@ TEST(PlanFields, AreJudgedTogether) {
     change(changed);
     expect_refusal([&] { validate(changed); }, words);
   };
-  refused([](Plan& p) { p.zero = 4; }, {"--zero 4: no such value; legal: 0, 1, 2, 3"});
+  refused([](Plan& p) { p.zero = 4; }, {"--zero 4: must be a number from 0 to 3; legal: 0, 1, 2, 3"});
   refused([](Plan& p) { p.zero = 4, p.hsdp = 2, p.mesh.set(Axis::dp, 4); },
-          {"--zero 4: no such value; legal: 1, 2, 3"});
+          {"--zero 4: must be a number from 0 to 3; legal: 1, 2, 3"});
   refused([](Plan& p) { p.mesh.set(Axis::dp, 4), p.mesh.ep = 4, p.zero = 1, p.hsdp = 3; },
           {"--hsdp 3: the 4 data-parallel ranks do not divide into so many groups; legal: 1"});
   refused([](Plan& p) { p.mesh.set(Axis::tp, 3), p.model.vocab = 2; }, {"--tp 3", "4 heads", "legal: 1, 2"});

@@ -1,8 +1,15 @@
 #include "base/units.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "base/error.h"
+#include "base/parse_number.h"
 
 namespace echelon::units_test {
 namespace {
@@ -46,6 +53,66 @@ TEST(Units, OtherTextIsRefused) {
     } catch (const RequestError& error) {
       EXPECT_NE(std::string(error.what()).find(std::string("--memory-limit ") + text), std::string::npos);
     }
+}
+
+std::string refusal_of_number(const auto& parse, const std::string& text) {
+  try {
+    return fmt::format("accepted as {}", parse("--x", text));
+  } catch (const RequestError& error) {
+    return error.what();
+  }
+}
+
+TEST(Units, NumbersAreReadAsPeopleWriteThem) {
+  for (const auto& [text, value] :
+       std::vector<std::pair<const char*, std::int64_t>>{{"15T", 15'000'000'000'000},
+                                                         {"1.1T", 1'100'000'000'000},
+                                                         {"7b", 7'000'000'000},
+                                                         {"1e12", 1'000'000'000'000},
+                                                         {"1.5e3", 1500},
+                                                         {"2E+2", 200},
+                                                         {"100e-2", 1},
+                                                         {"8.0", 8},
+                                                         {"-3", -3},
+                                                         {"-1e1", -10},
+                                                         {"0e9", 0},
+                                                         {".5e1", 5},
+                                                         {"007", 7},
+                                                         {"9223372036854775807", INT64_MAX},
+                                                         {"9223372036854775.807e3", INT64_MAX}}) {
+    EXPECT_EQ(parse_number<std::int64_t>("--x", text), value) << text;
+    EXPECT_EQ(parse_number<double>("--x", text), static_cast<double>(value)) << text;
+  }
+  EXPECT_EQ(parse_number<double>("--x", "0.5T"), 5e11);
+  EXPECT_EQ(parse_number<std::uint64_t>("--x", "18446744073709551615"), UINT64_MAX);
+}
+
+TEST(Units, NumbersThatCouldBeTwoAreRefusedWithBoth) {
+  const auto whole = [](const std::string& text) {
+    return refusal_of_number(parse_number<std::int64_t>, text);
+  };
+  const auto real = [](const std::string& text) { return refusal_of_number(parse_number<double>, text); };
+  EXPECT_EQ(whole("8k"), "--x 8k: k may be 10^3 or 2^10; legal: 8000, 8192");
+  EXPECT_EQ(whole("1.5K"), "--x 1.5K: K may be 10^3 or 2^10; legal: 1500, 1536");
+  EXPECT_EQ(whole("4M"), "--x 4M: M may be 10^6 or 2^20; legal: 4000000, 4194304");
+  EXPECT_EQ(real("2G"), "--x 2G: G may be 10^9 or 2^30; legal: 2000000000, 2147483648");
+  EXPECT_EQ(whole("1.001k"), "--x 1.001k: must be a whole number, written as 4096, 1e9 or 15T");
+}
+
+TEST(Units, OtherNumbersAreRefused) {
+  const auto int_of = [](const std::string& text) { return refusal_of_number(parse_number<int>, text); };
+  for (const char* text : {"", "-", ".", "T", "k", "x", "e3", "nan", "inf", " 8"})
+    EXPECT_EQ(int_of(text), fmt::format("--x {}: must be a whole number", text));
+  for (const char* text :
+       {"2.5", "1e-3", "8 ", "1,000", "1_000", "8kb", "1e", "1e3T", "1.2.3", "0x10", "1e9999"})
+    EXPECT_EQ(int_of(text), fmt::format("--x {}: must be a whole number, written as 4096, 1e9 or 15T", text));
+  for (const char* text : {"15T", "1e10", "99999999999"})
+    EXPECT_EQ(int_of(text), fmt::format("--x {}: too large or too small a number", text));
+  EXPECT_EQ(refusal_of_number(parse_number<std::uint64_t>, "-1"),
+            "--x -1: must be a whole number of at least 0");
+  for (const char* text : {"1e3", "15T", "8.0"})
+    EXPECT_EQ(refusal_of_number(parse_plain_number<int>, text),
+              fmt::format("--x {}: must be a whole number", text));
 }
 
 TEST(Units, CountsInTheSingularAndThePlural) {

@@ -55,10 +55,9 @@ Verdict of_sequences(const Plan& plan) {
 Verdict of_ranges(const Plan& plan) {
   for (const PlanField& field : plan_fields()) {
     if (!is_out_of_range(field, plan)) continue;
+    Refusal refusal = refused(field.name(), {}, "must be a number {}", range_text(field));
     constexpr double few = 8;
-    if (field.most - field.least > few)
-      return refused(field.name(), {}, "must be a number {}", range_text(field));
-    Refusal refusal = refused(field.name(), {}, "no such value");
+    if (field.most - field.least > few) return refusal;
     for (double n = field.least; n <= field.most; ++n) refusal.remedies.push_back(remedy(field.name(), n));
     return refusal;
   }

@@ -91,7 +91,7 @@ std::shared_ptr<const Tokenizer> read_tiktoken(const std::string& path, const st
     if (gap == std::string::npos)
       refuse("{}: no rank after the token; legal: base64, a space, a number", where);
     const std::string bytes = from_base64(line.substr(0, gap), where);
-    const auto id = parse_number<std::int32_t>(where, line.substr(gap + 1));
+    const auto id = parse_plain_number<std::int32_t>(where, line.substr(gap + 1));
     if (bytes.empty() || id < 0 || id > JsonFields::largest_id)
       refuse("{}: the rank {} of {} bytes; legal: 0 to {} of at least one byte", where, id, bytes.size(),
              JsonFields::largest_id);
