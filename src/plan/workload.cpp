@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "base/units.h"
+
 namespace echelon {
 
 Runner runner_of(const Workload& work) {
@@ -43,7 +45,7 @@ std::string rest_of_groups(const Software& software, const Plan& plan) {
   if (!software.interleaves_whole_groups || pp == 1 || plan.schedule != "interleaved") return {};
   const std::int64_t microbatches = num_microbatches(plan);
   return microbatches % pp == 0 ? ""
-                                : fmt::format("{} microbatches interleaved over pp {}", microbatches, pp);
+                                : fmt::format("{} interleaved over pp {}", counted(microbatches, "microbatch"), pp);
 }
 
 std::vector<std::string> not_run(const Workload& work, const Plan& plan) {
