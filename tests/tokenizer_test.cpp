@@ -78,6 +78,24 @@ TEST(TokenizerFixtures, ManyMergesAreThoseOfAFewAtATime) {
   EXPECT_TRUE(std::equal(once.begin(), once.end(), ids.begin()));
 }
 
+// Of "aaa" there are two ways with the same tokens. By the scores as written their sums are equal, and the
+// first one would be taken; tokenizers 0.23.3 reads them one bit beside, and takes the other.
+TEST(TokenizerText, ScoresAreReadAsHuggingFaceReadsThem) {
+  const TemporaryDirectory directory;
+  for (const auto& [mark, one, two] :
+       {std::tuple{-1.4919582555279467, -9.788596541398796, -9.788737210483177},
+        {-7.25, -9.787412634268062, -9.787552828093759}}) {
+    EXPECT_EQ(mark + one + two, mark + two + one);
+    const auto tokenizer = read_tokenizer(changed(directory, "unigram", [&](json& f) {
+      f["normalizer"] = f["added_tokens"] = nullptr;
+      json& vocab = f["model"]["vocab"] = json::array();
+      for (const auto& [token, score] : {std::pair{"<unk>", 0.0}, {"\u2581", mark}, {"a", one}, {"aa", two}})
+        vocab.push_back(json::array({token, score}));
+    }));
+    EXPECT_EQ(tokenizer->encode("aaa"), (Ids{1, 3, 2}));
+  }
+}
+
 // As its trainer writes special tokens that the text has too.
 TEST(TokenizerText, ATokenThatIsListedTwiceHasBothIds) {
   const TemporaryDirectory directory;

@@ -96,6 +96,17 @@ class Unigram final : public TokenModel {
   std::array<std::int32_t, 256> byte_ids_{};
 };
 
+// The number that Hugging Face's library reads (serde_json without its feature float_roundtrip): the digits
+// as a whole number, rounded once, divided by a power of ten, rounded again. One in ten differs in the last
+// bit from what was written, and of sums that are equal but for it another one is the largest.
+double score_as_read(double written) {
+  const std::string digits = fmt::format("{}", std::abs(written));  // the fewest that mean it
+  const std::size_t point = digits.find('.');
+  if (point == std::string::npos || digits.find('e') != std::string::npos) return written;
+  const double whole = std::stod(digits.substr(0, point) + digits.substr(point + 1));
+  return std::copysign(whole / std::pow(10.0, static_cast<double>(digits.size() - point - 1)), written);
+}
+
 }  // namespace
 
 std::unique_ptr<const TokenModel> make_unigram(const json& described, const std::string& where,
@@ -107,7 +118,7 @@ std::unique_ptr<const TokenModel> make_unigram(const json& described, const std:
         !std::isfinite(entry[1].get<double>()))
       refuse("{}.vocab[{}]: {}; legal: [token, score]", where, scores.size(), JsonFields::shortened(entry));
     ids[entry[0].get<std::string>()] = static_cast<std::int32_t>(scores.size());
-    scores.push_back(entry[1].get<double>());
+    scores.push_back(score_as_read(entry[1].get<double>()));
   }
   if (scores.empty() || std::ssize(scores) > JsonFields::largest_id)
     refuse("{}.vocab: has {} tokens; legal: 1 to {}", where, scores.size(), JsonFields::largest_id);
