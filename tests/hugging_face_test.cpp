@@ -520,6 +520,15 @@ INSTANTIATE_TEST_SUITE_P(Models, HuggingFace,
                            return name;
                          });
 
+// The weights of its norms are small numbers there, and here 1 more.
+TEST(HuggingFaceConfig, NormsLessOneAreNotImportedInBf16) {
+  const TemporaryDirectory directory;
+  for (const char* name : {"gemma", "nemotron"})
+    expect_refusal([&] { import_hugging_face((fixtures / name).string(), directory / "ck", DType::bf16, 1); },
+                   {"--dtype bf16", name, "norms less 1", "f32 or f64"});
+  EXPECT_FALSE(fs::exists(directory / "ck"));
+}
+
 // One field of the model at a time: its configuration is read back as that model, or refused by the field.
 TEST(HuggingFaceConfig, SaysTheWholeModelOrRefusesTheFieldByName) {
   const std::vector<std::pair<const char*, std::function<void(ModelSpec&)>>> changes{

@@ -732,6 +732,11 @@ RouterBiases HuggingFaceWeights::router_biases() const {
 ImportedModel import_hugging_face(const std::string& directory, const std::string& checkpoints, DType dtype,
                                   std::uint64_t seed) {
   const HuggingFaceWeights weights(directory);
+  if (weights.model().norms_less_one && dtype == DType::bf16)
+    refuse(
+        "--dtype bf16: the files of {} have the weights of norms less 1, and the sums would be rounded to "
+        "2^-8; legal: f32 or f64",
+        directory);
   Plan plan;
   plan.model = weights.model();
   plan.precision = recipe_of_weights(dtype);

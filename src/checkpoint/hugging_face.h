@@ -81,8 +81,8 @@ struct ImportedModel {
 
 // Makes a checkpoint at step 0 below `checkpoints` of the model in `directory`: its values, no moments. F64,
 // F32, F16 and BF16 are read. RequestError naming the tensor that is missing, foreign or of another shape; an
-// output matrix beside a tied embedding must be the same. NotFinite (finite.h) where a weight is NaN or
-// infinite in `dtype`. Nothing is written then.
+// output matrix beside a tied embedding must be the same; and for bf16 where the files have the weights of
+// norms less 1. NotFinite (finite.h) where a weight is NaN or infinite in `dtype`. Nothing is written then.
 ImportedModel import_hugging_face(const std::string& directory, const std::string& checkpoints, DType dtype,
                                   std::uint64_t seed);
 
