@@ -169,7 +169,7 @@ void add_checkpoint(CLI::App& program, int& status) {
   path(in, "Directory with config.json and model.safetensors");
   in->add_option("--out", flags->out, "Directory of checkpoints to create")->type_name("DIR")->required();
   in->add_option("--dtype", flags->dtype, "Type of the checkpoint")
-      ->type_name("f32|f64")
+      ->type_name("f32|bf16|f64")
       ->capture_default_str();
   add_number(*in, "--seed", flags->seed, "Seed of the data order of the training that continues from it");
   app.callback([&app] {
