@@ -78,6 +78,26 @@ TEST_F(RoutingDecisionsTest, DropsOfEqualWeightsAreFollowedAndTie) {
   EXPECT_LT(d.shift, 2e-8);
 }
 
+// Verify's rank in f32 beside one in bf16: it follows the mesh, and rounding elsewhere is its own affair.
+TEST_F(RoutingDecisionsTest, WhatARankOfAnotherPrecisionWouldDecideIsNoDifference) {
+  const std::vector<double> weights{0.9, 0.8, 0.7, 0.6};
+  const Tensor logits = constant(arena, {4, 2}, 0), ids = integers(arena, {1, 0, 0, 1}).reshape({4, 1});
+  logits.host<double>()[1] = 1e-3;  // the first token would go to the second expert
+  const auto decide = [&] {
+    EXPECT_EQ(follow({0, 2, 0, 1}, weights), (std::vector<std::int32_t>{0, -1, 0, 1}));
+    judge.on_choice(0, tokens, TokenRouter({}, 2, 1), logits, {}, ids);
+    EXPECT_EQ(std::vector<std::int32_t>(ids.host<std::int32_t>(), ids.host<std::int32_t>() + 4),
+              (std::vector<std::int32_t>{0, 0, 0, 1}));
+  };
+  judge.begin_wide();
+  decide();
+  judge.end_wide();
+  EXPECT_FALSE(judge.has_differences(0, 9));
+  ids.host<std::int32_t>()[0] = 1;
+  decide();
+  EXPECT_EQ(judge.differences(5, 8).size(), 2u);  // the choice, and the drops
+}
+
 TEST_F(RoutingDecisionsTest, DropsOfUnequalWeightsDoNotTie) {
   follow({0, 2, 0, 1}, {0.9, 0.8, 0.7, 0.6});
   judge.begin_trial();

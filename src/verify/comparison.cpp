@@ -78,7 +78,9 @@ void Comparison::compare_wide(std::int64_t step) {
     const Parameter& q = wide_->parameters().find(p.spec.name);
     copy_numbers_from_host(copy_numbers_to_host(p.own_master), q.own_master);
   }
+  judge_.begin_wide();
   const double loss = wide_->compute_gradients(step, request_.samples), narrow = expected_.back();
+  judge_.end_wide();
   VerifyReport::Wide& wide = *report_.wide;
   wide.loss_rel_diff = std::max(wide.loss_rel_diff, over(std::abs(loss - narrow), std::abs(loss)));
   for (const Parameter& p : reference_->parameters().all()) {

@@ -130,7 +130,7 @@ void RoutingJudge::on_choice(std::int64_t layer, const RoutedTokens& tokens, con
         wanted();
         flip->second.add_trial(row.wanted);
       }
-    } else {
+    } else if (!is_wide_) {
       std::copy_n(id, k, own.begin());
       std::sort(own.begin(), own.end());
       std::vector<std::int32_t> sorted = theirs;
@@ -172,7 +172,7 @@ void RoutingJudge::on_kept(std::int64_t layer, const RoutedTokens& tokens, const
   auto flip = drops_.find(at);
   if (is_trial_) {
     if (flip != drops_.end()) flip->second.add_trial(values);
-  } else if (!differing.empty()) {
+  } else if (!is_wide_ && !differing.empty()) {
     Flip f;
     f.count = std::ssize(differing);
     f.places = differing;

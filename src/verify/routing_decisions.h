@@ -79,6 +79,10 @@ class RoutingJudge : public RoutingWatch {
   // what it was without.
   void begin_trial() { is_trial_ = true; }
   void end_trial() { is_trial_ = false; }
+  // Between these a rank of another precision decides: as the mesh did, and what it would have decided itself
+  // is no difference of theirs.
+  void begin_wide() { is_wide_ = true; }
+  void end_wide() { is_wide_ = false; }
 
   bool has_differences(std::int64_t first_step, std::int64_t last_step) const;
   // After the trials: what rounding may do is `factor` times their root mean square.
@@ -114,7 +118,7 @@ class RoutingJudge : public RoutingWatch {
   std::map<std::int64_t, RoutingRecorder::Gathered> steps_;
   std::vector<std::int64_t> samples_;
   std::map<Place, Flip> choices_, drops_;  // of tokens, and of microbatches by their first token
-  bool is_trial_ = false;
+  bool is_trial_ = false, is_wide_ = false;
 };
 
 }  // namespace echelon
