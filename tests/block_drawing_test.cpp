@@ -59,6 +59,7 @@ TEST(BlockDrawing, MarksWhatIsKeptAndWhatIsMadeAgain) {
   const int legend = 1;
   EXPECT_GT(marks(Recompute::none, "kept"), marks(Recompute::selective, "kept"));
   EXPECT_GT(marks(Recompute::selective, "kept"), marks(Recompute::full, "kept"));
+  EXPECT_GT(marks(Recompute::none, "kept"), marks(Recompute({"mlp_in"}), "kept"));
   EXPECT_GT(marks(Recompute::full, "kept"), legend);  // what each block begins with
   EXPECT_LT(marks(Recompute::none, "again"), marks(Recompute::full, "again"));
   // With everything kept norms alone are run again, from their statistics.

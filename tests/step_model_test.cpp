@@ -484,6 +484,31 @@ TEST(StepModel, LlamaCountedByHand) {
   }
 }
 
+// Nothing is made again for nothing: what keeps less takes longer.
+TEST(StepModel, WhatIsMadeAgainTakesItsTime) {
+  const auto compute = [](StepModel& model, const Recompute& recompute) {
+    Plan c = model.workload().plan;
+    c.mesh.set(Axis::dp, 8);
+    c.recompute = recompute;
+    return model.estimate_seconds(c).parts.compute;
+  };
+  for (const char* name : {"llama-3-8b", "gpt3-175b", "deepseek-v3", "gemma-2-9b"}) {
+    StepModel model(workload(name, 8));
+    const double none = compute(model, Recompute::none);
+    for (const Recompute& kind : model.recompute_kinds()) {
+      if (kind == Recompute::none) continue;
+      EXPECT_GT(compute(model, kind), none) << name << " " << recompute_name(kind);
+    }
+  }
+  // Gate and up of 8B, of one sequence: between what they take at the peak and at half of it.
+  StepModel model(workload("llama-3-8b", 8));
+  const double flops = 32 * 4096 * 2.0 * 4096 * 2 * 14336,
+               least = flops / model.workload().machine.peak(Precision::bf16);
+  const double mlp = compute(model, Recompute({"mlp_in"})) - compute(model, Recompute::none);
+  EXPECT_GT(mlp, least);
+  EXPECT_LT(mlp, 2 * least);
+}
+
 // 70B on 64 H100 as dp 8, tp 2, pp 4, v-half: ZeRO 1 does not fit, and ZeRO 2 does not by magic.
 TEST(StepModel, ZeroTwoDoesNotMake70BFitForNothing) {
   Workload work = workload("llama-3-70b", 512);

@@ -227,7 +227,7 @@ int BlockBuilder::join(const std::string& name, int x, int y) {
 }
 
 int BlockBuilder::activation(int hidden, Activation activation, std::vector<ParamSpec> biases) {
-  const int biased = value("hidden", Home::cut, width(hidden)),
+  const int biased = value("hidden", Home::cut, width(hidden), Again::with_input),
             y = value("activated", Home::cut, width(hidden) / (is_gated(activation) ? 2 : 1),
                       Again::with_backward);
   BlockOp& op = add(OpKind::activation, "activation", {hidden}, {biased, y}, {biased});
