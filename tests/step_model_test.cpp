@@ -509,6 +509,20 @@ TEST(StepModel, WhatIsMadeAgainTakesItsTime) {
   EXPECT_LT(mlp, 2 * least);
 }
 
+// Collectives beside products are hidden for as long as those take: over nodes most of them are not.
+TEST(StepModel, NoMoreIsHiddenThanProductsTake) {
+  Workload work = workload("llama-3-8b", 64);
+  work.software.tensor_overlap = 1;
+  const auto exposed = [&](int tp) {
+    Plan c = work.plan;
+    c.mesh.set(Axis::tp, tp);
+    const StepParts parts = StepModel(work).estimate_seconds(c).parts;
+    return parts.tp_exposed / parts.compute;
+  };
+  EXPECT_LT(exposed(8), 0.03);  // what the embedding and the loss sum up
+  EXPECT_GT(exposed(32), 0.5);
+}
+
 // 70B on 64 H100 as dp 8, tp 2, pp 4, v-half: ZeRO 1 does not fit, and ZeRO 2 does not by magic.
 TEST(StepModel, ZeroTwoDoesNotMake70BFitForNothing) {
   Workload work = workload("llama-3-70b", 512);

@@ -29,6 +29,7 @@ class Pricer {
   LayerSeconds layer(const BlockProgram& program) {
     t_ = {};
     kernels_ = collectives_ = waits_ = forward_bytes_ = 0;
+    beside_ = {};
     std::vector<PassSeconds> forward;  // by op
     std::vector<double> bytes;
     for (const BlockOp& op : program.ops) {
@@ -61,6 +62,8 @@ class Pricer {
       for (const OpSequence& sequence : block_passes(program, recompute_).again)
         if (!is_cheap(program, sequence))
           for (int op : sequence.ops) make_again(op);
+    const double forward_tensor = t_.forward.tensor, shown = show_what_nothing_hides();
+    if (forward_tensor > 0) again.tensor += shown * again.tensor / forward_tensor;
     hosted(again, program.find(OpKind::experts_in) != nullptr);
     return t_;
   }
@@ -68,7 +71,9 @@ class Pricer {
   // Embedding, or final norm and output matrix.
   LayerSeconds end(const BlockProgram& program) {
     t_ = {};
+    beside_ = {};
     for (const BlockOp& op : program.ops) price(program, op);
+    show_what_nothing_hides();
     return t_;
   }
 
@@ -242,6 +247,19 @@ class Pricer {
                  wait = ops_.ring_wait(verb, mesh_.tp(), 1);
     pass.tensor += wait + (seconds - wait) * (1 - w_.software.tensor_overlap);
     waits_ += wait;
+    beside_.of(t_, pass) += seconds - wait;
+  }
+  // Collectives that take longer than the computation beside which they run stick out. Seconds of the forward
+  // pass that do.
+  double show_what_nothing_hides() {
+    const auto show = [&](PassSeconds& pass, double beside) {
+      const double more = w_.software.tensor_overlap * std::max(0.0, beside - pass.compute);
+      pass.tensor += more;
+      return more;
+    };
+    show(t_.backward_input, beside_.backward_input);
+    show(t_.backward_weight, beside_.backward_weight);
+    return show(t_.forward, beside_.forward);
   }
   // So many sums of each row, in f32, forwards and backwards.
   void add_up(double sums) {
@@ -452,6 +470,12 @@ class Pricer {
   double kernels_ = 0, collectives_ = 0;  // of the forward pass, and of both
   double waits_ = 0;                      // of both, for rings over nodes
   double forward_bytes_ = 0;              // of tensor_bytes
+  struct Beside {                         // of tp's collectives that may run beside computation, seconds
+    double forward = 0, backward_input = 0, backward_weight = 0;
+    double& of(const LayerSeconds& t, const PassSeconds& pass) {
+      return &pass == &t.forward ? forward : &pass == &t.backward_input ? backward_input : backward_weight;
+    }
+  } beside_;
   LayerSeconds t_;
 };
 
