@@ -164,7 +164,7 @@ TEST_F(CommandLine, WrongWordsAreRefusedByName) {
   refused(training({"--dp", "1", "--dp", "2"}), {"--dp", "more than once"});
   refused(training({"--dp", "x"}), {"--dp x", "whole number"});
   refused(training({"--steps", "2.5"}), {"--steps 2.5", "whole number", "1e9"});
-  refused(training({"--seq-len", "8k"}), {"--seq-len 8k", "legal: 8000, 8192"});
+  refused(training({"--steps", "8k"}), {"--steps 8k", "legal: 8000, 8192"});
   refused(training({"--steps", "99999999999999999999"}), {"--steps 99999999999999999999"});
   refused(training({"--seed", "-1"}), {"--seed -1", "at least 0"});
   refused(training({"--lr", "fast"}), {"--lr fast", "number"});
