@@ -622,6 +622,11 @@ TEST(Search, NamesAShapeThatNoMeshHas) {
   // With --pp 2 there are 8 ranks of dp, cp and tp.
   refused([](SearchRequest& r) { r.pin("tp", 32), r.pin("pp", 2); },
           "--tp 32: does not divide --gpus 16; legal: 1, 2, 4, 8");
+  // No axis is given: what 37 context-parallel ranks would refuse is not what was asked.
+  const std::string of_prime = explain_nothing(search(request("mixtral-8x7b", 37, 64)), 37);
+  EXPECT_NE(of_prime.find("no configuration of 37 GPUs has a legal shape and schedule, as --dp 37"),
+            std::string::npos)
+      << of_prime;
   SearchRequest layers = request("mixtral-8x7b", 16, 64);
   layers.pin("pp", 1);
   layers.pin("layers-per-stage", "16,16");

@@ -629,8 +629,11 @@ Legality legality(const SearchRequest& r) {
       sharding.place_in(plan);
       const auto refusal = shape_refusal(plan, runner_of(r.work));
       result.is_possible |= !refusal;
-      if (refusal && !result.refusal && (r.has(refusal->field) || refusal->field == "seq-len"))
-        result.refusal = refusal;
+      // Of the length too, but for what only a cp that nobody asked for makes of it.
+      const bool is_given =
+          refusal && (r.has(refusal->field) ||
+                      (refusal->field == "seq-len" && (r.has("cp") || plan.mesh.cp() == 1)));
+      if (is_given && !result.refusal) result.refusal = refusal;
     }
   });
   return result;
