@@ -384,6 +384,42 @@ TEST(Prediction, SaysWhatItAssumes) {
   EXPECT_EQ(memory_assumptions(plan), nothing);
 }
 
+// Less than an even load is kept of a sequence, and the ranks of a cp group have equal parts of that.
+TEST(Prediction, IsExactForCapacitiesOverContextParallelExperts) {
+  for (auto [dp, cp, ep] : {std::tuple{1, 2, 2}, {2, 2, 4}, {1, 4, 2}})
+    for (const BalanceScope scope : {BalanceScope::sequence, BalanceScope::microbatch}) {
+      Plan plan = odd_plan(even_mixtral(2), dp, 1, false);
+      plan.mesh.set(Axis::cp, cp);
+      plan.mesh.ep = ep;
+      plan.global_batch = 2 * dp;
+      plan.seq_len = 8;
+      plan.balancing.capacity = 0.3;
+      plan.balancing.scope = scope;
+      expect_predicted(plan);
+    }
+}
+
+// Ranks that have no sequence in the last microbatch compute for those that have.
+TEST(Prediction, IsExactByTheDataWhereRanksOfAnExpertGroupHaveFewerMicrobatches) {
+  Plan plan = odd_plan(even_mixtral(2), 4, 1, false);
+  plan.mesh.ep = 4;
+  plan.global_batch = 5;
+  plan.micro_batch = 1;
+  expect_predicted(plan);
+}
+
+// The scratch that sums of sequences take is the same in each step, though layers make larger gradients than
+// the head, which the backward pass begins with.
+TEST(Prediction, IsExactInLaterStepsOfInvariantNumerics) {
+  for (const bool mixture : {false, true}) {
+    Plan plan = odd_plan(mixture ? odd_mixtral() : odd_llama(), 1, 1, false);
+    plan.model.vocab = 5;
+    plan.numerics = Numerics::invariant;
+    plan.global_batch = plan.micro_batch = 2;
+    expect_predicted(plan);
+  }
+}
+
 // Of a whole run: rank 0's numbers as its summary has them, and as programs read them.
 TEST(Prediction, OfARunIsExactOrSaysWhatItAssumes) {
   const TemporaryDirectory directory;

@@ -72,7 +72,7 @@ class ExpertsInOp final : public OpRunner {
     run.routed() = experts_->route(normed, run.rows(), tokens);
     if (!run.is_first())
       experts_->count_again(run.routed());
-    else if (tokens.sequences > 0)
+    else  // without a sequence of its own too: others' copies come here
       experts_->count_forward(run.routed());
     normed = run.tensor_parallel().enter(normed, run.rows()).get();
     co_await experts_->in_forward(normed, run.routed());

@@ -90,8 +90,16 @@ void ExpertParallel::sort_and_count(const Tensor& kept, Saved& saved) const {
   Kernels& kernels = rank_->kernels();
   kernels.sort_by_expert(kept, saved.places, saved.copies, counts.flat_range(0, experts()));
   kernels.count_routed(router_, saved.ids, number, counts.flat_range(experts(), counts.numel()));
+  // Of what the ranks of a cp group keep together each has as much as another.
+  std::int64_t even = saved.copies.numel();
+  if (balancing_.capacity > 0) {
+    const std::int64_t kept_by_all = experts() * number *
+                                     expert_capacity(balancing_.capacity, saved.sequences * seq_len_ / number,
+                                                     k(), experts());
+    even = std::min(even, kept_by_all / rank_->size(Axis::cp));
+  }
   const std::vector<std::int32_t> numbers = counts.device() == Device::none
-                                                ? even_counts(saved.copies.numel(), number)
+                                                ? even_counts(even, number)
                                                 : copy_to_host<std::int32_t>(counts);
   saved.bounds.assign(1, 0);
   for (std::int64_t e = 0; e < experts(); ++e)
@@ -99,8 +107,8 @@ void ExpertParallel::sort_and_count(const Tensor& kept, Saved& saved) const {
   saved.routed.assign(numbers.begin() + experts(), numbers.end());
 }
 
-// What a dry run takes for them, as plan/expert_costs does: as many copies for each rank of the expert group,
-// and of those as many for each of its experts.
+// What a dry run takes for them: as many copies for each rank of the expert group, and of those as many for
+// each of its experts.
 std::vector<std::int32_t> ExpertParallel::even_counts(std::int64_t copies, std::int64_t scopes) const {
   const int ep = rank_->size(Axis::ep), me = rank_->ep().rank();
   const std::int64_t here = experts() / ep, own = copies / ep;

@@ -36,6 +36,8 @@ class SequenceTree {
   Tensor scratch(int level, std::int64_t taken, const Tensor& tensor) const;
   // There is room on each of so many levels for so many elements.
   void reserve(int levels, std::int64_t elements, DType dtype) const;
+  // The passes of a step are over: their scratch goes, so that each step holds what the first one held.
+  void end_passes() const { levels_.clear(); }
 
  private:
   Arena& arena_;

@@ -21,6 +21,7 @@ double FlushDriver::compute_gradients(std::int64_t step, const SampleSource& sam
   parts_.parameters.begin_uses(group_uses(*parts_.pipeline, program, rank.coordinate(Axis::pp)));
   run(program);
   parts_.parameters.end_uses();
+  if (const SequenceTree* tree = parts_.parameters.sequence_tree()) tree->end_passes();
   parts_.gradients.finish_with_pipeline();
   std::vector<double> loss_sums = take_loss_sums();
   if (parts_.sums == DataParallelSums::all) count_routing();
