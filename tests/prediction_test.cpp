@@ -408,6 +408,17 @@ TEST(Prediction, IsExactByTheDataWhereRanksOfAnExpertGroupHaveFewerMicrobatches)
   expect_predicted(plan);
 }
 
+// Tensor-parallel ranks sum columns of copies' rows, of which they have different numbers.
+TEST(Prediction, IsExactByTheDataWhereRowsOfCopiesAreCutUnevenly) {
+  Plan plan = odd_plan(even_mixtral(2), 2, 2, false);
+  plan.model.hidden = 23;
+  plan.mesh.ep = 2;
+  plan.numerics = Numerics::invariant;
+  plan.global_batch = 4;
+  plan.micro_batch = 1;
+  expect_predicted(plan);
+}
+
 // The scratch that sums of sequences take is the same in each step, though layers make larger gradients than
 // the head, which the backward pass begins with.
 TEST(Prediction, IsExactInLaterStepsOfInvariantNumerics) {

@@ -89,22 +89,22 @@ Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, const 
       dry_run(plan, pipeline, at, {.updates = updates, .passes_again = decided && decided->passes_again});
   if (!decided) return run.traffic;
   Traffic traffic = run.traffic, even, as_decided;
-  add_copies(plan, run.copies, even);
-  add_copies(plan, decided->copies, as_decided);
+  add_copies(plan, at, run.copies, even);
+  add_copies(plan, at, decided->copies, as_decided);
   traffic += as_decided;
   return traffic - even;
 }
 
 // Whole rows to the experts and back; the backward pass also brings each copy's weight and takes its
 // gradient. Under invariant numerics tp ranks add up rows before they go back, each some columns of them.
-void add_copies(const Plan& plan, const MovedCopies& moved, Traffic& traffic) {
+void add_copies(const Plan& plan, const Coordinates& at, const MovedCopies& moved, Traffic& traffic) {
   traffic.at(Axis::cp, Verb::all_gather).bytes += moved.gathered_bytes;
   traffic.at(Axis::cp, Verb::all_to_all).bytes += moved.exchanged_bytes;
   if (plan.mesh.ep == 1) return;
   const std::int64_t hidden = plan.model.hidden;
   const int tp = plan.mesh.size(Axis::tp);
   const bool sums_rows = plan.numerics == Numerics::invariant && tp > 1;
-  const std::int64_t back = sums_rows ? split_range(hidden, tp, 0).size() : hidden;
+  const std::int64_t back = sums_rows ? split_range(hidden, tp, at.tp).size() : hidden;
   traffic.at(Axis::ep, Verb::all_to_all).bytes +=
       element_bytes(plan.precision.activations) *
           (hidden * (moved.forward_sent + moved.backward_sent) +

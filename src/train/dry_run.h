@@ -48,7 +48,7 @@ inline constexpr std::int64_t many_updates = std::int64_t{1} << 40;
 Traffic predict_traffic(const Plan& plan, const PipelineLayout& pipeline, const Coordinates& at = {},
                         std::int64_t updates = many_updates,
                         const std::optional<DecidedByData>& decided = std::nullopt);
-// Adds the bytes of copies that travel to experts from a pipeline rank.
-void add_copies(const Plan& plan, const MovedCopies& moved, Traffic& traffic);
+// Adds the bytes of copies that travel to experts from a rank.
+void add_copies(const Plan& plan, const Coordinates& at, const MovedCopies& moved, Traffic& traffic);
 
 }  // namespace echelon

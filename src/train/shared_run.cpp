@@ -96,7 +96,7 @@ Traffic predicted_traffic(const SharedRun& run, std::int64_t steps,
   Traffic sum;
   for (std::int64_t step = 0; step < steps; ++step)
     sum += of(step, decided ? std::optional(DecidedByData{}) : std::nullopt);
-  if (decided) add_copies(plan, decided->copies, sum);
+  if (decided) add_copies(plan, {}, decided->copies, sum);
   return sum / steps;
 }
 
