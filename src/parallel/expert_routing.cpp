@@ -93,14 +93,13 @@ void ExpertParallel::sort_and_count(const Tensor& kept, Saved& saved) const {
   // Of what the ranks of a cp group keep together each has as much as another.
   std::int64_t even = saved.copies.numel();
   if (balancing_.capacity > 0) {
-    const std::int64_t kept_by_all = experts() * number *
-                                     expert_capacity(balancing_.capacity, saved.sequences * seq_len_ / number,
-                                                     k(), experts());
+    const std::int64_t kept_by_all =
+        experts() * number *
+        expert_capacity(balancing_.capacity, saved.sequences * seq_len_ / number, k(), experts());
     even = std::min(even, kept_by_all / rank_->size(Axis::cp));
   }
-  const std::vector<std::int32_t> numbers = counts.device() == Device::none
-                                                ? even_counts(even, number)
-                                                : copy_to_host<std::int32_t>(counts);
+  const std::vector<std::int32_t> numbers =
+      counts.device() == Device::none ? even_counts(even, number) : copy_to_host<std::int32_t>(counts);
   saved.bounds.assign(1, 0);
   for (std::int64_t e = 0; e < experts(); ++e)
     saved.bounds.push_back(saved.bounds.back() + numbers[static_cast<std::size_t>(e)]);

@@ -631,8 +631,8 @@ Legality legality(const SearchRequest& r) {
       result.is_possible |= !refusal;
       // Of the length too, but for what only a cp that nobody asked for makes of it.
       const bool is_given =
-          refusal && (r.has(refusal->field) ||
-                      (refusal->field == "seq-len" && (r.has("cp") || plan.mesh.cp() == 1)));
+          refusal &&
+          (r.has(refusal->field) || (refusal->field == "seq-len" && (r.has("cp") || plan.mesh.cp() == 1)));
       if (is_given && !result.refusal) result.refusal = refusal;
     }
   });
