@@ -12,6 +12,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -113,6 +114,14 @@ class DeviceKernels : public ::testing::TestWithParam<DeviceUnderTest> {
           << what << " in " << dtype_name(dtype) << ", element " << i << ": " << expected[i]
           << " expected, not " << tested[i];
     copy_numbers_from_host(expected, x.tested);
+  }
+  static void expect_same_bytes(const Operand& x, const char* what) {
+    const auto bytes_of = [](const Tensor& t) {
+      std::vector<std::byte> bytes(static_cast<std::size_t>(t.bytes()));
+      copy_bytes_to_host(t, bytes);
+      return bytes;
+    };
+    EXPECT_EQ(bytes_of(x.tested), bytes_of(x.expected)) << what;
   }
   static void expect_same_ids(const Operand& x, const char* what) {
     EXPECT_EQ(copy_to_host<std::int32_t>(x.tested), copy_to_host<std::int32_t>(x.expected)) << what;
@@ -689,11 +698,58 @@ TEST_P(DeviceKernels, PackedGradients) {
       }
 }
 
-TEST_P(DeviceKernels, WhatIsNotThereIsRefused) {
-  const Operand x = vector(DType::f32, 4), values = vector(DType::f32, 2);
-  const Operand indices = ids({0, 0});
-  EXPECT_THROW(tested->take_largest(x.tested, 0, values.tested, indices.tested), RequestError);
-  EXPECT_THROW(tested->add_at(values.tested, indices.tested, x.tested), RequestError);
+// Elements and places are the same: nothing is added up.
+TEST_P(DeviceKernels, LargestElementsAndWhereTheyWere) {
+  for (DType t : {DType::f64, DType::f32})
+    for (const std::int64_t n : {1, 6, 300, 9001}) {  // the last in several runs
+      std::vector<double> numbers = normal(n);
+      for (std::size_t i = 0; i < numbers.size(); i += 7) numbers[i] = i % 2 == 0 ? 0.5 : -0.5;  // ties
+      for (std::size_t i = 3; i < numbers.size(); i += 11) numbers[i] = i % 2 == 0 ? 0.0 : -0.0;
+      if (n >= 300) {
+        numbers[17] = std::numeric_limits<double>::infinity();
+        numbers[250] = std::numeric_limits<double>::quiet_NaN();
+      }
+      for (const std::int64_t take : std::set<std::int64_t>{1, n / 3 + 1, n}) {
+        SCOPED_TRACE(::testing::Message() << take << " of " << n << " in " << dtype_name(t));
+        const Operand x = of(numbers, make(t, {n})), values = vector(t, take);
+        const Operand indices = ids(std::vector<std::int32_t>(static_cast<std::size_t>(take), -1));
+        run([&](Kernels& on, auto of) { on.take_largest(of(x), 100, of(values), of(indices)); });
+        expect_same_bytes(values, "values");
+        expect_same_bytes(x, "what is left");
+        expect_same_ids(indices, "indices");
+        const Operand sum = vector(t, 100 + n);
+        run([&](Kernels& on, auto of) { on.add_at(of(values), of(indices), of(sum)); });
+        expect_same_bytes(sum, "add_at");
+      }
+    }
+}
+
+TEST_P(DeviceKernels, OrthonormalRows) {
+  const Philox fresh(3, Stream::low_rank, 5);
+  for (DType t : {DType::f64, DType::f32})
+    for (const auto& [rows, cols] : {std::pair{1, 1}, {3, 3}, {4, 37}, {2, 8}}) {
+      SCOPED_TRACE(::testing::Message() << rows << " x " << cols << " in " << dtype_name(t));
+      const auto one = static_cast<std::size_t>(cols);
+      std::vector<double> numbers = normal(rows * cols);
+      // The last has no direction of its own; the first is so small that its square is none.
+      for (std::size_t c = 0; c < one; ++c) {
+        if (rows > 1) numbers[numbers.size() - one + c] = -3 * numbers[c];
+        numbers[c] *= t == DType::f64 ? 1e-200 : 1e-30;
+      }
+      const Operand x = of(numbers, make(t, {rows, cols})), zeros = of({0, 0, 0, 0}, make(t, {2, 2}));
+      for (const Operand& each : {x, zeros}) {
+        run([&](Kernels& on, auto of) { on.orthonormalize_rows(of(each), fresh); });
+        expect_close(each, cols, "orthonormalize_rows", 16);
+      }
+      if (rows == 1) continue;
+      numbers[one] = std::numeric_limits<double>::quiet_NaN();  // of the second row
+      const Operand bad = of(numbers, make(t, {rows, cols}));
+      run([&](Kernels& on, auto of) { on.orthonormalize_rows(of(bad), fresh); });
+      const std::vector<double> expected = copy_numbers_to_host(bad.expected),
+                                found = copy_numbers_to_host(bad.tested);
+      for (std::size_t i = 0; i < found.size(); ++i)
+        EXPECT_EQ(std::isnan(found[i]), std::isnan(expected[i])) << "element " << i;
+    }
 }
 
 INSTANTIATE_TEST_SUITE_P(On, DeviceAttention, ::testing::ValuesIn(checks::devices_under_test()),

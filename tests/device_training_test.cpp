@@ -479,12 +479,6 @@ TEST_F(DeviceRuns, WhatADeviceCannotDoIsRefused) {
         r.asynchronous = AsynchronousOptions{};
       },
       "--device cuda: parameter servers");
-  refused(
-      [](TrainRequest& r) {
-        r.plan.zero = 0;
-        r.plan.compression = parse_compression("topk:0.1", "--compress");
-      },
-      "legal with --device cuda: none, bf16, fp16, int8");
   refused([](TrainRequest&) {}, "on 2 ranks of device 0, which has 100.00 KiB");
   EXPECT_EQ(driver->calls(FakeCall::allocate), 0);
   const auto apart = std::make_shared<FakeDriver>(FakeDriver::Options{.devices = 2, .peers = false});

@@ -1,26 +1,10 @@
 #include "base/philox.h"
 
 #include <algorithm>
-#include <cmath>
-#include <numbers>
 
 #include "base/philox_words.h"
 
 namespace echelon {
-namespace {
-
-double to_unit(std::uint32_t high, std::uint32_t low) {
-  const std::uint64_t bits = (std::uint64_t{high} << 32 | low) >> 11;
-  return static_cast<double>(bits) * 0x1.0p-53;
-}
-
-std::array<double, 2> normal_pair(const std::array<std::uint32_t, 4>& w) {
-  const double radius = std::sqrt(-2.0 * std::log(1.0 - to_unit(w[0], w[1])));
-  const double angle = 2.0 * std::numbers::pi * to_unit(w[2], w[3]);
-  return {radius * std::cos(angle), radius * std::sin(angle)};
-}
-
-}  // namespace
 
 Philox::Philox(std::uint64_t seed, Stream stream, std::uint64_t substream)
     : seed_(seed), stream_(static_cast<std::uint32_t>(stream)), substream_(substream) {}
@@ -42,7 +26,7 @@ void Philox::fill_words(std::uint64_t first, std::uint64_t count, std::uint32_t*
 
 double Philox::uniform(std::uint64_t index) const {
   const auto w = words(index);
-  return to_unit(w[0], w[1]);
+  return philox_unit(w[0], w[1]);
 }
 
 std::uint64_t Philox::below(std::uint64_t index, std::uint64_t bound) const {
@@ -52,15 +36,15 @@ std::uint64_t Philox::below(std::uint64_t index, std::uint64_t bound) const {
   return static_cast<std::uint64_t>(static_cast<Wide>(bits) * bound >> 64);
 }
 
-double Philox::normal(std::uint64_t index) const { return normal_pair(words(index / 2))[index % 2]; }
+double Philox::normal(std::uint64_t index) const { return philox_normal(key(), index); }
 
 void Philox::fill_normal(std::uint64_t first, std::uint64_t count, double* out) const {
   std::uint64_t i = 0;
   if (first % 2 == 1 && count > 0) out[i++] = normal(first);
   for (; i + 1 < count; i += 2) {
-    const auto pair = normal_pair(words((first + i) / 2));
-    out[i] = pair[0];
-    out[i + 1] = pair[1];
+    const NormalPair pair = philox_normal_pair(philox_block(key(), (first + i) / 2));
+    out[i] = pair.first;
+    out[i + 1] = pair.second;
   }
   if (i < count) out[i] = normal(first + i);
 }

@@ -1,6 +1,9 @@
 // The words of base/philox.h, one at a time, wherever they are wanted.
 #pragma once
 
+#include <cmath>
+#include <numbers>
+
 #include "base/host_device.h"
 #include "base/philox.h"
 
@@ -24,6 +27,28 @@ ECHELON_HOST_DEVICE inline r123::Philox4x32::ctr_type philox_block(const PhiloxK
 // As Philox::fill_words() gives for element i.
 ECHELON_HOST_DEVICE inline std::uint32_t philox_word(const PhiloxKey& key, std::uint64_t i) {
   return philox_block(key, i / 4).v[i % 4];
+}
+
+// Uniform in [0, 1) with 53 bits.
+ECHELON_HOST_DEVICE inline double philox_unit(std::uint32_t high, std::uint32_t low) {
+  const std::uint64_t bits = (std::uint64_t{high} << 32 | low) >> 11;
+  return static_cast<double>(bits) * 0x1.0p-53;
+}
+
+// Two numbers of the standard normal distribution, of one block (Box & Muller 1958).
+struct NormalPair {
+  double first, second;
+};
+ECHELON_HOST_DEVICE inline NormalPair philox_normal_pair(const r123::Philox4x32::ctr_type& block) {
+  const double radius = std::sqrt(-2.0 * std::log(1.0 - philox_unit(block.v[0], block.v[1])));
+  const double angle = 2.0 * std::numbers::pi * philox_unit(block.v[2], block.v[3]);
+  return {radius * std::cos(angle), radius * std::sin(angle)};
+}
+
+// As Philox::normal().
+ECHELON_HOST_DEVICE inline double philox_normal(const PhiloxKey& key, std::uint64_t i) {
+  const NormalPair pair = philox_normal_pair(philox_block(key, i / 2));
+  return i % 2 == 0 ? pair.first : pair.second;
 }
 
 }  // namespace echelon

@@ -46,7 +46,11 @@ void TopKReduction::finish(const BucketReduction& of) {
   values_pending_.wait();
   indices_pending_.wait();
   context_.kernels.fill(of.gradient, 0);
-  context_.kernels.add_at(values_, indices_, of.gradient.flat());
+  for (int rank = 0; rank < context_.group.size(); ++rank) {  // which may all have sent the same element
+    const std::int64_t begin = rank * kept_, end = begin + kept_;
+    context_.kernels.add_at(values_.flat_range(begin, end), indices_.flat_range(begin, end),
+                            of.gradient.flat());
+  }
   context_.keep_shard(bucket_, of);
 }
 

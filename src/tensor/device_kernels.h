@@ -21,6 +21,8 @@
 #include "tensor/rows/tile_product.h"
 #include "tensor/rows/tiled_attention.h"
 #include "tensor/token_kernels.h"
+#include "tensor/rows/orthonormalize.h"
+#include "tensor/rows/selection.h"
 
 namespace echelon {
 
@@ -157,9 +159,40 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
                      rows::UnpackBlock<F>{kind, in, all.data(), accumulate, y, part.begin});
     });
   }
-  void take_largest(InOut, std::int64_t, Out, Out) override { refuse_selection(); }
-  void add_at(const Tensor&, const Tensor&, InOut) override { refuse_selection(); }
-  void orthonormalize_rows(InOut, const Philox&) override { refuse_selection(); }
+  void take_largest(InOut x, std::int64_t first_index, Out values, Out indices) override {
+    const std::int64_t take = values->numel();
+    with_float_type(x, [&, this]<class F>(F) {
+      using S = rows::Selection<F>;
+      const rows::VectorRuns<F> of{data<F>(x), x->numel(), elements_at_once(x->numel())};
+      const auto selection = this->launch().template scratch<S>(1);
+      const auto counts = this->launch().template scratch<std::int64_t>(of.runs() * S::base);
+      for (int digit = S::digits - 1; digit >= 0; --digit) {
+        this->each_row("take_largest, counts", of.runs(),
+                       rows::CountDigits<F>{of, digit, selection.data(), counts.data()});
+        this->launch().run("take_largest, digit", 1,
+                           rows::ChooseDigit<F>{counts.data(), of.runs(), take, digit, selection.data()});
+      }
+      this->each_row("take_largest, selected", of.runs(),
+                     rows::CountSelected<F>{of, selection.data(), counts.data()});
+      using Move = rows::MoveSelected<F>;
+      this->launch().run("take_largest", of.runs(),
+                         Move{of, selection.data(), counts.data(), first_index, data<F>(values),
+                              data<std::int32_t>(indices)},
+                         Move::shared_bytes(this->launch().lanes()));
+    });
+  }
+  void add_at(const Tensor& values, const Tensor& indices, InOut sum) override {
+    with_float_type(values, [&, this]<class F>(F) {
+      this->each_element("add_at", 1, values.numel(),
+                         rows::AddAt<F>{data<F>(values), data<std::int32_t>(indices), data<F>(sum)});
+    });
+  }
+  void orthonormalize_rows(InOut x, const Philox& fresh) override {
+    with_float_type(x, [&, this]<class F>(F) {
+      this->launch().run("orthonormalize_rows", 1,
+                         rows::OrthonormalizeRows<F>::of(data<F>(x), x->rows(), x->cols(), fresh.key()));
+    });
+  }
 
  protected:
   template <class T>
@@ -206,13 +239,6 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
   }
 
  private:
-  [[noreturn]] static void refuse_selection() {
-    refuse(
-        "gradients are compressed by topk and powersgd on the cpu alone; legal on an accelerator: bf16, "
-        "fp16, "
-        "int8, or no compression");
-  }
-
   static std::vector<rows::PackedBlock> packed_blocks(CompressionKind kind, const GradientBucket& bucket,
                                                       Range part) {
     std::vector<rows::PackedBlock> blocks;

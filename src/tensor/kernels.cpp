@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <initializer_list>
+#include <limits>
 #include <numeric>
 #include <string>
 
@@ -616,9 +617,10 @@ void Kernels::unpack_gradient(CompressionKind kind, const GradientBucket& bucket
 }
 
 void Kernels::take_largest(InOut x, std::int64_t first_index, Out values, Out indices) {
-  require(is_wide(x) && x->contiguous() && values->numel() <= x->numel() &&
+  require(is_wide(x) && x->contiguous() && 0 < values->numel() && values->numel() <= x->numel() &&
+              first_index + x->numel() - 1 <= std::numeric_limits<std::int32_t>::max() &&
               vector_like(x, values, values->numel()) && ids_of(indices, values->numel()),
-          "take_largest: values and indices differ, or are more than x has", x, values, indices);
+          "take_largest: values and indices differ, are none, or are more than x has", x, values, indices);
   if (backend_) backend_->take_largest(x, first_index, values, indices);
 }
 

@@ -313,7 +313,7 @@ class Kernels {
   // Moves the elements of x that are largest in magnitude, as many as values holds, there, and leaves zeros;
   // indices (i32): where they were, from first_index on. Indices ascend.
   void take_largest(InOut x, std::int64_t first_index, Out values, Out indices);
-  // sum[indices[i]] += values[i], in order.
+  // sum[indices[i]] += values[i]; no index comes twice.
   void add_at(const Tensor& values, const Tensor& indices, InOut sum);
   // The rows of x (rows <= cols) made orthonormal in their order; one without a direction of its own is
   // drawn.

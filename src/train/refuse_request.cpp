@@ -180,10 +180,6 @@ void refuse_on_device(const Plan& plan, const RunOptions& run) {
         "--offload-dir {}: what a device offloads is in the host's memory, not in a file; legal with "
         "--device cuda: without it",
         plan.offload_directory);
-  if (has_residuals(plan.compression.kind))
-    refuse(
-        "--compress {}: no device chooses what is sent yet; legal with --device cuda: none, bf16, fp16, int8",
-        compression_text(plan.compression));
 }
 
 bool keeps_state_copy(const TrainRequest& request) { return request.check_every > 0; }
