@@ -32,7 +32,8 @@ bool PlanFlags::gives_mesh() const {
   return false;
 }
 
-Plan PlanFlags::plan(const StartingWeights* weights, const ModelSpec* resumed) const {
+Plan PlanFlags::plan(const StartingWeights* weights, const ModelSpec* resumed,
+                     const std::function<std::int32_t()>& document_end) const {
   Plan plan = defaults_;
   if (weights != nullptr) plan.model = weights->model();
   plan.model.tuning.freeze.clear();  // the training that made them is over
@@ -54,6 +55,10 @@ Plan PlanFlags::plan(const StartingWeights* weights, const ModelSpec* resumed) c
   if (weights != nullptr) weights->refuse_other_model(plan.model);
   if (weights != nullptr || resumed != nullptr) {
     if (!has_file && !is_given(*app_, "--seq-len")) plan.seq_len = std::min(plan.seq_len, plan.model.max_seq);
+  }
+  if (plan.mask == AttentionMask::document && plan.document_end < 0 && document_end) {
+    const std::int32_t end = document_end();
+    if (end < plan.model.vocab) plan.document_end = end;  // else its text is refused where it is read
   }
   check_with_remedies(plan, [this](const Plan& asked, const std::string& also_given) {
     validate(asked.mesh);

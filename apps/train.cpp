@@ -203,13 +203,13 @@ std::optional<ModelSpec> resumed_model(const TrainFlags& f) {
   return {};
 }
 
-std::unique_ptr<TokenData> read_data(TrainFlags& f) {
+// `reading` says where tokenizers lie; `of_tokenizer`: the plan's end of a document is what it calls one.
+std::unique_ptr<TokenData> read_data(TrainFlags& f, DataReading reading, bool of_tokenizer) {
   TrainRequest& request = f.request;
   const ModelSpec& model = request.plan.model;
   std::optional<ProgressLine> line;
   if (!f.reading_progress && f.job.leads()) line.emplace("train", f.json);
-  const DataReading reading =
-      f.reading.reading(tokenizer_places(f), line ? line->progress() : f.reading_progress);
+  reading.progress = line ? line->progress() : f.reading_progress;
   auto data = std::make_unique<TokenData>(f.data, model.vocab, reading);
   f.tokenizer = reading.text.tokenizer;
   if (!reading.text.reads_bytes())
@@ -223,10 +223,10 @@ std::unique_ptr<TokenData> read_data(TrainFlags& f) {
           "does not lie beside them; legal: --tokenizer PATH with it, --tokenizer bytes, or token files",
           request.from->path());
   }
-  const auto end = reading.text.tokenizer->end_of_text();
-  if (request.plan.mask == AttentionMask::document && request.plan.document_end < 0 && data->from_text() &&
-      end)
-    request.plan.document_end = *end;
+  if (of_tokenizer && !data->from_text()) {  // whose tokens these are, nothing says
+    request.plan.document_end = -1;
+    check_with_remedies(request.plan, [](const Plan& plan, const std::string&) { check_whole(plan); });
+  }
   if (!data->is_masked()) return data;
   const Split split = split_tokens(data->size(), request.validation_fraction, request.plan.seq_len);
   for (const Range& part : {split.train, split.validation})
@@ -244,7 +244,14 @@ std::unique_ptr<TokenData> TrainFlags::read() {
   TrainFlags& f = *this;
   if (!f.from.empty() && !request.resume) request.from = std::make_shared<const StartingWeights>(f.from);
   const std::optional<ModelSpec> resumed = resumed_model(f);
-  request.plan = f.plan.plan(request.from.get(), resumed ? &*resumed : nullptr);
+  std::optional<DataReading> how;
+  bool of_tokenizer = false;
+  request.plan = f.plan.plan(request.from.get(), resumed ? &*resumed : nullptr, [&] {
+    how = f.reading.reading(tokenizer_places(f), {});
+    const auto end = how->text.tokenizer->end_of_text();
+    of_tokenizer = end.has_value();
+    return end.value_or(-1);
+  });
   request.run = f.job.options(f.run, request.plan);
   f.optimizer.finish(f.steps, request.plan);
   if (f.app->get_option("--memory-limit")->count() > 0)
@@ -267,7 +274,8 @@ std::unique_ptr<TokenData> TrainFlags::read() {
     request.death = planned_death(f.die, f.job.processes() != nullptr);
   request.sample_tokens =
       is_given("--sample") ? f.sample : std::min(f.sample, request.plan.model.max_seq - 1);
-  auto tokens = read_data(f);
+  if (!how) how = f.reading.reading(tokenizer_places(f), {});
+  auto tokens = read_data(f, std::move(*how), of_tokenizer);
   refuse_idle(*f.app, data_needs(f, *tokens));
   return tokens;
 }

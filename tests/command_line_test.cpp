@@ -898,6 +898,22 @@ TEST_F(CommandLine, ATokenizerGoesWithItsModel) {
     EXPECT_EQ(read_bytes(at(std::string("written/") + name)), read_bytes(tuned + "/" + name)) << name;
 }
 
+// Text ends its documents with the tokenizer's end of text; whose the ids of a token file are nothing says.
+TEST_F(CommandLine, DocumentsEndAsTheTokenizerSays) {
+  const std::string tuned = std::string(ECHELON_SOURCE_DIR) + "/tests/fixtures/fine_tune";
+  const auto by = [&](const std::string& data, const Words& more) {
+    return joined({"train", "--from", tuned, "--data", data, "--steps", "1", "--global-batch", "2", "--seq-len",
+                   "32", "--threads", "1", "--sample", "0", "--eval-samples", "0", "--mask", "document", "--json"},
+                  more);
+  };
+  const std::string records = tuned + "/records.jsonl";
+  const json loss = one_object(run(by(records, {})))["final_loss"];
+  EXPECT_EQ(one_object(run(by(records, {"--document-end", "0"})))["final_loss"], loss);
+  EXPECT_NE(one_object(run(by(records, {"--document-end", "403"})))["final_loss"], loss);
+  ASSERT_EQ(run({"data", "tokenize", records, "--tokenizer", tuned, "--out", "ids"}).status, 0);
+  refused(by("ids.tokens", {}), {"--mask document", "404 tokens", "--document-end"});
+}
+
 // Several prompts, on several ranks, are the same texts as one after the other.
 TEST_F(CommandLine, PromptsAreContinuedOnAnyMesh) {
   ASSERT_EQ(run(training({"--steps", "2", "--checkpoint", "ck", "--sample", "0"})).status, 0);

@@ -142,8 +142,9 @@ std::vector<PlanField> all_fields() {
        {"mask", choice<&Plan::mask>(), "What a token attends to: all before it, or those of its own document",
         train, 0, 0, "causal"},
        {"document-end", at<&Plan::document_end>,
-        "Token that ends a document (default: the last one of the bytes' and GPT-2's vocabularies)", train,
-        -1, 0x1p31 - 1}});
+        "Token that ends a document (default: the tokenizer's end of text; of token files the last of the bytes' "
+        "and GPT-2's vocabularies)",
+        train, -1, 0x1p31 - 1}});
   add("Mixture of experts",
       {{"mesh.ep", [](Plan& p) -> int& { return p.mesh.ep; },
         "Ranks that routed experts are spread over, laid over dp x cp", pinned, 1, most_ranks},
