@@ -26,13 +26,14 @@ using namespace checks;
 using Tokens = std::vector<std::int32_t>;
 
 // On the reference kernels, of the host where there is no driver.
-void on_mesh_of(FakeDriver* driver, const Plan& plan, const std::function<void(const Rank&)>& body) {
+void on_mesh_of(FakeDriver* driver, const Plan& plan, const std::function<void(const Rank&)>& body,
+                Collectives collectives = Collectives::direct) {
   ThreadWorld world(plan.mesh.num_ranks(), patience);
   run_ranks(world, [&](int index) {
     Arena arena(driver, driver == nullptr ? 0 : index % driver->num_devices());
     const auto kernels =
         driver == nullptr ? make_reference_kernels() : make_kernels(arena, plan.precision, 1, plan.numerics);
-    body(Rank(world, plan.mesh, index, plan.precision, arena, *kernels));
+    body(Rank(world, plan.mesh, index, plan.precision, arena, *kernels, collectives));
   });
 }
 
@@ -41,10 +42,11 @@ void expect_clean(const FakeDriver& driver) {
   EXPECT_EQ(driver.operations_queued(), 0u);
 }
 
-std::vector<Outcome> steps_on(FakeDriver* driver, const Plan& plan, std::int64_t steps = 2) {
+std::vector<Outcome> steps_on(FakeDriver* driver, const Plan& plan, std::int64_t steps = 2,
+                              Collectives collectives = Collectives::direct) {
   std::vector<Outcome> outcomes(static_cast<std::size_t>(plan.mesh.num_ranks()));
   const SampleSource samples = random_samples(plan);
-  on_mesh_of(driver, plan, [&](const Rank& rank) {
+  const auto run = [&](const Rank& rank) {
     Outcome& o = outcomes[static_cast<std::size_t>(rank.index())];
     Trainer trainer(rank, plan, {}, 1);
     for (std::int64_t step = 0; step < steps; ++step) {
@@ -61,18 +63,20 @@ std::vector<Outcome> steps_on(FakeDriver* driver, const Plan& plan, std::int64_t
     o.values = gathered(ParameterTensor::value);
     o.exp_avg = gathered(ParameterTensor::exp_avg);
     o.exp_avg_sq = gathered(ParameterTensor::exp_avg_sq);
-  });
+  };
+  on_mesh_of(driver, plan, run, collectives);
   return outcomes;
 }
 
 // Rank r on device r mod `devices`.
-void expect_bits_of_the_host(const Plan& plan, std::uint64_t seeds = 1, int devices = 1) {
+void expect_bits_of_the_host(const Plan& plan, std::uint64_t seeds = 1, int devices = 1,
+                             Collectives collectives = Collectives::direct) {
   SCOPED_TRACE(describe_context(plan));
-  const std::vector<Outcome> host = steps_on(nullptr, plan);
+  const std::vector<Outcome> host = steps_on(nullptr, plan, 2, collectives);
   for (double loss : host[0].losses) EXPECT_TRUE(std::isfinite(loss));
   for (std::uint64_t seed = 1; seed <= seeds; ++seed) {
     FakeDriver driver({.seed = seed, .devices = devices});
-    EXPECT_TRUE(steps_on(&driver, plan) == host) << "seed " << seed;
+    EXPECT_TRUE(steps_on(&driver, plan, 2, collectives) == host) << "seed " << seed;
     EXPECT_GT(driver.operations_run(), 100u);
     expect_clean(driver);
   }
@@ -191,6 +195,26 @@ TEST(DeviceTraining, CompressedGradients) {
     plan.compression = parse_compression(compression, "--compress");
     expect_bits_of_the_host(plan);
   }
+}
+
+// Their parts travel as messages between devices, and are added where they come to.
+TEST(DeviceTraining, CollectivesByMessages) {
+  for (const Collectives collectives :
+       {Collectives::ring, Collectives::halving_doubling, Collectives::automatic}) {
+    SCOPED_TRACE(collectives_name(collectives));
+    Plan plan = odd_plan(odd_llama(), 3, 1, false);
+    plan.zero = 2;
+    expect_bits_of_the_host(plan, 2, 2, collectives);
+    expect_bits_of_the_host(in("bf16", odd_plan(odd_gpt2(), 2, 2, true)), 1, 1, collectives);
+  }
+  Plan plan = odd_plan(even_mixtral(2), 2, 2, true);
+  plan.mesh.ep = 2;
+  expect_bits_of_the_host(plan, 1, 4, Collectives::ring);
+  // Devices that cannot reach each other's memory can copy.
+  FakeDriver apart({.devices = 2, .peers = false});
+  plan = odd_plan(odd_llama(), 2, 1, false);
+  EXPECT_TRUE(steps_on(&apart, plan, 1, Collectives::ring) == steps_on(nullptr, plan, 1, Collectives::ring));
+  expect_clean(apart);
 }
 
 TEST(DeviceTraining, CheckpointsMoveBetweenHostAndDevice) {
@@ -465,7 +489,6 @@ TEST_F(DeviceRuns, WhatADeviceCannotDoIsRefused) {
     ask(r);
     expect_contains(message_of<RequestError>([&] { run(r); }), {words});
   };
-  refused([](TrainRequest& r) { r.run.collectives = Collectives::ring; }, "legal with --device cuda: direct");
   refused(
       [](TrainRequest& r) {
         r.plan.offload = Offload::optimizer;
@@ -490,21 +513,24 @@ TEST_F(DeviceRuns, WhatADeviceCannotDoIsRefused) {
 // Memory by category is that of the host: the same program asks for it.
 TEST(DeviceTraining, HoldsWhatTheHostHolds) {
   const Plan plan = odd_plan(odd_llama(), 2, 2, true);
-  const auto peak_on = [&](FakeDriver* driver) {
+  const auto peak_on = [&](FakeDriver* driver, Collectives collectives) {
     std::vector<Memory> peaks(4);
-    on_mesh_of(driver, plan, [&](const Rank& rank) {
+    const auto step = [&](const Rank& rank) {
       Trainer trainer(rank, plan, {}, 1);
       trainer.compute_gradients(0, random_samples(plan));
       trainer.apply_gradients(0);
       peaks[static_cast<std::size_t>(rank.index())] = rank.arena().peak();
-    });
+    };
+    on_mesh_of(driver, plan, step, collectives);
     return peaks;
   };
-  FakeDriver driver;
-  const std::vector<Memory> host = peak_on(nullptr), device = peak_on(&driver);
-  for (std::size_t r = 0; r < host.size(); ++r)
-    for (const MemoryCategory category : all_memory_categories)
-      EXPECT_EQ(device[r][category], host[r][category]) << memory_category_name(category);
+  for (const Collectives collectives : {Collectives::direct, Collectives::ring}) {
+    FakeDriver driver;
+    const std::vector<Memory> host = peak_on(nullptr, collectives), device = peak_on(&driver, collectives);
+    for (std::size_t r = 0; r < host.size(); ++r)
+      for (const MemoryCategory category : all_memory_categories)
+        EXPECT_EQ(device[r][category], host[r][category]) << memory_category_name(category);
+  }
 }
 
 // Wherever a call to the device fails, every rank stops with one cause, and nothing is left behind.
@@ -529,10 +555,47 @@ TEST(DeviceTraining, StopsWholeWhereverTheDeviceFails) {
     for (int i = 0; i < 12; ++i) {
       FakeDriver driver;
       driver.fail_after(c.call, i * (calls - 4) / 12);
-      const std::string failure = message_of<RunError>([&] { steps_on(&driver, plan, 1); });
+      const Collectives collectives = i % 2 == 0 ? Collectives::direct : Collectives::ring;
+      const std::string failure = message_of<RunError>([&] { steps_on(&driver, plan, 1, collectives); });
       EXPECT_NE(failure.find(c.says), std::string::npos) << failure;
       EXPECT_EQ(failure.find('\n'), std::string::npos) << failure;
       EXPECT_EQ(driver.complaints(), std::vector<std::string>()) << c.says << " at " << i;
+    }
+  }
+}
+
+// At every call of them: what is received lies in memory that goes with the communicator, before the rank's.
+TEST(DeviceTraining, CollectivesByMessagesStopWholeToo) {
+  const Plan plan = odd_plan(odd_llama(), 3, 1, false);
+  for (const Collectives collectives : {Collectives::ring, Collectives::halving_doubling}) {
+    const auto sum_twice = [&](FakeDriver& driver) {
+      on_mesh_of(
+          &driver, plan,
+          [](const Rank& rank) {
+            const Tensor x(rank.arena(), MemoryCategory::other, DType::f64, {8});
+            rank.kernels().fill(x, 1);
+            for (int i = 0; i < 2; ++i) rank.along(Axis::dp).all_reduce(x).wait();
+            EXPECT_EQ(copy_to_host<double>(x), std::vector<double>(8, 9));
+          },
+          collectives);
+    };
+    for (const FakeCall call :
+         {FakeCall::allocate, FakeCall::create_stream, FakeCall::create_event, FakeCall::launch, FakeCall::run}) {
+      int failures = 0;
+      for (int others = 0;; ++others) {
+        FakeDriver driver({.seed = static_cast<std::uint64_t>(others + 1)});
+        driver.fail_after(call, others);
+        std::string failure;
+        try {
+          sum_twice(driver);
+        } catch (const RunError& error) {
+          failure = error.what();
+        }
+        EXPECT_EQ(driver.complaints(), std::vector<std::string>()) << failure << " at " << others;
+        if (driver.calls(call) <= others) break;  // it does not come so often
+        failures += failure.empty() ? 0 : 1;      // none: all there was to do is done by then
+      }
+      EXPECT_GT(failures, 2);
     }
   }
 }

@@ -25,7 +25,8 @@ Collectives parse_collectives(const std::string& text, const std::string& field)
 // The same group, twice: `messages` carries the caller's sends and receives, `channels` those of the
 // algorithms, so that the two never meet on one channel. Not for direct and nccl.
 //
-// A collective waits inside the call: its Pending is finished. So ranks that share two groups must call the
+// A collective waits inside the call: its Pending is finished. On a device the host waits there for the
+// other ranks' calls, and the rank's stream for the work. So ranks that share two groups must call the
 // collectives of both in an order that suits all of them, as with any blocking collectives; sends and
 // receives never wait.
 std::unique_ptr<Communicator> with_algorithms(std::unique_ptr<Communicator> messages,

@@ -25,15 +25,21 @@
 
 namespace echelon {
 
-// Memory for what comes from another rank before it is added, kept from call to call.
+// Memory for what comes from another rank before it is added, kept from call to call. No rank's account has
+// it.
 class Scratch {
  public:
-  // Undefined contents, until the next call.
-  Tensor first(DType dtype, std::int64_t count);
+  Scratch();
+  ~Scratch();
+  // Where `like` is and of its dtype; undefined contents, until the next call. On a device it has a stream of
+  // its own, and what is queued on it and on others by exchange.h keeps the order of the calls.
+  Tensor first(const Tensor& like, std::int64_t count);
 
  private:
   std::unique_ptr<std::byte[]> memory_;
-  std::int64_t capacity_ = 0;  // bytes
+  std::int64_t capacity_ = 0;            // bytes
+  std::unique_ptr<Arena> device_arena_;  // of what is on a device
+  Tensor on_device_;
 };
 
 // What one rank does in a collective of n ranks.

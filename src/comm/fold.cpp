@@ -32,7 +32,7 @@ bool fold(Communicator& group, const Fold& at, const Tensor& x, ReduceOp op, Scr
   if (!at.acts) {
     group.send(x, at.first).wait();
   } else if (at.second >= 0) {
-    const Tensor theirs = scratch.first(x.dtype(), x.numel());
+    const Tensor theirs = scratch.first(x, x.numel());
     group.recv(theirs, at.second).wait();
     reduce_two(op, x, theirs, x);
   }

@@ -32,7 +32,7 @@ class HalvingDoubling {
     const bool lower = (at_.index & bit) == 0;
     const Tensor left = parts(begin, middle), right = parts(middle, end);
     const Tensor &mine = lower ? left : right, &theirs = lower ? right : left;
-    const Tensor received = scratch_.first(x_.dtype(), mine.numel());
+    const Tensor received = scratch_.first(x_, mine.numel());
     send_receive(group_, theirs, peer, received, peer);
     reduce_two(op_, lower ? mine : received, lower ? received : mine, mine);
     lower ? run(2 * bit, begin, middle) : run(2 * bit, middle, end);

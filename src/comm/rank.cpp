@@ -44,7 +44,6 @@ std::unique_ptr<Communicator> Rank::join(const std::vector<int>& ranks, const st
   if (device_groups_ && group->size() > 1) {
     group = device_groups_->join(std::move(group), name, ranks);
   } else if (!device_groups_ && collectives_ != Collectives::direct) {
-    check(arena_.device() != Device::cuda, "algorithms over messages work in the host's memory");
     auto channels = world_.join(first_ + index_, ranks, name + " collectives");
     group = with_algorithms(std::move(group),
                             record_traffic(std::move(channels), axis, *messages_,

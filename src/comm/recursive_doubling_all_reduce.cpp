@@ -16,7 +16,7 @@ void recursive_doubling_all_reduce(Communicator& group, const Tensor& x, ReduceO
   check_arguments({.verb = Verb::all_reduce, .op = op, .counts = {x.numel()}}, group, x, x);
   const Fold at(group.size(), group.rank());
   if (fold(group, at, x, op, scratch)) {
-    const Tensor received = scratch.first(x.dtype(), x.numel());
+    const Tensor received = scratch.first(x, x.numel());
     for (int bit = 1; bit < at.blocks; bit *= 2) {
       const int peer = Fold::first_of(group.size(), at.index ^ bit);
       const bool lower = (at.index & bit) == 0;

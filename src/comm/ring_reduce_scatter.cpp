@@ -25,7 +25,7 @@ void ring_reduce_scatter(Communicator& group, const Tensor& in, const Tensor& ou
   if (n == 1) return copy(in, out);
   const std::int64_t largest = *std::max_element(counts.begin(), counts.end());
   // One place holds the sum that is sent while the other receives.
-  const Tensor places = scratch.first(in.dtype(), 2 * largest);
+  const Tensor places = scratch.first(in, 2 * largest);
   Tensor sum = part_of(rank - 1);
   for (int k = 0; k < n - 1; ++k) {
     const Tensor own = part_of(rank - 2 - k);

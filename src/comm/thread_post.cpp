@@ -5,24 +5,11 @@
 #include <cstring>
 
 #include "comm/thread_job.h"
+#include "comm/whole_or_waited_for.h"
 
 namespace echelon {
 
 namespace {
-// What throws half-way has queued some of it, on memory that may be given back next.
-template <class Body>
-void whole_or_waited_for(std::span<DeviceStream* const> streams, const Body& body) {
-  try {
-    body();
-  } catch (...) {
-    for (const DeviceStream* stream : streams) try {
-        stream->synchronize();
-      } catch (const RunError&) {  // the device is lost
-      }
-    throw;
-  }
-}
-
 // body() queues work on these streams, which runs after the events.
 template <class Body>
 std::vector<DeviceWork> queue_after(std::span<DeviceStream* const> streams,

@@ -143,7 +143,7 @@ static void refuse_devices_apart(const Plan& plan, const RunOptions& run) {
       if (!run.driver->can_reach(device, peer))
         refuse(
             "--device cuda: device {} cannot reach the memory of device {}, where ranks are too; legal: "
-            "devices that reach each other, named by CUDA_VISIBLE_DEVICES",
+            "devices that reach each other, named by CUDA_VISIBLE_DEVICES, or --collectives ring",
             device, peer);
 }
 
@@ -170,10 +170,6 @@ static void refuse_nccl(const Plan& plan, const RunOptions& run) {
 void refuse_on_device(const Plan& plan, const RunOptions& run) {
   if (run.collectives == Collectives::nccl) refuse_nccl(plan, run);
   if (!run.driver) return;
-  if (run.collectives != Collectives::direct && run.collectives != Collectives::nccl)
-    refuse(
-        "--collectives {}: messages pass through the host's memory; legal with --device cuda: direct, nccl",
-        collectives_name(run.collectives));
   if (run.collectives == Collectives::direct) refuse_devices_apart(plan, run);
   if (!plan.offload_directory.empty())
     refuse(
