@@ -21,4 +21,7 @@ set(ECHELON_BINARY ${CMAKE_SOURCE_DIR}/build/release/echelon CACHE FILEPATH "Tha
 enable_testing()
 add_test(NAME page_planner COMMAND ${NODE} ${CMAKE_SOURCE_DIR}/tests/page_planner_test.js $<TARGET_FILE:page_planner> ${CMAKE_SOURCE_DIR}/cmake/page_worker.js
          ${ECHELON_BINARY})
-set_tests_properties(page_planner PROPERTIES TIMEOUT 300 SKIP_RETURN_CODE 77)
+# As a browser shows it, with the rules of axe-core where the test of the other pages has had them.
+add_test(NAME page_planner_browser COMMAND ${NODE} ${CMAKE_SOURCE_DIR}/tests/page_planner_browser_test.js ${page} ${CMAKE_SOURCE_DIR}/tests/page_probe.js
+         ${CMAKE_BINARY_DIR}/screenshots ${CMAKE_SOURCE_DIR}/build/release/axe/axe_playwright_python/axe.min.js)
+set_tests_properties(page_planner page_planner_browser PROPERTIES TIMEOUT 300 SKIP_RETURN_CODE 77)
