@@ -80,6 +80,26 @@ TEST_F(RunControl, ARunThatIsAskedToStopCanGoOn) {
   }
 }
 
+// Rank 0 is asked once it has shown the step, and the others have not gone on.
+TEST_F(RunControl, ARunThatStopsAtOnceEndsWithTheStep) {
+  for (const auto& [dp, pp, schedule] :
+       {std::tuple{2, 1, "1f1b"}, {1, 2, "1f1b"}, {2, 2, "pipedream"}, {1, 1, "1f1b"}}) {
+    SCOPED_TRACE(fmt::format("dp {} pp {} {}", dp, pp, schedule));
+    TrainRequest r = request(dp, pp, schedule);
+    r.optimizer.clip = 0;  // so that no sum over the ranks holds the others back
+    r.stops_at_once = true;
+    std::atomic<std::int64_t> shown{0};
+    r.stop_requested = [&] { return shown == 3; };
+    TrainObserver observer;
+    observer.on_step = [&](const StepRecord& step) { shown = step.step; };
+    const TrainSummary summary = train(r, *data_, observer);
+    EXPECT_TRUE(summary.stopped);
+    // A stream has begun the fourth when the third is through, and takes one more to be empty.
+    EXPECT_EQ(summary.last_step, std::string(schedule) == "pipedream" ? 5 : 3);
+    EXPECT_EQ(shown, summary.last_step);
+  }
+}
+
 TEST_F(RunControl, CheckpointsWrittenBesideTheStepsAreThoseWrittenBetweenThem) {
   std::vector<std::string> directories;
   for (bool beside : {false, true}) {

@@ -45,6 +45,12 @@ JsonObject from_json(const std::string& text);
 // heap.
 void run_apart(const std::function<void()>& work, const std::function<void()>& interrupt);
 
+// The same for work that may ask whether a signal has come: `look` returns once this thread has looked, and
+// so after `interrupt` where one had. (Otherwise this thread looks now and then.)
+using Look = std::function<void()>;
+void run_apart_looking(const std::function<void(const Look& look)>& work,
+                       const std::function<void()>& interrupt);
+
 // Thrown by work that is to end.
 struct Interrupted {};
 

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <exception>
 #include <mutex>
 #include <optional>
@@ -41,20 +42,32 @@ JsonObject from_json(const std::string& text) {
   return nb::cast<nb::dict>(object);
 }
 
-void run_apart(const std::function<void()>& work, const std::function<void()>& interrupt) {
+void run_apart_looking(const std::function<void(const Look& look)>& work,
+                       const std::function<void()>& interrupt) {
+  // Python runs handlers on its main thread alone.
+  const nb::module_ threading = nb::module_::import_("threading");
+  const bool hears = threading.attr("current_thread")().is(threading.attr("main_thread")());
   std::mutex mutex;
   std::condition_variable changed;
   bool ended = false;
+  std::uint64_t asked = 0, looked = 0;  // how many looks
   std::exception_ptr failure;
+  const Look look = [&] {
+    if (!hears) return;
+    std::unique_lock lock(mutex);
+    const std::uint64_t mine = ++asked;
+    changed.notify_all();
+    changed.wait(lock, [&] { return looked >= mine; });
+  };
   const auto body = [&] {
     try {
-      work();
+      work(look);
     } catch (...) {
       failure = std::current_exception();
     }
     const std::lock_guard lock(mutex);
     ended = true;
-    changed.notify_one();
+    changed.notify_all();
   };
   std::optional<nb::python_error> raised;
   std::thread thread;
@@ -66,7 +79,10 @@ void run_apart(const std::function<void()>& work, const std::function<void()>& i
     const nb::gil_scoped_release release;
     constexpr std::chrono::milliseconds between_looks{50};
     std::unique_lock lock(mutex);
-    while (!changed.wait_for(lock, between_looks, [&] { return ended; })) {
+    for (;;) {
+      changed.wait_for(lock, between_looks, [&] { return ended || asked > looked; });
+      if (ended) break;
+      const std::uint64_t asked_now = asked;
       lock.unlock();
       {
         const nb::gil_scoped_acquire acquire;
@@ -79,12 +95,18 @@ void run_apart(const std::function<void()>& work, const std::function<void()>& i
         }
       }
       lock.lock();
+      looked = asked_now;
+      changed.notify_all();
     }
     lock.unlock();
     thread.join();
   }
   if (raised) throw std::move(*raised);
   if (failure) std::rethrow_exception(failure);
+}
+
+void run_apart(const std::function<void()>& work, const std::function<void()>& interrupt) {
+  run_apart_looking([&](const Look&) { work(); }, interrupt);
 }
 
 void run_apart(const std::function<void(const Progress&)>& work) {

@@ -38,7 +38,7 @@ struct TrainAnswer {
   TrainSummary summary;
 };
 
-// Calls Python from rank 0's thread. The first exception ends the run behind its step, and is raised then.
+// Calls Python from rank 0's thread. The first exception ends the run after its step, and is raised then.
 class Caller {
  public:
   explicit Caller(std::atomic<bool>& ends) : ends_(ends) {}
@@ -77,6 +77,14 @@ struct Callbacks {
   nb::object on_step, on_start, on_evaluation, on_checkpoint;
 };
 
+// What came of the run before it, as the attribute `answer` of what is raised, where that takes one.
+void keep_with(const nb::python_error& raised, TrainAnswer&& answer) {
+  try {
+    nb::setattr(raised.value(), "answer", nb::cast(std::move(answer)));
+  } catch (const nb::python_error&) {
+  }
+}
+
 TrainAnswer trained(const Words& words, const Callbacks& callbacks) {
   refuse_processes();
   CLI::App app{"", "train"};
@@ -97,9 +105,13 @@ TrainAnswer trained(const Words& words, const Callbacks& callbacks) {
     answer.start = start;
     caller.call(callbacks.on_start, start);
   };
+  Look look;
   observer.on_step = [&](const StepRecord& record) {
     answer.steps.push_back(record);
     caller.call(callbacks.on_step, record);
+    if (!flags->request.asynchronous) return;
+    look();  // the workers have no common step to stop after
+    if (ends) throw Interrupted{};
   };
   observer.on_evaluation = [&](std::int64_t step, double loss) {
     answer.evaluations[step] = loss;
@@ -112,17 +124,32 @@ TrainAnswer trained(const Words& words, const Callbacks& callbacks) {
   observer.on_sample = [&](const std::vector<std::int32_t>&, const std::vector<std::int32_t>& tokens) {
     answer.sample = tokens;
   };
-  run_apart(
-      [&] {
-        data = flags->read();
-        flags->request.stop_requested = [&] { return ends.load(); };
-        answer.plan = flags->request.plan;
-        answer.summary = train(flags->request, *data, observer);
-      },
-      [&] { ends = true; });
-  caller.raise_again();
-  const TrainSummary& s = answer.summary;
-  flags->timeline.write(s.simulated_timeline, s.measured_timeline, s.rank_timelines);
+  const auto work = [&](const Look& looks) {
+    look = looks;
+    data = flags->read();
+    flags->request.stops_at_once = true;
+    flags->request.stop_requested = [&] {
+      look();
+      return ends.load();
+    };
+    answer.plan = flags->request.plan;
+    try {
+      const TrainSummary& s = answer.summary = train(flags->request, *data, observer);
+      flags->timeline.write(s.simulated_timeline, s.measured_timeline, s.rank_timelines);
+    } catch (const Interrupted&) {
+      answer.summary.stopped = true;
+      if (answer.steps.empty()) return;
+      answer.summary.last_step = answer.steps.back().step;
+      answer.summary.final_loss = answer.steps.back().loss;
+    }
+  };
+  try {
+    run_apart_looking(work, [&] { ends = true; });
+    caller.raise_again();
+  } catch (nb::python_error& error) {
+    keep_with(error, std::move(answer));
+    throw;
+  }
   return answer;
 }
 

@@ -217,11 +217,13 @@ def train(
     """Trains a model on ranks that are threads of this process.
 
     ``data`` is a path, or several, of text, .jsonl, directories or token files. ``on_step`` is called with the
-    record of every step, ``on_evaluation`` with (step, validation loss), ``on_checkpoint`` with its path. A
-    function that returns False ends the training as soon as all ranks have heard of it, a step or two on, with
-    its checkpoint; so does KeyboardInterrupt, and so does whatever a function raises, which is raised then. Other
+    record of every step, ``on_evaluation`` with (step, validation loss), ``on_checkpoint`` with its path. When
+    ``on_step`` returns False, no rank begins another step, and the training ends with its checkpoint. What the
+    other functions say, and Ctrl-C, is heard after the step that is under way. (A schedule without a flush has
+    begun the next step by then, and empties its pipeline with one more.) What a function raises ends the training
+    too, and is raised then, as KeyboardInterrupt is; its attribute ``answer`` is what would have been returned.
+    With ``staleness`` no step is common to all workers: that training ends at once, without a checkpoint. Other
     threads of Python run on meanwhile. RequestError before any rank starts, RunError or CommError afterwards.
-    (With ``staleness`` no step is common to all workers: that training goes on to its last.)
     """
     paths = list(data) if isinstance(data, (list, tuple)) else [data]
     with words_of({**arguments, "data": paths}) as words:

@@ -95,13 +95,20 @@ void RankRun::meet(std::int64_t step) {
   if (writer_.under_way() && every([this](const auto& words) { return words.written == saved_step_; }))
     commit();
   // A stream is emptied by one more step that knows that it is the last.
-  const bool asked = std::any_of(heard.begin(), heard.end(), [](const auto& words) { return words.stop; });
+  const TrainRequest& request = shared_.request;
+  const auto stops = [&] { return request.stop_requested && request.stop_requested(); };
+  const bool asked = [&] {
+    if (!request.stops_at_once)
+      return std::any_of(heard.begin(), heard.end(), [](const auto& words) { return words.stop; });
+    const Doing doing = rank_.doing(Activity::meet);
+    return meeting_.told_by_first(leads() && stops());
+  }();
   const bool ends_here = trainer_.flushes() && shared_.request.plan.optimizer_barrier;
   if (asked) last_step_ = std::min(last_step_, step + (ends_here ? 1 : 2));
   if (shared_.request.straggler_every > 0 && !heard.empty()) add_to_spread(step, heard);
   publish_fingerprint(heard);
   StepMeeting::Words words = words_of_fingerprint();
-  words.stop = shared_.request.stop_requested && shared_.request.stop_requested();
+  words.stop = !request.stops_at_once && stops();
   words.written = writer_.under_way() && writer_.written() ? saved_step_.load() : -1;
   words.seconds = step_work_;
   meeting_.say(words);

@@ -62,6 +62,9 @@ struct TrainRequest {
   // Asked after each step, on every rank: true on any of them ends the run after the step, with a
   // checkpoint.
   std::function<bool()> stop_requested{};
+  // Rank 0 alone is asked, once it has shown the step, and all wait for what it says: the run ends after that
+  // very step, and not after one that others have begun.
+  bool stops_at_once = false;
   bool skip_nonfinite = false;          // a step whose loss or gradient is not finite; else it ends the run
   std::int64_t straggler_every = 0;     // steps between reports of how long each rank worked; 0: none
   std::int64_t fingerprint_every = 0;   // steps between fingerprints of the weights; 0: none

@@ -22,6 +22,12 @@ void StepMeeting::say(const Words& words) {
   said_ = HostGroup(*group_).begin_gather(numbers);
 }
 
+bool StepMeeting::told_by_first(bool word) {
+  std::vector<double> said{word ? 1.0 : 0.0};
+  HostGroup(*group_).broadcast(said, 0);
+  return said.front() != 0;
+}
+
 std::vector<StepMeeting::Words> StepMeeting::hear() {
   std::vector<Words> all;
   if (!said_) return all;

@@ -26,6 +26,8 @@ class StepMeeting {
   void say(const Words& words);
   // What each rank said last, by rank; empty before anybody spoke. Each is heard once.
   std::vector<Words> hear();
+  // What rank 0 says now, for which the others wait; theirs is not heard.
+  bool told_by_first(bool word);
   // Waits for every rank.
   void wait_for_all() { group_->barrier().wait(); }
 
