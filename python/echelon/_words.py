@@ -7,12 +7,18 @@ import tempfile
 from contextlib import contextmanager
 from typing import Any, Dict, Iterator, List, Mapping
 
+from ._errors import RequestError
+
 
 def _word(value: Any, directory: List[str]) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
-    if isinstance(value, (str, os.PathLike)):
-        return os.fspath(value)
+    if isinstance(value, str):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fsdecode(value)
+    if isinstance(value, int):
+        return repr(int(value))  # an IntEnum too
     if isinstance(value, float):
         return repr(value)
     if hasattr(value, "to_toml"):  # a Model, a Machine, a Plan: handed over as its file
@@ -23,9 +29,16 @@ def _word(value: Any, directory: List[str]) -> str:
         with open(path, "w", encoding="utf-8") as file:
             file.write(value.to_toml())
         return path
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, list):
         return ",".join(_word(one, directory) for one in value)
-    return str(value)
+    raise TypeError(type(value).__name__)
+
+
+def _plain(value: Any) -> Any:
+    """Scalars and arrays of numpy and torch as Python's own, tuples and ranges as lists."""
+    if isinstance(value, (list, tuple, range)):
+        return [_plain(one) for one in value]
+    return _plain(value.tolist()) if hasattr(value, "tolist") else value
 
 
 @contextmanager
@@ -37,13 +50,19 @@ def words_of(arguments: Mapping[str, Any]) -> Iterator[Dict[str, List[str]]]:
         for name, value in arguments.items():
             if value is None:
                 continue
-            if isinstance(value, (list, tuple)):
-                if any(isinstance(one, (list, tuple)) for one in value):  # F,B,W;F,B,W
+            value = _plain(value)
+            try:
+                if not isinstance(value, list):
+                    words[name] = [_word(value, directory)]
+                elif any(isinstance(one, list) for one in value):  # F,B,W;F,B,W
                     words[name] = [";".join(_word(one, directory) for one in value)]
                 else:
                     words[name] = [_word(one, directory) for one in value]
-            else:
-                words[name] = [_word(value, directory)]
+            except TypeError as error:
+                raise RequestError(
+                    f"--{name.replace('_', '-')}: a value of type {error}; legal: a text, a number, True, False, a path, "
+                    "a Model, Machine, Software or Plan, or a list of these"
+                ) from None
         yield words
     finally:
         for path in directory:

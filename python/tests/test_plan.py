@@ -2,9 +2,11 @@
 
 import inspect
 
+import numpy as np
 import pytest
 
 import echelon
+from echelon._words import words_of
 
 REQUESTS = [
     {"model": "llama-3-8b", "machine": "h100", "gpus": 8, "global_batch": 64, "top": 3},
@@ -57,6 +59,17 @@ def test_a_plan_is_planned_again(tmp_path):
     path = tmp_path / "plan.toml"
     path.write_text(best.to_toml())
     assert echelon.plan(plan=path, gpus=8).best.step_seconds == best.step_seconds
+
+
+def test_values_may_be_numpys_and_tuples(tmp_path):
+    given = {"gpus": np.int64(8), "price": np.float32(2.5), "sp": np.bool_(True), "top": np.array(2),
+             "schedule": ("gpipe", "1f1b"), "times": ((1, 1, 1), np.array([2, 1, 1])), "plan": tmp_path, "hsdp": None}  # fmt: skip
+    with words_of(given) as words:
+        assert words == {"gpus": ["8"], "price": ["2.5"], "sp": ["on"], "top": ["2"], "schedule": ["gpipe", "1f1b"],
+                         "times": ["1,1,1;2,1,1"], "plan": [str(tmp_path)]}  # fmt: skip
+    for value in ({"a": 1}, {8}, b"8", lambda: 8, [{}]):
+        with pytest.raises(echelon.RequestError, match="^global_batch: a value of type .*; legal: a text, a number"):
+            echelon.plan(global_batch=value)
 
 
 def test_models_and_machines_are_objects():
