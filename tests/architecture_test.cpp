@@ -79,6 +79,7 @@ TEST(Architecture, OnlyStorageCommunicationAndFilesSeeMemory) {
 TEST(Architecture, EachVendorHasOneFile) {
   const std::map<std::string, std::string> home{
       {"cublasLt", "src/tensor/cuda/matmul_cublaslt.cpp"},
+      {"cublas_v2.h>", "src/tensor/cuda/cublas_types.h"},
       {"zlib.h>", "src/data/compressed_input.cpp"}, {"zstd.h>", "src/data/compressed_input.cpp"},
       {"dnnl", "src/tensor/matmul_onednn.cpp"},     {"Random123/", "src/base/philox_words.h"},
       {"pcre2", "src/text/regex_pcre2.cpp"},        {"sentencepiece", "src/text/sentencepiece_model.cpp"},

@@ -13,9 +13,11 @@
 
 #include "base/error.h"
 #include "base/philox.h"
+#include "spec/tf32.h"
 #include "tensor/device_collectives.h"
 #include "tensor/device_stream.h"
 #include "tensor/host.h"
+#include "tensor/kernels.h"
 #include "tensor/reduce_element.h"
 
 namespace echelon::cuda_driver_test {
@@ -180,6 +182,46 @@ TEST_F(CudaDriver, NcclSumsAndGathersOverTheDevices) {
   std::iota(ranks.begin(), ranks.end(), 1.0f);
   for (const auto& sum : sums) EXPECT_EQ(sum, std::vector<float>(count, static_cast<float>(n * (n + 1) / 2)));
   for (const auto& all : gathered) EXPECT_EQ(all, ranks);
+}
+
+// Off by more than f32 may be, and by no more than two operands of 10 bits: in products alone and in a group.
+TEST_F(CudaDriver, MultipliesInTf32WhereThatIsAskedFor) {
+  constexpr std::int64_t n = 64;
+  const auto numbers = [](std::uint64_t of) {
+    std::vector<double> all(n * n);
+    Philox(11, Stream::test, of).fill_normal(0, all.size(), all.data());
+    return all;
+  };
+  const auto product_in = [&](const char* precision, bool group) {
+    Arena arena(driver_.get(), 0);
+    const auto kernels = make_kernels(arena, recipe(precision), 1, Numerics::ordinary);
+    const Tensor a(arena, MemoryCategory::other, DType::f32, {n, n}),
+        b(arena, MemoryCategory::other, DType::f32, {n, n}),
+        c(arena, MemoryCategory::other, DType::f32, {n, n}),
+        d(arena, MemoryCategory::other, DType::f32, {n, n});
+    copy_numbers_from_host(numbers(0), a);
+    copy_numbers_from_host(numbers(1), b);
+    if (group)
+      kernels->grouped_matmul(std::vector<MatrixProduct>{{a, Transpose::no, b, Transpose::no, c},
+                                                         {b, Transpose::no, a, Transpose::no, d}});
+    else
+      kernels->matmul(a, Transpose::no, b, Transpose::no, c, false);
+    return copy_numbers_to_host(c);
+  };
+  const std::vector<double> a = numbers(0), b = numbers(1);
+  for (const bool group : {false, true}) {
+    const std::vector<double> in_f32 = product_in("f32", group), in_tf32 = product_in("tf32", group);
+    double most = 0;
+    for (std::size_t i = 0; i < n; ++i)
+      for (std::size_t j = 0; j < n; ++j) {
+        double magnitudes = 0;
+        for (std::size_t k = 0; k < n; ++k) magnitudes += std::abs(a[i * n + k] * b[k * n + j]);
+        const double apart = std::abs(in_tf32[i * n + j] - in_f32[i * n + j]);
+        EXPECT_LE(apart, (2 * tf32_epsilon + n * 0x1p-23) * magnitudes);
+        most = std::max(most, apart / magnitudes);
+      }
+    EXPECT_GT(most, n * 0x1p-23) << (group ? "in a group" : "alone");
+  }
 }
 
 TEST_F(CudaDriver, OutOfMemorySaysWhatWasAskedAndWhatIsFree) {

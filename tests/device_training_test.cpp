@@ -367,6 +367,31 @@ TEST(DeviceTraining, VerifiesAMeshAgainstOneRank) {
   }
 }
 
+// Operands lose 13 of 23 bits: beyond f32's bound, which finds it where nobody asked for it, and within
+// TF32's, which still finds a gradient that is a tenth too large.
+TEST(DeviceTraining, Tf32IsHeldToItsOwnBound) {
+  const auto verified = [](const char* precision, const Plan& plan, bool unasked = false,
+                           double loss_scale = 1) {
+    VerifyRequest request = verify_request(in(precision, plan));
+    const auto driver = std::make_shared<FakeDriver>(FakeDriver::Options{.tf32_unasked = unasked});
+    request.run.driver = driver;
+    request.faults.loss_scale = loss_scale;
+    const VerifyReport report = verify(request);
+    expect_clean(*driver);
+    return report;
+  };
+  Plan mixture = odd_plan(even_mixtral(2), 2, 2, true);
+  mixture.mesh.ep = 2;
+  const Plan dense = odd_plan(odd_gpt2(), 2, 2, true);
+  for (const Plan& plan : {dense, mixture}) {
+    const VerifyReport asked = verified("tf32", plan);
+    EXPECT_TRUE(asked.pass) << to_json(asked, plan);
+    EXPECT_GT(asked.grad_max_rel_diff, verify_bound(in("f32", plan)));
+  }
+  EXPECT_FALSE(verified("f32", dense, true).pass);
+  EXPECT_FALSE(verified("tf32", dense, false, 1.1).pass);
+}
+
 class DeviceRuns : public testing::Test {
  protected:
   DeviceRuns() {
@@ -502,6 +527,19 @@ TEST_F(DeviceRuns, WhatADeviceCannotDoIsRefused) {
         r.asynchronous = AsynchronousOptions{};
       },
       "--device cuda: parameter servers");
+  refused(
+      [](TrainRequest& r) {
+        r.run.driver = nullptr;
+        r.plan.precision = recipe("tf32");
+      },
+      "--precision tf32: is what a device multiplies in; legal with --device cpu: f32");
+  refused(
+      [](TrainRequest& r) {
+        r.plan.precision = recipe("tf32");
+        r.plan.numerics = Numerics::invariant;
+      },
+      "--precision tf32: with --numerics invariant products are not left to a library, which TF32 is; legal: "
+      "f32");
   refused([](TrainRequest&) {}, "on 2 ranks of device 0, which has 100.00 KiB");
   EXPECT_EQ(driver->calls(FakeCall::allocate), 0);
   const auto apart = std::make_shared<FakeDriver>(FakeDriver::Options{.devices = 2, .peers = false});

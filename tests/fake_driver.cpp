@@ -13,6 +13,7 @@
 #include "comm/reduce.h"
 #include "fake_collectives.h"
 #include "queued_kernels.h"
+#include "spec/tf32.h"
 
 namespace echelon::checks {
 namespace {
@@ -628,8 +629,10 @@ void FakeDriver::check_launch(const char* kernel) {
   if (fails(FakeCall::launch)) fail_launch(kernel, launched_on_[std::this_thread::get_id()], "planted");
 }
 
-std::shared_ptr<KernelBackend> FakeDriver::make_backend(Arena& arena, const PrecisionRecipe&, Numerics) {
-  return std::make_shared<QueuedKernels>(*this, arena);
+std::shared_ptr<KernelBackend> FakeDriver::make_backend(Arena& arena, const PrecisionRecipe& precision,
+                                                        Numerics) {
+  return std::make_shared<QueuedKernels>(*this, arena,
+                                         options_.tf32_unasked || multiplies_in_tf32(precision));
 }
 
 }  // namespace echelon::checks

@@ -10,7 +10,7 @@ namespace {
 using enum DType;
 
 TEST(Precision, RecipesAreThoseOfTheTable) {
-  EXPECT_EQ(recipe_names(), (std::vector<std::string>{"f64", "f32", "bf16", "bf16-lean"}));
+  EXPECT_EQ(recipe_names(), (std::vector<std::string>{"f64", "f32", "tf32", "bf16", "bf16-lean"}));
   for (DType dtype : {f64, f32}) {
     const PrecisionRecipe& r = recipe(dtype_name(dtype));
     for (DType role : {r.parameters, r.master, r.gradients, r.moments, r.activations, r.statistics})
@@ -52,7 +52,7 @@ TEST(Precision, AnotherNameIsRefusedWithTheLegalOnes) {
     parse_recipe("bf8", "--precision");
     ADD_FAILURE() << "not refused";
   } catch (const RequestError& error) {
-    EXPECT_STREQ(error.what(), "--precision bf8: no such precision; legal: f64, f32, bf16, bf16-lean");
+    EXPECT_STREQ(error.what(), "--precision bf8: no such precision; legal: f64, f32, tf32, bf16, bf16-lean");
   }
   EXPECT_THROW(recipe("bf8"), InvariantError);
 }

@@ -1,5 +1,7 @@
 #include "queued_kernels.h"
 
+#include <bit>
+#include <cstdint>
 #include <optional>
 
 #include "base/error.h"
@@ -13,8 +15,8 @@ struct QueuedKernels::OwnStep {
   std::vector<LogicalRun> runs;
 };
 
-QueuedKernels::QueuedKernels(FakeDriver& driver, Arena& arena)
-    : driver_(driver), arena_(arena), kernels_(make_reference_kernels()) {
+QueuedKernels::QueuedKernels(FakeDriver& driver, Arena& arena, bool tf32)
+    : driver_(driver), arena_(arena), tf32_(tf32), kernels_(make_reference_kernels()) {
   if (const std::int64_t bytes = driver.workspace_bytes(Numerics::ordinary); bytes > 0)
     workspace_ = Tensor(arena, MemoryCategory::other, DType::u8, {bytes});
 }
@@ -99,11 +101,37 @@ void QueuedKernels::adamw(InOut p, T g, InOut m, InOut v, const AdamWStep& step,
 }
 
 void QueuedKernels::matmul(T a, Transpose ta, T b, Transpose tb, Out c, bool accumulate) {
+  if (tf32_) return multiply_in_tf32("matmul", std::vector<MatrixProduct>{{a, ta, b, tb, c, accumulate}});
   queue("matmul", &Kernels::matmul, a, ta, b, tb, c, accumulate, SumBlocks());
 }
 
 void QueuedKernels::grouped_matmul(std::span<const MatrixProduct> products) {
+  if (tf32_) return multiply_in_tf32("grouped_matmul", products);
   queue("grouped_matmul", &Kernels::grouped_matmul, products);
+}
+
+// 13 of 23 bits of the fraction are gone.
+static Tensor cut_to_tf32(const Tensor& x) {
+  if (x.dtype() != DType::f32) return x;
+  const Tensor cut = Tensor::of_host(DType::f32, {x.rows(), x.cols()});
+  for (std::int64_t i = 0; i < x.rows(); ++i)
+    for (std::int64_t j = 0; j < x.cols(); ++j)
+      cut.host<float>()[i * x.cols() + j] = std::bit_cast<float>(
+          std::bit_cast<std::uint32_t>(x.host<float>()[i * x.row_stride() + j]) & 0xffffe000u);
+  return cut;
+}
+
+void QueuedKernels::multiply_in_tf32(const char* name, std::span<const MatrixProduct> products) {
+  Uses uses;
+  std::vector<MatrixProduct> own = held(products, uses);
+  enqueue(name, std::move(uses), [kernels = kernels_, own = std::move(own)] {
+    std::vector<MatrixProduct> cut;
+    for (MatrixProduct p : own) {
+      p.a = cut_to_tf32(p.a), p.b = cut_to_tf32(p.b);
+      cut.push_back(std::move(p));
+    }
+    kernels->grouped_matmul(cut);
+  });
 }
 
 void QueuedKernels::fill(Out x, double value) { queue("fill", &Kernels::fill, x, value); }

@@ -15,7 +15,8 @@ namespace echelon::checks {
 class QueuedKernels final : public KernelBackend {
  public:
   using T = const Tensor&;
-  QueuedKernels(FakeDriver& driver, Arena& arena);
+  // `tf32`: operands of products in f32 are cut off where TF32 ends.
+  QueuedKernels(FakeDriver& driver, Arena& arena, bool tf32 = false);
 
   void matmul(T a, Transpose ta, T b, Transpose tb, Out c, bool accumulate) override;
   void grouped_matmul(std::span<const MatrixProduct> products) override;
@@ -122,9 +123,11 @@ class QueuedKernels final : public KernelBackend {
   template <class Result, class... Parameters, class... Args>
   Result ask(const char* name, Result (Kernels::*method)(Parameters...), const Args&... args);
   void enqueue(const char* name, Uses uses, std::function<void()> work);
+  void multiply_in_tf32(const char* name, std::span<const MatrixProduct> products);
 
   FakeDriver& driver_;
   Arena& arena_;
+  const bool tf32_;
   std::shared_ptr<Kernels> kernels_;
   Tensor workspace_;
 };

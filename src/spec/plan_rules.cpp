@@ -12,6 +12,7 @@
 #include "spec/block.h"
 #include "spec/plan_fields.h"
 #include "spec/sum_blocks.h"
+#include "spec/tf32.h"
 
 namespace echelon {
 namespace {
@@ -491,6 +492,9 @@ Verdict of_numerics(const Plan& plan) {
     remedies.push_back({"numerics", "ordinary"});
     return refused(field, std::move(remedies), "{}", fmt::format(fmt::runtime(form), args...));
   };
+  if (multiplies_in_tf32(plan.precision))
+    return problem("precision", {{"precision", "f32"}},
+                   "with --numerics invariant products are not left to a library, which TF32 is");
   const Balancing& b = plan.balancing;
   if (plan.mesh.size(Axis::cp) > 1)
     if (Verdict verdict = of_invariant_context_parallel(plan)) return verdict;

@@ -6,6 +6,7 @@
 #include <array>
 
 #include "base/error.h"
+#include "spec/tf32.h"
 
 namespace echelon {
 namespace {
@@ -20,8 +21,14 @@ PrecisionRecipe in_bf16(const char* name, DType master, DType moments) {
   return r;
 }
 
-const std::array<PrecisionRecipe, 4>& recipes() {
-  static const std::array<PrecisionRecipe, 4> all{DType::f64, DType::f32,
+PrecisionRecipe in_tf32() {
+  PrecisionRecipe r(DType::f32);
+  r.name = tf32_name;
+  return r;
+}
+
+const std::array<PrecisionRecipe, 5>& recipes() {
+  static const std::array<PrecisionRecipe, 5> all{DType::f64, DType::f32, in_tf32(),
                                                   in_bf16("bf16", DType::f32, DType::f32),
                                                   in_bf16("bf16-lean", DType::bf16, DType::bf16)};
   return all;

@@ -31,12 +31,12 @@ struct PrecisionRecipe {
 
 // In the order in which they are named to users:
 //   f64        all f64, on the reference kernels
-//   f32        all f32
-//   bf16       parameters and activations bf16; master weights, gradients and moments f32 (Micikevicius et
-//   al.
-//              2018, https://arxiv.org/abs/1710.03740; Kalamkar et al. 2019,
+//   f32        all f32; tf32: kept so, with a device's products in TF32 (spec/tf32.h)
+//   bf16       parameters and activations bf16; master weights, gradients and moments f32
+//              (Micikevicius et al. 2018, https://arxiv.org/abs/1710.03740; Kalamkar et al. 2019,
 //              https://arxiv.org/abs/1905.12322)
 //   bf16-lean  parameters, moments and activations bf16, no master weights; gradients f32
+//
 // Statistics are f32 in both of the latter.
 const std::vector<std::string>& recipe_names();
 const PrecisionRecipe& recipe(const std::string& name);  // InvariantError when there is none

@@ -12,7 +12,8 @@ namespace {
 // What decides, and what only adds up, is exact: a HostBackend's, as it is of the kernels that are moved.
 class NoisyKernels final : public RoundingNoise {
  public:
-  NoisyKernels(Kernels& exact, Arena& arena) : exact_(exact), arena_(arena) {}
+  NoisyKernels(Kernels& exact, Arena& arena, double of_operands)
+      : exact_(exact), arena_(arena), of_operands_(of_operands) {}
 
   void begin(std::uint64_t trial, bool narrow) override {
     on_ = true;
@@ -31,7 +32,7 @@ class NoisyKernels final : public RoundingNoise {
   void row_max(const Tensor& logits, Out max) override { exact_.row_max(logits, max); }
   void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, Out c, bool accumulate) override {
     const std::int64_t terms = ta == Transpose::yes ? a.rows() : a.cols();
-    exact_.matmul(moved(a, terms), ta, moved(b, terms), tb, c, accumulate);
+    exact_.matmul(moved_operand(a, terms), ta, moved_operand(b, terms), tb, c, accumulate);
     move(c, terms);
   }
 
@@ -323,6 +324,13 @@ class NoisyKernels final : public RoundingNoise {
     return copy;
   }
 
+  Tensor moved_operand(const Tensor& x, std::int64_t terms) {
+    const Tensor copy = moved(x, terms);
+    if (of_operands_ > 0 && x.dtype() == DType::f32)
+      visit(copy, [&](double value, double) { return value + sign() * of_operands_ * value; });
+    return copy;
+  }
+
   // Of logarithms: by the unit of numbers around one at least.
   Tensor moved_logarithms(const Tensor& x) {
     if (!on_ || !x.defined() || x.numel() == 0) return x;
@@ -336,6 +344,7 @@ class NoisyKernels final : public RoundingNoise {
 
   Kernels& exact_;
   Arena& arena_;
+  const double of_operands_;
   bool on_ = false, moves_narrow_ = true;
   std::uint64_t state_ = 0, bits_ = 0;
   int left_ = 0;  // of bits_
@@ -343,8 +352,8 @@ class NoisyKernels final : public RoundingNoise {
 
 }  // namespace
 
-std::shared_ptr<RoundingNoise> make_rounding_noise(Kernels& exact, Arena& arena) {
-  return std::make_shared<NoisyKernels>(exact, arena);
+std::shared_ptr<RoundingNoise> make_rounding_noise(Kernels& exact, Arena& arena, double of_operands) {
+  return std::make_shared<NoisyKernels>(exact, arena, of_operands);
 }
 
 }  // namespace echelon

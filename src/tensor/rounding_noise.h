@@ -19,7 +19,8 @@ class RoundingNoise : public HostBackend {
   virtual void end() = 0;
 };
 
-// Those of `exact`, until begin(). Copies of operands are in the arena (category other).
-std::shared_ptr<RoundingNoise> make_rounding_noise(Kernels& exact, Arena& arena);
+// Those of `exact`, until begin(). Copies of operands are in the arena (category other). `of_operands`: what
+// the operands of products in f32 are off by beside that, of their size, where others multiply them so.
+std::shared_ptr<RoundingNoise> make_rounding_noise(Kernels& exact, Arena& arena, double of_operands = 0);
 
 }  // namespace echelon

@@ -10,7 +10,7 @@
 #include "base/units.h"
 #include "checkpoint/router_biases.h"
 #include "model/offloaded_moments.h"
-
+#include "spec/tf32.h"
 #include "train/dry_run.h"
 
 namespace echelon {
@@ -169,6 +169,10 @@ static void refuse_nccl(const Plan& plan, const RunOptions& run) {
 
 void refuse_on_device(const Plan& plan, const RunOptions& run) {
   if (run.collectives == Collectives::nccl) refuse_nccl(plan, run);
+  if (!run.driver && multiplies_in_tf32(plan.precision))
+    refuse(
+        "--precision {}: is what a device multiplies in; legal with --device cpu: f32, bf16, bf16-lean, f64",
+        tf32_name);
   if (!run.driver) return;
   if (run.collectives == Collectives::direct) refuse_devices_apart(plan, run);
   if (!plan.offload_directory.empty())

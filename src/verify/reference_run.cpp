@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "spec/tf32.h"
 #include "train/this_machine.h"
 
 namespace echelon {
@@ -17,6 +18,8 @@ Plan one_rank_plan(Plan plan) {
   plan.zero = 0;
   plan.hsdp = 1;
   plan.offload = Offload::none;
+  // Its host multiplies f32 as it is: what TF32 makes of it is in the bound, and in the noise.
+  if (multiplies_in_tf32(plan.precision)) plan.precision = DType::f32;
   // One microbatch, after which all tokens are counted.
   if (plan.balancing.scope == BalanceScope::batch) plan.micro_batch = plan.global_batch;
   return plan;
@@ -45,8 +48,8 @@ ReferenceRun::ReferenceRun(const Plan& plan, const OptimizerOptions& optimizer, 
       optimizer_(optimizer),
       pipeline_(plan),
       world_(1, run.timeout),
-      kernels_(make_kernels(arena_, plan.precision, run.threads_per_rank, plan.numerics)),
-      noise_(make_rounding_noise(*kernels_, arena_)),
+      kernels_(make_kernels(arena_, plan_.precision, run.threads_per_rank, plan.numerics)),
+      noise_(make_rounding_noise(*kernels_, arena_, multiplies_in_tf32(plan.precision) ? tf32_epsilon : 0)),
       noisy_(noise_) {
   rank_ = std::make_unique<Rank>(world_, plan_.mesh, 0, plan_.precision, arena_, noisy_);
   if (!flushes(given_)) plan_.global_batch = static_cast<std::int64_t>(samples_of(0).size());

@@ -12,6 +12,7 @@
 #include "comm/host_group.h"
 #include "plan/cost.h"
 #include "spec/reduction_buckets.h"
+#include "spec/tf32.h"
 #include "tensor/prepare_kernels.h"
 #include "train/random_tokens.h"
 #include "train/rank_timeline.h"
@@ -58,6 +59,8 @@ double verify_bound(const Plan& plan) {
   const PrecisionRecipe& precision = plan.precision;
   double error =
       (precision.gradients == DType::f64 ? 0x1p-53 : 0x1p-24) * std::sqrt(static_cast<double>(longest));
+  // Two operands of each product, whose terms have any sign.
+  if (multiplies_in_tf32(precision)) error += 2 * tf32_epsilon;
   // Sums are taken wide and rounded once, but those over ranks are of as many rounded parts.
   if (regroups_activations(plan) && precision.activations == DType::bf16)
     error += 0x1p-8 * std::sqrt(static_cast<double>(plan.mesh.size(Axis::tp) * plan.mesh.size(Axis::cp) *

@@ -75,6 +75,8 @@ struct VerifyReport {
 // that grows like a random walk with its length.
 // In bf16 that is so of weights' gradients, which are sums in f32. Where tp or cp cut the sums that
 // activations are, their parts are rounded by themselves, and eps sqrt(n) becomes that and 2^-8 sqrt(tp cp).
+// With TF32 each term of a product is off by what its two operands have lost, 2^-10 each, and the rank that
+// the mesh is compared with multiplies in f32: eps sqrt(n) becomes that and 2^-9.
 // A schedule that does not flush is compared with a one-rank emulation of its delay; the report's bound is
 // then this times the updates that the two are apart before the mesh takes the reference's state.
 // Invariant numerics promise every bit: 0.

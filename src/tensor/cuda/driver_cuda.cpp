@@ -203,9 +203,9 @@ class CudaDriver final : public DeviceDriver {
     fail_launch(kernel, current_device(), cudaGetErrorString(error));
   }
 
-  std::shared_ptr<KernelBackend> make_backend(Arena& arena, const PrecisionRecipe&,
+  std::shared_ptr<KernelBackend> make_backend(Arena& arena, const PrecisionRecipe& precision,
                                               Numerics numerics) override {
-    return make_cuda_kernels(arena, numerics);
+    return make_cuda_kernels(arena, precision, numerics);
   }
   std::int64_t workspace_bytes(Numerics numerics) const override {
     return numerics == Numerics::ordinary ? cublaslt_workspace_bytes : 0;

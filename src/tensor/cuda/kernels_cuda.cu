@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "spec/tf32.h"
 #include "tensor/cuda/cuda_launch.cuh"
 #include "tensor/cuda/matmul_cublaslt.h"
 #include "tensor/device_kernels.h"
@@ -48,8 +49,10 @@ namespace {
 
 class CudaKernels final : public DeviceKernels<CudaLaunch> {
  public:
-  CudaKernels(Arena& arena, Numerics numerics) : DeviceKernels<CudaLaunch>(CudaLaunch(arena)) {
-    if (numerics == Numerics::ordinary) cublas_ = std::make_unique<CublasLt>(arena);
+  CudaKernels(Arena& arena, const PrecisionRecipe& precision, Numerics numerics)
+      : DeviceKernels<CudaLaunch>(CudaLaunch(arena)) {
+    if (numerics == Numerics::ordinary)
+      cublas_ = std::make_unique<CublasLt>(arena, multiplies_in_tf32(precision));
   }
 
   void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, Out c, bool accumulate) override {
@@ -70,8 +73,9 @@ class CudaKernels final : public DeviceKernels<CudaLaunch> {
 
 }  // namespace
 
-std::shared_ptr<KernelBackend> make_cuda_kernels(Arena& arena, Numerics numerics) {
-  return std::make_shared<CudaKernels>(arena, numerics);
+std::shared_ptr<KernelBackend> make_cuda_kernels(Arena& arena, const PrecisionRecipe& precision,
+                                                 Numerics numerics) {
+  return std::make_shared<CudaKernels>(arena, precision, numerics);
 }
 
 }  // namespace echelon

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "tensor/column_product.h"
+#include "tensor/cuda/cublas_types.h"
 #include "tensor/device_stream.h"
 
 namespace echelon {
@@ -18,10 +19,6 @@ namespace {
 void check_cublas(cublasStatus_t status, const char* what, int device) {
   if (status != CUBLAS_STATUS_SUCCESS)
     fail("device {}: {} failed: {}", device, what, cublasLtGetStatusString(status));
-}
-
-cudaDataType_t cuda_type(DType dtype) {
-  return dtype == DType::bf16 ? CUDA_R_16BF : dtype == DType::f64 ? CUDA_R_64F : CUDA_R_32F;
 }
 
 // Given back by the function that cuBLASLt has for it.
@@ -66,12 +63,15 @@ struct PreparedProduct {
 
 struct CublasLt::State {
   Arena& arena;
+  const bool tf32;
   cublasLtHandle_t handle = nullptr;
   Tensor workspace;
   std::map<Shape, std::optional<PreparedProduct>> plans = {};
 
-  explicit State(Arena& of)
-      : arena(of), workspace(of, MemoryCategory::other, DType::u8, {cublaslt_workspace_bytes}) {
+  State(Arena& of, bool in_tf32)
+      : arena(of),
+        tf32(in_tf32),
+        workspace(of, MemoryCategory::other, DType::u8, {cublaslt_workspace_bytes}) {
     arena.stream().driver().use(device());
     check_cublas(cublasLtCreate(&handle), "cuBLASLt's beginning", device());
   }
@@ -83,8 +83,10 @@ struct CublasLt::State {
   std::optional<PreparedProduct> make_plan(const MatrixProduct& p) const;
 };
 
-CublasLt::CublasLt(Arena& arena) : state_(std::make_unique<State>(arena)) {}
+CublasLt::CublasLt(Arena& arena, bool tf32) : state_(std::make_unique<State>(arena, tf32)) {}
 CublasLt::~CublasLt() = default;
+
+const Tensor& CublasLt::workspace() const { return state_->workspace; }
 
 bool CublasLt::takes(const MatrixProduct& p) {
   const DType a = p.a.dtype(), b = p.b.dtype(), c = p.c.dtype();
@@ -93,7 +95,7 @@ bool CublasLt::takes(const MatrixProduct& p) {
 
 std::optional<PreparedProduct> CublasLt::State::make_plan(const MatrixProduct& p) const {
   const cudaDataType_t scale_type = p.c.dtype() == DType::f64 ? CUDA_R_64F : CUDA_R_32F;
-  const cublasComputeType_t compute = p.c.dtype() == DType::f64 ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F;
+  const cublasComputeType_t compute = compute_type(p, tf32);
   const ColumnProduct product = column_product(p);
   const auto layout = [&](const ColumnMatrix& m) {
     cublasLtMatrixLayout_t made = nullptr;

@@ -12,8 +12,8 @@ inline constexpr std::int64_t cublaslt_workspace_bytes = std::int64_t{32}
 
 class CublasLt {
  public:
-  // The workspace comes from the arena.
-  explicit CublasLt(Arena& arena);
+  // The workspace comes from the arena. `tf32`: how products of f32 are multiplied (spec/tf32.h).
+  CublasLt(Arena& arena, bool tf32);
   ~CublasLt();
   CublasLt(const CublasLt&) = delete;
   CublasLt& operator=(const CublasLt&) = delete;
@@ -24,6 +24,8 @@ class CublasLt {
   // and nothing done, where cuBLASLt has no algorithm for such a product: it may have none for odd strides.
   // RunError where it fails.
   bool multiply(const MatrixProduct& product);
+  // Of cublaslt_workspace_bytes, for what else runs on the arena's stream.
+  const Tensor& workspace() const;
 
  private:
   struct State;
