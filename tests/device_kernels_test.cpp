@@ -420,14 +420,37 @@ TEST_P(DeviceKernels, Products) {
           // A block of two ranges, not in order, and two of one.
           if (depth == 70) multiply({{{60, 70}, {0, 10}}, {{10, 25}}, {{25, 60}}});
         }
-  const Operand a = random(DType::f32, 4, 5), b = random(DType::f32, 5, 6), c = random(DType::f32, 4, 6),
-                d = random(DType::f32, 5, 5);
+}
+
+// Of several types, some of them empty, some with sums in blocks: each as if it were alone.
+TEST_P(DeviceKernels, GroupsOfProducts) {
+  struct One {
+    Operand a, b, c;
+    bool ta, tb, accumulate;
+    SumBlocks blocks;
+  };
+  std::vector<One> all;
+  const auto add = [&](DType of_a, DType of_b, DType of_c, std::int64_t m, std::int64_t n, std::int64_t k,
+                       SumBlocks blocks = {}) {
+    const bool ta = all.size() % 2 == 1, tb = all.size() % 3 == 1, accumulate = all.size() % 4 < 2;
+    all.push_back({ta ? random(of_a, k, m) : random(of_a, m, k), tb ? random(of_b, n, k) : random(of_b, k, n),
+                   random(of_c, m, n), ta, tb, accumulate, std::move(blocks)});
+  };
+  for (const std::int64_t rows : {5, 33, 0, 1, 70}) add(DType::f32, DType::f32, DType::f32, rows, 40, 9);
+  for (const std::int64_t rows : {4, 40, 2}) add(DType::bf16, DType::bf16, DType::bf16, 8, rows, 16);
+  for (const std::int64_t rows : {3, 0, 35}) add(DType::bf16, DType::bf16, DType::f32, 6, 34, rows);
+  add(DType::f64, DType::f64, DType::f64, 2, 3, 4);
+  add(DType::f32, DType::bf16, DType::f32, 3, 5, 20, equal_blocks(20, 4));
+  add(DType::f32, DType::f32, DType::f32, 3, 5, 20, equal_blocks(20, 2));
   run([&](Kernels& on, auto of) {
-    on.grouped_matmul(
-        std::vector<MatrixProduct>{{of(a), no, of(b), no, of(c)}, {of(a), yes, of(a), no, of(d), true}});
+    std::vector<MatrixProduct> products;
+    for (const One& one : all)
+      products.push_back({of(one.a), one.ta ? yes : no, of(one.b), one.tb ? yes : no, of(one.c),
+                          one.accumulate, one.blocks});
+    on.grouped_matmul(products);
+    on.grouped_matmul({});
   });
-  expect_close(c, 5, "grouped_matmul");
-  expect_close(d, 5, "grouped_matmul");
+  for (const One& one : all) expect_close(one.c, 71, "grouped_matmul");
 }
 
 TEST_P(DeviceKernels, ProductsOfAnyShape) {

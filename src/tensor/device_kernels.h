@@ -7,7 +7,10 @@
 //   most_shared_bytes()   that a block may ask for
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <utility>
@@ -18,11 +21,11 @@
 #include "base/error.h"
 #include "tensor/row_kernels.h"
 #include "tensor/rows/codecs.h"
+#include "tensor/rows/orthonormalize.h"
+#include "tensor/rows/selection.h"
 #include "tensor/rows/tile_product.h"
 #include "tensor/rows/tiled_attention.h"
 #include "tensor/token_kernels.h"
-#include "tensor/rows/orthonormalize.h"
-#include "tensor/rows/selection.h"
 
 namespace echelon {
 
@@ -33,11 +36,10 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
 
   // Each sum in the order of k, in tiles: the bits of an element show no shape.
   void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, Out c, bool accumulate) override {
-    multiply_in_tiles({a, ta, b, tb, c, accumulate});
+    const MatrixProduct product{a, ta, b, tb, c, accumulate};
+    multiply_in_tiles({&product, 1});
   }
-  void grouped_matmul(std::span<const MatrixProduct> products) override {
-    for (const MatrixProduct& p : products) multiply_in_tiles(p);
-  }
+  void grouped_matmul(std::span<const MatrixProduct> products) override { multiply_in_tiles(products); }
 
   bool all_finite(const Tensor& x) override { return largest_of(x, rows::NotFinite()) == 0; }
   double largest(const Tensor& x) override { return largest_of(x, rows::Magnitude()); }
@@ -205,40 +207,67 @@ class DeviceKernels : public RowKernels<Launch, TokenKernels<Launch>> {
     return t.defined() ? this->launch().template data<T>(t) : nullptr;
   }
 
-  void multiply_in_tiles(const MatrixProduct& p) {
-    if (p.c.numel() == 0) return;
-    const std::int64_t depth = p.ta == Transpose::yes ? p.a.rows() : p.a.cols();
-    std::vector<rows::DepthRange> ranges;
-    std::vector<std::int64_t> ends;
-    for (const auto& block : p.blocks) {
-      for (const Range& range : block) ranges.push_back({range.begin, range.end});
-      ends.push_back(std::ssize(ranges));
-    }
-    if (p.blocks.empty()) ranges.push_back({0, depth}), ends.push_back(1);
-    const auto all_ranges = this->launch().upload(std::span<const rows::DepthRange>(ranges));
-    const auto all_ends = this->launch().upload(std::span<const std::int64_t>(ends));
-    this->with_pair(p.a, p.b,
-                    [&, this]<class A, class B>(const rows::Matrix<A>& a, const rows::Matrix<B>& b) {
-                      with_stored_type(p.c, [&, this]<class C>(C) {
-                        if constexpr (std::is_same_v<Wide<A>, Wide<C>>) {
-                          using Kernel = rows::TiledProduct<A, B, C>;
-                          const Kernel kernel{a,
-                                              p.ta == Transpose::yes,
-                                              b,
-                                              p.tb == Transpose::yes,
-                                              matrix<C>(p.c),
-                                              p.accumulate,
-                                              all_ranges.data(),
-                                              all_ends.data(),
-                                              std::ssize(ends)};
-                          this->launch().run("matmul", kernel.num_tiles(), kernel,
-                                             Kernel::shared_bytes(std::ssize(ends)));
-                        }
-                      });
-                    });
+  // In one launch for each kind of types among them.
+  void multiply_in_tiles(std::span<const MatrixProduct> products) {
+    std::map<std::array<DType, 3>, std::vector<const MatrixProduct*>> by_types;
+    for (const MatrixProduct& p : products)
+      if (p.c.numel() > 0) by_types[{p.a.dtype(), p.b.dtype(), p.c.dtype()}].push_back(&p);
+    for (const auto& [types, of_types] : by_types) multiply_tiles(of_types);
   }
 
  private:
+  void multiply_tiles(const std::vector<const MatrixProduct*>& products) {
+    // Of all of them, one after another; each product with the ends of its own.
+    std::vector<rows::DepthRange> ranges;
+    std::vector<std::int64_t> ends;
+    struct Part {
+      std::int64_t first_range, first_end, blocks;
+    };
+    std::vector<Part> parts;
+    for (const MatrixProduct* p : products) {
+      parts.push_back({std::ssize(ranges), std::ssize(ends), 0});
+      for (const auto& block : p->blocks) {
+        for (const Range& range : block) ranges.push_back({range.begin, range.end});
+        ends.push_back(std::ssize(ranges) - parts.back().first_range);
+      }
+      const std::int64_t depth = p->ta == Transpose::yes ? p->a.rows() : p->a.cols();
+      if (p->blocks.empty()) ranges.push_back({0, depth}), ends.push_back(1);
+      parts.back().blocks = std::ssize(ends) - parts.back().first_end;
+    }
+    const auto all_ranges = this->launch().upload(std::span<const rows::DepthRange>(ranges));
+    const auto all_ends = this->launch().upload(std::span<const std::int64_t>(ends));
+    const auto with_types = [&, this]<class A, class B, class C>(A, B, C) {
+      using Kernel = rows::TiledProduct<A, B, C>;
+      std::vector<Kernel> kernels;
+      std::vector<std::int64_t> first_tiles;
+      std::int64_t tiles = 0, most_blocks = 0;
+      for (std::size_t i = 0; i < products.size(); ++i) {
+        const MatrixProduct& p = *products[i];
+        first_tiles.push_back(tiles);
+        kernels.push_back({matrix<A>(p.a), p.ta == Transpose::yes, matrix<B>(p.b), p.tb == Transpose::yes,
+                           matrix<C>(p.c), p.accumulate, all_ranges.data() + parts[i].first_range,
+                           all_ends.data() + parts[i].first_end, parts[i].blocks});
+        tiles += kernels.back().num_tiles();
+        most_blocks = std::max(most_blocks, parts[i].blocks);
+      }
+      const std::size_t shared = Kernel::shared_bytes(most_blocks);
+      if (kernels.size() == 1) return this->launch().run("matmul", tiles, kernels.front(), shared);
+      const auto all = this->launch().upload(std::span<const Kernel>(kernels));
+      const auto firsts = this->launch().upload(std::span<const std::int64_t>(first_tiles));
+      this->launch().run("grouped_matmul", tiles,
+                         rows::TiledProducts<A, B, C>{all.data(), firsts.data(), std::ssize(kernels)},
+                         shared);
+    };
+    with_stored_type(products.front()->a, [&]<class A>(A a) {
+      with_stored_type(products.front()->b, [&]<class B>(B b) {
+        with_stored_type(products.front()->c, [&]<class C>(C c) {
+          if constexpr (std::is_same_v<Wide<A>, Wide<B>> && std::is_same_v<Wide<A>, Wide<C>>)
+            with_types(a, b, c);
+        });
+      });
+    });
+  }
+
   static std::vector<rows::PackedBlock> packed_blocks(CompressionKind kind, const GradientBucket& bucket,
                                                       Range part) {
     std::vector<rows::PackedBlock> blocks;

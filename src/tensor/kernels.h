@@ -120,8 +120,8 @@ class Kernels {
   // Each element is rounded to c's dtype once, whatever the blocks.
   void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, Out c, bool accumulate,
               const SumBlocks& blocks = {});
-  // Products of any shapes, empty ones too, none of which reads what another writes: each has the bits of
-  // matmul(), all share the threads. The products of a mixture's experts.
+  // Products of any shapes, empty ones too, none of which reads what another writes: on the host, and of any
+  // device under invariant numerics, each has the bits of matmul(). The products of a mixture's experts.
   void grouped_matmul(std::span<const MatrixProduct> products);
 
   void fill(Out x, double value);

@@ -1,10 +1,14 @@
 #include "tensor/cuda/kernels_cuda.h"
 
 #include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
 
 #include "spec/tf32.h"
 #include "tensor/cuda/cuda_launch.cuh"
 #include "tensor/cuda/matmul_cublaslt.h"
+#include "tensor/cuda/matmul_grouped.h"
 #include "tensor/device_kernels.h"
 
 namespace echelon {
@@ -51,24 +55,47 @@ class CudaKernels final : public DeviceKernels<CudaLaunch> {
  public:
   CudaKernels(Arena& arena, const PrecisionRecipe& precision, Numerics numerics)
       : DeviceKernels<CudaLaunch>(CudaLaunch(arena)) {
-    if (numerics == Numerics::ordinary)
-      cublas_ = std::make_unique<CublasLt>(arena, multiplies_in_tf32(precision));
+    if (numerics != Numerics::ordinary) return;
+    cublas_ = std::make_unique<CublasLt>(arena, multiplies_in_tf32(precision));
+    groups_ = std::make_unique<GroupedCublas>(arena, cublas_->workspace(), multiplies_in_tf32(precision));
   }
 
   void matmul(const Tensor& a, Transpose ta, const Tensor& b, Transpose tb, Out c, bool accumulate) override {
     multiply({a, ta, b, tb, c, accumulate});
   }
+  // In one launch for each kind of types, by cuBLAS or in tiles; what only cuBLASLt takes in one each.
   void grouped_matmul(std::span<const MatrixProduct> products) override {
-    for (const MatrixProduct& p : products) multiply(p);
+    if (!cublas_) return multiply_in_tiles(products);
+    std::map<std::pair<DType, DType>, std::vector<const MatrixProduct*>> groups;  // by operands and result
+    std::vector<MatrixProduct> in_tiles;
+    for (const MatrixProduct& p : products)
+      if (GroupedCublas::takes(p))
+        groups[{p.a.dtype(), p.c.dtype()}].push_back(&p);
+      else if (!multiply_whole(p))
+        in_tiles.push_back(p);
+    for (const auto& [types, group] : groups)
+      if (group.size() == 1 || !multiply_group(group))
+        for (const MatrixProduct* p : group)
+          if (!multiply_whole(*p)) in_tiles.push_back(*p);
+    multiply_in_tiles(in_tiles);
   }
 
  private:
   void multiply(const MatrixProduct& p) {
-    const bool empty = p.a.numel() == 0 || p.c.numel() == 0;
-    if (!cublas_ || empty || !CublasLt::takes(p) || !cublas_->multiply(p)) multiply_in_tiles(p);
+    if (!cublas_ || !multiply_whole(p)) multiply_in_tiles({&p, 1});
+  }
+  // False where it is not for cuBLASLt.
+  bool multiply_whole(const MatrixProduct& p) {
+    return p.a.numel() > 0 && p.c.numel() > 0 && CublasLt::takes(p) && cublas_->multiply(p);
+  }
+  bool multiply_group(const std::vector<const MatrixProduct*>& group) {
+    const std::vector<void*> addresses = GroupedCublas::addresses(group);
+    const auto there = launch().upload(std::span<void* const>(addresses));
+    return groups_->multiply(group, there.data());
   }
 
-  std::unique_ptr<CublasLt> cublas_;  // under ordinary numerics
+  std::unique_ptr<CublasLt> cublas_;  // under ordinary numerics, and
+  std::unique_ptr<GroupedCublas> groups_;
 };
 
 }  // namespace

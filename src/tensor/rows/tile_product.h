@@ -87,9 +87,14 @@ struct TiledProduct {
 
   template <class Team>
   ECHELON_HOST_DEVICE void operator()(const Team& team) const {
+    one_tile(team, team.block());
+  }
+
+  template <class Team>
+  ECHELON_HOST_DEVICE void one_tile(const Team& team, std::int64_t which) const {
     using F = Wide<C>;
     const std::int64_t wide = (c.cols + tile - 1) / tile;
-    const std::int64_t row = team.block() / wide * tile, col = team.block() % wide * tile;
+    const std::int64_t row = which / wide * tile, col = which % wide * tile;
     const int rows = static_cast<int>(c.rows - row < tile ? c.rows - row : tile);
     const int cols = static_cast<int>(c.cols - col < tile ? c.cols - col : tile);
     constexpr int stride = tile + 1;
@@ -124,6 +129,25 @@ struct TiledProduct {
       C& out = c[row + i][col + j];
       out = C(accumulate ? out + sums[i * tile + j] : sums[i * tile + j]);
     }
+  }
+};
+
+// Several products of the same types: the tiles of one after those of the last, each a block's.
+template <class A, class B, class C>
+struct TiledProducts {
+  const TiledProduct<A, B, C>* products;
+  const std::int64_t* first_tiles;  // of each; the first is 0
+  std::int64_t count;
+
+  template <class Team>
+  ECHELON_HOST_DEVICE void operator()(const Team& team) const {
+    std::int64_t begin = 0, end = count;  // the product lies in [begin, end)
+    while (end - begin > 1) {
+      const std::int64_t middle = begin + (end - begin) / 2;
+      (first_tiles[middle] <= team.block() ? begin : end) = middle;
+    }
+    const TiledProduct<A, B, C> product = products[begin];
+    product.one_tile(team, team.block() - first_tiles[begin]);
   }
 };
 
