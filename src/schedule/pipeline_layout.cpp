@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/units.h"
 #include "schedule/balance.h"
+#include "schedule/repeats.h"
 #include "schedule/schedules.h"
 #include "schedule/simulate.h"
 #include "schedule/text.h"
@@ -109,30 +110,33 @@ Schedule searched_schedule(const Plan& plan, int ranks, int microbatches) {
   return zb_auto(ranks, microbatches, costs).schedule;
 }
 
-// With the output layer cut over the ranks where the plan says so.
-Schedule with_output_layer(const Plan& plan, Schedule schedule) {
+// With the output layer cut over the ranks where the plan says so. The order, and with it the peak, then
+// depends on all microbatches: a steady step is the whole one without what it repeats.
+Schedule with_output_layer(const Plan& plan, Schedule schedule, StepLength length) {
   if (!plan.cuts_vocabulary()) return schedule;
   if (const std::string problem = vocabulary_problem(schedule); !problem.empty())
     refuse_field(plan, "vocabulary-parallel", {{"vocabulary-parallel", "off"}, {"schedule", "1f1b"}},
                  "--schedule {}: {}", plan.schedule, problem);
-  return with_vocabulary_parallelism(schedule, flops_of(plan, cut_layers(plan, schedule)));
+  schedule = with_vocabulary_parallelism(schedule, flops_of(plan, cut_layers(plan, schedule)));
+  return length == StepLength::steady ? without_repeats(schedule) : schedule;
 }
 
 // One rank needs no schedule but "forward, backward": the same as every schedule at P = 1, without a second
 // chunk.
-StepPrograms planned_programs(const Plan& plan, int microbatches) {
+StepPrograms planned_programs(const Plan& plan, int microbatches, StepLength length) {
   const int ranks = plan.mesh.size(Axis::pp);
   if (const auto refusal = schedule_refusal(plan)) throw PlanRefusal(plan, *refusal);
   if (ranks == 1) return StepPrograms(one_f_one_b(1, microbatches));
   if (!plan.schedule_text.empty())
-    return StepPrograms(with_output_layer(plan, own_schedule(plan, ranks, microbatches)),
+    return StepPrograms(with_output_layer(plan, own_schedule(plan, ranks, microbatches), length),
                         plan.optimizer_barrier);
   try {
     if (!flushes(plan) && !plan.cuts_vocabulary()) return {plan.schedule, ranks, microbatches};
     return StepPrograms(
         with_output_layer(plan, plan.schedule == "zb-auto"
                                     ? searched_schedule(plan, ranks, microbatches)
-                                    : make_schedule(plan.schedule, ranks, microbatches, plan.chunks)),
+                                    : make_schedule(plan.schedule, ranks, microbatches, plan.chunks),
+                          length),
         plan.optimizer_barrier);
   } catch (const PlanRefusal&) {
     throw;
@@ -316,12 +320,14 @@ PipelineLayout::PipelineLayout(const Plan& plan, StepLength length)
   for (int r = 0; r < plan.mesh.size(Axis::dp); ++r) {
     const std::vector<Range> batches = microbatches(plan, r);
     int count = static_cast<int>(batches.size());
-    // Where the output layer is cut the order, and with it the peak, depends on all microbatches.
-    if (length == StepLength::steady && plan.schedule_text.empty() && !plan.cuts_vocabulary() &&
-        batches.back().size() == batches[0].size())
+    const bool is_steady = length == StepLength::steady && plan.schedule_text.empty() &&
+                           batches.back().size() == batches[0].size();
+    if (is_steady && !plan.cuts_vocabulary())
       count = steady_microbatches(plan.schedule, plan.mesh.size(Axis::pp), count);
     microbatches_.push_back(count);
-    if (!programs_.contains(count)) programs_.emplace(count, planned_programs(plan, count));
+    if (!programs_.contains(count))
+      programs_.emplace(
+          count, planned_programs(plan, count, is_steady ? StepLength::steady : StepLength::whole));
   }
   const Schedule& schedule = programs(0).schedule();
   if (!programs(0).flushes()) refuse_stream(plan);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <deque>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
@@ -31,6 +32,7 @@ struct VocabularyRank {
   std::vector<Queue> queues;
   int next_part = 0, next_part_weight = 0;  // microbatches of V and VW
   int first_stage = std::numeric_limits<int>::max();
+  double left = 0;                         // time of what it has not run yet
   int held = 0, held_first = 0;            // microbatches: of all its stages, of its first
   int most_held = 0, most_held_first = 0;  // so far as the schedule has them
 };
@@ -48,7 +50,9 @@ class VocabularyScheduler {
     for (size_t r = 0; r < ranks_.size(); ++r) read(r, ahead);
   }
 
-  Schedule run() {
+  // No value once some rank cannot end before `limit`, but for rounding.
+  std::optional<Schedule> run(double limit) {
+    constexpr double above_rounding = 1 + 1e-10;
     size_t left = 0;
     for (const auto& list : base_.ranks) left += list.size();
     left += 2 * ranks_.size() * static_cast<size_t>(base_.num_microbatches);
@@ -64,6 +68,7 @@ class VocabularyScheduler {
       }
       check(best.begin < not_made, "a schedule with its output layer cut is stuck");
       execute(first, best);
+      if (ranks_[first].free + ranks_[first].left >= limit * above_rounding) return {};
     }
     return std::move(made_);
   }
@@ -85,10 +90,15 @@ class VocabularyScheduler {
     const auto& list = base_.ranks[r];
     for (const Instruction& i : list) rank.first_stage = std::min(rank.first_stage, i.stage);
     for (int m = 0; m < base_.num_microbatches; ++m)
-      for (Op op : {Op::V, Op::VW}) note_reader(r, {op, static_cast<int>(r), m});
+      for (Op op : {Op::V, Op::VW}) {
+        const Instruction i{op, static_cast<int>(r), m};
+        note_reader(r, i);
+        rank.left += costs_.of(i);
+      }
     for (size_t k = 0; k < list.size(); ++k) {
       const Instruction& i = list[k];
       note_reader(r, i);
+      rank.left += costs_.of(i);
       const auto is_same = [&](const Queue& q) { return q.op == i.op && q.stage == i.stage; };
       auto queue = std::find_if(rank.queues.begin(), rank.queues.end(), is_same);
       if (queue == rank.queues.end()) queue = rank.queues.insert(queue, Queue{i.op, i.stage, {}});
@@ -184,6 +194,7 @@ class VocabularyScheduler {
     made_.ranks[r].push_back(i);
     rank.is_changed = true;
     rank.free = choice.begin + costs_.of(i);
+    rank.left -= costs_.of(i);
     if (choice.queue != nullptr) choice.queue->places.pop_front();
     if (i.op == Op::V) ++rank.next_part;
     if (i.op == Op::VW) ++rank.next_part_weight;
@@ -227,13 +238,15 @@ Schedule with_vocabulary_parallelism(const Schedule& schedule, const SimulationC
     Schedule here;
     double makespan = not_made;
     for (double gap : {1.0, 0.5, 0.0}) {
-      Schedule made = VocabularyScheduler(schedule, costs, ahead, gap).run();
-      const double time = simulate(made, costs).timeline.makespan();
-      if (time >= makespan * (1 - 1e-9)) continue;
+      const double limit = std::min(makespan * (1 - 1e-9), least * worth_memory);
+      std::optional<Schedule> made = VocabularyScheduler(schedule, costs, ahead, gap).run(limit);
+      if (!made) continue;
+      const double time = simulate(*made, costs).timeline.makespan();
+      if (time >= limit) continue;
       makespan = time;
-      here = std::move(made);
+      here = *std::move(made);
     }
-    if (makespan >= least * worth_memory) continue;
+    if (makespan == not_made) continue;
     least = makespan;
     best = std::move(here);
   }
