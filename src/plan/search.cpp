@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <deque>
+#include <limits>
 #include <map>
 #include <set>
 #include <sstream>
@@ -193,8 +194,10 @@ class Search {
       if (g.least * below_rounding > most_seconds_) break;
       done_ = static_cast<double>(i) / static_cast<double>(groups_.size());
       tell();
-      group(g, by_memory() || may_be_ranked(g.least));
+      if (!by_memory()) advance(g.least);
+      group(g, by_memory() || g.least * below_rounding <= worst_ranked());
     }
+    settle();
     if (!by_memory()) recompute_by_rank();
     settle();
     give_places();
@@ -383,7 +386,7 @@ class Search {
         ++outcome;
       }
     }
-    rank();
+    rank(g);
   }
 
   void leaf(const Group& g, Candidate candidate) {
@@ -416,10 +419,7 @@ class Search {
     for (const auto& [g, candidate] : too_large_) {
       tell();
       if (!may_be_ranked(g->least)) break;
-      plan_ = g->mesh->plan;
-      plan_.micro_batch = g->micro_batch;
-      plan_.recompute = g->recompute;
-      candidate.place_in(plan_);
+      place(*g, candidate);
       if (!may_be_ranked(model_.outlook(plan_).seconds)) continue;
       const auto chosen = model_.fitting_recompute(
           plan_, kinds_, std::vector(static_cast<std::size_t>(plan_.mesh.pp()), usable_));
@@ -475,11 +475,35 @@ class Search {
     return least_seconds * below_rounding <= worst_ranked();
   }
 
-  // Walks the memory of what waits, the fastest first, until no other can be among the first.
+  void place(const Group& g, const Candidate& candidate) {
+    plan_ = g.mesh->plan;
+    plan_.micro_batch = g.micro_batch;
+    plan_.recompute = g.recompute;
+    candidate.place_in(plan_);
+  }
+
+  // Walks the memory of what waits, and simulates what could be faster, the fastest first: no further than
+  // `seconds`, nor than what can be among the first.
+  void advance(double seconds) {
+    constexpr double never = std::numeric_limits<double>::infinity();
+    for (;; tell()) {
+      const double waits = waiting_.empty() ? never : waiting_.begin()->first,
+                   comes = later_.empty() ? never : later_.begin()->first * below_rounding,
+                   next = std::min(waits, comes);
+      if (next == never || next > std::min(seconds, worst_ranked())) return;
+      if (waits <= comes) {
+        walk(std::move(waiting_.extract(waiting_.begin()).mapped()));
+        continue;
+      }
+      const auto [g, candidate] = later_.extract(later_.begin()).mapped();
+      place(*g, candidate);
+      simulate(plan_, candidate.outcome);
+    }
+  }
   void settle() {
-    for (; !waiting_.empty() && waiting_.begin()->first <= worst_ranked(); tell())
-      walk(std::move(waiting_.extract(waiting_.begin()).mapped()));
+    advance(std::numeric_limits<double>::infinity());
     waiting_.clear();
+    later_.clear();
   }
 
   void walk(Waiting waiting) {
@@ -550,7 +574,7 @@ class Search {
       waiting_.emplace(e.seconds, Waiting{std::move(e), outcome});
   }
 
-  void rank() {
+  void rank(const Group& g) {
     std::stable_sort(candidates_.begin(), candidates_.end(), [&](const Candidate& a, const Candidate& b) {
       return by_memory() ? a.bytes < b.bytes : a.bound < b.bound;
     });
@@ -558,8 +582,12 @@ class Search {
     for (const Candidate& candidate : candidates_) {
       if (by_memory()
               ? plans.size() == top() && candidate.bytes > static_cast<double>(plans.back().memory.total())
-              : !may_be_ranked(candidate.bound))
+              : candidate.bound * below_rounding > worst_ranked())
         break;
+      if (!by_memory() && r_.work.software.is_this_trainer) {
+        later_.emplace(candidate.bound, std::pair(&g, candidate));
+        continue;
+      }
       // Of this trainer what is counted here is not what it will hold.
       if (!by_memory() && !r_.work.software.is_this_trainer && is_behind(candidate.bound, candidate.bytes)) {
         if (candidate.outcome != nullptr) candidate.outcome->fate = Fate::behind;
@@ -604,6 +632,8 @@ class Search {
   // By seconds: what may be among the first, whose memory is not walked yet. Of this trainer that takes
   // longer than to simulate.
   std::multimap<double, Waiting> waiting_;
+  // By bound: what is simulated when nothing comes before it any more. Only of this trainer.
+  std::multimap<double, std::pair<const Group*, Candidate>> later_;
 };
 
 // Whether some configuration has a legal shape, and of what is given the first that is in its way.

@@ -164,20 +164,23 @@ std::vector<HeldCurve> StepModel::activations_over_time(const Estimate& e, const
   return curves;
 }
 
-// Neighbours in the search share a simulation.
+// Plans that differ in what happens once a step share a simulation; the search may look at others between them.
 const StepModel::Ends& StepModel::simulated(const Plan& c, const SimulationCosts& costs) {
-  if (last_ends_.of_rank.empty() || !stages_.same_passes(c, last_simulated_)) {
-    const Schedule& schedule = stages_.schedule(c);
-    const Timeline timeline = simulate(schedule, costs).timeline;
-    last_ends_ = {{}, timeline.bubble_fraction()};
-    for (const auto& spans : timeline.ranks) {
-      double end = 0;
-      for (const Span& span : spans) end = std::max(end, span.end);
-      last_ends_.of_rank.push_back(end);
-    }
-    last_simulated_ = c;
+  constexpr std::size_t most_kept = 64;
+  const auto found = std::find_if(simulated_.begin(), simulated_.end(), [&](const auto& kept) {
+    return stages_.same_passes(c, kept.first);
+  });
+  if (found != simulated_.end()) return found->second;
+  const Timeline timeline = simulate(stages_.schedule(c), costs).timeline;
+  Ends ends{{}, timeline.bubble_fraction()};
+  for (const auto& spans : timeline.ranks) {
+    double end = 0;
+    for (const Span& span : spans) end = std::max(end, span.end);
+    ends.of_rank.push_back(end);
   }
-  return last_ends_;
+  if (simulated_.size() == most_kept) simulated_.pop_back();
+  simulated_.emplace_front(c, std::move(ends));
+  return simulated_.front().second;
 }
 
 AxisBytes StepModel::most_traffic(const Plan& c) {

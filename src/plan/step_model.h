@@ -2,6 +2,7 @@
 // simulated with these times, data-parallel traffic, optimizer.
 #pragma once
 
+#include <deque>
 #include <optional>
 #include <string>
 #include <utility>
@@ -105,8 +106,7 @@ class StepModel {
   Workload work_;
   Stages stages_;
   std::int64_t num_parameters_;
-  Plan last_simulated_;
-  Ends last_ends_;
+  std::deque<std::pair<Plan, Ends>> simulated_;  // the last ones, the newest first
 };
 
 }  // namespace echelon
