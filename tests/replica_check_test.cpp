@@ -259,7 +259,7 @@ class Trials : public ReplicaCheckRuns {
 
 TEST_F(Trials, FlipsAreFoundAndTheirRankIsNamed) {
   const char* const asked = std::getenv("ECHELON_FLIPS");
-  const int flips = asked != nullptr ? std::atoi(asked) : takes_all_cases() ? 200 : 5;
+  const int flips = asked != nullptr ? std::atoi(asked) : takes_all_cases() ? 200 : 4;
   const std::vector<Plan> all = plans();
   const Philox random(2026, Stream::test, name_hash("flips"));
   for (int i = 0; i < flips; ++i) {
