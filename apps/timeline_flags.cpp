@@ -33,7 +33,7 @@ void TimelineFlags::write(const Timeline& simulated, const Timeline& measured,
   Page page;
   page.kind = "timeline";
   page.title = "What every rank did";
-  page.subtitle = "the last step, and what came behind it";
+  page.subtitle = "the last step, and what came after it";
   page.command = command_text(*app_);
   page.time_unit = "s";
   page.tracks = timeline_tracks(simulated, measured);

@@ -3,7 +3,7 @@ const byId = id => document.getElementById(id);
 let data = JSON.parse(byId("data").textContent);
 const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const redraws = [];  // of what must be drawn again when sizes or colours change
-const extras = [];   // sections that stand behind those of every page of a kind
+const extras = [];   // sections that stand after those of every page of a kind
 
 function el(name, attributes = {}, ...children) {
   const element = document.createElement(name);
@@ -39,9 +39,14 @@ function unitFor(kind, size) {
 // "3.25 ms"
 function amount(kind, value, digits = 4) {
   if (value === null || value === undefined || !Number.isFinite(+value)) return "none";
-  const [unit, of] = unitFor(kind, Math.abs(value));
+  const [unit, of] = unitFor(kind, Math.abs(value) || 1);  // nothing is 0 s, not 0 ns
   return show(value / of, digits) + (unit === "%" ? "%" : unit ? " " + unit : "");
 }
+// A plan in words, which a line does not break within a field ("ZeRO 1"), but where a phone's would not hold it.
+const planWords = text => text.split(", ").flatMap((field, i, all) => {
+  const words = field + (i + 1 < all.length ? "," : "");
+  return [i ? " " : null, el("span", { class: words.length <= 24 ? "whole" : null }, words)];
+});
 const count = (n, one, many = one + "s") => n + " " + (n === 1 ? one : many);
 const timeUnit = () => data.time_unit;
 const timeName = () => data.time_unit === "s" ? "time" : "time, in units of --times";
@@ -76,14 +81,14 @@ function legend(items) {
                                                                                                      : "background:" + colour })), name)));
 }
 // A table in a box of its own that scrolls where it is too wide. Rows of texts; `texts`: how many of the first columns are
-// words; `long`: a column of sentences.
+// words; `long`: a column of sentences; `plan`: one of plans in words.
 let tables = 0;
-function table(caption, head, rows, { texts = 1, long = -1, chosen = -1 } = {}) {
-  const id = "table-" + tables++, kind = c => c === long ? "text long" : c < texts ? "text" : null;
+function table(caption, head, rows, { texts = 1, long = -1, plan = -1, chosen = -1 } = {}) {
+  const id = "table-" + tables++, kind = c => c === long || c === plan ? "text long" : c < texts ? "text" : null;
   return el("div", {}, el("p", { class: "caption", id }, caption), el("div", { class: "wide", role: "region", tabindex: 0, "aria-labelledby": id }, el("table", { "aria-labelledby": id },
     el("thead", {}, el("tr", {}, head.map((text, c) => el("th", { scope: "col", class: kind(c) }, text)))),
     el("tbody", {}, rows.map((row, r) => el("tr", { class: r === chosen ? "chosen" : null },
-      row.map((cell, c) => el("td", { class: kind(c) }, cell))))))));
+      row.map((cell, c) => el("td", { class: kind(c) }, c === plan ? planWords(cell) : cell))))))));
 }
 const asTable = (what, ...rest) => el("details", {}, el("summary", {}, what + " as a table"), table(...rest));
 // The same, made when it is opened: of what may be long.

@@ -136,7 +136,7 @@ function chart(box, { label, x, y, series, marks = [], limit, high = 260, click,
   redraws.push(draw);
 }
 
-// Stacked bars that lie. parts: [{name, colour}]; rows: [{name, parts: [number], chosen}]; limit: {value, name}.
+// Stacked bars that lie. parts: [{name, colour}]; rows: [{name, plan: the name is a plan's, parts: [number], chosen}]; limit: {value, name}.
 function stacks(parts, rows, kind, limit) {
   const sums = rows.map(row => row.parts.reduce((a, b) => a + b, 0));
   const most = Math.max(...sums, limit ? limit.value : 0, 1e-300) * 1.02, [unit, of] = unitFor(kind, most);
@@ -149,7 +149,7 @@ function stacks(parts, rows, kind, limit) {
       piece.addEventListener("pointerleave", hideTip);
       return piece;
     }), limit ? el("span", { class: "limit", style: `left:${(100 * limit.value / most).toFixed(3)}%` }) : null);
-    box.append(el("div", { class: "name" }, row.chosen ? el("span", { class: "badge" }, "chosen") : null, row.chosen ? " " : "", row.name),
+    box.append(el("div", { class: "name" }, row.chosen ? el("span", { class: "badge" }, "chosen") : null, row.chosen ? " " : "", row.plan ? planWords(row.name) : row.name),
       el("div", { class: "plot" }, track, el("span", { class: "sum" }, show(sums[r] / of, 4) + " " + unit)));
   });
   const ticks = ticksOf(0, most / of, 4).filter(t => t * of <= most * 0.97);

@@ -193,27 +193,66 @@ function drawLabel(pen, label, from, to, y, high, colour, end) {
   pen.font = points.toFixed(1) + "px " + gantt.font;
   pen.fillText(label, (Math.max(from, gantt.left) + Math.min(to, end)) / 2, y + high / 2 + 0.5);  // of what is to be seen of it
 }
+// Passes thinner than a pixel, as the mean of what lies in it: those that are drawn one by one would hide the shorter ones, which
+// are always the same. Of each half of a row (BAR.PART) and of the whole one.
+const channels = new Map();
+function channelsOf(colour) {
+  if (!channels.has(colour)) channels.set(colour, colour.match(/[0-9a-f]{2}/gi).map(x => parseInt(x, 16)));
+  return channels.get(colour);
+}
+function thinPasses(pen, alpha) {
+  const columns = [0, 1, 2].map(() => ({ at: 0, covered: 0, sum: [0, 0, 0] }));
+  const flush = (column, wide) => {
+    if (column.covered > 0) {
+      pen.globalAlpha = alpha * Math.min(1, Math.max(0.5, column.covered));  // one alone is still seen
+      pen.fillStyle = `rgb(${column.sum.map(v => Math.round(v / column.covered)).join(",")})`;
+      pen.fillRect(column.at, column.y, 1, column.high);
+    }
+    Object.assign(column, { at: wide, covered: 0, sum: [0, 0, 0] });
+  };
+  return {
+    add(part, from, to, y, high, colour) {
+      const column = columns[part], of = channelsOf(colour);
+      for (let at = Math.floor(from); at < to; ++at) {
+        if (at !== column.at) flush(column, at);
+        const share = Math.min(to, at + 1) - Math.max(from, at);
+        column.covered += share;
+        column.sum.forEach((v, i) => { column.sum[i] = v + share * of[i]; });
+        Object.assign(column, { y, high });
+      }
+    },
+    flush() { columns.forEach(column => flush(column, 0)); },
+  };
+}
 function drawRow(one, row, x, end) {
   const { pen } = one, { bars, width } = row, full = row.high - 2, track = one.track;
-  let drawnTo = -1;
+  const mark = gantt.traced !== null ? gantt.traced : gantt.hover && gantt.hover.microbatch >= 0 ? gantt.hover.microbatch : null;
+  const thin = thinPasses(pen, mark === null ? 1 : 0.3), marked = [];
   for (let b = firstAfter(row, one.time.begin); b < bars.length && bars[b + row.begin] < one.time.end; b += width) {
     const from = x(bars[b + row.begin]), to = x(bars[b + row.end]), part = row.isPass ? bars[b + BAR.PART] : 0;
-    if (to < drawnTo + 0.5) continue;  // thinner than what a pixel shows
-    drawnTo = part === 1 ? drawnTo : to;
     const high = part ? full / 2 : full, y = row.top + 1 + (part === 2 ? high : 0);
     const colour = row.isPass ? data.ops[bars[b + BAR.OP]].colours[bars[b + BAR.CHUNK]] : [data.done.kinds[bars[b + SEEN.KIND]].colour, data.done.kinds[bars[b + SEEN.KIND]].onIt];
     const number = row.isPass ? bars[b + BAR.MICROBATCH] : bars[b + SEEN.LABEL], shown = row.isPass ? inStep(track, number) : number;
-    const mark = gantt.traced !== null ? gantt.traced : gantt.hover && gantt.hover.microbatch >= 0 ? gantt.hover.microbatch : null;
+    if (to - from < 1) {
+      if (shown === mark) marked.push([from, y, high, colour[0]]);
+      else thin.add(part, from, to, y, high, colour[0]);
+      continue;
+    }
     pen.globalAlpha = mark === null || shown === mark ? 1 : 0.3;
     pen.fillStyle = colour[0];
-    pen.fillRect(from, y, Math.max(to - from - (to - from > 4 ? 1 : (to - from) * 0.12), 0.5), high - (part === 1 ? 0.5 : 0));
+    pen.fillRect(from, y, to - from - (to - from > 4 ? 1 : (to - from) * 0.12), high - (part === 1 ? 0.5 : 0));
     if (row.isPass && stepOf(track, number) > 0) {
       pen.fillStyle = colour[1];
       pen.fillRect(from + 1, y + high - 3, Math.max(to - from - 3, 0.5), 1.5);
     }
     if (shown >= 0) drawLabel(pen, String(shown), from, to, y, high, colour[1], end);
   }
+  thin.flush();
   pen.globalAlpha = 1;
+  for (const [from, y, high, colour] of marked) {
+    pen.fillStyle = colour;
+    pen.fillRect(from, y, 1, high);
+  }
 }
 // The traced microbatch's way: from the end of each pass to the beginning of the next one.
 function drawTrace(one, x) {

@@ -16,7 +16,7 @@ function planOverview() {
   const best = data.answer.plans[0];
   const box = section("chosen", "The chosen plan", "");
   box.classList.add("full");
-  box.append(el("p", {}, el("span", { class: "badge" }, "chosen"), " ", data.plans[0].summary), facts([
+  box.append(el("p", {}, el("span", { class: "badge" }, "chosen"), " ", planWords(data.plans[0].summary)), facts([
     ["a step", seconds(best.step_seconds), `8 of 10 between ${seconds(best.step_seconds_p10)} and ${seconds(best.step_seconds_p90)}`],
     ["tokens/s of a GPU", show(best.tokens_per_second_per_gpu, 4), show(best.model_tflops_per_gpu, 4) + " TFLOP/s of the model"],
     ["MFU", amount("%", best.mfu, 3)],
@@ -53,7 +53,7 @@ function planTable() {
       data.plans[i].summary, seconds(p.step_seconds), `${seconds(p.step_seconds_p10)} to ${seconds(p.step_seconds_p90)}`, amount("%", p.mfu, 3), amount("%", p.bubble_fraction, 3),
       bytes(p.memory_bytes.total), show(p.tokens_per_second_per_gpu, 4),
       el("button", { type: "button", "aria-label": `${i === 0 ? "Command" : "Why not, and the command"}: ${data.plans[i].summary}`, onclick: () => pickPlan(i) }, i === 0 ? "command" : "why not")]),
-    { long: 1, chosen: 0 }), detail);
+    { plan: 1, chosen: 0 }), detail);
 }
 
 // Every alternative, with what became of it.
@@ -116,12 +116,13 @@ function planLooked() {
 }
 
 function planTime() {
-  const answer = data.answer, used = causes.filter(([key]) => answer.plans.some(p => p.time_seconds[key] > 0));
+  const part = (p, key) => p.time_seconds[key] > 1e-9 * p.step_seconds ? p.time_seconds[key] : 0;  // less is what rounding leaves of a difference
+  const answer = data.answer, used = causes.filter(([key]) => answer.plans.some(p => part(p, key) > 0));
   const box = section("time", "Where the seconds of a step go", "On the pipeline rank that ends last; they add up to the step.");
   box.append(stacks(used.map(([, name, colour]) => ({ name, colour: `var(${colour})` })),
-    answer.plans.map((p, i) => ({ name: data.plans[i].summary, chosen: i === 0, parts: used.map(([key]) => p.time_seconds[key]) })), "s"),
+    answer.plans.map((p, i) => ({ name: data.plans[i].summary, plan: true, chosen: i === 0, parts: used.map(([key]) => part(p, key)) })), "s"),
     asTable("Time by cause", "Seconds of a step by cause", ["plan", ...used.map(([, name]) => name)],
-      answer.plans.map((p, i) => [data.plans[i].summary, ...used.map(([key]) => seconds(p.time_seconds[key]))]), { chosen: 0 }));
+      answer.plans.map((p, i) => [data.plans[i].summary, ...used.map(([key]) => seconds(part(p, key)))]), { plan: 0, chosen: 0 }));
 }
 
 function planRankMemory() {
@@ -158,7 +159,7 @@ function planFront(box) {
       { name: "front", kind: "stairs", marked: true, colour: () => css("--accent"), points: stairs },
       { name: "ranked plans; the chosen one is ringed", kind: "dots", colour: () => css("--activations"), points: ranked }] });
   box.append(detail, asTable("The front", "The fastest plan for each memory", ["plan", "memory", "step", "MFU"],
-    sorted.map(p => [p.summary, bytes(p.memory_bytes), seconds(p.step_seconds), amount("%", p.mfu, 3)])));
+    sorted.map(p => [p.summary, bytes(p.memory_bytes), seconds(p.step_seconds), amount("%", p.mfu, 3)]), { plan: 0 }));
 }
 
 function planHeat(box) {
@@ -179,7 +180,7 @@ function planHeat(box) {
     const depth = c.plan ? (most > least ? Math.log(most / c.plan.step_seconds) / Math.log(most / least) : 1) : 0;
     const isBest = c.plan && c.plan.step_seconds === least;
     return el("td", {}, el("button", { type: "button", class: !c.plan ? "none" : isBest ? "best" : null, title: why(c), onclick: () => open(c),
-      style: c.plan ? `background:rgba(${css("--heat")},${(0.06 + 0.34 * depth).toFixed(3)})` : null, "aria-label": `tp ${tp}, pp ${pp}: ${why(c)}` },
+      style: c.plan ? `background:rgba(var(--heat),${(0.06 + 0.34 * depth).toFixed(3)})` : null, "aria-label": `tp ${tp}, pp ${pp}: ${why(c)}` },
       c.plan ? seconds(c.plan.step_seconds) : "none"));
   };
   box.append(el("p", { class: "soft" }, (times.length ? `Darker is faster, from ${seconds(most)} to ${seconds(least)}; the best is framed; "none" has no plan.` : "No size has a plan.") +
@@ -198,7 +199,7 @@ function planMesh() {
   const colourBy = axis => {
     const at = axes.indexOf(axis);
     inside.replaceChildren(...Array.from({ length: drawn }, (_, n) => el("div", { class: "node" }, "node " + n, el("div", {},
-      ranks.slice(n * node, (n + 1) * node).map((place, i) => el("span", { style: axis ? `background:rgba(${css("--heat")},${(0.05 + 0.4 * place[at] / Math.max(1, sizes[axis] - 1)).toFixed(3)})` : null },
+      ranks.slice(n * node, (n + 1) * node).map((place, i) => el("span", { style: axis ? `background:rgba(var(--heat),${(0.05 + 0.4 * place[at] / Math.max(1, sizes[axis] - 1)).toFixed(3)})` : null },
         el("b", {}, "rank " + (n * node + i)), used.map(a => `${a} ${place[axes.indexOf(a)]}`).join(" ")))))));
   };
   const first = used[0] || "";
@@ -206,10 +207,9 @@ function planMesh() {
     el("p", { class: "soft" }, `${axes.map(a => `${a} ${sizes[a]}`).join(", ")}; of each rank the axes that are larger than 1; darker is a higher number.` +
       (drawn < nodes ? ` The first ${drawn} of ${nodes} nodes are drawn; the others go on in the same way.` : "")), inside);
   colourBy(first);
-  redraws.push(() => colourBy(box.querySelector("select") ? box.querySelector("select").value : ""));
 }
 
-function planWords() {
+function planExplanation() {
   const box = section("words", "In words", "");
   box.classList.add("full");
   box.append(el("pre", { class: "wide", tabindex: 0, role: "region", "aria-label": "The explanation" }, data.explanation));
@@ -245,7 +245,7 @@ function startPlan() {
     planNothing();
     planSurvey();
     planLooked();
-    planWords();
+    planExplanation();
     return;
   }
   planOverview();
@@ -257,5 +257,5 @@ function startPlan() {
   memorySection();
   planMesh();
   planLooked();
-  planWords();
+  planExplanation();
 }

@@ -5,6 +5,7 @@ function runMarks() {
   h.starts.forEach((s, i) => { if (i > 0 || s.step > 0) marks.push({ x: s.step, label: "restart" }); });
   return marks;
 }
+const numberOf = n => { const [unit, of] = [["T", 1e12], ["B", 1e9], ["M", 1e6], ["k", 1e3], ["", 1]].find(([, of]) => n >= of) || ["", 1]; return (show(n / of, 4) + " " + unit).trim(); };
 function columnPoints(name) {
   const { steps } = data.history;
   return steps.step.map((step, i) => [step, steps[name][i] === null ? NaN : steps[name][i]]);
@@ -20,7 +21,7 @@ function runOverview() {
   list.push(["tokens/s", show(s ? s.tokens_per_second : last("tokens_per_second"), 4), s ? "of the median step" : "of the last step"]);
   list.push(["MFU", amount("%", s ? s.mfu : last("mfu"), 3), start.peak_flops ? "of " + show(start.peak_flops / 1e9, 4) + " GFLOP/s" : ""]);
   list.push(["steps", String(h.steps.step[h.steps.step.length - 1]), start.steps ? "of " + start.steps : ""]);
-  if (start.params) list.push(["parameters", show(start.params / 1e6, 4) + " M", start.schedule ? `schedule ${start.schedule}, ZeRO ${start.zero}` : ""]);
+  if (start.params) list.push(["parameters", numberOf(start.params), start.schedule ? `schedule ${start.schedule}, ZeRO ${start.zero}` : ""]);
   if (start.ranks) list.push(["ranks", String(start.ranks), `${count(start.global_batch, "sequence")} of ${count(start.seq_len, "token")} a step`]);
   const restarts = runMarks().length;
   list.push(["restarts", String(restarts), h.taken_back ? count(h.taken_back, "step") + " done again" : ""]);
@@ -44,12 +45,12 @@ const colourOf = name => () => css(name);
 
 // Predicted beside measured: two bars for each of several amounts.
 function twins(box, rows, kind) {
-  const most = Math.max(...rows.map(r => Math.max(r[1], r[2])), 1e-300), [unit, of] = unitFor(kind, most);
+  const most = Math.max(...rows.map(r => Math.max(r[1], r[2])), 1e-300);
   const bars = el("div", { class: "stack", role: "img", "aria-label": "Predicted beside measured; the same as a table below" });
   for (const [name, predicted, measured] of rows)
     bars.append(el("div", { class: "name" }, name), el("div", { class: "plot" }, [["predicted", predicted, "--predicted"], ["measured", measured, "--measured"]].map(([which, v, colour]) =>
       el("div", { style: "position:relative;padding-right:0" }, el("div", { class: "track", style: "height:11px;margin:1px 0" }, el("span", { style: `width:${(100 * v / most).toFixed(2)}%;background:var(${colour})`, title: `${name}, ${which}: ${amount(kind, v)}` })))),
-      el("span", { class: "sum" }, show(measured / of, 3) + " " + unit)));
+      el("span", { class: "sum" }, amount(kind, measured, 3))));
   box.append(legend([["predicted", "var(--predicted)"], ["measured, and as a number", "var(--measured)"]]), bars);
 }
 function runTwins() {
@@ -74,7 +75,7 @@ function runTwins() {
   twins(time, [["step", s.step_seconds.predicted, s.step_seconds.measured]], "s");
   const lines = [["step", amount("s", s.step_seconds.predicted), amount("s", s.step_seconds.measured)], ["pipeline bubble", amount("%", s.bubble_fraction.predicted, 3), amount("%", s.bubble_fraction.measured, 3)]];
   time.append(table("Predicted and measured", ["quantity", "predicted", "measured"], lines));
-  if (s.ranks_share_cores) time.append(el("p", { class: "soft" }, "Ranks share cores here, so nothing is hidden behind anything."));
+  if (s.ranks_share_cores) time.append(el("p", { class: "soft" }, "Ranks share cores here, so no transfer is hidden behind other work."));
   if (s.missed_predictions && s.missed_predictions.length)
     time.append(el("p", {}, "Off by more than a tenth:"), el("ul", { class: "events" }, s.missed_predictions.map(text => el("li", {}, text))));
 }
