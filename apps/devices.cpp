@@ -16,6 +16,7 @@
 
 #include "apps/bench.h"
 #include "apps/help.h"
+#include "apps/terminal.h"
 #include "apps/verbs.h"
 #include "base/json_text.h"
 #include "base/units.h"
@@ -76,9 +77,11 @@ int run_devices(bool json) {
                      {"instruction_sets", sets},
                      {"products", products == nullptr ? "the reference kernels" : products}});
   std::FILE* const out = json ? stderr : stdout;
-  fmt::print(out, "cpu   {}: {}, {}, {}; products in f32 by {}\n", processor_name(),
-             counted(available_cores(), "core"), format_bytes(memory), fmt::join(sets, " "),
-             products == nullptr ? "the reference kernels" : products);
+  const std::string cpu = fmt::format("cpu   {}: {}, {}, {}; products in f32 by {}\n", processor_name(),
+                                      counted(available_cores(), "core"), format_bytes(memory),
+                                      fmt::join(sets, " "),
+                                      products == nullptr ? "the reference kernels" : products);
+  fmt::print(out, "{}", fitted(cpu, line_columns(out)));
   const std::string why = no_cuda();
   std::string library, no_collectives;
   if (why.empty()) {

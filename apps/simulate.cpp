@@ -15,6 +15,7 @@
 #include "apps/simulate_experts.h"
 #include "apps/simulate_flags.h"
 #include "apps/simulate_report.h"
+#include "apps/terminal.h"
 #include "apps/verbs.h"
 #include "base/edits.h"
 #include "base/error.h"
@@ -191,10 +192,11 @@ class Simulate {
       return;
     }
     std::FILE* out = is_drawing_on_stdout() ? stderr : stdout;
+    const int columns = line_columns(out);
     fmt::print(out, "{}, {}{}\n{}", counted(reports[0].ranks, "rank"),
                counted(reports[0].microbatches, "microbatch"),
                f_.steps > 1 ? fmt::format(", {} steps of those that do not flush", f_.steps) : "",
-               table(reports) + remarks(reports));
+               table(reports, columns) + fitted(remarks(reports), columns));
   }
 
   std::string drawing(std::vector<SimulationReport>& reports) const {

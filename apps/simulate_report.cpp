@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "apps/terminal.h"
 #include "apps/text_rows.h"
 #include "base/error.h"
 #include "base/json_text.h"
@@ -106,7 +107,7 @@ nlohmann::ordered_json to_json(const std::vector<SimulationReport>& reports, boo
   return {{"schedules", rows}};
 }
 
-std::string table(const std::vector<SimulationReport>& reports) {
+std::string table(const std::vector<SimulationReport>& reports, int columns) {
   std::vector<TextRow> rows{{"schedule", "makespan", "bubble", "", "local bubble",
                              "peak activations of a rank", "weight versions", "copies", "messages"}};
   for (const SimulationReport& r : reports)
@@ -119,7 +120,19 @@ std::string table(const std::vector<SimulationReport>& reports) {
                       over_ranks(r.simulation.peak_activations), over_ranks(r.simulation.weight_versions),
                       fmt::format("{}", r.simulation.parameter_copies),
                       fmt::format("{}", r.simulation.messages)});
-  return aligned(rows);
+  const std::string text = aligned(rows);
+  if (std::ssize(text.substr(0, text.find('\n'))) <= columns) return text;
+  rows.front() = {"schedule", "makespan", "bubble", "", "local", "peak", "versions", "copies", "messages"};
+  for (const std::ptrdiff_t column : {7, 6}) {
+    const auto has = [](const TextRow& row) { return row.size() > 2; };  // else it says why it is unfit
+    const auto is_one = [&](const TextRow& row) {
+      return !has(row) || row[static_cast<std::size_t>(column)] == "1";
+    };
+    if (!std::all_of(rows.begin() + 1, rows.end(), is_one)) continue;
+    for (TextRow& row : rows)
+      if (has(row)) row.erase(row.begin() + column);
+  }
+  return fitted(aligned(rows), columns);
 }
 
 static std::string remark(const SimulationReport& r, const AutoResult& found) {

@@ -51,7 +51,8 @@ SimulationReport simulation_report(const SimulateFlags& flags, const CLI::App& a
 nlohmann::ordered_json to_json(const SimulationReport& report);
 // What --json writes: one report, or those that were compared.
 nlohmann::ordered_json to_json(const std::vector<SimulationReport>& reports, bool compared);
-std::string table(const std::vector<SimulationReport>& reports);
+// Where a line has fewer `columns` than it needs, the heads are short, and what is 1 in all rows is left out.
+std::string table(const std::vector<SimulationReport>& reports, int columns);
 // What the table has no column for, a line each.
 std::string remarks(const std::vector<SimulationReport>& reports);
 // The simulated ones, on one time axis; moves their timelines out.

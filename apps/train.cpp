@@ -324,7 +324,8 @@ int run_dry(const TrainFlags& f) {
   const PipelineLayout pipeline(plan);
   const DryJob job = with_progress(
       "train", f.json, [&](const Progress& progress) { return dry_job(plan, pipeline, progress); });
-  fmt::print("{}", f.json ? dry_run_json(plan, pipeline, job) + "\n" : dry_run_text(plan, pipeline, job));
+  fmt::print("{}", f.json ? dry_run_json(plan, pipeline, job) + "\n"
+                          : fitted(dry_run_text(plan, pipeline, job), line_columns(stdout)));
   return 0;
 }
 
@@ -363,73 +364,68 @@ int run_train(TrainFlags& f, StopSignals& signals) {
   };
   observer.on_start = [&](const StartInfo& start) {
     starting.reset();
+    std::string lines;
+    const auto say = [&]<class... Values>(fmt::format_string<Values...> form, Values&&... values) {
+      lines += fmt::format(form, std::forward<Values>(values)...);
+    };
     shares_cores = start.cores.are_shared(start.ranks);
-    fmt::print(out, "model   {}: {} parameters{}\n", plan.model.name, start.num_params,
-               start.trained_params < start.num_params
-                   ? fmt::format(", {} of them trained", start.trained_params)
-                   : "");
-    fmt::print(out, "mesh    {}{}; {} a rank\n", plan.mesh.describe(),
-               plan.shards_sequence() ? ", sequence parallel" : "",
-               counted(request.run.threads_per_rank, "compute thread"));
-    fmt::print(out, "{}", f.job.describe(plan.mesh));
+    say("model   {}: {} parameters{}\n", plan.model.name, start.num_params,
+        start.trained_params < start.num_params ? fmt::format(", {} of them trained", start.trained_params)
+                                                : "");
+    say("mesh    {}{}; {} a rank\n", plan.mesh.describe(),
+        plan.shards_sequence() ? ", sequence parallel" : "",
+        counted(request.run.threads_per_rank, "compute thread"));
+    say("{}", f.job.describe(plan.mesh));
     if (shares_cores)
-      fmt::print(
-          out,
-          "cores   {} ranks on {:.3g} core{}: ranks share cores, so nothing is hidden behind anything, "
+      say("cores   {} ranks on {:.3g} core{}: ranks share cores, so nothing is hidden behind anything, "
           "and a step takes the work of all ranks over {:.3g} core{}\n",
           start.ranks, start.cores.cores, start.cores.cores == 1 ? "" : "s", start.cores.cores,
           start.cores.cores == 1 ? "" : "s");
     if (plan.zero_stage() > 0)
-      fmt::print(out, "zero    stage {}, cut over {} ranks{}\n", plan.zero, plan.shards(),
-                 plan.hsdp > 1 ? fmt::format(", in {} replicas", plan.hsdp) : "");
+      say("zero    stage {}, cut over {} ranks{}\n", plan.zero, plan.shards(),
+          plan.hsdp > 1 ? fmt::format(", in {} replicas", plan.hsdp) : "");
     if (plan.offload == Offload::optimizer)
-      fmt::print(
-          out, "offload optimizer state in {}\n",
+      say("offload optimizer state in {}\n",
           request.run.driver ? "the host's memory" : "files in " + scratch_place(plan.offload_directory));
-    fmt::print(out, "{}", origin_of_weights(f));
-    fmt::print(out, "data    {} from {}; {} held out for validation\n", counted(start.train_tokens, "token"),
-               counted(start.num_files, "file"), start.validation_tokens);
-    fmt::print(out, "{}", data.skipped());
+    say("{}", origin_of_weights(f));
+    say("data    {} from {}; {} held out for validation\n", counted(start.train_tokens, "token"),
+        counted(start.num_files, "file"), start.validation_tokens);
+    say("{}", data.skipped());
     if (data.kind() == TokenData::Kind::text && plan.model.vocab > bytes_vocab)
-      fmt::print(
-          out, "tokens  text is read as bytes, ids 0 to {}: the other {} of the vocabulary are never seen\n",
+      say("tokens  text is read as bytes, ids 0 to {}: the other {} of the vocabulary are never seen\n",
           end_of_text, plan.model.vocab - bytes_vocab);
     if (data.from_text() && data.kind() == TokenData::Kind::tokens)
-      fmt::print(out, "tokens  of text by {}, which has {} of the vocabulary's {}\n", f.tokenizer->name(),
-                 f.tokenizer->vocab(), plan.model.vocab);
-    fmt::print(out, "batch   {} of {} a step, {} at once on a rank\n", counted(plan.global_batch, "sequence"),
-               counted(plan.seq_len, "token"), std::min(plan.micro_batch, plan.global_batch));
+      say("tokens  of text by {}, which has {} of the vocabulary's {}\n", f.tokenizer->name(),
+          f.tokenizer->vocab(), plan.model.vocab);
+    say("batch   {} of {} a step, {} at once on a rank\n", counted(plan.global_batch, "sequence"),
+        counted(plan.seq_len, "token"), std::min(plan.micro_batch, plan.global_batch));
     if (request.asynchronous)
-      fmt::print(out, "servers {} beside the mesh; a worker {}\n", request.asynchronous->servers,
-                 request.asynchronous->staleness
-                     ? fmt::format("may run at most {} ahead of the slowest",
-                                   counted(*request.asynchronous->staleness, "batch"))
-                     : "never waits for another");
+      say("servers {} beside the mesh; a worker {}\n", request.asynchronous->servers,
+          request.asynchronous->staleness ? fmt::format("may run at most {} ahead of the slowest",
+                                                        counted(*request.asynchronous->staleness, "batch"))
+                                          : "never waits for another");
     if (!flushes(plan))
-      fmt::print(
-          out,
-          "stream  {} steps each stage by itself, without clipping; gradients are late by up to {} steps "
+      say("stream  {} steps each stage by itself, without clipping; gradients are late by up to {} steps "
           "(by pipeline rank)\n",
           plan.schedule, fmt::join(start.staleness, " "));
     if (plan.model.experts != Experts::none &&
         (request.asynchronous || !flushes(plan) || !plan.optimizer_barrier))
-      fmt::print(out, "experts loads are not shown: no rank knows those of a whole step when it ends\n");
-    fmt::print(out, "memory  {} a rank predicted (",
-               format_bytes(static_cast<double>(start.predicted_memory.total())));
+      say("experts loads are not shown: no rank knows those of a whole step when it ends\n");
+    say("memory  {} a rank predicted (", format_bytes(static_cast<double>(start.predicted_memory.total())));
     const char* separator = "";
     for (MemoryCategory c : all_memory_categories)
       if (start.predicted_memory[c] > 0) {
-        fmt::print(out, "{}{} {}", separator, memory_category_name(c),
-                   format_bytes(static_cast<double>(start.predicted_memory[c])));
+        say("{}{} {}", separator, memory_category_name(c),
+            format_bytes(static_cast<double>(start.predicted_memory[c])));
         separator = ", ";
       }
-    fmt::print(out, ")\ntime    {} a step predicted, {}\n", format_seconds(start.predicted_step_seconds),
-               request.priced_step ? "by " + f.machine : "from its parts, timed here");
-    fmt::print(out, "peak    {:.1f} GFLOP/s in matrix products: what MFU is of\n", start.peak_flops / 1e9);
-    for (const std::string& note : start.notes)
-      fmt::print(out, "{}    {}\n", colours(Tint::caution, "note"), note);
+    say(")\ntime    {} a step predicted, {}\n", format_seconds(start.predicted_step_seconds),
+        request.priced_step ? "by " + f.machine : "from its parts, timed here");
+    say("peak    {:.1f} GFLOP/s in matrix products: what MFU is of\n", start.peak_flops / 1e9);
+    for (const std::string& note : start.notes) say("{}    {}\n", colours(Tint::caution, "note"), note);
     if (!start.resumed_from.empty())
-      fmt::print(out, "resume  after step {} of {}\n", start.first_step, start.resumed_from);
+      say("resume  after step {} of {}\n", start.first_step, start.resumed_from);
+    fmt::print(out, "{}", fitted(lines, line_columns(terminal ? out : nullptr)));
     std::fflush(out);
   };
   double seconds_in_steps = 0;

@@ -1273,6 +1273,15 @@ TEST_F(CommandLine, ColoursRepeatWhatTheWordsSay) {
   std::string unbroken = run(plan).out;
   std::erase(unbroken, '\n');
   EXPECT_EQ(without_numbers(words_of_lines), without_numbers(unbroken));
+  // So do those that are wider elsewhere.
+  for (const char* command : {"simulate --compare 1f1b,zb-v,naive --pp 4 --microbatches 8 2>&1",
+                              "train --dry-run --model llama-tiny --dp 2 --tp 2", "devices"}) {
+    const CommandResult r = output_of("COLUMNS=70 TERM=dumb script -qec '" + std::string(ECHELON_BINARY) +
+                                      " " + command + "' /dev/null </dev/null");
+    EXPECT_EQ(r.status, 0) << r.output;
+    std::istringstream shown(r.output);
+    for (std::string text; std::getline(shown, text);) EXPECT_LE(text.size(), 71u) << text;  // with a \r
+  }
   for (const Words& words : {verify, plan, train})
     refused(joined(words, {"--colour", "red"}), {"--colour red", "legal: auto, always, never"});
 }

@@ -51,10 +51,10 @@ static ordered_json json_of(const std::vector<ExpertLoad>& loads) {
 
 std::string expert_table(const std::vector<ExpertLoad>& loads) {
   if (loads.empty()) return "";
-  std::string text = fmt::format("{:<18}{:>14}{:>14}{:>14}\n", "experts, last step", "load / average",
+  std::string text = fmt::format("{:<22}{:>14}{:>14}{:>14}\n", "  experts, last step", "load / average",
                                  "dropped", "balance loss");
   for (const ExpertLoad& load : loads)
-    text += fmt::format("  layer {:<10}{:>14.2f}{:>13.1f}%{:>14.4f}\n", load.layer, load.imbalance,
+    text += fmt::format("  layer {:<14}{:>14.2f}{:>13.1f}%{:>14.4f}\n", load.layer, load.imbalance,
                         100 * load.drop_rate, load.balance_loss);
   return text;
 }
