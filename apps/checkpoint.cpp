@@ -27,7 +27,7 @@ struct CheckpointFlags {
   std::int64_t shard_bytes = 5'000'000'000;
   std::uint64_t seed = 1;
   bool json = false, adapters = false;
-  CLI::App* exporting = nullptr;
+  CLI::App *exporting = nullptr, *importing = nullptr;
 };
 
 // What is damaged is an answer, not a wrong request.
@@ -42,7 +42,7 @@ int answer(const std::function<int()>& check) {
 }
 
 int run_info(const CheckpointFlags& f) {
-  const CheckpointInfo info = read_checkpoint_info(f.path);
+  const CheckpointInfo info = read_checkpoint_info(f.path, "checkpoint info");
   if (f.json) {
     fmt::print("{}\n", json_text(ordered_json{{"path", info.path},
                                               {"step", info.step},
@@ -66,7 +66,7 @@ int run_info(const CheckpointFlags& f) {
 }
 
 int run_verify_checkpoint(const CheckpointFlags& f) {
-  (void)read_checkpoint_info(f.path).path;  // a path that holds none is a wrong request
+  (void)read_checkpoint_info(f.path, "checkpoint verify");  // a path that holds none is a wrong request
   return answer([&] {
     const CheckpointContents c = with_progress("checkpoint verify", f.json, [&](const Progress& progress) {
       return check_checkpoint(f.path, progress);
@@ -85,6 +85,7 @@ int run_verify_checkpoint(const CheckpointFlags& f) {
 }
 
 int run_diff(const CheckpointFlags& f) {
+  for (const std::string& path : {f.path, f.other}) (void)read_checkpoint_info(path, "checkpoint diff");
   const auto differences = with_progress("checkpoint diff", f.json, [&](const Progress& progress) {
     return diff_checkpoints(f.path, f.other, progress);
   });
@@ -131,6 +132,7 @@ void add_checkpoint(CLI::App& program, int& status) {
   for (CLI::App* sub : {info, check, diff})
     sub->add_flag("--json", flags->json, "One JSON object on standard output");
   CLI::App* out = verb("export", "Write the model as Hugging Face's transformers reads it", [flags] {
+    (void)read_checkpoint_info(flags->path, "checkpoint export");
     with_progress("checkpoint export", false, [&](const Progress& progress) {
       report(progress, -1, "to " + flags->out);
       refuse_idle(*flags->exporting, {{"--shard-bytes", !flags->adapters, "with --adapters", {}}});
@@ -159,6 +161,9 @@ void add_checkpoint(CLI::App& program, int& status) {
         return import_hugging_face(flags->path, flags->out, parse_dtype(flags->dtype, "--dtype"),
                                    flags->seed);
       });
+      if (made.rounds_f64 && flags->importing->count("--dtype") == 0)
+        fmt::print(stderr, "echelon: weights in f64 are rounded to {}; --dtype f64 keeps them as they are\n",
+                   flags->dtype);
       if (made.num_for_images > 0)
         fmt::print("of the text model alone: {} tensors for images are left out\n", made.num_for_images);
       fmt::print("written to {}; train --model {} --checkpoint {} --resume continues from it\n",
@@ -166,6 +171,7 @@ void add_checkpoint(CLI::App& program, int& status) {
       return 0;
     });
   });
+  flags->importing = in;
   path(in, "Directory with config.json and model.safetensors");
   in->add_option("--out", flags->out, "Directory of checkpoints to create")->type_name("DIR")->required();
   in->add_option("--dtype", flags->dtype, "Type of the checkpoint")

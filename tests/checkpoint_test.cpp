@@ -550,12 +550,14 @@ TEST_F(ResumedRuns, RefusesWhatWouldNotBeTheSameRun) {
   expect_contains(refusal([](auto& r) { r.checkpoint_directory = ""; }), {"--resume", "--checkpoint"});
   expect_contains(refusal([](auto& r) { r.seed = 2; }), {"--seed 1", "2"});
   expect_contains(refusal([](auto& r) { r.optimizer.total_steps = 5; }), {"--steps 5", "step-00000006"});
-  expect_contains(refusal([](auto& r) { r.plan.precision = DType::f32; }), {"f64", "f32"});
+  expect_contains(refusal([](auto& r) { r.plan.precision = DType::f32; }), {"--precision f32", "legal: f64, or --from"});
   expect_contains(refusal([](auto& r) { r.plan.model.norm_eps = 1e-6; }), {"--resume", "odd-gpt2"});
   expect_contains(refusal([](auto& r) { r.plan.model = bytes_model(odd_llama()); }),
                   {"odd-gpt2", "odd-llama"});
   expect_contains(refusal([&](auto& r) { r.checkpoint_directory = directory_ / "none"; }),
                   {"none", "no such"});
+  expect_contains(refusal([&](auto& r) { r.checkpoint_directory = std::string(300, 'a'); }),
+                  {"--checkpoint a", "too long"});
   expect_contains(refusal([&](auto& r) {
                     r.resume = false;
                     r.checkpoint_directory = directory_ / "text";

@@ -853,6 +853,11 @@ TEST_F(CommandLine, CheckpointsAreLookedAtComparedAndConverted) {
   EXPECT_NE(other.out.find("lm_head.weight.exp_avg"), std::string::npos) << other.out;
   ASSERT_EQ(run({"checkpoint", "export", "ck", "--out", "hf"}).status, 0);
   ASSERT_EQ(run({"checkpoint", "import", "hf", "--out", "back", "--dtype", ECHELON_TEST_DTYPE}).status, 0);
+  ASSERT_EQ(run({"checkpoint", "export", "ck", "--out", "wide", "--dtype", "f64"}).status, 0);
+  EXPECT_NE(run({"checkpoint", "import", "wide", "--out", "narrow"})
+                .err.find("weights in f64 are rounded to f32; --dtype f64"),
+            std::string::npos);
+  EXPECT_EQ(run({"checkpoint", "import", "wide", "--out", "asked", "--dtype", "f32"}).err, "");
   const Result moments = run({"checkpoint", "diff", "ck", "back"});
   EXPECT_EQ(moments.status, 1);  // moments are not exported, values are
   EXPECT_EQ(moments.out.find("lm_head.weight "), std::string::npos) << moments.out;
@@ -863,7 +868,9 @@ TEST_F(CommandLine, CheckpointsAreLookedAtComparedAndConverted) {
   EXPECT_EQ(damaged.status, 1);
   EXPECT_NE(damaged.err.find("model-00000.safetensors: tensor "), std::string::npos) << damaged.err;
   refused({"checkpoint"}, {"info, verify, diff, export, import"});
-  refused({"checkpoint", "info", "absent"}, {"absent", "no such"});
+  refused({"checkpoint", "info", "absent"}, {"checkpoint info absent: no such directory"});
+  refused({"checkpoint", "diff", "ck", "absent"}, {"checkpoint diff absent: no such directory"});
+  refused({"checkpoint", "diff", "ck", std::string(300, 'a')}, {"checkpoint diff a", "too long"});
   refused({"checkpoint", "export", "ck", "--out", "hf"}, {"--out hf", "not empty"});
   refused({"checkpoint", "import", "ck", "--out", "new"}, {"config.json"});
 }

@@ -69,16 +69,21 @@ std::vector<std::string> list_checkpoints(const std::string& directory) {
   return paths;
 }
 
-CheckpointInfo read_checkpoint_info(const std::string& path) {
+void refuse_absent(const std::string& path, const std::string& field) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (status.type() == fs::file_type::not_found) refuse("{} {}: no such directory", field, path);
+  if (status.type() == fs::file_type::none) refuse("{} {}: {}", field, path, error.message());
+}
+
+CheckpointInfo read_checkpoint_info(const std::string& path, const std::string& field) {
+  refuse_absent(path, field);
   fs::path at = path;
   std::error_code error;
-  const fs::file_status status = fs::status(at, error);
-  if (status.type() == fs::file_type::not_found) refuse("--checkpoint {}: no such directory", path);
-  if (status.type() == fs::file_type::none) refuse("--checkpoint {}: {}", path, error.message());
   if (!fs::exists(at / manifest_name, error)) {
     const std::vector<std::string> steps = list_checkpoints(path);
     if (steps.empty())
-      refuse("--checkpoint {}: holds no checkpoint (no step-... directory with a {})", path, manifest_name);
+      refuse("{} {}: holds no checkpoint (no step-... directory with a {})", field, path, manifest_name);
     at = steps.back();
   }
   return read_manifest(at).info;

@@ -63,8 +63,10 @@ std::optional<std::int64_t> checkpoint_step(const std::string& path);
 bool is_checkpoint(const std::string& directory);
 
 // Reads checkpoint.json of a step directory, or of the last step when `path` is the directory above.
-// RequestError when there is none or it is damaged or foreign.
-CheckpointInfo read_checkpoint_info(const std::string& path);
+// RequestError when there is none or it is damaged or foreign. `field` is what named the path.
+CheckpointInfo read_checkpoint_info(const std::string& path, const std::string& field = "--checkpoint");
+// RequestError naming `field` where there is nothing at the path, or what keeps it from being looked at.
+void refuse_absent(const std::string& path, const std::string& field);
 
 // Collective over the mesh. `carried` and `biases` (router_biases.h): this rank's, the first under
 // `info.compression`. RunError (disk full, ...) leaves the earlier checkpoints untouched. Returns the path

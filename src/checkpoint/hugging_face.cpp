@@ -469,6 +469,11 @@ class StoredModel {
     return read(name, shape, 0, shape.front());
   }
   const std::string& directory() const { return directory_; }
+  bool has(StoredType type) const {
+    return std::any_of(files_.begin(), files_.end(), [&](const auto& file) {
+      return std::ranges::any_of(file->tensors(), [&](const StoredTensor& t) { return t.type == type; });
+    });
+  }
 
  private:
   std::string directory_;
@@ -729,6 +734,8 @@ RouterBiases HuggingFaceWeights::router_biases() const {
   return biases;
 }
 
+bool HuggingFaceWeights::have_f64() const { return stored_->has(StoredType::f64); }
+
 ImportedModel import_hugging_face(const std::string& directory, const std::string& checkpoints, DType dtype,
                                   std::uint64_t seed) {
   const HuggingFaceWeights weights(directory);
@@ -746,7 +753,7 @@ ImportedModel import_hugging_face(const std::string& directory, const std::strin
     refuse("--out {}: holds {} already; name another directory", checkpoints,
            fs::path(existing.back()).filename().string());
   auto tokenizer = std::make_shared<const TokenizerFiles>(read_tokenizer_files(directory));
-  ImportedModel imported{{}, weights.num_for_images()};
+  ImportedModel imported{{}, weights.num_for_images(), dtype != DType::f64 && weights.have_f64()};
   prepare_kernels(plan.precision);
   ThreadWorld world(1, std::chrono::seconds(60));
   world.run([&](int index) {

@@ -61,6 +61,7 @@ class HuggingFaceWeights {
   const ModelSpec& model() const { return model_; }
   // How many tensors of a model that sees images are beside its text model, which alone is read.
   std::int64_t num_for_images() const { return num_for_images_; }
+  bool have_f64() const;  // any of them
   // Fills what this rank holds, each number rounded once to what its optimizer updates. NotFinite (finite.h)
   // where one is NaN or infinite in that.
   void load(const Rank& rank, const ParameterStore& parameters) const;
@@ -77,6 +78,7 @@ class HuggingFaceWeights {
 struct ImportedModel {
   std::string checkpoint;           // its path
   std::int64_t num_for_images = 0;  // tensors that are left out
+  bool rounds_f64 = false;          // to a narrower type
 };
 
 // Makes a checkpoint at step 0 below `checkpoints` of the model in `directory`: its values, no moments. F64,

@@ -207,8 +207,7 @@ void refuse_impossible(const TrainRequest& request, const PipelineLayout& pipeli
         "--from {}: its routers choose by biases, which parameter servers do not hold; legal: without "
         "--staleness",
         request.from->path());
-  if (request.resume && !fs::exists(request.checkpoint_directory))
-    refuse("--checkpoint {}: no such directory", request.checkpoint_directory);
+  if (request.resume) refuse_absent(request.checkpoint_directory, "--checkpoint");
   if (is_checkpoint(request.checkpoint_directory))
     refuse("--checkpoint {}: is one checkpoint itself; name the directory above it",
            request.checkpoint_directory);
@@ -323,9 +322,15 @@ CheckpointInfo find_resumed(const TrainRequest& request, const std::string& path
           info.path, info.model.name, request.plan.model.name, field, there.empty() ? "nothing" : there,
           here.empty() ? "nothing" : here);
     }
-    if (info.dtype != request.plan.precision.master)
-      refuse("--resume {}: its weights are in {}, and those of --precision {} in {}", info.path,
-             dtype_name(info.dtype), request.plan.precision.name, dtype_name(request.plan.precision.master));
+    if (info.dtype != request.plan.precision.master) {
+      std::vector<std::string> legal = recipe_names();
+      std::erase_if(legal, [&](const std::string& name) { return recipe(name).master != info.dtype; });
+      refuse(
+          "--precision {}: its weights are in {}, and those of --resume {} in {}; legal: {}, or --from instead "
+          "of --resume",
+          request.plan.precision.name, dtype_name(request.plan.precision.master), info.path,
+          dtype_name(info.dtype), fmt::join(legal, ", "));
+    }
     if (info.seed != request.seed)
       refuse("--resume {}: it was trained with --seed {}, not {}: the order of the data would change",
              info.path, info.seed, request.seed);
