@@ -2,10 +2,12 @@
 // touches its memory from the host, and nothing is read before it is there (fake_driver.h).
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <map>
 #include <optional>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
@@ -617,8 +619,8 @@ TEST(DeviceTraining, CollectivesByMessagesStopWholeToo) {
           },
           collectives);
     };
-    for (const FakeCall call :
-         {FakeCall::allocate, FakeCall::create_stream, FakeCall::create_event, FakeCall::launch, FakeCall::run}) {
+    for (const FakeCall call : {FakeCall::allocate, FakeCall::create_stream, FakeCall::create_event,
+                                FakeCall::launch, FakeCall::run}) {
       int failures = 0;
       for (int others = 0;; ++others) {
         FakeDriver driver({.seed = static_cast<std::uint64_t>(others + 1)});
@@ -636,6 +638,29 @@ TEST(DeviceTraining, CollectivesByMessagesStopWholeToo) {
       EXPECT_GT(failures, 2);
     }
   }
+}
+
+// A receive that nobody waits for is finished by its communicator's destructor, which cannot throw.
+TEST(DeviceTraining, ADroppedReceiveOnALostDeviceFailsTheJob) {
+  FakeDriver driver({.devices = 2});
+  ThreadWorld world(2, patience);
+  const std::string failure = message_of<RunError>([&] {
+    run_ranks(world, [&](int rank) {
+      Arena arena(&driver, rank);
+      const Tensor x(arena, MemoryCategory::other, DType::f64, {8});
+      const auto group = world.join(rank, {0, 1}, "dp");
+      if (rank == 0) {
+        while (world.states()[1].waits_in.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        group->send(x, 1).wait();
+        return;
+      }
+      (void)group->recv(x, 0);
+      driver.fail_after(FakeCall::run, 0);
+      EXPECT_THROW(arena.synchronize(), DeviceLost);
+    });
+  });
+  EXPECT_NE(failure.find("device 1 was lost: it fell off the bus"), std::string::npos) << failure;
+  EXPECT_EQ(driver.complaints(), std::vector<std::string>());
 }
 
 }  // namespace

@@ -160,6 +160,9 @@ void ThreadJob::finish_dropped(int rank, const Group& group) {
       wait(rank, *task);
     } catch (const CommError&) {
       return;  // called by a destructor; every later call of the rank says it again
+    } catch (const RunError& error) {  // the device's, which is to be said again too
+      abort(rank, fmt::format("rank {} failed: {}", rank, error.what()));
+      return quiesce(rank);
     }
   }
   forget_finished(self);
