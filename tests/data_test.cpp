@@ -236,6 +236,23 @@ TEST_F(Data, TextIsTokenisedOnceForItsContentAndTokenizer) {
   expect_refusal([&] { TokenData({file}, 1001, by(words)); }, {"--tokenizer words", "1002 tokens", "1001"});
 }
 
+TEST_F(Data, TokensThatAreDamagedAreMadeAgain) {
+  const std::string file = write("a.txt", "some words and more words");
+  const auto words = std::make_shared<const Words>();
+  const Ids whole = marked(TokenData({file}, 1002, by(words)));
+  std::string made;
+  for (const auto& entry : fs::directory_iterator(path("cache")))
+    if (entry.path().extension() == ".tokens") made = entry.path();
+  const std::string bytes = checks::read_bytes(made);
+  for (std::size_t size : {std::size_t{0}, std::size_t{9}, bytes.size() / 2, bytes.size() - 1}) {
+    for (const std::string& begin : {bytes, std::string(bytes.size(), '\0')}) {
+      checks::write_text(made, begin.substr(0, size));
+      EXPECT_EQ(marked(TokenData({file}, 1002, by(words))), whole) << size;
+      EXPECT_EQ(checks::read_bytes(made), bytes) << size;
+    }
+  }
+}
+
 // As the processes of a run do.
 TEST_F(Data, SeveralMakeTheSameTokensOnce) {
   const std::string file = write("a.jsonl", "{\"text\": \"abc def\"}\n{\"text\": \"ghi\"}\n");

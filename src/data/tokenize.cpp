@@ -284,9 +284,16 @@ std::string cached_tokens(const OpenFile& file, const std::string& directory, co
       static_cast<std::uint64_t>(records) | (is_compressed(file.path()) ? 2u : 0u)};
   const fs::path path =
       fs::path(directory) / fmt::format("{:016x}.tokens", checksum(std::as_bytes(std::span(facts))));
+  // What is damaged, as by a full disk or a machine that lost its power, is made again.
   const auto is_there = [&] {
     std::error_code none;
-    return fs::exists(path, none);
+    if (!fs::exists(path, none)) return false;
+    try {
+      const auto info = token_store_info(OpenFile(path.string(), "--data-cache"));
+      return info && info->tokenizer == text.identity;
+    } catch (const RequestError&) {
+      return false;
+    }
   };
   if (is_there()) return path.string();
   const WaitingLock lock((fs::path(directory) / ".lock").string());
