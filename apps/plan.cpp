@@ -41,8 +41,11 @@ void write_launch(const std::string& directory, const std::vector<LaunchFile>& f
   std::error_code error;
   std::filesystem::create_directories(directory, error);
   if (error) refuse("--launch-out {}: {}", directory, error.message());
-  for (const LaunchFile& file : files)
-    write_output("--launch-out", (std::filesystem::path(directory) / file.name).string(), file.text);
+  for (const LaunchFile& file : files) {
+    const std::string path = (std::filesystem::path(directory) / file.name).string();
+    check_output("--launch-out", path);
+    write_output("--launch-out", path, file.text);
+  }
 }
 
 // Its head faint and its first row strong; below it, what was priced though the program does not run it.

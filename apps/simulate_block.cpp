@@ -54,6 +54,7 @@ void BlockFlags::draw() const {
                        parse_recompute(recompute_, "--recompute")};
   if (const std::string stranger = not_in_model(setting.recompute, model); !stranger.empty())
     refuse("--recompute {}: no layer of {} has an op {}", recompute_, model.name, stranger);
+  check_output("--block", out_);
   write_output("--block", out_, block_svg(block_drawings(model), setting));
 }
 

@@ -80,6 +80,7 @@ void write_drawing(const SimulateFlags& f, const std::string& text) {
     std::fwrite(text.data(), 1, text.size(), stdout);
     return;
   }
+  check_output("--out", f.out);
   write_output("--out", f.out, text);
 }
 

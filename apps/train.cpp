@@ -540,13 +540,14 @@ int run_train(TrainFlags& f, StopSignals& signals) {
   if (!plan.optimizer_barrier)
     fmt::print(out, "optimizer without a barrier: {} of {} guessed wrongly and taken back\n",
                summary.taken_back, counted(summary.steps, "step"));
-  f.timeline.write(summary.simulated_timeline, summary.measured_timeline, summary.rank_timelines);
-  if (!f.report.empty()) write_report(f, reported.path(), summary);
   std::string last = fmt::format("{:.0f} tokens/s, MFU {:.1f}%, final loss {:.4f}", summary.tokens_per_second,
                                  100 * summary.mfu, summary.final_loss);
   if (summary.validation_loss >= 0) last += fmt::format(", validation loss {:.4f}", summary.validation_loss);
   fmt::print(out, "{}\n", colours(Tint::strong, last));
   if (f.json) fmt::print("{}\n", to_json(summary));
+  std::fflush(stdout);  // said, whatever becomes of the files
+  f.timeline.write(summary.simulated_timeline, summary.measured_timeline, summary.rank_timelines);
+  if (!f.report.empty()) write_report(f, reported.path(), summary);
   return 0;
 }
 

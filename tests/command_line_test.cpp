@@ -905,6 +905,17 @@ TEST_F(CommandLine, ATokenizerGoesWithItsModel) {
     EXPECT_EQ(read_bytes(at(std::string("written/") + name)), read_bytes(tuned + "/" + name)) << name;
 }
 
+// A run begins by removing what an ended one left unfinished: here the directory of its trace.
+TEST_F(CommandLine, SaysWhatItTrainedWhereAFileCannotBeWrittenAnyMore) {
+  fs::create_directories(at("ck/.step-00000001.unfinished-0"));
+  const Result late = run(training({"--steps", "1", "--sample", "0", "--checkpoint", "ck", "--trace",
+                                    "ck/.step-00000001.unfinished-0/t.json", "--json"}));
+  EXPECT_EQ(late.status, 3);
+  EXPECT_NE(late.err.find("--trace ck/.step-00000001.unfinished-0/t.json: cannot be written"), std::string::npos)
+      << late.err;
+  EXPECT_EQ(json::parse(late.out, nullptr, false)["last_step"], 1) << late.out;
+}
+
 // Text ends its documents with the tokenizer's end of text; whose the ids of a token file are nothing says.
 TEST_F(CommandLine, DocumentsEndAsTheTokenizerSays) {
   const std::string tuned = std::string(ECHELON_SOURCE_DIR) + "/tests/fixtures/fine_tune";

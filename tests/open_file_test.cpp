@@ -129,6 +129,7 @@ TEST_F(Files, AnOutputThatCannotBeIsRefusedBeforeTheWork) {
   expect_refusal([&] { check_output("--out", std::string(5000, 'a')); }, {"--out", "File name too long"});
   check_output("--out", directory_ / "fresh");
   EXPECT_TRUE(listing().empty());
+  EXPECT_THROW(write_output("--out", directory_ / "gone/out", "late"), RunError);  // the work is done
 }
 
 TEST_F(Files, AnOutputMayBeAPipeOrADevice) {

@@ -39,14 +39,14 @@ std::string target_of(const std::string& path) {
   return error ? path : target.string();
 }
 
-[[noreturn]] void refuse_output(std::string_view flag, const std::string& path, const std::string& why) {
-  refuse("{} {}: cannot be written: {}", flag, path, why);
+[[noreturn]] void fail_output(std::string_view flag, const std::string& path, const std::string& why) {
+  fail("{} {}: cannot be written: {}", flag, path, why);
 }
 
 void write_to(std::string_view flag, const std::string& path, std::string_view text) {
   std::fflush(stdout);  // what was printed before comes before it
   const int fd = ::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY | O_APPEND);
-  if (fd < 0) refuse_output(flag, path, std::strerror(errno));
+  if (fd < 0) fail_output(flag, path, std::strerror(errno));
   while (!text.empty()) {
     const ssize_t written = ::write(fd, text.data(), text.size());
     if (written < 0 && errno == EINTR) continue;
@@ -55,7 +55,7 @@ void write_to(std::string_view flag, const std::string& path, std::string_view t
   }
   const int error = errno;
   ::close(fd);
-  if (!text.empty()) fail("{} {}: cannot be written: {}", flag, path, std::strerror(error));
+  if (!text.empty()) fail_output(flag, path, std::strerror(error));
 }
 
 // Begun under a temporary name.
@@ -63,21 +63,25 @@ AtomicFile begin(std::string_view flag, const std::string& path) {
   const std::string target = target_of(path);
   struct stat status {};
   if (::stat(target.c_str(), &status) == 0 && ::access(target.c_str(), W_OK) != 0)
-    refuse_output(flag, path, std::strerror(errno));
+    fail_output(flag, path, std::strerror(errno));
   try {
     return AtomicFile(target);
   } catch (const RunError& error) {
-    refuse_output(flag, path, error.what());
+    fail_output(flag, path, error.what());
   }
 }
 
 }  // namespace
 
 void check_output(std::string_view flag, const std::string& path) {
-  struct stat status {};
-  if (::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode))
-    refuse_output(flag, path, std::strerror(EISDIR));
-  if (!is_written_to(path)) (void)begin(flag, path);
+  try {
+    struct stat status {};
+    if (::stat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode))
+      fail_output(flag, path, std::strerror(EISDIR));
+    if (!is_written_to(path)) (void)begin(flag, path);
+  } catch (const RunError& error) {
+    throw RequestError(error.what());
+  }
 }
 
 void write_output(std::string_view flag, const std::string& path, std::string_view text) {

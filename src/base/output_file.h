@@ -11,7 +11,7 @@ namespace echelon {
 void check_output(std::string_view flag, const std::string& path);
 
 // A regular file is there whole or as it was (AtomicFile); a link leads to it. A pipe, a terminal or another
-// device is written to. RequestError as above where it cannot be begun, RunError where it cannot be ended.
+// device is written to. RunError with the same words where that cannot be done, any more.
 void write_output(std::string_view flag, const std::string& path, std::string_view text);
 
 }  // namespace echelon
