@@ -209,7 +209,9 @@ void CheckpointWriter::write_manifest() const {
     std::ifstream in(path, std::ios::binary);
     std::ostringstream text;
     text << in.rdbuf();
-    if (!in) fail("{}: cannot be read: do all ranks see the same directory?", path.string());
+    if (!in)
+      fail("{}: cannot be read: {}", path.string(),
+           r == rank_.index() ? "has somebody removed it?" : "do all ranks see the same directory?");
     for (auto& [file, tensors] : parse_checksums(text.str(), path.string())) all[file] = tensors;
   }
   CheckpointInfo info = state_->info;
