@@ -91,7 +91,7 @@ Colour SliceKind::colour() const {
       return {0xe0, 0xa3, 0xbd};
     case Activity::meet:
     case Activity::checkpoint_wait:
-      return {0xbd, 0xbd, 0xbd};
+      return {0xef, 0xd3, 0xa4};
     case Activity::validation:
       return {0xc9, 0xdc, 0xef};
     case Activity::checkpoint_copy:

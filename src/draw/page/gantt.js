@@ -81,7 +81,7 @@ function schedulesSection() {
   const ranks = Math.max(...data.tracks.map(t => t.ranks.length));
   const pairs = data.tracks.some(t => t.ranks.some(bars => bars.some((x, k) => k % BAR.WIDTH === BAR.PART && x)));
   data.tracks.forEach(track => {
-    box.append(el("h3", {}, track.title), el("p", { class: "soft" }, track.note || `${amount(timeUnit(), track.makespan)} from the first pass to the last`));
+    box.append(el("h3", {}, planWords(track.title)), el("p", { class: "soft" }, track.note || `${amount(timeUnit(), track.makespan)} from the first pass to the last`));
     addCanvas(box, { track, time, high: rowHeight(ranks, pairs), hasAxis: true }, `${track.title}: ${count(track.ranks.length, "rank")}, ends at ${amount(timeUnit(), track.makespan)}`);
   });
   if (several || data.kind !== "plan")

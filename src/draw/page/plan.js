@@ -167,7 +167,7 @@ function planHeat(box) {
   const tps = [...new Set(cells.map(c => c.tp))].sort((a, b) => a - b), pps = [...new Set(cells.map(c => c.pp))].sort((a, b) => a - b);
   const times = cells.filter(c => c.plan).map(c => c.plan.step_seconds), least = Math.min(...times), most = Math.max(...times);
   const detail = el("div", { "aria-live": "polite" });
-  const why = c => c.plan ? `${c.plan.summary}: ${seconds(c.plan.step_seconds)}, ${amount("%", c.plan.step_seconds / least - 1, 3)} above the best` : c.refusal || "no configuration has a legal shape and schedule";
+  const why = c => c.plan ? `${c.plan.summary}: ${seconds(c.plan.step_seconds)}, ${amount("%", c.plan.step_seconds / least - 1, 3)} above the fastest size` : c.refusal || "no configuration has a legal shape and schedule";
   const open = c => {
     detail.replaceChildren(el("h3", {}, `tp ${c.tp}, pp ${c.pp}`), el("p", {}, why(c)));
     for (const [reason, { count: n, examples }] of Object.entries(c.rejected || {}))
@@ -178,12 +178,12 @@ function planHeat(box) {
     const c = cells.find(one => one.tp === tp && one.pp === pp);
     if (!c) return el("td", {}, "");
     const depth = c.plan ? (most > least ? Math.log(most / c.plan.step_seconds) / Math.log(most / least) : 1) : 0;
-    const isBest = c.plan && c.plan.step_seconds === least;
-    return el("td", {}, el("button", { type: "button", class: !c.plan ? "none" : isBest ? "best" : null, title: why(c), onclick: () => open(c),
-      style: c.plan ? `background:rgba(var(--heat),${(0.06 + 0.34 * depth).toFixed(3)})` : null, "aria-label": `tp ${tp}, pp ${pp}: ${why(c)}` },
+    const chosen = data.answer.plans[0], isChosen = chosen && chosen.tp === tp && chosen.pp === pp;
+    return el("td", {}, el("button", { type: "button", class: !c.plan ? "none" : isChosen ? "chosen" : null, title: why(c), onclick: () => open(c),
+      style: c.plan ? `background:rgba(var(--heat),${(0.06 + 0.34 * depth).toFixed(3)})` : null, "aria-label": `tp ${tp}, pp ${pp}${isChosen ? ", the chosen plan's" : ""}: ${why(c)}` },
       c.plan ? seconds(c.plan.step_seconds) : "none"));
   };
-  box.append(el("p", { class: "soft" }, (times.length ? `Darker is faster, from ${seconds(most)} to ${seconds(least)}; the best is framed; "none" has no plan.` : "No size has a plan.") +
+  box.append(el("p", { class: "soft" }, (times.length ? `The more colour, the faster: from ${seconds(most)} to ${seconds(least)}; of plans within ${amount("%", data.survey.tie, 2)} it is that which holds least. The chosen plan's size is framed; "none" has no plan.` : "No size has a plan.") +
       (data.survey.cells_left_out ? ` ${data.survey.cells_left_out} sizes with a tp beyond a node are left out.` : "")),
     el("div", { class: "wide heat", role: "region", tabindex: 0, "aria-label": "Best step of each tp and pp" }, el("table", {},
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "tp \\ pp"), pps.map(pp => el("th", { scope: "col" }, "pp " + pp)))),
@@ -204,7 +204,7 @@ function planMesh() {
   };
   const first = used[0] || "";
   box.append(el("div", { class: "bar" }, used.length ? choice("colour by", used.map(a => [a, `${a}, of ${sizes[a]}`]), first, colourBy) : null),
-    el("p", { class: "soft" }, `${axes.map(a => `${a} ${sizes[a]}`).join(", ")}; of each rank the axes that are larger than 1; darker is a higher number.` +
+    el("p", { class: "soft" }, `${axes.map(a => `${a} ${sizes[a]}`).join(", ")}; of each rank the axes that are larger than 1; the more colour, the higher the number.` +
       (drawn < nodes ? ` The first ${drawn} of ${nodes} nodes are drawn; the others go on in the same way.` : "")), inside);
   colourBy(first);
 }
