@@ -1,6 +1,7 @@
 #include "apps/timeline_flags.h"
 
 #include "apps/command_text.h"
+#include "base/error.h"
 #include "base/output_file.h"
 #include "draw/page.h"
 
@@ -15,6 +16,11 @@ void TimelineFlags::add_to(CLI::App& app) {
 }
 
 void TimelineFlags::check() const {
+  if (trace_.ends_with(".html"))
+    refuse("--trace {}: is what ui.perfetto.dev reads, JSON; legal: a name that ends in .json, or --timeline {}",
+           trace_, trace_);
+  if (timeline_.ends_with(".json"))
+    refuse("--timeline {}: is a page; legal: a name that ends in .html, or --trace {}", timeline_, timeline_);
   if (!trace_.empty()) check_output("--trace", trace_);
   if (!timeline_.empty()) check_output("--timeline", timeline_);
 }
