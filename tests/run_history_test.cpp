@@ -100,7 +100,8 @@ TEST_F(RunHistory, RefusesWhatIsNoLog) {
         EXPECT_NE(std::string(error.what()).find(word), std::string::npos) << word << " in " << error.what();
     }
   };
-  refused("{\"step\": 1, \"loss\": 2}\nloss 3\n", {"view", "line 2", "not JSON"});
+  refused("{\"step\": 1, \"loss\": 2}\nloss 3\n", {"view", "log: line 2: not JSON"});
+  refused("step,loss\n1,2\n", {"not what train --log writes as JSON lines: line 1: not JSON"});
   refused("[1]\n", {"line 1"});
   refused("{\"loss\": 1}\n", {"line 1", "step"});
   refused("{\"step\": \"one\", \"loss\": 1}\n", {"line 1", "whole number"});

@@ -181,15 +181,17 @@ ordered_json run_history(const std::string& path, const std::string& flag, const
   const OpenFile file(path, flag);
   History history;
   std::int64_t number = 0;
+  const char* other = "is not what train --log writes as JSON lines: ";  // until a line has been
   each_line(file, [&](const std::string& line) {
     ++number;
     if (line.empty()) return;
-    const std::string where = fmt::format("{} {}: line {}", flag, path, number);
+    const std::string where = fmt::format("{} {}: {}line {}", flag, path, other, number);
     try {
       history.add(parse_json(line, where), where);
     } catch (const json::exception& error) {
       refuse("{}: is no entry of a training's log: {}", where, error.what());
     }
+    other = "";
   });
   try {
     return history.object(limits);
