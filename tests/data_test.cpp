@@ -251,6 +251,11 @@ TEST_F(Data, TokensThatAreDamagedAreMadeAgain) {
       EXPECT_EQ(checks::read_bytes(made), bytes) << size;
     }
   }
+  // What a process left that was ended goes when others are made.
+  checks::write_text(made + ".tmp-1", bytes);
+  (void)TokenData({write("b.txt", "other words")}, 1002, by(words));
+  EXPECT_FALSE(fs::exists(made + ".tmp-1"));
+  EXPECT_TRUE(fs::exists(made));
 }
 
 // As the processes of a run do.

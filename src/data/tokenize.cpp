@@ -229,15 +229,17 @@ class WaitingLock {
   explicit WaitingLock(const std::string& path)
       : fd_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
     if (fd_ < 0) refuse("--data-cache {}: cannot be written: {}", path, std::strerror(errno));
-    while (::flock(fd_, LOCK_EX) != 0 && errno == EINTR) {
+    while (!(holds_ = ::flock(fd_, LOCK_EX) == 0) && errno == EINTR) {
     }
   }
   ~WaitingLock() { ::close(fd_); }
   WaitingLock(const WaitingLock&) = delete;
   WaitingLock& operator=(const WaitingLock&) = delete;
+  bool holds() const { return holds_; }
 
  private:
   int fd_;
+  bool holds_ = false;
 };
 
 }  // namespace
@@ -297,7 +299,12 @@ std::string cached_tokens(const OpenFile& file, const std::string& directory, co
   };
   if (is_there()) return path.string();
   const WaitingLock lock((fs::path(directory) / ".lock").string());
-  if (!is_there()) tokenize_file(file, path.string(), text, threads, progress);
+  if (is_there()) return path.string();
+  if (lock.holds())  // what others were making when they were ended
+    for (const auto& entry : fs::directory_iterator(directory, error))
+      if (entry.path().filename().string().find(".tokens.tmp-") != std::string::npos)
+        fs::remove(entry.path(), error);
+  tokenize_file(file, path.string(), text, threads, progress);
   return path.string();
 }
 
