@@ -854,6 +854,12 @@ TEST_F(CommandLine, CheckpointsAreLookedAtComparedAndConverted) {
   EXPECT_EQ(other.status, 1);
   EXPECT_NE(other.out.find("lm_head.weight.exp_avg"), std::string::npos) << other.out;
   ASSERT_EQ(run({"checkpoint", "export", "ck", "--out", "hf"}).status, 0);
+  // One that was ended has left this, and is no hindrance.
+  fs::create_directories(at("ended/.unfinished"));
+  write("ended/.unfinished/model.safetensors.tmp-1", "half");
+  ASSERT_EQ(run({"checkpoint", "export", "ck", "--out", "ended"}).status, 0);
+  EXPECT_EQ(read_bytes(at("ended/model.safetensors")), read_bytes(at("hf/model.safetensors")));
+  EXPECT_FALSE(fs::exists(at("ended/.unfinished")));
   ASSERT_EQ(run({"checkpoint", "import", "hf", "--out", "back", "--dtype", ECHELON_TEST_DTYPE}).status, 0);
   ASSERT_EQ(run({"checkpoint", "export", "ck", "--out", "wide", "--dtype", "f64"}).status, 0);
   EXPECT_NE(run({"checkpoint", "import", "wide", "--out", "narrow"})

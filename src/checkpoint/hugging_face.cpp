@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 
 #include "base/error.h"
@@ -18,6 +19,7 @@
 #include "base/open_file.h"
 #include "checkpoint/checkpoint_directory.h"
 #include "checkpoint/checkpoint_reader.h"
+#include "checkpoint/directory_lock.h"
 #include "checkpoint/finite.h"
 #include "checkpoint/logical_tensors.h"
 #include "checkpoint/router_biases.h"
@@ -348,11 +350,11 @@ std::vector<std::byte> bytes_in_file(CheckpointReader& reader, const FileTensor&
 }
 
 void write_shard(CheckpointReader& reader, const Shard& shard, const Adapters& adapters,
-                 const fs::path& directory, DType dtype) {
+                 const std::string& path, DType dtype) {
   std::vector<StoredTensor> declared;
   for (const FileTensor& tensor : shard.tensors)
     declared.push_back({tensor.name, stored_type(type_in_file(tensor, dtype)), tensor.shape()});
-  SafetensorsWriter writer((directory / shard.name).string(), declared, {{"format", "pt"}});
+  SafetensorsWriter writer(path, declared, {{"format", "pt"}});
   for (const FileTensor& tensor : shard.tensors) {
     if (is_router_bias(tensor.name)) {
       write_router_bias(reader, tensor, type_in_file(tensor, dtype), writer);
@@ -556,13 +558,60 @@ std::map<std::string, StoredPlace> stored_places(const StoredModel& stored, cons
 
 }  // namespace
 
-static void make_new_directory(const std::string& directory) {
-  std::error_code error;
-  if (fs::exists(directory, error) && !fs::is_empty(directory, error))
-    refuse("--out {}: is there already and not empty", directory);
-  fs::create_directories(directory, error);
-  if (error) refuse("--out {}: cannot be made: {}", directory, error.message());
-}
+namespace {
+
+// What --out names: files are written below `.unfinished` in it and take their places together, so that an
+// export that was ended leaves nothing that looks like a model, and the next one to the same place clears it away.
+class NewDirectory {
+ public:
+  explicit NewDirectory(const std::string& directory)
+      : directory_(directory), unfinished_(directory_ / ".unfinished") {
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator(directory_, error))
+      if (entry.path() != unfinished_) refuse("--out {}: is there already and not empty", directory);
+    made_ = !fs::exists(directory_, error);
+    fs::create_directories(unfinished_, error);
+    if (error) refuse("--out {}: cannot be made: {}", directory, error.message());
+    lock_.emplace(unfinished_.string(), "--out");
+    for (const fs::path& left : files()) fs::remove_all(left, error);
+  }
+  ~NewDirectory() {
+    lock_.reset();
+    std::error_code none;
+    fs::remove_all(unfinished_, none);
+    if (made_) fs::remove(directory_, none);  // where it is empty
+  }
+  NewDirectory(const NewDirectory&) = delete;
+  NewDirectory& operator=(const NewDirectory&) = delete;
+
+  // Of a file to write.
+  std::string path(const std::string& name) const { return (unfinished_ / name).string(); }
+  // All is written; without `last` the others are no model.
+  void finish(const std::string& last) {
+    for (const fs::path& file : files())
+      if (file.filename() != last) place(file);
+    place(path(last));
+  }
+
+ private:
+  void place(const fs::path& file) const {
+    std::error_code error;
+    fs::rename(file, directory_ / file.filename(), error);
+    if (error) fail("--out {}: {}", (directory_ / file.filename()).string(), error.message());
+  }
+  std::vector<fs::path> files() const {
+    std::vector<fs::path> found;
+    for (const auto& entry : fs::directory_iterator(unfinished_))
+      if (entry.path().filename() != ".lock") found.push_back(entry.path());
+    return found;
+  }
+
+  const fs::path directory_, unfinished_;
+  bool made_ = false;
+  std::optional<DirectoryLock> lock_;
+};
+
+}  // namespace
 
 void export_hugging_face(const std::string& checkpoint, const std::string& directory,
                          std::int64_t shard_bytes, std::optional<DType> asked) {
@@ -578,7 +627,7 @@ void export_hugging_face(const std::string& checkpoint, const std::string& direc
         "{}: its routers choose by biases (--bias-rate), which {} has no place for in Hugging Face's layout; "
         "legal: a checkpoint of a run without",
         info.path, info.model.name);
-  make_new_directory(directory);
+  NewDirectory out(directory);
   const Adapters adapters = adapters_of(info.model);
   std::vector<FileTensor> tensors = file_tensors(model);
   if (model.num_mtp_layers > 0)  // as DeepSeek publishes them
@@ -591,7 +640,7 @@ void export_hugging_face(const std::string& checkpoint, const std::string& direc
   ordered_json weights = ordered_json::object();
   std::int64_t bytes = 0;
   for (const Shard& shard : shards) {
-    write_shard(reader, shard, adapters, directory, dtype);
+    write_shard(reader, shard, adapters, out.path(shard.name), dtype);
     for (const FileTensor& tensor : shard.tensors) {
       weights[tensor.name] = shard.name;
       bytes += tensor.numel() * element_bytes(type_in_file(tensor, dtype));
@@ -599,12 +648,13 @@ void export_hugging_face(const std::string& checkpoint, const std::string& direc
   }
   if (shards.size() > 1)
     write_file_atomically(
-        (fs::path(directory) / index_file).string(),
+        out.path(index_file),
         ordered_json{{"metadata", {{"total_size", bytes}}}, {"weight_map", weights}}.dump(2) + "\n");
   if (info.tokenizer != nullptr)
     for (const auto& [name, text] : *info.tokenizer)
-      write_file_atomically((fs::path(directory) / name).string(), text);
-  write_file_atomically((fs::path(directory) / "config.json").string(), config);
+      write_file_atomically(out.path(name), text);
+  write_file_atomically(out.path("config.json"), config);
+  out.finish("config.json");
 }
 
 void export_adapters(const std::string& checkpoint, const std::string& directory,
@@ -623,7 +673,7 @@ void export_adapters(const std::string& checkpoint, const std::string& directory
         "--adapters: {} has {}gate and up as one matrix in Hugging Face's layout, where an adapter of each "
         "has no place; legal: without --adapters, which adds them to the weights",
         model.name, model.fused_projections ? "queries, keys and values as one matrix, and " : "");
-  make_new_directory(directory);
+  NewDirectory out(directory);
   const DType dtype = asked.value_or(reader.info().dtype);
   Shard shard{"adapter_model.safetensors", {}};
   std::set<std::string> modules;
@@ -634,7 +684,7 @@ void export_adapters(const std::string& checkpoint, const std::string& directory
     const std::string module = module_of(one.weight);
     modules.insert(module.substr(module.find('.', module.find_first_of("0123456789")) + 1));
   }
-  write_shard(reader, shard, {}, directory, dtype);
+  write_shard(reader, shard, {}, out.path(shard.name), dtype);
   const bool is_whole = lora.alpha == std::floor(lora.alpha) && lora.alpha < 0x1p53;
   const ordered_json config{
       {"peft_type", "LORA"},
@@ -647,7 +697,8 @@ void export_adapters(const std::string& checkpoint, const std::string& directory
       {"bias", "none"},
       {"fan_in_fan_out", model.family == Family::gpt2},
       {"inference_mode", true}};
-  write_file_atomically((fs::path(directory) / "adapter_config.json").string(), config.dump(2) + "\n");
+  write_file_atomically(out.path("adapter_config.json"), config.dump(2) + "\n");
+  out.finish("adapter_config.json");
 }
 
 bool has_weights(const std::string& directory) {
