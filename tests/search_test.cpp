@@ -168,6 +168,23 @@ TEST(Search, FindsWhatSimulatingEverythingFinds) {
   }
 }
 
+// Replicas say nothing of what is cut: that is searched.
+TEST(Search, ReplicasAloneLeaveTheStageOpen) {
+  SearchRequest r = request("llama-3-8b", 16, 64);
+  r.top = 1;
+  r.pin("hsdp", 2);
+  double best = 1e300;
+  for (const int zero : {1, 3}) {
+    SearchRequest one = r;
+    one.pin("zero", zero);
+    for (const Estimate& e : search(one).plans) best = std::min(best, e.seconds);
+  }
+  const std::vector<Estimate> plans = search(r).plans;
+  ASSERT_FALSE(plans.empty());
+  EXPECT_EQ(plans.front().plan.hsdp, 2);
+  EXPECT_LE(plans.front().seconds, best * (1 + tie));
+}
+
 // A rank begins with the fastest plan that is left, and goes to one hundredth above it; in it the plan with
 // least memory comes first.
 TEST(Search, PlansWithinOneHundredthShareARank) {

@@ -291,7 +291,10 @@ class Search {
     const std::vector<std::int64_t> batches = micro_batches(plan);
     meshes_.push_back({plan, pipelines(plan), shardings_of(r_, plan.mesh)});
     const MeshPlans& here = meshes_.back();
-    const auto refusal = shape_refusal_of(plan);
+    // The others are looked at beside the schedules.
+    Plan first = plan;
+    if (!here.shardings.empty()) here.shardings.front().place_in(first);
+    const auto refusal = shape_refusal_of(first);
     const bool is_pinned = r_.has("recompute");
     const std::size_t kinds = is_pinned ? 1 : uniform_.size();
     if (here.pipelines.empty()) {
