@@ -168,6 +168,32 @@ TEST(Search, FindsWhatSimulatingEverythingFinds) {
   }
 }
 
+// This trainer's plans are simulated and walked in the order of their bounds, by time and by memory.
+TEST(Search, FindsOfThisTrainerWhatWalkingEverythingFinds) {
+  for (const Objective objective : {Objective::time, Objective::memory})
+    for (const bool cut : {false, true}) {
+      SearchRequest some = request("llama-tiny", 4, 8);
+      some.work.plan.seq_len = 128;
+      some.work.software = load_software("echelon");
+      some.work.exact_memory = exact_memory();
+      some.objective = objective;
+      some.pin("cp", 1);
+      some.pin("tp", 1);
+      some.pin("micro-batch", 2);
+      some.pin("vocabulary-parallel", cut ? "on" : "off", "");
+      SearchRequest all = some;
+      all.top = 10000;
+      const SearchResult few = search(some), every = search(all);
+      SCOPED_TRACE(fmt::format("by {}, cut {}", objective == Objective::time ? "time" : "memory", cut));
+      ASSERT_EQ(few.plans.size(), 5u);
+      EXPECT_LT(few.simulated, every.simulated);
+      for (std::size_t i = 0; i < few.plans.size(); ++i) {
+        EXPECT_EQ(few.plans[i].seconds, every.plans[i].seconds) << i;
+        EXPECT_EQ(few.plans[i].memory.total(), every.plans[i].memory.total()) << i;
+      }
+    }
+}
+
 // Replicas say nothing of what is cut: that is searched.
 TEST(Search, ReplicasAloneLeaveTheStageOpen) {
   SearchRequest r = request("llama-3-8b", 16, 64);

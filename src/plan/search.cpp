@@ -197,6 +197,7 @@ class Search {
       if (!by_memory()) advance(g.least);
       group(g, by_memory() || g.least * below_rounding <= worst_ranked());
     }
+    if (by_memory()) walk_the_smallest();
     settle();
     if (!by_memory()) recompute_by_rank();
     settle();
@@ -398,6 +399,7 @@ class Search {
       ++result_.feasible;
       candidate.bound = look.seconds;
       candidate.bytes = look.bytes;
+      if (by_memory() && r_.work.software.is_this_trainer) candidate.bytes = model_.least_bytes(plan_);
       candidates_.push_back(candidate);
       // Unless it is simulated.
       if (candidate.outcome != nullptr)
@@ -503,6 +505,18 @@ class Search {
       simulate(plan_, candidate.outcome);
     }
   }
+  // By memory, of this trainer: walked in the order of what they hold at least.
+  void walk_the_smallest() {
+    const auto& plans = result_.plans;
+    for (; !later_.empty(); tell()) {
+      const auto [bytes, next] = *later_.begin();
+      if (plans.size() == top() && bytes > static_cast<double>(plans.back().memory.total())) break;
+      later_.erase(later_.begin());
+      place(*next.first, next.second);
+      simulate(plan_, next.second.outcome);
+    }
+    later_.clear();
+  }
   void settle() {
     advance(std::numeric_limits<double>::infinity());
     waiting_.clear();
@@ -512,12 +526,20 @@ class Search {
   void walk(Waiting waiting) {
     Estimate& e = waiting.estimate;
     const std::vector<double> counted_bytes = model_.rank_bytes(e.plan);
-    model_.add_memory(e, usable_);
+    const bool is_full = by_memory() && result_.plans.size() == top();
+    const double most =
+        is_full ? std::min(usable_, static_cast<double>(result_.plans.back().memory.total())) : usable_;
+    model_.add_memory(e, most);
     if (static_cast<double>(e.memory.total()) > usable_) {  // this trainer's
       if (waiting.outcome != nullptr)
         *waiting.outcome = {Fate::memory, static_cast<double>(e.memory.total())};
       make_room(std::move(e.plan), counted_bytes, e.memory_rank,
                 static_cast<double>(e.memory.total()) - usable_, waiting.outcome);
+      return;
+    }
+    if (static_cast<double>(e.memory.total()) > most) {
+      if (waiting.outcome != nullptr)
+        *waiting.outcome = {Fate::larger, static_cast<double>(e.memory.total())};
       return;
     }
     auto& plans = result_.plans;
@@ -587,8 +609,8 @@ class Search {
               ? plans.size() == top() && candidate.bytes > static_cast<double>(plans.back().memory.total())
               : candidate.bound * below_rounding > worst_ranked())
         break;
-      if (!by_memory() && r_.work.software.is_this_trainer) {
-        later_.emplace(candidate.bound, std::pair(&g, candidate));
+      if (r_.work.software.is_this_trainer) {
+        later_.emplace(by_memory() ? candidate.bytes : candidate.bound, std::pair(&g, candidate));
         continue;
       }
       // Of this trainer what is counted here is not what it will hold.
@@ -635,7 +657,7 @@ class Search {
   // By seconds: what may be among the first, whose memory is not walked yet. Of this trainer that takes
   // longer than to simulate.
   std::multimap<double, Waiting> waiting_;
-  // By bound: what is simulated when nothing comes before it any more. Only of this trainer.
+  // By bound, or bytes: what is simulated when nothing comes before it any more. Only of this trainer.
   std::multimap<double, std::pair<const Group*, Candidate>> later_;
 };
 

@@ -76,6 +76,17 @@ std::vector<double> StepModel::rank_bytes(const Plan& c) {
   return bytes;
 }
 
+double StepModel::least_bytes(const Plan& c) {
+  const StageShape& s = stages_.shape(c);
+  double most = 0;
+  for (std::size_t r = 0; r < s.ranks.size(); ++r) {
+    SavedBytes saved = s.prices[r]->saved;
+    saved.head = saved.dense_working = saved.expert_working = 0;
+    most = std::max(most, real(footprint(work_, c, s.prices[r]->counts, saved, s.ranks[r]).total()));
+  }
+  return most;
+}
+
 std::vector<Recompute> StepModel::recompute_kinds() const {
   std::vector<Recompute> kinds{Recompute::none};
   const auto kept = [&](const Recompute& kind) {

@@ -81,6 +81,9 @@ class StepModel {
                                                      const std::vector<double>& most_bytes);
   // Of each pipeline rank, as outlook() counts them.
   std::vector<double> rank_bytes(const Plan& c);
+  // The rank with most without what comes and goes in a pass: of this trainer, whose passes hold other values
+  // than are counted, no rank holds less.
+  double least_bytes(const Plan& c);
   // The whole: its schedule simulated.
   Estimate estimate(const Plan& c);
   // Its two halves: all but the memory, and that. Where it is found to be above `most_bytes` on some rank,
