@@ -177,8 +177,8 @@ TEST(Search, FindsOfThisTrainerWhatWalkingEverythingFinds) {
       some.work.software = load_software("echelon");
       some.work.exact_memory = exact_memory();
       some.objective = objective;
-      some.pin("cp", 1);
-      some.pin("tp", 1);
+      for (const char* axis : {"cp", "tp"}) some.pin(axis, 1);
+      some.pin("pp", 2);
       some.pin("micro-batch", 2);
       some.pin("vocabulary-parallel", cut ? "on" : "off", "");
       SearchRequest all = some;
@@ -604,12 +604,32 @@ TEST(Search, SaysByHowMuchAPlanDoesNotFit) {
 }
 
 TEST(Search, SaysWhatIsNearestWhereNothingFits) {
-  const SearchResult result = search(request("llama-3-405b", 8, 8));
-  EXPECT_TRUE(result.plans.empty());
-  ASSERT_TRUE(result.nearest);
-  EXPECT_GT(result.nearest->bytes, result.nearest->usable_bytes);
-  EXPECT_NE(explain_nothing(result, 8).find("GB too much"), std::string::npos);
-  EXPECT_GT(result.rejected.at("memory").count, 0);
+  for (const char* software : {"current", "echelon"}) {
+    SearchRequest r = request("llama-3-405b", 8, 8);
+    r.work.software = load_software(software);
+    r.work.exact_memory = exact_memory();
+    const SearchResult result = search(r);
+    EXPECT_TRUE(result.plans.empty());
+    ASSERT_TRUE(result.nearest);
+    EXPECT_GT(result.nearest->bytes, result.nearest->usable_bytes);
+    EXPECT_EQ(result.nearest->bytes, static_cast<double>(result.nearest->memory.total())) << software;
+    EXPECT_NE(explain_nothing(result, 8).find("GB too much"), std::string::npos);
+    EXPECT_GT(result.rejected.at("memory").count, 0);
+  }
+}
+
+// Logits that come in pieces are counted whole: where nothing fits by that, what is held decides.
+TEST(Search, WhatFitsByWhatItHoldsFits) {
+  SearchRequest r = request("gpt2-124m", 1, 8);
+  r.work.software = load_software("echelon");
+  r.work.exact_memory = exact_memory();
+  r.pin("micro-batch", 8);
+  r.pin("recompute", "full");
+  const auto held = static_cast<double>(search(r).plans.front().memory.total());
+  r.work.machine.memory_bytes = held + r.work.machine.reserved_bytes;
+  ASSERT_GT(StepModel(r.work).outlook(search(r).plans.front().plan).bytes, held);
+  r.work.machine.memory_bytes -= 1;
+  EXPECT_TRUE(search(r).plans.empty());
 }
 
 TEST(Search, RefusesWhatCannotBe) {

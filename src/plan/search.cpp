@@ -201,9 +201,9 @@ class Search {
     settle();
     if (!by_memory()) recompute_by_rank();
     settle();
+    if (result_.plans.empty() && result_.nearest) judge_nearest();
     give_places();
     if (!result_.plans.empty()) result_.nearest.reset();
-    if (result_.nearest) result_.nearest->memory = model_.estimate(result_.nearest->plan).memory;
     write_examples();
     result_.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     return std::move(result_);
@@ -416,6 +416,18 @@ class Search {
     if (found == unfit_.end() || look.bytes < found->second.look.bytes)
       unfit_.insert_or_assign(plan_.schedule, Unfit{plan_, look});
     if (!kinds_.empty() && g.recompute == PipelineRecompute()) too_large_.emplace_back(&g, candidate);
+  }
+
+  // By what is counted it does not fit; of this trainer it is walked.
+  void judge_nearest() {
+    Nearest& n = *result_.nearest;
+    Estimate e = model_.estimate(n.plan);
+    n.memory = e.memory;
+    n.bytes = static_cast<double>(e.memory.total());
+    if (n.bytes > usable_ || e.seconds > most_seconds_) return;
+    --result_.rejected["memory"].count;
+    ++result_.feasible;
+    result_.plans.push_back(std::move(e));
   }
 
   // What does not fit with everything kept may with some of it made again on the ranks that hold most. These
