@@ -374,6 +374,9 @@ TEST(Search, FewestDevicesReachATime) {
   const auto found = least_gpus(r, 3);
   ASSERT_TRUE(found);
   EXPECT_EQ(found->gpus % 4, 0);
+  SearchRequest few = request("llama-3-8b", 4, 64);
+  for (const char* axis : {"tp", "pp"}) few.pin(axis, 4);
+  expect_refusal([&] { least_gpus(few, 1000); }, {"--gpus 4", "16 ranks"});
 }
 
 // Every program but this one gives all data-parallel ranks equal microbatches; Megatron-Core interleaves whole

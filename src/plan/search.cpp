@@ -809,6 +809,7 @@ std::optional<LeastGpus> least_gpus(SearchRequest request, double target_seconds
   const int most = request.gpus;
   const std::int64_t all = request.given_ranks();
   const bool whole = request.gives_mesh();
+  if (all > most) check(request);
   // Layers cost the same on any number of devices: one model prices them once.
   StepModel model(request.work);
   for (std::int64_t gpus = all; gpus <= (whole ? std::min<std::int64_t>(all, most) : most); gpus += all) {
